@@ -1,0 +1,93 @@
+# Finds the libraries the course uses. The distribution's packages come first; what is missing is downloaded at a pinned
+# version when COURSE_FETCH_DEPENDENCIES is ON, and is otherwise an error that says how to get it.
+
+include(FetchContent)
+find_package(Threads REQUIRED)
+
+set(course_missing_packages "")
+
+# Downloads `repository` at `tag` and sets <name>_SOURCE_DIR. None of its own CMake code runs: SOURCE_SUBDIR names a
+# folder without a CMakeLists.txt, so tests, documentation and options of the library stay out of this build.
+macro(course_fetch_sources name repository tag)
+  message(STATUS "${name}: not installed, downloading ${tag}")
+  FetchContent_Declare(${name} GIT_REPOSITORY ${repository} GIT_TAG ${tag} GIT_SHALLOW ON SOURCE_SUBDIR no_cmake_here)
+  FetchContent_MakeAvailable(${name})
+endmacro()
+
+# A header-only library from its sources. Imported targets count as system headers: their warnings stay silent.
+macro(course_fetch_headers target name repository tag include_folder)
+  course_fetch_sources(${name} ${repository} ${tag})
+  add_library(${target} INTERFACE IMPORTED GLOBAL)
+  target_include_directories(${target} INTERFACE ${${name}_SOURCE_DIR}/${include_folder})
+endmacro()
+
+find_package(Eigen3 3.4 QUIET NO_MODULE)
+if(NOT TARGET Eigen3::Eigen)
+  if(COURSE_FETCH_DEPENDENCIES)
+    course_fetch_headers(Eigen3::Eigen eigen https://gitlab.com/libeigen/eigen.git 3.4.0 .)
+  else()
+    list(APPEND course_missing_packages libeigen3-dev)
+  endif()
+endif()
+
+find_package(CLI11 2.1 QUIET)
+if(NOT TARGET CLI11::CLI11)
+  if(COURSE_FETCH_DEPENDENCIES)
+    course_fetch_headers(CLI11::CLI11 cli11 https://github.com/CLIUtils/CLI11.git v2.4.1 include)
+  else()
+    list(APPEND course_missing_packages libcli11-dev)
+  endif()
+endif()
+
+find_package(nlohmann_json 3.11 QUIET)
+if(NOT TARGET nlohmann_json::nlohmann_json)
+  if(COURSE_FETCH_DEPENDENCIES)
+    course_fetch_headers(nlohmann_json::nlohmann_json json https://github.com/nlohmann/json.git v3.11.3 include)
+  else()
+    list(APPEND course_missing_packages nlohmann-json3-dev)
+  endif()
+endif()
+
+# Debian's and Ubuntu's utf8proc carries no CMake package, so its two files are looked up by name.
+find_path(UTF8PROC_INCLUDE_DIR utf8proc.h)
+find_library(UTF8PROC_LIBRARY utf8proc)
+mark_as_advanced(UTF8PROC_INCLUDE_DIR UTF8PROC_LIBRARY)
+if(UTF8PROC_INCLUDE_DIR AND UTF8PROC_LIBRARY)
+  add_library(course_utf8proc UNKNOWN IMPORTED GLOBAL)
+  set_target_properties(course_utf8proc PROPERTIES
+    IMPORTED_LOCATION ${UTF8PROC_LIBRARY} INTERFACE_INCLUDE_DIRECTORIES ${UTF8PROC_INCLUDE_DIR})
+elseif(COURSE_FETCH_DEPENDENCIES)
+  enable_language(C)
+  course_fetch_sources(utf8proc https://github.com/JuliaStrings/utf8proc.git v2.9.0)
+  add_library(course_utf8proc STATIC ${utf8proc_SOURCE_DIR}/utf8proc.c)
+  target_include_directories(course_utf8proc SYSTEM PUBLIC ${utf8proc_SOURCE_DIR})
+  target_compile_definitions(course_utf8proc PUBLIC UTF8PROC_STATIC)
+else()
+  list(APPEND course_missing_packages libutf8proc-dev)
+endif()
+
+if(COURSE_TESTS)
+  find_package(Catch2 QUIET)
+  if(NOT TARGET Catch2::Catch2)
+    if(COURSE_FETCH_DEPENDENCIES)
+      message(STATUS "catch2: not installed, downloading v3.4.0")
+      FetchContent_Declare(catch2 GIT_REPOSITORY https://github.com/catchorg/Catch2.git GIT_TAG v3.4.0 GIT_SHALLOW ON
+                           SYSTEM)
+      FetchContent_MakeAvailable(catch2)
+    else()
+      list(APPEND course_missing_packages catch2)
+    endif()
+  endif()
+  find_package(Python3 QUIET COMPONENTS Interpreter)
+  if(NOT Python3_Interpreter_FOUND)
+    list(APPEND course_missing_packages python3)
+  endif()
+endif()
+
+if(course_missing_packages)
+  list(JOIN course_missing_packages " " course_missing_packages)
+  message(FATAL_ERROR
+    "Missing libraries. Either install them:\n  sudo apt-get install ${course_missing_packages}\n"
+    "or let CMake download them: add -DCOURSE_FETCH_DEPENDENCIES=ON to the configure command"
+    " (python3 has to be installed in any case).")
+endif()

@@ -1,0 +1,78 @@
+// Reads GGUF, the file format of llama.cpp: metadata (key -> value), then a table of tensors, then their data.
+// Versions 2 and 3, little-endian. The file is memory-mapped, so opening costs the header only.
+// Format: https://github.com/ggml-org/ggml/blob/master/docs/gguf.md
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <span>
+#include <string>
+#include <string_view>
+#include <variant>
+#include <vector>
+
+namespace common {
+
+// The tensor types this reader can turn into floats (values of ggml's enum ggml_type).
+enum class TensorType : std::uint32_t { F32 = 0, F16 = 1, Q4_0 = 2, Q4_1 = 3, Q8_0 = 8, Q6_K = 14, BF16 = 30 };
+
+struct TensorInfo {
+  TensorType type = TensorType::F32;
+  std::vector<std::int64_t> shape;  // row-major, as numpy would print it: GGUF lists the same numbers in reverse
+  std::int64_t num_elements = 0;
+  std::span<const std::byte> data;  // as stored: quantised blocks of a row lie next to each other
+};
+
+// Integers widen to int64 (uint64 above its maximum is refused) and floats to double. Arrays of numbers likewise.
+using GgufValue = std::variant<bool, std::int64_t, double, std::string, std::vector<std::int64_t>, std::vector<double>,
+                               std::vector<std::string>>;
+
+class Gguf {
+ public:
+  // Maps the file. Throws InputError, in one line with `path` in it: cannot be opened, is a directory, is not GGUF,
+  // or is malformed in any way. Never reads past the end and never allocates by a count it has not checked.
+  static Gguf open(const std::string& path);
+
+  // The same from memory that outlives the object; `name` stands in for the path in errors.
+  static Gguf parse(std::span<const std::byte> bytes, const std::string& name);
+
+  Gguf(Gguf&&) noexcept;
+  Gguf& operator=(Gguf&&) noexcept;
+  Gguf(const Gguf&) = delete;
+  Gguf& operator=(const Gguf&) = delete;
+  ~Gguf();
+
+  const std::string& name() const;
+
+  bool has(std::string_view key) const;
+
+  // The value of a key; throws InputError naming the key if it is missing or of another type or out of range.
+  // get_float takes integers too. The forms with a fallback return it when the key is missing.
+  std::int64_t get_int(std::string_view key) const;
+  std::int64_t get_int(std::string_view key, std::int64_t fallback) const;
+  double get_float(std::string_view key) const;
+  double get_float(std::string_view key, double fallback) const;
+  bool get_bool(std::string_view key, bool fallback) const;
+  const std::string& get_string(std::string_view key) const;
+  const std::vector<std::string>& get_strings(std::string_view key) const;
+  const std::vector<std::int64_t>& get_ints(std::string_view key) const;
+
+  const std::map<std::string, TensorInfo, std::less<>>& tensors() const;
+  bool has_tensor(std::string_view name) const;
+
+  // Throws InputError naming tensor and shape unless the tensor exists and has this shape.
+  void check_tensor(std::string_view name, std::span<const std::int64_t> shape) const;
+
+  // The same check; then writes the elements to `out` (row-major, exactly num_elements) as floats. Afterwards the pages
+  // that were read may be dropped from memory, so that a model is not resident twice.
+  void read_tensor(std::string_view name, std::span<const std::int64_t> shape, std::span<float> out) const;
+
+ private:
+  struct Impl;
+  explicit Gguf(std::unique_ptr<Impl> impl);
+  std::unique_ptr<Impl> impl_;
+};
+
+}  // namespace common

@@ -1,0 +1,70 @@
+// The Llama forward pass. It knows nothing of caches: once a layer it hands q, k and v to a callback and goes on with
+// what comes back. Tokens are flat: they may be one sequence's or many sequences', and only `positions` says where
+// each stands in its own.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <span>
+#include <vector>
+
+#include "common/model/gguf.h"
+#include "common/tensor.h"
+
+namespace common {
+
+struct LlamaConfig {
+  int vocab_size = 0;
+  int context_length = 0;
+  int hidden_size = 0;
+  int num_layers = 0;
+  int num_heads = 0;
+  int num_kv_heads = 0;
+  int head_dim = 0;
+  int feed_forward_size = 0;
+  float rope_freq_base = 10000.0F;
+  float rms_epsilon = 1e-5F;
+  bool tied_output = false;  // the output matrix is the embedding
+
+  int num_queries_per_kv() const { return num_heads / num_kv_heads; }
+};
+
+// q: [num_tokens, num_heads * head_dim], k and v: [num_tokens, num_kv_heads * head_dim], rotary embedding applied.
+// Returns [num_tokens, num_heads * head_dim].
+using AttentionFn = std::function<Matrix(int layer, const Matrix& q, const Matrix& k, const Matrix& v)>;
+
+class Llama {
+ public:
+  // Reads and checks the llama.* keys, and turns all weights into floats. Throws InputError on missing keys, keys that
+  // contradict each other, and tensors that are missing or have another shape.
+  explicit Llama(const Gguf& file);
+
+  // Random weights of a given shape, the same for the same seed: for tests and for speed at other sizes.
+  Llama(const LlamaConfig& config, std::uint64_t seed);
+
+  Llama(Llama&&) noexcept;
+  Llama& operator=(Llama&&) noexcept;
+  Llama(const Llama&) = delete;
+  Llama& operator=(const Llama&) = delete;
+  ~Llama();
+
+  const LlamaConfig& config() const;
+
+  // tokens, positions: [num_tokens]. Calls attention once a layer, in order.
+  // Returns the final hidden states, normalised: [num_tokens, hidden_size].
+  Matrix forward(std::span<const Token> tokens, std::span<const int> positions, const AttentionFn& attention) const;
+
+  // hidden: [num_rows, hidden_size], rows of what forward returned. Returns [num_rows, vocab_size].
+  Matrix logits(const Matrix& hidden) const;
+
+  std::int64_t num_parameters() const;
+  // Bytes of weights that one forward and logits of a single token read: all matrices once, one embedding row.
+  std::int64_t weight_bytes_per_token() const;
+
+ private:
+  struct Impl;
+  std::unique_ptr<Impl> impl_;
+};
+
+}  // namespace common

@@ -1,0 +1,51 @@
+// Byte-level byte-pair encoding as GPT-2 introduced it, read from a GGUF's tokenizer.ggml.* keys.
+// Source: Radford et al., "Language Models are Unsupervised Multitask Learners" (2019), section 2.2, and Sennrich et
+// al., arXiv 1508.07909, for the merging itself.
+#pragma once
+
+#include <memory>
+#include <optional>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "common/model/gguf.h"
+#include "common/tensor.h"
+
+namespace common {
+
+class Tokenizer {
+ public:
+  // Needs tokenizer.ggml.model "gpt2" and tokenizer.ggml.pre "smollm" or "gpt-2" (InputError naming any other).
+  explicit Tokenizer(const Gguf& file);
+  Tokenizer(Tokenizer&&) noexcept;
+  Tokenizer& operator=(Tokenizer&&) noexcept;
+  Tokenizer(const Tokenizer&) = delete;
+  Tokenizer& operator=(const Tokenizer&) = delete;
+  ~Tokenizer();
+
+  // Text to tokens, without BOS. Spellings of special (control or user-defined) tokens inside the text become those
+  // tokens when parse_special is set, and are ordinary text otherwise. Throws InputError, naming the byte offset, on
+  // invalid UTF-8 and on a byte that the vocabulary has no token for.
+  std::vector<Token> encode(std::string_view text, bool parse_special = false) const;
+
+  // encode(), with BOS put in front if the model wants one (tokenizer.ggml.add_bos_token).
+  std::vector<Token> encode_prompt(std::string_view text, bool parse_special = false) const;
+
+  // The bytes of the tokens, in order; a character may be split over several tokens. Control tokens give no bytes
+  // unless show_special is set; user-defined ones are text.
+  std::string decode(std::span<const Token> tokens, bool show_special = false) const;
+
+  int vocab_size() const;
+  bool add_bos() const;
+  std::optional<Token> bos() const;
+  std::optional<Token> eos() const;
+  std::optional<Token> find(std::string_view spelling) const;  // a special token by its spelling, "<|im_end|>"
+
+ private:
+  struct Impl;
+  std::unique_ptr<Impl> impl_;
+};
+
+}  // namespace common

@@ -1,0 +1,133 @@
+#include "common/model/unicode.h"
+
+#include <utf8proc.h>
+
+#include "common/check.h"
+
+namespace common {
+namespace {
+
+constexpr char32_t kFirstSurrogate = 0xD800;
+constexpr char32_t kLastSurrogate = 0xDFFF;
+constexpr char32_t kLastCodePoint = 0x10FFFF;
+
+// What the first byte of a character promises: how long it is, its own payload bits, and the smallest code point that
+// needs this length. A smaller one is "overlong": a second spelling of the same character, which UTF-8 forbids.
+struct LeadByte {
+  std::size_t num_bytes;
+  char32_t payload;
+  char32_t smallest;
+};
+
+[[noreturn]] void refuse(std::size_t offset, const char* reason) {
+  throw InputError("invalid UTF-8 at byte " + std::to_string(offset) + ": " + reason);
+}
+
+LeadByte read_lead_byte(unsigned char byte, std::size_t offset) {
+  if (byte < 0x80) {
+    return {1, byte, 0};
+  }
+  if (byte < 0xC0) {
+    refuse(offset, "continuation byte without a first byte");
+  }
+  if (byte < 0xE0) {
+    return {2, byte & 0x1FU, 0x80};
+  }
+  if (byte < 0xF0) {
+    return {3, byte & 0x0FU, 0x800};
+  }
+  if (byte < 0xF8) {
+    return {4, byte & 0x07U, 0x10000};
+  }
+  refuse(offset, "a byte that UTF-8 never uses");
+}
+
+}  // namespace
+
+Utf8Character decode_utf8(std::string_view text, std::size_t offset) {
+  COMMON_CHECK(offset < text.size(), "offset lies outside the text");
+  const LeadByte lead = read_lead_byte(static_cast<unsigned char>(text[offset]), offset);
+  char32_t code_point = lead.payload;
+  for (std::size_t i = 1; i < lead.num_bytes; ++i) {
+    if (offset + i == text.size()) {
+      refuse(offset, "character cut off by the end of the text");
+    }
+    const auto byte = static_cast<unsigned char>(text[offset + i]);
+    if ((byte & 0xC0U) != 0x80U) {
+      refuse(offset, "character cut off by another one");
+    }
+    code_point = (code_point << 6U) | (byte & 0x3FU);
+  }
+  if (code_point < lead.smallest) {
+    refuse(offset, "overlong form");
+  }
+  if (code_point >= kFirstSurrogate && code_point <= kLastSurrogate) {
+    refuse(offset, "surrogate");
+  }
+  if (code_point > kLastCodePoint) {
+    refuse(offset, "code point above U+10FFFF");
+  }
+  return {code_point, lead.num_bytes};
+}
+
+void check_utf8(std::string_view text) {
+  for (std::size_t offset = 0; offset < text.size();) {
+    offset += decode_utf8(text, offset).num_bytes;
+  }
+}
+
+void append_utf8(char32_t code_point, std::string& out) {
+  const auto append = [&out](char32_t byte) { out.push_back(static_cast<char>(static_cast<unsigned char>(byte))); };
+  const auto append_continuation = [&](unsigned shift) { append(0x80U | ((code_point >> shift) & 0x3FU)); };
+  COMMON_CHECK(code_point <= kLastCodePoint && (code_point < kFirstSurrogate || code_point > kLastSurrogate),
+               "not a Unicode scalar value");
+  if (code_point < 0x80) {
+    append(code_point);
+  } else if (code_point < 0x800) {
+    append(0xC0U | (code_point >> 6U));
+    append_continuation(0);
+  } else if (code_point < 0x10000) {
+    append(0xE0U | (code_point >> 12U));
+    append_continuation(6);
+    append_continuation(0);
+  } else {
+    append(0xF0U | (code_point >> 18U));
+    append_continuation(12);
+    append_continuation(6);
+    append_continuation(0);
+  }
+}
+
+bool is_letter(char32_t code_point) {
+  switch (utf8proc_category(static_cast<utf8proc_int32_t>(code_point))) {
+    case UTF8PROC_CATEGORY_LU:
+    case UTF8PROC_CATEGORY_LL:
+    case UTF8PROC_CATEGORY_LT:
+    case UTF8PROC_CATEGORY_LM:
+    case UTF8PROC_CATEGORY_LO:
+      return true;
+    default:
+      return false;
+  }
+}
+
+bool is_number(char32_t code_point) {
+  switch (utf8proc_category(static_cast<utf8proc_int32_t>(code_point))) {
+    case UTF8PROC_CATEGORY_ND:
+    case UTF8PROC_CATEGORY_NL:
+    case UTF8PROC_CATEGORY_NO:
+      return true;
+    default:
+      return false;
+  }
+}
+
+// The 25 characters of White_Space in https://www.unicode.org/Public/UCD/latest/ucd/PropList.txt. No category says
+// this: tab and newline are control characters (Cc).
+bool is_space(char32_t code_point) {
+  return (code_point >= 0x09 && code_point <= 0x0D) || code_point == 0x20 || code_point == 0x85 || code_point == 0xA0 ||
+         code_point == 0x1680 || (code_point >= 0x2000 && code_point <= 0x200A) || code_point == 0x2028 ||
+         code_point == 0x2029 || code_point == 0x202F || code_point == 0x205F || code_point == 0x3000;
+}
+
+}  // namespace common

@@ -1,0 +1,31 @@
+// A progress line on stderr for work that takes longer than a second. Silent when stderr is not a terminal.
+#pragma once
+
+#include <chrono>
+#include <cstdint>
+#include <string>
+
+namespace common {
+
+class Progress {
+ public:
+  // total <= 0: not known, only the count is shown.
+  Progress(std::string what, std::int64_t total);
+  ~Progress();  // wipes the line
+  Progress(const Progress&) = delete;
+  Progress& operator=(const Progress&) = delete;
+
+  void advance(std::int64_t steps = 1);  // cheap: draws at most ten times a second, and not in the first second
+  void clear();                          // wipes the line, so that something else can be printed
+
+ private:
+  std::string what_;
+  std::int64_t total_;
+  std::int64_t done_ = 0;
+  bool enabled_;
+  bool drawn_ = false;
+  std::chrono::steady_clock::time_point start_;
+  std::chrono::steady_clock::time_point last_draw_;
+};
+
+}  // namespace common

@@ -1,0 +1,16 @@
+// The fixed workload that every stage runs: a dozen prompts of mixed length, some of which share a long opening.
+#pragma once
+
+#include <span>
+#include <string>
+
+namespace common {
+
+struct WorkloadItem {
+  std::string prompt;
+  int max_new_tokens = 0;
+};
+
+std::span<const WorkloadItem> workload();
+
+}  // namespace common
