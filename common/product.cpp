@@ -24,41 +24,37 @@ struct Rows {
   const float* row(Eigen::Index index) const { return data + index * stride; }
 };
 
-// kRows x kCols dot products of rows of a and b, [k] each: every packet that is loaded meets several partners.
-template <int kRows, int kCols>
-void dot_products(Rows a, Rows b, Eigen::Index k, float* c, Eigen::Index c_stride) {
-  std::array<std::array<Packet, kCols>, kRows> sums;
-  for (auto& row : sums) {
-    row.fill(Packet::Zero());
-  }
-  const Eigen::Index whole = k / kPacket * kPacket;
-  for (Eigen::Index i = 0; i < whole; i += kPacket) {
-    for (std::size_t row = 0; row < kRows; ++row) {
-      const Packet x = load(a.row(static_cast<Eigen::Index>(row)) + i);
-      for (std::size_t col = 0; col < kCols; ++col) {
-        sums[row][col] += x * load(b.row(static_cast<Eigen::Index>(col)) + i);
-      }
-    }
-  }
-  for (Eigen::Index row = 0; row < kRows; ++row) {
-    for (Eigen::Index col = 0; col < kCols; ++col) {
-      float sum = sums[static_cast<std::size_t>(row)][static_cast<std::size_t>(col)].sum();
-      for (Eigen::Index i = whole; i < k; ++i) {
-        sum += a.row(row)[i] * b.row(col)[i];
-      }
-      c[row * c_stride + col] = sum;
-    }
-  }
-}
-
+// c: [kRows, n] = a * b^T for a: [kRows, k], b: [n, k]. One row of b after the other, from end to end: memory is read
+// in order, which the processor's prefetching rewards (reading four rows side by side took twice the time).
 template <int kRows>
 void dot_product_rows(Rows a, Rows b, Eigen::Index n, Eigen::Index k, float* c, Eigen::Index c_stride) {
-  Eigen::Index col = 0;
-  for (; col + 4 <= n; col += 4) {
-    dot_products<kRows, 4>(a, {b.row(col), b.stride}, k, c + col, c_stride);
-  }
-  for (; col < n; ++col) {
-    dot_products<kRows, 1>(a, {b.row(col), b.stride}, k, c + col, c_stride);
+  const Eigen::Index pairs = k / (2 * kPacket) * (2 * kPacket);
+  const Eigen::Index whole = k / kPacket * kPacket;
+  for (Eigen::Index col = 0; col < n; ++col) {
+    const float* const b_row = b.row(col);
+    // Two sums a row, so that an addition need not wait for the one before it.
+    std::array<Packet, kRows> even;
+    std::array<Packet, kRows> odd;
+    even.fill(Packet::Zero());
+    odd.fill(Packet::Zero());
+    for (Eigen::Index i = 0; i < pairs; i += 2 * kPacket) {
+      for (std::size_t row = 0; row < kRows; ++row) {
+        const float* const a_row = a.row(static_cast<Eigen::Index>(row));
+        even[row] += load(a_row + i) * load(b_row + i);
+        odd[row] += load(a_row + i + kPacket) * load(b_row + i + kPacket);
+      }
+    }
+    for (std::size_t row = 0; row < kRows; ++row) {
+      const float* const a_row = a.row(static_cast<Eigen::Index>(row));
+      if (pairs < whole) {
+        even[row] += load(a_row + pairs) * load(b_row + pairs);
+      }
+      float sum = (even[row] + odd[row]).sum();
+      for (Eigen::Index i = whole; i < k; ++i) {
+        sum += a_row[i] * b_row[i];
+      }
+      c[static_cast<Eigen::Index>(row) * c_stride + col] = sum;
+    }
   }
 }
 

@@ -14,7 +14,7 @@ inline constexpr int kSmallContext = 48;
 
 // Random weights; two query heads share a kv head.
 inline const common::Llama& small_model() {
-  static const common::Llama kModel = [] {
+  static const common::Llama model = [] {
     common::LlamaConfig config;
     config.vocab_size = kSmallVocabulary;
     config.context_length = kSmallContext;
@@ -26,7 +26,7 @@ inline const common::Llama& small_model() {
     config.feed_forward_size = 48;
     return common::Llama(config, 1);
   }();
-  return kModel;
+  return model;
 }
 
 // num_tokens tokens that depend on `salt`.

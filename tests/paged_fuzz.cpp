@@ -327,7 +327,7 @@ int run(const std::vector<std::string>& arguments) {
   const bool thorough = std::min({counts.allocated, counts.reserved, counts.refused, counts.read_back, counts.attended,
                                   counts.misused}) >= least;
   // A single pool may be too small for everything to come up.
-  if (!thorough && num_operations > 10 * kOperationsPerPool) {
+  if (!thorough && num_operations / kOperationsPerPool > 10) {
     std::cout << "fuzz failed: some operation hardly ever came up" << std::endl;
     return 1;
   }

@@ -24,6 +24,7 @@
 #include "stage1/engine.h"
 #include "stage1/kv_cache.h"
 #include "stage1/kv_cache_manager.h"
+#include "tests/engine_fixtures.h"
 
 using common::CheckError;
 using common::Completion;
@@ -37,6 +38,11 @@ using stage1::KvCacheManager;
 using stage1::KvCacheShape;
 using stage1::Region;
 using stage1::SequenceId;
+using tests::contains;
+using tests::is_refused_as_a_bug;
+using tests::kSmallContext;
+using tests::make_request;
+using tests::small_model;
 
 namespace {
 
@@ -113,16 +119,6 @@ std::string check_ledger(const KvCacheManager& manager, int num_slots) {
     return common::format("usage says %d total, %d reserved, %d used", usage.total, usage.reserved, usage.used);
   }
   return "";
-}
-
-template <typename Action>
-bool is_refused_as_a_bug(const Action& action) {
-  try {
-    action();
-  } catch (const CheckError&) {
-    return true;
-  }
-  return false;
 }
 
 // First fit, written as plainly as can be: an owner for every slot, and a scan from the left. It has no holes that
@@ -397,35 +393,6 @@ std::string fuzz_content(std::uint64_t seed, int num_operations) {
 
 // ---- Engine --------------------------------------------------------------------------------------------------------
 
-constexpr int kContext = 48;
-
-// Random weights: what it writes is nonsense, and always the same.
-const common::Llama& small_model() {
-  static const common::Llama model = [] {
-    common::LlamaConfig config;
-    config.vocab_size = 61;
-    config.context_length = kContext;
-    config.hidden_size = 32;
-    config.num_layers = 2;
-    config.num_heads = 4;
-    config.num_kv_heads = 2;
-    config.head_dim = 8;
-    config.feed_forward_size = 48;
-    return common::Llama(config, 1);
-  }();
-  return model;
-}
-
-// num_tokens tokens that depend on `salt`.
-Request make_request(int num_tokens, int max_new_tokens, int salt = 0) {
-  Request request;
-  for (int i = 0; i < num_tokens; ++i) {
-    request.prompt.push_back((7 * i + 13 * salt + 3) % 61);
-  }
-  request.max_new_tokens = max_new_tokens;
-  return request;
-}
-
 stage1::EngineOptions make_options(int num_slots, int chunk_size = 256) {
   stage1::EngineOptions options;
   options.num_slots = num_slots;
@@ -464,8 +431,6 @@ Run run(const std::vector<Request>& requests, const stage1::EngineOptions& optio
 std::vector<Token> tokens_alone(const Request& request) {
   return run({request}, make_options(4096)).completions[0].tokens;
 }
-
-bool contains(const std::string& text, const std::string& part) { return text.find(part) != std::string::npos; }
 
 }  // namespace
 
@@ -785,10 +750,12 @@ TEST_CASE("engine: what can never be served is rejected with the reason, and the
 }
 
 TEST_CASE("engine: the largest requests that fit") {
-  const Run whole_context = run({make_request(kContext - 1, 1), make_request(1, kContext - 1)}, make_options(4096));
+  const Run whole_context =
+      run({make_request(kSmallContext - 1, 1), make_request(1, kSmallContext - 1)}, make_options(4096));
   CHECK(whole_context.completions[0].tokens.size() == 1);
-  CHECK(whole_context.completions[1].tokens.size() == kContext - 1);
-  CHECK(run({make_request(kContext, 1)}, make_options(4096)).completions[0].finish_reason == FinishReason::kRejected);
+  CHECK(whole_context.completions[1].tokens.size() == kSmallContext - 1);
+  CHECK(run({make_request(kSmallContext, 1)}, make_options(4096)).completions[0].finish_reason ==
+        FinishReason::kRejected);
 
   const Run whole_cache = run({make_request(6, 4)}, make_options(10));
   CHECK(whole_cache.completions[0].tokens == tokens_alone(make_request(6, 4)));
@@ -881,7 +848,7 @@ TEST_CASE("engine: counters of two requests side by side, by hand") {
 }
 
 TEST_CASE("engine: reserving the whole context") {
-  stage1::EngineOptions options = make_options(2 * kContext + 5);
+  stage1::EngineOptions options = make_options(2 * kSmallContext + 5);
   options.reserve_context = true;
   const std::vector<Request> requests = {make_request(5, 3, 0), make_request(4, 2, 1), make_request(3, 3, 2)};
   const Run result = run(requests, options);
@@ -891,9 +858,9 @@ TEST_CASE("engine: reserving the whole context") {
   for (std::size_t i = 0; i < requests.size(); ++i) {
     CHECK(result.completions[i].tokens == tokens_alone(requests[i]));
   }
-  CHECK(run({make_request(5, 3)}, options).counters.at("slots_reserved") == kContext);
+  CHECK(run({make_request(5, 3)}, options).counters.at("slots_reserved") == kSmallContext);
 
-  options.num_slots = kContext - 1;
+  options.num_slots = kSmallContext - 1;
   const Run rejected = run({make_request(5, 3)}, options);
   CHECK(rejected.completions[0].finish_reason == FinishReason::kRejected);
   CHECK(contains(rejected.completions[0].error, "48 slots"));

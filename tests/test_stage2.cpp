@@ -74,8 +74,8 @@ TEST_CASE("gather copies the rows of block table [7, 1, 3] in the order of their
         CAPTURE(length, layer, head);
         const auto [k, v] = stage2::gather(cache, layer, head, block_table, length);
         // NaN differs from everything: a slot beyond the length, or of another block, cannot pass.
-        CHECK(k == content_rows(layer, length, false).middleCols(head / 3 * 5, 5));
-        CHECK(v == content_rows(layer, length, true).middleCols(head / 3 * 5, 5));
+        CHECK(k == content_rows(layer, length, false).middleCols(Eigen::Index{head / 3} * 5, 5));
+        CHECK(v == content_rows(layer, length, true).middleCols(Eigen::Index{head / 3} * 5, 5));
       }
     }
   }
