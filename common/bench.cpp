@@ -47,6 +47,7 @@ void print_speed(const Llama& model, const SpeedSubject& subject, int prompt_tok
                  double load_seconds) {
   Random random(1);
   std::vector<Token> prompt;
+  prompt.reserve(static_cast<std::size_t>(prompt_tokens));
   for (int i = 0; i < prompt_tokens; ++i) {
     prompt.push_back(static_cast<Token>(random.below(static_cast<std::uint64_t>(model.config().vocab_size))));
   }

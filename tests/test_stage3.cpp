@@ -116,6 +116,7 @@ std::string check_scores(const std::vector<float>& scores) {
 template <typename Score>
 std::vector<float> scores_of(int length, const Score& score) {
   std::vector<float> scores;
+  scores.reserve(static_cast<std::size_t>(length));
   for (int position = 0; position < length; ++position) {
     scores.push_back(static_cast<float>(score(position)));
   }

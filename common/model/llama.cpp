@@ -172,7 +172,7 @@ void read_rows(const Gguf& file, const std::string& name, MutableMatrixView matr
                    std::span<float>(matrix.row(first_row).data(), static_cast<std::size_t>(rows * matrix.cols())));
 }
 
-void read_matrix(const Gguf& file, const std::string& name, MutableMatrixView matrix) {
+void read_matrix(const Gguf& file, const std::string& name, const MutableMatrixView& matrix) {
   read_rows(file, name, matrix, 0, matrix.rows());
 }
 

@@ -266,12 +266,12 @@ std::unordered_map<char32_t, char> bytes_by_spelling() {
 
 // The bytes that a token's spelling stands for; throws InputError if a character of it stands for none.
 std::string decode_spelling(std::string_view spelling) {
-  static const std::unordered_map<char32_t, char> kByteOf = bytes_by_spelling();
+  static const std::unordered_map<char32_t, char> byte_of = bytes_by_spelling();
   std::string bytes;
   for (std::size_t offset = 0; offset < spelling.size();) {
     const Utf8Character character = decode_utf8(spelling, offset);
-    const auto found = kByteOf.find(character.code_point);
-    if (found == kByteOf.end()) {
+    const auto found = byte_of.find(character.code_point);
+    if (found == byte_of.end()) {
       throw InputError("its character at byte " + std::to_string(offset) + " stands for no byte");
     }
     bytes.push_back(found->second);
