@@ -120,16 +120,13 @@ void Program::add_model_options(CLI::App& command) {
       ->check(CLI::Range(1, 1024));
 }
 
-CLI::App& Program::add_generate(std::function<RunResult(const Session&, const OnToken&)> run) {
+void Program::add_prompt_options(CLI::App& command) {
   // CLI::Range lets NaN through, which is on neither side of a limit.
   const CLI::Validator number(
       [](const std::string& text) {
         return std::isnan(std::strtod(text.c_str(), nullptr)) ? text + " is not a number" : "";
       },
       "");
-  CLI::App& command =
-      *app_.add_subcommand("generate", "Generate text: for --prompt, or for the course's fixed workload");
-  add_model_options(command);
   command.add_option("--prompt", options_.prompts, "what to continue; may be given several times")
       ->allow_extra_args(false);
   command.add_flag("--chat", options_.chat, "put each prompt into the model's chat template, as a question to answer");
@@ -147,8 +144,24 @@ CLI::App& Program::add_generate(std::function<RunResult(const Session&, const On
       ->check(CLI::Range(0.0, 1.0) & number)
       ->capture_default_str();
   command.add_option("--seed", options_.sampling.seed, "of the sampling")->capture_default_str();
+}
+
+CLI::App& Program::add_generate(std::function<RunResult(const Session&, const OnToken&)> run) {
+  CLI::App& command =
+      *app_.add_subcommand("generate", "Generate text: for --prompt, or for the course's fixed workload");
+  add_model_options(command);
+  add_prompt_options(command);
   command.add_option("--json", options_.json_path, "write texts, counters and timings to a file instead ('-': stdout)");
   command.callback([this, run = std::move(run)] { generate(run); });
+  return command;
+}
+
+CLI::App& Program::add_session_command(const std::string& name, const std::string& description,
+                                       std::function<void(const Session&)> run) {
+  CLI::App& command = *app_.add_subcommand(name, description);
+  add_model_options(command);
+  add_prompt_options(command);
+  command.callback([this, run = std::move(run)] { run(load()); });
   return command;
 }
 

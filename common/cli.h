@@ -46,6 +46,10 @@ class Program {
   // workload with block_size, which `run` obeys, set to 1, 2, 4 … 256 in turn.
   void add_block_commands(int& block_size, std::function<RunResult(const Session&, const OnToken&)> run);
 
+  // A subcommand that does something else with a model and prompts. It has the options of `generate`.
+  CLI::App& add_session_command(const std::string& name, const std::string& description,
+                                std::function<void(const Session&)> run);
+
   // Any other subcommand.
   CLI::App& add_command(const std::string& name, const std::string& description, std::function<void()> run);
 
@@ -69,6 +73,7 @@ class Program {
   };
 
   void add_model_options(CLI::App& command);
+  void add_prompt_options(CLI::App& command);
   Session load() const;
   void generate(const std::function<RunResult(const Session&, const OnToken&)>& run);
   void bench(const std::function<SpeedSubject(const Session&)>& subject,

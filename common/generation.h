@@ -17,6 +17,7 @@ struct Request {
   int max_new_tokens = 0;     // at least 1
   SamplingOptions sampling;
   std::vector<Token> stop_tokens;  // ends the text; not part of it
+  std::uint64_t cache_salt = 0;    // requests of different salts never share what a prefix cache holds
 };
 
 enum class FinishReason {

@@ -264,6 +264,22 @@ std::string Table::to_string() const {
   return text;
 }
 
+char count_digit(int count) { return static_cast<char>(count == 0 ? '.' : count < 10 ? '0' + count : '+'); }
+
+std::string draw_cells(std::span<const MapCell> cells, bool color) {
+  std::string text;
+  int colored_owner = -1;  // whose background is switched on
+  for (const MapCell& cell : cells) {
+    const int owner = color ? std::max(cell.owner, -1) : -1;
+    if (owner != colored_owner) {
+      text += owner < 0 ? "\033[0m" : start_color(owner);
+      colored_owner = owner;
+    }
+    text += cell.fill != 0 ? cell.fill : owner_letter(cell.owner);
+  }
+  return text + (colored_owner < 0 ? "" : "\033[0m");
+}
+
 std::string draw_map(std::span<const MapCell> cells, int columns, bool color) {
   COMMON_CHECK(columns > 0, "a map needs at least one column");
   constexpr int kMinIndexWidth = 4;
@@ -271,17 +287,8 @@ std::string draw_map(std::span<const MapCell> cells, int columns, bool color) {
   const auto row_length = static_cast<std::size_t>(columns);
   std::string text;
   for (std::size_t first = 0; first < cells.size(); first += row_length) {
-    text += format("%*zu  ", index_width, first);
-    int colored_owner = -1;  // whose background is switched on
-    for (const MapCell& cell : cells.subspan(first, std::min(row_length, cells.size() - first))) {
-      const int owner = color ? std::max(cell.owner, -1) : -1;
-      if (owner != colored_owner) {
-        text += owner < 0 ? "\033[0m" : start_color(owner);
-        colored_owner = owner;
-      }
-      text += cell.fill != 0 ? cell.fill : owner_letter(cell.owner);
-    }
-    text += colored_owner < 0 ? "\n" : "\033[0m\n";
+    text += format("%*zu  ", index_width, first) +
+            draw_cells(cells.subspan(first, std::min(row_length, cells.size() - first)), color) + "\n";
   }
   return text;
 }

@@ -40,8 +40,14 @@ struct MapCell {
   char fill = 0;   // the character drawn; 0: the owner's letter (A, B, … Z, a … z, then '#'), '.' for nobody
 };
 
-// Draws the cells in rows of `columns`, each row opening with the index of its first cell: "   0  AAAA..BB". With
-// color, each owner has a background colour of its own; without, the characters say it all.
+// How a map shows a small number: a digit, '.' for 0, '+' from 10 up.
+char count_digit(int count);
+
+// Draws the cells in one line, without a line end: "AAAA..BB". With color, each owner has a background colour of its
+// own; without, the characters say it all.
+std::string draw_cells(std::span<const MapCell> cells, bool color);
+
+// Draws the cells in rows of `columns`, each row opening with the index of its first cell: "   0  AAAA..BB".
 std::string draw_map(std::span<const MapCell> cells, int columns, bool color);
 
 // `text` as a C-like one-line string for messages: quoted, with \n and control bytes escaped, cut after max_length

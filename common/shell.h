@@ -9,11 +9,23 @@
 #include <string_view>
 #include <vector>
 
+#include "common/check.h"
+
 namespace common {
 
 // Sequences in a demonstration have one-letter names, A to Z: sequence 0 to 25.
 int sequence_id(std::string_view name);  // throws InputError for any other name
 char sequence_name(int id);
+
+// The sequence of that name, which must be live in the stage's manager or, for a new one, must not be: InputError.
+template <typename Manager>
+int sequence_named(const Manager& manager, const std::string& name, bool live) {
+  const int sequence = sequence_id(name);
+  if (manager.contains(sequence) != live) {
+    throw InputError("sequence " + name + (live ? " is not there" : " is there already"));
+  }
+  return sequence;
+}
 
 // A number from `least` up; InputError naming it otherwise.
 int parse_count(std::string_view text, int least);

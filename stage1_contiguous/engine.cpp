@@ -45,24 +45,29 @@ std::vector<common::Completion> Engine::run(std::span<const common::Request> req
   }
 
   std::vector<Generation> batch;
-  while (!waiting.empty()) {
-    // First come, first served: the first that does not fit holds back those behind it.
-    while (!waiting.empty()) {
-      const Generation& next = waiting.front();
-      if (!manager_.allocate(next.request, slots_to_reserve(requests[static_cast<std::size_t>(next.request)]))) {
-        break;
-      }
-      batch.push_back(next);
-      waiting.pop_front();
+  // First come, first served: a request that does not fit holds back those behind it.
+  const auto admit = [&] {
+    if (waiting.empty()) {
+      return false;
     }
-    COMMON_CHECK(!batch.empty(), "somebody else holds the cache");
-    most_running_ = std::max(most_running_, static_cast<int>(batch.size()));
-    while (!batch.empty()) {
-      for (Generation& generation : batch) {
-        const auto request = static_cast<std::size_t>(generation.request);
-        const bool stepped = step(generation, requests[request], completions[request], on_token);
+    const Generation& next = waiting.front();
+    if (!manager_.allocate(next.request, slots_to_reserve(requests[static_cast<std::size_t>(next.request)]))) {
+      return false;
+    }
+    batch.push_back(next);
+    waiting.pop_front();
+    return true;
+  };
+  while (!waiting.empty()) {
+    // A batch is filled while its first round goes on.
+    for (bool filling = true; filling || !batch.empty(); filling = false) {
+      for (std::size_t i = 0; i < batch.size() || (filling && admit()); ++i) {
+        const auto request = static_cast<std::size_t>(batch[i].request);
+        const bool stepped = step(batch[i], requests[request], completions[request], on_token);
         COMMON_CHECK(stepped, "slots that were reserved are missing");
       }
+      COMMON_CHECK(!batch.empty(), "somebody else holds the cache");
+      most_running_ = std::max(most_running_, static_cast<int>(batch.size()));
       const Usage usage = manager_.usage();
       rounds_ += 1;
       slots_reserved_ += usage.reserved;

@@ -39,6 +39,9 @@ class Engine {
   // follow the last one: [1, vocab_size]. Nothing if the slots run out; nothing has changed then.
   std::optional<common::Matrix> append(SequenceId sequence, std::span<const common::Token> tokens);
 
+  // Why the request can never be served; empty if it can.
+  std::string rejection(const common::Request& request) const;
+
   KvCacheManager& manager() { return manager_; }
   KvCache& cache() { return cache_; }
 
@@ -55,7 +58,6 @@ class Engine {
     bool finished = false;
   };
 
-  std::string rejection(const common::Request& request) const;  // empty if it can be served
   // Computes what the cache lacks and draws the next token. False if the slots run out; nothing has changed then.
   bool step(Generation& generation, const common::Request& request, common::Completion& completion,
             const common::OnToken& on_token);

@@ -50,28 +50,19 @@ void show(const KvCacheManager& manager, std::ostream& output) {
                            usage.total - usage.reserved);
 }
 
-// The sequence of that name, which must be live or, for a new one, must not be.
-SequenceId sequence_named(const KvCacheManager& manager, const std::string& name, bool live) {
-  const SequenceId sequence = common::sequence_id(name);
-  if (manager.contains(sequence) != live) {
-    throw common::InputError("sequence " + name + (live ? " is not there" : " is there already"));
-  }
-  return sequence;
-}
-
 // A pool to drive by hand: the script shows what goes wrong, --shell hands over the wheel.
 void demo(int num_slots, bool shell_only) {
   KvCacheManager manager(num_slots / 4, 4);  // blocks of 4 slots
   common::Shell shell;
   shell.add("new", "NAME LENGTH", "start a sequence with room for LENGTH tokens", [&](const auto& arguments) {
-    const SequenceId sequence = sequence_named(manager, arguments[0], false);
+    const SequenceId sequence = common::sequence_named(manager, arguments[0], false);
     const int length = common::parse_count(arguments[1], 1);
     if (!manager.allocate(sequence, length)) {
       std::cout << "refused: no room for " << length << "\n";
     }
   });
   shell.add("append", "NAME COUNT", "put COUNT more tokens into the cache", [&](const auto& arguments) {
-    const SequenceId sequence = sequence_named(manager, arguments[0], true);
+    const SequenceId sequence = common::sequence_named(manager, arguments[0], true);
     const int count = common::parse_count(arguments[1], 1);
     if (manager.reserve(sequence, count)) {
       manager.commit(sequence, count);
@@ -80,7 +71,7 @@ void demo(int num_slots, bool shell_only) {
     }
   });
   shell.add("free", "NAME", "end a sequence",
-            [&](const auto& arguments) { manager.free(sequence_named(manager, arguments[0], true)); });
+            [&](const auto& arguments) { manager.free(common::sequence_named(manager, arguments[0], true)); });
   shell.add("show", "", "the cache, slot by slot", [&](const auto&) { show(manager, std::cout); });
   std::istringstream script(kScript);
   shell.run(shell_only ? std::cin : script, std::cout, !shell_only);

@@ -119,6 +119,9 @@ class PagedSequences {
     }
     const int length = manager_.length(sequence);
     const std::vector<int> slot_mapping = manager_.slots(sequence, length, num_tokens);
+#if STAGE_NUMBER >= 5
+    cache_.copy_blocks(manager_.take_copies());
+#endif
     TokenInputs& written = written_[sequence];
     written.resize(inputs.size());
     Outputs outputs;
@@ -136,13 +139,26 @@ class PagedSequences {
     return outputs;
   }
 
-  // Ends the sequence and poisons what it held.
+#if STAGE_NUMBER >= 5
+  void fork(int parent, int child) {
+    manager_.fork(parent, child);
+    if (const auto found = written_.find(parent); found != written_.end()) {
+      written_[child] = found->second;
+    }
+  }
+#endif
+
+  // Ends the sequence and poisons what it held and nobody else holds.
   void free(int sequence) {
-    const int length = manager_.length(sequence);
-    const std::vector<int> slots = manager_.slots(sequence, 0, length);
+    std::vector<int> slots = manager_.slots(sequence, 0, manager_.length(sequence));
     manager_.free(sequence);
     written_.erase(sequence);
-    const common::Matrix poison = common::Matrix::Constant(length, Eigen::Index{shape_.num_kv_heads} * shape_.head_dim,
+#if STAGE_NUMBER >= 5
+    cache_.copy_blocks(manager_.take_copies());  // before anything else is written
+    std::erase_if(slots, [&](int slot) { return manager_.reference_count(slot / manager_.block_size()) > 0; });
+#endif
+    const common::Matrix poison = common::Matrix::Constant(static_cast<Eigen::Index>(slots.size()),
+                                                           Eigen::Index{shape_.num_kv_heads} * shape_.head_dim,
                                                            std::numeric_limits<float>::quiet_NaN());
     for (int layer = 0; layer < shape_.num_layers; ++layer) {
       cache_.write(layer, slots, poison, poison);

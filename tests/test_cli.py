@@ -8,6 +8,7 @@ names the problem. A wrong option ends with CLI11's own exit code, 100 or more, 
 import json
 import os
 import pathlib
+import re
 import subprocess
 import sys
 import tempfile
@@ -214,6 +215,56 @@ class Json(ProgramTest):
         sampled = (*self.ARGUMENTS, "--temperature", "0.8", "--top-k", "40", "--top-p", "0.95", "--json", "-")
         first, again = (json.loads(run(*sampled, "--seed", "7").stdout)["requests"] for _ in range(2))
         self.assertEqual(first, again)
+
+
+class Sharing(ProgramTest):
+    """`sample` and `beam`, which stages have from the fifth on."""
+
+    PROMPT = ("--prompt", "Once upon a time", "--max-new-tokens", "12")
+
+    def setUp(self):
+        super().setUp()
+        if int(re.sub(r"\D", "", pathlib.Path(PROGRAM).name) or 0) < 5:
+            self.skipTest("this stage has no commands for it")
+
+    def test_counts_out_of_range(self):
+        for command, option in (("sample", "--samples"), ("beam", "--beams")):
+            for value in ("0", "-1", "many", "1.5", "99999999999999999999"):
+                with self.subTest(command=command, value=value):
+                    self.assert_usage_error(run(command, *self.PROMPT, option, value), option)
+
+    def test_length_penalty_out_of_range(self):
+        for value in ("nan", "inf", "-inf", "11", "much"):
+            with self.subTest(value=value):
+                self.assert_usage_error(run("beam", *self.PROMPT, "--length-penalty", value), "--length-penalty")
+
+    def test_pool_too_small(self):
+        for command in (("sample", "--samples", "8", "--temperature", "2"), ("beam", "--beams", "16")):
+            result = run(*command, *self.PROMPT, "--slots", "24", "--block-size", "4")
+            with self.subTest(command=command):
+                self.assert_bad_input(result, "blocks ran out")
+
+    def test_request_larger_than_the_pool(self):
+        for command in ("sample", "beam"):
+            self.assert_bad_input(run(command, *self.PROMPT, "--slots", "8"), "8")
+
+    def test_samples_are_those_of_lone_runs(self):
+        sampled = ("--temperature", "0.9")
+        shared = run("sample", *self.PROMPT, *sampled, "--samples", "3", "--seed", "5").stdout.decode()
+        for seed in (5, 6, 7):
+            result = run("generate", *self.PROMPT, *sampled, "--seed", str(seed), "--json", "-")
+            text = json.loads(result.stdout)["requests"][0]["text"]
+            self.assertIn(text.split("\n")[0], shared)
+
+    def test_one_beam_is_greedy(self):
+        text = json.loads(run("generate", *self.PROMPT, "--json", "-").stdout)["requests"][0]["text"]
+        self.assertIn(text.split("\n")[0], run("beam", *self.PROMPT, "--beams", "1").stdout.decode())
+
+    def test_trace(self):
+        for command in ("sample", "beam"):
+            result = run(command, *self.PROMPT, "--trace")
+            self.assertEqual((result.returncode, result.stderr), (0, b""))
+            self.assertIn(b"owners of each block", result.stdout)
 
 
 if __name__ == "__main__":

@@ -18,6 +18,7 @@
 #include "common/model/tokenizer.h"
 #include "common/report.h"
 #include "common/workload.h"
+#include "tests/sanitizers.h"
 #include "tests/stage_api.h"
 
 #include STAGE_HEADER(engine.h)
@@ -28,6 +29,11 @@ using common::Request;
 using common::Token;
 
 namespace {
+
+// Under sanitizers the full set would take a minute and a half a stage. They look for accesses out of bounds, and those
+// do not depend on which words a prompt has: a few prompts and one size of chunk take every path. What the text is, the
+// other builds check in full.
+constexpr std::size_t kMostPrompts = tests::kSanitized ? 2 : std::numeric_limits<std::size_t>::max();
 
 // What a comparison returns if there is nothing to say; a failing check then shows the text instead.
 const std::string kNoDifference;
@@ -64,6 +70,7 @@ const std::vector<GoldenCase>& golden_cases() {
                         *std::min_element(margins.begin(), margins.end())});
     }
     COMMON_CHECK(result.size() >= 5, "golden cases are missing");
+    result.resize(std::min(result.size(), kMostPrompts));
     return result;
   }();
   return cases;
@@ -100,7 +107,9 @@ Request greedy_request(const std::string& prompt, int max_new_tokens) {
 std::vector<Request> workload_requests() {
   std::vector<Request> requests;
   for (const common::WorkloadItem& item : common::workload()) {
-    requests.push_back(greedy_request(item.prompt, item.max_new_tokens));
+    if (requests.size() < kMostPrompts) {
+      requests.push_back(greedy_request(item.prompt, item.max_new_tokens));
+    }
   }
   return requests;
 }
@@ -139,7 +148,8 @@ TEST_CASE("prompts become the golden tokens") {
 }
 
 TEST_CASE("greedy text is the golden text, in chunks of any size") {
-  for (const int chunk_size : {1, 3, 256}) {
+  const std::vector<int> chunk_sizes = tests::kSanitized ? std::vector<int>{3} : std::vector<int>{1, 3, 256};
+  for (const int chunk_size : chunk_sizes) {
     std::vector<Request> requests;
     for (const GoldenCase& golden : golden_cases()) {
       REQUIRE(golden.generated_tokens.size() == 64);

@@ -1,0 +1,13 @@
+// A 64-bit hash of bytes: XXH3 of the xxHash library. Fast and well mixed; no protection against an adversary.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <span>
+
+namespace common {
+
+// Equal bytes and seed give an equal hash, on every machine of the same byte order.
+std::uint64_t hash_bytes(std::span<const std::byte> bytes, std::uint64_t seed);
+
+}  // namespace common

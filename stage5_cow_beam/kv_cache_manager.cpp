@@ -1,0 +1,161 @@
+#include "kv_cache_manager.h"
+
+#include <algorithm>
+#include <numeric>
+#include <string>
+
+#include "common/check.h"
+
+namespace stage5 {
+
+KvCacheManager::KvCacheManager(int num_blocks, int block_size) : num_blocks_(num_blocks), block_size_(block_size) {
+  COMMON_CHECK(num_blocks > 0 && block_size > 0, "a cache needs slots");
+  reference_counts_.resize(static_cast<std::size_t>(num_blocks));
+  for (int block = num_blocks - 1; block >= 0; --block) {
+    free_blocks_.push_back(block);
+  }
+}
+
+bool KvCacheManager::allocate(SequenceId sequence, int num_tokens) {
+  COMMON_CHECK(!sequences_.contains(sequence), "sequence " + std::to_string(sequence) + " is live already");
+  COMMON_CHECK(num_tokens > 0, "a sequence needs at least one slot");
+  sequences_[sequence] = {};
+  if (!reserve(sequence, num_tokens)) {
+    sequences_.erase(sequence);
+    return false;
+  }
+  return true;
+}
+
+bool KvCacheManager::reserve(SequenceId sequence, int num_tokens) {
+  COMMON_CHECK(num_tokens >= 0, "can't reserve a negative number of tokens");
+  Sequence& owner = find(sequence);
+  if (!can_reserve({&sequence, 1}, num_tokens)) {
+    return false;
+  }
+  if (num_tokens > 0 && owner.length % block_size_ != 0) {
+    int& block = owner.block_table[static_cast<std::size_t>(owner.length / block_size_)];
+    if (reference_count(block) > 1) {  // the last owner writes in place
+      copies_.push_back({block, take_block()});
+      release_block(std::exchange(block, copies_.back().destination));
+    }
+  }
+  while (num_tokens > capacity(sequence) - owner.length) {
+    owner.block_table.push_back(take_block());
+  }
+  return true;
+}
+
+bool KvCacheManager::can_reserve(std::span<const SequenceId> sequences, int num_tokens) const {
+  std::int64_t num_blocks = 0;
+  std::map<int, int> writers;  // of a block that is partly filled
+  for (const SequenceId sequence : sequences) {
+    const Sequence& owner = find(sequence);
+    const std::int64_t length = std::int64_t{owner.length} + num_tokens;
+    const auto table_size = static_cast<std::int64_t>(owner.block_table.size());
+    num_blocks += std::max((length + block_size_ - 1) / block_size_ - table_size, std::int64_t{0});
+    if (num_tokens > 0 && owner.length % block_size_ != 0) {
+      writers[owner.block_table[static_cast<std::size_t>(owner.length / block_size_)]] += 1;
+    }
+  }
+  for (const auto& [block, count] : writers) {
+    num_blocks += std::min(count, reference_count(block) - 1);
+  }
+  return num_blocks <= static_cast<std::int64_t>(free_blocks_.size());
+}
+
+void KvCacheManager::fork(SequenceId parent, SequenceId child) {
+  COMMON_CHECK(!sequences_.contains(child), "sequence " + std::to_string(child) + " is live already");
+  Sequence copy = find(parent);
+  // What the parent has reserved ahead holds nothing to share.
+  copy.block_table.resize(static_cast<std::size_t>((copy.length + block_size_ - 1) / block_size_));
+  for (const int block : copy.block_table) {
+    reference_counts_[static_cast<std::size_t>(block)] += 1;
+  }
+  sequences_[child] = std::move(copy);
+}
+
+std::vector<int> KvCacheManager::slots(SequenceId sequence, int first, int count) const {
+  COMMON_CHECK(first >= 0 && count >= 0 && count <= capacity(sequence) - first, "positions outside the reservation");
+  const Sequence& owner = find(sequence);
+  std::vector<int> result;
+  for (int position = first; position < first + count; ++position) {
+    const int block = owner.block_table[static_cast<std::size_t>(position / block_size_)];
+    result.push_back(block * block_size_ + position % block_size_);
+  }
+  return result;
+}
+
+void KvCacheManager::commit(SequenceId sequence, int num_tokens) {
+  Sequence& owner = find(sequence);
+  COMMON_CHECK(num_tokens >= 0 && num_tokens <= capacity(sequence) - owner.length, "committed what was not reserved");
+  owner.length += num_tokens;
+}
+
+void KvCacheManager::free(SequenceId sequence) {
+  std::vector<int>& table = find(sequence).block_table;
+  for (; !table.empty(); table.pop_back()) {
+    release_block(table.back());
+  }
+  sequences_.erase(sequence);
+}
+
+int KvCacheManager::length(SequenceId sequence) const { return find(sequence).length; }
+
+int KvCacheManager::capacity(SequenceId sequence) const {
+  return static_cast<int>(find(sequence).block_table.size()) * block_size_;
+}
+
+const std::vector<int>& KvCacheManager::block_table(SequenceId sequence) const { return find(sequence).block_table; }
+
+std::vector<SequenceId> KvCacheManager::sequences() const {
+  std::vector<SequenceId> result;
+  for (const auto& [id, sequence] : sequences_) {
+    result.push_back(id);
+  }
+  return result;
+}
+
+Usage KvCacheManager::usage() const {
+  Usage usage;
+  usage.total = num_blocks_ * block_size_;
+  usage.reserved = usage.total - static_cast<int>(free_blocks_.size()) * block_size_;
+  // Owners of a block agree on how far it is filled: nobody writes to it.
+  std::vector<int> used(static_cast<std::size_t>(num_blocks_));
+  for (const auto& [id, sequence] : sequences_) {
+    int length = sequence.length;
+    for (const int block : sequence.block_table) {
+      used[static_cast<std::size_t>(block)] = std::min(length, block_size_);
+      length -= used[static_cast<std::size_t>(block)];
+    }
+  }
+  usage.used = std::accumulate(used.begin(), used.end(), 0);
+  return usage;
+}
+
+int KvCacheManager::take_block() {
+  const int block = free_blocks_.back();
+  free_blocks_.pop_back();
+  reference_counts_[static_cast<std::size_t>(block)] = 1;
+  return block;
+}
+
+void KvCacheManager::release_block(int block) {
+  if (--reference_counts_[static_cast<std::size_t>(block)] == 0) {
+    free_blocks_.push_back(block);
+  }
+}
+
+KvCacheManager::Sequence& KvCacheManager::find(SequenceId sequence) {
+  const auto found = sequences_.find(sequence);
+  COMMON_CHECK(found != sequences_.end(), "no live sequence " + std::to_string(sequence));
+  return found->second;
+}
+
+const KvCacheManager::Sequence& KvCacheManager::find(SequenceId sequence) const {
+  const auto found = sequences_.find(sequence);
+  COMMON_CHECK(found != sequences_.end(), "no live sequence " + std::to_string(sequence));
+  return found->second;
+}
+
+}  // namespace
