@@ -77,7 +77,7 @@ int PrefixCache::evict() {
 std::vector<int> PrefixCache::reset() {
   entries_.clear();
   blocks_with_hash_.clear();
-  const std::vector<int> blocks(retired_.begin(), retired_.end());
+  std::vector<int> blocks(retired_.begin(), retired_.end());
   retired_.clear();
   return blocks;
 }

@@ -140,6 +140,7 @@ Numbers joined(Numbers left, const Numbers& right) {
 
 std::vector<std::pair<int, int>> pairs(const std::vector<BlockCopy>& copies) {
   std::vector<std::pair<int, int>> result;
+  result.reserve(copies.size());
   for (const BlockCopy& copy : copies) {
     result.emplace_back(copy.source, copy.destination);
   }

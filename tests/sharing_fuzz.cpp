@@ -197,7 +197,7 @@ class Pool {
     std::vector<int> table = manager_.block_table(sequence);
     table.resize(table_before.size());
     if (copies) {
-      planned_.push_back({table_before[tail], table[tail]});
+      planned_.emplace_back(table_before[tail], table[tail]);
       expect(table[tail] != table_before[tail], "a shared block was not replaced");
       table[tail] = table_before[tail];
     }
@@ -264,7 +264,8 @@ class Pool {
     for (const auto& [id, owner] : sequences_) {
       some.insert(some.begin() + below(static_cast<int>(some.size()) + 1), id);
     }
-    some.resize(static_cast<std::size_t>(1 + below(static_cast<int>(some.size()))));
+    const int count = 1 + below(static_cast<int>(some.size()));
+    some.resize(static_cast<std::size_t>(count));
     const int num_tokens = below(2 * block_size_);
     stage::KvCacheManager copy = manager_;
     const bool possible =
