@@ -3,7 +3,9 @@
 
 #include <algorithm>
 #include <cstddef>
+#include <iterator>
 #include <limits>
+#include <map>
 #include <span>
 #include <string>
 #include <vector>
@@ -14,9 +16,11 @@
 #include "common/model/gguf.h"
 #include "common/model/llama.h"
 #include "common/model/tokenizer.h"
+#include "common/sampling.h"
 #include "common/workload.h"
 #include "tests/engine_fixtures.h"
 #include "tests/ledger.h"
+#include "tests/sanitizers.h"
 #include "tests/stage_api.h"
 
 #include STAGE_HEADER(decoding.h)
@@ -334,4 +338,161 @@ TEST_CASE("sampling and beams start from cached blocks, and find what they find 
     CHECK(common::counter(warm.counters(), "prefix_hits") >= 2);
     CHECK(check_ledger(warm.manager(), warm.cache().shape().num_blocks, block_size) == kNoProblem);
   }
+}
+
+namespace {
+
+// A pool whose slots hold, in place of K and V, a name of all the tokens up to theirs: who shares a slot wrongly finds
+// another name there.
+class NamedSlots {
+ public:
+  NamedSlots(std::uint64_t seed, int num_blocks, int block_size)
+      : random_(seed),
+        num_blocks_(num_blocks),
+        manager_(num_blocks, block_size, hash_of_bits(below(3))),
+        names_(static_cast<std::size_t>(num_blocks * block_size)) {}
+
+  void step() {
+    const int sequence = below(5);
+    const Snapshot before = take_snapshot(manager_);
+    bool changed = true;
+    if (!texts_.contains(sequence)) {
+      changed = start(sequence);
+    } else if (const int choice = below(12); choice < 3) {
+      manager_.free(sequence);
+      texts_.erase(sequence);
+    } else if (choice < 5 && !texts_.contains(sequence + 5)) {
+      manager_.fork(sequence, sequence + 5);
+      texts_[sequence + 5] = texts_.at(sequence);
+    } else if (choice < 7 && texts_.contains(sequence + 5)) {
+      manager_.free(sequence + 5);
+      texts_.erase(sequence + 5);
+    } else if (choice == 7 && below(20) == 0) {
+      manager_.reset_prefix_cache();
+    } else {
+      changed = append(texts_.contains(sequence + 5) && below(2) == 0 ? sequence + 5 : sequence, random_tokens(6));
+    }
+    if (!changed) {
+      REQUIRE(take_snapshot(manager_) == before);
+      // Somebody makes room, or the pool would stay full.
+      const auto victim = std::next(texts_.begin(), below(static_cast<int>(texts_.size()) + 1));
+      if (victim != texts_.end()) {
+        manager_.free(victim->first);
+        texts_.erase(victim);
+      }
+    }
+    const std::string problem = check_ledger(manager_, num_blocks_, manager_.block_size());
+    if (!problem.empty()) {
+      FAIL(problem);
+    }
+    check_names();
+  }
+
+  const stage::PrefixStatistics& statistics() const { return manager_.prefix_cache().statistics(); }
+
+ private:
+  struct Text {
+    Tokens tokens;
+    std::uint64_t salt = 0;
+  };
+
+  // No bits: everything collides; two: nearly everything; all 64 otherwise.
+  static stage::HashFunction hash_of_bits(int kind) {
+    return [kind](stage::BlockHash parent, std::span<const Token> tokens, std::uint64_t salt) {
+      const stage::BlockHash hash = stage::hash_block(parent, tokens, salt);
+      return kind == 0 ? 0 : kind == 1 ? hash % 4 : hash;
+    };
+  }
+
+  int below(int bound) { return static_cast<int>(random_.below(static_cast<std::uint64_t>(bound))); }
+
+  Tokens random_tokens(int most) {
+    Tokens tokens(static_cast<std::size_t>(1 + below(most)));
+    for (Token& token : tokens) {
+      token = below(2);  // few different ones: many texts begin alike
+    }
+    return tokens;
+  }
+
+  bool start(int sequence) {
+    const Text text{random_tokens(12), static_cast<std::uint64_t>(below(2))};
+    if (!manager_.allocate(sequence, text.tokens, text.salt)) {
+      return false;
+    }
+    const auto cached = static_cast<std::size_t>(manager_.length(sequence));
+    if (cached >= text.tokens.size()) {
+      FAIL("no token is left to compute");
+    }
+    texts_[sequence] = {Tokens(text.tokens.begin(), text.tokens.begin() + static_cast<std::ptrdiff_t>(cached)),
+                        text.salt};
+    return append(sequence, Tokens(text.tokens.begin() + static_cast<std::ptrdiff_t>(cached), text.tokens.end()));
+  }
+
+  bool append(int sequence, const Tokens& tokens) {
+    const auto count = static_cast<int>(tokens.size());
+    if (!manager_.reserve(sequence, count)) {
+      return false;
+    }
+    const auto size = static_cast<std::size_t>(manager_.block_size());
+    for (const auto& [source, destination] : manager_.take_copies()) {
+      std::copy_n(names_.begin() + static_cast<std::ptrdiff_t>(static_cast<std::size_t>(source) * size), size,
+                  names_.begin() + static_cast<std::ptrdiff_t>(static_cast<std::size_t>(destination) * size));
+    }
+    Text& text = texts_.at(sequence);
+    for (const int slot : manager_.slots(sequence, manager_.length(sequence), count)) {
+      text.tokens.push_back(tokens[text.tokens.size() - static_cast<std::size_t>(manager_.length(sequence))]);
+      names_[static_cast<std::size_t>(slot)] = name(text, text.tokens.size());
+    }
+    manager_.commit(sequence, tokens);
+    return true;
+  }
+
+  // Of the first `length` tokens: another one for every text of up to 60 tokens.
+  static std::uint64_t name(const Text& text, std::size_t length) {
+    std::uint64_t name = 1 + text.salt;
+    for (std::size_t i = 0; i < length; ++i) {
+      name = common::Random(name * 2 + static_cast<std::uint64_t>(text.tokens[i])).next();
+    }
+    return name;
+  }
+
+  void check_names() {
+    if (below(4) != 0) {
+      return;
+    }
+    for (const auto& [sequence, text] : texts_) {
+      const std::vector<int> slots = manager_.slots(sequence, 0, static_cast<int>(text.tokens.size()));
+      for (std::size_t i = 0; i < slots.size(); ++i) {
+        if (names_[static_cast<std::size_t>(slots[i])] != name(text, i + 1)) {
+          FAIL("sequence " << sequence << " finds another text's K and V at position " << i);
+        }
+      }
+    }
+  }
+
+  common::Random random_;
+  int num_blocks_;
+  KvCacheManager manager_;
+  std::vector<std::uint64_t> names_;  // by slot
+  std::map<int, Text> texts_;         // by sequence
+};
+
+}  // namespace
+
+TEST_CASE("fuzz: whatever was shared, forked, evicted and found again, every sequence finds its own text") {
+  constexpr int kOperationsPerPool = 2000;
+  constexpr int kPools = tests::kSanitized ? 30 : 500;  // 10^6 operations
+  std::int64_t hits = 0;
+  std::int64_t evictions = 0;
+  for (int seed = 1; seed <= kPools; ++seed) {
+    CAPTURE(seed);
+    NamedSlots pool(static_cast<std::uint64_t>(seed), 1 + seed % 12, 1 + seed / 12 % 5);
+    for (int operation = 0; operation < kOperationsPerPool; ++operation) {
+      pool.step();
+    }
+    hits += pool.statistics().hits;
+    evictions += pool.statistics().evictions;
+  }
+  CHECK(hits > kPools * 10);
+  CHECK(evictions > kPools * 10);
 }
