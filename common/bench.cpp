@@ -17,11 +17,12 @@ namespace {
 
 Token likeliest(const Matrix& logits) { return argmax({logits.data(), static_cast<std::size_t>(logits.cols())}); }
 
-std::optional<Matrix> require(std::optional<Matrix> logits) {
-  if (!logits.has_value()) {
+template <typename Result>
+std::optional<Result> require(std::optional<Result> result) {
+  if (!result.has_value()) {
     throw InputError("the cache is too small for this many tokens");
   }
-  return logits;
+  return result;
 }
 
 // Seconds a layer: the fastest of several rounds over all layers, because others only ever add time.
@@ -57,15 +58,13 @@ void print_speed(const Llama& model, const SpeedSubject& subject, int prompt_tok
   double prefill_seconds = std::numeric_limits<double>::infinity();
   double decode_seconds = prefill_seconds;
   for (int run = 0; run < kRuns; ++run) {
-    if (!subject.start(prompt_tokens + new_tokens)) {
-      require(std::nullopt);
-    }
+    require(subject.start(prompt_tokens + new_tokens) ? std::optional(true) : std::nullopt);
     const double start = now_seconds();
-    std::optional<Matrix> logits = require(subject.append(prompt));
+    const std::optional<Matrix> logits = require(subject.append(prompt));
     const double prefilled = now_seconds();
+    Token token = likeliest(*logits);
     for (int i = 0; i < new_tokens; ++i) {
-      const Token token = likeliest(*logits);
-      logits = require(subject.append({&token, 1}));
+      token = subject.decode ? *require(subject.decode(token)) : likeliest(*require(subject.append({&token, 1})));
       progress.advance();
     }
     prefill_seconds = std::min(prefill_seconds, prefilled - start);
@@ -74,8 +73,10 @@ void print_speed(const Llama& model, const SpeedSubject& subject, int prompt_tok
   progress.clear();
 
   const std::int64_t peak_bytes = peak_resident_bytes();  // before the buffer of the next line counts too
-  const double bandwidth = measure_read_bandwidth(num_threads());
-  const auto weight_bytes = static_cast<double>(model.weight_bytes_per_token());
+  const double bandwidth =
+      subject.read_bandwidth > 0.0 ? subject.read_bandwidth : measure_read_bandwidth(num_threads());
+  const auto weight_bytes = static_cast<double>(subject.weight_bytes_per_token > 0 ? subject.weight_bytes_per_token
+                                                                                   : model.weight_bytes_per_token());
   const double mean_context = prompt_tokens + (new_tokens + 1) / 2.0;
   const double kv_bytes = mean_context * static_cast<double>(subject.kv_bytes_per_token);
   const double decode_rate = new_tokens / decode_seconds;

@@ -16,6 +16,10 @@ struct SpeedSubject {
   std::function<bool(int max_length)> start;  // a new sequence, in place of the last one; false: the cache is too small
   std::function<std::optional<Matrix>(std::span<const Token>)> append;  // logits after the last token; none: likewise
   std::int64_t kv_bytes_per_token = 0;
+  // The same for one token, and the likeliest next one: for whoever finds it without handing out all logits.
+  std::function<std::optional<Token>(Token)> decode = nullptr;
+  std::int64_t weight_bytes_per_token = 0;  // 0: the model's own
+  double read_bandwidth = 0.0;              // bytes a second of the memory that holds it all; 0: the processor's
 };
 
 // Prints the speed of prefill and decode, the bytes decode reads, and what share of the machine's own read bandwidth

@@ -15,6 +15,7 @@
 #include "common/machine.h"
 #include "common/model/chat.h"
 #include "common/model/gguf.h"
+#include "common/model/synthetic.h"
 #include "common/parallel.h"
 #include "common/plan.h"
 #include "common/progress.h"
@@ -175,6 +176,10 @@ CLI::App& Program::add_bench(std::function<SpeedSubject(const Session&)> subject
   command.add_option("--new-tokens", options_.new_tokens, "tokens decoded after it")
       ->check(CLI::Range(1, 1 << 24))
       ->capture_default_str();
+  command
+      .add_option("--synthetic", options_.synthetic,
+                  "random weights in a published shape: smollm2-135m, llama-3.2-1b or llama-3-8b")
+      ->excludes("--model");
   command.add_flag("--attention", options_.attention, "measure attention alone, at growing contexts");
   command.add_option("--most-context", options_.most_context, "the longest context for --attention")
       ->check(CLI::Range(64, 1 << 20))
@@ -218,6 +223,8 @@ int Program::run(int argc, char** argv) {
     return 2;
   } catch (const std::bad_alloc&) {
     std::cerr << name_ << ": not enough memory; a smaller cache (--slots) may fit\n";
+  } catch (const std::runtime_error& error) {  // a library's, the GPU's for one
+    std::cerr << name_ << ": " << error.what() << '\n';
   }
   return 1;
 }
@@ -307,7 +314,11 @@ void Program::bench(const std::function<SpeedSubject(const Session&)>& subject,
     return;
   }
   const double begin = now_seconds();
-  const Session session = load();
+  Session session = load();
+  if (!options_.synthetic.empty()) {
+    session.model_name = options_.synthetic;
+    session.model = Llama::synthetic(synthetic_config(options_.synthetic), 1);
+  }
   const double load_seconds = now_seconds() - begin;
   const int context = session.model.config().context_length;
   if (options_.prompt_tokens + options_.new_tokens > context) {

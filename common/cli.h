@@ -70,6 +70,7 @@ class Program {
     bool attention = false;
     int most_context = 8192;
     bool sweep_block_size = false;
+    std::string synthetic;
   };
 
   void add_model_options(CLI::App& command);

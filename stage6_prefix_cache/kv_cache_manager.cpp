@@ -110,6 +110,8 @@ std::vector<int> KvCacheManager::slots(SequenceId sequence, int first, int count
 void KvCacheManager::commit(SequenceId sequence, int num_tokens) {
   Sequence& owner = find(sequence);
   COMMON_CHECK(num_tokens >= 0 && num_tokens <= capacity(sequence) - owner.length, "committed what was not reserved");
+  const auto tail = static_cast<std::size_t>(owner.length / block_size_);
+  COMMON_CHECK(num_tokens == 0 || reference_count(owner.block_table[tail]) == 1, "committed into a shared block");
   owner.length += num_tokens;
   owner.tail.clear();  // which tokens they are is not known
 }

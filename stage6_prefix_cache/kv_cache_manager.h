@@ -16,11 +16,10 @@ namespace stage6 {
 
 using SequenceId = int;
 
-// Counted in slots. reserved - used is internal fragmentation: at most block_size - 1 slots a sequence. A slot counts
-// once, however many sequences read it.
+// Counted in slots. reserved - used is internal fragmentation: at most block_size - 1 slots a sequence.
 struct Usage {
   int total = 0;
-  // Owned by a sequence.
+  // Owned by one sequence or by several; a slot counts once.
   int reserved = 0;
   // Of those, holding a token.
   int used = 0;

@@ -598,6 +598,7 @@ TEST_CASE("manager: misuse of forks is noticed and changes nothing (stage 5, inv
   CHECK_THROWS_AS(manager.reserve(2, 1), CheckError);
   CHECK_THROWS_AS(manager.can_reserve(std::vector<int>{0, 2}, 1), CheckError);
   CHECK_THROWS_AS(manager.commit(0, 3), CheckError);
+  CHECK_THROWS_AS(manager.commit(0, 1), CheckError);  // into a block that sequence 1 reads too
   CHECK(take_snapshot(manager) == before);
   CHECK(manager.take_copies().empty());
   CHECK(pool.ledger() == kNoProblem);

@@ -19,9 +19,15 @@ PROGRAM = ""  # set from the command line
 TIMEOUT_SECONDS = 300
 
 
+# What a program says that could use a GPU and has none.
+NO_GPU = re.compile(rb"^note: computing on the CPU, as in the stage before: [^\n]+\n", re.MULTILINE)
+
+
 def run(*arguments, stdout=subprocess.PIPE):
-    return subprocess.run([PROGRAM, *arguments], stdin=subprocess.DEVNULL, stdout=stdout, stderr=subprocess.PIPE,
-                          timeout=TIMEOUT_SECONDS, check=False)
+    result = subprocess.run([PROGRAM, *arguments], stdin=subprocess.DEVNULL, stdout=stdout, stderr=subprocess.PIPE,
+                            timeout=TIMEOUT_SECONDS, check=False)
+    result.stderr, result.notes = NO_GPU.subn(b"", result.stderr)
+    return result
 
 
 class ProgramTest(unittest.TestCase):
@@ -49,6 +55,30 @@ class ProgramTest(unittest.TestCase):
             self.assertIn("--help", lines[1])
         for word in words:
             self.assertIn(word.lower(), lines[0].lower())
+
+
+class Gpu(ProgramTest):
+    def setUp(self):
+        super().setUp()
+        if b"--device" not in run("generate", "--help").stdout:
+            self.skipTest("the stage computes on the CPU")
+
+    def test_without_a_gpu_it_says_so_once_and_goes_on(self):
+        automatic = run("generate", "--prompt", "a", "--max-new-tokens", "2")
+        self.assertEqual((automatic.returncode, automatic.stderr), (0, b""))
+        asked_for = run("generate", "--prompt", "a", "--max-new-tokens", "2", "--device", "gpu")
+        if automatic.notes:
+            self.assertEqual(automatic.notes, 1)
+            self.assert_bad_input(asked_for)
+        else:
+            self.assertEqual(asked_for.returncode, 0)
+        on_cpu = run("generate", "--prompt", "a", "--max-new-tokens", "2", "--device", "cpu")
+        self.assertEqual((on_cpu.returncode, on_cpu.stderr, on_cpu.notes), (0, b"", 0))
+
+    def test_the_cpu_has_one_precision(self):
+        self.assert_bad_input(run("generate", "--prompt", "a", "--device", "cpu", "--precision", "bf16"), "float32")
+        self.assert_usage_error(run("generate", "--prompt", "a", "--precision", "fp8"), "--precision")
+        self.assert_usage_error(run("bench", "--kernels", "everything"), "--kernels")
 
 
 class Model(ProgramTest):
@@ -81,6 +111,9 @@ class Model(ProgramTest):
         path = self.folder / "secret.gguf"
         path.touch(mode=0)
         self.assert_bad_input(run("generate", "--model", str(path)), str(path))
+
+    def test_synthetic_shapes_have_names(self):
+        self.assert_bad_input(run("bench", "--synthetic", "gpt-5"), "smollm2-135m")
 
     def test_bench_checks_the_model_too(self):
         path = str(self.folder / "missing.gguf")

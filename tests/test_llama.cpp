@@ -21,6 +21,7 @@
 #include "common/model/gguf.h"
 #include "common/model/linear.h"
 #include "common/model/llama.h"
+#include "common/model/synthetic.h"
 #include "common/model/tokenizer.h"
 #include "common/parallel.h"
 #include "common/report.h"
@@ -736,6 +737,25 @@ TEST_CASE("random weights follow the seed", "[llama]") {
   // Activations keep their size, so that the weights are fit for comparisons: logits near 1, neither 0 nor huge.
   CHECK(logits.cwiseAbs().maxCoeff() < 10.0F);
   CHECK(logits.norm() / std::sqrt(static_cast<float>(logits.size())) > 0.3F);
+}
+
+TEST_CASE("a synthetic model draws the same weights when it needs them", "[llama]") {
+  const Llama eager(small_config(), 7);
+  const Llama lazy = Llama::synthetic(small_config(), 7);
+  CHECK(lazy.is_synthetic());
+  CHECK_FALSE(eager.is_synthetic());
+  CHECK(lazy.weight_bytes_per_token() == eager.weight_bytes_per_token());
+  const common::Matrix hidden = common::Matrix::Ones(2, small_config().hidden_size);
+  CHECK(lazy.logits(hidden) == eager.logits(hidden));
+}
+
+TEST_CASE("the shapes for synthetic weights have as many parameters as the models are said to have", "[llama]") {
+  // The models' cards: 135M (134,515,008), 1.23B and 8.03B.
+  for (const auto& [name, millions] : {std::pair{"smollm2-135m", 134.5}, {"llama-3.2-1b", 1235.8}}) {
+    const Llama model = Llama::synthetic(common::synthetic_config(name), 1);
+    CHECK(std::abs(static_cast<double>(model.num_parameters()) / 1e6 - millions) < 0.1);
+  }
+  CHECK_THROWS_AS(common::synthetic_config("llama-9"), common::InputError);
 }
 
 TEST_CASE("parameters and bytes are counted", "[llama]") {

@@ -3,21 +3,15 @@
 #include "tests/catch.h"
 
 #include <algorithm>
-#include <fstream>
 #include <iostream>
 #include <limits>
-#include <nlohmann/json.hpp>
 #include <string>
 #include <vector>
 
-#include "common/check.h"
-#include "common/default_model.h"
 #include "common/generation.h"
-#include "common/model/gguf.h"
-#include "common/model/llama.h"
-#include "common/model/tokenizer.h"
 #include "common/report.h"
 #include "common/workload.h"
+#include "tests/golden.h"
 #include "tests/sanitizers.h"
 #include "tests/stage_api.h"
 
@@ -27,54 +21,17 @@ using common::Completion;
 using common::FinishReason;
 using common::Request;
 using common::Token;
+using tests::bundled;
+using tests::compare_tokens;
+using tests::golden_cases;
+using tests::GoldenCase;
+using tests::greedy_request;
+using tests::kMostPrompts;
 
 namespace {
 
-// Under sanitizers the full set would take a minute and a half a stage. They look for accesses out of bounds, and those
-// do not depend on which words a prompt has: a few prompts and one size of chunk take every path. What the text is, the
-// other builds check in full.
-constexpr std::size_t kMostPrompts = tests::kSanitized ? 2 : std::numeric_limits<std::size_t>::max();
-
 // What a comparison returns if there is nothing to say; a failing check then shows the text instead.
 const std::string kNoDifference;
-
-struct BundledModel {
-  common::Gguf file = common::Gguf::parse(common::default_model(), "the bundled model");
-  common::Llama llama{file};
-  common::Tokenizer tokenizer{file};
-};
-
-// Loaded once for all test cases.
-const BundledModel& bundled() {
-  static const BundledModel model;
-  return model;
-}
-
-struct GoldenCase {
-  std::string prompt;
-  std::vector<Token> prompt_tokens;
-  std::vector<Token> generated_tokens;
-  double smallest_margin = 0.0;  // between the best and the second-best logit of any step
-};
-
-const std::vector<GoldenCase>& golden_cases() {
-  static const std::vector<GoldenCase> cases = [] {
-    std::ifstream stream(std::string(COMMON_SOURCE_DIR) + "/tests/golden_greedy.json");
-    COMMON_CHECK(stream.good(), "tests/golden_greedy.json cannot be read");
-    const nlohmann::json document = nlohmann::json::parse(stream);
-    std::vector<GoldenCase> result;
-    for (const auto& entry : document.at("cases")) {
-      const auto margins = entry.at("margins").get<std::vector<double>>();
-      result.push_back({entry.at("prompt").get<std::string>(), entry.at("prompt_ids").get<std::vector<Token>>(),
-                        entry.at("generated_ids").get<std::vector<Token>>(),
-                        *std::min_element(margins.begin(), margins.end())});
-    }
-    COMMON_CHECK(result.size() >= 5, "golden cases are missing");
-    result.resize(std::min(result.size(), kMostPrompts));
-    return result;
-  }();
-  return cases;
-}
 
 struct Run {
   std::vector<Completion> completions;
@@ -97,13 +54,6 @@ Run run(const std::vector<Request>& requests, int chunk_size) {
   return result;
 }
 
-Request greedy_request(const std::string& prompt, int max_new_tokens) {
-  Request request;
-  request.prompt = bundled().tokenizer.encode_prompt(prompt);
-  request.max_new_tokens = max_new_tokens;
-  return request;
-}
-
 std::vector<Request> workload_requests() {
   std::vector<Request> requests;
   for (const common::WorkloadItem& item : common::workload()) {
@@ -112,20 +62,6 @@ std::vector<Request> workload_requests() {
     }
   }
   return requests;
-}
-
-// Empty if equal; otherwise the first step at which they part, and what was written up to there.
-std::string compare_tokens(const std::vector<Token>& actual, const std::vector<Token>& expected) {
-  if (actual == expected) {
-    return "";
-  }
-  const auto [left, right] = std::mismatch(actual.begin(), actual.end(), expected.begin(), expected.end());
-  const auto spelled = [](const std::vector<Token>& tokens, auto position) {
-    return position == tokens.end() ? std::string("the end") : common::quote(bundled().tokenizer.decode({{*position}}));
-  };
-  return common::format("step %td: %s, expected %s, after ", left - actual.begin(), spelled(actual, left).c_str(),
-                        spelled(expected, right).c_str()) +
-         common::quote(bundled().tokenizer.decode(std::vector<Token>(actual.begin(), left)));
 }
 
 }  // namespace

@@ -3,8 +3,11 @@
 #include <algorithm>
 #include <array>
 #include <cmath>
+#include <mutex>
+#include <optional>
 #include <set>
 #include <string>
+#include <utility>
 
 #include "common/check.h"
 #include "common/memory.h"
@@ -270,6 +273,8 @@ struct Llama::Impl {
   MutableMatrixView output;       // [vocab_size, hidden_size]; the embedding itself when tied
   std::vector<Layer> layers;
   std::vector<double> frequencies;  // [head_dim / 2], radians a position
+  std::optional<std::uint64_t> synthetic_seed;
+  std::once_flag drawn;
 
   explicit Impl(const LlamaConfig& llama_config)
       : config(llama_config),
@@ -287,6 +292,30 @@ struct Llama::Impl {
     }
     for (int i = 0; i < config.head_dim / 2; ++i) {
       frequencies.push_back(std::pow(static_cast<double>(config.rope_freq_base), -2.0 * i / config.head_dim));
+    }
+  }
+
+  void draw(std::uint64_t seed) {
+    Random random(seed);
+    randomize(random, embedding);
+    output_norm.setOnes();
+    if (!config.tied_output) {
+      randomize(random, output);
+    }
+    for (Layer& layer : layers) {
+      layer.attention_norm.setOnes();
+      randomize(random, layer.qkv);
+      randomize(random, layer.output);
+      layer.feed_forward_norm.setOnes();
+      randomize(random, layer.gate_up);
+      randomize(random, layer.down);
+    }
+  }
+
+  // Called before the weights are read.
+  void draw_if_synthetic() {
+    if (synthetic_seed.has_value()) {
+      std::call_once(drawn, [&] { draw(*synthetic_seed); });
     }
   }
 
@@ -332,21 +361,18 @@ Llama::Llama(const Gguf& file) {
 }
 
 Llama::Llama(const LlamaConfig& config, std::uint64_t seed) : impl_(std::make_unique<Impl>(config)) {
-  Random random(seed);
-  randomize(random, impl_->embedding);
-  impl_->output_norm.setOnes();
-  if (!config.tied_output) {
-    randomize(random, impl_->output);
-  }
-  for (Layer& layer : impl_->layers) {
-    layer.attention_norm.setOnes();
-    randomize(random, layer.qkv);
-    randomize(random, layer.output);
-    layer.feed_forward_norm.setOnes();
-    randomize(random, layer.gate_up);
-    randomize(random, layer.down);
-  }
+  impl_->draw(seed);
 }
+
+Llama::Llama(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
+
+Llama Llama::synthetic(const LlamaConfig& config, std::uint64_t seed) {
+  auto impl = std::make_unique<Impl>(config);
+  impl->synthetic_seed = seed;
+  return Llama(std::move(impl));
+}
+
+bool Llama::is_synthetic() const { return impl_->synthetic_seed.has_value(); }
 
 Llama::Llama(Llama&&) noexcept = default;
 Llama& Llama::operator=(Llama&&) noexcept = default;
@@ -357,6 +383,7 @@ const LlamaConfig& Llama::config() const { return impl_->config; }
 Matrix Llama::forward(std::span<const Token> tokens, std::span<const int> positions,
                       const AttentionFn& attention) const {
   COMMON_CHECK(!tokens.empty() && tokens.size() == positions.size(), "each token needs a position");
+  impl_->draw_if_synthetic();
   const LlamaConfig& config = impl_->config;
   const auto num_tokens = static_cast<Eigen::Index>(tokens.size());
   const Eigen::Index q_cols = Eigen::Index{config.num_heads} * config.head_dim;
@@ -390,7 +417,10 @@ Matrix Llama::forward(std::span<const Token> tokens, std::span<const int> positi
   return rms_norm(x, impl_->output_norm, config.rms_epsilon);
 }
 
-Matrix Llama::logits(const Matrix& hidden) const { return linear(hidden, impl_->output); }
+Matrix Llama::logits(const Matrix& hidden) const {
+  impl_->draw_if_synthetic();
+  return linear(hidden, impl_->output);
+}
 
 std::int64_t Llama::num_parameters() const { return impl_->num_parameters; }
 
@@ -398,6 +428,23 @@ std::int64_t Llama::weight_bytes_per_token() const {
   // The output matrix is read whole, and one row of the embedding is looked up; tied, they are one matrix.
   const std::int64_t looked_up = impl_->config.tied_output ? 0 : impl_->embedding.size();
   return (num_parameters() - looked_up + impl_->config.hidden_size) * static_cast<std::int64_t>(sizeof(float));
+}
+
+LlamaWeights Llama::weights() const {
+  impl_->draw_if_synthetic();
+  const auto view = [](const MutableMatrixView& matrix) {
+    return MatrixView(matrix.data(), matrix.rows(), matrix.cols());
+  };
+  LlamaWeights weights{.embedding = view(impl_->embedding),
+                       .output_norm = view(impl_->output_norm),
+                       .output = view(impl_->output),
+                       .layers = {},
+                       .frequencies = impl_->frequencies};
+  for (const Layer& layer : impl_->layers) {
+    weights.layers.push_back({view(layer.attention_norm), view(layer.qkv), view(layer.output),
+                              view(layer.feed_forward_norm), view(layer.gate_up), view(layer.down)});
+  }
+  return weights;
 }
 
 }  // namespace common

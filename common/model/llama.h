@@ -34,6 +34,23 @@ struct LlamaConfig {
 // Returns [num_tokens, num_heads * head_dim].
 using AttentionFn = std::function<Matrix(int layer, const Matrix& q, const Matrix& k, const Matrix& v)>;
 
+// Views of a model's weights, which it owns.
+struct LlamaWeights {
+  struct Layer {
+    MatrixView attention_norm;     // [1, hidden_size]
+    MatrixView qkv;                // [(num_heads + 2 * num_kv_heads) * head_dim, hidden_size]: Q, K and V rows
+    MatrixView output;             // [hidden_size, num_heads * head_dim]
+    MatrixView feed_forward_norm;  // [1, hidden_size]
+    MatrixView gate_up;            // [2 * feed_forward_size, hidden_size]: gate rows, then up rows
+    MatrixView down;               // [hidden_size, feed_forward_size]
+  };
+  MatrixView embedding;    // [vocab_size, hidden_size]
+  MatrixView output_norm;  // [1, hidden_size]
+  MatrixView output;       // [vocab_size, hidden_size]; the embedding itself when tied
+  std::vector<Layer> layers;
+  std::span<const double> frequencies;  // [head_dim / 2], radians a position
+};
+
 class Llama {
  public:
   // Reads and checks the llama.* keys, and turns all weights into floats. Throws InputError on missing keys, keys that
@@ -42,6 +59,11 @@ class Llama {
 
   // Random weights of a given shape, the same for the same seed: for tests and for speed at other sizes.
   Llama(const LlamaConfig& config, std::uint64_t seed);
+
+  // The same weights, drawn when the CPU first computes with them: whoever computes elsewhere, with random weights of
+  // its own, takes neither the time nor the memory.
+  static Llama synthetic(const LlamaConfig& config, std::uint64_t seed);
+  bool is_synthetic() const;
 
   Llama(Llama&&) noexcept;
   Llama& operator=(Llama&&) noexcept;
@@ -62,8 +84,13 @@ class Llama {
   // Bytes of weights that one forward and logits of a single token read: all matrices once, one embedding row.
   std::int64_t weight_bytes_per_token() const;
 
+  // For other forward passes over the same weights.
+  LlamaWeights weights() const;
+
  private:
   struct Impl;
+  explicit Llama(std::unique_ptr<Impl> impl);
+
   std::unique_ptr<Impl> impl_;
 };
 
