@@ -153,6 +153,10 @@ def renewed(expected, actual):
     return actual
 
 
+# A program that can use a GPU says in one line on stderr whether it does.
+WHERE = re.compile(r"^note: computing on ")
+
+
 def run(text, root):
     environment = dict(os.environ, NO_COLOR="1", COLUMNS="120", LC_ALL="C.UTF-8")
     try:
@@ -160,7 +164,8 @@ def run(text, root):
                                 stdout=subprocess.PIPE, stderr=subprocess.STDOUT, timeout=TIMEOUT_SECONDS, check=False)
     except subprocess.TimeoutExpired:
         return None, [f"no end after {TIMEOUT_SECONDS} seconds"]
-    return result.returncode, normalise(result.stdout.decode("utf-8", errors="replace").split("\n"))
+    lines = result.stdout.decode("utf-8", errors="replace").split("\n")
+    return result.returncode, normalise([line for line in lines if not WHERE.match(line)])
 
 
 def check_command(command, expected, status, actual):

@@ -3,6 +3,7 @@
 
     python3 tests/sabotage.py                        all of them
     python3 tests/sabotage.py missing_rescale ...    only these patches of tests/sabotage/
+    python3 tests/sabotage.py --gpu                  those of the kernels, which need a GPU and are else left out
 
 A patch begins with three lines that say what it is about:
 
@@ -45,6 +46,9 @@ class Patch:
     program: str
     case: str  # empty: the whole program
     bug: str
+
+    def needs_gpu(self):
+        return self.program.startswith("gpu_")
 
     def test(self):
         return f'{self.program} "{self.case}"' if self.case else self.program
@@ -120,18 +124,20 @@ def patched_files(patch):
 class Workshop:
     """A copy of the sources and its build."""
 
-    def __init__(self, root, scratch, jobs):
+    def __init__(self, root, scratch, jobs, gpu=False):
         self.sources = scratch / "sources"
         self.build_folder = scratch / "build"
         self.jobs = jobs
+        self.gpu = gpu
         self.sources.mkdir(parents=True, exist_ok=True)
         copy_sources(root, self.sources)
 
     def configure(self):
         # Little optimisation: what counts is how soon the tests can run. Checks of the libraries are on.
+        cuda = ["-DCOURSE_CUDA=ON", "-DCMAKE_CUDA_ARCHITECTURES=90a"] if self.gpu else ["-DCOURSE_CUDA=OFF"]
         run_checked(["cmake", "-S", str(self.sources), "-B", str(self.build_folder), "-G", "Ninja",
-                     "-DCMAKE_BUILD_TYPE=Release", "-DCMAKE_CXX_FLAGS_RELEASE=-O1", "-DCOURSE_CUDA=OFF",
-                     "-DCOURSE_WERROR=OFF"], self.sources, "configuring")
+                     "-DCMAKE_BUILD_TYPE=Release", "-DCMAKE_CXX_FLAGS_RELEASE=-O1", "-DCOURSE_WERROR=OFF", *cuda],
+                    self.sources, "configuring")
 
     def build(self, programs):
         run_checked(["cmake", "--build", str(self.build_folder), "--parallel", str(self.jobs), "--target", *programs],
@@ -203,6 +209,7 @@ def main():
     parser.add_argument("patches", nargs="*", help="names of patches in tests/sabotage (default: all)")
     parser.add_argument("--scratch", type=pathlib.Path, default=ROOT / "build" / "sabotage",
                         help="folder for the copy and its build (default: build/sabotage)")
+    parser.add_argument("--gpu", action="store_true", help="the bugs in kernels instead, on a Hopper GPU")
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="compilations at a time")
     arguments = parser.parse_args()
     start = time.monotonic()
@@ -215,9 +222,13 @@ def main():
         paths = [path for path in paths if path.stem in arguments.patches]
     try:
         patches = sorted((read_patch(path) for path in paths), key=lambda patch: (patch.stage, patch.program))
+        left_out = [patch for patch in patches if patch.needs_gpu() != arguments.gpu]
+        patches = [patch for patch in patches if patch.needs_gpu() == arguments.gpu]
+        if left_out and not arguments.gpu:
+            print(f"left out: {len(left_out)} bugs in kernels (--gpu tries those)")
         if not patches:
-            raise SabotageError(f"there is no patch in {PATCHES}")
-        workshop = Workshop(ROOT, arguments.scratch.resolve(), arguments.jobs)
+            raise SabotageError(f"there is no patch in {PATCHES} to try")
+        workshop = Workshop(ROOT, arguments.scratch.resolve(), arguments.jobs, arguments.gpu)
         workshop.configure()
         failures = check(patches, workshop)
     except SabotageError as error:

@@ -188,12 +188,20 @@ class Hygiene(Stages):
 
     def test_include_of_another_stage_fails(self):
         for include in ('#include "../stage1_first/engine.h"', '#include "stage1_first/engine.h"',
-                        "#include <stage1/a.h>"):
+                        "#include <stage1/a.h>", '#include "../engine.h"'):
             before = self.path(f"{SECOND}/engine.cpp").read_text(encoding="utf-8")
             self.append(f"{SECOND}/engine.cpp", include + "\n")
             diff_check.write_manifest(self.root)
             self.assert_failure("engine.cpp:8", "includes its own files")
             self.write(f"{SECOND}/engine.cpp", before)
+
+    def test_a_subfolder_may_include_from_the_folder_above(self):
+        self.write(f"{SECOND}/kernels/copy.cu", '#include "../engine.h"\n')
+        diff_check.write_manifest(self.root)
+        self.assertEqual(self.check(), [])
+        self.append(f"{SECOND}/kernels/copy.cu", '#include "../../engine.h"\n')
+        diff_check.write_manifest(self.root)
+        self.assert_failure("copy.cu:2", "includes its own files")
 
     def test_include_of_a_stage_in_common_fails(self):
         self.write("common/model/llama.cpp", '#include "common/check.h"\n#include "stage1_first/engine.h"\n')

@@ -1,6 +1,7 @@
 """Tests of sabotage.py, and of the patches: each applies to the sources as they are and changes its own stage only."""
 
 import pathlib
+import shutil
 import subprocess
 import tempfile
 import unittest
@@ -128,10 +129,7 @@ class Patches(unittest.TestCase):
         with tempfile.TemporaryDirectory() as folder:
             copy = pathlib.Path(folder) / "copy"
             for stage in {patch.stage for patch in self.patches}:
-                for path in (sabotage.ROOT / stage).iterdir():
-                    if path.is_file():
-                        (copy / stage).mkdir(parents=True, exist_ok=True)
-                        (copy / stage / path.name).write_bytes(path.read_bytes())
+                shutil.copytree(sabotage.ROOT / stage, copy / stage)
             for patch in self.patches:
                 with self.subTest(patch.name):
                     sabotage.patched_files(patch)
@@ -142,7 +140,7 @@ class Patches(unittest.TestCase):
         sources = "\n".join(path.read_text(encoding="utf-8") for path in (sabotage.ROOT / "tests").glob("*.cpp"))
         for patch in self.patches:
             if patch.case:
-                self.assertIn(f'TEST_CASE("{patch.case}")', sources)
+                self.assertTrue(f'TEST_CASE("{patch.case}"' in sources, f"{patch.name}: {patch.case}")
 
 
 if __name__ == "__main__":

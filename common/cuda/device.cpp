@@ -1,0 +1,100 @@
+#include "common/cuda/device.h"
+
+namespace common {
+
+void cuda_failed(cudaError_t error, const char* call, const char* file, int line) {
+  const std::string message = std::string(file) + ":" + std::to_string(line) + ": " + call + ": " +
+                              cudaGetErrorString(error) + " (" + cudaGetErrorName(error) + ")";
+  (void)cudaGetLastError();  // an error that is not sticky must not turn up in somebody else's check
+  if (error == cudaErrorMemoryAllocation) {
+    throw OutOfDeviceMemory(message);
+  }
+  throw CudaError(message);
+}
+
+bool has_cuda_device() {
+  int count = 0;
+  if (cudaGetDeviceCount(&count) != cudaSuccess || count == 0) {
+    (void)cudaGetLastError();
+    return false;
+  }
+  return device_limits().compute_capability >= 80;
+}
+
+const DeviceLimits& device_limits() {
+  static const DeviceLimits limits = [] {
+    int device = 0;
+    CUDA_CHECK(cudaGetDevice(&device));
+    cudaDeviceProp properties{};
+    CUDA_CHECK(cudaGetDeviceProperties(&properties, device));
+    return DeviceLimits{.name = properties.name,
+                        .num_multiprocessors = properties.multiProcessorCount,
+                        .compute_capability = properties.major * 10 + properties.minor,
+                        .shared_bytes_per_multiprocessor = properties.sharedMemPerMultiprocessor,
+                        .shared_bytes_per_block = properties.sharedMemPerBlockOptin,
+                        .cache_bytes = static_cast<std::size_t>(properties.l2CacheSize)};
+  }();
+  return limits;
+}
+
+DeviceMemory::DeviceMemory(std::size_t bytes) : bytes_(bytes) {
+  if (bytes == 0) {
+    return;
+  }
+  const cudaError_t error = cudaMalloc(&data_, bytes);
+  if (error == cudaErrorMemoryAllocation) {
+    (void)cudaGetLastError();
+    std::size_t free_bytes = 0;
+    std::size_t total_bytes = 0;
+    CUDA_CHECK(cudaMemGetInfo(&free_bytes, &total_bytes));
+    throw OutOfDeviceMemory("the GPU is out of memory: " + std::to_string(bytes) + " bytes asked for, " +
+                            std::to_string(free_bytes) + " of " + std::to_string(total_bytes) + " free");
+  }
+  CUDA_CHECK(error);
+}
+
+DeviceMemory::~DeviceMemory() { (void)cudaFree(data_); }
+
+Stream::Stream() { CUDA_CHECK(cudaStreamCreateWithFlags(&stream_, cudaStreamNonBlocking)); }
+
+Stream::~Stream() { (void)cudaStreamDestroy(stream_); }
+
+void Stream::synchronize() const { CUDA_CHECK(cudaStreamSynchronize(stream_)); }
+
+Event::Event() { CUDA_CHECK(cudaEventCreate(&event_)); }
+
+Event::~Event() { (void)cudaEventDestroy(event_); }
+
+void Event::wait() const { CUDA_CHECK(cudaEventSynchronize(event_)); }
+
+void Event::record(const Stream& stream) { CUDA_CHECK(cudaEventRecord(event_, stream.get())); }
+
+double Event::microseconds(const Event& first, const Event& last) {
+  CUDA_CHECK(cudaEventSynchronize(last.event_));
+  float milliseconds = 0.0F;
+  CUDA_CHECK(cudaEventElapsedTime(&milliseconds, first.event_, last.event_));
+  return 1e3 * static_cast<double>(milliseconds);
+}
+
+Graph::Graph(const Stream& stream, const std::function<void()>& enqueue) {
+  CUDA_CHECK(cudaStreamBeginCapture(stream.get(), cudaStreamCaptureModeThreadLocal));
+  try {
+    enqueue();
+  } catch (...) {
+    // The stream must leave capture mode, whatever happened in between.
+    (void)cudaStreamEndCapture(stream.get(), &graph_);
+    (void)cudaGraphDestroy(graph_);
+    throw;
+  }
+  CUDA_CHECK(cudaStreamEndCapture(stream.get(), &graph_));
+  CUDA_CHECK(cudaGraphInstantiate(&executable_, graph_, 0));
+}
+
+Graph::~Graph() {
+  (void)cudaGraphExecDestroy(executable_);
+  (void)cudaGraphDestroy(graph_);
+}
+
+void Graph::launch(const Stream& stream) const { CUDA_CHECK(cudaGraphLaunch(executable_, stream.get())); }
+
+}  // namespace common

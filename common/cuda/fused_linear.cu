@@ -1,0 +1,176 @@
+#include "common/cuda/fused_linear.h"
+
+#include <algorithm>
+
+#include "common/cuda/fused_kernel.cuh"
+
+namespace common {
+namespace {
+
+// ---- what becomes of the sums: rows `row` and `row` + 1 of the product for one token. Called by whole warps, of which
+// the lanes with `exists` have something ----------------------------------------------------------------------------
+
+struct NothingEarly {
+  __device__ __forceinline__ void prefetch(int) const {}
+  __device__ __forceinline__ float4 early(int, int) const { return {}; }
+};
+
+template <typename Scalar>
+struct RotateAndSplit {
+  Rotary rotary;
+  Scalar* q;
+  Scalar* kv;
+
+  __device__ __forceinline__ void prefetch(int) const {}
+  __device__ __forceinline__ float4 early(int token, int row) const {
+    const int half = rotary.head_dim / 2;
+    if (row >= rotary.q_rows + rotary.kv_rows) {
+      return {1.0F, 0.0F, 0.0F, 0.0F};
+    }
+    const float2 turn = __ldcg(rotary.rotation + token * half + row / 2 % half);
+    return {turn.x, turn.y, 0.0F, 0.0F};
+  }
+  __device__ __forceinline__ void operator()(bool exists, int token, int row, float4 turn, float2 sum) const {
+    if (exists) {
+      Scalar* destination =
+          row < rotary.q_rows ? q + token * rotary.q_rows + row : kv + token * 2 * rotary.kv_rows + row - rotary.q_rows;
+      *reinterpret_cast<Pair<Scalar>*>(destination) =
+          make_pair<Scalar>(sum.x * turn.x - sum.y * turn.y, sum.x * turn.y + sum.y * turn.x);
+    }
+  }
+};
+
+template <typename Scalar>
+struct AddToResidual {
+  Residual residual;
+
+  __device__ __forceinline__ void prefetch(int row) const {
+    if (row < residual.num_cols) {
+      asm volatile("prefetch.global.L2 [%0];" ::"l"(residual.norm + row));
+    }
+  }
+  __device__ __forceinline__ float4 early(int token, int row) const {
+    const float2 before = __ldcg(reinterpret_cast<const float2*>(residual.values + token * residual.num_cols + row));
+    const float2 norm = *reinterpret_cast<const float2*>(residual.norm + row);
+    return {before.x, before.y, norm.x, norm.y};
+  }
+  __device__ __forceinline__ void operator()(bool exists, int token, int row, float4 early, float2 sum) const {
+    const float2 after = {early.x + sum.x, early.y + sum.y};
+    static_assert(kSquaresColumns == kTileRows, "the lanes of one token in a warp have what is added up");
+    float squares = after.x * after.x + after.y * after.y;
+    squares += __shfl_xor_sync(0xFFFFFFFFU, squares, 1);
+    squares += __shfl_xor_sync(0xFFFFFFFFU, squares, 2);
+    if (exists) {
+      const int place = token * residual.num_cols + row;
+      *reinterpret_cast<float2*>(residual.values + place) = after;
+      *reinterpret_cast<Pair<Scalar>*>(static_cast<Scalar*>(residual.weighted) + place) =
+          make_pair<Scalar>(after.x * early.z, after.y * early.w);
+      if (row % kTileRows == 0) {
+        residual.squares[place / kSquaresColumns] = squares;
+      }
+    }
+  }
+};
+
+template <typename Scalar>
+struct GatedSilu : NothingEarly {
+  Scalar* output;
+  int num_rows;
+
+  GatedSilu(Scalar* to, int rows) : output(to), num_rows(rows) {}
+  __device__ __forceinline__ void operator()(bool exists, int token, int row, float4, float2 sum) const {
+    if (exists) {
+      output[(token * num_rows + row) / 2] = from_float<Scalar>(gated(sum.x, sum.y));
+    }
+  }
+};
+
+struct StoreLogits : NothingEarly {
+  float* logits;
+  int num_rows;
+
+  StoreLogits(float* to, int rows) : logits(to), num_rows(rows) {}
+  __device__ __forceinline__ void operator()(bool exists, int token, int row, float4, float2 sum) const {
+    if (exists) {
+      float* destination = logits + std::int64_t{token} * num_rows + row;
+      destination[0] = sum.x;
+      if (row + 1 < num_rows) {
+        destination[1] = sum.y;
+      }
+    }
+  }
+};
+
+// kRingSlots: what the ring holds, 4 KB each.
+template <typename Scalar, int kRingSlots, int kSlots, bool kManyBatches, typename Finish>
+void launch_shape(const FusedLinear& linear, const Finish& finish, cudaStream_t stream) {
+  constexpr int kStages = kRingSlots / kSlots;
+  constexpr std::size_t kRingBytes = sizeof(uint4) * kThreads * kSlots * kStages;
+  const auto kernel = fused_linear<Scalar, Finish, kSlots, kStages, kManyBatches>;
+  CUDA_CHECK(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(kRingBytes)));
+  const int tiles = (linear.num_rows + kTileRows - 1) / kTileRows;
+  const int grid = std::min(tiles, device_limits().num_multiprocessors);
+  launch_overlapping(kernel, dim3(static_cast<unsigned>(grid)), kThreads, kRingBytes, stream, linear, finish);
+}
+
+// Short rows fill few slots. Of long rows, x does not fit into registers: the next batch is loaded while one is used.
+template <typename Scalar, int kRingSlots, typename Finish>
+void launch_ring(const FusedLinear& linear, const Finish& finish, cudaStream_t stream) {
+  if (linear.num_cols <= 3 * kColumnsOfSlot<Scalar>) {
+    launch_shape<Scalar, kRingSlots, 3, false>(linear, finish, stream);
+  } else if (linear.num_cols <= 8 * kColumnsOfSlot<Scalar>) {
+    launch_shape<Scalar, kRingSlots, 8, false>(linear, finish, stream);
+  } else {
+    launch_shape<Scalar, kRingSlots, 4, true>(linear, finish, stream);
+  }
+}
+
+template <typename Scalar, typename Finish>
+void launch(const FusedLinear& linear, const Finish& finish, cudaStream_t stream) {
+  COMMON_CHECK(linear.num_tokens > 0 && linear.num_tokens <= max_fused_tokens(linear.precision),
+               "fused products are for a few tokens");
+  COMMON_CHECK(linear.num_rows > 0 && linear.num_cols > 0 && linear.num_cols % 8 == 0, "rows are 16-byte pieces");
+  COMMON_CHECK(linear.weights != nullptr && linear.x != nullptr, "there is something to multiply");
+  // A block may have 227 KB of shared memory on Hopper, 163 KB on an A100 and 99 KB on smaller chips of its time.
+  if (device_limits().shared_bytes_per_block >= std::size_t{216} << 10) {
+    launch_ring<Scalar, 48>(linear, finish, stream);
+  } else {
+    launch_ring<Scalar, 16>(linear, finish, stream);
+  }
+}
+
+// Calls run(Scalar{}) with the type of the precision.
+template <typename Run>
+void with_scalar(Precision precision, const Run& run) {
+  precision == Precision::kFloat32 ? run(float{}) : run(__nv_bfloat16{});
+}
+
+}  // namespace
+
+int max_fused_tokens(Precision precision) { return precision == Precision::kFloat32 ? 1 : kTokens; }
+
+void fused_qkv(const FusedLinear& linear, const Rotary& rotary, void* q, void* kv, cudaStream_t stream) {
+  with_scalar(linear.precision, [&]<typename Scalar>(Scalar) {
+    launch<Scalar>(linear, RotateAndSplit<Scalar>{rotary, static_cast<Scalar*>(q), static_cast<Scalar*>(kv)}, stream);
+  });
+}
+
+void fused_add(const FusedLinear& linear, const Residual& residual, cudaStream_t stream) {
+  COMMON_CHECK(linear.num_rows == residual.num_cols && residual.num_cols % kSquaresColumns == 0,
+               "what is added has the residual stream's shape");
+  with_scalar(linear.precision,
+              [&]<typename Scalar>(Scalar) { launch<Scalar>(linear, AddToResidual<Scalar>{residual}, stream); });
+}
+
+void fused_gated_silu(const FusedLinear& linear, void* output, cudaStream_t stream) {
+  with_scalar(linear.precision, [&]<typename Scalar>(Scalar) {
+    launch<Scalar>(linear, GatedSilu<Scalar>(static_cast<Scalar*>(output), linear.num_rows), stream);
+  });
+}
+
+void fused_logits(const FusedLinear& linear, float* logits, cudaStream_t stream) {
+  with_scalar(linear.precision,
+              [&]<typename Scalar>(Scalar) { launch<Scalar>(linear, StoreLogits(logits, linear.num_rows), stream); });
+}
+
+}  // namespace common

@@ -1,0 +1,54 @@
+// Kernel launches that may overlap with the one before, and the two instructions that make this safe. For .cu files.
+#pragma once
+
+#include <cuda_runtime.h>
+
+#include <cstddef>
+
+#include "common/cuda/device.h"
+
+namespace common {
+
+// Starts kernel<<<grid, threads, shared_bytes, stream>>>(arguments...). It may begin while the launch before it still
+// runs (programmatic dependent launch; from compute capability 9.0 on, without effect before), so the kernel has to
+// call wait_for_previous_launch() before it touches what earlier launches read or write.
+template <typename... Parameters, typename... Arguments>
+void launch_overlapping(void (*kernel)(Parameters...), dim3 grid, unsigned threads, std::size_t shared_bytes,
+                        cudaStream_t stream, Arguments... arguments) {
+  // All shared memory that a multiprocessor has: two launches share one, and changing its division takes an idle one.
+  CUDA_CHECK(
+      cudaFuncSetAttribute(kernel, cudaFuncAttributePreferredSharedMemoryCarveout, cudaSharedmemCarveoutMaxShared));
+  cudaLaunchAttribute attribute{};
+  attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+  attribute.val.programmaticStreamSerializationAllowed = 1;
+  cudaLaunchConfig_t config{};
+  config.gridDim = grid;
+  config.blockDim = dim3(threads);
+  config.dynamicSmemBytes = shared_bytes;
+  config.stream = stream;
+  config.attrs = &attribute;
+  config.numAttrs = device_limits().compute_capability >= 90 ? 1 : 0;
+  CUDA_CHECK(cudaLaunchKernelEx(&config, kernel, static_cast<Parameters>(arguments)...));
+}
+
+#ifdef __CUDACC__
+
+// Waits until the launch before this one has finished and its writes are visible.
+__device__ __forceinline__ void wait_for_previous_launch() {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("griddepcontrol.wait;" ::: "memory");
+#endif
+}
+
+// Lets the next launch start as soon as there is room. It may then start while the launch before this one still runs,
+// unless this one has called wait_for_previous_launch first: so what comes next must not touch anything before it
+// waits.
+__device__ __forceinline__ void allow_next_launch() {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
+#endif
+}
+
+#endif  // __CUDACC__
+
+}  // namespace common

@@ -1,0 +1,263 @@
+#include "common/cuda/llama.h"
+
+#include <string>
+
+#include "common/cuda/device.h"
+#include "common/cuda/fused_linear.h"
+#include "common/cuda/llama_kernels.h"
+#include "common/cuda/llama_weights.h"
+#include "common/cuda/matrix_products.h"
+
+namespace common {
+namespace {
+
+// Rows are read 16 bytes at a time, in both precisions.
+void check_config(const LlamaConfig& config) {
+  const auto require = [](int size, const char* what) {
+    if (size % 8 != 0) {
+      throw InputError(std::string("on the GPU, the ") + what + " must be a multiple of 8, and this model's is " +
+                       std::to_string(size));
+    }
+  };
+  require(config.hidden_size, "hidden size");
+  require(config.num_heads * config.head_dim, "size of all query heads together");
+  require(config.num_kv_heads * config.head_dim, "size of all kv heads together");
+  require(config.feed_forward_size, "feed-forward size");
+}
+
+bool is_aligned(const void* pointer) { return reinterpret_cast<std::uintptr_t>(pointer) % 16 == 0; }
+
+}  // namespace
+
+struct CudaLlama::Impl {
+  LlamaConfig config;
+  Precision precision;
+  int max_tokens;
+  int q_cols;
+  int kv_cols;
+  CudaLlamaWeights weights;
+  MatrixProducts products;
+  // One step's activations, for max_tokens tokens.
+  DeviceArray<float> residual;   // [., hidden_size]
+  DeviceArray<float2> rotation;  // [., head_dim / 2]
+  DeviceMemory normed;           // [., hidden_size]
+  DeviceMemory weighted;         // [max_fused, hidden_size], see fused_linear.h
+  DeviceArray<float> squares;    // [max_fused, hidden_size / kSquaresColumns]
+  DeviceMemory qkv;              // [., q_cols + 2 * kv_cols], or of a fused product [., 2 * kv_cols]
+  DeviceMemory q;                // [., q_cols]
+  DeviceMemory attended;         // [., q_cols]
+  DeviceMemory gate_up;          // [., 2 * feed_forward_size]
+  DeviceMemory activated;        // [., feed_forward_size]
+  DeviceMemory argmax_scratch;
+  int num_tokens = 0;  // of the last forward
+
+  Impl(const LlamaConfig& llama_config, Precision model_precision, int most_tokens)
+      : config((check_config(llama_config), llama_config)),
+        precision(model_precision),
+        max_tokens(most_tokens),
+        q_cols(config.num_heads * config.head_dim),
+        kv_cols(config.num_kv_heads * config.head_dim),
+        weights(config, precision),
+        products(precision),
+        residual(activation_elements(config.hidden_size)),
+        rotation(activation_elements(config.head_dim / 2)),
+        normed(activation_bytes(config.hidden_size)),
+        weighted(static_cast<std::size_t>(max_fused() * config.hidden_size * bytes_of(precision))),
+        squares(static_cast<std::size_t>(max_fused() * config.hidden_size / kSquaresColumns)),
+        qkv(activation_bytes(q_cols + 2 * kv_cols)),
+        q(activation_bytes(q_cols)),
+        attended(activation_bytes(q_cols)),
+        gate_up(activation_bytes(2 * config.feed_forward_size)),
+        activated(activation_bytes(config.feed_forward_size)),
+        argmax_scratch(argmax_scratch_bytes(most_tokens)) {
+    CUDA_CHECK(cudaMemset(argmax_scratch.data(), 0, argmax_scratch.bytes()));
+  }
+
+  int max_fused() const { return max_fused_tokens(precision); }
+  bool is_fused(int tokens) const { return tokens <= max_fused(); }
+
+  std::size_t activation_elements(int cols) const {
+    COMMON_CHECK(max_tokens > 0, "a step has tokens");
+    return static_cast<std::size_t>(max_tokens) * static_cast<std::size_t>(cols);
+  }
+  std::size_t activation_bytes(int cols) const {
+    return activation_elements(cols) * static_cast<std::size_t>(bytes_of(precision));
+  }
+
+  Rotary rotary() const {
+    return {.rotation = rotation.data(), .head_dim = config.head_dim, .q_rows = q_cols, .kv_rows = kv_cols};
+  }
+
+  // next_norm: of the product that reads the residual stream next. Only fused products want it prepared.
+  Residual residual_for(const float* next_norm) const {
+    return {.values = residual.data(),
+            .norm = next_norm,
+            .weighted = is_fused(num_tokens) ? weighted.data() : nullptr,
+            .squares = squares.data(),
+            .num_cols = config.hidden_size};
+  }
+  FusedLinear of_residual(const void* matrix, int rows) const {
+    return {.precision = precision,
+            .weights = matrix,
+            .num_rows = rows,
+            .num_cols = config.hidden_size,
+            .num_tokens = num_tokens,
+            .x = weighted.data(),
+            .num_x_rows = num_tokens,
+            .squares = squares.data(),
+            .epsilon = config.rms_epsilon};
+  }
+  FusedLinear of_activations(const void* matrix, int rows, const DeviceMemory& activations, int cols) const {
+    return {.precision = precision,
+            .weights = matrix,
+            .num_rows = rows,
+            .num_cols = cols,
+            .num_tokens = num_tokens,
+            .x = activations.data(),
+            .num_x_rows = num_tokens};
+  }
+  Norm norm_of_residual(const float* norm) const {
+    return {.residual = residual.data(),
+            .num_residual_rows = num_tokens,
+            .weights = norm,
+            .num_cols = config.hidden_size,
+            .epsilon = config.rms_epsilon};
+  }
+
+  using Layer = CudaLlamaWeights::Layer;
+
+  // The four products of a layer, for any number of tokens.
+  MatrixProduct qkv_product(const Layer& layer, int tokens) const {
+    return {normed.data(), layer.qkv, tokens, q_cols + 2 * kv_cols, config.hidden_size, qkv.data()};
+  }
+  MatrixProduct output_product(const Layer& layer, int tokens) const {
+    return {attended.data(), layer.output, tokens, config.hidden_size, q_cols, residual.data(), true, true};
+  }
+  MatrixProduct gate_up_product(const Layer& layer, int tokens) const {
+    return {normed.data(), layer.gate_up, tokens, 2 * config.feed_forward_size, config.hidden_size, gate_up.data()};
+  }
+  MatrixProduct down_product(const Layer& layer, int tokens) const {
+    return {activated.data(),         layer.down,      tokens, config.hidden_size,
+            config.feed_forward_size, residual.data(), true,   true};
+  }
+  MatrixProduct logits_product(int rows, float* logits) const {
+    return {normed.data(), weights.output, rows, config.vocab_size, config.hidden_size, logits, true};
+  }
+
+  CudaAttentionCall attention_call(int layer, cudaStream_t stream) const {
+    return {.layer = layer, .num_tokens = num_tokens, .q = q.data(), .output = attended.data(), .stream = stream};
+  }
+  const std::byte* qkv_at(int column) const {
+    return static_cast<const std::byte*>(qkv.data()) + std::int64_t{column} * bytes_of(precision);
+  }
+
+  void fused_layer(int index, const CudaAttentionFn& attention, cudaStream_t stream) {
+    const Layer& layer = weights.layers[static_cast<std::size_t>(index)];
+    fused_qkv(of_residual(layer.qkv, q_cols + 2 * kv_cols), rotary(), q.data(), qkv.data(), stream);
+    CudaAttentionCall call = attention_call(index, stream);
+    call.k = qkv_at(0);
+    call.v = qkv_at(kv_cols);
+    call.kv_row_stride = 2 * std::int64_t{kv_cols};
+    attention(call);
+    fused_add(of_activations(layer.output, config.hidden_size, attended, q_cols), residual_for(layer.feed_forward_norm),
+              stream);
+    fused_gated_silu(of_residual(layer.gate_up, 2 * config.feed_forward_size), activated.data(), stream);
+    fused_add(of_activations(layer.down, config.hidden_size, activated, config.feed_forward_size),
+              residual_for(norm_of_layer(index + 1)), stream);
+  }
+
+  const float* norm_of_layer(int index) const {
+    return index < config.num_layers ? weights.layers[static_cast<std::size_t>(index)].attention_norm
+                                     : weights.output_norm;
+  }
+
+  void layer_of_products(int index, const CudaAttentionFn& attention, cudaStream_t stream) {
+    const Layer& layer = weights.layers[static_cast<std::size_t>(index)];
+    rms_norm(precision, norm_of_residual(layer.attention_norm), num_tokens, normed.data(), stream);
+    products.multiply(qkv_product(layer, num_tokens), stream);
+    rotate_and_split(precision, rotary(), num_tokens, qkv.data(), q.data(), stream);
+    CudaAttentionCall call = attention_call(index, stream);
+    call.k = qkv_at(q_cols);
+    call.v = qkv_at(q_cols + kv_cols);
+    call.kv_row_stride = q_cols + 2 * std::int64_t{kv_cols};
+    attention(call);
+    products.multiply(output_product(layer, num_tokens), stream);
+    rms_norm(precision, norm_of_residual(layer.feed_forward_norm), num_tokens, normed.data(), stream);
+    products.multiply(gate_up_product(layer, num_tokens), stream);
+    gated_silu(precision, gate_up.data(), config.feed_forward_size, num_tokens, activated.data(), stream);
+    products.multiply(down_product(layer, num_tokens), stream);
+  }
+};
+
+CudaLlama::CudaLlama(const Llama& model, Precision precision, int max_tokens)
+    : impl_(std::make_unique<Impl>(model.config(), precision, max_tokens)) {
+  impl_->weights.upload(model.weights());
+}
+
+CudaLlama::CudaLlama(const LlamaConfig& config, std::uint64_t seed, Precision precision, int max_tokens)
+    : impl_(std::make_unique<Impl>(config, precision, max_tokens)) {
+  impl_->weights.draw(seed);
+}
+
+CudaLlama::CudaLlama(CudaLlama&&) noexcept = default;
+CudaLlama& CudaLlama::operator=(CudaLlama&&) noexcept = default;
+CudaLlama::~CudaLlama() = default;
+
+const LlamaConfig& CudaLlama::config() const { return impl_->config; }
+Precision CudaLlama::precision() const { return impl_->precision; }
+int CudaLlama::max_tokens() const { return impl_->max_tokens; }
+std::int64_t CudaLlama::weight_bytes_per_token() const { return impl_->weights.bytes_per_token(); }
+
+void CudaLlama::forward(const int* tokens, const int* positions, int num_tokens, const CudaAttentionFn& attention,
+                        cudaStream_t stream) {
+  Impl& impl = *impl_;
+  COMMON_CHECK(num_tokens > 0 && num_tokens <= impl.max_tokens, "a step has 1 to max_tokens tokens");
+  COMMON_CHECK(tokens != nullptr && positions != nullptr, "each token needs a position");
+  COMMON_CHECK(attention != nullptr, "somebody attends");
+  impl.num_tokens = num_tokens;
+  look_up(impl.precision,
+          {.tokens = tokens,
+           .positions = positions,
+           .embedding = impl.weights.embedding,
+           .frequencies = impl.weights.frequencies,
+           .vocab_size = impl.config.vocab_size,
+           .head_dim = impl.config.head_dim},
+          num_tokens, impl.residual_for(impl.norm_of_layer(0)), impl.rotation.data(), stream);
+  for (int layer = 0; layer < impl.config.num_layers; ++layer) {
+    impl.is_fused(num_tokens) ? impl.fused_layer(layer, attention, stream)
+                              : impl.layer_of_products(layer, attention, stream);
+  }
+}
+
+void CudaLlama::logits(const int* rows, int num_rows, float* logits, cudaStream_t stream) {
+  Impl& impl = *impl_;
+  COMMON_CHECK(impl.num_tokens > 0, "forward comes before logits");
+  COMMON_CHECK(num_rows > 0 && num_rows <= impl.max_tokens, "logits are of 1 to max_tokens rows");
+  COMMON_CHECK(rows != nullptr && logits != nullptr && is_aligned(logits), "rows and logits are given");
+  if (impl.is_fused(num_rows) && impl.is_fused(impl.num_tokens)) {
+    FusedLinear linear = impl.of_residual(impl.weights.output, impl.config.vocab_size);
+    linear.rows = rows;
+    linear.num_tokens = num_rows;
+    fused_logits(linear, logits, stream);
+    return;
+  }
+  Norm norm = impl.norm_of_residual(impl.weights.output_norm);
+  norm.rows = rows;
+  rms_norm(impl.precision, norm, num_rows, impl.normed.data(), stream);
+  if (impl.is_fused(num_rows)) {
+    FusedLinear linear =
+        impl.of_activations(impl.weights.output, impl.config.vocab_size, impl.normed, impl.config.hidden_size);
+    linear.num_tokens = num_rows;
+    fused_logits(linear, logits, stream);
+  } else {
+    impl.products.multiply(impl.logits_product(num_rows, logits), stream);
+  }
+}
+
+void CudaLlama::argmax(const float* logits, int num_rows, int* next_tokens, cudaStream_t stream) {
+  COMMON_CHECK(num_rows > 0 && num_rows <= impl_->max_tokens, "1 to max_tokens rows have a next token");
+  COMMON_CHECK(logits != nullptr && next_tokens != nullptr, "logits and next tokens are given");
+  argmax_rows(logits, impl_->config.vocab_size, num_rows, impl_->argmax_scratch.data(), next_tokens, stream);
+}
+
+}  // namespace common

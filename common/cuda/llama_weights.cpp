@@ -1,0 +1,165 @@
+#include "common/cuda/llama_weights.h"
+
+#include <algorithm>
+#include <cmath>
+
+#include "common/cuda/llama_kernels.h"
+
+namespace common {
+namespace {
+
+// Hands out pieces of an allocation that is made once all are known: pieces are offsets until then.
+class Cuts {
+ public:
+  template <typename T>
+  void take(T*& piece, std::size_t bytes) {
+    pieces_.push_back({reinterpret_cast<void**>(&piece), total_});
+    total_ += (bytes + 255) / 256 * 256;
+  }
+  std::size_t total() const { return total_; }
+  void place(void* first) const {
+    for (const Piece& piece : pieces_) {
+      *piece.pointer = static_cast<std::byte*>(first) + piece.offset;
+    }
+  }
+
+ private:
+  struct Piece {
+    void** pointer;
+    std::size_t offset;
+  };
+  std::vector<Piece> pieces_;
+  std::size_t total_ = 0;
+};
+
+std::int64_t q_rows(const LlamaConfig& config) { return std::int64_t{config.num_heads} * config.head_dim; }
+std::int64_t qkv_rows(const LlamaConfig& config) {
+  return (config.num_heads + 2 * std::int64_t{config.num_kv_heads}) * config.head_dim;
+}
+
+// Through a staging buffer of a few megabytes: rounding to bfloat16 is done on the device.
+class Uploader {
+ public:
+  explicit Uploader(Precision precision) : precision_(precision), staging_(kStagingFloats) {}
+
+  // Row i of `rows` becomes row first_row + i * row_step of destination.
+  void rows(const MatrixView& rows, void* destination, std::int64_t first_row, int row_step) {
+    const std::int64_t rows_at_once = std::max<std::int64_t>(1, kStagingFloats / rows.cols());
+    COMMON_CHECK(rows.cols() <= kStagingFloats, "a row fits into the staging buffer");
+    for (std::int64_t row = 0; row < rows.rows(); row += rows_at_once) {
+      const std::int64_t count = std::min<std::int64_t>(rows_at_once, rows.rows() - row);
+      // Both are in the default stream: the copy waits for the kernel before it.
+      CUDA_CHECK(cudaMemcpy(staging_.data(), rows.row(row).data(),
+                            static_cast<std::size_t>(count * rows.cols()) * sizeof(float), cudaMemcpyHostToDevice));
+      const std::int64_t offset = (first_row + row * row_step) * rows.cols() * bytes_of(precision_);
+      store_rows(precision_, staging_.data(), count, static_cast<int>(rows.cols()), row_step,
+                 static_cast<std::byte*>(destination) + offset, nullptr);
+    }
+  }
+  void matrix(const MatrixView& matrix, void* destination) { rows(matrix, destination, 0, 1); }
+
+ private:
+  static constexpr std::int64_t kStagingFloats = std::int64_t{1} << 23;
+  Precision precision_;
+  DeviceArray<float> staging_;
+};
+
+void upload_array(const void* source, std::size_t bytes, void* destination) {
+  CUDA_CHECK(cudaMemcpy(destination, source, bytes, cudaMemcpyHostToDevice));
+}
+
+}  // namespace
+
+CudaLlamaWeights::CudaLlamaWeights(const LlamaConfig& config, Precision precision)
+    : layers(static_cast<std::size_t>(config.num_layers)), config_(config), precision_(precision) {
+  const std::int64_t hidden = config.hidden_size;
+  Cuts cuts;
+  const auto take_matrix = [&](void*& piece, std::int64_t rows, std::int64_t cols) {
+    cuts.take(piece, static_cast<std::size_t>(rows * cols * bytes_of(precision)));
+  };
+  const auto take_norm = [&](float*& piece) { cuts.take(piece, static_cast<std::size_t>(hidden) * sizeof(float)); };
+  take_matrix(embedding, config.vocab_size, hidden);
+  take_norm(output_norm);
+  if (!config.tied_output) {
+    take_matrix(output, config.vocab_size, hidden);
+  }
+  cuts.take(frequencies, static_cast<std::size_t>(config.head_dim / 2) * sizeof(double));
+  for (Layer& layer : layers) {
+    take_norm(layer.attention_norm);
+    take_matrix(layer.qkv, qkv_rows(config), hidden);
+    take_matrix(layer.output, hidden, q_rows(config));
+    take_norm(layer.feed_forward_norm);
+    take_matrix(layer.gate_up, 2 * std::int64_t{config.feed_forward_size}, hidden);
+    take_matrix(layer.down, hidden, config.feed_forward_size);
+  }
+  memory_ = DeviceMemory(cuts.total());
+  cuts.place(memory_.data());
+  if (config.tied_output) {
+    output = embedding;
+  }
+}
+
+void CudaLlamaWeights::upload(const LlamaWeights& weights) {
+  const std::size_t norm_bytes = static_cast<std::size_t>(config_.hidden_size) * sizeof(float);
+  Uploader uploader(precision_);
+  uploader.matrix(weights.embedding, embedding);
+  upload_array(weights.output_norm.data(), norm_bytes, output_norm);
+  if (!config_.tied_output) {
+    uploader.matrix(weights.output, output);
+  }
+  upload_array(weights.frequencies.data(), weights.frequencies.size_bytes(), frequencies);
+  for (std::size_t i = 0; i < layers.size(); ++i) {
+    const LlamaWeights::Layer& source = weights.layers[i];
+    const Layer& layer = layers[i];
+    const Eigen::Index half = source.gate_up.rows() / 2;
+    const Eigen::Index hidden = source.gate_up.cols();
+    upload_array(source.attention_norm.data(), norm_bytes, layer.attention_norm);
+    uploader.matrix(source.qkv, layer.qkv);
+    uploader.matrix(source.output, layer.output);
+    upload_array(source.feed_forward_norm.data(), norm_bytes, layer.feed_forward_norm);
+    uploader.rows(MatrixView(source.gate_up.data(), half, hidden), layer.gate_up, 0, 2);
+    uploader.rows(MatrixView(source.gate_up.row(half).data(), half, hidden), layer.gate_up, 1, 2);
+    uploader.matrix(source.down, layer.down);
+  }
+  CUDA_CHECK(cudaDeviceSynchronize());
+}
+
+void CudaLlamaWeights::draw(std::uint64_t seed) {
+  const std::int64_t hidden = config_.hidden_size;
+  std::uint64_t drawn = 0;
+  const auto draw_matrix = [&](void* matrix, std::int64_t rows, std::int64_t cols) {
+    const float half_width = std::sqrt(3.0F / static_cast<float>(cols));
+    draw_uniform(precision_, seed, drawn, half_width, rows * cols, matrix, nullptr);
+    drawn += static_cast<std::uint64_t>(rows * cols);
+  };
+  draw_matrix(embedding, config_.vocab_size, hidden);
+  fill_floats(output_norm, hidden, 1.0F, nullptr);
+  if (!config_.tied_output) {
+    draw_matrix(output, config_.vocab_size, hidden);
+  }
+  std::vector<double> radians;
+  for (int i = 0; i < config_.head_dim / 2; ++i) {
+    radians.push_back(std::pow(static_cast<double>(config_.rope_freq_base), -2.0 * i / config_.head_dim));
+  }
+  upload_array(radians.data(), radians.size() * sizeof(double), frequencies);
+  for (const Layer& layer : layers) {
+    fill_floats(layer.attention_norm, hidden, 1.0F, nullptr);
+    draw_matrix(layer.qkv, qkv_rows(config_), hidden);
+    draw_matrix(layer.output, hidden, q_rows(config_));
+    fill_floats(layer.feed_forward_norm, hidden, 1.0F, nullptr);
+    draw_matrix(layer.gate_up, 2 * std::int64_t{config_.feed_forward_size}, hidden);
+    draw_matrix(layer.down, hidden, config_.feed_forward_size);
+  }
+  CUDA_CHECK(cudaDeviceSynchronize());
+}
+
+std::int64_t CudaLlamaWeights::bytes_per_token() const {
+  const std::int64_t hidden = config_.hidden_size;
+  const std::int64_t layer_elements = (qkv_rows(config_) + q_rows(config_) + 3 * config_.feed_forward_size) * hidden;
+  const std::int64_t elements =
+      config_.num_layers * layer_elements + config_.vocab_size * hidden + hidden;  // one row of the embedding
+  const std::int64_t norms = (2 * std::int64_t{config_.num_layers} + 1) * hidden;
+  return elements * bytes_of(precision_) + norms * static_cast<std::int64_t>(sizeof(float));
+}
+
+}  // namespace common

@@ -1,0 +1,46 @@
+// A Llama model's weights in device memory.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <vector>
+
+#include "common/cuda/device.h"
+#include "common/cuda/precision.h"
+#include "common/model/llama.h"
+
+namespace common {
+
+// Matrices are in the model's precision, norms in float32. One allocation holds everything.
+class CudaLlamaWeights {
+ public:
+  // Allocates; the weights are not set yet. Throws OutOfDeviceMemory.
+  CudaLlamaWeights(const LlamaConfig& config, Precision precision);
+
+  void upload(const LlamaWeights& weights);
+  void draw(std::uint64_t seed);  // as Llama(config, seed) does, from another generator
+
+  struct Layer {
+    float* attention_norm = nullptr;     // [hidden_size]
+    void* qkv = nullptr;                 // [(num_heads + 2 * num_kv_heads) * head_dim, hidden_size]: Q, K and V rows
+    void* output = nullptr;              // [hidden_size, num_heads * head_dim]
+    float* feed_forward_norm = nullptr;  // [hidden_size]
+    void* gate_up = nullptr;             // [2 * feed_forward_size, hidden_size]: a gate row and its up row in turn, so
+                                         //   that what is multiplied with each other is computed next to each other
+    void* down = nullptr;                // [hidden_size, feed_forward_size]
+  };
+  void* embedding = nullptr;      // [vocab_size, hidden_size]
+  float* output_norm = nullptr;   // [hidden_size]
+  void* output = nullptr;         // [vocab_size, hidden_size]; the embedding itself when tied
+  double* frequencies = nullptr;  // [head_dim / 2], radians a position
+  std::vector<Layer> layers;
+
+  std::int64_t bytes_per_token() const;  // read by forward and logits of one token
+
+ private:
+  LlamaConfig config_;
+  Precision precision_;
+  DeviceMemory memory_;
+};
+
+}  // namespace common

@@ -1,0 +1,39 @@
+// Matrix products for many tokens: cuBLASLt's, with the sums in float32.
+#pragma once
+
+#include <cuda_runtime_api.h>
+
+#include <memory>
+
+#include "common/cuda/precision.h"
+
+namespace common {
+
+// output = x * weights^T, or output += that. All row-major, all on the device.
+struct MatrixProduct {
+  const void* x = nullptr;        // [num_tokens, num_cols], in the model's precision
+  const void* weights = nullptr;  // [num_rows, num_cols], in the model's precision
+  int num_tokens = 0;
+  int num_rows = 0;
+  int num_cols = 0;
+  void* output = nullptr;     // [num_tokens, num_rows]
+  bool float_output = false;  // in float32, whatever the model's precision
+  bool add = false;           // needs float_output
+};
+
+class MatrixProducts {
+ public:
+  explicit MatrixProducts(Precision precision);
+  ~MatrixProducts();
+  MatrixProducts(MatrixProducts&&) noexcept;
+  MatrixProducts& operator=(MatrixProducts&&) noexcept;
+
+  // Enqueued; may be captured in a CUDA graph. All products share one workspace, so one stream at a time uses it.
+  void multiply(const MatrixProduct& product, cudaStream_t stream);
+
+ private:
+  struct Impl;
+  std::unique_ptr<Impl> impl_;
+};
+
+}  // namespace common

@@ -1,0 +1,11 @@
+#pragma once
+
+namespace common {
+
+// kFloat32: weights, activations and sums in float32, without tensor cores: the CPU's numbers up to rounding.
+// kBFloat16: weights and activations in bfloat16; sums, norms and the residual stream in float32.
+enum class Precision { kFloat32, kBFloat16 };
+
+constexpr int bytes_of(Precision precision) { return precision == Precision::kFloat32 ? 4 : 2; }
+
+}  // namespace common
