@@ -71,7 +71,7 @@ macro(course_find_cuda)
   # Sanitizers are for the CPU's code; compute-sanitizer looks at the kernels of an ordinary build.
   if(course_kernels AND COURSE_CUDA AND NOT COURSE_SANITIZE)
     # A fixed list: "native" is an error on a machine that has nvcc but no GPU. 80: A100; 90a: H100 and H200.
-    if(NOT DEFINED CMAKE_CUDA_ARCHITECTURES)
+    if(NOT DEFINED CMAKE_CUDA_ARCHITECTURES AND NOT DEFINED ENV{CUDAARCHS})
       set(CMAKE_CUDA_ARCHITECTURES "80;90a" CACHE STRING "GPU architectures to compile kernels for")
     endif()
     include(CheckLanguage)

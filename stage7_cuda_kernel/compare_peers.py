@@ -11,7 +11,7 @@ PyTorch's scaled_dot_product_attention. What is missing is skipped with a line. 
 Method: bfloat16; a CUDA graph of calls on many page sets (600 MB of K and V or more in all, so that none is found in
 the cache), pages in random order, the median of the replays. All launches of a call count; plans, made once a step, do
 not. Every peer's output is compared with float32 arithmetic before it is timed. This stage's own figures come from
-`bench --kernels decode`, run first, on the same machine and measured in the same way.
+`bench --kernels decode`, run first, on the same machine and by the same method (with blocks shuffled over all sets, not set by set).
 """
 
 import argparse

@@ -23,9 +23,10 @@ void tell(const std::string& where) {
 }
 
 // Why there can be no runner; empty if there can.
-std::string obstacle([[maybe_unused]] const KvCacheShape& shape, [[maybe_unused]] Precision precision) {
+std::string obstacle([[maybe_unused]] const common::LlamaConfig& config, [[maybe_unused]] const KvCacheShape& shape,
+                     [[maybe_unused]] Precision precision) {
 #ifdef COURSE_CUDA
-  return common::has_cuda_device() ? CudaRunner::unsupported(shape, precision)
+  return common::has_cuda_device() ? CudaRunner::unsupported(config, shape, precision)
                                    : "there is no GPU here that the kernels run on";
 #else
   return "the kernels are not built in, for want of nvcc";
@@ -34,13 +35,13 @@ std::string obstacle([[maybe_unused]] const KvCacheShape& shape, [[maybe_unused]
 
 }  // namespace
 
-std::unique_ptr<GpuRunner> make_gpu_runner([[maybe_unused]] const common::Llama& model, const KvCacheShape& shape,
+std::unique_ptr<GpuRunner> make_gpu_runner(const common::Llama& model, const KvCacheShape& shape,
                                            const GpuOptions& options, [[maybe_unused]] int chunk_size) {
   if (options.device == Device::kCpu && options.precision == Precision::kFloat32) {
     return nullptr;
   }
-  const std::string reason =
-      options.device == Device::kCpu ? "the CPU computes in float32 only" : obstacle(shape, options.precision);
+  const std::string reason = options.device == Device::kCpu ? "the CPU computes in float32 only"
+                                                            : obstacle(model.config(), shape, options.precision);
   if (reason.empty()) {
 #ifdef COURSE_CUDA
     tell(common::device_limits().name + (options.precision == Precision::kFloat32 ? " in float32" : " in bfloat16"));

@@ -43,7 +43,7 @@ TEST_CASE("Rows land in their slots and nowhere else", "[gpu]") {
   const int columns = shape.num_kv_heads * head_dim;
   const int stride = 2 * columns + 64;
   const std::vector<std::byte> rows =
-      tests::to_bytes(tests::random_values(static_cast<std::size_t>(kTokens * stride), random), type);
+      tests::to_bytes(tests::random_values(std::size_t{kTokens} * static_cast<std::size_t>(stride), random), type);
   std::vector<int> slots = tests::shuffled(50 * block_size, random);
   slots.resize(kTokens);
   slots[3] = -1;

@@ -24,7 +24,7 @@ TEST_CASE("Decode attention: weights 1 and 3, computed by hand", "[gpu]") {
   }
   const auto type = GENERATE(ScalarType::kFloat32, ScalarType::kFloat16, ScalarType::kBFloat16);
   tests::HandWorked example(type);
-  CHECK(example.check(example.decode(), tests::HandWorked::kLastToken) == "");
+  CHECK(example.check(example.decode(), tests::HandWorked::kLastToken) == tests::kNoDifference);
 }
 
 TEST_CASE("Decode attention: every type, head_dim, group and block size", "[gpu]") {
@@ -45,7 +45,7 @@ TEST_CASE("Decode attention: every type, head_dim, group and block size", "[gpu]
                     .context_lengths = boundary_lengths(block_size),
                     .query_lengths = {},
                     .seed = static_cast<unsigned>(group)});
-    CHECK(batch.check(batch.decode()) == "");
+    CHECK(batch.check(batch.decode()) == tests::kNoDifference);
   }
 }
 
@@ -61,7 +61,7 @@ TEST_CASE("Decode attention: long contexts", "[gpu]") {
                   .group = group,
                   .context_lengths = {8191, 8192, 32768, 8193, 5},
                   .query_lengths = {}});
-  CHECK(batch.check(batch.decode()) == "");
+  CHECK(batch.check(batch.decode()) == tests::kNoDifference);
 }
 
 TEST_CASE("Decode attention: however the work is cut, the result is the same", "[gpu]") {
@@ -78,7 +78,7 @@ TEST_CASE("Decode attention: however the work is cut, the result is the same", "
   for (const int num_workers : {1, 2, 3, 7, 40, 132, 264, 1000}) {
     CAPTURE(group, head_dim, num_workers);
     const std::vector<float> once = batch.decode({.num_workers = num_workers});
-    CHECK(batch.check(once) == "");
+    CHECK(batch.check(once) == tests::kNoDifference);
     // Again, and several times over without a pause in between: equal to the bit.
     const std::vector<float> again = batch.decode({.num_workers = num_workers}, 5);
     CHECK(std::memcmp(once.data(), again.data(), once.size() * sizeof(float)) == 0);
@@ -144,7 +144,7 @@ TEST_CASE("Decode attention: a pool of more than 2^31 elements", "[gpu]") {
   // 8 heads x 16 tokens x 128 dimensions: 2^14 elements a block, and the blocks in use lie past the 2^17th.
   GpuBatch batch({.num_kv_heads = 8, .context_lengths = {50, 1000}, .query_lengths = {}, .first_block = (1 << 17) + 5});
   CHECK(batch.pages().shape.elements() > std::int64_t{1} << 31);
-  CHECK(batch.check(batch.decode()) == "");
+  CHECK(batch.check(batch.decode()) == tests::kNoDifference);
 }
 
 TEST_CASE("Bad arguments are refused before anything is launched", "[gpu]") {
@@ -165,12 +165,12 @@ TEST_CASE("Bad arguments are refused before anything is launched", "[gpu]") {
     pages.shape.head_dim = head_dim;
     stage::Batch batch = good.batch();
     batch.num_heads = num_heads;
-    CHECK(stage::unsupported(pages.shape, num_heads) != "");
+    CHECK_FALSE(stage::unsupported(pages.shape, num_heads).empty());
     CHECK_THROWS_AS(attempt(pages, batch, good.queries.data()), common::CheckError);
   }
-  CHECK(stage::unsupported(good.pages().shape, good.batch().num_heads) == "");
+  CHECK(stage::unsupported(good.pages().shape, good.batch().num_heads) == tests::kNoDifference);
   CHECK(stage::unsupported({.num_kv_heads = 2, .block_size = 5, .head_dim = 40, .type = ScalarType::kFloat32}, 40) ==
-        "");
+        tests::kNoDifference);
   CHECK(stage::unsupported({.num_kv_heads = 2, .block_size = 5, .head_dim = 36, .type = ScalarType::kFloat32}, 40) ==
         "the float32 kernels want a head dimension that is a multiple of 8 up to 256, not 36");
   stage::Pages pages = good.pages();

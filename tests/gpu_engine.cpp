@@ -64,14 +64,14 @@ std::string compare(const Matrix& actual, const Matrix& expected, float toleranc
   return "";
 }
 
-// What the CPU's cache holds in these slots: [slots.size(), num_kv_heads * head_dim].
-Matrix cpu_keys(stage::Engine& engine, int layer, const std::vector<int>& slots) {
+// The K or V that the CPU's cache holds in these slots: [slots.size(), num_kv_heads * head_dim].
+Matrix cpu_rows(stage::Engine& engine, int layer, const std::vector<int>& slots, bool keys) {
   const stage::KvCacheShape& shape = engine.cache().shape();
   Matrix rows(static_cast<Eigen::Index>(slots.size()), shape.num_kv_heads * shape.head_dim);
   for (std::size_t i = 0; i < slots.size(); ++i) {
     for (int head = 0; head < shape.num_kv_heads; ++head) {
       rows.block(static_cast<Eigen::Index>(i), head * shape.head_dim, 1, shape.head_dim) =
-          engine.cache().keys(layer, head, slots[i], 1);
+          keys ? engine.cache().keys(layer, head, slots[i], 1) : engine.cache().values(layer, head, slots[i], 1);
     }
   }
   return rows;
@@ -115,7 +115,8 @@ class Pair {
     const std::vector<int> slots = gpu_.manager().slots(sequence, 0, gpu_.manager().length(sequence));
     REQUIRE(slots == cpu_.manager().slots(sequence, 0, cpu_.manager().length(sequence)));
     for (const int layer : {0, 5}) {
-      CHECK(compare(gpu_.gpu()->keys(layer, slots), cpu_keys(cpu_, layer, slots), 2e-3F) == kNoDifference);
+      CHECK(compare(gpu_.gpu()->keys(layer, slots), cpu_rows(cpu_, layer, slots, true), 2e-3F) == kNoDifference);
+      CHECK(compare(gpu_.gpu()->values(layer, slots), cpu_rows(cpu_, layer, slots, false), 2e-3F) == kNoDifference);
     }
   }
 
@@ -299,6 +300,24 @@ TEST_CASE("GPU: in bfloat16 the logits are close, from a prompt and token by tok
     }
     exact.manager().free(0);
     rounded.manager().free(0);
+  }
+}
+
+TEST_CASE("GPU: a prompt's last chunk may be shorter than the others") {
+  if (!common::has_cuda_device()) {
+    SKIP_TEST("there is no GPU");
+  }
+  // Short chunks are cut into smaller tiles, of which there may be more than of a long one.
+  for (const int chunk_size : {256, 257, 300, 511}) {
+    stage::EngineOptions options = options_for(stage::Device::kGpu, stage::Precision::kBFloat16);
+    options.chunk_size = chunk_size;
+    stage::Engine rounded(bundled().llama, options);
+    stage::Engine exact(bundled().llama, options_for(stage::Device::kCpu));
+    const std::vector<Token> prompt = some_tokens(chunk_size + 200, 1);
+    REQUIRE(rounded.start(0, prompt, 0));
+    REQUIRE(exact.start(0, prompt, 0));
+    CAPTURE(chunk_size);
+    CHECK(compare(*rounded.append(0, prompt), *exact.append(0, prompt), 0.25F) == kNoDifference);
   }
 }
 

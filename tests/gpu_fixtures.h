@@ -3,12 +3,16 @@
 
 #include <cmath>
 #include <string>
+#include <utility>
 
 #include "common/compare.h"
 #include "common/reference_attention.h"
 #include "tests/gpu_values.h"
 
 namespace tests {
+
+// What a comparison returns if there is nothing to say; a failing check then shows the text instead.
+inline const std::string kNoDifference;
 
 struct BatchSpec {
   ScalarType type = ScalarType::kBFloat16;
@@ -26,7 +30,7 @@ struct BatchSpec {
 // A batch with K and V written into shuffled pages, every other slot NaN, outputs poisoned.
 class GpuBatch {
  public:
-  explicit GpuBatch(const BatchSpec& spec);
+  explicit GpuBatch(BatchSpec spec);
 
   const stage::Pages& pages() const { return pages_; }
   const stage::Batch& batch() const { return batch_; }
@@ -36,15 +40,17 @@ class GpuBatch {
   // Poisons the output first and returns it as floats.
   std::vector<float> decode(const stage::DecodeOptions& options = {}, int num_runs = 1);
   std::vector<float> ragged();
-  // Empty if `output` is what the reference gives, with inactive rows still poisoned; else what is wrong.
-  std::string check(const std::vector<float>& output);
+  // Empty if `result` is what the reference gives, with inactive rows still poisoned; else what is wrong.
+  std::string check(const std::vector<float>& result);
 
   common::Stream stream;
   common::DeviceArray<std::byte> queries;
   common::DeviceArray<std::byte> output;
 
  private:
-  std::size_t kv_columns() const { return static_cast<std::size_t>(spec_.num_kv_heads * spec_.head_dim); }
+  std::size_t kv_columns() const {
+    return static_cast<std::size_t>(spec_.num_kv_heads) * static_cast<std::size_t>(spec_.head_dim);
+  }
 
   BatchSpec spec_;
   int num_tokens_ = 0;
@@ -61,7 +67,7 @@ class GpuBatch {
   stage::Batch batch_;
 };
 
-inline GpuBatch::GpuBatch(const BatchSpec& spec) : spec_(spec) {
+inline GpuBatch::GpuBatch(BatchSpec spec) : spec_(std::move(spec)) {
   if (spec_.query_lengths.empty()) {
     for (const int length : spec_.context_lengths) {
       spec_.query_lengths.push_back(length == 0 ? 0 : 1);
@@ -122,7 +128,9 @@ inline GpuBatch::GpuBatch(const BatchSpec& spec) : spec_(spec) {
   }
   const int num_heads = spec_.num_kv_heads * spec_.group;
   host_queries_ =
-      rounded(random_values(static_cast<std::size_t>(num_tokens_ * num_heads * spec_.head_dim), random), spec_.type);
+      rounded(random_values(
+                  static_cast<std::size_t>(num_tokens_) * static_cast<std::size_t>(num_heads * spec_.head_dim), random),
+              spec_.type);
   queries = common::DeviceArray<std::byte>(to_bytes(host_queries_, spec_.type));
   output = poisoned(static_cast<std::int64_t>(host_queries_.size()), spec_.type);
   context_lengths_ = common::DeviceArray<int>(spec_.context_lengths);
@@ -195,7 +203,7 @@ inline common::Tolerance tolerance_of(ScalarType type, double num_visible) {
 }
 
 inline std::string GpuBatch::check(const std::vector<float>& result) {
-  const auto columns = static_cast<std::size_t>(batch_.num_heads * spec_.head_dim);
+  const auto columns = static_cast<std::size_t>(batch_.num_heads) * static_cast<std::size_t>(spec_.head_dim);
   for (std::size_t s = 0; s < spec_.context_lengths.size(); ++s) {
     const int length = spec_.context_lengths[s];
     const std::span<const float> rows(result.data() + static_cast<std::size_t>(starts_[s]) * columns,
@@ -219,7 +227,7 @@ inline std::string GpuBatch::check(const std::vector<float>& result) {
         view(host_values_[s].data(), static_cast<std::size_t>(length), kv_columns()), batch_.num_heads,
         spec_.num_kv_heads, spec_.head_dim);
     for (std::size_t q = 0; q < num_queries; ++q) {
-      const double visible = static_cast<double>(static_cast<std::size_t>(length) - num_queries + q + 1);
+      const auto visible = static_cast<double>(static_cast<std::size_t>(length) - num_queries + q + 1);
       common::Tolerance tolerance = tolerance_of(spec_.type, visible);
       tolerance.absolute *=
           std::sqrt(static_cast<double>(length) / visible);  // heavy for the length, not for `visible`

@@ -67,7 +67,8 @@ inline HandWorked::HandWorked(ScalarType type) : type_(type) {
   for (int token = 0; token < kNumTokens; ++token) {
     slots.push_back(table[static_cast<std::size_t>(token / block_size)] * block_size + token % block_size);
     for (int column = 0; column < 2 * kHeadDim; ++column) {
-      const auto i = static_cast<std::size_t>(token * 2 * kHeadDim + column);
+      const int index = token * 2 * kHeadDim + column;
+      const auto i = static_cast<std::size_t>(index);
       values[i] = static_cast<float>(token + (column < kHeadDim ? 0 : 100));
       keys[i] = token == 9 && column % kHeadDim == 0 ? std::log(3.0F) : 0.0F;
     }

@@ -63,6 +63,7 @@ inline void upload_matrix(const Matrix& matrix, void* destination, Precision pre
                 precision == Precision::kFloat32 ? static_cast<const void*>(matrix.data() + i) : &rounded, size);
   }
   CUDA_CHECK(cudaMemcpy(destination, bytes.data(), bytes.size(), cudaMemcpyHostToDevice));
+  CUDA_CHECK(cudaDeviceSynchronize());  // the model's stream does not wait for the last bytes
 }
 
 inline CudaAttentionFn on_host(const CudaLlama& model, const common::AttentionFn& attention) {
@@ -82,8 +83,9 @@ inline CudaAttentionFn on_host(const CudaLlama& model, const common::AttentionFn
 
 // Copies q: may be captured in a graph.
 inline void copy_queries(const CudaAttentionCall& call, const CudaLlama& model) {
-  const auto bytes = static_cast<std::size_t>(call.num_tokens * model.config().num_heads * model.config().head_dim *
-                                              common::bytes_of(model.precision()));
+  const int columns = model.config().num_heads * model.config().head_dim;
+  const auto bytes = static_cast<std::size_t>(call.num_tokens) *
+                     static_cast<std::size_t>(columns * common::bytes_of(model.precision()));
   CUDA_CHECK(cudaMemcpyAsync(call.output, call.q, bytes, cudaMemcpyDeviceToDevice, call.stream));
 }
 

@@ -16,7 +16,7 @@ TEST_CASE("Ragged attention: weights 1 and 3, computed by hand", "[gpu]") {
   }
   const auto type = GENERATE(ScalarType::kFloat32, ScalarType::kFloat16, ScalarType::kBFloat16);
   tests::HandWorked example(type);
-  CHECK(example.check(example.ragged(), tests::HandWorked::kLastTwoTokens) == "");
+  CHECK(example.check(example.ragged(), tests::HandWorked::kLastTwoTokens) == tests::kNoDifference);
 }
 
 TEST_CASE("Ragged attention: every type, head_dim, group and block size", "[gpu]") {
@@ -38,7 +38,7 @@ TEST_CASE("Ragged attention: every type, head_dim, group and block size", "[gpu]
                     .context_lengths = {65, 1, 0, 130, 63, 64, 100, 17, 33},
                     .query_lengths = {65, 1, 0, 40, 1, 64, 0, 2, 32},
                     .seed = static_cast<unsigned>(group)});
-    CHECK(batch.check(batch.ragged()) == "");
+    CHECK(batch.check(batch.ragged()) == tests::kNoDifference);
   }
 }
 
@@ -53,7 +53,7 @@ TEST_CASE("Ragged attention: long prompts and late chunks", "[gpu]") {
                   .group = 4,
                   .context_lengths = {700, 5000, 32768, 8193, 300},
                   .query_lengths = {700, 129, 1, 33, 256}});
-  CHECK(batch.check(batch.ragged()) == "");
+  CHECK(batch.check(batch.ragged()) == tests::kNoDifference);
 }
 
 TEST_CASE("Ragged attention: prompts long enough for the wide shape", "[gpu]") {
@@ -73,7 +73,7 @@ TEST_CASE("Ragged attention: prompts long enough for the wide shape", "[gpu]") {
                   .block_size = block_size,
                   .context_lengths = {1, 700, 0, 650},
                   .query_lengths = {1, 700, 0, 449}});
-  CHECK(batch.check(batch.ragged()) == "");
+  CHECK(batch.check(batch.ragged()) == tests::kNoDifference);
 }
 
 TEST_CASE("Ragged attention: one row a sequence is decode attention", "[gpu]") {
@@ -81,7 +81,7 @@ TEST_CASE("Ragged attention: one row a sequence is decode attention", "[gpu]") {
     SKIP_TEST("there is no GPU");
   }
   GpuBatch batch({.context_lengths = {90, 1, 400, 1000}, .query_lengths = {}});
-  CHECK(batch.check(batch.ragged()) == "");
+  CHECK(batch.check(batch.ragged()) == tests::kNoDifference);
 }
 
 TEST_CASE("Ragged attention: a pool of more than 2^31 elements", "[gpu]") {
@@ -96,5 +96,5 @@ TEST_CASE("Ragged attention: a pool of more than 2^31 elements", "[gpu]") {
   }
   GpuBatch batch(
       {.num_kv_heads = 8, .context_lengths = {50, 100}, .query_lengths = {50, 20}, .first_block = (1 << 17) + 5});
-  CHECK(batch.check(batch.ragged()) == "");
+  CHECK(batch.check(batch.ragged()) == tests::kNoDifference);
 }

@@ -83,11 +83,24 @@ Graph::Graph(const Stream& stream, const std::function<void()>& enqueue) {
   } catch (...) {
     // The stream must leave capture mode, whatever happened in between.
     (void)cudaStreamEndCapture(stream.get(), &graph_);
-    (void)cudaGraphDestroy(graph_);
+    discard();
     throw;
   }
-  CUDA_CHECK(cudaStreamEndCapture(stream.get(), &graph_));
-  CUDA_CHECK(cudaGraphInstantiate(&executable_, graph_, 0));
+  try {
+    CUDA_CHECK(cudaStreamEndCapture(stream.get(), &graph_));
+    CUDA_CHECK(cudaGraphInstantiate(&executable_, graph_, 0));
+  } catch (...) {
+    discard();
+    throw;
+  }
+}
+
+// Nobody destroys an object whose constructor throws.
+void Graph::discard() {
+  if (graph_ != nullptr) {
+    (void)cudaGraphDestroy(graph_);
+  }
+  (void)cudaGetLastError();
 }
 
 Graph::~Graph() {

@@ -127,6 +127,8 @@ class Graph {
   void launch(const Stream& stream) const;
 
  private:
+  void discard();
+
   cudaGraph_t graph_ = nullptr;
   cudaGraphExec_t executable_ = nullptr;
 };

@@ -1,5 +1,5 @@
 // A decode step reads every weight once for one token, or for a few: 2 operations a weight and token, where the chip
-// could do a hundred in the time that the weight takes to arrive. So this is about keeping memory busy, also between
+// could do 300 in the time that the weight takes to arrive. So this is about keeping memory busy, also between
 // launches, of which a step has hundreds:
 //
 // - Weights do not depend on the launch before. A thread block asks for as much of its share as fits into a ring in

@@ -9,6 +9,19 @@
 
 namespace common {
 
+// Whether this file's kernels were built for the chip at hand, and wait for the launch before. Kernels for older chips
+// run on newer ones, translated on the spot, but have no such instruction.
+inline bool can_overlap() {
+#ifdef __CUDA_ARCH_LIST__
+  for (const int architecture : {__CUDA_ARCH_LIST__}) {
+    if (architecture == 10 * device_limits().compute_capability && architecture >= 900) {
+      return true;
+    }
+  }
+#endif
+  return false;
+}
+
 // Starts kernel<<<grid, threads, shared_bytes, stream>>>(arguments...). It may begin while the launch before it still
 // runs (programmatic dependent launch; from compute capability 9.0 on, without effect before), so the kernel has to
 // call wait_for_previous_launch() before it touches what earlier launches read or write.
@@ -27,7 +40,7 @@ void launch_overlapping(void (*kernel)(Parameters...), dim3 grid, unsigned threa
   config.dynamicSmemBytes = shared_bytes;
   config.stream = stream;
   config.attrs = &attribute;
-  config.numAttrs = device_limits().compute_capability >= 90 ? 1 : 0;
+  config.numAttrs = can_overlap() ? 1 : 0;
   CUDA_CHECK(cudaLaunchKernelEx(&config, kernel, static_cast<Parameters>(arguments)...));
 }
 

@@ -1,6 +1,7 @@
 #include "common/cuda/llama.h"
 
 #include <string>
+#include <utility>
 
 #include "common/cuda/device.h"
 #include "common/cuda/fused_linear.h"
@@ -13,16 +14,9 @@ namespace {
 
 // Rows are read 16 bytes at a time, in both precisions.
 void check_config(const LlamaConfig& config) {
-  const auto require = [](int size, const char* what) {
-    if (size % 8 != 0) {
-      throw InputError(std::string("on the GPU, the ") + what + " must be a multiple of 8, and this model's is " +
-                       std::to_string(size));
-    }
-  };
-  require(config.hidden_size, "hidden size");
-  require(config.num_heads * config.head_dim, "size of all query heads together");
-  require(config.num_kv_heads * config.head_dim, "size of all kv heads together");
-  require(config.feed_forward_size, "feed-forward size");
+  if (const std::string reason = CudaLlama::unsupported(config); !reason.empty()) {
+    throw InputError(reason);
+  }
 }
 
 bool is_aligned(const void* pointer) { return reinterpret_cast<std::uintptr_t>(pointer) % 16 == 0; }
@@ -188,6 +182,20 @@ struct CudaLlama::Impl {
     products.multiply(down_product(layer, num_tokens), stream);
   }
 };
+
+std::string CudaLlama::unsupported(const LlamaConfig& config) {
+  const std::pair<int, const char*> sizes[] = {{config.hidden_size, "hidden size"},
+                                               {config.num_heads * config.head_dim, "size of all query heads together"},
+                                               {config.num_kv_heads * config.head_dim, "size of all kv heads together"},
+                                               {config.feed_forward_size, "feed-forward size"}};
+  for (const auto& [size, what] : sizes) {
+    if (size % 8 != 0) {
+      return std::string("on the GPU, the ") + what + " must be a multiple of 8, and this model's is " +
+             std::to_string(size);
+    }
+  }
+  return "";
+}
 
 CudaLlama::CudaLlama(const Llama& model, Precision precision, int max_tokens)
     : impl_(std::make_unique<Impl>(model.config(), precision, max_tokens)) {

@@ -1,9 +1,9 @@
 // The Llama forward pass on the GPU, with the seam of the CPU's (common/model/llama.h): flat tokens, and one attention
 // callback a layer. It knows nothing of caches. Nothing here needs nvcc to be included.
 //
-// Two ways through a layer. A handful of tokens is bound by reading the weights: four kernels of our own a layer, each
-// a matrix product with everything around it fused in (fused_linear.h). More tokens share that reading: then the
-// products are cuBLASLt's and small kernels stand between them.
+// Two ways through a layer. A handful of tokens is bound by reading the weights: four kernels of our own a layer beside
+// attention's two, each a matrix product with everything around it fused in (fused_linear.h). More tokens share that
+// reading: then the products are cuBLASLt's and small kernels stand between them.
 #pragma once
 
 #include <cuda_runtime_api.h>
@@ -11,6 +11,7 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <string>
 
 #include "common/cuda/precision.h"
 #include "common/model/llama.h"
@@ -34,6 +35,9 @@ using CudaAttentionFn = std::function<void(const CudaAttentionCall&)>;
 
 class CudaLlama {
  public:
+  // Why the kernels do not take a model of this shape; empty if they do.
+  static std::string unsupported(const LlamaConfig& config);
+
   // Uploads the weights. Throws OutOfDeviceMemory (and leaves nothing behind) if they, or the activations of
   // max_tokens tokens, do not fit.
   CudaLlama(const Llama& model, Precision precision, int max_tokens);

@@ -138,6 +138,7 @@ void CudaLlamaWeights::draw(std::uint64_t seed) {
     draw_matrix(output, config_.vocab_size, hidden);
   }
   std::vector<double> radians;
+  radians.reserve(static_cast<std::size_t>(config_.head_dim / 2));
   for (int i = 0; i < config_.head_dim / 2; ++i) {
     radians.push_back(std::pow(static_cast<double>(config_.rope_freq_base), -2.0 * i / config_.head_dim));
   }

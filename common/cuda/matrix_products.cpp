@@ -118,7 +118,12 @@ struct MatrixProducts::Impl {
       return found->second;
     }
     Plan& plan = plans.try_emplace(key, product, precision).first->second;
-    plan.algorithm = plan.description.algorithm(handle);
+    try {
+      plan.algorithm = plan.description.algorithm(handle);
+    } catch (...) {
+      plans.erase(key);
+      throw;
+    }
     return plan;
   }
 };

@@ -31,8 +31,8 @@ __device__ __forceinline__ Pair<Scalar> make_pair(float first, float second) {
   return {from_float<Scalar>(first), from_float<Scalar>(second)};
 }
 
-// Four neighbours that lie in memory as they are: activations are written by one launch and read by the next, which may
-// already run by then, so they must not come from a cache that is not kept coherent: L2 only.
+// Four neighbours that lie in memory as they are. From L2: activations are written by one launch and read by the next,
+// which may already run by then, and nothing of them is worth a place in L1.
 __device__ __forceinline__ float4 load_shared_floats(const float* source) {
   return __ldcg(reinterpret_cast<const float4*>(source));
 }

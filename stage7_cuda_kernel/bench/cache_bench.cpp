@@ -107,7 +107,7 @@ Row time_device_copy(const common::Stream& stream) {
 void print_cache_speed(std::ostream& output) {
   const common::Stream stream;
   common::Table table({"kernel", "tokens, pairs", "us", "GB/s", "peer"});
-  common::Progress progress("measuring the cache's kernels", 12);
+  common::Progress progress("measuring the cache's kernels", 11);
   const auto add = [&](const Row& row) {
     table.add_row({row.kernel, common::format_count(row.count), format_microseconds(row.microseconds),
                    common::format("%.0f", row.bytes / row.microseconds / 1e3), row.peer});

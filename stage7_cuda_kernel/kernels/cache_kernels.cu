@@ -32,8 +32,8 @@ __global__ void __launch_bounds__(kThreads) copy_slots(SlotCopy copy) {
   const auto pieces_per_token = static_cast<unsigned>(copy.num_kv_heads * copy.pieces_per_head);
   // In a decode step this launch sits between two others of a few microseconds: it starts while the one before runs
   // out, and lets the next one do the same.
-  wait_for_previous_launch();
-  allow_next_launch();
+  common::wait_for_previous_launch();
+  common::allow_next_launch();
   std::int64_t paged[kUnroll];
   std::int64_t flat[kUnroll];
   uint4 key[kUnroll];

@@ -11,8 +11,8 @@
 #include "common/check.h"
 #include "common/cuda/device.h"
 #include "common/cuda/llama.h"
-#include "common/cuda/pinned.h"
 #include "common/report.h"
+#include "step_inputs.h"
 
 namespace stage7 {
 namespace {
@@ -40,46 +40,6 @@ void launch_copies(void* keys, void* values, int num_layers, const PageShape& sh
 }
 
 std::string why_unsupported(const PageShape& shape, int num_heads) { return unsupported(shape, num_heads); }
-
-// What a step reads and the host writes: one array, so that one copy brings it over. A recorded step finds it at the
-// same place every time.
-struct StepInputs {
-  StepInputs(int num_tokens, int max_blocks)
-      : max_tokens(num_tokens), size(kHeader + 3 * num_tokens + max_blocks), host(size), device(size) {}
-
-  void upload(std::span<const common::Token> step_tokens, std::span<const int> step_positions,
-              std::span<const int> step_slots, std::span<const int> table, const common::Stream& stream) {
-    const auto num_tokens = static_cast<int>(step_tokens.size());
-    copied.wait();  // the host's array may still be on its way
-    int* const all = host.data();
-    all[0] = step_positions.back() + 1;
-    all[1] = 0;
-    all[2] = num_tokens;
-    all[3] = num_tokens - 1;
-    std::copy(step_tokens.begin(), step_tokens.end(), all + kHeader);
-    std::copy(step_positions.begin(), step_positions.end(), all + kHeader + max_tokens);
-    std::copy(step_slots.begin(), step_slots.end(), all + kHeader + 2 * max_tokens);
-    std::copy(table.begin(), table.end(), all + kHeader + 3 * max_tokens);
-    const std::size_t used = static_cast<std::size_t>(kHeader + 3 * max_tokens) + table.size();
-    CUDA_CHECK(cudaMemcpyAsync(device.data(), all, used * sizeof(int), cudaMemcpyHostToDevice, stream.get()));
-    copied.record(stream);
-  }
-
-  const int* context_length() const { return device.data(); }
-  const int* query_starts() const { return device.data() + 1; }
-  const int* last_row() const { return device.data() + 3; }
-  const int* tokens() const { return device.data() + kHeader; }
-  const int* positions() const { return tokens() + max_tokens; }
-  const int* slot_mapping() const { return positions() + max_tokens; }
-  const int* block_table() const { return slot_mapping() + max_tokens; }
-
-  static constexpr int kHeader = 4;
-  int max_tokens;
-  std::size_t size;
-  common::PinnedArray<int> host;
-  DeviceArray<int> device;
-  common::Event copied;
-};
 
 }  // namespace
 
@@ -185,8 +145,9 @@ struct CudaRunner::Impl {
   std::unique_ptr<common::Graph> decode_step;  // recorded when it is first needed
 };
 
-std::string CudaRunner::unsupported(const KvCacheShape& shape, Precision precision) {
-  return why_unsupported(page_shape(shape, precision), shape.num_heads);
+std::string CudaRunner::unsupported(const common::LlamaConfig& config, const KvCacheShape& shape, Precision precision) {
+  const std::string reason = common::CudaLlama::unsupported(config);
+  return reason.empty() ? why_unsupported(page_shape(shape, precision), shape.num_heads) : reason;
 }
 
 CudaRunner::CudaRunner(const common::Llama& model, const KvCacheShape& shape, Precision precision, int chunk_size) {
@@ -202,17 +163,21 @@ CudaRunner::CudaRunner(const common::Llama& model, const KvCacheShape& shape, Pr
 CudaRunner::~CudaRunner() = default;
 
 void CudaRunner::copy_blocks(std::span<const BlockCopy> copies) {
-  // A launch copies its blocks side by side, and the list is in order: where a block turns up again, the next begins.
+  // A launch copies its blocks side by side, and the list is in order: where a copy depends on an earlier one, the next
+  // begins.
   std::vector<PageCopy> launch;
-  std::set<int> seen;
+  std::set<int> read;
+  std::set<int> written;
   for (const auto& [source, destination] : copies) {
-    if (seen.contains(source) || seen.contains(destination)) {
+    if (written.contains(source) || written.contains(destination) || read.contains(destination)) {
       impl_->copy(launch);
       launch.clear();
-      seen.clear();
+      read.clear();
+      written.clear();
     }
     launch.push_back({source, destination});
-    seen.insert({source, destination});
+    read.insert(source);
+    written.insert(destination);
   }
   impl_->copy(launch);
 }
@@ -227,7 +192,8 @@ void CudaRunner::forward(std::span<const common::Token> tokens, std::span<const 
     impl_->logits_pending = true;
     return;
   }
-  // Some 200 launches a token, the same every time: recorded once, and replayed with other numbers in the inputs.
+  // Six launches a layer and four more, the same for every token: recorded once, and replayed with other numbers in the
+  // inputs.
   if (impl_->decode_step == nullptr) {
     impl_->decode_step = std::make_unique<common::Graph>(impl_->stream, [&] {
       impl_->decode(inputs);
@@ -264,7 +230,11 @@ common::Matrix CudaRunner::values(int layer, std::span<const int> slots) {
 std::int64_t CudaRunner::weight_bytes_per_token() const { return impl_->model.weight_bytes_per_token(); }
 
 double CudaRunner::read_bandwidth() {
-  const common::DeviceMemory memory(std::size_t{1} << 31);  // far more than the L2 cache
+  constexpr std::size_t kBytes = std::size_t{1} << 31;  // far more than the L2 cache
+  if (impl_->keys.bytes() >= kBytes) {
+    return 1e9 * read_ceiling(impl_->stream, impl_->keys.data(), kBytes);
+  }
+  const common::DeviceMemory memory(kBytes);
   return 1e9 * read_ceiling(impl_->stream, memory.data(), memory.bytes());
 }
 

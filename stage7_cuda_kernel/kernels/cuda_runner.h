@@ -10,8 +10,8 @@ namespace stage7 {
 
 class CudaRunner : public GpuRunner {
  public:
-  // Why the kernels do not take this shape; empty if they do.
-  static std::string unsupported(const KvCacheShape& shape, Precision precision);
+  // Why the kernels do not take this model and cache; empty if they do.
+  static std::string unsupported(const common::LlamaConfig& config, const KvCacheShape& shape, Precision precision);
 
   // Takes the device's memory for weights and K/V. chunk_size: the most tokens of one forward pass. Throws InputError
   // if the memory is too small.

@@ -1,9 +1,9 @@
 // Decode attention on tensor cores: what one thread block does with its share of the tiles.
 //
-// bytes: every K and V of the batch once. flops: 4 * num_heads * head_dim a token; with a group of 4 that is 8 a
-// byte, and a tensor core could do 200 a byte in the same time. So the kernel is a memory copy with some arithmetic on
-// the side, and is built like one: rings of tiles in flight (tile_ring.cuh), equal shares (decode_plan.h), and nothing
-// that makes the copies wait.
+// bytes: every K and V of the batch once. flops: 4 * num_heads * head_dim a token; with a group of 4 that is 4 a
+// byte (8 with the columns that are padding), and tensor cores could do 160 a byte in the same time. So the kernel is a
+// memory copy with some arithmetic on the side, and is built like one: rings of tiles in flight (tile_ring.cuh), equal
+// shares (decode_plan.h), and nothing that makes the copies wait.
 //
 // The products are formed the other way round than on paper, S^T = K Q^T and O^T = V^T P^T. An mma is 16 rows by 8
 // columns: tokens (or dimensions) fill the 16 rows, and a group of up to 8 query heads needs only one step of 8
@@ -12,6 +12,7 @@
 // threads.
 #pragma once
 
+#include "common/cuda/launch.h"
 #include "decode_merge.cuh"
 #include "decode_plan.h"
 #include "scalars.cuh"
@@ -243,12 +244,13 @@ __global__ void __launch_bounds__(32 * kWarps, kResident)
   const int warp = static_cast<int>(threadIdx.x) / 32;
   const WorkShare share = workspace.shares[blockIdx.x];
   if (share.num_tiles == 0) {
-    wait_for_previous_launch();  // or this launch might finish before the one before it
+    common::wait_for_previous_launch();  // or this launch might finish before the one before it
     return;
   }
   Ring ring(pages, batch, share, shared + warp * Ring::kBytes, barriers + warp * Ring::kBarrierBytes);
-  wait_for_previous_launch();
-  allow_next_launch();
+  // In this order: a launch that starts early then knows that everything two launches back has finished.
+  common::wait_for_previous_launch();
+  common::allow_next_launch();
   ring.start();
 
   const int num_kv_heads = pages.shape.num_kv_heads;

@@ -2,9 +2,15 @@
 //
 // The unit of work is a tile: 16 tokens of one kv head of one sequence, K and V. All tiles of a layer stand in one
 // line, sequence by sequence, in it head by head, in it token by token; thread block c of n gets the tiles from T c / n
-// to T (c + 1) / n. Nobody gets more than one tile above the average, however ragged the batch. The price: a share may
-// begin and end in the middle of a head. Such a head's partial results meet in the workspace, and the thread block that
-// comes last merges them.
+// to T (c + 1) / n. Nobody gets more than one tile above the average, however ragged the batch:
+//
+//     heads    |--- A ---|- B -|------------- C -------------|-- D --|
+//     shares   |    0    .    1    .    2    .    3    .    4    .   5   |        A, B, C and D are cut
+//
+// The price: a share may begin and end in the middle of a head. Such a head's partial results meet in the workspace,
+// and the thread block that comes last merges them. Where heads are about equally long, that price is saved: shares end
+// where heads end, if the longest then takes at most a few tiles more (choose_cutting in decode_plan.cu). Cutting a
+// context is known as split-KV, and cutting one line of all work as stream-K.
 #pragma once
 
 #include <cstddef>

@@ -6,9 +6,9 @@
 
 namespace stage7 {
 
-// A multiprocessor must have about 100 KB of copies under way to draw its share of the memory's bandwidth, and some
-// more so that it need not be everywhere at once. All of its shared memory goes into rings, but for what the exchange
-// of partial results needs (decode_merge.cuh), which grows with the group.
+// With less than about 100 KB of copies under way, a multiprocessor does not draw its share of the memory's bandwidth
+// (measured on an H200), and with more it need not be everywhere at once. All of its shared memory goes into rings, but
+// for what the exchange of partial results needs (decode_merge.cuh), which grows with the group.
 struct DecodeRing {
   int warps;     // of a thread block
   int stages;    // tiles in flight for each warp
@@ -24,9 +24,17 @@ constexpr DecodeRing decode_ring(int head_dim, int group, bool many_heads) {
   }
   const int stages = 256 / head_dim;  // so many tiles are 16 KB (for 96: 12)
   if (group > 8) {
-    return many_heads ? DecodeRing{4, stages, 2} : DecodeRing{8, stages, 1};  // half of 128 KB is left to the exchange
+    return many_heads ? DecodeRing{4, stages, 2} : DecodeRing{8, stages, 1};  // 128 KB, and up to 76 for the exchange
   }
   return many_heads ? DecodeRing{5, stages, 2} : DecodeRing{10, stages, 1};  // 160 KB, and up to 42 for the exchange
+}
+
+// Of one thread block: its rings, the exchange, and something for barriers.
+constexpr std::size_t decode_shared_bytes(const DecodeRing& ring, int head_dim, int group) {
+  const int tile_bytes = 2 * 16 * head_dim * 2;  // K and V of 16 tokens
+  const int row_bytes = (head_dim + 4) * 4 + 8;  // of the exchange
+  const int bytes = ring.warps * (ring.stages * tile_bytes + group * row_bytes) + 1024;
+  return static_cast<std::size_t>(bytes);
 }
 
 struct DecodeShape {
@@ -40,7 +48,10 @@ inline DecodeShape decode_shape(const PageShape& shape, const Batch& batch, cons
   const int group = batch.num_heads / shape.num_kv_heads;
   const int num_multiprocessors = common::device_limits().num_multiprocessors;
   // The lengths are known on the device only, so the number of heads decides.
-  const bool many_heads = batch.num_sequences * shape.num_kv_heads > num_multiprocessors;
+  // Chips before Hopper have no room for the large thread block.
+  const bool many_heads = batch.num_sequences * shape.num_kv_heads > num_multiprocessors ||
+                          decode_shared_bytes(decode_ring(shape.head_dim, group, false), shape.head_dim, group) >
+                              common::device_limits().shared_bytes_per_block;
   const DecodeRing ring = decode_ring(shape.head_dim, group, many_heads);
   const int resident = ring.resident * num_multiprocessors;
   return {.group = group,

@@ -9,6 +9,7 @@
 #include "../kernels.h"
 #include "common/check.h"
 #include "common/cuda/device.h"
+#include "common/cuda/launch.h"
 
 namespace stage7 {
 
@@ -34,17 +35,6 @@ inline void check_batch(const PageShape& shape, const Batch& batch) {
   COMMON_CHECK(batch.max_blocks_per_sequence > 0, "block tables have entries");
 }
 
-// Whether this file's kernels exist in a form that waits for the launch before. Kernels built for older chips alone do
-// run on a Hopper, translated on the spot, but have no such instruction.
-inline constexpr bool kHasOverlap = [] {
-  for (const int architecture : {__CUDA_ARCH_LIST__}) {
-    if (architecture >= 900) {
-      return true;
-    }
-  }
-  return false;
-}();
-
 // Starts kernel<<<grid, threads, shared_bytes, stream>>>(arguments...). overlap: it may begin while the launch before
 // still runs (programmatic dependent launch; from compute capability 9.0 on, without effect before).
 template <typename... Parameters, typename... Arguments>
@@ -63,7 +53,7 @@ void launch(void (*kernel)(Parameters...), dim3 grid, int threads, std::size_t s
   config.dynamicSmemBytes = shared_bytes;
   config.stream = stream;
   config.attrs = &attribute;
-  config.numAttrs = kHasOverlap && overlap && common::device_limits().compute_capability >= 90 ? 1 : 0;
+  config.numAttrs = overlap && common::can_overlap() ? 1 : 0;
   CUDA_CHECK(cudaLaunchKernelEx(&config, kernel, static_cast<Parameters>(arguments)...));
 }
 

@@ -1,12 +1,12 @@
 // Where an element of K or V lies: the one place that knows, for all kernels.
 //
 // Pages are [num_blocks, num_kv_heads, block_size, head_dim]. A row (one token, one head) is a whole number of 16-byte
-// pieces, and piece p of row r is stored at place p ^ mask(r). Why: attention copies pages into shared memory as they
-// are, and the tensor cores then want the same piece of 8 consecutive rows at once. Shared memory has 32 banks of 4
-// bytes, so 8 pieces come in one cycle only if they lie in different 16-byte columns of the 128 bytes that the banks
-// span. Rows of 256 bytes put the same piece of all rows into the same column, which takes 8 cycles; the permutation
-// spreads them over all 8 columns (measured on an H200, 32 sequences of 32,768 tokens: 1,425 us without it, 996 with
-// it). It costs nothing: whoever writes a row knows its number.
+// pieces, and piece p of row r is stored at place p ^ mask(r): a swizzle, as it is called. Why: attention copies pages
+// into shared memory as they are, and the tensor cores then want the same piece of 8 consecutive rows at once. Shared
+// memory has 32 banks of 4 bytes, so 8 pieces come in one cycle only if they lie in different 16-byte columns of the
+// 128 bytes that the banks span. Rows of 256 bytes put the same piece of all rows into the same column, which takes 8
+// cycles; the permutation spreads them over all 8 columns (measured on an H200, 32 sequences of 32,768 tokens: 1,425 us
+// without it, 996 with it). It costs nothing: whoever writes a row knows its number.
 #pragma once
 
 #include <cstdint>

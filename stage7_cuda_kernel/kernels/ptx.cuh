@@ -156,22 +156,4 @@ __device__ __forceinline__ void fence_copy_engine() { asm volatile("fence.proxy.
 
 #endif  // COURSE_BULK_COPY
 
-// ---- overlap of one launch with the next -------------------------------------------------------------------------
-
-// Waits until the launch before this one has finished and its writes are visible (if this one was allowed to start
-// early; otherwise that is so anyway).
-__device__ __forceinline__ void wait_for_previous_launch() {
-#if COURSE_BULK_COPY
-  asm volatile("griddepcontrol.wait;" ::: "memory");
-#endif
-}
-
-// Lets the next launch start as soon as there is room. Called after wait_for_previous_launch, never before: then a
-// launch that starts early knows that everything two launches back has finished.
-__device__ __forceinline__ void allow_next_launch() {
-#if COURSE_BULK_COPY
-  asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
-#endif
-}
-
 }  // namespace

@@ -1,5 +1,6 @@
 // What the kernels can do, for the host to ask before it begins.
 #include "../kernels.h"
+#include "decode_shape.h"
 
 namespace stage7 {
 
@@ -32,6 +33,12 @@ std::string unsupported(const PageShape& shape, int num_heads) {
   if (num_heads / shape.num_kv_heads > 16) {
     return "the 16-bit kernels want at most 16 query heads to a kv head, not " +
            std::to_string(num_heads / shape.num_kv_heads);
+  }
+  const int group = num_heads / shape.num_kv_heads;
+  const std::size_t shared_bytes = decode_shared_bytes(decode_ring(head_dim, group, true), head_dim, group);
+  if (common::has_cuda_device() && shared_bytes > common::device_limits().shared_bytes_per_block) {
+    return "the 16-bit kernels want " + std::to_string(shared_bytes) + " bytes of shared memory for this shape, and " +
+           common::device_limits().name + " has " + std::to_string(common::device_limits().shared_bytes_per_block);
   }
   return {};
 }

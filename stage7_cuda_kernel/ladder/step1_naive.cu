@@ -5,7 +5,7 @@
 //
 // bytes, for 32 sequences of 8,192 tokens, 32 query heads, 8 kv heads: K and V are 32 * 8,192 * 8 * 128 * 2 * 2 = 1.07
 // GB, and each of the 4 query heads of a group asks for all of it: 4.3 GB. Scores: 34 MB, written twice and read twice.
-// flops: 4 * 32 * 128 * 262,144 = 4.3 G, so 4 a byte of K and V: far below the 170 that the device could do in the time
+// flops: 4 * 32 * 128 * 262,144 = 4.3 G, so 4 a byte of K and V: far below the 160 that the device could do in the time
 // it reads a byte.
 // measured: 1x8192 1,272 us (1%), 32x8192 2,738 us (9%), 32xragged 5,616 us (4%) on NVIDIA H200 at 124999e+
 //

@@ -1,10 +1,13 @@
-// Step 2: 16 bytes a thread, side by side. The same three passes, the same bytes, other instructions.
+// Step 2: 16 bytes a thread, side by side. Other instructions for the same bytes; and weights are formed in the pass
+// over V, so that scores are written once and read once.
 //
 // A row of K or V is 256 bytes: half a warp reads it with one load of 16 bytes a thread, and the warp reads two rows.
 // Everything that is asked for is used at once, the block is looked up once a row, and an instruction moves 512 bytes
 // in place of 64. A score is now spread over 16 threads, 8 products each; four exchanges between the threads join them.
 // Each half-warp has four tokens' loads on their way before it uses the first, because a load takes about 600 ns: to
-// draw 4,500 GB/s, Little's law wants 4,500 * 600 = 2.7 MB under way, 20 KB a multiprocessor, all the time.
+// draw 4,500 GB/s, Little's law wants 4,500 * 600 = 2.7 MB under way, 20 KB a multiprocessor, all the time; several
+// times that in practice, since a load takes longer when memory is busy, and requests come in bursts (step 6 keeps 192
+// KB).
 //
 // The permutation of pieces (page_layout.h) costs nothing here: the half-warp reads all 16 of them anyway.
 //
@@ -13,7 +16,7 @@
 //
 // Why it is faster: half the instructions of step 1, 65 a token and query head, 544 M in all; and L2 is asked for 1.2
 // GB in place of 2.6. Where it hardly is: a single sequence. A few warps on a few multiprocessors wait for one load
-// after the other, three passes long, however wide the loads are.
+// after the other, two passes long, however wide the loads are.
 #include "online_softmax.cuh"
 
 namespace stage7 {

@@ -11,7 +11,7 @@
 //
 // Why it is faster: 26 instructions a token and query head in place of 49. Not because of the bytes: L1 had caught the
 // repeated reads. Where it is not: one sequence, which has 8 heads to give out and no longer 32. Its context is cut
-// into twice as many pieces, and the merge of 66 takes 20 us on its own, longer than the walk. Without groups (MHA) it
+// into twice as many pieces, and the merge of 64 takes 20 us when it is timed alone. Without groups (MHA) it
 // is step 4. And groups of 8 and 16 need as many queries in registers: 240 and 255 a thread, with 264 bytes that do not
 // even fit, so few warps are there to hide each other's waiting; arithmetic grows with the group although the bytes do
 // not.

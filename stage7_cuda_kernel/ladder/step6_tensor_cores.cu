@@ -1,11 +1,11 @@
 // Step 6: tensor cores, and copies that nobody waits for.
 //
 // Two ideas that need each other. The products of a tile of 16 tokens with up to 8 queries are 8 instructions of a warp
-// for the scores and 8 for the output (WarpAttention in decode_kernel.cuh: S^T = K Q^T, O^T = V^T P^T), where step 5
-// takes 1,700. They want K and V in shared memory; and there the copy engine can put them, a page-head of 4 KB an
-// instruction, while the warp computes on an earlier tile (TileRing in tile_ring.cuh). So the loads under way no longer
-// depend on how many registers the arithmetic leaves: 4 warps x 3 tiles x 8 KB = 96 KB a thread block, two of them on a
-// multiprocessor.
+// for the scores and 8 for the output (WarpAttention in decode_kernel.cuh: S^T = K Q^T, O^T = V^T P^T), and some 300
+// of all kinds together, where step 5 takes 1,700. They want K and V in shared memory; and there the tensor memory
+// accelerator (TMA), the copy engine of a multiprocessor, can put them, a page-head of 4 KB an instruction, while the
+// warp computes on an earlier tile (TileRing in tile_ring.cuh). So the loads under way no longer depend on how many
+// registers the arithmetic leaves: 4 warps x 3 tiles x 8 KB = 96 KB a thread block, two of them on a multiprocessor.
 //
 //     warp 0   tile 0 | tile 4 | tile 8  …     each warp has its own ring of three tiles: it waits for its
 //     warp 1   tile 1 | tile 5 | tile 9  …     oldest one, computes, and orders the next one into the same
