@@ -74,7 +74,7 @@ inline HandWorked::HandWorked(ScalarType type) : type_(type) {
     }
   }
   std::vector<float> queries(std::size_t{2} * 4 * kHeadDim, 0.0F);
-  for (const std::size_t row_of_head : {0, 2, 4, 6}) {
+  for (std::size_t row_of_head = 0; row_of_head < 8; row_of_head += 2) {
     queries[row_of_head * kHeadDim] = std::sqrt(static_cast<float>(kHeadDim));
   }
   queries_ = common::DeviceArray<std::byte>(to_bytes(queries, type));
