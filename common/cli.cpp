@@ -213,6 +213,9 @@ CLI::App& Program::add_command(const std::string& name, const std::string& descr
 int Program::run(int argc, char** argv) {
   try {
     app_.parse(argc, argv);
+    if (!std::cout.flush()) {
+      throw InputError("can't write to standard output");
+    }
     return 0;
   } catch (const CLI::ParseError& error) {
     return app_.exit(error);

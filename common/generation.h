@@ -21,9 +21,11 @@ struct Request {
 };
 
 enum class FinishReason {
-  kLength,    // max_new_tokens were generated
-  kStop,      // a stop token came
-  kRejected,  // never ran: `error` says why
+  kLength,     // max_new_tokens were generated
+  kStop,       // a stop token came
+  kRejected,   // never ran: `error` says why
+  kCancelled,  // somebody wished so
+  kFailed,     // something went wrong on the way: `error` says what
 };
 
 struct Completion {

@@ -10,6 +10,8 @@ namespace {
 
 // Above this many rows of a, packing pays.
 constexpr Eigen::Index kFewRows = 8;
+// For a * b^T, where b is far larger than a: above this many, packing b pays too.
+constexpr Eigen::Index kSomeRows = 64;
 
 // Sixteen floats: one AVX-512 register, or two or four of a smaller machine.
 constexpr Eigen::Index kPacket = 16;
@@ -54,6 +56,52 @@ void dot_product_rows(Rows a, Rows b, Eigen::Index n, Eigen::Index k, float* c, 
         sum += a_row[i] * b_row[i];
       }
       c[static_cast<Eigen::Index>(row) * c_stride + col] = sum;
+    }
+  }
+}
+
+// c: [num_rows, kCols] = a * b^T for up to 16 rows of a and kCols rows of b, which is read as it lies. a_columns: [k,
+// 16], a's columns one after the other. A sum is one lane, from the first product to the last: it depends on nothing
+// else.
+template <int kCols>
+void outer_products(const float* a_columns, Rows b, Eigen::Index k, Eigen::Index num_rows, float* c,
+                    Eigen::Index c_stride) {
+  std::array<Packet, kCols> sums;
+  sums.fill(Packet::Zero());
+  for (Eigen::Index i = 0; i < k; ++i) {
+    const Packet column = load(a_columns + i * kPacket);
+    for (std::size_t col = 0; col < kCols; ++col) {
+      sums[col] += column * b.row(static_cast<Eigen::Index>(col))[i];
+    }
+  }
+  for (std::size_t col = 0; col < kCols; ++col) {
+    for (Eigen::Index row = 0; row < num_rows; ++row) {
+      c[row * c_stride + static_cast<Eigen::Index>(col)] = sums[col](row);
+    }
+  }
+}
+
+// c: [m, n] = a * b^T for more rows of a than a few, and far fewer than b has. Only a is brought into another order.
+void multiply_some_rows(const Eigen::Ref<const Matrix>& a, Rows b, Eigen::Index n, float* c, Eigen::Index c_stride) {
+  constexpr Eigen::Index kCols = 8;  // rows of b at a time: they stay in the cache from one tile of a to the next
+  const Eigen::Index k = a.cols();
+  const Eigen::Index num_tiles = (a.rows() + kPacket - 1) / kPacket;
+  Matrix columns = Matrix::Zero(num_tiles * k, kPacket);  // tile by tile: [k, 16], zero where a has no rows
+  for (Eigen::Index row = 0; row < a.rows(); ++row) {
+    columns.block(row / kPacket * k, row % kPacket, k, 1) = a.row(row).transpose();
+  }
+  for (Eigen::Index first = 0; first < n; first += kCols) {
+    for (Eigen::Index tile = 0; tile < num_tiles; ++tile) {
+      const Eigen::Index num_rows = std::min(kPacket, a.rows() - tile * kPacket);
+      const float* const tile_columns = columns.data() + tile * k * kPacket;
+      float* const to = c + tile * kPacket * c_stride + first;
+      if (first + kCols <= n) {
+        outer_products<kCols>(tile_columns, {b.row(first), b.stride}, k, num_rows, to, c_stride);
+      } else {
+        for (Eigen::Index col = 0; first + col < n; ++col) {
+          outer_products<1>(tile_columns, {b.row(first + col), b.stride}, k, num_rows, to + col, c_stride);
+        }
+      }
     }
   }
 }
@@ -120,11 +168,15 @@ void by_rows(Eigen::Index num_rows, const Four& four, const One& one) {
 
 void multiply_transposed(const Eigen::Ref<const Matrix>& a, const Eigen::Ref<const Matrix>& b, Eigen::Ref<Matrix> c) {
   COMMON_CHECK(a.cols() == b.cols() && c.rows() == a.rows() && c.cols() == b.rows(), "shapes don't fit");
-  if (a.rows() > kFewRows) {
+  if (a.rows() > kSomeRows) {
     c.noalias() = a * b.transpose();
     return;
   }
   const Rows b_rows{b.data(), b.outerStride()};
+  if (a.rows() > kFewRows) {
+    multiply_some_rows(a, b_rows, b.rows(), c.data(), c.outerStride());
+    return;
+  }
   const auto run = [&](auto kernel, Eigen::Index row) {
     kernel(Rows{a.data() + row * a.outerStride(), a.outerStride()}, b_rows, b.rows(), a.cols(),
            c.data() + row * c.outerStride(), c.outerStride());

@@ -23,16 +23,24 @@ class BranchGroup {
  public:
   // Sequence ids are taken upwards from first_sequence. The engine must outlive the group.
   BranchGroup(Engine& engine, common::Request request, SequenceId first_sequence);
-  ~BranchGroup();
+  virtual ~BranchGroup();
   BranchGroup(const BranchGroup&) = delete;
   BranchGroup& operator=(const BranchGroup&) = delete;
 
   const std::vector<Branch>& live() const { return live_; }
-  bool finished() const { return started_ && live_.empty(); }
+  bool finished() const { return live_.empty(); }
+
+  // One more token for each live branch. False if there are too few blocks: nothing has changed then, and the call can
+  // be made again once somebody has freed some.
+  bool step();
+  // The second half of a step: goes on from the logits that follow each live branch.
+  virtual void take(std::vector<common::Matrix> logits) = 0;
+  // Gives back all blocks there are.
+  void stop();
 
  protected:
-  // Computes the prompt at first, and after that the last token of every branch: a row of logits for each. Nothing if
-  // the blocks do not suffice for all of them; nothing has changed then.
+  // The first half. Computes the prompt at first, and after that the last token of every branch: a row of logits for
+  // each. Nothing if the blocks do not suffice for all of them; nothing has changed then.
   std::optional<std::vector<common::Matrix>> advance();
 
   // A branch like this one, in a sequence of its own.
@@ -43,7 +51,6 @@ class BranchGroup {
   Engine& engine_;
   common::Request request_;
   SequenceId next_sequence_;
-  bool started_ = false;
   std::vector<Branch> live_;
 };
 
@@ -53,11 +60,8 @@ class ParallelSampling : public BranchGroup {
   // Sample i draws with the seed request.sampling.seed + i, and gets the text that a lone request with it would get.
   ParallelSampling(Engine& engine, const common::Request& request, int num_samples, SequenceId first_sequence = 0);
 
-  // One more token for each sample that has not ended. False if there are too few blocks: nothing has changed then, and
-  // the call can be made again once somebody has freed some.
-  bool step();
-
   const std::vector<common::Completion>& completions() const { return completions_; }
+  void take(std::vector<common::Matrix> logits) override;
 
  private:
   std::vector<common::Completion> completions_;  // by sample
@@ -86,11 +90,9 @@ class BeamSearch : public BranchGroup {
  public:
   BeamSearch(Engine& engine, const common::Request& request, const BeamOptions& options, SequenceId first_sequence = 0);
 
-  // Extends every live branch by a token. False if there are too few blocks, as above.
-  bool step();
-
   // Those that have ended, the best first.
   const std::vector<Hypothesis>& hypotheses() const { return hypotheses_; }
+  void take(std::vector<common::Matrix> logits) override;
 
  private:
   struct Candidate {

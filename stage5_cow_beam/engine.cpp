@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <deque>
+#include <memory>
 #include <numeric>
 #include <string>
 
@@ -45,6 +46,13 @@ std::vector<common::Completion> Engine::run(std::span<const common::Request> req
   }
 
   std::vector<Generation> batch;
+  // Whatever on_token throws, the batch gives its slots back.
+  const auto give_back = [&](const void*) {
+    for (const Generation& generation : batch) {
+      manager_.free(generation.request);
+    }
+  };
+  const std::unique_ptr<const void, decltype(give_back)> guard(&batch, give_back);
   // First come, first served: a request that does not fit holds back those behind it.
   const auto admit = [&] {
     if (waiting.empty()) {

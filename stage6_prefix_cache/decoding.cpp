@@ -26,24 +26,36 @@ BranchGroup::BranchGroup(Engine& engine, common::Request request, SequenceId fir
   if (const std::string reason = engine_.rejection(request_); !reason.empty()) {
     throw common::InputError(reason);
   }
+  live_.push_back({next_sequence_++, {}, 0.0});
 }
 
-BranchGroup::~BranchGroup() {
+BranchGroup::~BranchGroup() { stop(); }
+
+void BranchGroup::stop() {
   for (const Branch& branch : live_) {
-    free(branch);
+    if (engine_.manager().contains(branch.sequence)) {
+      free(branch);
+    }
   }
 }
 
+bool BranchGroup::step() {
+  std::optional<std::vector<common::Matrix>> logits = advance();
+  if (logits.has_value()) {
+    take(std::move(*logits));
+  }
+  return logits.has_value();
+}
+
 std::optional<std::vector<common::Matrix>> BranchGroup::advance() {
-  if (!started_) {
-    if (!engine_.start(next_sequence_, request_.prompt, request_.cache_salt)) {
+  const SequenceId first = live_.front().sequence;
+  if (!engine_.manager().contains(first)) {
+    if (!engine_.start(first, request_.prompt, request_.cache_salt)) {
       return std::nullopt;
     }
-    live_.push_back({next_sequence_++, {}, 0.0});
-    started_ = true;
-    const auto cached = static_cast<std::size_t>(engine_.manager().length(live_.front().sequence));
+    const auto cached = static_cast<std::size_t>(engine_.manager().length(first));
     const std::span<const common::Token> rest = std::span<const common::Token>(request_.prompt).subspan(cached);
-    return std::vector{engine_.append(live_.front().sequence, rest).value()};
+    return std::vector{engine_.append(first, rest).value()};
   }
   std::vector<SequenceId> sequences;
   for (const Branch& branch : live_) {
@@ -77,21 +89,14 @@ ParallelSampling::ParallelSampling(Engine& engine, const common::Request& reques
   }
 }
 
-bool ParallelSampling::step() {
-  const bool first = !started_;
-  std::optional<std::vector<common::Matrix>> logits = advance();
-  if (!logits.has_value()) {
-    return false;
-  }
-  if (first) {
-    while (live_.size() < completions_.size()) {
-      live_.push_back(fork(live_.front()));
-    }
-    logits->resize(live_.size(), logits->front());
+void ParallelSampling::take(std::vector<common::Matrix> logits) {
+  while (live_.size() < sample_of_.size()) {  // the prompt has just been computed, once for all
+    live_.push_back(fork(live_.front()));
+    logits.push_back(logits.front());
   }
   std::vector<common::Token> drawn;
   for (std::size_t i = 0; i < live_.size(); ++i) {
-    drawn.push_back(common::sample(row((*logits)[i]), request_.sampling, random_[sample_of_[i]]));
+    drawn.push_back(common::sample(row(logits[i]), request_.sampling, random_[sample_of_[i]]));
   }
   std::vector<Branch> live;
   std::vector<std::size_t> sample_of;
@@ -113,7 +118,6 @@ bool ParallelSampling::step() {
   }
   live_ = std::move(live);
   sample_of_ = std::move(sample_of);
-  return true;
 }
 
 BeamSearch::BeamSearch(Engine& engine, const common::Request& request, const BeamOptions& options,
@@ -123,14 +127,10 @@ BeamSearch::BeamSearch(Engine& engine, const common::Request& request, const Bea
   COMMON_CHECK(std::isfinite(options.length_penalty), "the length penalty is not a number");
 }
 
-bool BeamSearch::step() {
-  const std::optional<std::vector<common::Matrix>> logits = advance();
-  if (!logits.has_value()) {
-    return false;
-  }
+void BeamSearch::take(std::vector<common::Matrix> logits) {
   std::vector<Branch> live;
   std::vector<bool> inherited(live_.size());  // whether a child goes on in the parent's own sequence
-  for (const Candidate& candidate : best_candidates(*logits)) {
+  for (const Candidate& candidate : best_candidates(logits)) {
     const Branch& parent = live_[candidate.parent];
     if (is_stop_token(request_, candidate.token)) {
       finish(parent.tokens, candidate.log_probability, common::FinishReason::kStop);
@@ -160,7 +160,6 @@ bool BeamSearch::step() {
     }
     live_.clear();
   }
-  return true;
 }
 
 std::vector<BeamSearch::Candidate> BeamSearch::best_candidates(const std::vector<common::Matrix>& logits) const {

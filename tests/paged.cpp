@@ -7,6 +7,7 @@
 #include <limits>
 #include <map>
 #include <span>
+#include <stdexcept>
 #include <string>
 #include <vector>
 
@@ -396,6 +397,24 @@ TEST_CASE("engine: a stop token ends a request, and gives its blocks to the othe
   }
   CHECK(result.reserved == 0);
   CHECK(result.ledger == kNoProblem);
+}
+
+TEST_CASE("engine: when a callback throws, nobody's blocks are lost, and the engine goes on") {
+  const std::vector<Request> requests = {make_request(5, 6, 0), make_request(9, 5, 1), make_request(3, 7, 2)};
+  for (int at = 1; at < 18; ++at) {
+    stage::Engine engine(small_model(), make_options(24, 4));
+    int count = 0;
+    const auto throw_at = [&](int, Token) {
+      count += 1;
+      if (count == at) {
+        throw std::runtime_error("the reader has gone");
+      }
+    };
+    CHECK_THROWS_AS(engine.run(requests, throw_at), std::runtime_error);
+    CHECK(engine.manager().sequences().empty());
+    CHECK(engine.manager().usage().reserved == 0);
+    CHECK(engine.run(requests, throw_at).back().tokens == tokens_alone(requests.back()));
+  }
 }
 
 TEST_CASE("engine: append takes blocks as it needs them, and refuses without a trace") {

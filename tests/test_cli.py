@@ -13,6 +13,7 @@ import subprocess
 import sys
 import tempfile
 import unittest
+import xml.etree.ElementTree
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 PROGRAM = ""  # set from the command line
@@ -296,6 +297,89 @@ class Sharing(ProgramTest):
             result = run(command, *self.PROMPT, "--trace")
             self.assertEqual((result.returncode, result.stderr), (0, b""))
             self.assertIn(b"owners of each block", result.stdout)
+
+
+class Serving(ProgramTest):
+    """`serve` and `compare`, which stages have from the eighth on."""
+
+    PROMPTS = ("--prompt", "Once upon a time", "--prompt", "The king", "--max-new-tokens", "6", "--virtual-clock")
+
+    def setUp(self):
+        super().setUp()
+        if int(re.sub(r"\D", "", pathlib.Path(PROGRAM).name) or 0) < 8:
+            self.skipTest("this stage has no commands for it")
+
+    def test_counts_out_of_range(self):
+        for option in ("--budget", "--max-sequences", "--requests", "--samples", "--beams"):
+            for value in ("0", "-1", "many", "1.5"):
+                with self.subTest(option=option, value=value):
+                    self.assert_usage_error(run("serve", *self.PROMPTS, option, value), option)
+        self.assert_usage_error(run("serve", *self.PROMPTS, "--preemption", "never"), "--preemption")
+        self.assert_usage_error(run("serve", *self.PROMPTS, "--stop", ""), "--stop")
+        self.assert_usage_error(run("compare", "--rate", "-1"), "--rate")
+
+    def test_arrivals_that_make_no_sense(self):
+        for rate in ("", "0", "-3", "nan", "soon"):
+            self.assert_bad_input(run("serve", *self.PROMPTS, "--arrivals", "poisson:" + rate), "poisson")
+        missing = str(self.folder / "missing")
+        self.assert_bad_input(run("serve", "--arrivals", missing), missing)
+        path = self.folder / "trace"
+        path.write_text("0 5 3\n1 5\n", encoding="utf-8")
+        self.assert_bad_input(run("serve", "--arrivals", str(path)), str(path), "line 2")
+
+    def test_files_that_cannot_be_written(self):
+        for option in ("--trace", "--json"):
+            path = str(self.folder / "missing" / "file")
+            self.assert_bad_input(run("serve", *self.PROMPTS, option, path), path)
+            self.assert_bad_input(run("serve", *self.PROMPTS, option, "/dev/full"), "/dev/full")
+        self.assert_bad_input(run("compare", "--plot", str(self.folder)), str(self.folder))
+
+    def test_standard_output_on_a_full_disk(self):
+        with open("/dev/full", "wb") as full:
+            self.assert_bad_input(run("serve", *self.PROMPTS, stdout=full), "output")
+
+    def test_the_texts_are_those_of_generate(self):
+        texts = [request["text"] for request in
+                 json.loads(run("generate", *self.PROMPTS[:-1], "--json", "-").stdout)["requests"]]
+        result = run("serve", *self.PROMPTS)
+        self.assertEqual((result.returncode, result.stderr), (0, b""))
+        for number, text in enumerate(texts):
+            self.assertIn(f'  {number}  {json.dumps(text)}'.encode(), result.stdout)
+
+    def test_a_stop_string_ends_the_text_and_is_no_part_of_it(self):
+        result = run("serve", "--prompt", "The old woman opened the door and", "--virtual-clock", "--view", "quiet",
+                     "--stop", "morning", "--stop", "zzz")
+        self.assertIn(b'0  " said, \\"To-morrow "\n', result.stdout)
+
+    def test_json_has_the_measurements_and_nothing_else(self):
+        result = run("serve", *self.PROMPTS, "--json", "-", "--arrivals", "poisson:100", "--requests", "5")
+        document = json.loads(result.stdout)
+        self.assertEqual(document["requests"], {"finished": 5, "rejected": 0, "cancelled": 0, "failed": 0})
+        for key in ("seconds_to_first_token", "seconds_between_tokens"):
+            self.assertLessEqual(document[key]["p50"], document[key]["p99"])
+
+    def test_the_trace_is_json_with_a_lane_a_request(self):
+        path = self.folder / "trace.json"
+        run("serve", *self.PROMPTS, "--trace", str(path))
+        events = json.loads(path.read_text(encoding="utf-8"))
+        lanes = {event["args"]["name"] for event in events if event["ph"] == "M"}
+        self.assertEqual(lanes, {"steps", "request 0", "request 1"})
+        self.assertTrue({"X", "i", "C"} <= {event["ph"] for event in events})
+        for event in events:
+            self.assertGreaterEqual(event["ts"], 0)
+
+    def test_the_plot_is_well_formed(self):
+        path = self.folder / "plot.svg"
+        result = run("compare", "--virtual-clock", "--requests", "6", "--max-length", "48", "--slots", "96",
+                     "--block-size", "4", "--plot", str(path))
+        self.assertEqual((result.returncode, result.stderr), (0, b""))
+        self.assertEqual(xml.etree.ElementTree.parse(path).getroot().tag, "{http://www.w3.org/2000/svg}svg")
+
+    def test_groups_are_served_too(self):
+        for option in ("--samples", "--beams"):
+            result = run("serve", *self.PROMPTS, option, "3", "--temperature", "0.8")
+            self.assertEqual((result.returncode, result.stderr), (0, b""))
+            self.assertEqual(len(re.findall(rb"^  0  ", result.stdout, re.MULTILINE)), 3)
 
 
 if __name__ == "__main__":

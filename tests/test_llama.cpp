@@ -946,7 +946,7 @@ TEST_CASE("linear agrees with loops in double", "[linear]") {
   Random random(17);
   for (const int in_features : {1, 7, 33, 257}) {
     for (const int out_features : {1, 7, 33, 257}) {
-      for (const int num_tokens : {1, 2, 3, 4, 5, 6, 7, 8, 9, 17}) {
+      for (const int num_tokens : {1, 2, 3, 4, 5, 6, 7, 8, 9, 16, 17, 33, 64, 65}) {
         Matrix x(num_tokens, in_features);
         Matrix weights(out_features, in_features);
         std::generate_n(x.data(), x.size(), [&] { return static_cast<float>(random.normal()); });
@@ -972,6 +972,19 @@ TEST_CASE("linear agrees with loops in double", "[linear]") {
         CHECK(num_wrong == 0);
       }
     }
+  }
+}
+
+TEST_CASE("linear: from 9 tokens to 64, a token's row is the same in every company, bit for bit", "[linear]") {
+  Random random(18);
+  Matrix x(64, 100);
+  Matrix weights(37, 100);
+  std::generate_n(x.data(), x.size(), [&] { return static_cast<float>(random.normal()); });
+  std::generate_n(weights.data(), weights.size(), [&] { return static_cast<float>(random.normal()); });
+  const Matrix all = common::linear(x, weights);
+  for (const int num_tokens : {9, 15, 16, 17, 40}) {
+    CHECK(common::linear(x.topRows(num_tokens), weights) == all.topRows(num_tokens));
+    CHECK(common::linear(x.bottomRows(num_tokens), weights) == all.bottomRows(num_tokens));
   }
 }
 

@@ -16,6 +16,9 @@
 #include "tests/stage_api.h"
 
 #include STAGE_HEADER(engine.h)
+#if STAGE_NUMBER >= 8
+#include STAGE_HEADER(server.h)
+#endif
 
 using common::Completion;
 using common::FinishReason;
@@ -47,10 +50,18 @@ Run run(const std::vector<Request>& requests, int chunk_size) {
   engine.cache().fill(std::numeric_limits<float>::quiet_NaN());
   Run result;
   result.streamed.resize(requests.size());
-  result.completions = engine.run(requests, [&](int request, Token token) {
+  const common::OnToken on_token = [&](int request, Token token) {
     result.streamed.at(static_cast<std::size_t>(request)).push_back(token);
-  });
+  };
+#if STAGE_NUMBER < 8
+  result.completions = engine.run(requests, on_token);
   result.counters = engine.counters();
+#else
+  stage::VirtualClock clock;
+  stage::Server server(engine, {.token_budget = chunk_size}, clock);
+  result.completions = server.run(requests, on_token);
+  result.counters = server.counters();
+#endif
   return result;
 }
 

@@ -1,0 +1,20 @@
+// Causal attention of one sequence's newest tokens over everything the sequence has in the cache.
+#pragma once
+
+#include "common/tensor.h"
+#include "kv_cache.h"
+
+namespace stage8 {
+
+// How the blocks are walked: once, rescaling what came before whenever a larger score turns up (Milakov and
+// Gimelshein, arXiv 1805.02867), or twice, with the largest score known from the first walk.
+enum class SoftmaxMode { kOnline, kSafe };
+
+// q: [num_queries, num_heads * head_dim], the last num_queries of the sequence's context_length tokens, whose K and V
+// have been written already: a token sees itself. Query i sees positions 0 … context_length - num_queries + i, and
+// position p lives in block block_table[p / block_size], row p % block_size.
+// Returns softmax(q k^T / sqrt(head_dim)) v, head by head: [num_queries, num_heads * head_dim].
+common::Matrix attention(const KvCache& cache, int layer, const common::Matrix& q, std::span<const int> block_table,
+                         int context_length, SoftmaxMode mode = SoftmaxMode::kOnline);
+
+}  // namespace

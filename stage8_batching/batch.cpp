@@ -1,0 +1,58 @@
+#include "batch.h"
+
+#include <algorithm>
+
+#include "common/check.h"
+
+namespace stage8 {
+
+void RaggedBatch::add(const KvCacheManager& manager, SequenceId sequence, std::span<const common::Token> next,
+                      bool with_logits) {
+  COMMON_CHECK(!next.empty(), "a sequence is in the batch for its tokens");
+  const int first = manager.length(sequence);
+  const auto count = static_cast<int>(next.size());
+  const int context_length = first + count;
+  tokens.insert(tokens.end(), next.begin(), next.end());
+  for (int position = first; position < context_length; ++position) {
+    positions.push_back(position);
+  }
+  const std::vector<int> slots = manager.slots(sequence, first, count);
+  slot_mapping.insert(slot_mapping.end(), slots.begin(), slots.end());
+
+  sequences.push_back(sequence);
+  query_starts.push_back(query_starts.back() + count);
+  context_lengths.push_back(context_length);
+  // What is reserved ahead holds nothing to read.
+  const int num_blocks = (context_length + manager.block_size() - 1) / manager.block_size();
+  const std::vector<int>& table = manager.block_table(sequence);
+  block_tables.insert(block_tables.end(), table.begin(), table.begin() + num_blocks);
+  table_starts.push_back(table_starts.back() + num_blocks);
+  if (with_logits) {
+    logits_rows.push_back(query_starts.back() - 1);
+  }
+}
+
+common::Matrix attention(const KvCache& cache, int layer, const common::Matrix& q, const RaggedBatch& batch,
+                         SoftmaxMode mode) {
+  COMMON_CHECK(q.rows() == batch.num_tokens(), "a query for each token of the batch");
+  if (batch.on_layer) {
+    batch.on_layer(layer);
+  }
+  common::Matrix output(q.rows(), q.cols());
+  for (std::size_t i = 0; i < batch.num_sequences(); ++i) {
+    const common::Matrix queries = q.middleRows(batch.query_starts[i], batch.num_queries(i));
+    output.middleRows(batch.query_starts[i], batch.num_queries(i)) =
+        attention(cache, layer, queries, batch.block_table(i), batch.context_lengths[i], mode);
+  }
+  return output;
+}
+
+std::vector<common::Matrix> split_rows(const common::Matrix& rows) {
+  std::vector<common::Matrix> result;
+  for (Eigen::Index row = 0; row < rows.rows(); ++row) {
+    result.emplace_back(rows.row(row));
+  }
+  return result;
+}
+
+}  // namespace

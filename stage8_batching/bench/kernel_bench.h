@@ -1,0 +1,28 @@
+// What `bench --ladder` and `bench --kernels` print: the kernels on their own, without a model.
+//
+// Method: bfloat16, blocks in random physical order; a CUDA graph of many calls, each on pages of its own (600 MB or
+// more in all, so that none finds its pages in the L2 cache), replayed; the median, divided by the calls. Included is
+// every launch of one call; not included is what is done once a step for all layers (the plan, given apart). The calls
+// of decode_attention may overlap with one another at their ends (programmatic dependent launch), as they do in a
+// model's step; the other steps of the ladder do not ask for that. Percentages are of this machine's own read ceiling,
+// measured in the same run. Nothing here needs CUDA's headers.
+#pragma once
+
+#include <iosfwd>
+#include <string>
+
+namespace stage8 {
+
+struct KernelBenchOptions {
+  std::string
+      cell;  // "8x1024": only this batch x context of decode attention, in the tables or not; empty: the tables'
+};
+
+// The steps of the ladder side by side. Needs a GPU; so does the next one (common::InputError otherwise, and for a cell
+// that is not of that form).
+void print_ladder(std::ostream& output, const KernelBenchOptions& options = {});
+
+// which: decode, ragged, cache or all.
+void print_kernel_speed(const std::string& which, std::ostream& output, const KernelBenchOptions& options = {});
+
+}  // namespace

@@ -1,0 +1,209 @@
+#include "decoding.h"
+
+#include <algorithm>
+#include <cmath>
+#include <string>
+#include <tuple>
+#include <utility>
+
+#include "common/check.h"
+
+namespace stage8 {
+namespace {
+
+std::span<const float> row(const common::Matrix& logits) {
+  return {logits.data(), static_cast<std::size_t>(logits.cols())};
+}
+
+bool is_stop_token(const common::Request& request, common::Token token) {
+  return std::find(request.stop_tokens.begin(), request.stop_tokens.end(), token) != request.stop_tokens.end();
+}
+
+}  // namespace
+
+BranchGroup::BranchGroup(Engine& engine, common::Request request, SequenceId first_sequence)
+    : engine_(engine), request_(std::move(request)), next_sequence_(first_sequence) {
+  if (const std::string reason = engine_.rejection(request_); !reason.empty()) {
+    throw common::InputError(reason);
+  }
+  live_.push_back({next_sequence_++, {}, 0.0});
+}
+
+BranchGroup::~BranchGroup() { stop(); }
+
+void BranchGroup::stop() {
+  for (const SequenceId sequence : sequences()) {
+    engine_.manager().free(sequence);
+  }
+}
+
+bool BranchGroup::step() {
+  std::optional<std::vector<common::Matrix>> logits = advance();
+  if (logits.has_value()) {
+    take(std::move(*logits));
+  }
+  return logits.has_value();
+}
+
+std::optional<std::vector<common::Matrix>> BranchGroup::advance() {
+  const SequenceId first = live_.front().sequence;
+  if (!engine_.manager().contains(first)) {
+    if (!engine_.start(first, request_.prompt, request_.cache_salt)) {
+      return std::nullopt;
+    }
+    const auto cached = static_cast<std::size_t>(engine_.manager().length(first));
+    const std::span<const common::Token> rest = std::span<const common::Token>(request_.prompt).subspan(cached);
+    return std::vector{engine_.append(first, rest).value()};
+  }
+  std::vector<SequenceId> sequences;
+  for (const Branch& branch : live_) {
+    sequences.push_back(branch.sequence);
+  }
+  if (!engine_.manager().can_reserve(sequences, 1)) {
+    return std::nullopt;
+  }
+  RaggedBatch batch;
+  for (const Branch& branch : live_) {
+    COMMON_CHECK(engine_.manager().reserve(branch.sequence, 1), "can_reserve promised it");
+    batch.add(engine_.manager(), branch.sequence, {&branch.tokens.back(), 1}, true);
+  }
+  engine_.forward(batch);
+  return split_rows(engine_.logits());
+}
+
+Branch BranchGroup::fork(const Branch& branch) {
+  Branch child = branch;
+  child.sequence = next_sequence_++;
+  engine_.manager().fork(branch.sequence, child.sequence);
+  return child;
+}
+
+ParallelSampling::ParallelSampling(Engine& engine, const common::Request& request, int num_samples,
+                                   SequenceId first_sequence)
+    : BranchGroup(engine, request, first_sequence) {
+  COMMON_CHECK(num_samples > 0, "at least one sample");
+  for (int i = 0; i < num_samples; ++i) {
+    completions_.push_back({{}, common::FinishReason::kLength, ""});
+    random_.emplace_back(request.sampling.seed + static_cast<std::uint64_t>(i));
+    sample_of_.push_back(static_cast<std::size_t>(i));
+  }
+}
+
+void ParallelSampling::take(std::vector<common::Matrix> logits) {
+  while (live_.size() < sample_of_.size()) {  // the prompt has just been computed, once for all
+    live_.push_back(fork(live_.front()));
+    logits.push_back(logits.front());
+  }
+  std::vector<common::Token> drawn;
+  for (std::size_t i = 0; i < live_.size(); ++i) {
+    drawn.push_back(common::sample(row(logits[i]), request_.sampling, random_[sample_of_[i]]));
+  }
+  std::vector<Branch> live;
+  std::vector<std::size_t> sample_of;
+  for (std::size_t i = 0; i < live_.size(); ++i) {
+    common::Completion& completion = completions_[sample_of_[i]];
+    const bool stops = is_stop_token(request_, drawn[i]);
+    if (stops) {
+      completion.finish_reason = common::FinishReason::kStop;
+    } else {
+      completion.tokens.push_back(drawn[i]);
+    }
+    if (stops || static_cast<int>(completion.tokens.size()) == request_.max_new_tokens) {
+      free(live_[i]);
+      continue;
+    }
+    live_[i].tokens.push_back(drawn[i]);
+    live.push_back(std::move(live_[i]));
+    sample_of.push_back(sample_of_[i]);
+  }
+  live_ = std::move(live);
+  sample_of_ = std::move(sample_of);
+}
+
+BeamSearch::BeamSearch(Engine& engine, const common::Request& request, const BeamOptions& options,
+                       SequenceId first_sequence)
+    : BranchGroup(engine, request, first_sequence), options_(options) {
+  COMMON_CHECK(options.width > 0, "a beam is at least one branch wide");
+  COMMON_CHECK(std::isfinite(options.length_penalty), "the length penalty is not a number");
+}
+
+void BeamSearch::take(std::vector<common::Matrix> logits) {
+  std::vector<Branch> live;
+  std::vector<bool> inherited(live_.size());  // whether a child goes on in the parent's own sequence
+  for (const Candidate& candidate : best_candidates(logits)) {
+    const Branch& parent = live_[candidate.parent];
+    if (is_stop_token(request_, candidate.token)) {
+      finish(parent.tokens, candidate.log_probability, common::FinishReason::kStop);
+      continue;
+    }
+    live.push_back(inherited[candidate.parent] ? fork(parent) : parent);
+    live.back().tokens.push_back(candidate.token);
+    live.back().log_probability = candidate.log_probability;
+    inherited[candidate.parent] = true;
+  }
+  for (std::size_t i = 0; i < live_.size(); ++i) {
+    if (!inherited[i]) {
+      free(live_[i]);
+    }
+  }
+  live_ = std::move(live);
+
+  const bool longest = !live_.empty() && static_cast<int>(live_.front().tokens.size()) == request_.max_new_tokens;
+  for (const Branch& branch : live_) {
+    if (longest) {
+      finish(branch.tokens, branch.log_probability, common::FinishReason::kLength);
+    }
+  }
+  if (longest || std::none_of(live_.begin(), live_.end(), [&](const Branch& branch) { return can_win(branch); })) {
+    for (const Branch& branch : live_) {
+      free(branch);
+    }
+    live_.clear();
+  }
+}
+
+std::vector<BeamSearch::Candidate> BeamSearch::best_candidates(const std::vector<common::Matrix>& logits) const {
+  const std::size_t places = static_cast<std::size_t>(options_.width) - hypotheses_.size();
+  std::vector<Candidate> candidates;
+  for (std::size_t parent = 0; parent < live_.size(); ++parent) {
+    const std::vector<float> log_probabilities = common::log_softmax(row(logits[parent]));
+    for (std::size_t token = 0; token < log_probabilities.size(); ++token) {
+      candidates.push_back({parent, static_cast<common::Token>(token),
+                            live_[parent].log_probability + static_cast<double>(log_probabilities[token])});
+    }
+  }
+  const auto better = [](const Candidate& left, const Candidate& right) {
+    return std::tuple(-left.log_probability, left.parent, left.token) <
+           std::tuple(-right.log_probability, right.parent, right.token);
+  };
+  const std::size_t count = std::min(places, candidates.size());
+  std::partial_sort(candidates.begin(), candidates.begin() + static_cast<std::ptrdiff_t>(count), candidates.end(),
+                    better);
+  candidates.resize(count);
+  return candidates;
+}
+
+double BeamSearch::score(double log_probability, std::size_t length) const {
+  return log_probability / std::pow(static_cast<double>(length), options_.length_penalty);
+}
+
+void BeamSearch::finish(std::vector<common::Token> tokens, double log_probability, common::FinishReason reason) {
+  const std::size_t length = tokens.size() + (reason == common::FinishReason::kStop ? 1 : 0);
+  Hypothesis hypothesis{std::move(tokens), log_probability, score(log_probability, length), reason};
+  const auto place =
+      std::upper_bound(hypotheses_.begin(), hypotheses_.end(), hypothesis,
+                       [](const Hypothesis& left, const Hypothesis& right) { return left.score > right.score; });
+  hypotheses_.insert(place, std::move(hypothesis));
+}
+
+bool BeamSearch::can_win(const Branch& branch) const {
+  if (hypotheses_.empty()) {
+    return true;
+  }
+  // A log probability only falls from here. The length that flatters it most is the next one or the last one.
+  const double bound = std::max(score(branch.log_probability, branch.tokens.size() + 1),
+                                score(branch.log_probability, static_cast<std::size_t>(request_.max_new_tokens)));
+  return bound > hypotheses_.front().score;
+}
+
+}  // namespace

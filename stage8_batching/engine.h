@@ -1,0 +1,108 @@
+// Turns requests into text: admits them while the cache has room, computes their prompts, then one token each in turn.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "batch.h"
+#include "common/generation.h"
+#include "common/model/llama.h"
+#include "gpu_runner.h"
+#include "kv_cache.h"
+#include "kv_cache_manager.h"
+
+namespace stage8 {
+
+struct EngineOptions {
+  // The cache's size, in tokens.
+  int num_slots = 4096;
+  // The most tokens in one forward pass: bounds the activations, however long the prompt.
+  int chunk_size = 256;
+  // Slots in a block. The cache is rounded up to whole blocks.
+  int block_size = 16;
+  SoftmaxMode softmax = SoftmaxMode::kOnline;
+  // Whether sequences share what others, live or ended, have computed.
+  bool prefix_cache = true;
+  GpuOptions gpu = {};
+  // Room in the processor's memory for what is swapped out of the cache, in tokens.
+  int num_host_slots = 0;
+};
+
+class Engine {
+ public:
+  // The model must outlive the engine.
+  Engine(const common::Llama& model, const EngineOptions& options);
+
+  // Serves the requests in static batches, in order: as many as fit are let in and run to their end, then the next.
+  // Nobody reserves room to grow: when the blocks run out, the latest arrival gives way and is computed again later.
+  // A request that can never be served is rejected with the reason; the others are served all the same.
+  std::vector<common::Completion> run(std::span<const common::Request> requests, const common::OnToken& on_token);
+
+  // Starts a sequence with room for these tokens, the first length(sequence) of which need not be computed. False if
+  // there is no room; nothing has changed then.
+  bool start(SequenceId sequence, std::span<const common::Token> tokens, std::uint64_t salt, Admission admission = {});
+
+  // Computes the next tokens of a live sequence, a chunk at a time, and keeps their K and V. Returns the logits that
+  // follow the last one: [1, vocab_size]. Nothing if the slots run out; nothing has changed then.
+  std::optional<common::Matrix> append(SequenceId sequence, std::span<const common::Token> tokens);
+  // The same, and draws the next token.
+  std::optional<common::Token> next(SequenceId sequence, std::span<const common::Token> tokens,
+                                    const common::SamplingOptions& sampling, common::Random& random);
+
+  // The same for many sequences at once: one pass over the tokens of the batch, for which slots are reserved. Their K
+  // and V are kept.
+  void forward(const RaggedBatch& batch);
+  // What follows from the last forward pass, for the rows whose logits its batch wanted: [num_rows, vocab_size].
+  common::Matrix logits() const { return gpu_ ? gpu_->batch_logits() : model_.logits(hidden_); }
+
+  // Why the request can never be served; empty if it can.
+  std::string rejection(const common::Request& request) const;
+
+  const common::Llama& model() const { return model_; }
+  KvCacheManager& manager() { return manager_; }
+  KvCache& cache() { return cache_; }
+  GpuRunner* gpu() { return gpu_.get(); }  // null: all is done on the CPU
+
+  // What happened so far, in numbers that are the same on every machine.
+  std::vector<common::Counter> counters() const;
+  common::Timing timing() const { return timing_; }
+
+ private:
+  // A request on its way; its index is its sequence id.
+  struct Generation {
+    int request = 0;
+    std::vector<common::Token> tokens;  // the prompt and what came after it; the cache may lack the last ones
+    common::Random random;
+    bool finished = false;
+  };
+
+  // Computes what the cache lacks and draws the next token. False if the slots run out; nothing has changed then.
+  bool step(Generation& generation, const common::Request& request, common::Completion& completion,
+            const common::OnToken& on_token);
+  // The forward passes of append. False if the slots run out; nothing has changed then.
+  bool compute(SequenceId sequence, std::span<const common::Token> tokens);
+
+  const common::Llama& model_;
+  EngineOptions options_;
+  KvCache cache_;
+  KvCacheManager manager_;
+  std::unique_ptr<GpuRunner> gpu_;
+  common::Matrix hidden_;  // what the CPU's last forward pass has left: [num_rows, hidden_size]
+  common::Timing timing_;
+  std::int64_t forward_passes_ = 0;
+  std::int64_t kv_bytes_read_ = 0;
+  std::int64_t preemptions_ = 0;
+  std::int64_t blocks_copied_ = 0;
+  // Summed over the rounds, each of which gives every request of the batch one token.
+  std::int64_t rounds_ = 0;
+  std::int64_t slots_reserved_ = 0;
+  std::int64_t slots_used_ = 0;
+  std::int64_t requests_held_ = 0;
+  int most_running_ = 0;
+};
+
+}  // namespace

@@ -1,0 +1,146 @@
+// Float32 attention: a thread block for each query head of each token, in it a warp for each token of the context by
+// turns. Tensor cores would round the operands to 10 bits (tf32), and the point of this path is that it does not round:
+// it exists to be compared with the CPU, not to be fast. So it takes any block size and almost any head_dim.
+#include "attention_simple.h"
+
+#include <cmath>
+
+#include "launch.h"
+#include "page_layout.h"
+
+namespace stage8 {
+namespace {
+
+constexpr int kWarps = 8;
+constexpr int kMostDimensions = 256;
+constexpr int kValues = kMostDimensions / 32;  // a thread has dimensions lane, lane + 32, … as far as there are any
+
+// One token's row of the queries: whose it is and how much of the context it sees.
+struct QueryRow {
+  int sequence;
+  int visible;  // 0: it is nobody's
+};
+
+__device__ QueryRow find_row(int token, const Batch& batch, const int* query_starts) {
+  if (query_starts == nullptr) {
+    return {token, batch.context_lengths[token]};
+  }
+  if (token < query_starts[0] || token >= query_starts[batch.num_sequences]) {
+    return {0, 0};
+  }
+  int sequence = 0;
+  for (int end = batch.num_sequences; end - sequence > 1;) {  // query_starts[sequence] <= token < query_starts[end]
+    const int middle = (sequence + end) / 2;
+    (query_starts[middle] <= token ? sequence : end) = middle;
+  }
+  return {sequence, batch.context_lengths[sequence] - (query_starts[sequence + 1] - token - 1)};
+}
+
+// A part of a row's result: weights are 2^(score - largest), and values are not yet divided by their sum.
+struct PartialRow {
+  float largest = -INFINITY;
+  float sum = 0.0F;
+  float values[kValues] = {};
+};
+
+// What one warp makes of every kWarps-th position.
+__device__ PartialRow attend(const Pages& pages, const int* table, int kv_head, int visible,
+                             const float (&query)[kValues], float scale) {
+  const PageShape& shape = pages.shape;
+  const int lane = static_cast<int>(threadIdx.x) % 32;
+  PartialRow own;
+  for (int position = static_cast<int>(threadIdx.x) / 32; position < visible; position += kWarps) {
+    const int row = position % shape.block_size;
+    const std::int64_t offset = row_offset(shape, table[position / shape.block_size], kv_head, row);
+    const auto* keys = static_cast<const float*>(pages.keys) + offset;
+    const auto* values = static_cast<const float*>(pages.values) + offset;
+    float value[kValues] = {};
+    float score = 0.0F;
+#pragma unroll
+    for (int i = 0; i < kValues; ++i) {
+      const int dimension = lane + 32 * i;
+      if (dimension < shape.head_dim) {
+        const int place = piece_place(shape.head_dim / 4, row, dimension / 4) * 4 + dimension % 4;
+        score += query[i] * keys[place];
+        value[i] = values[place];
+      }
+    }
+    for (int distance = 16; distance > 0; distance /= 2) {
+      score += __shfl_xor_sync(~0U, score, distance);
+    }
+    score *= scale;
+    const float before = own.largest;
+    own.largest = fmaxf(before, score);
+    const float rescale = exp2f(before - own.largest);
+    const float weight = exp2f(score - own.largest);
+    own.sum = own.sum * rescale + weight;
+#pragma unroll
+    for (int i = 0; i < kValues; ++i) {
+      own.values[i] = own.values[i] * rescale + weight * value[i];
+    }
+  }
+  return own;
+}
+
+__global__ void __launch_bounds__(32 * kWarps) attention_kernel(Pages pages, Batch batch, const int* query_starts,
+                                                                const float* queries, float* output, float scale) {
+  __shared__ float parts[kWarps][kMostDimensions];
+  __shared__ float2 statistics[kWarps];  // largest, sum
+  const int head_dim = pages.shape.head_dim;
+  const int token = static_cast<int>(blockIdx.x) / batch.num_heads;
+  const int head = static_cast<int>(blockIdx.x) % batch.num_heads;
+  const QueryRow row = find_row(token, batch, query_starts);
+  if (row.visible <= 0) {
+    return;
+  }
+  const int thread = static_cast<int>(threadIdx.x);
+  const int warp = thread / 32;
+  const int lane = thread % 32;
+  const std::int64_t row_begin = std::int64_t{blockIdx.x} * head_dim;
+  float query[kValues] = {};
+#pragma unroll
+  for (int i = 0; i < kValues; ++i) {
+    if (lane + 32 * i < head_dim) {
+      query[i] = queries[row_begin + lane + 32 * i];
+    }
+  }
+  const int* table = batch.block_tables + std::int64_t{row.sequence} * batch.max_blocks_per_sequence;
+  const int kv_head = head / (batch.num_heads / pages.shape.num_kv_heads);
+  const PartialRow own = attend(pages, table, kv_head, row.visible, query, scale);
+  if (lane == 0) {
+    statistics[warp] = make_float2(own.largest, own.sum);
+  }
+#pragma unroll
+  for (int i = 0; i < kValues; ++i) {
+    parts[warp][lane + 32 * i] = own.values[i];
+  }
+  __syncthreads();
+  float largest = -INFINITY;
+  for (const float2& part : statistics) {
+    largest = fmaxf(largest, part.x);
+  }
+  if (thread < head_dim) {
+    float sum = 0.0F;
+    float value = 0.0F;
+    for (int part = 0; part < kWarps; ++part) {
+      const float weight = exp2f(statistics[part].x - largest);  // 0 for a warp that had no position
+      sum += weight * statistics[part].y;
+      value += weight * parts[part][thread];
+    }
+    output[row_begin + thread] = value / sum;
+  }
+}
+
+}  // namespace
+
+void attention_simple(const Pages& pages, const Batch& batch, const int* query_starts, const void* queries,
+                      void* output, int num_tokens, cudaStream_t stream) {
+  // Scores are kept in units of log2(e), so that the weights are powers of 2.
+  const auto scale = static_cast<float>(1.4426950408889634 / std::sqrt(static_cast<double>(pages.shape.head_dim)));
+  const std::int64_t grid = std::int64_t{num_tokens} * batch.num_heads;
+  COMMON_CHECK(grid < std::int64_t{1} << 31, "too many tokens for one launch");
+  launch(attention_kernel, dim3(static_cast<unsigned>(grid)), 32 * kWarps, 0, stream, false, pages, batch, query_starts,
+         static_cast<const float*>(queries), static_cast<float*>(output), scale);
+}
+
+}  // namespace

@@ -1,0 +1,164 @@
+// Moving K and V: into slots, out of slots, from block to block. Nothing is computed, so the measure is bytes read plus
+// bytes written a second, beside what a plain device-to-device copy reaches.
+#include "../kernels.h"
+#include "launch.h"
+#include "page_layout.h"
+#include "ptx.cuh"
+
+namespace stage8 {
+namespace {
+
+constexpr int kThreads = 256;
+
+// Rows as 16-byte pieces, whatever their type.
+struct SlotCopy {
+  uint4* key_pages;
+  uint4* value_pages;
+  uint4* key_rows;
+  uint4* value_rows;
+  const int* slot_mapping;
+  std::int64_t row_stride;  // in pieces
+  std::int64_t num_pieces;  // of all rows of keys
+  int pieces_per_head;
+  int num_kv_heads;
+  int block_size;
+};
+
+// A thread moves kUnroll pieces of K and as many of V. All loads are issued before the first store, so that a few
+// hundred nanoseconds of latency are paid once and not eight times. Neighbouring threads move neighbouring pieces; the
+// permutation shuffles them inside a row of 128 bytes or more, which memory does not notice.
+template <bool kToSlots, int kUnroll>
+__global__ void __launch_bounds__(kThreads) copy_slots(SlotCopy copy) {
+  const auto pieces_per_token = static_cast<unsigned>(copy.num_kv_heads * copy.pieces_per_head);
+  // In a decode step this launch sits between two others of a few microseconds: it starts while the one before runs
+  // out, and lets the next one do the same.
+  common::wait_for_previous_launch();
+  common::allow_next_launch();
+  std::int64_t paged[kUnroll];
+  std::int64_t flat[kUnroll];
+  uint4 key[kUnroll];
+  uint4 value[kUnroll];
+#pragma unroll
+  for (int i = 0; i < kUnroll; ++i) {
+    const std::int64_t index = (std::int64_t{blockIdx.x} * kUnroll + i) * kThreads + threadIdx.x;
+    paged[i] = -1;
+    if (index < copy.num_pieces) {
+      // A batch has less than 2^32 pieces (checked), so that 32-bit division, which is much faster, is enough.
+      const unsigned token = static_cast<unsigned>(index) / pieces_per_token;
+      const unsigned rest = static_cast<unsigned>(index) - token * pieces_per_token;
+      const int slot = copy.slot_mapping[token];
+      if (slot >= 0) {
+        const int head = static_cast<int>(rest) / copy.pieces_per_head;
+        const int piece = static_cast<int>(rest) - head * copy.pieces_per_head;
+        const int block = slot / copy.block_size;
+        const int row = slot - block * copy.block_size;
+        const std::int64_t first = (std::int64_t{block} * copy.num_kv_heads + head) * copy.block_size + row;
+        paged[i] = first * copy.pieces_per_head + piece_place(copy.pieces_per_head, row, piece);
+        flat[i] = token * copy.row_stride + rest;
+        key[i] = kToSlots ? __ldcs(copy.key_rows + flat[i]) : __ldcs(copy.key_pages + paged[i]);
+        value[i] = kToSlots ? __ldcs(copy.value_rows + flat[i]) : __ldcs(copy.value_pages + paged[i]);
+      }
+    }
+  }
+#pragma unroll
+  for (int i = 0; i < kUnroll; ++i) {
+    if (paged[i] >= 0) {
+      (kToSlots ? copy.key_pages[paged[i]] : copy.key_rows[flat[i]]) = key[i];
+      (kToSlots ? copy.value_pages[paged[i]] : copy.value_rows[flat[i]]) = value[i];
+    }
+  }
+}
+
+template <bool kToSlots>
+void launch_copy_slots(const Pages& pages, void* keys, void* values, std::int64_t row_stride, const int* slot_mapping,
+                       int num_tokens, cudaStream_t stream) {
+  check_pages(pages);
+  const PageShape& shape = pages.shape;
+  COMMON_CHECK(num_tokens >= 0, "a batch has no tokens or some");
+  if (num_tokens == 0) {
+    return;
+  }
+  const int piece = kPieceBytes / bytes_of(shape.type);
+  COMMON_CHECK(keys != nullptr && values != nullptr && slot_mapping != nullptr, "rows and slots are given");
+  COMMON_CHECK(is_aligned(keys) && is_aligned(values), "rows begin at multiples of 16 bytes");
+  COMMON_CHECK(row_stride >= std::int64_t{shape.num_kv_heads} * shape.head_dim && row_stride % piece == 0,
+               "rows hold all heads and begin at multiples of 16 bytes");
+  SlotCopy copy{.key_pages = static_cast<uint4*>(pages.keys),
+                .value_pages = static_cast<uint4*>(pages.values),
+                .key_rows = static_cast<uint4*>(keys),
+                .value_rows = static_cast<uint4*>(values),
+                .slot_mapping = slot_mapping,
+                .row_stride = row_stride / piece,
+                .num_pieces = std::int64_t{num_tokens} * shape.num_kv_heads * shape.head_dim / piece,
+                .pieces_per_head = shape.head_dim / piece,
+                .num_kv_heads = shape.num_kv_heads,
+                .block_size = shape.block_size};
+  COMMON_CHECK(copy.num_pieces < std::int64_t{1} << 32, "a batch has fewer than 2^32 pieces of 16 bytes");
+  // A decode step moves too few pieces to fill the chip with four a thread.
+  const bool large = copy.num_pieces >= std::int64_t{8} * kThreads * common::device_limits().num_multiprocessors;
+  const std::int64_t pieces_per_block = (large ? 4 : 1) * kThreads;
+  const auto grid = static_cast<unsigned>((copy.num_pieces + pieces_per_block - 1) / pieces_per_block);
+  launch(large ? copy_slots<kToSlots, 4> : copy_slots<kToSlots, 1>, dim3(grid), kThreads, 0, stream, true, copy);
+}
+
+// One thread block moves kChunk pieces of one block of K or V in one layer; blockIdx.y counts layers, twice. All its
+// loads are under way before the first store. What limits it is the order in which memory is touched: the same kernel
+// copies 5 % faster when the plan's blocks happen to lie in order. (Tried on an H200: 128 to 1024 threads with 2 to 16
+// pieces each, bulk copies through shared memory by a persistent grid, other orders of pairs and layers. None was
+// faster; hints to L2 were worth 1.5 %.)
+constexpr int kChunk = 8 * kThreads;
+
+__global__ void __launch_bounds__(kThreads)
+    copy_block_chunks(uint4* keys, uint4* values, const PageCopy* copies, std::int64_t pieces_per_block,
+                      std::int64_t pieces_per_layer, int chunks_per_block) {
+  const PageCopy copy = copies[blockIdx.x / chunks_per_block];
+  const std::int64_t begin = std::int64_t{blockIdx.x % chunks_per_block} * kChunk + threadIdx.x;
+  uint4* layer = (blockIdx.y % 2 == 0 ? keys : values) + blockIdx.y / 2 * pieces_per_layer;
+  const uint4* source = layer + copy.source * pieces_per_block;
+  uint4* destination = layer + copy.destination * pieces_per_block;
+  uint4 pieces[kChunk / kThreads];
+  const StreamingPolicy policy;
+#pragma unroll
+  for (int i = 0; i < kChunk / kThreads; ++i) {
+    if (begin + i * kThreads < pieces_per_block) {
+      pieces[i] = load_once(source + begin + i * kThreads, policy);
+    }
+  }
+#pragma unroll
+  for (int i = 0; i < kChunk / kThreads; ++i) {
+    if (begin + i * kThreads < pieces_per_block) {
+      store_once(destination + begin + i * kThreads, pieces[i], policy);
+    }
+  }
+}
+
+}  // namespace
+
+void write_to_slots(const Pages& pages, const void* keys, const void* values, std::int64_t row_stride,
+                    const int* slot_mapping, int num_tokens, cudaStream_t stream) {
+  launch_copy_slots<true>(pages, const_cast<void*>(keys), const_cast<void*>(values), row_stride, slot_mapping,
+                          num_tokens, stream);
+}
+
+void read_from_slots(const Pages& pages, void* keys, void* values, std::int64_t row_stride, const int* slot_mapping,
+                     int num_tokens, cudaStream_t stream) {
+  launch_copy_slots<false>(pages, keys, values, row_stride, slot_mapping, num_tokens, stream);
+}
+
+void copy_blocks(void* keys, void* values, int num_layers, const PageShape& shape, const PageCopy* copies,
+                 int num_copies, cudaStream_t stream) {
+  check_pages({keys, values, shape});
+  COMMON_CHECK(num_layers > 0 && num_layers < 32768, "a cache has layers");
+  COMMON_CHECK(num_copies >= 0 && (num_copies == 0 || copies != nullptr), "copies are given");
+  if (num_copies == 0) {
+    return;
+  }
+  const std::int64_t pieces_per_block = shape.elements_per_block() * bytes_of(shape.type) / kPieceBytes;
+  const std::int64_t chunks_per_block = (pieces_per_block + kChunk - 1) / kChunk;
+  COMMON_CHECK(chunks_per_block * num_copies < std::int64_t{1} << 31, "too many copies for one launch");
+  const dim3 grid(static_cast<unsigned>(chunks_per_block * num_copies), static_cast<unsigned>(2 * num_layers));
+  launch(copy_block_chunks, grid, kThreads, 0, stream, false, static_cast<uint4*>(keys), static_cast<uint4*>(values),
+         copies, pieces_per_block, shape.num_blocks * pieces_per_block, static_cast<int>(chunks_per_block));
+}
+
+}  // namespace

@@ -1,0 +1,263 @@
+#include "cuda_runner.h"
+
+#include <algorithm>
+#include <bit>
+#include <set>
+#include <string>
+#include <vector>
+
+#include "../bench/timing.h"
+#include "../kernels.h"
+#include "common/check.h"
+#include "common/cuda/device.h"
+#include "common/cuda/llama.h"
+#include "common/report.h"
+#include "step_inputs.h"
+
+namespace stage8 {
+namespace {
+
+using common::DeviceArray;
+
+PageShape page_shape(const KvCacheShape& shape, Precision precision) {
+  return {.num_blocks = shape.num_blocks,
+          .num_kv_heads = shape.num_kv_heads,
+          .block_size = shape.block_size,
+          .head_dim = shape.head_dim,
+          .type = precision == Precision::kFloat32 ? ScalarType::kFloat32 : ScalarType::kBFloat16};
+}
+
+common::CudaLlama device_model(const common::Llama& model, Precision precision, int chunk_size) {
+  const auto type = precision == Precision::kFloat32 ? common::Precision::kFloat32 : common::Precision::kBFloat16;
+  return model.is_synthetic() ? common::CudaLlama(model.config(), 1, type, chunk_size)
+                              : common::CudaLlama(model, type, chunk_size);
+}
+
+// Free functions of the kernels' names, which a runner's own members would hide.
+void launch_copies(void* keys, void* values, int num_layers, const PageShape& shape, const DeviceArray<PageCopy>& plan,
+                   const common::Stream& stream) {
+  copy_blocks(keys, values, num_layers, shape, plan.data(), static_cast<int>(plan.size()), stream.get());
+}
+
+std::string why_unsupported(const PageShape& shape, int num_heads) { return unsupported(shape, num_heads); }
+
+}  // namespace
+
+struct CudaRunner::Impl {
+  Impl(const common::Llama& llama, const KvCacheShape& cache_shape, Precision precision, int chunk_size)
+      : shape(page_shape(cache_shape, precision)),
+        num_layers(cache_shape.num_layers),
+        layer_bytes(static_cast<std::size_t>(shape.elements()) * static_cast<std::size_t>(bytes_of(shape.type))),
+        model(device_model(llama, precision, chunk_size)),
+        keys(layer_bytes * static_cast<std::size_t>(num_layers)),
+        values(layer_bytes * static_cast<std::size_t>(num_layers)),
+        max_blocks(std::min(cache_shape.num_blocks,
+                            (llama.config().context_length + shape.block_size - 1) / shape.block_size)),
+        one_token(1, max_blocks),
+        chunk(chunk_size, max_blocks),
+        decode_workspace(decode_workspace_bytes(shape, batch(one_token))),
+        ragged_workspace(ragged_workspace_bytes(shape, batch(chunk), chunk_size)),
+        logits(static_cast<std::size_t>(llama.config().vocab_size)) {
+    // NaN, in either type: who reads a slot that nobody has written will know.
+    CUDA_CHECK(cudaMemsetAsync(keys.data(), 0xFF, keys.bytes(), stream.get()));
+    CUDA_CHECK(cudaMemsetAsync(values.data(), 0xFF, values.bytes(), stream.get()));
+  }
+
+  Batch batch(const StepInputs& inputs) const {
+    return {.num_sequences = 1,
+            .num_heads = model.config().num_heads,
+            .context_lengths = inputs.context_length(),
+            .block_tables = inputs.block_table(),
+            .max_blocks_per_sequence = max_blocks};
+  }
+
+  Pages pages(int layer) const {
+    const std::size_t first = layer_bytes * static_cast<std::size_t>(layer);
+    return {static_cast<std::byte*>(keys.data()) + first, static_cast<std::byte*>(values.data()) + first, shape};
+  }
+
+  // A chunk of a prompt. One token is the case that decides how fast text appears, and has a kernel of its own.
+  void prefill(const StepInputs& inputs, int num_tokens) {
+    plan_ragged(shape, batch(inputs), inputs.query_starts(), num_tokens, ragged_workspace.data(), stream.get());
+    forward(inputs, num_tokens, [&](const common::CudaAttentionCall& call) {
+      ragged_attention(pages(call.layer), batch(inputs), inputs.query_starts(), call.q, call.output, num_tokens,
+                       ragged_workspace.data(), call.stream);
+    });
+  }
+
+  void decode(const StepInputs& inputs) {
+    plan_decode(shape, batch(inputs), decode_workspace.data(), stream.get());
+    forward(inputs, 1, [&](const common::CudaAttentionCall& call) {
+      decode_attention(pages(call.layer), batch(inputs), call.q, call.output, decode_workspace.data(), call.stream);
+    });
+  }
+
+  void forward(const StepInputs& inputs, int num_tokens, const common::CudaAttentionFn& attention) {
+    model.forward(
+        inputs.tokens(), inputs.positions(), num_tokens,
+        [&](const common::CudaAttentionCall& call) {
+          write_to_slots(pages(call.layer), call.k, call.v, call.kv_row_stride, inputs.slot_mapping(), num_tokens,
+                         call.stream);
+          attention(call);
+        },
+        stream.get());
+  }
+
+  void find_logits(const StepInputs& inputs) {
+    model.logits(inputs.last_row(), 1, logits.data(), stream.get());
+    model.argmax(logits.data(), 1, likeliest.data(), stream.get());
+  }
+
+  // Of a prompt's chunks only the last one's logits are wanted.
+  void finish() {
+    if (logits_pending) {
+      find_logits(chunk);
+      logits_pending = false;
+    }
+  }
+
+  void copy(const std::vector<PageCopy>& copies) {
+    if (copies.empty()) {
+      return;
+    }
+    const DeviceArray<PageCopy> plan(copies);
+    launch_copies(keys.data(), values.data(), num_layers, shape, plan, stream);
+    stream.synchronize();  // the plan goes
+  }
+
+  common::Matrix read_back(int layer, std::span<const int> slots, bool want_keys);
+
+  PageShape shape;
+  int num_layers;
+  std::size_t layer_bytes;
+  common::Stream stream;
+  common::CudaLlama model;
+  common::DeviceMemory keys;    // [num_layers, num_blocks, num_kv_heads, block_size, head_dim]
+  common::DeviceMemory values;  // likewise
+  int max_blocks;               // in a block table
+  StepInputs one_token;
+  StepInputs chunk;
+  common::DeviceMemory decode_workspace;
+  common::DeviceMemory ragged_workspace;
+  DeviceArray<float> logits;              // [1, vocab_size]
+  common::PinnedArray<int> likeliest{1};  // [1]: written by the device, read by the host
+  bool logits_pending = false;
+  std::unique_ptr<common::Graph> decode_step;  // recorded when it is first needed
+};
+
+std::string CudaRunner::unsupported(const common::LlamaConfig& config, const KvCacheShape& shape, Precision precision) {
+  const std::string reason = common::CudaLlama::unsupported(config);
+  return reason.empty() ? why_unsupported(page_shape(shape, precision), shape.num_heads) : reason;
+}
+
+CudaRunner::CudaRunner(const common::Llama& model, const KvCacheShape& shape, Precision precision, int chunk_size) {
+  try {
+    impl_ = std::make_unique<Impl>(model, shape, precision, chunk_size);
+  } catch (const common::OutOfDeviceMemory&) {
+    throw common::InputError("the GPU has no room for the model and " +
+                             common::format_bytes(shape.bytes_per_slot() * shape.num_slots()) +
+                             " of K and V; a smaller cache (--slots) may fit");
+  }
+}
+
+CudaRunner::~CudaRunner() = default;
+
+void CudaRunner::copy_blocks(std::span<const BlockCopy> copies) {
+  // A launch copies its blocks side by side, and the list is in order: where a copy depends on an earlier one, the next
+  // begins.
+  std::vector<PageCopy> launch;
+  std::set<int> read;
+  std::set<int> written;
+  for (const auto& [source, destination] : copies) {
+    if (written.contains(source) || written.contains(destination) || read.contains(destination)) {
+      impl_->copy(launch);
+      launch.clear();
+      read.clear();
+      written.clear();
+    }
+    launch.push_back({source, destination});
+    read.insert(source);
+    written.insert(destination);
+  }
+  impl_->copy(launch);
+}
+
+void CudaRunner::forward(std::span<const common::Token> tokens, std::span<const int> positions,
+                         std::span<const int> slot_mapping, std::span<const int> block_table) {
+  const auto num_tokens = static_cast<int>(tokens.size());
+  StepInputs& inputs = num_tokens == 1 ? impl_->one_token : impl_->chunk;
+  inputs.upload(tokens, positions, slot_mapping, block_table, impl_->stream);
+  if (num_tokens > 1) {
+    impl_->prefill(inputs, num_tokens);
+    impl_->logits_pending = true;
+    return;
+  }
+  // Six launches a layer and four more, the same for every token: recorded once, and replayed with other numbers in the
+  // inputs.
+  if (impl_->decode_step == nullptr) {
+    impl_->decode_step = std::make_unique<common::Graph>(impl_->stream, [&] {
+      impl_->decode(inputs);
+      impl_->find_logits(inputs);
+    });
+  }
+  impl_->logits_pending = false;
+  impl_->decode_step->launch(impl_->stream);
+}
+
+common::Matrix CudaRunner::logits() {
+  impl_->finish();
+  common::Matrix result(1, impl_->model.config().vocab_size);
+  CUDA_CHECK(cudaMemcpyAsync(result.data(), impl_->logits.data(), impl_->logits.size() * sizeof(float),
+                             cudaMemcpyDeviceToHost, impl_->stream.get()));
+  impl_->stream.synchronize();
+  return result;
+}
+
+common::Token CudaRunner::likeliest() {
+  impl_->finish();
+  impl_->stream.synchronize();
+  const common::Token token = *impl_->likeliest.data();
+  COMMON_CHECK(token >= 0, "a logit is NaN, or all are -inf");
+  return token;
+}
+
+common::Matrix CudaRunner::keys(int layer, std::span<const int> slots) { return impl_->read_back(layer, slots, true); }
+
+common::Matrix CudaRunner::values(int layer, std::span<const int> slots) {
+  return impl_->read_back(layer, slots, false);
+}
+
+std::int64_t CudaRunner::weight_bytes_per_token() const { return impl_->model.weight_bytes_per_token(); }
+
+double CudaRunner::read_bandwidth() {
+  constexpr std::size_t kBytes = std::size_t{1} << 31;  // far more than the L2 cache
+  if (impl_->keys.bytes() >= kBytes) {
+    return 1e9 * read_ceiling(impl_->stream, impl_->keys.data(), kBytes);
+  }
+  const common::DeviceMemory memory(kBytes);
+  return 1e9 * read_ceiling(impl_->stream, memory.data(), memory.bytes());
+}
+
+common::Matrix CudaRunner::Impl::read_back(int layer, std::span<const int> slots, bool want_keys) {
+  const int cols = shape.num_kv_heads * shape.head_dim;
+  const std::size_t size = slots.size() * static_cast<std::size_t>(cols);
+  const DeviceArray<int> device_slots(slots);
+  const common::DeviceMemory rows(2 * size * static_cast<std::size_t>(bytes_of(shape.type)));
+  auto* const second = static_cast<std::byte*>(rows.data()) + rows.bytes() / 2;
+  read_from_slots(pages(layer), rows.data(), second, cols, device_slots.data(), static_cast<int>(slots.size()),
+                  stream.get());
+  stream.synchronize();
+  common::Matrix result(static_cast<Eigen::Index>(slots.size()), cols);
+  const void* const source = want_keys ? rows.data() : second;
+  if (shape.type == ScalarType::kFloat32) {
+    CUDA_CHECK(cudaMemcpy(result.data(), source, size * sizeof(float), cudaMemcpyDeviceToHost));
+    return result;
+  }
+  std::vector<std::uint16_t> halves(size);
+  CUDA_CHECK(cudaMemcpy(halves.data(), source, size * sizeof(std::uint16_t), cudaMemcpyDeviceToHost));
+  std::transform(halves.begin(), halves.end(), result.data(),
+                 [](std::uint16_t bits) { return std::bit_cast<float>(std::uint32_t{bits} << 16); });
+  return result;
+}
+
+}  // namespace

@@ -1,0 +1,36 @@
+// GpuRunner by CUDA: pages, the model's weights, and the kernels of kernels.h in their order.
+#pragma once
+
+#include <memory>
+#include <string>
+
+#include "../gpu_runner.h"
+
+namespace stage8 {
+
+class CudaRunner : public GpuRunner {
+ public:
+  // Why the kernels do not take this model and cache; empty if they do.
+  static std::string unsupported(const common::LlamaConfig& config, const KvCacheShape& shape, Precision precision);
+
+  // Takes the device's memory for weights and K/V. chunk_size: the most tokens of one forward pass. Throws InputError
+  // if the memory is too small.
+  CudaRunner(const common::Llama& model, const KvCacheShape& shape, Precision precision, int chunk_size);
+  ~CudaRunner() override;
+
+  void copy_blocks(std::span<const BlockCopy> copies) override;
+  void forward(std::span<const common::Token> tokens, std::span<const int> positions, std::span<const int> slot_mapping,
+               std::span<const int> block_table) override;
+  common::Matrix logits() override;
+  common::Token likeliest() override;
+  common::Matrix keys(int layer, std::span<const int> slots) override;
+  common::Matrix values(int layer, std::span<const int> slots) override;
+  std::int64_t weight_bytes_per_token() const override;
+  double read_bandwidth() override;
+
+ private:
+  struct Impl;
+  std::unique_ptr<Impl> impl_;
+};
+
+}  // namespace

@@ -1,0 +1,63 @@
+// The host's rule for the size of decode attention's thread blocks and rings.
+#pragma once
+
+#include "../kernels.h"
+#include "common/cuda/device.h"
+
+namespace stage8 {
+
+// With less than about 100 KB of copies under way, a multiprocessor does not draw its share of the memory's bandwidth
+// (measured on an H200), and with more it need not be everywhere at once. All of its shared memory goes into rings, but
+// for what the exchange of partial results needs (decode_merge.cuh), which grows with the group.
+struct DecodeRing {
+  int warps;     // of a thread block
+  int stages;    // tiles in flight for each warp
+  int resident;  // thread blocks a multiprocessor holds at once
+};
+
+// many_heads: there are more heads than multiprocessors, so that few of them are cut. Otherwise a head's result is put
+// together from many shares, and a multiprocessor has one large thread block instead of two small ones: fewer partial
+// results to merge, and more threads to merge them.
+constexpr DecodeRing decode_ring(int head_dim, int group, bool many_heads) {
+  if (head_dim == 256) {
+    return {4, 2, 1};  // tiles of 16 KB: 128 KB, and up to 66 KB for the exchange
+  }
+  const int stages = 256 / head_dim;  // so many tiles are 16 KB (for 96: 12)
+  if (group > 8) {
+    return many_heads ? DecodeRing{4, stages, 2} : DecodeRing{8, stages, 1};  // 128 KB, and up to 76 for the exchange
+  }
+  return many_heads ? DecodeRing{5, stages, 2} : DecodeRing{10, stages, 1};  // 160 KB, and up to 42 for the exchange
+}
+
+// Of one thread block: its rings, the exchange, and something for barriers.
+constexpr std::size_t decode_shared_bytes(const DecodeRing& ring, int head_dim, int group) {
+  const int tile_bytes = 2 * 16 * head_dim * 2;  // K and V of 16 tokens
+  const int row_bytes = (head_dim + 4) * 4 + 8;  // of the exchange
+  const int bytes = ring.warps * (ring.stages * tile_bytes + group * row_bytes) + 1024;
+  return static_cast<std::size_t>(bytes);
+}
+
+struct DecodeShape {
+  int group;        // query heads that share a kv head
+  int num_workers;  // thread blocks
+  int least_tiles;  // a share has at least so many, unless there is too little work for even one
+  bool many_heads;
+};
+
+inline DecodeShape decode_shape(const PageShape& shape, const Batch& batch, const DecodeOptions& options) {
+  const int group = batch.num_heads / shape.num_kv_heads;
+  const int num_multiprocessors = common::device_limits().num_multiprocessors;
+  // The lengths are known on the device only, so the number of heads decides.
+  // Chips before Hopper have no room for the large thread block.
+  const bool many_heads = batch.num_sequences * shape.num_kv_heads > num_multiprocessors ||
+                          decode_shared_bytes(decode_ring(shape.head_dim, group, false), shape.head_dim, group) >
+                              common::device_limits().shared_bytes_per_block;
+  const DecodeRing ring = decode_ring(shape.head_dim, group, many_heads);
+  const int resident = ring.resident * num_multiprocessors;
+  return {.group = group,
+          .num_workers = options.num_workers > 0 ? options.num_workers : resident,
+          .least_tiles = ring.warps,
+          .many_heads = many_heads};
+}
+
+}  // namespace

@@ -1,0 +1,227 @@
+// Ragged causal attention on tensor cores: one thread block, some rows of queries (ragged_plan.h), the tokens they see.
+//
+// flops: 4 * head_dim for each pair of a query head and a token it sees. bytes: a tile of K and V serves 128 rows,
+// which is 128 flops a byte from the L2 cache and far more from memory, so arithmetic is what counts here. A warp keeps
+// 32 rows of output in registers; every piece of K and V it fetches from shared memory is multiplied with two blocks of
+// 16 rows, because with one alone the fetching would take as long as the multiplying. The bulk copies of the next tile
+// run meanwhile, and two thread blocks a multiprocessor fill each other's waits: one's softmax is the other's mma.
+#pragma once
+
+#include "ptx.cuh"
+#include "ragged_plan.h"
+#include "scalars.cuh"
+
+namespace stage8 {
+
+// The same number, which the compiler cannot know: what is computed from it is computed again for every tile, instead
+// of being kept from tile to tile in registers, of which there are none left. (On an H200, one prompt of 8,192 tokens:
+// 327 TFLOP/s without it, 346 with it.)
+__device__ __forceinline__ std::uint32_t fresh(std::uint32_t x) {
+  asm volatile("" : "+r"(x));
+  return x;
+}
+
+// One warp's rows: running softmax and output. A thread has rows lane / 4 and lane / 4 + 8 of each block of 16.
+template <typename Scalar, int kHeadDim, bool kShort>
+struct RaggedRows {
+  static constexpr RaggedTile kTile = RaggedTileOf<kHeadDim, kShort>::kTile;
+  static constexpr int kBlocks = kTile.rows_per_warp / 16;  // of 16 rows
+  static constexpr int kSteps = kHeadDim / 16;              // of 16 dimensions
+  static constexpr int kColumns = kTile.tokens / 8;         // of 8 tokens
+  static constexpr int kRowBytes = 2 * kHeadDim;
+  static constexpr int kPieces = kRowBytes / kPieceBytes;
+
+  float output[kBlocks][2 * kSteps][4];
+  float largest[kBlocks][2];  // in units of log2(e)
+  float sum[kBlocks][2];      // of the weights this thread has formed itself
+
+  __device__ __forceinline__ void start() {
+#pragma unroll
+    for (int b = 0; b < kBlocks; ++b) {
+#pragma unroll
+      for (int n = 0; n < 2 * kSteps; ++n) {
+#pragma unroll
+        for (int i = 0; i < 4; ++i) {
+          output[b][n][i] = 0.0F;
+        }
+      }
+      largest[b][0] = largest[b][1] = -INFINITY;
+      sum[b][0] = sum[b][1] = 0.0F;
+    }
+  }
+
+  // S = Q K^T. queries: this warp's rows; keys: a tile, of which the rows see num_seen tokens or fewer. kMasked: the
+  // tile lies on the diagonal, and what nobody sees is left out; elsewhere the code is free of such branches.
+  template <bool kMasked>
+  __device__ __forceinline__ void score(float (&scores)[kBlocks][kColumns][4], std::uint32_t queries,
+                                        std::uint32_t keys, int num_seen) const {
+    const int lane = static_cast<int>(threadIdx.x) % 32;
+#pragma unroll
+    for (int b = 0; b < kBlocks; ++b) {
+#pragma unroll
+      for (int n = 0; n < kColumns; ++n) {
+#pragma unroll
+        for (int i = 0; i < 4; ++i) {
+          scores[b][n][i] = 0.0F;
+        }
+      }
+    }
+    const int query_row = lane % 16;
+    const std::uint32_t query_begin = queries + query_row * kRowBytes;
+    const std::uint32_t query_place = fresh(piece_place(kPieces, query_row, lane / 16) * 16);
+    const int key_row = lane / 16 * 8 + lane % 8;
+    const std::uint32_t key_begin = keys + key_row * kRowBytes;
+    const std::uint32_t key_place = fresh(piece_place(kPieces, key_row, lane / 8 % 2) * 16);
+#pragma unroll
+    for (int step = 0; step < kSteps; ++step) {
+      std::uint32_t q[kBlocks][4];
+#pragma unroll
+      for (int b = 0; b < kBlocks; ++b) {
+        load_matrices(q[b], query_begin + b * 16 * kRowBytes + (query_place ^ (step * 32)));
+      }
+#pragma unroll
+      for (int n = 0; n < kColumns; n += 2) {
+        if (kMasked && n * 8 >= num_seen) {
+          continue;
+        }
+        std::uint32_t k[4];
+        load_matrices(k, key_begin + n * 8 * kRowBytes + (key_place ^ (step * 32)));
+#pragma unroll
+        for (int b = 0; b < kBlocks; ++b) {
+          multiply_add<Scalar>(scores[b][n], q[b], k[0], k[1]);
+          multiply_add<Scalar>(scores[b][n + 1], q[b], k[2], k[3]);
+        }
+      }
+    }
+  }
+
+  // Takes the scores of the tokens from first_token on that the rows do not see out of the softmax. Row r of the
+  // sequence sees seen_by_first + r / group tokens.
+  static __device__ __forceinline__ void mask(float (&scores)[kBlocks][kColumns][4], int first_token, int seen_by_first,
+                                              int first_row, int group) {
+    const int lane = static_cast<int>(threadIdx.x) % 32;
+#pragma unroll
+    for (int b = 0; b < kBlocks; ++b) {
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+        const int row = first_row + b * 16 + half * 8 + lane / 4;
+        const int visible = seen_by_first + row / group - first_token - lane % 4 * 2;
+#pragma unroll
+        for (int n = 0; n < kColumns; ++n) {
+#pragma unroll
+          for (int i = 0; i < 2; ++i) {
+            float& score = scores[b][n][half * 2 + i];
+            score = n * 8 + i < visible ? score : -INFINITY;
+          }
+        }
+      }
+    }
+  }
+
+  // Scores become weights 2^(scale * score - largest); what came before is brought to the new largest score.
+  __device__ __forceinline__ void update_softmax(float (&scores)[kBlocks][kColumns][4], float scale) {
+    float rescale[kBlocks][2];
+    bool grew = false;
+#pragma unroll
+    for (int b = 0; b < kBlocks; ++b) {
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+        float most = scores[b][0][half * 2];
+#pragma unroll
+        for (int n = 0; n < kColumns; ++n) {
+          most = fmaxf(most, fmaxf(scores[b][n][half * 2], scores[b][n][half * 2 + 1]));
+        }
+        most = fmaxf(most, __shfl_xor_sync(~0U, most, 1));
+        most = fmaxf(most, __shfl_xor_sync(~0U, most, 2));
+        const float before = largest[b][half];
+        const float now = fmaxf(before, scale * most);
+        largest[b][half] = now;
+        rescale[b][half] = exp2_fast(before - now);
+        grew |= before != now;
+        float own = 0.0F;
+#pragma unroll
+        for (int n = 0; n < kColumns; ++n) {
+#pragma unroll
+          for (int i = 0; i < 2; ++i) {
+            float& score = scores[b][n][half * 2 + i];
+            score = exp2_fast(fmaf(scale, score, -now));
+            own += score;
+          }
+        }
+        sum[b][half] = sum[b][half] * rescale[b][half] + own;
+      }
+    }
+    if (__any_sync(~0U, grew)) {  // after a few tiles, seldom
+#pragma unroll
+      for (int b = 0; b < kBlocks; ++b) {
+#pragma unroll
+        for (int n = 0; n < 2 * kSteps; ++n) {
+#pragma unroll
+          for (int i = 0; i < 4; ++i) {
+            output[b][n][i] *= rescale[b][i / 2];
+          }
+        }
+      }
+    }
+  }
+
+  // O += P V. A result's registers, rounded and packed in pairs, are a left operand's.
+  template <bool kMasked>
+  __device__ __forceinline__ void add_values(const float (&weights)[kBlocks][kColumns][4], std::uint32_t values,
+                                             int num_seen) {
+    const int lane = static_cast<int>(threadIdx.x) % 32;
+    const int row = lane / 8 % 2 * 8 + lane % 8;
+    const std::uint32_t begin = values + row * kRowBytes;
+    const std::uint32_t place = fresh(piece_place(kPieces, row, lane / 16) * 16);
+#pragma unroll
+    for (int t = 0; t < kTile.tokens / 16; ++t) {
+      if (kMasked && t * 16 >= num_seen) {
+        continue;
+      }
+      std::uint32_t p[kBlocks][4];
+#pragma unroll
+      for (int b = 0; b < kBlocks; ++b) {
+#pragma unroll
+        for (int i = 0; i < 4; ++i) {
+          const float(&w)[4] = weights[b][2 * t + i / 2];
+          p[b][i] = pack<Scalar>(w[i % 2 * 2], w[i % 2 * 2 + 1]);
+        }
+      }
+#pragma unroll
+      for (int step = 0; step < kSteps; ++step) {
+        std::uint32_t v[4];
+        load_matrices_transposed(v, begin + t * 16 * kRowBytes + (place ^ (step * 32)));
+#pragma unroll
+        for (int b = 0; b < kBlocks; ++b) {
+          multiply_add<Scalar>(output[b][2 * step], p[b], v[0], v[1]);
+          multiply_add<Scalar>(output[b][2 * step + 1], p[b], v[2], v[3]);
+        }
+      }
+    }
+  }
+
+  // The finished rows, to where this warp's queries were: from there they travel in 16-byte pieces.
+  __device__ __forceinline__ void store(std::uint32_t rows) {
+    const int lane = static_cast<int>(threadIdx.x) % 32;
+#pragma unroll
+    for (int b = 0; b < kBlocks; ++b) {
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+        float total = sum[b][half];
+        total += __shfl_xor_sync(~0U, total, 1);
+        total += __shfl_xor_sync(~0U, total, 2);
+        const float inverse = 1.0F / total;
+        const int row = b * 16 + half * 8 + lane / 4;
+#pragma unroll
+        for (int n = 0; n < 2 * kSteps; ++n) {
+          const std::uint32_t address = rows + row * kRowBytes + piece_place(kPieces, row, n) * 16 + lane % 4 * 4;
+          const std::uint32_t pair =
+              pack<Scalar>(output[b][n][half * 2] * inverse, output[b][n][half * 2 + 1] * inverse);
+          asm volatile("st.shared.b32 [%0], %1;" ::"r"(address), "r"(pair) : "memory");
+        }
+      }
+    }
+  }
+};
+
+}  // namespace

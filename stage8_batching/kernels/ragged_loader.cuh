@@ -1,0 +1,122 @@
+// Brings tiles of K and V of one head into shared memory for ragged attention: the whole thread block waits for a tile
+// and releases it together.
+#pragma once
+
+#include "ptx.cuh"
+#include "ragged_plan.h"
+
+namespace stage8 {
+
+template <int kHeadDim, bool kShort>
+struct RaggedShared {
+  static constexpr RaggedTile kTile = RaggedTileOf<kHeadDim, kShort>::kTile;
+  static constexpr int kRowBytes = 2 * kHeadDim;
+  static constexpr int kQueryBytes = kTile.rows() * kRowBytes;
+  static constexpr int kTileBytes = kTile.tokens * kRowBytes;  // of K, or of V
+  static constexpr int kBytes = kQueryBytes + 2 * kTile.stages * kTileBytes;
+};
+
+// Tile i has the tokens from i * kTile.tokens on.
+template <typename Scalar, int kHeadDim, bool kShort>
+struct RaggedLoader {
+  using Shared = RaggedShared<kHeadDim, kShort>;
+  static constexpr RaggedTile kTile = RaggedTileOf<kHeadDim, kShort>::kTile;
+  static constexpr int kTokens = kTile.tokens;
+  static constexpr int kStages = kTile.stages;
+  static constexpr int kThreads = 32 * kTile.warps;
+  const Pages& pages;
+  const int* table;
+  int kv_head;
+  int num_tokens;          // that anybody in the thread block sees
+  std::uint32_t keys;      // [kStages] tiles
+  std::uint32_t values;    // likewise
+  std::uint32_t barriers;  // [2 * kStages]: K's, then V's
+
+  __device__ __forceinline__ int tokens_of(int tile) const { return min(kTokens, num_tokens - tile * kTokens); }
+
+  // Called by all threads of the block.
+  __device__ __forceinline__ void order(int tile) const {
+    const int stage = tile % kStages;
+    const int block_size = pages.shape.block_size;
+    const int count = tokens_of(tile);
+    const std::uint32_t key_tile = keys + stage * Shared::kTileBytes;
+    const std::uint32_t value_tile = values + stage * Shared::kTileBytes;
+    const int thread = static_cast<int>(threadIdx.x);
+#if COURSE_BULK_COPY
+    // The first warp: a lane copies its block's part of K, then of V.
+    if (thread < 32) {
+      const std::uint32_t key_barrier = barriers + stage * 8;
+      const std::uint32_t value_barrier = key_barrier + kStages * 8;
+      if (thread == 0) {
+        arrive_expecting(key_barrier, count * Shared::kRowBytes);
+        arrive_expecting(value_barrier, count * Shared::kRowBytes);
+      }
+      __syncwarp();
+      const int row = thread * block_size;
+      if (row < count) {
+        const int token = tile * kTokens + row;  // in the middle of its block only if blocks are longer than tiles
+        const int bytes = min(block_size, count - row) * Shared::kRowBytes;
+        const std::int64_t offset = row_offset(pages.shape, table[token / block_size], kv_head, token % block_size);
+        copy_bulk(key_tile + row * Shared::kRowBytes, static_cast<const Scalar*>(pages.keys) + offset, bytes,
+                  key_barrier);
+        copy_bulk(value_tile + row * Shared::kRowBytes, static_cast<const Scalar*>(pages.values) + offset, bytes,
+                  value_barrier);
+      }
+    }
+#else
+    constexpr int kPieces = Shared::kRowBytes / kPieceBytes;
+    for (int i = thread; i < count * kPieces; i += kThreads) {
+      const int token = tile * kTokens + i / kPieces;
+      const std::int64_t offset = row_offset(pages.shape, table[token / block_size], kv_head, token % block_size) +
+                                  i % kPieces * (kPieceBytes / static_cast<int>(sizeof(Scalar)));
+      copy_piece_async(key_tile + i * kPieceBytes, static_cast<const Scalar*>(pages.keys) + offset);
+      copy_piece_async(value_tile + i * kPieceBytes, static_cast<const Scalar*>(pages.values) + offset);
+    }
+#endif
+  }
+
+  // By all threads, when they have read a tile: its place may be ordered again after this. The tile was read with
+  // ordinary loads, and the copy engine writes there next: the manual wants a fence between the two, whatever the
+  // direction (PTX ISA 9.0, section 9.7.9.25.2, "Async Proxy").
+  __device__ __forceinline__ void release() const {
+#if COURSE_BULK_COPY
+    fence_copy_engine();
+#endif
+    __syncthreads();
+  }
+
+  // Ends the group of copies that order() has begun, or an empty one: wait_keys counts groups on older chips.
+  __device__ __forceinline__ void commit() const {
+#if !COURSE_BULK_COPY
+    commit_copies();
+#endif
+  }
+
+  __device__ __forceinline__ void wait_keys(int tile) const {
+#if COURSE_BULK_COPY
+    wait_barrier(barriers + tile % kStages * 8, tile / kStages % 2);
+#else
+    wait_copies<kStages - 1>();
+    __syncthreads();
+#endif
+  }
+
+  __device__ __forceinline__ void wait_values(int tile) const {
+#if COURSE_BULK_COPY
+    wait_barrier(barriers + (kStages + tile % kStages) * 8, tile / kStages % 2);
+#endif
+  }
+
+  // Sets the rows of V that do not exist to 0: their weights are 0 too, but 0 times a NaN would be a NaN. Only the last
+  // tile can have such rows, and no copy into its place follows.
+  __device__ __forceinline__ void clear_values(int tile) const {
+    const std::uint32_t value_tile = values + tile % kStages * Shared::kTileBytes;
+    for (int i = tokens_of(tile) * Shared::kRowBytes / 16 + static_cast<int>(threadIdx.x); i < Shared::kTileBytes / 16;
+         i += kThreads) {
+      asm volatile("st.shared.v4.b32 [%0], {%1, %1, %1, %1};" ::"r"(value_tile + i * 16), "r"(0) : "memory");
+    }
+    __syncthreads();
+  }
+};
+
+}  // namespace

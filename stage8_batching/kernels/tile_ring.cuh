@@ -1,0 +1,207 @@
+// A warp's own ring of tiles in shared memory: while it computes on one, the next ones are on their way.
+//
+// Every warp fills and empties its ring alone, so warps of a thread block never wait for each other while they stream.
+// On Hopper one thread orders a whole tile by two bulk copies (K, V), and a barrier in shared memory counts the bytes;
+// on older chips the warp's threads order 16 bytes each. Both keep num_stages tiles in flight.
+#pragma once
+
+#include "decode_plan.h"
+#include "page_layout.h"
+#include "ptx.cuh"
+
+namespace stage8 {
+
+// A position in the line of all tiles (decode_plan.h).
+struct TileCursor {
+  const int* context_lengths;
+  int num_kv_heads;
+  int sequence;
+  int kv_head;
+  int tile;
+  int length;  // of the sequence
+
+  __device__ __forceinline__ TileCursor(const int* lengths, int num_heads, const WorkShare& share)
+      : context_lengths(lengths),
+        num_kv_heads(num_heads),
+        sequence(share.sequence),
+        kv_head(share.kv_head),
+        tile(share.tile),
+        length(share.context_length) {}
+
+  // May be called only if there are that many tiles more.
+  __device__ __forceinline__ void advance(int count) {
+    tile += count;
+    while (tile >= num_tiles_of(length)) {
+      tile -= num_tiles_of(length);
+      if (++kv_head == num_kv_heads) {
+        kv_head = 0;
+        do {
+          length = context_lengths[++sequence];
+        } while (length == 0);
+      }
+    }
+  }
+
+  __device__ __forceinline__ int num_tokens() const { return min(kTileTokens, length - tile * kTileTokens); }
+};
+
+// The tiles of one thread block that one warp sees: every num_warps-th, beginning with its own number.
+template <typename Scalar, int kHeadDim, int kStages, int kWarps>
+class TileRing {
+ public:
+  static constexpr int kRowBytes = kHeadDim * static_cast<int>(sizeof(Scalar));
+  static constexpr int kMatrixBytes = kTileTokens * kRowBytes;  // K, or V, of a tile
+  static constexpr int kBytes = kStages * 2 * kMatrixBytes;     // of one warp's ring
+  static constexpr int kBarrierBytes = kStages * static_cast<int>(sizeof(std::uint64_t));
+
+  // storage: kBytes, barriers: kBarrierBytes of this warp's own. Reads the tables, but no K and V yet.
+  __device__ __forceinline__ TileRing(const Pages& pages, const Batch& batch, const WorkShare& share, void* storage,
+                                      void* barriers)
+      : pages_(pages),
+        block_tables_(batch.block_tables),
+        max_blocks_(batch.max_blocks_per_sequence),
+        next_(batch.context_lengths, pages.shape.num_kv_heads, share),
+        storage_(shared_address(storage)),
+        barriers_(shared_address(barriers)),
+        lane_(static_cast<int>(threadIdx.x) % 32) {
+    const int warp = static_cast<int>(threadIdx.x) / 32;
+    num_left_ = (share.num_tiles - warp + kWarps - 1) / kWarps;
+    if (num_left_ > 0) {
+      next_.advance(warp);
+      look_up();
+    }
+#if COURSE_BULK_COPY
+    if (lane_ < kStages) {
+      init_barrier(barriers_ + lane_ * static_cast<int>(sizeof(std::uint64_t)), 1);
+    }
+    fence_barrier_init();
+    __syncwarp();
+#endif
+  }
+
+  // Orders the first tiles.
+  __device__ __forceinline__ void start() {
+    for (int i = 0; i < kStages; ++i) {
+      order(i);
+    }
+  }
+
+  // Waits for the next tile. Its K begins at keys() and its V at values(), rows as in the pages.
+  //
+  // compute-sanitizer's racecheck (CUDA 13.0) warns of the reads that follow: "invalid async operation
+  // synchronization", between lane 0's copy and lane 0's own reads, although the barrier that lane 0 has waited on
+  // counts that copy's bytes. It does not follow a copy's completion unless a __syncthreads comes between, as it does
+  // in ragged attention, of which it has nothing to say (FlashAttention met the same: AI/RACECHECK_TMA_HAZARD.md
+  // there). So for this ring alone it cannot tell right from wrong; the tests must, which repeat calls without a pause
+  // and compare bits. synccheck wants to be told how many barriers there are: --num-cuda-barriers 128.
+  __device__ __forceinline__ void wait() {
+#if COURSE_BULK_COPY
+    wait_barrier(barriers_ + stage_ * static_cast<int>(sizeof(std::uint64_t)), parity_);
+#else
+    wait_copies<kStages - 1>();
+    __syncwarp();
+#endif
+  }
+
+  __device__ __forceinline__ std::uint32_t keys() const { return storage_ + stage_ * 2 * kMatrixBytes; }
+  __device__ __forceinline__ std::uint32_t values() const { return keys() + kMatrixBytes; }
+
+  // Done with the tile: its place is given to the next one not yet ordered. All lanes have read it with ordinary loads,
+  // and the copy engine writes there next: the manual wants a fence between the two, whatever the direction (PTX
+  // ISA 9.0, section 9.7.9.25.2, "Async Proxy"), and __syncwarp puts every lane's before lane 0's order.
+  __device__ __forceinline__ void release() {
+#if COURSE_BULK_COPY
+    fence_copy_engine();
+#endif
+    __syncwarp();
+    order(stage_);
+    if (++stage_ == kStages) {
+      stage_ = 0;
+      parity_ ^= 1;
+    }
+  }
+
+  // Sets the rows of V from num_tokens on to 0: nobody has written them, and 0 times a NaN would be a NaN.
+  __device__ __forceinline__ void clear_values_from(int num_tokens) const {
+    for (int i = num_tokens * kRowBytes / 16 + lane_; i < kMatrixBytes / 16; i += 32) {
+      asm volatile("st.shared.v4.b32 [%0], {%1, %1, %1, %1};" ::"r"(values() + i * 16), "r"(0) : "memory");
+    }
+#if COURSE_BULK_COPY
+    fence_copy_engine();  // the next copy into this place must come after these stores
+#endif
+    __syncwarp();
+  }
+
+ private:
+  // The tile's block, or its two blocks if blocks are shorter than a tile: loaded one tile ahead of the copy.
+  __device__ __forceinline__ void look_up() {
+    const int* table = block_tables_ + std::int64_t{next_.sequence} * max_blocks_;
+    const int first = next_.tile * kTileTokens / pages_.shape.block_size;
+    blocks_[0] = table[first];
+    if (pages_.shape.block_size < kTileTokens) {
+      blocks_[1] = next_.num_tokens() > pages_.shape.block_size ? table[first + 1] : 0;
+    }
+  }
+
+  __device__ __forceinline__ void order(int stage) {
+    if (num_left_ > 0) {
+      const int block_size = pages_.shape.block_size;
+      const int num_tokens = next_.num_tokens();
+      const std::uint32_t target = storage_ + stage * 2 * kMatrixBytes;
+      const int row = next_.tile * kTileTokens % block_size;
+      const int count = min(num_tokens, block_size);
+#if COURSE_BULK_COPY
+      const std::uint32_t barrier = barriers_ + stage * static_cast<int>(sizeof(std::uint64_t));
+      if (lane_ == 0) {
+        arrive_expecting(barrier, 2 * num_tokens * kRowBytes);
+      }
+#else
+      const std::uint32_t barrier = 0;
+#endif
+      copy_rows(target, blocks_[0], row, count, barrier);
+      if (num_tokens > block_size) {
+        copy_rows(target + block_size * kRowBytes, blocks_[1], 0, num_tokens - block_size, barrier);
+      }
+      if (--num_left_ > 0) {
+        next_.advance(kWarps);
+        look_up();
+      }
+    }
+#if !COURSE_BULK_COPY
+    commit_copies();  // empty or not: wait() counts groups
+#endif
+  }
+
+  // Some rows of K and of V of one block.
+  __device__ __forceinline__ void copy_rows(std::uint32_t target, int block, int row, int count,
+                                            std::uint32_t barrier) {
+    const std::int64_t offset = row_offset(pages_.shape, block, next_.kv_head, row);
+    const auto* keys = static_cast<const Scalar*>(pages_.keys) + offset;
+    const auto* values = static_cast<const Scalar*>(pages_.values) + offset;
+#if COURSE_BULK_COPY
+    if (lane_ == 0) {
+      copy_bulk(target, keys, count * kRowBytes, barrier);
+      copy_bulk(target + kMatrixBytes, values, count * kRowBytes, barrier);
+    }
+#else
+    for (int i = lane_; i < count * kRowBytes / 16; i += 32) {
+      copy_piece_async(target + i * 16, reinterpret_cast<const uint4*>(keys) + i);
+      copy_piece_async(target + kMatrixBytes + i * 16, reinterpret_cast<const uint4*>(values) + i);
+    }
+#endif
+  }
+
+  const Pages pages_;
+  const int* const block_tables_;
+  const int max_blocks_;
+  TileCursor next_;  // the next tile to order
+  int num_left_;     // tiles of this warp not yet ordered
+  int blocks_[2] = {0, 0};
+  const std::uint32_t storage_;
+  const std::uint32_t barriers_;
+  const int lane_;
+  int stage_ = 0;  // of the tile in use
+  int parity_ = 0;
+};
+
+}  // namespace

@@ -1,0 +1,234 @@
+#include "kv_cache_manager.h"
+
+#include <algorithm>
+#include <numeric>
+#include <string>
+
+#include "common/check.h"
+
+namespace stage8 {
+
+KvCacheManager::KvCacheManager(int num_blocks, int block_size, HashFunction hash, int num_host_blocks)
+    : num_blocks_(num_blocks),
+      block_size_(block_size),
+      prefix_cache_(block_size, std::move(hash)),
+      host_blocks_(num_blocks, num_host_blocks) {
+  COMMON_CHECK(num_blocks > 0 && block_size > 0, "a cache needs slots");
+  reference_counts_.resize(static_cast<std::size_t>(num_blocks));
+  for (int block = num_blocks - 1; block >= 0; --block) {
+    free_blocks_.push_back(block);
+  }
+}
+
+bool KvCacheManager::allocate(SequenceId sequence, int num_tokens) {
+  COMMON_CHECK(!sequences_.contains(sequence), "sequence " + std::to_string(sequence) + " is live already");
+  COMMON_CHECK(num_tokens > 0, "a sequence needs at least one slot");
+  sequences_[sequence] = {};
+  if (!reserve(sequence, num_tokens)) {
+    sequences_.erase(sequence);
+    return false;
+  }
+  return true;
+}
+
+bool KvCacheManager::allocate(SequenceId sequence, std::span<const common::Token> tokens, std::uint64_t salt,
+                              const Admission& admission) {
+  COMMON_CHECK(!sequences_.contains(sequence), "sequence " + std::to_string(sequence) + " is live already");
+  COMMON_CHECK(!tokens.empty(), "a sequence needs at least one token");
+  const std::size_t most_found = admission.share ? tokens.size() - 1 : 0;
+  const std::vector<int> hits = prefix_cache_.find(tokens.first(most_found), salt);
+  const auto is_retired = [&](int block) { return reference_count(block) == 0; };
+  const auto num_retired = static_cast<int>(std::count_if(hits.begin(), hits.end(), is_retired));
+  const int num_tokens =
+      std::min(admission.most_tokens, static_cast<int>(tokens.size()) - static_cast<int>(hits.size()) * block_size_);
+  if ((num_tokens + block_size_ - 1) / block_size_ > num_available() - num_retired - admission.spare_blocks) {
+    return false;
+  }
+  for (const int block : hits) {
+    if (reference_counts_[static_cast<std::size_t>(block)]++ == 0) {
+      prefix_cache_.revive(block);
+    }
+  }
+  if (admission.share) {
+    prefix_cache_.count_lookup(hits.size());
+  }
+  sequences_[sequence] = {hits, static_cast<int>(hits.size()) * block_size_, {}, salt};
+  return reserve(sequence, num_tokens);
+}
+
+bool KvCacheManager::reserve(SequenceId sequence, int num_tokens) {
+  COMMON_CHECK(num_tokens >= 0, "can't reserve a negative number of tokens");
+  Sequence& owner = find(sequence);
+  if (!can_reserve({&sequence, 1}, num_tokens)) {
+    return false;
+  }
+  if (num_tokens > 0 && owner.length % block_size_ != 0) {
+    int& block = owner.block_table[static_cast<std::size_t>(owner.length / block_size_)];
+    if (reference_count(block) > 1) {  // the last owner writes in place
+      copies_.push_back({block, take_block()});
+      release_block(std::exchange(block, copies_.back().destination));
+    }
+  }
+  while (num_tokens > capacity(sequence) - owner.length) {
+    owner.block_table.push_back(take_block());
+  }
+  return true;
+}
+
+bool KvCacheManager::can_reserve(std::span<const SequenceId> sequences, int num_tokens) const {
+  std::int64_t num_blocks = 0;
+  std::map<int, int> writers;  // of a block that is partly filled
+  for (const SequenceId sequence : sequences) {
+    const Sequence& owner = find(sequence);
+    const std::int64_t length = std::int64_t{owner.length} + num_tokens;
+    const auto table_size = static_cast<std::int64_t>(owner.block_table.size());
+    num_blocks += std::max((length + block_size_ - 1) / block_size_ - table_size, std::int64_t{0});
+    if (num_tokens > 0 && owner.length % block_size_ != 0) {
+      writers[owner.block_table[static_cast<std::size_t>(owner.length / block_size_)]] += 1;
+    }
+  }
+  for (const auto& [block, count] : writers) {
+    num_blocks += std::min(count, reference_count(block) - 1);
+  }
+  return num_blocks <= num_available();
+}
+
+void KvCacheManager::fork(SequenceId parent, SequenceId child) {
+  COMMON_CHECK(!sequences_.contains(child), "sequence " + std::to_string(child) + " is live already");
+  Sequence copy = find(parent);
+  // What the parent has reserved ahead holds nothing to share.
+  copy.block_table.resize(static_cast<std::size_t>((copy.length + block_size_ - 1) / block_size_));
+  for (const int block : copy.block_table) {
+    reference_counts_[static_cast<std::size_t>(block)] += 1;
+  }
+  sequences_[child] = std::move(copy);
+}
+
+std::vector<int> KvCacheManager::slots(SequenceId sequence, int first, int count) const {
+  COMMON_CHECK(first >= 0 && count >= 0 && count <= capacity(sequence) - first, "positions outside the reservation");
+  const Sequence& owner = find(sequence);
+  std::vector<int> result;
+  for (int position = first; position < first + count; ++position) {
+    const int block = owner.block_table[static_cast<std::size_t>(position / block_size_)];
+    result.push_back(block * block_size_ + position % block_size_);
+  }
+  return result;
+}
+
+void KvCacheManager::commit(SequenceId sequence, int num_tokens) {
+  Sequence& owner = find(sequence);
+  COMMON_CHECK(num_tokens >= 0 && num_tokens <= capacity(sequence) - owner.length, "committed what was not reserved");
+  const auto tail = static_cast<std::size_t>(owner.length / block_size_);
+  COMMON_CHECK(num_tokens == 0 || reference_count(owner.block_table[tail]) == 1, "committed into a shared block");
+  owner.length += num_tokens;
+  owner.tail.clear();  // which tokens they are is not known
+}
+
+void KvCacheManager::commit(SequenceId sequence, std::span<const common::Token> tokens) {
+  Sequence& owner = find(sequence);
+  std::vector<common::Token> known = owner.tail;
+  const bool all_known = static_cast<int>(known.size()) == owner.length % block_size_;
+  auto index = static_cast<std::size_t>(owner.length / block_size_);
+  commit(sequence, static_cast<int>(tokens.size()));
+  if (!all_known) {
+    return;
+  }
+  known.insert(known.end(), tokens.begin(), tokens.end());
+  std::span<const common::Token> rest(known);
+  const auto size = static_cast<std::size_t>(block_size_);
+  for (; rest.size() >= size; rest = rest.subspan(size), ++index) {
+    const int parent = index == 0 ? -1 : owner.block_table[index - 1];
+    prefix_cache_.publish(owner.block_table[index], parent, rest.first(size), owner.salt);
+  }
+  owner.tail.assign(rest.begin(), rest.end());
+}
+
+void KvCacheManager::free(SequenceId sequence) {
+  if (is_swapped(sequence)) {
+    free_swapped(sequence);
+    return;
+  }
+  std::vector<int>& table = find(sequence).block_table;
+  for (; !table.empty(); table.pop_back()) {
+    release_block(table.back());
+  }
+  sequences_.erase(sequence);
+}
+
+int KvCacheManager::length(SequenceId sequence) const { return find(sequence).length; }
+
+int KvCacheManager::capacity(SequenceId sequence) const {
+  return static_cast<int>(find(sequence).block_table.size()) * block_size_;
+}
+
+const std::vector<int>& KvCacheManager::block_table(SequenceId sequence) const { return find(sequence).block_table; }
+
+std::vector<SequenceId> KvCacheManager::sequences() const {
+  std::vector<SequenceId> result;
+  for (const auto& [id, sequence] : sequences_) {
+    result.push_back(id);
+  }
+  return result;
+}
+
+Usage KvCacheManager::usage() const {
+  Usage usage;
+  usage.total = num_blocks_ * block_size_;
+  usage.cached = static_cast<int>(prefix_cache_.retired().size()) * block_size_;
+  usage.reserved = usage.total - num_available() * block_size_;
+  // Owners of a block agree on how far it is filled: nobody writes to it.
+  std::vector<int> used(static_cast<std::size_t>(num_blocks_));
+  for (const auto& [id, sequence] : sequences_) {
+    int length = sequence.length;
+    for (const int block : sequence.block_table) {
+      used[static_cast<std::size_t>(block)] = std::min(length, block_size_);
+      length -= used[static_cast<std::size_t>(block)];
+    }
+  }
+  usage.used = std::accumulate(used.begin(), used.end(), 0);
+  return usage;
+}
+
+void KvCacheManager::reset_prefix_cache() {
+  const std::vector<int> blocks = prefix_cache_.reset();
+  free_blocks_.insert(free_blocks_.end(), blocks.begin(), blocks.end());
+}
+
+int KvCacheManager::num_available() const {
+  return static_cast<int>(free_blocks_.size() + prefix_cache_.retired().size());
+}
+
+int KvCacheManager::take_block() {
+  if (free_blocks_.empty()) {
+    free_blocks_.push_back(prefix_cache_.evict());
+  }
+  const int block = free_blocks_.back();
+  free_blocks_.pop_back();
+  reference_counts_[static_cast<std::size_t>(block)] = 1;
+  return block;
+}
+
+void KvCacheManager::release_block(int block) {
+  if (--reference_counts_[static_cast<std::size_t>(block)] > 0) {
+    return;
+  }
+  if (prefix_cache_.contains(block)) {
+    prefix_cache_.retire(block);
+  } else {
+    free_blocks_.push_back(block);
+  }
+}
+
+KvCacheManager::Sequence& KvCacheManager::find(SequenceId sequence) {
+  const auto found = sequences_.find(sequence);
+  COMMON_CHECK(found != sequences_.end(), "no live sequence " + std::to_string(sequence));
+  return found->second;
+}
+
+const KvCacheManager::Sequence& KvCacheManager::find(SequenceId sequence) const {
+  const auto found = sequences_.find(sequence);
+  COMMON_CHECK(found != sequences_.end(), "no live sequence " + std::to_string(sequence));
+  return found->second;
+}
+
+}  // namespace

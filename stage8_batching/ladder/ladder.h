@@ -1,0 +1,35 @@
+// The ladder: seven kernels for one job, decode attention over pages, each with one idea more than the one before.
+//
+// A step takes what decode_attention takes (kernels.h), but bfloat16, head_dim 128 and blocks of 16 tokens only, so
+// that nothing but the idea is in its file. Read them in order; `bench --ladder` measures them side by side.
+#pragma once
+
+#include <cstddef>
+#include <span>
+
+#include "../kernels.h"
+
+namespace stage8 {
+
+struct LadderStep {
+  const char* name;
+  const char* file;
+  std::size_t (*workspace_bytes)(const PageShape& shape, const Batch& batch);
+  // Once a decode step, and finished before `decode` begins; null where there is nothing to plan.
+  void (*plan)(const PageShape& shape, const Batch& batch, void* workspace, cudaStream_t stream);
+  // Once a layer. Argument checks, errors and the meaning of a context_length of 0: as decode_attention.
+  void (*decode)(const Pages& pages, const Batch& batch, const void* queries, void* output, void* workspace,
+                 cudaStream_t stream);
+};
+
+std::span<const LadderStep> ladder();
+
+extern const LadderStep kNaive;
+extern const LadderStep kCoalesced;
+extern const LadderStep kOnlineSoftmax;
+extern const LadderStep kSplit;
+extern const LadderStep kGroup;
+extern const LadderStep kTensorCores;
+extern const LadderStep kBalanced;
+
+}  // namespace

@@ -1,0 +1,100 @@
+// Step 2: 16 bytes a thread, side by side. Other instructions for the same bytes; and weights are formed in the pass
+// over V, so that scores are written once and read once.
+//
+// A row of K or V is 256 bytes: half a warp reads it with one load of 16 bytes a thread, and the warp reads two rows.
+// Everything that is asked for is used at once, the block is looked up once a row, and an instruction moves 512 bytes
+// in place of 64. A score is now spread over 16 threads, 8 products each; four exchanges between the threads join them.
+// Each half-warp has four tokens' loads on their way before it uses the first, because a load takes about 600 ns: to
+// draw 4,500 GB/s, Little's law wants 4,500 * 600 = 2.7 MB under way, 20 KB a multiprocessor, all the time; several
+// times that in practice, since a load takes longer when memory is busy, and requests come in bursts (step 6 keeps 192
+// KB).
+//
+// The permutation of pieces (page_layout.h) costs nothing here: the half-warp reads all 16 of them anyway.
+//
+// bytes and flops for 32 x 8,192: as step 1, 4.3 GB asked for and 4.3 Gflop.
+// measured: 1x8192 940 us (1%), 32x8192 1,083 us (22%), 32xragged 3,825 us (5%) on NVIDIA H200 at 124999e+
+//
+// Why it is faster: half the instructions of step 1, 65 a token and query head, 544 M in all; and L2 is asked for 1.2
+// GB in place of 2.6. Where it hardly is: a single sequence. A few warps on a few multiprocessors wait for one load
+// after the other, two passes long, however wide the loads are.
+#include "online_softmax.cuh"
+
+namespace stage8 {
+namespace {
+
+constexpr int kUnroll = 4;  // tokens of a half-warp under way at once
+
+// all_scores: [num_sequences, num_heads, context]
+__global__ void __launch_bounds__(kThreads) attend(LadderCall call, float* all_scores, int context) {
+  extern __shared__ __align__(16) unsigned char shared[];
+  const auto query_head = static_cast<int>(blockIdx.x);
+  const auto sequence = static_cast<int>(blockIdx.y);
+  const auto thread = static_cast<int>(threadIdx.x);
+  const int half_warp = thread / kPiecesPerRow;
+  const int piece = thread % kPiecesPerRow;
+  const int length = call.batch.context_lengths[sequence];
+  if (length == 0) {
+    return;
+  }
+  const HeadPages head(call, sequence, query_head / (call.batch.num_heads / call.pages.shape.num_kv_heads));
+  const ElementPiece query = load_piece(call.queries + head_row(call, sequence, query_head) + piece * kPieceElements);
+  float* scores = all_scores + (std::int64_t{sequence} * call.batch.num_heads + query_head) * context;
+
+  float largest = -INFINITY;
+  for (int begin = 0; begin < length; begin += kHalfWarps * kUnroll) {
+    ElementPiece keys[kUnroll];
+#pragma unroll
+    for (int i = 0; i < kUnroll; ++i) {  // past the end: the last token again, so that all threads stay together
+      keys[i] = load_piece(head.keys + head.piece_offset(min(begin + i * kHalfWarps + half_warp, length - 1), piece));
+    }
+#pragma unroll
+    for (int i = 0; i < kUnroll; ++i) {
+      const int position = begin + i * kHalfWarps + half_warp;
+      const float score = over_half_warp(dot(query, keys[i])) * call.scale;
+      largest = fmaxf(largest, score);
+      if (piece == 0 && position < length) {
+        scores[position] = score;
+      }
+    }
+  }
+  largest = over_thread_block(largest, [](float a, float b) { return fmaxf(a, b); });
+
+  HalfWarpRow own;
+  own.largest = largest;
+  for (int begin = 0; begin < length; begin += kHalfWarps * kUnroll) {
+    ElementPiece values[kUnroll];
+    float weights[kUnroll];
+#pragma unroll
+    for (int i = 0; i < kUnroll; ++i) {
+      const int position = begin + i * kHalfWarps + half_warp;
+      const int existing = min(position, length - 1);
+      values[i] = load_piece(head.values + head.piece_offset(existing, piece));
+      weights[i] = position < length ? exp2_fast(scores[existing] - largest) : 0.0F;
+    }
+#pragma unroll
+    for (int i = 0; i < kUnroll; ++i) {
+      own.add(weights[i], values[i]);
+    }
+  }
+  const Exchange<kDimensions> exchange(shared, kHalfWarps, 1);
+  own.store(exchange, half_warp, 0);
+  __syncthreads();
+  if (thread < 32) {
+    store_output(merge_parts(exchange, kHalfWarps, 0), call.output + head_row(call, sequence, query_head));
+  }
+}
+
+void decode(const Pages& pages, const Batch& batch, const void* queries, void* output, void* workspace,
+            cudaStream_t stream) {
+  const LadderCall call = ladder_call(pages, batch, queries, output);
+  if (batch.num_sequences > 0) {
+    launch(attend, grid_of(batch.num_heads, batch.num_sequences), kThreads, Exchange<kDimensions>::bytes(kHalfWarps, 1),
+           stream, false, call, static_cast<float*>(workspace), max_context(batch));
+  }
+}
+
+}  // namespace
+
+const LadderStep kCoalesced = {"2 coalesced", "step2_coalesced.cu", score_bytes, nullptr, decode};
+
+}  // namespace

@@ -1,0 +1,87 @@
+// Step 4: split the context. Several thread blocks walk one head's tokens, and a second launch joins their results.
+//
+// Decoding has one query a sequence, so steps 1 to 3 have sequences x heads thread blocks: 32 for a single sequence,
+// and there are 132 multiprocessors with room for 8 each. Cutting the context gives as many more as the device wants
+// ("Flash-Decoding", https://pytorch.org/blog/flash-decoding/). The price is the partial results, 536 bytes a piece and
+// query head, written and read once more, and a launch that cannot begin before the last piece is done.
+//
+// bytes for 32 x 8,192: 4.3 GB asked for, as before. There are 1,024 heads already, so nothing is cut (splits.cuh). For
+// 1 x 8,192 a context is cut into 33 pieces of 248 tokens: 34 MB of K and V, each asked for four times, and 0.6 MB of
+// partial results. flops: 4.3 G; merging adds 2 for each number of a partial result.
+// measured: 1x8192 30.6 us (24%), 32x8192 611 us (38%), 32xragged 1,077 us (19%) on NVIDIA H200 at 124999e+
+//
+// Why it is faster: a single sequence has the whole device. Where it is not: a batch that fills the device anyway. And
+// the second launch is not free: on its own it takes 5 us for 1,024 tokens, and 12 where a warp joins 33 pieces, half
+// as long as the walk itself.
+#include "online_softmax.cuh"
+#include "splits.cuh"
+
+namespace stage8 {
+namespace {
+
+constexpr int kResident = 8;
+
+__global__ void __launch_bounds__(kThreads, kResident) attend(LadderCall call, Splits splits) {
+  extern __shared__ __align__(16) unsigned char shared[];
+  const auto query_head = static_cast<int>(blockIdx.x);
+  const auto sequence = static_cast<int>(blockIdx.y);
+  const auto split = static_cast<int>(blockIdx.z);
+  const auto thread = static_cast<int>(threadIdx.x);
+  const int length = call.batch.context_lengths[sequence];
+  if (length == 0) {
+    return;
+  }
+  const HeadPages head(call, sequence, query_head / (call.batch.num_heads / call.pages.shape.num_kv_heads));
+  const ElementPiece query[] = {
+      load_piece(call.queries + head_row(call, sequence, query_head) + thread % kPiecesPerRow * kPieceElements)};
+  HalfWarpRow own[1];
+  const BlockRange range(length, split, splits.count);
+  walk<1, 4>(head, query, call.scale, range.begin * kBlockTokens, min(range.end * kBlockTokens, length), own);
+
+  const Exchange<kDimensions> exchange(shared, kHalfWarps, 1);
+  own[0].store(exchange, thread / kPiecesPerRow, 0);
+  finish_split(call, splits, exchange, kHalfWarps, sequence, query_head, split);
+}
+
+// A warp a query. Its loads do not wait for each other, but all of them wait for the launch.
+__global__ void merge(LadderCall call, Splits splits) {
+  const auto head = static_cast<int>(blockIdx.x);
+  const auto sequence = static_cast<int>(blockIdx.y);
+  const auto query = static_cast<int>(threadIdx.x) / 32;
+  if (call.batch.context_lengths[sequence] > 0) {
+    store_output(merge_parts(splits.results(sequence, head), splits.count, query),
+                 call.output + head_row(call, sequence, head * splits.num_queries + query));
+  }
+}
+
+Splits splits_of(const PageShape& shape, const Batch& batch, void* workspace) {
+  return choose_splits(shape, batch, batch.num_heads, kResident, workspace);
+}
+
+std::size_t workspace_bytes(const PageShape& shape, const Batch& batch) {
+  return splits_of(shape, batch, nullptr).bytes(batch.num_sequences);
+}
+
+void decode(const Pages& pages, const Batch& batch, const void* queries, void* output, void* workspace,
+            cudaStream_t stream) {
+  const LadderCall call = ladder_call(pages, batch, queries, output);
+  const Splits splits = splits_of(pages.shape, batch, workspace);
+  if (batch.num_sequences > 0) {
+    launch(attend, grid_of(batch.num_heads, batch.num_sequences, splits.count), kThreads,
+           Exchange<kDimensions>::bytes(kHalfWarps, 1), stream, false, call, splits);
+    merge_splits(call, splits, stream);
+  }
+}
+
+}  // namespace
+
+void merge_splits(const LadderCall& call, const Splits& splits, cudaStream_t stream) {
+  if (splits.count > 1) {
+    launch(merge, grid_of(splits.num_heads, call.batch.num_sequences), 32 * splits.num_queries, 0, stream, false, call,
+           splits);
+  }
+}
+
+const LadderStep kSplit = {"4 split contexts", "step4_split.cu", workspace_bytes, nullptr, decode};
+
+}  // namespace

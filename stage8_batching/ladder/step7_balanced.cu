@@ -1,0 +1,46 @@
+// Step 7: equal shares. The kernel that the stage uses; its parts are in ../kernels.
+//
+// All tiles of all heads of all sequences stand in one line, and n thread blocks, as many as the device holds at once,
+// get the n-th part each (decode_plan.h draws it). A share may begin in the middle of one head and end in another one,
+// so nobody waits for the longest sequence, and no second round of thread blocks runs half empty. The plan is made on
+// the device, once a decode step, for all layers.
+//
+// The results of a head that was cut meet in the workspace, and whoever hands in last, told by an atomic counter,
+// merges them: the second launch is gone. A launch may also begin while the one before still drains (programmatic
+// dependent launch), so that tables and plan are read by the time K and V may be.
+//
+// bytes for 32 x 8,192: 1.07 GB, each once, and at most two partial results of 2 KB (a group of 4) a thread block: 1
+// MB. flops: 4.3 G.
+// measured: 1x8192 13.1 us (56%), 32x8192 251 us (94%), 32xragged 224 us (89%) on NVIDIA H200 at 124999e+
+//
+// Why it is faster: for ragged batches by the balance, for small ones by the merge. What it cost: the plan, 4 us once a
+// step; and a merge in the same launch was slower than a second launch at first, because one thread block read the
+// results of many one after the other, 600 ns each. It asks for eight of them at once now (merge_contributors). Shapes
+// that lost on the way: one head a thread block where heads are few; cutting heads that need not be cut, since a thread
+// block that ends in another head hands in two results; many small thread blocks where every head is cut, for the
+// number of partial results is what the merge pays for (decode_shape.h has the rule).
+#include "ladder_parts.cuh"
+
+namespace stage8 {
+namespace {
+
+std::size_t workspace_bytes(const PageShape& shape, const Batch& batch) {
+  check_ladder(shape, batch);
+  return decode_workspace_bytes(shape, batch);
+}
+
+void plan(const PageShape& shape, const Batch& batch, void* workspace, cudaStream_t stream) {
+  plan_decode(shape, batch, workspace, stream);
+}
+
+void decode(const Pages& pages, const Batch& batch, const void* queries, void* output, void* workspace,
+            cudaStream_t stream) {
+  check_ladder(pages.shape, batch);
+  decode_attention(pages, batch, queries, output, workspace, stream);
+}
+
+}  // namespace
+
+const LadderStep kBalanced = {"7 balanced", "step7_balanced.cu", workspace_bytes, plan, decode};
+
+}  // namespace

@@ -1,0 +1,195 @@
+#include <algorithm>
+#include <iostream>
+#include <memory>
+#include <optional>
+#include <sstream>
+
+#include "common/check.h"
+#include "common/cli.h"
+#include "common/report.h"
+#include "common/shell.h"
+#include "compare.h"
+#include "engine.h"
+#include "kernel_commands.h"
+#include "reuse.h"
+#include "serving.h"
+#include "sharing.h"
+
+namespace stage8 {
+namespace {
+
+// The first half of B's prompt is in the cache while A lives, and after A has ended; D needs the room.
+constexpr const char* kScript = R"(prompt A once_upon_a_time
+prompt B once_upon_a_hill
+show
+free A
+free B
+show
+prompt C once_upon_a_time
+show
+free C
+new D 20
+show
+)";
+
+void show(const KvCacheManager& manager, std::ostream& output) {
+  const Usage usage = manager.usage();
+  std::vector<common::MapCell> cells(static_cast<std::size_t>(usage.total));
+  common::Table table({"sequence", "length", "block table", "unused"});
+  for (const SequenceId sequence : manager.sequences()) {
+    const int length = manager.length(sequence);
+    const std::vector<int> slots = manager.slots(sequence, 0, manager.capacity(sequence));
+    for (std::size_t position = 0; position < slots.size(); ++position) {
+      const int count = manager.reference_count(slots[position] / manager.block_size());
+      const char fill = static_cast<int>(position) < length ? common::count_digit(count) : '-';
+      cells[static_cast<std::size_t>(slots[position])] = {count - 1, fill};
+    }
+    table.add_row({std::string(1, common::sequence_name(sequence)), std::to_string(length),
+                   common::format_list(manager.block_table(sequence)),
+                   std::to_string(manager.capacity(sequence) - length)});
+  }
+  for (const int block : manager.prefix_cache().retired()) {
+    std::fill_n(cells.begin() + block * manager.block_size(), manager.block_size(), common::MapCell{-1, 'c'});
+  }
+  output << common::draw_map(cells, manager.block_size(), common::use_color(output)) << table.to_string()
+         << common::format("used %d of %d reserved slots, cached %d, free %d\n", usage.used, usage.reserved,
+                           usage.cached, usage.total - usage.reserved - usage.cached)
+         << sharing_summary(manager) << "\n";
+}
+
+// A pool to drive by hand: the script shows what goes wrong, --shell hands over the wheel.
+void demo(int num_slots, bool shell_only, int block_size) {
+  KvCacheManager manager((num_slots + block_size - 1) / block_size, block_size);
+  common::Shell shell;
+  shell.add("new", "NAME LENGTH", "start a sequence with room for LENGTH tokens", [&](const auto& arguments) {
+    const SequenceId sequence = common::sequence_named(manager, arguments[0], false);
+    const int length = common::parse_count(arguments[1], 1);
+    if (!manager.allocate(sequence, length)) {
+      std::cout << "refused: no room for " << length << "\n";
+    }
+  });
+  shell.add("append", "NAME COUNT", "put COUNT more tokens into the cache", [&](const auto& arguments) {
+    const SequenceId sequence = common::sequence_named(manager, arguments[0], true);
+    const int count = common::parse_count(arguments[1], 1);
+    if (manager.reserve(sequence, count)) {
+      print_copies(manager.take_copies());
+      manager.commit(sequence, count);
+    } else {
+      std::cout << "refused: no room for " << count << " more\n";
+    }
+  });
+  add_sharing_commands(shell, manager);
+  add_prefix_commands(shell, manager);
+  shell.add("free", "NAME", "end a sequence",
+            [&](const auto& arguments) { manager.free(common::sequence_named(manager, arguments[0], true)); });
+  shell.add("show", "", "the cache, slot by slot", [&](const auto&) { show(manager, std::cout); });
+  std::istringstream script(kScript);
+  shell.run(shell_only ? std::cin : script, std::cout, !shell_only);
+}
+
+void add_engine_options(CLI::App& command, EngineOptions& options) {
+  command.add_option("--slots", options.num_slots, "size of the cache, in tokens")
+      ->check(CLI::Range(1, 1 << 24))
+      ->capture_default_str();
+  command.add_option("--chunk", options.chunk_size, "most prompt tokens in one forward pass")
+      ->check(CLI::Range(1, 1 << 16))
+      ->capture_default_str();
+  command.add_option("--block-size", options.block_size, "slots in a block")
+      ->check(CLI::Range(1, 1 << 16))
+      ->capture_default_str();
+  command.add_flag("!--no-prefix-cache", options.prefix_cache, "compute again what other sequences have computed");
+  const std::map<std::string, SoftmaxMode> modes = {{"online", SoftmaxMode::kOnline}, {"safe", SoftmaxMode::kSafe}};
+  command.add_option("--softmax", options.softmax, "online (one pass over the blocks) or, on the CPU, safe (two)")
+      ->transform(CLI::CheckedTransformer(modes, CLI::ignore_case));
+  const std::map<std::string, Device> devices = {{"auto", Device::kAuto}, {"cpu", Device::kCpu}, {"gpu", Device::kGpu}};
+  command.add_option("--device", options.gpu.device, "cpu, gpu, or auto: the GPU if there is one")
+      ->transform(CLI::CheckedTransformer(devices, CLI::ignore_case));
+  const std::map<std::string, Precision> precisions = {{"fp32", Precision::kFloat32}, {"bf16", Precision::kBFloat16}};
+  command.add_option("--precision", options.gpu.precision, "fp32 (every stage's text) or, on a GPU, bf16")
+      ->transform(CLI::CheckedTransformer(precisions, CLI::ignore_case));
+}
+
+// One sequence with random K and V, for `bench --attention`.
+common::AttentionSubject attention_subject(const common::AttentionShape& shape) {
+  const int length = shape.context_length;
+  const int block_size = EngineOptions().block_size;
+  const int num_blocks = (length + block_size - 1) / block_size;
+  const auto manager = std::make_shared<KvCacheManager>(num_blocks, block_size);
+  const auto cache = std::make_shared<KvCache>(
+      KvCacheShape{shape.num_layers, num_blocks, block_size, shape.num_heads, shape.num_kv_heads, shape.head_dim});
+  COMMON_CHECK(manager->allocate(0, length), "the cache was made for this sequence");
+  const common::Matrix kv = common::Matrix::Random(length, shape.num_kv_heads * shape.head_dim);
+  for (int layer = 0; layer < shape.num_layers; ++layer) {
+    cache->write(layer, manager->slots(0, 0, length), kv, kv);
+  }
+  return {[=](int layer, const common::Matrix& q) { attention(*cache, layer, q, manager->block_table(0), length); },
+          cache->shape().bytes_per_slot() / shape.num_layers * length};
+}
+
+}  // namespace
+
+int run(int argc, char** argv) {
+  common::Program program(STAGE_NAME, "Requests join and leave the batch at every step: continuous batching.");
+  EngineOptions options;
+  const auto generate = [&](const common::Session& session, const common::OnToken& on_token) {
+    Engine engine(session.model, options);
+    RealClock clock;
+    Server server(engine, {.token_budget = options.chunk_size}, clock);
+    std::vector<common::Completion> completions = server.run(session.requests, on_token);
+    return common::RunResult{std::move(completions), server.counters(), server.timing()};
+  };
+  add_engine_options(program.add_generate(generate), options);
+
+  std::optional<Engine> engine;
+  common::Random random(1);  // for what is drawn greedily, so that it is never asked
+  const auto speed_subject = [&](const common::Session& session) {
+    KvCacheManager& manager = engine.emplace(session.model, options).manager();
+    const auto start = [&](int max_length) {
+      if (manager.contains(0)) {
+        manager.free(0);
+      }
+      return manager.allocate(0, max_length);
+    };
+    const auto append = [&](std::span<const common::Token> tokens) { return engine->append(0, tokens); };
+    common::SpeedSubject subject{start, append, engine->cache().shape().bytes_per_slot()};
+    if (GpuRunner* const gpu = engine->gpu()) {
+      subject.decode = [&](common::Token token) { return engine->next(0, {&token, 1}, {}, random); };
+      subject.weight_bytes_per_token = gpu->weight_bytes_per_token();
+      subject.read_bandwidth = gpu->read_bandwidth();
+    }
+    return subject;
+  };
+  CLI::App& bench = program.add_bench(speed_subject, attention_subject);
+  add_engine_options(bench, options);
+  add_kernel_bench(bench);
+
+  program.add_block_commands(options.block_size, generate);
+  DecodingOptions decoding;
+  add_engine_options(add_sample_command(program, decoding), decoding.engine);
+  add_engine_options(add_beam_command(program, decoding), decoding.engine);
+  ReuseOptions reuse;
+  add_engine_options(add_prefix_command(program, reuse), reuse.engine);
+  ServingOptions serving;
+  CLI::App& serve = add_serve_command(program, serving);
+  add_engine_options(serve, serving.engine);
+  add_scheduler_options(serve, serving.scheduler, serving.engine);
+  CompareOptions comparison;
+  CLI::App& compare = add_compare_command(program, comparison);
+  add_engine_options(compare, comparison.engine);
+  add_scheduler_options(compare, comparison.scheduler, comparison.engine);
+
+  int demo_slots = 32;
+  int demo_block_size = 4;
+  bool shell_only = false;
+  CLI::App& command = program.add_command("demo", "Fill a small cache by a script, and look at it",
+                                          [&] { demo(demo_slots, shell_only, demo_block_size); });
+  command.add_option("--slots", demo_slots, "size of the cache, in tokens")->check(CLI::Range(4, 1 << 16));
+  command.add_option("--block-size", demo_block_size, "slots in a block")->check(CLI::Range(1, 1024));
+  command.add_flag("--shell", shell_only, "read commands from standard input instead; 'help' lists them");
+  return program.run(argc, argv);
+}
+
+}  // namespace
+namespace stage = stage8;
+
+int main(int argc, char** argv) { return stage::run(argc, argv); }

@@ -1,0 +1,232 @@
+"""The other kernels: how each is called, on the same pages. compare_peers.py times them.
+
+A peer is a class whose constructor imports what it needs, and whose calls(batch) gives one function for each page set.
+"""
+
+import importlib
+import math
+import random
+
+BYTES_OF_ALL_SETS = 600_000_000
+BLOCK_SIZE = 16
+
+
+class Missing(Exception):
+    """A peer cannot be used here, or not for this cell: the reason."""
+
+
+def lengths_of(cell):
+    """Tokens of each sequence; the ragged mix has 250 to 32,765 in geometric steps, shuffled."""
+    if cell.context:
+        return [cell.context] * cell.batch
+    lengths = [round(250 * (32765 / 250) ** (i / max(1, cell.batch - 1))) for i in range(cell.batch)]
+    random.Random(3).shuffle(lengths)
+    return lengths
+
+
+def blocks_of(length):
+    return -(-length // BLOCK_SIZE)
+
+
+def kv_bytes_of(shape, cell):
+    return sum(lengths_of(cell)) * shape.num_kv_heads * shape.head_dim * 2 * 2  # K and V, 2 bytes each
+
+
+def num_sets_of(shape, cell):
+    return max(2, math.ceil(BYTES_OF_ALL_SETS / kv_bytes_of(shape, cell)))
+
+
+def block_tables_of(lengths):
+    """A table for each sequence: the blocks of one set, dealt out at random. All sets use the same numbers, each within
+    a stretch of memory of its own."""
+    blocks = list(range(sum(blocks_of(length) for length in lengths)))
+    random.Random(1).shuffle(blocks)
+    tables = []
+    for length in lengths:
+        tables.append(blocks[:blocks_of(length)])
+        del blocks[:blocks_of(length)]
+    return tables
+
+
+class Batch:
+    """The tensors of one cell, on the device."""
+
+    def __init__(self, torch, shape, cell):
+        self.torch, self.shape, self.cell = torch, shape, cell
+        self.lengths = lengths_of(cell)
+        self.tables = block_tables_of(self.lengths)
+        self.num_sets = num_sets_of(shape, cell)
+        self.num_blocks = sum(len(table) for table in self.tables)
+        size = (self.num_sets, self.num_blocks, shape.num_kv_heads, BLOCK_SIZE, shape.head_dim)
+        torch.manual_seed(0)
+        self.keys = torch.randn(size, device="cuda", dtype=torch.bfloat16)
+        self.values = torch.randn(size, device="cuda", dtype=torch.bfloat16)
+        self.queries = torch.randn((cell.batch, shape.num_heads, shape.head_dim), device="cuda", dtype=torch.bfloat16)
+        self.output = torch.full_like(self.queries, float("nan"))
+
+    def integers(self, values):
+        return self.torch.tensor(values, device="cuda", dtype=self.torch.int32)
+
+    def padded_tables(self):
+        longest = max(len(table) for table in self.tables)
+        return self.integers([table + [0] * (longest - len(table)) for table in self.tables])
+
+    def rows_first(self, pages):
+        """The same memory taken as [blocks, tokens, kv heads, head_dim], for peers that want it so."""
+        return pages.view(self.num_blocks, BLOCK_SIZE, self.shape.num_kv_heads, self.shape.head_dim)
+
+    def contiguous(self, pages):
+        if len(set(self.lengths)) > 1 or self.lengths[0] % BLOCK_SIZE:
+            raise Missing("contexts differ")
+        return pages.view(self.cell.batch, self.shape.num_kv_heads, self.lengths[0], self.shape.head_dim)
+
+    def gather(self, pages, sequence, layout):
+        """K or V of one sequence as a peer sees the memory: [kv heads, length, head_dim] in float32."""
+        if layout == "contiguous":
+            return self.contiguous(pages)[sequence].float()
+        table = self.torch.tensor(self.tables[sequence], device="cuda")
+        if layout == "rows first":
+            tokens = self.rows_first(pages)[table].transpose(1, 2)
+        else:
+            tokens = pages[table]
+        flat = tokens.transpose(0, 1).reshape(self.shape.num_kv_heads, -1, self.shape.head_dim)
+        return flat[:, :self.lengths[sequence]].float()
+
+    def error(self, output, layout):
+        """The relative error of set 0's output over a few sequences, or infinity."""
+        torch, worst = self.torch, 0.0
+        group = self.shape.num_heads // self.shape.num_kv_heads
+        for sequence in sorted({0, self.cell.batch // 2, self.cell.batch - 1}):
+            keys = self.gather(self.keys[0], sequence, layout)
+            values = self.gather(self.values[0], sequence, layout)
+            query = self.queries[sequence].float().view(self.shape.num_kv_heads, group, self.shape.head_dim)
+            weights = torch.softmax(query @ keys.transpose(1, 2) / math.sqrt(self.shape.head_dim), dim=-1)
+            expected = (weights @ values).view(self.shape.num_heads, self.shape.head_dim)
+            error = ((output[sequence].float() - expected).norm() / expected.norm()).item()
+            worst = max(worst, error if math.isfinite(error) else math.inf)
+        return worst
+
+
+class Peer:
+    """calls(batch): a function for each set, which runs attention once and returns [batch, heads, head_dim]."""
+
+    paged = True
+    layout = "heads first"
+
+    def module(self, name):
+        try:
+            return importlib.import_module(name)
+        except Exception as error:  # a package may fail in any way while it is imported
+            raise Missing(f"{type(error).__name__}: {error}".splitlines()[0]) from error
+
+
+class FlashInfer(Peer):
+    def __init__(self, tensor_cores):
+        self.name = "FlashInfer, tensor cores" if tensor_cores else "FlashInfer, CUDA cores"
+        self.tensor_cores = tensor_cores
+        self.flashinfer = self.module("flashinfer")
+
+    def calls(self, batch):
+        torch, shape = batch.torch, batch.shape
+        workspace = torch.zeros(512 << 20, device="cuda", dtype=torch.uint8)
+        wrapper = self.flashinfer.BatchDecodeWithPagedKVCacheWrapper(workspace, "HND",
+                                                                      use_tensor_cores=self.tensor_cores)
+        starts = [0]
+        for table in batch.tables:
+            starts.append(starts[-1] + len(table))
+        last = [(length - 1) % BLOCK_SIZE + 1 for length in batch.lengths]
+        wrapper.plan(batch.integers(starts), batch.integers(sum(batch.tables, [])), batch.integers(last),
+                     shape.num_heads, shape.num_kv_heads, shape.head_dim, BLOCK_SIZE, q_data_type=torch.bfloat16,
+                     kv_data_type=torch.bfloat16)
+        return [lambda s=s: wrapper.run(batch.queries, (batch.keys[s], batch.values[s]), out=batch.output)
+                for s in range(batch.num_sets)]
+
+
+class FlashAttention3(Peer):
+    name = "FlashAttention-3"
+    layout = "rows first"
+
+    def __init__(self):
+        self.attend = self.module("flash_attn_interface").flash_attn_with_kvcache
+
+    def calls(self, batch):
+        tables, lengths = batch.padded_tables(), batch.integers(batch.lengths)
+
+        def call(s):
+            return self.attend(batch.queries.unsqueeze(1), batch.rows_first(batch.keys[s]),
+                               batch.rows_first(batch.values[s]), cache_seqlens=lengths, page_table=tables,
+                               causal=True).squeeze(1)
+
+        return [lambda s=s: call(s) for s in range(batch.num_sets)]
+
+
+class CuDnn(Peer):
+    name = "cuDNN"
+
+    def __init__(self):
+        self.cudnn = self.module("cudnn")
+
+    def calls(self, batch):
+        torch, shape, cudnn = batch.torch, batch.shape, self.cudnn
+        handle = cudnn.create_handle()
+        graph = cudnn.pygraph(io_data_type=cudnn.data_type.BFLOAT16, intermediate_data_type=cudnn.data_type.FLOAT,
+                              compute_data_type=cudnn.data_type.FLOAT, handle=handle)
+        tables = batch.padded_tables()[:, None, :, None]
+        query = batch.queries.unsqueeze(2)
+        inputs = {"q": query, "k": batch.keys[0], "v": batch.values[0],
+                  "seq_len_q": batch.integers([1] * batch.cell.batch).view(-1, 1, 1, 1),
+                  "seq_len_kv": batch.integers(batch.lengths).view(-1, 1, 1, 1),
+                  "paged_attention_k_table": tables, "paged_attention_v_table": tables.clone()}
+        nodes = {name: graph.tensor_like(tensor) for name, tensor in inputs.items()}
+        output, _ = graph.sdpa(name="decode", generate_stats=False, use_padding_mask=True,
+                               attn_scale=1 / math.sqrt(shape.head_dim),
+                               paged_attention_max_seq_len_kv=max(batch.lengths), **nodes)
+        output.set_output(True).set_dim(list(query.size())).set_stride(list(query.stride()))
+        graph.validate()
+        graph.build_operation_graph()
+        graph.create_execution_plans([cudnn.heur_mode.A])
+        graph.check_support()
+        graph.build_plans()
+        workspace = torch.empty(max(1, graph.get_workspace_size()), device="cuda", dtype=torch.uint8)
+
+        def call(s):
+            cudnn.set_stream(handle=handle, stream=torch.cuda.current_stream().cuda_stream)
+            tensors = {nodes[name]: tensor for name, tensor in inputs.items()}
+            tensors |= {nodes["k"]: batch.keys[s], nodes["v"]: batch.values[s], output: batch.output.unsqueeze(2)}
+            graph.execute(tensors, workspace, handle=handle)
+            return batch.output
+
+        return [lambda s=s: call(s) for s in range(batch.num_sets)]
+
+
+class TorchAttention(Peer):
+    paged = False
+    layout = "contiguous"
+
+    def __init__(self, backend):
+        self.name = f"{'cuDNN' if backend.startswith('CUDNN') else 'FlashAttention-2'} in PyTorch, contiguous"
+        attention = self.module("torch.nn.attention")
+        self.backend = getattr(attention.SDPBackend, backend)
+        self.choose = attention.sdpa_kernel
+
+    def calls(self, batch):
+        attend = batch.torch.nn.functional.scaled_dot_product_attention
+        query = batch.queries.unsqueeze(2)
+        pairs = [(batch.contiguous(batch.keys[s]), batch.contiguous(batch.values[s])) for s in range(batch.num_sets)]
+        grouped = batch.shape.num_heads != batch.shape.num_kv_heads
+
+        def call(keys, values):
+            with self.choose([self.backend]):
+                return attend(query, keys, values, enable_gqa=grouped).squeeze(2)
+
+        return [lambda pair=pair: call(*pair) for pair in pairs]
+
+
+PEERS = {
+    "flashinfer": lambda: FlashInfer(tensor_cores=True),
+    "flashinfer-cuda-cores": lambda: FlashInfer(tensor_cores=False),
+    "fa3": FlashAttention3,
+    "cudnn": CuDnn,
+    "torch-flash": lambda: TorchAttention("FLASH_ATTENTION"),
+    "torch-cudnn": lambda: TorchAttention("CUDNN_ATTENTION"),
+}

@@ -1,0 +1,26 @@
+// Line charts as SVG, drawn with nothing but text.
+#pragma once
+
+#include <string>
+#include <utility>
+#include <vector>
+
+namespace stage8 {
+
+struct Curve {
+  std::string name;
+  std::vector<std::pair<double, double>> points;  // x ascending; a value holds until the next one
+};
+
+struct Chart {
+  std::string title;
+  std::string x_label;
+  std::string y_label;
+  double y_most = 0.0;  // the axis ends here; 0: at the largest value
+  std::vector<Curve> curves;
+};
+
+// The charts one below the other, with one legend.
+std::string draw_charts(const std::vector<Chart>& charts);
+
+}  // namespace

@@ -1,0 +1,246 @@
+#include "server.h"
+
+#include <algorithm>
+#include <exception>
+#include <utility>
+
+#include "common/check.h"
+#include "common/machine.h"
+#include "common/report.h"
+
+namespace stage8 {
+
+Server::Server(Engine& engine, const SchedulerOptions& options, Clock& clock)
+    : engine_(engine), clock_(clock), options_(options), scheduler_(engine.manager(), options) {
+  if (engine.gpu() != nullptr && engine.manager().host_blocks().num_free() > 0) {
+    throw common::InputError("blocks are swapped on the CPU only (--device cpu)");
+  }
+}
+
+int Server::submit(const Task& task, double arrival) {
+  const int id = num_requests();
+  Entry& added = entries_.emplace_back();
+  added.outcome.arrival = arrival;
+  if (const std::string reason = rejection(task); !reason.empty()) {
+    finish(id, common::FinishReason::kRejected, reason);
+    return id;
+  }
+  // A beam search takes a new id for every branch it has ever had.
+  const int most_sequences = task.beam ? 1 + task.beam->width * task.request.max_new_tokens : task.num_samples;
+  if (task.beam.has_value()) {
+    auto search = std::make_unique<BeamSearch>(engine_, task.request, *task.beam, next_sequence_);
+    added.search = search.get();
+    added.group = std::move(search);
+  } else {
+    auto sampling = std::make_unique<ParallelSampling>(engine_, task.request, task.num_samples, next_sequence_);
+    added.sampling = sampling.get();
+    added.group = std::move(sampling);
+  }
+  next_sequence_ += most_sequences;
+  ids_[added.group.get()] = id;
+  scheduler_.add(*added.group);
+  return id;
+}
+
+void Server::stop(int id, common::FinishReason reason) {
+  if (entry(id).outcome.finished) {
+    return;
+  }
+  if (in_step_) {
+    entry(id).stop = reason;  // the step goes over it; what comes after is not written any more
+    to_stop_.push_back(id);
+  } else {
+    finish(id, reason);
+  }
+}
+
+bool Server::step() {
+  if (is_idle()) {
+    return false;
+  }
+  report_ = {};
+  report_.index = totals_.steps;
+  report_.begin = clock_.now();
+  const double start = common::now_seconds();
+  in_step_ = true;
+  const Step plan = scheduler_.schedule();
+  report_plan(plan);
+  report_.scheduling_seconds = common::now_seconds() - start;
+  COMMON_CHECK(!plan.shares.empty(), "somebody else holds the cache");
+  compute(plan.shares);
+  report_.computing_seconds = common::now_seconds() - start - report_.scheduling_seconds;
+  in_step_ = false;
+
+  report_.end = clock_.now();
+  report_.num_running = static_cast<int>(scheduler_.running().size());
+  for (const int id : std::exchange(to_stop_, {})) {
+    if (!entry(id).outcome.finished) {
+      finish(id, *entry(id).stop);
+    }
+  }
+  for (const int id : report_.served) {
+    const Entry& served = entry(id);
+    if (!served.outcome.finished && served.group->finished()) {
+      finish(id,
+             served.sampling ? served.sampling->completions().front().finish_reason : common::FinishReason::kLength);
+    }
+  }
+  report_.num_waiting = static_cast<int>(scheduler_.waiting().size());
+  add_up();
+  if (on_step_) {
+    on_step_(report_);
+  }
+  return true;
+}
+
+std::vector<common::Completion> Server::run(std::span<const common::Request> requests,
+                                            const common::OnToken& on_token) {
+  const int first = num_requests();
+  on_token_ = [&](int id, int, common::Token token) { on_token(id - first, token); };
+  for (const common::Request& request : requests) {
+    submit({request});
+  }
+  while (step()) {
+  }
+  on_token_ = nullptr;
+  std::vector<common::Completion> completions;
+  for (int id = first; id < num_requests(); ++id) {
+    const Outcome& outcome = entry(id).outcome;
+    completions.push_back(outcome.completions.empty() ? common::Completion{} : outcome.completions.front());
+    completions.back().finish_reason = outcome.finish_reason;
+    completions.back().error = outcome.error;
+  }
+  return completions;
+}
+
+std::string Server::rejection(const Task& task) const {
+  if (std::string reason = engine_.rejection(task.request); !reason.empty()) {
+    return reason;
+  }
+  const common::LlamaConfig& config = engine_.model().config();
+  for (const common::Token token : task.request.prompt) {
+    if (token < 0 || token >= config.vocab_size) {
+      return common::format("token %d is not in the vocabulary", token);
+    }
+  }
+  const int num_sequences = task.beam ? task.beam->width : task.num_samples;
+  const int most = std::min(options_.token_budget, options_.max_sequences);
+  if (num_sequences < 1 || num_sequences > most) {
+    return common::format("%d sequences at once, and a step has room for 1 to %d", num_sequences, most);
+  }
+  // Alone, and with nothing shared but the full blocks of the prompt, it has to fit: then it can always be served when
+  // everybody behind it has given way. The last token of a text never gets into the cache.
+  const int block_size = engine_.manager().block_size();
+  const auto prompt_length = static_cast<int>(task.request.prompt.size());
+  const int length = prompt_length + task.request.max_new_tokens - 1;
+  const int shared = prompt_length / block_size;
+  const std::int64_t needed = shared + std::int64_t{num_sequences} * ((length + block_size - 1) / block_size - shared);
+  if (const int total = engine_.manager().usage().total / block_size; needed > total) {
+    return common::format("the request needs up to %lld blocks, and the whole cache has %d",
+                          static_cast<long long>(needed), total);
+  }
+  return "";
+}
+
+// All in one pass. If that throws, nobody knows whose fault it was: each is computed again alone, and who throws then
+// has failed.
+void Server::compute(std::span<const Share> shares) {
+  RaggedBatch batch;
+  std::vector<common::Matrix> logits;
+  try {
+    forward(shares, batch);
+    logits = split_rows(engine_.logits());
+    report_.usage = engine_.manager().usage();
+  } catch (const std::exception& error) {
+    for (const Share& share : shares) {
+      if (shares.size() == 1) {
+        finish(id_of(share.group), common::FinishReason::kFailed, error.what());
+      } else {
+        compute({&share, 1});
+      }
+    }
+    return;
+  }
+  clock_.step_computed(batch.num_tokens());
+  auto row = logits.begin();
+  for (const Share& share : shares) {
+    const auto end = row + static_cast<std::ptrdiff_t>(share.work.with_logits ? share.work.sequences.size() : 0);
+    const int id = id_of(share.group);
+    try {
+      deliver(share, {std::make_move_iterator(row), std::make_move_iterator(end)});
+    } catch (const std::exception& error) {
+      finish(id, common::FinishReason::kFailed, error.what());
+    }
+    row = end;
+  }
+}
+
+void Server::forward(std::span<const Share> shares, RaggedBatch& batch) {
+  const KvCacheManager& manager = engine_.manager();
+  for (const Share& share : shares) {
+    const BranchGroup& group = *entry(id_of(share.group)).group;
+    for (std::size_t i = 0; i < share.work.sequences.size(); ++i) {
+      const SequenceId sequence = share.work.sequences[i];
+      const std::vector<common::Token> next =
+          group.tokens(sequence, manager.length(sequence), share.work.num_tokens[i]);
+      batch.add(manager, sequence, next, share.work.with_logits);
+    }
+  }
+  batch.on_layer = on_layer_;
+  if (on_pass_) {
+    on_pass_(batch);
+  }
+  engine_.forward(batch);
+}
+
+void Server::deliver(const Share& share, std::vector<common::Matrix> logits) {
+  const int id = id_of(share.group);
+  Entry& served = entry(id);
+  served.group->computed();
+  if (share.work.with_logits && !served.stop.has_value()) {
+    served.group->take(std::move(logits));
+    hand_out_tokens(id);
+  }
+}
+
+void Server::hand_out_tokens(int id) {
+  Entry& served = entry(id);
+  if (served.sampling == nullptr) {  // which of a search's texts is the best is known at its end
+    return;
+  }
+  std::vector<common::Completion>& seen = served.outcome.completions;
+  const std::vector<common::Completion>& written = served.sampling->completions();
+  seen.resize(written.size());
+  for (std::size_t sample = 0; sample < written.size(); ++sample) {
+    const bool has_token = written[sample].tokens.size() > seen[sample].tokens.size();
+    seen[sample] = written[sample];
+    if (has_token && sample == 0) {
+      served.outcome.token_times.push_back(clock_.now());
+    }
+    if (has_token && on_token_) {
+      on_token_(id, static_cast<int>(sample), written[sample].tokens.back());
+    }
+  }
+}
+
+void Server::finish(int id, common::FinishReason reason, const std::string& error) {
+  Entry& ended = entry(id);
+  Outcome& outcome = ended.outcome;
+  if (ended.search != nullptr) {
+    for (const Hypothesis& hypothesis : ended.search->hypotheses()) {
+      outcome.completions.push_back({hypothesis.tokens, hypothesis.finish_reason, ""});
+    }
+  }
+  outcome.finish_reason = reason;
+  outcome.error = error;
+  outcome.end = clock_.now();
+  outcome.finished = true;
+  report_.ended.push_back(id);
+  if (ended.group != nullptr) {
+    scheduler_.remove(*ended.group);
+    ids_.erase(ended.group.get());
+    ended.group.reset();
+  }
+}
+
+}  // namespace

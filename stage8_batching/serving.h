@@ -1,0 +1,41 @@
+// The command `serve`: requests that arrive while others run, with everything that can be seen of it.
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "arrivals.h"
+#include "common/cli.h"
+#include "engine.h"
+#include "scheduler.h"
+#include "view.h"
+
+namespace stage8 {
+
+struct ServingOptions {
+  EngineOptions engine;
+  SchedulerOptions scheduler;
+  std::string arrivals;  // "poisson:RATE", a file, or empty: all at once
+  int num_requests = 0;  // 0: one a prompt
+  int num_samples = 1;
+  int num_beams = 0;
+  std::vector<std::string> stop_strings;
+  bool virtual_clock = false;
+  ViewKind view = ViewKind::kAuto;
+  std::string trace_path;
+  std::string json_path;
+};
+
+// Budget, limit, preemption, host memory: for each command that schedules.
+void add_scheduler_options(CLI::App& command, SchedulerOptions& scheduler, EngineOptions& engine);
+
+// Sets what kAuto compares: bytes that move against arithmetic, for this model.
+void set_preemption_costs(SchedulerOptions& scheduler, const common::Llama& model, const KvCacheShape& shape);
+
+// An engine whose forward passes hold a step.
+EngineOptions fitting(EngineOptions engine, const SchedulerOptions& scheduler);
+
+// `options` must live as long as `program`.
+CLI::App& add_serve_command(common::Program& program, ServingOptions& options);
+
+}  // namespace
