@@ -1,6 +1,7 @@
 #include "engine.h"
 
 #include <algorithm>
+#include <array>
 #include <deque>
 #include <memory>
 #include <numeric>
@@ -127,7 +128,7 @@ std::optional<common::Token> Engine::next(SequenceId sequence, std::span<const c
   if (!compute(sequence, tokens)) {
     return std::nullopt;
   }
-  const common::Token token = gpu_->likeliest();
+  const common::Token token = gpu_->likeliest().front();
   timing_.add(tokens.size(), common::now_seconds() - start);
   return token;
 }
@@ -217,7 +218,12 @@ void Engine::forward(SequenceId sequence, std::span<const common::Token> tokens)
   const std::vector<BlockCopy> copies = manager_.take_copies();
   if (gpu_) {
     gpu_->copy_blocks(copies);
-    gpu_->forward(tokens, positions, slot_mapping, manager_.block_table(sequence));
+    const std::vector<int>& table = manager_.block_table(sequence);
+    const std::array<int, 2> query_starts = {0, num_tokens};
+    const std::array<int, 2> table_starts = {0, static_cast<int>(table.size())};
+    const std::array<int, 1> context_lengths = {length + num_tokens};
+    const std::array<int, 1> last_row = {num_tokens - 1};
+    gpu_->forward({tokens, positions, slot_mapping, query_starts, context_lengths, table, table_starts, last_row});
   } else {
     cache_.copy_blocks(copies);
     hidden_ = model_.forward(

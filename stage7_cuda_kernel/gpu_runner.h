@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <memory>
 #include <span>
+#include <vector>
 
 #include "common/model/llama.h"
 #include "common/tensor.h"
@@ -23,6 +24,18 @@ struct GpuOptions {
   Precision precision = Precision::kFloat32;
 };
 
+// The next tokens of some sequences, one sequence after the other; here, of a single one.
+struct GpuStep {
+  std::span<const common::Token> tokens;  // [num_tokens]
+  std::span<const int> positions;         // [num_tokens]
+  std::span<const int> slot_mapping;      // [num_tokens]
+  std::span<const int> query_starts;      // [num_sequences + 1]: where each one's tokens begin
+  std::span<const int> context_lengths;   // [num_sequences], the new tokens included
+  std::span<const int> block_tables;      // one after the other
+  std::span<const int> table_starts;      // [num_sequences + 1]: where each one's table begins
+  std::span<const int> logits_rows;       // of the tokens whose logits are wanted
+};
+
 class GpuRunner {
  public:
   virtual ~GpuRunner() = default;
@@ -30,14 +43,13 @@ class GpuRunner {
   // Carries the copies out, in their order: K and V of all heads, in all layers.
   virtual void copy_blocks(std::span<const BlockCopy> copies) = 0;
 
-  // Computes a sequence's next tokens, which stand at these positions, and keeps their K and V in these slots.
-  // Ordered, not waited for.
-  virtual void forward(std::span<const common::Token> tokens, std::span<const int> positions,
-                       std::span<const int> slot_mapping, std::span<const int> block_table) = 0;
+  // Computes the tokens and keeps their K and V in their slots. Ordered, not waited for.
+  virtual void forward(const GpuStep& step) = 0;
 
-  // After the last token of the last forward pass: all logits, [1, vocab_size], or only where the largest is. Waits.
+  // Of the rows that the last step wanted: all logits, [num_rows, vocab_size], or only where each row's largest is.
+  // Waits.
   virtual common::Matrix logits() = 0;
-  virtual common::Token likeliest() = 0;
+  virtual std::vector<common::Token> likeliest() = 0;
 
   // K or V of all heads in these slots, read back: [slots.size(), num_kv_heads * head_dim].
   virtual common::Matrix keys(int layer, std::span<const int> slots) = 0;

@@ -128,7 +128,7 @@ std::optional<common::Token> Engine::next(SequenceId sequence, std::span<const c
   if (!compute(sequence, tokens)) {
     return std::nullopt;
   }
-  const common::Token token = gpu_->likeliest();
+  const common::Token token = gpu_->likeliest().front();
   timing_.add(tokens.size(), common::now_seconds() - start);
   return token;
 }
@@ -215,7 +215,8 @@ void Engine::forward(const RaggedBatch& batch) {
   const std::vector<BlockCopy> copies = manager_.take_copies();
   if (gpu_) {
     gpu_->copy_blocks(copies);
-    gpu_->forward_batch(batch);
+    gpu_->forward({batch.tokens, batch.positions, batch.slot_mapping, batch.query_starts, batch.context_lengths,
+                   batch.block_tables, batch.table_starts, batch.logits_rows});
   } else {
     cache_.copy_blocks(copies);
     const common::Matrix hidden =

@@ -57,7 +57,7 @@ class Engine {
   // and V are kept.
   void forward(const RaggedBatch& batch);
   // What follows from the last forward pass, for the rows whose logits its batch wanted: [num_rows, vocab_size].
-  common::Matrix logits() const { return gpu_ ? gpu_->batch_logits() : model_.logits(hidden_); }
+  common::Matrix logits() const { return gpu_ ? gpu_->logits() : model_.logits(hidden_); }
 
   // Why the request can never be served; empty if it can.
   std::string rejection(const common::Request& request) const;

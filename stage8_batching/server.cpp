@@ -11,11 +11,7 @@
 namespace stage8 {
 
 Server::Server(Engine& engine, const SchedulerOptions& options, Clock& clock)
-    : engine_(engine), clock_(clock), options_(options), scheduler_(engine.manager(), options) {
-  if (engine.gpu() != nullptr && engine.manager().host_blocks().num_free() > 0) {
-    throw common::InputError("blocks are swapped on the CPU only (--device cpu)");
-  }
-}
+    : engine_(engine), clock_(clock), options_(options), scheduler_(engine.manager(), options) {}
 
 int Server::submit(const Task& task, double arrival) {
   const int id = num_requests();

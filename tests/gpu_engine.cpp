@@ -1,6 +1,7 @@
 // The engine with its cache on the device: the texts of the CPU, and pages that hold what the CPU's cache holds.
 #include "tests/catch.h"
 
+#include <algorithm>
 #include <cmath>
 #include <cstring>
 #include <numeric>
@@ -228,7 +229,8 @@ TEST_CASE("GPU: copies that build on each other are carried out in their order")
   const std::vector<int> table = {0, 1};
   std::vector<int> slots(8);
   std::iota(slots.begin(), slots.end(), 0);
-  runner.forward(some_tokens(8, 1), slots, slots, table);
+  runner.forward({some_tokens(8, 1), slots, slots, std::vector<int>{0, 8}, std::vector<int>{8}, table,
+                  std::vector<int>{0, 2}, std::vector<int>{7}});
   const Matrix first = runner.keys(3, std::vector<int>{0, 1, 2, 3});
   const Matrix second = runner.keys(3, std::vector<int>{4, 5, 6, 7});
   CHECK(compare(first, second, 1e-3F) != kNoDifference);
@@ -242,6 +244,79 @@ TEST_CASE("GPU: copies that build on each other are carried out in their order")
   CHECK(compare(block(4), first, 0.0F) == kNoDifference);
   CHECK(compare(block(5), second, 0.0F) == kNoDifference);
   CHECK(std::isnan(block(3)(0, 0)));  // nobody has written it
+}
+
+TEST_CASE("GPU: sequences that share a step get what they get alone") {
+  if (!common::has_cuda_device()) {
+    SKIP_TEST("there is no GPU");
+  }
+  // Four sequences in blocks of 16, with 20, 5, 33 and 1 tokens so far; then a step in which they have 1, 7, 1 and 12
+  // more, and steps in which all have one, for batches that are recorded and filled up.
+  const common::LlamaConfig& config = bundled().llama.config();
+  const stage::KvCacheShape shape{.num_layers = config.num_layers,
+                                  .num_blocks = 40,
+                                  .block_size = 16,
+                                  .num_heads = config.num_heads,
+                                  .num_kv_heads = config.num_kv_heads,
+                                  .head_dim = config.head_dim};
+  for (const auto precision : {stage::Precision::kFloat32, stage::Precision::kBFloat16}) {
+    stage::CudaRunner together(bundled().llama, shape, precision, 128);
+    stage::CudaRunner alone(bundled().llama, shape, precision, 128);
+    std::vector<int> lengths(4, 0);
+    int salt = 0;
+    for (const std::vector<int>& counts :
+         {std::vector{20, 5, 33, 1}, {1, 7, 1, 12}, {1, 1, 1, 1}, {3, 1, 0, 1}, {1, 1, 1, 0}}) {
+      std::vector<Token> tokens;
+      std::vector<int> positions;
+      std::vector<int> slots;
+      std::vector<int> starts = {0};
+      std::vector<int> contexts;
+      std::vector<int> tables;
+      std::vector<int> table_starts = {0};
+      std::vector<int> rows;
+      std::vector<Matrix> expected;
+      for (int s = 0; s < 4; ++s) {
+        const int count = counts[static_cast<std::size_t>(s)];
+        int& length = lengths[static_cast<std::size_t>(s)];
+        if (count == 0) {
+          continue;
+        }
+        const std::vector<Token> own = some_tokens(count, ++salt);
+        std::vector<int> own_positions(own.size());
+        std::iota(own_positions.begin(), own_positions.end(), length);
+        std::vector<int> table(static_cast<std::size_t>((length + count + 15) / 16));
+        std::generate(table.begin(), table.end(), [n = 10 * s]() mutable { return n++; });
+        std::vector<int> own_slots;
+        for (const int position : own_positions) {
+          own_slots.push_back(table[static_cast<std::size_t>(position / 16)] * 16 + position % 16);
+        }
+        length += count;
+        alone.forward({own, own_positions, own_slots, std::vector<int>{0, count}, std::vector<int>{length}, table,
+                       std::vector<int>{0, static_cast<int>(table.size())}, std::vector<int>{count - 1}});
+        expected.push_back(alone.logits());
+        tokens.insert(tokens.end(), own.begin(), own.end());
+        positions.insert(positions.end(), own_positions.begin(), own_positions.end());
+        slots.insert(slots.end(), own_slots.begin(), own_slots.end());
+        tables.insert(tables.end(), table.begin(), table.end());
+        starts.push_back(static_cast<int>(tokens.size()));
+        contexts.push_back(length);
+        table_starts.push_back(static_cast<int>(tables.size()));
+        rows.push_back(starts.back() - 1);
+      }
+      together.forward({tokens, positions, slots, starts, contexts, tables, table_starts, rows});
+      const Matrix logits = together.logits();
+      const std::vector<Token> likeliest = together.likeliest();
+      REQUIRE(logits.rows() == static_cast<Eigen::Index>(expected.size()));
+      // Other products, in another order: as between GPU and CPU.
+      const float tolerance = precision == stage::Precision::kFloat32 ? 2e-3F : 0.25F;
+      for (std::size_t i = 0; i < expected.size(); ++i) {
+        const Matrix row = logits.row(static_cast<Eigen::Index>(i));
+        CAPTURE(salt, i);
+        CHECK(compare(row, expected[i], tolerance) == kNoDifference);
+        CHECK(likeliest[i] == common::argmax({row.data(), static_cast<std::size_t>(row.cols())}));
+      }
+    }
+  }
 }
 
 TEST_CASE("GPU: samples and beams are the CPU's") {

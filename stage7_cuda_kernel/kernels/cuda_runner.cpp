@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <bit>
+#include <map>
 #include <set>
 #include <string>
 #include <vector>
@@ -41,34 +42,44 @@ void launch_copies(void* keys, void* values, int num_layers, const PageShape& sh
 
 std::string why_unsupported(const PageShape& shape, int num_heads) { return unsupported(shape, num_heads); }
 
+// Steps in which everybody has one token are recorded for so many sequences; inactive ones fill them up.
+int recorded_size(int num_sequences) {
+  int size = 1;
+  while (size < num_sequences) {
+    size += std::min(size, 8);
+  }
+  return size;
+}
+
 }  // namespace
 
 struct CudaRunner::Impl {
   Impl(const common::Llama& llama, const KvCacheShape& cache_shape, Precision precision, int chunk_size)
       : shape(page_shape(cache_shape, precision)),
         num_layers(cache_shape.num_layers),
+        max_tokens(chunk_size),
         layer_bytes(static_cast<std::size_t>(shape.elements()) * static_cast<std::size_t>(bytes_of(shape.type))),
         model(device_model(llama, precision, chunk_size)),
         keys(layer_bytes * static_cast<std::size_t>(num_layers)),
         values(layer_bytes * static_cast<std::size_t>(num_layers)),
-        max_blocks(std::min(cache_shape.num_blocks,
-                            (llama.config().context_length + shape.block_size - 1) / shape.block_size)),
-        one_token(1, max_blocks),
-        chunk(chunk_size, max_blocks),
-        decode_workspace(decode_workspace_bytes(shape, batch(one_token))),
-        ragged_workspace(ragged_workspace_bytes(shape, batch(chunk), chunk_size)),
-        logits(static_cast<std::size_t>(llama.config().vocab_size)) {
+        inputs(chunk_size, std::min(cache_shape.num_blocks,
+                                    (llama.config().context_length + shape.block_size - 1) / shape.block_size)),
+        decode_workspace(decode_workspace_bytes(shape, batch(0, chunk_size))),
+        ragged_workspace(ragged_workspace_bytes(shape, batch(0, chunk_size), chunk_size)),
+        logits(static_cast<std::size_t>(chunk_size) * static_cast<std::size_t>(llama.config().vocab_size)),
+        likeliest(static_cast<std::size_t>(chunk_size)) {
     // NaN, in either type: who reads a slot that nobody has written will know.
     CUDA_CHECK(cudaMemsetAsync(keys.data(), 0xFF, keys.bytes(), stream.get()));
     CUDA_CHECK(cudaMemsetAsync(values.data(), 0xFF, values.bytes(), stream.get()));
   }
 
-  Batch batch(const StepInputs& inputs) const {
-    return {.num_sequences = 1,
+  // `count` of the step's sequences, from the `first` one on.
+  Batch batch(int first, int count) const {
+    return {.num_sequences = count,
             .num_heads = model.config().num_heads,
-            .context_lengths = inputs.context_length(),
-            .block_tables = inputs.block_table(),
-            .max_blocks_per_sequence = max_blocks};
+            .context_lengths = inputs.context_lengths() + first,
+            .block_tables = inputs.block_tables() + std::int64_t{first} * inputs.max_blocks(),
+            .max_blocks_per_sequence = inputs.max_blocks()};
   }
 
   Pages pages(int layer) const {
@@ -76,43 +87,37 @@ struct CudaRunner::Impl {
     return {static_cast<std::byte*>(keys.data()) + first, static_cast<std::byte*>(values.data()) + first, shape};
   }
 
-  // A chunk of a prompt. One token is the case that decides how fast text appears, and has a kernel of its own.
-  void prefill(const StepInputs& inputs, int num_tokens) {
-    plan_ragged(shape, batch(inputs), inputs.query_starts(), num_tokens, ragged_workspace.data(), stream.get());
-    forward(inputs, num_tokens, [&](const common::CudaAttentionCall& call) {
-      ragged_attention(pages(call.layer), batch(inputs), inputs.query_starts(), call.q, call.output, num_tokens,
-                       ragged_workspace.data(), call.stream);
-    });
-  }
-
-  void decode(const StepInputs& inputs) {
-    plan_decode(shape, batch(inputs), decode_workspace.data(), stream.get());
-    forward(inputs, 1, [&](const common::CudaAttentionCall& call) {
-      decode_attention(pages(call.layer), batch(inputs), call.q, call.output, decode_workspace.data(), call.stream);
-    });
-  }
-
-  void forward(const StepInputs& inputs, int num_tokens, const common::CudaAttentionFn& attention) {
+  // One pass over all tokens: sequences with one token are decode attention's, the rest is ragged attention's.
+  void run(int num_tokens, int num_decodes, int num_chunks, int num_rows) {
+    const Batch decodes = batch(0, num_decodes);
+    const Batch chunks = batch(num_decodes, num_chunks);
+    const int num_queries = num_tokens - num_decodes;
+    if (num_decodes > 0) {
+      plan_decode(shape, decodes, decode_workspace.data(), stream.get());
+    }
+    if (num_chunks > 0) {
+      plan_ragged(shape, chunks, inputs.query_starts(), num_queries, ragged_workspace.data(), stream.get());
+    }
+    const auto skipped_bytes = std::int64_t{num_decodes} * decodes.num_heads * shape.head_dim * bytes_of(shape.type);
     model.forward(
         inputs.tokens(), inputs.positions(), num_tokens,
         [&](const common::CudaAttentionCall& call) {
           write_to_slots(pages(call.layer), call.k, call.v, call.kv_row_stride, inputs.slot_mapping(), num_tokens,
                          call.stream);
-          attention(call);
+          if (num_decodes > 0) {
+            decode_attention(pages(call.layer), decodes, call.q, call.output, decode_workspace.data(), call.stream);
+          }
+          if (num_chunks > 0) {
+            ragged_attention(pages(call.layer), chunks, inputs.query_starts(),
+                             static_cast<const std::byte*>(call.q) + skipped_bytes,
+                             static_cast<std::byte*>(call.output) + skipped_bytes, num_queries, ragged_workspace.data(),
+                             call.stream);
+          }
         },
         stream.get());
-  }
-
-  void find_logits(const StepInputs& inputs) {
-    model.logits(inputs.last_row(), 1, logits.data(), stream.get());
-    model.argmax(logits.data(), 1, likeliest.data(), stream.get());
-  }
-
-  // Of a prompt's chunks only the last one's logits are wanted.
-  void finish() {
-    if (logits_pending) {
-      find_logits(chunk);
-      logits_pending = false;
+    if (num_rows > 0) {
+      model.logits(inputs.logits_rows(), num_rows, logits.data(), stream.get());
+      model.argmax(logits.data(), num_rows, likeliest.data(), stream.get());
     }
   }
 
@@ -129,20 +134,18 @@ struct CudaRunner::Impl {
 
   PageShape shape;
   int num_layers;
+  int max_tokens;  // of a step
   std::size_t layer_bytes;
   common::Stream stream;
   common::CudaLlama model;
   common::DeviceMemory keys;    // [num_layers, num_blocks, num_kv_heads, block_size, head_dim]
   common::DeviceMemory values;  // likewise
-  int max_blocks;               // in a block table
-  StepInputs one_token;
-  StepInputs chunk;
+  StepInputs inputs;
   common::DeviceMemory decode_workspace;
   common::DeviceMemory ragged_workspace;
-  DeviceArray<float> logits;              // [1, vocab_size]
-  common::PinnedArray<int> likeliest{1};  // [1]: written by the device, read by the host
-  bool logits_pending = false;
-  std::unique_ptr<common::Graph> decode_step;  // recorded when it is first needed
+  DeviceArray<float> logits;           // [num_rows, vocab_size]
+  common::PinnedArray<int> likeliest;  // [num_rows]: written by the device, read by the host
+  std::map<int, common::Graph> steps;  // by the number of sequences: recorded when they are first needed
 };
 
 std::string CudaRunner::unsupported(const common::LlamaConfig& config, const KvCacheShape& shape, Precision precision) {
@@ -168,57 +171,59 @@ void CudaRunner::copy_blocks(std::span<const BlockCopy> copies) {
   std::vector<PageCopy> launch;
   std::set<int> read;
   std::set<int> written;
+  const auto launch_all = [&] {
+    impl_->copy(launch);
+    launch.clear();
+    read.clear();
+    written.clear();
+  };
   for (const auto& [source, destination] : copies) {
     if (written.contains(source) || written.contains(destination) || read.contains(destination)) {
-      impl_->copy(launch);
-      launch.clear();
-      read.clear();
-      written.clear();
+      launch_all();
     }
     launch.push_back({source, destination});
     read.insert(source);
     written.insert(destination);
   }
-  impl_->copy(launch);
+  launch_all();
 }
 
-void CudaRunner::forward(std::span<const common::Token> tokens, std::span<const int> positions,
-                         std::span<const int> slot_mapping, std::span<const int> block_table) {
-  const auto num_tokens = static_cast<int>(tokens.size());
-  StepInputs& inputs = num_tokens == 1 ? impl_->one_token : impl_->chunk;
-  inputs.upload(tokens, positions, slot_mapping, block_table, impl_->stream);
-  if (num_tokens > 1) {
-    impl_->prefill(inputs, num_tokens);
-    impl_->logits_pending = true;
+void CudaRunner::forward(const GpuStep& step) {
+  const auto num_sequences = static_cast<int>(step.context_lengths.size());
+  const int size = recorded_size(num_sequences);
+  const bool is_recorded = step.tokens.size() == step.context_lengths.size() &&
+                           step.logits_rows.size() == step.tokens.size() && size <= impl_->max_tokens;
+  StepInputs& inputs = impl_->inputs;
+  inputs.upload(step, is_recorded ? size : num_sequences, impl_->stream);
+  if (!is_recorded) {
+    impl_->run(inputs.num_tokens(), inputs.num_decodes(), num_sequences - inputs.num_decodes(), inputs.num_rows());
     return;
   }
-  // Six launches a layer and four more, the same for every token: recorded once, and replayed with other numbers in the
-  // inputs.
-  if (impl_->decode_step == nullptr) {
-    impl_->decode_step = std::make_unique<common::Graph>(impl_->stream, [&] {
-      impl_->decode(inputs);
-      impl_->find_logits(inputs);
-    });
+  // Six launches a layer and four more, the same for every step of this size: recorded once, and replayed with other
+  // numbers in the inputs.
+  auto found = impl_->steps.find(size);
+  if (found == impl_->steps.end()) {
+    found = impl_->steps.try_emplace(size, impl_->stream, [&] { impl_->run(size, size, 0, size); }).first;
   }
-  impl_->logits_pending = false;
-  impl_->decode_step->launch(impl_->stream);
+  found->second.launch(impl_->stream);
 }
 
 common::Matrix CudaRunner::logits() {
-  impl_->finish();
-  common::Matrix result(1, impl_->model.config().vocab_size);
-  CUDA_CHECK(cudaMemcpyAsync(result.data(), impl_->logits.data(), impl_->logits.size() * sizeof(float),
-                             cudaMemcpyDeviceToHost, impl_->stream.get()));
+  common::Matrix result(impl_->inputs.num_rows(), impl_->model.config().vocab_size);
+  CUDA_CHECK(cudaMemcpyAsync(result.data(), impl_->logits.data(),
+                             static_cast<std::size_t>(result.size()) * sizeof(float), cudaMemcpyDeviceToHost,
+                             impl_->stream.get()));
   impl_->stream.synchronize();
   return result;
 }
 
-common::Token CudaRunner::likeliest() {
-  impl_->finish();
+std::vector<common::Token> CudaRunner::likeliest() {
   impl_->stream.synchronize();
-  const common::Token token = *impl_->likeliest.data();
-  COMMON_CHECK(token >= 0, "a logit is NaN, or all are -inf");
-  return token;
+  const int* const first = impl_->likeliest.data();
+  std::vector<common::Token> tokens(first, first + impl_->inputs.num_rows());
+  COMMON_CHECK(std::all_of(tokens.begin(), tokens.end(), [](common::Token token) { return token >= 0; }),
+               "a logit is NaN, or all are -inf");
+  return tokens;
 }
 
 common::Matrix CudaRunner::keys(int layer, std::span<const int> slots) { return impl_->read_back(layer, slots, true); }

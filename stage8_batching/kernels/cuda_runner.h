@@ -19,10 +19,9 @@ class CudaRunner : public GpuRunner {
   ~CudaRunner() override;
 
   void copy_blocks(std::span<const BlockCopy> copies) override;
-  void forward(std::span<const common::Token> tokens, std::span<const int> positions, std::span<const int> slot_mapping,
-               std::span<const int> block_table) override;
+  void forward(const GpuStep& step) override;
   common::Matrix logits() override;
-  common::Token likeliest() override;
+  std::vector<common::Token> likeliest() override;
   common::Matrix keys(int layer, std::span<const int> slots) override;
   common::Matrix values(int layer, std::span<const int> slots) override;
   std::int64_t weight_bytes_per_token() const override;

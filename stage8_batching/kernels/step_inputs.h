@@ -1,63 +1,127 @@
-// What a step of a CudaRunner reads.
+// What a step of a CudaRunner reads: the host writes it, and two copies bring it over.
 #pragma once
 
 #include <algorithm>
+#include <cstdint>
+#include <numeric>
 #include <span>
+#include <vector>
 
+#include "../gpu_runner.h"
 #include "common/check.h"
 #include "common/cuda/device.h"
 #include "common/cuda/pinned.h"
-#include "common/tensor.h"
 
 namespace stage8 {
 
-// What a step reads and the host writes: one array, so that one copy brings it over. A recorded step finds it at the
-// same place every time.
-struct StepInputs {
-  StepInputs(int num_tokens, int table_blocks)
-      : max_tokens(num_tokens),
-        max_blocks(table_blocks),
-        size(static_cast<std::size_t>(kHeader + 3 * num_tokens + max_blocks)),
-        host(size),
-        device(size) {}
+// Sequences with a single token come first: they are decode attention's, and the others ragged attention's. Arrays
+// stand at the same places in every step, so that a recorded step finds them.
+class StepInputs {
+ public:
+  StepInputs(int most_tokens, int most_blocks)
+      : max_tokens_(most_tokens),
+        max_blocks_(most_blocks),
+        host_(kArrays * stride()),
+        device_(kArrays * stride()),
+        host_tables_(static_cast<std::size_t>(most_tokens) * static_cast<std::size_t>(most_blocks)),
+        device_tables_(host_tables_.size()) {}
 
-  void upload(std::span<const common::Token> step_tokens, std::span<const int> step_positions,
-              std::span<const int> step_slots, std::span<const int> table, const common::Stream& stream) {
-    const auto num_tokens = static_cast<int>(step_tokens.size());
-    COMMON_CHECK(num_tokens > 0 && num_tokens <= max_tokens, "a step has at most the tokens that were announced");
-    COMMON_CHECK(step_positions.size() == step_tokens.size() && step_slots.size() == step_tokens.size(),
+  // padded_sequences: as many as the step's, or more; those beyond are inactive and have one token each.
+  void upload(const GpuStep& step, int padded_sequences, const common::Stream& stream) {
+    const auto count = static_cast<int>(step.context_lengths.size());
+    COMMON_CHECK(count > 0 && count <= padded_sequences, "a step has sequences");
+    COMMON_CHECK(static_cast<int>(step.tokens.size()) + padded_sequences - count <= max_tokens_,
+                 "a step has at most the tokens that were announced");
+    COMMON_CHECK(step.positions.size() == step.tokens.size() && step.slot_mapping.size() == step.tokens.size(),
                  "each token has a position and a slot");
-    COMMON_CHECK(static_cast<int>(table.size()) <= max_blocks, "the sequence is longer than the model's context");
-    copied.wait();  // the host's array may still be on its way
-    int* const all = host.data();
-    all[0] = step_positions.back() + 1;
-    all[1] = 0;
-    all[2] = num_tokens;
-    all[3] = num_tokens - 1;
-    std::copy(step_tokens.begin(), step_tokens.end(), all + kHeader);
-    std::copy(step_positions.begin(), step_positions.end(), all + kHeader + max_tokens);
-    std::copy(step_slots.begin(), step_slots.end(), all + kHeader + 2 * max_tokens);
-    std::copy(table.begin(), table.end(), all + kHeader + 3 * max_tokens);
-    const std::size_t used = static_cast<std::size_t>(kHeader + 3 * max_tokens) + table.size();
-    CUDA_CHECK(cudaMemcpyAsync(device.data(), all, used * sizeof(int), cudaMemcpyHostToDevice, stream.get()));
-    copied.record(stream);
+    copied_.wait();  // the host's arrays may still be on their way
+
+    const auto num_queries = [&](int s) { return at(step.query_starts, s + 1) - at(step.query_starts, s); };
+    std::vector<int> order(static_cast<std::size_t>(count));
+    std::iota(order.begin(), order.end(), 0);
+    const auto chunks = std::stable_partition(order.begin(), order.end(), [&](int s) { return num_queries(s) == 1; });
+    num_decodes_ = static_cast<int>(chunks - order.begin());
+    std::vector<int> new_rows(step.tokens.size());
+    num_tokens_ = 0;
+    longest_table_ = 1;
+    for (int i = 0; i < count; ++i) {
+      const int sequence = order[static_cast<std::size_t>(i)];
+      host(kContextLengths)[i] = at(step.context_lengths, sequence);
+      if (i >= num_decodes_) {
+        host(kQueryStarts)[i - num_decodes_] = num_tokens_ - num_decodes_;
+      }
+      for (int token = at(step.query_starts, sequence); token < at(step.query_starts, sequence + 1); ++token) {
+        new_rows[static_cast<std::size_t>(token)] = num_tokens_;
+        add_token(at(step.tokens, token), at(step.positions, token), at(step.slot_mapping, token));
+      }
+      add_table(i, step, sequence);
+    }
+    host(kQueryStarts)[count - num_decodes_] = num_tokens_ - num_decodes_;
+    num_rows_ = 0;
+    for (const int wanted : step.logits_rows) {
+      host(kLogitsRows)[num_rows_++] = new_rows[static_cast<std::size_t>(wanted)];
+    }
+    for (int i = count; i < padded_sequences; ++i) {
+      host(kContextLengths)[i] = 0;
+      host(kLogitsRows)[i] = num_tokens_;
+      add_token(0, 0, -1);
+    }
+    CUDA_CHECK(cudaMemcpyAsync(device_.data(), host_.data(), host_.size() * sizeof(int), cudaMemcpyHostToDevice,
+                               stream.get()));
+    const std::size_t pitch = static_cast<std::size_t>(max_blocks_) * sizeof(int);
+    CUDA_CHECK(cudaMemcpy2DAsync(device_tables_.data(), pitch, host_tables_.data(), pitch,
+                                 static_cast<std::size_t>(longest_table_) * sizeof(int),
+                                 static_cast<std::size_t>(count), cudaMemcpyHostToDevice, stream.get()));
+    copied_.record(stream);
   }
 
-  const int* context_length() const { return device.data(); }
-  const int* query_starts() const { return device.data() + 1; }
-  const int* last_row() const { return device.data() + 3; }
-  const int* tokens() const { return device.data() + kHeader; }
-  const int* positions() const { return tokens() + max_tokens; }
-  const int* slot_mapping() const { return positions() + max_tokens; }
-  const int* block_table() const { return slot_mapping() + max_tokens; }
+  // Of the last upload.
+  int num_tokens() const { return num_tokens_; }    // padding included
+  int num_decodes() const { return num_decodes_; }  // sequences with one token, padding excluded
+  int num_rows() const { return num_rows_; }        // whose logits are wanted, likewise
 
-  static constexpr int kHeader = 4;
-  int max_tokens;
-  int max_blocks;
-  std::size_t size;
-  common::PinnedArray<int> host;
-  common::DeviceArray<int> device;
-  common::Event copied;
+  int max_blocks() const { return max_blocks_; }
+  const int* context_lengths() const { return device(kContextLengths); }
+  const int* query_starts() const { return device(kQueryStarts); }  // of the sequences after the decodes, from 0 on
+  const int* logits_rows() const { return device(kLogitsRows); }
+  const int* tokens() const { return device(kTokens); }
+  const int* positions() const { return device(kPositions); }
+  const int* slot_mapping() const { return device(kSlots); }
+  const int* block_tables() const { return device_tables_.data(); }  // [max_tokens, max_blocks]
+
+ private:
+  enum Array : std::size_t { kContextLengths, kQueryStarts, kLogitsRows, kTokens, kPositions, kSlots, kArrays };
+  std::size_t stride() const { return static_cast<std::size_t>(max_tokens_) + 4; }
+  int* host(Array array) const { return host_.data() + array * stride(); }
+  const int* device(Array array) const { return device_.data() + array * stride(); }
+  static int at(std::span<const int> values, int index) { return values[static_cast<std::size_t>(index)]; }
+
+  void add_token(int token, int position, int slot) {
+    host(kTokens)[num_tokens_] = token;
+    host(kPositions)[num_tokens_] = position;
+    host(kSlots)[num_tokens_] = slot;
+    num_tokens_ += 1;
+  }
+
+  void add_table(int row, const GpuStep& step, int sequence) {
+    const int begin = at(step.table_starts, sequence);
+    const int length = at(step.table_starts, sequence + 1) - begin;
+    COMMON_CHECK(length <= max_blocks_, "the sequence is longer than the model's context");
+    std::copy_n(step.block_tables.begin() + begin, length, host_tables_.data() + std::int64_t{row} * max_blocks_);
+    longest_table_ = std::max(longest_table_, length);
+  }
+
+  int max_tokens_;
+  int max_blocks_;
+  int num_tokens_ = 0;
+  int num_decodes_ = 0;
+  int num_rows_ = 0;
+  int longest_table_ = 0;
+  common::PinnedArray<int> host_;
+  common::DeviceArray<int> device_;
+  common::PinnedArray<int> host_tables_;
+  common::DeviceArray<int> device_tables_;
+  common::Event copied_;
 };
 
 }  // namespace

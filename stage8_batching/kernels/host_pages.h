@@ -1,0 +1,58 @@
+// Room in the processor's memory for blocks that are swapped out.
+#pragma once
+
+#include <cstddef>
+
+#include "../kernels.h"
+#include "common/check.h"
+#include "common/cuda/device.h"
+#include "common/cuda/pinned.h"
+
+namespace stage8 {
+
+class HostPages {
+ public:
+  HostPages(const PageShape& shape, int num_layers, int num_host_blocks)
+      : num_layers_(static_cast<std::size_t>(num_layers)),
+        num_blocks_(static_cast<std::size_t>(shape.num_blocks)),
+        block_bytes_(static_cast<std::size_t>(shape.elements_per_block()) *
+                     static_cast<std::size_t>(bytes_of(shape.type))),
+        keys_(bytes(num_host_blocks)),
+        values_(bytes(num_host_blocks)) {}
+
+  bool contains(int block) const { return static_cast<std::size_t>(block) >= num_blocks_; }
+
+  // Moves a block, in all layers, between the device's pages ([num_layers, num_blocks, …] each) and this memory: one of
+  // the two is here. Ordered on the stream, not waited for: what is here is pinned.
+  void copy(void* keys, void* values, int source, int destination, const common::Stream& stream) {
+    move(static_cast<std::byte*>(keys), keys_.data(), source, destination, stream);
+    move(static_cast<std::byte*>(values), values_.data(), source, destination, stream);
+  }
+
+ private:
+  // At least one, so that there is something to own.
+  std::size_t bytes(int num_host_blocks) const {
+    return block_bytes_ * num_layers_ * static_cast<std::size_t>(num_host_blocks) + 1;
+  }
+
+  // A block's layers lie one after the other here, and a whole layer apart on the device.
+  void move(std::byte* pages, std::byte* host, int source, int destination, const common::Stream& stream) const {
+    COMMON_CHECK(contains(source) != contains(destination), "a swap is between device and host");
+    const bool is_out = contains(destination);
+    const auto place = static_cast<std::size_t>(is_out ? destination : source) - num_blocks_;
+    std::byte* const here = host + place * num_layers_ * block_bytes_;
+    std::byte* const there = pages + static_cast<std::size_t>(is_out ? source : destination) * block_bytes_;
+    const std::size_t layer_bytes = num_blocks_ * block_bytes_;
+    CUDA_CHECK(cudaMemcpy2DAsync(is_out ? here : there, is_out ? block_bytes_ : layer_bytes, is_out ? there : here,
+                                 is_out ? layer_bytes : block_bytes_, block_bytes_, num_layers_,
+                                 is_out ? cudaMemcpyDeviceToHost : cudaMemcpyHostToDevice, stream.get()));
+  }
+
+  std::size_t num_layers_;
+  std::size_t num_blocks_;  // on the device: host blocks are numbered from here on
+  std::size_t block_bytes_;
+  common::PinnedArray<std::byte> keys_;
+  common::PinnedArray<std::byte> values_;
+};
+
+}  // namespace
