@@ -184,10 +184,9 @@ common::Matrix Engine::forward(SequenceId sequence, std::span<const common::Toke
         cache_.write(layer, slot_mapping, k, v);
         return attention(cache_, layer, q, manager_.block_table(sequence), length + num_tokens, options_.softmax);
       });
-  manager_.commit(sequence, num_tokens);
-
   forward_passes_ += 1;
   kv_bytes_read_ += cache_.shape().bytes_per_slot() * (length + num_tokens);
+  manager_.commit(sequence, num_tokens);
   return hidden;
 }
 

@@ -197,15 +197,14 @@ common::Matrix Engine::forward(SequenceId sequence, std::span<const common::Toke
         cache_.write(layer, slot_mapping, k, v);
         return attention(cache_, layer, q, manager_.block_table(sequence), length + num_tokens, options_.softmax);
       });
+  forward_passes_ += 1;
+  blocks_copied_ += static_cast<std::int64_t>(copies.size());
+  kv_bytes_read_ += cache_.shape().bytes_per_slot() * (length + num_tokens);
   if (options_.prefix_cache) {
     manager_.commit(sequence, tokens);
   } else {
     manager_.commit(sequence, num_tokens);
   }
-
-  forward_passes_ += 1;
-  blocks_copied_ += static_cast<std::int64_t>(copies.size());
-  kv_bytes_read_ += cache_.shape().bytes_per_slot() * (length + num_tokens);
   return hidden;
 }
 

@@ -32,11 +32,19 @@ BranchGroup::BranchGroup(Engine& engine, common::Request request, SequenceId fir
 BranchGroup::~BranchGroup() { stop(); }
 
 void BranchGroup::stop() {
+  for (const SequenceId sequence : sequences()) {
+    engine_.manager().free(sequence);
+  }
+}
+
+std::vector<SequenceId> BranchGroup::sequences() const {
+  std::vector<SequenceId> result;
   for (const Branch& branch : live_) {
     if (engine_.manager().contains(branch.sequence)) {
-      free(branch);
+      result.push_back(branch.sequence);
     }
   }
+  return result;
 }
 
 bool BranchGroup::step() {
@@ -57,11 +65,7 @@ std::optional<std::vector<common::Matrix>> BranchGroup::advance() {
     const std::span<const common::Token> rest = std::span<const common::Token>(request_.prompt).subspan(cached);
     return std::vector{engine_.append(first, rest).value()};
   }
-  std::vector<SequenceId> sequences;
-  for (const Branch& branch : live_) {
-    sequences.push_back(branch.sequence);
-  }
-  if (!engine_.manager().can_reserve(sequences, 1)) {
+  if (!engine_.manager().can_reserve(sequences(), 1)) {
     return std::nullopt;
   }
   std::vector<common::Matrix> logits;
@@ -98,6 +102,10 @@ void ParallelSampling::take(std::vector<common::Matrix> logits) {
   for (std::size_t i = 0; i < live_.size(); ++i) {
     drawn.push_back(common::sample(row(logits[i]), request_.sampling, random_[sample_of_[i]]));
   }
+  accept(drawn);
+}
+
+void ParallelSampling::accept(const std::vector<common::Token>& drawn) {
   std::vector<Branch> live;
   std::vector<std::size_t> sample_of;
   for (std::size_t i = 0; i < live_.size(); ++i) {

@@ -37,6 +37,8 @@ class BranchGroup {
   virtual void take(std::vector<common::Matrix> logits) = 0;
   // Gives back all blocks there are.
   void stop();
+  // Those that the manager knows.
+  std::vector<SequenceId> sequences() const;
 
  protected:
   // The first half. Computes the prompt at first, and after that the last token of every branch: a row of logits for
@@ -64,6 +66,9 @@ class ParallelSampling : public BranchGroup {
   void take(std::vector<common::Matrix> logits) override;
 
  private:
+  // Goes on from these tokens, one a live branch.
+  void accept(const std::vector<common::Token>& drawn);
+
   std::vector<common::Completion> completions_;  // by sample
   std::vector<common::Random> random_;           // by sample
   std::vector<std::size_t> sample_of_;           // by live branch

@@ -128,7 +128,8 @@ std::optional<common::Token> Engine::next(SequenceId sequence, std::span<const c
   if (!compute(sequence, tokens)) {
     return std::nullopt;
   }
-  const common::Token token = gpu_->likeliest().front();
+  const common::Token token = gpu_->likeliest(0).front();
+  COMMON_CHECK(token >= 0, "a logit is NaN, or all are -inf");
   timing_.add(tokens.size(), common::now_seconds() - start);
   return token;
 }
@@ -226,21 +227,21 @@ void Engine::forward(SequenceId sequence, std::span<const common::Token> tokens)
     gpu_->forward({tokens, positions, slot_mapping, query_starts, context_lengths, table, table_starts, last_row});
   } else {
     cache_.copy_blocks(copies);
-    hidden_ = model_.forward(
+    const common::Matrix hidden = model_.forward(
         tokens, positions, [&](int layer, const common::Matrix& q, const common::Matrix& k, const common::Matrix& v) {
           cache_.write(layer, slot_mapping, k, v);
           return attention(cache_, layer, q, manager_.block_table(sequence), length + num_tokens, options_.softmax);
         });
+    hidden_ = hidden.bottomRows(1);
   }
+  forward_passes_ += 1;
+  blocks_copied_ += static_cast<std::int64_t>(copies.size());
+  kv_bytes_read_ += cache_.shape().bytes_per_slot() * (length + num_tokens);
   if (options_.prefix_cache) {
     manager_.commit(sequence, tokens);
   } else {
     manager_.commit(sequence, num_tokens);
   }
-
-  forward_passes_ += 1;
-  blocks_copied_ += static_cast<std::int64_t>(copies.size());
-  kv_bytes_read_ += cache_.shape().bytes_per_slot() * (length + num_tokens);
 }
 
 }  // namespace

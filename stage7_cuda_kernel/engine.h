@@ -51,6 +51,9 @@ class Engine {
   std::optional<common::Token> next(SequenceId sequence, std::span<const common::Token> tokens,
                                     const common::SamplingOptions& sampling, common::Random& random);
 
+  // What follows from the last forward pass, for the rows whose logits it wanted: [num_rows, vocab_size].
+  common::Matrix logits() const { return gpu_ ? gpu_->logits() : model_.logits(hidden_); }
+
   // Why the request can never be served; empty if it can.
   std::string rejection(const common::Request& request) const;
 
@@ -77,14 +80,13 @@ class Engine {
   // The forward passes of append. False if the slots run out; nothing has changed then.
   bool compute(SequenceId sequence, std::span<const common::Token> tokens);
   void forward(SequenceId sequence, std::span<const common::Token> tokens);
-  common::Matrix logits() const { return gpu_ ? gpu_->logits() : model_.logits(hidden_.bottomRows(1)); }
 
   const common::Llama& model_;
   EngineOptions options_;
   KvCache cache_;
   KvCacheManager manager_;
   std::unique_ptr<GpuRunner> gpu_;
-  common::Matrix hidden_;  // what the CPU's last forward pass has left: [num_tokens, hidden_size]
+  common::Matrix hidden_;  // what the CPU's last forward pass has left: [num_rows, hidden_size]
   common::Timing timing_;
   std::int64_t forward_passes_ = 0;
   std::int64_t kv_bytes_read_ = 0;

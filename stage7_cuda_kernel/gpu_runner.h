@@ -26,7 +26,7 @@ struct GpuOptions {
 
 // The next tokens of some sequences, one sequence after the other; here, of a single one.
 struct GpuStep {
-  std::span<const common::Token> tokens;  // [num_tokens]
+  std::span<const common::Token> tokens;  // [num_tokens]; -1 - i: what likeliest(0) has for row i before this step
   std::span<const int> positions;         // [num_tokens]
   std::span<const int> slot_mapping;      // [num_tokens]
   std::span<const int> query_starts;      // [num_sequences + 1]: where each one's tokens begin
@@ -46,10 +46,11 @@ class GpuRunner {
   // Computes the tokens and keeps their K and V in their slots. Ordered, not waited for.
   virtual void forward(const GpuStep& step) = 0;
 
-  // Of the rows that the last step wanted: all logits, [num_rows, vocab_size], or only where each row's largest is.
-  // Waits.
+  // Of the rows that the last step wanted: all logits, [num_rows, vocab_size]. Waits.
   virtual common::Matrix logits() = 0;
-  virtual std::vector<common::Token> likeliest() = 0;
+  // Only where each row's largest is; of the last step, or with steps_ago 1 of the one before, while the last one may
+  // still be computed. -1 if a logit is NaN or all are -inf. Waits.
+  virtual std::vector<common::Token> likeliest(int steps_ago) = 0;
 
   // K or V of all heads in these slots, read back: [slots.size(), num_kv_heads * head_dim].
   virtual common::Matrix keys(int layer, std::span<const int> slots) = 0;

@@ -32,6 +32,19 @@ void RaggedBatch::add(const KvCacheManager& manager, SequenceId sequence, std::s
   }
 }
 
+void RaggedBatch::commit(KvCacheManager& manager, bool publish) const {
+  for (std::size_t i = 0; i < num_sequences(); ++i) {
+    if (!manager.contains(sequences[i])) {
+      continue;
+    }
+    if (publish) {
+      manager.commit(sequences[i], tokens_of(i));
+    } else {
+      manager.commit(sequences[i], num_queries(i));
+    }
+  }
+}
+
 common::Matrix attention(const KvCache& cache, int layer, const common::Matrix& q, const RaggedBatch& batch,
                          SoftmaxMode mode) {
   COMMON_CHECK(q.rows() == batch.num_tokens(), "a query for each token of the batch");

@@ -34,6 +34,9 @@ struct RaggedBatch {
 
   // The sequence's next tokens, for which slots are reserved. with_logits: those after the last of them are wanted.
   void add(const KvCacheManager& manager, SequenceId sequence, std::span<const common::Token> next, bool with_logits);
+  // Its K and V have been ordered. Of sequences that have ended since, nothing is left to count. publish: for others to
+  // find.
+  void commit(KvCacheManager& manager, bool publish) const;
 
   std::size_t num_sequences() const { return sequences.size(); }
   int num_tokens() const { return query_starts.back(); }

@@ -56,7 +56,7 @@ class BranchGroup : public Group {
   // A branch like this one, in a sequence of its own.
   Branch fork(const Branch& branch);
   // Gives back the blocks that only this branch has.
-  void free(const Branch& branch) { engine_.manager().free(branch.sequence); }
+  void free(const Branch& branch);
 
   Engine& engine_;
   common::Request request_;
@@ -78,8 +78,16 @@ class ParallelSampling : public BranchGroup {
   const std::vector<common::Completion>& completions() const { return completions_; }
   int most_sequences() const override { return static_cast<int>(completions_.size()); }
   void take(std::vector<common::Matrix> logits) override;
+  // One text, in which the likeliest token is always the next: who computes it need not hand out logits.
+  bool is_greedy() const { return completions_.size() == 1 && request_.sampling.temperature <= 0.0F; }
+  // The next token is on its way, as row `row` of a step: tokens() has -1 - row in its place until it is there.
+  void expect(int row) { live_.front().tokens.push_back(-1 - row); }
+  void take_expected(common::Token token);
 
  private:
+  // Goes on from these tokens, one a live branch.
+  void accept(const std::vector<common::Token>& drawn);
+
   std::vector<common::Completion> completions_;  // by sample
   std::vector<common::Random> random_;           // by sample
   std::vector<std::size_t> sample_of_;           // by live branch

@@ -128,7 +128,8 @@ std::optional<common::Token> Engine::next(SequenceId sequence, std::span<const c
   if (!compute(sequence, tokens)) {
     return std::nullopt;
   }
-  const common::Token token = gpu_->likeliest().front();
+  const common::Token token = gpu_->likeliest(0).front();
+  COMMON_CHECK(token >= 0, "a logit is NaN, or all are -inf");
   timing_.add(tokens.size(), common::now_seconds() - start);
   return token;
 }
@@ -143,6 +144,7 @@ bool Engine::compute(SequenceId sequence, std::span<const common::Token> tokens)
     RaggedBatch batch;
     batch.add(manager_, sequence, tokens.first(chunk), chunk == tokens.size());
     forward(batch);
+    commit(batch);
     tokens = tokens.subspan(chunk);
   }
   return true;
@@ -227,17 +229,11 @@ void Engine::forward(const RaggedBatch& batch) {
                        });
     hidden_ = hidden(batch.logits_rows, Eigen::all);
   }
-  for (std::size_t i = 0; i < batch.num_sequences(); ++i) {
-    if (options_.prefix_cache) {
-      manager_.commit(batch.sequences[i], batch.tokens_of(i));
-    } else {
-      manager_.commit(batch.sequences[i], batch.num_queries(i));
-    }
-    kv_bytes_read_ += cache_.shape().bytes_per_slot() * batch.context_lengths[i];
-  }
-
   forward_passes_ += 1;
   blocks_copied_ += static_cast<std::int64_t>(copies.size());
+  for (const int length : batch.context_lengths) {
+    kv_bytes_read_ += cache_.shape().bytes_per_slot() * length;
+  }
 }
 
 }  // namespace

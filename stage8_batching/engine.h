@@ -53,10 +53,12 @@ class Engine {
   std::optional<common::Token> next(SequenceId sequence, std::span<const common::Token> tokens,
                                     const common::SamplingOptions& sampling, common::Random& random);
 
-  // The same for many sequences at once: one pass over the tokens of the batch, for which slots are reserved. Their K
-  // and V are kept.
+  // The same for many sequences at once: one pass over the tokens of the batch, for which slots are reserved. A GPU may
+  // still be at it when this returns.
   void forward(const RaggedBatch& batch);
-  // What follows from the last forward pass, for the rows whose logits its batch wanted: [num_rows, vocab_size].
+  // Its K and V count from here on, and others find them.
+  void commit(const RaggedBatch& batch) { batch.commit(manager_, options_.prefix_cache); }
+  // What follows from the last forward pass, for the rows whose logits it wanted: [num_rows, vocab_size].
   common::Matrix logits() const { return gpu_ ? gpu_->logits() : model_.logits(hidden_); }
 
   // Why the request can never be served; empty if it can.

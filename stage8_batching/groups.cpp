@@ -8,19 +8,12 @@
 
 namespace stage8 {
 
-std::vector<SequenceId> BranchGroup::sequences() const {
-  std::vector<SequenceId> result;
-  for (const Branch& branch : live_) {
-    if (engine_.manager().contains(branch.sequence) || engine_.manager().is_swapped(branch.sequence)) {
-      result.push_back(branch.sequence);
-    }
-  }
-  return result;
-}
-
 Work BranchGroup::work() const {
   const KvCacheManager& manager = engine_.manager();
   const SequenceId first = live_.front().sequence;
+  if (static_cast<int>(live_.front().tokens.size()) == request_.max_new_tokens) {
+    return {};  // the last one is on its way
+  }
   if (live_.size() == 1 || !manager.contains(live_.back().sequence)) {
     return {{first}, {trunk_length() - manager.length(first)}, live_.size() == 1};
   }
@@ -56,6 +49,14 @@ std::vector<common::Token> BranchGroup::tokens(SequenceId sequence, int first, i
   return result;
 }
 
+void BranchGroup::free(const Branch& branch) {
+  KvCacheManager& manager = engine_.manager();
+  // Somebody may have been driven out while his last token was on its way.
+  if (manager.contains(branch.sequence) || manager.is_swapped(branch.sequence)) {
+    manager.free(branch.sequence);
+  }
+}
+
 void BranchGroup::computed() {
   KvCacheManager& manager = engine_.manager();
   const SequenceId first = live_.front().sequence;
@@ -65,6 +66,12 @@ void BranchGroup::computed() {
   for (std::size_t i = 1; i < live_.size(); ++i) {
     manager.fork(first, live_[i].sequence);
   }
+}
+
+void ParallelSampling::take_expected(common::Token token) {
+  COMMON_CHECK(token >= 0, "a logit is NaN, or all are -inf");
+  live_.front().tokens.pop_back();
+  accept({token});
 }
 
 int BranchGroup::trunk_length() const {

@@ -4,6 +4,7 @@
 #include <cmath>
 #include <nlohmann/json.hpp>
 #include <numeric>
+#include <utility>
 
 #include "common/report.h"
 
@@ -31,7 +32,12 @@ void Metrics::add(const StepReport& report) {
   }
   running.add(report.num_running, seconds);
   most_running = std::max(most_running, report.num_running);
-  steps += 1;
+  const bool is_decoding = report.num_tokens > 0 && report.num_tokens == static_cast<int>(report.served.size());
+  if (std::exchange(is_decoding_, is_decoding) && is_decoding) {
+    decode_tokens += report.num_tokens;
+    decode_seconds += seconds;
+  }
+  steps += report.num_tokens > 0 ? 1 : 0;
   tokens += report.num_tokens;
   padded_tokens += report.padded_tokens;
   swapped_out += static_cast<std::int64_t>(report.swapped_out.size());
@@ -39,6 +45,8 @@ void Metrics::add(const StepReport& report) {
   end = report.end;
   scheduling_seconds += report.scheduling_seconds;
   computing_seconds += report.computing_seconds;
+  waiting_seconds += report.waiting_seconds;
+  host_seconds.push_back(report.scheduling_seconds + report.computing_seconds - report.waiting_seconds);
 }
 
 ServingFigures figures_of(const Server& server, const Metrics& metrics) {
@@ -93,6 +101,9 @@ std::string metrics_table(const Server& server, const Metrics& metrics) {
   add_spread("to the first token", figures.first_token);
   add_spread("between tokens", figures.between_tokens);
   add_spread("from arrival to end, a token", figures.per_token);
+  if (metrics.waiting_seconds > 0.0) {
+    add_spread("of a step, the host's work", spread_of(metrics.host_seconds));
+  }
 
   common::Table table({"measured", "value"});
   const auto add = [&](const char* name, const std::string& value) { table.add_row({name, value}); };
@@ -100,6 +111,10 @@ std::string metrics_table(const Server& server, const Metrics& metrics) {
   add("rejected, cancelled, failed", common::format("%d, %d, %d", figures.rejected, figures.cancelled, figures.failed));
   add("output tokens", common::format_count(figures.output_tokens));
   add("output tokens a second", common::format("%.1f", figures.output_tokens_per_second));
+  if (metrics.decode_seconds > 0.0) {
+    add("the same, while nobody has a prompt",
+        common::format("%.1f", static_cast<double>(metrics.decode_tokens) / metrics.decode_seconds));
+  }
   add("steps", common::format_count(metrics.steps));
   add("tokens computed", common::format_count(metrics.tokens));
   add("tokens that padding would have added", common::format_count(metrics.padded_tokens - metrics.tokens));
@@ -138,7 +153,11 @@ std::string metrics_json(const Server& server, const Metrics& metrics, const std
                        {"tokens", metrics.tokens},
                        {"padded_tokens", metrics.padded_tokens},
                        {"scheduling_seconds", metrics.scheduling_seconds},
-                       {"computing_seconds", metrics.computing_seconds}};
+                       {"computing_seconds", metrics.computing_seconds},
+                       {"waiting_for_the_gpu_seconds", metrics.waiting_seconds},
+                       {"host_seconds", spread(spread_of(metrics.host_seconds))},
+                       {"decode_tokens", metrics.decode_tokens},
+                       {"decode_seconds", metrics.decode_seconds}};
   document["preemptions"] = {{"recomputed", metrics.thrown_out}, {"swapped", metrics.swapped_out}};
   for (const common::Counter& counter : server.counters()) {
     document["counters"][counter.name] = counter.value;

@@ -45,8 +45,16 @@ struct Metrics {
   double end = 0.0;  // of the last step
   double scheduling_seconds = 0.0;
   double computing_seconds = 0.0;
+  double waiting_seconds = 0.0;
+  std::vector<double> host_seconds;  // of each step, without waiting for a GPU
+  // Of steps in which everybody had one token, as in the step before.
+  std::int64_t decode_tokens = 0;
+  double decode_seconds = 0.0;
 
   void add(const StepReport& report);
+
+ private:
+  bool is_decoding_ = false;
 };
 
 struct ServingFigures {

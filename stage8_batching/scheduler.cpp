@@ -45,7 +45,9 @@ Step Scheduler::schedule() {
 
 bool Scheduler::serve(std::size_t index, Step& step) {
   Work work = running_[index]->work();
-  COMMON_CHECK(!work.sequences.empty(), "a running group wants something");
+  if (work.sequences.empty()) {
+    return true;
+  }
   return work.with_logits && work.sequences.size() > 1 ? serve_whole(index, work, step)
                                                        : serve_chunks(index, std::move(work), step);
 }

@@ -8,6 +8,7 @@
 
 #include <cstdint>
 #include <deque>
+#include <optional>
 #include <span>
 #include <vector>
 
@@ -33,7 +34,7 @@ class Group {
 
   // Those that the manager knows, in the cache or swapped out.
   virtual std::vector<SequenceId> sequences() const = 0;
-  // Of a group that is in the cache: what has to be computed next. Never empty.
+  // Of a group that is in the cache: what has to be computed next. Empty only while its last token is on its way.
   virtual Work work() const = 0;
 
   // Gets its first sequence into the cache. False if there is no room on these terms; nothing has changed then.
@@ -54,6 +55,9 @@ struct SchedulerOptions {
   // kAuto swaps if that costs less than computing again. In any unit: to move a block out and in, to compute a token.
   std::int64_t block_swap_cost = 1;
   std::int64_t token_compute_cost = 1;
+  // A step is scheduled and ordered before the tokens of the one before it are known, so that a GPU does not wait for
+  // the host. Whoever ends by a stop token is found out a step late. Absent: on a GPU.
+  std::optional<bool> run_ahead = std::nullopt;
 
   // What serving was like before, to compare with. Nobody is let in before all of a batch have ended:
   bool static_batches = false;

@@ -9,7 +9,6 @@
 #include "common/report.h"
 
 namespace stage8 {
-
 Server::Server(Engine& engine, const SchedulerOptions& options, Clock& clock)
     : engine_(engine), clock_(clock), options_(options), scheduler_(engine.manager(), options) {}
 
@@ -61,9 +60,14 @@ bool Server::step() {
   in_step_ = true;
   const Step plan = scheduler_.schedule();
   report_plan(plan);
+  report_.usage = engine_.manager().usage();
   report_.scheduling_seconds = common::now_seconds() - start;
-  COMMON_CHECK(!plan.shares.empty(), "somebody else holds the cache");
-  compute(plan.shares);
+  if (plan.shares.empty()) {
+    COMMON_CHECK(flight_.has_value(), "somebody else holds the cache");
+    land(0);
+  } else {
+    compute(plan.shares);
+  }
   report_.computing_seconds = common::now_seconds() - start - report_.scheduling_seconds;
   in_step_ = false;
 
@@ -74,7 +78,7 @@ bool Server::step() {
       finish(id, *entry(id).stop);
     }
   }
-  for (const int id : report_.served) {
+  for (const int id : std::exchange(landed_, {})) {
     const Entry& served = entry(id);
     if (!served.outcome.finished && served.group->finished()) {
       finish(id,
@@ -136,67 +140,6 @@ std::string Server::rejection(const Task& task) const {
                           static_cast<long long>(needed), total);
   }
   return "";
-}
-
-// All in one pass. If that throws, nobody knows whose fault it was: each is computed again alone, and who throws then
-// has failed.
-void Server::compute(std::span<const Share> shares) {
-  RaggedBatch batch;
-  std::vector<common::Matrix> logits;
-  try {
-    forward(shares, batch);
-    logits = split_rows(engine_.logits());
-    report_.usage = engine_.manager().usage();
-  } catch (const std::exception& error) {
-    for (const Share& share : shares) {
-      if (shares.size() == 1) {
-        finish(id_of(share.group), common::FinishReason::kFailed, error.what());
-      } else {
-        compute({&share, 1});
-      }
-    }
-    return;
-  }
-  clock_.step_computed(batch.num_tokens());
-  auto row = logits.begin();
-  for (const Share& share : shares) {
-    const auto end = row + static_cast<std::ptrdiff_t>(share.work.with_logits ? share.work.sequences.size() : 0);
-    const int id = id_of(share.group);
-    try {
-      deliver(share, {std::make_move_iterator(row), std::make_move_iterator(end)});
-    } catch (const std::exception& error) {
-      finish(id, common::FinishReason::kFailed, error.what());
-    }
-    row = end;
-  }
-}
-
-void Server::forward(std::span<const Share> shares, RaggedBatch& batch) {
-  const KvCacheManager& manager = engine_.manager();
-  for (const Share& share : shares) {
-    const BranchGroup& group = *entry(id_of(share.group)).group;
-    for (std::size_t i = 0; i < share.work.sequences.size(); ++i) {
-      const SequenceId sequence = share.work.sequences[i];
-      const std::vector<common::Token> next =
-          group.tokens(sequence, manager.length(sequence), share.work.num_tokens[i]);
-      batch.add(manager, sequence, next, share.work.with_logits);
-    }
-  }
-  batch.on_layer = on_layer_;
-  if (on_pass_) {
-    on_pass_(batch);
-  }
-  engine_.forward(batch);
-}
-
-void Server::deliver(const Share& share, std::vector<common::Matrix> logits) {
-  const int id = id_of(share.group);
-  Entry& served = entry(id);
-  served.group->computed();
-  if (share.work.with_logits && !served.stop.has_value()) {
-    served.group->take(std::move(logits));
-    hand_out_tokens(id);
-  }
 }
 
 void Server::hand_out_tokens(int id) {

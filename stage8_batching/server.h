@@ -46,6 +46,7 @@ struct StepReport {
   double end = 0.0;
   double scheduling_seconds = 0.0;  // on the machine's own clock
   double computing_seconds = 0.0;   // likewise
+  double waiting_seconds = 0.0;     // of these: for the GPU
   int token_budget = 0;
   int num_tokens = 0;
   int padded_tokens = 0;        // what it would be if all were as long as the longest
@@ -85,7 +86,7 @@ class Server {
 
   // One step. False if there was nothing to do.
   bool step();
-  bool is_idle() const { return scheduler_.running().empty() && scheduler_.waiting().empty(); }
+  bool is_idle() const { return scheduler_.running().empty() && scheduler_.waiting().empty() && !flight_; }
 
   // All the requests, one text each, from the beginning to the end.
   std::vector<common::Completion> run(std::span<const common::Request> requests, const common::OnToken& on_token);
@@ -109,10 +110,24 @@ class Server {
     std::optional<common::FinishReason> stop;  // wished for while a step was on
   };
 
+  // A forward pass that has been ordered, and may not be over.
+  struct Flight {
+    std::vector<Share> shares;
+    std::vector<int> ids;  // by share; the group may have ended since
+    RaggedBatch batch;
+    bool is_ordered = false;
+    // What it finds, by row of wanted logits. If nobody needs the logits, the likeliest tokens are enough; a GPU has
+    // them until they are asked for.
+    bool is_greedy = false;
+    std::vector<common::Matrix> logits;
+    std::vector<common::Token> tokens;
+  };
+
   std::string rejection(const Task& task) const;
   void compute(std::span<const Share> shares);
-  void forward(std::span<const Share> shares, RaggedBatch& batch);
-  void deliver(const Share& share, std::vector<common::Matrix> logits);
+  void forward(Flight& flight);
+  std::vector<common::Token> land(int steps_ago);
+  void deliver(const Flight& flight, std::size_t share, int row);
   void hand_out_tokens(int id);
   void finish(int id, common::FinishReason reason, const std::string& error = "");
   void report_plan(const Step& step);
@@ -132,8 +147,10 @@ class Server {
   std::function<void(int layer)> on_layer_;
   std::function<void(const StepReport&)> on_step_;
   SequenceId next_sequence_ = 0;
+  std::optional<Flight> flight_;  // of the step before, if its tokens have not been taken
   bool in_step_ = false;
   std::vector<int> to_stop_;  // wished for while a step was on
+  std::vector<int> landed_;   // who has got what this step waited for
   StepReport report_;         // of the step that is on, or was last
   // Sums over the steps.
   struct Totals {

@@ -38,7 +38,7 @@ void Server::add_up() {
   for (const int count : report_.num_served) {
     timing_.add(static_cast<std::size_t>(count), seconds * count / report_.num_tokens);
   }
-  totals_.steps += 1;
+  totals_.steps += report_.num_tokens > 0 ? 1 : 0;
   totals_.tokens += report_.num_tokens;
   totals_.padded_tokens += report_.padded_tokens;
   totals_.slots_reserved += report_.usage.reserved;

@@ -5,8 +5,10 @@
 #include <fstream>
 #include <iostream>
 #include <map>
+#include <optional>
 
 #include "common/check.h"
+#include "common/model/synthetic.h"
 #include "common/report.h"
 #include "metrics.h"
 #include "trace.h"
@@ -24,7 +26,8 @@ double rate_of(const std::string& text) {
 }
 
 // Lengths from a file, or the session's prompts at random times.
-std::vector<ArrivingTask> make_tasks(const common::Session& session, const ServingOptions& options) {
+std::vector<ArrivingTask> make_tasks(const common::Session& session, const common::Llama& model,
+                                     const ServingOptions& options) {
   std::vector<ArrivingTask> tasks;
   const auto add = [&](double time, common::Request request, int output_tokens) {
     Task task{std::move(request), options.num_samples};
@@ -50,7 +53,7 @@ std::vector<ArrivingTask> make_tasks(const common::Session& session, const Servi
   for (const Arrival& arrival : read_arrivals(file, options.arrivals)) {
     common::Request request = session.requests.front();
     request.prompt =
-        make_prompt(session, session.model.config().vocab_size, static_cast<int>(tasks.size()), arrival.prompt_tokens);
+        make_prompt(session, model.config().vocab_size, static_cast<int>(tasks.size()), arrival.prompt_tokens);
     request.max_new_tokens = arrival.output_tokens;
     request.stop_tokens.clear();
     add(arrival.time, std::move(request), 0);
@@ -111,17 +114,24 @@ void write_file(const std::string& path, const std::string& text) {
 }
 
 void run_serve(const common::Session& session, const ServingOptions& options) {
-  const std::vector<ArrivingTask> tasks = make_tasks(session, options);
-  Engine engine(session.model, fitting(options.engine, options.scheduler));
+  std::optional<common::Llama> synthetic;
+  if (!options.synthetic.empty()) {
+    synthetic = common::Llama::synthetic(common::synthetic_config(options.synthetic), 1);
+  }
+  const common::Llama& model = synthetic ? *synthetic : session.model;
+  const std::vector<ArrivingTask> tasks = make_tasks(session, model, options);
+  Engine engine(model, fitting(options.engine, options.scheduler));
   SchedulerOptions scheduler = options.scheduler;
-  set_preemption_costs(scheduler, session.model, engine.cache().shape());
+  set_preemption_costs(scheduler, model, engine.cache().shape());
   RealClock real_clock;
   VirtualClock virtual_clock;
   Clock& clock = options.virtual_clock ? static_cast<Clock&>(virtual_clock) : real_clock;
   Server server(engine, scheduler, clock);
   const bool json_only = options.json_path == "-";
+  // Random weights write tokens that the session's tokenizer does not know.
+  const bool has_texts = !json_only && !synthetic;
   const std::unique_ptr<View> view =
-      make_view(json_only ? ViewKind::kQuiet : options.view, session.tokenizer, std::cout);
+      make_view(has_texts ? options.view : ViewKind::kQuiet, session.tokenizer, std::cout);
   std::unique_ptr<TraceWriter> trace;
   if (!options.trace_path.empty()) {
     trace = std::make_unique<TraceWriter>(options.trace_path);
@@ -137,7 +147,7 @@ void run_serve(const common::Session& session, const ServingOptions& options) {
   StopStrings stop_strings(session.tokenizer, options.stop_strings);
   serve(server, clock, tasks, [&](int id, int sample, common::Token token) {
     view->on_token(id, sample, token);
-    if (sample == 0 && options.num_samples == 1 && stop_strings.found_after(id, token)) {
+    if (sample == 0 && options.num_samples == 1 && !synthetic && stop_strings.found_after(id, token)) {
       server.stop(id, common::FinishReason::kStop);
     }
   });
@@ -147,10 +157,13 @@ void run_serve(const common::Session& session, const ServingOptions& options) {
   if (!options.json_path.empty()) {
     write_file(options.json_path, metrics_json(server, metrics, options.virtual_clock ? "virtual" : "real"));
   }
-  if (!json_only) {
+  if (has_texts) {
     std::cout << "\n";
     print_texts(session, server, stop_strings);
-    std::cout << "\n" << metrics_table(server, metrics);
+    std::cout << "\n";
+  }
+  if (!json_only) {
+    std::cout << metrics_table(server, metrics);
   }
 }
 
@@ -174,6 +187,8 @@ void add_scheduler_options(CLI::App& command, SchedulerOptions& scheduler, Engin
       .add_option("--preemption", scheduler.preemption,
                   "what becomes of a request that gives way: recompute, swap, or auto, whichever is cheaper")
       ->transform(CLI::CheckedTransformer(kinds, CLI::ignore_case));
+  command.add_flag("--run-ahead,!--no-run-ahead", scheduler.run_ahead,
+                   "schedule a step before the tokens of the one before are known (default: on a GPU)");
   command.add_option("--host-slots", engine.num_host_slots, "room for what is swapped out, in tokens")
       ->check(CLI::Range(0, 1 << 24))
       ->capture_default_str();
@@ -209,6 +224,7 @@ CLI::App& add_serve_command(common::Program& program, ServingOptions& options) {
   command.add_option("--stop", options.stop_strings, "a text that ends a reply, and is no part of it")
       ->allow_extra_args(false)
       ->check([](const std::string& text) { return text.empty() ? "an empty text ends every reply" : ""; });
+  command.add_option("--synthetic", options.synthetic, "random weights in a published shape, as for bench");
   command.add_flag("--virtual-clock", options.virtual_clock,
                    "a step takes 1 ms and 0.1 ms a token: the same run on every machine");
   const std::map<std::string, ViewKind> views = {

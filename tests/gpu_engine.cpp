@@ -305,7 +305,7 @@ TEST_CASE("GPU: sequences that share a step get what they get alone") {
       }
       together.forward({tokens, positions, slots, starts, contexts, tables, table_starts, rows});
       const Matrix logits = together.logits();
-      const std::vector<Token> likeliest = together.likeliest();
+      const std::vector<Token> likeliest = together.likeliest(0);
       REQUIRE(logits.rows() == static_cast<Eigen::Index>(expected.size()));
       // Other products, in another order: as between GPU and CPU.
       const float tolerance = precision == stage::Precision::kFloat32 ? 2e-3F : 0.25F;
@@ -317,6 +317,53 @@ TEST_CASE("GPU: sequences that share a step get what they get alone") {
       }
     }
   }
+}
+
+TEST_CASE("GPU: a step takes up the tokens of the one before, which the host has not seen") {
+  if (!common::has_cuda_device()) {
+    SKIP_TEST("there is no GPU");
+  }
+  // Two prompts, then single tokens, the rows in turn the other way round; beside it, everything token by token.
+  const common::LlamaConfig& config = bundled().llama.config();
+  const stage::KvCacheShape shape{.num_layers = config.num_layers,
+                                  .num_blocks = 8,
+                                  .block_size = 16,
+                                  .num_heads = config.num_heads,
+                                  .num_kv_heads = config.num_kv_heads,
+                                  .head_dim = config.head_dim};
+  const std::vector<Token> prompt = some_tokens(14, 1);
+  std::vector<int> positions(14);
+  std::iota(positions.begin(), positions.end(), 0);
+  std::iota(positions.begin() + 9, positions.end(), 0);
+  std::vector<int> slots = positions;
+  std::for_each(slots.begin() + 9, slots.end(), [](int& slot) { slot += 64; });
+  const std::vector<int> tables = {0, 1, 4, 5};
+  const std::vector<int> other_tables = {4, 5, 0, 1};
+  std::vector<std::vector<Token>> found[2];
+  for (const bool ahead : {false, true}) {
+    stage::CudaRunner runner(bundled().llama, shape, stage::Precision::kFloat32, 16);
+    std::vector<std::vector<Token>>& answers = found[ahead ? 1 : 0];
+    runner.forward({prompt, positions, slots, std::vector<int>{0, 9, 14}, std::vector<int>{9, 5}, tables,
+                    std::vector<int>{0, 2, 4}, std::vector<int>{8, 13}});
+    for (int step = 0; step < 6; ++step) {
+      if (!ahead) {
+        answers.push_back(runner.likeliest(0));
+      }
+      const bool turned = step % 2 == 0;
+      const std::vector<int> at = turned ? std::vector{5 + step, 9 + step} : std::vector{9 + step, 5 + step};
+      const std::vector<int> new_slots = turned ? std::vector{64 + at[0], at[1]} : std::vector{at[0], 64 + at[1]};
+      const std::vector<Token> tokens =
+          ahead ? std::vector<Token>{-2, -1} : std::vector{answers.back()[1], answers.back()[0]};
+      runner.forward({tokens, at, new_slots, std::vector<int>{0, 1, 2}, std::vector<int>{at[0] + 1, at[1] + 1},
+                      turned ? other_tables : tables, std::vector<int>{0, 2, 4}, std::vector<int>{0, 1}});
+      if (ahead) {
+        answers.push_back(runner.likeliest(1));
+      }
+    }
+    answers.push_back(runner.likeliest(0));
+  }
+  CHECK(found[0] == found[1]);
+  CHECK(found[0].front() != found[0].back());
 }
 
 TEST_CASE("GPU: samples and beams are the CPU's") {

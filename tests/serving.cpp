@@ -84,6 +84,7 @@ TEST_CASE("the texts are those of lone runs, for every budget, limit and block s
           options.prefix_cache = prefix_cache;
           options.scheduler.token_budget = budget;
           options.scheduler.max_sequences = max_sequences;
+          options.scheduler.run_ahead = (budget + max_sequences) % 2 == 0;
           Serving serving(options);
           CAPTURE(budget, max_sequences, block_size, prefix_cache);
           CHECK(serve(serving, mixed_tasks()) == kNoProblem);
@@ -125,6 +126,7 @@ TEST_CASE("preempted by recomputing or by swapping, the texts stay the same (sta
         options.prefix_cache = prefix_cache;
         options.scheduler.token_budget = 20;
         options.scheduler.preemption = preemption;
+        options.scheduler.run_ahead = num_host_blocks % 2 == 1;
         Serving serving(options);
         std::vector<Task> tasks;
         for (int i = 0; i < 5; ++i) {
@@ -138,6 +140,57 @@ TEST_CASE("preempted by recomputing or by swapping, the texts stay the same (sta
         CHECK((preemptions(serving, true) > 0) == (preemption != Preemption::kRecompute && num_host_blocks > 0));
       }
     }
+  }
+}
+
+TEST_CASE("scheduled before the last tokens are known, the texts stay the same (stage 8, invariants 7 and 8)") {
+  std::vector<Task> tasks;
+  for (int i = 0; i < 6; ++i) {
+    tasks.push_back({make_request(5 + i, 6 + 2 * i, i)});
+  }
+  // Two end by a token of theirs: found out when the next step has been ordered.
+  for (const std::size_t i : {2, 4}) {
+    tasks[i].request.stop_tokens = {served_alone(tasks[i]).front().tokens[4]};
+  }
+  int gave_way = 0;
+  for (const int num_blocks : {9, 12, 64}) {
+    for (const Preemption preemption : {Preemption::kRecompute, Preemption::kSwap}) {
+      for (const int budget : {2, 7, 64}) {
+        ServingOptions options;
+        options.num_blocks = num_blocks;
+        options.num_host_blocks = 30;
+        options.scheduler.preemption = preemption;
+        options.scheduler.token_budget = budget;
+        std::vector<int> tokens_computed;
+        for (const bool run_ahead : {false, true}) {
+          options.scheduler.run_ahead = run_ahead;
+          Serving serving(options);
+          CAPTURE(num_blocks, static_cast<int>(preemption), budget, run_ahead);
+          CHECK(serve(serving, tasks) == kNoProblem);
+          gave_way += preemptions(serving, preemption == Preemption::kSwap);
+          tokens_computed.push_back(static_cast<int>(common::counter(serving.server.counters(), "tokens_computed")));
+        }
+        if (num_blocks == 64) {
+          CHECK(tokens_computed[1] == tokens_computed[0] + 2);  // the two stop tokens
+        }
+      }
+    }
+  }
+  CHECK(gave_way > 10);
+}
+
+TEST_CASE("a step's tokens are handed out when the next step has been ordered, if it runs ahead") {
+  for (const bool run_ahead : {false, true}) {
+    ServingOptions options;
+    options.scheduler.run_ahead = run_ahead;
+    Serving serving(options);
+    int passes = 0;
+    std::vector<int> passes_at_token;
+    serving.server.on_pass([&](const stage::RaggedBatch&) { passes += 1; });
+    serving.server.on_token([&](int, int, Token) { passes_at_token.push_back(passes); });
+    CHECK(serve(serving, {{make_request(5, 4, 1)}}) == kNoProblem);
+    CHECK(passes == 4);
+    CHECK(passes_at_token == (run_ahead ? std::vector{2, 3, 4, 4} : std::vector{1, 2, 3, 4}));
   }
 }
 
@@ -265,6 +318,7 @@ TEST_CASE("a request is cancelled in every state, and leaves nothing (stage 8, i
   options.num_host_blocks = 12;
   options.scheduler.token_budget = 10;
   options.scheduler.preemption = Preemption::kSwap;
+  options.scheduler.run_ahead = GENERATE(false, true);
   const std::vector<Task> tasks = {
       {make_request(16, 14, 1)}, sampled_task(8, 9, 3, 2), {make_request(20, 9, 3)}, beam_task(5, 9, 2, 4)};
   bool swapped_was_cancelled = false;
@@ -301,7 +355,9 @@ TEST_CASE("a request is cancelled in every state, and leaves nothing (stage 8, i
 }
 
 TEST_CASE("a callback may stop its own request, stop others and submit new ones") {
-  Serving serving({});
+  ServingOptions options;
+  options.scheduler.run_ahead = GENERATE(false, true);
+  Serving serving(options);
   const std::vector<Task> tasks = {{make_request(5, 9, 1)}, {make_request(6, 9, 2)}, {make_request(7, 9, 3)}};
   for (const Task& task : tasks) {
     serving.server.submit(task);
@@ -326,8 +382,10 @@ TEST_CASE("a callback may stop its own request, stop others and submit new ones"
 // ---- Failures ------------------------------------------------------------------------------------------------------
 
 TEST_CASE("a callback that throws fails its request and no other (stage 8, invariant 8)") {
+  ServingOptions options;
+  options.scheduler.run_ahead = GENERATE(false, true);
   for (int at = 1; at < 6; ++at) {
-    Serving serving({});
+    Serving serving(options);
     const std::vector<Task> tasks = {{make_request(5, 6, 1)}, sampled_task(6, 7, 2, 2), {make_request(7, 8, 3)}};
     for (const Task& task : tasks) {
       serving.server.submit(task);
@@ -353,6 +411,7 @@ TEST_CASE("a pass that throws in any layer is done again one by one, and no text
       ServingOptions options;
       options.num_blocks = 16;
       options.scheduler.token_budget = 16;
+      options.scheduler.run_ahead = at % 2 == 0;
       Serving serving(options);
       int pass = 0;
       serving.server.on_layer([&](int current) {
@@ -373,6 +432,7 @@ TEST_CASE("whose own pass throws again has failed; the others are served to the 
   std::fill(tasks[4].request.prompt.end() - 4, tasks[4].request.prompt.end(), 1);
   ServingOptions options;
   options.scheduler.token_budget = 32;
+  options.scheduler.run_ahead = GENERATE(false, true);
   options.num_blocks = 20;
   Serving serving(options);
   for (const Task& task : tasks) {
@@ -408,6 +468,7 @@ TEST_CASE("somebody else takes blocks at the k-th step and gives them back later
     options.num_blocks = 20;
     options.num_host_blocks = 4;
     options.scheduler.preemption = k % 2 == 0 ? Preemption::kRecompute : Preemption::kSwap;
+    options.scheduler.run_ahead = k % 3 == 0;
     Serving serving(options);
     std::vector<Task> tasks;
     for (int i = 0; i < 4; ++i) {
@@ -447,6 +508,7 @@ TEST_CASE("a server that goes in the middle of everything leaves nothing behind"
       stage::VirtualClock clock;
       stage::SchedulerOptions scheduler;
       scheduler.preemption = Preemption::kSwap;
+      scheduler.run_ahead = steps % 2 == 1;
       stage::Server server(engine, scheduler, clock);
       for (const Task& task : mixed_tasks()) {
         server.submit(task);

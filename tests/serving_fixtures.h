@@ -58,7 +58,7 @@ struct Serving {
     if (num_tokens != report.num_tokens || num_tokens > options.scheduler.token_budget) {
       return common::format("%d tokens in a step of %d", num_tokens, options.scheduler.token_budget);
     }
-    if (num_tokens == 0) {
+    if (num_tokens == 0 && !options.scheduler.run_ahead.value_or(false)) {
       return "a step without a token";
     }
     if (!std::is_sorted(report.served.begin(), report.served.end())) {

@@ -61,6 +61,7 @@ std::string run_case(std::uint64_t seed, Counts& counts) {
   options.scheduler.token_compute_cost = between(random, 1, 3);
   options.scheduler.block_swap_cost = between(random, 1, 9);
   options.scheduler.static_batches = random.below(10) == 0;
+  options.scheduler.run_ahead = random.below(2) == 0;
   tests::Serving serving(options);
 
   std::vector<stage::Task> tasks;

@@ -58,9 +58,10 @@ class CudaLlama {
 
   // tokens, positions: device, [num_tokens], 1 to max_tokens of them. Calls attention once a layer, in order.
   // Everything is enqueued on `stream` and may be captured in a CUDA graph; tokens and positions are read when it runs.
-  // A token outside of the vocabulary gives NaN.
+  // A token of -1 - i stands for previous[i], also device: what argmax() of the step before has found, and the host
+  // need not know yet. A token outside of the vocabulary gives NaN.
   void forward(const int* tokens, const int* positions, int num_tokens, const CudaAttentionFn& attention,
-               cudaStream_t stream);
+               cudaStream_t stream, const int* previous = nullptr);
 
   // rows: device, [num_rows], rows of the last forward; a row that it did not have gives NaN.
   // logits: device, [num_rows, vocab_size] float32. The final norm is part of this.

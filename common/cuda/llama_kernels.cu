@@ -36,7 +36,10 @@ __global__ void __launch_bounds__(kThreads) look_up_kernel(Lookup lookup, Residu
   allow_next_launch();
   const int half = lookup.head_dim / 2;
   const std::int64_t row = blockIdx.x;
-  const int token = lookup.tokens[row];
+  int token = lookup.tokens[row];
+  if (token < 0 && lookup.previous != nullptr) {
+    token = lookup.previous[-1 - token];
+  }
   const bool exists = token >= 0 && token < lookup.vocab_size;
   const auto* source =
       static_cast<const Scalar*>(lookup.embedding) + std::int64_t{exists ? token : 0} * residual.num_cols;

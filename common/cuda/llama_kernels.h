@@ -14,7 +14,8 @@ namespace common {
 
 // What a step looks up for each of its tokens.
 struct Lookup {
-  const int* tokens = nullptr;          // [num_tokens]
+  const int* tokens = nullptr;          // [num_tokens]; -1 - i: previous[i]
+  const int* previous = nullptr;        // may be nullptr if no token refers to it
   const int* positions = nullptr;       // [num_tokens]
   const void* embedding = nullptr;      // [vocab_size, hidden_size], in the model's precision
   const double* frequencies = nullptr;  // [head_dim / 2], radians a position

@@ -1,6 +1,7 @@
 #include "cuda_runner.h"
 
 #include <algorithm>
+#include <array>
 #include <bit>
 #include <map>
 #include <set>
@@ -51,6 +52,15 @@ int recorded_size(int num_sequences) {
   return size;
 }
 
+// The likeliest tokens of a step, for the host.
+struct Answer {
+  explicit Answer(int most_rows) : tokens(static_cast<std::size_t>(most_rows)) {}
+
+  common::PinnedArray<int> tokens;  // [num_rows]
+  int num_rows = 0;
+  common::Event ready;
+};
+
 }  // namespace
 
 struct CudaRunner::Impl {
@@ -67,7 +77,8 @@ struct CudaRunner::Impl {
         decode_workspace(decode_workspace_bytes(shape, batch(0, chunk_size))),
         ragged_workspace(ragged_workspace_bytes(shape, batch(0, chunk_size), chunk_size)),
         logits(static_cast<std::size_t>(chunk_size) * static_cast<std::size_t>(llama.config().vocab_size)),
-        likeliest(static_cast<std::size_t>(chunk_size)) {
+        likeliest(static_cast<std::size_t>(chunk_size)),
+        answers{{Answer(chunk_size), Answer(chunk_size)}} {
     // NaN, in either type: who reads a slot that nobody has written will know.
     CUDA_CHECK(cudaMemsetAsync(keys.data(), 0xFF, keys.bytes(), stream.get()));
     CUDA_CHECK(cudaMemsetAsync(values.data(), 0xFF, values.bytes(), stream.get()));
@@ -114,11 +125,22 @@ struct CudaRunner::Impl {
                              call.stream);
           }
         },
-        stream.get());
+        stream.get(), likeliest.data());
     if (num_rows > 0) {
       model.logits(inputs.logits_rows(), num_rows, logits.data(), stream.get());
       model.argmax(logits.data(), num_rows, likeliest.data(), stream.get());
     }
+  }
+
+  // Sends the likeliest tokens of the step that was ordered last to the host.
+  void answer() {
+    last_answer = 1 - last_answer;
+    Answer& next = answers[static_cast<std::size_t>(last_answer)];
+    next.num_rows = inputs.num_rows();
+    CUDA_CHECK(cudaMemcpyAsync(next.tokens.data(), likeliest.data(),
+                               static_cast<std::size_t>(next.num_rows) * sizeof(int), cudaMemcpyDeviceToHost,
+                               stream.get()));
+    next.ready.record(stream);
   }
 
   void copy(const std::vector<PageCopy>& copies) {
@@ -143,8 +165,10 @@ struct CudaRunner::Impl {
   StepInputs inputs;
   common::DeviceMemory decode_workspace;
   common::DeviceMemory ragged_workspace;
-  DeviceArray<float> logits;           // [num_rows, vocab_size]
-  common::PinnedArray<int> likeliest;  // [num_rows]: written by the device, read by the host
+  DeviceArray<float> logits;      // [num_rows, vocab_size]
+  DeviceArray<int> likeliest;     // [num_rows]
+  std::array<Answer, 2> answers;  // to the last two steps
+  int last_answer = 0;
   std::map<int, common::Graph> steps;  // by the number of sequences: recorded when they are first needed
 };
 
@@ -197,6 +221,7 @@ void CudaRunner::forward(const GpuStep& step) {
   inputs.upload(step, is_recorded ? size : num_sequences, impl_->stream);
   if (!is_recorded) {
     impl_->run(inputs.num_tokens(), inputs.num_decodes(), num_sequences - inputs.num_decodes(), inputs.num_rows());
+    impl_->answer();
     return;
   }
   // Six launches a layer and four more, the same for every step of this size: recorded once, and replayed with other
@@ -206,6 +231,7 @@ void CudaRunner::forward(const GpuStep& step) {
     found = impl_->steps.try_emplace(size, impl_->stream, [&] { impl_->run(size, size, 0, size); }).first;
   }
   found->second.launch(impl_->stream);
+  impl_->answer();
 }
 
 common::Matrix CudaRunner::logits() {
@@ -217,13 +243,11 @@ common::Matrix CudaRunner::logits() {
   return result;
 }
 
-std::vector<common::Token> CudaRunner::likeliest() {
-  impl_->stream.synchronize();
-  const int* const first = impl_->likeliest.data();
-  std::vector<common::Token> tokens(first, first + impl_->inputs.num_rows());
-  COMMON_CHECK(std::all_of(tokens.begin(), tokens.end(), [](common::Token token) { return token >= 0; }),
-               "a logit is NaN, or all are -inf");
-  return tokens;
+std::vector<common::Token> CudaRunner::likeliest(int steps_ago) {
+  COMMON_CHECK(steps_ago == 0 || steps_ago == 1, "the answers to the last two steps are kept");
+  const Answer& answer = impl_->answers[static_cast<std::size_t>((impl_->last_answer + steps_ago) % 2)];
+  answer.ready.wait();
+  return {answer.tokens.data(), answer.tokens.data() + answer.num_rows};
 }
 
 common::Matrix CudaRunner::keys(int layer, std::span<const int> slots) { return impl_->read_back(layer, slots, true); }

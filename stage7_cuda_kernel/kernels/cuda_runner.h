@@ -21,7 +21,7 @@ class CudaRunner : public GpuRunner {
   void copy_blocks(std::span<const BlockCopy> copies) override;
   void forward(const GpuStep& step) override;
   common::Matrix logits() override;
-  std::vector<common::Token> likeliest() override;
+  std::vector<common::Token> likeliest(int steps_ago) override;
   common::Matrix keys(int layer, std::span<const int> slots) override;
   common::Matrix values(int layer, std::span<const int> slots) override;
   std::int64_t weight_bytes_per_token() const override;

@@ -1,0 +1,152 @@
+// How the server has a step computed. On a GPU, one is always ahead: while it computes a step, the host takes the
+// tokens of the step before, schedules the next and orders it. What the next one takes up is not known then; in its
+// place stands where it will be found, and the GPU looks there (GpuStep::tokens).
+//
+//   GPU   | step 1      | step 2      | step 3      |
+//   host  | 1 | 2 | wait for 1, 3 | wait for 2, 4 |
+#include <algorithm>
+#include <exception>
+#include <utility>
+
+#include "common/machine.h"
+#include "common/sampling.h"
+#include "server.h"
+
+namespace stage8 {
+namespace {
+
+// Whose logits are wanted.
+int num_rows(const Share& share) { return share.work.with_logits ? static_cast<int>(share.work.sequences.size()) : 0; }
+
+}  // namespace
+
+// All in one pass. If that throws, nobody knows whose fault it was: each is computed again alone, and who throws then
+// has failed.
+void Server::compute(std::span<const Share> shares) {
+  Flight flight;
+  for (const Share& share : shares) {
+    flight.shares.push_back(share);
+    flight.ids.push_back(id_of(share.group));
+  }
+  const auto goes_on = [&](int id) { return !entry(id).outcome.finished && !entry(id).group->finished(); };
+  try {
+    forward(flight);
+  } catch (const std::exception& error) {
+    land(flight.is_ordered ? 1 : 0);
+    for (std::size_t i = 0; i < shares.size(); ++i) {
+      if (goes_on(flight.ids[i]) && shares.size() > 1) {
+        compute(shares.subspan(i, 1));
+      } else if (goes_on(flight.ids[i])) {
+        finish(flight.ids[i], common::FinishReason::kFailed, error.what());
+      }
+    }
+    return;
+  }
+  // While a GPU is at it, the step before is brought to its end. Its tokens are what this one has computed.
+  const std::vector<common::Token> before = land(1);
+  clock_.step_computed(flight.batch.num_tokens());
+  for (common::Token& token : flight.batch.tokens) {
+    token = token < 0 ? before[static_cast<std::size_t>(-1 - token)] : token;
+  }
+  engine_.commit(flight.batch);
+  report_.usage = engine_.manager().usage();
+  int row = 0;
+  for (std::size_t i = 0; i < shares.size(); ++i) {
+    if (goes_on(flight.ids[i])) {
+      entry(flight.ids[i]).group->computed();
+      if (flight.is_greedy && shares[i].work.with_logits) {
+        entry(flight.ids[i]).sampling->expect(row);
+      }
+    }
+    row += num_rows(shares[i]);
+  }
+  const bool runs_ahead = flight.is_greedy && options_.run_ahead.value_or(engine_.gpu() != nullptr);
+  flight_ = std::move(flight);
+  if (!runs_ahead) {
+    land(0);
+  }
+}
+
+void Server::forward(Flight& flight) {
+  const KvCacheManager& manager = engine_.manager();
+  RaggedBatch& batch = flight.batch;
+  flight.is_greedy = true;
+  for (std::size_t i = 0; i < flight.shares.size(); ++i) {
+    const Work& work = flight.shares[i].work;
+    const Entry& served = entry(flight.ids[i]);
+    for (std::size_t j = 0; j < work.sequences.size(); ++j) {
+      const SequenceId sequence = work.sequences[j];
+      const std::vector<common::Token> next =
+          served.group->tokens(sequence, manager.length(sequence), work.num_tokens[j]);
+      batch.add(manager, sequence, next, work.with_logits);
+    }
+    flight.is_greedy =
+        flight.is_greedy && (!work.with_logits || (served.sampling != nullptr && served.sampling->is_greedy()));
+  }
+  batch.on_layer = on_layer_;
+  if (on_pass_) {
+    on_pass_(batch);
+  }
+  if (engine_.gpu() == nullptr && flight_.has_value()) {  // a GPU puts the tokens in by itself
+    for (common::Token& token : batch.tokens) {
+      token = token < 0 ? flight_->tokens[static_cast<std::size_t>(-1 - token)] : token;
+    }
+  }
+  engine_.forward(batch);
+  flight.is_ordered = true;
+  if (flight.is_greedy && engine_.gpu() != nullptr) {
+    return;
+  }
+  const double start = common::now_seconds();
+  flight.logits = split_rows(engine_.logits());
+  report_.waiting_seconds += engine_.gpu() != nullptr ? common::now_seconds() - start : 0.0;
+  for (std::size_t i = 0; flight.is_greedy && i < flight.logits.size(); ++i) {
+    flight.tokens.push_back(
+        common::argmax({flight.logits[i].data(), static_cast<std::size_t>(flight.logits[i].cols())}));
+  }
+}
+
+// Everybody in the flight, if there is one, goes on from what it has found. Returns its tokens if it is greedy.
+std::vector<common::Token> Server::land(int steps_ago) {
+  if (!flight_.has_value()) {
+    return {};
+  }
+  Flight flight = std::move(*flight_);
+  flight_.reset();
+  if (flight.is_greedy && engine_.gpu() != nullptr) {
+    const double start = common::now_seconds();
+    flight.tokens = engine_.gpu()->likeliest(steps_ago);
+    report_.waiting_seconds += common::now_seconds() - start;
+  }
+  int row = 0;
+  for (std::size_t i = 0; i < flight.shares.size(); ++i) {
+    const int id = flight.ids[i];
+    if (!entry(id).outcome.finished) {
+      landed_.push_back(id);
+      try {
+        deliver(flight, i, row);
+      } catch (const std::exception& error) {
+        finish(id, common::FinishReason::kFailed, error.what());
+      }
+    }
+    row += num_rows(flight.shares[i]);
+  }
+  return std::move(flight.tokens);
+}
+
+void Server::deliver(const Flight& flight, std::size_t share, int row) {
+  const int id = flight.ids[share];
+  Entry& served = entry(id);
+  if (served.stop.has_value() || num_rows(flight.shares[share]) == 0) {
+    return;
+  }
+  if (flight.is_greedy) {
+    served.sampling->take_expected(flight.tokens[static_cast<std::size_t>(row)]);
+  } else {
+    const auto first = flight.logits.begin() + row;
+    served.group->take({first, first + num_rows(flight.shares[share])});
+  }
+  hand_out_tokens(id);
+}
+
+}  // namespace
