@@ -34,7 +34,9 @@ void Metrics::add(const StepReport& report) {
   most_running = std::max(most_running, report.num_running);
   const bool is_decoding = report.num_tokens > 0 && report.num_tokens == static_cast<int>(report.served.size());
   if (std::exchange(is_decoding_, is_decoding) && is_decoding) {
+    decode_steps += 1;
     decode_tokens += report.num_tokens;
+    decode_reads += report.num_read;
     decode_seconds += seconds;
   }
   steps += report.num_tokens > 0 ? 1 : 0;
@@ -91,6 +93,16 @@ ServingFigures figures_of(const Server& server, const Metrics& metrics) {
   return figures;
 }
 
+double roofline_share(const Server& server, const Metrics& metrics) {
+  Engine& engine = server.engine();
+  if (engine.gpu() == nullptr || metrics.decode_steps == 0) {
+    return 0.0;
+  }
+  const std::int64_t bytes = metrics.decode_steps * engine.gpu()->weight_bytes_per_token() +
+                             metrics.decode_reads * engine.cache().shape().bytes_per_slot();
+  return static_cast<double>(bytes) / engine.gpu()->read_bandwidth() / metrics.decode_seconds;
+}
+
 std::string metrics_table(const Server& server, const Metrics& metrics) {
   const ServingFigures figures = figures_of(server, metrics);
   common::Table times({"milliseconds", "mean", "P50", "P99"});
@@ -114,6 +126,9 @@ std::string metrics_table(const Server& server, const Metrics& metrics) {
   if (metrics.decode_seconds > 0.0) {
     add("the same, while nobody has a prompt",
         common::format("%.1f", static_cast<double>(metrics.decode_tokens) / metrics.decode_seconds));
+  }
+  if (const double share = roofline_share(server, metrics); share > 0.0) {
+    add("of reading weights, K and V at full speed", common::format_percent(share, 1.0));
   }
   add("steps", common::format_count(metrics.steps));
   add("tokens computed", common::format_count(metrics.tokens));
@@ -157,7 +172,8 @@ std::string metrics_json(const Server& server, const Metrics& metrics, const std
                        {"waiting_for_the_gpu_seconds", metrics.waiting_seconds},
                        {"host_seconds", spread(spread_of(metrics.host_seconds))},
                        {"decode_tokens", metrics.decode_tokens},
-                       {"decode_seconds", metrics.decode_seconds}};
+                       {"decode_seconds", metrics.decode_seconds},
+                       {"decode_share_of_roofline", roofline_share(server, metrics)}};
   document["preemptions"] = {{"recomputed", metrics.thrown_out}, {"swapped", metrics.swapped_out}};
   for (const common::Counter& counter : server.counters()) {
     document["counters"][counter.name] = counter.value;

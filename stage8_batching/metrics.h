@@ -48,7 +48,9 @@ struct Metrics {
   double waiting_seconds = 0.0;
   std::vector<double> host_seconds;  // of each step, without waiting for a GPU
   // Of steps in which everybody had one token, as in the step before.
+  std::int64_t decode_steps = 0;
   std::int64_t decode_tokens = 0;
+  std::int64_t decode_reads = 0;  // of a token's K and V
   double decode_seconds = 0.0;
 
   void add(const StepReport& report);
@@ -70,6 +72,10 @@ struct ServingFigures {
   Spread per_token;       // seconds from arrival to the end, divided by the tokens of the reply
 };
 ServingFigures figures_of(const Server& server, const Metrics& metrics);
+
+// On a GPU: the time in which the steps that only decode could have read all weights, K and V that they need, at the
+// speed of a plain read measured now, as a share of the time that they took. 0: there were none.
+double roofline_share(const Server& server, const Metrics& metrics);
 
 // The report's tables, and the same for machines. clock: "virtual" or "real".
 std::string metrics_table(const Server& server, const Metrics& metrics);

@@ -58,7 +58,7 @@ bool Server::step() {
   report_.begin = clock_.now();
   const double start = common::now_seconds();
   in_step_ = true;
-  const Step plan = scheduler_.schedule();
+  Step plan = scheduler_.schedule();
   report_plan(plan);
   report_.usage = engine_.manager().usage();
   report_.scheduling_seconds = common::now_seconds() - start;
@@ -66,7 +66,7 @@ bool Server::step() {
     COMMON_CHECK(flight_.has_value(), "somebody else holds the cache");
     land(0);
   } else {
-    compute(plan.shares);
+    compute(std::move(plan.shares));
   }
   report_.computing_seconds = common::now_seconds() - start - report_.scheduling_seconds;
   in_step_ = false;
@@ -152,7 +152,10 @@ void Server::hand_out_tokens(int id) {
   seen.resize(written.size());
   for (std::size_t sample = 0; sample < written.size(); ++sample) {
     const bool has_token = written[sample].tokens.size() > seen[sample].tokens.size();
-    seen[sample] = written[sample];
+    seen[sample].finish_reason = written[sample].finish_reason;
+    if (has_token) {
+      seen[sample].tokens.push_back(written[sample].tokens.back());
+    }
     if (has_token && sample == 0) {
       served.outcome.token_times.push_back(clock_.now());
     }

@@ -49,6 +49,7 @@ struct StepReport {
   double waiting_seconds = 0.0;     // of these: for the GPU
   int token_budget = 0;
   int num_tokens = 0;
+  std::int64_t num_read = 0;    // tokens whose K and V the attention has read
   int padded_tokens = 0;        // what it would be if all were as long as the longest
   std::vector<int> served;      // the requests in the batch, in order of arrival
   std::vector<int> num_served;  // how many tokens each
@@ -95,7 +96,7 @@ class Server {
   int num_requests() const { return static_cast<int>(entries_.size()); }
   int id_of(const Group* group) const { return ids_.at(group); }  // that has not ended
   const Scheduler& scheduler() const { return scheduler_; }
-  Engine& engine() { return engine_; }
+  Engine& engine() const { return engine_; }
   // Prompts and replies share steps: a step's time is divided among its tokens.
   common::Timing timing() const { return timing_; }
   // The engine's counters, and those of the steps.
@@ -124,7 +125,7 @@ class Server {
   };
 
   std::string rejection(const Task& task) const;
-  void compute(std::span<const Share> shares);
+  void compute(std::vector<Share> shares);
   void forward(Flight& flight);
   std::vector<common::Token> land(int steps_ago);
   void deliver(const Flight& flight, std::size_t share, int row);

@@ -6,6 +6,7 @@
 //   host  | 1 | 2 | wait for 1, 3 | wait for 2, 4 |
 #include <algorithm>
 #include <exception>
+#include <numeric>
 #include <utility>
 
 #include "common/machine.h"
@@ -22,10 +23,10 @@ int num_rows(const Share& share) { return share.work.with_logits ? static_cast<i
 
 // All in one pass. If that throws, nobody knows whose fault it was: each is computed again alone, and who throws then
 // has failed.
-void Server::compute(std::span<const Share> shares) {
+void Server::compute(std::vector<Share> shares) {
   Flight flight;
-  for (const Share& share : shares) {
-    flight.shares.push_back(share);
+  flight.shares = std::move(shares);
+  for (const Share& share : flight.shares) {
     flight.ids.push_back(id_of(share.group));
   }
   const auto goes_on = [&](int id) { return !entry(id).outcome.finished && !entry(id).group->finished(); };
@@ -33,9 +34,9 @@ void Server::compute(std::span<const Share> shares) {
     forward(flight);
   } catch (const std::exception& error) {
     land(flight.is_ordered ? 1 : 0);
-    for (std::size_t i = 0; i < shares.size(); ++i) {
-      if (goes_on(flight.ids[i]) && shares.size() > 1) {
-        compute(shares.subspan(i, 1));
+    for (std::size_t i = 0; i < flight.shares.size(); ++i) {
+      if (goes_on(flight.ids[i]) && flight.shares.size() > 1) {
+        compute({flight.shares[i]});
       } else if (goes_on(flight.ids[i])) {
         finish(flight.ids[i], common::FinishReason::kFailed, error.what());
       }
@@ -49,16 +50,19 @@ void Server::compute(std::span<const Share> shares) {
     token = token < 0 ? before[static_cast<std::size_t>(-1 - token)] : token;
   }
   engine_.commit(flight.batch);
+  report_.num_read =
+      std::accumulate(flight.batch.context_lengths.begin(), flight.batch.context_lengths.end(), report_.num_read);
   report_.usage = engine_.manager().usage();
   int row = 0;
-  for (std::size_t i = 0; i < shares.size(); ++i) {
+  for (std::size_t i = 0; i < flight.shares.size(); ++i) {
+    const int count = num_rows(flight.shares[i]);
     if (goes_on(flight.ids[i])) {
       entry(flight.ids[i]).group->computed();
-      if (flight.is_greedy && shares[i].work.with_logits) {
+      if (flight.is_greedy && count > 0) {
         entry(flight.ids[i]).sampling->expect(row);
       }
     }
-    row += num_rows(shares[i]);
+    row += count;
   }
   const bool runs_ahead = flight.is_greedy && options_.run_ahead.value_or(engine_.gpu() != nullptr);
   flight_ = std::move(flight);

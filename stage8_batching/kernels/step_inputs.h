@@ -1,4 +1,5 @@
-// What a step of a CudaRunner reads: the host writes it, and two copies bring it over.
+// What a step of a CudaRunner reads: the host writes it, one copy brings it over, and one launch gives every block
+// table a row of its own.
 #pragma once
 
 #include <algorithm>
@@ -11,6 +12,7 @@
 #include "common/check.h"
 #include "common/cuda/device.h"
 #include "common/cuda/pinned.h"
+#include "spread_tables.h"
 
 namespace stage8 {
 
@@ -21,10 +23,9 @@ class StepInputs {
   StepInputs(int most_tokens, int most_blocks)
       : max_tokens_(most_tokens),
         max_blocks_(most_blocks),
-        host_(kArrays * stride()),
-        device_(kArrays * stride()),
-        host_tables_(static_cast<std::size_t>(most_tokens) * static_cast<std::size_t>(most_blocks)),
-        device_tables_(host_tables_.size()) {}
+        tables_(static_cast<std::size_t>(most_tokens) * static_cast<std::size_t>(most_blocks)),
+        host_(kArrays * stride() + tables_.size()),
+        device_(host_.size()) {}
 
   // padded_sequences: as many as the step's, or more; those beyond are inactive and have one token each.
   void upload(const GpuStep& step, int padded_sequences, const common::Stream& stream) {
@@ -43,7 +44,7 @@ class StepInputs {
     num_decodes_ = static_cast<int>(chunks - order.begin());
     std::vector<int> new_rows(step.tokens.size());
     num_tokens_ = 0;
-    longest_table_ = 1;
+    host(kTableStarts)[0] = 0;
     for (int i = 0; i < count; ++i) {
       const int sequence = order[static_cast<std::size_t>(i)];
       host(kContextLengths)[i] = at(step.context_lengths, sequence);
@@ -66,13 +67,11 @@ class StepInputs {
       host(kLogitsRows)[i] = num_tokens_;
       add_token(0, 0, -1);
     }
-    CUDA_CHECK(cudaMemcpyAsync(device_.data(), host_.data(), host_.size() * sizeof(int), cudaMemcpyHostToDevice,
-                               stream.get()));
-    const std::size_t pitch = static_cast<std::size_t>(max_blocks_) * sizeof(int);
-    CUDA_CHECK(cudaMemcpy2DAsync(device_tables_.data(), pitch, host_tables_.data(), pitch,
-                                 static_cast<std::size_t>(longest_table_) * sizeof(int),
-                                 static_cast<std::size_t>(count), cudaMemcpyHostToDevice, stream.get()));
+    const std::size_t used = kArrays * stride() + static_cast<std::size_t>(host(kTableStarts)[count]);
+    CUDA_CHECK(cudaMemcpyAsync(device_.data(), host_.data(), used * sizeof(int), cudaMemcpyHostToDevice, stream.get()));
     copied_.record(stream);
+    spread_tables(device_.data() + kArrays * stride(), device(kTableStarts), count, max_blocks_, tables_.data(),
+                  stream.get());
   }
 
   // Of the last upload.
@@ -87,10 +86,19 @@ class StepInputs {
   const int* tokens() const { return device(kTokens); }
   const int* positions() const { return device(kPositions); }
   const int* slot_mapping() const { return device(kSlots); }
-  const int* block_tables() const { return device_tables_.data(); }  // [max_tokens, max_blocks]
+  const int* block_tables() const { return tables_.data(); }  // [max_tokens, max_blocks]
 
  private:
-  enum Array : std::size_t { kContextLengths, kQueryStarts, kLogitsRows, kTokens, kPositions, kSlots, kArrays };
+  enum Array : std::size_t {
+    kContextLengths,
+    kQueryStarts,
+    kLogitsRows,
+    kTokens,
+    kPositions,
+    kSlots,
+    kTableStarts,
+    kArrays
+  };
   std::size_t stride() const { return static_cast<std::size_t>(max_tokens_) + 4; }
   int* host(Array array) const { return host_.data() + array * stride(); }
   const int* device(Array array) const { return device_.data() + array * stride(); }
@@ -107,8 +115,9 @@ class StepInputs {
     const int begin = at(step.table_starts, sequence);
     const int length = at(step.table_starts, sequence + 1) - begin;
     COMMON_CHECK(length <= max_blocks_, "the sequence is longer than the model's context");
-    std::copy_n(step.block_tables.begin() + begin, length, host_tables_.data() + std::int64_t{row} * max_blocks_);
-    longest_table_ = std::max(longest_table_, length);
+    int* const starts = host(kTableStarts);
+    std::copy_n(step.block_tables.begin() + begin, length, host_.data() + kArrays * stride() + starts[row]);
+    starts[row + 1] = starts[row] + length;
   }
 
   int max_tokens_;
@@ -116,11 +125,9 @@ class StepInputs {
   int num_tokens_ = 0;
   int num_decodes_ = 0;
   int num_rows_ = 0;
-  int longest_table_ = 0;
-  common::PinnedArray<int> host_;
-  common::DeviceArray<int> device_;
-  common::PinnedArray<int> host_tables_;
-  common::DeviceArray<int> device_tables_;
+  common::DeviceArray<int> tables_;
+  common::PinnedArray<int> host_;    // the arrays, and then all block tables, one after the other
+  common::DeviceArray<int> device_;  // likewise
   common::Event copied_;
 };
 
