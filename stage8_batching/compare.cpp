@@ -60,6 +60,7 @@ Run run_way(const common::Llama& model, const CompareOptions& options, const Way
   scheduler.reserve_ahead = way.reserve_ahead;
   scheduler.max_sequences = way.most_sequences > 0 ? way.most_sequences : scheduler.max_sequences;
   set_preemption_costs(scheduler, model, engine.cache().shape());
+  warm_up(engine, scheduler);
   RealClock real_clock;
   VirtualClock virtual_clock;
   Clock& clock = options.virtual_clock ? static_cast<Clock&>(virtual_clock) : real_clock;

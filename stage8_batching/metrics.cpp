@@ -37,6 +37,7 @@ void Metrics::add(const StepReport& report) {
     decode_steps += 1;
     decode_tokens += report.num_tokens;
     decode_reads += report.num_read;
+    host_seconds.push_back(report.scheduling_seconds + report.computing_seconds - report.waiting_seconds);
     decode_seconds += seconds;
   }
   steps += report.num_tokens > 0 ? 1 : 0;
@@ -48,7 +49,6 @@ void Metrics::add(const StepReport& report) {
   scheduling_seconds += report.scheduling_seconds;
   computing_seconds += report.computing_seconds;
   waiting_seconds += report.waiting_seconds;
-  host_seconds.push_back(report.scheduling_seconds + report.computing_seconds - report.waiting_seconds);
 }
 
 ServingFigures figures_of(const Server& server, const Metrics& metrics) {
@@ -114,7 +114,7 @@ std::string metrics_table(const Server& server, const Metrics& metrics) {
   add_spread("between tokens", figures.between_tokens);
   add_spread("from arrival to end, a token", figures.per_token);
   if (metrics.waiting_seconds > 0.0) {
-    add_spread("of a step, the host's work", spread_of(metrics.host_seconds));
+    add_spread("the host's work, a step that only decodes", spread_of(metrics.host_seconds));
   }
 
   common::Table table({"measured", "value"});

@@ -46,8 +46,8 @@ struct Metrics {
   double scheduling_seconds = 0.0;
   double computing_seconds = 0.0;
   double waiting_seconds = 0.0;
-  std::vector<double> host_seconds;  // of each step, without waiting for a GPU
   // Of steps in which everybody had one token, as in the step before.
+  std::vector<double> host_seconds;  // of each of them, without waiting for a GPU
   std::int64_t decode_steps = 0;
   std::int64_t decode_tokens = 0;
   std::int64_t decode_reads = 0;  // of a token's K and V

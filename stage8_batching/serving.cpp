@@ -5,6 +5,7 @@
 #include <fstream>
 #include <iostream>
 #include <map>
+#include <numeric>
 #include <optional>
 
 #include "common/check.h"
@@ -123,6 +124,7 @@ void run_serve(const common::Session& session, const ServingOptions& options) {
   Engine engine(model, fitting(options.engine, options.scheduler));
   SchedulerOptions scheduler = options.scheduler;
   set_preemption_costs(scheduler, model, engine.cache().shape());
+  warm_up(engine, scheduler);
   RealClock real_clock;
   VirtualClock virtual_clock;
   Clock& clock = options.virtual_clock ? static_cast<Clock&>(virtual_clock) : real_clock;
@@ -187,8 +189,9 @@ void add_scheduler_options(CLI::App& command, SchedulerOptions& scheduler, Engin
       .add_option("--preemption", scheduler.preemption,
                   "what becomes of a request that gives way: recompute, swap, or auto, whichever is cheaper")
       ->transform(CLI::CheckedTransformer(kinds, CLI::ignore_case));
-  command.add_flag("--run-ahead,!--no-run-ahead", scheduler.run_ahead,
-                   "schedule a step before the tokens of the one before are known (default: on a GPU)");
+  command.add_flag_function(
+      "--run-ahead,!--no-run-ahead", [&scheduler](std::int64_t count) { scheduler.run_ahead = count > 0; },
+      "schedule a step before the tokens of the one before are known (default: on a GPU)");
   command.add_option("--host-slots", engine.num_host_slots, "room for what is swapped out, in tokens")
       ->check(CLI::Range(0, 1 << 24))
       ->capture_default_str();
@@ -200,6 +203,36 @@ void set_preemption_costs(SchedulerOptions& scheduler, const common::Llama& mode
   constexpr std::int64_t kOperationsPerByte = 16;
   scheduler.token_compute_cost = 2 * model.num_parameters() / kOperationsPerByte;
   scheduler.block_swap_cost = 2 * shape.bytes_per_slot() * shape.block_size;  // out and in
+}
+
+void warm_up(Engine& engine, const SchedulerOptions& scheduler) {
+  if (engine.gpu() == nullptr) {
+    return;
+  }
+  // Tokens that are kept nowhere. First a chunk as long as a step, over a table that names block 0 all the time.
+  const int length = std::min(scheduler.token_budget, engine.manager().usage().total);
+  std::vector<common::Token> tokens(static_cast<std::size_t>(length));
+  std::vector<int> positions(tokens.size());
+  const std::vector<int> no_slots(tokens.size(), -1);
+  const std::vector<int> table(tokens.size() / static_cast<std::size_t>(engine.manager().block_size()) + 1);
+  engine.gpu()->forward({tokens, positions, no_slots, std::vector{0, length}, std::vector{length}, table,
+                         std::vector{0, static_cast<int>(table.size())}, std::vector{length - 1}});
+  // Then a token each for so many inactive sequences.
+  for (int size = 1; size <= std::min(scheduler.max_sequences, length); size += std::min(size, 8)) {
+    const auto count = static_cast<std::size_t>(size);
+    const std::vector<int> zeros(count + 1);
+    std::vector<int> ascending(count + 1);
+    std::iota(ascending.begin(), ascending.end(), 0);
+    engine.gpu()->forward({std::span(tokens).first(count),
+                           std::span(positions).first(count),
+                           std::span(no_slots).first(count),
+                           ascending,
+                           std::span(zeros).first(count),
+                           {},
+                           zeros,
+                           std::span(ascending).first(count)});
+  }
+  engine.gpu()->likeliest(0);
 }
 
 EngineOptions fitting(EngineOptions engine, const SchedulerOptions& scheduler) {

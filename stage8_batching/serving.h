@@ -33,6 +33,9 @@ void add_scheduler_options(CLI::App& command, SchedulerOptions& scheduler, Engin
 // Sets what kAuto compares: bytes that move against arithmetic, for this model.
 void set_preemption_costs(SchedulerOptions& scheduler, const common::Llama& model, const KvCacheShape& shape);
 
+// On a GPU: all that is slow when it is done for the first time, such as recording steps. Leaves nothing behind.
+void warm_up(Engine& engine, const SchedulerOptions& scheduler);
+
 // An engine whose forward passes hold a step.
 EngineOptions fitting(EngineOptions engine, const SchedulerOptions& scheduler);
 

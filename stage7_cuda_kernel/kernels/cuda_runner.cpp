@@ -6,6 +6,7 @@
 #include <map>
 #include <set>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "../bench/timing.h"
@@ -89,8 +90,8 @@ struct CudaRunner::Impl {
     return {.num_sequences = count,
             .num_heads = model.config().num_heads,
             .context_lengths = inputs.context_lengths() + first,
-            .block_tables = inputs.block_tables() + std::int64_t{first} * inputs.max_blocks(),
-            .max_blocks_per_sequence = inputs.max_blocks()};
+            .block_tables = inputs.block_tables() + std::int64_t{first} * inputs.table_pitch(),
+            .max_blocks_per_sequence = inputs.table_pitch()};
   }
 
   Pages pages(int layer) const {
@@ -169,7 +170,7 @@ struct CudaRunner::Impl {
   DeviceArray<int> likeliest;     // [num_rows]
   std::array<Answer, 2> answers;  // to the last two steps
   int last_answer = 0;
-  std::map<int, common::Graph> steps;  // by the number of sequences: recorded when they are first needed
+  std::map<std::pair<int, int>, common::Graph> steps;  // by the number of sequences, and their tables' pitch
 };
 
 std::string CudaRunner::unsupported(const common::LlamaConfig& config, const KvCacheShape& shape, Precision precision) {
@@ -224,11 +225,12 @@ void CudaRunner::forward(const GpuStep& step) {
     impl_->answer();
     return;
   }
-  // Six launches a layer and four more, the same for every step of this size: recorded once, and replayed with other
-  // numbers in the inputs.
-  auto found = impl_->steps.find(size);
+  // Six launches a layer and four more, the same for every step of this size: recorded when it first comes, and
+  // replayed with other numbers in the inputs.
+  const std::pair shape(size, inputs.table_pitch());
+  auto found = impl_->steps.find(shape);
   if (found == impl_->steps.end()) {
-    found = impl_->steps.try_emplace(size, impl_->stream, [&] { impl_->run(size, size, 0, size); }).first;
+    found = impl_->steps.try_emplace(shape, impl_->stream, [&] { impl_->run(size, size, 0, size); }).first;
   }
   found->second.launch(impl_->stream);
   impl_->answer();

@@ -1,5 +1,4 @@
-// What a step of a CudaRunner reads: the host writes it, one copy brings it over, and one launch gives every block
-// table a row of its own.
+// What a step of a CudaRunner reads: the host writes it, and one copy brings it over.
 #pragma once
 
 #include <algorithm>
@@ -12,30 +11,36 @@
 #include "common/check.h"
 #include "common/cuda/device.h"
 #include "common/cuda/pinned.h"
-#include "spread_tables.h"
 
 namespace stage8 {
 
-// Sequences with a single token come first: they are decode attention's, and the others ragged attention's. Arrays
-// stand at the same places in every step, so that a recorded step finds them.
+// Sequences with a single token come first: they are decode attention's, and the others ragged attention's. Where an
+// array stands depends on the number of tokens and on the pitch of the block tables alone, so that a recorded step
+// finds it again.
 class StepInputs {
  public:
   StepInputs(int most_tokens, int most_blocks)
       : max_tokens_(most_tokens),
         max_blocks_(most_blocks),
-        tables_(static_cast<std::size_t>(most_tokens) * static_cast<std::size_t>(most_blocks)),
-        host_(kArrays * stride() + tables_.size()),
+        host_(static_cast<std::size_t>(most_tokens) * rounded_pitch(most_blocks) + kArrays * stride(most_tokens)),
         device_(host_.size()) {}
 
   // padded_sequences: as many as the step's, or more; those beyond are inactive and have one token each.
   void upload(const GpuStep& step, int padded_sequences, const common::Stream& stream) {
     const auto count = static_cast<int>(step.context_lengths.size());
+    const int num_tokens = static_cast<int>(step.tokens.size()) + padded_sequences - count;
     COMMON_CHECK(count > 0 && count <= padded_sequences, "a step has sequences");
-    COMMON_CHECK(static_cast<int>(step.tokens.size()) + padded_sequences - count <= max_tokens_,
-                 "a step has at most the tokens that were announced");
+    COMMON_CHECK(num_tokens <= max_tokens_, "a step has at most the tokens that were announced");
     COMMON_CHECK(step.positions.size() == step.tokens.size() && step.slot_mapping.size() == step.tokens.size(),
                  "each token has a position and a slot");
     copied_.wait();  // the host's arrays may still be on their way
+    int longest_table = 1;
+    for (int s = 0; s < count; ++s) {
+      longest_table = std::max(longest_table, at(step.table_starts, s + 1) - at(step.table_starts, s));
+    }
+    COMMON_CHECK(longest_table <= max_blocks_, "the sequence is longer than the model's context");
+    pitch_ = rounded_pitch(longest_table);
+    stride_ = stride(num_tokens);
 
     const auto num_queries = [&](int s) { return at(step.query_starts, s + 1) - at(step.query_starts, s); };
     std::vector<int> order(static_cast<std::size_t>(count));
@@ -44,7 +49,6 @@ class StepInputs {
     num_decodes_ = static_cast<int>(chunks - order.begin());
     std::vector<int> new_rows(step.tokens.size());
     num_tokens_ = 0;
-    host(kTableStarts)[0] = 0;
     for (int i = 0; i < count; ++i) {
       const int sequence = order[static_cast<std::size_t>(i)];
       host(kContextLengths)[i] = at(step.context_lengths, sequence);
@@ -55,7 +59,9 @@ class StepInputs {
         new_rows[static_cast<std::size_t>(token)] = num_tokens_;
         add_token(at(step.tokens, token), at(step.positions, token), at(step.slot_mapping, token));
       }
-      add_table(i, step, sequence);
+      std::copy(step.block_tables.begin() + at(step.table_starts, sequence),
+                step.block_tables.begin() + at(step.table_starts, sequence + 1),
+                host(kBlockTables) + static_cast<std::size_t>(i) * pitch_);
     }
     host(kQueryStarts)[count - num_decodes_] = num_tokens_ - num_decodes_;
     num_rows_ = 0;
@@ -67,41 +73,39 @@ class StepInputs {
       host(kLogitsRows)[i] = num_tokens_;
       add_token(0, 0, -1);
     }
-    const std::size_t used = kArrays * stride() + static_cast<std::size_t>(host(kTableStarts)[count]);
+    const std::size_t used = kBlockTables * stride_ + static_cast<std::size_t>(count) * pitch_;
     CUDA_CHECK(cudaMemcpyAsync(device_.data(), host_.data(), used * sizeof(int), cudaMemcpyHostToDevice, stream.get()));
     copied_.record(stream);
-    spread_tables(device_.data() + kArrays * stride(), device(kTableStarts), count, max_blocks_, tables_.data(),
-                  stream.get());
   }
 
   // Of the last upload.
   int num_tokens() const { return num_tokens_; }    // padding included
   int num_decodes() const { return num_decodes_; }  // sequences with one token, padding excluded
   int num_rows() const { return num_rows_; }        // whose logits are wanted, likewise
-
-  int max_blocks() const { return max_blocks_; }
+  int table_pitch() const { return static_cast<int>(pitch_); }
   const int* context_lengths() const { return device(kContextLengths); }
   const int* query_starts() const { return device(kQueryStarts); }  // of the sequences after the decodes, from 0 on
   const int* logits_rows() const { return device(kLogitsRows); }
   const int* tokens() const { return device(kTokens); }
   const int* positions() const { return device(kPositions); }
   const int* slot_mapping() const { return device(kSlots); }
-  const int* block_tables() const { return tables_.data(); }  // [max_tokens, max_blocks]
+  const int* block_tables() const { return device(kBlockTables); }  // [num_sequences, table_pitch]
 
  private:
-  enum Array : std::size_t {
-    kContextLengths,
-    kQueryStarts,
-    kLogitsRows,
-    kTokens,
-    kPositions,
-    kSlots,
-    kTableStarts,
-    kArrays
-  };
-  std::size_t stride() const { return static_cast<std::size_t>(max_tokens_) + 4; }
-  int* host(Array array) const { return host_.data() + array * stride(); }
-  const int* device(Array array) const { return device_.data() + array * stride(); }
+  enum Array : std::size_t { kContextLengths, kQueryStarts, kLogitsRows, kTokens, kPositions, kSlots, kBlockTables };
+  static constexpr std::size_t kArrays = kBlockTables;
+  // Of whole 16 bytes, and one more than there are tokens.
+  static std::size_t stride(int num_tokens) { return static_cast<std::size_t>(num_tokens) / 4 * 4 + 4; }
+  // Few different ones, since each is recorded by itself: 16, 64, 256, …
+  static std::size_t rounded_pitch(int num_blocks) {
+    std::size_t pitch = 16;
+    while (pitch < static_cast<std::size_t>(num_blocks)) {
+      pitch *= 4;
+    }
+    return pitch;
+  }
+  int* host(Array array) const { return host_.data() + array * stride_; }
+  const int* device(Array array) const { return device_.data() + array * stride_; }
   static int at(std::span<const int> values, int index) { return values[static_cast<std::size_t>(index)]; }
 
   void add_token(int token, int position, int slot) {
@@ -111,23 +115,15 @@ class StepInputs {
     num_tokens_ += 1;
   }
 
-  void add_table(int row, const GpuStep& step, int sequence) {
-    const int begin = at(step.table_starts, sequence);
-    const int length = at(step.table_starts, sequence + 1) - begin;
-    COMMON_CHECK(length <= max_blocks_, "the sequence is longer than the model's context");
-    int* const starts = host(kTableStarts);
-    std::copy_n(step.block_tables.begin() + begin, length, host_.data() + kArrays * stride() + starts[row]);
-    starts[row + 1] = starts[row] + length;
-  }
-
   int max_tokens_;
   int max_blocks_;
   int num_tokens_ = 0;
   int num_decodes_ = 0;
   int num_rows_ = 0;
-  common::DeviceArray<int> tables_;
-  common::PinnedArray<int> host_;    // the arrays, and then all block tables, one after the other
-  common::DeviceArray<int> device_;  // likewise
+  std::size_t stride_ = 0;
+  std::size_t pitch_ = 16;
+  common::PinnedArray<int> host_;  // the arrays, [stride] each, and then the block tables, [num_sequences, pitch]
+  common::DeviceArray<int> device_;
   common::Event copied_;
 };
 
