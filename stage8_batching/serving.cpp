@@ -210,7 +210,8 @@ void warm_up(Engine& engine, const SchedulerOptions& scheduler) {
     return;
   }
   // Tokens that are kept nowhere. First a chunk as long as a step, over a table that names block 0 all the time.
-  const int length = std::min(scheduler.token_budget, engine.manager().usage().total);
+  const int length =
+      std::min({scheduler.token_budget, engine.manager().usage().total, engine.model().config().context_length});
   std::vector<common::Token> tokens(static_cast<std::size_t>(length));
   std::vector<int> positions(tokens.size());
   const std::vector<int> no_slots(tokens.size(), -1);

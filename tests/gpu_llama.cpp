@@ -1,4 +1,5 @@
 // The Llama forward pass on the GPU, held to the CPU's.
+#include <array>
 #include <cmath>
 #include <numeric>
 #include <string>
@@ -145,7 +146,7 @@ TEST_CASE("GPU Llama: published shapes, any number of tokens, positions out of o
   Random random(3);
   for (const Precision precision : {Precision::kFloat32, Precision::kBFloat16}) {
     CudaLlama model(cpu_model, precision, 257);
-    for (const int num_tokens : {1, 2, 7, 8, 9, 33, 257}) {
+    for (const int num_tokens : {1, 2, 7, 8, 9, 16, 17, 31, 32, 33, 63, 64, 65, 257}) {
       const std::vector<int> tokens = random_numbers(random, num_tokens, config.vocab_size);
       const std::vector<int> positions = random_numbers(random, num_tokens, config.context_length);
       const common::AttentionFn attention = local_attention(config);
@@ -153,6 +154,52 @@ TEST_CASE("GPU Llama: published shapes, any number of tokens, positions out of o
       CAPTURE(name, static_cast<int>(precision), num_tokens);
       const Matrix logits = gpu_logits(model, tokens, positions, on_host(model, attention));
       CHECK(complaint(logits, expected, precision, config.num_layers) == kNoComplaint);
+    }
+  }
+}
+
+TEST_CASE("GPU Llama: shapes that fit no tile, and logits of chosen rows", "[gpu]") {
+  if (!common::has_cuda_device()) {
+    SKIP_TEST("there is no GPU");
+  }
+  // Vocabulary, hidden size, heads, their size, feed-forward size. Just beyond what a block or a cluster takes, or just
+  // not, and so small that most blocks have little to do.
+  using Sizes = std::array<int, 5>;
+  const Sizes sizes = GENERATE(Sizes{1003, 72, 9, 8, 104}, Sizes{61, 776, 3, 24, 1528}, Sizes{517, 1536, 1, 8, 776},
+                               Sizes{77, 1544, 3, 8, 104}, Sizes{24, 64, 1, 8, 17416});
+  const LlamaConfig config{.vocab_size = sizes[0],
+                           .context_length = 100,
+                           .hidden_size = sizes[1],
+                           .num_layers = 2,
+                           .num_heads = sizes[2],
+                           .num_kv_heads = 1,
+                           .head_dim = sizes[3],
+                           .feed_forward_size = sizes[4]};
+  const Llama cpu_model(config, 7);
+  const common::AttentionFn attention = local_attention(config);
+  Random random(5);
+  for (const Precision precision : {Precision::kFloat32, Precision::kBFloat16}) {
+    CudaLlama model(cpu_model, precision, 70);
+    for (const int num_tokens : {1, 5, 9, 16, 17, 24, 32, 33, 64, 65}) {
+      const std::vector<int> tokens = random_numbers(random, num_tokens, config.vocab_size);
+      const std::vector<int> positions = random_numbers(random, num_tokens, config.context_length);
+      const Matrix expected = cpu_model.logits(cpu_model.forward(tokens, positions, attention));
+      for (const int num_rows : {1, 8, 13, 32, 70}) {
+        std::vector<int> rows = random_numbers(random, num_rows, num_tokens);
+        Matrix chosen(num_rows, config.vocab_size);
+        for (int i = 0; i < num_rows; ++i) {
+          chosen.row(i) = expected.row(rows[static_cast<std::size_t>(i)]);
+        }
+        rows[rows.size() / 2] = num_tokens;  // a row that the forward pass did not have
+        chosen.row(num_rows / 2).setZero();
+        CAPTURE(config.hidden_size, static_cast<int>(precision), num_tokens, num_rows);
+        Matrix logits = gpu_logits(model, tokens, positions, on_host(model, attention), rows);
+        CHECK(logits.row(num_rows / 2).array().isNaN().all());
+        logits.row(num_rows / 2).setZero();
+        if (num_rows > 1) {
+          CHECK(complaint(logits, chosen, precision, config.num_layers) == kNoComplaint);
+        }
+      }
     }
   }
 }

@@ -38,10 +38,10 @@ TEST_CASE("GPU Llama: a graph's replays equal eager steps, bit for bit", "[gpu]"
     SKIP_TEST("there is no GPU");
   }
   const auto precision = GENERATE(Precision::kFloat32, Precision::kBFloat16);
-  const int num_tokens = GENERATE(1, 3, 8, 9, 40);
+  const int num_tokens = GENERATE(1, 3, 8, 9, 16, 31, 32, 40, 64);
   LlamaConfig config = common::synthetic_config("smollm2-135m");
   config.num_layers = 3;
-  CudaLlama model(config, 11, precision, 40);
+  CudaLlama model(config, 11, precision, 64);
   const common::Stream stream;
   DeviceArray<int> tokens(static_cast<std::size_t>(num_tokens));
   DeviceArray<int> positions(static_cast<std::size_t>(num_tokens));
@@ -148,11 +148,11 @@ TEST_CASE("GPU Llama: tokens and rows that do not exist are NaN, and only they",
     SKIP_TEST("there is no GPU");
   }
   const auto precision = GENERATE(Precision::kFloat32, Precision::kBFloat16);
-  const int num_tokens = GENERATE(1, 4, 12);
+  const int num_tokens = GENERATE(1, 4, 12, 32, 33);
   LlamaConfig config = common::synthetic_config("smollm2-135m");
   config.num_layers = 2;
   config.vocab_size = 1000;
-  CudaLlama model(config, 1, precision, 12);
+  CudaLlama model(config, 1, precision, 33);
   Random random(9);
   std::vector<int> tokens = random_numbers(random, num_tokens, config.vocab_size);
   const std::vector<int> positions = random_numbers(random, num_tokens, 100);

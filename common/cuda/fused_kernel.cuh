@@ -19,38 +19,15 @@
 
 namespace common {
 
-// One over the root of the mean square of a row of x, from the sums of its squares; in every lane of the warp. NaN for
-// a row that does not exist.
-__device__ __forceinline__ float norm_scale(const FusedLinear& linear, int token, int lane) {
-  const int row = linear.rows == nullptr ? token : linear.rows[token];
-  const bool exists = row >= 0 && row < linear.num_x_rows;
-  if (linear.squares == nullptr) {
-    return exists ? 1.0F : __int_as_float(0x7FFFFFFF);
-  }
-  const int count = linear.num_cols / kSquaresColumns;
-  const float* squares = linear.squares + std::int64_t{exists ? row : 0} * count;
-  float sum = 0.0F;
-  for (int first = lane; first < count; first += 8 * 32) {
-    float values[8];  // all under way before the first is added
-#pragma unroll
-    for (int i = 0; i < 8; ++i) {
-      values[i] = first + 32 * i < count ? __ldcg(squares + first + 32 * i) : 0.0F;
-    }
-#pragma unroll
-    for (const float value : values) {
-      sum += value;
-    }
-  }
-  sum = warp_sum(sum);
-  return exists ? rsqrtf(sum / static_cast<float>(linear.num_cols) + linear.epsilon) : __int_as_float(0x7FFFFFFF);
-}
-
 // Finish: what becomes of the sums. early() loads what it needs for that while the sums are under way.
 // kSlots: pieces of one tile that a warp visits at a time: a batch. kStages: visits that the ring holds.
-template <typename Scalar, typename Finish, int kSlots, int kStages, bool kManyBatches>
-__global__ void __launch_bounds__(kThreads, 2) fused_linear(const FusedLinear linear, const Finish finish) {
-  extern __shared__ uint4 ring[];                      // [kStages][kSlots][kThreads]
-  __shared__ float2 partial_sums[kGroup][kWarps][32];  // [.][.][token, pair of rows]
+// kTokens: the most tokens, 8, 16 or 32.
+template <typename Scalar, typename Finish, int kTokens, int kSlots, int kStages, bool kManyBatches>
+__global__ void __launch_bounds__(kThreads, kTokens == 8 ? 2 : 1)
+    fused_linear(const FusedLinear linear, const Finish finish) {
+  extern __shared__ uint4 ring[];      // [kStages][kSlots][kThreads]
+  constexpr int kPairs = 4 * kTokens;  // of a tile's sums: one token's, of two rows
+  __shared__ float2 partial_sums[kGroup<kTokens>][kWarps][kPairs];
   __shared__ float scales[kTokens];
 
   allow_next_launch();
@@ -69,7 +46,7 @@ __global__ void __launch_bounds__(kThreads, 2) fused_linear(const FusedLinear li
   };
   const auto slot_of = [&](int stage, int slot) { return ring + (stage * kSlots + slot) * kThreads + threadIdx.x; };
   // One visit is one group of copies, also when there is nothing left to copy: so waiting can count groups.
-  Visit ahead;
+  Visit<kTokens> ahead;
   const auto copy_visit = [&](int stage) {
     if (ahead.tile < num_tiles) {
       const int row = (first_tile + ahead.tile) * kTileRows + lane / 4;
@@ -91,41 +68,68 @@ __global__ void __launch_bounds__(kThreads, 2) fused_linear(const FusedLinear li
   finish.prefetch((first_tile + warp) * kTileRows);
   wait_for_previous_launch();
 
-  const int token = sizeof(Scalar) == 2 ? lane / 4 : 0;
-  int x_row = token;
-  if (linear.rows != nullptr && token < linear.num_tokens) {
-    x_row = linear.rows[token];
+  constexpr int kEights = kTokens / 8;  // of tokens
+  int x_rows[kEights];
+#pragma unroll
+  for (int i = 0; i < kEights; ++i) {
+    x_rows[i] = row_of_x(linear, sizeof(Scalar) == 2 ? 8 * i + lane / 4 : 0);
   }
-  const bool has_row = token < linear.num_tokens && x_row >= 0 && x_row < linear.num_x_rows;
-  const Scalar* x_values = static_cast<const Scalar*>(linear.x) + std::int64_t{has_row ? x_row : 0} * linear.num_cols;
-  const auto load = [&](int batch, uint4(&destination)[kSlots]) {
+  const auto load = [&](int batch, uint4(&destination)[kSlots][kEights]) {
     const int column = first_column(batch);
 #pragma unroll
-    for (int slot = 0; slot < kSlots; ++slot) {
-      const bool exists = has_row && column + slot * kStride < linear.num_cols;
-      destination[slot] = exists ? __ldcg(reinterpret_cast<const uint4*>(x_values + column + slot * kStride)) : uint4{};
+    for (int i = 0; i < kEights; ++i) {
+      const Scalar* source =
+          static_cast<const Scalar*>(linear.x) + std::int64_t{max(x_rows[i], 0)} * linear.num_cols + column;
+#pragma unroll
+      for (int slot = 0; slot < kSlots; ++slot) {
+        const bool exists = x_rows[i] >= 0 && column + slot * kStride < linear.num_cols;
+        destination[slot][i] = exists ? load_x_piece(source + slot * kStride) : uint4{};
+      }
     }
   };
-  uint4 x[kSlots];
+  const unsigned zero = linear.num_cols < 0 ? 1 : 0;
+  uint4 x[kSlots][kEights];
+  const auto interleave_x = [&] {
+    if constexpr (kTokens > 8) {
+#pragma unroll
+      for (int slot = 0; slot < kSlots; ++slot) {
+#pragma unroll
+        for (int i = 0; i < kEights; i += 2) {
+          interleave(x[slot][i], x[slot][i + 1], zero);
+        }
+      }
+    }
+  };
   load(0, x);
-  if (warp < linear.num_tokens) {
-    const float scale = norm_scale(linear, warp, lane);
-    if (lane == 0) {
-      scales[warp] = scale;
+  constexpr int kLanes = 32 / kEights;  // for each token's scale
+  const int scaled_token = warp * kEights + lane / kLanes;
+  if (warp * kEights < linear.num_tokens) {
+    const float scale = norm_scale<kLanes>(linear, scaled_token, lane % kLanes);
+    if (lane % kLanes == 0) {
+      scales[scaled_token] = scale;
     }
   }
+  interleave_x();
   int stage = 0;
-  for (int group = 0; group < num_tiles; group += kGroup) {
-    const bool is_last_group = group + kGroup >= num_tiles;
-    const int my_tile = group + warp;
-    const int my_row = (first_tile + my_tile) * kTileRows + lane % 4 * 2;
-    const bool finishes = my_tile < num_tiles && lane / 4 < linear.num_tokens && my_row < linear.num_rows;
-    const float4 early = finishes ? finish.early(lane / 4, my_row) : float4{};
+  constexpr int kPasses = kGroup<kTokens> * kPairs / kThreads;  // pairs of sums that a thread finishes
+  for (int group = 0; group < num_tiles; group += kGroup<kTokens>) {
+    const bool is_last_group = group + kGroup<kTokens> >= num_tiles;
+    const auto tile_of = [&](int pass) { return (pass * kThreads + static_cast<int>(threadIdx.x)) / kPairs; };
+    const auto token_of = [&](int pass) { return (pass * kThreads + static_cast<int>(threadIdx.x)) % kPairs / 4; };
+    const auto row_of = [&](int pass) { return (first_tile + group + tile_of(pass)) * kTileRows + lane % 4 * 2; };
+    const auto finishes = [&](int pass) {
+      return group + tile_of(pass) < num_tiles && token_of(pass) < linear.num_tokens && row_of(pass) < linear.num_rows;
+    };
+    float4 early[kPasses];
+#pragma unroll
+    for (int pass = 0; pass < kPasses; ++pass) {
+      early[pass] = finishes(pass) ? finish.early(token_of(pass), row_of(pass)) : float4{};
+    }
 
-    const int num_in_group = min(kGroup, num_tiles - group);
+    const int num_in_group = min(kGroup<kTokens>, num_tiles - group);
 #pragma unroll 1
     for (int batch = 0; batch < num_batches; ++batch) {
-      [[maybe_unused]] uint4 next_x[kSlots];
+      [[maybe_unused]] uint4 next_x[kSlots][kEights];
       if constexpr (kManyBatches) {
         load(batch + 1 == num_batches ? 0 : batch + 1, next_x);
       }
@@ -133,36 +137,66 @@ __global__ void __launch_bounds__(kThreads, 2) fused_linear(const FusedLinear li
 #pragma unroll 1
       for (int i = 0; i < num_in_group; ++i) {
         asm volatile("cp.async.wait_group %0;" ::"n"(kStages - 1) : "memory");
-        float even[2] = {};
-        float odd[2] = {};
+        const bool add = kManyBatches && batch > 0;
+        if constexpr (kTokens == 8) {
+          float even[2] = {};
+          float odd[2] = {};
 #pragma unroll
-        for (int slot = 0; slot < kSlots; ++slot) {
-          multiply(even, odd, x[slot], *slot_of(stage, slot), Scalar{});
+          for (int slot = 0; slot < kSlots; ++slot) {
+            multiply(even, odd, x[slot][0], *slot_of(stage, slot), Scalar{});
+          }
+          store_partial(&partial_sums[i][warp][0], lane, even, odd, add, Scalar{});
+        } else {
+          float sums[kTokens / 16][2][4] = {};
+#pragma unroll
+          for (int slot = 0; slot < kSlots; ++slot) {
+            const uint4 w = *slot_of(stage, slot);
+#pragma unroll
+            for (int j = 0; j < kTokens / 16; ++j) {
+              multiply_full(sums[j][0], x[slot][2 * j], w.x, w.y);
+              multiply_full(sums[j][1], x[slot][2 * j + 1], w.z, w.w);
+            }
+          }
+#pragma unroll
+          for (int j = 0; j < kTokens / 16; ++j) {
+            float2* destination = &partial_sums[i][warp][64 * j + lane];
+            store_sums(destination, sums[j][0][0] + sums[j][1][0], sums[j][0][1] + sums[j][1][1], add);
+            store_sums(destination + 32, sums[j][0][2] + sums[j][1][2], sums[j][0][3] + sums[j][1][3], add);
+          }
         }
         copy_visit(stage);
         stage = stage + 1 == kStages ? 0 : stage + 1;
-        store_partial(&partial_sums[i][warp][0], lane, even, odd, kManyBatches && batch > 0, Scalar{});
       }
       if constexpr (kManyBatches) {
 #pragma unroll
         for (int slot = 0; slot < kSlots; ++slot) {
-          x[slot] = next_x[slot];
+#pragma unroll
+          for (int j = 0; j < kEights; ++j) {
+            x[slot][j] = next_x[slot][j];
+          }
         }
+        interleave_x();
       }
     }
     __syncthreads();
-    if (my_tile < num_tiles) {
+#pragma unroll
+    for (int pass = 0; pass < kPasses; ++pass) {
+      if (group + tile_of(pass) >= num_tiles) {
+        break;
+      }
+      const bool exists = finishes(pass);
       float2 sum{};
-      if (finishes) {
+      if (exists) {
 #pragma unroll
         for (int i = 0; i < kWarps; ++i) {
-          sum.x += partial_sums[warp][i][lane].x;
-          sum.y += partial_sums[warp][i][lane].y;
+          const float2 part = partial_sums[tile_of(pass)][i][(pass * kThreads + threadIdx.x) % kPairs];
+          sum.x += part.x;
+          sum.y += part.y;
         }
-        sum.x *= scales[lane / 4];
-        sum.y *= scales[lane / 4];
+        sum.x *= scales[token_of(pass)];
+        sum.y *= scales[token_of(pass)];
       }
-      finish(finishes, lane / 4, my_row, early, sum);
+      finish(exists, token_of(pass), row_of(pass), early[pass], sum);
     }
     if (!is_last_group) {
       __syncthreads();

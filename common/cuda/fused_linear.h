@@ -10,8 +10,9 @@
 
 namespace common {
 
-// The most tokens that a fused product takes: in bfloat16 the 8 columns that a tensor core multiplies anyway.
-int max_fused_tokens(Precision precision);
+// The most tokens that fused products take, of a model whose longest row of weights has so many columns: 8 to 32 in
+// bfloat16, the fewer the longer the rows are, since every block reads all of x.
+int max_fused_tokens(Precision precision, int longest_row);
 
 // Every pointer is a device pointer; weights and x are in the model's precision.
 //

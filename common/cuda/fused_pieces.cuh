@@ -13,8 +13,10 @@ namespace common {
 inline constexpr int kWarps = 8;
 inline constexpr int kThreads = 32 * kWarps;
 inline constexpr int kTileRows = 8;
-inline constexpr int kGroup = kWarps;  // tiles whose sums are finished together, each by one warp
-inline constexpr int kTokens = 8;
+
+// Tiles whose sums are finished together.
+template <int kTokens>
+constexpr int kGroup = kTokens <= 16 ? kWarps : kWarps / 2;
 
 // How a warp splits a piece of a tile: lane 4 g + t has 16 bytes of row g, columns t * kColumns … (t + 1) * kColumns.
 template <typename Scalar>
@@ -23,6 +25,56 @@ template <typename Scalar>
 constexpr int kPieceColumns = 4 * kColumns<Scalar>;
 template <typename Scalar>
 constexpr int kColumnsOfSlot = kWarps* kPieceColumns<Scalar>;  // of all warps; a warp's slots are that far apart
+
+// The row of x that is a token's; -1 if there is no such token or row.
+__device__ __forceinline__ int row_of_x(const FusedLinear& linear, int token) {
+  if (token >= linear.num_tokens) {
+    return -1;
+  }
+  const int row = linear.rows == nullptr ? token : linear.rows[token];
+  return row >= 0 && row < linear.num_x_rows ? row : -1;
+}
+
+// One over the root of the mean square of a token's row of x, from the sums of its squares; in each of the kLanes
+// neighbouring lanes of a warp that ask for it, lane 0 to kLanes - 1. NaN for a row that does not exist.
+template <int kLanes>
+__device__ __forceinline__ float norm_scale(const FusedLinear& linear, int token, int lane) {
+  const int row = row_of_x(linear, token);
+  if (linear.squares == nullptr) {
+    return row >= 0 ? 1.0F : __int_as_float(0x7FFFFFFF);
+  }
+  const int count = linear.num_cols / kSquaresColumns;
+  const float* squares = linear.squares + std::int64_t{max(row, 0)} * count;
+  float sum = 0.0F;
+#pragma unroll 1
+  for (int first = lane; first < count; first += 8 * kLanes) {
+    float values[8];  // all under way before the first is added
+#pragma unroll
+    for (int i = 0; i < 8; ++i) {
+      values[i] = first + kLanes * i < count ? __ldcg(squares + first + kLanes * i) : 0.0F;
+    }
+#pragma unroll
+    for (const float value : values) {
+      sum += value;
+    }
+  }
+#pragma unroll
+  for (int distance = kLanes / 2; distance > 0; distance /= 2) {
+    sum += __shfl_xor_sync(0xFFFFFFFFU, sum, distance);
+  }
+  return row >= 0 ? rsqrtf(sum / static_cast<float>(linear.num_cols) + linear.epsilon) : __int_as_float(0x7FFFFFFF);
+}
+
+// 16 bytes of x, which every block reads. Not by __ldcg: that reads what may change meanwhile, and has to go to the one
+// half of L2 whose line it is. What is read here has been written by launches that are over.
+__device__ __forceinline__ uint4 load_x_piece(const void* source) {
+  uint4 piece;
+  asm volatile("ld.global.L1::no_allocate.v4.u32 {%0, %1, %2, %3}, [%4];"
+               : "=r"(piece.x), "=r"(piece.y), "=r"(piece.z), "=r"(piece.w)
+               : "l"(source)
+               : "memory");
+  return piece;
+}
 
 // 16 bytes from memory into shared memory; or 16 zero bytes, and memory is not touched.
 __device__ __forceinline__ void copy_async(uint4* shared, const void* global, bool exists) {
@@ -57,15 +109,33 @@ __device__ __forceinline__ void multiply(float (&even)[2], float (&odd)[2], cons
   odd[1] = fmaf(__uint_as_float(x.w), __uint_as_float(w.w), odd[1]);
 }
 
+// For 9 tokens or more, all of the tensor core's 16 tokens are there, or it multiplies twice. Makes of 8 columns of
+// tokens g (low) and g + 8 (high) what it takes for the first and the second 8 of them: 4 registers in a row each. The
+// compiler would rather copy them together again before every product, so the copying looks like work to it: zero is
+// zero, but it does not know.
+__device__ __forceinline__ void interleave(uint4& low, uint4& high, unsigned zero) {
+  const uint4 first = {low.x | zero, high.x | zero, low.y | zero, high.y | zero};
+  const uint4 second = {low.z | zero, high.z | zero, low.w | zero, high.w | zero};
+  low = first;
+  high = second;
+}
+
+// Sums 0 and 1 in lane 4 g + t are token g and rows 2 t and 2 t + 1, sums 2 and 3 are those of token g + 8.
+__device__ __forceinline__ void multiply_full(float (&sums)[4], const uint4& x, unsigned w0, unsigned w1) {
+  asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "
+      "{%0, %1, %2, %3};"
+      : "+f"(sums[0]), "+f"(sums[1]), "+f"(sums[2]), "+f"(sums[3])
+      : "r"(x.x), "r"(x.y), "r"(x.z), "r"(x.w), "r"(w0), "r"(w1));
+}
+
+__device__ __forceinline__ void store_sums(float2* place, float x, float y, bool add) {
+  *place = add ? float2{place->x + x, place->y + y} : float2{x, y};
+}
+
 // Keeps what multiply() gave in `sums`, [token, pair of rows]: each lane adds to what it has stored itself before.
 __device__ __forceinline__ void store_partial(float2* sums, int lane, const float (&even)[2], const float (&odd)[2],
                                               bool add, __nv_bfloat16) {
-  float2 sum = {even[0] + odd[0], even[1] + odd[1]};
-  if (add) {
-    sum.x += sums[lane].x;
-    sum.y += sums[lane].y;
-  }
-  sums[lane] = sum;
+  store_sums(sums + lane, even[0] + odd[0], even[1] + odd[1], add);
 }
 
 __device__ __forceinline__ void store_partial(float2* sums, int lane, const float (&even)[2], const float (&odd)[2],
@@ -80,16 +150,17 @@ __device__ __forceinline__ void store_partial(float2* sums, int lane, const floa
 }
 
 // The order in which a block visits its tiles: tile by tile in a group, columns in batches that the threads hold x for.
+template <int kTokens>
 struct Visit {
   int group = 0;  // its first tile
   int batch = 0;
   int tile = 0;
 
   __device__ __forceinline__ void advance(int num_tiles, int num_batches) {
-    if (++tile == min(group + kGroup, num_tiles)) {
+    if (++tile == min(group + kGroup<kTokens>, num_tiles)) {
       if (++batch == num_batches) {
         batch = 0;
-        group += kGroup;
+        group += kGroup<kTokens>;
       }
       tile = group;
     }

@@ -1,5 +1,6 @@
 #include "common/cuda/llama.h"
 
+#include <algorithm>
 #include <string>
 #include <utility>
 
@@ -67,7 +68,9 @@ struct CudaLlama::Impl {
     CUDA_CHECK(cudaMemset(argmax_scratch.data(), 0, argmax_scratch.bytes()));
   }
 
-  int max_fused() const { return max_fused_tokens(precision); }
+  int max_fused() const {
+    return max_fused_tokens(precision, std::max({config.hidden_size, q_cols, config.feed_forward_size}));
+  }
   bool is_fused(int tokens) const { return tokens <= max_fused(); }
 
   std::size_t activation_elements(int cols) const {

@@ -1,9 +1,9 @@
 // The Llama forward pass on the GPU, with the seam of the CPU's (common/model/llama.h): flat tokens, and one attention
 // callback a layer. It knows nothing of caches. Nothing here needs nvcc to be included.
 //
-// Two ways through a layer. A handful of tokens is bound by reading the weights: four kernels of our own a layer beside
-// attention's two, each a matrix product with everything around it fused in (fused_linear.h). More tokens share that
-// reading: then the products are cuBLASLt's and small kernels stand between them.
+// Two ways through a layer. A handful of tokens, up to 32 of a small model, is bound by reading the weights: four
+// kernels of our own a layer beside attention's two, each a matrix product with everything around it fused in
+// (fused_linear.h). More tokens share that reading: then the products are cuBLASLt's and small kernels stand between.
 #pragma once
 
 #include <cuda_runtime_api.h>
