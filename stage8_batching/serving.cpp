@@ -215,7 +215,7 @@ void warm_up(Engine& engine, const SchedulerOptions& scheduler) {
   std::vector<common::Token> tokens(static_cast<std::size_t>(length));
   std::vector<int> positions(tokens.size());
   const std::vector<int> no_slots(tokens.size(), -1);
-  const std::vector<int> table(tokens.size() / static_cast<std::size_t>(engine.manager().block_size()) + 1);
+  const std::vector<int> table((tokens.size() - 1) / static_cast<std::size_t>(engine.manager().block_size()) + 1);
   engine.gpu()->forward({tokens, positions, no_slots, std::vector{0, length}, std::vector{length}, table,
                          std::vector{0, static_cast<int>(table.size())}, std::vector{length - 1}});
   // Then a token each for so many inactive sequences.
