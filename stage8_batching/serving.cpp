@@ -218,8 +218,8 @@ void warm_up(Engine& engine, const SchedulerOptions& scheduler) {
   const std::vector<int> table((tokens.size() - 1) / static_cast<std::size_t>(engine.manager().block_size()) + 1);
   engine.gpu()->forward({tokens, positions, no_slots, std::vector{0, length}, std::vector{length}, table,
                          std::vector{0, static_cast<int>(table.size())}, std::vector{length - 1}});
-  // Then a token each for so many inactive sequences.
-  for (int size = 1; size <= std::min(scheduler.max_sequences, length); size += std::min(size, 8)) {
+  // Then a token each for so many inactive sequences, twice: steps of even and odd numbers are recorded by themselves.
+  for (int i = 0, size = 1; size <= std::min(scheduler.max_sequences, length); size += i++ % 2 * std::min(size, 8)) {
     const auto count = static_cast<std::size_t>(size);
     const std::vector<int> zeros(count + 1);
     std::vector<int> ascending(count + 1);

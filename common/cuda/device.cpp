@@ -61,6 +61,8 @@ Stream::~Stream() { (void)cudaStreamDestroy(stream_); }
 
 void Stream::synchronize() const { CUDA_CHECK(cudaStreamSynchronize(stream_)); }
 
+void Stream::wait(const Event& event) const { CUDA_CHECK(cudaStreamWaitEvent(stream_, event.event_)); }
+
 Event::Event() { CUDA_CHECK(cudaEventCreate(&event_)); }
 
 Event::~Event() { (void)cudaEventDestroy(event_); }

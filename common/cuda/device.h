@@ -86,6 +86,8 @@ class DeviceArray {
   std::size_t size_ = 0;
 };
 
+class Event;
+
 class Stream {
  public:
   Stream();
@@ -95,6 +97,7 @@ class Stream {
 
   cudaStream_t get() const { return stream_; }
   void synchronize() const;
+  void wait(const Event& event) const;  // what comes next in the stream, not the host
 
  private:
   cudaStream_t stream_ = nullptr;
@@ -113,6 +116,7 @@ class Event {
   static double microseconds(const Event& first, const Event& last);
 
  private:
+  friend class Stream;
   cudaEvent_t event_ = nullptr;
 };
 

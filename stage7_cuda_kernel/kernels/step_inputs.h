@@ -1,8 +1,9 @@
-// What a step of a CudaRunner reads: the host writes it, and one copy brings it over.
+// What a step of a CudaRunner reads, and where it answers: one copy brings the inputs over, and one the answer back.
 #pragma once
 
 #include <algorithm>
 #include <cstdint>
+#include <memory>
 #include <numeric>
 #include <span>
 #include <vector>
@@ -22,18 +23,18 @@ class StepInputs {
   StepInputs(int most_tokens, int most_blocks)
       : max_tokens_(most_tokens),
         max_blocks_(most_blocks),
-        host_(static_cast<std::size_t>(most_tokens) * rounded_pitch(most_blocks) + kArrays * stride(most_tokens)),
-        device_(host_.size()) {}
+        host_(std::make_unique<common::PinnedArray<int>>(kBlockTables * stride(most_tokens) + kFirstTables)),
+        device_(host_->size()) {}
 
-  // padded_sequences: as many as the step's, or more; those beyond are inactive and have one token each.
-  void upload(const GpuStep& step, int padded_sequences, const common::Stream& stream) {
+  // padded_sequences: as many as the step's, or more; those beyond are inactive and have one token each. The last
+  // upload must be over, and the step that read it. True if the arrays had to grow, and stand somewhere else.
+  bool upload(const GpuStep& step, int padded_sequences, const common::Stream& stream) {
     const auto count = static_cast<int>(step.context_lengths.size());
     const int num_tokens = static_cast<int>(step.tokens.size()) + padded_sequences - count;
     COMMON_CHECK(count > 0 && count <= padded_sequences, "a step has sequences");
     COMMON_CHECK(num_tokens <= max_tokens_, "a step has at most the tokens that were announced");
     COMMON_CHECK(step.positions.size() == step.tokens.size() && step.slot_mapping.size() == step.tokens.size(),
                  "each token has a position and a slot");
-    copied_.wait();  // the host's arrays may still be on their way
     int longest_table = 1;
     for (int s = 0; s < count; ++s) {
       longest_table = std::max(longest_table, at(step.table_starts, s + 1) - at(step.table_starts, s));
@@ -41,6 +42,12 @@ class StepInputs {
     COMMON_CHECK(longest_table <= max_blocks_, "the sequence is longer than the model's context");
     pitch_ = rounded_pitch(longest_table);
     stride_ = stride(num_tokens);
+    const std::size_t used = kBlockTables * stride_ + static_cast<std::size_t>(count) * pitch_;
+    const bool grows = used > device_.size();
+    if (grows) {
+      host_ = std::make_unique<common::PinnedArray<int>>(2 * used);
+      device_ = common::DeviceArray<int>(2 * used);
+    }
 
     const auto num_queries = [&](int s) { return at(step.query_starts, s + 1) - at(step.query_starts, s); };
     std::vector<int> order(static_cast<std::size_t>(count));
@@ -73,9 +80,9 @@ class StepInputs {
       host(kLogitsRows)[i] = num_tokens_;
       add_token(0, 0, -1);
     }
-    const std::size_t used = kBlockTables * stride_ + static_cast<std::size_t>(count) * pitch_;
-    CUDA_CHECK(cudaMemcpyAsync(device_.data(), host_.data(), used * sizeof(int), cudaMemcpyHostToDevice, stream.get()));
-    copied_.record(stream);
+    CUDA_CHECK(
+        cudaMemcpyAsync(device_.data(), host_->data(), used * sizeof(int), cudaMemcpyHostToDevice, stream.get()));
+    return grows;
   }
 
   // Of the last upload.
@@ -93,7 +100,7 @@ class StepInputs {
 
  private:
   enum Array : std::size_t { kContextLengths, kQueryStarts, kLogitsRows, kTokens, kPositions, kSlots, kBlockTables };
-  static constexpr std::size_t kArrays = kBlockTables;
+  static constexpr std::size_t kFirstTables = 1 << 15;  // room for so many entries at first
   // Of whole 16 bytes, and one more than there are tokens.
   static std::size_t stride(int num_tokens) { return static_cast<std::size_t>(num_tokens) / 4 * 4 + 4; }
   // Few different ones, since each is recorded by itself: 16, 64, 256, …
@@ -104,7 +111,7 @@ class StepInputs {
     }
     return pitch;
   }
-  int* host(Array array) const { return host_.data() + array * stride_; }
+  int* host(Array array) const { return host_->data() + array * stride_; }
   const int* device(Array array) const { return device_.data() + array * stride_; }
   static int at(std::span<const int> values, int index) { return values[static_cast<std::size_t>(index)]; }
 
@@ -122,9 +129,56 @@ class StepInputs {
   int num_rows_ = 0;
   std::size_t stride_ = 0;
   std::size_t pitch_ = 16;
-  common::PinnedArray<int> host_;  // the arrays, [stride] each, and then the block tables, [num_sequences, pitch]
+  // The arrays, [stride] each, and then the block tables, [num_sequences, pitch].
+  std::unique_ptr<common::PinnedArray<int>> host_;
   common::DeviceArray<int> device_;
-  common::Event copied_;
+};
+
+// Of one of the two steps that can be on their way at once. Its inputs and its answer travel in a stream of their own,
+// so that nothing stands between the computing of two steps.
+class StepBuffers {
+ public:
+  StepBuffers(int most_tokens, int most_blocks)
+      : inputs_(most_tokens, most_blocks),
+        likeliest_(static_cast<std::size_t>(most_tokens)),
+        answer_(likeliest_.size()) {}
+
+  // What comes next in `stream` finds the inputs. Waits for the last step that had them. True if they stand somewhere
+  // else.
+  bool begin(const GpuStep& step, int padded_sequences, const common::Stream& stream) {
+    answered_.wait();
+    const bool moved = inputs_.upload(step, padded_sequences, copies_);
+    uploaded_.record(copies_);
+    stream.wait(uploaded_);
+    return moved;
+  }
+
+  // The step has been ordered: what it leaves in likeliest() goes to the host.
+  void end(const common::Stream& stream) {
+    computed_.record(stream);
+    copies_.wait(computed_);
+    CUDA_CHECK(cudaMemcpyAsync(answer_.data(), likeliest_.data(),
+                               static_cast<std::size_t>(inputs_.num_rows()) * sizeof(int), cudaMemcpyDeviceToHost,
+                               copies_.get()));
+    answered_.record(copies_);
+  }
+
+  const StepInputs& inputs() const { return inputs_; }
+  int* likeliest() const { return likeliest_.data(); }  // device, [num_rows]
+  // The same on the host. Waits.
+  std::vector<common::Token> answer() const {
+    answered_.wait();
+    return {answer_.data(), answer_.data() + inputs_.num_rows()};
+  }
+
+ private:
+  common::Stream copies_;
+  common::Event uploaded_;
+  common::Event computed_;
+  common::Event answered_;
+  StepInputs inputs_;
+  common::DeviceArray<int> likeliest_;
+  common::PinnedArray<int> answer_;
 };
 
 }  // namespace

@@ -6,6 +6,7 @@
 #include <map>
 #include <set>
 #include <string>
+#include <tuple>
 #include <utility>
 #include <vector>
 
@@ -54,15 +55,6 @@ int recorded_size(int num_sequences) {
   return size;
 }
 
-// The likeliest tokens of a step, for the host.
-struct Answer {
-  explicit Answer(int most_rows) : tokens(static_cast<std::size_t>(most_rows)) {}
-
-  common::PinnedArray<int> tokens;  // [num_rows]
-  int num_rows = 0;
-  common::Event ready;
-};
-
 }  // namespace
 
 struct CudaRunner::Impl {
@@ -75,20 +67,19 @@ struct CudaRunner::Impl {
         keys(layer_bytes * static_cast<std::size_t>(num_layers)),
         values(layer_bytes * static_cast<std::size_t>(num_layers)),
         host(shape, num_layers, cache_shape.num_host_blocks),
-        inputs(chunk_size, std::min(cache_shape.num_blocks,
-                                    (llama.config().context_length + shape.block_size - 1) / shape.block_size)),
-        decode_workspace(decode_workspace_bytes(shape, batch(0, chunk_size))),
-        ragged_workspace(ragged_workspace_bytes(shape, batch(0, chunk_size), chunk_size)),
-        logits(static_cast<std::size_t>(chunk_size) * static_cast<std::size_t>(llama.config().vocab_size)),
-        likeliest(static_cast<std::size_t>(chunk_size)),
-        answers{{Answer(chunk_size), Answer(chunk_size)}} {
+        most_blocks(std::min(cache_shape.num_blocks,
+                             (llama.config().context_length + shape.block_size - 1) / shape.block_size)),
+        buffers{{{chunk_size, most_blocks}, {chunk_size, most_blocks}}},
+        decode_workspace(decode_workspace_bytes(shape, batch(buffers[0].inputs(), 0, chunk_size))),
+        ragged_workspace(ragged_workspace_bytes(shape, batch(buffers[0].inputs(), 0, chunk_size), chunk_size)),
+        logits(static_cast<std::size_t>(chunk_size) * static_cast<std::size_t>(llama.config().vocab_size)) {
     // NaN, in either type: who reads a slot that nobody has written will know.
     CUDA_CHECK(cudaMemsetAsync(keys.data(), 0xFF, keys.bytes(), stream.get()));
     CUDA_CHECK(cudaMemsetAsync(values.data(), 0xFF, values.bytes(), stream.get()));
   }
 
   // `count` of the step's sequences, from the `first` one on.
-  Batch batch(int first, int count) const {
+  Batch batch(const StepInputs& inputs, int first, int count) const {
     return {.num_sequences = count,
             .num_heads = model.config().num_heads,
             .context_lengths = inputs.context_lengths() + first,
@@ -101,10 +92,14 @@ struct CudaRunner::Impl {
     return {static_cast<std::byte*>(keys.data()) + first, static_cast<std::byte*>(values.data()) + first, shape};
   }
 
-  // One pass over all tokens: sequences with one token are decode attention's, the rest is ragged attention's.
-  void run(int num_tokens, int num_decodes, int num_chunks, int num_rows) {
-    const Batch decodes = batch(0, num_decodes);
-    const Batch chunks = batch(num_decodes, num_chunks);
+  // One pass over all tokens: sequences with one token are decode attention's, the rest is ragged attention's. `which`
+  // of the buffers are the step's; the others are those of the step before.
+  void run(int which, int num_tokens, int num_decodes, int num_chunks, int num_rows) {
+    const StepInputs& inputs = buffers[static_cast<std::size_t>(which)].inputs();
+    int* const likeliest = buffers[static_cast<std::size_t>(which)].likeliest();
+    const int* const previous = buffers[static_cast<std::size_t>(1 - which)].likeliest();
+    const Batch decodes = batch(inputs, 0, num_decodes);
+    const Batch chunks = batch(inputs, num_decodes, num_chunks);
     const int num_queries = num_tokens - num_decodes;
     if (num_decodes > 0) {
       plan_decode(shape, decodes, decode_workspace.data(), stream.get());
@@ -128,22 +123,11 @@ struct CudaRunner::Impl {
                              call.stream);
           }
         },
-        stream.get(), likeliest.data());
+        stream.get(), previous);
     if (num_rows > 0) {
       model.logits(inputs.logits_rows(), num_rows, logits.data(), stream.get());
-      model.argmax(logits.data(), num_rows, likeliest.data(), stream.get());
+      model.argmax(logits.data(), num_rows, likeliest, stream.get());
     }
-  }
-
-  // Sends the likeliest tokens of the step that was ordered last to the host.
-  void answer() {
-    last_answer = 1 - last_answer;
-    Answer& next = answers[static_cast<std::size_t>(last_answer)];
-    next.num_rows = inputs.num_rows();
-    CUDA_CHECK(cudaMemcpyAsync(next.tokens.data(), likeliest.data(),
-                               static_cast<std::size_t>(next.num_rows) * sizeof(int), cudaMemcpyDeviceToHost,
-                               stream.get()));
-    next.ready.record(stream);
   }
 
   void copy(const std::vector<PageCopy>& copies) {
@@ -163,17 +147,17 @@ struct CudaRunner::Impl {
   std::size_t layer_bytes;
   common::Stream stream;
   common::CudaLlama model;
-  common::DeviceMemory keys;    // [num_layers, num_blocks, num_kv_heads, block_size, head_dim]
-  common::DeviceMemory values;  // likewise
-  HostPages host;               // blocks from num_blocks on
-  StepInputs inputs;
+  common::DeviceMemory keys;           // [num_layers, num_blocks, num_kv_heads, block_size, head_dim]
+  common::DeviceMemory values;         // likewise
+  HostPages host;                      // blocks from num_blocks on
+  int most_blocks;                     // of a sequence
+  std::array<StepBuffers, 2> buffers;  // of the steps of even and of odd number
+  int last = 0;                        // which the step has that was ordered last
   common::DeviceMemory decode_workspace;
   common::DeviceMemory ragged_workspace;
-  DeviceArray<float> logits;      // [num_rows, vocab_size]
-  DeviceArray<int> likeliest;     // [num_rows]
-  std::array<Answer, 2> answers;  // to the last two steps
-  int last_answer = 0;
-  std::map<std::pair<int, int>, common::Graph> steps;  // by the number of sequences, and their tables' pitch
+  DeviceArray<float> logits;  // [num_rows, vocab_size]
+  // By the buffers they use, the number of sequences, and the pitch of their tables.
+  std::map<std::tuple<int, int, int>, common::Graph> steps;
 };
 
 std::string CudaRunner::unsupported(const common::LlamaConfig& config, const KvCacheShape& shape, Precision precision) {
@@ -226,26 +210,32 @@ void CudaRunner::forward(const GpuStep& step) {
   const int size = recorded_size(num_sequences);
   const bool is_recorded = step.tokens.size() == step.context_lengths.size() &&
                            step.logits_rows.size() == step.tokens.size() && size <= impl_->max_tokens;
-  StepInputs& inputs = impl_->inputs;
-  inputs.upload(step, is_recorded ? size : num_sequences, impl_->stream);
-  if (!is_recorded) {
-    impl_->run(inputs.num_tokens(), inputs.num_decodes(), num_sequences - inputs.num_decodes(), inputs.num_rows());
-    impl_->answer();
-    return;
+  const int next = 1 - impl_->last;
+  StepBuffers& own = impl_->buffers[static_cast<std::size_t>(next)];
+  if (own.begin(step, is_recorded ? size : num_sequences, impl_->stream)) {
+    std::erase_if(impl_->steps, [&](const auto& recorded) { return std::get<0>(recorded.first) == next; });
   }
-  // Six launches a layer and four more, the same for every step of this size: recorded when it first comes, and
-  // replayed with other numbers in the inputs.
-  const std::pair shape(size, inputs.table_pitch());
-  auto found = impl_->steps.find(shape);
-  if (found == impl_->steps.end()) {
-    found = impl_->steps.try_emplace(shape, impl_->stream, [&] { impl_->run(size, size, 0, size); }).first;
+  const StepInputs& inputs = own.inputs();
+  if (is_recorded) {
+    // Six launches a layer and four more, the same for every step of this size: recorded when it first comes, and
+    // replayed with other numbers in the inputs.
+    const std::tuple key(next, size, inputs.table_pitch());
+    auto found = impl_->steps.find(key);
+    if (found == impl_->steps.end()) {
+      found = impl_->steps.try_emplace(key, impl_->stream, [&] { impl_->run(next, size, size, 0, size); }).first;
+    }
+    found->second.launch(impl_->stream);
+  } else {
+    const int num_chunks = num_sequences - inputs.num_decodes();
+    impl_->run(next, inputs.num_tokens(), inputs.num_decodes(), num_chunks, inputs.num_rows());
   }
-  found->second.launch(impl_->stream);
-  impl_->answer();
+  own.end(impl_->stream);
+  impl_->last = next;
 }
 
 common::Matrix CudaRunner::logits() {
-  common::Matrix result(impl_->inputs.num_rows(), impl_->model.config().vocab_size);
+  common::Matrix result(impl_->buffers[static_cast<std::size_t>(impl_->last)].inputs().num_rows(),
+                        impl_->model.config().vocab_size);
   CUDA_CHECK(cudaMemcpyAsync(result.data(), impl_->logits.data(),
                              static_cast<std::size_t>(result.size()) * sizeof(float), cudaMemcpyDeviceToHost,
                              impl_->stream.get()));
@@ -255,9 +245,7 @@ common::Matrix CudaRunner::logits() {
 
 std::vector<common::Token> CudaRunner::likeliest(int steps_ago) {
   COMMON_CHECK(steps_ago == 0 || steps_ago == 1, "the answers to the last two steps are kept");
-  const Answer& answer = impl_->answers[static_cast<std::size_t>((impl_->last_answer + steps_ago) % 2)];
-  answer.ready.wait();
-  return {answer.tokens.data(), answer.tokens.data() + answer.num_rows};
+  return impl_->buffers[static_cast<std::size_t>((impl_->last + steps_ago) % 2)].answer();
 }
 
 common::Matrix CudaRunner::keys(int layer, std::span<const int> slots) { return impl_->read_back(layer, slots, true); }
