@@ -71,6 +71,14 @@ void Event::wait() const { CUDA_CHECK(cudaEventSynchronize(event_)); }
 
 void Event::record(const Stream& stream) { CUDA_CHECK(cudaEventRecord(event_, stream.get())); }
 
+bool Event::is_done() const {
+  const cudaError_t status = cudaEventQuery(event_);
+  if (status != cudaErrorNotReady) {
+    CUDA_CHECK(status);
+  }
+  return status == cudaSuccess;
+}
+
 double Event::microseconds(const Event& first, const Event& last) {
   CUDA_CHECK(cudaEventSynchronize(last.event_));
   float milliseconds = 0.0F;

@@ -112,6 +112,7 @@ class Event {
 
   void record(const Stream& stream);
   void wait() const;  // until all that the stream had before it is done
+  bool is_done() const;
   // Waits for `last`, then gives the time between the two in microseconds.
   static double microseconds(const Event& first, const Event& last);
 

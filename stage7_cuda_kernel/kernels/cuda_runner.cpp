@@ -204,7 +204,8 @@ void CudaRunner::forward(const GpuStep& step) {
                            step.logits_rows.size() == step.tokens.size() && size <= impl_->max_tokens;
   const int next = 1 - impl_->last;
   StepBuffers& own = impl_->buffers[static_cast<std::size_t>(next)];
-  if (own.begin(step, is_recorded ? size : num_sequences, impl_->stream)) {
+  const StepBuffers& other = impl_->buffers[static_cast<std::size_t>(impl_->last)];
+  if (own.begin(step, is_recorded ? size : num_sequences, other, impl_->stream)) {
     std::erase_if(impl_->steps, [&](const auto& recorded) { return std::get<0>(recorded.first) == next; });
   }
   const StepInputs& inputs = own.inputs();

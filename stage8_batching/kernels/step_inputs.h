@@ -134,8 +134,9 @@ class StepInputs {
   common::DeviceArray<int> device_;
 };
 
-// Of one of the two steps that can be on their way at once. Its inputs and its answer travel in a stream of their own,
-// so that nothing stands between the computing of two steps.
+// Of one of the two steps that can be on their way at once. If the other one is being computed, inputs and answer
+// travel in a stream of their own, so that nothing stands between the computing of two steps; else they need not change
+// streams.
 class StepBuffers {
  public:
   StepBuffers(int most_tokens, int most_blocks)
@@ -145,22 +146,29 @@ class StepBuffers {
 
   // What comes next in `stream` finds the inputs. Waits for the last step that had them. True if they stand somewhere
   // else.
-  bool begin(const GpuStep& step, int padded_sequences, const common::Stream& stream) {
+  bool begin(const GpuStep& step, int padded_sequences, const StepBuffers& other, const common::Stream& stream) {
     answered_.wait();
-    const bool moved = inputs_.upload(step, padded_sequences, copies_);
-    uploaded_.record(copies_);
-    stream.wait(uploaded_);
+    is_aside_ = !other.computed_.is_done();
+    const common::Stream& path = is_aside_ ? copies_ : stream;
+    const bool moved = inputs_.upload(step, padded_sequences, path);
+    if (is_aside_) {
+      uploaded_.record(copies_);
+      stream.wait(uploaded_);
+    }
     return moved;
   }
 
   // The step has been ordered: what it leaves in likeliest() goes to the host.
   void end(const common::Stream& stream) {
     computed_.record(stream);
-    copies_.wait(computed_);
+    const common::Stream& path = is_aside_ ? copies_ : stream;
+    if (is_aside_) {
+      copies_.wait(computed_);
+    }
     CUDA_CHECK(cudaMemcpyAsync(answer_.data(), likeliest_.data(),
                                static_cast<std::size_t>(inputs_.num_rows()) * sizeof(int), cudaMemcpyDeviceToHost,
-                               copies_.get()));
-    answered_.record(copies_);
+                               path.get()));
+    answered_.record(path);
   }
 
   const StepInputs& inputs() const { return inputs_; }
@@ -172,6 +180,7 @@ class StepBuffers {
   }
 
  private:
+  bool is_aside_ = false;
   common::Stream copies_;
   common::Event uploaded_;
   common::Event computed_;
