@@ -1,10 +1,12 @@
 #!/usr/bin/env python3
-"""Writes what the stage's `bench --ladder` has measured into the ladder's files and the stage's README.
+"""Writes what the stage's `bench` has measured into the stage's README and the ladder's files.
 
-    write_tables.py ladder.txt          reads the output that was saved there, or standard input
+    write_tables.py measured.txt        reads the output that was saved there, or standard input
 
-Each ladder/step<n>_*.cu has a line `// measured: ...`, and README.md a table between `<!-- ladder:begin -->` and
-`<!-- ladder:end -->`. Both name the GPU and the commit; a "+" behind it means that the working tree differs from it.
+From `bench --ladder`: the table between `<!-- ladder:begin -->` and `<!-- ladder:end -->` in README.md, and the line
+`// measured: ...` of each ladder/step<n>_*.cu. From `bench --kernels decode` (or all): the cells that have peers, both
+head shapes side by side, between `<!-- decode:begin -->` and `<!-- decode:end -->`. All name the GPU and the commit; a
+"+" behind it means that the working tree differs from it.
 """
 
 import argparse
@@ -14,9 +16,12 @@ import subprocess
 import sys
 
 FOLDER = pathlib.Path(__file__).resolve().parent
-BEGIN, END = "<!-- ladder:begin -->", "<!-- ladder:end -->"
 # The cells a file's own line names: one sequence, many, and a batch without a common length.
 CELLS = ("1x8192", "32x8192", "32xragged")
+# The columns that the tables are known by.
+LADDER, DECODE = "step", "best paged peer"
+# What `bench` calls the shapes that stand side by side, and what the README calls them.
+SHAPES = {"32/8 x 128": "32/8 heads", "32/32 x 128": "32/32 heads"}
 MACHINE = re.compile(r"^(?P<gpu>.+), driver \S+, CUDA \S+, read ceiling [\d,]+ GB/s$")
 
 
@@ -50,7 +55,7 @@ def read_machine(text):
     for line in text.splitlines():
         if match := MACHINE.match(line.strip()):
             return match
-    raise InputError("no line names the machine: is this the output of `bench --ladder`?")
+    raise InputError("no line names the machine: is this the output of `bench --ladder` or `bench --kernels`?")
 
 
 def commit_of(folder):
@@ -86,30 +91,72 @@ def write_step(folder, row, line):
     return files[0], new
 
 
-def write_readme(path, table, machine, commit):
-    """The README with the table, lines as they were printed, between the markers."""
-    text = path.read_text(encoding="utf-8")
-    if text.count(BEGIN) != 1 or text.count(END) != 1 or text.index(BEGIN) > text.index(END):
-        raise InputError(f"{path.name} has no place for the table: {BEGIN} and, after it, {END}, once each")
-    before, rest = text.split(BEGIN)
-    after = rest.split(END)[1]
-    return path, f"{before}{BEGIN}\n{machine[0]}; commit {commit}:\n\n{table}\n{END}{after}"
+def find_table(text, column):
+    """The rows of the only table with such a column; none if there is no such table."""
+    tables = [table for table in read_tables(text) if table and column in table[0]]
+    if len(tables) > 1:
+        raise InputError(f"{len(tables)} tables have a column `{column}`, not one")
+    return tables[0] if tables else []
+
+
+def lines_of(rows, text):
+    """The rows as they were printed, with their header."""
+    header = list(rows[0])
+    printed = [line for line in text.splitlines() if line.startswith("|")]
+    begin = next(i for i, line in enumerate(printed) if split_row(line) == header)
+    return printed[begin:begin + 2 + len(rows)]
+
+
+def decode_lines(rows):
+    """The cells that have peers, a line each: time, share of the ceiling and best peer, for one shape and the other."""
+    shapes = {shape: {row["cell"]: row for row in rows if row["heads"] == shape and row[DECODE] != "-"}
+              for shape in SHAPES}
+    first, second = (list(of_shape) for of_shape in shapes.values())
+    if not first or first != second:
+        names = " and ".join(", ".join(cells) or "none" for cells in (first, second))
+        raise InputError(f"the two shapes' cells are {names}: they should be the same ones")
+    head = "".join(f" {name}, us | of the ceiling | best peer |" for name in SHAPES.values())
+    lines = ["| batch x context |" + head, "| --- |" + " ---: |" * 3 * len(SHAPES)]
+    for cell in first:
+        batch, context = cell.split("x")
+        context = "250 … 32,765" if context == "ragged" else f"{int(context):,}"
+        line = f"| {batch} x {context} |"
+        for of_shape in shapes.values():
+            row = of_shape[cell]
+            line += f" {row['us']} | {row['ceiling']} | {row[DECODE].split()[0]} |"
+        lines.append(line)
+    return lines
+
+
+def write_readme(text, place, lines, machine, commit):
+    """The README's text with the table, between the markers of this place."""
+    begin, end = f"<!-- {place}:begin -->", f"<!-- {place}:end -->"
+    if text.count(begin) != 1 or text.count(end) != 1 or text.index(begin) > text.index(end):
+        raise InputError(f"README.md has no place for the table: {begin} and, after it, {end}, once each")
+    before, rest = text.split(begin)
+    after = rest.split(end)[1]
+    table = "\n".join(lines)
+    return f"{before}{begin}\n{machine[0]}; commit {commit}:\n\n{table}\n{end}{after}"
 
 
 def write_all(text, folder, commit):
     """Fills everything in; writes nothing at all if anything is missing. Returns the paths."""
     machine = read_machine(text)
-    tables = [table for table in read_tables(text) if table and "step" in table[0]]
-    if len(tables) != 1:
-        raise InputError(f"{len(tables)} tables have a column `step`, not one")
+    ladder, decode = find_table(text, LADDER), find_table(text, DECODE)
+    if not ladder and not decode:
+        raise InputError(f"no table has a column `{LADDER}` or `{DECODE}`")
+    readme = folder / "README.md"
+    new_readme = readme.read_text(encoding="utf-8")
     files = []
-    for row in tables[0]:
-        if row["step"][0].isdigit():
-            files.append(write_step(folder, row, measured_line(row, machine, commit)))
-    if not files:
-        raise InputError("the ladder's table has no steps")
-    lines = "\n".join(line for line in text.splitlines() if line.startswith("|"))
-    files.append(write_readme(folder / "README.md", lines, machine, commit))
+    if ladder:
+        steps = [row for row in ladder if row["step"][0].isdigit()]
+        if not steps:
+            raise InputError("the ladder's table has no steps")
+        files = [write_step(folder, row, measured_line(row, machine, commit)) for row in steps]
+        new_readme = write_readme(new_readme, "ladder", lines_of(ladder, text), machine, commit)
+    if decode:
+        new_readme = write_readme(new_readme, "decode", decode_lines(decode), machine, commit)
+    files.append((readme, new_readme))
     for path, new in files:
         path.write_text(new, encoding="utf-8")
     return [path for path, _ in files]
@@ -117,7 +164,7 @@ def write_all(text, folder, commit):
 
 def main(arguments=None):
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("file", nargs="?", default="-", help="the output of `bench --ladder` (default: stdin)")
+    parser.add_argument("file", nargs="?", default="-", help="the output of `bench` (default: stdin)")
     parser.add_argument("--folder", type=pathlib.Path, default=FOLDER, help="the stage's folder (default: this one)")
     parser.add_argument("--commit", help="what was measured, if it is not what lies in the folder")
     options = parser.parse_args(arguments)

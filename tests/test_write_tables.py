@@ -21,7 +21,25 @@ OUTPUT = """NVIDIA H200, driver 580.159.04, CUDA 13.0, read ceiling 4,560 GB/s
 
 Microseconds for sequences x tokens.
 """
-README = "# Stage 7\n\n<!-- ladder:begin -->\nold\n<!-- ladder:end -->\nafter\n"
+DECODE = """NVIDIA H200, driver 580.159.04, CUDA 13.0, read ceiling 4,666 GB/s
+
+Decode attention, bfloat16, random blocks.
+| heads                   |      cell |    us | ceiling | goal |       best paged peer |
+| ----------------------- | --------: | ----: | ------: | ---: | --------------------: |
+| 32/8 x 128              |    1x1024 |  6.07 |  14.8 % | 6.30 |            7.70 cuDNN |
+| 32/8 x 128              | 32xragged |   219 |  89.5 % |  223 |  238 FlashAttention-3 |
+| 32/32 x 128             |    1x1024 |  8.83 |  40.7 % | 9.10 |       9.30 FlashInfer |
+| 32/32 x 128             | 32xragged |   831 |  94.5 % |  850 |  854 FlashAttention-3 |
+| 9/3 x 64                |    1x1024 |  6.77 |  19.9 % |    - |                     - |
+| 32/8 x 128, blocks of 8 |    1x1024 |  6.70 |  13.0 % |    - |                     - |
+
+| heads      |   cell | blocks in order |
+| ---------- | -----: | --------------: |
+| 32/8 x 128 | 1x1024 |            6.05 |
+"""
+LADDER_PLACE = "<!-- ladder:begin -->\nold\n<!-- ladder:end -->\n"
+DECODE_PLACE = "<!-- decode:begin -->\nold\n<!-- decode:end -->\n"
+README = f"# Stage 7\n\n{LADDER_PLACE}between\n{DECODE_PLACE}after\n"
 
 
 class Folder(unittest.TestCase):
@@ -60,7 +78,27 @@ class Filling(Folder):
         table = "".join(line for line in OUTPUT.splitlines(True) if line.startswith("|"))
         self.assertEqual(
             self.get("README.md"), "# Stage 7\n\n<!-- ladder:begin -->\nNVIDIA H200, driver 580.159.04, CUDA 13.0, "
-            f"read ceiling 4,560 GB/s; commit abc1234:\n\n{table}<!-- ladder:end -->\nafter\n")
+            f"read ceiling 4,560 GB/s; commit abc1234:\n\n{table}<!-- ladder:end -->\nbetween\n{DECODE_PLACE}after\n")
+
+    def test_decode_puts_both_shapes_in_a_row(self):
+        written = write_tables.write_all(DECODE, self.folder, "abc1234")
+        self.assertEqual(written, [self.folder / "README.md"])
+        self.assertEqual(
+            self.get("README.md"), f"# Stage 7\n\n{LADDER_PLACE}between\n<!-- decode:begin -->\n"
+            "NVIDIA H200, driver 580.159.04, CUDA 13.0, read ceiling 4,666 GB/s; commit abc1234:\n\n"
+            "| batch x context | 32/8 heads, us | of the ceiling | best peer |"
+            " 32/32 heads, us | of the ceiling | best peer |\n"
+            "| --- | ---: | ---: | ---: | ---: | ---: | ---: |\n"
+            "| 1 x 1,024 | 6.07 | 14.8 % | 7.70 | 8.83 | 40.7 % | 9.30 |\n"
+            "| 32 x 250 … 32,765 | 219 | 89.5 % | 238 | 831 | 94.5 % | 854 |\n<!-- decode:end -->\nafter\n")
+
+    def test_one_text_with_both(self):
+        write_tables.write_all(OUTPUT, self.folder, "abc1234")
+        ladder = self.get("README.md").split("between")[0]
+        self.put("README.md", README)
+        write_tables.write_all(OUTPUT + "\n" + DECODE.split("\n", 1)[1], self.folder, "abc1234")
+        self.assertEqual(self.get("README.md").split("between")[0], ladder)
+        self.assertIn("| 1 x 1,024 | 6.07 |", self.get("README.md"))
 
     def test_twice_is_once(self):
         write_tables.write_all(OUTPUT, self.folder, "abc1234")
@@ -79,7 +117,7 @@ class Refusing(Folder):
 
     def test_other_texts(self):
         self.refuse("", "names the machine")
-        self.refuse(OUTPUT.splitlines()[0], "0 tables")
+        self.refuse(OUTPUT.splitlines()[0], "no table has a column `step` or `best paged peer`")
         self.refuse(OUTPUT + "\n" + OUTPUT, "2 tables")
         self.refuse(OUTPUT.replace("32xragged", "8x100"), "no column 32xragged")
         self.refuse(OUTPUT.replace("| 16,020 (1%) |", "|"), "has 3 cells, its header 4")
@@ -94,9 +132,16 @@ class Refusing(Folder):
         self.refuse(OUTPUT, "step2_coalesced.cu has 0 lines")
 
     def test_missing_markers(self):
-        for text in ("nothing", write_tables.BEGIN, write_tables.END + write_tables.BEGIN, README + README):
-            self.put("README.md", text)
-            self.refuse(OUTPUT, "README.md has no place")
+        for measured, place in ((OUTPUT, LADDER_PLACE), (DECODE, DECODE_PLACE)):
+            begin, _, end, _ = place.split("\n")
+            for text in ("nothing", begin, end + begin, README + README, README.replace(place, "")):
+                self.put("README.md", text)
+                self.refuse(measured, "README.md has no place")
+
+    def test_shapes_with_unequal_cells(self):
+        lines = DECODE.splitlines()
+        self.refuse("\n".join(lines[:5] + lines[6:]), "the two shapes' cells are 32xragged and 1x1024, 32xragged")
+        self.refuse("\n".join(lines[:7]), "the two shapes' cells are 1x1024, 32xragged and none")
 
 
 class Commit(Folder):
