@@ -22,8 +22,8 @@ Pool pool_for(const std::vector<TimedCell>& cells);
 // One line about the machine, after measuring its read ceiling in the pool's memory, which is returned in GB/s.
 double print_machine(const common::Stream& stream, const Pool& pool, std::ostream& output);
 
-// Microseconds of decode_attention, the plan excluded.
-double time_decode(const common::Stream& stream, const PageSets& sets);
+// Microseconds of decode_attention, the plan excluded; or of contiguous_attention.
+double time_decode(const common::Stream& stream, const PageSets& sets, bool contiguous = false);
 double time_decode_plan(const common::Stream& stream, const PageSets& sets);
 
 void print_decode_speed(const KernelBenchOptions& options, std::ostream& output);

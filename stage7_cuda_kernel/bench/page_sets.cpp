@@ -178,6 +178,17 @@ PageSets::PageSets(const Pool& pool, const HeadShape& shape, const Cell& cell, P
             .max_blocks_per_sequence = max_blocks};
 }
 
+Pages PageSets::contiguous(int set) const {
+  Pages own = pages_;
+  own.shape.num_blocks = first_.num_sequences;
+  own.shape.block_size *= first_.max_blocks_per_sequence;
+  COMMON_CHECK(own.shape.elements() * count_ == pages_.shape.elements(), "sequences are equally long");
+  const std::int64_t begin = set * own.shape.elements() * bytes_of(own.shape.type);
+  own.keys = static_cast<std::byte*>(own.keys) + begin;
+  own.values = static_cast<std::byte*>(own.values) + begin;
+  return own;
+}
+
 Batch PageSets::batch(int set) const {
   Batch own = first_;
   own.block_tables += std::int64_t{set} * own.num_sequences * own.max_blocks_per_sequence;

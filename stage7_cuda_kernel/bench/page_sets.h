@@ -60,6 +60,8 @@ class PageSets {
   int count() const { return count_; }
   const Pages& pages() const { return pages_; }
   Batch batch(int set) const;
+  // The same memory as a cache without blocks (contiguous_attention.h). For equal lengths and pages in order.
+  Pages contiguous(int set) const;
   // Random numbers for the queries; the output nobody looks at.
   const void* queries() const { return pages_.keys; }
   void* output() const { return output_.data(); }

@@ -46,7 +46,8 @@ struct TileCursor {
 };
 
 // The tiles of one thread block that one warp sees: every num_warps-th, beginning with its own number.
-template <typename Scalar, int kHeadDim, int kStages, int kWarps>
+// kContiguous, for measuring what paging costs: no table is read, a sequence's block has the sequence's number.
+template <typename Scalar, int kHeadDim, int kStages, int kWarps, bool kContiguous = false>
 class TileRing {
  public:
   static constexpr int kRowBytes = kHeadDim * static_cast<int>(sizeof(Scalar));
@@ -135,6 +136,10 @@ class TileRing {
  private:
   // The tile's block, or its two blocks if blocks are shorter than a tile: loaded one tile ahead of the copy.
   __device__ __forceinline__ void look_up() {
+    if constexpr (kContiguous) {
+      blocks_[0] = next_.sequence;
+      return;
+    }
     const int* table = block_tables_ + std::int64_t{next_.sequence} * max_blocks_;
     const int first = next_.tile * kTileTokens / pages_.shape.block_size;
     blocks_[0] = table[first];
@@ -145,10 +150,10 @@ class TileRing {
 
   __device__ __forceinline__ void order(int stage) {
     if (num_left_ > 0) {
-      const int block_size = pages_.shape.block_size;
+      const int block_size = kContiguous ? kTileTokens : pages_.shape.block_size;
       const int num_tokens = next_.num_tokens();
       const std::uint32_t target = storage_ + stage * 2 * kMatrixBytes;
-      const int row = next_.tile * kTileTokens % block_size;
+      const int row = kContiguous ? next_.tile * kTileTokens : next_.tile * kTileTokens % block_size;
       const int count = min(num_tokens, block_size);
 #if COURSE_BULK_COPY
       const std::uint32_t barrier = barriers_ + stage * static_cast<int>(sizeof(std::uint64_t));

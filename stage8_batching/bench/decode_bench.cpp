@@ -6,6 +6,7 @@
 #include "bench_parts.h"
 #include "common/progress.h"
 #include "common/report.h"
+#include "contiguous_attention.h"
 
 namespace stage8 {
 namespace {
@@ -88,34 +89,41 @@ std::string microseconds_or_dash(double microseconds) {
   return microseconds > 0.0 ? format_microseconds(microseconds) : "-";
 }
 
-// The same kernel on the same bytes, blocks in random order and one after the other: what paging itself costs.
-void print_order(const common::Stream& stream, const Pool& pool, const std::vector<Row>& rows, std::ostream& output) {
-  common::Table table({"heads", "cell", "blocks in order", "blocks shuffled", "difference"});
-  common::Progress progress("measuring blocks in order", static_cast<std::int64_t>(rows.size()));
+// What paging itself costs: the same kernel on as many bytes, without blocks and table, with blocks one after the
+// other, and with blocks in random order.
+void print_paging(const common::Stream& stream, const Pool& pool, const std::vector<Row>& rows, std::ostream& output) {
+  common::Table table({"heads", "cell", "contiguous", "blocks in order", "blocks shuffled", "difference"});
+  common::Progress progress("measuring what paging costs", static_cast<std::int64_t>(rows.size()));
   for (const Row& row : rows) {
     progress.advance();
-    if (row.shape.head_dim != 128 || row.shape.block_size != 16 || !pool.has_room_for(row.shape, row.cell)) {
+    if (row.shape.head_dim != 128 || row.shape.block_size != 16 || row.cell.context == 0 ||
+        !pool.has_room_for(row.shape, row.cell)) {
       continue;
     }
-    const double in_order = time_decode(stream, PageSets(pool, row.shape, row.cell, PageOrder::kInOrder));
+    const PageSets in_order(pool, row.shape, row.cell, PageOrder::kInOrder);
+    const double contiguous = time_decode(stream, in_order, true);
+    const double ordered = time_decode(stream, in_order);
     const double shuffled = time_decode(stream, PageSets(pool, row.shape, row.cell));
-    table.add_row({name_of(row.shape), name_of(row.cell), format_microseconds(in_order), format_microseconds(shuffled),
-                   common::format("%+.1f %%", 100.0 * (shuffled / in_order - 1.0))});
+    table.add_row({name_of(row.shape), name_of(row.cell), format_microseconds(contiguous), format_microseconds(ordered),
+                   format_microseconds(shuffled), common::format("%+.1f %%", 100.0 * (shuffled / contiguous - 1.0))});
   }
   progress.clear();
-  output << "Blocks one after the other, as a contiguous cache has its tokens, against blocks in random order:\n"
-         << table.to_string() << "\n";
+  output
+      << "What paging costs: the same kernel on a cache without blocks or table, and on blocks in order and shuffled:\n"
+      << table.to_string() << "\n";
 }
 
 }  // namespace
 
-double time_decode(const common::Stream& stream, const PageSets& sets) {
+double time_decode(const common::Stream& stream, const PageSets& sets, bool contiguous) {
   const PageShape& shape = sets.pages().shape;
   const common::DeviceMemory workspace(decode_workspace_bytes(shape, sets.batch(0)));
   plan_decode(shape, sets.batch(0), workspace.data(), stream.get());
   stream.synchronize();
   return microseconds_per_call(stream, sets.count(), [&](int set) {
-    decode_attention(sets.pages(), sets.batch(set), sets.queries(), sets.output(), workspace.data(), stream.get());
+    const auto attention = contiguous ? contiguous_attention : decode_attention;
+    attention(contiguous ? sets.contiguous(set) : sets.pages(), sets.batch(set), sets.queries(), sets.output(),
+              workspace.data(), stream.get(), {});
   });
 }
 
@@ -169,7 +177,7 @@ void print_decode_speed(const KernelBenchOptions& options, std::ostream& output)
       return row.goal == 0.0 || (row.cell.context != 8192 && row.cell.batch * row.cell.context != 1024);
     });
   }
-  print_order(stream, pool, few, output);
+  print_paging(stream, pool, few, output);
 }
 
 }  // namespace

@@ -234,11 +234,11 @@ __device__ __forceinline__ void finish_head(const Exchange<kHeadDim>& exchange, 
   merge_head<Scalar, kHeadDim, kWarps>(exchange, workspace, output, first_contributor, last_contributor);
 }
 
-template <typename Scalar, int kHeadDim, int kQueryTiles, int kWarps, int kStages, int kResident>
+template <typename Scalar, int kHeadDim, int kQueryTiles, int kWarps, int kStages, int kResident, bool kContiguous>
 __global__ void __launch_bounds__(32 * kWarps, kResident)
     decode_kernel(Pages pages, Batch batch, const Scalar* queries, Scalar* output, DecodeWorkspace workspace,
                   float scale) {
-  using Ring = TileRing<Scalar, kHeadDim, kStages, kWarps>;
+  using Ring = TileRing<Scalar, kHeadDim, kStages, kWarps, kContiguous>;
   extern __shared__ __align__(128) unsigned char shared[];
   __shared__ __align__(8) unsigned char barriers[kWarps * Ring::kBarrierBytes];
   const int warp = static_cast<int>(threadIdx.x) / 32;
