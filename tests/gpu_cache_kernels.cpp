@@ -1,4 +1,6 @@
 // Writing to slots, reading them back, copying blocks: nothing is computed, so everything must be equal to the bit.
+#include <functional>
+
 #include "tests/catch.h"
 #include "tests/gpu_fixtures.h"
 
@@ -25,7 +27,7 @@ std::vector<std::byte> all_slots(const stage::Pages& pages, bool values, const c
 
 }  // namespace
 
-TEST_CASE("Rows land in their slots and nowhere else", "[gpu]") {
+TEST_CASE("Rows land in their slots and nowhere else (stage 7, invariant 3)", "[gpu]") {
   if (!common::has_cuda_device()) {
     SKIP_TEST("there is no GPU");
   }
@@ -117,7 +119,7 @@ TEST_CASE("Many rows take the wide path and land the same", "[gpu]") {
   CHECK((all_slots(pages, true, stream) == expected));
 }
 
-TEST_CASE("Blocks are copied in every layer", "[gpu]") {
+TEST_CASE("Blocks are copied in every layer (stage 7, invariant 5)", "[gpu]") {
   if (!common::has_cuda_device()) {
     SKIP_TEST("there is no GPU");
   }
@@ -152,6 +154,148 @@ TEST_CASE("Blocks are copied in every layer", "[gpu]") {
   }
   CHECK((device_keys.download() == expected_keys));
   CHECK((device_values.download() == expected_values));
+}
+
+TEST_CASE("Blocks are copied in a pool of more than 2^31 elements (stage 7, invariant 1)", "[gpu]") {
+  if (!common::has_cuda_device()) {
+    SKIP_TEST("there is no GPU");
+  }
+  std::size_t free_bytes = 0;
+  std::size_t total_bytes = 0;
+  CUDA_CHECK(cudaMemGetInfo(&free_bytes, &total_bytes));
+  if (free_bytes < std::size_t{20} << 30) {
+    SKIP_TEST("the GPU has no room for it");
+  }
+  // Blocks of 2^14 elements: the last ones of the first layer lie past 2^31, and so does the second layer.
+  constexpr int kLayers = 2;
+  constexpr int kBlocks = (1 << 17) + 3;
+  const PageShape shape{
+      .num_blocks = kBlocks, .num_kv_heads = 8, .block_size = 16, .head_dim = 128, .type = ScalarType::kBFloat16};
+  REQUIRE(shape.elements_per_block() * (kBlocks - 2) > std::int64_t{1} << 31);
+  const auto keys = tests::poisoned(kLayers * shape.elements(), shape.type);
+  const auto values = tests::poisoned(kLayers * shape.elements(), shape.type);
+  const auto bytes = static_cast<std::size_t>(shape.elements_per_block() * 2);
+  const auto at = [&](const DeviceArray<std::byte>& pool, int layer, int block) {
+    return pool.data() +
+           (std::size_t{kBlocks} * static_cast<std::size_t>(layer) + static_cast<std::size_t>(block)) * bytes;
+  };
+  // All bytes of a block are the same here, another one in each block that is copied.
+  const std::vector<stage::PageCopy> copies = {{2, kBlocks - 1}, {kBlocks - 2, 1}};
+  int fill = 0;
+  for (const DeviceArray<std::byte>* pool : {&keys, &values}) {
+    for (int layer = 0; layer < kLayers; ++layer) {
+      for (const stage::PageCopy& copy : copies) {
+        CUDA_CHECK(cudaMemset(at(*pool, layer, copy.source), ++fill, bytes));
+      }
+    }
+  }
+  CUDA_CHECK(cudaDeviceSynchronize());
+  const DeviceArray<stage::PageCopy> device_copies(copies);
+  const common::Stream stream;
+  stage::copy_blocks(keys.data(), values.data(), kLayers, shape, device_copies.data(), static_cast<int>(copies.size()),
+                     stream.get());
+  stream.synchronize();
+  fill = 0;
+  std::vector<std::byte> block(bytes);
+  for (const DeviceArray<std::byte>* pool : {&keys, &values}) {
+    for (int layer = 0; layer < kLayers; ++layer) {
+      for (const stage::PageCopy& copy : copies) {
+        const std::vector<std::byte> expected(bytes, static_cast<std::byte>(++fill));
+        for (const int number : {copy.source, copy.destination}) {
+          CAPTURE(layer, number, fill);
+          CUDA_CHECK(cudaMemcpy(block.data(), at(*pool, layer, number), bytes, cudaMemcpyDeviceToHost));
+          CHECK((block == expected));
+        }
+      }
+    }
+  }
+}
+
+TEST_CASE("Slots and blocks: bad arguments are refused before anything is launched (stage 7, invariant 6)", "[gpu]") {
+  if (!common::has_cuda_device()) {
+    SKIP_TEST("there is no GPU");
+  }
+  const PageShape shape{
+      .num_blocks = 4, .num_kv_heads = 2, .block_size = 16, .head_dim = 128, .type = ScalarType::kBFloat16};
+  const auto keys = tests::poisoned(shape.elements(), shape.type);
+  const auto values = tests::poisoned(shape.elements(), shape.type);
+  const DeviceArray<std::byte> rows(std::vector<std::byte>(std::size_t{64} * 256 * 2, std::byte{1}));
+  const DeviceArray<int> slots(std::vector<int>{0, 1, 2, 3});
+  const DeviceArray<stage::PageCopy> copies(std::vector<stage::PageCopy>{{0, 1}});
+  const common::Stream stream;
+  struct Call {
+    stage::Pages pages;
+    void* keys;
+    void* values;
+    std::int64_t stride;
+    const int* slots;
+    int count;  // of tokens, or of copies
+    int num_layers;
+    const stage::PageCopy* copies;
+  };
+  const Call right{
+      {keys.data(), values.data(), shape}, rows.data(), rows.data(), 256, slots.data(), 1, 1, copies.data()};
+  const auto write = [&](const Call& call) {
+    stage::write_to_slots(call.pages, call.keys, call.values, call.stride, call.slots, call.count, stream.get());
+  };
+  const auto read = [&](const Call& call) {
+    stage::read_from_slots(call.pages, call.keys, call.values, call.stride, call.slots, call.count, stream.get());
+  };
+  const auto copy = [&](const Call& call) {
+    stage::copy_blocks(call.pages.keys, call.pages.values, call.num_layers, call.pages.shape, call.copies, call.count,
+                       stream.get());
+  };
+  const auto off_by_2 = [](void* pointer) { return static_cast<void*>(static_cast<std::byte*>(pointer) + 2); };
+  const auto wrong = [&](const char* what, bool for_slots, bool for_copies, const std::function<void(Call&)>& change) {
+    CAPTURE(what);
+    Call call = right;
+    change(call);
+    if (for_slots) {
+      CHECK_THROWS_AS(write(call), common::CheckError);
+      CHECK_THROWS_AS(read(call), common::CheckError);
+    }
+    if (for_copies) {
+      CHECK_THROWS_AS(copy(call), common::CheckError);
+    }
+  };
+  wrong("block size", true, true, [](Call& call) { call.pages.shape.block_size = 12; });
+  wrong("head_dim", true, true, [](Call& call) { call.pages.shape.head_dim = 80; });
+  wrong("no kv heads", true, true, [](Call& call) { call.pages.shape.num_kv_heads = 0; });
+  wrong("no blocks", true, true, [](Call& call) { call.pages.shape.num_blocks = 0; });
+  wrong("no pages", true, true, [](Call& call) { call.pages.keys = nullptr; });
+  wrong("pages", true, true, [&](Call& call) { call.pages.values = off_by_2(call.pages.values); });
+  wrong("count", true, true, [](Call& call) { call.count = -1; });
+  wrong("no keys", true, false, [](Call& call) { call.keys = nullptr; });
+  wrong("no values", true, false, [](Call& call) { call.values = nullptr; });
+  wrong("rows", true, false, [&](Call& call) { call.keys = off_by_2(call.keys); });
+  wrong("no slots", true, false, [](Call& call) { call.slots = nullptr; });
+  wrong("rows that overlap", true, false, [](Call& call) { call.stride = 248; });
+  wrong("rows of half pieces", true, false, [](Call& call) { call.stride = 260; });
+  // 32 pieces a token: 2^27 tokens have 2^32.
+  wrong("too many tokens", true, false, [](Call& call) { call.count = 1 << 27; });
+  wrong("no layers", false, true, [](Call& call) { call.num_layers = 0; });
+  wrong("too many layers", false, true, [](Call& call) { call.num_layers = 32768; });
+  wrong("no copies", false, true, [](Call& call) { call.copies = nullptr; });
+  wrong("too many copies", false, true, [](Call& call) {
+    call.pages.shape.num_kv_heads = 16;  // two thread blocks for each
+    call.count = 1 << 30;
+  });
+  Call nothing = right;
+  nothing.count = 0;
+  nothing.keys = nullptr;
+  nothing.slots = nullptr;
+  nothing.copies = nullptr;
+  CHECK_NOTHROW(write(nothing));
+  CHECK_NOTHROW(read(nothing));
+  CHECK_NOTHROW(copy(nothing));
+
+  stream.synchronize();
+  const auto all_are = [](const std::vector<std::byte>& bytes, std::byte value) {
+    return std::all_of(bytes.begin(), bytes.end(), [&](std::byte x) { return x == value; });
+  };
+  CHECK(all_are(keys.download(), std::byte{0xFF}));
+  CHECK(all_are(values.download(), std::byte{0xFF}));
+  CHECK(all_are(rows.download(), std::byte{1}));
 }
 
 TEST_CASE("Device memory that is not there is a clear error", "[gpu]") {

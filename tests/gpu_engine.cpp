@@ -146,7 +146,7 @@ std::vector<Token> some_tokens(int count, int salt) {
 
 }  // namespace
 
-TEST_CASE("GPU: the golden prompts get the golden text, in chunks and blocks of any size") {
+TEST_CASE("GPU: the golden prompts get the golden text, in chunks and blocks of any size (stage 7, invariant 8)") {
   if (!common::has_cuda_device()) {
     SKIP_TEST("there is no GPU");
   }
@@ -214,7 +214,7 @@ TEST_CASE("GPU: pages hold what the CPU's cache holds, through forks, copies on 
   }
 }
 
-TEST_CASE("GPU: copies that build on each other are carried out in their order") {
+TEST_CASE("GPU: copies that build on each other are carried out in their order (stage 7, invariant 5)") {
   if (!common::has_cuda_device()) {
     SKIP_TEST("there is no GPU");
   }

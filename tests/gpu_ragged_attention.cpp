@@ -1,4 +1,7 @@
 // Ragged causal attention against float64 on the same rounded inputs.
+#include <functional>
+#include <limits>
+
 #include "tests/catch.h"
 #include "tests/gpu_fixtures.h"
 #include "tests/gpu_hand_worked.h"
@@ -19,7 +22,7 @@ TEST_CASE("Ragged attention: weights 1 and 3, computed by hand", "[gpu]") {
   CHECK(example.check(example.ragged(), tests::HandWorked::kLastTwoTokens) == tests::kNoDifference);
 }
 
-TEST_CASE("Ragged attention: every type, head_dim, group and block size", "[gpu]") {
+TEST_CASE("Ragged attention: every type, head_dim, group and block size (stage 7, invariant 2)", "[gpu]") {
   if (!common::has_cuda_device()) {
     SKIP_TEST("there is no GPU");
   }
@@ -84,7 +87,7 @@ TEST_CASE("Ragged attention: one row a sequence is decode attention", "[gpu]") {
   CHECK(batch.check(batch.ragged()) == tests::kNoDifference);
 }
 
-TEST_CASE("Ragged attention: a pool of more than 2^31 elements", "[gpu]") {
+TEST_CASE("Ragged attention: a pool of more than 2^31 elements (stage 7, invariant 1)", "[gpu]") {
   if (!common::has_cuda_device()) {
     SKIP_TEST("there is no GPU");
   }
@@ -97,4 +100,106 @@ TEST_CASE("Ragged attention: a pool of more than 2^31 elements", "[gpu]") {
   GpuBatch batch(
       {.num_kv_heads = 8, .context_lengths = {50, 100}, .query_lengths = {50, 20}, .first_block = (1 << 17) + 5});
   CHECK(batch.check(batch.ragged()) == tests::kNoDifference);
+}
+
+TEST_CASE("Ragged attention: bad arguments are refused before anything is launched (stage 7, invariant 6)", "[gpu]") {
+  if (!common::has_cuda_device()) {
+    SKIP_TEST("there is no GPU");
+  }
+  GpuBatch good({.context_lengths = {20}, .query_lengths = {20}});
+  const common::DeviceArray<std::byte> workspace =
+      tests::poisoned(std::int64_t{1} << 20, ScalarType::kBFloat16);  // in which no plan may appear
+  struct Call {
+    stage::Pages pages;
+    stage::Batch batch;
+    const int* query_starts;
+    const void* queries;
+    void* output;
+    int num_tokens;
+    void* workspace;
+  };
+  const Call right{good.pages(),       good.batch(), good.query_starts(), good.queries.data(),
+                   good.output.data(), 20,           workspace.data()};
+  const auto plan = [&](const Call& call) {
+    stage::plan_ragged(call.pages.shape, call.batch, call.query_starts, call.num_tokens, call.workspace,
+                       good.stream.get());
+  };
+  const auto attend = [&](const Call& call) {
+    stage::ragged_attention(call.pages, call.batch, call.query_starts, call.queries, call.output, call.num_tokens,
+                            call.workspace, good.stream.get());
+  };
+  const auto off_by_2 = [](const void* pointer) {
+    return const_cast<void*>(static_cast<const void*>(static_cast<const std::byte*>(pointer) + 2));
+  };
+  const auto wrong = [&](const char* what, const std::function<void(Call&)>& change, bool plan_too) {
+    CAPTURE(what);
+    Call call = right;
+    change(call);
+    CHECK_THROWS_AS(attend(call), common::CheckError);
+    if (plan_too) {
+      CHECK_THROWS_AS(plan(call), common::CheckError);
+    }
+  };
+  wrong(
+      "block size", [](Call& call) { call.pages.shape.block_size = 12; }, true);
+  wrong(
+      "head_dim", [](Call& call) { call.pages.shape.head_dim = 80; }, true);
+  wrong(
+      "no blocks", [](Call& call) { call.pages.shape.num_blocks = 0; }, true);
+  wrong(
+      "uneven groups", [](Call& call) { call.batch.num_heads = 7; }, true);
+  wrong(
+      "group of 17", [](Call& call) { call.batch.num_heads = 34; }, true);
+  wrong(
+      "sequences", [](Call& call) { call.batch.num_sequences = -1; }, true);
+  wrong(
+      "no lengths", [](Call& call) { call.batch.context_lengths = nullptr; }, true);
+  wrong(
+      "no tables", [](Call& call) { call.batch.block_tables = nullptr; }, true);
+  wrong(
+      "empty tables", [](Call& call) { call.batch.max_blocks_per_sequence = 0; }, true);
+  wrong(
+      "tokens", [](Call& call) { call.num_tokens = -1; }, true);
+  wrong(
+      "no query_starts", [](Call& call) { call.query_starts = nullptr; }, true);
+  wrong(
+      "no workspace", [](Call& call) { call.workspace = nullptr; }, true);
+  wrong(
+      "workspace", [&](Call& call) { call.workspace = off_by_2(call.workspace); }, true);
+  wrong(
+      "no keys", [](Call& call) { call.pages.keys = nullptr; }, false);
+  wrong(
+      "values", [&](Call& call) { call.pages.values = off_by_2(call.pages.values); }, false);
+  wrong(
+      "no queries", [](Call& call) { call.queries = nullptr; }, false);
+  wrong(
+      "queries", [&](Call& call) { call.queries = off_by_2(call.queries); }, false);
+  wrong(
+      "no output", [](Call& call) { call.output = nullptr; }, false);
+  wrong(
+      "output", [&](Call& call) { call.output = off_by_2(call.output); }, false);
+  // A task has 128 rows here: 2^31 tokens x 16 query heads make 2^28 of them, for each of 16 kv heads.
+  wrong(
+      "too many tokens for one launch",
+      [](Call& call) {
+        call.num_tokens = std::numeric_limits<int>::max();
+        call.pages.shape.num_kv_heads = 16;
+        call.batch.num_heads = 256;
+      },
+      false);
+  Call nothing = right;
+  nothing.batch.num_sequences = 0;
+  CHECK_NOTHROW(plan(nothing));
+  CHECK_NOTHROW(attend(nothing));
+  nothing = right;
+  nothing.num_tokens = 0;
+  CHECK_NOTHROW(plan(nothing));
+  CHECK_NOTHROW(attend(nothing));
+
+  good.stream.synchronize();
+  const auto untouched = [](const std::vector<std::byte>& bytes) {
+    return std::all_of(bytes.begin(), bytes.end(), [](std::byte x) { return x == std::byte{0xFF}; });
+  };
+  CHECK(untouched(workspace.download()));
+  CHECK(untouched(good.output.download()));
 }
