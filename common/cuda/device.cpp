@@ -30,9 +30,7 @@ const DeviceLimits& device_limits() {
     return DeviceLimits{.name = properties.name,
                         .num_multiprocessors = properties.multiProcessorCount,
                         .compute_capability = properties.major * 10 + properties.minor,
-                        .shared_bytes_per_multiprocessor = properties.sharedMemPerMultiprocessor,
-                        .shared_bytes_per_block = properties.sharedMemPerBlockOptin,
-                        .cache_bytes = static_cast<std::size_t>(properties.l2CacheSize)};
+                        .shared_bytes_per_block = properties.sharedMemPerBlockOptin};
   }();
   return limits;
 }

@@ -38,10 +38,8 @@ bool has_cuda_device();
 struct DeviceLimits {
   std::string name;
   int num_multiprocessors = 0;
-  int compute_capability = 0;  // 90 for 9.0
-  std::size_t shared_bytes_per_multiprocessor = 0;
+  int compute_capability = 0;              // 90 for 9.0
   std::size_t shared_bytes_per_block = 0;  // with the opt-in that cudaFuncSetAttribute gives
-  std::size_t cache_bytes = 0;             // L2
 };
 const DeviceLimits& device_limits();
 

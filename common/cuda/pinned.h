@@ -2,7 +2,6 @@
 #pragma once
 
 #include <cstddef>
-#include <utility>
 
 #include "common/cuda/device.h"
 
@@ -18,10 +17,8 @@ class PinnedArray {
     data_ = static_cast<T*>(data);
   }
   ~PinnedArray() { cudaFreeHost(data_); }
-  PinnedArray(PinnedArray&& other) noexcept : data_(std::exchange(other.data_, nullptr)), size_(other.size_) {}
   PinnedArray(const PinnedArray&) = delete;
   PinnedArray& operator=(const PinnedArray&) = delete;
-  PinnedArray& operator=(PinnedArray&&) = delete;
 
   T* data() const { return data_; }
   std::size_t size() const { return size_; }

@@ -13,7 +13,6 @@ namespace stage7 {
 
 struct LadderStep {
   const char* name;
-  const char* file;
   std::size_t (*workspace_bytes)(const PageShape& shape, const Batch& batch);
   // Once a decode step, and finished before `decode` begins; null where there is nothing to plan.
   void (*plan)(const PageShape& shape, const Batch& batch, void* workspace, cudaStream_t stream);

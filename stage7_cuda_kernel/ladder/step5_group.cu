@@ -83,6 +83,6 @@ void decode(const Pages& pages, const Batch& batch, const void* queries, void* o
 
 }  // namespace
 
-const LadderStep kGroup = {"5 group together", "step5_group.cu", workspace_bytes, nullptr, decode};
+const LadderStep kGroup = {"5 group together", workspace_bytes, nullptr, decode};
 
 }  // namespace

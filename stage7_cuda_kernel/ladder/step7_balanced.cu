@@ -41,6 +41,6 @@ void decode(const Pages& pages, const Batch& batch, const void* queries, void* o
 
 }  // namespace
 
-const LadderStep kBalanced = {"7 balanced", "step7_balanced.cu", workspace_bytes, plan, decode};
+const LadderStep kBalanced = {"7 balanced", workspace_bytes, plan, decode};
 
 }  // namespace

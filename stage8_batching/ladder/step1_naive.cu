@@ -76,6 +76,6 @@ void decode(const Pages& pages, const Batch& batch, const void* queries, void* o
 
 }  // namespace
 
-const LadderStep kNaive = {"1 naive", "step1_naive.cu", score_bytes, nullptr, decode};
+const LadderStep kNaive = {"1 naive", score_bytes, nullptr, decode};
 
 }  // namespace

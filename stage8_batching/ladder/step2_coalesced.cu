@@ -95,6 +95,6 @@ void decode(const Pages& pages, const Batch& batch, const void* queries, void* o
 
 }  // namespace
 
-const LadderStep kCoalesced = {"2 coalesced", "step2_coalesced.cu", score_bytes, nullptr, decode};
+const LadderStep kCoalesced = {"2 coalesced", score_bytes, nullptr, decode};
 
 }  // namespace

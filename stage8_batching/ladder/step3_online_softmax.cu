@@ -58,6 +58,6 @@ std::size_t workspace_bytes(const PageShape& shape, const Batch& batch) {
 
 }  // namespace
 
-const LadderStep kOnlineSoftmax = {"3 online softmax", "step3_online_softmax.cu", workspace_bytes, nullptr, decode};
+const LadderStep kOnlineSoftmax = {"3 online softmax", workspace_bytes, nullptr, decode};
 
 }  // namespace

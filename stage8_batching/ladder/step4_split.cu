@@ -82,6 +82,6 @@ void merge_splits(const LadderCall& call, const Splits& splits, cudaStream_t str
   }
 }
 
-const LadderStep kSplit = {"4 split contexts", "step4_split.cu", workspace_bytes, nullptr, decode};
+const LadderStep kSplit = {"4 split contexts", workspace_bytes, nullptr, decode};
 
 }  // namespace

@@ -95,6 +95,6 @@ void decode(const Pages& pages, const Batch& batch, const void* queries, void* o
 
 }  // namespace
 
-const LadderStep kTensorCores = {"6 tensor cores", "step6_tensor_cores.cu", workspace_bytes, nullptr, decode};
+const LadderStep kTensorCores = {"6 tensor cores", workspace_bytes, nullptr, decode};
 
 }  // namespace
