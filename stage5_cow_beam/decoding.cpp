@@ -103,9 +103,8 @@ void ParallelSampling::take(std::vector<common::Matrix> logits) {
   accept(drawn);
 }
 
-void ParallelSampling::accept(const std::vector<common::Token>& drawn) {
-  std::vector<Branch> live;
-  std::vector<std::size_t> sample_of;
+void ParallelSampling::accept(std::span<const common::Token> drawn) {
+  std::size_t num_live = 0;
   for (std::size_t i = 0; i < live_.size(); ++i) {
     common::Completion& completion = completions_[sample_of_[i]];
     const bool stops = is_stop_token(request_, drawn[i]);
@@ -119,11 +118,11 @@ void ParallelSampling::accept(const std::vector<common::Token>& drawn) {
       continue;
     }
     live_[i].tokens.push_back(drawn[i]);
-    live.push_back(std::move(live_[i]));
-    sample_of.push_back(sample_of_[i]);
+    std::swap(live_[num_live], live_[i]);
+    sample_of_[num_live++] = sample_of_[i];
   }
-  live_ = std::move(live);
-  sample_of_ = std::move(sample_of);
+  live_.resize(num_live);
+  sample_of_.resize(num_live);
 }
 
 BeamSearch::BeamSearch(Engine& engine, const common::Request& request, const BeamOptions& options,

@@ -67,7 +67,7 @@ class ParallelSampling : public BranchGroup {
 
  private:
   // Goes on from these tokens, one a live branch.
-  void accept(const std::vector<common::Token>& drawn);
+  void accept(std::span<const common::Token> drawn);
 
   std::vector<common::Completion> completions_;  // by sample
   std::vector<common::Random> random_;           // by sample

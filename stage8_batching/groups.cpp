@@ -71,7 +71,7 @@ void BranchGroup::computed() {
 void ParallelSampling::take_expected(common::Token token) {
   COMMON_CHECK(token >= 0, "a logit is NaN, or all are -inf");
   live_.front().tokens.pop_back();
-  accept({token});
+  accept({&token, 1});
 }
 
 int BranchGroup::trunk_length() const {

@@ -71,23 +71,26 @@ bool Scheduler::serve_whole(std::size_t index, const Work& work, Step& step) {
 }
 
 bool Scheduler::serve_chunks(std::size_t index, Work work, Step& step) {
-  Share share{running_[index], {{}, {}, work.with_logits}};
   bool all_served = true;
-  for (std::size_t i = 0; all_served && i < work.sequences.size(); ++i) {
-    int count = std::min(work.num_tokens[i], budget_left(step));
-    while (count > 0 && !manager_.reserve(work.sequences[i], count)) {
+  std::size_t num_served = 0;
+  for (; all_served && num_served < work.sequences.size(); ++num_served) {
+    const int wanted = work.num_tokens[num_served];
+    int count = std::min(wanted, budget_left(step));
+    while (count > 0 && !manager_.reserve(work.sequences[num_served], count)) {
       count -= preempt_behind(index, step) ? 0 : 1;
     }
-    all_served = count == work.num_tokens[i];
-    if (count > 0) {
-      share.work.sequences.push_back(work.sequences[i]);
-      share.work.num_tokens.push_back(count);
-      step.num_tokens += count;
+    work.num_tokens[num_served] = count;
+    step.num_tokens += count;
+    all_served = count == wanted;
+    if (count == 0) {
+      break;
     }
   }
-  share.work.with_logits = work.with_logits && all_served;
-  if (!share.work.sequences.empty()) {
-    step.shares.push_back(std::move(share));
+  work.sequences.resize(num_served);
+  work.num_tokens.resize(num_served);
+  work.with_logits = work.with_logits && all_served;
+  if (num_served > 0) {
+    step.shares.push_back({running_[index], std::move(work)});
   }
   return all_served;
 }
