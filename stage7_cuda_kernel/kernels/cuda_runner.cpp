@@ -255,6 +255,7 @@ double CudaRunner::read_bandwidth() {
     return 1e9 * read_ceiling(impl_->stream, impl_->keys.data(), kBytes);
   }
   const common::DeviceMemory memory(kBytes);
+  CUDA_CHECK(cudaMemset(memory.data(), 0, memory.bytes()));
   return 1e9 * read_ceiling(impl_->stream, memory.data(), memory.bytes());
 }
 
