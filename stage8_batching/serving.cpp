@@ -149,7 +149,8 @@ void run_serve(const common::Session& session, const ServingOptions& options) {
   StopStrings stop_strings(session.tokenizer, options.stop_strings);
   serve(server, clock, tasks, [&](int id, int sample, common::Token token) {
     view->on_token(id, sample, token);
-    if (sample == 0 && options.num_samples == 1 && !options.stop_strings.empty() && stop_strings.found_after(id, token)) {
+    if (sample == 0 && options.num_samples == 1 && !options.stop_strings.empty() &&
+        stop_strings.found_after(id, token)) {
       server.stop(id, common::FinishReason::kStop);
     }
   });
