@@ -4,7 +4,6 @@
 #include <cmath>
 #include <cstdlib>
 #include <filesystem>
-#include <fstream>
 #include <iostream>
 #include <nlohmann/json.hpp>
 #include <thread>
@@ -20,6 +19,7 @@
 #include "common/plan.h"
 #include "common/progress.h"
 #include "common/report.h"
+#include "common/result_file.h"
 #include "common/workload.h"
 
 namespace common {
@@ -262,15 +262,7 @@ Session Program::load() const {
 }
 
 void Program::generate(const std::function<RunResult(const Session&, const OnToken&)>& run) {
-  const bool to_file = !options_.json_path.empty() && options_.json_path != "-";
-  std::ofstream file;
-  if (to_file) {
-    // Opened first: a run whose result can't be kept would be lost.
-    file.open(options_.json_path, std::ios::app);
-    if (!file) {
-      throw InputError("can't write to '" + options_.json_path + "'");
-    }
-  }
+  const ResultFile json(options_.json_path);
   const Session session = load();
   std::int64_t total = 0;
   for (const Request& request : session.requests) {
@@ -281,16 +273,8 @@ void Program::generate(const std::function<RunResult(const Session&, const OnTok
     Progress progress("generating", total);
     result = run(session, [&](int, Token) { progress.advance(); });
   }
-  if (to_file) {
-    file.close();
-    file.open(options_.json_path, std::ios::trunc);
-    file << to_json(name_, session, result);
-    file.close();
-    if (!file) {
-      throw InputError("can't write to '" + options_.json_path + "'");
-    }
-  } else if (options_.json_path == "-") {
-    std::cout << to_json(name_, session, result);
+  if (json.is_wanted()) {
+    json.write(to_json(name_, session, result));
   } else {
     print_texts(session, result);
     print_counters(result);

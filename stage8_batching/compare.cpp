@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <array>
-#include <fstream>
 #include <iostream>
 #include <optional>
 
@@ -11,6 +10,7 @@
 #include "common/model/synthetic.h"
 #include "common/progress.h"
 #include "common/report.h"
+#include "common/result_file.h"
 #include "metrics.h"
 #include "plot.h"
 #include "serving.h"
@@ -81,13 +81,7 @@ Run run_way(const common::Llama& model, const CompareOptions& options, const Way
 }
 
 void run_compare(const common::Session& session, const CompareOptions& options) {
-  std::ofstream plot;
-  if (!options.plot_path.empty()) {
-    plot.open(options.plot_path);
-    if (!plot) {
-      throw common::InputError("can't write to '" + options.plot_path + "'");
-    }
-  }
+  const common::ResultFile plot(options.plot_path);
   std::optional<common::Llama> synthetic;
   if (!options.synthetic.empty()) {
     synthetic = common::Llama::synthetic(common::synthetic_config(options.synthetic), 1);
@@ -132,12 +126,8 @@ void run_compare(const common::Session& session, const CompareOptions& options) 
   std::cout << table.to_string()
             << "\nmemory short: slots used while somebody waits for memory, not for the step's budget\n"
             << "P50, P99: milliseconds from arrival to end, divided by the reply's tokens\n";
-  if (plot.is_open()) {
-    plot << draw_charts({slots, running});
-    plot.close();
-    if (!plot) {
-      throw common::InputError("can't write to '" + options.plot_path + "'");
-    }
+  if (plot.is_wanted()) {
+    plot.write(draw_charts({slots, running}));
   }
 }
 

@@ -11,6 +11,7 @@
 #include "common/check.h"
 #include "common/model/synthetic.h"
 #include "common/report.h"
+#include "common/result_file.h"
 #include "metrics.h"
 #include "trace.h"
 
@@ -101,20 +102,8 @@ void print_texts(const common::Session& session, const Server& server, const Sto
   }
 }
 
-void write_file(const std::string& path, const std::string& text) {
-  if (path == "-") {
-    std::cout << text;
-    return;
-  }
-  std::ofstream file(path);
-  file << text;
-  file.close();
-  if (!file) {
-    throw common::InputError("can't write to '" + path + "'");
-  }
-}
-
 void run_serve(const common::Session& session, const ServingOptions& options) {
+  const common::ResultFile json(options.json_path);
   std::optional<common::Llama> synthetic;
   if (!options.synthetic.empty()) {
     synthetic = common::Llama::synthetic(common::synthetic_config(options.synthetic), 1);
@@ -129,7 +118,7 @@ void run_serve(const common::Session& session, const ServingOptions& options) {
   VirtualClock virtual_clock;
   Clock& clock = options.virtual_clock ? static_cast<Clock&>(virtual_clock) : real_clock;
   Server server(engine, scheduler, clock);
-  const bool json_only = options.json_path == "-";
+  const bool json_only = json.is_stdout();
   // Random weights write tokens that the session's tokenizer does not know.
   const bool has_texts = !json_only && !synthetic;
   const std::unique_ptr<View> view =
@@ -157,8 +146,8 @@ void run_serve(const common::Session& session, const ServingOptions& options) {
   if (trace) {
     trace->finish(server);
   }
-  if (!options.json_path.empty()) {
-    write_file(options.json_path, metrics_json(server, metrics, options.virtual_clock ? "virtual" : "real"));
+  if (json.is_wanted()) {
+    json.write(metrics_json(server, metrics, options.virtual_clock ? "virtual" : "real"));
   }
   if (has_texts) {
     std::cout << "\n";

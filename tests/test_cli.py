@@ -318,6 +318,12 @@ class Serving(ProgramTest):
         self.assert_usage_error(run("serve", *self.PROMPTS, "--stop", ""), "--stop")
         self.assert_usage_error(run("compare", "--rate", "-1"), "--rate")
 
+    def test_a_plot_stays_until_there_is_a_new_one(self):
+        path = self.folder / "plot.svg"
+        path.write_text("the last one", encoding="utf-8")
+        self.assert_bad_input(run("compare", "--plot", str(path), "--max-length", "5000"), "can have")
+        self.assertEqual(path.read_text(encoding="utf-8"), "the last one")
+
     def test_arrivals_that_make_no_sense(self):
         for rate in ("", "0", "-3", "nan", "soon"):
             self.assert_bad_input(run("serve", *self.PROMPTS, "--arrivals", "poisson:" + rate), "poisson")
@@ -330,7 +336,9 @@ class Serving(ProgramTest):
     def test_files_that_cannot_be_written(self):
         for option in ("--trace", "--json"):
             path = str(self.folder / "missing" / "file")
-            self.assert_bad_input(run("serve", *self.PROMPTS, option, path), path)
+            result = run("serve", *self.PROMPTS, option, path)
+            self.assert_bad_input(result, path)
+            self.assertEqual(result.stdout, b"", "found out before anything is served")
             self.assert_bad_input(run("serve", *self.PROMPTS, option, "/dev/full"), "/dev/full")
         self.assert_bad_input(run("compare", "--plot", str(self.folder)), str(self.folder))
 
