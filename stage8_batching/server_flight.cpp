@@ -1,9 +1,9 @@
-// How the server has a step computed. On a GPU, one is always ahead: while it computes a step, the host takes the
-// tokens of the step before, schedules the next and orders it. What the next one takes up is not known then; in its
-// place stands where it will be found, and the GPU looks there (GpuStep::tokens).
+// How the server has a step computed. On a GPU, the host is always a step ahead: while step 2 is computed, it takes the
+// tokens of step 1, schedules step 3 and orders it. What step 3 takes up from step 2 is not known then; in its place
+// stands where it will be found, and the GPU looks there (GpuStep::tokens).
 //
-//   GPU   | step 1      | step 2      | step 3      |
-//   host  | 1 | 2 | wait for 1, 3 | wait for 2, 4 |
+//   GPU   |  step 1                |  step 2                  |  step 3                  |
+//   host  order 2, wait for 1      |  take 1, order 3, wait   |  take 2, order 4, wait   |
 #include <algorithm>
 #include <exception>
 #include <numeric>

@@ -1,4 +1,5 @@
 // Decode attention against float64 on the same rounded inputs, over everything its callers may choose.
+#include <algorithm>
 #include <array>
 
 #include "tests/catch.h"
@@ -26,9 +27,10 @@ std::vector<int> boundary_lengths(int block_size) {
 // of the row's number modulo 8, the same in a block as in a longer row.
 std::vector<std::byte> without_blocks(const void* pages, const stage::PageShape& shape, const std::vector<int>& lengths,
                                       const std::vector<int>& tables, int capacity) {
-  const auto block_bytes = static_cast<std::size_t>(shape.block_size * shape.head_dim * 2);
+  const std::size_t block_bytes =
+      2 * static_cast<std::size_t>(shape.block_size) * static_cast<std::size_t>(shape.head_dim);
   const auto heads = static_cast<std::size_t>(shape.num_kv_heads);
-  const std::size_t blocks_of_row = static_cast<std::size_t>(capacity / shape.block_size);
+  const auto blocks_of_row = static_cast<std::size_t>(capacity / shape.block_size);
   std::vector<std::byte> from(static_cast<std::size_t>(shape.elements()) * 2);
   CUDA_CHECK(cudaMemcpy(from.data(), pages, from.size(), cudaMemcpyDeviceToHost));
   std::vector<std::byte> rows(lengths.size() * heads * blocks_of_row * block_bytes, std::byte{0xFF});
@@ -172,10 +174,8 @@ TEST_CASE("Decode attention: more heads than multiprocessors (stage 7, invariant
   CAPTURE(tests::name_of(type), head_dim, group, heads_per_multiprocessor);
   constexpr int kKvHeads = 8;
   const int num_sequences = heads_per_multiprocessor * common::device_limits().num_multiprocessors / kKvHeads + 5;
-  std::vector<int> lengths;
-  for (int s = 0; s < num_sequences; ++s) {
-    lengths.push_back(s % 7 == 3 ? 0 : 17 + s % 20);
-  }
+  std::vector<int> lengths(static_cast<std::size_t>(num_sequences));
+  std::generate(lengths.begin(), lengths.end(), [s = -1]() mutable { return ++s % 7 == 3 ? 0 : 17 + s % 20; });
   BatchSpec spec{.type = type,
                  .num_kv_heads = kKvHeads,
                  .group = group,

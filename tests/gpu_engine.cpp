@@ -286,10 +286,10 @@ TEST_CASE("GPU: sequences that share a step get what they get alone") {
         std::iota(own_positions.begin(), own_positions.end(), length);
         std::vector<int> table(static_cast<std::size_t>((length + count + 15) / 16));
         std::generate(table.begin(), table.end(), [n = 10 * s]() mutable { return n++; });
-        std::vector<int> own_slots;
-        for (const int position : own_positions) {
-          own_slots.push_back(table[static_cast<std::size_t>(position / 16)] * 16 + position % 16);
-        }
+        std::vector<int> own_slots(own.size());
+        std::transform(own_positions.begin(), own_positions.end(), own_slots.begin(), [&](int position) {
+          return table[static_cast<std::size_t>(position / 16)] * 16 + position % 16;
+        });
         length += count;
         alone.forward({own, own_positions, own_slots, std::vector<int>{0, count}, std::vector<int>{length}, table,
                        std::vector<int>{0, static_cast<int>(table.size())}, std::vector<int>{count - 1}});
