@@ -40,6 +40,7 @@ std::vector<Task> workload_tasks() {
 
 std::vector<std::vector<common::Completion>> lone_texts(const std::vector<Task>& tasks) {
   std::vector<std::vector<common::Completion>> texts;
+  texts.reserve(tasks.size());
   for (const Task& task : tasks) {
     texts.push_back(tests::served_alone(task, bundled().llama));
   }

@@ -149,7 +149,7 @@ struct Bench {
   }
 
   static std::string name(const stage::Group& group) {
-    return std::string(1, static_cast<char>('A' + static_cast<const CountedGroup&>(group).id()));
+    return {static_cast<char>('A' + static_cast<const CountedGroup&>(group).id())};
   }
   std::string running() const {
     std::string text;
@@ -268,7 +268,8 @@ TEST_CASE("the latest arrival gives way to an earlier one, whole, and comes back
 TEST_CASE("every step computes something until all have ended (stage 8, invariant 4)") {
   common::Random random(5);
   const auto between = [&](int least, int most) {
-    return least + static_cast<int>(random.below(static_cast<std::uint64_t>(most - least + 1)));
+    return least +
+           static_cast<int>(random.below(static_cast<std::uint64_t>(most) - static_cast<std::uint64_t>(least) + 1));
   };
   int num_preempted = 0;
   for (int round = 0; round < 300; ++round) {

@@ -58,7 +58,9 @@ std::string serve(Serving& serving, const std::vector<Task>& tasks) {
   std::string problem = serving.run();
   for (std::size_t i = 0; problem.empty() && i < tasks.size(); ++i) {
     problem = compare_outcome(serving.server.outcome(static_cast<int>(i)), served_alone(tasks[i]));
-    problem = problem.empty() ? "" : common::format("request %zu: ", i) + problem;
+    if (!problem.empty()) {
+      problem.insert(0, common::format("request %zu: ", i));
+    }
   }
   return problem;
 }
@@ -129,6 +131,7 @@ TEST_CASE("preempted by recomputing or by swapping, the texts stay the same (sta
         options.scheduler.run_ahead = num_host_blocks % 2 == 1;
         Serving serving(options);
         std::vector<Task> tasks;
+        tasks.reserve(7);
         for (int i = 0; i < 5; ++i) {
           tasks.push_back({make_request(5 + i, 14, i)});
         }
@@ -144,12 +147,12 @@ TEST_CASE("preempted by recomputing or by swapping, the texts stay the same (sta
 }
 
 TEST_CASE("scheduled before the last tokens are known, the texts stay the same (stage 8, invariants 7 and 8)") {
-  std::vector<Task> tasks;
+  std::vector<Task> tasks(6);
   for (int i = 0; i < 6; ++i) {
-    tasks.push_back({make_request(5 + i, 6 + 2 * i, i)});
+    tasks[static_cast<std::size_t>(i)] = {make_request(5 + i, 6 + 2 * i, i)};
   }
   // Two end by a token of theirs: found out when the next step has been ordered.
-  for (const std::size_t i : {2, 4}) {
+  for (const std::size_t i : {std::size_t{2}, std::size_t{4}}) {
     tasks[i].request.stop_tokens = {served_alone(tasks[i]).front().tokens[4]};
   }
   int gave_way = 0;

@@ -100,7 +100,7 @@ struct Serving {
   // To the end. The first problem there is.
   std::string run() {
     while (server.step()) {
-      if (const std::string found = problem(); !found.empty()) {
+      if (std::string found = problem(); !found.empty()) {
         return found;
       }
     }

@@ -23,7 +23,8 @@ struct Counts {
 };
 
 int between(Random& random, int least, int most) {
-  return least + static_cast<int>(random.below(static_cast<std::uint64_t>(most - least + 1)));
+  return least +
+         static_cast<int>(random.below(static_cast<std::uint64_t>(most) - static_cast<std::uint64_t>(least) + 1));
 }
 
 stage::Task random_task(Random& random, int num_kinds) {
@@ -87,7 +88,7 @@ std::string run_case(std::uint64_t seed, Counts& counts) {
       counts.steps += 1;
       counts.swapped += static_cast<long long>(serving.reports.back().swapped_out.size());
       counts.thrown_out += static_cast<long long>(serving.reports.back().thrown_out.size());
-      if (const std::string problem = serving.problem(); !problem.empty()) {
+      if (std::string problem = serving.problem(); !problem.empty()) {
         return problem;
       }
     }
