@@ -1,7 +1,7 @@
 // Causal attention of one sequence's newest tokens over everything the sequence has in the cache.
 #pragma once
 
-#include "common/tensor.h"
+#include "common/base/tensor.h"
 #include "kv_cache.h"
 
 namespace stage1 {

@@ -4,7 +4,7 @@
 #include <iterator>
 #include <string>
 
-#include "common/check.h"
+#include "common/base/check.h"
 
 namespace stage1 {
 

@@ -4,10 +4,10 @@
 #include <optional>
 #include <sstream>
 
-#include "common/check.h"
-#include "common/cli.h"
-#include "common/report.h"
-#include "common/shell.h"
+#include "common/app/cli.h"
+#include "common/app/report.h"
+#include "common/app/shell.h"
+#include "common/base/check.h"
 #include "engine.h"
 
 namespace stage1 {

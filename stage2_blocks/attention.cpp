@@ -3,9 +3,9 @@
 #include <algorithm>
 #include <cmath>
 
-#include "common/check.h"
-#include "common/parallel.h"
-#include "common/product.h"
+#include "common/base/check.h"
+#include "common/base/parallel.h"
+#include "common/math/product.h"
 
 namespace stage2 {
 

@@ -4,9 +4,9 @@
 #include <cmath>
 #include <limits>
 
-#include "common/check.h"
-#include "common/parallel.h"
-#include "common/product.h"
+#include "common/base/check.h"
+#include "common/base/parallel.h"
+#include "common/math/product.h"
 
 namespace stage3 {
 namespace {

@@ -7,8 +7,8 @@
 #include <cstdint>
 #include <span>
 
-#include "common/memory.h"
-#include "common/tensor.h"
+#include "common/base/memory.h"
+#include "common/base/tensor.h"
 
 namespace stage3 {
 

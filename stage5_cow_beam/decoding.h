@@ -5,8 +5,8 @@
 #include <span>
 #include <vector>
 
-#include "common/generation.h"
-#include "common/sampling.h"
+#include "common/app/generation.h"
+#include "common/math/sampling.h"
 #include "engine.h"
 
 namespace stage5 {

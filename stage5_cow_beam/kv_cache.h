@@ -7,8 +7,8 @@
 #include <cstdint>
 #include <span>
 
-#include "common/memory.h"
-#include "common/tensor.h"
+#include "common/base/memory.h"
+#include "common/base/tensor.h"
 #include "kv_cache_manager.h"
 
 namespace stage5 {

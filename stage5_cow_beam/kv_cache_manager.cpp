@@ -1,10 +1,11 @@
 #include "kv_cache_manager.h"
 
 #include <algorithm>
+#include <cstdint>
 #include <numeric>
 #include <string>
 
-#include "common/check.h"
+#include "common/base/check.h"
 
 namespace stage5 {
 

@@ -7,8 +7,8 @@
 #include <span>
 #include <vector>
 
+#include "common/base/tensor.h"
 #include "common/model/llama.h"
-#include "common/tensor.h"
 #include "kv_cache.h"
 #include "kv_cache_manager.h"
 

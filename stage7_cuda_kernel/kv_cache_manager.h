@@ -5,6 +5,7 @@
 //   position 9 = 2 * 4 + 1: entry 2 of the table is block 3, row 1 of it is slot 3 * 4 + 1 = 13
 #pragma once
 
+#include <cstdint>
 #include <map>
 #include <span>
 #include <utility>

@@ -5,8 +5,8 @@
 #include <string>
 #include <utility>
 
-#include "common/check.h"
-#include "common/hash.h"
+#include "common/base/check.h"
+#include "common/base/hash.h"
 
 namespace stage7 {
 

@@ -12,7 +12,7 @@
 #include <vector>
 
 #include "attention.h"
-#include "common/tensor.h"
+#include "common/base/tensor.h"
 #include "kv_cache_manager.h"
 
 namespace stage8 {

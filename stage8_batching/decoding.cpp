@@ -6,7 +6,7 @@
 #include <tuple>
 #include <utility>
 
-#include "common/check.h"
+#include "common/base/check.h"
 
 namespace stage8 {
 namespace {

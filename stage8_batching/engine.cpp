@@ -5,9 +5,9 @@
 #include <memory>
 #include <string>
 
-#include "common/check.h"
-#include "common/machine.h"
-#include "common/report.h"
+#include "common/app/report.h"
+#include "common/base/check.h"
+#include "common/base/machine.h"
 
 namespace stage8 {
 namespace {

@@ -4,7 +4,7 @@
 #include <set>
 #include <string>
 
-#include "common/check.h"
+#include "common/base/check.h"
 #ifdef COURSE_CUDA
 #include "common/cuda/device.h"
 #include "kernels/cuda_runner.h"

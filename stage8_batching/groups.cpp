@@ -3,7 +3,7 @@
 // computed once, in the first one's sequence, then the others are forked from it, and each computes its rest.
 #include <algorithm>
 
-#include "common/check.h"
+#include "common/base/check.h"
 #include "decoding.h"
 
 namespace stage8 {

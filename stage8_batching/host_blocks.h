@@ -4,8 +4,8 @@
 #include <utility>
 #include <vector>
 
-#include "common/check.h"
-#include "common/tensor.h"
+#include "common/base/check.h"
+#include "common/base/tensor.h"
 
 namespace stage8 {
 

@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <string>
 
-#include "common/check.h"
+#include "common/base/check.h"
 
 namespace stage8 {
 

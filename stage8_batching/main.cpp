@@ -4,16 +4,15 @@
 #include <optional>
 #include <sstream>
 
-#include "common/check.h"
-#include "common/cli.h"
-#include "common/report.h"
-#include "common/shell.h"
-#include "compare.h"
+#include "common/app/cli.h"
+#include "common/app/report.h"
+#include "common/app/shell.h"
+#include "common/base/check.h"
+#include "demo/prefix_commands.h"
+#include "demo/sampling_commands.h"
 #include "engine.h"
-#include "kernel_commands.h"
-#include "reuse.h"
-#include "serving.h"
-#include "sharing.h"
+#include "serve/compare.h"
+#include "serve/serving.h"
 
 namespace stage8 {
 namespace {
@@ -161,7 +160,6 @@ int run(int argc, char** argv) {
   };
   CLI::App& bench = program.add_bench(speed_subject, attention_subject);
   add_engine_options(bench, options);
-  add_kernel_bench(bench);
 
   program.add_block_commands(options.block_size, generate);
   DecodingOptions decoding;

@@ -9,7 +9,7 @@
 #include <unordered_map>
 #include <vector>
 
-#include "common/tensor.h"
+#include "common/base/tensor.h"
 
 namespace stage8 {
 

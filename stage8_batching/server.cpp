@@ -4,9 +4,9 @@
 #include <exception>
 #include <utility>
 
-#include "common/check.h"
-#include "common/machine.h"
-#include "common/report.h"
+#include "common/app/report.h"
+#include "common/base/check.h"
+#include "common/base/machine.h"
 
 namespace stage8 {
 Server::Server(Engine& engine, const SchedulerOptions& options, Clock& clock)

@@ -11,11 +11,11 @@
 #include <unordered_map>
 #include <vector>
 
-#include "clock.h"
-#include "common/generation.h"
+#include "common/app/generation.h"
 #include "decoding.h"
 #include "engine.h"
 #include "scheduler.h"
+#include "serve/clock.h"
 
 namespace stage8 {
 

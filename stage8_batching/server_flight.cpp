@@ -9,8 +9,8 @@
 #include <numeric>
 #include <utility>
 
-#include "common/machine.h"
-#include "common/sampling.h"
+#include "common/base/machine.h"
+#include "common/math/sampling.h"
 #include "server.h"
 
 namespace stage8 {

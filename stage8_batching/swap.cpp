@@ -4,7 +4,7 @@
 #include <algorithm>
 #include <map>
 
-#include "common/check.h"
+#include "common/base/check.h"
 #include "kv_cache_manager.h"
 
 namespace stage8 {

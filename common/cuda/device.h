@@ -13,7 +13,7 @@
 #include <utility>
 #include <vector>
 
-#include "common/check.h"
+#include "common/base/check.h"
 
 namespace common {
 

@@ -5,7 +5,7 @@
 #include <optional>
 #include <string_view>
 
-#include "common/check.h"
+#include "common/base/check.h"
 
 namespace common {
 namespace {

@@ -6,7 +6,7 @@
 #include <cstring>
 #include <string>
 
-#include "common/check.h"
+#include "common/base/check.h"
 
 namespace common {
 namespace {

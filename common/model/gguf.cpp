@@ -16,9 +16,9 @@
 #include <type_traits>
 #include <utility>
 
-#include "common/check.h"
+#include "common/app/report.h"
+#include "common/base/check.h"
 #include "common/model/dequantize.h"
-#include "common/report.h"
 
 namespace common {
 namespace {

@@ -2,9 +2,9 @@
 
 #include <string>
 
-#include "common/check.h"
-#include "common/parallel.h"
-#include "common/product.h"
+#include "common/base/check.h"
+#include "common/base/parallel.h"
+#include "common/math/product.h"
 
 namespace common {
 

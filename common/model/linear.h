@@ -1,7 +1,7 @@
 // The matrix product of a linear layer, split over the threads by output features.
 #pragma once
 
-#include "common/tensor.h"
+#include "common/base/tensor.h"
 
 namespace common {
 

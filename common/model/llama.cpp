@@ -9,11 +9,11 @@
 #include <string>
 #include <utility>
 
-#include "common/check.h"
-#include "common/memory.h"
+#include "common/base/check.h"
+#include "common/base/memory.h"
+#include "common/base/parallel.h"
+#include "common/math/sampling.h"
 #include "common/model/linear.h"
-#include "common/parallel.h"
-#include "common/sampling.h"
 
 namespace common {
 namespace {

@@ -9,8 +9,8 @@
 #include <span>
 #include <vector>
 
+#include "common/base/tensor.h"
 #include "common/model/gguf.h"
-#include "common/tensor.h"
 
 namespace common {
 

@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <array>
 
-#include "common/check.h"
+#include "common/base/check.h"
 
 namespace common {
 namespace {

@@ -12,9 +12,9 @@
 #include <unordered_map>
 #include <utility>
 
-#include "common/check.h"
+#include "common/app/report.h"
+#include "common/base/check.h"
 #include "common/model/unicode.h"
-#include "common/report.h"
 
 namespace common {
 namespace {

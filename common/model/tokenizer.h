@@ -10,8 +10,8 @@
 #include <string_view>
 #include <vector>
 
+#include "common/base/tensor.h"
 #include "common/model/gguf.h"
-#include "common/tensor.h"
 
 namespace common {
 

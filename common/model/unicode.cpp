@@ -2,7 +2,7 @@
 
 #include <utf8proc.h>
 
-#include "common/check.h"
+#include "common/base/check.h"
 
 namespace common {
 namespace {

@@ -1,6 +1,6 @@
 // Moving K and V: into slots, out of slots, from block to block. Nothing is computed, so the measure is bytes read plus
 // bytes written a second, beside what a plain device-to-device copy reaches.
-#include "../kernels.h"
+#include "kernels.h"
 #include "launch.h"
 #include "page_layout.h"
 #include "ptx.cuh"

@@ -6,10 +6,10 @@
 
 #include <cstdint>
 
-#include "../kernels.h"
-#include "common/check.h"
+#include "common/base/check.h"
 #include "common/cuda/device.h"
 #include "common/cuda/launch.h"
+#include "kernels.h"
 
 namespace stage7 {
 

@@ -6,7 +6,7 @@
 #include <cstddef>
 #include <cstdint>
 
-#include "../kernels.h"
+#include "kernels.h"
 #include "page_layout.h"
 
 namespace stage7 {

@@ -1,6 +1,6 @@
 // What the kernels can do, for the host to ask before it begins.
-#include "../kernels.h"
 #include "decode_shape.h"
+#include "kernels.h"
 
 namespace stage7 {
 

@@ -7,7 +7,7 @@
 #include <cstddef>
 #include <span>
 
-#include "../kernels.h"
+#include "../kernels/kernels.h"
 
 namespace stage7 {
 

@@ -1,7 +1,7 @@
 // Attention without tensor cores: float32, for exact comparisons with the CPU.
 #pragma once
 
-#include "../kernels.h"
+#include "kernels.h"
 
 namespace stage8 {
 

@@ -10,13 +10,13 @@
 #include <utility>
 #include <vector>
 
-#include "../bench/timing.h"
-#include "../kernels.h"
-#include "common/check.h"
+#include "common/app/report.h"
+#include "common/base/check.h"
 #include "common/cuda/device.h"
 #include "common/cuda/llama.h"
-#include "common/report.h"
+#include "common/cuda/timing.h"
 #include "host_pages.h"
+#include "kernels.h"
 #include "step_inputs.h"
 
 namespace stage8 {
@@ -260,11 +260,11 @@ std::int64_t CudaRunner::weight_bytes_per_token() const { return impl_->model.we
 double CudaRunner::read_bandwidth() {
   constexpr std::size_t kBytes = std::size_t{1} << 31;  // far more than the L2 cache
   if (impl_->keys.bytes() >= kBytes) {
-    return 1e9 * read_ceiling(impl_->stream, impl_->keys.data(), kBytes);
+    return 1e9 * common::read_ceiling(impl_->stream, impl_->keys.data(), kBytes);
   }
   const common::DeviceMemory memory(kBytes);
   CUDA_CHECK(cudaMemset(memory.data(), 0, memory.bytes()));
-  return 1e9 * read_ceiling(impl_->stream, memory.data(), memory.bytes());
+  return 1e9 * common::read_ceiling(impl_->stream, memory.data(), memory.bytes());
 }
 
 common::Matrix CudaRunner::Impl::read_back(int layer, std::span<const int> slots, bool want_keys) {

@@ -1,8 +1,8 @@
 // The host's rule for the size of decode attention's thread blocks and rings.
 #pragma once
 
-#include "../kernels.h"
 #include "common/cuda/device.h"
+#include "kernels.h"
 
 namespace stage8 {
 

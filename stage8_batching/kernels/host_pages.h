@@ -3,10 +3,10 @@
 
 #include <cstddef>
 
-#include "../kernels.h"
-#include "common/check.h"
+#include "common/base/check.h"
 #include "common/cuda/device.h"
 #include "common/cuda/pinned.h"
+#include "kernels.h"
 
 namespace stage8 {
 

@@ -11,7 +11,7 @@
 
 #include <cstdint>
 
-#include "../kernels.h"
+#include "kernels.h"
 
 #ifdef __CUDACC__
 #define COURSE_HOST_DEVICE __host__ __device__ __forceinline__

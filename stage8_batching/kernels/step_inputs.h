@@ -9,7 +9,7 @@
 #include <vector>
 
 #include "../gpu_runner.h"
-#include "common/check.h"
+#include "common/base/check.h"
 #include "common/cuda/device.h"
 #include "common/cuda/pinned.h"
 

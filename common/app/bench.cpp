@@ -1,0 +1,146 @@
+#include "common/app/bench.h"
+
+#include <algorithm>
+#include <iostream>
+#include <limits>
+#include <vector>
+
+#include "common/app/progress.h"
+#include "common/app/report.h"
+#include "common/base/check.h"
+#include "common/base/machine.h"
+#include "common/base/parallel.h"
+#include "common/math/sampling.h"
+
+namespace common {
+namespace {
+
+Token likeliest(const Matrix& logits) { return argmax({logits.data(), static_cast<std::size_t>(logits.cols())}); }
+
+template <typename Result>
+std::optional<Result> require(std::optional<Result> result) {
+  if (!result.has_value()) {
+    throw InputError("the cache is too small for this many tokens");
+  }
+  return result;
+}
+
+// Seconds a layer: the fastest of several rounds over all layers, because others only ever add time.
+double fastest_layer(int num_layers, const std::function<void(int layer)>& run) {
+  constexpr double kSeconds = 0.5;
+  double fastest = std::numeric_limits<double>::infinity();
+  const double begin = now_seconds();
+  for (int round = 0; round < 3 || now_seconds() - begin < kSeconds; ++round) {
+    const double start = now_seconds();
+    for (int layer = 0; layer < num_layers; ++layer) {
+      run(layer);
+    }
+    fastest = std::min(fastest, (now_seconds() - start) / num_layers);
+  }
+  return fastest;
+}
+
+std::string gigabytes_per_second(double bytes_per_second) { return format("%.1f GB/s", bytes_per_second / 1e9); }
+
+}  // namespace
+
+void print_speed(const Llama& model, const SpeedSubject& subject, int prompt_tokens, int new_tokens,
+                 double load_seconds) {
+  Random random(1);
+  std::vector<Token> prompt;
+  prompt.reserve(static_cast<std::size_t>(prompt_tokens));
+  for (int i = 0; i < prompt_tokens; ++i) {
+    prompt.push_back(static_cast<Token>(random.below(static_cast<std::uint64_t>(model.config().vocab_size))));
+  }
+  // The first run warms up caches and clocks; the fastest counts, because others only ever add time.
+  constexpr int kRuns = 4;
+  Progress progress("measuring", std::int64_t{kRuns} * new_tokens);
+  double prefill_seconds = std::numeric_limits<double>::infinity();
+  double decode_seconds = prefill_seconds;
+  for (int run = 0; run < kRuns; ++run) {
+    require(subject.start(prompt_tokens + new_tokens) ? std::optional(true) : std::nullopt);
+    const double start = now_seconds();
+    const std::optional<Matrix> logits = require(subject.append(prompt));
+    const double prefilled = now_seconds();
+    Token token = likeliest(*logits);
+    for (int i = 0; i < new_tokens; ++i) {
+      token = subject.decode ? *require(subject.decode(token)) : likeliest(*require(subject.append({&token, 1})));
+      progress.advance();
+    }
+    prefill_seconds = std::min(prefill_seconds, prefilled - start);
+    decode_seconds = std::min(decode_seconds, now_seconds() - prefilled);
+  }
+  progress.clear();
+
+  const std::int64_t peak_bytes = peak_resident_bytes();  // before the buffer of the next line counts too
+  const double bandwidth =
+      subject.read_bandwidth > 0.0 ? subject.read_bandwidth : measure_read_bandwidth(num_threads());
+  const auto weight_bytes = static_cast<double>(subject.weight_bytes_per_token > 0 ? subject.weight_bytes_per_token
+                                                                                   : model.weight_bytes_per_token());
+  const double mean_context = prompt_tokens + (new_tokens + 1) / 2.0;
+  const double kv_bytes = mean_context * static_cast<double>(subject.kv_bytes_per_token);
+  const double decode_rate = new_tokens / decode_seconds;
+  const double read_rate = decode_rate * (weight_bytes + kv_bytes);
+  Table table({"measured", "value"});
+  table.add_row({"threads", std::to_string(num_threads())});
+  table.add_row({"start-up: map the file, turn it into floats", format("%.0f ms", 1e3 * load_seconds)});
+  table.add_row(
+      {format("prefill of %d tokens", prompt_tokens), format("%.1f tokens/s", prompt_tokens / prefill_seconds)});
+  table.add_row({format("decode of %d tokens after it", new_tokens), format("%.1f tokens/s", decode_rate)});
+  table.add_row({"weights read a token", format_bytes(static_cast<std::int64_t>(weight_bytes))});
+  table.add_row({"keys and values read a token", format_bytes(static_cast<std::int64_t>(kv_bytes))});
+  table.add_row({"decode reads", gigabytes_per_second(read_rate)});
+  table.add_row({"this machine can read", gigabytes_per_second(bandwidth)});
+  table.add_row({"share", format_percent(read_rate, bandwidth)});
+  table.add_row({"most memory resident", format_bytes(peak_bytes)});
+  std::cout << table.to_string();
+}
+
+void print_attention_speed(const std::function<AttentionSubject(const AttentionShape&)>& make_subject,
+                           int most_context) {
+  set_num_threads(1);
+  constexpr double kColdBytes = 512e6;  // of K and V over all layers: far more than any cache
+  const double bandwidth = measure_read_bandwidth(1);
+  Random random(1);
+  Table table({"context", "KV bytes", "us a call", "GB/s", "of read bandwidth", "spent copying"});
+  Progress progress("measuring", 0);
+  for (int context = 64; context <= most_context; context *= 2) {
+    // The shape of one layer of Llama-3-8B.
+    AttentionShape shape{1, 32, 8, 128, context};
+    const double repeated_bytes = 2.0 * context * shape.num_heads * shape.head_dim * sizeof(float);
+    shape.num_layers = std::max(2, static_cast<int>(kColdBytes / repeated_bytes));
+    const AttentionSubject subject = make_subject(shape);
+    Matrix q(1, shape.num_heads * shape.head_dim);
+    std::generate_n(q.data(), q.size(), [&] { return static_cast<float>(random.normal()); });
+
+    const double seconds = fastest_layer(shape.num_layers, [&](int layer) { subject.attend(layer, q); });
+    const double copy_seconds = subject.copy ? fastest_layer(shape.num_layers, subject.copy) : 0.0;
+    const double rate = static_cast<double>(subject.bytes) / seconds;
+    table.add_row({std::to_string(context), format_bytes(subject.bytes), format("%.1f", 1e6 * seconds),
+                   format("%.1f", rate / 1e9), format_percent(rate, bandwidth), format_percent(copy_seconds, seconds)});
+    progress.advance();
+  }
+  progress.clear();
+  std::cout << table.to_string() << "this thread can read " << gigabytes_per_second(bandwidth) << '\n';
+}
+
+void print_block_size_sweep(const std::function<BlockSizeRow(int block_size)>& run) {
+  Table table({"block size", "slots reserved", "slots used", "waste", "waste a request", "(B-1)/2", "block table bytes",
+               "ms per token"});
+  constexpr int kMostBlockSize = 256;
+  Progress progress("measuring", 9);
+  for (int block_size = 1; block_size <= kMostBlockSize; block_size *= 2) {
+    const BlockSizeRow row = run(block_size);
+    const double wasted = row.slots_reserved - row.slots_used;
+    table.add_row({std::to_string(block_size), format("%.1f", row.slots_reserved), format("%.1f", row.slots_used),
+                   format_percent(wasted, row.slots_reserved), format("%.1f", wasted / row.requests_held),
+                   format("%.1f", (block_size - 1) / 2.0),
+                   format("%.0f", row.slots_reserved / block_size * static_cast<double>(sizeof(int))),
+                   format("%.2f", row.milliseconds_per_token)});
+    progress.advance();
+  }
+  progress.clear();
+  std::cout << table.to_string();
+}
+
+}  // namespace common

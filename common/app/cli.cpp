@@ -1,0 +1,318 @@
+#include "common/app/cli.h"
+
+#include <algorithm>
+#include <cmath>
+#include <cstdlib>
+#include <filesystem>
+#include <iostream>
+#include <nlohmann/json.hpp>
+#include <thread>
+#include <utility>
+
+#include "common/app/plan.h"
+#include "common/app/progress.h"
+#include "common/app/report.h"
+#include "common/app/result_file.h"
+#include "common/app/workload.h"
+#include "common/base/check.h"
+#include "common/base/machine.h"
+#include "common/base/parallel.h"
+#include "common/model/chat.h"
+#include "common/model/default_model.h"
+#include "common/model/gguf.h"
+#include "common/model/synthetic.h"
+
+namespace common {
+namespace {
+
+Gguf open_model(const std::string& path) {
+  return path.empty() ? Gguf::parse(default_model(), "the bundled model") : Gguf::open(path);
+}
+
+std::vector<Token> stop_tokens(const Tokenizer& tokenizer) {
+  std::vector<Token> result;
+  if (tokenizer.eos().has_value()) {
+    result.push_back(*tokenizer.eos());
+  }
+  return result;
+}
+
+std::string counter_text(double value) {
+  const auto whole = static_cast<std::int64_t>(value);
+  return static_cast<double>(whole) == value ? format_count(whole) : format("%.1f", value);
+}
+
+std::string tokens_per_second(std::int64_t tokens, double seconds) {
+  return seconds > 0.0 ? format("%.1f", static_cast<double>(tokens) / seconds) : "-";
+}
+
+void print_texts(const Session& session, const RunResult& result) {
+  const bool color = use_color(std::cout);
+  for (std::size_t i = 0; i < result.completions.size(); ++i) {
+    const std::string prompt = quote(session.prompts[i], 240);
+    const std::string text = session.tokenizer.decode(result.completions[i].tokens);
+    std::cout << format("%2zu  ", i) << (color ? "\x1b[2m" : "") << prompt << (color ? "\x1b[0m" : "") << "\n    ";
+    for (const char character : text) {
+      std::cout << character << (character == '\n' ? "    " : "");
+    }
+    std::cout << '\n';
+  }
+}
+
+void print_counters(const RunResult& result) {
+  Table table({"counter", "value"});
+  for (const Counter& entry : result.counters) {
+    std::string label = entry.name;
+    std::replace(label.begin(), label.end(), '_', ' ');
+    table.add_row({label, counter_text(entry.value)});
+  }
+  table.add_row({"utilisation",
+                 format_percent(counter(result.counters, "slots_used"), counter(result.counters, "slots_reserved"))});
+  std::cout << '\n' << table.to_string();
+}
+
+void print_timing(const Timing& timing) {
+  std::cout << format("\nprompts  %s tokens/s\nreplies  %s tokens/s, %.2f ms a token\n",
+                      tokens_per_second(timing.prefill_tokens, timing.prefill_seconds).c_str(),
+                      tokens_per_second(timing.decode_tokens, timing.decode_seconds).c_str(),
+                      timing.milliseconds_per_token());
+}
+
+std::string to_json(const std::string& stage, const Session& session, const RunResult& result) {
+  nlohmann::ordered_json document;
+  document["stage"] = stage;
+  document["model"] = session.model_name;
+  document["requests"] = nlohmann::ordered_json::array();
+  for (std::size_t i = 0; i < result.completions.size(); ++i) {
+    const Completion& completion = result.completions[i];
+    nlohmann::ordered_json entry;
+    entry["prompt"] = session.prompts[i];
+    entry["prompt_tokens"] = session.requests[i].prompt.size();
+    entry["text"] = session.tokenizer.decode(completion.tokens);
+    entry["tokens"] = completion.tokens;
+    if (!completion.error.empty()) {
+      entry["error"] = completion.error;
+    }
+    document["requests"].push_back(entry);
+  }
+  for (const Counter& entry : result.counters) {
+    document["counters"][entry.name] = entry.value;
+  }
+  document["timing"] = {{"prefill_tokens", result.timing.prefill_tokens},
+                        {"prefill_seconds", result.timing.prefill_seconds},
+                        {"decode_tokens", result.timing.decode_tokens},
+                        {"decode_seconds", result.timing.decode_seconds},
+                        {"milliseconds_per_token", result.timing.milliseconds_per_token()}};
+  // A reply may end in the middle of a character: those bytes become U+FFFD here, and stay what they are in "tokens".
+  return document.dump(2, ' ', false, nlohmann::ordered_json::error_handler_t::replace) + "\n";
+}
+
+}  // namespace
+
+Program::Program(std::string name, const std::string& idea) : name_(std::move(name)), app_(idea, name_) {
+  app_.require_subcommand(1);
+}
+
+void Program::add_model_options(CLI::App& command) {
+  command.add_option("--model", options_.model_path,
+                     "a GGUF file of the Llama architecture (default: the bundled model)");
+  command
+      .add_option("--threads", options_.num_threads, "threads for the model's arithmetic (default: one a processor)")
+      ->check(CLI::Range(1, 1024));
+}
+
+void Program::add_prompt_options(CLI::App& command) {
+  // CLI::Range lets NaN through, which is on neither side of a limit.
+  const CLI::Validator number(
+      [](const std::string& text) {
+        return std::isnan(std::strtod(text.c_str(), nullptr)) ? text + " is not a number" : "";
+      },
+      "");
+  command.add_option("--prompt", options_.prompts, "what to continue; may be given several times")
+      ->allow_extra_args(false);
+  command.add_flag("--chat", options_.chat, "put each prompt into the model's chat template, as a question to answer");
+  command.add_option("--max-new-tokens", options_.max_new_tokens, "most tokens to generate for a --prompt")
+      ->check(CLI::Range(1, 1 << 24))
+      ->capture_default_str();
+  command.add_option("--temperature", options_.sampling.temperature, "0 always takes the likeliest token")
+      ->check(CLI::Range(0.0, 100.0) & number)
+      ->capture_default_str();
+  command.add_option("--top-k", options_.sampling.top_k, "sample from the k likeliest tokens only; 0: from all")
+      ->check(CLI::Range(0, 1 << 24))
+      ->capture_default_str();
+  command
+      .add_option("--top-p", options_.sampling.top_p, "sample from the likeliest tokens that reach this probability")
+      ->check(CLI::Range(0.0, 1.0) & number)
+      ->capture_default_str();
+  command.add_option("--seed", options_.sampling.seed, "of the sampling")->capture_default_str();
+}
+
+CLI::App& Program::add_generate(std::function<RunResult(const Session&, const OnToken&)> run) {
+  CLI::App& command =
+      *app_.add_subcommand("generate", "Generate text: for --prompt, or for the course's fixed workload");
+  add_model_options(command);
+  add_prompt_options(command);
+  command.add_option("--json", options_.json_path, "write texts, counters and timings to a file instead ('-': stdout)");
+  command.callback([this, run = std::move(run)] { generate(run); });
+  return command;
+}
+
+CLI::App& Program::add_session_command(const std::string& name, const std::string& description,
+                                       std::function<void(const Session&)> run) {
+  CLI::App& command = *app_.add_subcommand(name, description);
+  add_model_options(command);
+  add_prompt_options(command);
+  command.callback([this, run = std::move(run)] { run(load()); });
+  return command;
+}
+
+CLI::App& Program::add_bench(std::function<SpeedSubject(const Session&)> subject,
+                             std::function<AttentionSubject(const AttentionShape&)> attention) {
+  CLI::App& command = *app_.add_subcommand("bench", "Measure speed, beside what this machine's memory allows");
+  add_model_options(command);
+  command.add_option("--prompt-tokens", options_.prompt_tokens, "length of the prompt")
+      ->check(CLI::Range(2, 1 << 24))
+      ->capture_default_str();
+  command.add_option("--new-tokens", options_.new_tokens, "tokens decoded after it")
+      ->check(CLI::Range(1, 1 << 24))
+      ->capture_default_str();
+  command
+      .add_option("--synthetic", options_.synthetic,
+                  "random weights in a published shape: smollm2-135m, llama-3.2-1b or llama-3-8b")
+      ->excludes("--model");
+  command.add_flag("--attention", options_.attention, "measure attention alone, at growing contexts");
+  command.add_option("--most-context", options_.most_context, "the longest context for --attention")
+      ->check(CLI::Range(64, 1 << 20))
+      ->capture_default_str();
+  command.callback(
+      [this, subject = std::move(subject), attention = std::move(attention)] { bench(subject, attention); });
+  return command;
+}
+
+void Program::add_block_commands(int& block_size, std::function<RunResult(const Session&, const OnToken&)> run) {
+  add_plan(*this);
+  app_.get_subcommand("bench")->add_flag("--sweep-block-size", options_.sweep_block_size,
+                                         "waste and block tables of the fixed workload, by block size");
+  sweep_block_size_ = [this, &block_size, run = std::move(run)] {
+    const Session session = load();
+    print_block_size_sweep([&](int size) {
+      block_size = size;
+      const RunResult result = run(session, [](int, Token) {});
+      return BlockSizeRow{counter(result.counters, "slots_reserved"), counter(result.counters, "slots_used"),
+                          counter(result.counters, "requests_held"), result.timing.milliseconds_per_token()};
+    });
+  };
+}
+
+CLI::App& Program::add_command(const std::string& name, const std::string& description, std::function<void()> run) {
+  CLI::App& command = *app_.add_subcommand(name, description);
+  command.callback(std::move(run));
+  return command;
+}
+
+int Program::run(int argc, char** argv) {
+  try {
+    app_.parse(argc, argv);
+    if (!std::cout.flush()) {
+      throw InputError("can't write to standard output");
+    }
+    return 0;
+  } catch (const CLI::ParseError& error) {
+    return app_.exit(error);
+  } catch (const InputError& error) {
+    std::cerr << name_ << ": " << error.what() << '\n';
+  } catch (const CheckError& error) {
+    std::cerr << name_ << ": a bug: " << error.what() << '\n';
+    return 2;
+  } catch (const std::bad_alloc&) {
+    std::cerr << name_ << ": not enough memory; a smaller cache (--slots) may fit\n";
+  } catch (const std::runtime_error& error) {  // a library's, the GPU's for one
+    std::cerr << name_ << ": " << error.what() << '\n';
+  }
+  return 1;
+}
+
+Session Program::load() const {
+  set_num_threads(options_.num_threads > 0 ? options_.num_threads
+                                           : std::max(1, static_cast<int>(std::thread::hardware_concurrency())));
+  const Gguf file = open_model(options_.model_path);
+  Session session{file.name(), Llama(file), Tokenizer(file), {}, {}};
+  const bool fixed_workload = options_.prompts.empty();
+  if (fixed_workload && options_.chat) {
+    throw InputError("--chat needs a --prompt to answer");
+  }
+  for (const std::string& prompt : options_.prompts) {
+    if (prompt.empty()) {
+      throw InputError("the prompt is empty");
+    }
+    const std::vector<ChatMessage> messages = {{"user", prompt}};
+    session.prompts.push_back(prompt);
+    session.requests.push_back(
+        {options_.chat ? encode_chat(file, session.tokenizer, messages) : session.tokenizer.encode_prompt(prompt),
+         options_.max_new_tokens, options_.sampling, stop_tokens(session.tokenizer)});
+  }
+  if (fixed_workload) {
+    for (const WorkloadItem& item : workload()) {
+      session.prompts.push_back(item.prompt);
+      session.requests.push_back({session.tokenizer.encode_prompt(item.prompt), item.max_new_tokens, options_.sampling,
+                                  stop_tokens(session.tokenizer)});
+    }
+  }
+  return session;
+}
+
+void Program::generate(const std::function<RunResult(const Session&, const OnToken&)>& run) {
+  const ResultFile json(options_.json_path);
+  const Session session = load();
+  std::int64_t total = 0;
+  for (const Request& request : session.requests) {
+    total += request.max_new_tokens;
+  }
+  RunResult result;
+  {
+    Progress progress("generating", total);
+    result = run(session, [&](int, Token) { progress.advance(); });
+  }
+  if (json.is_wanted()) {
+    json.write(to_json(name_, session, result));
+  } else {
+    print_texts(session, result);
+    print_counters(result);
+    print_timing(result.timing);
+  }
+  if (!std::cout.flush()) {
+    throw InputError("can't write to standard output");
+  }
+  for (const Completion& completion : result.completions) {
+    if (!completion.error.empty()) {
+      throw InputError(completion.error);
+    }
+  }
+}
+
+void Program::bench(const std::function<SpeedSubject(const Session&)>& subject,
+                    const std::function<AttentionSubject(const AttentionShape&)>& attention) {
+  if (options_.attention) {
+    print_attention_speed(attention, options_.most_context);
+    return;
+  }
+  if (options_.sweep_block_size) {
+    sweep_block_size_();
+    return;
+  }
+  const double begin = now_seconds();
+  Session session = load();
+  if (!options_.synthetic.empty()) {
+    session.model_name = options_.synthetic;
+    session.model = Llama::synthetic(synthetic_config(options_.synthetic), 1);
+  }
+  const double load_seconds = now_seconds() - begin;
+  const int context = session.model.config().context_length;
+  if (options_.prompt_tokens + options_.new_tokens > context) {
+    throw InputError(format("%d + %d tokens are more than the model's context of %d", options_.prompt_tokens,
+                            options_.new_tokens, context));
+  }
+  print_speed(session.model, subject(session), options_.prompt_tokens, options_.new_tokens, load_seconds);
+}
+
+}  // namespace common

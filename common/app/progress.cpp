@@ -1,0 +1,59 @@
+#include "common/app/progress.h"
+
+#include <unistd.h>
+
+#include <cstdio>
+#include <utility>
+
+#include "common/app/report.h"
+
+namespace common {
+
+namespace {
+
+constexpr std::chrono::milliseconds kFirstDraw{1000};
+constexpr std::chrono::milliseconds kBetweenDraws{100};
+
+// Back to the first column, then erase to the end of the line (ECMA-48, EL).
+constexpr const char* kWipeLine = "\r\033[K";
+
+}  // namespace
+
+Progress::Progress(std::string what, std::int64_t total)
+    : what_(std::move(what)),
+      total_(total),
+      enabled_(isatty(STDERR_FILENO) == 1),
+      start_(std::chrono::steady_clock::now()),
+      last_draw_(start_) {}
+
+Progress::~Progress() { clear(); }
+
+void Progress::advance(std::int64_t steps) {
+  done_ += steps;
+  if (!enabled_) {
+    return;
+  }
+  const auto now = std::chrono::steady_clock::now();
+  if (now - start_ < kFirstDraw || (drawn_ && now - last_draw_ < kBetweenDraws)) {
+    return;
+  }
+  std::string line = what_ + ": " + format_count(done_);
+  if (total_ > 0) {
+    line += " of " + format_count(total_) + " (" +
+            format_percent(static_cast<double>(done_), static_cast<double>(total_)) + ")";
+  }
+  std::fprintf(stderr, "%s%s", kWipeLine, line.c_str());
+  std::fflush(stderr);
+  drawn_ = true;
+  last_draw_ = now;
+}
+
+void Progress::clear() {
+  if (drawn_) {
+    std::fputs(kWipeLine, stderr);
+    std::fflush(stderr);
+    drawn_ = false;
+  }
+}
+
+}  // namespace common

@@ -1,0 +1,37 @@
+#include "common/app/result_file.h"
+
+#include <fstream>
+#include <iostream>
+#include <utility>
+
+#include "common/base/check.h"
+
+namespace common {
+namespace {
+
+void check(const std::ofstream& file, const std::string& path) {
+  if (!file) {
+    throw InputError("can't write to '" + path + "'");
+  }
+}
+
+}  // namespace
+
+ResultFile::ResultFile(std::string path) : path_(std::move(path)) {
+  if (is_wanted() && !is_stdout()) {
+    check(std::ofstream(path_, std::ios::app), path_);
+  }
+}
+
+void ResultFile::write(const std::string& text) const {
+  if (is_stdout()) {
+    std::cout << text;
+    return;
+  }
+  std::ofstream file(path_, std::ios::trunc);
+  file << text;
+  file.close();
+  check(file, path_);
+}
+
+}  // namespace common

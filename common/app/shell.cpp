@@ -1,0 +1,95 @@
+#include "common/app/shell.h"
+
+#include <charconv>
+#include <istream>
+#include <ostream>
+#include <sstream>
+
+#include "common/app/report.h"
+#include "common/base/check.h"
+
+namespace common {
+namespace {
+
+std::vector<std::string> split_words(const std::string& text) {
+  std::istringstream stream(text.substr(0, text.find('#')));
+  std::vector<std::string> words;
+  for (std::string word; stream >> word;) {
+    words.push_back(word);
+  }
+  return words;
+}
+
+}  // namespace
+
+int sequence_id(std::string_view name) {
+  if (name.size() != 1 || name[0] < 'A' || name[0] > 'Z') {
+    throw InputError("a sequence is named by a letter from A to Z, not " + quote(name));
+  }
+  return name[0] - 'A';
+}
+
+char sequence_name(int id) {
+  COMMON_CHECK(id >= 0 && id < 26, "sequences in a demonstration are named A to Z");
+  return static_cast<char>('A' + id);
+}
+
+int parse_count(std::string_view text, int least) {
+  int value = 0;
+  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
+  if (error != std::errc() || end != text.data() + text.size() || value < least) {
+    throw InputError("expected a number from " + std::to_string(least) + " up, not " + quote(text));
+  }
+  return value;
+}
+
+void Shell::add(const std::string& name, const std::string& usage, const std::string& help,
+                std::function<void(const Arguments&)> run) {
+  commands_[name] = {usage, help, split_words(usage).size(), std::move(run)};
+}
+
+int Shell::run(std::istream& input, std::ostream& output, bool echo) {
+  int errors = 0;
+  for (std::string line; std::getline(input, line);) {
+    if (echo) {
+      output << "> " << line << '\n';
+    }
+    const std::vector<std::string> words = split_words(line);
+    if (!words.empty() && words.front() == "quit") {
+      break;
+    }
+    try {
+      run_line(line, output);
+    } catch (const InputError& error) {
+      output << "error: " << error.what() << '\n';
+      ++errors;
+    }
+    output.flush();
+  }
+  return errors;
+}
+
+void Shell::run_line(const std::string& line, std::ostream& output) {
+  std::vector<std::string> words = split_words(line);
+  if (words.empty()) {
+    return;
+  }
+  if (words[0] == "help") {
+    for (const auto& [name, command] : commands_) {
+      output << format("  %-24s %s\n", (name + " " + command.usage).c_str(), command.help.c_str());
+    }
+    output << format("  %-24s %s\n", "quit", "end the session");
+    return;
+  }
+  const auto found = commands_.find(words[0]);
+  if (found == commands_.end()) {
+    throw InputError("no command " + quote(words[0]) + "; 'help' lists them");
+  }
+  words.erase(words.begin());
+  if (words.size() != found->second.num_arguments) {
+    throw InputError("usage: " + found->first + (found->second.usage.empty() ? "" : " " + found->second.usage));
+  }
+  found->second.run(words);
+}
+
+}  // namespace common

@@ -1,0 +1,65 @@
+# Whether the kernels are part of this build, and for which GPU.
+
+# Turns CUDA on where a stage has kernels and they can run, or where it is asked for. Says in one line what was left out
+# and how to get it.
+macro(course_find_cuda)
+  file(GLOB course_kernels CONFIGURE_DEPENDS ${PROJECT_SOURCE_DIR}/stage[0-9]*_*/kernels/*.cu)
+  # "9.0" on an H200; empty where there is no GPU.
+  execute_process(COMMAND nvidia-smi --query-gpu=compute_cap --format=csv,noheader
+                  OUTPUT_VARIABLE course_gpu RESULT_VARIABLE course_gpu_status ERROR_QUIET)
+  if(course_gpu_status EQUAL 0)
+    string(REGEX MATCH "^[0-9]+\\.[0-9]+" course_gpu "${course_gpu}")
+  else()
+    set(course_gpu "")
+  endif()
+  # Sanitizers are for the CPU's code; compute-sanitizer looks at the kernels of an ordinary build.
+  if(NOT course_kernels)
+    message(STATUS "CUDA: no stage here has kernels, so nvcc is not looked for")
+  elseif(NOT COURSE_CUDA OR COURSE_SANITIZE)
+    message(STATUS "CUDA: switched off (COURSE_CUDA or COURSE_SANITIZE); the kernels are left out")
+  elseif(COURSE_CUDA STREQUAL "AUTO" AND NOT course_gpu)
+    message(STATUS "CUDA: no GPU here, so the kernels are left out and stages 7 and 8 compute on the CPU."
+                   " To compile them all the same: cmake --workflow --preset cuda")
+  else()
+    # Of this machine's GPU, or of an H100 and H200. Kernels use what only the chip itself has ("a") from 9.0 on.
+    if(NOT DEFINED CMAKE_CUDA_ARCHITECTURES AND NOT DEFINED ENV{CUDAARCHS})
+      set(architecture 90a)
+      if(course_gpu)
+        string(REPLACE "." "" architecture ${course_gpu})
+        if(architecture GREATER_EQUAL 90)
+          string(APPEND architecture a)
+        endif()
+      endif()
+      set(CMAKE_CUDA_ARCHITECTURES ${architecture} CACHE STRING "GPU architectures to compile kernels for")
+    endif()
+    include(CheckLanguage)
+    check_language(CUDA)
+    if(CMAKE_CUDA_COMPILER)
+      enable_language(CUDA)
+      # CMake 3.25 knows nvcc's dialect options up to C++17 only; nvcc has had C++20 since version 12.
+      if(NOT CMAKE_CUDA20_STANDARD_COMPILE_OPTION)
+        set(CMAKE_CUDA20_STANDARD_COMPILE_OPTION "-std=c++20")
+        set(CMAKE_CUDA20_EXTENSION_COMPILE_OPTION "-std=c++20")
+      endif()
+      set(CMAKE_CUDA_STANDARD 20)
+      set(CMAKE_CUDA_STANDARD_REQUIRED ON)
+      find_package(CUDAToolkit REQUIRED)
+      if(COURSE_CCACHE AND NOT DEFINED CMAKE_CUDA_COMPILER_LAUNCHER)
+        set(CMAKE_CUDA_COMPILER_LAUNCHER ${COURSE_CCACHE})
+      endif()
+      add_subdirectory(common/cuda)
+      if(course_gpu)
+        set(course_gpu_note "")
+      else()
+        set(course_gpu_note "; no GPU here, so their tests will be skipped")
+      endif()
+      message(STATUS "CUDA: ${CMAKE_CUDA_COMPILER_VERSION}, kernels are built for "
+                     "${CMAKE_CUDA_ARCHITECTURES}${course_gpu_note}")
+    elseif(COURSE_CUDA STREQUAL "AUTO")
+      message(STATUS "CUDA: there is a GPU here, but no nvcc; the kernels are left out and stages 7 and 8 compute on the"
+                     " CPU. With the CUDA Toolkit installed, put nvcc on the PATH or set CUDACXX to it.")
+    else()
+      message(FATAL_ERROR "COURSE_CUDA is ON and nvcc was not found. Put it on the PATH or set CUDACXX to it.")
+    endif()
+  endif()
+endmacro()

@@ -1,0 +1,87 @@
+# What a stage is to the build: a library, a program, and a link by which the tests include its headers.
+
+# add_stage(stage3_online_softmax): called by a stage's CMakeLists.txt, whose one line it is.
+#
+#   stage3_lib   every .cpp of the folder and of demo/ and serve/, but main.cpp; with CUDA, kernels/ too
+#   stage3       main.cpp; the program lands at the top of the build folder
+#   build/stages/stage3 -> the folder, so that tests say #include "stage3/attention.h" wherever the sources lie
+#
+# -DSTAGE3_DIR=path builds that folder in place of the original one: for a reader's own version of a stage.
+function(add_stage folder)
+  if(NOT folder MATCHES "^stage([0-9]+)_")
+    message(FATAL_ERROR "add_stage: '${folder}' is not of the form stage<number>_<name>")
+  endif()
+  set(number ${CMAKE_MATCH_1})
+  set(stage stage${number})
+  set(directory ${PROJECT_SOURCE_DIR}/${folder})
+  if(STAGE${number}_DIR)
+    get_filename_component(directory ${STAGE${number}_DIR} ABSOLUTE BASE_DIR ${PROJECT_SOURCE_DIR})
+    if(NOT EXISTS ${directory}/main.cpp)
+      message(FATAL_ERROR "STAGE${number}_DIR: there is no main.cpp in ${directory}")
+    endif()
+    message(STATUS "Stage ${number} is built from ${directory}")
+  endif()
+
+  file(MAKE_DIRECTORY ${PROJECT_BINARY_DIR}/stages)
+  file(CREATE_LINK ${directory} ${PROJECT_BINARY_DIR}/stages/${stage} SYMBOLIC)
+
+  file(GLOB sources CONFIGURE_DEPENDS ${directory}/*.cpp ${directory}/demo/*.cpp ${directory}/serve/*.cpp)
+  list(FILTER sources EXCLUDE REGEX "/main\\.cpp$")
+  set(kernels "")
+  if(TARGET course_cuda)
+    # What is in this folder needs CUDA, whatever the language.
+    file(GLOB kernels CONFIGURE_DEPENDS ${directory}/kernels/*.cu ${directory}/kernels/*.cpp)
+  endif()
+
+  add_library(${stage}_lib STATIC ${sources} ${kernels})
+  target_include_directories(${stage}_lib PUBLIC ${PROJECT_BINARY_DIR}/stages)
+  target_link_libraries(${stage}_lib PUBLIC common PRIVATE course_warnings)
+  course_precompile_eigen(${stage}_lib)
+  if(kernels)
+    target_link_libraries(${stage}_lib PUBLIC course_cuda)
+  endif()
+  # The way to the kernels, for the tests and the benchmark: no program of a stage needs it.
+  file(GLOB steps CONFIGURE_DEPENDS ${directory}/ladder/*.cu ${directory}/ladder/*.cpp)
+  if(kernels AND steps)
+    add_library(${stage}_ladder STATIC ${steps})
+    target_link_libraries(${stage}_ladder PUBLIC ${stage}_lib PRIVATE course_warnings)
+  endif()
+  # The path is part of every dependent's command line, so that another STAGE<N>_DIR rebuilds them: file times alone
+  # would not, when the other folder's headers are older than the objects.
+  target_compile_definitions(${stage}_lib PUBLIC STAGE${number}_SOURCE_DIR="${directory}")
+
+  add_executable(${stage} ${directory}/main.cpp)
+  target_compile_definitions(${stage} PRIVATE STAGE_NAME="${stage}")
+  set_target_properties(${stage} PROPERTIES RUNTIME_OUTPUT_DIRECTORY ${PROJECT_BINARY_DIR})
+  target_link_libraries(${stage} PRIVATE ${stage}_lib course_warnings)
+  course_precompile_eigen(${stage})
+
+  set_property(GLOBAL APPEND PROPERTY COURSE_STAGES ${number})
+endfunction()
+
+# Adds every stage folder there is, in order of its number.
+function(course_add_stages)
+  file(GLOB lists CONFIGURE_DEPENDS ${PROJECT_SOURCE_DIR}/stage[0-9]*_*/CMakeLists.txt)
+  list(SORT lists COMPARE NATURAL)
+  foreach(list_file IN LISTS lists)
+    get_filename_component(directory ${list_file} DIRECTORY)
+    add_subdirectory(${directory})
+  endforeach()
+endfunction()
+
+# `course`: builds every stage, runs each on the fixed workload and prints one table.
+function(course_add_course_target)
+  get_property(stages GLOBAL PROPERTY COURSE_STAGES)
+  set(programs "")
+  foreach(number IN LISTS stages)
+    list(APPEND programs $<TARGET_FILE:stage${number}>)
+  endforeach()
+  set(depends ${stages})
+  list(TRANSFORM depends PREPEND stage)
+  add_custom_target(course
+    COMMAND course_runner --golden ${PROJECT_SOURCE_DIR}/tests/golden/golden_greedy.json ${programs}
+    DEPENDS course_runner ${depends}
+    WORKING_DIRECTORY ${PROJECT_SOURCE_DIR}
+    COMMENT "Running every stage on the same prompts"
+    USES_TERMINAL VERBATIM)
+endfunction()

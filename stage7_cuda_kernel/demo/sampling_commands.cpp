@@ -1,0 +1,233 @@
+#include "sampling_commands.h"
+
+#include <algorithm>
+#include <cmath>
+#include <cstdlib>
+#include <iostream>
+#include <memory>
+#include <vector>
+
+#include "common/app/progress.h"
+#include "common/app/report.h"
+#include "common/base/check.h"
+
+namespace stage7 {
+namespace {
+
+// A row of the pool's map has this many blocks; a larger pool is drawn up to there.
+constexpr int kMostBlocksDrawn = 64;
+
+// A character a block: the number of its owners, or '.' where it is free.
+std::string draw_pool(const KvCacheManager& manager) {
+  const int num_blocks = std::min(manager.usage().total / manager.block_size(), kMostBlocksDrawn);
+  std::vector<common::MapCell> cells;
+  for (int block = 0; block < num_blocks; ++block) {
+    const int count = manager.reference_count(block);
+    cells.push_back({count - 1, common::count_digit(count)});
+  }
+  return common::draw_cells(cells, common::use_color(std::cout));
+}
+
+// Sums over the steps of a run, and what its fullest step held.
+struct SharingTotals {
+  int steps = 0;
+  int most_blocks = 0;
+  int most_separate_blocks = 0;
+  std::int64_t blocks = 0;
+  std::int64_t separate_blocks = 0;
+
+  void add(const SharingFigures& figures) {
+    steps += 1;
+    blocks += figures.blocks;
+    separate_blocks += figures.separate_blocks;
+    most_blocks = std::max(most_blocks, figures.blocks);
+    most_separate_blocks = std::max(most_separate_blocks, figures.separate_blocks);
+  }
+  std::string saved() const {
+    return common::format_percent(static_cast<double>(separate_blocks - blocks), static_cast<double>(separate_blocks));
+  }
+};
+
+// Runs a ParallelSampling or a BeamSearch to its end.
+template <typename Decoding>
+SharingTotals run_to_end(Decoding& decoding, const KvCacheManager& manager, bool trace) {
+  SharingTotals totals;
+  if (trace) {
+    std::cout << "step  live  blocks  separate  owners of each block\n";
+  }
+  while (!decoding.finished()) {
+    if (!decoding.step()) {
+      throw common::InputError(common::format("the blocks ran out after %d tokens: %d branches hold all %d of them",
+                                              totals.steps, static_cast<int>(decoding.live().size()),
+                                              manager.usage().total / manager.block_size()));
+    }
+    const SharingFigures figures = sharing_figures(manager);
+    totals.add(figures);
+    if (trace) {
+      std::cout << common::format("%4d  %4d  %6d  %8d  ", totals.steps, static_cast<int>(decoding.live().size()),
+                                  figures.blocks, figures.separate_blocks)
+                << draw_pool(manager) << "\n";
+    }
+  }
+  return totals;
+}
+
+// One row a prompt, and the sums.
+class SharingTable {
+ public:
+  void add(const common::Request& request, const SharingTotals& totals, double blocks_copied) {
+    add_row(std::to_string(table_rows_++), common::format_count(static_cast<std::int64_t>(request.prompt.size())),
+            totals, blocks_copied);
+    all_.steps += totals.steps;
+    all_.blocks += totals.blocks;
+    all_.separate_blocks += totals.separate_blocks;
+    all_.most_blocks = std::max(all_.most_blocks, totals.most_blocks);
+    all_.most_separate_blocks = std::max(all_.most_separate_blocks, totals.most_separate_blocks);
+    all_copied_ += blocks_copied;
+  }
+  void print() {
+    if (table_rows_ > 1) {
+      add_row("all", "", all_, all_copied_);
+    }
+    std::cout << "\n" << table_.to_string();
+  }
+
+ private:
+  void add_row(const std::string& name, const std::string& prompt_tokens, const SharingTotals& totals, double copied) {
+    table_.add_row({name, prompt_tokens, common::format_count(totals.steps), common::format_count(totals.most_blocks),
+                    common::format_count(totals.most_separate_blocks), totals.saved(),
+                    common::format_count(static_cast<std::int64_t>(copied))});
+  }
+
+  common::Table table_{{"prompt", "tokens", "steps", "most blocks", "separate", "saved", "blocks copied"}};
+  SharingTotals all_;
+  double all_copied_ = 0.0;
+  int table_rows_ = 0;
+};
+
+void print_text(const std::string& label, const common::Session& session, std::span<const common::Token> tokens) {
+  std::cout << label << common::quote(session.tokenizer.decode({tokens.begin(), tokens.end()}), 400) << "\n";
+}
+
+// start makes a decoding of a request; print shows its texts.
+template <typename Start, typename Print>
+void run_prompts(const common::Session& session, const DecodingOptions& options, const Start& start,
+                 const Print& print) {
+  Engine engine(session.model, options.engine);
+  SharingTable table;
+  common::Progress progress("prompts", static_cast<std::int64_t>(session.requests.size()));
+  for (std::size_t i = 0; i < session.requests.size(); ++i, progress.advance()) {
+    progress.clear();
+    print_text(common::format("%2zu  ", i), session, session.requests[i].prompt);
+    const double copied_before = common::counter(engine.counters(), "blocks_copied");
+    auto decoding = start(engine, session.requests[i]);
+    const SharingTotals totals = run_to_end(decoding, engine.manager(), options.trace);
+    table.add(session.requests[i], totals, common::counter(engine.counters(), "blocks_copied") - copied_before);
+    print(decoding);
+  }
+  table.print();
+}
+
+void run_samples(const common::Session& session, const DecodingOptions& options, bool temperature_given) {
+  run_prompts(
+      session, options,
+      [&](Engine& engine, common::Request request) {
+        request.sampling.temperature = temperature_given ? request.sampling.temperature : 0.8F;
+        return ParallelSampling(engine, request, options.num_samples);
+      },
+      [&](const ParallelSampling& sampling) {
+        for (std::size_t i = 0; i < sampling.completions().size(); ++i) {
+          print_text(common::format("    %2zu  ", i), session, sampling.completions()[i].tokens);
+        }
+      });
+}
+
+void run_beams(const common::Session& session, const DecodingOptions& options) {
+  run_prompts(
+      session, options,
+      [&](Engine& engine, const common::Request& request) { return BeamSearch(engine, request, options.beam); },
+      [&](const BeamSearch& search) {
+        for (const Hypothesis& hypothesis : search.hypotheses()) {
+          print_text(common::format("    %7.3f  ", hypothesis.score), session, hypothesis.tokens);
+        }
+      });
+}
+
+}  // namespace
+
+SharingFigures sharing_figures(const KvCacheManager& manager) {
+  SharingFigures figures;
+  const Usage usage = manager.usage();
+  figures.blocks = usage.reserved / manager.block_size();
+  figures.slots = usage.used;
+  for (const SequenceId sequence : manager.sequences()) {
+    figures.separate_blocks += static_cast<int>(manager.block_table(sequence).size());
+    figures.separate_slots += manager.length(sequence);
+  }
+  return figures;
+}
+
+std::string sharing_summary(const KvCacheManager& manager) {
+  const SharingFigures figures = sharing_figures(manager);
+  return common::format("%d blocks, %d in separate caches: ", figures.blocks, figures.separate_blocks) +
+         common::format_percent(figures.separate_blocks - figures.blocks, figures.separate_blocks) +
+         common::format(" saved; %d slots, %d in separate caches: ", figures.slots, figures.separate_slots) +
+         common::format_percent(figures.separate_slots - figures.slots, figures.separate_slots) + " saved";
+}
+
+void print_copies(std::span<const BlockCopy> copies) {
+  for (const auto& [source, destination] : copies) {
+    std::cout << "block " << source << " has other owners: copied to block " << destination << "\n";
+  }
+}
+
+void add_sharing_commands(common::Shell& shell, KvCacheManager& manager) {
+  shell.add("fork", "PARENT CHILD", "start a sequence that shares all tokens of PARENT", [&](const auto& arguments) {
+    const SequenceId parent = common::sequence_named(manager, arguments[0], true);
+    manager.fork(parent, common::sequence_named(manager, arguments[1], false));
+  });
+  shell.add("write", "NAME", "put one token more into the cache, and say where", [&](const auto& arguments) {
+    const SequenceId sequence = common::sequence_named(manager, arguments[0], true);
+    if (!manager.reserve(sequence, 1)) {
+      std::cout << "refused: no room for 1 more\n";
+      return;
+    }
+    print_copies(manager.take_copies());
+    const int position = manager.length(sequence);
+    std::cout << "position " << position << " is slot " << manager.slots(sequence, position, 1).front() << "\n";
+    manager.commit(sequence, 1);
+  });
+}
+
+CLI::App& add_sample_command(common::Program& program, DecodingOptions& options) {
+  const auto temperature = std::make_shared<const CLI::Option*>();
+  CLI::App& command = program.add_session_command(
+      "sample", "Draw several texts from each prompt, which is computed once",
+      [&, temperature](const common::Session& session) { run_samples(session, options, (*temperature)->count() > 0); });
+  *temperature = command.get_option("--temperature");
+  command.add_option("--samples", options.num_samples, "texts a prompt")
+      ->check(CLI::Range(1, 1024))
+      ->capture_default_str();
+  command.add_flag("--trace", options.trace, "show the pool at every step");
+  return command;
+}
+
+CLI::App& add_beam_command(common::Program& program, DecodingOptions& options) {
+  CLI::App& command = program.add_session_command("beam", "Search for the likeliest text of each prompt",
+                                                  [&](const common::Session& session) { run_beams(session, options); });
+  command.add_option("--beams", options.beam.width, "hypotheses kept")
+      ->check(CLI::Range(1, 1024))
+      ->capture_default_str();
+  command
+      .add_option("--length-penalty", options.beam.length_penalty,
+                  "0 favours short texts, 1 compares mean log probabilities")
+      ->check(CLI::Range(-10.0, 10.0))
+      ->check([](const std::string& text) {  // NaN, which is on neither side of a limit
+        return std::isnan(std::strtod(text.c_str(), nullptr)) ? text + " is not a number" : "";
+      })
+      ->capture_default_str();
+  command.add_flag("--trace", options.trace, "show the pool at every step");
+  return command;
+}
+
+}  // namespace

@@ -1,0 +1,45 @@
+// Who asks when, and for how much: a trace of requests, read from a file or drawn at random.
+#pragma once
+
+#include <cstdint>
+#include <iosfwd>
+#include <string>
+#include <vector>
+
+#include "../server.h"
+#include "common/app/cli.h"
+
+namespace stage8 {
+
+struct Arrival {
+  double time = 0.0;  // seconds
+  int prompt_tokens = 0;
+  int output_tokens = 0;
+};
+
+// A line an arrival: "seconds prompt_tokens output_tokens", in the order of time; '#' starts a comment. Throws
+// InputError naming the line.
+std::vector<Arrival> read_arrivals(std::istream& input, const std::string& name);
+
+// Arrival times of a Poisson process: gaps of mean 1 / rate, exponentially distributed. Rate 0: all at time 0.
+std::vector<double> poisson_times(int count, double rate, std::uint64_t seed);
+
+// Lengths in the shape of a published trace of conversations, ShareGPT as served in Kwon et al., SOSP 2023, figure 11:
+// prompts of 161 tokens and replies of 338 on average, and a few that are much longer. Here: log-normal, cut so that
+// prompt and reply fit into max_length.
+std::vector<Arrival> chat_arrivals(int count, double rate, int max_length, std::uint64_t seed);
+
+// Prompts of any length out of the session's own, joined and repeated; no two begin alike.
+std::vector<common::Token> make_prompt(const common::Session& session, int vocab_size, int speaker, int num_tokens);
+
+struct ArrivingTask {
+  double time = 0.0;
+  Task task;
+  // The text ends here, as if the model had chosen to; 0: it ends by itself.
+  int output_tokens = 0;
+};
+
+// Serves them all, each from its time on. on_token as in Server; it may be null.
+void serve(Server& server, Clock& clock, const std::vector<ArrivingTask>& tasks, const OnSampleToken& on_token);
+
+}  // namespace

@@ -1,0 +1,154 @@
+#include "compare.h"
+
+#include <algorithm>
+#include <array>
+#include <iostream>
+#include <optional>
+
+#include "arrivals.h"
+#include "common/app/progress.h"
+#include "common/app/report.h"
+#include "common/app/result_file.h"
+#include "common/base/check.h"
+#include "common/model/synthetic.h"
+#include "metrics.h"
+#include "plot.h"
+#include "serving.h"
+
+namespace stage8 {
+namespace {
+
+// The model computes all of them in the same ragged batches: what differs is memory, and who may join when.
+struct Way {
+  const char* name;
+  bool static_batches;
+  bool reserve_ahead;
+  bool knows_lengths;  // the reply's length is known on arrival, which no server knows
+  int most_sequences;  // 0: as many as the options say
+};
+constexpr std::array<Way, 5> kWays = {{{"one at a time", false, false, false, 1},
+                                       {"reserved: the longest", true, true, false, 0},
+                                       {"reserved: as needed", true, true, true, 0},
+                                       {"blocks, static", true, false, false, 0},
+                                       {"blocks, continuous", false, false, false, 0}}};
+
+struct Run {
+  Metrics metrics;
+  ServingFigures figures;
+  Curve slots;    // share of the cache that holds a token, over time
+  Curve running;  // requests, over time
+};
+
+std::vector<ArrivingTask> make_tasks(const common::Session& session, const common::Llama& model,
+                                     const std::vector<Arrival>& arrivals, int max_length, const Way& way) {
+  std::vector<ArrivingTask> tasks;
+  for (const Arrival& arrival : arrivals) {
+    Task task;
+    task.request.prompt =
+        make_prompt(session, model.config().vocab_size, static_cast<int>(tasks.size()), arrival.prompt_tokens);
+    task.request.max_new_tokens = way.knows_lengths ? arrival.output_tokens : max_length - arrival.prompt_tokens;
+    tasks.push_back({arrival.time, std::move(task), arrival.output_tokens});
+  }
+  return tasks;
+}
+
+Run run_way(const common::Llama& model, const CompareOptions& options, const Way& way,
+            const std::vector<ArrivingTask>& tasks) {
+  Engine engine(model, fitting(options.engine, options.scheduler));
+  SchedulerOptions scheduler = options.scheduler;
+  scheduler.static_batches = way.static_batches;
+  scheduler.reserve_ahead = way.reserve_ahead;
+  scheduler.max_sequences = way.most_sequences > 0 ? way.most_sequences : scheduler.max_sequences;
+  set_preemption_costs(scheduler, model, engine.cache().shape());
+  warm_up(engine, scheduler);
+  RealClock real_clock;
+  VirtualClock virtual_clock;
+  Clock& clock = options.virtual_clock ? static_cast<Clock&>(virtual_clock) : real_clock;
+  Server server(engine, scheduler, clock);
+  Run run;
+  run.slots.name = run.running.name = way.name;
+  common::Progress progress(way.name, static_cast<std::int64_t>(tasks.size()));
+  server.on_step([&](const StepReport& report) {
+    run.metrics.add(report);
+    run.slots.points.emplace_back(report.end, 100.0 * report.usage.used / report.usage.total);
+    run.running.points.emplace_back(report.end, report.num_running);
+    progress.advance(static_cast<std::int64_t>(report.ended.size()));
+  });
+  serve(server, clock, tasks, nullptr);
+  run.figures = figures_of(server, run.metrics);
+  COMMON_CHECK(run.figures.finished == static_cast<int>(tasks.size()), "a request was not served");
+  return run;
+}
+
+void run_compare(const common::Session& session, const CompareOptions& options) {
+  const common::ResultFile plot(options.plot_path);
+  std::optional<common::Llama> synthetic;
+  if (!options.synthetic.empty()) {
+    synthetic = common::Llama::synthetic(common::synthetic_config(options.synthetic), 1);
+  }
+  const common::Llama& model = synthetic ? *synthetic : session.model;
+  const int longest = std::min(model.config().context_length, options.engine.num_slots);
+  const int max_length = options.max_length > 0 ? options.max_length : longest;
+  if (max_length > longest) {
+    throw common::InputError(common::format("the longest request can have %d tokens here", longest));
+  }
+  const std::vector<Arrival> arrivals =
+      chat_arrivals(options.num_requests, options.rate, max_length, session.requests.front().sampling.seed);
+  std::int64_t prompt_tokens = 0;
+  std::int64_t output_tokens = 0;
+  for (const Arrival& arrival : arrivals) {
+    prompt_tokens += arrival.prompt_tokens;
+    output_tokens += arrival.output_tokens;
+  }
+  std::cout << common::format(
+      "%d requests of %.0f prompt and %.0f reply tokens on average, at most %d together; "
+      "a cache of %d slots\n\n",
+      options.num_requests, static_cast<double>(prompt_tokens) / options.num_requests,
+      static_cast<double>(output_tokens) / options.num_requests, max_length, options.engine.num_slots);
+
+  common::Table table({"served with", "at once", "most", "slots used", "memory short", "tokens/s", "x", "P50", "P99"});
+  Chart slots{"slots that hold a token, % of the cache", "seconds", "%", 100.0, {}};
+  Chart running{"requests at once", "seconds", "requests", 0.0, {}};
+  double first = 0.0;
+  for (const Way& way : std::span(kWays).subspan(options.alone ? 0 : 1)) {
+    const Run run = run_way(model, options, way, make_tasks(session, model, arrivals, max_length, way));
+    const double speed = run.figures.output_tokens_per_second;
+    first = first > 0.0 ? first : speed;
+    table.add_row({way.name, common::format("%.1f", run.metrics.running.value()),
+                   std::to_string(run.metrics.most_running),
+                   common::format_percent(run.metrics.slots_used.value(), 1.0),
+                   common::format_percent(run.metrics.slots_used_when_full.value(), 1.0), common::format("%.1f", speed),
+                   common::format("%.2f", speed / first), common::format("%.1f", 1e3 * run.figures.per_token.median),
+                   common::format("%.1f", 1e3 * run.figures.per_token.p99)});
+    slots.curves.push_back(run.slots);
+    running.curves.push_back(run.running);
+  }
+  std::cout << table.to_string()
+            << "\nmemory short: slots used while somebody waits for memory, not for the step's budget\n"
+            << "P50, P99: milliseconds from arrival to end, divided by the reply's tokens\n";
+  if (plot.is_wanted()) {
+    plot.write(draw_charts({slots, running}));
+  }
+}
+
+}  // namespace
+
+CLI::App& add_compare_command(common::Program& program, CompareOptions& options) {
+  CLI::App& command = program.add_session_command(
+      "compare", "Serve the same requests in the same memory in four ways: reserved, in blocks, continuously",
+      [&](const common::Session& session) { run_compare(session, options); });
+  command.add_option("--requests", options.num_requests, "how many, with lengths in the shape of a chat trace")
+      ->check(CLI::Range(1, 1 << 20))
+      ->capture_default_str();
+  command.add_option("--max-length", options.max_length, "prompt and reply of the longest (default: the context)")
+      ->check(CLI::Range(4, 1 << 24));
+  command.add_option("--rate", options.rate, "requests a second (default: all at once)")->check(CLI::Range(0.0, 1e6));
+  command.add_option("--synthetic", options.synthetic, "random weights in a published shape, as for bench");
+  command.add_flag("--alone", options.alone, "begin with one request at a time, as by the stage before");
+  command.add_flag("--virtual-clock", options.virtual_clock,
+                   "a step takes 1 ms and 0.1 ms a token: the same run on every machine");
+  command.add_option("--plot", options.plot_path, "draw both curves into an SVG file");
+  return command;
+}
+
+}  // namespace

@@ -1,0 +1,27 @@
+// The command `compare`: the same memory, the same requests, four ways to serve them.
+#pragma once
+
+#include <string>
+
+#include "../engine.h"
+#include "../scheduler.h"
+#include "common/app/cli.h"
+
+namespace stage8 {
+
+struct CompareOptions {
+  EngineOptions engine;
+  SchedulerOptions scheduler;
+  int num_requests = 96;
+  int max_length = 0;  // prompt and reply of the longest request; 0: the model's context
+  double rate = 0.0;   // requests a second; 0: all at once
+  std::string synthetic;
+  bool alone = false;  // also one request at a time, as by the stage before
+  bool virtual_clock = false;
+  std::string plot_path;
+};
+
+// `options` must live as long as `program`.
+CLI::App& add_compare_command(common::Program& program, CompareOptions& options);
+
+}  // namespace

@@ -1,0 +1,184 @@
+#include "metrics.h"
+
+#include <algorithm>
+#include <cmath>
+#include <nlohmann/json.hpp>
+#include <numeric>
+#include <utility>
+
+#include "common/app/report.h"
+
+namespace stage8 {
+
+Spread spread_of(std::vector<double> values) {
+  if (values.empty()) {
+    return {};
+  }
+  std::sort(values.begin(), values.end());
+  const auto at = [&](double share) {
+    const auto rank = static_cast<std::size_t>(std::ceil(share * static_cast<double>(values.size())));
+    return values[std::max<std::size_t>(rank, 1) - 1];
+  };
+  return {std::accumulate(values.begin(), values.end(), 0.0) / static_cast<double>(values.size()), at(0.5), at(0.99)};
+}
+
+void Metrics::add(const StepReport& report) {
+  const double seconds = report.end - report.begin;
+  const auto share = [&](int slots) { return static_cast<double>(slots) / report.usage.total; };
+  slots_used.add(share(report.usage.used), seconds);
+  blocks_used.add(share(report.usage.reserved), seconds);
+  if (report.num_waiting > 0 && report.num_tokens < report.token_budget) {
+    slots_used_when_full.add(share(report.usage.used), seconds);
+  }
+  running.add(report.num_running, seconds);
+  most_running = std::max(most_running, report.num_running);
+  const bool is_decoding = report.num_tokens > 0 && report.num_tokens == static_cast<int>(report.served.size());
+  if (std::exchange(is_decoding_, is_decoding) && is_decoding) {
+    decode_steps += 1;
+    decode_tokens += report.num_tokens;
+    decode_reads += report.num_read;
+    host_seconds.push_back(report.scheduling_seconds + report.computing_seconds - report.waiting_seconds);
+    decode_seconds += seconds;
+  }
+  steps += report.num_tokens > 0 ? 1 : 0;
+  tokens += report.num_tokens;
+  padded_tokens += report.padded_tokens;
+  swapped_out += static_cast<std::int64_t>(report.swapped_out.size());
+  thrown_out += static_cast<std::int64_t>(report.thrown_out.size());
+  end = report.end;
+  scheduling_seconds += report.scheduling_seconds;
+  computing_seconds += report.computing_seconds;
+  waiting_seconds += report.waiting_seconds;
+}
+
+ServingFigures figures_of(const Server& server, const Metrics& metrics) {
+  ServingFigures figures;
+  std::vector<double> first_token;
+  std::vector<double> between_tokens;
+  std::vector<double> per_token;
+  for (int id = 0; id < server.num_requests(); ++id) {
+    const Outcome& outcome = server.outcome(id);
+    switch (outcome.finish_reason) {
+      case common::FinishReason::kRejected:
+        figures.rejected += 1;
+        continue;
+      case common::FinishReason::kFailed:
+        figures.failed += 1;
+        break;
+      case common::FinishReason::kCancelled:
+        figures.cancelled += 1;
+        break;
+      default:
+        figures.finished += 1;
+    }
+    for (const common::Completion& completion : outcome.completions) {
+      figures.output_tokens += static_cast<std::int64_t>(completion.tokens.size());
+    }
+    const std::vector<double>& times = outcome.token_times;
+    if (!times.empty()) {
+      first_token.push_back(times.front() - outcome.arrival);
+      per_token.push_back((outcome.end - outcome.arrival) / static_cast<double>(times.size()));
+    }
+    for (std::size_t i = 1; i < times.size(); ++i) {
+      between_tokens.push_back(times[i] - times[i - 1]);
+    }
+  }
+  if (metrics.end > 0.0) {
+    figures.output_tokens_per_second = static_cast<double>(figures.output_tokens) / metrics.end;
+    figures.requests_per_second = figures.finished / metrics.end;
+  }
+  figures.first_token = spread_of(std::move(first_token));
+  figures.between_tokens = spread_of(std::move(between_tokens));
+  figures.per_token = spread_of(std::move(per_token));
+  return figures;
+}
+
+double roofline_share(const Server& server, const Metrics& metrics) {
+  Engine& engine = server.engine();
+  if (engine.gpu() == nullptr || metrics.decode_steps == 0) {
+    return 0.0;
+  }
+  const std::int64_t bytes = metrics.decode_steps * engine.gpu()->weight_bytes_per_token() +
+                             metrics.decode_reads * engine.cache().shape().bytes_per_slot();
+  return static_cast<double>(bytes) / engine.gpu()->read_bandwidth() / metrics.decode_seconds;
+}
+
+std::string metrics_table(const Server& server, const Metrics& metrics) {
+  const ServingFigures figures = figures_of(server, metrics);
+  common::Table times({"milliseconds", "mean", "P50", "P99"});
+  const auto add_spread = [&](const char* name, const Spread& spread) {
+    times.add_row({name, common::format("%.2f", 1e3 * spread.mean), common::format("%.2f", 1e3 * spread.median),
+                   common::format("%.2f", 1e3 * spread.p99)});
+  };
+  add_spread("to the first token", figures.first_token);
+  add_spread("between tokens", figures.between_tokens);
+  add_spread("from arrival to end, a token", figures.per_token);
+  if (metrics.waiting_seconds > 0.0) {
+    add_spread("the host's work, a step that only decodes", spread_of(metrics.host_seconds));
+  }
+
+  common::Table table({"measured", "value"});
+  const auto add = [&](const char* name, const std::string& value) { table.add_row({name, value}); };
+  add("requests finished", common::format_count(figures.finished));
+  add("rejected, cancelled, failed", common::format("%d, %d, %d", figures.rejected, figures.cancelled, figures.failed));
+  add("output tokens", common::format_count(figures.output_tokens));
+  add("output tokens a second", common::format("%.1f", figures.output_tokens_per_second));
+  if (metrics.decode_seconds > 0.0) {
+    add("the same, while nobody has a prompt",
+        common::format("%.1f", static_cast<double>(metrics.decode_tokens) / metrics.decode_seconds));
+  }
+  if (const double share = roofline_share(server, metrics); share > 0.0) {
+    add("of reading weights, K and V at full speed", common::format_percent(share, 1.0));
+  }
+  add("steps", common::format_count(metrics.steps));
+  add("tokens computed", common::format_count(metrics.tokens));
+  add("tokens that padding would have added", common::format_count(metrics.padded_tokens - metrics.tokens));
+  add("requests running, mean and most", common::format("%.1f, %d", metrics.running.value(), metrics.most_running));
+  add("blocks in use", common::format_percent(metrics.blocks_used.value(), 1.0));
+  add("slots that hold a token", common::format_percent(metrics.slots_used.value(), 1.0));
+  add("the same, while requests wait for memory", common::format_percent(metrics.slots_used_when_full.value(), 1.0));
+  add("preempted: computed again, swapped", common::format("%lld, %lld", static_cast<long long>(metrics.thrown_out),
+                                                           static_cast<long long>(metrics.swapped_out)));
+  add("prefix hits",
+      common::format_count(static_cast<std::int64_t>(common::counter(server.counters(), "prefix_hits"))));
+  return table.to_string() + "\n" + times.to_string();
+}
+
+std::string metrics_json(const Server& server, const Metrics& metrics, const std::string& clock) {
+  const ServingFigures figures = figures_of(server, metrics);
+  const auto spread = [](const Spread& value) {
+    return nlohmann::ordered_json{{"mean", value.mean}, {"p50", value.median}, {"p99", value.p99}};
+  };
+  nlohmann::ordered_json document;
+  document["clock"] = clock;
+  document["requests"] = {{"finished", figures.finished},
+                          {"rejected", figures.rejected},
+                          {"cancelled", figures.cancelled},
+                          {"failed", figures.failed}};
+  document["seconds"] = metrics.end;
+  document["throughput"] = {{"output_tokens_per_second", figures.output_tokens_per_second},
+                            {"requests_per_second", figures.requests_per_second}};
+  document["seconds_to_first_token"] = spread(figures.first_token);
+  document["seconds_between_tokens"] = spread(figures.between_tokens);
+  document["seconds_per_output_token"] = spread(figures.per_token);
+  document["utilisation"] = {{"blocks", metrics.blocks_used.value()},
+                             {"slots", metrics.slots_used.value()},
+                             {"slots_while_requests_wait", metrics.slots_used_when_full.value()}};
+  document["steps"] = {{"count", metrics.steps},
+                       {"tokens", metrics.tokens},
+                       {"padded_tokens", metrics.padded_tokens},
+                       {"scheduling_seconds", metrics.scheduling_seconds},
+                       {"computing_seconds", metrics.computing_seconds},
+                       {"waiting_for_the_gpu_seconds", metrics.waiting_seconds},
+                       {"host_seconds", spread(spread_of(metrics.host_seconds))},
+                       {"decode_tokens", metrics.decode_tokens},
+                       {"decode_seconds", metrics.decode_seconds},
+                       {"decode_share_of_roofline", roofline_share(server, metrics)}};
+  document["preemptions"] = {{"recomputed", metrics.thrown_out}, {"swapped", metrics.swapped_out}};
+  for (const common::Counter& counter : server.counters()) {
+    document["counters"][counter.name] = counter.value;
+  }
+  return document.dump(2) + "\n";
+}
+
+}  // namespace

@@ -1,0 +1,84 @@
+// What a run was like for those who asked, and for the memory. Fed with every step; asked at the end.
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "../server.h"
+
+namespace stage8 {
+
+// Of a set of numbers. The smallest that at least half, or 99 %, of them do not exceed; 0 of none.
+struct Spread {
+  double mean = 0.0;
+  double median = 0.0;
+  double p99 = 0.0;
+};
+Spread spread_of(std::vector<double> values);
+
+// Mean over time: every step counts for as long as it takes.
+class TimeMean {
+ public:
+  void add(double value, double seconds) {
+    sum_ += value * seconds;
+    seconds_ += seconds;
+  }
+  double value() const { return seconds_ > 0.0 ? sum_ / seconds_ : 0.0; }
+
+ private:
+  double sum_ = 0.0;
+  double seconds_ = 0.0;
+};
+
+struct Metrics {
+  // Of the steps.
+  TimeMean slots_used;            // that hold a token, share of the cache; a shared one counts once
+  TimeMean slots_used_when_full;  // the same, over the steps that had budget left while somebody waited
+  TimeMean blocks_used;           // that somebody owns, share of the cache
+  TimeMean running;               // requests
+  int most_running = 0;
+  std::int64_t steps = 0;
+  std::int64_t tokens = 0;
+  std::int64_t padded_tokens = 0;
+  std::int64_t swapped_out = 0;
+  std::int64_t thrown_out = 0;
+  double end = 0.0;  // of the last step
+  double scheduling_seconds = 0.0;
+  double computing_seconds = 0.0;
+  double waiting_seconds = 0.0;
+  // Of steps in which everybody had one token, as in the step before.
+  std::vector<double> host_seconds;  // of each of them, without waiting for a GPU
+  std::int64_t decode_steps = 0;
+  std::int64_t decode_tokens = 0;
+  std::int64_t decode_reads = 0;  // of a token's K and V
+  double decode_seconds = 0.0;
+
+  void add(const StepReport& report);
+
+ private:
+  bool is_decoding_ = false;
+};
+
+struct ServingFigures {
+  int finished = 0;
+  int rejected = 0;
+  int failed = 0;
+  int cancelled = 0;
+  std::int64_t output_tokens = 0;  // of all samples
+  double output_tokens_per_second = 0.0;
+  double requests_per_second = 0.0;
+  Spread first_token;     // seconds from arrival to the first token
+  Spread between_tokens;  // seconds
+  Spread per_token;       // seconds from arrival to the end, divided by the tokens of the reply
+};
+ServingFigures figures_of(const Server& server, const Metrics& metrics);
+
+// On a GPU: the time in which the steps that only decode could have read all weights, K and V that they need, at the
+// speed of a plain read measured now, as a share of the time that they took. 0: there were none.
+double roofline_share(const Server& server, const Metrics& metrics);
+
+// The report's tables, and the same for machines. clock: "virtual" or "real".
+std::string metrics_table(const Server& server, const Metrics& metrics);
+std::string metrics_json(const Server& server, const Metrics& metrics, const std::string& clock);
+
+}  // namespace

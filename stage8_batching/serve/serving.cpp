@@ -1,0 +1,263 @@
+#include "serving.h"
+
+#include <algorithm>
+#include <cstdlib>
+#include <fstream>
+#include <iostream>
+#include <map>
+#include <numeric>
+#include <optional>
+
+#include "common/app/report.h"
+#include "common/app/result_file.h"
+#include "common/base/check.h"
+#include "common/model/synthetic.h"
+#include "metrics.h"
+#include "trace.h"
+
+namespace stage8 {
+namespace {
+
+double rate_of(const std::string& text) {
+  char* end = nullptr;
+  const double rate = std::strtod(text.c_str(), &end);
+  if (text.empty() || *end != '\0' || !(rate > 0.0)) {
+    throw common::InputError("--arrivals poisson:RATE wants requests a second, not '" + text + "'");
+  }
+  return rate;
+}
+
+// Lengths from a file, or the session's prompts at random times.
+std::vector<ArrivingTask> make_tasks(const common::Session& session, const common::Llama& model,
+                                     const ServingOptions& options) {
+  std::vector<ArrivingTask> tasks;
+  const auto add = [&](double time, common::Request request, int output_tokens) {
+    Task task{std::move(request), options.num_samples};
+    if (options.num_beams > 0) {
+      task.beam = BeamOptions{options.num_beams, 1.0};
+    }
+    tasks.push_back({time, std::move(task), output_tokens});
+  };
+  const std::string poisson = "poisson:";
+  if (options.arrivals.empty() || options.arrivals.starts_with(poisson)) {
+    const double rate = options.arrivals.empty() ? 0.0 : rate_of(options.arrivals.substr(poisson.size()));
+    const std::size_t num_prompts = session.requests.size();
+    const int count = options.num_requests > 0 ? options.num_requests : static_cast<int>(num_prompts);
+    for (const double time : poisson_times(count, rate, session.requests.front().sampling.seed)) {
+      add(time, session.requests[tasks.size() % num_prompts], 0);
+    }
+    return tasks;
+  }
+  std::ifstream file(options.arrivals);
+  if (!file) {
+    throw common::InputError("can't read '" + options.arrivals + "'");
+  }
+  for (const Arrival& arrival : read_arrivals(file, options.arrivals)) {
+    common::Request request = session.requests.front();
+    request.prompt =
+        make_prompt(session, model.config().vocab_size, static_cast<int>(tasks.size()), arrival.prompt_tokens);
+    request.max_new_tokens = arrival.output_tokens;
+    request.stop_tokens.clear();
+    add(arrival.time, std::move(request), 0);
+  }
+  return tasks;
+}
+
+// Ends a request when its text holds one of these.
+class StopStrings {
+ public:
+  StopStrings(const common::Tokenizer& tokenizer, const std::vector<std::string>& strings)
+      : tokenizer_(tokenizer), strings_(strings) {}
+
+  bool found_after(int id, common::Token token) {
+    std::string& text = texts_[id];
+    text += tokenizer_.decode({&token, 1});
+    return text.size() > cut(text).size();
+  }
+  // Up to the first of them.
+  std::string cut(const std::string& text) const {
+    std::size_t end = text.size();
+    for (const std::string& string : strings_) {
+      end = std::min(end, text.find(string));
+    }
+    return text.substr(0, end);
+  }
+
+ private:
+  const common::Tokenizer& tokenizer_;
+  const std::vector<std::string>& strings_;
+  std::map<int, std::string> texts_;  // of first samples
+};
+
+void print_texts(const common::Session& session, const Server& server, const StopStrings& stop_strings) {
+  for (int id = 0; id < server.num_requests(); ++id) {
+    const Outcome& outcome = server.outcome(id);
+    if (!outcome.error.empty()) {
+      std::cout << common::format("%3d  ", id) << outcome.error << "\n";
+    }
+    for (const common::Completion& completion : outcome.completions) {
+      std::cout << common::format("%3d  ", id)
+                << common::quote(stop_strings.cut(session.tokenizer.decode(completion.tokens)), 400) << "\n";
+    }
+  }
+}
+
+void run_serve(const common::Session& session, const ServingOptions& options) {
+  const common::ResultFile json(options.json_path);
+  std::optional<common::Llama> synthetic;
+  if (!options.synthetic.empty()) {
+    synthetic = common::Llama::synthetic(common::synthetic_config(options.synthetic), 1);
+  }
+  const common::Llama& model = synthetic ? *synthetic : session.model;
+  const std::vector<ArrivingTask> tasks = make_tasks(session, model, options);
+  Engine engine(model, fitting(options.engine, options.scheduler));
+  SchedulerOptions scheduler = options.scheduler;
+  set_preemption_costs(scheduler, model, engine.cache().shape());
+  warm_up(engine, scheduler);
+  RealClock real_clock;
+  VirtualClock virtual_clock;
+  Clock& clock = options.virtual_clock ? static_cast<Clock&>(virtual_clock) : real_clock;
+  Server server(engine, scheduler, clock);
+  const bool json_only = json.is_stdout();
+  // Random weights write tokens that the session's tokenizer does not know.
+  const bool has_texts = !json_only && !synthetic;
+  const std::unique_ptr<View> view =
+      make_view(has_texts ? options.view : ViewKind::kQuiet, session.tokenizer, std::cout);
+  std::unique_ptr<TraceWriter> trace;
+  if (!options.trace_path.empty()) {
+    trace = std::make_unique<TraceWriter>(options.trace_path);
+  }
+  Metrics metrics;
+  server.on_step([&](const StepReport& report) {
+    metrics.add(report);
+    view->on_step(server, report);
+    if (trace) {
+      trace->add(report);
+    }
+  });
+  StopStrings stop_strings(session.tokenizer, options.stop_strings);
+  serve(server, clock, tasks, [&](int id, int sample, common::Token token) {
+    view->on_token(id, sample, token);
+    if (sample == 0 && options.num_samples == 1 && !options.stop_strings.empty() &&
+        stop_strings.found_after(id, token)) {
+      server.stop(id, common::FinishReason::kStop);
+    }
+  });
+  if (trace) {
+    trace->finish(server);
+  }
+  if (json.is_wanted()) {
+    json.write(metrics_json(server, metrics, options.virtual_clock ? "virtual" : "real"));
+  }
+  if (has_texts) {
+    std::cout << "\n";
+    print_texts(session, server, stop_strings);
+    std::cout << "\n";
+  }
+  if (!json_only) {
+    std::cout << metrics_table(server, metrics);
+  }
+}
+
+}  // namespace
+
+void add_scheduler_options(CLI::App& command, SchedulerOptions& scheduler, EngineOptions& engine) {
+  command.add_option("--budget", scheduler.token_budget, "most tokens in one step, of all requests together")
+      ->check(CLI::Range(1, 1 << 16))
+      ->capture_default_str();
+  command.add_option("--max-sequences", scheduler.max_sequences, "most sequences that run at once")
+      ->check(CLI::Range(1, 1 << 16))
+      ->capture_default_str();
+  command
+      .add_option("--headroom", scheduler.headroom,
+                  "blocks left free for each running sequence when another request is let in")
+      ->check(CLI::Range(0, 1024))
+      ->capture_default_str();
+  const std::map<std::string, Preemption> kinds = {
+      {"recompute", Preemption::kRecompute}, {"swap", Preemption::kSwap}, {"auto", Preemption::kAuto}};
+  command
+      .add_option("--preemption", scheduler.preemption,
+                  "what becomes of a request that gives way: recompute, swap, or auto, whichever is cheaper")
+      ->transform(CLI::CheckedTransformer(kinds, CLI::ignore_case));
+  command.add_flag_function(
+      "--run-ahead,!--no-run-ahead", [&scheduler](std::int64_t count) { scheduler.run_ahead = count > 0; },
+      "schedule a step before the tokens of the one before are known (default: on a GPU)");
+  command.add_option("--host-slots", engine.num_host_slots, "room for what is swapped out, in tokens")
+      ->check(CLI::Range(0, 1 << 24))
+      ->capture_default_str();
+}
+
+void set_preemption_costs(SchedulerOptions& scheduler, const common::Llama& model, const KvCacheShape& shape) {
+  // Two operations a parameter compute a token. In the time of 16 of them a processor or a GPU copies a byte at most,
+  // as far as orders of magnitude go.
+  constexpr std::int64_t kOperationsPerByte = 16;
+  scheduler.token_compute_cost = 2 * model.num_parameters() / kOperationsPerByte;
+  scheduler.block_swap_cost = 2 * shape.bytes_per_slot() * shape.block_size;  // out and in
+}
+
+void warm_up(Engine& engine, const SchedulerOptions& scheduler) {
+  if (engine.gpu() == nullptr) {
+    return;
+  }
+  // Tokens that are kept nowhere. First a chunk as long as a step, over a table that names block 0 all the time.
+  const int length =
+      std::min({scheduler.token_budget, engine.manager().usage().total, engine.model().config().context_length});
+  std::vector<common::Token> tokens(static_cast<std::size_t>(length));
+  std::vector<int> positions(tokens.size());
+  const std::vector<int> no_slots(tokens.size(), -1);
+  const std::vector<int> table((tokens.size() - 1) / static_cast<std::size_t>(engine.manager().block_size()) + 1);
+  engine.gpu()->forward({tokens, positions, no_slots, std::vector{0, length}, std::vector{length}, table,
+                         std::vector{0, static_cast<int>(table.size())}, std::vector{length - 1}});
+  // Then a token each for so many inactive sequences, twice: steps of even and odd numbers are recorded by themselves.
+  for (int i = 0, size = 1; size <= std::min(scheduler.max_sequences, length); size += i++ % 2 * std::min(size, 8)) {
+    const auto count = static_cast<std::size_t>(size);
+    const std::vector<int> zeros(count + 1);
+    std::vector<int> ascending(count + 1);
+    std::iota(ascending.begin(), ascending.end(), 0);
+    engine.gpu()->forward({std::span(tokens).first(count),
+                           std::span(positions).first(count),
+                           std::span(no_slots).first(count),
+                           ascending,
+                           std::span(zeros).first(count),
+                           {},
+                           zeros,
+                           std::span(ascending).first(count)});
+  }
+  engine.gpu()->likeliest(0);
+}
+
+EngineOptions fitting(EngineOptions engine, const SchedulerOptions& scheduler) {
+  engine.chunk_size = std::max(engine.chunk_size, scheduler.token_budget);
+  return engine;
+}
+
+CLI::App& add_serve_command(common::Program& program, ServingOptions& options) {
+  CLI::App& command = program.add_session_command("serve", "Serve requests that arrive while others run, and show it",
+                                                  [&](const common::Session& session) { run_serve(session, options); });
+  command.add_option(
+      "--arrivals", options.arrivals,
+      "poisson:RATE, in requests a second, or a file with lines \"seconds prompt_tokens output_tokens\"; "
+      "default: all at once");
+  command.add_option("--requests", options.num_requests, "how many, the prompts in turn (default: one a prompt)")
+      ->check(CLI::Range(1, 1 << 20));
+  command.add_option("--samples", options.num_samples, "texts a request, drawn from one prompt")
+      ->check(CLI::Range(1, 1024))
+      ->capture_default_str();
+  command.add_option("--beams", options.num_beams, "instead: search for the likeliest texts with so many beams")
+      ->check(CLI::Range(1, 1024));
+  command.add_option("--stop", options.stop_strings, "a text that ends a reply, and is no part of it")
+      ->allow_extra_args(false)
+      ->check([](const std::string& text) { return text.empty() ? "an empty text ends every reply" : ""; });
+  command.add_option("--synthetic", options.synthetic, "random weights in a published shape, as for bench");
+  command.add_flag("--virtual-clock", options.virtual_clock,
+                   "a step takes 1 ms and 0.1 ms a token: the same run on every machine");
+  const std::map<std::string, ViewKind> views = {
+      {"auto", ViewKind::kAuto}, {"live", ViewKind::kLive}, {"plain", ViewKind::kPlain}, {"quiet", ViewKind::kQuiet}};
+  command.add_option("--view", options.view, "live (for a terminal), plain (a line a step), quiet, or auto")
+      ->transform(CLI::CheckedTransformer(views, CLI::ignore_case));
+  command.add_option("--trace", options.trace_path, "write the run to a file that ui.perfetto.dev opens");
+  command.add_option("--json", options.json_path, "write the measurements to a file ('-': stdout, and nothing else)");
+  return command;
+}
+
+}  // namespace

@@ -1,0 +1,45 @@
+// The command `serve`: requests that arrive while others run, with everything that can be seen of it.
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "../engine.h"
+#include "../scheduler.h"
+#include "arrivals.h"
+#include "common/app/cli.h"
+#include "view.h"
+
+namespace stage8 {
+
+struct ServingOptions {
+  EngineOptions engine;
+  SchedulerOptions scheduler;
+  std::string arrivals;  // "poisson:RATE", a file, or empty: all at once
+  int num_requests = 0;  // 0: one a prompt
+  int num_samples = 1;
+  int num_beams = 0;
+  std::vector<std::string> stop_strings;
+  std::string synthetic;  // random weights of this shape; empty: the session's model
+  bool virtual_clock = false;
+  ViewKind view = ViewKind::kAuto;
+  std::string trace_path;
+  std::string json_path;
+};
+
+// Budget, limit, preemption, host memory: for each command that schedules.
+void add_scheduler_options(CLI::App& command, SchedulerOptions& scheduler, EngineOptions& engine);
+
+// Sets what kAuto compares: bytes that move against arithmetic, for this model.
+void set_preemption_costs(SchedulerOptions& scheduler, const common::Llama& model, const KvCacheShape& shape);
+
+// On a GPU: all that is slow when it is done for the first time, such as recording steps. Leaves nothing behind.
+void warm_up(Engine& engine, const SchedulerOptions& scheduler);
+
+// An engine whose forward passes hold a step.
+EngineOptions fitting(EngineOptions engine, const SchedulerOptions& scheduler);
+
+// `options` must live as long as `program`.
+CLI::App& add_serve_command(common::Program& program, ServingOptions& options);
+
+}  // namespace

@@ -1,0 +1,170 @@
+#include "view.h"
+
+#include <unistd.h>
+
+#include <algorithm>
+#include <iostream>
+#include <set>
+#include <vector>
+
+#include "common/app/report.h"
+#include "common/base/machine.h"
+
+namespace stage8 {
+namespace {
+
+std::string name_of(int id, int sample) {
+  return sample == 0 ? std::to_string(id) : common::format("%d.%d", id, sample);
+}
+
+class Quiet : public View {
+ public:
+  void on_token(int, int, common::Token) override {}
+  void on_step(const Server&, const StepReport&) override {}
+};
+
+// step   time ms  running  waiting  blocks  what every request got: prompt tokens computed, or the text written
+class Plain : public View {
+ public:
+  Plain(const common::Tokenizer& tokenizer, std::ostream& output) : tokenizer_(tokenizer), output_(output) {}
+
+  void on_token(int id, int sample, common::Token token) override {
+    written_[{id, sample}] = tokenizer_.decode({&token, 1});
+  }
+
+  void on_step(const Server& server, const StepReport& report) override {
+    if (report.index == 0) {
+      output_ << "step    time ms  run  wait  blocks    requests\n";
+    }
+    const int block_size = server.scheduler().manager().block_size();
+    output_ << common::format("%4lld  %9.2f  %3d  %4d  %3d/%-3d  ", static_cast<long long>(report.index),
+                              1e3 * report.end, report.num_running, report.num_waiting,
+                              report.usage.reserved / block_size, report.usage.total / block_size);
+    for (const int id : report.swapped_out) {
+      output_ << "  " << id << " swapped out";
+    }
+    for (const int id : report.thrown_out) {
+      output_ << "  " << id << " gives way";
+    }
+    for (std::size_t i = 0; i < report.served.size(); ++i) {
+      const int id = report.served[i];
+      const auto first = written_.lower_bound({id, 0});
+      if (first == written_.end() || first->first.first != id) {
+        output_ << "  " << id << "+" << report.num_served[i];
+      }
+      for (auto piece = first; piece != written_.end() && piece->first.first == id; ++piece) {
+        output_ << "  " << name_of(id, piece->first.second) << ":" << common::quote(piece->second);
+      }
+    }
+    for (const int id : report.ended) {
+      output_ << "  " << id << " ends";
+    }
+    output_ << std::endl;
+    written_.clear();
+  }
+
+ private:
+  const common::Tokenizer& tokenizer_;
+  std::ostream& output_;
+  std::map<std::pair<int, int>, std::string> written_;  // in this step, by request and sample
+};
+
+class Live : public View {
+ public:
+  Live(const common::Tokenizer& tokenizer, std::ostream& output) : tokenizer_(tokenizer), output_(output) {
+    output_ << "\033[2J";
+  }
+
+  void on_token(int id, int sample, common::Token token) override {
+    if (sample == 0) {
+      tokens_[id].push_back(token);
+    }
+  }
+
+  void on_step(const Server& server, const StepReport& report) override {
+    for (const int id : report.ended) {
+      tokens_.erase(id);
+    }
+    // As often as an eye can follow, and at the end.
+    const double now = common::now_seconds();
+    if (now - drawn_at_ < 0.04 && !server.is_idle()) {
+      return;
+    }
+    drawn_at_ = now;
+    const bool color = common::use_color(output_);
+    std::string picture = common::format("\033[Hstep %lld  %.2f s  %d tokens in this step\033[K\n\033[K\n",
+                                         static_cast<long long>(report.index), report.end, report.num_tokens);
+    picture += common::format("queue  %zu waiting:", server.scheduler().waiting().size());
+    for (std::size_t i = 0; i < std::min<std::size_t>(server.scheduler().waiting().size(), kMostQueued); ++i) {
+      picture += common::format(" %d", server.id_of(server.scheduler().waiting()[i]));
+    }
+    picture += common::format("\033[K\n\033[K\nbatch  %zu running\033[K\n", server.scheduler().running().size());
+    for (std::size_t i = 0; i < std::min<std::size_t>(server.scheduler().running().size(), kMostRunning); ++i) {
+      const int id = server.id_of(server.scheduler().running()[i]);
+      picture += common::format("%5d  ", id) + tail(id) + "\033[K\n";
+    }
+    picture += "\033[K\nblocks\033[K\n" + draw_blocks(server, kMostBlocks, color) + "\033[J";
+    output_ << picture << std::flush;
+  }
+
+ private:
+  static constexpr std::size_t kMostQueued = 16;
+  static constexpr std::size_t kMostRunning = 16;
+  static constexpr int kMostBlocks = 640;
+
+  std::string tail(int id) const {
+    constexpr std::size_t kLastTokens = 16;
+    const auto found = tokens_.find(id);
+    if (found == tokens_.end()) {
+      return "(its prompt is computed)";
+    }
+    const std::vector<common::Token>& all = found->second;
+    return common::quote(tokenizer_.decode(std::span(all).last(std::min(all.size(), kLastTokens))));
+  }
+
+  const common::Tokenizer& tokenizer_;
+  std::ostream& output_;
+  std::map<int, std::vector<common::Token>> tokens_;  // of the running requests' first samples
+  double drawn_at_ = 0.0;
+};
+
+}  // namespace
+
+std::unique_ptr<View> make_view(ViewKind kind, const common::Tokenizer& tokenizer, std::ostream& output) {
+  if (kind == ViewKind::kAuto) {
+    kind = &output == &std::cout && isatty(STDOUT_FILENO) != 0 ? ViewKind::kLive : ViewKind::kPlain;
+  }
+  if (kind == ViewKind::kLive) {
+    return std::make_unique<Live>(tokenizer, output);
+  }
+  if (kind == ViewKind::kPlain) {
+    return std::make_unique<Plain>(tokenizer, output);
+  }
+  return std::make_unique<Quiet>();
+}
+
+std::string draw_blocks(const Server& server, int most_blocks, bool color) {
+  constexpr int kColumns = 64;
+  const KvCacheManager& manager = server.scheduler().manager();
+  const int num_blocks = manager.usage().total / manager.block_size();
+  std::vector<common::MapCell> cells(static_cast<std::size_t>(num_blocks));
+  std::vector<int> owner(static_cast<std::size_t>(num_blocks), -1);
+  for (const Group* group : server.scheduler().running()) {
+    const int id = server.id_of(group);
+    for (const SequenceId sequence : group->sequences()) {
+      for (const int block : manager.block_table(sequence)) {
+        const auto index = static_cast<std::size_t>(block);
+        const bool is_shared = owner[index] >= 0 && owner[index] != id;
+        owner[index] = id;
+        cells[index] = {id, is_shared ? '+' : '\0'};
+      }
+    }
+  }
+  for (const int block : manager.prefix_cache().retired()) {
+    cells[static_cast<std::size_t>(block)] = {-1, 'c'};
+  }
+  cells.resize(static_cast<std::size_t>(std::min(num_blocks, most_blocks)));
+  return common::draw_map(cells, kColumns, color);
+}
+
+}  // namespace

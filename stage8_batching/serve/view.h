@@ -1,0 +1,32 @@
+// What a run looks like while it goes on: on a terminal the queue, the running batch and the blocks, drawn again and
+// again; for a pipe a line a step.
+#pragma once
+
+#include <iosfwd>
+#include <map>
+#include <memory>
+#include <string>
+#include <utility>
+
+#include "../server.h"
+#include "common/model/tokenizer.h"
+
+namespace stage8 {
+
+enum class ViewKind { kAuto, kLive, kPlain, kQuiet };
+
+class View {
+ public:
+  virtual ~View() = default;
+  virtual void on_token(int id, int sample, common::Token token) = 0;
+  virtual void on_step(const Server& server, const StepReport& report) = 0;
+};
+
+// kAuto: live if `output` is a terminal, else plain.
+std::unique_ptr<View> make_view(ViewKind kind, const common::Tokenizer& tokenizer, std::ostream& output);
+
+// A character a block: the request that owns it, '+' for several, 'c' for one that is kept for its text, '.' for a free
+// one. A pool of more than most_blocks is drawn up to there.
+std::string draw_blocks(const Server& server, int most_blocks, bool color);
+
+}  // namespace

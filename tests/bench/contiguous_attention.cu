@@ -1,0 +1,23 @@
+#include "tests/bench/contiguous_attention.h"
+
+#include "stage7/kernels/decode_launch.cuh"
+
+namespace stage7 {
+
+void contiguous_attention(const Pages& cache, const Batch& batch, const void* queries, void* output, void* workspace,
+                          cudaStream_t stream, const DecodeOptions& options) {
+  PageShape paged = cache.shape;
+  paged.block_size = kTileTokens;  // the kernels' own check knows no blocks of any other length
+  check_pages({cache.keys, cache.values, paged});
+  check_batch(paged, batch);
+  COMMON_CHECK(paged.type == ScalarType::kBFloat16 && paged.head_dim == 128, "bfloat16 and 128 dimensions");
+  COMMON_CHECK(cache.shape.num_blocks == batch.num_sequences && cache.shape.block_size % kTileTokens == 0,
+               "every sequence has a row of whole tiles");
+  const DecodeShape shape = decode_shape(cache.shape, batch, options);
+  const DecodeWorkspace parts =
+      decode_workspace(workspace, shape.num_workers, shape.group, cache.shape.head_dim, batch.num_sequences);
+  choose_query_tiles<__nv_bfloat16, 128, true>(
+      {cache, batch, queries, output, parts, shape, stream, options.overlap_previous});
+}
+
+}  // namespace

@@ -1,0 +1,47 @@
+#include "tests/bench/kernel_bench.h"
+
+#include <algorithm>
+#include <ostream>
+
+#include "common/base/check.h"
+#include "tests/bench/bench_parts.h"
+
+namespace stage7 {
+
+Pool pool_for(const std::vector<TimedCell>& cells) {
+  std::int64_t bytes = 0;
+  for (const auto& [shape, cell] : cells) {
+    // Contexts end in the middle of blocks; a ragged mix loses half a block a sequence, 2 % are enough for that.
+    const auto sets = static_cast<std::int64_t>(num_sets_of(shape, cell));
+    const std::int64_t slack = std::int64_t{4} * cell.batch * shape.block_size * shape.num_kv_heads * shape.head_dim;
+    bytes = std::max(bytes, sets * (kv_bytes_of(shape, cell) + slack));
+  }
+  return Pool(bytes);
+}
+
+double print_machine(const common::Stream& stream, const Pool& pool, std::ostream& output) {
+  constexpr std::size_t kMost = std::size_t{1} << 34;
+  const double ceiling = common::read_ceiling(stream, pool.keys.data(), std::min(kMost, pool.keys.bytes()));
+  output << common::machine_line(ceiling) << "\n\n" << std::flush;
+  return ceiling;
+}
+
+void print_kernel_speed(const std::string& which, std::ostream& output, const KernelBenchOptions& options) {
+  if (which != "decode" && which != "ragged" && which != "cache" && which != "all") {
+    throw common::InputError("kernels to measure are decode, ragged, cache or all, not " + which);
+  }
+  if (!common::has_cuda_device()) {
+    throw common::InputError("measuring kernels needs a GPU of compute capability 8.0 or newer");
+  }
+  if (which == "decode" || which == "all") {
+    print_decode_speed(options, output);
+  }
+  if (which == "ragged" || which == "all") {
+    print_ragged_speed(output);
+  }
+  if (which == "cache" || which == "all") {
+    print_cache_speed(output);
+  }
+}
+
+}  // namespace

@@ -1,0 +1,93 @@
+// The ladder's table: steps by batches.
+#include "stage7/ladder/ladder.h"
+
+#include <optional>
+#include <ostream>
+
+#include "common/app/progress.h"
+#include "common/app/report.h"
+#include "common/base/check.h"
+#include "tests/bench/bench_parts.h"
+
+namespace stage7 {
+namespace {
+
+const HeadShape kGrouped{.num_heads = 32, .num_kv_heads = 8};
+const HeadShape kUngrouped{.num_heads = 32, .num_kv_heads = 32};
+
+std::vector<TimedCell> cells_of(const KernelBenchOptions& options) {
+  if (!options.cell.empty()) {
+    const Cell cell = parse_cell(options.cell);
+    return {{kGrouped, cell}, {kUngrouped, cell}};
+  }
+  return {{kGrouped, {1, 1024}},  {kGrouped, {8, 1024}}, {kGrouped, {1, 8192}},
+          {kGrouped, {32, 8192}}, {kGrouped, {32, 0}},   {kUngrouped, {32, 8192}}};
+}
+
+double time_step(const common::Stream& stream, const PageSets& sets, const LadderStep& step) {
+  const PageShape& shape = sets.pages().shape;
+  const common::DeviceMemory workspace(step.workspace_bytes(shape, sets.batch(0)));
+  if (step.plan != nullptr) {
+    step.plan(shape, sets.batch(0), workspace.data(), stream.get());  // lengths are the same in all sets
+    stream.synchronize();
+  }
+  return common::microseconds_per_call(stream, sets.count(), [&](int set) {
+    step.decode(sets.pages(), sets.batch(set), sets.queries(), sets.output(), workspace.data(), stream.get());
+  });
+}
+
+// The same number of bytes, in order and for their own sake: from the two halves of the pool by turns.
+double time_reading(const common::Stream& stream, const PageSets& sets, std::int64_t bytes) {
+  return common::microseconds_per_call(stream, sets.count(), [&](int set) {
+    const void* half = set % 2 == 0 ? sets.pages().keys : sets.pages().values;
+    common::read_memory(stream, static_cast<const std::byte*>(half) + set / 2 * bytes, static_cast<std::size_t>(bytes));
+  });
+}
+
+}  // namespace
+
+void print_ladder(std::ostream& output, const KernelBenchOptions& options) {
+  const std::vector<TimedCell> cells = cells_of(options);
+  if (!common::has_cuda_device()) {
+    throw common::InputError("measuring the ladder needs a GPU of compute capability 8.0 or newer");
+  }
+  const common::Stream stream;
+  const Pool pool = pool_for(cells);
+  const double ceiling = print_machine(stream, pool, output);
+  std::vector<std::string> header = {"step"};
+  std::vector<std::vector<std::string>> rows(ladder().size() + 1);
+  for (std::size_t i = 0; i < rows.size(); ++i) {
+    rows[i].push_back(i < ladder().size() ? ladder()[i].name : "reading alone");
+  }
+  common::Progress progress("measuring", static_cast<std::int64_t>(cells.size() * rows.size()));
+  for (const auto& [shape, cell] : cells) {
+    header.push_back(name_of(cell) + (shape.num_heads == shape.num_kv_heads ? ", MHA" : ""));
+    std::optional<PageSets> sets;
+    if (pool.has_room_for(shape, cell)) {
+      sets.emplace(pool, shape, cell);
+    }
+    const std::int64_t bytes = kv_bytes_of(shape, cell);
+    for (std::size_t i = 0; i < rows.size(); ++i) {
+      if (!sets.has_value()) {
+        rows[i].emplace_back("-");
+        continue;
+      }
+      const double microseconds =
+          i < ladder().size() ? time_step(stream, *sets, ladder()[i]) : time_reading(stream, *sets, bytes);
+      const double part = static_cast<double>(bytes) / microseconds / 1e3 / ceiling;
+      rows[i].push_back(common::format_microseconds(microseconds) + common::format(" (%.0f%%)", 100.0 * part));
+      progress.advance();
+    }
+  }
+  progress.clear();
+  common::Table table(header);
+  for (std::vector<std::string>& row : rows) {
+    table.add_row(std::move(row));
+  }
+  output
+      << table.to_string()
+      << "\nMicroseconds for sequences x tokens, 32 query heads over 8 kv heads (MHA: over 32) of 128 dimensions, in\n"
+         "bfloat16 and random blocks of 16. In brackets: K and V, counted once, by the time, in % of the ceiling.\n";
+}
+
+}  // namespace

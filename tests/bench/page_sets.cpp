@@ -1,0 +1,198 @@
+#include "tests/bench/page_sets.h"
+
+#include <algorithm>
+#include <charconv>
+#include <cmath>
+#include <cstring>
+#include <numeric>
+#include <utility>
+
+#include "common/app/report.h"
+#include "common/base/check.h"
+#include "common/math/sampling.h"
+
+namespace stage7 {
+namespace {
+
+constexpr std::int64_t kBytesOfAllSets = 600'000'000;  // ten times the L2 cache of an H200
+
+template <typename T>
+void shuffle(std::vector<T>& values, common::Random& random) {
+  for (std::size_t i = values.size(); i > 1; --i) {
+    std::swap(values[i - 1], values[static_cast<std::size_t>(random.below(i))]);
+  }
+}
+
+int blocks_of(int length, int block_size) { return (length + block_size - 1) / block_size; }
+
+PageShape page_shape(const HeadShape& shape, std::int64_t num_blocks) {
+  return {.num_blocks = num_blocks,
+          .num_kv_heads = shape.num_kv_heads,
+          .block_size = shape.block_size,
+          .head_dim = shape.head_dim,
+          .type = ScalarType::kBFloat16};
+}
+
+std::int64_t blocks_of_all_sets(const HeadShape& shape, const Cell& cell) {
+  std::int64_t blocks = 0;
+  for (const int length : lengths_of(cell)) {
+    blocks += blocks_of(length, shape.block_size);
+  }
+  return blocks * num_sets_of(shape, cell);
+}
+
+int positive_number(std::string_view text) {
+  int number = 0;
+  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), number);
+  return error == std::errc() && end == text.data() + text.size() && number > 0 ? number : 0;
+}
+
+}  // namespace
+
+std::string name_of(const HeadShape& shape) {
+  const std::string name = common::format("%d/%d x %d", shape.num_heads, shape.num_kv_heads, shape.head_dim);
+  return shape.block_size == 16 ? name : name + common::format(", blocks of %d", shape.block_size);
+}
+
+std::string name_of(const Cell& cell) {
+  return std::to_string(cell.batch) + "x" + (cell.context == 0 ? "ragged" : std::to_string(cell.context));
+}
+
+Cell parse_cell(const std::string& text) {
+  const std::size_t cross = text.find('x');
+  if (cross != std::string::npos) {
+    const std::string_view context = std::string_view(text).substr(cross + 1);
+    const Cell cell{.batch = positive_number(std::string_view(text).substr(0, cross)),
+                    .context = positive_number(context)};
+    const bool has_context = cell.context > 0 || context == "ragged";
+    if (cell.batch > 0 && cell.batch <= 1024 && cell.context <= 1 << 20 && has_context) {
+      return cell;
+    }
+  }
+  throw common::InputError("a cell is sequences x tokens, as 8x1024 or 32xragged (at most 1024x1048576), not " +
+                           common::quote(text));
+}
+
+std::vector<int> lengths_of(const Cell& cell) {
+  std::vector<int> lengths(static_cast<std::size_t>(cell.batch), cell.context);
+  if (cell.context == 0) {
+    constexpr double kShortest = 250.0;
+    constexpr double kLongest = 32765.0;
+    for (std::size_t i = 0; i < lengths.size(); ++i) {
+      const double part = static_cast<double>(i) / static_cast<double>(std::max<std::size_t>(1, lengths.size() - 1));
+      lengths[i] = static_cast<int>(std::lround(kShortest * std::pow(kLongest / kShortest, part)));
+    }
+    common::Random random(3);
+    shuffle(lengths, random);
+  }
+  return lengths;
+}
+
+std::int64_t kv_bytes_of(const HeadShape& shape, const Cell& cell) {
+  const std::vector<int> lengths = lengths_of(cell);
+  const std::int64_t num_tokens = std::accumulate(lengths.begin(), lengths.end(), std::int64_t{0});
+  return num_tokens * shape.num_kv_heads * shape.head_dim * 2 * 2;  // K and V, 2 bytes each
+}
+
+int num_sets_of(const HeadShape& shape, const Cell& cell) {
+  const std::int64_t kv_bytes = kv_bytes_of(shape, cell);
+  return static_cast<int>((kBytesOfAllSets + 2 * kv_bytes - 1) / (2 * kv_bytes)) * 2;
+}
+
+std::vector<int> shuffled(std::int64_t size) {
+  std::vector<int> order(static_cast<std::size_t>(size));
+  std::iota(order.begin(), order.end(), 0);
+  common::Random random(1);
+  shuffle(order, random);
+  return order;
+}
+
+std::vector<std::uint16_t> random_bf16(std::size_t size) {
+  constexpr std::size_t kPeriod = 1'000'003;  // a prime, so that no two rows of the same batch begin alike
+  common::Random random(2);
+  std::vector<std::uint16_t> values(size);
+  for (std::size_t i = 0; i < size; ++i) {
+    if (i >= kPeriod) {
+      values[i] = values[i - kPeriod];
+      continue;
+    }
+    const auto value = static_cast<float>(random.normal());
+    std::uint32_t bits = 0;
+    std::memcpy(&bits, &value, sizeof bits);
+    values[i] = static_cast<std::uint16_t>(bits >> 16U);
+  }
+  return values;
+}
+
+Pool::Pool(std::int64_t bytes) {
+  std::size_t free_bytes = 0;
+  std::size_t total_bytes = 0;
+  CUDA_CHECK(cudaMemGetInfo(&free_bytes, &total_bytes));
+  constexpr std::size_t kAlignment = 4096;
+  const std::size_t each = std::min(static_cast<std::size_t>(bytes), free_bytes / 10 * 8) / 2 / kAlignment * kAlignment;
+  keys = common::DeviceMemory(each);
+  values = common::DeviceMemory(each);
+  const std::vector<std::uint16_t> numbers = random_bf16(std::size_t{1} << 23);
+  const std::size_t chunk = std::min(each, numbers.size() * sizeof(std::uint16_t));
+  for (const common::DeviceMemory* memory : {&keys, &values}) {
+    auto* begin = static_cast<std::byte*>(memory->data());
+    CUDA_CHECK(cudaMemcpy(begin, numbers.data(), chunk, cudaMemcpyHostToDevice));
+    for (std::size_t done = chunk; done < each; done *= 2) {
+      CUDA_CHECK(cudaMemcpy(begin + done, begin, std::min(done, each - done), cudaMemcpyDeviceToDevice));
+    }
+  }
+  CUDA_CHECK(cudaDeviceSynchronize());
+}
+
+bool Pool::has_room_for(const HeadShape& shape, const Cell& cell) const {
+  const std::int64_t bytes = page_shape(shape, blocks_of_all_sets(shape, cell)).elements() * 2;
+  return static_cast<std::size_t>(bytes) <= keys.bytes();
+}
+
+PageSets::PageSets(const Pool& pool, const HeadShape& shape, const Cell& cell, PageOrder order)
+    : count_(num_sets_of(shape, cell)) {
+  const std::int64_t num_blocks = blocks_of_all_sets(shape, cell);
+  COMMON_CHECK(pool.has_room_for(shape, cell), "the pool is too small");
+  pages_ = {pool.keys.data(), pool.values.data(), page_shape(shape, num_blocks)};
+  std::vector<int> blocks = shuffled(num_blocks);
+  if (order == PageOrder::kInOrder) {
+    std::iota(blocks.begin(), blocks.end(), 0);
+  }
+  const std::vector<int> lengths = lengths_of(cell);
+  const int max_blocks = blocks_of(*std::max_element(lengths.begin(), lengths.end()), shape.block_size);
+  const auto row = static_cast<std::size_t>(max_blocks);
+  std::vector<int> tables(static_cast<std::size_t>(count_) * lengths.size() * row, 0);
+  std::size_t next = 0;
+  for (std::size_t i = 0; i < static_cast<std::size_t>(count_) * lengths.size(); ++i) {
+    const int own = blocks_of(lengths[i % lengths.size()], shape.block_size);
+    std::copy_n(&blocks[next], own, &tables[i * row]);
+    next += static_cast<std::size_t>(own);
+  }
+  tables_ = common::DeviceArray<int>(tables);
+  lengths_ = common::DeviceArray<int>(lengths);
+  output_ = common::DeviceMemory(lengths.size() * static_cast<std::size_t>(shape.num_heads * shape.head_dim) * 2);
+  first_ = {.num_sequences = cell.batch,
+            .num_heads = shape.num_heads,
+            .context_lengths = lengths_.data(),
+            .block_tables = tables_.data(),
+            .max_blocks_per_sequence = max_blocks};
+}
+
+Pages PageSets::contiguous(int set) const {
+  Pages own = pages_;
+  own.shape.num_blocks = first_.num_sequences;
+  own.shape.block_size *= first_.max_blocks_per_sequence;
+  COMMON_CHECK(own.shape.elements() * count_ == pages_.shape.elements(), "sequences are equally long");
+  const std::int64_t begin = set * own.shape.elements() * bytes_of(own.shape.type);
+  own.keys = static_cast<std::byte*>(own.keys) + begin;
+  own.values = static_cast<std::byte*>(own.values) + begin;
+  return own;
+}
+
+Batch PageSets::batch(int set) const {
+  Batch own = first_;
+  own.block_tables += std::int64_t{set} * own.num_sequences * own.max_blocks_per_sequence;
+  return own;
+}
+
+}  // namespace

@@ -1,0 +1,78 @@
+// Batches of random numbers in random pages, many of them side by side in one large piece of memory.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "common/cuda/device.h"
+#include "stage7/kernels/kernels.h"
+
+namespace stage7 {
+
+struct HeadShape {
+  int num_heads = 32;
+  int num_kv_heads = 8;
+  int head_dim = 128;
+  int block_size = 16;
+};
+
+std::string name_of(const HeadShape& shape);  // "32/8 x 128", and the block size if it is not 16
+
+// Sequences x tokens of context. The ragged mix has 250 to 32,765 tokens a sequence, in geometric steps, shuffled.
+struct Cell {
+  int batch = 1;
+  int context = 0;  // 0: ragged
+};
+
+std::string name_of(const Cell& cell);  // "8x1024", "32xragged"
+Cell parse_cell(const std::string& text);
+std::vector<int> lengths_of(const Cell& cell);
+std::int64_t kv_bytes_of(const HeadShape& shape, const Cell& cell);  // K and V of one call
+
+// How many batches it takes until none of them is found in the cache: an even number.
+int num_sets_of(const HeadShape& shape, const Cell& cell);
+
+// A permutation of 0 … size - 1, the same each time.
+std::vector<int> shuffled(std::int64_t size);
+
+// Normally distributed bfloat16 numbers, repeated after a million: they only have to be unlike zeros, on which kernels
+// run faster than on real data.
+std::vector<std::uint16_t> random_bf16(std::size_t size);
+
+// K and V of everything that is measured, one after the other.
+struct Pool {
+  // Room for `bytes` of K and V together, or for what the device has if that is less.
+  explicit Pool(std::int64_t bytes);
+  bool has_room_for(const HeadShape& shape, const Cell& cell) const;
+
+  common::DeviceMemory keys;
+  common::DeviceMemory values;
+};
+
+enum class PageOrder { kShuffled, kInOrder };
+
+// num_sets_of batches of a cell, which share lengths but no page.
+class PageSets {
+ public:
+  PageSets(const Pool& pool, const HeadShape& shape, const Cell& cell, PageOrder order = PageOrder::kShuffled);
+
+  int count() const { return count_; }
+  const Pages& pages() const { return pages_; }
+  Batch batch(int set) const;
+  // The same memory as a cache without blocks (contiguous_attention.h). For equal lengths and pages in order.
+  Pages contiguous(int set) const;
+  // Random numbers for the queries; the output nobody looks at.
+  const void* queries() const { return pages_.keys; }
+  void* output() const { return output_.data(); }
+
+ private:
+  int count_;
+  Pages pages_;
+  Batch first_;
+  common::DeviceArray<int> tables_;
+  common::DeviceArray<int> lengths_;
+  common::DeviceMemory output_;
+};
+
+}  // namespace

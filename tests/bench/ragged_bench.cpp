@@ -1,0 +1,126 @@
+// Causal attention of prompts and chunks beside what others reach.
+#include <algorithm>
+#include <ostream>
+
+#include "common/app/progress.h"
+#include "common/app/report.h"
+#include "tests/bench/bench_parts.h"
+
+namespace stage7 {
+namespace {
+
+const HeadShape kGrouped{.num_heads = 32, .num_kv_heads = 8};
+
+struct Row {
+  std::string name;
+  std::vector<int> lengths;  // of new tokens
+  HeadShape shape = kGrouped;
+  int past = 0;  // tokens of each sequence that are cached already
+  // TFLOP/s, measured on another H200 by the same method: FlashInfer's FA2 kernels, which use the same tensor core
+  // instructions as these, and FlashAttention-3 over pages, which uses Hopper's own. 0: not measured.
+  double goal = 0.0;
+  double flash_infer = 0.0;
+  double flash_attention = 0.0;
+};
+
+std::vector<Row> rows() {
+  const std::vector<int> one = {8192};
+  const std::vector<int> four(4, 2048);
+  const std::vector<int> many(16, 512);
+  const std::vector<int> mixed = {4096, 2048, 1024, 512, 256, 128, 64, 64};
+  const HeadShape ungrouped{.num_heads = 32, .num_kv_heads = 32};
+  const HeadShape small{.num_heads = 9, .num_kv_heads = 3, .head_dim = 64};
+  return {{"1x8192", one, kGrouped, 0, 300, 307, 573},
+          {"4x2048", four, kGrouped, 0, 270, 282, 469},
+          {"16x512", many, kGrouped, 0, 215, 218, 276},
+          {"4096 … 64", mixed, kGrouped, 0, 0, 278, 498},
+          {"4x512 after 4096", std::vector<int>(4, 512), kGrouped, 4096},
+          {"1x8192", one, ungrouped},
+          {"16x512", many, ungrouped},
+          {"1x8192", one, small},
+          {"16x512", many, small},
+          {"1x8192", one, {.num_heads = 28, .num_kv_heads = 4}},
+          {"1x8192", one, {.num_heads = 16, .num_kv_heads = 8, .head_dim = 256}}};
+}
+
+struct Timing {
+  double microseconds;
+  double plan;
+};
+
+Timing time_row(const common::Stream& stream, const Row& row) {
+  std::vector<int> starts = {0};
+  std::vector<int> contexts;
+  for (const int length : row.lengths) {
+    starts.push_back(starts.back() + length);
+    contexts.push_back(length + row.past);
+  }
+  const int block_size = row.shape.block_size;
+  const int max_blocks = (*std::max_element(contexts.begin(), contexts.end()) + block_size - 1) / block_size;
+  const std::vector<int> tables = shuffled(static_cast<std::int64_t>(contexts.size()) * max_blocks);
+  const PageShape shape{.num_blocks = static_cast<std::int64_t>(tables.size()),
+                        .num_kv_heads = row.shape.num_kv_heads,
+                        .block_size = block_size,
+                        .head_dim = row.shape.head_dim,
+                        .type = ScalarType::kBFloat16};
+  const common::DeviceArray<std::uint16_t> keys(random_bf16(static_cast<std::size_t>(shape.elements())));
+  const std::size_t columns =
+      static_cast<std::size_t>(row.shape.num_heads) * static_cast<std::size_t>(row.shape.head_dim);
+  const common::DeviceArray<std::uint16_t> queries(random_bf16(static_cast<std::size_t>(starts.back()) * columns));
+  const common::DeviceArray<std::uint16_t> output(queries.size());
+  const common::DeviceArray<int> device_starts(starts);
+  const common::DeviceArray<int> device_contexts(contexts);
+  const common::DeviceArray<int> device_tables(tables);
+  const Batch batch{.num_sequences = static_cast<int>(contexts.size()),
+                    .num_heads = row.shape.num_heads,
+                    .context_lengths = device_contexts.data(),
+                    .block_tables = device_tables.data(),
+                    .max_blocks_per_sequence = max_blocks};
+  const common::DeviceMemory workspace(ragged_workspace_bytes(shape, batch, starts.back()));
+  const auto plan = [&](int) {
+    plan_ragged(shape, batch, device_starts.data(), starts.back(), workspace.data(), stream.get());
+  };
+  plan(0);
+  stream.synchronize();
+  // The keys serve as values too: this kernel is bound by arithmetic, and K, V and queries come out of the L2 cache.
+  const Pages pages{keys.data(), keys.data(), shape};
+  const double microseconds = common::microseconds_per_call(
+      stream, 4,
+      [&](int) {
+        ragged_attention(pages, batch, device_starts.data(), queries.data(), output.data(), starts.back(),
+                         workspace.data(), stream.get());
+      },
+      200e3);
+  return {microseconds, common::microseconds_per_call(stream, 20, plan, 1e3)};
+}
+
+double flops_of(const Row& row) {
+  double visible = 0.0;  // pairs of tokens; half of length^2 among the new ones
+  for (const int length : row.lengths) {
+    visible += 0.5 * length * length + static_cast<double>(length) * row.past;
+  }
+  return 4.0 * row.shape.num_heads * row.shape.head_dim * visible;
+}
+
+std::string rate_or_dash(double rate) { return rate > 0.0 ? common::format("%.0f", rate) : "-"; }
+
+}  // namespace
+
+void print_ragged_speed(std::ostream& output) {
+  const common::Stream stream;
+  common::Table table({"heads", "prompts", "us", "plan us", "TFLOP/s", "goal", "FlashInfer (FA2)", "FlashAttention-3"});
+  const std::vector<Row> all = rows();
+  common::Progress progress("measuring ragged attention", static_cast<std::int64_t>(all.size()));
+  for (const Row& row : all) {
+    const Timing timing = time_row(stream, row);
+    table.add_row({name_of(row.shape), row.name, common::format_microseconds(timing.microseconds),
+                   common::format("%.1f", timing.plan), rate_or_dash(flops_of(row) / timing.microseconds / 1e6),
+                   rate_or_dash(row.goal), rate_or_dash(row.flash_infer), rate_or_dash(row.flash_attention)});
+    progress.advance();
+  }
+  progress.clear();
+  output << "Causal attention, bfloat16, random blocks, 8,192 new tokens in most rows. Peers: of another H200.\n"
+         << table.to_string() << "\n";
+}
+
+}  // namespace

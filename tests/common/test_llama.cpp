@@ -1,0 +1,996 @@
+// The Llama forward pass, held to an independent one: float64, plain loops, fed from the tensors of the same file.
+// Attention comes from reference_decoder.h, so nothing here depends on a stage.
+#include <algorithm>
+#include <cmath>
+#include <cstddef>
+#include <cstdint>
+#include <fstream>
+#include <iostream>
+#include <limits>
+#include <nlohmann/json.hpp>
+#include <optional>
+#include <span>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include "common/app/compare.h"
+#include "common/app/report.h"
+#include "common/app/workload.h"
+#include "common/base/check.h"
+#include "common/base/parallel.h"
+#include "common/math/sampling.h"
+#include "common/model/default_model.h"
+#include "common/model/gguf.h"
+#include "common/model/linear.h"
+#include "common/model/llama.h"
+#include "common/model/synthetic.h"
+#include "common/model/tokenizer.h"
+#include "tests/support/catch.h"
+#include "tests/support/gguf_builder.h"
+#include "tests/support/reference_decoder.h"
+
+using common::CheckError;
+using common::Gguf;
+using common::InputError;
+using common::Llama;
+using common::LlamaConfig;
+using common::Matrix;
+using common::Random;
+using common::Token;
+using tests::Bytes;
+using tests::GgufBuilder;
+using tests::ReferenceCache;
+
+namespace {
+
+// Logits here are of size 20 and below, and a float32 forward pass was measured within 4e-5 of float64: each of some 40
+// products and norms on the way to a logit adds a relative error of a few 2^-24. The bound leaves room for processors
+// that add in other orders, and is a hundredth of the thinnest margin that the workload may have.
+constexpr common::Tolerance kRounding{1e-4, 1e-5};
+
+// What compare() and refusal() say when there is nothing to say. By comparing with it, a failed CHECK prints what they
+// said.
+const std::string kNoComplaint;
+
+std::span<const float> all_of(const Matrix& matrix) { return {matrix.data(), static_cast<std::size_t>(matrix.size())}; }
+
+bool contains(const std::string& text, std::string_view part) { return text.find(part) != std::string::npos; }
+
+// The message of the `Error` that `action` throws, or "" if it throws nothing. Other exceptions fail the test.
+template <typename Error, typename Action>
+std::string error_of(const Action& action) {
+  try {
+    action();
+  } catch (const Error& error) {
+    return error.what();
+  }
+  return "";
+}
+
+// Sets the number of threads, and sets it back at the end.
+class ThreadCount {
+ public:
+  explicit ThreadCount(int num_threads) { common::set_num_threads(num_threads); }
+  ~ThreadCount() { common::set_num_threads(before_); }
+  ThreadCount(const ThreadCount&) = delete;
+  ThreadCount& operator=(const ThreadCount&) = delete;
+  ThreadCount(ThreadCount&&) = delete;
+  ThreadCount& operator=(ThreadCount&&) = delete;
+
+ private:
+  int before_ = common::num_threads();
+};
+
+const Gguf& bundled_file() {
+  static const Gguf file = Gguf::parse(common::default_model(), "the bundled model");
+  return file;
+}
+
+const Llama& bundled_model() {
+  static const Llama model(bundled_file());
+  return model;
+}
+
+std::vector<Token> random_tokens(Random& random, int count, int vocab_size) {
+  std::vector<Token> tokens(static_cast<std::size_t>(count));
+  std::generate(tokens.begin(), tokens.end(),
+                [&] { return static_cast<Token>(random.below(static_cast<std::uint64_t>(vocab_size))); });
+  return tokens;
+}
+
+// ---- The independent forward pass ---------------------------------------------------------------------------------
+
+using Vector = std::vector<double>;
+
+struct SlowMatrix {
+  std::size_t rows = 0;
+  std::size_t cols = 0;
+  Vector values;  // row-major
+
+  Vector operator*(const Vector& x) const {
+    REQUIRE(x.size() == cols);
+    Vector y(rows, 0.0);
+    for (std::size_t row = 0; row < rows; ++row) {
+      for (std::size_t col = 0; col < cols; ++col) {
+        y[row] += values[row * cols + col] * x[col];
+      }
+    }
+    return y;
+  }
+
+  Vector row(std::size_t index) const {
+    const auto begin = values.begin() + static_cast<std::ptrdiff_t>(index * cols);
+    return {begin, begin + static_cast<std::ptrdiff_t>(cols)};
+  }
+};
+
+void add_to(Vector& x, const Vector& y) {
+  for (std::size_t i = 0; i < x.size(); ++i) {
+    x[i] += y[i];
+  }
+}
+
+// Takes sizes from the tensors rather than from the metadata wherever it can.
+class SlowLlama {
+ public:
+  explicit SlowLlama(const Gguf& file)
+      : file_(file),
+        num_heads_(static_cast<std::size_t>(file.get_int("llama.attention.head_count"))),
+        epsilon_(file.get_float("llama.attention.layer_norm_rms_epsilon")),
+        embedding_(read("token_embd.weight")),
+        head_dim_(read("blk.0.attn_q.weight").rows / num_heads_) {
+    const double base = file.get_float("llama.rope.freq_base", 10000.0);
+    for (std::size_t i = 0; i < head_dim_ / 2; ++i) {
+      frequencies_.push_back(std::pow(base, -2.0 * static_cast<double>(i) / static_cast<double>(head_dim_)));
+      if (file.has_tensor("rope_freqs.weight")) {
+        frequencies_[i] /= read("rope_freqs.weight").values[i];
+      }
+    }
+  }
+
+  // The logits of all tokens, row-major, for a sequence that begins at `first_position`.
+  Vector logits(std::span<const Token> tokens, int first_position = 0) const {
+    std::vector<Vector> x;
+    for (const Token token : tokens) {
+      x.push_back(embedding_.row(static_cast<std::size_t>(token)));
+    }
+    const auto num_layers = static_cast<int>(file_.get_int("llama.block_count"));
+    for (int layer = 0; layer < num_layers; ++layer) {
+      const std::string prefix = "blk." + std::to_string(layer) + ".";
+      add_attention(prefix, first_position, x);
+      add_feed_forward(prefix, x);
+    }
+    const SlowMatrix output = file_.has_tensor("output.weight") ? read("output.weight") : embedding_;
+    Vector result;
+    for (const Vector& token : x) {
+      const Vector row = output * normalised(token, "output_norm.weight");
+      result.insert(result.end(), row.begin(), row.end());
+    }
+    return result;
+  }
+
+ private:
+  SlowMatrix read(const std::string& name) const {
+    const common::TensorInfo& info = file_.tensors().at(name);
+    std::vector<float> values(static_cast<std::size_t>(info.num_elements));
+    file_.read_tensor(name, info.shape, values);
+    const auto cols = static_cast<std::size_t>(info.shape.back());
+    return {values.size() / cols, cols, Vector(values.begin(), values.end())};
+  }
+
+  Vector normalised(const Vector& x, const std::string& weight) const {
+    const SlowMatrix weights = read(weight);
+    double sum = 0.0;
+    for (const double value : x) {
+      sum += value * value;
+    }
+    const double root = std::sqrt(sum / static_cast<double>(x.size()) + epsilon_);
+    Vector y;
+    for (std::size_t i = 0; i < x.size(); ++i) {
+      y.push_back(x[i] / root * weights.values[i]);
+    }
+    return y;
+  }
+
+  // Turns each pair (2i, 2i + 1) of each head by position * frequency i.
+  Vector rotated(Vector x, int position) const {
+    for (std::size_t i = 0; i < x.size(); i += 2) {
+      const double angle = position * frequencies_[i % head_dim_ / 2];
+      const double even = x[i];
+      const double odd = x[i + 1];
+      x[i] = even * std::cos(angle) - odd * std::sin(angle);
+      x[i + 1] = even * std::sin(angle) + odd * std::cos(angle);
+    }
+    return x;
+  }
+
+  void add_attention(const std::string& prefix, int first_position, std::vector<Vector>& x) const {
+    const SlowMatrix wq = read(prefix + "attn_q.weight");
+    const SlowMatrix wk = read(prefix + "attn_k.weight");
+    const SlowMatrix wv = read(prefix + "attn_v.weight");
+    const SlowMatrix wo = read(prefix + "attn_output.weight");
+    std::vector<Vector> keys;
+    std::vector<Vector> values;
+    for (std::size_t t = 0; t < x.size(); ++t) {
+      const int position = first_position + static_cast<int>(t);
+      const Vector h = normalised(x[t], prefix + "attn_norm.weight");
+      keys.push_back(rotated(wk * h, position));
+      values.push_back(wv * h);
+      add_to(x[t], wo * attend(rotated(wq * h, position), keys, values));
+    }
+  }
+
+  // One token's query against all keys so far, which end with its own.
+  Vector attend(const Vector& q, const std::vector<Vector>& keys, const std::vector<Vector>& values) const {
+    const std::size_t num_queries_per_kv = q.size() / keys[0].size();
+    Vector result(q.size(), 0.0);
+    for (std::size_t head = 0; head < num_heads_; ++head) {
+      const std::size_t q_begin = head * head_dim_;
+      const std::size_t kv_begin = head / num_queries_per_kv * head_dim_;
+      Vector weights;
+      double sum = 0.0;
+      for (const Vector& key : keys) {
+        double score = 0.0;
+        for (std::size_t d = 0; d < head_dim_; ++d) {
+          score += q[q_begin + d] * key[kv_begin + d];
+        }
+        // Scores stay far below 700, so that exp() needs no maximum taken out first.
+        weights.push_back(std::exp(score / std::sqrt(static_cast<double>(head_dim_))));
+        sum += weights.back();
+      }
+      for (std::size_t t = 0; t < values.size(); ++t) {
+        for (std::size_t d = 0; d < head_dim_; ++d) {
+          result[q_begin + d] += weights[t] / sum * values[t][kv_begin + d];
+        }
+      }
+    }
+    return result;
+  }
+
+  void add_feed_forward(const std::string& prefix, std::vector<Vector>& x) const {
+    const SlowMatrix gate_weights = read(prefix + "ffn_gate.weight");
+    const SlowMatrix up_weights = read(prefix + "ffn_up.weight");
+    const SlowMatrix down_weights = read(prefix + "ffn_down.weight");
+    for (Vector& token : x) {
+      const Vector h = normalised(token, prefix + "ffn_norm.weight");
+      Vector gate = gate_weights * h;
+      const Vector up = up_weights * h;
+      for (std::size_t i = 0; i < gate.size(); ++i) {
+        gate[i] = gate[i] / (1.0 + std::exp(-gate[i])) * up[i];
+      }
+      add_to(token, down_weights * gate);
+    }
+  }
+
+  const Gguf& file_;
+  std::size_t num_heads_;
+  double epsilon_;
+  SlowMatrix embedding_;
+  std::size_t head_dim_;
+  Vector frequencies_;  // [head_dim / 2], radians a position
+};
+
+// ---- Small models -------------------------------------------------------------------------------------------------
+
+// What a small file says of itself. Sizes lie off the width of vector registers on purpose.
+struct TinyModel {
+  int vocab_size = 11;
+  int hidden_size = 12;
+  int num_layers = 2;
+  int num_heads = 6;
+  int num_kv_heads = 2;
+  int head_dim = 2;
+  int feed_forward_size = 20;
+  bool write_num_kv_heads = true;
+  bool write_head_dim = false;
+  bool tied = true;
+  float epsilon = 1e-5F;
+  std::optional<float> freq_base;
+  std::vector<float> rope_factors;
+
+  // Random weights, norms included, large enough for tokens to influence one another.
+  GgufBuilder builder() const {
+    GgufBuilder result;
+    add_metadata(result);
+    Random random(7);
+    const auto add = [&](const std::string& name, std::vector<std::int64_t> shape, double mean) {
+      std::int64_t count = 1;
+      for (const std::int64_t size : shape) {
+        count *= size;
+      }
+      const double deviation = mean == 0.0 ? 1.5 / std::sqrt(static_cast<double>(shape.back())) : 0.3;
+      std::vector<float> values;
+      for (std::int64_t i = 0; i < count; ++i) {
+        values.push_back(static_cast<float>(mean + deviation * random.normal()));
+      }
+      result.add_tensor(name, shape, values);
+    };
+    const int q_rows = num_heads * head_dim;
+    const int kv_rows = num_kv_heads * head_dim;
+    add("token_embd.weight", {vocab_size, hidden_size}, 0.0);
+    for (int layer = 0; layer < num_layers; ++layer) {
+      const std::string prefix = "blk." + std::to_string(layer) + ".";
+      add(prefix + "attn_norm.weight", {hidden_size}, 1.0);
+      add(prefix + "attn_q.weight", {q_rows, hidden_size}, 0.0);
+      add(prefix + "attn_k.weight", {kv_rows, hidden_size}, 0.0);
+      add(prefix + "attn_v.weight", {kv_rows, hidden_size}, 0.0);
+      add(prefix + "attn_output.weight", {hidden_size, q_rows}, 0.0);
+      add(prefix + "ffn_norm.weight", {hidden_size}, 1.0);
+      add(prefix + "ffn_gate.weight", {feed_forward_size, hidden_size}, 0.0);
+      add(prefix + "ffn_up.weight", {feed_forward_size, hidden_size}, 0.0);
+      add(prefix + "ffn_down.weight", {hidden_size, feed_forward_size}, 0.0);
+    }
+    add("output_norm.weight", {hidden_size}, 1.0);
+    if (!tied) {
+      add("output.weight", {vocab_size, hidden_size}, 0.0);
+    }
+    if (!rope_factors.empty()) {
+      result.add_tensor("rope_freqs.weight", {static_cast<std::int64_t>(rope_factors.size())}, rope_factors);
+    }
+    return result;
+  }
+
+ private:
+  void add_metadata(GgufBuilder& result) const {
+    result.add("general.architecture", "llama").add("llama.context_length", std::uint32_t{64});
+    result.add("llama.embedding_length", hidden_size).add("llama.block_count", num_layers);
+    result.add("llama.feed_forward_length", feed_forward_size).add("llama.attention.head_count", num_heads);
+    result.add("llama.attention.layer_norm_rms_epsilon", epsilon);
+    if (write_num_kv_heads) {
+      result.add("llama.attention.head_count_kv", num_kv_heads);
+    }
+    if (write_head_dim) {
+      result.add("llama.attention.key_length", head_dim).add("llama.attention.value_length", head_dim);
+      result.add("llama.rope.dimension_count", head_dim);
+    }
+    if (freq_base.has_value()) {
+      result.add("llama.rope.freq_base", *freq_base);
+    }
+    // What the tokens spell does not matter here, only how many there are.
+    result.add_array("tokenizer.ggml.tokens", std::vector<std::string>(static_cast<std::size_t>(vocab_size), "t"));
+  }
+};
+
+// Checks a whole sequence in one pass, and again in chunks, against the independent forward pass.
+void check_against_float64(const Gguf& file, std::span<const Token> tokens) {
+  const Llama model(file);
+  const Vector expected = SlowLlama(file).logits(tokens);
+  ReferenceCache whole(model.config());
+  CHECK(common::compare(all_of(tests::next_logits(model, whole, tokens)), expected, kRounding) == kNoComplaint);
+
+  ReferenceCache cache(model.config());
+  Matrix logits;
+  const auto vocab_size = static_cast<std::size_t>(model.config().vocab_size);
+  for (const std::size_t chunk : {std::size_t{3}, std::size_t{1}, std::size_t{6}, tokens.size() - 10}) {
+    const auto begin = static_cast<std::size_t>(cache.length());
+    logits = tests::next_logits(model, cache, tokens.subspan(begin, chunk));
+    CAPTURE(begin, chunk);
+    const auto expected_rows = std::span(expected).subspan(begin * vocab_size, chunk * vocab_size);
+    CHECK(common::compare(all_of(logits), expected_rows, kRounding) == kNoComplaint);
+  }
+  CHECK(cache.length() == static_cast<int>(tokens.size()));
+}
+
+void check_against_float64(const TinyModel& tiny) {
+  const Bytes bytes = tiny.builder().build();
+  Random random(3);
+  check_against_float64(Gguf::parse(bytes, "tiny.gguf"), random_tokens(random, 24, tiny.vocab_size));
+}
+
+// The InputError that a file meets, without its name, which must stand in front. "" if it is accepted.
+std::string refusal(const GgufBuilder& builder) {
+  const Bytes bytes = builder.build();
+  const Gguf file = Gguf::parse(bytes, "tiny.gguf");
+  const std::string message = error_of<InputError>([&] { const Llama model(file); });
+  if (message.empty()) {
+    return "";
+  }
+  CHECK(message.find('\n') == std::string::npos);
+  CHECK(message.starts_with("tiny.gguf: "));
+  return message.substr(std::string("tiny.gguf: ").size());
+}
+
+// The small model's file with one key set to another value.
+template <typename T>
+std::string refusal_with(const std::string& key, const T& value, const TinyModel& tiny = {}) {
+  return refusal(tiny.builder().remove(key).add(key, value));
+}
+
+std::string refusal_without(const std::string& key) { return refusal(TinyModel().builder().remove(key)); }
+
+// ---- Flat batches -------------------------------------------------------------------------------------------------
+
+// Some sequences' tokens in one flat pass: owner[row] says whose a row is.
+class FlatBatch {
+ public:
+  FlatBatch(const Llama& model, std::size_t num_sequences)
+      : model_(model), caches_(num_sequences, ReferenceCache(model.config())) {}
+
+  void add(std::size_t owner, Token token) {
+    owners_.push_back(owner);
+    tokens_.push_back(token);
+    positions_.push_back(static_cast<int>(std::count(owners_.begin(), owners_.end(), owner)) - 1);
+  }
+
+  // The logits of all rows.
+  Matrix run() {
+    return model_.logits(
+        model_.forward(tokens_, positions_, [this](int layer, const Matrix& q, const Matrix& k, const Matrix& v) {
+          Matrix result(q.rows(), q.cols());
+          for (std::size_t owner = 0; owner < caches_.size(); ++owner) {
+            const std::vector<Eigen::Index> rows = rows_of(owner);
+            result(rows, Eigen::all) =
+                caches_[owner].attend(layer, q(rows, Eigen::all), k(rows, Eigen::all), v(rows, Eigen::all));
+          }
+          return result;
+        }));
+  }
+
+  std::vector<Eigen::Index> rows_of(std::size_t owner) const {
+    std::vector<Eigen::Index> rows;
+    for (std::size_t row = 0; row < owners_.size(); ++row) {
+      if (owners_[row] == owner) {
+        rows.push_back(static_cast<Eigen::Index>(row));
+      }
+    }
+    return rows;
+  }
+
+ private:
+  const Llama& model_;
+  std::vector<ReferenceCache> caches_;
+  std::vector<std::size_t> owners_;
+  std::vector<Token> tokens_;
+  std::vector<int> positions_;
+};
+
+LlamaConfig small_config() {
+  LlamaConfig config;
+  config.vocab_size = 101;
+  config.context_length = 64;
+  config.hidden_size = 48;
+  config.num_layers = 2;
+  config.num_heads = 6;
+  config.num_kv_heads = 2;
+  config.head_dim = 8;
+  config.feed_forward_size = 72;
+  return config;
+}
+
+Matrix logits_of(const Llama& model, std::span<const Token> tokens) {
+  ReferenceCache cache(model.config());
+  return tests::next_logits(model, cache, tokens);
+}
+
+// What forward() is given in the tests of its checks.
+Matrix zeros_like_q(int, const Matrix& q, const Matrix&, const Matrix&) { return Matrix::Zero(q.rows(), q.cols()); }
+
+}  // namespace
+
+TEST_CASE("the bundled model's configuration", "[llama]") {
+  const LlamaConfig& config = bundled_model().config();
+  CHECK(config.vocab_size == 2048);
+  CHECK(config.context_length == 1024);
+  CHECK(config.hidden_size == 256);
+  CHECK(config.num_layers == 6);
+  CHECK(config.num_heads == 8);
+  CHECK(config.num_kv_heads == 2);
+  CHECK(config.num_queries_per_kv() == 4);
+  CHECK(config.head_dim == 32);
+  CHECK(config.feed_forward_size == 768);
+  CHECK(config.rope_freq_base == 10000.0F);
+  CHECK(config.rms_epsilon == 1e-5F);
+  CHECK(config.tied_output);
+  CHECK(bundled_model().num_parameters() == 5049600);  // common/model/tales/MODEL.md
+  // All matrices and norms once, the embedding as output matrix among them, and one row of it as a lookup.
+  CHECK(bundled_model().weight_bytes_per_token() == std::int64_t{4} * (5049600 + 256));
+}
+
+TEST_CASE("the bundled model against float64", "[llama]") {
+  const common::Tokenizer tokenizer(bundled_file());
+  check_against_float64(bundled_file(),
+                        tokenizer.encode_prompt("The king had a garden, and in the garden stood a tree"));
+}
+
+TEST_CASE("a small model against float64", "[llama]") {
+  TinyModel tiny;
+  SECTION("grouped heads, tied output") { check_against_float64(tiny); }
+  SECTION("an output matrix of its own") {
+    tiny.tied = false;
+    check_against_float64(tiny);
+  }
+  SECTION("as many kv heads as heads, by default") {
+    tiny.num_kv_heads = tiny.num_heads;
+    tiny.write_num_kv_heads = false;
+    check_against_float64(tiny);
+  }
+  SECTION("one kv head for all") {
+    tiny.num_kv_heads = 1;
+    check_against_float64(tiny);
+  }
+  SECTION("heads whose size is not hidden size / heads") {
+    tiny.hidden_size = 16;  // not a multiple of 6
+    tiny.head_dim = 10;
+    tiny.write_head_dim = true;
+    check_against_float64(tiny);
+  }
+  SECTION("another base of the rotation") {
+    tiny.head_dim = 8;
+    tiny.write_head_dim = true;
+    tiny.freq_base = 37.0F;
+    check_against_float64(tiny);
+  }
+  SECTION("rotation slowed by factors") {
+    tiny.head_dim = 6;
+    tiny.write_head_dim = true;
+    tiny.rope_factors = {1.0F, 2.5F, 32.0F};
+    check_against_float64(tiny);
+  }
+  SECTION("a large epsilon") {
+    tiny.epsilon = 0.5F;
+    check_against_float64(tiny);
+  }
+  SECTION("all at once") {
+    tiny.hidden_size = 33;
+    tiny.num_heads = 3;
+    tiny.num_kv_heads = 3;
+    tiny.head_dim = 4;
+    tiny.write_head_dim = true;
+    tiny.write_num_kv_heads = false;
+    tiny.tied = false;
+    tiny.freq_base = 500000.0F;
+    tiny.rope_factors = {1.5F, 8.0F};
+    check_against_float64(tiny);
+  }
+}
+
+TEST_CASE("positions say where a token stands, not the row", "[llama]") {
+  const Bytes bytes = TinyModel().builder().build();
+  const Gguf file = Gguf::parse(bytes, "tiny.gguf");
+  const Llama model(file);
+  const std::vector<Token> tokens = {1, 2, 3, 4};
+  const std::vector<int> positions = {5, 6, 7, 8};
+  Matrix first_q;
+  Matrix first_v;
+  ReferenceCache cache(model.config());
+  const Matrix hidden =
+      model.forward(tokens, positions, [&](int layer, const Matrix& q, const Matrix& k, const Matrix& v) {
+        if (layer == 0) {
+          first_q = q;
+          first_v = v;
+        }
+        return cache.attend(layer, q, k, v);
+      });
+  CHECK(common::compare(all_of(model.logits(hidden)), SlowLlama(file).logits(tokens, 5), kRounding) == kNoComplaint);
+
+  // The logits alone would not do: rotation makes scores depend on distances only. So q is looked at as well.
+  Matrix unrotated;
+  model.forward(tokens, std::vector<int>(4, 0), [&](int layer, const Matrix& q, const Matrix& k, const Matrix& v) {
+    if (layer == 0) {
+      unrotated = q;
+      CHECK(common::compare_bits(all_of(v), all_of(first_v)) == kNoComplaint);  // values do not turn
+    }
+    return zeros_like_q(layer, q, k, v);
+  });
+  const double angle = 5.0;  // pair 0 turns by one radian a position
+  const auto even = static_cast<double>(unrotated(0, 0));
+  const auto odd = static_cast<double>(unrotated(0, 1));
+  CHECK(std::abs(static_cast<double>(first_q(0, 0)) - (even * std::cos(angle) - odd * std::sin(angle))) < 1e-5);
+  CHECK(std::abs(static_cast<double>(first_q(0, 1)) - (even * std::sin(angle) + odd * std::cos(angle))) < 1e-5);
+}
+
+TEST_CASE("attention is called once a layer, in order, with the promised shapes", "[llama]") {
+  const LlamaConfig config = small_config();
+  const Llama model(config, 1);
+  std::vector<int> layers;
+  const Matrix hidden = model.forward(std::vector<Token>{4, 5, 6}, std::vector<int>{0, 1, 2},
+                                      [&](int layer, const Matrix& q, const Matrix& k, const Matrix& v) {
+                                        layers.push_back(layer);
+                                        CHECK((q.rows() == 3 && q.cols() == 48));
+                                        CHECK((k.rows() == 3 && k.cols() == 16));
+                                        CHECK((v.rows() == 3 && v.cols() == 16));
+                                        return zeros_like_q(layer, q, k, v);
+                                      });
+  CHECK(layers == std::vector<int>{0, 1});
+  CHECK((hidden.rows() == 3 && hidden.cols() == 48));
+  const Matrix logits = model.logits(hidden.row(1));
+  CHECK((logits.rows() == 1 && logits.cols() == 101));
+}
+
+TEST_CASE("greedy tokens and margins are those another program computed", "[llama][golden]") {
+  std::ifstream stream(COMMON_SOURCE_DIR "/tests/golden/golden_greedy.json");
+  REQUIRE(stream.is_open());
+  const nlohmann::json golden = nlohmann::json::parse(stream);
+  const common::Tokenizer tokenizer(bundled_file());
+  REQUIRE(golden.at("cases").size() == 5);
+  for (const nlohmann::json& entry : golden.at("cases")) {
+    const auto prompt = entry.at("prompt").get<std::string>();
+    CAPTURE(prompt);
+    const auto prompt_ids = entry.at("prompt_ids").get<std::vector<Token>>();
+    CHECK(tokenizer.encode_prompt(prompt) == prompt_ids);
+    const auto expected_ids = entry.at("generated_ids").get<std::vector<Token>>();
+    const auto expected_margins = entry.at("margins").get<std::vector<double>>();
+    REQUIRE(expected_ids.size() == expected_margins.size());
+
+    std::vector<Token> ids;
+    double worst = 0.0;
+    double smallest = std::numeric_limits<double>::infinity();
+    for (const tests::GreedyStep& step :
+         tests::decode_greedily(bundled_model(), prompt_ids, static_cast<int>(expected_ids.size()))) {
+      worst = std::max(worst, std::abs(step.margin - expected_margins[ids.size()]));
+      smallest = std::min(smallest, step.margin);
+      ids.push_back(step.token);
+    }
+    CHECK(ids == expected_ids);
+    CHECK(worst < 1e-3);  // the file gives four decimals, and the other program rounds in another order
+    std::cout << common::format("golden   margin %.4f (off by at most %.5f)  %s\n", smallest, worst,
+                                common::quote(prompt, 60).c_str());
+  }
+}
+
+TEST_CASE("no greedy choice of the workload is a near-tie", "[llama][golden]") {
+  // All stages must print the same text whatever the order of their arithmetic. kRounding is a hundredth of this.
+  constexpr double kThinnestMargin = 0.01;
+  const common::Tokenizer tokenizer(bundled_file());
+  double smallest_of_all = std::numeric_limits<double>::infinity();
+  for (const common::WorkloadItem& item : common::workload()) {
+    const std::vector<Token> prompt = tokenizer.encode_prompt(item.prompt);
+    CAPTURE(item.prompt);
+    REQUIRE(static_cast<int>(prompt.size()) + item.max_new_tokens <= bundled_model().config().context_length);
+    const std::vector<tests::GreedyStep> steps =
+        tests::decode_greedily(bundled_model(), prompt, item.max_new_tokens, tokenizer.eos());
+    const auto thinnest =
+        std::min_element(steps.begin(), steps.end(), [](const auto& a, const auto& b) { return a.margin < b.margin; });
+    std::cout << common::format("workload margin %.4f at token %td of %zu  %s\n", thinnest->margin,
+                                thinnest - steps.begin(), steps.size(), common::quote(item.prompt, 60).c_str());
+    CHECK(thinnest->margin >= kThinnestMargin);
+    smallest_of_all = std::min(smallest_of_all, thinnest->margin);
+  }
+  std::cout << common::format("smallest margin of the workload: %.4f\n", smallest_of_all);
+}
+
+TEST_CASE("a sequence's rows do not depend on what else is in the batch", "[llama]") {
+  Random random(11);
+  const Llama& model = bundled_model();
+  // Alone, a token or four take linear()'s path for few tokens; together they take the other one.
+  const auto lengths = GENERATE(std::pair<int, int>{1, 1}, std::pair<int, int>{3, 2}, std::pair<int, int>{4, 9},
+                                std::pair<int, int>{17, 1});
+  const bool interleaved = GENERATE(false, true);
+  CAPTURE(lengths.first, lengths.second, interleaved);
+  const std::vector<std::vector<Token>> sequences = {random_tokens(random, lengths.first, 2048),
+                                                     random_tokens(random, lengths.second, 2048)};
+  FlatBatch batch(model, 2);
+  if (interleaved) {
+    for (std::size_t i = 0; i < std::max(sequences[0].size(), sequences[1].size()); ++i) {
+      for (std::size_t owner : {std::size_t{1}, std::size_t{0}}) {
+        if (i < sequences[owner].size()) {
+          batch.add(owner, sequences[owner][i]);
+        }
+      }
+    }
+  } else {
+    for (std::size_t owner : {std::size_t{0}, std::size_t{1}}) {
+      for (const Token token : sequences[owner]) {
+        batch.add(owner, token);
+      }
+    }
+  }
+  const Matrix together = batch.run();
+  for (std::size_t owner : {std::size_t{0}, std::size_t{1}}) {
+    CAPTURE(owner);
+    const Matrix alone = logits_of(model, sequences[owner]);
+    const Matrix rows = together(batch.rows_of(owner), Eigen::all);
+    CHECK(common::compare(all_of(rows), all_of(alone), kRounding) == kNoComplaint);
+  }
+}
+
+TEST_CASE("chunks give what the whole gives", "[llama]") {
+  Random random(12);
+  const Llama& model = bundled_model();
+  const std::vector<Token> tokens = random_tokens(random, 40, 2048);
+  const Matrix whole = logits_of(model, tokens);
+  const std::size_t chunk = GENERATE(std::size_t{1}, std::size_t{4}, std::size_t{5}, std::size_t{16}, std::size_t{39});
+  CAPTURE(chunk);
+  ReferenceCache cache(model.config());
+  Matrix logits;
+  for (std::size_t begin = 0; begin < tokens.size(); begin += chunk) {
+    const auto part = std::span(tokens).subspan(begin, std::min(chunk, tokens.size() - begin));
+    tests::append_rows(logits, tests::next_logits(model, cache, part));
+  }
+  CHECK(common::compare(all_of(logits), all_of(whole), kRounding) == kNoComplaint);
+}
+
+// Not to the bit: threads share out the output features, and how Eigen blocks a product, hence the order in which it
+// adds, follows from how many there are. Up to four tokens, sizes that are multiples of 16 were seen to be bit-equal.
+TEST_CASE("the number of threads changes nothing but rounding", "[llama][threads]") {
+  Random random(13);
+  const bool bundled = GENERATE(true, false);
+  const int length = GENERATE(1, 4, 5, 37);
+  const Llama odd_sizes(small_config(), 5);
+  const Llama& model = bundled ? bundled_model() : odd_sizes;
+  const std::vector<Token> tokens = random_tokens(random, length, model.config().vocab_size);
+  Matrix one;
+  {
+    const ThreadCount threads(1);
+    one = logits_of(model, tokens);
+  }
+  for (const int num_threads : {2, 3, 4}) {
+    const ThreadCount threads(num_threads);
+    const Matrix several = logits_of(model, tokens);
+    const Matrix again = logits_of(model, tokens);
+    CAPTURE(bundled, length, num_threads);
+    CHECK(common::compare(all_of(several), all_of(one), kRounding) == kNoComplaint);
+    // Ranges depend on the count and the number of threads alone, so a run repeats to the bit.
+    CHECK(common::compare_bits(all_of(again), all_of(several)) == kNoComplaint);
+  }
+}
+
+TEST_CASE("random weights follow the seed", "[llama]") {
+  const std::vector<Token> tokens = {3, 1, 4, 1, 5};
+  const LlamaConfig config = small_config();
+  const Matrix logits = logits_of(Llama(config, 1), tokens);
+  CHECK(common::compare_bits(all_of(logits_of(Llama(config, 1), tokens)), all_of(logits)) == kNoComplaint);
+  CHECK(common::compare(all_of(logits_of(Llama(config, 2), tokens)), all_of(logits), {0.1, 0.0}) != kNoComplaint);
+
+  // Activations keep their size, so that the weights are fit for comparisons: logits near 1, neither 0 nor huge.
+  CHECK(logits.cwiseAbs().maxCoeff() < 10.0F);
+  CHECK(logits.norm() / std::sqrt(static_cast<float>(logits.size())) > 0.3F);
+}
+
+TEST_CASE("a synthetic model draws the same weights when it needs them", "[llama]") {
+  const Llama eager(small_config(), 7);
+  const Llama lazy = Llama::synthetic(small_config(), 7);
+  CHECK(lazy.is_synthetic());
+  CHECK_FALSE(eager.is_synthetic());
+  CHECK(lazy.weight_bytes_per_token() == eager.weight_bytes_per_token());
+  const common::Matrix hidden = common::Matrix::Ones(2, small_config().hidden_size);
+  CHECK(lazy.logits(hidden) == eager.logits(hidden));
+}
+
+TEST_CASE("the shapes for synthetic weights have as many parameters as the models are said to have", "[llama]") {
+  // The models' cards: 135M (134,515,008), 1.23B and 8.03B.
+  for (const auto& [name, millions] : {std::pair{"smollm2-135m", 134.5}, {"llama-3.2-1b", 1235.8}}) {
+    const Llama model = Llama::synthetic(common::synthetic_config(name), 1);
+    CHECK(std::abs(static_cast<double>(model.num_parameters()) / 1e6 - millions) < 0.1);
+  }
+  CHECK_THROWS_AS(common::synthetic_config("llama-9"), common::InputError);
+}
+
+TEST_CASE("parameters and bytes are counted", "[llama]") {
+  LlamaConfig config = small_config();
+  const std::int64_t layer = 48 + (48 + 2 * 16) * 48 + 48 * 48 + 48 + 3 * 72 * 48;
+  config.tied_output = true;
+  CHECK(Llama(config, 1).num_parameters() == 101 * 48 + 48 + 2 * layer);
+  CHECK(Llama(config, 1).weight_bytes_per_token() == 4 * (101 * 48 + 48 + 2 * layer + 48));
+  config.tied_output = false;
+  CHECK(Llama(config, 1).num_parameters() == 2 * 101 * 48 + 48 + 2 * layer);
+  CHECK(Llama(config, 1).weight_bytes_per_token() == 4 * (101 * 48 + 48 + 2 * layer + 48));
+}
+
+TEST_CASE("a moved model goes on working", "[llama]") {
+  const std::vector<Token> tokens = {7, 8};
+  Llama first(small_config(), 1);
+  const Matrix logits = logits_of(first, tokens);
+  Llama second(std::move(first));
+  CHECK(common::compare_bits(all_of(logits_of(second, tokens)), all_of(logits)) == kNoComplaint);
+  Llama third(small_config(), 2);
+  third = std::move(second);
+  CHECK(common::compare_bits(all_of(logits_of(third, tokens)), all_of(logits)) == kNoComplaint);
+}
+
+TEST_CASE("misuse of forward is caught", "[llama]") {
+  const Llama model(small_config(), 1);
+  const auto complaint = [&](const std::vector<Token>& tokens, const std::vector<int>& positions,
+                             const common::AttentionFn& attention) {
+    return error_of<CheckError>([&] { model.forward(tokens, positions, attention); });
+  };
+  CHECK(complaint({0, 100}, {0, 1}, zeros_like_q).empty());
+  CHECK(contains(complaint({0, 101}, {0, 1}, zeros_like_q), "token 101 is not in the vocabulary"));
+  CHECK(contains(complaint({-1}, {0}, zeros_like_q), "token -1 is not in the vocabulary"));
+  CHECK(contains(complaint({}, {}, zeros_like_q), "each token needs a position"));
+  CHECK(contains(complaint({1, 2}, {0}, zeros_like_q), "each token needs a position"));
+  CHECK(contains(complaint({1}, {0, 1}, zeros_like_q), "each token needs a position"));
+
+  const std::string shape = "attention returned another shape";
+  const auto returning = [](Eigen::Index rows, Eigen::Index cols) {
+    return [=](int, const Matrix&, const Matrix&, const Matrix&) -> Matrix { return Matrix::Zero(rows, cols); };
+  };
+  CHECK(complaint({1, 2}, {0, 1}, returning(2, 48)).empty());
+  CHECK(contains(complaint({1, 2}, {0, 1}, returning(2, 16)), shape));  // as wide as k, not as q
+  CHECK(contains(complaint({1, 2}, {0, 1}, returning(1, 48)), shape));
+  CHECK(contains(complaint({1, 2}, {0, 1}, returning(0, 0)), shape));
+}
+
+TEST_CASE("what attention throws comes out of forward", "[llama]") {
+  const Llama model(small_config(), 1);
+  const auto failing = [](int, const Matrix&, const Matrix&, const Matrix&) -> Matrix { throw InputError("no slots"); };
+  CHECK(error_of<InputError>([&] { model.forward(std::vector<Token>{1}, std::vector<int>{0}, failing); }) ==
+        "no slots");
+}
+
+TEST_CASE("files that say what is the default anyway are accepted", "[llama][errors]") {
+  CHECK(refusal(TinyModel().builder()) == kNoComplaint);
+  CHECK(refusal_with("llama.rope.scaling.type", std::string("none")) == kNoComplaint);
+  CHECK(refusal_with("llama.expert_count", 0) == kNoComplaint);
+  CHECK(refusal_with("llama.vocab_size", 11) == kNoComplaint);
+  CHECK(refusal_with("llama.rope.dimension_count", 2) == kNoComplaint);
+  CHECK(refusal_with("llama.attention.value_length", 2) == kNoComplaint);
+  CHECK(refusal_with("llama.attention.layer_norm_rms_epsilon", 0.0F) == kNoComplaint);
+}
+
+TEST_CASE("keys that must be there", "[llama][errors]") {
+  for (const std::string key : {"general.architecture", "llama.context_length", "llama.embedding_length",
+                                "llama.block_count", "llama.feed_forward_length", "llama.attention.head_count",
+                                "llama.attention.layer_norm_rms_epsilon", "tokenizer.ggml.tokens"}) {
+    CHECK(refusal_without(key) == "metadata key \"" + key + "\" is missing");
+  }
+}
+
+TEST_CASE("sizes out of range", "[llama][errors]") {
+  const std::vector<std::pair<std::string, std::int64_t>> largest = {
+      {"llama.context_length", 1 << 26},       {"llama.embedding_length", 1 << 20},
+      {"llama.block_count", 1 << 12},          {"llama.feed_forward_length", 1 << 20},
+      {"llama.attention.head_count", 1 << 10}, {"llama.attention.head_count_kv", 1 << 10},
+      {"llama.attention.key_length", 1 << 10}, {"llama.attention.value_length", 1 << 10},
+      {"llama.rope.dimension_count", 1 << 10}};
+  for (const auto& [key, most] : largest) {
+    for (const std::int64_t value : {std::int64_t{0}, std::int64_t{-4}, most + 1, std::int64_t{1} << 40}) {
+      CHECK(refusal_with(key, value) ==
+            key + " is " + std::to_string(value) + ", expected 1 to " + std::to_string(most));
+    }
+  }
+  CHECK(refusal_with("tokenizer.ggml.tokens", std::uint32_t{11}) != kNoComplaint);
+  CHECK(refusal(TinyModel()
+                    .builder()
+                    .remove("tokenizer.ggml.tokens")
+                    .add_array("tokenizer.ggml.tokens", std::vector<std::string>{})) ==
+        "the number of tokens is 0, expected 1 to 16777216");
+}
+
+TEST_CASE("keys that contradict each other, and models of other kinds", "[llama][errors]") {
+  CHECK(refusal_with("general.architecture", std::string("gemma")) ==
+        "the architecture is \"gemma\", only \"llama\" is supported");
+  CHECK(refusal_with("llama.attention.head_count_kv", 4) == "6 query heads can't share 4 kv heads evenly");
+  CHECK(refusal_with("llama.attention.head_count_kv", 12) == "6 query heads can't share 12 kv heads evenly");
+  CHECK(refusal_with("llama.embedding_length", 13) ==
+        "no llama.attention.key_length, and the hidden size is not a multiple of the number of heads");
+  CHECK(refusal_with("llama.attention.value_length", 4) == "keys and values of different length are not supported");
+  CHECK(refusal_with("llama.attention.key_length", 3) == "the head size is odd, so it has no pairs to rotate");
+  CHECK(refusal_with("llama.embedding_length", 18) == "the head size is odd, so it has no pairs to rotate");
+  CHECK(refusal_with("llama.rope.dimension_count", 1) ==
+        "rotating a part of the head only (llama.rope.dimension_count) is not supported");
+  CHECK(refusal_with("llama.rope.scaling.type", std::string("yarn")) == "rotary scaling \"yarn\" is not supported");
+  CHECK(refusal_with("llama.expert_count", 8) == "mixtures of experts are not supported");
+  CHECK(refusal_with("llama.vocab_size", 12) ==
+        "llama.vocab_size and the number of tokens in tokenizer.ggml.tokens differ");
+  CHECK(contains(refusal_with("llama.block_count", std::string("two")), "\"llama.block_count\""));
+
+  // 1e300 is finite as the double it is stored as, and infinite as the float it is used as.
+  for (const double base : {0.0, -10000.0, 1e300}) {
+    CHECK(refusal_with("llama.rope.freq_base", base) == "llama.rope.freq_base is not a positive number");
+  }
+  for (const double epsilon : {-1e-5, 1e300}) {
+    CHECK(refusal_with("llama.attention.layer_norm_rms_epsilon", epsilon) ==
+          "llama.attention.layer_norm_rms_epsilon is not a number from 0 up");
+  }
+}
+
+TEST_CASE("tensors that are missing or have another shape are named", "[llama][errors]") {
+  TinyModel tiny;
+  tiny.tied = false;
+  tiny.rope_factors = {2.0F};
+  const GgufBuilder complete = tiny.builder();
+  REQUIRE(refusal(complete) == kNoComplaint);
+  REQUIRE(complete.tensors.size() == 2 * 9 + 4);
+  for (std::size_t i = 0; i < complete.tensors.size(); ++i) {
+    const std::string name = complete.tensors[i].name;
+    CAPTURE(name);
+
+    GgufBuilder incomplete = complete;
+    incomplete.tensors.erase(incomplete.tensors.begin() + static_cast<std::ptrdiff_t>(i));
+    // Without these two, a file is another complete model: tied output, plain rotation.
+    const bool optional = name == "output.weight" || name == "rope_freqs.weight";
+    const std::string missing = refusal(incomplete);
+    CHECK(
+        (optional ? missing.empty() : missing.starts_with("tensor \"" + name + "\" is missing; it must have shape [")));
+
+    // One row more (of a vector: one number), in the file's order the last dimension.
+    GgufBuilder larger = complete;
+    tests::GgufTensor& tensor = larger.tensors[i];
+    const std::uint64_t rows = tensor.dimensions.back()++;
+    tensor.data.resize(tensor.data.size() / rows * (rows + 1));
+    CHECK(refusal(larger).starts_with("tensor \"" + name + "\" has shape ["));
+
+    // The same number of elements, otherwise arranged.
+    GgufBuilder reshaped = complete;
+    reshaped.tensors[i].dimensions.push_back(1);
+    CHECK(refusal(reshaped).starts_with("tensor \"" + name + "\" has shape [1, "));
+  }
+}
+
+TEST_CASE("shapes that contradict the metadata", "[llama][errors]") {
+  CHECK(refusal_with("llama.embedding_length", 24) ==
+        "tensor \"token_embd.weight\" has shape [11, 12], and must have [11, 24]");
+  CHECK(refusal_with("llama.feed_forward_length", 19) ==
+        "tensor \"blk.0.ffn_gate.weight\" has shape [20, 12], and must have [19, 12]");
+  CHECK(refusal_with("llama.attention.head_count_kv", 3) ==
+        "tensor \"blk.0.attn_k.weight\" has shape [4, 12], and must have [6, 12]");
+  CHECK(refusal_with("llama.attention.key_length", 4) ==
+        "tensor \"blk.0.attn_q.weight\" has shape [12, 12], and must have [24, 12]");
+  CHECK(refusal(TinyModel()
+                    .builder()
+                    .remove("tokenizer.ggml.tokens")
+                    .add_array("tokenizer.ggml.tokens", std::vector<std::string>{"a", "b"})) ==
+        "tensor \"token_embd.weight\" has shape [11, 12], and must have [2, 12]");
+  CHECK(refusal_with("llama.block_count", 3).starts_with("tensor \"blk.2.attn_norm.weight\" is missing"));
+}
+
+TEST_CASE("tensors that would be left out of the computation", "[llama][errors]") {
+  for (const std::string name : {"blk.0.attn_q.bias", "blk.2.attn_q.weight", "blk.0.attn_q_norm.weight",
+                                 "blk.00.attn_q.weight", "rope_factors_long.weight", "output.bias"}) {
+    GgufBuilder builder = TinyModel().builder();
+    builder.add_tensor(name, {2}, std::vector<float>(2));
+    CHECK(refusal(builder) == "tensor '" + name + "' is not part of the Llama architecture");
+  }
+  // With fewer layers than the file holds, the last ones would be skipped.
+  CHECK(refusal_with("llama.block_count", 1) == "tensor 'blk.1.attn_k.weight' is not part of the Llama architecture");
+}
+
+// The classical bound (Higham, "Accuracy and Stability of Numerical Algorithms", section 3.1): in whatever order n
+// products are added, the error is at most about n * 2^-24 times the sum of their sizes.
+TEST_CASE("linear agrees with loops in double", "[linear]") {
+  const int num_threads = GENERATE(1, 2, 3, 4);
+  const ThreadCount threads(num_threads);
+  Random random(17);
+  for (const int in_features : {1, 7, 33, 257}) {
+    for (const int out_features : {1, 7, 33, 257}) {
+      for (const int num_tokens : {1, 2, 3, 4, 5, 6, 7, 8, 9, 16, 17, 33, 64, 65}) {
+        Matrix x(num_tokens, in_features);
+        Matrix weights(out_features, in_features);
+        std::generate_n(x.data(), x.size(), [&] { return static_cast<float>(random.normal()); });
+        std::generate_n(weights.data(), weights.size(), [&] { return static_cast<float>(random.normal()); });
+        const Matrix y = common::linear(x, weights);
+        REQUIRE((y.rows() == num_tokens && y.cols() == out_features));
+        int num_wrong = 0;
+        for (int token = 0; token < num_tokens; ++token) {
+          for (int out = 0; out < out_features; ++out) {
+            double sum = 0.0;
+            double sum_of_sizes = 0.0;
+            for (int in = 0; in < in_features; ++in) {
+              const double product = static_cast<double>(x(token, in)) * static_cast<double>(weights(out, in));
+              sum += product;
+              sum_of_sizes += std::abs(product);
+            }
+            const double error = std::abs(static_cast<double>(y(token, out)) - sum);
+            const double bound = (in_features + 1) * std::ldexp(1.0, -24) * sum_of_sizes;
+            num_wrong += error <= bound ? 0 : 1;  // NaN counts as wrong
+          }
+        }
+        CAPTURE(num_threads, in_features, out_features, num_tokens);
+        CHECK(num_wrong == 0);
+      }
+    }
+  }
+}
+
+TEST_CASE("linear: from 9 tokens to 64, a token's row is the same in every company, bit for bit", "[linear]") {
+  Random random(18);
+  Matrix x(64, 100);
+  Matrix weights(37, 100);
+  std::generate_n(x.data(), x.size(), [&] { return static_cast<float>(random.normal()); });
+  std::generate_n(weights.data(), weights.size(), [&] { return static_cast<float>(random.normal()); });
+  const Matrix all = common::linear(x, weights);
+  for (const int num_tokens : {9, 15, 16, 17, 40}) {
+    CHECK(common::linear(x.topRows(num_tokens), weights) == all.topRows(num_tokens));
+    CHECK(common::linear(x.bottomRows(num_tokens), weights) == all.bottomRows(num_tokens));
+  }
+}
+
+TEST_CASE("linear wants as many features as the weights have", "[linear]") {
+  const Matrix x = Matrix::Ones(2, 7);
+  CHECK(contains(error_of<CheckError>([&] { common::linear(x, Matrix::Ones(3, 8)); }),
+                 "a linear layer got 7 features, wants 8"));
+  CHECK(error_of<CheckError>([&] { common::linear(x, Matrix::Ones(3, 7)); }).empty());
+}

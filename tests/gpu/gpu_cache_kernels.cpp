@@ -1,0 +1,313 @@
+// Writing to slots, reading them back, copying blocks: nothing is computed, so everything must be equal to the bit.
+#include <functional>
+
+#include "tests/gpu/gpu_fixtures.h"
+#include "tests/support/catch.h"
+
+namespace {
+
+using common::DeviceArray;
+using stage::PageShape;
+using tests::ScalarType;
+
+// All slots of the pool in order, as rows [slot, num_kv_heads * head_dim]: how the permutation inside a row looks is
+// nobody's business but the kernels'. What was never written comes back as the poison it was.
+std::vector<std::byte> all_slots(const stage::Pages& pages, bool values, const common::Stream& stream) {
+  const auto num_slots = static_cast<int>(pages.shape.num_blocks) * pages.shape.block_size;
+  const std::int64_t columns = std::int64_t{pages.shape.num_kv_heads} * pages.shape.head_dim;
+  std::vector<int> slots(static_cast<std::size_t>(num_slots));
+  std::iota(slots.begin(), slots.end(), 0);
+  const DeviceArray<int> device_slots(slots);
+  const auto keys = tests::poisoned(num_slots * columns, pages.shape.type);
+  const auto other = tests::poisoned(num_slots * columns, pages.shape.type);
+  stage::read_from_slots(pages, keys.data(), other.data(), columns, device_slots.data(), num_slots, stream.get());
+  stream.synchronize();
+  return values ? other.download() : keys.download();
+}
+
+}  // namespace
+
+TEST_CASE("Rows land in their slots and nowhere else (stage 7, invariant 3)", "[gpu]") {
+  if (!common::has_cuda_device()) {
+    SKIP_TEST("there is no GPU");
+  }
+  const auto type = GENERATE(ScalarType::kFloat32, ScalarType::kFloat16, ScalarType::kBFloat16);
+  const bool exact = type == ScalarType::kFloat32;
+  const int block_size = exact ? GENERATE(1, 3, 4, 16, 100) : GENERATE(8, 16, 32, 64);
+  const int head_dim = exact ? GENERATE(8, 24, 32, 40, 96, 256) : GENERATE(32, 64, 96, 128, 256);
+  CAPTURE(tests::name_of(type), block_size, head_dim);
+  const PageShape shape{
+      .num_blocks = 50, .num_kv_heads = 3, .block_size = block_size, .head_dim = head_dim, .type = type};
+  common::Random random(7);
+  const auto size = static_cast<std::size_t>(stage::bytes_of(type));
+  constexpr int kTokens = 40;
+  // K and V side by side in one matrix, with some columns before and between, as a fused projection leaves them.
+  const int columns = shape.num_kv_heads * head_dim;
+  const int stride = 2 * columns + 64;
+  const std::vector<std::byte> rows =
+      tests::to_bytes(tests::random_values(std::size_t{kTokens} * static_cast<std::size_t>(stride), random), type);
+  std::vector<int> slots = tests::shuffled(50 * block_size, random);
+  slots.resize(kTokens);
+  slots[3] = -1;
+  slots[kTokens - 1] = -1;
+
+  const auto keys = tests::poisoned(shape.elements(), type);
+  const auto values = tests::poisoned(shape.elements(), type);
+  const auto row_bytes = static_cast<std::size_t>(columns) * size;
+  std::vector<std::byte> expected_keys(static_cast<std::size_t>(50 * block_size) * row_bytes, std::byte{0xFF});
+  std::vector<std::byte> expected_values = expected_keys;
+  for (std::size_t token = 0; token < kTokens; ++token) {
+    if (slots[token] >= 0) {
+      const std::size_t from = (token * static_cast<std::size_t>(stride) + 32) * size;
+      const std::size_t to = static_cast<std::size_t>(slots[token]) * row_bytes;
+      std::memcpy(&expected_keys[to], &rows[from], row_bytes);
+      std::memcpy(&expected_values[to], &rows[from + row_bytes], row_bytes);
+    }
+  }
+  const DeviceArray<std::byte> device_rows(rows);
+  const DeviceArray<int> device_slots(slots);
+  const stage::Pages pages{keys.data(), values.data(), shape};
+  const common::Stream stream;
+  std::byte* key_rows = device_rows.data() + 32 * size;
+  std::byte* value_rows = key_rows + static_cast<std::size_t>(columns) * size;
+  stage::write_to_slots(pages, key_rows, value_rows, stride, device_slots.data(), kTokens, stream.get());
+  stream.synchronize();
+  // In two pairs of parentheses: to print what differs would take minutes.
+  CHECK((all_slots(pages, false, stream) == expected_keys));
+  CHECK((all_slots(pages, true, stream) == expected_values));
+
+  // And back: the skipped rows stay as they were.
+  const auto back = tests::poisoned(std::int64_t{kTokens} * stride, type);
+  std::vector<std::byte> expected = back.download();
+  for (std::size_t token = 0; token < kTokens; ++token) {
+    if (slots[token] >= 0) {
+      const std::size_t first = (token * static_cast<std::size_t>(stride) + 32) * size;
+      std::memcpy(&expected[first], &rows[first], static_cast<std::size_t>(2 * columns) * size);
+    }
+  }
+  stage::read_from_slots(pages, back.data() + 32 * size, back.data() + static_cast<std::size_t>(columns + 32) * size,
+                         stride, device_slots.data(), kTokens, stream.get());
+  stream.synchronize();
+  CHECK((back.download() == expected));
+}
+
+TEST_CASE("Many rows take the wide path and land the same", "[gpu]") {
+  if (!common::has_cuda_device()) {
+    SKIP_TEST("there is no GPU");
+  }
+  const PageShape shape{
+      .num_blocks = 1200, .num_kv_heads = 8, .block_size = 16, .head_dim = 128, .type = ScalarType::kBFloat16};
+  common::Random random(11);
+  constexpr int kTokens = 10001;
+  std::vector<int> slots = tests::shuffled(1200 * 16, random);
+  slots.resize(kTokens);
+  const auto rows = tests::to_bytes(tests::random_values(std::size_t{kTokens} * 1024, random), shape.type);
+  const DeviceArray<std::byte> device_rows(rows);
+  const DeviceArray<int> device_slots(slots);
+  const auto keys = tests::poisoned(shape.elements(), shape.type);
+  const auto values = tests::poisoned(shape.elements(), shape.type);
+  const common::Stream stream;
+  const stage::Pages pages{keys.data(), values.data(), shape};
+  stage::write_to_slots(pages, device_rows.data(), device_rows.data(), 1024, device_slots.data(), kTokens,
+                        stream.get());
+  stream.synchronize();
+  std::vector<std::byte> expected(std::size_t{1200} * 16 * 2048, std::byte{0xFF});
+  for (std::size_t token = 0; token < kTokens; ++token) {
+    std::memcpy(&expected[static_cast<std::size_t>(slots[token]) * 2048], &rows[token * 2048], 2048);
+  }
+  CHECK((all_slots(pages, false, stream) == expected));
+  CHECK((all_slots(pages, true, stream) == expected));
+}
+
+TEST_CASE("Blocks are copied in every layer (stage 7, invariant 5)", "[gpu]") {
+  if (!common::has_cuda_device()) {
+    SKIP_TEST("there is no GPU");
+  }
+  const auto type = GENERATE(ScalarType::kFloat32, ScalarType::kBFloat16);
+  const int block_size = type == ScalarType::kFloat32 ? GENERATE(1, 4, 100) : GENERATE(8, 64);
+  const int head_dim = type == ScalarType::kFloat32 ? GENERATE(8, 96) : GENERATE(32, 96);
+  constexpr int kLayers = 3;
+  const PageShape shape{
+      .num_blocks = 9, .num_kv_heads = 3, .block_size = block_size, .head_dim = head_dim, .type = type};
+  common::Random random(5);
+  const auto size = static_cast<std::size_t>(kLayers * shape.elements());
+  const auto keys = tests::to_bytes(tests::random_values(size, random), type);
+  const auto values = tests::to_bytes(tests::random_values(size, random), type);
+  const DeviceArray<std::byte> device_keys(keys);
+  const DeviceArray<std::byte> device_values(values);
+  const std::vector<stage::PageCopy> copies = {{0, 8}, {0, 3}, {5, 1}, {7, 2}};
+  const DeviceArray<stage::PageCopy> device_copies(copies);
+  const common::Stream stream;
+  stage::copy_blocks(device_keys.data(), device_values.data(), kLayers, shape, device_copies.data(),
+                     static_cast<int>(copies.size()), stream.get());
+  stream.synchronize();
+  auto expected_keys = keys;
+  auto expected_values = values;
+  const auto bytes = static_cast<std::size_t>(shape.elements_per_block() * stage::bytes_of(type));
+  for (std::size_t layer = 0; layer < kLayers; ++layer) {
+    for (const stage::PageCopy& copy : copies) {
+      const std::size_t from = (layer * 9 + static_cast<std::size_t>(copy.source)) * bytes;
+      const std::size_t to = (layer * 9 + static_cast<std::size_t>(copy.destination)) * bytes;
+      std::memcpy(&expected_keys[to], &keys[from], bytes);
+      std::memcpy(&expected_values[to], &values[from], bytes);
+    }
+  }
+  CHECK((device_keys.download() == expected_keys));
+  CHECK((device_values.download() == expected_values));
+}
+
+TEST_CASE("Blocks are copied in a pool of more than 2^31 elements (stage 7, invariant 1)", "[gpu]") {
+  if (!common::has_cuda_device()) {
+    SKIP_TEST("there is no GPU");
+  }
+  std::size_t free_bytes = 0;
+  std::size_t total_bytes = 0;
+  CUDA_CHECK(cudaMemGetInfo(&free_bytes, &total_bytes));
+  if (free_bytes < std::size_t{20} << 30) {
+    SKIP_TEST("the GPU has no room for it");
+  }
+  // Blocks of 2^14 elements: the last ones of the first layer lie past 2^31, and so does the second layer.
+  constexpr int kLayers = 2;
+  constexpr int kBlocks = (1 << 17) + 3;
+  const PageShape shape{
+      .num_blocks = kBlocks, .num_kv_heads = 8, .block_size = 16, .head_dim = 128, .type = ScalarType::kBFloat16};
+  REQUIRE(shape.elements_per_block() * (kBlocks - 2) > std::int64_t{1} << 31);
+  const auto keys = tests::poisoned(kLayers * shape.elements(), shape.type);
+  const auto values = tests::poisoned(kLayers * shape.elements(), shape.type);
+  const auto bytes = static_cast<std::size_t>(shape.elements_per_block() * 2);
+  const auto at = [&](const DeviceArray<std::byte>& pool, int layer, int block) {
+    return pool.data() +
+           (std::size_t{kBlocks} * static_cast<std::size_t>(layer) + static_cast<std::size_t>(block)) * bytes;
+  };
+  // All bytes of a block are the same here, another one in each block that is copied.
+  const std::vector<stage::PageCopy> copies = {{2, kBlocks - 1}, {kBlocks - 2, 1}};
+  int fill = 0;
+  for (const DeviceArray<std::byte>* pool : {&keys, &values}) {
+    for (int layer = 0; layer < kLayers; ++layer) {
+      for (const stage::PageCopy& copy : copies) {
+        CUDA_CHECK(cudaMemset(at(*pool, layer, copy.source), ++fill, bytes));
+      }
+    }
+  }
+  CUDA_CHECK(cudaDeviceSynchronize());
+  const DeviceArray<stage::PageCopy> device_copies(copies);
+  const common::Stream stream;
+  stage::copy_blocks(keys.data(), values.data(), kLayers, shape, device_copies.data(), static_cast<int>(copies.size()),
+                     stream.get());
+  stream.synchronize();
+  fill = 0;
+  std::vector<std::byte> block(bytes);
+  for (const DeviceArray<std::byte>* pool : {&keys, &values}) {
+    for (int layer = 0; layer < kLayers; ++layer) {
+      for (const stage::PageCopy& copy : copies) {
+        const std::vector<std::byte> expected(bytes, static_cast<std::byte>(++fill));
+        for (const int number : {copy.source, copy.destination}) {
+          CAPTURE(layer, number, fill);
+          CUDA_CHECK(cudaMemcpy(block.data(), at(*pool, layer, number), bytes, cudaMemcpyDeviceToHost));
+          CHECK((block == expected));
+        }
+      }
+    }
+  }
+}
+
+TEST_CASE("Slots and blocks: bad arguments are refused before anything is launched (stage 7, invariant 6)", "[gpu]") {
+  if (!common::has_cuda_device()) {
+    SKIP_TEST("there is no GPU");
+  }
+  const PageShape shape{
+      .num_blocks = 4, .num_kv_heads = 2, .block_size = 16, .head_dim = 128, .type = ScalarType::kBFloat16};
+  const auto keys = tests::poisoned(shape.elements(), shape.type);
+  const auto values = tests::poisoned(shape.elements(), shape.type);
+  const DeviceArray<std::byte> rows(std::vector<std::byte>(std::size_t{64} * 256 * 2, std::byte{1}));
+  const DeviceArray<int> slots(std::vector<int>{0, 1, 2, 3});
+  const DeviceArray<stage::PageCopy> copies(std::vector<stage::PageCopy>{{0, 1}});
+  const common::Stream stream;
+  struct Call {
+    stage::Pages pages;
+    void* keys;
+    void* values;
+    std::int64_t stride;
+    const int* slots;
+    int count;  // of tokens, or of copies
+    int num_layers;
+    const stage::PageCopy* copies;
+  };
+  const Call right{
+      {keys.data(), values.data(), shape}, rows.data(), rows.data(), 256, slots.data(), 1, 1, copies.data()};
+  const auto write = [&](const Call& call) {
+    stage::write_to_slots(call.pages, call.keys, call.values, call.stride, call.slots, call.count, stream.get());
+  };
+  const auto read = [&](const Call& call) {
+    stage::read_from_slots(call.pages, call.keys, call.values, call.stride, call.slots, call.count, stream.get());
+  };
+  const auto copy = [&](const Call& call) {
+    stage::copy_blocks(call.pages.keys, call.pages.values, call.num_layers, call.pages.shape, call.copies, call.count,
+                       stream.get());
+  };
+  const auto off_by_2 = [](void* pointer) { return static_cast<void*>(static_cast<std::byte*>(pointer) + 2); };
+  const auto wrong = [&](const char* what, bool for_slots, bool for_copies, const std::function<void(Call&)>& change) {
+    CAPTURE(what);
+    Call call = right;
+    change(call);
+    if (for_slots) {
+      CHECK_THROWS_AS(write(call), common::CheckError);
+      CHECK_THROWS_AS(read(call), common::CheckError);
+    }
+    if (for_copies) {
+      CHECK_THROWS_AS(copy(call), common::CheckError);
+    }
+  };
+  wrong("block size", true, true, [](Call& call) { call.pages.shape.block_size = 12; });
+  wrong("head_dim", true, true, [](Call& call) { call.pages.shape.head_dim = 80; });
+  wrong("no kv heads", true, true, [](Call& call) { call.pages.shape.num_kv_heads = 0; });
+  wrong("no blocks", true, true, [](Call& call) { call.pages.shape.num_blocks = 0; });
+  wrong("no pages", true, true, [](Call& call) { call.pages.keys = nullptr; });
+  wrong("pages", true, true, [&](Call& call) { call.pages.values = off_by_2(call.pages.values); });
+  wrong("count", true, true, [](Call& call) { call.count = -1; });
+  wrong("no keys", true, false, [](Call& call) { call.keys = nullptr; });
+  wrong("no values", true, false, [](Call& call) { call.values = nullptr; });
+  wrong("rows", true, false, [&](Call& call) { call.keys = off_by_2(call.keys); });
+  wrong("no slots", true, false, [](Call& call) { call.slots = nullptr; });
+  wrong("rows that overlap", true, false, [](Call& call) { call.stride = 248; });
+  wrong("rows of half pieces", true, false, [](Call& call) { call.stride = 260; });
+  // 32 pieces a token: 2^27 tokens have 2^32.
+  wrong("too many tokens", true, false, [](Call& call) { call.count = 1 << 27; });
+  wrong("no layers", false, true, [](Call& call) { call.num_layers = 0; });
+  wrong("too many layers", false, true, [](Call& call) { call.num_layers = 32768; });
+  wrong("no copies", false, true, [](Call& call) { call.copies = nullptr; });
+  wrong("too many copies", false, true, [](Call& call) {
+    call.pages.shape.num_kv_heads = 16;  // two thread blocks for each
+    call.count = 1 << 30;
+  });
+  Call nothing = right;
+  nothing.count = 0;
+  nothing.keys = nullptr;
+  nothing.slots = nullptr;
+  nothing.copies = nullptr;
+  CHECK_NOTHROW(write(nothing));
+  CHECK_NOTHROW(read(nothing));
+  CHECK_NOTHROW(copy(nothing));
+
+  stream.synchronize();
+  const auto all_are = [](const std::vector<std::byte>& bytes, std::byte value) {
+    return std::all_of(bytes.begin(), bytes.end(), [&](std::byte x) { return x == value; });
+  };
+  CHECK(all_are(keys.download(), std::byte{0xFF}));
+  CHECK(all_are(values.download(), std::byte{0xFF}));
+  CHECK(all_are(rows.download(), std::byte{1}));
+}
+
+TEST_CASE("Device memory that is not there is a clear error", "[gpu]") {
+  if (!common::has_cuda_device()) {
+    SKIP_TEST("there is no GPU");
+  }
+  std::size_t before = 0;
+  std::size_t after = 0;
+  std::size_t total = 0;
+  CUDA_CHECK(cudaMemGetInfo(&before, &total));
+  CHECK_THROWS_AS(common::DeviceMemory(std::size_t{1} << 50), common::OutOfDeviceMemory);
+  CUDA_CHECK(cudaMemGetInfo(&after, &total));
+  CHECK(before == after);
+  CHECK(common::DeviceMemory(1024).data() != nullptr);  // the failure has left nothing behind
+}

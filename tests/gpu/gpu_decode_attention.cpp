@@ -1,0 +1,277 @@
+// Decode attention against float64 on the same rounded inputs, over everything its callers may choose.
+#include <algorithm>
+#include <array>
+
+#include "tests/gpu/gpu_fixtures.h"
+#include "tests/gpu/gpu_hand_worked.h"
+#include "tests/support/catch.h"
+
+// Not formatted: spaces around the slash would become part of the path.
+// clang-format off
+#include "tests/bench/contiguous_attention.h"
+// clang-format on
+
+namespace {
+
+using tests::BatchSpec;
+using tests::GpuBatch;
+using tests::ScalarType;
+
+// All boundaries of blocks and tiles, and sequences that are not there.
+std::vector<int> boundary_lengths(int block_size) {
+  return {1, block_size - 1, 0, block_size, block_size + 1, 3 * block_size, 15, 16, 17, 100, 0, 257};
+}
+
+// The batch's K or V, a row of `capacity` tokens for each sequence and head: [sequence, kv_head, capacity, head_dim].
+// What no page holds stays NaN. The pages' blocks are copied as they are: the order of the pieces inside a row is that
+// of the row's number modulo 8, the same in a block as in a longer row.
+std::vector<std::byte> without_blocks(const void* pages, const stage::PageShape& shape, const std::vector<int>& lengths,
+                                      const std::vector<int>& tables, int capacity) {
+  const std::size_t block_bytes =
+      2 * static_cast<std::size_t>(shape.block_size) * static_cast<std::size_t>(shape.head_dim);
+  const auto heads = static_cast<std::size_t>(shape.num_kv_heads);
+  const auto blocks_of_row = static_cast<std::size_t>(capacity / shape.block_size);
+  std::vector<std::byte> from(static_cast<std::size_t>(shape.elements()) * 2);
+  CUDA_CHECK(cudaMemcpy(from.data(), pages, from.size(), cudaMemcpyDeviceToHost));
+  std::vector<std::byte> rows(lengths.size() * heads * blocks_of_row * block_bytes, std::byte{0xFF});
+  for (std::size_t row = 0; row < lengths.size() * heads; ++row) {
+    const std::size_t sequence = row / heads;
+    for (std::size_t i = 0; static_cast<int>(i) * shape.block_size < lengths[sequence]; ++i) {
+      const auto block = static_cast<std::size_t>(tables[sequence * tables.size() / lengths.size() + i]);
+      std::memcpy(&rows[(row * blocks_of_row + i) * block_bytes], &from[(block * heads + row % heads) * block_bytes],
+                  block_bytes);
+    }
+  }
+  return rows;
+}
+
+}  // namespace
+
+TEST_CASE("Decode attention: weights 1 and 3, computed by hand", "[gpu]") {
+  if (!common::has_cuda_device()) {
+    SKIP_TEST("there is no GPU");
+  }
+  const auto type = GENERATE(ScalarType::kFloat32, ScalarType::kFloat16, ScalarType::kBFloat16);
+  tests::HandWorked example(type);
+  CHECK(example.check(example.decode(), tests::HandWorked::kLastToken) == tests::kNoDifference);
+}
+
+TEST_CASE("Decode attention: every type, head_dim, group and block size (stage 7, invariant 2)", "[gpu]") {
+  if (!common::has_cuda_device()) {
+    SKIP_TEST("there is no GPU");
+  }
+  const auto type = GENERATE(ScalarType::kFloat32, ScalarType::kFloat16, ScalarType::kBFloat16);
+  const bool exact = type == ScalarType::kFloat32;
+  const int head_dim = exact ? GENERATE(8, 24, 32, 128, 256) : GENERATE(32, 64, 96, 128, 256);
+  const int block_size = exact ? GENERATE(1, 3, 4, 16, 100) : GENERATE(8, 16, 32, 64);
+  for (const int group : {1, 2, 3, 4, 5, 7, 8, 9, 12, 16}) {
+    CAPTURE(tests::name_of(type), head_dim, block_size, group);
+    GpuBatch batch({.type = type,
+                    .num_kv_heads = 2,
+                    .group = group,
+                    .head_dim = head_dim,
+                    .block_size = block_size,
+                    .context_lengths = boundary_lengths(block_size),
+                    .query_lengths = {},
+                    .seed = static_cast<unsigned>(group)});
+    CHECK(batch.check(batch.decode()) == tests::kNoDifference);
+  }
+}
+
+TEST_CASE("Decode attention: long contexts", "[gpu]") {
+  if (!common::has_cuda_device()) {
+    SKIP_TEST("there is no GPU");
+  }
+  const auto type = GENERATE(ScalarType::kFloat32, ScalarType::kFloat16, ScalarType::kBFloat16);
+  const int group = GENERATE(1, 4, 16);
+  CAPTURE(tests::name_of(type), group);
+  GpuBatch batch({.type = type,
+                  .num_kv_heads = 1,
+                  .group = group,
+                  .context_lengths = {8191, 8192, 32768, 8193, 5},
+                  .query_lengths = {}});
+  CHECK(batch.check(batch.decode()) == tests::kNoDifference);
+}
+
+TEST_CASE("Decode attention: however the work is cut, the result is the same (stage 7, invariant 4)", "[gpu]") {
+  if (!common::has_cuda_device()) {
+    SKIP_TEST("there is no GPU");
+  }
+  const int group = GENERATE(1, 3, 4, 16);
+  const int head_dim = GENERATE(32, 64, 96, 128, 256);
+  GpuBatch batch({.num_kv_heads = 3,
+                  .group = group,
+                  .head_dim = head_dim,
+                  .context_lengths = {700, 1, 0, 2000, 33, 16, 1024, 512, 0},
+                  .query_lengths = {}});
+  for (const int num_workers : {1, 2, 3, 7, 40, 132, 264, 1000}) {
+    CAPTURE(group, head_dim, num_workers);
+    const std::vector<float> once = batch.decode({.num_workers = num_workers});
+    CHECK(batch.check(once) == tests::kNoDifference);
+    // Again, and several times over without a pause in between: equal to the bit.
+    const std::vector<float> again = batch.decode({.num_workers = num_workers}, 5);
+    CHECK(std::memcmp(once.data(), again.data(), once.size() * sizeof(float)) == 0);
+  }
+}
+
+TEST_CASE("Decode attention: shuffled pages give the bits of pages in order", "[gpu]") {
+  if (!common::has_cuda_device()) {
+    SKIP_TEST("there is no GPU");
+  }
+  BatchSpec spec{.context_lengths = {1000, 77, 300}, .query_lengths = {}};
+  GpuBatch shuffled(spec);
+  spec.in_order = true;
+  GpuBatch in_order(spec);
+  const std::vector<float> a = shuffled.decode();
+  const std::vector<float> b = in_order.decode();
+  CHECK(std::memcmp(a.data(), b.data(), a.size() * sizeof(float)) == 0);
+}
+
+TEST_CASE("Decode attention: a captured graph follows the lengths (stage 7, invariant 6)", "[gpu]") {
+  if (!common::has_cuda_device()) {
+    SKIP_TEST("there is no GPU");
+  }
+  GpuBatch batch({.context_lengths = {90, 1, 40, 600}, .query_lengths = {}});
+  const std::vector<float> expected = batch.decode();
+  const stage::PageShape shape = batch.pages().shape;
+  const common::DeviceArray<std::byte> workspace(stage::decode_workspace_bytes(shape, batch.batch()));
+  // Recorded for a batch in which everybody is inactive …
+  common::DeviceArray<int> lengths(std::vector<int>(4, 0));
+  stage::Batch changing = batch.batch();
+  changing.context_lengths = lengths.data();
+  CUDA_CHECK(cudaMemset(batch.output.data(), 0xFF, batch.output.size()));
+  CUDA_CHECK(cudaDeviceSynchronize());
+  const common::Graph graph(batch.stream, [&] {
+    stage::plan_decode(shape, changing, workspace.data(), batch.stream.get());
+    stage::decode_attention(batch.pages(), changing, batch.queries.data(), batch.output.data(), workspace.data(),
+                            batch.stream.get(), {.overlap_previous = false});
+    stage::decode_attention(batch.pages(), changing, batch.queries.data(), batch.output.data(), workspace.data(),
+                            batch.stream.get());
+  });
+  graph.launch(batch.stream);
+  batch.stream.synchronize();
+  const auto untouched = tests::to_floats(batch.output.download(), shape.type);
+  CHECK(std::all_of(untouched.begin(), untouched.end(), [](float x) { return std::isnan(x); }));
+  // … and replayed for one in which nobody is.
+  lengths.upload(std::vector<int>{90, 1, 40, 600});
+  graph.launch(batch.stream);
+  batch.stream.synchronize();
+  const auto result = tests::to_floats(batch.output.download(), shape.type);
+  CHECK(std::memcmp(result.data(), expected.data(), result.size() * sizeof(float)) == 0);
+}
+
+// More heads than multiprocessors have a kernel of their own. Up to twice as many, a share is a head; beyond, if
+// contexts are short and about equal, it is several whole heads, absent ones counted; and else equal parts of all
+// tiles.
+TEST_CASE("Decode attention: more heads than multiprocessors (stage 7, invariant 4)", "[gpu]") {
+  if (!common::has_cuda_device()) {
+    SKIP_TEST("there is no GPU");
+  }
+  const auto type = GENERATE(ScalarType::kFloat16, ScalarType::kBFloat16);
+  const int head_dim = GENERATE(32, 64, 96, 128, 256);
+  const int group = GENERATE(3, 16);
+  const int heads_per_multiprocessor = GENERATE(1, 2);
+  CAPTURE(tests::name_of(type), head_dim, group, heads_per_multiprocessor);
+  constexpr int kKvHeads = 8;
+  const int num_sequences = heads_per_multiprocessor * common::device_limits().num_multiprocessors / kKvHeads + 5;
+  std::vector<int> lengths(static_cast<std::size_t>(num_sequences));
+  std::generate(lengths.begin(), lengths.end(), [s = -1]() mutable { return ++s % 7 == 3 ? 0 : 17 + s % 20; });
+  BatchSpec spec{.type = type,
+                 .num_kv_heads = kKvHeads,
+                 .group = group,
+                 .head_dim = head_dim,
+                 .context_lengths = lengths,
+                 .query_lengths = {}};
+  GpuBatch even(spec);
+  const std::vector<float> once = even.decode();
+  CHECK(even.check(once) == tests::kNoDifference);
+  const std::vector<float> again = even.decode({}, 3);
+  CHECK(std::memcmp(once.data(), again.data(), once.size() * sizeof(float)) == 0);
+  spec.context_lengths[1] = 1500;
+  GpuBatch ragged(spec);
+  CHECK(ragged.check(ragged.decode()) == tests::kNoDifference);
+}
+
+TEST_CASE("Decode attention: a cache without blocks gives the bits of pages", "[gpu]") {
+  if (!common::has_cuda_device()) {
+    SKIP_TEST("there is no GPU");
+  }
+  const int group = GENERATE(4, 16);
+  const int num_kv_heads = GENERATE(2, 40);  // of 5 sequences: few heads, and more than multiprocessors
+  const std::vector<int> lengths = {1000, 77, 0, 16, 300};
+  GpuBatch batch({.num_kv_heads = num_kv_heads, .group = group, .context_lengths = lengths, .query_lengths = {}});
+  const std::vector<float> expected = batch.decode();
+  std::vector<int> tables(lengths.size() * static_cast<std::size_t>(batch.batch().max_blocks_per_sequence));
+  CUDA_CHECK(cudaMemcpy(tables.data(), batch.batch().block_tables, tables.size() * sizeof(int), cudaMemcpyDefault));
+  constexpr int kCapacity = 1024;
+  stage::Pages cache = batch.pages();
+  const common::DeviceArray<std::byte> keys(without_blocks(cache.keys, cache.shape, lengths, tables, kCapacity));
+  const common::DeviceArray<std::byte> values(without_blocks(cache.values, cache.shape, lengths, tables, kCapacity));
+  const common::DeviceArray<std::byte> workspace(stage::decode_workspace_bytes(cache.shape, batch.batch()));
+  stage::plan_decode(cache.shape, batch.batch(), workspace.data(), batch.stream.get());
+  cache.keys = keys.data();
+  cache.values = values.data();
+  cache.shape.num_blocks = static_cast<std::int64_t>(lengths.size());
+  cache.shape.block_size = kCapacity;
+  stage::Batch without_table = batch.batch();
+  without_table.block_tables = without_table.context_lengths;  // nobody reads it
+  CUDA_CHECK(cudaMemset(batch.output.data(), 0xFF, batch.output.size()));
+  CUDA_CHECK(cudaDeviceSynchronize());
+  stage::contiguous_attention(cache, without_table, batch.queries.data(), batch.output.data(), workspace.data(),
+                              batch.stream.get(), {.overlap_previous = false});
+  batch.stream.synchronize();
+  const std::vector<float> result = tests::to_floats(batch.output.download(), ScalarType::kBFloat16);
+  CHECK(std::memcmp(result.data(), expected.data(), result.size() * sizeof(float)) == 0);
+  CHECK(batch.check(result) == tests::kNoDifference);
+}
+
+TEST_CASE("Decode attention: a pool of more than 2^31 elements (stage 7, invariant 1)", "[gpu]") {
+  if (!common::has_cuda_device()) {
+    SKIP_TEST("there is no GPU");
+  }
+  std::size_t free_bytes = 0;
+  std::size_t total_bytes = 0;
+  CUDA_CHECK(cudaMemGetInfo(&free_bytes, &total_bytes));
+  if (free_bytes < std::size_t{12} << 30) {
+    SKIP_TEST("the GPU has no room for it");
+  }
+  // 8 heads x 16 tokens x 128 dimensions: 2^14 elements a block, and the blocks in use lie past the 2^17th.
+  GpuBatch batch({.num_kv_heads = 8, .context_lengths = {50, 1000}, .query_lengths = {}, .first_block = (1 << 17) + 5});
+  CHECK(batch.pages().shape.elements() > std::int64_t{1} << 31);
+  CHECK(batch.check(batch.decode()) == tests::kNoDifference);
+}
+
+TEST_CASE("Decode attention: bad arguments are refused before anything is launched (stage 7, invariant 6)", "[gpu]") {
+  if (!common::has_cuda_device()) {
+    SKIP_TEST("there is no GPU");
+  }
+  GpuBatch good({.context_lengths = {20}, .query_lengths = {}});
+  const auto attempt = [&](const stage::Pages& pages, const stage::Batch& batch, const void* queries) {
+    const common::DeviceArray<std::byte> workspace(std::size_t{1} << 24);
+    stage::decode_attention(pages, batch, queries, good.output.data(), workspace.data(), good.stream.get());
+  };
+  // What `unsupported` names, the kernels refuse.
+  for (const auto& [block_size, head_dim, num_heads] :
+       {std::array{12, 128, 8}, {4, 128, 8}, {128, 128, 8}, {16, 80, 8}, {16, 16, 8}, {16, 128, 7}, {16, 128, 34}}) {
+    CAPTURE(block_size, head_dim, num_heads);
+    stage::Pages pages = good.pages();
+    pages.shape.block_size = block_size;
+    pages.shape.head_dim = head_dim;
+    stage::Batch batch = good.batch();
+    batch.num_heads = num_heads;
+    CHECK_FALSE(stage::unsupported(pages.shape, num_heads).empty());
+    CHECK_THROWS_AS(attempt(pages, batch, good.queries.data()), common::CheckError);
+  }
+  CHECK(stage::unsupported(good.pages().shape, good.batch().num_heads) == tests::kNoDifference);
+  CHECK(stage::unsupported({.num_kv_heads = 2, .block_size = 5, .head_dim = 40, .type = ScalarType::kFloat32}, 40) ==
+        tests::kNoDifference);
+  CHECK(stage::unsupported({.num_kv_heads = 2, .block_size = 5, .head_dim = 36, .type = ScalarType::kFloat32}, 40) ==
+        "the float32 kernels want a head dimension that is a multiple of 8 up to 256, not 36");
+  stage::Pages pages = good.pages();
+  pages.keys = static_cast<std::byte*>(pages.keys) + 2;
+  CHECK_THROWS_AS(attempt(pages, good.batch(), good.queries.data()), common::CheckError);
+  CHECK_THROWS_AS(attempt(good.pages(), good.batch(), nullptr), common::CheckError);
+  stage::Batch batch = good.batch();
+  batch.num_sequences = 0;
+  CHECK_NOTHROW(attempt(good.pages(), batch, good.queries.data()));
+}

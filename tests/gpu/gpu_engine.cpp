@@ -1,0 +1,476 @@
+// The engine with its cache on the device: the texts of the CPU, and pages that hold what the CPU's cache holds.
+#include "tests/support/catch.h"
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+#include <numeric>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "common/app/workload.h"
+#include "common/cuda/device.h"
+#include "tests/stages/engine_fixtures.h"
+#include "tests/support/golden.h"
+#include "tests/support/stage_api.h"
+
+#include STAGE_HEADER(decoding.h)
+#include STAGE_HEADER(engine.h)
+// Not formatted: spaces around the slash would become part of the path.
+// clang-format off
+#include STAGE_HEADER(kernels/cuda_runner.h)
+// clang-format on
+
+using common::Matrix;
+using common::Token;
+using tests::bundled;
+using tests::compare_tokens;
+using tests::golden_cases;
+using tests::greedy_request;
+using tests::small_model;
+
+namespace {
+
+const std::string kNoDifference;
+
+stage::EngineOptions options_for(stage::Device device, stage::Precision precision = stage::Precision::kFloat32) {
+  stage::EngineOptions options;
+  options.gpu = {device, precision};
+  return options;
+}
+
+std::vector<common::Completion> run(stage::Engine& engine, const std::vector<common::Request>& requests) {
+  return engine.run(requests, [](int, Token) {});
+}
+
+std::vector<common::Request> golden_requests() {
+  std::vector<common::Request> requests;
+  for (const tests::GoldenCase& golden : golden_cases()) {
+    requests.push_back(greedy_request(golden.prompt, 64));
+  }
+  return requests;
+}
+
+// Empty if all are within `tolerance` of each other; a NaN is not.
+std::string compare(const Matrix& actual, const Matrix& expected, float tolerance) {
+  if (actual.rows() != expected.rows() || actual.cols() != expected.cols()) {
+    return "another shape";
+  }
+  for (Eigen::Index i = 0; i < actual.size(); ++i) {
+    if (!(std::abs(actual.data()[i] - expected.data()[i]) <= tolerance)) {
+      return common::format("number %td: %g, expected %g", i, actual.data()[i], expected.data()[i]);
+    }
+  }
+  return "";
+}
+
+// The K or V that the CPU's cache holds in these slots: [slots.size(), num_kv_heads * head_dim].
+Matrix cpu_rows(stage::Engine& engine, int layer, const std::vector<int>& slots, bool keys) {
+  const stage::KvCacheShape& shape = engine.cache().shape();
+  Matrix rows(static_cast<Eigen::Index>(slots.size()), shape.num_kv_heads * shape.head_dim);
+  for (std::size_t i = 0; i < slots.size(); ++i) {
+    for (int head = 0; head < shape.num_kv_heads; ++head) {
+      rows.block(static_cast<Eigen::Index>(i), head * shape.head_dim, 1, shape.head_dim) =
+          keys ? engine.cache().keys(layer, head, slots[i], 1) : engine.cache().values(layer, head, slots[i], 1);
+    }
+  }
+  return rows;
+}
+
+// The same steps on the CPU and on the GPU, whose caches are compared after each.
+class Pair {
+ public:
+  explicit Pair(int block_size)
+      : cpu_(bundled().llama, with_block_size(options_for(stage::Device::kCpu), block_size)),
+        gpu_(bundled().llama, with_block_size(options_for(stage::Device::kGpu), block_size)) {}
+
+  void start(int sequence, const std::vector<Token>& tokens) {
+    REQUIRE(cpu_.start(sequence, tokens, 0));
+    REQUIRE(gpu_.start(sequence, tokens, 0));
+    append(sequence, std::span(tokens).subspan(static_cast<std::size_t>(gpu_.manager().length(sequence))));
+  }
+
+  void append(int sequence, std::span<const Token> tokens) {
+    const auto expected = cpu_.append(sequence, tokens);
+    const auto actual = gpu_.append(sequence, tokens);
+    REQUIRE(expected.has_value());
+    REQUIRE(actual.has_value());
+    // Logits of up to 20, of sums of some thousand products in another order: 24 bits leave five digits of them.
+    CHECK(compare(*actual, *expected, 2e-3F) == kNoDifference);
+    check_pages(sequence);
+  }
+
+  void fork(int parent, int child) {
+    cpu_.manager().fork(parent, child);
+    gpu_.manager().fork(parent, child);
+    check_pages(child);
+  }
+
+  void free(int sequence) {
+    cpu_.manager().free(sequence);
+    gpu_.manager().free(sequence);
+  }
+
+  void check_pages(int sequence) {
+    const std::vector<int> slots = gpu_.manager().slots(sequence, 0, gpu_.manager().length(sequence));
+    REQUIRE(slots == cpu_.manager().slots(sequence, 0, cpu_.manager().length(sequence)));
+    for (const int layer : {0, 5}) {
+      CHECK(compare(gpu_.gpu()->keys(layer, slots), cpu_rows(cpu_, layer, slots, true), 2e-3F) == kNoDifference);
+      CHECK(compare(gpu_.gpu()->values(layer, slots), cpu_rows(cpu_, layer, slots, false), 2e-3F) == kNoDifference);
+    }
+  }
+
+  int length(int sequence) { return gpu_.manager().length(sequence); }
+
+ private:
+  static stage::EngineOptions with_block_size(stage::EngineOptions options, int block_size) {
+    options.block_size = block_size;
+    options.chunk_size = 20;
+    options.num_slots = 512;
+    return options;
+  }
+
+  stage::Engine cpu_;
+  stage::Engine gpu_;
+};
+
+std::vector<Token> some_tokens(int count, int salt) {
+  std::vector<Token> tokens;
+  tokens.reserve(static_cast<std::size_t>(count));
+  for (int i = 0; i < count; ++i) {
+    tokens.push_back((31 * i + 97 * salt + 5) % 2048);
+  }
+  return tokens;
+}
+
+}  // namespace
+
+TEST_CASE("GPU: the golden prompts get the golden text, in chunks and blocks of any size (stage 7, invariant 8)") {
+  if (!common::has_cuda_device()) {
+    SKIP_TEST("there is no GPU");
+  }
+  for (const auto& [chunk_size, block_size] : {std::pair{256, 16}, {7, 16}, {256, 1}, {3, 5}, {1, 64}}) {
+    stage::EngineOptions options = options_for(stage::Device::kGpu);
+    options.chunk_size = chunk_size;
+    options.block_size = block_size;
+    stage::Engine engine(bundled().llama, options);
+    const std::vector<common::Completion> completions = run(engine, golden_requests());
+    for (std::size_t i = 0; i < completions.size(); ++i) {
+      CAPTURE(chunk_size, block_size, golden_cases()[i].prompt, completions[i].error);
+      CHECK(compare_tokens(completions[i].tokens, golden_cases()[i].generated_tokens) == kNoDifference);
+    }
+  }
+}
+
+TEST_CASE("GPU: a pool that is too small for all, and a warm cache, change no text") {
+  if (!common::has_cuda_device()) {
+    SKIP_TEST("there is no GPU");
+  }
+  std::vector<common::Request> requests;
+  for (const common::WorkloadItem& item : common::workload()) {
+    requests.push_back(greedy_request(item.prompt, std::min(item.max_new_tokens, 40)));
+  }
+  stage::Engine cpu(bundled().llama, options_for(stage::Device::kCpu));
+  const std::vector<common::Completion> expected = run(cpu, requests);
+  for (const bool prefix_cache : {true, false}) {
+    stage::EngineOptions options = options_for(stage::Device::kGpu);
+    options.num_slots = 400;
+    options.prefix_cache = prefix_cache;
+    stage::Engine engine(bundled().llama, options);
+    for (int round = 0; round < 2; ++round) {
+      const std::vector<common::Completion> completions = run(engine, requests);
+      for (std::size_t i = 0; i < requests.size(); ++i) {
+        CAPTURE(prefix_cache, round, i);
+        CHECK(compare_tokens(completions[i].tokens, expected[i].tokens) == kNoDifference);
+      }
+    }
+    CHECK(common::counter(engine.counters(), "preemptions") > 0);
+    CHECK((common::counter(engine.counters(), "prefix_tokens_saved") > 0) == prefix_cache);
+  }
+}
+
+TEST_CASE("GPU: pages hold what the CPU's cache holds, through forks, copies on write and cached prefixes") {
+  if (!common::has_cuda_device()) {
+    SKIP_TEST("there is no GPU");
+  }
+  for (const int block_size : {16, 4, 3}) {
+    CAPTURE(block_size);
+    Pair pair(block_size);
+    pair.start(0, some_tokens(50, 1));
+    pair.fork(0, 1);
+    pair.fork(1, 2);
+    pair.append(1, some_tokens(1, 2));  // a copy, unless the last block is full
+    pair.append(2, some_tokens(7, 3));
+    pair.append(0, some_tokens(1, 4));  // the last owner
+    pair.check_pages(1);
+    pair.check_pages(2);
+    pair.free(1);
+    pair.start(3, some_tokens(60, 1));  // begins as sequence 0 does
+    CHECK(pair.length(3) == 60);
+    pair.free(0);
+    pair.free(2);
+    pair.append(3, some_tokens(30, 5));
+  }
+}
+
+TEST_CASE("GPU: copies that build on each other are carried out in their order (stage 7, invariant 5)") {
+  if (!common::has_cuda_device()) {
+    SKIP_TEST("there is no GPU");
+  }
+  const common::LlamaConfig& config = bundled().llama.config();
+  const stage::KvCacheShape shape{.num_layers = config.num_layers,
+                                  .num_blocks = 6,
+                                  .block_size = 4,
+                                  .num_heads = config.num_heads,
+                                  .num_kv_heads = config.num_kv_heads,
+                                  .head_dim = config.head_dim};
+  stage::CudaRunner runner(bundled().llama, shape, stage::Precision::kFloat32, 16);
+  const std::vector<int> table = {0, 1};
+  std::vector<int> slots(8);
+  std::iota(slots.begin(), slots.end(), 0);
+  runner.forward({some_tokens(8, 1), slots, slots, std::vector<int>{0, 8}, std::vector<int>{8}, table,
+                  std::vector<int>{0, 2}, std::vector<int>{7}});
+  const Matrix first = runner.keys(3, std::vector<int>{0, 1, 2, 3});
+  const Matrix second = runner.keys(3, std::vector<int>{4, 5, 6, 7});
+  CHECK(compare(first, second, 1e-3F) != kNoDifference);
+  // 2 gets what 1 has, and only then is 1 overwritten; 4 gets what 1 has by then.
+  runner.copy_blocks(std::vector<stage::BlockCopy>{{1, 2}, {0, 1}, {1, 4}, {2, 5}});
+  const auto block = [&](int index) {
+    return runner.keys(3, std::vector<int>{4 * index, 4 * index + 1, 4 * index + 2, 4 * index + 3});
+  };
+  CHECK(compare(block(2), second, 0.0F) == kNoDifference);
+  CHECK(compare(block(1), first, 0.0F) == kNoDifference);
+  CHECK(compare(block(4), first, 0.0F) == kNoDifference);
+  CHECK(compare(block(5), second, 0.0F) == kNoDifference);
+  CHECK(std::isnan(block(3)(0, 0)));  // nobody has written it
+}
+
+TEST_CASE("GPU: sequences that share a step get what they get alone") {
+  if (!common::has_cuda_device()) {
+    SKIP_TEST("there is no GPU");
+  }
+  // Four sequences in blocks of 16, with 20, 5, 33 and 1 tokens so far; then a step in which they have 1, 7, 1 and 12
+  // more, and steps in which all have one, for batches that are recorded and filled up.
+  const common::LlamaConfig& config = bundled().llama.config();
+  const stage::KvCacheShape shape{.num_layers = config.num_layers,
+                                  .num_blocks = 40,
+                                  .block_size = 16,
+                                  .num_heads = config.num_heads,
+                                  .num_kv_heads = config.num_kv_heads,
+                                  .head_dim = config.head_dim};
+  for (const auto precision : {stage::Precision::kFloat32, stage::Precision::kBFloat16}) {
+    stage::CudaRunner together(bundled().llama, shape, precision, 128);
+    stage::CudaRunner alone(bundled().llama, shape, precision, 128);
+    std::vector<int> lengths(4, 0);
+    int salt = 0;
+    for (const std::vector<int>& counts :
+         {std::vector{20, 5, 33, 1}, {1, 7, 1, 12}, {1, 1, 1, 1}, {3, 1, 0, 1}, {1, 1, 1, 0}}) {
+      std::vector<Token> tokens;
+      std::vector<int> positions;
+      std::vector<int> slots;
+      std::vector<int> starts = {0};
+      std::vector<int> contexts;
+      std::vector<int> tables;
+      std::vector<int> table_starts = {0};
+      std::vector<int> rows;
+      std::vector<Matrix> expected;
+      for (int s = 0; s < 4; ++s) {
+        const int count = counts[static_cast<std::size_t>(s)];
+        int& length = lengths[static_cast<std::size_t>(s)];
+        if (count == 0) {
+          continue;
+        }
+        const std::vector<Token> own = some_tokens(count, ++salt);
+        std::vector<int> own_positions(own.size());
+        std::iota(own_positions.begin(), own_positions.end(), length);
+        std::vector<int> table(static_cast<std::size_t>((length + count + 15) / 16));
+        std::generate(table.begin(), table.end(), [n = 10 * s]() mutable { return n++; });
+        std::vector<int> own_slots(own.size());
+        std::transform(own_positions.begin(), own_positions.end(), own_slots.begin(), [&](int position) {
+          return table[static_cast<std::size_t>(position / 16)] * 16 + position % 16;
+        });
+        length += count;
+        alone.forward({own, own_positions, own_slots, std::vector<int>{0, count}, std::vector<int>{length}, table,
+                       std::vector<int>{0, static_cast<int>(table.size())}, std::vector<int>{count - 1}});
+        expected.push_back(alone.logits());
+        tokens.insert(tokens.end(), own.begin(), own.end());
+        positions.insert(positions.end(), own_positions.begin(), own_positions.end());
+        slots.insert(slots.end(), own_slots.begin(), own_slots.end());
+        tables.insert(tables.end(), table.begin(), table.end());
+        starts.push_back(static_cast<int>(tokens.size()));
+        contexts.push_back(length);
+        table_starts.push_back(static_cast<int>(tables.size()));
+        rows.push_back(starts.back() - 1);
+      }
+      together.forward({tokens, positions, slots, starts, contexts, tables, table_starts, rows});
+      const Matrix logits = together.logits();
+      const std::vector<Token> likeliest = together.likeliest(0);
+      REQUIRE(logits.rows() == static_cast<Eigen::Index>(expected.size()));
+      // Other products, in another order: as between GPU and CPU.
+      const float tolerance = precision == stage::Precision::kFloat32 ? 2e-3F : 0.25F;
+      for (std::size_t i = 0; i < expected.size(); ++i) {
+        const Matrix row = logits.row(static_cast<Eigen::Index>(i));
+        CAPTURE(salt, i);
+        CHECK(compare(row, expected[i], tolerance) == kNoDifference);
+        CHECK(likeliest[i] == common::argmax({row.data(), static_cast<std::size_t>(row.cols())}));
+      }
+    }
+  }
+}
+
+TEST_CASE("GPU: a step takes up the tokens of the one before, which the host has not seen") {
+  if (!common::has_cuda_device()) {
+    SKIP_TEST("there is no GPU");
+  }
+  // Two prompts, then single tokens, the rows in turn the other way round; beside it, everything token by token.
+  const common::LlamaConfig& config = bundled().llama.config();
+  const stage::KvCacheShape shape{.num_layers = config.num_layers,
+                                  .num_blocks = 8,
+                                  .block_size = 16,
+                                  .num_heads = config.num_heads,
+                                  .num_kv_heads = config.num_kv_heads,
+                                  .head_dim = config.head_dim};
+  const std::vector<Token> prompt = some_tokens(14, 1);
+  std::vector<int> positions(14);
+  std::iota(positions.begin(), positions.end(), 0);
+  std::iota(positions.begin() + 9, positions.end(), 0);
+  std::vector<int> slots = positions;
+  std::for_each(slots.begin() + 9, slots.end(), [](int& slot) { slot += 64; });
+  const std::vector<int> tables = {0, 1, 4, 5};
+  const std::vector<int> other_tables = {4, 5, 0, 1};
+  std::vector<std::vector<Token>> found[2];
+  for (const bool ahead : {false, true}) {
+    stage::CudaRunner runner(bundled().llama, shape, stage::Precision::kFloat32, 16);
+    std::vector<std::vector<Token>>& answers = found[ahead ? 1 : 0];
+    runner.forward({prompt, positions, slots, std::vector<int>{0, 9, 14}, std::vector<int>{9, 5}, tables,
+                    std::vector<int>{0, 2, 4}, std::vector<int>{8, 13}});
+    for (int step = 0; step < 6; ++step) {
+      if (!ahead) {
+        answers.push_back(runner.likeliest(0));
+      }
+      const bool turned = step % 2 == 0;
+      const std::vector<int> at = turned ? std::vector{5 + step, 9 + step} : std::vector{9 + step, 5 + step};
+      const std::vector<int> new_slots = turned ? std::vector{64 + at[0], at[1]} : std::vector{at[0], 64 + at[1]};
+      const std::vector<Token> tokens =
+          ahead ? std::vector<Token>{-2, -1} : std::vector{answers.back()[1], answers.back()[0]};
+      runner.forward({tokens, at, new_slots, std::vector<int>{0, 1, 2}, std::vector<int>{at[0] + 1, at[1] + 1},
+                      turned ? other_tables : tables, std::vector<int>{0, 2, 4}, std::vector<int>{0, 1}});
+      if (ahead) {
+        answers.push_back(runner.likeliest(1));
+      }
+    }
+    answers.push_back(runner.likeliest(0));
+  }
+  CHECK(found[0] == found[1]);
+  CHECK(found[0].front() != found[0].back());
+}
+
+TEST_CASE("GPU: samples and beams are the CPU's") {
+  if (!common::has_cuda_device()) {
+    SKIP_TEST("there is no GPU");
+  }
+  common::Request request = greedy_request("Once upon a time", 24);
+  stage::Engine cpu(bundled().llama, options_for(stage::Device::kCpu));
+  stage::Engine gpu(bundled().llama, options_for(stage::Device::kGpu));
+  stage::BeamSearch cpu_beams(cpu, request, {4, 1.0});
+  stage::BeamSearch gpu_beams(gpu, request, {4, 1.0});
+  const auto finish = [](auto& decoding) {
+    while (!decoding.finished()) {
+      REQUIRE(decoding.step());
+    }
+  };
+  finish(cpu_beams);
+  finish(gpu_beams);
+  REQUIRE(gpu_beams.hypotheses().size() == cpu_beams.hypotheses().size());
+  for (std::size_t i = 0; i < cpu_beams.hypotheses().size(); ++i) {
+    CHECK(compare_tokens(gpu_beams.hypotheses()[i].tokens, cpu_beams.hypotheses()[i].tokens) == kNoDifference);
+    CHECK(std::abs(gpu_beams.hypotheses()[i].log_probability - cpu_beams.hypotheses()[i].log_probability) < 1e-2);
+  }
+  CHECK(common::counter(gpu.counters(), "blocks_copied") == common::counter(cpu.counters(), "blocks_copied"));
+  CHECK(common::counter(gpu.counters(), "blocks_copied") > 0);
+
+  request.sampling.temperature = 0.8F;
+  stage::ParallelSampling cpu_samples(cpu, request, 4);
+  stage::ParallelSampling gpu_samples(gpu, request, 4);
+  finish(cpu_samples);
+  finish(gpu_samples);
+  for (std::size_t i = 0; i < 4; ++i) {
+    CHECK(compare_tokens(gpu_samples.completions()[i].tokens, cpu_samples.completions()[i].tokens) == kNoDifference);
+  }
+}
+
+TEST_CASE("GPU: in bfloat16 the logits are close, from a prompt and token by token") {
+  if (!common::has_cuda_device()) {
+    SKIP_TEST("there is no GPU");
+  }
+  // 8 bits: a rounding changes a number by 2^-9 of it at most. Six layers round what ends in a logit some 60 times,
+  // with errors of either sign, which grow as the square root of their number: 2^-9 * 8 of logits of about 15.
+  constexpr float kTolerance = 0.25F;
+  stage::Engine exact(bundled().llama, options_for(stage::Device::kCpu));
+  stage::Engine rounded(bundled().llama, options_for(stage::Device::kGpu, stage::Precision::kBFloat16));
+  for (const tests::GoldenCase& golden : golden_cases()) {
+    for (stage::Engine* const engine : {&exact, &rounded}) {
+      REQUIRE(engine->start(0, golden.prompt_tokens, 0));
+    }
+    std::span<const Token> tokens = golden.prompt_tokens;
+    tokens = tokens.subspan(static_cast<std::size_t>(exact.manager().length(0)));
+    CHECK(compare(*rounded.append(0, tokens), *exact.append(0, tokens), kTolerance) == kNoDifference);
+    for (std::size_t i = 0; i < 20; ++i) {
+      const Token token = golden.generated_tokens[i];
+      CHECK(compare(*rounded.append(0, {&token, 1}), *exact.append(0, {&token, 1}), kTolerance) == kNoDifference);
+    }
+    exact.manager().free(0);
+    rounded.manager().free(0);
+  }
+}
+
+TEST_CASE("GPU: a prompt's last chunk may be shorter than the others") {
+  if (!common::has_cuda_device()) {
+    SKIP_TEST("there is no GPU");
+  }
+  // Short chunks are cut into smaller tiles, of which there may be more than of a long one.
+  for (const int chunk_size : {256, 257, 300, 511}) {
+    stage::EngineOptions options = options_for(stage::Device::kGpu, stage::Precision::kBFloat16);
+    options.chunk_size = chunk_size;
+    stage::Engine rounded(bundled().llama, options);
+    stage::Engine exact(bundled().llama, options_for(stage::Device::kCpu));
+    const std::vector<Token> prompt = some_tokens(chunk_size + 200, 1);
+    REQUIRE(rounded.start(0, prompt, 0));
+    REQUIRE(exact.start(0, prompt, 0));
+    CAPTURE(chunk_size);
+    CHECK(compare(*rounded.append(0, prompt), *exact.append(0, prompt), 0.25F) == kNoDifference);
+  }
+}
+
+TEST_CASE("GPU: too large a cache is refused in words, and leaves the memory as it was") {
+  if (!common::has_cuda_device()) {
+    SKIP_TEST("there is no GPU");
+  }
+  const auto free_bytes = [] {
+    std::size_t free = 0;
+    std::size_t total = 0;
+    CUDA_CHECK(cudaMemGetInfo(&free, &total));
+    return std::pair(free, total);
+  };
+  { const stage::Engine warm(small_model(), options_for(stage::Device::kGpu)); }  // what CUDA itself keeps
+  const auto [before, total] = free_bytes();
+  const common::LlamaConfig& config = small_model().config();
+  const std::int64_t slot_bytes = 8LL * config.num_layers * config.num_kv_heads * config.head_dim;
+  const stage::KvCacheShape shape{.num_layers = config.num_layers,
+                                  .num_blocks = static_cast<int>(static_cast<std::int64_t>(total) / slot_bytes / 16),
+                                  .block_size = 16,
+                                  .num_heads = config.num_heads,
+                                  .num_kv_heads = config.num_kv_heads,
+                                  .head_dim = config.head_dim};
+  std::string message;
+  try {
+    stage::make_gpu_runner(small_model(), shape, {stage::Device::kGpu, stage::Precision::kFloat32}, 16);
+  } catch (const common::InputError& error) {
+    message = error.what();
+  }
+  CHECK(tests::contains(message, "smaller cache"));
+  CHECK(free_bytes().first >= before);
+  stage::Engine engine(small_model(), options_for(stage::Device::kGpu));
+  CHECK(run(engine, {tests::make_request(5, 4)})[0].tokens.size() == 4);
+}

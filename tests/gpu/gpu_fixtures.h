@@ -1,0 +1,244 @@
+// Random batches on the device, and the float64 answer to them, for the tests of the CUDA kernels.
+#pragma once
+
+#include <cmath>
+#include <string>
+#include <utility>
+
+#include "common/app/compare.h"
+#include "common/math/reference_attention.h"
+#include "tests/gpu/gpu_values.h"
+
+namespace tests {
+
+// What a comparison returns if there is nothing to say; a failing check then shows the text instead.
+inline const std::string kNoDifference;
+
+struct BatchSpec {
+  ScalarType type = ScalarType::kBFloat16;
+  int num_kv_heads = 2;
+  int group = 4;
+  int head_dim = 128;
+  int block_size = 16;
+  std::vector<int> context_lengths;
+  std::vector<int> query_lengths;  // empty: one each (decode)
+  int first_block = 0;             // blocks below are never used: for pools beyond 2^31 elements
+  bool in_order = false;           // blocks in physical order, one sequence after the other
+  unsigned seed = 1;
+};
+
+// A batch with K and V written into shuffled pages, every other slot NaN, outputs poisoned.
+class GpuBatch {
+ public:
+  explicit GpuBatch(BatchSpec spec);
+
+  const stage::Pages& pages() const { return pages_; }
+  const stage::Batch& batch() const { return batch_; }
+  const int* query_starts() const { return query_starts_.data(); }
+  int num_tokens() const { return num_tokens_; }
+
+  // Poisons the output first and returns it as floats.
+  std::vector<float> decode(const stage::DecodeOptions& options = {}, int num_runs = 1);
+  std::vector<float> ragged();
+  // Empty if `result` is what the reference gives, with inactive rows still poisoned; else what is wrong.
+  std::string check(const std::vector<float>& result);
+
+  common::Stream stream;
+  common::DeviceArray<std::byte> queries;
+  common::DeviceArray<std::byte> output;
+
+ private:
+  std::size_t kv_columns() const {
+    return static_cast<std::size_t>(spec_.num_kv_heads) * static_cast<std::size_t>(spec_.head_dim);
+  }
+
+  BatchSpec spec_;
+  int num_tokens_ = 0;
+  std::vector<int> starts_;
+  std::vector<float> host_queries_;
+  std::vector<std::vector<float>> host_keys_;  // by sequence: [length, num_kv_heads * head_dim]
+  std::vector<std::vector<float>> host_values_;
+  common::DeviceArray<std::byte> keys_;
+  common::DeviceArray<std::byte> values_;
+  common::DeviceArray<int> context_lengths_;
+  common::DeviceArray<int> block_tables_;
+  common::DeviceArray<int> query_starts_;
+  stage::Pages pages_;
+  stage::Batch batch_;
+};
+
+inline GpuBatch::GpuBatch(BatchSpec spec) : spec_(std::move(spec)) {
+  if (spec_.query_lengths.empty()) {
+    for (const int length : spec_.context_lengths) {
+      spec_.query_lengths.push_back(length == 0 ? 0 : 1);
+    }
+  }
+  common::Random random(spec_.seed);
+  const auto num_sequences = static_cast<int>(spec_.context_lengths.size());
+  const bool decode = std::all_of(spec_.query_lengths.begin(), spec_.query_lengths.end(), [](int n) { return n < 2; });
+  int num_blocks = 0;
+  int max_blocks = 1;
+  starts_ = {0};
+  for (std::size_t s = 0; s < spec_.context_lengths.size(); ++s) {
+    const int blocks = (spec_.context_lengths[s] + spec_.block_size - 1) / spec_.block_size;
+    num_blocks += blocks;
+    max_blocks = std::max(max_blocks, blocks);
+    // A decode batch has a row for each sequence, active or not.
+    starts_.push_back(starts_.back() + (decode ? 1 : spec_.query_lengths[s]));
+  }
+  num_tokens_ = starts_.back();
+  pages_.shape = {.num_blocks = spec_.first_block + num_blocks + 3,
+                  .num_kv_heads = spec_.num_kv_heads,
+                  .block_size = spec_.block_size,
+                  .head_dim = spec_.head_dim,
+                  .type = spec_.type};
+  keys_ = poisoned(pages_.shape.elements(), spec_.type);
+  values_ = poisoned(pages_.shape.elements(), spec_.type);
+  pages_.keys = keys_.data();
+  pages_.values = values_.data();
+
+  // Entries past the end of a sequence's table point outside of the pool: nobody may follow them.
+  std::vector<int> tables(static_cast<std::size_t>(num_sequences * max_blocks), 1 << 30);
+  const std::vector<int> order = shuffled(num_blocks + 3, random);
+  std::size_t next = 0;
+  std::vector<int> slots;
+  std::vector<float> all_keys;
+  std::vector<float> all_values;
+  for (std::size_t s = 0; s < spec_.context_lengths.size(); ++s) {
+    const int length = spec_.context_lengths[s];
+    int* table = &tables[s * static_cast<std::size_t>(max_blocks)];
+    for (int i = 0; i * spec_.block_size < length; ++i, ++next) {
+      table[i] = spec_.first_block + (spec_.in_order ? static_cast<int>(next) : order[next]);
+    }
+    for (int position = 0; position < length; ++position) {
+      slots.push_back(table[position / spec_.block_size] * spec_.block_size + position % spec_.block_size);
+    }
+    const std::size_t size = static_cast<std::size_t>(length) * kv_columns();
+    std::vector<float> keys = random_values(size, random);
+    std::vector<float> values = random_values(size, random);
+    // The first and the last token count as much as all others together, so that a result without them stands out.
+    for (std::size_t i = 0; i < std::min(size, kv_columns()); ++i) {
+      values[i] *= std::sqrt(static_cast<float>(length));
+      values[size - 1 - i] *= std::sqrt(static_cast<float>(length));
+    }
+    host_keys_.push_back(rounded(keys, spec_.type));
+    host_values_.push_back(rounded(values, spec_.type));
+    all_keys.insert(all_keys.end(), keys.begin(), keys.end());
+    all_values.insert(all_values.end(), values.begin(), values.end());
+  }
+  const int num_heads = spec_.num_kv_heads * spec_.group;
+  host_queries_ =
+      rounded(random_values(
+                  static_cast<std::size_t>(num_tokens_) * static_cast<std::size_t>(num_heads * spec_.head_dim), random),
+              spec_.type);
+  queries = common::DeviceArray<std::byte>(to_bytes(host_queries_, spec_.type));
+  output = poisoned(static_cast<std::int64_t>(host_queries_.size()), spec_.type);
+  context_lengths_ = common::DeviceArray<int>(spec_.context_lengths);
+  block_tables_ = common::DeviceArray<int>(tables);
+  query_starts_ = common::DeviceArray<int>(starts_);
+  batch_ = {.num_sequences = num_sequences,
+            .num_heads = num_heads,
+            .context_lengths = context_lengths_.data(),
+            .block_tables = block_tables_.data(),
+            .max_blocks_per_sequence = max_blocks};
+  if (!slots.empty()) {
+    const common::DeviceArray<std::byte> rows_of_keys(to_bytes(all_keys, spec_.type));
+    const common::DeviceArray<std::byte> rows_of_values(to_bytes(all_values, spec_.type));
+    const common::DeviceArray<int> slot_mapping(slots);
+    stage::write_to_slots(pages_, rows_of_keys.data(), rows_of_values.data(), static_cast<std::int64_t>(kv_columns()),
+                          slot_mapping.data(), static_cast<int>(slots.size()), stream.get());
+    stream.synchronize();
+  }
+}
+
+inline std::vector<float> GpuBatch::decode(const stage::DecodeOptions& options, int num_runs) {
+  const common::DeviceArray<std::byte> workspace(stage::decode_workspace_bytes(pages_.shape, batch_, options));
+  CUDA_CHECK(cudaMemset(workspace.data(), 0xFF, workspace.size()));
+  CUDA_CHECK(cudaMemset(output.data(), 0xFF, output.size()));
+  CUDA_CHECK(cudaDeviceSynchronize());
+  stage::plan_decode(pages_.shape, batch_, workspace.data(), stream.get(), options);
+  for (int i = 0; i < num_runs; ++i) {
+    // The plan must not overlap with its reader.
+    stage::DecodeOptions run = options;
+    run.overlap_previous = options.overlap_previous && i > 0;
+    stage::decode_attention(pages_, batch_, queries.data(), output.data(), workspace.data(), stream.get(), run);
+  }
+  stream.synchronize();
+  return to_floats(output.download(), spec_.type);
+}
+
+inline std::vector<float> GpuBatch::ragged() {
+  const common::DeviceArray<std::byte> workspace(stage::ragged_workspace_bytes(pages_.shape, batch_, num_tokens_));
+  CUDA_CHECK(cudaMemset(workspace.data(), 0xFF, workspace.size()));
+  CUDA_CHECK(cudaMemset(output.data(), 0xFF, output.size()));
+  CUDA_CHECK(cudaDeviceSynchronize());
+  stage::plan_ragged(pages_.shape, batch_, query_starts_.data(), num_tokens_, workspace.data(), stream.get());
+  stage::ragged_attention(pages_, batch_, query_starts_.data(), queries.data(), output.data(), num_tokens_,
+                          workspace.data(), stream.get());
+  stream.synchronize();
+  return to_floats(output.download(), spec_.type);
+}
+
+// How far a result may be from the float64 reference, as a standard deviation times 8 (of the millions of numbers that
+// a test looks at, some lie 5 or 6 out). n tokens are visible; scores are of size 1, so weights are of size 1 / n; V is
+// of size 1, but for two tokens of size sqrt(n), which count as much as all others together. u is the type's unit
+// roundoff.
+//
+// 16 bits: a weight is rounded before it meets V, and n independent errors of relative size u / sqrt(3) add up to
+// u / sqrt(n); the output is rounded once more, by u of itself at most. float32's own errors are far below.
+//
+// float32: a weight is off by about 4 u: its score is a sum of head_dim products in fewer than 16 roundings, exp2f adds
+// 2 units in the last place. That makes 6 u / sqrt(n), as above. Then a warp adds n / 8 products to its sum, one by
+// one. The sum holds the heavy token, 1 / sqrt(n), so each addition errs by up to u / sqrt(n), together sqrt(n / 8) * u
+// / sqrt(n) / sqrt(3) = 0.2 u; there are two heavy tokens: 0.4 u however long the context is. All of that
+// once more, because weights are not all 1 / n: scores of 1 and 2 are common, and a heavy token's counts e and e^2
+// times.
+inline common::Tolerance tolerance_of(ScalarType type, double num_visible) {
+  const double n = std::sqrt(num_visible);
+  if (type == ScalarType::kFloat32) {
+    return {.absolute = 16.0 * (6.0 / n + 0.4) * 0x1p-24, .relative = 16.0 * 0x1p-24};
+  }
+  const double u = type == ScalarType::kFloat16 ? 0x1p-11 : 0x1p-8;
+  return {.absolute = 8.0 * u / n, .relative = 2.0 * u};
+}
+
+inline std::string GpuBatch::check(const std::vector<float>& result) {
+  const auto columns = static_cast<std::size_t>(batch_.num_heads) * static_cast<std::size_t>(spec_.head_dim);
+  for (std::size_t s = 0; s < spec_.context_lengths.size(); ++s) {
+    const int length = spec_.context_lengths[s];
+    const std::span<const float> rows(result.data() + static_cast<std::size_t>(starts_[s]) * columns,
+                                      static_cast<std::size_t>(starts_[s + 1] - starts_[s]) * columns);
+    if (length == 0) {
+      if (!std::all_of(rows.begin(), rows.end(), [](float x) { return std::isnan(x); })) {
+        return "sequence " + std::to_string(s) + ": a row without context was written";
+      }
+      continue;
+    }
+    const auto view = [&](const float* data, std::size_t num_rows, std::size_t num_columns) {
+      return common::MatrixView(data, static_cast<Eigen::Index>(num_rows), static_cast<Eigen::Index>(num_columns));
+    };
+    const std::size_t num_queries = rows.size() / columns;
+    if (num_queries == 0) {
+      continue;
+    }
+    const std::vector<double> expected = common::reference_attention(
+        view(host_queries_.data() + static_cast<std::size_t>(starts_[s]) * columns, num_queries, columns),
+        view(host_keys_[s].data(), static_cast<std::size_t>(length), kv_columns()),
+        view(host_values_[s].data(), static_cast<std::size_t>(length), kv_columns()), batch_.num_heads,
+        spec_.num_kv_heads, spec_.head_dim);
+    for (std::size_t q = 0; q < num_queries; ++q) {
+      const auto visible = static_cast<double>(static_cast<std::size_t>(length) - num_queries + q + 1);
+      common::Tolerance tolerance = tolerance_of(spec_.type, visible);
+      tolerance.absolute *=
+          std::sqrt(static_cast<double>(length) / visible);  // heavy for the length, not for `visible`
+      const std::string difference = common::compare(rows.subspan(q * columns, columns),
+                                                     std::span(expected).subspan(q * columns, columns), tolerance);
+      if (!difference.empty()) {
+        return "sequence " + std::to_string(s) + ", query " + std::to_string(q) + ": " + difference;
+      }
+    }
+  }
+  return {};
+}
+
+}  // namespace tests

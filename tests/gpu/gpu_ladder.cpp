@@ -1,0 +1,123 @@
+// Every step of the ladder against float64: the slow kernels of a lesson have to be as right as the fast ones.
+#include "tests/gpu/gpu_fixtures.h"
+#include "tests/support/catch.h"
+
+// Not formatted: spaces around the slash would become part of the path.
+// clang-format off
+#include "tests/bench/page_sets.h"
+#include GPU_STAGE_HEADER(ladder/ladder.h)
+// clang-format on
+
+namespace {
+
+using tests::BatchSpec;
+using tests::GpuBatch;
+
+// What the step makes of the batch, over poisoned output and workspace.
+std::vector<float> run(const stage::LadderStep& step, GpuBatch& batch) {
+  const stage::PageShape& shape = batch.pages().shape;
+  const common::DeviceArray<std::byte> workspace(step.workspace_bytes(shape, batch.batch()));
+  CUDA_CHECK(cudaMemset(workspace.data(), 0xFF, workspace.size()));
+  CUDA_CHECK(cudaMemset(batch.output.data(), 0xFF, batch.output.size()));
+  CUDA_CHECK(cudaDeviceSynchronize());
+  if (step.plan != nullptr) {
+    step.plan(shape, batch.batch(), workspace.data(), batch.stream.get());
+    batch.stream.synchronize();
+  }
+  step.decode(batch.pages(), batch.batch(), batch.queries.data(), batch.output.data(), workspace.data(),
+              batch.stream.get());
+  batch.stream.synchronize();
+  return tests::to_floats(batch.output.download(), shape.type);
+}
+
+}  // namespace
+
+TEST_CASE("The ladder: every step, every group, block boundaries and absent sequences", "[gpu]") {
+  if (!common::has_cuda_device()) {
+    SKIP_TEST("there is no GPU");
+  }
+  for (const int group : {1, 2, 3, 4, 7, 8, 16}) {
+    GpuBatch batch({.group = group,
+                    .context_lengths = {1, 15, 0, 16, 17, 48, 100, 127, 128, 129, 0, 257},
+                    .query_lengths = {},
+                    .seed = static_cast<unsigned>(group)});
+    for (const stage::LadderStep& step : stage::ladder()) {
+      const std::string wrong = batch.check(run(step, batch));
+      CAPTURE(step.name, group, wrong);
+      CHECK(wrong.empty());
+    }
+  }
+}
+
+// One context that is cut into many pieces, beside some that are shorter than the number of pieces.
+TEST_CASE("The ladder: every step where contexts are cut", "[gpu]") {
+  if (!common::has_cuda_device()) {
+    SKIP_TEST("there is no GPU");
+  }
+  const std::vector<std::vector<int>> batches = {{8193}, {1}, {3000, 5, 0, 16, 33}};
+  for (const std::vector<int>& lengths : batches) {
+    for (const int group : {1, 3, 4, 16}) {
+      GpuBatch batch({.num_kv_heads = 1, .group = group, .context_lengths = lengths, .query_lengths = {}});
+      for (const stage::LadderStep& step : stage::ladder()) {
+        const std::string wrong = batch.check(run(step, batch));
+        CAPTURE(step.name, group, lengths.front(), wrong);
+        CHECK(wrong.empty());
+      }
+    }
+  }
+}
+
+TEST_CASE("The ladder: a step gives the same bits each time", "[gpu]") {
+  if (!common::has_cuda_device()) {
+    SKIP_TEST("there is no GPU");
+  }
+  GpuBatch batch({.context_lengths = {700, 0, 2000, 33}, .query_lengths = {}});
+  for (const stage::LadderStep& step : stage::ladder()) {
+    CAPTURE(step.name);
+    const std::vector<float> once = run(step, batch);
+    const std::vector<float> again = run(step, batch);
+    CHECK(std::memcmp(once.data(), again.data(), once.size() * sizeof(float)) == 0);
+  }
+}
+
+TEST_CASE("The ladder refuses shapes that it is not for", "[gpu]") {
+  if (!common::has_cuda_device()) {
+    SKIP_TEST("there is no GPU");
+  }
+  const std::vector<BatchSpec> specs = {
+      {.type = stage::ScalarType::kFloat16, .context_lengths = {20}, .query_lengths = {}},
+      {.head_dim = 64, .context_lengths = {20}, .query_lengths = {}},
+      {.block_size = 32, .context_lengths = {20}, .query_lengths = {}}};
+  for (const BatchSpec& spec : specs) {
+    GpuBatch batch(spec);
+    for (const stage::LadderStep& step : stage::ladder()) {
+      CAPTURE(step.name);
+      CHECK_THROWS_AS(step.workspace_bytes(batch.pages().shape, batch.batch()), common::CheckError);
+      CHECK_THROWS_AS(step.decode(batch.pages(), batch.batch(), batch.queries.data(), batch.output.data(),
+                                  batch.output.data(), batch.stream.get()),
+                      common::CheckError);
+    }
+  }
+}
+
+// What `bench` measures: this needs no GPU.
+TEST_CASE("A cell is sequences x tokens, and its page sets exceed the cache", "[gpu]") {
+  CHECK(stage::name_of(stage::parse_cell("8x1024")) == "8x1024");
+  CHECK(stage::name_of(stage::parse_cell("32xragged")) == "32xragged");
+  for (const char* text : {"", "8", "8x", "x8", "8x0", "0x8", "8x-1", "8x1024 ", "8xsome", "2000x8", "8x1x1"}) {
+    CAPTURE(text);
+    CHECK_THROWS_AS(stage::parse_cell(text), common::InputError);
+  }
+  const std::vector<int> ragged = stage::lengths_of({.batch = 32, .context = 0});
+  CHECK(*std::min_element(ragged.begin(), ragged.end()) == 250);
+  CHECK(*std::max_element(ragged.begin(), ragged.end()) == 32765);
+  CHECK(!std::is_sorted(ragged.begin(), ragged.end()));
+  const stage::HeadShape shape;
+  CHECK(stage::kv_bytes_of(shape, {.batch = 1, .context = 1024}) == 4 << 20);
+  for (const char* text : {"1x1024", "8x8192", "128x8192", "32xragged"}) {
+    const stage::Cell cell = stage::parse_cell(text);
+    CAPTURE(text);
+    CHECK(stage::num_sets_of(shape, cell) % 2 == 0);
+    CHECK(stage::num_sets_of(shape, cell) * stage::kv_bytes_of(shape, cell) >= 600'000'000);
+  }
+}

@@ -1,0 +1,205 @@
+// The Llama forward pass on the GPU, held to the CPU's.
+#include <array>
+#include <cmath>
+#include <numeric>
+#include <string>
+#include <vector>
+
+#include "common/app/compare.h"
+#include "common/app/workload.h"
+#include "common/model/default_model.h"
+#include "common/model/gguf.h"
+#include "common/model/synthetic.h"
+#include "common/model/tokenizer.h"
+#include "tests/gpu/gpu_llama.h"
+#include "tests/support/catch.h"
+#include "tests/support/reference_decoder.h"
+
+namespace {
+
+using common::CudaLlama;
+using common::Llama;
+using common::LlamaConfig;
+using common::Matrix;
+using common::Precision;
+using common::Random;
+using common::Token;
+using tests::CudaAttentionFn;
+using tests::gpu_logits;
+using tests::on_host;
+using tests::random_numbers;
+
+const std::string kNoComplaint;
+
+// Both sides are float32 sums in orders of their own, each within 4e-5 of float64 (see test_llama.cpp).
+constexpr common::Tolerance kFloatRounding{1e-4, 2e-5};
+
+// The relative error of all logits together, ‖gpu - cpu‖ / ‖cpu‖, that bfloat16 may have. Rounding to 8 bits is an
+// error of at most 2^-9, and 2^-9 / sqrt(3) on average. A layer rounds what enters each of its 4 products twice
+// (weights and activations), the logits once more each; independent errors add up as squares do. Twice that, because
+// errors of early layers pass through the later ones.
+double bfloat16_bound(int num_layers) { return 2.0 * std::sqrt(8.0 * num_layers + 2.0) * 0x1p-9 / std::sqrt(3.0); }
+
+std::span<const float> all_of(const Matrix& matrix) { return {matrix.data(), static_cast<std::size_t>(matrix.size())}; }
+
+std::string complaint(const Matrix& gpu, const Matrix& cpu, Precision precision, int num_layers) {
+  if (precision == Precision::kFloat32) {
+    return common::compare(all_of(gpu), all_of(cpu), kFloatRounding);
+  }
+  const double error = (gpu - cpu).norm() / cpu.norm();
+  return error <= bfloat16_bound(num_layers) ? "" : "the error is " + std::to_string(error);
+}
+
+// A stand-in for attention in which no token sees another, so that any tokens and positions go together.
+common::AttentionFn local_attention(const LlamaConfig& config) {
+  return [config](int layer, const Matrix& q, const Matrix& k, const Matrix& v) {
+    Matrix result = q * (0.5F + 0.1F * static_cast<float>(layer));
+    for (int head = 0; head < config.num_heads; ++head) {
+      const int kv_head = head / config.num_queries_per_kv();
+      result.middleCols(Eigen::Index{head} * config.head_dim, config.head_dim) +=
+          k.middleCols(Eigen::Index{kv_head} * config.head_dim, config.head_dim) * 0.5F -
+          v.middleCols(Eigen::Index{kv_head} * config.head_dim, config.head_dim);
+    }
+    return result;
+  };
+}
+
+const common::Gguf& bundled_file() {
+  static const common::Gguf file = common::Gguf::parse(common::default_model(), "the bundled model");
+  return file;
+}
+
+const Llama& bundled_model() {
+  static const Llama model(bundled_file());
+  return model;
+}
+
+// One sequence's tokens, given to the model in pieces; returns all their logits.
+Matrix logits_in_chunks(CudaLlama& model, std::span<const Token> tokens, std::span<const int> chunks) {
+  tests::ReferenceCache cache(model.config());
+  const CudaAttentionFn attention = on_host(model, [&](int layer, const Matrix& q, const Matrix& k, const Matrix& v) {
+    return cache.attend(layer, q, k, v);
+  });
+  Matrix logits(0, 0);
+  std::size_t done = 0;
+  for (std::size_t i = 0; done < tokens.size(); ++i) {
+    const std::size_t size = std::min(tokens.size() - done, static_cast<std::size_t>(chunks[i % chunks.size()]));
+    std::vector<int> positions(size);
+    std::iota(positions.begin(), positions.end(), static_cast<int>(done));
+    tests::append_rows(logits, gpu_logits(model, tokens.subspan(done, size), positions, attention));
+    done += size;
+  }
+  return logits;
+}
+
+}  // namespace
+
+TEST_CASE("GPU Llama: the bundled model's logits, whole, in chunks and token by token", "[gpu]") {
+  if (!common::has_cuda_device()) {
+    SKIP_TEST("there is no GPU");
+  }
+  const auto precision = GENERATE(Precision::kFloat32, Precision::kBFloat16);
+  CudaLlama model(bundled_model(), precision, 300);
+  Random random(1);
+  const std::vector<int> tokens = random_numbers(random, 33, model.config().vocab_size);
+  tests::ReferenceCache cache(model.config());
+  const Matrix expected = tests::next_logits(bundled_model(), cache, tokens);
+  for (const std::vector<int>& chunks : {std::vector<int>{33}, {8, 9, 1, 15}, {2, 7}, {1}}) {
+    CAPTURE(static_cast<int>(precision), chunks);
+    const Matrix logits = logits_in_chunks(model, tokens, chunks);
+    CHECK(complaint(logits, expected, precision, model.config().num_layers) == kNoComplaint);
+  }
+}
+
+TEST_CASE("GPU Llama: in float32, the CPU's greedy text", "[gpu]") {
+  if (!common::has_cuda_device()) {
+    SKIP_TEST("there is no GPU");
+  }
+  const common::Tokenizer tokenizer(bundled_file());
+  CudaLlama model(bundled_model(), Precision::kFloat32, 300);
+  const std::vector<Token> prompt = tokenizer.encode_prompt(common::workload()[0].prompt);
+  const std::vector<tests::GreedyStep> expected = tests::decode_greedily(bundled_model(), prompt, 24);
+
+  tests::ReferenceCache cache(model.config());
+  const CudaAttentionFn attention = on_host(model, [&](int layer, const Matrix& q, const Matrix& k, const Matrix& v) {
+    return cache.attend(layer, q, k, v);
+  });
+  std::vector<Token> next = prompt;
+  for (const tests::GreedyStep& step : expected) {
+    std::vector<int> positions(next.size());
+    std::iota(positions.begin(), positions.end(), cache.length());
+    const Matrix logits = gpu_logits(model, next, positions, attention, {static_cast<int>(next.size()) - 1});
+    next = {common::argmax(tests::row_of(logits, 0))};
+    REQUIRE(next[0] == step.token);
+  }
+}
+
+TEST_CASE("GPU Llama: published shapes, any number of tokens, positions out of order", "[gpu]") {
+  if (!common::has_cuda_device()) {
+    SKIP_TEST("there is no GPU");
+  }
+  const std::string name = GENERATE("smollm2-135m", "llama-3.2-1b", "llama-3-8b");
+  LlamaConfig config = common::synthetic_config(name);
+  config.num_layers = 2;
+  config.vocab_size = 4099;  // no multiple of anything
+  const Llama cpu_model(config, 7);
+  Random random(3);
+  for (const Precision precision : {Precision::kFloat32, Precision::kBFloat16}) {
+    CudaLlama model(cpu_model, precision, 257);
+    for (const int num_tokens : {1, 2, 7, 8, 9, 16, 17, 31, 32, 33, 63, 64, 65, 257}) {
+      const std::vector<int> tokens = random_numbers(random, num_tokens, config.vocab_size);
+      const std::vector<int> positions = random_numbers(random, num_tokens, config.context_length);
+      const common::AttentionFn attention = local_attention(config);
+      const Matrix expected = cpu_model.logits(cpu_model.forward(tokens, positions, attention));
+      CAPTURE(name, static_cast<int>(precision), num_tokens);
+      const Matrix logits = gpu_logits(model, tokens, positions, on_host(model, attention));
+      CHECK(complaint(logits, expected, precision, config.num_layers) == kNoComplaint);
+    }
+  }
+}
+
+TEST_CASE("GPU Llama: shapes that fit no tile, and logits of chosen rows", "[gpu]") {
+  if (!common::has_cuda_device()) {
+    SKIP_TEST("there is no GPU");
+  }
+  // Vocabulary, hidden size, heads, their size, feed-forward size. Just beyond what a block or a cluster takes, or just
+  // not, and so small that most blocks have little to do.
+  using Sizes = std::array<int, 5>;
+  const Sizes sizes = GENERATE(Sizes{1003, 72, 9, 8, 104}, Sizes{61, 776, 3, 24, 1528}, Sizes{517, 1536, 1, 8, 776},
+                               Sizes{77, 1544, 3, 8, 104}, Sizes{24, 64, 1, 8, 17416});
+  const LlamaConfig config{.vocab_size = sizes[0],
+                           .context_length = 100,
+                           .hidden_size = sizes[1],
+                           .num_layers = 2,
+                           .num_heads = sizes[2],
+                           .num_kv_heads = 1,
+                           .head_dim = sizes[3],
+                           .feed_forward_size = sizes[4]};
+  const Llama cpu_model(config, 7);
+  const common::AttentionFn attention = local_attention(config);
+  Random random(5);
+  for (const Precision precision : {Precision::kFloat32, Precision::kBFloat16}) {
+    CudaLlama model(cpu_model, precision, 70);
+    for (const int num_tokens : {1, 5, 9, 16, 17, 24, 32, 33, 64, 65}) {
+      const std::vector<int> tokens = random_numbers(random, num_tokens, config.vocab_size);
+      const std::vector<int> positions = random_numbers(random, num_tokens, config.context_length);
+      const Matrix expected = cpu_model.logits(cpu_model.forward(tokens, positions, attention));
+      for (const int num_rows : {1, 8, 13, 32, 70}) {
+        std::vector<int> rows = random_numbers(random, num_rows, num_tokens);
+        Matrix chosen(num_rows, config.vocab_size);
+        for (int i = 0; i < num_rows; ++i) {
+          chosen.row(i) = expected.row(rows[static_cast<std::size_t>(i)]);
+        }
+        rows[rows.size() / 2] = num_tokens;  // a row that the forward pass did not have
+        chosen.row(num_rows / 2).setZero();
+        CAPTURE(config.hidden_size, static_cast<int>(precision), num_tokens, num_rows);
+        Matrix logits = gpu_logits(model, tokens, positions, on_host(model, attention), rows);
+        CHECK(logits.row(num_rows / 2).array().isNaN().all());
+        logits.row(num_rows / 2).setZero();
+        if (num_rows > 1) {
+          CHECK(complaint(logits, chosen, precision, config.num_layers) == kNoComplaint);
+        }
+      }
+    }
+  }
+}

@@ -1,0 +1,100 @@
+// What the tests of the CUDA kernels need of the three element types, and where the stage under test is.
+#pragma once
+
+#include <cuda_bf16.h>
+#include <cuda_fp16.h>
+
+#include <algorithm>
+#include <cstring>
+#include <numeric>
+#include <vector>
+
+#include "common/cuda/device.h"
+#include "common/math/sampling.h"
+
+// GPU_STAGE_HEADER(kernels/kernels.h) is "stage7/kernels.h". Two steps, because # takes its argument before macros are
+// replaced.
+#define GPU_TESTS_QUOTE(path) #path
+// Not formatted: spaces around the slash would become part of the path.
+// clang-format off
+#define GPU_TESTS_PATH(folder, file) GPU_TESTS_QUOTE(folder/file)  // NOLINT(bugprone-macro-parentheses)
+// clang-format on
+#define GPU_STAGE_HEADER(file) GPU_TESTS_PATH(STAGE_NAMESPACE, file)
+
+#include GPU_STAGE_HEADER(kernels/kernels.h)
+
+namespace stage = STAGE_NAMESPACE;
+
+namespace tests {
+
+using stage::ScalarType;
+
+inline const char* name_of(ScalarType type) {
+  return type == ScalarType::kFloat32 ? "float32" : type == ScalarType::kFloat16 ? "float16" : "bfloat16";
+}
+
+// Host copies of device arrays: raw bytes of one of the three types.
+inline std::vector<std::byte> to_bytes(const std::vector<float>& values, ScalarType type) {
+  const auto size = static_cast<std::size_t>(stage::bytes_of(type));
+  std::vector<std::byte> bytes(values.size() * size);
+  for (std::size_t i = 0; i < values.size(); ++i) {
+    if (type == ScalarType::kFloat32) {
+      std::memcpy(&bytes[i * size], &values[i], size);
+    } else if (type == ScalarType::kFloat16) {
+      const __half half = __float2half_rn(values[i]);
+      std::memcpy(&bytes[i * size], &half, size);
+    } else {
+      const __nv_bfloat16 half = __float2bfloat16_rn(values[i]);
+      std::memcpy(&bytes[i * size], &half, size);
+    }
+  }
+  return bytes;
+}
+
+inline std::vector<float> to_floats(const std::vector<std::byte>& bytes, ScalarType type) {
+  const auto size = static_cast<std::size_t>(stage::bytes_of(type));
+  std::vector<float> values(bytes.size() / size);
+  for (std::size_t i = 0; i < values.size(); ++i) {
+    if (type == ScalarType::kFloat32) {
+      std::memcpy(&values[i], &bytes[i * size], size);
+    } else if (type == ScalarType::kFloat16) {
+      __half half;
+      std::memcpy(&half, &bytes[i * size], size);
+      values[i] = __half2float(half);
+    } else {
+      __nv_bfloat16 half;
+      std::memcpy(&half, &bytes[i * size], size);
+      values[i] = __bfloat162float(half);
+    }
+  }
+  return values;
+}
+
+inline std::vector<float> rounded(const std::vector<float>& values, ScalarType type) {
+  return to_floats(to_bytes(values, type), type);
+}
+
+inline std::vector<float> random_values(std::size_t size, common::Random& random) {
+  std::vector<float> values(size);
+  std::generate(values.begin(), values.end(), [&] { return static_cast<float>(random.normal()); });
+  return values;
+}
+
+// All bits set: a NaN in each of the three types.
+inline common::DeviceArray<std::byte> poisoned(std::int64_t elements, ScalarType type) {
+  common::DeviceArray<std::byte> array(static_cast<std::size_t>(elements * stage::bytes_of(type)));
+  CUDA_CHECK(cudaMemset(array.data(), 0xFF, array.size()));
+  CUDA_CHECK(cudaDeviceSynchronize());
+  return array;
+}
+
+inline std::vector<int> shuffled(int count, common::Random& random) {
+  std::vector<int> order(static_cast<std::size_t>(count));
+  std::iota(order.begin(), order.end(), 0);
+  for (std::size_t i = order.size(); i > 1; --i) {
+    std::swap(order[i - 1], order[static_cast<std::size_t>(random.uniform() * static_cast<double>(i))]);
+  }
+  return order;
+}
+
+}  // namespace tests

@@ -1,0 +1,213 @@
+// Two neighbouring stages in one program: the same tokens go through both, and what comes out is compared.
+//
+// The stages' types have the same names in two namespaces, so that one template drives either of them.
+#pragma once
+
+#include <algorithm>
+#include <cstddef>
+#include <limits>
+#include <optional>
+#include <span>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "common/app/compare.h"
+#include "common/app/report.h"
+#include "common/base/tensor.h"
+#include "common/math/sampling.h"
+#include "tests/stages/engine_fixtures.h"
+#include "tests/support/attention_inputs.h"
+#include "tests/support/catch.h"
+
+// TESTS_STAGE(Blocks, stage2) makes a type Blocks that carries all that the templates below need of stage 2.
+#define TESTS_STAGE(name, stage_namespace)                           \
+  struct name {                                                      \
+    using KvCache = stage_namespace::KvCache;                        \
+    using KvCacheManager = stage_namespace::KvCacheManager;          \
+    using KvCacheShape = stage_namespace::KvCacheShape;              \
+    using Engine = stage_namespace::Engine;                          \
+    using EngineOptions = stage_namespace::EngineOptions;            \
+    template <typename... Arguments>                                 \
+    static common::Matrix attention(const Arguments&... arguments) { \
+      return stage_namespace::attention(arguments...);               \
+    }                                                                \
+  }
+
+namespace tests {
+
+// Stage 1 knows regions; from stage 2 on a sequence has a block table.
+template <typename Stage>
+inline constexpr bool kIsContiguous = requires(const typename Stage::KvCacheManager& manager) {
+  manager.region(0);
+};
+
+// One sequence in a cache of its own, whose blocks lie in an order without pattern and whose unwritten slots are NaN.
+template <typename Stage>
+class OneSequence {
+ public:
+  OneSequence(const AttentionShape& shape, int block_size, int max_length)
+      : OneSequence(shape, (max_length + block_size - 1) / block_size + 3, block_size, max_length) {}
+
+  // The outputs, layer by layer. `mode` is what the stage's attention takes after the context length.
+  template <typename... Mode>
+  std::vector<common::Matrix> append(const TokenInputs& inputs, Mode... mode) {
+    const auto num_tokens = static_cast<int>(inputs.front().q.rows());
+    REQUIRE(manager_.reserve(0, num_tokens));
+    const int length = manager_.length(0);
+    const std::vector<int> slots = manager_.slots(0, length, num_tokens);
+    std::vector<common::Matrix> outputs;
+    for (std::size_t i = 0; i < inputs.size(); ++i) {
+      const auto& [q, k, v] = inputs[i];
+      const auto layer = static_cast<int>(i);
+      cache_.write(layer, slots, k, v);
+      if constexpr (kIsContiguous<Stage>) {
+        outputs.push_back(Stage::attention(cache_, layer, q, manager_.region(0).first, length + num_tokens));
+      } else {
+        outputs.push_back(Stage::attention(cache_, layer, q, manager_.block_table(0), length + num_tokens, mode...));
+      }
+    }
+    manager_.commit(0, num_tokens);
+    return outputs;
+  }
+
+ private:
+  OneSequence(const AttentionShape& shape, int num_blocks, int block_size, int max_length)
+      : manager_(make_manager(num_blocks, block_size)), cache_(cache_shape(shape, num_blocks, block_size)) {
+    cache_.fill(std::numeric_limits<float>::quiet_NaN());
+    if constexpr (kIsContiguous<Stage>) {
+      REQUIRE(manager_.allocate(1, 3));  // so that the region does not begin at slot 0
+      REQUIRE(manager_.allocate(0, max_length));
+    } else {
+      shuffle_free_blocks(num_blocks);
+      REQUIRE(manager_.allocate(0, 1));
+    }
+  }
+
+  static typename Stage::KvCacheManager make_manager(int num_blocks, int block_size) {
+    if constexpr (kIsContiguous<Stage>) {
+      return typename Stage::KvCacheManager(num_blocks * block_size + 3);
+    } else {
+      return {num_blocks, block_size};
+    }
+  }
+
+  static typename Stage::KvCacheShape cache_shape(const AttentionShape& shape, int num_blocks, int block_size) {
+    typename Stage::KvCacheShape result;
+    result.num_layers = shape.num_layers;
+    result.num_heads = shape.num_heads;
+    result.num_kv_heads = shape.num_kv_heads;
+    result.head_dim = shape.head_dim;
+    result.num_blocks = kIsContiguous<Stage> ? 1 : num_blocks;
+    result.block_size = kIsContiguous<Stage> ? num_blocks * block_size + 3 : block_size;
+    return result;
+  }
+
+  void shuffle_free_blocks(int num_blocks) {
+    std::vector<int> order;
+    for (int sequence = 0; sequence < num_blocks; ++sequence) {
+      REQUIRE(manager_.allocate(sequence, 1));
+      order.push_back(sequence);
+    }
+    common::Random random(static_cast<std::uint64_t>(num_blocks));
+    for (std::size_t i = order.size(); i > 1; --i) {
+      std::swap(order[i - 1], order[random.below(i)]);
+    }
+    for (const int sequence : order) {
+      manager_.free(sequence);
+    }
+  }
+
+  typename Stage::KvCacheManager manager_;
+  typename Stage::KvCache cache_;
+};
+
+inline std::span<const float> values_of(const common::Matrix& matrix) {
+  return {matrix.data(), static_cast<std::size_t>(matrix.size())};
+}
+
+// Empty if all layers agree: to the bit without a tolerance, otherwise within it.
+inline std::string compare_layers(const std::vector<common::Matrix>& actual,
+                                  const std::vector<common::Matrix>& expected,
+                                  const std::optional<common::Tolerance>& tolerance) {
+  for (std::size_t layer = 0; layer < expected.size(); ++layer) {
+    const std::string difference =
+        tolerance.has_value() ? common::compare(values_of(actual[layer]), values_of(expected[layer]), *tolerance)
+                              : common::compare_bits(values_of(actual[layer]), values_of(expected[layer]));
+    if (!difference.empty()) {
+      return common::format("layer %zu: ", layer) + difference;
+    }
+  }
+  return "";
+}
+
+// How a sequence comes in: a prompt in chunks, then one token at a time.
+struct Arrival {
+  int prompt = 0;
+  int chunk_size = 0;
+  int num_decoded = 0;
+
+  int length() const { return prompt + num_decoded; }
+  std::vector<int> chunks() const {
+    std::vector<int> result;
+    for (int first = 0; first < prompt; first += chunk_size) {
+      result.push_back(std::min(chunk_size, prompt - first));
+    }
+    result.insert(result.end(), static_cast<std::size_t>(num_decoded), 1);
+    return result;
+  }
+};
+
+// Runs the same random tokens through both stages. Empty if every output agreed. `mode` goes to the later stage, and
+// with kBothTakeMode to the earlier one too.
+template <typename Before, typename After, bool kBothTakeMode = false, typename... Mode>
+std::string compare_stages(const AttentionShape& shape, int block_size, const Arrival& arrival, bool bits,
+                           Mode... mode) {
+  OneSequence<Before> before(shape, block_size, arrival.length());
+  OneSequence<After> after(shape, block_size, arrival.length());
+  common::Random random(static_cast<std::uint64_t>(arrival.length()) * 100 + static_cast<std::uint64_t>(block_size));
+  int length = 0;
+  for (const int num_tokens : arrival.chunks()) {
+    const TokenInputs inputs = random_inputs(shape, num_tokens, random);
+    length += num_tokens;
+    std::vector<common::Matrix> expected;
+    if constexpr (kBothTakeMode) {
+      expected = before.append(inputs, mode...);
+    } else {
+      expected = before.append(inputs);
+    }
+    std::optional<common::Tolerance> tolerance;
+    if (!bits) {
+      // Either stage may be off by that much, and in different directions.
+      tolerance = rounding_tolerance(shape, length);
+      tolerance->absolute *= 2.0;
+    }
+    const std::string difference = compare_layers(after.append(inputs, mode...), expected, tolerance);
+    if (!difference.empty()) {
+      return common::format("%d heads on %d of %d, block size %d, %d new tokens of %d, ", shape.num_heads,
+                            shape.num_kv_heads, shape.head_dim, block_size, num_tokens, length) +
+             difference;
+    }
+  }
+  return "";
+}
+
+// The logits of a prompt and of some tokens after it, computed through Engine::append.
+template <typename Stage>
+std::vector<common::Matrix> engine_logits(const typename Stage::EngineOptions& options, int prompt, int num_decoded) {
+  typename Stage::Engine engine(small_model(), options);
+  engine.cache().fill(std::numeric_limits<float>::quiet_NaN());
+  REQUIRE(engine.manager().allocate(0, prompt + num_decoded));
+  const std::vector<common::Token> tokens = make_request(prompt + num_decoded, 1).prompt;
+  std::vector<common::Matrix> result;
+  for (int first = 0, count = prompt; first < prompt + num_decoded; first += count, count = 1) {
+    const std::span<const common::Token> all(tokens);
+    const std::optional<common::Matrix> logits =
+        engine.append(0, all.subspan(static_cast<std::size_t>(first), static_cast<std::size_t>(count)));
+    REQUIRE(logits.has_value());
+    result.push_back(*logits);
+  }
+  return result;
+}
+
+}  // namespace tests

@@ -1,0 +1,460 @@
+// The scheduler by itself: groups that are nothing but counts, a manager, no model. For every stage that has one.
+#include "tests/support/catch.h"
+
+#include <algorithm>
+#include <deque>
+#include <limits>
+#include <memory>
+#include <numeric>
+#include <string>
+#include <vector>
+
+#include "common/math/sampling.h"
+#include "tests/stages/engine_fixtures.h"
+#include "tests/support/ledger.h"
+#include "tests/support/stage_api.h"
+
+#include STAGE_HEADER(kv_cache.h)
+#include STAGE_HEADER(scheduler.h)
+
+using stage::KvCacheManager;
+using stage::Preemption;
+using stage::Scheduler;
+using stage::SchedulerOptions;
+using stage::Step;
+using stage::Work;
+using tests::check_ledger;
+
+namespace {
+
+const std::string kNoProblem;
+
+// A request of so many tokens, and then one more a step for each of its sequences.
+class CountedGroup : public stage::Group {
+ public:
+  CountedGroup(KvCacheManager& manager, int id, int prompt, int output, int num_sequences = 1)
+      : manager_(manager), id_(id), prompt_(prompt), output_(output), num_sequences_(num_sequences) {}
+
+  int most_sequences() const override { return num_sequences_; }
+  int most_tokens() const override { return prompt_ + output_; }
+  std::vector<int> sequences() const override {
+    std::vector<int> result;
+    for (int i = 0; i < num_sequences_; ++i) {
+      if (manager_.contains(sequence(i)) || manager_.is_swapped(sequence(i))) {
+        result.push_back(sequence(i));
+      }
+    }
+    return result;
+  }
+  Work work() const override {
+    const std::vector<int> live = sequences();
+    if (live.size() == 1) {
+      const int target = num_sequences_ == 1 ? prompt_ + written_ : std::max(prompt_, prompt_ + written_ - 1);
+      return {live, {target - manager_.length(live.front())}, written_ == 0 || num_sequences_ == 1};
+    }
+    return {live, std::vector<int>(live.size(), 1), true};
+  }
+  bool start(const stage::Admission& admission) override {
+    const int length = num_sequences_ == 1 ? prompt_ + written_ : std::max(prompt_, prompt_ + written_ - 1);
+    if ((std::min(length, admission.most_tokens) + manager_.block_size() - 1) / manager_.block_size() >
+        static_cast<int>(manager_.free_blocks().size()) - admission.spare_blocks) {
+      return false;
+    }
+    return manager_.allocate(sequence(0), std::min(length, admission.most_tokens));
+  }
+  void stop() override {
+    for (const int sequence : sequences()) {
+      manager_.free(sequence);
+    }
+  }
+
+  // What a forward pass would do.
+  void compute(const Work& work) {
+    for (std::size_t i = 0; i < work.sequences.size(); ++i) {
+      manager_.commit(work.sequences[i], work.num_tokens[i]);
+    }
+    const bool trunk_complete = num_sequences_ > 1 && sequences().size() == 1 &&
+                                manager_.length(sequence(0)) == std::max(prompt_, prompt_ + written_ - 1);
+    if (trunk_complete) {
+      for (int i = 1; i < num_sequences_; ++i) {
+        manager_.fork(sequence(0), sequence(i));
+      }
+    }
+    written_ += work.with_logits ? 1 : 0;
+  }
+  bool is_finished() const { return written_ == output_; }
+  int id() const { return id_; }
+  int written() const { return written_; }
+
+ private:
+  int sequence(int i) const { return 100 * id_ + i; }
+
+  KvCacheManager& manager_;
+  int id_;
+  int prompt_;
+  int output_;
+  int num_sequences_;
+  int written_ = 0;
+};
+
+SchedulerOptions make_options(int budget, int max_sequences = 64, Preemption preemption = Preemption::kRecompute) {
+  SchedulerOptions options;
+  options.token_budget = budget;
+  options.max_sequences = max_sequences;
+  options.preemption = preemption;
+  options.headroom = 0;
+  return options;
+}
+
+struct Bench {
+  Bench(int pool_blocks, int block_size, const SchedulerOptions& scheduler_options, int num_host_blocks = 0)
+      : num_blocks(pool_blocks),
+        options(scheduler_options),
+        manager(pool_blocks, block_size, stage::hash_block, num_host_blocks),
+        scheduler(manager, scheduler_options) {}
+
+  CountedGroup& add(int prompt, int output, int num_sequences = 1) {
+    groups.push_back(
+        std::make_unique<CountedGroup>(manager, static_cast<int>(groups.size()), prompt, output, num_sequences));
+    scheduler.add(*groups.back());
+    return *groups.back();
+  }
+
+  // "A4 B1": who got how many tokens. Groups that are finished end.
+  std::string step() {
+    const Step step = scheduler.schedule();
+    copies = manager.take_copies();
+    preempted.clear();
+    for (const auto& [group, swapped] : step.preempted) {
+      preempted += name(*group) + (swapped ? "s" : "r");
+    }
+    std::string text;
+    int num_tokens = 0;
+    for (const stage::Share& share : step.shares) {
+      const int count = std::accumulate(share.work.num_tokens.begin(), share.work.num_tokens.end(), 0);
+      num_tokens += count;
+      text += (text.empty() ? "" : " ") + name(*share.group) + std::to_string(count);
+    }
+    CHECK(num_tokens == step.num_tokens);
+    CHECK(num_tokens <= options.token_budget);
+    for (const stage::Share& share : step.shares) {
+      auto& group = static_cast<CountedGroup&>(*share.group);
+      group.compute(share.work);
+      if (group.is_finished()) {
+        scheduler.remove(group);
+      }
+    }
+    CHECK(check_ledger(manager, num_blocks, manager.block_size()) == kNoProblem);
+    return text;
+  }
+
+  static std::string name(const stage::Group& group) {
+    return {static_cast<char>('A' + static_cast<const CountedGroup&>(group).id())};
+  }
+  std::string running() const {
+    std::string text;
+    for (const stage::Group* group : scheduler.running()) {
+      text += name(*group);
+    }
+    return text;
+  }
+  std::string waiting() const {
+    std::string text;
+    for (const stage::Group* group : scheduler.waiting()) {
+      text += name(*group);
+    }
+    return text;
+  }
+
+  int num_blocks;
+  SchedulerOptions options;
+  KvCacheManager manager;
+  Scheduler scheduler;
+  std::vector<std::unique_ptr<CountedGroup>> groups;
+  std::vector<stage::BlockCopy> copies;  // planned by the last step
+  std::string preempted;                 // by the last step: "Cr" to be computed again, "Cs" swapped
+};
+
+}  // namespace
+
+TEST_CASE("a worked schedule of three requests: budget 6, blocks of 4, 6 blocks") {
+  // The README's example. A: 5 tokens and 4 more, B: 6 and 3, C: 4 and 2.
+  Bench bench(6, 4, make_options(6));
+  bench.add(5, 4);
+  bench.add(6, 3);
+  bench.add(4, 2);
+  CHECK(bench.step() == "A5 B1");     // what A leaves of the budget begins B's prompt
+  CHECK(bench.step() == "A1 B5");     // B's prompt is complete
+  CHECK(bench.step() == "A1 B1 C4");  // both decode; C's prompt fits into the rest
+  CHECK(bench.running() == "ABC");
+  CHECK(bench.step() == "A1 B1 C1");  // A and C have written all they were asked for
+  CHECK(bench.running().empty());
+  CHECK(bench.manager.free_blocks().size() == 6);
+}
+
+TEST_CASE("the budget is what a step computes at most, and all of it if there is work (stage 8, invariant 1)") {
+  for (const int budget : {1, 2, 3, 7, 256}) {
+    Bench bench(64, 4, make_options(budget));
+    for (int i = 0; i < 5; ++i) {
+      bench.add(10, 5);
+    }
+    int left = 5 * (10 + 4);  // the last token of a text is never computed
+    while (left > 0) {
+      CAPTURE(budget, left);
+      const std::string shares = bench.step();
+      int total = 0;
+      for (std::size_t at = 0; at < shares.size(); ++at) {
+        total += shares[at] >= 'A' ? std::stoi(shares.substr(at + 1)) : 0;
+      }
+      REQUIRE(total > 0);
+      left -= total;
+      // Less only if all run and each has had its one token.
+      CHECK((total == budget || bench.waiting().empty()));
+    }
+    CHECK(left == 0);
+    CHECK(bench.scheduler.running().empty());
+  }
+}
+
+TEST_CASE("the sequence limit counts all sequences a group may come to have (stage 8, invariant 1)") {
+  Bench bench(64, 4, make_options(100, 5));
+  bench.add(4, 9, 3);
+  bench.add(4, 9, 3);
+  bench.add(4, 9, 1);
+  CHECK(bench.step() == "A4");
+  CHECK(bench.waiting() == "BC");  // C would fit, and does not overtake B (invariant 2)
+  CHECK(bench.step() == "A3");
+  for (int i = 0; i < 7; ++i) {
+    bench.step();
+  }
+  CHECK(bench.step() == "B4 C4");
+}
+
+TEST_CASE("nobody is let in before an earlier one, for memory either (stage 8, invariant 2)") {
+  Bench bench(8, 4, make_options(64));
+  bench.add(17, 4);  // 5 blocks of 8
+  bench.add(16, 4);  // 4 blocks: not now
+  bench.add(1, 2);   // 1 block: it would fit
+  CHECK(bench.step() == "A17");
+  CHECK(bench.waiting() == "BC");
+  CHECK(bench.step() == "A1");
+  CHECK(bench.step() == "A1");
+  CHECK(bench.step() == "A1");
+  CHECK(bench.step() == "B16 C1");
+}
+
+TEST_CASE("the latest arrival gives way to an earlier one, whole, and comes back first (stage 8, invariant 3)") {
+  for (const Preemption preemption : {Preemption::kRecompute, Preemption::kSwap}) {
+    Bench bench(6, 4, make_options(64, 64, preemption), 6);
+    bench.add(8, 8);
+    bench.add(7, 3, 2);  // two sequences
+    bench.add(20, 2);
+    CHECK(bench.step() == "A8 B7");
+    CHECK(bench.step() == "A1 B2");  // A takes a block, and B one to copy its shared block to: all six are in use
+    CHECK(bench.waiting() == "C");
+    CHECK(bench.step() == "A1");  // B needs two more and is the latest: it waits with what it has
+    CHECK(bench.preempted.empty());
+    CHECK(bench.running() == "AB");
+    CHECK(bench.step() == "A1");
+    CHECK(bench.step() == "A1");
+    CHECK(bench.step() == "A1");  // A's third block is full: both of B's sequences go
+    CHECK(bench.preempted == (preemption == Preemption::kSwap ? "Bs" : "Br"));
+    CHECK(bench.running() == "A");
+    CHECK(bench.waiting() == "BC");
+    CHECK(bench.copies.size() == (preemption == Preemption::kSwap ? 3 : 0));
+  }
+}
+
+TEST_CASE("every step computes something until all have ended (stage 8, invariant 4)") {
+  common::Random random(5);
+  const auto between = [&](int least, int most) {
+    return least +
+           static_cast<int>(random.below(static_cast<std::uint64_t>(most) - static_cast<std::uint64_t>(least) + 1));
+  };
+  int num_preempted = 0;
+  for (int round = 0; round < 300; ++round) {
+    const int block_size = between(1, 5);
+    const int host_blocks = between(0, 30);
+    SchedulerOptions options = make_options(between(3, 20), between(3, 9), static_cast<Preemption>(random.below(3)));
+    options.static_batches = round % 7 == 0;
+    Bench bench(3 * ((23 + block_size - 1) / block_size), block_size, options, host_blocks);
+    int next = 0;
+    for (int step = 0;
+         step < 3000 && (next < 12 || !bench.scheduler.running().empty() || !bench.scheduler.waiting().empty());
+         ++step) {
+      while (next < 12 && (random.below(3) == 0 || (bench.running() + bench.waiting()).empty())) {
+        bench.add(between(1, 12), between(6, 12), between(1, 3));
+        next += 1;
+      }
+      REQUIRE_FALSE(bench.step().empty());
+      num_preempted += static_cast<int>(bench.preempted.size()) / 2;
+      // Whoever runs came before whoever waits, and both are in order.
+      const std::string all = bench.running() + bench.waiting();
+      REQUIRE(std::is_sorted(all.begin(), all.end()));
+    }
+    CHECK(bench.running().empty());
+    CHECK(bench.waiting().empty());
+    CHECK(bench.manager.usage().reserved == 0);
+    CHECK(bench.manager.host_blocks().num_free() == host_blocks);
+  }
+  CHECK(num_preempted > 60);
+}
+
+TEST_CASE("static batches: nobody is let in before all have ended") {
+  SchedulerOptions options = make_options(8);
+  options.static_batches = true;
+  Bench bench(64, 4, options);
+  bench.add(6, 2);
+  bench.add(6, 5);
+  CHECK(bench.step() == "A6 B2");
+  CHECK(bench.step() == "A1 B4");  // A has ended; the batch was complete when the queue was empty
+  bench.add(3, 2);
+  CHECK(bench.step() == "B1");
+  CHECK(bench.step() == "B1");
+  CHECK(bench.step() == "B1");
+  CHECK(bench.step() == "B1");
+  CHECK(bench.waiting() == "C");
+  CHECK(bench.step() == "C3");
+}
+
+TEST_CASE("reserving ahead: room for the longest text at once, and never too little of it") {
+  SchedulerOptions options = make_options(64);
+  options.reserve_ahead = true;
+  Bench bench(8, 4, options);
+  bench.add(4, 12);  // 4 blocks
+  bench.add(4, 12);
+  bench.add(1, 1);
+  CHECK(bench.step() == "A4 B4");
+  CHECK(bench.manager.usage().reserved == 32);
+  CHECK(bench.manager.usage().used == 8);
+  CHECK(bench.waiting() == "C");
+}
+
+TEST_CASE("auto compares what a swap moves with what would be computed again") {
+  for (const bool swap_is_cheap : {false, true}) {
+    SchedulerOptions options = make_options(64, 64, Preemption::kAuto);
+    options.block_swap_cost = 10;
+    options.token_compute_cost = swap_is_cheap ? 6 : 5;  // B holds 2 blocks and 4 tokens: 20 against 24 or 20
+    Bench bench(4, 3, options, 4);
+    bench.add(6, 4);
+    bench.add(4, 4);
+    CHECK(bench.step() == "A6 B4");
+    CHECK(bench.step() == "A1");
+    CHECK(bench.preempted == (swap_is_cheap ? "Bs" : "Br"));
+  }
+}
+
+// ---- Swapping in the manager ---------------------------------------------------------------------------------------
+
+TEST_CASE("swap: a shared block moves once, and has the same owners again (stage 8, invariant 6)") {
+  KvCacheManager manager(8, 4, stage::hash_block, 6);
+  REQUIRE(manager.allocate(0, 6));
+  manager.commit(0, 6);
+  manager.fork(0, 1);
+  manager.fork(0, 2);
+  REQUIRE(manager.reserve(2, 1));
+  manager.commit(2, 1);
+  manager.take_copies();
+  const std::vector<int> group = {0, 1, 2};
+  const std::vector<int> before = manager.block_table(0);
+  CHECK(manager.holding(group).reserved == 12);
+  CHECK(manager.holding(group).used == 9);  // 4 shared, 2 of two sequences, 3 of the third
+  REQUIRE(manager.swap_out(group));
+  CHECK(manager.take_copies().size() == 3);
+  CHECK(manager.usage().reserved == 0);
+  CHECK(manager.host_blocks().num_free() == 3);
+  CHECK(manager.sequences().empty());
+  CHECK(manager.holding(group).used == 9);
+  CHECK(tests::is_refused_as_a_bug([&] { manager.reserve(0, 1); }));
+
+  REQUIRE(manager.allocate(7, 4 * 5));  // somebody else gets blocks meanwhile
+  REQUIRE(manager.swap_in(group));
+  const std::vector<stage::BlockCopy> copies = manager.take_copies();
+  CHECK(copies.size() == 3);
+  for (const stage::BlockCopy& copy : copies) {
+    CHECK(copy.source >= 8);
+    CHECK(copy.destination < 8);
+  }
+  CHECK(manager.host_blocks().num_free() == 6);
+  CHECK(manager.block_table(0) == manager.block_table(1));
+  CHECK(manager.reference_count(manager.block_table(0)[0]) == 3);
+  CHECK(manager.reference_count(manager.block_table(0)[1]) == 2);
+  CHECK(manager.reference_count(manager.block_table(2)[1]) == 1);
+  CHECK(manager.length(2) == 7);
+  CHECK(check_ledger(manager, 8, 4) == kNoProblem);
+}
+
+TEST_CASE("swap: refused without a trace where there is no room, and freed out there") {
+  KvCacheManager manager(4, 4, stage::hash_block, 2);
+  REQUIRE(manager.allocate(0, 12));
+  manager.commit(0, 12);
+  const tests::Snapshot before = tests::take_snapshot(manager);
+  CHECK_FALSE(manager.swap_out(std::vector<int>{0}));  // three blocks, and the host has two
+  CHECK(tests::take_snapshot(manager) == before);
+  CHECK(manager.take_copies().empty());
+  manager.free(0);
+  REQUIRE(manager.allocate(1, 8));
+  manager.commit(1, 8);
+  REQUIRE(manager.swap_out(std::vector<int>{1}));
+  REQUIRE(manager.allocate(2, 12));
+  const tests::Snapshot full = tests::take_snapshot(manager);
+  CHECK_FALSE(manager.swap_in(std::vector<int>{1}));
+  CHECK(tests::take_snapshot(manager) == full);
+  manager.free(1);
+  CHECK(manager.host_blocks().num_free() == 2);
+  CHECK_FALSE(manager.is_swapped(1));
+}
+
+TEST_CASE("swap: what is copied out is copied before its block belongs to somebody else (stage 8, invariant 6)") {
+  // K of a token is its number: what comes back is what went out, although its blocks were written to in between.
+  KvCacheManager manager(2, 2, stage::hash_block, 2);
+  stage::KvCacheShape shape;
+  shape.num_layers = 1;
+  shape.num_blocks = 2;
+  shape.block_size = 2;
+  shape.num_heads = shape.num_kv_heads = shape.head_dim = 1;
+  shape.num_host_blocks = 2;
+  stage::KvCache cache(shape);
+  cache.fill(std::numeric_limits<float>::quiet_NaN());
+  const auto write = [&](int sequence, float first) {
+    const int count = manager.capacity(sequence) - manager.length(sequence);
+    common::Matrix k(count, 1);
+    for (int i = 0; i < count; ++i) {
+      k(i, 0) = first + static_cast<float>(i);
+    }
+    cache.write(0, manager.slots(sequence, manager.length(sequence), count), k, -k);
+    manager.commit(sequence, count);
+  };
+  REQUIRE(manager.allocate(0, 4));
+  write(0, 1.0F);
+  // In one step: 0 goes, 1 takes its blocks, and only then are the copies carried out.
+  REQUIRE(manager.swap_out(std::vector<int>{0}));
+  REQUIRE(manager.allocate(1, 4));
+  cache.copy_blocks(manager.take_copies());
+  write(1, 11.0F);
+  // In one step: 1 goes, 0 comes back through the very same host blocks' neighbours.
+  manager.free(1);
+  REQUIRE(manager.swap_in(std::vector<int>{0}));
+  cache.copy_blocks(manager.take_copies());
+  std::vector<float> read;
+  for (const int slot : manager.slots(0, 0, 4)) {
+    read.push_back(cache.keys(0, 0, slot, 1)(0, 0));
+  }
+  CHECK(read == std::vector<float>{1.0F, 2.0F, 3.0F, 4.0F});
+}
+
+TEST_CASE("swap: published blocks are found again after their return, and not while they are away") {
+  KvCacheManager manager(4, 2, stage::hash_block, 4);
+  const std::vector<common::Token> text = {5, 6, 7, 8, 9};
+  REQUIRE(manager.allocate(0, text));
+  manager.commit(0, text);
+  REQUIRE(manager.swap_out(std::vector<int>{0}));
+  // Somebody needs all blocks: what was kept of the text is evicted.
+  REQUIRE(manager.allocate(1, 8));
+  manager.free(1);
+  CHECK(manager.prefix_cache().find(text, 0).empty());
+  REQUIRE(manager.swap_in(std::vector<int>{0}));
+  CHECK(manager.prefix_cache().find(text, 0).size() == 2);
+  CHECK(manager.prefix_cache().find(text, 0).front() == manager.block_table(0).front());
+  CHECK(check_ledger(manager, 4, 2) == kNoProblem);
+}

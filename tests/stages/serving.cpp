@@ -1,0 +1,609 @@
+// Whole servers: the texts of lone runs, whatever is done to the schedule, and failures that stay where they happen.
+#include "tests/support/catch.h"
+
+#include <algorithm>
+#include <cmath>
+#include <functional>
+#include <memory>
+#include <sstream>
+#include <stdexcept>
+#include <string>
+#include <vector>
+
+#include "tests/stages/serving_fixtures.h"
+#include "tests/support/golden.h"
+#include "tests/support/sanitizers.h"
+
+#include STAGE_HEADER(serve/arrivals.h)
+#include STAGE_HEADER(serve/metrics.h)
+#include STAGE_HEADER(serve/trace.h)
+
+using common::FinishReason;
+using common::Token;
+using stage::Preemption;
+using stage::Task;
+using tests::compare_outcome;
+using tests::make_request;
+using tests::served_alone;
+using tests::Serving;
+using tests::ServingOptions;
+
+namespace {
+
+const std::string kNoProblem;
+
+Task sampled_task(int num_tokens, int max_new_tokens, int num_samples, int salt = 0) {
+  Task task{make_request(num_tokens, max_new_tokens, salt), num_samples};
+  task.request.sampling.temperature = 1.0F;
+  task.request.sampling.seed = static_cast<std::uint64_t>(salt);
+  return task;
+}
+
+Task beam_task(int num_tokens, int max_new_tokens, int width, int salt = 0) {
+  Task task{make_request(num_tokens, max_new_tokens, salt)};
+  task.beam = stage::BeamOptions{width, 1.0};
+  return task;
+}
+
+std::vector<Task> mixed_tasks() {
+  return {{make_request(9, 12, 1)}, sampled_task(7, 8, 3, 2), {make_request(1, 1, 3)},
+          beam_task(6, 7, 3, 4),    {make_request(17, 9, 5)}, sampled_task(4, 10, 2, 6)};
+}
+
+// All at once, to the end. The first problem.
+std::string serve(Serving& serving, const std::vector<Task>& tasks) {
+  for (const Task& task : tasks) {
+    serving.server.submit(task);
+  }
+  std::string problem = serving.run();
+  for (std::size_t i = 0; problem.empty() && i < tasks.size(); ++i) {
+    problem = compare_outcome(serving.server.outcome(static_cast<int>(i)), served_alone(tasks[i]));
+    if (!problem.empty()) {
+      problem.insert(0, common::format("request %zu: ", i));
+    }
+  }
+  return problem;
+}
+
+int preemptions(const Serving& serving, bool swapped) {
+  int count = 0;
+  for (const stage::StepReport& report : serving.reports) {
+    count += static_cast<int>((swapped ? report.swapped_out : report.thrown_out).size());
+  }
+  return count;
+}
+
+}  // namespace
+
+TEST_CASE("the texts are those of lone runs, for every budget, limit and block size (stage 8, invariant 7)") {
+  for (const int budget : {3, 4, 7, 20, 256}) {
+    for (const int max_sequences : {3, 5, 64}) {
+      for (const int block_size : {1, 3, 16}) {
+        for (const bool prefix_cache : {true, false}) {
+          ServingOptions options;
+          options.num_blocks = 400 / block_size;
+          options.block_size = block_size;
+          options.prefix_cache = prefix_cache;
+          options.scheduler.token_budget = budget;
+          options.scheduler.max_sequences = max_sequences;
+          options.scheduler.run_ahead = (budget + max_sequences) % 2 == 0;
+          Serving serving(options);
+          CAPTURE(budget, max_sequences, block_size, prefix_cache);
+          CHECK(serve(serving, mixed_tasks()) == kNoProblem);
+        }
+      }
+    }
+  }
+}
+
+TEST_CASE("budgets of 1 and 2 serve lone texts all the same") {
+  for (const int budget : {1, 2}) {
+    ServingOptions options;
+    options.scheduler.token_budget = budget;
+    Serving serving(options);
+    CHECK(serve(serving, {{make_request(9, 5, 1)}, {make_request(3, 4, 2)}, {make_request(1, 7, 3)}}) == kNoProblem);
+  }
+}
+
+TEST_CASE("the order of arrival changes no text") {
+  std::vector<Task> tasks = mixed_tasks();
+  for (int rotation = 0; rotation < 6; ++rotation) {
+    std::rotate(tasks.begin(), tasks.begin() + 1, tasks.end());
+    ServingOptions options;
+    options.num_blocks = 24;
+    options.scheduler.token_budget = 12;
+    Serving serving(options);
+    CHECK(serve(serving, tasks) == kNoProblem);
+  }
+}
+
+TEST_CASE("preempted by recomputing or by swapping, the texts stay the same (stage 8, invariants 3, 6 and 7)") {
+  for (const Preemption preemption : {Preemption::kRecompute, Preemption::kSwap, Preemption::kAuto}) {
+    for (const int num_host_blocks : {0, 3, 40}) {
+      for (const bool prefix_cache : {true, false}) {
+        ServingOptions options;
+        options.num_blocks = 13;
+        options.block_size = 3;
+        options.num_host_blocks = num_host_blocks;
+        options.prefix_cache = prefix_cache;
+        options.scheduler.token_budget = 20;
+        options.scheduler.preemption = preemption;
+        options.scheduler.run_ahead = num_host_blocks % 2 == 1;
+        Serving serving(options);
+        std::vector<Task> tasks;
+        tasks.reserve(7);
+        for (int i = 0; i < 5; ++i) {
+          tasks.push_back({make_request(5 + i, 14, i)});
+        }
+        tasks.push_back(sampled_task(5, 7, 3, 9));
+        tasks.push_back({make_request(4, 9, 10)});
+        CAPTURE(static_cast<int>(preemption), num_host_blocks, prefix_cache);
+        CHECK(serve(serving, tasks) == kNoProblem);
+        CHECK(preemptions(serving, true) + preemptions(serving, false) > 0);
+        CHECK((preemptions(serving, true) > 0) == (preemption != Preemption::kRecompute && num_host_blocks > 0));
+      }
+    }
+  }
+}
+
+TEST_CASE("scheduled before the last tokens are known, the texts stay the same (stage 8, invariants 7 and 8)") {
+  std::vector<Task> tasks(6);
+  for (int i = 0; i < 6; ++i) {
+    tasks[static_cast<std::size_t>(i)] = {make_request(5 + i, 6 + 2 * i, i)};
+  }
+  // Two end by a token of theirs: found out when the next step has been ordered.
+  for (const std::size_t i : {std::size_t{2}, std::size_t{4}}) {
+    tasks[i].request.stop_tokens = {served_alone(tasks[i]).front().tokens[4]};
+  }
+  int gave_way = 0;
+  for (const int num_blocks : {9, 12, 64}) {
+    for (const Preemption preemption : {Preemption::kRecompute, Preemption::kSwap}) {
+      for (const int budget : {2, 7, 64}) {
+        ServingOptions options;
+        options.num_blocks = num_blocks;
+        options.num_host_blocks = 30;
+        options.scheduler.preemption = preemption;
+        options.scheduler.token_budget = budget;
+        std::vector<int> tokens_computed;
+        for (const bool run_ahead : {false, true}) {
+          options.scheduler.run_ahead = run_ahead;
+          Serving serving(options);
+          CAPTURE(num_blocks, static_cast<int>(preemption), budget, run_ahead);
+          CHECK(serve(serving, tasks) == kNoProblem);
+          gave_way += preemptions(serving, preemption == Preemption::kSwap);
+          tokens_computed.push_back(static_cast<int>(common::counter(serving.server.counters(), "tokens_computed")));
+        }
+        if (num_blocks == 64) {
+          CHECK(tokens_computed[1] == tokens_computed[0] + 2);  // the two stop tokens
+        }
+      }
+    }
+  }
+  CHECK(gave_way > 10);
+}
+
+TEST_CASE("a step's tokens are handed out when the next step has been ordered, if it runs ahead") {
+  for (const bool run_ahead : {false, true}) {
+    ServingOptions options;
+    options.scheduler.run_ahead = run_ahead;
+    Serving serving(options);
+    int passes = 0;
+    std::vector<int> passes_at_token;
+    serving.server.on_pass([&](const stage::RaggedBatch&) { passes += 1; });
+    serving.server.on_token([&](int, int, Token) { passes_at_token.push_back(passes); });
+    CHECK(serve(serving, {{make_request(5, 4, 1)}}) == kNoProblem);
+    CHECK(passes == 4);
+    CHECK(passes_at_token == (run_ahead ? std::vector{2, 3, 4, 4} : std::vector{1, 2, 3, 4}));
+  }
+}
+
+TEST_CASE("a group that is computed again shares what it shared before, and fits") {
+  // Three samples of a prompt of 12 tokens: 3 blocks in common and 3 for each rest, 12 of the 13 there are.
+  ServingOptions options;
+  options.num_blocks = 13;
+  options.prefix_cache = false;
+  options.scheduler.token_budget = 16;
+  Serving serving(options);
+  const std::vector<Task> tasks = {{make_request(8, 22, 1)}, sampled_task(12, 12, 3, 2)};
+  CHECK(serve(serving, tasks) == kNoProblem);
+  CHECK(preemptions(serving, false) > 0);
+  int most_shared = 0;
+  for (const stage::StepReport& report : serving.reports) {
+    most_shared = std::max(most_shared, report.usage.used);
+  }
+  CHECK(most_shared <= 13 * 4);
+}
+
+TEST_CASE("ten texts of 1,024 tokens in a pool for five") {
+  if (tests::kSanitized) {
+    SKIP_TEST("too slow under sanitizers");
+  }
+  for (const Preemption preemption : {Preemption::kRecompute, Preemption::kSwap}) {
+    ServingOptions options;
+    options.block_size = 16;
+    options.num_blocks = 5 * 1024 / 16;
+    options.num_host_blocks = options.num_blocks;
+    options.scheduler.token_budget = 256;
+    options.scheduler.preemption = preemption;
+    common::LlamaConfig config = tests::small_model().config();
+    config.context_length = 1024;
+    const common::Llama model(config, 3);
+    Serving serving(options, model);
+    std::vector<Task> tasks;
+    for (int i = 0; i < 10; ++i) {
+      tasks.push_back({make_request(400 + i, 1024 - 400 - i, i)});
+      serving.server.submit(tasks.back());
+    }
+    CHECK(serving.run() == kNoProblem);
+    CHECK(preemptions(serving, preemption == Preemption::kSwap) > 0);
+    for (int i = 0; i < 10; i += 3) {
+      CHECK(compare_outcome(serving.server.outcome(i), served_alone(tasks[static_cast<std::size_t>(i)], model)) ==
+            kNoProblem);
+    }
+  }
+}
+
+TEST_CASE("the golden prompts get the golden texts in batches, with preemption of either kind") {
+  for (const Preemption preemption : {Preemption::kRecompute, Preemption::kSwap}) {
+    for (const int num_blocks : {512, 14}) {
+      ServingOptions options;
+      options.block_size = 16;
+      options.num_blocks = num_blocks;
+      options.num_host_blocks = 20;
+      options.scheduler.preemption = preemption;
+      options.scheduler.token_budget = 40;
+      Serving serving(options, tests::bundled().llama);
+      for (const tests::GoldenCase& golden : tests::golden_cases()) {
+        serving.server.submit({tests::greedy_request(golden.prompt, static_cast<int>(golden.generated_tokens.size()))});
+      }
+      CHECK(serving.run() == kNoProblem);
+      CHECK((num_blocks > 100 || tests::kSanitized || preemptions(serving, preemption == Preemption::kSwap) > 0));
+      for (std::size_t i = 0; i < tests::golden_cases().size(); ++i) {
+        CHECK(tests::compare_tokens(serving.server.outcome(static_cast<int>(i)).completions.front().tokens,
+                                    tests::golden_cases()[i].generated_tokens) == kNoProblem);
+      }
+    }
+  }
+}
+
+TEST_CASE("the copies of a step are one batch, and a step is one forward pass") {
+  Serving serving({});
+  serving.server.submit(sampled_task(6, 5, 4));
+  serving.server.submit(sampled_task(5, 5, 3, 1));
+  CHECK(serving.run() == kNoProblem);
+  const auto counters = serving.server.counters();
+  CHECK(common::counter(counters, "forward_passes") == static_cast<double>(serving.reports.size()));
+  CHECK(serving.reports.size() == 5);
+  CHECK(common::counter(counters, "blocks_copied") == 3 + 2);
+}
+
+// ---- Requests at the edge ------------------------------------------------------------------------------------------
+
+TEST_CASE("what can never be served is rejected with the reason, and the others are served (stage 8, invariant 4)") {
+  ServingOptions options;
+  options.num_blocks = 8;
+  options.scheduler.token_budget = 6;
+  options.scheduler.max_sequences = 5;
+  Serving serving(options);
+  stage::Server& server = serving.server;
+  const auto error = [&](const Task& task) {
+    const int id = server.submit(task);
+    CHECK(server.outcome(id).finish_reason == FinishReason::kRejected);
+    CHECK(server.outcome(id).finished);
+    return server.outcome(id).error;
+  };
+  CHECK(tests::contains(error({make_request(0, 3)}), "empty"));
+  CHECK(tests::contains(error({make_request(3, 0)}), "no new tokens"));
+  CHECK(tests::contains(error({make_request(40, 9)}), "context"));
+  CHECK(tests::contains(error({make_request(30, 3)}), "slots"));
+  CHECK(tests::contains(error(sampled_task(4, 4, 6)), "6 sequences"));
+  CHECK(tests::contains(error(sampled_task(4, 4, 0)), "0 sequences"));
+  CHECK(tests::contains(error(sampled_task(6, 16, 2)), "blocks"));  // 1 in common and 5 for each rest
+  Task unknown{make_request(4, 4)};
+  unknown.request.prompt[2] = tests::kSmallVocabulary;
+  CHECK(tests::contains(error(unknown), "vocabulary"));
+
+  const Task one{make_request(4, 1)};
+  const Task most = sampled_task(6, 10, 2);  // 1 and twice 3: 7 of 8 blocks
+  const Task whole{make_request(20, 12)};    // 31 tokens in the cache: all 8 blocks
+  const int first = server.submit(one);
+  server.submit(most);
+  server.submit(whole);
+  CHECK(serving.run() == kNoProblem);
+  CHECK(compare_outcome(server.outcome(first), served_alone(one)) == kNoProblem);
+  CHECK(compare_outcome(server.outcome(first + 1), served_alone(most)) == kNoProblem);
+  CHECK(compare_outcome(server.outcome(first + 2), served_alone(whole)) == kNoProblem);
+}
+
+TEST_CASE("a request is cancelled in every state, and leaves nothing (stage 8, invariant 8)") {
+  ServingOptions options;
+  options.num_blocks = 12;
+  options.num_host_blocks = 12;
+  options.scheduler.token_budget = 10;
+  options.scheduler.preemption = Preemption::kSwap;
+  options.scheduler.run_ahead = GENERATE(false, true);
+  const std::vector<Task> tasks = {
+      {make_request(16, 14, 1)}, sampled_task(8, 9, 3, 2), {make_request(20, 9, 3)}, beam_task(5, 9, 2, 4)};
+  bool swapped_was_cancelled = false;
+  for (int victim = 0; victim < 4; ++victim) {
+    for (int steps = 0; steps < 30; ++steps) {
+      Serving serving(options);
+      for (const Task& task : tasks) {
+        serving.server.submit(task);
+      }
+      for (int i = 0; i < steps; ++i) {
+        serving.server.step();
+      }
+      if (serving.server.outcome(victim).finished) {
+        break;
+      }
+      for (const int sequence : serving.engine_manager().sequences()) {
+        CHECK_FALSE(serving.engine_manager().is_swapped(sequence));
+      }
+      const int free_before = serving.engine_manager().host_blocks().num_free();
+      serving.server.stop(victim, FinishReason::kCancelled);
+      swapped_was_cancelled = swapped_was_cancelled || serving.engine_manager().host_blocks().num_free() > free_before;
+      CAPTURE(victim, steps);
+      CHECK(serving.server.outcome(victim).finish_reason == FinishReason::kCancelled);
+      CHECK(serving.run() == kNoProblem);
+      for (int i = 0; i < 4; ++i) {
+        if (i != victim) {
+          CHECK(compare_outcome(serving.server.outcome(i), served_alone(tasks[static_cast<std::size_t>(i)])) ==
+                kNoProblem);
+        }
+      }
+    }
+  }
+  CHECK(swapped_was_cancelled);
+}
+
+TEST_CASE("a callback may stop its own request, stop others and submit new ones") {
+  ServingOptions options;
+  options.scheduler.run_ahead = GENERATE(false, true);
+  Serving serving(options);
+  const std::vector<Task> tasks = {{make_request(5, 9, 1)}, {make_request(6, 9, 2)}, {make_request(7, 9, 3)}};
+  for (const Task& task : tasks) {
+    serving.server.submit(task);
+  }
+  int added = -1;
+  serving.server.on_token([&](int id, int, Token) {
+    const std::size_t count = serving.server.outcome(id).completions.front().tokens.size();
+    if (id == 0 && count == 3) {
+      serving.server.stop(0, FinishReason::kStop);
+      serving.server.stop(2, FinishReason::kCancelled);
+      added = serving.server.submit({make_request(4, 4, 4)});
+    }
+  });
+  CHECK(serving.run() == kNoProblem);
+  CHECK(serving.server.outcome(0).completions.front().tokens.size() == 3);
+  CHECK(serving.server.outcome(0).finish_reason == FinishReason::kStop);
+  CHECK(serving.server.outcome(2).completions.front().tokens.size() == 2);
+  CHECK(compare_outcome(serving.server.outcome(1), served_alone(tasks[1])) == kNoProblem);
+  CHECK(compare_outcome(serving.server.outcome(added), served_alone({make_request(4, 4, 4)})) == kNoProblem);
+}
+
+// ---- Failures ------------------------------------------------------------------------------------------------------
+
+TEST_CASE("a callback that throws fails its request and no other (stage 8, invariant 8)") {
+  ServingOptions options;
+  options.scheduler.run_ahead = GENERATE(false, true);
+  for (int at = 1; at < 6; ++at) {
+    Serving serving(options);
+    const std::vector<Task> tasks = {{make_request(5, 6, 1)}, sampled_task(6, 7, 2, 2), {make_request(7, 8, 3)}};
+    for (const Task& task : tasks) {
+      serving.server.submit(task);
+    }
+    int count = 0;
+    serving.server.on_token([&](int id, int, Token) {
+      count += id == 1 ? 1 : 0;
+      if (id == 1 && count == at) {
+        throw std::runtime_error("the reader has gone");
+      }
+    });
+    CHECK(serving.run() == kNoProblem);
+    CHECK(serving.server.outcome(1).finish_reason == FinishReason::kFailed);
+    CHECK(serving.server.outcome(1).error == "the reader has gone");
+    CHECK(compare_outcome(serving.server.outcome(0), served_alone(tasks[0])) == kNoProblem);
+    CHECK(compare_outcome(serving.server.outcome(2), served_alone(tasks[2])) == kNoProblem);
+  }
+}
+
+TEST_CASE("a pass that throws in any layer is done again one by one, and no text changes (stage 8, invariant 8)") {
+  for (const int layer : {0, 1}) {
+    for (int at = 0; at < 12; ++at) {
+      ServingOptions options;
+      options.num_blocks = 16;
+      options.scheduler.token_budget = 16;
+      options.scheduler.run_ahead = at % 2 == 0;
+      Serving serving(options);
+      int pass = 0;
+      serving.server.on_layer([&](int current) {
+        pass += current == 0 ? 1 : 0;
+        if (pass - 1 == at && current == layer) {
+          pass += 1;  // once
+          throw std::runtime_error("a passing fault");
+        }
+      });
+      CAPTURE(layer, at);
+      CHECK(serve(serving, mixed_tasks()) == kNoProblem);
+    }
+  }
+}
+
+TEST_CASE("whose own pass throws again has failed; the others are served to the end (stage 8, invariant 8)") {
+  std::vector<Task> tasks = mixed_tasks();
+  std::fill(tasks[4].request.prompt.end() - 4, tasks[4].request.prompt.end(), 1);
+  ServingOptions options;
+  options.scheduler.token_budget = 32;
+  options.scheduler.run_ahead = GENERATE(false, true);
+  options.num_blocks = 20;
+  Serving serving(options);
+  for (const Task& task : tasks) {
+    serving.server.submit(task);
+  }
+  // Whatever batch the end of that prompt is in, the pass fails.
+  bool alone = false;
+  serving.server.on_pass([&](const stage::RaggedBatch& batch) {
+    const std::vector<Token>& prompt = tasks[4].request.prompt;
+    const bool has_it =
+        std::search(batch.tokens.begin(), batch.tokens.end(), prompt.end() - 4, prompt.end()) != batch.tokens.end();
+    alone = alone || (has_it && batch.num_sequences() == 1);
+    if (has_it) {
+      throw std::runtime_error("a poisonous prompt");
+    }
+  });
+  CHECK(serving.run() == kNoProblem);
+  CHECK(alone);
+  for (int i = 0; i < 6; ++i) {
+    CAPTURE(i);
+    if (i == 4) {
+      CHECK(serving.server.outcome(i).finish_reason == FinishReason::kFailed);
+      CHECK(serving.server.outcome(i).error == "a poisonous prompt");
+    } else {
+      CHECK(compare_outcome(serving.server.outcome(i), served_alone(tasks[static_cast<std::size_t>(i)])) == kNoProblem);
+    }
+  }
+}
+
+TEST_CASE("somebody else takes blocks at the k-th step and gives them back later: it goes on, and no text changes") {
+  for (int k = 0; k < 20; ++k) {
+    ServingOptions options;
+    options.num_blocks = 20;
+    options.num_host_blocks = 4;
+    options.scheduler.preemption = k % 2 == 0 ? Preemption::kRecompute : Preemption::kSwap;
+    options.scheduler.run_ahead = k % 3 == 0;
+    Serving serving(options);
+    std::vector<Task> tasks;
+    for (int i = 0; i < 4; ++i) {
+      tasks.push_back({make_request(6 + i, 16, i)});
+      serving.server.submit(tasks.back());
+    }
+    constexpr int kOther = 1000000;
+    bool taken = false;
+    for (int step = 0; serving.server.step(); ++step) {
+      stage::KvCacheManager& manager = serving.engine.manager();
+      if (step == k && !manager.free_blocks().empty()) {
+        taken = manager.allocate(kOther, 4 * std::min(9, static_cast<int>(manager.free_blocks().size())));
+      } else if (taken && step == k + 7) {
+        manager.free(kOther);
+        taken = false;
+      }
+    }
+    if (taken) {
+      serving.engine.manager().free(kOther);
+    }
+    CHECK(serving.leak() == kNoProblem);
+    for (int i = 0; i < 4; ++i) {
+      CHECK(compare_outcome(serving.server.outcome(i), served_alone(tasks[static_cast<std::size_t>(i)])) == kNoProblem);
+    }
+  }
+}
+
+TEST_CASE("a server that goes in the middle of everything leaves nothing behind") {
+  stage::EngineOptions options;
+  options.num_slots = 48;
+  options.block_size = 4;
+  options.num_host_slots = 48;
+  options.gpu.device = stage::Device::kCpu;
+  stage::Engine engine(tests::small_model(), options);
+  for (int steps = 0; steps < 25; ++steps) {
+    {
+      stage::VirtualClock clock;
+      stage::SchedulerOptions scheduler;
+      scheduler.preemption = Preemption::kSwap;
+      scheduler.run_ahead = steps % 2 == 1;
+      stage::Server server(engine, scheduler, clock);
+      for (const Task& task : mixed_tasks()) {
+        server.submit(task);
+      }
+      for (int i = 0; i < steps; ++i) {
+        server.step();
+      }
+    }
+    CHECK(engine.manager().usage().reserved == 0);
+    CHECK(engine.manager().host_blocks().num_free() == 12);
+  }
+}
+
+// ---- What is measured ----------------------------------------------------------------------------------------------
+
+TEST_CASE("times: a virtual clock counts steps and tokens") {
+  Serving serving({});
+  stage::Metrics metrics;
+  serving.server.on_step([&](const stage::StepReport& report) { metrics.add(report); });
+  serving.server.submit({make_request(5, 3)});
+  while (serving.server.step()) {
+  }
+  const stage::Outcome& outcome = serving.server.outcome(0);
+  const std::vector<double> expected = {1e-3 + 5e-4, 2e-3 + 6e-4, 3e-3 + 7e-4};
+  REQUIRE(outcome.token_times.size() == 3);
+  for (std::size_t i = 0; i < 3; ++i) {
+    CHECK(std::abs(outcome.token_times[i] - expected[i]) < 1e-12);
+  }
+  const stage::ServingFigures figures = stage::figures_of(serving.server, metrics);
+  CHECK(std::abs(figures.first_token.mean - 1.5e-3) < 1e-12);
+  CHECK(std::abs(figures.between_tokens.p99 - 1.1e-3) < 1e-12);
+  CHECK(std::abs(figures.output_tokens_per_second - 3 / 3.7e-3) < 1e-6);
+  CHECK(metrics.tokens == 7);
+  CHECK(metrics.padded_tokens == 7);
+}
+
+TEST_CASE("spread: the middle one and the one at 99 of a hundred") {
+  std::vector<double> values;
+  for (int i = 100; i > 0; --i) {
+    values.push_back(i);
+  }
+  const stage::Spread spread = stage::spread_of(values);
+  CHECK(spread.mean == 50.5);
+  CHECK(spread.median == 50.0);
+  CHECK(spread.p99 == 99.0);
+  CHECK(stage::spread_of({7.0}).p99 == 7.0);
+  CHECK(stage::spread_of({}).mean == 0.0);
+}
+
+TEST_CASE("arrivals: a file is read, and its mistakes are named by line") {
+  std::istringstream good("# seconds prompt output\n0 5 3\n\n0.25 1 1  # the second\n");
+  const std::vector<stage::Arrival> arrivals = stage::read_arrivals(good, "trace");
+  REQUIRE(arrivals.size() == 2);
+  CHECK(arrivals[1].time == 0.25);
+  CHECK(arrivals[0].prompt_tokens == 5);
+  CHECK(arrivals[0].output_tokens == 3);
+  for (const char* text : {"0 5", "0 0 3", "0 5 3 1", "1 5 3\n0 5 3", "-1 5 3", "nan 5 3", "", "x 1 1"}) {
+    std::istringstream bad(text);
+    CAPTURE(text);
+    CHECK_THROWS_AS(stage::read_arrivals(bad, "trace"), common::InputError);
+  }
+}
+
+TEST_CASE("arrivals: Poisson times have the rate, and chat-shaped lengths the published means") {
+  const std::vector<double> times = stage::poisson_times(20000, 50.0, 1);
+  CHECK(std::is_sorted(times.begin(), times.end()));
+  CHECK(std::abs(times.back() - 400.0) < 12.0);  // four standard deviations
+  CHECK(stage::poisson_times(3, 0.0, 1) == std::vector<double>{0.0, 0.0, 0.0});
+  double prompts = 0.0;
+  double replies = 0.0;
+  const std::vector<stage::Arrival> arrivals = stage::chat_arrivals(20000, 0.0, 1 << 20, 1);
+  for (const stage::Arrival& arrival : arrivals) {
+    prompts += arrival.prompt_tokens / 20000.0;
+    replies += arrival.output_tokens / 20000.0;
+  }
+  CHECK(std::abs(prompts - 161.31) < 7.0);  // the mean of 20,000 with a standard deviation of 1.3 times the mean
+  CHECK(std::abs(replies - 337.99) < 14.0);
+  for (const stage::Arrival& arrival : stage::chat_arrivals(1000, 0.0, 1024, 2)) {
+    REQUIRE((arrival.prompt_tokens >= 1 && arrival.output_tokens >= 1));
+    REQUIRE(arrival.prompt_tokens + arrival.output_tokens <= 1024);
+  }
+}
+
+TEST_CASE("serve: everybody comes at their time, and a text ends where the trace says") {
+  Serving serving({});
+  const std::vector<stage::ArrivingTask> tasks = {
+      {0.0, {make_request(5, 9, 1)}, 4}, {0.0021, {make_request(6, 9, 2)}, 0}, {5.0, {make_request(7, 3, 3)}, 0}};
+  stage::serve(serving.server, serving.clock, tasks, nullptr);
+  CHECK(serving.leak() == kNoProblem);
+  CHECK(serving.server.outcome(0).token_times.size() == 4);
+  CHECK(serving.server.outcome(1).token_times.size() == 9);
+  CHECK(serving.server.outcome(1).admission >= 0.0021);
+  CHECK(serving.server.outcome(1).admission < 0.0050);
+  CHECK(serving.server.outcome(2).admission == 5.0);
+}

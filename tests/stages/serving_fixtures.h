@@ -1,0 +1,160 @@
+// A server over a small model, and the texts that its requests get when each is served alone.
+#pragma once
+
+#include <algorithm>
+#include <limits>
+#include <map>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "common/app/report.h"
+#include "tests/stages/engine_fixtures.h"
+#include "tests/support/ledger.h"
+#include "tests/support/stage_api.h"
+
+#include STAGE_HEADER(serve/clock.h)
+#include STAGE_HEADER(decoding.h)
+#include STAGE_HEADER(engine.h)
+#include STAGE_HEADER(server.h)
+
+namespace tests {
+
+struct ServingOptions {
+  int num_blocks = 64;
+  int block_size = 4;
+  int num_host_blocks = 0;
+  bool prefix_cache = true;
+  stage::SchedulerOptions scheduler = {.headroom = 0};  // tight, so that much happens
+};
+
+// The cache is full of NaN where nothing was written.
+struct Serving {
+  explicit Serving(const ServingOptions& serving_options, const common::Llama& model = small_model())
+      : options(serving_options),
+        engine(model, engine_options(serving_options)),
+        server(engine, options.scheduler, clock) {
+    engine.cache().fill(std::numeric_limits<float>::quiet_NaN());
+    server.on_step([this](const stage::StepReport& report) { reports.push_back(report); });
+  }
+
+  static stage::EngineOptions engine_options(const ServingOptions& options) {
+    stage::EngineOptions result;
+    result.num_slots = options.num_blocks * options.block_size;
+    result.block_size = options.block_size;
+    result.num_host_slots = options.num_host_blocks * options.block_size;
+    result.prefix_cache = options.prefix_cache;
+    result.gpu.device = stage::Device::kCpu;
+    return result;
+  }
+
+  // The rules that hold after every step (stage 8, invariants 1 to 5). Empty if they do.
+  std::string problem() const {
+    const stage::StepReport& report = reports.back();
+    int num_tokens = 0;
+    for (const int count : report.num_served) {
+      num_tokens += count;
+    }
+    if (num_tokens != report.num_tokens || num_tokens > options.scheduler.token_budget) {
+      return common::format("%d tokens in a step of %d", num_tokens, options.scheduler.token_budget);
+    }
+    if (num_tokens == 0 && !options.scheduler.run_ahead.value_or(false)) {
+      return "a step without a token";
+    }
+    if (!std::is_sorted(report.served.begin(), report.served.end())) {
+      return "served out of order";
+    }
+    int num_sequences = 0;
+    int latest_running = -1;
+    for (const stage::Group* group : server.scheduler().running()) {
+      num_sequences += group->most_sequences();
+      latest_running = std::max(latest_running, server.id_of(group));
+    }
+    if (num_sequences > options.scheduler.max_sequences) {
+      return common::format("%d sequences run", num_sequences);
+    }
+    int before = latest_running;
+    for (const stage::Group* group : server.scheduler().waiting()) {
+      if (server.id_of(group) <= before) {
+        return "a later arrival has overtaken an earlier one";
+      }
+      before = server.id_of(group);
+      for (const int sequence : group->sequences()) {
+        if (!engine_manager().is_swapped(sequence)) {
+          return "a waiting request holds blocks";
+        }
+      }
+    }
+    return check_ledger(engine_manager(), options.num_blocks, options.block_size);
+  }
+
+  // Empty if, with nobody left, every block is free or cached, and every block of the host is free.
+  std::string leak() const {
+    const stage::KvCacheManager& manager = engine_manager();
+    if (manager.usage().reserved != 0 || !manager.sequences().empty()) {
+      return "some blocks were not given back";
+    }
+    return manager.host_blocks().num_free() == options.num_host_blocks ? "" : "some host blocks were not given back";
+  }
+
+  // To the end. The first problem there is.
+  std::string run() {
+    while (server.step()) {
+      if (std::string found = problem(); !found.empty()) {
+        return found;
+      }
+    }
+    return leak();
+  }
+
+  const stage::KvCacheManager& engine_manager() const { return const_cast<stage::Engine&>(engine).manager(); }
+
+  ServingOptions options;
+  stage::VirtualClock clock;
+  stage::Engine engine;
+  std::vector<stage::StepReport> reports;
+  stage::Server server;
+};
+
+// What the task gets in a roomy cache of its own, sequence by sequence: no scheduler, no batch.
+inline std::vector<common::Completion> served_alone(const stage::Task& task,
+                                                    const common::Llama& model = small_model()) {
+  stage::EngineOptions options;
+  options.gpu.device = stage::Device::kCpu;
+  stage::Engine engine(model, options);
+  std::vector<common::Completion> result;
+  if (task.beam.has_value()) {
+    stage::BeamSearch search(engine, task.request, *task.beam);
+    while (!search.finished()) {
+      search.step();
+    }
+    for (const stage::Hypothesis& hypothesis : search.hypotheses()) {
+      result.push_back({hypothesis.tokens, hypothesis.finish_reason, ""});
+    }
+    return result;
+  }
+  common::Request request = task.request;
+  for (int i = 0; i < task.num_samples; ++i, ++request.sampling.seed) {
+    result.push_back(engine.run(std::span(&request, 1), [](int, common::Token) {}).front());
+  }
+  return result;
+}
+
+// Empty if the texts are those; `is_part`: the beginnings of those.
+inline std::string compare_outcome(const stage::Outcome& outcome, const std::vector<common::Completion>& expected,
+                                   bool is_part = false) {
+  if (!is_part && outcome.completions.size() != expected.size()) {
+    return common::format("%zu texts, expected %zu: ", outcome.completions.size(), expected.size()) + outcome.error;
+  }
+  for (std::size_t i = 0; i < outcome.completions.size(); ++i) {
+    const std::vector<common::Token>& actual = outcome.completions[i].tokens;
+    std::vector<common::Token> wanted = expected[i].tokens;
+    wanted.resize(is_part ? std::min(wanted.size(), actual.size()) : wanted.size());
+    if (actual != wanted || (!is_part && outcome.completions[i].finish_reason != expected[i].finish_reason)) {
+      return common::format("text %zu is ", i) + to_string(actual) + ", expected " + to_string(wanted);
+    }
+  }
+  return "";
+}
+
+}  // namespace tests

@@ -1,0 +1,398 @@
+#!/usr/bin/env python3
+"""What a stage's program answers to bad input: python3 tests/stages/test_cli.py build/stage1
+
+Bad input (a file, a prompt, a request that cannot fit) ends with exit code 1 and exactly one line on standard error that
+names the problem. A wrong option ends with CLI11's own exit code, 100 or more, and names the option.
+"""
+
+import json
+import os
+import pathlib
+import re
+import subprocess
+import sys
+import tempfile
+import unittest
+import xml.etree.ElementTree
+
+ROOT = pathlib.Path(__file__).resolve().parent.parent.parent
+PROGRAM = ""  # set from the command line
+TIMEOUT_SECONDS = 300
+
+
+# What a program says that can use a GPU: whether it does.
+WHERE = re.compile(rb"^note: computing on [^\n]+\n", re.MULTILINE)
+
+
+def run(*arguments, stdout=subprocess.PIPE):
+    result = subprocess.run([PROGRAM, *arguments], stdin=subprocess.DEVNULL, stdout=stdout, stderr=subprocess.PIPE,
+                            timeout=TIMEOUT_SECONDS, check=False)
+    result.stderr, result.notes = WHERE.subn(b"", result.stderr)
+    return result
+
+
+class ProgramTest(unittest.TestCase):
+    def setUp(self):
+        folder = tempfile.TemporaryDirectory()
+        self.addCleanup(folder.cleanup)
+        self.folder = pathlib.Path(folder.name)
+
+    def assert_bad_input(self, result, *words):
+        """Exit code 1, one line on stderr, and each of the words in it."""
+        message = result.stderr.decode("utf-8", errors="replace")
+        self.assertEqual(result.returncode, 1, message)
+        self.assertTrue(message.endswith("\n"), message)
+        self.assertEqual(message.count("\n"), 1, message)
+        for word in words:
+            self.assertIn(word.lower(), message.lower())
+
+    def assert_usage_error(self, result, *words):
+        """CLI11's exit code; the first line names the problem, a second one at most points to --help."""
+        message = result.stderr.decode("utf-8", errors="replace")
+        self.assertGreaterEqual(result.returncode, 100, message)
+        lines = message.splitlines()
+        self.assertIn(len(lines), (1, 2), message)
+        if len(lines) == 2:
+            self.assertIn("--help", lines[1])
+        for word in words:
+            self.assertIn(word.lower(), lines[0].lower())
+
+
+class Gpu(ProgramTest):
+    def setUp(self):
+        super().setUp()
+        if b"--device" not in run("generate", "--help").stdout:
+            self.skipTest("the stage computes on the CPU")
+
+    def test_without_a_gpu_it_says_so_once_and_goes_on(self):
+        automatic = run("generate", "--prompt", "a", "--max-new-tokens", "2")
+        self.assertEqual((automatic.returncode, automatic.stderr), (0, b""))
+        asked_for = run("generate", "--prompt", "a", "--max-new-tokens", "2", "--device", "gpu")
+        self.assertEqual(automatic.notes, 1)
+        if asked_for.returncode != 0:
+            self.assert_bad_input(asked_for, "gpu" if b"GPU" in asked_for.stderr else "nvcc")
+        on_cpu = run("generate", "--prompt", "a", "--max-new-tokens", "2", "--device", "cpu")
+        self.assertEqual((on_cpu.returncode, on_cpu.stderr, on_cpu.notes), (0, b"", 0))
+
+    def test_the_cpu_has_one_precision(self):
+        self.assert_bad_input(run("generate", "--prompt", "a", "--device", "cpu", "--precision", "bf16"), "float32")
+        self.assert_usage_error(run("generate", "--prompt", "a", "--precision", "fp8"), "--precision")
+        self.assert_usage_error(run("bench", "--kernels", "everything"), "--kernels")
+
+
+class Model(ProgramTest):
+    def test_missing_file(self):
+        path = str(self.folder / "missing.gguf")
+        self.assert_bad_input(run("generate", "--model", path), path)
+
+    def test_not_a_gguf_file(self):
+        path = self.folder / "picture.gguf"
+        path.write_bytes(b"\x89PNG\r\n\x1a\n" + bytes(100))
+        self.assert_bad_input(run("generate", "--model", str(path)), str(path), "gguf")
+
+    def test_empty_file(self):
+        path = self.folder / "empty.gguf"
+        path.touch()
+        self.assert_bad_input(run("generate", "--model", str(path)), str(path))
+
+    def test_directory(self):
+        self.assert_bad_input(run("generate", "--model", str(self.folder)), str(self.folder), "directory")
+
+    def test_truncated_model(self):
+        bundled = (ROOT / "common/model/tales/tales-5m-q8_0.gguf").read_bytes()
+        for size in (3, 20, 1000, len(bundled) // 2, len(bundled) - 1):
+            path = self.folder / "short.gguf"
+            path.write_bytes(bundled[:size])
+            self.assert_bad_input(run("generate", "--model", str(path)), str(path))
+
+    @unittest.skipIf(os.geteuid() == 0, "root may read everything")
+    def test_unreadable_file(self):
+        path = self.folder / "secret.gguf"
+        path.touch(mode=0)
+        self.assert_bad_input(run("generate", "--model", str(path)), str(path))
+
+    def test_synthetic_shapes_have_names(self):
+        self.assert_bad_input(run("bench", "--synthetic", "gpt-5"), "smollm2-135m")
+
+    def test_bench_checks_the_model_too(self):
+        path = str(self.folder / "missing.gguf")
+        self.assert_bad_input(run("bench", "--model", path), path)
+
+
+class Prompt(ProgramTest):
+    def test_empty(self):
+        self.assert_bad_input(run("generate", "--prompt", ""), "prompt", "empty")
+
+    def test_one_empty_among_others(self):
+        self.assert_bad_input(run("generate", "--prompt", "Once", "--prompt", ""), "prompt", "empty")
+
+    def test_invalid_utf8(self):
+        for prompt in (b"Once \xff upon", b"\xc0\xaf", b"\xed\xa0\x80", b"cut \xe2\x82"):
+            self.assert_bad_input(run(b"generate", b"--prompt", prompt), "utf-8")
+
+    def test_longer_than_the_context(self):
+        # 4,000 words are at least 4,000 tokens; the bundled model's context has 1,024.
+        self.assert_bad_input(run("generate", "--prompt", "king " * 4000), "1024")
+
+    def test_longer_than_the_context_together_with_the_reply(self):
+        self.assert_bad_input(run("generate", "--prompt", "Once", "--max-new-tokens", "5000"), "1024")
+
+    def test_chat_without_a_template(self):
+        self.assert_bad_input(run("generate", "--chat", "--prompt", "Who are you?"), "template")
+
+
+class Cache(ProgramTest):
+    def test_request_larger_than_the_cache(self):
+        self.assert_bad_input(run("generate", "--prompt", "Once upon a time", "--slots", "16"), "16")
+
+    def test_prompt_larger_than_the_cache(self):
+        self.assert_bad_input(
+            run("generate", "--prompt", "king " * 100, "--max-new-tokens", "1", "--slots", "32"), "32")
+
+
+class Options(ProgramTest):
+    def test_zero_and_negative_counts(self):
+        for option in ("--max-new-tokens", "--slots", "--chunk", "--threads"):
+            for value in ("0", "-1", "-2147483648"):
+                with self.subTest(option=option, value=value):
+                    self.assert_usage_error(run("generate", "--prompt", "Once", option, value), option)
+
+    def test_counts_that_are_no_numbers(self):
+        for option in ("--max-new-tokens", "--slots", "--chunk", "--threads", "--top-k"):
+            for value in ("many", "1.5", "99999999999999999999", ""):
+                with self.subTest(option=option, value=value):
+                    self.assert_usage_error(run("generate", "--prompt", "Once", option, value), option)
+
+    def test_sampling_out_of_range(self):
+        for option, value in (("--temperature", "-0.5"), ("--temperature", "nan"), ("--top-k", "-1"),
+                              ("--top-p", "-0.1"), ("--top-p", "1.5"), ("--top-p", "nan")):
+            with self.subTest(option=option, value=value):
+                self.assert_usage_error(run("generate", "--prompt", "Once", option, value), option)
+
+    def test_unknown_option(self):
+        self.assert_usage_error(run("generate", "--no-such-option"), "--no-such-option")
+
+    def test_unknown_command(self):
+        self.assert_usage_error(run("no-such-command"))  # CLI11's wording differs between its versions
+
+    def test_no_command(self):
+        self.assert_usage_error(run(), "subcommand")
+
+    def test_option_without_its_value(self):
+        self.assert_usage_error(run("generate", "--prompt"), "--prompt")
+
+    def test_help(self):
+        for arguments in (("--help",), ("generate", "--help"), ("bench", "--help"), ("demo", "--help")):
+            result = run(*arguments)
+            self.assertEqual(result.returncode, 0, arguments)
+            self.assertEqual(result.stderr, b"")
+        for option in (b"--prompt", b"--model", b"--max-new-tokens", b"--slots", b"--chunk", b"--threads",
+                       b"--temperature", b"--top-k", b"--top-p", b"--seed", b"--chat", b"--json"):
+            self.assertIn(option, run("generate", "--help").stdout)
+
+
+class Output(ProgramTest):
+    def test_json_into_a_missing_folder(self):
+        path = str(self.folder / "missing" / "result.json")
+        self.assert_bad_input(run("generate", "--prompt", "Once", "--json", path), path)
+
+    def test_json_into_a_folder(self):
+        self.assert_bad_input(run("generate", "--prompt", "Once", "--json", str(self.folder)), str(self.folder))
+
+    def test_full_disk(self):
+        self.assert_bad_input(run("generate", "--prompt", "Once", "--max-new-tokens", "2", "--json", "/dev/full"),
+                              "/dev/full")
+
+    def test_standard_output_on_a_full_disk(self):
+        for arguments in (("--json", "-"), ()):
+            with open("/dev/full", "wb") as full:
+                result = run("generate", "--prompt", "Once", "--max-new-tokens", "2", *arguments, stdout=full)
+            self.assert_bad_input(result, "output")
+
+    def test_a_refused_request_leaves_an_old_result_alone(self):
+        path = self.folder / "result.json"
+        path.write_text("old", encoding="utf-8")
+        self.assert_bad_input(run("generate", "--prompt", "", "--json", str(path)), "empty")
+        self.assertEqual(path.read_text(encoding="utf-8"), "old")
+
+
+class Json(ProgramTest):
+    ARGUMENTS = ("generate", "--prompt", "Once upon a time", "--prompt", "The king", "--max-new-tokens", "3")
+
+    def check(self, text):
+        result = json.loads(text)
+        self.assertEqual(result["stage"], pathlib.Path(PROGRAM).name)
+        self.assertEqual([request["prompt"] for request in result["requests"]], ["Once upon a time", "The king"])
+        for request in result["requests"]:
+            self.assertIsInstance(request["text"], str)
+            self.assertIn(len(request["tokens"]), (1, 2, 3))
+        self.assertGreater(result["counters"]["slots_reserved"], 0)
+        self.assertGreater(result["counters"]["slots_used"], 0)
+        self.assertLessEqual(result["counters"]["slots_used"], result["counters"]["slots_reserved"])
+        self.assertGreater(result["timing"]["milliseconds_per_token"], 0)
+
+    def test_to_standard_output_and_nothing_else_there(self):
+        result = run(*self.ARGUMENTS, "--json", "-")
+        self.assertEqual((result.returncode, result.stderr), (0, b""))
+        self.check(result.stdout)
+
+    def test_to_a_file_and_nothing_on_standard_output(self):
+        path = self.folder / "result.json"
+        path.write_text("an old result, longer than nothing", encoding="utf-8")
+        result = run(*self.ARGUMENTS, "--json", str(path))
+        self.assertEqual((result.returncode, result.stderr, result.stdout), (0, b"", b""))
+        self.check(path.read_text(encoding="utf-8"))
+
+    def test_same_seed_same_text(self):
+        sampled = (*self.ARGUMENTS, "--temperature", "0.8", "--top-k", "40", "--top-p", "0.95", "--json", "-")
+        first, again = (json.loads(run(*sampled, "--seed", "7").stdout)["requests"] for _ in range(2))
+        self.assertEqual(first, again)
+
+
+class Sharing(ProgramTest):
+    """`sample` and `beam`, which stages have from the fifth on."""
+
+    PROMPT = ("--prompt", "Once upon a time", "--max-new-tokens", "12")
+
+    def setUp(self):
+        super().setUp()
+        if int(re.sub(r"\D", "", pathlib.Path(PROGRAM).name) or 0) < 5:
+            self.skipTest("this stage has no commands for it")
+
+    def test_counts_out_of_range(self):
+        for command, option in (("sample", "--samples"), ("beam", "--beams")):
+            for value in ("0", "-1", "many", "1.5", "99999999999999999999"):
+                with self.subTest(command=command, value=value):
+                    self.assert_usage_error(run(command, *self.PROMPT, option, value), option)
+
+    def test_length_penalty_out_of_range(self):
+        for value in ("nan", "inf", "-inf", "11", "much"):
+            with self.subTest(value=value):
+                self.assert_usage_error(run("beam", *self.PROMPT, "--length-penalty", value), "--length-penalty")
+
+    def test_pool_too_small(self):
+        for command in (("sample", "--samples", "8", "--temperature", "2"), ("beam", "--beams", "16")):
+            result = run(*command, *self.PROMPT, "--slots", "24", "--block-size", "4")
+            with self.subTest(command=command):
+                self.assert_bad_input(result, "blocks ran out")
+
+    def test_request_larger_than_the_pool(self):
+        for command in ("sample", "beam"):
+            self.assert_bad_input(run(command, *self.PROMPT, "--slots", "8"), "8")
+
+    def test_samples_are_those_of_lone_runs(self):
+        sampled = ("--temperature", "0.9")
+        shared = run("sample", *self.PROMPT, *sampled, "--samples", "3", "--seed", "5").stdout.decode()
+        for seed in (5, 6, 7):
+            result = run("generate", *self.PROMPT, *sampled, "--seed", str(seed), "--json", "-")
+            text = json.loads(result.stdout)["requests"][0]["text"]
+            self.assertIn(text.split("\n")[0], shared)
+
+    def test_one_beam_is_greedy(self):
+        text = json.loads(run("generate", *self.PROMPT, "--json", "-").stdout)["requests"][0]["text"]
+        self.assertIn(text.split("\n")[0], run("beam", *self.PROMPT, "--beams", "1").stdout.decode())
+
+    def test_trace(self):
+        for command in ("sample", "beam"):
+            result = run(command, *self.PROMPT, "--trace")
+            self.assertEqual((result.returncode, result.stderr), (0, b""))
+            self.assertIn(b"owners of each block", result.stdout)
+
+
+class Serving(ProgramTest):
+    """`serve` and `compare`, which stages have from the eighth on."""
+
+    PROMPTS = ("--prompt", "Once upon a time", "--prompt", "The king", "--max-new-tokens", "6", "--virtual-clock")
+
+    def setUp(self):
+        super().setUp()
+        if int(re.sub(r"\D", "", pathlib.Path(PROGRAM).name) or 0) < 8:
+            self.skipTest("this stage has no commands for it")
+
+    def test_counts_out_of_range(self):
+        for option in ("--budget", "--max-sequences", "--requests", "--samples", "--beams"):
+            for value in ("0", "-1", "many", "1.5"):
+                with self.subTest(option=option, value=value):
+                    self.assert_usage_error(run("serve", *self.PROMPTS, option, value), option)
+        self.assert_usage_error(run("serve", *self.PROMPTS, "--preemption", "never"), "--preemption")
+        self.assert_usage_error(run("serve", *self.PROMPTS, "--stop", ""), "--stop")
+        self.assert_usage_error(run("compare", "--rate", "-1"), "--rate")
+
+    def test_a_plot_stays_until_there_is_a_new_one(self):
+        path = self.folder / "plot.svg"
+        path.write_text("the last one", encoding="utf-8")
+        self.assert_bad_input(run("compare", "--plot", str(path), "--max-length", "5000"), "can have")
+        self.assertEqual(path.read_text(encoding="utf-8"), "the last one")
+
+    def test_arrivals_that_make_no_sense(self):
+        for rate in ("", "0", "-3", "nan", "soon"):
+            self.assert_bad_input(run("serve", *self.PROMPTS, "--arrivals", "poisson:" + rate), "poisson")
+        missing = str(self.folder / "missing")
+        self.assert_bad_input(run("serve", "--arrivals", missing), missing)
+        path = self.folder / "trace"
+        path.write_text("0 5 3\n1 5\n", encoding="utf-8")
+        self.assert_bad_input(run("serve", "--arrivals", str(path)), str(path), "line 2")
+
+    def test_files_that_cannot_be_written(self):
+        for option in ("--trace", "--json"):
+            path = str(self.folder / "missing" / "file")
+            result = run("serve", *self.PROMPTS, option, path)
+            self.assert_bad_input(result, path)
+            self.assertEqual(result.stdout, b"", "found out before anything is served")
+            self.assert_bad_input(run("serve", *self.PROMPTS, option, "/dev/full"), "/dev/full")
+        self.assert_bad_input(run("compare", "--plot", str(self.folder)), str(self.folder))
+
+    def test_standard_output_on_a_full_disk(self):
+        with open("/dev/full", "wb") as full:
+            self.assert_bad_input(run("serve", *self.PROMPTS, stdout=full), "output")
+
+    def test_the_texts_are_those_of_generate(self):
+        texts = [request["text"] for request in
+                 json.loads(run("generate", *self.PROMPTS[:-1], "--json", "-").stdout)["requests"]]
+        result = run("serve", *self.PROMPTS)
+        self.assertEqual((result.returncode, result.stderr), (0, b""))
+        for number, text in enumerate(texts):
+            self.assertIn(f'  {number}  {json.dumps(text)}'.encode(), result.stdout)
+
+    def test_a_stop_string_ends_the_text_and_is_no_part_of_it(self):
+        result = run("serve", "--prompt", "The old woman opened the door and", "--virtual-clock", "--view", "quiet",
+                     "--stop", "morning", "--stop", "zzz")
+        self.assertIn(b'0  " said, \\"To-morrow "\n', result.stdout)
+
+    def test_json_has_the_measurements_and_nothing_else(self):
+        result = run("serve", *self.PROMPTS, "--json", "-", "--arrivals", "poisson:100", "--requests", "5")
+        document = json.loads(result.stdout)
+        self.assertEqual(document["requests"], {"finished": 5, "rejected": 0, "cancelled": 0, "failed": 0})
+        for key in ("seconds_to_first_token", "seconds_between_tokens"):
+            self.assertLessEqual(document[key]["p50"], document[key]["p99"])
+
+    def test_the_trace_is_json_with_a_lane_a_request(self):
+        path = self.folder / "trace.json"
+        run("serve", *self.PROMPTS, "--trace", str(path))
+        events = json.loads(path.read_text(encoding="utf-8"))
+        lanes = {event["args"]["name"] for event in events if event["ph"] == "M"}
+        self.assertEqual(lanes, {"steps", "request 0", "request 1"})
+        self.assertTrue({"X", "i", "C"} <= {event["ph"] for event in events})
+        for event in events:
+            self.assertGreaterEqual(event["ts"], 0)
+
+    def test_the_plot_is_well_formed(self):
+        path = self.folder / "plot.svg"
+        result = run("compare", "--virtual-clock", "--requests", "6", "--max-length", "48", "--slots", "96",
+                     "--block-size", "4", "--plot", str(path))
+        self.assertEqual((result.returncode, result.stderr), (0, b""))
+        self.assertEqual(xml.etree.ElementTree.parse(path).getroot().tag, "{http://www.w3.org/2000/svg}svg")
+
+    def test_groups_are_served_too(self):
+        for option in ("--samples", "--beams"):
+            result = run("serve", *self.PROMPTS, option, "3", "--temperature", "0.8")
+            self.assertEqual((result.returncode, result.stderr), (0, b""))
+            self.assertEqual(len(re.findall(rb"^  0  ", result.stdout, re.MULTILINE)), 3)
+
+
+if __name__ == "__main__":
+    if len(sys.argv) < 2 or not os.access(sys.argv[1], os.X_OK):
+        print("usage: test_cli.py PROGRAM [unittest options]", file=sys.stderr)
+        sys.exit(1)
+    PROGRAM = str(pathlib.Path(sys.argv.pop(1)).resolve())
+    unittest.main()

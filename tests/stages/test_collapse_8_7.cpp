@@ -1,0 +1,116 @@
+// With one request, stage 8 is stage 7: the same blocks, the same floats to the last bit, the same texts.
+#include "tests/support/catch.h"
+
+#include <string>
+#include <vector>
+
+#include "stage7/attention.h"
+#include "stage7/engine.h"
+#include "stage8/attention.h"
+#include "stage8/engine.h"
+#include "stage8/server.h"
+#include "tests/stages/collapse.h"
+
+using tests::Arrival;
+using tests::AttentionShape;
+
+namespace {
+
+const std::string kNoDifference;
+
+TESTS_STAGE(Before, stage7);
+TESTS_STAGE(After, stage8);
+
+}  // namespace
+
+TEST_CASE("attention is stage 7's, bit for bit") {
+  for (const AttentionShape& shape : {AttentionShape{4, 2, 32, 1}, AttentionShape{3, 1, 33, 2}}) {
+    for (const int block_size : {1, 3, 16, 64}) {
+      for (const int chunk_size : {37, 1, 7}) {
+        CHECK(tests::compare_stages<Before, After>(shape, block_size, Arrival{37, chunk_size, 2}, true) ==
+              kNoDifference);
+      }
+    }
+  }
+}
+
+TEST_CASE("logits through the engine are stage 7's, bit for bit") {
+  for (const int block_size : {1, 3, 16, 64}) {
+    stage7::EngineOptions before;
+    before.block_size = block_size;
+    stage8::EngineOptions after;
+    after.block_size = block_size;
+    before.gpu.device = stage7::Device::kCpu;
+    after.gpu.device = stage8::Device::kCpu;
+    CAPTURE(block_size);
+    CHECK(tests::compare_layers(tests::engine_logits<After>(after, 21, 6), tests::engine_logits<Before>(before, 21, 6),
+                                std::nullopt) == kNoDifference);
+  }
+}
+
+TEST_CASE("a tight pool is used block for block as in stage 7") {
+  stage7::KvCacheManager before(7, 3);
+  stage8::KvCacheManager after(7, 3);
+  common::Random random(11);
+  for (int step = 0; step < 2000; ++step) {
+    const auto sequence = static_cast<int>(random.below(4));
+    const auto count = static_cast<int>(random.below(6)) + 1;
+    if (!before.contains(sequence)) {
+      REQUIRE(before.allocate(sequence, count) == after.allocate(sequence, count));
+    } else if (random.below(4) == 0) {
+      before.free(sequence);
+      after.free(sequence);
+    } else {
+      const bool reserved = before.reserve(sequence, count);
+      REQUIRE(after.reserve(sequence, count) == reserved);
+      if (reserved) {
+        before.commit(sequence, count);
+        after.commit(sequence, count);
+      }
+    }
+    REQUIRE(after.take_copies().empty());
+    REQUIRE(after.free_blocks() == before.free_blocks());
+    if (before.contains(sequence)) {
+      REQUIRE(after.block_table(sequence) == before.block_table(sequence));
+    }
+    REQUIRE(after.usage().used == before.usage().used);
+    REQUIRE(after.usage().reserved == before.usage().reserved);
+  }
+}
+
+TEST_CASE("one request through the server: stage 7's text, and its cache to the last bit") {
+  for (const int budget : {1, 3, 8, 256}) {
+    for (const int num_tokens : {1, 4, 17}) {
+      const common::Request request = tests::make_request(num_tokens, 9);
+      stage7::EngineOptions before_options;
+      before_options.num_slots = 40;
+      before_options.block_size = 4;
+      before_options.chunk_size = budget;
+      before_options.gpu.device = stage7::Device::kCpu;
+      stage8::EngineOptions after_options;
+      after_options.num_slots = 40;
+      after_options.block_size = 4;
+      after_options.gpu.device = stage8::Device::kCpu;
+      stage7::Engine before(tests::small_model(), before_options);
+      stage8::Engine after(tests::small_model(), after_options);
+      before.cache().fill(0.0F);
+      after.cache().fill(0.0F);
+      stage8::SchedulerOptions scheduler;
+      scheduler.token_budget = budget;
+      stage8::VirtualClock clock;
+      stage8::Server server(after, scheduler, clock);
+      const auto expected = before.run(std::span(&request, 1), [](int, common::Token) {});
+      const auto actual = server.run(std::span(&request, 1), [](int, common::Token) {});
+      CAPTURE(budget, num_tokens);
+      CHECK(actual.front().tokens == expected.front().tokens);
+      CHECK(actual.front().finish_reason == expected.front().finish_reason);
+      for (int layer = 0; layer < 2; ++layer) {
+        for (int block = 0; block < 10; ++block) {
+          const common::MatrixView left = after.cache().keys(layer, 1, 4 * block, 4);
+          const common::MatrixView right = before.cache().keys(layer, 1, 4 * block, 4);
+          CHECK(common::compare_bits({left.data(), 4 * 8}, {right.data(), 4 * 8}) == kNoDifference);
+        }
+      }
+    }
+  }
+}

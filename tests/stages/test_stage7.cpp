@@ -1,0 +1,88 @@
+// What stage 7 adds where there is no GPU: the choice of the device. The kernels' own tests are gpu_*.cpp.
+#include "tests/support/catch.h"
+
+#include <string>
+
+#include "common/base/check.h"
+#include "stage7/engine.h"
+#include "stage7/gpu_runner.h"
+#include "tests/stages/engine_fixtures.h"
+
+using stage7::Device;
+using stage7::Engine;
+using stage7::EngineOptions;
+using stage7::Precision;
+using tests::make_request;
+using tests::small_model;
+
+namespace {
+
+EngineOptions options_for(Device device, Precision precision) {
+  EngineOptions options;
+  options.gpu = {device, precision};
+  return options;
+}
+
+// What the user is told; empty if the engine can be had.
+std::string refusal(Device device, Precision precision) {
+  try {
+    const Engine engine(small_model(), options_for(device, precision));
+  } catch (const common::InputError& error) {
+    return error.what();
+  }
+  return "";
+}
+
+bool has_gpu() {
+  Engine engine(small_model(), {});
+  return engine.gpu() != nullptr;
+}
+
+}  // namespace
+
+TEST_CASE("without a GPU: the CPU if nobody minds, and one clear line if somebody does (invariant 7)") {
+  if (has_gpu()) {
+    SKIP_TEST("there is a GPU");
+  }
+  CHECK(refusal(Device::kAuto, Precision::kFloat32).empty());
+  CHECK_FALSE(refusal(Device::kGpu, Precision::kFloat32).empty());
+  CHECK_FALSE(refusal(Device::kAuto, Precision::kBFloat16).empty());
+  Engine engine(small_model(), options_for(Device::kAuto, Precision::kFloat32));
+  const auto completions = engine.run(std::vector{make_request(5, 7)}, [](int, common::Token) {});
+  CHECK(completions[0].tokens.size() == 7);
+}
+
+TEST_CASE("the CPU computes in float32 only") {
+  CHECK(refusal(Device::kCpu, Precision::kFloat32).empty());
+  CHECK(tests::contains(refusal(Device::kCpu, Precision::kBFloat16), "float32"));
+  Engine engine(small_model(), options_for(Device::kCpu, Precision::kFloat32));
+  CHECK(engine.gpu() == nullptr);
+}
+
+TEST_CASE("a token's K and V take half the bytes in bfloat16") {
+  stage7::KvCacheShape shape{
+      .num_layers = 30, .num_blocks = 1, .block_size = 16, .num_heads = 9, .num_kv_heads = 3, .head_dim = 64};
+  CHECK(shape.bytes_per_slot() == 45 * 1024);  // SmolLM2-135M
+  shape.bytes_per_element = 2;
+  CHECK(2 * shape.bytes_per_slot() == 45 * 1024);
+}
+
+TEST_CASE("next draws what sampling the logits draws") {
+  Engine first(small_model(), options_for(Device::kCpu, Precision::kFloat32));
+  Engine second(small_model(), options_for(Device::kCpu, Precision::kFloat32));
+  const std::vector<common::Token> prompt = make_request(9, 1).prompt;
+  for (const float temperature : {0.0F, 1.5F}) {
+    common::SamplingOptions sampling;
+    sampling.temperature = temperature;
+    common::Random random(3);
+    common::Random same(3);
+    REQUIRE(first.start(0, prompt, 0));
+    REQUIRE(second.start(0, prompt, 0));
+    const std::span rest = std::span(prompt).subspan(static_cast<std::size_t>(first.manager().length(0)));
+    const auto logits = first.append(0, rest);
+    CHECK(second.next(0, rest, sampling, same) ==
+          common::sample({logits->data(), static_cast<std::size_t>(logits->cols())}, sampling, random));
+    first.manager().free(0);
+    second.manager().free(0);
+  }
+}

@@ -1,0 +1,187 @@
+// The books of a manager of blocks, read and checked. For every stage from the second on.
+#pragma once
+
+#include <algorithm>
+#include <cstddef>
+#include <map>
+#include <string>
+#include <vector>
+
+#include "common/app/report.h"
+#include "tests/support/stage_api.h"
+
+namespace tests {
+
+// All that a manager says about itself: two equal snapshots mean that nothing has changed.
+struct Snapshot {
+  struct Sequence {
+    std::vector<int> block_table;
+    int length = 0;
+    int capacity = 0;
+    bool operator==(const Sequence&) const = default;
+  };
+
+  std::vector<int> free_blocks;
+  std::map<int, Sequence> sequences;
+  std::vector<int> reference_counts;  // by block; from stage 5 on
+  std::vector<int> cached_blocks;     // nobody's, and kept; from stage 6 on
+  bool operator==(const Snapshot&) const = default;
+};
+
+inline Snapshot take_snapshot(const stage::KvCacheManager& manager) {
+  Snapshot snapshot;
+  snapshot.free_blocks = manager.free_blocks();
+  for (const int sequence : manager.sequences()) {
+    snapshot.sequences[sequence] = {manager.block_table(sequence), manager.length(sequence),
+                                    manager.capacity(sequence)};
+  }
+#if STAGE_NUMBER >= 5
+  for (int block = 0; block * manager.block_size() < manager.usage().total; ++block) {
+    snapshot.reference_counts.push_back(manager.reference_count(block));
+  }
+#endif
+#if STAGE_NUMBER >= 6
+  const auto& retired = manager.prefix_cache().retired();
+  snapshot.cached_blocks.assign(retired.begin(), retired.end());
+#endif
+  return snapshot;
+}
+
+inline std::string to_string(const std::vector<int>& numbers) {
+  std::string result = "[";
+  for (const int number : numbers) {
+    result += (result.size() == 1 ? "" : ", ") + std::to_string(number);
+  }
+  return result + "]";
+}
+
+inline std::string to_string(const Snapshot& snapshot) {
+  std::string result = "free " + to_string(snapshot.free_blocks);
+  for (const auto& [id, sequence] : snapshot.sequences) {
+    result += common::format("; %d holds %d in ", id, sequence.length) + to_string(sequence.block_table);
+  }
+  if (!snapshot.reference_counts.empty()) {
+    result += "; owners " + to_string(snapshot.reference_counts);
+  }
+  if (!snapshot.cached_blocks.empty()) {
+    result += "; cached " + to_string(snapshot.cached_blocks);
+  }
+  return result;
+}
+
+// The parts of check_ledger() below; each returns a problem, or nothing.
+inline std::string check_lengths(const Snapshot& snapshot, int block_size) {
+  for (const auto& [id, sequence] : snapshot.sequences) {
+    const auto capacity = static_cast<int>(sequence.block_table.size()) * block_size;
+    if (sequence.length < 0 || sequence.length > capacity || sequence.capacity != capacity) {
+      return common::format("sequence %d holds %d tokens, with a capacity of %d: ", id, sequence.length,
+                            sequence.capacity);
+    }
+  }
+  return "";
+}
+
+// Until stage 4 a block has one owner, which may be the free list. From stage 5 on it is on the free list once and in
+// no table, or in as many tables as its reference count says, in each once (stage 5, invariant 1). From stage 6 on the
+// cached blocks are a second free list.
+inline std::string check_owners(const Snapshot& snapshot, int num_blocks) {
+  std::vector<int> owners(static_cast<std::size_t>(num_blocks), 0);
+  std::vector<int> times_free = owners;
+  bool outside = false;
+  const auto count = [&](const std::vector<int>& blocks, std::vector<int>& counts) {
+    for (const int block : blocks) {
+      if (block < 0 || block >= num_blocks) {
+        outside = true;
+      } else {
+        counts[static_cast<std::size_t>(block)] += 1;
+      }
+    }
+  };
+  count(snapshot.free_blocks, times_free);
+  count(snapshot.cached_blocks, times_free);
+  for (const auto& [id, sequence] : snapshot.sequences) {
+    count(sequence.block_table, owners);
+    std::vector<int> table = sequence.block_table;
+    std::sort(table.begin(), table.end());
+    if (std::adjacent_find(table.begin(), table.end()) != table.end()) {
+      return common::format("a block stands in the table of %d twice: ", id);
+    }
+  }
+  if (outside) {
+    return common::format("there are %d blocks and no others: ", num_blocks);
+  }
+  for (std::size_t block = 0; block < owners.size(); ++block) {
+    if (times_free[block] != (owners[block] == 0 ? 1 : 0)) {
+      return common::format("block %zu has %d owners and is free %d times: ", block, owners[block], times_free[block]);
+    }
+    const int counted = STAGE_NUMBER >= 5 ? snapshot.reference_counts[block] : 1;
+    if (owners[block] > counted || (STAGE_NUMBER >= 5 && owners[block] != counted)) {
+      return common::format("block %zu has %d owners, and %d are counted: ", block, owners[block], counted);
+    }
+  }
+  return "";
+}
+
+// usage() counts a block once, however many sequences read it, and of its slots the longest owner's.
+inline std::string check_usage(const Snapshot& snapshot, const stage::Usage& usage, int num_blocks, int block_size) {
+  std::map<int, int> used_slots;  // by block
+  for (const auto& [id, sequence] : snapshot.sequences) {
+    int rest = sequence.length;
+    for (const int block : sequence.block_table) {
+      used_slots[block] = std::max(used_slots[block], std::min(rest, block_size));
+      rest -= std::min(rest, block_size);
+    }
+  }
+  const auto reserved = static_cast<int>(used_slots.size()) * block_size;
+  int used = 0;
+  for (const auto& [block, slots] : used_slots) {
+    used += slots;
+  }
+  if (usage.total != num_blocks * block_size || usage.reserved != reserved || usage.used != used) {
+    return common::format("usage says %d total, %d reserved, %d used, and it is %d and %d: ", usage.total,
+                          usage.reserved, usage.used, reserved, used);
+  }
+  return "";
+}
+
+// Every block is free or belongs to somebody, never both; tables have at least ceil(length / block_size) blocks;
+// reference counts, capacity() and usage() agree with them. Empty if all of this holds.
+inline std::string check_ledger(const stage::KvCacheManager& manager, int num_blocks, int block_size) {
+  const Snapshot snapshot = take_snapshot(manager);
+  std::string problem = check_lengths(snapshot, block_size);
+  if (problem.empty()) {
+    problem = check_owners(snapshot, num_blocks);
+  }
+  if (problem.empty()) {
+    problem = check_usage(snapshot, manager.usage(), num_blocks, block_size);
+  }
+#if STAGE_NUMBER >= 6
+  for (const int block : snapshot.cached_blocks) {
+    if (problem.empty() && !manager.prefix_cache().contains(block)) {
+      problem = common::format("block %d is kept for what nobody can find: ", block);
+    }
+  }
+  if (problem.empty() && manager.usage().cached != static_cast<int>(snapshot.cached_blocks.size()) * block_size) {
+    problem = common::format("usage says %d cached: ", manager.usage().cached);
+  }
+#endif
+  return problem.empty() ? "" : problem + to_string(snapshot);
+}
+
+#if STAGE_NUMBER >= 5
+// For a sequence that has just been given room for num_tokens more: no block that they will be written to has another
+// owner (stage 5, invariant 3). Empty if so.
+inline std::string check_writable(const stage::KvCacheManager& manager, int sequence, int num_tokens) {
+  for (const int slot : manager.slots(sequence, manager.length(sequence), num_tokens)) {
+    const int block = slot / manager.block_size();
+    if (manager.reference_count(block) != 1) {
+      return common::format("sequence %d may write to block %d, which has %d owners: ", sequence, block,
+                            manager.reference_count(block)) +
+             to_string(take_snapshot(manager));
+    }
+  }
+  return "";
+}
+#endif
+
+}  // namespace tests

@@ -1,0 +1,193 @@
+// All that the shared tests know of a stage's interface, in one place: where its headers are, and how tokens get into
+// its cache and are attended to. A stage that changes a signature changes one function here; the contract stays.
+//
+// The build sets STAGE_NUMBER (3) and STAGE_NAMESPACE (stage3), and makes "stage3/" lead to the stage's folder.
+#pragma once
+
+#include <array>
+#include <cstddef>
+#include <limits>
+#include <map>
+#include <optional>
+#include <vector>
+
+#include "common/base/check.h"
+#include "common/base/tensor.h"
+#include "tests/support/attention_inputs.h"
+
+// STAGE_HEADER(engine.h) is "stage3/engine.h". Two steps, because # takes its argument before macros are replaced.
+#define TESTS_QUOTE(path) #path
+// Not formatted: spaces around the slash would become part of the path.
+// clang-format off
+#define TESTS_PATH(folder, file) TESTS_QUOTE(folder/file)  // NOLINT(bugprone-macro-parentheses)
+// clang-format on
+#define STAGE_HEADER(file) TESTS_PATH(STAGE_NAMESPACE, file)
+
+#include STAGE_HEADER(attention.h)
+#include STAGE_HEADER(kv_cache.h)
+#include STAGE_HEADER(kv_cache_manager.h)
+
+namespace stage = STAGE_NAMESPACE;
+
+namespace tests {
+
+// ---- What differs from stage to stage ------------------------------------------------------------------------------
+
+inline stage::KvCacheShape cache_shape(const AttentionShape& shape, int num_blocks, int block_size) {
+  stage::KvCacheShape result;
+  result.num_layers = shape.num_layers;
+  result.num_heads = shape.num_heads;
+  result.num_kv_heads = shape.num_kv_heads;
+  result.head_dim = shape.head_dim;
+#if STAGE_NUMBER == 1
+  result.num_blocks = 1;  // the arena, with as many slots as the blocks would have
+  result.block_size = num_blocks * block_size;
+#else
+  result.num_blocks = num_blocks;
+  result.block_size = block_size;
+#endif
+  return result;
+}
+
+inline stage::KvCacheManager make_manager(int num_blocks, int block_size) {
+#if STAGE_NUMBER == 1
+  return stage::KvCacheManager(num_blocks * block_size);
+#else
+  return {num_blocks, block_size};
+#endif
+}
+
+// Starts a sequence that will get at most max_length tokens. From stage 2 on it begins with a single token's slots, so
+// that the tests see it grow block by block.
+inline bool start_sequence(stage::KvCacheManager& manager, int sequence, [[maybe_unused]] int max_length) {
+#if STAGE_NUMBER == 1
+  return manager.allocate(sequence, max_length);
+#else
+  return manager.allocate(sequence, 1);
+#endif
+}
+
+// The ways in which the stage computes attention; all of them have to meet the contract.
+#if STAGE_NUMBER < 3
+inline constexpr std::array<const char*, 1> kVariants = {"softmax over all scores at once"};
+#else
+inline constexpr std::array<const char*, 2> kVariants = {"online softmax", "safe softmax"};
+#endif
+
+// The newest q.rows() tokens of the sequence over all its context_length tokens.
+inline common::Matrix attend(const stage::KvCache& cache, const stage::KvCacheManager& manager, int sequence, int layer,
+                             const common::Matrix& q, int context_length, [[maybe_unused]] std::size_t variant) {
+#if STAGE_NUMBER == 1
+  return stage::attention(cache, layer, q, manager.region(sequence).first, context_length);
+#elif STAGE_NUMBER == 2
+  return stage::attention(cache, layer, q, manager.block_table(sequence), context_length);
+#else
+  const auto mode = variant == 0 ? stage::SoftmaxMode::kOnline : stage::SoftmaxMode::kSafe;
+  return stage::attention(cache, layer, q, manager.block_table(sequence), context_length, mode);
+#endif
+}
+
+// Under which head's index the cache keeps what a query head reads: until stage 4 every query head has its own copy.
+inline int stored_head(const AttentionShape& shape, int head) {
+  return STAGE_NUMBER < 4 ? head : head / (shape.num_heads / shape.num_kv_heads);
+}
+
+// [num_variants][num_layers] of [num_tokens, num_heads * head_dim].
+using Outputs = std::array<std::vector<common::Matrix>, kVariants.size()>;
+
+// ---- The same in every stage ---------------------------------------------------------------------------------------
+
+// A manager and its cache, driven as an engine drives them. Every slot that holds no live token is NaN, at first and
+// after each free(), so that one stale or foreign row that is read turns the output into NaN.
+class PagedSequences {
+ public:
+  PagedSequences(const AttentionShape& shape, int num_blocks, int block_size)
+      : shape_(shape),
+        manager_(make_manager(num_blocks, block_size)),
+        cache_(cache_shape(shape, num_blocks, block_size)) {
+    cache_.fill(std::numeric_limits<float>::quiet_NaN());
+  }
+
+  // False if there is no room; nothing has changed then.
+  [[nodiscard]] bool start(int sequence, int max_length) { return start_sequence(manager_, sequence, max_length); }
+
+  // Writes the new tokens' K and V and attends with their q, layer by layer. Nothing if the slots run out.
+  std::optional<Outputs> append(int sequence, const TokenInputs& inputs) {
+    const auto num_tokens = static_cast<int>(inputs.front().q.rows());
+    if (!manager_.reserve(sequence, num_tokens)) {
+      return std::nullopt;
+    }
+    const int length = manager_.length(sequence);
+    const std::vector<int> slot_mapping = manager_.slots(sequence, length, num_tokens);
+#if STAGE_NUMBER >= 5
+    cache_.copy_blocks(manager_.take_copies());
+#endif
+    TokenInputs& written = written_[sequence];
+    written.resize(inputs.size());
+    Outputs outputs;
+    for (std::size_t layer = 0; layer < inputs.size(); ++layer) {
+      const auto& [q, k, v] = inputs[layer];
+      cache_.write(static_cast<int>(layer), slot_mapping, k, v);
+      append_rows(k, written[layer].k);
+      append_rows(v, written[layer].v);
+      for (std::size_t variant = 0; variant < kVariants.size(); ++variant) {
+        outputs[variant].push_back(
+            attend(cache_, manager_, sequence, static_cast<int>(layer), q, length + num_tokens, variant));
+      }
+    }
+    manager_.commit(sequence, num_tokens);
+    return outputs;
+  }
+
+#if STAGE_NUMBER >= 5
+  void fork(int parent, int child) {
+    manager_.fork(parent, child);
+    if (const auto found = written_.find(parent); found != written_.end()) {
+      written_[child] = found->second;
+    }
+  }
+#endif
+
+  // Ends the sequence and poisons what it held and nobody else holds.
+  void free(int sequence) {
+    std::vector<int> slots = manager_.slots(sequence, 0, manager_.length(sequence));
+    manager_.free(sequence);
+    written_.erase(sequence);
+#if STAGE_NUMBER >= 5
+    cache_.copy_blocks(manager_.take_copies());  // before anything else is written
+    std::erase_if(slots, [&](int slot) { return manager_.reference_count(slot / manager_.block_size()) > 0; });
+#endif
+    const common::Matrix poison = common::Matrix::Constant(static_cast<Eigen::Index>(slots.size()),
+                                                           Eigen::Index{shape_.num_kv_heads} * shape_.head_dim,
+                                                           std::numeric_limits<float>::quiet_NaN());
+    for (int layer = 0; layer < shape_.num_layers; ++layer) {
+      cache_.write(layer, slots, poison, poison);
+    }
+  }
+
+  // All K and V of the sequence in one layer, in the order of its positions: [length, num_kv_heads * head_dim]. The q
+  // there is empty.
+  const LayerInput& written(int sequence, int layer) const {
+    const auto found = written_.find(sequence);
+    COMMON_CHECK(found != written_.end(), "nothing was written for this sequence");
+    return found->second[static_cast<std::size_t>(layer)];
+  }
+
+  const AttentionShape& shape() const { return shape_; }
+  stage::KvCacheManager& manager() { return manager_; }
+  const stage::KvCacheManager& manager() const { return manager_; }
+  const stage::KvCache& cache() const { return cache_; }
+
+ private:
+  static void append_rows(const common::Matrix& rows, common::Matrix& all) {
+    all.conservativeResize(all.rows() + rows.rows(), rows.cols());
+    all.bottomRows(rows.rows()) = rows;
+  }
+
+  AttentionShape shape_;
+  stage::KvCacheManager manager_;
+  stage::KvCache cache_;
+  std::map<int, TokenInputs> written_;
+};
+
+}  // namespace tests
