@@ -53,7 +53,7 @@ def list_files(folder):
 
 def changed_lines(before, after):
     """[added, removed] lines, as the diff command of the READMEs counts them."""
-    command = ["git", "diff", "--no-index", "--no-color", "--no-ext-diff", "--no-textconv", "--numstat",
+    command = ["git", "diff", "--no-index", "--no-color", "--no-ext-diff", "--no-textconv", "--numstat", "-U0",
                "-I^namespace stage", "--", str(before), str(after)]
     result = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, check=False)
     if result.returncode not in (0, 1):
