@@ -6,11 +6,6 @@
 #include "tests/gpu/gpu_hand_worked.h"
 #include "tests/support/catch.h"
 
-// Not formatted: spaces around the slash would become part of the path.
-// clang-format off
-#include "tests/bench/contiguous_attention.h"
-// clang-format on
-
 namespace {
 
 using tests::BatchSpec;
@@ -20,29 +15,6 @@ using tests::ScalarType;
 // All boundaries of blocks and tiles, and sequences that are not there.
 std::vector<int> boundary_lengths(int block_size) {
   return {1, block_size - 1, 0, block_size, block_size + 1, 3 * block_size, 15, 16, 17, 100, 0, 257};
-}
-
-// The batch's K or V, a row of `capacity` tokens for each sequence and head: [sequence, kv_head, capacity, head_dim].
-// What no page holds stays NaN. The pages' blocks are copied as they are: the order of the pieces inside a row is that
-// of the row's number modulo 8, the same in a block as in a longer row.
-std::vector<std::byte> without_blocks(const void* pages, const stage::PageShape& shape, const std::vector<int>& lengths,
-                                      const std::vector<int>& tables, int capacity) {
-  const std::size_t block_bytes =
-      2 * static_cast<std::size_t>(shape.block_size) * static_cast<std::size_t>(shape.head_dim);
-  const auto heads = static_cast<std::size_t>(shape.num_kv_heads);
-  const auto blocks_of_row = static_cast<std::size_t>(capacity / shape.block_size);
-  std::vector<std::byte> from(static_cast<std::size_t>(shape.elements()) * 2);
-  CUDA_CHECK(cudaMemcpy(from.data(), pages, from.size(), cudaMemcpyDeviceToHost));
-  std::vector<std::byte> rows(lengths.size() * heads * blocks_of_row * block_bytes, std::byte{0xFF});
-  for (std::size_t row = 0; row < lengths.size() * heads; ++row) {
-    const std::size_t sequence = row / heads;
-    for (std::size_t i = 0; static_cast<int>(i) * shape.block_size < lengths[sequence]; ++i) {
-      const auto block = static_cast<std::size_t>(tables[sequence * tables.size() / lengths.size() + i]);
-      std::memcpy(&rows[(row * blocks_of_row + i) * block_bytes], &from[(block * heads + row % heads) * block_bytes],
-                  block_bytes);
-    }
-  }
-  return rows;
 }
 
 }  // namespace
@@ -190,39 +162,6 @@ TEST_CASE("Decode attention: more heads than multiprocessors (stage 7, invariant
   spec.context_lengths[1] = 1500;
   GpuBatch ragged(spec);
   CHECK(ragged.check(ragged.decode()) == tests::kNoDifference);
-}
-
-TEST_CASE("Decode attention: a cache without blocks gives the bits of pages", "[gpu]") {
-  if (!common::has_cuda_device()) {
-    SKIP_TEST("there is no GPU");
-  }
-  const int group = GENERATE(4, 16);
-  const int num_kv_heads = GENERATE(2, 40);  // of 5 sequences: few heads, and more than multiprocessors
-  const std::vector<int> lengths = {1000, 77, 0, 16, 300};
-  GpuBatch batch({.num_kv_heads = num_kv_heads, .group = group, .context_lengths = lengths, .query_lengths = {}});
-  const std::vector<float> expected = batch.decode();
-  std::vector<int> tables(lengths.size() * static_cast<std::size_t>(batch.batch().max_blocks_per_sequence));
-  CUDA_CHECK(cudaMemcpy(tables.data(), batch.batch().block_tables, tables.size() * sizeof(int), cudaMemcpyDefault));
-  constexpr int kCapacity = 1024;
-  stage::Pages cache = batch.pages();
-  const common::DeviceArray<std::byte> keys(without_blocks(cache.keys, cache.shape, lengths, tables, kCapacity));
-  const common::DeviceArray<std::byte> values(without_blocks(cache.values, cache.shape, lengths, tables, kCapacity));
-  const common::DeviceArray<std::byte> workspace(stage::decode_workspace_bytes(cache.shape, batch.batch()));
-  stage::plan_decode(cache.shape, batch.batch(), workspace.data(), batch.stream.get());
-  cache.keys = keys.data();
-  cache.values = values.data();
-  cache.shape.num_blocks = static_cast<std::int64_t>(lengths.size());
-  cache.shape.block_size = kCapacity;
-  stage::Batch without_table = batch.batch();
-  without_table.block_tables = without_table.context_lengths;  // nobody reads it
-  CUDA_CHECK(cudaMemset(batch.output.data(), 0xFF, batch.output.size()));
-  CUDA_CHECK(cudaDeviceSynchronize());
-  stage::contiguous_attention(cache, without_table, batch.queries.data(), batch.output.data(), workspace.data(),
-                              batch.stream.get(), {.overlap_previous = false});
-  batch.stream.synchronize();
-  const std::vector<float> result = tests::to_floats(batch.output.download(), ScalarType::kBFloat16);
-  CHECK(std::memcmp(result.data(), expected.data(), result.size() * sizeof(float)) == 0);
-  CHECK(batch.check(result) == tests::kNoDifference);
 }
 
 TEST_CASE("Decode attention: a pool of more than 2^31 elements (stage 7, invariant 1)", "[gpu]") {

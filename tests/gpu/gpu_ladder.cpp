@@ -4,7 +4,6 @@
 
 // Not formatted: spaces around the slash would become part of the path.
 // clang-format off
-#include "tests/bench/page_sets.h"
 #include GPU_STAGE_HEADER(ladder/ladder.h)
 // clang-format on
 
@@ -97,27 +96,5 @@ TEST_CASE("The ladder refuses shapes that it is not for", "[gpu]") {
                                   batch.output.data(), batch.stream.get()),
                       common::CheckError);
     }
-  }
-}
-
-// What `bench` measures: this needs no GPU.
-TEST_CASE("A cell is sequences x tokens, and its page sets exceed the cache", "[gpu]") {
-  CHECK(stage::name_of(stage::parse_cell("8x1024")) == "8x1024");
-  CHECK(stage::name_of(stage::parse_cell("32xragged")) == "32xragged");
-  for (const char* text : {"", "8", "8x", "x8", "8x0", "0x8", "8x-1", "8x1024 ", "8xsome", "2000x8", "8x1x1"}) {
-    CAPTURE(text);
-    CHECK_THROWS_AS(stage::parse_cell(text), common::InputError);
-  }
-  const std::vector<int> ragged = stage::lengths_of({.batch = 32, .context = 0});
-  CHECK(*std::min_element(ragged.begin(), ragged.end()) == 250);
-  CHECK(*std::max_element(ragged.begin(), ragged.end()) == 32765);
-  CHECK(!std::is_sorted(ragged.begin(), ragged.end()));
-  const stage::HeadShape shape;
-  CHECK(stage::kv_bytes_of(shape, {.batch = 1, .context = 1024}) == 4 << 20);
-  for (const char* text : {"1x1024", "8x8192", "128x8192", "32xragged"}) {
-    const stage::Cell cell = stage::parse_cell(text);
-    CAPTURE(text);
-    CHECK(stage::num_sets_of(shape, cell) % 2 == 0);
-    CHECK(stage::num_sets_of(shape, cell) * stage::kv_bytes_of(shape, cell) >= 600'000'000);
   }
 }

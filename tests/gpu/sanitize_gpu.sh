@@ -4,7 +4,7 @@
 # By default some small cases; "*" is all of them, and slow. What racecheck warns of in decode attention's ring is
 # explained in stage7_cuda_kernel/kernels/tile_ring.cuh.
 set -euo pipefail
-cd "$(dirname "${BASH_SOURCE[0]}")/.."
+cd "$(dirname "${BASH_SOURCE[0]}")/../.."
 cases=${1:-*by hand*,Blocks are copied in every layer*}
 failed=0
 for tool in memcheck racecheck initcheck "synccheck --num-cuda-barriers 128"; do
