@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <numeric>
 #include <string>
+#include <utility>
 
 #include "common/base/check.h"
 
@@ -37,8 +38,8 @@ bool KvCacheManager::reserve(SequenceId sequence, int num_tokens) {
   if (num_tokens > 0 && owner.length % block_size_ != 0) {
     int& block = owner.block_table[static_cast<std::size_t>(owner.length / block_size_)];
     if (reference_count(block) > 1) {  // the last owner writes in place
-      copies_.push_back({block, take_block()});
-      release_block(std::exchange(block, copies_.back().destination));
+      pending_copies_.push_back({block, take_block()});
+      release_block(std::exchange(block, pending_copies_.back().destination));
     }
   }
   while (num_tokens > capacity(sequence) - owner.length) {

@@ -7,7 +7,6 @@
 
 #include <map>
 #include <span>
-#include <utility>
 #include <vector>
 
 namespace stage5 {
@@ -47,8 +46,10 @@ class KvCacheManager {
   // Starts a sequence with all that the parent has in the cache. No float moves: both own the same blocks from now on.
   void fork(SequenceId parent, SequenceId child);
 
-  // The copies planned since the last call: to be carried out in this order, before anything else is written.
-  std::vector<BlockCopy> take_copies() { return std::exchange(copies_, {}); }
+  // The copies planned and not yet carried out: in this order, and before anything else is written.
+  std::span<const BlockCopy> pending_copies() const { return pending_copies_; }
+  // All of them have been carried out.
+  void clear_pending_copies() { pending_copies_.clear(); }
 
   // The slots of positions first … first + count - 1, all of them reserved: the slot mapping.
   std::vector<int> slots(SequenceId sequence, int first, int count) const;
@@ -92,7 +93,7 @@ class KvCacheManager {
   std::vector<int> free_blocks_;  // a stack: the block freed last is used first, while it is still in the caches
   std::map<SequenceId, Sequence> sequences_;
   std::vector<int> reference_counts_;  // by block
-  std::vector<BlockCopy> copies_;
+  std::vector<BlockCopy> pending_copies_;
 };
 
 }  // namespace

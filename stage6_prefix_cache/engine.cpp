@@ -189,8 +189,10 @@ common::Matrix Engine::forward(SequenceId sequence, std::span<const common::Toke
   const std::vector<int> slot_mapping = manager_.slots(sequence, length, num_tokens);
   std::vector<int> positions(tokens.size());
   std::iota(positions.begin(), positions.end(), length);
-  const std::vector<BlockCopy> copies = manager_.take_copies();
+  const std::span<const BlockCopy> copies = manager_.pending_copies();
   cache_.copy_blocks(copies);
+  blocks_copied_ += static_cast<std::int64_t>(copies.size());
+  manager_.clear_pending_copies();
 
   common::Matrix hidden = model_.forward(
       tokens, positions, [&](int layer, const common::Matrix& q, const common::Matrix& k, const common::Matrix& v) {
@@ -198,7 +200,6 @@ common::Matrix Engine::forward(SequenceId sequence, std::span<const common::Toke
         return attention(cache_, layer, q, manager_.block_table(sequence), length + num_tokens, options_.softmax);
       });
   forward_passes_ += 1;
-  blocks_copied_ += static_cast<std::int64_t>(copies.size());
   kv_bytes_read_ += cache_.shape().bytes_per_slot() * (length + num_tokens);
   if (options_.prefix_cache) {
     manager_.commit(sequence, tokens);

@@ -69,7 +69,8 @@ void demo(int num_slots, bool shell_only, int block_size) {
     const SequenceId sequence = common::sequence_named(manager, arguments[0], true);
     const int count = common::parse_count(arguments[1], 1);
     if (manager.reserve(sequence, count)) {
-      print_copies(manager.take_copies());
+      print_copies(manager.pending_copies());
+      manager.clear_pending_copies();
       manager.commit(sequence, count);
     } else {
       std::cout << "refused: no room for " << count << " more\n";

@@ -216,9 +216,16 @@ void Engine::forward(SequenceId sequence, std::span<const common::Token> tokens)
   const std::vector<int> slot_mapping = manager_.slots(sequence, length, num_tokens);
   std::vector<int> positions(tokens.size());
   std::iota(positions.begin(), positions.end(), length);
-  const std::vector<BlockCopy> copies = manager_.take_copies();
+  const std::span<const BlockCopy> copies = manager_.pending_copies();
   if (gpu_) {
     gpu_->copy_blocks(copies);
+  } else {
+    cache_.copy_blocks(copies);
+  }
+  blocks_copied_ += static_cast<std::int64_t>(copies.size());
+  manager_.clear_pending_copies();
+
+  if (gpu_) {
     const std::vector<int>& table = manager_.block_table(sequence);
     const std::array<int, 2> query_starts = {0, num_tokens};
     const std::array<int, 2> table_starts = {0, static_cast<int>(table.size())};
@@ -226,7 +233,6 @@ void Engine::forward(SequenceId sequence, std::span<const common::Token> tokens)
     const std::array<int, 1> last_row = {num_tokens - 1};
     gpu_->forward({tokens, positions, slot_mapping, query_starts, context_lengths, table, table_starts, last_row});
   } else {
-    cache_.copy_blocks(copies);
     const common::Matrix hidden = model_.forward(
         tokens, positions, [&](int layer, const common::Matrix& q, const common::Matrix& k, const common::Matrix& v) {
           cache_.write(layer, slot_mapping, k, v);
@@ -235,7 +241,6 @@ void Engine::forward(SequenceId sequence, std::span<const common::Token> tokens)
     hidden_ = hidden.bottomRows(1);
   }
   forward_passes_ += 1;
-  blocks_copied_ += static_cast<std::int64_t>(copies.size());
   kv_bytes_read_ += cache_.shape().bytes_per_slot() * (length + num_tokens);
   if (options_.prefix_cache) {
     manager_.commit(sequence, tokens);

@@ -214,13 +214,19 @@ bool Engine::step(Generation& generation, const common::Request& request, common
 }
 
 void Engine::forward(const RaggedBatch& batch) {
-  const std::vector<BlockCopy> copies = manager_.take_copies();
+  const std::span<const BlockCopy> copies = manager_.pending_copies();
   if (gpu_) {
     gpu_->copy_blocks(copies);
+  } else {
+    cache_.copy_blocks(copies);
+  }
+  blocks_copied_ += static_cast<std::int64_t>(copies.size());
+  manager_.clear_pending_copies();
+
+  if (gpu_) {
     gpu_->forward({batch.tokens, batch.positions, batch.slot_mapping, batch.query_starts, batch.context_lengths,
                    batch.block_tables, batch.table_starts, batch.logits_rows});
   } else {
-    cache_.copy_blocks(copies);
     const common::Matrix hidden =
         model_.forward(batch.tokens, batch.positions,
                        [&](int layer, const common::Matrix& q, const common::Matrix& k, const common::Matrix& v) {
@@ -230,7 +236,6 @@ void Engine::forward(const RaggedBatch& batch) {
     hidden_ = hidden(batch.logits_rows, Eigen::all);
   }
   forward_passes_ += 1;
-  blocks_copied_ += static_cast<std::int64_t>(copies.size());
   for (const int length : batch.context_lengths) {
     kv_bytes_read_ += cache_.shape().bytes_per_slot() * length;
   }

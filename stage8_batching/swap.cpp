@@ -27,7 +27,7 @@ bool KvCacheManager::swap_out(std::span<const SequenceId> sequences) {
         if (const auto [place, is_new] = moved.emplace(source, 0); is_new) {
           place->second = host_blocks_.take(prefix_cache_.contains(source) ? prefix_cache_.tokens(source)
                                                                            : std::vector<common::Token>());
-          copies_.push_back({source, place->second});
+          pending_copies_.push_back({source, place->second});
         }
         block = moved.at(source);
         host_blocks_.add_owner(block);
@@ -51,7 +51,7 @@ bool KvCacheManager::swap_in(std::span<const SequenceId> sequences, int spare_bl
       const int source = block;
       if (const auto [place, is_new] = moved.emplace(source, 0); is_new) {
         place->second = take_block();
-        copies_.push_back({source, place->second});
+        pending_copies_.push_back({source, place->second});
         reference_counts_[static_cast<std::size_t>(place->second)] = 0;
       }
       block = moved.at(source);

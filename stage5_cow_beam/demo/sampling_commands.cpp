@@ -192,7 +192,8 @@ void add_sharing_commands(common::Shell& shell, KvCacheManager& manager) {
       std::cout << "refused: no room for 1 more\n";
       return;
     }
-    print_copies(manager.take_copies());
+    print_copies(manager.pending_copies());
+    manager.clear_pending_copies();
     const int position = manager.length(sequence);
     std::cout << "position " << position << " is slot " << manager.slots(sequence, position, 1).front() << "\n";
     manager.commit(sequence, 1);

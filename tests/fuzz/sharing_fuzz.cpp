@@ -298,7 +298,7 @@ class Pool {
 
   // The plan is as expected. The copies wait.
   void take_copies() {
-    std::vector<stage::BlockCopy> copies = manager_.take_copies();
+    std::vector<stage::BlockCopy> copies = tests::take_copies(manager_);
     const bool equal = std::equal(copies.begin(), copies.end(), planned_.begin(), planned_.end(),
                                   [](const stage::BlockCopy& actual, const std::pair<int, int>& expected) {
                                     return actual.source == expected.first && actual.destination == expected.second;

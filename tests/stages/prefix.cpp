@@ -434,7 +434,7 @@ class NamedSlots {
       return false;
     }
     const auto size = static_cast<std::size_t>(manager_.block_size());
-    for (const auto& [source, destination] : manager_.take_copies()) {
+    for (const auto& [source, destination] : tests::take_copies(manager_)) {
       std::copy_n(names_.begin() + static_cast<std::ptrdiff_t>(static_cast<std::size_t>(source) * size), size,
                   names_.begin() + static_cast<std::ptrdiff_t>(static_cast<std::size_t>(destination) * size));
     }

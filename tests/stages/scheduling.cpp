@@ -123,7 +123,7 @@ struct Bench {
   // "A4 B1": who got how many tokens. Groups that are finished end.
   std::string step() {
     const Step step = scheduler.schedule();
-    copies = manager.take_copies();
+    copies = tests::take_copies(manager);
     preempted.clear();
     for (const auto& [group, swapped] : step.preempted) {
       preempted += name(*group) + (swapped ? "s" : "r");
@@ -354,13 +354,13 @@ TEST_CASE("swap: a shared block moves once, and has the same owners again (stage
   manager.fork(0, 2);
   REQUIRE(manager.reserve(2, 1));
   manager.commit(2, 1);
-  manager.take_copies();
+  tests::take_copies(manager);
   const std::vector<int> group = {0, 1, 2};
   const std::vector<int> before = manager.block_table(0);
   CHECK(manager.holding(group).reserved == 12);
   CHECK(manager.holding(group).used == 9);  // 4 shared, 2 of two sequences, 3 of the third
   REQUIRE(manager.swap_out(group));
-  CHECK(manager.take_copies().size() == 3);
+  CHECK(tests::take_copies(manager).size() == 3);
   CHECK(manager.usage().reserved == 0);
   CHECK(manager.host_blocks().num_free() == 3);
   CHECK(manager.sequences().empty());
@@ -369,7 +369,7 @@ TEST_CASE("swap: a shared block moves once, and has the same owners again (stage
 
   REQUIRE(manager.allocate(7, 4 * 5));  // somebody else gets blocks meanwhile
   REQUIRE(manager.swap_in(group));
-  const std::vector<stage::BlockCopy> copies = manager.take_copies();
+  const std::vector<stage::BlockCopy> copies = tests::take_copies(manager);
   CHECK(copies.size() == 3);
   for (const stage::BlockCopy& copy : copies) {
     CHECK(copy.source >= 8);
@@ -391,7 +391,7 @@ TEST_CASE("swap: refused without a trace where there is no room, and freed out t
   const tests::Snapshot before = tests::take_snapshot(manager);
   CHECK_FALSE(manager.swap_out(std::vector<int>{0}));  // three blocks, and the host has two
   CHECK(tests::take_snapshot(manager) == before);
-  CHECK(manager.take_copies().empty());
+  CHECK(manager.pending_copies().empty());
   manager.free(0);
   REQUIRE(manager.allocate(1, 8));
   manager.commit(1, 8);
@@ -430,12 +430,12 @@ TEST_CASE("swap: what is copied out is copied before its block belongs to somebo
   // In one step: 0 goes, 1 takes its blocks, and only then are the copies carried out.
   REQUIRE(manager.swap_out(std::vector<int>{0}));
   REQUIRE(manager.allocate(1, 4));
-  cache.copy_blocks(manager.take_copies());
+  cache.copy_blocks(tests::take_copies(manager));
   write(1, 11.0F);
   // In one step: 1 goes, 0 comes back through the very same host blocks' neighbours.
   manager.free(1);
   REQUIRE(manager.swap_in(std::vector<int>{0}));
-  cache.copy_blocks(manager.take_copies());
+  cache.copy_blocks(tests::take_copies(manager));
   std::vector<float> read;
   for (const int slot : manager.slots(0, 0, 4)) {
     read.push_back(cache.keys(0, 0, slot, 1)(0, 0));

@@ -32,7 +32,9 @@
 
 #include STAGE_HEADER(decoding.h)
 #include STAGE_HEADER(engine.h)
+// clang-format off
 #include STAGE_HEADER(demo/sampling_commands.h)
+// clang-format on
 
 using common::CheckError;
 using common::Completion;
@@ -83,7 +85,7 @@ class NumberPool {
     if (!manager_.reserve(sequence, static_cast<int>(numbers.size()))) {
       return false;
     }
-    execute(manager_.take_copies());
+    execute(tests::take_copies(manager_));
     write(sequence, numbers);
     return true;
   }
@@ -274,7 +276,7 @@ int run_beside_others(stage::Engine& engine, Decoding& decoding, int num_left, s
       num_refused += 1;
       if (!(state_of(engine, decoding) == before)) {
         problem = "a refused step changed something";
-      } else if (!engine.manager().take_copies().empty()) {
+      } else if (!engine.manager().pending_copies().empty()) {
         problem = "a refused step planned a copy";
       } else if (!others.leave_one()) {
         problem = "refused with all blocks free";
@@ -478,7 +480,7 @@ TEST_CASE("fork: both own the blocks, none is taken and no float moves (stage 5,
     pool.manager().fork(1, 2);
 
     CHECK(pool.all() == floats);
-    CHECK(pool.manager().take_copies().empty());
+    CHECK(pool.manager().pending_copies().empty());
     CHECK(pool.manager().free_blocks() == before.free_blocks);
     for (const int child : {1, 2}) {
       CHECK(pool.manager().length(child) == length);
@@ -511,7 +513,7 @@ TEST_CASE("write: of N owners the first N - 1 copy, and the last writes in place
           const int sequence = (i + 1) % num_owners;
           const bool is_last = i == num_owners - 1;
           REQUIRE(pool.manager().reserve(sequence, 1));
-          const std::vector<BlockCopy> copies = pool.manager().take_copies();
+          const std::vector<BlockCopy> copies = tests::take_copies(pool.manager());
           const std::vector<int> written_to = pool.manager().block_table(sequence);
           if (is_partial && !is_last) {
             REQUIRE(copies.size() == 1);
@@ -543,7 +545,7 @@ TEST_CASE("fork: what the parent has reserved ahead stays its own") {
   CHECK(pool.manager().reference_count(2) == 1);
   // Its partly filled block has another owner now; the block reserved ahead of it is used as it is.
   REQUIRE(pool.manager().reserve(0, 6));
-  CHECK(pairs(pool.manager().take_copies()) == Copies{{1, 3}});
+  CHECK(pairs(tests::take_copies(pool.manager())) == Copies{{1, 3}});
   CHECK(pool.manager().block_table(0) == std::vector<int>{0, 3, 2});
   CHECK(pool.ledger() == kNoProblem);
 }
@@ -600,7 +602,7 @@ TEST_CASE("manager: misuse of forks is noticed and changes nothing (stage 5, inv
   CHECK_THROWS_AS(manager.commit(0, 3), CheckError);
   CHECK_THROWS_AS(manager.commit(0, 1), CheckError);  // into a block that sequence 1 reads too
   CHECK(take_snapshot(manager) == before);
-  CHECK(manager.take_copies().empty());
+  CHECK(manager.pending_copies().empty());
   CHECK(pool.ledger() == kNoProblem);
   manager.fork(0, 2);  // the id may come back
   CHECK(pool.read(2) == count_from(1, 6));
@@ -619,7 +621,7 @@ TEST_CASE("manager: a write that finds no block for its copy is refused without 
     CHECK(pool.manager().reserve(sequence, 0));
   }
   CHECK(take_snapshot(pool.manager()) == before);
-  CHECK(pool.manager().take_copies().empty());
+  CHECK(pool.manager().pending_copies().empty());
   CHECK(pool.all() == floats);
 
   SECTION("a block is freed: the copy goes there") {
@@ -647,9 +649,9 @@ TEST_CASE("copies: several are planned before any is carried out (stage 5, invar
     REQUIRE(pool.manager().reserve(sequence, 1));
   }
   CHECK(pool.manager().reserve(0, 1));  // again: it has its own block by now
-  const std::vector<BlockCopy> copies = pool.manager().take_copies();
+  const std::vector<BlockCopy> copies = tests::take_copies(pool.manager());
   CHECK(pairs(copies) == Copies{{1, 2}, {1, 3}, {1, 4}});
-  CHECK(pool.manager().take_copies().empty());
+  CHECK(pool.manager().pending_copies().empty());
   pool.execute(copies);
   for (const int sequence : {3, 2, 1, 0}) {
     pool.write(sequence, count_from(100 * (sequence + 1), 1));
@@ -659,6 +661,19 @@ TEST_CASE("copies: several are planned before any is carried out (stage 5, invar
   }
 }
 
+TEST_CASE("copies: they stay pending until they have been carried out, and more are planned behind them") {
+  NumberPool pool(8, 4);
+  pool.start(0, count_from(1, 6));
+  pool.manager().fork(0, 1);
+  REQUIRE(pool.manager().reserve(1, 1));
+  const std::span<const BlockCopy> pending = pool.manager().pending_copies();
+  CHECK(pairs({pending.begin(), pending.end()}) == Copies{{1, 2}});  // a copy that throws here is tried again
+  pool.manager().fork(0, 2);
+  REQUIRE(pool.manager().reserve(2, 1));
+  CHECK(pairs(tests::take_copies(pool.manager())) == Copies{{1, 2}, {1, 3}});
+  CHECK(pool.manager().pending_copies().empty());
+}
+
 TEST_CASE("copies: a sequence whose copy is still planned is forked, and its child writes (stage 5, invariant 5)") {
   NumberPool pool(8, 4);
   pool.start(0, count_from(1, 6));
@@ -666,7 +681,7 @@ TEST_CASE("copies: a sequence whose copy is still planned is forked, and its chi
   REQUIRE(pool.manager().reserve(1, 1));
   pool.manager().fork(1, 2);
   REQUIRE(pool.manager().reserve(2, 1));
-  const std::vector<BlockCopy> copies = pool.manager().take_copies();
+  const std::vector<BlockCopy> copies = tests::take_copies(pool.manager());
   CHECK(pairs(copies) == Copies{{1, 2}, {2, 3}});  // a chain: the second copies what the first has put there
   pool.execute(copies);
   for (const int sequence : {0, 1, 2}) {
@@ -686,7 +701,7 @@ TEST_CASE("copies: a source is freed and becomes the destination of a later copy
   REQUIRE(pool.manager().reserve(0, 1));  // block 1 to block 3
   pool.manager().free(1);                 // the last owner of block 1, which is to be copied yet
   REQUIRE(pool.manager().reserve(6, 1));  // block 2 to block 1
-  const std::vector<BlockCopy> copies = pool.manager().take_copies();
+  const std::vector<BlockCopy> copies = tests::take_copies(pool.manager());
   CHECK(pairs(copies) == Copies{{1, 3}, {2, 1}});
   pool.execute(copies);
   pool.write(0, count_from(7, 1));
@@ -706,7 +721,7 @@ TEST_CASE("copies: a destination is freed and used for another copy (stage 5, in
   REQUIRE(pool.manager().reserve(0, 1));  // block 1 to block 3
   pool.manager().free(0);
   REQUIRE(pool.manager().reserve(6, 1));  // block 2 to block 3
-  const std::vector<BlockCopy> copies = pool.manager().take_copies();
+  const std::vector<BlockCopy> copies = tests::take_copies(pool.manager());
   CHECK(pairs(copies) == Copies{{1, 3}, {2, 3}});
   pool.execute(copies);
   pool.write(6, count_from(64, 1));
@@ -793,7 +808,7 @@ TEST_CASE("figures: after tokens 0 to 10 the next one goes to slot 11 of a share
   Copies copies;
   for (const int sequence : {0, 1, 2, 3}) {
     REQUIRE(pool.manager().reserve(sequence, 1));
-    for (const auto& copy : pairs(pool.manager().take_copies())) {
+    for (const auto& copy : pairs(tests::take_copies(pool.manager()))) {
       copies.push_back(copy);
     }
   }
@@ -815,7 +830,7 @@ TEST_CASE("figures: 64 tokens and 4 beams of 50 more, or of 10 more") {
         manager.commit(sequence, 1);
       }
     }
-    CHECK(manager.take_copies().empty());  // 64 tokens fill their blocks
+    CHECK(manager.pending_copies().empty());  // 64 tokens fill their blocks
     const stage::SharingFigures figures = stage::sharing_figures(manager);
     CAPTURE(more);
     // 4 blocks of the prompt, and for each beam 1 block for 10 tokens or 4 for 50.
@@ -1295,7 +1310,7 @@ TEST_CASE("a fixed scenario in pools of 1, 2, 3 … blocks: whichever block is m
       CAPTURE(num_blocks, i);
       if (!steps[i]()) {
         CHECK(take_snapshot(manager) == before);
-        CHECK(manager.take_copies().empty());
+        CHECK(manager.pending_copies().empty());
         CHECK(pool.all() == floats);
         stopped_at.insert(i);
         done = false;
@@ -1327,7 +1342,7 @@ TEST_CASE("samples and beams in engines of 1, 2, 3 … blocks: rejected, or stop
       const State before = state_of(engine, decoding);
       if (!decoding.step()) {
         CHECK(state_of(engine, decoding) == before);
-        CHECK(engine.manager().take_copies().empty());
+        CHECK(engine.manager().pending_copies().empty());
         num_stopped += 1;
         return false;
       }

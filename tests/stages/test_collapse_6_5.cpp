@@ -65,7 +65,7 @@ TEST_CASE("a tight pool is used block for block as in stage 5") {
         shared.commit(sequence, count);
       }
     }
-    REQUIRE(shared.take_copies().empty());
+    REQUIRE(shared.pending_copies().empty());
     REQUIRE(shared.free_blocks() == unshared.free_blocks());
     if (unshared.contains(sequence)) {
       REQUIRE(shared.block_table(sequence) == unshared.block_table(sequence));

@@ -66,7 +66,7 @@ TEST_CASE("a tight pool is used block for block as in stage 6") {
         after.commit(sequence, count);
       }
     }
-    REQUIRE(after.take_copies().empty());
+    REQUIRE(after.pending_copies().empty());
     REQUIRE(after.free_blocks() == before.free_blocks());
     if (before.contains(sequence)) {
       REQUIRE(after.block_table(sequence) == before.block_table(sequence));

@@ -68,7 +68,7 @@ TEST_CASE("a tight pool is used block for block as in stage 7") {
         after.commit(sequence, count);
       }
     }
-    REQUIRE(after.take_copies().empty());
+    REQUIRE(after.pending_copies().empty());
     REQUIRE(after.free_blocks() == before.free_blocks());
     if (before.contains(sequence)) {
       REQUIRE(after.block_table(sequence) == before.block_table(sequence));

@@ -92,6 +92,15 @@ inline int stored_head(const AttentionShape& shape, int head) {
   return STAGE_NUMBER < 4 ? head : head / (shape.num_heads / shape.num_kv_heads);
 }
 
+#if STAGE_NUMBER >= 5
+// The copies that are pending, for a test that carries them out itself.
+inline std::vector<stage::BlockCopy> take_copies(stage::KvCacheManager& manager) {
+  const std::vector<stage::BlockCopy> copies(manager.pending_copies().begin(), manager.pending_copies().end());
+  manager.clear_pending_copies();
+  return copies;
+}
+#endif
+
 // [num_variants][num_layers] of [num_tokens, num_heads * head_dim].
 using Outputs = std::array<std::vector<common::Matrix>, kVariants.size()>;
 
@@ -120,7 +129,7 @@ class PagedSequences {
     const int length = manager_.length(sequence);
     const std::vector<int> slot_mapping = manager_.slots(sequence, length, num_tokens);
 #if STAGE_NUMBER >= 5
-    cache_.copy_blocks(manager_.take_copies());
+    cache_.copy_blocks(tests::take_copies(manager_));
 #endif
     TokenInputs& written = written_[sequence];
     written.resize(inputs.size());
@@ -154,7 +163,7 @@ class PagedSequences {
     manager_.free(sequence);
     written_.erase(sequence);
 #if STAGE_NUMBER >= 5
-    cache_.copy_blocks(manager_.take_copies());  // before anything else is written
+    cache_.copy_blocks(tests::take_copies(manager_));  // before anything else is written
     std::erase_if(slots, [&](int slot) { return manager_.reference_count(slot / manager_.block_size()) > 0; });
 #endif
     const common::Matrix poison = common::Matrix::Constant(static_cast<Eigen::Index>(slots.size()),
