@@ -13,6 +13,8 @@
 namespace stage1 {
 namespace {
 
+constexpr const char* kIdea = "A contiguous KV cache: each request reserves all the slots it may ever need.";
+
 // When E comes, half of the cache is free, in two places.
 constexpr const char* kScript = R"(new A 8
 append A 3
@@ -49,7 +51,7 @@ void show(const KvCacheManager& manager, std::ostream& output) {
                            usage.total - usage.reserved);
 }
 
-// A pool to drive by hand: the script shows what goes wrong, --shell hands over the wheel.
+// A small pool, driven by the script, which shows what goes wrong, or with --shell from standard input.
 void demo(int num_slots, bool shell_only) {
   KvCacheManager manager(num_slots);
   common::Shell shell;
@@ -76,18 +78,14 @@ void demo(int num_slots, bool shell_only) {
   shell.run(shell_only ? std::cin : script, std::cout, !shell_only);
 }
 
-void add_engine_options(CLI::App& command, EngineOptions& options) {
-  command.add_option("--slots", options.num_slots, "size of the cache, in tokens")
-      ->check(CLI::Range(1, 1 << 24))
-      ->capture_default_str();
-  command.add_option("--chunk", options.chunk_size, "most prompt tokens in one forward pass")
-      ->check(CLI::Range(1, 1 << 16))
-      ->capture_default_str();
-  command.add_flag("--reserve-context", options.reserve_context, "reserve the model's whole context for each request");
+void add_engine_options(common::Command& command, EngineOptions& options) {
+  command.option("--slots", options.num_slots, {1, 1 << 24}, "size of the cache, in tokens");
+  command.option("--chunk", options.chunk_size, {1, 1 << 16}, "most prompt tokens in one forward pass");
+  command.flag("--reserve-context", options.reserve_context, "reserve the model's whole context for each request");
 }
 
 // One sequence with random K and V, for `bench --attention`.
-common::AttentionSubject attention_subject(const common::AttentionShape& shape) {
+common::AttentionTarget attention_target(const common::AttentionShape& shape) {
   const int length = shape.context_length;
   const int block_size = length;
   const int num_blocks = 1;
@@ -106,7 +104,7 @@ common::AttentionSubject attention_subject(const common::AttentionShape& shape) 
 }  // namespace
 
 int run(int argc, char** argv) {
-  common::Program program(STAGE_NAME, "A contiguous KV cache: each request reserves all the slots it may ever need.");
+  common::Program program(STAGE_NAME, kIdea);
   EngineOptions options;
   const auto generate = [&](const common::Session& session, const common::OnToken& on_token) {
     Engine engine(session.model, options);
@@ -116,7 +114,7 @@ int run(int argc, char** argv) {
   add_engine_options(program.add_generate(generate), options);
 
   std::optional<Engine> engine;
-  const auto speed_subject = [&](const common::Session& session) {
+  const auto bench_target = [&](const common::Session& session) {
     KvCacheManager& manager = engine.emplace(session.model, options).manager();
     const auto start = [&](int max_length) {
       if (manager.contains(0)) {
@@ -125,16 +123,16 @@ int run(int argc, char** argv) {
       return manager.allocate(0, max_length);
     };
     const auto append = [&](std::span<const common::Token> tokens) { return engine->append(0, tokens); };
-    return common::SpeedSubject{start, append, engine->cache().shape().bytes_per_slot()};
+    return common::BenchTarget{start, append, engine->cache().shape().bytes_per_slot()};
   };
-  add_engine_options(program.add_bench(speed_subject, attention_subject), options);
+  add_engine_options(program.add_bench(bench_target, attention_target), options);
 
   int demo_slots = 32;
   bool shell_only = false;
-  CLI::App& command = program.add_command("demo", "Fill a small cache by a script, and look at it",
-                                          [&] { demo(demo_slots, shell_only); });
-  command.add_option("--slots", demo_slots, "size of the cache, in tokens")->check(CLI::Range(4, 1 << 16));
-  command.add_flag("--shell", shell_only, "read commands from standard input instead; 'help' lists them");
+  common::Command& command = program.add_command("demo", "Fill a small cache by a script, and look at it",
+                                                 [&] { demo(demo_slots, shell_only); });
+  command.option("--slots", demo_slots, {4, 1 << 16}, "size of the cache, in tokens");
+  command.flag("--shell", shell_only, "read commands from standard input instead; 'help' lists them");
   return program.run(argc, argv);
 }
 

@@ -15,6 +15,8 @@
 namespace stage6 {
 namespace {
 
+constexpr const char* kIdea = "Full blocks outlive their sequence and are found again by their tokens.";
+
 // The first half of B's prompt is in the cache while A lives, and after A has ended; D needs the room.
 constexpr const char* kScript = R"(prompt A once_upon_a_time
 prompt B once_upon_a_hill
@@ -54,7 +56,7 @@ void show(const KvCacheManager& manager, std::ostream& output) {
          << sharing_summary(manager) << "\n";
 }
 
-// A pool to drive by hand: the script shows what goes wrong, --shell hands over the wheel.
+// A small pool, driven by the script, which shows what goes wrong, or with --shell from standard input.
 void demo(int num_slots, bool shell_only, int block_size) {
   KvCacheManager manager((num_slots + block_size - 1) / block_size, block_size);
   common::Shell shell;
@@ -85,24 +87,17 @@ void demo(int num_slots, bool shell_only, int block_size) {
   shell.run(shell_only ? std::cin : script, std::cout, !shell_only);
 }
 
-void add_engine_options(CLI::App& command, EngineOptions& options) {
-  command.add_option("--slots", options.num_slots, "size of the cache, in tokens")
-      ->check(CLI::Range(1, 1 << 24))
-      ->capture_default_str();
-  command.add_option("--chunk", options.chunk_size, "most prompt tokens in one forward pass")
-      ->check(CLI::Range(1, 1 << 16))
-      ->capture_default_str();
-  command.add_option("--block-size", options.block_size, "slots in a block")
-      ->check(CLI::Range(1, 1 << 16))
-      ->capture_default_str();
-  command.add_flag("!--no-prefix-cache", options.prefix_cache, "compute again what other sequences have computed");
-  const std::map<std::string, SoftmaxMode> modes = {{"online", SoftmaxMode::kOnline}, {"safe", SoftmaxMode::kSafe}};
-  command.add_option("--softmax", options.softmax, "online (one pass over the blocks) or safe (two)")
-      ->transform(CLI::CheckedTransformer(modes, CLI::ignore_case));
+void add_engine_options(common::Command& command, EngineOptions& options) {
+  command.option("--slots", options.num_slots, {1, 1 << 24}, "size of the cache, in tokens");
+  command.option("--chunk", options.chunk_size, {1, 1 << 16}, "most prompt tokens in one forward pass");
+  command.option("--block-size", options.block_size, {1, 1 << 16}, "slots in a block");
+  command.flag_off("--no-prefix-cache", options.prefix_cache, "compute again what other sequences have computed");
+  command.choice("--softmax", options.softmax, {{"online", SoftmaxMode::kOnline}, {"safe", SoftmaxMode::kSafe}},
+                 "online (one pass over the blocks) or safe (two)");
 }
 
 // One sequence with random K and V, for `bench --attention`.
-common::AttentionSubject attention_subject(const common::AttentionShape& shape) {
+common::AttentionTarget attention_target(const common::AttentionShape& shape) {
   const int length = shape.context_length;
   const int block_size = EngineOptions().block_size;
   const int num_blocks = (length + block_size - 1) / block_size;
@@ -121,8 +116,7 @@ common::AttentionSubject attention_subject(const common::AttentionShape& shape) 
 }  // namespace
 
 int run(int argc, char** argv) {
-  common::Program program(
-      STAGE_NAME, "Full blocks outlive their sequence, and whoever begins with the same tokens finds them again.");
+  common::Program program(STAGE_NAME, kIdea);
   EngineOptions options;
   const auto generate = [&](const common::Session& session, const common::OnToken& on_token) {
     Engine engine(session.model, options);
@@ -132,7 +126,7 @@ int run(int argc, char** argv) {
   add_engine_options(program.add_generate(generate), options);
 
   std::optional<Engine> engine;
-  const auto speed_subject = [&](const common::Session& session) {
+  const auto bench_target = [&](const common::Session& session) {
     KvCacheManager& manager = engine.emplace(session.model, options).manager();
     const auto start = [&](int max_length) {
       if (manager.contains(0)) {
@@ -141,9 +135,9 @@ int run(int argc, char** argv) {
       return manager.allocate(0, max_length);
     };
     const auto append = [&](std::span<const common::Token> tokens) { return engine->append(0, tokens); };
-    return common::SpeedSubject{start, append, engine->cache().shape().bytes_per_slot()};
+    return common::BenchTarget{start, append, engine->cache().shape().bytes_per_slot()};
   };
-  add_engine_options(program.add_bench(speed_subject, attention_subject), options);
+  add_engine_options(program.add_bench(bench_target, attention_target), options);
 
   program.add_block_commands(options.block_size, generate);
   DecodingOptions decoding;
@@ -155,11 +149,11 @@ int run(int argc, char** argv) {
   int demo_slots = 32;
   int demo_block_size = 4;
   bool shell_only = false;
-  CLI::App& command = program.add_command("demo", "Fill a small cache by a script, and look at it",
-                                          [&] { demo(demo_slots, shell_only, demo_block_size); });
-  command.add_option("--slots", demo_slots, "size of the cache, in tokens")->check(CLI::Range(4, 1 << 16));
-  command.add_option("--block-size", demo_block_size, "slots in a block")->check(CLI::Range(1, 1024));
-  command.add_flag("--shell", shell_only, "read commands from standard input instead; 'help' lists them");
+  common::Command& command = program.add_command("demo", "Fill a small cache by a script, and look at it",
+                                                 [&] { demo(demo_slots, shell_only, demo_block_size); });
+  command.option("--slots", demo_slots, {4, 1 << 16}, "size of the cache, in tokens");
+  command.option("--block-size", demo_block_size, {1, 1024}, "slots in a block");
+  command.flag("--shell", shell_only, "read commands from standard input instead; 'help' lists them");
   return program.run(argc, argv);
 }
 

@@ -15,6 +15,8 @@
 namespace stage7 {
 namespace {
 
+constexpr const char* kIdea = "The cache moves to the GPU, and kernels of this course read it there.";
+
 // The first half of B's prompt is in the cache while A lives, and after A has ended; D needs the room.
 constexpr const char* kScript = R"(prompt A once_upon_a_time
 prompt B once_upon_a_hill
@@ -54,7 +56,7 @@ void show(const KvCacheManager& manager, std::ostream& output) {
          << sharing_summary(manager) << "\n";
 }
 
-// A pool to drive by hand: the script shows what goes wrong, --shell hands over the wheel.
+// A small pool, driven by the script, which shows what goes wrong, or with --shell from standard input.
 void demo(int num_slots, bool shell_only, int block_size) {
   KvCacheManager manager((num_slots + block_size - 1) / block_size, block_size);
   common::Shell shell;
@@ -85,30 +87,22 @@ void demo(int num_slots, bool shell_only, int block_size) {
   shell.run(shell_only ? std::cin : script, std::cout, !shell_only);
 }
 
-void add_engine_options(CLI::App& command, EngineOptions& options) {
-  command.add_option("--slots", options.num_slots, "size of the cache, in tokens")
-      ->check(CLI::Range(1, 1 << 24))
-      ->capture_default_str();
-  command.add_option("--chunk", options.chunk_size, "most prompt tokens in one forward pass")
-      ->check(CLI::Range(1, 1 << 16))
-      ->capture_default_str();
-  command.add_option("--block-size", options.block_size, "slots in a block")
-      ->check(CLI::Range(1, 1 << 16))
-      ->capture_default_str();
-  command.add_flag("!--no-prefix-cache", options.prefix_cache, "compute again what other sequences have computed");
-  const std::map<std::string, SoftmaxMode> modes = {{"online", SoftmaxMode::kOnline}, {"safe", SoftmaxMode::kSafe}};
-  command.add_option("--softmax", options.softmax, "online (one pass over the blocks) or, on the CPU, safe (two)")
-      ->transform(CLI::CheckedTransformer(modes, CLI::ignore_case));
-  const std::map<std::string, Device> devices = {{"auto", Device::kAuto}, {"cpu", Device::kCpu}, {"gpu", Device::kGpu}};
-  command.add_option("--device", options.gpu.device, "cpu, gpu, or auto: the GPU if there is one")
-      ->transform(CLI::CheckedTransformer(devices, CLI::ignore_case));
-  const std::map<std::string, Precision> precisions = {{"fp32", Precision::kFloat32}, {"bf16", Precision::kBFloat16}};
-  command.add_option("--precision", options.gpu.precision, "fp32 (every stage's text) or, on a GPU, bf16")
-      ->transform(CLI::CheckedTransformer(precisions, CLI::ignore_case));
+void add_engine_options(common::Command& command, EngineOptions& options) {
+  command.option("--slots", options.num_slots, {1, 1 << 24}, "size of the cache, in tokens");
+  command.option("--chunk", options.chunk_size, {1, 1 << 16}, "most prompt tokens in one forward pass");
+  command.option("--block-size", options.block_size, {1, 1 << 16}, "slots in a block");
+  command.flag_off("--no-prefix-cache", options.prefix_cache, "compute again what other sequences have computed");
+  command.choice("--softmax", options.softmax, {{"online", SoftmaxMode::kOnline}, {"safe", SoftmaxMode::kSafe}},
+                 "online (one pass over the blocks) or, on the CPU, safe (two)");
+  command.choice("--device", options.gpu.device,
+                 {{"auto", Device::kAuto}, {"cpu", Device::kCpu}, {"gpu", Device::kGpu}},
+                 "cpu, gpu, or auto: the GPU if there is one");
+  command.choice("--precision", options.gpu.precision, {{"fp32", Precision::kFloat32}, {"bf16", Precision::kBFloat16}},
+                 "fp32 (every stage's text) or, on a GPU, bf16");
 }
 
 // One sequence with random K and V, for `bench --attention`.
-common::AttentionSubject attention_subject(const common::AttentionShape& shape) {
+common::AttentionTarget attention_target(const common::AttentionShape& shape) {
   const int length = shape.context_length;
   const int block_size = EngineOptions().block_size;
   const int num_blocks = (length + block_size - 1) / block_size;
@@ -127,8 +121,7 @@ common::AttentionSubject attention_subject(const common::AttentionShape& shape) 
 }  // namespace
 
 int run(int argc, char** argv) {
-  common::Program program(STAGE_NAME,
-                          "The cache moves to the GPU, and its pages are read by kernels of the course's own.");
+  common::Program program(STAGE_NAME, kIdea);
   EngineOptions options;
   const auto generate = [&](const common::Session& session, const common::OnToken& on_token) {
     Engine engine(session.model, options);
@@ -139,7 +132,7 @@ int run(int argc, char** argv) {
 
   std::optional<Engine> engine;
   common::Random random(1);  // for what is drawn greedily, so that it is never asked
-  const auto speed_subject = [&](const common::Session& session) {
+  const auto bench_target = [&](const common::Session& session) {
     KvCacheManager& manager = engine.emplace(session.model, options).manager();
     const auto start = [&](int max_length) {
       if (manager.contains(0)) {
@@ -148,16 +141,15 @@ int run(int argc, char** argv) {
       return manager.allocate(0, max_length);
     };
     const auto append = [&](std::span<const common::Token> tokens) { return engine->append(0, tokens); };
-    common::SpeedSubject subject{start, append, engine->cache().shape().bytes_per_slot()};
+    common::BenchTarget target{start, append, engine->cache().shape().bytes_per_slot()};
     if (GpuRunner* const gpu = engine->gpu()) {
-      subject.decode = [&](common::Token token) { return engine->next(0, {&token, 1}, {}, random); };
-      subject.weight_bytes_per_token = gpu->weight_bytes_per_token();
-      subject.read_bandwidth = gpu->read_bandwidth();
+      target.decode = [&](common::Token token) { return engine->next(0, {&token, 1}, {}, random); };
+      target.weight_bytes_per_token = gpu->weight_bytes_per_token();
+      target.read_bandwidth = gpu->read_bandwidth();
     }
-    return subject;
+    return target;
   };
-  CLI::App& bench = program.add_bench(speed_subject, attention_subject);
-  add_engine_options(bench, options);
+  add_engine_options(program.add_bench(bench_target, attention_target), options);
 
   program.add_block_commands(options.block_size, generate);
   DecodingOptions decoding;
@@ -169,11 +161,11 @@ int run(int argc, char** argv) {
   int demo_slots = 32;
   int demo_block_size = 4;
   bool shell_only = false;
-  CLI::App& command = program.add_command("demo", "Fill a small cache by a script, and look at it",
-                                          [&] { demo(demo_slots, shell_only, demo_block_size); });
-  command.add_option("--slots", demo_slots, "size of the cache, in tokens")->check(CLI::Range(4, 1 << 16));
-  command.add_option("--block-size", demo_block_size, "slots in a block")->check(CLI::Range(1, 1024));
-  command.add_flag("--shell", shell_only, "read commands from standard input instead; 'help' lists them");
+  common::Command& command = program.add_command("demo", "Fill a small cache by a script, and look at it",
+                                                 [&] { demo(demo_slots, shell_only, demo_block_size); });
+  command.option("--slots", demo_slots, {4, 1 << 16}, "size of the cache, in tokens");
+  command.option("--block-size", demo_block_size, {1, 1024}, "slots in a block");
+  command.flag("--shell", shell_only, "read commands from standard input instead; 'help' lists them");
   return program.run(argc, argv);
 }
 

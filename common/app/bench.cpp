@@ -44,7 +44,7 @@ std::string gigabytes_per_second(double bytes_per_second) { return format("%.1f 
 
 }  // namespace
 
-void print_speed(const Llama& model, const SpeedSubject& subject, int prompt_tokens, int new_tokens,
+void print_speed(const Llama& model, const BenchTarget& target, int prompt_tokens, int new_tokens,
                  double load_seconds) {
   Random random(1);
   std::vector<Token> prompt;
@@ -58,13 +58,13 @@ void print_speed(const Llama& model, const SpeedSubject& subject, int prompt_tok
   double prefill_seconds = std::numeric_limits<double>::infinity();
   double decode_seconds = prefill_seconds;
   for (int run = 0; run < kRuns; ++run) {
-    require(subject.start(prompt_tokens + new_tokens) ? std::optional(true) : std::nullopt);
+    require(target.start(prompt_tokens + new_tokens) ? std::optional(true) : std::nullopt);
     const double start = now_seconds();
-    const std::optional<Matrix> logits = require(subject.append(prompt));
+    const std::optional<Matrix> logits = require(target.append(prompt));
     const double prefilled = now_seconds();
     Token token = likeliest(*logits);
     for (int i = 0; i < new_tokens; ++i) {
-      token = subject.decode ? *require(subject.decode(token)) : likeliest(*require(subject.append({&token, 1})));
+      token = target.decode ? *require(target.decode(token)) : likeliest(*require(target.append({&token, 1})));
       progress.advance();
     }
     prefill_seconds = std::min(prefill_seconds, prefilled - start);
@@ -73,12 +73,11 @@ void print_speed(const Llama& model, const SpeedSubject& subject, int prompt_tok
   progress.clear();
 
   const std::int64_t peak_bytes = peak_resident_bytes();  // before the buffer of the next line counts too
-  const double bandwidth =
-      subject.read_bandwidth > 0.0 ? subject.read_bandwidth : measure_read_bandwidth(num_threads());
-  const auto weight_bytes = static_cast<double>(subject.weight_bytes_per_token > 0 ? subject.weight_bytes_per_token
-                                                                                   : model.weight_bytes_per_token());
+  const double bandwidth = target.read_bandwidth > 0.0 ? target.read_bandwidth : measure_read_bandwidth(num_threads());
+  const auto weight_bytes = static_cast<double>(target.weight_bytes_per_token > 0 ? target.weight_bytes_per_token
+                                                                                  : model.weight_bytes_per_token());
   const double mean_context = prompt_tokens + (new_tokens + 1) / 2.0;
-  const double kv_bytes = mean_context * static_cast<double>(subject.kv_bytes_per_token);
+  const double kv_bytes = mean_context * static_cast<double>(target.kv_bytes_per_token);
   const double decode_rate = new_tokens / decode_seconds;
   const double read_rate = decode_rate * (weight_bytes + kv_bytes);
   Table table({"measured", "value"});
@@ -96,27 +95,26 @@ void print_speed(const Llama& model, const SpeedSubject& subject, int prompt_tok
   std::cout << table.to_string();
 }
 
-void print_attention_speed(const std::function<AttentionSubject(const AttentionShape&)>& make_subject,
-                           int most_context) {
+void print_attention_speed(const std::function<AttentionTarget(const AttentionShape&)>& make_target, int max_context) {
   set_num_threads(1);
   constexpr double kColdBytes = 512e6;  // of K and V over all layers: far more than any cache
   const double bandwidth = measure_read_bandwidth(1);
   Random random(1);
   Table table({"context", "KV bytes", "us a call", "GB/s", "of read bandwidth", "spent copying"});
   Progress progress("measuring", 0);
-  for (int context = 64; context <= most_context; context *= 2) {
+  for (int context = 64; context <= max_context; context *= 2) {
     // The shape of one layer of Llama-3-8B.
     AttentionShape shape{1, 32, 8, 128, context};
     const double repeated_bytes = 2.0 * context * shape.num_heads * shape.head_dim * sizeof(float);
     shape.num_layers = std::max(2, static_cast<int>(kColdBytes / repeated_bytes));
-    const AttentionSubject subject = make_subject(shape);
+    const AttentionTarget target = make_target(shape);
     Matrix q(1, shape.num_heads * shape.head_dim);
     std::generate_n(q.data(), q.size(), [&] { return static_cast<float>(random.normal()); });
 
-    const double seconds = fastest_layer(shape.num_layers, [&](int layer) { subject.attend(layer, q); });
-    const double copy_seconds = subject.copy ? fastest_layer(shape.num_layers, subject.copy) : 0.0;
-    const double rate = static_cast<double>(subject.bytes) / seconds;
-    table.add_row({std::to_string(context), format_bytes(subject.bytes), format("%.1f", 1e6 * seconds),
+    const double seconds = fastest_layer(shape.num_layers, [&](int layer) { target.attend(layer, q); });
+    const double copy_seconds = target.copy ? fastest_layer(shape.num_layers, target.copy) : 0.0;
+    const double rate = static_cast<double>(target.bytes) / seconds;
+    table.add_row({std::to_string(context), format_bytes(target.bytes), format("%.1f", 1e6 * seconds),
                    format("%.1f", rate / 1e9), format_percent(rate, bandwidth), format_percent(copy_seconds, seconds)});
     progress.advance();
   }

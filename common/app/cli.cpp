@@ -1,11 +1,12 @@
 #include "common/app/cli.h"
 
 #include <algorithm>
-#include <cmath>
-#include <cstdlib>
-#include <filesystem>
+#include <cstdint>
 #include <iostream>
+#include <memory>
+#include <new>
 #include <nlohmann/json.hpp>
+#include <stdexcept>
 #include <thread>
 #include <utility>
 
@@ -107,163 +108,39 @@ std::string to_json(const std::string& stage, const Session& session, const RunR
   return document.dump(2, ' ', false, nlohmann::ordered_json::error_handler_t::replace) + "\n";
 }
 
-}  // namespace
-
-Program::Program(std::string name, const std::string& idea) : name_(std::move(name)), app_(idea, name_) {
-  app_.require_subcommand(1);
-}
-
-void Program::add_model_options(CLI::App& command) {
-  command.add_option("--model", options_.model_path,
-                     "a GGUF file of the Llama architecture (default: the bundled model)");
-  command
-      .add_option("--threads", options_.num_threads, "threads for the model's arithmetic (default: one a processor)")
-      ->check(CLI::Range(1, 1024));
-}
-
-void Program::add_prompt_options(CLI::App& command) {
-  // CLI::Range lets NaN through, which is on neither side of a limit.
-  const CLI::Validator number(
-      [](const std::string& text) {
-        return std::isnan(std::strtod(text.c_str(), nullptr)) ? text + " is not a number" : "";
-      },
-      "");
-  command.add_option("--prompt", options_.prompts, "what to continue; may be given several times")
-      ->allow_extra_args(false);
-  command.add_flag("--chat", options_.chat, "put each prompt into the model's chat template, as a question to answer");
-  command.add_option("--max-new-tokens", options_.max_new_tokens, "most tokens to generate for a --prompt")
-      ->check(CLI::Range(1, 1 << 24))
-      ->capture_default_str();
-  command.add_option("--temperature", options_.sampling.temperature, "0 always takes the likeliest token")
-      ->check(CLI::Range(0.0, 100.0) & number)
-      ->capture_default_str();
-  command.add_option("--top-k", options_.sampling.top_k, "sample from the k likeliest tokens only; 0: from all")
-      ->check(CLI::Range(0, 1 << 24))
-      ->capture_default_str();
-  command
-      .add_option("--top-p", options_.sampling.top_p, "sample from the likeliest tokens that reach this probability")
-      ->check(CLI::Range(0.0, 1.0) & number)
-      ->capture_default_str();
-  command.add_option("--seed", options_.sampling.seed, "of the sampling")->capture_default_str();
-}
-
-CLI::App& Program::add_generate(std::function<RunResult(const Session&, const OnToken&)> run) {
-  CLI::App& command =
-      *app_.add_subcommand("generate", "Generate text: for --prompt, or for the course's fixed workload");
-  add_model_options(command);
-  add_prompt_options(command);
-  command.add_option("--json", options_.json_path, "write texts, counters and timings to a file instead ('-': stdout)");
-  command.callback([this, run = std::move(run)] { generate(run); });
-  return command;
-}
-
-CLI::App& Program::add_session_command(const std::string& name, const std::string& description,
-                                       std::function<void(const Session&)> run) {
-  CLI::App& command = *app_.add_subcommand(name, description);
-  add_model_options(command);
-  add_prompt_options(command);
-  command.callback([this, run = std::move(run)] { run(load()); });
-  return command;
-}
-
-CLI::App& Program::add_bench(std::function<SpeedSubject(const Session&)> subject,
-                             std::function<AttentionSubject(const AttentionShape&)> attention) {
-  CLI::App& command = *app_.add_subcommand("bench", "Measure speed, beside what this machine's memory allows");
-  add_model_options(command);
-  command.add_option("--prompt-tokens", options_.prompt_tokens, "length of the prompt")
-      ->check(CLI::Range(2, 1 << 24))
-      ->capture_default_str();
-  command.add_option("--new-tokens", options_.new_tokens, "tokens decoded after it")
-      ->check(CLI::Range(1, 1 << 24))
-      ->capture_default_str();
-  command
-      .add_option("--synthetic", options_.synthetic,
-                  "random weights in a published shape: smollm2-135m, llama-3.2-1b or llama-3-8b")
-      ->excludes("--model");
-  command.add_flag("--attention", options_.attention, "measure attention alone, at growing contexts");
-  command.add_option("--most-context", options_.most_context, "the longest context for --attention")
-      ->check(CLI::Range(64, 1 << 20))
-      ->capture_default_str();
-  command.callback(
-      [this, subject = std::move(subject), attention = std::move(attention)] { bench(subject, attention); });
-  return command;
-}
-
-void Program::add_block_commands(int& block_size, std::function<RunResult(const Session&, const OnToken&)> run) {
-  add_plan(*this);
-  app_.get_subcommand("bench")->add_flag("--sweep-block-size", options_.sweep_block_size,
-                                         "waste and block tables of the fixed workload, by block size");
-  sweep_block_size_ = [this, &block_size, run = std::move(run)] {
-    const Session session = load();
-    print_block_size_sweep([&](int size) {
-      block_size = size;
-      const RunResult result = run(session, [](int, Token) {});
-      return BlockSizeRow{counter(result.counters, "slots_reserved"), counter(result.counters, "slots_used"),
-                          counter(result.counters, "requests_held"), result.timing.milliseconds_per_token()};
-    });
-  };
-}
-
-CLI::App& Program::add_command(const std::string& name, const std::string& description, std::function<void()> run) {
-  CLI::App& command = *app_.add_subcommand(name, description);
-  command.callback(std::move(run));
-  return command;
-}
-
-int Program::run(int argc, char** argv) {
-  try {
-    app_.parse(argc, argv);
-    if (!std::cout.flush()) {
-      throw InputError("can't write to standard output");
-    }
-    return 0;
-  } catch (const CLI::ParseError& error) {
-    return app_.exit(error);
-  } catch (const InputError& error) {
-    std::cerr << name_ << ": " << error.what() << '\n';
-  } catch (const CheckError& error) {
-    std::cerr << name_ << ": a bug: " << error.what() << '\n';
-    return 2;
-  } catch (const std::bad_alloc&) {
-    std::cerr << name_ << ": not enough memory; a smaller cache (--slots) may fit\n";
-  } catch (const std::runtime_error& error) {  // a library's, the GPU's for one
-    std::cerr << name_ << ": " << error.what() << '\n';
-  }
-  return 1;
-}
-
-Session Program::load() const {
-  set_num_threads(options_.num_threads > 0 ? options_.num_threads
-                                           : std::max(1, static_cast<int>(std::thread::hardware_concurrency())));
-  const Gguf file = open_model(options_.model_path);
+Session load(const SessionOptions& options) {
+  set_num_threads(options.num_threads > 0 ? options.num_threads
+                                          : std::max(1, static_cast<int>(std::thread::hardware_concurrency())));
+  const Gguf file = open_model(options.model_path);
   Session session{file.name(), Llama(file), Tokenizer(file), {}, {}};
-  const bool fixed_workload = options_.prompts.empty();
-  if (fixed_workload && options_.chat) {
+  const bool fixed_workload = options.prompts.empty();
+  if (fixed_workload && options.chat) {
     throw InputError("--chat needs a --prompt to answer");
   }
-  for (const std::string& prompt : options_.prompts) {
+  for (const std::string& prompt : options.prompts) {
     if (prompt.empty()) {
       throw InputError("the prompt is empty");
     }
     const std::vector<ChatMessage> messages = {{"user", prompt}};
     session.prompts.push_back(prompt);
     session.requests.push_back(
-        {options_.chat ? encode_chat(file, session.tokenizer, messages) : session.tokenizer.encode_prompt(prompt),
-         options_.max_new_tokens, options_.sampling, stop_tokens(session.tokenizer)});
+        {options.chat ? encode_chat(file, session.tokenizer, messages) : session.tokenizer.encode_prompt(prompt),
+         options.max_new_tokens, options.sampling, stop_tokens(session.tokenizer)});
   }
   if (fixed_workload) {
     for (const WorkloadItem& item : workload()) {
       session.prompts.push_back(item.prompt);
-      session.requests.push_back({session.tokenizer.encode_prompt(item.prompt), item.max_new_tokens, options_.sampling,
+      session.requests.push_back({session.tokenizer.encode_prompt(item.prompt), item.max_new_tokens, options.sampling,
                                   stop_tokens(session.tokenizer)});
     }
   }
   return session;
 }
 
-void Program::generate(const std::function<RunResult(const Session&, const OnToken&)>& run) {
-  const ResultFile json(options_.json_path);
-  const Session session = load();
+void generate(const std::string& stage, const SessionOptions& options, const std::string& json_path,
+              const std::function<RunResult(const Session&, const OnToken&)>& run) {
+  const ResultFile json(json_path);
+  const Session session = load(options);
   std::int64_t total = 0;
   for (const Request& request : session.requests) {
     total += request.max_new_tokens;
@@ -274,7 +151,7 @@ void Program::generate(const std::function<RunResult(const Session&, const OnTok
     result = run(session, [&](int, Token) { progress.advance(); });
   }
   if (json.is_wanted()) {
-    json.write(to_json(name_, session, result));
+    json.write(to_json(stage, session, result));
   } else {
     print_texts(session, result);
     print_counters(result);
@@ -290,29 +167,133 @@ void Program::generate(const std::function<RunResult(const Session&, const OnTok
   }
 }
 
-void Program::bench(const std::function<SpeedSubject(const Session&)>& subject,
-                    const std::function<AttentionSubject(const AttentionShape&)>& attention) {
-  if (options_.attention) {
-    print_attention_speed(attention, options_.most_context);
+void add_model_options(Command& command, SessionOptions& options) {
+  command.option("--model", options.model_path, "a GGUF file of the Llama architecture (default: the bundled model)");
+  command.option("--threads", options.num_threads, {1, 1024},
+                 "threads for the model's arithmetic (default: one for each processor)");
+}
+
+void add_prompt_options(Command& command, SessionOptions& options) {
+  command.option("--prompt", options.prompts, "what to continue; may be given several times");
+  command.flag("--chat", options.chat, "put each prompt into the model's chat template, as a question to answer");
+  command.option("--max-new-tokens", options.max_new_tokens, {1, 1 << 24},
+                 "maximum number of tokens to generate for a --prompt");
+  command.option("--temperature", options.sampling.temperature, {0.0, 100.0}, "0 always takes the likeliest token");
+  command.option("--top-k", options.sampling.top_k, {0, 1 << 24},
+                 "sample from the k likeliest tokens only; 0: from all");
+  command.option("--top-p", options.sampling.top_p, {0.0, 1.0},
+                 "sample from the likeliest tokens that reach this probability");
+  command.option("--seed", options.sampling.seed, "of the sampling");
+}
+
+}  // namespace
+
+Program::Program(std::string name, const std::string& idea) : name_(std::move(name)), command_line_(name_, idea) {}
+
+Command& Program::add_generate(std::function<RunResult(const Session&, const OnToken&)> run) {
+  const auto options = std::make_shared<SessionOptions>();
+  const auto json_path = std::make_shared<std::string>();
+  Command& command = command_line_.add(
+      "generate", "Generate text: for --prompt, or for the course's fixed workload",
+      [this, options, json_path, run = std::move(run)] { generate(name_, *options, *json_path, run); });
+  add_model_options(command, *options);
+  add_prompt_options(command, *options);
+  command.option("--json", *json_path, "write texts, counters and timings to a file instead ('-': stdout)");
+  return command;
+}
+
+Command& Program::add_session_command(const std::string& name, const std::string& description,
+                                      std::function<void(const Session&)> run,
+                                      const SamplingOptions& default_sampling) {
+  const auto options = std::make_shared<SessionOptions>();
+  options->sampling = default_sampling;
+  Command& command = command_line_.add(name, description, [options, run = std::move(run)] { run(load(*options)); });
+  add_model_options(command, *options);
+  add_prompt_options(command, *options);
+  return command;
+}
+
+Command& Program::add_bench(std::function<BenchTarget(const Session&)> target,
+                            std::function<AttentionTarget(const AttentionShape&)> attention) {
+  Command& command = command_line_.add(
+      "bench", "Measure speed, beside what this machine's memory allows",
+      [this, target = std::move(target), attention = std::move(attention)] { bench(target, attention); });
+  BenchOptions& options = bench_options_;
+  add_model_options(command, options.session);
+  command.option("--prompt-tokens", options.prompt_tokens, {2, 1 << 24}, "length of the prompt");
+  command.option("--new-tokens", options.new_tokens, {1, 1 << 24}, "tokens decoded after it");
+  command.option("--synthetic", options.synthetic,
+                 "random weights in a published shape: smollm2-135m, llama-3.2-1b or llama-3-8b");
+  command.exclude("--synthetic", "--model");
+  command.flag("--attention", options.attention, "measure attention alone, at growing contexts");
+  command.option("--max-context", options.max_context, {64, 1 << 20}, "the longest context for --attention");
+  bench_command_ = &command;
+  return command;
+}
+
+void Program::add_block_commands(int& block_size, std::function<RunResult(const Session&, const OnToken&)> run) {
+  add_plan(*this);
+  bench_command_->flag("--sweep-block-size", bench_options_.sweep_block_size,
+                       "waste and block tables of the fixed workload, by block size");
+  sweep_block_size_ = [this, &block_size, run = std::move(run)] {
+    const Session session = load(bench_options_.session);
+    print_block_size_sweep([&](int size) {
+      block_size = size;
+      const RunResult result = run(session, [](int, Token) {});
+      return BlockSizeRow{counter(result.counters, "slots_reserved"), counter(result.counters, "slots_used"),
+                          counter(result.counters, "requests_held"), result.timing.milliseconds_per_token()};
+    });
+  };
+}
+
+Command& Program::add_command(const std::string& name, const std::string& description, std::function<void()> run) {
+  return command_line_.add(name, description, std::move(run));
+}
+
+int Program::run(int argc, char** argv) {
+  try {
+    const int code = command_line_.run(argc, argv);
+    if (!std::cout.flush()) {
+      throw InputError("can't write to standard output");
+    }
+    return code;
+  } catch (const InputError& error) {
+    std::cerr << name_ << ": " << error.what() << '\n';
+  } catch (const CheckError& error) {
+    std::cerr << name_ << ": a bug: " << error.what() << '\n';
+    return 2;
+  } catch (const std::bad_alloc&) {
+    std::cerr << name_ << ": not enough memory; a smaller cache (--slots) may fit\n";
+  } catch (const std::runtime_error& error) {  // a library's, the GPU's for one
+    std::cerr << name_ << ": " << error.what() << '\n';
+  }
+  return 1;
+}
+
+void Program::bench(const std::function<BenchTarget(const Session&)>& target,
+                    const std::function<AttentionTarget(const AttentionShape&)>& attention) {
+  const BenchOptions& options = bench_options_;
+  if (options.attention) {
+    print_attention_speed(attention, options.max_context);
     return;
   }
-  if (options_.sweep_block_size) {
+  if (options.sweep_block_size) {
     sweep_block_size_();
     return;
   }
   const double begin = now_seconds();
-  Session session = load();
-  if (!options_.synthetic.empty()) {
-    session.model_name = options_.synthetic;
-    session.model = Llama::synthetic(synthetic_config(options_.synthetic), 1);
+  Session session = load(options.session);
+  if (!options.synthetic.empty()) {
+    session.model_name = options.synthetic;
+    session.model = Llama::synthetic(synthetic_config(options.synthetic), 1);
   }
   const double load_seconds = now_seconds() - begin;
   const int context = session.model.config().context_length;
-  if (options_.prompt_tokens + options_.new_tokens > context) {
-    throw InputError(format("%d + %d tokens are more than the model's context of %d", options_.prompt_tokens,
-                            options_.new_tokens, context));
+  if (options.prompt_tokens + options.new_tokens > context) {
+    throw InputError(format("%d + %d tokens are more than the model's context of %d", options.prompt_tokens,
+                            options.new_tokens, context));
   }
-  print_speed(session.model, subject(session), options_.prompt_tokens, options_.new_tokens, load_seconds);
+  print_speed(session.model, target(session), options.prompt_tokens, options.new_tokens, load_seconds);
 }
 
 }  // namespace common

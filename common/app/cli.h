@@ -1,13 +1,12 @@
 // The command line that all stage programs share: their options, how a run is set up, and how it is reported.
 #pragma once
 
-#include <CLI/CLI.hpp>
 #include <functional>
 #include <string>
-#include <string_view>
 #include <vector>
 
 #include "common/app/bench.h"
+#include "common/app/command.h"
 #include "common/app/generation.h"
 #include "common/model/llama.h"
 #include "common/model/tokenizer.h"
@@ -30,60 +29,61 @@ struct RunResult {
   Timing timing;
 };
 
+// The model, and what to do with it, as the command line says.
+struct SessionOptions {
+  std::string model_path;  // empty: the bundled model
+  int num_threads = 0;     // 0: one for each processor
+  std::vector<std::string> prompts;
+  bool chat = false;
+  int max_new_tokens = 64;
+  SamplingOptions sampling;
+};
+
 class Program {
  public:
   // name: "stage1"; idea: one sentence for --help.
   Program(std::string name, const std::string& idea);
 
   // `generate`: text for --prompt, or for the fixed workload. The stage may add options of its own to what is returned.
-  CLI::App& add_generate(std::function<RunResult(const Session&, const OnToken&)> run);
+  Command& add_generate(std::function<RunResult(const Session&, const OnToken&)> run);
 
   // `bench`: how fast the model runs or, with --attention, its attention alone.
-  CLI::App& add_bench(std::function<SpeedSubject(const Session&)> subject,
-                      std::function<AttentionSubject(const AttentionShape&)> attention);
+  Command& add_bench(std::function<BenchTarget(const Session&)> target,
+                     std::function<AttentionTarget(const AttentionShape&)> attention);
 
   // For caches in blocks. `plan`: how large a pool has to be (common/app/plan.h). `bench --sweep-block-size`: the fixed
   // workload with block_size, which `run` obeys, set to 1, 2, 4 … 256 in turn.
   void add_block_commands(int& block_size, std::function<RunResult(const Session&, const OnToken&)> run);
 
-  // A subcommand that does something else with a model and prompts. It has the options of `generate`.
-  CLI::App& add_session_command(const std::string& name, const std::string& description,
-                                std::function<void(const Session&)> run);
+  // A command that does something else with a model and prompts. It has the options of `generate`.
+  Command& add_session_command(const std::string& name, const std::string& description,
+                               std::function<void(const Session&)> run, const SamplingOptions& default_sampling = {});
 
-  // Any other subcommand.
-  CLI::App& add_command(const std::string& name, const std::string& description, std::function<void()> run);
+  // Any other command.
+  Command& add_command(const std::string& name, const std::string& description, std::function<void()> run);
 
   // Parses and runs. Returns the exit code: 0, 1 after one line on stderr for bad input, CLI11's codes for usage.
   int run(int argc, char** argv);
 
  private:
-  struct Options {
-    std::string model_path;
-    int num_threads = 0;
-    std::vector<std::string> prompts;
-    bool chat = false;
-    int max_new_tokens = 64;
-    SamplingOptions sampling;
-    std::string json_path;
+  struct BenchOptions {
+    SessionOptions session;
     int prompt_tokens = 512;
     int new_tokens = 64;
     bool attention = false;
-    int most_context = 8192;
+    int max_context = 8192;
     bool sweep_block_size = false;
     std::string synthetic;
   };
 
-  void add_model_options(CLI::App& command);
-  void add_prompt_options(CLI::App& command);
-  Session load() const;
-  void generate(const std::function<RunResult(const Session&, const OnToken&)>& run);
-  void bench(const std::function<SpeedSubject(const Session&)>& subject,
-             const std::function<AttentionSubject(const AttentionShape&)>& attention);
+  void bench(const std::function<BenchTarget(const Session&)>& target,
+             const std::function<AttentionTarget(const AttentionShape&)>& attention);
 
   std::string name_;
-  CLI::App app_;
+  CommandLine command_line_;
+  Command* bench_command_ = nullptr;
+  BenchOptions bench_options_;
   std::function<void()> sweep_block_size_;
-  Options options_;
 };
 
 }  // namespace common

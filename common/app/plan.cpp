@@ -30,6 +30,8 @@ constexpr std::array<Preset, 5> kPresets = {{{"llama-2-7b", {32, 32, 32, 128, 2}
                                              {"smollm2-135m", {30, 9, 3, 64, 2}},
                                              {"tales-5m", {6, 8, 2, 32, 4}}}};
 
+constexpr Range<std::int64_t> kCounts = {1, std::numeric_limits<std::int32_t>::max()};
+
 void check_range(const char* name, std::int64_t value) {
   constexpr std::int64_t kMost = std::numeric_limits<std::int32_t>::max();
   if (value < 1 || value > kMost) {
@@ -141,13 +143,15 @@ const Preset& find_preset(const std::string& name) {
   return *found;
 }
 
+std::int64_t given(std::int64_t option, std::int64_t otherwise) { return option != 0 ? option : otherwise; }
+
 PoolShape shape_of(const PlanOptions& options, const PoolShape& preset) {
   PoolShape shape = preset;
-  shape.num_layers = options.num_layers.value_or(preset.num_layers);
-  shape.num_heads = options.num_heads.value_or(preset.num_heads);
-  shape.num_kv_heads = options.num_kv_heads.value_or(preset.num_kv_heads);
-  shape.head_dim = options.head_dim.value_or(preset.head_dim);
-  shape.bytes_per_element = options.bytes_per_element.value_or(preset.bytes_per_element);
+  shape.num_layers = given(options.num_layers, preset.num_layers);
+  shape.num_heads = given(options.num_heads, preset.num_heads);
+  shape.num_kv_heads = given(options.num_kv_heads, preset.num_kv_heads);
+  shape.head_dim = given(options.head_dim, preset.head_dim);
+  shape.bytes_per_element = given(options.bytes_per_element, preset.bytes_per_element);
   shape.block_size = options.block_size;
   return shape;
 }
@@ -157,7 +161,7 @@ PoolShape shape_without_preset(const PlanOptions& options) {
     throw InputError("without --preset, a shape needs --layers, --heads and --head-dim");
   }
   PoolShape shape;
-  shape.num_kv_heads = *options.num_heads;  // multi-head attention, unless --kv-heads says otherwise
+  shape.num_kv_heads = options.num_heads;  // multi-head attention, unless --kv-heads says otherwise
   return shape_of(options, shape);
 }
 
@@ -235,12 +239,12 @@ std::string describe(const PoolShape& shape) {
 }
 
 void print_one(const PoolShape& shape, const PlanOptions& options, std::ostream& output) {
-  const PoolPlan plan = plan_pool(shape, options.memory.value_or(1), options.demand);
+  const PoolPlan plan = plan_pool(shape, given(options.memory, 1), options.demand);
   if (options.memory && plan.num_blocks == 0) {
-    throw InputError("the memory, " + exact_bytes(*options.memory) + ", is less than one block, " +
+    throw InputError("the memory, " + exact_bytes(options.memory) + ", is less than one block, " +
                      exact_bytes(plan.bytes_per_block));
   }
-  output << describe(shape) << "\n\n" << sizes_table(shape, options.demand, plan, options.memory.has_value());
+  output << describe(shape) << "\n\n" << sizes_table(shape, options.demand, plan, options.memory != 0);
   if (options.memory) {
     output << '\n' << sequences_table(shape.block_size, options.demand, plan);
   }
@@ -262,7 +266,7 @@ void print_presets(const PlanOptions& options, std::ostream& output) {
   Table table(header);
   for (const Preset& preset : kPresets) {
     const PoolShape shape = shape_of(options, preset.shape);
-    const PoolPlan plan = plan_pool(shape, options.memory.value_or(1), options.demand);
+    const PoolPlan plan = plan_pool(shape, given(options.memory, 1), options.demand);
     std::vector<std::string> row = {preset.name};
     for (const std::int64_t number :
          {shape.num_layers, shape.num_heads, shape.num_kv_heads, shape.head_dim, shape.bytes_per_element}) {
@@ -297,34 +301,28 @@ std::vector<std::int64_t> parse_lengths(const std::string& text) {
   }
 }
 
-void add_plan_options(CLI::App& command, PlanOptions& options) {
-  // Functions, so that an empty text is an error too, not the same as no option.
-  command.add_option_function<std::string>(
+void add_plan_options(Command& command, PlanOptions& options) {
+  // A function, so that an empty text is an error too, not the same as no option.
+  command.option(
       "--preset", [&options](const std::string& name) { options.preset = find_preset(name).name; },
       "a model's shape: " + preset_names());
-  const auto add_number = [&command](const char* name, std::optional<std::int64_t>& number, const char* description) {
-    command.add_option_function<std::int64_t>(
-        name, [&number](const std::int64_t& value) { number = value; }, description);
-  };
-  add_number("--layers", options.num_layers, "layers of the model");
-  add_number("--heads", options.num_heads, "query heads");
-  add_number("--kv-heads", options.num_kv_heads, "heads of K and V (default: one for each query head)");
-  add_number("--head-dim", options.head_dim, "values a head");
-  add_number("--bytes", options.bytes_per_element, "bytes of a value (default: 2, as in fp16)");
-  command.add_option("--block-size", options.block_size, "slots in a block")->capture_default_str();
-  command.add_option_function<std::string>(
+  command.option("--layers", options.num_layers, kCounts, "layers of the model");
+  command.option("--heads", options.num_heads, kCounts, "query heads");
+  command.option("--kv-heads", options.num_kv_heads, kCounts, "heads of K and V (default: one for each query head)");
+  command.option("--head-dim", options.head_dim, kCounts, "values of a head");
+  command.option("--bytes", options.bytes_per_element, kCounts, "bytes of a value (default: 2, as in fp16)");
+  command.option("--block-size", options.block_size, kCounts, "slots in a block");
+  command.option(
       "--memory", [&options](const std::string& text) { options.memory = parse_memory(text); },
       "for K and V, such as 16GiB, 600MiB or 24e9; weights come on top");
-  CLI::Option* mean = command.add_option("--mean-length", options.demand.mean_length,
-                                         "tokens of a sequence, prompt and reply, on average");
-  mean->capture_default_str();
-  command
-      .add_option_function<std::string>(
-          "--lengths", [&options](const std::string& text) { options.demand.lengths = parse_lengths(text); },
-          "tokens of each sequence of a mix that repeats, such as 300,1200")
-      ->excludes(mean);
-  command.add_option("--max-length", options.demand.max_length, "slots that a contiguous cache reserves a sequence")
-      ->capture_default_str();
+  command.option("--mean-length", options.demand.mean_length, kCounts,
+                 "tokens of a sequence, prompt and reply, on average");
+  command.option(
+      "--lengths", [&options](const std::string& text) { options.demand.lengths = parse_lengths(text); },
+      "tokens of each sequence of a mix that repeats, such as 300,1200");
+  command.exclude("--lengths", "--mean-length");
+  command.option("--max-length", options.demand.max_length, kCounts,
+                 "slots that a contiguous cache reserves a sequence");
 }
 
 // Bytes in a unit, 0 if there is no such unit.
@@ -394,8 +392,8 @@ void print_plan(const PlanOptions& options, std::ostream& output) {
 
 void add_plan(Program& program) {
   const auto options = std::make_shared<PlanOptions>();
-  CLI::App& command = program.add_command("plan", "Size a KV cache: bytes a token, blocks, sequences at once",
-                                          [options] { print_plan(*options, std::cout); });
+  Command& command = program.add_command("plan", "Size a KV cache: bytes a token, blocks, sequences at once",
+                                         [options] { print_plan(*options, std::cout); });
   add_plan_options(command, *options);
 }
 

@@ -7,7 +7,6 @@
 
 #include <cstdint>
 #include <iosfwd>
-#include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -62,16 +61,16 @@ PoolPlan plan_pool(const PoolShape& shape, std::int64_t memory, const PoolDemand
 // whole bytes, and at least 1. Throws InputError on anything else.
 std::int64_t parse_memory(std::string_view text);
 
-// What the command line said; what it left out comes from the preset.
+// What the command line said; what it left out is 0, and comes from the preset.
 struct PlanOptions {
   std::string preset;
-  std::optional<std::int64_t> num_layers;
-  std::optional<std::int64_t> num_heads;
-  std::optional<std::int64_t> num_kv_heads;
-  std::optional<std::int64_t> head_dim;
-  std::optional<std::int64_t> bytes_per_element;
+  std::int64_t num_layers = 0;
+  std::int64_t num_heads = 0;
+  std::int64_t num_kv_heads = 0;
+  std::int64_t head_dim = 0;
+  std::int64_t bytes_per_element = 0;
   std::int64_t block_size = PoolShape().block_size;
-  std::optional<std::int64_t> memory;  // bytes; without it, sizes only
+  std::int64_t memory = 0;  // bytes; 0: sizes only
   PoolDemand demand;
 };
 

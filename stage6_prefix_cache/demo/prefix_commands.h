@@ -18,7 +18,7 @@ struct ReuseOptions {
 
 // `prefix`: time and memory with and without the cache, for many users of one long prompt, for a conversation, and for
 // prompts that have nothing in common. `options` must live as long as `program`.
-CLI::App& add_prefix_command(common::Program& program, ReuseOptions& options);
+common::Command& add_prefix_command(common::Program& program, ReuseOptions& options);
 
 // `prompt NAME TEXT`: a sequence whose tokens are the characters of TEXT, computed as far as it is not there. `reset`.
 void add_prefix_commands(common::Shell& shell, KvCacheManager& manager);

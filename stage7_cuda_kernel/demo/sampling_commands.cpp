@@ -128,11 +128,10 @@ void run_prompts(const common::Session& session, const DecodingOptions& options,
   table.print();
 }
 
-void run_samples(const common::Session& session, const DecodingOptions& options, bool temperature_given) {
+void run_samples(const common::Session& session, const DecodingOptions& options) {
   run_prompts(
       session, options,
-      [&](Engine& engine, common::Request request) {
-        request.sampling.temperature = temperature_given ? request.sampling.temperature : 0.8F;
+      [&](Engine& engine, const common::Request& request) {
         return ParallelSampling(engine, request, options.num_samples);
       },
       [&](const ParallelSampling& sampling) {
@@ -200,34 +199,23 @@ void add_sharing_commands(common::Shell& shell, KvCacheManager& manager) {
   });
 }
 
-CLI::App& add_sample_command(common::Program& program, DecodingOptions& options) {
-  const auto temperature = std::make_shared<const CLI::Option*>();
-  CLI::App& command = program.add_session_command(
+common::Command& add_sample_command(common::Program& program, DecodingOptions& options) {
+  common::Command& command = program.add_session_command(
       "sample", "Draw several texts from each prompt, which is computed once",
-      [&, temperature](const common::Session& session) { run_samples(session, options, (*temperature)->count() > 0); });
-  *temperature = command.get_option("--temperature");
-  command.add_option("--samples", options.num_samples, "texts a prompt")
-      ->check(CLI::Range(1, 1024))
-      ->capture_default_str();
-  command.add_flag("--trace", options.trace, "show the pool at every step");
+      [&](const common::Session& session) { run_samples(session, options); }, {.temperature = 0.8F});
+  command.option("--samples", options.num_samples, {1, 1024}, "texts drawn from each prompt");
+  command.flag("--trace", options.trace, "show the pool at every step");
   return command;
 }
 
-CLI::App& add_beam_command(common::Program& program, DecodingOptions& options) {
-  CLI::App& command = program.add_session_command("beam", "Search for the likeliest text of each prompt",
-                                                  [&](const common::Session& session) { run_beams(session, options); });
-  command.add_option("--beams", options.beam.width, "hypotheses kept")
-      ->check(CLI::Range(1, 1024))
-      ->capture_default_str();
-  command
-      .add_option("--length-penalty", options.beam.length_penalty,
-                  "0 favours short texts, 1 compares mean log probabilities")
-      ->check(CLI::Range(-10.0, 10.0))
-      ->check([](const std::string& text) {  // NaN, which is on neither side of a limit
-        return std::isnan(std::strtod(text.c_str(), nullptr)) ? text + " is not a number" : "";
-      })
-      ->capture_default_str();
-  command.add_flag("--trace", options.trace, "show the pool at every step");
+common::Command& add_beam_command(common::Program& program, DecodingOptions& options) {
+  common::Command& command =
+      program.add_session_command("beam", "Search for the likeliest text of each prompt",
+                                  [&](const common::Session& session) { run_beams(session, options); });
+  command.option("--beams", options.beam.width, {1, 1024}, "hypotheses kept");
+  command.option("--length-penalty", options.beam.length_penalty, {-10.0, 10.0},
+                 "0 favours short texts, 1 compares mean log probabilities");
+  command.flag("--trace", options.trace, "show the pool at every step");
   return command;
 }
 

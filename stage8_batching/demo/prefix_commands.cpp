@@ -179,17 +179,14 @@ void print_reuse(const common::Session& session, const ReuseOptions& options) {
 
 }  // namespace
 
-CLI::App& add_prefix_command(common::Program& program, ReuseOptions& options) {
-  CLI::App& command =
+common::Command& add_prefix_command(common::Program& program, ReuseOptions& options) {
+  common::Command& command =
       program.add_session_command("prefix", "Show what the prefix cache saves, and what it costs",
                                   [&](const common::Session& session) { print_reuse(session, options); });
-  const auto add = [&](const char* name, int& value, const char* help, int most) {
-    command.add_option(name, value, help)->check(CLI::Range(1, most))->capture_default_str();
-  };
-  add("--users", options.num_users, "users of one prompt", 1 << 16);
-  add("--prefix-tokens", options.prefix_tokens, "length of the prompt they have in common", 1 << 20);
-  add("--user-tokens", options.user_tokens, "length of what each user asks", 1 << 20);
-  add("--turns", options.num_turns, "turns of the conversation", 1 << 10);
+  command.option("--users", options.num_users, {1, 1 << 16}, "users of one prompt");
+  command.option("--prefix-tokens", options.prefix_tokens, {1, 1 << 20}, "length of the prompt they have in common");
+  command.option("--user-tokens", options.user_tokens, {1, 1 << 20}, "length of what each user asks");
+  command.option("--turns", options.num_turns, {1, 1 << 10}, "turns of the conversation");
   return command;
 }
 

@@ -38,7 +38,7 @@ struct DecodingOptions {
 // `sample`: several texts drawn from each prompt, at temperature 0.8 if none is given. `beam`: the likeliest texts that
 // a beam of that width finds. Both print what sharing saves, prompt by prompt. `options` must live as long as
 // `program`.
-CLI::App& add_sample_command(common::Program& program, DecodingOptions& options);
-CLI::App& add_beam_command(common::Program& program, DecodingOptions& options);
+common::Command& add_sample_command(common::Program& program, DecodingOptions& options);
+common::Command& add_beam_command(common::Program& program, DecodingOptions& options);
 
 }  // namespace

@@ -133,21 +133,20 @@ void run_compare(const common::Session& session, const CompareOptions& options) 
 
 }  // namespace
 
-CLI::App& add_compare_command(common::Program& program, CompareOptions& options) {
-  CLI::App& command = program.add_session_command(
+common::Command& add_compare_command(common::Program& program, CompareOptions& options) {
+  common::Command& command = program.add_session_command(
       "compare", "Serve the same requests in the same memory in four ways: reserved, in blocks, continuously",
       [&](const common::Session& session) { run_compare(session, options); });
-  command.add_option("--requests", options.num_requests, "how many, with lengths in the shape of a chat trace")
-      ->check(CLI::Range(1, 1 << 20))
-      ->capture_default_str();
-  command.add_option("--max-length", options.max_length, "prompt and reply of the longest (default: the context)")
-      ->check(CLI::Range(4, 1 << 24));
-  command.add_option("--rate", options.rate, "requests a second (default: all at once)")->check(CLI::Range(0.0, 1e6));
-  command.add_option("--synthetic", options.synthetic, "random weights in a published shape, as for bench");
-  command.add_flag("--alone", options.alone, "begin with one request at a time, as by the stage before");
-  command.add_flag("--virtual-clock", options.virtual_clock,
-                   "a step takes 1 ms and 0.1 ms a token: the same run on every machine");
-  command.add_option("--plot", options.plot_path, "draw both curves into an SVG file");
+  command.option("--requests", options.num_requests, {1, 1 << 20},
+                 "how many, with lengths in the shape of a chat trace");
+  command.option("--max-length", options.max_length, {4, 1 << 24},
+                 "prompt and reply of the longest (default: the context)");
+  command.option("--rate", options.rate, {1e-6, 1e6}, "requests a second (default: all at once)");
+  command.option("--synthetic", options.synthetic, "random weights in a published shape, as for bench");
+  command.flag("--alone", options.alone, "begin with one request at a time, as by the stage before");
+  command.flag("--virtual-clock", options.virtual_clock,
+               "a step takes 1 ms and 0.1 ms a token: the same run on every machine");
+  command.option("--plot", options.plot_path, "draw both curves into an SVG file");
   return command;
 }
 

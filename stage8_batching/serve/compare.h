@@ -22,6 +22,6 @@ struct CompareOptions {
 };
 
 // `options` must live as long as `program`.
-CLI::App& add_compare_command(common::Program& program, CompareOptions& options);
+common::Command& add_compare_command(common::Program& program, CompareOptions& options);
 
 }  // namespace

@@ -161,30 +161,17 @@ void run_serve(const common::Session& session, const ServingOptions& options) {
 
 }  // namespace
 
-void add_scheduler_options(CLI::App& command, SchedulerOptions& scheduler, EngineOptions& engine) {
-  command.add_option("--budget", scheduler.token_budget, "most tokens in one step, of all requests together")
-      ->check(CLI::Range(1, 1 << 16))
-      ->capture_default_str();
-  command.add_option("--max-sequences", scheduler.max_sequences, "most sequences that run at once")
-      ->check(CLI::Range(1, 1 << 16))
-      ->capture_default_str();
-  command
-      .add_option("--headroom", scheduler.headroom,
-                  "blocks left free for each running sequence when another request is let in")
-      ->check(CLI::Range(0, 1024))
-      ->capture_default_str();
-  const std::map<std::string, Preemption> kinds = {
-      {"recompute", Preemption::kRecompute}, {"swap", Preemption::kSwap}, {"auto", Preemption::kAuto}};
-  command
-      .add_option("--preemption", scheduler.preemption,
-                  "what becomes of a request that gives way: recompute, swap, or auto, whichever is cheaper")
-      ->transform(CLI::CheckedTransformer(kinds, CLI::ignore_case));
-  command.add_flag_function(
-      "--run-ahead,!--no-run-ahead", [&scheduler](std::int64_t count) { scheduler.run_ahead = count > 0; },
-      "schedule a step before the tokens of the one before are known (default: on a GPU)");
-  command.add_option("--host-slots", engine.num_host_slots, "room for what is swapped out, in tokens")
-      ->check(CLI::Range(0, 1 << 24))
-      ->capture_default_str();
+void add_scheduler_options(common::Command& command, SchedulerOptions& scheduler, EngineOptions& engine) {
+  command.option("--budget", scheduler.token_budget, {1, 1 << 16}, "most tokens in one step, of all requests together");
+  command.option("--max-sequences", scheduler.max_sequences, {1, 1 << 16}, "most sequences that run at once");
+  command.option("--headroom", scheduler.headroom, {0, 1024},
+                 "blocks left free for each running sequence when another request is let in");
+  command.choice("--preemption", scheduler.preemption,
+                 {{"recompute", Preemption::kRecompute}, {"swap", Preemption::kSwap}, {"auto", Preemption::kAuto}},
+                 "how a preempted request is resumed: recompute, swap, or auto, whichever is cheaper");
+  command.flag_pair("run-ahead", scheduler.run_ahead,
+                    "schedule a step before the tokens of the one before are known (default: on a GPU)");
+  command.option("--host-slots", engine.num_host_slots, {0, 1 << 24}, "room for what is swapped out, in tokens");
 }
 
 void set_preemption_costs(SchedulerOptions& scheduler, const common::Llama& model, const KvCacheShape& shape) {
@@ -231,32 +218,33 @@ EngineOptions fitting(EngineOptions engine, const SchedulerOptions& scheduler) {
   return engine;
 }
 
-CLI::App& add_serve_command(common::Program& program, ServingOptions& options) {
-  CLI::App& command = program.add_session_command("serve", "Serve requests that arrive while others run, and show it",
-                                                  [&](const common::Session& session) { run_serve(session, options); });
-  command.add_option(
-      "--arrivals", options.arrivals,
-      "poisson:RATE, in requests a second, or a file with lines \"seconds prompt_tokens output_tokens\"; "
-      "default: all at once");
-  command.add_option("--requests", options.num_requests, "how many, the prompts in turn (default: one a prompt)")
-      ->check(CLI::Range(1, 1 << 20));
-  command.add_option("--samples", options.num_samples, "texts a request, drawn from one prompt")
-      ->check(CLI::Range(1, 1024))
-      ->capture_default_str();
-  command.add_option("--beams", options.num_beams, "instead: search for the likeliest texts with so many beams")
-      ->check(CLI::Range(1, 1024));
-  command.add_option("--stop", options.stop_strings, "a text that ends a reply, and is no part of it")
-      ->allow_extra_args(false)
-      ->check([](const std::string& text) { return text.empty() ? "an empty text ends every reply" : ""; });
-  command.add_option("--synthetic", options.synthetic, "random weights in a published shape, as for bench");
-  command.add_flag("--virtual-clock", options.virtual_clock,
-                   "a step takes 1 ms and 0.1 ms a token: the same run on every machine");
-  const std::map<std::string, ViewKind> views = {
-      {"auto", ViewKind::kAuto}, {"live", ViewKind::kLive}, {"plain", ViewKind::kPlain}, {"quiet", ViewKind::kQuiet}};
-  command.add_option("--view", options.view, "live (for a terminal), plain (a line a step), quiet, or auto")
-      ->transform(CLI::CheckedTransformer(views, CLI::ignore_case));
-  command.add_option("--trace", options.trace_path, "write the run to a file that ui.perfetto.dev opens");
-  command.add_option("--json", options.json_path, "write the measurements to a file ('-': stdout, and nothing else)");
+common::Command& add_serve_command(common::Program& program, ServingOptions& options) {
+  common::Command& command =
+      program.add_session_command("serve", "Serve requests that arrive while others run, and show it",
+                                  [&](const common::Session& session) { run_serve(session, options); });
+  command.option("--arrivals", options.arrivals,
+                 "poisson:RATE, in requests a second, or a file with lines \"seconds prompt_tokens output_tokens\"; "
+                 "default: all at once");
+  command.option("--requests", options.num_requests, {1, 1 << 20},
+                 "how many, the prompts in turn (default: one a prompt)");
+  command.option("--samples", options.num_samples, {1, 1024}, "texts a request, drawn from one prompt");
+  command.option("--beams", options.num_beams, {1, 1024}, "instead: search for the likeliest texts with so many beams");
+  const auto add_stop_string = [&options](const std::string& text) {
+    if (text.empty()) {
+      throw common::InputError("an empty text ends every reply");
+    }
+    options.stop_strings.push_back(text);
+  };
+  command.option("--stop", add_stop_string, "a text that ends a reply, and is no part of it");
+  command.option("--synthetic", options.synthetic, "random weights in a published shape, as for bench");
+  command.flag("--virtual-clock", options.virtual_clock,
+               "a step takes 1 ms and 0.1 ms a token: the same run on every machine");
+  command.choice(
+      "--view", options.view,
+      {{"auto", ViewKind::kAuto}, {"live", ViewKind::kLive}, {"plain", ViewKind::kPlain}, {"quiet", ViewKind::kQuiet}},
+      "live (for a terminal), plain (a line a step), quiet, or auto");
+  command.option("--trace", options.trace_path, "write the run to a file that ui.perfetto.dev opens");
+  command.option("--json", options.json_path, "write the measurements to a file ('-': stdout, and nothing else)");
   return command;
 }
 

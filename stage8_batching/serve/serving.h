@@ -28,7 +28,7 @@ struct ServingOptions {
 };
 
 // Budget, limit, preemption, host memory: for each command that schedules.
-void add_scheduler_options(CLI::App& command, SchedulerOptions& scheduler, EngineOptions& engine);
+void add_scheduler_options(common::Command& command, SchedulerOptions& scheduler, EngineOptions& engine);
 
 // Sets what kAuto compares: bytes that move against arithmetic, for this model.
 void set_preemption_costs(SchedulerOptions& scheduler, const common::Llama& model, const KvCacheShape& shape);
@@ -40,6 +40,6 @@ void warm_up(Engine& engine, const SchedulerOptions& scheduler);
 EngineOptions fitting(EngineOptions engine, const SchedulerOptions& scheduler);
 
 // `options` must live as long as `program`.
-CLI::App& add_serve_command(common::Program& program, ServingOptions& options);
+common::Command& add_serve_command(common::Program& program, ServingOptions& options);
 
 }  // namespace

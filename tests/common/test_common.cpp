@@ -761,7 +761,8 @@ TEST_CASE("format: printf into a string of any length") {
   CHECK(common::format("plain") == "plain");
   CHECK(common::format("%d of %s, %.2f", 3, "four", 2.5) == "3 of four, 2.50");
   CHECK(common::format("%s", "").empty());
-  CHECK(common::format("%s|", std::string(5000, 'x').c_str()) == std::string(5000, 'x') + "|");
+  const std::string long_text(5000, 'x');
+  CHECK(common::format("%s", long_text.c_str()) == long_text);
 }
 
 TEST_CASE("format_bytes: three significant digits and a binary unit") {

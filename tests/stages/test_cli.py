@@ -169,11 +169,22 @@ class Options(ProgramTest):
             with self.subTest(option=option, value=value):
                 self.assert_usage_error(run("generate", "--prompt", "Once", option, value), option)
 
+    def test_seeds_that_are_none(self):
+        for value in ("-1", "99999999999999999999", "1.5", ""):
+            with self.subTest(value=value):
+                self.assert_usage_error(run("generate", "--prompt", "Once", "--seed", value), "--seed")
+
+    def test_an_option_twice(self):
+        self.assert_usage_error(run("generate", "--slots", "64", "--slots", "128"), "--slots")
+
+    def test_options_that_exclude_each_other(self):
+        self.assert_usage_error(run("bench", "--synthetic", "llama-3-8b", "--model", "a.gguf"), "--synthetic")
+
     def test_unknown_option(self):
         self.assert_usage_error(run("generate", "--no-such-option"), "--no-such-option")
 
     def test_unknown_command(self):
-        self.assert_usage_error(run("no-such-command"))  # CLI11's wording differs between its versions
+        self.assert_usage_error(run("no-such-command"), "no command", "no-such-command")
 
     def test_no_command(self):
         self.assert_usage_error(run(), "subcommand")
@@ -189,6 +200,13 @@ class Options(ProgramTest):
         for option in (b"--prompt", b"--model", b"--max-new-tokens", b"--slots", b"--chunk", b"--threads",
                        b"--temperature", b"--top-k", b"--top-p", b"--seed", b"--chat", b"--json"):
             self.assertIn(option, run("generate", "--help").stdout)
+
+    def test_help_fits_a_terminal(self):
+        commands = re.findall(r"^  (\w+)  ", run("--help").stdout.decode().split("Subcommands:")[1], re.MULTILINE)
+        self.assertIn("generate", commands)
+        for arguments in ((), *((command,) for command in commands)):
+            for line in run(*arguments, "--help").stdout.decode().splitlines():
+                self.assertLessEqual(len(line), 80, (arguments, line))
 
 
 class Output(ProgramTest):
@@ -265,6 +283,11 @@ class Sharing(ProgramTest):
                 with self.subTest(command=command, value=value):
                     self.assert_usage_error(run(command, *self.PROMPT, option, value), option)
 
+    def test_samples_are_drawn_at_a_temperature_that_help_shows(self):
+        self.assertRegex(run("sample", "--help").stdout.decode(), r"--temperature .*\(default: 0\.8\)")
+        self.assertEqual(run("sample", *self.PROMPT).stdout,
+                         run("sample", *self.PROMPT, "--temperature", "0.8").stdout)
+
     def test_length_penalty_out_of_range(self):
         for value in ("nan", "inf", "-inf", "11", "much"):
             with self.subTest(value=value):
@@ -316,7 +339,8 @@ class Serving(ProgramTest):
                     self.assert_usage_error(run("serve", *self.PROMPTS, option, value), option)
         self.assert_usage_error(run("serve", *self.PROMPTS, "--preemption", "never"), "--preemption")
         self.assert_usage_error(run("serve", *self.PROMPTS, "--stop", ""), "--stop")
-        self.assert_usage_error(run("compare", "--rate", "-1"), "--rate")
+        for rate in ("-1", "0", "1e-308", "nan"):
+            self.assert_usage_error(run("compare", "--rate", rate), "--rate")
 
     def test_a_plot_stays_until_there_is_a_new_one(self):
         path = self.folder / "plot.svg"
