@@ -2,8 +2,8 @@
 """Plants the classic bugs, one after the other, and demands that a test turns red for each.
 
     python3 tests/sabotage.py                        all of them
-    python3 tests/sabotage.py missing_rescale ...    only these patches of tests/sabotage/
-    python3 tests/sabotage.py --gpu                  those of the kernels, which need a GPU and are else left out
+    python3 tests/sabotage.py missing_rescale ...    only these patches of tests/sabotage/, with what the tests print
+    python3 tests/sabotage.py --gpu                  those of the kernels, which need a GPU and are left out otherwise
 
 A patch begins with three lines that say what it is about:
 
@@ -13,10 +13,12 @@ A patch begins with three lines that say what it is about:
 
 The test is a program of the build, and a test case of it or nothing more. It has to pass as things are and to fail with
 the patch applied. Everything happens in a copy of the sources with a build of its own (--scratch, by default
-build/sabotage), which is kept: the next run compiles only what has changed.
+build/sabotage), which is kept: the next run compiles only what has changed. Only the programs that the patches name are
+built. Bugs of different stages are planted side by side: no stage sees another one's sources.
 """
 
 import argparse
+import concurrent.futures
 import dataclasses
 import os
 import pathlib
@@ -46,6 +48,10 @@ class Patch:
     program: str
     case: str  # empty: the whole program
     bug: str
+
+    def stands_alone(self):
+        """Whether its test may see other stages than its own, so that no other bug may be planted beside this one."""
+        return not self.program.endswith("_" + self.stage.partition("_")[0])
 
     def needs_gpu(self):
         return self.program.startswith("gpu_")
@@ -90,10 +96,31 @@ def run_checked(command, folder, what):
 
 
 def list_sources(root):
-    output = subprocess.run(["git", "-c", "safe.directory=*", "ls-files", "-z", "--cached", "--others",
-                             "--exclude-standard"], cwd=root, stdout=subprocess.PIPE, check=True).stdout
-    names = sorted(set(output.decode("utf-8").split("\0")) - {""})
-    return [name for name in names if (root / name).is_file()]
+    """The repository's files; of an archive that was unpacked, all that git would not ignore."""
+    if shutil.which("git") and (root / ".git").exists():
+        status, output = run(["git", "-c", "safe.directory=*", "ls-files", "-z", "--cached", "--others",
+                              "--exclude-standard"], root)
+        if status != 0:
+            raise SabotageError("listing the sources failed:\n" + output)
+        names = set(output.split("\0")) - {""}
+    else:
+        names = set()
+        for folder, subfolders, files in os.walk(root):
+            at_top = pathlib.Path(folder) == root
+            subfolders[:] = [name for name in subfolders if name not in (".git", "__pycache__", ".cache") and
+                             not (at_top and (name.startswith("build") or name == "models"))]
+            names |= {(pathlib.Path(folder) / name).relative_to(root).as_posix() for name in files if name != ".git"}
+    return sorted(name for name in names if (root / name).is_file())
+
+
+def apply_patch(path, folder):
+    if shutil.which("git"):
+        command = ["git", "apply", "--whitespace=nowarn", str(path)]
+    elif shutil.which("patch"):
+        command = ["patch", "--strip=1", "--force", "--fuzz=0", "--no-backup-if-mismatch", f"--input={path}"]
+    else:
+        raise SabotageError("planting a bug needs git or patch, and neither is installed")
+    run_checked(command, folder, f"applying {path.stem}")
 
 
 def copy_sources(root, folder):
@@ -140,8 +167,9 @@ class Workshop:
                     self.sources, "configuring")
 
     def build(self, programs):
-        run_checked(["cmake", "--build", str(self.build_folder), "--parallel", str(self.jobs), "--target", *programs],
-                    self.sources, "building " + " ".join(programs))
+        """Goes on after an error: where one stage's bug does not compile, the others' are tried all the same."""
+        run_checked(["cmake", "--build", str(self.build_folder), "--parallel", str(self.jobs), "--target", *programs,
+                     "--", "-k", "0"], self.sources, "building " + " ".join(programs))
 
     def run_test(self, patch):
         """Whether the test passes, and what it printed."""
@@ -157,50 +185,101 @@ class Workshop:
             raise SabotageError(f"{patch.test()} was skipped")
         return status == 0, output
 
-    def turns_red(self, patch):
-        """Whether the test fails once the bug is there. The bug is taken out again."""
+    def plant(self, patch):
+        """Returns what the files were, for remove()."""
         originals = {name: (self.sources / name).read_bytes() for name in patched_files(patch)}
-        try:
-            run_checked(["git", "apply", "--whitespace=nowarn", str(patch.path)], self.sources,
-                        f"applying {patch.name}")
-            self.build([patch.program])
-            passed, _ = self.run_test(patch)
-            return not passed
-        finally:
-            for name, text in originals.items():
-                (self.sources / name).write_bytes(text)
+        apply_patch(patch.path, self.sources)
+        return originals
+
+    def remove(self, originals):
+        for name, text in originals.items():
+            (self.sources / name).write_bytes(text)
+
+
+def rounds(patches):
+    """Lists of patches that can be planted together: one of each stage."""
+    by_stage = {}
+    # Patches of one file in a row: it is compiled once for each of them, and not once more without a bug.
+    for patch in sorted(patches, key=lambda patch: (patch.stage, patched_files(patch), patch.program)):
+        by_stage.setdefault(patch.stage, []).append(patch)
+    alone = [[patch] for patch in patches if patch.stands_alone()]
+    queues = [[patch for patch in queue if not patch.stands_alone()] for queue in by_stage.values()]
+    together = [[queue[index] for queue in queues if index < len(queue)]
+                for index in range(max(map(len, queues), default=0))]
+    return together + alone
+
+
+def tail(output):
+    return "\n".join(output.rstrip().split("\n")[-30:])
 
 
 def problem_without_bug(patch, workshop):
-    """Why the patch's test can prove nothing, or an empty string."""
+    """Why the patch or its test can prove nothing, or an empty string."""
+    try:
+        patched_files(patch)
+        passed, output = workshop.run_test(patch)
+    except SabotageError as error:
+        return str(error)
+    return "" if passed else "the test fails without the bug:\n" + tail(output)
+
+
+def problem_with_bug(patch, workshop, show):
+    """Why the planted bug was not found, or an empty string."""
     try:
         passed, output = workshop.run_test(patch)
     except SabotageError as error:
         return str(error)
-    return "" if passed else "the test fails without the bug:\n" + "\n".join(output.split("\n")[-30:])
+    if passed:
+        return f"STAYS GREEN although {patch.bug}"
+    show(tail(output))
+    return ""
 
 
-def problem_with_bug(patch, workshop):
+def try_round(patches, workshop, problems, show):
+    """Plants the bugs, runs their tests and takes the bugs out again."""
+    planted = {}
+
+    def attempt(function, patch):
+        try:
+            return function(patch)
+        except SabotageError as error:
+            problems[patch.name] = str(error)
+
     try:
-        return "" if workshop.turns_red(patch) else f"STAYS GREEN although {patch.bug}"
-    except SabotageError as error:
-        return str(error)
+        for patch in patches:
+            planted.update(attempt(workshop.plant, patch) or {})
+        patches = [patch for patch in patches if not problems[patch.name]]
+        try:
+            workshop.build(sorted({patch.program for patch in patches}))
+        except SabotageError:
+            for patch in patches:  # whose bug does not compile?
+                attempt(lambda patch: workshop.build([patch.program]), patch)
+        for patch in patches:
+            problems[patch.name] = problems[patch.name] or problem_with_bug(patch, workshop, show)
+    finally:
+        workshop.remove(planted)
 
 
-def check(patches, workshop, log=print):
+def check(patches, workshop, log=print, show=lambda output: None):
     """Returns the number of bugs that no test found, or that could not be tried."""
-    programs = sorted({patch.program for patch in patches})
-    workshop.build(programs)
-    # All of these before the first bug is planted: programs are rebuilt only when it is their turn.
-    problems = {patch.name: problem_without_bug(patch, workshop) for patch in patches}
-    log(f"{'bug':<28} {'stage':<24} test that has to turn red")
-    for patch in patches:
-        problems[patch.name] = problems[patch.name] or problem_with_bug(patch, workshop)
+    workshop.build(sorted({patch.program for patch in patches}))
+    with concurrent.futures.ThreadPoolExecutor(workshop.jobs) as pool:
+        problems = dict(zip([patch.name for patch in patches],
+                            pool.map(lambda patch: problem_without_bug(patch, workshop), patches)))
+
+    def report(patch):
         log(f"{patch.name:<28} {patch.stage:<24} {patch.test()}")
         if problems[patch.name]:
             log(f"  error: {problems[patch.name]}")
-    # The programs are left without any bug, for whoever runs one of them by hand.
-    workshop.build(programs)
+
+    log(f"{'bug':<28} {'stage':<24} test that has to turn red")
+    for patch in patches:
+        if problems[patch.name]:
+            report(patch)
+    for together in rounds([patch for patch in patches if not problems[patch.name]]):
+        try_round(together, workshop, problems, show)
+        for patch in together:
+            report(patch)
     return sum(1 for problem in problems.values() if problem)
 
 
@@ -221,7 +300,7 @@ def main():
             return 1
         paths = [path for path in paths if path.stem in arguments.patches]
     try:
-        patches = sorted((read_patch(path) for path in paths), key=lambda patch: (patch.stage, patch.program))
+        patches = [read_patch(path) for path in paths]
         left_out = [patch for patch in patches if patch.needs_gpu() != arguments.gpu]
         patches = [patch for patch in patches if patch.needs_gpu() == arguments.gpu]
         if left_out and not arguments.gpu:
@@ -230,7 +309,7 @@ def main():
             raise SabotageError(f"there is no patch in {PATCHES} to try")
         workshop = Workshop(ROOT, arguments.scratch.resolve(), arguments.jobs, arguments.gpu)
         workshop.configure()
-        failures = check(patches, workshop)
+        failures = check(patches, workshop, show=print if arguments.patches else lambda output: None)
     except SabotageError as error:
         print(f"error: {error}", file=sys.stderr)
         return 1

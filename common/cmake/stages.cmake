@@ -6,7 +6,8 @@
 #   stage3       main.cpp; the program lands at the top of the build folder
 #   build/stages/stage3 -> the folder, so that tests say #include "stage3/attention.h" wherever the sources lie
 #
-# -DSTAGE3_DIR=path builds that folder in place of the original one: for a reader's own version of a stage.
+# -DSTAGE3_DIR=path builds that folder in place of the original one, which may be missing: for a reader's own version of
+# a stage.
 function(add_stage folder)
   if(NOT folder MATCHES "^stage([0-9]+)_")
     message(FATAL_ERROR "add_stage: '${folder}' is not of the form stage<number>_<name>")
@@ -59,13 +60,31 @@ function(add_stage folder)
   set_property(GLOBAL APPEND PROPERTY COURSE_STAGES ${number})
 endfunction()
 
-# Adds every stage folder there is, in order of its number.
+# Adds every stage there is, in order of its number: the folders here, and a reader's own where there is none.
 function(course_add_stages)
   file(GLOB lists CONFIGURE_DEPENDS ${PROJECT_SOURCE_DIR}/stage[0-9]*_*/CMakeLists.txt)
-  list(SORT lists COMPARE NATURAL)
+  set(folders "")
   foreach(list_file IN LISTS lists)
     get_filename_component(directory ${list_file} DIRECTORY)
-    add_subdirectory(${directory})
+    get_filename_component(folder ${directory} NAME)
+    list(APPEND folders ${folder})
+  endforeach()
+  get_cmake_property(variables VARIABLES)
+  foreach(variable IN LISTS variables)
+    if(variable MATCHES "^STAGE([0-9]+)_DIR$" AND ${variable})
+      set(stage stage${CMAKE_MATCH_1})
+      if(NOT "${folders}" MATCHES "${stage}_")
+        list(APPEND folders ${stage}_own)
+      endif()
+    endif()
+  endforeach()
+  list(SORT folders COMPARE NATURAL)
+  foreach(folder IN LISTS folders)
+    if(EXISTS ${PROJECT_SOURCE_DIR}/${folder}/CMakeLists.txt)
+      add_subdirectory(${folder})
+    else()
+      add_stage(${folder})
+    endif()
   endforeach()
 endfunction()
 

@@ -5,6 +5,7 @@ import shutil
 import subprocess
 import tempfile
 import unittest
+from unittest import mock
 
 import sabotage
 
@@ -37,7 +38,9 @@ class FakeWorkshop(sabotage.Workshop):
             (folder / program).chmod(0o755)
 
 
-class Checking(unittest.TestCase):
+class InARepository(unittest.TestCase):
+    """A small one, with a patch."""
+
     def setUp(self):
         folder = tempfile.TemporaryDirectory()
         self.addCleanup(folder.cleanup)
@@ -52,14 +55,16 @@ class Checking(unittest.TestCase):
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text, encoding="utf-8")
 
+    def logged(self):
+        return "\n".join(self.log)
+
+
+class Checking(InARepository):
     def check(self, test='test "$(python3 stage1_first/sum.py)" = 2'):
         patch = sabotage.read_patch(self.root / "tests/sabotage/sum.patch")
         # Inside the repository, as by default: git must not skip the patch there.
         self.workshop = FakeWorkshop(self.root, self.root / "build" / "sabotage", test)
         return sabotage.check([patch], self.workshop, self.log.append)
-
-    def logged(self):
-        return "\n".join(self.log)
 
     def test_bug_that_is_found_passes(self):
         self.assertEqual(self.check(), 0)
@@ -93,11 +98,37 @@ class Checking(unittest.TestCase):
         self.check()
         for folder in (self.root, self.workshop.sources):
             self.assertEqual((folder / "stage1_first/sum.py").read_text(encoding="utf-8"), "print(1 + 1)\n")
-        self.assertEqual(self.workshop.builds, 3)  # without the bug, with it, and without it again
+        self.assertEqual(self.workshop.builds, 2)  # without the bug and with it
 
     def test_characters_with_a_meaning_to_catch_are_escaped(self):
         self.assertEqual(self.check('test "$1" = "sum\\, by \\[hand\\]" && ' +
                                     'test "$(python3 stage1_first/sum.py)" = 2'), 0)
+
+    def test_what_the_test_prints_is_shown(self):
+        shown = []
+        self.check()
+        sabotage.check([sabotage.read_patch(self.root / "tests/sabotage/sum.patch")],
+                       FakeWorkshop(self.root, self.root / "build" / "sabotage",
+                                    'n=$(python3 stage1_first/sum.py); echo "expected 2, got $n"; test "$n" = 2'),
+                       self.log.append, shown.append)
+        self.assertEqual(shown, ["expected 2, got 3"])
+
+    def test_an_unpacked_archive_needs_no_git(self):
+        shutil.rmtree(self.root / ".git")
+        self.write("build-debug/left.py", "")
+        self.write("stage1_first/__pycache__/sum.pyc", "")
+        for missing in ("no tool", "git"):
+            with self.subTest(missing=missing):
+                which = lambda name: None if name == missing else shutil_which(name)
+                shutil_which = shutil.which
+                with mock.patch("sabotage.shutil.which", which):
+                    self.assertEqual(self.check(), 0, self.logged())
+                    self.assertEqual(self.check("true"), 1)
+                self.assertFalse((self.workshop.sources / "build-debug").exists())
+                self.assertFalse((self.workshop.sources / "stage1_first/__pycache__").exists())
+        with mock.patch("sabotage.shutil.which", lambda name: None):
+            self.assertEqual(self.check(), 1)
+            self.assertIn("neither is installed", self.logged())
 
     def test_copy_follows_the_repository(self):
         self.write(".gitignore", "/build*/\n")
@@ -117,6 +148,41 @@ class Checking(unittest.TestCase):
                 sabotage.read_patch(self.root / "tests/sabotage/sum.patch")
 
 
+class Rounds(InARepository):
+    """Bugs of several stages, planted at once."""
+
+    def setUp(self):
+        super().setUp()
+        for name, stage, test in (("one", "stage1_first", "test_stage1"), ("other", "stage1_first", "test_stage1"),
+                                  ("two", "stage2_second", "test_stage2"), ("both", "stage2_second", "collapse_2_1")):
+            self.write(f"{stage}/{name}.py", "print(1 + 1)\n")
+            self.write(f"tests/sabotage/{name}.patch", PATCH.replace("stage1_first", stage)
+                       .replace("sum.py", f"{name}.py").replace('test_stage1 "sum, by [hand]"', test))
+        (self.root / "tests/sabotage/sum.patch").unlink()
+        self.patches = [sabotage.read_patch(path) for path in sorted((self.root / "tests/sabotage").iterdir())]
+
+    def test_one_bug_of_each_stage_and_those_that_see_two_stages_alone(self):
+        names = [[patch.name for patch in together] for together in sabotage.rounds(self.patches)]
+        self.assertEqual(names, [["one", "two"], ["other"], ["both"]])
+
+    def test_each_bug_is_tried(self):
+        workshop = FakeWorkshop(self.root, self.root / "build" / "sabotage", "! grep -q 2 */*.py")
+        self.assertEqual(sabotage.check(self.patches, workshop, self.log.append), 0, self.logged())
+        self.assertEqual(workshop.builds, 4)
+
+    def test_a_bug_that_does_not_compile_does_not_hide_the_others(self):
+        class Compiler(FakeWorkshop):
+            def build(self, programs):
+                if "test_stage1" in programs and "2" in (self.sources / "stage1_first/one.py").read_text():
+                    raise sabotage.SabotageError("error: expected expression")
+                super().build(programs)
+
+        workshop = Compiler(self.root, self.root / "build" / "sabotage", "! grep -q 2 */*.py")
+        self.assertEqual(sabotage.check(self.patches, workshop, self.log.append), 1)
+        self.assertIn("expected expression", self.logged())
+        self.assertNotIn("STAYS GREEN", self.logged())
+
+
 class Patches(unittest.TestCase):
     """The real ones. That their tests turn red takes a compiler, and is what sabotage.py itself checks."""
 
@@ -132,9 +198,10 @@ class Patches(unittest.TestCase):
                 shutil.copytree(sabotage.ROOT / stage, copy / stage)
             for patch in self.patches:
                 with self.subTest(patch.name):
-                    sabotage.patched_files(patch)
-                    status, output = sabotage.run(["git", "apply", "--check", str(patch.path)], copy)
-                    self.assertEqual(status, 0, output)
+                    originals = {name: (copy / name).read_bytes() for name in sabotage.patched_files(patch)}
+                    sabotage.apply_patch(patch.path, copy)
+                    for name, text in originals.items():
+                        (copy / name).write_bytes(text)
 
     def test_each_names_a_test_case_that_is_written_somewhere(self):
         sources = "\n".join(path.read_text(encoding="utf-8") for path in (sabotage.ROOT / "tests").rglob("*.cpp"))
