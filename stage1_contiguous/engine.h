@@ -52,7 +52,6 @@ class Engine {
   struct Generation {
     int request = 0;
     std::vector<common::Token> tokens;  // the prompt and what came after it; the cache may lack the last ones
-    common::Random random;
     bool finished = false;
   };
 

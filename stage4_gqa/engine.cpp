@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <deque>
+#include <iterator>
 #include <memory>
 #include <numeric>
 #include <string>
@@ -41,7 +42,7 @@ std::vector<common::Completion> Engine::run(std::span<const common::Request> req
   for (std::size_t i = 0; i < requests.size(); ++i) {
     completions[i].error = rejection(requests[i]);
     if (completions[i].error.empty()) {
-      waiting.push_back({static_cast<int>(i), requests[i].prompt, common::Random(requests[i].sampling.seed)});
+      waiting.push_back({static_cast<int>(i), requests[i].prompt});
     }
   }
 
@@ -157,8 +158,8 @@ bool Engine::step(Generation& generation, const common::Request& request, common
   if (!logits.has_value()) {
     return false;
   }
-  const common::Token token =
-      common::sample({logits->data(), static_cast<std::size_t>(logits->cols())}, request.sampling, generation.random);
+  const common::Token token = common::sample({logits->data(), static_cast<std::size_t>(logits->cols())},
+                                             request.sampling, std::ssize(generation.tokens), request.sample_index);
   if (std::find(request.stop_tokens.begin(), request.stop_tokens.end(), token) != request.stop_tokens.end()) {
     completion.finish_reason = common::FinishReason::kStop;
     generation.finished = true;

@@ -2,11 +2,13 @@
 
 #include <algorithm>
 #include <cmath>
+#include <cstdint>
 #include <string>
 #include <tuple>
 #include <utility>
 
 #include "common/base/check.h"
+#include "common/math/sampling.h"
 
 namespace stage5 {
 namespace {
@@ -86,7 +88,6 @@ ParallelSampling::ParallelSampling(Engine& engine, const common::Request& reques
   COMMON_CHECK(num_samples > 0, "at least one sample");
   for (int i = 0; i < num_samples; ++i) {
     completions_.push_back({{}, common::FinishReason::kLength, ""});
-    random_.emplace_back(request.sampling.seed + static_cast<std::uint64_t>(i));
     sample_of_.push_back(static_cast<std::size_t>(i));
   }
 }
@@ -98,7 +99,9 @@ void ParallelSampling::take(std::vector<common::Matrix> logits) {
   }
   std::vector<common::Token> drawn;
   for (std::size_t i = 0; i < live_.size(); ++i) {
-    drawn.push_back(common::sample(row(logits[i]), request_.sampling, random_[sample_of_[i]]));
+    const std::size_t position = request_.prompt.size() + live_[i].tokens.size();
+    drawn.push_back(common::sample(row(logits[i]), request_.sampling, static_cast<std::int64_t>(position),
+                                   request_.sample_index + static_cast<int>(sample_of_[i])));
   }
   accept(drawn);
 }

@@ -6,7 +6,6 @@
 #include <vector>
 
 #include "common/app/generation.h"
-#include "common/math/sampling.h"
 #include "engine.h"
 
 namespace stage6 {
@@ -59,7 +58,7 @@ class BranchGroup {
 // num_samples texts drawn from one prompt, which is computed once.
 class ParallelSampling : public BranchGroup {
  public:
-  // Sample i draws with the seed request.sampling.seed + i, and gets the text that a lone request with it would get.
+  // Sample i has the index request.sample_index + i, and gets the text that a lone request with that index gets.
   ParallelSampling(Engine& engine, const common::Request& request, int num_samples, SequenceId first_sequence = 0);
 
   const std::vector<common::Completion>& completions() const { return completions_; }
@@ -70,7 +69,6 @@ class ParallelSampling : public BranchGroup {
   void accept(std::span<const common::Token> drawn);
 
   std::vector<common::Completion> completions_;  // by sample
-  std::vector<common::Random> random_;           // by sample
   std::vector<std::size_t> sample_of_;           // by live branch
 };
 

@@ -49,7 +49,7 @@ class Engine {
   std::optional<common::Matrix> append(SequenceId sequence, std::span<const common::Token> tokens);
   // The same, and draws the next token.
   std::optional<common::Token> next(SequenceId sequence, std::span<const common::Token> tokens,
-                                    const common::SamplingOptions& sampling, common::Random& random);
+                                    const common::SamplingOptions& sampling, int sample_index = 0);
 
   // What follows from the last forward pass, for the rows whose logits it wanted: [num_rows, vocab_size].
   common::Matrix logits() const { return gpu_ ? gpu_->logits() : model_.logits(hidden_); }
@@ -70,7 +70,6 @@ class Engine {
   struct Generation {
     int request = 0;
     std::vector<common::Token> tokens;  // the prompt and what came after it; the cache may lack the last ones
-    common::Random random;
     bool finished = false;
   };
 

@@ -131,7 +131,6 @@ int run(int argc, char** argv) {
   add_engine_options(program.add_generate(generate), options);
 
   std::optional<Engine> engine;
-  common::Random random(1);  // for what is drawn greedily, so that it is never asked
   const auto bench_target = [&](const common::Session& session) {
     KvCacheManager& manager = engine.emplace(session.model, options).manager();
     const auto start = [&](int max_length) {
@@ -143,7 +142,7 @@ int run(int argc, char** argv) {
     const auto append = [&](std::span<const common::Token> tokens) { return engine->append(0, tokens); };
     common::BenchTarget target{start, append, engine->cache().shape().bytes_per_slot()};
     if (GpuRunner* const gpu = engine->gpu()) {
-      target.decode = [&](common::Token token) { return engine->next(0, {&token, 1}, {}, random); };
+      target.decode = [&](common::Token token) { return engine->next(0, {&token, 1}, {}); };
       target.weight_bytes_per_token = gpu->weight_bytes_per_token();
       target.read_bandwidth = gpu->read_bandwidth();
     }

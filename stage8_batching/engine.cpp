@@ -43,7 +43,7 @@ std::vector<common::Completion> Engine::run(std::span<const common::Request> req
   for (std::size_t i = 0; i < requests.size(); ++i) {
     completions[i].error = rejection(requests[i]);
     if (completions[i].error.empty()) {
-      waiting.push_back({static_cast<int>(i), requests[i].prompt, common::Random(requests[i].sampling.seed)});
+      waiting.push_back({static_cast<int>(i), requests[i].prompt});
     }
   }
 
@@ -116,13 +116,15 @@ std::optional<common::Matrix> Engine::append(SequenceId sequence, std::span<cons
 }
 
 std::optional<common::Token> Engine::next(SequenceId sequence, std::span<const common::Token> tokens,
-                                          const common::SamplingOptions& sampling, common::Random& random) {
+                                          const common::SamplingOptions& sampling, int sample_index) {
   // All logits are many bytes to fetch from a GPU, which can find the largest by itself.
   if (!gpu_ || sampling.temperature > 0.0F) {
     const std::optional<common::Matrix> logits = append(sequence, tokens);
-    return logits ? std::optional(
-                        common::sample({logits->data(), static_cast<std::size_t>(logits->cols())}, sampling, random))
-                  : std::nullopt;
+    if (!logits.has_value()) {
+      return std::nullopt;
+    }
+    return common::sample({logits->data(), static_cast<std::size_t>(logits->cols())}, sampling,
+                          manager_.length(sequence), sample_index);
   }
   const double start = common::now_seconds();
   if (!compute(sequence, tokens)) {
@@ -195,7 +197,7 @@ bool Engine::step(Generation& generation, const common::Request& request, common
   const auto length = static_cast<std::size_t>(manager_.length(generation.request));
   const std::optional<common::Token> drawn =
       next(generation.request, std::span<const common::Token>(generation.tokens).subspan(length), request.sampling,
-           generation.random);
+           request.sample_index);
   if (!drawn.has_value()) {
     return false;
   }

@@ -51,7 +51,7 @@ class Engine {
   std::optional<common::Matrix> append(SequenceId sequence, std::span<const common::Token> tokens);
   // The same, and draws the next token.
   std::optional<common::Token> next(SequenceId sequence, std::span<const common::Token> tokens,
-                                    const common::SamplingOptions& sampling, common::Random& random);
+                                    const common::SamplingOptions& sampling, int sample_index = 0);
 
   // The same for many sequences at once: one pass over the tokens of the batch, for which slots are reserved. A GPU may
   // still be at it when this returns.
@@ -78,7 +78,6 @@ class Engine {
   struct Generation {
     int request = 0;
     std::vector<common::Token> tokens;  // the prompt and what came after it; the cache may lack the last ones
-    common::Random random;
     bool finished = false;
   };
 

@@ -125,14 +125,17 @@ Session load(const SessionOptions& options) {
     session.prompts.push_back(prompt);
     session.requests.push_back(
         {options.chat ? encode_chat(file, session.tokenizer, messages) : session.tokenizer.encode_prompt(prompt),
-         options.max_new_tokens, options.sampling, stop_tokens(session.tokenizer)});
+         options.max_new_tokens, options.sampling, options.sample_index, stop_tokens(session.tokenizer)});
   }
   if (fixed_workload) {
     for (const WorkloadItem& item : workload()) {
       session.prompts.push_back(item.prompt);
       session.requests.push_back({session.tokenizer.encode_prompt(item.prompt), item.max_new_tokens, options.sampling,
-                                  stop_tokens(session.tokenizer)});
+                                  options.sample_index, stop_tokens(session.tokenizer)});
     }
+  }
+  for (std::size_t i = 0; i < session.requests.size(); ++i) {
+    session.requests[i].sampling.seed += i;  // or else equal prompts would get equal texts
   }
   return session;
 }
@@ -183,7 +186,9 @@ void add_prompt_options(Command& command, SessionOptions& options) {
                  "sample from the k likeliest tokens only; 0: from all");
   command.option("--top-p", options.sampling.top_p, {0.0, 1.0},
                  "sample from the likeliest tokens that reach this probability");
-  command.option("--seed", options.sampling.seed, "of the sampling");
+  command.option("--seed", options.sampling.seed, "of the sampling; prompt number i (from 0) uses seed + i");
+  command.option("--sample-index", options.sample_index, {0, 1 << 24},
+                 "which of the texts that can be drawn from a prompt with one seed");
 }
 
 }  // namespace

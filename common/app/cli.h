@@ -37,6 +37,7 @@ struct SessionOptions {
   bool chat = false;
   int max_new_tokens = 64;
   SamplingOptions sampling;
+  int sample_index = 0;
 };
 
 class Program {

@@ -16,6 +16,7 @@ struct Request {
   std::vector<Token> prompt;  // at least one token
   int max_new_tokens = 0;     // at least 1
   SamplingOptions sampling;
+  int sample_index = 0;            // which of the texts that can be drawn from this prompt and seed
   std::vector<Token> stop_tokens;  // ends the text; not part of it
   std::uint64_t cache_salt = 0;    // requests of different salts never share what a prefix cache holds
 };

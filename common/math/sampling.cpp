@@ -1,6 +1,7 @@
 #include "common/math/sampling.h"
 
 #include <algorithm>
+#include <bit>
 #include <cmath>
 #include <cstddef>
 #include <limits>
@@ -9,17 +10,11 @@
 #include <string>
 
 #include "common/base/check.h"
+#include "common/math/gumbel.h"
 
 namespace common {
 
-std::uint64_t Random::next() {
-  // The published constants; unsigned arithmetic wraps, which is part of the algorithm.
-  state_ += 0x9E3779B97F4A7C15ULL;
-  std::uint64_t mixed = state_;
-  mixed = (mixed ^ (mixed >> 30U)) * 0xBF58476D1CE4E5B9ULL;
-  mixed = (mixed ^ (mixed >> 27U)) * 0x94D049BB133111EBULL;
-  return mixed ^ (mixed >> 31U);
-}
+std::uint64_t Random::next() { return splitmix64(seed_, num_drawn_++); }
 
 double Random::uniform() { return static_cast<double>(next() >> 11U) * 0x1.0p-53; }
 
@@ -56,9 +51,12 @@ void check_options(const SamplingOptions& options) {
   COMMON_CHECK(options.top_p >= 0.0F && options.top_p <= 1.0F, "top_p must lie in [0, 1]");
 }
 
-// The candidates that top-k and then top-p keep, by rising token id. weights: one per token, not normalised.
-std::vector<Token> keep_most_likely(std::span<const float> logits, std::span<const double> weights, int top_k,
-                                    double top_p) {
+// The candidates that top-k and then top-p keep, by rising token id.
+std::vector<Token> keep_most_likely(std::span<const float> logits, float temperature, int top_k, double top_p) {
+  const double maximum = finite_maximum(logits);
+  const auto weight = [&](Token token) {  // proportional to its probability
+    return std::exp((logits[static_cast<std::size_t>(token)] - maximum) / temperature);
+  };
   // Ranks by logit and not by weight: far-off logits all have weight 0 and would lose their order.
   const auto less_likely = [&](Token a, Token b) {
     const float logit_a = logits[static_cast<std::size_t>(a)];
@@ -71,7 +69,6 @@ std::vector<Token> keep_most_likely(std::span<const float> logits, std::span<con
   std::make_heap(heap.begin(), heap.end(), less_likely);
 
   std::size_t limit = heap.size();
-  double total = std::accumulate(weights.begin(), weights.end(), 0.0);
   std::vector<Token> kept;
   const auto pop = [&] {
     std::pop_heap(heap.begin(), heap.end(), less_likely);
@@ -83,20 +80,20 @@ std::vector<Token> keep_most_likely(std::span<const float> logits, std::span<con
     while (kept.size() < limit) {
       pop();
     }
-    // top_p is a share of what top-k left, not of the whole vocabulary.
-    total = 0.0;
-    for (const Token token : kept) {
-      total += weights[static_cast<std::size_t>(token)];
-    }
   }
   if (top_p < 1.0) {
+    // top_p is a share of what top-k left, not of the whole vocabulary.
+    double total = 0.0;
+    for (const Token token : kept.empty() ? heap : kept) {
+      total += weight(token);
+    }
     double mass = 0.0;
     std::size_t count = 0;
     do {  // at least one token stays, whatever top_p
       if (count == kept.size()) {
         pop();
       }
-      mass += weights[static_cast<std::size_t>(kept[count])];
+      mass += weight(kept[count]);
       ++count;
     } while (mass < top_p * total && count < limit);
     kept.resize(count);
@@ -121,46 +118,47 @@ Token argmax(std::span<const float> logits) {
   return static_cast<Token>(best);
 }
 
-Token sample(std::span<const float> logits, const SamplingOptions& options, Random& random) {
+Token sample(std::span<const float> logits, const SamplingOptions& options, std::int64_t position, int sample_index) {
   check_options(options);
+  const Token most_likely = argmax(logits);
   if (options.temperature == 0.0F) {
-    return argmax(logits);
+    return most_likely;
   }
-  const double maximum = finite_maximum(logits);
-  std::vector<double> weights(logits.size());
-  for (std::size_t i = 0; i < logits.size(); ++i) {
-    weights[i] = std::exp((logits[i] - maximum) / options.temperature);
-  }
+  const auto maximum = static_cast<float>(finite_maximum(logits));
+  const std::uint64_t key = noise_key(options.seed, sample_index, position);
+  Token best = most_likely;
+  float best_score = gumbel_noise(noise_bits(key, most_likely));
+  const auto consider = [&](Token token) {
+    // Relative to the maximum: a difference of logits that is divided by a tiny temperature becomes -inf, never NaN.
+    const float score = (logits[static_cast<std::size_t>(token)] - maximum) / options.temperature;
+    // Most tokens are too far behind for any noise, and most of the others for noise of the size that theirs has: a
+    // large vocabulary needs some ten thousand comparisons, a few thousand hashes, and a few dozen logarithms.
+    if (score + max_gumbel_noise(32) < best_score) {
+      return;
+    }
+    const std::uint32_t bits = noise_bits(key, token);
+    if (score + max_gumbel_noise(std::countl_zero(bits)) < best_score) {
+      return;
+    }
+    const float noisy_score = score + gumbel_noise(bits);
+    if (noisy_score > best_score || (noisy_score == best_score && token < best)) {
+      best = token;
+      best_score = noisy_score;
+    }
+  };
 
   const bool keep_all =
       (options.top_k == 0 || static_cast<std::size_t>(options.top_k) >= logits.size()) && options.top_p == 1.0F;
-  std::vector<Token> candidates;
   if (keep_all) {
-    candidates.resize(logits.size());
-    std::iota(candidates.begin(), candidates.end(), 0);
+    for (std::size_t token = 0; token < logits.size(); ++token) {
+      consider(static_cast<Token>(token));
+    }
   } else {
-    candidates = keep_most_likely(logits, weights, options.top_k, options.top_p);
-  }
-
-  // By token id in both cases, so that neutral options draw the same token as no options.
-  double total = 0.0;
-  for (const Token token : candidates) {
-    total += weights[static_cast<std::size_t>(token)];
-  }
-  const double target = random.uniform() * total;
-  double cumulative = 0.0;
-  Token last_possible = candidates.front();
-  for (const Token token : candidates) {
-    const double weight = weights[static_cast<std::size_t>(token)];
-    cumulative += weight;
-    if (target < cumulative) {
-      return token;
-    }
-    if (weight > 0.0) {
-      last_possible = token;
+    for (const Token token : keep_most_likely(logits, options.temperature, options.top_k, options.top_p)) {
+      consider(token);
     }
   }
-  return last_possible;  // only if rounding put the target on the very end
+  return best;
 }
 
 std::vector<float> log_softmax(std::span<const float> logits) {

@@ -13,14 +13,15 @@ namespace common {
 // A small seeded generator: SplitMix64 (Steele, Lea and Flood, OOPSLA 2014).
 class Random {
  public:
-  explicit Random(std::uint64_t seed) : state_(seed) {}
+  explicit Random(std::uint64_t seed) : seed_(seed) {}
   std::uint64_t next();                      // all 64 bits
   double uniform();                          // in [0, 1), 53 bits
   std::uint64_t below(std::uint64_t bound);  // in [0, bound), without bias; bound > 0
   double normal();                           // mean 0, variance 1 (Box-Muller)
 
  private:
-  std::uint64_t state_;
+  std::uint64_t seed_;
+  std::uint64_t num_drawn_ = 0;
 };
 
 struct SamplingOptions {
@@ -34,9 +35,12 @@ struct SamplingOptions {
 // -inf, because a silent choice would hide a bug.
 Token argmax(std::span<const float> logits);
 
-// Draws one token: temperature, then top-k, then top-p. Takes exactly one number from `random` unless greedy (then
-// none). Candidates of equal logit rank by lower token id.
-Token sample(std::span<const float> logits, const SamplingOptions& options, Random& random);
+// Draws one token: temperature, then top-k, then top-p, then the largest of logit / temperature + Gumbel noise among
+// the tokens that are left (common/math/gumbel.h). Candidates that are level rank by lower token id. `position` counts
+// the tokens before this one in its text, prompt included; `sample_index` tells the texts apart that are drawn from one
+// prompt and seed. Equal arguments give equal tokens: nothing is remembered from one call to the next.
+Token sample(std::span<const float> logits, const SamplingOptions& options, std::int64_t position,
+             int sample_index = 0);
 
 // log(softmax(logits)), computed with the maximum taken out first, sums in double.
 std::vector<float> log_softmax(std::span<const float> logits);

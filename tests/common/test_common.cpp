@@ -31,6 +31,7 @@
 #include "common/base/machine.h"
 #include "common/base/parallel.h"
 #include "common/base/tensor.h"
+#include "common/math/gumbel.h"
 #include "common/math/reference_attention.h"
 #include "common/math/sampling.h"
 #include "tests/support/catch.h"
@@ -75,10 +76,9 @@ bool fits(const std::vector<int>& counts, const std::vector<double>& probabiliti
 }
 
 std::vector<int> count_samples(const std::vector<float>& logits, const SamplingOptions& options, int draws) {
-  Random random(options.seed);
   std::vector<int> counts(logits.size(), 0);
-  for (int i = 0; i < draws; ++i) {
-    ++counts[static_cast<std::size_t>(common::sample(logits, options, random))];
+  for (int position = 0; position < draws; ++position) {
+    ++counts[static_cast<std::size_t>(common::sample(logits, options, position))];
   }
   return counts;
 }
@@ -190,30 +190,117 @@ TEST_CASE("argmax: refuses what has no answer") {
   }
 }
 
-TEST_CASE("sample: greedy is argmax and takes no random number") {
-  Random random(5);
-  CHECK(common::sample(std::vector<float>{1.0F, 7.0F, 7.0F}, options_of(0.0F, 0, 1.0F), random) == 1);
-  CHECK(random.next() == Random(5).next());
+TEST_CASE("gumbel noise: exact at both ends and between, below its bound, with the double exponential's shape") {
+  const auto exact = [](std::uint32_t bits) { return -std::log(-std::log1p(-(bits + 0.5) * 0x1.0p-32)); };
+  const auto is_close = [&](std::uint32_t bits) {
+    // float32 rounds v, each logarithm and what lies between: a few units in the last place of numbers up to 23. Where
+    // v is near 1 its rounding, to 2^-24 at worst, is divided by 1 - v and by the inner logarithm.
+    const double v = (bits + 0.5) * 0x1.0p-32;
+    return std::abs(common::gumbel_noise(bits) - exact(bits)) < 1e-5 + 0x1.0p-24 / ((1.0 - v) * -std::log1p(-v));
+  };
+  CHECK(common::gumbel_noise(0xFFFFFFFFU) == Approx(-2.811).margin(0.001));  // v is 1 - 2^-24 here, no longer 1
+  CHECK(common::gumbel_noise(0) == Approx(22.874).margin(0.001));
+  for (int zeros = 0; zeros <= 32; ++zeros) {
+    // The smallest number with so many leading zeros has the largest noise.
+    const auto smallest = static_cast<std::uint32_t>((std::uint64_t{1} << 32U) >> (zeros + 1U));
+    CAPTURE(zeros, smallest);
+    CHECK(common::gumbel_noise(smallest) <= common::max_gumbel_noise(zeros));
+    CHECK(is_close(smallest));
+  }
+  Random random(2);
+  std::vector<int> tenths(10, 0);
+  for (int i = 0; i < 100000; ++i) {
+    const auto bits = static_cast<std::uint32_t>(random.next() >> 32U);
+    REQUIRE(is_close(bits));
+    const double probability = std::exp(-std::exp(-static_cast<double>(common::gumbel_noise(bits))));
+    ++tenths[static_cast<std::size_t>(probability * 10.0)];
+  }
+  CHECK(fits(tenths, std::vector<double>(10, 0.1)));
 }
 
-TEST_CASE("sample: otherwise takes exactly one random number") {
-  const std::vector<float> logits = {1.0F, 2.0F, 3.0F, 2.0F};
-  for (const int top_k : {0, 1, 2, 4}) {
-    for (const float top_p : {0.1F, 0.7F, 1.0F}) {
-      CAPTURE(top_k, top_p);
-      Random random(6);
-      Random expected(6);
-      common::sample(logits, options_of(1.0F, top_k, top_p), random);
-      expected.next();
-      CHECK(random.next() == expected.next());
+TEST_CASE("sample: greedy is argmax, the lowest id on a tie") {
+  for (int position = 0; position < 100; ++position) {
+    REQUIRE(common::sample(std::vector<float>{1.0F, 7.0F, 7.0F}, options_of(0.0F, 0, 1.0F), position, position) == 1);
+  }
+}
+
+TEST_CASE("sample: the largest of logit / temperature + noise, although most noise is never computed") {
+  Random random(6);
+  std::vector<float> logits(3000);
+  int num_unlikely = 0;
+  for (int position = 0; position < 300; ++position) {
+    // A flat distribution, in which any token may win, to a steep one.
+    const double spread = 0.1 * (position % 60);
+    for (float& logit : logits) {
+      logit = static_cast<float>(spread * random.normal());
+    }
+    const float temperature = position % 2 == 0 ? 1.0F : 0.7F;
+    const std::uint64_t key = common::noise_key(9, 4, position);
+    const float maximum = logits[static_cast<std::size_t>(common::argmax(logits))];
+    std::vector<float> scores;
+    for (std::size_t token = 0; token < logits.size(); ++token) {
+      scores.push_back((logits[token] - maximum) / temperature +
+                       common::gumbel_noise(common::noise_bits(key, static_cast<int>(token))));
+    }
+    const Token drawn = common::sample(logits, options_of(temperature, 0, 1.0F, 9), position, 4);
+    REQUIRE(drawn == common::argmax(scores));
+    num_unlikely += drawn != common::argmax(logits) ? 1 : 0;
+  }
+  CHECK(num_unlikely > 200);
+}
+
+TEST_CASE("sample: equal arguments give equal tokens; another seed, sample or position draws by itself") {
+  const std::vector<double> probabilities = {0.4, 0.1, 0.3, 0.2};
+  const std::vector<float> logits = logits_of(probabilities);
+  const SamplingOptions options = options_of(1.0F, 0, 1.0F, 3);
+  const SamplingOptions next_seed = options_of(1.0F, 0, 1.0F, 4);
+  // How often each pair of tokens comes: first one draw, then one whose seed, sample or position is the next.
+  std::vector<std::vector<int>> pairs(4, std::vector<int>(16, 0));
+  for (int position = 0; position < 20000; ++position) {
+    const Token drawn = common::sample(logits, options, position, 5);
+    REQUIRE(common::sample(logits, options, position, 5) == drawn);
+    const std::vector<Token> neighbours = {
+        common::sample(logits, next_seed, position, 5), common::sample(logits, options, position, 6),
+        common::sample(logits, options, position + 1, 5), common::sample(logits, options, 5, position)};
+    for (std::size_t i = 0; i < neighbours.size(); ++i) {
+      ++pairs[i][static_cast<std::size_t>(drawn * 4 + neighbours[i])];
     }
   }
+  std::vector<double> expected;
+  for (const double first : probabilities) {
+    for (const double second : probabilities) {
+      expected.push_back(first * second);
+    }
+  }
+  for (std::size_t i = 0; i < pairs.size(); ++i) {
+    CAPTURE(i);
+    CHECK(fits(pairs[i], expected));
+  }
+}
+
+TEST_CASE("sample: rounding moves a draw only where two tokens are level") {
+  // A walk through cumulative probabilities would cross one of 5,000 boundaries, each of which every logit moves.
+  Random random(12);
+  std::vector<float> logits(5000);
+  std::vector<float> rounded(5000);
+  int num_different = 0;
+  for (int position = 0; position < 1000; ++position) {
+    for (std::size_t i = 0; i < logits.size(); ++i) {
+      logits[i] = static_cast<float>(random.normal());
+      rounded[i] = logits[i] + static_cast<float>(1e-5 * random.normal());
+    }
+    num_different += common::sample(logits, options_of(1.0F, 0, 1.0F), position) !=
+                             common::sample(rounded, options_of(1.0F, 0, 1.0F), position)
+                         ? 1
+                         : 0;
+  }
+  CHECK(num_different <= 1);
 }
 
 TEST_CASE("sample: draws by the softmax at a temperature") {
   const std::vector<double> probabilities = {0.4, 0.05, 0.3, 0.15, 0.1};
   const std::vector<float> logits = logits_of(probabilities);
-  CHECK(fits(count_samples(logits, options_of(1.0F, 0, 1.0F), 50000), probabilities));
+  CHECK(fits(count_samples(logits, options_of(1.0F, 0, 1.0F), 500000), probabilities));
   for (const double temperature : {0.5, 2.0}) {
     CAPTURE(temperature);
     // softmax(log(p) / T) is p^(1/T), normalised.
@@ -226,7 +313,7 @@ TEST_CASE("sample: draws by the softmax at a temperature") {
     for (double& probability : heated) {
       probability /= sum;
     }
-    const std::vector<int> counts = count_samples(logits, options_of(static_cast<float>(temperature), 0, 1.0F), 50000);
+    const std::vector<int> counts = count_samples(logits, options_of(static_cast<float>(temperature), 0, 1.0F), 100000);
     CHECK(fits(counts, heated));
     CHECK_FALSE(fits(counts, probabilities));
   }
@@ -235,8 +322,8 @@ TEST_CASE("sample: draws by the softmax at a temperature") {
 TEST_CASE("sample: top-k and top-p keep the odds of what they keep") {
   const std::vector<float> logits = logits_of({0.1, 0.4, 0.2, 0.3});
   const std::vector<double> best_two = {0.0, 4.0 / 7.0, 0.0, 3.0 / 7.0};
-  CHECK(fits(count_samples(logits, options_of(1.0F, 2, 1.0F), 30000), best_two));
-  CHECK(fits(count_samples(logits, options_of(1.0F, 0, 0.6F), 30000), best_two));
+  CHECK(fits(count_samples(logits, options_of(1.0F, 2, 1.0F), 100000), best_two));
+  CHECK(fits(count_samples(logits, options_of(1.0F, 0, 0.6F), 100000), best_two));
 }
 
 TEST_CASE("sample: top-k keeps k tokens, equal logits by lower id") {
@@ -275,11 +362,9 @@ TEST_CASE("sample: options that cut nothing draw what no options draw") {
   for (float& logit : logits) {
     logit = static_cast<float>(numbers.normal());
   }
-  Random plain(8);
-  Random cut(8);
-  for (int i = 0; i < 1000; ++i) {
-    REQUIRE(common::sample(logits, options_of(1.0F, 0, 1.0F), plain) ==
-            common::sample(logits, options_of(1.0F, 50, 0.9999999F), cut));
+  for (int position = 0; position < 1000; ++position) {
+    REQUIRE(common::sample(logits, options_of(1.0F, 0, 1.0F), position) ==
+            common::sample(logits, options_of(1.0F, 50, 0.9999999F), position));
   }
 }
 
@@ -293,27 +378,25 @@ TEST_CASE("sample: an impossible token is never drawn, a far one never ranks by 
 TEST_CASE("sample: the same seed gives the same tokens, on every machine") {
   const std::vector<float> logits = {0.5F, 1.5F, -1.0F, 0.0F, 2.0F, 1.0F, -0.5F, 0.25F};
   const SamplingOptions options = options_of(0.8F, 6, 0.95F, 42);
-  Random random(options.seed);
-  std::vector<Token> drawn(16);
-  for (Token& token : drawn) {
-    token = common::sample(logits, options, random);
+  std::vector<Token> drawn;
+  for (int position = 0; position < 16; ++position) {
+    drawn.push_back(common::sample(logits, options, position));
   }
-  CHECK(drawn == std::vector<Token>{4, 1, 1, 4, 0, 5, 1, 4, 4, 4, 1, 4, 4, 4, 4, 1});
+  CHECK(drawn == std::vector<Token>{4, 0, 5, 0, 1, 4, 5, 0, 1, 4, 5, 1, 4, 0, 4, 4});
 }
 
 TEST_CASE("sample: refuses logits and options that make no sense") {
-  Random random(9);
   const SamplingOptions plain = options_of(1.0F, 0, 1.0F);
-  CHECK_THROWS_AS(common::sample(std::vector<float>{}, plain, random), CheckError);
-  CHECK_THROWS_AS(common::sample(std::vector<float>{0.0F, kNan}, plain, random), CheckError);
-  CHECK_THROWS_AS(common::sample(std::vector<float>{0.0F, kInfinity}, plain, random), CheckError);
-  CHECK_THROWS_AS(common::sample(std::vector<float>{-kInfinity}, plain, random), CheckError);
+  CHECK_THROWS_AS(common::sample(std::vector<float>{}, plain, 0), CheckError);
+  CHECK_THROWS_AS(common::sample(std::vector<float>{0.0F, kNan}, plain, 0), CheckError);
+  CHECK_THROWS_AS(common::sample(std::vector<float>{0.0F, kInfinity}, plain, 0), CheckError);
+  CHECK_THROWS_AS(common::sample(std::vector<float>{-kInfinity}, plain, 0), CheckError);
   const std::vector<float> logits = {0.0F, 1.0F};
   for (const SamplingOptions& options :
        {options_of(-1.0F, 0, 1.0F), options_of(kNan, 0, 1.0F), options_of(kInfinity, 0, 1.0F),
         options_of(1.0F, -1, 1.0F), options_of(1.0F, 0, -0.1F), options_of(1.0F, 0, 1.1F), options_of(1.0F, 0, kNan)}) {
     CAPTURE(options.temperature, options.top_k, options.top_p);
-    CHECK_THROWS_AS(common::sample(logits, options, random), CheckError);
+    CHECK_THROWS_AS(common::sample(logits, options, 0), CheckError);
   }
 }
 

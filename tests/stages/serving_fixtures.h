@@ -134,7 +134,7 @@ inline std::vector<common::Completion> served_alone(const stage::Task& task,
     return result;
   }
   common::Request request = task.request;
-  for (int i = 0; i < task.num_samples; ++i, ++request.sampling.seed) {
+  for (int i = 0; i < task.num_samples; ++i, ++request.sample_index) {
     result.push_back(engine.run(std::span(&request, 1), [](int, common::Token) {}).front());
   }
   return result;

@@ -182,7 +182,7 @@ Completion alone(const Request& request) {
 
 std::vector<Completion> samples_alone(Request request, int num_samples) {
   std::vector<Completion> result;
-  for (int i = 0; i < num_samples; ++i, ++request.sampling.seed) {
+  for (int i = 0; i < num_samples; ++i, ++request.sample_index) {
     result.push_back(alone(request));
   }
   return result;
@@ -963,7 +963,7 @@ TEST_CASE("engine: requests are preempted beside samples that share blocks, and 
 
 // ---- Several samples -----------------------------------------------------------------------------------------------
 
-TEST_CASE("sampling: sample i is the text of a lone run with seed + i (stage 5, invariant 8)") {
+TEST_CASE("sampling: sample i is the text of a lone run with sample index i (stage 5, invariant 8)") {
   constexpr int kSamples = 4;
   for (const int block_size : {1, 2, 5, 16}) {
     for (const int length : std::set<int>{1, std::max(1, block_size - 1), block_size, block_size + 1, 2 * block_size}) {

@@ -3,6 +3,7 @@
 #include "tests/support/catch.h"
 
 #include <algorithm>
+#include <cstdint>
 #include <iostream>
 #include <limits>
 #include <string>
@@ -11,6 +12,7 @@
 #include "common/app/generation.h"
 #include "common/app/report.h"
 #include "common/app/workload.h"
+#include "common/math/sampling.h"
 #include "tests/support/golden.h"
 #include "tests/support/sanitizers.h"
 #include "tests/support/stage_api.h"
@@ -42,10 +44,21 @@ struct Run {
   std::vector<common::Counter> counters;
 };
 
+// What must not change a text.
+struct Configuration {
+  int chunk_size = 256;  // from stage 8 on: the token budget of a step
+  int num_slots = 4096;
+  int block_size = 16;  // from stage 2 on
+};
+
 // A new engine whose whole cache is NaN.
-Run run(const std::vector<Request>& requests, int chunk_size) {
+Run run(const std::vector<Request>& requests, const Configuration& configuration) {
   stage::EngineOptions options;
-  options.chunk_size = chunk_size;
+  options.chunk_size = configuration.chunk_size;
+  options.num_slots = configuration.num_slots;
+#if STAGE_NUMBER >= 2
+  options.block_size = configuration.block_size;
+#endif
   stage::Engine engine(bundled().llama, options);
   engine.cache().fill(std::numeric_limits<float>::quiet_NaN());
   Run result;
@@ -58,7 +71,7 @@ Run run(const std::vector<Request>& requests, int chunk_size) {
   result.counters = engine.counters();
 #else
   stage::VirtualClock clock;
-  stage::Server server(engine, {.token_budget = chunk_size}, clock);
+  stage::Server server(engine, {.token_budget = configuration.chunk_size}, clock);
   result.completions = server.run(requests, on_token);
   result.counters = server.counters();
 #endif
@@ -71,6 +84,28 @@ std::vector<Request> workload_requests() {
     if (requests.size() < kMostPrompts) {
       requests.push_back(greedy_request(item.prompt, item.max_new_tokens));
     }
+  }
+  return requests;
+}
+
+// Requests at temperature 0.8, some with top-k or top-p. Their draws are the same in every test and on every machine:
+// a few hundred, so that none of them happens to be decided by less than rounding.
+std::vector<Request> sampled_requests() {
+  std::vector<Request> requests;
+  common::Random random(6);
+  for (int i = 0; i < 12; ++i) {
+    Request request;
+    const auto length = static_cast<int>(1 + random.below(40));
+    for (int token = 0; token < length; ++token) {
+      request.prompt.push_back(
+          static_cast<Token>(random.below(static_cast<std::uint64_t>(bundled().llama.config().vocab_size))));
+    }
+    request.max_new_tokens = static_cast<int>(4 + random.below(20));
+    request.sampling = {.temperature = 0.8F,
+                        .top_k = i % 3 == 1 ? 40 : 0,
+                        .top_p = i % 3 == 2 ? 0.9F : 1.0F,
+                        .seed = static_cast<std::uint64_t>(i)};
+    requests.push_back(request);
   }
   return requests;
 }
@@ -102,7 +137,7 @@ TEST_CASE("greedy text is the golden text, in chunks of any size") {
       REQUIRE(golden.generated_tokens.size() == 64);
       requests.push_back(greedy_request(golden.prompt, 64));
     }
-    const Run result = run(requests, chunk_size);
+    const Run result = run(requests, {.chunk_size = chunk_size});
     REQUIRE(result.completions.size() == requests.size());
     for (std::size_t i = 0; i < requests.size(); ++i) {
       const Completion& completion = result.completions[i];
@@ -116,11 +151,11 @@ TEST_CASE("greedy text is the golden text, in chunks of any size") {
 
 TEST_CASE("each prompt of the workload gets the same text alone as beside the others") {
   const std::vector<Request> requests = workload_requests();
-  const Run together = run(requests, 256);
+  const Run together = run(requests, {});
   REQUIRE(together.completions.size() == requests.size());
   REQUIRE(common::counter(together.counters, "most_requests_at_once") == static_cast<double>(requests.size()));
   for (std::size_t i = 0; i < requests.size(); ++i) {
-    const Run alone = run({requests[i]}, 256);
+    const Run alone = run({requests[i]}, {});
     CAPTURE(common::workload()[i].prompt);
     CHECK(static_cast<int>(together.completions[i].tokens.size()) == requests[i].max_new_tokens);
     CHECK(compare_tokens(together.completions[i].tokens, alone.completions[0].tokens) == kNoDifference);
@@ -130,10 +165,60 @@ TEST_CASE("each prompt of the workload gets the same text alone as beside the ot
 
 TEST_CASE("the workload's text does not depend on the chunk size") {
   const std::vector<Request> requests = workload_requests();
-  const Run whole = run(requests, 256);
-  const Run chunked = run(requests, 7);
+  const Run whole = run(requests, {});
+  const Run chunked = run(requests, {.chunk_size = 7});
   for (std::size_t i = 0; i < requests.size(); ++i) {
     CAPTURE(common::workload()[i].prompt);
     CHECK(compare_tokens(chunked.completions[i].tokens, whole.completions[i].tokens) == kNoDifference);
+  }
+}
+
+TEST_CASE("sampled text does not depend on the chunk size, and is the same in all stages") {
+  // Drawn by inverting the cumulative distribution, this text would change: chunks of 8 and of 256 tokens give logits
+  // that differ by a rounding, and one of the 64 random numbers lies on the boundary between two tokens.
+  Request request = greedy_request(
+      "garden who bird wood \u201cquoted\u201d mill when bird golden mill said tree took upon who wolf tree golden old "
+      "not mother so tree \u00df stone daughter woman dragon mill upon time great rich door and upon queen tree and "
+      "once \u00df",
+      64);
+  request.sampling.temperature = 0.8F;
+  request.sampling.seed = 822;
+  for (const int chunk_size : {1, 8, 256}) {
+    CAPTURE(chunk_size);
+    const std::string text =
+        bundled().tokenizer.decode(run({request}, {.chunk_size = chunk_size}).completions[0].tokens);
+    CHECK(text ==
+          " herself in honour of the stranger, and when they were obliged to give her a ship to Prince Ali, Queen "
+          "Connlin took her weeping-smark for his lady friend.\nThe Prince was utterly pleased, for he had made up his "
+          "mind that");
+  }
+}
+
+TEST_CASE("sampled text does not depend on chunks, blocks, the cache's size or what runs beside it") {
+  const std::vector<Request> all = sampled_requests();
+  std::vector<std::vector<Token>> alone;
+  for (const Request& request : all) {
+    alone.push_back(run({request}, {}).completions[0].tokens);
+  }
+  common::Random random(7);
+  const auto one_of = [&](const std::vector<int>& values) { return values[random.below(values.size())]; };
+  const int num_configurations = tests::kSanitized ? 4 : 40;  // in each of the stages
+  for (int i = 0; i < num_configurations; ++i) {
+    Configuration configuration;
+    configuration.chunk_size = one_of({1, 2, 3, 7, 16, 40, 256});
+    configuration.block_size = one_of({1, 2, 5, 8, 16, 64});
+    configuration.num_slots = one_of({64, 96, 128, 320});  // no request needs more than 64
+    const std::size_t first = random.below(all.size());
+    const std::size_t count = 1 + random.below(4);
+    std::vector<Request> requests;
+    for (std::size_t j = 0; j < count; ++j) {
+      requests.push_back(all[(first + j) % all.size()]);
+    }
+    const Run result = run(requests, configuration);
+    for (std::size_t j = 0; j < count; ++j) {
+      CAPTURE(configuration.chunk_size, configuration.block_size, configuration.num_slots, first, count, j);
+      CAPTURE(result.completions[j].error);
+      CHECK(compare_tokens(result.completions[j].tokens, alone[(first + j) % all.size()]) == kNoDifference);
+    }
   }
 }

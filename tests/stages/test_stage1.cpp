@@ -866,7 +866,7 @@ TEST_CASE("engine: reserving the whole context") {
   CHECK(contains(rejected.completions[0].error, "48 slots"));
 }
 
-TEST_CASE("engine: a request draws from its own random numbers, whoever runs beside it") {
+TEST_CASE("engine: a request draws by its own seed, whatever runs beside it") {
   std::vector<Request> requests;
   for (int i = 0; i < 3; ++i) {
     Request request = make_request(4, 20);
