@@ -144,14 +144,5 @@ class Update(CheckedReadme):
         self.assertEqual(self.path.read_text(encoding="utf-8"), text)
 
 
-class Length(CheckedReadme):
-    def test_stage_readme_is_limited(self):
-        self.assertEqual(self.check("x\n" * 150, "stage1_contiguous/README.md"), 0)
-        self.assertEqual(self.check("x\n" * 151, "stage1_contiguous/README.md"), 1)
-
-    def test_the_first_readme_is_not(self):
-        self.assertEqual(self.check("x\n" * 400), 0)
-
-
 if __name__ == "__main__":
     unittest.main()
