@@ -5,7 +5,7 @@
 #include <span>
 #include <vector>
 
-#include "common/app/generation.h"
+#include "common/model/generation.h"
 #include "engine.h"
 
 namespace stage6 {

@@ -7,9 +7,9 @@
 #include <numeric>
 #include <string>
 
-#include "common/app/report.h"
 #include "common/base/check.h"
 #include "common/base/machine.h"
+#include "common/base/text.h"
 
 namespace stage6 {
 namespace {

@@ -8,7 +8,7 @@
 #include <vector>
 
 #include "attention.h"
-#include "common/app/generation.h"
+#include "common/model/generation.h"
 #include "common/model/llama.h"
 #include "kv_cache.h"
 #include "kv_cache_manager.h"

@@ -4,10 +4,13 @@
 #include <optional>
 #include <sstream>
 
+#include "common/app/block_map.h"
 #include "common/app/cli.h"
-#include "common/app/report.h"
 #include "common/app/shell.h"
+#include "common/app/table.h"
 #include "common/base/check.h"
+#include "common/base/platform.h"
+#include "common/base/text.h"
 #include "demo/prefix_commands.h"
 #include "demo/sampling_commands.h"
 #include "engine.h"

@@ -9,7 +9,7 @@
 #include <vector>
 
 #include "attention.h"
-#include "common/app/generation.h"
+#include "common/model/generation.h"
 #include "common/model/llama.h"
 #include "gpu_runner.h"
 #include "kv_cache.h"

@@ -5,9 +5,9 @@
 #include <memory>
 #include <string>
 
-#include "common/app/report.h"
 #include "common/base/check.h"
 #include "common/base/machine.h"
+#include "common/base/text.h"
 
 namespace stage8 {
 namespace {

@@ -4,9 +4,9 @@
 #include <exception>
 #include <utility>
 
-#include "common/app/report.h"
 #include "common/base/check.h"
 #include "common/base/machine.h"
+#include "common/base/text.h"
 
 namespace stage8 {
 Server::Server(Engine& engine, const SchedulerOptions& options, Clock& clock)

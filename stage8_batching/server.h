@@ -11,7 +11,7 @@
 #include <unordered_map>
 #include <vector>
 
-#include "common/app/generation.h"
+#include "common/model/generation.h"
 #include "decoding.h"
 #include "engine.h"
 #include "scheduler.h"

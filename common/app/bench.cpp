@@ -6,10 +6,12 @@
 #include <vector>
 
 #include "common/app/progress.h"
-#include "common/app/report.h"
+#include "common/app/table.h"
 #include "common/base/check.h"
 #include "common/base/machine.h"
 #include "common/base/parallel.h"
+#include "common/base/platform.h"
+#include "common/base/text.h"
 #include "common/math/sampling.h"
 
 namespace common {

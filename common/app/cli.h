@@ -7,7 +7,7 @@
 
 #include "common/app/bench.h"
 #include "common/app/command.h"
-#include "common/app/generation.h"
+#include "common/model/generation.h"
 #include "common/model/llama.h"
 #include "common/model/tokenizer.h"
 

@@ -9,8 +9,8 @@
 #include <string_view>
 #include <system_error>
 
-#include "common/app/report.h"
 #include "common/base/check.h"
+#include "common/base/text.h"
 
 namespace common {
 namespace {

@@ -4,7 +4,7 @@
 #include <cmath>
 #include <cstddef>
 
-#include "common/app/report.h"
+#include "common/base/text.h"
 
 namespace common {
 

@@ -18,9 +18,10 @@
 #include <string>
 #include <vector>
 
-#include "common/app/report.h"
+#include "common/app/table.h"
 #include "common/base/check.h"
 #include "common/base/tensor.h"
+#include "common/base/text.h"
 
 namespace {
 

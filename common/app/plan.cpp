@@ -11,8 +11,9 @@
 #include <system_error>
 
 #include "common/app/cli.h"
-#include "common/app/report.h"
+#include "common/app/table.h"
 #include "common/base/check.h"
+#include "common/base/text.h"
 
 namespace common {
 namespace {

@@ -1,11 +1,11 @@
 #include "common/app/progress.h"
 
-#include <unistd.h>
-
 #include <cstdio>
+#include <iostream>
 #include <utility>
 
-#include "common/app/report.h"
+#include "common/base/platform.h"
+#include "common/base/text.h"
 
 namespace common {
 
@@ -22,7 +22,7 @@ constexpr const char* kWipeLine = "\r\033[K";
 Progress::Progress(std::string what, std::int64_t total)
     : what_(std::move(what)),
       total_(total),
-      enabled_(isatty(STDERR_FILENO) == 1),
+      enabled_(is_terminal(std::cerr)),
       start_(std::chrono::steady_clock::now()),
       last_draw_(start_) {}
 

@@ -5,8 +5,8 @@
 #include <ostream>
 #include <sstream>
 
-#include "common/app/report.h"
 #include "common/base/check.h"
+#include "common/base/text.h"
 
 namespace common {
 namespace {

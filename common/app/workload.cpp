@@ -14,8 +14,8 @@ const std::string kOpening =
     "there was nothing else left for him. Then he was sad, and said to himself, \"After all, I have got the worst of "
     "it.\" ";
 
-// Chosen so that no greedy choice is a near-tie (tests/common/test_llama.cpp measures it): any order of adding floats gives
-// the same text. The first five are those of tests/golden/golden_greedy.json.
+// Chosen so that no greedy choice is a near-tie (tests/common/test_llama.cpp measures it): any order of adding floats
+// gives the same text. The first five are those of tests/golden/golden_greedy.json.
 std::array<WorkloadItem, 12> make_workload() {
   return {{
       {"The old woman opened the door and", 64},

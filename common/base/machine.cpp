@@ -1,10 +1,5 @@
 #include "common/base/machine.h"
 
-#if defined(__linux__)
-#include <sys/mman.h>
-#endif
-#include <sys/resource.h>
-
 #include <algorithm>
 #include <barrier>
 #include <chrono>
@@ -14,6 +9,7 @@
 #include <vector>
 
 #include "common/base/check.h"
+#include "common/base/platform.h"
 
 namespace common {
 
@@ -37,10 +33,7 @@ using Buffer = std::unique_ptr<Vector[], FreeAligned>;
 
 Buffer allocate(std::size_t bytes) {
   void* data = ::operator new(bytes, kHugePage);
-#if defined(__linux__)
-  // Large pages where the system gives them: address translation is not what is to be measured. Refusal is harmless.
-  (void)madvise(data, bytes, MADV_HUGEPAGE);
-#endif
+  advise_huge_pages(data, bytes);  // address translation is not what is to be measured
   return Buffer(static_cast<Vector*>(data));
 }
 
@@ -101,29 +94,20 @@ double measure_read_bandwidth(int num_threads, std::size_t bytes, double seconds
     }
   };
   {
-    std::vector<std::jthread> others;
+    std::vector<std::thread> others;
     for (std::size_t thread = 1; thread < threads; ++thread) {
       others.emplace_back(read_part, thread);
     }
     read_part(0);
+    for (std::thread& other : others) {
+      other.join();
+    }
   }
 
   for (const std::uint64_t words : words_read) {
     COMMON_CHECK(words == vectors_per_thread * kWordsPerVector, "a thread has not read all of its part");
   }
   return static_cast<double>(bytes_read) / best_seconds;
-}
-
-std::int64_t peak_resident_bytes() {
-  rusage usage{};
-  if (getrusage(RUSAGE_SELF, &usage) != 0) {
-    return 0;
-  }
-#if defined(__APPLE__)
-  return usage.ru_maxrss;  // bytes there, kibibytes elsewhere
-#else
-  return std::int64_t{usage.ru_maxrss} * 1024;
-#endif
 }
 
 double now_seconds() {

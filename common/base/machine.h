@@ -2,16 +2,12 @@
 #pragma once
 
 #include <cstddef>
-#include <cstdint>
 
 namespace common {
 
 // The best of several reads of a buffer far larger than the caches, in bytes a second, by `num_threads` threads that
 // each read their own part in order. Allocates `bytes` and takes about `seconds`.
 double measure_read_bandwidth(int num_threads, std::size_t bytes = std::size_t{1} << 29, double seconds = 1.0);
-
-// The most memory this process has had resident, in bytes (getrusage); 0 where the system does not say.
-std::int64_t peak_resident_bytes();
 
 // Seconds on a clock that only goes forward.
 double now_seconds();

@@ -1,9 +1,9 @@
 #include "common/base/memory.h"
 
-#include <sys/mman.h>
-
 #include <limits>
 #include <new>
+
+#include "common/base/platform.h"
 
 namespace common {
 
@@ -19,11 +19,9 @@ FloatArray allocate_floats(std::size_t size) {
   if (data == nullptr) {
     throw std::bad_alloc();
   }
-#ifdef MADV_HUGEPAGE
   if (alignment == kHugePage) {
-    madvise(data, bytes, MADV_HUGEPAGE);  // advice: a system that does not follow it is only slower
+    advise_huge_pages(data, bytes);
   }
-#endif
   return FloatArray(static_cast<float*>(data));
 }
 

@@ -5,7 +5,7 @@
 #include <algorithm>
 #include <cmath>
 
-#include "common/app/report.h"
+#include "common/base/text.h"
 
 namespace common {
 namespace {

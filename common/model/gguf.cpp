@@ -1,23 +1,17 @@
 #include "common/model/gguf.h"
 
-#include <fcntl.h>
-#include <sys/mman.h>
-#include <sys/stat.h>
-#include <unistd.h>
-
 #include <algorithm>
 #include <array>
 #include <bit>
-#include <cerrno>
 #include <cmath>
 #include <cstring>
 #include <limits>
-#include <system_error>
 #include <type_traits>
 #include <utility>
 
-#include "common/app/report.h"
 #include "common/base/check.h"
+#include "common/base/platform.h"
+#include "common/base/text.h"
 #include "common/model/dequantize.h"
 
 namespace common {
@@ -457,86 +451,6 @@ Tensors read_tensors(Reader& reader, std::span<const std::byte> bytes, std::uint
   return tensors;
 }
 
-// A file mapped for reading. Pages come in when they are touched, and the system may drop them again at any time
-// because they are on disk. A file that another program cuts short while it is mapped ends this one with SIGBUS.
-class Mapping {
- public:
-  Mapping() = default;
-  explicit Mapping(const std::string& path);
-  Mapping(Mapping&& other) noexcept
-      : address_(std::exchange(other.address_, nullptr)), size_(std::exchange(other.size_, 0)) {}
-  Mapping& operator=(Mapping&&) = delete;
-  Mapping(const Mapping&) = delete;
-  Mapping& operator=(const Mapping&) = delete;
-  ~Mapping() {
-    if (address_ != nullptr) {
-      ::munmap(address_, size_);
-    }
-  }
-
-  bool is_mapped() const { return address_ != nullptr; }
-  std::span<const std::byte> bytes() const { return {static_cast<const std::byte*>(address_), size_}; }
-
- private:
-  void* address_ = nullptr;
-  std::size_t size_ = 0;
-};
-
-struct FileDescriptor {
-  explicit FileDescriptor(int descriptor) : value(descriptor) {}
-  FileDescriptor(const FileDescriptor&) = delete;
-  FileDescriptor& operator=(const FileDescriptor&) = delete;
-  FileDescriptor(FileDescriptor&&) = delete;
-  FileDescriptor& operator=(FileDescriptor&&) = delete;
-  ~FileDescriptor() {
-    if (value >= 0) {
-      ::close(value);
-    }
-  }
-  int value;
-};
-
-[[noreturn]] void fail_with_errno(const std::string& path, const char* action) {
-  throw InputError(path + ": cannot " + action + ": " + std::generic_category().message(errno));
-}
-
-Mapping::Mapping(const std::string& path) {
-  // Without O_NONBLOCK, opening a named pipe would wait for a writer.
-  const FileDescriptor file(::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK));
-  if (file.value < 0) {
-    fail_with_errno(path, "open");
-  }
-  struct stat status {};
-  if (::fstat(file.value, &status) != 0) {
-    fail_with_errno(path, "read");
-  }
-  if (!S_ISREG(status.st_mode)) {
-    throw InputError(path + ": not a GGUF file: it is " +
-                     (S_ISDIR(status.st_mode) ? "a directory" : "no regular file"));
-  }
-  if (status.st_size == 0) {
-    return;  // an empty range cannot be mapped, and the parser refuses it by name
-  }
-  size_ = static_cast<std::size_t>(status.st_size);
-  void* address = ::mmap(nullptr, size_, PROT_READ, MAP_PRIVATE, file.value, 0);
-  if (address == MAP_FAILED) {
-    fail_with_errno(path, "map");
-  }
-  address_ = address;
-}
-
-// Gives back the whole pages inside `data`, which must lie in a mapping; reading them again would fetch them again.
-void drop_pages(std::span<const std::byte> data) {
-  const auto page_size = static_cast<std::uint64_t>(::sysconf(_SC_PAGESIZE));
-  const auto begin = reinterpret_cast<std::uintptr_t>(data.data());
-  const std::uint64_t first_page = align_up(begin, page_size);
-  const std::uint64_t end_page = (begin + data.size()) / page_size * page_size;
-  if (first_page < end_page) {
-    // Advice: if the system does not take it, nothing is lost but memory.
-    ::madvise(const_cast<std::byte*>(data.data()) + (first_page - begin), end_page - first_page, MADV_DONTNEED);
-  }
-}
-
 struct DescribeValue {
   std::string operator()(bool) const { return "a bool"; }
   std::string operator()(std::int64_t) const { return "an integer"; }
@@ -585,7 +499,7 @@ double value_as_float(const GgufValue& value, std::string_view key, const std::s
 
 struct Gguf::Impl {
   // Either the mapping owns the bytes, or (parse) it is empty and the caller does.
-  Impl(std::string file_name, Mapping file_mapping, std::span<const std::byte> bytes)
+  Impl(std::string file_name, MappedFile file_mapping, std::span<const std::byte> bytes)
       : name(std::move(file_name)), mapping(std::move(file_mapping)) {
     Reader reader(bytes, name);
     check_magic_and_version(reader, bytes);
@@ -598,7 +512,7 @@ struct Gguf::Impl {
   }
 
   std::string name;
-  Mapping mapping;
+  MappedFile mapping;
   Metadata metadata;
   Tensors tensors;
 };
@@ -609,13 +523,13 @@ Gguf& Gguf::operator=(Gguf&&) noexcept = default;
 Gguf::~Gguf() = default;
 
 Gguf Gguf::open(const std::string& path) {
-  Mapping mapping(path);
+  MappedFile mapping(path);
   const std::span<const std::byte> bytes = mapping.bytes();
   return Gguf(std::make_unique<Impl>(path, std::move(mapping), bytes));
 }
 
 Gguf Gguf::parse(std::span<const std::byte> bytes, const std::string& name) {
-  return Gguf(std::make_unique<Impl>(name, Mapping(), bytes));
+  return Gguf(std::make_unique<Impl>(name, MappedFile(), bytes));
 }
 
 const std::string& Gguf::name() const { return impl_->name; }
@@ -668,7 +582,7 @@ void Gguf::check_tensor(std::string_view name, std::span<const std::int64_t> sha
                      format_shape(shape));
   }
   const std::vector<std::int64_t>& actual = found->second.shape;
-  if (!std::ranges::equal(actual, shape)) {
+  if (!std::equal(actual.begin(), actual.end(), shape.begin(), shape.end())) {
     throw InputError(impl_->name + ": tensor " + quote(name) + " has shape " + format_shape(actual) +
                      ", and must have " + format_shape(shape));
   }
@@ -679,7 +593,7 @@ void Gguf::read_tensor(std::string_view name, std::span<const std::int64_t> shap
   const TensorInfo& info = impl_->tensors.find(name)->second;
   COMMON_CHECK(out.size() == static_cast<std::size_t>(info.num_elements), "the output must hold the whole tensor");
   dequantize(info.type, info.data, out);
-  if (impl_->mapping.is_mapped()) {
+  if (impl_->mapping.is_open()) {
     drop_pages(info.data);
   }
 }

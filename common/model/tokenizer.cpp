@@ -12,8 +12,9 @@
 #include <unordered_map>
 #include <utility>
 
-#include "common/app/report.h"
 #include "common/base/check.h"
+#include "common/base/text.h"
+#include "common/base/utf8.h"
 #include "common/model/unicode.h"
 
 namespace common {

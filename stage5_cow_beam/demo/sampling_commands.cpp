@@ -7,9 +7,12 @@
 #include <memory>
 #include <vector>
 
+#include "common/app/block_map.h"
 #include "common/app/progress.h"
-#include "common/app/report.h"
+#include "common/app/table.h"
 #include "common/base/check.h"
+#include "common/base/platform.h"
+#include "common/base/text.h"
 
 namespace stage5 {
 namespace {

@@ -10,8 +10,8 @@
 #include <utility>
 #include <vector>
 
-#include "common/app/report.h"
 #include "common/base/check.h"
+#include "common/base/text.h"
 #include "common/cuda/device.h"
 #include "common/cuda/llama.h"
 #include "common/cuda/timing.h"

@@ -4,9 +4,10 @@
 #include <iostream>
 #include <vector>
 
-#include "common/app/report.h"
+#include "common/app/table.h"
 #include "common/base/check.h"
 #include "common/base/machine.h"
+#include "common/base/text.h"
 
 namespace stage8 {
 namespace {

@@ -7,9 +7,10 @@
 
 #include "arrivals.h"
 #include "common/app/progress.h"
-#include "common/app/report.h"
 #include "common/app/result_file.h"
+#include "common/app/table.h"
 #include "common/base/check.h"
+#include "common/base/text.h"
 #include "common/model/synthetic.h"
 #include "metrics.h"
 #include "plot.h"

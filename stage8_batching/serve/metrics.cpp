@@ -6,7 +6,8 @@
 #include <numeric>
 #include <utility>
 
-#include "common/app/report.h"
+#include "common/app/table.h"
+#include "common/base/text.h"
 
 namespace stage8 {
 

@@ -4,7 +4,7 @@
 #include <array>
 #include <cmath>
 
-#include "common/app/report.h"
+#include "common/base/text.h"
 
 namespace stage8 {
 namespace {

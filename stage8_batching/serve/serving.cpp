@@ -8,9 +8,9 @@
 #include <numeric>
 #include <optional>
 
-#include "common/app/report.h"
 #include "common/app/result_file.h"
 #include "common/base/check.h"
+#include "common/base/text.h"
 #include "common/model/synthetic.h"
 #include "metrics.h"
 #include "trace.h"

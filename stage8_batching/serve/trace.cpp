@@ -2,8 +2,8 @@
 
 #include <nlohmann/json.hpp>
 
-#include "common/app/report.h"
 #include "common/base/check.h"
+#include "common/base/text.h"
 
 namespace stage8 {
 namespace {

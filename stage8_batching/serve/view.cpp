@@ -1,14 +1,14 @@
 #include "view.h"
 
-#include <unistd.h>
-
 #include <algorithm>
 #include <iostream>
 #include <set>
 #include <vector>
 
-#include "common/app/report.h"
+#include "common/app/block_map.h"
 #include "common/base/machine.h"
+#include "common/base/platform.h"
+#include "common/base/text.h"
 
 namespace stage8 {
 namespace {
@@ -132,7 +132,7 @@ class Live : public View {
 
 std::unique_ptr<View> make_view(ViewKind kind, const common::Tokenizer& tokenizer, std::ostream& output) {
   if (kind == ViewKind::kAuto) {
-    kind = &output == &std::cout && isatty(STDOUT_FILENO) != 0 ? ViewKind::kLive : ViewKind::kPlain;
+    kind = common::is_terminal(output) ? ViewKind::kLive : ViewKind::kPlain;
   }
   if (kind == ViewKind::kLive) {
     return std::make_unique<Live>(tokenizer, output);

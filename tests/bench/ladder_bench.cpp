@@ -5,8 +5,9 @@
 #include <ostream>
 
 #include "common/app/progress.h"
-#include "common/app/report.h"
+#include "common/app/table.h"
 #include "common/base/check.h"
+#include "common/base/text.h"
 #include "tests/bench/bench_parts.h"
 
 namespace stage7 {

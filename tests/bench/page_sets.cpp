@@ -7,8 +7,8 @@
 #include <numeric>
 #include <utility>
 
-#include "common/app/report.h"
 #include "common/base/check.h"
+#include "common/base/text.h"
 #include "common/math/sampling.h"
 
 namespace stage7 {

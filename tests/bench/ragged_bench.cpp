@@ -3,7 +3,8 @@
 #include <ostream>
 
 #include "common/app/progress.h"
-#include "common/app/report.h"
+#include "common/app/table.h"
+#include "common/base/text.h"
 #include "tests/bench/bench_parts.h"
 
 namespace stage7 {

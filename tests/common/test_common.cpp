@@ -24,13 +24,16 @@
 #include <utility>
 #include <vector>
 
+#include "common/app/block_map.h"
 #include "common/app/compare.h"
 #include "common/app/progress.h"
-#include "common/app/report.h"
+#include "common/app/table.h"
 #include "common/base/check.h"
 #include "common/base/machine.h"
 #include "common/base/parallel.h"
+#include "common/base/platform.h"
 #include "common/base/tensor.h"
+#include "common/base/text.h"
 #include "common/math/gumbel.h"
 #include "common/math/reference_attention.h"
 #include "common/math/sampling.h"

@@ -16,10 +16,10 @@
 #include <vector>
 
 #include "common/app/compare.h"
-#include "common/app/report.h"
 #include "common/app/workload.h"
 #include "common/base/check.h"
 #include "common/base/parallel.h"
+#include "common/base/text.h"
 #include "common/math/sampling.h"
 #include "common/model/default_model.h"
 #include "common/model/gguf.h"

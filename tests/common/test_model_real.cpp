@@ -24,7 +24,7 @@
 #include <utility>
 #include <vector>
 
-#include "common/app/report.h"
+#include "common/base/text.h"
 #include "common/math/sampling.h"
 #include "common/model/chat.h"
 #include "common/model/gguf.h"
@@ -107,9 +107,9 @@ void check_continuation(const RealModel& real, const Expected& expected) {
 
 }  // namespace
 
-#define REQUIRE_REAL_MODEL()                                                             \
-  const RealModel* const real = real_model();                                            \
-  if (real == nullptr) {                                                                 \
+#define REQUIRE_REAL_MODEL()                                                                    \
+  const RealModel* const real = real_model();                                                   \
+  if (real == nullptr) {                                                                        \
     SKIP_TEST("no " + model_path() + " (tests/common/test_model_real.cpp says how to get it)"); \
   }
 

@@ -15,6 +15,7 @@
 #include <vector>
 
 #include "common/base/check.h"
+#include "common/base/utf8.h"
 #include "common/math/sampling.h"
 #include "common/model/chat.h"
 #include "common/model/gguf.h"

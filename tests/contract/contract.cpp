@@ -1,7 +1,8 @@
 // The contract: what attention over the cache means, for every stage alike. Compiled once a stage.
 //
 // Lengths lie on and around the block boundaries, where the mistakes are; a stage without blocks has to pass all the
-// same. Everything is held against common/math/reference_attention.h, which computes in float64 from contiguous K and V.
+// same. Everything is held against common/math/reference_attention.h, which computes in float64 from contiguous K and
+// V.
 #include "tests/support/catch.h"
 
 #include <algorithm>
@@ -14,7 +15,7 @@
 #include <vector>
 
 #include "common/app/compare.h"
-#include "common/app/report.h"
+#include "common/base/text.h"
 #include "common/math/reference_attention.h"
 #include "common/math/sampling.h"
 #include "tests/support/stage_api.h"

@@ -19,8 +19,8 @@
 #include <vector>
 
 #include "common/app/compare.h"
-#include "common/app/report.h"
 #include "common/base/check.h"
+#include "common/base/text.h"
 #include "common/math/reference_attention.h"
 #include "common/math/sampling.h"
 #include "tests/stages/engine_fixtures.h"

@@ -13,8 +13,8 @@
 #include <vector>
 
 #include "common/app/compare.h"
-#include "common/app/report.h"
 #include "common/base/tensor.h"
+#include "common/base/text.h"
 #include "common/math/sampling.h"
 #include "tests/stages/engine_fixtures.h"
 #include "tests/support/attention_inputs.h"

@@ -3,8 +3,8 @@
 
 #include <string>
 
-#include "common/app/generation.h"
 #include "common/base/check.h"
+#include "common/model/generation.h"
 #include "common/model/llama.h"
 
 namespace tests {

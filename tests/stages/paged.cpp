@@ -12,8 +12,8 @@
 #include <vector>
 
 #include "common/app/compare.h"
-#include "common/app/generation.h"
 #include "common/base/check.h"
+#include "common/model/generation.h"
 #include "tests/stages/engine_fixtures.h"
 #include "tests/support/ledger.h"
 #include "tests/support/stage_api.h"

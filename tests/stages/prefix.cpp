@@ -10,11 +10,11 @@
 #include <string>
 #include <vector>
 
-#include "common/app/generation.h"
 #include "common/app/workload.h"
 #include "common/base/check.h"
 #include "common/math/sampling.h"
 #include "common/model/default_model.h"
+#include "common/model/generation.h"
 #include "common/model/gguf.h"
 #include "common/model/llama.h"
 #include "common/model/tokenizer.h"

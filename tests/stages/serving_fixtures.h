@@ -8,12 +8,12 @@
 #include <string>
 #include <vector>
 
-#include "common/app/report.h"
+#include "common/base/text.h"
 #include "tests/stages/engine_fixtures.h"
 #include "tests/support/ledger.h"
 #include "tests/support/stage_api.h"
 
-#include STAGE_HEADER(serve/clock.h)
+#include STAGE_HEADER(serve / clock.h)
 #include STAGE_HEADER(decoding.h)
 #include STAGE_HEADER(engine.h)
 #include STAGE_HEADER(server.h)

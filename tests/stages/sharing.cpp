@@ -17,10 +17,10 @@
 #include <vector>
 
 #include "common/app/compare.h"
-#include "common/app/generation.h"
-#include "common/app/report.h"
 #include "common/base/check.h"
+#include "common/base/text.h"
 #include "common/model/default_model.h"
+#include "common/model/generation.h"
 #include "common/model/gguf.h"
 #include "common/model/llama.h"
 #include "common/model/tokenizer.h"

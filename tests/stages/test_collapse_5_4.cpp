@@ -5,7 +5,7 @@
 #include <string>
 #include <vector>
 
-#include "common/app/generation.h"
+#include "common/model/generation.h"
 #include "stage4/attention.h"
 #include "stage4/engine.h"
 #include "stage5/attention.h"

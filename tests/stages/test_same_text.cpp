@@ -9,10 +9,10 @@
 #include <string>
 #include <vector>
 
-#include "common/app/generation.h"
-#include "common/app/report.h"
 #include "common/app/workload.h"
+#include "common/base/text.h"
 #include "common/math/sampling.h"
+#include "common/model/generation.h"
 #include "tests/support/golden.h"
 #include "tests/support/sanitizers.h"
 #include "tests/support/stage_api.h"

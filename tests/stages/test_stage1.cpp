@@ -15,10 +15,10 @@
 #include <vector>
 
 #include "common/app/compare.h"
-#include "common/app/generation.h"
-#include "common/app/report.h"
 #include "common/base/check.h"
+#include "common/base/text.h"
 #include "common/math/sampling.h"
+#include "common/model/generation.h"
 #include "common/model/llama.h"
 #include "stage1/attention.h"
 #include "stage1/engine.h"

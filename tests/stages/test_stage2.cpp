@@ -7,8 +7,8 @@
 #include <vector>
 
 #include "common/app/compare.h"
-#include "common/app/generation.h"
 #include "common/math/sampling.h"
+#include "common/model/generation.h"
 #include "stage2/attention.h"
 #include "stage2/engine.h"
 #include "tests/stages/engine_fixtures.h"

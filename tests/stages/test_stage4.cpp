@@ -8,9 +8,9 @@
 #include <vector>
 
 #include "common/app/compare.h"
-#include "common/app/generation.h"
 #include "common/math/reference_attention.h"
 #include "common/math/sampling.h"
+#include "common/model/generation.h"
 #include "stage4/attention.h"
 #include "stage4/engine.h"
 #include "tests/stages/engine_fixtures.h"

@@ -6,7 +6,7 @@
 #include <string>
 #include <vector>
 
-#include "common/app/generation.h"
+#include "common/model/generation.h"
 #include "stage5/decoding.h"
 #include "stage5/demo/sampling_commands.h"
 #include "stage5/engine.h"

@@ -7,7 +7,7 @@
 #include <string>
 #include <vector>
 
-#include "common/app/report.h"
+#include "common/base/text.h"
 #include "tests/support/stage_api.h"
 
 namespace tests {

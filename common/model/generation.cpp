@@ -1,4 +1,4 @@
-#include "common/app/generation.h"
+#include "common/model/generation.h"
 
 #include "common/base/check.h"
 

@@ -1,0 +1,158 @@
+#include "common/base/platform.h"
+
+#if defined(__unix__) || defined(__APPLE__)
+#define COURSE_POSIX 1
+#include <fcntl.h>
+#include <sys/mman.h>
+#include <sys/resource.h>
+#include <sys/stat.h>
+#include <unistd.h>
+#endif
+
+#include <cerrno>
+#include <cstdlib>
+#include <filesystem>
+#include <fstream>
+#include <iostream>
+#include <string_view>
+#include <system_error>
+#include <utility>
+
+#include "common/base/check.h"
+
+namespace common {
+
+bool use_color(const std::ostream& stream) {
+  const char* const no_color = std::getenv("NO_COLOR");
+  const char* const terminal = std::getenv("TERM");
+  const bool unwanted = no_color != nullptr && *no_color != '\0';
+  const bool dumb = terminal != nullptr && std::string_view(terminal) == "dumb";
+  return !unwanted && !dumb && is_terminal(stream);
+}
+
+MappedFile::MappedFile(MappedFile&& other) noexcept
+    : address_(std::exchange(other.address_, nullptr)), size_(std::exchange(other.size_, 0)) {}
+
+#ifdef COURSE_POSIX
+
+namespace {
+
+struct FileDescriptor {
+  explicit FileDescriptor(int descriptor) : value(descriptor) {}
+  FileDescriptor(const FileDescriptor&) = delete;
+  FileDescriptor& operator=(const FileDescriptor&) = delete;
+  ~FileDescriptor() {
+    if (value >= 0) {
+      ::close(value);
+    }
+  }
+  int value;
+};
+
+[[noreturn]] void fail_with_errno(const std::string& path, const char* action) {
+  throw InputError(path + ": cannot " + action + ": " + std::generic_category().message(errno));
+}
+
+}  // namespace
+
+bool is_terminal(const std::ostream& stream) {
+  if (&stream == &std::cout) {
+    return ::isatty(STDOUT_FILENO) == 1;
+  }
+  return (&stream == &std::cerr || &stream == &std::clog) && ::isatty(STDERR_FILENO) == 1;
+}
+
+std::int64_t peak_resident_bytes() {
+  rusage usage{};
+  if (::getrusage(RUSAGE_SELF, &usage) != 0) {
+    return 0;
+  }
+#ifdef __APPLE__
+  return usage.ru_maxrss;  // bytes there, kibibytes elsewhere
+#else
+  return std::int64_t{usage.ru_maxrss} * 1024;
+#endif
+}
+
+void advise_huge_pages([[maybe_unused]] void* data, [[maybe_unused]] std::size_t bytes) {
+#ifdef MADV_HUGEPAGE
+  (void)::madvise(data, bytes, MADV_HUGEPAGE);
+#endif
+}
+
+MappedFile::MappedFile(const std::string& path) {
+  // Without O_NONBLOCK, opening a named pipe would wait for a writer.
+  const FileDescriptor file(::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK));
+  if (file.value < 0) {
+    fail_with_errno(path, "open");
+  }
+  struct stat status {};
+  if (::fstat(file.value, &status) != 0) {
+    fail_with_errno(path, "read");
+  }
+  if (!S_ISREG(status.st_mode)) {
+    throw InputError(path + ": it is " + (S_ISDIR(status.st_mode) ? "a directory" : "no regular file"));
+  }
+  if (status.st_size == 0) {
+    return;  // an empty range cannot be mapped
+  }
+  size_ = static_cast<std::size_t>(status.st_size);
+  void* const address = ::mmap(nullptr, size_, PROT_READ, MAP_PRIVATE, file.value, 0);
+  if (address == MAP_FAILED) {
+    fail_with_errno(path, "map");
+  }
+  address_ = address;
+}
+
+MappedFile::~MappedFile() {
+  if (address_ != nullptr) {
+    ::munmap(address_, size_);
+  }
+}
+
+void drop_pages(std::span<const std::byte> data) {
+  const auto page_size = static_cast<std::uintptr_t>(::sysconf(_SC_PAGESIZE));
+  const auto begin = reinterpret_cast<std::uintptr_t>(data.data());
+  const std::uintptr_t first_page = (begin + page_size - 1) / page_size * page_size;
+  const std::uintptr_t end_page = (begin + data.size()) / page_size * page_size;
+  if (first_page < end_page) {
+    // Advice: if the system does not take it, nothing is lost but memory.
+    (void)::madvise(const_cast<std::byte*>(data.data()) + (first_page - begin), end_page - first_page, MADV_DONTNEED);
+  }
+}
+
+#else
+
+bool is_terminal(const std::ostream&) { return false; }
+
+std::int64_t peak_resident_bytes() { return 0; }
+
+void advise_huge_pages(void*, std::size_t) {}
+
+// Reads the file instead.
+MappedFile::MappedFile(const std::string& path) {
+  if (std::filesystem::exists(path) && !std::filesystem::is_regular_file(path)) {
+    throw InputError(path + ": it is " + (std::filesystem::is_directory(path) ? "a directory" : "no regular file"));
+  }
+  std::ifstream file(path, std::ios::binary);
+  if (!file) {
+    throw InputError(path + ": cannot open");
+  }
+  size_ = static_cast<std::size_t>(std::filesystem::file_size(path));
+  if (size_ == 0) {
+    return;
+  }
+  address_ = ::operator new(size_);
+  if (!file.read(static_cast<char*>(address_), static_cast<std::streamsize>(size_))) {
+    ::operator delete(std::exchange(address_, nullptr));
+    throw InputError(path + ": cannot read");
+  }
+}
+
+MappedFile::~MappedFile() { ::operator delete(address_); }
+
+void drop_pages(std::span<const std::byte>) {}
+
+#endif
+
+}  // namespace common

@@ -1,0 +1,123 @@
+#include "common/base/text.h"
+
+#include <algorithm>
+#include <array>
+#include <cmath>
+#include <cstdarg>
+#include <cstdio>
+
+#include "common/base/check.h"
+#include "common/base/utf8.h"
+
+namespace common {
+namespace {
+
+std::string escape_bytes(std::string_view bytes) {
+  std::string escaped;
+  for (const char c : bytes) {
+    escaped += format("\\x%02x", static_cast<unsigned>(static_cast<unsigned char>(c)));
+  }
+  return escaped;
+}
+
+std::string escape_character(std::string_view character) {
+  // U+0080 to U+009F are control characters too: terminals may obey them.
+  const bool high_control = character.size() == 2 && character[0] == '\xC2' && character[1] < '\xA0';
+  if (high_control) {
+    return escape_bytes(character);
+  }
+  if (character.size() > 1) {
+    return std::string(character);
+  }
+  switch (character[0]) {
+    case '\n':
+      return "\\n";
+    case '\r':
+      return "\\r";
+    case '\t':
+      return "\\t";
+    case '"':
+      return "\\\"";
+    case '\\':
+      return "\\\\";
+    default:
+      break;
+  }
+  const bool printable = character[0] >= ' ' && character[0] <= '~';
+  return printable ? std::string(character) : escape_bytes(character);
+}
+
+}  // namespace
+
+std::string format(const char* pattern, ...) {
+  std::va_list arguments;
+  va_start(arguments, pattern);
+  std::va_list arguments_again;
+  va_copy(arguments_again, arguments);
+  const int length = std::vsnprintf(nullptr, 0, pattern, arguments);
+  va_end(arguments);
+  std::string text(length < 0 ? 0 : static_cast<std::size_t>(length), '\0');
+  // Writes the closing zero over the string's own.
+  const int written = std::vsnprintf(text.data(), text.size() + 1, pattern, arguments_again);
+  va_end(arguments_again);
+  COMMON_CHECK(length >= 0 && written == length, std::string("cannot format ") + pattern);
+  return text;
+}
+
+std::string format_bytes(std::int64_t bytes) {
+  constexpr std::array<const char*, 6> kUnits = {"KiB", "MiB", "GiB", "TiB", "PiB", "EiB"};
+  if (bytes > -1024 && bytes < 1024) {
+    return format("%lld B", static_cast<long long>(bytes));
+  }
+  double value = static_cast<double>(bytes) / 1024.0;
+  std::size_t unit = 0;
+  // From 999.5 on the number would round to four digits.
+  while (std::abs(value) >= 999.5) {
+    value /= 1024.0;
+    ++unit;
+  }
+  const double size = std::abs(value);
+  const int decimals = size >= 99.95 ? 0 : size >= 9.995 ? 1 : size >= 0.9995 ? 2 : 3;
+  return format("%.*f %s", decimals, value, kUnits[unit]);
+}
+
+std::string format_count(std::int64_t count) {
+  std::string digits = std::to_string(count);
+  const std::ptrdiff_t first_digit = count < 0 ? 1 : 0;
+  for (auto at = std::ssize(digits) - 3; at > first_digit; at -= 3) {
+    digits.insert(static_cast<std::size_t>(at), 1, ',');
+  }
+  return digits;
+}
+
+std::string format_list(std::span<const int> numbers) {
+  std::string list = "[";
+  for (const int number : numbers) {
+    list += (list.size() > 1 ? ", " : "") + std::to_string(number);
+  }
+  return list + "]";
+}
+
+std::string format_percent(double part, double whole) {
+  return whole == 0.0 ? "-" : format("%.1f %%", 100.0 * part / whole);
+}
+
+std::string quote(std::string_view text, std::size_t max_length) {
+  std::string quoted = "\"";
+  std::size_t at = 0;
+  while (at < text.size()) {
+    // A byte that opens no valid character stands alone.
+    const std::size_t length = valid_utf8_length(text.substr(at));
+    const std::size_t step = std::max<std::size_t>(length, 1);
+    if (at + step > max_length) {
+      break;
+    }
+    const std::string_view character = text.substr(at, step);
+    quoted += length == 0 ? escape_bytes(character) : escape_character(character);
+    at += step;
+  }
+  // Outside the quotes, where it cannot be taken for a part of the text.
+  return quoted + (at < text.size() ? "\"..." : "\"");
+}
+
+}  // namespace common

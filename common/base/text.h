@@ -1,0 +1,24 @@
+// Text for people: printf into a string, numbers with units, quoted strings.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <string>
+#include <string_view>
+
+namespace common {
+
+// printf into a string.
+[[gnu::format(printf, 1, 2)]] std::string format(const char* pattern, ...);
+
+std::string format_bytes(std::int64_t bytes);           // "896 B", "22.5 KiB", "1.56 GiB": three significant digits
+std::string format_count(std::int64_t count);           // "1,234,567"
+std::string format_list(std::span<const int> numbers);  // "[7, 1, 3]"
+std::string format_percent(double part, double whole);  // "93.8 %"; "-" when whole is 0
+
+// `text` as a C-like one-line string for messages: quoted, with \n and control bytes escaped, cut after max_length
+// bytes (at a character boundary) with "...".
+std::string quote(std::string_view text, std::size_t max_length = 80);
+
+}  // namespace common
