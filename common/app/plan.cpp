@@ -4,6 +4,7 @@
 #include <array>
 #include <charconv>
 #include <cmath>
+#include <cstdlib>
 #include <initializer_list>
 #include <iostream>
 #include <limits>
@@ -366,12 +367,16 @@ PoolPlan plan_pool(const PoolShape& shape, std::int64_t memory, const PoolDemand
 }
 
 std::int64_t parse_memory(std::string_view text) {
-  const char* end = text.data() + text.size();
-  double number = 0.0;
-  const auto [at, error] = std::from_chars(text.data(), end, number);
-  std::string_view unit(at, static_cast<std::size_t>(end - at));
+  // strtod and not from_chars, which LLVM's library has had for floats since version 20 only. It reads spaces, signs,
+  // "inf" and hexadecimal digits too, none of which is a size.
+  const std::string copy(text);
+  const bool is_decimal = !copy.empty() && (copy[0] == '.' || (copy[0] >= '0' && copy[0] <= '9')) &&
+                          copy.find_first_of("xX") == std::string::npos;
+  char* at = nullptr;
+  const double number = std::strtod(copy.c_str(), &at);
+  std::string_view unit(at);
   unit.remove_prefix(!unit.empty() && unit.front() == ' ' ? 1 : 0);
-  const double bytes = error == std::errc() ? std::floor(number * unit_bytes(unit)) : 0.0;
+  const double bytes = is_decimal ? std::floor(number * unit_bytes(unit)) : 0.0;
   // Above 2^53 a double no longer holds every whole number. Infinity, NaN and negative numbers end here too.
   constexpr double kMost = 9007199254740992.0;
   if (!(bytes >= 1.0 && bytes <= kMost)) {
