@@ -1,7 +1,6 @@
 #include "engine.h"
 
 #include <algorithm>
-#include <array>
 #include <deque>
 #include <memory>
 #include <numeric>
@@ -130,7 +129,7 @@ std::optional<common::Token> Engine::next(SequenceId sequence, std::span<const c
   if (!compute(sequence, tokens)) {
     return std::nullopt;
   }
-  const common::Token token = gpu_->likeliest(0).front();
+  const common::Token token = gpu_->argmax_token();
   COMMON_CHECK(token >= 0, "a logit is NaN, or all are -inf");
   timing_.add(tokens.size(), common::now_seconds() - start);
   return token;
@@ -228,12 +227,7 @@ void Engine::forward(SequenceId sequence, std::span<const common::Token> tokens)
   manager_.clear_pending_copies();
 
   if (gpu_) {
-    const std::vector<int>& table = manager_.block_table(sequence);
-    const std::array<int, 2> query_starts = {0, num_tokens};
-    const std::array<int, 2> table_starts = {0, static_cast<int>(table.size())};
-    const std::array<int, 1> context_lengths = {length + num_tokens};
-    const std::array<int, 1> last_row = {num_tokens - 1};
-    gpu_->forward({tokens, positions, slot_mapping, query_starts, context_lengths, table, table_starts, last_row});
+    gpu_->forward({tokens, positions, slot_mapping, manager_.block_table(sequence), length + num_tokens});
   } else {
     const common::Matrix hidden = model_.forward(
         tokens, positions, [&](int layer, const common::Matrix& q, const common::Matrix& k, const common::Matrix& v) {

@@ -12,7 +12,12 @@ void RaggedBatch::add(const KvCacheManager& manager, SequenceId sequence, std::s
   const int first = manager.length(sequence);
   const auto count = static_cast<int>(next.size());
   const int context_length = first + count;
-  tokens.insert(tokens.end(), next.begin(), next.end());
+  for (const common::Token token : next) {
+    if (token < 0) {
+      pending_tokens.push_back({static_cast<int>(tokens.size()), -1 - token});
+    }
+    tokens.push_back(std::max(token, 0));
+  }
   for (int position = first; position < context_length; ++position) {
     positions.push_back(position);
   }

@@ -11,6 +11,7 @@
 #include <span>
 #include <vector>
 
+#include "async_step.h"
 #include "attention.h"
 #include "common/base/tensor.h"
 #include "kv_cache_manager.h"
@@ -18,10 +19,11 @@
 namespace stage8 {
 
 struct RaggedBatch {
-  std::vector<common::Token> tokens;  // [num_tokens]
-  std::vector<int> positions;         // [num_tokens], each in its own sequence
-  std::vector<int> slot_mapping;      // [num_tokens]
-  std::vector<int> logits_rows;       // of the tokens whose logits are wanted, ascending
+  std::vector<common::Token> tokens;         // [num_tokens]
+  std::vector<PendingToken> pending_tokens;  // those that are not known yet
+  std::vector<int> positions;                // [num_tokens], each in its own sequence
+  std::vector<int> slot_mapping;             // [num_tokens]
+  std::vector<int> logits_rows;              // of the tokens whose logits are wanted, ascending
 
   std::vector<SequenceId> sequences;    // [num_sequences], each at most once
   std::vector<int> query_starts = {0};  // [num_sequences + 1]: where each one's tokens begin
@@ -32,7 +34,8 @@ struct RaggedBatch {
   // Called in every layer, before its attention on the CPU.
   std::function<void(int layer)> on_layer = nullptr;
 
-  // The sequence's next tokens, for which slots are reserved. with_logits: those after the last of them are wanted.
+  // The sequence's next tokens, for which slots are reserved; -1 - row is one that row `row` of the step before draws.
+  // with_logits: those after the last of them are wanted.
   void add(const KvCacheManager& manager, SequenceId sequence, std::span<const common::Token> next, bool with_logits);
   // Its K and V have been ordered. Of sequences that have ended since, nothing is left to count. publish: for others to
   // find.

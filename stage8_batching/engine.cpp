@@ -130,7 +130,7 @@ std::optional<common::Token> Engine::next(SequenceId sequence, std::span<const c
   if (!compute(sequence, tokens)) {
     return std::nullopt;
   }
-  const common::Token token = gpu_->likeliest(0).front();
+  const common::Token token = gpu_->argmax_tokens(0).front();
   COMMON_CHECK(token >= 0, "a logit is NaN, or all are -inf");
   timing_.add(tokens.size(), common::now_seconds() - start);
   return token;
@@ -226,8 +226,8 @@ void Engine::forward(const RaggedBatch& batch) {
   manager_.clear_pending_copies();
 
   if (gpu_) {
-    gpu_->forward({batch.tokens, batch.positions, batch.slot_mapping, batch.query_starts, batch.context_lengths,
-                   batch.block_tables, batch.table_starts, batch.logits_rows});
+    gpu_->forward({batch.tokens, batch.pending_tokens, batch.positions, batch.slot_mapping, batch.query_starts,
+                   batch.context_lengths, batch.block_tables, batch.table_starts, batch.logits_rows});
   } else {
     const common::Matrix hidden =
         model_.forward(batch.tokens, batch.positions,

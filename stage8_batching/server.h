@@ -127,7 +127,7 @@ class Server {
   std::string rejection(const Task& task) const;
   void compute(std::vector<Share> shares);
   void forward(Flight& flight);
-  std::vector<common::Token> land(int steps_ago);
+  std::vector<common::Token> land(int step_age);
   void deliver(const Flight& flight, std::size_t share, int row);
   void hand_out_tokens(int id);
   void finish(int id, common::FinishReason reason, const std::string& error = "");

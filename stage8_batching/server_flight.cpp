@@ -1,6 +1,6 @@
 // How the server has a step computed. On a GPU, the host is always a step ahead: while step 2 is computed, it takes the
 // tokens of step 1, schedules step 3 and orders it. What step 3 takes up from step 2 is not known then; in its place
-// stands where it will be found, and the GPU looks there (GpuStep::tokens).
+// stands where it will be found, and the GPU looks there (GpuStep::pending_tokens).
 //
 //   GPU   |  step 1                |  step 2                  |  step 3                  |
 //   host  order 2, wait for 1      |  take 1, order 3, wait   |  take 2, order 4, wait   |
@@ -46,8 +46,8 @@ void Server::compute(std::vector<Share> shares) {
   // While a GPU is at it, the step before is brought to its end. Its tokens are what this one has computed.
   const std::vector<common::Token> before = land(1);
   clock_.step_computed(flight.batch.num_tokens());
-  for (common::Token& token : flight.batch.tokens) {
-    token = token < 0 ? before[static_cast<std::size_t>(-1 - token)] : token;
+  for (const auto& [index, row] : flight.batch.pending_tokens) {
+    flight.batch.tokens[static_cast<std::size_t>(index)] = before[static_cast<std::size_t>(row)];
   }
   engine_.commit(flight.batch);
   report_.num_read =
@@ -92,8 +92,8 @@ void Server::forward(Flight& flight) {
     on_pass_(batch);
   }
   if (engine_.gpu() == nullptr && flight_.has_value()) {  // a GPU puts the tokens in by itself
-    for (common::Token& token : batch.tokens) {
-      token = token < 0 ? flight_->tokens[static_cast<std::size_t>(-1 - token)] : token;
+    for (const auto& [index, row] : batch.pending_tokens) {
+      batch.tokens[static_cast<std::size_t>(index)] = flight_->tokens[static_cast<std::size_t>(row)];
     }
   }
   engine_.forward(batch);
@@ -111,7 +111,7 @@ void Server::forward(Flight& flight) {
 }
 
 // Everybody in the flight, if there is one, goes on from what it has found. Returns its tokens if it is greedy.
-std::vector<common::Token> Server::land(int steps_ago) {
+std::vector<common::Token> Server::land(int step_age) {
   if (!flight_.has_value()) {
     return {};
   }
@@ -119,7 +119,7 @@ std::vector<common::Token> Server::land(int steps_ago) {
   flight_.reset();
   if (flight.is_greedy && engine_.gpu() != nullptr) {
     const double start = common::now_seconds();
-    flight.tokens = engine_.gpu()->likeliest(steps_ago);
+    flight.tokens = engine_.gpu()->argmax_tokens(step_age);
     report_.waiting_seconds += common::now_seconds() - start;
   }
   int row = 0;

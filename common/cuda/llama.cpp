@@ -220,15 +220,16 @@ int CudaLlama::max_tokens() const { return impl_->max_tokens; }
 std::int64_t CudaLlama::weight_bytes_per_token() const { return impl_->weights.bytes_per_token(); }
 
 void CudaLlama::forward(const int* tokens, const int* positions, int num_tokens, const CudaAttentionFn& attention,
-                        cudaStream_t stream, const int* previous) {
+                        cudaStream_t stream, const CudaPendingTokens& pending) {
   Impl& impl = *impl_;
   COMMON_CHECK(num_tokens > 0 && num_tokens <= impl.max_tokens, "a step has 1 to max_tokens tokens");
   COMMON_CHECK(tokens != nullptr && positions != nullptr, "each token needs a position");
-  COMMON_CHECK(attention != nullptr, "somebody attends");
+  COMMON_CHECK(attention != nullptr, "attention is given");
   impl.num_tokens = num_tokens;
   look_up(impl.precision,
           {.tokens = tokens,
-           .previous = previous,
+           .pending_rows = pending.rows,
+           .pending_tokens = pending.tokens,
            .positions = positions,
            .embedding = impl.weights.embedding,
            .frequencies = impl.weights.frequencies,

@@ -31,6 +31,12 @@ struct CudaAttentionCall {
   void* output = nullptr;          // [num_tokens, num_heads * head_dim]
   cudaStream_t stream = nullptr;
 };
+// Tokens that the host does not know yet, because the step that draws them has not finished. Device pointers.
+struct CudaPendingTokens {
+  const int* rows = nullptr;    // [num_tokens]: token i is tokens[rows[i]]; -1: it is known. nullptr: all are known
+  const int* tokens = nullptr;  // what argmax() of the step before has left
+};
+
 using CudaAttentionFn = std::function<void(const CudaAttentionCall&)>;
 
 class CudaLlama {
@@ -58,10 +64,9 @@ class CudaLlama {
 
   // tokens, positions: device, [num_tokens], 1 to max_tokens of them. Calls attention once a layer, in order.
   // Everything is enqueued on `stream` and may be captured in a CUDA graph; tokens and positions are read when it runs.
-  // A token of -1 - i stands for previous[i], also device: what argmax() of the step before has found, and the host
-  // need not know yet. A token outside of the vocabulary gives NaN.
+  // A token outside of the vocabulary gives NaN.
   void forward(const int* tokens, const int* positions, int num_tokens, const CudaAttentionFn& attention,
-               cudaStream_t stream, const int* previous = nullptr);
+               cudaStream_t stream, const CudaPendingTokens& pending = {});
 
   // rows: device, [num_rows], rows of the last forward; a row that it did not have gives NaN.
   // logits: device, [num_rows, vocab_size] float32. The final norm is part of this.

@@ -37,8 +37,8 @@ __global__ void __launch_bounds__(kThreads) look_up_kernel(Lookup lookup, Residu
   const int half = lookup.head_dim / 2;
   const std::int64_t row = blockIdx.x;
   int token = lookup.tokens[row];
-  if (token < 0 && lookup.previous != nullptr) {
-    token = lookup.previous[-1 - token];
+  if (lookup.pending_rows != nullptr && lookup.pending_rows[row] >= 0) {
+    token = lookup.pending_tokens[lookup.pending_rows[row]];
   }
   const bool exists = token >= 0 && token < lookup.vocab_size;
   const auto* source =

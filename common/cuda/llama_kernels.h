@@ -14,8 +14,9 @@ namespace common {
 
 // What a step looks up for each of its tokens.
 struct Lookup {
-  const int* tokens = nullptr;          // [num_tokens]; -1 - i: previous[i]
-  const int* previous = nullptr;        // may be nullptr if no token refers to it
+  const int* tokens = nullptr;        // [num_tokens]
+  const int* pending_rows = nullptr;  // [num_tokens]: if not -1, the token is pending_tokens[that]; may be nullptr
+  const int* pending_tokens = nullptr;
   const int* positions = nullptr;       // [num_tokens]
   const void* embedding = nullptr;      // [vocab_size, hidden_size], in the model's precision
   const double* frequencies = nullptr;  // [head_dim / 2], radians a position

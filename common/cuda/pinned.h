@@ -2,10 +2,17 @@
 #pragma once
 
 #include <cstddef>
+#include <string>
 
 #include "common/cuda/device.h"
 
 namespace common {
+
+// The host has no more memory that it can pin.
+class OutOfPinnedMemory : public CudaError {
+ public:
+  using CudaError::CudaError;
+};
 
 // Both see it: the device may also write to it directly, and the host reads that once the stream is done.
 template <typename T>
@@ -13,7 +20,12 @@ class PinnedArray {
  public:
   explicit PinnedArray(std::size_t size) : size_(size) {
     void* data = nullptr;
-    CUDA_CHECK(cudaHostAlloc(&data, size * sizeof(T), cudaHostAllocMapped));
+    const cudaError_t error = cudaHostAlloc(&data, size * sizeof(T), cudaHostAllocMapped);
+    if (error == cudaErrorMemoryAllocation) {
+      (void)cudaGetLastError();
+      throw OutOfPinnedMemory("the host can't pin " + std::to_string(size * sizeof(T)) + " bytes of memory");
+    }
+    CUDA_CHECK(error);
     data_ = static_cast<T*>(data);
   }
   ~PinnedArray() { cudaFreeHost(data_); }

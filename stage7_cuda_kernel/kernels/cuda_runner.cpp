@@ -1,19 +1,19 @@
 #include "cuda_runner.h"
 
 #include <algorithm>
-#include <array>
 #include <bit>
-#include <map>
+#include <cstddef>
+#include <cstdint>
+#include <optional>
 #include <set>
 #include <string>
-#include <tuple>
-#include <utility>
 #include <vector>
 
 #include "common/base/check.h"
 #include "common/base/text.h"
 #include "common/cuda/device.h"
 #include "common/cuda/llama.h"
+#include "common/cuda/pinned.h"
 #include "common/cuda/timing.h"
 #include "kernels.h"
 #include "step_inputs.h"
@@ -32,9 +32,8 @@ PageShape page_shape(const KvCacheShape& shape, Precision precision) {
 }
 
 common::CudaLlama device_model(const common::Llama& model, Precision precision, int chunk_size) {
-  const auto type = precision == Precision::kFloat32 ? common::Precision::kFloat32 : common::Precision::kBFloat16;
-  return model.is_synthetic() ? common::CudaLlama(model.config(), 1, type, chunk_size)
-                              : common::CudaLlama(model, type, chunk_size);
+  return model.is_synthetic() ? common::CudaLlama(model.config(), 1, precision, chunk_size)
+                              : common::CudaLlama(model, precision, chunk_size);
 }
 
 // Free functions of the kernels' names, which a runner's own members would hide.
@@ -45,44 +44,33 @@ void launch_copies(void* keys, void* values, int num_layers, const PageShape& sh
 
 std::string why_unsupported(const PageShape& shape, int num_heads) { return unsupported(shape, num_heads); }
 
-// Steps in which everybody has one token are recorded for so many sequences; inactive ones fill them up.
-int recorded_size(int num_sequences) {
-  int size = 1;
-  while (size < num_sequences) {
-    size += std::min(size, 8);
-  }
-  return size;
-}
-
 }  // namespace
 
 struct CudaRunner::Impl {
   Impl(const common::Llama& llama, const KvCacheShape& cache_shape, Precision precision, int chunk_size)
       : shape(page_shape(cache_shape, precision)),
         num_layers(cache_shape.num_layers),
-        max_tokens(chunk_size),
         layer_bytes(static_cast<std::size_t>(shape.elements()) * static_cast<std::size_t>(bytes_of(shape.type))),
         model(device_model(llama, precision, chunk_size)),
         keys(layer_bytes * static_cast<std::size_t>(num_layers)),
         values(layer_bytes * static_cast<std::size_t>(num_layers)),
-        most_blocks(std::min(cache_shape.num_blocks,
-                             (llama.config().context_length + shape.block_size - 1) / shape.block_size)),
-        buffers{{{chunk_size, most_blocks}, {chunk_size, most_blocks}}},
-        decode_workspace(decode_workspace_bytes(shape, batch(buffers[0].inputs(), 0, chunk_size))),
-        ragged_workspace(ragged_workspace_bytes(shape, batch(buffers[0].inputs(), 0, chunk_size), chunk_size)),
-        logits(static_cast<std::size_t>(chunk_size) * static_cast<std::size_t>(llama.config().vocab_size)) {
-    // NaN, in either type: who reads a slot that nobody has written will know.
+        inputs(chunk_size, std::min(cache_shape.num_blocks,
+                                    (llama.config().context_length + shape.block_size - 1) / shape.block_size)),
+        decode_workspace(decode_workspace_bytes(shape, batch())),
+        ragged_workspace(ragged_workspace_bytes(shape, batch(), chunk_size)),
+        logits(static_cast<std::size_t>(llama.config().vocab_size)) {
+    // NaN, in either type, so that reading a slot that was never written shows.
     CUDA_CHECK(cudaMemsetAsync(keys.data(), 0xFF, keys.bytes(), stream.get()));
     CUDA_CHECK(cudaMemsetAsync(values.data(), 0xFF, values.bytes(), stream.get()));
   }
 
-  // `count` of the step's sequences, from the `first` one on.
-  Batch batch(const StepInputs& inputs, int first, int count) const {
-    return {.num_sequences = count,
+  // The one sequence.
+  Batch batch() const {
+    return {.num_sequences = 1,
             .num_heads = model.config().num_heads,
-            .context_lengths = inputs.context_lengths() + first,
-            .block_tables = inputs.block_tables() + std::int64_t{first} * inputs.table_pitch(),
-            .max_blocks_per_sequence = inputs.table_pitch()};
+            .context_lengths = inputs.context_length(),
+            .block_tables = inputs.block_table(),
+            .max_blocks_per_sequence = inputs.max_blocks()};
   }
 
   Pages pages(int layer) const {
@@ -90,42 +78,31 @@ struct CudaRunner::Impl {
     return {static_cast<std::byte*>(keys.data()) + first, static_cast<std::byte*>(values.data()) + first, shape};
   }
 
-  // One pass over all tokens: sequences with one token are decode attention's, the rest is ragged attention's. `which`
-  // of the buffers are the step's; the others are those of the step before.
-  void run(int which, int num_tokens, int num_decodes, int num_chunks, int num_rows) {
-    const StepInputs& inputs = buffers[static_cast<std::size_t>(which)].inputs();
-    int* const likeliest = buffers[static_cast<std::size_t>(which)].likeliest();
-    const int* const previous = buffers[static_cast<std::size_t>(1 - which)].likeliest();
-    const Batch decodes = batch(inputs, 0, num_decodes);
-    const Batch chunks = batch(inputs, num_decodes, num_chunks);
-    const int num_queries = num_tokens - num_decodes;
-    if (num_decodes > 0) {
-      plan_decode(shape, decodes, decode_workspace.data(), stream.get());
+  // One pass over all tokens: a single one is decode attention's, a chunk ragged attention's.
+  void run(int num_tokens) {
+    const bool is_decode = num_tokens == 1;
+    if (is_decode) {
+      plan_decode(shape, batch(), decode_workspace.data(), stream.get());
+    } else {
+      plan_ragged(shape, batch(), inputs.query_starts(), num_tokens, ragged_workspace.data(), stream.get());
     }
-    if (num_chunks > 0) {
-      plan_ragged(shape, chunks, inputs.query_starts(), num_queries, ragged_workspace.data(), stream.get());
-    }
-    const auto skipped_bytes = std::int64_t{num_decodes} * decodes.num_heads * shape.head_dim * bytes_of(shape.type);
     model.forward(
         inputs.tokens(), inputs.positions(), num_tokens,
         [&](const common::CudaAttentionCall& call) {
-          write_to_slots(pages(call.layer), call.k, call.v, call.kv_row_stride, inputs.slot_mapping(), num_tokens,
-                         call.stream);
-          if (num_decodes > 0) {
-            decode_attention(pages(call.layer), decodes, call.q, call.output, decode_workspace.data(), call.stream);
-          }
-          if (num_chunks > 0) {
-            ragged_attention(pages(call.layer), chunks, inputs.query_starts(),
-                             static_cast<const std::byte*>(call.q) + skipped_bytes,
-                             static_cast<std::byte*>(call.output) + skipped_bytes, num_queries, ragged_workspace.data(),
-                             call.stream);
+          const Pages layer = pages(call.layer);
+          write_to_slots(layer, call.k, call.v, call.kv_row_stride, inputs.slot_mapping(), num_tokens, call.stream);
+          if (is_decode) {
+            // The launch before, write_to_slots, keeps to what this asks for.
+            decode_attention(layer, batch(), call.q, call.output, decode_workspace.data(), call.stream,
+                             {.overlap_previous = true});
+          } else {
+            ragged_attention(layer, batch(), inputs.query_starts(), call.q, call.output, num_tokens,
+                             ragged_workspace.data(), call.stream);
           }
         },
-        stream.get(), previous);
-    if (num_rows > 0) {
-      model.logits(inputs.logits_rows(), num_rows, logits.data(), stream.get());
-      model.argmax(logits.data(), num_rows, likeliest, stream.get());
-    }
+        stream.get());
+    model.logits(inputs.last_row(), 1, logits.data(), stream.get());
+    model.argmax(logits.data(), 1, argmax.data(), stream.get());
   }
 
   void copy(const std::vector<PageCopy>& copies) {
@@ -141,20 +118,20 @@ struct CudaRunner::Impl {
 
   PageShape shape;
   int num_layers;
-  int max_tokens;  // of a step
   std::size_t layer_bytes;
   common::Stream stream;
   common::CudaLlama model;
-  common::DeviceMemory keys;           // [num_layers, num_blocks, num_kv_heads, block_size, head_dim]
-  common::DeviceMemory values;         // likewise
-  int most_blocks;                     // of a sequence
-  std::array<StepBuffers, 2> buffers;  // of the steps of even and of odd number
-  int last = 0;                        // which the step has that was ordered last
+  common::DeviceMemory keys;    // [num_layers, num_blocks, num_kv_heads, block_size, head_dim]
+  common::DeviceMemory values;  // likewise
+  StepInputs inputs;
   common::DeviceMemory decode_workspace;
   common::DeviceMemory ragged_workspace;
-  DeviceArray<float> logits;  // [num_rows, vocab_size]
-  // By the buffers they use, the number of sequences, and the pitch of their tables.
-  std::map<std::tuple<int, int, int>, common::Graph> steps;
+  DeviceArray<float> logits;  // [1, vocab_size]
+  DeviceArray<int> argmax{1};
+  common::PinnedArray<int> argmax_on_host{1};
+  // Six launches a layer and four more, the same for every step of one token: recorded at the first such step, and
+  // replayed with other numbers in the inputs.
+  std::optional<common::Graph> decode_step;
 };
 
 std::string CudaRunner::unsupported(const common::LlamaConfig& config, const KvCacheShape& shape, Precision precision) {
@@ -198,37 +175,27 @@ void CudaRunner::copy_blocks(std::span<const BlockCopy> copies) {
 }
 
 void CudaRunner::forward(const GpuStep& step) {
-  const auto num_sequences = static_cast<int>(step.context_lengths.size());
-  const int size = recorded_size(num_sequences);
-  const bool is_recorded = step.tokens.size() == step.context_lengths.size() &&
-                           step.logits_rows.size() == step.tokens.size() && size <= impl_->max_tokens;
-  const int next = 1 - impl_->last;
-  StepBuffers& own = impl_->buffers[static_cast<std::size_t>(next)];
-  const StepBuffers& other = impl_->buffers[static_cast<std::size_t>(impl_->last)];
-  if (own.begin(step, is_recorded ? size : num_sequences, other, impl_->stream)) {
-    std::erase_if(impl_->steps, [&](const auto& recorded) { return std::get<0>(recorded.first) == next; });
-  }
-  const StepInputs& inputs = own.inputs();
-  if (is_recorded) {
-    // Six launches a layer and four more, the same for every step of this size: recorded when it first comes, and
-    // replayed with other numbers in the inputs.
-    const std::tuple key(next, size, inputs.table_pitch());
-    auto found = impl_->steps.find(key);
-    if (found == impl_->steps.end()) {
-      found = impl_->steps.try_emplace(key, impl_->stream, [&] { impl_->run(next, size, size, 0, size); }).first;
+  try {
+    impl_->inputs.upload(step, impl_->shape.block_size, impl_->stream);
+    const int num_tokens = impl_->inputs.num_tokens();
+    if (num_tokens == 1) {
+      if (!impl_->decode_step) {
+        impl_->decode_step.emplace(impl_->stream, [&] { impl_->run(num_tokens); });
+      }
+      impl_->decode_step->launch(impl_->stream);
+    } else {
+      impl_->run(num_tokens);
     }
-    found->second.launch(impl_->stream);
-  } else {
-    const int num_chunks = num_sequences - inputs.num_decodes();
-    impl_->run(next, inputs.num_tokens(), inputs.num_decodes(), num_chunks, inputs.num_rows());
+    CUDA_CHECK(cudaMemcpyAsync(impl_->argmax_on_host.data(), impl_->argmax.data(), sizeof(int), cudaMemcpyDeviceToHost,
+                               impl_->stream.get()));
+  } catch (...) {
+    (void)cudaStreamSynchronize(impl_->stream.get());  // what was enqueued still reads the inputs
+    throw;
   }
-  own.end(impl_->stream);
-  impl_->last = next;
 }
 
 common::Matrix CudaRunner::logits() {
-  common::Matrix result(impl_->buffers[static_cast<std::size_t>(impl_->last)].inputs().num_rows(),
-                        impl_->model.config().vocab_size);
+  common::Matrix result(1, impl_->model.config().vocab_size);
   CUDA_CHECK(cudaMemcpyAsync(result.data(), impl_->logits.data(),
                              static_cast<std::size_t>(result.size()) * sizeof(float), cudaMemcpyDeviceToHost,
                              impl_->stream.get()));
@@ -236,9 +203,9 @@ common::Matrix CudaRunner::logits() {
   return result;
 }
 
-std::vector<common::Token> CudaRunner::likeliest(int steps_ago) {
-  COMMON_CHECK(steps_ago == 0 || steps_ago == 1, "the answers to the last two steps are kept");
-  return impl_->buffers[static_cast<std::size_t>((impl_->last + steps_ago) % 2)].answer();
+common::Token CudaRunner::argmax_token() {
+  impl_->stream.synchronize();
+  return *impl_->argmax_on_host.data();
 }
 
 common::Matrix CudaRunner::keys(int layer, std::span<const int> slots) { return impl_->read_back(layer, slots, true); }

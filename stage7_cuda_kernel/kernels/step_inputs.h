@@ -1,12 +1,9 @@
-// What a step of a CudaRunner reads, and where it answers: one copy brings the inputs over, and one the answer back.
+// What a step of a CudaRunner reads: flat arrays, brought over by one copy.
 #pragma once
 
 #include <algorithm>
-#include <cstdint>
-#include <memory>
-#include <numeric>
+#include <cstddef>
 #include <span>
-#include <vector>
 
 #include "../gpu_runner.h"
 #include "common/base/check.h"
@@ -15,179 +12,69 @@
 
 namespace stage7 {
 
-// Sequences with a single token come first: they are decode attention's, and the others ragged attention's. Where an
-// array stands depends on the number of tokens and on the pitch of the block tables alone, so that a recorded step
-// finds it again.
+// Where an array lies depends on the number of tokens alone, so that a recorded step finds it again.
 class StepInputs {
  public:
-  StepInputs(int most_tokens, int most_blocks)
-      : max_tokens_(most_tokens),
-        max_blocks_(most_blocks),
-        host_(std::make_unique<common::PinnedArray<int>>(kBlockTables * stride(most_tokens) + kFirstTables)),
-        device_(host_->size()) {}
+  StepInputs(int max_tokens, int max_blocks)
+      : max_tokens_(max_tokens),
+        max_blocks_(max_blocks),
+        host_(kTokens + 3 * stride(max_tokens) + static_cast<std::size_t>(max_blocks)),
+        device_(host_.size()) {}
 
-  // padded_sequences: as many as the step's, or more; those beyond are inactive and have one token each. The last
-  // upload must be over, and the step that read it. True if the arrays had to grow, and stand somewhere else.
-  bool upload(const GpuStep& step, int padded_sequences, const common::Stream& stream) {
-    const auto count = static_cast<int>(step.context_lengths.size());
-    const int num_tokens = static_cast<int>(step.tokens.size()) + padded_sequences - count;
-    COMMON_CHECK(count > 0 && count <= padded_sequences, "a step has sequences");
-    COMMON_CHECK(num_tokens <= max_tokens_, "a step has at most the tokens that were announced");
+  // Enqueued: what comes next in the stream finds the inputs. Waits until the last upload has left the host.
+  void upload(const GpuStep& step, int block_size, const common::Stream& stream) {
+    const auto num_tokens = static_cast<int>(step.tokens.size());
+    const int num_blocks = (step.context_length + block_size - 1) / block_size;
+    COMMON_CHECK(num_tokens > 0 && num_tokens <= max_tokens_, "a step has at most the tokens that were announced");
     COMMON_CHECK(step.positions.size() == step.tokens.size() && step.slot_mapping.size() == step.tokens.size(),
                  "each token has a position and a slot");
-    int longest_table = 1;
-    for (int s = 0; s < count; ++s) {
-      longest_table = std::max(longest_table, at(step.table_starts, s + 1) - at(step.table_starts, s));
-    }
-    COMMON_CHECK(longest_table <= max_blocks_, "the sequence is longer than the model's context");
-    pitch_ = rounded_pitch(longest_table);
-    stride_ = stride(num_tokens);
-    const std::size_t used = kBlockTables * stride_ + static_cast<std::size_t>(count) * pitch_;
-    const bool grows = used > device_.size();
-    if (grows) {
-      host_ = std::make_unique<common::PinnedArray<int>>(2 * used);
-      device_ = common::DeviceArray<int>(2 * used);
-    }
-
-    const auto num_queries = [&](int s) { return at(step.query_starts, s + 1) - at(step.query_starts, s); };
-    std::vector<int> order(static_cast<std::size_t>(count));
-    std::iota(order.begin(), order.end(), 0);
-    const auto chunks = std::stable_partition(order.begin(), order.end(), [&](int s) { return num_queries(s) == 1; });
-    num_decodes_ = static_cast<int>(chunks - order.begin());
-    std::vector<int> new_rows(step.tokens.size());
-    num_tokens_ = 0;
-    for (int i = 0; i < count; ++i) {
-      const int sequence = order[static_cast<std::size_t>(i)];
-      host(kContextLengths)[i] = at(step.context_lengths, sequence);
-      if (i >= num_decodes_) {
-        host(kQueryStarts)[i - num_decodes_] = num_tokens_ - num_decodes_;
-      }
-      for (int token = at(step.query_starts, sequence); token < at(step.query_starts, sequence + 1); ++token) {
-        new_rows[static_cast<std::size_t>(token)] = num_tokens_;
-        add_token(at(step.tokens, token), at(step.positions, token), at(step.slot_mapping, token));
-      }
-      std::copy(step.block_tables.begin() + at(step.table_starts, sequence),
-                step.block_tables.begin() + at(step.table_starts, sequence + 1),
-                host(kBlockTables) + static_cast<std::size_t>(i) * pitch_);
-    }
-    host(kQueryStarts)[count - num_decodes_] = num_tokens_ - num_decodes_;
-    num_rows_ = 0;
-    for (const int wanted : step.logits_rows) {
-      host(kLogitsRows)[num_rows_++] = new_rows[static_cast<std::size_t>(wanted)];
-    }
-    for (int i = count; i < padded_sequences; ++i) {
-      host(kContextLengths)[i] = 0;
-      host(kLogitsRows)[i] = num_tokens_;
-      add_token(0, 0, -1);
-    }
-    CUDA_CHECK(
-        cudaMemcpyAsync(device_.data(), host_->data(), used * sizeof(int), cudaMemcpyHostToDevice, stream.get()));
-    return grows;
+    COMMON_CHECK(num_blocks <= max_blocks_, "the sequence is longer than the model's context");
+    COMMON_CHECK(num_tokens <= step.context_length && num_blocks <= static_cast<int>(step.block_table.size()),
+                 "the block table covers the context");
+    uploaded_.wait();
+    num_tokens_ = num_tokens;
+    host_.data()[kContextLength] = step.context_length;
+    host_.data()[kQueryStarts] = 0;
+    host_.data()[kQueryStarts + 1] = num_tokens;
+    host_.data()[kLastRow] = num_tokens - 1;
+    std::copy(step.tokens.begin(), step.tokens.end(), host_.data() + kTokens);
+    std::copy(step.positions.begin(), step.positions.end(), host_.data() + array(1));
+    std::copy(step.slot_mapping.begin(), step.slot_mapping.end(), host_.data() + array(2));
+    std::copy_n(step.block_table.begin(), num_blocks, host_.data() + array(3));
+    CUDA_CHECK(cudaMemcpyAsync(device_.data(), host_.data(),
+                               (array(3) + static_cast<std::size_t>(num_blocks)) * sizeof(int), cudaMemcpyHostToDevice,
+                               stream.get()));
+    uploaded_.record(stream);
   }
 
   // Of the last upload.
-  int num_tokens() const { return num_tokens_; }    // padding included
-  int num_decodes() const { return num_decodes_; }  // sequences with one token, padding excluded
-  int num_rows() const { return num_rows_; }        // whose logits are wanted, likewise
-  int table_pitch() const { return static_cast<int>(pitch_); }
-  const int* context_lengths() const { return device(kContextLengths); }
-  const int* query_starts() const { return device(kQueryStarts); }  // of the sequences after the decodes, from 0 on
-  const int* logits_rows() const { return device(kLogitsRows); }
-  const int* tokens() const { return device(kTokens); }
-  const int* positions() const { return device(kPositions); }
-  const int* slot_mapping() const { return device(kSlots); }
-  const int* block_tables() const { return device(kBlockTables); }  // [num_sequences, table_pitch]
+  int num_tokens() const { return num_tokens_; }
+  int max_blocks() const { return max_blocks_; }
+  // On the device.
+  const int* context_length() const { return device_.data() + kContextLength; }
+  const int* query_starts() const { return device_.data() + kQueryStarts; }  // [2]: 0, num_tokens
+  const int* last_row() const { return device_.data() + kLastRow; }
+  const int* tokens() const { return device_.data() + kTokens; }  // [num_tokens], as the next two
+  const int* positions() const { return device_.data() + array(1); }
+  const int* slot_mapping() const { return device_.data() + array(2); }
+  const int* block_table() const { return device_.data() + array(3); }
 
  private:
-  enum Array : std::size_t { kContextLengths, kQueryStarts, kLogitsRows, kTokens, kPositions, kSlots, kBlockTables };
-  static constexpr std::size_t kFirstTables = 1 << 15;  // room for so many entries at first
-  // Of whole 16 bytes, and one more than there are tokens.
-  static std::size_t stride(int num_tokens) { return static_cast<std::size_t>(num_tokens) / 4 * 4 + 4; }
-  // Few different ones, since each is recorded by itself: 16, 64, 256, …
-  static std::size_t rounded_pitch(int num_blocks) {
-    std::size_t pitch = 16;
-    while (pitch < static_cast<std::size_t>(num_blocks)) {
-      pitch *= 4;
-    }
-    return pitch;
-  }
-  int* host(Array array) const { return host_->data() + array * stride_; }
-  const int* device(Array array) const { return device_.data() + array * stride_; }
-  static int at(std::span<const int> values, int index) { return values[static_cast<std::size_t>(index)]; }
-
-  void add_token(int token, int position, int slot) {
-    host(kTokens)[num_tokens_] = token;
-    host(kPositions)[num_tokens_] = position;
-    host(kSlots)[num_tokens_] = slot;
-    num_tokens_ += 1;
-  }
+  static constexpr std::size_t kContextLength = 0;
+  static constexpr std::size_t kQueryStarts = 1;
+  static constexpr std::size_t kLastRow = 3;
+  static constexpr std::size_t kTokens = 4;
+  // Arrays begin at multiples of 16 bytes.
+  static std::size_t stride(int num_tokens) { return (static_cast<std::size_t>(num_tokens) + 3) / 4 * 4; }
+  // Where the i-th array begins, counted from the tokens on.
+  std::size_t array(std::size_t i) const { return kTokens + i * stride(num_tokens_); }
 
   int max_tokens_;
   int max_blocks_;
   int num_tokens_ = 0;
-  int num_decodes_ = 0;
-  int num_rows_ = 0;
-  std::size_t stride_ = 0;
-  std::size_t pitch_ = 16;
-  // The arrays, [stride] each, and then the block tables, [num_sequences, pitch].
-  std::unique_ptr<common::PinnedArray<int>> host_;
+  common::PinnedArray<int> host_;
   common::DeviceArray<int> device_;
-};
-
-// Of one of the two steps that can be on their way at once. If the other one is being computed, inputs and answer
-// travel in a stream of their own, so that nothing stands between the computing of two steps; else they need not change
-// streams.
-class StepBuffers {
- public:
-  StepBuffers(int most_tokens, int most_blocks)
-      : inputs_(most_tokens, most_blocks),
-        likeliest_(static_cast<std::size_t>(most_tokens)),
-        answer_(likeliest_.size()) {}
-
-  // What comes next in `stream` finds the inputs. Waits for the last step that had them. True if they stand somewhere
-  // else.
-  bool begin(const GpuStep& step, int padded_sequences, const StepBuffers& other, const common::Stream& stream) {
-    answered_.wait();
-    is_aside_ = !other.computed_.is_done();
-    const common::Stream& path = is_aside_ ? copies_ : stream;
-    const bool moved = inputs_.upload(step, padded_sequences, path);
-    if (is_aside_) {
-      uploaded_.record(copies_);
-      stream.wait(uploaded_);
-    }
-    return moved;
-  }
-
-  // The step has been ordered: what it leaves in likeliest() goes to the host.
-  void end(const common::Stream& stream) {
-    computed_.record(stream);
-    const common::Stream& path = is_aside_ ? copies_ : stream;
-    if (is_aside_) {
-      copies_.wait(computed_);
-    }
-    CUDA_CHECK(cudaMemcpyAsync(answer_.data(), likeliest_.data(),
-                               static_cast<std::size_t>(inputs_.num_rows()) * sizeof(int), cudaMemcpyDeviceToHost,
-                               path.get()));
-    answered_.record(path);
-  }
-
-  const StepInputs& inputs() const { return inputs_; }
-  int* likeliest() const { return likeliest_.data(); }  // device, [num_rows]
-  // The same on the host. Waits.
-  std::vector<common::Token> answer() const {
-    answered_.wait();
-    return {answer_.data(), answer_.data() + inputs_.num_rows()};
-  }
-
- private:
-  bool is_aside_ = false;
-  common::Stream copies_;
   common::Event uploaded_;
-  common::Event computed_;
-  common::Event answered_;
-  StepInputs inputs_;
-  common::DeviceArray<int> likeliest_;
-  common::PinnedArray<int> answer_;
 };
 
 }  // namespace

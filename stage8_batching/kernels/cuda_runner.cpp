@@ -3,7 +3,10 @@
 #include <algorithm>
 #include <array>
 #include <bit>
+#include <cstddef>
+#include <cstdint>
 #include <map>
+#include <numeric>
 #include <set>
 #include <string>
 #include <tuple>
@@ -14,6 +17,7 @@
 #include "common/base/text.h"
 #include "common/cuda/device.h"
 #include "common/cuda/llama.h"
+#include "common/cuda/pinned.h"
 #include "common/cuda/timing.h"
 #include "host_pages.h"
 #include "kernels.h"
@@ -33,9 +37,8 @@ PageShape page_shape(const KvCacheShape& shape, Precision precision) {
 }
 
 common::CudaLlama device_model(const common::Llama& model, Precision precision, int chunk_size) {
-  const auto type = precision == Precision::kFloat32 ? common::Precision::kFloat32 : common::Precision::kBFloat16;
-  return model.is_synthetic() ? common::CudaLlama(model.config(), 1, type, chunk_size)
-                              : common::CudaLlama(model, type, chunk_size);
+  return model.is_synthetic() ? common::CudaLlama(model.config(), 1, precision, chunk_size)
+                              : common::CudaLlama(model, precision, chunk_size);
 }
 
 // Free functions of the kernels' names, which a runner's own members would hide.
@@ -46,7 +49,7 @@ void launch_copies(void* keys, void* values, int num_layers, const PageShape& sh
 
 std::string why_unsupported(const PageShape& shape, int num_heads) { return unsupported(shape, num_heads); }
 
-// Steps in which everybody has one token are recorded for so many sequences; inactive ones fill them up.
+// Steps of one token a sequence are recorded for so many sequences: 1, 2, 4, 8, 16, 24, … Inactive ones fill them up.
 int recorded_size(int num_sequences) {
   int size = 1;
   while (size < num_sequences) {
@@ -67,13 +70,13 @@ struct CudaRunner::Impl {
         keys(layer_bytes * static_cast<std::size_t>(num_layers)),
         values(layer_bytes * static_cast<std::size_t>(num_layers)),
         host(shape, num_layers, cache_shape.num_host_blocks),
-        most_blocks(std::min(cache_shape.num_blocks,
-                             (llama.config().context_length + shape.block_size - 1) / shape.block_size)),
-        buffers{{{chunk_size, most_blocks}, {chunk_size, most_blocks}}},
+        max_blocks(std::min(cache_shape.num_blocks,
+                            (llama.config().context_length + shape.block_size - 1) / shape.block_size)),
+        buffers{{{chunk_size, max_blocks}, {chunk_size, max_blocks}}},
         decode_workspace(decode_workspace_bytes(shape, batch(buffers[0].inputs(), 0, chunk_size))),
         ragged_workspace(ragged_workspace_bytes(shape, batch(buffers[0].inputs(), 0, chunk_size), chunk_size)),
         logits(static_cast<std::size_t>(chunk_size) * static_cast<std::size_t>(llama.config().vocab_size)) {
-    // NaN, in either type: who reads a slot that nobody has written will know.
+    // NaN, in either type, so that reading a slot that was never written shows.
     CUDA_CHECK(cudaMemsetAsync(keys.data(), 0xFF, keys.bytes(), stream.get()));
     CUDA_CHECK(cudaMemsetAsync(values.data(), 0xFF, values.bytes(), stream.get()));
   }
@@ -92,12 +95,12 @@ struct CudaRunner::Impl {
     return {static_cast<std::byte*>(keys.data()) + first, static_cast<std::byte*>(values.data()) + first, shape};
   }
 
-  // One pass over all tokens: sequences with one token are decode attention's, the rest is ragged attention's. `which`
-  // of the buffers are the step's; the others are those of the step before.
+  // One pass over all tokens: sequences with one token are decode attention's, the rest is ragged attention's. The
+  // step's inputs are in buffers[which]; the other buffers have what the step before has drawn.
   void run(int which, int num_tokens, int num_decodes, int num_chunks, int num_rows) {
     const StepInputs& inputs = buffers[static_cast<std::size_t>(which)].inputs();
-    int* const likeliest = buffers[static_cast<std::size_t>(which)].likeliest();
-    const int* const previous = buffers[static_cast<std::size_t>(1 - which)].likeliest();
+    int* const argmax = buffers[static_cast<std::size_t>(which)].argmax();
+    const int* const previous = buffers[static_cast<std::size_t>(1 - which)].argmax();
     const Batch decodes = batch(inputs, 0, num_decodes);
     const Batch chunks = batch(inputs, num_decodes, num_chunks);
     const int num_queries = num_tokens - num_decodes;
@@ -108,25 +111,26 @@ struct CudaRunner::Impl {
       plan_ragged(shape, chunks, inputs.query_starts(), num_queries, ragged_workspace.data(), stream.get());
     }
     const auto skipped_bytes = std::int64_t{num_decodes} * decodes.num_heads * shape.head_dim * bytes_of(shape.type);
-    model.forward(
-        inputs.tokens(), inputs.positions(), num_tokens,
-        [&](const common::CudaAttentionCall& call) {
-          write_to_slots(pages(call.layer), call.k, call.v, call.kv_row_stride, inputs.slot_mapping(), num_tokens,
-                         call.stream);
-          if (num_decodes > 0) {
-            decode_attention(pages(call.layer), decodes, call.q, call.output, decode_workspace.data(), call.stream);
-          }
-          if (num_chunks > 0) {
-            ragged_attention(pages(call.layer), chunks, inputs.query_starts(),
-                             static_cast<const std::byte*>(call.q) + skipped_bytes,
-                             static_cast<std::byte*>(call.output) + skipped_bytes, num_queries, ragged_workspace.data(),
-                             call.stream);
-          }
-        },
-        stream.get(), previous);
+    model.forward(inputs.tokens(), inputs.positions(), num_tokens,
+                  [&](const common::CudaAttentionCall& call) {
+                    write_to_slots(pages(call.layer), call.k, call.v, call.kv_row_stride, inputs.slot_mapping(),
+                                   num_tokens, call.stream);
+                    if (num_decodes > 0) {
+                      // The launch before, write_to_slots, keeps to what this asks for.
+                      decode_attention(pages(call.layer), decodes, call.q, call.output, decode_workspace.data(),
+                                       call.stream, {.overlap_previous = true});
+                    }
+                    if (num_chunks > 0) {
+                      ragged_attention(pages(call.layer), chunks, inputs.query_starts(),
+                                       static_cast<const std::byte*>(call.q) + skipped_bytes,
+                                       static_cast<std::byte*>(call.output) + skipped_bytes, num_queries,
+                                       ragged_workspace.data(), call.stream);
+                    }
+                  },
+                  stream.get(), {.rows = inputs.pending_rows(), .tokens = previous});
     if (num_rows > 0) {
       model.logits(inputs.logits_rows(), num_rows, logits.data(), stream.get());
-      model.argmax(logits.data(), num_rows, likeliest, stream.get());
+      model.argmax(logits.data(), num_rows, argmax, stream.get());
     }
   }
 
@@ -150,9 +154,9 @@ struct CudaRunner::Impl {
   common::DeviceMemory keys;           // [num_layers, num_blocks, num_kv_heads, block_size, head_dim]
   common::DeviceMemory values;         // likewise
   HostPages host;                      // blocks from num_blocks on
-  int most_blocks;                     // of a sequence
+  int max_blocks;                      // of a sequence
   std::array<StepBuffers, 2> buffers;  // of the steps of even and of odd number
-  int last = 0;                        // which the step has that was ordered last
+  int last = 0;                        // which of them the last enqueued step has
   common::DeviceMemory decode_workspace;
   common::DeviceMemory ragged_workspace;
   DeviceArray<float> logits;  // [num_rows, vocab_size]
@@ -168,6 +172,10 @@ std::string CudaRunner::unsupported(const common::LlamaConfig& config, const KvC
 CudaRunner::CudaRunner(const common::Llama& model, const KvCacheShape& shape, Precision precision, int chunk_size) {
   try {
     impl_ = std::make_unique<Impl>(model, shape, precision, chunk_size);
+  } catch (const common::OutOfPinnedMemory&) {
+    throw common::InputError("the host has no room for " +
+                             common::format_bytes(shape.bytes_per_slot() * shape.block_size * shape.num_host_blocks) +
+                             " of swapped-out K and V; less of it (--host-slots) may fit");
   } catch (const common::OutOfDeviceMemory&) {
     throw common::InputError("the GPU has no room for the model and " +
                              common::format_bytes(shape.bytes_per_slot() * shape.num_slots()) +
@@ -213,25 +221,70 @@ void CudaRunner::forward(const GpuStep& step) {
   const int next = 1 - impl_->last;
   StepBuffers& own = impl_->buffers[static_cast<std::size_t>(next)];
   const StepBuffers& other = impl_->buffers[static_cast<std::size_t>(impl_->last)];
-  if (own.begin(step, is_recorded ? size : num_sequences, other, impl_->stream)) {
-    std::erase_if(impl_->steps, [&](const auto& recorded) { return std::get<0>(recorded.first) == next; });
-  }
-  const StepInputs& inputs = own.inputs();
-  if (is_recorded) {
-    // Six launches a layer and four more, the same for every step of this size: recorded when it first comes, and
-    // replayed with other numbers in the inputs.
-    const std::tuple key(next, size, inputs.table_pitch());
-    auto found = impl_->steps.find(key);
-    if (found == impl_->steps.end()) {
-      found = impl_->steps.try_emplace(key, impl_->stream, [&] { impl_->run(next, size, size, 0, size); }).first;
+  try {
+    if (own.begin(step, is_recorded ? size : num_sequences, other, impl_->stream)) {
+      std::erase_if(impl_->steps, [&](const auto& recorded) { return std::get<0>(recorded.first) == next; });
     }
-    found->second.launch(impl_->stream);
-  } else {
-    const int num_chunks = num_sequences - inputs.num_decodes();
-    impl_->run(next, inputs.num_tokens(), inputs.num_decodes(), num_chunks, inputs.num_rows());
+    const StepInputs& inputs = own.inputs();
+    if (is_recorded) {
+      // Six launches a layer and four more, the same for every step of this size: recorded when it first comes, and
+      // replayed with other numbers in the inputs.
+      const std::tuple key(next, size, inputs.table_pitch());
+      auto found = impl_->steps.find(key);
+      if (found == impl_->steps.end()) {
+        found = impl_->steps.try_emplace(key, impl_->stream, [&] { impl_->run(next, size, size, 0, size); }).first;
+      }
+      found->second.launch(impl_->stream);
+    } else {
+      const int num_chunks = num_sequences - inputs.num_decodes();
+      impl_->run(next, inputs.num_tokens(), inputs.num_decodes(), num_chunks, inputs.num_rows());
+    }
+    own.end(impl_->stream);
+  } catch (...) {
+    own.abandon(impl_->stream);
+    throw;
   }
-  own.end(impl_->stream);
   impl_->last = next;
+}
+
+void CudaRunner::warm_up(int max_tokens, int max_sequences) {
+  // First a chunk, over a table that names block 0 all the time; its K and V go nowhere.
+  const PageShape& shape = impl_->shape;
+  const std::int64_t num_slots = shape.num_blocks * shape.block_size;
+  const auto length = static_cast<int>(
+      std::min<std::int64_t>({max_tokens, impl_->max_tokens, num_slots, impl_->model.config().context_length}));
+  const auto count = static_cast<std::size_t>(length);
+  const std::vector<int> zeros(count + 1);
+  const std::vector<int> no_slots(count, -1);
+  const int table_size = (length + shape.block_size - 1) / shape.block_size;
+  forward({.tokens = std::span(zeros).first(count),
+           .pending_tokens = {},
+           .positions = std::span(zeros).first(count),
+           .slot_mapping = no_slots,
+           .query_starts = std::vector{0, length},
+           .context_lengths = std::vector{length},
+           .block_tables = std::span(zeros).first(static_cast<std::size_t>(table_size)),
+           .table_starts = std::vector{0, table_size},
+           .logits_rows = std::vector{length - 1}});
+  // Then a token each for inactive sequences. Both sets of buffers have recorded steps of their own.
+  std::vector<int> ascending(count + 1);
+  std::iota(ascending.begin(), ascending.end(), 0);
+  const int max_size = std::min(recorded_size(max_sequences), length);
+  for (int size = 1; size <= max_size; size = recorded_size(size + 1)) {
+    const auto rows = static_cast<std::size_t>(size);
+    for (std::size_t i = 0; i < impl_->buffers.size(); ++i) {
+      forward({.tokens = std::span(zeros).first(rows),
+               .pending_tokens = {},
+               .positions = std::span(zeros).first(rows),
+               .slot_mapping = std::span(no_slots).first(rows),
+               .query_starts = std::span(ascending).first(rows + 1),
+               .context_lengths = std::span(zeros).first(rows),
+               .block_tables = {},
+               .table_starts = std::span(zeros).first(rows + 1),
+               .logits_rows = std::span(ascending).first(rows)});
+    }
+  }
+  argmax_tokens(0);
 }
 
 common::Matrix CudaRunner::logits() {
@@ -244,9 +297,9 @@ common::Matrix CudaRunner::logits() {
   return result;
 }
 
-std::vector<common::Token> CudaRunner::likeliest(int steps_ago) {
-  COMMON_CHECK(steps_ago == 0 || steps_ago == 1, "the answers to the last two steps are kept");
-  return impl_->buffers[static_cast<std::size_t>((impl_->last + steps_ago) % 2)].answer();
+std::vector<common::Token> CudaRunner::argmax_tokens(int step_age) {
+  COMMON_CHECK(step_age == 0 || step_age == 1, "what the last two steps have drawn is kept");
+  return impl_->buffers[static_cast<std::size_t>((impl_->last + step_age) % 2)].argmax_on_host();
 }
 
 common::Matrix CudaRunner::keys(int layer, std::span<const int> slots) { return impl_->read_back(layer, slots, true); }

@@ -1,8 +1,11 @@
 // GpuRunner by CUDA: pages, the model's weights, and the kernels of kernels.h in their order.
 #pragma once
 
+#include <cstdint>
 #include <memory>
+#include <span>
 #include <string>
+#include <vector>
 
 #include "../gpu_runner.h"
 
@@ -13,15 +16,16 @@ class CudaRunner : public GpuRunner {
   // Why the kernels do not take this model and cache; empty if they do.
   static std::string unsupported(const common::LlamaConfig& config, const KvCacheShape& shape, Precision precision);
 
-  // Takes the device's memory for weights and K/V. chunk_size: the most tokens of one forward pass. Throws InputError
-  // if the memory is too small.
+  // Takes the device's memory for weights and K/V. chunk_size: the largest number of tokens in one forward pass.
+  // Throws InputError if the memory is too small.
   CudaRunner(const common::Llama& model, const KvCacheShape& shape, Precision precision, int chunk_size);
   ~CudaRunner() override;
 
   void copy_blocks(std::span<const BlockCopy> copies) override;
   void forward(const GpuStep& step) override;
   common::Matrix logits() override;
-  std::vector<common::Token> likeliest(int steps_ago) override;
+  std::vector<common::Token> argmax_tokens(int step_age) override;
+  void warm_up(int max_tokens, int max_sequences) override;
   common::Matrix keys(int layer, std::span<const int> slots) override;
   common::Matrix values(int layer, std::span<const int> slots) override;
   std::int64_t weight_bytes_per_token() const override;

@@ -23,7 +23,7 @@ class HostPages {
   bool contains(int block) const { return static_cast<std::size_t>(block) >= num_blocks_; }
 
   // Moves a block, in all layers, between the device's pages ([num_layers, num_blocks, …] each) and this memory: one of
-  // the two is here. Ordered on the stream, not waited for: what is here is pinned.
+  // the two is here. Enqueued, not waited for: what is here is pinned.
   void copy(void* keys, void* values, int source, int destination, const common::Stream& stream) {
     move(static_cast<std::byte*>(keys), keys_.data(), source, destination, stream);
     move(static_cast<std::byte*>(values), values_.data(), source, destination, stream);
@@ -43,10 +43,20 @@ class HostPages {
     std::byte* const here = host + place * num_layers_ * block_bytes_;
     std::byte* const there = pages + static_cast<std::size_t>(is_out ? source : destination) * block_bytes_;
     const std::size_t layer_bytes = num_blocks_ * block_bytes_;
-    CUDA_CHECK(cudaMemcpy2DAsync(is_out ? here : there, is_out ? block_bytes_ : layer_bytes, is_out ? there : here,
-                                 is_out ? layer_bytes : block_bytes_, block_bytes_, num_layers_,
-                                 is_out ? cudaMemcpyDeviceToHost : cudaMemcpyHostToDevice, stream.get()));
+    const auto kind = is_out ? cudaMemcpyDeviceToHost : cudaMemcpyHostToDevice;
+    if (layer_bytes <= kMaxPitch) {
+      CUDA_CHECK(cudaMemcpy2DAsync(is_out ? here : there, is_out ? block_bytes_ : layer_bytes, is_out ? there : here,
+                                   is_out ? layer_bytes : block_bytes_, block_bytes_, num_layers_, kind, stream.get()));
+      return;
+    }
+    for (std::size_t layer = 0; layer < num_layers_; ++layer) {
+      std::byte* const packed = here + layer * block_bytes_;
+      std::byte* const paged = there + layer * layer_bytes;
+      CUDA_CHECK(cudaMemcpyAsync(is_out ? packed : paged, is_out ? paged : packed, block_bytes_, kind, stream.get()));
+    }
   }
+
+  static constexpr std::size_t kMaxPitch = 0x7FFFFFFF;  // cudaDevAttrMaxPitch of every GPU so far
 
   std::size_t num_layers_;
   std::size_t num_blocks_;  // on the device: host blocks are numbered from here on

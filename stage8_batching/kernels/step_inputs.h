@@ -1,4 +1,4 @@
-// What a step of a CudaRunner reads, and where it answers: one copy brings the inputs over, and one the answer back.
+// What a step of a CudaRunner reads, and where its tokens go: one copy brings the inputs over, one the tokens back.
 #pragma once
 
 #include <algorithm>
@@ -16,18 +16,18 @@
 namespace stage8 {
 
 // Sequences with a single token come first: they are decode attention's, and the others ragged attention's. Where an
-// array stands depends on the number of tokens and on the pitch of the block tables alone, so that a recorded step
-// finds it again.
+// array lies depends on the number of tokens and on the pitch of the block tables alone, so that a recorded step finds
+// it again.
 class StepInputs {
  public:
-  StepInputs(int most_tokens, int most_blocks)
-      : max_tokens_(most_tokens),
-        max_blocks_(most_blocks),
-        host_(std::make_unique<common::PinnedArray<int>>(kBlockTables * stride(most_tokens) + kFirstTables)),
+  StepInputs(int max_tokens, int max_blocks)
+      : max_tokens_(max_tokens),
+        max_blocks_(max_blocks),
+        host_(std::make_unique<common::PinnedArray<int>>(kBlockTables * stride(max_tokens) + kFirstTables)),
         device_(host_->size()) {}
 
   // padded_sequences: as many as the step's, or more; those beyond are inactive and have one token each. The last
-  // upload must be over, and the step that read it. True if the arrays had to grow, and stand somewhere else.
+  // upload, and the step that read it, must be over. True if the arrays had to grow, and so have moved.
   bool upload(const GpuStep& step, int padded_sequences, const common::Stream& stream) {
     const auto count = static_cast<int>(step.context_lengths.size());
     const int num_tokens = static_cast<int>(step.tokens.size()) + padded_sequences - count;
@@ -80,6 +80,9 @@ class StepInputs {
       host(kLogitsRows)[i] = num_tokens_;
       add_token(0, 0, -1);
     }
+    for (const auto& [index, row] : step.pending_tokens) {
+      host(kPendingRows)[new_rows[static_cast<std::size_t>(index)]] = row;
+    }
     CUDA_CHECK(
         cudaMemcpyAsync(device_.data(), host_->data(), used * sizeof(int), cudaMemcpyHostToDevice, stream.get()));
     return grows;
@@ -94,16 +97,27 @@ class StepInputs {
   const int* query_starts() const { return device(kQueryStarts); }  // of the sequences after the decodes, from 0 on
   const int* logits_rows() const { return device(kLogitsRows); }
   const int* tokens() const { return device(kTokens); }
+  // [num_tokens]: which of the step before's rows has drawn the token; -1: the token is known.
+  const int* pending_rows() const { return device(kPendingRows); }
   const int* positions() const { return device(kPositions); }
   const int* slot_mapping() const { return device(kSlots); }
   const int* block_tables() const { return device(kBlockTables); }  // [num_sequences, table_pitch]
 
  private:
-  enum Array : std::size_t { kContextLengths, kQueryStarts, kLogitsRows, kTokens, kPositions, kSlots, kBlockTables };
+  enum Array : std::size_t {
+    kContextLengths,
+    kQueryStarts,
+    kLogitsRows,
+    kTokens,
+    kPendingRows,
+    kPositions,
+    kSlots,
+    kBlockTables
+  };
   static constexpr std::size_t kFirstTables = 1 << 15;  // room for so many entries at first
   // Of whole 16 bytes, and one more than there are tokens.
   static std::size_t stride(int num_tokens) { return static_cast<std::size_t>(num_tokens) / 4 * 4 + 4; }
-  // Few different ones, since each is recorded by itself: 16, 64, 256, …
+  // One of a few, since steps are recorded for each: 16, 64, 256, …
   static std::size_t rounded_pitch(int num_blocks) {
     std::size_t pitch = 16;
     while (pitch < static_cast<std::size_t>(num_blocks)) {
@@ -117,6 +131,7 @@ class StepInputs {
 
   void add_token(int token, int position, int slot) {
     host(kTokens)[num_tokens_] = token;
+    host(kPendingRows)[num_tokens_] = -1;
     host(kPositions)[num_tokens_] = position;
     host(kSlots)[num_tokens_] = slot;
     num_tokens_ += 1;
@@ -134,20 +149,18 @@ class StepInputs {
   common::DeviceArray<int> device_;
 };
 
-// Of one of the two steps that can be on their way at once. If the other one is being computed, inputs and answer
-// travel in a stream of their own, so that nothing stands between the computing of two steps; else they need not change
-// streams.
+// Of one of the two steps that can be enqueued at once. While the other one is being computed, this one's inputs and
+// tokens are copied in a stream of their own, so that nothing lies between the kernels of two steps; otherwise the
+// copies are in the kernels' stream.
 class StepBuffers {
  public:
-  StepBuffers(int most_tokens, int most_blocks)
-      : inputs_(most_tokens, most_blocks),
-        likeliest_(static_cast<std::size_t>(most_tokens)),
-        answer_(likeliest_.size()) {}
+  StepBuffers(int max_tokens, int max_blocks)
+      : inputs_(max_tokens, max_blocks), argmax_(static_cast<std::size_t>(max_tokens)), on_host_(argmax_.size()) {}
 
-  // What comes next in `stream` finds the inputs. Waits for the last step that had them. True if they stand somewhere
-  // else.
+  // What comes next in `stream` finds the inputs. Waits for the last step that used these buffers. True if the inputs
+  // have moved.
   bool begin(const GpuStep& step, int padded_sequences, const StepBuffers& other, const common::Stream& stream) {
-    answered_.wait();
+    finished_.wait();
     is_aside_ = !other.computed_.is_done();
     const common::Stream& path = is_aside_ ? copies_ : stream;
     const bool moved = inputs_.upload(step, padded_sequences, path);
@@ -158,25 +171,31 @@ class StepBuffers {
     return moved;
   }
 
-  // The step has been ordered: what it leaves in likeliest() goes to the host.
+  // The step has been enqueued: what it leaves in argmax() goes to the host.
   void end(const common::Stream& stream) {
     computed_.record(stream);
     const common::Stream& path = is_aside_ ? copies_ : stream;
     if (is_aside_) {
       copies_.wait(computed_);
     }
-    CUDA_CHECK(cudaMemcpyAsync(answer_.data(), likeliest_.data(),
+    CUDA_CHECK(cudaMemcpyAsync(on_host_.data(), argmax_.data(),
                                static_cast<std::size_t>(inputs_.num_rows()) * sizeof(int), cudaMemcpyDeviceToHost,
                                path.get()));
-    answered_.record(path);
+    finished_.record(path);
+  }
+
+  // Between begin and end something has thrown: what was enqueued still reads the inputs, so it has to finish.
+  void abandon(const common::Stream& stream) const noexcept {
+    (void)cudaStreamSynchronize(copies_.get());
+    (void)cudaStreamSynchronize(stream.get());
   }
 
   const StepInputs& inputs() const { return inputs_; }
-  int* likeliest() const { return likeliest_.data(); }  // device, [num_rows]
+  int* argmax() const { return argmax_.data(); }  // device, [num_rows]
   // The same on the host. Waits.
-  std::vector<common::Token> answer() const {
-    answered_.wait();
-    return {answer_.data(), answer_.data() + inputs_.num_rows()};
+  std::vector<common::Token> argmax_on_host() const {
+    finished_.wait();
+    return {on_host_.data(), on_host_.data() + inputs_.num_rows()};
   }
 
  private:
@@ -184,10 +203,10 @@ class StepBuffers {
   common::Stream copies_;
   common::Event uploaded_;
   common::Event computed_;
-  common::Event answered_;
+  common::Event finished_;
   StepInputs inputs_;
-  common::DeviceArray<int> likeliest_;
-  common::PinnedArray<int> answer_;
+  common::DeviceArray<int> argmax_;
+  common::PinnedArray<int> on_host_;
 };
 
 }  // namespace

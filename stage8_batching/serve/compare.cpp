@@ -55,13 +55,15 @@ std::vector<ArrivingTask> make_tasks(const common::Session& session, const commo
 
 Run run_way(const common::Llama& model, const CompareOptions& options, const Way& way,
             const std::vector<ArrivingTask>& tasks) {
-  Engine engine(model, fitting(options.engine, options.scheduler));
+  Engine engine(model, with_chunk_size_at_least(options.scheduler.token_budget, options.engine));
   SchedulerOptions scheduler = options.scheduler;
   scheduler.static_batches = way.static_batches;
   scheduler.reserve_ahead = way.reserve_ahead;
   scheduler.max_sequences = way.most_sequences > 0 ? way.most_sequences : scheduler.max_sequences;
   set_preemption_costs(scheduler, model, engine.cache().shape());
-  warm_up(engine, scheduler);
+  if (engine.gpu() != nullptr) {
+    engine.gpu()->warm_up(scheduler.token_budget, scheduler.max_sequences);
+  }
   RealClock real_clock;
   VirtualClock virtual_clock;
   Clock& clock = options.virtual_clock ? static_cast<Clock&>(virtual_clock) : real_clock;

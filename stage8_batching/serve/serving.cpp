@@ -110,10 +110,12 @@ void run_serve(const common::Session& session, const ServingOptions& options) {
   }
   const common::Llama& model = synthetic ? *synthetic : session.model;
   const std::vector<ArrivingTask> tasks = make_tasks(session, model, options);
-  Engine engine(model, fitting(options.engine, options.scheduler));
+  Engine engine(model, with_chunk_size_at_least(options.scheduler.token_budget, options.engine));
   SchedulerOptions scheduler = options.scheduler;
   set_preemption_costs(scheduler, model, engine.cache().shape());
-  warm_up(engine, scheduler);
+  if (engine.gpu() != nullptr) {
+    engine.gpu()->warm_up(scheduler.token_budget, scheduler.max_sequences);
+  }
   RealClock real_clock;
   VirtualClock virtual_clock;
   Clock& clock = options.virtual_clock ? static_cast<Clock&>(virtual_clock) : real_clock;
@@ -182,39 +184,8 @@ void set_preemption_costs(SchedulerOptions& scheduler, const common::Llama& mode
   scheduler.block_swap_cost = 2 * shape.bytes_per_slot() * shape.block_size;  // out and in
 }
 
-void warm_up(Engine& engine, const SchedulerOptions& scheduler) {
-  if (engine.gpu() == nullptr) {
-    return;
-  }
-  // Tokens that are kept nowhere. First a chunk as long as a step, over a table that names block 0 all the time.
-  const int length =
-      std::min({scheduler.token_budget, engine.manager().usage().total, engine.model().config().context_length});
-  std::vector<common::Token> tokens(static_cast<std::size_t>(length));
-  std::vector<int> positions(tokens.size());
-  const std::vector<int> no_slots(tokens.size(), -1);
-  const std::vector<int> table((tokens.size() - 1) / static_cast<std::size_t>(engine.manager().block_size()) + 1);
-  engine.gpu()->forward({tokens, positions, no_slots, std::vector{0, length}, std::vector{length}, table,
-                         std::vector{0, static_cast<int>(table.size())}, std::vector{length - 1}});
-  // Then a token each for so many inactive sequences, twice: steps of even and odd numbers are recorded by themselves.
-  for (int i = 0, size = 1; size <= std::min(scheduler.max_sequences, length); size += i++ % 2 * std::min(size, 8)) {
-    const auto count = static_cast<std::size_t>(size);
-    const std::vector<int> zeros(count + 1);
-    std::vector<int> ascending(count + 1);
-    std::iota(ascending.begin(), ascending.end(), 0);
-    engine.gpu()->forward({std::span(tokens).first(count),
-                           std::span(positions).first(count),
-                           std::span(no_slots).first(count),
-                           ascending,
-                           std::span(zeros).first(count),
-                           {},
-                           zeros,
-                           std::span(ascending).first(count)});
-  }
-  engine.gpu()->likeliest(0);
-}
-
-EngineOptions fitting(EngineOptions engine, const SchedulerOptions& scheduler) {
-  engine.chunk_size = std::max(engine.chunk_size, scheduler.token_budget);
+EngineOptions with_chunk_size_at_least(int num_tokens, EngineOptions engine) {
+  engine.chunk_size = std::max(engine.chunk_size, num_tokens);
   return engine;
 }
 

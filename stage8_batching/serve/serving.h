@@ -33,11 +33,8 @@ void add_scheduler_options(common::Command& command, SchedulerOptions& scheduler
 // Sets what kAuto compares: bytes that move against arithmetic, for this model.
 void set_preemption_costs(SchedulerOptions& scheduler, const common::Llama& model, const KvCacheShape& shape);
 
-// On a GPU: all that is slow when it is done for the first time, such as recording steps. Leaves nothing behind.
-void warm_up(Engine& engine, const SchedulerOptions& scheduler);
-
-// An engine whose forward passes hold a step.
-EngineOptions fitting(EngineOptions engine, const SchedulerOptions& scheduler);
+// A step of so many tokens is then one forward pass.
+EngineOptions with_chunk_size_at_least(int num_tokens, EngineOptions engine);
 
 // `options` must live as long as `program`.
 common::Command& add_serve_command(common::Program& program, ServingOptions& options);

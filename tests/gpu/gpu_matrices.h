@@ -1,0 +1,36 @@
+// What the tests of the runner and of the engine on a GPU share.
+#pragma once
+
+#include <cmath>
+#include <cstddef>
+#include <string>
+#include <vector>
+
+#include "common/app/report.h"
+#include "common/base/tensor.h"
+
+namespace tests {
+
+// Empty if all are within `tolerance` of each other; a NaN is not.
+inline std::string compare(const common::Matrix& actual, const common::Matrix& expected, float tolerance) {
+  if (actual.rows() != expected.rows() || actual.cols() != expected.cols()) {
+    return "another shape";
+  }
+  for (Eigen::Index i = 0; i < actual.size(); ++i) {
+    if (!(std::abs(actual.data()[i] - expected.data()[i]) <= tolerance)) {
+      return common::format("number %td: %g, expected %g", i, actual.data()[i], expected.data()[i]);
+    }
+  }
+  return "";
+}
+
+inline std::vector<common::Token> some_tokens(int count, int salt) {
+  std::vector<common::Token> tokens;
+  tokens.reserve(static_cast<std::size_t>(count));
+  for (int i = 0; i < count; ++i) {
+    tokens.push_back((31 * i + 97 * salt + 5) % 2048);
+  }
+  return tokens;
+}
+
+}  // namespace tests

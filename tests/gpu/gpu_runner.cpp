@@ -1,0 +1,315 @@
+// Stage 8's runner: ragged steps, steps that are enqueued before the tokens of the one before are known, swapping.
+#include <algorithm>
+#include <cmath>
+#include <cstddef>
+#include <cstdint>
+#include <numeric>
+#include <span>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "common/base/check.h"
+#include "common/cuda/device.h"
+#include "common/math/sampling.h"
+#include "tests/gpu/gpu_matrices.h"
+#include "tests/stages/engine_fixtures.h"
+#include "tests/support/catch.h"
+#include "tests/support/golden.h"
+#include "tests/support/stage_api.h"
+
+// Not formatted: spaces around the slash would become part of the path.
+// clang-format off
+#include STAGE_HEADER(kernels/cuda_runner.h)
+#include STAGE_HEADER(kernels/host_pages.h)
+// clang-format on
+
+using common::Matrix;
+using common::Token;
+using tests::bundled;
+using tests::compare;
+using tests::some_tokens;
+
+namespace {
+
+const std::string kNoDifference;
+
+stage::KvCacheShape shape_of(int num_blocks) {
+  const common::LlamaConfig& config = bundled().llama.config();
+  return {.num_layers = config.num_layers,
+          .num_blocks = num_blocks,
+          .block_size = 16,
+          .num_heads = config.num_heads,
+          .num_kv_heads = config.num_kv_heads,
+          .head_dim = config.head_dim};
+}
+
+}  // namespace
+
+TEST_CASE("GPU: sequences that share a step get what they get alone") {
+  if (!common::has_cuda_device()) {
+    SKIP_TEST("there is no GPU");
+  }
+  // Four sequences in blocks of 16, with 20, 5, 33 and 1 tokens so far; then a step in which they have 1, 7, 1 and 12
+  // more, and steps in which all have one, for batches that are recorded and filled up.
+  const common::LlamaConfig& config = bundled().llama.config();
+  const stage::KvCacheShape shape{.num_layers = config.num_layers,
+                                  .num_blocks = 40,
+                                  .block_size = 16,
+                                  .num_heads = config.num_heads,
+                                  .num_kv_heads = config.num_kv_heads,
+                                  .head_dim = config.head_dim};
+  for (const auto precision : {stage::Precision::kFloat32, stage::Precision::kBFloat16}) {
+    stage::CudaRunner together(bundled().llama, shape, precision, 128);
+    stage::CudaRunner alone(bundled().llama, shape, precision, 128);
+    std::vector<int> lengths(4, 0);
+    int salt = 0;
+    for (const std::vector<int>& counts :
+         {std::vector{20, 5, 33, 1}, {1, 7, 1, 12}, {1, 1, 1, 1}, {3, 1, 0, 1}, {1, 1, 1, 0}}) {
+      std::vector<Token> tokens;
+      std::vector<int> positions;
+      std::vector<int> slots;
+      std::vector<int> starts = {0};
+      std::vector<int> contexts;
+      std::vector<int> tables;
+      std::vector<int> table_starts = {0};
+      std::vector<int> rows;
+      std::vector<Matrix> expected;
+      for (int s = 0; s < 4; ++s) {
+        const int count = counts[static_cast<std::size_t>(s)];
+        int& length = lengths[static_cast<std::size_t>(s)];
+        if (count == 0) {
+          continue;
+        }
+        const std::vector<Token> own = some_tokens(count, ++salt);
+        std::vector<int> own_positions(own.size());
+        std::iota(own_positions.begin(), own_positions.end(), length);
+        std::vector<int> table(static_cast<std::size_t>((length + count + 15) / 16));
+        std::generate(table.begin(), table.end(), [n = 10 * s]() mutable { return n++; });
+        std::vector<int> own_slots(own.size());
+        std::transform(own_positions.begin(), own_positions.end(), own_slots.begin(), [&](int position) {
+          return table[static_cast<std::size_t>(position / 16)] * 16 + position % 16;
+        });
+        length += count;
+        alone.forward({own,
+                       {},
+                       own_positions,
+                       own_slots,
+                       std::vector<int>{0, count},
+                       std::vector<int>{length},
+                       table,
+                       std::vector<int>{0, static_cast<int>(table.size())},
+                       std::vector<int>{count - 1}});
+        expected.push_back(alone.logits());
+        tokens.insert(tokens.end(), own.begin(), own.end());
+        positions.insert(positions.end(), own_positions.begin(), own_positions.end());
+        slots.insert(slots.end(), own_slots.begin(), own_slots.end());
+        tables.insert(tables.end(), table.begin(), table.end());
+        starts.push_back(static_cast<int>(tokens.size()));
+        contexts.push_back(length);
+        table_starts.push_back(static_cast<int>(tables.size()));
+        rows.push_back(starts.back() - 1);
+      }
+      together.forward({tokens, {}, positions, slots, starts, contexts, tables, table_starts, rows});
+      const Matrix logits = together.logits();
+      const std::vector<Token> drawn = together.argmax_tokens(0);
+      REQUIRE(logits.rows() == static_cast<Eigen::Index>(expected.size()));
+      // Other products, in another order: as between GPU and CPU.
+      const float tolerance = precision == stage::Precision::kFloat32 ? 2e-3F : 0.25F;
+      for (std::size_t i = 0; i < expected.size(); ++i) {
+        const Matrix row = logits.row(static_cast<Eigen::Index>(i));
+        CAPTURE(salt, i);
+        CHECK(compare(row, expected[i], tolerance) == kNoDifference);
+        CHECK(drawn[i] == common::argmax({row.data(), static_cast<std::size_t>(row.cols())}));
+      }
+    }
+  }
+}
+
+TEST_CASE("GPU: a step takes up the tokens of the one before, which the host has not seen") {
+  if (!common::has_cuda_device()) {
+    SKIP_TEST("there is no GPU");
+  }
+  // Two prompts, then single tokens, the rows in turn the other way round; beside it, everything token by token.
+  const common::LlamaConfig& config = bundled().llama.config();
+  const stage::KvCacheShape shape{.num_layers = config.num_layers,
+                                  .num_blocks = 8,
+                                  .block_size = 16,
+                                  .num_heads = config.num_heads,
+                                  .num_kv_heads = config.num_kv_heads,
+                                  .head_dim = config.head_dim};
+  const std::vector<Token> prompt = some_tokens(14, 1);
+  std::vector<int> positions(14);
+  std::iota(positions.begin(), positions.end(), 0);
+  std::iota(positions.begin() + 9, positions.end(), 0);
+  std::vector<int> slots = positions;
+  std::for_each(slots.begin() + 9, slots.end(), [](int& slot) { slot += 64; });
+  const std::vector<int> tables = {0, 1, 4, 5};
+  const std::vector<int> other_tables = {4, 5, 0, 1};
+  std::vector<std::vector<Token>> found[2];
+  for (const bool ahead : {false, true}) {
+    stage::CudaRunner runner(bundled().llama, shape, stage::Precision::kFloat32, 16);
+    std::vector<std::vector<Token>>& answers = found[ahead ? 1 : 0];
+    runner.forward({prompt,
+                    {},
+                    positions,
+                    slots,
+                    std::vector<int>{0, 9, 14},
+                    std::vector<int>{9, 5},
+                    tables,
+                    std::vector<int>{0, 2, 4},
+                    std::vector<int>{8, 13}});
+    for (int step = 0; step < 6; ++step) {
+      if (!ahead) {
+        answers.push_back(runner.argmax_tokens(0));
+      }
+      const bool turned = step % 2 == 0;
+      const std::vector<int> at = turned ? std::vector{5 + step, 9 + step} : std::vector{9 + step, 5 + step};
+      const std::vector<int> new_slots = turned ? std::vector{64 + at[0], at[1]} : std::vector{at[0], 64 + at[1]};
+      const std::vector<Token> tokens = ahead ? std::vector{0, 0} : std::vector{answers.back()[1], answers.back()[0]};
+      const std::vector<stage::PendingToken> pending =
+          ahead ? std::vector<stage::PendingToken>{{0, 1}, {1, 0}} : std::vector<stage::PendingToken>{};
+      runner.forward({tokens, pending, at, new_slots, std::vector<int>{0, 1, 2}, std::vector<int>{at[0] + 1, at[1] + 1},
+                      turned ? other_tables : tables, std::vector<int>{0, 2, 4}, std::vector<int>{0, 1}});
+      if (ahead) {
+        answers.push_back(runner.argmax_tokens(1));
+      }
+    }
+    answers.push_back(runner.argmax_tokens(0));
+  }
+  CHECK(found[0] == found[1]);
+  CHECK(found[0].front() != found[0].back());
+}
+
+TEST_CASE("GPU: a step that can't be computed leaves the one before as it was") {
+  if (!common::has_cuda_device()) {
+    SKIP_TEST("there is no GPU");
+  }
+  stage::CudaRunner runner(bundled().llama, shape_of(4), stage::Precision::kFloat32, 16);
+  const std::vector<Token> tokens = some_tokens(16, 1);
+  std::vector<int> positions(16);
+  std::iota(positions.begin(), positions.end(), 0);
+  const std::vector<int> table = {0};
+  const auto forward = [&](int first, int count) {
+    const auto of = [&](const auto& values) {
+      return std::span(values).subspan(static_cast<std::size_t>(first), static_cast<std::size_t>(count));
+    };
+    runner.forward({of(tokens),
+                    {},
+                    of(positions),
+                    of(positions),
+                    std::vector{0, count},
+                    std::vector{first + count},
+                    table,
+                    std::vector{0, 1},
+                    std::vector{count - 1}});
+  };
+  forward(0, 9);
+  const std::vector<Token> drawn = runner.argmax_tokens(0);
+  const std::vector<int> slots = {0};
+  // One token more than a step may have, and a table that is longer than the cache.
+  const std::vector<Token> many = some_tokens(17, 1);
+  const std::vector<int> zeros(1000);
+  CHECK_THROWS_AS(runner.forward({many,
+                                  {},
+                                  std::span(zeros).first(17),
+                                  std::span(zeros).first(17),
+                                  std::vector{0, 17},
+                                  std::vector{17},
+                                  zeros,
+                                  std::vector{0, 2},
+                                  std::vector{16}}),
+                  common::CheckError);
+  CHECK_THROWS_AS(runner.forward({std::span(tokens).first(1),
+                                  {},
+                                  slots,
+                                  slots,
+                                  std::vector{0, 1},
+                                  std::vector{1},
+                                  zeros,
+                                  std::vector{0, 1000},
+                                  std::vector{0}}),
+                  common::CheckError);
+  CHECK(runner.argmax_tokens(0) == drawn);
+  forward(9, 7);
+  stage::CudaRunner other(bundled().llama, shape_of(4), stage::Precision::kFloat32, 16);
+  other.forward({tokens,
+                 {},
+                 positions,
+                 positions,
+                 std::vector{0, 16},
+                 std::vector{16},
+                 table,
+                 std::vector{0, 1},
+                 std::vector{15}});
+  CHECK(compare(runner.logits(), other.logits(), 2e-3F) == kNoDifference);
+}
+
+TEST_CASE("GPU: warming up leaves K and V as they were, whatever the limits") {
+  if (!common::has_cuda_device()) {
+    SKIP_TEST("there is no GPU");
+  }
+  stage::CudaRunner runner(bundled().llama, shape_of(4), stage::Precision::kFloat32, 100);
+  for (const auto& [max_tokens, max_sequences] : {std::pair{1, 1}, {100, 1}, {64, 64}, {1 << 16, 1 << 16}}) {
+    CAPTURE(max_tokens, max_sequences);
+    runner.warm_up(max_tokens, max_sequences);
+    std::vector<int> slots(64);
+    std::iota(slots.begin(), slots.end(), 0);
+    const Matrix keys = runner.keys(0, slots);
+    CHECK(std::all_of(keys.data(), keys.data() + keys.size(), [](float x) { return std::isnan(x); }));
+  }
+}
+
+// Layers of more than 2 GiB are further apart than a two-dimensional copy allows.
+TEST_CASE("GPU: a block that is swapped out and in again has its bytes, in every layer") {
+  if (!common::has_cuda_device()) {
+    SKIP_TEST("there is no GPU");
+  }
+  const bool is_large = GENERATE(false, true);
+  CAPTURE(is_large);
+  constexpr int kLayers = 3;
+  const stage::PageShape shape{.num_blocks = is_large ? (1 << 16) + 1 : 5,
+                               .num_kv_heads = 8,
+                               .block_size = 16,
+                               .head_dim = 128,
+                               .type = stage::ScalarType::kBFloat16};
+  const auto block_bytes = static_cast<std::size_t>(shape.elements_per_block() * 2);
+  const std::size_t layer_bytes = block_bytes * static_cast<std::size_t>(shape.num_blocks);
+  std::size_t free_bytes = 0;
+  std::size_t total_bytes = 0;
+  CUDA_CHECK(cudaMemGetInfo(&free_bytes, &total_bytes));
+  if (free_bytes < 3 * kLayers * layer_bytes) {
+    SKIP_TEST("the GPU has no room for it");
+  }
+  const common::DeviceMemory keys(kLayers * layer_bytes);
+  const common::DeviceMemory values(kLayers * layer_bytes);
+  const auto block_at = [&](const common::DeviceMemory& pages, std::size_t layer, int block) {
+    return static_cast<std::byte*>(pages.data()) + layer * layer_bytes + static_cast<std::size_t>(block) * block_bytes;
+  };
+  const int source = static_cast<int>(shape.num_blocks) - 1;
+  const auto fill_of = [](std::size_t layer, bool is_key) { return static_cast<int>(2 * layer + (is_key ? 1 : 2)); };
+  for (std::size_t layer = 0; layer < kLayers; ++layer) {
+    CUDA_CHECK(cudaMemset(block_at(keys, layer, source), fill_of(layer, true), block_bytes));
+    CUDA_CHECK(cudaMemset(block_at(values, layer, source), fill_of(layer, false), block_bytes));
+  }
+  CUDA_CHECK(cudaDeviceSynchronize());
+  const common::Stream stream;
+  stage::HostPages host(shape, kLayers, 2);
+  const int host_block = static_cast<int>(shape.num_blocks) + 1;
+  host.copy(keys.data(), values.data(), source, host_block, stream);
+  for (std::size_t layer = 0; layer < kLayers; ++layer) {
+    CUDA_CHECK(cudaMemsetAsync(block_at(keys, layer, source), 0, block_bytes, stream.get()));
+    CUDA_CHECK(cudaMemsetAsync(block_at(values, layer, source), 0, block_bytes, stream.get()));
+  }
+  host.copy(keys.data(), values.data(), host_block, 2, stream);
+  stream.synchronize();
+  std::vector<std::byte> block(block_bytes);
+  for (std::size_t layer = 0; layer < kLayers; ++layer) {
+    for (const bool is_key : {true, false}) {
+      CAPTURE(layer, is_key);
+      CUDA_CHECK(cudaMemcpy(block.data(), block_at(is_key ? keys : values, layer, 2), block_bytes, cudaMemcpyDefault));
+      const auto expected = static_cast<std::byte>(fill_of(layer, is_key));
+      CHECK(std::all_of(block.begin(), block.end(), [&](std::byte x) { return x == expected; }));
+    }
+  }
+}
