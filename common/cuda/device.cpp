@@ -5,7 +5,7 @@ namespace common {
 void cuda_failed(cudaError_t error, const char* call, const char* file, int line) {
   const std::string message = std::string(file) + ":" + std::to_string(line) + ": " + call + ": " +
                               cudaGetErrorString(error) + " (" + cudaGetErrorName(error) + ")";
-  (void)cudaGetLastError();  // an error that is not sticky must not turn up in somebody else's check
+  (void)cudaGetLastError();  // an error that is not sticky must not turn up in a later check
   if (error == cudaErrorMemoryAllocation) {
     throw OutOfDeviceMemory(message);
   }
@@ -13,12 +13,15 @@ void cuda_failed(cudaError_t error, const char* call, const char* file, int line
 }
 
 bool has_cuda_device() {
-  int count = 0;
-  if (cudaGetDeviceCount(&count) != cudaSuccess || count == 0) {
-    (void)cudaGetLastError();
-    return false;
-  }
-  return device_limits().compute_capability >= 80;
+  static const bool has_device = [] {
+    int count = 0;
+    if (cudaGetDeviceCount(&count) != cudaSuccess || count == 0) {
+      (void)cudaGetLastError();
+      return false;
+    }
+    return device_limits().compute_capability >= 80;
+  }();
+  return has_device;
 }
 
 const DeviceLimits& device_limits() {
@@ -103,7 +106,7 @@ Graph::Graph(const Stream& stream, const std::function<void()>& enqueue) {
   }
 }
 
-// Nobody destroys an object whose constructor throws.
+// The destructor of an object whose constructor throws is not called.
 void Graph::discard() {
   if (graph_ != nullptr) {
     (void)cudaGraphDestroy(graph_);

@@ -31,7 +31,7 @@ class OutOfDeviceMemory : public CudaError {
 
 [[noreturn]] void cuda_failed(cudaError_t error, const char* call, const char* file, int line);
 
-// True if there is a GPU that this build's kernels can run on: compute capability 8.0 or newer.
+// True if there is a GPU that this build's kernels can run on: compute capability 8.0 or newer. Asked once.
 bool has_cuda_device();
 
 // Of the current device; asked once.

@@ -19,7 +19,7 @@
 
 namespace common {
 
-// Finish: what becomes of the sums. early() loads what it needs for that while the sums are under way.
+// Finish: what becomes of the sums. load_epilogue() loads what it needs for that while the sums are under way.
 // kSlots: pieces of one tile that a warp visits at a time: a batch. kStages: visits that the ring holds.
 // kTokens: the most tokens, 8, 16 or 32.
 template <typename Scalar, typename Finish, int kTokens, int kSlots, int kStages, bool kManyBatches>
@@ -120,10 +120,10 @@ __global__ void __launch_bounds__(kThreads, kTokens == 8 ? 2 : 1)
     const auto finishes = [&](int pass) {
       return group + tile_of(pass) < num_tiles && token_of(pass) < linear.num_tokens && row_of(pass) < linear.num_rows;
     };
-    float4 early[kPasses];
+    float4 loaded[kPasses];
 #pragma unroll
     for (int pass = 0; pass < kPasses; ++pass) {
-      early[pass] = finishes(pass) ? finish.early(token_of(pass), row_of(pass)) : float4{};
+      loaded[pass] = finishes(pass) ? finish.load_epilogue(token_of(pass), row_of(pass)) : float4{};
     }
 
     const int num_in_group = min(kGroup<kTokens>, num_tiles - group);
@@ -196,7 +196,7 @@ __global__ void __launch_bounds__(kThreads, kTokens == 8 ? 2 : 1)
         sum.x *= scales[token_of(pass)];
         sum.y *= scales[token_of(pass)];
       }
-      finish(exists, token_of(pass), row_of(pass), early[pass], sum);
+      finish(exists, token_of(pass), row_of(pass), loaded[pass], sum);
     }
     if (!is_last_group) {
       __syncthreads();

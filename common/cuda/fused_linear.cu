@@ -10,9 +10,9 @@ namespace {
 // ---- what becomes of the sums: rows `row` and `row` + 1 of the product for one token. Called by whole warps, of which
 // the lanes with `exists` have something ----------------------------------------------------------------------------
 
-struct NothingEarly {
+struct NoEpilogueLoads {
   __device__ __forceinline__ void prefetch(int) const {}
-  __device__ __forceinline__ float4 early(int, int) const { return {}; }
+  __device__ __forceinline__ float4 load_epilogue(int, int) const { return {}; }
 };
 
 template <typename Scalar>
@@ -22,7 +22,7 @@ struct RotateAndSplit {
   Scalar* kv;
 
   __device__ __forceinline__ void prefetch(int) const {}
-  __device__ __forceinline__ float4 early(int token, int row) const {
+  __device__ __forceinline__ float4 load_epilogue(int token, int row) const {
     const int half = rotary.head_dim / 2;
     if (row >= rotary.q_rows + rotary.kv_rows) {
       return {1.0F, 0.0F, 0.0F, 0.0F};
@@ -49,13 +49,13 @@ struct AddToResidual {
       asm volatile("prefetch.global.L2 [%0];" ::"l"(residual.norm + row));
     }
   }
-  __device__ __forceinline__ float4 early(int token, int row) const {
+  __device__ __forceinline__ float4 load_epilogue(int token, int row) const {
     const float2 before = __ldcg(reinterpret_cast<const float2*>(residual.values + token * residual.num_cols + row));
     const float2 norm = *reinterpret_cast<const float2*>(residual.norm + row);
     return {before.x, before.y, norm.x, norm.y};
   }
-  __device__ __forceinline__ void operator()(bool exists, int token, int row, float4 early, float2 sum) const {
-    const float2 after = {early.x + sum.x, early.y + sum.y};
+  __device__ __forceinline__ void operator()(bool exists, int token, int row, float4 loaded, float2 sum) const {
+    const float2 after = {loaded.x + sum.x, loaded.y + sum.y};
     static_assert(kSquaresColumns == kTileRows, "the lanes of one token in a warp have what is added up");
     float squares = after.x * after.x + after.y * after.y;
     squares += __shfl_xor_sync(0xFFFFFFFFU, squares, 1);
@@ -64,7 +64,7 @@ struct AddToResidual {
       const int place = token * residual.num_cols + row;
       *reinterpret_cast<float2*>(residual.values + place) = after;
       *reinterpret_cast<Pair<Scalar>*>(static_cast<Scalar*>(residual.weighted) + place) =
-          make_pair<Scalar>(after.x * early.z, after.y * early.w);
+          make_pair<Scalar>(after.x * loaded.z, after.y * loaded.w);
       if (row % kTileRows == 0) {
         residual.squares[place / kSquaresColumns] = squares;
       }
@@ -73,7 +73,7 @@ struct AddToResidual {
 };
 
 template <typename Scalar>
-struct GatedSilu : NothingEarly {
+struct GatedSilu : NoEpilogueLoads {
   Scalar* output;
   int num_rows;
 
@@ -85,7 +85,7 @@ struct GatedSilu : NothingEarly {
   }
 };
 
-struct StoreLogits : NothingEarly {
+struct StoreLogits : NoEpilogueLoads {
   float* logits;
   int num_rows;
 
@@ -107,10 +107,9 @@ void launch_shape(const FusedLinear& linear, const Finish& finish, cudaStream_t 
   constexpr int kStages = kRingSlots / kSlots;
   constexpr std::size_t kRingBytes = sizeof(uint4) * kThreads * kSlots * kStages;
   const auto kernel = fused_linear<Scalar, Finish, kTokens, kSlots, kStages, kManyBatches>;
-  CUDA_CHECK(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(kRingBytes)));
   const int tiles = (linear.num_rows + kTileRows - 1) / kTileRows;
   const int grid = std::min(tiles, device_limits().num_multiprocessors);
-  launch_overlapping(kernel, dim3(static_cast<unsigned>(grid)), kThreads, kRingBytes, stream, linear, finish);
+  launch(kernel, dim3(static_cast<unsigned>(grid)), kThreads, kRingBytes, stream, Overlap::kPrevious, linear, finish);
 }
 
 // Short rows fill few slots. Of long rows, x does not fit into registers: the next batch is loaded while one is used.
@@ -140,7 +139,7 @@ void launch_tokens(const FusedLinear& linear, const Finish& finish, cudaStream_t
 }
 
 template <typename Scalar, typename Finish>
-void launch(const FusedLinear& linear, const Finish& finish, cudaStream_t stream) {
+void launch_product(const FusedLinear& linear, const Finish& finish, cudaStream_t stream) {
   if constexpr (sizeof(Scalar) == 2) {
     if (linear.num_tokens > 16) {
       return launch_tokens<Scalar, 32>(linear, finish, stream);
@@ -174,26 +173,29 @@ int max_fused_tokens(Precision precision, int longest_row) {
 
 void fused_qkv(const FusedLinear& linear, const Rotary& rotary, void* q, void* kv, cudaStream_t stream) {
   with_scalar(linear.precision, [&]<typename Scalar>(Scalar) {
-    launch<Scalar>(linear, RotateAndSplit<Scalar>{rotary, static_cast<Scalar*>(q), static_cast<Scalar*>(kv)}, stream);
+    launch_product<Scalar>(linear, RotateAndSplit<Scalar>{rotary, static_cast<Scalar*>(q), static_cast<Scalar*>(kv)},
+                           stream);
   });
 }
 
 void fused_add(const FusedLinear& linear, const Residual& residual, cudaStream_t stream) {
   COMMON_CHECK(linear.num_rows == residual.num_cols && residual.num_cols % kSquaresColumns == 0,
                "what is added has the residual stream's shape");
-  with_scalar(linear.precision,
-              [&]<typename Scalar>(Scalar) { launch<Scalar>(linear, AddToResidual<Scalar>{residual}, stream); });
+  with_scalar(linear.precision, [&]<typename Scalar>(Scalar) {
+    launch_product<Scalar>(linear, AddToResidual<Scalar>{residual}, stream);
+  });
 }
 
 void fused_gated_silu(const FusedLinear& linear, void* output, cudaStream_t stream) {
   with_scalar(linear.precision, [&]<typename Scalar>(Scalar) {
-    launch<Scalar>(linear, GatedSilu<Scalar>(static_cast<Scalar*>(output), linear.num_rows), stream);
+    launch_product<Scalar>(linear, GatedSilu<Scalar>(static_cast<Scalar*>(output), linear.num_rows), stream);
   });
 }
 
 void fused_logits(const FusedLinear& linear, float* logits, cudaStream_t stream) {
-  with_scalar(linear.precision,
-              [&]<typename Scalar>(Scalar) { launch<Scalar>(linear, StoreLogits(logits, linear.num_rows), stream); });
+  with_scalar(linear.precision, [&]<typename Scalar>(Scalar) {
+    launch_product<Scalar>(linear, StoreLogits(logits, linear.num_rows), stream);
+  });
 }
 
 }  // namespace common

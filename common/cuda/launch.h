@@ -1,4 +1,4 @@
-// Kernel launches that may overlap with the one before, and the two instructions that make this safe. For .cu files.
+// Kernel launches, which may overlap with the one before, and the two instructions that make this safe. For .cu files.
 #pragma once
 
 #include <cuda_runtime.h>
@@ -22,25 +22,35 @@ inline bool can_overlap() {
   return false;
 }
 
-// Starts kernel<<<grid, threads, shared_bytes, stream>>>(arguments...). It may begin while the launch before it still
-// runs (programmatic dependent launch; from compute capability 9.0 on, without effect before), so the kernel has to
-// call wait_for_previous_launch() before it touches what earlier launches read or write.
+// kPrevious: the kernel may begin while the launch before it still runs (programmatic dependent launch; from compute
+// capability 9.0 on, without effect before), so it has to call wait_for_previous_launch() before it touches what
+// earlier launches read or write.
+enum class Overlap { kNone, kPrevious };
+
+// Starts kernel<<<grid, threads, shared_bytes, stream>>>(arguments...).
 template <typename... Parameters, typename... Arguments>
-void launch_overlapping(void (*kernel)(Parameters...), dim3 grid, unsigned threads, std::size_t shared_bytes,
-                        cudaStream_t stream, Arguments... arguments) {
-  // All shared memory that a multiprocessor has: two launches share one, and changing its division takes an idle one.
-  CUDA_CHECK(
-      cudaFuncSetAttribute(kernel, cudaFuncAttributePreferredSharedMemoryCarveout, cudaSharedmemCarveoutMaxShared));
+void launch(void (*kernel)(Parameters...), dim3 grid, int threads, std::size_t shared_bytes, cudaStream_t stream,
+            Overlap overlap, Arguments... arguments) {
+  if (shared_bytes > 40 * 1024) {  // a kernel gets 48 KB unasked, what it declares itself included
+    CUDA_CHECK(
+        cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(shared_bytes)));
+  }
+  if (overlap == Overlap::kPrevious) {
+    // All shared memory that a multiprocessor has, none of it as L1: two launches share one multiprocessor, and its
+    // division can change only while it is idle.
+    CUDA_CHECK(
+        cudaFuncSetAttribute(kernel, cudaFuncAttributePreferredSharedMemoryCarveout, cudaSharedmemCarveoutMaxShared));
+  }
   cudaLaunchAttribute attribute{};
   attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;
   attribute.val.programmaticStreamSerializationAllowed = 1;
   cudaLaunchConfig_t config{};
   config.gridDim = grid;
-  config.blockDim = dim3(threads);
+  config.blockDim = dim3(static_cast<unsigned>(threads));
   config.dynamicSmemBytes = shared_bytes;
   config.stream = stream;
   config.attrs = &attribute;
-  config.numAttrs = can_overlap() ? 1 : 0;
+  config.numAttrs = overlap == Overlap::kPrevious && can_overlap() ? 1 : 0;
   CUDA_CHECK(cudaLaunchKernelEx(&config, kernel, static_cast<Parameters>(arguments)...));
 }
 

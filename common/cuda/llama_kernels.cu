@@ -230,23 +230,23 @@ void with_scalar(Precision precision, const Run& run) {
 void look_up(Precision precision, const Lookup& lookup, int num_tokens, const Residual& residual, float2* rotation,
              cudaStream_t stream) {
   with_scalar(precision, [&]<typename Scalar>(Scalar) {
-    launch_overlapping(look_up_kernel<Scalar>, dim3(static_cast<unsigned>(num_tokens)), kThreads, 0, stream, lookup,
-                       residual, rotation);
+    launch(look_up_kernel<Scalar>, dim3(static_cast<unsigned>(num_tokens)), kThreads, 0, stream, Overlap::kPrevious,
+           lookup, residual, rotation);
   });
 }
 
 void rms_norm(Precision precision, const Norm& norm, int num_tokens, void* output, cudaStream_t stream) {
   with_scalar(precision, [&]<typename Scalar>(Scalar) {
-    launch_overlapping(rms_norm_kernel<Scalar>, dim3(static_cast<unsigned>(num_tokens)), kThreads, 0, stream, norm,
-                       static_cast<Scalar*>(output));
+    launch(rms_norm_kernel<Scalar>, dim3(static_cast<unsigned>(num_tokens)), kThreads, 0, stream, Overlap::kPrevious,
+           norm, static_cast<Scalar*>(output));
   });
 }
 
 void rotate_and_split(Precision precision, const Rotary& rotary, int num_tokens, void* qkv, void* q,
                       cudaStream_t stream) {
   with_scalar(precision, [&]<typename Scalar>(Scalar) {
-    launch_overlapping(rotate_and_split_kernel<Scalar>, dim3(static_cast<unsigned>(num_tokens)), kThreads, 0, stream,
-                       rotary, static_cast<Scalar*>(qkv), static_cast<Scalar*>(q));
+    launch(rotate_and_split_kernel<Scalar>, dim3(static_cast<unsigned>(num_tokens)), kThreads, 0, stream,
+           Overlap::kPrevious, rotary, static_cast<Scalar*>(qkv), static_cast<Scalar*>(q));
   });
 }
 
@@ -254,8 +254,8 @@ void gated_silu(Precision precision, const void* gate_up, int size, int num_toke
   const std::int64_t items = std::int64_t{num_tokens} * size;
   const dim3 grid(static_cast<unsigned>((items / 2 + kThreads - 1) / kThreads));
   with_scalar(precision, [&]<typename Scalar>(Scalar) {
-    launch_overlapping(gated_silu_kernel<Scalar>, grid, kThreads, 0, stream, static_cast<const Scalar*>(gate_up), items,
-                       static_cast<Scalar*>(output));
+    launch(gated_silu_kernel<Scalar>, grid, kThreads, 0, stream, Overlap::kPrevious,
+           static_cast<const Scalar*>(gate_up), items, static_cast<Scalar*>(output));
   });
 }
 
@@ -265,8 +265,8 @@ void argmax_rows(const float* logits, int vocab_size, int num_rows, void* scratc
                  cudaStream_t stream) {
   const dim3 grid(static_cast<unsigned>((vocab_size + kLogitsPerBlock - 1) / kLogitsPerBlock),
                   static_cast<unsigned>(num_rows));
-  launch_overlapping(argmax_kernel, grid, kThreads, 0, stream, logits, vocab_size, static_cast<Best*>(scratch),
-                     next_tokens);
+  launch(argmax_kernel, grid, kThreads, 0, stream, Overlap::kPrevious, logits, vocab_size, static_cast<Best*>(scratch),
+         next_tokens);
 }
 
 void store_rows(Precision precision, const float* source, std::int64_t num_rows, int num_cols, int row_step,

@@ -1,4 +1,4 @@
-// The two element types of the model, for kernels.
+// The two element types of the model, for kernels: conversions, and the small functions that several kernels need.
 #pragma once
 
 #include <cuda_bf16.h>
@@ -29,6 +29,30 @@ struct alignas(2 * sizeof(Scalar)) Pair {
 template <typename Scalar>
 __device__ __forceinline__ Pair<Scalar> make_pair(float first, float second) {
   return {from_float<Scalar>(first), from_float<Scalar>(second)};
+}
+
+// Two bfloat16 in a 32-bit register, `low` in the lower half: the element with the smaller index.
+__device__ __forceinline__ std::uint32_t pack(float low, float high) {
+  const __nv_bfloat162 pair = __floats2bfloat162_rn(low, high);
+  return reinterpret_cast<const std::uint32_t&>(pair);
+}
+
+// The elements of 16 bytes, what a thread loads at once.
+template <typename Scalar>
+struct Vec16 {
+  static constexpr int kElements = 16 / static_cast<int>(sizeof(Scalar));
+  uint4 bits;
+
+  __device__ __forceinline__ float operator[](int i) const {
+    return to_float(reinterpret_cast<const Scalar*>(&bits)[i]);
+  }
+};
+
+// 2^x, to about 2 units in the last place: one instruction, where expf takes about ten. 2^-infinity is 0.
+__device__ __forceinline__ float exp2_fast(float x) {
+  float y;
+  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+  return y;
 }
 
 // Four neighbours that lie in memory as they are. From L2: activations are written by one launch and read by the next,

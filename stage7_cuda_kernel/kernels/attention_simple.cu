@@ -5,15 +5,16 @@
 
 #include <cmath>
 
-#include "launch.h"
+#include "checks.h"
+#include "common/cuda/launch.h"
 #include "page_layout.h"
 
 namespace stage7 {
 namespace {
 
 constexpr int kWarps = 8;
-constexpr int kMostDimensions = 256;
-constexpr int kValues = kMostDimensions / 32;  // a thread has dimensions lane, lane + 32, … as far as there are any
+constexpr int kMaxDimensions = 256;
+constexpr int kValues = kMaxDimensions / 32;  // a thread has dimensions lane, lane + 32, … as far as there are any
 
 // One token's row of the queries: whose it is and how much of the context it sees.
 struct QueryRow {
@@ -60,7 +61,7 @@ __device__ PartialRow attend(const Pages& pages, const int* table, int kv_head, 
     for (int i = 0; i < kValues; ++i) {
       const int dimension = lane + 32 * i;
       if (dimension < shape.head_dim) {
-        const int place = piece_place(shape.head_dim / 4, row, dimension / 4) * 4 + dimension % 4;
+        const int place = swizzle(shape.head_dim / 4, row, dimension / 4) * 4 + dimension % 4;
         score += query[i] * keys[place];
         value[i] = values[place];
       }
@@ -84,8 +85,8 @@ __device__ PartialRow attend(const Pages& pages, const int* table, int kv_head, 
 
 __global__ void __launch_bounds__(32 * kWarps) attention_kernel(Pages pages, Batch batch, const int* query_starts,
                                                                 const float* queries, float* output, float scale) {
-  __shared__ float parts[kWarps][kMostDimensions];
-  __shared__ float2 statistics[kWarps];  // largest, sum
+  __shared__ float parts[kWarps][kMaxDimensions];
+  __shared__ float2 max_and_sum[kWarps];  // largest, sum
   const int head_dim = pages.shape.head_dim;
   const int token = static_cast<int>(blockIdx.x) / batch.num_heads;
   const int head = static_cast<int>(blockIdx.x) % batch.num_heads;
@@ -108,7 +109,7 @@ __global__ void __launch_bounds__(32 * kWarps) attention_kernel(Pages pages, Bat
   const int kv_head = head / (batch.num_heads / pages.shape.num_kv_heads);
   const PartialRow own = attend(pages, table, kv_head, row.visible, query, scale);
   if (lane == 0) {
-    statistics[warp] = make_float2(own.largest, own.sum);
+    max_and_sum[warp] = make_float2(own.largest, own.sum);
   }
 #pragma unroll
   for (int i = 0; i < kValues; ++i) {
@@ -116,15 +117,15 @@ __global__ void __launch_bounds__(32 * kWarps) attention_kernel(Pages pages, Bat
   }
   __syncthreads();
   float largest = -INFINITY;
-  for (const float2& part : statistics) {
+  for (const float2& part : max_and_sum) {
     largest = fmaxf(largest, part.x);
   }
   if (thread < head_dim) {
     float sum = 0.0F;
     float value = 0.0F;
     for (int part = 0; part < kWarps; ++part) {
-      const float weight = exp2f(statistics[part].x - largest);  // 0 for a warp that had no position
-      sum += weight * statistics[part].y;
+      const float weight = exp2f(max_and_sum[part].x - largest);  // 0 for a warp that had no position
+      sum += weight * max_and_sum[part].y;
       value += weight * parts[part][thread];
     }
     output[row_begin + thread] = value / sum;
@@ -139,8 +140,8 @@ void attention_simple(const Pages& pages, const Batch& batch, const int* query_s
   const auto scale = static_cast<float>(1.4426950408889634 / std::sqrt(static_cast<double>(pages.shape.head_dim)));
   const std::int64_t grid = std::int64_t{num_tokens} * batch.num_heads;
   COMMON_CHECK(grid < std::int64_t{1} << 31, "too many tokens for one launch");
-  launch(attention_kernel, dim3(static_cast<unsigned>(grid)), 32 * kWarps, 0, stream, false, pages, batch, query_starts,
-         static_cast<const float*>(queries), static_cast<float*>(output), scale);
+  common::launch(attention_kernel, dim3(static_cast<unsigned>(grid)), 32 * kWarps, 0, stream, common::Overlap::kNone,
+                 pages, batch, query_starts, static_cast<const float*>(queries), static_cast<float*>(output), scale);
 }
 
 }  // namespace

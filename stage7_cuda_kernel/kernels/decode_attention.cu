@@ -1,23 +1,22 @@
-// Decode attention: checks, and the choice of the type and the head dimension. The kernel is in decode_kernel.cuh.
+// Decode attention: checks, and the choice of the head dimension. The kernel is in decode_kernel.cuh.
 #include "attention_simple.h"
 #include "decode_launch.cuh"
 
 namespace stage7 {
 namespace {
 
-template <typename Scalar>
 void choose_head_dim(const DecodeCall& call) {
   switch (call.pages.shape.head_dim) {
     case 32:
-      return choose_query_tiles<Scalar, 32>(call);
+      return choose_query_tiles<32>(call);
     case 64:
-      return choose_query_tiles<Scalar, 64>(call);
+      return choose_query_tiles<64>(call);
     case 96:
-      return choose_query_tiles<Scalar, 96>(call);
+      return choose_query_tiles<96>(call);
     case 128:
-      return choose_query_tiles<Scalar, 128>(call);
+      return choose_query_tiles<128>(call);
     default:
-      return choose_query_tiles<Scalar, 256>(call);
+      return choose_query_tiles<256>(call);
   }
 }
 
@@ -39,12 +38,10 @@ void decode_attention(const Pages& pages, const Batch& batch, const void* querie
   const DecodeShape shape = decode_shape(pages.shape, batch, options);
   const DecodeWorkspace parts =
       decode_workspace(workspace, shape.num_workers, shape.group, pages.shape.head_dim, batch.num_sequences);
-  const DecodeCall call{pages, batch, queries, output, parts, shape, stream, options.overlap_previous};
-  if (pages.shape.type == ScalarType::kFloat16) {
-    choose_head_dim<__half>(call);
-  } else {
-    choose_head_dim<__nv_bfloat16>(call);
-  }
+  const DecodeCall call{
+      pages, batch, queries, output,
+      parts, shape, stream,  options.overlap_previous ? common::Overlap::kPrevious : common::Overlap::kNone};
+  choose_head_dim(call);
 }
 
 }  // namespace

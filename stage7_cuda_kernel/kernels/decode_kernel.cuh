@@ -13,19 +13,19 @@
 #pragma once
 
 #include "common/cuda/launch.h"
+#include "common/cuda/scalars.cuh"
 #include "decode_merge.cuh"
 #include "decode_plan.h"
-#include "scalars.cuh"
 #include "tile_ring.cuh"
 
 namespace stage7 {
 
 // One warp's part of one head: queries in registers, running softmax, accumulated output.
-template <typename Scalar, int kHeadDim, int kQueryTiles>
+template <int kHeadDim, int kQueryTiles>
 struct WarpAttention {
   static constexpr int kSteps = kHeadDim / 16;  // of 16 dimensions
   static constexpr int kRowBytes = kHeadDim * 2;
-  static constexpr int kPieces = kRowBytes / 16;
+  static constexpr int kVecs = kRowBytes / 16;
   // V into registers before the softmax, if there are registers left: their loading hides behind it.
   static constexpr bool kValuesEarly = kQueryTiles * kSteps <= 8;
 
@@ -35,7 +35,7 @@ struct WarpAttention {
   float sum[kQueryTiles][2];                      // of the weights this thread has formed itself
 
   // queries: the group's rows of head_dim.
-  __device__ __forceinline__ void start(const Scalar* group_queries, int group) {
+  __device__ __forceinline__ void start(const Element* group_queries, int group) {
     const int lane = static_cast<int>(threadIdx.x) % 32;
 #pragma unroll
     for (int t = 0; t < kQueryTiles; ++t) {
@@ -68,7 +68,7 @@ struct WarpAttention {
       // of two pieces, and because the permutation is an XOR, they are an XOR of the address.
       const int row = lane % 16;
       const std::uint32_t row_begin = keys + row * kRowBytes;
-      const std::uint32_t place = piece_place(kPieces, row, lane / 16) * 16;
+      const std::uint32_t place = swizzle(kVecs, row, lane / 16) * 16;
       // Even and odd steps are summed apart: two chains of half the length keep the tensor core busier than one.
       float odd[kQueryTiles][4] = {};
 #pragma unroll
@@ -78,8 +78,8 @@ struct WarpAttention {
         load_matrices(k[1], row_begin + (place ^ (step * 32 + 32)));
 #pragma unroll
         for (int t = 0; t < kQueryTiles; ++t) {
-          multiply_add<Scalar>(scores[t], k[0], queries[t][step][0], queries[t][step][1]);
-          multiply_add<Scalar>(odd[t], k[1], queries[t][step + 1][0], queries[t][step + 1][1]);
+          multiply_add(scores[t], k[0], queries[t][step][0], queries[t][step][1]);
+          multiply_add(odd[t], k[1], queries[t][step + 1][0], queries[t][step + 1][1]);
         }
       }
 #pragma unroll
@@ -98,8 +98,8 @@ struct WarpAttention {
     for (int t = 0; t < kQueryTiles; ++t) {
       update_softmax(t, scores[t], num_tokens, scale);
       // A result's upper and lower half are the left operand's layout; the transposed ones are the right operand's.
-      weights[t][0] = transpose(pack<Scalar>(scores[t][0], scores[t][1]));
-      weights[t][1] = transpose(pack<Scalar>(scores[t][2], scores[t][3]));
+      weights[t][0] = transpose(common::pack(scores[t][0], scores[t][1]));
+      weights[t][1] = transpose(common::pack(scores[t][2], scores[t][3]));
     }
     if constexpr (!kValuesEarly) {
       load_values(v, values);
@@ -108,13 +108,13 @@ struct WarpAttention {
     for (int step = 0; step < kSteps; ++step) {
 #pragma unroll
       for (int t = 0; t < kQueryTiles; ++t) {
-        multiply_add<Scalar>(output[t][step], v[step], weights[t][0], weights[t][1]);
+        multiply_add(output[t][step], v[step], weights[t][0], weights[t][1]);
       }
     }
   }
 
   // Leaves the result as part `part` of the exchange, unless there was no tile.
-  __device__ __forceinline__ void finish(const Exchange<kHeadDim>& exchange, int part) {
+  __device__ __forceinline__ void finish(const PartialSoftmax<kHeadDim>& exchange, int part) {
     const int lane = static_cast<int>(threadIdx.x) % 32;
 #pragma unroll
     for (int t = 0; t < kQueryTiles; ++t) {
@@ -124,7 +124,7 @@ struct WarpAttention {
         const int query = t * 8 + lane % 4 * 2 + i;
         if (query < exchange.group) {
           if (lane < 4) {
-            exchange.statistics[part * exchange.group + query] = make_float2(largest[t][i], total);
+            exchange.max_and_sum[part * exchange.group + query] = make_float2(largest[t][i], total);
           }
           float* row = exchange.row(part, query) + lane / 4;
 #pragma unroll
@@ -143,7 +143,7 @@ struct WarpAttention {
     const int lane = static_cast<int>(threadIdx.x) % 32;
     const int row = lane / 16 * 8 + lane % 8;
     const std::uint32_t row_begin = values + row * kRowBytes;
-    const std::uint32_t place = piece_place(kPieces, row, lane / 8 % 2) * 16;
+    const std::uint32_t place = swizzle(kVecs, row, lane / 8 % 2) * 16;
 #pragma unroll
     for (int step = 0; step < kSteps; ++step) {
       load_matrices_transposed(v[step], row_begin + (place ^ (step * 32)));
@@ -177,10 +177,10 @@ struct WarpAttention {
     for (int i = 0; i < 2; ++i) {
       const float before = largest[t][i];
       largest[t][i] = fmaxf(before, scale * max_over_tokens(fmaxf(scores[i], scores[i + 2])));
-      rescale[i] = exp2_fast(before - largest[t][i]);
+      rescale[i] = common::exp2_fast(before - largest[t][i]);
       grew |= before != largest[t][i];
-      scores[i] = exp2_fast(fmaf(scale, scores[i], -largest[t][i]));
-      scores[i + 2] = exp2_fast(fmaf(scale, scores[i + 2], -largest[t][i]));
+      scores[i] = common::exp2_fast(fmaf(scale, scores[i], -largest[t][i]));
+      scores[i + 2] = common::exp2_fast(fmaf(scale, scores[i + 2], -largest[t][i]));
       sum[t][i] = sum[t][i] * rescale[i] + scores[i] + scores[i + 2];
     }
     if (__any_sync(~0U, grew)) {  // after a few tiles, rarely
@@ -198,9 +198,9 @@ struct WarpAttention {
 // A head of the share is done by all warps: joins their parts, and either writes the output or hands the result in; if
 // this thread block is the last of the head to hand in, it merges all of them. contributors: the thread blocks that
 // work on the head, this one among them.
-template <typename Scalar, int kHeadDim, int kWarps>
-__device__ __forceinline__ void finish_head(const Exchange<kHeadDim>& exchange, const DecodeWorkspace& workspace,
-                                            Scalar* output, int first_contributor, int last_contributor) {
+template <int kHeadDim, int kWarps>
+__device__ __forceinline__ void finish_head(const PartialSoftmax<kHeadDim>& exchange, const DecodeWorkspace& workspace,
+                                            Element* output, int first_contributor, int last_contributor) {
   const int warp = static_cast<int>(threadIdx.x) / 32;
   const int group = exchange.group;
   const int own_place = partial_place(static_cast<int>(blockIdx.x), first_contributor);
@@ -231,18 +231,18 @@ __device__ __forceinline__ void finish_head(const Exchange<kHeadDim>& exchange, 
   if (threadIdx.x == 0) {
     workspace.arrivals[first_contributor] = 0;  // for the next layer
   }
-  merge_head<Scalar, kHeadDim, kWarps>(exchange, workspace, output, first_contributor, last_contributor);
+  merge_head<kHeadDim, kWarps>(exchange, workspace, output, first_contributor, last_contributor);
 }
 
-template <typename Scalar, int kHeadDim, int kQueryTiles, int kWarps, int kStages, int kResident, bool kContiguous>
+template <int kHeadDim, int kQueryTiles, int kWarps, int kStages, int kResident, bool kContiguous>
 __global__ void __launch_bounds__(32 * kWarps, kResident)
-    decode_kernel(Pages pages, Batch batch, const Scalar* queries, Scalar* output, DecodeWorkspace workspace,
+    decode_kernel(Pages pages, Batch batch, const Element* queries, Element* output, DecodeWorkspace workspace,
                   float scale) {
-  using Ring = TileRing<Scalar, kHeadDim, kStages, kWarps, kContiguous>;
+  using Ring = TileRing<kHeadDim, kStages, kWarps, kContiguous>;
   extern __shared__ __align__(128) unsigned char shared[];
   __shared__ __align__(8) unsigned char barriers[kWarps * Ring::kBarrierBytes];
   const int warp = static_cast<int>(threadIdx.x) / 32;
-  const WorkShare share = workspace.shares[blockIdx.x];
+  const TileRange share = workspace.shares[blockIdx.x];
   if (share.num_tiles == 0) {
     common::wait_for_previous_launch();  // or this launch might finish before the one before it
     return;
@@ -255,8 +255,8 @@ __global__ void __launch_bounds__(32 * kWarps, kResident)
 
   const int num_kv_heads = pages.shape.num_kv_heads;
   const int group = batch.num_heads / num_kv_heads;
-  const Exchange<kHeadDim> exchange(shared + kWarps * Ring::kBytes, kWarps, group);
-  WarpAttention<Scalar, kHeadDim, kQueryTiles> attention;
+  const PartialSoftmax<kHeadDim> exchange(shared + kWarps * Ring::kBytes, kWarps, group);
+  WarpAttention<kHeadDim, kQueryTiles> attention;
   TileCursor head(batch.context_lengths, num_kv_heads, share);  // where the current head, or its rest, begins
   int begin = 0;                                                // the same, counted from the beginning of the share
   int next = warp;                                              // this warp's next tile, counted likewise
@@ -277,11 +277,11 @@ __global__ void __launch_bounds__(32 * kWarps, kResident)
     const bool is_first = begin == 0;
     const bool is_rest = end == share.num_tiles;
     const int own = static_cast<int>(blockIdx.x);
-    finish_head<Scalar, kHeadDim, kWarps>(exchange, workspace, output + first_row * kHeadDim,
-                                          is_first ? share.first_contributor : own,
-                                          is_first  ? share.last_contributor
-                                          : is_rest ? share.last_contributor_of_last_head
-                                                    : own);
+    finish_head<kHeadDim, kWarps>(exchange, workspace, output + first_row * kHeadDim,
+                                  is_first ? share.first_contributor : own,
+                                  is_first  ? share.last_contributor
+                                  : is_rest ? share.last_contributor_of_last_head
+                                            : own);
     if (is_rest) {
       return;
     }

@@ -2,8 +2,9 @@
 // and a captured graph stays valid while they grow.
 #include "decode_plan.h"
 
-#include "decode_shape.h"
-#include "launch.h"
+#include "checks.h"
+#include "common/cuda/launch.h"
+#include "decode_ring.h"
 
 namespace stage7 {
 namespace {
@@ -84,15 +85,15 @@ __device__ Cutting choose_cutting(std::int64_t total, int longest, int num_heads
     return {0, 0, 0};
   }
   // One thread block merges a head: 256 rows in all, or reading them takes longer than more shares save.
-  const int most_per_head = 256 / shape.group;
-  std::int64_t line_shares = (total + shape.least_tiles - 1) / shape.least_tiles;
-  line_shares = min(line_shares, std::int64_t{most_per_head} * num_heads);
+  const int max_per_head = 256 / shape.group;
+  std::int64_t line_shares = (total + shape.min_tiles - 1) / shape.min_tiles;
+  line_shares = min(line_shares, std::int64_t{max_per_head} * num_heads);
   line_shares = min(line_shares, std::int64_t{shape.num_workers});
   Cutting even{};
   std::int64_t longest_share = 0;
   if (num_heads <= shape.num_workers) {
     const int parts =
-        min(min(shape.num_workers / num_heads, most_per_head), (longest + shape.least_tiles - 1) / shape.least_tiles);
+        min(min(shape.num_workers / num_heads, max_per_head), (longest + shape.min_tiles - 1) / shape.min_tiles);
     even = {num_heads * parts, parts, 0};
     longest_share = (longest + parts - 1) / parts;
   } else {
@@ -103,12 +104,12 @@ __device__ Cutting choose_cutting(std::int64_t total, int longest, int num_heads
   // What even cuts cost is the difference of the longest shares. It is worth up to four tiles a warp (measured: more
   // loses 1 to 2 % where contexts are long).
   const std::int64_t line_share = (total + line_shares - 1) / line_shares;
-  const bool is_even = longest_share <= line_share + 4 * shape.least_tiles;
+  const bool is_even = longest_share <= line_share + 4 * shape.min_tiles;
   return is_even ? even : Cutting{static_cast<int>(line_shares), 0, 0};
 }
 
 // The share c if each head is cut into shares_per_head, or into as many as it has tiles if these are fewer.
-__device__ WorkShare part_of_head(int c, int shares_per_head, const int* context_lengths, int num_kv_heads) {
+__device__ TileRange part_of_head(int c, int shares_per_head, const int* context_lengths, int num_kv_heads) {
   const int head = c / shares_per_head;
   const int part = c - head * shares_per_head;
   const int length = context_lengths[head / num_kv_heads];
@@ -131,7 +132,7 @@ __device__ WorkShare part_of_head(int c, int shares_per_head, const int* context
 }
 
 // The share c if each share has heads_per_share whole heads, inactive ones counted.
-__device__ WorkShare whole_heads(int c, int heads_per_share, const std::int64_t* tiles_before,
+__device__ TileRange whole_heads(int c, int heads_per_share, const std::int64_t* tiles_before,
                                  const int* context_lengths, int num_sequences, int num_kv_heads) {
   const auto line_begin = [&](int head) {
     const int s = head / num_kv_heads;
@@ -155,7 +156,7 @@ __device__ WorkShare whole_heads(int c, int heads_per_share, const std::int64_t*
 }
 
 // The share c of a line that is cut without regard to the ends of heads.
-__device__ WorkShare part_of_line(int c, const Cuts& cuts, const std::int64_t* tiles_before, const int* context_lengths,
+__device__ TileRange part_of_line(int c, const Cuts& cuts, const std::int64_t* tiles_before, const int* context_lengths,
                                   int num_sequences, int num_kv_heads) {
   const std::int64_t begin = cuts.begin(c);
   const std::int64_t end = cuts.begin(c + 1);
@@ -188,7 +189,7 @@ __global__ void __launch_bounds__(kThreads) plan(DecodeWorkspace workspace, cons
   const Cutting cutting = choose_cutting(total, longest, num_sequences * num_kv_heads, shape);
   for (int c = static_cast<int>(threadIdx.x); c < shape.num_workers; c += kThreads) {
     workspace.arrivals[c] = 0;
-    WorkShare share{};
+    TileRange share{};
     if (c >= cutting.num_shares) {
       // Nothing to do.
     } else if (cutting.shares_per_head > 0) {
@@ -221,9 +222,9 @@ void plan_decode(const PageShape& shape, const Batch& batch, void* workspace, cu
   }
   COMMON_CHECK(workspace != nullptr && is_aligned(workspace), "a workspace is given");
   const DecodeShape decode = decode_shape(shape, batch, options);
-  launch(plan, dim3(1), kThreads, 0, stream, false,
-         decode_workspace(workspace, decode.num_workers, decode.group, shape.head_dim, batch.num_sequences),
-         batch.context_lengths, batch.num_sequences, shape.num_kv_heads, decode);
+  common::launch(plan, dim3(1), kThreads, 0, stream, common::Overlap::kNone,
+                 decode_workspace(workspace, decode.num_workers, decode.group, shape.head_dim, batch.num_sequences),
+                 batch.context_lengths, batch.num_sequences, shape.num_kv_heads, decode);
 }
 
 }  // namespace

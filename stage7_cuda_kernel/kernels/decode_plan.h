@@ -24,7 +24,7 @@ namespace stage7 {
 inline constexpr int kTileTokens = 16;
 
 // What one thread block does. 32 bytes, read as two 16-byte loads.
-struct alignas(16) WorkShare {
+struct alignas(16) TileRange {
   int sequence;  // where it starts
   int kv_head;
   int tile;
@@ -39,9 +39,9 @@ struct alignas(16) WorkShare {
 
 // A share contributes partial results to its first head and to its last, to no other: two places a thread block.
 struct DecodeWorkspace {
-  WorkShare* shares;           // [num_workers]
+  TileRange* shares;           // [num_workers]
   int* arrivals;               // [num_workers], by the first contributor of a head: how many have delivered
-  float2* statistics;          // [2 * num_workers, group]: largest score, sum of weights
+  float2* max_and_sum;         // [2 * num_workers, group]: largest score, sum of weights
   float* outputs;              // [2 * num_workers, group, head_dim], not yet divided by the sum
   std::int64_t* tiles_before;  // [num_sequences + 1], for the plan alone
   std::size_t bytes;
@@ -57,9 +57,9 @@ inline DecodeWorkspace decode_workspace(void* memory, int num_workers, int group
   const auto workers = static_cast<std::size_t>(num_workers);
   const std::size_t rows = 2 * workers * static_cast<std::size_t>(group);
   DecodeWorkspace workspace{};
-  workspace.shares = static_cast<WorkShare*>(take(workers, sizeof(WorkShare)));
+  workspace.shares = static_cast<TileRange*>(take(workers, sizeof(TileRange)));
   workspace.arrivals = static_cast<int*>(take(workers, sizeof(int)));
-  workspace.statistics = static_cast<float2*>(take(rows, sizeof(float2)));
+  workspace.max_and_sum = static_cast<float2*>(take(rows, sizeof(float2)));
   workspace.outputs = static_cast<float*>(take(rows * static_cast<std::size_t>(head_dim), sizeof(float)));
   workspace.tiles_before =
       static_cast<std::int64_t*>(take(static_cast<std::size_t>(num_sequences) + 1, sizeof(std::int64_t)));

@@ -2,7 +2,8 @@
 //
 // A causal task takes time in proportion to the tokens it sees. Thread blocks start in the order of the list, so the
 // longest tasks stand first and the short ones fill the gaps at the end, when no full wave is left.
-#include "launch.h"
+#include "checks.h"
+#include "common/cuda/launch.h"
 #include "ragged_plan.h"
 
 namespace stage7 {
@@ -98,8 +99,8 @@ void plan_ragged(const PageShape& shape, const Batch& batch, const int* query_st
   COMMON_CHECK(workspace != nullptr && is_aligned(workspace), "a workspace is given");
   const RaggedLengths lengths{query_starts, batch.context_lengths, batch.num_heads / shape.num_kv_heads,
                               ragged_tile(shape.head_dim, prompts_are_short(shape, batch, num_tokens)).rows()};
-  launch(plan, dim3(1), kThreads, 0, stream, false, ragged_workspace(workspace, shape, batch, num_tokens), lengths,
-         batch.num_sequences);
+  common::launch(plan, dim3(1), kThreads, 0, stream, common::Overlap::kNone,
+                 ragged_workspace(workspace, shape, batch, num_tokens), lengths, batch.num_sequences);
 }
 
 }  // namespace

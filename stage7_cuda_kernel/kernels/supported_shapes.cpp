@@ -1,5 +1,5 @@
 // What the kernels can do, for the host to ask before it begins.
-#include "decode_shape.h"
+#include "decode_ring.h"
 #include "kernels.h"
 
 namespace stage7 {

@@ -4,22 +4,22 @@
 
 #include <cmath>
 
+#include "../kernels/checks.h"
 #include "../kernels/decode_merge.cuh"
-#include "../kernels/launch.h"
 #include "../kernels/page_layout.h"
-#include "../kernels/scalars.cuh"
+#include "common/cuda/launch.h"
+#include "common/cuda/scalars.cuh"
 #include "ladder.h"
 
 namespace stage7 {
 
-using Element = __nv_bfloat16;
-using ElementPiece = Piece<Element>;  // 16 bytes: 8 elements
+using ElementVec = common::Vec16<Element>;  // 16 bytes: 8 elements
 
 inline constexpr int kThreads = 128;
 inline constexpr int kDimensions = 128;
 inline constexpr int kBlockTokens = 16;
-inline constexpr int kPieceElements = ElementPiece::kElements;
-inline constexpr int kPiecesPerRow = kDimensions / kPieceElements;  // 16: what half a warp reads in one go
+inline constexpr int kVecElements = ElementVec::kElements;
+inline constexpr int kVecsPerRow = kDimensions / kVecElements;  // 16: what half a warp reads in one go
 
 // The arguments of every kernel.
 struct LadderCall {
@@ -76,14 +76,14 @@ struct HeadPages {
         kv_head(head) {}
 
   // Of piece `piece` of the token's row, in elements, in keys and in values alike.
-  __device__ __forceinline__ std::int64_t piece_offset(int position, int piece) const {
+  __device__ __forceinline__ std::int64_t vec_offset(int position, int piece) const {
     const int row = position % kBlockTokens;
     return row_offset(shape, table[position / kBlockTokens], kv_head, row) +
-           piece_place(kPiecesPerRow, row, piece) * kPieceElements;
+           swizzle(kVecsPerRow, row, piece) * kVecElements;
   }
 };
 
-__device__ __forceinline__ ElementPiece load_piece(const Element* address) {
+__device__ __forceinline__ ElementVec load_vec(const Element* address) {
   return {*reinterpret_cast<const uint4*>(address)};
 }
 

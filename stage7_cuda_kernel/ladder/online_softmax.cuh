@@ -1,6 +1,6 @@
 // Attention by half-warps: 16 threads have one row of K or V between them, 8 dimensions each.
 //
-// walk() is the idea of step 3, and steps 4 and 5 keep it: one pass over the tokens, everything in registers. A
+// attend_range() is the idea of step 3, and steps 4 and 5 keep it: one pass over the tokens, everything in registers. A
 // half-warp has seen some tokens and remembers, for each query, the largest score, the sum of the weights
 // 2^(score - largest), and the weighted sum of V. A new largest score multiplies what came before by
 // 2^(old largest - new largest), which is what these weights would have been had the new score been known.
@@ -10,49 +10,49 @@
 
 namespace stage7 {
 
-inline constexpr int kHalfWarps = kThreads / kPiecesPerRow;
+inline constexpr int kHalfWarps = kThreads / kVecsPerRow;
 
 // What half a warp knows of one query's output. Each thread has the dimensions of its piece.
 struct HalfWarpRow {
   float largest = -INFINITY;
   float sum = 0.0F;
-  float values[kPieceElements] = {};
+  float values[kVecElements] = {};
 
   __device__ __forceinline__ void rescale(float new_largest) {
-    const float factor = exp2_fast(largest - new_largest);
+    const float factor = common::exp2_fast(largest - new_largest);
     largest = new_largest;
     sum *= factor;
 #pragma unroll
-    for (int i = 0; i < kPieceElements; ++i) {
+    for (int i = 0; i < kVecElements; ++i) {
       values[i] *= factor;
     }
   }
 
-  __device__ __forceinline__ void add(float weight, const ElementPiece& value) {
+  __device__ __forceinline__ void add(float weight, const ElementVec& value) {
     sum += weight;
 #pragma unroll
-    for (int i = 0; i < kPieceElements; ++i) {
+    for (int i = 0; i < kVecElements; ++i) {
       values[i] += weight * value[i];
     }
   }
 
   // Leaves it where the half-warps of a thread block meet: merge_parts (decode_merge.cuh) joins them.
-  __device__ __forceinline__ void store(const Exchange<kDimensions>& exchange, int part, int query) const {
-    const int piece = static_cast<int>(threadIdx.x) % kPiecesPerRow;
+  __device__ __forceinline__ void store(const PartialSoftmax<kDimensions>& exchange, int part, int query) const {
+    const int piece = static_cast<int>(threadIdx.x) % kVecsPerRow;
     if (piece == 0) {
-      exchange.statistics[part * exchange.group + query] = make_float2(largest, sum);
+      exchange.max_and_sum[part * exchange.group + query] = make_float2(largest, sum);
     }
 #pragma unroll
-    for (int i = 0; i < kPieceElements; ++i) {
-      exchange.row(part, query)[piece * kPieceElements + i] = values[i];
+    for (int i = 0; i < kVecElements; ++i) {
+      exchange.row(part, query)[piece * kVecElements + i] = values[i];
     }
   }
 };
 
-__device__ __forceinline__ float dot(const ElementPiece& a, const ElementPiece& b) {
+__device__ __forceinline__ float dot(const ElementVec& a, const ElementVec& b) {
   float sum = 0.0F;
 #pragma unroll
-  for (int i = 0; i < kPieceElements; ++i) {
+  for (int i = 0; i < kVecElements; ++i) {
     sum += a[i] * b[i];
   }
   return sum;
@@ -61,7 +61,7 @@ __device__ __forceinline__ float dot(const ElementPiece& a, const ElementPiece& 
 // The sum over the 16 threads, in all of them.
 __device__ __forceinline__ float over_half_warp(float x) {
 #pragma unroll
-  for (int distance = kPiecesPerRow / 2; distance > 0; distance /= 2) {
+  for (int distance = kVecsPerRow / 2; distance > 0; distance /= 2) {
     x += __shfl_xor_sync(~0U, x, distance);
   }
   return x;
@@ -70,20 +70,20 @@ __device__ __forceinline__ float over_half_warp(float x) {
 // Tokens begin … end - 1 (at least one), shared out over the half-warps of the thread block; all of them call it.
 // kUnroll: the tokens of a half-warp whose K and V are under way at once.
 template <int kQueries, int kUnroll>
-__device__ __forceinline__ void walk(const HeadPages& head, const ElementPiece (&queries)[kQueries], float scale,
-                                     int begin, int end, HalfWarpRow (&rows)[kQueries]) {
-  const int half_warp = static_cast<int>(threadIdx.x) / kPiecesPerRow;
-  const int piece = static_cast<int>(threadIdx.x) % kPiecesPerRow;
+__device__ __forceinline__ void attend_range(const HeadPages& head, const ElementVec (&queries)[kQueries], float scale,
+                                             int begin, int end, HalfWarpRow (&rows)[kQueries]) {
+  const int half_warp = static_cast<int>(threadIdx.x) / kVecsPerRow;
+  const int piece = static_cast<int>(threadIdx.x) % kVecsPerRow;
   for (; begin < end; begin += kHalfWarps * kUnroll) {
-    ElementPiece keys[kUnroll];
-    ElementPiece values[kUnroll];
+    ElementVec keys[kUnroll];
+    ElementVec values[kUnroll];
 #pragma unroll
     for (int i = 0; i < kUnroll; ++i) {
       // Past the end: the last token again, with weight 0. All threads stay together, and `largest` is always a score.
       const int position = min(begin + i * kHalfWarps + half_warp, end - 1);
-      const std::int64_t offset = head.piece_offset(position, piece);
-      keys[i] = load_piece(head.keys + offset);
-      values[i] = load_piece(head.values + offset);
+      const std::int64_t offset = head.vec_offset(position, piece);
+      keys[i] = load_vec(head.keys + offset);
+      values[i] = load_vec(head.values + offset);
     }
 #pragma unroll
     for (int query = 0; query < kQueries; ++query) {
@@ -98,7 +98,7 @@ __device__ __forceinline__ void walk(const HeadPages& head, const ElementPiece (
 #pragma unroll
       for (int i = 0; i < kUnroll; ++i) {
         const bool exists = begin + i * kHalfWarps + half_warp < end;
-        rows[query].add(exists ? exp2_fast(scores[i] - largest) : 0.0F, values[i]);
+        rows[query].add(exists ? common::exp2_fast(scores[i] - largest) : 0.0F, values[i]);
       }
     }
   }

@@ -1,6 +1,6 @@
 // What steps 4 to 6 share: a context cut into pieces that different thread blocks walk, and the merge of their results.
 //
-// The results of a head lie in the workspace just as those of half-warps lie in shared memory (Exchange in
+// The results of a head lie in the workspace just as those of half-warps lie in shared memory (PartialSoftmax in
 // decode_merge.cuh: for each part and query the largest score, the sum of weights, and the weighted sum of V), and are
 // joined by the same arithmetic.
 #pragma once
@@ -21,7 +21,7 @@ struct Splits {
   std::size_t bytes(int num_sequences) const {
     return count == 1 ? 0 : bytes_per_head * static_cast<std::size_t>(num_sequences * num_heads);
   }
-  __device__ __forceinline__ Exchange<kDimensions> results(int sequence, int head) const {
+  __device__ __forceinline__ PartialSoftmax<kDimensions> results(int sequence, int head) const {
     return {memory + (std::int64_t{sequence} * num_heads + head) * bytes_per_head, count, num_queries};
   }
 };
@@ -29,17 +29,17 @@ struct Splits {
 // As many pieces as give every multiprocessor `resident` thread blocks, but none shorter than 128 tokens: a piece costs
 // its part of the merge. All contexts are cut into equally many, because the host does not know their lengths.
 inline Splits choose_splits(const PageShape& shape, const Batch& batch, int num_heads, int resident, void* memory) {
-  constexpr int kLeastTokens = 128;
+  constexpr int kMinTokens = 128;
   check_ladder(shape, batch);
   const int slots = resident * common::device_limits().num_multiprocessors;
-  const int most = (max_context(batch) + kLeastTokens - 1) / kLeastTokens;
+  const int most = (max_context(batch) + kMinTokens - 1) / kMinTokens;
   const int count = std::clamp(slots / std::max(1, batch.num_sequences * num_heads), 1, most);
   const int num_queries = batch.num_heads / num_heads;
   return {.memory = static_cast<unsigned char*>(memory),
           .count = count,
           .num_heads = num_heads,
           .num_queries = num_queries,
-          .bytes_per_head = Exchange<kDimensions>::bytes(count, num_queries)};
+          .bytes_per_head = PartialSoftmax<kDimensions>::bytes(count, num_queries)};
 }
 
 // The blocks of a context that piece `split` has: begin … end - 1. Short contexts have pieces without any.
@@ -56,7 +56,7 @@ struct BlockRange {
 
 // Joins the num_parts results of a thread block, and writes the output, or this piece's result. All threads call it.
 __device__ __forceinline__ void finish_split(const LadderCall& call, const Splits& splits,
-                                             const Exchange<kDimensions>& exchange, int num_parts, int sequence,
+                                             const PartialSoftmax<kDimensions>& exchange, int num_parts, int sequence,
                                              int head, int split) {
   const auto thread = static_cast<int>(threadIdx.x);
   __syncthreads();
@@ -66,14 +66,14 @@ __device__ __forceinline__ void finish_split(const LadderCall& call, const Split
       store_output(merged, call.output + head_row(call, sequence, head * splits.num_queries + query));
       continue;
     }
-    const Exchange<kDimensions> results = splits.results(sequence, head);
+    const PartialSoftmax<kDimensions> results = splits.results(sequence, head);
     float* row = results.row(split, query) + thread % 32 * MergedRow<kDimensions>::kValues;
 #pragma unroll
     for (int i = 0; i < MergedRow<kDimensions>::kValues; ++i) {
       row[i] = merged.values[i];
     }
     if (thread % 32 == 0) {
-      results.statistics[split * splits.num_queries + query] = make_float2(merged.largest, merged.sum);
+      results.max_and_sum[split * splits.num_queries + query] = make_float2(merged.largest, merged.sum);
     }
   }
 }

@@ -24,7 +24,7 @@ namespace {
 static_assert(kThreads == kDimensions);  // a thread a dimension
 
 __device__ __forceinline__ std::int64_t element_offset(const HeadPages& head, int position, int dimension) {
-  return head.piece_offset(position, dimension / kPieceElements) + dimension % kPieceElements;
+  return head.vec_offset(position, dimension / kVecElements) + dimension % kVecElements;
 }
 
 // all_scores: [num_sequences, num_heads, context]
@@ -44,7 +44,8 @@ __global__ void __launch_bounds__(kThreads) attend(LadderCall call, float* all_s
   for (int position = thread; position < length; position += kThreads) {
     float score = 0.0F;
     for (int dimension = 0; dimension < kDimensions; ++dimension) {
-      score += to_float(query[dimension]) * to_float(head.keys[element_offset(head, position, dimension)]);
+      score +=
+          common::to_float(query[dimension]) * common::to_float(head.keys[element_offset(head, position, dimension)]);
     }
     scores[position] = score * call.scale;
     largest = fmaxf(largest, scores[position]);
@@ -60,17 +61,17 @@ __global__ void __launch_bounds__(kThreads) attend(LadderCall call, float* all_s
 
   float output = 0.0F;
   for (int position = 0; position < length; ++position) {
-    output += scores[position] * to_float(head.values[element_offset(head, position, thread)]);
+    output += scores[position] * common::to_float(head.values[element_offset(head, position, thread)]);
   }
-  call.output[head_row(call, sequence, query_head) + thread] = from_float<Element>(output / sum);
+  call.output[head_row(call, sequence, query_head) + thread] = common::from_float<Element>(output / sum);
 }
 
 void decode(const Pages& pages, const Batch& batch, const void* queries, void* output, void* workspace,
             cudaStream_t stream) {
   const LadderCall call = ladder_call(pages, batch, queries, output);
   if (batch.num_sequences > 0) {
-    launch(attend, grid_of(batch.num_heads, batch.num_sequences), kThreads, 0, stream, false, call,
-           static_cast<float*>(workspace), max_context(batch));
+    common::launch(attend, grid_of(batch.num_heads, batch.num_sequences), kThreads, 0, stream, common::Overlap::kNone,
+                   call, static_cast<float*>(workspace), max_context(batch));
   }
 }
 

@@ -30,22 +30,22 @@ __global__ void __launch_bounds__(kThreads) attend(LadderCall call, float* all_s
   const auto query_head = static_cast<int>(blockIdx.x);
   const auto sequence = static_cast<int>(blockIdx.y);
   const auto thread = static_cast<int>(threadIdx.x);
-  const int half_warp = thread / kPiecesPerRow;
-  const int piece = thread % kPiecesPerRow;
+  const int half_warp = thread / kVecsPerRow;
+  const int piece = thread % kVecsPerRow;
   const int length = call.batch.context_lengths[sequence];
   if (length == 0) {
     return;
   }
   const HeadPages head(call, sequence, query_head / (call.batch.num_heads / call.pages.shape.num_kv_heads));
-  const ElementPiece query = load_piece(call.queries + head_row(call, sequence, query_head) + piece * kPieceElements);
+  const ElementVec query = load_vec(call.queries + head_row(call, sequence, query_head) + piece * kVecElements);
   float* scores = all_scores + (std::int64_t{sequence} * call.batch.num_heads + query_head) * context;
 
   float largest = -INFINITY;
   for (int begin = 0; begin < length; begin += kHalfWarps * kUnroll) {
-    ElementPiece keys[kUnroll];
+    ElementVec keys[kUnroll];
 #pragma unroll
     for (int i = 0; i < kUnroll; ++i) {  // past the end: the last token again, so that all threads stay together
-      keys[i] = load_piece(head.keys + head.piece_offset(min(begin + i * kHalfWarps + half_warp, length - 1), piece));
+      keys[i] = load_vec(head.keys + head.vec_offset(min(begin + i * kHalfWarps + half_warp, length - 1), piece));
     }
 #pragma unroll
     for (int i = 0; i < kUnroll; ++i) {
@@ -62,21 +62,21 @@ __global__ void __launch_bounds__(kThreads) attend(LadderCall call, float* all_s
   HalfWarpRow own;
   own.largest = largest;
   for (int begin = 0; begin < length; begin += kHalfWarps * kUnroll) {
-    ElementPiece values[kUnroll];
+    ElementVec values[kUnroll];
     float weights[kUnroll];
 #pragma unroll
     for (int i = 0; i < kUnroll; ++i) {
       const int position = begin + i * kHalfWarps + half_warp;
       const int existing = min(position, length - 1);
-      values[i] = load_piece(head.values + head.piece_offset(existing, piece));
-      weights[i] = position < length ? exp2_fast(scores[existing] - largest) : 0.0F;
+      values[i] = load_vec(head.values + head.vec_offset(existing, piece));
+      weights[i] = position < length ? common::exp2_fast(scores[existing] - largest) : 0.0F;
     }
 #pragma unroll
     for (int i = 0; i < kUnroll; ++i) {
       own.add(weights[i], values[i]);
     }
   }
-  const Exchange<kDimensions> exchange(shared, kHalfWarps, 1);
+  const PartialSoftmax<kDimensions> exchange(shared, kHalfWarps, 1);
   own.store(exchange, half_warp, 0);
   __syncthreads();
   if (thread < 32) {
@@ -88,8 +88,9 @@ void decode(const Pages& pages, const Batch& batch, const void* queries, void* o
             cudaStream_t stream) {
   const LadderCall call = ladder_call(pages, batch, queries, output);
   if (batch.num_sequences > 0) {
-    launch(attend, grid_of(batch.num_heads, batch.num_sequences), kThreads, Exchange<kDimensions>::bytes(kHalfWarps, 1),
-           stream, false, call, static_cast<float*>(workspace), max_context(batch));
+    common::launch(attend, grid_of(batch.num_heads, batch.num_sequences), kThreads,
+                   PartialSoftmax<kDimensions>::bytes(kHalfWarps, 1), stream, common::Overlap::kNone, call,
+                   static_cast<float*>(workspace), max_context(batch));
   }
 }
 

@@ -30,12 +30,12 @@ __global__ void __launch_bounds__(kThreads) attend(LadderCall call) {
   }
   const HeadPages head(call, sequence, query_head / (call.batch.num_heads / call.pages.shape.num_kv_heads));
   const std::int64_t row = head_row(call, sequence, query_head);
-  const ElementPiece query[] = {load_piece(call.queries + row + thread % kPiecesPerRow * kPieceElements)};
+  const ElementVec query[] = {load_vec(call.queries + row + thread % kVecsPerRow * kVecElements)};
   HalfWarpRow own[1];
-  walk<1, 4>(head, query, call.scale, 0, length, own);
+  attend_range<1, 4>(head, query, call.scale, 0, length, own);
 
-  const Exchange<kDimensions> exchange(shared, kHalfWarps, 1);
-  own[0].store(exchange, thread / kPiecesPerRow, 0);
+  const PartialSoftmax<kDimensions> exchange(shared, kHalfWarps, 1);
+  own[0].store(exchange, thread / kVecsPerRow, 0);
   __syncthreads();
   if (thread < 32) {
     store_output(merge_parts(exchange, kHalfWarps, 0), call.output + row);
@@ -46,8 +46,8 @@ void decode(const Pages& pages, const Batch& batch, const void* queries, void* o
             cudaStream_t stream) {
   const LadderCall call = ladder_call(pages, batch, queries, output);
   if (batch.num_sequences > 0) {
-    launch(attend, grid_of(batch.num_heads, batch.num_sequences), kThreads, Exchange<kDimensions>::bytes(kHalfWarps, 1),
-           stream, false, call);
+    common::launch(attend, grid_of(batch.num_heads, batch.num_sequences), kThreads,
+                   PartialSoftmax<kDimensions>::bytes(kHalfWarps, 1), stream, common::Overlap::kNone, call);
   }
 }
 

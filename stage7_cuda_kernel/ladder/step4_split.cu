@@ -32,14 +32,14 @@ __global__ void __launch_bounds__(kThreads, kResident) attend(LadderCall call, S
     return;
   }
   const HeadPages head(call, sequence, query_head / (call.batch.num_heads / call.pages.shape.num_kv_heads));
-  const ElementPiece query[] = {
-      load_piece(call.queries + head_row(call, sequence, query_head) + thread % kPiecesPerRow * kPieceElements)};
+  const ElementVec query[] = {
+      load_vec(call.queries + head_row(call, sequence, query_head) + thread % kVecsPerRow * kVecElements)};
   HalfWarpRow own[1];
   const BlockRange range(length, split, splits.count);
-  walk<1, 4>(head, query, call.scale, range.begin * kBlockTokens, min(range.end * kBlockTokens, length), own);
+  attend_range<1, 4>(head, query, call.scale, range.begin * kBlockTokens, min(range.end * kBlockTokens, length), own);
 
-  const Exchange<kDimensions> exchange(shared, kHalfWarps, 1);
-  own[0].store(exchange, thread / kPiecesPerRow, 0);
+  const PartialSoftmax<kDimensions> exchange(shared, kHalfWarps, 1);
+  own[0].store(exchange, thread / kVecsPerRow, 0);
   finish_split(call, splits, exchange, kHalfWarps, sequence, query_head, split);
 }
 
@@ -67,8 +67,8 @@ void decode(const Pages& pages, const Batch& batch, const void* queries, void* o
   const LadderCall call = ladder_call(pages, batch, queries, output);
   const Splits splits = splits_of(pages.shape, batch, workspace);
   if (batch.num_sequences > 0) {
-    launch(attend, grid_of(batch.num_heads, batch.num_sequences, splits.count), kThreads,
-           Exchange<kDimensions>::bytes(kHalfWarps, 1), stream, false, call, splits);
+    common::launch(attend, grid_of(batch.num_heads, batch.num_sequences, splits.count), kThreads,
+                   PartialSoftmax<kDimensions>::bytes(kHalfWarps, 1), stream, common::Overlap::kNone, call, splits);
     merge_splits(call, splits, stream);
   }
 }
@@ -77,8 +77,8 @@ void decode(const Pages& pages, const Batch& batch, const void* queries, void* o
 
 void merge_splits(const LadderCall& call, const Splits& splits, cudaStream_t stream) {
   if (splits.count > 1) {
-    launch(merge, grid_of(splits.num_heads, call.batch.num_sequences), 32 * splits.num_queries, 0, stream, false, call,
-           splits);
+    common::launch(merge, grid_of(splits.num_heads, call.batch.num_sequences), 32 * splits.num_queries, 0, stream,
+                   common::Overlap::kNone, call, splits);
   }
 }
 

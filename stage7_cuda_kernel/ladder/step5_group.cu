@@ -36,22 +36,22 @@ __global__ void __launch_bounds__(kThreads) attend(LadderCall call, Splits split
   }
   const int group = splits.num_queries;
   const HeadPages head(call, sequence, kv_head);
-  ElementPiece queries[kQueries];
+  ElementVec queries[kQueries];
 #pragma unroll
   for (int i = 0; i < kQueries; ++i) {
     const std::int64_t row = head_row(call, sequence, kv_head * group + min(i, group - 1));
-    queries[i] = load_piece(call.queries + row + thread % kPiecesPerRow * kPieceElements);
+    queries[i] = load_vec(call.queries + row + thread % kVecsPerRow * kVecElements);
   }
   HalfWarpRow own[kQueries];
   const BlockRange range(length, split, splits.count);
-  walk<kQueries, kUnroll>(head, queries, call.scale, range.begin * kBlockTokens, min(range.end * kBlockTokens, length),
-                          own);
+  attend_range<kQueries, kUnroll>(head, queries, call.scale, range.begin * kBlockTokens,
+                                  min(range.end * kBlockTokens, length), own);
 
-  const Exchange<kDimensions> exchange(shared, kHalfWarps, group);
+  const PartialSoftmax<kDimensions> exchange(shared, kHalfWarps, group);
 #pragma unroll
   for (int i = 0; i < kQueries; ++i) {
     if (i < group) {
-      own[i].store(exchange, thread / kPiecesPerRow, i);
+      own[i].store(exchange, thread / kVecsPerRow, i);
     }
   }
   finish_split(call, splits, exchange, kHalfWarps, sequence, kv_head, split);
@@ -75,8 +75,9 @@ void decode(const Pages& pages, const Batch& batch, const void* queries, void* o
   const LadderCall call = ladder_call(pages, batch, queries, output);
   const Splits splits = splits_of(pages.shape, batch, workspace);
   if (batch.num_sequences > 0) {
-    launch(kernel_for(splits.num_queries), grid_of(splits.num_heads, batch.num_sequences, splits.count), kThreads,
-           Exchange<kDimensions>::bytes(kHalfWarps, splits.num_queries), stream, false, call, splits);
+    common::launch(kernel_for(splits.num_queries), grid_of(splits.num_heads, batch.num_sequences, splits.count),
+                   kThreads, PartialSoftmax<kDimensions>::bytes(kHalfWarps, splits.num_queries), stream,
+                   common::Overlap::kNone, call, splits);
     merge_splits(call, splits, stream);
   }
 }

@@ -31,7 +31,7 @@ constexpr int kWarps = 4;
 constexpr int kStages = 3;
 constexpr int kResident = 2;
 
-using Ring = TileRing<Element, kDimensions, kStages, kWarps>;
+using Ring = TileRing<kDimensions, kStages, kWarps>;
 
 // kQueryTiles: of 8 queries.
 template <int kQueryTiles>
@@ -47,7 +47,7 @@ __global__ void __launch_bounds__(32 * kWarps, kResident) attend(LadderCall call
     return;
   }
   const BlockRange range(length, split, splits.count);
-  WorkShare share{};
+  TileRange share{};
   share.sequence = sequence;
   share.kv_head = kv_head;
   share.tile = range.begin;
@@ -56,8 +56,8 @@ __global__ void __launch_bounds__(32 * kWarps, kResident) attend(LadderCall call
   Ring ring(call.pages, call.batch, share, shared + warp * Ring::kBytes, barriers + warp * Ring::kBarrierBytes);
   ring.start();
 
-  const Exchange<kDimensions> exchange(shared + kWarps * Ring::kBytes, kWarps, splits.num_queries);
-  WarpAttention<Element, kDimensions, kQueryTiles> attention;
+  const PartialSoftmax<kDimensions> exchange(shared + kWarps * Ring::kBytes, kWarps, splits.num_queries);
+  WarpAttention<kDimensions, kQueryTiles> attention;
   attention.start(call.queries + head_row(call, sequence, kv_head * splits.num_queries), splits.num_queries);
   for (int tile = range.begin + warp; tile < range.end; tile += kWarps) {
     const int num_tokens = min(kTileTokens, length - tile * kTileTokens);
@@ -85,10 +85,10 @@ void decode(const Pages& pages, const Batch& batch, const void* queries, void* o
   const LadderCall call = ladder_call(pages, batch, queries, output);
   const Splits splits = splits_of(pages.shape, batch, workspace);
   if (batch.num_sequences > 0) {
-    launch(splits.num_queries <= 8 ? attend<1> : attend<2>,
-           grid_of(splits.num_heads, batch.num_sequences, splits.count), 32 * kWarps,
-           kWarps * Ring::kBytes + Exchange<kDimensions>::bytes(kWarps, splits.num_queries), stream, false, call,
-           splits);
+    common::launch(splits.num_queries <= 8 ? attend<1> : attend<2>,
+                   grid_of(splits.num_heads, batch.num_sequences, splits.count), 32 * kWarps,
+                   kWarps * Ring::kBytes + PartialSoftmax<kDimensions>::bytes(kWarps, splits.num_queries), stream,
+                   common::Overlap::kNone, call, splits);
     merge_splits(call, splits, stream);
   }
 }

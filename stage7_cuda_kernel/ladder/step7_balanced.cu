@@ -18,7 +18,7 @@
 // results of many one after the other, 600 ns each. It asks for eight of them at once now (merge_contributors). Shapes
 // that lost on the way: one head a thread block where heads are few; cutting heads that need not be cut, since a thread
 // block that ends in another head hands in two results; many small thread blocks where every head is cut, for the
-// number of partial results is what the merge pays for (decode_shape.h has the rule).
+// number of partial results is what the merge pays for (decode_ring.h has the rule).
 #include "ladder_parts.cuh"
 
 namespace stage7 {
@@ -36,7 +36,7 @@ void plan(const PageShape& shape, const Batch& batch, void* workspace, cudaStrea
 void decode(const Pages& pages, const Batch& batch, const void* queries, void* output, void* workspace,
             cudaStream_t stream) {
   check_ladder(pages.shape, batch);
-  decode_attention(pages, batch, queries, output, workspace, stream);
+  decode_attention(pages, batch, queries, output, workspace, stream, {.overlap_previous = true});
 }
 
 }  // namespace

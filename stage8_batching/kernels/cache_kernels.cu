@@ -1,7 +1,8 @@
 // Moving K and V: into slots, out of slots, from block to block. Nothing is computed, so the measure is bytes read plus
 // bytes written a second, beside what a plain device-to-device copy reaches.
+#include "checks.h"
+#include "common/cuda/launch.h"
 #include "kernels.h"
-#include "launch.h"
 #include "page_layout.h"
 #include "ptx.cuh"
 
@@ -18,8 +19,8 @@ struct SlotCopy {
   uint4* value_rows;
   const int* slot_mapping;
   std::int64_t row_stride;  // in pieces
-  std::int64_t num_pieces;  // of all rows of keys
-  int pieces_per_head;
+  std::int64_t num_vecs;    // of all rows of keys
+  int vecs_per_head;
   int num_kv_heads;
   int block_size;
 };
@@ -29,7 +30,7 @@ struct SlotCopy {
 // permutation shuffles them inside a row of 128 bytes or more, which memory does not notice.
 template <bool kToSlots, int kUnroll>
 __global__ void __launch_bounds__(kThreads) copy_slots(SlotCopy copy) {
-  const auto pieces_per_token = static_cast<unsigned>(copy.num_kv_heads * copy.pieces_per_head);
+  const auto vecs_per_token = static_cast<unsigned>(copy.num_kv_heads * copy.vecs_per_head);
   // In a decode step this launch sits between two others of a few microseconds: it starts while the one before runs
   // out, and lets the next one do the same.
   common::wait_for_previous_launch();
@@ -42,18 +43,18 @@ __global__ void __launch_bounds__(kThreads) copy_slots(SlotCopy copy) {
   for (int i = 0; i < kUnroll; ++i) {
     const std::int64_t index = (std::int64_t{blockIdx.x} * kUnroll + i) * kThreads + threadIdx.x;
     paged[i] = -1;
-    if (index < copy.num_pieces) {
+    if (index < copy.num_vecs) {
       // A batch has less than 2^32 pieces (checked), so that 32-bit division, which is much faster, is enough.
-      const unsigned token = static_cast<unsigned>(index) / pieces_per_token;
-      const unsigned rest = static_cast<unsigned>(index) - token * pieces_per_token;
+      const unsigned token = static_cast<unsigned>(index) / vecs_per_token;
+      const unsigned rest = static_cast<unsigned>(index) - token * vecs_per_token;
       const int slot = copy.slot_mapping[token];
       if (slot >= 0) {
-        const int head = static_cast<int>(rest) / copy.pieces_per_head;
-        const int piece = static_cast<int>(rest) - head * copy.pieces_per_head;
+        const int head = static_cast<int>(rest) / copy.vecs_per_head;
+        const int piece = static_cast<int>(rest) - head * copy.vecs_per_head;
         const int block = slot / copy.block_size;
         const int row = slot - block * copy.block_size;
         const std::int64_t first = (std::int64_t{block} * copy.num_kv_heads + head) * copy.block_size + row;
-        paged[i] = first * copy.pieces_per_head + piece_place(copy.pieces_per_head, row, piece);
+        paged[i] = first * copy.vecs_per_head + swizzle(copy.vecs_per_head, row, piece);
         flat[i] = token * copy.row_stride + rest;
         key[i] = kToSlots ? __ldcs(copy.key_rows + flat[i]) : __ldcs(copy.key_pages + paged[i]);
         value[i] = kToSlots ? __ldcs(copy.value_rows + flat[i]) : __ldcs(copy.value_pages + paged[i]);
@@ -78,7 +79,7 @@ void launch_copy_slots(const Pages& pages, void* keys, void* values, std::int64_
   if (num_tokens == 0) {
     return;
   }
-  const int piece = kPieceBytes / bytes_of(shape.type);
+  const int piece = kVecBytes / bytes_of(shape.type);
   COMMON_CHECK(keys != nullptr && values != nullptr && slot_mapping != nullptr, "rows and slots are given");
   COMMON_CHECK(is_aligned(keys) && is_aligned(values), "rows begin at multiples of 16 bytes");
   COMMON_CHECK(row_stride >= std::int64_t{shape.num_kv_heads} * shape.head_dim && row_stride % piece == 0,
@@ -89,16 +90,17 @@ void launch_copy_slots(const Pages& pages, void* keys, void* values, std::int64_
                 .value_rows = static_cast<uint4*>(values),
                 .slot_mapping = slot_mapping,
                 .row_stride = row_stride / piece,
-                .num_pieces = std::int64_t{num_tokens} * shape.num_kv_heads * shape.head_dim / piece,
-                .pieces_per_head = shape.head_dim / piece,
+                .num_vecs = std::int64_t{num_tokens} * shape.num_kv_heads * shape.head_dim / piece,
+                .vecs_per_head = shape.head_dim / piece,
                 .num_kv_heads = shape.num_kv_heads,
                 .block_size = shape.block_size};
-  COMMON_CHECK(copy.num_pieces < std::int64_t{1} << 32, "a batch has fewer than 2^32 pieces of 16 bytes");
+  COMMON_CHECK(copy.num_vecs < std::int64_t{1} << 32, "a batch has fewer than 2^32 pieces of 16 bytes");
   // A decode step moves too few pieces to fill the chip with four a thread.
-  const bool large = copy.num_pieces >= std::int64_t{8} * kThreads * common::device_limits().num_multiprocessors;
-  const std::int64_t pieces_per_block = (large ? 4 : 1) * kThreads;
-  const auto grid = static_cast<unsigned>((copy.num_pieces + pieces_per_block - 1) / pieces_per_block);
-  launch(large ? copy_slots<kToSlots, 4> : copy_slots<kToSlots, 1>, dim3(grid), kThreads, 0, stream, true, copy);
+  const bool large = copy.num_vecs >= std::int64_t{8} * kThreads * common::device_limits().num_multiprocessors;
+  const std::int64_t vecs_per_block = (large ? 4 : 1) * kThreads;
+  const auto grid = static_cast<unsigned>((copy.num_vecs + vecs_per_block - 1) / vecs_per_block);
+  common::launch(large ? copy_slots<kToSlots, 4> : copy_slots<kToSlots, 1>, dim3(grid), kThreads, 0, stream,
+                 common::Overlap::kPrevious, copy);
 }
 
 // One thread block moves kChunk pieces of one block of K or V in one layer; blockIdx.y counts layers, twice. All its
@@ -109,24 +111,24 @@ void launch_copy_slots(const Pages& pages, void* keys, void* values, std::int64_
 constexpr int kChunk = 8 * kThreads;
 
 __global__ void __launch_bounds__(kThreads)
-    copy_block_chunks(uint4* keys, uint4* values, const PageCopy* copies, std::int64_t pieces_per_block,
-                      std::int64_t pieces_per_layer, int chunks_per_block) {
+    copy_block_chunks(uint4* keys, uint4* values, const PageCopy* copies, std::int64_t vecs_per_block,
+                      std::int64_t vecs_per_layer, int chunks_per_block) {
   const PageCopy copy = copies[blockIdx.x / chunks_per_block];
   const std::int64_t begin = std::int64_t{blockIdx.x % chunks_per_block} * kChunk + threadIdx.x;
-  uint4* layer = (blockIdx.y % 2 == 0 ? keys : values) + blockIdx.y / 2 * pieces_per_layer;
-  const uint4* source = layer + copy.source * pieces_per_block;
-  uint4* destination = layer + copy.destination * pieces_per_block;
+  uint4* layer = (blockIdx.y % 2 == 0 ? keys : values) + blockIdx.y / 2 * vecs_per_layer;
+  const uint4* source = layer + copy.source * vecs_per_block;
+  uint4* destination = layer + copy.destination * vecs_per_block;
   uint4 pieces[kChunk / kThreads];
   const StreamingPolicy policy;
 #pragma unroll
   for (int i = 0; i < kChunk / kThreads; ++i) {
-    if (begin + i * kThreads < pieces_per_block) {
+    if (begin + i * kThreads < vecs_per_block) {
       pieces[i] = load_once(source + begin + i * kThreads, policy);
     }
   }
 #pragma unroll
   for (int i = 0; i < kChunk / kThreads; ++i) {
-    if (begin + i * kThreads < pieces_per_block) {
+    if (begin + i * kThreads < vecs_per_block) {
       store_once(destination + begin + i * kThreads, pieces[i], policy);
     }
   }
@@ -153,12 +155,13 @@ void copy_blocks(void* keys, void* values, int num_layers, const PageShape& shap
   if (num_copies == 0) {
     return;
   }
-  const std::int64_t pieces_per_block = shape.elements_per_block() * bytes_of(shape.type) / kPieceBytes;
-  const std::int64_t chunks_per_block = (pieces_per_block + kChunk - 1) / kChunk;
+  const std::int64_t vecs_per_block = shape.elements_per_block() * bytes_of(shape.type) / kVecBytes;
+  const std::int64_t chunks_per_block = (vecs_per_block + kChunk - 1) / kChunk;
   COMMON_CHECK(chunks_per_block * num_copies < std::int64_t{1} << 31, "too many copies for one launch");
   const dim3 grid(static_cast<unsigned>(chunks_per_block * num_copies), static_cast<unsigned>(2 * num_layers));
-  launch(copy_block_chunks, grid, kThreads, 0, stream, false, static_cast<uint4*>(keys), static_cast<uint4*>(values),
-         copies, pieces_per_block, shape.num_blocks * pieces_per_block, static_cast<int>(chunks_per_block));
+  common::launch(copy_block_chunks, grid, kThreads, 0, stream, common::Overlap::kNone, static_cast<uint4*>(keys),
+                 static_cast<uint4*>(values), copies, vecs_per_block, shape.num_blocks * vecs_per_block,
+                 static_cast<int>(chunks_per_block));
 }
 
 }  // namespace

@@ -6,27 +6,27 @@
 // Both add in a fixed order, so equal shares give equal bits.
 #pragma once
 
+#include "common/cuda/scalars.cuh"
 #include "decode_plan.h"
 #include "ptx.cuh"
-#include "scalars.cuh"
 
 namespace stage8 {
 
 // Where the parts of one head are put together: [num_parts, group] rows of kPitch floats.
 template <int kHeadDim>
-struct Exchange {
+struct PartialSoftmax {
   // Four floats more than a row: threads that write the same dimension of neighbouring queries hit different banks.
   static constexpr int kPitch = kHeadDim + 4;
   float* outputs;
-  float2* statistics;  // [num_parts, group]
+  float2* max_and_sum;  // [num_parts, group]
   int group;
 
   static constexpr std::size_t bytes(int num_parts, int group) {
     return static_cast<std::size_t>(num_parts * group) * (kPitch * sizeof(float) + sizeof(float2));
   }
-  __device__ __forceinline__ Exchange(void* memory, int num_parts, int num_queries)
+  __device__ __forceinline__ PartialSoftmax(void* memory, int num_parts, int num_queries)
       : outputs(static_cast<float*>(memory)),
-        statistics(reinterpret_cast<float2*>(outputs + num_parts * num_queries * kPitch)),
+        max_and_sum(reinterpret_cast<float2*>(outputs + num_parts * num_queries * kPitch)),
         group(num_queries) {}
   __device__ __forceinline__ float* row(int part, int query) const { return outputs + (part * group + query) * kPitch; }
 };
@@ -50,38 +50,38 @@ struct MergedRow {
 
 // Joins the parts of one query in shared memory.
 template <int kHeadDim>
-__device__ __forceinline__ MergedRow<kHeadDim> merge_parts(const Exchange<kHeadDim>& exchange, int num_parts,
+__device__ __forceinline__ MergedRow<kHeadDim> merge_parts(const PartialSoftmax<kHeadDim>& exchange, int num_parts,
                                                            int query) {
   MergedRow<kHeadDim> merged;
   for (int part = 0; part < num_parts; ++part) {
-    merged.largest = fmaxf(merged.largest, exchange.statistics[part * exchange.group + query].x);
+    merged.largest = fmaxf(merged.largest, exchange.max_and_sum[part * exchange.group + query].x);
   }
   for (int part = 0; part < num_parts; ++part) {
-    const float2 statistics = exchange.statistics[part * exchange.group + query];
-    if (statistics.y > 0.0F) {  // a warp that had no tile of this head left its row unwritten
-      const float weight = exp2_fast(statistics.x - merged.largest);
-      merged.sum += weight * statistics.y;
+    const float2 max_and_sum = exchange.max_and_sum[part * exchange.group + query];
+    if (max_and_sum.y > 0.0F) {  // a warp that had no tile of this head left its row unwritten
+      const float weight = common::exp2_fast(max_and_sum.x - merged.largest);
+      merged.sum += weight * max_and_sum.y;
       merged.add(exchange.row(part, query), weight);
     }
   }
   return merged;
 }
 
-template <typename Scalar, int kHeadDim>
-__device__ __forceinline__ void store_output(const MergedRow<kHeadDim>& merged, Scalar* output) {
+template <int kHeadDim>
+__device__ __forceinline__ void store_output(const MergedRow<kHeadDim>& merged, Element* output) {
   constexpr int kValues = MergedRow<kHeadDim>::kValues;
-  Scalar* own = output + static_cast<int>(threadIdx.x) % 32 * kValues;
+  Element* own = output + static_cast<int>(threadIdx.x) % 32 * kValues;
   const float inverse = 1.0F / merged.sum;
   if constexpr (kValues % 2 == 0) {
 #pragma unroll
     for (int i = 0; i < kValues; i += 2) {
       *reinterpret_cast<std::uint32_t*>(own + i) =
-          pack<Scalar>(merged.values[i] * inverse, merged.values[i + 1] * inverse);
+          common::pack(merged.values[i] * inverse, merged.values[i + 1] * inverse);
     }
   } else {
 #pragma unroll
     for (int i = 0; i < kValues; ++i) {
-      own[i] = from_float<Scalar>(merged.values[i] * inverse);
+      own[i] = common::from_float<Element>(merged.values[i] * inverse);
     }
   }
 }
@@ -97,7 +97,7 @@ __device__ __forceinline__ void store_partial(const MergedRow<kHeadDim>& merged,
     own[i] = merged.values[i];
   }
   if (lane == 0) {
-    workspace.statistics[row] = make_float2(merged.largest, merged.sum);
+    workspace.max_and_sum[row] = make_float2(merged.largest, merged.sum);
   }
 }
 
@@ -114,15 +114,15 @@ struct MergedColumn {
   float4 values = {0.0F, 0.0F, 0.0F, 0.0F};
 
   __device__ __forceinline__ void rescale(float new_largest) {
-    const float factor = exp2_fast(largest - new_largest);
+    const float factor = common::exp2_fast(largest - new_largest);
     largest = new_largest;
     sum *= factor;
     values = {values.x * factor, values.y * factor, values.z * factor, values.w * factor};
   }
   // largest is already that of all parts.
-  __device__ __forceinline__ void add(float2 statistics, float4 part) {
-    const float weight = exp2_fast(statistics.x - largest);
-    sum += weight * statistics.y;
+  __device__ __forceinline__ void add(float2 max_and_sum, float4 part) {
+    const float weight = common::exp2_fast(max_and_sum.x - largest);
+    sum += weight * max_and_sum.y;
     values.x += weight * part.x;
     values.y += weight * part.y;
     values.z += weight * part.z;
@@ -131,7 +131,7 @@ struct MergedColumn {
 };
 
 // Joins every num_parts-th of a head's contributors, beginning with the one numbered `part`. What costs time here is
-// not the bytes but the way to L2 and back, about 600 ns; so statistics and values of several contributors are asked
+// not the bytes but the way to L2 and back, about 600 ns; so max_and_sum and values of several contributors are asked
 // for at once, before anything is known of the largest score. Loads pass L1 by: it knows nothing of other blocks'
 // stores.
 template <int kHeadDim>
@@ -141,16 +141,16 @@ __device__ __forceinline__ MergedColumn merge_contributors(const DecodeWorkspace
   const int query = column / (kHeadDim / 4);
   MergedColumn merged;
   for (int begin = first + part; begin <= last; begin += kDepth * num_parts) {
-    float2 statistics[kDepth];
+    float2 max_and_sum[kDepth];
     float4 values[kDepth];
 #pragma unroll
     for (int i = 0; i < kDepth; ++i) {
       const int contributor = begin + i * num_parts;
-      statistics[i] = {-INFINITY, 0.0F};
+      max_and_sum[i] = {-INFINITY, 0.0F};
       values[i] = {0.0F, 0.0F, 0.0F, 0.0F};
       if (contributor <= last) {
         const int place = partial_place(contributor, first) * group;
-        statistics[i] = __ldcg(workspace.statistics + place + query);
+        max_and_sum[i] = __ldcg(workspace.max_and_sum + place + query);
         values[i] =
             __ldcg(reinterpret_cast<const float4*>(workspace.outputs + std::int64_t{place} * kHeadDim) + column);
       }
@@ -158,29 +158,28 @@ __device__ __forceinline__ MergedColumn merge_contributors(const DecodeWorkspace
     float largest = merged.largest;
 #pragma unroll
     for (int i = 0; i < kDepth; ++i) {
-      largest = fmaxf(largest, statistics[i].x);
+      largest = fmaxf(largest, max_and_sum[i].x);
     }
     merged.rescale(largest);
 #pragma unroll
     for (int i = 0; i < kDepth; ++i) {
-      merged.add(statistics[i], values[i]);
+      merged.add(max_and_sum[i], values[i]);
     }
   }
   return merged;
 }
 
-template <typename Scalar>
-__device__ __forceinline__ void store_column(const MergedColumn& merged, Scalar* output) {
+__device__ __forceinline__ void store_column(const MergedColumn& merged, Element* output) {
   const float inverse = 1.0F / merged.sum;
-  *reinterpret_cast<uint2*>(output) = {pack<Scalar>(merged.values.x * inverse, merged.values.y * inverse),
-                                       pack<Scalar>(merged.values.z * inverse, merged.values.w * inverse)};
+  *reinterpret_cast<uint2*>(output) = {common::pack(merged.values.x * inverse, merged.values.y * inverse),
+                                       common::pack(merged.values.z * inverse, merged.values.w * inverse)};
 }
 
 // The merge of a whole head by a thread block: a thread has a column of four dimensions, and where threads are left
 // over, several share a column's contributors and meet in the exchange.
-template <typename Scalar, int kHeadDim, int kWarps>
-__device__ __forceinline__ void merge_head(const Exchange<kHeadDim>& exchange, const DecodeWorkspace& workspace,
-                                           Scalar* output, int first, int last) {
+template <int kHeadDim, int kWarps>
+__device__ __forceinline__ void merge_head(const PartialSoftmax<kHeadDim>& exchange, const DecodeWorkspace& workspace,
+                                           Element* output, int first, int last) {
   const int thread = static_cast<int>(threadIdx.x);
   const int num_columns = exchange.group * (kHeadDim / 4);
   const int num_parts = min(32 * kWarps / num_columns, kWarps);
@@ -199,17 +198,17 @@ __device__ __forceinline__ void merge_head(const Exchange<kHeadDim>& exchange, c
     const MergedColumn merged =
         merge_contributors<kHeadDim>(workspace, exchange.group, column, first, last, part, num_parts);
     *reinterpret_cast<float4*>(exchange.row(part, query) + dimension) = merged.values;
-    exchange.statistics[part * exchange.group + query] =
+    exchange.max_and_sum[part * exchange.group + query] =
         make_float2(merged.largest, merged.sum);  // equal in all columns
   }
   __syncthreads();
   if (part == 0) {
     MergedColumn merged;
     for (int p = 0; p < num_parts; ++p) {
-      merged.largest = fmaxf(merged.largest, exchange.statistics[p * exchange.group + query].x);
+      merged.largest = fmaxf(merged.largest, exchange.max_and_sum[p * exchange.group + query].x);
     }
     for (int p = 0; p < num_parts; ++p) {
-      merged.add(exchange.statistics[p * exchange.group + query],
+      merged.add(exchange.max_and_sum[p * exchange.group + query],
                  *reinterpret_cast<const float4*>(exchange.row(p, query) + dimension));
     }
     store_column(merged, output + column * 4);

@@ -5,7 +5,7 @@
 // be captured in a CUDA graph. What changes from step to step (lengths, tables, slots) is read on the device, so a
 // captured graph stays valid as long as the pointers and the counts given here do.
 //
-// Two families. 16-bit K and V are read by tensor cores, in tiles, which wants certain sizes. Float32 is the exact path
+// Two families. Bfloat16 K and V are read by tensor cores, in tiles of certain sizes only. Float32 is the exact path
 // for comparisons with the CPU: any block size, slow.
 #pragma once
 
@@ -17,17 +17,17 @@
 
 namespace stage8 {
 
-enum class ScalarType { kFloat32, kFloat16, kBFloat16 };
+enum class ScalarType { kFloat32, kBFloat16 };
 
 int bytes_of(ScalarType type);
 
 // One layer's K, and its V: [num_blocks, num_kv_heads, block_size, head_dim]. One head's part of one block is a dense
-// block_size x head_dim matrix; inside each of its rows the 16-byte pieces are permuted (see page_layout.h).
+// block_size x head_dim matrix; inside each of its rows the 16-byte vectors are swizzled (see page_layout.h).
 struct PageShape {
   std::int64_t num_blocks = 0;
   int num_kv_heads = 0;
-  int block_size = 0;  // float32: any; 16 bits: 8, 16, 32 or 64
-  int head_dim = 0;    // float32: a multiple of 8, up to 256; 16 bits: 32, 64, 96, 128 or 256
+  int block_size = 0;  // float32: any; bfloat16: 8, 16, 32 or 64
+  int head_dim = 0;    // float32: a multiple of 8, up to 256; bfloat16: 32, 64, 96, 128 or 256
   ScalarType type = ScalarType::kBFloat16;
 
   std::int64_t elements_per_block() const { return std::int64_t{num_kv_heads} * block_size * head_dim; }
@@ -80,8 +80,8 @@ struct DecodeOptions {
   // The kernel may start while the launch before it in the stream still runs, and reads K, V and queries only when that
   // one has finished. The plan, the tables and the lengths it reads at once: the launch before must not write them, and
   // must not let this one start (griddepcontrol.launch_dependents) before it has itself waited for the one before it.
-  // write_to_slots, the usual launch before, keeps to that.
-  bool overlap_previous = true;
+  // write_to_slots, the usual launch before, keeps to that; plan_decode does not.
+  bool overlap_previous = false;
 };
 
 // Decode attention works in two steps. plan_decode, once a step, cuts the work of one layer into equal shares;

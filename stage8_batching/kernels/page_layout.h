@@ -21,14 +21,14 @@
 
 namespace stage8 {
 
-inline constexpr int kPieceBytes = 16;
+inline constexpr int kVecBytes = 16;
 
 // What the place of a piece is XORed with. Rows of 128, 256, 384 … bytes all begin in bank 0: their number modulo 8
 // does it. Rows of 64 or 192 bytes (head_dim 32 or 96 at 16 bits) begin in banks 0 and 16 by turns, so pairs of rows
 // need 4 masks, which also keep a piece inside its row of 4 or 12. Rows 8 apart have the same mask. Other rows occur in
 // float32 only, which is not read by tensor cores: they stay as they are.
-COURSE_HOST_DEVICE int piece_mask(int pieces_per_row, int row) {
-  return pieces_per_row % 8 == 0 ? row & 7 : pieces_per_row % 4 == 0 ? (row >> 1) & 3 : 0;
+COURSE_HOST_DEVICE int swizzle_mask(int vecs_per_row, int row) {
+  return vecs_per_row % 8 == 0 ? row & 7 : vecs_per_row % 4 == 0 ? (row >> 1) & 3 : 0;
 }
 
 // In elements, from the beginning of the layer's keys or values.
@@ -37,8 +37,6 @@ COURSE_HOST_DEVICE std::int64_t row_offset(const PageShape& shape, std::int64_t 
 }
 
 // The place of piece `piece` of row `row` inside the row, in pieces.
-COURSE_HOST_DEVICE int piece_place(int pieces_per_row, int row, int piece) {
-  return piece ^ piece_mask(pieces_per_row, row);
-}
+COURSE_HOST_DEVICE int swizzle(int vecs_per_row, int row, int piece) { return piece ^ swizzle_mask(vecs_per_row, row); }
 
 }  // namespace

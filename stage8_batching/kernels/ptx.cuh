@@ -3,10 +3,8 @@
 #pragma once
 
 #include <cuda_bf16.h>
-#include <cuda_fp16.h>
 
 #include <cstdint>
-#include <type_traits>
 
 // Hopper's asynchronous copies: a whole stretch of memory at one instruction of one thread. Older chips copy 16 bytes a
 // thread and instruction.
@@ -17,6 +15,9 @@
 #endif
 
 namespace stage8 {
+
+// K, V, queries and outputs where tensor cores compute.
+using Element = __nv_bfloat16;
 
 // Shared memory's own 32-bit addresses, which the instructions below take.
 __device__ __forceinline__ std::uint32_t shared_address(const void* pointer) {
@@ -54,24 +55,15 @@ __device__ __forceinline__ std::uint32_t transpose(std::uint32_t m) {
 // c += a b with a: 16x16 (matrices: upper left, lower left, upper right, lower right), b: 16x8 stored transposed
 // (upper, lower), c: 16x8 in float32: thread t has c[0], c[1] at row t / 4, columns 2 (t % 4) and the next, c[2], c[3]
 // eight rows below.
-template <typename Scalar>
 __device__ __forceinline__ void multiply_add(float (&c)[4], const std::uint32_t (&a)[4], std::uint32_t b0,
                                              std::uint32_t b1) {
-  if constexpr (std::is_same_v<Scalar, __half>) {
-    asm("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "
-        "{%0, %1, %2, %3};"
-        : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
-        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
-  } else {
-    asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "
-        "{%0, %1, %2, %3};"
-        : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
-        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
-  }
+  asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "
+      "{%0, %1, %2, %3};"
+      : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
+      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
 }
 
-// ---- accesses to memory that is touched once
-// -------------------------------------------------------------------------
+// ---- accesses to memory that is touched once ---------------------------------------------------------------------
 
 // What is read, and what is written, goes through L2 without staying there longer than it must.
 struct StreamingPolicy {
@@ -81,7 +73,7 @@ struct StreamingPolicy {
   }
 };
 
-// The memory must not be written by anybody during the launch.
+// The memory must not be written during the launch.
 __device__ __forceinline__ uint4 load_once(const uint4* from, StreamingPolicy policy) {
   uint4 x;
   asm volatile("ld.global.nc.L1::no_allocate.L2::cache_hint.v4.u32 {%0, %1, %2, %3}, [%4], %5;"
@@ -99,7 +91,7 @@ __device__ __forceinline__ void store_once(uint4* to, uint4 x, StreamingPolicy p
 // ---- asynchronous copies -----------------------------------------------------------------------------------------
 
 // 16 bytes, Ampere and newer; not through L1.
-__device__ __forceinline__ void copy_piece_async(std::uint32_t shared, const void* global) {
+__device__ __forceinline__ void copy_vec_async(std::uint32_t shared, const void* global) {
   asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(shared), "l"(global) : "memory");
 }
 

@@ -2,7 +2,8 @@
 #include <cmath>
 
 #include "attention_simple.h"
-#include "launch.h"
+#include "checks.h"
+#include "common/cuda/launch.h"
 #include "ragged_kernel.cuh"
 #include "ragged_loader.cuh"
 
@@ -10,13 +11,13 @@ namespace stage8 {
 namespace {
 
 // blockIdx.x counts tasks and, fastest, kv heads: heads of one task take equally long.
-template <typename Scalar, int kHeadDim, bool kShort>
+template <int kHeadDim, bool kShort>
 __global__ void __launch_bounds__(32 * RaggedTileOf<kHeadDim, kShort>::kTile.warps,
                                   RaggedTileOf<kHeadDim, kShort>::kTile.resident)
-    ragged_kernel(Pages pages, Batch batch, const Scalar* queries, Scalar* output, const RaggedTask* tasks,
+    ragged_kernel(Pages pages, Batch batch, const Element* queries, Element* output, const RaggedTask* tasks,
                   float scale) {
   using Shared = RaggedShared<kHeadDim, kShort>;
-  using Rows = RaggedRows<Scalar, kHeadDim, kShort>;
+  using Rows = RaggedRows<kHeadDim, kShort>;
   constexpr RaggedTile kTile = RaggedTileOf<kHeadDim, kShort>::kTile;
   constexpr int kRowsOfWarp = kTile.rows_per_warp;
   constexpr int kTokens = kTile.tokens;
@@ -36,7 +37,7 @@ __global__ void __launch_bounds__(32 * RaggedTileOf<kHeadDim, kShort>::kTile.war
   const int end_row = task.end_row;
   const int seen_by_first = task.seen_by_first;
   const std::uint32_t query_tile = shared_address(shared);
-  const RaggedLoader<Scalar, kHeadDim, kShort> loader{
+  const RaggedLoader<kHeadDim, kShort> loader{
       .pages = pages,
       .table = batch.block_tables + std::int64_t{task.sequence} * batch.max_blocks_per_sequence,
       .kv_head = kv_head,
@@ -59,12 +60,11 @@ __global__ void __launch_bounds__(32 * RaggedTileOf<kHeadDim, kShort>::kTile.war
     return ((first_query + std::int64_t{row / group}) * batch.num_heads + kv_head * group + row % group) * kHeadDim;
   };
   const std::uint32_t own_rows = query_tile + warp * kRowsOfWarp * Shared::kRowBytes;
-  constexpr int kPieces = Rows::kPieces;
-  for (int i = lane; i < kRowsOfWarp * kPieces; i += 32) {
-    const int row = i / kPieces;
-    copy_piece_async(
-        own_rows + row * Shared::kRowBytes + piece_place(kPieces, row, i % kPieces) * kPieceBytes,
-        reinterpret_cast<const uint4*>(queries + row_begin(min(first_row + row, end_row - 1))) + i % kPieces);
+  constexpr int kVecs = Rows::kVecs;
+  for (int i = lane; i < kRowsOfWarp * kVecs; i += 32) {
+    const int row = i / kVecs;
+    copy_vec_async(own_rows + row * Shared::kRowBytes + swizzle(kVecs, row, i % kVecs) * kVecBytes,
+                   reinterpret_cast<const uint4*>(queries + row_begin(min(first_row + row, end_row - 1))) + i % kVecs);
   }
   commit_copies();
   for (int tile = 0; tile < kStages; ++tile) {
@@ -83,13 +83,13 @@ __global__ void __launch_bounds__(32 * RaggedTileOf<kHeadDim, kShort>::kTile.war
   Rows rows;
   rows.start();
   // The tokens that the first row of this warp sees, and the last one: 0 if there is no row.
-  const int seen_by_least = seen_by_first + first_row / group;
-  const int seen_by_most =
+  const int seen_by_warp_first = seen_by_first + first_row / group;
+  const int seen_by_last =
       first_row < end_row ? seen_by_first + (min(first_row + kRowsOfWarp, end_row) - 1) / group : 0;
   const auto add_tile = [&](int tile, auto masked) {
     constexpr bool kMasked = decltype(masked)::value;
     const int stage = tile % kStages;
-    const int num_seen = seen_by_most - tile * kTokens;
+    const int num_seen = seen_by_last - tile * kTokens;
     float scores[Rows::kBlocks][Rows::kColumns][4];
     rows.template score<kMasked>(scores, own_rows, loader.keys + stage * Shared::kTileBytes, num_seen);
     if constexpr (kMasked) {
@@ -105,9 +105,9 @@ __global__ void __launch_bounds__(32 * RaggedTileOf<kHeadDim, kShort>::kTile.war
       loader.wait_values(tile);
       loader.clear_values(tile);
     }
-    if ((tile + 1) * kTokens <= seen_by_least && first_row < end_row) {
+    if ((tile + 1) * kTokens <= seen_by_warp_first && first_row < end_row) {
       add_tile(tile, std::false_type{});
-    } else if (tile * kTokens < seen_by_most) {
+    } else if (tile * kTokens < seen_by_last) {
       add_tile(tile, std::true_type{});
     }
     loader.release();
@@ -119,12 +119,12 @@ __global__ void __launch_bounds__(32 * RaggedTileOf<kHeadDim, kShort>::kTile.war
 
   rows.store(own_rows);
   __syncwarp();
-  for (int i = lane; i < kRowsOfWarp * kPieces; i += 32) {
-    const int row = i / kPieces;
+  for (int i = lane; i < kRowsOfWarp * kVecs; i += 32) {
+    const int row = i / kVecs;
     if (first_row + row < end_row) {
       const auto* piece = reinterpret_cast<const uint4*>(shared + (warp * kRowsOfWarp + row) * Shared::kRowBytes) +
-                          piece_place(kPieces, row, i % kPieces);
-      reinterpret_cast<uint4*>(output + row_begin(first_row + row))[i % kPieces] = *piece;
+                          swizzle(kVecs, row, i % kVecs);
+      reinterpret_cast<uint4*>(output + row_begin(first_row + row))[i % kVecs] = *piece;
     }
   }
 }
@@ -139,40 +139,40 @@ struct RaggedCall {
   cudaStream_t stream;
 };
 
-template <typename Scalar, int kHeadDim, bool kShort>
+template <int kHeadDim, bool kShort>
 void launch_ragged(const RaggedCall& call) {
   constexpr RaggedTile kTile = RaggedTileOf<kHeadDim, kShort>::kTile;
   const auto scale = static_cast<float>(1.4426950408889634 / std::sqrt(static_cast<double>(kHeadDim)));
   const std::int64_t grid = std::int64_t{call.workspace.num_tasks} * call.pages.shape.num_kv_heads;
   COMMON_CHECK(grid < std::int64_t{1} << 31, "too many tokens for one launch");
-  launch(ragged_kernel<Scalar, kHeadDim, kShort>, dim3(static_cast<unsigned>(grid)), 32 * kTile.warps,
-         RaggedShared<kHeadDim, kShort>::kBytes, call.stream, false, call.pages, call.batch,
-         static_cast<const Scalar*>(call.queries), static_cast<Scalar*>(call.output), call.workspace.tasks, scale);
+  common::launch(ragged_kernel<kHeadDim, kShort>, dim3(static_cast<unsigned>(grid)), 32 * kTile.warps,
+                 RaggedShared<kHeadDim, kShort>::kBytes, call.stream, common::Overlap::kNone, call.pages, call.batch,
+                 static_cast<const Element*>(call.queries), static_cast<Element*>(call.output), call.workspace.tasks,
+                 scale);
 }
 
-template <typename Scalar, int kHeadDim>
+template <int kHeadDim>
 void choose_tile(const RaggedCall& call) {
   if constexpr (kHeadDim <= 128) {
     if (call.is_short) {
-      return launch_ragged<Scalar, kHeadDim, true>(call);
+      return launch_ragged<kHeadDim, true>(call);
     }
   }
-  launch_ragged<Scalar, kHeadDim, false>(call);
+  launch_ragged<kHeadDim, false>(call);
 }
 
-template <typename Scalar>
 void choose_head_dim(const RaggedCall& call) {
   switch (call.pages.shape.head_dim) {
     case 32:
-      return choose_tile<Scalar, 32>(call);
+      return choose_tile<32>(call);
     case 64:
-      return choose_tile<Scalar, 64>(call);
+      return choose_tile<64>(call);
     case 96:
-      return choose_tile<Scalar, 96>(call);
+      return choose_tile<96>(call);
     case 128:
-      return choose_tile<Scalar, 128>(call);
+      return choose_tile<128>(call);
     default:
-      return choose_tile<Scalar, 256>(call);
+      return choose_tile<256>(call);
   }
 }
 
@@ -196,11 +196,7 @@ void ragged_attention(const Pages& pages, const Batch& batch, const int* query_s
   const RaggedWorkspace tasks = ragged_workspace(const_cast<void*>(workspace), pages.shape, batch, num_tokens);
   const RaggedCall call{pages, batch, queries, output, tasks, prompts_are_short(pages.shape, batch, num_tokens),
                         stream};
-  if (pages.shape.type == ScalarType::kFloat16) {
-    choose_head_dim<__half>(call);
-  } else {
-    choose_head_dim<__nv_bfloat16>(call);
-  }
+  choose_head_dim(call);
 }
 
 }  // namespace

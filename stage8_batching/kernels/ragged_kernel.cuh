@@ -7,9 +7,9 @@
 // run meanwhile, and two thread blocks a multiprocessor fill each other's waits: one's softmax is the other's mma.
 #pragma once
 
+#include "common/cuda/scalars.cuh"
 #include "ptx.cuh"
 #include "ragged_plan.h"
-#include "scalars.cuh"
 
 namespace stage8 {
 
@@ -22,14 +22,14 @@ __device__ __forceinline__ std::uint32_t fresh(std::uint32_t x) {
 }
 
 // One warp's rows: running softmax and output. A thread has rows lane / 4 and lane / 4 + 8 of each block of 16.
-template <typename Scalar, int kHeadDim, bool kShort>
+template <int kHeadDim, bool kShort>
 struct RaggedRows {
   static constexpr RaggedTile kTile = RaggedTileOf<kHeadDim, kShort>::kTile;
   static constexpr int kBlocks = kTile.rows_per_warp / 16;  // of 16 rows
   static constexpr int kSteps = kHeadDim / 16;              // of 16 dimensions
   static constexpr int kColumns = kTile.tokens / 8;         // of 8 tokens
   static constexpr int kRowBytes = 2 * kHeadDim;
-  static constexpr int kPieces = kRowBytes / kPieceBytes;
+  static constexpr int kVecs = kRowBytes / kVecBytes;
 
   float output[kBlocks][2 * kSteps][4];
   float largest[kBlocks][2];  // in units of log2(e)
@@ -68,10 +68,10 @@ struct RaggedRows {
     }
     const int query_row = lane % 16;
     const std::uint32_t query_begin = queries + query_row * kRowBytes;
-    const std::uint32_t query_place = fresh(piece_place(kPieces, query_row, lane / 16) * 16);
+    const std::uint32_t query_place = fresh(swizzle(kVecs, query_row, lane / 16) * 16);
     const int key_row = lane / 16 * 8 + lane % 8;
     const std::uint32_t key_begin = keys + key_row * kRowBytes;
-    const std::uint32_t key_place = fresh(piece_place(kPieces, key_row, lane / 8 % 2) * 16);
+    const std::uint32_t key_place = fresh(swizzle(kVecs, key_row, lane / 8 % 2) * 16);
 #pragma unroll
     for (int step = 0; step < kSteps; ++step) {
       std::uint32_t q[kBlocks][4];
@@ -88,8 +88,8 @@ struct RaggedRows {
         load_matrices(k, key_begin + n * 8 * kRowBytes + (key_place ^ (step * 32)));
 #pragma unroll
         for (int b = 0; b < kBlocks; ++b) {
-          multiply_add<Scalar>(scores[b][n], q[b], k[0], k[1]);
-          multiply_add<Scalar>(scores[b][n + 1], q[b], k[2], k[3]);
+          multiply_add(scores[b][n], q[b], k[0], k[1]);
+          multiply_add(scores[b][n + 1], q[b], k[2], k[3]);
         }
       }
     }
@@ -136,7 +136,7 @@ struct RaggedRows {
         const float before = largest[b][half];
         const float now = fmaxf(before, scale * most);
         largest[b][half] = now;
-        rescale[b][half] = exp2_fast(before - now);
+        rescale[b][half] = common::exp2_fast(before - now);
         grew |= before != now;
         float own = 0.0F;
 #pragma unroll
@@ -144,7 +144,7 @@ struct RaggedRows {
 #pragma unroll
           for (int i = 0; i < 2; ++i) {
             float& score = scores[b][n][half * 2 + i];
-            score = exp2_fast(fmaf(scale, score, -now));
+            score = common::exp2_fast(fmaf(scale, score, -now));
             own += score;
           }
         }
@@ -172,7 +172,7 @@ struct RaggedRows {
     const int lane = static_cast<int>(threadIdx.x) % 32;
     const int row = lane / 8 % 2 * 8 + lane % 8;
     const std::uint32_t begin = values + row * kRowBytes;
-    const std::uint32_t place = fresh(piece_place(kPieces, row, lane / 16) * 16);
+    const std::uint32_t place = fresh(swizzle(kVecs, row, lane / 16) * 16);
 #pragma unroll
     for (int t = 0; t < kTile.tokens / 16; ++t) {
       if (kMasked && t * 16 >= num_seen) {
@@ -184,7 +184,7 @@ struct RaggedRows {
 #pragma unroll
         for (int i = 0; i < 4; ++i) {
           const float(&w)[4] = weights[b][2 * t + i / 2];
-          p[b][i] = pack<Scalar>(w[i % 2 * 2], w[i % 2 * 2 + 1]);
+          p[b][i] = common::pack(w[i % 2 * 2], w[i % 2 * 2 + 1]);
         }
       }
 #pragma unroll
@@ -193,8 +193,8 @@ struct RaggedRows {
         load_matrices_transposed(v, begin + t * 16 * kRowBytes + (place ^ (step * 32)));
 #pragma unroll
         for (int b = 0; b < kBlocks; ++b) {
-          multiply_add<Scalar>(output[b][2 * step], p[b], v[0], v[1]);
-          multiply_add<Scalar>(output[b][2 * step + 1], p[b], v[2], v[3]);
+          multiply_add(output[b][2 * step], p[b], v[0], v[1]);
+          multiply_add(output[b][2 * step + 1], p[b], v[2], v[3]);
         }
       }
     }
@@ -214,9 +214,9 @@ struct RaggedRows {
         const int row = b * 16 + half * 8 + lane / 4;
 #pragma unroll
         for (int n = 0; n < 2 * kSteps; ++n) {
-          const std::uint32_t address = rows + row * kRowBytes + piece_place(kPieces, row, n) * 16 + lane % 4 * 4;
+          const std::uint32_t address = rows + row * kRowBytes + swizzle(kVecs, row, n) * 16 + lane % 4 * 4;
           const std::uint32_t pair =
-              pack<Scalar>(output[b][n][half * 2] * inverse, output[b][n][half * 2 + 1] * inverse);
+              common::pack(output[b][n][half * 2] * inverse, output[b][n][half * 2 + 1] * inverse);
           asm volatile("st.shared.b32 [%0], %1;" ::"r"(address), "r"(pair) : "memory");
         }
       }

@@ -17,7 +17,7 @@ struct RaggedShared {
 };
 
 // Tile i has the tokens from i * kTile.tokens on.
-template <typename Scalar, int kHeadDim, bool kShort>
+template <int kHeadDim, bool kShort>
 struct RaggedLoader {
   using Shared = RaggedShared<kHeadDim, kShort>;
   static constexpr RaggedTile kTile = RaggedTileOf<kHeadDim, kShort>::kTile;
@@ -57,20 +57,20 @@ struct RaggedLoader {
         const int token = tile * kTokens + row;  // in the middle of its block only if blocks are longer than tiles
         const int bytes = min(block_size, count - row) * Shared::kRowBytes;
         const std::int64_t offset = row_offset(pages.shape, table[token / block_size], kv_head, token % block_size);
-        copy_bulk(key_tile + row * Shared::kRowBytes, static_cast<const Scalar*>(pages.keys) + offset, bytes,
+        copy_bulk(key_tile + row * Shared::kRowBytes, static_cast<const Element*>(pages.keys) + offset, bytes,
                   key_barrier);
-        copy_bulk(value_tile + row * Shared::kRowBytes, static_cast<const Scalar*>(pages.values) + offset, bytes,
+        copy_bulk(value_tile + row * Shared::kRowBytes, static_cast<const Element*>(pages.values) + offset, bytes,
                   value_barrier);
       }
     }
 #else
-    constexpr int kPieces = Shared::kRowBytes / kPieceBytes;
-    for (int i = thread; i < count * kPieces; i += kThreads) {
-      const int token = tile * kTokens + i / kPieces;
+    constexpr int kVecs = Shared::kRowBytes / kVecBytes;
+    for (int i = thread; i < count * kVecs; i += kThreads) {
+      const int token = tile * kTokens + i / kVecs;
       const std::int64_t offset = row_offset(pages.shape, table[token / block_size], kv_head, token % block_size) +
-                                  i % kPieces * (kPieceBytes / static_cast<int>(sizeof(Scalar)));
-      copy_piece_async(key_tile + i * kPieceBytes, static_cast<const Scalar*>(pages.keys) + offset);
-      copy_piece_async(value_tile + i * kPieceBytes, static_cast<const Scalar*>(pages.values) + offset);
+                                  i % kVecs * (kVecBytes / static_cast<int>(sizeof(Element)));
+      copy_vec_async(key_tile + i * kVecBytes, static_cast<const Element*>(pages.keys) + offset);
+      copy_vec_async(value_tile + i * kVecBytes, static_cast<const Element*>(pages.values) + offset);
     }
 #endif
   }

@@ -68,10 +68,10 @@ inline RaggedWorkspace ragged_workspace(void* memory, const PageShape& shape, co
   // Every sequence may leave one task partly filled.
   const std::int64_t num_tasks = num_rows / rows + batch.num_sequences;
   // Room for fewer tokens too, which may be cut into the shorter tiles and then be more tasks.
-  const std::int64_t most_tasks =
+  const std::int64_t max_tasks =
       num_rows / ragged_tile(shape.head_dim, shape.head_dim <= 128).rows() + batch.num_sequences;
   return {static_cast<RaggedTask*>(memory), static_cast<int>(num_tasks),
-          static_cast<std::size_t>(most_tasks) * sizeof(RaggedTask)};
+          static_cast<std::size_t>(max_tasks) * sizeof(RaggedTask)};
 }
 
 }  // namespace

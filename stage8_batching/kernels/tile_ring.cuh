@@ -20,7 +20,7 @@ struct TileCursor {
   int tile;
   int length;  // of the sequence
 
-  __device__ __forceinline__ TileCursor(const int* lengths, int num_heads, const WorkShare& share)
+  __device__ __forceinline__ TileCursor(const int* lengths, int num_heads, const TileRange& share)
       : context_lengths(lengths),
         num_kv_heads(num_heads),
         sequence(share.sequence),
@@ -47,16 +47,16 @@ struct TileCursor {
 
 // The tiles of one thread block that one warp sees: every num_warps-th, beginning with its own number.
 // kContiguous, for measuring what paging costs: no table is read, a sequence's block has the sequence's number.
-template <typename Scalar, int kHeadDim, int kStages, int kWarps, bool kContiguous = false>
+template <int kHeadDim, int kStages, int kWarps, bool kContiguous = false>
 class TileRing {
  public:
-  static constexpr int kRowBytes = kHeadDim * static_cast<int>(sizeof(Scalar));
+  static constexpr int kRowBytes = kHeadDim * static_cast<int>(sizeof(Element));
   static constexpr int kMatrixBytes = kTileTokens * kRowBytes;  // K, or V, of a tile
   static constexpr int kBytes = kStages * 2 * kMatrixBytes;     // of one warp's ring
   static constexpr int kBarrierBytes = kStages * static_cast<int>(sizeof(std::uint64_t));
 
   // storage: kBytes, barriers: kBarrierBytes of this warp's own. Reads the tables, but no K and V yet.
-  __device__ __forceinline__ TileRing(const Pages& pages, const Batch& batch, const WorkShare& share, void* storage,
+  __device__ __forceinline__ TileRing(const Pages& pages, const Batch& batch, const TileRange& share, void* storage,
                                       void* barriers)
       : pages_(pages),
         block_tables_(batch.block_tables),
@@ -181,8 +181,8 @@ class TileRing {
   __device__ __forceinline__ void copy_rows(std::uint32_t target, int block, int row, int count,
                                             std::uint32_t barrier) {
     const std::int64_t offset = row_offset(pages_.shape, block, next_.kv_head, row);
-    const auto* keys = static_cast<const Scalar*>(pages_.keys) + offset;
-    const auto* values = static_cast<const Scalar*>(pages_.values) + offset;
+    const auto* keys = static_cast<const Element*>(pages_.keys) + offset;
+    const auto* values = static_cast<const Element*>(pages_.values) + offset;
 #if COURSE_BULK_COPY
     if (lane_ == 0) {
       copy_bulk(target, keys, count * kRowBytes, barrier);
@@ -190,8 +190,8 @@ class TileRing {
     }
 #else
     for (int i = lane_; i < count * kRowBytes / 16; i += 32) {
-      copy_piece_async(target + i * 16, reinterpret_cast<const uint4*>(keys) + i);
-      copy_piece_async(target + kMatrixBytes + i * 16, reinterpret_cast<const uint4*>(values) + i);
+      copy_vec_async(target + i * 16, reinterpret_cast<const uint4*>(keys) + i);
+      copy_vec_async(target + kMatrixBytes + i * 16, reinterpret_cast<const uint4*>(values) + i);
     }
 #endif
   }

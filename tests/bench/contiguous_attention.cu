@@ -16,8 +16,8 @@ void contiguous_attention(const Pages& cache, const Batch& batch, const void* qu
   const DecodeShape shape = decode_shape(cache.shape, batch, options);
   const DecodeWorkspace parts =
       decode_workspace(workspace, shape.num_workers, shape.group, cache.shape.head_dim, batch.num_sequences);
-  choose_query_tiles<__nv_bfloat16, 128, true>(
-      {cache, batch, queries, output, parts, shape, stream, options.overlap_previous});
+  choose_query_tiles<128, true>({cache, batch, queries, output, parts, shape, stream,
+                                 options.overlap_previous ? common::Overlap::kPrevious : common::Overlap::kNone});
 }
 
 }  // namespace

@@ -17,7 +17,7 @@ const HeadShape kUngrouped{.num_heads = 32, .num_kv_heads = 32};
 
 struct Row {
   HeadShape shape;
-  Cell cell;
+  BenchCase cell;
   // Microseconds of the fastest kernel over pages of 16 among FlashInfer 0.6.18, FlashAttention-3 (0251105a), cuDNN
   // 9.19, vLLM's and two Triton kernels, measured on another H200 by the same method; 0: not measured. The goal is 6 %
   // more than a kernel needs that copies the same pages and computes nothing, and never more than that peer.
@@ -68,7 +68,7 @@ const std::vector<HeadShape> kOtherShapes = {
 std::vector<Row> rows_of(const KernelBenchOptions& options) {
   std::vector<Row> rows = kRows;
   if (!options.cell.empty()) {
-    const Cell wanted = parse_cell(options.cell);
+    const BenchCase wanted = parse_case(options.cell);
     std::erase_if(rows, [&](const Row& row) { return name_of(row.cell) != name_of(wanted); });
     if (rows.empty()) {
       rows = {{kGrouped, wanted}, {kUngrouped, wanted}};
@@ -79,7 +79,7 @@ std::vector<Row> rows_of(const KernelBenchOptions& options) {
     return rows;
   }
   for (const HeadShape& shape : kOtherShapes) {
-    for (const Cell& cell : {Cell{1, 8192}, Cell{8, 8192}, Cell{32, 8192}, Cell{32, 0}}) {
+    for (const BenchCase& cell : {BenchCase{1, 8192}, BenchCase{8, 8192}, BenchCase{32, 8192}, BenchCase{32, 0}}) {
       rows.push_back({shape, cell});
     }
   }
@@ -101,10 +101,10 @@ void print_paging(const common::Stream& stream, const Pool& pool, const std::vec
         !pool.has_room_for(row.shape, row.cell)) {
       continue;
     }
-    const PageSets in_order(pool, row.shape, row.cell, PageOrder::kInOrder);
+    const ColdBatches in_order(pool, row.shape, row.cell, PageOrder::kInOrder);
     const double contiguous = time_decode(stream, in_order, true);
     const double ordered = time_decode(stream, in_order);
-    const double shuffled = time_decode(stream, PageSets(pool, row.shape, row.cell));
+    const double shuffled = time_decode(stream, ColdBatches(pool, row.shape, row.cell));
     table.add_row({name_of(row.shape), name_of(row.cell), common::format_microseconds(contiguous),
                    common::format_microseconds(ordered), common::format_microseconds(shuffled),
                    common::format("%+.1f %%", 100.0 * (shuffled / contiguous - 1.0))});
@@ -117,7 +117,7 @@ void print_paging(const common::Stream& stream, const Pool& pool, const std::vec
 
 }  // namespace
 
-double time_decode(const common::Stream& stream, const PageSets& sets, bool contiguous) {
+double time_decode(const common::Stream& stream, const ColdBatches& sets, bool contiguous) {
   const PageShape& shape = sets.pages().shape;
   const common::DeviceMemory workspace(decode_workspace_bytes(shape, sets.batch(0)));
   plan_decode(shape, sets.batch(0), workspace.data(), stream.get());
@@ -125,11 +125,11 @@ double time_decode(const common::Stream& stream, const PageSets& sets, bool cont
   return common::microseconds_per_call(stream, sets.count(), [&](int set) {
     const auto attention = contiguous ? contiguous_attention : decode_attention;
     attention(contiguous ? sets.contiguous(set) : sets.pages(), sets.batch(set), sets.queries(), sets.output(),
-              workspace.data(), stream.get(), {});
+              workspace.data(), stream.get(), {.overlap_previous = true});
   });
 }
 
-double time_decode_plan(const common::Stream& stream, const PageSets& sets) {
+double time_decode_plan(const common::Stream& stream, const ColdBatches& sets) {
   const PageShape& shape = sets.pages().shape;
   const common::DeviceMemory workspace(decode_workspace_bytes(shape, sets.batch(0)));
   return common::microseconds_per_call(
@@ -138,7 +138,7 @@ double time_decode_plan(const common::Stream& stream, const PageSets& sets) {
 
 void print_decode_speed(const KernelBenchOptions& options, std::ostream& output) {
   const std::vector<Row> rows = rows_of(options);
-  std::vector<TimedCell> cells;
+  std::vector<TimedCase> cells;
   cells.reserve(rows.size());
   for (const Row& row : rows) {
     cells.push_back({row.shape, row.cell});
@@ -155,7 +155,7 @@ void print_decode_speed(const KernelBenchOptions& options, std::ostream& output)
     std::string time = "-";
     std::string part = "-";
     if (pool.has_room_for(row.shape, row.cell)) {
-      const PageSets sets(pool, row.shape, row.cell);
+      const ColdBatches sets(pool, row.shape, row.cell);
       const double microseconds = time_decode(stream, sets);
       const double plan = time_decode_plan(stream, sets);
       fastest_plan = std::min(fastest_plan, plan);

@@ -8,7 +8,7 @@
 
 namespace stage7 {
 
-Pool pool_for(const std::vector<TimedCell>& cells) {
+Pool pool_for(const std::vector<TimedCase>& cells) {
   std::int64_t bytes = 0;
   for (const auto& [shape, cell] : cells) {
     // Contexts end in the middle of blocks; a ragged mix loses half a block a sequence, 2 % are enough for that.

@@ -16,16 +16,16 @@ namespace {
 const HeadShape kGrouped{.num_heads = 32, .num_kv_heads = 8};
 const HeadShape kUngrouped{.num_heads = 32, .num_kv_heads = 32};
 
-std::vector<TimedCell> cells_of(const KernelBenchOptions& options) {
+std::vector<TimedCase> cells_of(const KernelBenchOptions& options) {
   if (!options.cell.empty()) {
-    const Cell cell = parse_cell(options.cell);
+    const BenchCase cell = parse_case(options.cell);
     return {{kGrouped, cell}, {kUngrouped, cell}};
   }
   return {{kGrouped, {1, 1024}},  {kGrouped, {8, 1024}}, {kGrouped, {1, 8192}},
           {kGrouped, {32, 8192}}, {kGrouped, {32, 0}},   {kUngrouped, {32, 8192}}};
 }
 
-double time_step(const common::Stream& stream, const PageSets& sets, const LadderStep& step) {
+double time_step(const common::Stream& stream, const ColdBatches& sets, const LadderStep& step) {
   const PageShape& shape = sets.pages().shape;
   const common::DeviceMemory workspace(step.workspace_bytes(shape, sets.batch(0)));
   if (step.plan != nullptr) {
@@ -38,7 +38,7 @@ double time_step(const common::Stream& stream, const PageSets& sets, const Ladde
 }
 
 // The same number of bytes, in order and for their own sake: from the two halves of the pool by turns.
-double time_reading(const common::Stream& stream, const PageSets& sets, std::int64_t bytes) {
+double time_reading(const common::Stream& stream, const ColdBatches& sets, std::int64_t bytes) {
   return common::microseconds_per_call(stream, sets.count(), [&](int set) {
     const void* half = set % 2 == 0 ? sets.pages().keys : sets.pages().values;
     common::read_memory(stream, static_cast<const std::byte*>(half) + set / 2 * bytes, static_cast<std::size_t>(bytes));
@@ -48,7 +48,7 @@ double time_reading(const common::Stream& stream, const PageSets& sets, std::int
 }  // namespace
 
 void print_ladder(std::ostream& output, const KernelBenchOptions& options) {
-  const std::vector<TimedCell> cells = cells_of(options);
+  const std::vector<TimedCase> cells = cells_of(options);
   if (!common::has_cuda_device()) {
     throw common::InputError("measuring the ladder needs a GPU of compute capability 8.0 or newer");
   }
@@ -63,7 +63,7 @@ void print_ladder(std::ostream& output, const KernelBenchOptions& options) {
   common::Progress progress("measuring", static_cast<std::int64_t>(cells.size() * rows.size()));
   for (const auto& [shape, cell] : cells) {
     header.push_back(name_of(cell) + (shape.num_heads == shape.num_kv_heads ? ", MHA" : ""));
-    std::optional<PageSets> sets;
+    std::optional<ColdBatches> sets;
     if (pool.has_room_for(shape, cell)) {
       sets.emplace(pool, shape, cell);
     }

@@ -97,7 +97,7 @@ inline GpuBatch::GpuBatch(BatchSpec spec) : spec_(std::move(spec)) {
   pages_.keys = keys_.data();
   pages_.values = values_.data();
 
-  // Entries past the end of a sequence's table point outside of the pool: nobody may follow them.
+  // Entries past the end of a sequence's table point outside of the pool: they must not be followed.
   std::vector<int> tables(static_cast<std::size_t>(num_sequences * max_blocks), 1 << 30);
   const std::vector<int> order = shuffled(num_blocks + 3, random);
   std::size_t next = 0;
@@ -160,7 +160,7 @@ inline std::vector<float> GpuBatch::decode(const stage::DecodeOptions& options, 
   for (int i = 0; i < num_runs; ++i) {
     // The plan must not overlap with its reader.
     stage::DecodeOptions run = options;
-    run.overlap_previous = options.overlap_previous && i > 0;
+    run.overlap_previous = i > 0;
     stage::decode_attention(pages_, batch_, queries.data(), output.data(), workspace.data(), stream.get(), run);
   }
   stream.synchronize();
@@ -184,7 +184,7 @@ inline std::vector<float> GpuBatch::ragged() {
 // of size 1, but for two tokens of size sqrt(n), which count as much as all others together. u is the type's unit
 // roundoff.
 //
-// 16 bits: a weight is rounded before it meets V, and n independent errors of relative size u / sqrt(3) add up to
+// bfloat16: a weight is rounded before it meets V, and n independent errors of relative size u / sqrt(3) add up to
 // u / sqrt(n); the output is rounded once more, by u of itself at most. float32's own errors are far below.
 //
 // float32: a weight is off by about 4 u: its score is a sum of head_dim products in fewer than 16 roundings, exp2f adds
@@ -198,7 +198,7 @@ inline common::Tolerance tolerance_of(ScalarType type, double num_visible) {
   if (type == ScalarType::kFloat32) {
     return {.absolute = 16.0 * (6.0 / n + 0.4) * 0x1p-24, .relative = 16.0 * 0x1p-24};
   }
-  const double u = type == ScalarType::kFloat16 ? 0x1p-11 : 0x1p-8;
+  const double u = 0x1p-8;
   return {.absolute = 8.0 * u / n, .relative = 2.0 * u};
 }
 

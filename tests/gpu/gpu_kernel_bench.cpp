@@ -5,8 +5,8 @@
 #include <vector>
 
 #include "common/base/check.h"
+#include "tests/bench/cold_batches.h"
 #include "tests/bench/contiguous_attention.h"
-#include "tests/bench/page_sets.h"
 #include "tests/gpu/gpu_fixtures.h"
 #include "tests/support/catch.h"
 
@@ -62,11 +62,11 @@ TEST_CASE("Decode attention: a cache without blocks gives the bits of pages", "[
   cache.shape.num_blocks = static_cast<std::int64_t>(lengths.size());
   cache.shape.block_size = kCapacity;
   stage::Batch without_table = batch.batch();
-  without_table.block_tables = without_table.context_lengths;  // nobody reads it
+  without_table.block_tables = without_table.context_lengths;  // not read
   CUDA_CHECK(cudaMemset(batch.output.data(), 0xFF, batch.output.size()));
   CUDA_CHECK(cudaDeviceSynchronize());
   stage::contiguous_attention(cache, without_table, batch.queries.data(), batch.output.data(), workspace.data(),
-                              batch.stream.get(), {.overlap_previous = false});
+                              batch.stream.get());
   batch.stream.synchronize();
   const std::vector<float> result = tests::to_floats(batch.output.download(), ScalarType::kBFloat16);
   CHECK(std::memcmp(result.data(), expected.data(), result.size() * sizeof(float)) == 0);
@@ -75,11 +75,11 @@ TEST_CASE("Decode attention: a cache without blocks gives the bits of pages", "[
 
 // This needs no GPU.
 TEST_CASE("A cell is sequences x tokens, and its page sets exceed the cache", "[gpu]") {
-  CHECK(stage::name_of(stage::parse_cell("8x1024")) == "8x1024");
-  CHECK(stage::name_of(stage::parse_cell("32xragged")) == "32xragged");
+  CHECK(stage::name_of(stage::parse_case("8x1024")) == "8x1024");
+  CHECK(stage::name_of(stage::parse_case("32xragged")) == "32xragged");
   for (const char* text : {"", "8", "8x", "x8", "8x0", "0x8", "8x-1", "8x1024 ", "8xsome", "2000x8", "8x1x1"}) {
     CAPTURE(text);
-    CHECK_THROWS_AS(stage::parse_cell(text), common::InputError);
+    CHECK_THROWS_AS(stage::parse_case(text), common::InputError);
   }
   const std::vector<int> ragged = stage::lengths_of({.batch = 32, .context = 0});
   CHECK(*std::min_element(ragged.begin(), ragged.end()) == 250);
@@ -88,7 +88,7 @@ TEST_CASE("A cell is sequences x tokens, and its page sets exceed the cache", "[
   const stage::HeadShape shape;
   CHECK(stage::kv_bytes_of(shape, {.batch = 1, .context = 1024}) == 4 << 20);
   for (const char* text : {"1x1024", "8x8192", "128x8192", "32xragged"}) {
-    const stage::Cell cell = stage::parse_cell(text);
+    const stage::BenchCase cell = stage::parse_case(text);
     CAPTURE(text);
     CHECK(stage::num_sets_of(shape, cell) % 2 == 0);
     CHECK(stage::num_sets_of(shape, cell) * stage::kv_bytes_of(shape, cell) >= 600'000'000);

@@ -84,7 +84,7 @@ TEST_CASE("The ladder refuses shapes that it is not for", "[gpu]") {
     SKIP_TEST("there is no GPU");
   }
   const std::vector<BatchSpec> specs = {
-      {.type = stage::ScalarType::kFloat16, .context_lengths = {20}, .query_lengths = {}},
+      {.type = stage::ScalarType::kFloat32, .context_lengths = {20}, .query_lengths = {}},
       {.head_dim = 64, .context_lengths = {20}, .query_lengths = {}},
       {.block_size = 32, .context_lengths = {20}, .query_lengths = {}}};
   for (const BatchSpec& spec : specs) {

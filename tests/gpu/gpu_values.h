@@ -1,8 +1,7 @@
-// What the tests of the CUDA kernels need of the three element types, and where the stage under test is.
+// What the tests of the CUDA kernels need of the two element types, and where the stage under test is.
 #pragma once
 
 #include <cuda_bf16.h>
-#include <cuda_fp16.h>
 
 #include <algorithm>
 #include <cstring>
@@ -30,19 +29,16 @@ namespace tests {
 using stage::ScalarType;
 
 inline const char* name_of(ScalarType type) {
-  return type == ScalarType::kFloat32 ? "float32" : type == ScalarType::kFloat16 ? "float16" : "bfloat16";
+  return type == ScalarType::kFloat32 ? "float32" : "bfloat16";
 }
 
-// Host copies of device arrays: raw bytes of one of the three types.
+// Host copies of device arrays: raw bytes of one of the two types.
 inline std::vector<std::byte> to_bytes(const std::vector<float>& values, ScalarType type) {
   const auto size = static_cast<std::size_t>(stage::bytes_of(type));
   std::vector<std::byte> bytes(values.size() * size);
   for (std::size_t i = 0; i < values.size(); ++i) {
     if (type == ScalarType::kFloat32) {
       std::memcpy(&bytes[i * size], &values[i], size);
-    } else if (type == ScalarType::kFloat16) {
-      const __half half = __float2half_rn(values[i]);
-      std::memcpy(&bytes[i * size], &half, size);
     } else {
       const __nv_bfloat16 half = __float2bfloat16_rn(values[i]);
       std::memcpy(&bytes[i * size], &half, size);
@@ -57,10 +53,6 @@ inline std::vector<float> to_floats(const std::vector<std::byte>& bytes, ScalarT
   for (std::size_t i = 0; i < values.size(); ++i) {
     if (type == ScalarType::kFloat32) {
       std::memcpy(&values[i], &bytes[i * size], size);
-    } else if (type == ScalarType::kFloat16) {
-      __half half;
-      std::memcpy(&half, &bytes[i * size], size);
-      values[i] = __half2float(half);
     } else {
       __nv_bfloat16 half;
       std::memcpy(&half, &bytes[i * size], size);
@@ -80,7 +72,7 @@ inline std::vector<float> random_values(std::size_t size, common::Random& random
   return values;
 }
 
-// All bits set: a NaN in each of the three types.
+// All bits set: a NaN in either type.
 inline common::DeviceArray<std::byte> poisoned(std::int64_t elements, ScalarType type) {
   common::DeviceArray<std::byte> array(static_cast<std::size_t>(elements * stage::bytes_of(type)));
   CUDA_CHECK(cudaMemset(array.data(), 0xFF, array.size()));

@@ -1,4 +1,4 @@
-#include "tests/bench/page_sets.h"
+#include "tests/bench/cold_batches.h"
 
 #include <algorithm>
 #include <charconv>
@@ -33,7 +33,7 @@ PageShape page_shape(const HeadShape& shape, std::int64_t num_blocks) {
           .type = ScalarType::kBFloat16};
 }
 
-std::int64_t blocks_of_all_sets(const HeadShape& shape, const Cell& cell) {
+std::int64_t blocks_of_all_sets(const HeadShape& shape, const BenchCase& cell) {
   std::int64_t blocks = 0;
   for (const int length : lengths_of(cell)) {
     blocks += blocks_of(length, shape.block_size);
@@ -54,16 +54,16 @@ std::string name_of(const HeadShape& shape) {
   return shape.block_size == 16 ? name : name + common::format(", blocks of %d", shape.block_size);
 }
 
-std::string name_of(const Cell& cell) {
+std::string name_of(const BenchCase& cell) {
   return std::to_string(cell.batch) + "x" + (cell.context == 0 ? "ragged" : std::to_string(cell.context));
 }
 
-Cell parse_cell(const std::string& text) {
+BenchCase parse_case(const std::string& text) {
   const std::size_t cross = text.find('x');
   if (cross != std::string::npos) {
     const std::string_view context = std::string_view(text).substr(cross + 1);
-    const Cell cell{.batch = positive_number(std::string_view(text).substr(0, cross)),
-                    .context = positive_number(context)};
+    const BenchCase cell{.batch = positive_number(std::string_view(text).substr(0, cross)),
+                         .context = positive_number(context)};
     const bool has_context = cell.context > 0 || context == "ragged";
     if (cell.batch > 0 && cell.batch <= 1024 && cell.context <= 1 << 20 && has_context) {
       return cell;
@@ -73,7 +73,7 @@ Cell parse_cell(const std::string& text) {
                            common::quote(text));
 }
 
-std::vector<int> lengths_of(const Cell& cell) {
+std::vector<int> lengths_of(const BenchCase& cell) {
   std::vector<int> lengths(static_cast<std::size_t>(cell.batch), cell.context);
   if (cell.context == 0) {
     constexpr double kShortest = 250.0;
@@ -88,13 +88,13 @@ std::vector<int> lengths_of(const Cell& cell) {
   return lengths;
 }
 
-std::int64_t kv_bytes_of(const HeadShape& shape, const Cell& cell) {
+std::int64_t kv_bytes_of(const HeadShape& shape, const BenchCase& cell) {
   const std::vector<int> lengths = lengths_of(cell);
   const std::int64_t num_tokens = std::accumulate(lengths.begin(), lengths.end(), std::int64_t{0});
   return num_tokens * shape.num_kv_heads * shape.head_dim * 2 * 2;  // K and V, 2 bytes each
 }
 
-int num_sets_of(const HeadShape& shape, const Cell& cell) {
+int num_sets_of(const HeadShape& shape, const BenchCase& cell) {
   const std::int64_t kv_bytes = kv_bytes_of(shape, cell);
   return static_cast<int>((kBytesOfAllSets + 2 * kv_bytes - 1) / (2 * kv_bytes)) * 2;
 }
@@ -144,12 +144,12 @@ Pool::Pool(std::int64_t bytes) {
   CUDA_CHECK(cudaDeviceSynchronize());
 }
 
-bool Pool::has_room_for(const HeadShape& shape, const Cell& cell) const {
+bool Pool::has_room_for(const HeadShape& shape, const BenchCase& cell) const {
   const std::int64_t bytes = page_shape(shape, blocks_of_all_sets(shape, cell)).elements() * 2;
   return static_cast<std::size_t>(bytes) <= keys.bytes();
 }
 
-PageSets::PageSets(const Pool& pool, const HeadShape& shape, const Cell& cell, PageOrder order)
+ColdBatches::ColdBatches(const Pool& pool, const HeadShape& shape, const BenchCase& cell, PageOrder order)
     : count_(num_sets_of(shape, cell)) {
   const std::int64_t num_blocks = blocks_of_all_sets(shape, cell);
   COMMON_CHECK(pool.has_room_for(shape, cell), "the pool is too small");
@@ -178,7 +178,7 @@ PageSets::PageSets(const Pool& pool, const HeadShape& shape, const Cell& cell, P
             .max_blocks_per_sequence = max_blocks};
 }
 
-Pages PageSets::contiguous(int set) const {
+Pages ColdBatches::contiguous(int set) const {
   Pages own = pages_;
   own.shape.num_blocks = first_.num_sequences;
   own.shape.block_size *= first_.max_blocks_per_sequence;
@@ -189,7 +189,7 @@ Pages PageSets::contiguous(int set) const {
   return own;
 }
 
-Batch PageSets::batch(int set) const {
+Batch ColdBatches::batch(int set) const {
   Batch own = first_;
   own.block_tables += std::int64_t{set} * own.num_sequences * own.max_blocks_per_sequence;
   return own;

@@ -4,7 +4,7 @@
 #include "common/cuda/device.h"
 #include "kernels.h"
 
-namespace stage8 {
+namespace stage7 {
 
 // With less than about 100 KB of copies under way, a multiprocessor does not draw its share of the memory's bandwidth
 // (measured on an H200), and with more it need not be everywhere at once. All of its shared memory goes into rings, but
@@ -40,7 +40,7 @@ constexpr std::size_t decode_shared_bytes(const DecodeRing& ring, int head_dim, 
 struct DecodeShape {
   int group;        // query heads that share a kv head
   int num_workers;  // thread blocks
-  int least_tiles;  // a share has at least so many, unless there is too little work for even one
+  int min_tiles;    // a share has at least so many, unless there is too little work for even one
   bool many_heads;
 };
 
@@ -56,7 +56,7 @@ inline DecodeShape decode_shape(const PageShape& shape, const Batch& batch, cons
   const int resident = ring.resident * num_multiprocessors;
   return {.group = group,
           .num_workers = options.num_workers > 0 ? options.num_workers : resident,
-          .least_tiles = ring.warps,
+          .min_tiles = ring.warps,
           .many_heads = many_heads};
 }
 

@@ -20,18 +20,18 @@ struct HeadShape {
 std::string name_of(const HeadShape& shape);  // "32/8 x 128", and the block size if it is not 16
 
 // Sequences x tokens of context. The ragged mix has 250 to 32,765 tokens a sequence, in geometric steps, shuffled.
-struct Cell {
+struct BenchCase {
   int batch = 1;
   int context = 0;  // 0: ragged
 };
 
-std::string name_of(const Cell& cell);  // "8x1024", "32xragged"
-Cell parse_cell(const std::string& text);
-std::vector<int> lengths_of(const Cell& cell);
-std::int64_t kv_bytes_of(const HeadShape& shape, const Cell& cell);  // K and V of one call
+std::string name_of(const BenchCase& cell);  // "8x1024", "32xragged"
+BenchCase parse_case(const std::string& text);
+std::vector<int> lengths_of(const BenchCase& cell);
+std::int64_t kv_bytes_of(const HeadShape& shape, const BenchCase& cell);  // K and V of one call
 
 // How many batches it takes until none of them is found in the cache: an even number.
-int num_sets_of(const HeadShape& shape, const Cell& cell);
+int num_sets_of(const HeadShape& shape, const BenchCase& cell);
 
 // A permutation of 0 … size - 1, the same each time.
 std::vector<int> shuffled(std::int64_t size);
@@ -44,7 +44,7 @@ std::vector<std::uint16_t> random_bf16(std::size_t size);
 struct Pool {
   // Room for `bytes` of K and V together, or for what the device has if that is less.
   explicit Pool(std::int64_t bytes);
-  bool has_room_for(const HeadShape& shape, const Cell& cell) const;
+  bool has_room_for(const HeadShape& shape, const BenchCase& cell) const;
 
   common::DeviceMemory keys;
   common::DeviceMemory values;
@@ -53,9 +53,9 @@ struct Pool {
 enum class PageOrder { kShuffled, kInOrder };
 
 // num_sets_of batches of a cell, which share lengths but no page.
-class PageSets {
+class ColdBatches {
  public:
-  PageSets(const Pool& pool, const HeadShape& shape, const Cell& cell, PageOrder order = PageOrder::kShuffled);
+  ColdBatches(const Pool& pool, const HeadShape& shape, const BenchCase& cell, PageOrder order = PageOrder::kShuffled);
 
   int count() const { return count_; }
   const Pages& pages() const { return pages_; }

@@ -1,0 +1,34 @@
+// The argument checks that the launching functions of all kernels share.
+#pragma once
+
+#include <cstdint>
+#include <string>
+
+#include "common/base/check.h"
+#include "kernels.h"
+
+namespace stage8 {
+
+inline bool is_aligned(const void* pointer) { return reinterpret_cast<std::uintptr_t>(pointer) % 16 == 0; }
+
+inline void check_shape(const PageShape& shape, int num_heads) {
+  COMMON_CHECK(shape.num_blocks > 0, "pages have blocks");
+  const std::string reason = unsupported(shape, num_heads);
+  COMMON_CHECK(reason.empty(), reason);
+}
+
+inline void check_pages(const Pages& pages) {
+  check_shape(pages.shape, pages.shape.num_kv_heads);
+  COMMON_CHECK(pages.keys != nullptr && pages.values != nullptr, "pages have keys and values");
+  COMMON_CHECK(is_aligned(pages.keys) && is_aligned(pages.values), "pages begin at multiples of 16 bytes");
+}
+
+inline void check_batch(const PageShape& shape, const Batch& batch) {
+  COMMON_CHECK(batch.num_sequences >= 0, "a batch has no sequences or some");
+  check_shape(shape, batch.num_heads);
+  COMMON_CHECK(batch.num_sequences == 0 || (batch.context_lengths != nullptr && batch.block_tables != nullptr),
+               "a batch has lengths and tables");
+  COMMON_CHECK(batch.max_blocks_per_sequence > 0, "block tables have entries");
+}
+
+}  // namespace
