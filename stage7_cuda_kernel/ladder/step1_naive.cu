@@ -7,7 +7,7 @@
 // GB, and each of the 4 query heads of a group asks for all of it: 4.3 GB. Scores: 34 MB, written twice and read twice.
 // flops: 4 * 32 * 128 * 262,144 = 4.3 G, so 4 a byte of K and V: far below the 160 that the device could do in the time
 // it reads a byte.
-// measured: 1x8192 1,272 us (1%), 32x8192 2,738 us (9%), 32xragged 5,616 us (4%) on NVIDIA H200 at 124999e+
+// measured: 1x8192 1,272 us (1%), 32x8192 2,738 us (9%), 32xragged 5,616 us (4%) on an NVIDIA H200, 2026-11-21
 //
 // Why it is slow: in the first pass neighbouring threads read neighbouring tokens, 256 bytes apart. An instruction of a
 // warp asks for 32 elements of 2 bytes, and memory moves in sectors of 32 bytes: 1,024 bytes for 64. The other 15

@@ -12,7 +12,7 @@
 // The permutation of pieces (page_layout.h) costs nothing here: the half-warp reads all 16 of them anyway.
 //
 // bytes and flops for 32 x 8,192: as step 1, 4.3 GB asked for and 4.3 Gflop.
-// measured: 1x8192 940 us (1%), 32x8192 1,083 us (22%), 32xragged 3,825 us (5%) on NVIDIA H200 at 124999e+
+// measured: 1x8192 940 us (1%), 32x8192 1,083 us (22%), 32xragged 3,825 us (5%) on an NVIDIA H200, 2026-11-21
 //
 // Why it is faster: half the instructions of step 1, 65 a token and query head, 544 M in all; and L2 is asked for 1.2
 // GB in place of 2.6. Where it hardly is: a single sequence. A few warps on a few multiprocessors wait for one load

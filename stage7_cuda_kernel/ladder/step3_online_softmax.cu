@@ -6,7 +6,7 @@
 //
 // bytes for 32 x 8,192: still 4.3 GB asked for, since each query head reads the K and V of its group; the scores are
 // gone, and so is the workspace. flops: 4.3 G, and a few more for rescaling.
-// measured: 1x8192 392 us (2%), 32x8192 640 us (37%), 32xragged 1,596 us (13%) on NVIDIA H200 at 124999e+
+// measured: 1x8192 392 us (2%), 32x8192 640 us (37%), 32xragged 1,596 us (13%) on an NVIDIA H200, 2026-11-21
 //
 // Why it is faster: twice the loads under way, for K and V no longer wait for each other; no barrier between passes; 49
 // instructions a token and query head in place of 65. Without groups (MHA) a large batch is read at the ceiling from

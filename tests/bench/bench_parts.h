@@ -13,11 +13,11 @@ namespace stage7 {
 // What decode attention is timed on.
 struct TimedCase {
   HeadShape shape;
-  BenchCase cell;
+  BenchCase bench_case;
 };
 
 // A pool for the largest of them.
-Pool pool_for(const std::vector<TimedCase>& cells);
+Pool pool_for(const std::vector<TimedCase>& cases);
 
 // One line about the machine, after measuring its read ceiling in the pool's memory, which is returned in GB/s.
 double print_machine(const common::Stream& stream, const Pool& pool, std::ostream& output);

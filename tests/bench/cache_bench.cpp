@@ -25,7 +25,6 @@ struct Row {
   int count;
   double microseconds;
   double bytes;  // read and written
-  std::string peer;
 };
 
 // Memory that has been written to: pages that never were can be read faster than real ones.
@@ -38,7 +37,7 @@ common::DeviceMemory touched(std::size_t bytes) {
 
 // scattered: each token goes into a block of its own, as in a decode step; else into blocks in random order that it
 // shares with its neighbours, as in a prompt.
-Row time_write(const common::Stream& stream, int num_tokens, bool scattered, const std::string& peer) {
+Row time_write(const common::Stream& stream, int num_tokens, bool scattered) {
   const PageShape shape = shape_of(1 << 14);
   const std::vector<int> blocks = shuffled(shape.num_blocks);
   std::vector<int> slots(blocks.size() * kBlockSize);
@@ -62,10 +61,10 @@ Row time_write(const common::Stream& stream, int num_tokens, bool scattered, con
                    num_tokens, stream.get());
   });
   return {scattered ? "write_to_slots, a block each" : "write_to_slots, whole blocks", num_tokens, microseconds,
-          4.0 * static_cast<double>(stride) * 2.0 * num_tokens, peer};
+          4.0 * static_cast<double>(stride) * 2.0 * num_tokens};
 }
 
-Row time_copy(const common::Stream& stream, int num_pairs, const std::string& peer) {
+Row time_copy(const common::Stream& stream, int num_pairs) {
   constexpr int kLayers = 16;
   const PageShape shape = shape_of(4096);
   const std::size_t bytes = static_cast<std::size_t>(kLayers * shape.elements()) * 2;
@@ -83,7 +82,7 @@ Row time_copy(const common::Stream& stream, int num_pairs, const std::string& pe
                 num_pairs, stream.get());
   });
   return {"copy_blocks, 16 layers", num_pairs, microseconds,
-          2.0 * 2.0 * 2.0 * static_cast<double>(shape.elements_per_block()) * kLayers * num_pairs, peer};
+          2.0 * 2.0 * 2.0 * static_cast<double>(shape.elements_per_block()) * kLayers * num_pairs};
 }
 
 // The runtime's own copy as a yardstick. Not in a graph: there it is another, slower copy.
@@ -100,34 +99,33 @@ Row time_device_copy(const common::Stream& stream) {
     last.record(stream);
     microseconds = common::Event::microseconds(first, last);
   }
-  return {"cudaMemcpy of 4 GiB", 1, microseconds, 2.0 * static_cast<double>(kBytes), "-"};
+  return {"cudaMemcpy of 4 GiB", 1, microseconds, 2.0 * static_cast<double>(kBytes)};
 }
 
 }  // namespace
 
 void print_cache_speed(std::ostream& output) {
   const common::Stream stream;
-  common::Table table({"kernel", "tokens, pairs", "us", "GB/s", "peer"});
+  common::Table table({"kernel", "tokens, pairs", "us", "GB/s"});
   common::Progress progress("measuring the cache's kernels", 11);
   const auto add = [&](const Row& row) {
     table.add_row({row.kernel, common::format_count(row.count), common::format_microseconds(row.microseconds),
-                   common::format("%.0f", row.bytes / row.microseconds / 1e3), row.peer});
+                   common::format("%.0f", row.bytes / row.microseconds / 1e3)});
     progress.advance();
   };
   add(time_device_copy(stream));
-  add(time_write(stream, 128, true, "2.9 us, vLLM"));
-  add(time_write(stream, 1024, true, "5.5 us, FlashInfer"));
-  add(time_write(stream, 128, false, "-"));
-  add(time_write(stream, 1024, false, "-"));
-  add(time_write(stream, 8192, false, "3261 GB/s, FlashInfer"));
-  add(time_write(stream, 65536, false, "3805 GB/s, FlashInfer"));
-  add(time_write(stream, 65536, true, "-"));
-  add(time_copy(stream, 16, "1704 GB/s, vLLM"));
-  add(time_copy(stream, 256, "1949 GB/s, vLLM"));
-  add(time_copy(stream, 1024, "2004 GB/s, vLLM"));
+  add(time_write(stream, 128, true));
+  add(time_write(stream, 1024, true));
+  add(time_write(stream, 128, false));
+  add(time_write(stream, 1024, false));
+  add(time_write(stream, 8192, false));
+  add(time_write(stream, 65536, false));
+  add(time_write(stream, 65536, true));
+  add(time_copy(stream, 16));
+  add(time_copy(stream, 256));
+  add(time_copy(stream, 1024));
   progress.clear();
   output << "Writing and copying blocks, bfloat16, 8 kv heads of 128 dimensions; bytes are read and written ones.\n"
-            "Peers: vLLM's kernels and FlashInfer 0.6.18 on another H200.\n"
          << table.to_string() << "\n";
 }
 

@@ -107,9 +107,9 @@ std::vector<int> shuffled(std::int64_t size) {
   return order;
 }
 
-std::vector<std::uint16_t> random_bf16(std::size_t size) {
+std::vector<std::uint16_t> random_bf16(std::size_t size, std::uint64_t seed) {
   constexpr std::size_t kPeriod = 1'000'003;  // a prime, so that no two rows of the same batch begin alike
-  common::Random random(2);
+  common::Random random(seed);
   std::vector<std::uint16_t> values(size);
   for (std::size_t i = 0; i < size; ++i) {
     if (i >= kPeriod) {

@@ -38,7 +38,7 @@ std::vector<int> shuffled(std::int64_t size);
 
 // Normally distributed bfloat16 numbers, repeated after a million: they only have to be unlike zeros, on which kernels
 // run faster than on real data.
-std::vector<std::uint16_t> random_bf16(std::size_t size);
+std::vector<std::uint16_t> random_bf16(std::size_t size, std::uint64_t seed = 2);
 
 // K and V of everything that is measured, one after the other.
 struct Pool {
@@ -62,7 +62,7 @@ class ColdBatches {
   Batch batch(int set) const;
   // The same memory as a cache without blocks (contiguous_attention.h). For equal lengths and pages in order.
   Pages contiguous(int set) const;
-  // Random numbers for the queries; the output nobody looks at.
+  // Random numbers for the queries; the output is not looked at.
   const void* queries() const { return pages_.keys; }
   void* output() const { return output_.data(); }
 

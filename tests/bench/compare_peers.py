@@ -8,32 +8,61 @@ Peers over pages of 16 tokens: FlashInfer (flashinfer-python; compiles its kerne
 (flash_attn_interface), cuDNN (nvidia-cudnn-frontend). Over a contiguous cache, which is no substitute but a yardstick:
 PyTorch's scaled_dot_product_attention. What is missing is skipped with a line. Needs PyTorch and a GPU.
 
-Method: bfloat16; a CUDA graph of calls on many page sets (600 MB of K and V or more in all, so that none is found in
+Method: bfloat16; a CUDA graph of calls on many batches (600 MB of K and V or more in all, so that none is found in
 the cache), pages in random order, the median of the replays. All launches of a call count; plans, made once a step, do
 not. Every peer's output is compared with float32 arithmetic before it is timed. This stage's own figures come from
-`bench --kernels decode`, run first, on the same machine and by the same method (with blocks shuffled over all sets, not set by set).
+`build/kernel_bench decode`, run first, on the same machine and by the same method (with blocks shuffled over all sets, not set by set).
 """
 
 import argparse
 import dataclasses
 import importlib
 import pathlib
+import re
 import statistics
 import subprocess
 import sys
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent.parent))
-from bench import write_tables  # noqa: E402
 from bench.peers import PEERS, Batch, Missing, kv_bytes_of  # noqa: E402
 
-FOLDER = pathlib.Path(__file__).resolve().parent
-PROGRAM = FOLDER.parent / "build" / FOLDER.name.split("_")[0]
+PROGRAM = pathlib.Path(__file__).resolve().parent.parent.parent / "build" / "kernel_bench"
+MACHINE = re.compile(r"^(?P<gpu>.+), driver \S+, CUDA \S+, read ceiling [\d,]+ GB/s$")
 CELLS = "1x1024,1x8192,8x1024,8x8192,32x1024,32x8192,128x1024,32xragged"
 SHAPES = "32/8x128,32/32x128"
 
 
 class InputError(Exception):
     """What the caller can put right: one line for stderr."""
+
+
+def split_row(line):
+    return [cell.strip() for cell in line.strip().strip("|").split("|")]
+
+
+def read_tables(text):
+    """The Markdown tables of a text: for each a list of rows, a row being {header: cell}."""
+    tables, header = [], None
+    for line in text.splitlines():
+        if not line.startswith("|"):
+            header = None
+        elif header is None:
+            header = split_row(line)
+            tables.append([])
+        elif not re.fullmatch(r"[|:\- ]+", line):
+            cells = split_row(line)
+            if len(cells) != len(header):
+                raise InputError(f"a row has {len(cells)} cells, its header {len(header)}: {line}")
+            tables[-1].append(dict(zip(header, cells)))
+    return tables
+
+
+def read_machine(text):
+    """The first line that describes a machine, as a match with the group gpu."""
+    for line in text.splitlines():
+        if match := MACHINE.match(line.strip()):
+            return match
+    raise InputError("no line names the machine: is this the output of `build/kernel_bench`?")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -78,10 +107,10 @@ def parse_cell(text):
 
 
 def read_own(text):
-    """{(shape, cell): microseconds} of what `bench --kernels decode` printed."""
+    """{(shape, cell): microseconds} of what `build/kernel_bench decode` printed."""
     own = {}
-    for table in write_tables.read_tables(text):
-        if table and {"heads", "cell", "us", "goal"} <= set(table[0]):
+    for table in read_tables(text):
+        if table and {"heads", "cell", "us", "ceiling"} <= set(table[0]):
             for row in table:
                 name = row["heads"].replace(" ", "")
                 if row["us"] != "-" and "," not in name:  # else other block sizes: "32/8 x 128, blocks of 32"
@@ -93,7 +122,7 @@ def read_own(text):
 
 def measure_own(program):
     try:
-        run = subprocess.run((str(program), "bench", "--kernels", "decode"), capture_output=True, text=True)
+        run = subprocess.run((str(program), "decode"), capture_output=True, text=True)
     except OSError as error:
         raise InputError(f"cannot run {program}: {error}; build it, or name it with --program") from error
     if run.returncode:
@@ -169,7 +198,7 @@ def compare(torch, options, say):
     own = {}
     if not options.no_own:
         text = options.own.read_text(encoding="utf-8") if options.own else measure_own(options.program)
-        print(write_tables.read_machine(text)[0])
+        print(read_machine(text)[0])
         own = read_own(text)
     header = ["heads", "cell", "MB", "this stage", *(peer.name for peer in peers), "best paged peer / this stage"]
     print(f"| {' | '.join(header)} |\n|{' --- |' * len(header)}", flush=True)
@@ -197,8 +226,8 @@ def main(arguments=None):
     parser.add_argument("--shapes", default=SHAPES, help="query heads / kv heads x head_dim (default: %(default)s)")
     parser.add_argument("--peers", default=",".join(PEERS), help="which to try (default: %(default)s)")
     parser.add_argument("--program", type=pathlib.Path, default=PROGRAM,
-                        help="the stage's program (default: %(default)s)")
-    parser.add_argument("--own", type=pathlib.Path, help="what it printed with `bench --kernels decode`, from a file")
+                        help="the benchmark (default: %(default)s)")
+    parser.add_argument("--own", type=pathlib.Path, help="what it printed with `build/kernel_bench decode`, from a file")
     parser.add_argument("--no-own", action="store_true", help="measure the peers alone")
     options = parser.parse_args(arguments)
     try:
@@ -214,7 +243,7 @@ def main(arguments=None):
             raise InputError("PyTorch sees no GPU")
         print(f"{torch.cuda.get_device_name()}, PyTorch {torch.__version__}; microseconds a call", flush=True)
         compare(torch, options, lambda line: print(line, file=sys.stderr, flush=True))
-    except (InputError, write_tables.InputError, OSError) as error:
+    except (InputError, OSError) as error:
         print(f"compare_peers.py: {error}", file=sys.stderr)
         return 1
     return 0

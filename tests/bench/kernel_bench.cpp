@@ -8,13 +8,14 @@
 
 namespace stage7 {
 
-Pool pool_for(const std::vector<TimedCase>& cells) {
+Pool pool_for(const std::vector<TimedCase>& cases) {
   std::int64_t bytes = 0;
-  for (const auto& [shape, cell] : cells) {
+  for (const auto& [shape, bench_case] : cases) {
     // Contexts end in the middle of blocks; a ragged mix loses half a block a sequence, 2 % are enough for that.
-    const auto sets = static_cast<std::int64_t>(num_sets_of(shape, cell));
-    const std::int64_t slack = std::int64_t{4} * cell.batch * shape.block_size * shape.num_kv_heads * shape.head_dim;
-    bytes = std::max(bytes, sets * (kv_bytes_of(shape, cell) + slack));
+    const auto sets = static_cast<std::int64_t>(num_sets_of(shape, bench_case));
+    const std::int64_t slack =
+        std::int64_t{4} * bench_case.batch * shape.block_size * shape.num_kv_heads * shape.head_dim;
+    bytes = std::max(bytes, sets * (kv_bytes_of(shape, bench_case) + slack));
   }
   return Pool(bytes);
 }

@@ -52,7 +52,7 @@ class Parsing(unittest.TestCase):
             compare_peers.read_own("| heads | cell |\n| - | - |\n| 1 | 2 |\n")
 
 
-class PageSets(unittest.TestCase):
+class ColdBatches(unittest.TestCase):
     def test_ragged_lengths(self):
         lengths = peers.lengths_of(Cell(32, 0))
         self.assertEqual((len(lengths), min(lengths), max(lengths)), (32, 250, 32765))
