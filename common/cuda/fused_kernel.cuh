@@ -21,7 +21,7 @@ namespace common {
 
 // Finish: what becomes of the sums. load_epilogue() loads what it needs for that while the sums are under way.
 // kSlots: pieces of one tile that a warp visits at a time: a batch. kStages: visits that the ring holds.
-// kTokens: the most tokens, 8, 16 or 32.
+// kTokens: the largest number of tokens, 8, 16 or 32.
 template <typename Scalar, typename Finish, int kTokens, int kSlots, int kStages, bool kManyBatches>
 __global__ void __launch_bounds__(kThreads, kTokens == 8 ? 2 : 1)
     fused_linear(const FusedLinear linear, const Finish finish) {

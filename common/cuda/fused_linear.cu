@@ -151,12 +151,6 @@ void launch_product(const FusedLinear& linear, const Finish& finish, cudaStream_
   launch_tokens<Scalar, 8>(linear, finish, stream);
 }
 
-// Calls run(Scalar{}) with the type of the precision.
-template <typename Run>
-void with_scalar(Precision precision, const Run& run) {
-  precision == Precision::kFloat32 ? run(float{}) : run(__nv_bfloat16{});
-}
-
 }  // namespace
 
 int max_fused_tokens(Precision precision, int longest_row) {

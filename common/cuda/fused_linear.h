@@ -10,13 +10,13 @@
 
 namespace common {
 
-// The most tokens that fused products take, of a model whose longest row of weights has so many columns: 8 to 32 in
-// bfloat16, the fewer the longer the rows are, since every block reads all of x.
+// The largest number of tokens that fused products take, of a model whose longest row of weights has so many columns: 8
+// to 32 in bfloat16, the fewer the longer the rows are, since every block reads all of x.
 int max_fused_tokens(Precision precision, int longest_row);
 
 // Every pointer is a device pointer; weights and x are in the model's precision.
 //
-// The norm is spread over three launches, so that it costs none of its own. Whoever writes the residual stream also
+// The norm is spread over three launches, so that it costs none of its own. What writes the residual stream also
 // writes it times the next norm's weights, as x, and the sums of its squares, one for every kSquaresColumns columns.
 // The product of x and the weights is then divided by the root of the mean square: one number a token.
 inline constexpr int kSquaresColumns = 8;

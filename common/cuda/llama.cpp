@@ -46,10 +46,10 @@ struct CudaLlama::Impl {
   DeviceMemory argmax_scratch;
   int num_tokens = 0;  // of the last forward
 
-  Impl(const LlamaConfig& llama_config, Precision model_precision, int most_tokens)
+  Impl(const LlamaConfig& llama_config, Precision model_precision, int llama_max_tokens)
       : config((check_config(llama_config), llama_config)),
         precision(model_precision),
-        max_tokens(most_tokens),
+        max_tokens(llama_max_tokens),
         q_cols(config.num_heads * config.head_dim),
         kv_cols(config.num_kv_heads * config.head_dim),
         weights(config, precision),
@@ -64,7 +64,7 @@ struct CudaLlama::Impl {
         attended(activation_bytes(q_cols)),
         gate_up(activation_bytes(2 * config.feed_forward_size)),
         activated(activation_bytes(config.feed_forward_size)),
-        argmax_scratch(argmax_scratch_bytes(most_tokens)) {
+        argmax_scratch(argmax_scratch_bytes(llama_max_tokens)) {
     CUDA_CHECK(cudaMemset(argmax_scratch.data(), 0, argmax_scratch.bytes()));
   }
 
@@ -85,7 +85,7 @@ struct CudaLlama::Impl {
     return {.rotation = rotation.data(), .head_dim = config.head_dim, .q_rows = q_cols, .kv_rows = kv_cols};
   }
 
-  // next_norm: of the product that reads the residual stream next. Only fused products want it prepared.
+  // next_norm: of the product that reads the residual stream next. Only fused products need it prepared.
   Residual residual_for(const float* next_norm) const {
     return {.values = residual.data(),
             .norm = next_norm,

@@ -219,12 +219,6 @@ dim3 blocks_for(std::int64_t items) {
   return dim3(static_cast<unsigned>(std::clamp<std::int64_t>((items + kThreads - 1) / kThreads, 1, 1 << 16)));
 }
 
-// Calls run(Scalar{}) with the type of the precision.
-template <typename Run>
-void with_scalar(Precision precision, const Run& run) {
-  precision == Precision::kFloat32 ? run(float{}) : run(__nv_bfloat16{});
-}
-
 }  // namespace
 
 void look_up(Precision precision, const Lookup& lookup, int num_tokens, const Residual& residual, float2* rotation,

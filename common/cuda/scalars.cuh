@@ -5,7 +5,15 @@
 
 #include <cstdint>
 
+#include "common/cuda/precision.h"
+
 namespace common {
+
+// Calls run(Scalar{}) with the type of the precision.
+template <typename Run>
+void with_scalar(Precision precision, const Run& run) {
+  precision == Precision::kFloat32 ? run(float{}) : run(__nv_bfloat16{});
+}
 
 __device__ __forceinline__ float to_float(float x) { return x; }
 __device__ __forceinline__ float to_float(__nv_bfloat16 x) { return __bfloat162float(x); }

@@ -1,4 +1,4 @@
-// GpuRunner by CUDA: pages, the model's weights, and the kernels of kernels.h in their order.
+// GpuRunner by CUDA: pages, the model's weights, and the kernels of kernels.h in order.
 #pragma once
 
 #include <cstdint>

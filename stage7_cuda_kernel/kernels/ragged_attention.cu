@@ -69,7 +69,7 @@ __global__ void __launch_bounds__(32 * RaggedTileOf<kHeadDim, kShort>::kTile.war
   commit_copies();
   for (int tile = 0; tile < kStages; ++tile) {
     if (tile < num_tiles) {
-      loader.order(tile);
+      loader.start_copy(tile);
     }
     loader.commit();
   }
@@ -112,7 +112,7 @@ __global__ void __launch_bounds__(32 * RaggedTileOf<kHeadDim, kShort>::kTile.war
     }
     loader.release();
     if (tile + kStages < num_tiles) {
-      loader.order(tile + kStages);
+      loader.start_copy(tile + kStages);
     }
     loader.commit();
   }
@@ -122,9 +122,9 @@ __global__ void __launch_bounds__(32 * RaggedTileOf<kHeadDim, kShort>::kTile.war
   for (int i = lane; i < kRowsOfWarp * kVecs; i += 32) {
     const int row = i / kVecs;
     if (first_row + row < end_row) {
-      const auto* piece = reinterpret_cast<const uint4*>(shared + (warp * kRowsOfWarp + row) * Shared::kRowBytes) +
-                          swizzle(kVecs, row, i % kVecs);
-      reinterpret_cast<uint4*>(output + row_begin(first_row + row))[i % kVecs] = *piece;
+      const auto* vec = reinterpret_cast<const uint4*>(shared + (warp * kRowsOfWarp + row) * Shared::kRowBytes) +
+                        swizzle(kVecs, row, i % kVecs);
+      reinterpret_cast<uint4*>(output + row_begin(first_row + row))[i % kVecs] = *vec;
     }
   }
 }

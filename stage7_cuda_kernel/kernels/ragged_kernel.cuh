@@ -2,9 +2,9 @@
 //
 // flops: 4 * head_dim for each pair of a query head and a token it sees. bytes: a tile of K and V serves 128 rows,
 // which is 128 flops a byte from the L2 cache and far more from memory, so arithmetic is what counts here. A warp keeps
-// 32 rows of output in registers; every piece of K and V it fetches from shared memory is multiplied with two blocks of
-// 16 rows, because with one alone the fetching would take as long as the multiplying. The bulk copies of the next tile
-// run meanwhile, and two thread blocks a multiprocessor fill each other's waits: one's softmax is the other's mma.
+// 32 rows of output in registers; every vector of K and V it fetches from shared memory is multiplied with two blocks
+// of 16 rows, because with one alone the fetching would take as long as the multiplying. The bulk copies of the next
+// tile run meanwhile, and two thread blocks a multiprocessor fill each other's waits: one's softmax is the other's mma.
 #pragma once
 
 #include "common/cuda/scalars.cuh"
@@ -51,7 +51,7 @@ struct RaggedRows {
   }
 
   // S = Q K^T. queries: this warp's rows; keys: a tile, of which the rows see num_seen tokens or fewer. kMasked: the
-  // tile lies on the diagonal, and what nobody sees is left out; elsewhere the code is free of such branches.
+  // tile lies on the diagonal, and what no row sees is left out; elsewhere the code is free of such branches.
   template <bool kMasked>
   __device__ __forceinline__ void score(float (&scores)[kBlocks][kColumns][4], std::uint32_t queries,
                                         std::uint32_t keys, int num_seen) const {
@@ -151,7 +151,7 @@ struct RaggedRows {
         sum[b][half] = sum[b][half] * rescale[b][half] + own;
       }
     }
-    if (__any_sync(~0U, grew)) {  // after a few tiles, seldom
+    if (__any_sync(~0U, grew)) {  // after a few tiles, rarely
 #pragma unroll
       for (int b = 0; b < kBlocks; ++b) {
 #pragma unroll
@@ -200,7 +200,7 @@ struct RaggedRows {
     }
   }
 
-  // The finished rows, to where this warp's queries were: from there they travel in 16-byte pieces.
+  // The finished rows, to where this warp's queries were: from there they travel in 16-byte vectors.
   __device__ __forceinline__ void store(std::uint32_t rows) {
     const int lane = static_cast<int>(threadIdx.x) % 32;
 #pragma unroll

@@ -27,7 +27,7 @@ struct RaggedLoader {
   const Pages& pages;
   const int* table;
   int kv_head;
-  int num_tokens;          // that anybody in the thread block sees
+  int num_tokens;          // that the thread block sees
   std::uint32_t keys;      // [kStages] tiles
   std::uint32_t values;    // likewise
   std::uint32_t barriers;  // [2 * kStages]: K's, then V's
@@ -35,7 +35,7 @@ struct RaggedLoader {
   __device__ __forceinline__ int tokens_of(int tile) const { return min(kTokens, num_tokens - tile * kTokens); }
 
   // Called by all threads of the block.
-  __device__ __forceinline__ void order(int tile) const {
+  __device__ __forceinline__ void start_copy(int tile) const {
     const int stage = tile % kStages;
     const int block_size = pages.shape.block_size;
     const int count = tokens_of(tile);
@@ -75,8 +75,8 @@ struct RaggedLoader {
 #endif
   }
 
-  // By all threads, when they have read a tile: its place may be ordered again after this. The tile was read with
-  // ordinary loads, and the copy engine writes there next: the manual wants a fence between the two, whatever the
+  // By all threads, when they have read a tile: its place may be copied to again after this. The tile was read with
+  // ordinary loads, and the copy engine writes there next: the manual asks for a fence between the two, whatever the
   // direction (PTX ISA 9.0, section 9.7.9.25.2, "Async Proxy").
   __device__ __forceinline__ void release() const {
 #if COURSE_BULK_COPY
@@ -85,7 +85,7 @@ struct RaggedLoader {
     __syncthreads();
   }
 
-  // Ends the group of copies that order() has begun, or an empty one: wait_keys counts groups on older chips.
+  // Ends the group of copies that start_copy() has begun, or an empty one: wait_keys counts groups on older chips.
   __device__ __forceinline__ void commit() const {
 #if !COURSE_BULK_COPY
     commit_copies();

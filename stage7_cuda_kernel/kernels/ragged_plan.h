@@ -23,7 +23,7 @@ struct RaggedTile {
 };
 
 // Two shapes. 32 rows a warp multiply every piece of K and V that is fetched from shared memory with two blocks of 16
-// rows, which long prompts want; the output of 32 rows of 128 dimensions takes half of the registers, so a
+// rows, which suits long prompts; the output of 32 rows of 128 dimensions takes half of the registers, so a
 // multiprocessor holds two thread blocks. Short prompts are over after a few tiles: there it counts that more thread
 // blocks wait for their first tile at the same time, and that fewer rows of a diagonal tile see nothing.
 constexpr RaggedTile ragged_tile(int head_dim, bool is_short) {

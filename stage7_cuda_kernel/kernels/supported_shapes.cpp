@@ -10,35 +10,36 @@ std::string unsupported(const PageShape& shape, int num_heads) {
   const int head_dim = shape.head_dim;
   const int block_size = shape.block_size;
   if (shape.num_kv_heads <= 0 || num_heads <= 0 || num_heads % shape.num_kv_heads != 0) {
-    return "the kernels want query heads that share kv heads evenly, not " + std::to_string(num_heads) + " over " +
+    return "the kernels need query heads that share kv heads evenly, not " + std::to_string(num_heads) + " over " +
            std::to_string(shape.num_kv_heads);
   }
   if (shape.type == ScalarType::kFloat32) {
     if (block_size < 1) {
-      return "the float32 kernels want blocks of at least one token, not " + std::to_string(block_size);
+      return "the float32 kernels need blocks of at least one token, not " + std::to_string(block_size);
     }
-    // Rows of whole 16-byte pieces; a thread block's shared memory has room for 256 dimensions a warp.
+    // Rows of whole 16-byte vectors; a thread block's shared memory has room for 256 dimensions a warp.
     if (head_dim < 8 || head_dim % 8 != 0 || head_dim > 256) {
-      return "the float32 kernels want a head dimension that is a multiple of 8 up to 256, not " +
+      return "the float32 kernels need a head dimension that is a multiple of 8 up to 256, not " +
              std::to_string(head_dim);
     }
     return {};
   }
   if (block_size != 8 && block_size != 16 && block_size != 32 && block_size != 64) {
-    return "the 16-bit kernels want blocks of 8, 16, 32 or 64 tokens, not " + std::to_string(block_size);
+    return "the bfloat16 kernels need blocks of 8, 16, 32 or 64 tokens, not " + std::to_string(block_size);
   }
   if (head_dim != 32 && head_dim != 64 && head_dim != 96 && head_dim != 128 && head_dim != 256) {
-    return "the 16-bit kernels want a head dimension of 32, 64, 96, 128 or 256, not " + std::to_string(head_dim);
+    return "the bfloat16 kernels need a head dimension of 32, 64, 96, 128 or 256, not " + std::to_string(head_dim);
   }
   if (num_heads / shape.num_kv_heads > 16) {
-    return "the 16-bit kernels want at most 16 query heads to a kv head, not " +
+    return "the bfloat16 kernels need at most 16 query heads to a kv head, not " +
            std::to_string(num_heads / shape.num_kv_heads);
   }
   const int group = num_heads / shape.num_kv_heads;
   const std::size_t shared_bytes = decode_shared_bytes(decode_ring(head_dim, group, true), head_dim, group);
   if (common::has_cuda_device() && shared_bytes > common::device_limits().shared_bytes_per_block) {
-    return "the 16-bit kernels want " + std::to_string(shared_bytes) + " bytes of shared memory for this shape, and " +
-           common::device_limits().name + " has " + std::to_string(common::device_limits().shared_bytes_per_block);
+    return "the bfloat16 kernels need " + std::to_string(shared_bytes) +
+           " bytes of shared memory for this shape, and " + common::device_limits().name + " has " +
+           std::to_string(common::device_limits().shared_bytes_per_block);
   }
   return {};
 }

@@ -75,11 +75,11 @@ struct HeadPages {
         shape(call.pages.shape),
         kv_head(head) {}
 
-  // Of piece `piece` of the token's row, in elements, in keys and in values alike.
-  __device__ __forceinline__ std::int64_t vec_offset(int position, int piece) const {
+  // Of vector `vector` of the token's row, in elements, in keys and in values alike.
+  __device__ __forceinline__ std::int64_t vec_offset(int position, int vec) const {
     const int row = position % kBlockTokens;
     return row_offset(shape, table[position / kBlockTokens], kv_head, row) +
-           swizzle(kVecsPerRow, row, piece) * kVecElements;
+           swizzle(kVecsPerRow, row, vec) * kVecElements;
   }
 };
 

@@ -12,7 +12,7 @@ namespace stage7 {
 
 inline constexpr int kHalfWarps = kThreads / kVecsPerRow;
 
-// What half a warp knows of one query's output. Each thread has the dimensions of its piece.
+// What half a warp knows of one query's output. Each thread has the dimensions of its vector.
 struct HalfWarpRow {
   float largest = -INFINITY;
   float sum = 0.0F;
@@ -38,13 +38,13 @@ struct HalfWarpRow {
 
   // Leaves it where the half-warps of a thread block meet: merge_parts (decode_merge.cuh) joins them.
   __device__ __forceinline__ void store(const PartialSoftmax<kDimensions>& exchange, int part, int query) const {
-    const int piece = static_cast<int>(threadIdx.x) % kVecsPerRow;
-    if (piece == 0) {
+    const int vec = static_cast<int>(threadIdx.x) % kVecsPerRow;
+    if (vec == 0) {
       exchange.max_and_sum[part * exchange.group + query] = make_float2(largest, sum);
     }
 #pragma unroll
     for (int i = 0; i < kVecElements; ++i) {
-      exchange.row(part, query)[piece * kVecElements + i] = values[i];
+      exchange.row(part, query)[vec * kVecElements + i] = values[i];
     }
   }
 };
@@ -73,7 +73,7 @@ template <int kQueries, int kUnroll>
 __device__ __forceinline__ void attend_range(const HeadPages& head, const ElementVec (&queries)[kQueries], float scale,
                                              int begin, int end, HalfWarpRow (&rows)[kQueries]) {
   const int half_warp = static_cast<int>(threadIdx.x) / kVecsPerRow;
-  const int piece = static_cast<int>(threadIdx.x) % kVecsPerRow;
+  const int vec = static_cast<int>(threadIdx.x) % kVecsPerRow;
   for (; begin < end; begin += kHalfWarps * kUnroll) {
     ElementVec keys[kUnroll];
     ElementVec values[kUnroll];
@@ -81,7 +81,7 @@ __device__ __forceinline__ void attend_range(const HeadPages& head, const Elemen
     for (int i = 0; i < kUnroll; ++i) {
       // Past the end: the last token again, with weight 0. All threads stay together, and `largest` is always a score.
       const int position = min(begin + i * kHalfWarps + half_warp, end - 1);
-      const std::int64_t offset = head.vec_offset(position, piece);
+      const std::int64_t offset = head.vec_offset(position, vec);
       keys[i] = load_vec(head.keys + offset);
       values[i] = load_vec(head.values + offset);
     }

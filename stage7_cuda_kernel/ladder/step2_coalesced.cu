@@ -5,11 +5,11 @@
 // Everything that is asked for is used at once, the block is looked up once a row, and an instruction moves 512 bytes
 // in place of 64. A score is now spread over 16 threads, 8 products each; four exchanges between the threads join them.
 // Each half-warp has four tokens' loads on their way before it uses the first, because a load takes about 600 ns: to
-// draw 4,500 GB/s, Little's law wants 4,500 * 600 = 2.7 MB under way, 20 KB a multiprocessor, all the time; several
+// draw 4,500 GB/s, Little's law asks for 4,500 * 600 = 2.7 MB under way, 20 KB a multiprocessor, all the time; several
 // times that in practice, since a load takes longer when memory is busy, and requests come in bursts (step 6 keeps 192
 // KB).
 //
-// The permutation of pieces (page_layout.h) costs nothing here: the half-warp reads all 16 of them anyway.
+// The permutation of vectors (page_layout.h) costs nothing here: the half-warp reads all 16 of them anyway.
 //
 // bytes and flops for 32 x 8,192: as step 1, 4.3 GB asked for and 4.3 Gflop.
 // measured: 1x8192 940 us (1%), 32x8192 1,083 us (22%), 32xragged 3,825 us (5%) on an NVIDIA H200, 2026-11-21
@@ -31,13 +31,13 @@ __global__ void __launch_bounds__(kThreads) attend(LadderCall call, float* all_s
   const auto sequence = static_cast<int>(blockIdx.y);
   const auto thread = static_cast<int>(threadIdx.x);
   const int half_warp = thread / kVecsPerRow;
-  const int piece = thread % kVecsPerRow;
+  const int vec = thread % kVecsPerRow;
   const int length = call.batch.context_lengths[sequence];
   if (length == 0) {
     return;
   }
   const HeadPages head(call, sequence, query_head / (call.batch.num_heads / call.pages.shape.num_kv_heads));
-  const ElementVec query = load_vec(call.queries + head_row(call, sequence, query_head) + piece * kVecElements);
+  const ElementVec query = load_vec(call.queries + head_row(call, sequence, query_head) + vec * kVecElements);
   float* scores = all_scores + (std::int64_t{sequence} * call.batch.num_heads + query_head) * context;
 
   float largest = -INFINITY;
@@ -45,14 +45,14 @@ __global__ void __launch_bounds__(kThreads) attend(LadderCall call, float* all_s
     ElementVec keys[kUnroll];
 #pragma unroll
     for (int i = 0; i < kUnroll; ++i) {  // past the end: the last token again, so that all threads stay together
-      keys[i] = load_vec(head.keys + head.vec_offset(min(begin + i * kHalfWarps + half_warp, length - 1), piece));
+      keys[i] = load_vec(head.keys + head.vec_offset(min(begin + i * kHalfWarps + half_warp, length - 1), vec));
     }
 #pragma unroll
     for (int i = 0; i < kUnroll; ++i) {
       const int position = begin + i * kHalfWarps + half_warp;
       const float score = over_half_warp(dot(query, keys[i])) * call.scale;
       largest = fmaxf(largest, score);
-      if (piece == 0 && position < length) {
+      if (vec == 0 && position < length) {
         scores[position] = score;
       }
     }
@@ -68,7 +68,7 @@ __global__ void __launch_bounds__(kThreads) attend(LadderCall call, float* all_s
     for (int i = 0; i < kUnroll; ++i) {
       const int position = begin + i * kHalfWarps + half_warp;
       const int existing = min(position, length - 1);
-      values[i] = load_vec(head.values + head.vec_offset(existing, piece));
+      values[i] = load_vec(head.values + head.vec_offset(existing, vec));
       weights[i] = position < length ? common::exp2_fast(scores[existing] - largest) : 0.0F;
     }
 #pragma unroll

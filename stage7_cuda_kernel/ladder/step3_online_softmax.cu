@@ -13,7 +13,7 @@
 // here on, and no later step is faster. With groups the four heads find each other's K and V in L1 (1.2 GB go through
 // L2, 1.1 come from memory), but each of them unpacks and multiplies for itself: 410 M instructions, 430 us at the
 // least. And with one sequence of 1,024 tokens there are 32 thread blocks for 132 multiprocessors, in this step as in
-// the steps before: three of four look on.
+// the steps before: three of four are idle.
 #include "online_softmax.cuh"
 
 namespace stage7 {

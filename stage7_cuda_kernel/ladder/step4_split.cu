@@ -1,7 +1,9 @@
-// Step 4: split the context. Several thread blocks walk one head's tokens, and a second launch joins their results.
+// Step 4: split the context. Several thread blocks go through one head's tokens, and a second launch joins their
+// results.
 //
 // Decoding has one query a sequence, so steps 1 to 3 have sequences x heads thread blocks: 32 for a single sequence,
-// and there are 132 multiprocessors with room for 8 each. Cutting the context gives as many more as the device wants
+// and there are 132 multiprocessors with room for 8 each. Cutting the context gives as many more as the device has room
+// for
 // ("Flash-Decoding", https://pytorch.org/blog/flash-decoding/). The price is the partial results, 536 bytes a piece and
 // query head, written and read once more, and a launch that cannot begin before the last piece is done.
 //

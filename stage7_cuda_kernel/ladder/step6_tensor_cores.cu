@@ -1,14 +1,14 @@
-// Step 6: tensor cores, and copies that nobody waits for.
+// Step 6: tensor cores, and copies that no computation waits for.
 //
 // Two ideas that need each other. The products of a tile of 16 tokens with up to 8 queries are 8 instructions of a warp
 // for the scores and 8 for the output (WarpAttention in decode_kernel.cuh: S^T = K Q^T, O^T = V^T P^T), and some 300
-// of all kinds together, where step 5 takes 1,700. They want K and V in shared memory; and there the tensor memory
+// of all kinds together, where step 5 takes 1,700. They read K and V from shared memory; and there the tensor memory
 // accelerator (TMA), the copy engine of a multiprocessor, can put them, a page-head of 4 KB an instruction, while the
 // warp computes on an earlier tile (TileRing in tile_ring.cuh). So the loads under way no longer depend on how many
 // registers the arithmetic leaves: 4 warps x 3 tiles x 8 KB = 96 KB a thread block, two of them on a multiprocessor.
 //
 //     warp 0   tile 0 | tile 4 | tile 8  …     each warp has its own ring of three tiles: it waits for its
-//     warp 1   tile 1 | tile 5 | tile 9  …     oldest one, computes, and orders the next one into the same
+//     warp 1   tile 1 | tile 5 | tile 9  …     oldest one, computes, and copies the next one into the same
 //     warp 2   tile 2 | tile 6 | tile 10 …     place. Warps meet once, at the end.
 //     warp 3   tile 3 | tile 7 | tile 11 …
 //
@@ -16,7 +16,7 @@
 // and could do 190 G in the time that the bytes take.
 // measured: 1x8192 20.1 us (36%), 32x8192 257 us (91%), 32xragged 489 us (41%) on an NVIDIA H200, 2026-11-21
 //
-// Why it is faster: 40 M instructions in place of 222, and copies that are ordered while others are still on their way.
+// Why it is faster: 40 M instructions in place of 222, and copies that are started while others are still on their way.
 // Arithmetic has left the picture, and what remains is a memory copy. Where it is not: all contexts are cut into
 // equally many pieces. In a ragged batch the longest one is then the whole kernel's time while most of the device is
 // done; 256 heads on 264 places are one round, 300 heads would be two; and the second launch costs what it cost in step

@@ -2,12 +2,12 @@
 //
 // All tiles of all heads of all sequences stand in one line, and n thread blocks, as many as the device holds at once,
 // get the n-th part each (decode_plan.h draws it). A share may begin in the middle of one head and end in another one,
-// so nobody waits for the longest sequence, and no second round of thread blocks runs half empty. The plan is made on
-// the device, once a decode step, for all layers.
+// so no thread block waits for the longest sequence, and no second round of thread blocks runs half empty. The plan is
+// made on the device, once a decode step, for all layers.
 //
-// The results of a head that was cut meet in the workspace, and whoever hands in last, told by an atomic counter,
-// merges them: the second launch is gone. A launch may also begin while the one before still drains (programmatic
-// dependent launch), so that tables and plan are read by the time K and V may be.
+// The results of a head that was cut meet in the workspace, and the thread block that hands in last, as an atomic
+// counter tells it, merges them: the second launch is gone. A launch may also begin while the one before still drains
+// (programmatic dependent launch), so that tables and plan are read by the time K and V may be.
 //
 // bytes for 32 x 8,192: 1.07 GB, each once, and at most two partial results of 2 KB (a group of 4) a thread block: 1
 // MB. flops: 4.3 G.

@@ -19,7 +19,7 @@ constexpr int kValues = kMaxDimensions / 32;  // a thread has dimensions lane, l
 // One token's row of the queries: whose it is and how much of the context it sees.
 struct QueryRow {
   int sequence;
-  int visible;  // 0: it is nobody's
+  int visible;  // 0: the row belongs to no sequence
 };
 
 __device__ QueryRow find_row(int token, const Batch& batch, const int* query_starts) {

@@ -11,22 +11,22 @@ namespace {
 
 constexpr int kThreads = 256;
 
-// Rows as 16-byte pieces, whatever their type.
+// Rows as 16-byte vectors, whatever their type.
 struct SlotCopy {
   uint4* key_pages;
   uint4* value_pages;
   uint4* key_rows;
   uint4* value_rows;
   const int* slot_mapping;
-  std::int64_t row_stride;  // in pieces
+  std::int64_t row_stride;  // in vectors
   std::int64_t num_vecs;    // of all rows of keys
   int vecs_per_head;
   int num_kv_heads;
   int block_size;
 };
 
-// A thread moves kUnroll pieces of K and as many of V. All loads are issued before the first store, so that a few
-// hundred nanoseconds of latency are paid once and not eight times. Neighbouring threads move neighbouring pieces; the
+// A thread moves kUnroll vectors of K and as many of V. All loads are issued before the first store, so that a few
+// hundred nanoseconds of latency are paid once and not eight times. Neighbouring threads move neighbouring vectors; the
 // permutation shuffles them inside a row of 128 bytes or more, which memory does not notice.
 template <bool kToSlots, int kUnroll>
 __global__ void __launch_bounds__(kThreads) copy_slots(SlotCopy copy) {
@@ -44,17 +44,17 @@ __global__ void __launch_bounds__(kThreads) copy_slots(SlotCopy copy) {
     const std::int64_t index = (std::int64_t{blockIdx.x} * kUnroll + i) * kThreads + threadIdx.x;
     paged[i] = -1;
     if (index < copy.num_vecs) {
-      // A batch has less than 2^32 pieces (checked), so that 32-bit division, which is much faster, is enough.
+      // A batch has less than 2^32 vectors (checked), so that 32-bit division, which is much faster, is enough.
       const unsigned token = static_cast<unsigned>(index) / vecs_per_token;
       const unsigned rest = static_cast<unsigned>(index) - token * vecs_per_token;
       const int slot = copy.slot_mapping[token];
       if (slot >= 0) {
         const int head = static_cast<int>(rest) / copy.vecs_per_head;
-        const int piece = static_cast<int>(rest) - head * copy.vecs_per_head;
+        const int vec = static_cast<int>(rest) - head * copy.vecs_per_head;
         const int block = slot / copy.block_size;
         const int row = slot - block * copy.block_size;
         const std::int64_t first = (std::int64_t{block} * copy.num_kv_heads + head) * copy.block_size + row;
-        paged[i] = first * copy.vecs_per_head + swizzle(copy.vecs_per_head, row, piece);
+        paged[i] = first * copy.vecs_per_head + swizzle(copy.vecs_per_head, row, vec);
         flat[i] = token * copy.row_stride + rest;
         key[i] = kToSlots ? __ldcs(copy.key_rows + flat[i]) : __ldcs(copy.key_pages + paged[i]);
         value[i] = kToSlots ? __ldcs(copy.value_rows + flat[i]) : __ldcs(copy.value_pages + paged[i]);
@@ -79,23 +79,23 @@ void launch_copy_slots(const Pages& pages, void* keys, void* values, std::int64_
   if (num_tokens == 0) {
     return;
   }
-  const int piece = kVecBytes / bytes_of(shape.type);
+  const int vec = kVecBytes / bytes_of(shape.type);
   COMMON_CHECK(keys != nullptr && values != nullptr && slot_mapping != nullptr, "rows and slots are given");
   COMMON_CHECK(is_aligned(keys) && is_aligned(values), "rows begin at multiples of 16 bytes");
-  COMMON_CHECK(row_stride >= std::int64_t{shape.num_kv_heads} * shape.head_dim && row_stride % piece == 0,
+  COMMON_CHECK(row_stride >= std::int64_t{shape.num_kv_heads} * shape.head_dim && row_stride % vec == 0,
                "rows hold all heads and begin at multiples of 16 bytes");
   SlotCopy copy{.key_pages = static_cast<uint4*>(pages.keys),
                 .value_pages = static_cast<uint4*>(pages.values),
                 .key_rows = static_cast<uint4*>(keys),
                 .value_rows = static_cast<uint4*>(values),
                 .slot_mapping = slot_mapping,
-                .row_stride = row_stride / piece,
-                .num_vecs = std::int64_t{num_tokens} * shape.num_kv_heads * shape.head_dim / piece,
-                .vecs_per_head = shape.head_dim / piece,
+                .row_stride = row_stride / vec,
+                .num_vecs = std::int64_t{num_tokens} * shape.num_kv_heads * shape.head_dim / vec,
+                .vecs_per_head = shape.head_dim / vec,
                 .num_kv_heads = shape.num_kv_heads,
                 .block_size = shape.block_size};
-  COMMON_CHECK(copy.num_vecs < std::int64_t{1} << 32, "a batch has fewer than 2^32 pieces of 16 bytes");
-  // A decode step moves too few pieces to fill the chip with four a thread.
+  COMMON_CHECK(copy.num_vecs < std::int64_t{1} << 32, "a batch has fewer than 2^32 vectors of 16 bytes");
+  // A decode step moves too few vectors to fill the chip with four a thread.
   const bool large = copy.num_vecs >= std::int64_t{8} * kThreads * common::device_limits().num_multiprocessors;
   const std::int64_t vecs_per_block = (large ? 4 : 1) * kThreads;
   const auto grid = static_cast<unsigned>((copy.num_vecs + vecs_per_block - 1) / vecs_per_block);
@@ -103,10 +103,10 @@ void launch_copy_slots(const Pages& pages, void* keys, void* values, std::int64_
                  common::Overlap::kPrevious, copy);
 }
 
-// One thread block moves kChunk pieces of one block of K or V in one layer; blockIdx.y counts layers, twice. All its
+// One thread block moves kChunk vectors of one block of K or V in one layer; blockIdx.y counts layers, twice. All its
 // loads are under way before the first store. What limits it is the order in which memory is touched: the same kernel
 // copies 5 % faster when the plan's blocks happen to lie in order. (Tried on an H200: 128 to 1024 threads with 2 to 16
-// pieces each, bulk copies through shared memory by a persistent grid, other orders of pairs and layers. None was
+// vectors each, bulk copies through shared memory by a persistent grid, other orders of pairs and layers. None was
 // faster; hints to L2 were worth 1.5 %.)
 constexpr int kChunk = 8 * kThreads;
 
@@ -118,18 +118,18 @@ __global__ void __launch_bounds__(kThreads)
   uint4* layer = (blockIdx.y % 2 == 0 ? keys : values) + blockIdx.y / 2 * vecs_per_layer;
   const uint4* source = layer + copy.source * vecs_per_block;
   uint4* destination = layer + copy.destination * vecs_per_block;
-  uint4 pieces[kChunk / kThreads];
+  uint4 vecs[kChunk / kThreads];
   const StreamingPolicy policy;
 #pragma unroll
   for (int i = 0; i < kChunk / kThreads; ++i) {
     if (begin + i * kThreads < vecs_per_block) {
-      pieces[i] = load_once(source + begin + i * kThreads, policy);
+      vecs[i] = load_once(source + begin + i * kThreads, policy);
     }
   }
 #pragma unroll
   for (int i = 0; i < kChunk / kThreads; ++i) {
     if (begin + i * kThreads < vecs_per_block) {
-      store_once(destination + begin + i * kThreads, pieces[i], policy);
+      store_once(destination + begin + i * kThreads, vecs[i], policy);
     }
   }
 }

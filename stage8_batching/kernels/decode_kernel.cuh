@@ -65,7 +65,7 @@ struct WarpAttention {
     float scores[kQueryTiles][4] = {};
     {
       // Matrices: tokens 0-7 and 8-15 of the lower 8 dimensions, then of the upper 8. Steps of 16 dimensions are steps
-      // of two pieces, and because the permutation is an XOR, they are an XOR of the address.
+      // of two vectors, and because the permutation is an XOR, they are an XOR of the address.
       const int row = lane % 16;
       const std::uint32_t row_begin = keys + row * kRowBytes;
       const std::uint32_t place = swizzle(kVecs, row, lane / 16) * 16;

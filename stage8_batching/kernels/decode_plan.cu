@@ -41,7 +41,7 @@ __device__ void sum_tiles(std::int64_t* tiles_before, const int* context_lengths
   __syncthreads();
 }
 
-// Where in the line of all tiles a share begins, and the other way round: who has a tile.
+// Where in the line of all tiles a share begins, and the other way round: which share has a tile.
 struct Cuts {
   std::int64_t num_tiles;
   int num_shares;
@@ -72,17 +72,23 @@ __device__ Position find(std::int64_t tile, const std::int64_t* tiles_before, in
   return {low, head, static_cast<int>(tile - head_begin), head_begin, head_begin + per_head};
 }
 
-// How a batch is cut. Sequences of nearly the same length need no cuts across heads, and a share that ends where its
-// head ends has only one result to hand in, or none to share: the second one costs about as much as ten tiles.
+// Where shares end. Sequences of nearly the same length need no share that spans two heads, and a share that ends where
+// its head ends has only one result to hand in, or none: the second one costs about as much as ten tiles.
+enum class Cut {
+  kWithinHeads,   // each head is cut into `count` shares: few heads, of about the same length
+  kBetweenHeads,  // each share has `count` whole heads: more heads than thread blocks
+  kAnywhere       // the line is cut into equal parts: heads of different lengths
+};
+
 struct Cutting {
+  Cut cut;
   int num_shares;
-  int shares_per_head;  // each head is cut into so many; 0: not so
-  int heads_per_share;  // each share has so many whole heads; 0: not so. Both 0: the line is cut into equal parts
+  int count;
 };
 
 __device__ Cutting choose_cutting(std::int64_t total, int longest, int num_heads, const DecodeShape& shape) {
   if (total == 0) {
-    return {0, 0, 0};
+    return {Cut::kAnywhere, 0, 0};
   }
   // One thread block merges a head: 256 rows in all, or reading them takes longer than more shares save.
   const int max_per_head = 256 / shape.group;
@@ -94,18 +100,18 @@ __device__ Cutting choose_cutting(std::int64_t total, int longest, int num_heads
   if (num_heads <= shape.num_workers) {
     const int parts =
         min(min(shape.num_workers / num_heads, max_per_head), (longest + shape.min_tiles - 1) / shape.min_tiles);
-    even = {num_heads * parts, parts, 0};
+    even = {Cut::kWithinHeads, num_heads * parts, parts};
     longest_share = (longest + parts - 1) / parts;
   } else {
     const int heads = (num_heads + shape.num_workers - 1) / shape.num_workers;
-    even = {(num_heads + heads - 1) / heads, 0, heads};
+    even = {Cut::kBetweenHeads, (num_heads + heads - 1) / heads, heads};
     longest_share = std::int64_t{longest} * heads;
   }
   // What even cuts cost is the difference of the longest shares. It is worth up to four tiles a warp (measured: more
   // loses 1 to 2 % where contexts are long).
   const std::int64_t line_share = (total + line_shares - 1) / line_shares;
   const bool is_even = longest_share <= line_share + 4 * shape.min_tiles;
-  return is_even ? even : Cutting{static_cast<int>(line_shares), 0, 0};
+  return is_even ? even : Cutting{Cut::kAnywhere, static_cast<int>(line_shares), 0};
 }
 
 // The share c if each head is cut into shares_per_head, or into as many as it has tiles if these are fewer.
@@ -192,10 +198,10 @@ __global__ void __launch_bounds__(kThreads) plan(DecodeWorkspace workspace, cons
     TileRange share{};
     if (c >= cutting.num_shares) {
       // Nothing to do.
-    } else if (cutting.shares_per_head > 0) {
-      share = part_of_head(c, cutting.shares_per_head, context_lengths, num_kv_heads);
-    } else if (cutting.heads_per_share > 0) {
-      share = whole_heads(c, cutting.heads_per_share, tiles_before, context_lengths, num_sequences, num_kv_heads);
+    } else if (cutting.cut == Cut::kWithinHeads) {
+      share = part_of_head(c, cutting.count, context_lengths, num_kv_heads);
+    } else if (cutting.cut == Cut::kBetweenHeads) {
+      share = whole_heads(c, cutting.count, tiles_before, context_lengths, num_sequences, num_kv_heads);
     } else {
       share = part_of_line(c, {total, cutting.num_shares}, tiles_before, context_lengths, num_sequences, num_kv_heads);
     }

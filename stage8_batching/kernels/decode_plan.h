@@ -2,7 +2,7 @@
 //
 // The unit of work is a tile: 16 tokens of one kv head of one sequence, K and V. All tiles of a layer stand in one
 // line, sequence by sequence, in it head by head, in it token by token; thread block c of n gets the tiles from T c / n
-// to T (c + 1) / n. Nobody gets more than one tile above the average, however ragged the batch:
+// to T (c + 1) / n. No share has more than one tile above the average, however ragged the batch:
 //
 //     heads    |--- A ---|- B -|------------- C -------------|-- D --|
 //     shares   |    0    .    1    .    2    .    3    .    4    .   5   |        A, B, C and D are cut

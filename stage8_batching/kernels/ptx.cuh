@@ -1,4 +1,4 @@
-// The instructions that C++ has no words for, one small function each. Names follow the PTX manual
+// Instructions that C++ cannot express, a small function for each. Names follow the PTX manual
 // (https://docs.nvidia.com/cuda/parallel-thread-execution/).
 #pragma once
 
@@ -6,8 +6,8 @@
 
 #include <cstdint>
 
-// Hopper's asynchronous copies: a whole stretch of memory at one instruction of one thread. Older chips copy 16 bytes a
-// thread and instruction.
+// Hopper's asynchronous copies: one instruction of one thread copies a whole stretch of memory. On older chips an
+// instruction copies 16 bytes for each thread.
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
 #define COURSE_BULK_COPY 1
 #else
@@ -136,7 +136,7 @@ __device__ __forceinline__ void wait_barrier(std::uint32_t barrier, int parity) 
       : "memory");
 }
 
-// `bytes` (a multiple of 16) in one piece; the barrier counts them as they land.
+// `bytes` (a multiple of 16) in one vector; the barrier counts them as they land.
 __device__ __forceinline__ void copy_bulk(std::uint32_t shared, const void* global, int bytes, std::uint32_t barrier) {
   asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(shared),
                "l"(global), "r"(bytes), "r"(barrier)

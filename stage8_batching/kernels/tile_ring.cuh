@@ -1,8 +1,8 @@
 // A warp's own ring of tiles in shared memory: while it computes on one, the next ones are on their way.
 //
 // Every warp fills and empties its ring alone, so warps of a thread block never wait for each other while they stream.
-// On Hopper one thread orders a whole tile by two bulk copies (K, V), and a barrier in shared memory counts the bytes;
-// on older chips the warp's threads order 16 bytes each. Both keep num_stages tiles in flight.
+// On Hopper one thread starts the copy of a whole tile, two bulk copies (K, V), and a barrier in shared memory counts
+// the bytes; on older chips the warp's threads copy 16 bytes each. Both keep num_stages tiles in flight.
 #pragma once
 
 #include "decode_plan.h"
@@ -80,10 +80,10 @@ class TileRing {
 #endif
   }
 
-  // Orders the first tiles.
+  // Starts the copies of the first tiles.
   __device__ __forceinline__ void start() {
     for (int i = 0; i < kStages; ++i) {
-      order(i);
+      start_copy(i);
     }
   }
 
@@ -94,7 +94,7 @@ class TileRing {
   // counts that copy's bytes. It does not follow a copy's completion unless a __syncthreads comes between, as it does
   // in ragged attention, of which it has nothing to say (FlashAttention met the same: AI/RACECHECK_TMA_HAZARD.md
   // there). So for this ring alone it cannot tell right from wrong; the tests must, which repeat calls without a pause
-  // and compare bits. synccheck wants to be told how many barriers there are: --num-cuda-barriers 128.
+  // and compare bits. synccheck has to be told how many barriers there are: --num-cuda-barriers 128.
   __device__ __forceinline__ void wait() {
 #if COURSE_BULK_COPY
     wait_barrier(barriers_ + stage_ * static_cast<int>(sizeof(std::uint64_t)), parity_);
@@ -107,22 +107,22 @@ class TileRing {
   __device__ __forceinline__ std::uint32_t keys() const { return storage_ + stage_ * 2 * kMatrixBytes; }
   __device__ __forceinline__ std::uint32_t values() const { return keys() + kMatrixBytes; }
 
-  // Done with the tile: its place is given to the next one not yet ordered. All lanes have read it with ordinary loads,
-  // and the copy engine writes there next: the manual wants a fence between the two, whatever the direction (PTX
-  // ISA 9.0, section 9.7.9.25.2, "Async Proxy"), and __syncwarp puts every lane's before lane 0's order.
+  // Done with the tile: its place is given to the next one not yet copied. All lanes have read it with ordinary loads,
+  // and the copy engine writes there next: the manual asks for a fence between the two, whatever the direction (PTX
+  // ISA 9.0, section 9.7.9.25.2, "Async Proxy"), and __syncwarp puts every lane's before lane 0's copy.
   __device__ __forceinline__ void release() {
 #if COURSE_BULK_COPY
     fence_copy_engine();
 #endif
     __syncwarp();
-    order(stage_);
+    start_copy(stage_);
     if (++stage_ == kStages) {
       stage_ = 0;
       parity_ ^= 1;
     }
   }
 
-  // Sets the rows of V from num_tokens on to 0: nobody has written them, and 0 times a NaN would be a NaN.
+  // Sets the rows of V from num_tokens on to 0: they were never written, and 0 times a NaN would be a NaN.
   __device__ __forceinline__ void clear_values_from(int num_tokens) const {
     for (int i = num_tokens * kRowBytes / 16 + lane_; i < kMatrixBytes / 16; i += 32) {
       asm volatile("st.shared.v4.b32 [%0], {%1, %1, %1, %1};" ::"r"(values() + i * 16), "r"(0) : "memory");
@@ -148,7 +148,7 @@ class TileRing {
     }
   }
 
-  __device__ __forceinline__ void order(int stage) {
+  __device__ __forceinline__ void start_copy(int stage) {
     if (num_left_ > 0) {
       const int block_size = kContiguous ? kTileTokens : pages_.shape.block_size;
       const int num_tokens = next_.num_tokens();
@@ -199,8 +199,8 @@ class TileRing {
   const Pages pages_;
   const int* const block_tables_;
   const int max_blocks_;
-  TileCursor next_;  // the next tile to order
-  int num_left_;     // tiles of this warp not yet ordered
+  TileCursor next_;  // the next tile to copy
+  int num_left_;     // tiles of this warp not yet copied
   int blocks_[2] = {0, 0};
   const std::uint32_t storage_;
   const std::uint32_t barriers_;

@@ -10,8 +10,8 @@ using common::DeviceArray;
 using stage::PageShape;
 using tests::ScalarType;
 
-// All slots of the pool in order, as rows [slot, num_kv_heads * head_dim]: how the permutation inside a row looks is
-// nobody's business but the kernels'. What was never written comes back as the poison it was.
+// All slots of the pool in order, as rows [slot, num_kv_heads * head_dim]: how a row is swizzled concerns
+// only the kernels. What was never written comes back as the poison it was.
 std::vector<std::byte> all_slots(const stage::Pages& pages, bool values, const common::Stream& stream) {
   const auto num_slots = static_cast<int>(pages.shape.num_blocks) * pages.shape.block_size;
   const std::int64_t columns = std::int64_t{pages.shape.num_kv_heads} * pages.shape.head_dim;
@@ -160,10 +160,7 @@ TEST_CASE("Blocks are copied in a pool of more than 2^31 elements (stage 7, inva
   if (!common::has_cuda_device()) {
     SKIP_TEST("there is no GPU");
   }
-  std::size_t free_bytes = 0;
-  std::size_t total_bytes = 0;
-  CUDA_CHECK(cudaMemGetInfo(&free_bytes, &total_bytes));
-  if (free_bytes < std::size_t{20} << 30) {
+  if (!tests::has_room_for(std::size_t{20} << 30)) {
     SKIP_TEST("the GPU has no room for it");
   }
   // Blocks of 2^14 elements: the last ones of the first layer lie past 2^31, and so does the second layer.

@@ -163,10 +163,7 @@ TEST_CASE("Decode attention: a pool of more than 2^31 elements (stage 7, invaria
   if (!common::has_cuda_device()) {
     SKIP_TEST("there is no GPU");
   }
-  std::size_t free_bytes = 0;
-  std::size_t total_bytes = 0;
-  CUDA_CHECK(cudaMemGetInfo(&free_bytes, &total_bytes));
-  if (free_bytes < std::size_t{12} << 30) {
+  if (!tests::has_room_for(std::size_t{12} << 30)) {
     SKIP_TEST("the GPU has no room for it");
   }
   // 8 heads x 16 tokens x 128 dimensions: 2^14 elements a block, and the blocks in use lie past the 2^17th.
@@ -200,7 +197,7 @@ TEST_CASE("Decode attention: bad arguments are refused before anything is launch
   CHECK(stage::unsupported({.num_kv_heads = 2, .block_size = 5, .head_dim = 40, .type = ScalarType::kFloat32}, 40) ==
         tests::kNoDifference);
   CHECK(stage::unsupported({.num_kv_heads = 2, .block_size = 5, .head_dim = 36, .type = ScalarType::kFloat32}, 40) ==
-        "the float32 kernels want a head dimension that is a multiple of 8 up to 256, not 36");
+        "the float32 kernels need a head dimension that is a multiple of 8 up to 256, not 36");
   stage::Pages pages = good.pages();
   pages.keys = static_cast<std::byte*>(pages.keys) + 2;
   CHECK_THROWS_AS(attempt(pages, good.batch(), good.queries.data()), common::CheckError);

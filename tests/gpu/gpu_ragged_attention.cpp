@@ -86,10 +86,7 @@ TEST_CASE("Ragged attention: a pool of more than 2^31 elements (stage 7, invaria
   if (!common::has_cuda_device()) {
     SKIP_TEST("there is no GPU");
   }
-  std::size_t free_bytes = 0;
-  std::size_t total_bytes = 0;
-  CUDA_CHECK(cudaMemGetInfo(&free_bytes, &total_bytes));
-  if (free_bytes < std::size_t{12} << 30) {
+  if (!tests::has_room_for(std::size_t{12} << 30)) {
     SKIP_TEST("the GPU has no room for it");
   }
   GpuBatch batch(

@@ -80,6 +80,13 @@ inline common::DeviceArray<std::byte> poisoned(std::int64_t elements, ScalarType
   return array;
 }
 
+inline bool has_room_for(std::size_t bytes) {
+  std::size_t free_bytes = 0;
+  std::size_t total_bytes = 0;
+  CUDA_CHECK(cudaMemGetInfo(&free_bytes, &total_bytes));
+  return free_bytes >= bytes;
+}
+
 inline std::vector<int> shuffled(int count, common::Random& random) {
   std::vector<int> order(static_cast<std::size_t>(count));
   std::iota(order.begin(), order.end(), 0);
