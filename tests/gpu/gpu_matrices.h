@@ -6,7 +6,7 @@
 #include <string>
 #include <vector>
 
-#include "common/app/report.h"
+#include "common/base/text.h"
 #include "common/base/tensor.h"
 
 namespace tests {

@@ -13,7 +13,10 @@
 #include "tests/support/ledger.h"
 #include "tests/support/stage_api.h"
 
-#include STAGE_HEADER(serve / clock.h)
+// Not formatted: spaces around the slash would become part of the path.
+// clang-format off
+#include STAGE_HEADER(serve/clock.h)
+// clang-format on
 #include STAGE_HEADER(decoding.h)
 #include STAGE_HEADER(engine.h)
 #include STAGE_HEADER(server.h)
