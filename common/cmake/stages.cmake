@@ -98,8 +98,9 @@ function(course_add_course_target)
   set(depends ${stages})
   list(TRANSFORM depends PREPEND stage)
   add_custom_target(course
-    COMMAND course_runner --golden ${PROJECT_SOURCE_DIR}/tests/golden/golden_greedy.json ${programs}
-    DEPENDS course_runner ${depends}
+    COMMAND Python3::Interpreter ${PROJECT_SOURCE_DIR}/common/app/course.py
+            ${PROJECT_SOURCE_DIR}/tests/golden/golden_greedy.json ${programs}
+    DEPENDS ${depends}
     WORKING_DIRECTORY ${PROJECT_SOURCE_DIR}
     COMMENT "Running every stage on the same prompts"
     USES_TERMINAL VERBATIM)

@@ -33,7 +33,6 @@ set_target_properties(common PROPERTIES IMPORTED_LOCATION {libraries[0]})
 target_include_directories(common INTERFACE ${{PROJECT_SOURCE_DIR}})
 target_link_libraries(common INTERFACE {libraries[1]} Eigen3::Eigen CLI11::CLI11 nlohmann_json::nlohmann_json
                       course_utf8proc course_xxhash Threads::Threads)
-add_custom_target(course_runner)
 """
 
 
