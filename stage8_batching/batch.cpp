@@ -12,12 +12,7 @@ void RaggedBatch::add(const KvCacheManager& manager, SequenceId sequence, std::s
   const int first = manager.length(sequence);
   const auto count = static_cast<int>(next.size());
   const int context_length = first + count;
-  for (const common::Token token : next) {
-    if (token < 0) {
-      pending_tokens.push_back({static_cast<int>(tokens.size()), -1 - token});
-    }
-    tokens.push_back(std::max(token, 0));
-  }
+  tokens.insert(tokens.end(), next.begin(), next.end());
   for (int position = first; position < context_length; ++position) {
     positions.push_back(position);
   }
@@ -37,17 +32,11 @@ void RaggedBatch::add(const KvCacheManager& manager, SequenceId sequence, std::s
   }
 }
 
-void RaggedBatch::commit(KvCacheManager& manager, bool publish) const {
-  for (std::size_t i = 0; i < num_sequences(); ++i) {
-    if (!manager.contains(sequences[i])) {
-      continue;
-    }
-    if (publish) {
-      manager.commit(sequences[i], tokens_of(i));
-    } else {
-      manager.commit(sequences[i], num_queries(i));
-    }
+void RaggedBatch::resolve_pending(std::span<const common::Token> drawn) {
+  for (const PendingToken& pending : pending_tokens) {
+    tokens[static_cast<std::size_t>(pending.index)] = drawn[static_cast<std::size_t>(pending.row)];
   }
+  pending_tokens.clear();
 }
 
 common::Matrix attention(const KvCache& cache, int layer, const common::Matrix& q, const RaggedBatch& batch,

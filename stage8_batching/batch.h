@@ -11,12 +11,17 @@
 #include <span>
 #include <vector>
 
-#include "async_step.h"
 #include "attention.h"
 #include "common/base/tensor.h"
 #include "kv_cache_manager.h"
 
 namespace stage8 {
+
+// A token that is not known yet: tokens[index] of this step is what the step before draws for row `row` of its logits.
+struct PendingToken {
+  int index = 0;
+  int row = 0;
+};
 
 struct RaggedBatch {
   std::vector<common::Token> tokens;         // [num_tokens]
@@ -34,12 +39,10 @@ struct RaggedBatch {
   // Called in every layer, before its attention on the CPU.
   std::function<void(int layer)> on_layer = nullptr;
 
-  // The sequence's next tokens, for which slots are reserved; -1 - row is one that row `row` of the step before draws.
-  // with_logits: those after the last of them are wanted.
+  // The sequence's next tokens, for which slots are reserved. with_logits: those after the last of them are wanted.
   void add(const KvCacheManager& manager, SequenceId sequence, std::span<const common::Token> next, bool with_logits);
-  // Its K and V have been ordered. Of sequences that have ended since, nothing is left to count. publish: for others to
-  // find.
-  void commit(KvCacheManager& manager, bool publish) const;
+  // Puts in the pending tokens. drawn: by row of the logits of the step before.
+  void resolve_pending(std::span<const common::Token> drawn);
 
   std::size_t num_sequences() const { return sequences.size(); }
   int num_tokens() const { return query_starts.back(); }

@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <cmath>
 #include <cstdint>
-#include <string>
 #include <tuple>
 #include <utility>
 
@@ -23,73 +22,122 @@ bool is_stop_token(const common::Request& request, common::Token token) {
 
 }  // namespace
 
-BranchGroup::BranchGroup(Engine& engine, common::Request request, SequenceId first_sequence)
-    : engine_(engine), request_(std::move(request)), next_sequence_(first_sequence) {
-  if (const std::string reason = engine_.rejection(request_); !reason.empty()) {
-    throw common::InputError(reason);
-  }
-  live_.push_back({next_sequence_++, {}, 0.0});
+SequenceGroup::SequenceGroup(KvCacheManager& manager, SequenceIds& ids, common::Request request)
+    : manager_(manager), ids_(ids), request_(std::move(request)) {
+  live_.push_back({ids_.take(), {}, 0.0});
 }
 
-BranchGroup::~BranchGroup() { stop(); }
-
-void BranchGroup::stop() {
-  for (const SequenceId sequence : sequences()) {
-    engine_.manager().free(sequence);
+SequenceGroup::~SequenceGroup() {
+  for (const Branch& branch : live_) {
+    free(branch);
   }
 }
 
-std::vector<SequenceId> BranchGroup::sequences() const {
+std::vector<SequenceId> SequenceGroup::sequences() const {
   std::vector<SequenceId> result;
   for (const Branch& branch : live_) {
-    if (engine_.manager().contains(branch.sequence) || engine_.manager().is_swapped(branch.sequence)) {
+    if (has_blocks(branch)) {
       result.push_back(branch.sequence);
     }
   }
   return result;
 }
 
-bool BranchGroup::step() {
-  std::optional<std::vector<common::Matrix>> logits = advance();
-  if (logits.has_value()) {
-    take(std::move(*logits));
-  }
-  return logits.has_value();
-}
-
-std::optional<std::vector<common::Matrix>> BranchGroup::advance() {
+ScheduledTokens SequenceGroup::tokens_to_compute() const {
   const SequenceId first = live_.front().sequence;
-  if (!engine_.manager().contains(first)) {
-    if (!engine_.start(first, request_.prompt, request_.cache_salt)) {
-      return std::nullopt;
-    }
-    const auto cached = static_cast<std::size_t>(engine_.manager().length(first));
-    const std::span<const common::Token> rest = std::span<const common::Token>(request_.prompt).subspan(cached);
-    return std::vector{engine_.append(first, rest).value()};
+  if (static_cast<int>(live_.front().tokens.size()) == request_.max_new_tokens) {
+    return {};  // the last one is a placeholder
   }
-  if (!engine_.manager().can_reserve(sequences(), 1)) {
-    return std::nullopt;
+  if (live_.size() == 1 || !manager_.contains(live_.back().sequence)) {
+    return {{first}, {common_prefix_length() - manager_.length(first)}, live_.size() == 1};
   }
-  RaggedBatch batch;
+  ScheduledTokens last_tokens{{}, {}, true};
+  ScheduledTokens rest;
   for (const Branch& branch : live_) {
-    COMMON_CHECK(engine_.manager().reserve(branch.sequence, 1), "can_reserve promised it");
-    batch.add(engine_.manager(), branch.sequence, {&branch.tokens.back(), 1}, true);
+    const int missing = text_length(branch) - manager_.length(branch.sequence);
+    last_tokens.sequences.push_back(branch.sequence);
+    last_tokens.num_tokens.push_back(1);
+    if (missing > 1) {
+      rest.sequences.push_back(branch.sequence);
+      rest.num_tokens.push_back(missing - 1);
+    }
   }
-  engine_.forward(batch);
-  engine_.commit(batch);
-  return split_rows(engine_.logits());
+  return rest.sequences.empty() ? last_tokens : rest;
 }
 
-Branch BranchGroup::fork(const Branch& branch) {
+bool SequenceGroup::allocate(const Admission& admission) {
+  const SequenceId first = live_.front().sequence;
+  return manager_.allocate(first, tokens(first, 0, common_prefix_length()), request_.cache_salt, admission);
+}
+
+void SequenceGroup::free_blocks() {
+  for (const SequenceId sequence : sequences()) {
+    manager_.free(sequence);
+  }
+}
+
+std::vector<common::Token> SequenceGroup::tokens(SequenceId sequence, int first, int count) const {
+  const auto branch =
+      std::find_if(live_.begin(), live_.end(), [&](const Branch& live) { return live.sequence == sequence; });
+  COMMON_CHECK(branch != live_.end() && first >= 0 && first + count <= text_length(*branch), "no such tokens");
+  const auto prompt_length = static_cast<int>(request_.prompt.size());
+  std::vector<common::Token> result;
+  for (int position = first; position < first + count; ++position) {
+    result.push_back(position < prompt_length ? request_.prompt[static_cast<std::size_t>(position)]
+                                              : branch->tokens[static_cast<std::size_t>(position - prompt_length)]);
+  }
+  return result;
+}
+
+void SequenceGroup::on_computed() {
+  const SequenceId first = live_.front().sequence;
+  if (manager_.contains(live_.back().sequence) || manager_.length(first) < common_prefix_length()) {
+    return;
+  }
+  for (std::size_t i = 1; i < live_.size(); ++i) {
+    manager_.fork(first, live_[i].sequence);
+  }
+}
+
+Branch SequenceGroup::fork(const Branch& branch) {
   Branch child = branch;
-  child.sequence = next_sequence_++;
-  engine_.manager().fork(branch.sequence, child.sequence);
+  child.sequence = ids_.take();
+  manager_.fork(branch.sequence, child.sequence);
   return child;
 }
 
-ParallelSampling::ParallelSampling(Engine& engine, const common::Request& request, int num_samples,
-                                   SequenceId first_sequence)
-    : BranchGroup(engine, request, first_sequence) {
+void SequenceGroup::free(const Branch& branch) {
+  if (has_blocks(branch)) {  // not if the group was preempted while its last tokens were computed
+    manager_.free(branch.sequence);
+  }
+  ids_.give_back(branch.sequence);
+}
+
+int SequenceGroup::common_prefix_length() const {
+  std::size_t common_tokens = live_.front().tokens.size();
+  if (live_.size() > 1) {
+    common_tokens -= 1;  // each computes its last token itself: the logits after it are its own
+  }
+  for (const Branch& branch : live_) {
+    const auto& tokens = branch.tokens;
+    const auto end = tokens.begin() + static_cast<std::ptrdiff_t>(std::min(common_tokens, tokens.size()));
+    common_tokens = static_cast<std::size_t>(std::mismatch(tokens.begin(), end, live_.front().tokens.begin()).first -
+                                             tokens.begin());
+  }
+  return static_cast<int>(request_.prompt.size() + common_tokens);
+}
+
+int SequenceGroup::text_length(const Branch& branch) const {
+  return static_cast<int>(request_.prompt.size() + branch.tokens.size());
+}
+
+bool SequenceGroup::has_blocks(const Branch& branch) const {
+  return manager_.contains(branch.sequence) || manager_.is_swapped(branch.sequence);
+}
+
+ParallelSampling::ParallelSampling(KvCacheManager& manager, SequenceIds& ids, const common::Request& request,
+                                   int num_samples)
+    : SequenceGroup(manager, ids, request) {
   COMMON_CHECK(num_samples > 0, "at least one sample");
   for (int i = 0; i < num_samples; ++i) {
     completions_.push_back({{}, common::FinishReason::kLength, ""});
@@ -109,6 +157,18 @@ void ParallelSampling::take(std::vector<common::Matrix> logits) {
                                    request_.sample_index + static_cast<int>(sample_of_[i])));
   }
   accept(drawn);
+}
+
+void ParallelSampling::push_placeholder(int row) {
+  live_.front().tokens.push_back(0);
+  placeholder_row_ = row;
+}
+
+void ParallelSampling::resolve_placeholder(common::Token token) {
+  COMMON_CHECK(token >= 0, "a logit is NaN, or all are -inf");
+  live_.front().tokens.pop_back();
+  placeholder_row_.reset();
+  accept({&token, 1});
 }
 
 void ParallelSampling::accept(std::span<const common::Token> drawn) {
@@ -133,9 +193,9 @@ void ParallelSampling::accept(std::span<const common::Token> drawn) {
   sample_of_.resize(num_live);
 }
 
-BeamSearch::BeamSearch(Engine& engine, const common::Request& request, const BeamOptions& options,
-                       SequenceId first_sequence)
-    : BranchGroup(engine, request, first_sequence), options_(options) {
+BeamSearch::BeamSearch(KvCacheManager& manager, SequenceIds& ids, const common::Request& request,
+                       const BeamOptions& options)
+    : SequenceGroup(manager, ids, request), options_(options) {
   COMMON_CHECK(options.width > 0, "a beam is at least one branch wide");
   COMMON_CHECK(std::isfinite(options.length_penalty), "the length penalty is not a number");
 }

@@ -1,4 +1,5 @@
 // Many continuations of one prompt: sequences that are forked where their texts part, and share every block before.
+// Together they are what is scheduled: admitted, computed, preempted and resumed as one.
 #pragma once
 
 #include <optional>
@@ -6,8 +7,8 @@
 #include <vector>
 
 #include "common/model/generation.h"
-#include "engine.h"
-#include "scheduler.h"
+#include "kv_cache_manager.h"
+#include "sequence_ids.h"
 
 namespace stage8 {
 
@@ -18,70 +19,82 @@ struct Branch {
   double log_probability = 0.0;       // of all of them together
 };
 
-// What both ways of decoding have in common: the live branches. They end with this object at the latest.
-class BranchGroup : public Group {
+// Tokens of some sequences of one group, the next ones of each.
+struct ScheduledTokens {
+  std::vector<SequenceId> sequences;
+  std::vector<int> num_tokens;  // by sequence, at least 1
+  // The logits after the last of them are wanted. For several sequences: one token each, all in the same step.
+  bool with_logits = false;
+};
+
+// A request while it is served: its live branches. Normally every branch lacks one token in the cache, the last one. A
+// group that was preempted and recomputed lacks everything, and grows again as it grew at first: what all branches have
+// in common is computed once, in the first one's sequence, then the others are forked from it, and each computes its
+// rest.
+class SequenceGroup {
  public:
-  // Sequence ids are taken upwards from first_sequence. The engine must outlive the group.
-  BranchGroup(Engine& engine, common::Request request, SequenceId first_sequence);
-  ~BranchGroup() override;
-  BranchGroup(const BranchGroup&) = delete;
-  BranchGroup& operator=(const BranchGroup&) = delete;
+  // Manager and ids must outlive the group.
+  SequenceGroup(KvCacheManager& manager, SequenceIds& ids, common::Request request);
+  virtual ~SequenceGroup();
+  SequenceGroup(const SequenceGroup&) = delete;
+  SequenceGroup& operator=(const SequenceGroup&) = delete;
 
   const std::vector<Branch>& live() const { return live_; }
   bool finished() const { return live_.empty(); }
+  virtual int max_sequences() const = 0;  // at any time
+  // In one sequence, at any time. The last token of a text is never computed.
+  int max_tokens() const { return static_cast<int>(request_.prompt.size()) + request_.max_new_tokens - 1; }
 
-  // One more token for each live branch. False if there are too few blocks: nothing has changed then, and the call can
-  // be made again once somebody has freed some.
-  bool step();
-  // The second half of a step: goes on from the logits that follow each live branch.
-  virtual void take(std::vector<common::Matrix> logits) = 0;
-  // Gives back all blocks there are.
-  void stop() override;
+  // Those that the manager knows, in the cache or swapped out.
+  std::vector<SequenceId> sequences() const;
+  // Of a group that is in the cache. Empty only while its last token is being computed.
+  ScheduledTokens tokens_to_compute() const;
+  // Gets its first sequence into the cache. False if there is no room on these terms; nothing has changed then.
+  bool allocate(const Admission& admission);
+  // Gives all its blocks back, wherever they are; what was computed has to be computed again.
+  void free_blocks();
 
-  int most_tokens() const override { return static_cast<int>(request_.prompt.size()) + request_.max_new_tokens; }
-  std::vector<SequenceId> sequences() const override;
-  Work work() const override;
-  bool start(const Admission& admission) override;
   // The tokens at the sequence's positions first … first + count - 1.
   std::vector<common::Token> tokens(SequenceId sequence, int first, int count) const;
-  // Some of the work is done.
-  void computed();
+  // Some of the tokens are in the cache now. If all that the branches have in common is, they are forked.
+  void on_computed();
+  // Goes on from the logits that follow each live branch.
+  virtual void take(std::vector<common::Matrix> logits) = 0;
 
  protected:
-  // The first half. Computes the prompt at first, and after that the last token of every branch: a row of logits for
-  // each. Nothing if the blocks do not suffice for all of them; nothing has changed then.
-  std::optional<std::vector<common::Matrix>> advance();
-
   // A branch like this one, in a sequence of its own.
   Branch fork(const Branch& branch);
   // Gives back the blocks that only this branch has.
   void free(const Branch& branch);
 
-  Engine& engine_;
+  KvCacheManager& manager_;
+  SequenceIds& ids_;
   common::Request request_;
-  SequenceId next_sequence_;
   std::vector<Branch> live_;
 
  private:
-  // What of its text a branch, or with several branches the first one for all of them, gets into the cache at first.
-  int trunk_length() const;
+  // Of its text, what a lone branch, or the first of several for all of them, gets into the cache first.
+  int common_prefix_length() const;
   int text_length(const Branch& branch) const;
+  bool has_blocks(const Branch& branch) const;
 };
 
 // num_samples texts drawn from one prompt, which is computed once.
-class ParallelSampling : public BranchGroup {
+class ParallelSampling : public SequenceGroup {
  public:
   // Sample i has the index request.sample_index + i, and gets the text that a lone request with that index gets.
-  ParallelSampling(Engine& engine, const common::Request& request, int num_samples, SequenceId first_sequence = 0);
+  ParallelSampling(KvCacheManager& manager, SequenceIds& ids, const common::Request& request, int num_samples);
 
   const std::vector<common::Completion>& completions() const { return completions_; }
-  int most_sequences() const override { return static_cast<int>(completions_.size()); }
+  int max_sequences() const override { return static_cast<int>(completions_.size()); }
   void take(std::vector<common::Matrix> logits) override;
-  // One text, in which the likeliest token is always the next: who computes it need not hand out logits.
+
+  // Whether the token with the largest logit is always the next: then nothing else of the logits is needed.
   bool is_greedy() const { return completions_.size() == 1 && request_.sampling.temperature <= 0.0F; }
-  // The next token is on its way, as row `row` of a step: tokens() has -1 - row in its place until it is there.
-  void expect(int row) { live_.front().tokens.push_back(-1 - row); }
-  void take_expected(common::Token token);
+  // The next token is being computed, as row `row` of a step: a placeholder stands for it until it is there.
+  void push_placeholder(int row);
+  void resolve_placeholder(common::Token token);
+  std::optional<int> placeholder_row() const { return placeholder_row_; }  // none: all tokens are known
 
  private:
   // Goes on from these tokens, one a live branch.
@@ -89,6 +102,7 @@ class ParallelSampling : public BranchGroup {
 
   std::vector<common::Completion> completions_;  // by sample
   std::vector<std::size_t> sample_of_;           // by live branch
+  std::optional<int> placeholder_row_;
 };
 
 struct BeamOptions {
@@ -108,13 +122,13 @@ struct Hypothesis {
 // Keeps the `width` most probable continuations, the ended ones among them, and extends those that have not ended by
 // every token there is. Ties go to the better branch, then to the lower token id. It is over when every place is taken
 // by an ended one, or when no live branch can reach the best score any more.
-class BeamSearch : public BranchGroup {
+class BeamSearch : public SequenceGroup {
  public:
-  BeamSearch(Engine& engine, const common::Request& request, const BeamOptions& options, SequenceId first_sequence = 0);
+  BeamSearch(KvCacheManager& manager, SequenceIds& ids, const common::Request& request, const BeamOptions& options);
 
   // Those that have ended, the best first.
   const std::vector<Hypothesis>& hypotheses() const { return hypotheses_; }
-  int most_sequences() const override { return options_.width; }
+  int max_sequences() const override { return options_.width; }
   void take(std::vector<common::Matrix> logits) override;
 
  private:

@@ -1,12 +1,10 @@
 #include "engine.h"
 
 #include <algorithm>
-#include <deque>
 #include <memory>
 #include <string>
 
 #include "common/base/check.h"
-#include "common/base/machine.h"
 #include "common/base/text.h"
 
 namespace stage8 {
@@ -36,69 +34,6 @@ Engine::Engine(const common::Llama& model, const EngineOptions& options)
   COMMON_CHECK(options.chunk_size > 0, "a chunk has at least one token");
 }
 
-std::vector<common::Completion> Engine::run(std::span<const common::Request> requests,
-                                            const common::OnToken& on_token) {
-  std::vector<common::Completion> completions(requests.size());
-  std::deque<Generation> waiting;
-  for (std::size_t i = 0; i < requests.size(); ++i) {
-    completions[i].error = rejection(requests[i]);
-    if (completions[i].error.empty()) {
-      waiting.push_back({static_cast<int>(i), requests[i].prompt});
-    }
-  }
-
-  std::vector<Generation> batch;
-  // Whatever on_token throws, the batch gives its slots back.
-  const auto give_back = [&](const void*) {
-    for (const Generation& generation : batch) {
-      manager_.free(generation.request);
-    }
-  };
-  const std::unique_ptr<const void, decltype(give_back)> guard(&batch, give_back);
-  // First come, first served: a request that does not fit holds back those behind it.
-  const auto admit = [&] {
-    if (waiting.empty()) {
-      return false;
-    }
-    const Generation& next = waiting.front();
-    if (!start(next.request, next.tokens, requests[static_cast<std::size_t>(next.request)].cache_salt)) {
-      return false;
-    }
-    batch.push_back(next);
-    waiting.pop_front();
-    return true;
-  };
-  while (!waiting.empty()) {
-    // A batch is filled while its first round goes on.
-    for (bool filling = true; filling || !batch.empty(); filling = false) {
-      for (std::size_t i = 0; i < batch.size() || (filling && admit()); ++i) {
-        const auto request = static_cast<std::size_t>(batch[i].request);
-        while (i < batch.size() && !step(batch[i], requests[request], completions[request], on_token)) {
-          // The latest arrival gives way. It keeps its tokens, and the cache gets them again when there is room.
-          manager_.free(batch.back().request);
-          waiting.push_front(std::move(batch.back()));
-          batch.pop_back();
-          preemptions_ += 1;
-        }
-      }
-      COMMON_CHECK(!batch.empty(), "somebody else holds the cache");
-      most_running_ = std::max(most_running_, static_cast<int>(batch.size()));
-      const Usage usage = manager_.usage();
-      rounds_ += 1;
-      slots_reserved_ += usage.reserved;
-      slots_used_ += usage.used;
-      requests_held_ += static_cast<std::int64_t>(batch.size());
-      std::erase_if(batch, [&](const Generation& generation) {
-        if (generation.finished) {
-          manager_.free(generation.request);
-        }
-        return generation.finished;
-      });
-    }
-  }
-  return completions;
-}
-
 bool Engine::start(SequenceId sequence, std::span<const common::Token> tokens, std::uint64_t salt,
                    Admission admission) {
   admission.share = options_.prefix_cache;
@@ -106,34 +41,7 @@ bool Engine::start(SequenceId sequence, std::span<const common::Token> tokens, s
 }
 
 std::optional<common::Matrix> Engine::append(SequenceId sequence, std::span<const common::Token> tokens) {
-  const double start = common::now_seconds();
-  if (!compute(sequence, tokens)) {
-    return std::nullopt;
-  }
-  common::Matrix result = logits();
-  timing_.add(tokens.size(), common::now_seconds() - start);
-  return result;
-}
-
-std::optional<common::Token> Engine::next(SequenceId sequence, std::span<const common::Token> tokens,
-                                          const common::SamplingOptions& sampling, int sample_index) {
-  // All logits are many bytes to fetch from a GPU, which can find the largest by itself.
-  if (!gpu_ || sampling.temperature > 0.0F) {
-    const std::optional<common::Matrix> logits = append(sequence, tokens);
-    if (!logits.has_value()) {
-      return std::nullopt;
-    }
-    return common::sample({logits->data(), static_cast<std::size_t>(logits->cols())}, sampling,
-                          manager_.length(sequence), sample_index);
-  }
-  const double start = common::now_seconds();
-  if (!compute(sequence, tokens)) {
-    return std::nullopt;
-  }
-  const common::Token token = gpu_->argmax_tokens(0).front();
-  COMMON_CHECK(token >= 0, "a logit is NaN, or all are -inf");
-  timing_.add(tokens.size(), common::now_seconds() - start);
-  return token;
+  return compute(sequence, tokens) ? std::optional(logits()) : std::nullopt;
 }
 
 bool Engine::compute(SequenceId sequence, std::span<const common::Token> tokens) {
@@ -153,17 +61,11 @@ bool Engine::compute(SequenceId sequence, std::span<const common::Token> tokens)
 }
 
 std::vector<common::Counter> Engine::counters() const {
-  const auto rounds = static_cast<double>(std::max<std::int64_t>(rounds_, 1));
   const PrefixStatistics& prefix = manager_.prefix_cache().statistics();
-  return {{"most_requests_at_once", static_cast<double>(most_running_)},
-          {"requests_held", static_cast<double>(requests_held_) / rounds},
-          {"forward_passes", static_cast<double>(forward_passes_)},
+  return {{"forward_passes", static_cast<double>(forward_passes_)},
           {"slots_total", static_cast<double>(options_.num_slots)},
-          {"slots_reserved", static_cast<double>(slots_reserved_) / rounds},
-          {"slots_used", static_cast<double>(slots_used_) / rounds},
           {"kv_bytes_per_token", static_cast<double>(cache_.shape().bytes_per_slot())},
           {"kv_bytes_read", static_cast<double>(kv_bytes_read_)},
-          {"preemptions", static_cast<double>(preemptions_)},
           {"blocks_copied", static_cast<double>(blocks_copied_)},
           {"prefix_lookups", static_cast<double>(prefix.lookups)},
           {"prefix_hits", static_cast<double>(prefix.hits)},
@@ -171,48 +73,23 @@ std::vector<common::Counter> Engine::counters() const {
           {"prefix_evictions", static_cast<double>(prefix.evictions)}};
 }
 
-std::string Engine::rejection(const common::Request& request) const {
-  const auto prompt_length = static_cast<std::int64_t>(request.prompt.size());
-  const std::int64_t length = prompt_length + request.max_new_tokens;
-  if (request.prompt.empty()) {
+std::string Engine::rejection(std::int64_t prompt_length, int max_new_tokens) const {
+  const std::int64_t length = prompt_length + max_new_tokens;
+  if (prompt_length == 0) {
     return "the prompt is empty";
   }
-  if (request.max_new_tokens < 1) {
+  if (max_new_tokens < 1) {
     return "no new tokens are asked for";
   }
   if (length > model_.config().context_length) {
     return common::format("a prompt of %lld tokens and %d new ones are more than the model's context of %d",
-                          static_cast<long long>(prompt_length), request.max_new_tokens,
-                          model_.config().context_length);
+                          static_cast<long long>(prompt_length), max_new_tokens, model_.config().context_length);
   }
   const auto needed = static_cast<int>(length);
   if (needed > manager_.usage().total) {
     return common::format("the request needs %d slots, and the whole cache has %d", needed, manager_.usage().total);
   }
   return "";
-}
-
-bool Engine::step(Generation& generation, const common::Request& request, common::Completion& completion,
-                  const common::OnToken& on_token) {
-  const auto length = static_cast<std::size_t>(manager_.length(generation.request));
-  const std::optional<common::Token> drawn =
-      next(generation.request, std::span<const common::Token>(generation.tokens).subspan(length), request.sampling,
-           request.sample_index);
-  if (!drawn.has_value()) {
-    return false;
-  }
-  const common::Token token = *drawn;
-  if (std::find(request.stop_tokens.begin(), request.stop_tokens.end(), token) != request.stop_tokens.end()) {
-    completion.finish_reason = common::FinishReason::kStop;
-    generation.finished = true;
-    return true;
-  }
-  completion.tokens.push_back(token);
-  on_token(generation.request, token);
-  completion.finish_reason = common::FinishReason::kLength;
-  generation.tokens.push_back(token);
-  generation.finished = static_cast<int>(completion.tokens.size()) == request.max_new_tokens;
-  return true;
 }
 
 void Engine::forward(const RaggedBatch& batch) {
@@ -229,6 +106,7 @@ void Engine::forward(const RaggedBatch& batch) {
     gpu_->forward({batch.tokens, batch.pending_tokens, batch.positions, batch.slot_mapping, batch.query_starts,
                    batch.context_lengths, batch.block_tables, batch.table_starts, batch.logits_rows});
   } else {
+    COMMON_CHECK(batch.pending_tokens.empty(), "the CPU computes tokens that are known");
     const common::Matrix hidden =
         model_.forward(batch.tokens, batch.positions,
                        [&](int layer, const common::Matrix& q, const common::Matrix& k, const common::Matrix& v) {
@@ -240,6 +118,20 @@ void Engine::forward(const RaggedBatch& batch) {
   forward_passes_ += 1;
   for (const int length : batch.context_lengths) {
     kv_bytes_read_ += cache_.shape().bytes_per_slot() * length;
+  }
+}
+
+void Engine::commit(const RaggedBatch& batch) {
+  for (std::size_t i = 0; i < batch.num_sequences(); ++i) {
+    const SequenceId sequence = batch.sequences[i];
+    if (!manager_.contains(sequence)) {
+      continue;
+    }
+    if (options_.prefix_cache) {
+      manager_.commit(sequence, batch.tokens_of(i));
+    } else {
+      manager_.commit(sequence, batch.num_queries(i));
+    }
   }
 }
 

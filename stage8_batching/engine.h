@@ -1,4 +1,5 @@
-// Turns requests into text: admits them while the cache has room, computes their prompts, then one token each in turn.
+// What computes a step: the model, the cache, its manager and, where there is one, a GPU. Which tokens a step has is
+// the scheduler's decision, and what becomes of them the server's.
 #pragma once
 
 #include <cstdint>
@@ -14,6 +15,7 @@
 #include "gpu_runner.h"
 #include "kv_cache.h"
 #include "kv_cache_manager.h"
+#include "sequence_ids.h"
 
 namespace stage8 {
 
@@ -37,11 +39,6 @@ class Engine {
   // The model must outlive the engine.
   Engine(const common::Llama& model, const EngineOptions& options);
 
-  // Serves the requests in static batches, in order: as many as fit are let in and run to their end, then the next.
-  // Nobody reserves room to grow: when the blocks run out, the latest arrival gives way and is computed again later.
-  // A request that can never be served is rejected with the reason; the others are served all the same.
-  std::vector<common::Completion> run(std::span<const common::Request> requests, const common::OnToken& on_token);
-
   // Starts a sequence with room for these tokens, the first length(sequence) of which need not be computed. False if
   // there is no room; nothing has changed then.
   bool start(SequenceId sequence, std::span<const common::Token> tokens, std::uint64_t salt, Admission admission = {});
@@ -49,61 +46,42 @@ class Engine {
   // Computes the next tokens of a live sequence, a chunk at a time, and keeps their K and V. Returns the logits that
   // follow the last one: [1, vocab_size]. Nothing if the slots run out; nothing has changed then.
   std::optional<common::Matrix> append(SequenceId sequence, std::span<const common::Token> tokens);
-  // The same, and draws the next token.
-  std::optional<common::Token> next(SequenceId sequence, std::span<const common::Token> tokens,
-                                    const common::SamplingOptions& sampling, int sample_index = 0);
+  // The same without the logits. False if the slots run out; nothing has changed then.
+  bool compute(SequenceId sequence, std::span<const common::Token> tokens);
 
-  // The same for many sequences at once: one pass over the tokens of the batch, for which slots are reserved. A GPU may
-  // still be at it when this returns.
+  // One pass over the tokens of the batch, of many sequences, for which slots are reserved. Planned copies are carried
+  // out first. A GPU may not have finished when this returns.
   void forward(const RaggedBatch& batch);
-  // Its K and V count from here on, and others find them.
-  void commit(const RaggedBatch& batch) { batch.commit(manager_, options_.prefix_cache); }
+  // The tokens of a batch that was computed, or enqueued on a GPU, count towards their sequences' lengths from here on,
+  // and can be found in the prefix cache. Sequences that have ended since are left out.
+  void commit(const RaggedBatch& batch);
   // What follows from the last forward pass, for the rows whose logits it wanted: [num_rows, vocab_size].
   common::Matrix logits() const { return gpu_ ? gpu_->logits() : model_.logits(hidden_); }
 
-  // Why the request can never be served; empty if it can.
-  std::string rejection(const common::Request& request) const;
+  // Why a request of these lengths can never be served; empty if it can.
+  std::string rejection(std::int64_t prompt_length, int max_new_tokens) const;
 
   const common::Llama& model() const { return model_; }
+  const EngineOptions& options() const { return options_; }
+  SequenceIds& sequence_ids() { return sequence_ids_; }
   KvCacheManager& manager() { return manager_; }
   KvCache& cache() { return cache_; }
   GpuRunner* gpu() { return gpu_.get(); }  // null: all is done on the CPU
 
   // What happened so far, in numbers that are the same on every machine.
   std::vector<common::Counter> counters() const;
-  common::Timing timing() const { return timing_; }
 
  private:
-  // A request on its way; its index is its sequence id.
-  struct Generation {
-    int request = 0;
-    std::vector<common::Token> tokens;  // the prompt and what came after it; the cache may lack the last ones
-    bool finished = false;
-  };
-
-  // Computes what the cache lacks and draws the next token. False if the slots run out; nothing has changed then.
-  bool step(Generation& generation, const common::Request& request, common::Completion& completion,
-            const common::OnToken& on_token);
-  // The forward passes of append. False if the slots run out; nothing has changed then.
-  bool compute(SequenceId sequence, std::span<const common::Token> tokens);
-
   const common::Llama& model_;
   EngineOptions options_;
   KvCache cache_;
   KvCacheManager manager_;
+  SequenceIds sequence_ids_;
   std::unique_ptr<GpuRunner> gpu_;
   common::Matrix hidden_;  // what the CPU's last forward pass has left: [num_rows, hidden_size]
-  common::Timing timing_;
   std::int64_t forward_passes_ = 0;
   std::int64_t kv_bytes_read_ = 0;
-  std::int64_t preemptions_ = 0;
   std::int64_t blocks_copied_ = 0;
-  // Summed over the rounds, each of which gives every request of the batch one token.
-  std::int64_t rounds_ = 0;
-  std::int64_t slots_reserved_ = 0;
-  std::int64_t slots_used_ = 0;
-  std::int64_t requests_held_ = 0;
-  int most_running_ = 0;
 };
 
 }  // namespace

@@ -7,7 +7,7 @@
 #include <span>
 #include <vector>
 
-#include "async_step.h"
+#include "batch.h"
 #include "common/base/tensor.h"
 #include "common/cuda/precision.h"
 #include "common/model/llama.h"

@@ -149,7 +149,9 @@ int run(int argc, char** argv) {
     const auto append = [&](std::span<const common::Token> tokens) { return engine->append(0, tokens); };
     common::BenchTarget target{start, append, engine->cache().shape().bytes_per_slot()};
     if (GpuRunner* const gpu = engine->gpu()) {
-      target.decode = [&](common::Token token) { return engine->next(0, {&token, 1}, {}); };
+      target.decode = [&](common::Token token) {
+        return engine->compute(0, {&token, 1}) ? std::optional(engine->gpu()->argmax_tokens(0).front()) : std::nullopt;
+      };
       target.weight_bytes_per_token = gpu->weight_bytes_per_token();
       target.read_bandwidth = gpu->read_bandwidth();
     }

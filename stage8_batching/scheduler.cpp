@@ -1,158 +1,161 @@
 #include "scheduler.h"
 
 #include <algorithm>
+#include <utility>
 
 #include "common/base/check.h"
 
 namespace stage8 {
 
-Scheduler::Scheduler(KvCacheManager& manager, const SchedulerOptions& options) : manager_(manager), options_(options) {
+Scheduler::Scheduler(KvCacheManager& manager, const SchedulerOptions& options, bool use_prefix_cache)
+    : manager_(manager), options_(options), use_prefix_cache_(use_prefix_cache) {
   COMMON_CHECK(options.token_budget > 0 && options.max_sequences > 0, "a step computes something");
 }
 
-void Scheduler::add(Group& group) {
+void Scheduler::add(SequenceGroup& group) {
   COMMON_CHECK(fits(group), "the group can never run");
   waiting_.push_back(&group);
 }
 
-void Scheduler::remove(Group& group) {
+void Scheduler::remove(SequenceGroup& group) {
   if (std::erase(running_, &group) > 0) {
-    num_sequences_ -= group.most_sequences();
+    num_sequences_ -= group.max_sequences();
   } else {
     std::erase(waiting_, &group);
   }
-  group.stop();
+  group.free_blocks();
 }
 
-bool Scheduler::fits(const Group& group) const {
-  return group.most_sequences() <= std::min(options_.token_budget, options_.max_sequences);
+bool Scheduler::fits(const SequenceGroup& group) const {
+  return group.max_sequences() <= std::min(options_.token_budget, options_.max_sequences);
 }
 
-Step Scheduler::schedule() {
-  Step step;
-  bool all_served = true;
+ScheduledStep Scheduler::schedule() {
+  ScheduledStep step;
+  bool all_scheduled = true;
   filling_ = filling_ || running_.empty();
   // Preemption shortens the list from its end, behind the index.
-  for (std::size_t i = 0; all_served && i < running_.size(); ++i) {
-    all_served = serve(i, step);
+  for (std::size_t i = 0; all_scheduled && i < running_.size(); ++i) {
+    all_scheduled = schedule_group(i, step);
   }
-  // Whoever has just given way does not come back in the same step.
-  if (all_served && step.preempted.empty() && (filling_ || !options_.static_batches)) {
-    admit(step);
+  // What has just been preempted is not resumed in the same step.
+  if (all_scheduled && step.preempted.empty() && (filling_ || !options_.static_batches)) {
+    admit_waiting(step);
   }
   return step;
 }
 
-bool Scheduler::serve(std::size_t index, Step& step) {
-  Work work = running_[index]->work();
-  if (work.sequences.empty()) {
+bool Scheduler::schedule_group(std::size_t index, ScheduledStep& step) {
+  ScheduledTokens tokens = running_[index]->tokens_to_compute();
+  if (tokens.sequences.empty()) {
     return true;
   }
-  return work.with_logits && work.sequences.size() > 1 ? serve_whole(index, work, step)
-                                                       : serve_chunks(index, std::move(work), step);
+  return tokens.with_logits && tokens.sequences.size() > 1 ? schedule_last_tokens(index, std::move(tokens), step)
+                                                           : schedule_chunks(index, std::move(tokens), step);
 }
 
-bool Scheduler::serve_whole(std::size_t index, const Work& work, Step& step) {
-  const auto count = static_cast<int>(work.sequences.size());
+// One token for each of several sequences: all of them or none.
+bool Scheduler::schedule_last_tokens(std::size_t index, ScheduledTokens tokens, ScheduledStep& step) {
+  const auto count = static_cast<int>(tokens.sequences.size());
   if (count > budget_left(step)) {
     return false;
   }
-  while (!manager_.can_reserve(work.sequences, 1)) {
-    if (!preempt_behind(index, step)) {
-      return false;  // it keeps what it has, unless an earlier one needs it
+  while (!manager_.can_reserve(tokens.sequences, 1)) {
+    if (!preempt_latest(index, step)) {
+      return false;  // it waits, and keeps its blocks unless an earlier group needs them
     }
   }
-  for (const SequenceId sequence : work.sequences) {
+  for (const SequenceId sequence : tokens.sequences) {
     COMMON_CHECK(manager_.reserve(sequence, 1), "can_reserve promised it");
   }
   step.num_tokens += count;
-  step.shares.push_back({running_[index], work});
+  step.groups.push_back({running_[index], std::move(tokens)});
   return true;
 }
 
-bool Scheduler::serve_chunks(std::size_t index, Work work, Step& step) {
-  bool all_served = true;
-  std::size_t num_served = 0;
-  for (; all_served && num_served < work.sequences.size(); ++num_served) {
-    const int wanted = work.num_tokens[num_served];
-    int count = std::min(wanted, budget_left(step));
-    while (count > 0 && !manager_.reserve(work.sequences[num_served], count)) {
-      count -= preempt_behind(index, step) ? 0 : 1;
+// As many tokens of each sequence as budget and blocks allow.
+bool Scheduler::schedule_chunks(std::size_t index, ScheduledTokens tokens, ScheduledStep& step) {
+  bool all_scheduled = true;
+  std::size_t num_scheduled = 0;
+  for (; all_scheduled && num_scheduled < tokens.sequences.size(); ++num_scheduled) {
+    const int missing = tokens.num_tokens[num_scheduled];
+    int count = std::min(missing, budget_left(step));
+    while (count > 0 && !manager_.reserve(tokens.sequences[num_scheduled], count)) {
+      count -= preempt_latest(index, step) ? 0 : 1;
     }
-    work.num_tokens[num_served] = count;
+    tokens.num_tokens[num_scheduled] = count;
     step.num_tokens += count;
-    all_served = count == wanted;
+    all_scheduled = count == missing;
     if (count == 0) {
       break;
     }
   }
-  work.sequences.resize(num_served);
-  work.num_tokens.resize(num_served);
-  work.with_logits = work.with_logits && all_served;
-  if (num_served > 0) {
-    step.shares.push_back({running_[index], std::move(work)});
+  tokens.sequences.resize(num_scheduled);
+  tokens.num_tokens.resize(num_scheduled);
+  tokens.with_logits = tokens.with_logits && all_scheduled;
+  if (num_scheduled > 0) {
+    step.groups.push_back({running_[index], std::move(tokens)});
   }
-  return all_served;
+  return all_scheduled;
 }
 
-void Scheduler::admit(Step& step) {
+void Scheduler::admit_waiting(ScheduledStep& step) {
   bool is_refused = false;
   while (!waiting_.empty() && budget_left(step) > 0 && !is_refused) {
-    Group& group = *waiting_.front();
-    const Admission admission{budget_left(step), options_.headroom * num_sequences_};
-    is_refused = num_sequences_ + group.most_sequences() > options_.max_sequences || !let_in(group, admission);
+    SequenceGroup& group = *waiting_.front();
+    const Admission admission{budget_left(step), options_.headroom * num_sequences_, use_prefix_cache_};
+    is_refused = num_sequences_ + group.max_sequences() > options_.max_sequences || !find_room(group, admission);
     if (!is_refused) {
       waiting_.pop_front();
       running_.push_back(&group);
-      num_sequences_ += group.most_sequences();
+      num_sequences_ += group.max_sequences();
       step.admitted.push_back(&group);
-      if (!serve(running_.size() - 1, step)) {
+      if (!schedule_group(running_.size() - 1, step)) {
         break;
       }
     }
   }
-  // A static batch is as large as memory allows; that a step's budget is used up closes it not.
+  // A static batch is as large as memory allows: it stays open if it is only the step's budget that is used up.
   filling_ = filling_ && !is_refused && budget_left(step) == 0 && !waiting_.empty();
 }
 
-bool Scheduler::let_in(Group& group, const Admission& admission) {
+bool Scheduler::find_room(SequenceGroup& group, const Admission& admission) {
   if (const std::vector<SequenceId> swapped = group.sequences(); !swapped.empty()) {
     return manager_.swap_in(swapped, admission.spare_blocks);
   }
-  if (!group.start(admission)) {
+  if (!group.allocate(admission)) {
     return false;
   }
   const SequenceId first = group.sequences().front();
-  if (options_.reserve_ahead && !manager_.reserve(first, group.most_tokens() - manager_.length(first))) {
-    group.stop();
+  if (options_.reserve_ahead && !manager_.reserve(first, group.max_tokens() - manager_.length(first))) {
+    group.free_blocks();
     return false;
   }
   return true;
 }
 
-bool Scheduler::preempt_behind(std::size_t index, Step& step) {
+bool Scheduler::preempt_latest(std::size_t index, ScheduledStep& step) {
   if (running_.size() == index + 1) {
     return false;
   }
-  Group& latest = *running_.back();
+  SequenceGroup& latest = *running_.back();
   const std::vector<SequenceId> sequences = latest.sequences();
   const bool swapped = options_.preemption != Preemption::kRecompute &&
                        (options_.preemption == Preemption::kSwap || is_swap_cheaper(sequences)) &&
                        manager_.swap_out(sequences);  // there may be no room for it
   if (!swapped) {
-    latest.stop();
+    latest.free_blocks();
   }
   running_.pop_back();
   waiting_.push_front(&latest);
-  num_sequences_ -= latest.most_sequences();
+  num_sequences_ -= latest.max_sequences();
   step.preempted.push_back({&latest, swapped});
   return true;
 }
 
 bool Scheduler::is_swap_cheaper(std::span<const SequenceId> sequences) const {
-  const Usage holding = manager_.holding(sequences);
-  return holding.reserved / manager_.block_size() * options_.block_swap_cost <
-         holding.used * options_.token_compute_cost;
+  const Usage usage = manager_.holding(sequences);
+  return usage.reserved / manager_.block_size() * options_.block_swap_cost < usage.used * options_.token_compute_cost;
 }
 
 }  // namespace

@@ -3,10 +3,13 @@
 #include <algorithm>
 #include <cmath>
 #include <cstdlib>
+#include <functional>
 #include <iostream>
 #include <memory>
 #include <vector>
 
+#include "../serve/serving.h"
+#include "../server.h"
 #include "common/app/block_map.h"
 #include "common/app/progress.h"
 #include "common/app/table.h"
@@ -51,27 +54,33 @@ struct SharingTotals {
   }
 };
 
-// Runs a ParallelSampling or a BeamSearch to its end.
-template <typename Decoding>
-SharingTotals run_to_end(Decoding& decoding, const KvCacheManager& manager, bool trace) {
+// Serves the request to its end, and adds up what its steps hold.
+SharingTotals serve_alone(Engine& engine, const DecodingOptions& options, const GenerationRequest& request,
+                          const std::function<void(const RequestOutput&)>& print) {
   SharingTotals totals;
-  if (trace) {
+  if (options.trace) {
     std::cout << "step  live  blocks  separate  owners of each block\n";
   }
-  while (!decoding.finished()) {
-    if (!decoding.step()) {
-      throw common::InputError(common::format("the blocks ran out after %d tokens: %d branches hold all %d of them",
-                                              totals.steps, static_cast<int>(decoding.live().size()),
-                                              manager.usage().total / manager.block_size()));
-    }
+  RealClock clock;
+  const int max_sequences = std::max(request.num_samples, request.beam ? request.beam->width : 1);
+  Server server(engine, {.token_budget = engine.options().chunk_size, .max_sequences = max_sequences}, clock);
+  server.on_step([&](const StepReport&) {
+    const KvCacheManager& manager = engine.manager();
     const SharingFigures figures = sharing_figures(manager);
     totals.add(figures);
-    if (trace) {
-      std::cout << common::format("%4d  %4d  %6d  %8d  ", totals.steps, static_cast<int>(decoding.live().size()),
+    if (options.trace) {
+      std::cout << common::format("%4d  %4d  %6d  %8d  ", totals.steps, static_cast<int>(manager.sequences().size()),
                                   figures.blocks, figures.separate_blocks)
                 << draw_pool(manager) << "\n";
     }
+  });
+  const int id = server.submit(request);
+  while (server.step()) {
   }
+  if (!server.output(id).error.empty()) {
+    throw common::InputError(server.output(id).error);
+  }
+  print(server.output(id));
   return totals;
 }
 
@@ -112,21 +121,20 @@ void print_text(const std::string& label, const common::Session& session, std::s
   std::cout << label << common::quote(session.tokenizer.decode({tokens.begin(), tokens.end()}), 400) << "\n";
 }
 
-// start makes a decoding of a request; print shows its texts.
-template <typename Start, typename Print>
-void run_prompts(const common::Session& session, const DecodingOptions& options, const Start& start,
-                 const Print& print) {
-  Engine engine(session.model, options.engine);
+// Serves the prompts one after the other, as `make` wants them served; print shows the texts.
+void run_prompts(const common::Session& session, const DecodingOptions& options,
+                 const std::function<GenerationRequest(common::Request)>& make,
+                 const std::function<void(const RequestOutput&)>& print) {
+  const int max_sequences = std::max(options.num_samples, options.beam.width);
+  Engine engine(session.model, with_chunk_size_at_least(max_sequences, options.engine));
   SharingTable table;
   common::Progress progress("prompts", static_cast<std::int64_t>(session.requests.size()));
   for (std::size_t i = 0; i < session.requests.size(); ++i, progress.advance()) {
     progress.clear();
     print_text(common::format("%2zu  ", i), session, session.requests[i].prompt);
     const double copied_before = common::counter(engine.counters(), "blocks_copied");
-    auto decoding = start(engine, session.requests[i]);
-    const SharingTotals totals = run_to_end(decoding, engine.manager(), options.trace);
+    const SharingTotals totals = serve_alone(engine, options, make(session.requests[i]), print);
     table.add(session.requests[i], totals, common::counter(engine.counters(), "blocks_copied") - copied_before);
-    print(decoding);
   }
   table.print();
 }
@@ -134,12 +142,12 @@ void run_prompts(const common::Session& session, const DecodingOptions& options,
 void run_samples(const common::Session& session, const DecodingOptions& options) {
   run_prompts(
       session, options,
-      [&](Engine& engine, const common::Request& request) {
-        return ParallelSampling(engine, request, options.num_samples);
+      [&](const common::Request& request) {
+        return GenerationRequest{request, options.num_samples};
       },
-      [&](const ParallelSampling& sampling) {
-        for (std::size_t i = 0; i < sampling.completions().size(); ++i) {
-          print_text(common::format("    %2zu  ", i), session, sampling.completions()[i].tokens);
+      [&](const RequestOutput& output) {
+        for (std::size_t i = 0; i < output.completions.size(); ++i) {
+          print_text(common::format("    %2zu  ", i), session, output.completions[i].tokens);
         }
       });
 }
@@ -147,9 +155,11 @@ void run_samples(const common::Session& session, const DecodingOptions& options)
 void run_beams(const common::Session& session, const DecodingOptions& options) {
   run_prompts(
       session, options,
-      [&](Engine& engine, const common::Request& request) { return BeamSearch(engine, request, options.beam); },
-      [&](const BeamSearch& search) {
-        for (const Hypothesis& hypothesis : search.hypotheses()) {
+      [&](common::Request request) {
+        return GenerationRequest{std::move(request), 1, options.beam};
+      },
+      [&](const RequestOutput& output) {
+        for (const Hypothesis& hypothesis : output.hypotheses) {
           print_text(common::format("    %7.3f  ", hypothesis.score), session, hypothesis.tokens);
         }
       });

@@ -13,10 +13,10 @@ namespace {
 
 // A log-normal length with this mean. A spread of 1 puts the median at 61 % of the mean, and one in forty above 4.3
 // times the mean.
-int draw_length(common::Random& random, double mean, int most) {
+int draw_length(common::Random& random, double mean, int max_length) {
   constexpr double kSpread = 1.0;
   const double length = mean * std::exp(kSpread * random.normal() - kSpread * kSpread / 2.0);
-  return std::clamp(static_cast<int>(length), 1, most);
+  return std::clamp(static_cast<int>(length), 1, max_length);
 }
 
 }  // namespace
@@ -40,12 +40,22 @@ std::vector<Arrival> read_arrivals(std::istream& input, const std::string& name)
     if (arrival.time < (arrivals.empty() ? 0.0 : arrivals.back().time)) {
       throw common::InputError(common::format("%s, line %d: time goes backwards", name.c_str(), number));
     }
+    if (arrival.time > kMaxArrivalTime) {
+      throw common::InputError(
+          common::format("%s, line %d: later than %.0e seconds", name.c_str(), number, kMaxArrivalTime));
+    }
     arrivals.push_back(arrival);
   }
   if (arrivals.empty()) {
-    throw common::InputError(name + ": nobody arrives");
+    throw common::InputError(name + ": no request arrives");
   }
   return arrivals;
+}
+
+void check_rate(double rate) {
+  if (!(rate == 0.0 || (rate >= 1e-6 && rate <= 1e6))) {
+    throw common::InputError(common::format("a rate of %g requests a second: it can be from 1e-6 to 1e6", rate));
+  }
 }
 
 std::vector<double> poisson_times(int count, double rate, std::uint64_t seed) {
@@ -84,24 +94,29 @@ std::vector<common::Token> make_prompt(const common::Session& session, int vocab
   return prompt;
 }
 
-void serve(Server& server, Clock& clock, const std::vector<ArrivingTask>& tasks, const OnSampleToken& on_token) {
+void serve(Server& server, Clock& clock, const std::vector<ArrivingRequest>& requests, const OnSampleToken& on_token) {
   const int first = server.num_requests();
   server.on_token([&](int id, int sample, common::Token token) {
     if (on_token) {
       on_token(id, sample, token);
     }
-    const int most = tasks[static_cast<std::size_t>(id - first)].output_tokens;
-    if (most > 0 && static_cast<int>(server.outcome(id).token_times.size()) == most) {
+    const int length = requests[static_cast<std::size_t>(id - first)].output_tokens;
+    if (length > 0 && static_cast<int>(server.output(id).token_times.size()) == length) {
       server.stop(id, common::FinishReason::kStop);
     }
   });
   std::size_t next = 0;
-  while (next < tasks.size() || !server.is_idle()) {
+  while (next < requests.size() || !server.is_idle()) {
     if (server.is_idle()) {
-      clock.wait_until(tasks[next].time);
+      clock.wait_until(requests[next].time);
     }
-    for (; next < tasks.size() && tasks[next].time <= clock.now(); ++next) {
-      server.submit(tasks[next].task, tasks[next].time);
+    for (; next < requests.size() && requests[next].time <= clock.now(); ++next) {
+      const ArrivingRequest& arriving = requests[next];
+      if (arriving.rejection.empty()) {
+        server.submit(arriving.request, arriving.time);
+      } else {
+        server.reject(arriving.rejection, arriving.time);
+      }
     }
     server.step();
   }

@@ -1,4 +1,4 @@
-// Who asks when, and for how much: a trace of requests, read from a file or drawn at random.
+// When requests arrive, and how long they are: a trace, read from a file or drawn at random.
 #pragma once
 
 #include <cstdint>
@@ -17,9 +17,15 @@ struct Arrival {
   int output_tokens = 0;
 };
 
+// Seconds that a trace may last: 30 years.
+inline constexpr double kMaxArrivalTime = 1e9;
+
 // A line an arrival: "seconds prompt_tokens output_tokens", in the order of time; '#' starts a comment. Throws
 // InputError naming the line.
 std::vector<Arrival> read_arrivals(std::istream& input, const std::string& name);
+
+// Throws InputError unless the rate, in requests a second, is 0 or from 1e-6 to 1e6.
+void check_rate(double rate);
 
 // Arrival times of a Poisson process: gaps of mean 1 / rate, exponentially distributed. Rate 0: all at time 0.
 std::vector<double> poisson_times(int count, double rate, std::uint64_t seed);
@@ -32,14 +38,16 @@ std::vector<Arrival> chat_arrivals(int count, double rate, int max_length, std::
 // Prompts of any length out of the session's own, joined and repeated; no two begin alike.
 std::vector<common::Token> make_prompt(const common::Session& session, int vocab_size, int speaker, int num_tokens);
 
-struct ArrivingTask {
+struct ArrivingRequest {
   double time = 0.0;
-  Task task;
+  GenerationRequest request;
   // The text ends here, as if the model had chosen to; 0: it ends by itself.
   int output_tokens = 0;
+  // Why it is rejected on arrival; empty: it is for the server to say.
+  std::string rejection = "";
 };
 
 // Serves them all, each from its time on. on_token as in Server; it may be null.
-void serve(Server& server, Clock& clock, const std::vector<ArrivingTask>& tasks, const OnSampleToken& on_token);
+void serve(Server& server, Clock& clock, const std::vector<ArrivingRequest>& requests, const OnSampleToken& on_token);
 
 }  // namespace

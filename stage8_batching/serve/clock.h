@@ -1,7 +1,8 @@
-// What time it is. The real clock is for those who wait; the virtual one makes a run the same on every machine: a step
-// takes what a simple model of costs says, and waiting takes no time at all.
+// What time it is. The real clock measures; the virtual one makes a run the same on every machine: a step takes what a
+// simple model of costs says, and waiting takes no time at all.
 #pragma once
 
+#include <algorithm>
 #include <chrono>
 #include <thread>
 
@@ -21,8 +22,8 @@ class RealClock : public Clock {
  public:
   double now() const override { return common::now_seconds() - start_; }
   void wait_until(double time) override {
-    if (const double left = time - now(); left > 0.0) {
-      std::this_thread::sleep_for(std::chrono::duration<double>(left));
+    for (double left = time - now(); left > 0.0; left = time - now()) {
+      std::this_thread::sleep_for(std::chrono::duration<double>(std::min(left, 3600.0)));  // any time is small enough
     }
   }
   void step_computed(int) override {}

@@ -19,19 +19,19 @@
 namespace stage8 {
 namespace {
 
-// The model computes all of them in the same ragged batches: what differs is memory, and who may join when.
-struct Way {
+// The model computes all of them in the same ragged batches: what differs is memory, and when a request may join.
+struct ServingPolicy {
   const char* name;
   bool static_batches;
   bool reserve_ahead;
   bool knows_lengths;  // the reply's length is known on arrival, which no server knows
-  int most_sequences;  // 0: as many as the options say
+  int max_sequences;   // 0: as many as the options say
 };
-constexpr std::array<Way, 5> kWays = {{{"one at a time", false, false, false, 1},
-                                       {"reserved: the longest", true, true, false, 0},
-                                       {"reserved: as needed", true, true, true, 0},
-                                       {"blocks, static", true, false, false, 0},
-                                       {"blocks, continuous", false, false, false, 0}}};
+constexpr std::array<ServingPolicy, 5> kPolicies = {{{"one at a time", false, false, false, 1},
+                                                     {"reserved: the longest", true, true, false, 0},
+                                                     {"reserved: as needed", true, true, true, 0},
+                                                     {"blocks, static", true, false, false, 0},
+                                                     {"blocks, continuous", false, false, false, 0}}};
 
 struct Run {
   Metrics metrics;
@@ -40,26 +40,27 @@ struct Run {
   Curve running;  // requests, over time
 };
 
-std::vector<ArrivingTask> make_tasks(const common::Session& session, const common::Llama& model,
-                                     const std::vector<Arrival>& arrivals, int max_length, const Way& way) {
-  std::vector<ArrivingTask> tasks;
+std::vector<ArrivingRequest> make_requests(const common::Session& session, const common::Llama& model,
+                                           const std::vector<Arrival>& arrivals, int max_length,
+                                           const ServingPolicy& policy) {
+  std::vector<ArrivingRequest> requests;
   for (const Arrival& arrival : arrivals) {
-    Task task;
-    task.request.prompt =
-        make_prompt(session, model.config().vocab_size, static_cast<int>(tasks.size()), arrival.prompt_tokens);
-    task.request.max_new_tokens = way.knows_lengths ? arrival.output_tokens : max_length - arrival.prompt_tokens;
-    tasks.push_back({arrival.time, std::move(task), arrival.output_tokens});
+    GenerationRequest added;
+    added.request.prompt =
+        make_prompt(session, model.config().vocab_size, static_cast<int>(requests.size()), arrival.prompt_tokens);
+    added.request.max_new_tokens = policy.knows_lengths ? arrival.output_tokens : max_length - arrival.prompt_tokens;
+    requests.push_back({arrival.time, std::move(added), arrival.output_tokens});
   }
-  return tasks;
+  return requests;
 }
 
-Run run_way(const common::Llama& model, const CompareOptions& options, const Way& way,
-            const std::vector<ArrivingTask>& tasks) {
+Run run_policy(const common::Llama& model, const CompareOptions& options, const ServingPolicy& policy,
+               const std::vector<ArrivingRequest>& requests) {
   Engine engine(model, with_chunk_size_at_least(options.scheduler.token_budget, options.engine));
   SchedulerOptions scheduler = options.scheduler;
-  scheduler.static_batches = way.static_batches;
-  scheduler.reserve_ahead = way.reserve_ahead;
-  scheduler.max_sequences = way.most_sequences > 0 ? way.most_sequences : scheduler.max_sequences;
+  scheduler.static_batches = policy.static_batches;
+  scheduler.reserve_ahead = policy.reserve_ahead;
+  scheduler.max_sequences = policy.max_sequences > 0 ? policy.max_sequences : scheduler.max_sequences;
   set_preemption_costs(scheduler, model, engine.cache().shape());
   if (engine.gpu() != nullptr) {
     engine.gpu()->warm_up(scheduler.token_budget, scheduler.max_sequences);
@@ -69,17 +70,17 @@ Run run_way(const common::Llama& model, const CompareOptions& options, const Way
   Clock& clock = options.virtual_clock ? static_cast<Clock&>(virtual_clock) : real_clock;
   Server server(engine, scheduler, clock);
   Run run;
-  run.slots.name = run.running.name = way.name;
-  common::Progress progress(way.name, static_cast<std::int64_t>(tasks.size()));
+  run.slots.name = run.running.name = policy.name;
+  common::Progress progress(policy.name, static_cast<std::int64_t>(requests.size()));
   server.on_step([&](const StepReport& report) {
     run.metrics.add(report);
     run.slots.points.emplace_back(report.end, 100.0 * report.usage.used / report.usage.total);
     run.running.points.emplace_back(report.end, report.num_running);
     progress.advance(static_cast<std::int64_t>(report.ended.size()));
   });
-  serve(server, clock, tasks, nullptr);
+  serve(server, clock, requests, nullptr);
   run.figures = figures_of(server, run.metrics);
-  COMMON_CHECK(run.figures.finished == static_cast<int>(tasks.size()), "a request was not served");
+  COMMON_CHECK(run.figures.finished == static_cast<int>(requests.size()), "a request was not served");
   return run;
 }
 
@@ -91,6 +92,10 @@ void run_compare(const common::Session& session, const CompareOptions& options) 
   }
   const common::Llama& model = synthetic ? *synthetic : session.model;
   const int longest = std::min(model.config().context_length, options.engine.num_slots);
+  if (longest < 2) {
+    throw common::InputError("a prompt and a reply have at least a token each; give more --slots");
+  }
+  check_rate(options.rate);
   const int max_length = options.max_length > 0 ? options.max_length : longest;
   if (max_length > longest) {
     throw common::InputError(common::format("the longest request can have %d tokens here", longest));
@@ -113,12 +118,12 @@ void run_compare(const common::Session& session, const CompareOptions& options) 
   Chart slots{"slots that hold a token, % of the cache", "seconds", "%", 100.0, {}};
   Chart running{"requests at once", "seconds", "requests", 0.0, {}};
   double first = 0.0;
-  for (const Way& way : std::span(kWays).subspan(options.alone ? 0 : 1)) {
-    const Run run = run_way(model, options, way, make_tasks(session, model, arrivals, max_length, way));
+  for (const ServingPolicy& policy : std::span(kPolicies).subspan(options.alone ? 0 : 1)) {
+    const Run run = run_policy(model, options, policy, make_requests(session, model, arrivals, max_length, policy));
     const double speed = run.figures.output_tokens_per_second;
     first = first > 0.0 ? first : speed;
-    table.add_row({way.name, common::format("%.1f", run.metrics.running.value()),
-                   std::to_string(run.metrics.most_running),
+    table.add_row({policy.name, common::format("%.1f", run.metrics.running.value()),
+                   std::to_string(run.metrics.totals.max_running),
                    common::format_percent(run.metrics.slots_used.value(), 1.0),
                    common::format_percent(run.metrics.slots_used_when_full.value(), 1.0), common::format("%.1f", speed),
                    common::format("%.2f", speed / first), common::format("%.1f", 1e3 * run.figures.per_token.median),
@@ -127,7 +132,7 @@ void run_compare(const common::Session& session, const CompareOptions& options) 
     running.curves.push_back(run.running);
   }
   std::cout << table.to_string()
-            << "\nmemory short: slots used while somebody waits for memory, not for the step's budget\n"
+            << "\nmemory short: slots used while requests wait for memory, not for the step's budget\n"
             << "P50, P99: milliseconds from arrival to end, divided by the reply's tokens\n";
   if (plot.is_wanted()) {
     plot.write(draw_charts({slots, running}));

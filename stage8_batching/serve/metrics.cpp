@@ -32,7 +32,6 @@ void Metrics::add(const StepReport& report) {
     slots_used_when_full.add(share(report.usage.used), seconds);
   }
   running.add(report.num_running, seconds);
-  most_running = std::max(most_running, report.num_running);
   const bool is_decoding = report.num_tokens > 0 && report.num_tokens == static_cast<int>(report.served.size());
   if (std::exchange(is_decoding_, is_decoding) && is_decoding) {
     decode_steps += 1;
@@ -41,11 +40,7 @@ void Metrics::add(const StepReport& report) {
     host_seconds.push_back(report.scheduling_seconds + report.computing_seconds - report.waiting_seconds);
     decode_seconds += seconds;
   }
-  steps += report.num_tokens > 0 ? 1 : 0;
-  tokens += report.num_tokens;
-  padded_tokens += report.padded_tokens;
-  swapped_out += static_cast<std::int64_t>(report.swapped_out.size());
-  thrown_out += static_cast<std::int64_t>(report.thrown_out.size());
+  totals.add(report);
   end = report.end;
   scheduling_seconds += report.scheduling_seconds;
   computing_seconds += report.computing_seconds;
@@ -58,8 +53,8 @@ ServingFigures figures_of(const Server& server, const Metrics& metrics) {
   std::vector<double> between_tokens;
   std::vector<double> per_token;
   for (int id = 0; id < server.num_requests(); ++id) {
-    const Outcome& outcome = server.outcome(id);
-    switch (outcome.finish_reason) {
+    const RequestOutput& output = server.output(id);
+    switch (output.finish_reason) {
       case common::FinishReason::kRejected:
         figures.rejected += 1;
         continue;
@@ -72,13 +67,13 @@ ServingFigures figures_of(const Server& server, const Metrics& metrics) {
       default:
         figures.finished += 1;
     }
-    for (const common::Completion& completion : outcome.completions) {
+    for (const common::Completion& completion : output.completions) {
       figures.output_tokens += static_cast<std::int64_t>(completion.tokens.size());
     }
-    const std::vector<double>& times = outcome.token_times;
+    const std::vector<double>& times = output.token_times;
     if (!times.empty()) {
-      first_token.push_back(times.front() - outcome.arrival);
-      per_token.push_back((outcome.end - outcome.arrival) / static_cast<double>(times.size()));
+      first_token.push_back(times.front() - output.arrival);
+      per_token.push_back((output.end - output.arrival) / static_cast<double>(times.size()));
     }
     for (std::size_t i = 1; i < times.size(); ++i) {
       between_tokens.push_back(times[i] - times[i - 1]);
@@ -125,21 +120,23 @@ std::string metrics_table(const Server& server, const Metrics& metrics) {
   add("output tokens", common::format_count(figures.output_tokens));
   add("output tokens a second", common::format("%.1f", figures.output_tokens_per_second));
   if (metrics.decode_seconds > 0.0) {
-    add("the same, while nobody has a prompt",
+    add("the same, in steps that only decode",
         common::format("%.1f", static_cast<double>(metrics.decode_tokens) / metrics.decode_seconds));
   }
   if (const double share = roofline_share(server, metrics); share > 0.0) {
     add("of reading weights, K and V at full speed", common::format_percent(share, 1.0));
   }
-  add("steps", common::format_count(metrics.steps));
-  add("tokens computed", common::format_count(metrics.tokens));
-  add("tokens that padding would have added", common::format_count(metrics.padded_tokens - metrics.tokens));
-  add("requests running, mean and most", common::format("%.1f, %d", metrics.running.value(), metrics.most_running));
+  add("steps", common::format_count(metrics.totals.steps));
+  add("tokens computed", common::format_count(metrics.totals.tokens));
+  add("tokens that padding would have added",
+      common::format_count(metrics.totals.padded_tokens - metrics.totals.tokens));
+  add("requests running, mean and most",
+      common::format("%.1f, %d", metrics.running.value(), metrics.totals.max_running));
   add("blocks in use", common::format_percent(metrics.blocks_used.value(), 1.0));
   add("slots that hold a token", common::format_percent(metrics.slots_used.value(), 1.0));
   add("the same, while requests wait for memory", common::format_percent(metrics.slots_used_when_full.value(), 1.0));
-  add("preempted: computed again, swapped", common::format("%lld, %lld", static_cast<long long>(metrics.thrown_out),
-                                                           static_cast<long long>(metrics.swapped_out)));
+  add("preempted: recomputed, swapped", common::format("%lld, %lld", static_cast<long long>(metrics.totals.recomputed),
+                                                       static_cast<long long>(metrics.totals.swapped_out)));
   add("prefix hits",
       common::format_count(static_cast<std::int64_t>(common::counter(server.counters(), "prefix_hits"))));
   return table.to_string() + "\n" + times.to_string();
@@ -165,9 +162,9 @@ std::string metrics_json(const Server& server, const Metrics& metrics, const std
   document["utilisation"] = {{"blocks", metrics.blocks_used.value()},
                              {"slots", metrics.slots_used.value()},
                              {"slots_while_requests_wait", metrics.slots_used_when_full.value()}};
-  document["steps"] = {{"count", metrics.steps},
-                       {"tokens", metrics.tokens},
-                       {"padded_tokens", metrics.padded_tokens},
+  document["steps"] = {{"count", metrics.totals.steps},
+                       {"tokens", metrics.totals.tokens},
+                       {"padded_tokens", metrics.totals.padded_tokens},
                        {"scheduling_seconds", metrics.scheduling_seconds},
                        {"computing_seconds", metrics.computing_seconds},
                        {"waiting_for_the_gpu_seconds", metrics.waiting_seconds},
@@ -175,7 +172,7 @@ std::string metrics_json(const Server& server, const Metrics& metrics, const std
                        {"decode_tokens", metrics.decode_tokens},
                        {"decode_seconds", metrics.decode_seconds},
                        {"decode_share_of_roofline", roofline_share(server, metrics)}};
-  document["preemptions"] = {{"recomputed", metrics.thrown_out}, {"swapped", metrics.swapped_out}};
+  document["preemptions"] = {{"recomputed", metrics.totals.recomputed}, {"swapped", metrics.totals.swapped_out}};
   for (const common::Counter& counter : server.counters()) {
     document["counters"][counter.name] = counter.value;
   }

@@ -1,4 +1,4 @@
-// What a run was like for those who asked, and for the memory. Fed with every step; asked at the end.
+// What a run was like for the requests, and for the memory. Fed with every step; read at the end.
 #pragma once
 
 #include <string>
@@ -33,20 +33,15 @@ class TimeMean {
 struct Metrics {
   // Of the steps.
   TimeMean slots_used;            // that hold a token, share of the cache; a shared one counts once
-  TimeMean slots_used_when_full;  // the same, over the steps that had budget left while somebody waited
-  TimeMean blocks_used;           // that somebody owns, share of the cache
+  TimeMean slots_used_when_full;  // the same, over the steps that had budget left while requests waited
+  TimeMean blocks_used;           // that have an owner, share of the cache
   TimeMean running;               // requests
-  int most_running = 0;
-  std::int64_t steps = 0;
-  std::int64_t tokens = 0;
-  std::int64_t padded_tokens = 0;
-  std::int64_t swapped_out = 0;
-  std::int64_t thrown_out = 0;
+  StepTotals totals;
   double end = 0.0;  // of the last step
   double scheduling_seconds = 0.0;
   double computing_seconds = 0.0;
   double waiting_seconds = 0.0;
-  // Of steps in which everybody had one token, as in the step before.
+  // Of steps in which every request had one token, as in the step before.
   std::vector<double> host_seconds;  // of each of them, without waiting for a GPU
   std::int64_t decode_steps = 0;
   std::int64_t decode_tokens = 0;

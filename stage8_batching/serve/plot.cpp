@@ -43,15 +43,15 @@ double tick_distance(double most) {
 
 class ChartDrawing {
  public:
-  ChartDrawing(const Chart& chart, double top) : chart_(chart), top_(top), y_most_(chart.y_most) {
+  ChartDrawing(const Chart& chart, double top) : chart_(chart), top_(top), y_max_(chart.y_max) {
     for (const Curve& curve : chart.curves) {
       for (const auto& [x, y] : curve.points) {
-        x_most_ = std::max(x_most_, x);
-        y_most_ = chart.y_most > 0.0 ? chart.y_most : std::max(y_most_, y);
+        x_max_ = std::max(x_max_, x);
+        y_max_ = chart.y_max > 0.0 ? chart.y_max : std::max(y_max_, y);
       }
     }
-    x_most_ = x_most_ > 0.0 ? x_most_ : 1.0;
-    y_most_ = y_most_ > 0.0 ? y_most_ : 1.0;
+    x_max_ = x_max_ > 0.0 ? x_max_ : 1.0;
+    y_max_ = y_max_ > 0.0 ? y_max_ : 1.0;
   }
 
   std::string to_string() const {
@@ -64,25 +64,25 @@ class ChartDrawing {
   }
 
  private:
-  double x_of(double value) const { return kLeft + value / x_most_ * (kWidth - kLeft - kRight); }
-  double y_of(double value) const { return top_ + kHeight - kBottom - value / y_most_ * (kHeight - kTop - kBottom); }
+  double x_of(double value) const { return kLeft + value / x_max_ * (kWidth - kLeft - kRight); }
+  double y_of(double value) const { return top_ + kHeight - kBottom - value / y_max_ * (kHeight - kTop - kBottom); }
 
   std::string axes() const {
     std::string result;
-    const double dy = tick_distance(y_most_);
-    for (double value = 0.0; value < y_most_ * 1.0001; value += dy) {
+    const double dy = tick_distance(y_max_);
+    for (double value = 0.0; value < y_max_ * 1.0001; value += dy) {
       result += common::format("<line x1=\"%.1f\" x2=\"%.1f\" y1=\"%.1f\" y2=\"%.1f\" stroke=\"#ddd\"/>\n", kLeft,
                                kWidth - kRight, y_of(value), y_of(value)) +
                 text_at(kLeft - 6.0, y_of(value) + 4.0, "end", common::format("%g", value));
     }
-    const double dx = tick_distance(x_most_);
-    for (double value = 0.0; value < x_most_ * 1.0001; value += dx) {
+    const double dx = tick_distance(x_max_);
+    for (double value = 0.0; value < x_max_ * 1.0001; value += dx) {
       result += text_at(x_of(value), y_of(0.0) + 16.0, "middle", common::format("%g", value));
     }
-    result += text_at(x_of(x_most_ / 2.0), y_of(0.0) + 34.0, "middle", chart_.x_label);
+    result += text_at(x_of(x_max_ / 2.0), y_of(0.0) + 34.0, "middle", chart_.x_label);
     return result +
            common::format("<text transform=\"translate(14 %.1f) rotate(-90)\" text-anchor=\"middle\">",
-                          y_of(y_most_ / 2.0)) +
+                          y_of(y_max_ / 2.0)) +
            escape(chart_.y_label) + "</text>\n";
   }
 
@@ -91,7 +91,7 @@ class ChartDrawing {
     std::string result;
     double last_x = -1.0;
     for (const auto& [x, y] : curve.points) {
-      if (x_of(x) - last_x < 0.7 && x < x_most_) {
+      if (x_of(x) - last_x < 0.7 && x < x_max_) {
         continue;
       }
       result += result.empty() ? common::format("M%.1f %.1f", x_of(x), y_of(y))
@@ -103,8 +103,8 @@ class ChartDrawing {
 
   const Chart& chart_;
   double top_;
-  double x_most_ = 0.0;
-  double y_most_;
+  double x_max_ = 0.0;
+  double y_max_;
 };
 
 }  // namespace

@@ -16,7 +16,7 @@ struct Chart {
   std::string title;
   std::string x_label;
   std::string y_label;
-  double y_most = 0.0;  // the axis ends here; 0: at the largest value
+  double y_max = 0.0;  // the axis ends here; 0: at the largest value
   std::vector<Curve> curves;
 };
 

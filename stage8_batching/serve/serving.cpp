@@ -22,21 +22,22 @@ double rate_of(const std::string& text) {
   char* end = nullptr;
   const double rate = std::strtod(text.c_str(), &end);
   if (text.empty() || *end != '\0' || !(rate > 0.0)) {
-    throw common::InputError("--arrivals poisson:RATE wants requests a second, not '" + text + "'");
+    throw common::InputError("--arrivals poisson:RATE takes requests a second, not '" + text + "'");
   }
+  check_rate(rate);
   return rate;
 }
 
 // Lengths from a file, or the session's prompts at random times.
-std::vector<ArrivingTask> make_tasks(const common::Session& session, const common::Llama& model,
-                                     const ServingOptions& options) {
-  std::vector<ArrivingTask> tasks;
-  const auto add = [&](double time, common::Request request, int output_tokens) {
-    Task task{std::move(request), options.num_samples};
+std::vector<ArrivingRequest> make_requests(const common::Session& session, const Engine& engine,
+                                           const ServingOptions& options) {
+  std::vector<ArrivingRequest> requests;
+  const auto add = [&](double time, common::Request request, const std::string& rejection) {
+    GenerationRequest added{std::move(request), options.num_samples};
     if (options.num_beams > 0) {
-      task.beam = BeamOptions{options.num_beams, 1.0};
+      added.beam = BeamOptions{options.num_beams, 1.0};
     }
-    tasks.push_back({time, std::move(task), output_tokens});
+    requests.push_back({time, std::move(added), 0, rejection});
   };
   const std::string poisson = "poisson:";
   if (options.arrivals.empty() || options.arrivals.starts_with(poisson)) {
@@ -44,9 +45,9 @@ std::vector<ArrivingTask> make_tasks(const common::Session& session, const commo
     const std::size_t num_prompts = session.requests.size();
     const int count = options.num_requests > 0 ? options.num_requests : static_cast<int>(num_prompts);
     for (const double time : poisson_times(count, rate, session.requests.front().sampling.seed)) {
-      add(time, session.requests[tasks.size() % num_prompts], 0);
+      add(time, session.requests[requests.size() % num_prompts], "");
     }
-    return tasks;
+    return requests;
   }
   std::ifstream file(options.arrivals);
   if (!file) {
@@ -54,13 +55,15 @@ std::vector<ArrivingTask> make_tasks(const common::Session& session, const commo
   }
   for (const Arrival& arrival : read_arrivals(file, options.arrivals)) {
     common::Request request = session.requests.front();
-    request.prompt =
-        make_prompt(session, model.config().vocab_size, static_cast<int>(tasks.size()), arrival.prompt_tokens);
+    // A prompt that is too long to be served may be too long to be made.
+    const std::string rejection = engine.rejection(arrival.prompt_tokens, arrival.output_tokens);
+    request.prompt = make_prompt(session, engine.model().config().vocab_size, static_cast<int>(requests.size()),
+                                 rejection.empty() ? arrival.prompt_tokens : 1);
     request.max_new_tokens = arrival.output_tokens;
     request.stop_tokens.clear();
-    add(arrival.time, std::move(request), 0);
+    add(arrival.time, std::move(request), rejection);
   }
-  return tasks;
+  return requests;
 }
 
 // Ends a request when its text holds one of these.
@@ -91,11 +94,11 @@ class StopStrings {
 
 void print_texts(const common::Session& session, const Server& server, const StopStrings& stop_strings) {
   for (int id = 0; id < server.num_requests(); ++id) {
-    const Outcome& outcome = server.outcome(id);
-    if (!outcome.error.empty()) {
-      std::cout << common::format("%3d  ", id) << outcome.error << "\n";
+    const RequestOutput& output = server.output(id);
+    if (!output.error.empty()) {
+      std::cout << common::format("%3d  ", id) << output.error << "\n";
     }
-    for (const common::Completion& completion : outcome.completions) {
+    for (const common::Completion& completion : output.completions) {
       std::cout << common::format("%3d  ", id)
                 << common::quote(stop_strings.cut(session.tokenizer.decode(completion.tokens)), 400) << "\n";
     }
@@ -109,8 +112,8 @@ void run_serve(const common::Session& session, const ServingOptions& options) {
     synthetic = common::Llama::synthetic(common::synthetic_config(options.synthetic), 1);
   }
   const common::Llama& model = synthetic ? *synthetic : session.model;
-  const std::vector<ArrivingTask> tasks = make_tasks(session, model, options);
   Engine engine(model, with_chunk_size_at_least(options.scheduler.token_budget, options.engine));
+  const std::vector<ArrivingRequest> requests = make_requests(session, engine, options);
   SchedulerOptions scheduler = options.scheduler;
   set_preemption_costs(scheduler, model, engine.cache().shape());
   if (engine.gpu() != nullptr) {
@@ -138,7 +141,7 @@ void run_serve(const common::Session& session, const ServingOptions& options) {
     }
   });
   StopStrings stop_strings(session.tokenizer, options.stop_strings);
-  serve(server, clock, tasks, [&](int id, int sample, common::Token token) {
+  serve(server, clock, requests, [&](int id, int sample, common::Token token) {
     view->on_token(id, sample, token);
     if (sample == 0 && options.num_samples == 1 && !options.stop_strings.empty() &&
         stop_strings.found_after(id, token)) {
@@ -167,7 +170,7 @@ void add_scheduler_options(common::Command& command, SchedulerOptions& scheduler
   command.option("--budget", scheduler.token_budget, {1, 1 << 16}, "most tokens in one step, of all requests together");
   command.option("--max-sequences", scheduler.max_sequences, {1, 1 << 16}, "most sequences that run at once");
   command.option("--headroom", scheduler.headroom, {0, 1024},
-                 "blocks left free for each running sequence when another request is let in");
+                 "blocks left free for each running sequence when another request is admitted");
   command.choice("--preemption", scheduler.preemption,
                  {{"recompute", Preemption::kRecompute}, {"swap", Preemption::kSwap}, {"auto", Preemption::kAuto}},
                  "how a preempted request is resumed: recompute, swap, or auto, whichever is cheaper");
@@ -184,9 +187,9 @@ void set_preemption_costs(SchedulerOptions& scheduler, const common::Llama& mode
   scheduler.block_swap_cost = 2 * shape.bytes_per_slot() * shape.block_size;  // out and in
 }
 
-EngineOptions with_chunk_size_at_least(int num_tokens, EngineOptions engine) {
-  engine.chunk_size = std::max(engine.chunk_size, num_tokens);
-  return engine;
+EngineOptions with_chunk_size_at_least(int num_tokens, EngineOptions options) {
+  options.chunk_size = std::max(options.chunk_size, num_tokens);
+  return options;
 }
 
 common::Command& add_serve_command(common::Program& program, ServingOptions& options) {

@@ -33,8 +33,8 @@ void add_scheduler_options(common::Command& command, SchedulerOptions& scheduler
 // Sets what kAuto compares: bytes that move against arithmetic, for this model.
 void set_preemption_costs(SchedulerOptions& scheduler, const common::Llama& model, const KvCacheShape& shape);
 
-// A step of so many tokens is then one forward pass.
-EngineOptions with_chunk_size_at_least(int num_tokens, EngineOptions engine);
+// These options, with forward passes of at least so many tokens: a step has to fit.
+EngineOptions with_chunk_size_at_least(int num_tokens, EngineOptions options);
 
 // `options` must live as long as `program`.
 common::Command& add_serve_command(common::Program& program, ServingOptions& options);

@@ -43,7 +43,7 @@ TraceWriter::TraceWriter(const std::string& path) : path_(path), file_(path) {
 
 void TraceWriter::add(const StepReport& report) {
   Json step = span(common::format("step %lld", static_cast<long long>(report.index)), 0, report.begin, report.end);
-  step["args"] = {{"tokens", report.num_tokens}, {"padded_tokens", report.padded_tokens}};
+  step["args"] = {{"tokens", report.num_tokens}, {"padded_tokens", report.padded_tokens()}};
   write(step.dump());
   for (std::size_t i = 0; i < report.served.size(); ++i) {
     write(span(common::format("%d tokens", report.num_served[i]), lane_of(report.served[i]), report.begin, report.end)
@@ -58,7 +58,7 @@ void TraceWriter::add(const StepReport& report) {
   };
   mark(report.admitted, "admitted");
   mark(report.swapped_out, "swapped out");
-  mark(report.thrown_out, "to be computed again");
+  mark(report.recomputed, "preempted, to be recomputed");
   const auto count = [&](const char* name, const Json& values) {
     Json counter = event("C", name, 0, report.end);
     counter["args"] = values;
@@ -73,10 +73,10 @@ void TraceWriter::add(const StepReport& report) {
 void TraceWriter::finish(const Server& server) {
   write(lane_name(0, "steps").dump());
   for (int id = 0; id < server.num_requests(); ++id) {
-    const Outcome& outcome = server.outcome(id);
+    const RequestOutput& output = server.output(id);
     write(lane_name(lane_of(id), common::format("request %d", id)).dump());
-    if (outcome.admission > outcome.arrival) {
-      write(span("waits", lane_of(id), outcome.arrival, outcome.admission).dump());
+    if (output.admission > output.arrival) {
+      write(span("waits", lane_of(id), output.arrival, output.admission).dump());
     }
   }
   file_ << "\n]\n";

@@ -23,7 +23,8 @@ class Quiet : public View {
   void on_step(const Server&, const StepReport&) override {}
 };
 
-// step   time ms  running  waiting  blocks  what every request got: prompt tokens computed, or the text written
+// A line a step: time, requests running and waiting, blocks, and of each request the prompt tokens computed or the text
+// written.
 class Plain : public View {
  public:
   Plain(const common::Tokenizer& tokenizer, std::ostream& output) : tokenizer_(tokenizer), output_(output) {}
@@ -43,17 +44,25 @@ class Plain : public View {
     for (const int id : report.swapped_out) {
       output_ << "  " << id << " swapped out";
     }
-    for (const int id : report.thrown_out) {
-      output_ << "  " << id << " gives way";
+    for (const int id : report.recomputed) {
+      output_ << "  " << id << " preempted";
     }
+    // A request's tokens come a step after they were computed if the server runs ahead: those of the last step of a
+    // request, when it is not served any more.
+    std::map<int, int> num_served;
     for (std::size_t i = 0; i < report.served.size(); ++i) {
-      const int id = report.served[i];
+      num_served[report.served[i]] = report.num_served[i];
+    }
+    for (const auto& [request, text] : written_) {
+      num_served.emplace(request.first, 0);
+    }
+    for (const auto& [id, count] : num_served) {
       const auto first = written_.lower_bound({id, 0});
       if (first == written_.end() || first->first.first != id) {
-        output_ << "  " << id << "+" << report.num_served[i];
+        output_ << "  " << id << "+" << count;
       }
-      for (auto piece = first; piece != written_.end() && piece->first.first == id; ++piece) {
-        output_ << "  " << name_of(id, piece->first.second) << ":" << common::quote(piece->second);
+      for (auto text = first; text != written_.end() && text->first.first == id; ++text) {
+        output_ << "  " << name_of(id, text->first.second) << ":" << common::quote(text->second);
       }
     }
     for (const int id : report.ended) {
@@ -85,7 +94,7 @@ class Live : public View {
     for (const int id : report.ended) {
       tokens_.erase(id);
     }
-    // As often as an eye can follow, and at the end.
+    // 25 times a second, and at the end.
     const double now = common::now_seconds();
     if (now - drawn_at_ < 0.04 && !server.is_idle()) {
       return;
@@ -95,22 +104,22 @@ class Live : public View {
     std::string picture = common::format("\033[Hstep %lld  %.2f s  %d tokens in this step\033[K\n\033[K\n",
                                          static_cast<long long>(report.index), report.end, report.num_tokens);
     picture += common::format("queue  %zu waiting:", server.scheduler().waiting().size());
-    for (std::size_t i = 0; i < std::min<std::size_t>(server.scheduler().waiting().size(), kMostQueued); ++i) {
+    for (std::size_t i = 0; i < std::min<std::size_t>(server.scheduler().waiting().size(), kMaxQueued); ++i) {
       picture += common::format(" %d", server.id_of(server.scheduler().waiting()[i]));
     }
     picture += common::format("\033[K\n\033[K\nbatch  %zu running\033[K\n", server.scheduler().running().size());
-    for (std::size_t i = 0; i < std::min<std::size_t>(server.scheduler().running().size(), kMostRunning); ++i) {
+    for (std::size_t i = 0; i < std::min<std::size_t>(server.scheduler().running().size(), kMaxRunning); ++i) {
       const int id = server.id_of(server.scheduler().running()[i]);
       picture += common::format("%5d  ", id) + tail(id) + "\033[K\n";
     }
-    picture += "\033[K\nblocks\033[K\n" + draw_blocks(server, kMostBlocks, color) + "\033[J";
+    picture += "\033[K\nblocks\033[K\n" + draw_blocks(server, kMaxBlocks, color) + "\033[J";
     output_ << picture << std::flush;
   }
 
  private:
-  static constexpr std::size_t kMostQueued = 16;
-  static constexpr std::size_t kMostRunning = 16;
-  static constexpr int kMostBlocks = 640;
+  static constexpr std::size_t kMaxQueued = 16;
+  static constexpr std::size_t kMaxRunning = 16;
+  static constexpr int kMaxBlocks = 640;
 
   std::string tail(int id) const {
     constexpr std::size_t kLastTokens = 16;
@@ -143,13 +152,13 @@ std::unique_ptr<View> make_view(ViewKind kind, const common::Tokenizer& tokenize
   return std::make_unique<Quiet>();
 }
 
-std::string draw_blocks(const Server& server, int most_blocks, bool color) {
+std::string draw_blocks(const Server& server, int max_blocks, bool color) {
   constexpr int kColumns = 64;
   const KvCacheManager& manager = server.scheduler().manager();
   const int num_blocks = manager.usage().total / manager.block_size();
   std::vector<common::MapCell> cells(static_cast<std::size_t>(num_blocks));
   std::vector<int> owner(static_cast<std::size_t>(num_blocks), -1);
-  for (const Group* group : server.scheduler().running()) {
+  for (const SequenceGroup* group : server.scheduler().running()) {
     const int id = server.id_of(group);
     for (const SequenceId sequence : group->sequences()) {
       for (const int block : manager.block_table(sequence)) {
@@ -163,7 +172,7 @@ std::string draw_blocks(const Server& server, int most_blocks, bool color) {
   for (const int block : manager.prefix_cache().retired()) {
     cells[static_cast<std::size_t>(block)] = {-1, 'c'};
   }
-  cells.resize(static_cast<std::size_t>(std::min(num_blocks, most_blocks)));
+  cells.resize(static_cast<std::size_t>(std::min(num_blocks, max_blocks)));
   return common::draw_map(cells, kColumns, color);
 }
 

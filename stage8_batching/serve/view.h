@@ -25,8 +25,8 @@ class View {
 // kAuto: live if `output` is a terminal, else plain.
 std::unique_ptr<View> make_view(ViewKind kind, const common::Tokenizer& tokenizer, std::ostream& output);
 
-// A character a block: the request that owns it, '+' for several, 'c' for one that is kept for its text, '.' for a free
-// one. A pool of more than most_blocks is drawn up to there.
-std::string draw_blocks(const Server& server, int most_blocks, bool color);
+// A character a block: the request that owns it, '+' for several, 'c' for a cached one, '.' for a free one. A pool of
+// more than max_blocks is drawn up to there.
+std::string draw_blocks(const Server& server, int max_blocks, bool color);
 
 }  // namespace

@@ -18,7 +18,7 @@ using common::Random;
 constexpr int kDefaultCases = 400;
 
 struct Counts {
-  long long cases = 0, tasks = 0, steps = 0, cancelled = 0, swapped = 0, thrown_out = 0, samples = 0, beams = 0,
+  long long cases = 0, tasks = 0, steps = 0, cancelled = 0, swapped = 0, recomputed = 0, samples = 0, beams = 0,
             hits = 0;
 };
 
@@ -27,8 +27,8 @@ int between(Random& random, int least, int most) {
          static_cast<int>(random.below(static_cast<std::uint64_t>(most) - static_cast<std::uint64_t>(least) + 1));
 }
 
-stage::Task random_task(Random& random, int num_kinds) {
-  stage::Task task;
+stage::GenerationRequest random_task(Random& random, int num_kinds) {
+  stage::GenerationRequest task;
   // Few different prompts, so that some are found in the prefix cache.
   task.request = tests::make_request(between(random, 1, 16), between(random, 1, 28), between(random, 0, 3));
   task.request.sampling.seed = random.below(1000);
@@ -65,7 +65,7 @@ std::string run_case(std::uint64_t seed, Counts& counts) {
   options.scheduler.run_ahead = random.below(2) == 0;
   tests::Serving serving(options);
 
-  std::vector<stage::Task> tasks;
+  std::vector<stage::GenerationRequest> tasks;
   std::set<int> cancelled;
   const int num_tasks = between(random, 3, 12);
   std::vector<int> streamed(static_cast<std::size_t>(num_tasks));
@@ -79,7 +79,7 @@ std::string run_case(std::uint64_t seed, Counts& counts) {
     }
     if (!tasks.empty() && random.below(40) == 0) {
       const int id = between(random, 0, static_cast<int>(tasks.size()) - 1);
-      if (!serving.server.outcome(id).finished) {
+      if (!serving.server.output(id).finished) {
         serving.server.stop(id, common::FinishReason::kCancelled);
         cancelled.insert(id);
       }
@@ -87,7 +87,7 @@ std::string run_case(std::uint64_t seed, Counts& counts) {
     if (serving.server.step()) {
       counts.steps += 1;
       counts.swapped += static_cast<long long>(serving.reports.back().swapped_out.size());
-      counts.thrown_out += static_cast<long long>(serving.reports.back().thrown_out.size());
+      counts.recomputed += static_cast<long long>(serving.reports.back().recomputed.size());
       if (std::string problem = serving.problem(); !problem.empty()) {
         return problem;
       }
@@ -97,13 +97,13 @@ std::string run_case(std::uint64_t seed, Counts& counts) {
     }
   }
   for (int id = 0; id < num_tasks; ++id) {
-    const stage::Outcome& outcome = serving.server.outcome(id);
-    const stage::Task& task = tasks[static_cast<std::size_t>(id)];
-    if (outcome.finish_reason == common::FinishReason::kRejected) {
+    const stage::RequestOutput& output = serving.server.output(id);
+    const stage::GenerationRequest& task = tasks[static_cast<std::size_t>(id)];
+    if (output.finish_reason == common::FinishReason::kRejected) {
       continue;  // a group too large for the budget, the limit or the pool
     }
-    if (outcome.finish_reason == common::FinishReason::kFailed) {
-      return "failed: " + outcome.error;
+    if (output.finish_reason == common::FinishReason::kFailed) {
+      return "failed: " + output.error;
     }
     counts.tasks += 1;
     const bool is_cancelled = cancelled.contains(id);
@@ -111,12 +111,12 @@ std::string run_case(std::uint64_t seed, Counts& counts) {
     if (is_cancelled && task.beam.has_value()) {
       continue;  // nothing was promised
     }
-    if (const std::string problem = tests::compare_outcome(outcome, tests::served_alone(task), is_cancelled);
+    if (const std::string problem = tests::compare_output(output, tests::served_alone(task), is_cancelled);
         !problem.empty()) {
       return common::format("request %d: ", id) + problem;
     }
     std::size_t written = 0;
-    for (const common::Completion& completion : outcome.completions) {
+    for (const common::Completion& completion : output.completions) {
       written += completion.tokens.size();
     }
     if (!task.beam.has_value() && static_cast<std::size_t>(streamed[static_cast<std::size_t>(id)]) != written) {
@@ -158,10 +158,10 @@ int run(const std::vector<std::string>& arguments) {
                    "fuzz: %lld cases, %lld tasks (%lld of several samples, %lld beams), %lld steps, %lld cancelled, "
                    "%lld swapped out, %lld thrown out, %lld prefix hits",
                    counts.cases, counts.tasks, counts.samples, counts.beams, counts.steps, counts.cancelled,
-                   counts.swapped, counts.thrown_out, counts.hits)
+                   counts.swapped, counts.recomputed, counts.hits)
             << std::endl;
   const bool thorough =
-      std::min({counts.samples, counts.beams, counts.cancelled, counts.swapped, counts.thrown_out, counts.hits}) * 10 >=
+      std::min({counts.samples, counts.beams, counts.cancelled, counts.swapped, counts.recomputed, counts.hits}) * 10 >=
       counts.cases;
   if (!thorough && num_cases >= 100) {
     std::cout << "fuzz failed: something hardly ever came up" << std::endl;

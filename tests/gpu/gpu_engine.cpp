@@ -13,11 +13,10 @@
 #include "common/cuda/device.h"
 #include "tests/gpu/gpu_matrices.h"
 #include "tests/stages/engine_fixtures.h"
+#include "tests/stages/stage_engine.h"
 #include "tests/support/golden.h"
 #include "tests/support/stage_api.h"
 
-#include STAGE_HEADER(decoding.h)
-#include STAGE_HEADER(engine.h)
 // Not formatted: spaces around the slash would become part of the path.
 // clang-format off
 #include STAGE_HEADER(kernels/cuda_runner.h)
@@ -44,7 +43,7 @@ stage::EngineOptions options_for(stage::Device device, stage::Precision precisio
 }
 
 std::vector<common::Completion> run(stage::Engine& engine, const std::vector<common::Request>& requests) {
-  return engine.run(requests, [](int, Token) {});
+  return tests::run_requests(engine, requests).completions;
 }
 
 std::vector<common::Request> golden_requests() {
@@ -239,8 +238,8 @@ TEST_CASE("GPU: samples and beams are the CPU's") {
   common::Request request = greedy_request("Once upon a time", 24);
   stage::Engine cpu(bundled().llama, options_for(stage::Device::kCpu));
   stage::Engine gpu(bundled().llama, options_for(stage::Device::kGpu));
-  stage::BeamSearch cpu_beams(cpu, request, {4, 1.0});
-  stage::BeamSearch gpu_beams(gpu, request, {4, 1.0});
+  tests::BeamSearch cpu_beams(cpu, request, {4, 1.0});
+  tests::BeamSearch gpu_beams(gpu, request, {4, 1.0});
   const auto finish = [](auto& decoding) {
     while (!decoding.finished()) {
       REQUIRE(decoding.step());
@@ -257,8 +256,8 @@ TEST_CASE("GPU: samples and beams are the CPU's") {
   CHECK(common::counter(gpu.counters(), "blocks_copied") > 0);
 
   request.sampling.temperature = 0.8F;
-  stage::ParallelSampling cpu_samples(cpu, request, 4);
-  stage::ParallelSampling gpu_samples(gpu, request, 4);
+  tests::ParallelSampling cpu_samples(cpu, request, 4);
+  tests::ParallelSampling gpu_samples(gpu, request, 4);
   finish(cpu_samples);
   finish(gpu_samples);
   for (std::size_t i = 0; i < 4; ++i) {

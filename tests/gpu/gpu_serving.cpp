@@ -11,10 +11,10 @@
 #include "tests/support/golden.h"
 
 using common::Token;
+using stage::GenerationRequest;
 using stage::Preemption;
-using stage::Task;
 using tests::bundled;
-using tests::compare_outcome;
+using tests::compare_output;
 using tests::greedy_request;
 
 namespace {
@@ -30,18 +30,18 @@ stage::EngineOptions gpu_options(int num_slots, int num_host_slots = 0) {
 }
 
 // The fixed workload, its texts a little shorter.
-std::vector<Task> workload_tasks() {
-  std::vector<Task> tasks;
+std::vector<GenerationRequest> workload_tasks() {
+  std::vector<GenerationRequest> tasks;
   for (const common::WorkloadItem& item : common::workload()) {
     tasks.push_back({greedy_request(item.prompt, std::min(item.max_new_tokens, 40))});
   }
   return tasks;
 }
 
-std::vector<std::vector<common::Completion>> lone_texts(const std::vector<Task>& tasks) {
+std::vector<std::vector<common::Completion>> lone_texts(const std::vector<GenerationRequest>& tasks) {
   std::vector<std::vector<common::Completion>> texts;
   texts.reserve(tasks.size());
-  for (const Task& task : tasks) {
+  for (const GenerationRequest& task : tasks) {
     texts.push_back(tests::served_alone(task, bundled().llama));
   }
   return texts;
@@ -53,7 +53,7 @@ TEST_CASE("GPU: the texts are those of lone runs, for every budget and preemptio
   if (!common::has_cuda_device()) {
     SKIP_TEST("there is no GPU");
   }
-  const std::vector<Task> tasks = workload_tasks();
+  const std::vector<GenerationRequest> tasks = workload_tasks();
   const std::vector<std::vector<common::Completion>> expected = lone_texts(tasks);
   for (const Preemption preemption : {Preemption::kRecompute, Preemption::kSwap}) {
     for (const int num_slots : {320, 4096}) {
@@ -66,7 +66,7 @@ TEST_CASE("GPU: the texts are those of lone runs, for every budget and preemptio
           scheduler.token_budget = budget;
           scheduler.run_ahead = run_ahead;
           stage::Server server(engine, scheduler, clock);
-          for (const Task& task : tasks) {
+          for (const GenerationRequest& task : tasks) {
             server.submit(task);
           }
           while (server.step()) {
@@ -74,7 +74,7 @@ TEST_CASE("GPU: the texts are those of lone runs, for every budget and preemptio
           CAPTURE(static_cast<int>(preemption), num_slots, budget, run_ahead);
           for (std::size_t i = 0; i < tasks.size(); ++i) {
             CAPTURE(i);
-            CHECK(compare_outcome(server.outcome(static_cast<int>(i)), expected[i]) == kNoProblem);
+            CHECK(compare_output(server.output(static_cast<int>(i)), expected[i]) == kNoProblem);
           }
           CHECK(engine.manager().usage().reserved == 0);
           CHECK(engine.manager().host_blocks().num_free() == 25);
@@ -90,7 +90,7 @@ TEST_CASE("GPU: samples, beams and single texts share steps, and some are cancel
   if (!common::has_cuda_device()) {
     SKIP_TEST("there is no GPU");
   }
-  std::vector<Task> tasks = workload_tasks();
+  std::vector<GenerationRequest> tasks = workload_tasks();
   tasks.resize(8);
   tasks[1].num_samples = 3;
   tasks[1].request.sampling.temperature = 0.8F;
@@ -99,7 +99,7 @@ TEST_CASE("GPU: samples, beams and single texts share steps, and some are cancel
   stage::Engine engine(bundled().llama, gpu_options(640, 640));
   stage::RealClock clock;
   stage::Server server(engine, {.preemption = Preemption::kSwap}, clock);
-  for (const Task& task : tasks) {
+  for (const GenerationRequest& task : tasks) {
     server.submit(task);
   }
   for (int step = 0; server.step(); ++step) {
@@ -110,7 +110,7 @@ TEST_CASE("GPU: samples, beams and single texts share steps, and some are cancel
   }
   for (std::size_t i = 0; i < tasks.size(); ++i) {
     CAPTURE(i);
-    CHECK(compare_outcome(server.outcome(static_cast<int>(i)), expected[i], i == 2 || i == 7) == kNoProblem);
+    CHECK(compare_output(server.output(static_cast<int>(i)), expected[i], i == 2 || i == 7) == kNoProblem);
   }
   CHECK(engine.manager().usage().reserved == 0);
   CHECK(engine.manager().host_blocks().num_free() == 40);

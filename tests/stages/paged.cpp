@@ -9,16 +9,16 @@
 #include <span>
 #include <stdexcept>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "common/app/compare.h"
 #include "common/base/check.h"
 #include "common/model/generation.h"
 #include "tests/stages/engine_fixtures.h"
+#include "tests/stages/stage_engine.h"
 #include "tests/support/ledger.h"
 #include "tests/support/stage_api.h"
-
-#include STAGE_HEADER(engine.h)
 
 using common::CheckError;
 using common::Completion;
@@ -77,10 +77,11 @@ Run run(const std::vector<Request>& requests, const stage::EngineOptions& option
   engine.cache().fill(kNaN);
   Run result;
   result.streamed.resize(requests.size());
-  result.completions = engine.run(requests, [&](int request, Token token) {
+  tests::EngineRun engine_run = tests::run_requests(engine, requests, [&](int request, Token token) {
     result.streamed.at(static_cast<std::size_t>(request)).push_back(token);
   });
-  for (const common::Counter& counter : engine.counters()) {
+  result.completions = std::move(engine_run.completions);
+  for (const common::Counter& counter : engine_run.counters) {
     result.counters[counter.name] = counter.value;
   }
   const int num_blocks = engine.cache().shape().num_blocks;
@@ -335,9 +336,15 @@ TEST_CASE("engine: two requests in a pool that is one block too small, by hand")
   const std::vector<Request> requests = {make_request(2, 3, 0), make_request(2, 3, 1)};
   const Run result = run(requests, make_options(6, 2));
   CHECK(check_served(result, requests) == kNoProblem);
-  CHECK(result.counters.at("preemptions") == 1);
   CHECK(result.counters.at("most_requests_at_once") == 2);
+#if STAGE_NUMBER < 8
+  CHECK(result.counters.at("preemptions") == 1);
   CHECK(result.counters.at("forward_passes") == 2 + 1 + 1 + 1 + 1);
+#else
+  // From stage 8 on both prompts are one pass, and request 1 waits with its block: no earlier one needs it.
+  CHECK(result.counters.at("preemptions") == 0);
+  CHECK(result.counters.at("forward_passes") == 1 + 1 + 1 + 1 + 1);
+#endif
   const double bytes_per_token = result.counters.at("kv_bytes_per_token");
   // Lengths after each pass: 2 and 2, 3, 4, then 3, 4.
   CHECK(result.counters.at("kv_bytes_read") == (2 + 2 + 3 + 4 + 3 + 4) * bytes_per_token);
@@ -399,6 +406,7 @@ TEST_CASE("engine: a stop token ends a request, and gives its blocks to the othe
   CHECK(result.ledger == kNoProblem);
 }
 
+#if STAGE_NUMBER < 8  // a server fails the request alone: see serving.cpp
 TEST_CASE("engine: when a callback throws, nobody's blocks are lost, and the engine goes on") {
   const std::vector<Request> requests = {make_request(5, 6, 0), make_request(9, 5, 1), make_request(3, 7, 2)};
   for (int at = 1; at < 18; ++at) {
@@ -416,6 +424,7 @@ TEST_CASE("engine: when a callback throws, nobody's blocks are lost, and the eng
     CHECK(engine.run(requests, throw_at).back().tokens == tokens_alone(requests.back()));
   }
 }
+#endif
 
 TEST_CASE("engine: append takes blocks as it needs them, and refuses without a trace") {
   stage::Engine engine(small_model(), make_options(12, 4));

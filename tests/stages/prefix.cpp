@@ -19,12 +19,11 @@
 #include "common/model/llama.h"
 #include "common/model/tokenizer.h"
 #include "tests/stages/engine_fixtures.h"
+#include "tests/stages/stage_engine.h"
 #include "tests/support/ledger.h"
 #include "tests/support/sanitizers.h"
 #include "tests/support/stage_api.h"
 
-#include STAGE_HEADER(decoding.h)
-#include STAGE_HEADER(engine.h)
 #include STAGE_HEADER(prefix_cache.h)
 
 using common::CheckError;
@@ -73,7 +72,7 @@ stage::EngineOptions make_options(int num_slots, int block_size, bool prefix_cac
 
 std::vector<Tokens> texts_of(stage::Engine& engine, const std::vector<Request>& requests) {
   std::vector<Tokens> texts;
-  for (const Completion& completion : engine.run(requests, [](int, Token) {})) {
+  for (const Completion& completion : tests::run_requests(engine, requests).completions) {
     CHECK(completion.error == kNoProblem);
     texts.push_back(completion.tokens);
   }
@@ -320,15 +319,15 @@ TEST_CASE("sampling and beams start from cached blocks, and find what they find 
         REQUIRE(decoding.step());
       }
     };
-    stage::ParallelSampling cold_samples(cold, sampled, 3);
-    stage::ParallelSampling warm_samples(warm, sampled, 3);
+    tests::ParallelSampling cold_samples(cold, sampled, 3);
+    tests::ParallelSampling warm_samples(warm, sampled, 3);
     run(cold_samples);
     run(warm_samples);
     for (std::size_t i = 0; i < 3; ++i) {
       CHECK(warm_samples.completions()[i].tokens == cold_samples.completions()[i].tokens);
     }
-    stage::BeamSearch cold_beams(cold, greedy, {3, 1.0});
-    stage::BeamSearch warm_beams(warm, greedy, {3, 1.0});
+    tests::BeamSearch cold_beams(cold, greedy, {3, 1.0});
+    tests::BeamSearch warm_beams(warm, greedy, {3, 1.0});
     run(cold_beams);
     run(warm_beams);
     REQUIRE(warm_beams.hypotheses().size() == cold_beams.hypotheses().size());

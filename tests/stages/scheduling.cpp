@@ -19,82 +19,45 @@
 
 using stage::KvCacheManager;
 using stage::Preemption;
+using stage::ScheduledTokens;
 using stage::Scheduler;
 using stage::SchedulerOptions;
-using stage::Step;
-using stage::Work;
 using tests::check_ledger;
 
 namespace {
 
 const std::string kNoProblem;
 
-// A request of so many tokens, and then one more a step for each of its sequences.
-class CountedGroup : public stage::Group {
+// A request of so many tokens, and then one more a step for each of its sequences, the same for all. No two requests
+// begin alike.
+class CountedGroup : public stage::ParallelSampling {
  public:
-  CountedGroup(KvCacheManager& manager, int id, int prompt, int output, int num_sequences = 1)
-      : manager_(manager), id_(id), prompt_(prompt), output_(output), num_sequences_(num_sequences) {}
-
-  int most_sequences() const override { return num_sequences_; }
-  int most_tokens() const override { return prompt_ + output_; }
-  std::vector<int> sequences() const override {
-    std::vector<int> result;
-    for (int i = 0; i < num_sequences_; ++i) {
-      if (manager_.contains(sequence(i)) || manager_.is_swapped(sequence(i))) {
-        result.push_back(sequence(i));
-      }
-    }
-    return result;
-  }
-  Work work() const override {
-    const std::vector<int> live = sequences();
-    if (live.size() == 1) {
-      const int target = num_sequences_ == 1 ? prompt_ + written_ : std::max(prompt_, prompt_ + written_ - 1);
-      return {live, {target - manager_.length(live.front())}, written_ == 0 || num_sequences_ == 1};
-    }
-    return {live, std::vector<int>(live.size(), 1), true};
-  }
-  bool start(const stage::Admission& admission) override {
-    const int length = num_sequences_ == 1 ? prompt_ + written_ : std::max(prompt_, prompt_ + written_ - 1);
-    if ((std::min(length, admission.most_tokens) + manager_.block_size() - 1) / manager_.block_size() >
-        static_cast<int>(manager_.free_blocks().size()) - admission.spare_blocks) {
-      return false;
-    }
-    return manager_.allocate(sequence(0), std::min(length, admission.most_tokens));
-  }
-  void stop() override {
-    for (const int sequence : sequences()) {
-      manager_.free(sequence);
-    }
-  }
+  CountedGroup(KvCacheManager& manager, stage::SequenceIds& ids, int id, int prompt, int output, int num_sequences)
+      : ParallelSampling(manager, ids, request(id, prompt, output), num_sequences), id_(id) {}
 
   // What a forward pass would do.
-  void compute(const Work& work) {
-    for (std::size_t i = 0; i < work.sequences.size(); ++i) {
-      manager_.commit(work.sequences[i], work.num_tokens[i]);
+  void compute(const ScheduledTokens& tokens) {
+    for (std::size_t i = 0; i < tokens.sequences.size(); ++i) {
+      manager_.commit(tokens.sequences[i], tokens.num_tokens[i]);
     }
-    const bool trunk_complete = num_sequences_ > 1 && sequences().size() == 1 &&
-                                manager_.length(sequence(0)) == std::max(prompt_, prompt_ + written_ - 1);
-    if (trunk_complete) {
-      for (int i = 1; i < num_sequences_; ++i) {
-        manager_.fork(sequence(0), sequence(i));
-      }
+    on_computed();
+    if (tokens.with_logits) {
+      common::Matrix logits = common::Matrix::Zero(1, 2);
+      logits(0, 1) = 1.0F;
+      take(std::vector<common::Matrix>(live().size(), logits));
     }
-    written_ += work.with_logits ? 1 : 0;
   }
-  bool is_finished() const { return written_ == output_; }
   int id() const { return id_; }
-  int written() const { return written_; }
 
  private:
-  int sequence(int i) const { return 100 * id_ + i; }
+  static common::Request request(int id, int prompt, int output) {
+    common::Request result;
+    result.prompt.assign(static_cast<std::size_t>(prompt), id);
+    result.max_new_tokens = output;
+    return result;
+  }
 
-  KvCacheManager& manager_;
   int id_;
-  int prompt_;
-  int output_;
-  int num_sequences_;
-  int written_ = 0;
 };
 
 SchedulerOptions make_options(int budget, int max_sequences = 64, Preemption preemption = Preemption::kRecompute) {
@@ -115,14 +78,14 @@ struct Bench {
 
   CountedGroup& add(int prompt, int output, int num_sequences = 1) {
     groups.push_back(
-        std::make_unique<CountedGroup>(manager, static_cast<int>(groups.size()), prompt, output, num_sequences));
+        std::make_unique<CountedGroup>(manager, ids, static_cast<int>(groups.size()), prompt, output, num_sequences));
     scheduler.add(*groups.back());
     return *groups.back();
   }
 
   // "A4 B1": who got how many tokens. Groups that are finished end.
   std::string step() {
-    const Step step = scheduler.schedule();
+    const stage::ScheduledStep step = scheduler.schedule();
     copies = tests::take_copies(manager);
     preempted.clear();
     for (const auto& [group, swapped] : step.preempted) {
@@ -130,17 +93,18 @@ struct Bench {
     }
     std::string text;
     int num_tokens = 0;
-    for (const stage::Share& share : step.shares) {
-      const int count = std::accumulate(share.work.num_tokens.begin(), share.work.num_tokens.end(), 0);
+    for (const stage::ScheduledGroup& scheduled : step.groups) {
+      const std::vector<int>& counts = scheduled.tokens.num_tokens;
+      const int count = std::accumulate(counts.begin(), counts.end(), 0);
       num_tokens += count;
-      text += (text.empty() ? "" : " ") + name(*share.group) + std::to_string(count);
+      text += (text.empty() ? "" : " ") + name(*scheduled.group) + std::to_string(count);
     }
     CHECK(num_tokens == step.num_tokens);
     CHECK(num_tokens <= options.token_budget);
-    for (const stage::Share& share : step.shares) {
-      auto& group = static_cast<CountedGroup&>(*share.group);
-      group.compute(share.work);
-      if (group.is_finished()) {
+    for (const stage::ScheduledGroup& scheduled : step.groups) {
+      auto& group = static_cast<CountedGroup&>(*scheduled.group);
+      group.compute(scheduled.tokens);
+      if (group.finished()) {
         scheduler.remove(group);
       }
     }
@@ -148,19 +112,19 @@ struct Bench {
     return text;
   }
 
-  static std::string name(const stage::Group& group) {
+  static std::string name(const stage::SequenceGroup& group) {
     return {static_cast<char>('A' + static_cast<const CountedGroup&>(group).id())};
   }
   std::string running() const {
     std::string text;
-    for (const stage::Group* group : scheduler.running()) {
+    for (const stage::SequenceGroup* group : scheduler.running()) {
       text += name(*group);
     }
     return text;
   }
   std::string waiting() const {
     std::string text;
-    for (const stage::Group* group : scheduler.waiting()) {
+    for (const stage::SequenceGroup* group : scheduler.waiting()) {
       text += name(*group);
     }
     return text;
@@ -169,6 +133,7 @@ struct Bench {
   int num_blocks;
   SchedulerOptions options;
   KvCacheManager manager;
+  stage::SequenceIds ids;
   Scheduler scheduler;
   std::vector<std::unique_ptr<CountedGroup>> groups;
   std::vector<stage::BlockCopy> copies;  // planned by the last step

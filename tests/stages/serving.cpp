@@ -14,15 +14,19 @@
 #include "tests/support/golden.h"
 #include "tests/support/sanitizers.h"
 
+// Not formatted: spaces around the slash would become part of the path.
+// clang-format off
 #include STAGE_HEADER(serve/arrivals.h)
 #include STAGE_HEADER(serve/metrics.h)
 #include STAGE_HEADER(serve/trace.h)
+#include STAGE_HEADER(serve/view.h)
+// clang-format on
 
 using common::FinishReason;
 using common::Token;
+using stage::GenerationRequest;
 using stage::Preemption;
-using stage::Task;
-using tests::compare_outcome;
+using tests::compare_output;
 using tests::make_request;
 using tests::served_alone;
 using tests::Serving;
@@ -32,32 +36,32 @@ namespace {
 
 const std::string kNoProblem;
 
-Task sampled_task(int num_tokens, int max_new_tokens, int num_samples, int salt = 0) {
-  Task task{make_request(num_tokens, max_new_tokens, salt), num_samples};
+GenerationRequest sampled_task(int num_tokens, int max_new_tokens, int num_samples, int salt = 0) {
+  GenerationRequest task{make_request(num_tokens, max_new_tokens, salt), num_samples};
   task.request.sampling.temperature = 1.0F;
   task.request.sampling.seed = static_cast<std::uint64_t>(salt);
   return task;
 }
 
-Task beam_task(int num_tokens, int max_new_tokens, int width, int salt = 0) {
-  Task task{make_request(num_tokens, max_new_tokens, salt)};
+GenerationRequest beam_task(int num_tokens, int max_new_tokens, int width, int salt = 0) {
+  GenerationRequest task{make_request(num_tokens, max_new_tokens, salt)};
   task.beam = stage::BeamOptions{width, 1.0};
   return task;
 }
 
-std::vector<Task> mixed_tasks() {
+std::vector<GenerationRequest> mixed_tasks() {
   return {{make_request(9, 12, 1)}, sampled_task(7, 8, 3, 2), {make_request(1, 1, 3)},
           beam_task(6, 7, 3, 4),    {make_request(17, 9, 5)}, sampled_task(4, 10, 2, 6)};
 }
 
 // All at once, to the end. The first problem.
-std::string serve(Serving& serving, const std::vector<Task>& tasks) {
-  for (const Task& task : tasks) {
+std::string serve(Serving& serving, const std::vector<GenerationRequest>& tasks) {
+  for (const GenerationRequest& task : tasks) {
     serving.server.submit(task);
   }
   std::string problem = serving.run();
   for (std::size_t i = 0; problem.empty() && i < tasks.size(); ++i) {
-    problem = compare_outcome(serving.server.outcome(static_cast<int>(i)), served_alone(tasks[i]));
+    problem = compare_output(serving.server.output(static_cast<int>(i)), served_alone(tasks[i]));
     if (!problem.empty()) {
       problem.insert(0, common::format("request %zu: ", i));
     }
@@ -68,7 +72,7 @@ std::string serve(Serving& serving, const std::vector<Task>& tasks) {
 int preemptions(const Serving& serving, bool swapped) {
   int count = 0;
   for (const stage::StepReport& report : serving.reports) {
-    count += static_cast<int>((swapped ? report.swapped_out : report.thrown_out).size());
+    count += static_cast<int>((swapped ? report.swapped_out : report.recomputed).size());
   }
   return count;
 }
@@ -106,7 +110,7 @@ TEST_CASE("budgets of 1 and 2 serve lone texts all the same") {
 }
 
 TEST_CASE("the order of arrival changes no text") {
-  std::vector<Task> tasks = mixed_tasks();
+  std::vector<GenerationRequest> tasks = mixed_tasks();
   for (int rotation = 0; rotation < 6; ++rotation) {
     std::rotate(tasks.begin(), tasks.begin() + 1, tasks.end());
     ServingOptions options;
@@ -130,7 +134,7 @@ TEST_CASE("preempted by recomputing or by swapping, the texts stay the same (sta
         options.scheduler.preemption = preemption;
         options.scheduler.run_ahead = num_host_blocks % 2 == 1;
         Serving serving(options);
-        std::vector<Task> tasks;
+        std::vector<GenerationRequest> tasks;
         tasks.reserve(7);
         for (int i = 0; i < 5; ++i) {
           tasks.push_back({make_request(5 + i, 14, i)});
@@ -147,7 +151,7 @@ TEST_CASE("preempted by recomputing or by swapping, the texts stay the same (sta
 }
 
 TEST_CASE("scheduled before the last tokens are known, the texts stay the same (stage 8, invariants 7 and 8)") {
-  std::vector<Task> tasks(6);
+  std::vector<GenerationRequest> tasks(6);
   for (int i = 0; i < 6; ++i) {
     tasks[static_cast<std::size_t>(i)] = {make_request(5 + i, 6 + 2 * i, i)};
   }
@@ -204,7 +208,7 @@ TEST_CASE("a group that is computed again shares what it shared before, and fits
   options.prefix_cache = false;
   options.scheduler.token_budget = 16;
   Serving serving(options);
-  const std::vector<Task> tasks = {{make_request(8, 22, 1)}, sampled_task(12, 12, 3, 2)};
+  const std::vector<GenerationRequest> tasks = {{make_request(8, 22, 1)}, sampled_task(12, 12, 3, 2)};
   CHECK(serve(serving, tasks) == kNoProblem);
   CHECK(preemptions(serving, false) > 0);
   int most_shared = 0;
@@ -229,7 +233,7 @@ TEST_CASE("ten texts of 1,024 tokens in a pool for five") {
     config.context_length = 1024;
     const common::Llama model(config, 3);
     Serving serving(options, model);
-    std::vector<Task> tasks;
+    std::vector<GenerationRequest> tasks;
     for (int i = 0; i < 10; ++i) {
       tasks.push_back({make_request(400 + i, 1024 - 400 - i, i)});
       serving.server.submit(tasks.back());
@@ -237,7 +241,7 @@ TEST_CASE("ten texts of 1,024 tokens in a pool for five") {
     CHECK(serving.run() == kNoProblem);
     CHECK(preemptions(serving, preemption == Preemption::kSwap) > 0);
     for (int i = 0; i < 10; i += 3) {
-      CHECK(compare_outcome(serving.server.outcome(i), served_alone(tasks[static_cast<std::size_t>(i)], model)) ==
+      CHECK(compare_output(serving.server.output(i), served_alone(tasks[static_cast<std::size_t>(i)], model)) ==
             kNoProblem);
     }
   }
@@ -259,7 +263,7 @@ TEST_CASE("the golden prompts get the golden texts in batches, with preemption o
       CHECK(serving.run() == kNoProblem);
       CHECK((num_blocks > 100 || tests::kSanitized || preemptions(serving, preemption == Preemption::kSwap) > 0));
       for (std::size_t i = 0; i < tests::golden_cases().size(); ++i) {
-        CHECK(tests::compare_tokens(serving.server.outcome(static_cast<int>(i)).completions.front().tokens,
+        CHECK(tests::compare_tokens(serving.server.output(static_cast<int>(i)).completions.front().tokens,
                                     tests::golden_cases()[i].generated_tokens) == kNoProblem);
       }
     }
@@ -286,11 +290,11 @@ TEST_CASE("what can never be served is rejected with the reason, and the others 
   options.scheduler.max_sequences = 5;
   Serving serving(options);
   stage::Server& server = serving.server;
-  const auto error = [&](const Task& task) {
+  const auto error = [&](const GenerationRequest& task) {
     const int id = server.submit(task);
-    CHECK(server.outcome(id).finish_reason == FinishReason::kRejected);
-    CHECK(server.outcome(id).finished);
-    return server.outcome(id).error;
+    CHECK(server.output(id).finish_reason == FinishReason::kRejected);
+    CHECK(server.output(id).finished);
+    return server.output(id).error;
   };
   CHECK(tests::contains(error({make_request(0, 3)}), "empty"));
   CHECK(tests::contains(error({make_request(3, 0)}), "no new tokens"));
@@ -299,20 +303,20 @@ TEST_CASE("what can never be served is rejected with the reason, and the others 
   CHECK(tests::contains(error(sampled_task(4, 4, 6)), "6 sequences"));
   CHECK(tests::contains(error(sampled_task(4, 4, 0)), "0 sequences"));
   CHECK(tests::contains(error(sampled_task(6, 16, 2)), "blocks"));  // 1 in common and 5 for each rest
-  Task unknown{make_request(4, 4)};
+  GenerationRequest unknown{make_request(4, 4)};
   unknown.request.prompt[2] = tests::kSmallVocabulary;
   CHECK(tests::contains(error(unknown), "vocabulary"));
 
-  const Task one{make_request(4, 1)};
-  const Task most = sampled_task(6, 10, 2);  // 1 and twice 3: 7 of 8 blocks
-  const Task whole{make_request(20, 12)};    // 31 tokens in the cache: all 8 blocks
+  const GenerationRequest one{make_request(4, 1)};
+  const GenerationRequest most = sampled_task(6, 10, 2);  // 1 and twice 3: 7 of 8 blocks
+  const GenerationRequest whole{make_request(20, 12)};    // 31 tokens in the cache: all 8 blocks
   const int first = server.submit(one);
   server.submit(most);
   server.submit(whole);
   CHECK(serving.run() == kNoProblem);
-  CHECK(compare_outcome(server.outcome(first), served_alone(one)) == kNoProblem);
-  CHECK(compare_outcome(server.outcome(first + 1), served_alone(most)) == kNoProblem);
-  CHECK(compare_outcome(server.outcome(first + 2), served_alone(whole)) == kNoProblem);
+  CHECK(compare_output(server.output(first), served_alone(one)) == kNoProblem);
+  CHECK(compare_output(server.output(first + 1), served_alone(most)) == kNoProblem);
+  CHECK(compare_output(server.output(first + 2), served_alone(whole)) == kNoProblem);
 }
 
 TEST_CASE("a request is cancelled in every state, and leaves nothing (stage 8, invariant 8)") {
@@ -322,19 +326,19 @@ TEST_CASE("a request is cancelled in every state, and leaves nothing (stage 8, i
   options.scheduler.token_budget = 10;
   options.scheduler.preemption = Preemption::kSwap;
   options.scheduler.run_ahead = GENERATE(false, true);
-  const std::vector<Task> tasks = {
+  const std::vector<GenerationRequest> tasks = {
       {make_request(16, 14, 1)}, sampled_task(8, 9, 3, 2), {make_request(20, 9, 3)}, beam_task(5, 9, 2, 4)};
   bool swapped_was_cancelled = false;
   for (int victim = 0; victim < 4; ++victim) {
     for (int steps = 0; steps < 30; ++steps) {
       Serving serving(options);
-      for (const Task& task : tasks) {
+      for (const GenerationRequest& task : tasks) {
         serving.server.submit(task);
       }
       for (int i = 0; i < steps; ++i) {
         serving.server.step();
       }
-      if (serving.server.outcome(victim).finished) {
+      if (serving.server.output(victim).finished) {
         break;
       }
       for (const int sequence : serving.engine_manager().sequences()) {
@@ -344,11 +348,11 @@ TEST_CASE("a request is cancelled in every state, and leaves nothing (stage 8, i
       serving.server.stop(victim, FinishReason::kCancelled);
       swapped_was_cancelled = swapped_was_cancelled || serving.engine_manager().host_blocks().num_free() > free_before;
       CAPTURE(victim, steps);
-      CHECK(serving.server.outcome(victim).finish_reason == FinishReason::kCancelled);
+      CHECK(serving.server.output(victim).finish_reason == FinishReason::kCancelled);
       CHECK(serving.run() == kNoProblem);
       for (int i = 0; i < 4; ++i) {
         if (i != victim) {
-          CHECK(compare_outcome(serving.server.outcome(i), served_alone(tasks[static_cast<std::size_t>(i)])) ==
+          CHECK(compare_output(serving.server.output(i), served_alone(tasks[static_cast<std::size_t>(i)])) ==
                 kNoProblem);
         }
       }
@@ -361,13 +365,14 @@ TEST_CASE("a callback may stop its own request, stop others and submit new ones"
   ServingOptions options;
   options.scheduler.run_ahead = GENERATE(false, true);
   Serving serving(options);
-  const std::vector<Task> tasks = {{make_request(5, 9, 1)}, {make_request(6, 9, 2)}, {make_request(7, 9, 3)}};
-  for (const Task& task : tasks) {
+  const std::vector<GenerationRequest> tasks = {
+      {make_request(5, 9, 1)}, {make_request(6, 9, 2)}, {make_request(7, 9, 3)}};
+  for (const GenerationRequest& task : tasks) {
     serving.server.submit(task);
   }
   int added = -1;
   serving.server.on_token([&](int id, int, Token) {
-    const std::size_t count = serving.server.outcome(id).completions.front().tokens.size();
+    const std::size_t count = serving.server.output(id).completions.front().tokens.size();
     if (id == 0 && count == 3) {
       serving.server.stop(0, FinishReason::kStop);
       serving.server.stop(2, FinishReason::kCancelled);
@@ -375,11 +380,11 @@ TEST_CASE("a callback may stop its own request, stop others and submit new ones"
     }
   });
   CHECK(serving.run() == kNoProblem);
-  CHECK(serving.server.outcome(0).completions.front().tokens.size() == 3);
-  CHECK(serving.server.outcome(0).finish_reason == FinishReason::kStop);
-  CHECK(serving.server.outcome(2).completions.front().tokens.size() == 2);
-  CHECK(compare_outcome(serving.server.outcome(1), served_alone(tasks[1])) == kNoProblem);
-  CHECK(compare_outcome(serving.server.outcome(added), served_alone({make_request(4, 4, 4)})) == kNoProblem);
+  CHECK(serving.server.output(0).completions.front().tokens.size() == 3);
+  CHECK(serving.server.output(0).finish_reason == FinishReason::kStop);
+  CHECK(serving.server.output(2).completions.front().tokens.size() == 2);
+  CHECK(compare_output(serving.server.output(1), served_alone(tasks[1])) == kNoProblem);
+  CHECK(compare_output(serving.server.output(added), served_alone({make_request(4, 4, 4)})) == kNoProblem);
 }
 
 // ---- Failures ------------------------------------------------------------------------------------------------------
@@ -389,8 +394,9 @@ TEST_CASE("a callback that throws fails its request and no other (stage 8, invar
   options.scheduler.run_ahead = GENERATE(false, true);
   for (int at = 1; at < 6; ++at) {
     Serving serving(options);
-    const std::vector<Task> tasks = {{make_request(5, 6, 1)}, sampled_task(6, 7, 2, 2), {make_request(7, 8, 3)}};
-    for (const Task& task : tasks) {
+    const std::vector<GenerationRequest> tasks = {
+        {make_request(5, 6, 1)}, sampled_task(6, 7, 2, 2), {make_request(7, 8, 3)}};
+    for (const GenerationRequest& task : tasks) {
       serving.server.submit(task);
     }
     int count = 0;
@@ -401,10 +407,10 @@ TEST_CASE("a callback that throws fails its request and no other (stage 8, invar
       }
     });
     CHECK(serving.run() == kNoProblem);
-    CHECK(serving.server.outcome(1).finish_reason == FinishReason::kFailed);
-    CHECK(serving.server.outcome(1).error == "the reader has gone");
-    CHECK(compare_outcome(serving.server.outcome(0), served_alone(tasks[0])) == kNoProblem);
-    CHECK(compare_outcome(serving.server.outcome(2), served_alone(tasks[2])) == kNoProblem);
+    CHECK(serving.server.output(1).finish_reason == FinishReason::kFailed);
+    CHECK(serving.server.output(1).error == "the reader has gone");
+    CHECK(compare_output(serving.server.output(0), served_alone(tasks[0])) == kNoProblem);
+    CHECK(compare_output(serving.server.output(2), served_alone(tasks[2])) == kNoProblem);
   }
 }
 
@@ -431,14 +437,14 @@ TEST_CASE("a pass that throws in any layer is done again one by one, and no text
 }
 
 TEST_CASE("whose own pass throws again has failed; the others are served to the end (stage 8, invariant 8)") {
-  std::vector<Task> tasks = mixed_tasks();
+  std::vector<GenerationRequest> tasks = mixed_tasks();
   std::fill(tasks[4].request.prompt.end() - 4, tasks[4].request.prompt.end(), 1);
   ServingOptions options;
   options.scheduler.token_budget = 32;
   options.scheduler.run_ahead = GENERATE(false, true);
   options.num_blocks = 20;
   Serving serving(options);
-  for (const Task& task : tasks) {
+  for (const GenerationRequest& task : tasks) {
     serving.server.submit(task);
   }
   // Whatever batch the end of that prompt is in, the pass fails.
@@ -457,10 +463,10 @@ TEST_CASE("whose own pass throws again has failed; the others are served to the 
   for (int i = 0; i < 6; ++i) {
     CAPTURE(i);
     if (i == 4) {
-      CHECK(serving.server.outcome(i).finish_reason == FinishReason::kFailed);
-      CHECK(serving.server.outcome(i).error == "a poisonous prompt");
+      CHECK(serving.server.output(i).finish_reason == FinishReason::kFailed);
+      CHECK(serving.server.output(i).error == "a poisonous prompt");
     } else {
-      CHECK(compare_outcome(serving.server.outcome(i), served_alone(tasks[static_cast<std::size_t>(i)])) == kNoProblem);
+      CHECK(compare_output(serving.server.output(i), served_alone(tasks[static_cast<std::size_t>(i)])) == kNoProblem);
     }
   }
 }
@@ -473,7 +479,7 @@ TEST_CASE("somebody else takes blocks at the k-th step and gives them back later
     options.scheduler.preemption = k % 2 == 0 ? Preemption::kRecompute : Preemption::kSwap;
     options.scheduler.run_ahead = k % 3 == 0;
     Serving serving(options);
-    std::vector<Task> tasks;
+    std::vector<GenerationRequest> tasks;
     for (int i = 0; i < 4; ++i) {
       tasks.push_back({make_request(6 + i, 16, i)});
       serving.server.submit(tasks.back());
@@ -494,7 +500,7 @@ TEST_CASE("somebody else takes blocks at the k-th step and gives them back later
     }
     CHECK(serving.leak() == kNoProblem);
     for (int i = 0; i < 4; ++i) {
-      CHECK(compare_outcome(serving.server.outcome(i), served_alone(tasks[static_cast<std::size_t>(i)])) == kNoProblem);
+      CHECK(compare_output(serving.server.output(i), served_alone(tasks[static_cast<std::size_t>(i)])) == kNoProblem);
     }
   }
 }
@@ -513,7 +519,7 @@ TEST_CASE("a server that goes in the middle of everything leaves nothing behind"
       scheduler.preemption = Preemption::kSwap;
       scheduler.run_ahead = steps % 2 == 1;
       stage::Server server(engine, scheduler, clock);
-      for (const Task& task : mixed_tasks()) {
+      for (const GenerationRequest& task : mixed_tasks()) {
         server.submit(task);
       }
       for (int i = 0; i < steps; ++i) {
@@ -534,18 +540,18 @@ TEST_CASE("times: a virtual clock counts steps and tokens") {
   serving.server.submit({make_request(5, 3)});
   while (serving.server.step()) {
   }
-  const stage::Outcome& outcome = serving.server.outcome(0);
+  const stage::RequestOutput& output = serving.server.output(0);
   const std::vector<double> expected = {1e-3 + 5e-4, 2e-3 + 6e-4, 3e-3 + 7e-4};
-  REQUIRE(outcome.token_times.size() == 3);
+  REQUIRE(output.token_times.size() == 3);
   for (std::size_t i = 0; i < 3; ++i) {
-    CHECK(std::abs(outcome.token_times[i] - expected[i]) < 1e-12);
+    CHECK(std::abs(output.token_times[i] - expected[i]) < 1e-12);
   }
   const stage::ServingFigures figures = stage::figures_of(serving.server, metrics);
   CHECK(std::abs(figures.first_token.mean - 1.5e-3) < 1e-12);
   CHECK(std::abs(figures.between_tokens.p99 - 1.1e-3) < 1e-12);
   CHECK(std::abs(figures.output_tokens_per_second - 3 / 3.7e-3) < 1e-6);
-  CHECK(metrics.tokens == 7);
-  CHECK(metrics.padded_tokens == 7);
+  CHECK(metrics.totals.tokens == 7);
+  CHECK(metrics.totals.padded_tokens == 7);
 }
 
 TEST_CASE("spread: the middle one and the one at 99 of a hundred") {
@@ -597,13 +603,13 @@ TEST_CASE("arrivals: Poisson times have the rate, and chat-shaped lengths the pu
 
 TEST_CASE("serve: everybody comes at their time, and a text ends where the trace says") {
   Serving serving({});
-  const std::vector<stage::ArrivingTask> tasks = {
+  const std::vector<stage::ArrivingRequest> tasks = {
       {0.0, {make_request(5, 9, 1)}, 4}, {0.0021, {make_request(6, 9, 2)}, 0}, {5.0, {make_request(7, 3, 3)}, 0}};
   stage::serve(serving.server, serving.clock, tasks, nullptr);
   CHECK(serving.leak() == kNoProblem);
-  CHECK(serving.server.outcome(0).token_times.size() == 4);
-  CHECK(serving.server.outcome(1).token_times.size() == 9);
-  CHECK(serving.server.outcome(1).admission >= 0.0021);
-  CHECK(serving.server.outcome(1).admission < 0.0050);
-  CHECK(serving.server.outcome(2).admission == 5.0);
+  CHECK(serving.server.output(0).token_times.size() == 4);
+  CHECK(serving.server.output(1).token_times.size() == 9);
+  CHECK(serving.server.output(1).admission >= 0.0021);
+  CHECK(serving.server.output(1).admission < 0.0050);
+  CHECK(serving.server.output(2).admission == 5.0);
 }

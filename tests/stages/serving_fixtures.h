@@ -5,21 +5,15 @@
 #include <limits>
 #include <map>
 #include <memory>
+#include <span>
 #include <string>
 #include <vector>
 
 #include "common/base/text.h"
 #include "tests/stages/engine_fixtures.h"
+#include "tests/stages/stage_engine.h"
 #include "tests/support/ledger.h"
 #include "tests/support/stage_api.h"
-
-// Not formatted: spaces around the slash would become part of the path.
-// clang-format off
-#include STAGE_HEADER(serve/clock.h)
-// clang-format on
-#include STAGE_HEADER(decoding.h)
-#include STAGE_HEADER(engine.h)
-#include STAGE_HEADER(server.h)
 
 namespace tests {
 
@@ -69,15 +63,15 @@ struct Serving {
     }
     int num_sequences = 0;
     int latest_running = -1;
-    for (const stage::Group* group : server.scheduler().running()) {
-      num_sequences += group->most_sequences();
+    for (const stage::SequenceGroup* group : server.scheduler().running()) {
+      num_sequences += group->max_sequences();
       latest_running = std::max(latest_running, server.id_of(group));
     }
     if (num_sequences > options.scheduler.max_sequences) {
       return common::format("%d sequences run", num_sequences);
     }
     int before = latest_running;
-    for (const stage::Group* group : server.scheduler().waiting()) {
+    for (const stage::SequenceGroup* group : server.scheduler().waiting()) {
       if (server.id_of(group) <= before) {
         return "a later arrival has overtaken an earlier one";
       }
@@ -91,7 +85,7 @@ struct Serving {
     return check_ledger(engine_manager(), options.num_blocks, options.block_size);
   }
 
-  // Empty if, with nobody left, every block is free or cached, and every block of the host is free.
+  // Empty if, after the last request, every block is free or cached, and every block of the host is free.
   std::string leak() const {
     const stage::KvCacheManager& manager = engine_manager();
     if (manager.usage().reserved != 0 || !manager.sequences().empty()) {
@@ -119,41 +113,39 @@ struct Serving {
   stage::Server server;
 };
 
-// What the task gets in a roomy cache of its own, sequence by sequence: no scheduler, no batch.
-inline std::vector<common::Completion> served_alone(const stage::Task& task,
+// What the request gets in a roomy server of its own, each sample of it alone.
+inline std::vector<common::Completion> served_alone(const stage::GenerationRequest& request,
                                                     const common::Llama& model = small_model()) {
   stage::EngineOptions options;
   options.gpu.device = stage::Device::kCpu;
   stage::Engine engine(model, options);
-  std::vector<common::Completion> result;
-  if (task.beam.has_value()) {
-    stage::BeamSearch search(engine, task.request, *task.beam);
-    while (!search.finished()) {
-      search.step();
+  if (request.beam.has_value()) {
+    stage::VirtualClock clock;
+    stage::Server server(engine, {.run_ahead = false}, clock);
+    const int id = server.submit(request);
+    while (server.step()) {
     }
-    for (const stage::Hypothesis& hypothesis : search.hypotheses()) {
-      result.push_back({hypothesis.tokens, hypothesis.finish_reason, ""});
-    }
-    return result;
+    return server.output(id).completions;
   }
-  common::Request request = task.request;
-  for (int i = 0; i < task.num_samples; ++i, ++request.sample_index) {
-    result.push_back(engine.run(std::span(&request, 1), [](int, common::Token) {}).front());
+  std::vector<common::Completion> result;
+  common::Request sample = request.request;
+  for (int i = 0; i < request.num_samples; ++i, ++sample.sample_index) {
+    result.push_back(run_requests(engine, std::span(&sample, 1)).completions.front());
   }
   return result;
 }
 
 // Empty if the texts are those; `is_part`: the beginnings of those.
-inline std::string compare_outcome(const stage::Outcome& outcome, const std::vector<common::Completion>& expected,
-                                   bool is_part = false) {
-  if (!is_part && outcome.completions.size() != expected.size()) {
-    return common::format("%zu texts, expected %zu: ", outcome.completions.size(), expected.size()) + outcome.error;
+inline std::string compare_output(const stage::RequestOutput& output, const std::vector<common::Completion>& expected,
+                                  bool is_part = false) {
+  if (!is_part && output.completions.size() != expected.size()) {
+    return common::format("%zu texts, expected %zu: ", output.completions.size(), expected.size()) + output.error;
   }
-  for (std::size_t i = 0; i < outcome.completions.size(); ++i) {
-    const std::vector<common::Token>& actual = outcome.completions[i].tokens;
+  for (std::size_t i = 0; i < output.completions.size(); ++i) {
+    const std::vector<common::Token>& actual = output.completions[i].tokens;
     std::vector<common::Token> wanted = expected[i].tokens;
     wanted.resize(is_part ? std::min(wanted.size(), actual.size()) : wanted.size());
-    if (actual != wanted || (!is_part && outcome.completions[i].finish_reason != expected[i].finish_reason)) {
+    if (actual != wanted || (!is_part && output.completions[i].finish_reason != expected[i].finish_reason)) {
       return common::format("text %zu is ", i) + to_string(actual) + ", expected " + to_string(wanted);
     }
   }

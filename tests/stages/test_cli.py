@@ -297,7 +297,7 @@ class Sharing(ProgramTest):
         for command in (("sample", "--samples", "8", "--temperature", "2"), ("beam", "--beams", "16")):
             result = run(*command, *self.PROMPT, "--slots", "24", "--block-size", "4")
             with self.subTest(command=command):
-                self.assert_bad_input(result, "blocks ran out")
+                self.assert_bad_input(result, "blocks")  # ran out or, from stage 8 on, would
 
     def test_request_larger_than_the_pool(self):
         for command in ("sample", "beam"):

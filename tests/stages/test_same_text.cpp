@@ -7,20 +7,16 @@
 #include <iostream>
 #include <limits>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "common/app/workload.h"
 #include "common/base/text.h"
 #include "common/math/sampling.h"
 #include "common/model/generation.h"
+#include "tests/stages/stage_engine.h"
 #include "tests/support/golden.h"
 #include "tests/support/sanitizers.h"
-#include "tests/support/stage_api.h"
-
-#include STAGE_HEADER(engine.h)
-#if STAGE_NUMBER >= 8
-#include STAGE_HEADER(server.h)
-#endif
 
 using common::Completion;
 using common::FinishReason;
@@ -66,15 +62,9 @@ Run run(const std::vector<Request>& requests, const Configuration& configuration
   const common::OnToken on_token = [&](int request, Token token) {
     result.streamed.at(static_cast<std::size_t>(request)).push_back(token);
   };
-#if STAGE_NUMBER < 8
-  result.completions = engine.run(requests, on_token);
-  result.counters = engine.counters();
-#else
-  stage::VirtualClock clock;
-  stage::Server server(engine, {.token_budget = configuration.chunk_size}, clock);
-  result.completions = server.run(requests, on_token);
-  result.counters = server.counters();
-#endif
+  tests::EngineRun engine_run = tests::run_requests(engine, requests, on_token);
+  result.completions = std::move(engine_run.completions);
+  result.counters = std::move(engine_run.counters);
   return result;
 }
 

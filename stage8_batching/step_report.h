@@ -1,0 +1,58 @@
+// What happened in a step, and in all of them.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "common/model/generation.h"
+#include "engine.h"
+#include "kv_cache_manager.h"
+
+namespace stage8 {
+
+// One step as it happened. Requests by id.
+struct StepReport {
+  std::int64_t index = 0;
+  double begin = 0.0;
+  double end = 0.0;
+  double scheduling_seconds = 0.0;  // on the machine's own clock
+  double computing_seconds = 0.0;   // likewise
+  double waiting_seconds = 0.0;     // of these: for the GPU
+  int token_budget = 0;
+  int num_tokens = 0;
+  std::vector<int> num_queries;  // of these: by sequence of the batch
+  std::int64_t num_read = 0;     // tokens whose K and V the attention has read
+  std::vector<int> served;       // the requests in the batch, in order of arrival
+  std::vector<int> num_served;   // how many tokens each
+  std::vector<int> admitted;
+  std::vector<int> swapped_out;  // of the preempted ones
+  std::vector<int> recomputed;   // the others of those: their blocks are free, and they will be computed again
+  std::vector<int> ended;
+  int num_running = 0;
+  int num_waiting = 0;
+  Usage usage;  // right after the forward pass: the fullest that the cache gets
+
+  // What num_tokens would be if all sequences were padded to the longest.
+  int padded_tokens() const;
+};
+
+// Sums over the steps.
+struct StepTotals {
+  std::int64_t steps = 0;  // that computed something
+  std::int64_t tokens = 0;
+  std::int64_t padded_tokens = 0;
+  std::int64_t slots_reserved = 0;
+  std::int64_t slots_used = 0;
+  std::int64_t running = 0;
+  std::int64_t swapped_out = 0;
+  std::int64_t recomputed = 0;
+  int max_running = 0;
+  common::Timing timing;  // prompts and replies share steps: a step's time is divided among its tokens
+
+  void add(const StepReport& report);
+};
+
+// The engine's counters and those of the steps.
+std::vector<common::Counter> counters_of(const Engine& engine, const StepTotals& totals);
+
+}  // namespace

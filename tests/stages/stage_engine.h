@@ -1,0 +1,113 @@
+// How each stage turns requests into text: by its engine up to stage 7, by the server over it from stage 8 on, so that
+// the tests run the loop that serves. The names are those of the stages before.
+#pragma once
+
+#include <memory>
+#include <span>
+#include <utility>
+#include <vector>
+
+#include "common/model/generation.h"
+#include "common/base/check.h"
+#include "tests/support/stage_api.h"
+
+#include STAGE_HEADER(engine.h)
+#if STAGE_NUMBER >= 5
+#include STAGE_HEADER(decoding.h)
+#endif
+#if STAGE_NUMBER >= 8
+// clang-format off
+#include STAGE_HEADER(serve/clock.h)
+// clang-format on
+#include STAGE_HEADER(server.h)
+#endif
+
+namespace tests {
+
+struct EngineRun {
+  std::vector<common::Completion> completions;
+  std::vector<common::Counter> counters;
+  common::Timing timing;
+};
+
+inline void ignore_token(int, common::Token) {}
+
+// All the requests, from the beginning to the end. chunk_size: of the engine, and the tokens of a step.
+inline EngineRun run_requests(stage::Engine& engine, std::span<const common::Request> requests,
+                              const common::OnToken& on_token = ignore_token) {
+  EngineRun run;
+#if STAGE_NUMBER < 8
+  run.completions = engine.run(requests, on_token);
+  run.counters = engine.counters();
+  run.timing = engine.timing();
+#else
+  stage::VirtualClock clock;
+  // Tight, as the stages before, which leave no blocks free for requests to grow into.
+  stage::Server server(engine, {.token_budget = engine.options().chunk_size, .headroom = 0}, clock);
+  run.completions = server.run(requests, on_token);
+  run.counters = server.counters();
+  run.timing = server.timing();
+#endif
+  return run;
+}
+
+#if STAGE_NUMBER >= 5 && STAGE_NUMBER < 8
+using ParallelSampling = stage::ParallelSampling;
+using BeamSearch = stage::BeamSearch;
+#elif STAGE_NUMBER >= 8
+// One group in a server of its own, step by step.
+class ServedGroup {
+ public:
+  ServedGroup(stage::Engine& engine, const stage::GenerationRequest& request)
+      : server_(engine, {.token_budget = engine.options().chunk_size, .max_sequences = 1024, .headroom = 0}, clock_),
+        id_(server_.submit(request)) {
+    if (!output().error.empty()) {
+      throw common::InputError(output().error);
+    }
+  }
+
+  // False if the blocks that others leave do not suffice.
+  bool step() {
+    try {
+      return server_.step();
+    } catch (const common::CheckError&) {
+      return false;
+    }
+  }
+  bool finished() const { return output().finished; }
+  std::vector<stage::Branch> live() const {
+    for (const stage::SequenceGroup* group : server_.scheduler().running()) {
+      return group->live();
+    }
+    for (const stage::SequenceGroup* group : server_.scheduler().waiting()) {
+      return group->live();
+    }
+    return {};
+  }
+  const std::vector<common::Completion>& completions() const { return output().completions; }
+  const std::vector<stage::Hypothesis>& hypotheses() const { return output().hypotheses; }
+  common::Timing timing() const { return server_.timing(); }
+
+ private:
+  const stage::RequestOutput& output() const { return server_.output(id_); }
+
+  stage::VirtualClock clock_;
+  stage::Server server_;
+  int id_;
+};
+
+class ParallelSampling : public ServedGroup {
+ public:
+  // The last parameter is the first sequence id of stages that do not choose ids themselves.
+  ParallelSampling(stage::Engine& engine, const common::Request& request, int num_samples, int /*first*/ = 0)
+      : ServedGroup(engine, {request, num_samples}) {}
+};
+
+class BeamSearch : public ServedGroup {
+ public:
+  BeamSearch(stage::Engine& engine, const common::Request& request, const stage::BeamOptions& options)
+      : ServedGroup(engine, {request, 1, options}) {}
+};
+#endif
+
+}  // namespace tests
