@@ -311,7 +311,8 @@ TEST_CASE("engine: preemptions are counted, and come up only where the pool is t
   const Run ample = run(requests, make_options(4096, 3, 4));
   CHECK(tight.counters.at("preemptions") > 0);
   CHECK(ample.counters.at("preemptions") == 0);
-  CHECK(ample.counters.at("most_requests_at_once") == 5);
+  // From stage 8 on a step has 4 tokens, and one request has ended when the last is admitted.
+  CHECK(ample.counters.at("most_requests_at_once") == (STAGE_NUMBER < 8 ? 5 : 4));
   // What gave way is computed again, in chunks.
   CHECK(tight.counters.at("forward_passes") > ample.counters.at("forward_passes"));
 }

@@ -297,7 +297,8 @@ TEST_CASE("warm text is cold text for every prompt of the workload") {
   stage::Engine engine(model, make_options(4096, 16, true));
   CHECK(texts_of(engine, requests) == expected);
   const double first = common::counter(engine.counters(), "prefix_tokens_saved");
-  CHECK(first == 256);  // three prompts begin with the same 128 tokens, in eight blocks
+  // Three prompts begin with the same 128 tokens, in eight blocks. From stage 8 on two of the three share a step.
+  CHECK(first == (STAGE_NUMBER < 8 ? 256 : 128));
   CHECK(texts_of(engine, requests) == expected);
   CHECK(common::counter(engine.counters(), "prefix_tokens_saved") > 2 * first);
 }

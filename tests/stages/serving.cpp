@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <cmath>
 #include <functional>
+#include <limits>
 #include <memory>
 #include <sstream>
 #include <stdexcept>
@@ -36,22 +37,22 @@ namespace {
 
 const std::string kNoProblem;
 
-GenerationRequest sampled_task(int num_tokens, int max_new_tokens, int num_samples, int salt = 0) {
+GenerationRequest sampled_request(int num_tokens, int max_new_tokens, int num_samples, int salt = 0) {
   GenerationRequest task{make_request(num_tokens, max_new_tokens, salt), num_samples};
   task.request.sampling.temperature = 1.0F;
   task.request.sampling.seed = static_cast<std::uint64_t>(salt);
   return task;
 }
 
-GenerationRequest beam_task(int num_tokens, int max_new_tokens, int width, int salt = 0) {
+GenerationRequest beam_request(int num_tokens, int max_new_tokens, int width, int salt = 0) {
   GenerationRequest task{make_request(num_tokens, max_new_tokens, salt)};
   task.beam = stage::BeamOptions{width, 1.0};
   return task;
 }
 
-std::vector<GenerationRequest> mixed_tasks() {
-  return {{make_request(9, 12, 1)}, sampled_task(7, 8, 3, 2), {make_request(1, 1, 3)},
-          beam_task(6, 7, 3, 4),    {make_request(17, 9, 5)}, sampled_task(4, 10, 2, 6)};
+std::vector<GenerationRequest> mixed_requests() {
+  return {{make_request(9, 12, 1)}, sampled_request(7, 8, 3, 2), {make_request(1, 1, 3)},
+          beam_request(6, 7, 3, 4), {make_request(17, 9, 5)},    sampled_request(4, 10, 2, 6)};
 }
 
 // All at once, to the end. The first problem.
@@ -93,7 +94,7 @@ TEST_CASE("the texts are those of lone runs, for every budget, limit and block s
           options.scheduler.run_ahead = (budget + max_sequences) % 2 == 0;
           Serving serving(options);
           CAPTURE(budget, max_sequences, block_size, prefix_cache);
-          CHECK(serve(serving, mixed_tasks()) == kNoProblem);
+          CHECK(serve(serving, mixed_requests()) == kNoProblem);
         }
       }
     }
@@ -110,7 +111,7 @@ TEST_CASE("budgets of 1 and 2 serve lone texts all the same") {
 }
 
 TEST_CASE("the order of arrival changes no text") {
-  std::vector<GenerationRequest> tasks = mixed_tasks();
+  std::vector<GenerationRequest> tasks = mixed_requests();
   for (int rotation = 0; rotation < 6; ++rotation) {
     std::rotate(tasks.begin(), tasks.begin() + 1, tasks.end());
     ServingOptions options;
@@ -139,7 +140,7 @@ TEST_CASE("preempted by recomputing or by swapping, the texts stay the same (sta
         for (int i = 0; i < 5; ++i) {
           tasks.push_back({make_request(5 + i, 14, i)});
         }
-        tasks.push_back(sampled_task(5, 7, 3, 9));
+        tasks.push_back(sampled_request(5, 7, 3, 9));
         tasks.push_back({make_request(4, 9, 10)});
         CAPTURE(static_cast<int>(preemption), num_host_blocks, prefix_cache);
         CHECK(serve(serving, tasks) == kNoProblem);
@@ -208,7 +209,7 @@ TEST_CASE("a group that is computed again shares what it shared before, and fits
   options.prefix_cache = false;
   options.scheduler.token_budget = 16;
   Serving serving(options);
-  const std::vector<GenerationRequest> tasks = {{make_request(8, 22, 1)}, sampled_task(12, 12, 3, 2)};
+  const std::vector<GenerationRequest> tasks = {{make_request(8, 22, 1)}, sampled_request(12, 12, 3, 2)};
   CHECK(serve(serving, tasks) == kNoProblem);
   CHECK(preemptions(serving, false) > 0);
   int most_shared = 0;
@@ -272,13 +273,75 @@ TEST_CASE("the golden prompts get the golden texts in batches, with preemption o
 
 TEST_CASE("the copies of a step are one batch, and a step is one forward pass") {
   Serving serving({});
-  serving.server.submit(sampled_task(6, 5, 4));
-  serving.server.submit(sampled_task(5, 5, 3, 1));
+  serving.server.submit(sampled_request(6, 5, 4));
+  serving.server.submit(sampled_request(5, 5, 3, 1));
   CHECK(serving.run() == kNoProblem);
   const auto counters = serving.server.counters();
   CHECK(common::counter(counters, "forward_passes") == static_cast<double>(serving.reports.size()));
   CHECK(serving.reports.size() == 5);
   CHECK(common::counter(counters, "blocks_copied") == 3 + 2);
+}
+
+TEST_CASE("several samples with room reserved ahead: what is not rejected is served") {
+  for (const int block_size : {1, 3, 4}) {
+    int num_served = 0;
+    for (int num_blocks = 1; num_served < 3; ++num_blocks) {
+      REQUIRE(num_blocks < 60);
+      ServingOptions options;
+      options.block_size = block_size;
+      options.num_blocks = num_blocks;
+      options.scheduler.static_batches = true;
+      options.scheduler.reserve_ahead = true;
+      Serving serving(options);
+      const GenerationRequest request = sampled_request(6, 7, 2);
+      const int id = serving.server.submit(request);
+      CAPTURE(block_size, num_blocks);
+      CHECK(serving.run() == kNoProblem);
+      if (serving.server.output(id).finish_reason != FinishReason::kRejected) {
+        CHECK(compare_output(serving.server.output(id), served_alone(request)) == kNoProblem);
+        num_served += 1;
+      }
+    }
+  }
+}
+
+TEST_CASE("a step that throws is over: a request can be stopped at once, and steps go on") {
+  Serving serving({});
+  stage::KvCacheManager& manager = serving.engine.manager();
+  constexpr int kOther = 1000000;
+  REQUIRE(manager.allocate(kOther, 64 * 4));
+  const int first = serving.server.submit({make_request(5, 3, 1)});
+  const int second = serving.server.submit({make_request(5, 3, 2)});
+  CHECK(tests::is_refused_as_a_bug([&] { serving.server.step(); }));  // another holds the whole cache
+  serving.server.stop(first, FinishReason::kCancelled);
+  CHECK(serving.server.output(first).finished);
+  manager.free(kOther);
+  CHECK(serving.run() == kNoProblem);
+  CHECK(compare_output(serving.server.output(second), served_alone({make_request(5, 3, 2)})) == kNoProblem);
+}
+
+TEST_CASE("sequence ids are used again, however many branches a search has had") {
+  Serving serving({});
+  int largest = 0;
+  serving.server.on_pass([&](const stage::RaggedBatch& batch) {
+    largest = std::max(largest, *std::max_element(batch.sequences.begin(), batch.sequences.end()));
+  });
+  for (int i = 0; i < 20; ++i) {
+    serving.server.submit(beam_request(4, 8, 4, i % 5));
+    CHECK(serving.run() == kNoProblem);
+  }
+  CHECK(largest < 8);  // 4 branches, and at most as many children while their parents live
+}
+
+TEST_CASE("a preempted request finds its own blocks again") {
+  // Two texts of 4 blocks in a pool of 6: the second is preempted, and what it has computed is cached until the first
+  // needs it.
+  ServingOptions options;
+  options.num_blocks = 6;
+  Serving serving(options);
+  CHECK(serve(serving, {{make_request(6, 10, 1)}, {make_request(6, 10, 2)}}) == kNoProblem);
+  CHECK(preemptions(serving, false) > 0);
+  CHECK(common::counter(serving.server.counters(), "prefix_tokens_saved") > 0);
 }
 
 // ---- Requests at the edge ------------------------------------------------------------------------------------------
@@ -300,16 +363,16 @@ TEST_CASE("what can never be served is rejected with the reason, and the others 
   CHECK(tests::contains(error({make_request(3, 0)}), "no new tokens"));
   CHECK(tests::contains(error({make_request(40, 9)}), "context"));
   CHECK(tests::contains(error({make_request(30, 3)}), "slots"));
-  CHECK(tests::contains(error(sampled_task(4, 4, 6)), "6 sequences"));
-  CHECK(tests::contains(error(sampled_task(4, 4, 0)), "0 sequences"));
-  CHECK(tests::contains(error(sampled_task(6, 16, 2)), "blocks"));  // 1 in common and 5 for each rest
+  CHECK(tests::contains(error(sampled_request(4, 4, 6)), "6 sequences"));
+  CHECK(tests::contains(error(sampled_request(4, 4, 0)), "0 sequences"));
+  CHECK(tests::contains(error(sampled_request(6, 16, 2)), "blocks"));  // 1 in common and 5 for each rest
   GenerationRequest unknown{make_request(4, 4)};
   unknown.request.prompt[2] = tests::kSmallVocabulary;
   CHECK(tests::contains(error(unknown), "vocabulary"));
 
   const GenerationRequest one{make_request(4, 1)};
-  const GenerationRequest most = sampled_task(6, 10, 2);  // 1 and twice 3: 7 of 8 blocks
-  const GenerationRequest whole{make_request(20, 12)};    // 31 tokens in the cache: all 8 blocks
+  const GenerationRequest most = sampled_request(6, 10, 2);  // 1 and twice 3: 7 of 8 blocks
+  const GenerationRequest whole{make_request(20, 12)};       // 31 tokens in the cache: all 8 blocks
   const int first = server.submit(one);
   server.submit(most);
   server.submit(whole);
@@ -327,7 +390,7 @@ TEST_CASE("a request is cancelled in every state, and leaves nothing (stage 8, i
   options.scheduler.preemption = Preemption::kSwap;
   options.scheduler.run_ahead = GENERATE(false, true);
   const std::vector<GenerationRequest> tasks = {
-      {make_request(16, 14, 1)}, sampled_task(8, 9, 3, 2), {make_request(20, 9, 3)}, beam_task(5, 9, 2, 4)};
+      {make_request(16, 14, 1)}, sampled_request(8, 9, 3, 2), {make_request(20, 9, 3)}, beam_request(5, 9, 2, 4)};
   bool swapped_was_cancelled = false;
   for (int victim = 0; victim < 4; ++victim) {
     for (int steps = 0; steps < 30; ++steps) {
@@ -395,7 +458,7 @@ TEST_CASE("a callback that throws fails its request and no other (stage 8, invar
   for (int at = 1; at < 6; ++at) {
     Serving serving(options);
     const std::vector<GenerationRequest> tasks = {
-        {make_request(5, 6, 1)}, sampled_task(6, 7, 2, 2), {make_request(7, 8, 3)}};
+        {make_request(5, 6, 1)}, sampled_request(6, 7, 2, 2), {make_request(7, 8, 3)}};
     for (const GenerationRequest& task : tasks) {
       serving.server.submit(task);
     }
@@ -431,13 +494,56 @@ TEST_CASE("a pass that throws in any layer is done again one by one, and no text
         }
       });
       CAPTURE(layer, at);
-      CHECK(serve(serving, mixed_tasks()) == kNoProblem);
+      CHECK(serve(serving, mixed_requests()) == kNoProblem);
+    }
+  }
+}
+
+TEST_CASE("a pass that throws loses no copy: what was copied on write or swapped in holds its K and V (invariant 8)") {
+  // Every pass throws once, in its first or its last layer, so that every planned copy is in a pass that is done again.
+  for (const int layer : {0, 1}) {
+    for (const Preemption preemption : {Preemption::kRecompute, Preemption::kSwap}) {
+      ServingOptions options;
+      options.num_blocks = 14;
+      options.block_size = 3;
+      options.num_host_blocks = 40;
+      options.scheduler.token_budget = 20;
+      options.scheduler.preemption = preemption;
+      options.scheduler.run_ahead = layer == 0;
+      Serving serving(options);
+      std::size_t thrown_at = 1000;  // in which step
+      serving.server.on_layer([&](int current) {
+        if (current == layer && thrown_at != serving.reports.size()) {
+          thrown_at = serving.reports.size();
+          throw std::runtime_error("a passing fault");
+        }
+      });
+      CAPTURE(layer, static_cast<int>(preemption));
+      // Steps of a single request would fail for good: two run at any time but the end.
+      std::vector<GenerationRequest> requests = {{make_request(5, 14, 0)},
+                                                 {make_request(6, 14, 1)},
+                                                 sampled_request(5, 7, 3, 2),
+                                                 sampled_request(4, 9, 2, 3),
+                                                 {make_request(7, 14, 4)}};
+      for (const GenerationRequest& request : requests) {
+        serving.server.submit(request);
+      }
+      CHECK(serving.run() == kNoProblem);
+      int num_finished = 0;
+      for (std::size_t i = 0; i < requests.size(); ++i) {
+        const stage::RequestOutput& output = serving.server.output(static_cast<int>(i));
+        const bool has_failed = output.finish_reason == FinishReason::kFailed;
+        CHECK(compare_output(output, served_alone(requests[i]), has_failed) == kNoProblem);
+        num_finished += has_failed ? 0 : 1;
+      }
+      CHECK(num_finished >= 3);
+      CHECK(common::counter(serving.server.counters(), "blocks_copied") > 0);
     }
   }
 }
 
 TEST_CASE("whose own pass throws again has failed; the others are served to the end (stage 8, invariant 8)") {
-  std::vector<GenerationRequest> tasks = mixed_tasks();
+  std::vector<GenerationRequest> tasks = mixed_requests();
   std::fill(tasks[4].request.prompt.end() - 4, tasks[4].request.prompt.end(), 1);
   ServingOptions options;
   options.scheduler.token_budget = 32;
@@ -519,7 +625,7 @@ TEST_CASE("a server that goes in the middle of everything leaves nothing behind"
       scheduler.preemption = Preemption::kSwap;
       scheduler.run_ahead = steps % 2 == 1;
       stage::Server server(engine, scheduler, clock);
-      for (const GenerationRequest& task : mixed_tasks()) {
+      for (const GenerationRequest& task : mixed_requests()) {
         server.submit(task);
       }
       for (int i = 0; i < steps; ++i) {
@@ -554,6 +660,44 @@ TEST_CASE("times: a virtual clock counts steps and tokens") {
   CHECK(metrics.totals.padded_tokens == 7);
 }
 
+TEST_CASE("padding: sequences of 32, 16, 8 and 2 tokens in one step are 58 tokens, padded 128") {
+  Serving serving({});
+  for (const int num_tokens : {32, 16, 8, 2}) {
+    serving.server.submit({make_request(num_tokens, 1, num_tokens)});
+  }
+  CHECK(serving.run() == kNoProblem);
+  REQUIRE(serving.reports.size() == 1);
+  CHECK(serving.reports[0].num_tokens == 58);
+  CHECK(serving.reports[0].padded_tokens() == 128);
+  CHECK(common::counter(serving.server.counters(), "padded_tokens") == 128);
+}
+
+TEST_CASE("view: the plain view shows every token, also of a server that runs ahead") {
+  for (const bool run_ahead : {false, true}) {
+    ServingOptions options;
+    options.scheduler.run_ahead = run_ahead;
+    Serving serving(options, tests::bundled().llama);
+    std::ostringstream output;
+    const auto view = stage::make_view(stage::ViewKind::kPlain, tests::bundled().tokenizer, output);
+    serving.server.on_token([&](int id, int sample, Token token) { view->on_token(id, sample, token); });
+    serving.server.on_step([&](const stage::StepReport& report) { view->on_step(serving.server, report); });
+    for (const char* prompt : {"Once upon a time", "The king"}) {
+      serving.server.submit({tests::greedy_request(prompt, 3)});
+    }
+    while (serving.server.step()) {
+    }
+    CAPTURE(run_ahead, output.str());
+    for (int id = 0; id < 2; ++id) {
+      const std::string label = "  " + std::to_string(id) + ":\"";
+      int count = 0;
+      for (std::size_t at = output.str().find(label); at != std::string::npos; at = output.str().find(label, at + 1)) {
+        count += 1;
+      }
+      CHECK(count == 3);
+    }
+  }
+}
+
 TEST_CASE("spread: the middle one and the one at 99 of a hundred") {
   std::vector<double> values;
   for (int i = 100; i > 0; --i) {
@@ -574,7 +718,8 @@ TEST_CASE("arrivals: a file is read, and its mistakes are named by line") {
   CHECK(arrivals[1].time == 0.25);
   CHECK(arrivals[0].prompt_tokens == 5);
   CHECK(arrivals[0].output_tokens == 3);
-  for (const char* text : {"0 5", "0 0 3", "0 5 3 1", "1 5 3\n0 5 3", "-1 5 3", "nan 5 3", "", "x 1 1"}) {
+  for (const char* text :
+       {"0 5", "0 0 3", "0 5 3 1", "1 5 3\n0 5 3", "-1 5 3", "nan 5 3", "", "x 1 1", "1e300 5 3", "inf 5 3"}) {
     std::istringstream bad(text);
     CAPTURE(text);
     CHECK_THROWS_AS(stage::read_arrivals(bad, "trace"), common::InputError);
@@ -586,6 +731,11 @@ TEST_CASE("arrivals: Poisson times have the rate, and chat-shaped lengths the pu
   CHECK(std::is_sorted(times.begin(), times.end()));
   CHECK(std::abs(times.back() - 400.0) < 12.0);  // four standard deviations
   CHECK(stage::poisson_times(3, 0.0, 1) == std::vector<double>{0.0, 0.0, 0.0});
+  for (const double rate : {std::nan(""), -1.0, 1e-308, 1e300, std::numeric_limits<double>::infinity()}) {
+    CHECK_THROWS_AS(stage::check_rate(rate), common::InputError);
+  }
+  CHECK_NOTHROW(stage::check_rate(0.0));
+  CHECK(std::isfinite(stage::poisson_times(1 << 20, 1e-6, 1).back()));
   double prompts = 0.0;
   double replies = 0.0;
   const std::vector<stage::Arrival> arrivals = stage::chat_arrivals(20000, 0.0, 1 << 20, 1);

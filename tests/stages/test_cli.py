@@ -12,6 +12,7 @@ import re
 import subprocess
 import sys
 import tempfile
+import time
 import unittest
 import xml.etree.ElementTree
 
@@ -356,6 +357,19 @@ class Serving(ProgramTest):
         path = self.folder / "trace"
         path.write_text("0 5 3\n1 5\n", encoding="utf-8")
         self.assert_bad_input(run("serve", "--arrivals", str(path)), str(path), "line 2")
+        for rate in ("1e-308", "1e300", "inf"):
+            self.assert_bad_input(run("serve", *self.PROMPTS, "--arrivals", "poisson:" + rate), "requests a second")
+
+    def test_a_prompt_that_is_too_long_is_rejected_before_it_is_made(self):
+        path = self.folder / "trace"
+        path.write_text("0 400000000 1\n0 5 3\n", encoding="utf-8")
+        start = time.monotonic()
+        result = run("serve", "--virtual-clock", "--view", "quiet", "--arrivals", str(path))
+        self.assertIn(b"400000000 tokens", result.stdout)
+        self.assertLess(time.monotonic() - start, 10)
+
+    def test_compare_in_a_cache_of_one_slot(self):
+        self.assert_bad_input(run("compare", "--slots", "1", "--requests", "2"), "--slots")
 
     def test_files_that_cannot_be_written(self):
         for option in ("--trace", "--json"):
