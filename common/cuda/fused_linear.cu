@@ -124,17 +124,33 @@ void launch_ring(const FusedLinear& linear, const Finish& finish, cudaStream_t s
   }
 }
 
+// A block may have 227 KB of shared memory on Hopper and on Blackwell in data centres, 163 KB on an A100, and 99 KB on
+// smaller chips. A build for the former alone has half as many kernels, and takes half as long.
+constexpr bool needs_small_ring() {
+#ifdef __CUDA_ARCH_LIST__
+  for (const int architecture : {__CUDA_ARCH_LIST__}) {
+    if (architecture != 900 && architecture != 1000 && architecture != 1030) {
+      return true;
+    }
+  }
+  return false;
+#else
+  return true;
+#endif
+}
+
 template <typename Scalar, int kTokens, typename Finish>
 void launch_tokens(const FusedLinear& linear, const Finish& finish, cudaStream_t stream) {
   COMMON_CHECK(linear.num_tokens > 0 && linear.num_tokens <= max_fused_tokens(linear.precision, linear.num_cols),
                "fused products are for a few tokens");
   COMMON_CHECK(linear.num_rows > 0 && linear.num_cols > 0 && linear.num_cols % 8 == 0, "rows are 16-byte pieces");
   COMMON_CHECK(linear.weights != nullptr && linear.x != nullptr, "there is something to multiply");
-  // A block may have 227 KB of shared memory on Hopper, 163 KB on an A100 and 99 KB on smaller chips of its time.
   if (device_limits().shared_bytes_per_block >= std::size_t{216} << 10) {
     launch_ring<Scalar, kTokens, 48>(linear, finish, stream);
-  } else {
+  } else if constexpr (needs_small_ring()) {
     launch_ring<Scalar, kTokens, kTokens == 8 ? 16 : 12>(linear, finish, stream);
+  } else {
+    throw CudaError("these kernels were built for GPUs with more shared memory than this one has");
   }
 }
 

@@ -6,8 +6,8 @@
 #include <string>
 #include <vector>
 
-#include "common/base/text.h"
 #include "common/base/tensor.h"
+#include "common/base/text.h"
 
 namespace tests {
 

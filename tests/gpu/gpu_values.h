@@ -20,7 +20,9 @@
 // clang-format on
 #define GPU_STAGE_HEADER(file) GPU_TESTS_PATH(STAGE_NAMESPACE, file)
 
+// clang-format off
 #include GPU_STAGE_HEADER(kernels/kernels.h)
+// clang-format on
 
 namespace stage = STAGE_NAMESPACE;
 
@@ -28,9 +30,7 @@ namespace tests {
 
 using stage::ScalarType;
 
-inline const char* name_of(ScalarType type) {
-  return type == ScalarType::kFloat32 ? "float32" : "bfloat16";
-}
+inline const char* name_of(ScalarType type) { return type == ScalarType::kFloat32 ? "float32" : "bfloat16"; }
 
 // Host copies of device arrays: raw bytes of one of the two types.
 inline std::vector<std::byte> to_bytes(const std::vector<float>& values, ScalarType type) {
