@@ -13,7 +13,7 @@
 #include <utility>
 #include <vector>
 
-namespace CLI {
+namespace CLI {  // NOLINT(readability-identifier-naming): CLI11's own
 class App;
 }  // namespace CLI
 
