@@ -13,15 +13,11 @@ namespace stage7 {
 inline constexpr int kHalfWarps = kThreads / kVecsPerRow;
 
 // What half a warp knows of one query's output. Each thread has the dimensions of its vector.
-struct HalfWarpRow {
-  float largest = -INFINITY;
-  float sum = 0.0F;
+struct HalfWarpRow : OnlineSoftmax {
   float values[kVecElements] = {};
 
   __device__ __forceinline__ void rescale(float new_largest) {
-    const float factor = common::exp2_fast(largest - new_largest);
-    largest = new_largest;
-    sum *= factor;
+    const float factor = raise_to(new_largest);
 #pragma unroll
     for (int i = 0; i < kVecElements; ++i) {
       values[i] *= factor;

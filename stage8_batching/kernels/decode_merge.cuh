@@ -31,12 +31,24 @@ struct PartialSoftmax {
   __device__ __forceinline__ float* row(int part, int query) const { return outputs + (part * group + query) * kPitch; }
 };
 
+// What an online softmax remembers of the scores it has seen, in units of log2(e).
+struct OnlineSoftmax {
+  float largest = -INFINITY;
+  float sum = 0.0F;  // of the weights 2^(score - largest)
+
+  // To a larger score, or an equal one. Returns what the weighted sum of V has to be multiplied by.
+  __device__ __forceinline__ float raise_to(float new_largest) {
+    const float factor = common::exp2_fast(largest - new_largest);
+    largest = new_largest;
+    sum *= factor;
+    return factor;
+  }
+};
+
 // One query's result, spread over a warp: each thread has kHeadDim / 32 neighbouring dimensions.
 template <int kHeadDim>
-struct MergedRow {
+struct MergedRow : OnlineSoftmax {
   static constexpr int kValues = kHeadDim / 32;
-  float largest = -INFINITY;
-  float sum = 0.0F;
   float values[kValues] = {};
 
   __device__ __forceinline__ void add(const float* part, float weight) {
@@ -108,15 +120,11 @@ __device__ __forceinline__ int partial_place(int contributor, int first_contribu
 }
 
 // One thread's part of the merge of a head's contributors: four dimensions of one query.
-struct MergedColumn {
-  float largest = -INFINITY;
-  float sum = 0.0F;
+struct MergedColumn : OnlineSoftmax {
   float4 values = {0.0F, 0.0F, 0.0F, 0.0F};
 
   __device__ __forceinline__ void rescale(float new_largest) {
-    const float factor = common::exp2_fast(largest - new_largest);
-    largest = new_largest;
-    sum *= factor;
+    const float factor = raise_to(new_largest);
     values = {values.x * factor, values.y * factor, values.z * factor, values.w * factor};
   }
   // largest is already that of all parts.
