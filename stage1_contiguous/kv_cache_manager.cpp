@@ -53,10 +53,10 @@ void KvCacheManager::commit(SequenceId sequence, int num_tokens) {
 
 void KvCacheManager::free(SequenceId sequence) {
   const Region region = find(sequence).region;
-  sequences_.erase(sequence);
   const auto after =
       std::find_if(holes_.begin(), holes_.end(), [&](const Region& hole) { return hole.first > region.first; });
-  auto hole = holes_.insert(after, region);
+  auto hole = holes_.insert(after, region);  // first, because it may throw
+  sequences_.erase(sequence);
   // Holes that touch become one: otherwise the arena would look full of holes too small for anybody.
   const auto next = std::next(hole);
   if (next != holes_.end() && hole->first + hole->size == next->first) {

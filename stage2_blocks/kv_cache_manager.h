@@ -12,6 +12,9 @@ namespace stage2 {
 
 using SequenceId = int;
 
+// Blocks that hold num_tokens tokens.
+int blocks_needed(int num_tokens, int block_size);
+
 // Counted in slots. reserved - used is internal fragmentation: at most block_size - 1 slots a sequence.
 struct Usage {
   int total = 0;

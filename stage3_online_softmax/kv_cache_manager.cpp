@@ -1,10 +1,15 @@
 #include "kv_cache_manager.h"
 
 #include <string>
+#include <utility>
 
 #include "common/base/check.h"
 
 namespace stage3 {
+
+int blocks_needed(int num_tokens, int block_size) {
+  return num_tokens / block_size + (num_tokens % block_size > 0 ? 1 : 0);
+}
 
 KvCacheManager::KvCacheManager(int num_blocks, int block_size) : num_blocks_(num_blocks), block_size_(block_size) {
   COMMON_CHECK(num_blocks > 0 && block_size > 0, "a cache needs slots");
@@ -16,12 +21,14 @@ KvCacheManager::KvCacheManager(int num_blocks, int block_size) : num_blocks_(num
 bool KvCacheManager::allocate(SequenceId sequence, int num_tokens) {
   COMMON_CHECK(!sequences_.contains(sequence), "sequence " + std::to_string(sequence) + " is live already");
   COMMON_CHECK(num_tokens > 0, "a sequence needs at least one slot");
-  sequences_[sequence] = {};
-  if (!reserve(sequence, num_tokens)) {
-    sequences_.erase(sequence);
+  const int num_blocks = blocks_needed(num_tokens, block_size_);
+  if (num_blocks > static_cast<int>(free_blocks_.size())) {
     return false;
   }
-  return true;
+  Sequence owner;
+  owner.block_table.reserve(static_cast<std::size_t>(num_blocks));
+  sequences_[sequence] = std::move(owner);
+  return reserve(sequence, num_tokens);  // there is room for it by now, in memory too
 }
 
 bool KvCacheManager::reserve(SequenceId sequence, int num_tokens) {
@@ -31,6 +38,8 @@ bool KvCacheManager::reserve(SequenceId sequence, int num_tokens) {
   if (num_tokens > capacity(sequence) - owner.length + free_slots) {
     return false;
   }
+  // A failed allocation of memory changes nothing either.
+  owner.block_table.reserve(static_cast<std::size_t>(blocks_needed(owner.length + num_tokens, block_size_)));
   while (num_tokens > capacity(sequence) - owner.length) {
     owner.block_table.push_back(free_blocks_.back());
     free_blocks_.pop_back();

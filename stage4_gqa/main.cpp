@@ -94,7 +94,7 @@ void add_engine_options(common::Command& command, EngineOptions& options) {
 common::AttentionTarget attention_target(const common::AttentionShape& shape) {
   const int length = shape.context_length;
   const int block_size = EngineOptions().block_size;
-  const int num_blocks = (length + block_size - 1) / block_size;
+  const int num_blocks = blocks_needed(length, block_size);
   const auto manager = std::make_shared<KvCacheManager>(num_blocks, block_size);
   const auto cache = std::make_shared<KvCache>(
       KvCacheShape{shape.num_layers, num_blocks, block_size, shape.num_heads, shape.num_kv_heads, shape.head_dim});

@@ -10,6 +10,10 @@
 
 namespace stage5 {
 
+int blocks_needed(int num_tokens, int block_size) {
+  return num_tokens / block_size + (num_tokens % block_size > 0 ? 1 : 0);
+}
+
 KvCacheManager::KvCacheManager(int num_blocks, int block_size) : num_blocks_(num_blocks), block_size_(block_size) {
   COMMON_CHECK(num_blocks > 0 && block_size > 0, "a cache needs slots");
   reference_counts_.resize(static_cast<std::size_t>(num_blocks));
@@ -21,12 +25,14 @@ KvCacheManager::KvCacheManager(int num_blocks, int block_size) : num_blocks_(num
 bool KvCacheManager::allocate(SequenceId sequence, int num_tokens) {
   COMMON_CHECK(!sequences_.contains(sequence), "sequence " + std::to_string(sequence) + " is live already");
   COMMON_CHECK(num_tokens > 0, "a sequence needs at least one slot");
-  sequences_[sequence] = {};
-  if (!reserve(sequence, num_tokens)) {
-    sequences_.erase(sequence);
+  const int num_blocks = blocks_needed(num_tokens, block_size_);
+  if (num_blocks > static_cast<int>(free_blocks_.size())) {
     return false;
   }
-  return true;
+  Sequence owner;
+  owner.block_table.reserve(static_cast<std::size_t>(num_blocks));
+  sequences_[sequence] = std::move(owner);
+  return reserve(sequence, num_tokens);  // there is room for it by now, in memory too
 }
 
 bool KvCacheManager::reserve(SequenceId sequence, int num_tokens) {
@@ -35,10 +41,13 @@ bool KvCacheManager::reserve(SequenceId sequence, int num_tokens) {
   if (!can_reserve({&sequence, 1}, num_tokens)) {
     return false;
   }
+  // A failed allocation of memory changes nothing either.
+  owner.block_table.reserve(static_cast<std::size_t>(blocks_needed(owner.length + num_tokens, block_size_)));
   if (num_tokens > 0 && owner.length % block_size_ != 0) {
     int& block = owner.block_table[static_cast<std::size_t>(owner.length / block_size_)];
     if (reference_count(block) > 1) {  // the last owner writes in place
-      pending_copies_.push_back({block, take_block()});
+      pending_copies_.push_back({block, -1});
+      pending_copies_.back().destination = take_block();
       release_block(std::exchange(block, pending_copies_.back().destination));
     }
   }
@@ -53,9 +62,7 @@ bool KvCacheManager::can_reserve(std::span<const SequenceId> sequences, int num_
   std::map<int, int> writers;  // of a block that is partly filled
   for (const SequenceId sequence : sequences) {
     const Sequence& owner = find(sequence);
-    const std::int64_t length = std::int64_t{owner.length} + num_tokens;
-    const auto table_size = static_cast<std::int64_t>(owner.block_table.size());
-    num_blocks += std::max((length + block_size_ - 1) / block_size_ - table_size, std::int64_t{0});
+    num_blocks += blocks_needed(std::max(num_tokens - (capacity(sequence) - owner.length), 0), block_size_);
     if (num_tokens > 0 && owner.length % block_size_ != 0) {
       writers[owner.block_table[static_cast<std::size_t>(owner.length / block_size_)]] += 1;
     }
@@ -70,11 +77,10 @@ void KvCacheManager::fork(SequenceId parent, SequenceId child) {
   COMMON_CHECK(!sequences_.contains(child), "sequence " + std::to_string(child) + " is live already");
   Sequence copy = find(parent);
   // What the parent has reserved ahead holds nothing to share.
-  copy.block_table.resize(static_cast<std::size_t>((copy.length + block_size_ - 1) / block_size_));
-  for (const int block : copy.block_table) {
+  copy.block_table.resize(static_cast<std::size_t>(blocks_needed(copy.length, block_size_)));
+  for (const int block : (sequences_[child] = std::move(copy)).block_table) {
     reference_counts_[static_cast<std::size_t>(block)] += 1;
   }
-  sequences_[child] = std::move(copy);
 }
 
 std::vector<int> KvCacheManager::slots(SequenceId sequence, int first, int count) const {

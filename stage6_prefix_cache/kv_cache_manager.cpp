@@ -10,6 +10,10 @@
 
 namespace stage6 {
 
+int blocks_needed(int num_tokens, int block_size) {
+  return num_tokens / block_size + (num_tokens % block_size > 0 ? 1 : 0);
+}
+
 KvCacheManager::KvCacheManager(int num_blocks, int block_size, HashFunction hash)
     : num_blocks_(num_blocks), block_size_(block_size), prefix_cache_(block_size, std::move(hash)) {
   COMMON_CHECK(num_blocks > 0 && block_size > 0, "a cache needs slots");
@@ -22,31 +26,37 @@ KvCacheManager::KvCacheManager(int num_blocks, int block_size, HashFunction hash
 bool KvCacheManager::allocate(SequenceId sequence, int num_tokens) {
   COMMON_CHECK(!sequences_.contains(sequence), "sequence " + std::to_string(sequence) + " is live already");
   COMMON_CHECK(num_tokens > 0, "a sequence needs at least one slot");
-  sequences_[sequence] = {};
-  if (!reserve(sequence, num_tokens)) {
-    sequences_.erase(sequence);
+  const int num_blocks = blocks_needed(num_tokens, block_size_);
+  if (num_blocks > num_available()) {
     return false;
   }
-  return true;
+  Sequence owner;
+  owner.block_table.reserve(static_cast<std::size_t>(num_blocks));
+  sequences_[sequence] = std::move(owner);
+  return reserve(sequence, num_tokens);  // there is room for it by now, in memory too
 }
 
 bool KvCacheManager::allocate(SequenceId sequence, std::span<const common::Token> tokens, std::uint64_t salt) {
   COMMON_CHECK(!sequences_.contains(sequence), "sequence " + std::to_string(sequence) + " is live already");
   COMMON_CHECK(!tokens.empty(), "a sequence needs at least one token");
   const std::vector<int> hits = prefix_cache_.find(tokens.first(tokens.size() - 1), salt);
-  const auto is_retired = [&](int block) { return reference_count(block) == 0; };
-  const auto num_retired = static_cast<int>(std::count_if(hits.begin(), hits.end(), is_retired));
+  const auto is_evictable = [&](int block) { return reference_count(block) == 0; };
+  const auto num_evictable = static_cast<int>(std::count_if(hits.begin(), hits.end(), is_evictable));
   const auto num_tokens = static_cast<int>(tokens.size()) - static_cast<int>(hits.size()) * block_size_;
-  if ((num_tokens + block_size_ - 1) / block_size_ > num_available() - num_retired) {
+  const int num_blocks = blocks_needed(num_tokens, block_size_);
+  if (num_blocks > num_available() - num_evictable) {
     return false;
   }
+  // What may throw comes first: a failed allocation of memory changes nothing.
+  Sequence owner = {hits, static_cast<int>(hits.size()) * block_size_, {}, salt};
+  owner.block_table.reserve(hits.size() + static_cast<std::size_t>(num_blocks));
+  sequences_[sequence] = std::move(owner);
   for (const int block : hits) {
     if (reference_counts_[static_cast<std::size_t>(block)]++ == 0) {
-      prefix_cache_.revive(block);
+      prefix_cache_.reacquire(block);
     }
   }
   prefix_cache_.count_lookup(hits.size());
-  sequences_[sequence] = {hits, static_cast<int>(hits.size()) * block_size_, {}, salt};
   return reserve(sequence, num_tokens);
 }
 
@@ -56,10 +66,13 @@ bool KvCacheManager::reserve(SequenceId sequence, int num_tokens) {
   if (!can_reserve({&sequence, 1}, num_tokens)) {
     return false;
   }
+  // A failed allocation of memory changes nothing either.
+  owner.block_table.reserve(static_cast<std::size_t>(blocks_needed(owner.length + num_tokens, block_size_)));
   if (num_tokens > 0 && owner.length % block_size_ != 0) {
     int& block = owner.block_table[static_cast<std::size_t>(owner.length / block_size_)];
     if (reference_count(block) > 1) {  // the last owner writes in place
-      pending_copies_.push_back({block, take_block()});
+      pending_copies_.push_back({block, -1});
+      pending_copies_.back().destination = take_block();
       release_block(std::exchange(block, pending_copies_.back().destination));
     }
   }
@@ -74,9 +87,7 @@ bool KvCacheManager::can_reserve(std::span<const SequenceId> sequences, int num_
   std::map<int, int> writers;  // of a block that is partly filled
   for (const SequenceId sequence : sequences) {
     const Sequence& owner = find(sequence);
-    const std::int64_t length = std::int64_t{owner.length} + num_tokens;
-    const auto table_size = static_cast<std::int64_t>(owner.block_table.size());
-    num_blocks += std::max((length + block_size_ - 1) / block_size_ - table_size, std::int64_t{0});
+    num_blocks += blocks_needed(std::max(num_tokens - (capacity(sequence) - owner.length), 0), block_size_);
     if (num_tokens > 0 && owner.length % block_size_ != 0) {
       writers[owner.block_table[static_cast<std::size_t>(owner.length / block_size_)]] += 1;
     }
@@ -91,11 +102,10 @@ void KvCacheManager::fork(SequenceId parent, SequenceId child) {
   COMMON_CHECK(!sequences_.contains(child), "sequence " + std::to_string(child) + " is live already");
   Sequence copy = find(parent);
   // What the parent has reserved ahead holds nothing to share.
-  copy.block_table.resize(static_cast<std::size_t>((copy.length + block_size_ - 1) / block_size_));
-  for (const int block : copy.block_table) {
+  copy.block_table.resize(static_cast<std::size_t>(blocks_needed(copy.length, block_size_)));
+  for (const int block : (sequences_[child] = std::move(copy)).block_table) {
     reference_counts_[static_cast<std::size_t>(block)] += 1;
   }
-  sequences_[child] = std::move(copy);
 }
 
 std::vector<int> KvCacheManager::slots(SequenceId sequence, int first, int count) const {
@@ -164,7 +174,7 @@ std::vector<SequenceId> KvCacheManager::sequences() const {
 Usage KvCacheManager::usage() const {
   Usage usage;
   usage.total = num_blocks_ * block_size_;
-  usage.cached = static_cast<int>(prefix_cache_.retired().size()) * block_size_;
+  usage.cached = static_cast<int>(prefix_cache_.evictable().size()) * block_size_;
   usage.reserved = usage.total - num_available() * block_size_;
   // Owners of a block agree on how far it is filled: nobody writes to it.
   std::vector<int> used(static_cast<std::size_t>(num_blocks_));
@@ -182,10 +192,13 @@ Usage KvCacheManager::usage() const {
 void KvCacheManager::reset_prefix_cache() {
   const std::vector<int> blocks = prefix_cache_.reset();
   free_blocks_.insert(free_blocks_.end(), blocks.begin(), blocks.end());
+  for (auto& [id, sequence] : sequences_) {
+    sequence.tail.clear();  // or it would be published once its block is full
+  }
 }
 
 int KvCacheManager::num_available() const {
-  return static_cast<int>(free_blocks_.size() + prefix_cache_.retired().size());
+  return static_cast<int>(free_blocks_.size() + prefix_cache_.evictable().size());
 }
 
 int KvCacheManager::take_block() {
@@ -203,7 +216,7 @@ void KvCacheManager::release_block(int block) {
     return;
   }
   if (prefix_cache_.contains(block)) {
-    prefix_cache_.retire(block);
+    prefix_cache_.make_evictable(block);
   } else {
     free_blocks_.push_back(block);
   }

@@ -50,7 +50,7 @@ void show(const KvCacheManager& manager, std::ostream& output) {
                    common::format_list(manager.block_table(sequence)),
                    std::to_string(manager.capacity(sequence) - length)});
   }
-  for (const int block : manager.prefix_cache().retired()) {
+  for (const int block : manager.prefix_cache().evictable()) {
     std::fill_n(cells.begin() + block * manager.block_size(), manager.block_size(), common::MapCell{-1, 'c'});
   }
   output << common::draw_map(cells, manager.block_size(), common::use_color(output)) << table.to_string()
@@ -61,7 +61,7 @@ void show(const KvCacheManager& manager, std::ostream& output) {
 
 // A small pool, driven by the script, which shows what goes wrong, or with --shell from standard input.
 void demo(int num_slots, bool shell_only, int block_size) {
-  KvCacheManager manager((num_slots + block_size - 1) / block_size, block_size);
+  KvCacheManager manager(blocks_needed(num_slots, block_size), block_size);
   common::Shell shell;
   shell.add("new", "NAME LENGTH", "start a sequence with room for LENGTH tokens", [&](const auto& arguments) {
     const SequenceId sequence = common::sequence_named(manager, arguments[0], false);
@@ -108,7 +108,7 @@ void add_engine_options(common::Command& command, EngineOptions& options) {
 common::AttentionTarget attention_target(const common::AttentionShape& shape) {
   const int length = shape.context_length;
   const int block_size = EngineOptions().block_size;
-  const int num_blocks = (length + block_size - 1) / block_size;
+  const int num_blocks = blocks_needed(length, block_size);
   const auto manager = std::make_shared<KvCacheManager>(num_blocks, block_size);
   const auto cache = std::make_shared<KvCache>(
       KvCacheShape{shape.num_layers, num_blocks, block_size, shape.num_heads, shape.num_kv_heads, shape.head_dim});

@@ -30,6 +30,9 @@ struct PrefixStatistics {
 class PrefixCache {
  public:
   PrefixCache(int block_size, HashFunction hash);
+  // An entry knows its place in a list: a copy's would be in the original's.
+  PrefixCache(const PrefixCache&) = delete;
+  PrefixCache& operator=(const PrefixCache&) = delete;
 
   // The published blocks that hold the beginning of `tokens`, up to the first that is not there. A hash only points: a
   // block counts if its own tokens are these, and those of all blocks before it.
@@ -41,16 +44,17 @@ class PrefixCache {
 
   bool contains(int block) const { return entries_.contains(block); }
 
-  // No sequence owns the published block: it can be evicted, after all those that were retired before it.
-  void retire(int block);
+  // The last sequence that owned the published block has ended: it can be evicted, after all that were evictable
+  // before.
+  void make_evictable(int block);
   // A sequence owns it again.
-  void revive(int block);
-  // Takes the block out that was retired first, and returns it: it is free for other tokens.
+  void reacquire(int block);
+  // Takes the block out that has been evictable for longest, and returns it: it is free for other tokens.
   int evict();
-  // Retired blocks, the next one to be evicted first.
-  const std::list<int>& retired() const { return retired_; }
+  // Evictable blocks, the next one to be evicted first.
+  const std::list<int>& evictable() const { return evictable_; }
 
-  // Forgets all blocks. Those that were retired are returned: they are free.
+  // Forgets all blocks. Those that were evictable are returned: they are free.
   std::vector<int> reset();
 
   // Books what a sequence's lookup has found.
@@ -68,8 +72,8 @@ class PrefixCache {
     TextId parent_text = 0;  // 0: nothing comes before
     std::vector<common::Token> tokens;
     std::uint64_t salt = 0;
-    bool is_retired = false;
-    std::list<int>::iterator position;  // in retired_, if it is there
+    bool is_evictable = false;
+    std::list<int>::iterator position;  // in evictable_ or in in_use_
   };
 
   // The first published block with this hash and these contents, or -1.
@@ -81,7 +85,8 @@ class PrefixCache {
   TextId last_text_ = 0;
   std::unordered_map<int, Entry> entries_;                            // by block
   std::unordered_map<BlockHash, std::vector<int>> blocks_with_hash_;  // in the order they were published in
-  std::list<int> retired_;
+  std::list<int> evictable_;
+  std::list<int> in_use_;  // the other published blocks, so that a change between the lists takes no memory
   PrefixStatistics statistics_;
 };
 

@@ -13,7 +13,7 @@ namespace {
 KvCacheShape cache_shape(const common::LlamaConfig& config, const EngineOptions& options) {
   KvCacheShape shape;
   shape.num_layers = config.num_layers;
-  shape.num_blocks = (options.num_slots + options.block_size - 1) / options.block_size;
+  shape.num_blocks = blocks_needed(options.num_slots, options.block_size);
   shape.block_size = options.block_size;
   shape.num_heads = config.num_heads;
   shape.num_kv_heads = config.num_kv_heads;
@@ -36,7 +36,7 @@ Engine::Engine(const common::Llama& model, const EngineOptions& options)
 
 bool Engine::start(SequenceId sequence, std::span<const common::Token> tokens, std::uint64_t salt,
                    Admission admission) {
-  admission.share = options_.prefix_cache;
+  admission.use_prefix_cache = options_.prefix_cache;
   return manager_.allocate(sequence, tokens, salt, admission);
 }
 

@@ -10,51 +10,64 @@
 
 namespace stage8 {
 
+int blocks_needed(int num_tokens, int block_size) {
+  return num_tokens / block_size + (num_tokens % block_size > 0 ? 1 : 0);
+}
+
 KvCacheManager::KvCacheManager(int num_blocks, int block_size, HashFunction hash, int num_host_blocks)
-    : num_blocks_(num_blocks),
-      block_size_(block_size),
-      prefix_cache_(block_size, std::move(hash)),
-      host_blocks_(num_blocks, num_host_blocks) {
+    : num_blocks_(num_blocks), block_size_(block_size), prefix_cache_(block_size, std::move(hash)) {
   COMMON_CHECK(num_blocks > 0 && block_size > 0, "a cache needs slots");
-  reference_counts_.resize(static_cast<std::size_t>(num_blocks));
+  reference_counts_.resize(static_cast<std::size_t>(num_blocks + num_host_blocks));
   for (int block = num_blocks - 1; block >= 0; --block) {
     free_blocks_.push_back(block);
+  }
+  for (int block = num_blocks + num_host_blocks - 1; block >= num_blocks; --block) {
+    free_host_blocks_.push_back(block);
   }
 }
 
 bool KvCacheManager::allocate(SequenceId sequence, int num_tokens) {
-  COMMON_CHECK(!sequences_.contains(sequence), "sequence " + std::to_string(sequence) + " is live already");
+  COMMON_CHECK(!contains(sequence) && !is_swapped(sequence),
+               "sequence " + std::to_string(sequence) + " is live already");
   COMMON_CHECK(num_tokens > 0, "a sequence needs at least one slot");
-  sequences_[sequence] = {};
-  if (!reserve(sequence, num_tokens)) {
-    sequences_.erase(sequence);
+  const int num_blocks = blocks_needed(num_tokens, block_size_);
+  if (num_blocks > num_available()) {
     return false;
   }
-  return true;
+  Sequence owner;
+  owner.block_table.reserve(static_cast<std::size_t>(num_blocks));
+  sequences_[sequence] = std::move(owner);
+  return reserve(sequence, num_tokens);  // there is room for it by now, in memory too
 }
 
 bool KvCacheManager::allocate(SequenceId sequence, std::span<const common::Token> tokens, std::uint64_t salt,
                               const Admission& admission) {
-  COMMON_CHECK(!sequences_.contains(sequence), "sequence " + std::to_string(sequence) + " is live already");
+  COMMON_CHECK(!contains(sequence) && !is_swapped(sequence),
+               "sequence " + std::to_string(sequence) + " is live already");
   COMMON_CHECK(!tokens.empty(), "a sequence needs at least one token");
-  const std::size_t most_found = admission.share ? tokens.size() - 1 : 0;
-  const std::vector<int> hits = prefix_cache_.find(tokens.first(most_found), salt);
-  const auto is_retired = [&](int block) { return reference_count(block) == 0; };
-  const auto num_retired = static_cast<int>(std::count_if(hits.begin(), hits.end(), is_retired));
+  COMMON_CHECK(admission.max_tokens > 0 && admission.spare_blocks >= 0, "an admission without room");
+  const std::size_t max_found = admission.use_prefix_cache ? tokens.size() - 1 : 0;
+  const std::vector<int> hits = prefix_cache_.find(tokens.first(max_found), salt);
+  const auto is_evictable = [&](int block) { return reference_count(block) == 0; };
+  const auto num_evictable = static_cast<int>(std::count_if(hits.begin(), hits.end(), is_evictable));
   const int num_tokens =
-      std::min(admission.most_tokens, static_cast<int>(tokens.size()) - static_cast<int>(hits.size()) * block_size_);
-  if ((num_tokens + block_size_ - 1) / block_size_ > num_available() - num_retired - admission.spare_blocks) {
+      std::min(admission.max_tokens, static_cast<int>(tokens.size()) - static_cast<int>(hits.size()) * block_size_);
+  const int num_blocks = blocks_needed(num_tokens, block_size_);
+  if (num_blocks > num_available() - num_evictable - admission.spare_blocks) {
     return false;
   }
+  // What may throw comes first: a failed allocation of memory changes nothing.
+  Sequence owner = {hits, static_cast<int>(hits.size()) * block_size_, {}, salt};
+  owner.block_table.reserve(hits.size() + static_cast<std::size_t>(num_blocks));
+  sequences_[sequence] = std::move(owner);
   for (const int block : hits) {
     if (reference_counts_[static_cast<std::size_t>(block)]++ == 0) {
-      prefix_cache_.revive(block);
+      prefix_cache_.reacquire(block);
     }
   }
-  if (admission.share) {
+  if (admission.use_prefix_cache) {
     prefix_cache_.count_lookup(hits.size());
   }
-  sequences_[sequence] = {hits, static_cast<int>(hits.size()) * block_size_, {}, salt};
   return reserve(sequence, num_tokens);
 }
 
@@ -64,10 +77,13 @@ bool KvCacheManager::reserve(SequenceId sequence, int num_tokens) {
   if (!can_reserve({&sequence, 1}, num_tokens)) {
     return false;
   }
+  // A failed allocation of memory changes nothing either.
+  owner.block_table.reserve(static_cast<std::size_t>(blocks_needed(owner.length + num_tokens, block_size_)));
   if (num_tokens > 0 && owner.length % block_size_ != 0) {
     int& block = owner.block_table[static_cast<std::size_t>(owner.length / block_size_)];
     if (reference_count(block) > 1) {  // the last owner writes in place
-      pending_copies_.push_back({block, take_block()});
+      pending_copies_.push_back({block, -1});
+      pending_copies_.back().destination = take_block();
       release_block(std::exchange(block, pending_copies_.back().destination));
     }
   }
@@ -82,9 +98,7 @@ bool KvCacheManager::can_reserve(std::span<const SequenceId> sequences, int num_
   std::map<int, int> writers;  // of a block that is partly filled
   for (const SequenceId sequence : sequences) {
     const Sequence& owner = find(sequence);
-    const std::int64_t length = std::int64_t{owner.length} + num_tokens;
-    const auto table_size = static_cast<std::int64_t>(owner.block_table.size());
-    num_blocks += std::max((length + block_size_ - 1) / block_size_ - table_size, std::int64_t{0});
+    num_blocks += blocks_needed(std::max(num_tokens - (capacity(sequence) - owner.length), 0), block_size_);
     if (num_tokens > 0 && owner.length % block_size_ != 0) {
       writers[owner.block_table[static_cast<std::size_t>(owner.length / block_size_)]] += 1;
     }
@@ -96,14 +110,13 @@ bool KvCacheManager::can_reserve(std::span<const SequenceId> sequences, int num_
 }
 
 void KvCacheManager::fork(SequenceId parent, SequenceId child) {
-  COMMON_CHECK(!sequences_.contains(child), "sequence " + std::to_string(child) + " is live already");
+  COMMON_CHECK(!contains(child) && !is_swapped(child), "sequence " + std::to_string(child) + " is live already");
   Sequence copy = find(parent);
   // What the parent has reserved ahead holds nothing to share.
-  copy.block_table.resize(static_cast<std::size_t>((copy.length + block_size_ - 1) / block_size_));
-  for (const int block : copy.block_table) {
+  copy.block_table.resize(static_cast<std::size_t>(blocks_needed(copy.length, block_size_)));
+  for (const int block : (sequences_[child] = std::move(copy)).block_table) {
     reference_counts_[static_cast<std::size_t>(block)] += 1;
   }
-  sequences_[child] = std::move(copy);
 }
 
 std::vector<int> KvCacheManager::slots(SequenceId sequence, int first, int count) const {
@@ -147,7 +160,10 @@ void KvCacheManager::commit(SequenceId sequence, std::span<const common::Token> 
 
 void KvCacheManager::free(SequenceId sequence) {
   if (is_swapped(sequence)) {
-    free_swapped(sequence);
+    for (const int block : swapped_.at(sequence).block_table) {
+      release_host_block(block);
+    }
+    swapped_.erase(sequence);
     return;
   }
   std::vector<int>& table = find(sequence).block_table;
@@ -155,6 +171,119 @@ void KvCacheManager::free(SequenceId sequence) {
     release_block(table.back());
   }
   sequences_.erase(sequence);
+}
+
+bool KvCacheManager::swap_out(std::span<const SequenceId> sequences) {
+  // What may throw comes first: a failed check, and a failed allocation of memory, changes nothing.
+  std::map<int, int> host_blocks;                         // by block
+  std::map<int, std::vector<common::Token>> host_tokens;  // by host block, of published blocks
+  for (const SequenceId id : sequences) {
+    const Sequence& sequence = find(id);
+    COMMON_CHECK(std::count(sequences.begin(), sequences.end(), id) == 1, "a sequence can't be swapped out twice");
+    for (int i = 0; i < blocks_needed(sequence.length, block_size_); ++i) {
+      const int block = sequence.block_table[static_cast<std::size_t>(i)];
+      if (host_blocks.contains(block)) {
+        continue;
+      }
+      if (host_blocks.size() == free_host_blocks_.size()) {
+        return false;
+      }
+      const int host_block = free_host_blocks_.rbegin()[static_cast<std::ptrdiff_t>(host_blocks.size())];
+      host_blocks[block] = host_block;
+      if (prefix_cache_.contains(block)) {
+        host_tokens[host_block] = prefix_cache_.tokens(block);
+      }
+    }
+  }
+  pending_copies_.reserve(pending_copies_.size() + host_blocks.size());
+
+  free_host_blocks_.resize(free_host_blocks_.size() - host_blocks.size());
+  host_tokens_.merge(host_tokens);
+  for (const auto& [block, host_block] : host_blocks) {
+    pending_copies_.push_back({block, host_block});
+  }
+  for (const SequenceId id : sequences) {
+    Sequence& sequence = find(id);
+    // From the end, as in free(), for the order in which cached blocks are evicted. Blocks reserved ahead hold nothing
+    // that is worth a copy.
+    for (std::size_t i = sequence.block_table.size(); i-- > 0;) {
+      const int block = sequence.block_table[i];
+      if (static_cast<int>(i) < blocks_needed(sequence.length, block_size_)) {
+        sequence.block_table[i] = host_blocks.at(block);
+        reference_counts_[static_cast<std::size_t>(sequence.block_table[i])] += 1;
+      } else {
+        sequence.block_table.pop_back();
+      }
+      release_block(block);
+    }
+    swapped_.insert(sequences_.extract(id));
+  }
+  return true;
+}
+
+bool KvCacheManager::swap_in(std::span<const SequenceId> sequences, int spare_blocks) {
+  std::map<int, int> blocks;  // by host block
+  for (const SequenceId id : sequences) {
+    COMMON_CHECK(is_swapped(id), "sequence " + std::to_string(id) + " is not swapped out");
+    COMMON_CHECK(std::count(sequences.begin(), sequences.end(), id) == 1, "a sequence can't be swapped in twice");
+    for (const int host_block : swapped_.at(id).block_table) {
+      blocks[host_block] = -1;
+    }
+  }
+  if (static_cast<int>(blocks.size()) > num_available() - spare_blocks) {
+    return false;
+  }
+  pending_copies_.reserve(pending_copies_.size() + blocks.size());
+
+  std::map<int, std::vector<common::Token>> published;  // by block
+  for (auto& [host_block, block] : blocks) {
+    block = take_block();
+    reference_counts_[static_cast<std::size_t>(block)] = 0;
+    pending_copies_.push_back({host_block, block});
+    if (auto tokens = host_tokens_.extract(host_block); !tokens.empty()) {
+      tokens.key() = block;
+      published.insert(std::move(tokens));
+    }
+  }
+  for (const SequenceId id : sequences) {
+    for (int& block : swapped_.at(id).block_table) {
+      const int host_block = std::exchange(block, blocks.at(block));
+      reference_counts_[static_cast<std::size_t>(block)] += 1;
+      release_host_block(host_block);
+    }
+    sequences_.insert(swapped_.extract(id));
+  }
+  // Blocks that could be found before can be found again, if those before them can.
+  for (const SequenceId id : sequences) {
+    const Sequence& sequence = find(id);
+    for (std::size_t i = 0; i < sequence.block_table.size(); ++i) {
+      const int block = sequence.block_table[i];
+      if (const auto tokens = published.find(block); tokens != published.end() && !prefix_cache_.contains(block)) {
+        prefix_cache_.publish(block, i == 0 ? -1 : sequence.block_table[i - 1], tokens->second, sequence.salt);
+      }
+    }
+  }
+  return true;
+}
+
+Usage KvCacheManager::usage_of(std::span<const SequenceId> sequences) const {
+  std::map<int, int> used;  // slots that hold a token, by block
+  for (const SequenceId id : sequences) {
+    const Sequence& sequence = is_swapped(id) ? swapped_.at(id) : find(id);
+    int rest = sequence.length;
+    for (int i = 0; i < blocks_needed(sequence.length, block_size_); ++i) {
+      const int block = sequence.block_table[static_cast<std::size_t>(i)];
+      used[block] = std::min(rest, block_size_);
+      rest -= used[block];
+    }
+  }
+  Usage usage;
+  usage.total = num_blocks_ * block_size_;
+  usage.reserved = static_cast<int>(used.size()) * block_size_;
+  for (const auto& [block, count] : used) {
+    usage.used += count;
+  }
+  return usage;
 }
 
 int KvCacheManager::length(SequenceId sequence) const { return find(sequence).length; }
@@ -176,7 +305,7 @@ std::vector<SequenceId> KvCacheManager::sequences() const {
 Usage KvCacheManager::usage() const {
   Usage usage;
   usage.total = num_blocks_ * block_size_;
-  usage.cached = static_cast<int>(prefix_cache_.retired().size()) * block_size_;
+  usage.cached = static_cast<int>(prefix_cache_.evictable().size()) * block_size_;
   usage.reserved = usage.total - num_available() * block_size_;
   // Owners of a block agree on how far it is filled: nobody writes to it.
   std::vector<int> used(static_cast<std::size_t>(num_blocks_));
@@ -194,10 +323,17 @@ Usage KvCacheManager::usage() const {
 void KvCacheManager::reset_prefix_cache() {
   const std::vector<int> blocks = prefix_cache_.reset();
   free_blocks_.insert(free_blocks_.end(), blocks.begin(), blocks.end());
+  for (auto& [id, sequence] : sequences_) {
+    sequence.tail.clear();  // or it would be published once its block is full
+  }
+  for (auto& [id, sequence] : swapped_) {
+    sequence.tail.clear();
+  }
+  host_tokens_.clear();
 }
 
 int KvCacheManager::num_available() const {
-  return static_cast<int>(free_blocks_.size() + prefix_cache_.retired().size());
+  return static_cast<int>(free_blocks_.size() + prefix_cache_.evictable().size());
 }
 
 int KvCacheManager::take_block() {
@@ -215,9 +351,16 @@ void KvCacheManager::release_block(int block) {
     return;
   }
   if (prefix_cache_.contains(block)) {
-    prefix_cache_.retire(block);
+    prefix_cache_.make_evictable(block);
   } else {
     free_blocks_.push_back(block);
+  }
+}
+
+void KvCacheManager::release_host_block(int block) {
+  if (--reference_counts_[static_cast<std::size_t>(block)] == 0) {
+    free_host_blocks_.push_back(block);
+    host_tokens_.erase(block);
   }
 }
 

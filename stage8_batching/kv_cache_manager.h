@@ -6,17 +6,19 @@
 #pragma once
 
 #include <cstdint>
+#include <limits>
 #include <map>
 #include <span>
 #include <vector>
 
-#include "admission.h"
-#include "host_blocks.h"
 #include "prefix_cache.h"
 
 namespace stage8 {
 
 using SequenceId = int;
+
+// Blocks that hold num_tokens tokens.
+int blocks_needed(int num_tokens, int block_size);
 
 // Counted in slots. reserved - used is internal fragmentation: at most block_size - 1 slots a sequence.
 struct Usage {
@@ -33,6 +35,16 @@ struct Usage {
 struct BlockCopy {
   int source = 0;
   int destination = 0;
+};
+
+// On what terms a sequence is admitted to the cache.
+struct Admission {
+  // Of the tokens that are not found in the cache, so many at most get slots for now.
+  int max_tokens = std::numeric_limits<int>::max();
+  // Blocks that are left for running sequences to grow into.
+  int spare_blocks = 0;
+  // Whether blocks that others have computed are looked for.
+  bool use_prefix_cache = true;
 };
 
 class KvCacheManager {
@@ -85,9 +97,9 @@ class KvCacheManager {
   // The other way round, all of them at once, in blocks that lie anywhere; spare_blocks stay free.
   bool swap_in(std::span<const SequenceId> sequences, int spare_blocks = 0);
   bool is_swapped(SequenceId sequence) const { return swapped_.contains(sequence); }
-  // What these sequences hold, a block counted once. Swapped out, it is what swap_in() has to find room for.
-  Usage holding(std::span<const SequenceId> sequences) const;
-  const HostBlocks& host_blocks() const { return host_blocks_; }
+  // Of these sequences alone, a block counted once. Swapped out, it is what swap_in() has to find room for.
+  Usage usage_of(std::span<const SequenceId> sequences) const;
+  int num_free_host_blocks() const { return static_cast<int>(free_host_blocks_.size()); }
 
   // How many tokens have their K and V in the cache. The next token's position is the length.
   int length(SequenceId sequence) const;
@@ -116,23 +128,23 @@ class KvCacheManager {
     std::uint64_t salt = 0;
   };
 
-  void free_swapped(SequenceId sequence);
-
   Sequence& find(SequenceId sequence);
   const Sequence& find(SequenceId sequence) const;
   int num_available() const;  // blocks that nobody owns: free ones, and cached ones that can be evicted
   int take_block();
   void release_block(int block);
+  void release_host_block(int block);
 
   int num_blocks_;
   int block_size_;
   std::vector<int> free_blocks_;  // a stack: the block freed last is used first, while it is still in the caches
   std::map<SequenceId, Sequence> sequences_;
-  std::vector<int> reference_counts_;  // by block
+  std::vector<int> reference_counts_;  // by block, host blocks included
   std::vector<BlockCopy> pending_copies_;
   PrefixCache prefix_cache_;
   std::map<SequenceId, Sequence> swapped_;  // their block tables name host blocks
-  HostBlocks host_blocks_;
+  std::vector<int> free_host_blocks_;
+  std::map<int, std::vector<common::Token>> host_tokens_;  // of the host blocks whose text can be found once it is back
 };
 
 }  // namespace

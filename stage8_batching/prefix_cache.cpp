@@ -47,38 +47,45 @@ void PrefixCache::publish(int block, int parent, std::span<const common::Token> 
   entry.text = same < 0 ? ++last_text_ : entries_.at(same).text;
   entry.tokens.assign(tokens.begin(), tokens.end());
   entry.salt = salt;
-  blocks_with_hash_[entry.hash].push_back(block);
+  // What may throw comes first: a failed allocation of memory leaves the block unpublished.
+  std::vector<int>& same_hash = blocks_with_hash_[entry.hash];
+  same_hash.reserve(same_hash.size() + 1);
+  std::list<int> node = {block};
+  entry.position = node.begin();
   entries_[block] = std::move(entry);
+  in_use_.splice(in_use_.end(), node);
+  same_hash.push_back(block);
 }
 
-void PrefixCache::retire(int block) {
+void PrefixCache::make_evictable(int block) {
   Entry& entry = entries_.at(block);
-  COMMON_CHECK(!entry.is_retired, "block " + std::to_string(block) + " is retired already");
-  entry.is_retired = true;
-  entry.position = retired_.insert(retired_.end(), block);
+  COMMON_CHECK(!entry.is_evictable, "block " + std::to_string(block) + " is evictable already");
+  entry.is_evictable = true;
+  evictable_.splice(evictable_.end(), in_use_, entry.position);
 }
 
-void PrefixCache::revive(int block) {
+void PrefixCache::reacquire(int block) {
   Entry& entry = entries_.at(block);
-  COMMON_CHECK(entry.is_retired, "block " + std::to_string(block) + " is in use");
-  entry.is_retired = false;
-  retired_.erase(entry.position);
+  COMMON_CHECK(entry.is_evictable, "block " + std::to_string(block) + " is in use");
+  entry.is_evictable = false;
+  in_use_.splice(in_use_.end(), evictable_, entry.position);
 }
 
 int PrefixCache::evict() {
-  COMMON_CHECK(!retired_.empty(), "no block can be evicted");
-  const int block = retired_.front();
-  retired_.pop_front();
+  COMMON_CHECK(!evictable_.empty(), "no block can be evicted");
+  const int block = evictable_.front();
+  evictable_.pop_front();
   forget(block);
   statistics_.evictions += 1;
   return block;
 }
 
 std::vector<int> PrefixCache::reset() {
+  std::vector<int> blocks(evictable_.begin(), evictable_.end());
   entries_.clear();
   blocks_with_hash_.clear();
-  std::vector<int> blocks(retired_.begin(), retired_.end());
-  retired_.clear();
+  evictable_.clear();
+  in_use_.clear();
   return blocks;
 }
 

@@ -154,7 +154,7 @@ bool Scheduler::preempt_latest(std::size_t index, ScheduledStep& step) {
 }
 
 bool Scheduler::is_swap_cheaper(std::span<const SequenceId> sequences) const {
-  const Usage usage = manager_.holding(sequences);
+  const Usage usage = manager_.usage_of(sequences);
   return usage.reserved / manager_.block_size() * options_.block_swap_cost < usage.used * options_.token_compute_cost;
 }
 

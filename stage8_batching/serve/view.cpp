@@ -169,7 +169,7 @@ std::string draw_blocks(const Server& server, int max_blocks, bool color) {
       }
     }
   }
-  for (const int block : manager.prefix_cache().retired()) {
+  for (const int block : manager.prefix_cache().evictable()) {
     cells[static_cast<std::size_t>(block)] = {-1, 'c'};
   }
   cells.resize(static_cast<std::size_t>(std::min(num_blocks, max_blocks)));

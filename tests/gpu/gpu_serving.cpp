@@ -77,7 +77,7 @@ TEST_CASE("GPU: the texts are those of lone runs, for every budget and preemptio
             CHECK(compare_output(server.output(static_cast<int>(i)), expected[i]) == kNoProblem);
           }
           CHECK(engine.manager().usage().reserved == 0);
-          CHECK(engine.manager().host_blocks().num_free() == 25);
+          CHECK(engine.manager().num_free_host_blocks() == 25);
           const double preemptions = common::counter(server.counters(), "preemptions");
           CHECK((preemptions > 0) == (num_slots == 320 && budget == 256));
         }
@@ -113,5 +113,5 @@ TEST_CASE("GPU: samples, beams and single texts share steps, and some are cancel
     CHECK(compare_output(server.output(static_cast<int>(i)), expected[i], i == 2 || i == 7) == kNoProblem);
   }
   CHECK(engine.manager().usage().reserved == 0);
-  CHECK(engine.manager().host_blocks().num_free() == 40);
+  CHECK(engine.manager().num_free_host_blocks() == 40);
 }

@@ -8,6 +8,7 @@
 #include <map>
 #include <span>
 #include <string>
+#include <type_traits>
 #include <vector>
 
 #include "common/app/workload.h"
@@ -121,7 +122,7 @@ TEST_CASE("stage 6, invariant 3: nothing is found before its forward pass is ove
   manager.commit(3, 4);                   // tokens unknown
   manager.commit(3, Tokens{4, 5, 6, 7});  // known, after some that are not
   CHECK(compute(manager, 4, text(9)) == 0);
-  CHECK(manager.prefix_cache().retired().empty());
+  CHECK(manager.prefix_cache().evictable().empty());
 }
 
 TEST_CASE("tokens of one salt are not found with another") {
@@ -147,6 +148,33 @@ TEST_CASE("generated tokens are found too, and so is a fork's part") {
   CHECK(compute(manager, 2, text(18)) == 16);
 }
 
+static_assert(!std::is_copy_constructible_v<KvCacheManager>, "a copy's entries would lie in the original's lists");
+
+TEST_CASE("nothing computed before a reset is found after it, not even the block that was being filled") {
+  KvCacheManager manager(8, 4);
+  const std::vector<Token> text = {1, 2, 3, 4, 5};
+  REQUIRE(manager.allocate(0, text));
+  manager.commit(0, std::span(text).first(2));
+  manager.reset_prefix_cache();
+  manager.commit(0, std::span(text).subspan(2));
+  manager.free(0);
+  REQUIRE(manager.allocate(1, text));
+  CHECK(manager.length(1) == 0);
+}
+
+TEST_CASE("a block in which some tokens are unknown is never found") {
+  KvCacheManager manager(8, 4);
+  REQUIRE(manager.allocate(0, 8));
+  manager.commit(0, 2);
+  manager.commit(0, std::vector<Token>{2, 3, 4, 5});
+  manager.commit(0, std::vector<Token>{6, 7});
+  manager.free(0);
+  for (const std::vector<Token>& text : {std::vector<Token>{2, 3, 4, 5, 6}, {4, 5, 6, 7, 8}, {0, 0, 2, 3, 4}}) {
+    CHECK(manager.prefix_cache().find(text, 0).empty());
+  }
+  CHECK(manager.usage().cached == 0);
+}
+
 TEST_CASE("stage 6, invariant 4: freed blocks stay until needed, least recently used first, deepest first") {
   KvCacheManager manager(6, 2);
   compute(manager, 0, {1, 2, 3, 4});  // blocks 0, 1
@@ -156,7 +184,7 @@ TEST_CASE("stage 6, invariant 4: freed blocks stay until needed, least recently 
   CHECK(take_snapshot(manager).cached_blocks == std::vector<int>{1, 0, 3, 2});
   CHECK(manager.usage().reserved == 0);
   CHECK(manager.usage().cached == 8);
-  compute(manager, 2, {1, 2, 9});  // revives block 0, and takes the free block 4
+  compute(manager, 2, {1, 2, 9});  // reacquires block 0, and takes the free block 4
   manager.free(2);
   CHECK(take_snapshot(manager).cached_blocks == std::vector<int>{1, 3, 2, 0});
   REQUIRE(manager.allocate(3, 8));  // two free blocks, then two evictions
@@ -238,9 +266,9 @@ TEST_CASE("misuse of the prefix cache is noticed") {
   cache.publish(3, -1, Tokens{1, 2}, 0);
   CHECK_THROWS_AS(cache.publish(3, -1, Tokens{1, 2}, 0), CheckError);
   CHECK_THROWS_AS(cache.publish(4, -1, Tokens{1}, 0), CheckError);
-  CHECK_THROWS_AS(cache.revive(3), CheckError);
-  cache.retire(3);
-  CHECK_THROWS_AS(cache.retire(3), CheckError);
+  CHECK_THROWS_AS(cache.reacquire(3), CheckError);
+  cache.make_evictable(3);
+  CHECK_THROWS_AS(cache.make_evictable(3), CheckError);
   CHECK(cache.evict() == 3);
   CHECK_THROWS_AS(cache.evict(), CheckError);
 }

@@ -260,7 +260,7 @@ TEST_CASE("every step computes something until all have ended (stage 8, invarian
     CHECK(bench.running().empty());
     CHECK(bench.waiting().empty());
     CHECK(bench.manager.usage().reserved == 0);
-    CHECK(bench.manager.host_blocks().num_free() == host_blocks);
+    CHECK(bench.manager.num_free_host_blocks() == host_blocks);
   }
   CHECK(num_preempted > 60);
 }
@@ -322,14 +322,14 @@ TEST_CASE("swap: a shared block moves once, and has the same owners again (stage
   tests::take_copies(manager);
   const std::vector<int> group = {0, 1, 2};
   const std::vector<int> before = manager.block_table(0);
-  CHECK(manager.holding(group).reserved == 12);
-  CHECK(manager.holding(group).used == 9);  // 4 shared, 2 of two sequences, 3 of the third
+  CHECK(manager.usage_of(group).reserved == 12);
+  CHECK(manager.usage_of(group).used == 9);  // 4 shared, 2 of two sequences, 3 of the third
   REQUIRE(manager.swap_out(group));
   CHECK(tests::take_copies(manager).size() == 3);
   CHECK(manager.usage().reserved == 0);
-  CHECK(manager.host_blocks().num_free() == 3);
+  CHECK(manager.num_free_host_blocks() == 3);
   CHECK(manager.sequences().empty());
-  CHECK(manager.holding(group).used == 9);
+  CHECK(manager.usage_of(group).used == 9);
   CHECK(tests::is_refused_as_a_bug([&] { manager.reserve(0, 1); }));
 
   REQUIRE(manager.allocate(7, 4 * 5));  // somebody else gets blocks meanwhile
@@ -340,7 +340,7 @@ TEST_CASE("swap: a shared block moves once, and has the same owners again (stage
     CHECK(copy.source >= 8);
     CHECK(copy.destination < 8);
   }
-  CHECK(manager.host_blocks().num_free() == 6);
+  CHECK(manager.num_free_host_blocks() == 6);
   CHECK(manager.block_table(0) == manager.block_table(1));
   CHECK(manager.reference_count(manager.block_table(0)[0]) == 3);
   CHECK(manager.reference_count(manager.block_table(0)[1]) == 2);
@@ -366,7 +366,7 @@ TEST_CASE("swap: refused without a trace where there is no room, and freed out t
   CHECK_FALSE(manager.swap_in(std::vector<int>{1}));
   CHECK(tests::take_snapshot(manager) == full);
   manager.free(1);
-  CHECK(manager.host_blocks().num_free() == 2);
+  CHECK(manager.num_free_host_blocks() == 2);
   CHECK_FALSE(manager.is_swapped(1));
 }
 

@@ -407,9 +407,9 @@ TEST_CASE("a request is cancelled in every state, and leaves nothing (stage 8, i
       for (const int sequence : serving.engine_manager().sequences()) {
         CHECK_FALSE(serving.engine_manager().is_swapped(sequence));
       }
-      const int free_before = serving.engine_manager().host_blocks().num_free();
+      const int free_before = serving.engine_manager().num_free_host_blocks();
       serving.server.stop(victim, FinishReason::kCancelled);
-      swapped_was_cancelled = swapped_was_cancelled || serving.engine_manager().host_blocks().num_free() > free_before;
+      swapped_was_cancelled = swapped_was_cancelled || serving.engine_manager().num_free_host_blocks() > free_before;
       CAPTURE(victim, steps);
       CHECK(serving.server.output(victim).finish_reason == FinishReason::kCancelled);
       CHECK(serving.run() == kNoProblem);
@@ -633,7 +633,7 @@ TEST_CASE("a server that goes in the middle of everything leaves nothing behind"
       }
     }
     CHECK(engine.manager().usage().reserved == 0);
-    CHECK(engine.manager().host_blocks().num_free() == 12);
+    CHECK(engine.manager().num_free_host_blocks() == 12);
   }
 }
 

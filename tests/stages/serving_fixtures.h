@@ -91,7 +91,7 @@ struct Serving {
     if (manager.usage().reserved != 0 || !manager.sequences().empty()) {
       return "some blocks were not given back";
     }
-    return manager.host_blocks().num_free() == options.num_host_blocks ? "" : "some host blocks were not given back";
+    return manager.num_free_host_blocks() == options.num_host_blocks ? "" : "some host blocks were not given back";
   }
 
   // To the end. The first problem there is.

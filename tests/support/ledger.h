@@ -41,8 +41,8 @@ inline Snapshot take_snapshot(const stage::KvCacheManager& manager) {
   }
 #endif
 #if STAGE_NUMBER >= 6
-  const auto& retired = manager.prefix_cache().retired();
-  snapshot.cached_blocks.assign(retired.begin(), retired.end());
+  const auto& evictable = manager.prefix_cache().evictable();
+  snapshot.cached_blocks.assign(evictable.begin(), evictable.end());
 #endif
   return snapshot;
 }

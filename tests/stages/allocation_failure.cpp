@@ -1,0 +1,251 @@
+// Memory runs out at the k-th allocation of an operation of the manager, for every k: the operation throws, and the
+// books are whole and as they were. Compiled once a stage.
+#include "tests/support/catch.h"
+
+#include <cstddef>
+#include <cstdlib>
+#include <functional>
+#include <new>
+#include <numeric>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "tests/support/stage_api.h"
+#if STAGE_NUMBER >= 2
+#include "tests/support/ledger.h"
+#endif
+
+namespace {
+
+int allocations_until_failure = -1;  // -1: none fails
+
+void* allocate_or_fail(std::size_t size) {
+  if (allocations_until_failure == 0) {
+    throw std::bad_alloc();
+  }
+  if (allocations_until_failure > 0) {
+    allocations_until_failure -= 1;
+  }
+  if (void* memory = std::malloc(size == 0 ? 1 : size)) {
+    return memory;
+  }
+  throw std::bad_alloc();
+}
+
+}  // namespace
+
+void* operator new(std::size_t size) { return allocate_or_fail(size); }
+void* operator new[](std::size_t size) { return allocate_or_fail(size); }
+void operator delete(void* memory) noexcept { std::free(memory); }
+void operator delete[](void* memory) noexcept { std::free(memory); }
+void operator delete(void* memory, std::size_t) noexcept { std::free(memory); }
+void operator delete[](void* memory, std::size_t) noexcept { std::free(memory); }
+
+using stage::KvCacheManager;
+
+namespace {
+
+constexpr int kNumBlocks = 12;
+constexpr int kBlockSize = 4;
+
+// What a manager says of itself, in words.
+std::string state_of(const KvCacheManager& manager) {
+#if STAGE_NUMBER == 1
+  std::string result;
+  for (const int sequence : manager.sequences()) {
+    const auto [first, size] = manager.region(sequence);
+    result += std::to_string(sequence) + " holds " + std::to_string(manager.length(sequence)) + " of " +
+              std::to_string(size) + " slots from " + std::to_string(first) + "; ";
+  }
+  return result + "holes of " + std::to_string(manager.usage().total - manager.usage().reserved);
+#else
+  std::string result = tests::to_string(tests::take_snapshot(manager));
+#if STAGE_NUMBER >= 5
+  for (const auto& [source, destination] : manager.pending_copies()) {
+    result += "; " + std::to_string(source) + " to " + std::to_string(destination);
+  }
+#endif
+#if STAGE_NUMBER >= 8
+  result += "; " + std::to_string(manager.num_free_host_blocks()) + " host blocks free";
+#endif
+  return result;
+#endif
+}
+
+// Every sequence ends, swapped out or not, and all slots are free.
+std::string check_all_comes_back(KvCacheManager& manager) {
+#if STAGE_NUMBER == 1
+  for (const int sequence : manager.sequences()) {
+    manager.free(sequence);
+  }
+  return manager.allocate(99, kNumBlocks * kBlockSize) ? "" : "slots are lost: " + state_of(manager);
+#else
+  if (const std::string problem = tests::check_ledger(manager, kNumBlocks, kBlockSize); !problem.empty()) {
+    return problem;
+  }
+  for (int sequence = 0; sequence < 10; ++sequence) {
+#if STAGE_NUMBER >= 8
+    if (manager.is_swapped(sequence)) {
+      manager.free(sequence);
+    }
+#endif
+    if (manager.contains(sequence)) {
+      manager.free(sequence);
+    }
+  }
+#if STAGE_NUMBER >= 6
+  manager.reset_prefix_cache();
+#endif
+#if STAGE_NUMBER >= 8
+  if (manager.num_free_host_blocks() != kNumBlocks) {
+    return "host blocks are lost: " + state_of(manager);
+  }
+#endif
+  return manager.free_blocks().size() == kNumBlocks ? "" : "blocks are lost: " + state_of(manager);
+#endif
+}
+
+// Whether an operation that throws must have changed nothing, or may be done but for its publishing.
+enum class Promise { kNothingChanged, kLedgerWhole };
+
+void fail_everywhere(const std::function<void(KvCacheManager&)>& prepare,
+                     const std::function<void(KvCacheManager&)>& operation, int min_allocations,
+                     Promise promise = Promise::kNothingChanged) {
+  bool has_failed = true;
+  int k = 0;
+  for (; has_failed; ++k) {
+#if STAGE_NUMBER == 1
+    KvCacheManager manager(kNumBlocks * kBlockSize);
+#elif STAGE_NUMBER < 8
+    KvCacheManager manager(kNumBlocks, kBlockSize);
+#else
+    KvCacheManager manager(kNumBlocks, kBlockSize, stage::hash_block, kNumBlocks);
+#endif
+    prepare(manager);
+    const std::string before = state_of(manager);
+    has_failed = false;
+    allocations_until_failure = k;
+    try {
+      operation(manager);
+    } catch (const std::bad_alloc&) {
+      has_failed = true;
+    }
+    allocations_until_failure = -1;
+    INFO("allocation " << k << " fails");
+    if (has_failed && promise == Promise::kNothingChanged) {
+      CHECK(state_of(manager) == before);
+    }
+    CHECK(check_all_comes_back(manager) == "");
+  }
+  // Where memory is asked for less often than that, nothing was tried.
+  CHECK(k > min_allocations);
+}
+
+void start(KvCacheManager& manager, int sequence, int num_tokens) {
+  REQUIRE(manager.allocate(sequence, num_tokens));
+  manager.commit(sequence, num_tokens);
+}
+
+#if STAGE_NUMBER >= 6
+std::vector<common::Token> count_from(int first, int count) {
+  std::vector<common::Token> result(static_cast<std::size_t>(count));
+  std::iota(result.begin(), result.end(), first);
+  return result;
+}
+
+void compute(KvCacheManager& manager, int sequence, const std::vector<common::Token>& tokens) {
+  REQUIRE(manager.allocate(sequence, tokens));
+  manager.commit(sequence,
+                 std::span<const common::Token>(tokens).subspan(static_cast<std::size_t>(manager.length(sequence))));
+}
+#endif
+
+}  // namespace
+
+TEST_CASE("memory runs out: in allocate, reserve, commit and free") {
+  fail_everywhere([](KvCacheManager&) {}, [](KvCacheManager& manager) { manager.allocate(0, 17); }, 1);
+  const auto two = [](KvCacheManager& manager) {
+    start(manager, 0, 6);
+    start(manager, 1, 9);
+  };
+  fail_everywhere(
+      two, [](KvCacheManager& manager) { manager.allocate(2, 13); }, 1);
+  fail_everywhere(
+      two, [](KvCacheManager& manager) { manager.reserve(0, 14); }, STAGE_NUMBER == 1 ? 0 : 1);
+  fail_everywhere(
+      two, [](KvCacheManager& manager) { manager.commit(0, 0); }, 0);
+  fail_everywhere(
+      two, [](KvCacheManager& manager) { manager.free(0); }, 0);
+  const auto hole = [](KvCacheManager& manager) {
+    for (int sequence = 0; sequence < 4; ++sequence) {
+      start(manager, sequence, 4);
+    }
+    manager.free(1);
+  };
+  fail_everywhere(
+      hole, [](KvCacheManager& manager) { manager.free(3); }, 0);
+}
+
+#if STAGE_NUMBER >= 5
+TEST_CASE("memory runs out: in a fork, and in the reserve that copies on write") {
+  const auto shared = [](KvCacheManager& manager) {
+    start(manager, 0, 6);
+    manager.fork(0, 1);
+    start(manager, 2, 5);
+    manager.fork(2, 3);
+    REQUIRE(manager.reserve(3, 1));  // a copy is pending already
+  };
+  fail_everywhere(
+      shared, [](KvCacheManager& manager) { manager.fork(1, 4); }, 2);
+  fail_everywhere(
+      shared, [](KvCacheManager& manager) { manager.reserve(1, 1); }, 1);
+  fail_everywhere(
+      shared, [](KvCacheManager& manager) { manager.reserve(1, 12); }, 2);
+  fail_everywhere(
+      shared, [](KvCacheManager& manager) { manager.free(1); }, 0);
+}
+#endif
+
+#if STAGE_NUMBER >= 6
+TEST_CASE("memory runs out: where blocks are found again, published, evicted and forgotten") {
+  const auto cached = [](KvCacheManager& manager) {
+    compute(manager, 0, count_from(1, 18));
+    compute(manager, 1, count_from(1, 10));
+    manager.free(0);
+  };
+  const auto find = [](KvCacheManager& manager) { manager.allocate(2, count_from(1, 20)); };
+  fail_everywhere(cached, find, 3);
+  const auto evict = [](KvCacheManager& manager) { manager.allocate(2, count_from(101, 33)); };
+  fail_everywhere(cached, evict, 2);
+  fail_everywhere(
+      cached, [](KvCacheManager& manager) { manager.free(1); }, 0);
+  fail_everywhere(
+      cached, [](KvCacheManager& manager) { manager.reset_prefix_cache(); }, 1);
+  const auto allocated = [](KvCacheManager& manager) { REQUIRE(manager.allocate(0, count_from(1, 14))); };
+  const auto publish = [](KvCacheManager& manager) { manager.commit(0, count_from(1, 14)); };
+  fail_everywhere(allocated, publish, 5, Promise::kLedgerWhole);
+}
+#endif
+
+#if STAGE_NUMBER >= 8
+TEST_CASE("memory runs out: in a swap, either way") {
+  const std::vector<int> group = {0, 1};
+  const auto live = [](KvCacheManager& manager) {
+    compute(manager, 0, count_from(1, 10));
+    manager.fork(0, 1);
+    REQUIRE(manager.reserve(1, 3));
+    compute(manager, 2, count_from(50, 4));
+  };
+  fail_everywhere(
+      live, [&](KvCacheManager& manager) { manager.swap_out(group); }, 4);
+  const auto swapped = [&](KvCacheManager& manager) {
+    live(manager);
+    REQUIRE(manager.swap_out(group));
+  };
+  fail_everywhere(
+      swapped, [&](KvCacheManager& manager) { manager.swap_in(group); }, 4, Promise::kLedgerWhole);
+  fail_everywhere(
+      swapped, [](KvCacheManager& manager) { manager.free(1); }, 0);
+}
+#endif
