@@ -29,7 +29,7 @@ class Engine {
   // The model must outlive the engine.
   Engine(const common::Llama& model, const EngineOptions& options);
 
-  // Serves the requests in static batches, in order: as many as fit are let in and run to their end, then the next.
+  // Serves the requests in static batches, in order: as many as fit are admitted and run to their end, then the next.
   // A request that can never be served is rejected with the reason; the others are served all the same.
   std::vector<common::Completion> run(std::span<const common::Request> requests, const common::OnToken& on_token);
 
@@ -48,17 +48,20 @@ class Engine {
   common::Timing timing() const { return timing_; }
 
  private:
-  // A request on its way; its index is its sequence id.
+  // A request on its way.
   struct Generation {
-    int request = 0;
+    SequenceId sequence = 0;  // the request's index
+    const common::Request* request = nullptr;
+    common::Completion* completion = nullptr;
     std::vector<common::Token> tokens;  // the prompt and what came after it; the cache may lack the last ones
     bool finished = false;
   };
 
   int slots_to_reserve(const common::Request& request) const;
-  // Computes what the cache lacks and draws the next token. False if the slots run out; nothing has changed then.
-  bool step(Generation& generation, const common::Request& request, common::Completion& completion,
-            const common::OnToken& on_token);
+  // Computes what the cache lacks, the whole prompt at first, and draws the next token.
+  void step(Generation& generation, const common::OnToken& on_token);
+  // Counts a round, in which each request of the batch got a token, and releases the slots of those that are finished.
+  void end_round(std::vector<Generation>& batch);
   common::Matrix forward(SequenceId sequence, std::span<const common::Token> tokens);
 
   const common::Llama& model_;
@@ -73,7 +76,7 @@ class Engine {
   std::int64_t slots_reserved_ = 0;
   std::int64_t slots_used_ = 0;
   std::int64_t requests_held_ = 0;
-  int most_running_ = 0;
+  int max_running_ = 0;
 };
 
 }  // namespace

@@ -29,8 +29,8 @@ class Engine {
   // The model must outlive the engine.
   Engine(const common::Llama& model, const EngineOptions& options);
 
-  // Serves the requests in static batches, in order: as many as fit are let in and run to their end, then the next.
-  // Nobody reserves room to grow: when the blocks run out, the latest arrival gives way and is computed again later.
+  // Serves the requests in static batches, in order: as many as fit are admitted and run to their end, then the next.
+  // No room to grow is reserved: when the blocks run out, the latest arrival is preempted and computed again later.
   // A request that can never be served is rejected with the reason; the others are served all the same.
   std::vector<common::Completion> run(std::span<const common::Request> requests, const common::OnToken& on_token);
 
@@ -49,16 +49,20 @@ class Engine {
   common::Timing timing() const { return timing_; }
 
  private:
-  // A request on its way; its index is its sequence id.
+  // A request on its way.
   struct Generation {
-    int request = 0;
+    SequenceId sequence = 0;  // the request's index
+    const common::Request* request = nullptr;
+    common::Completion* completion = nullptr;
     std::vector<common::Token> tokens;  // the prompt and what came after it; the cache may lack the last ones
     bool finished = false;
   };
 
-  // Computes what the cache lacks and draws the next token. False if the slots run out; nothing has changed then.
-  bool step(Generation& generation, const common::Request& request, common::Completion& completion,
-            const common::OnToken& on_token);
+  // Computes what the cache lacks, the whole prompt at first, and draws the next token. False if the slots run out;
+  // nothing has changed then.
+  bool step(Generation& generation, const common::OnToken& on_token);
+  // Counts a round, in which each request of the batch got a token, and releases the slots of those that are finished.
+  void end_round(std::vector<Generation>& batch);
   common::Matrix forward(SequenceId sequence, std::span<const common::Token> tokens);
 
   const common::Llama& model_;
@@ -75,7 +79,7 @@ class Engine {
   std::int64_t slots_reserved_ = 0;
   std::int64_t slots_used_ = 0;
   std::int64_t requests_held_ = 0;
-  int most_running_ = 0;
+  int max_running_ = 0;
 };
 
 }  // namespace

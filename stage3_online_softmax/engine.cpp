@@ -3,9 +3,9 @@
 #include <algorithm>
 #include <deque>
 #include <iterator>
-#include <memory>
 #include <numeric>
 #include <string>
+#include <utility>
 
 #include "common/base/check.h"
 #include "common/base/machine.h"
@@ -42,58 +42,50 @@ std::vector<common::Completion> Engine::run(std::span<const common::Request> req
   for (std::size_t i = 0; i < requests.size(); ++i) {
     completions[i].error = rejection(requests[i]);
     if (completions[i].error.empty()) {
-      waiting.push_back({static_cast<int>(i), requests[i].prompt});
+      waiting.push_back({static_cast<SequenceId>(i), &requests[i], &completions[i], requests[i].prompt});
     }
   }
 
   std::vector<Generation> batch;
-  // Whatever on_token throws, the batch gives its slots back.
-  const auto give_back = [&](const void*) {
-    for (const Generation& generation : batch) {
-      manager_.free(generation.request);
-    }
-  };
-  const std::unique_ptr<const void, decltype(give_back)> guard(&batch, give_back);
   // First come, first served: a request that does not fit holds back those behind it.
-  const auto admit = [&] {
+  const auto admit_next = [&] {
     if (waiting.empty()) {
       return false;
     }
     const Generation& next = waiting.front();
-    if (!manager_.allocate(next.request, static_cast<int>(next.tokens.size()))) {
+    if (!manager_.allocate(next.sequence, static_cast<int>(next.tokens.size()))) {
       return false;
     }
-    batch.push_back(next);
+    batch.push_back(std::move(waiting.front()));
     waiting.pop_front();
     return true;
   };
-  while (!waiting.empty()) {
-    // A batch is filled while its first round goes on.
-    for (bool filling = true; filling || !batch.empty(); filling = false) {
-      for (std::size_t i = 0; i < batch.size() || (filling && admit()); ++i) {
-        const auto request = static_cast<std::size_t>(batch[i].request);
-        while (i < batch.size() && !step(batch[i], requests[request], completions[request], on_token)) {
-          // The latest arrival gives way. It keeps its tokens, and the cache gets them again when there is room.
-          manager_.free(batch.back().request);
-          waiting.push_front(std::move(batch.back()));
-          batch.pop_back();
-          preemptions_ += 1;
+  try {
+    while (!waiting.empty() || !batch.empty()) {
+      if (batch.empty()) {  // a static batch: no request joins before all of it have finished
+        while (admit_next()) {
+          const bool stepped = step(batch.back(), on_token);  // computes the prompt
+          COMMON_CHECK(stepped, "slots that were reserved are missing");
+        }
+      } else {
+        for (std::size_t i = 0; i < batch.size(); ++i) {
+          while (i < batch.size() && !step(batch[i], on_token)) {
+            // The latest arrival is preempted. It keeps its tokens, and is computed again when there is room.
+            waiting.push_front(std::move(batch.back()));
+            batch.pop_back();
+            manager_.free(waiting.front().sequence);
+            preemptions_ += 1;
+          }
         }
       }
-      COMMON_CHECK(!batch.empty(), "somebody else holds the cache");
-      most_running_ = std::max(most_running_, static_cast<int>(batch.size()));
-      const Usage usage = manager_.usage();
-      rounds_ += 1;
-      slots_reserved_ += usage.reserved;
-      slots_used_ += usage.used;
-      requests_held_ += static_cast<std::int64_t>(batch.size());
-      std::erase_if(batch, [&](const Generation& generation) {
-        if (generation.finished) {
-          manager_.free(generation.request);
-        }
-        return generation.finished;
-      });
+      COMMON_CHECK(!batch.empty(), "sequences of another caller fill the cache");
+      end_round(batch);
     }
+  } catch (...) {  // on_token may throw
+    for (const Generation& generation : batch) {
+      manager_.free(generation.sequence);
+    }
+    throw;
   }
   return completions;
 }
@@ -118,7 +110,7 @@ std::optional<common::Matrix> Engine::append(SequenceId sequence, std::span<cons
 
 std::vector<common::Counter> Engine::counters() const {
   const auto rounds = static_cast<double>(std::max<std::int64_t>(rounds_, 1));
-  return {{"most_requests_at_once", static_cast<double>(most_running_)},
+  return {{"most_requests_at_once", static_cast<double>(max_running_)},
           {"requests_held", static_cast<double>(requests_held_) / rounds},
           {"forward_passes", static_cast<double>(forward_passes_)},
           {"slots_total", static_cast<double>(options_.num_slots)},
@@ -150,11 +142,12 @@ std::string Engine::rejection(const common::Request& request) const {
   return "";
 }
 
-bool Engine::step(Generation& generation, const common::Request& request, common::Completion& completion,
-                  const common::OnToken& on_token) {
-  const auto length = static_cast<std::size_t>(manager_.length(generation.request));
+bool Engine::step(Generation& generation, const common::OnToken& on_token) {
+  const common::Request& request = *generation.request;
+  common::Completion& completion = *generation.completion;
+  const auto length = static_cast<std::size_t>(manager_.length(generation.sequence));
   const std::optional<common::Matrix> logits =
-      append(generation.request, std::span<const common::Token>(generation.tokens).subspan(length));
+      append(generation.sequence, std::span<const common::Token>(generation.tokens).subspan(length));
   if (!logits.has_value()) {
     return false;
   }
@@ -166,11 +159,26 @@ bool Engine::step(Generation& generation, const common::Request& request, common
     return true;
   }
   completion.tokens.push_back(token);
-  on_token(generation.request, token);
+  on_token(generation.sequence, token);
   completion.finish_reason = common::FinishReason::kLength;
   generation.tokens.push_back(token);
   generation.finished = static_cast<int>(completion.tokens.size()) == request.max_new_tokens;
   return true;
+}
+
+void Engine::end_round(std::vector<Generation>& batch) {
+  const Usage usage = manager_.usage();
+  max_running_ = std::max(max_running_, static_cast<int>(batch.size()));
+  rounds_ += 1;
+  slots_reserved_ += usage.reserved;
+  slots_used_ += usage.used;
+  requests_held_ += static_cast<std::int64_t>(batch.size());
+  std::erase_if(batch, [&](const Generation& generation) {
+    if (generation.finished) {
+      manager_.free(generation.sequence);
+    }
+    return generation.finished;
+  });
 }
 
 common::Matrix Engine::forward(SequenceId sequence, std::span<const common::Token> tokens) {

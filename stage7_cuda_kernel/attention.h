@@ -6,8 +6,8 @@
 
 namespace stage7 {
 
-// How the blocks are walked: once, rescaling what came before whenever a larger score turns up (Milakov and
-// Gimelshein, arXiv 1805.02867), or twice, with the largest score known from the first walk.
+// Online: one pass over the blocks, which rescales what came before whenever a larger score turns up (Milakov and
+// Gimelshein, arXiv 1805.02867). Safe: two passes, the first of which finds the largest score.
 enum class SoftmaxMode { kOnline, kSafe };
 
 // q: [num_queries, num_heads * head_dim], the last num_queries of the sequence's context_length tokens, whose K and V

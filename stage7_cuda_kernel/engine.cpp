@@ -2,9 +2,9 @@
 
 #include <algorithm>
 #include <deque>
-#include <memory>
 #include <numeric>
 #include <string>
+#include <utility>
 
 #include "common/base/check.h"
 #include "common/base/machine.h"
@@ -43,58 +43,50 @@ std::vector<common::Completion> Engine::run(std::span<const common::Request> req
   for (std::size_t i = 0; i < requests.size(); ++i) {
     completions[i].error = rejection(requests[i]);
     if (completions[i].error.empty()) {
-      waiting.push_back({static_cast<int>(i), requests[i].prompt});
+      waiting.push_back({static_cast<SequenceId>(i), &requests[i], &completions[i], requests[i].prompt});
     }
   }
 
   std::vector<Generation> batch;
-  // Whatever on_token throws, the batch gives its slots back.
-  const auto give_back = [&](const void*) {
-    for (const Generation& generation : batch) {
-      manager_.free(generation.request);
-    }
-  };
-  const std::unique_ptr<const void, decltype(give_back)> guard(&batch, give_back);
   // First come, first served: a request that does not fit holds back those behind it.
-  const auto admit = [&] {
+  const auto admit_next = [&] {
     if (waiting.empty()) {
       return false;
     }
     const Generation& next = waiting.front();
-    if (!start(next.request, next.tokens, requests[static_cast<std::size_t>(next.request)].cache_salt)) {
+    if (!start(next.sequence, next.tokens, next.request->cache_salt)) {
       return false;
     }
-    batch.push_back(next);
+    batch.push_back(std::move(waiting.front()));
     waiting.pop_front();
     return true;
   };
-  while (!waiting.empty()) {
-    // A batch is filled while its first round goes on.
-    for (bool filling = true; filling || !batch.empty(); filling = false) {
-      for (std::size_t i = 0; i < batch.size() || (filling && admit()); ++i) {
-        const auto request = static_cast<std::size_t>(batch[i].request);
-        while (i < batch.size() && !step(batch[i], requests[request], completions[request], on_token)) {
-          // The latest arrival gives way. It keeps its tokens, and the cache gets them again when there is room.
-          manager_.free(batch.back().request);
-          waiting.push_front(std::move(batch.back()));
-          batch.pop_back();
-          preemptions_ += 1;
+  try {
+    while (!waiting.empty() || !batch.empty()) {
+      if (batch.empty()) {  // a static batch: no request joins before all of it have finished
+        while (admit_next()) {
+          const bool stepped = step(batch.back(), on_token);  // computes the prompt
+          COMMON_CHECK(stepped, "slots that were reserved are missing");
+        }
+      } else {
+        for (std::size_t i = 0; i < batch.size(); ++i) {
+          while (i < batch.size() && !step(batch[i], on_token)) {
+            // The latest arrival is preempted. It keeps its tokens, and is computed again when there is room.
+            waiting.push_front(std::move(batch.back()));
+            batch.pop_back();
+            manager_.free(waiting.front().sequence);
+            preemptions_ += 1;
+          }
         }
       }
-      COMMON_CHECK(!batch.empty(), "somebody else holds the cache");
-      most_running_ = std::max(most_running_, static_cast<int>(batch.size()));
-      const Usage usage = manager_.usage();
-      rounds_ += 1;
-      slots_reserved_ += usage.reserved;
-      slots_used_ += usage.used;
-      requests_held_ += static_cast<std::int64_t>(batch.size());
-      std::erase_if(batch, [&](const Generation& generation) {
-        if (generation.finished) {
-          manager_.free(generation.request);
-        }
-        return generation.finished;
-      });
+      COMMON_CHECK(!batch.empty(), "sequences of another caller fill the cache");
+      end_round(batch);
     }
+  } catch (...) {  // on_token may throw
+    for (const Generation& generation : batch) {
+      manager_.free(generation.sequence);
+    }
+    throw;
   }
   return completions;
 }
@@ -105,53 +97,49 @@ bool Engine::start(SequenceId sequence, std::span<const common::Token> tokens, s
 }
 
 std::optional<common::Matrix> Engine::append(SequenceId sequence, std::span<const common::Token> tokens) {
-  const double start = common::now_seconds();
-  if (!compute(sequence, tokens)) {
-    return std::nullopt;
-  }
-  common::Matrix result = logits();
-  timing_.add(tokens.size(), common::now_seconds() - start);
+  std::optional<common::Matrix> result;
+  compute(sequence, tokens, [&] { result = logits(); });
   return result;
 }
 
 std::optional<common::Token> Engine::next(SequenceId sequence, std::span<const common::Token> tokens,
                                           const common::SamplingOptions& sampling, int sample_index) {
-  // All logits are many bytes to fetch from a GPU, which can find the largest by itself.
-  if (!gpu_ || sampling.temperature > 0.0F) {
-    const std::optional<common::Matrix> logits = append(sequence, tokens);
-    if (!logits.has_value()) {
-      return std::nullopt;
+  std::optional<common::Token> result;
+  compute(sequence, tokens, [&] {
+    // All logits are many bytes to fetch from a GPU, which can find the largest by itself.
+    if (gpu_ && sampling.temperature <= 0.0F) {
+      result = gpu_->argmax_token();
+      COMMON_CHECK(*result >= 0, "a logit is NaN, or all are -inf");
+    } else {
+      const common::Matrix row = logits();
+      result = common::sample({row.data(), static_cast<std::size_t>(row.cols())}, sampling, manager_.length(sequence),
+                              sample_index);
     }
-    return common::sample({logits->data(), static_cast<std::size_t>(logits->cols())}, sampling,
-                          manager_.length(sequence), sample_index);
-  }
-  const double start = common::now_seconds();
-  if (!compute(sequence, tokens)) {
-    return std::nullopt;
-  }
-  const common::Token token = gpu_->argmax_token();
-  COMMON_CHECK(token >= 0, "a logit is NaN, or all are -inf");
-  timing_.add(tokens.size(), common::now_seconds() - start);
-  return token;
+  });
+  return result;
 }
 
-bool Engine::compute(SequenceId sequence, std::span<const common::Token> tokens) {
+void Engine::compute(SequenceId sequence, std::span<const common::Token> tokens,
+                     const std::function<void()>& take_result) {
   COMMON_CHECK(!tokens.empty(), "nothing to append");
-  if (!manager_.reserve(sequence, static_cast<int>(tokens.size()))) {
-    return false;
+  const double start = common::now_seconds();
+  const std::size_t num_tokens = tokens.size();
+  if (!manager_.reserve(sequence, static_cast<int>(num_tokens))) {
+    return;
   }
   while (!tokens.empty()) {
     const std::size_t chunk = std::min(tokens.size(), static_cast<std::size_t>(options_.chunk_size));
     forward(sequence, tokens.first(chunk));
     tokens = tokens.subspan(chunk);
   }
-  return true;
+  take_result();
+  timing_.add(num_tokens, common::now_seconds() - start);
 }
 
 std::vector<common::Counter> Engine::counters() const {
   const auto rounds = static_cast<double>(std::max<std::int64_t>(rounds_, 1));
   const PrefixStatistics& prefix = manager_.prefix_cache().statistics();
-  return {{"most_requests_at_once", static_cast<double>(most_running_)},
+  return {{"most_requests_at_once", static_cast<double>(max_running_)},
           {"requests_held", static_cast<double>(requests_held_) / rounds},
           {"forward_passes", static_cast<double>(forward_passes_)},
           {"slots_total", static_cast<double>(options_.num_slots)},
@@ -188,11 +176,12 @@ std::string Engine::rejection(const common::Request& request) const {
   return "";
 }
 
-bool Engine::step(Generation& generation, const common::Request& request, common::Completion& completion,
-                  const common::OnToken& on_token) {
-  const auto length = static_cast<std::size_t>(manager_.length(generation.request));
+bool Engine::step(Generation& generation, const common::OnToken& on_token) {
+  const common::Request& request = *generation.request;
+  common::Completion& completion = *generation.completion;
+  const auto length = static_cast<std::size_t>(manager_.length(generation.sequence));
   const std::optional<common::Token> drawn =
-      next(generation.request, std::span<const common::Token>(generation.tokens).subspan(length), request.sampling,
+      next(generation.sequence, std::span<const common::Token>(generation.tokens).subspan(length), request.sampling,
            request.sample_index);
   if (!drawn.has_value()) {
     return false;
@@ -204,11 +193,26 @@ bool Engine::step(Generation& generation, const common::Request& request, common
     return true;
   }
   completion.tokens.push_back(token);
-  on_token(generation.request, token);
+  on_token(generation.sequence, token);
   completion.finish_reason = common::FinishReason::kLength;
   generation.tokens.push_back(token);
   generation.finished = static_cast<int>(completion.tokens.size()) == request.max_new_tokens;
   return true;
+}
+
+void Engine::end_round(std::vector<Generation>& batch) {
+  const Usage usage = manager_.usage();
+  max_running_ = std::max(max_running_, static_cast<int>(batch.size()));
+  rounds_ += 1;
+  slots_reserved_ += usage.reserved;
+  slots_used_ += usage.used;
+  requests_held_ += static_cast<std::int64_t>(batch.size());
+  std::erase_if(batch, [&](const Generation& generation) {
+    if (generation.finished) {
+      manager_.free(generation.sequence);
+    }
+    return generation.finished;
+  });
 }
 
 void Engine::forward(SequenceId sequence, std::span<const common::Token> tokens) {

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 #include <limits>
+#include <vector>
 
 #include "common/base/check.h"
 #include "common/base/parallel.h"
@@ -11,25 +12,45 @@
 namespace stage8 {
 namespace {
 
-// [num_queries, num_heads * size] to [num_heads * num_queries, size]: one head's queries become a dense matrix. With
-// num_kv_heads for num_heads: all the queries that read one kv head.
-common::Matrix split_heads(const common::Matrix& x, int num_heads) {
-  const Eigen::Index size = x.cols() / num_heads;
-  common::Matrix heads(num_heads * x.rows(), size);
-  for (int head = 0; head < num_heads; ++head) {
-    heads.middleRows(head * x.rows(), x.rows()) = x.middleCols(head * size, size);
-  }
-  return heads;
-}
+// Softmax over scores that arrive block by block: what has to be remembered of the blocks so far, a row for each query.
+struct OnlineSoftmax {
+  Eigen::VectorXf row_max;  // the largest score
+  Eigen::VectorXf row_sum;  // sum of exp(score - row_max)
+  common::Matrix output;    // [num_rows, head_dim] sum of exp(score - row_max) * value
 
-// The other way round.
-common::Matrix merge_heads(const common::Matrix& heads, int num_heads) {
-  const Eigen::Index rows = heads.rows() / num_heads;
-  common::Matrix x(rows, num_heads * heads.cols());
-  for (int head = 0; head < num_heads; ++head) {
-    x.middleCols(head * heads.cols(), heads.cols()) = heads.middleRows(head * rows, rows);
+  OnlineSoftmax(int num_rows, int head_dim)
+      : row_max(Eigen::VectorXf::Constant(num_rows, std::numeric_limits<float>::lowest())),
+        row_sum(Eigen::VectorXf::Zero(num_rows)),
+        output(common::Matrix::Zero(num_rows, head_dim)) {}
+
+  // One more block, for the rows from first_row on. scores: [rows, count], -inf where masked; become weights. values:
+  // [count, head_dim].
+  void add(int first_row, Eigen::Ref<common::Matrix> scores, const common::MatrixView& values) {
+    for (Eigen::Index i = 0; i < scores.rows(); ++i) {
+      const Eigen::Index row = first_row + i;
+      const float previous = row_max(row);
+      const float maximum = std::max(previous, scores.row(i).maxCoeff());
+      const float rescale = std::exp(previous - maximum);  // what came before was formed with `previous`
+      row_max(row) = maximum;
+      row_sum(row) = row_sum(row) * rescale + common::exponentials(scores.row(i), maximum);
+      output.row(row) *= rescale;
+    }
+    common::multiply_add(scores, values, output.middleRows(first_row, scores.rows()));
   }
-  return x;
+
+  // The same block, of which only the largest scores are of interest yet.
+  void add_max(int first_row, Eigen::Ref<common::Matrix> scores) {
+    for (Eigen::Index i = 0; i < scores.rows(); ++i) {
+      row_max(first_row + i) = std::max(row_max(first_row + i), scores.row(i).maxCoeff());
+    }
+  }
+};
+
+// What is done with each block. The safe form passes over all of them twice, and knows the largest scores before it
+// forms the first weight: then nothing has to be rescaled.
+enum class Pass { kMaximum, kOutput };
+std::vector<Pass> passes(SoftmaxMode mode) {
+  return mode == SoftmaxMode::kSafe ? std::vector{Pass::kMaximum, Pass::kOutput} : std::vector{Pass::kOutput};
 }
 
 }  // namespace
@@ -45,53 +66,45 @@ common::Matrix attention(const KvCache& cache, int layer, const common::Matrix& 
   COMMON_CHECK(q.cols() == Eigen::Index{num_heads} * head_dim, "q has another shape");
   COMMON_CHECK(num_queries <= context_length, "more queries than tokens");
   COMMON_CHECK(context_length <= static_cast<int>(block_table.size()) * block_size, "the block table is too short");
-  common::Matrix scaled_q = split_heads(q / std::sqrt(static_cast<float>(head_dim)), num_kv_heads);
-  scaled_q.resize(num_heads * num_queries, head_dim);  // a row a query head; the floats stay where they are
+  const common::Matrix scaled_q = q / std::sqrt(static_cast<float>(head_dim));
 
-  // All that softmax has to remember of the blocks so far, by row of scaled_q.
-  common::Matrix output = common::Matrix::Zero(scaled_q.rows(), head_dim);  // weights * v
-  Eigen::VectorXf sums = Eigen::VectorXf::Zero(scaled_q.rows());            // of the weights exp(score - largest)
-  Eigen::VectorXf largest = Eigen::VectorXf::Constant(scaled_q.rows(), std::numeric_limits<float>::lowest());  // score
-  // The safe form walks twice, and knows the largest scores before it forms the first weight.
-  for (int walk = mode == SoftmaxMode::kSafe ? 0 : 1; walk < 2; ++walk) {
-    common::parallel_for(num_kv_heads, [&](int begin, int end) {
-      common::Matrix scratch(num_queries * group, block_size);
-      for (int first = 0; first < context_length; first += block_size) {
-        const int slot = block_table[static_cast<std::size_t>(first / block_size)] * block_size;
-        const int count = std::min(block_size, context_length - first);  // the last block may be partly filled
-        // Queries before this one come too early in the sequence to see the block at all.
-        const int first_query = std::max(0, first - (context_length - num_queries));
-        const int num_rows = (num_queries - first_query) * group;
-        for (int kv_head = begin; kv_head < end; ++kv_head) {
-          const int first_row = (kv_head * num_queries + first_query) * group;
-          auto weights = scratch.topLeftCorner(num_rows, count);
-          common::multiply_transposed(scaled_q.middleRows(first_row, num_rows), cache.keys(layer, kv_head, slot, count),
-                                      weights);
+  common::Matrix output(q.rows(), q.cols());
+  common::parallel_for(num_kv_heads, [&](int begin, int end) {
+    common::Matrix scratch(num_queries * group, block_size);
+    for (int kv_head = begin; kv_head < end; ++kv_head) {
+      // What reads this kv head: [num_queries, group * head_dim]. The same floats are a row for each query head of each
+      // query, in the order [query, group, dim].
+      const common::Matrix group_q = scaled_q.middleCols(kv_head * group * head_dim, group * head_dim);
+      const common::MatrixView rows_q(group_q.data(), num_queries * group, head_dim);
+      OnlineSoftmax softmax(num_queries * group, head_dim);
+      for (const Pass pass : passes(mode)) {
+        for (int first = 0; first < context_length; first += block_size) {
+          const int slot = block_table[static_cast<std::size_t>(first / block_size)] * block_size;
+          const int count = std::min(block_size, context_length - first);  // the last block may be partly filled
+          // Queries before this one come too early in the sequence to see the block at all.
+          const int first_query = std::max(0, first - (context_length - num_queries));
+          const int first_row = first_query * group;
+          const int num_rows = (num_queries - first_query) * group;
+          auto scores = scratch.topLeftCorner(num_rows, count);
+          common::multiply_transposed(rows_q.middleRows(first_row, num_rows), cache.keys(layer, kv_head, slot, count),
+                                      scores);
           for (int i = 0; i < num_rows; ++i) {
-            const int query = first_query + i / group;
-            const int num_visible = std::min(count, context_length - num_queries + query + 1 - first);
-            auto visible = weights.row(i).head(num_visible);
-            const float previous = largest(first_row + i);
-            const float maximum = std::max(previous, visible.maxCoeff());
-            largest(first_row + i) = maximum;
-            if (walk == 1) {
-              const float rescale = std::exp(previous - maximum);  // the earlier weights were formed with `previous`
-              sums(first_row + i) = sums(first_row + i) * rescale + common::exponentials(visible, maximum);
-              weights.row(i).tail(count - num_visible).setZero();
-              output.row(first_row + i) *= rescale;
-            }
+            const int num_visible = context_length - num_queries + first_query + i / group + 1 - first;
+            scores.row(i).tail(std::max(0, count - num_visible)).setConstant(-std::numeric_limits<float>::infinity());
           }
-          if (walk == 1) {
-            common::multiply_add(weights, cache.values(layer, kv_head, slot, count),
-                                 output.middleRows(first_row, num_rows));
+          if (pass == Pass::kMaximum) {
+            softmax.add_max(first_row, scores);
+          } else {
+            softmax.add(first_row, scores, cache.values(layer, kv_head, slot, count));
           }
         }
       }
-    });
-  }
-  output.array().colwise() /= sums.array();
-  output.resize(num_kv_heads * num_queries, group * head_dim);
-  return merge_heads(output, num_kv_heads);
+      softmax.output.array().colwise() /= softmax.row_sum.array();
+      output.middleCols(kv_head * group * head_dim, group * head_dim) =
+          common::MatrixView(softmax.output.data(), num_queries, group * head_dim);
+    }
+  });
+  return output;
 }
 
 }  // namespace

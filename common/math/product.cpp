@@ -19,6 +19,10 @@ using Packet = Eigen::Array<float, kPacket, 1>;
 
 Packet load(const float* data) { return Eigen::Map<const Packet>(data); }
 
+// A masked score, -inf, has a weight of exactly 0. Eigen's vectorised exp would make 3e-39 of it: it limits its
+// argument.
+Packet exp_or_zero(const Packet& x) { return (x < -87.0F).select(Packet::Zero(), x.exp()); }
+
 // A row-major matrix by its first element and the distance between rows.
 struct Rows {
   const float* data;
@@ -211,7 +215,7 @@ float exponentials(Eigen::Ref<RowVector> scores, float largest) {
   const Eigen::Index whole = scores.size() / kPacket * kPacket;
   Packet total = Packet::Zero();
   for (Eigen::Index first = 0; first < whole; first += kPacket) {
-    const Packet packet = (load(scores.data() + first) - largest).exp();
+    const Packet packet = exp_or_zero(load(scores.data() + first) - largest);
     Eigen::Map<Packet>(scores.data() + first) = packet;
     total += packet;
   }
@@ -220,7 +224,7 @@ float exponentials(Eigen::Ref<RowVector> scores, float largest) {
   std::array<float, kPacket> last{};
   std::copy_n(scores.data() + whole, rest, last.data());
   Eigen::Map<Packet> packet(last.data());
-  packet = (packet - largest).exp();
+  packet = exp_or_zero(packet - largest);
   std::fill(last.begin() + rest, last.end(), 0.0F);
   std::copy_n(last.data(), rest, scores.data() + whole);
   return (total + packet).sum();

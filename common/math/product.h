@@ -13,7 +13,7 @@ void multiply_transposed(const Eigen::Ref<const Matrix>& a, const Eigen::Ref<con
 // c += a * b, for a: [m, k], b: [k, n], c: [m, n].
 void multiply_add(const Eigen::Ref<const Matrix>& a, const Eigen::Ref<const Matrix>& b, Eigen::Ref<Matrix> c);
 
-// Replaces each score by exp(score - largest), and returns the sum of them.
+// Replaces each score by exp(score - largest), and returns the sum of them. A score of -inf becomes 0.
 float exponentials(Eigen::Ref<RowVector> scores, float largest);
 
 }  // namespace common

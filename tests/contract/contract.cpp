@@ -18,6 +18,7 @@
 #include "common/base/text.h"
 #include "common/math/reference_attention.h"
 #include "common/math/sampling.h"
+#include "tests/support/sanitizers.h"
 #include "tests/support/stage_api.h"
 
 using common::Matrix;
@@ -439,6 +440,30 @@ TEST_CASE("a full cache refuses, changes nothing, and goes on when somebody leav
   sequences.free(1);
   REQUIRE(sequences.start(2, kBlockSize));
   CHECK(append_in_chunks(sequences, 2, kBlockSize, 3, random) == kNoDifference);
+}
+
+TEST_CASE("a cache of more than 2^31 floats keeps its slots apart") {
+  if (tests::kSanitized) {
+    return;  // reserves more memory than a sanitizer's allocator hands out
+  }
+  // K and V take 8 GiB each, of which the system provides the pages that are written: a few.
+  constexpr int kNumBlocks = 131073;
+  constexpr int kBlockSize = 16;
+  const AttentionShape shape{8, 8, 128, 1};
+  stage::KvCache cache(tests::cache_shape(shape, kNumBlocks, kBlockSize));
+  const std::vector<int> slots = {0, kNumBlocks * kBlockSize / 2, kNumBlocks * kBlockSize - 1};
+  Random random(12);
+  const Matrix k = tests::random_matrix(3, Eigen::Index{8} * 128, random);
+  const Matrix v = tests::random_matrix(3, Eigen::Index{8} * 128, random);
+  cache.write(0, slots, k, v);
+  for (std::size_t i = 0; i < slots.size(); ++i) {
+    for (int head = 0; head < 8; ++head) {
+      CAPTURE(slots[i], head);
+      const auto row = static_cast<Eigen::Index>(i);
+      CHECK(cache.keys(0, head, slots[i], 1) == k.row(row).segment(Eigen::Index{head} * 128, 128));
+      CHECK(cache.values(0, head, slots[i], 1) == v.row(row).segment(Eigen::Index{head} * 128, 128));
+    }
+  }
 }
 
 TEST_CASE("any order of starting, appending and freeing") {

@@ -264,6 +264,10 @@ TEST_CASE("manager: misuse is noticed and changes nothing") {
   CHECK_THROWS_AS(manager.block_table(9), CheckError);
   CHECK_THROWS_AS(tests::make_manager(0, 4), CheckError);
   CHECK_THROWS_AS(tests::make_manager(4, 0), CheckError);
+  // Slots would be numbered past the largest int. One block as large as that is none too large.
+  CHECK_THROWS_AS(tests::make_manager(2, std::numeric_limits<int>::max()), CheckError);
+  CHECK_THROWS_AS(tests::make_manager(1 << 16, 1 << 15), CheckError);
+  CHECK(tests::make_manager(1, std::numeric_limits<int>::max()).usage().total == std::numeric_limits<int>::max());
   CHECK(take_snapshot(manager) == before);
   CHECK(check_ledger(manager, 5, 4) == kNoProblem);
 }
@@ -327,6 +331,19 @@ TEST_CASE("engine: a preempted request goes on drawing where it stopped") {
   CHECK(tight.counters.at("preemptions") > 0);
   CHECK(check_served(tight, requests) == kNoProblem);
 }
+
+#if STAGE_NUMBER < 8  // from then on a scheduler decides, which has tests of its own
+TEST_CASE("engine: a preempted request goes on before those that have not begun") {
+  // 12 slots for 4 + 6 tokens, the same, and 5 + 1. Requests 0 and 1 run first, and 1 is preempted in the fourth round.
+  // preempted.
+  const std::vector<Request> requests = {make_request(4, 6, 0), make_request(4, 6, 1), make_request(5, 1, 2)};
+  stage::Engine engine(small_model(), make_options(12, 1));
+  std::vector<int> order;
+  engine.run(requests, [&](int request, Token) { order.push_back(request); });
+  CHECK(common::counter(engine.counters(), "preemptions") == 1);
+  CHECK(order == std::vector<int>{0, 1, 0, 1, 0, 1, 0, 0, 0, 1, 2, 1, 1});
+}
+#endif
 
 TEST_CASE("engine: two requests in a pool that is one block too small, by hand") {
   // Two prompts of 2 in blocks of 2, 3 new tokens each: 2 + 3 - 1 = 4 slots each, and 3 blocks for both.
