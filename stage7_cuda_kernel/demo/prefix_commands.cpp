@@ -127,7 +127,7 @@ double bookkeeping_seconds(const EngineOptions& options, const std::vector<std::
   constexpr int kRepetitions = 50;
   double best = 1e9;
   for (int repetition = 0; repetition < kRepetitions; ++repetition) {
-    KvCacheManager manager(options.num_slots / options.block_size, options.block_size);
+    KvCacheManager manager(blocks_needed(options.num_slots, options.block_size), options.block_size);
     const double begin = common::now_seconds();
     for (std::size_t i = 0; i < prompts.size(); ++i) {
       const auto sequence = static_cast<SequenceId>(i);

@@ -323,6 +323,20 @@ class Sharing(ProgramTest):
             self.assertIn(b"owners of each block", result.stdout)
 
 
+class Prefix(ProgramTest):
+    """`prefix`, which stages have from the sixth on."""
+
+    def setUp(self):
+        super().setUp()
+        if int(re.sub(r"\D", "", pathlib.Path(PROGRAM).name) or 0) < 6:
+            self.skipTest("this stage has no command for it")
+
+    def test_slots_that_fill_no_block_are_rounded_up(self):
+        result = run("prefix", "--users", "1", "--prefix-tokens", "16", "--user-tokens", "4", "--turns", "1",
+                     "--slots", "100", "--block-size", "128")
+        self.assertEqual((result.returncode, result.stderr), (0, b""))
+
+
 class Serving(ProgramTest):
     """`serve` and `compare`, which stages have from the eighth on."""
 

@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <cstddef>
 #include <map>
+#include <ostream>
 #include <string>
 #include <vector>
 
@@ -68,6 +69,9 @@ inline std::string to_string(const Snapshot& snapshot) {
   }
   return result;
 }
+
+// What a failed comparison of two snapshots prints.
+inline std::ostream& operator<<(std::ostream& out, const Snapshot& snapshot) { return out << to_string(snapshot); }
 
 // The parts of check_ledger() below; each returns a problem, or nothing.
 inline std::string check_lengths(const Snapshot& snapshot, int block_size) {
