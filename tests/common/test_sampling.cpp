@@ -1,0 +1,402 @@
+// Random numbers, greedy choice and sampling.
+#include <algorithm>
+#include <cmath>
+#include <cstddef>
+#include <cstdint>
+#include <limits>
+#include <set>
+#include <vector>
+
+#include "common/app/compare.h"
+#include "common/base/check.h"
+#include "common/math/gumbel.h"
+#include "common/math/sampling.h"
+#include "tests/support/catch.h"
+
+namespace {
+
+using common::CheckError;
+using common::Random;
+using common::SamplingOptions;
+using common::Token;
+
+constexpr float kInfinity = std::numeric_limits<float>::infinity();
+constexpr float kNan = std::numeric_limits<float>::quiet_NaN();
+
+// Pearson's statistic. Its mean is the number of free counts and its variance twice that: a fair sampler exceeds
+// mean + 6 standard deviations less than once in ten thousand seeds (for the counts used here), and seeds are fixed.
+bool fits(const std::vector<int>& counts, const std::vector<double>& probabilities) {
+  double draws = 0.0;
+  for (const int count : counts) {
+    draws += count;
+  }
+  double statistic = 0.0;
+  int num_possible = 0;
+  for (std::size_t i = 0; i < counts.size(); ++i) {
+    const double expected = draws * probabilities[i];
+    if (expected == 0.0) {
+      if (counts[i] != 0) {
+        return false;
+      }
+      continue;
+    }
+    statistic += (counts[i] - expected) * (counts[i] - expected) / expected;
+    ++num_possible;
+  }
+  const double free_counts = num_possible - 1;
+  return statistic <= free_counts + 6.0 * std::sqrt(2.0 * free_counts);
+}
+
+std::vector<int> count_samples(const std::vector<float>& logits, const SamplingOptions& options, int draws) {
+  std::vector<int> counts(logits.size(), 0);
+  for (int position = 0; position < draws; ++position) {
+    ++counts[static_cast<std::size_t>(common::sample(logits, options, position))];
+  }
+  return counts;
+}
+
+std::set<Token> tokens_drawn(const std::vector<float>& logits, const SamplingOptions& options) {
+  const std::vector<int> counts = count_samples(logits, options, 2000);
+  std::set<Token> drawn;
+  for (std::size_t i = 0; i < counts.size(); ++i) {
+    if (counts[i] > 0) {
+      drawn.insert(static_cast<Token>(i));
+    }
+  }
+  return drawn;
+}
+
+std::vector<float> logits_of(const std::vector<double>& probabilities) {
+  std::vector<float> logits(probabilities.size());
+  std::transform(probabilities.begin(), probabilities.end(), logits.begin(),
+                 [](double probability) { return static_cast<float>(std::log(probability)); });
+  return logits;
+}
+
+SamplingOptions options_of(float temperature, int top_k, float top_p, std::uint64_t seed = 1) {
+  return {.temperature = temperature, .top_k = top_k, .top_p = top_p, .seed = seed};
+}
+
+}  // namespace
+
+TEST_CASE("random: the published SplitMix64 sequence") {
+  // https://rosettacode.org/wiki/Pseudo-random_numbers/Splitmix64
+  Random random(1234567);
+  CHECK(random.next() == 6457827717110365317ULL);
+  CHECK(random.next() == 3203168211198807973ULL);
+  CHECK(random.next() == 9817491932198370423ULL);
+  CHECK(random.next() == 4593380528125082431ULL);
+  CHECK(random.next() == 16408922859458223821ULL);
+}
+
+TEST_CASE("random: uniform is the upper 53 bits, in [0, 1)") {
+  CHECK(Random(1234567).uniform() == static_cast<double>(6457827717110365317ULL >> 11U) / 9007199254740992.0);
+  Random random(2);
+  std::vector<int> tenths(10, 0);
+  for (int i = 0; i < 100000; ++i) {
+    const double value = random.uniform();
+    REQUIRE((value >= 0.0 && value < 1.0));
+    ++tenths[static_cast<std::size_t>(value * 10.0)];
+  }
+  CHECK(fits(tenths, std::vector<double>(10, 0.1)));
+}
+
+TEST_CASE("random: below stays below its bound, without bias") {
+  Random random(3);
+  CHECK_THROWS_AS(random.below(0), CheckError);
+  CHECK(random.below(1) == 0);
+  std::vector<int> sevenths(7, 0);
+  for (int i = 0; i < 70000; ++i) {
+    const std::uint64_t value = random.below(7);
+    REQUIRE(value < 7);
+    ++sevenths[value];
+  }
+  CHECK(fits(sevenths, std::vector<double>(7, 1.0 / 7.0)));
+
+  // A plain remainder by 3 * 2^62 would send half of all draws to the first third.
+  constexpr std::uint64_t kThird = std::uint64_t{1} << 62U;
+  std::vector<int> thirds(3, 0);
+  for (int i = 0; i < 30000; ++i) {
+    ++thirds[random.below(3 * kThird) / kThird];
+  }
+  CHECK(fits(thirds, std::vector<double>(3, 1.0 / 3.0)));
+}
+
+TEST_CASE("random: normal has mean 0, variance 1 and the shape of a bell") {
+  constexpr int kDraws = 200000;
+  Random random(4);
+  double sum = 0.0;
+  double sum_of_squares = 0.0;
+  // Below -1, to 0, to 1, above.
+  std::vector<int> parts(4, 0);
+  for (int i = 0; i < kDraws; ++i) {
+    const double value = random.normal();
+    REQUIRE(std::isfinite(value));
+    sum += value;
+    sum_of_squares += value * value;
+    ++parts[value < -1.0 ? 0 : value < 0.0 ? 1 : value < 1.0 ? 2 : 3];
+  }
+  // Five standard errors: 1 / sqrt(n) for the mean and sqrt(2 / n) for the variance.
+  CHECK(std::abs(sum / kDraws) < 5.0 / std::sqrt(kDraws));
+  CHECK(std::abs(sum_of_squares / kDraws - 1.0) < 5.0 * std::sqrt(2.0 / kDraws));
+  const double tail = 0.5 * std::erfc(1.0 / std::sqrt(2.0));
+  CHECK(fits(parts, {tail, 0.5 - tail, 0.5 - tail, tail}));
+}
+
+TEST_CASE("argmax: the largest, the lowest index on a tie") {
+  CHECK(common::argmax(std::vector<float>{0.0F, 3.0F, 2.0F}) == 1);
+  CHECK(common::argmax(std::vector<float>{1.0F, 3.0F, 3.0F, 3.0F}) == 1);
+  CHECK(common::argmax(std::vector<float>{-0.0F, 0.0F}) == 0);
+  CHECK(common::argmax(std::vector<float>{-5.0F}) == 0);
+  CHECK(common::argmax(std::vector<float>{-kInfinity, -kInfinity, -3e38F}) == 2);
+}
+
+TEST_CASE("argmax: refuses what has no answer") {
+  CHECK_THROWS_AS(common::argmax(std::vector<float>{}), CheckError);
+  CHECK_THROWS_AS(common::argmax(std::vector<float>{-kInfinity, -kInfinity}), CheckError);
+  for (std::size_t place = 0; place < 3; ++place) {
+    std::vector<float> logits = {1.0F, 2.0F, 3.0F};
+    logits[place] = kNan;
+    CAPTURE(place);
+    CHECK_THROWS_AS(common::argmax(logits), CheckError);
+  }
+}
+
+TEST_CASE("gumbel noise: exact at both ends and between, below its bound, with the double exponential's shape") {
+  const auto exact = [](std::uint32_t bits) { return -std::log(-std::log1p(-(bits + 0.5) * 0x1.0p-32)); };
+  const auto is_close = [&](std::uint32_t bits) {
+    // float32 rounds v, each logarithm and what lies between: a few units in the last place of numbers up to 23. Where
+    // v is near 1 its rounding, to 2^-24 at worst, is divided by 1 - v and by the inner logarithm.
+    const double v = (bits + 0.5) * 0x1.0p-32;
+    return std::abs(common::gumbel_noise(bits) - exact(bits)) < 1e-5 + 0x1.0p-24 / ((1.0 - v) * -std::log1p(-v));
+  };
+  CHECK(common::gumbel_noise(0xFFFFFFFFU) == Approx(-2.811).margin(0.001));  // v is 1 - 2^-24 here, no longer 1
+  CHECK(common::gumbel_noise(0) == Approx(22.874).margin(0.001));
+  for (int zeros = 0; zeros <= 32; ++zeros) {
+    // The smallest number with so many leading zeros has the largest noise.
+    const auto smallest = static_cast<std::uint32_t>((std::uint64_t{1} << 32U) >> (zeros + 1U));
+    CAPTURE(zeros, smallest);
+    CHECK(common::gumbel_noise(smallest) <= common::max_gumbel_noise(zeros));
+    CHECK(is_close(smallest));
+  }
+  Random random(2);
+  std::vector<int> tenths(10, 0);
+  for (int i = 0; i < 100000; ++i) {
+    const auto bits = static_cast<std::uint32_t>(random.next() >> 32U);
+    REQUIRE(is_close(bits));
+    const double probability = std::exp(-std::exp(-static_cast<double>(common::gumbel_noise(bits))));
+    ++tenths[static_cast<std::size_t>(probability * 10.0)];
+  }
+  CHECK(fits(tenths, std::vector<double>(10, 0.1)));
+}
+
+TEST_CASE("sample: greedy is argmax, the lowest id on a tie") {
+  for (int position = 0; position < 100; ++position) {
+    REQUIRE(common::sample(std::vector<float>{1.0F, 7.0F, 7.0F}, options_of(0.0F, 0, 1.0F), position, position) == 1);
+  }
+}
+
+TEST_CASE("sample: the largest of logit / temperature + noise, although most noise is never computed") {
+  Random random(6);
+  std::vector<float> logits(3000);
+  int num_unlikely = 0;
+  for (int position = 0; position < 300; ++position) {
+    // A flat distribution, in which any token may win, to a steep one.
+    const double spread = 0.1 * (position % 60);
+    for (float& logit : logits) {
+      logit = static_cast<float>(spread * random.normal());
+    }
+    const float temperature = position % 2 == 0 ? 1.0F : 0.7F;
+    const std::uint64_t key = common::noise_key(9, 4, position);
+    const float maximum = logits[static_cast<std::size_t>(common::argmax(logits))];
+    std::vector<float> scores;
+    for (std::size_t token = 0; token < logits.size(); ++token) {
+      scores.push_back((logits[token] - maximum) / temperature +
+                       common::gumbel_noise(common::noise_bits(key, static_cast<int>(token))));
+    }
+    const Token drawn = common::sample(logits, options_of(temperature, 0, 1.0F, 9), position, 4);
+    REQUIRE(drawn == common::argmax(scores));
+    num_unlikely += drawn != common::argmax(logits) ? 1 : 0;
+  }
+  CHECK(num_unlikely > 200);
+}
+
+TEST_CASE("sample: equal arguments give equal tokens; another seed, sample or position draws by itself") {
+  const std::vector<double> probabilities = {0.4, 0.1, 0.3, 0.2};
+  const std::vector<float> logits = logits_of(probabilities);
+  const SamplingOptions options = options_of(1.0F, 0, 1.0F, 3);
+  const SamplingOptions next_seed = options_of(1.0F, 0, 1.0F, 4);
+  // How often each pair of tokens comes: first one draw, then one whose seed, sample or position is the next.
+  std::vector<std::vector<int>> pairs(4, std::vector<int>(16, 0));
+  for (int position = 0; position < 20000; ++position) {
+    const Token drawn = common::sample(logits, options, position, 5);
+    REQUIRE(common::sample(logits, options, position, 5) == drawn);
+    const std::vector<Token> neighbours = {
+        common::sample(logits, next_seed, position, 5), common::sample(logits, options, position, 6),
+        common::sample(logits, options, position + 1, 5), common::sample(logits, options, 5, position)};
+    for (std::size_t i = 0; i < neighbours.size(); ++i) {
+      ++pairs[i][static_cast<std::size_t>(drawn * 4 + neighbours[i])];
+    }
+  }
+  std::vector<double> expected;
+  for (const double first : probabilities) {
+    for (const double second : probabilities) {
+      expected.push_back(first * second);
+    }
+  }
+  for (std::size_t i = 0; i < pairs.size(); ++i) {
+    CAPTURE(i);
+    CHECK(fits(pairs[i], expected));
+  }
+}
+
+TEST_CASE("sample: rounding moves a draw only where two tokens are level") {
+  // A walk through cumulative probabilities would cross one of 5,000 boundaries, each of which every logit moves.
+  Random random(12);
+  std::vector<float> logits(5000);
+  std::vector<float> rounded(5000);
+  int num_different = 0;
+  for (int position = 0; position < 1000; ++position) {
+    for (std::size_t i = 0; i < logits.size(); ++i) {
+      logits[i] = static_cast<float>(random.normal());
+      rounded[i] = logits[i] + static_cast<float>(1e-5 * random.normal());
+    }
+    num_different += common::sample(logits, options_of(1.0F, 0, 1.0F), position) !=
+                             common::sample(rounded, options_of(1.0F, 0, 1.0F), position)
+                         ? 1
+                         : 0;
+  }
+  CHECK(num_different <= 1);
+}
+
+TEST_CASE("sample: draws by the softmax at a temperature") {
+  const std::vector<double> probabilities = {0.4, 0.05, 0.3, 0.15, 0.1};
+  const std::vector<float> logits = logits_of(probabilities);
+  CHECK(fits(count_samples(logits, options_of(1.0F, 0, 1.0F), 500000), probabilities));
+  for (const double temperature : {0.5, 2.0}) {
+    CAPTURE(temperature);
+    // softmax(log(p) / T) is p^(1/T), normalised.
+    std::vector<double> heated;
+    double sum = 0.0;
+    for (const double probability : probabilities) {
+      heated.push_back(std::pow(probability, 1.0 / temperature));
+      sum += heated.back();
+    }
+    for (double& probability : heated) {
+      probability /= sum;
+    }
+    const std::vector<int> counts = count_samples(logits, options_of(static_cast<float>(temperature), 0, 1.0F), 100000);
+    CHECK(fits(counts, heated));
+    CHECK_FALSE(fits(counts, probabilities));
+  }
+}
+
+TEST_CASE("sample: top-k and top-p keep the odds of what they keep") {
+  const std::vector<float> logits = logits_of({0.1, 0.4, 0.2, 0.3});
+  const std::vector<double> best_two = {0.0, 4.0 / 7.0, 0.0, 3.0 / 7.0};
+  CHECK(fits(count_samples(logits, options_of(1.0F, 2, 1.0F), 100000), best_two));
+  CHECK(fits(count_samples(logits, options_of(1.0F, 0, 0.6F), 100000), best_two));
+}
+
+TEST_CASE("sample: top-k keeps k tokens, equal logits by lower id") {
+  CHECK(tokens_drawn({0.0F, 0.0F, 0.0F, 0.0F, 0.0F}, options_of(1.0F, 3, 1.0F)) == std::set<Token>{0, 1, 2});
+  CHECK(tokens_drawn({0.0F, 1.0F, 0.0F, 1.0F, 1.0F}, options_of(1.0F, 2, 1.0F)) == std::set<Token>{1, 3});
+  CHECK(tokens_drawn({0.0F, 1.0F, 0.0F, 1.0F, 1.0F}, options_of(1.0F, 4, 1.0F)) == std::set<Token>{0, 1, 3, 4});
+  CHECK(tokens_drawn({2.0F, 3.0F, 3.0F}, options_of(100.0F, 1, 1.0F)) == std::set<Token>{1});
+  CHECK(tokens_drawn({0.0F, 0.0F}, options_of(1.0F, 100, 1.0F)) == std::set<Token>{0, 1});
+}
+
+TEST_CASE("sample: top-p keeps the smallest set that reaches it") {
+  const std::vector<float> logits = logits_of({0.125, 0.25, 0.5, 0.125});
+  CHECK(tokens_drawn(logits, options_of(1.0F, 0, 0.49F)) == std::set<Token>{2});
+  CHECK(tokens_drawn(logits, options_of(1.0F, 0, 0.51F)) == std::set<Token>{1, 2});
+  CHECK(tokens_drawn(logits, options_of(1.0F, 0, 0.74F)) == std::set<Token>{1, 2});
+  CHECK(tokens_drawn(logits, options_of(1.0F, 0, 0.76F)) == std::set<Token>{0, 1, 2});
+  CHECK(tokens_drawn(logits, options_of(1.0F, 0, 0.88F)) == std::set<Token>{0, 1, 2, 3});
+  CHECK(tokens_drawn(logits, options_of(1.0F, 0, 0.0F)) == std::set<Token>{2});
+  // Equal logits have weights of exactly 1: half of four tokens is reached by two, and not by three.
+  CHECK(tokens_drawn({0.0F, 0.0F, 0.0F, 0.0F}, options_of(1.0F, 0, 0.5F)) == std::set<Token>{0, 1});
+}
+
+TEST_CASE("sample: temperature comes first, then top-k, then top-p") {
+  // Half of the four tokens that top-k keeps, not of all eight.
+  const std::vector<float> equal(8, 0.0F);
+  CHECK(tokens_drawn(equal, options_of(1.0F, 4, 0.5F)) == std::set<Token>{0, 1});
+  // The best has 90 % at temperature 1, but 75 % at 2: too little to reach 80 % alone.
+  const std::vector<float> logits = logits_of({0.9, 0.1});
+  CHECK(tokens_drawn(logits, options_of(1.0F, 0, 0.8F)) == std::set<Token>{0});
+  CHECK(tokens_drawn(logits, options_of(2.0F, 0, 0.8F)) == std::set<Token>{0, 1});
+}
+
+TEST_CASE("sample: options that cut nothing draw what no options draw") {
+  Random numbers(7);
+  std::vector<float> logits(50);
+  for (float& logit : logits) {
+    logit = static_cast<float>(numbers.normal());
+  }
+  for (int position = 0; position < 1000; ++position) {
+    REQUIRE(common::sample(logits, options_of(1.0F, 0, 1.0F), position) ==
+            common::sample(logits, options_of(1.0F, 50, 0.9999999F), position));
+  }
+}
+
+TEST_CASE("sample: an impossible token is never drawn, a far one never ranks by chance") {
+  CHECK(tokens_drawn({-kInfinity, 0.0F, -kInfinity, 0.0F}, options_of(1.0F, 0, 1.0F)) == std::set<Token>{1, 3});
+  CHECK(tokens_drawn({-kInfinity, 0.0F, -kInfinity, 0.0F}, options_of(1.0F, 3, 1.0F)) == std::set<Token>{1, 3});
+  CHECK(tokens_drawn({-1e30F, 1e30F, 0.0F}, options_of(1.0F, 2, 1.0F)) == std::set<Token>{1});
+  CHECK(tokens_drawn({5.0F, 5.1F, 5.0F}, options_of(1e-30F, 0, 1.0F)) == std::set<Token>{1});
+}
+
+TEST_CASE("sample: the same seed gives the same tokens, on every machine") {
+  const std::vector<float> logits = {0.5F, 1.5F, -1.0F, 0.0F, 2.0F, 1.0F, -0.5F, 0.25F};
+  const SamplingOptions options = options_of(0.8F, 6, 0.95F, 42);
+  std::vector<Token> drawn;
+  for (int position = 0; position < 16; ++position) {
+    drawn.push_back(common::sample(logits, options, position));
+  }
+  CHECK(drawn == std::vector<Token>{4, 0, 5, 0, 1, 4, 5, 0, 1, 4, 5, 1, 4, 0, 4, 4});
+}
+
+TEST_CASE("sample: refuses logits and options that make no sense") {
+  const SamplingOptions plain = options_of(1.0F, 0, 1.0F);
+  CHECK_THROWS_AS(common::sample(std::vector<float>{}, plain, 0), CheckError);
+  CHECK_THROWS_AS(common::sample(std::vector<float>{0.0F, kNan}, plain, 0), CheckError);
+  CHECK_THROWS_AS(common::sample(std::vector<float>{0.0F, kInfinity}, plain, 0), CheckError);
+  CHECK_THROWS_AS(common::sample(std::vector<float>{-kInfinity}, plain, 0), CheckError);
+  const std::vector<float> logits = {0.0F, 1.0F};
+  for (const SamplingOptions& options :
+       {options_of(-1.0F, 0, 1.0F), options_of(kNan, 0, 1.0F), options_of(kInfinity, 0, 1.0F),
+        options_of(1.0F, -1, 1.0F), options_of(1.0F, 0, -0.1F), options_of(1.0F, 0, 1.1F), options_of(1.0F, 0, kNan)}) {
+    CAPTURE(options.temperature, options.top_k, options.top_p);
+    CHECK_THROWS_AS(common::sample(logits, options, 0), CheckError);
+  }
+}
+
+TEST_CASE("log_softmax: logarithms of the probabilities, however large the logits") {
+  const std::vector<double> expected = {std::log(0.1), std::log(0.2), std::log(0.7)};
+  for (const float shift : {0.0F, 1024.0F, -1024.0F}) {
+    CAPTURE(shift);
+    std::vector<float> logits = logits_of({0.1, 0.2, 0.7});
+    for (float& logit : logits) {
+      logit += shift;
+    }
+    // Adding 1024 rounds a logit to 2^-13 at worst: half of that, twice.
+    CHECK(common::compare(common::log_softmax(logits), expected, {.absolute = 1.3e-4}).empty());
+  }
+  CHECK(common::log_softmax(std::vector<float>{3e38F, -3e38F})[0] == 0.0F);
+  CHECK(common::log_softmax(std::vector<float>{0.0F, -kInfinity}) == std::vector<float>{0.0F, -kInfinity});
+}
+
+TEST_CASE("log_softmax: sums in double") {
+  // One token of weight 1 and 2^20 of weight 2^-25 each: in float every small one would be lost beside the 1.
+  std::vector<float> logits((1U << 20U) + 1, static_cast<float>(-25.0 * std::log(2.0)));
+  logits[0] = 0.0F;
+  CHECK(std::abs(common::log_softmax(logits)[0] + std::log1p(1.0 / 32.0)) < 1e-6);
+}
+
+TEST_CASE("log_softmax: refuses what argmax refuses, and +inf") {
+  CHECK_THROWS_AS(common::log_softmax(std::vector<float>{}), CheckError);
+  CHECK_THROWS_AS(common::log_softmax(std::vector<float>{0.0F, kNan}), CheckError);
+  CHECK_THROWS_AS(common::log_softmax(std::vector<float>{-kInfinity}), CheckError);
+  CHECK_THROWS_AS(common::log_softmax(std::vector<float>{0.0F, kInfinity}), CheckError);
+}

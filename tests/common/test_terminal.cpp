@@ -1,0 +1,206 @@
+// What a terminal gets and a pipe does not: colour and progress.
+#include <fcntl.h>
+#include <unistd.h>
+
+#include <array>
+#include <chrono>
+#include <cstddef>
+#include <cstdlib>
+#include <iostream>
+#include <memory>
+#include <sstream>
+#include <string>
+#include <thread>
+#include <utility>
+
+#include "common/app/progress.h"
+#include "common/base/machine.h"
+#include "common/base/platform.h"
+#include "tests/support/catch.h"
+
+namespace {
+
+void sleep_ms(int milliseconds) { std::this_thread::sleep_for(std::chrono::milliseconds(milliseconds)); }
+
+// Puts a pseudo-terminal or a pipe in the place of stdout or stderr, and collects what is written.
+class Redirect {
+ public:
+  Redirect(int descriptor, bool terminal) : descriptor_(descriptor), saved_(dup(descriptor)) {
+    int write_end = -1;
+    if (terminal) {
+      read_end_ = posix_openpt(O_RDWR | O_NOCTTY);
+      if (read_end_ >= 0 && grantpt(read_end_) == 0 && unlockpt(read_end_) == 0) {
+        write_end = open(ptsname(read_end_), O_RDWR | O_NOCTTY);
+      }
+    } else {
+      std::array<int, 2> ends = {-1, -1};
+      if (pipe(ends.data()) == 0) {
+        read_end_ = ends[0];
+        write_end = ends[1];
+      }
+    }
+    ready_ = write_end >= 0 && fcntl(read_end_, F_SETFL, O_NONBLOCK) == 0 && dup2(write_end, descriptor_) >= 0;
+    if (write_end >= 0) {
+      close(write_end);
+    }
+  }
+  ~Redirect() {
+    dup2(saved_, descriptor_);
+    close(saved_);
+    if (read_end_ >= 0) {
+      close(read_end_);
+    }
+  }
+  Redirect(const Redirect&) = delete;
+  Redirect& operator=(const Redirect&) = delete;
+
+  bool ready() const { return ready_; }
+
+  // What came since the last call.
+  std::string written() const {
+    std::string text;
+    std::array<char, 4096> buffer = {};
+    for (auto n = read(read_end_, buffer.data(), buffer.size()); n > 0; n = read(read_end_, buffer.data(), 4096)) {
+      text.append(buffer.data(), static_cast<std::size_t>(n));
+    }
+    return text;
+  }
+
+ private:
+  int descriptor_;
+  int saved_;
+  int read_end_ = -1;
+  bool ready_ = false;
+};
+
+// Sets or unsets an environment variable and puts back what was there.
+class Variable {
+ public:
+  Variable(const char* name, const char* value) : name_(name) {
+    const char* const before = std::getenv(name);
+    was_set_ = before != nullptr;
+    before_ = was_set_ ? before : "";
+    set(value);
+  }
+  ~Variable() { set(was_set_ ? before_.c_str() : nullptr); }
+  Variable(const Variable&) = delete;
+  Variable& operator=(const Variable&) = delete;
+
+ private:
+  void set(const char* value) {
+    if (value == nullptr) {
+      unsetenv(name_);
+    } else {
+      setenv(name_, value, 1);
+    }
+  }
+  const char* name_;
+  bool was_set_ = false;
+  std::string before_;
+};
+
+// use_color(stdout) and use_color(stderr) while the given descriptor is redirected.
+std::pair<bool, bool> colors_with(int descriptor, bool terminal, const char* no_color, const char* kind = "xterm") {
+  const Variable no_color_set("NO_COLOR", no_color);
+  const Variable kind_set("TERM", kind);
+  const Redirect redirect(descriptor, terminal);
+  return {common::use_color(std::cout), common::use_color(std::cerr)};
+}
+
+bool have_terminals() { return Redirect(STDERR_FILENO, true).ready(); }
+
+int count_of(const std::string& text, const std::string& part) {
+  int count = 0;
+  for (std::size_t at = text.find(part); at != std::string::npos; at = text.find(part, at + part.size())) {
+    ++count;
+  }
+  return count;
+}
+
+}  // namespace
+
+TEST_CASE("use_color: no color into a pipe or another stream") {
+  CHECK_FALSE(colors_with(STDOUT_FILENO, false, nullptr).first);
+  CHECK_FALSE(colors_with(STDERR_FILENO, false, nullptr).second);
+  std::ostringstream text;
+  CHECK_FALSE(common::use_color(text));
+}
+
+TEST_CASE("use_color: a terminal has color unless NO_COLOR says otherwise") {
+  if (!have_terminals()) {
+    SKIP_TEST("no pseudo-terminals here");
+  }
+  for (const char* value : {static_cast<const char*>(nullptr), ""}) {
+    CHECK(colors_with(STDOUT_FILENO, true, value).first);
+    CHECK(colors_with(STDERR_FILENO, true, value).second);
+  }
+  for (const char* value : {"1", "0", "false"}) {
+    CHECK_FALSE(colors_with(STDOUT_FILENO, true, value).first);
+    CHECK_FALSE(colors_with(STDERR_FILENO, true, value).second);
+  }
+  CHECK_FALSE(colors_with(STDOUT_FILENO, true, nullptr, "dumb").first);
+}
+
+TEST_CASE("progress: silent when stderr is not a terminal") {
+  std::string written;
+  {
+    const Redirect redirect(STDERR_FILENO, false);
+    common::Progress progress("Reading", 10);
+    sleep_ms(1050);
+    progress.advance(5);
+    progress.clear();
+    written = redirect.written();
+  }
+  CHECK(written.empty());
+}
+
+TEST_CASE("progress: on a terminal, after a second, at most ten times a second, and wiped in the end") {
+  if (!have_terminals()) {
+    SKIP_TEST("no pseudo-terminals here");
+  }
+  const double start = common::now_seconds();
+  std::string early;
+  std::string late;
+  std::string cleared;
+  std::string cleared_again;
+  std::string unknown;
+  std::string destroyed;
+  double drawing_seconds = 0.0;
+  {
+    const Redirect redirect(STDERR_FILENO, true);
+    common::Progress known("Reading", 3000);
+    auto total_unknown = std::make_unique<common::Progress>("Counting", 0);
+    while (common::now_seconds() - start < 0.9) {
+      known.advance(0);
+      sleep_ms(1);
+    }
+    early = redirect.written();
+    sleep_ms(150);
+    const double first_draw = common::now_seconds();
+    known.advance(1500);
+    while (common::now_seconds() - first_draw < 0.35) {
+      known.advance(0);
+      sleep_ms(1);
+    }
+    drawing_seconds = common::now_seconds() - first_draw;
+    late = redirect.written();
+    known.clear();
+    cleared = redirect.written();
+    known.clear();
+    cleared_again = redirect.written();
+    total_unknown->advance(1234);
+    unknown = redirect.written();
+    total_unknown.reset();
+    destroyed = redirect.written();
+  }
+  const std::string wipe = "\r\033[K";
+  const std::string line = wipe + "Reading: 1,500 of 3,000 (50.0 %)";
+  CHECK(early.empty());
+  CHECK(late.substr(0, line.size()) == line);
+  CHECK(count_of(late, line) >= 2);
+  CHECK(count_of(late, line) <= 1 + static_cast<int>(drawing_seconds / 0.1));
+  CHECK(cleared == wipe);
+  CHECK(cleared_again.empty());
+  CHECK(unknown == wipe + "Counting: 1,234");
+  CHECK(destroyed == wipe);
+}
