@@ -171,8 +171,11 @@ void check_tensors(const Gguf& file, const LlamaConfig& config) {
 // Reads a tensor into rows first_row … of a matrix as wide as the tensor.
 void read_rows(const Gguf& file, const std::string& name, MutableMatrixView matrix, Eigen::Index first_row,
                Eigen::Index rows) {
-  file.read_tensor(name, file.tensors().find(name)->second.shape,
-                   std::span<float>(matrix.row(first_row).data(), static_cast<std::size_t>(rows * matrix.cols())));
+  const std::span<float> values(matrix.row(first_row).data(), static_cast<std::size_t>(rows * matrix.cols()));
+  file.read_tensor(name, file.tensors().find(name)->second.shape, values);
+  // One such weight makes every logit NaN.
+  require(file, std::all_of(values.begin(), values.end(), [](float value) { return std::isfinite(value); }),
+          "tensor \"" + name + "\" holds a value that is not a finite number: the file is damaged");
 }
 
 void read_matrix(const Gguf& file, const std::string& name, const MutableMatrixView& matrix) {

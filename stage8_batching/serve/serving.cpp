@@ -32,7 +32,9 @@ double rate_of(const std::string& text) {
 std::vector<ArrivingRequest> make_requests(const common::Session& session, const Engine& engine,
                                            const ServingOptions& options) {
   std::vector<ArrivingRequest> requests;
+  const std::uint64_t seed = session.requests.front().sampling.seed;
   const auto add = [&](double time, common::Request request, const std::string& rejection) {
+    request.sampling.seed = seed + requests.size();  // or else equal prompts would get equal texts
     GenerationRequest added{std::move(request), options.num_samples};
     if (options.num_beams > 0) {
       added.beam = BeamOptions{options.num_beams, 1.0};
@@ -44,7 +46,7 @@ std::vector<ArrivingRequest> make_requests(const common::Session& session, const
     const double rate = options.arrivals.empty() ? 0.0 : rate_of(options.arrivals.substr(poisson.size()));
     const std::size_t num_prompts = session.requests.size();
     const int count = options.num_requests > 0 ? options.num_requests : static_cast<int>(num_prompts);
-    for (const double time : poisson_times(count, rate, session.requests.front().sampling.seed)) {
+    for (const double time : poisson_times(count, rate, seed)) {
       add(time, session.requests[requests.size() % num_prompts], "");
     }
     return requests;

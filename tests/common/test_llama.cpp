@@ -4,6 +4,7 @@
 #include <cmath>
 #include <cstddef>
 #include <cstdint>
+#include <cstring>
 #include <fstream>
 #include <iostream>
 #include <limits>
@@ -907,6 +908,22 @@ TEST_CASE("tensors that are missing or have another shape are named", "[llama][e
     GgufBuilder reshaped = complete;
     reshaped.tensors[i].dimensions.push_back(1);
     CHECK(refusal(reshaped).starts_with("tensor \"" + name + "\" has shape [1, "));
+  }
+}
+
+TEST_CASE("A weight that is NaN or infinite is refused by the tensor's name", "[llama][errors]") {
+  TinyModel tiny;
+  tiny.tied = false;
+  const GgufBuilder complete = tiny.builder();
+  for (std::size_t i = 0; i < complete.tensors.size(); ++i) {
+    for (const float bad : {std::numeric_limits<float>::quiet_NaN(), -std::numeric_limits<float>::infinity()}) {
+      GgufBuilder damaged = complete;
+      tests::GgufTensor& tensor = damaged.tensors[i];
+      std::memcpy(tensor.data.data() + tensor.data.size() - sizeof bad, &bad, sizeof bad);
+      CAPTURE(tensor.name, bad);
+      CHECK(refusal(damaged) ==
+            "tensor \"" + tensor.name + "\" holds a value that is not a finite number: the file is damaged");
+    }
   }
 }
 

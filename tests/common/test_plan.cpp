@@ -218,6 +218,13 @@ TEST_CASE("of a mean, the last block is (B - 1) / 2 empty on average", "[plan]")
   }
 }
 
+TEST_CASE("pools of known sizes", "[plan]") {
+  const PoolPlan llama_13b = plan_pool(kLlama13b, 54000000000, mean_of(500));
+  CHECK(llama_13b.num_slots == 65904);
+  CHECK(llama_13b.paged_sequences == 129);
+  CHECK(plan_pool(kLlama70b, 50 * kGiB, PoolDemand()).num_blocks == 10240);
+}
+
 TEST_CASE("a contiguous cache reserves the maximum length for every sequence", "[plan]") {
   const PoolPlan plan = plan_pool(kTiny, 4095, demand_of({100}, 1024));
   CHECK(plan.reserved_sequences == 1);

@@ -406,6 +406,12 @@ class Serving(ProgramTest):
         for number, text in enumerate(texts):
             self.assertIn(f'  {number}  {json.dumps(text)}'.encode(), result.stdout)
 
+    def test_each_request_of_a_prompt_has_a_seed_of_its_own(self):
+        result = run("serve", *self.PROMPTS[:2], "--max-new-tokens", "8", "--virtual-clock", "--view", "quiet",
+                     "--requests", "4", "--temperature", "1")
+        texts = re.findall(rb'^  \d  (".*)$', result.stdout, re.MULTILINE)
+        self.assertEqual((len(texts), len(set(texts))), (4, 4), texts)
+
     def test_a_stop_string_ends_the_text_and_is_no_part_of_it(self):
         result = run("serve", "--prompt", "The old woman opened the door and", "--virtual-clock", "--view", "quiet",
                      "--stop", "morning", "--stop", "zzz")
