@@ -37,14 +37,14 @@ show
 
 void show(const KvCacheManager& manager, std::ostream& output) {
   const Usage usage = manager.usage();
-  std::vector<common::MapCell> cells(static_cast<std::size_t>(usage.total));
+  std::vector<common::MapCell> cells(usage.total);
   common::Table table({"sequence", "length", "block table", "unused"});
   for (const SequenceId sequence : manager.sequences()) {
     const int length = manager.length(sequence);
     const std::vector<int> slots = manager.slots(sequence, 0, manager.capacity(sequence));
     for (std::size_t position = 0; position < slots.size(); ++position) {
       const char fill = static_cast<int>(position) < length ? common::sequence_name(sequence) : '-';
-      cells[static_cast<std::size_t>(slots[position])] = {sequence, fill};
+      cells[slots[position]] = {sequence, fill};
     }
     table.add_row({std::string(1, common::sequence_name(sequence)), std::to_string(length),
                    common::format_list(manager.block_table(sequence)),

@@ -36,7 +36,7 @@ show
 
 void show(const KvCacheManager& manager, std::ostream& output) {
   const Usage usage = manager.usage();
-  std::vector<common::MapCell> cells(static_cast<std::size_t>(usage.total));
+  std::vector<common::MapCell> cells(usage.total);
   common::Table table({"sequence", "length", "block table", "unused"});
   for (const SequenceId sequence : manager.sequences()) {
     const int length = manager.length(sequence);
@@ -44,7 +44,7 @@ void show(const KvCacheManager& manager, std::ostream& output) {
     for (std::size_t position = 0; position < slots.size(); ++position) {
       const int count = manager.reference_count(slots[position] / manager.block_size());
       const char fill = static_cast<int>(position) < length ? common::count_digit(count) : '-';
-      cells[static_cast<std::size_t>(slots[position])] = {count - 1, fill};
+      cells[slots[position]] = {count - 1, fill};
     }
     table.add_row({std::string(1, common::sequence_name(sequence)), std::to_string(length),
                    common::format_list(manager.block_table(sequence)),
