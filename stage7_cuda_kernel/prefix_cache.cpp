@@ -58,6 +58,7 @@ void PrefixCache::publish(int block, int parent, std::span<const common::Token> 
 }
 
 void PrefixCache::make_evictable(int block) {
+  COMMON_CHECK(contains(block), "block " + std::to_string(block) + " is not published");
   Entry& entry = entries_.at(block);
   COMMON_CHECK(!entry.is_evictable, "block " + std::to_string(block) + " is evictable already");
   entry.is_evictable = true;
@@ -65,6 +66,7 @@ void PrefixCache::make_evictable(int block) {
 }
 
 void PrefixCache::reacquire(int block) {
+  COMMON_CHECK(contains(block), "block " + std::to_string(block) + " is not published");
   Entry& entry = entries_.at(block);
   COMMON_CHECK(entry.is_evictable, "block " + std::to_string(block) + " is in use");
   entry.is_evictable = false;

@@ -3,8 +3,10 @@
 
 #include <algorithm>
 #include <cstddef>
+#include <cstdint>
 #include <iterator>
 #include <limits>
+#include <list>
 #include <map>
 #include <span>
 #include <string>
@@ -78,6 +80,13 @@ std::vector<Tokens> texts_of(stage::Engine& engine, const std::vector<Request>& 
     texts.push_back(completion.tokens);
   }
   return texts;
+}
+
+// Nothing was looked up, and nothing is kept: what is to be compared with such an engine is not compared with itself.
+void check_cold(stage::Engine& engine) {
+  CHECK(common::counter(engine.counters(), "prefix_lookups") == 0);
+  CHECK(common::counter(engine.counters(), "prefix_hits") == 0);
+  CHECK(engine.manager().usage().cached == 0);
 }
 
 }  // namespace
@@ -233,9 +242,10 @@ TEST_CASE("several blocks may hold the same, and one of them is as good as the o
   manager.free(0);
   manager.free(1);
   manager.free(2);
-  REQUIRE(manager.allocate(3, 8));
+  REQUIRE(manager.allocate(3, 8));  // three free blocks, then the second block of sequence 1 is evicted
+  CHECK(manager.prefix_cache().statistics().evictions == 1);
   manager.free(3);
-  CHECK(compute(manager, 4, text(6)) >= 2);
+  CHECK(compute(manager, 4, text(6)) == 4);  // that of sequence 0 holds the same
   CHECK(check_ledger(manager, 8, 2) == kNoProblem);
 }
 
@@ -269,7 +279,10 @@ TEST_CASE("misuse of the prefix cache is noticed") {
   CHECK_THROWS_AS(cache.reacquire(3), CheckError);
   cache.make_evictable(3);
   CHECK_THROWS_AS(cache.make_evictable(3), CheckError);
+  CHECK(cache.evictable() == std::list<int>{3});
   CHECK(cache.evict() == 3);
+  CHECK_THROWS_AS(cache.make_evictable(3), CheckError);  // no longer published
+  CHECK_THROWS_AS(cache.reacquire(3), CheckError);
   CHECK_THROWS_AS(cache.evict(), CheckError);
 }
 
@@ -296,6 +309,7 @@ TEST_CASE("warm text is cold text, for prompts of whole blocks too, in pools of 
     }
     stage::Engine cold(small_model(), make_options(4096, block_size, false));
     const std::vector<Tokens> expected = texts_of(cold, requests);
+    check_cold(cold);
     for (const int num_slots : {26, 40, 80, 4096}) {
       CAPTURE(block_size, num_slots);
       stage::Engine engine(small_model(), make_options(num_slots, block_size, true));
@@ -322,6 +336,7 @@ TEST_CASE("warm text is cold text for every prompt of the workload") {
   }
   stage::Engine cold(model, make_options(4096, 16, false));
   const std::vector<Tokens> expected = texts_of(cold, requests);
+  check_cold(cold);
   stage::Engine engine(model, make_options(4096, 16, true));
   CHECK(texts_of(engine, requests) == expected);
   const double first = common::counter(engine.counters(), "prefix_tokens_saved");
@@ -329,6 +344,60 @@ TEST_CASE("warm text is cold text for every prompt of the workload") {
   CHECK(first == (STAGE_NUMBER < 8 ? 256 : 128));
   CHECK(texts_of(engine, requests) == expected);
   CHECK(common::counter(engine.counters(), "prefix_tokens_saved") > 2 * first);
+}
+
+TEST_CASE("a token that is found is not computed, and only requests of one salt find each other's") {
+  stage::EngineOptions options = make_options(512, 4, true);
+  options.chunk_size = 1;  // forward_passes counts the tokens that are computed
+  stage::Engine engine(small_model(), options);
+  std::vector<Tokens> texts;
+  const auto check_found = [&](std::uint64_t salt, int num_found) {
+    CAPTURE(salt);
+    Request request = make_request(13, 6);  // the last of the new tokens is not computed
+    request.cache_salt = salt;
+    const std::vector<common::Counter> before = engine.counters();
+    texts.push_back(texts_of(engine, {request}).front());
+    const std::vector<common::Counter> after = engine.counters();
+    const auto increase = [&](const char* name) {
+      return common::counter(after, name) - common::counter(before, name);
+    };
+    CHECK(increase("prefix_lookups") == 1);
+    CHECK(increase("prefix_hits") == (num_found > 0 ? 1 : 0));
+    CHECK(increase("prefix_tokens_saved") == num_found);
+    CHECK(increase("forward_passes") == 13 + 6 - 1 - num_found);
+  };
+  check_found(1, 0);
+  check_found(2, 0);
+  check_found(0, 0);
+  check_found(1, 12);
+  check_found(2, 12);
+  check_found(0, 12);
+  CHECK(texts == std::vector<Tokens>(6, texts.front()));
+}
+
+TEST_CASE("a preempted request finds its own blocks again") {
+  // The first tokens differ: a request that finds anything finds what it has computed itself.
+  const std::vector<Request> requests = {make_request(8, 16, 0), make_request(8, 16, 1)};
+  const auto run = [&](int num_slots, bool prefix_cache) {
+    stage::Engine engine(small_model(), make_options(num_slots, 4, prefix_cache));
+    return tests::run_requests(engine, requests);
+  };
+  const auto num_computed = [](const tests::EngineRun& done) {
+    return static_cast<double>(done.timing.prefill_tokens + done.timing.decode_tokens);
+  };
+  const tests::EngineRun cold = run(32, false);
+  const tests::EngineRun warm = run(32, true);
+  const tests::EngineRun ample = run(4096, true);
+  const double num_preemptions = common::counter(warm.counters, "preemptions");
+  const double num_found = common::counter(warm.counters, "prefix_tokens_saved");
+  REQUIRE(num_preemptions > 0);
+  REQUIRE(common::counter(cold.counters, "preemptions") == num_preemptions);
+  CHECK(common::counter(ample.counters, "prefix_hits") == 0);
+  CHECK(num_found > 0);
+  CHECK(num_computed(warm) == num_computed(cold) - num_found);
+  for (std::size_t i = 0; i < requests.size(); ++i) {
+    CHECK(warm.completions[i].tokens == ample.completions[i].tokens);
+  }
 }
 
 TEST_CASE("sampling and beams start from cached blocks, and find what they find without them") {
@@ -363,6 +432,7 @@ TEST_CASE("sampling and beams start from cached blocks, and find what they find 
     for (std::size_t i = 0; i < warm_beams.hypotheses().size(); ++i) {
       CHECK(warm_beams.hypotheses()[i].tokens == cold_beams.hypotheses()[i].tokens);
     }
+    check_cold(cold);
     CHECK(common::counter(warm.counters(), "prefix_hits") >= 2);
     CHECK(check_ledger(warm.manager(), warm.cache().shape().num_blocks, block_size) == kNoProblem);
   }
