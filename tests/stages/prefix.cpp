@@ -434,6 +434,12 @@ TEST_CASE("sampling and beams start from cached blocks, and find what they find 
     }
     check_cold(cold);
     CHECK(common::counter(warm.counters(), "prefix_hits") >= 2);
+    Request salted = sampled;
+    salted.cache_salt = 1;
+    const double num_hits = common::counter(warm.counters(), "prefix_hits");
+    tests::ParallelSampling salted_samples(warm, salted, 3);
+    run(salted_samples);
+    CHECK(common::counter(warm.counters(), "prefix_hits") == num_hits);
     CHECK(check_ledger(warm.manager(), warm.cache().shape().num_blocks, block_size) == kNoProblem);
   }
 }
