@@ -21,7 +21,13 @@ Packet load(const float* data) { return Eigen::Map<const Packet>(data); }
 
 // A masked score, -inf, has a weight of exactly 0. Eigen's vectorised exp would make 3e-39 of it: it limits its
 // argument.
-Packet exp_or_zero(const Packet& x) { return (x < -87.0F).select(Packet::Zero(), x.exp()); }
+Packet exp_or_zero(const Packet& x) {
+  Packet result = x.exp();
+  for (Eigen::Index i = 0; i < kPacket; ++i) {  // Eigen's select is not vectorised; the compiler does this loop
+    result(i) = x(i) < -87.0F ? 0.0F : result(i);
+  }
+  return result;
+}
 
 // A row-major matrix by its first element and the distance between rows.
 struct Rows {
