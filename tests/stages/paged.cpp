@@ -40,10 +40,9 @@ const std::string kNoProblem;
 
 constexpr float kNaN = std::numeric_limits<float>::quiet_NaN();
 
-// Block table [7, 1, 3] in blocks of 4, the example of the READMEs: eight one-block sequences hold blocks 0 to 7; those
-// of 3, 1 and 7 end, in this order, and the last block freed is the first to be used again.
-KvCacheManager example_manager() {
-  KvCacheManager manager = tests::make_manager(8, 4);
+// Block table [7, 1, 3] in 8 blocks of 4, the example of the READMEs: eight one-block sequences hold blocks 0 to 7;
+// those of 3, 1 and 7 end, in this order, and the last block freed is the first to be used again.
+void set_up_example(KvCacheManager& manager) {
   for (int sequence = 100; sequence < 108; ++sequence) {
     REQUIRE(manager.allocate(sequence, 4));
   }
@@ -52,7 +51,6 @@ KvCacheManager example_manager() {
   }
   REQUIRE(manager.allocate(0, 12));
   REQUIRE(manager.block_table(0) == std::vector<int>{7, 1, 3});
-  return manager;
 }
 
 stage::EngineOptions make_options(int num_slots, int block_size, int chunk_size = 256) {
@@ -117,7 +115,8 @@ std::vector<Request> mixed_requests() {
 }  // namespace
 
 TEST_CASE("manager: positions go through block table [7, 1, 3]") {
-  const KvCacheManager manager = example_manager();
+  KvCacheManager manager = tests::make_manager(8, 4);
+  set_up_example(manager);
   CHECK(manager.slots(0, 0, 12) == std::vector<int>{28, 29, 30, 31, 4, 5, 6, 7, 12, 13, 14, 15});
   CHECK(manager.slots(0, 9, 1) == std::vector<int>{13});  // entry 9 / 4 = 2 is block 3, row 9 % 4 = 1 of it
   CHECK(manager.slots(0, 3, 2) == std::vector<int>{31, 4});
