@@ -109,7 +109,8 @@ void launch_shape(const FusedLinear& linear, const Finish& finish, cudaStream_t 
   const auto kernel = fused_linear<Scalar, Finish, kTokens, kSlots, kStages, kManyBatches>;
   const int tiles = (linear.num_rows + kTileRows - 1) / kTileRows;
   const int grid = std::min(tiles, device_limits().num_multiprocessors);
-  launch(kernel, dim3(static_cast<unsigned>(grid)), kThreads, kRingBytes, stream, Overlap::kPrevious, linear, finish);
+  launch(kernel, dim3(static_cast<unsigned>(grid)), kThreads, kRingBytes, stream, Overlap::kPreviousWithoutL1, linear,
+         finish);
 }
 
 // Short rows fill few slots. Of long rows, x does not fit into registers: the next batch is loaded while one is used.

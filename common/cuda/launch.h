@@ -24,8 +24,10 @@ inline bool can_overlap() {
 
 // kPrevious: the kernel may begin while the launch before it still runs (programmatic dependent launch; from compute
 // capability 9.0 on, without effect before), so it has to call wait_for_previous_launch() before it touches what
-// earlier launches read or write.
-enum class Overlap { kNone, kPrevious };
+// earlier launches read or write. kPreviousWithoutL1: likewise, and all memory of a multiprocessor becomes shared
+// memory. The launches of a step that need much of it then follow each other without a pause: the division can change
+// only while a multiprocessor is idle. A kernel that moves bytes through L1 loses by it.
+enum class Overlap { kNone, kPrevious, kPreviousWithoutL1 };
 
 // Starts kernel<<<grid, threads, shared_bytes, stream>>>(arguments...).
 template <typename... Parameters, typename... Arguments>
@@ -35,9 +37,7 @@ void launch(void (*kernel)(Parameters...), dim3 grid, int threads, std::size_t s
     CUDA_CHECK(
         cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(shared_bytes)));
   }
-  if (overlap == Overlap::kPrevious) {
-    // All shared memory that a multiprocessor has, none of it as L1: two launches share one multiprocessor, and its
-    // division can change only while it is idle.
+  if (overlap == Overlap::kPreviousWithoutL1) {
     CUDA_CHECK(
         cudaFuncSetAttribute(kernel, cudaFuncAttributePreferredSharedMemoryCarveout, cudaSharedmemCarveoutMaxShared));
   }
@@ -50,7 +50,7 @@ void launch(void (*kernel)(Parameters...), dim3 grid, int threads, std::size_t s
   config.dynamicSmemBytes = shared_bytes;
   config.stream = stream;
   config.attrs = &attribute;
-  config.numAttrs = overlap == Overlap::kPrevious && can_overlap() ? 1 : 0;
+  config.numAttrs = overlap != Overlap::kNone && can_overlap() ? 1 : 0;
   CUDA_CHECK(cudaLaunchKernelEx(&config, kernel, static_cast<Parameters>(arguments)...));
 }
 

@@ -224,15 +224,15 @@ dim3 blocks_for(std::int64_t items) {
 void look_up(Precision precision, const Lookup& lookup, int num_tokens, const Residual& residual, float2* rotation,
              cudaStream_t stream) {
   with_scalar(precision, [&]<typename Scalar>(Scalar) {
-    launch(look_up_kernel<Scalar>, dim3(static_cast<unsigned>(num_tokens)), kThreads, 0, stream, Overlap::kPrevious,
-           lookup, residual, rotation);
+    launch(look_up_kernel<Scalar>, dim3(static_cast<unsigned>(num_tokens)), kThreads, 0, stream,
+           Overlap::kPreviousWithoutL1, lookup, residual, rotation);
   });
 }
 
 void rms_norm(Precision precision, const Norm& norm, int num_tokens, void* output, cudaStream_t stream) {
   with_scalar(precision, [&]<typename Scalar>(Scalar) {
-    launch(rms_norm_kernel<Scalar>, dim3(static_cast<unsigned>(num_tokens)), kThreads, 0, stream, Overlap::kPrevious,
-           norm, static_cast<Scalar*>(output));
+    launch(rms_norm_kernel<Scalar>, dim3(static_cast<unsigned>(num_tokens)), kThreads, 0, stream,
+           Overlap::kPreviousWithoutL1, norm, static_cast<Scalar*>(output));
   });
 }
 
@@ -240,7 +240,7 @@ void rotate_and_split(Precision precision, const Rotary& rotary, int num_tokens,
                       cudaStream_t stream) {
   with_scalar(precision, [&]<typename Scalar>(Scalar) {
     launch(rotate_and_split_kernel<Scalar>, dim3(static_cast<unsigned>(num_tokens)), kThreads, 0, stream,
-           Overlap::kPrevious, rotary, static_cast<Scalar*>(qkv), static_cast<Scalar*>(q));
+           Overlap::kPreviousWithoutL1, rotary, static_cast<Scalar*>(qkv), static_cast<Scalar*>(q));
   });
 }
 
@@ -248,7 +248,7 @@ void gated_silu(Precision precision, const void* gate_up, int size, int num_toke
   const std::int64_t items = std::int64_t{num_tokens} * size;
   const dim3 grid(static_cast<unsigned>((items / 2 + kThreads - 1) / kThreads));
   with_scalar(precision, [&]<typename Scalar>(Scalar) {
-    launch(gated_silu_kernel<Scalar>, grid, kThreads, 0, stream, Overlap::kPrevious,
+    launch(gated_silu_kernel<Scalar>, grid, kThreads, 0, stream, Overlap::kPreviousWithoutL1,
            static_cast<const Scalar*>(gate_up), items, static_cast<Scalar*>(output));
   });
 }
@@ -259,8 +259,8 @@ void argmax_rows(const float* logits, int vocab_size, int num_rows, void* scratc
                  cudaStream_t stream) {
   const dim3 grid(static_cast<unsigned>((vocab_size + kLogitsPerBlock - 1) / kLogitsPerBlock),
                   static_cast<unsigned>(num_rows));
-  launch(argmax_kernel, grid, kThreads, 0, stream, Overlap::kPrevious, logits, vocab_size, static_cast<Best*>(scratch),
-         next_tokens);
+  launch(argmax_kernel, grid, kThreads, 0, stream, Overlap::kPreviousWithoutL1, logits, vocab_size,
+         static_cast<Best*>(scratch), next_tokens);
 }
 
 void store_rows(Precision precision, const float* source, std::int64_t num_rows, int num_cols, int row_step,

@@ -159,14 +159,14 @@ TEST_CASE("GPU: a pool that is too small for all, and a warm cache, change no te
     options.prefix_cache = prefix_cache;
     stage::Engine engine(bundled().llama, options);
     for (int round = 0; round < 2; ++round) {
-      const std::vector<common::Completion> completions = run(engine, requests);
+      const tests::EngineRun result = tests::run_requests(engine, requests);
       for (std::size_t i = 0; i < requests.size(); ++i) {
         CAPTURE(prefix_cache, round, i);
-        CHECK(compare_tokens(completions[i].tokens, expected[i].tokens) == kNoDifference);
+        CHECK(compare_tokens(result.completions[i].tokens, expected[i].tokens) == kNoDifference);
       }
+      CHECK(common::counter(result.counters, "preemptions") > 0);
+      CHECK((common::counter(result.counters, "prefix_tokens_saved") > 0) == prefix_cache);
     }
-    CHECK(common::counter(engine.counters(), "preemptions") > 0);
-    CHECK((common::counter(engine.counters(), "prefix_tokens_saved") > 0) == prefix_cache);
   }
 }
 

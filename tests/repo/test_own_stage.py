@@ -31,7 +31,7 @@ JOBS = str(min(2, os.cpu_count() or 1))
 READY_COMMON = """add_library(common STATIC IMPORTED GLOBAL)
 set_target_properties(common PROPERTIES IMPORTED_LOCATION {libraries[0]})
 target_include_directories(common INTERFACE ${{PROJECT_SOURCE_DIR}})
-target_link_libraries(common INTERFACE {libraries[1]} Eigen3::Eigen CLI11::CLI11 nlohmann_json::nlohmann_json
+target_link_libraries(common INTERFACE {libraries[1]} Catch2::Catch2 Eigen3::Eigen CLI11::CLI11 nlohmann_json::nlohmann_json
                       course_utf8proc course_xxhash Threads::Threads)
 """
 
