@@ -1,4 +1,4 @@
-// Random tasks that arrive, are cancelled, give way and come back, in pools that are far too small, against the texts
+// Random requests that arrive, are cancelled, preempted and resumed, in pools that are far too small, against the texts
 // that each of them gets alone. Every case is a function of its seed, which a failure prints:
 //
 //   build/tests/serving_fuzz_stage8 --cases 300 --seed 1
@@ -156,7 +156,7 @@ int run(const std::vector<std::string>& arguments) {
   }
   std::cout << common::format(
                    "fuzz: %lld cases, %lld tasks (%lld of several samples, %lld beams), %lld steps, %lld cancelled, "
-                   "%lld swapped out, %lld thrown out, %lld prefix hits",
+                   "%lld swapped out, %lld recomputed, %lld prefix hits",
                    counts.cases, counts.tasks, counts.samples, counts.beams, counts.steps, counts.cancelled,
                    counts.swapped, counts.recomputed, counts.hits)
             << std::endl;

@@ -192,6 +192,50 @@ std::string compare_stages(const AttentionShape& shape, int block_size, const Ar
   return "";
 }
 
+// The same attention to the last bit, for prompts in chunks of any size and blocks of any size.
+template <typename Before, typename After>
+void check_same_attention() {
+  for (const AttentionShape& shape : {AttentionShape{4, 2, 32, 1}, AttentionShape{3, 1, 33, 2}}) {
+    for (const int block_size : {1, 3, 16, 64}) {
+      for (const int chunk_size : {37, 1, 7}) {
+        CHECK(compare_stages<Before, After>(shape, block_size, Arrival{37, chunk_size, 2}, true) == std::string());
+      }
+    }
+  }
+}
+
+// Random operations in a pool that is too small: the same blocks, and the same refusals.
+template <typename Before, typename After>
+void check_same_blocks() {
+  typename Before::KvCacheManager before(7, 3);
+  typename After::KvCacheManager after(7, 3);
+  common::Random random(11);
+  for (int step = 0; step < 2000; ++step) {
+    const auto sequence = static_cast<int>(random.below(4));
+    const auto count = static_cast<int>(random.below(6)) + 1;
+    if (!before.contains(sequence)) {
+      REQUIRE(before.allocate(sequence, count) == after.allocate(sequence, count));
+    } else if (random.below(4) == 0) {
+      before.free(sequence);
+      after.free(sequence);
+    } else {
+      const bool reserved = before.reserve(sequence, count);
+      REQUIRE(after.reserve(sequence, count) == reserved);
+      if (reserved) {
+        before.commit(sequence, count);
+        after.commit(sequence, count);
+      }
+    }
+    REQUIRE(after.pending_copies().empty());
+    REQUIRE(after.free_blocks() == before.free_blocks());
+    if (before.contains(sequence)) {
+      REQUIRE(after.block_table(sequence) == before.block_table(sequence));
+    }
+    REQUIRE(after.usage().used == before.usage().used);
+    REQUIRE(after.usage().reserved == before.usage().reserved);
+  }
+}
+
 // The logits of a prompt and of some tokens after it, computed through Engine::append.
 template <typename Stage>
 std::vector<common::Matrix> engine_logits(const typename Stage::EngineOptions& options, int prompt, int num_decoded) {

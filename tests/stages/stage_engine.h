@@ -7,8 +7,8 @@
 #include <utility>
 #include <vector>
 
-#include "common/model/generation.h"
 #include "common/base/check.h"
+#include "common/model/generation.h"
 #include "tests/support/stage_api.h"
 
 #include STAGE_HEADER(engine.h)
