@@ -214,18 +214,19 @@ TEST_CASE("parallel_for: wakes threads that went to sleep, workers and caller") 
 TEST_CASE("parallel_for: calls from several threads take turns") {
   const ThreadsForTest use(2);
   std::array<std::int64_t, 3> sums = {};
-  {
-    std::vector<std::jthread> callers;
-    callers.reserve(sums.size());
-    for (std::int64_t& total : sums) {
-      callers.emplace_back([&total] {
-        for (int loop = 0; loop < 500; ++loop) {
-          std::atomic<std::int64_t> sum = 0;
-          common::parallel_for(100, [&](int begin, int end) { sum += end - begin; });
-          total += sum;
-        }
-      });
-    }
+  std::vector<std::thread> callers;
+  callers.reserve(sums.size());
+  for (std::int64_t& total : sums) {
+    callers.emplace_back([&total] {
+      for (int loop = 0; loop < 500; ++loop) {
+        std::atomic<std::int64_t> sum = 0;
+        common::parallel_for(100, [&](int begin, int end) { sum += end - begin; });
+        total += sum;
+      }
+    });
+  }
+  for (std::thread& caller : callers) {
+    caller.join();
   }
   CHECK(sums == std::array<std::int64_t, 3>{50000, 50000, 50000});
 }

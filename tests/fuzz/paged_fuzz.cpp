@@ -273,7 +273,7 @@ class Pool {
       const Matrix output = tests::attend(cache_, manager_, sequence, layer, q, length, variant);
       const std::string difference = common::compare({output.data(), static_cast<std::size_t>(output.size())}, expected,
                                                      tests::rounding_tolerance(shape_, length));
-      expect(difference.empty(), std::string(tests::kVariants[variant]) + ": " + difference);
+      expect(difference.empty(), common::format("%s: %s", tests::kVariants[variant], difference.c_str()));
     }
     counts_.attended += 1;
   }
