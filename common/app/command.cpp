@@ -108,7 +108,7 @@ void add_integer(CLI::App& app, const std::string& name, Integer& value, Range<I
 
 template <typename Real>
 void add_real(CLI::App& app, const std::string& name, Real& value, Range<double> range, const std::string& help) {
-  const double real = static_cast<double>(value);
+  const auto real = static_cast<double>(value);
   const bool shows_default = real >= range.min && real <= range.max;
   add(app, name, "X", shows_default ? format("%g", real) : "", help,
       [name, &value, range](const std::string& text) { value = static_cast<Real>(parse_real(name, text, range)); });

@@ -44,7 +44,7 @@ struct ArrivingRequest {
   // The text ends here, as if the model had chosen to; 0: it ends by itself.
   int output_tokens = 0;
   // Why it is rejected on arrival; empty: it is for the server to say.
-  std::string rejection = "";
+  std::string rejection = {};
 };
 
 // Serves them all, each from its time on. on_token as in Server; it may be null.

@@ -235,7 +235,7 @@ TEST_CASE("sample: equal arguments give equal tokens; another seed, sample or po
         common::sample(logits, next_seed, position, 5), common::sample(logits, options, position, 6),
         common::sample(logits, options, position + 1, 5), common::sample(logits, options, 5, position)};
     for (std::size_t i = 0; i < neighbours.size(); ++i) {
-      ++pairs[i][static_cast<std::size_t>(drawn * 4 + neighbours[i])];
+      ++pairs[i][static_cast<std::size_t>(drawn) * 4 + static_cast<std::size_t>(neighbours[i])];
     }
   }
   std::vector<double> expected;
@@ -351,6 +351,7 @@ TEST_CASE("sample: the same seed gives the same tokens, on every machine") {
   const std::vector<float> logits = {0.5F, 1.5F, -1.0F, 0.0F, 2.0F, 1.0F, -0.5F, 0.25F};
   const SamplingOptions options = options_of(0.8F, 6, 0.95F, 42);
   std::vector<Token> drawn;
+  drawn.reserve(16);
   for (int position = 0; position < 16; ++position) {
     drawn.push_back(common::sample(logits, options, position));
   }

@@ -20,6 +20,9 @@ namespace {
 
 int allocations_until_failure = -1;  // -1: none fails
 
+// What the checks below return if all is well; a failing one then shows the text instead.
+const std::string kNoProblem;
+
 void* allocate_or_fail(std::size_t size) {
   if (allocations_until_failure == 0) {
     throw std::bad_alloc();
@@ -136,7 +139,7 @@ void fail_everywhere(const std::function<void(KvCacheManager&)>& prepare,
     if (has_failed && promise == Promise::kNothingChanged) {
       CHECK(state_of(manager) == before);
     }
-    CHECK(check_all_comes_back(manager) == "");
+    CHECK(check_all_comes_back(manager) == kNoProblem);
   }
   // Where memory is asked for less often than that, nothing was tried.
   CHECK(k > min_allocations);

@@ -125,8 +125,8 @@ class GgufBuilder {
     Bytes payload;
     append(payload, static_cast<std::uint32_t>(gguf_value_type<T>()));
     append(payload, std::uint64_t{values.size()});
-    for (const T& value : values) {  // a proxy for vector<bool>, hence T
-      append_value(payload, value);
+    for (const auto& value : values) {
+      append_value(payload, static_cast<const T&>(value));  // of a vector<bool>, a proxy
     }
     return add_raw(key, kGgufArray, payload);
   }

@@ -95,7 +95,7 @@ inline int stored_head(const AttentionShape& shape, int head) {
 #if STAGE_NUMBER >= 5
 // The copies that are pending, for a test that carries them out itself.
 inline std::vector<stage::BlockCopy> take_copies(stage::KvCacheManager& manager) {
-  const std::vector<stage::BlockCopy> copies(manager.pending_copies().begin(), manager.pending_copies().end());
+  std::vector<stage::BlockCopy> copies(manager.pending_copies().begin(), manager.pending_copies().end());
   manager.clear_pending_copies();
   return copies;
 }
