@@ -31,7 +31,10 @@ JOBS = str(min(2, os.cpu_count() or 1))
 READY_COMMON = """add_library(common STATIC IMPORTED GLOBAL)
 set_target_properties(common PROPERTIES IMPORTED_LOCATION {libraries[0]})
 target_include_directories(common INTERFACE ${{PROJECT_SOURCE_DIR}})
-target_link_libraries(common INTERFACE {libraries[1]} Catch2::Catch2 Eigen3::Eigen CLI11::CLI11 nlohmann_json::nlohmann_json
+add_library(ready_main STATIC IMPORTED GLOBAL)
+set_target_properties(ready_main PROPERTIES IMPORTED_LOCATION {libraries[1]})
+target_link_libraries(ready_main INTERFACE Catch2::Catch2)  # after it, as a static library has to be
+target_link_libraries(common INTERFACE ready_main Eigen3::Eigen CLI11::CLI11 nlohmann_json::nlohmann_json
                       course_utf8proc course_xxhash Threads::Threads)
 """
 
