@@ -1,19 +1,22 @@
 // Swapping as the manager does it: what is swapped out is still live, and still counts. Compiled for stage 8.
 #include "tests/support/catch.h"
 
-#include <limits>
 #include <string>
 #include <vector>
 
-#include "common/base/tensor.h"
+#include "common/model/generation.h"
 #include "tests/stages/engine_fixtures.h"
+#include "tests/stages/number_pool.h"
 #include "tests/support/ledger.h"
 #include "tests/support/stage_api.h"
 
 using common::Token;
 using stage::KvCacheManager;
 using tests::check_ledger;
+using tests::count_from;
 using tests::is_refused_as_a_bug;
+using tests::NumberPool;
+using tests::Numbers;
 using tests::take_snapshot;
 
 namespace {
@@ -25,7 +28,7 @@ using Ids = std::vector<int>;
 }  // namespace
 
 TEST_CASE("swap: a swapped-out id is live, so that neither allocate nor fork takes it") {
-  KvCacheManager manager(8, 4, stage::hash_block, 4);
+  KvCacheManager manager = tests::make_manager(8, 4, 4);
   REQUIRE(manager.allocate(1, 4));
   manager.commit(1, 4);
   REQUIRE(manager.swap_out(Ids{1}));
@@ -43,7 +46,7 @@ TEST_CASE("swap: a swapped-out id is live, so that neither allocate nor fork tak
 
 TEST_CASE("swap: resetting the prefix cache reaches what is swapped out") {
   const Tokens text = {1, 2, 3, 4, 5, 6, 7, 8, 9, 10};
-  KvCacheManager manager(8, 4, stage::hash_block, 4);
+  KvCacheManager manager = tests::make_manager(8, 4, 4);
   REQUIRE(manager.allocate(1, text));
   manager.commit(1, text);
   REQUIRE(manager.swap_out(Ids{1}));
@@ -58,7 +61,7 @@ TEST_CASE("swap: resetting the prefix cache reaches what is swapped out") {
 }
 
 TEST_CASE("swap: misuse is noticed before anything has changed") {
-  KvCacheManager manager(8, 4, stage::hash_block, 8);
+  KvCacheManager manager = tests::make_manager(8, 4, 8);
   for (const int sequence : {1, 2, 3}) {
     REQUIRE(manager.allocate(sequence, 6));
     manager.commit(sequence, 6);
@@ -82,33 +85,110 @@ TEST_CASE("swap: misuse is noticed before anything has changed") {
 
 TEST_CASE("swap: a block that is found in the step that swaps it back in holds its K and V") {
   const Tokens text = {1, 2, 3, 4, 5};
-  stage::KvCacheShape shape = tests::cache_shape({1, 1, 1, 1}, 6, 2);
-  shape.num_host_blocks = 4;
-  KvCacheManager manager(6, 2, stage::hash_block, 4);
-  stage::KvCache cache(shape);
-  cache.fill(std::numeric_limits<float>::quiet_NaN());
-  REQUIRE(manager.allocate(1, text));
-  common::Matrix k(5, 1);
-  k << 1, 2, 3, 4, 5;
-  cache.write(0, manager.slots(1, 0, 5), k, -k);
-  manager.commit(1, text);
+  NumberPool pool(6, 2, 4);
+  KvCacheManager& manager = pool.manager();
+  pool.start_text(1, text);
   REQUIRE(manager.swap_out(Ids{1}));
-  // All blocks are needed by another sequence, which overwrites them.
+  // Another sequence needs all blocks, and overwrites them.
   REQUIRE(manager.allocate(7, 12));
-  cache.copy_blocks(tests::take_copies(manager));
-  const common::Matrix other = common::Matrix::Constant(12, 1, 77.0F);
-  cache.write(0, manager.slots(7, 0, 12), other, other);
-  manager.commit(7, 12);
+  pool.execute_copies();
+  pool.write(7, Numbers(12, 77.0F));
   manager.free(7);
 
   REQUIRE(manager.swap_in(Ids{1}));
   REQUIRE(manager.allocate(2, text));  // in the same step, before the copy has been carried out
   REQUIRE(manager.length(2) == 4);
-  cache.copy_blocks(tests::take_copies(manager));
-  for (const int slot : manager.slots(2, 0, 4)) {
-    const float value = cache.keys(0, 0, slot, 1)(0, 0);
-    CAPTURE(slot, value);
-    CHECK(cache.values(0, 0, slot, 1)(0, 0) == -value);
-    CHECK(value < 5.0F);
+  pool.execute_copies();
+  CHECK(pool.read(2) == count_from(1, 4));
+}
+
+TEST_CASE("swap: a shared block moves once, and has the same owners again (stage 8, invariant 6)") {
+  KvCacheManager manager = tests::make_manager(8, 4, 6);
+  REQUIRE(manager.allocate(0, 6));
+  manager.commit(0, 6);
+  manager.fork(0, 1);
+  manager.fork(0, 2);
+  REQUIRE(manager.reserve(2, 1));
+  manager.commit(2, 1);
+  tests::take_copies(manager);
+  const std::vector<int> group = {0, 1, 2};
+  const std::vector<int> before = manager.block_table(0);
+  CHECK(manager.usage_of(group).reserved == 12);
+  CHECK(manager.usage_of(group).used == 9);  // 4 shared, 2 of two sequences, 3 of the third
+  REQUIRE(manager.swap_out(group));
+  CHECK(tests::take_copies(manager).size() == 3);
+  CHECK(manager.usage().reserved == 0);
+  CHECK(manager.num_free_host_blocks() == 3);
+  CHECK(manager.sequences().empty());
+  CHECK(manager.usage_of(group).used == 9);
+  CHECK(tests::is_refused_as_a_bug([&] { manager.reserve(0, 1); }));
+
+  REQUIRE(manager.allocate(7, 4 * 5));  // somebody else gets blocks meanwhile
+  REQUIRE(manager.swap_in(group));
+  const std::vector<stage::BlockCopy> copies = tests::take_copies(manager);
+  CHECK(copies.size() == 3);
+  for (const stage::BlockCopy& copy : copies) {
+    CHECK(copy.source >= 8);
+    CHECK(copy.destination < 8);
   }
+  CHECK(manager.num_free_host_blocks() == 6);
+  CHECK(manager.block_table(0) == manager.block_table(1));
+  CHECK(manager.reference_count(manager.block_table(0)[0]) == 3);
+  CHECK(manager.reference_count(manager.block_table(0)[1]) == 2);
+  CHECK(manager.reference_count(manager.block_table(2)[1]) == 1);
+  CHECK(manager.length(2) == 7);
+  CHECK(check_ledger(manager, 8, 4) == kNoProblem);
+}
+
+TEST_CASE("swap: refused without a trace where there is no room, and freed out there") {
+  KvCacheManager manager = tests::make_manager(4, 4, 2);
+  REQUIRE(manager.allocate(0, 12));
+  manager.commit(0, 12);
+  const tests::Snapshot before = tests::take_snapshot(manager);
+  CHECK_FALSE(manager.swap_out(Ids{0}));  // three blocks, and the host has two
+  CHECK(tests::take_snapshot(manager) == before);
+  CHECK(manager.pending_copies().empty());
+  manager.free(0);
+  REQUIRE(manager.allocate(1, 8));
+  manager.commit(1, 8);
+  REQUIRE(manager.swap_out(Ids{1}));
+  REQUIRE(manager.allocate(2, 12));
+  const tests::Snapshot full = tests::take_snapshot(manager);
+  CHECK_FALSE(manager.swap_in(Ids{1}));
+  CHECK(tests::take_snapshot(manager) == full);
+  manager.free(1);
+  CHECK(manager.num_free_host_blocks() == 2);
+  CHECK_FALSE(manager.is_swapped(1));
+}
+
+TEST_CASE("swap: what is copied out is copied before its block belongs to somebody else (stage 8, invariant 6)") {
+  NumberPool pool(2, 2, 2);
+  KvCacheManager& manager = pool.manager();
+  pool.start(0, count_from(1, 4));
+  // In one step: 0 goes out, 1 takes its blocks, and only then are the copies carried out.
+  REQUIRE(manager.swap_out(Ids{0}));
+  REQUIRE(manager.allocate(1, 4));
+  pool.execute_copies();
+  pool.write(1, count_from(11, 4));
+  // In one step: 1 ends, and 0 is swapped in to the blocks that 1 has written to.
+  manager.free(1);
+  REQUIRE(manager.swap_in(Ids{0}));
+  pool.execute_copies();
+  CHECK(pool.read(0) == count_from(1, 4));
+}
+
+TEST_CASE("swap: published blocks are found again after their return, and not while they are away") {
+  KvCacheManager manager = tests::make_manager(4, 2, 4);
+  const Tokens text = {5, 6, 7, 8, 9};
+  REQUIRE(manager.allocate(0, text));
+  manager.commit(0, text);
+  REQUIRE(manager.swap_out(Ids{0}));
+  // Somebody needs all blocks: what was kept of the text is evicted.
+  REQUIRE(manager.allocate(1, 8));
+  manager.free(1);
+  CHECK(manager.prefix_cache().find(text, 0).empty());
+  REQUIRE(manager.swap_in(Ids{0}));
+  CHECK(manager.prefix_cache().find(text, 0).size() == 2);
+  CHECK(manager.prefix_cache().find(text, 0).front() == manager.block_table(0).front());
+  CHECK(check_ledger(manager, 4, 2) == kNoProblem);
 }

@@ -33,7 +33,9 @@ namespace tests {
 
 // ---- What differs from stage to stage ------------------------------------------------------------------------------
 
-inline stage::KvCacheShape cache_shape(const AttentionShape& shape, int num_blocks, int block_size) {
+// num_host_blocks: for what is swapped out; from stage 8 on.
+inline stage::KvCacheShape cache_shape(const AttentionShape& shape, int num_blocks, int block_size,
+                                       [[maybe_unused]] int num_host_blocks = 0) {
   stage::KvCacheShape result;
   result.num_layers = shape.num_layers;
   result.num_heads = shape.num_heads;
@@ -46,12 +48,17 @@ inline stage::KvCacheShape cache_shape(const AttentionShape& shape, int num_bloc
   result.num_blocks = num_blocks;
   result.block_size = block_size;
 #endif
+#if STAGE_NUMBER >= 8
+  result.num_host_blocks = num_host_blocks;
+#endif
   return result;
 }
 
-inline stage::KvCacheManager make_manager(int num_blocks, int block_size) {
+inline stage::KvCacheManager make_manager(int num_blocks, int block_size, [[maybe_unused]] int num_host_blocks = 0) {
 #if STAGE_NUMBER == 1
   return stage::KvCacheManager(num_blocks * block_size);
+#elif STAGE_NUMBER >= 8
+  return {num_blocks, block_size, stage::hash_block, num_host_blocks};
 #else
   return {num_blocks, block_size};
 #endif

@@ -1,0 +1,166 @@
+// Engines with several sequences of one prompt, for tests of what forks share: the texts they should write, and runs
+// beside others that hold the blocks. For every stage from the fifth on.
+#pragma once
+
+#include <cstdint>
+#include <limits>
+#include <memory>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "common/base/text.h"
+#include "common/model/generation.h"
+#include "common/model/llama.h"
+#include "tests/stages/engine_fixtures.h"
+#include "tests/stages/stage_engine.h"
+#include "tests/support/catch.h"
+#include "tests/support/ledger.h"
+#include "tests/support/reference_decoder.h"
+#include "tests/support/stage_api.h"
+
+namespace tests {
+
+inline stage::EngineOptions make_options(int num_slots, int block_size) {
+  stage::EngineOptions options;
+  options.num_slots = num_slots;
+  options.block_size = block_size;
+  return options;
+}
+
+// With a cache full of NaN.
+inline std::unique_ptr<stage::Engine> make_engine(int num_slots, int block_size,
+                                                  const common::Llama& model = small_model()) {
+  auto engine = std::make_unique<stage::Engine>(model, make_options(num_slots, block_size));
+  engine->cache().fill(std::numeric_limits<float>::quiet_NaN());
+  return engine;
+}
+
+inline std::string ledger(stage::Engine& engine) {
+  return check_ledger(engine.manager(), engine.cache().shape().num_blocks, engine.cache().shape().block_size);
+}
+
+inline int blocks_in_use(stage::Engine& engine) {
+  return engine.manager().usage().reserved / engine.cache().shape().block_size;
+}
+
+// What the request gets in a roomy engine of its own.
+inline common::Completion alone(const common::Request& request) {
+  const auto engine = make_engine(4096, 16);
+  return run_requests(*engine, std::span(&request, 1)).completions.front();
+}
+
+inline std::vector<common::Completion> samples_alone(common::Request request, int num_samples) {
+  std::vector<common::Completion> result;
+  for (int i = 0; i < num_samples; ++i, ++request.sample_index) {
+    result.push_back(alone(request));
+  }
+  return result;
+}
+
+inline common::Request sampled_request(int num_tokens, int max_new_tokens, float temperature, std::uint64_t seed = 1) {
+  common::Request request = make_request(num_tokens, max_new_tokens, static_cast<int>(seed));
+  request.sampling.temperature = temperature;
+  request.sampling.seed = seed;
+  return request;
+}
+
+// Every k-th token ends the text: often enough for some samples and beams to end early.
+inline std::vector<common::Token> every_kth_token(int k) {
+  std::vector<common::Token> result;
+  for (common::Token token = 0; token < kSmallVocabulary; token += k) {
+    result.push_back(token);
+  }
+  return result;
+}
+
+inline std::string compare_texts(const std::vector<common::Completion>& actual,
+                                 const std::vector<common::Completion>& expected) {
+  if (actual.size() != expected.size()) {
+    return "another number of texts";
+  }
+  for (std::size_t i = 0; i < expected.size(); ++i) {
+    if (actual[i].tokens != expected[i].tokens || actual[i].finish_reason != expected[i].finish_reason) {
+      return common::format("text %zu is ", i) + to_string(actual[i].tokens) + ", expected " +
+             to_string(expected[i].tokens);
+    }
+  }
+  return "";
+}
+
+template <typename Decoding>
+inline void run_to_end(Decoding& decoding) {
+  while (!decoding.finished()) {
+    REQUIRE(decoding.step());
+  }
+}
+
+// Everything that a step may change but the texts themselves.
+struct State {
+  Snapshot books;
+  std::vector<int> sequences;
+  std::vector<std::vector<common::Token>> tokens;
+  bool operator==(const State&) const = default;
+};
+
+template <typename Decoding>
+inline State state_of(stage::Engine& engine, const Decoding& decoding) {
+  State state{take_snapshot(engine.manager()), {}, {}};
+  for (const stage::Branch& branch : decoding.live()) {
+    state.sequences.push_back(branch.sequence);
+    state.tokens.push_back(branch.tokens);
+  }
+  return state;
+}
+
+// Sequences that hold all blocks but some, a block each.
+class Occupants {
+ public:
+  Occupants(stage::KvCacheManager& manager, int num_left) : manager_(manager) {
+    while (static_cast<int>(manager_.free_blocks().size()) > num_left) {
+      REQUIRE(manager_.allocate(kFirst + count_++, 1));
+    }
+  }
+  bool leave_one() {
+    if (count_ > 0) {
+      manager_.free(kFirst + --count_);
+      return true;
+    }
+    return false;
+  }
+
+ private:
+  static constexpr int kFirst = 1000000;
+  stage::KvCacheManager& manager_;
+  int count_ = 0;
+};
+
+// Runs the decoding to its end while others hold all blocks but num_left, and give one back whenever a step is refused.
+// Returns how often that was; `problem` says what a refused step has changed (stage 5, invariant 7).
+template <typename Decoding>
+inline int run_beside_others(stage::Engine& engine, Decoding& decoding, int num_left, std::string& problem) {
+  Occupants others(engine.manager(), num_left);
+  int num_refused = 0;
+  while (!decoding.finished() && problem.empty()) {
+    const State before = state_of(engine, decoding);
+    if (!decoding.step()) {
+      num_refused += 1;
+      if (!(state_of(engine, decoding) == before)) {
+        problem = "a refused step changed something";
+      } else if (!engine.manager().pending_copies().empty()) {
+        problem = "a refused step planned a copy";
+      } else if (!others.leave_one()) {
+        problem = "refused with all blocks free";
+      }
+    }
+    problem += ledger(engine);
+  }
+  while (others.leave_one()) {
+  }
+  if (problem.empty() && blocks_in_use(engine) != 0) {
+    problem = "some blocks were not given back";
+  }
+  return num_refused;
+}
+
+}  // namespace tests
