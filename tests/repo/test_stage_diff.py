@@ -1,0 +1,325 @@
+"""Tests of stage_diff.py: what is shown, in which order, and that a note without a hunk turns red."""
+
+import contextlib
+import html.parser
+import io
+import os
+import pathlib
+import re
+import tempfile
+import unittest
+from unittest import mock
+
+import stage_diff
+
+README = """# Stage 2: sums
+
+## 4. Invariants
+
+<!-- hunk: nothing.cpp -->
+Not in the part that counts.
+
+## 5. The diff
+
+An introduction.
+
+<!-- hunk: engine.cpp second -->
+**The second** function gives `2 < 3`. See [the paper](https://example.org/paper).
+
+| a | b |
+|---|--:|
+| x | 10 |
+
+<!-- hunk: table.h -->
+<!-- hunk: table.cpp -->
+A table is *new*.
+
+```cpp
+// ## no heading
+int size();
+```
+
+<!-- hunk end -->
+Not a note.
+
+## 6. By hand
+"""
+ENGINE = """#include "engine.h"
+
+namespace stage{number} {{
+
+int first() {{ return 1; }}
+
+// One,
+// two,
+// three,
+// four,
+// five,
+// six,
+// seven.
+int second() {{ return {number}; }}
+
+}}  // namespace
+"""
+
+
+class Stages(unittest.TestCase):
+    def setUp(self):
+        folder = tempfile.TemporaryDirectory()
+        self.addCleanup(folder.cleanup)
+        self.root = pathlib.Path(folder.name)
+        for number, stage in ((1, "stage1_first"), (2, "stage2_second")):
+            self.write(f"{stage}/CMakeLists.txt", f"add_stage({stage})\n")
+            self.write(f"{stage}/README.md", "# Stage 1\n")
+            self.write(f"{stage}/engine.h", f"namespace stage{number} {{\nint second();\n}}\n")
+            self.write(f"{stage}/engine.cpp", ENGINE.format(number=number))
+        self.write("stage2_second/README.md", README)
+        self.write("stage2_second/table.h", "int size();\n\n// Rows.\nint rows();\n")
+        self.write("stage2_second/table.cpp", "int size() { return 0; }\n")
+        self.write("stage2_second/demo/show.cpp", "void show() {}\n")
+        self.write("stage2_second/kv_cache.h", "struct KvCache {};\n")
+        self.write("stage2_second/picture.svg", "<svg/>\n")
+        self.write("stage1_first/old.h", "int old();\n")
+
+    def write(self, name, text):
+        path = self.root / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text, encoding="utf-8")
+
+    def edit(self, name, before, after):
+        text = (self.root / name).read_text(encoding="utf-8")
+        self.assertIn(before, text)
+        self.write(name, text.replace(before, after))
+
+    def run_main(self, *arguments):
+        """(exit status, what was printed, what went to stderr)"""
+        out, error = io.StringIO(), io.StringIO()
+        with contextlib.redirect_stdout(out), contextlib.redirect_stderr(error):
+            status = stage_diff.main(list(arguments), self.root)
+        return status, out.getvalue(), error.getvalue()
+
+    def show(self, *arguments):
+        status, out, error = self.run_main("1", "2", *arguments)
+        self.assertEqual((status, error), (0, ""))
+        return out
+
+    def assert_one_error(self, text, *arguments):
+        status, _, error = self.run_main(*arguments)
+        self.assertEqual(status, 1)
+        self.assertEqual(error.count("\n"), 1, error)
+        self.assertIn(text, error)
+
+
+class Diff(Stages):
+    def test_size(self):
+        # engine.cpp +1 -1; table.h 4, table.cpp 1, demo/show.cpp 1 and kv_cache.h 1 new; old.h gone.
+        self.assertEqual(self.show("--size"), "1 file changed, 4 new, 1 gone: +8 -2 lines\n")
+
+    def test_lines_of_the_namespace_are_no_difference(self):
+        out = self.show()
+        self.assertNotIn("engine.h ", out)
+        self.assertNotRegex(out, r"(?m)^[+-]namespace")
+        self.assertRegex(out, r"(?m)^-int second\(\) { return 1; }$")
+        self.assertRegex(out, r"(?m)^\+int second\(\) { return 2; }$")
+
+    def test_namespace_line_beside_a_change_is_shown_unchanged(self):
+        self.edit("stage2_second/engine.cpp", "int first()", "long first()")
+        out = self.show()
+        self.assertRegex(out, r"(?m)^ namespace stage2 {$")
+        self.assertNotIn("namespace stage1", out)
+        self.assertIn("engine.cpp               +2 -2", out)
+
+    def test_order_of_the_notes_then_the_usual_one(self):
+        names = re.findall(r"(?m)^  (\S+) +(?:\+|new|gone)", self.show())
+        self.assertEqual(names, ["engine.cpp", "table.h", "table.cpp", "kv_cache.h", "old.h", "demo/show.cpp"])
+
+    def test_what_is_no_code_is_left_out(self):
+        out = self.show()
+        for name in ("README.md", "CMakeLists.txt", "picture.svg"):
+            self.assertNotIn(name, out)
+
+    def test_the_order_covers_every_file_at_the_top_of_a_stage(self):
+        listed = {"main.cpp"} | {name for name in stage_diff.READING_ORDER if not name.endswith("/")}
+        for folder in stage_diff.diff_check.find_stages(stage_diff.ROOT):
+            names = filter(stage_diff.is_shown, stage_diff.diff_check.list_files(stage_diff.ROOT / folder))
+            self.assertEqual([name for name in names if "/" not in name and name not in listed], [], folder)
+
+
+class Notes(Stages):
+    def test_a_note_stands_before_its_hunk(self):
+        out = self.show("--color", "never")
+        note = out.index("│ **The second** function gives `2 < 3`. See the paper.")
+        self.assertLess(out.index("\nengine.cpp "), note)
+        self.assertLess(note, out.index("\n-int second"))
+        self.assertIn("│ x  10\n", out)
+        self.assertNotIn("Not in the part", out)
+        self.assertNotIn("Not a note", out)
+        self.assertNotIn("introduction", out)
+
+    def test_markers_in_a_row_share_a_note_that_is_printed_once(self):
+        out = self.show()
+        self.assertEqual(out.count("A table is *new*."), 2)
+        self.assertEqual(out.count("// ## no heading"), 1)
+        self.assertIn("│ As in table.h, above: A table is *new*.", out)
+
+    def test_check_passes_and_names_hunks_without_a_note(self):
+        status, out, error = self.run_main("--check")
+        self.assertEqual((status, error), (0, ""))
+        self.assertIn("2 notes; 3 of 5 core hunks have one", out)
+        self.assertIn("no note: kv_cache.h, new", out)
+        self.assertIn("no note: old.h, gone", out)
+
+    def test_a_note_on_a_file_that_is_the_same_fails(self):
+        self.edit("stage2_second/README.md", "hunk: table.h", "hunk: engine.h")
+        status, out, _ = self.run_main("--check")
+        self.assertEqual(status, 1)
+        self.assertIn("stage2_second/README.md:19: engine.h does not differ", out)
+        self.assert_one_error("engine.h does not differ", "1", "2")
+
+    def test_a_note_whose_text_is_nowhere_fails(self):
+        self.edit("stage2_second/README.md", "engine.cpp second", "engine.cpp third")
+        status, out, _ = self.run_main("--check", "1", "2")
+        self.assertEqual(status, 1)
+        self.assertIn("README.md:12: no hunk of engine.cpp contains 'third'", out)
+
+    def test_text_of_the_lines_around_will_do(self):
+        self.edit("stage2_second/README.md", "engine.cpp second", "engine.cpp `// seven.`")
+        self.assertEqual(self.run_main("--check")[0], 0)
+
+    def test_a_marker_that_is_misspelt_fails(self):
+        for wrong in ("<!-- hunks: engine.cpp second -->", "<!-- hunk engine.cpp -->", "<!-- hunk: -->"):
+            self.write("stage2_second/README.md", README.replace("<!-- hunk: engine.cpp second -->", wrong))
+            status, out, _ = self.run_main("--check")
+            self.assertEqual(status, 1, wrong)
+            self.assertIn("README.md:12: expected", out)
+
+    def test_a_marker_without_a_paragraph_fails(self):
+        self.edit("stage2_second/README.md", "<!-- hunk end -->", "<!-- hunk: kv_cache.h -->\n\n<!-- hunk end -->")
+        self.assertIn("no paragraph follows", self.run_main("--check")[1])
+
+    def test_a_lesson_without_notes_is_just_the_diff(self):
+        self.write("stage2_second/README.md", "# Stage 2\n\n## 5. The diff\n\nNothing.\n")
+        self.assertIn("no notes on these changes yet", self.show())
+        self.assertEqual(self.run_main("--check")[0], 0)
+
+    def test_a_new_file_is_cut_at_its_paragraphs(self):
+        self.edit("stage2_second/README.md", "hunk: table.h", "hunk: table.h rows")
+        out = self.show()
+        self.assertLess(out.index("+int size();"), out.index("│ A table"))
+        self.assertLess(out.index("│ A table"), out.index("+// Rows."))
+
+    def test_colours_are_asked_for(self):
+        self.assertNotIn("\x1b", self.show())
+        out = self.show("--color", "always")
+        self.assertIn("\x1b[32m+int second() { return 2; }\x1b[0m", out)
+        self.assertIn("\x1b[1mThe second\x1b[0m", out)
+
+
+class Page(Stages):
+    class Balanced(html.parser.HTMLParser):
+        VOID = {"meta", "col", "img"}
+
+        def __init__(self):
+            super().__init__()
+            self.open, self.problems = [], []
+
+        def handle_starttag(self, tag, attributes):
+            if tag not in self.VOID:
+                self.open.append(tag)
+
+        def handle_endtag(self, tag):
+            if not self.open or self.open.pop() != tag:
+                self.problems.append(tag)
+
+    def page(self):
+        self.assertIn("wrote", self.show("--html", str(self.root / "page.html")))
+        return (self.root / "page.html").read_text(encoding="utf-8")
+
+    def test_it_is_well_formed_and_needs_nothing_else(self):
+        text = self.page()
+        parser = self.Balanced()
+        parser.feed(text)
+        self.assertEqual((parser.open, parser.problems), ([], []))
+        self.assertNotRegex(text, r"<(script|link)\b|@import|url\(")
+
+    def test_notes_are_rendered(self):
+        text = self.page()
+        self.assertIn('<p><strong>The second</strong> function gives <code>2 &lt; 3</code>. See '
+                      '<a href="https://example.org/paper">the paper</a>.</p>', text)
+        self.assertIn('<tr><td class="left">x</td><td class="right">10</td></tr>', text)
+        self.assertIn("A table is <em>new</em>.", text)
+        self.assertIn('<pre class="scroll">// ## no heading', text)
+
+    def test_what_changed_inside_a_line_is_marked(self):
+        self.assertIn("<mark>2</mark>; }", self.page())
+
+    def test_links_and_pictures_of_the_lesson(self):
+        self.edit("stage2_second/README.md", "A table is", "![rows](picture.svg) [code](table.h) A table is")
+        text = self.page()
+        self.assertIn('<a href="stage2_second/table.h">code</a>', text)
+        self.assertIn('<img alt="rows" src="data:image/svg+xml;base64,', text)
+
+    def test_lists_and_code_with_signs(self):
+        rendered = stage_diff.render_markdown("- one `a*b*c`\n  more\n- two\n\n1. x", lambda target, alt, picture: target)
+        self.assertEqual(rendered, "<ul><li>one <code>a*b*c</code> more</li><li>two</li></ul>\n<ol><li>x</li></ol>")
+
+    def test_alignment_keeps_every_line_once(self):
+        old = [stage_diff.Line("-", text) for text in ("int a = 1;", "int gone;", "return a + b;")]
+        new = [stage_diff.Line("+", text) for text in ("int a = 2;", "return a + b + c;", "more();")]
+        rows = stage_diff.align(old, new)
+        self.assertEqual([row[0] for row in rows if row[0]], old)
+        self.assertEqual([row[1] for row in rows if row[1]], new)
+        self.assertIn((old[0], new[0]), rows)
+        self.assertIn((old[2], new[1]), rows)
+
+
+class Mistakes(Stages):
+    def test_arguments(self):
+        self.assert_one_error("two stages are compared")
+        self.assert_one_error("two stages are compared", "2")
+        self.assert_one_error("there is no stage '9'; the stages are 1, 2", "1", "9")
+        self.assert_one_error("there is no stage 'x'", "1", "x")
+        self.assert_one_error("the earlier stage comes first", "2", "1")
+        self.assert_one_error("does not differ from itself", "2", "2")
+        self.assert_one_error("--nonsense", "1", "2", "--nonsense")
+        self.assert_one_error("can't write", "1", "2", "--html", str(self.root / "no" / "page.html"))
+
+    def test_without_git(self):
+        with mock.patch("stage_diff.shutil.which", lambda name: None):
+            self.assert_one_error("needs git", "1", "2")
+
+    def test_names_of_folders_will_do(self):
+        self.assertEqual(self.run_main("stage1_first/", "stage2", "--size")[0], 0)
+
+
+class Repository(unittest.TestCase):
+    def test_every_pair_can_be_shown(self):
+        names = stage_diff.diff_check.find_stages(stage_diff.ROOT)
+        self.assertEqual(len(names), 8)
+        for before, after in zip(names, names[1:]):
+            pair = stage_diff.read_pair(stage_diff.ROOT, before, after)
+            self.assertEqual(pair.errors, [])
+            lines = list(stage_diff.print_pair(pair, stage_diff.Paint(False), 100))
+            found = stage_diff.diff_check.differences(stage_diff.ROOT / before, stage_diff.ROOT / after)
+            added = sum(count[0] for count in found["changed"].values()) + sum(
+                count for name, count in found["new"].items() if stage_diff.is_shown(name))
+            self.assertIn(f"+{added:,} -", pair.size())
+            # All of them are there but the lines of the namespace that git counts beside a change.
+            shown = sum(line.startswith("+") for line in lines)
+            hidden = sum(bool(stage_diff.NAMESPACE_LINE.match(line.text)) and line.kind == "+"
+                         for file in pair.files if file.kind == "changed" for hunk in file.hunks for line in hunk.raw)
+            self.assertEqual(shown + hidden, added)
+            for file in pair.files:
+                after_lines = (stage_diff.ROOT / after / file.name).read_text(encoding="utf-8").splitlines() \
+                    if file.kind != "gone" else []
+                before_lines = (stage_diff.ROOT / before / file.name).read_text(encoding="utf-8").splitlines() \
+                    if file.kind != "new" else []
+                for line in [line for hunk in file.hunks for line in hunk.lines]:
+                    self.assertTrue(line.new == 0 or after_lines[line.new - 1] == line.text, (file.name, line))
+                    self.assertTrue(line.old == 0 or before_lines[line.old - 1] == line.text or
+                                    line.text.startswith("namespace stage"), (file.name, line))
+
+
+if __name__ == "__main__":
+    os.chdir(pathlib.Path(__file__).parent.parent)
+    unittest.main()

@@ -1,0 +1,912 @@
+#!/usr/bin/env python3
+"""What a stage changes, in reading order, with the lesson's notes.
+
+    python3 tests/stage_diff.py 3 4                  stage 4's diff against stage 3, core files first
+    python3 tests/stage_diff.py 3 4 --html FILE      the same as one page, side by side
+    python3 tests/stage_diff.py 3 4 --size           how large it is, as git counts it
+    python3 tests/stage_diff.py --check [3 4]        whether every note belongs to a hunk, and which hunks have none
+
+The notes are paragraphs of part 5 ("The diff") of the later stage's README.md. A comment, which nobody sees who reads
+the README, says what the paragraphs after it explain, up to the next such comment or the next heading:
+
+    <!-- hunk: attention.cpp -->                the whole file
+    <!-- hunk: attention.cpp rescale -->        the changes to attention.cpp that contain `rescale`
+    <!-- hunk end -->                           what follows explains no hunk
+
+Comments that follow each other share the paragraphs after them. The text is looked for in lines that were added or
+removed; if it stands in none of them, in the lines around and in the name of the function. A comment that matches
+nothing is an error. The files named first by such comments are shown first.
+
+README.md, CMakeLists.txt and pictures are no part of the diff, nor are lines that begin with "namespace stage".
+"""
+
+import argparse
+import base64
+import dataclasses
+import difflib
+import fnmatch
+import functools
+import html
+import os
+import pathlib
+import re
+import shutil
+import subprocess
+import sys
+import textwrap
+
+from repo import diff_check
+
+ROOT = pathlib.Path(__file__).resolve().parent.parent
+
+# The order in which files are read, unless notes give another. A folder stands for all that is in it.
+READING_ORDER = [
+    "kv_cache_manager.h", "kv_cache_manager.cpp", "kv_cache.h", "kv_cache.cpp", "attention.h", "attention.cpp", "engine.h",
+    "engine.cpp", "decoding.h", "decoding.cpp", "prefix_cache.h", "prefix_cache.cpp", "gpu_runner.h", "gpu_runner.cpp",
+    "scheduler.h", "scheduler.cpp", "batch.h", "batch.cpp", "async_step.h", "async_step.cpp", "server.h", "server.cpp",
+    "sequence_ids.h", "step_report.h", "step_report.cpp", "main.cpp", "demo/", "serve/",
+    "kernels/page_layout.h", "kernels/kernels.h", "kernels/", "ladder/",
+]
+NOT_SHOWN = ("README.md", "*.md", "CMakeLists.txt", "*.svg", "*.png")
+NAMESPACE_LINE = re.compile(r"^namespace stage")
+HUNK_HEADER = re.compile(r"^@@ -(\d+)(?:,(\d+))? \+(\d+)(?:,(\d+))? @@ ?(.*)$")
+MARKER = re.compile(r"^\s*<!--\s*hunk(?::\s*(?P<file>\S+)(?:\s+(?P<text>.*?))?|\s+end)\s*-->\s*$")
+ALMOST_MARKER = re.compile(r"^\s*<!--\s*hunks?\b")
+
+
+class DiffError(Exception):
+    """Something is wrong with the arguments, the tools or the notes. The message is one line."""
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# The diff
+
+
+@dataclasses.dataclass
+class Line:
+    kind: str  # "+", "-" or " "
+    text: str
+    old: int = 0  # line numbers; 0: not in that stage
+    new: int = 0
+
+
+@dataclasses.dataclass
+class Piece:
+    """What one note can stand before: changes without an unchanged line between them, and the lines after."""
+    lines: list
+    notes: list = dataclasses.field(default_factory=list)
+
+    def changed(self):
+        return [line.text for line in self.lines if line.kind != " "]
+
+
+@dataclasses.dataclass
+class Hunk:
+    heading: str  # the function, as git finds it
+    lines: list
+    raw: list = dataclasses.field(default_factory=list)  # git's lines, those of the namespace beside a change included
+    pieces: list = dataclasses.field(default_factory=list)
+    has_note: bool = False
+
+    def first_line(self):
+        return next((line.new or line.old for line in self.lines if line.kind != " "), 0)
+
+
+@dataclasses.dataclass
+class File:
+    name: str
+    kind: str  # "changed", "new" or "gone"
+    hunks: list
+    notes: list = dataclasses.field(default_factory=list)  # on the file as a whole
+
+    def count(self, kind):
+        return sum(line.kind == kind for hunk in self.hunks for line in hunk.raw)
+
+    def size(self):
+        if self.kind == "changed":
+            return f"+{self.count('+')} -{self.count('-')}"
+        count = self.count("+") or self.count("-")
+        return f"{self.kind}, {count} {'line' if count == 1 else 'lines'}"
+
+    def is_core(self):
+        return "/" not in self.name
+
+
+def is_shown(name):
+    return not any(fnmatch.fnmatch(pathlib.PurePosixPath(name).name, pattern) for pattern in NOT_SHOWN)
+
+
+def git_diff(before, after):
+    """git's own comparison of two files, without unchanged lines: those change how it counts, and the manifest of
+    tests/repo is counted like this."""
+    git = shutil.which("git")
+    if not git:
+        raise DiffError("comparing two stages needs git, which is not installed")
+    command = [git, "diff", "--no-index", "--no-color", "--no-ext-diff", "--no-textconv", "-U0", "-I^namespace stage",
+               "--", str(before), str(after)]
+    result = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, check=False)
+    if result.returncode not in (0, 1):
+        raise DiffError("git diff failed: " + result.stderr.decode("utf-8", errors="replace").strip())
+    return result.stdout.decode("utf-8", errors="replace")
+
+
+def parse_runs(text):
+    """Changes without an unchanged line inside, of one file's diff. A changed line that opens the stage's namespace
+    becomes an unchanged one."""
+    runs, old, new = [], 0, 0
+    for line in text.split("\n"):
+        header = HUNK_HEADER.match(line)
+        if header:
+            # Where one side has no lines, git names the line before.
+            old = int(header.group(1)) + (header.group(2) == "0")
+            new = int(header.group(3)) + (header.group(4) == "0")
+            runs.append((Hunk("" if NAMESPACE_LINE.match(header.group(5)) else header.group(5), []), old, new))
+        elif runs and line[:1] in ("+", "-"):
+            kind, content = line[0], line[1:]
+            runs[-1][0].raw.append(Line(kind, content, old if kind == "-" else 0, new if kind == "+" else 0))
+            if not NAMESPACE_LINE.match(content):
+                runs[-1][0].lines.append(runs[-1][0].raw[-1])
+            elif kind == "+":
+                runs[-1][0].lines.append(Line(" ", content, old - 1, new))
+            old += kind == "-"
+            new += kind == "+"
+    return [run for run in runs if any(line.kind != " " for line in run[0].lines)]
+
+
+def join_runs(runs, text, context=3):
+    """The changes with the unchanged lines around them; what is close together becomes one hunk. `text`: the lines of
+    the later file."""
+    hunks, end, closed = [], 1, True  # `end`: the first line that is not shown yet
+    for index, (run, old, new) in enumerate(runs):
+        if closed:
+            hunks.append(Hunk(run.heading, []))
+            end = max(end, new - context)
+        hunks[-1].lines += [Line(" ", text[number - 1], old - (new - number), number) for number in range(end, new)]
+        hunks[-1].lines += run.lines
+        hunks[-1].raw += run.raw
+        old, new = (at + sum(line.kind == kind for line in run.raw) for at, kind in ((old, "-"), (new, "+")))
+        following = runs[index + 1][2] if index + 1 < len(runs) else None
+        closed = following is None or following - new > 2 * context
+        end = min(new + context, len(text) + 1) if closed else new
+        hunks[-1].lines += [Line(" ", text[number - 1], old + number - new, number) for number in range(new, end)]
+    return hunks
+
+
+def whole_file(path, kind):
+    lines = path.read_text(encoding="utf-8").splitlines()
+    lines = [Line(kind, text, number if kind == "-" else 0, number if kind == "+" else 0)
+             for number, text in enumerate(lines, start=1)]
+    return Hunk("", lines, lines)
+
+
+def cut_into_pieces(hunk):
+    """A piece begins where changes begin, and inside an addition with each paragraph."""
+    starts = {0}
+    for index in range(1, len(hunk.lines)):
+        before, line = hunk.lines[index - 1], hunk.lines[index]
+        if line.kind != " " and before.kind == " ":
+            starts.add(index)
+        elif line.kind == "+" and before.kind == "+" and not before.text.strip() and re.match(r"\s*[^\s}]", line.text):
+            starts.add(index)
+    # The unchanged lines at the top belong to the first piece's surroundings: a note stands before them.
+    first = next(index for index, line in enumerate(hunk.lines) if line.kind != " ")
+    starts = sorted(starts - {first} | {0}) + [len(hunk.lines)]
+    return [Piece(hunk.lines[begin:end]) for begin, end in zip(starts, starts[1:])]
+
+
+def order_key(name, first=()):
+    if name in first:
+        return (0, first.index(name), name)
+    for index, entry in enumerate(READING_ORDER):
+        if name == entry or (entry.endswith("/") and name.startswith(entry)):
+            return (1, index, name)
+    # A file that the list does not know: before the demonstrations if it is at the top, after everything if not.
+    return (1, READING_ORDER.index("main.cpp") - 0.5 if "/" not in name else len(READING_ORDER), name)
+
+
+def compare(before, after):
+    """The files that differ between two folders, in the usual order."""
+    old = set(filter(is_shown, diff_check.list_files(before)))
+    new = set(filter(is_shown, diff_check.list_files(after)))
+    files = []
+    for name in sorted(old | new, key=order_key):
+        if name not in old:
+            files.append(File(name, "new", [whole_file(after / name, "+")]))
+        elif name not in new:
+            files.append(File(name, "gone", [whole_file(before / name, "-")]))
+        elif (before / name).read_bytes() != (after / name).read_bytes():
+            hunks = join_runs(parse_runs(git_diff(before / name, after / name)),
+                              (after / name).read_text(encoding="utf-8").splitlines())
+            if hunks:
+                files.append(File(name, "changed", hunks))
+    for file in files:
+        for hunk in file.hunks:
+            hunk.pieces = cut_into_pieces(hunk) if hunk.lines else []
+    return files
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# The notes
+
+
+@dataclasses.dataclass
+class Note:
+    markers: list  # (line number, file, text)
+    text: str
+    at: str = ""  # the file where it is shown; further ones refer to it
+
+    def beginning(self):
+        """Its first sentence, for those."""
+        text = re.sub(r"\s+", " ", self.text.split("\n\n")[0])
+        return re.split(r"(?<=[.:?!])(?:\*\*)?\s", text)[0].replace("**", "")
+
+
+def diff_section(readme):
+    """(number of the first line, lines) of the part called "The diff"; code blocks may hold lines like headings."""
+    lines, begin, fenced = readme.split("\n"), None, False
+    for index, line in enumerate(lines):
+        if line.lstrip().startswith("```"):
+            fenced = not fenced
+        elif not fenced and re.match(r"^##?\s", line):
+            if begin is not None:
+                return begin + 1, lines[begin:index]
+            if re.match(r"^##\s+(\d+\.\s+)?The diff\b", line, re.IGNORECASE):
+                begin = index + 1
+    return (begin + 1, lines[begin:]) if begin is not None else (0, [])
+
+
+def read_notes(readme, where="README.md"):
+    number, lines = diff_section(readme)
+    notes, current, fenced = [], None, False
+    for number, line in enumerate(lines, start=number):
+        if line.lstrip().startswith("```"):
+            fenced = not fenced
+        marker = None if fenced else MARKER.match(line)
+        if marker and marker.group("file"):
+            if current is None or current.text.strip():
+                current = Note([], "")
+                notes.append(current)
+            current.markers.append((number, marker.group("file"), (marker.group("text") or "").strip("`")))
+        elif marker or (not fenced and line.startswith("#")):
+            current = None
+        elif not fenced and ALMOST_MARKER.match(line):
+            raise DiffError(f"{where}:{number}: expected '<!-- hunk: FILE -->', '<!-- hunk: FILE TEXT -->' or "
+                            "'<!-- hunk end -->'")
+        elif current is not None:
+            current.text += line + "\n"
+    for note in notes:
+        note.text = note.text.strip()
+        if not note.text:
+            raise DiffError(f"{where}:{note.markers[0][0]}: no paragraph follows this hunk comment")
+    return notes
+
+
+def matching_pieces(file, text):
+    """[(hunk, piece)]"""
+    pairs = [(hunk, piece) for hunk in file.hunks for piece in hunk.pieces]
+    found = [(hunk, piece) for hunk, piece in pairs if any(text in line for line in piece.changed())]
+    return found or [(hunk, hunk.pieces[0]) for hunk in file.hunks
+                     if text in hunk.heading or any(text in line.text for line in hunk.lines)]
+
+
+def attach(files, notes, where="README.md"):
+    """Gives each note to the pieces it explains, and puts the files into the notes' order. Returns (files, errors)."""
+    errors, order = [], []
+    by_name = {file.name: file for file in files}
+    for note in notes:
+        for number, name, text in note.markers:
+            file = by_name.get(name)
+            if file is None:
+                errors.append(f"{where}:{number}: {name} does not differ between the two stages")
+                continue
+            if name not in order:
+                order.append(name)
+            found = matching_pieces(file, text) if text else [(hunk, None) for hunk in file.hunks]
+            if not found:
+                errors.append(f"{where}:{number}: no hunk of {name} contains '{text}'")
+            for hunk, _ in found:
+                hunk.has_note = True
+            if not text and note not in file.notes:
+                file.notes.append(note)
+            elif text and found and note not in found[0][1].notes:
+                found[0][1].notes.append(note)
+    files = sorted(files, key=lambda file: order_key(file.name, order))
+    for file in files:
+        for note in file.notes + [note for hunk in file.hunks for piece in hunk.pieces for note in piece.notes]:
+            note.at = note.at or file.name
+    return files, errors
+
+
+@dataclasses.dataclass
+class Pair:
+    before: str
+    after: str
+    title: str
+    files: list
+    errors: list
+    num_notes: int
+
+    def size(self):
+        kinds = {kind: [file for file in self.files if file.kind == kind] for kind in ("changed", "new", "gone")}
+        added, removed = (sum(file.count(kind) for file in self.files) for kind in "+-")
+        parts = [f"{len(kinds['changed'])} {'file' if len(kinds['changed']) == 1 else 'files'} changed"]
+        parts += [f"{len(kinds[kind])} {kind}" for kind in ("new", "gone") if kinds[kind]]
+        return f"{', '.join(parts)}: +{added:,} -{removed:,} lines"
+
+
+def read_pair(root, before, after):
+    files = compare(root / before, root / after)
+    readme = root / after / "README.md"
+    text = readme.read_text(encoding="utf-8") if readme.exists() else ""
+    title = re.search(r"^# (.+)$", text, re.MULTILINE)
+    errors, notes = [], []
+    where = f"{after}/README.md"
+    try:
+        notes = read_notes(text, where)
+    except DiffError as error:
+        errors.append(str(error))
+    files, more = attach(files, notes, where)
+    return Pair(before, after, title.group(1) if title else after, files, errors + more, len(notes))
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# On a terminal
+
+
+class Paint:
+    CODES = {"bold": "1", "dim": "2", "red": "31", "green": "32", "yellow": "33", "blue": "34", "cyan": "36"}
+
+    def __init__(self, on):
+        self.on = on
+
+    def __call__(self, text, *styles):
+        if not self.on or not text:
+            return text
+        return "".join(f"\x1b[{self.CODES[style]}m" for style in styles) + text + "\x1b[0m"
+
+
+def pad_table(rows):
+    """Markdown's table with its columns in line."""
+    cells = [table_cells(row) for row in rows]
+    widths = [max((len(row[column]) for row in cells[:1] + cells[2:] if column < len(row)), default=0)
+              for column in range(len(cells[0]))]
+    for index, row in enumerate(cells):
+        padded = []
+        for cell, width, rule in zip(row, widths, cells[1]):
+            padded.append("-" * max(width, 1) if index == 1 else cell.rjust(width) if rule.endswith(":") else cell.ljust(width))
+        yield "  ".join(padded).rstrip()
+
+
+def note_lines(note, file, width, paint):
+    """The note, wrapped; code blocks and tables stay as they are."""
+    bar = paint("│", "yellow") + " "
+    if note.at != file.name:
+        return [bar + paint(f"As in {note.at}, above: {note.beginning()}", "dim")]
+    result, paragraph, table, fenced = [], [], [], False
+
+    def flush():
+        if paragraph:
+            joined = " ".join(line.strip() for line in paragraph)
+            joined = re.sub(r"!?\[([^\]]*)\]\([^)]*\)", r"\1", joined)
+            indent = re.match(r"(?:[-*]|\d+\.)\s+", joined)
+            for line in textwrap.wrap(joined, width - 2, subsequent_indent=" " * (indent.end() if indent else 0),
+                                      break_long_words=False, break_on_hyphens=False):
+                if paint.on:
+                    line = re.sub(r"\*\*(.+?)\*\*", lambda m: paint(m.group(1), "bold"), line)
+                    line = re.sub(r"`([^`]+)`", lambda m: paint(m.group(1), "cyan"), line)
+                result.append(bar + line)
+            paragraph.clear()
+        if len(table) > 1:
+            result.extend(bar + row for row in pad_table(table))
+        table.clear()
+
+    for line in note.text.split("\n"):
+        if line.lstrip().startswith("```"):
+            flush()
+            fenced = not fenced
+        elif fenced:
+            result.append(bar + "    " + paint(line, "cyan"))
+        elif line.lstrip().startswith("|"):
+            if not table:
+                flush()
+            table.append(line)
+        elif re.match(r"\s*<!--.*-->\s*$", line):
+            continue
+        elif not line.strip():
+            flush()
+            result.append(bar.rstrip())
+        else:
+            if re.match(r"\s*(?:[-*]|\d+\.)\s", line):
+                flush()
+            paragraph.append(line)
+    flush()
+    return result
+
+
+def print_pair(pair, paint, width):
+    text_width = min(width, 100)
+    yield paint(pair.title, "bold")
+    yield f"{pair.before} -> {pair.after}: {pair.size()}"
+    yield ""
+    column = max((len(file.name) for file in pair.files), default=0)
+    for file in pair.files:
+        num_notes = len(file.notes) + sum(len(piece.notes) for hunk in file.hunks for piece in hunk.pieces)
+        remark = f"   {num_notes} {'note' if num_notes == 1 else 'notes'}" if num_notes else ""
+        yield f"  {file.name:<{column}}  {file.size():>15}{remark}"
+    if not pair.num_notes:
+        yield ""
+        yield paint("  The lesson has no notes on these changes yet.", "dim")
+    for file in pair.files:
+        yield ""
+        yield paint("═" * text_width, "blue")
+        yield paint(file.name, "bold") + paint(f"   {file.size()}", "dim")
+        for note in file.notes:
+            yield from note_lines(note, file, text_width, paint)
+        for hunk in file.hunks:
+            yield ""
+            if file.kind == "changed":
+                yield paint(f"── line {hunk.first_line()}" + (f", in {hunk.heading.strip()}" if hunk.heading else ""), "blue")
+            for piece in hunk.pieces:
+                for index, note in enumerate(piece.notes):
+                    if index or piece is not hunk.pieces[0]:
+                        yield ""
+                    yield from note_lines(note, file, text_width, paint)
+                for line in piece.lines:
+                    style = {"+": ["green"], "-": ["red"]}.get(line.kind, [])
+                    yield paint((line.kind + line.text).rstrip(), *style)
+    for error in pair.errors:
+        yield ""
+        yield paint(f"error: {error}", "red")
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# As a page
+
+
+def inline_markdown(text, link):
+    """Code spans, links, pictures' names, strong and emphasis."""
+    kept = []
+
+    def keep(fragment):
+        kept.append(fragment)
+        return f"\x00{len(kept) - 1}\x00"
+
+    text = re.sub(r"(`+)(.+?)\1", lambda m: keep(f"<code>{html.escape(m.group(2).strip())}</code>"), text)
+    text = html.escape(text, quote=False)
+    text = re.sub(r"!\[([^\]]*)\]\(([^)\s]+)\)", lambda m: keep(link(m.group(2), html.unescape(m.group(1)), True)), text)
+    text = re.sub(r"\[([^\]]*)\]\(([^)\s]+)\)",
+                  lambda m: keep(f'<a href="{html.escape(link(m.group(2), "", False))}">') + m.group(1) + keep("</a>"), text)
+    text = re.sub(r"&lt;(https?://[^\s&]+)&gt;", lambda m: keep(f'<a href="{m.group(1)}">{m.group(1)}</a>'), text)
+    text = re.sub(r"\*\*(\S(?:.*?\S)?)\*\*", r"<strong>\1</strong>", text)
+    text = re.sub(r"(?<![\w*])\*(\S(?:[^*]*\S)?)\*(?![\w*])", r"<em>\1</em>", text)
+    while "\x00" in text:
+        text = re.sub("\x00(\\d+)\x00", lambda m: kept[int(m.group(1))], text)
+    return text
+
+
+def table_cells(line):
+    cells = re.sub(r"(`[^`]*`)", lambda m: m.group(1).replace("|", "\x01"), line.strip().strip("|"))
+    return [cell.strip().replace("\x01", "|").replace("\\|", "|") for cell in re.split(r"(?<!\\)\|", cells)]
+
+
+def render_table(rows, link):
+    aligns = []
+    for cell in table_cells(rows[1]):
+        aligns.append("right" if cell.endswith(":") and not cell.startswith(":") else "left")
+    body = []
+    for index, row in enumerate(rows[:1] + rows[2:]):
+        tag = "td" if index else "th"
+        cells = (f'<{tag} class="{align}">{inline_markdown(cell, link)}</{tag}>'
+                 for cell, align in zip(table_cells(row), aligns))
+        body.append(f"<tr>{''.join(cells)}</tr>")
+    return f'<div class="scroll"><table class="data">{"".join(body)}</table></div>'
+
+
+def render_markdown(text, link):
+    """As much of Markdown as the lessons use: paragraphs, lists, tables, code blocks and what inline_markdown knows."""
+    result, lines, index = [], text.split("\n"), 0
+    while index < len(lines):
+        line = lines[index]
+        if not line.strip() or re.match(r"\s*(<!--.*-->|</?(details|summary)\b.*>)\s*$", line):
+            index += 1
+        elif line.lstrip().startswith("```"):
+            end = next((i for i in range(index + 1, len(lines)) if lines[i].lstrip().startswith("```")), len(lines))
+            code = textwrap.dedent("\n".join(lines[index + 1:end]))
+            result.append(f'<pre class="scroll">{html.escape(code, quote=False)}</pre>')
+            index = end + 1
+        elif line.lstrip().startswith("|") and index + 1 < len(lines) and re.match(r"\s*\|[\s:|-]+$", lines[index + 1]):
+            end = index
+            while end < len(lines) and lines[end].lstrip().startswith("|"):
+                end += 1
+            result.append(render_table(lines[index:end], link))
+            index = end
+        elif re.match(r"\s*([-*]|\d+\.)\s", line):
+            tag = "ol" if re.match(r"\s*\d", line) else "ul"
+            items = []
+            while index < len(lines) and lines[index].strip():
+                item = re.match(r"\s*(?:[-*]|\d+\.)\s+(.*)$", lines[index])
+                if item:
+                    items.append(item.group(1))
+                else:
+                    items[-1] += " " + lines[index].strip()
+                index += 1
+            result.append(f"<{tag}>{''.join(f'<li>{inline_markdown(item, link)}</li>' for item in items)}</{tag}>")
+        else:
+            paragraph = []
+            while index < len(lines) and lines[index].strip() and not lines[index].lstrip().startswith(("```", "|")):
+                paragraph.append(lines[index].strip())
+                index += 1
+            if not paragraph:  # a table's line without a table
+                paragraph.append(lines[index].strip())
+                index += 1
+            result.append(f"<p>{inline_markdown(' '.join(paragraph), link)}</p>")
+    return "\n".join(result)
+
+
+KEYWORDS = ("alignas auto bool break case catch char class const constexpr continue default do double else enum explicit "
+            "false float for friend if inline int long namespace new noexcept nullptr operator override private protected "
+            "public return short signed sizeof static struct switch template this throw true try typename union unsigned "
+            "using virtual void while __device__ __global__ __host__ __restrict__ __shared__").split()
+TOKEN = re.compile(r'(?P<comment>//.*)|(?P<string>"(?:\\.|[^"\\])*"|\'(?:\\.|[^\'\\])+\')|(?P<directive>^\s*#\s*\w+)|'
+                   r"(?P<word>\b(?:" + "|".join(KEYWORDS) + r")\b)")
+WORDS = re.compile(r"\w+|\s+|.")
+
+
+def code_html(text, marked=()):
+    """The line with comments, strings and keywords in colour, and `marked` (begin, end) ranges as what changed in it."""
+    style = [""] * len(text)
+    for token in TOKEN.finditer(text):
+        style[token.start():token.end()] = [token.lastgroup[0]] * (token.end() - token.start())
+    changed = [False] * len(text)
+    for begin, end in marked:
+        changed[begin:end] = [True] * (end - begin)
+    result, index = [], 0
+    while index < len(text):
+        end = index
+        while end < len(text) and (style[end], changed[end]) == (style[index], changed[index]):
+            end += 1
+        part = html.escape(text[index:end], quote=False)
+        if style[index]:
+            part = f'<i class="{style[index]}">{part}</i>'
+        result.append(f"<mark>{part}</mark>" if changed[index] else part)
+        index = end
+    return "".join(result)
+
+
+@functools.lru_cache(maxsize=None)
+def similarity(old, new):
+    if not old.strip() or not new.strip():
+        return 0.0
+    matcher = difflib.SequenceMatcher(None, WORDS.findall(old), WORDS.findall(new), autojunk=False)
+    return matcher.ratio() if matcher.quick_ratio() > 0.5 else 0.0
+
+
+def changed_parts(old, new):
+    """Ranges of both lines that the other one does not have."""
+    old_words, new_words = WORDS.findall(old), WORDS.findall(new)
+    parts = ([], [])
+    matcher = difflib.SequenceMatcher(None, old_words, new_words, autojunk=False)
+    for tag, *ranges in matcher.get_opcodes():
+        if tag != "equal":
+            for side, words in enumerate((old_words, new_words)):
+                begin, end = ranges[2 * side], ranges[2 * side + 1]
+                offset = len("".join(words[:begin]))
+                if end > begin:
+                    parts[side].append((offset, offset + len("".join(words[begin:end]))))
+    return parts
+
+
+def align(old, new):
+    """Removed and added lines side by side: pairs of those that resemble each other, in order, with None for a gap."""
+    if len(old) * len(new) > 20000:
+        return [(line, None) for line in old] + [(None, line) for line in new]
+    best = [[0.0] * (len(new) + 1) for _ in range(len(old) + 1)]
+    for i in range(len(old) - 1, -1, -1):
+        for j in range(len(new) - 1, -1, -1):
+            alike = similarity(old[i].text, new[j].text)
+            best[i][j] = max(best[i + 1][j], best[i][j + 1], best[i + 1][j + 1] + alike if alike > 0.5 else 0.0)
+    rows, i, j = [], 0, 0
+    while i < len(old) and j < len(new):
+        alike = similarity(old[i].text, new[j].text)
+        if alike > 0.5 and best[i][j] == best[i + 1][j + 1] + alike:
+            rows.append((old[i], new[j]))
+            i, j = i + 1, j + 1
+        elif best[i][j] == best[i + 1][j]:
+            rows.append((old[i], None))
+            i += 1
+        else:
+            rows.append((None, new[j]))
+            j += 1
+    rows += [(line, None) for line in old[i:]] + [(None, line) for line in new[j:]]
+    # A gap on the left beside a gap on the right says nothing: fill the one with the other.
+    filled = []
+    for row in rows:
+        if filled and row[0] is None and filled[-1][1] is None and filled[-1][0] is not None:
+            index = len(filled)
+            while index > 0 and filled[index - 1][1] is None and filled[index - 1][0] is not None:
+                index -= 1
+            filled[index] = (filled[index][0], row[1])
+        else:
+            filled.append(row)
+    return filled
+
+
+def side_by_side(lines):
+    rows, index = [], 0
+    while index < len(lines):
+        if lines[index].kind == " ":
+            rows.append((lines[index], lines[index]))
+            index += 1
+            continue
+        end = index
+        while end < len(lines) and lines[end].kind != " ":
+            end += 1
+        run = lines[index:end]
+        rows += align([line for line in run if line.kind == "-"], [line for line in run if line.kind == "+"])
+        index = end
+    return rows
+
+
+def marks_of(rows):
+    """{id of a line: its changed parts}, for pairs that are alike."""
+    marks = {}
+    for old, new in rows:
+        if old is not None and new is not None and old is not new and similarity(old.text, new.text) > 0.5:
+            marks[id(old)], marks[id(new)] = changed_parts(old.text, new.text)
+    return marks
+
+
+def line_class(line):
+    return {"+": "add", "-": "del", " ": "same"}[line.kind]
+
+
+def piece_html(piece, kind):
+    if kind != "changed":
+        code = "".join(f'<span class="line {line_class(line)}"><b>{line.new or line.old}</b>{code_html(line.text) or " "}</span>'
+                       for line in piece.lines)
+        return f'<div class="scroll"><pre class="whole">{code}</pre></div>'
+    rows = side_by_side(piece.lines)
+    marks = marks_of(rows)
+
+    def half(line, number):
+        if line is None:
+            return '<td class="none"></td><td class="none"></td>'
+        style = line_class(line)
+        return f'<td class="n {style}">{number}</td><td class="{style}">{code_html(line.text, marks.get(id(line), ()))}</td>'
+
+    table = "".join(f"<tr>{half(old, old.old if old else 0)}{half(new, new.new if new else 0)}</tr>" for old, new in rows)
+    stacked = "".join(f'<span class="line {line_class(line)}"><b>{line.kind}</b>{code_html(line.text, marks.get(id(line), ()))}'
+                      "</span>" for line in piece.lines)
+    return (f'<table class="sides"><colgroup><col class="n"><col><col class="n"><col></colgroup>{table}</table>'
+            f'<div class="scroll stacked"><pre class="whole">{stacked}</pre></div>')
+
+
+def file_html(file, link):
+    def note_html(note):
+        if note.at != file.name:
+            return f'<aside class="again">As in {note.at}, above: {inline_markdown(note.beginning(), link)}</aside>'
+        return f"<aside>{render_markdown(note.text, link)}</aside>"
+
+    parts = [note_html(note) for note in file.notes]
+    for hunk in file.hunks:
+        if file.kind == "changed":
+            heading = f"line {hunk.first_line()}" + (f", in <code>{html.escape(hunk.heading)}</code>" if hunk.heading else "")
+            parts.append(f'<p class="where">{heading}</p>')
+        # Pieces without a note between them are one box.
+        boxes = []
+        for piece in hunk.pieces:
+            if boxes and not piece.notes:
+                boxes[-1].lines = boxes[-1].lines + piece.lines
+            else:
+                boxes.append(Piece(piece.lines, piece.notes))
+        for box in boxes:
+            parts += [note_html(note) for note in box.notes]
+            parts.append(f'<div class="box">{piece_html(box, file.kind)}</div>')
+    is_open = " open" if file.is_core() or file.notes or any(hunk.has_note for hunk in file.hunks) else ""
+    return (f'<details id="{html.escape(file.name)}"{is_open}><summary><h2>{html.escape(file.name)}</h2>'
+            f"<span>{html.escape(file.size())}</span></summary>{''.join(parts)}</details>")
+
+
+PAGE = """<!DOCTYPE html>
+<html lang="en">
+<head>
+<meta charset="utf-8">
+<meta name="viewport" content="width=device-width, initial-scale=1">
+<title>{title}</title>
+<style>
+:root {{ color-scheme: light dark; --page: #fff; --text: #1d2127; --soft: #5c6570; --line: #d9dee4; --box: #f7f8fa; --add: #e3f6e8;
+  --del: #fdeaea; --mark-add: #a6e3b5; --mark-del: #f6bcbc; --note: #fff7df; --note-line: #d8a400; --link: #0b57b7; --none: #eef0f3;
+  --comment: #5d6b5d; --string: #8a3b00; --word: #7a1fa2; }}
+@media (prefers-color-scheme: dark) {{ :root {{ --page: #15181c; --text: #dfe4ea; --soft: #98a2ae; --line: #333a43; --box: #1b1f25;
+  --add: #14301e; --del: #3a1a1d; --mark-add: #22693a; --mark-del: #7d2f35; --note: #2b2615; --note-line: #c79a16; --link: #7db4ff;
+  --none: #191c21; --comment: #93a893; --string: #e6a877; --word: #d3a0ee; }} }}
+* {{ box-sizing: border-box; }}
+html {{ -webkit-text-size-adjust: 100%; }}
+body {{ margin: 0 auto; max-width: 1900px; padding: 1.5rem; background: var(--page); color: var(--text);
+  font: 16px/1.55 system-ui, sans-serif; overflow-wrap: break-word; }}
+h1 {{ margin: 0; font-size: 1.6rem; line-height: 1.25; }}
+a {{ color: var(--link); }}
+code, pre, table.sides {{ font-family: ui-monospace, SFMono-Regular, Menlo, Consolas, "DejaVu Sans Mono", monospace; }}
+code {{ font-size: .9em; background: color-mix(in srgb, var(--soft) 14%, transparent); border-radius: 3px; padding: .05em .25em; }}
+.lead {{ color: var(--soft); margin: .3rem 0 1rem; }}
+nav {{ columns: 22rem; column-gap: 2rem; margin-bottom: 1.5rem; font-size: .9rem; }}
+nav a {{ display: flex; justify-content: space-between; gap: 1rem; break-inside: avoid; text-decoration: none; padding: .1rem 0; }}
+nav a:hover {{ text-decoration: underline; }}
+nav span {{ color: var(--soft); white-space: nowrap; }}
+details {{ border-top: 1px solid var(--line); padding: .2rem 0 .6rem; }}
+summary {{ cursor: pointer; position: sticky; top: 0; z-index: 1; background: var(--page); padding: .5rem 0; }}
+summary h2 {{ display: inline; font: 600 1.05rem ui-monospace, SFMono-Regular, Menlo, Consolas, "DejaVu Sans Mono", monospace; }}
+summary span {{ color: var(--soft); font-size: .9rem; margin-left: .8rem; white-space: nowrap; }}
+aside {{ background: var(--note); border-left: 4px solid var(--note-line); border-radius: 0 6px 6px 0; padding: .15rem 1rem;
+  margin: .8rem 0 .5rem; max-width: 78rem; }}
+aside.again {{ font-size: .9rem; padding: .35rem 1rem; }}
+aside p, aside ul, aside ol {{ margin: .6rem 0; max-width: 46rem; }}
+aside pre {{ font-size: .82rem; background: var(--page); border: 1px solid var(--line); border-radius: 5px; padding: .6rem .8rem; }}
+aside img {{ max-width: 100%; height: auto; background: #fff; border-radius: 5px; }}
+.where {{ color: var(--soft); font-size: .85rem; margin: 1rem 0 .3rem; }}
+.box {{ border: 1px solid var(--line); border-radius: 6px; background: var(--box); overflow: hidden; margin-bottom: .5rem; }}
+.scroll {{ overflow-x: auto; max-width: 100%; }}
+table.sides {{ width: 100%; table-layout: fixed; border-collapse: collapse; font-size: .76rem; line-height: 1.5; }}
+table.sides col.n {{ width: 3.2rem; }}
+table.sides td {{ vertical-align: top; white-space: pre-wrap; overflow-wrap: anywhere; padding: 0 .5rem; tab-size: 2; }}
+table.sides td.n {{ text-align: right; color: var(--soft); user-select: none; padding: 0 .5rem 0 0; }}
+table.sides td:nth-child(3) {{ border-left: 1px solid var(--line); }}
+pre.whole {{ margin: 0; width: max-content; min-width: 100%; font-size: .76rem; line-height: 1.5; }}
+pre.whole .line {{ display: block; padding-right: 1rem; }}
+pre.whole b {{ display: inline-block; width: 3.2rem; padding-right: .7rem; text-align: right; font-weight: 400; color: var(--soft);
+  user-select: none; }}
+.stacked {{ display: none; }}
+.stacked pre.whole b {{ width: 1.4rem; padding-right: .4rem; }}
+.add {{ background: var(--add); }} .del {{ background: var(--del); }} .none {{ background: var(--none); }}
+mark {{ color: inherit; border-radius: 2px; }}
+.add mark {{ background: var(--mark-add); }} .del mark {{ background: var(--mark-del); }}
+i {{ font-style: normal; }} i.c {{ color: var(--comment); }} i.s {{ color: var(--string); }} i.w, i.d {{ color: var(--word); }}
+table.data {{ border-collapse: collapse; font-size: .9rem; margin: .4rem 0; }}
+table.data th, table.data td {{ border: 1px solid var(--line); padding: .2rem .6rem; }}
+.right {{ text-align: right; }} .left {{ text-align: left; }}
+@media (max-width: 900px) {{
+  body {{ padding: .9rem; }}
+  table.sides {{ display: none; }}
+  .stacked {{ display: block; }}
+  nav {{ columns: auto; }}
+  aside {{ padding: .1rem .8rem; }}
+}}
+</style>
+</head>
+<body>
+<h1>{title}</h1>
+<p class="lead">{before} → {after}: {size}. In reading order; left as it was, right as it is.{no_notes}</p>
+<nav>{contents}</nav>
+{files}
+</body>
+</html>
+"""
+
+
+def page(pair, root, html_file):
+    folder = root / pair.after
+
+    def link(target, alt, is_picture):
+        if re.match(r"[a-z]+:", target) or target.startswith("#"):
+            return f"<em>{html.escape(alt)}</em>" if is_picture else target
+        path = folder / target
+        if not is_picture:
+            return pathlib.Path(os.path.relpath(path, html_file.resolve().parent)).as_posix()
+        if path.suffix != ".svg" or not path.is_file():
+            return f"<em>{html.escape(alt)}</em>"
+        data = base64.b64encode(path.read_bytes()).decode("ascii")
+        return f'<img alt="{html.escape(alt)}" src="data:image/svg+xml;base64,{data}">'
+
+    contents = "".join(f'<a href="#{html.escape(file.name)}">{html.escape(file.name)}<span>{file.size()}</span></a>'
+                       for file in pair.files)
+    return PAGE.format(title=html.escape(pair.title), before=pair.before, after=pair.after, size=pair.size(),
+                       no_notes="" if pair.num_notes else " The lesson has no notes on these changes yet.",
+                       contents=contents, files="\n".join(file_html(file, link) for file in pair.files))
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# The program
+
+
+def find_pair(root, numbers):
+    """The two folders."""
+    stages = {int(diff_check.STAGE_FOLDER.match(name).group(1)): name for name in diff_check.find_stages(root)}
+    if len(numbers) != 2:
+        raise DiffError("two stages are compared: python3 tests/stage_diff.py 3 4")
+    chosen = []
+    for word in numbers:
+        number = re.fullmatch(r"(?:stage)?(\d+)(?:_\w+)?/?", word)
+        if not number or int(number.group(1)) not in stages:
+            raise DiffError(f"there is no stage '{word}'; the stages are {', '.join(map(str, sorted(stages)))}")
+        chosen.append(int(number.group(1)))
+    if chosen[0] >= chosen[1]:
+        raise DiffError(f"the earlier stage comes first: python3 tests/stage_diff.py {min(chosen)} {max(chosen)}"
+                        if chosen[0] != chosen[1] else "a stage does not differ from itself")
+    return stages[chosen[0]], stages[chosen[1]]
+
+
+def check(root, pairs, log=print):
+    """Returns the errors. What has no note is only told."""
+    errors = []
+    for before, after in pairs:
+        pair = read_pair(root, before, after)
+        errors += pair.errors
+        core = [(file, hunk) for file in pair.files if file.is_core() and file.name != "main.cpp" for hunk in file.hunks]
+        without = [(file, hunk) for file, hunk in core if not hunk.has_note]
+        log(f"{before} -> {after}: {pair.num_notes} notes; {len(core) - len(without)} of {len(core)} core hunks have one")
+        if pair.num_notes:
+            for file, hunk in without:
+                where = file.kind if file.kind != "changed" else f"line {hunk.first_line()}"
+                log(f"  no note: {file.name}, {where}" + (f", in {hunk.heading.strip()}" if hunk.heading else ""))
+        for error in pair.errors:
+            log(f"  error: {error}")
+    return errors
+
+
+def show(lines, to_pager):
+    pager = os.environ.get("PAGER") or shutil.which("less")
+    if not to_pager or not pager:
+        for line in lines:
+            print(line)
+        return
+    environment = dict(os.environ)
+    environment.setdefault("LESS", "FRX")
+    process = subprocess.Popen(pager, shell=True, stdin=subprocess.PIPE, env=environment)
+    try:
+        for line in lines:
+            process.stdin.write((line + "\n").encode("utf-8"))
+        process.stdin.close()
+    except BrokenPipeError:
+        pass
+    process.wait()
+
+
+class Parser(argparse.ArgumentParser):
+    def error(self, message):
+        raise DiffError(f"{message} (--help says more)")
+
+
+def main(arguments=None, root=ROOT):
+    parser = Parser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter,
+                    usage="stage_diff.py EARLIER LATER [--html FILE | --size] [--color WHEN], or stage_diff.py --check")
+    parser.add_argument("stages", nargs="*", metavar="STAGE", help="two stages' numbers, the earlier one first")
+    parser.add_argument("--html", type=pathlib.Path, metavar="FILE", help="write a page instead of printing")
+    parser.add_argument("--size", action="store_true", help="print how large the difference is")
+    parser.add_argument("--check", action="store_true", help="check the notes, of all neighbours unless two are named")
+    parser.add_argument("--color", choices=("auto", "always", "never"), default="auto", help="colours (default: auto)")
+    try:
+        options = parser.parse_args(arguments)
+        if options.check:
+            names = diff_check.find_stages(root)
+            pairs = [find_pair(root, options.stages)] if options.stages else list(zip(names, names[1:]))
+            errors = check(root, pairs)
+            print(f"checked the notes on {len(pairs)} {'pair' if len(pairs) == 1 else 'pairs'}, {len(errors)} errors")
+            return 1 if errors else 0
+        pair = read_pair(root, *find_pair(root, options.stages))
+        if options.size:
+            print(pair.size())
+            return 0
+        if options.html:
+            text = page(pair, root, options.html)
+            try:
+                options.html.write_text(text, encoding="utf-8")
+            except OSError as error:
+                raise DiffError(f"can't write {options.html}: {error.strerror}") from error
+            print(f"wrote {options.html}")
+        else:
+            terminal = sys.stdout.isatty()
+            colour = options.color == "always" or (options.color == "auto" and terminal and "NO_COLOR" not in os.environ)
+            show(print_pair(pair, Paint(colour), shutil.get_terminal_size().columns), terminal)
+        for error in pair.errors:
+            print(f"error: {error}", file=sys.stderr)
+        return 1 if pair.errors else 0
+    except (DiffError, diff_check.DiffError) as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 1
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
