@@ -142,6 +142,23 @@ Session load(const SessionOptions& options) {
   return session;
 }
 
+struct PictureOptions {
+  std::vector<Picture> pictures;
+  std::string name;  // empty: a list is wanted
+  std::string path = "-";
+};
+
+void draw_picture(const PictureOptions& options) {
+  const ResultFile file(options.path);
+  for (const Picture& picture : options.pictures) {
+    if (options.name.empty()) {
+      std::cout << picture.name << "  " << picture.caption << '\n';
+    } else if (options.name == picture.name) {
+      file.write(picture.draw());
+    }
+  }
+}
+
 void generate(const std::string& stage, const SessionOptions& options, const std::string& json_path,
               const std::function<RunResult(const Session&, const OnToken&)>& run) {
   const ResultFile json(json_path);
@@ -251,6 +268,19 @@ void Program::add_block_commands(int& block_size, std::function<RunResult(const 
                           counter(result.counters, "requests_held"), result.timing.milliseconds_per_token()};
     });
   };
+}
+
+void Program::add_pictures(std::vector<Picture> pictures) {
+  const auto options = std::make_shared<PictureOptions>();
+  std::vector<std::pair<std::string, std::string>> names;
+  for (const Picture& picture : pictures) {
+    names.emplace_back(picture.name, picture.name);
+  }
+  options->pictures = std::move(pictures);
+  Command& command = command_line_.add("picture", "Draw a picture of the lesson as SVG; without a name, list them",
+                                       [options] { draw_picture(*options); });
+  command.choice("name", options->name, names, "which one");
+  command.option("--svg", options->path, "write it to this file ('-': stdout)");
 }
 
 Command& Program::add_command(const std::string& name, const std::string& description, std::function<void()> run) {

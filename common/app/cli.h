@@ -7,6 +7,7 @@
 
 #include "common/app/bench.h"
 #include "common/app/command.h"
+#include "common/app/svg.h"
 #include "common/model/generation.h"
 #include "common/model/llama.h"
 #include "common/model/tokenizer.h"
@@ -59,6 +60,9 @@ class Program {
   // A command that does something else with a model and prompts. It has the options of `generate`.
   Command& add_session_command(const std::string& name, const std::string& description,
                                std::function<void(const Session&)> run, const SamplingOptions& default_sampling = {});
+
+  // `picture`: draws one of these as SVG, or lists them.
+  void add_pictures(std::vector<Picture> pictures);
 
   // Any other command.
   Command& add_command(const std::string& name, const std::string& description, std::function<void()> run);

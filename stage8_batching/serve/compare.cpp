@@ -135,7 +135,8 @@ void run_compare(const common::Session& session, const CompareOptions& options) 
             << "\nmemory short: slots used while requests wait for memory, not for the step's budget\n"
             << "P50, P99: milliseconds from arrival to end, divided by the reply's tokens\n";
   if (plot.is_wanted()) {
-    plot.write(draw_charts({slots, running}));
+    plot.write(draw_charts({slots, running}, "Slots in use and requests at once, over time",
+                           "One curve for each way of serving the same requests in the same memory."));
   }
 }
 

@@ -1,4 +1,4 @@
-// Line charts as SVG, drawn with nothing but text.
+// Line charts as SVG.
 #pragma once
 
 #include <string>
@@ -20,7 +20,7 @@ struct Chart {
   std::vector<Curve> curves;
 };
 
-// The charts one below the other, with one legend.
-std::string draw_charts(const std::vector<Chart>& charts);
+// The charts one below the other, with one legend. title and description are for those who do not see them.
+std::string draw_charts(const std::vector<Chart>& charts, const std::string& title, const std::string& description);
 
 }  // namespace

@@ -59,6 +59,33 @@ class ProgramTest(unittest.TestCase):
             self.assertIn(word.lower(), lines[0].lower())
 
 
+class Picture(ProgramTest):
+    def setUp(self):
+        super().setUp()
+        if b"  picture " not in run("--help").stdout:
+            self.skipTest("the stage has no pictures")
+
+    def test_each_is_drawn_to_a_file_and_to_standard_output(self):
+        names = [line.split()[0] for line in run("picture").stdout.decode().splitlines()]
+        self.assertTrue(names)
+        for name in names:
+            path = self.folder / f"{name}.svg"
+            result = run("picture", name, "--svg", str(path))
+            self.assertEqual((result.returncode, result.stdout, result.stderr), (0, b"", b""))
+            self.assertEqual(path.read_bytes(), run("picture", name).stdout)
+            self.assertEqual(xml.etree.ElementTree.parse(path).getroot().tag, "{http://www.w3.org/2000/svg}svg")
+            self.assertIn(name.encode(), run("picture", "--help").stdout)
+
+    def test_a_picture_that_there_is_not(self):
+        self.assert_usage_error(run("picture", "sunset"), "sunset")
+
+    def test_a_path_that_can_not_be_written(self):
+        name = run("picture").stdout.decode().split()[0]
+        path = str(self.folder / "missing" / "picture.svg")
+        self.assert_bad_input(run("picture", name, "--svg", path), path)
+        self.assert_bad_input(run("picture", name, "--svg", str(self.folder)), str(self.folder))
+
+
 class Gpu(ProgramTest):
     def setUp(self):
         super().setUp()
