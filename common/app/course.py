@@ -11,13 +11,18 @@ import pathlib
 import subprocess
 import sys
 
-HEADER = ("stage", "text identical", "slots reserved", "slots used", "utilisation", "ms per token")
+SMALL_CACHE_SLOTS = 800  # too few for all requests at once
+HEADER = ("stage", "same text", "slots reserved", "slots used", "KV a token", "KV read", "KV copied", "passes",
+          "at once", "ms a token")
+LEGEND = f"""
+KV: keys and values. Slots: means over the steps of the run. KV a token, in all layers; read and copied, in the whole run.
+Passes: forward passes through the model. At once: the most requests at a time, in a second run with {SMALL_CACHE_SLOTS} slots."""
 
 
-def run_stage(program):
-    """What `generate --json -` has to say. The stage's own messages go to standard error."""
-    print(f"running {pathlib.Path(program).name} ...", file=sys.stderr, flush=True)
-    done = subprocess.run([program, "generate", "--json", "-"], stdout=subprocess.PIPE, check=False)
+def run_stage(program, *options):
+    """What `generate --json -` reports. The stage's own messages go to standard error."""
+    print(f"running {' '.join([pathlib.Path(program).name, *options])} ...", file=sys.stderr, flush=True)
+    done = subprocess.run([program, "generate", *options, "--json", "-"], stdout=subprocess.PIPE, check=False)
     if done.returncode != 0:
         sys.exit(f"{program} ended with exit code {done.returncode}")
     return json.loads(done.stdout)
@@ -44,10 +49,14 @@ def difference(result, golden, first):
     return None
 
 
-def row(result, identical):
-    reserved, used = (result["counters"][name] for name in ("slots_reserved", "slots_used"))
-    return (result["stage"], "yes" if identical else "no", f"{reserved:.1f}", f"{used:.1f}",
-            f"{100 * used / reserved:.1f} %" if reserved else "-",
+def row(result, small_result, identical):
+    """One line of the table: bytes a token as they are, bytes of the whole run in units of 10^6."""
+    counters = result["counters"]
+    return (result["stage"], "yes" if identical else "no",
+            f"{counters['slots_reserved']:.1f}", f"{counters['slots_used']:.1f}",
+            f"{counters['kv_bytes_per_token']:,.0f} B",
+            *(f"{counters.get(name, 0) / 1e6:,.0f} MB" for name in ("kv_bytes_read", "kv_bytes_copied")),
+            f"{counters['forward_passes']:.0f}", f"{small_result['counters']['most_requests_at_once']:.0f}",
             f"{result['timing']['milliseconds_per_token']:.2f}")
 
 
@@ -64,15 +73,21 @@ def print_table(rows):
 def main(golden_path, programs):
     cases = json.loads(pathlib.Path(golden_path).read_text(encoding="utf-8"))["cases"]
     golden = {case["prompt"]: case["generated_ids"] for case in cases}
-    results = []
-    problems = []
+    first = None
+    rows = []
+    num_problems = 0
     for program in programs:
-        results.append(run_stage(program))
-        problems.append(difference(results[-1], golden, results[0]))
-        if problems[-1]:
-            print(f"{results[-1]['stage']}: {problems[-1]}", file=sys.stderr)
-    print_table([row(result, problem is None) for result, problem in zip(results, problems)])
-    return 1 if any(problems) else 0
+        result = run_stage(program)
+        small_result = run_stage(program, "--slots", str(SMALL_CACHE_SLOTS))
+        first = first or result
+        problem = difference(result, golden, first) or difference(small_result, golden, first)
+        if problem:
+            num_problems += 1
+            print(f"{result['stage']}: {problem}", file=sys.stderr)
+        rows.append(row(result, small_result, problem is None))
+    print_table(rows)
+    print(LEGEND)
+    return 1 if num_problems else 0
 
 
 if __name__ == "__main__":
