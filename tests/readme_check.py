@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Runs the commands of the READMEs and compares what they print with what the READMEs say.
 
-    python3 tests/readme_check.py                 every README.md of the repository
+    python3 tests/readme_check.py                 README.md, RESULTS.md and the pages of all stages
     python3 tests/readme_check.py --update        rewrite the expected output in place
     python3 tests/readme_check.py stage1_contiguous/README.md
 
@@ -215,12 +215,12 @@ def check_readme(path, root=ROOT, update=False, log=print):
 
 
 def find_readmes(root):
-    return [path for path in [root / "README.md", *sorted(root.glob("stage*/README.md"))] if path.exists()]
+    return [path for path in [root / "README.md", root / "RESULTS.md", *sorted(root.glob("stage*/*.md"))] if path.exists()]
 
 
 def main():
     parser = argparse.ArgumentParser(description="Runs the READMEs' commands and compares their output.")
-    parser.add_argument("readmes", nargs="*", type=pathlib.Path, help="README files (default: all)")
+    parser.add_argument("readmes", nargs="*", type=pathlib.Path, help="pages (default: all)")
     parser.add_argument("--update", action="store_true", help="rewrite expected outputs, measured ones too")
     arguments = parser.parse_args()
     if not (ROOT / "build" / "stage1").exists():
