@@ -12,40 +12,6 @@
 namespace stage3 {
 namespace {
 
-// Softmax over scores that arrive block by block: what has to be remembered of the blocks so far, a row for each query.
-struct OnlineSoftmax {
-  Eigen::VectorXf row_max;  // the largest score
-  Eigen::VectorXf row_sum;  // sum of exp(score - row_max)
-  common::Matrix output;    // [num_rows, head_dim] sum of exp(score - row_max) * value
-
-  OnlineSoftmax(int num_rows, int head_dim)
-      : row_max(Eigen::VectorXf::Constant(num_rows, std::numeric_limits<float>::lowest())),
-        row_sum(Eigen::VectorXf::Zero(num_rows)),
-        output(common::Matrix::Zero(num_rows, head_dim)) {}
-
-  // One more block, for the rows from first_row on. scores: [rows, count], -inf where masked; become weights. values:
-  // [count, head_dim].
-  void add(int first_row, Eigen::Ref<common::Matrix> scores, const common::MatrixView& values) {
-    for (Eigen::Index i = 0; i < scores.rows(); ++i) {
-      const Eigen::Index row = first_row + i;
-      const float previous = row_max(row);
-      const float maximum = std::max(previous, scores.row(i).maxCoeff());
-      const float rescale = std::exp(previous - maximum);  // what came before was formed with `previous`
-      row_max(row) = maximum;
-      row_sum(row) = row_sum(row) * rescale + common::exponentials(scores.row(i), maximum);
-      output.row(row) *= rescale;
-    }
-    common::multiply_add(scores, values, output.middleRows(first_row, scores.rows()));
-  }
-
-  // The same block, of which only the largest scores are of interest yet.
-  void add_max(int first_row, Eigen::Ref<common::Matrix> scores) {
-    for (Eigen::Index i = 0; i < scores.rows(); ++i) {
-      row_max(first_row + i) = std::max(row_max(first_row + i), scores.row(i).maxCoeff());
-    }
-  }
-};
-
 // What is done with each block. The safe form passes over all of them twice, and knows the largest scores before it
 // forms the first weight: then nothing has to be rescaled.
 enum class Pass { kMaximum, kOutput };
@@ -54,6 +20,30 @@ std::vector<Pass> passes(SoftmaxMode mode) {
 }
 
 }  // namespace
+
+OnlineSoftmax::OnlineSoftmax(int num_rows, int head_dim)
+    : row_max(Eigen::VectorXf::Constant(num_rows, std::numeric_limits<float>::lowest())),
+      row_sum(Eigen::VectorXf::Zero(num_rows)),
+      output(common::Matrix::Zero(num_rows, head_dim)) {}
+
+void OnlineSoftmax::add(int first_row, Eigen::Ref<common::Matrix> scores, const common::MatrixView& values) {
+  for (Eigen::Index i = 0; i < scores.rows(); ++i) {
+    const Eigen::Index row = first_row + i;
+    const float previous = row_max(row);
+    const float maximum = std::max(previous, scores.row(i).maxCoeff());
+    const float rescale = std::exp(previous - maximum);  // what came before was formed with `previous`
+    row_max(row) = maximum;
+    row_sum(row) = row_sum(row) * rescale + common::exponentials(scores.row(i), maximum);
+    output.row(row) *= rescale;
+  }
+  common::multiply_add(scores, values, output.middleRows(first_row, scores.rows()));
+}
+
+void OnlineSoftmax::add_max(int first_row, Eigen::Ref<common::Matrix> scores) {
+  for (Eigen::Index i = 0; i < scores.rows(); ++i) {
+    row_max(first_row + i) = std::max(row_max(first_row + i), scores.row(i).maxCoeff());
+  }
+}
 
 common::Matrix attention(const KvCache& cache, int layer, const common::Matrix& q, std::span<const int> block_table,
                          int context_length, SoftmaxMode mode) {

@@ -11,6 +11,8 @@
 #include "common/base/check.h"
 #include "common/base/platform.h"
 #include "common/base/text.h"
+#include "demo/by_hand.h"
+#include "demo/pictures.h"
 #include "engine.h"
 
 namespace stage3 {
@@ -141,6 +143,8 @@ int run(int argc, char** argv) {
                                                  [&] { demo(demo_slots, shell_only); });
   command.option("--slots", demo_slots, {4, 1 << 16}, "size of the cache, in tokens");
   command.flag("--shell", shell_only, "read commands from standard input instead; 'help' lists them");
+  add_by_hand_command(program);
+  program.add_pictures(pictures());
   return program.run(argc, argv);
 }
 

@@ -10,6 +10,22 @@ namespace stage4 {
 // Gimelshein, arXiv 1805.02867). Safe: two passes, the first of which finds the largest score.
 enum class SoftmaxMode { kOnline, kSafe };
 
+// Softmax over scores that arrive block by block: what has to be remembered of the blocks so far, a row for each query.
+struct OnlineSoftmax {
+  Eigen::VectorXf row_max;  // the largest score
+  Eigen::VectorXf row_sum;  // sum of exp(score - row_max)
+  common::Matrix output;    // [num_rows, head_dim] sum of exp(score - row_max) * value
+
+  OnlineSoftmax(int num_rows, int head_dim);
+
+  // One more block, for the rows from first_row on. scores: [rows, count], -inf where masked; become weights. values:
+  // [count, head_dim].
+  void add(int first_row, Eigen::Ref<common::Matrix> scores, const common::MatrixView& values);
+
+  // The same block, of which only the largest scores are of interest yet.
+  void add_max(int first_row, Eigen::Ref<common::Matrix> scores);
+};
+
 // q: [num_queries, num_heads * head_dim], the last num_queries of the sequence's context_length tokens, whose K and V
 // have been written already: a token sees itself. Query i sees positions 0 … context_length - num_queries + i, and
 // position p lives in block block_table[p / block_size], row p % block_size.

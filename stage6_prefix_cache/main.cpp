@@ -11,6 +11,7 @@
 #include "common/base/check.h"
 #include "common/base/platform.h"
 #include "common/base/text.h"
+#include "demo/by_hand.h"
 #include "demo/prefix_commands.h"
 #include "demo/sampling_commands.h"
 #include "engine.h"
@@ -157,6 +158,7 @@ int run(int argc, char** argv) {
   command.option("--slots", demo_slots, {4, 1 << 16}, "size of the cache, in tokens");
   command.option("--block-size", demo_block_size, {1, 1024}, "slots in a block");
   command.flag("--shell", shell_only, "read commands from standard input instead; 'help' lists them");
+  add_by_hand_command(program);
   return program.run(argc, argv);
 }
 

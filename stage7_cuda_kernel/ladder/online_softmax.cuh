@@ -13,7 +13,7 @@ namespace stage7 {
 inline constexpr int kHalfWarps = kThreads / kVecsPerRow;
 
 // What half a warp knows of one query's output. Each thread has the dimensions of its vector.
-struct HalfWarpRow : OnlineSoftmax {
+struct HalfWarpRow : RunningSoftmax {
   float values[kVecElements] = {};
 
   __device__ __forceinline__ void rescale(float new_largest) {

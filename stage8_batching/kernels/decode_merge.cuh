@@ -32,7 +32,7 @@ struct PartialSoftmax {
 };
 
 // What an online softmax remembers of the scores it has seen, in units of log2(e).
-struct OnlineSoftmax {
+struct RunningSoftmax {
   float largest = -INFINITY;
   float sum = 0.0F;  // of the weights 2^(score - largest)
 
@@ -47,7 +47,7 @@ struct OnlineSoftmax {
 
 // One query's result, spread over a warp: each thread has kHeadDim / 32 neighbouring dimensions.
 template <int kHeadDim>
-struct MergedRow : OnlineSoftmax {
+struct MergedRow : RunningSoftmax {
   static constexpr int kValues = kHeadDim / 32;
   float values[kValues] = {};
 
@@ -120,7 +120,7 @@ __device__ __forceinline__ int partial_place(int contributor, int first_contribu
 }
 
 // One thread's part of the merge of a head's contributors: four dimensions of one query.
-struct MergedColumn : OnlineSoftmax {
+struct MergedColumn : RunningSoftmax {
   float4 values = {0.0F, 0.0F, 0.0F, 0.0F};
 
   __device__ __forceinline__ void rescale(float new_largest) {

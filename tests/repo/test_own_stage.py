@@ -42,7 +42,7 @@ target_link_libraries(common INTERFACE ready_main Eigen3::Eigen CLI11::CLI11 nlo
 def first_step(folder, number, copy):
     """The command that a stage's README gives its readers to start the next stage with."""
     return (f"cp -r {folder} {copy} && sed -i 's/^namespace stage{number}/namespace stage{number + 1}/; "
-            f"s/^namespace stage = stage{number}/namespace stage = stage{number + 1}/' {copy}/*.h {copy}/*.cpp")
+            f"s/^namespace stage = stage{number}/namespace stage = stage{number + 1}/' {copy}/*.h {copy}/*.cpp {copy}/demo/*")
 
 
 def run(*command, folder=ROOT):
