@@ -2,25 +2,22 @@
 // that each of them gets alone. Every case is a function of its seed, which a failure prints:
 //
 //   build/tests/serving_fuzz_stage8 --cases 300 --seed 1
-#include <cstdlib>
-#include <iostream>
+#include <cstdint>
 #include <set>
 #include <string>
 #include <vector>
 
 #include "common/math/sampling.h"
+#include "tests/fuzz/driver.h"
 #include "tests/stages/serving_fixtures.h"
 
 namespace {
 
 using common::Random;
+using tests::FuzzCounts;
+using tests::FuzzFailure;
 
 constexpr int kDefaultCases = 400;
-
-struct Counts {
-  long long cases = 0, tasks = 0, steps = 0, cancelled = 0, swapped = 0, recomputed = 0, samples = 0, beams = 0,
-            hits = 0;
-};
 
 int between(Random& random, int least, int most) {
   return least +
@@ -47,7 +44,7 @@ stage::GenerationRequest random_task(Random& random, int num_kinds) {
   return task;
 }
 
-std::string run_case(std::uint64_t seed, Counts& counts) {
+void run_case(std::uint64_t seed, FuzzCounts& counts) {
   Random random(seed);
   tests::ServingOptions options;
   options.block_size = between(random, 1, 6);
@@ -73,8 +70,8 @@ std::string run_case(std::uint64_t seed, Counts& counts) {
   while (static_cast<int>(tasks.size()) < num_tasks || !serving.server.is_idle()) {
     if (static_cast<int>(tasks.size()) < num_tasks && (serving.server.is_idle() || random.below(2) == 0)) {
       tasks.push_back(random_task(random, 3));
-      counts.samples += tasks.back().num_samples > 1 ? 1 : 0;
-      counts.beams += tasks.back().beam ? 1 : 0;
+      counts.add("with several samples", tasks.back().num_samples > 1 ? 1 : 0);
+      counts.add("beam searches", tasks.back().beam ? 1 : 0);
       serving.server.submit(tasks.back());
     }
     if (!tasks.empty() && random.below(40) == 0) {
@@ -85,15 +82,15 @@ std::string run_case(std::uint64_t seed, Counts& counts) {
       }
     }
     if (serving.server.step()) {
-      counts.steps += 1;
-      counts.swapped += static_cast<long long>(serving.reports.back().swapped_out.size());
-      counts.recomputed += static_cast<long long>(serving.reports.back().recomputed.size());
+      counts.add("steps");
+      counts.add("swapped out", static_cast<long long>(serving.reports.back().swapped_out.size()));
+      counts.add("recomputed", static_cast<long long>(serving.reports.back().recomputed.size()));
       if (std::string problem = serving.problem(); !problem.empty()) {
-        return problem;
+        throw FuzzFailure(problem);
       }
     }
     if (serving.reports.size() > 20000) {
-      return "it does not end";
+      throw FuzzFailure("the server is still busy after 20,000 steps");
     }
   }
   for (int id = 0; id < num_tasks; ++id) {
@@ -103,73 +100,39 @@ std::string run_case(std::uint64_t seed, Counts& counts) {
       continue;  // a group too large for the budget, the limit or the pool
     }
     if (output.finish_reason == common::FinishReason::kFailed) {
-      return "failed: " + output.error;
+      throw FuzzFailure(common::format("request %d failed: ", id) + output.error);
     }
-    counts.tasks += 1;
+    counts.add("requests");
     const bool is_cancelled = cancelled.contains(id);
-    counts.cancelled += is_cancelled ? 1 : 0;
+    counts.add("cancelled", is_cancelled ? 1 : 0);
     if (is_cancelled && task.beam.has_value()) {
       continue;  // nothing was promised
     }
     if (const std::string problem = tests::compare_output(output, tests::served_alone(task), is_cancelled);
         !problem.empty()) {
-      return common::format("request %d: ", id) + problem;
+      throw FuzzFailure(common::format("request %d: ", id) + problem);
     }
     std::size_t written = 0;
     for (const common::Completion& completion : output.completions) {
       written += completion.tokens.size();
     }
     if (!task.beam.has_value() && static_cast<std::size_t>(streamed[static_cast<std::size_t>(id)]) != written) {
-      return common::format("request %d: not every token was streamed once", id);
+      throw FuzzFailure(common::format("request %d has %zu tokens, and %d were streamed", id, written,
+                                       streamed[static_cast<std::size_t>(id)]));
     }
   }
-  counts.cases += 1;
-  counts.hits += static_cast<long long>(common::counter(serving.engine.counters(), "prefix_hits"));
-  return serving.leak();
-}
-
-int run(const std::vector<std::string>& arguments) {
-  const auto setting = [&](const std::string& option, const char* variable, long long fallback) {
-    for (std::size_t i = 0; i + 1 < arguments.size(); ++i) {
-      if (arguments[i] == option) {
-        return std::stoll(arguments[i + 1]);
-      }
-    }
-    const char* const value = std::getenv(variable);
-    return value != nullptr ? std::stoll(value) : fallback;
-  };
-  const long long num_cases = setting("--cases", "FUZZ_CASES", kDefaultCases);
-  const auto first_seed = static_cast<std::uint64_t>(setting("--seed", "FUZZ_SEED", 1));
-  Counts counts;
-  for (std::uint64_t seed = first_seed; seed < first_seed + static_cast<std::uint64_t>(num_cases); ++seed) {
-    std::string problem;
-    try {
-      problem = run_case(seed, counts);
-    } catch (const std::exception& error) {
-      problem = error.what();
-    }
-    if (!problem.empty()) {
-      std::cout << common::format("fuzz failed with --cases 1 --seed %llu: ", static_cast<unsigned long long>(seed))
-                << problem << std::endl;
-      return 1;
-    }
+  counts.add("prefix hits", static_cast<long long>(common::counter(serving.engine.counters(), "prefix_hits")));
+  if (const std::string problem = serving.leak(); !problem.empty()) {
+    throw FuzzFailure(problem);
   }
-  std::cout << common::format(
-                   "fuzz: %lld cases, %lld tasks (%lld of several samples, %lld beams), %lld steps, %lld cancelled, "
-                   "%lld swapped out, %lld recomputed, %lld prefix hits",
-                   counts.cases, counts.tasks, counts.samples, counts.beams, counts.steps, counts.cancelled,
-                   counts.swapped, counts.recomputed, counts.hits)
-            << std::endl;
-  const bool thorough =
-      std::min({counts.samples, counts.beams, counts.cancelled, counts.swapped, counts.recomputed, counts.hits}) * 10 >=
-      counts.cases;
-  if (!thorough && num_cases >= 100) {
-    std::cout << "fuzz failed: something hardly ever came up" << std::endl;
-    return 1;
-  }
-  return 0;
 }
 
 }  // namespace
 
-int main(int argc, char** argv) { return run({argv + 1, argv + argc}); }
+int main(int argc, char** argv) {
+  return tests::run_fuzz({argv + 1, argv + argc},
+                         {.unit = "cases", .default_units = kDefaultCases, .rarest = 10, .min_seeds = 99},
+                         FuzzCounts({"requests", "with several samples", "beam searches", "steps", "cancelled",
+                                     "swapped out", "recomputed", "prefix hits"}),
+                         run_case);
+}
