@@ -1,4 +1,4 @@
-// The contract: what attention over the cache means, for every stage alike. Compiled once a stage.
+// The contract: what attention over the cache means, for every stage alike. Compiled once for each stage.
 //
 // Lengths lie on and around the block boundaries, where the mistakes are; a stage without blocks has to pass all the
 // same. Everything is held against common/math/reference_attention.h, which computes in float64 from contiguous K and
@@ -417,7 +417,7 @@ TEST_CASE("slots of a freed sequence serve the next, and nothing old is read") {
   }
 }
 
-TEST_CASE("a full cache refuses, changes nothing, and goes on when somebody leaves") {
+TEST_CASE("a full cache refuses, changes nothing, and has room again once a sequence ends") {
   constexpr int kBlockSize = 4;
   PagedSequences sequences(AttentionShape{4, 2, 20, 1}, 3, kBlockSize);
   Random random(10);

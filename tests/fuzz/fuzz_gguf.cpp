@@ -234,13 +234,13 @@ std::vector<Input> make_seeds() {
   return {to_input(tests::small_gguf().build()), to_input(tensors_only.build()), to_input(metadata_only.build())};
 }
 
-// The input being tried, for a crash, which leaves no time to be told.
+// The input being tried, written before it is tried: a crash leaves no time for it.
 Input current_input;
 std::string dump_path;
 
 void write_text(const char* text) {
   const auto written = ::write(STDERR_FILENO, text, std::strlen(text));
-  static_cast<void>(written);  // nobody is left to tell
+  static_cast<void>(written);  // there is nothing left to do about it
 }
 
 // Async-signal-safe, like write_text.

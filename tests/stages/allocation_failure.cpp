@@ -1,5 +1,5 @@
 // Memory runs out at the k-th allocation of an operation of the manager, for every k: the operation throws, and the
-// books are whole and as they were. Compiled once a stage.
+// books are whole and as they were. Compiled once for each stage.
 #include "tests/support/catch.h"
 
 #include <cstddef>
@@ -191,7 +191,7 @@ TEST_CASE("memory runs out: in allocate, reserve, commit and free") {
 }
 
 #if STAGE_NUMBER >= 5
-TEST_CASE("memory runs out: in a fork, and in the reserve that copies on write") {
+TEST_CASE("memory runs out: in a fork, and in a reserve that copies on write") {
   const auto shared = [](KvCacheManager& manager) {
     start(manager, 0, 6);
     manager.fork(0, 1);

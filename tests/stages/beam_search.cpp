@@ -1,4 +1,5 @@
-// Beam search: it finds what a search finds that computes every text anew. Compiled once a stage, from the fifth on.
+// Beam search, compared with a search that recomputes every text from its tokens. Compiled once for each stage, from
+// the fifth on.
 #include "tests/support/catch.h"
 
 #include <algorithm>
@@ -236,7 +237,7 @@ TEST_CASE("beam: a width of one is greedy (stage 5, invariant 9)") {
   }
 }
 
-TEST_CASE("beam: it finds what a search finds that computes every text anew, and ends early without a loss") {
+TEST_CASE("beam: the search finds what one that recomputes every text finds, and loses nothing by ending early") {
   int num_compared = 0;
   int num_cases = 0;
   int num_early = 0;
@@ -272,7 +273,7 @@ TEST_CASE("beam: it finds what a search finds that computes every text anew, and
   CHECK(num_early > 0);
 }
 
-TEST_CASE("beam: one as wide as the tree is exhaustive search (stage 5, invariant 9)") {
+TEST_CASE("beam: a search as wide as the tree is exhaustive (stage 5, invariant 9)") {
   int num_compared = 0;
   for (int seed = 0; seed < (tests::kSanitized ? 2 : 6); ++seed) {
     for (const double length_penalty : {-2.0, -0.5, 0.0, 1.0}) {
@@ -335,11 +336,11 @@ TEST_CASE("beam: ending early never loses the best text, whatever the penalty") 
   CHECK(num_early > 10);
 }
 
-TEST_CASE("beam: it goes on for a text that wins later, by its length or in spite of it") {
+TEST_CASE("beam: the search continues for a text that wins later, thanks to its length or despite it") {
   const common::Gguf file = common::Gguf::parse(common::default_model(), "the bundled model");
   const common::Llama model(file);
   const common::Tokenizer tokenizer(file);
-  const auto likeliest = [](const std::vector<double>& log_probabilities) {
+  const auto argmax = [](const std::vector<double>& log_probabilities) {
     return static_cast<Token>(std::max_element(log_probabilities.begin(), log_probabilities.end()) -
                               log_probabilities.begin());
   };
@@ -358,7 +359,7 @@ TEST_CASE("beam: it goes on for a text that wins later, by its length or in spit
     constexpr double kLengthPenalty = 8.0;
     request.prompt = tokenizer.encode_prompt("Once upon a");
     std::vector<double> next = next_log_probabilities(model, request, {});
-    request.stop_tokens = {likeliest(next)};
+    request.stop_tokens = {argmax(next)};
     std::partial_sort(next.begin(), next.begin() + 2, next.end(), std::greater<>());
     // The text that ends at once is ahead of the other branch, also of that branch with one more token for free.
     REQUIRE(next[0] > next[1] / std::pow(2.0, kLengthPenalty));
@@ -368,11 +369,11 @@ TEST_CASE("beam: it goes on for a text that wins later, by its length or in spit
     constexpr double kLengthPenalty = -1.0;
     request.prompt = tokenizer.encode_prompt("Once");
     std::vector<double> next = next_log_probabilities(model, request, {});
-    const Token best = likeliest(next);
+    const Token best = argmax(next);
     const double best_log_probability = next[static_cast<std::size_t>(best)];
     next[static_cast<std::size_t>(best)] = -std::numeric_limits<double>::infinity();
-    const Token second = likeliest(next);
-    request.stop_tokens = {second, likeliest(next_log_probabilities(model, request, {best}))};
+    const Token second = argmax(next);
+    request.stop_tokens = {second, argmax(next_log_probabilities(model, request, {best}))};
     // The second-best token ends a text at once. The best one's would be ahead after one more, and behind after seven.
     REQUIRE(best_log_probability * std::pow(2.0, -kLengthPenalty) > next[static_cast<std::size_t>(second)]);
     REQUIRE(best_log_probability * std::pow(8.0, -kLengthPenalty) < next[static_cast<std::size_t>(second)]);
@@ -402,7 +403,7 @@ TEST_CASE("beam: branches share a block where their texts agree, and losing ones
   }
 }
 
-TEST_CASE("beam: whenever the blocks run out, nothing has changed, and it goes on later (stage 5, invariant 7)") {
+TEST_CASE("beam: when the blocks run out, nothing has changed, and the search continues later (stage 5, invariant 7)") {
   Request request = make_request(5, 7, 2);
   request.stop_tokens = every_kth_token(15);
   const auto roomy = make_engine(512, 3);

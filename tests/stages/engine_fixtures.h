@@ -1,9 +1,13 @@
 // A tiny model and requests for it, for tests of engines: what it writes is nonsense, and always the same.
 #pragma once
 
+#include <algorithm>
+#include <cstddef>
 #include <string>
+#include <vector>
 
 #include "common/base/check.h"
+#include "common/base/text.h"
 #include "common/model/generation.h"
 #include "common/model/llama.h"
 
@@ -40,6 +44,32 @@ inline common::Request make_request(int num_tokens, int max_new_tokens, int salt
 }
 
 inline bool contains(const std::string& text, const std::string& part) { return text.find(part) != std::string::npos; }
+
+// Where two texts part: "differs from token 4 on (17, expected 23)". Empty if they are equal.
+inline std::string first_difference(const std::vector<common::Token>& actual,
+                                    const std::vector<common::Token>& expected) {
+  const auto [left, right] = std::mismatch(actual.begin(), actual.end(), expected.begin(), expected.end());
+  if (left == actual.end() && right == expected.end()) {
+    return "";
+  }
+  if (left == actual.end() || right == expected.end()) {
+    return common::format("has %zu tokens, expected %zu", actual.size(), expected.size());
+  }
+  return common::format("differs from token %td on (%d, expected %d)", left - actual.begin(), *left, *right);
+}
+
+// "1 preemption", "2 preemptions".
+inline std::string count_of(int count, const std::string& thing) {
+  return std::to_string(count) + " " + thing + (count == 1 ? "" : "s");
+}
+
+// What a wrong text points to, in a run with so many preemptions.
+inline std::string text_hint(int num_preemptions) {
+  if (num_preemptions == 0) {
+    return ", without a preemption: do all its positions lead to its own slots?";
+  }
+  return ", after " + count_of(num_preemptions, "preemption") + ": are its generated tokens computed again?";
+}
 
 template <typename Action>
 bool is_refused_as_a_bug(const Action& action) {

@@ -1,5 +1,5 @@
-// Forked sequences in attention and in the engine: they get what they would get alone, bit for bit. Compiled once a
-// stage, from the fifth on.
+// Forked sequences in attention and in the engine: they get what they would get alone, bit for bit. Compiled once
+// for each stage, from the fifth on.
 #include "tests/support/catch.h"
 
 #include <cstddef>
@@ -90,7 +90,7 @@ TEST_CASE("attention: a forked sequence gets what it gets alone, bit for bit") {
   }
 }
 
-TEST_CASE("engine: a forked sequence goes on as if it had computed everything itself, bit for bit") {
+TEST_CASE("engine: a forked sequence continues as if it had computed everything itself, bit for bit") {
   const std::vector<Token> text = make_request(20, 1).prompt;
   const std::span<const Token> all(text);
   for (const int block_size : {1, 3, 4, 8, 16}) {

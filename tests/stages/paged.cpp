@@ -1,11 +1,10 @@
 // What holds as soon as there are blocks: the manager's block tables, and an engine that lets sequences grow and takes
-// their blocks back when they run out. Compiled once a stage, from the second on.
+// their blocks back when they run out. Compiled once for each stage, from the second on.
 #include "tests/support/catch.h"
 
 #include <algorithm>
 #include <cstddef>
 #include <limits>
-#include <map>
 #include <span>
 #include <stdexcept>
 #include <string>
@@ -64,9 +63,11 @@ stage::EngineOptions make_options(int num_slots, int block_size, int chunk_size 
 struct Run {
   std::vector<Completion> completions;
   std::vector<std::vector<Token>> streamed;
-  std::map<std::string, double> counters;
+  std::vector<common::Counter> counters;
   std::string ledger;  // a problem, or nothing
   int reserved = 0;    // slots, afterwards
+
+  double counter(const char* name) const { return common::counter(counters, name); }
 };
 
 // A new engine with a cache full of NaN.
@@ -79,9 +80,7 @@ Run run(const std::vector<Request>& requests, const stage::EngineOptions& option
     result.streamed.at(static_cast<std::size_t>(request)).push_back(token);
   });
   result.completions = std::move(engine_run.completions);
-  for (const common::Counter& counter : engine_run.counters) {
-    result.counters[counter.name] = counter.value;
-  }
+  result.counters = std::move(engine_run.counters);
   const int num_blocks = engine.cache().shape().num_blocks;
   result.ledger = check_ledger(engine.manager(), num_blocks, options.block_size);
   result.reserved = engine.manager().usage().reserved;
@@ -100,11 +99,19 @@ std::string check_served(const Run& result, const std::vector<Request>& requests
     if (completion.finish_reason != FinishReason::kLength) {
       return common::format("request %zu did not run to its end: ", i) + completion.error;
     }
-    if (completion.tokens != tokens_alone(requests[i]) || completion.tokens != result.streamed[i]) {
-      return common::format("request %zu got another text", i);
+    if (const std::string difference = tests::first_difference(completion.tokens, tokens_alone(requests[i]));
+        !difference.empty()) {
+      return common::format("request %zu ", i) + difference +
+             tests::text_hint(static_cast<int>(result.counter("preemptions")));
+    }
+    if (const std::string difference = tests::first_difference(result.streamed[i], completion.tokens);
+        !difference.empty()) {
+      return common::format("what the callback got of request %zu ", i) + difference +
+             ": is each token handed out once?";
     }
   }
-  return result.reserved == 0 ? result.ledger : "some blocks were not given back";
+  return result.reserved == 0 ? result.ledger
+                              : common::format("%d slots are still reserved at the end", result.reserved);
 }
 
 std::vector<Request> mixed_requests() {
@@ -182,7 +189,7 @@ TEST_CASE("manager: reserving again what is reserved takes nothing") {
   CHECK(manager.block_table(0).size() == 3);
 }
 
-TEST_CASE("manager: the block freed last is used first") {
+TEST_CASE("manager: the block that was freed last is used first") {
   KvCacheManager manager = tests::make_manager(6, 2);
   REQUIRE(manager.allocate(0, 4));
   REQUIRE(manager.allocate(1, 2));
@@ -195,7 +202,7 @@ TEST_CASE("manager: the block freed last is used first") {
   CHECK(check_ledger(manager, 6, 2) == kNoProblem);
 }
 
-TEST_CASE("manager: what comes back is the whole table, and the whole pool can be used again") {
+TEST_CASE("manager: free returns the whole table, and the whole pool can be used again") {
   KvCacheManager manager = tests::make_manager(5, 4);
   for (int round = 0; round < 10; ++round) {
     CAPTURE(round);
@@ -271,7 +278,7 @@ TEST_CASE("manager: misuse is noticed and changes nothing") {
   CHECK(check_ledger(manager, 5, 4) == kNoProblem);
 }
 
-TEST_CASE("manager: an id may come back, and starts anew") {
+TEST_CASE("manager: an id can be used again, for a sequence that starts empty") {
   KvCacheManager manager = tests::make_manager(3, 4);
   REQUIRE(manager.allocate(3, 9));
   manager.commit(3, 9);
@@ -283,7 +290,7 @@ TEST_CASE("manager: an id may come back, and starts anew") {
   CHECK(manager.sequences() == std::vector<int>{3});
 }
 
-TEST_CASE("attention: a block table that is too short, or another shape, is noticed") {
+TEST_CASE("attention: a block table that is too short, or a wrong shape, is noticed") {
   const tests::AttentionShape shape{4, 2, 8, 1};
   stage::KvCache cache(tests::cache_shape(shape, 3, 4));
   cache.fill(1.0F);
@@ -308,38 +315,38 @@ TEST_CASE("engine: a tight pool preempts, and changes no text") {
   }
 }
 
-TEST_CASE("engine: preemptions are counted, and come up only where the pool is tight") {
+TEST_CASE("engine: preemptions are counted, and occur only where the pool is tight") {
   const std::vector<Request> requests = mixed_requests();
   const Run tight = run(requests, make_options(24, 3, 4));
   const Run ample = run(requests, make_options(4096, 3, 4));
-  CHECK(tight.counters.at("preemptions") > 0);
-  CHECK(ample.counters.at("preemptions") == 0);
+  CHECK(tight.counter("preemptions") > 0);
+  CHECK(ample.counter("preemptions") == 0);
   // From stage 8 on a step has 4 tokens, and one request has ended when the last is admitted.
-  CHECK(ample.counters.at("most_requests_at_once") == (STAGE_NUMBER < 8 ? 5 : 4));
-  // What gave way is computed again, in chunks.
-  CHECK(tight.counters.at("forward_passes") > ample.counters.at("forward_passes"));
+  CHECK(ample.counter("most_requests_at_once") == (STAGE_NUMBER < 8 ? 5 : 4));
+  // A preempted request is computed again, in chunks.
+  CHECK(tight.counter("forward_passes") > ample.counter("forward_passes"));
 }
 
-TEST_CASE("engine: a preempted request goes on drawing where it stopped") {
+TEST_CASE("engine: a preempted request continues its random draws where they stopped") {
   std::vector<Request> requests = mixed_requests();
   for (std::size_t i = 0; i < requests.size(); ++i) {
     requests[i].sampling.temperature = 1.5F;
     requests[i].sampling.seed = i;
   }
   const Run tight = run(requests, make_options(24, 3));
-  CHECK(tight.counters.at("preemptions") > 0);
+  CHECK(tight.counter("preemptions") > 0);
   CHECK(check_served(tight, requests) == kNoProblem);
 }
 
 #if STAGE_NUMBER < 8  // from then on a scheduler decides, which has tests of its own
-TEST_CASE("engine: a preempted request goes on before those that have not begun") {
+TEST_CASE("engine: a preempted request is resumed before those that have not begun") {
   // 12 slots for 4 + 6 tokens, the same, and 5 + 1. Requests 0 and 1 run first, and 1 is preempted in the fourth round.
-  // preempted.
   const std::vector<Request> requests = {make_request(4, 6, 0), make_request(4, 6, 1), make_request(5, 1, 2)};
   stage::Engine engine(small_model(), make_options(12, 1));
   std::vector<int> order;
   engine.run(requests, [&](int request, Token) { order.push_back(request); });
   CHECK(common::counter(engine.counters(), "preemptions") == 1);
+  INFO("the requests in the order of their tokens: request 1, which was preempted, comes before request 2");
   CHECK(order == std::vector<int>{0, 1, 0, 1, 0, 1, 0, 0, 0, 1, 2, 1, 1});
 }
 #endif
@@ -347,24 +354,24 @@ TEST_CASE("engine: a preempted request goes on before those that have not begun"
 TEST_CASE("engine: two requests in a pool that is one block too small, by hand") {
   // Two prompts of 2 in blocks of 2, 3 new tokens each: 2 + 3 - 1 = 4 slots each, and 3 blocks for both.
   //   round 1   prompts in one block each, both draw their first token
-  //   round 2   request 0 takes the third block; request 1 finds none, and gives its own back: a preemption
+  //   round 2   request 0 takes the third block; request 1 finds none, and frees its own: a preemption
   //   round 3   request 0 draws its third token and ends
   //   then      request 1 computes its 3 tokens again (one pass) and draws the second, then the third
   const std::vector<Request> requests = {make_request(2, 3, 0), make_request(2, 3, 1)};
   const Run result = run(requests, make_options(6, 2));
   CHECK(check_served(result, requests) == kNoProblem);
-  CHECK(result.counters.at("most_requests_at_once") == 2);
+  CHECK(result.counter("most_requests_at_once") == 2);
 #if STAGE_NUMBER < 8
-  CHECK(result.counters.at("preemptions") == 1);
-  CHECK(result.counters.at("forward_passes") == 2 + 1 + 1 + 1 + 1);
+  CHECK(result.counter("preemptions") == 1);
+  CHECK(result.counter("forward_passes") == 2 + 1 + 1 + 1 + 1);
 #else
   // From stage 8 on both prompts are one pass, and request 1 waits with its block: no earlier one needs it.
-  CHECK(result.counters.at("preemptions") == 0);
-  CHECK(result.counters.at("forward_passes") == 1 + 1 + 1 + 1 + 1);
+  CHECK(result.counter("preemptions") == 0);
+  CHECK(result.counter("forward_passes") == 1 + 1 + 1 + 1 + 1);
 #endif
-  const double bytes_per_token = result.counters.at("kv_bytes_per_token");
+  const double bytes_per_token = result.counter("kv_bytes_per_token");
   // Lengths after each pass: 2 and 2, 3, 4, then 3, 4.
-  CHECK(result.counters.at("kv_bytes_read") == (2 + 2 + 3 + 4 + 3 + 4) * bytes_per_token);
+  CHECK(result.counter("kv_bytes_read") == (2 + 2 + 3 + 4 + 3 + 4) * bytes_per_token);
 }
 
 TEST_CASE("engine: one request may fill the pool, and one that is too large does not hold up the others") {
@@ -408,7 +415,7 @@ TEST_CASE("engine: a single new token") {
   }
 }
 
-TEST_CASE("engine: a stop token ends a request, and gives its blocks to the others") {
+TEST_CASE("engine: a stop token ends a request, and its blocks serve the others") {
   std::vector<Request> requests = mixed_requests();
   const std::vector<Token> all = tokens_alone(requests[2]);
   requests[2].stop_tokens = {all[7]};
@@ -424,7 +431,7 @@ TEST_CASE("engine: a stop token ends a request, and gives its blocks to the othe
 }
 
 #if STAGE_NUMBER < 8  // a server fails the request alone: see serving.cpp
-TEST_CASE("engine: when a callback throws, nobody's blocks are lost, and the engine goes on") {
+TEST_CASE("engine: when a callback throws, no block is lost, and the engine can be used again") {
   const std::vector<Request> requests = {make_request(5, 6, 0), make_request(9, 5, 1), make_request(3, 7, 2)};
   for (int at = 1; at < 18; ++at) {
     stage::Engine engine(small_model(), make_options(24, 4));
@@ -432,7 +439,7 @@ TEST_CASE("engine: when a callback throws, nobody's blocks are lost, and the eng
     const auto throw_at = [&](int, Token) {
       count += 1;
       if (count == at) {
-        throw std::runtime_error("the reader has gone");
+        throw std::runtime_error("the connection is closed");
       }
     };
     CHECK_THROWS_AS(engine.run(requests, throw_at), std::runtime_error);

@@ -1,5 +1,5 @@
 // Several samples of one prompt, and what they have in common with beams: sequences of one request that share blocks.
-// Compiled once a stage, from the fifth on.
+// Compiled once for each stage, from the fifth on.
 #include "tests/support/catch.h"
 
 #include <algorithm>
@@ -52,7 +52,7 @@ TEST_CASE("sampling: sample i is the text of a lone run with sample index i (sta
         run_to_end(sampling);
         CAPTURE(block_size, length, temperature);
         CHECK(compare_texts(sampling.completions(), samples_alone(request, kSamples)) == kNoProblem);
-        // The prompt is one pass, and all its tokens but one are computed once for everybody.
+        // The prompt is one pass, and all its tokens but one are computed once for all samples.
         const int passes_per_token = STAGE_NUMBER < 8 ? kSamples : 1;  // from stage 8 on all samples are one batch
         CHECK(common::counter(engine->counters(), "forward_passes") == 1 + passes_per_token * 6);
 #if STAGE_NUMBER < 8
@@ -69,7 +69,7 @@ TEST_CASE("sampling: sample i is the text of a lone run with sample index i (sta
   }
 }
 
-TEST_CASE("sampling: full blocks of the prompt are shared to the end; who stops early gives the rest back") {
+TEST_CASE("sampling: full blocks of the prompt are shared to the end, and a sample that stops early frees its own") {
   constexpr int kBlockSize = 4;
   int num_early = 0;
   for (std::uint64_t seed = 1; seed <= 6; ++seed) {
@@ -81,7 +81,7 @@ TEST_CASE("sampling: full blocks of the prompt are shared to the end; who stops 
       REQUIRE(sampling.step());
       const auto live = static_cast<int>(sampling.live().size());
       const int num_blocks = (length + kBlockSize - 1) / kBlockSize;
-      const int num_shared = length == 10 ? num_blocks : 10 / kBlockSize;  // nobody has written after the first step
+      const int num_shared = length == 10 ? num_blocks : 10 / kBlockSize;  // no sample has written after the first step
       CAPTURE(seed, length, live);
       CHECK(blocks_in_use(*engine) == (live == 0 ? 0 : num_shared + live * (num_blocks - num_shared)));
       CHECK(ledger(*engine) == kNoProblem);
@@ -92,7 +92,7 @@ TEST_CASE("sampling: full blocks of the prompt are shared to the end; who stops 
   CHECK(num_early > 6);
 }
 
-TEST_CASE("sampling: whenever the blocks run out, nothing has changed, and it goes on later (stage 5, invariant 7)") {
+TEST_CASE("sampling: when the blocks run out, nothing has changed, and it continues later (stage 5, invariant 7)") {
   Request request = sampled_request(6, 8, 1.2F, 3);
   request.stop_tokens = every_kth_token(20);
   const std::vector<Completion> expected = samples_alone(request, 4);
@@ -110,7 +110,7 @@ TEST_CASE("sampling: whenever the blocks run out, nothing has changed, and it go
   }
 }
 
-TEST_CASE("sampling: one that is given up leaves nothing behind") {
+TEST_CASE("sampling: when it is abandoned, nothing is left behind") {
   const auto engine = make_engine(120, 3);
   for (const int num_steps : {0, 1, 2, 5}) {
     {
@@ -127,7 +127,7 @@ TEST_CASE("sampling: one that is given up leaves nothing behind") {
 
 // ---- Samples and beams ---------------------------------------------------------------------------------------------
 
-TEST_CASE("sampling and beams: what can never be done is rejected, and misuse is noticed") {
+TEST_CASE("sampling and beams: what can never be served is rejected, and misuse is noticed") {
   const auto engine = make_engine(24, 4);
   for (const Request& request : {make_request(0, 5), make_request(4, 0), make_request(30, 19), make_request(20, 5)}) {
     CHECK_THROWS_AS(ParallelSampling(*engine, request, 2), common::InputError);
@@ -141,7 +141,7 @@ TEST_CASE("sampling and beams: what can never be done is rejected, and misuse is
   CHECK(ledger(*engine) == kNoProblem);
 }
 
-TEST_CASE("samples and beams in engines of 1, 2, 3 … blocks: rejected, or stopped without a trace, or right") {
+TEST_CASE("samples and beams in engines of 1, 2, 3 … blocks: rejected, refused without a trace, or right") {
   constexpr int kBlockSize = 2;
   const Request request = sampled_request(5, 6, 1.0F, 9);
   const std::vector<Completion> expected = samples_alone(request, 3);

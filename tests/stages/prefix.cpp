@@ -1,4 +1,4 @@
-// What holds as soon as full blocks are found again by their tokens. Compiled once a stage, from the sixth on.
+// What holds as soon as full blocks are found again by their tokens. Compiled once for each stage, from the sixth on.
 #include "tests/support/catch.h"
 
 #include <algorithm>
@@ -108,7 +108,7 @@ TEST_CASE("stage 6, invariant 1: blocks are found up to the first that differs, 
   }
 }
 
-TEST_CASE("stage 6, invariant 2: a block counts only after those before it, also when all hashes are the same") {
+TEST_CASE("stage 6, invariant 2: a block counts only after those before it, even when all hashes are equal") {
   KvCacheManager manager(16, 2, everything_collides);
   compute(manager, 0, {1, 2, 3, 4, 9});
   // 3 4 is published, but after 1 2, not at the beginning and not after 5 6.
@@ -117,7 +117,7 @@ TEST_CASE("stage 6, invariant 2: a block counts only after those before it, also
   CHECK(compute(manager, 3, {1, 2, 3, 4, 8}) == 4);
 }
 
-TEST_CASE("stage 6, invariant 3: nothing is found before its forward pass is over, or if it is not known") {
+TEST_CASE("stage 6, invariant 3: no block is found before its forward pass is over, or if its tokens are unknown") {
   KvCacheManager manager(16, 4);
   REQUIRE(manager.allocate(0, text(9)));
   CHECK(compute(manager, 1, text(9)) == 0);  // both compute: the first has not published
@@ -232,7 +232,7 @@ TEST_CASE("stage 6, invariant 6: a block that holds other tokens now is not foun
   CHECK(compute(manager, 3, {5, 6, 7}) == 0);  // evicted in turn
 }
 
-TEST_CASE("several blocks may hold the same, and one of them is as good as the other") {
+TEST_CASE("several blocks may hold the same tokens, and each is as good as the others") {
   KvCacheManager manager(8, 2);
   REQUIRE(manager.allocate(0, text(5)));
   REQUIRE(manager.allocate(1, text(5)));
@@ -249,7 +249,7 @@ TEST_CASE("several blocks may hold the same, and one of them is as good as the o
   CHECK(check_ledger(manager, 8, 2) == kNoProblem);
 }
 
-TEST_CASE("reset forgets all, and leaves living sequences alone") {
+TEST_CASE("reset forgets everything, and leaves live sequences alone") {
   KvCacheManager manager(8, 2);
   compute(manager, 0, text(5));
   compute(manager, 1, text(5, 9));
@@ -298,7 +298,7 @@ TEST_CASE("100 users of a prompt of 512 tokens, 200 tokens each: 1,332 blocks ag
   CHECK(manager.free_blocks().empty());
 }
 
-TEST_CASE("warm text is cold text, for prompts of whole blocks too, in pools of any size") {
+TEST_CASE("warm text equals cold text, even for prompts of whole blocks, in pools of any size") {
   for (const int block_size : {1, 2, 4, 5}) {
     std::vector<Request> requests;
     for (int i = 0; i < 8; ++i) {
@@ -323,7 +323,7 @@ TEST_CASE("warm text is cold text, for prompts of whole blocks too, in pools of 
   }
 }
 
-TEST_CASE("warm text is cold text for every prompt of the workload") {
+TEST_CASE("warm text equals cold text for every prompt of the workload") {
   const common::Gguf file = common::Gguf::parse(common::default_model(), "the bundled model");
   const common::Llama model(file);
   const common::Tokenizer tokenizer(file);
@@ -400,7 +400,7 @@ TEST_CASE("a preempted request finds its own blocks again") {
   }
 }
 
-TEST_CASE("sampling and beams start from cached blocks, and find what they find without them") {
+TEST_CASE("sampling and beams start from cached blocks, and get the texts that they get without them") {
   const Request sampled = [] {
     Request request = make_request(12, 8);
     request.sampling.temperature = 1.0F;
@@ -446,8 +446,8 @@ TEST_CASE("sampling and beams start from cached blocks, and find what they find 
 
 namespace {
 
-// A pool whose slots hold, in place of K and V, a name of all the tokens up to theirs: who shares a slot wrongly finds
-// another name there.
+// A pool whose slots hold, in place of K and V, a name of all the tokens up to theirs: a sequence that shares a slot
+// wrongly finds another name there.
 class NamedSlots {
  public:
   NamedSlots(std::uint64_t seed, int num_blocks, int block_size)
@@ -478,7 +478,7 @@ class NamedSlots {
     }
     if (!changed) {
       REQUIRE(take_snapshot(manager_) == before);
-      // Somebody makes room, or the pool would stay full.
+      // A sequence ends, or the pool would stay full.
       const auto victim = std::next(texts_.begin(), below(static_cast<int>(texts_.size()) + 1));
       if (victim != texts_.end()) {
         manager_.free(victim->first);

@@ -82,7 +82,7 @@ struct Bench {
     return *groups.back();
   }
 
-  // "A4 B1": who got how many tokens. Groups that are finished end.
+  // "A4 B1": the groups and how many tokens each got. Those that are finished end.
   std::string step() {
     const stage::ScheduledStep step = scheduler.schedule();
     copies = tests::take_copies(manager);
@@ -156,7 +156,7 @@ TEST_CASE("a worked schedule of three requests: budget 6, blocks of 4, 6 blocks"
   CHECK(bench.manager.free_blocks().size() == 6);
 }
 
-TEST_CASE("the budget is what a step computes at most, and all of it if there is work (stage 8, invariant 1)") {
+TEST_CASE("a step computes at most its budget, and all of it if there is enough work (stage 8, invariant 1)") {
   for (const int budget : {1, 2, 3, 7, 256}) {
     Bench bench(64, 4, make_options(budget));
     for (int i = 0; i < 5; ++i) {
@@ -180,7 +180,7 @@ TEST_CASE("the budget is what a step computes at most, and all of it if there is
   }
 }
 
-TEST_CASE("the sequence limit counts all sequences a group may come to have (stage 8, invariant 1)") {
+TEST_CASE("the limit on sequences counts all that a group may come to have (stage 8, invariant 1)") {
   Bench bench(64, 4, make_options(100, 5));
   bench.add(4, 9, 3);
   bench.add(4, 9, 3);
@@ -194,7 +194,7 @@ TEST_CASE("the sequence limit counts all sequences a group may come to have (sta
   CHECK(bench.step() == "B4 C4");
 }
 
-TEST_CASE("nobody is let in before an earlier one, for memory either (stage 8, invariant 2)") {
+TEST_CASE("no request is admitted before an earlier one, even where only the later one fits (stage 8, invariant 2)") {
   Bench bench(8, 4, make_options(64));
   bench.add(17, 4);  // 5 blocks of 8
   bench.add(16, 4);  // 4 blocks: not now
@@ -207,7 +207,7 @@ TEST_CASE("nobody is let in before an earlier one, for memory either (stage 8, i
   CHECK(bench.step() == "B16 C1");
 }
 
-TEST_CASE("the latest arrival gives way to an earlier one, whole, and comes back first (stage 8, invariant 3)") {
+TEST_CASE("the latest arrival is preempted for an earlier one, as a whole, and resumed first (stage 8, invariant 3)") {
   for (const Preemption preemption : {Preemption::kRecompute, Preemption::kSwap}) {
     Bench bench(6, 4, make_options(64, 64, preemption), 6);
     bench.add(8, 8);
@@ -252,7 +252,7 @@ TEST_CASE("every step computes something until all have ended (stage 8, invarian
       }
       REQUIRE_FALSE(bench.step().empty());
       num_preempted += static_cast<int>(bench.preempted.size()) / 2;
-      // Whoever runs came before whoever waits, and both are in order.
+      // All that run arrived before all that wait, and both are in order.
       const std::string all = bench.running() + bench.waiting();
       REQUIRE(std::is_sorted(all.begin(), all.end()));
     }
@@ -264,7 +264,7 @@ TEST_CASE("every step computes something until all have ended (stage 8, invarian
   CHECK(num_preempted > 60);
 }
 
-TEST_CASE("static batches: nobody is let in before all have ended") {
+TEST_CASE("static batches: no request is admitted before all have ended") {
   SchedulerOptions options = make_options(8);
   options.static_batches = true;
   Bench bench(64, 4, options);
@@ -281,7 +281,7 @@ TEST_CASE("static batches: nobody is let in before all have ended") {
   CHECK(bench.step() == "C3");
 }
 
-TEST_CASE("reserving ahead: room for the longest text at once, and never too little of it") {
+TEST_CASE("reserving ahead: room for the longest text is taken at once, and is never too little") {
   SchedulerOptions options = make_options(64);
   options.reserve_ahead = true;
   Bench bench(8, 4, options);
@@ -294,7 +294,7 @@ TEST_CASE("reserving ahead: room for the longest text at once, and never too lit
   CHECK(bench.waiting() == "C");
 }
 
-TEST_CASE("auto compares what a swap moves with what would be computed again") {
+TEST_CASE("auto compares the bytes that a swap moves with the tokens that would be recomputed") {
   for (const bool swap_is_cheap : {false, true}) {
     SchedulerOptions options = make_options(64, 64, Preemption::kAuto);
     options.block_swap_cost = 10;

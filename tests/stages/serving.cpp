@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <cstddef>
 #include <functional>
 #include <limits>
 #include <memory>
@@ -55,6 +56,25 @@ std::vector<GenerationRequest> mixed_requests() {
           beam_request(6, 7, 3, 4), {make_request(17, 9, 5)},    sampled_request(4, 10, 2, 6)};
 }
 
+int preemptions(const Serving& serving, bool swapped) {
+  int count = 0;
+  for (const stage::StepReport& report : serving.reports) {
+    count += static_cast<int>((swapped ? report.swapped_out : report.recomputed).size());
+  }
+  return count;
+}
+
+// ", recomputed 2 times and swapped out 0 times": of one request.
+std::string preemptions_of(const Serving& serving, int id) {
+  std::ptrdiff_t recomputed = 0;
+  std::ptrdiff_t swapped = 0;
+  for (const stage::StepReport& report : serving.reports) {
+    recomputed += std::count(report.recomputed.begin(), report.recomputed.end(), id);
+    swapped += std::count(report.swapped_out.begin(), report.swapped_out.end(), id);
+  }
+  return common::format(", recomputed %td times and swapped out %td times", recomputed, swapped);
+}
+
 // All at once, to the end. The first problem.
 std::string serve(Serving& serving, const std::vector<GenerationRequest>& tasks) {
   for (const GenerationRequest& task : tasks) {
@@ -64,18 +84,10 @@ std::string serve(Serving& serving, const std::vector<GenerationRequest>& tasks)
   for (std::size_t i = 0; problem.empty() && i < tasks.size(); ++i) {
     problem = compare_output(serving.server.output(static_cast<int>(i)), served_alone(tasks[i]));
     if (!problem.empty()) {
-      problem.insert(0, common::format("request %zu: ", i));
+      problem = common::format("request %zu", i) + preemptions_of(serving, static_cast<int>(i)) + ": " + problem;
     }
   }
   return problem;
-}
-
-int preemptions(const Serving& serving, bool swapped) {
-  int count = 0;
-  for (const stage::StepReport& report : serving.reports) {
-    count += static_cast<int>((swapped ? report.swapped_out : report.recomputed).size());
-  }
-  return count;
 }
 
 }  // namespace
@@ -101,7 +113,7 @@ TEST_CASE("the texts are those of lone runs, for every budget, limit and block s
   }
 }
 
-TEST_CASE("budgets of 1 and 2 serve lone texts all the same") {
+TEST_CASE("budgets of 1 and 2 still serve requests of one sequence") {
   for (const int budget : {1, 2}) {
     ServingOptions options;
     options.scheduler.token_budget = budget;
@@ -122,7 +134,7 @@ TEST_CASE("the order of arrival changes no text") {
   }
 }
 
-TEST_CASE("preempted by recomputing or by swapping, the texts stay the same (stage 8, invariants 3, 6 and 7)") {
+TEST_CASE("preempted by recomputation or by swapping, requests get the same texts (stage 8, invariants 3, 6 and 7)") {
   for (const Preemption preemption : {Preemption::kRecompute, Preemption::kSwap, Preemption::kAuto}) {
     for (const int num_host_blocks : {0, 3, 40}) {
       for (const bool prefix_cache : {true, false}) {
@@ -151,16 +163,18 @@ TEST_CASE("preempted by recomputing or by swapping, the texts stay the same (sta
   }
 }
 
-TEST_CASE("scheduled before the last tokens are known, the texts stay the same (stage 8, invariants 7 and 8)") {
+TEST_CASE(
+    "when steps are scheduled before the last tokens are known, the texts stay the same (stage 8, invariants 7 and "
+    "8)") {
   std::vector<GenerationRequest> tasks(6);
   for (int i = 0; i < 6; ++i) {
     tasks[static_cast<std::size_t>(i)] = {make_request(5 + i, 6 + 2 * i, i)};
   }
-  // Two end by a token of theirs: found out when the next step has been ordered.
+  // Two end at a stop token, which is known only after the next step has been enqueued.
   for (const std::size_t i : {std::size_t{2}, std::size_t{4}}) {
     tasks[i].request.stop_tokens = {served_alone(tasks[i]).front().tokens[4]};
   }
-  int gave_way = 0;
+  int num_preempted = 0;
   for (const int num_blocks : {9, 12, 64}) {
     for (const Preemption preemption : {Preemption::kRecompute, Preemption::kSwap}) {
       for (const int budget : {2, 7, 64}) {
@@ -175,7 +189,7 @@ TEST_CASE("scheduled before the last tokens are known, the texts stay the same (
           Serving serving(options);
           CAPTURE(num_blocks, static_cast<int>(preemption), budget, run_ahead);
           CHECK(serve(serving, tasks) == kNoProblem);
-          gave_way += preemptions(serving, preemption == Preemption::kSwap);
+          num_preempted += preemptions(serving, preemption == Preemption::kSwap);
           tokens_computed.push_back(static_cast<int>(common::counter(serving.server.counters(), "tokens_computed")));
         }
         if (num_blocks == 64) {
@@ -184,10 +198,10 @@ TEST_CASE("scheduled before the last tokens are known, the texts stay the same (
       }
     }
   }
-  CHECK(gave_way > 10);
+  CHECK(num_preempted > 10);
 }
 
-TEST_CASE("a step's tokens are handed out when the next step has been ordered, if it runs ahead") {
+TEST_CASE("a step's tokens are handed out once the next step is enqueued, if the server runs ahead") {
   for (const bool run_ahead : {false, true}) {
     ServingOptions options;
     options.scheduler.run_ahead = run_ahead;
@@ -202,7 +216,7 @@ TEST_CASE("a step's tokens are handed out when the next step has been ordered, i
   }
 }
 
-TEST_CASE("a group that is computed again shares what it shared before, and fits") {
+TEST_CASE("a group that is recomputed shares what it shared before, and fits") {
   // Three samples of a prompt of 12 tokens: 3 blocks in common and 3 for each rest, 12 of the 13 there are.
   ServingOptions options;
   options.num_blocks = 13;
@@ -212,11 +226,11 @@ TEST_CASE("a group that is computed again shares what it shared before, and fits
   const std::vector<GenerationRequest> tasks = {{make_request(8, 22, 1)}, sampled_request(12, 12, 3, 2)};
   CHECK(serve(serving, tasks) == kNoProblem);
   CHECK(preemptions(serving, false) > 0);
-  int most_shared = 0;
+  int max_used = 0;
   for (const stage::StepReport& report : serving.reports) {
-    most_shared = std::max(most_shared, report.usage.used);
+    max_used = std::max(max_used, report.usage.used);
   }
-  CHECK(most_shared <= 13 * 4);
+  CHECK(max_used <= 13 * 4);
 }
 
 TEST_CASE("ten texts of 1,024 tokens in a pool for five") {
@@ -271,7 +285,7 @@ TEST_CASE("the golden prompts get the golden texts in batches, with preemption o
   }
 }
 
-TEST_CASE("the copies of a step are one batch, and a step is one forward pass") {
+TEST_CASE("a step is one forward pass, and its copies are one batch") {
   Serving serving({});
   serving.server.submit(sampled_request(6, 5, 4));
   serving.server.submit(sampled_request(5, 5, 3, 1));
@@ -282,7 +296,7 @@ TEST_CASE("the copies of a step are one batch, and a step is one forward pass") 
   CHECK(common::counter(counters, "blocks_copied") == 3 + 2);
 }
 
-TEST_CASE("several samples with room reserved ahead: what is not rejected is served") {
+TEST_CASE("several samples with room reserved ahead: a request that is not rejected is served") {
   for (const int block_size : {1, 3, 4}) {
     int num_served = 0;
     for (int num_blocks = 1; num_served < 3; ++num_blocks) {
@@ -305,7 +319,7 @@ TEST_CASE("several samples with room reserved ahead: what is not rejected is ser
   }
 }
 
-TEST_CASE("a step that throws is over: a request can be stopped at once, and steps go on") {
+TEST_CASE("a step that throws is over: a request can be stopped at once, and further steps work") {
   Serving serving({});
   stage::KvCacheManager& manager = serving.engine.manager();
   constexpr int kOther = 1000000;
@@ -320,7 +334,7 @@ TEST_CASE("a step that throws is over: a request can be stopped at once, and ste
   CHECK(compare_output(serving.server.output(second), served_alone({make_request(5, 3, 2)})) == kNoProblem);
 }
 
-TEST_CASE("sequence ids are used again, however many branches a search has had") {
+TEST_CASE("sequence ids are reused, however many branches a search has had") {
   Serving serving({});
   int largest = 0;
   serving.server.on_pass([&](const stage::RaggedBatch& batch) {
@@ -382,7 +396,7 @@ TEST_CASE("what can never be served is rejected with the reason, and the others 
   CHECK(compare_output(server.output(first + 2), served_alone(whole)) == kNoProblem);
 }
 
-TEST_CASE("a request is cancelled in every state, and leaves nothing (stage 8, invariant 8)") {
+TEST_CASE("a request can be cancelled in every state, and leaves nothing behind (stage 8, invariant 8)") {
   ServingOptions options;
   options.num_blocks = 12;
   options.num_host_blocks = 12;
@@ -466,18 +480,19 @@ TEST_CASE("a callback that throws fails its request and no other (stage 8, invar
     serving.server.on_token([&](int id, int, Token) {
       count += id == 1 ? 1 : 0;
       if (id == 1 && count == at) {
-        throw std::runtime_error("the reader has gone");
+        throw std::runtime_error("the connection is closed");
       }
     });
     CHECK(serving.run() == kNoProblem);
     CHECK(serving.server.output(1).finish_reason == FinishReason::kFailed);
-    CHECK(serving.server.output(1).error == "the reader has gone");
+    CHECK(serving.server.output(1).error == "the connection is closed");
     CHECK(compare_output(serving.server.output(0), served_alone(tasks[0])) == kNoProblem);
     CHECK(compare_output(serving.server.output(2), served_alone(tasks[2])) == kNoProblem);
   }
 }
 
-TEST_CASE("a pass that throws in any layer is done again one by one, and no text changes (stage 8, invariant 8)") {
+TEST_CASE(
+    "a pass that throws in any layer is repeated request by request, and no text changes (stage 8, invariant 8)") {
   for (const int layer : {0, 1}) {
     for (int at = 0; at < 12; ++at) {
       ServingOptions options;
@@ -490,7 +505,7 @@ TEST_CASE("a pass that throws in any layer is done again one by one, and no text
         pass += current == 0 ? 1 : 0;
         if (pass - 1 == at && current == layer) {
           pass += 1;  // once
-          throw std::runtime_error("a passing fault");
+          throw std::runtime_error("a transient fault");
         }
       });
       CAPTURE(layer, at);
@@ -499,7 +514,9 @@ TEST_CASE("a pass that throws in any layer is done again one by one, and no text
   }
 }
 
-TEST_CASE("a pass that throws loses no copy: what was copied on write or swapped in holds its K and V (invariant 8)") {
+TEST_CASE(
+    "a pass that throws loses no copy: blocks copied on write or swapped in hold their K and V (stage 8, invariant "
+    "8)") {
   // Every pass throws once, in its first or its last layer, so that every planned copy is in a pass that is done again.
   for (const int layer : {0, 1}) {
     for (const Preemption preemption : {Preemption::kRecompute, Preemption::kSwap}) {
@@ -515,7 +532,7 @@ TEST_CASE("a pass that throws loses no copy: what was copied on write or swapped
       serving.server.on_layer([&](int current) {
         if (current == layer && thrown_at != serving.reports.size()) {
           thrown_at = serving.reports.size();
-          throw std::runtime_error("a passing fault");
+          throw std::runtime_error("a transient fault");
         }
       });
       CAPTURE(layer, static_cast<int>(preemption));
@@ -542,7 +559,7 @@ TEST_CASE("a pass that throws loses no copy: what was copied on write or swapped
   }
 }
 
-TEST_CASE("whose own pass throws again has failed; the others are served to the end (stage 8, invariant 8)") {
+TEST_CASE("a request whose own pass throws again fails, and the others are served to the end (stage 8, invariant 8)") {
   std::vector<GenerationRequest> tasks = mixed_requests();
   std::fill(tasks[4].request.prompt.end() - 4, tasks[4].request.prompt.end(), 1);
   ServingOptions options;
@@ -577,7 +594,7 @@ TEST_CASE("whose own pass throws again has failed; the others are served to the 
   }
 }
 
-TEST_CASE("somebody else takes blocks at the k-th step and gives them back later: it goes on, and no text changes") {
+TEST_CASE("blocks are taken from outside at the k-th step and freed later: the server continues, and no text changes") {
   for (int k = 0; k < 20; ++k) {
     ServingOptions options;
     options.num_blocks = 20;
@@ -611,7 +628,7 @@ TEST_CASE("somebody else takes blocks at the k-th step and gives them back later
   }
 }
 
-TEST_CASE("a server that goes in the middle of everything leaves nothing behind") {
+TEST_CASE("a server that is destroyed between any two steps leaves nothing behind") {
   stage::EngineOptions options;
   options.num_slots = 48;
   options.block_size = 4;
@@ -672,7 +689,7 @@ TEST_CASE("padding: sequences of 32, 16, 8 and 2 tokens in one step are 58 token
   CHECK(common::counter(serving.server.counters(), "padded_tokens") == 128);
 }
 
-TEST_CASE("view: the plain view shows every token, also of a server that runs ahead") {
+TEST_CASE("view: the plain view shows every token, even of a server that runs ahead") {
   for (const bool run_ahead : {false, true}) {
     ServingOptions options;
     options.scheduler.run_ahead = run_ahead;
@@ -698,7 +715,7 @@ TEST_CASE("view: the plain view shows every token, also of a server that runs ah
   }
 }
 
-TEST_CASE("spread: the middle one and the one at 99 of a hundred") {
+TEST_CASE("spread: the median and the 99th percentile of a hundred values") {
   std::vector<double> values;
   for (int i = 100; i > 0; --i) {
     values.push_back(i);
@@ -751,7 +768,7 @@ TEST_CASE("arrivals: Poisson times have the rate, and chat-shaped lengths the pu
   }
 }
 
-TEST_CASE("serve: everybody comes at their time, and a text ends where the trace says") {
+TEST_CASE("serve: every request arrives at its time, and its text ends where the trace says") {
   Serving serving({});
   const std::vector<stage::ArrivingRequest> tasks = {
       {0.0, {make_request(5, 9, 1)}, 4}, {0.0021, {make_request(6, 9, 2)}, 0}, {5.0, {make_request(7, 3, 3)}, 0}};

@@ -89,9 +89,10 @@ struct Serving {
   std::string leak() const {
     const stage::KvCacheManager& manager = engine_manager();
     if (manager.usage().reserved != 0 || !manager.sequences().empty()) {
-      return "some blocks were not given back";
+      return common::format("%d slots are still reserved at the end", manager.usage().reserved);
     }
-    return manager.num_free_host_blocks() == options.num_host_blocks ? "" : "some host blocks were not given back";
+    const int held = options.num_host_blocks - manager.num_free_host_blocks();
+    return held == 0 ? "" : count_of(held, "host block") + " still in use at the end";
   }
 
   // To the end. The first problem there is.
@@ -145,8 +146,11 @@ inline std::string compare_output(const stage::RequestOutput& output, const std:
     const std::vector<common::Token>& actual = output.completions[i].tokens;
     std::vector<common::Token> wanted = expected[i].tokens;
     wanted.resize(is_part ? std::min(wanted.size(), actual.size()) : wanted.size());
-    if (actual != wanted || (!is_part && output.completions[i].finish_reason != expected[i].finish_reason)) {
-      return common::format("text %zu is ", i) + to_string(actual) + ", expected " + to_string(wanted);
+    if (const std::string difference = first_difference(actual, wanted); !difference.empty()) {
+      return common::format("text %zu ", i) + difference + ": " + to_string(actual) + ", expected " + to_string(wanted);
+    }
+    if (!is_part && output.completions[i].finish_reason != expected[i].finish_reason) {
+      return common::format("text %zu ends for another reason", i);
     }
   }
   return "";

@@ -41,7 +41,7 @@ const std::string kNoProblem;
 
 }  // namespace
 
-TEST_CASE("fork: both own the blocks, none is taken and no float moves (stage 5, invariants 1 and 2)") {
+TEST_CASE("fork: both sequences own the blocks, none is taken and no float moves (stage 5, invariants 1 and 2)") {
   for (const int length : {0, 1, 3, 4, 6, 8, 11}) {
     CAPTURE(length);
     NumberPool pool(8, 4);
@@ -70,7 +70,7 @@ TEST_CASE("fork: both own the blocks, none is taken and no float moves (stage 5,
   }
 }
 
-TEST_CASE("write: of N owners the first N - 1 copy, and the last writes in place (stage 5, invariants 3 and 4)") {
+TEST_CASE("write: of N owners the first N - 1 copy, and the last one writes in place (stage 5, invariants 3 and 4)") {
   for (int block_size = 2; block_size <= 5; ++block_size) {
     for (int length = 1; length <= 2 * block_size; ++length) {
       for (int num_owners = 1; num_owners <= 4; ++num_owners) {
@@ -109,7 +109,7 @@ TEST_CASE("write: of N owners the first N - 1 copy, and the last writes in place
   }
 }
 
-TEST_CASE("fork: what the parent has reserved ahead stays its own") {
+TEST_CASE("fork: blocks that the parent has reserved ahead stay its own") {
   NumberPool pool(6, 4);
   REQUIRE(pool.manager().allocate(0, 11));
   pool.write(0, count_from(1, 5));
@@ -124,7 +124,7 @@ TEST_CASE("fork: what the parent has reserved ahead stays its own") {
   CHECK(pool.ledger() == kNoProblem);
 }
 
-TEST_CASE("free: exactly the private blocks come back, in every order of freeing (stage 5, invariant 6)") {
+TEST_CASE("free: exactly the private blocks are returned, whatever the order (stage 5, invariant 6)") {
   std::vector<int> order = {0, 1, 2, 3};
   do {
     NumberPool pool(16, 3);
@@ -178,7 +178,7 @@ TEST_CASE("manager: misuse of forks is noticed and changes nothing (stage 5, inv
   CHECK(take_snapshot(manager) == before);
   CHECK(manager.pending_copies().empty());
   CHECK(pool.ledger() == kNoProblem);
-  manager.fork(0, 2);  // the id may come back
+  manager.fork(0, 2);  // the id can be used again
   CHECK(pool.read(2) == count_from(1, 6));
 }
 
@@ -303,7 +303,7 @@ TEST_CASE("copies: a destination is freed and used for another copy (stage 5, in
   CHECK(pool.read(1) == count_from(1, 6));
 }
 
-TEST_CASE("copies: all layers and heads of K and V go along, and nothing else is touched") {
+TEST_CASE("copies: K and V of all layers and heads are copied, and nothing else is touched") {
   const tests::AttentionShape shape{4, 2, 3, 2};
   stage::KvCache cache(tests::cache_shape(shape, 4, 2));
   std::vector<int> slots(8);
@@ -357,7 +357,7 @@ TEST_CASE("can_reserve: N writers of a shared block need N - 1 blocks, and one e
 
 // ---- Figures that circulate, and what they are (ERRATA) ------------------------------------------------------------
 
-TEST_CASE("figures: four forks of a sequence that goes on are five owners") {
+TEST_CASE("figures: a sequence that is still live and its four forks are five owners") {
   KvCacheManager manager = tests::make_manager(16, 16);
   REQUIRE(manager.allocate(0, 64));
   manager.commit(0, 64);
@@ -434,7 +434,7 @@ TEST_CASE("figures: 100 users share 512 tokens and add 200 each") {
 
 // ---- Every allocation fails once -----------------------------------------------------------------------------------
 
-TEST_CASE("a fixed scenario in pools of 1, 2, 3 … blocks: whichever block is missing, nothing has changed") {
+TEST_CASE("a fixed scenario in pools of 1, 2, 3 … blocks: whichever block is missing, a refusal changes nothing") {
   constexpr int kBlockSize = 3;
   std::set<std::size_t> stopped_at;
   bool done = false;

@@ -2,9 +2,11 @@
 // beside others that hold the blocks. For every stage from the fifth on.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <limits>
 #include <memory>
+#include <ostream>
 #include <span>
 #include <string>
 #include <vector>
@@ -77,12 +79,15 @@ inline std::vector<common::Token> every_kth_token(int k) {
 inline std::string compare_texts(const std::vector<common::Completion>& actual,
                                  const std::vector<common::Completion>& expected) {
   if (actual.size() != expected.size()) {
-    return "another number of texts";
+    return common::format("there are %zu texts, expected %zu", actual.size(), expected.size());
   }
   for (std::size_t i = 0; i < expected.size(); ++i) {
-    if (actual[i].tokens != expected[i].tokens || actual[i].finish_reason != expected[i].finish_reason) {
-      return common::format("text %zu is ", i) + to_string(actual[i].tokens) + ", expected " +
+    if (const std::string difference = first_difference(actual[i].tokens, expected[i].tokens); !difference.empty()) {
+      return common::format("text %zu ", i) + difference + ": " + to_string(actual[i].tokens) + ", expected " +
              to_string(expected[i].tokens);
+    }
+    if (actual[i].finish_reason != expected[i].finish_reason) {
+      return common::format("text %zu ends for another reason", i);
     }
   }
   return "";
@@ -102,6 +107,17 @@ struct State {
   std::vector<std::vector<common::Token>> tokens;
   bool operator==(const State&) const = default;
 };
+
+inline std::string to_string(const State& state) {
+  std::string result = to_string(state.books);
+  for (std::size_t i = 0; i < state.sequences.size(); ++i) {
+    result += common::format("; branch %zu is sequence %d with ", i, state.sequences[i]) + to_string(state.tokens[i]);
+  }
+  return result;
+}
+
+// What a failed comparison of two states prints.
+inline std::ostream& operator<<(std::ostream& out, const State& state) { return out << to_string(state); }
 
 template <typename Decoding>
 inline State state_of(stage::Engine& engine, const Decoding& decoding) {
@@ -135,7 +151,7 @@ class Occupants {
   int count_ = 0;
 };
 
-// Runs the decoding to its end while others hold all blocks but num_left, and give one back whenever a step is refused.
+// Runs the decoding to its end while others hold all blocks but num_left, and free one whenever a step is refused.
 // Returns how often that was; `problem` says what a refused step has changed (stage 5, invariant 7).
 template <typename Decoding>
 inline int run_beside_others(stage::Engine& engine, Decoding& decoding, int num_left, std::string& problem) {
@@ -146,11 +162,12 @@ inline int run_beside_others(stage::Engine& engine, Decoding& decoding, int num_
     if (!decoding.step()) {
       num_refused += 1;
       if (!(state_of(engine, decoding) == before)) {
-        problem = "a refused step changed something";
+        problem = "a refused step changed something: " + to_string(before) + ", then " +
+                  to_string(state_of(engine, decoding));
       } else if (!engine.manager().pending_copies().empty()) {
         problem = "a refused step planned a copy";
       } else if (!others.leave_one()) {
-        problem = "refused with all blocks free";
+        problem = "a step was refused although all blocks are free";
       }
     }
     problem += ledger(engine);
@@ -158,7 +175,7 @@ inline int run_beside_others(stage::Engine& engine, Decoding& decoding, int num_
   while (others.leave_one()) {
   }
   if (problem.empty() && blocks_in_use(engine) != 0) {
-    problem = "some blocks were not given back";
+    problem = count_of(blocks_in_use(engine), "block") + " still in use at the end";
   }
   return num_refused;
 }

@@ -74,11 +74,14 @@ inline std::string check_ledger(const stage1::KvCacheManager& manager, int num_s
   }
   const auto wrong = std::find_if(owners.begin(), owners.end(), [](int count) { return count != 1; });
   if (wrong != owners.end()) {
-    return common::format("slot %td is owned %d times", wrong - owners.begin(), *wrong);
+    if (*wrong == 0) {
+      return common::format("slot %td is lost: it is in no hole and in no region", wrong - owners.begin());
+    }
+    return common::format("slot %td is in %d holes or regions at once", wrong - owners.begin(), *wrong);
   }
   const stage1::Usage usage = manager.usage();
   if (usage.total != num_slots || usage.reserved != reserved || usage.used != used) {
-    return common::format("usage says %d total, %d reserved, %d used", usage.total, usage.reserved, usage.used);
+    return common::format("usage() says %d total, %d reserved, %d used", usage.total, usage.reserved, usage.used);
   }
   return "";
 }

@@ -27,7 +27,7 @@ using Ids = std::vector<int>;
 
 }  // namespace
 
-TEST_CASE("swap: a swapped-out id is live, so that neither allocate nor fork takes it") {
+TEST_CASE("swap: the id of a swapped-out sequence is live: neither allocate nor fork takes it") {
   KvCacheManager manager = tests::make_manager(8, 4, 4);
   REQUIRE(manager.allocate(1, 4));
   manager.commit(1, 4);
@@ -123,7 +123,7 @@ TEST_CASE("swap: a shared block moves once, and has the same owners again (stage
   CHECK(manager.usage_of(group).used == 9);
   CHECK(tests::is_refused_as_a_bug([&] { manager.reserve(0, 1); }));
 
-  REQUIRE(manager.allocate(7, 4 * 5));  // somebody else gets blocks meanwhile
+  REQUIRE(manager.allocate(7, 4 * 5));  // another sequence gets blocks meanwhile
   REQUIRE(manager.swap_in(group));
   const std::vector<stage::BlockCopy> copies = tests::take_copies(manager);
   CHECK(copies.size() == 3);
@@ -140,7 +140,7 @@ TEST_CASE("swap: a shared block moves once, and has the same owners again (stage
   CHECK(check_ledger(manager, 8, 4) == kNoProblem);
 }
 
-TEST_CASE("swap: refused without a trace where there is no room, and freed out there") {
+TEST_CASE("swap: it is refused without a trace where there is no room, and host blocks can be freed") {
   KvCacheManager manager = tests::make_manager(4, 4, 2);
   REQUIRE(manager.allocate(0, 12));
   manager.commit(0, 12);
@@ -161,7 +161,7 @@ TEST_CASE("swap: refused without a trace where there is no room, and freed out t
   CHECK_FALSE(manager.is_swapped(1));
 }
 
-TEST_CASE("swap: what is copied out is copied before its block belongs to somebody else (stage 8, invariant 6)") {
+TEST_CASE("swap: a block is copied out before another sequence writes to it (stage 8, invariant 6)") {
   NumberPool pool(2, 2, 2);
   KvCacheManager& manager = pool.manager();
   pool.start(0, count_from(1, 4));
@@ -177,13 +177,13 @@ TEST_CASE("swap: what is copied out is copied before its block belongs to somebo
   CHECK(pool.read(0) == count_from(1, 4));
 }
 
-TEST_CASE("swap: published blocks are found again after their return, and not while they are away") {
+TEST_CASE("swap: published blocks are found again once they are swapped in, and not while they are out") {
   KvCacheManager manager = tests::make_manager(4, 2, 4);
   const Tokens text = {5, 6, 7, 8, 9};
   REQUIRE(manager.allocate(0, text));
   manager.commit(0, text);
   REQUIRE(manager.swap_out(Ids{0}));
-  // Somebody needs all blocks: what was kept of the text is evicted.
+  // Another sequence needs all blocks, so that what was kept of the text is evicted.
   REQUIRE(manager.allocate(1, 8));
   manager.free(1);
   CHECK(manager.prefix_cache().find(text, 0).empty());

@@ -184,7 +184,7 @@ TEST_CASE("sampled text does not depend on the chunk size, and is the same in al
   }
 }
 
-TEST_CASE("sampled text does not depend on chunks, blocks, the cache's size or what runs beside it") {
+TEST_CASE("sampled text depends neither on chunks, blocks and the cache's size nor on what runs beside it") {
   const std::vector<Request> all = sampled_requests();
   std::vector<std::vector<Token>> alone;
   alone.reserve(all.size());

@@ -5,7 +5,6 @@
 #include <array>
 #include <cstddef>
 #include <limits>
-#include <map>
 #include <optional>
 #include <span>
 #include <string>
@@ -45,11 +44,13 @@ stage1::EngineOptions make_options(int num_slots, int chunk_size = 256) {
 
 struct Run {
   std::vector<Completion> completions;
-  std::vector<int> order;  // whose token came, in the order of their coming
+  std::vector<int> order;  // the request that each token belongs to, in the order in which they were drawn
   std::vector<std::vector<Token>> streamed;
-  std::map<std::string, double> counters;
+  std::vector<common::Counter> counters;
   common::Timing timing;
   stage1::Usage usage;  // afterwards
+
+  double counter(const char* name) const { return common::counter(counters, name); }
 };
 
 // A new engine with a cache full of NaN.
@@ -62,9 +63,7 @@ Run run(const std::vector<Request>& requests, const stage1::EngineOptions& optio
     result.order.push_back(request);
     result.streamed.at(static_cast<std::size_t>(request)).push_back(token);
   });
-  for (const common::Counter& counter : engine.counters()) {
-    result.counters[counter.name] = counter.value;
-  }
+  result.counters = engine.counters();
   result.timing = engine.timing();
   result.usage = engine.manager().usage();
   return result;
@@ -125,8 +124,8 @@ TEST_CASE("engine: the largest requests that fit") {
 TEST_CASE("engine: no requests, or only rejected ones") {
   CHECK(run({}, make_options(10)).completions.empty());
   const Run result = run({make_request(0, 1)}, make_options(10));
-  CHECK(result.counters.at("forward_passes") == 0);
-  CHECK(result.counters.at("slots_reserved") == 0);
+  CHECK(result.counter("forward_passes") == 0);
+  CHECK(result.counter("slots_reserved") == 0);
 }
 
 TEST_CASE("engine: the next batch starts when the whole batch before it is done") {
@@ -135,9 +134,9 @@ TEST_CASE("engine: the next batch starts when the whole batch before it is done"
                                          make_request(2, 4, 3)};
   const Run result = run(requests, make_options(20));
   CHECK(result.order == std::vector<int>{0, 1, 0, 1, 0, 1, 1, 1, 1, 1, 1, 2, 3, 2, 3, 3, 3});
-  CHECK(result.counters.at("most_requests_at_once") == 2);
+  CHECK(result.counter("most_requests_at_once") == 2);
   const Run roomy = run(requests, make_options(4096));
-  CHECK(roomy.counters.at("most_requests_at_once") == 4);
+  CHECK(roomy.counter("most_requests_at_once") == 4);
   for (std::size_t i = 0; i < requests.size(); ++i) {
     CAPTURE(i);
     CHECK(result.completions[i].tokens == roomy.completions[i].tokens);
@@ -147,7 +146,7 @@ TEST_CASE("engine: the next batch starts when the whole batch before it is done"
   }
 }
 
-TEST_CASE("engine: nobody overtakes") {
+TEST_CASE("engine: no request overtakes another") {
   // Request 2 would fit beside 0, but 1 is before it and does not.
   const std::vector<Request> requests = {make_request(4, 4, 0), make_request(6, 4, 1), make_request(1, 1, 2)};
   CHECK(run(requests, make_options(12)).order == std::vector<int>{0, 0, 0, 0, 1, 2, 1, 1, 1});
@@ -177,15 +176,15 @@ TEST_CASE("engine: counters of one request, by hand") {
   //   tokens of a pass    2  2  1 | 1 | 1      a round draws one token: three passes, then one, then one
   //   length after it     2  4  5 | 6 | 7      sum over the passes 24, over the rounds 18
   const Run result = run({make_request(5, 3)}, make_options(30, 2));
-  CHECK(result.counters.at("most_requests_at_once") == 1);
-  CHECK(result.counters.at("requests_held") == 1);
-  CHECK(result.counters.at("forward_passes") == 5);
-  CHECK(result.counters.at("slots_total") == 30);
-  CHECK(result.counters.at("slots_reserved") == 8);
-  CHECK(result.counters.at("slots_used") == 6);
+  CHECK(result.counter("most_requests_at_once") == 1);
+  CHECK(result.counter("requests_held") == 1);
+  CHECK(result.counter("forward_passes") == 5);
+  CHECK(result.counter("slots_total") == 30);
+  CHECK(result.counter("slots_reserved") == 8);
+  CHECK(result.counter("slots_used") == 6);
   const double bytes_per_token = 2.0 * 2 * 4 * 8 * 4;  // K and V, layers, heads, head_dim, bytes
-  CHECK(result.counters.at("kv_bytes_per_token") == bytes_per_token);
-  CHECK(result.counters.at("kv_bytes_read") == 24 * bytes_per_token);
+  CHECK(result.counter("kv_bytes_per_token") == bytes_per_token);
+  CHECK(result.counter("kv_bytes_read") == 24 * bytes_per_token);
   CHECK(result.timing.prefill_tokens == 5);
   CHECK(result.timing.decode_tokens == 2);
 }
@@ -193,13 +192,13 @@ TEST_CASE("engine: counters of one request, by hand") {
 TEST_CASE("engine: counters of two requests side by side, by hand") {
   // Request 0: prompt 5 of 8 slots, three rounds. Request 1: prompt 2 of 3 slots, done after the first round.
   const Run result = run({make_request(5, 3), make_request(2, 1)}, make_options(30));
-  CHECK(result.counters.at("most_requests_at_once") == 2);
-  CHECK(result.counters.at("forward_passes") == 4);
-  CHECK(result.counters.at("requests_held") == 4.0 / 3);    // 2, 1, 1
-  CHECK(result.counters.at("slots_reserved") == 27.0 / 3);  // 8 + 3, 8, 8
-  CHECK(result.counters.at("slots_used") == 20.0 / 3);      // 5 + 2, 6, 7
-  const double bytes_per_token = result.counters.at("kv_bytes_per_token");
-  CHECK(result.counters.at("kv_bytes_read") == 20 * bytes_per_token);
+  CHECK(result.counter("most_requests_at_once") == 2);
+  CHECK(result.counter("forward_passes") == 4);
+  CHECK(result.counter("requests_held") == 4.0 / 3);    // 2, 1, 1
+  CHECK(result.counter("slots_reserved") == 27.0 / 3);  // 8 + 3, 8, 8
+  CHECK(result.counter("slots_used") == 20.0 / 3);      // 5 + 2, 6, 7
+  const double bytes_per_token = result.counter("kv_bytes_per_token");
+  CHECK(result.counter("kv_bytes_read") == 20 * bytes_per_token);
   CHECK(result.timing.prefill_tokens == 7);
   CHECK(result.timing.decode_tokens == 2);
 }
@@ -211,11 +210,11 @@ TEST_CASE("engine: reserving the whole context") {
   const Run result = run(requests, options);
   // Three would need 18 slots; each takes 48, so the third waits for the others.
   CHECK(result.order == std::vector<int>{0, 1, 0, 1, 0, 2, 2, 2});
-  CHECK(result.counters.at("most_requests_at_once") == 2);
+  CHECK(result.counter("most_requests_at_once") == 2);
   for (std::size_t i = 0; i < requests.size(); ++i) {
     CHECK(result.completions[i].tokens == tokens_alone(requests[i]));
   }
-  CHECK(run({make_request(5, 3)}, options).counters.at("slots_reserved") == kSmallContext);
+  CHECK(run({make_request(5, 3)}, options).counter("slots_reserved") == kSmallContext);
 
   options.num_slots = kSmallContext - 1;
   const Run rejected = run({make_request(5, 3)}, options);

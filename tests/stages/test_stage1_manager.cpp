@@ -41,12 +41,12 @@ class Oracle {
     int length = 0;
   };
 
-  explicit Oracle(int num_slots) : owners_(static_cast<std::size_t>(num_slots), kNobody) {}
+  explicit Oracle(int num_slots) : owners_(static_cast<std::size_t>(num_slots), kUnowned) {}
 
   bool allocate(SequenceId sequence, int size) {
     int run = 0;
     for (int slot = 0; slot < static_cast<int>(owners_.size()); ++slot) {
-      run = owners_[static_cast<std::size_t>(slot)] == kNobody ? run + 1 : 0;
+      run = owners_[static_cast<std::size_t>(slot)] == kUnowned ? run + 1 : 0;
       if (run == size) {
         sequences_[sequence] = {slot - size + 1, size, 0};
         fill(sequences_[sequence], sequence);
@@ -57,18 +57,18 @@ class Oracle {
   }
 
   void free(SequenceId sequence) {
-    fill(sequences_.at(sequence), kNobody);
+    fill(sequences_.at(sequence), kUnowned);
     sequences_.erase(sequence);
   }
 
-  int num_free() const { return static_cast<int>(std::count(owners_.begin(), owners_.end(), kNobody)); }
+  int num_free() const { return static_cast<int>(std::count(owners_.begin(), owners_.end(), kUnowned)); }
   std::map<SequenceId, Sequence>& sequences() { return sequences_; }
 
   // In the words of describe(manager).
   std::string describe() const {
     std::vector<Region> holes;
     for (int slot = 0; slot < static_cast<int>(owners_.size()); ++slot) {
-      if (owners_[static_cast<std::size_t>(slot)] != kNobody) {
+      if (owners_[static_cast<std::size_t>(slot)] != kUnowned) {
         continue;
       }
       if (holes.empty() || holes.back().first + holes.back().size != slot) {
@@ -84,7 +84,7 @@ class Oracle {
   }
 
  private:
-  static constexpr SequenceId kNobody = -1;
+  static constexpr SequenceId kUnowned = -1;
 
   void fill(const Sequence& sequence, SequenceId owner) {
     std::fill_n(owners_.begin() + sequence.first, sequence.size, owner);
@@ -220,7 +220,7 @@ TEST_CASE("manager: what is freed joins the holes beside it") {
   }
 }
 
-TEST_CASE("manager: external fragmentation refuses although enough is free, and changes nothing") {
+TEST_CASE("manager: external fragmentation makes it refuse although enough is free, and nothing changes") {
   KvCacheManager manager(24);
   for (SequenceId sequence = 0; sequence < 4; ++sequence) {
     REQUIRE(manager.allocate(sequence, 6));
@@ -242,7 +242,7 @@ TEST_CASE("manager: external fragmentation refuses although enough is free, and 
   CHECK(check_ledger(manager, 24) == kNoProblem);
 }
 
-TEST_CASE("manager: a sequence is as large as the cache, or one too large") {
+TEST_CASE("manager: a sequence as large as the cache fits, and one slot more does not") {
   KvCacheManager manager(5);
   CHECK_FALSE(manager.allocate(0, 6));
   CHECK_FALSE(manager.allocate(0, std::numeric_limits<int>::max()));
@@ -310,7 +310,7 @@ TEST_CASE("manager: misuse is noticed and changes nothing") {
   CHECK(check_ledger(manager, 20) == kNoProblem);
 }
 
-TEST_CASE("manager: an id may come back, and starts anew") {
+TEST_CASE("manager: an id can be used again, for a sequence that starts empty") {
   KvCacheManager manager(8);
   REQUIRE(manager.allocate(3, 4));
   manager.commit(3, 4);

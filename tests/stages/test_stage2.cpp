@@ -98,7 +98,7 @@ TEST_CASE("gather reads no slot beyond the length: the rest of the last block an
   }
 }
 
-TEST_CASE("gather sees what is written later") {
+TEST_CASE("gather sees what was written after the last gather") {
   const std::vector<int> block_table = {7, 1, 3};
   KvCache cache = filled_cache(block_table, 6);
   const Matrix before = stage2::gather(cache, 1, 5, block_table, 6).v;
@@ -118,7 +118,7 @@ TEST_CASE("gather notices a block table that is too short, or leads out of the c
   CHECK_THROWS_AS(stage2::gather(cache, 0, 0, std::vector<int>{7, -1}, 8), CheckError);
 }
 
-TEST_CASE("every token computed copies all K and V of its sequence once: counted by hand") {
+TEST_CASE("every forward pass copies all K and V of its sequence once: counted by hand") {
   // Prompt 5 in one pass, then two tokens: lengths after the passes 5, 6, 7.
   stage2::EngineOptions options;
   options.block_size = 4;

@@ -66,7 +66,7 @@ TEST_CASE("demo: three owners, two copies, and the last one writes in place") {
        "4 blocks, 6 in separate caches", "> free B", "1111", "111-", "2 blocks, 2 in separate caches"}));
 }
 
-TEST_CASE("demo: a shell refuses what cannot be, in one line, and goes on") {
+TEST_CASE("demo: a shell refuses what cannot be done, in one line, and continues") {
   const Output output =
       run_program("demo --shell --slots 8 --block-size 4",
                   {"fork A B", "write A", "new A 2", "append A 2", "fork A A", "fork A", "fork A B C", "fork a B",
@@ -82,7 +82,7 @@ TEST_CASE("demo: a shell refuses what cannot be, in one line, and goes on") {
        "| B        |      3 | [1] ", "used 5 of 8 reserved slots, free 0\n"}));
 }
 
-TEST_CASE("demo: a write without a block for its copy is refused, and possible once the other owner has ended") {
+TEST_CASE("demo: a write that finds no block for its copy is refused, and works once the other owner has ended") {
   const Output output =
       run_program("demo --shell --slots 4 --block-size 4",
                   {"new A 3", "append A 3", "fork A B", "write A", "append B 1", "show", "free B", "write A"});
@@ -117,7 +117,7 @@ TEST_CASE("counters: copies are counted where they are carried out") {
   const std::vector<common::Request> requests = {tests::make_request(5, 6), tests::make_request(7, 6)};
   engine.run(requests, [](int, common::Token) {});
   CHECK(copied() == 0);
-  // Nobody writes in the first step, which computes the prompt; in the second, three of four owners copy.
+  // No sample writes in the first step, which computes the prompt; in the second, three of four owners copy.
   stage5::ParallelSampling sampling(engine, requests[0], 4, 10);
   REQUIRE(sampling.step());
   CHECK(copied() == 0);

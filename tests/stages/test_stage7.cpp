@@ -40,7 +40,7 @@ bool has_gpu() {
 
 }  // namespace
 
-TEST_CASE("without a GPU: the CPU if nobody minds, and one clear line if somebody does (invariant 7)") {
+TEST_CASE("without a GPU: the CPU unless a GPU is asked for, which ends in one clear line (stage 7, invariant 7)") {
   if (has_gpu()) {
     SKIP_TEST("there is a GPU");
   }
@@ -67,7 +67,7 @@ TEST_CASE("a token's K and V take half the bytes in bfloat16") {
   CHECK(2 * shape.bytes_per_slot() == 45 * 1024);
 }
 
-TEST_CASE("next draws what sampling the logits draws") {
+TEST_CASE("next draws the token that sampling from the logits draws") {
   Engine first(small_model(), options_for(Device::kCpu, Precision::kFloat32));
   Engine second(small_model(), options_for(Device::kCpu, Precision::kFloat32));
   const std::vector<common::Token> prompt = make_request(9, 1).prompt;

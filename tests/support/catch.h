@@ -2,6 +2,9 @@
 // places, and only the macros both have are used.
 #pragma once
 
+// Pairs and optionals are printed too where a comparison fails, and not as {?}.
+#define CATCH_CONFIG_ENABLE_ALL_STRINGMAKERS
+
 #if __has_include(<catch2/catch_all.hpp>)
 #include <catch2/catch_all.hpp>
 #else

@@ -25,7 +25,7 @@ struct Snapshot {
   std::vector<int> free_blocks;
   std::map<int, Sequence> sequences;
   std::vector<int> reference_counts;  // by block; from stage 5 on
-  std::vector<int> cached_blocks;     // nobody's, and kept; from stage 6 on
+  std::vector<int> cached_blocks;     // without an owner, and kept; from stage 6 on
   bool operator==(const Snapshot&) const = default;
 };
 
@@ -78,8 +78,8 @@ inline std::string check_lengths(const Snapshot& snapshot, int block_size) {
   for (const auto& [id, sequence] : snapshot.sequences) {
     const auto capacity = static_cast<int>(sequence.block_table.size()) * block_size;
     if (sequence.length < 0 || sequence.length > capacity || sequence.capacity != capacity) {
-      return common::format("sequence %d holds %d tokens, with a capacity of %d: ", id, sequence.length,
-                            sequence.capacity);
+      return common::format("sequence %d has %d tokens in %zu blocks of %d and a capacity of %d: ", id, sequence.length,
+                            sequence.block_table.size(), block_size, sequence.capacity);
     }
   }
   return "";
@@ -108,19 +108,30 @@ inline std::string check_owners(const Snapshot& snapshot, int num_blocks) {
     std::vector<int> table = sequence.block_table;
     std::sort(table.begin(), table.end());
     if (std::adjacent_find(table.begin(), table.end()) != table.end()) {
-      return common::format("a block stands in the table of %d twice: ", id);
+      return common::format("the block table of sequence %d names a block twice: ", id);
     }
   }
   if (outside) {
-    return common::format("there are %d blocks and no others: ", num_blocks);
+    return common::format("a block is named that is none of the %d: ", num_blocks);
   }
   for (std::size_t block = 0; block < owners.size(); ++block) {
-    if (times_free[block] != (owners[block] == 0 ? 1 : 0)) {
-      return common::format("block %zu has %d owners and is free %d times: ", block, owners[block], times_free[block]);
+    if (owners[block] == 0 && times_free[block] == 0) {
+      return common::format("block %zu is lost: no sequence has it, and it is not free: ", block);
+    }
+    if (times_free[block] > 1) {
+      return common::format("block %zu is free %d times over: was it freed twice? ", block, times_free[block]);
+    }
+    if (owners[block] > 0 && times_free[block] > 0) {
+      return common::format("block %zu is free, and has %d %s: ", block, owners[block],
+                            owners[block] == 1 ? "owner" : "owners");
     }
     const int counted = STAGE_NUMBER >= 5 ? snapshot.reference_counts[block] : 1;
     if (owners[block] > counted || (STAGE_NUMBER >= 5 && owners[block] != counted)) {
-      return common::format("block %zu has %d owners, and %d are counted: ", block, owners[block], counted);
+      return common::format("block %zu has %d %s, and %d %s: ", block, owners[block],
+                            owners[block] == 1 ? "owner" : "owners", counted,
+                            STAGE_NUMBER < 5 ? "is allowed"
+                            : counted == 1   ? "is counted"
+                                             : "are counted");
     }
   }
   return "";
@@ -142,13 +153,13 @@ inline std::string check_usage(const Snapshot& snapshot, const stage::Usage& usa
     used += slots;
   }
   if (usage.total != num_blocks * block_size || usage.reserved != reserved || usage.used != used) {
-    return common::format("usage says %d total, %d reserved, %d used, and it is %d and %d: ", usage.total,
-                          usage.reserved, usage.used, reserved, used);
+    return common::format("usage() says %d of %d slots reserved and %d used, and it is %d of %d and %d: ",
+                          usage.reserved, usage.total, usage.used, reserved, num_blocks * block_size, used);
   }
   return "";
 }
 
-// Every block is free or belongs to somebody, never both; tables have at least ceil(length / block_size) blocks;
+// Every block is free or has an owner, never both; tables have at least ceil(length / block_size) blocks;
 // reference counts, capacity() and usage() agree with them. Empty if all of this holds.
 inline std::string check_ledger(const stage::KvCacheManager& manager, int num_blocks, int block_size) {
   const Snapshot snapshot = take_snapshot(manager);
@@ -162,11 +173,12 @@ inline std::string check_ledger(const stage::KvCacheManager& manager, int num_bl
 #if STAGE_NUMBER >= 6
   for (const int block : snapshot.cached_blocks) {
     if (problem.empty() && !manager.prefix_cache().contains(block)) {
-      problem = common::format("block %d is kept for what nobody can find: ", block);
+      problem = common::format("block %d is cached, but cannot be found: ", block);
     }
   }
   if (problem.empty() && manager.usage().cached != static_cast<int>(snapshot.cached_blocks.size()) * block_size) {
-    problem = common::format("usage says %d cached: ", manager.usage().cached);
+    problem = common::format("usage() says %d slots cached, and it is %zu: ", manager.usage().cached,
+                             snapshot.cached_blocks.size() * static_cast<std::size_t>(block_size));
   }
 #endif
   return problem.empty() ? "" : problem + to_string(snapshot);

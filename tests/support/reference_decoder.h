@@ -86,7 +86,7 @@ struct GreedyStep {
   double margin = 0.0;
 };
 
-// The likeliest continuation, one token at a time. A stop token ends it and is its last step.
+// The greedy continuation, one token at a time. A stop token ends it and is its last step.
 inline std::vector<GreedyStep> decode_greedily(const common::Llama& model, std::span<const common::Token> prompt,
                                                int max_new_tokens, std::optional<common::Token> stop = {}) {
   ReferenceCache cache(model.config());

@@ -164,7 +164,7 @@ class PagedSequences {
   }
 #endif
 
-  // Ends the sequence and poisons what it held and nobody else holds.
+  // Ends the sequence and poisons the slots that no other sequence holds.
   void free(int sequence) {
     std::vector<int> slots = manager_.slots(sequence, 0, manager_.length(sequence));
     manager_.free(sequence);
