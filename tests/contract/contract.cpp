@@ -1,8 +1,7 @@
 // The contract: what attention over the cache means, for every stage alike. Compiled once for each stage.
 //
-// Lengths lie on and around the block boundaries, where the mistakes are; a stage without blocks has to pass all the
-// same. Everything is held against common/math/reference_attention.h, which computes in float64 from contiguous K and
-// V.
+// Lengths lie on and around the block boundaries, where mistakes are made; a stage without blocks has to pass too.
+// Everything is compared with common/math/reference_attention.h, which computes in float64 from contiguous K and V.
 #include "tests/support/catch.h"
 
 #include <algorithm>
@@ -168,7 +167,7 @@ std::string compare_with_targets(const AttentionShape& shape, const Matrix& outp
   return compare_heads(shape, output, expected, static_cast<Eigen::Index>(targets.size()), Tolerance{0.0, 0.0});
 }
 
-// Appends the rows of `all` in chunks and joins the outputs of layer 0, one matrix a variant.
+// Appends the rows of `all` in chunks and joins the outputs of layer 0, one matrix for each variant.
 std::array<Matrix, tests::kVariants.size()> append_rows_in_chunks(PagedSequences& sequences, int sequence,
                                                                   const TokenInputs& all, int chunk_size) {
   const auto length = static_cast<int>(all[0].q.rows());
@@ -253,7 +252,7 @@ TEST_CASE("sequences that grow in turn do not see each other, wherever their slo
       }
     }
 #if STAGE_NUMBER > 1
-    // What was tried is worth it only if some sequence lies out of order.
+    // This proves something only if the slots of some sequence are out of order.
     bool out_of_order = false;
     for (int sequence = 0; sequence < kNumSequences; ++sequence) {
       const std::vector<int> slots = sequences.manager().slots(sequence, 0, sequences.manager().length(sequence));
@@ -446,7 +445,7 @@ TEST_CASE("a cache of more than 2^31 floats keeps its slots apart") {
   if (tests::kSanitized) {
     return;  // reserves more memory than a sanitizer's allocator hands out
   }
-  // K and V take 8 GiB each, of which the system provides the pages that are written: a few.
+  // K and V are 8 GiB of addresses each; only the few pages that are written take memory.
   constexpr int kNumBlocks = 131073;
   constexpr int kBlockSize = 16;
   const AttentionShape shape{8, 8, 128, 1};

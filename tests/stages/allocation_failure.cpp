@@ -76,7 +76,7 @@ std::string state_of(const KvCacheManager& manager) {
 #endif
 }
 
-// Every sequence ends, swapped out or not, and all slots are free.
+// Ends every sequence, swapped out or not: all slots are free then, or it says what is lost.
 std::string check_all_comes_back(KvCacheManager& manager) {
 #if STAGE_NUMBER == 1
   for (const int sequence : manager.sequences()) {
@@ -141,7 +141,7 @@ void fail_everywhere(const std::function<void(KvCacheManager&)>& prepare,
     }
     CHECK(check_all_comes_back(manager) == kNoProblem);
   }
-  // Where memory is asked for less often than that, nothing was tried.
+  // With fewer allocations than that, nothing was tried.
   CHECK(k > min_allocations);
 }
 

@@ -65,7 +65,7 @@ bool stops(const Request& request, const std::vector<Token>& tokens) {
          static_cast<int>(tokens.size()) == request.max_new_tokens;
 }
 
-// log p(token | prompt, tokens) for every token, computed from nothing, in float64 from the logits on.
+// log p(token | prompt, tokens) for every token, computed from the whole text, in float64 from the logits on.
 std::vector<double> next_log_probabilities(const common::Llama& model, const Request& request,
                                            const std::vector<Token>& tokens) {
   std::vector<Token> text = request.prompt;
@@ -133,7 +133,7 @@ Expected search_by_recomputing(const common::Llama& model, const Request& reques
   return expected;
 }
 
-// All texts there are.
+// All possible texts.
 Expected enumerate(const common::Llama& model, const Request& request, double length_penalty) {
   Expected expected;
   std::vector<Found> live = {{}};

@@ -141,7 +141,7 @@ inline std::string compare_layers(const std::vector<common::Matrix>& actual,
   return "";
 }
 
-// How a sequence comes in: a prompt in chunks, then one token at a time.
+// How a sequence is appended: a prompt in chunks, then one token at a time.
 struct Arrival {
   int prompt = 0;
   int chunk_size = 0;

@@ -46,7 +46,7 @@ const std::string kNoProblem;
 
 using Tokens = std::vector<Token>;
 
-// 0 1 2 … but for the first: the text of one speaker.
+// `first`, 1, 2, …: texts that begin differently have no block in common.
 Tokens text(int length, Token first = 0) {
   Tokens tokens;
   for (int i = 0; i < length; ++i) {
@@ -82,7 +82,7 @@ std::vector<Tokens> texts_of(stage::Engine& engine, const std::vector<Request>& 
   return texts;
 }
 
-// Nothing was looked up, and nothing is kept: what is to be compared with such an engine is not compared with itself.
+// Nothing was looked up, and nothing is kept: the cold side of a comparison is really cold.
 void check_cold(stage::Engine& engine) {
   CHECK(common::counter(engine.counters(), "prefix_lookups") == 0);
   CHECK(common::counter(engine.counters(), "prefix_hits") == 0);

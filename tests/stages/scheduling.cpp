@@ -1,4 +1,4 @@
-// The scheduler by itself: groups that are nothing but counts, a manager, no model. For every stage that has one.
+// The scheduler by itself: groups that only count tokens, a manager, no model. For every stage that has one.
 #include "tests/support/catch.h"
 
 #include <algorithm>
@@ -27,7 +27,7 @@ namespace {
 
 const std::string kNoProblem;
 
-// A request of so many tokens, and then one more a step for each of its sequences, the same for all. No two requests
+// A prompt of the given length, then one token a step for each of its sequences, the same for all. No two prompts
 // begin alike.
 class CountedGroup : public stage::ParallelSampling {
  public:
@@ -151,7 +151,7 @@ TEST_CASE("a worked schedule of three requests: budget 6, blocks of 4, 6 blocks"
   CHECK(bench.step() == "A1 B5");     // B's prompt is complete
   CHECK(bench.step() == "A1 B1 C4");  // both decode; C's prompt fits into the rest
   CHECK(bench.running() == "ABC");
-  CHECK(bench.step() == "A1 B1 C1");  // A and C have written all they were asked for
+  CHECK(bench.step() == "A1 B1 C1");  // A and C have all their tokens
   CHECK(bench.running().empty());
   CHECK(bench.manager.free_blocks().size() == 6);
 }
@@ -172,7 +172,7 @@ TEST_CASE("a step computes at most its budget, and all of it if there is enough 
       }
       REQUIRE(total > 0);
       left -= total;
-      // Less only if all run and each has had its one token.
+      // Less only if all requests run and each has had its one token.
       CHECK((total == budget || bench.waiting().empty()));
     }
     CHECK(left == 0);
@@ -221,7 +221,7 @@ TEST_CASE("the latest arrival is preempted for an earlier one, as a whole, and r
     CHECK(bench.running() == "AB");
     CHECK(bench.step() == "A1");
     CHECK(bench.step() == "A1");
-    CHECK(bench.step() == "A1");  // A's third block is full: both of B's sequences go
+    CHECK(bench.step() == "A1");  // A's third block is full: both of B's sequences are preempted
     CHECK(bench.preempted == (preemption == Preemption::kSwap ? "Bs" : "Br"));
     CHECK(bench.running() == "A");
     CHECK(bench.waiting() == "BC");

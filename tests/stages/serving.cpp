@@ -1,4 +1,4 @@
-// Whole servers: the texts of lone runs, whatever is done to the schedule, and failures that stay where they happen.
+// Whole servers: every request gets the text of a lone run, whatever the schedule, and a failure affects no other.
 #include "tests/support/catch.h"
 
 #include <algorithm>
@@ -75,7 +75,7 @@ std::string preemptions_of(const Serving& serving, int id) {
   return common::format(", recomputed %td times and swapped out %td times", recomputed, swapped);
 }
 
-// All at once, to the end. The first problem.
+// Serves all of them at once, to the end. Returns the first problem.
 std::string serve(Serving& serving, const std::vector<GenerationRequest>& tasks) {
   for (const GenerationRequest& task : tasks) {
     serving.server.submit(task);
@@ -163,9 +163,7 @@ TEST_CASE("preempted by recomputation or by swapping, requests get the same text
   }
 }
 
-TEST_CASE(
-    "when steps are scheduled before the last tokens are known, the texts stay the same (stage 8, invariants 7 and "
-    "8)") {
+TEST_CASE("texts stay the same when steps are scheduled ahead of the last tokens (stage 8, invariants 7 and 8)") {
   std::vector<GenerationRequest> tasks(6);
   for (int i = 0; i < 6; ++i) {
     tasks[static_cast<std::size_t>(i)] = {make_request(5 + i, 6 + 2 * i, i)};
@@ -326,7 +324,7 @@ TEST_CASE("a step that throws is over: a request can be stopped at once, and fur
   REQUIRE(manager.allocate(kOther, 64 * 4));
   const int first = serving.server.submit({make_request(5, 3, 1)});
   const int second = serving.server.submit({make_request(5, 3, 2)});
-  CHECK(tests::is_refused_as_a_bug([&] { serving.server.step(); }));  // another holds the whole cache
+  CHECK(tests::is_refused_as_a_bug([&] { serving.server.step(); }));  // sequence kOther holds the whole cache
   serving.server.stop(first, FinishReason::kCancelled);
   CHECK(serving.server.output(first).finished);
   manager.free(kOther);
@@ -491,8 +489,7 @@ TEST_CASE("a callback that throws fails its request and no other (stage 8, invar
   }
 }
 
-TEST_CASE(
-    "a pass that throws in any layer is repeated request by request, and no text changes (stage 8, invariant 8)") {
+TEST_CASE("a pass that throws in any layer is repeated for each request, and no text changes (stage 8, invariant 8)") {
   for (const int layer : {0, 1}) {
     for (int at = 0; at < 12; ++at) {
       ServingOptions options;
@@ -514,10 +511,8 @@ TEST_CASE(
   }
 }
 
-TEST_CASE(
-    "a pass that throws loses no copy: blocks copied on write or swapped in hold their K and V (stage 8, invariant "
-    "8)") {
-  // Every pass throws once, in its first or its last layer, so that every planned copy is in a pass that is done again.
+TEST_CASE("a pass that throws loses no copy, of a write to a shared block or of a swap (stage 8, invariant 8)") {
+  // Every pass throws once, in its first or its last layer, so that every planned copy is in a pass that is repeated.
   for (const int layer : {0, 1}) {
     for (const Preemption preemption : {Preemption::kRecompute, Preemption::kSwap}) {
       ServingOptions options;
@@ -536,7 +531,7 @@ TEST_CASE(
         }
       });
       CAPTURE(layer, static_cast<int>(preemption));
-      // Steps of a single request would fail for good: two run at any time but the end.
+      // A step of a single request would fail for good: two run at any time but the end.
       std::vector<GenerationRequest> requests = {{make_request(5, 14, 0)},
                                                  {make_request(6, 14, 1)},
                                                  sampled_request(5, 7, 3, 2),
@@ -570,7 +565,7 @@ TEST_CASE("a request whose own pass throws again fails, and the others are serve
   for (const GenerationRequest& task : tasks) {
     serving.server.submit(task);
   }
-  // Whatever batch the end of that prompt is in, the pass fails.
+  // A pass whose batch holds the end of that prompt fails.
   bool alone = false;
   serving.server.on_pass([&](const stage::RaggedBatch& batch) {
     const std::vector<Token>& prompt = tasks[4].request.prompt;

@@ -1,5 +1,5 @@
 // The manager and the cache as soon as sequences share blocks: forks, copies before writes, exact frees. Compiled once
-// a stage, from the fifth on.
+// for each stage, from the fifth on.
 #include "tests/support/catch.h"
 
 #include <algorithm>

@@ -129,7 +129,7 @@ inline State state_of(stage::Engine& engine, const Decoding& decoding) {
   return state;
 }
 
-// Sequences that hold all blocks but some, a block each.
+// Sequences of one block each, which hold all blocks but num_left.
 class Occupants {
  public:
   Occupants(stage::KvCacheManager& manager, int num_left) : manager_(manager) {

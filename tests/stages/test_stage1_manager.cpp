@@ -94,7 +94,7 @@ class Oracle {
   std::map<SequenceId, Sequence> sequences_;
 };
 
-// What a run of random operations has met; a run that met too little has shown little.
+// What came up in a run of random operations; a run in which little came up has shown little.
 struct FuzzCounts {
   int allocated = 0;
   int refused = 0;

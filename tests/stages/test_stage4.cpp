@@ -1,4 +1,4 @@
-// Stage 4's own tests: what is stored, for whom, and which query heads read it.
+// Stage 4's own tests: what is stored, and which query heads read it.
 #include "tests/support/catch.h"
 
 #include <array>

@@ -20,9 +20,9 @@
 
 namespace tests {
 
-// Under sanitizers the full set would take a minute and a half a stage. They look for accesses out of bounds, and those
-// do not depend on which words a prompt has: a few prompts and one size of chunk take every path. What the text is, the
-// other builds check in full.
+// Under sanitizers the full set would take a minute and a half for each stage. They look for accesses out of bounds,
+// and those do not depend on which words a prompt has: a few prompts and one size of chunk take every path. What the
+// text is, the other builds check in full.
 inline constexpr std::size_t kMostPrompts = kSanitized ? 2 : std::numeric_limits<std::size_t>::max();
 
 struct BundledModel {
