@@ -13,11 +13,11 @@
 #include <string>
 #include <vector>
 
-#include "common/app/compare.h"
 #include "common/base/check.h"
 #include "common/model/dequantize.h"
 #include "common/model/gguf.h"
 #include "tests/support/catch.h"
+#include "tests/support/compare.h"
 #include "tests/support/gguf_builder.h"
 
 using common::Gguf;
@@ -328,7 +328,7 @@ TEST_CASE("nothing in the file need be aligned in memory", "[gguf]") {
     const Gguf other = Gguf::parse(std::span(shifted).subspan(shift), "shifted.gguf");
     for (const auto& [name, info] : file.tensors()) {
       CAPTURE(shift, name);
-      CHECK(common::compare_bits(read_all(other, name), read_all(file, name)).empty());
+      CHECK(tests::compare_bits(read_all(other, name), read_all(file, name)).empty());
     }
   }
 }
@@ -418,10 +418,10 @@ TEST_CASE("a mapped file reads as one in memory, twice", "[gguf]") {
   for (int repetition = 0; repetition < 2; ++repetition) {
     for (const auto& [name, info] : in_memory.tensors()) {
       CAPTURE(repetition, name);
-      CHECK(common::compare_bits(read_all(mapped, name), read_all(in_memory, name)).empty());
+      CHECK(tests::compare_bits(read_all(mapped, name), read_all(in_memory, name)).empty());
     }
   }
-  CHECK(common::compare_bits(read_all(mapped, "large"), values).empty());
+  CHECK(tests::compare_bits(read_all(mapped, "large"), values).empty());
 }
 
 TEST_CASE("a file cut short at any byte is refused", "[gguf]") {
@@ -741,7 +741,7 @@ TEST_CASE("16-bit values of any number", "[dequantize]") {
       expected.push_back(1.0F + static_cast<float>(i) / 1024.0F);
     }
     CAPTURE(size);
-    CHECK(common::compare_bits(dequantized(TensorType::F16, data, size), expected).empty());
+    CHECK(tests::compare_bits(dequantized(TensorType::F16, data, size), expected).empty());
   }
 }
 
@@ -751,7 +751,7 @@ TEST_CASE("F32 is copied", "[dequantize]") {
   for (const float value : values) {
     append(data, value);
   }
-  CHECK(common::compare_bits(dequantized(TensorType::F32, data, 4), values).empty());
+  CHECK(tests::compare_bits(dequantized(TensorType::F32, data, 4), values).empty());
 }
 
 TEST_CASE("Q8_0 by hand", "[dequantize]") {
@@ -836,7 +836,7 @@ TEST_CASE("quantised blocks agree with the definition, weight by weight", "[dequ
     expected.push_back(static_cast<float>(weight));
   }
   INFO(common::type_name(type));
-  CHECK(common::compare_bits(dequantized(type, data, expected.size()), expected).empty());
+  CHECK(tests::compare_bits(dequantized(type, data, expected.size()), expected).empty());
 }
 
 TEST_CASE("the bundled model's metadata", "[model]") {

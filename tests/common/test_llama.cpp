@@ -16,7 +16,6 @@
 #include <utility>
 #include <vector>
 
-#include "common/app/compare.h"
 #include "common/app/workload.h"
 #include "common/base/check.h"
 #include "common/base/parallel.h"
@@ -29,6 +28,7 @@
 #include "common/model/synthetic.h"
 #include "common/model/tokenizer.h"
 #include "tests/support/catch.h"
+#include "tests/support/compare.h"
 #include "tests/support/gguf_builder.h"
 #include "tests/support/reference_decoder.h"
 
@@ -49,7 +49,7 @@ namespace {
 // Logits here are of size 20 and below, and a float32 forward pass was measured within 4e-5 of float64: each of some 40
 // products and norms on the way to a logit adds a relative error of a few 2^-24. The bound leaves room for processors
 // that add in other orders, and is a hundredth of the thinnest margin that the workload may have.
-constexpr common::Tolerance kRounding{1e-4, 1e-5};
+constexpr tests::Tolerance kRounding{1e-4, 1e-5};
 
 // What compare() and refusal() say when there is nothing to say. By comparing with it, a failed CHECK prints what they
 // said.
@@ -359,7 +359,7 @@ void check_against_float64(const Gguf& file, std::span<const Token> tokens) {
   const Llama model(file);
   const Vector expected = SlowLlama(file).logits(tokens);
   ReferenceCache whole(model.config());
-  CHECK(common::compare(all_of(tests::next_logits(model, whole, tokens)), expected, kRounding) == kNoComplaint);
+  CHECK(tests::compare(all_of(tests::next_logits(model, whole, tokens)), expected, kRounding) == kNoComplaint);
 
   ReferenceCache cache(model.config());
   Matrix logits;
@@ -369,7 +369,7 @@ void check_against_float64(const Gguf& file, std::span<const Token> tokens) {
     logits = tests::next_logits(model, cache, tokens.subspan(begin, chunk));
     CAPTURE(begin, chunk);
     const auto expected_rows = std::span(expected).subspan(begin * vocab_size, chunk * vocab_size);
-    CHECK(common::compare(all_of(logits), expected_rows, kRounding) == kNoComplaint);
+    CHECK(tests::compare(all_of(logits), expected_rows, kRounding) == kNoComplaint);
   }
   CHECK(cache.length() == static_cast<int>(tokens.size()));
 }
@@ -564,14 +564,14 @@ TEST_CASE("positions say where a token stands, not the row", "[llama]") {
         }
         return cache.attend(layer, q, k, v);
       });
-  CHECK(common::compare(all_of(model.logits(hidden)), SlowLlama(file).logits(tokens, 5), kRounding) == kNoComplaint);
+  CHECK(tests::compare(all_of(model.logits(hidden)), SlowLlama(file).logits(tokens, 5), kRounding) == kNoComplaint);
 
   // The logits alone would not do: rotation makes scores depend on distances only. So q is looked at as well.
   Matrix unrotated;
   model.forward(tokens, std::vector<int>(4, 0), [&](int layer, const Matrix& q, const Matrix& k, const Matrix& v) {
     if (layer == 0) {
       unrotated = q;
-      CHECK(common::compare_bits(all_of(v), all_of(first_v)) == kNoComplaint);  // values do not turn
+      CHECK(tests::compare_bits(all_of(v), all_of(first_v)) == kNoComplaint);  // values do not turn
     }
     return zeros_like_q(layer, q, k, v);
   });
@@ -683,7 +683,7 @@ TEST_CASE("a sequence's rows do not depend on what else is in the batch", "[llam
     CAPTURE(owner);
     const Matrix alone = logits_of(model, sequences[owner]);
     const Matrix rows = together(batch.rows_of(owner), Eigen::all);
-    CHECK(common::compare(all_of(rows), all_of(alone), kRounding) == kNoComplaint);
+    CHECK(tests::compare(all_of(rows), all_of(alone), kRounding) == kNoComplaint);
   }
 }
 
@@ -700,7 +700,7 @@ TEST_CASE("chunks give what the whole gives", "[llama]") {
     const auto part = std::span(tokens).subspan(begin, std::min(chunk, tokens.size() - begin));
     tests::append_rows(logits, tests::next_logits(model, cache, part));
   }
-  CHECK(common::compare(all_of(logits), all_of(whole), kRounding) == kNoComplaint);
+  CHECK(tests::compare(all_of(logits), all_of(whole), kRounding) == kNoComplaint);
 }
 
 // Not to the bit: threads share out the output features, and how Eigen blocks a product, hence the order in which it
@@ -722,9 +722,9 @@ TEST_CASE("the number of threads changes nothing but rounding", "[llama][threads
     const Matrix several = logits_of(model, tokens);
     const Matrix again = logits_of(model, tokens);
     CAPTURE(bundled, length, num_threads);
-    CHECK(common::compare(all_of(several), all_of(one), kRounding) == kNoComplaint);
+    CHECK(tests::compare(all_of(several), all_of(one), kRounding) == kNoComplaint);
     // Ranges depend on the count and the number of threads alone, so a run repeats to the bit.
-    CHECK(common::compare_bits(all_of(again), all_of(several)) == kNoComplaint);
+    CHECK(tests::compare_bits(all_of(again), all_of(several)) == kNoComplaint);
   }
 }
 
@@ -732,8 +732,8 @@ TEST_CASE("random weights follow the seed", "[llama]") {
   const std::vector<Token> tokens = {3, 1, 4, 1, 5};
   const LlamaConfig config = small_config();
   const Matrix logits = logits_of(Llama(config, 1), tokens);
-  CHECK(common::compare_bits(all_of(logits_of(Llama(config, 1), tokens)), all_of(logits)) == kNoComplaint);
-  CHECK(common::compare(all_of(logits_of(Llama(config, 2), tokens)), all_of(logits), {0.1, 0.0}) != kNoComplaint);
+  CHECK(tests::compare_bits(all_of(logits_of(Llama(config, 1), tokens)), all_of(logits)) == kNoComplaint);
+  CHECK(tests::compare(all_of(logits_of(Llama(config, 2), tokens)), all_of(logits), {0.1, 0.0}) != kNoComplaint);
 
   // Activations keep their size, so that the weights are fit for comparisons: logits near 1, neither 0 nor huge.
   CHECK(logits.cwiseAbs().maxCoeff() < 10.0F);
@@ -775,10 +775,10 @@ TEST_CASE("a moved model goes on working", "[llama]") {
   Llama first(small_config(), 1);
   const Matrix logits = logits_of(first, tokens);
   Llama second(std::move(first));
-  CHECK(common::compare_bits(all_of(logits_of(second, tokens)), all_of(logits)) == kNoComplaint);
+  CHECK(tests::compare_bits(all_of(logits_of(second, tokens)), all_of(logits)) == kNoComplaint);
   Llama third(small_config(), 2);
   third = std::move(second);
-  CHECK(common::compare_bits(all_of(logits_of(third, tokens)), all_of(logits)) == kNoComplaint);
+  CHECK(tests::compare_bits(all_of(logits_of(third, tokens)), all_of(logits)) == kNoComplaint);
 }
 
 TEST_CASE("misuse of forward is caught", "[llama]") {

@@ -5,8 +5,8 @@
 
 #include "common/base/check.h"
 #include "common/base/tensor.h"
-#include "common/math/reference_attention.h"
 #include "tests/support/catch.h"
+#include "tests/support/reference_attention.h"
 
 namespace {
 
@@ -24,14 +24,14 @@ TEST_CASE("reference attention: two tokens by hand") {
   k << 0.0F, static_cast<float>(std::log(3.0) / 2.0);
   Matrix v(2, 1);
   v << 8.0F, 16.0F;
-  const std::vector<double> actual = common::reference_attention(q, k, v, 1, 1, 1);
+  const std::vector<double> actual = tests::reference_attention(q, k, v, 1, 1, 1);
   REQUIRE(actual.size() == 2);
   CHECK(actual[0] == 8.0);
   // The logarithm was rounded to float: 6e-8 relative, times a slope of 3/16 and values 8 apart.
   CHECK(std::abs(actual[1] - 14.0) < 1e-6);
 
   // The last query alone, as in decoding, sees as much.
-  CHECK(common::reference_attention(q.bottomRows(1), k, v, 1, 1, 1) == std::vector<double>{actual[1]});
+  CHECK(tests::reference_attention(q.bottomRows(1), k, v, 1, 1, 1) == std::vector<double>{actual[1]});
 }
 
 TEST_CASE("reference attention: scores are scaled by 1 / sqrt(head_dim)") {
@@ -41,7 +41,7 @@ TEST_CASE("reference attention: scores are scaled by 1 / sqrt(head_dim)") {
   k.row(1).setConstant(static_cast<float>(std::log(3.0)));
   Matrix v(2, 4);
   v << 10.0F, 20.0F, 30.0F, 40.0F, 0.0F, 0.0F, 0.0F, 0.0F;
-  const std::vector<double> actual = common::reference_attention(q, k, v, 1, 1, 4);
+  const std::vector<double> actual = tests::reference_attention(q, k, v, 1, 1, 4);
   REQUIRE(actual.size() == 4);
   for (std::size_t d = 0; d < 4; ++d) {
     CHECK(std::abs(actual[d] - static_cast<double>(d + 1)) < 1e-5);
@@ -61,12 +61,12 @@ TEST_CASE("reference attention: one-hot keys and huge scores pick one value") {
   Matrix q(2, kLength);
   q.row(0) = keys.row(1);  // stands at position 2, asks for 1
   q.row(1) = keys.row(3);  // stands at position 3, asks for itself
-  CHECK(common::reference_attention(q, keys, v, 1, 1, kLength) ==
+  CHECK(tests::reference_attention(q, keys, v, 1, 1, kLength) ==
         std::vector<double>{21.0, 22.0, 23.0, 24.0, 41.0, 42.0, 43.0, 44.0});
 
   // The first query now asks for position 3, which it must not see: the three it sees tie.
   q.row(0) = keys.row(3);
-  const std::vector<double> tied = common::reference_attention(q, keys, v, 1, 1, kLength);
+  const std::vector<double> tied = tests::reference_attention(q, keys, v, 1, 1, kLength);
   for (std::size_t d = 0; d < kLength; ++d) {
     CHECK(std::abs(tied[d] - (21.0 + static_cast<double>(d))) < 1e-12);
   }
@@ -84,7 +84,7 @@ TEST_CASE("reference attention: query heads share kv heads in consecutive groups
       v.col(column).setConstant(static_cast<float>(kv_head + 1));
     }
     const Matrix k = Matrix::Ones(v.rows(), v.cols());
-    const std::vector<double> actual = common::reference_attention(q, k, v, 12, num_kv_heads, kHeadDim);
+    const std::vector<double> actual = tests::reference_attention(q, k, v, 12, num_kv_heads, kHeadDim);
     REQUIRE(actual.size() == 24);
     for (int head = 0; head < 12; ++head) {
       CAPTURE(num_kv_heads, head);
@@ -103,14 +103,14 @@ TEST_CASE("reference attention: each head scores with its own keys") {
   k(1, 2) = 1.0F;
   Matrix v(2, 4);
   v << 1.0F, 2.0F, 3.0F, 4.0F, 5.0F, 6.0F, 7.0F, 8.0F;
-  CHECK(common::reference_attention(q, k, v, 2, 2, 2) == std::vector<double>{1.0, 2.0, 7.0, 8.0});
+  CHECK(tests::reference_attention(q, k, v, 2, 2, 2) == std::vector<double>{1.0, 2.0, 7.0, 8.0});
 }
 
 TEST_CASE("reference attention: refuses shapes that do not fit") {
   const auto attend = [](int queries, int q_columns, int length, int kv_columns, int v_length, int num_heads,
                          int num_kv_heads) {
-    return common::reference_attention(Matrix::Zero(queries, q_columns), Matrix::Zero(length, kv_columns),
-                                       Matrix::Zero(v_length, kv_columns), num_heads, num_kv_heads, 2);
+    return tests::reference_attention(Matrix::Zero(queries, q_columns), Matrix::Zero(length, kv_columns),
+                                      Matrix::Zero(v_length, kv_columns), num_heads, num_kv_heads, 2);
   };
   CHECK(attend(1, 8, 3, 4, 3, 4, 2) == std::vector<double>(8, 0.0));
   CHECK(attend(0, 8, 3, 4, 3, 4, 2).empty());

@@ -7,11 +7,11 @@
 #include <set>
 #include <vector>
 
-#include "common/app/compare.h"
 #include "common/base/check.h"
 #include "common/math/gumbel.h"
 #include "common/math/sampling.h"
 #include "tests/support/catch.h"
+#include "tests/support/compare.h"
 
 namespace {
 
@@ -382,7 +382,7 @@ TEST_CASE("log_softmax: logarithms of the probabilities, however large the logit
       logit += shift;
     }
     // Adding 1024 rounds a logit to 2^-13 at worst: half of that, twice.
-    CHECK(common::compare(common::log_softmax(logits), expected, {.absolute = 1.3e-4}).empty());
+    CHECK(tests::compare(common::log_softmax(logits), expected, {.absolute = 1.3e-4}).empty());
   }
   CHECK(common::log_softmax(std::vector<float>{3e38F, -3e38F})[0] == 0.0F);
   CHECK(common::log_softmax(std::vector<float>{0.0F, -kInfinity}) == std::vector<float>{0.0F, -kInfinity});

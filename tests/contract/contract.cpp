@@ -1,7 +1,7 @@
 // The contract: what attention over the cache means, for every stage alike. Compiled once for each stage.
 //
 // Lengths lie on and around the block boundaries, where mistakes are made; a stage without blocks has to pass too.
-// Everything is compared with common/math/reference_attention.h, which computes in float64 from contiguous K and V.
+// Everything is compared with tests/support/reference_attention.h, which computes in float64 from contiguous K and V.
 #include "tests/support/catch.h"
 
 #include <algorithm>
@@ -13,21 +13,21 @@
 #include <string>
 #include <vector>
 
-#include "common/app/compare.h"
 #include "common/base/text.h"
-#include "common/math/reference_attention.h"
 #include "common/math/sampling.h"
+#include "tests/support/compare.h"
+#include "tests/support/reference_attention.h"
 #include "tests/support/sanitizers.h"
 #include "tests/support/stage_api.h"
 
 using common::Matrix;
 using common::Random;
-using common::Tolerance;
 using tests::AttentionShape;
 using tests::kUnitRoundoff;
 using tests::PagedSequences;
 using tests::rounding_tolerance;
 using tests::TokenInputs;
+using tests::Tolerance;
 
 namespace {
 
@@ -46,7 +46,7 @@ std::string compare_heads(const AttentionShape& shape, const Matrix& actual, std
   const std::span<const float> values(actual.data(), expected.size());
   for (std::size_t first = 0; first < expected.size(); first += head_dim) {
     const std::string difference =
-        common::compare(values.subspan(first, head_dim), expected.subspan(first, head_dim), tolerance);
+        tests::compare(values.subspan(first, head_dim), expected.subspan(first, head_dim), tolerance);
     if (!difference.empty()) {
       const auto row = static_cast<Eigen::Index>(first / head_dim) / shape.num_heads;
       const auto head = static_cast<int>(first / head_dim) % shape.num_heads;
@@ -67,7 +67,7 @@ std::string append_and_compare(PagedSequences& sequences, int sequence, const To
   const AttentionShape& shape = sequences.shape();
   for (std::size_t layer = 0; layer < inputs.size(); ++layer) {
     const tests::LayerInput& written = sequences.written(sequence, static_cast<int>(layer));
-    const std::vector<double> expected = common::reference_attention(
+    const std::vector<double> expected = tests::reference_attention(
         inputs[layer].q, written.k, written.v, shape.num_heads, shape.num_kv_heads, shape.head_dim);
     const Eigen::Index context_length = written.k.rows();
     for (std::size_t variant = 0; variant < tests::kVariants.size(); ++variant) {
@@ -297,10 +297,10 @@ TEST_CASE("slots are distinct, and hold to the bit what was written") {
           const auto row_of = [&](const Matrix& matrix) {
             return std::span<const float>(matrix.row(position).data() + Eigen::Index{kv_head} * shape.head_dim, count);
           };
-          CHECK(common::compare_bits({sequences.cache().keys(layer, stored, slot, 1).data(), count},
-                                     row_of(written.k)) == kNoDifference);
-          CHECK(common::compare_bits({sequences.cache().values(layer, stored, slot, 1).data(), count},
-                                     row_of(written.v)) == kNoDifference);
+          CHECK(tests::compare_bits({sequences.cache().keys(layer, stored, slot, 1).data(), count},
+                                    row_of(written.k)) == kNoDifference);
+          CHECK(tests::compare_bits({sequences.cache().values(layer, stored, slot, 1).data(), count},
+                                    row_of(written.v)) == kNoDifference);
         }
       }
     }

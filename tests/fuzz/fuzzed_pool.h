@@ -15,13 +15,13 @@
 #include <string>
 #include <vector>
 
-#include "common/app/compare.h"
 #include "common/base/text.h"
-#include "common/math/reference_attention.h"
 #include "common/math/sampling.h"
 #include "tests/fuzz/driver.h"
 #include "tests/stages/engine_fixtures.h"
+#include "tests/support/compare.h"
 #include "tests/support/ledger.h"
+#include "tests/support/reference_attention.h"
 #include "tests/support/stage_api.h"
 
 namespace tests {
@@ -199,12 +199,12 @@ class FuzzedPool {
     const common::Matrix q =
         random_matrix(1 + below(length), Eigen::Index{shape_.num_heads} * shape_.head_dim, random_);
     const std::vector<double> expected =
-        common::reference_attention(q, content(prefixes, 0, layer, 0), content(prefixes, 0, layer, 1), shape_.num_heads,
-                                    shape_.num_kv_heads, shape_.head_dim);
+        tests::reference_attention(q, content(prefixes, 0, layer, 0), content(prefixes, 0, layer, 1), shape_.num_heads,
+                                   shape_.num_kv_heads, shape_.head_dim);
     for (std::size_t variant = 0; variant < kVariants.size(); ++variant) {
       const common::Matrix output = tests::attend(cache_, manager_, sequence, layer, q, length, variant);
-      const std::string difference = common::compare({output.data(), static_cast<std::size_t>(output.size())}, expected,
-                                                     rounding_tolerance(shape_, length));
+      const std::string difference = tests::compare({output.data(), static_cast<std::size_t>(output.size())}, expected,
+                                                    rounding_tolerance(shape_, length));
       expect(difference.empty(), "%s: %s", kVariants[variant], difference.c_str());
     }
     counts_.add("attended");

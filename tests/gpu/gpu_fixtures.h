@@ -5,9 +5,9 @@
 #include <string>
 #include <utility>
 
-#include "common/app/compare.h"
-#include "common/math/reference_attention.h"
 #include "tests/gpu/gpu_values.h"
+#include "tests/support/compare.h"
+#include "tests/support/reference_attention.h"
 
 namespace tests {
 
@@ -193,7 +193,7 @@ inline std::vector<float> GpuBatch::ragged() {
 // / sqrt(n) / sqrt(3) = 0.2 u; there are two heavy tokens: 0.4 u however long the context is. All of that
 // once more, because weights are not all 1 / n: scores of 1 and 2 are common, and a heavy token's counts e and e^2
 // times.
-inline common::Tolerance tolerance_of(ScalarType type, double num_visible) {
+inline tests::Tolerance tolerance_of(ScalarType type, double num_visible) {
   const double n = std::sqrt(num_visible);
   if (type == ScalarType::kFloat32) {
     return {.absolute = 16.0 * (6.0 / n + 0.4) * 0x1p-24, .relative = 16.0 * 0x1p-24};
@@ -221,18 +221,18 @@ inline std::string GpuBatch::check(const std::vector<float>& result) {
     if (num_queries == 0) {
       continue;
     }
-    const std::vector<double> expected = common::reference_attention(
+    const std::vector<double> expected = tests::reference_attention(
         view(host_queries_.data() + static_cast<std::size_t>(starts_[s]) * columns, num_queries, columns),
         view(host_keys_[s].data(), static_cast<std::size_t>(length), kv_columns()),
         view(host_values_[s].data(), static_cast<std::size_t>(length), kv_columns()), batch_.num_heads,
         spec_.num_kv_heads, spec_.head_dim);
     for (std::size_t q = 0; q < num_queries; ++q) {
       const auto visible = static_cast<double>(static_cast<std::size_t>(length) - num_queries + q + 1);
-      common::Tolerance tolerance = tolerance_of(spec_.type, visible);
+      tests::Tolerance tolerance = tolerance_of(spec_.type, visible);
       tolerance.absolute *=
           std::sqrt(static_cast<double>(length) / visible);  // heavy for the length, not for `visible`
-      const std::string difference = common::compare(rows.subspan(q * columns, columns),
-                                                     std::span(expected).subspan(q * columns, columns), tolerance);
+      const std::string difference = tests::compare(rows.subspan(q * columns, columns),
+                                                    std::span(expected).subspan(q * columns, columns), tolerance);
       if (!difference.empty()) {
         return "sequence " + std::to_string(s) + ", query " + std::to_string(q) + ": " + difference;
       }

@@ -16,8 +16,8 @@
 #include <string>
 #include <vector>
 
-#include "common/app/compare.h"
 #include "tests/gpu/gpu_values.h"
+#include "tests/support/compare.h"
 
 namespace tests {
 
@@ -113,7 +113,7 @@ inline std::string HandWorked::check(const std::vector<float>& output, const std
   // ln 3 and sqrt(32) are rounded to the type, which moves the weight 3 by up to 2.2 roundings of itself and the result
   // by a fifth of that times 9 - 4 or so: under 3 roundings of it. The output is rounded once more.
   const double rounding = type_ == ScalarType::kFloat32 ? 0x1p-24 : 0x1p-8;
-  return common::compare(output, all, {.absolute = 0.0, .relative = 4.0 * rounding});
+  return tests::compare(output, all, {.absolute = 0.0, .relative = 4.0 * rounding});
 }
 
 }  // namespace tests

@@ -5,7 +5,6 @@
 #include <string>
 #include <vector>
 
-#include "common/app/compare.h"
 #include "common/app/workload.h"
 #include "common/model/default_model.h"
 #include "common/model/gguf.h"
@@ -13,6 +12,7 @@
 #include "common/model/tokenizer.h"
 #include "tests/gpu/gpu_llama.h"
 #include "tests/support/catch.h"
+#include "tests/support/compare.h"
 #include "tests/support/reference_decoder.h"
 
 namespace {
@@ -32,7 +32,7 @@ using tests::random_numbers;
 const std::string kNoComplaint;
 
 // Both sides are float32 sums in orders of their own, each within 4e-5 of float64 (see test_llama.cpp).
-constexpr common::Tolerance kFloatRounding{1e-4, 2e-5};
+constexpr tests::Tolerance kFloatRounding{1e-4, 2e-5};
 
 // The relative error of all logits together, ‖gpu - cpu‖ / ‖cpu‖, that bfloat16 may have. Rounding to 8 bits is an
 // error of at most 2^-9, and 2^-9 / sqrt(3) on average. A layer rounds what enters each of its 4 products twice
@@ -44,7 +44,7 @@ std::span<const float> all_of(const Matrix& matrix) { return {matrix.data(), sta
 
 std::string complaint(const Matrix& gpu, const Matrix& cpu, Precision precision, int num_layers) {
   if (precision == Precision::kFloat32) {
-    return common::compare(all_of(gpu), all_of(cpu), kFloatRounding);
+    return tests::compare(all_of(gpu), all_of(cpu), kFloatRounding);
   }
   const double error = (gpu - cpu).norm() / cpu.norm();
   return error <= bfloat16_bound(num_layers) ? "" : "the error is " + std::to_string(error);

@@ -6,11 +6,11 @@
 #include <string>
 #include <vector>
 
-#include "common/app/compare.h"
 #include "common/base/check.h"
 #include "common/model/synthetic.h"
 #include "tests/gpu/gpu_llama.h"
 #include "tests/support/catch.h"
+#include "tests/support/compare.h"
 
 namespace {
 
@@ -68,7 +68,7 @@ TEST_CASE("GPU Llama: a graph's replays equal eager steps, bit for bit", "[gpu]"
     CUDA_CHECK(cudaMemset(logits.data(), 0xFF, logits.size() * sizeof(float)));
     graph.launch(stream);
     CAPTURE(static_cast<int>(precision), num_tokens, i);
-    CHECK(common::compare_bits(logits.download(), eager) == kNoComplaint);
+    CHECK(tests::compare_bits(logits.download(), eager) == kNoComplaint);
     CHECK(next.download() == eager_next);
     const auto vocab_size = static_cast<std::size_t>(config.vocab_size);
     for (std::size_t row = 0; row < eager_next.size(); ++row) {
@@ -89,8 +89,8 @@ TEST_CASE("GPU Llama: random weights keep activations at size 1 and depend on th
     return gpu_logits(model, tokens, tokens, [&](const CudaAttentionCall& call) { copy_queries(call, model); });
   };
   const Matrix logits = logits_of(1);
-  CHECK(common::compare_bits(all_of(logits_of(1)), all_of(logits)) == kNoComplaint);
-  CHECK(common::compare_bits(all_of(logits_of(2)), all_of(logits)) != kNoComplaint);
+  CHECK(tests::compare_bits(all_of(logits_of(1)), all_of(logits)) == kNoComplaint);
+  CHECK(tests::compare_bits(all_of(logits_of(2)), all_of(logits)) != kNoComplaint);
   // The mean of squares of 147,456 numbers of variance 1: within 2 percent of 1 but for fewer than one run in 10^7.
   const double mean_square = logits.cast<double>().squaredNorm() / static_cast<double>(logits.size());
   CHECK(std::abs(mean_square - 1.0) < 0.02);

@@ -3,7 +3,7 @@
 may be missing, and stage 3's tests judge it. A copy of stage 2 with another namespace, where everyone starts, is red;
 the answer is green.
 
-    python3 tests/repo/test_own_stage.py build/common/libcommon.a build/tests/libcatch_main.a \\
+    python3 tests/repo/test_own_stage.py build/common/libcommon.a build/tests/libtest_support.a \\
         [-DNAME=VALUE | -GGENERATOR]...
 
 The two libraries are those of a build with the same compiler; the other arguments are cmake's.
@@ -31,10 +31,10 @@ JOBS = str(min(2, os.cpu_count() or 1))
 READY_COMMON = """add_library(common STATIC IMPORTED GLOBAL)
 set_target_properties(common PROPERTIES IMPORTED_LOCATION {libraries[0]})
 target_include_directories(common INTERFACE ${{PROJECT_SOURCE_DIR}})
-add_library(ready_main STATIC IMPORTED GLOBAL)
-set_target_properties(ready_main PROPERTIES IMPORTED_LOCATION {libraries[1]})
-target_link_libraries(ready_main INTERFACE Catch2::Catch2)  # after it, as a static library has to be
-target_link_libraries(common INTERFACE ready_main Eigen3::Eigen CLI11::CLI11 nlohmann_json::nlohmann_json
+add_library(ready_test_support STATIC IMPORTED GLOBAL)
+set_target_properties(ready_test_support PROPERTIES IMPORTED_LOCATION {libraries[1]})
+target_link_libraries(ready_test_support INTERFACE Catch2::Catch2)  # after it, as a static library has to be
+target_link_libraries(common INTERFACE ready_test_support Eigen3::Eigen CLI11::CLI11 nlohmann_json::nlohmann_json
                       course_utf8proc course_xxhash Threads::Threads)
 """
 

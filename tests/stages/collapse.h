@@ -12,13 +12,13 @@
 #include <utility>
 #include <vector>
 
-#include "common/app/compare.h"
 #include "common/base/tensor.h"
 #include "common/base/text.h"
 #include "common/math/sampling.h"
 #include "tests/stages/engine_fixtures.h"
 #include "tests/support/attention_inputs.h"
 #include "tests/support/catch.h"
+#include "tests/support/compare.h"
 
 // TESTS_STAGE(Blocks, stage2) makes a type Blocks that carries all that the templates below need of stage 2.
 #define TESTS_STAGE(name, stage_namespace)                           \
@@ -129,11 +129,11 @@ inline std::span<const float> values_of(const common::Matrix& matrix) {
 // Empty if all layers agree: to the bit without a tolerance, otherwise within it.
 inline std::string compare_layers(const std::vector<common::Matrix>& actual,
                                   const std::vector<common::Matrix>& expected,
-                                  const std::optional<common::Tolerance>& tolerance) {
+                                  const std::optional<tests::Tolerance>& tolerance) {
   for (std::size_t layer = 0; layer < expected.size(); ++layer) {
     const std::string difference =
-        tolerance.has_value() ? common::compare(values_of(actual[layer]), values_of(expected[layer]), *tolerance)
-                              : common::compare_bits(values_of(actual[layer]), values_of(expected[layer]));
+        tolerance.has_value() ? tests::compare(values_of(actual[layer]), values_of(expected[layer]), *tolerance)
+                              : tests::compare_bits(values_of(actual[layer]), values_of(expected[layer]));
     if (!difference.empty()) {
       return common::format("layer %zu: ", layer) + difference;
     }
@@ -176,7 +176,7 @@ std::string compare_stages(const AttentionShape& shape, int block_size, const Ar
     } else {
       expected = before.append(inputs);
     }
-    std::optional<common::Tolerance> tolerance;
+    std::optional<tests::Tolerance> tolerance;
     if (!bits) {
       // Either stage may be off by that much, and in different directions.
       tolerance = rounding_tolerance(shape, length);

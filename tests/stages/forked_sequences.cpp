@@ -9,13 +9,13 @@
 #include <string>
 #include <vector>
 
-#include "common/app/compare.h"
 #include "common/math/sampling.h"
 #include "common/model/generation.h"
 #include "tests/stages/engine_fixtures.h"
 #include "tests/stages/sharing_fixtures.h"
 #include "tests/stages/stage_engine.h"
 #include "tests/support/attention_inputs.h"
+#include "tests/support/compare.h"
 #include "tests/support/ledger.h"
 #include "tests/support/stage_api.h"
 
@@ -81,8 +81,8 @@ TEST_CASE("attention: a forked sequence gets what it gets alone, bit for bit") {
             const common::Matrix& left = outputs[sequence][step][variant][layer];
             const common::Matrix& right = expected[variant][layer];
             CAPTURE(block_size, sequence, step, layer, tests::kVariants[variant]);
-            CHECK(common::compare_bits({left.data(), static_cast<std::size_t>(left.size())},
-                                       {right.data(), static_cast<std::size_t>(right.size())}) == kNoProblem);
+            CHECK(tests::compare_bits({left.data(), static_cast<std::size_t>(left.size())},
+                                      {right.data(), static_cast<std::size_t>(right.size())}) == kNoProblem);
           }
         }
       }
@@ -109,8 +109,8 @@ TEST_CASE("engine: a forked sequence continues as if it had computed everything 
       REQUIRE(shared->append(2, {&other, 1}).has_value());
       const common::Matrix expected = lone->append(0, all.subspan(i, 1)).value();
       CAPTURE(block_size, i);
-      CHECK(common::compare_bits({actual.data(), static_cast<std::size_t>(actual.size())},
-                                 {expected.data(), static_cast<std::size_t>(expected.size())}) == kNoProblem);
+      CHECK(tests::compare_bits({actual.data(), static_cast<std::size_t>(actual.size())},
+                                {expected.data(), static_cast<std::size_t>(expected.size())}) == kNoProblem);
     }
     // Three owners of a partly filled block: two copies.
     CHECK(common::counter(shared->counters(), "blocks_copied") == (10 % block_size == 0 ? 0 : 2));

@@ -11,11 +11,11 @@
 #include <utility>
 #include <vector>
 
-#include "common/app/compare.h"
 #include "common/base/check.h"
 #include "common/model/generation.h"
 #include "tests/stages/engine_fixtures.h"
 #include "tests/stages/stage_engine.h"
+#include "tests/support/compare.h"
 #include "tests/support/ledger.h"
 #include "tests/support/stage_api.h"
 

@@ -96,6 +96,6 @@ TEST_CASE("logits through the engine are those of stage 3, within rounding") {
     // Logits of this model have size 1; two layers of float32 sums of up to 48 terms keep five digits and more.
     CHECK(tests::compare_layers(tests::engine_logits<Grouped>(grouped, 21, 6),
                                 tests::engine_logits<Repeated>(repeated, 21, 6),
-                                common::Tolerance{1e-5, 1e-5}) == kNoDifference);
+                                tests::Tolerance{1e-5, 1e-5}) == kNoDifference);
   }
 }

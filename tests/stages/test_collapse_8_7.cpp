@@ -68,7 +68,7 @@ TEST_CASE("one request through the server: stage 7's text, and its cache to the 
         for (int block = 0; block < 10; ++block) {
           const common::MatrixView left = after.cache().keys(layer, 1, 4 * block, 4);
           const common::MatrixView right = before.cache().keys(layer, 1, 4 * block, 4);
-          CHECK(common::compare_bits({left.data(), 4 * 8}, {right.data(), 4 * 8}) == kNoDifference);
+          CHECK(tests::compare_bits({left.data(), 4 * 8}, {right.data(), 4 * 8}) == kNoDifference);
         }
       }
     }

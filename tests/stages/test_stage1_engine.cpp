@@ -10,13 +10,13 @@
 #include <string>
 #include <vector>
 
-#include "common/app/compare.h"
 #include "common/base/check.h"
 #include "common/base/tensor.h"
 #include "common/model/generation.h"
 #include "stage1/engine.h"
 #include "tests/stages/engine_fixtures.h"
 #include "tests/stages/stage1_ledger.h"
+#include "tests/support/compare.h"
 
 using common::CheckError;
 using common::Completion;
@@ -252,7 +252,7 @@ TEST_CASE("engine: append computes the same logits in any chunks, and refuses wi
     expected = expected.has_value() ? expected : logits;
     // Logits of this model have size 1; two layers of float32 sums of up to 48 terms keep five digits and more.
     const auto as_span = [](const Matrix& row) { return std::span(row.data(), static_cast<std::size_t>(row.cols())); };
-    CHECK(common::compare(as_span(*logits), as_span(*expected), {1e-5, 1e-5}) == kNoProblem);
+    CHECK(tests::compare(as_span(*logits), as_span(*expected), {1e-5, 1e-5}) == kNoProblem);
 
     const std::string before = describe(engine.manager());
     CHECK_FALSE(engine.append(0, std::vector<Token>{1, 2}).has_value());  // one slot is left

@@ -6,13 +6,13 @@
 #include <string>
 #include <vector>
 
-#include "common/app/compare.h"
 #include "common/math/sampling.h"
 #include "common/model/generation.h"
 #include "stage2/attention.h"
 #include "stage2/engine.h"
 #include "tests/stages/engine_fixtures.h"
 #include "tests/support/attention_inputs.h"
+#include "tests/support/compare.h"
 
 using common::CheckError;
 using common::Matrix;

@@ -10,15 +10,15 @@
 #include <string>
 #include <vector>
 
-#include "common/app/compare.h"
 #include "common/base/parallel.h"
-#include "common/math/reference_attention.h"
 #include "common/math/sampling.h"
 #include "stage3/attention.h"
 #include "stage3/engine.h"
 #include "tests/stages/engine_fixtures.h"
 #include "tests/stages/heap_peak.h"
 #include "tests/support/attention_inputs.h"
+#include "tests/support/compare.h"
+#include "tests/support/reference_attention.h"
 
 using common::Matrix;
 using common::Random;
@@ -86,13 +86,13 @@ std::string check_scores(const std::vector<float>& scores, int num_queries) {
     k(static_cast<Eigen::Index>(i), 0) = scores[i];
   }
   const Matrix v = tests::random_matrix(length, 4, random);
-  const std::vector<double> expected = common::reference_attention(q, k, v, 1, 1, 4);
+  const std::vector<double> expected = tests::reference_attention(q, k, v, 1, 1, 4);
   for (const int block_size : kBlockSizes) {
     const Blocks blocks = store(shape, block_size, k, v);
     for (const SoftmaxMode mode : kModes) {
       const Matrix output = stage3::attention(blocks.cache, 0, q, blocks.block_table, static_cast<int>(length), mode);
-      const std::string difference = common::compare({output.data(), static_cast<std::size_t>(output.size())}, expected,
-                                                     tests::rounding_tolerance(shape, length));
+      const std::string difference = tests::compare({output.data(), static_cast<std::size_t>(output.size())}, expected,
+                                                    tests::rounding_tolerance(shape, length));
       if (!difference.empty()) {
         return (mode == SoftmaxMode::kSafe ? "safe, blocks of " : "online, blocks of ") + std::to_string(block_size) +
                ": " + difference;
@@ -242,9 +242,8 @@ TEST_CASE("both forms agree, and neither depends on the number of threads") {
   }
   common::set_num_threads(num_threads_before);
   const auto size = static_cast<std::size_t>(outputs[0].size());
-  CHECK(common::compare(std::span<const float>(outputs[0].data(), size),
-                        std::span<const float>(outputs[1].data(), size),
-                        tests::rounding_tolerance(shape, 70)) == kNoDifference);
+  CHECK(tests::compare(std::span<const float>(outputs[0].data(), size), std::span<const float>(outputs[1].data(), size),
+                       tests::rounding_tolerance(shape, 70)) == kNoDifference);
 }
 
 TEST_CASE("online is the default, and the engine takes either form") {

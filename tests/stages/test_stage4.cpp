@@ -7,14 +7,14 @@
 #include <string>
 #include <vector>
 
-#include "common/app/compare.h"
-#include "common/math/reference_attention.h"
 #include "common/math/sampling.h"
 #include "common/model/generation.h"
 #include "stage4/attention.h"
 #include "stage4/engine.h"
 #include "tests/stages/engine_fixtures.h"
 #include "tests/support/attention_inputs.h"
+#include "tests/support/compare.h"
+#include "tests/support/reference_attention.h"
 
 using common::CheckError;
 using common::Matrix;
@@ -152,12 +152,12 @@ TEST_CASE("random K and V in every head: groups of 1, 3, 4, 8 and all agree with
     for (const SoftmaxMode mode : kModes) {
       for (const int num_queries : {1, 4, 5, kLength}) {
         const Matrix q = inputs[0].q.bottomRows(num_queries);
-        const std::vector<double> expected = common::reference_attention(q, inputs[0].k, inputs[0].v, shape.num_heads,
-                                                                         shape.num_kv_heads, shape.head_dim);
+        const std::vector<double> expected = tests::reference_attention(q, inputs[0].k, inputs[0].v, shape.num_heads,
+                                                                        shape.num_kv_heads, shape.head_dim);
         const Matrix output = stage4::attention(cache, 0, q, block_table, kLength, mode);
         CAPTURE(shape.num_heads, shape.num_kv_heads, num_queries);
-        CHECK(common::compare({output.data(), static_cast<std::size_t>(output.size())}, expected,
-                              tests::rounding_tolerance(shape, kLength)) == kNoDifference);
+        CHECK(tests::compare({output.data(), static_cast<std::size_t>(output.size())}, expected,
+                             tests::rounding_tolerance(shape, kLength)) == kNoDifference);
       }
     }
   }

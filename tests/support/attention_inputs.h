@@ -5,9 +5,9 @@
 #include <cstddef>
 #include <vector>
 
-#include "common/app/compare.h"
 #include "common/base/tensor.h"
 #include "common/math/sampling.h"
+#include "tests/support/compare.h"
 
 namespace tests {
 
@@ -53,7 +53,7 @@ inline constexpr double kUnitRoundoff = 1.0 / (1 << 24);
 // the relative error of the weights; the sums over the context add sqrt(context_length) more. V reaches 4. The factor
 // 16 is this 4 and another 4 for the other order in which a stage may add. A misplaced row, head or weight changes the
 // output in the first or second digit, four orders of magnitude above.
-inline common::Tolerance rounding_tolerance(const AttentionShape& shape, Eigen::Index context_length) {
+inline tests::Tolerance rounding_tolerance(const AttentionShape& shape, Eigen::Index context_length) {
   const double roundings =
       std::sqrt(static_cast<double>(shape.head_dim)) + std::sqrt(static_cast<double>(context_length));
   return {16.0 * kUnitRoundoff * roundings, 0.0};

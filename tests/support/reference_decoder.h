@@ -10,9 +10,9 @@
 #include <vector>
 
 #include "common/base/tensor.h"
-#include "common/math/reference_attention.h"
 #include "common/math/sampling.h"
 #include "common/model/llama.h"
+#include "tests/support/reference_attention.h"
 
 namespace tests {
 
@@ -38,7 +38,7 @@ class ReferenceCache {
     append_rows(keys, k);
     append_rows(values, v);
     const std::vector<double> attended =
-        common::reference_attention(q, keys, values, config_.num_heads, config_.num_kv_heads, config_.head_dim);
+        tests::reference_attention(q, keys, values, config_.num_heads, config_.num_kv_heads, config_.head_dim);
     common::Matrix result(q.rows(), q.cols());
     std::transform(attended.begin(), attended.end(), result.data(), [](double x) { return static_cast<float>(x); });
     return result;

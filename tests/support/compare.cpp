@@ -1,14 +1,16 @@
-#include "common/app/compare.h"
+#include "tests/support/compare.h"
 
 #include <bit>
 #include <cmath>
 #include <cstddef>
+#include <cstdint>
 
 #include "common/base/text.h"
 
-namespace common {
-
+namespace tests {
 namespace {
+
+using common::format;
 
 std::string sizes_differ(std::size_t actual, std::size_t expected) {
   return format("sizes differ: actual has %zu values, expected has %zu", actual, expected);
@@ -36,7 +38,7 @@ std::string compare_values(std::span<const float> actual, std::span<const Expect
   for (std::size_t i = 0; i < actual.size(); ++i) {
     const double error = std::abs(static_cast<double>(actual[i]) - static_cast<double>(expected[i]));
     const bool finite = std::isfinite(actual[i]) && std::isfinite(expected[i]);
-    // Not "error > bound": a NaN on either side of that would be let through.
+    // Not "error > bound", which is false if either side is NaN.
     if (finite && error <= bound_at(i)) {
       continue;
     }
@@ -94,4 +96,4 @@ std::string compare_bits(std::span<const float> actual, std::span<const float> e
                 std::bit_cast<std::uint32_t>(expected[first]));
 }
 
-}  // namespace common
+}  // namespace tests

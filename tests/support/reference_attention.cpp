@@ -1,4 +1,4 @@
-#include "common/math/reference_attention.h"
+#include "tests/support/reference_attention.h"
 
 #include <algorithm>
 #include <cmath>
@@ -6,9 +6,10 @@
 
 #include "common/base/check.h"
 
-namespace common {
-
+namespace tests {
 namespace {
+
+using common::Matrix;
 
 // The numerically safe softmax: every exponent is at most 0, so no score overflows, however large.
 void softmax_in_place(std::vector<double>& scores) {
@@ -69,4 +70,4 @@ std::vector<double> reference_attention(const Matrix& q, const Matrix& k, const 
   return output;
 }
 
-}  // namespace common
+}  // namespace tests
