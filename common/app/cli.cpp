@@ -23,7 +23,7 @@
 #include "common/model/chat.h"
 #include "common/model/default_model.h"
 #include "common/model/gguf.h"
-#include "common/model/synthetic.h"
+#include "common/model/presets.h"
 
 namespace common {
 namespace {
@@ -106,7 +106,7 @@ std::string to_json(const std::string& stage, const Session& session, const RunR
                         {"decode_tokens", result.timing.decode_tokens},
                         {"decode_seconds", result.timing.decode_seconds},
                         {"milliseconds_per_token", result.timing.milliseconds_per_token()}};
-  // A reply may end in the middle of a character: those bytes become U+FFFD here, and stay what they are in "tokens".
+  // A reply may end in the middle of a character. Here its bytes become U+FFFD; "tokens" is exact.
   return document.dump(2, ' ', false, nlohmann::ordered_json::error_handler_t::replace) + "\n";
 }
 
@@ -137,7 +137,7 @@ Session load(const SessionOptions& options) {
     }
   }
   for (std::size_t i = 0; i < session.requests.size(); ++i) {
-    session.requests[i].sampling.seed += i;  // or else equal prompts would get equal texts
+    session.requests[i].sampling.seed += i;  // so that equal prompts get different texts
   }
   return session;
 }
@@ -196,18 +196,18 @@ void add_model_options(Command& command, SessionOptions& options) {
 }
 
 void add_prompt_options(Command& command, SessionOptions& options) {
-  command.option("--prompt", options.prompts, "what to continue; may be given several times");
-  command.flag("--chat", options.chat, "put each prompt into the model's chat template, as a question to answer");
+  command.option("--prompt", options.prompts, "text to continue; may be given several times");
+  command.flag("--chat", options.chat, "answer each prompt, with the model's chat template");
   command.option("--max-new-tokens", options.max_new_tokens, {1, 1 << 24},
                  "maximum number of tokens to generate for a --prompt");
-  command.option("--temperature", options.sampling.temperature, {0.0, 100.0}, "0 always takes the likeliest token");
+  command.option("--temperature", options.sampling.temperature, {0.0, 100.0}, "0 always takes the most likely token");
   command.option("--top-k", options.sampling.top_k, {0, 1 << 24},
-                 "sample from the k likeliest tokens only; 0: from all");
+                 "sample only from the k most likely tokens; 0: from all");
   command.option("--top-p", options.sampling.top_p, {0.0, 1.0},
-                 "sample from the likeliest tokens that reach this probability");
-  command.option("--seed", options.sampling.seed, "of the sampling; prompt number i (from 0) uses seed + i");
+                 "sample only from the most likely tokens that together reach this probability");
+  command.option("--seed", options.sampling.seed, "random seed; prompt i (from 0) is sampled with seed + i");
   command.option("--sample-index", options.sample_index, {0, 1 << 24},
-                 "which of the texts that can be drawn from a prompt with one seed");
+                 "different indices draw different texts from one prompt and seed");
 }
 
 }  // namespace
@@ -240,16 +240,16 @@ Command& Program::add_session_command(const std::string& name, const std::string
 Command& Program::add_bench(std::function<BenchTarget(const Session&)> target,
                             std::function<AttentionTarget(const AttentionShape&)> attention) {
   Command& command = command_line_.add(
-      "bench", "Measure speed, beside what this machine's memory allows",
+      "bench", "Measure speed, and compare it with this machine's memory bandwidth",
       [this, target = std::move(target), attention = std::move(attention)] { bench(target, attention); });
   BenchOptions& options = bench_options_;
   add_model_options(command, options.session);
   command.option("--prompt-tokens", options.prompt_tokens, {2, 1 << 24}, "length of the prompt");
   command.option("--new-tokens", options.new_tokens, {1, 1 << 24}, "tokens decoded after it");
   command.option("--synthetic", options.synthetic,
-                 "random weights in a published shape: smollm2-135m, llama-3.2-1b or llama-3-8b");
+                 "random weights in the shape of a published model: " + preset_names());
   command.exclude("--synthetic", "--model");
-  command.flag("--attention", options.attention, "measure attention alone, at growing contexts");
+  command.flag("--attention", options.attention, "measure attention alone, at growing context lengths");
   command.option("--max-context", options.max_context, {64, 1 << 20}, "the longest context for --attention");
   bench_command_ = &command;
   return command;
@@ -301,7 +301,7 @@ int Program::run(int argc, char** argv) {
     return 2;
   } catch (const std::bad_alloc&) {
     std::cerr << name_ << ": not enough memory; a smaller cache (--slots) may fit\n";
-  } catch (const std::runtime_error& error) {  // a library's, the GPU's for one
+  } catch (const std::runtime_error& error) {  // from a library, such as CUDA
     std::cerr << name_ << ": " << error.what() << '\n';
   }
   return 1;
@@ -322,7 +322,7 @@ void Program::bench(const std::function<BenchTarget(const Session&)>& target,
   Session session = load(options.session);
   if (!options.synthetic.empty()) {
     session.model_name = options.synthetic;
-    session.model = Llama::synthetic(synthetic_config(options.synthetic), 1);
+    session.model = Llama::synthetic(find_preset(options.synthetic).config, 1);
   }
   const double load_seconds = now_seconds() - begin;
   const int context = session.model.config().context_length;

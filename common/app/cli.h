@@ -1,4 +1,4 @@
-// The command line that all stage programs share: their options, how a run is set up, and how it is reported.
+// The commands that all stage programs share: their options, how a run is set up, and how it is reported.
 #pragma once
 
 #include <functional>
@@ -14,23 +14,23 @@
 
 namespace common {
 
-// A loaded model and what is to be done with it.
+// A loaded model, and the requests that the command line describes.
 struct Session {
   std::string model_name;
   Llama model;
   Tokenizer tokenizer;
   std::vector<std::string> prompts;
-  std::vector<Request> requests;  // one a prompt
+  std::vector<Request> requests;  // one for each prompt
 };
 
-// What a run gives back to be reported.
+// What a run reports.
 struct RunResult {
-  std::vector<Completion> completions;  // one a request
-  std::vector<Counter> counters;        // the same on every machine
+  std::vector<Completion> completions;  // one for each request
+  std::vector<Counter> counters;        // deterministic: the same on every machine
   Timing timing;
 };
 
-// The model, and what to do with it, as the command line says.
+// The options from which a Session is loaded.
 struct SessionOptions {
   std::string model_path;  // empty: the bundled model
   int num_threads = 0;     // 0: one for each processor
@@ -46,18 +46,18 @@ class Program {
   // name: "stage1"; idea: one sentence for --help.
   Program(std::string name, const std::string& idea);
 
-  // `generate`: text for --prompt, or for the fixed workload. The stage may add options of its own to what is returned.
+  // `generate`: text for --prompt, or for the fixed workload. The stage may add options to the returned command.
   Command& add_generate(std::function<RunResult(const Session&, const OnToken&)> run);
 
-  // `bench`: how fast the model runs or, with --attention, its attention alone.
+  // `bench`: the speed of the model or, with --attention, of attention alone.
   Command& add_bench(std::function<BenchTarget(const Session&)> target,
                      std::function<AttentionTarget(const AttentionShape&)> attention);
 
-  // For caches in blocks. `plan`: how large a pool has to be (common/app/plan.h). `bench --sweep-block-size`: the fixed
-  // workload with block_size, which `run` obeys, set to 1, 2, 4 … 256 in turn.
+  // For caches in blocks. `plan`: what fits into a cache (common/app/plan.h). `bench --sweep-block-size`: calls `run`
+  // on the fixed workload with block_size set to 1, 2, 4 … 256.
   void add_block_commands(int& block_size, std::function<RunResult(const Session&, const OnToken&)> run);
 
-  // A command that does something else with a model and prompts. It has the options of `generate`.
+  // A command with the options of `generate` that does something else with model and prompts.
   Command& add_session_command(const std::string& name, const std::string& description,
                                std::function<void(const Session&)> run, const SamplingOptions& default_sampling = {});
 
@@ -67,7 +67,8 @@ class Program {
   // Any other command.
   Command& add_command(const std::string& name, const std::string& description, std::function<void()> run);
 
-  // Parses and runs. Returns the exit code: 0, 1 after one line on stderr for bad input, CLI11's codes for usage.
+  // Parses and runs. Returns the exit code: 0; 1 on bad input, 2 on a bug, both after one line on stderr; CLI11's
+  // codes, 100 or more, on usage errors.
   int run(int argc, char** argv);
 
  private:

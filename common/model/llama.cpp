@@ -27,7 +27,7 @@ struct Layer {
   MutableMatrixView down;               // [hidden_size, feed_forward_size]
 };
 
-// One array that all matrices are cut from.
+// One array that holds all matrices.
 class Arena {
  public:
   explicit Arena(std::int64_t size) : size_(size), floats_(allocate_floats(static_cast<std::size_t>(size))) {}
@@ -35,7 +35,7 @@ class Arena {
   MutableMatrixView take(std::int64_t rows, std::int64_t cols) {
     const std::int64_t first = used_;
     used_ += padded(rows * cols);
-    COMMON_CHECK(used_ <= size_, "the weights are more than were counted");
+    COMMON_CHECK(used_ <= size_, "the matrices must be as many as were counted");
     return {floats_.get() + first, rows, cols};
   }
 
@@ -48,20 +48,20 @@ class Arena {
   FloatArray floats_;
 };
 
-int checked_int(const Gguf& file, const std::string& key, std::int64_t value, std::int64_t most) {
-  if (value < 1 || value > most) {
+int checked_int(const Gguf& file, const std::string& key, std::int64_t value, std::int64_t max) {
+  if (value < 1 || value > max) {
     throw InputError(file.name() + ": " + key + " is " + std::to_string(value) + ", expected 1 to " +
-                     std::to_string(most));
+                     std::to_string(max));
   }
   return static_cast<int>(value);
 }
 
-int read_int(const Gguf& file, const std::string& key, std::int64_t most) {
-  return checked_int(file, key, file.get_int(key), most);
+int read_int(const Gguf& file, const std::string& key, std::int64_t max) {
+  return checked_int(file, key, file.get_int(key), max);
 }
 
-int read_int(const Gguf& file, const std::string& key, std::int64_t most, int fallback) {
-  return checked_int(file, key, file.get_int(key, fallback), most);
+int read_int(const Gguf& file, const std::string& key, std::int64_t max, int fallback) {
+  return checked_int(file, key, file.get_int(key, fallback), max);
 }
 
 void require(const Gguf& file, bool condition, const std::string& message) {
@@ -70,22 +70,22 @@ void require(const Gguf& file, bool condition, const std::string& message) {
   }
 }
 
-LlamaConfig read_config(const Gguf& file) {
+LlamaConfig config_of(const Gguf& file) {
   require(file, file.get_string("general.architecture") == "llama",
           "the architecture is \"" + file.get_string("general.architecture") + "\", only \"llama\" is supported");
   // Far above every published model, and small enough that no product of two overflows an int.
-  constexpr std::int64_t kMostFeatures = 1 << 20;
-  constexpr std::int64_t kMostLayers = 1 << 12;
-  constexpr std::int64_t kMostHeads = 1 << 10;
-  constexpr std::int64_t kMostHeadDim = 1 << 10;
+  constexpr std::int64_t kMaxFeatures = 1 << 20;
+  constexpr std::int64_t kMaxLayers = 1 << 12;
+  constexpr std::int64_t kMaxHeads = 1 << 10;
+  constexpr std::int64_t kMaxHeadDim = 1 << 10;
 
   LlamaConfig config;
   config.context_length = read_int(file, "llama.context_length", 1 << 26);
-  config.hidden_size = read_int(file, "llama.embedding_length", kMostFeatures);
-  config.num_layers = read_int(file, "llama.block_count", kMostLayers);
-  config.feed_forward_size = read_int(file, "llama.feed_forward_length", kMostFeatures);
-  config.num_heads = read_int(file, "llama.attention.head_count", kMostHeads);
-  config.num_kv_heads = read_int(file, "llama.attention.head_count_kv", kMostHeads, config.num_heads);
+  config.hidden_size = read_int(file, "llama.embedding_length", kMaxFeatures);
+  config.num_layers = read_int(file, "llama.block_count", kMaxLayers);
+  config.feed_forward_size = read_int(file, "llama.feed_forward_length", kMaxFeatures);
+  config.num_heads = read_int(file, "llama.attention.head_count", kMaxHeads);
+  config.num_kv_heads = read_int(file, "llama.attention.head_count_kv", kMaxHeads, config.num_heads);
   require(file, config.num_heads % config.num_kv_heads == 0,
           std::to_string(config.num_heads) + " query heads can't share " + std::to_string(config.num_kv_heads) +
               " kv heads evenly");
@@ -93,11 +93,11 @@ LlamaConfig read_config(const Gguf& file) {
   const std::string key_length = "llama.attention.key_length";
   require(file, file.has(key_length) || config.hidden_size % config.num_heads == 0,
           "no " + key_length + ", and the hidden size is not a multiple of the number of heads");
-  config.head_dim = read_int(file, key_length, kMostHeadDim, config.hidden_size / config.num_heads);
-  require(file, read_int(file, "llama.attention.value_length", kMostHeadDim, config.head_dim) == config.head_dim,
+  config.head_dim = read_int(file, key_length, kMaxHeadDim, config.hidden_size / config.num_heads);
+  require(file, read_int(file, "llama.attention.value_length", kMaxHeadDim, config.head_dim) == config.head_dim,
           "keys and values of different length are not supported");
   require(file, config.head_dim % 2 == 0, "the head size is odd, so it has no pairs to rotate");
-  require(file, read_int(file, "llama.rope.dimension_count", kMostHeadDim, config.head_dim) == config.head_dim,
+  require(file, read_int(file, "llama.rope.dimension_count", kMaxHeadDim, config.head_dim) == config.head_dim,
           "rotating a part of the head only (llama.rope.dimension_count) is not supported");
   if (file.has("llama.rope.scaling.type")) {
     const std::string& scaling = file.get_string("llama.rope.scaling.type");
@@ -153,8 +153,8 @@ std::vector<ExpectedTensor> expected_tensors(const LlamaConfig& config) {
   return tensors;
 }
 
-// Before memory is taken: what the metadata says may be far from what the file holds. A tensor that this program does
-// not know would be left out of the computation, and the text would be quietly wrong.
+// Called before memory is allocated, because the file may not hold what its metadata says. A tensor that this program
+// does not know would be ignored, and the text would be wrong without notice.
 void check_tensors(const Gguf& file, const LlamaConfig& config) {
   std::set<std::string, std::less<>> known = {"rope_freqs.weight"};
   for (const ExpectedTensor& tensor : expected_tensors(config)) {
@@ -173,7 +173,7 @@ void read_rows(const Gguf& file, const std::string& name, MutableMatrixView matr
                Eigen::Index rows) {
   const std::span<float> values(matrix.row(first_row).data(), static_cast<std::size_t>(rows * matrix.cols()));
   file.read_tensor(name, file.tensors().find(name)->second.shape, values);
-  // One such weight makes every logit NaN.
+  // One such weight would make every logit NaN.
   require(file, std::all_of(values.begin(), values.end(), [](float value) { return std::isfinite(value); }),
           "tensor \"" + name + "\" holds a value that is not a finite number: the file is damaged");
 }
@@ -197,7 +197,7 @@ void read_layer(const Gguf& file, const LlamaConfig& config, const std::string& 
   read_matrix(file, prefix + "ffn_down.weight", layer.down);
 }
 
-// Uniform with variance 1 / cols, so that activations keep their size from layer to layer.
+// Uniform with variance 1 / cols, so that activations neither grow nor shrink from layer to layer.
 void randomize(Random& random, MutableMatrixView matrix) {
   const float half_width = std::sqrt(3.0F / static_cast<float>(matrix.cols()));
   std::generate_n(matrix.data(), matrix.size(),
@@ -322,7 +322,7 @@ struct Llama::Impl {
     }
   }
 
-  // Sets num_parameters, and returns the floats to take: a little more, for where the matrices begin.
+  // Sets num_parameters, and returns the floats to allocate: a little more, because matrices are aligned.
   std::int64_t count() {
     std::int64_t floats = 0;
     for (const ExpectedTensor& tensor : expected_tensors(config)) {
@@ -338,7 +338,7 @@ struct Llama::Impl {
 };
 
 Llama::Llama(const Gguf& file) {
-  const LlamaConfig config = read_config(file);
+  const LlamaConfig config = config_of(file);
   check_tensors(file, config);
   impl_ = std::make_unique<Impl>(config);
   read_matrix(file, "token_embd.weight", impl_->embedding);
@@ -347,7 +347,7 @@ Llama::Llama(const Gguf& file) {
     read_matrix(file, "output.weight", impl_->output);
   }
   if (file.has_tensor("rope_freqs.weight")) {
-    // Llama 3.1 and later stretch the slow rotations by these factors, to reach longer contexts.
+    // Llama 3.1 and later slow down the slow rotations by these factors, for longer contexts.
     std::vector<float> factors(impl_->frequencies.size());
     file.read_tensor("rope_freqs.weight", std::array<std::int64_t, 1>{config.head_dim / 2}, factors);
     for (std::size_t i = 0; i < factors.size(); ++i) {
@@ -362,6 +362,8 @@ Llama::Llama(const Gguf& file) {
     }
   });
 }
+
+LlamaConfig Llama::read_config(const Gguf& file) { return config_of(file); }
 
 Llama::Llama(const LlamaConfig& config, std::uint64_t seed) : impl_(std::make_unique<Impl>(config)) {
   impl_->draw(seed);
@@ -411,7 +413,8 @@ Matrix Llama::forward(std::span<const Token> tokens, std::span<const int> positi
     rotate(q, rotation);
     rotate(k, rotation);
     const Matrix attended = attention(layer, q, k, v);
-    COMMON_CHECK(attended.rows() == num_tokens && attended.cols() == q_cols, "attention returned another shape");
+    COMMON_CHECK(attended.rows() == num_tokens && attended.cols() == q_cols,
+                 "attention returned a matrix of another shape");
     x += linear(attended, weights.output);
 
     const Matrix gate_up = linear(rms_norm(x, weights.feed_forward_norm, config.rms_epsilon), weights.gate_up);
@@ -428,7 +431,7 @@ Matrix Llama::logits(const Matrix& hidden) const {
 std::int64_t Llama::num_parameters() const { return impl_->num_parameters; }
 
 std::int64_t Llama::weight_bytes_per_token() const {
-  // The output matrix is read whole, and one row of the embedding is looked up; tied, they are one matrix.
+  // The whole output matrix is read, and one row of the embedding. If they are tied, they are one matrix.
   const std::int64_t looked_up = impl_->config.tied_output ? 0 : impl_->embedding.size();
   return (num_parameters() - looked_up + impl_->config.hidden_size) * static_cast<std::int64_t>(sizeof(float));
 }

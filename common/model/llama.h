@@ -1,6 +1,6 @@
-// The Llama forward pass. It knows nothing of caches: once a layer it hands q, k and v to a callback and goes on with
-// what comes back. Tokens are flat: they may be one sequence's or many sequences', and only `positions` says where
-// each stands in its own.
+// The Llama forward pass. It knows nothing of caches: in each layer it passes q, k and v to a callback and continues
+// with the attention output that the callback returns. Tokens are flat: they may belong to one sequence or to many, and
+// `positions` alone says where each token is in its own.
 #pragma once
 
 #include <cstdint>
@@ -34,7 +34,7 @@ struct LlamaConfig {
 // Returns [num_tokens, num_heads * head_dim].
 using AttentionFn = std::function<Matrix(int layer, const Matrix& q, const Matrix& k, const Matrix& v)>;
 
-// Views of a model's weights, which it owns.
+// Views of a model's weights, valid as long as the model.
 struct LlamaWeights {
   struct Layer {
     MatrixView attention_norm;     // [1, hidden_size]
@@ -53,15 +53,18 @@ struct LlamaWeights {
 
 class Llama {
  public:
-  // Reads and checks the llama.* keys, and turns all weights into floats. Throws InputError on missing keys, keys that
-  // contradict each other, and tensors that are missing or have another shape.
+  // Reads and checks the llama.* keys and converts all weights to floats. Throws InputError on missing keys, on keys
+  // that contradict each other, and on tensors that are missing, have another shape or hold a value that is not finite.
   explicit Llama(const Gguf& file);
 
-  // Random weights of a given shape, the same for the same seed: for tests and for speed at other sizes.
+  // The shape alone, from the llama.* keys, without reading a weight. Throws InputError on the same keys.
+  static LlamaConfig read_config(const Gguf& file);
+
+  // Random weights, the same for the same seed.
   Llama(const LlamaConfig& config, std::uint64_t seed);
 
-  // The same weights, drawn when the CPU first computes with them: whoever computes elsewhere, with random weights of
-  // its own, takes neither the time nor the memory.
+  // The same weights, but drawn when the CPU first needs them: a GPU that draws random weights of its own then costs
+  // the host neither time nor memory.
   static Llama synthetic(const LlamaConfig& config, std::uint64_t seed);
   bool is_synthetic() const;
 
@@ -73,18 +76,18 @@ class Llama {
 
   const LlamaConfig& config() const;
 
-  // tokens, positions: [num_tokens]. Calls attention once a layer, in order.
-  // Returns the final hidden states, normalised: [num_tokens, hidden_size].
+  // tokens, positions: [num_tokens]. Calls attention once for each layer, in order. Returns the final hidden states,
+  // normalised: [num_tokens, hidden_size]. Throws CheckError on a token outside of the vocabulary.
   Matrix forward(std::span<const Token> tokens, std::span<const int> positions, const AttentionFn& attention) const;
 
-  // hidden: [num_rows, hidden_size], rows of what forward returned. Returns [num_rows, vocab_size].
+  // hidden: [num_rows, hidden_size], some rows of forward's result. Returns [num_rows, vocab_size].
   Matrix logits(const Matrix& hidden) const;
 
   std::int64_t num_parameters() const;
-  // Bytes of weights that one forward and logits of a single token read: all matrices once, one embedding row.
+  // Bytes of weights that forward and logits read for a single token: every matrix once, and one row of the embedding.
   std::int64_t weight_bytes_per_token() const;
 
-  // For other forward passes over the same weights.
+  // For another implementation of the forward pass.
   LlamaWeights weights() const;
 
  private:

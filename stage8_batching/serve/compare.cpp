@@ -11,7 +11,7 @@
 #include "common/app/table.h"
 #include "common/base/check.h"
 #include "common/base/text.h"
-#include "common/model/synthetic.h"
+#include "common/model/presets.h"
 #include "metrics.h"
 #include "plot.h"
 #include "serving.h"
@@ -88,7 +88,7 @@ void run_compare(const common::Session& session, const CompareOptions& options) 
   const common::ResultFile plot(options.plot_path);
   std::optional<common::Llama> synthetic;
   if (!options.synthetic.empty()) {
-    synthetic = common::Llama::synthetic(common::synthetic_config(options.synthetic), 1);
+    synthetic = common::Llama::synthetic(common::find_preset(options.synthetic).config, 1);
   }
   const common::Llama& model = synthetic ? *synthetic : session.model;
   const int longest = std::min(model.config().context_length, options.engine.num_slots);

@@ -12,7 +12,7 @@
 #include "common/app/result_file.h"
 #include "common/base/check.h"
 #include "common/base/text.h"
-#include "common/model/synthetic.h"
+#include "common/model/presets.h"
 #include "metrics.h"
 #include "trace.h"
 
@@ -112,7 +112,7 @@ void run_serve(const common::Session& session, const ServingOptions& options) {
   const common::ResultFile json(options.json_path);
   std::optional<common::Llama> synthetic;
   if (!options.synthetic.empty()) {
-    synthetic = common::Llama::synthetic(common::synthetic_config(options.synthetic), 1);
+    synthetic = common::Llama::synthetic(common::find_preset(options.synthetic).config, 1);
   }
   const common::Llama& model = synthetic ? *synthetic : session.model;
   Engine engine(model, with_chunk_size_at_least(options.scheduler.token_budget, options.engine));

@@ -25,7 +25,7 @@
 #include "common/model/gguf.h"
 #include "common/model/linear.h"
 #include "common/model/llama.h"
-#include "common/model/synthetic.h"
+#include "common/model/presets.h"
 #include "common/model/tokenizer.h"
 #include "tests/support/catch.h"
 #include "tests/support/compare.h"
@@ -750,13 +750,23 @@ TEST_CASE("a synthetic model draws the same weights when it needs them", "[llama
   CHECK(lazy.logits(hidden) == eager.logits(hidden));
 }
 
-TEST_CASE("the shapes for synthetic weights have as many parameters as the models are said to have", "[llama]") {
-  // The models' cards: 135M (134,515,008), 1.23B and 8.03B.
-  for (const auto& [name, millions] : {std::pair{"smollm2-135m", 134.5}, {"llama-3.2-1b", 1235.8}}) {
-    const Llama model = Llama::synthetic(common::synthetic_config(name), 1);
-    CHECK(std::abs(static_cast<double>(model.num_parameters()) / 1e6 - millions) < 0.1);
+TEST_CASE("presets have as many parameters as the models are said to have", "[llama]") {
+  // The models' cards: 6.74, 13.02 and 68.98 billion (Llama 2), 8.03 and 1.24 billion (Llama 3), 134,515,008, and
+  // 5,049,600.
+  const std::vector<std::pair<std::string, double>> millions = {
+      {"llama-2-7b", 6738.4},   {"llama-2-13b", 13015.9}, {"llama-2-70b", 68976.6}, {"llama-3-8b", 8030.3},
+      {"llama-3.2-1b", 1235.8}, {"smollm2-135m", 134.5},  {"tales-5m", 5.05}};
+  REQUIRE(millions.size() == common::presets().size());
+  for (const auto& [name, expected] : millions) {
+    const LlamaConfig& config = common::find_preset(name).config;
+    const double heads = 2.0 * config.num_heads * config.head_dim + 2.0 * config.num_kv_heads * config.head_dim;
+    const double layer = config.hidden_size * (heads + 3.0 * config.feed_forward_size + 2.0);
+    const double embeddings = (config.tied_output ? 1.0 : 2.0) * config.vocab_size * config.hidden_size;
+    CAPTURE(name);
+    CHECK(std::abs((config.num_layers * layer + embeddings + config.hidden_size) / 1e6 - expected) < 0.06);
   }
-  CHECK_THROWS_AS(common::synthetic_config("llama-9"), common::InputError);
+  CHECK(Llama::synthetic(common::find_preset("smollm2-135m").config, 1).num_parameters() == 134515008);
+  CHECK_THROWS_AS(common::find_preset("llama-9"), common::InputError);
 }
 
 TEST_CASE("parameters and bytes are counted", "[llama]") {
@@ -794,7 +804,7 @@ TEST_CASE("misuse of forward is caught", "[llama]") {
   CHECK(contains(complaint({1, 2}, {0}, zeros_like_q), "each token needs a position"));
   CHECK(contains(complaint({1}, {0, 1}, zeros_like_q), "each token needs a position"));
 
-  const std::string shape = "attention returned another shape";
+  const std::string shape = "attention returned a matrix of another shape";
   const auto returning = [](Eigen::Index rows, Eigen::Index cols) {
     return [=](int, const Matrix&, const Matrix&, const Matrix&) -> Matrix { return Matrix::Zero(rows, cols); };
   };
@@ -1008,6 +1018,6 @@ TEST_CASE("linear: from 9 tokens to 64, a token's row is the same in every compa
 TEST_CASE("linear wants as many features as the weights have", "[linear]") {
   const Matrix x = Matrix::Ones(2, 7);
   CHECK(contains(error_of<CheckError>([&] { common::linear(x, Matrix::Ones(3, 8)); }),
-                 "a linear layer got 7 features, wants 8"));
+                 "a linear layer got 7 features, expected 8"));
   CHECK(error_of<CheckError>([&] { common::linear(x, Matrix::Ones(3, 7)); }).empty());
 }

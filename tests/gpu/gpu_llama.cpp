@@ -8,7 +8,7 @@
 #include "common/app/workload.h"
 #include "common/model/default_model.h"
 #include "common/model/gguf.h"
-#include "common/model/synthetic.h"
+#include "common/model/presets.h"
 #include "common/model/tokenizer.h"
 #include "tests/gpu/gpu_llama.h"
 #include "tests/support/catch.h"
@@ -139,7 +139,7 @@ TEST_CASE("GPU Llama: published shapes, any number of tokens, positions out of o
     SKIP_TEST("there is no GPU");
   }
   const std::string name = GENERATE("smollm2-135m", "llama-3.2-1b", "llama-3-8b");
-  LlamaConfig config = common::synthetic_config(name);
+  LlamaConfig config = common::find_preset(name).config;
   config.num_layers = 2;
   config.vocab_size = 4099;  // no multiple of anything
   const Llama cpu_model(config, 7);

@@ -7,7 +7,7 @@
 #include <vector>
 
 #include "common/base/check.h"
-#include "common/model/synthetic.h"
+#include "common/model/presets.h"
 #include "tests/gpu/gpu_llama.h"
 #include "tests/support/catch.h"
 #include "tests/support/compare.h"
@@ -39,7 +39,7 @@ TEST_CASE("GPU Llama: a graph's replays equal eager steps, bit for bit", "[gpu]"
   }
   const auto precision = GENERATE(Precision::kFloat32, Precision::kBFloat16);
   const int num_tokens = GENERATE(1, 3, 8, 9, 16, 31, 32, 40, 64);
-  LlamaConfig config = common::synthetic_config("smollm2-135m");
+  LlamaConfig config = common::find_preset("smollm2-135m").config;
   config.num_layers = 3;
   CudaLlama model(config, 11, precision, 64);
   const common::Stream stream;
@@ -81,7 +81,7 @@ TEST_CASE("GPU Llama: random weights keep activations at size 1 and depend on th
   if (!common::has_cuda_device()) {
     SKIP_TEST("there is no GPU");
   }
-  LlamaConfig config = common::synthetic_config("smollm2-135m");
+  LlamaConfig config = common::find_preset("smollm2-135m").config;
   config.num_layers = 2;
   const std::vector<int> tokens = {1, 2, 3};
   const auto logits_of = [&](std::uint64_t seed) {
@@ -103,7 +103,7 @@ TEST_CASE("GPU Llama: the most likely token, ties, NaN and infinities", "[gpu]")
   constexpr float kInfinity = std::numeric_limits<float>::infinity();
   constexpr float kNaN = std::numeric_limits<float>::quiet_NaN();
   for (const int vocab_size : {9, 4096, 4097, 128256}) {
-    LlamaConfig config = common::synthetic_config("smollm2-135m");
+    LlamaConfig config = common::find_preset("smollm2-135m").config;
     config.num_layers = 1;
     config.vocab_size = vocab_size;
     CudaLlama model(config, 1, Precision::kBFloat16, 16);
@@ -149,7 +149,7 @@ TEST_CASE("GPU Llama: tokens and rows that do not exist are NaN, and only they",
   }
   const auto precision = GENERATE(Precision::kFloat32, Precision::kBFloat16);
   const int num_tokens = GENERATE(1, 4, 12, 32, 33);
-  LlamaConfig config = common::synthetic_config("smollm2-135m");
+  LlamaConfig config = common::find_preset("smollm2-135m").config;
   config.num_layers = 2;
   config.vocab_size = 1000;
   CudaLlama model(config, 1, precision, 33);
@@ -188,9 +188,9 @@ TEST_CASE("GPU Llama: what is too large is refused in one sentence, and nothing 
     }
     return "";
   };
-  LlamaConfig small = common::synthetic_config("smollm2-135m");
+  LlamaConfig small = common::find_preset("smollm2-135m").config;
   small.num_layers = 1;
-  LlamaConfig large = common::synthetic_config("llama-3-8b");
+  LlamaConfig large = common::find_preset("llama-3-8b").config;
   large.num_layers = 4000;
   // What the driver and the libraries keep for themselves is taken now.
   (void)CudaLlama(small, 1, Precision::kFloat32, 100);
@@ -209,7 +209,7 @@ TEST_CASE("GPU Llama: bad arguments are refused before anything is launched", "[
   if (!common::has_cuda_device()) {
     SKIP_TEST("there is no GPU");
   }
-  LlamaConfig config = common::synthetic_config("smollm2-135m");
+  LlamaConfig config = common::find_preset("smollm2-135m").config;
   config.num_layers = 1;
   CHECK_THROWS_AS((CudaLlama(config, 1, Precision::kBFloat16, 0)), common::CheckError);
   LlamaConfig odd = config;
@@ -245,7 +245,7 @@ TEST_CASE("GPU Llama: the bytes that a token reads", "[gpu]") {
     SKIP_TEST("there is no GPU");
   }
   for (const bool tied : {true, false}) {
-    LlamaConfig config = common::synthetic_config("smollm2-135m");
+    LlamaConfig config = common::find_preset("smollm2-135m").config;
     config.num_layers = 2;
     config.vocab_size = 1000;
     config.tied_output = tied;
