@@ -17,7 +17,7 @@
 namespace common {
 namespace {
 
-Token likeliest(const Matrix& logits) { return argmax({logits.data(), static_cast<std::size_t>(logits.cols())}); }
+Token argmax_token(const Matrix& logits) { return argmax({logits.data(), static_cast<std::size_t>(logits.cols())}); }
 
 template <typename Result>
 std::optional<Result> require(std::optional<Result> result) {
@@ -27,7 +27,7 @@ std::optional<Result> require(std::optional<Result> result) {
   return result;
 }
 
-// Seconds a layer: the fastest of several rounds over all layers, because others only ever add time.
+// Seconds per layer: the fastest of several rounds over all layers, because disturbances only add time.
 double fastest_layer(int num_layers, const std::function<void(int layer)>& run) {
   constexpr double kSeconds = 0.5;
   double fastest = std::numeric_limits<double>::infinity();
@@ -54,7 +54,7 @@ void print_speed(const Llama& model, const BenchTarget& target, int prompt_token
   for (int i = 0; i < prompt_tokens; ++i) {
     prompt.push_back(static_cast<Token>(random.below(static_cast<std::uint64_t>(model.config().vocab_size))));
   }
-  // The first run warms up caches and clocks; the fastest counts, because others only ever add time.
+  // The first run warms up caches and clocks. The fastest one counts, because disturbances only add time.
   constexpr int kRuns = 4;
   Progress progress("measuring", std::int64_t{kRuns} * new_tokens);
   double prefill_seconds = std::numeric_limits<double>::infinity();
@@ -64,9 +64,9 @@ void print_speed(const Llama& model, const BenchTarget& target, int prompt_token
     const double start = now_seconds();
     const std::optional<Matrix> logits = require(target.append(prompt));
     const double prefilled = now_seconds();
-    Token token = likeliest(*logits);
+    Token token = argmax_token(*logits);
     for (int i = 0; i < new_tokens; ++i) {
-      token = target.decode ? *require(target.decode(token)) : likeliest(*require(target.append({&token, 1})));
+      token = target.decode ? *require(target.decode(token)) : argmax_token(*require(target.append({&token, 1})));
       progress.advance();
     }
     prefill_seconds = std::min(prefill_seconds, prefilled - start);
@@ -74,7 +74,7 @@ void print_speed(const Llama& model, const BenchTarget& target, int prompt_token
   }
   progress.clear();
 
-  const std::int64_t peak_bytes = peak_resident_bytes();  // before the buffer of the next line counts too
+  const std::int64_t peak_bytes = peak_resident_bytes();  // before the next line allocates its buffer
   const double bandwidth = target.read_bandwidth > 0.0 ? target.read_bandwidth : measure_read_bandwidth(num_threads());
   const auto weight_bytes = static_cast<double>(target.weight_bytes_per_token > 0 ? target.weight_bytes_per_token
                                                                                   : model.weight_bytes_per_token());
@@ -127,9 +127,9 @@ void print_attention_speed(const std::function<AttentionTarget(const AttentionSh
 void print_block_size_sweep(const std::function<BlockSizeRow(int block_size)>& run) {
   Table table({"block size", "slots reserved", "slots used", "waste", "waste a request", "(B-1)/2", "block table bytes",
                "ms per token"});
-  constexpr int kMostBlockSize = 256;
+  constexpr int kMaxBlockSize = 256;
   Progress progress("measuring", 9);
-  for (int block_size = 1; block_size <= kMostBlockSize; block_size *= 2) {
+  for (int block_size = 1; block_size <= kMaxBlockSize; block_size *= 2) {
     const BlockSizeRow row = run(block_size);
     const double wasted = row.slots_reserved - row.slots_used;
     table.add_row({std::to_string(block_size), format("%.1f", row.slots_reserved), format("%.1f", row.slots_used),

@@ -1,4 +1,4 @@
-// The measurements all stages share, so that their figures can be put side by side.
+// The measurements that all stages share, so that their figures can be compared.
 #pragma once
 
 #include <cstdint>
@@ -13,17 +13,19 @@ namespace common {
 
 // A sequence that tokens can be appended to.
 struct BenchTarget {
-  std::function<bool(int max_length)> start;  // a new sequence, in place of the last one; false: the cache is too small
-  std::function<std::optional<Matrix>(std::span<const Token>)> append;  // logits after the last token; none: likewise
+  // Begins a new sequence in place of the last one; false if the cache is too small.
+  std::function<bool(int max_length)> start;
+  // Appends tokens and returns the logits after the last one, [1, vocab_size]; nothing if the cache is too small.
+  std::function<std::optional<Matrix>(std::span<const Token>)> append;
   std::int64_t kv_bytes_per_token = 0;
-  // The same for one token, and the likeliest next one: where it is found without handing out all logits.
+  // Appends one token and returns the most likely next one, where that is cheaper than to return all logits.
   std::function<std::optional<Token>(Token)> decode = nullptr;
-  std::int64_t weight_bytes_per_token = 0;  // 0: the model's own
-  double read_bandwidth = 0.0;              // bytes a second of the memory that holds it all; 0: the processor's
+  std::int64_t weight_bytes_per_token = 0;  // 0: Llama::weight_bytes_per_token()
+  double read_bandwidth = 0.0;  // bytes per second of the memory with weights and cache; 0: measure the host's
 };
 
-// Prints the speed of prefill and decode, the bytes decode reads, and what share of the machine's own read bandwidth
-// that is. load_seconds: how long it took to make the model ready.
+// Prints the speed of prefill and decode, the bytes that decode reads, and the share of the machine's read bandwidth
+// that it reaches. load_seconds: how long the model took to load. Throws InputError if the cache is too small.
 void print_speed(const Llama& model, const BenchTarget& target, int prompt_tokens, int new_tokens, double load_seconds);
 
 // One sequence of context_length tokens in a cache of num_layers layers.
@@ -37,16 +39,16 @@ struct AttentionShape {
 
 struct AttentionTarget {
   std::function<void(int layer, const Matrix& q)> attend;  // q: [1, num_heads * head_dim], the sequence's last token
-  std::int64_t bytes = 0;                                  // of K and V, stored for one layer
-  std::function<void(int layer)> copy = nullptr;           // what of that is copying K and V, if anything is copied
+  std::int64_t bytes = 0;                                  // stored K and V of one layer
+  std::function<void(int layer)> copy = nullptr;           // the part of attend that copies K and V, if any
 };
 
-// Prints the time of one decode step's attention in one layer, by one thread, at contexts up to max_context, beside
-// this thread's own read bandwidth. Layers take turns and are together far larger than the processor's caches, because
-// in a real decode step the weights have passed through them in between.
+// Prints the time that one thread takes for one decode step's attention in one layer, at contexts up to max_context,
+// and the read bandwidth of one thread. Layers take turns, and together they are far larger than the processor's
+// caches: in a real decode step, the weights pass through the caches between two calls.
 void print_attention_speed(const std::function<AttentionTarget(const AttentionShape&)>& make_target, int max_context);
 
-// Means over a run of the fixed workload: slots, slots, requests, milliseconds.
+// Means over a run of the fixed workload. Slots and requests are held at once.
 struct BlockSizeRow {
   double slots_reserved = 0.0;
   double slots_used = 0.0;
@@ -54,7 +56,7 @@ struct BlockSizeRow {
   double milliseconds_per_token = 0.0;
 };
 
-// Prints what each block size from 1 to 256 wastes in last blocks, and how long the block tables get.
+// Prints the slots that each block size from 1 to 256 wastes in last blocks, and the size of the block tables.
 void print_block_size_sweep(const std::function<BlockSizeRow(int block_size)>& run);
 
 }  // namespace common

@@ -11,7 +11,7 @@
 namespace common {
 namespace {
 
-// Backgrounds of the 256-colour palette, ordered so that neighbours differ most; all light enough for black text.
+// Background colours of the 256-colour palette, all light enough for black text. Neighbours differ most.
 constexpr std::array<int, 12> kOwnerColors = {117, 215, 120, 212, 228, 147, 80, 209, 156, 183, 180, 250};
 
 char owner_letter(int owner) {
@@ -23,7 +23,7 @@ char owner_letter(int owner) {
   return index < kLetters.size() ? kLetters[index] : '#';
 }
 
-// SGR 38;5 and 48;5 choose foreground and background; 16 is black whatever the terminal's theme.
+// SGR 38;5 and 48;5 select foreground and background; 16 is black in every terminal theme.
 std::string start_color(int owner) {
   return format("\033[38;5;16;48;5;%dm", kOwnerColors[static_cast<std::size_t>(owner) % kOwnerColors.size()]);
 }
@@ -34,7 +34,7 @@ char count_digit(int count) { return static_cast<char>(count == 0 ? '.' : count 
 
 std::string draw_cells(std::span<const MapCell> cells, bool color) {
   std::string text;
-  int colored_owner = -1;  // whose background is switched on
+  int colored_owner = -1;  // the owner whose background is on
   for (const MapCell& cell : cells) {
     const int owner = color ? std::max(cell.owner, -1) : -1;
     if (owner != colored_owner) {

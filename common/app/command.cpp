@@ -18,7 +18,7 @@ namespace {
 constexpr std::size_t kHelpColumns = 80;
 constexpr std::size_t kTextColumn = 28;  // where the explanations begin
 
-// The words of `text` in lines of at most kHelpColumns, each of which begins with `indent` spaces.
+// `text` in lines of at most kHelpColumns, each indented by `indent` spaces.
 std::string wrap(const std::string& text, std::size_t indent) {
   std::string result;
   std::string line(indent, ' ');
@@ -77,13 +77,13 @@ double parse_real(const std::string& name, const std::string& text, Range<double
   char* end = nullptr;
   const double value = std::strtod(text.c_str(), &end);
   const bool is_number = !text.empty() && end == text.c_str() + text.size();
-  if (!is_number || !(value >= range.min && value <= range.max)) {  // NaN is on neither side of a limit
+  if (!is_number || !(value >= range.min && value <= range.max)) {  // NaN fails both comparisons
     refuse(name, quote(text) + format(" is not a number from %g to %g", range.min, range.max));
   }
   return value;
 }
 
-// An option with one value, which `set` is called with.
+// An option with one value. `set` is called with its text.
 CLI::Option& add(CLI::App& app, const std::string& name, const std::string& value_name, const std::string& default_text,
                  const std::string& help, std::function<void(const std::string&)> set) {
   const auto set_each = [set = std::move(set)](const std::vector<std::string>& texts) {

@@ -1,5 +1,5 @@
-// Commands and their options. CLI11 reads the command line; it takes seconds to compile, so that only command.cpp
-// includes it.
+// Commands and their options. CLI11 parses the command line; it takes seconds to compile, so only command.cpp includes
+// it.
 #pragma once
 
 #include <cstddef>
@@ -19,15 +19,15 @@ class App;
 
 namespace common {
 
-// The values that an option takes, both ends included.
+// The values that an option accepts, including both ends.
 template <typename Number>
 struct Range {
   Number min;
   Number max;
 };
 
-// What an option sets is its default too. --help shows the default if it is a value that could be given; so an int that
-// is 0 for "not set" has a range from 1 on, and its help text says what happens without it.
+// Each option sets a variable, whose value before is the default. --help shows the default if it is in the option's
+// range: an int that is 0 for "not given" has a range from 1, and its help text states the default in words.
 class Command {
  public:
   void option(const std::string& name, int& value, Range<int> range, const std::string& help);
@@ -36,12 +36,12 @@ class Command {
   void option(const std::string& name, double& value, Range<double> range, const std::string& help);
   void option(const std::string& name, std::uint64_t& value, const std::string& help);
   void option(const std::string& name, std::string& value, const std::string& help);
-  // May be given several times, which the others may not.
+  // May be given several times, unlike the others.
   void option(const std::string& name, std::vector<std::string>& values, const std::string& help);
-  // The same, with a function called for each text. It throws InputError for one that makes no sense: a usage error.
+  // The same, but calls a function for each text. If the function throws InputError, that is a usage error.
   void option(const std::string& name, std::function<void(const std::string&)> set, const std::string& help);
 
-  // One of a few words, each of which stands for a value of Value.
+  // One of several words, each of which stands for a value of Value.
   template <typename Value>
   void choice(const std::string& name, Value& value,
               const std::vector<std::pair<std::string, std::type_identity_t<Value>>>& choices,
@@ -58,10 +58,10 @@ class Command {
 
   void flag(const std::string& name, bool& value, const std::string& help);      // sets value to true
   void flag_off(const std::string& name, bool& value, const std::string& help);  // sets value to false
-  // For the name "run-ahead": --run-ahead sets true, --no-run-ahead false; without either, value stays unset.
+  // With the name "run-ahead", --run-ahead sets true and --no-run-ahead false; without either, value stays empty.
   void flag_pair(const std::string& name, std::optional<bool>& value, const std::string& help);
 
-  // It is a usage error to give both options, which have been added.
+  // Makes it a usage error to give both options, which must have been added before.
   void exclude(const std::string& name, const std::string& other);
 
  private:
@@ -73,7 +73,7 @@ class Command {
   CLI::App& app_;
 };
 
-// A program's commands, of which each run of it executes one.
+// The commands of a program, of which a run executes one.
 class CommandLine {
  public:
   CommandLine(const std::string& program, const std::string& description);
@@ -83,13 +83,13 @@ class CommandLine {
 
   Command& add(const std::string& name, const std::string& description, std::function<void()> run);
 
-  // Runs the command. Returns 0, or CLI11's code (100 or more) after a usage error, which is said on stderr. What the
-  // command throws passes through.
+  // Runs the command. Returns 0, or CLI11's code (100 or more) after printing a usage error to stderr. Does not catch
+  // what the command throws.
   int run(int argc, const char* const* argv);
 
  private:
   std::unique_ptr<CLI::App> app_;
-  std::list<Command> commands_;  // their addresses are handed out
+  std::list<Command> commands_;  // a list, because add() returns references
 };
 
 }  // namespace common

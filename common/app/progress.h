@@ -9,14 +9,14 @@ namespace common {
 
 class Progress {
  public:
-  // total <= 0: not known, only the count is shown.
+  // total <= 0: unknown, so only the count is shown.
   Progress(std::string what, std::int64_t total);
-  ~Progress();  // wipes the line
+  ~Progress();  // erases the line
   Progress(const Progress&) = delete;
   Progress& operator=(const Progress&) = delete;
 
-  void advance(std::int64_t steps = 1);  // cheap: draws at most ten times a second, and not in the first second
-  void clear();                          // wipes the line, so that something else can be printed
+  void advance(std::int64_t steps = 1);  // draws at most ten times a second, and not in the first second
+  void clear();                          // erases the line, so that other output can follow
 
  private:
   std::string what_;

@@ -1,21 +1,21 @@
-// Where the result of a long run is written at its end.
+// A file for the result of a long run.
 #pragma once
 
 #include <string>
 
 namespace common {
 
-// path: a file, "-" for standard output, or empty if nobody asks for the result. Checked at once, so that a wrong path
-// does not cost the run; what was in the file stays until there is something to write in its place.
+// path: a file, "-" for standard output, or empty for no result. It is checked at once, so that a wrong path is noticed
+// before the run and not after it. Until write(), a file keeps its old content, and a new one does not exist.
 class ResultFile {
  public:
-  // Throws InputError if the file can't be written to.
+  // Throws InputError if the file cannot be opened for writing.
   explicit ResultFile(std::string path);
 
   bool is_wanted() const { return !path_.empty(); }
   bool is_stdout() const { return path_ == "-"; }
 
-  // Throws InputError if it can't be written.
+  // Replaces the file. Throws InputError if that fails.
   void write(const std::string& text) const;
 
  private:

@@ -34,11 +34,11 @@ char sequence_name(int id) {
   return static_cast<char>('A' + id);
 }
 
-int parse_count(std::string_view text, int least) {
+int parse_count(std::string_view text, int min) {
   int value = 0;
   const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
-  if (error != std::errc() || end != text.data() + text.size() || value < least) {
-    throw InputError("expected a number from " + std::to_string(least) + " up, not " + quote(text));
+  if (error != std::errc() || end != text.data() + text.size() || value < min) {
+    throw InputError("expected a number from " + std::to_string(min) + " up, not " + quote(text));
   }
   return value;
 }

@@ -1,4 +1,4 @@
-// A small command shell, one command a line: `name argument …`. It drives the demonstrations, from a script, a pipe or
+// A small command shell: each line is a command, `name argument …`. The demonstrations read it from a script, a pipe or
 // a keyboard.
 #pragma once
 
@@ -17,7 +17,7 @@ namespace common {
 int sequence_id(std::string_view name);  // throws InputError for any other name
 char sequence_name(int id);
 
-// The sequence of that name, which must be live in the stage's manager or, for a new one, must not be: InputError.
+// The sequence of that name. Throws InputError unless the stage's manager has it (live) or does not have it (!live).
 template <typename Manager>
 int sequence_named(const Manager& manager, const std::string& name, bool live) {
   const int sequence = sequence_id(name);
@@ -27,20 +27,20 @@ int sequence_named(const Manager& manager, const std::string& name, bool live) {
   return sequence;
 }
 
-// A number from `least` up; InputError naming it otherwise.
-int parse_count(std::string_view text, int least);
+// A whole number, at least `min`. Throws InputError with the text if it is anything else.
+int parse_count(std::string_view text, int min);
 
 class Shell {
  public:
   using Arguments = std::vector<std::string>;
 
-  // usage: the arguments, "NAME COUNT"; their number is checked before `run` is called. run prints what it has to say.
+  // usage: the arguments, "NAME COUNT". Their number is checked before `run` is called. `run` prints its own output.
   void add(const std::string& name, const std::string& usage, const std::string& help,
            std::function<void(const Arguments&)> run);
 
   // Runs the lines of `input` until its end or `quit`; `#` starts a comment, `help` lists the commands. With echo, each
-  // line is printed behind "> " before its output, so that a script reads like a session. A line that is wrong is
-  // answered with one line "error: …" and changes nothing. Returns the number of such lines.
+  // line is printed after "> " and before its output, so that a script reads like a session. A wrong line prints one
+  // line "error: …" and changes nothing. Returns the number of wrong lines.
   int run(std::istream& input, std::ostream& output, bool echo);
 
  private:

@@ -12,10 +12,10 @@ namespace {
 
 bool is_digit(char c) { return c >= '0' && c <= '9'; }
 
-// Bytes 10xxxxxx continue a UTF-8 character; every other byte opens one.
+// Bytes 10xxxxxx continue a UTF-8 character; every other byte begins one.
 bool continues_character(char byte) { return (static_cast<unsigned char>(byte) & 0xC0U) == 0x80U; }
 
-// A code point is taken to be one column wide: right for all this project prints.
+// Counts each code point as one column, which is right for everything that this project prints.
 std::size_t display_columns(std::string_view text) {
   return text.size() - static_cast<std::size_t>(std::count_if(text.begin(), text.end(), continues_character));
 }
@@ -41,7 +41,7 @@ bool is_number(std::string_view cell) {
   return cell.find(' ', at) == std::string_view::npos;
 }
 
-// Stands for a number that does not exist, and says nothing about its column.
+// A missing number. It does not decide how its column is aligned.
 bool is_blank(std::string_view cell) { return cell.empty() || cell == "-"; }
 
 bool is_number_column(const std::vector<std::vector<std::string>>& rows, std::size_t column) {
@@ -93,7 +93,7 @@ void Table::add_row(std::vector<std::string> cells) {
 }
 
 std::string Table::to_string() const {
-  constexpr std::size_t kMinWidth = 3;  // some Markdown readers want three dashes
+  constexpr std::size_t kMinWidth = 3;  // some Markdown renderers require three dashes
   std::vector<std::size_t> widths;
   std::vector<bool> align_right;
   std::vector<std::string> dashes;

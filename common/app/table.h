@@ -6,12 +6,12 @@
 
 namespace common {
 
-// A header, then rows; numbers align right, text left. Cells count display columns, not bytes (UTF-8).
+// A header, then rows. Columns of numbers are aligned right, others left. Widths are in characters, not bytes (UTF-8).
 class Table {
  public:
   explicit Table(std::vector<std::string> header);
   void add_row(std::vector<std::string> cells);  // as many cells as the header has
-  // Markdown-compatible: "| stage | slots |", a line of dashes (with ':' on the right for number columns), the rows.
+  // A Markdown table: "| stage | slots |", a line of dashes (with ':' on the right for columns of numbers), the rows.
   std::string to_string() const;
 
  private:

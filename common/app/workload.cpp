@@ -5,8 +5,8 @@
 namespace common {
 namespace {
 
-// Three requests begin with this, word for word: what they have in common is stored once from stage 6 on.
-// It opens "Puss in Boots" as the Brothers Grimm told it in 1812; the last prompt opens Andersen's "The Wild Swans".
+// Three prompts begin with this text; from stage 6 on, its K and V are stored once. It is the beginning of "Puss in
+// Boots" as told by the Brothers Grimm in 1812. The last prompt is the beginning of Andersen's "The Wild Swans".
 const std::string kOpening =
     "There was once upon a time a miller who had three sons, a mill, an ass, and a cat. The sons had to grind the "
     "corn, the ass to fetch the grain and carry the meal, and the cat to catch the mice. When the miller died, the "
@@ -14,8 +14,8 @@ const std::string kOpening =
     "there was nothing else left for him. Then he was sad, and said to himself, \"After all, I have got the worst of "
     "it.\" ";
 
-// Chosen so that no greedy choice is a near-tie (tests/common/test_llama.cpp measures it): any order of adding floats
-// gives the same text. The first five are those of tests/golden/golden_greedy.json.
+// Chosen so that no greedy choice is nearly tied (tests/common/test_llama.cpp measures this): the text is the same in
+// whatever order floats are added. The first five prompts are those of tests/golden/golden_greedy.json.
 std::array<WorkloadItem, 12> make_workload() {
   return {{
       {"The old woman opened the door and", 64},

@@ -1,4 +1,4 @@
-// The fixed workload that every stage runs: a dozen prompts of mixed length, some of which share a long opening.
+// The fixed workload that every stage runs: a dozen prompts of mixed length, three of which share a long beginning.
 #pragma once
 
 #include <span>

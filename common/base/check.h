@@ -1,6 +1,6 @@
 // Two kinds of failure, kept apart everywhere:
-//   InputError   the user can cause it (a file, an option, a prompt): one clear line on stderr, exit code 1.
-//   CheckError   only a bug can cause it: COMMON_CHECK stays on in Release builds, unlike assert.
+//   InputError   the user can cause it (a file, an option, a prompt): one line on stderr, exit code 1.
+//   CheckError   only a bug can cause it: COMMON_CHECK, which unlike assert stays on in Release builds.
 // Running out of cache slots is neither: it is a normal outcome, and a returned value.
 #pragma once
 

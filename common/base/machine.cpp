@@ -33,11 +33,11 @@ using Buffer = std::unique_ptr<Vector[], FreeAligned>;
 
 Buffer allocate(std::size_t bytes) {
   void* data = ::operator new(bytes, kHugePage);
-  advise_huge_pages(data, bytes);  // address translation is not what is to be measured
+  advise_huge_pages(data, bytes);  // keeps address translation out of the measurement
   return Buffer(static_cast<Vector*>(data));
 }
 
-// All words are 1: the sum then says how many words were really read.
+// All words are 1, so their sum is the number of words that were really read.
 void fill_with_ones(Vector* begin, Vector* end) {
   const Vector ones = Vector{} + 1;
   std::fill(begin, end, ones);
@@ -73,11 +73,11 @@ double measure_read_bandwidth(int num_threads, std::size_t bytes, double seconds
   bool again = true;
   double best_seconds = 0.0;
 
-  // Thread 0 keeps the time, from the moment all may start to the moment the last one is done.
+  // Thread 0 measures, from when all threads may start until the last one is done.
   const auto read_part = [&](std::size_t thread) {
     Vector* const begin = buffer.get() + thread * vectors_per_thread;
     Vector* const end = begin + vectors_per_thread;
-    fill_with_ones(begin, end);  // by the thread that reads it, so that its memory is near
+    fill_with_ones(begin, end);  // by the thread that reads it, so that the pages are on its NUMA node
     const double first_start = now_seconds();
     for (int pass = 1; again; ++pass) {
       pass_boundary.arrive_and_wait();
@@ -105,7 +105,7 @@ double measure_read_bandwidth(int num_threads, std::size_t bytes, double seconds
   }
 
   for (const std::uint64_t words : words_read) {
-    COMMON_CHECK(words == vectors_per_thread * kWordsPerVector, "a thread has not read all of its part");
+    COMMON_CHECK(words == vectors_per_thread * kWordsPerVector, "a thread did not read all of its part");
   }
   return static_cast<double>(bytes_read) / best_seconds;
 }

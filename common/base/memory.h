@@ -12,8 +12,8 @@ struct Free {
 };
 using FloatArray = std::unique_ptr<float[], Free>;
 
-// `size` floats, not initialised, aligned to 64 bytes at least. In huge pages where the system has them: reading far
-// apart then misses fewer address translations, but each page of 2 MiB is resident as a whole once it is touched.
+// `size` uninitialised floats, aligned to at least 64 bytes. Large arrays are in huge pages where the system has them:
+// scattered reads then cause fewer TLB misses, but touching one byte makes a whole page of 2 MiB resident.
 // Throws std::bad_alloc.
 FloatArray allocate_floats(std::size_t size);
 

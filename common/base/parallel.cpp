@@ -19,15 +19,15 @@ namespace common {
 
 namespace {
 
-// A decoding step makes hundreds of short loops one after another. Waking a sleeping thread costs tens of
-// microseconds, seeing a changed word costs less than one: so threads look for this long before they sleep.
+// A decoding step runs hundreds of short loops one after another. Waking a sleeping thread takes tens of microseconds,
+// noticing a changed word takes less than one, so threads spin for this long before they sleep.
 constexpr std::chrono::microseconds kSpinTime{100};
 constexpr int kLooksPerClockRead = 32;
 
-// The counters lie this far apart, or every look at one would slow down writers of the other.
+// The two counters are in separate cache lines, or polling one would slow down writes to the other.
 constexpr std::size_t kCacheLine = 64;
 
-// True while this thread runs a body: the loops inside it stay on this thread.
+// True while this thread runs a body. A parallel_for inside the body then stays on this thread.
 thread_local bool inside_parallel_for = false;
 
 void pause_briefly() {
@@ -38,8 +38,8 @@ void pause_briefly() {
 #endif
 }
 
-// Looks until done() holds or the time is up, and returns whether it held. The thread that is waited for may need this
-// very core, with more threads than cores or beside other programs: so the core is offered at each clock read.
+// Polls until done() holds or kSpinTime is over; returns whether it held. With more threads than cores, the thread that
+// this one waits for may need this core, so the loop yields each time it reads the clock.
 template <typename Done>
 bool spin_until(const Done& done) {
   const auto deadline = std::chrono::steady_clock::now() + kSpinTime;
@@ -55,7 +55,7 @@ bool spin_until(const Done& done) {
   return false;
 }
 
-// One parallel_for: what to run, in how many ranges, and what went wrong first.
+// One parallel_for: the body, its ranges, and the first exception.
 class Job {
  public:
   Job(int count, int num_ranges, const std::function<void(int, int)>& body)
@@ -103,8 +103,8 @@ class Job {
   std::exception_ptr first_exception_;
 };
 
-// The caller publishes a job by raising generation_; each worker runs its range of every job, if only an empty one, and
-// lowers pending_. Both counters are watched by spinning first and sleeping after.
+// The caller publishes a job by incrementing generation_. Every worker runs its range of every job, even an empty one,
+// and decrements pending_. Waiting for either counter spins first and then sleeps.
 class Pool {
  public:
   explicit Pool(int num_threads) : num_threads_(num_threads) {
@@ -124,7 +124,7 @@ class Pool {
   int num_threads() const { return num_threads_; }
 
   void run(Job& job) {
-    // Callers on threads of their own take turns.
+    // Callers from different threads take turns.
     const std::lock_guard lock(callers_);
     job_ = &job;
     pending_.store(num_threads_ - 1, std::memory_order_relaxed);
@@ -136,7 +136,7 @@ class Pool {
  private:
   void publish() {
     generation_.fetch_add(1, std::memory_order_seq_cst);
-    generation_.notify_all();  // no system call while nobody sleeps
+    generation_.notify_all();  // no system call unless a thread sleeps
   }
 
   void wait_for_workers() {
@@ -157,7 +157,7 @@ class Pool {
       if (!spin_until(changed)) {
         generation_.wait(seen, std::memory_order_acquire);
       }
-      // No generation is skipped: the next one comes only after this worker has lowered pending_.
+      // No generation is skipped: the next one is published only after this worker has decremented pending_.
       ++seen;
       if (stopping_) {
         return;
@@ -177,8 +177,8 @@ class Pool {
     }
   }
 
-  // Written before generation_ is raised and read after it is seen: the counter orders them, and they come with it in
-  // one cache line.
+  // stopping_ and job_ are written before generation_ is incremented and read after its change was seen, which orders
+  // the accesses. They share its cache line.
   alignas(kCacheLine) std::atomic<std::uint32_t> generation_{0};
   bool stopping_ = false;
   Job* job_ = nullptr;
@@ -209,7 +209,7 @@ void parallel_for(int count, const std::function<void(int begin, int end)>& body
   COMMON_CHECK(count >= 0, "cannot loop a negative number of times");
   Pool& threads = *pool();
   Job job(count, threads.num_threads(), body);
-  // The same ranges on one thread: results do not depend on where a loop is nested.
+  // The same ranges even on one thread, so that results do not depend on how loops are nested.
   if (inside_parallel_for || count <= 1 || threads.num_threads() == 1) {
     job.run_all_ranges();
   } else {

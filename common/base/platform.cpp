@@ -81,7 +81,7 @@ void advise_huge_pages([[maybe_unused]] void* data, [[maybe_unused]] std::size_t
 }
 
 MappedFile::MappedFile(const std::string& path) {
-  // Without O_NONBLOCK, opening a named pipe would wait for a writer.
+  // Without O_NONBLOCK, opening a named pipe blocks until there is a writer.
   const FileDescriptor file(::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK));
   if (file.value < 0) {
     fail_with_errno(path, "open");
@@ -91,7 +91,7 @@ MappedFile::MappedFile(const std::string& path) {
     fail_with_errno(path, "read");
   }
   if (!S_ISREG(status.st_mode)) {
-    throw InputError(path + ": it is " + (S_ISDIR(status.st_mode) ? "a directory" : "no regular file"));
+    throw InputError(path + ": it is " + (S_ISDIR(status.st_mode) ? "a directory" : "not a regular file"));
   }
   if (status.st_size == 0) {
     return;  // an empty range cannot be mapped
@@ -116,7 +116,7 @@ void drop_pages(std::span<const std::byte> data) {
   const std::uintptr_t first_page = (begin + page_size - 1) / page_size * page_size;
   const std::uintptr_t end_page = (begin + data.size()) / page_size * page_size;
   if (first_page < end_page) {
-    // Advice: if the system does not take it, nothing is lost but memory.
+    // Only a hint: if the system ignores it, the pages stay in memory.
     (void)::madvise(const_cast<std::byte*>(data.data()) + (first_page - begin), end_page - first_page, MADV_DONTNEED);
   }
 }
@@ -132,7 +132,7 @@ void advise_huge_pages(void*, std::size_t) {}
 // Reads the file instead.
 MappedFile::MappedFile(const std::string& path) {
   if (std::filesystem::exists(path) && !std::filesystem::is_regular_file(path)) {
-    throw InputError(path + ": it is " + (std::filesystem::is_directory(path) ? "a directory" : "no regular file"));
+    throw InputError(path + ": it is " + (std::filesystem::is_directory(path) ? "a directory" : "not a regular file"));
   }
   std::ifstream file(path, std::ios::binary);
   if (!file) {

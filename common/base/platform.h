@@ -1,5 +1,5 @@
-// What the programs ask of the operating system beyond the C++ library: the one file that differs between systems.
-// Where a system lacks a call there is a fallback, which costs memory or a little speed.
+// Calls to the operating system that the C++ library does not wrap; no other file differs between systems. Where a
+// system lacks a call there is a fallback, which costs memory or a little speed.
 #pragma once
 
 #include <cstddef>
@@ -10,25 +10,25 @@
 
 namespace common {
 
-// Whether std::cout, std::cerr or std::clog is a terminal; false for every other stream.
+// Whether `stream` is std::cout, std::cerr or std::clog and is connected to a terminal.
 bool is_terminal(const std::ostream& stream);
 
 // True if `stream` is a terminal, not a dumb one, and NO_COLOR is unset or empty (https://no-color.org).
 bool use_color(const std::ostream& stream);
 
-// The most memory this process has had resident, in bytes; 0 where the system does not say.
+// The peak resident memory of this process, in bytes; 0 where the system does not report it.
 std::int64_t peak_resident_bytes();
 
-// Asks for pages of 2 MiB, which cost fewer address translations. `data` is aligned to one. Refusal is harmless.
+// Requests pages of 2 MiB, which cause fewer TLB misses. `data` must be aligned to 2 MiB. The system may ignore it.
 void advise_huge_pages(void* data, std::size_t bytes);
 
-// A file in memory, for reading. Mapped where the system can: pages come in when they are touched, and the system may
-// drop them again at any time because they are on disk. A file that another program cuts short while it is mapped ends
-// this one with SIGBUS.
+// A file in memory, read-only. It is mapped where the system can do so: a page is read when it is first touched, and
+// the system may drop it at any time, because it can be read again. If another program truncates the file while it is
+// mapped, touching the missing part ends this program with SIGBUS.
 class MappedFile {
  public:
   MappedFile() = default;
-  explicit MappedFile(const std::string& path);  // throws InputError that begins with the path
+  explicit MappedFile(const std::string& path);  // throws InputError; the message begins with the path
   MappedFile(MappedFile&& other) noexcept;
   MappedFile& operator=(MappedFile&&) = delete;
   ~MappedFile();
@@ -41,7 +41,7 @@ class MappedFile {
   std::size_t size_ = 0;
 };
 
-// Gives back the whole pages inside `data`, which must lie in a MappedFile; they are read again when they are touched.
+// Drops from memory the pages that lie entirely inside `data`, a part of a MappedFile. Touching one reads it again.
 void drop_pages(std::span<const std::byte> data);
 
 }  // namespace common

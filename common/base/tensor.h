@@ -1,5 +1,5 @@
-// The matrix types everything shares. Rows are tokens and columns are features, row-major: one token's features lie
-// next to each other, which is also how the model's weights and the cache are stored.
+// The matrix types that all code shares. Rows are tokens, columns are features. Matrices are row-major, so one token's
+// features are contiguous; the model's weights and the cache are stored the same way.
 #pragma once
 
 #include <Eigen/Core>
@@ -12,7 +12,7 @@ using Token = std::int32_t;
 using Matrix = Eigen::Matrix<float, Eigen::Dynamic, Eigen::Dynamic, Eigen::RowMajor>;
 using RowVector = Eigen::Matrix<float, 1, Eigen::Dynamic, Eigen::RowMajor>;
 
-// Views of somebody else's floats: nothing is copied, and the owner must outlive them.
+// Views of floats that another object owns: nothing is copied, and the owner must outlive the view.
 using MatrixView = Eigen::Map<const Matrix>;
 using MutableMatrixView = Eigen::Map<Matrix>;
 

@@ -21,7 +21,7 @@ std::string escape_bytes(std::string_view bytes) {
 }
 
 std::string escape_character(std::string_view character) {
-  // U+0080 to U+009F are control characters too: terminals may obey them.
+  // U+0080 to U+009F are control characters too, which terminals may execute.
   const bool high_control = character.size() == 2 && character[0] == '\xC2' && character[1] < '\xA0';
   if (high_control) {
     return escape_bytes(character);
@@ -57,7 +57,7 @@ std::string format(const char* pattern, ...) {
   const int length = std::vsnprintf(nullptr, 0, pattern, arguments);
   va_end(arguments);
   std::string text(length < 0 ? 0 : static_cast<std::size_t>(length), '\0');
-  // Writes the closing zero over the string's own.
+  // The terminating zero overwrites the string's own.
   const int written = std::vsnprintf(text.data(), text.size() + 1, pattern, arguments_again);
   va_end(arguments_again);
   COMMON_CHECK(length >= 0 && written == length, std::string("cannot format ") + pattern);
@@ -71,7 +71,7 @@ std::string format_bytes(std::int64_t bytes) {
   }
   double value = static_cast<double>(bytes) / 1024.0;
   std::size_t unit = 0;
-  // From 999.5 on the number would round to four digits.
+  // 999.5 and more would round to four digits.
   while (std::abs(value) >= 999.5) {
     value /= 1024.0;
     ++unit;
@@ -106,7 +106,7 @@ std::string quote(std::string_view text, std::size_t max_length) {
   std::string quoted = "\"";
   std::size_t at = 0;
   while (at < text.size()) {
-    // A byte that opens no valid character stands alone.
+    // A byte that does not begin a valid character is escaped by itself.
     const std::size_t length = valid_utf8_length(text.substr(at));
     const std::size_t step = std::max<std::size_t>(length, 1);
     if (at + step > max_length) {
@@ -116,7 +116,7 @@ std::string quote(std::string_view text, std::size_t max_length) {
     quoted += length == 0 ? escape_bytes(character) : escape_character(character);
     at += step;
   }
-  // Outside the quotes, where it cannot be taken for a part of the text.
+  // The dots are outside the quotes, where they cannot be taken for part of the text.
   return quoted + (at < text.size() ? "\"..." : "\"");
 }
 

@@ -1,4 +1,4 @@
-// Text for people: printf into a string, numbers with units, quoted strings.
+// Text for tables and messages: formatted strings, numbers with units, quoted strings.
 #pragma once
 
 #include <cstddef>
@@ -9,7 +9,7 @@
 
 namespace common {
 
-// printf into a string.
+// What printf would print.
 [[gnu::format(printf, 1, 2)]] std::string format(const char* pattern, ...);
 
 std::string format_bytes(std::int64_t bytes);           // "896 B", "22.5 KiB", "1.56 GiB": three significant digits
@@ -17,8 +17,8 @@ std::string format_count(std::int64_t count);           // "1,234,567"
 std::string format_list(std::span<const int> numbers);  // "[7, 1, 3]"
 std::string format_percent(double part, double whole);  // "93.8 %"; "-" when whole is 0
 
-// `text` as a C-like one-line string for messages: quoted, with \n and control bytes escaped, cut after max_length
-// bytes (at a character boundary) with "...".
+// `text` in one line, for messages: in quotes, with line ends, control characters and bytes that are not UTF-8 escaped
+// as in C. Cut after at most max_length bytes of `text`, between characters; "..." then follows the closing quote.
 std::string quote(std::string_view text, std::size_t max_length = 80);
 
 }  // namespace common

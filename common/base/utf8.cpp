@@ -9,8 +9,8 @@ constexpr char32_t kFirstSurrogate = 0xD800;
 constexpr char32_t kLastSurrogate = 0xDFFF;
 constexpr char32_t kLastCodePoint = 0x10FFFF;
 
-// What the first byte of a character promises: how long it is, its own payload bits, and the smallest code point that
-// needs this length. A smaller one is "overlong": a second spelling of the same character, which UTF-8 forbids.
+// What the first byte of a character says: its length, the first bits of the code point, and the smallest code point
+// that needs this length. A smaller one would be "overlong", a second encoding of a character, which UTF-8 forbids.
 struct LeadByte {
   std::size_t num_bytes;
   char32_t payload;
@@ -37,7 +37,7 @@ LeadByte read_lead_byte(unsigned char byte) {
   return {0, 0, 0, "a byte that UTF-8 never uses"};
 }
 
-// The character that `text`, which is not empty, opens with. Returns nullptr, or what is wrong with it.
+// Decodes the first character of `text`, which is not empty. Returns nullptr, or what is wrong with it.
 const char* decode(std::string_view text, Utf8Character& character) {
   const LeadByte lead = read_lead_byte(static_cast<unsigned char>(text.front()));
   if (lead.problem != nullptr) {

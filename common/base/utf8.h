@@ -12,15 +12,15 @@ struct Utf8Character {
   std::size_t num_bytes = 0;  // 1 to 4
 };
 
-// The character that starts at byte `offset` (< text.size()). Throws InputError naming the byte offset for everything
-// that the Unicode standard calls ill-formed (chapter 3, table 3-7): stray or missing continuation bytes, overlong
-// forms, surrogates, code points above U+10FFFF.
+// The character that starts at byte `offset`, which is less than text.size(). Throws InputError with the byte offset on
+// everything that the Unicode standard calls ill-formed (chapter 3, table 3-7): stray or missing continuation bytes,
+// overlong forms, surrogates, code points above U+10FFFF.
 Utf8Character decode_utf8(std::string_view text, std::size_t offset);
 
-// Bytes of the character that `text` opens with; 0 if it opens with none.
+// Length in bytes of the first character of `text`; 0 if `text` is empty or does not begin with a valid one.
 std::size_t valid_utf8_length(std::string_view text);
 
-// Throws like decode_utf8, at the first ill-formed byte, if there is one.
+// Throws what decode_utf8 throws if any part of `text` is ill-formed.
 void check_utf8(std::string_view text);
 
 // Appends the UTF-8 form of a code point that is one: at most U+10FFFF and no surrogate.

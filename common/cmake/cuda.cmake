@@ -1,7 +1,7 @@
 # Whether the kernels are part of this build, and for which GPU.
 
-# Turns CUDA on where a stage has kernels and they can run, or where it is asked for. Says in one line what was left out
-# and how to get it.
+# Enables CUDA if a stage has kernels and they can run here, or if COURSE_CUDA is ON. One line of output says what is
+# left out and how to include it.
 macro(course_find_cuda)
   file(GLOB course_kernels CONFIGURE_DEPENDS ${PROJECT_SOURCE_DIR}/stage[0-9]*_*/kernels/*.cu)
   # "9.0" on an H200; empty where there is no GPU.
@@ -12,16 +12,17 @@ macro(course_find_cuda)
   else()
     set(course_gpu "")
   endif()
-  # Sanitizers are for the CPU's code; compute-sanitizer looks at the kernels of an ordinary build.
+  # These sanitizers check CPU code; for kernels there is compute-sanitizer, which needs no special build.
   if(NOT course_kernels)
     message(STATUS "CUDA: no stage here has kernels, so nvcc is not looked for")
   elseif(NOT COURSE_CUDA OR COURSE_SANITIZE)
     message(STATUS "CUDA: switched off (COURSE_CUDA or COURSE_SANITIZE); the kernels are left out")
   elseif(COURSE_CUDA STREQUAL "AUTO" AND NOT course_gpu)
     message(STATUS "CUDA: no GPU here, so the kernels are left out and stages 7 and 8 compute on the CPU."
-                   " To compile them all the same: cmake --workflow --preset cuda")
+                   " To compile them anyway: cmake --workflow --preset cuda")
   else()
-    # Of this machine's GPU, or of an H100 and H200. Kernels use what only the chip itself has ("a") from 9.0 on.
+    # The architecture of this machine's GPU, or else of H100 and H200. From 9.0 on, kernels use instructions that only
+    # this one architecture has ("a").
     if(NOT DEFINED CMAKE_CUDA_ARCHITECTURES AND NOT DEFINED ENV{CUDAARCHS})
       set(architecture 90a)
       if(course_gpu)

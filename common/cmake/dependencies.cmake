@@ -1,20 +1,20 @@
-# Finds the libraries the course uses. The distribution's packages come first; what is missing is downloaded at a pinned
-# version when COURSE_FETCH_DEPENDENCIES is ON, and is otherwise an error that says how to get it.
+# Finds the libraries that the course uses. Installed packages come first. A missing one is downloaded at a pinned
+# version if COURSE_FETCH_DEPENDENCIES is ON; otherwise it is an error that says how to install it.
 
 include(FetchContent)
 find_package(Threads REQUIRED)
 
 set(course_missing_packages "")
 
-# Downloads `repository` at `tag` and sets <name>_SOURCE_DIR. None of its own CMake code runs: SOURCE_SUBDIR names a
-# folder without a CMakeLists.txt, so tests, documentation and options of the library stay out of this build.
+# Downloads `repository` at `tag` and sets <name>_SOURCE_DIR. Its own CMake code does not run, because SOURCE_SUBDIR
+# names a folder without a CMakeLists.txt: the library's tests, documentation and options stay out of this build.
 macro(course_fetch_sources name repository tag)
   message(STATUS "${name}: not installed, downloading ${tag}")
   FetchContent_Declare(${name} GIT_REPOSITORY ${repository} GIT_TAG ${tag} GIT_SHALLOW ON SOURCE_SUBDIR no_cmake_here)
   FetchContent_MakeAvailable(${name})
 endmacro()
 
-# A header-only library from its sources. Imported targets count as system headers: their warnings stay silent.
+# A header-only library from its sources. Headers of imported targets are system headers, which give no warnings.
 macro(course_fetch_headers target name repository tag include_folder)
   course_fetch_sources(${name} ${repository} ${tag})
   add_library(${target} INTERFACE IMPORTED GLOBAL)
@@ -48,7 +48,7 @@ if(NOT TARGET nlohmann_json::nlohmann_json)
   endif()
 endif()
 
-# Debian's and Ubuntu's utf8proc carries no CMake package, so its two files are looked up by name.
+# utf8proc has no CMake package in Debian and Ubuntu, so its two files are found by name.
 find_path(UTF8PROC_INCLUDE_DIR utf8proc.h)
 find_library(UTF8PROC_LIBRARY utf8proc)
 mark_as_advanced(UTF8PROC_INCLUDE_DIR UTF8PROC_LIBRARY)
@@ -66,7 +66,7 @@ else()
   list(APPEND course_missing_packages libutf8proc-dev)
 endif()
 
-# One header is all of it.
+# The library is a single header.
 find_path(XXHASH_INCLUDE_DIR xxhash.h)
 mark_as_advanced(XXHASH_INCLUDE_DIR)
 add_library(course_xxhash INTERFACE IMPORTED GLOBAL)

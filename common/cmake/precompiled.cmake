@@ -1,8 +1,8 @@
 # Precompiled headers: parsing Eigen takes longer than compiling most files that use it.
 #
-# Every file includes what it uses all the same; a build with COURSE_PRECOMPILE=OFF shows it when one does not.
+# Every file still has to include what it uses; a build with COURSE_PRECOMPILE=OFF checks that.
 
-# Eigen, for a library or program of the course. With one header compiled for all, of the first target that asks.
+# Lets a library or program of the course use the precompiled Eigen, which all of them share.
 function(course_precompile_eigen target)
   if(NOT COURSE_PRECOMPILE)
     return()

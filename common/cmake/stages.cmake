@@ -1,10 +1,10 @@
-# What a stage is to the build: a library, a program, and a link by which the tests include its headers.
+# A stage in the build: a library, a program, and a link through which tests include its headers.
 
-# add_stage(stage3_online_softmax): called by a stage's CMakeLists.txt, whose one line it is.
+# add_stage(stage3_online_softmax): the only line of a stage's CMakeLists.txt.
 #
 #   stage3_lib   every .cpp of the folder and of demo/ and serve/, but main.cpp; with CUDA, kernels/ too
 #   stage3       main.cpp; the program lands at the top of the build folder
-#   build/stages/stage3 -> the folder, so that tests say #include "stage3/attention.h" wherever the sources lie
+#   build/stages/stage3 -> the folder, so that tests write #include "stage3/attention.h" wherever the sources are
 #
 # -DSTAGE3_DIR=path builds that folder in place of the original one, which may be missing: for a reader's own version of
 # a stage.
@@ -30,7 +30,7 @@ function(add_stage folder)
   list(FILTER sources EXCLUDE REGEX "/main\\.cpp$")
   set(kernels "")
   if(TARGET course_cuda)
-    # What is in this folder needs CUDA, whatever the language.
+    # Everything in this folder needs CUDA, .cpp files too.
     file(GLOB kernels CONFIGURE_DEPENDS ${directory}/kernels/*.cu ${directory}/kernels/*.cpp)
   endif()
 
@@ -41,14 +41,14 @@ function(add_stage folder)
   if(kernels)
     target_link_libraries(${stage}_lib PUBLIC course_cuda)
   endif()
-  # The way to the kernels, for the tests and the benchmark: no program of a stage needs it.
+  # The ladder of kernels, for tests and benchmarks: no program of a stage needs it.
   file(GLOB steps CONFIGURE_DEPENDS ${directory}/ladder/*.cu ${directory}/ladder/*.cpp)
   if(kernels AND steps)
     add_library(${stage}_ladder STATIC ${steps})
     target_link_libraries(${stage}_ladder PUBLIC ${stage}_lib PRIVATE course_warnings)
   endif()
-  # The path is part of every dependent's command line, so that another STAGE<N>_DIR rebuilds them: file times alone
-  # would not, when the other folder's headers are older than the objects.
+  # Puts the path into the command line of every dependent, so that a change of STAGE<N>_DIR rebuilds them. File times
+  # do not, if the other folder's headers are older than the objects.
   target_compile_definitions(${stage}_lib PUBLIC STAGE${number}_SOURCE_DIR="${directory}")
 
   add_executable(${stage} ${directory}/main.cpp)
@@ -60,7 +60,7 @@ function(add_stage folder)
   set_property(GLOBAL APPEND PROPERTY COURSE_STAGES ${number})
 endfunction()
 
-# Adds every stage there is, in order of its number: the folders here, and a reader's own where there is none.
+# Adds all stages in order of their numbers: the folders in this repository, and a reader's own if one is missing.
 function(course_add_stages)
   file(GLOB lists CONFIGURE_DEPENDS ${PROJECT_SOURCE_DIR}/stage[0-9]*_*/CMakeLists.txt)
   set(folders "")

@@ -5,7 +5,7 @@ namespace common {
 void cuda_failed(cudaError_t error, const char* call, const char* file, int line) {
   const std::string message = std::string(file) + ":" + std::to_string(line) + ": " + call + ": " +
                               cudaGetErrorString(error) + " (" + cudaGetErrorName(error) + ")";
-  (void)cudaGetLastError();  // an error that is not sticky must not turn up in a later check
+  (void)cudaGetLastError();  // resets the error, which a later check would report again
   if (error == cudaErrorMemoryAllocation) {
     throw OutOfDeviceMemory(message);
   }
@@ -48,7 +48,7 @@ DeviceMemory::DeviceMemory(std::size_t bytes) : bytes_(bytes) {
     std::size_t free_bytes = 0;
     std::size_t total_bytes = 0;
     CUDA_CHECK(cudaMemGetInfo(&free_bytes, &total_bytes));
-    throw OutOfDeviceMemory("the GPU is out of memory: " + std::to_string(bytes) + " bytes asked for, " +
+    throw OutOfDeviceMemory("the GPU is out of memory: " + std::to_string(bytes) + " bytes requested, " +
                             std::to_string(free_bytes) + " of " + std::to_string(total_bytes) + " free");
   }
   CUDA_CHECK(error);
@@ -92,7 +92,7 @@ Graph::Graph(const Stream& stream, const std::function<void()>& enqueue) {
   try {
     enqueue();
   } catch (...) {
-    // The stream must leave capture mode, whatever happened in between.
+    // The stream must leave capture mode.
     (void)cudaStreamEndCapture(stream.get(), &graph_);
     discard();
     throw;
@@ -106,7 +106,7 @@ Graph::Graph(const Stream& stream, const std::function<void()>& enqueue) {
   }
 }
 
-// The destructor of an object whose constructor throws is not called.
+// For a constructor that throws, because the destructor is not called then.
 void Graph::discard() {
   if (graph_ != nullptr) {
     (void)cudaGraphDestroy(graph_);

@@ -1,5 +1,5 @@
-// What every CUDA program needs and CUDA itself does not give: checked calls, and owners for memory, streams, events
-// and graphs. Usable from .cpp files: nothing here needs nvcc.
+// Checked CUDA calls, and owners for device memory, streams, events and graphs. This header can be included without
+// nvcc.
 #pragma once
 
 #include <cuda_runtime_api.h>
@@ -17,8 +17,8 @@
 
 namespace common {
 
-// A CUDA call failed: message, call, file and line. Running out of device memory is OutOfDeviceMemory, so that a
-// program can say what to do about it.
+// A CUDA call failed; what() has message, call, file and line. Out of memory is a class of its own, so that a program
+// can suggest what to do.
 class CudaError : public std::runtime_error {
  public:
   using std::runtime_error::runtime_error;
@@ -31,15 +31,15 @@ class OutOfDeviceMemory : public CudaError {
 
 [[noreturn]] void cuda_failed(cudaError_t error, const char* call, const char* file, int line);
 
-// True if there is a GPU that this build's kernels can run on: compute capability 8.0 or newer. Asked once.
+// Whether there is a GPU of compute capability 8.0 or newer, on which this build's kernels can run. Determined once.
 bool has_cuda_device();
 
-// Of the current device; asked once.
+// Properties of the current device, determined once.
 struct DeviceLimits {
   std::string name;
   int num_multiprocessors = 0;
   int compute_capability = 0;              // 90 for 9.0
-  std::size_t shared_bytes_per_block = 0;  // with the opt-in that cudaFuncSetAttribute gives
+  std::size_t shared_bytes_per_block = 0;  // the maximum, which a kernel gets after cudaFuncSetAttribute
 };
 const DeviceLimits& device_limits();
 
@@ -64,7 +64,7 @@ class DeviceMemory {
   std::size_t bytes_ = 0;
 };
 
-// An array on the device. Copies wait for the device, so they may follow and precede work in any stream.
+// An array in device memory. Copies synchronise with the whole device, so they are ordered with work in any stream.
 template <typename T>
 class DeviceArray {
  public:
@@ -76,7 +76,7 @@ class DeviceArray {
   T* data() const { return static_cast<T*>(memory_.data()); }
   std::size_t size() const { return size_; }
 
-  void upload(std::span<const T> values);  // as many as there are
+  void upload(std::span<const T> values);  // exactly size() values
   std::vector<T> download() const;
 
  private:
@@ -95,7 +95,7 @@ class Stream {
 
   cudaStream_t get() const { return stream_; }
   void synchronize() const;
-  void wait(const Event& event) const;  // what comes next in the stream, not the host
+  void wait(const Event& event) const;  // makes later work in the stream wait; the host does not
 
  private:
   cudaStream_t stream_ = nullptr;
@@ -109,9 +109,9 @@ class Event {
   Event& operator=(const Event&) = delete;
 
   void record(const Stream& stream);
-  void wait() const;  // until all that the stream had before it is done
+  void wait() const;  // until the stream has finished everything before the event
   bool is_done() const;
-  // Waits for `last`, then gives the time between the two in microseconds.
+  // Waits for `last`, then returns the microseconds between the two.
   static double microseconds(const Event& first, const Event& last);
 
  private:
@@ -119,7 +119,8 @@ class Event {
   cudaEvent_t event_ = nullptr;
 };
 
-// The launches that `enqueue` makes, recorded once and replayed as often as wanted, at far less cost than launching.
+// The work that `enqueue` enqueues on the stream, recorded once. Replaying it costs far less than launching each
+// kernel.
 class Graph {
  public:
   Graph(const Stream& stream, const std::function<void()>& enqueue);
@@ -154,7 +155,7 @@ void DeviceArray<T>::upload(std::span<const T> values) {
   COMMON_CHECK(values.size() == size_, "an upload fills the array");
   CUDA_CHECK(cudaDeviceSynchronize());
   CUDA_CHECK(cudaMemcpy(memory_.data(), values.data(), size_ * sizeof(T), cudaMemcpyHostToDevice));
-  // The call may return while the last bytes are on their way, and a stream does not wait for them.
+  // cudaMemcpy may return before the last bytes have arrived, and a non-blocking stream does not wait for them.
   CUDA_CHECK(cudaDeviceSynchronize());
 }
 

@@ -1,4 +1,5 @@
-// Kernel launches, which may overlap with the one before, and the two instructions that make this safe. For .cu files.
+// Kernel launches that may overlap with the previous launch, and the two instructions that make this safe. For .cu
+// files.
 #pragma once
 
 #include <cuda_runtime.h>
@@ -9,8 +10,8 @@
 
 namespace common {
 
-// Whether this file's kernels were built for the chip at hand, and wait for the launch before. Kernels for older chips
-// run on newer ones, translated on the spot, but have no such instruction.
+// Whether this file's kernels were compiled for this GPU's architecture and so contain the instruction that waits for
+// the previous launch. Kernels for older architectures run on newer GPUs too, compiled at run time, but lack it.
 inline bool can_overlap() {
 #ifdef __CUDA_ARCH_LIST__
   for (const int architecture : {__CUDA_ARCH_LIST__}) {
@@ -22,18 +23,18 @@ inline bool can_overlap() {
   return false;
 }
 
-// kPrevious: the kernel may begin while the launch before it still runs (programmatic dependent launch; from compute
-// capability 9.0 on, without effect before), so it has to call wait_for_previous_launch() before it touches what
-// earlier launches read or write. kPreviousWithoutL1: likewise, and all memory of a multiprocessor becomes shared
-// memory. The launches of a step that need much of it then follow each other without a pause: the division can change
-// only while a multiprocessor is idle. A kernel that moves bytes through L1 loses by it.
+// kPrevious: the kernel may start while the previous launch still runs (programmatic dependent launch, which has no
+// effect below compute capability 9.0), so it must call wait_for_previous_launch() before it touches memory that
+// earlier launches read or write. kPreviousWithoutL1: the same, and all on-chip memory of a multiprocessor is
+// configured as shared memory. Because that configuration can change only while a multiprocessor is idle, launches that
+// need much shared memory then follow each other without a pause. A kernel that relies on L1 is slower for it.
 enum class Overlap { kNone, kPrevious, kPreviousWithoutL1 };
 
 // Starts kernel<<<grid, threads, shared_bytes, stream>>>(arguments...).
 template <typename... Parameters, typename... Arguments>
 void launch(void (*kernel)(Parameters...), dim3 grid, int threads, std::size_t shared_bytes, cudaStream_t stream,
             Overlap overlap, Arguments... arguments) {
-  if (shared_bytes > 40 * 1024) {  // a kernel gets 48 KB unasked, what it declares itself included
+  if (shared_bytes > 40 * 1024) {  // without opting in, a kernel gets 48 KB, its static arrays included
     CUDA_CHECK(
         cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(shared_bytes)));
   }
@@ -63,9 +64,9 @@ __device__ __forceinline__ void wait_for_previous_launch() {
 #endif
 }
 
-// Lets the next launch start as soon as there is room. It may then start while the launch before this one still runs,
-// unless this one has called wait_for_previous_launch first: so what comes next must not touch anything before it
-// waits.
+// Lets the next launch start as soon as there is room, even while the launch before this one still runs, unless this
+// one has called wait_for_previous_launch() before. So the next launch must not touch memory before it has waited
+// itself.
 __device__ __forceinline__ void allow_next_launch() {
 #if __CUDA_ARCH__ >= 900
   asm volatile("griddepcontrol.launch_dependents;" ::: "memory");

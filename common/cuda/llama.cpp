@@ -13,7 +13,6 @@
 namespace common {
 namespace {
 
-// Rows are read 16 bytes at a time, in both precisions.
 void check_config(const LlamaConfig& config) {
   if (const std::string reason = CudaLlama::unsupported(config); !reason.empty()) {
     throw InputError(reason);
@@ -187,6 +186,7 @@ struct CudaLlama::Impl {
 };
 
 std::string CudaLlama::unsupported(const LlamaConfig& config) {
+  // Rows are read 16 bytes at a time, in both precisions.
   const std::pair<int, const char*> sizes[] = {{config.hidden_size, "hidden size"},
                                                {config.num_heads * config.head_dim, "size of all query heads together"},
                                                {config.num_kv_heads * config.head_dim, "size of all kv heads together"},

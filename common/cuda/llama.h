@@ -1,9 +1,10 @@
-// The Llama forward pass on the GPU, with the seam of the CPU's (common/model/llama.h): flat tokens, and one attention
-// callback a layer. It knows nothing of caches. Nothing here needs nvcc to be included.
+// The Llama forward pass on the GPU, with the interface of the CPU's (common/model/llama.h): flat tokens, and one
+// attention callback for each layer. It knows nothing of caches. This header can be included without nvcc.
 //
-// Two ways through a layer. A handful of tokens, up to 32 of a small model, is bound by reading the weights: four
-// kernels of our own a layer beside attention's two, each a matrix product with everything around it fused in
-// (fused_linear.h). More tokens share that reading: then the products are cuBLASLt's and small kernels stand between.
+// A layer is computed in one of two ways. With few tokens, up to 32 of a small model, reading the weights takes most of
+// the time: four kernels per layer, besides attention's two, each fuse a matrix product with everything around it
+// (fused_linear.h). With more tokens, which share the weights that are read, cuBLASLt computes the products and small
+// kernels the rest.
 #pragma once
 
 #include <cuda_runtime_api.h>
@@ -19,8 +20,8 @@
 namespace common {
 
 // One layer's attention. All pointers are device pointers, in the model's precision; the work is enqueued on `stream`.
-// If its first launch may overlap with the one before (programmatic dependent launch), it must wait for that one
-// (griddepcontrol.wait) before it reads anything that any launch of this step has written.
+// If its first launch may overlap with the previous one (programmatic dependent launch), it must execute
+// griddepcontrol.wait before it reads what any launch of this step has written.
 struct CudaAttentionCall {
   int layer = 0;
   int num_tokens = 0;
@@ -31,25 +32,26 @@ struct CudaAttentionCall {
   void* output = nullptr;          // [num_tokens, num_heads * head_dim]
   cudaStream_t stream = nullptr;
 };
-// Tokens that the host does not know yet, because the step that draws them has not finished. Device pointers.
+
+// Tokens that the host does not know yet, because the step that computes them has not finished. Device pointers.
 struct CudaPendingTokens {
-  const int* rows = nullptr;    // [num_tokens]: token i is tokens[rows[i]]; -1: it is known. nullptr: all are known
-  const int* tokens = nullptr;  // what argmax() of the step before has left
+  const int* rows = nullptr;    // [num_tokens]: token i is tokens[rows[i]]; -1 if it is known; nullptr if all are
+  const int* tokens = nullptr;  // the result of argmax() in the previous step
 };
 
 using CudaAttentionFn = std::function<void(const CudaAttentionCall&)>;
 
 class CudaLlama {
  public:
-  // Why the kernels do not take a model of this shape; empty if they do.
+  // Why the kernels do not support a model of this shape; empty if they do.
   static std::string unsupported(const LlamaConfig& config);
 
-  // Uploads the weights. Throws OutOfDeviceMemory (and leaves nothing behind) if they, or the activations of
-  // max_tokens tokens, do not fit.
+  // Uploads the weights. Throws OutOfDeviceMemory, and frees everything, if they and the activations of max_tokens
+  // tokens do not fit. Throws InputError if the shape is not supported.
   CudaLlama(const Llama& model, Precision precision, int max_tokens);
 
-  // Random weights of a given shape, drawn on the device: a model of 8 billion parameters takes a second. Not the
-  // numbers that Llama(config, seed) draws.
+  // Random weights, drawn on the device, where 8 billion parameters take a second. They are not the numbers that
+  // Llama(config, seed) draws.
   CudaLlama(const LlamaConfig& config, std::uint64_t seed, Precision precision, int max_tokens);
 
   CudaLlama(CudaLlama&&) noexcept;
@@ -62,21 +64,21 @@ class CudaLlama {
   Precision precision() const;
   int max_tokens() const;
 
-  // tokens, positions: device, [num_tokens], 1 to max_tokens of them. Calls attention once a layer, in order.
-  // Everything is enqueued on `stream` and may be captured in a CUDA graph; tokens and positions are read when it runs.
-  // A token outside of the vocabulary gives NaN.
+  // tokens, positions: device, [num_tokens], with 1 to max_tokens of them. Calls attention once for each layer, in
+  // order. Everything is enqueued on `stream` and may be captured in a CUDA graph; tokens and positions are read when
+  // it runs. A token outside of the vocabulary results in NaN.
   void forward(const int* tokens, const int* positions, int num_tokens, const CudaAttentionFn& attention,
                cudaStream_t stream, const CudaPendingTokens& pending = {});
 
-  // rows: device, [num_rows], rows of the last forward; a row that it did not have gives NaN.
+  // rows: device, [num_rows], indices of rows of the last forward. One that is out of range results in NaN.
   // logits: device, [num_rows, vocab_size] float32. The final norm is part of this.
   void logits(const int* rows, int num_rows, float* logits, cudaStream_t stream);
 
-  // next_tokens: device, [num_rows]: the most likely token of each row, the lowest of several. -1 where common::argmax
-  // would throw: if any logit is NaN or all are -infinity.
+  // next_tokens: device, [num_rows]: the most likely token of each row, the lowest id on a tie. -1 where common::argmax
+  // throws: if a logit is NaN or all are -infinity.
   void argmax(const float* logits, int num_rows, int* next_tokens, cudaStream_t stream);
 
-  // Bytes of weights that forward and logits of a single token read: all matrices once, one embedding row.
+  // Bytes of weights that forward and logits read for a single token: every matrix once, and one row of the embedding.
   std::int64_t weight_bytes_per_token() const;
 
  private:

@@ -114,7 +114,7 @@ __global__ void __launch_bounds__(kThreads)
     gated_silu_kernel(const Scalar* gate_up, std::int64_t size, Scalar* output) {
   wait_for_previous_launch();
   allow_next_launch();
-  // Two outputs at a time: their gates and ups are 8 or 16 bytes.
+  // Two outputs per thread: their gates and ups are 8 or 16 bytes.
   const std::int64_t i = (std::int64_t{blockIdx.x} * kThreads + threadIdx.x) * 2;
   if (i < size) {
     Scalar values[4];
@@ -126,8 +126,8 @@ __global__ void __launch_bounds__(kThreads)
   }
 }
 
-// A logit and its index as one number, larger for what argmax prefers: the larger logit, then the lower index. NaN
-// beats everything.
+// A logit and its index as one number that is larger for a larger logit and, on a tie, for a lower index. NaN gives the
+// largest number.
 __device__ __forceinline__ unsigned long long ranked(float logit, unsigned index) {
   if (isnan(logit)) {
     return ~0ULL;

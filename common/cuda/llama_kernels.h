@@ -1,5 +1,5 @@
 // The small kernels of the Llama forward pass. All pointers are device pointers; "activations" are in the model's
-// precision. The shapes are checked by their one caller, CudaLlama. Launches overlap: see launch.h.
+// precision. Their only caller, CudaLlama, checks the shapes. Launches overlap: see launch.h.
 #pragma once
 
 #include <cuda_runtime_api.h>
@@ -24,13 +24,13 @@ struct Lookup {
   int head_dim = 0;
 };
 
-// residual: of num_tokens rows, NaN for a token that is not in the vocabulary.
-// rotation: [num_tokens, head_dim / 2], cosine and sine; the angles are computed in float64, as the CPU's are.
+// residual: num_tokens rows, NaN for a token outside of the vocabulary.
+// rotation: [num_tokens, head_dim / 2], cosine and sine. The angles are computed in float64, as on the CPU.
 void look_up(Precision precision, const Lookup& lookup, int num_tokens, const Residual& residual, float2* rotation,
              cudaStream_t stream);
 
-// output: [num_tokens, num_cols] activations: row i is row rows[i] of residual, [num_residual_rows, num_cols], or row i
-// where rows is nullptr, normalised. NaN if there is no such row.
+// output: [num_tokens, num_cols] activations. Row i is the normalised row rows[i] (row i if rows is nullptr) of
+// residual, [num_residual_rows, num_cols]; NaN if there is no such row.
 struct Norm {
   const float* residual = nullptr;
   int num_residual_rows = 0;
@@ -41,25 +41,25 @@ struct Norm {
 };
 void rms_norm(Precision precision, const Norm& norm, int num_tokens, void* output, cudaStream_t stream);
 
-// qkv: [num_tokens, q_rows + 2 * kv_rows]. Q is rotated into q, [num_tokens, q_rows]; K is rotated where it lies.
+// qkv: [num_tokens, q_rows + 2 * kv_rows]. Q is rotated into q, [num_tokens, q_rows]; K is rotated in place.
 void rotate_and_split(Precision precision, const Rotary& rotary, int num_tokens, void* qkv, void* q,
                       cudaStream_t stream);
 
-// gate_up: [num_tokens, 2 * size], gates and ups in turn. output: [num_tokens, size]: silu(gate) * up.
+// gate_up: [num_tokens, 2 * size], gate and up alternating. output: [num_tokens, size]: silu(gate) * up.
 void gated_silu(Precision precision, const void* gate_up, int size, int num_tokens, void* output, cudaStream_t stream);
 
-// scratch: argmax_scratch_bytes(num_rows) bytes, zero before the first call; every call leaves it zero.
+// scratch: argmax_scratch_bytes(num_rows) bytes, which must be zero before the first call; every call leaves them zero.
 std::size_t argmax_scratch_bytes(int num_rows);
 void argmax_rows(const float* logits, int vocab_size, int num_rows, void* scratch, int* next_tokens,
                  cudaStream_t stream);
 
-// ---- filling the weights; these do not overlap with anything ------------------------------------------------------
+// ---- Filling the weights. These launches do not overlap. ----------------------------------------------------------
 
 // Row i of source, [num_rows, num_cols], becomes row i * row_step of destination.
 void store_rows(Precision precision, const float* source, std::int64_t num_rows, int num_cols, int row_step,
                 void* destination, cudaStream_t stream);
 
-// Uniform in (-half_width, half_width). Element i depends on seed and first + i alone.
+// Uniform in (-half_width, half_width). Element i depends only on seed and first + i.
 void draw_uniform(Precision precision, std::uint64_t seed, std::uint64_t first, float half_width, std::int64_t size,
                   void* destination, cudaStream_t stream);
 

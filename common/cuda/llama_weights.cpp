@@ -8,7 +8,7 @@
 namespace common {
 namespace {
 
-// Hands out pieces of an allocation that is made once all are known: pieces are offsets until then.
+// Divides one allocation into pieces. They are offsets until the allocation is made, when all are known.
 class Cuts {
  public:
   template <typename T>
@@ -37,7 +37,7 @@ std::int64_t qkv_rows(const LlamaConfig& config) {
   return (config.num_heads + 2 * std::int64_t{config.num_kv_heads}) * config.head_dim;
 }
 
-// Through a staging buffer of a few megabytes: rounding to bfloat16 is done on the device.
+// Uploads through a staging buffer of 32 MiB, because the device does the rounding to bfloat16.
 class Uploader {
  public:
   explicit Uploader(Precision precision) : precision_(precision), staging_(kStagingFloats) {}
@@ -48,7 +48,7 @@ class Uploader {
     COMMON_CHECK(rows.cols() <= kStagingFloats, "a row fits into the staging buffer");
     for (std::int64_t row = 0; row < rows.rows(); row += rows_at_once) {
       const std::int64_t count = std::min<std::int64_t>(rows_at_once, rows.rows() - row);
-      // Both are in the default stream: the copy waits for the kernel before it.
+      // Both are in the default stream, so a copy waits for the previous kernel.
       CUDA_CHECK(cudaMemcpy(staging_.data(), rows.row(row).data(),
                             static_cast<std::size_t>(count * rows.cols()) * sizeof(float), cudaMemcpyHostToDevice));
       const std::int64_t offset = (first_row + row * row_step) * rows.cols() * bytes_of(precision_);

@@ -11,23 +11,23 @@
 
 namespace common {
 
-// Matrices are in the model's precision, norms in float32. One allocation holds everything.
+// Matrices are in the model's precision, norms in float32. Everything is in one allocation.
 class CudaLlamaWeights {
  public:
-  // Allocates; the weights are not set yet. Throws OutOfDeviceMemory.
+  // Allocates, but does not set the weights. Throws OutOfDeviceMemory.
   CudaLlamaWeights(const LlamaConfig& config, Precision precision);
 
   void upload(const LlamaWeights& weights);
-  void draw(std::uint64_t seed);  // as Llama(config, seed) does, from another generator
+  void draw(std::uint64_t seed);  // the distribution of Llama(config, seed), but other numbers
 
   struct Layer {
     float* attention_norm = nullptr;     // [hidden_size]
     void* qkv = nullptr;                 // [(num_heads + 2 * num_kv_heads) * head_dim, hidden_size]: Q, K and V rows
     void* output = nullptr;              // [hidden_size, num_heads * head_dim]
     float* feed_forward_norm = nullptr;  // [hidden_size]
-    void* gate_up = nullptr;             // [2 * feed_forward_size, hidden_size]: a gate row and its up row in turn, so
-                                         //   that what is multiplied with each other is computed next to each other
-    void* down = nullptr;                // [hidden_size, feed_forward_size]
+    void* gate_up = nullptr;  // [2 * feed_forward_size, hidden_size]: each gate row is followed by its up row,
+                              //   because their products are multiplied with each other
+    void* down = nullptr;     // [hidden_size, feed_forward_size]
   };
   void* embedding = nullptr;      // [vocab_size, hidden_size]
   float* output_norm = nullptr;   // [hidden_size]

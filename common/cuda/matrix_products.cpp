@@ -22,7 +22,7 @@ void check_status(cublasStatus_t status, const char* call, int line) {
 }
 #define CUBLAS_CHECK(call) check_status((call), #call, __LINE__)
 
-// What NVIDIA recommends for Hopper; less is enough before.
+// NVIDIA's recommendation for Hopper; older GPUs need less.
 constexpr std::size_t kWorkspaceBytes = std::size_t{32} << 20;
 
 // The library's matrices are column-major, so ours are their transposes: it computes
@@ -31,7 +31,7 @@ class Description {
  public:
   Description(const MatrixProduct& product, Precision precision) {
     const cudaDataType_t type = precision == Precision::kFloat32 ? CUDA_R_32F : CUDA_R_16BF;
-    // Pedantic: float32 as it is, whatever the environment says about rounding it to fewer bits.
+    // Pedantic: no environment variable can make it round float32 to fewer bits.
     const cublasComputeType_t compute =
         precision == Precision::kFloat32 ? CUBLAS_COMPUTE_32F_PEDANTIC : CUBLAS_COMPUTE_32F;
     const cublasOperation_t transposed = CUBLAS_OP_T;
@@ -55,8 +55,8 @@ class Description {
   Description(const Description&) = delete;
   Description& operator=(const Description&) = delete;
 
-  // The library's best guess. Its other ones, timed one by one on weights that were not in the cache, and the fastest
-  // taken, made whole steps 1 to 13 percent slower (H200, Llama-3.2-1B and SmolLM2-135M, 32 and 128 tokens).
+  // The library's first choice. Timing its candidates on weights that are not in the cache, and taking the fastest,
+  // makes whole steps 1 to 13 percent slower (H200, Llama-3.2-1B and SmolLM2-135M, 32 and 128 tokens).
   cublasLtMatmulAlgo_t algorithm(cublasLtHandle_t handle) const {
     cublasLtMatmulPreference_t preference = nullptr;
     CUBLAS_CHECK(cublasLtMatmulPreferenceCreate(&preference));
@@ -92,7 +92,7 @@ class Description {
 }  // namespace
 
 struct MatrixProducts::Impl {
-  // Creating a handle takes longer than many products; `algorithm` is only valid for descriptions like this one.
+  // Kept, because choosing an algorithm takes longer than many products. It is valid only for an equal description.
   struct Plan {
     Description description;
     cublasLtMatmulAlgo_t algorithm{};

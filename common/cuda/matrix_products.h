@@ -1,4 +1,4 @@
-// Matrix products for many tokens: cuBLASLt's, with the sums in float32.
+// Matrix products for many tokens, by cuBLASLt, with sums in float32.
 #pragma once
 
 #include <cuda_runtime_api.h>
@@ -9,7 +9,7 @@
 
 namespace common {
 
-// output = x * weights^T, or output += that. All row-major, all on the device.
+// output = x * weights^T, or output += x * weights^T. All matrices are row-major and in device memory.
 struct MatrixProduct {
   const void* x = nullptr;        // [num_tokens, num_cols], in the model's precision
   const void* weights = nullptr;  // [num_rows, num_cols], in the model's precision
@@ -17,7 +17,7 @@ struct MatrixProduct {
   int num_rows = 0;
   int num_cols = 0;
   void* output = nullptr;     // [num_tokens, num_rows]
-  bool float_output = false;  // in float32, whatever the model's precision
+  bool float_output = false;  // output is float32 in either precision
   bool add = false;           // needs float_output
 };
 
@@ -28,7 +28,8 @@ class MatrixProducts {
   MatrixProducts(MatrixProducts&&) noexcept;
   MatrixProducts& operator=(MatrixProducts&&) noexcept;
 
-  // Enqueued; may be captured in a CUDA graph. All products share one workspace, so one stream at a time uses it.
+  // Enqueues the product; may be captured in a CUDA graph. All products share one workspace, so only one stream at a
+  // time may use this object. Throws CudaError.
   void multiply(const MatrixProduct& product, cudaStream_t stream);
 
  private:

@@ -1,4 +1,4 @@
-// Host memory that the device copies from and to while the host goes on.
+// Host memory that the device can copy from and to while the host continues.
 #pragma once
 
 #include <cstddef>
@@ -8,13 +8,13 @@
 
 namespace common {
 
-// The host has no more memory that it can pin.
+// The host cannot pin that much memory.
 class OutOfPinnedMemory : public CudaError {
  public:
   using CudaError::CudaError;
 };
 
-// Both see it: the device may also write to it directly, and the host reads that once the stream is done.
+// The device can also write to it directly. The host may read what was written once the stream has finished.
 template <typename T>
 class PinnedArray {
  public:
@@ -23,7 +23,7 @@ class PinnedArray {
     const cudaError_t error = cudaHostAlloc(&data, size * sizeof(T), cudaHostAllocMapped);
     if (error == cudaErrorMemoryAllocation) {
       (void)cudaGetLastError();
-      throw OutOfPinnedMemory("the host can't pin " + std::to_string(size * sizeof(T)) + " bytes of memory");
+      throw OutOfPinnedMemory("the host cannot pin " + std::to_string(size * sizeof(T)) + " bytes of memory");
     }
     CUDA_CHECK(error);
     data_ = static_cast<T*>(data);

@@ -1,8 +1,9 @@
+// The precisions of the model on the GPU.
 #pragma once
 
 namespace common {
 
-// kFloat32: weights, activations and sums in float32, without tensor cores: the CPU's numbers up to rounding.
+// kFloat32: weights, activations and sums in float32, without tensor cores. Results equal the CPU's up to rounding.
 // kBFloat16: weights and activations in bfloat16; sums, norms and the residual stream in float32.
 enum class Precision { kFloat32, kBFloat16 };
 

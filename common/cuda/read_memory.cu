@@ -1,4 +1,4 @@
-// The fastest way to look at memory: what no kernel that reads as many bytes can beat.
+// Reads memory as fast as possible: an upper bound for every kernel that reads as many bytes.
 #include "common/cuda/timing.h"
 
 namespace common {
@@ -6,11 +6,12 @@ namespace {
 
 constexpr int kThreads = 512;
 constexpr int kUnroll = 8;
-constexpr int kResident = 2;  // thread blocks a multiprocessor: 128 KB under way, and registers enough to receive them
+constexpr int kResident =
+    2;  // thread blocks per multiprocessor: 128 KB in flight, and enough registers to receive them
 
 __device__ unsigned sink;
 
-// A volatile load keeps its place: all eight are on their way before the first is used.
+// Volatile, so that the compiler keeps the order: all eight loads are in flight before the first result is used.
 __device__ __forceinline__ uint4 load_once(const uint4* address) {
   uint4 x;
   asm volatile("ld.global.cs.v4.u32 {%0, %1, %2, %3}, [%4];"
@@ -41,7 +42,7 @@ __global__ void __launch_bounds__(kThreads, kResident) read_all(const uint4* dat
       }
     }
   }
-  if (sum == 0x12345678U) {  // hardly ever, but the compiler does not know, and so has to load
+  if (sum == 0x12345678U) {  // almost never, but the compiler cannot know and so keeps the loads
     sink = sum;
   }
 }

@@ -27,7 +27,7 @@ __device__ __forceinline__ Scalar from_float(float x) {
   }
 }
 
-// Two neighbours, as everything that comes in pairs is stored: rotated numbers, and a gate with its up. 8 or 4 bytes.
+// Two adjacent elements, 8 or 4 bytes: the numbers that are rotated together, or a gate and its up.
 template <typename Scalar>
 struct alignas(2 * sizeof(Scalar)) Pair {
   Scalar first;
@@ -45,7 +45,7 @@ __device__ __forceinline__ std::uint32_t pack(float low, float high) {
   return reinterpret_cast<const std::uint32_t&>(pair);
 }
 
-// The elements of 16 bytes, what a thread loads at once.
+// The elements in 16 bytes, which a thread loads at once.
 template <typename Scalar>
 struct Vec16 {
   static constexpr int kElements = 16 / static_cast<int>(sizeof(Scalar));
@@ -63,8 +63,8 @@ __device__ __forceinline__ float exp2_fast(float x) {
   return y;
 }
 
-// Four neighbours that lie in memory as they are. From L2: activations are written by one launch and read by the next,
-// which may already run by then, and nothing of them is worth a place in L1.
+// Four adjacent floats, read from L2, past L1: another launch wrote them, perhaps while this one was already running,
+// and they are used only once.
 __device__ __forceinline__ float4 load_shared_floats(const float* source) {
   return __ldcg(reinterpret_cast<const float4*>(source));
 }

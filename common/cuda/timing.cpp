@@ -10,7 +10,7 @@
 namespace common {
 namespace {
 
-// The driver's release, which the CUDA runtime does not know, from the library that nvidia-smi asks too.
+// The driver's release, which the CUDA runtime does not report, from the library that nvidia-smi uses too.
 std::string driver_release() {
   std::string release = "unknown";
   void* library = dlopen("libnvidia-ml.so.1", RTLD_NOW);
@@ -47,7 +47,7 @@ double microseconds_per_call(const Stream& stream, int num_calls, const std::fun
     last.record(stream);
     return Event::microseconds(first, last);
   };
-  // The first replay loads the graph and wakes the clocks up; slow kernels get no second one.
+  // The first replay loads the graph, and both warm up the clocks. Slow kernels need only one.
   constexpr double kSlow = 50e3;
   if (replay() < kSlow) {
     replay();

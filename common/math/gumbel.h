@@ -1,10 +1,10 @@
 // The noise that turns argmax into sampling. If g_0, g_1, … are independent Gumbel numbers, the index of the largest
-// logit_i + g_i is distributed as softmax(logits) (Gumbel, 1954; the "Gumbel-max trick"). The alternative, to walk
-// through the cumulative probabilities until they pass one random number, moves every boundary when a single logit is
-// rounded differently. Here only two tokens that are nearly level can change places, as in greedy decoding.
+// logit_i + g_i is distributed as softmax(logits) (Gumbel, 1954; the "Gumbel-max trick"). The alternative, to add up
+// probabilities until the sum passes a random number, moves every boundary when a single logit is rounded differently.
+// Here, as in greedy decoding, rounding can only swap two tokens whose sums are nearly equal.
 //
-// A number depends on (seed, sample, position, token) and on nothing else: no generator has to be carried along, and
-// any thread, on a CPU or a GPU, can compute any of them. Plain functions, so that kernels can include this file.
+// A number depends only on (seed, sample, position, token), so there is no generator state, and any thread of a CPU or
+// a GPU can compute any number. These are plain functions, so that kernels can include this file.
 #pragma once
 
 #include <cmath>
@@ -18,9 +18,9 @@
 
 namespace common {
 
-// The n-th number (from 0) of the SplitMix64 generator with this seed, without the n before it: the generator's state
-// is a counter, and its output a hash of it (Steele, Lea and Flood, OOPSLA 2014). The constants are the published
-// ones; unsigned arithmetic wraps, which is part of the algorithm.
+// The n-th number (from 0) of the SplitMix64 generator with this seed. No earlier number is needed: the generator's
+// state is a counter and its output a hash of the state (Steele, Lea and Flood, OOPSLA 2014). The constants are the
+// published ones; that unsigned arithmetic wraps is part of the algorithm.
 COMMON_HOST_DEVICE inline std::uint64_t splitmix64(std::uint64_t seed, std::uint64_t n) {
   std::uint64_t mixed = seed + (n + 1) * 0x9E3779B97F4A7C15ULL;
   mixed = (mixed ^ (mixed >> 30U)) * 0xBF58476D1CE4E5B9ULL;
@@ -28,7 +28,7 @@ COMMON_HOST_DEVICE inline std::uint64_t splitmix64(std::uint64_t seed, std::uint
   return mixed ^ (mixed >> 31U);
 }
 
-// What all tokens of one draw have in common.
+// The part of the hash that all tokens of one draw share.
 COMMON_HOST_DEVICE inline std::uint64_t noise_key(std::uint64_t seed, int sample_index, std::int64_t position) {
   return splitmix64(splitmix64(seed, static_cast<std::uint64_t>(sample_index)), static_cast<std::uint64_t>(position));
 }
@@ -38,15 +38,15 @@ COMMON_HOST_DEVICE inline std::uint32_t noise_bits(std::uint64_t key, int token)
   return static_cast<std::uint32_t>(splitmix64(key, static_cast<std::uint64_t>(token)) >> 32U);
 }
 
-// -log(-log(1 - v)) for v = (bits + 1/2) / 2^32, between -2.82 and 22.88. v is small where the noise is large, which is
-// where precision matters: floats have most of it near 0. The largest ones would round to v = 1, whose noise is -inf.
+// -log(-log(1 - v)) for v = (bits + 1/2) / 2^32: between -2.82 and 22.88. Precision matters where the noise is large;
+// v is small there, and floats are densest near 0. The largest bits would round to v = 1, whose noise is -inf.
 COMMON_HOST_DEVICE inline float gumbel_noise(std::uint32_t bits) {
   const float v = (static_cast<float>(bits) + 0.5F) * 0x1.0p-32F;
   return -std::log(-std::log1p(-(v < 1.0F ? v : 0x1.FFFFFEp-1F)));
 }
 
-// At least gumbel_noise of any bits that begin with this many zeros: v >= 2^-(zeros + 1), and -log1p(-v) >= v. 0.7 is a
-// little more than log(2), and so covers the rounding.
+// An upper bound of gumbel_noise for bits that begin with this many zeros: v >= 2^-(zeros + 1), and -log1p(-v) >= v.
+// 0.7 is a little more than log(2), which covers the rounding.
 COMMON_HOST_DEVICE inline float max_gumbel_noise(int leading_zeros) {
   return 0.7F * static_cast<float>(leading_zeros + 1);
 }

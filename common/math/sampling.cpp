@@ -19,8 +19,8 @@ std::uint64_t Random::next() { return splitmix64(seed_, num_drawn_++); }
 double Random::uniform() { return static_cast<double>(next() >> 11U) * 0x1.0p-53; }
 
 std::uint64_t Random::below(std::uint64_t bound) {
-  COMMON_CHECK(bound > 0, "nothing lies below 0");
-  // 2^64 mod bound values are one too many for a fair remainder: draws that fall on them are thrown away.
+  COMMON_CHECK(bound > 0, "the bound must be positive");
+  // The 2^64 mod bound smallest values would favour some remainders: they are rejected.
   const std::uint64_t surplus = (0 - bound) % bound;
   std::uint64_t drawn = next();
   while (drawn < surplus) {
@@ -38,7 +38,7 @@ double Random::normal() {
 
 namespace {
 
-// The largest logit, checked to be one that a softmax can be taken around.
+// The largest logit, which must be finite: the softmax is computed relative to it.
 double finite_maximum(std::span<const float> logits) {
   const double maximum = logits[static_cast<std::size_t>(argmax(logits))];
   COMMON_CHECK(std::isfinite(maximum), "a logit is +inf");
@@ -51,13 +51,13 @@ void check_options(const SamplingOptions& options) {
   COMMON_CHECK(options.top_p >= 0.0F && options.top_p <= 1.0F, "top_p must lie in [0, 1]");
 }
 
-// The candidates that top-k and then top-p keep, by rising token id.
+// The tokens that top-k and then top-p keep, in order of token id.
 std::vector<Token> keep_most_likely(std::span<const float> logits, float temperature, int top_k, double top_p) {
   const double maximum = finite_maximum(logits);
   const auto weight = [&](Token token) {  // proportional to its probability
     return std::exp((logits[static_cast<std::size_t>(token)] - maximum) / temperature);
   };
-  // Ranks by logit and not by weight: far-off logits all have weight 0 and would lose their order.
+  // Ranks by logit, not by weight: the weights of all very small logits are 0.
   const auto less_likely = [&](Token a, Token b) {
     const float logit_a = logits[static_cast<std::size_t>(a)];
     const float logit_b = logits[static_cast<std::size_t>(b)];
@@ -65,7 +65,7 @@ std::vector<Token> keep_most_likely(std::span<const float> logits, float tempera
   };
   std::vector<Token> heap(logits.size());
   std::iota(heap.begin(), heap.end(), 0);
-  // A heap gives up the most likely few of a large vocabulary without sorting the rest.
+  // A heap yields the few most likely tokens of a large vocabulary without sorting the rest.
   std::make_heap(heap.begin(), heap.end(), less_likely);
 
   std::size_t limit = heap.size();
@@ -82,14 +82,14 @@ std::vector<Token> keep_most_likely(std::span<const float> logits, float tempera
     }
   }
   if (top_p < 1.0) {
-    // top_p is a share of what top-k left, not of the whole vocabulary.
+    // top_p is a share of what top-k kept, not of the whole vocabulary.
     double total = 0.0;
     for (const Token token : kept.empty() ? heap : kept) {
       total += weight(token);
     }
     double mass = 0.0;
     std::size_t count = 0;
-    do {  // at least one token stays, whatever top_p
+    do {  // keeps at least one token, even if top_p is 0
       if (count == kept.size()) {
         pop();
       }
@@ -129,10 +129,11 @@ Token sample(std::span<const float> logits, const SamplingOptions& options, std:
   Token best = most_likely;
   float best_score = gumbel_noise(noise_bits(key, most_likely));
   const auto consider = [&](Token token) {
-    // Relative to the maximum: a difference of logits that is divided by a tiny temperature becomes -inf, never NaN.
+    // Relative to the maximum: divided by a tiny temperature, the difference may become -inf, but never NaN.
     const float score = (logits[static_cast<std::size_t>(token)] - maximum) / options.temperature;
-    // Most tokens are too far behind for any noise, and most of the others for noise of the size that theirs has: a
-    // large vocabulary needs some ten thousand comparisons, a few thousand hashes, and a few dozen logarithms.
+    // Most tokens cannot win with any noise, and most of the others cannot win with noise as small as the leading zeros
+    // of their hash allow. A large vocabulary takes some ten thousand comparisons, a few thousand hashes and a few
+    // dozen logarithms.
     if (score + max_gumbel_noise(32) < best_score) {
       return;
     }

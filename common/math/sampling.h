@@ -1,5 +1,5 @@
-// From logits to a token. Everything is seeded and portable: no std::*_distribution, whose results differ between
-// standard libraries.
+// From logits to a token. All randomness is seeded and portable: std::*_distribution is not used, because its results
+// differ between standard libraries.
 #pragma once
 
 #include <cstdint>
@@ -31,18 +31,19 @@ struct SamplingOptions {
   std::uint64_t seed = 0;
 };
 
-// The index of the largest value; the lowest such index on a tie. Throws CheckError if any value is NaN or all are
-// -inf, because a silent choice would hide a bug.
+// The index of the largest value, the lowest one on a tie. Throws CheckError if any value is NaN or all are -inf:
+// returning some token would hide a bug.
 Token argmax(std::span<const float> logits);
 
-// Draws one token: temperature, then top-k, then top-p, then the largest of logit / temperature + Gumbel noise among
-// the tokens that are left (common/math/gumbel.h). Candidates that are level rank by lower token id. `position` counts
-// the tokens before this one in its text, prompt included; `sample_index` tells the texts apart that are drawn from one
-// prompt and seed. Equal arguments give equal tokens: nothing is remembered from one call to the next.
+// Draws one token: applies temperature, top-k and top-p in this order and returns the token with the largest
+// logit / temperature + Gumbel noise of those that are left (common/math/gumbel.h), the lowest id on a tie. `position`
+// is the number of tokens before this one, prompt included. `sample_index` makes several texts from one prompt and seed
+// differ. Equal arguments give equal tokens: no state is kept between calls. Throws CheckError on options out of range
+// and on logits that argmax refuses or that contain +inf.
 Token sample(std::span<const float> logits, const SamplingOptions& options, std::int64_t position,
              int sample_index = 0);
 
-// log(softmax(logits)), computed with the maximum taken out first, sums in double.
+// log(softmax(logits)), with the maximum subtracted first and sums in double. Throws CheckError as sample does.
 std::vector<float> log_softmax(std::span<const float> logits);
 
 }  // namespace common

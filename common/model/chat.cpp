@@ -24,20 +24,20 @@ void replace_all(std::string& text, std::string_view from, std::string_view to) 
   }
 }
 
-// The template with what does not matter made equal: blanks gone, one kind of quote, a newline always the escape
-// that stands for it, message.role and message['role'] the same.
+// The template without differences that do not matter: no blanks, one kind of quote, every newline as its escape, and
+// message['role'] for message.role.
 std::string normalised(std::string text) {
   text.erase(std::remove(text.begin(), text.end(), ' '), text.end());
   replace_all(text, "\"", "'");
   replace_all(text, "\n", "\\n");
   replace_all(text, "message.role", "message['role']");
   replace_all(text, "message.content", "message['content']");
-  replace_all(text, "'+'", "");  // two literals side by side are one
+  replace_all(text, "'+'", "");  // joins adjacent literals
   return text;
 }
 
-// Every message has to go through this one expression: a template that also trims, or treats some roles otherwise,
-// spells it differently or more than once.
+// All messages must be printed by this one expression. A template that also trims, or treats some roles differently,
+// contains another expression, or this one more than once.
 bool prints_chatml(const std::string& chat_template) {
   constexpr std::string_view kMessage = "'<|im_start|>'+message['role']+'\\n'+message['content']+'<|im_end|>\\n'";
   constexpr std::string_view kAnswer = "'<|im_start|>assistant\\n'";
@@ -47,7 +47,7 @@ bool prints_chatml(const std::string& chat_template) {
          text.find(kAnswer) != std::string::npos;
 }
 
-// The value of the string literal whose opening quote stands at `begin`; nothing if it has no end.
+// The value of the string literal whose opening quote is at `begin`; nothing if it is not closed.
 std::optional<std::string> read_literal(std::string_view text, std::size_t begin) {
   const char closing_quote = text[begin];
   std::string value;
@@ -62,7 +62,7 @@ std::optional<std::string> read_literal(std::string_view text, std::size_t begin
   return std::nullopt;
 }
 
-// A default system prompt is one whole system message as a literal: '<|im_start|>system\n ... <|im_end|>\n'.
+// A default system prompt is a literal that holds a whole system message: '<|im_start|>system\n ... <|im_end|>\n'.
 std::optional<std::string> default_system_prompt(const Gguf& file, const std::string& chat_template) {
   const std::string opening = std::string(kStart) + "system\n";
   const std::string closing = std::string(kEnd) + "\n";
@@ -81,14 +81,14 @@ std::optional<std::string> default_system_prompt(const Gguf& file, const std::st
   return found;
 }
 
-// Checks the template, and adds its default system prompt to the messages where the template would.
+// The messages with the template's default system prompt, if the template adds it. Throws if it is not supported.
 std::vector<ChatMessage> complete(const Gguf& file, std::span<const ChatMessage> messages) {
   if (!file.has(kTemplateKey)) {
-    refuse(file, "there is none; this is a model for plain text");
+    refuse(file, "there is none; this model only continues plain text");
   }
   const std::string& chat_template = file.get_string(kTemplateKey);
   if (!prints_chatml(chat_template)) {
-    refuse(file, "its form is not supported (supported: ChatML, \"<|im_start|>role ... <|im_end|>\")");
+    refuse(file, "its format is not supported (supported: ChatML, \"<|im_start|>role ... <|im_end|>\")");
   }
   std::vector<ChatMessage> result(messages.begin(), messages.end());
   const std::optional<std::string> system_prompt = default_system_prompt(file, chat_template);
@@ -115,7 +115,7 @@ std::vector<Token> encode_chat(const Gguf& file, const Tokenizer& tokenizer, std
   const Token start = find_special(file, tokenizer, kStart);
   const Token end = find_special(file, tokenizer, kEnd);
   std::vector<Token> result;
-  // Role, newline and content are encoded in one go: merges may reach across, as they did in training.
+  // Role, newline and content are encoded together, so that merges across their borders happen as in training.
   const auto append_text = [&](const std::string& text) {
     const std::vector<Token> tokens = tokenizer.encode(text);
     result.insert(result.end(), tokens.begin(), tokens.end());

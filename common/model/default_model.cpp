@@ -1,8 +1,8 @@
 #include "common/model/default_model.h"
 
 // DEFAULT_MODEL_PATH is the absolute path of the GGUF file, set by common/CMakeLists.txt. The assembler's .incbin
-// copies the file as it is; a C array of five million numbers would take the compiler minutes and gigabytes. The
-// directives are those of the GNU and LLVM assemblers, on every processor; the section's name is the object format's.
+// copies the file byte for byte; a C array of five million numbers would take the compiler minutes and gigabytes. The
+// GNU and LLVM assemblers know these directives on every processor. The section's name depends on the object format.
 #ifdef __APPLE__
 #define READ_ONLY_SECTION "__TEXT,__const"
 #else
@@ -17,10 +17,10 @@ asm(".pushsection " READ_ONLY_SECTION
     "\"\n"
     ".global kDefaultModelEnd\n"
     "kDefaultModelEnd:\n"
-    ".byte 0\n"  // the end marker needs a byte of its own, or it may be another object's first
+    ".byte 0\n"  // so that the end marker is not the address of another object
     ".popsection\n");
 
-extern "C" {  // these exact names: some systems put an underscore before C's names
+extern "C" {  // asm(): some systems put an underscore before C names
 extern const std::byte kDefaultModelBegin[] asm("kDefaultModelBegin");
 extern const std::byte kDefaultModelEnd[] asm("kDefaultModelEnd");
 }

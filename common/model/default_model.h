@@ -1,4 +1,4 @@
-// The bundled model, carried inside the program: nothing to download, nothing to find at run time.
+// The bundled model, embedded in the program: there is nothing to download and no file to find at run time.
 #pragma once
 
 #include <cstddef>
@@ -6,8 +6,8 @@
 
 namespace common {
 
-// The bytes of common/model/tales/tales-5m-q8_0.gguf. They lie in the program's read-only data, aligned to 64 bytes,
-// and are mapped from the executable's file page by page as they are touched.
+// The bytes of common/model/tales/tales-5m-q8_0.gguf, aligned to 64 bytes. They are part of the program's read-only
+// data: the system reads a page from the executable when it is first touched.
 std::span<const std::byte> default_model();
 
 }  // namespace common

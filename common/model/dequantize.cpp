@@ -46,9 +46,9 @@ static_assert(sizeof(BlockQ8) == 34 && sizeof(BlockQ4) == 18 && sizeof(BlockQ4Wi
                   sizeof(BlockQ6K) == 210,
               "a block has no padding");
 
-// Every float16 is exactly a float. Its bits, moved to where a float has them, mean the same number with an exponent
-// too small by 127 - 15 = 112, also if it is subnormal. The only choice is between integers, so loops become vector
-// code.
+// Exact: every float16 is a float. With exponent and mantissa shifted to where a float has them, the value is too small
+// by a factor of 2^112 (112 = 127 - 15), for subnormal numbers as well. The one selection is between integers, so that
+// compilers vectorise loops over this.
 float float_from_half(std::uint16_t half) {
   const std::uint32_t sign = static_cast<std::uint32_t>(half & 0x8000U) << 16U;
   const std::uint32_t magnitude = half & 0x7FFFU;
@@ -108,8 +108,8 @@ void decode(const BlockQ6K& block, float* out) {
   }
 }
 
-// Each block is copied out first: the file promises no alignment in memory, and the compiler then knows that writing
-// the result cannot change the input, without which it would not vectorise.
+// Each block is copied first: it may not be aligned in memory, and the compiler vectorises only if it knows that
+// writing the result cannot change the input.
 template <typename Block>
 void decode_blocks(std::span<const std::byte> data, std::span<float> out) {
   const std::size_t num_blocks = data.size() / sizeof(Block);

@@ -1,4 +1,4 @@
-// Turns stored tensor data into floats, block by block.
+// Converts stored tensor data to floats, block by block.
 // Block layouts: https://github.com/ggml-org/ggml/blob/master/src/ggml-common.h
 #pragma once
 
@@ -17,7 +17,7 @@ struct BlockFormat {
 BlockFormat block_format(TensorType type);
 const char* type_name(TensorType type);
 
-// Writes out.size() floats; out.size() is a whole number of blocks and data holds exactly those blocks.
+// Writes out.size() floats, a whole number of blocks; `data` must hold exactly those blocks. Throws CheckError if not.
 void dequantize(TensorType type, std::span<const std::byte> data, std::span<float> out);
 
 }  // namespace common

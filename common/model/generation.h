@@ -1,4 +1,4 @@
-// What goes into an engine and what comes out, the same in all stages.
+// The input and output of an engine, the same in all stages.
 #pragma once
 
 #include <cstdint>
@@ -16,42 +16,42 @@ struct Request {
   std::vector<Token> prompt;  // at least one token
   int max_new_tokens = 0;     // at least 1
   SamplingOptions sampling;
-  int sample_index = 0;            // which of the texts that can be drawn from this prompt and seed
-  std::vector<Token> stop_tokens;  // ends the text; not part of it
-  std::uint64_t cache_salt = 0;    // requests of different salts never share what a prefix cache holds
+  int sample_index = 0;            // distinguishes several samples of one prompt with one seed
+  std::vector<Token> stop_tokens;  // each ends the text and is not part of it
+  std::uint64_t cache_salt = 0;    // requests with different salts never share blocks of a prefix cache
 };
 
 enum class FinishReason {
   kLength,     // max_new_tokens were generated
-  kStop,       // a stop token came
+  kStop,       // a stop token was generated
   kRejected,   // never ran: `error` says why
-  kCancelled,  // somebody wished so
-  kFailed,     // something went wrong on the way: `error` says what
+  kCancelled,  // stopped on request
+  kFailed,     // an error while it ran: `error` says which
 };
 
 struct Completion {
-  std::vector<Token> tokens;  // generated ones only
+  std::vector<Token> tokens;  // without the prompt
   FinishReason finish_reason = FinishReason::kRejected;
   std::string error;
 };
 
-// A number that a run reports; the name is its key in JSON ("slots_used") and, with spaces, its row in the report.
+// A number that a run reports. The name is its key in JSON ("slots_used") and, with spaces, its label in the report.
 struct Counter {
   std::string name;
   double value = 0.0;
 };
 
-// The value of that name, which must be there.
+// The value of the counter of that name. Throws CheckError if there is none.
 double counter(const std::vector<Counter>& counters, std::string_view name);
 
-// Where the time went: a prompt is computed many tokens a pass, a reply one token a pass.
+// Where the time went. A prompt is computed many tokens at a time (prefill), a reply one token at a time (decode).
 struct Timing {
   std::int64_t prefill_tokens = 0;
   std::int64_t decode_tokens = 0;
   double prefill_seconds = 0.0;
   double decode_seconds = 0.0;
 
-  // Books one computation of num_tokens new tokens of a sequence.
+  // Adds one forward pass over num_tokens new tokens of a sequence.
   void add(std::size_t num_tokens, double seconds) {
     (num_tokens > 1 ? prefill_tokens : decode_tokens) += static_cast<std::int64_t>(num_tokens);
     (num_tokens > 1 ? prefill_seconds : decode_seconds) += seconds;
@@ -62,7 +62,7 @@ struct Timing {
   }
 };
 
-// Called for each generated token as it comes: index of the request, the token.
+// Called for each token as soon as it is generated, with the index of its request.
 using OnToken = std::function<void(int request, Token token)>;
 
 }  // namespace common

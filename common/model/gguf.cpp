@@ -17,7 +17,7 @@
 namespace common {
 namespace {
 
-static_assert(std::endian::native == std::endian::little, "numbers are copied from the file as they lie there");
+static_assert(std::endian::native == std::endian::little, "numbers are copied from the file as they are");
 
 constexpr std::string_view kMagic = "GGUF";
 constexpr std::uint32_t kOldestVersion = 2;
@@ -28,13 +28,13 @@ constexpr std::uint64_t kMaxKeyLength = 65535;
 constexpr std::uint64_t kMaxTensorNameLength = 64;
 constexpr std::uint32_t kMaxDimensions = 4;
 // Vocabularies and merge lists, the longest arrays of real files, have less than a million entries. A string of no
-// characters takes 8 bytes in the file and 32 in memory, so the limit also bounds what a hostile file can make of its
-// size.
+// characters takes 8 bytes in the file and 32 in memory, so the limit also bounds the memory that a hostile file can
+// occupy.
 constexpr std::uint64_t kMaxArrayLength = std::uint64_t{1} << 24U;
-// Keeps the bytes of a tensor, at most four an element, within 63 bits.
+// Keeps the size of a tensor, at most four bytes per element, within 63 bits.
 constexpr std::int64_t kMaxElements = std::numeric_limits<std::int64_t>::max() / 8;
 
-// The fewest bytes an entry can take: what a count is checked against before anything is reserved.
+// The fewest bytes that an entry can take. Counts are checked against them before memory is reserved.
 constexpr std::uint64_t kMinPairBytes = 8 + 1 + 4 + 1;            // key length, key, value type, value
 constexpr std::uint64_t kMinTensorBytes = 8 + 1 + 4 + 8 + 4 + 8;  // name length, name, count, dimension, type, offset
 
@@ -93,14 +93,14 @@ constexpr std::uint64_t align_up(std::uint64_t value, std::uint64_t alignment) {
   return (value + alignment - 1) / alignment * alignment;
 }
 
-// A cursor over the file that knows where the end is. Every read is checked against it before it happens.
+// A cursor over the file. Every read is first checked against the end.
 class Reader {
  public:
   Reader(std::span<const std::byte> bytes, const std::string& name) : bytes_(bytes), name_(name) {}
 
   [[noreturn]] void fail(const std::string& message) const { throw InputError(name_ + ": " + message); }
 
-  // What is being read from now on, for the error when the file ends in it.
+  // Names what is read next, for errors.
   void enter(std::string what) { what_ = std::move(what); }
   const std::string& what() const { return what_; }
 
@@ -150,7 +150,7 @@ bool is_integer(ValueType type) {
          type != ValueType::kString && type != ValueType::kArray;
 }
 
-// Bytes of a value of the type: exactly for numbers, at least for strings.
+// Size of a value of the type: exact for numbers, the minimum for strings and arrays.
 std::uint64_t min_value_bytes(ValueType type) {
   switch (type) {
     case ValueType::kUint8:
@@ -293,14 +293,14 @@ void check_magic_and_version(Reader& reader, std::span<const std::byte> bytes) {
   if (version >= kOldestVersion && version <= kNewestVersion) {
     return;
   }
-  // Big-endian files have the same magic and the version the other way round, so its lower half is zero.
+  // Big-endian files have the same magic and a byte-swapped version, whose lower half is zero.
   if (version != 0 && (version & 0xFFFFU) == 0) {
     reader.fail("this is a big-endian GGUF file, and only little-endian ones are supported");
   }
   reader.fail("GGUF version " + std::to_string(version) + " is not supported (supported: 2 and 3)");
 }
 
-// general.alignment is part of the format, so its type matters and not only its value.
+// The format prescribes the type of general.alignment.
 void check_alignment_type(Reader& reader, ValueType type) {
   if (type != ValueType::kUint32) {
     reader.fail("general.alignment must be a uint32");
@@ -342,7 +342,7 @@ std::uint64_t get_alignment(const Reader& reader, const Metadata& metadata) {
   return alignment;
 }
 
-// A tensor's line in the table; where its data lies is known only once the whole table has been read.
+// A tensor's entry in the table. Where the data is, is known only once the whole table has been read.
 struct TensorEntry {
   std::string name;
   TensorInfo info;
@@ -360,7 +360,7 @@ TensorType read_tensor_type(Reader& reader) {
   return static_cast<TensorType>(type);
 }
 
-// Fills shape and num_elements. The file lists the contiguous dimension first.
+// Sets shape and num_elements. The file lists the contiguous dimension first.
 void read_shape(Reader& reader, TensorInfo& info) {
   const auto num_dimensions = reader.read<std::uint32_t>();
   if (num_dimensions == 0 || num_dimensions > kMaxDimensions) {
@@ -406,7 +406,7 @@ TensorEntry read_tensor_entry(Reader& reader, std::uint64_t index, std::uint64_t
   return entry;
 }
 
-// Gives each tensor its bytes of the data section, the part of the file from `data_start` on.
+// Sets each tensor's data, which is in the part of the file from `data_start` on.
 void locate_data(const Reader& reader, std::span<const std::byte> bytes, std::uint64_t data_start,
                  std::span<TensorEntry> entries) {
   const std::uint64_t available = bytes.size() > data_start ? bytes.size() - data_start : 0;
@@ -422,7 +422,7 @@ void locate_data(const Reader& reader, std::span<const std::byte> bytes, std::ui
   }
 }
 
-// `entries` in order of their data.
+// `entries` are in order of their offsets.
 void check_overlap(const Reader& reader, std::span<const TensorEntry> entries) {
   for (std::size_t i = 1; i < entries.size(); ++i) {
     const TensorEntry& previous = entries[i - 1];
@@ -498,7 +498,7 @@ double value_as_float(const GgufValue& value, std::string_view key, const std::s
 }  // namespace
 
 struct Gguf::Impl {
-  // Either the mapping owns the bytes, or (parse) it is empty and the caller does.
+  // The mapping owns the bytes; for parse() it is empty, and the caller owns them.
   Impl(std::string file_name, MappedFile file_mapping, std::span<const std::byte> bytes)
       : name(std::move(file_name)), mapping(std::move(file_mapping)) {
     Reader reader(bytes, name);

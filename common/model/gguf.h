@@ -22,20 +22,20 @@ struct TensorInfo {
   TensorType type = TensorType::F32;
   std::vector<std::int64_t> shape;  // row-major, as numpy would print it: GGUF lists the same numbers in reverse
   std::int64_t num_elements = 0;
-  std::span<const std::byte> data;  // as stored: quantised blocks of a row lie next to each other
+  std::span<const std::byte> data;  // as stored: the quantised blocks of a row are contiguous
 };
 
-// Integers widen to int64 (uint64 above its maximum is refused) and floats to double. Arrays of numbers likewise.
+// Integers are widened to int64 (a uint64 that does not fit is refused) and floats to double, in arrays too.
 using GgufValue = std::variant<bool, std::int64_t, double, std::string, std::vector<std::int64_t>, std::vector<double>,
                                std::vector<std::string>>;
 
 class Gguf {
  public:
-  // Maps the file. Throws InputError, in one line with `path` in it: cannot be opened, is a directory, is not GGUF,
-  // or is malformed in any way. Never reads past the end and never allocates by a count it has not checked.
+  // Maps the file. Throws InputError, one line that begins with `path`, if the file cannot be opened, is a directory,
+  // is not GGUF or is malformed in any way. Never reads past the end, and checks every count before allocating by it.
   static Gguf open(const std::string& path);
 
-  // The same from memory that outlives the object; `name` stands in for the path in errors.
+  // The same for bytes in memory, which must outlive the object. Errors have `name` in place of the path.
   static Gguf parse(std::span<const std::byte> bytes, const std::string& name);
 
   Gguf(Gguf&&) noexcept;
@@ -48,8 +48,8 @@ class Gguf {
 
   bool has(std::string_view key) const;
 
-  // The value of a key; throws InputError naming the key if it is missing or of another type or out of range.
-  // get_float takes integers too. The forms with a fallback return it when the key is missing.
+  // The value of a key. Throws InputError with the key if it is missing, of another type or out of range. get_float
+  // accepts integers too. With a fallback, a missing key is no error.
   std::int64_t get_int(std::string_view key) const;
   std::int64_t get_int(std::string_view key, std::int64_t fallback) const;
   double get_float(std::string_view key) const;
@@ -62,11 +62,11 @@ class Gguf {
   const std::map<std::string, TensorInfo, std::less<>>& tensors() const;
   bool has_tensor(std::string_view name) const;
 
-  // Throws InputError naming tensor and shape unless the tensor exists and has this shape.
+  // Throws InputError with name and shape unless the tensor exists and has this shape.
   void check_tensor(std::string_view name, std::span<const std::int64_t> shape) const;
 
-  // The same check; then writes the elements to `out` (row-major, exactly num_elements) as floats. Afterwards the pages
-  // that were read may be dropped from memory, so that a model is not resident twice.
+  // Checks the same, and writes the elements to `out` as floats: row-major, exactly num_elements. The pages that were
+  // read may be dropped from memory afterwards, so that a model is not resident twice.
   void read_tensor(std::string_view name, std::span<const std::int64_t> shape, std::span<float> out) const;
 
  private:

@@ -27,8 +27,8 @@ constexpr std::size_t kNone = std::numeric_limits<std::size_t>::max();
 //
 // Merges never cross the border of a piece. GPT-2 cuts with the regular expression
 //   's|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+
-// (https://github.com/openai/gpt-2/blob/master/src/encoder.py). SmolLM first cuts off every number character by
-// itself and applies the expression to what lies between, so that there a digit counts as the end of the text.
+// (https://github.com/openai/gpt-2/blob/master/src/encoder.py). SmolLM first makes every number character a piece of
+// its own and applies the expression to the text between them, so that a digit acts like the end of the text.
 
 enum class CharacterClass : std::uint8_t { kSpace, kLetter, kNumber, kOther };
 
@@ -54,7 +54,7 @@ class PieceScanner {
     offsets_.push_back(text.size());
   }
 
-  // The pieces in order; together they are the text.
+  // The pieces in order. Joined, they are the text.
   std::vector<std::string_view> pieces() const {
     std::vector<std::string_view> result;
     for (std::size_t begin = 0; begin < classes_.size();) {
@@ -74,7 +74,8 @@ class PieceScanner {
     return text_.substr(offsets_[begin], offsets_[end] - offsets_[begin]);
   }
 
-  // The expression sees one section at a time: a single number or the text up to the next one, if digits are split.
+  // The expression is applied to one section at a time: the whole text, or if digits are split a single number
+  // character or the text up to the next one.
   std::size_t section_end(std::size_t begin) const {
     if (!split_digits_) {
       return classes_.size();
@@ -94,7 +95,7 @@ class PieceScanner {
     return end;
   }
 
-  // Length of the contraction that starts here, or 0. Upper case is no contraction to GPT-2.
+  // Length of the contraction that begins here, or 0. GPT-2 does not recognise contractions in upper case.
   std::size_t contraction_length(std::size_t begin, std::size_t limit) const {
     const std::string_view rest = slice(begin, limit);
     for (const std::string_view contraction : {"'s", "'t", "'re", "'ve", "'m", "'ll", "'d"}) {
@@ -105,13 +106,13 @@ class PieceScanner {
     return 0;
   }
 
-  // Where the expression's leftmost alternative that matches at `begin` ends.
+  // The end of the match of the expression's first alternative that matches at `begin`.
   std::size_t piece_end(std::size_t begin, std::size_t limit) const {
     const std::size_t contraction = contraction_length(begin, limit);
     if (contraction > 0) {
       return begin + contraction;
     }
-    // One blank (U+0020 alone, not any space) goes with the word, number or punctuation behind it.
+    // One blank (only U+0020, not any space) joins the word, number or punctuation after it.
     const bool blank_joins =
         text_[offsets_[begin]] == ' ' && begin + 1 < limit && classes_[begin + 1] != CharacterClass::kSpace;
     const std::size_t first = blank_joins ? begin + 1 : begin;
@@ -119,7 +120,7 @@ class PieceScanner {
     if (classes_[first] != CharacterClass::kSpace) {
       return end;
     }
-    // \s+(?!\S): spaces before other text leave the last one for it; a single one has nothing to give up (\s+).
+    // \s+(?!\S): of several spaces before other text, the last one is left to that text; a single one is kept (\s+).
     const bool text_follows = end < limit;
     return text_follows && end - begin > 1 ? end - 1 : end;
   }
@@ -153,9 +154,9 @@ class MergeTable {
   std::unordered_map<std::uint64_t, Merge> merges_;
 };
 
-// Applies, again and again, the merge of lowest rank (leftmost on a tie). A linked list of symbols and a heap of
-// candidate pairs make this O(n log n) for n bytes; scanning all pairs for each merge would be O(n^2), which a long
-// text without spaces turns into minutes.
+// Repeatedly applies the merge of the lowest rank, the leftmost on a tie. A linked list of symbols and a heap of
+// candidate pairs make this O(n log n) for n bytes. Scanning all pairs for each merge would be O(n^2): minutes for a
+// long text without spaces.
 class PieceMerger {
  public:
   PieceMerger(const MergeTable& merges, std::span<const Token> bytes) : merges_(merges) {
@@ -179,7 +180,7 @@ class PieceMerger {
   }
 
   void append_to(std::vector<Token>& out) const {
-    // The first symbol is never absorbed: a pair keeps its left place.
+    // The first symbol is never absorbed, because a merged pair takes the place of its left symbol.
     for (std::size_t i = symbols_.empty() ? kNone : 0; i != kNone; i = symbols_[i].next) {
       out.push_back(symbols_[i].token);
     }
@@ -214,8 +215,8 @@ class PieceMerger {
     }
   }
 
-  // A candidate goes stale when one of its symbols has merged since. Nothing takes it out of the heap; it is dropped
-  // here.
+  // A candidate is stale if one of its symbols has merged since. It is not removed from the heap, but dropped when it
+  // is popped.
   bool is_current(const Candidate& candidate) const {
     const Symbol& left = symbols_[candidate.left];
     return left.token == candidate.left_token && left.next != kNone &&
@@ -244,8 +245,8 @@ class PieceMerger {
 
 // --- The spelling of bytes --------------------------------------------------------------------------------------
 
-// GPT-2 spells tokens with one printable character a byte, so that a vocabulary is readable text: bytes that are
-// printable in Latin-1 stand for themselves, the other 68 are U+0100 and up, in order. A blank is thus U+0120, "Ġ".
+// GPT-2 spells tokens with one printable character for each byte, so that a vocabulary is readable text: bytes that are
+// printable in Latin-1 stand for themselves, the other 68 are U+0100 and up, in order. A blank becomes U+0120, "Ġ".
 std::array<char32_t, 256> byte_spellings() {
   std::array<char32_t, 256> spellings{};
   char32_t next = 0x100;
@@ -265,7 +266,7 @@ std::unordered_map<char32_t, char> bytes_by_spelling() {
   return bytes;
 }
 
-// The bytes that a token's spelling stands for; throws InputError if a character of it stands for none.
+// The bytes that a token's spelling stands for. Throws InputError if one of its characters stands for no byte.
 std::string decode_spelling(std::string_view spelling) {
   static const std::unordered_map<char32_t, char> byte_of = bytes_by_spelling();
   std::string bytes;
@@ -321,7 +322,7 @@ struct Tokenizer::Impl {
   std::map<std::string, Token, std::less<>> special_by_spelling;  // control and user-defined tokens
   std::array<std::vector<Token>, 256> specials_by_first_byte;     // longest first
 
-  // Normal tokens by their bytes. Only these take part in merging: no plain text ever becomes a control token.
+  // Normal tokens by their bytes. Only these take part in merging, so plain text never becomes a control token.
   std::unordered_map<std::string, Token> normal_by_bytes;
 };
 
@@ -335,7 +336,7 @@ Tokenizer::Impl::Impl(const Gguf& file) : split_digits(reads_split_digits(file))
   if (add_bos && !bos) {
     refuse(file, "add_bos_token is set, but there is no bos_token_id");
   }
-  normal_by_bytes.clear();  // needed for loading alone
+  normal_by_bytes.clear();  // only needed while loading
 }
 
 bool Tokenizer::Impl::reads_split_digits(const Gguf& file) {
@@ -398,7 +399,7 @@ TokenEntry Tokenizer::Impl::read_token(const Gguf& file, std::size_t id, const s
     if (token_type == TokenType::kNormal) {
       return {token_type, decode_spelling(spelling)};
     }
-    // Other tokens are spelled as they are. Were one no whole characters, cutting it out of a text could leave halves.
+    // Other tokens are spelled as plain text, which must be UTF-8.
     check_utf8(spelling);
     return {token_type, spelling};
   } catch (const InputError& error) {
@@ -406,8 +407,8 @@ TokenEntry Tokenizer::Impl::read_token(const Gguf& file, std::size_t id, const s
   }
 }
 
-// Real vocabularies lack bytes that their training text never had (SmolLM2: 21 of them, control characters and first
-// bytes of unassigned planes). Text with those is refused when it comes; a vocabulary without ASCII is broken.
+// Real vocabularies lack bytes that did not occur in their training text (SmolLM2: 21 of them, control characters and
+// first bytes of unassigned planes). Text that contains them is refused; a vocabulary without ASCII is broken.
 void Tokenizer::Impl::find_byte_tokens(const Gguf& file) {
   for (std::size_t byte = 0; byte < 256; ++byte) {
     const auto found = normal_by_bytes.find(std::string(1, static_cast<char>(static_cast<unsigned char>(byte))));
@@ -540,7 +541,7 @@ std::string Tokenizer::decode(std::span<const Token> tokens, bool show_special) 
   for (const Token token : tokens) {
     COMMON_CHECK(token >= 0 && token < vocab_size(), "token " + std::to_string(token) + " is not in the vocabulary");
     const TokenEntry& entry = impl_->tokens[static_cast<std::size_t>(token)];
-    // User-defined tokens are text that got a token of its own; the other kinds are not text.
+    // User-defined tokens are text that has a token of its own; the other kinds are not text.
     const bool is_text = entry.type == TokenType::kNormal || entry.type == TokenType::kUserDefined;
     if (is_text || show_special) {
       text += entry.bytes;

@@ -17,7 +17,8 @@ namespace common {
 
 class Tokenizer {
  public:
-  // Needs tokenizer.ggml.model "gpt2" and tokenizer.ggml.pre "smollm" or "gpt-2" (InputError naming any other).
+  // Throws InputError unless tokenizer.ggml.model is "gpt2" and tokenizer.ggml.pre is "smollm" or "gpt-2", and on a
+  // malformed vocabulary.
   explicit Tokenizer(const Gguf& file);
   Tokenizer(Tokenizer&&) noexcept;
   Tokenizer& operator=(Tokenizer&&) noexcept;

@@ -1,5 +1,5 @@
-// The little Unicode that byte-level BPE needs: which characters are letters, numbers and spaces. Categories come from
-// utf8proc (https://juliastrings.github.io/utf8proc/), a small C library over the Unicode character database.
+// The character classes that byte-level BPE needs: letters, numbers and spaces. The categories are those of utf8proc
+// (https://juliastrings.github.io/utf8proc/), a small C library for the Unicode character database.
 #pragma once
 
 namespace common {

@@ -382,10 +382,10 @@ TEST_CASE("files that cannot be opened are refused by path", "[gguf]") {
   const std::string below_a_file = empty + "/model.gguf";
   CHECK(open_error(below_a_file) == below_a_file + ": cannot open: Not a directory");
 
-  // Opening a named pipe must not wait for somebody to write to it.
+  // Opening a named pipe must not wait for a writer.
   const std::string pipe = folder.path("pipe.gguf");
   REQUIRE(::mkfifo(pipe.c_str(), 0600) == 0);
-  CHECK(open_error(pipe) == pipe + ": it is no regular file");
+  CHECK(open_error(pipe) == pipe + ": it is not a regular file");
 
   const std::string loop = folder.path("loop.gguf");
   std::filesystem::create_symlink(loop, loop);
@@ -631,7 +631,7 @@ TEST_CASE("rows must be whole blocks", "[gguf]") {
         "tensor \"weight\" has rows of 128 elements, which is not a whole number of Q6_K blocks of 256");
 }
 
-TEST_CASE("tensor data must be aligned, inside the file and nobody else's", "[gguf]") {
+TEST_CASE("tensor data must be aligned, inside the file, and not overlap with another tensor's", "[gguf]") {
   GgufBuilder builder;
   builder.add_tensor("a", {4}, {1, 2, 3, 4}).add_tensor("b", {16}, std::vector<float>(16));
   REQUIRE(parse_error(builder).empty());

@@ -59,12 +59,13 @@ TEST_CASE("reference attention: one-hot keys and huge scores pick one value") {
       31.0F, 32.0F, 33.0F, 34.0F,   //
       41.0F, 42.0F, 43.0F, 44.0F;
   Matrix q(2, kLength);
-  q.row(0) = keys.row(1);  // stands at position 2, asks for 1
-  q.row(1) = keys.row(3);  // stands at position 3, asks for itself
+  q.row(0) = keys.row(1);  // at position 2, matches the key of position 1
+  q.row(1) = keys.row(3);  // at position 3, matches its own key
   CHECK(tests::reference_attention(q, keys, v, 1, 1, kLength) ==
         std::vector<double>{21.0, 22.0, 23.0, 24.0, 41.0, 42.0, 43.0, 44.0});
 
-  // The first query now asks for position 3, which it must not see: the three it sees tie.
+  // The first query matches the key of position 3, which it must not see; the scores of the three visible ones are
+  // equal.
   q.row(0) = keys.row(3);
   const std::vector<double> tied = tests::reference_attention(q, keys, v, 1, 1, kLength);
   for (std::size_t d = 0; d < kLength; ++d) {

@@ -104,7 +104,7 @@ TEST_CASE("draw_map: indexes widen together beyond four digits") {
   CHECK(contains(map, "\n10000  .\n"));
 }
 
-TEST_CASE("draw_map: with color each owner has a background, nobody has none, rows end clean") {
+TEST_CASE("draw_map: with color each owner has a background, free cells have none, and rows end with a reset") {
   const std::string on_a = "\033[38;5;16;48;5;117m";
   const std::string on_b = "\033[38;5;16;48;5;215m";
   CHECK(common::draw_map(cells_of({0, 0, 1, -1, -1, 1, 1, 0}), 6, true) ==

@@ -715,7 +715,7 @@ TEST_CASE("Chat prompts follow the file's template") {
     const auto refusal = [&](const std::string& chat_template) {
       return input_error([&] { apply(chat_template, hello); });
     };
-    const std::string not_supported = "chat.gguf: chat template: its form is not supported";
+    const std::string not_supported = "chat.gguf: chat template: its format is not supported";
     CHECK(contains(refusal(""), "chat.gguf: chat template: there is none"));
     CHECK(contains(refusal("[INST] {{ messages[0]['content'] }} [/INST]"), not_supported));
     std::string trimming = kPlainTemplate;
