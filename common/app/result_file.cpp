@@ -1,7 +1,9 @@
 #include "common/app/result_file.h"
 
+#include <filesystem>
 #include <fstream>
 #include <iostream>
+#include <system_error>
 #include <utility>
 
 #include "common/base/check.h"
@@ -19,7 +21,12 @@ void check(const std::ofstream& file, const std::string& path) {
 
 ResultFile::ResultFile(std::string path) : path_(std::move(path)) {
   if (is_wanted() && !is_stdout()) {
+    std::error_code ignored;
+    const bool is_new = !std::filesystem::exists(path_, ignored);
     check(std::ofstream(path_, std::ios::app), path_);
+    if (is_new) {
+      std::filesystem::remove(path_, ignored);
+    }
   }
 }
 

@@ -261,6 +261,11 @@ class Output(ProgramTest):
         self.assert_bad_input(run("generate", "--prompt", "", "--json", str(path)), "empty")
         self.assertEqual(path.read_text(encoding="utf-8"), "old")
 
+    def test_a_refused_request_leaves_no_empty_file(self):
+        path = self.folder / "result.json"
+        self.assert_bad_input(run("generate", "--prompt", "", "--json", str(path)), "empty")
+        self.assertFalse(path.exists())
+
 
 class Json(ProgramTest):
     ARGUMENTS = ("generate", "--prompt", "Once upon a time", "--prompt", "The king", "--max-new-tokens", "3")
