@@ -204,6 +204,7 @@ void Command::exclude(const std::string& name, const std::string& other) {
 CommandLine::CommandLine(const std::string& program, const std::string& description)
     : app_(std::make_unique<CLI::App>(description, program)) {
   app_->formatter(std::make_shared<HelpFormatter>());
+  app_->set_version_flag("--version", program + " of paged_attention_course " COURSE_VERSION, "print the version");
   app_->require_subcommand(1);
 }
 

@@ -214,6 +214,11 @@ class Options(ProgramTest):
     def test_unknown_command(self):
         self.assert_usage_error(run("no-such-command"), "no command", "no-such-command")
 
+    def test_version(self):
+        result = run("--version")
+        self.assertEqual((result.returncode, result.stderr), (0, b""))
+        self.assertRegex(result.stdout.decode(), r"^stage\d+ of paged_attention_course \d+\.\d+\n$")
+
     def test_no_command(self):
         self.assert_usage_error(run(), "subcommand")
 
