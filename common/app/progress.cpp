@@ -22,7 +22,7 @@ constexpr const char* kWipeLine = "\r\033[K";
 Progress::Progress(std::string what, std::int64_t total)
     : what_(std::move(what)),
       total_(total),
-      enabled_(is_terminal(std::cerr)),
+      enabled_(understands_escapes(std::cerr)),
       start_(std::chrono::steady_clock::now()),
       last_draw_(start_) {}
 

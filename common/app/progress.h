@@ -1,4 +1,5 @@
-// A progress line on stderr for work that takes longer than a second. Silent when stderr is not a terminal.
+// A progress line on stderr for work that takes longer than a second. Silent unless stderr is a terminal that
+// understands escape sequences.
 #pragma once
 
 #include <chrono>

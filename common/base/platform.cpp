@@ -22,12 +22,16 @@
 
 namespace common {
 
+bool understands_escapes(const std::ostream& stream) {
+  const char* const terminal = std::getenv("TERM");
+  const bool is_dumb = terminal != nullptr && std::string_view(terminal) == "dumb";
+  return !is_dumb && is_terminal(stream);
+}
+
 bool use_color(const std::ostream& stream) {
   const char* const no_color = std::getenv("NO_COLOR");
-  const char* const terminal = std::getenv("TERM");
   const bool unwanted = no_color != nullptr && *no_color != '\0';
-  const bool dumb = terminal != nullptr && std::string_view(terminal) == "dumb";
-  return !unwanted && !dumb && is_terminal(stream);
+  return !unwanted && understands_escapes(stream);
 }
 
 MappedFile::MappedFile(MappedFile&& other) noexcept

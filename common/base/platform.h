@@ -13,7 +13,10 @@ namespace common {
 // Whether `stream` is std::cout, std::cerr or std::clog and is connected to a terminal.
 bool is_terminal(const std::ostream& stream);
 
-// True if `stream` is a terminal, not a dumb one, and NO_COLOR is unset or empty (https://no-color.org).
+// Whether `stream` is a terminal that understands escape sequences, that is, TERM is not "dumb".
+bool understands_escapes(const std::ostream& stream);
+
+// The same, and NO_COLOR is unset or empty (https://no-color.org).
 bool use_color(const std::ostream& stream);
 
 // The peak resident memory of this process, in bytes; 0 where the system does not report it.

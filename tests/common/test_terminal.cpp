@@ -141,20 +141,30 @@ TEST_CASE("use_color: a terminal has color unless NO_COLOR says otherwise") {
   CHECK_FALSE(colors_with(STDOUT_FILENO, true, nullptr, "dumb").first);
 }
 
-TEST_CASE("progress: silent when stderr is not a terminal") {
-  std::string written;
+TEST_CASE("progress: silent unless stderr is a terminal that understands escape sequences") {
+  std::string into_pipe;
+  std::string on_dumb_terminal;
   {
+    const Variable kind_set("TERM", "xterm");
     const Redirect redirect(STDERR_FILENO, false);
     common::Progress progress("Reading", 10);
     sleep_ms(1050);
     progress.advance(5);
-    progress.clear();
-    written = redirect.written();
+    into_pipe = redirect.written();
   }
-  CHECK(written.empty());
+  {
+    const Variable kind_set("TERM", "dumb");
+    const Redirect redirect(STDERR_FILENO, true);
+    common::Progress progress("Reading", 10);
+    sleep_ms(1050);
+    progress.advance(5);
+    on_dumb_terminal = redirect.written();
+  }
+  CHECK(into_pipe.empty());
+  CHECK(on_dumb_terminal.empty());
 }
 
-TEST_CASE("progress: on a terminal, after a second, at most ten times a second, and wiped in the end") {
+TEST_CASE("progress: on a terminal, after a second, at most ten times a second, and erased at the end") {
   if (!have_terminals()) {
     SKIP_TEST("no pseudo-terminals here");
   }
@@ -167,6 +177,7 @@ TEST_CASE("progress: on a terminal, after a second, at most ten times a second, 
   std::string destroyed;
   double drawing_seconds = 0.0;
   {
+    const Variable kind_set("TERM", "xterm");
     const Redirect redirect(STDERR_FILENO, true);
     common::Progress known("Reading", 3000);
     auto total_unknown = std::make_unique<common::Progress>("Counting", 0);
