@@ -18,14 +18,7 @@
 namespace common {
 namespace {
 
-struct Layer {
-  MutableMatrixView attention_norm;     // [1, hidden_size]
-  MutableMatrixView qkv;                // [(num_heads + 2 * num_kv_heads) * head_dim, hidden_size]: Q, K and V rows
-  MutableMatrixView output;             // [hidden_size, num_heads * head_dim]
-  MutableMatrixView feed_forward_norm;  // [1, hidden_size]
-  MutableMatrixView gate_up;            // [2 * feed_forward_size, hidden_size]: gate rows, then up rows
-  MutableMatrixView down;               // [hidden_size, feed_forward_size]
-};
+using Layer = LlamaLayer<MutableMatrixView>;
 
 // One array that holds all matrices.
 class Arena {
@@ -275,7 +268,7 @@ struct Llama::Impl {
   MutableMatrixView output_norm;  // [1, hidden_size]
   MutableMatrixView output;       // [vocab_size, hidden_size]; the embedding itself when tied
   std::vector<Layer> layers;
-  std::vector<double> frequencies;  // [head_dim / 2], radians a position
+  std::vector<double> frequencies;  // [head_dim / 2], radians per position
   std::optional<std::uint64_t> synthetic_seed;
   std::once_flag drawn;
 

@@ -34,21 +34,25 @@ struct LlamaConfig {
 // Returns [num_tokens, num_heads * head_dim].
 using AttentionFn = std::function<Matrix(int layer, const Matrix& q, const Matrix& k, const Matrix& v)>;
 
+// Views of one layer's weights.
+template <typename View>
+struct LlamaLayer {
+  View attention_norm;     // [1, hidden_size]
+  View qkv;                // [(num_heads + 2 * num_kv_heads) * head_dim, hidden_size]: Q, K and V rows
+  View output;             // [hidden_size, num_heads * head_dim]
+  View feed_forward_norm;  // [1, hidden_size]
+  View gate_up;            // [2 * feed_forward_size, hidden_size]: gate rows, then up rows
+  View down;               // [hidden_size, feed_forward_size]
+};
+
 // Views of a model's weights, valid as long as the model.
 struct LlamaWeights {
-  struct Layer {
-    MatrixView attention_norm;     // [1, hidden_size]
-    MatrixView qkv;                // [(num_heads + 2 * num_kv_heads) * head_dim, hidden_size]: Q, K and V rows
-    MatrixView output;             // [hidden_size, num_heads * head_dim]
-    MatrixView feed_forward_norm;  // [1, hidden_size]
-    MatrixView gate_up;            // [2 * feed_forward_size, hidden_size]: gate rows, then up rows
-    MatrixView down;               // [hidden_size, feed_forward_size]
-  };
+  using Layer = LlamaLayer<MatrixView>;
   MatrixView embedding;    // [vocab_size, hidden_size]
   MatrixView output_norm;  // [1, hidden_size]
   MatrixView output;       // [vocab_size, hidden_size]; the embedding itself when tied
   std::vector<Layer> layers;
-  std::span<const double> frequencies;  // [head_dim / 2], radians a position
+  std::span<const double> frequencies;  // [head_dim / 2], radians per position
 };
 
 class Llama {
