@@ -1,5 +1,7 @@
 #include "common/base/utf8.h"
 
+#include <string>
+
 #include "common/base/check.h"
 
 namespace common {
@@ -86,28 +88,6 @@ std::size_t valid_utf8_length(std::string_view text) {
 void check_utf8(std::string_view text) {
   for (std::size_t offset = 0; offset < text.size();) {
     offset += decode_utf8(text, offset).num_bytes;
-  }
-}
-
-void append_utf8(char32_t code_point, std::string& out) {
-  const auto append = [&out](char32_t byte) { out.push_back(static_cast<char>(static_cast<unsigned char>(byte))); };
-  const auto append_continuation = [&](unsigned shift) { append(0x80U | ((code_point >> shift) & 0x3FU)); };
-  COMMON_CHECK(code_point <= kLastCodePoint && (code_point < kFirstSurrogate || code_point > kLastSurrogate),
-               "not a Unicode scalar value");
-  if (code_point < 0x80) {
-    append(code_point);
-  } else if (code_point < 0x800) {
-    append(0xC0U | (code_point >> 6U));
-    append_continuation(0);
-  } else if (code_point < 0x10000) {
-    append(0xE0U | (code_point >> 12U));
-    append_continuation(6);
-    append_continuation(0);
-  } else {
-    append(0xF0U | (code_point >> 18U));
-    append_continuation(12);
-    append_continuation(6);
-    append_continuation(0);
   }
 }
 

@@ -2,7 +2,6 @@
 #pragma once
 
 #include <cstddef>
-#include <string>
 #include <string_view>
 
 namespace common {
@@ -22,8 +21,5 @@ std::size_t valid_utf8_length(std::string_view text);
 
 // Throws what decode_utf8 throws if any part of `text` is ill-formed.
 void check_utf8(std::string_view text);
-
-// Appends the UTF-8 form of a code point that is one: at most U+10FFFF and no surrogate.
-void append_utf8(char32_t code_point, std::string& out);
 
 }  // namespace common

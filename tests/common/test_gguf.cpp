@@ -19,30 +19,20 @@
 #include "tests/support/catch.h"
 #include "tests/support/compare.h"
 #include "tests/support/gguf_builder.h"
+#include "tests/support/messages.h"
 
 using common::Gguf;
 using common::InputError;
 using common::TensorType;
 using tests::append;
 using tests::Bytes;
+using tests::contains;
+using tests::error_of;
 using tests::GgufBuilder;
 
 namespace {
 
 const std::string kModelPath = std::string(COMMON_SOURCE_DIR) + "/common/model/tales/tales-5m-q8_0.gguf";
-
-bool contains(const std::string& text, const std::string& part) { return text.find(part) != std::string::npos; }
-
-// The message of the InputError that `action` throws, or "" if it throws nothing. Other exceptions fail the test.
-template <typename Action>
-std::string error_of(Action action) {
-  try {
-    action();
-  } catch (const InputError& error) {
-    return error.what();
-  }
-  return "";
-}
 
 // The complaint about a malformed file, without the file's name, which must stand in front of it. "" if it is accepted.
 std::string parse_error(const Bytes& bytes) {

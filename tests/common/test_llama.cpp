@@ -30,6 +30,7 @@
 #include "tests/support/catch.h"
 #include "tests/support/compare.h"
 #include "tests/support/gguf_builder.h"
+#include "tests/support/messages.h"
 #include "tests/support/reference_decoder.h"
 
 using common::CheckError;
@@ -41,6 +42,8 @@ using common::Matrix;
 using common::Random;
 using common::Token;
 using tests::Bytes;
+using tests::contains;
+using tests::error_of;
 using tests::GgufBuilder;
 using tests::ReferenceCache;
 
@@ -56,19 +59,6 @@ constexpr tests::Tolerance kRounding{1e-4, 1e-5};
 const std::string kNoComplaint;
 
 std::span<const float> all_of(const Matrix& matrix) { return {matrix.data(), static_cast<std::size_t>(matrix.size())}; }
-
-bool contains(const std::string& text, std::string_view part) { return text.find(part) != std::string::npos; }
-
-// The message of the `Error` that `action` throws, or "" if it throws nothing. Other exceptions fail the test.
-template <typename Error, typename Action>
-std::string error_of(const Action& action) {
-  try {
-    action();
-  } catch (const Error& error) {
-    return error.what();
-  }
-  return "";
-}
 
 // Sets the number of threads, and sets it back at the end.
 class ThreadCount {

@@ -1,7 +1,6 @@
 // What `plan` computes: published figures of known models, figures worked out by hand, and what it prints.
 #include <algorithm>
 #include <cstdint>
-#include <functional>
 #include <iostream>
 #include <sstream>
 #include <string>
@@ -12,6 +11,7 @@
 #include "common/base/check.h"
 #include "common/model/presets.h"
 #include "tests/support/catch.h"
+#include "tests/support/messages.h"
 
 namespace {
 
@@ -19,6 +19,8 @@ using common::plan_pool;
 using common::PoolDemand;
 using common::PoolPlan;
 using common::PoolShape;
+using tests::contains;
+using tests::error_of;
 
 constexpr std::int64_t kKiB = 1024;
 constexpr std::int64_t kMiB = 1024 * kKiB;
@@ -47,18 +49,6 @@ PoolDemand mean_of(std::int64_t mean_length, std::int64_t max_length = 2048) {
   demand.max_length = max_length;
   return demand;
 }
-
-// The message of the InputError that `act` throws, "" if it throws none.
-std::string input_error(const std::function<void()>& act) {
-  try {
-    act();
-  } catch (const common::InputError& error) {
-    return error.what();
-  }
-  return "";
-}
-
-bool contains(const std::string& text, const std::string& part) { return text.find(part) != std::string::npos; }
 
 // Collects what is written to a stream.
 class Captured {
@@ -210,7 +200,7 @@ TEST_CASE("plan: a contiguous cache reserves the maximum length for every sequen
 
 TEST_CASE("plan: lengths outside of 1 to the maximum length are input errors", "[plan]") {
   const auto message = [](const PoolDemand& demand) {
-    return input_error([&] { plan_pool(shape_of("tales-5m"), kGiB, demand); });
+    return error_of([&] { plan_pool(shape_of("tales-5m"), kGiB, demand); });
   };
   CHECK(contains(message(demand_of({100, 0})), "a length of 0"));
   CHECK(contains(message(demand_of({-5})), "-5"));
@@ -266,7 +256,7 @@ TEST_CASE("plan: memory is a number with an optional unit", "[plan]") {
                            "0x10",
                            "1,000",
                            "16Gi"}) {
-    const std::string message = input_error([&] { common::parse_memory(text); });
+    const std::string message = error_of([&] { common::parse_memory(text); });
     CAPTURE(text, message);
     CHECK(contains(message, "memory"));
     CHECK(contains(message, "GiB"));

@@ -8,25 +8,15 @@
 #include "common/app/shell.h"
 #include "common/base/check.h"
 #include "tests/support/catch.h"
+#include "tests/support/messages.h"
 
 using common::CheckError;
 using common::InputError;
 using common::Shell;
+using tests::contains;
+using tests::error_of;
 
 namespace {
-
-// The message of the `Error` that `action` throws, or "" if it throws nothing. Other exceptions fail the test.
-template <typename Error, typename Action>
-std::string error_of(const Action& action) {
-  try {
-    action();
-  } catch (const Error& error) {
-    return error.what();
-  }
-  return "";
-}
-
-bool contains(const std::string& text, std::string_view part) { return text.find(part) != std::string::npos; }
 
 // A shell with three commands, and a note of every call.
 struct Example {

@@ -8,14 +8,14 @@
 #include "common/app/table.h"
 #include "common/base/check.h"
 #include "tests/support/catch.h"
+#include "tests/support/messages.h"
 
 namespace {
 
 using common::CheckError;
 using common::MapCell;
 using common::Table;
-
-bool contains(const std::string& text, const std::string& part) { return text.find(part) != std::string::npos; }
+using tests::contains;
 
 }  // namespace
 

@@ -10,6 +10,7 @@
 #include "common/base/text.h"
 #include "common/model/generation.h"
 #include "common/model/llama.h"
+#include "tests/support/messages.h"
 
 namespace tests {
 
@@ -42,8 +43,6 @@ inline common::Request make_request(int num_tokens, int max_new_tokens, int salt
   request.max_new_tokens = max_new_tokens;
   return request;
 }
-
-inline bool contains(const std::string& text, const std::string& part) { return text.find(part) != std::string::npos; }
 
 // Where two texts part: "differs from token 4 on (17, expected 23)". Empty if they are equal.
 inline std::string first_difference(const std::vector<common::Token>& actual,
