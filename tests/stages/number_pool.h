@@ -94,7 +94,8 @@ class NumberPool {
  private:
   void write_rows(int sequence, const Numbers& numbers) {
     const auto count = static_cast<int>(numbers.size());
-    REQUIRE(check_writable(manager_, sequence, count) == std::string());
+    const std::string no_problem;
+    REQUIRE(check_writable(manager_, sequence, count) == no_problem);
     const common::Matrix k = common::MatrixView(numbers.data(), count, 1);
     cache_.write(0, manager_.slots(sequence, manager_.length(sequence), count), k, -k);
   }
