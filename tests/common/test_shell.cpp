@@ -75,6 +75,27 @@ TEST_CASE("a comment reaches from # to the end of its line", "[shell]") {
   CHECK(example.run("say # hidden\n") == "error: usage: say WORD\n");
 }
 
+TEST_CASE("a semicolon separates the commands of a line", "[shell]") {
+  Example example;
+  CHECK(example.run("add A 1;show ;; say word\nadd B 2; # add C 3; show\n") == "added\nadded\n");
+  CHECK(example.calls == Calls{"add 0 1", "show with 0", "say word", "add 1 2"});
+  CHECK(example.num_errors == 0);
+
+  // Each command is right or wrong by itself.
+  CHECK(example.run("add A; add C 4; no;") ==
+        "error: usage: add NAME COUNT\n"
+        "added\n"
+        "error: no command \"no\"; 'help' lists them\n");
+  CHECK(example.num_errors == 2);
+
+  // With echo the line is shown as it was written.
+  CHECK(example.run("add A 1; add B 1", true) == "> add A 1; add B 1\nadded\nadded\n");
+
+  example.calls.clear();
+  CHECK(example.run("show; quit; show\nshow\n").empty());
+  CHECK(example.calls == Calls{"show with 0"});
+}
+
 TEST_CASE("quit ends the run and leaves the rest unread", "[shell]") {
   Example example;
   std::istringstream input("show\n  quit  # enough\nshow\n");

@@ -282,6 +282,12 @@ class Json(ProgramTest):
         for request in result["requests"]:
             self.assertIsInstance(request["text"], str)
             self.assertIn(len(request["tokens"]), (1, 2, 3))
+        # What a text costs: every token but the last drawn goes through the model once or, without a cache, every time.
+        drawn = [(request["prompt_tokens"], len(request["tokens"]) + (len(request["tokens"]) < 3))
+                 for request in result["requests"]]
+        self.assertEqual(result["counters"]["tokens_computed"], sum(prompt + count - 1 for prompt, count in drawn))
+        self.assertEqual(result["counters"]["tokens_without_cache"],
+                         sum(prompt + i for prompt, count in drawn for i in range(count)))
         self.assertGreater(result["counters"]["slots_reserved"], 0)
         self.assertGreater(result["counters"]["slots_used"], 0)
         self.assertLessEqual(result["counters"]["slots_used"], result["counters"]["slots_reserved"])
