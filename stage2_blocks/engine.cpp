@@ -62,7 +62,7 @@ std::vector<common::Completion> Engine::run(std::span<const common::Request> req
   };
   try {
     while (!waiting.empty() || !batch.empty()) {
-      if (batch.empty()) {  // a static batch: no request joins before all of it have finished
+      if (batch.empty()) {  // a static batch: none joins before all have finished
         while (admit_next()) {
           const bool stepped = step(batch.back(), on_token);  // computes the prompt
           COMMON_CHECK(stepped, "slots that were reserved are missing");

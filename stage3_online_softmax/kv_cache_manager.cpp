@@ -30,7 +30,7 @@ bool KvCacheManager::allocate(SequenceId sequence, int num_tokens) {
   Sequence owner;
   owner.block_table.reserve(static_cast<std::size_t>(num_blocks));
   sequences_[sequence] = std::move(owner);
-  return reserve(sequence, num_tokens);  // there is room for it by now, in memory too
+  return reserve(sequence, num_tokens);  // succeeds: the blocks are free, and the table has its memory
 }
 
 bool KvCacheManager::reserve(SequenceId sequence, int num_tokens) {
@@ -40,7 +40,7 @@ bool KvCacheManager::reserve(SequenceId sequence, int num_tokens) {
   if (num_tokens > capacity(sequence) - owner.length + free_slots) {
     return false;
   }
-  // A failed allocation of memory changes nothing either.
+  // What may throw comes first: if memory runs out, nothing has changed.
   owner.block_table.reserve(static_cast<std::size_t>(blocks_needed(owner.length + num_tokens, block_size_)));
   while (num_tokens > capacity(sequence) - owner.length) {
     owner.block_table.push_back(free_blocks_.back());

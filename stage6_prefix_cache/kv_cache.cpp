@@ -49,7 +49,7 @@ void KvCache::write(int layer, std::span<const int> slots, const common::Matrix&
 }
 
 void KvCache::copy_blocks(std::span<const BlockCopy> copies) {
-  const std::size_t size = offset(0, 0, shape_.block_size);  // of a block, with all its heads
+  const std::size_t size = offset(0, 0, shape_.block_size);  // floats of one block, all heads
   for (int layer = 0; layer < shape_.num_layers; ++layer) {
     for (const auto& [source, destination] : copies) {
       const std::size_t from = offset(layer, 0, source * shape_.block_size);

@@ -63,7 +63,7 @@ std::vector<common::Completion> Engine::run(std::span<const common::Request> req
   };
   try {
     while (!waiting.empty() || !batch.empty()) {
-      if (batch.empty()) {  // a static batch: no request joins before all of it have finished
+      if (batch.empty()) {  // a static batch: none joins before all have finished
         while (admit_next()) {
           const bool stepped = step(batch.back(), on_token);  // computes the prompt
           COMMON_CHECK(stepped, "slots that were reserved are missing");
@@ -106,7 +106,7 @@ std::optional<common::Token> Engine::next(SequenceId sequence, std::span<const c
                                           const common::SamplingOptions& sampling, int sample_index) {
   std::optional<common::Token> result;
   compute(sequence, tokens, [&] {
-    // All logits are many bytes to fetch from a GPU, which can find the largest by itself.
+    // The GPU finds the largest logit itself: one number to fetch instead of all logits.
     if (gpu_ && sampling.temperature <= 0.0F) {
       result = gpu_->argmax_token();
       COMMON_CHECK(*result >= 0, "a logit is NaN, or all are -inf");

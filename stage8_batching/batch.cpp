@@ -22,7 +22,7 @@ void RaggedBatch::add(const KvCacheManager& manager, SequenceId sequence, std::s
   sequences.push_back(sequence);
   query_starts.push_back(query_starts.back() + count);
   context_lengths.push_back(context_length);
-  // What is reserved ahead holds nothing to read.
+  // Blocks reserved ahead hold nothing to read.
   const int num_blocks = (context_length + manager.block_size() - 1) / manager.block_size();
   const std::vector<int>& table = manager.block_table(sequence);
   block_tables.insert(block_tables.end(), table.begin(), table.begin() + num_blocks);

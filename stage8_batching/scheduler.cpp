@@ -34,7 +34,7 @@ ScheduledStep Scheduler::schedule() {
   ScheduledStep step;
   bool all_scheduled = true;
   filling_ = filling_ || running_.empty();
-  // Preemption shortens the list from its end, behind the index.
+  // Preemption shortens running_ from its end, never below i + 1.
   for (std::size_t i = 0; all_scheduled && i < running_.size(); ++i) {
     all_scheduled = schedule_group(i, step);
   }
@@ -62,7 +62,7 @@ bool Scheduler::schedule_last_tokens(std::size_t index, ScheduledTokens tokens, 
   }
   while (!manager_.can_reserve(tokens.sequences, 1)) {
     if (!preempt_latest(index, step)) {
-      return false;  // it waits, and keeps its blocks unless an earlier group needs them
+      return false;  // the group keeps its blocks unless an earlier one needs them
     }
   }
   for (const SequenceId sequence : tokens.sequences) {
@@ -115,7 +115,7 @@ void Scheduler::admit_waiting(ScheduledStep& step) {
       }
     }
   }
-  // A static batch is as large as memory allows: it stays open if it is only the step's budget that is used up.
+  // A static batch is as large as memory allows: it stays open if only the step's budget is used up.
   filling_ = filling_ && !is_refused && budget_left(step) == 0 && !waiting_.empty();
 }
 
@@ -142,7 +142,7 @@ bool Scheduler::preempt_latest(std::size_t index, ScheduledStep& step) {
   const std::vector<SequenceId> sequences = latest.sequences();
   const bool swapped = options_.preemption != Preemption::kRecompute &&
                        (options_.preemption == Preemption::kSwap || is_swap_cheaper(sequences)) &&
-                       manager_.swap_out(sequences);  // there may be no room for it
+                       manager_.swap_out(sequences);  // false if host memory is full
   if (!swapped) {
     latest.free_blocks();
   }

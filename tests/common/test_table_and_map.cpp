@@ -77,7 +77,8 @@ namespace {
 
 std::vector<MapCell> cells_of(const std::vector<int>& owners) {
   std::vector<MapCell> cells(owners.size());
-  std::transform(owners.begin(), owners.end(), cells.begin(), [](int owner) { return MapCell{.owner = owner}; });
+  std::transform(owners.begin(), owners.end(), cells.begin(),
+                 [](int owner) { return MapCell{.color = owner, .fill = common::owner_letter(owner)}; });
   return cells;
 }
 
@@ -92,9 +93,9 @@ TEST_CASE("draw_map: letters in rows that open with an index") {
   CHECK_THROWS_AS(common::draw_map(cells, 0, false), CheckError);
 }
 
-TEST_CASE("draw_map: fill replaces the letter") {
-  const std::vector<MapCell> cells = {{.owner = 0, .fill = 0}, {.owner = 0, .fill = '_'}, {.owner = -1, .fill = 'x'}};
-  CHECK(common::draw_map(cells, 4, false) == "   0  A_x\n");
+TEST_CASE("draw_map: a colour says nothing about the character") {
+  const std::vector<MapCell> cells = {{.color = 0, .fill = '3'}, {.color = 0, .fill = '_'}, {.fill = 'x'}, {}};
+  CHECK(common::draw_map(cells, 4, false) == "   0  3_x.\n");
 }
 
 TEST_CASE("draw_map: indexes widen together beyond four digits") {
@@ -104,7 +105,7 @@ TEST_CASE("draw_map: indexes widen together beyond four digits") {
   CHECK(contains(map, "\n10000  .\n"));
 }
 
-TEST_CASE("draw_map: with color each owner has a background, free cells have none, and rows end with a reset") {
+TEST_CASE("draw_map: with color each number has a background, a negative one none, and rows end with a reset") {
   const std::string on_a = "\033[38;5;16;48;5;117m";
   const std::string on_b = "\033[38;5;16;48;5;215m";
   CHECK(common::draw_map(cells_of({0, 0, 1, -1, -1, 1, 1, 0}), 6, true) ==
@@ -113,8 +114,8 @@ TEST_CASE("draw_map: with color each owner has a background, free cells have non
 
   // A dozen neighbours are told apart by colour alone.
   std::set<std::string> looks;
-  for (int owner = 0; owner < 12; ++owner) {
-    const std::vector<MapCell> cells = {{.owner = owner, .fill = '*'}};
+  for (int color = 0; color < 12; ++color) {
+    const std::vector<MapCell> cells = {{.color = color, .fill = '*'}};
     looks.insert(common::draw_map(cells, 1, true));
   }
   CHECK(looks.size() == 12);
