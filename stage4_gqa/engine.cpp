@@ -110,7 +110,7 @@ std::optional<common::Matrix> Engine::append(SequenceId sequence, std::span<cons
 
 std::vector<common::Counter> Engine::counters() const {
   const auto rounds = static_cast<double>(std::max<std::int64_t>(rounds_, 1));
-  return {{"most_requests_at_once", static_cast<double>(max_running_)},
+  return {{"max_requests_at_once", static_cast<double>(max_running_)},
           {"requests_held", static_cast<double>(requests_held_) / rounds},
           {"forward_passes", static_cast<double>(forward_passes_)},
           {"slots_total", static_cast<double>(options_.num_slots)},

@@ -24,9 +24,9 @@ class Course(unittest.TestCase):
         requests = [{"prompt": prompt, "tokens": list(tokens), "text": text} for prompt in prompts]
         result = {"stage": name, "requests": requests, "timing": {"milliseconds_per_token": 1.234},
                   "counters": {"slots_reserved": 40, "slots_used": 30, "kv_bytes_per_token": 12288,
-                               "kv_bytes_read": 1031405568, "forward_passes": 800, "most_requests_at_once": 12}}
+                               "kv_bytes_read": 1031405568, "forward_passes": 800, "max_requests_at_once": 12}}
         small_result = copy.deepcopy(result)
-        small_result["counters"]["most_requests_at_once"] = 6
+        small_result["counters"]["max_requests_at_once"] = 6
         if small_cache_text is not None:
             small_result["requests"][0]["text"] = small_cache_text
         program = self.folder / name

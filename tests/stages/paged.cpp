@@ -322,7 +322,7 @@ TEST_CASE("engine: preemptions are counted, and occur only where the pool is tig
   CHECK(tight.counter("preemptions") > 0);
   CHECK(ample.counter("preemptions") == 0);
   // From stage 8 on a step has 4 tokens, and one request has ended when the last is admitted.
-  CHECK(ample.counter("most_requests_at_once") == (STAGE_NUMBER < 8 ? 5 : 4));
+  CHECK(ample.counter("max_requests_at_once") == (STAGE_NUMBER < 8 ? 5 : 4));
   // A preempted request is computed again, in chunks.
   CHECK(tight.counter("forward_passes") > ample.counter("forward_passes"));
 }
@@ -360,7 +360,7 @@ TEST_CASE("engine: two requests in a pool that is one block too small, by hand")
   const std::vector<Request> requests = {make_request(2, 3, 0), make_request(2, 3, 1)};
   const Run result = run(requests, make_options(6, 2));
   CHECK(check_served(result, requests) == kNoProblem);
-  CHECK(result.counter("most_requests_at_once") == 2);
+  CHECK(result.counter("max_requests_at_once") == 2);
 #if STAGE_NUMBER < 8
   CHECK(result.counter("preemptions") == 1);
   CHECK(result.counter("forward_passes") == 2 + 1 + 1 + 1 + 1);

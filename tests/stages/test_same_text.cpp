@@ -143,7 +143,7 @@ TEST_CASE("each prompt of the workload gets the same text alone as beside the ot
   const std::vector<Request> requests = workload_requests();
   const Run together = run(requests, {});
   REQUIRE(together.completions.size() == requests.size());
-  REQUIRE(common::counter(together.counters, "most_requests_at_once") == static_cast<double>(requests.size()));
+  REQUIRE(common::counter(together.counters, "max_requests_at_once") == static_cast<double>(requests.size()));
   for (std::size_t i = 0; i < requests.size(); ++i) {
     const Run alone = run({requests[i]}, {});
     CAPTURE(common::workload()[i].prompt);

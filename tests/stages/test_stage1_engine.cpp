@@ -134,9 +134,9 @@ TEST_CASE("engine: the next batch starts when the whole batch before it is done"
                                          make_request(2, 4, 3)};
   const Run result = run(requests, make_options(20));
   CHECK(result.order == std::vector<int>{0, 1, 0, 1, 0, 1, 1, 1, 1, 1, 1, 2, 3, 2, 3, 3, 3});
-  CHECK(result.counter("most_requests_at_once") == 2);
+  CHECK(result.counter("max_requests_at_once") == 2);
   const Run roomy = run(requests, make_options(4096));
-  CHECK(roomy.counter("most_requests_at_once") == 4);
+  CHECK(roomy.counter("max_requests_at_once") == 4);
   for (std::size_t i = 0; i < requests.size(); ++i) {
     CAPTURE(i);
     CHECK(result.completions[i].tokens == roomy.completions[i].tokens);
@@ -176,7 +176,7 @@ TEST_CASE("engine: counters of one request, by hand") {
   //   tokens of a pass    2  2  1 | 1 | 1      a round draws one token: three passes, then one, then one
   //   length after it     2  4  5 | 6 | 7      sum over the passes 24, over the rounds 18
   const Run result = run({make_request(5, 3)}, make_options(30, 2));
-  CHECK(result.counter("most_requests_at_once") == 1);
+  CHECK(result.counter("max_requests_at_once") == 1);
   CHECK(result.counter("requests_held") == 1);
   CHECK(result.counter("forward_passes") == 5);
   CHECK(result.counter("slots_total") == 30);
@@ -192,7 +192,7 @@ TEST_CASE("engine: counters of one request, by hand") {
 TEST_CASE("engine: counters of two requests side by side, by hand") {
   // Request 0: prompt 5 of 8 slots, three rounds. Request 1: prompt 2 of 3 slots, done after the first round.
   const Run result = run({make_request(5, 3), make_request(2, 1)}, make_options(30));
-  CHECK(result.counter("most_requests_at_once") == 2);
+  CHECK(result.counter("max_requests_at_once") == 2);
   CHECK(result.counter("forward_passes") == 4);
   CHECK(result.counter("requests_held") == 4.0 / 3);    // 2, 1, 1
   CHECK(result.counter("slots_reserved") == 27.0 / 3);  // 8 + 3, 8, 8
@@ -210,7 +210,7 @@ TEST_CASE("engine: reserving the whole context") {
   const Run result = run(requests, options);
   // Three would need 18 slots; each takes 48, so the third waits for the others.
   CHECK(result.order == std::vector<int>{0, 1, 0, 1, 0, 2, 2, 2});
-  CHECK(result.counter("most_requests_at_once") == 2);
+  CHECK(result.counter("max_requests_at_once") == 2);
   for (std::size_t i = 0; i < requests.size(); ++i) {
     CHECK(result.completions[i].tokens == tokens_alone(requests[i]));
   }
