@@ -19,14 +19,14 @@ struct Branch {
 };
 
 // What parallel sampling and beam search have in common: the live branches. Their sequences end with this object.
-class BranchGroup {
+class SequenceGroup {
  public:
   // Uses sequence ids from first_sequence upwards. The engine must outlive the group. Throws InputError if the request
   // can never be served.
-  BranchGroup(Engine& engine, common::Request request, SequenceId first_sequence);
-  virtual ~BranchGroup();
-  BranchGroup(const BranchGroup&) = delete;
-  BranchGroup& operator=(const BranchGroup&) = delete;
+  SequenceGroup(Engine& engine, common::Request request, SequenceId first_sequence);
+  virtual ~SequenceGroup();
+  SequenceGroup(const SequenceGroup&) = delete;
+  SequenceGroup& operator=(const SequenceGroup&) = delete;
 
   const std::vector<Branch>& live() const { return live_; }
   bool finished() const { return live_.empty(); }
@@ -59,7 +59,7 @@ class BranchGroup {
 };
 
 // num_samples texts drawn from one prompt, which is computed once.
-class ParallelSampling : public BranchGroup {
+class ParallelSampling : public SequenceGroup {
  public:
   // Sample i gets the text that a single request with the index request.sample_index + i gets.
   ParallelSampling(Engine& engine, const common::Request& request, int num_samples, SequenceId first_sequence = 0);
@@ -92,7 +92,7 @@ struct Hypothesis {
 // Keeps the `width` most probable continuations, finished ones included, and extends each unfinished one by every token
 // of the vocabulary. Ties go to the better branch, then to the lower token id. The search ends when all `width` are
 // finished, or when no live branch can still reach the best score.
-class BeamSearch : public BranchGroup {
+class BeamSearch : public SequenceGroup {
  public:
   BeamSearch(Engine& engine, const common::Request& request, const BeamOptions& options, SequenceId first_sequence = 0);
 

@@ -52,7 +52,7 @@ class Engine {
   std::optional<common::Token> next(SequenceId sequence, std::span<const common::Token> tokens,
                                     const common::SamplingOptions& sampling, int sample_index = 0);
 
-  // What follows from the last forward pass, for the rows whose logits it wanted: [num_rows, vocab_size].
+  // The logits after the last token of the last forward pass: [1, vocab_size].
   common::Matrix logits() const { return gpu_ ? gpu_->logits() : model_.logits(hidden_); }
 
   // Why the request can never be served; empty if it can.
@@ -91,7 +91,7 @@ class Engine {
   KvCache cache_;
   KvCacheManager manager_;
   std::unique_ptr<GpuRunner> gpu_;
-  common::Matrix hidden_;  // what the CPU's last forward pass has left: [num_rows, hidden_size]
+  common::Matrix hidden_;  // of that token, left by the CPU's last forward pass: [1, hidden_size]
   common::Timing timing_;
   std::int64_t forward_passes_ = 0;
   std::int64_t kv_bytes_read_ = 0;

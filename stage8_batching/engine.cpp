@@ -1,7 +1,6 @@
 #include "engine.h"
 
 #include <algorithm>
-#include <memory>
 #include <string>
 
 #include "common/base/check.h"
@@ -34,10 +33,9 @@ Engine::Engine(const common::Llama& model, const EngineOptions& options)
   COMMON_CHECK(options.chunk_size > 0, "a chunk has at least one token");
 }
 
-bool Engine::start(SequenceId sequence, std::span<const common::Token> tokens, std::uint64_t salt,
-                   Admission admission) {
-  admission.use_prefix_cache = options_.prefix_cache;
-  return manager_.allocate(sequence, tokens, salt, admission);
+bool Engine::start(SequenceId sequence, std::span<const common::Token> tokens, std::uint64_t salt) {
+  return options_.prefix_cache ? manager_.allocate(sequence, tokens, salt)
+                               : manager_.allocate(sequence, static_cast<int>(tokens.size()));
 }
 
 std::optional<common::Matrix> Engine::append(SequenceId sequence, std::span<const common::Token> tokens) {

@@ -41,7 +41,7 @@ class Engine {
 
   // Starts a sequence with room for these tokens, of which the first manager().length(sequence) are in the cache
   // already. Returns false and changes nothing if there is no room.
-  bool start(SequenceId sequence, std::span<const common::Token> tokens, std::uint64_t salt, Admission admission = {});
+  bool start(SequenceId sequence, std::span<const common::Token> tokens, std::uint64_t salt);
 
   // Computes the next tokens of a live sequence, chunk by chunk, and stores their K and V. Returns the logits after the
   // last one, [1, vocab_size]. Returns nothing and changes nothing if there are too few slots.
@@ -55,7 +55,7 @@ class Engine {
   // Commits the tokens of a batch that was computed, or enqueued on a GPU: they count towards their sequences' lengths,
   // and full blocks are published. Sequences that have ended since are left out.
   void commit(const RaggedBatch& batch);
-  // What follows from the last forward pass, for the rows whose logits it wanted: [num_rows, vocab_size].
+  // The logits that the last forward pass was asked for: [num_rows, vocab_size].
   common::Matrix logits() const { return gpu_ ? gpu_->logits() : model_.logits(hidden_); }
 
   // Why a request of these lengths can never be served; empty if it can.
@@ -78,7 +78,7 @@ class Engine {
   KvCacheManager manager_;
   SequenceIds sequence_ids_;
   std::unique_ptr<GpuRunner> gpu_;
-  common::Matrix hidden_;  // what the CPU's last forward pass has left: [num_rows, hidden_size]
+  common::Matrix hidden_;  // of the same rows, left by the CPU's last forward pass: [num_rows, hidden_size]
   std::int64_t forward_passes_ = 0;
   std::int64_t kv_bytes_read_ = 0;
   std::int64_t blocks_copied_ = 0;

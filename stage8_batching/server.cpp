@@ -164,7 +164,7 @@ std::string Server::rejection(const GenerationRequest& request) const {
   const int block_size = engine_.manager().block_size();
   const int length = prompt_length + request.request.max_new_tokens - 1;
   const int shared = prompt_length / block_size;
-  const std::int64_t needed = shared + std::int64_t{num_sequences} * ((length + block_size - 1) / block_size - shared);
+  const std::int64_t needed = shared + std::int64_t{num_sequences} * (blocks_needed(length, block_size) - shared);
   if (const int total = engine_.manager().usage().total / block_size; needed > total) {
     return common::format("the request needs up to %lld blocks, and the whole cache has %d",
                           static_cast<long long>(needed), total);

@@ -14,14 +14,7 @@
 #include "common/base/check.h"
 #include "common/base/tensor.h"
 #include "tests/support/attention_inputs.h"
-
-// STAGE_HEADER(engine.h) is "stage3/engine.h". Two steps, because # takes its argument before macros are replaced.
-#define TESTS_QUOTE(path) #path
-// Not formatted: spaces around the slash would become part of the path.
-// clang-format off
-#define TESTS_PATH(folder, file) TESTS_QUOTE(folder/file)  // NOLINT(bugprone-macro-parentheses)
-// clang-format on
-#define STAGE_HEADER(file) TESTS_PATH(STAGE_NAMESPACE, file)
+#include "tests/support/stage_header.h"
 
 #include STAGE_HEADER(attention.h)
 #include STAGE_HEADER(kv_cache.h)
