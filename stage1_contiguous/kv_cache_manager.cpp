@@ -9,7 +9,7 @@
 namespace stage1 {
 
 KvCacheManager::KvCacheManager(int num_slots) : num_slots_(num_slots) {
-  COMMON_CHECK(num_slots > 0, "a cache needs slots");
+  COMMON_CHECK(num_slots > 0, "the cache has no slots");
   holes_.push_back({0, num_slots});
 }
 

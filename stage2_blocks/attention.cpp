@@ -14,7 +14,7 @@ common::Matrix attention(const KvCache& cache, int layer, const common::Matrix& 
   const int head_dim = cache.shape().head_dim;
   const int num_heads = cache.shape().num_heads;
   const auto num_queries = static_cast<int>(q.rows());
-  COMMON_CHECK(q.cols() == Eigen::Index{num_heads} * head_dim, "q has another shape");
+  COMMON_CHECK(q.cols() == Eigen::Index{num_heads} * head_dim, "q has the wrong shape");
   COMMON_CHECK(num_queries <= context_length, "more queries than tokens");
   const common::Matrix scaled_q = q / std::sqrt(static_cast<float>(head_dim));
 

@@ -13,8 +13,8 @@ int blocks_needed(int num_tokens, int block_size) {
 }
 
 KvCacheManager::KvCacheManager(int num_blocks, int block_size) : num_blocks_(num_blocks), block_size_(block_size) {
-  COMMON_CHECK(num_blocks > 0 && block_size > 0, "a cache needs slots");
-  COMMON_CHECK(num_blocks <= std::numeric_limits<int>::max() / block_size, "slots are numbered by an int");
+  COMMON_CHECK(num_blocks > 0 && block_size > 0, "the cache has no slots");
+  COMMON_CHECK(num_blocks <= std::numeric_limits<int>::max() / block_size, "too many slots for an int");
   for (int block = num_blocks - 1; block >= 0; --block) {
     free_blocks_.push_back(block);
   }

@@ -62,7 +62,7 @@ std::vector<common::Completion> Engine::run(std::span<const common::Request> req
   };
   try {
     while (!waiting.empty() || !batch.empty()) {
-      if (batch.empty()) {  // a static batch: none joins before all have finished
+      if (batch.empty()) {  // a static batch: no request joins until all have finished
         while (admit_next()) {
           const bool stepped = step(batch.back(), on_token);  // computes the prompt
           COMMON_CHECK(stepped, "slots that were reserved are missing");
@@ -129,7 +129,7 @@ std::string Engine::rejection(const common::Request& request) const {
     return "the prompt is empty";
   }
   if (request.max_new_tokens < 1) {
-    return "no new tokens are asked for";
+    return "max_new_tokens is less than 1";
   }
   if (length > model_.config().context_length) {
     return common::format("a prompt of %lld tokens and %d new ones are more than the model's context of %d",

@@ -53,7 +53,7 @@ common::Matrix attention(const KvCache& cache, int layer, const common::Matrix& 
   const int group = cache.shape().num_queries_per_kv();
   const int block_size = cache.shape().block_size;
   const auto num_queries = static_cast<int>(q.rows());
-  COMMON_CHECK(q.cols() == Eigen::Index{num_heads} * head_dim, "q has another shape");
+  COMMON_CHECK(q.cols() == Eigen::Index{num_heads} * head_dim, "q has the wrong shape");
   COMMON_CHECK(num_queries <= context_length, "more queries than tokens");
   COMMON_CHECK(context_length <= static_cast<int>(block_table.size()) * block_size, "the block table is too short");
   const common::Matrix scaled_q = q / std::sqrt(static_cast<float>(head_dim));

@@ -8,7 +8,7 @@ namespace stage8 {
 
 void RaggedBatch::add(const KvCacheManager& manager, SequenceId sequence, std::span<const common::Token> next,
                       bool with_logits) {
-  COMMON_CHECK(!next.empty(), "a sequence is in the batch for its tokens");
+  COMMON_CHECK(!next.empty(), "a sequence in the batch has at least one token");
   const int first = manager.length(sequence);
   const auto count = static_cast<int>(next.size());
   const int context_length = first + count;
@@ -41,7 +41,7 @@ void RaggedBatch::resolve_pending(std::span<const common::Token> drawn) {
 
 common::Matrix attention(const KvCache& cache, int layer, const common::Matrix& q, const RaggedBatch& batch,
                          SoftmaxMode mode) {
-  COMMON_CHECK(q.rows() == batch.num_tokens(), "a query for each token of the batch");
+  COMMON_CHECK(q.rows() == batch.num_tokens(), "the batch has one query for each token");
   if (batch.on_layer) {
     batch.on_layer(layer);
   }

@@ -77,7 +77,7 @@ std::string Engine::rejection(std::int64_t prompt_length, int max_new_tokens) co
     return "the prompt is empty";
   }
   if (max_new_tokens < 1) {
-    return "no new tokens are asked for";
+    return "max_new_tokens is less than 1";
   }
   if (length > model_.config().context_length) {
     return common::format("a prompt of %lld tokens and %d new ones are more than the model's context of %d",
@@ -104,7 +104,7 @@ void Engine::forward(const RaggedBatch& batch) {
     gpu_->forward({batch.tokens, batch.pending_tokens, batch.positions, batch.slot_mapping, batch.query_starts,
                    batch.context_lengths, batch.block_tables, batch.table_starts, batch.logits_rows});
   } else {
-    COMMON_CHECK(batch.pending_tokens.empty(), "the CPU computes tokens that are known");
+    COMMON_CHECK(batch.pending_tokens.empty(), "the CPU needs to know all tokens");
     const common::Matrix hidden =
         model_.forward(batch.tokens, batch.positions,
                        [&](int layer, const common::Matrix& q, const common::Matrix& k, const common::Matrix& v) {

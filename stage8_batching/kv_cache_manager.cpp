@@ -17,8 +17,8 @@ int blocks_needed(int num_tokens, int block_size) {
 
 KvCacheManager::KvCacheManager(int num_blocks, int block_size, HashFunction hash, int num_host_blocks)
     : num_blocks_(num_blocks), block_size_(block_size), prefix_cache_(block_size, std::move(hash)) {
-  COMMON_CHECK(num_blocks > 0 && block_size > 0, "a cache needs slots");
-  COMMON_CHECK(num_blocks <= std::numeric_limits<int>::max() / block_size, "slots are numbered by an int");
+  COMMON_CHECK(num_blocks > 0 && block_size > 0, "the cache has no slots");
+  COMMON_CHECK(num_blocks <= std::numeric_limits<int>::max() / block_size, "too many slots for an int");
   reference_counts_.resize(static_cast<std::size_t>(num_blocks) + static_cast<std::size_t>(num_host_blocks));
   for (int block = num_blocks - 1; block >= 0; --block) {
     free_blocks_.push_back(block);
@@ -47,7 +47,7 @@ bool KvCacheManager::allocate(SequenceId sequence, std::span<const common::Token
   COMMON_CHECK(!contains(sequence) && !is_swapped(sequence),
                "sequence " + std::to_string(sequence) + " is live already");
   COMMON_CHECK(!tokens.empty(), "a sequence needs at least one token");
-  COMMON_CHECK(admission.max_tokens > 0 && admission.spare_blocks >= 0, "an admission without room");
+  COMMON_CHECK(admission.max_tokens > 0 && admission.spare_blocks >= 0, "an admission allows at least one token");
   const std::size_t max_found = admission.use_prefix_cache ? tokens.size() - 1 : 0;
   const std::vector<int> hits = prefix_cache_.find(tokens.first(max_found), salt);
   const auto is_evictable = [&](int block) { return reference_count(block) == 0; };

@@ -9,11 +9,12 @@ namespace stage8 {
 
 Scheduler::Scheduler(KvCacheManager& manager, const SchedulerOptions& options, bool use_prefix_cache)
     : manager_(manager), options_(options), use_prefix_cache_(use_prefix_cache) {
-  COMMON_CHECK(options.token_budget > 0 && options.max_sequences > 0, "a step computes something");
+  COMMON_CHECK(options.token_budget > 0 && options.max_sequences > 0,
+               "a step has room for at least one token and one sequence");
 }
 
 void Scheduler::add(SequenceGroup& group) {
-  COMMON_CHECK(fits(group), "the group can never run");
+  COMMON_CHECK(fits(group), "the group does not fit into a step");
   waiting_.push_back(&group);
 }
 
@@ -66,7 +67,7 @@ bool Scheduler::schedule_last_tokens(std::size_t index, ScheduledTokens tokens, 
     }
   }
   for (const SequenceId sequence : tokens.sequences) {
-    COMMON_CHECK(manager_.reserve(sequence, 1), "can_reserve promised it");
+    COMMON_CHECK(manager_.reserve(sequence, 1), "can_reserve() found room for it");
   }
   step.num_tokens += count;
   step.groups.push_back({running_[index], std::move(tokens)});

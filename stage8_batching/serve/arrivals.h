@@ -41,7 +41,7 @@ std::vector<common::Token> make_prompt(const common::Session& session, int vocab
 struct ArrivingRequest {
   double time = 0.0;
   GenerationRequest request;
-  // The text ends after so many tokens, as if the model had drawn a stop token; 0: it ends by itself.
+  // The text ends after this many tokens, as if the model had drawn a stop token; 0: it ends by itself.
   int output_tokens = 0;
   // Why it is rejected on arrival; empty: the server decides.
   std::string rejection = {};

@@ -205,10 +205,11 @@ common::Command& add_serve_command(common::Program& program, ServingOptions& opt
   command.option("--requests", options.num_requests, {1, 1 << 20},
                  "how many, the prompts in turn (default: one per prompt)");
   command.option("--samples", options.num_samples, {1, 1024}, "texts per request, drawn from one prompt");
-  command.option("--beams", options.num_beams, {1, 1024}, "instead: search for the likeliest texts with so many beams");
+  command.option("--beams", options.num_beams, {1, 1024},
+                 "instead: search for the likeliest texts with this many beams");
   const auto add_stop_string = [&options](const std::string& text) {
     if (text.empty()) {
-      throw common::InputError("an empty text ends every reply");
+      throw common::InputError("--stop needs a text: the empty one would end every reply");
     }
     options.stop_strings.push_back(text);
   };
