@@ -128,7 +128,7 @@ std::string Engine::rejection(const common::Request& request) const {
     return "the prompt is empty";
   }
   if (request.max_new_tokens < 1) {
-    return "max_new_tokens is less than 1";
+    return "no new tokens are requested";
   }
   if (length > model_.config().context_length) {
     return common::format("a prompt of %lld tokens and %d new ones are more than the model's context of %d",

@@ -77,7 +77,7 @@ std::string Engine::rejection(std::int64_t prompt_length, int max_new_tokens) co
     return "the prompt is empty";
   }
   if (max_new_tokens < 1) {
-    return "max_new_tokens is less than 1";
+    return "no new tokens are requested";
   }
   if (length > model_.config().context_length) {
     return common::format("a prompt of %lld tokens and %d new ones are more than the model's context of %d",
