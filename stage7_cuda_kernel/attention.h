@@ -10,7 +10,7 @@ namespace stage7 {
 // Gimelshein, arXiv 1805.02867). Safe: two passes, the first of which finds the largest score.
 enum class SoftmaxMode { kOnline, kSafe };
 
-// Softmax over scores that arrive block by block: what has to be remembered of the blocks so far, a row for each query.
+// Softmax over scores that arrive block by block: what has to be remembered of the blocks so far, one row per query.
 struct OnlineSoftmax {
   Eigen::VectorXf row_max;  // the largest score
   Eigen::VectorXf row_sum;  // sum of exp(score - row_max)
@@ -18,11 +18,11 @@ struct OnlineSoftmax {
 
   OnlineSoftmax(int num_rows, int head_dim);
 
-  // One more block, for the rows from first_row on. scores: [rows, count], -inf where masked; become weights. values:
-  // [count, head_dim].
+  // Adds a block to the rows from first_row on. scores: [rows, count], -inf where masked; they become the weights.
+  // values: [count, head_dim].
   void add(int first_row, Eigen::Ref<common::Matrix> scores, const common::MatrixView& values);
 
-  // The same block, of which only the largest scores are of interest yet.
+  // Only raises row_max to the largest scores of the block: the first pass of the safe form.
   void add_max(int first_row, Eigen::Ref<common::Matrix> scores);
 };
 
