@@ -1,4 +1,4 @@
-// Hands out ids for an engine's sequences. An id that was given back is used again, so that ids stay small.
+// Ids for the sequences of an engine: an id is in use once at a time, and used again after that.
 #pragma once
 
 #include <vector>

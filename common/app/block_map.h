@@ -6,19 +6,16 @@
 
 namespace common {
 
-// One cell of a cache map: how a slot or block looks.
+// One cell of a cache map: the owner of a slot or block, and the character that is drawn.
 struct MapCell {
-  int color = -1;   // picks the background, from 0 up: different numbers are told apart; negative: none
-  char fill = '.';  // the character drawn
+  int owner = -1;  // an index from 0, which selects letter and colour; negative: none
+  char fill = 0;   // the character drawn; 0: the owner's letter (A, B, … Z, a … z, then '#'), '.' without an owner
 };
-
-// The letter of an owner, counted from 0: A, B, … Z, a … z, then '#'; '.' for a negative one.
-char owner_letter(int owner);
 
 // How a map shows a small number: a digit, '.' for 0, '+' from 10 up.
 char count_digit(int count);
 
-// Draws the cells in one line, without a line end: "AAAA..BB". Without color, the characters alone are drawn.
+// Draws the cells in one line, without a line end: "AAAA..BB". With color, each owner also has a background colour.
 std::string draw_cells(std::span<const MapCell> cells, bool color);
 
 // Draws the cells in rows of `columns`. A row begins with the index of its first cell: "   0  AAAA..BB".
