@@ -62,7 +62,7 @@ std::vector<common::Completion> Engine::run(std::span<const common::Request> req
   };
   try {
     while (!waiting.empty() || !batch.empty()) {
-      if (batch.empty()) {  // a static batch: no request joins before all of it have finished
+      if (batch.empty()) {  // a static batch: no request joins until all have finished
         while (admit_next()) {
           step(batch.back(), on_token);  // computes the prompt
         }
@@ -103,7 +103,7 @@ std::optional<common::Matrix> Engine::append(SequenceId sequence, std::span<cons
 
 std::vector<common::Counter> Engine::counters() const {
   const auto rounds = static_cast<double>(std::max<std::int64_t>(rounds_, 1));
-  return {{"most_requests_at_once", static_cast<double>(max_running_)},
+  return {{"max_requests_at_once", static_cast<double>(max_running_)},
           {"requests_held", static_cast<double>(requests_held_) / rounds},
           {"forward_passes", static_cast<double>(forward_passes_)},
           {"slots_total", static_cast<double>(options_.num_slots)},
@@ -125,7 +125,7 @@ std::string Engine::rejection(const common::Request& request) const {
     return "the prompt is empty";
   }
   if (request.max_new_tokens < 1) {
-    return "no new tokens are asked for";
+    return "no new tokens are requested";
   }
   if (length > model_.config().context_length) {
     return common::format("a prompt of %lld tokens and %d new ones are more than the model's context of %d",

@@ -1,7 +1,7 @@
-// The floats: K and V of every token in every layer. It knows slots and nothing of sequences.
+// The floats: K and V of every token in every layer. The cache knows slots and nothing of sequences.
 //
 // Layout of a layer's K, and of its V: [num_blocks, num_heads, block_size, head_dim]. One head's part of a block is
-// then a dense block_size x head_dim matrix. A contiguous arena is one block as large as all slots.
+// then a dense block_size x head_dim matrix. A contiguous arena is a single block that holds all slots.
 #pragma once
 
 #include <cstdint>
@@ -22,7 +22,7 @@ struct KvCacheShape {
 
   int num_queries_per_kv() const { return num_heads / num_kv_heads; }
   int num_slots() const { return num_blocks * block_size; }
-  // K and V, all layers and heads, of one token.
+  // Bytes of one token's K and V, in all layers and heads.
   std::int64_t bytes_per_slot() const;
 };
 
@@ -32,24 +32,25 @@ class KvCache {
 
   const KvCacheShape& shape() const { return shape_; }
 
-  // k, v: [slots.size(), num_kv_heads * head_dim], row i for slots[i]. Each kv head is stored once for every query
-  // head that reads it.
+  // Writes some tokens' K and V of one layer. k, v: [slots.size(), num_kv_heads * head_dim]; row i goes to slots[i].
+  // Each kv head is stored once for every query head that reads it.
   void write(int layer, std::span<const int> slots, const common::Matrix& k, const common::Matrix& v);
 
-  // One head's K or V in the slots first_slot … first_slot + count - 1 of one block: [count, head_dim], no copy.
+  // A view of one head's K or V in slots first_slot … first_slot + count - 1 of one block: [count, head_dim], not
+  // copied.
   common::MatrixView keys(int layer, int head, int first_slot, int count) const;
   common::MatrixView values(int layer, int head, int first_slot, int count) const;
 
-  // Every float of every slot becomes `value`: tests put NaN there, so that reading an unwritten slot shows.
+  // Sets every float to `value`: tests fill the cache with NaN, so that a read of an unwritten slot shows.
   void fill(float value);
 
  private:
-  // Where the vector of a layer, head and slot begins: the one place that knows the layout.
+  // Index of the first float of this layer, head and slot. No other function knows the layout.
   std::size_t offset(int layer, int head, int slot) const;
   common::MatrixView view(const float* data, int layer, int head, int first_slot, int count) const;
 
   KvCacheShape shape_;
-  // [num_layers, num_blocks, num_heads, block_size, head_dim] each; the system provides a page when it is first
+  // [num_layers, num_blocks, num_heads, block_size, head_dim] each; the operating system provides memory as it is first
   // written.
   common::FloatArray keys_;
   common::FloatArray values_;

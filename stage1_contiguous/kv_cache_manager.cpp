@@ -9,7 +9,7 @@
 namespace stage1 {
 
 KvCacheManager::KvCacheManager(int num_slots) : num_slots_(num_slots) {
-  COMMON_CHECK(num_slots > 0, "a cache needs slots");
+  COMMON_CHECK(num_slots > 0, "the cache has no slots");
   holes_.push_back({0, num_slots});
 }
 
@@ -55,9 +55,9 @@ void KvCacheManager::free(SequenceId sequence) {
   const Region region = find(sequence).region;
   const auto after =
       std::find_if(holes_.begin(), holes_.end(), [&](const Region& hole) { return hole.first > region.first; });
-  auto hole = holes_.insert(after, region);  // first, because it may throw
+  auto hole = holes_.insert(after, region);  // comes first because it may throw
   sequences_.erase(sequence);
-  // Holes that touch become one: otherwise the arena would look full of holes too small for anybody.
+  // Merge holes that touch: otherwise the arena would fill with holes too small for any sequence.
   const auto next = std::next(hole);
   if (next != holes_.end() && hole->first + hole->size == next->first) {
     hole->size += next->size;

@@ -2,7 +2,7 @@
 //
 //   slots   0 1 2 3 4 5 6 7 8 9 …
 //           [ sequence 0  ]       [ sequence 1 ]      each a contiguous region, reserved for the longest it may get
-//           x x x . . . .         x x . . . .         x: holds a token   .: reserved, and nobody else may use it
+//           x x x . . . .         x x . . . .         x: holds a token   .: reserved, still empty
 #pragma once
 
 #include <map>
@@ -12,13 +12,14 @@ namespace stage1 {
 
 using SequenceId = int;
 
-// Neighbouring slots first … first + size - 1.
+// Contiguous slots: first … first + size - 1.
 struct Region {
   int first = 0;
   int size = 0;
 };
 
-// Counted in slots. reserved - used is internal fragmentation; free slots in holes too small are external.
+// Counted in slots. reserved - used is internal fragmentation; free slots in holes that are too small are external
+// fragmentation.
 struct Usage {
   int total = 0;
   // Owned by a sequence.
@@ -31,26 +32,28 @@ class KvCacheManager {
  public:
   explicit KvCacheManager(int num_slots);
 
-  // Starts a sequence and finds slots for num_tokens tokens, all it will ever have: neighbours, in the first hole that
-  // is large enough. False if there are none; nothing has changed then. A live id is a checked error.
+  // Starts a sequence and reserves num_tokens slots, all it will ever have: contiguous, in the first hole that is large
+  // enough. Returns false and changes nothing if no hole is. CheckError if the id is live.
   bool allocate(SequenceId sequence, int num_tokens);
 
-  // Makes sure that num_tokens more tokens have slots. False if that can't be; nothing has changed then.
+  // Makes sure that num_tokens tokens beyond the length have slots. Returns false and changes nothing if that is
+  // impossible.
   bool reserve(SequenceId sequence, int num_tokens);
 
-  // The slots of positions first … first + count - 1, all of them reserved: the slot mapping.
+  // The slot mapping of positions first … first + count - 1, which must be reserved: [count].
   std::vector<int> slots(SequenceId sequence, int first, int count) const;
 
-  // The K and V of num_tokens reserved tokens are in the cache now, in all layers: they count towards the length.
+  // Counts num_tokens more tokens towards the length: their K and V have been written, in all layers. They must be
+  // reserved.
   void commit(SequenceId sequence, int num_tokens);
 
-  // Ends the sequence and gives back all it owns.
+  // Ends the sequence and frees all slots that it owns.
   void free(SequenceId sequence);
 
   // How many tokens have their K and V in the cache. The next token's position is the length.
   int length(SequenceId sequence) const;
 
-  // How many tokens the slots it owns can hold.
+  // How many tokens fit into the slots that it owns.
   int capacity(SequenceId sequence) const;
 
   // Position p of the sequence lives in slot region.first + p.
@@ -71,7 +74,7 @@ class KvCacheManager {
   const Sequence& find(SequenceId sequence) const;
 
   int num_slots_;
-  std::vector<Region> holes_;  // ascending; never empty regions, never two that touch
+  std::vector<Region> holes_;  // ascending; none is empty, no two touch
   std::map<SequenceId, Sequence> sequences_;
 };
 

@@ -14,22 +14,22 @@ common::Matrix attention(const KvCache& cache, int layer, const common::Matrix& 
   const int head_dim = cache.shape().head_dim;
   const int num_heads = cache.shape().num_heads;
   const auto num_queries = static_cast<int>(q.rows());
-  COMMON_CHECK(q.cols() == Eigen::Index{num_heads} * head_dim, "q has another shape");
+  COMMON_CHECK(q.cols() == Eigen::Index{num_heads} * head_dim, "q has the wrong shape");
   COMMON_CHECK(num_queries <= context_length, "more queries than tokens");
   const common::Matrix scaled_q = q / std::sqrt(static_cast<float>(head_dim));
 
   common::Matrix output(q.rows(), q.cols());
   common::parallel_for(num_heads, [&](int begin, int end) {
-    Eigen::VectorXf sums(num_queries);  // of a query's weights
+    Eigen::VectorXf sums(num_queries);  // of each query's weights
     for (int head = begin; head < end; ++head) {
       const auto [k, v] = gather(cache, layer, head, block_table, context_length);
 
-      common::Matrix weights(num_queries, context_length);  // scores, for now
+      common::Matrix weights(num_queries, context_length);  // the scores at first
       common::multiply_transposed(scaled_q.middleCols(head * head_dim, head_dim), k, weights);
       for (int query = 0; query < num_queries; ++query) {
         const int num_visible = context_length - num_queries + query + 1;
         auto visible = weights.row(query).head(num_visible);
-        // The largest score is taken out first, so that no exponential overflows.
+        // The largest score is subtracted, so that no exponential overflows.
         sums(query) = common::exponentials(visible, visible.maxCoeff());
         weights.row(query).tail(context_length - num_visible).setZero();
       }

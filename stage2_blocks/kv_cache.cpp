@@ -13,9 +13,9 @@ std::int64_t KvCacheShape::bytes_per_slot() const {
 
 KvCache::KvCache(const KvCacheShape& shape) : shape_(shape) {
   COMMON_CHECK(shape.num_layers > 0 && shape.num_blocks > 0 && shape.block_size > 0 && shape.head_dim > 0,
-               "a cache has layers, blocks, slots and dimensions");
+               "a size of the cache's shape is not positive");
   COMMON_CHECK(shape.num_kv_heads > 0 && shape.num_heads % shape.num_kv_heads == 0,
-               "query heads share kv heads evenly");
+               "num_heads is not a multiple of num_kv_heads");
   const std::size_t size = offset(shape.num_layers, 0, 0);
   keys_ = common::allocate_floats(size);
   values_ = common::allocate_floats(size);
@@ -33,8 +33,8 @@ std::size_t KvCache::offset(int layer, int head, int slot) const {
 
 void KvCache::write(int layer, std::span<const int> slots, const common::Matrix& k, const common::Matrix& v) {
   const Eigen::Index kv_cols = Eigen::Index{shape_.num_kv_heads} * shape_.head_dim;
-  COMMON_CHECK(k.rows() == static_cast<Eigen::Index>(slots.size()) && k.cols() == kv_cols, "k has another shape");
-  COMMON_CHECK(v.rows() == k.rows() && v.cols() == kv_cols, "v has another shape");
+  COMMON_CHECK(k.rows() == static_cast<Eigen::Index>(slots.size()) && k.cols() == kv_cols, "k has the wrong shape");
+  COMMON_CHECK(v.rows() == k.rows() && v.cols() == kv_cols, "v has the wrong shape");
   COMMON_CHECK(layer >= 0 && layer < shape_.num_layers, "no such layer");
   for (std::size_t token = 0; token < slots.size(); ++token) {
     const int slot = slots[token];

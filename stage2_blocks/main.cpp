@@ -19,7 +19,7 @@ namespace {
 
 constexpr const char* kIdea = "A KV cache in blocks: each request takes a block when it needs one.";
 
-// When E comes, half of the cache is free, in two places.
+// When E arrives, half of the cache is free, but in two places.
 constexpr const char* kScript = R"(new A 8
 append A 3
 new B 8
@@ -45,7 +45,7 @@ void show(const KvCacheManager& manager, std::ostream& output) {
     const std::vector<int> slots = manager.slots(sequence, 0, manager.capacity(sequence));
     for (std::size_t position = 0; position < slots.size(); ++position) {
       const char fill = static_cast<int>(position) < length ? common::sequence_name(sequence) : '-';
-      cells[slots[position]] = {sequence, fill};
+      cells[slots[position]] = {.color = sequence, .fill = fill};
     }
     table.add_row({std::string(1, common::sequence_name(sequence)), std::to_string(length),
                    common::format_list(manager.block_table(sequence)),
@@ -56,7 +56,7 @@ void show(const KvCacheManager& manager, std::ostream& output) {
                            usage.total - usage.reserved);
 }
 
-// A small pool, driven by the script, which shows what goes wrong, or with --shell from standard input.
+// A small cache, driven by kScript or, with --shell, by standard input.
 void demo(int num_slots, bool shell_only) {
   KvCacheManager manager(num_slots / 4, 4);  // blocks of 4 slots
   common::Shell shell;
@@ -85,7 +85,7 @@ void demo(int num_slots, bool shell_only) {
 
 void add_engine_options(common::Command& command, EngineOptions& options) {
   command.option("--slots", options.num_slots, {1, 1 << 24}, "size of the cache, in tokens");
-  command.option("--chunk", options.chunk_size, {1, 1 << 16}, "most prompt tokens in one forward pass");
+  command.option("--chunk", options.chunk_size, {1, 1 << 16}, "max prompt tokens in one forward pass");
   command.option("--block-size", options.block_size, {1, 1 << 16}, "slots in a block");
 }
 

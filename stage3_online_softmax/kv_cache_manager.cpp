@@ -13,8 +13,8 @@ int blocks_needed(int num_tokens, int block_size) {
 }
 
 KvCacheManager::KvCacheManager(int num_blocks, int block_size) : num_blocks_(num_blocks), block_size_(block_size) {
-  COMMON_CHECK(num_blocks > 0 && block_size > 0, "a cache needs slots");
-  COMMON_CHECK(num_blocks <= std::numeric_limits<int>::max() / block_size, "slots are numbered by an int");
+  COMMON_CHECK(num_blocks > 0 && block_size > 0, "the cache has no slots");
+  COMMON_CHECK(num_blocks <= std::numeric_limits<int>::max() / block_size, "too many slots for an int");
   for (int block = num_blocks - 1; block >= 0; --block) {
     free_blocks_.push_back(block);
   }
@@ -30,7 +30,7 @@ bool KvCacheManager::allocate(SequenceId sequence, int num_tokens) {
   Sequence owner;
   owner.block_table.reserve(static_cast<std::size_t>(num_blocks));
   sequences_[sequence] = std::move(owner);
-  return reserve(sequence, num_tokens);  // there is room for it by now, in memory too
+  return reserve(sequence, num_tokens);  // succeeds: the blocks are free, and the table has its memory
 }
 
 bool KvCacheManager::reserve(SequenceId sequence, int num_tokens) {
@@ -40,7 +40,7 @@ bool KvCacheManager::reserve(SequenceId sequence, int num_tokens) {
   if (num_tokens > capacity(sequence) - owner.length + free_slots) {
     return false;
   }
-  // A failed allocation of memory changes nothing either.
+  // What may throw comes first: if memory runs out, nothing has changed.
   owner.block_table.reserve(static_cast<std::size_t>(blocks_needed(owner.length + num_tokens, block_size_)));
   while (num_tokens > capacity(sequence) - owner.length) {
     owner.block_table.push_back(free_blocks_.back());

@@ -12,8 +12,8 @@
 namespace stage4 {
 namespace {
 
-// What is done with each block. The safe form passes over all of them twice, and knows the largest scores before it
-// forms the first weight: then nothing has to be rescaled.
+// What a pass over the blocks computes. The safe form makes two passes: it knows each query's largest score before it
+// forms the first weight, so that nothing has to be rescaled.
 enum class Pass { kMaximum, kOutput };
 std::vector<Pass> passes(SoftmaxMode mode) {
   return mode == SoftmaxMode::kSafe ? std::vector{Pass::kMaximum, Pass::kOutput} : std::vector{Pass::kOutput};
@@ -53,7 +53,7 @@ common::Matrix attention(const KvCache& cache, int layer, const common::Matrix& 
   const int group = cache.shape().num_queries_per_kv();
   const int block_size = cache.shape().block_size;
   const auto num_queries = static_cast<int>(q.rows());
-  COMMON_CHECK(q.cols() == Eigen::Index{num_heads} * head_dim, "q has another shape");
+  COMMON_CHECK(q.cols() == Eigen::Index{num_heads} * head_dim, "q has the wrong shape");
   COMMON_CHECK(num_queries <= context_length, "more queries than tokens");
   COMMON_CHECK(context_length <= static_cast<int>(block_table.size()) * block_size, "the block table is too short");
   const common::Matrix scaled_q = q / std::sqrt(static_cast<float>(head_dim));
@@ -62,8 +62,8 @@ common::Matrix attention(const KvCache& cache, int layer, const common::Matrix& 
   common::parallel_for(num_kv_heads, [&](int begin, int end) {
     common::Matrix scratch(num_queries * group, block_size);
     for (int kv_head = begin; kv_head < end; ++kv_head) {
-      // What reads this kv head: [num_queries, group * head_dim]. The same floats are a row for each query head of each
-      // query, in the order [query, group, dim].
+      // The query heads that read this kv head: [num_queries, group * head_dim]. The same floats, in the same order,
+      // are a row for each query head of each query: [num_queries * group, head_dim].
       const common::Matrix group_q = scaled_q.middleCols(kv_head * group * head_dim, group * head_dim);
       const common::MatrixView rows_q(group_q.data(), num_queries * group, head_dim);
       OnlineSoftmax softmax(num_queries * group, head_dim);
@@ -71,7 +71,7 @@ common::Matrix attention(const KvCache& cache, int layer, const common::Matrix& 
         for (int first = 0; first < context_length; first += block_size) {
           const int slot = block_table[static_cast<std::size_t>(first / block_size)] * block_size;
           const int count = std::min(block_size, context_length - first);  // the last block may be partly filled
-          // Queries before this one come too early in the sequence to see the block at all.
+          // Queries before this one lie before the whole block and see none of it.
           const int first_query = std::max(0, first - (context_length - num_queries));
           const int first_row = first_query * group;
           const int num_rows = (num_queries - first_query) * group;

@@ -15,7 +15,7 @@ using SequenceId = int;
 // Blocks that hold num_tokens tokens.
 int blocks_needed(int num_tokens, int block_size);
 
-// Counted in slots. reserved - used is internal fragmentation: at most block_size - 1 slots a sequence.
+// Counted in slots. reserved - used is internal fragmentation: at most block_size - 1 slots for each sequence.
 struct Usage {
   int total = 0;
   // Owned by a sequence.
@@ -28,26 +28,28 @@ class KvCacheManager {
  public:
   KvCacheManager(int num_blocks, int block_size);
 
-  // Starts a sequence and finds slots for its first num_tokens tokens, in blocks that lie anywhere. More can follow.
-  // False if there are none; nothing has changed then. A live id is a checked error.
+  // Starts a sequence and reserves slots for its first num_tokens tokens, in blocks that may lie anywhere; reserve()
+  // adds more. Returns false and changes nothing if there are too few free blocks. CheckError if the id is live.
   bool allocate(SequenceId sequence, int num_tokens);
 
-  // Makes sure that num_tokens more tokens have slots. False if that can't be; nothing has changed then.
+  // Makes sure that num_tokens tokens beyond the length have slots. Returns false and changes nothing if that is
+  // impossible.
   bool reserve(SequenceId sequence, int num_tokens);
 
-  // The slots of positions first … first + count - 1, all of them reserved: the slot mapping.
+  // The slot mapping of positions first … first + count - 1, which must be reserved: [count].
   std::vector<int> slots(SequenceId sequence, int first, int count) const;
 
-  // The K and V of num_tokens reserved tokens are in the cache now, in all layers: they count towards the length.
+  // Counts num_tokens more tokens towards the length: their K and V have been written, in all layers. They must be
+  // reserved.
   void commit(SequenceId sequence, int num_tokens);
 
-  // Ends the sequence and gives back all it owns.
+  // Ends the sequence and frees all slots that it owns.
   void free(SequenceId sequence);
 
   // How many tokens have their K and V in the cache. The next token's position is the length.
   int length(SequenceId sequence) const;
 
-  // How many tokens the slots it owns can hold.
+  // How many tokens fit into the slots that it owns.
   int capacity(SequenceId sequence) const;
 
   // The sequence's blocks in order: ceil(length / block_size) of them, or more where slots are reserved ahead.

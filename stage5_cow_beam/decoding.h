@@ -1,4 +1,5 @@
-// Many continuations of one prompt: sequences that are forked where their texts part, and share every block before.
+// Several continuations of one prompt: sequences that are forked where their texts diverge, and share all blocks
+// before.
 #pragma once
 
 #include <optional>
@@ -14,39 +15,41 @@ namespace stage5 {
 struct Branch {
   SequenceId sequence = 0;
   std::vector<common::Token> tokens;  // after the prompt; the cache lacks the last one
-  double log_probability = 0.0;       // of all of them together
+  double log_probability = 0.0;       // natural logarithm, of all of them together
 };
 
-// What both ways of decoding have in common: the live branches. They end with this object at the latest.
-class BranchGroup {
+// What parallel sampling and beam search have in common: the live branches. Their sequences end with this object.
+class SequenceGroup {
  public:
-  // Sequence ids are taken upwards from first_sequence. The engine must outlive the group.
-  BranchGroup(Engine& engine, common::Request request, SequenceId first_sequence);
-  virtual ~BranchGroup();
-  BranchGroup(const BranchGroup&) = delete;
-  BranchGroup& operator=(const BranchGroup&) = delete;
+  // Uses sequence ids from first_sequence upwards. The engine must outlive the group. Throws InputError if the request
+  // can never be served.
+  SequenceGroup(Engine& engine, common::Request request, SequenceId first_sequence);
+  virtual ~SequenceGroup();
+  SequenceGroup(const SequenceGroup&) = delete;
+  SequenceGroup& operator=(const SequenceGroup&) = delete;
 
   const std::vector<Branch>& live() const { return live_; }
   bool finished() const { return live_.empty(); }
 
-  // One more token for each live branch. False if there are too few blocks: nothing has changed then, and the call can
-  // be made again once somebody has freed some.
+  // Adds one token to each live branch. Returns false and changes nothing if there are too few blocks; the call can be
+  // repeated once some are free.
   bool step();
-  // The second half of a step: goes on from the logits that follow each live branch.
+  // The second half of a step: extends the live branches. logits: [1, vocab_size] for each of them, in order.
   virtual void take(std::vector<common::Matrix> logits) = 0;
-  // Gives back all blocks there are.
+  // Ends the sequences of all live branches.
   void stop();
-  // Those that the manager knows.
+  // The live branches' sequences that are in the cache.
   std::vector<SequenceId> sequences() const;
 
  protected:
-  // The first half. Computes the prompt at first, and after that the last token of every branch: a row of logits for
-  // each. Nothing if the blocks do not suffice for all of them; nothing has changed then.
+  // The first half: computes the prompt at first, and after that the last token of every live branch. Returns the
+  // logits after each, [1, vocab_size]. Returns nothing and changes nothing if there are too few blocks for all of
+  // them.
   std::optional<std::vector<common::Matrix>> advance();
 
-  // A branch like this one, in a sequence of its own.
+  // A copy of the branch, in a forked sequence of its own.
   Branch fork(const Branch& branch);
-  // Gives back the blocks that only this branch has.
+  // Ends the branch's sequence, which frees the blocks that no other branch shares.
   void free(const Branch& branch) { engine_.manager().free(branch.sequence); }
 
   Engine& engine_;
@@ -56,16 +59,16 @@ class BranchGroup {
 };
 
 // num_samples texts drawn from one prompt, which is computed once.
-class ParallelSampling : public BranchGroup {
+class ParallelSampling : public SequenceGroup {
  public:
-  // Sample i has the index request.sample_index + i, and gets the text that a lone request with that index gets.
+  // Sample i gets the text that a single request with the index request.sample_index + i gets.
   ParallelSampling(Engine& engine, const common::Request& request, int num_samples, SequenceId first_sequence = 0);
 
   const std::vector<common::Completion>& completions() const { return completions_; }
   void take(std::vector<common::Matrix> logits) override;
 
  private:
-  // Goes on from these tokens, one a live branch.
+  // Appends these tokens, one for each live branch, and ends the branches that are finished.
   void accept(std::span<const common::Token> drawn);
 
   std::vector<common::Completion> completions_;  // by sample
@@ -78,7 +81,7 @@ struct BeamOptions {
   double length_penalty = 1.0;
 };
 
-// A text that has come to its end.
+// A finished text.
 struct Hypothesis {
   std::vector<common::Token> tokens;  // without the stop token
   double log_probability = 0.0;       // with it
@@ -86,14 +89,14 @@ struct Hypothesis {
   common::FinishReason finish_reason = common::FinishReason::kLength;
 };
 
-// Keeps the `width` most probable continuations, the ended ones among them, and extends those that have not ended by
-// every token there is. Ties go to the better branch, then to the lower token id. It is over when every place is taken
-// by an ended one, or when no live branch can reach the best score any more.
-class BeamSearch : public BranchGroup {
+// Keeps the `width` most probable continuations, finished ones included, and extends each unfinished one by every token
+// of the vocabulary. Ties go to the better branch, then to the lower token id. The search ends when all `width` are
+// finished, or when no live branch can still reach the best score.
+class BeamSearch : public SequenceGroup {
  public:
   BeamSearch(Engine& engine, const common::Request& request, const BeamOptions& options, SequenceId first_sequence = 0);
 
-  // Those that have ended, the best first.
+  // The finished texts, best first.
   const std::vector<Hypothesis>& hypotheses() const { return hypotheses_; }
   void take(std::vector<common::Matrix> logits) override;
 

@@ -16,8 +16,8 @@ int blocks_needed(int num_tokens, int block_size) {
 }
 
 KvCacheManager::KvCacheManager(int num_blocks, int block_size) : num_blocks_(num_blocks), block_size_(block_size) {
-  COMMON_CHECK(num_blocks > 0 && block_size > 0, "a cache needs slots");
-  COMMON_CHECK(num_blocks <= std::numeric_limits<int>::max() / block_size, "slots are numbered by an int");
+  COMMON_CHECK(num_blocks > 0 && block_size > 0, "the cache has no slots");
+  COMMON_CHECK(num_blocks <= std::numeric_limits<int>::max() / block_size, "too many slots for an int");
   reference_counts_.resize(static_cast<std::size_t>(num_blocks));
   for (int block = num_blocks - 1; block >= 0; --block) {
     free_blocks_.push_back(block);
@@ -34,7 +34,7 @@ bool KvCacheManager::allocate(SequenceId sequence, int num_tokens) {
   Sequence owner;
   owner.block_table.reserve(static_cast<std::size_t>(num_blocks));
   sequences_[sequence] = std::move(owner);
-  return reserve(sequence, num_tokens);  // there is room for it by now, in memory too
+  return reserve(sequence, num_tokens);  // succeeds: the blocks are free, and the table has its memory
 }
 
 bool KvCacheManager::reserve(SequenceId sequence, int num_tokens) {
@@ -43,7 +43,7 @@ bool KvCacheManager::reserve(SequenceId sequence, int num_tokens) {
   if (!can_reserve({&sequence, 1}, num_tokens)) {
     return false;
   }
-  // A failed allocation of memory changes nothing either.
+  // What may throw comes first: if memory runs out, nothing has changed.
   owner.block_table.reserve(static_cast<std::size_t>(blocks_needed(owner.length + num_tokens, block_size_)));
   if (num_tokens > 0 && owner.length % block_size_ != 0) {
     int& block = owner.block_table[static_cast<std::size_t>(owner.length / block_size_)];
@@ -61,7 +61,7 @@ bool KvCacheManager::reserve(SequenceId sequence, int num_tokens) {
 
 bool KvCacheManager::can_reserve(std::span<const SequenceId> sequences, int num_tokens) const {
   std::int64_t num_blocks = 0;
-  std::map<int, int> writers;  // of a block that is partly filled
+  std::map<int, int> writers;  // how many of the sequences would write to it, by partly filled block
   for (const SequenceId sequence : sequences) {
     const Sequence& owner = find(sequence);
     num_blocks += blocks_needed(std::max(num_tokens - (capacity(sequence) - owner.length), 0), block_size_);
@@ -78,7 +78,7 @@ bool KvCacheManager::can_reserve(std::span<const SequenceId> sequences, int num_
 void KvCacheManager::fork(SequenceId parent, SequenceId child) {
   COMMON_CHECK(!sequences_.contains(child), "sequence " + std::to_string(child) + " is live already");
   Sequence copy = find(parent);
-  // What the parent has reserved ahead holds nothing to share.
+  // Blocks that the parent has reserved ahead hold nothing to share.
   copy.block_table.resize(static_cast<std::size_t>(blocks_needed(copy.length, block_size_)));
   for (const int block : (sequences_[child] = std::move(copy)).block_table) {
     reference_counts_[static_cast<std::size_t>(block)] += 1;
@@ -132,7 +132,7 @@ Usage KvCacheManager::usage() const {
   Usage usage;
   usage.total = num_blocks_ * block_size_;
   usage.reserved = usage.total - static_cast<int>(free_blocks_.size()) * block_size_;
-  // Owners of a block agree on how far it is filled: nobody writes to it.
+  // All owners of a block agree on how far it is filled: a shared block is never written to.
   std::vector<int> used(static_cast<std::size_t>(num_blocks_));
   for (const auto& [id, sequence] : sequences_) {
     int length = sequence.length;

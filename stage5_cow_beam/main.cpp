@@ -20,7 +20,7 @@ namespace {
 
 constexpr const char* kIdea = "Sequences that begin alike share blocks; a block is copied when one of them writes.";
 
-// Three sequences of one prompt: two write where they share, and the last owner needs no copy.
+// Three sequences share a prompt. The first two that write to the shared block get copies; the last owner needs none.
 constexpr const char* kScript = R"(new A 6
 append A 6
 fork A B
@@ -45,7 +45,7 @@ void show(const KvCacheManager& manager, std::ostream& output) {
     for (std::size_t position = 0; position < slots.size(); ++position) {
       const int count = manager.reference_count(slots[position] / manager.block_size());
       const char fill = static_cast<int>(position) < length ? common::count_digit(count) : '-';
-      cells[slots[position]] = {count - 1, fill};
+      cells[slots[position]] = {.color = count - 1, .fill = fill};
     }
     table.add_row({std::string(1, common::sequence_name(sequence)), std::to_string(length),
                    common::format_list(manager.block_table(sequence)),
@@ -57,7 +57,7 @@ void show(const KvCacheManager& manager, std::ostream& output) {
          << sharing_summary(manager) << "\n";
 }
 
-// A small pool, driven by the script, which shows what goes wrong, or with --shell from standard input.
+// A small cache, driven by kScript or, with --shell, by standard input.
 void demo(int num_slots, bool shell_only, int block_size) {
   KvCacheManager manager(blocks_needed(num_slots, block_size), block_size);
   common::Shell shell;
@@ -89,7 +89,7 @@ void demo(int num_slots, bool shell_only, int block_size) {
 
 void add_engine_options(common::Command& command, EngineOptions& options) {
   command.option("--slots", options.num_slots, {1, 1 << 24}, "size of the cache, in tokens");
-  command.option("--chunk", options.chunk_size, {1, 1 << 16}, "most prompt tokens in one forward pass");
+  command.option("--chunk", options.chunk_size, {1, 1 << 16}, "max prompt tokens in one forward pass");
   command.option("--block-size", options.block_size, {1, 1 << 16}, "slots in a block");
   command.choice("--softmax", options.softmax, {{"online", SoftmaxMode::kOnline}, {"safe", SoftmaxMode::kSafe}},
                  "online (one pass over the blocks) or safe (two)");

@@ -23,7 +23,7 @@ bool is_stop_token(const common::Request& request, common::Token token) {
 
 }  // namespace
 
-BranchGroup::BranchGroup(Engine& engine, common::Request request, SequenceId first_sequence)
+SequenceGroup::SequenceGroup(Engine& engine, common::Request request, SequenceId first_sequence)
     : engine_(engine), request_(std::move(request)), next_sequence_(first_sequence) {
   if (const std::string reason = engine_.rejection(request_); !reason.empty()) {
     throw common::InputError(reason);
@@ -31,15 +31,15 @@ BranchGroup::BranchGroup(Engine& engine, common::Request request, SequenceId fir
   live_.push_back({next_sequence_++, {}, 0.0});
 }
 
-BranchGroup::~BranchGroup() { stop(); }
+SequenceGroup::~SequenceGroup() { stop(); }
 
-void BranchGroup::stop() {
+void SequenceGroup::stop() {
   for (const SequenceId sequence : sequences()) {
     engine_.manager().free(sequence);
   }
 }
 
-std::vector<SequenceId> BranchGroup::sequences() const {
+std::vector<SequenceId> SequenceGroup::sequences() const {
   std::vector<SequenceId> result;
   for (const Branch& branch : live_) {
     if (engine_.manager().contains(branch.sequence)) {
@@ -49,7 +49,7 @@ std::vector<SequenceId> BranchGroup::sequences() const {
   return result;
 }
 
-bool BranchGroup::step() {
+bool SequenceGroup::step() {
   std::optional<std::vector<common::Matrix>> logits = advance();
   if (logits.has_value()) {
     take(std::move(*logits));
@@ -57,7 +57,7 @@ bool BranchGroup::step() {
   return logits.has_value();
 }
 
-std::optional<std::vector<common::Matrix>> BranchGroup::advance() {
+std::optional<std::vector<common::Matrix>> SequenceGroup::advance() {
   const SequenceId first = live_.front().sequence;
   if (!engine_.manager().contains(first)) {
     if (!engine_.start(first, request_.prompt, request_.cache_salt)) {
@@ -77,7 +77,7 @@ std::optional<std::vector<common::Matrix>> BranchGroup::advance() {
   return logits;
 }
 
-Branch BranchGroup::fork(const Branch& branch) {
+Branch SequenceGroup::fork(const Branch& branch) {
   Branch child = branch;
   child.sequence = next_sequence_++;
   engine_.manager().fork(branch.sequence, child.sequence);
@@ -86,7 +86,7 @@ Branch BranchGroup::fork(const Branch& branch) {
 
 ParallelSampling::ParallelSampling(Engine& engine, const common::Request& request, int num_samples,
                                    SequenceId first_sequence)
-    : BranchGroup(engine, request, first_sequence) {
+    : SequenceGroup(engine, request, first_sequence) {
   COMMON_CHECK(num_samples > 0, "at least one sample");
   for (int i = 0; i < num_samples; ++i) {
     completions_.push_back({{}, common::FinishReason::kLength, ""});
@@ -95,7 +95,7 @@ ParallelSampling::ParallelSampling(Engine& engine, const common::Request& reques
 }
 
 void ParallelSampling::take(std::vector<common::Matrix> logits) {
-  while (live_.size() < sample_of_.size()) {  // the prompt has just been computed, once for all
+  while (live_.size() < sample_of_.size()) {  // the prompt has just been computed, once for all samples
     live_.push_back(fork(live_.front()));
     logits.push_back(logits.front());
   }
@@ -132,14 +132,14 @@ void ParallelSampling::accept(std::span<const common::Token> drawn) {
 
 BeamSearch::BeamSearch(Engine& engine, const common::Request& request, const BeamOptions& options,
                        SequenceId first_sequence)
-    : BranchGroup(engine, request, first_sequence), options_(options) {
+    : SequenceGroup(engine, request, first_sequence), options_(options) {
   COMMON_CHECK(options.width > 0, "a beam is at least one branch wide");
   COMMON_CHECK(std::isfinite(options.length_penalty), "the length penalty is not a number");
 }
 
 void BeamSearch::take(std::vector<common::Matrix> logits) {
   std::vector<Branch> live;
-  std::vector<bool> inherited(live_.size());  // whether a child goes on in the parent's own sequence
+  std::vector<bool> inherited(live_.size());  // whether a child has taken over the parent's sequence
   for (const Candidate& candidate : best_candidates(logits)) {
     const Branch& parent = live_[candidate.parent];
     if (is_stop_token(request_, candidate.token)) {
@@ -210,7 +210,8 @@ bool BeamSearch::can_win(const Branch& branch) const {
   if (hypotheses_.empty()) {
     return true;
   }
-  // A log probability only falls from here. The length that flatters it most is the next one or the last one.
+  // A log probability can only fall from here, and the score is largest at the shortest or at the longest possible
+  // length.
   const double bound = std::max(score(branch.log_probability, branch.tokens.size() + 1),
                                 score(branch.log_probability, static_cast<std::size_t>(request_.max_new_tokens)));
   return bound > hypotheses_.front().score;

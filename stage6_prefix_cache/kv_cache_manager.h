@@ -10,6 +10,7 @@
 #include <span>
 #include <vector>
 
+#include "block_copy.h"
 #include "prefix_cache.h"
 
 namespace stage6 {
@@ -19,68 +20,65 @@ using SequenceId = int;
 // Blocks that hold num_tokens tokens.
 int blocks_needed(int num_tokens, int block_size);
 
-// Counted in slots. reserved - used is internal fragmentation: at most block_size - 1 slots a sequence.
+// Counted in slots. reserved - used is internal fragmentation: at most block_size - 1 slots for each sequence.
 struct Usage {
   int total = 0;
   // Owned by one sequence or by several; a slot counts once.
   int reserved = 0;
   // Of those, holding a token.
   int used = 0;
-  // Owned by nobody, and holding tokens that are kept until the slots are needed.
+  // Owned by no sequence, but holding tokens that are kept until the slots are needed.
   int cached = 0;
-};
-
-// What copy-on-write leaves to do: a block's K and V, in all layers, have to get into another block too.
-struct BlockCopy {
-  int source = 0;
-  int destination = 0;
 };
 
 class KvCacheManager {
  public:
   KvCacheManager(int num_blocks, int block_size, HashFunction hash = hash_block);
 
-  // Starts a sequence and finds slots for its first num_tokens tokens, in blocks that lie anywhere. More can follow.
-  // False if there are none; nothing has changed then. A live id is a checked error.
+  // Starts a sequence and reserves slots for its first num_tokens tokens, in blocks that may lie anywhere; reserve()
+  // adds more. Returns false and changes nothing if there are too few free blocks. CheckError if the id is live.
   bool allocate(SequenceId sequence, int num_tokens);
 
-  // Likewise for tokens that are known: full blocks that hold the first of them already are shared, and length() says
-  // how many tokens that saves. At least one is left to compute, or there would be no logits. Only sequences of one
-  // salt share.
+  // The same for known tokens: full blocks that already hold the first of them are shared, and length() says how many
+  // tokens that saves. At least one token is left to compute, or there would be no logits. Only sequences with the same
+  // salt share blocks.
   bool allocate(SequenceId sequence, std::span<const common::Token> tokens, std::uint64_t salt = 0);
 
-  // Makes sure that num_tokens more tokens have slots, in blocks that no other sequence reads: a partly filled block
-  // with other owners is replaced, and its copy planned. False if that can't be; nothing has changed then.
+  // Makes sure that num_tokens tokens beyond the length have slots, in blocks that no other sequence owns: a partly
+  // filled block with other owners is replaced by a new one, and the copy is planned. Returns false and changes nothing
+  // if that is impossible.
   bool reserve(SequenceId sequence, int num_tokens);
 
-  // Whether reserve() would succeed for these sequences one after the other, each with num_tokens.
+  // Whether reserve() with num_tokens would succeed for all of these sequences, one after the other.
   bool can_reserve(std::span<const SequenceId> sequences, int num_tokens) const;
 
-  // Starts a sequence with all that the parent has in the cache. No float moves: both own the same blocks from now on.
+  // Starts `child` with all tokens that `parent` has in the cache. No float is copied: both own the same blocks from
+  // now on. CheckError if the child's id is live.
   void fork(SequenceId parent, SequenceId child);
 
-  // The copies planned and not yet carried out: in this order, and before anything else is written.
+  // The copies that are planned and not carried out yet. They come in this order, and before anything else is written.
   std::span<const BlockCopy> pending_copies() const { return pending_copies_; }
-  // All of them have been carried out.
+  // To be called once all of them have been carried out.
   void clear_pending_copies() { pending_copies_.clear(); }
 
-  // The slots of positions first … first + count - 1, all of them reserved: the slot mapping.
+  // The slot mapping of positions first … first + count - 1, which must be reserved: [count].
   std::vector<int> slots(SequenceId sequence, int first, int count) const;
 
-  // The K and V of num_tokens reserved tokens are in the cache now, in all layers: they count towards the length.
+  // Counts num_tokens more tokens towards the length: their K and V have been written, in all layers. They must be
+  // reserved.
   void commit(SequenceId sequence, int num_tokens);
 
-  // Likewise, and says which tokens they are: blocks that are full now can be shared from now on.
+  // The same for known tokens: blocks that are full now are published, and can be shared from now on.
   void commit(SequenceId sequence, std::span<const common::Token> tokens);
 
-  // Ends the sequence and gives back what it alone owns. What others may share stays in the prefix cache, the end of
-  // the sequence the first to be evicted.
+  // Ends the sequence and frees the blocks that no other sequence owns. Published ones stay in the prefix cache, where
+  // the sequence's last block is the first to be evicted.
   void free(SequenceId sequence);
 
   // How many tokens have their K and V in the cache. The next token's position is the length.
   int length(SequenceId sequence) const;
 
-  // How many tokens the slots it owns can hold.
+  // How many tokens fit into the slots that it owns.
   int capacity(SequenceId sequence) const;
 
   // The sequence's blocks in order: ceil(length / block_size) of them, or more where slots are reserved ahead.
@@ -91,8 +89,8 @@ class KvCacheManager {
   int block_size() const { return block_size_; }
   const std::vector<int>& free_blocks() const { return free_blocks_; }
   const PrefixCache& prefix_cache() const { return prefix_cache_; }
-  void reset_prefix_cache();  // nothing computed so far is shared any more
-  // In how many block tables it stands; 0: it is free, or cached.
+  void reset_prefix_cache();  // what was computed so far will not be found
+  // How many block tables contain the block; 0: it is free or cached.
   int reference_count(int block) const { return reference_counts_.at(static_cast<std::size_t>(block)); }
   Usage usage() const;
 
@@ -100,13 +98,13 @@ class KvCacheManager {
   struct Sequence {
     std::vector<int> block_table;
     int length = 0;
-    std::vector<common::Token> tail;  // the tokens in the last block, as long as it is not full
+    std::vector<common::Token> tail;  // the tokens in the last block while it is partly filled
     std::uint64_t salt = 0;
   };
 
   Sequence& find(SequenceId sequence);
   const Sequence& find(SequenceId sequence) const;
-  int num_available() const;  // blocks that nobody owns: free ones, and cached ones that can be evicted
+  int num_available() const;  // blocks without an owner: free ones, and cached ones that can be evicted
   int take_block();
   void release_block(int block);
 

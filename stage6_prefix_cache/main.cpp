@@ -21,7 +21,7 @@ namespace {
 
 constexpr const char* kIdea = "Full blocks outlive their sequence and are found again by their tokens.";
 
-// The first half of B's prompt is in the cache while A lives, and after A has ended; D needs the room.
+// B shares the first half of A's prompt; C finds all of it after A has ended; D needs the room.
 constexpr const char* kScript = R"(prompt A once_upon_a_time
 prompt B once_upon_a_hill
 show
@@ -45,14 +45,14 @@ void show(const KvCacheManager& manager, std::ostream& output) {
     for (std::size_t position = 0; position < slots.size(); ++position) {
       const int count = manager.reference_count(slots[position] / manager.block_size());
       const char fill = static_cast<int>(position) < length ? common::count_digit(count) : '-';
-      cells[slots[position]] = {count - 1, fill};
+      cells[slots[position]] = {.color = count - 1, .fill = fill};
     }
     table.add_row({std::string(1, common::sequence_name(sequence)), std::to_string(length),
                    common::format_list(manager.block_table(sequence)),
                    std::to_string(manager.capacity(sequence) - length)});
   }
   for (const int block : manager.prefix_cache().evictable()) {
-    std::fill_n(cells.begin() + block * manager.block_size(), manager.block_size(), common::MapCell{-1, 'c'});
+    std::fill_n(cells.begin() + block * manager.block_size(), manager.block_size(), common::MapCell{.fill = 'c'});
   }
   output << common::draw_map(cells, manager.block_size(), common::use_color(output)) << table.to_string()
          << common::format("used %d of %d reserved slots, cached %d, free %d\n", usage.used, usage.reserved,
@@ -60,7 +60,7 @@ void show(const KvCacheManager& manager, std::ostream& output) {
          << sharing_summary(manager) << "\n";
 }
 
-// A small pool, driven by the script, which shows what goes wrong, or with --shell from standard input.
+// A small cache, driven by kScript or, with --shell, by standard input.
 void demo(int num_slots, bool shell_only, int block_size) {
   KvCacheManager manager(blocks_needed(num_slots, block_size), block_size);
   common::Shell shell;
@@ -93,7 +93,7 @@ void demo(int num_slots, bool shell_only, int block_size) {
 
 void add_engine_options(common::Command& command, EngineOptions& options) {
   command.option("--slots", options.num_slots, {1, 1 << 24}, "size of the cache, in tokens");
-  command.option("--chunk", options.chunk_size, {1, 1 << 16}, "most prompt tokens in one forward pass");
+  command.option("--chunk", options.chunk_size, {1, 1 << 16}, "max prompt tokens in one forward pass");
   command.option("--block-size", options.block_size, {1, 1 << 16}, "slots in a block");
   command.flag_off("--no-prefix-cache", options.prefix_cache, "compute again what other sequences have computed");
   command.choice("--softmax", options.softmax, {{"online", SoftmaxMode::kOnline}, {"safe", SoftmaxMode::kSafe}},

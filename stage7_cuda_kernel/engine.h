@@ -1,4 +1,4 @@
-// Turns requests into text: admits them while the cache has room, computes their prompts, then one token each in turn.
+// Turns requests into text: admits them while the cache has room, computes their prompts, then a token of each in turn.
 #pragma once
 
 #include <cstdint>
@@ -21,12 +21,12 @@ namespace stage7 {
 struct EngineOptions {
   // The cache's size, in tokens.
   int num_slots = 4096;
-  // The most tokens in one forward pass: bounds the activations, however long the prompt.
+  // Max tokens in one forward pass: bounds the memory of the activations, however long the prompt is.
   int chunk_size = 256;
   // Slots in a block. The cache is rounded up to whole blocks.
   int block_size = 16;
   SoftmaxMode softmax = SoftmaxMode::kOnline;
-  // Whether sequences share what others, live or ended, have computed.
+  // Whether sequences share blocks that others, live or ended, have computed.
   bool prefix_cache = true;
   GpuOptions gpu = {};
 };
@@ -41,18 +41,18 @@ class Engine {
   // A request that can never be served is rejected with the reason; the others are served all the same.
   std::vector<common::Completion> run(std::span<const common::Request> requests, const common::OnToken& on_token);
 
-  // Starts a sequence with room for these tokens, the first length(sequence) of which need not be computed. False if
-  // there is no room; nothing has changed then.
+  // Starts a sequence with room for these tokens, of which the first manager().length(sequence) are in the cache
+  // already. Returns false and changes nothing if there is no room.
   bool start(SequenceId sequence, std::span<const common::Token> tokens, std::uint64_t salt);
 
-  // Computes the next tokens of a live sequence, a chunk at a time, and keeps their K and V. Returns the logits that
-  // follow the last one: [1, vocab_size]. Nothing if the slots run out; nothing has changed then.
+  // Computes the next tokens of a live sequence, chunk by chunk, and stores their K and V. Returns the logits after the
+  // last one, [1, vocab_size]. Returns nothing and changes nothing if there are too few slots.
   std::optional<common::Matrix> append(SequenceId sequence, std::span<const common::Token> tokens);
-  // The same, and draws the next token.
+  // The same, but draws the next token instead of returning the logits.
   std::optional<common::Token> next(SequenceId sequence, std::span<const common::Token> tokens,
                                     const common::SamplingOptions& sampling, int sample_index = 0);
 
-  // What follows from the last forward pass, for the rows whose logits it wanted: [num_rows, vocab_size].
+  // The logits after the last token of the last forward pass: [1, vocab_size].
   common::Matrix logits() const { return gpu_ ? gpu_->logits() : model_.logits(hidden_); }
 
   // Why the request can never be served; empty if it can.
@@ -60,29 +60,29 @@ class Engine {
 
   KvCacheManager& manager() { return manager_; }
   KvCache& cache() { return cache_; }
-  GpuRunner* gpu() { return gpu_.get(); }  // null: all is done on the CPU
+  GpuRunner* gpu() { return gpu_.get(); }  // null: all is computed on the CPU
 
-  // What happened so far, in numbers that are the same on every machine.
+  // Counts of what has happened so far, the same on every machine.
   std::vector<common::Counter> counters() const;
   common::Timing timing() const { return timing_; }
 
  private:
-  // A request on its way.
+  // A request that is being served or waits.
   struct Generation {
     SequenceId sequence = 0;  // the request's index
     const common::Request* request = nullptr;
     common::Completion* completion = nullptr;
-    std::vector<common::Token> tokens;  // the prompt and what came after it; the cache may lack the last ones
+    std::vector<common::Token> tokens;  // the prompt and the tokens drawn so far; the cache may lack the last ones
     bool finished = false;
   };
 
-  // Computes what the cache lacks, the whole prompt at first, and draws the next token. False if the slots run out;
-  // nothing has changed then.
+  // Computes what the cache lacks, the whole prompt at first, and draws the next token. Returns false and changes
+  // nothing if there are too few slots.
   bool step(Generation& generation, const common::OnToken& on_token);
-  // Counts a round, in which each request of the batch got a token, and releases the slots of those that are finished.
+  // Books a round, in which each request of the batch got one token, and frees the slots of the finished ones.
   void end_round(std::vector<Generation>& batch);
-  // The forward passes of append and next; then takes their result, in the time that is booked for the tokens. Does
-  // nothing if the slots run out.
+  // The forward passes of append() and next(), then take_result(), timed together. Does nothing if there are too few
+  // slots.
   void compute(SequenceId sequence, std::span<const common::Token> tokens, const std::function<void()>& take_result);
   void forward(SequenceId sequence, std::span<const common::Token> tokens);
 
@@ -91,7 +91,7 @@ class Engine {
   KvCache cache_;
   KvCacheManager manager_;
   std::unique_ptr<GpuRunner> gpu_;
-  common::Matrix hidden_;  // what the CPU's last forward pass has left: [num_rows, hidden_size]
+  common::Matrix hidden_;  // of that token, left by the CPU's last forward pass: [1, hidden_size]
   common::Timing timing_;
   std::int64_t forward_passes_ = 0;
   std::int64_t kv_bytes_read_ = 0;

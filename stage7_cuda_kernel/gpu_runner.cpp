@@ -14,7 +14,7 @@ namespace stage7 {
 
 namespace {
 
-// Where the work is done, on stderr: once, and not among the results.
+// Says where the work is done: once, and on stderr, apart from the results.
 void tell(const std::string& where) {
   static std::set<std::string> said;
   if (said.insert(where).second) {
@@ -29,7 +29,7 @@ std::string obstacle([[maybe_unused]] const common::LlamaConfig& config, [[maybe
   return common::has_cuda_device() ? CudaRunner::unsupported(config, shape, precision)
                                    : "there is no GPU here that the kernels run on";
 #else
-  return "the kernels are not built in, for want of nvcc";
+  return "this program was built without CUDA";
 #endif
 }
 

@@ -1,26 +1,26 @@
-// The model and its K/V on a GPU: what the engine does with the model and the cache where there is none. Nothing of
-// CUDA is seen here; kernels/cuda_runner.cpp has the rest.
+// The model and its K and V on a GPU: what the engine uses in place of the model and the cache. This header is free of
+// CUDA; kernels/cuda_runner.cpp implements it.
 #pragma once
 
 #include <cstdint>
 #include <memory>
 #include <span>
 
+#include "block_copy.h"
 #include "common/base/tensor.h"
 #include "common/cuda/precision.h"
 #include "common/model/llama.h"
 #include "kv_cache.h"
-#include "kv_cache_manager.h"
 
 namespace stage7 {
 
 enum class Device { kAuto, kCpu, kGpu };
-// Of weights, activations, K and V. Sums are float32 in both. float32 gives the text of all other stages; bfloat16
+// Of weights, activations, K and V. Sums are float32 either way. float32 gives the text of all other stages; bfloat16
 // reads half the bytes.
 using common::Precision;
 
 struct GpuOptions {
-  Device device = Device::kAuto;  // kAuto: the GPU if there is one, and else the CPU, with a note about it
+  Device device = Device::kAuto;  // kAuto: the GPU if there is one, else the CPU, with a note on stderr
   Precision precision = Precision::kFloat32;
 };
 
@@ -37,16 +37,16 @@ class GpuRunner {
  public:
   virtual ~GpuRunner() = default;
 
-  // Carries the copies out, in order: K and V of all heads, in all layers.
+  // Carries out the copies in this order: K and V of all heads, in all layers.
   virtual void copy_blocks(std::span<const BlockCopy> copies) = 0;
 
-  // Computes the tokens and keeps their K and V in their slots. Enqueued, not waited for. If it throws, nothing is
-  // under way any more.
+  // Computes the tokens and stores their K and V in their slots. Returns once the work is enqueued. If it throws, none
+  // of it is left running.
   virtual void forward(const GpuStep& step) = 0;
 
-  // What follows the last token of the last step: all logits, [1, vocab_size]. Waits.
+  // All logits after the last token of the last step: [1, vocab_size]. Waits for the step.
   virtual common::Matrix logits() = 0;
-  // Only which of them is the largest; -1 if one is NaN or all are -inf. Waits.
+  // The token with the largest of them; -1 if one is NaN or all are -inf. Waits for the step.
   virtual common::Token argmax_token() = 0;
 
   // K or V of all heads in these slots, read back: [slots.size(), num_kv_heads * head_dim].
@@ -54,12 +54,12 @@ class GpuRunner {
   virtual common::Matrix values(int layer, std::span<const int> slots) = 0;
 
   virtual std::int64_t weight_bytes_per_token() const = 0;
-  virtual double read_bandwidth() = 0;  // bytes a second that the GPU's memory can be read at, measured
+  virtual double read_bandwidth() = 0;  // of the GPU's memory, measured: bytes per second
 };
 
-// Null if all is to be done on the CPU: because that was asked for; or with kAuto, and a note on stderr, if there is no
-// GPU or its kernels do not take the shape. Throws InputError if what is asked for can't be had, and if the GPU's
-// memory is too small. chunk_size: the largest number of tokens in one forward pass.
+// Returns null if all is to be computed on the CPU: by request or, with kAuto and a note on stderr, if there is no GPU
+// or its kernels do not support the shape. Throws InputError if the options can't be met, or if the GPU's memory is too
+// small. chunk_size: max tokens in one forward pass.
 std::unique_ptr<GpuRunner> make_gpu_runner(const common::Llama& model, const KvCacheShape& shape,
                                            const GpuOptions& options, int chunk_size);
 

@@ -47,7 +47,7 @@ void PrefixCache::publish(int block, int parent, std::span<const common::Token> 
   entry.text = same < 0 ? ++last_text_ : entries_.at(same).text;
   entry.tokens.assign(tokens.begin(), tokens.end());
   entry.salt = salt;
-  // What may throw comes first: a failed allocation of memory leaves the block unpublished.
+  // What may throw comes first: if memory runs out, the block stays unpublished.
   std::vector<int>& same_hash = blocks_with_hash_[entry.hash];
   same_hash.reserve(same_hash.size() + 1);
   std::list<int> node = {block};

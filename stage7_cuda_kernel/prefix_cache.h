@@ -1,5 +1,5 @@
 // Which blocks hold which text. A full block is published under a hash of its tokens and of all tokens before them; a
-// sequence that begins with the same tokens takes the block over instead of computing it.
+// sequence that begins with the same tokens shares the block instead of computing it again.
 #pragma once
 
 #include <cstdint>
@@ -13,7 +13,7 @@
 
 namespace stage7 {
 
-// Of a full block. parent: the hash of the block before it, 0 for the first. salt: tells tenants apart.
+// The hash of a full block. parent: the hash of the block before it, 0 for the first. salt: keeps tenants apart.
 using BlockHash = std::uint64_t;
 using HashFunction =
     std::function<BlockHash(BlockHash parent, std::span<const common::Token> tokens, std::uint64_t salt)>;
@@ -21,7 +21,7 @@ BlockHash hash_block(BlockHash parent, std::span<const common::Token> tokens, st
 
 // Counts of what happened so far.
 struct PrefixStatistics {
-  std::int64_t lookups = 0;       // sequences that asked
+  std::int64_t lookups = 0;       // sequences that were looked up
   std::int64_t hits = 0;          // those that found at least one block
   std::int64_t tokens_saved = 0;  // in the blocks found
   std::int64_t evictions = 0;     // blocks
@@ -30,40 +30,40 @@ struct PrefixStatistics {
 class PrefixCache {
  public:
   PrefixCache(int block_size, HashFunction hash);
-  // An entry knows its place in a list: a copy's would be in the original's.
+  // Entries hold iterators into the lists: a copy's would point into the original's.
   PrefixCache(const PrefixCache&) = delete;
   PrefixCache& operator=(const PrefixCache&) = delete;
 
-  // The published blocks that hold the beginning of `tokens`, up to the first that is not there. A hash only points: a
-  // block counts if its own tokens are these, and those of all blocks before it.
+  // The published blocks that hold the beginning of `tokens`, up to the first that is missing. A hash only finds
+  // candidates: a block counts if its tokens, and those of all blocks before it, are equal.
   std::vector<int> find(std::span<const common::Token> tokens, std::uint64_t salt) const;
 
-  // The block holds these block_size tokens, after all that `parent` and the blocks before it hold; parent -1: it is
-  // the first. Several blocks may hold the same. A parent that is not published leaves the block unpublished too.
+  // Publishes a block that holds these block_size tokens, after those of `parent` and the blocks before it; parent -1:
+  // it is the first. Several blocks may hold the same text. Does nothing if the parent is not published. CheckError if
+  // the block is.
   void publish(int block, int parent, std::span<const common::Token> tokens, std::uint64_t salt);
 
   bool contains(int block) const { return entries_.contains(block); }
 
-  // The last sequence that owned the published block has ended: it can be evicted, after all that were evictable
-  // before.
+  // The published block has lost its last owner: it can be evicted, after all that are evictable already.
   void make_evictable(int block);
-  // A sequence owns it again.
+  // The evictable block has an owner again.
   void reacquire(int block);
-  // Takes the block out that has been evictable for longest, and returns it: it is free for other tokens.
+  // Removes the block that has been evictable for longest, and returns it.
   int evict();
   // Evictable blocks, the next one to be evicted first.
   const std::list<int>& evictable() const { return evictable_; }
 
-  // Forgets all blocks. Those that were evictable are returned: they are free.
+  // Forgets all blocks, and returns those that were evictable: they are free.
   std::vector<int> reset();
 
-  // Books what a sequence's lookup has found.
+  // Counts a sequence's lookup, which has found num_blocks blocks.
   void count_lookup(std::size_t num_blocks);
   const PrefixStatistics& statistics() const { return statistics_; }
 
  private:
-  // Names a text up to the end of a block: equal for equal texts and for no others, and never used again. That is what
-  // a hash can't promise, nor a block's number, because a block may hold another text later.
+  // Identifies a text from its beginning to the end of a block: equal for equal texts and for no others, and never used
+  // again. A hash can't promise that, and neither can a block's number: the block may hold another text later.
   using TextId = std::int64_t;
 
   struct Entry {
@@ -86,7 +86,7 @@ class PrefixCache {
   std::unordered_map<int, Entry> entries_;                            // by block
   std::unordered_map<BlockHash, std::vector<int>> blocks_with_hash_;  // in the order they were published in
   std::list<int> evictable_;
-  std::list<int> in_use_;  // the other published blocks, so that a change between the lists takes no memory
+  std::list<int> in_use_;  // the other published blocks; a change between the lists allocates no memory
   PrefixStatistics statistics_;
 };
 

@@ -1,6 +1,7 @@
-// A step that is enqueued before the tokens of the one before are known. On a GPU, the host is always a step ahead:
-// while step 2 is computed, it collects the tokens of step 1, schedules step 3 and enqueues it. What step 3 takes up
-// from step 2 is not known then; the batch says where it will be found, and the GPU looks there (PendingToken).
+// A step that is enqueued before the tokens of the previous step are known. On a GPU, the host is always a step ahead:
+// while step 2 is computed, it collects the tokens of step 1, schedules step 3 and enqueues it. The tokens that step 3
+// needs from step 2 are not known then: the batch says where step 2 will leave them, and the GPU reads them there
+// (PendingToken).
 //
 //   GPU   |  step 1                   |  step 2                      |  step 3                      |
 //   host  enqueue 2, wait for 1       |  collect 1, enqueue 3, wait  |  collect 2, enqueue 4, wait  |
@@ -14,24 +15,24 @@
 
 namespace stage8 {
 
-// What one request has in a step.
+// One request's part of a step.
 struct ScheduledRequest {
   int id = 0;
-  SequenceGroup* group = nullptr;        // it may have ended since the step was enqueued
+  SequenceGroup* group = nullptr;        // destroyed if the request ends while the step is in flight
   ParallelSampling* sampling = nullptr;  // the group, if it is one
   ScheduledTokens tokens;
 
-  // Logits that it goes on from, one row a sequence.
+  // How many rows of logits the request gets: one per sequence, or none.
   int num_rows() const { return tokens.with_logits ? static_cast<int>(tokens.sequences.size()) : 0; }
 };
 
 class InFlightStep {
  public:
-  // Builds the batch. The requests are in the cache, with slots reserved for what was scheduled.
+  // Builds the batch. Slots must be reserved for all scheduled tokens.
   InFlightStep(const KvCacheManager& manager, std::vector<ScheduledRequest> scheduled);
 
-  // Starts the forward pass. previous: the step before, if its tokens have not been collected. Where nothing else is
-  // needed but the token of the largest logit of each row, a GPU is not waited for.
+  // Starts the forward pass. previous: the step before, if its tokens have not been collected, else null. Waits for a
+  // GPU only if the step is not greedy: then all logits are needed.
   void enqueue(Engine& engine, const InFlightStep* previous);
   // Waits for the tokens. step_age: how many steps have been enqueued since, 0 or 1.
   void collect(Engine& engine, int step_age);
@@ -39,7 +40,8 @@ class InFlightStep {
   const std::vector<ScheduledRequest>& requests() const { return requests_; }
   RaggedBatch& batch() { return batch_; }
   bool is_enqueued() const { return is_enqueued_; }
-  // Whether every request goes on from its row's largest logit: then tokens() are what is found, by row, else logits().
+  // Whether every request goes on from the largest logit of its row: then tokens() has the results by row, otherwise
+  // logits() has them, [1, vocab_size] each.
   bool is_greedy() const { return is_greedy_; }
   const std::vector<common::Token>& tokens() const { return tokens_; }
   const std::vector<common::Matrix>& logits() const { return logits_; }

@@ -8,7 +8,7 @@ namespace stage8 {
 
 void RaggedBatch::add(const KvCacheManager& manager, SequenceId sequence, std::span<const common::Token> next,
                       bool with_logits) {
-  COMMON_CHECK(!next.empty(), "a sequence is in the batch for its tokens");
+  COMMON_CHECK(!next.empty(), "a sequence in the batch has at least one token");
   const int first = manager.length(sequence);
   const auto count = static_cast<int>(next.size());
   const int context_length = first + count;
@@ -22,8 +22,8 @@ void RaggedBatch::add(const KvCacheManager& manager, SequenceId sequence, std::s
   sequences.push_back(sequence);
   query_starts.push_back(query_starts.back() + count);
   context_lengths.push_back(context_length);
-  // What is reserved ahead holds nothing to read.
-  const int num_blocks = (context_length + manager.block_size() - 1) / manager.block_size();
+  // Blocks reserved ahead hold nothing to read.
+  const int num_blocks = blocks_needed(context_length, manager.block_size());
   const std::vector<int>& table = manager.block_table(sequence);
   block_tables.insert(block_tables.end(), table.begin(), table.begin() + num_blocks);
   table_starts.push_back(table_starts.back() + num_blocks);
@@ -41,7 +41,7 @@ void RaggedBatch::resolve_pending(std::span<const common::Token> drawn) {
 
 common::Matrix attention(const KvCache& cache, int layer, const common::Matrix& q, const RaggedBatch& batch,
                          SoftmaxMode mode) {
-  COMMON_CHECK(q.rows() == batch.num_tokens(), "a query for each token of the batch");
+  COMMON_CHECK(q.rows() == batch.num_tokens(), "the batch has one query for each token");
   if (batch.on_layer) {
     batch.on_layer(layer);
   }

@@ -1,5 +1,5 @@
-// One step's work as flat arrays: the tokens of many sequences one after the other, without padding, and for each of
-// them all that a forward pass needs to know. Built once a step, read by every layer.
+// A step's work as flat arrays: the tokens of many sequences, one after the other and without padding, with all that a
+// forward pass needs to know about them. Built once per step, read by every layer.
 //
 //   sequence A is prefilled, B and C decode       tokens          a4 a5 a6 a7 | b9 | c2
 //                                                 positions        4  5  6  7 |  9 |  2
@@ -17,7 +17,8 @@
 
 namespace stage8 {
 
-// A token that is not known yet: tokens[index] of this step is what the step before draws for row `row` of its logits.
+// A token that is not known yet: tokens[index] of this step is what the previous step draws from row `row` of its
+// logits.
 struct PendingToken {
   int index = 0;
   int row = 0;
@@ -36,12 +37,12 @@ struct RaggedBatch {
   std::vector<int> block_tables;        // one after the other: ceil(context_length / block_size) blocks each
   std::vector<int> table_starts = {0};  // [num_sequences + 1]: where each one's table begins
 
-  // Called in every layer, before its attention on the CPU.
+  // On the CPU: called before the attention of every layer.
   std::function<void(int layer)> on_layer = nullptr;
 
-  // The sequence's next tokens, for which slots are reserved. with_logits: those after the last of them are wanted.
+  // Adds a sequence's next tokens, whose slots must be reserved. with_logits: the logits after the last one are wanted.
   void add(const KvCacheManager& manager, SequenceId sequence, std::span<const common::Token> next, bool with_logits);
-  // Puts in the pending tokens. drawn: by row of the logits of the step before.
+  // Fills in the pending tokens. drawn: the tokens of the previous step, by row of its logits.
   void resolve_pending(std::span<const common::Token> drawn);
 
   std::size_t num_sequences() const { return sequences.size(); }

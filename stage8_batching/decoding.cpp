@@ -116,7 +116,7 @@ void SequenceGroup::free(const Branch& branch) {
 int SequenceGroup::common_prefix_length() const {
   std::size_t common_tokens = live_.front().tokens.size();
   if (live_.size() > 1) {
-    common_tokens -= 1;  // each computes its last token itself: the logits after it are its own
+    common_tokens -= 1;  // each branch computes its last token itself, for its own logits
   }
   for (const Branch& branch : live_) {
     const auto& tokens = branch.tokens;
@@ -146,7 +146,7 @@ ParallelSampling::ParallelSampling(KvCacheManager& manager, SequenceIds& ids, co
 }
 
 void ParallelSampling::take(std::vector<common::Matrix> logits) {
-  while (live_.size() < sample_of_.size()) {  // the prompt has just been computed, once for all
+  while (live_.size() < sample_of_.size()) {  // the prompt has just been computed, once for all samples
     live_.push_back(fork(live_.front()));
     logits.push_back(logits.front());
   }
@@ -202,7 +202,7 @@ BeamSearch::BeamSearch(KvCacheManager& manager, SequenceIds& ids, const common::
 
 void BeamSearch::take(std::vector<common::Matrix> logits) {
   std::vector<Branch> live;
-  std::vector<bool> inherited(live_.size());  // whether a child goes on in the parent's own sequence
+  std::vector<bool> inherited(live_.size());  // whether a child has taken over the parent's sequence
   for (const Candidate& candidate : best_candidates(logits)) {
     const Branch& parent = live_[candidate.parent];
     if (is_stop_token(request_, candidate.token)) {
@@ -273,7 +273,8 @@ bool BeamSearch::can_win(const Branch& branch) const {
   if (hypotheses_.empty()) {
     return true;
   }
-  // A log probability only falls from here. The length that flatters it most is the next one or the last one.
+  // A log probability can only fall from here, and the score is largest at the shortest or at the longest possible
+  // length.
   const double bound = std::max(score(branch.log_probability, branch.tokens.size() + 1),
                                 score(branch.log_probability, static_cast<std::size_t>(request_.max_new_tokens)));
   return bound > hypotheses_.front().score;

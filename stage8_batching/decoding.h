@@ -1,5 +1,5 @@
-// Many continuations of one prompt: sequences that are forked where their texts part, and share every block before.
-// Together they are what is scheduled: admitted, computed, preempted and resumed as one.
+// Several continuations of one prompt: sequences that are forked where their texts diverge, and share all blocks
+// before. They are scheduled as one group: admitted, computed, preempted and resumed together.
 #pragma once
 
 #include <optional>
@@ -16,21 +16,21 @@ namespace stage8 {
 struct Branch {
   SequenceId sequence = 0;
   std::vector<common::Token> tokens;  // after the prompt; the cache lacks the last one
-  double log_probability = 0.0;       // of all of them together
+  double log_probability = 0.0;       // natural logarithm, of all of them together
 };
 
-// Tokens of some sequences of one group, the next ones of each.
+// The next tokens of some of a group's sequences.
 struct ScheduledTokens {
   std::vector<SequenceId> sequences;
   std::vector<int> num_tokens;  // by sequence, at least 1
-  // The logits after the last of them are wanted. For several sequences: one token each, all in the same step.
+  // Whether the logits after the last token are wanted. If so, several sequences have one token each, all in the same
+  // step.
   bool with_logits = false;
 };
 
-// A request while it is served: its live branches. Normally every branch lacks one token in the cache, the last one. A
-// group that was preempted and recomputed lacks everything, and grows again as it grew at first: what all branches have
-// in common is computed once, in the first one's sequence, then the others are forked from it, and each computes its
-// rest.
+// A request that is being served: its live branches. Normally the cache lacks one token of every branch, the last one.
+// After a preemption it may lack everything; then the prefix that all branches have in common is computed once, in the
+// first branch's sequence, the others are forked from it, and each computes its own rest.
 class SequenceGroup {
  public:
   // Manager and ids must outlive the group.
@@ -41,30 +41,32 @@ class SequenceGroup {
 
   const std::vector<Branch>& live() const { return live_; }
   bool finished() const { return live_.empty(); }
-  virtual int max_sequences() const = 0;  // at any time
-  // In one sequence, at any time. The last token of a text is never computed.
+  virtual int max_sequences() const = 0;  // max live branches
+  // Max tokens of one sequence in the cache. The last token of a text is never computed.
   int max_tokens() const { return static_cast<int>(request_.prompt.size()) + request_.max_new_tokens - 1; }
 
-  // Those that the manager knows, in the cache or swapped out.
+  // The live branches' sequences that are in the cache or swapped out.
   std::vector<SequenceId> sequences() const;
-  // Of a group that is in the cache. Empty only while its last token is being computed.
+  // What the cache lacks of a group that it holds. Empty only while the last token is being computed.
   ScheduledTokens tokens_to_compute() const;
-  // Gets its first sequence into the cache. False if there is no room on these terms; nothing has changed then.
+  // Starts the first branch's sequence with room for the common prefix. Returns false and changes nothing if there is
+  // no room on these terms.
   bool allocate(const Admission& admission);
-  // Gives all its blocks back, wherever they are; what was computed has to be computed again.
+  // Ends all its sequences, in the cache or swapped out: everything will have to be computed again.
   void free_blocks();
 
   // The tokens at the sequence's positions first … first + count - 1.
   std::vector<common::Token> tokens(SequenceId sequence, int first, int count) const;
-  // Some of the tokens are in the cache now. If all that the branches have in common is, they are forked.
+  // To be called when some of the tokens have been committed. Once the common prefix is complete, forks the other
+  // branches.
   void on_computed();
-  // Goes on from the logits that follow each live branch.
+  // Extends the live branches. logits: [1, vocab_size] for each of them, in order.
   virtual void take(std::vector<common::Matrix> logits) = 0;
 
  protected:
-  // A branch like this one, in a sequence of its own.
+  // A copy of the branch, in a forked sequence of its own.
   Branch fork(const Branch& branch);
-  // Gives back the blocks that only this branch has.
+  // Ends the branch's sequence, which frees the blocks that no other branch shares.
   void free(const Branch& branch);
 
   KvCacheManager& manager_;
@@ -73,7 +75,8 @@ class SequenceGroup {
   std::vector<Branch> live_;
 
  private:
-  // Of its text, what a lone branch, or the first of several for all of them, gets into the cache first.
+  // Tokens that the first branch computes before the others are forked from it: all that the branches have in common,
+  // but no branch's last token. Of a single branch: all its tokens.
   int common_prefix_length() const;
   int text_length(const Branch& branch) const;
   bool has_blocks(const Branch& branch) const;
@@ -82,22 +85,22 @@ class SequenceGroup {
 // num_samples texts drawn from one prompt, which is computed once.
 class ParallelSampling : public SequenceGroup {
  public:
-  // Sample i has the index request.sample_index + i, and gets the text that a lone request with that index gets.
+  // Sample i gets the text that a single request with the index request.sample_index + i gets.
   ParallelSampling(KvCacheManager& manager, SequenceIds& ids, const common::Request& request, int num_samples);
 
   const std::vector<common::Completion>& completions() const { return completions_; }
   int max_sequences() const override { return static_cast<int>(completions_.size()); }
   void take(std::vector<common::Matrix> logits) override;
 
-  // Whether the token with the largest logit is always the next: then nothing else of the logits is needed.
+  // Whether the next token is always the one with the largest logit: then no other logit is needed.
   bool is_greedy() const { return completions_.size() == 1 && request_.sampling.temperature <= 0.0F; }
-  // The next token is being computed, as row `row` of a step: a placeholder stands for it until it is there.
+  // The next token is being computed, as row `row` of a step: a placeholder stands for it until it is known.
   void push_placeholder(int row);
   void resolve_placeholder(common::Token token);
   std::optional<int> placeholder_row() const { return placeholder_row_; }  // none: all tokens are known
 
  private:
-  // Goes on from these tokens, one a live branch.
+  // Appends these tokens, one for each live branch, and ends the branches that are finished.
   void accept(std::span<const common::Token> drawn);
 
   std::vector<common::Completion> completions_;  // by sample
@@ -111,7 +114,7 @@ struct BeamOptions {
   double length_penalty = 1.0;
 };
 
-// A text that has come to its end.
+// A finished text.
 struct Hypothesis {
   std::vector<common::Token> tokens;  // without the stop token
   double log_probability = 0.0;       // with it
@@ -119,14 +122,14 @@ struct Hypothesis {
   common::FinishReason finish_reason = common::FinishReason::kLength;
 };
 
-// Keeps the `width` most probable continuations, the ended ones among them, and extends those that have not ended by
-// every token there is. Ties go to the better branch, then to the lower token id. It is over when every place is taken
-// by an ended one, or when no live branch can reach the best score any more.
+// Keeps the `width` most probable continuations, finished ones included, and extends each unfinished one by every token
+// of the vocabulary. Ties go to the better branch, then to the lower token id. The search ends when all `width` are
+// finished, or when no live branch can still reach the best score.
 class BeamSearch : public SequenceGroup {
  public:
   BeamSearch(KvCacheManager& manager, SequenceIds& ids, const common::Request& request, const BeamOptions& options);
 
-  // Those that have ended, the best first.
+  // The finished texts, best first.
   const std::vector<Hypothesis>& hypotheses() const { return hypotheses_; }
   int max_sequences() const override { return options_.width; }
   void take(std::vector<common::Matrix> logits) override;

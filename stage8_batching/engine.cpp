@@ -1,7 +1,6 @@
 #include "engine.h"
 
 #include <algorithm>
-#include <memory>
 #include <string>
 
 #include "common/base/check.h"
@@ -34,10 +33,9 @@ Engine::Engine(const common::Llama& model, const EngineOptions& options)
   COMMON_CHECK(options.chunk_size > 0, "a chunk has at least one token");
 }
 
-bool Engine::start(SequenceId sequence, std::span<const common::Token> tokens, std::uint64_t salt,
-                   Admission admission) {
-  admission.use_prefix_cache = options_.prefix_cache;
-  return manager_.allocate(sequence, tokens, salt, admission);
+bool Engine::start(SequenceId sequence, std::span<const common::Token> tokens, std::uint64_t salt) {
+  return options_.prefix_cache ? manager_.allocate(sequence, tokens, salt)
+                               : manager_.allocate(sequence, static_cast<int>(tokens.size()));
 }
 
 std::optional<common::Matrix> Engine::append(SequenceId sequence, std::span<const common::Token> tokens) {
@@ -79,7 +77,7 @@ std::string Engine::rejection(std::int64_t prompt_length, int max_new_tokens) co
     return "the prompt is empty";
   }
   if (max_new_tokens < 1) {
-    return "no new tokens are asked for";
+    return "no new tokens are requested";
   }
   if (length > model_.config().context_length) {
     return common::format("a prompt of %lld tokens and %d new ones are more than the model's context of %d",
@@ -106,7 +104,7 @@ void Engine::forward(const RaggedBatch& batch) {
     gpu_->forward({batch.tokens, batch.pending_tokens, batch.positions, batch.slot_mapping, batch.query_starts,
                    batch.context_lengths, batch.block_tables, batch.table_starts, batch.logits_rows});
   } else {
-    COMMON_CHECK(batch.pending_tokens.empty(), "the CPU computes tokens that are known");
+    COMMON_CHECK(batch.pending_tokens.empty(), "the CPU needs to know all tokens");
     const common::Matrix hidden =
         model_.forward(batch.tokens, batch.positions,
                        [&](int layer, const common::Matrix& q, const common::Matrix& k, const common::Matrix& v) {

@@ -1,5 +1,5 @@
-// What computes a step: the model, the cache, its manager and, where there is one, a GPU. Which tokens a step has is
-// the scheduler's decision, and what becomes of them the server's.
+// Computes steps: holds the model, the cache, its manager and, if there is one, the GPU's runner. The scheduler decides
+// which tokens a step has, and the server what becomes of the results.
 #pragma once
 
 #include <cstdint>
@@ -22,15 +22,15 @@ namespace stage8 {
 struct EngineOptions {
   // The cache's size, in tokens.
   int num_slots = 4096;
-  // The most tokens in one forward pass: bounds the activations, however long the prompt.
+  // Max tokens in one forward pass: bounds the memory of the activations, however long the prompt is.
   int chunk_size = 256;
   // Slots in a block. The cache is rounded up to whole blocks.
   int block_size = 16;
   SoftmaxMode softmax = SoftmaxMode::kOnline;
-  // Whether sequences share what others, live or ended, have computed.
+  // Whether sequences share blocks that others, live or ended, have computed.
   bool prefix_cache = true;
   GpuOptions gpu = {};
-  // Room in the processor's memory for what is swapped out of the cache, in tokens.
+  // Room in the host's memory for what is swapped out of the cache, in tokens.
   int num_host_slots = 0;
 };
 
@@ -39,23 +39,23 @@ class Engine {
   // The model must outlive the engine.
   Engine(const common::Llama& model, const EngineOptions& options);
 
-  // Starts a sequence with room for these tokens, the first length(sequence) of which need not be computed. False if
-  // there is no room; nothing has changed then.
-  bool start(SequenceId sequence, std::span<const common::Token> tokens, std::uint64_t salt, Admission admission = {});
+  // Starts a sequence with room for these tokens, of which the first manager().length(sequence) are in the cache
+  // already. Returns false and changes nothing if there is no room.
+  bool start(SequenceId sequence, std::span<const common::Token> tokens, std::uint64_t salt);
 
-  // Computes the next tokens of a live sequence, a chunk at a time, and keeps their K and V. Returns the logits that
-  // follow the last one: [1, vocab_size]. Nothing if the slots run out; nothing has changed then.
+  // Computes the next tokens of a live sequence, chunk by chunk, and stores their K and V. Returns the logits after the
+  // last one, [1, vocab_size]. Returns nothing and changes nothing if there are too few slots.
   std::optional<common::Matrix> append(SequenceId sequence, std::span<const common::Token> tokens);
-  // The same without the logits. False if the slots run out; nothing has changed then.
+  // The same without the logits. Returns false and changes nothing if there are too few slots.
   bool compute(SequenceId sequence, std::span<const common::Token> tokens);
 
-  // One pass over the tokens of the batch, of many sequences, for which slots are reserved. Planned copies are carried
-  // out first. A GPU may not have finished when this returns.
+  // Carries out the planned copies, then computes the tokens of the batch, whose slots must be reserved, in one pass. A
+  // GPU may not have finished when this returns.
   void forward(const RaggedBatch& batch);
-  // The tokens of a batch that was computed, or enqueued on a GPU, count towards their sequences' lengths from here on,
-  // and can be found in the prefix cache. Sequences that have ended since are left out.
+  // Commits the tokens of a batch that was computed, or enqueued on a GPU: they count towards their sequences' lengths,
+  // and full blocks are published. Sequences that have ended since are left out.
   void commit(const RaggedBatch& batch);
-  // What follows from the last forward pass, for the rows whose logits it wanted: [num_rows, vocab_size].
+  // The logits that the last forward pass was asked for: [num_rows, vocab_size].
   common::Matrix logits() const { return gpu_ ? gpu_->logits() : model_.logits(hidden_); }
 
   // Why a request of these lengths can never be served; empty if it can.
@@ -66,9 +66,9 @@ class Engine {
   SequenceIds& sequence_ids() { return sequence_ids_; }
   KvCacheManager& manager() { return manager_; }
   KvCache& cache() { return cache_; }
-  GpuRunner* gpu() { return gpu_.get(); }  // null: all is done on the CPU
+  GpuRunner* gpu() { return gpu_.get(); }  // null: all is computed on the CPU
 
-  // What happened so far, in numbers that are the same on every machine.
+  // Counts of what has happened so far, the same on every machine.
   std::vector<common::Counter> counters() const;
 
  private:
@@ -78,7 +78,7 @@ class Engine {
   KvCacheManager manager_;
   SequenceIds sequence_ids_;
   std::unique_ptr<GpuRunner> gpu_;
-  common::Matrix hidden_;  // what the CPU's last forward pass has left: [num_rows, hidden_size]
+  common::Matrix hidden_;  // of the same rows, left by the CPU's last forward pass: [num_rows, hidden_size]
   std::int64_t forward_passes_ = 0;
   std::int64_t kv_bytes_read_ = 0;
   std::int64_t blocks_copied_ = 0;

@@ -1,5 +1,5 @@
-// The model and its K/V on a GPU: what the engine does with the model and the cache where there is none. Nothing of
-// CUDA is seen here; kernels/cuda_runner.cpp has the rest.
+// The model and its K and V on a GPU: what the engine uses in place of the model and the cache. This header is free of
+// CUDA; kernels/cuda_runner.cpp implements it.
 #pragma once
 
 #include <cstdint>
@@ -8,21 +8,21 @@
 #include <vector>
 
 #include "batch.h"
+#include "block_copy.h"
 #include "common/base/tensor.h"
 #include "common/cuda/precision.h"
 #include "common/model/llama.h"
 #include "kv_cache.h"
-#include "kv_cache_manager.h"
 
 namespace stage8 {
 
 enum class Device { kAuto, kCpu, kGpu };
-// Of weights, activations, K and V. Sums are float32 in both. float32 gives the text of all other stages; bfloat16
+// Of weights, activations, K and V. Sums are float32 either way. float32 gives the text of all other stages; bfloat16
 // reads half the bytes.
 using common::Precision;
 
 struct GpuOptions {
-  Device device = Device::kAuto;  // kAuto: the GPU if there is one, and else the CPU, with a note about it
+  Device device = Device::kAuto;  // kAuto: the GPU if there is one, else the CPU, with a note on stderr
   Precision precision = Precision::kFloat32;
 };
 
@@ -31,7 +31,7 @@ struct GpuStep {
   std::span<const common::Token> tokens;         // [num_tokens]
   std::span<const PendingToken> pending_tokens;  // the tokens that are not known yet
   std::span<const int> positions;                // [num_tokens]
-  std::span<const int> slot_mapping;             // [num_tokens]; -1: K and V are kept nowhere
+  std::span<const int> slot_mapping;             // [num_tokens]; -1: K and V are not stored
   std::span<const int> query_starts;             // [num_sequences + 1]: where each one's tokens begin
   std::span<const int> context_lengths;          // [num_sequences], the new tokens included
   std::span<const int> block_tables;             // one after the other
@@ -43,21 +43,21 @@ class GpuRunner {
  public:
   virtual ~GpuRunner() = default;
 
-  // Carries the copies out, in order: K and V of all heads, in all layers.
+  // Carries out the copies in this order: K and V of all heads, in all layers.
   virtual void copy_blocks(std::span<const BlockCopy> copies) = 0;
 
-  // Computes the tokens and keeps their K and V in their slots. Enqueued, not waited for. If it throws, nothing is
-  // under way any more, and the step before counts as the last one.
+  // Computes the tokens and stores their K and V in their slots. Returns once the work is enqueued. If it throws, none
+  // of it is left running, and the step before counts as the last one.
   virtual void forward(const GpuStep& step) = 0;
 
-  // Of the rows that the last step wanted: all logits, [num_rows, vocab_size]. Waits.
+  // All logits of the last step's logits_rows: [num_rows, vocab_size]. Waits for the step.
   virtual common::Matrix logits() = 0;
-  // Only which of each row's logits is the largest; -1 if one is NaN or all are -inf. step_age 0: of the last step; 1:
-  // of the one before it, while the last one may still be computed. Waits.
+  // The token with the largest logit of each row; -1 if one is NaN or all are -inf. step_age 0: of the last step; 1: of
+  // the one before it, even if the last one is still running. Waits for that step.
   virtual std::vector<common::Token> argmax_tokens(int step_age) = 0;
 
-  // Does once what is slow the first time: computes a chunk of max_tokens tokens, and records the steps of up to
-  // max_sequences sequences with one token each. K and V are left as they were.
+  // Does in advance what is slow the first time: computes a chunk of max_tokens tokens, and records the steps of up to
+  // max_sequences sequences with one token each. Leaves K and V as they are.
   virtual void warm_up(int max_tokens, int max_sequences) = 0;
 
   // K or V of all heads in these slots, read back: [slots.size(), num_kv_heads * head_dim].
@@ -65,13 +65,12 @@ class GpuRunner {
   virtual common::Matrix values(int layer, std::span<const int> slots) = 0;
 
   virtual std::int64_t weight_bytes_per_token() const = 0;
-  virtual double read_bandwidth() = 0;  // bytes a second that the GPU's memory can be read at, measured
+  virtual double read_bandwidth() = 0;  // of the GPU's memory, measured: bytes per second
 };
 
-// Null if all is to be done on the CPU: because that was asked for; or with kAuto, and a note on stderr, if there is no
-// GPU or its kernels do not take the shape. Throws InputError if what is asked for can't be had, and if the GPU's
-// memory is too small, or the host's for the blocks that are swapped out. chunk_size: the largest number of tokens in
-// one forward pass.
+// Returns null if all is to be computed on the CPU: by request or, with kAuto and a note on stderr, if there is no GPU
+// or its kernels do not support the shape. Throws InputError if the options can't be met, or if the GPU's memory is too
+// small, or the host's for the blocks that are swapped out. chunk_size: max tokens in one forward pass.
 std::unique_ptr<GpuRunner> make_gpu_runner(const common::Llama& model, const KvCacheShape& shape,
                                            const GpuOptions& options, int chunk_size);
 

@@ -17,8 +17,8 @@ int blocks_needed(int num_tokens, int block_size) {
 
 KvCacheManager::KvCacheManager(int num_blocks, int block_size, HashFunction hash, int num_host_blocks)
     : num_blocks_(num_blocks), block_size_(block_size), prefix_cache_(block_size, std::move(hash)) {
-  COMMON_CHECK(num_blocks > 0 && block_size > 0, "a cache needs slots");
-  COMMON_CHECK(num_blocks <= std::numeric_limits<int>::max() / block_size, "slots are numbered by an int");
+  COMMON_CHECK(num_blocks > 0 && block_size > 0, "the cache has no slots");
+  COMMON_CHECK(num_blocks <= std::numeric_limits<int>::max() / block_size, "too many slots for an int");
   reference_counts_.resize(static_cast<std::size_t>(num_blocks) + static_cast<std::size_t>(num_host_blocks));
   for (int block = num_blocks - 1; block >= 0; --block) {
     free_blocks_.push_back(block);
@@ -39,7 +39,7 @@ bool KvCacheManager::allocate(SequenceId sequence, int num_tokens) {
   Sequence owner;
   owner.block_table.reserve(static_cast<std::size_t>(num_blocks));
   sequences_[sequence] = std::move(owner);
-  return reserve(sequence, num_tokens);  // there is room for it by now, in memory too
+  return reserve(sequence, num_tokens);  // succeeds: the blocks are free, and the table has its memory
 }
 
 bool KvCacheManager::allocate(SequenceId sequence, std::span<const common::Token> tokens, std::uint64_t salt,
@@ -47,7 +47,7 @@ bool KvCacheManager::allocate(SequenceId sequence, std::span<const common::Token
   COMMON_CHECK(!contains(sequence) && !is_swapped(sequence),
                "sequence " + std::to_string(sequence) + " is live already");
   COMMON_CHECK(!tokens.empty(), "a sequence needs at least one token");
-  COMMON_CHECK(admission.max_tokens > 0 && admission.spare_blocks >= 0, "an admission without room");
+  COMMON_CHECK(admission.max_tokens > 0 && admission.spare_blocks >= 0, "an admission allows at least one token");
   const std::size_t max_found = admission.use_prefix_cache ? tokens.size() - 1 : 0;
   const std::vector<int> hits = prefix_cache_.find(tokens.first(max_found), salt);
   const auto is_evictable = [&](int block) { return reference_count(block) == 0; };
@@ -58,7 +58,7 @@ bool KvCacheManager::allocate(SequenceId sequence, std::span<const common::Token
   if (num_blocks > num_available() - num_evictable - admission.spare_blocks) {
     return false;
   }
-  // What may throw comes first: a failed allocation of memory changes nothing.
+  // What may throw comes first: if memory runs out, nothing has changed.
   Sequence owner = {hits, static_cast<int>(hits.size()) * block_size_, {}, salt};
   owner.block_table.reserve(hits.size() + static_cast<std::size_t>(num_blocks));
   sequences_[sequence] = std::move(owner);
@@ -79,7 +79,7 @@ bool KvCacheManager::reserve(SequenceId sequence, int num_tokens) {
   if (!can_reserve({&sequence, 1}, num_tokens)) {
     return false;
   }
-  // A failed allocation of memory changes nothing either.
+  // What may throw comes first: if memory runs out, nothing has changed.
   owner.block_table.reserve(static_cast<std::size_t>(blocks_needed(owner.length + num_tokens, block_size_)));
   if (num_tokens > 0 && owner.length % block_size_ != 0) {
     int& block = owner.block_table[static_cast<std::size_t>(owner.length / block_size_)];
@@ -97,7 +97,7 @@ bool KvCacheManager::reserve(SequenceId sequence, int num_tokens) {
 
 bool KvCacheManager::can_reserve(std::span<const SequenceId> sequences, int num_tokens) const {
   std::int64_t num_blocks = 0;
-  std::map<int, int> writers;  // of a block that is partly filled
+  std::map<int, int> writers;  // how many of the sequences would write to it, by partly filled block
   for (const SequenceId sequence : sequences) {
     const Sequence& owner = find(sequence);
     num_blocks += blocks_needed(std::max(num_tokens - (capacity(sequence) - owner.length), 0), block_size_);
@@ -114,7 +114,7 @@ bool KvCacheManager::can_reserve(std::span<const SequenceId> sequences, int num_
 void KvCacheManager::fork(SequenceId parent, SequenceId child) {
   COMMON_CHECK(!contains(child) && !is_swapped(child), "sequence " + std::to_string(child) + " is live already");
   Sequence copy = find(parent);
-  // What the parent has reserved ahead holds nothing to share.
+  // Blocks that the parent has reserved ahead hold nothing to share.
   copy.block_table.resize(static_cast<std::size_t>(blocks_needed(copy.length, block_size_)));
   for (const int block : (sequences_[child] = std::move(copy)).block_table) {
     reference_counts_[static_cast<std::size_t>(block)] += 1;
@@ -138,7 +138,7 @@ void KvCacheManager::commit(SequenceId sequence, int num_tokens) {
   const auto tail = static_cast<std::size_t>(owner.length / block_size_);
   COMMON_CHECK(num_tokens == 0 || reference_count(owner.block_table[tail]) == 1, "committed into a shared block");
   owner.length += num_tokens;
-  owner.tail.clear();  // which tokens they are is not known
+  owner.tail.clear();  // it is not known which tokens these are
 }
 
 void KvCacheManager::commit(SequenceId sequence, std::span<const common::Token> tokens) {
@@ -176,7 +176,7 @@ void KvCacheManager::free(SequenceId sequence) {
 }
 
 bool KvCacheManager::swap_out(std::span<const SequenceId> sequences) {
-  // What may throw comes first: a failed check, and a failed allocation of memory, changes nothing.
+  // What may throw comes first: if a check fails or memory runs out, nothing has changed.
   std::map<int, int> host_blocks;                         // by block
   std::map<int, std::vector<common::Token>> host_tokens;  // by host block, of published blocks
   for (const SequenceId id : sequences) {
@@ -206,8 +206,7 @@ bool KvCacheManager::swap_out(std::span<const SequenceId> sequences) {
   }
   for (const SequenceId id : sequences) {
     Sequence& sequence = find(id);
-    // From the end, as in free(), for the order in which cached blocks are evicted. Blocks reserved ahead hold nothing
-    // that is worth a copy.
+    // From the end, as in free(), so that the last block is evicted first. Blocks reserved ahead hold nothing to copy.
     for (std::size_t i = sequence.block_table.size(); i-- > 0;) {
       const int block = sequence.block_table[i];
       if (static_cast<int>(i) < blocks_needed(sequence.length, block_size_)) {
@@ -255,7 +254,7 @@ bool KvCacheManager::swap_in(std::span<const SequenceId> sequences, int spare_bl
     }
     sequences_.insert(swapped_.extract(id));
   }
-  // Blocks that could be found before can be found again, if those before them can.
+  // What was published before is published again, if the blocks before it are.
   for (const SequenceId id : sequences) {
     const Sequence& sequence = find(id);
     for (std::size_t i = 0; i < sequence.block_table.size(); ++i) {
@@ -309,7 +308,7 @@ Usage KvCacheManager::usage() const {
   usage.total = num_blocks_ * block_size_;
   usage.cached = static_cast<int>(prefix_cache_.evictable().size()) * block_size_;
   usage.reserved = usage.total - num_available() * block_size_;
-  // Owners of a block agree on how far it is filled: nobody writes to it.
+  // All owners of a block agree on how far it is filled: a shared block is never written to.
   std::vector<int> used(static_cast<std::size_t>(num_blocks_));
   for (const auto& [id, sequence] : sequences_) {
     int length = sequence.length;

@@ -9,11 +9,12 @@ namespace stage8 {
 
 Scheduler::Scheduler(KvCacheManager& manager, const SchedulerOptions& options, bool use_prefix_cache)
     : manager_(manager), options_(options), use_prefix_cache_(use_prefix_cache) {
-  COMMON_CHECK(options.token_budget > 0 && options.max_sequences > 0, "a step computes something");
+  COMMON_CHECK(options.token_budget > 0 && options.max_sequences > 0,
+               "a step has room for at least one token and one sequence");
 }
 
 void Scheduler::add(SequenceGroup& group) {
-  COMMON_CHECK(fits(group), "the group can never run");
+  COMMON_CHECK(fits(group), "the group does not fit into a step");
   waiting_.push_back(&group);
 }
 
@@ -34,7 +35,7 @@ ScheduledStep Scheduler::schedule() {
   ScheduledStep step;
   bool all_scheduled = true;
   filling_ = filling_ || running_.empty();
-  // Preemption shortens the list from its end, behind the index.
+  // Preemption shortens running_ from its end, never below i + 1.
   for (std::size_t i = 0; all_scheduled && i < running_.size(); ++i) {
     all_scheduled = schedule_group(i, step);
   }
@@ -62,11 +63,11 @@ bool Scheduler::schedule_last_tokens(std::size_t index, ScheduledTokens tokens, 
   }
   while (!manager_.can_reserve(tokens.sequences, 1)) {
     if (!preempt_latest(index, step)) {
-      return false;  // it waits, and keeps its blocks unless an earlier group needs them
+      return false;  // the group keeps its blocks unless an earlier one needs them
     }
   }
   for (const SequenceId sequence : tokens.sequences) {
-    COMMON_CHECK(manager_.reserve(sequence, 1), "can_reserve promised it");
+    COMMON_CHECK(manager_.reserve(sequence, 1), "can_reserve() found room for it");
   }
   step.num_tokens += count;
   step.groups.push_back({running_[index], std::move(tokens)});
@@ -115,7 +116,7 @@ void Scheduler::admit_waiting(ScheduledStep& step) {
       }
     }
   }
-  // A static batch is as large as memory allows: it stays open if it is only the step's budget that is used up.
+  // A static batch is as large as memory allows: it stays open if only the step's budget is used up.
   filling_ = filling_ && !is_refused && budget_left(step) == 0 && !waiting_.empty();
 }
 
@@ -142,7 +143,7 @@ bool Scheduler::preempt_latest(std::size_t index, ScheduledStep& step) {
   const std::vector<SequenceId> sequences = latest.sequences();
   const bool swapped = options_.preemption != Preemption::kRecompute &&
                        (options_.preemption == Preemption::kSwap || is_swap_cheaper(sequences)) &&
-                       manager_.swap_out(sequences);  // there may be no room for it
+                       manager_.swap_out(sequences);  // false if host memory is full
   if (!swapped) {
     latest.free_blocks();
   }

@@ -1,6 +1,5 @@
-// Which requests run in the next step, in integers: no floats and no model. First come, first served, in this sense: of
-// all requests that have not ended, those that run are the earliest arrivals, and a step schedules none while an
-// earlier one lacks budget or blocks.
+// Decides which requests run in the next step. Integers only: no floats and no model. First come, first served: of all
+// unfinished requests the earliest arrivals run, and a step schedules none while an earlier one lacks budget or blocks.
 //
 //   running   A B C        every step: the running ones in order, then from the queue while budget and blocks last
 //   waiting   D E F        a block is missing for B: C, the latest, is preempted, and is the first to be resumed
@@ -22,24 +21,26 @@ enum class Preemption { kRecompute, kSwap, kAuto };
 struct SchedulerOptions {
   int token_budget = 256;  // max tokens in a step
   int max_sequences = 64;  // that run at once
-  // Admission leaves so many free blocks for each sequence that runs already. With 0 the cache is fuller, and a group
-  // is more often admitted only to be preempted in the next step.
+  // Blocks that admission leaves free for each running sequence. With 0 the cache is fuller, but groups are more often
+  // admitted only to be preempted in the next step.
   int headroom = 1;
   Preemption preemption = Preemption::kRecompute;
-  // kAuto swaps if that costs less than computing again. In any unit: to move a block out and in, to compute a token.
+  // kAuto swaps if that costs less than computing again. Costs of moving a block out and in, and of computing a token,
+  // in any common unit.
   std::int64_t block_swap_cost = 1;
   std::int64_t token_compute_cost = 1;
-  // A step is scheduled and enqueued before the tokens of the one before it are known, so that a GPU does not wait for
-  // the host. That a request has ended by a stop token is found out a step late. Absent: on a GPU.
+  // Whether a step is scheduled and enqueued before the tokens of the previous step are known, so that a GPU does not
+  // wait for the host. A stop token is then noticed one step late. Absent: on a GPU only.
   std::optional<bool> run_ahead = std::nullopt;
 
-  // What serving was like before, to compare with. No group is admitted before all of a batch have ended:
+  // Older ways of serving, to compare with. Admit no group before the whole batch has ended:
   bool static_batches = false;
-  // and each gets room for the longest text that was asked for, at once.
+  // Reserve the blocks of a group's longest possible text on admission:
   bool reserve_ahead = false;
 };
 
-// What one group gets of a step. with_logits: all that it lacks is computed, and the logits are there.
+// What a step computes for one group. tokens.with_logits: all that the cache lacks, so that there are logits to go on
+// from.
 struct ScheduledGroup {
   SequenceGroup* group = nullptr;
   ScheduledTokens tokens;
@@ -58,18 +59,19 @@ struct ScheduledStep {
 
 class Scheduler {
  public:
-  // The manager must outlive the scheduler, and every group its time in here.
+  // The manager must outlive the scheduler, and a group must not be destroyed before it is removed.
   Scheduler(KvCacheManager& manager, const SchedulerOptions& options, bool use_prefix_cache = true);
 
-  // At the end of the queue. The group must fit when it is alone: fits().
+  // Puts the group at the end of the queue. CheckError unless it fits().
   void add(SequenceGroup& group);
-  // Ends it, running or waiting, and gives its blocks back.
+  // Removes the group, running or waiting, and frees its blocks.
   void remove(SequenceGroup& group);
 
-  // Decides on the next step, and reserves the slots for it. All of it has to be computed before the next call.
+  // Decides on the next step, and reserves its slots. The whole step must be computed and committed before the next
+  // call.
   ScheduledStep schedule();
 
-  // Whether the step's limits allow the group at all.
+  // Whether the group can run when it is alone, within the limits of a step.
   bool fits(const SequenceGroup& group) const;
 
   const KvCacheManager& manager() const { return manager_; }
@@ -78,23 +80,23 @@ class Scheduler {
 
  private:
   int budget_left(const ScheduledStep& step) const { return options_.token_budget - step.num_tokens; }
-  // The running group of this index. False if it got less than it lacks: then no later one gets anything.
+  // Schedules running_[index]. Returns false if it gets less than the cache lacks: then no later group gets anything.
   bool schedule_group(std::size_t index, ScheduledStep& step);
   bool schedule_last_tokens(std::size_t index, ScheduledTokens tokens, ScheduledStep& step);
   bool schedule_chunks(std::size_t index, ScheduledTokens tokens, ScheduledStep& step);
   void admit_waiting(ScheduledStep& step);
   bool find_room(SequenceGroup& group, const Admission& admission);
-  // Preempts the latest arrival, if it is later than the running group of this index.
+  // Preempts the latest running arrival. Returns false if that is running_[index] itself.
   bool preempt_latest(std::size_t index, ScheduledStep& step);
   bool is_swap_cheaper(std::span<const SequenceId> sequences) const;
 
   KvCacheManager& manager_;
   SchedulerOptions options_;
   bool use_prefix_cache_;
-  std::vector<SequenceGroup*> running_;  // both in order of arrival; all that run came before all that wait
+  std::vector<SequenceGroup*> running_;  // both in order of arrival, and all running before all waiting
   std::deque<SequenceGroup*> waiting_;
-  int num_sequences_ = 0;  // that the running groups have at most
-  bool filling_ = false;   // a static batch, which is open while its prompts are computed
+  int num_sequences_ = 0;  // max sequences of the running groups
+  bool filling_ = false;   // whether a static batch is still open to new groups
 };
 
 }  // namespace

@@ -1,4 +1,4 @@
-// Ids for the sequences of an engine: an id is in use once at a time, and used again after that.
+// Hands out ids for an engine's sequences. An id that was given back is used again, so that ids stay small.
 #pragma once
 
 #include <vector>

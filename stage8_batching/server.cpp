@@ -68,7 +68,7 @@ void Server::stop(int id, common::FinishReason reason) {
     return;
   }
   if (in_step_) {
-    state(id).stop = reason;  // at the end of the step; no token is handed out from here on
+    state(id).stop = reason;  // takes effect at the end of the step; no token is handed out until then
     to_stop_.push_back(id);
   } else {
     finish(id, reason);
@@ -159,12 +159,12 @@ std::string Server::rejection(const GenerationRequest& request) const {
   if (num_sequences < 1 || num_sequences > max_sequences) {
     return common::format("%d sequences at once, and a step has room for 1 to %d", num_sequences, max_sequences);
   }
-  // Alone, and with nothing shared but the full blocks of the prompt, it has to fit: then it can always be served once
-  // all later arrivals are preempted. The last token of a text never gets into the cache.
+  // It must fit when it is alone and its sequences share nothing but the prompt's full blocks: then it can always be
+  // served once all later arrivals are preempted. The last token of a text is never stored.
   const int block_size = engine_.manager().block_size();
   const int length = prompt_length + request.request.max_new_tokens - 1;
   const int shared = prompt_length / block_size;
-  const std::int64_t needed = shared + std::int64_t{num_sequences} * ((length + block_size - 1) / block_size - shared);
+  const std::int64_t needed = shared + std::int64_t{num_sequences} * (blocks_needed(length, block_size) - shared);
   if (const int total = engine_.manager().usage().total / block_size; needed > total) {
     return common::format("the request needs up to %lld blocks, and the whole cache has %d",
                           static_cast<long long>(needed), total);
@@ -172,8 +172,8 @@ std::string Server::rejection(const GenerationRequest& request) const {
   return "";
 }
 
-// One forward pass for all of them. If it throws, it is not known which request is at fault: each is computed again
-// alone, and one whose own pass throws has failed.
+// One forward pass for all groups. If it throws, it is not known which request is at fault: each is computed again
+// alone, and fails if its own pass throws.
 void Server::compute(std::vector<ScheduledGroup> groups) {
   std::vector<ScheduledRequest> requests;
   for (ScheduledGroup& scheduled : groups) {
@@ -198,7 +198,7 @@ void Server::compute(std::vector<ScheduledGroup> groups) {
     }
     return;
   }
-  // While a GPU computes it, the step before is brought to its end. Its tokens are what this one takes up.
+  // While a GPU computes this step, the previous one is collected: its tokens are inputs of this one.
   step.batch().resolve_pending(collect(1));
   clock_.step_computed(step.batch().num_tokens());
   engine_.commit(step.batch());
@@ -222,8 +222,7 @@ void Server::compute(std::vector<ScheduledGroup> groups) {
   }
 }
 
-// Every request of the step in flight, if there is one, goes on from what was found. Returns the tokens if it is
-// greedy.
+// Collects the step in flight, if there is one, and lets its requests go on. Returns its tokens if it is greedy.
 std::vector<common::Token> Server::collect(int step_age) {
   if (!in_flight_.has_value()) {
     return {};
@@ -262,7 +261,7 @@ void Server::deliver(const InFlightStep& step, const ScheduledRequest& request, 
 
 void Server::hand_out_tokens(int id) {
   RequestState& served = state(id);
-  if (served.sampling == nullptr) {  // which of a search's texts is the best is known at its end
+  if (served.sampling == nullptr) {  // a search knows its best text only at the end
     return;
   }
   std::vector<common::Completion>& seen = served.output.completions;

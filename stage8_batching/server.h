@@ -1,5 +1,5 @@
-// Serves requests as they arrive: each step the scheduler picks the tokens, one forward pass computes them all, and
-// every request goes on from its own logits. A request finishes, is cancelled, or fails alone: the others go on.
+// Serves requests as they arrive: in each step the scheduler picks the tokens, one forward pass computes them all, and
+// every request goes on from its own logits. A request that finishes, is cancelled or fails does not affect the others.
 #pragma once
 
 #include <deque>
@@ -21,16 +21,16 @@
 
 namespace stage8 {
 
-// What is asked for: one text; several, drawn from one prompt; or the most probable ones.
+// A request for one text, for several texts drawn from one prompt, or for the most probable ones.
 struct GenerationRequest {
   common::Request request;
   int num_samples = 1;
   std::optional<BeamOptions> beam = std::nullopt;
 };
 
-// What became of it, and when, in seconds of the server's clock.
+// What a request has produced so far. Times are in seconds of the server's clock.
 struct RequestOutput {
-  std::vector<common::Completion> completions;  // one a sample; of a beam search, its hypotheses, the best first
+  std::vector<common::Completion> completions;  // one per sample; of a beam search, its hypotheses, best first
   std::vector<Hypothesis> hypotheses;           // of a beam search
   common::FinishReason finish_reason = common::FinishReason::kRejected;
   std::string error;
@@ -42,7 +42,8 @@ struct RequestOutput {
   int preemptions = 0;
 };
 
-// A token of a request's sample. May call submit() and stop(); if it throws, that request fails, and no other.
+// Called with every token of every sample. May call submit() and stop(). If it throws, that request fails, and no
+// other.
 using OnSampleToken = std::function<void(int id, int sample, common::Token token)>;
 
 class Server {
@@ -53,32 +54,32 @@ class Server {
   Server& operator=(const Server&) = delete;
 
   void on_token(OnSampleToken callback) { on_token_ = std::move(callback); }
-  // Before each forward pass, and before each layer's attention on the CPU. If they throw, the pass has failed.
+  // Called before each forward pass and, on the CPU, before each layer's attention. If one throws, the pass has failed.
   void on_pass(std::function<void(const RaggedBatch&)> callback) { on_pass_ = std::move(callback); }
   void on_layer(std::function<void(int layer)> callback) { on_layer_ = std::move(callback); }
   void on_step(std::function<void(const StepReport&)> callback) { on_step_ = std::move(callback); }
 
-  // Puts the request at the end of the queue and returns its id, counted from 0. One that can never be served has ended
-  // when this returns.
+  // Puts the request at the end of the queue and returns its id, counted from 0. A request that can never be served is
+  // rejected: it has ended when this returns.
   int submit(const GenerationRequest& request) { return submit(request, clock_.now()); }
   int submit(const GenerationRequest& request, double arrival);
-  // The id of a request that is refused for a reason of the caller's.
+  // Records a request that the caller rejects, with the reason, and returns its id.
   int reject(const std::string& reason, double arrival);
 
-  // Ends a request in whatever state it is; its text so far stays. Not an error if it has ended.
+  // Ends a request in whatever state it is, and keeps its text so far. Does nothing if it has ended already.
   void stop(int id, common::FinishReason reason);
 
-  // One step. False if there was nothing to do. A CheckError if nothing can be computed because sequences that are not
-  // the server's hold the cache; the call can be made again once they have freed blocks.
+  // Runs one step. Returns false if there was nothing to do. CheckError if nothing can be computed because sequences of
+  // other callers hold the cache; the call can be repeated once they have freed blocks.
   bool step();
   bool is_idle() const { return scheduler_.running().empty() && scheduler_.waiting().empty() && !in_flight_; }
 
-  // All the requests, one text each, from the beginning to the end.
+  // Serves these requests, one text each, to their end. on_token is called with the request's index.
   std::vector<common::Completion> run(std::span<const common::Request> requests, const common::OnToken& on_token);
 
   const RequestOutput& output(int id) const { return state(id).output; }
   int num_requests() const { return static_cast<int>(states_.size()); }
-  int id_of(const SequenceGroup* group) const { return ids_.at(group); }  // that has not ended
+  int id_of(const SequenceGroup* group) const { return ids_.at(group); }  // of a group that has not ended
   const Scheduler& scheduler() const { return scheduler_; }
   Engine& engine() const { return engine_; }
   common::Timing timing() const { return totals_.timing; }
@@ -91,7 +92,7 @@ class Server {
     ParallelSampling* sampling = nullptr;  // the group, if it is one
     BeamSearch* search = nullptr;          // likewise
     RequestOutput output;
-    std::optional<common::FinishReason> stop;  // asked for during a step
+    std::optional<common::FinishReason> stop;  // by stop() during a step
   };
 
   std::string rejection(const GenerationRequest& request) const;
@@ -116,11 +117,11 @@ class Server {
   std::function<void(const RaggedBatch&)> on_pass_;
   std::function<void(int layer)> on_layer_;
   std::function<void(const StepReport&)> on_step_;
-  std::optional<InFlightStep> in_flight_;  // the step before, if its tokens have not been collected
+  std::optional<InFlightStep> in_flight_;  // the previous step, until its tokens are collected
   bool in_step_ = false;
-  std::vector<int> to_stop_;    // asked for during a step
-  std::vector<int> collected_;  // the requests that have got in this step what they go on from
-  StepReport report_;           // of the step that is on, or was last
+  std::vector<int> to_stop_;    // by stop() during a step
+  std::vector<int> collected_;  // the requests whose results were collected in this step
+  StepReport report_;           // of the current step, or of the last one
   StepTotals totals_;
 };
 

@@ -31,7 +31,7 @@ std::vector<common::Counter> counters_of(const Engine& engine, const StepTotals&
     return static_cast<double>(sum) / static_cast<double>(std::max<std::int64_t>(totals.steps, 1));
   };
   const auto of_engine = [&](const char* name) { return common::Counter{name, common::counter(engines, name)}; };
-  return {{"most_requests_at_once", static_cast<double>(totals.max_running)},
+  return {{"max_requests_at_once", static_cast<double>(totals.max_running)},
           {"requests_held", mean(totals.running)},
           of_engine("forward_passes"),
           of_engine("slots_total"),

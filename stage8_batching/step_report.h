@@ -1,4 +1,4 @@
-// What happened in a step, and in all of them.
+// What happened in one step, and in all steps so far.
 #pragma once
 
 #include <cstdint>
@@ -17,20 +17,20 @@ struct StepReport {
   double end = 0.0;
   double scheduling_seconds = 0.0;  // on the machine's own clock
   double computing_seconds = 0.0;   // likewise
-  double waiting_seconds = 0.0;     // of these: for the GPU
+  double waiting_seconds = 0.0;     // of computing_seconds: waiting for the GPU
   int token_budget = 0;
   int num_tokens = 0;
-  std::vector<int> num_queries;  // of these: by sequence of the batch
+  std::vector<int> num_queries;  // of these, by sequence of the batch
   std::int64_t num_read = 0;     // tokens whose K and V the attention has read
   std::vector<int> served;       // the requests in the batch, in order of arrival
-  std::vector<int> num_served;   // how many tokens each
+  std::vector<int> num_served;   // how many tokens each of them got
   std::vector<int> admitted;
-  std::vector<int> swapped_out;  // of the preempted ones
-  std::vector<int> recomputed;   // the others of those: their blocks are free, and they will be computed again
+  std::vector<int> swapped_out;  // preempted, and moved to the host's memory
+  std::vector<int> recomputed;   // preempted, and their blocks freed: they will be computed again
   std::vector<int> ended;
   int num_running = 0;
   int num_waiting = 0;
-  Usage usage;  // right after the forward pass: the fullest that the cache gets
+  Usage usage;  // right after the forward pass, when the cache is fullest
 
   // What num_tokens would be if all sequences were padded to the longest.
   int padded_tokens() const;

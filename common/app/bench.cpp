@@ -102,17 +102,16 @@ void print_attention_speed(const std::function<AttentionTarget(const AttentionSh
   constexpr double kColdBytes = 512e6;  // of K and V over all layers: far more than any cache
   const double bandwidth = measure_read_bandwidth(1);
   Random random(1);
+  AttentionShape shape{1, 32, 8, 128, 0};  // of one layer of Llama-3-8B
+  Matrix q(1, shape.num_heads * shape.head_dim);
+  std::generate_n(q.data(), q.size(), [&] { return static_cast<float>(random.normal()); });
   Table table({"context", "KV bytes", "us a call", "GB/s", "of read bandwidth", "spent copying"});
   Progress progress("measuring", 0);
   for (int context = 64; context <= max_context; context *= 2) {
-    // The shape of one layer of Llama-3-8B.
-    AttentionShape shape{1, 32, 8, 128, context};
+    shape.context_length = context;
     const double repeated_bytes = 2.0 * context * shape.num_heads * shape.head_dim * sizeof(float);
     shape.num_layers = std::max(2, static_cast<int>(kColdBytes / repeated_bytes));
     const AttentionTarget target = make_target(shape);
-    Matrix q(1, shape.num_heads * shape.head_dim);
-    std::generate_n(q.data(), q.size(), [&] { return static_cast<float>(random.normal()); });
-
     const double seconds = fastest_layer(shape.num_layers, [&](int layer) { target.attend(layer, q); });
     const double copy_seconds = target.copy ? fastest_layer(shape.num_layers, target.copy) : 0.0;
     const double rate = static_cast<double>(target.bytes) / seconds;
@@ -121,7 +120,16 @@ void print_attention_speed(const std::function<AttentionTarget(const AttentionSh
     progress.advance();
   }
   progress.clear();
-  std::cout << table.to_string() << "this thread can read " << gigabytes_per_second(bandwidth) << '\n';
+
+  // One layer again and again: what is left of the time when nothing is read from memory.
+  shape.num_layers = 1;
+  shape.context_length = 32;  // at most 1 MiB
+  const AttentionTarget cached = make_target(shape);
+  const double cached_seconds = fastest_layer(1, [&](int layer) { cached.attend(layer, q); });
+  const auto a_token = [&](double seconds) { return format("%.2f us a token", 1e6 * seconds / shape.context_length); };
+  std::cout << table.to_string() << "this thread can read " << gigabytes_per_second(bandwidth) << ", that is "
+            << a_token(static_cast<double>(cached.bytes) / bandwidth)
+            << "; with K and V in its cache already: " << a_token(cached_seconds) << '\n';
 }
 
 void print_block_size_sweep(const std::function<BlockSizeRow(int block_size)>& run) {

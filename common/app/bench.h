@@ -45,7 +45,8 @@ struct AttentionTarget {
 
 // Prints the time that one thread takes for one decode step's attention in one layer, at contexts up to max_context,
 // and the read bandwidth of one thread. Layers take turns, and together they are far larger than the processor's
-// caches: in a real decode step, the weights pass through the caches between two calls.
+// caches: in a real decode step, the weights pass through the caches between two calls. Below the table: what a token
+// takes at that bandwidth, and what it takes when K and V are in a cache already.
 void print_attention_speed(const std::function<AttentionTarget(const AttentionShape&)>& make_target, int max_context);
 
 // Means over a run of the fixed workload. Slots and requests are held at once.

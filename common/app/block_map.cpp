@@ -11,8 +11,15 @@
 namespace common {
 namespace {
 
-// Background colours of the 256-colour palette, all light enough for black text. Neighbours differ most.
-constexpr std::array<int, 12> kOwnerColors = {117, 215, 120, 212, 228, 147, 80, 209, 156, 183, 180, 250};
+// Backgrounds of the 256-colour palette, ordered so that neighbours differ most; all light enough for black text.
+constexpr std::array<int, 12> kBackgrounds = {117, 215, 120, 212, 228, 147, 80, 209, 156, 183, 180, 250};
+
+// SGR 38;5 and 48;5 choose foreground and background; 16 is black whatever the terminal's theme.
+std::string start_color(int color) {
+  return format("\033[38;5;16;48;5;%dm", kBackgrounds[static_cast<std::size_t>(color) % kBackgrounds.size()]);
+}
+
+}  // namespace
 
 char owner_letter(int owner) {
   constexpr std::string_view kLetters = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz";
@@ -23,27 +30,20 @@ char owner_letter(int owner) {
   return index < kLetters.size() ? kLetters[index] : '#';
 }
 
-// SGR 38;5 and 48;5 select foreground and background; 16 is black in every terminal theme.
-std::string start_color(int owner) {
-  return format("\033[38;5;16;48;5;%dm", kOwnerColors[static_cast<std::size_t>(owner) % kOwnerColors.size()]);
-}
-
-}  // namespace
-
 char count_digit(int count) { return static_cast<char>(count == 0 ? '.' : count < 10 ? '0' + count : '+'); }
 
 std::string draw_cells(std::span<const MapCell> cells, bool color) {
   std::string text;
-  int colored_owner = -1;  // the owner whose background is on
+  int current = -1;  // the background that is switched on
   for (const MapCell& cell : cells) {
-    const int owner = color ? std::max(cell.owner, -1) : -1;
-    if (owner != colored_owner) {
-      text += owner < 0 ? "\033[0m" : start_color(owner);
-      colored_owner = owner;
+    const int wanted = color ? std::max(cell.color, -1) : -1;
+    if (wanted != current) {
+      text += wanted < 0 ? "\033[0m" : start_color(wanted);
+      current = wanted;
     }
-    text += cell.fill != 0 ? cell.fill : owner_letter(cell.owner);
+    text += cell.fill;
   }
-  return text + (colored_owner < 0 ? "" : "\033[0m");
+  return text + (current < 0 ? "" : "\033[0m");
 }
 
 std::string draw_map(std::span<const MapCell> cells, int columns, bool color) {

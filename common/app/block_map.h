@@ -6,16 +6,19 @@
 
 namespace common {
 
-// One cell of a cache map: the owner of a slot or block, and the character that is drawn.
+// One cell of a cache map: how a slot or block looks.
 struct MapCell {
-  int owner = -1;  // an index from 0, which selects letter and colour; negative: none
-  char fill = 0;   // the character drawn; 0: the owner's letter (A, B, … Z, a … z, then '#'), '.' without an owner
+  int color = -1;   // picks the background, from 0 up: different numbers are told apart; negative: none
+  char fill = '.';  // the character drawn
 };
+
+// The letter of an owner, counted from 0: A, B, … Z, a … z, then '#'; '.' for a negative one.
+char owner_letter(int owner);
 
 // How a map shows a small number: a digit, '.' for 0, '+' from 10 up.
 char count_digit(int count);
 
-// Draws the cells in one line, without a line end: "AAAA..BB". With color, each owner also has a background colour.
+// Draws the cells in one line, without a line end: "AAAA..BB". Without color, the characters alone are drawn.
 std::string draw_cells(std::span<const MapCell> cells, bool color);
 
 // Draws the cells in rows of `columns`. A row begins with the index of its first cell: "   0  AAAA..BB".

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cstdint>
 #include <iostream>
+#include <iterator>
 #include <memory>
 #include <new>
 #include <nlohmann/json.hpp>
@@ -47,6 +48,17 @@ std::string counter_text(double value) {
 
 std::string tokens_per_second(std::int64_t tokens, double seconds) {
   return seconds > 0.0 ? format("%.1f", static_cast<double>(tokens) / seconds) : "-";
+}
+
+// How many tokens would have gone through the model if it kept no keys and values: the whole text for each token drawn.
+std::int64_t tokens_without_cache(const Session& session, const std::vector<Completion>& completions) {
+  std::int64_t tokens = 0;
+  for (std::size_t i = 0; i < completions.size(); ++i) {
+    const bool drew_stop_token = completions[i].finish_reason == FinishReason::kStop;
+    const std::int64_t num_drawn = std::ssize(completions[i].tokens) + (drew_stop_token ? 1 : 0);
+    tokens += num_drawn * std::ssize(session.requests[i].prompt) + num_drawn * (num_drawn - 1) / 2;
+  }
+  return tokens;
 }
 
 void print_texts(const Session& session, const RunResult& result) {
@@ -172,6 +184,11 @@ void generate(const std::string& stage, const SessionOptions& options, const std
     Progress progress("generating", total);
     result = run(session, [&](int, Token) { progress.advance(); });
   }
+  const std::int64_t tokens_computed = result.timing.prefill_tokens + result.timing.decode_tokens;
+  result.counters.insert(
+      result.counters.begin(),
+      {{"tokens_computed", static_cast<double>(tokens_computed)},
+       {"tokens_without_cache", static_cast<double>(tokens_without_cache(session, result.completions))}});
   if (json.is_wanted()) {
     json.write(to_json(stage, session, result));
   } else {

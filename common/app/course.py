@@ -56,7 +56,7 @@ def row(result, small_result, identical):
             f"{counters['slots_reserved']:.1f}", f"{counters['slots_used']:.1f}",
             f"{counters['kv_bytes_per_token']:,.0f} B",
             *(f"{counters.get(name, 0) / 1e6:,.0f} MB" for name in ("kv_bytes_read", "kv_bytes_copied")),
-            f"{counters['forward_passes']:.0f}", f"{small_result['counters']['most_requests_at_once']:.0f}",
+            f"{counters['forward_passes']:.0f}", f"{small_result['counters']['max_requests_at_once']:.0f}",
             f"{result['timing']['milliseconds_per_token']:.2f}")
 
 

@@ -12,7 +12,7 @@ namespace common {
 namespace {
 
 std::vector<std::string> split_words(const std::string& text) {
-  std::istringstream stream(text.substr(0, text.find('#')));
+  std::istringstream stream(text);
   std::vector<std::string> words;
   for (std::string word; stream >> word;) {
     words.push_back(word);
@@ -54,23 +54,25 @@ int Shell::run(std::istream& input, std::ostream& output, bool echo) {
     if (echo) {
       output << "> " << line << '\n';
     }
-    const std::vector<std::string> words = split_words(line);
-    if (!words.empty() && words.front() == "quit") {
-      break;
-    }
-    try {
-      run_line(line, output);
-    } catch (const InputError& error) {
-      output << "error: " << error.what() << '\n';
-      ++errors;
+    std::istringstream commands(line.substr(0, line.find('#')));
+    for (std::string command; std::getline(commands, command, ';');) {
+      const std::vector<std::string> words = split_words(command);
+      if (!words.empty() && words.front() == "quit") {
+        return errors;
+      }
+      try {
+        run_command(words, output);
+      } catch (const InputError& error) {
+        output << "error: " << error.what() << '\n';
+        ++errors;
+      }
     }
     output.flush();
   }
   return errors;
 }
 
-void Shell::run_line(const std::string& line, std::ostream& output) {
-  std::vector<std::string> words = split_words(line);
+void Shell::run_command(std::vector<std::string> words, std::ostream& output) {
   if (words.empty()) {
     return;
   }

@@ -1,5 +1,5 @@
-// A small command shell: each line is a command, `name argument …`. The demonstrations read it from a script, a pipe or
-// a keyboard.
+// A small command shell: each command is `name argument …`, and several on a line have `;` between them. The
+// demonstrations read it from a script, a pipe or a keyboard.
 #pragma once
 
 #include <functional>
@@ -39,8 +39,8 @@ class Shell {
            std::function<void(const Arguments&)> run);
 
   // Runs the lines of `input` until its end or `quit`; `#` starts a comment, `help` lists the commands. With echo, each
-  // line is printed after "> " and before its output, so that a script reads like a session. A wrong line prints one
-  // line "error: …" and changes nothing. Returns the number of wrong lines.
+  // line is printed after "> " and before its output, so that a script reads like a session. A wrong command prints one
+  // line "error: …" and changes nothing. Returns the number of wrong commands.
   int run(std::istream& input, std::ostream& output, bool echo);
 
  private:
@@ -50,7 +50,7 @@ class Shell {
     std::size_t num_arguments = 0;
     std::function<void(const Arguments&)> run;
   };
-  void run_line(const std::string& line, std::ostream& output);
+  void run_command(std::vector<std::string> words, std::ostream& output);
 
   std::map<std::string, Command> commands_;
 };

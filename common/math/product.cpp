@@ -225,15 +225,17 @@ float exponentials(Eigen::Ref<RowVector> scores, float largest) {
     Eigen::Map<Packet>(scores.data() + first) = packet;
     total += packet;
   }
-  // The last packet may be short, and is computed like the others: a scalar exp would round differently.
-  const Eigen::Index rest = scores.size() - whole;
-  std::array<float, kPacket> last{};
-  std::copy_n(scores.data() + whole, rest, last.data());
-  Eigen::Map<Packet> packet(last.data());
-  packet = exp_or_zero(packet - largest);
-  std::fill(last.begin() + rest, last.end(), 0.0F);
-  std::copy_n(last.data(), rest, scores.data() + whole);
-  return (total + packet).sum();
+  // What does not fill a packet is computed like the others: a scalar exp would round differently.
+  if (const Eigen::Index rest = scores.size() - whole; rest > 0) {
+    std::array<float, kPacket> last{};
+    std::copy_n(scores.data() + whole, rest, last.data());
+    Eigen::Map<Packet> packet(last.data());
+    packet = exp_or_zero(packet - largest);
+    std::fill(last.begin() + rest, last.end(), 0.0F);
+    std::copy_n(last.data(), rest, scores.data() + whole);
+    total += packet;
+  }
+  return total.sum();
 }
 
 }  // namespace common

@@ -32,7 +32,7 @@ struct DecodingOptions {
   EngineOptions engine;
   int num_samples = 4;
   BeamOptions beam;
-  bool trace = false;  // the pool at every step, a character a block
+  bool trace = false;  // show the pool at every step, one character per block
 };
 
 // `sample`: several texts drawn from each prompt, at temperature 0.8 if none is given. `beam`: the likeliest texts that

@@ -14,7 +14,7 @@ namespace {
 
 using common::Token;
 
-// Prompts of any length: the course's own, joined and repeated.
+// Prompts of any length: those of the session, joined and repeated.
 class TokenSource {
  public:
   explicit TokenSource(const common::Session& session) : vocab_size_(session.model.config().vocab_size) {
@@ -23,7 +23,7 @@ class TokenSource {
     }
   }
 
-  // `count` tokens; the first is another one for each `speaker`, so that no two speakers begin alike.
+  // `count` tokens. The first one differs between speakers, so that no two of them begin alike.
   std::vector<Token> take(int speaker, int count) const {
     std::vector<Token> result = {speaker % vocab_size_};
     for (std::size_t i = 1; i < static_cast<std::size_t>(count); ++i) {
@@ -48,7 +48,7 @@ struct FirstToken {
   double milliseconds = 0.0;
 };
 
-// Starts a sequence and computes its prompt, up to the token that follows.
+// Starts a sequence, computes its prompt and draws the next token.
 FirstToken compute_prompt(Engine& engine, SequenceId sequence, std::span<const Token> prompt) {
   const double begin = common::now_seconds();
   if (!engine.start(sequence, prompt, 0)) {
@@ -93,7 +93,7 @@ void print_users(const common::Session& session, const TokenSource& source, cons
   std::cout << table.to_string();
 }
 
-// What both sides say is in the cache when the next question comes.
+// Questions and answers are in the cache when the next question arrives.
 void print_conversation(const common::Session& session, const TokenSource& source, const ReuseOptions& options) {
   std::cout << common::format("\na conversation: questions and answers of %d tokens each\n\n", options.user_tokens);
   common::Table table({"turn", "prompt tokens", "cached", "computed", "cold, ms", "warm, ms"});
@@ -122,7 +122,8 @@ void print_conversation(const common::Session& session, const TokenSource& sourc
   std::cout << table.to_string();
 }
 
-// Seconds the manager takes to start, fill and end a sequence of these tokens, which it knows or does not know.
+// Seconds that the manager takes to start, fill and end a sequence for each prompt. known: it gets the tokens and
+// hashes them; otherwise it gets only their number.
 double bookkeeping_seconds(const EngineOptions& options, const std::vector<std::vector<Token>>& prompts, bool known) {
   constexpr int kRepetitions = 50;
   double best = 1e9;
@@ -203,7 +204,7 @@ void add_prefix_commands(common::Shell& shell, KvCacheManager& manager) {
     std::cout << num_cached << " of " << tokens.size() << " tokens are in the cache\n";
     manager.commit(sequence, std::span<const Token>(tokens).subspan(static_cast<std::size_t>(num_cached)));
   });
-  shell.add("reset", "", "forget what could be shared", [&](const auto&) { manager.reset_prefix_cache(); });
+  shell.add("reset", "", "empty the prefix cache", [&](const auto&) { manager.reset_prefix_cache(); });
 }
 
 }  // namespace

@@ -20,7 +20,8 @@ struct ReuseOptions {
 // prompts that have nothing in common. `options` must live as long as `program`.
 common::Command& add_prefix_command(common::Program& program, ReuseOptions& options);
 
-// `prompt NAME TEXT`: a sequence whose tokens are the characters of TEXT, computed as far as it is not there. `reset`.
+// `prompt NAME TEXT`: a sequence whose tokens are the characters of TEXT, of which only what is not cached is computed.
+// `reset`.
 void add_prefix_commands(common::Shell& shell, KvCacheManager& manager);
 
 }  // namespace

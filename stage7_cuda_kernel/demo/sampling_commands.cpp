@@ -17,16 +17,16 @@
 namespace stage7 {
 namespace {
 
-// A row of the pool's map has this many blocks; a larger pool is drawn up to there.
-constexpr int kMostBlocksDrawn = 64;
+// The pool's map shows this many blocks at most.
+constexpr int kMaxBlocksDrawn = 64;
 
-// A character a block: the number of its owners, or '.' where it is free.
+// One character per block: the number of its owners, or '.' if it is free.
 std::string draw_pool(const KvCacheManager& manager) {
-  const int num_blocks = std::min(manager.usage().total / manager.block_size(), kMostBlocksDrawn);
+  const int num_blocks = std::min(manager.usage().total / manager.block_size(), kMaxBlocksDrawn);
   std::vector<common::MapCell> cells;
   for (int block = 0; block < num_blocks; ++block) {
     const int count = manager.reference_count(block);
-    cells.push_back({count - 1, common::count_digit(count)});
+    cells.push_back({.color = count - 1, .fill = common::count_digit(count)});
   }
   return common::draw_cells(cells, common::use_color(std::cout));
 }
@@ -34,8 +34,8 @@ std::string draw_pool(const KvCacheManager& manager) {
 // Sums over the steps of a run, and what its fullest step held.
 struct SharingTotals {
   int steps = 0;
-  int most_blocks = 0;
-  int most_separate_blocks = 0;
+  int max_blocks = 0;
+  int max_separate_blocks = 0;
   std::int64_t blocks = 0;
   std::int64_t separate_blocks = 0;
 
@@ -43,8 +43,8 @@ struct SharingTotals {
     steps += 1;
     blocks += figures.blocks;
     separate_blocks += figures.separate_blocks;
-    most_blocks = std::max(most_blocks, figures.blocks);
-    most_separate_blocks = std::max(most_separate_blocks, figures.separate_blocks);
+    max_blocks = std::max(max_blocks, figures.blocks);
+    max_separate_blocks = std::max(max_separate_blocks, figures.separate_blocks);
   }
   std::string saved() const {
     return common::format_percent(static_cast<double>(separate_blocks - blocks), static_cast<double>(separate_blocks));
@@ -75,7 +75,7 @@ SharingTotals run_to_end(Decoding& decoding, const KvCacheManager& manager, bool
   return totals;
 }
 
-// One row a prompt, and the sums.
+// One row per prompt, and the sums.
 class SharingTable {
  public:
   void add(const common::Request& request, const SharingTotals& totals, double blocks_copied) {
@@ -84,8 +84,8 @@ class SharingTable {
     all_.steps += totals.steps;
     all_.blocks += totals.blocks;
     all_.separate_blocks += totals.separate_blocks;
-    all_.most_blocks = std::max(all_.most_blocks, totals.most_blocks);
-    all_.most_separate_blocks = std::max(all_.most_separate_blocks, totals.most_separate_blocks);
+    all_.max_blocks = std::max(all_.max_blocks, totals.max_blocks);
+    all_.max_separate_blocks = std::max(all_.max_separate_blocks, totals.max_separate_blocks);
     all_copied_ += blocks_copied;
   }
   void print() {
@@ -97,8 +97,8 @@ class SharingTable {
 
  private:
   void add_row(const std::string& name, const std::string& prompt_tokens, const SharingTotals& totals, double copied) {
-    table_.add_row({name, prompt_tokens, common::format_count(totals.steps), common::format_count(totals.most_blocks),
-                    common::format_count(totals.most_separate_blocks), totals.saved(),
+    table_.add_row({name, prompt_tokens, common::format_count(totals.steps), common::format_count(totals.max_blocks),
+                    common::format_count(totals.max_separate_blocks), totals.saved(),
                     common::format_count(static_cast<std::int64_t>(copied))});
   }
 
@@ -112,7 +112,7 @@ void print_text(const std::string& label, const common::Session& session, std::s
   std::cout << label << common::quote(session.tokenizer.decode({tokens.begin(), tokens.end()}), 400) << "\n";
 }
 
-// start makes a decoding of a request; print shows its texts.
+// start(engine, request) returns a ParallelSampling or a BeamSearch; print shows its texts.
 template <typename Start, typename Print>
 void run_prompts(const common::Session& session, const DecodingOptions& options, const Start& start,
                  const Print& print) {
@@ -188,7 +188,7 @@ void add_sharing_commands(common::Shell& shell, KvCacheManager& manager) {
     const SequenceId parent = common::sequence_named(manager, arguments[0], true);
     manager.fork(parent, common::sequence_named(manager, arguments[1], false));
   });
-  shell.add("write", "NAME", "put one token more into the cache, and say where", [&](const auto& arguments) {
+  shell.add("write", "NAME", "put one more token into the cache, and print its slot", [&](const auto& arguments) {
     const SequenceId sequence = common::sequence_named(manager, arguments[0], true);
     if (!manager.reserve(sequence, 1)) {
       std::cout << "refused: no room for 1 more\n";

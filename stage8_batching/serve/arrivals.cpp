@@ -47,7 +47,7 @@ std::vector<Arrival> read_arrivals(std::istream& input, const std::string& name)
     arrivals.push_back(arrival);
   }
   if (arrivals.empty()) {
-    throw common::InputError(name + ": no request arrives");
+    throw common::InputError(name + ": there are no arrivals in it");
   }
   return arrivals;
 }

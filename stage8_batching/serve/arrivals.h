@@ -20,7 +20,7 @@ struct Arrival {
 // Seconds that a trace may last: 30 years.
 inline constexpr double kMaxArrivalTime = 1e9;
 
-// A line an arrival: "seconds prompt_tokens output_tokens", in the order of time; '#' starts a comment. Throws
+// One arrival per line: "seconds prompt_tokens output_tokens", in the order of time; '#' starts a comment. Throws
 // InputError naming the line.
 std::vector<Arrival> read_arrivals(std::istream& input, const std::string& name);
 
@@ -35,19 +35,19 @@ std::vector<double> poisson_times(int count, double rate, std::uint64_t seed);
 // prompt and reply fit into max_length.
 std::vector<Arrival> chat_arrivals(int count, double rate, int max_length, std::uint64_t seed);
 
-// Prompts of any length out of the session's own, joined and repeated; no two begin alike.
+// A prompt of num_tokens tokens: those of the session, joined and repeated. No two speakers' prompts begin alike.
 std::vector<common::Token> make_prompt(const common::Session& session, int vocab_size, int speaker, int num_tokens);
 
 struct ArrivingRequest {
   double time = 0.0;
   GenerationRequest request;
-  // The text ends here, as if the model had chosen to; 0: it ends by itself.
+  // The text ends after this many tokens, as if the model had drawn a stop token; 0: it ends by itself.
   int output_tokens = 0;
-  // Why it is rejected on arrival; empty: it is for the server to say.
+  // Why it is rejected on arrival; empty: the server decides.
   std::string rejection = {};
 };
 
-// Serves them all, each from its time on. on_token as in Server; it may be null.
+// Serves all requests, each from its arrival time on. on_token as in Server; it may be null.
 void serve(Server& server, Clock& clock, const std::vector<ArrivingRequest>& requests, const OnSampleToken& on_token);
 
 }  // namespace

@@ -1,4 +1,4 @@
-// What time it is. The real clock measures; the virtual one makes a run the same on every machine: a step takes what a
+// Tells the time. The real clock measures. The virtual one makes a run the same on every machine: a step takes what a
 // simple model of costs says, and waiting takes no time at all.
 #pragma once
 
@@ -15,7 +15,7 @@ class Clock {
   virtual ~Clock() = default;
   virtual double now() const = 0;  // seconds since it was made
   virtual void wait_until(double time) = 0;
-  virtual void step_computed(int num_tokens) = 0;  // a forward pass over so many tokens is over
+  virtual void step_computed(int num_tokens) = 0;  // called after each forward pass
 };
 
 class RealClock : public Clock {
@@ -23,7 +23,8 @@ class RealClock : public Clock {
   double now() const override { return common::now_seconds() - start_; }
   void wait_until(double time) override {
     for (double left = time - now(); left > 0.0; left = time - now()) {
-      std::this_thread::sleep_for(std::chrono::duration<double>(std::min(left, 3600.0)));  // any time is small enough
+      std::this_thread::sleep_for(
+          std::chrono::duration<double>(std::min(left, 3600.0)));  // a far longer time would overflow
     }
   }
   void step_computed(int) override {}

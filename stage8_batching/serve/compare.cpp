@@ -24,7 +24,7 @@ struct ServingPolicy {
   const char* name;
   bool static_batches;
   bool reserve_ahead;
-  bool knows_lengths;  // the reply's length is known on arrival, which no server knows
+  bool knows_lengths;  // the reply's length is known on arrival, as on no real server
   int max_sequences;   // 0: as many as the options say
 };
 constexpr std::array<ServingPolicy, 5> kPolicies = {{{"one at a time", false, false, false, 1},
@@ -154,7 +154,7 @@ common::Command& add_compare_command(common::Program& program, CompareOptions& o
   command.option("--synthetic", options.synthetic, "random weights in a published shape, as for bench");
   command.flag("--alone", options.alone, "begin with one request at a time, as by the stage before");
   command.flag("--virtual-clock", options.virtual_clock,
-               "a step takes 1 ms and 0.1 ms a token: the same run on every machine");
+               "a step takes 1 ms, and 0.1 ms per token: the same run on every machine");
   command.option("--plot", options.plot_path, "draw both curves into an SVG file");
   return command;
 }

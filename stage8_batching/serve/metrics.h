@@ -1,4 +1,4 @@
-// What a run was like for the requests, and for the memory. Fed with every step; read at the end.
+// Measures a run: how long requests wait, and how full the memory is. Fed with every step, read at the end.
 #pragma once
 
 #include <string>
@@ -8,7 +8,8 @@
 
 namespace stage8 {
 
-// Of a set of numbers. The smallest that at least half, or 99 %, of them do not exceed; 0 of none.
+// Of a set of numbers; all 0 if it is empty. median and p99: the smallest that at least 50 % or 99 % of them do not
+// exceed.
 struct Spread {
   double mean = 0.0;
   double median = 0.0;
@@ -68,11 +69,11 @@ struct ServingFigures {
 };
 ServingFigures figures_of(const Server& server, const Metrics& metrics);
 
-// On a GPU: the time in which the steps that only decode could have read all weights, K and V that they need, at the
-// speed of a plain read measured now, as a share of the time that they took. 0: there were none.
+// On a GPU, for the steps that only decode: the time that reading their weights, K and V takes at the measured
+// bandwidth of the memory, as a share of the time that the steps took. 0: there were none.
 double roofline_share(const Server& server, const Metrics& metrics);
 
-// The report's tables, and the same for machines. clock: "virtual" or "real".
+// The report as tables, and as JSON. clock: "virtual" or "real".
 std::string metrics_table(const Server& server, const Metrics& metrics);
 std::string metrics_json(const Server& server, const Metrics& metrics, const std::string& clock);
 

@@ -34,9 +34,9 @@ common::TextStyle label(Anchor anchor) {
   return style;
 }
 
-// 1, 2 or 5 times a power of ten: about five of them up to `most`.
-double tick_distance(double most) {
-  const double rough = most / 5.0;
+// 1, 2 or 5 times a power of ten, so that there are about five ticks up to `maximum`.
+double tick_distance(double maximum) {
+  const double rough = maximum / 5.0;
   double power = 1.0;
   while (power * 10.0 <= rough) {
     power *= 10.0;

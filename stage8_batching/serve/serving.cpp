@@ -35,7 +35,7 @@ std::vector<ArrivingRequest> make_requests(const common::Session& session, const
   std::vector<ArrivingRequest> requests;
   const std::uint64_t seed = session.requests.front().sampling.seed;
   const auto add = [&](double time, common::Request request, const std::string& rejection) {
-    request.sampling.seed = seed + requests.size();  // or else equal prompts would get equal texts
+    request.sampling.seed = seed + requests.size();  // otherwise equal prompts would get equal texts
     GenerationRequest added{std::move(request), options.num_samples};
     if (options.num_beams > 0) {
       added.beam = BeamOptions{options.num_beams, 1.0};
@@ -58,7 +58,7 @@ std::vector<ArrivingRequest> make_requests(const common::Session& session, const
   }
   for (const Arrival& arrival : read_arrivals(file, options.arrivals)) {
     common::Request request = session.requests.front();
-    // A prompt that is too long to be served may be too long to be made.
+    // A prompt that is too long to be served may be too long to be built.
     const std::string rejection = engine.rejection(arrival.prompt_tokens, arrival.output_tokens);
     request.prompt = make_prompt(session, engine.model().config().vocab_size, static_cast<int>(requests.size()),
                                  rejection.empty() ? arrival.prompt_tokens : 1);
@@ -127,7 +127,7 @@ void run_serve(const common::Session& session, const ServingOptions& options) {
   Clock& clock = options.virtual_clock ? static_cast<Clock&>(virtual_clock) : real_clock;
   Server server(engine, scheduler, clock);
   const bool json_only = json.is_stdout();
-  // Random weights write tokens that the session's tokenizer does not know.
+  // Random weights draw tokens that the session's tokenizer does not know.
   const bool has_texts = !json_only && !synthetic;
   const std::unique_ptr<View> view =
       make_view(has_texts ? options.view : ViewKind::kQuiet, session.tokenizer, std::cout);
@@ -170,8 +170,8 @@ void run_serve(const common::Session& session, const ServingOptions& options) {
 }  // namespace
 
 void add_scheduler_options(common::Command& command, SchedulerOptions& scheduler, EngineOptions& engine) {
-  command.option("--budget", scheduler.token_budget, {1, 1 << 16}, "most tokens in one step, of all requests together");
-  command.option("--max-sequences", scheduler.max_sequences, {1, 1 << 16}, "most sequences that run at once");
+  command.option("--budget", scheduler.token_budget, {1, 1 << 16}, "max tokens in one step, of all requests together");
+  command.option("--max-sequences", scheduler.max_sequences, {1, 1 << 16}, "max sequences that run at once");
   command.option("--headroom", scheduler.headroom, {0, 1024},
                  "blocks left free for each running sequence when another request is admitted");
   command.choice("--preemption", scheduler.preemption,
@@ -183,8 +183,8 @@ void add_scheduler_options(common::Command& command, SchedulerOptions& scheduler
 }
 
 void set_preemption_costs(SchedulerOptions& scheduler, const common::Llama& model, const KvCacheShape& shape) {
-  // Two operations a parameter compute a token. In the time of 16 of them a processor or a GPU copies a byte at most,
-  // as far as orders of magnitude go.
+  // Computing a token takes two operations per parameter. As an order of magnitude, a CPU or a GPU copies at most one
+  // byte in the time of 16 operations.
   constexpr std::int64_t kOperationsPerByte = 16;
   scheduler.token_compute_cost = 2 * model.num_parameters() / kOperationsPerByte;
   scheduler.block_swap_cost = 2 * shape.bytes_per_slot() * shape.block_size;  // out and in
@@ -203,23 +203,24 @@ common::Command& add_serve_command(common::Program& program, ServingOptions& opt
                  "poisson:RATE, in requests a second, or a file with lines \"seconds prompt_tokens output_tokens\"; "
                  "default: all at once");
   command.option("--requests", options.num_requests, {1, 1 << 20},
-                 "how many, the prompts in turn (default: one a prompt)");
-  command.option("--samples", options.num_samples, {1, 1024}, "texts a request, drawn from one prompt");
-  command.option("--beams", options.num_beams, {1, 1024}, "instead: search for the likeliest texts with so many beams");
+                 "how many, the prompts in turn (default: one per prompt)");
+  command.option("--samples", options.num_samples, {1, 1024}, "texts per request, drawn from one prompt");
+  command.option("--beams", options.num_beams, {1, 1024},
+                 "instead: search for the likeliest texts with this many beams");
   const auto add_stop_string = [&options](const std::string& text) {
     if (text.empty()) {
-      throw common::InputError("an empty text ends every reply");
+      throw common::InputError("--stop needs a text: the empty one would end every reply");
     }
     options.stop_strings.push_back(text);
   };
   command.option("--stop", add_stop_string, "a text that ends a reply, and is no part of it");
   command.option("--synthetic", options.synthetic, "random weights in a published shape, as for bench");
   command.flag("--virtual-clock", options.virtual_clock,
-               "a step takes 1 ms and 0.1 ms a token: the same run on every machine");
+               "a step takes 1 ms, and 0.1 ms per token: the same run on every machine");
   command.choice(
       "--view", options.view,
       {{"auto", ViewKind::kAuto}, {"live", ViewKind::kLive}, {"plain", ViewKind::kPlain}, {"quiet", ViewKind::kQuiet}},
-      "live (for a terminal), plain (a line a step), quiet, or auto");
+      "live (for a terminal), plain (one line per step), quiet, or auto");
   command.option("--trace", options.trace_path, "write the run to a file that ui.perfetto.dev opens");
   command.option("--json", options.json_path, "write the measurements to a file ('-': stdout, and nothing else)");
   return command;

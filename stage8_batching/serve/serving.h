@@ -1,4 +1,4 @@
-// The command `serve`: requests that arrive while others run, with everything that can be seen of it.
+// The command `serve`: requests that arrive while others run, with live view, trace and measurements.
 #pragma once
 
 #include <string>
@@ -16,7 +16,7 @@ struct ServingOptions {
   EngineOptions engine;
   SchedulerOptions scheduler;
   std::string arrivals;  // "poisson:RATE", a file, or empty: all at once
-  int num_requests = 0;  // 0: one a prompt
+  int num_requests = 0;  // 0: one per prompt
   int num_samples = 1;
   int num_beams = 0;
   std::vector<std::string> stop_strings;
@@ -30,10 +30,10 @@ struct ServingOptions {
 // Budget, limit, preemption, host memory: for each command that schedules.
 void add_scheduler_options(common::Command& command, SchedulerOptions& scheduler, EngineOptions& engine);
 
-// Sets what kAuto compares: bytes that move against arithmetic, for this model.
+// Sets the costs that Preemption::kAuto compares, for this model.
 void set_preemption_costs(SchedulerOptions& scheduler, const common::Llama& model, const KvCacheShape& shape);
 
-// These options, with forward passes of at least so many tokens: a step has to fit.
+// These options, with a chunk size of at least num_tokens: a step is one forward pass.
 EngineOptions with_chunk_size_at_least(int num_tokens, EngineOptions options);
 
 // `options` must live as long as `program`.

@@ -1,5 +1,5 @@
-// The run as a picture: Chrome's trace-event format, which ui.perfetto.dev and chrome://tracing open. A lane a request,
-// one for the steps, and counters for queue, batch and blocks.
+// Writes the run in Chrome's trace-event format, which ui.perfetto.dev and chrome://tracing open: a lane for each
+// request, one for the steps, and counters for queue, batch and blocks.
 #pragma once
 
 #include <fstream>
@@ -15,7 +15,8 @@ class TraceWriter {
   explicit TraceWriter(const std::string& path);
 
   void add(const StepReport& report);
-  // Once, after the last step: the lanes' names, and how each request went. Throws InputError if the disk is full.
+  // To be called once, after the last step: writes the lanes' names and how long each request waited. Throws InputError
+  // if the file can't be written.
   void finish(const Server& server);
 
  private:

@@ -23,8 +23,8 @@ class Quiet : public View {
   void on_step(const Server&, const StepReport&) override {}
 };
 
-// A line a step: time, requests running and waiting, blocks, and of each request the prompt tokens computed or the text
-// written.
+// One line per step: time, requests running and waiting, blocks, and for each request the number of tokens computed or
+// the text they gave.
 class Plain : public View {
  public:
   Plain(const common::Tokenizer& tokenizer, std::ostream& output) : tokenizer_(tokenizer), output_(output) {}
@@ -47,8 +47,8 @@ class Plain : public View {
     for (const int id : report.recomputed) {
       output_ << "  " << id << " preempted";
     }
-    // A request's tokens come a step after they were computed if the server runs ahead: those of the last step of a
-    // request, when it is not served any more.
+    // If the server runs ahead, tokens arrive a step after they were computed: a request's last ones when it is in the
+    // batch no more.
     std::map<int, int> num_served;
     for (std::size_t i = 0; i < report.served.size(); ++i) {
       num_served[report.served[i]] = report.num_served[i];
@@ -165,12 +165,12 @@ std::string draw_blocks(const Server& server, int max_blocks, bool color) {
         const auto index = static_cast<std::size_t>(block);
         const bool is_shared = owner[index] >= 0 && owner[index] != id;
         owner[index] = id;
-        cells[index] = {id, is_shared ? '+' : '\0'};
+        cells[index] = {.color = id, .fill = is_shared ? '+' : common::owner_letter(id)};
       }
     }
   }
   for (const int block : manager.prefix_cache().evictable()) {
-    cells[static_cast<std::size_t>(block)] = {-1, 'c'};
+    cells[static_cast<std::size_t>(block)] = {.fill = 'c'};
   }
   cells.resize(static_cast<std::size_t>(std::min(num_blocks, max_blocks)));
   return common::draw_map(cells, kColumns, color);

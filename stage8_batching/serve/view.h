@@ -1,5 +1,5 @@
-// What a run looks like while it goes on: on a terminal the queue, the running batch and the blocks, drawn again and
-// again; for a pipe a line a step.
+// Shows a run as it goes on: on a terminal the queue, the running batch and the blocks, redrawn all the time; otherwise
+// one line per step.
 #pragma once
 
 #include <iosfwd>
@@ -25,8 +25,8 @@ class View {
 // kAuto: live if `output` is a terminal, else plain.
 std::unique_ptr<View> make_view(ViewKind kind, const common::Tokenizer& tokenizer, std::ostream& output);
 
-// A character a block: the request that owns it, '+' for several, 'c' for a cached one, '.' for a free one. A pool of
-// more than max_blocks is drawn up to there.
+// One character per block: the letter of the request that owns it, '+' for several, 'c' if it is cached, '.' if it is
+// free. Only the first max_blocks blocks are drawn.
 std::string draw_blocks(const Server& server, int max_blocks, bool color);
 
 }  // namespace
