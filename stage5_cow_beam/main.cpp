@@ -12,6 +12,7 @@
 #include "common/base/platform.h"
 #include "common/base/text.h"
 #include "demo/by_hand.h"
+#include "demo/pictures.h"
 #include "demo/sampling_commands.h"
 #include "engine.h"
 
@@ -152,6 +153,7 @@ int run(int argc, char** argv) {
   command.option("--block-size", demo_block_size, {1, 1024}, "slots in a block");
   command.flag("--shell", shell_only, "read commands from standard input instead; 'help' lists them");
   add_by_hand_command(program);
+  program.add_pictures(pictures());
   return program.run(argc, argv);
 }
 
