@@ -68,7 +68,7 @@ class Picture(ProgramTest):
     def setUp(self):
         super().setUp()
         if b"  picture " not in run("--help").stdout:
-            self.skipTest("the stage has no pictures")
+            self.skipTest("a reader's stage without pictures")
 
     def test_each_is_drawn_to_a_file_and_to_standard_output(self):
         names = [line.split()[0] for line in run("picture").stdout.decode().splitlines()]

@@ -1,0 +1,276 @@
+#include "pictures.h"
+
+#include <algorithm>
+#include <array>
+#include <map>
+#include <string>
+
+#include "../server.h"
+#include "common/app/shell.h"
+#include "common/base/check.h"
+#include "common/base/text.h"
+#include "common/model/default_model.h"
+#include "common/model/gguf.h"
+#include "common/model/tokenizer.h"
+
+namespace stage8 {
+namespace {
+
+using common::Anchor;
+using common::Box;
+using common::Cell;
+using common::Fill;
+using common::Hue;
+using common::Svg;
+
+constexpr int kWidth = 720;
+constexpr double kLeft = 24.0;
+constexpr double kRight = kWidth - kLeft;
+constexpr int kBlockSize = 4;
+constexpr common::TextStyle kHeading{.size = 17.0, .bold = true};
+constexpr common::TextStyle kCaption{.size = 15.0, .hue = Hue::kGrey};
+
+// What the lesson's run looks like after a step.
+struct Moment {
+  std::map<int, std::vector<int>> tables;  // by request
+  std::vector<int> preempted;
+  std::vector<int> ended;
+};
+
+// Three requests in six blocks, served until all have ended.
+std::vector<Moment> run_three_requests(int num_blocks) {
+  const common::Gguf file = common::Gguf::parse(common::default_model(), "the bundled model");
+  const common::Llama model(file);
+  const common::Tokenizer tokenizer(file);
+  Engine engine(model,
+                {.num_slots = num_blocks * kBlockSize, .block_size = kBlockSize, .gpu = {.device = Device::kCpu}});
+  VirtualClock clock;
+  Server server(engine, {.token_budget = 8, .headroom = 0}, clock);
+  std::vector<Moment> moments;
+  server.on_pass([&](const RaggedBatch&) {
+    Moment& moment = moments.emplace_back();
+    for (const SequenceGroup* group : server.scheduler().running()) {
+      for (const SequenceId sequence : group->sequences()) {
+        moment.tables[server.id_of(group)] = engine.manager().block_table(sequence);
+      }
+    }
+  });
+  server.on_step([&](const StepReport& report) {
+    moments.back().preempted = report.recomputed;
+    moments.back().ended = report.ended;
+  });
+  for (const char* prompt : {"Once upon a time", "The king had a garden", "A wolf"}) {
+    server.submit({.request = {tokenizer.encode_prompt(prompt), 8, {}, 0, {}}});
+  }
+  while (server.step()) {
+  }
+  return moments;
+}
+
+std::string draw_preemption() {
+  constexpr int kNumBlocks = 6;
+  const std::vector<Moment> moments = run_three_requests(kNumBlocks);
+  Svg svg(kWidth, 452, "Three requests in six blocks, step by step",
+          "Each column is a step, each row a block, and its letter the request that owns it. When a block is missing, "
+          "the latest "
+          "request is preempted: its blocks go to the earlier ones, and it waits until there is room. In the end all "
+          "have been served.");
+  constexpr double kFirst = 126.0;
+  constexpr double kTop = 76.0;
+  constexpr double kRow = 30.0;
+  const double pitch = (kRight - kFirst) / static_cast<double>(moments.size());
+  svg.text({kLeft, 34.0}, "Who owns which block, step by step", kHeading);
+  svg.text({kLeft, kTop - 8.0}, "step", kCaption);
+  for (int block = 0; block < kNumBlocks; ++block) {
+    svg.text({kLeft, kTop + kRow * block + 21.0}, common::format("block %d", block), kCaption);
+  }
+  constexpr int kNumRequests = 3;
+  const double states = kTop + kRow * kNumBlocks + 50.0;
+  svg.text({kLeft, states - 16.0}, "What each request does", kHeading);
+  std::array<bool, kNumRequests> has_run{};
+  std::array<bool, kNumRequests> has_ended{};
+  for (int request = 0; request < kNumRequests; ++request) {
+    svg.text({kLeft, states + 40.0 * request + 24.0}, common::format("request %c", common::sequence_name(request)),
+             {.size = 16.0, .hue = common::owner_hue(request), .bold = true});
+  }
+  for (std::size_t step = 0; step < moments.size(); ++step) {
+    const Moment& moment = moments[step];
+    const double x = kFirst + pitch * static_cast<double>(step);
+    svg.label({x, kTop - 24.0, pitch, 22.0}, std::to_string(step), kCaption);
+    for (int block = 0; block < kNumBlocks; ++block) {
+      const Box box{x + 1.5, kTop + kRow * block + 1.5, pitch - 3.0, kRow - 3.0};
+      std::string owners;
+      Hue hue = Hue::kGrey;
+      for (const auto& [request, table] : moment.tables) {
+        if (std::find(table.begin(), table.end(), block) != table.end()) {
+          owners += common::sequence_name(request);
+          hue = common::owner_hue(request);
+        }
+      }
+      svg.box(box, {hue, owners.empty() ? Fill::kPaper : Fill::kSoft, owners.empty() ? 0.7 : 1.5, 3.0});
+      if (!owners.empty()) {
+        svg.label(box, owners, {.size = 15.0, .hue = hue, .bold = true});
+      }
+    }
+    for (int request = 0; request < kNumRequests; ++request) {
+      const auto index = static_cast<std::size_t>(request);
+      const Hue hue = common::owner_hue(request);
+      const Box box{x + 1.0, states + 40.0 * request + 4.0, pitch - 2.0, 30.0};
+      const bool runs = moment.tables.contains(request);
+      const bool preempted = std::count(moment.preempted.begin(), moment.preempted.end(), request) > 0;
+      if (runs) {
+        svg.box(box, {hue, Fill::kStrong, 0.0, 3.0});
+        has_run[index] = true;
+      } else if (!has_ended[index]) {
+        svg.box(box, {preempted ? Hue::kRed : hue, Fill::kHatched, preempted ? 2.5 : 1.0, 3.0});
+      }
+      if (std::count(moment.ended.begin(), moment.ended.end(), request) > 0) {
+        has_ended[index] = true;
+      }
+    }
+  }
+  svg.legend({kLeft, states + 142.0}, {{Hue::kBlue, Fill::kStrong, "runs"},
+                                       {Hue::kBlue, Fill::kHatched, "waits"},
+                                       {Hue::kRed, Fill::kHatched, "preempted in this step"}});
+  return svg.to_string();
+}
+
+// A block table [7, 1, 3] leaves the cache and comes back, in other blocks.
+std::string draw_swapping() {
+  constexpr int kNumBlocks = 8;
+  constexpr int kNumHostBlocks = 4;
+  KvCacheManager manager(kNumBlocks, kBlockSize, hash_block, kNumHostBlocks);
+  for (int block = 0; block < kNumBlocks; ++block) {
+    COMMON_CHECK(manager.allocate(10 + block, kBlockSize), "the picture's pool has room for it");
+  }
+  for (const int block : {3, 1, 7}) {
+    manager.free(10 + block);
+  }
+  COMMON_CHECK(manager.allocate(0, 10), "the picture's pool has room for it");
+  manager.commit(0, 10);
+  for (const int block : {0, 2, 4, 5, 6}) {
+    manager.free(10 + block);
+  }
+  const std::vector<int> before = manager.block_table(0);
+  const std::array<SequenceId, 1> sequences = {0};
+  COMMON_CHECK(manager.swap_out(sequences), "there is room on the host");
+  const std::vector<BlockCopy> out(manager.pending_copies().begin(), manager.pending_copies().end());
+  manager.clear_pending_copies();
+  COMMON_CHECK(manager.allocate(1, 11), "the picture's pool has room for another");
+  const std::vector<int> other = manager.block_table(1);
+  COMMON_CHECK(manager.swap_in(sequences), "there is room in the cache");
+  const std::vector<BlockCopy> in(manager.pending_copies().begin(), manager.pending_copies().end());
+  manager.clear_pending_copies();
+  const std::vector<int> after = manager.block_table(0);
+
+  Svg svg(kWidth, 452, "A sequence is swapped out to host memory, and back into other blocks",
+          "Above, a sequence with the block table 7, 1, 3 is preempted: its blocks are copied to the host. Below, it "
+          "is resumed: "
+          "its blocks are copied back into blocks that are free then, and its block table names these.");
+  constexpr double kPitch = (kRight - kLeft + 8.0) / kNumBlocks;
+  const auto device_box = [&](double y, int block) { return Box{kLeft + kPitch * block, y, kPitch - 8.0, 38.0}; };
+  const auto host_box = [&](double y, int block) { return device_box(y, 2 + block - kNumBlocks); };
+  const auto draw = [&](double y, const std::string& title, const std::vector<int>& table,
+                        const std::vector<int>& others, const std::vector<BlockCopy>& copies) {
+    svg.text({kLeft, y}, title, kHeading);
+    svg.text({kRight, y}, "block table " + common::format_list(table),
+             {.size = 16.0, .anchor = Anchor::kEnd, .hue = Hue::kBlue, .bold = true});
+    for (int block = 0; block < kNumBlocks + kNumHostBlocks; ++block) {
+      const bool on_host = block >= kNumBlocks;
+      const Box box = on_host ? host_box(y + 118.0, block) : device_box(y + 16.0, block);
+      const bool own = std::any_of(copies.begin(), copies.end(), [&](const BlockCopy& copy) {
+        return copy.source == block || copy.destination == block;
+      });
+      const bool foreign = std::find(others.begin(), others.end(), block) != others.end();
+      const Hue hue = own ? Hue::kBlue : foreign ? Hue::kOrange : Hue::kGrey;
+      svg.box(box, {hue, own || foreign ? Fill::kSoft : Fill::kPaper, own || foreign ? 2.0 : 1.0, 3.0, on_host});
+      svg.label(box, std::to_string(block), {.size = 17.0, .hue = hue, .bold = own || foreign, .code = true});
+    }
+    for (const auto& [source, destination] : copies) {
+      const bool leaves = destination >= kNumBlocks;
+      const Box device = device_box(y + 16.0, leaves ? source : destination);
+      const Box host = host_box(y + 118.0, leaves ? destination : source);
+      const common::Point near{device.bottom_middle().x, device.bottom() + 3.0};
+      const common::Point far{host.top_middle().x, host.y - 3.0};
+      svg.curve(leaves ? near : far, leaves ? far : near, {.hue = Hue::kBlue, .width = 2.0, .arrow = true});
+    }
+    svg.text({kLeft, y + 143.0}, "host memory", kCaption);
+  };
+  draw(36.0, "Swapped out: blocks 0 to 7 are in the cache", before, {}, out);
+  svg.line({{kLeft, 212.0}, {kRight, 212.0}}, {.hue = Hue::kGrey, .width = 0.7});
+  draw(246.0, "Swapped in: another has its old blocks", after, other, in);
+  svg.legend({kLeft, 436.0},
+             {{Hue::kBlue, Fill::kSoft, "the sequence's blocks"}, {Hue::kOrange, Fill::kSoft, "another's"}});
+  return svg.to_string();
+}
+
+// A step's work on the host and on the GPU; lengths are not to scale.
+std::string draw_run_ahead() {
+  Svg svg(kWidth, 410, "Running one step ahead keeps the GPU busy",
+          "Above, the host collects a step's tokens, schedules the next step and enqueues it while the GPU waits. "
+          "Below, the host does "
+          "this for the next step while the GPU computes the present one: the GPU has no gaps, and the host waits "
+          "instead.");
+  constexpr double kFirst = 92.0;
+  constexpr double kLane = 44.0;
+  constexpr double kHost = 62.0;
+  const auto lane = [&](double y, const char* name) {
+    svg.text({kLeft, y + 29.0}, name, {.size = 17.0, .bold = true});
+    svg.line({{kFirst, y + kLane + 4.0}, {kRight, y + kLane + 4.0}}, {.hue = Hue::kGrey, .width = 0.5});
+  };
+  const auto gpu = [&](double x, double y, double width, int step) {
+    const Box box{x, y, width, kLane};
+    const Hue hue = common::owner_hue(step - 1);
+    svg.box(box, {hue, Fill::kSoft, 2.0});
+    svg.label(box, common::format("step %d", step), {.size = 17.0, .hue = hue, .bold = true});
+  };
+  const auto host = [&](double x, double y, int step) {
+    const Box box{x, y, kHost, kLane};
+    const Hue hue = common::owner_hue(step - 1);
+    svg.box(box, {hue, Fill::kSoft, 2.0});
+    svg.label(box, common::format("%d", step), {.size = 17.0, .hue = hue, .bold = true});
+  };
+  constexpr double kStep = 118.0;
+  svg.text({kLeft, 34.0}, "One after the other: the GPU waits for the host", kHeading);
+  lane(48.0, "host");
+  lane(108.0, "GPU");
+  double x = kFirst;
+  for (int step = 1; step <= 3; ++step) {
+    host(x, 48.0, step);
+    svg.line({{x + kHost, 92.0}, {x + kHost, 106.0}}, {.width = 2.0, .arrow = true});
+    if (step > 1) {
+      svg.box({x, 108.0, kHost, kLane}, {Hue::kRed, Fill::kHatched, 1.0});
+    }
+    gpu(x + kHost, 108.0, kStep, step);
+    x += kHost + kStep;
+  }
+  svg.text({kLeft, 206.0}, "One ahead: the next step is enqueued while this one is computed", kHeading);
+  lane(220.0, "host");
+  lane(280.0, "GPU");
+  x = kFirst + kHost;
+  host(kFirst, 220.0, 1);
+  svg.line({{x, 264.0}, {x, 278.0}}, {.width = 2.0, .arrow = true});
+  for (int step = 1; step <= 4; ++step) {
+    gpu(x, 280.0, kStep, step);
+    if (step < 4) {
+      host(x + 4.0, 220.0, step + 1);
+      svg.curve({x + 4.0 + kHost, 266.0}, {x + kStep, 278.0}, {.width = 1.5, .arrow = true});
+      svg.text({x + kHost + 12.0, 248.0}, "wait", {.size = 15.0, .hue = Hue::kGrey});
+    }
+    x += kStep;
+  }
+  svg.legend({kLeft, 360.0}, {{Hue::kBlue, Fill::kSoft, "host: collect tokens, schedule and enqueue a step"}});
+  svg.legend({kLeft, 386.0}, {{Hue::kRed, Fill::kHatched, "the GPU has nothing to do"}});
+  svg.text({kRight, 386.0}, "not to scale", {.size = 14.0, .anchor = Anchor::kEnd, .hue = Hue::kGrey});
+  return svg.to_string();
+}
+
+}  // namespace
+
+std::vector<common::Picture> pictures() {
+  return {{"run_ahead", "a step's work on host and GPU", draw_run_ahead},
+          {"preemption", "three requests in six blocks, step by step", draw_preemption},
+          {"swapping", "a sequence leaves for host memory and comes back", draw_swapping}};
+}
+
+}  // namespace
