@@ -128,8 +128,8 @@ std::string draw_ladder() {
       y += kRow;
     }
   }
-  svg.legend({kLeft, kTop + 8.0 * kRow + 20.0}, {{Hue::kGreen, Fill::kStrong, "gains 5 points or more"},
-                                                 {Hue::kBlue, Fill::kStrong, "gains less"}});
+  svg.legend({kLeft, kTop + 8.0 * kRow + 20.0},
+             {{Hue::kGreen, Fill::kStrong, "gains 5 points or more"}, {Hue::kBlue, Fill::kStrong, "gains less"}});
   svg.text({kLeft, kTop + 8.0 * kRow + 46.0},
            ladder.at("machine").get<std::string>() + "; " + ladder.at("date").get<std::string>(),
            {.size = 14.0, .hue = Hue::kGrey});
