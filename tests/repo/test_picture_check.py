@@ -1,6 +1,8 @@
 """picture_check.py sees every way in which a picture can be wrong."""
 
+import json
 import pathlib
+import re
 import tempfile
 import unittest
 
@@ -59,6 +61,23 @@ class PictureCheck(unittest.TestCase):
             self.assertIn(problem, picture_check.check_drawing(GOOD.replace(part, "").encode()), part)
         self.assertIn("smaller", picture_check.check_drawing(GOOD.replace('"16"', '"9"').encode()))
         self.assertEqual(picture_check.check_drawing(GOOD.encode()), "")
+
+
+class Ladder(unittest.TestCase):
+    def test_the_picture_and_the_table_have_the_same_figures(self):
+        folder = picture_check.ROOT / "stage7_cuda_kernel"
+        figures = json.loads((folder / "ladder/figures.json").read_text(encoding="utf-8"))
+        text = "".join(path.read_text(encoding="utf-8") for path in sorted(folder.glob("*.md")))
+        table = re.search(r"<!-- ladder:begin -->\n(.*?)<!-- ladder:end -->", text, re.DOTALL).group(1)
+        self.assertIn(f"{figures['machine']}, read ceiling {figures['read_ceiling_gigabytes_per_second']:,} GB/s; "
+                      f"{figures['date']}:", table)
+        rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in table.splitlines() if line[:1] == "|"]
+        self.assertEqual(rows[0][1:], figures["cells"])
+        for row, step in zip(rows[2:], figures["steps"], strict=True):
+            self.assertEqual(row[0], step["step"])
+            for cell, microseconds, percent in zip(row[1:], step["microseconds"], step["percent"], strict=True):
+                time, share = re.fullmatch(r"([\d.,]+) \((\d+)%\)", cell).groups()
+                self.assertEqual((float(time.replace(",", "")), int(share)), (microseconds, percent))
 
 
 if __name__ == "__main__":
