@@ -17,14 +17,14 @@ Comments that follow each other share the paragraphs after them. The text is loo
 removed; if it stands in none of them, in the lines around and in the name of the function. A comment that matches
 nothing is an error. The files named first by such comments are shown first.
 
-README.md, CMakeLists.txt and pictures are no part of the diff, nor are lines that begin with "namespace stage".
+README.md, CMakeLists.txt and pictures are no part of the diff, nor are lines that begin with "namespace stage"; what
+draws the pictures is shown, and not counted.
 """
 
 import argparse
 import base64
 import dataclasses
 import difflib
-import fnmatch
 import functools
 import html
 import os
@@ -41,13 +41,12 @@ ROOT = pathlib.Path(__file__).resolve().parent.parent
 
 # The order in which files are read, unless notes give another. A folder stands for all that is in it.
 READING_ORDER = [
-    "kv_cache_manager.h", "kv_cache_manager.cpp", "kv_cache.h", "kv_cache.cpp", "attention.h", "attention.cpp", "engine.h",
-    "engine.cpp", "decoding.h", "decoding.cpp", "prefix_cache.h", "prefix_cache.cpp", "gpu_runner.h", "gpu_runner.cpp",
-    "scheduler.h", "scheduler.cpp", "batch.h", "batch.cpp", "async_step.h", "async_step.cpp", "server.h", "server.cpp",
-    "sequence_ids.h", "step_report.h", "step_report.cpp", "main.cpp", "demo/", "serve/",
-    "kernels/page_layout.h", "kernels/kernels.h", "kernels/", "ladder/",
+    "kv_cache_manager.h", "kv_cache_manager.cpp", "block_copy.h", "kv_cache.h", "kv_cache.cpp", "attention.h",
+    "attention.cpp", "engine.h", "engine.cpp", "decoding.h", "decoding.cpp", "prefix_cache.h", "prefix_cache.cpp",
+    "gpu_runner.h", "gpu_runner.cpp", "scheduler.h", "scheduler.cpp", "batch.h", "batch.cpp", "async_step.h",
+    "async_step.cpp", "server.h", "server.cpp", "sequence_ids.h", "step_report.h", "step_report.cpp", "main.cpp", "demo/",
+    "demo/pictures.h", "demo/pictures.cpp", "serve/", "kernels/page_layout.h", "kernels/kernels.h", "kernels/", "ladder/",
 ]
-NOT_SHOWN = ("README.md", "*.md", "CMakeLists.txt", "*.svg", "*.png")
 NAMESPACE_LINE = re.compile(r"^namespace stage")
 HUNK_HEADER = re.compile(r"^@@ -(\d+)(?:,(\d+))? \+(\d+)(?:,(\d+))? @@ ?(.*)$")
 MARKER = re.compile(r"^\s*<!--\s*hunk(?::\s*(?P<file>\S+)(?:\s+(?P<text>.*?))?|\s+end)\s*-->\s*$")
@@ -113,7 +112,7 @@ class File:
 
 
 def is_shown(name):
-    return not any(fnmatch.fnmatch(pathlib.PurePosixPath(name).name, pattern) for pattern in NOT_SHOWN)
+    return not name.endswith((".md", ".svg", ".png")) and pathlib.PurePosixPath(name).name != "CMakeLists.txt"
 
 
 def git_diff(before, after):
@@ -197,8 +196,10 @@ def cut_into_pieces(hunk):
 def order_key(name, first=()):
     if name in first:
         return (0, first.index(name), name)
+    if name in READING_ORDER:
+        return (1, READING_ORDER.index(name), name)
     for index, entry in enumerate(READING_ORDER):
-        if name == entry or (entry.endswith("/") and name.startswith(entry)):
+        if entry.endswith("/") and name.startswith(entry):
             return (1, index, name)
     # A file that the list does not know: before the demonstrations if it is at the top, after everything if not.
     return (1, READING_ORDER.index("main.cpp") - 0.5 if "/" not in name else len(READING_ORDER), name)
@@ -327,8 +328,9 @@ class Pair:
     num_notes: int
 
     def size(self):
-        kinds = {kind: [file for file in self.files if file.kind == kind] for kind in ("changed", "new", "gone")}
-        added, removed = (sum(file.count(kind) for file in self.files) for kind in "+-")
+        files = [file for file in self.files if diff_check.is_counted(file.name)]
+        kinds = {kind: [file for file in files if file.kind == kind] for kind in ("changed", "new", "gone")}
+        added, removed = (sum(file.count(kind) for file in files) for kind in "+-")
         parts = [f"{len(kinds['changed'])} {'file' if len(kinds['changed']) == 1 else 'files'} changed"]
         parts += [f"{len(kinds[kind])} {kind}" for kind in ("new", "gone") if kinds[kind]]
         return f"{', '.join(parts)}: +{added:,} -{removed:,} lines"

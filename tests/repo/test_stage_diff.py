@@ -138,11 +138,18 @@ class Diff(Stages):
         for name in ("README.md", "CMakeLists.txt", "picture.svg"):
             self.assertNotIn(name, out)
 
-    def test_the_order_covers_every_file_at_the_top_of_a_stage(self):
-        listed = {"main.cpp"} | {name for name in stage_diff.READING_ORDER if not name.endswith("/")}
-        for folder in stage_diff.diff_check.find_stages(stage_diff.ROOT):
-            names = filter(stage_diff.is_shown, stage_diff.diff_check.list_files(stage_diff.ROOT / folder))
-            self.assertEqual([name for name in names if "/" not in name and name not in listed], [], folder)
+    def test_order_of_folders_and_of_files_that_are_not_listed(self):
+        names = ["ladder/a.h", "kernels/a.h", "kernels/kernels.h", "demo/pictures.cpp", "demo/x.cpp", "main.cpp", "new.h",
+                 "engine.cpp", "kv_cache_manager.h", "other/x.h"]
+        self.assertEqual(sorted(names, key=stage_diff.order_key),
+                         ["kv_cache_manager.h", "engine.cpp", "new.h", "main.cpp", "demo/x.cpp", "demo/pictures.cpp",
+                          "kernels/kernels.h", "kernels/a.h", "ladder/a.h", "other/x.h"])
+
+    def test_what_draws_pictures_is_shown_and_not_counted(self):
+        self.write("stage2_second/demo/pictures.cpp", "void draw() {}\n")
+        out = self.show()
+        self.assertIn("+void draw() {}", out)
+        self.assertIn("1 file changed, 4 new, 1 gone: +8 -2 lines", out)
 
 
 class Notes(Stages):
@@ -299,6 +306,7 @@ class Repository(unittest.TestCase):
         for before, after in zip(names, names[1:]):
             pair = stage_diff.read_pair(stage_diff.ROOT, before, after)
             self.assertEqual(pair.errors, [])
+            pair.files = [file for file in pair.files if stage_diff.diff_check.is_counted(file.name)]
             lines = list(stage_diff.print_pair(pair, stage_diff.Paint(False), 100))
             found = stage_diff.diff_check.differences(stage_diff.ROOT / before, stage_diff.ROOT / after)
             added = sum(count[0] for count in found["changed"].values()) + sum(
