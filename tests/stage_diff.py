@@ -14,7 +14,7 @@ the README, says what the paragraphs after it explain, up to the next such comme
     <!-- hunk end -->                           what follows explains no hunk
 
 Comments that follow each other share the paragraphs after them. The text is looked for in lines that were added or
-removed; if it stands in none of them, in the lines around and in the name of the function. A comment that matches
+removed, best as a whole word; if it stands in none of them, in the lines around and in the name of the function. A comment that matches
 nothing is an error. The files named first by such comments are shown first.
 
 README.md, CMakeLists.txt and pictures are no part of the diff, nor are lines that begin with "namespace stage"; what
@@ -283,11 +283,14 @@ def read_notes(readme, where="README.md"):
 
 
 def matching_pieces(file, text):
-    """[(hunk, piece)]"""
+    """[(hunk, piece)]. `rescale` is looked for as a whole word, and as a part of one (rescaled) if it is none anywhere."""
     pairs = [(hunk, piece) for hunk in file.hunks for piece in hunk.pieces]
-    found = [(hunk, piece) for hunk, piece in pairs if any(text in line for line in piece.changed())]
-    return found or [(hunk, hunk.pieces[0]) for hunk in file.hunks
-                     if text in hunk.heading or any(text in line.text for line in hunk.lines)]
+    whole = re.compile(r"(?<!\w)" * text[:1].isalnum() + re.escape(text) + r"(?!\w)" * text[-1:].isalnum())
+    for is_in in (whole.search, lambda line: text in line):
+        if found := [(hunk, piece) for hunk, piece in pairs if any(map(is_in, piece.changed()))]:
+            return found
+    return [(hunk, hunk.pieces[0]) for hunk in file.hunks
+            if text in hunk.heading or any(text in line.text for line in hunk.lines)]
 
 
 def attach(files, notes, where="README.md"):

@@ -189,6 +189,15 @@ class Notes(Stages):
         self.assertEqual(status, 1)
         self.assertIn("README.md:12: no hunk of engine.cpp contains 'third'", out)
 
+    def test_a_whole_word_counts_more_than_a_part_of_one(self):
+        self.write("stage2_second/table.h", "int rows_before();\n\n// All.\nint rows();\n")
+        self.edit("stage2_second/README.md", "hunk: table.h", "hunk: table.h rows")
+        out = self.show()
+        self.assertLess(out.index("+int rows_before();"), out.index("│ A table"))
+        self.assertLess(out.index("│ A table"), out.index("+// All."))
+        self.edit("stage2_second/README.md", "hunk: table.h rows", "hunk: table.h ows_bef")
+        self.assertEqual(self.run_main("--check")[0], 0)
+
     def test_text_of_the_lines_around_will_do(self):
         self.edit("stage2_second/README.md", "engine.cpp second", "engine.cpp `// seven.`")
         self.assertEqual(self.run_main("--check")[0], 0)
