@@ -28,8 +28,29 @@ std::string draw_pool(const KvCacheManager& manager) {
     const int count = manager.reference_count(block);
     cells.push_back({.color = count - 1, .fill = common::count_digit(count)});
   }
-  return common::draw_cells(cells, common::use_color(std::cout));
+  return common::draw_cells(cells, common::use_color(std::cout)) +
+         common::format("%*s", std::max(0, 20 - num_blocks), "");
 }
+
+// For each branch the one that it continues, counted from 1 in the order before the step. It has that one's sequence,
+// or one forked from it.
+std::vector<int> find_parents(std::span<const Branch> parents, std::span<const Branch> live) {
+  std::vector<int> numbers;
+  for (const Branch& branch : live) {
+    auto parent = std::find_if(parents.begin(), parents.end(),
+                               [&](const Branch& candidate) { return candidate.sequence == branch.sequence; });
+    if (parent == parents.end()) {
+      parent = std::find_if(parents.begin(), parents.end(), [&](const Branch& candidate) {
+        return std::equal(candidate.tokens.begin(), candidate.tokens.end(), branch.tokens.begin(),
+                          branch.tokens.end() - 1);
+      });
+    }
+    numbers.push_back(static_cast<int>(parent - parents.begin()) + 1);
+  }
+  return numbers;
+}
+
+double blocks_copied(const Engine& engine) { return common::counter(engine.counters(), "blocks_copied"); }
 
 // Sums over the steps of a run, and what its fullest step held.
 struct SharingTotals {
@@ -53,12 +74,15 @@ struct SharingTotals {
 
 // Runs a ParallelSampling or a BeamSearch to its end.
 template <typename Decoding>
-SharingTotals run_to_end(Decoding& decoding, const KvCacheManager& manager, bool trace) {
+SharingTotals run_to_end(Decoding& decoding, Engine& engine, bool trace) {
+  const KvCacheManager& manager = engine.manager();
   SharingTotals totals;
   if (trace) {
-    std::cout << "step  live  blocks  separate  owners of each block\n";
+    std::cout << "step  live  copied  blocks  separate  owners of each block  continues\n";
   }
   while (!decoding.finished()) {
+    const std::vector<Branch> parents = decoding.live();
+    const double copied_before = blocks_copied(engine);
     if (!decoding.step()) {
       throw common::InputError(common::format("the blocks ran out after %d tokens: %d branches hold all %d of them",
                                               totals.steps, static_cast<int>(decoding.live().size()),
@@ -67,9 +91,9 @@ SharingTotals run_to_end(Decoding& decoding, const KvCacheManager& manager, bool
     const SharingFigures figures = sharing_figures(manager);
     totals.add(figures);
     if (trace) {
-      std::cout << common::format("%4d  %4d  %6d  %8d  ", totals.steps, static_cast<int>(decoding.live().size()),
-                                  figures.blocks, figures.separate_blocks)
-                << draw_pool(manager) << "\n";
+      std::cout << common::format("%4d  %4d  %6.0f  %6d  %8d  ", totals.steps, static_cast<int>(decoding.live().size()),
+                                  blocks_copied(engine) - copied_before, figures.blocks, figures.separate_blocks)
+                << draw_pool(manager) << "  " << common::format_list(find_parents(parents, decoding.live())) << "\n";
     }
   }
   return totals;
@@ -122,10 +146,10 @@ void run_prompts(const common::Session& session, const DecodingOptions& options,
   for (std::size_t i = 0; i < session.requests.size(); ++i, progress.advance()) {
     progress.clear();
     print_text(common::format("%2zu  ", i), session, session.requests[i].prompt);
-    const double copied_before = common::counter(engine.counters(), "blocks_copied");
+    const double copied_before = blocks_copied(engine);
     auto decoding = start(engine, session.requests[i]);
-    const SharingTotals totals = run_to_end(decoding, engine.manager(), options.trace);
-    table.add(session.requests[i], totals, common::counter(engine.counters(), "blocks_copied") - copied_before);
+    const SharingTotals totals = run_to_end(decoding, engine, options.trace);
+    table.add(session.requests[i], totals, blocks_copied(engine) - copied_before);
     print(decoding);
   }
   table.print();
