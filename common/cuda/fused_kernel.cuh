@@ -2,16 +2,19 @@
 // could do 300 in the time that the weight takes to arrive. So this is about keeping memory busy, also between
 // launches, of which a step has hundreds:
 //
-// - Weights do not depend on the launch before. A thread block asks for as much of its share as fits into a ring in
-//   shared memory, and only then waits for the launch before to finish.
+// - Weights do not depend on the launch before. A thread block starts copying as much of its share as fits into a
+//   ring in shared memory, and only then waits for the launch before to finish.
 // - The ring has 192 KB: a multiprocessor has room for nothing else. With half of that, two launches fit side by side
-//   and the second could ask even earlier, but a step of Llama-3.2-1B took 914 us and not 826 (H200): what the first
+//   and the second could start even earlier, but a step of Llama-3.2-1B took 914 us and not 826 (H200): what the first
 //   still has to load waits behind the second's weights, and where a multiprocessor has room for two, two blocks of one
 //   launch land on some and none on others.
 // - Each block takes tiles of 8 rows of the weights, which lie next to each other in memory. The 8 warps of a block
 //   share the columns out: each multiplies its columns of the 8 rows, and their sums are added up at the end.
 // - A thread copies into the ring what it will itself read from there, 16 bytes at a time: no barriers in the loop.
-// - The norm costs no pass of its own: its scale is one number a token, applied to the finished sums.
+// - The norm costs no pass of its own: its scale is one number for each token, applied to the finished sums.
+//
+// In the order of the kernel, which comes last: which tiles a block has, the ring of weights, x in registers, the
+// product of a tile, and the sums of a group of tiles.
 #pragma once
 
 #include "common/cuda/fused_pieces.cuh"
@@ -19,187 +22,291 @@
 
 namespace common {
 
+// The tiles of 8 rows that a thread block has.
+struct TileSpan {
+  int first;
+  int count;
+};
+
+__device__ __forceinline__ TileSpan tiles_of_block(const FusedLinear& linear) {
+  const int total = (linear.num_rows + kTileRows - 1) / kTileRows;
+  const auto first_of = [&](unsigned block) { return static_cast<int>(std::int64_t{block} * total / gridDim.x); };
+  const int first = first_of(blockIdx.x);
+  return {first, first_of(blockIdx.x + 1) - first};
+}
+
+// The column where a thread's first slot of a batch begins; its other slots are kColumnsOfSlot apart.
+template <typename Scalar, int kSlots>
+__device__ __forceinline__ int first_column(int batch) {
+  const int lane = static_cast<int>(threadIdx.x) % 32;
+  const int warp = static_cast<int>(threadIdx.x) / 32;
+  return (batch * kSlots * kWarps + warp) * kPieceColumns<Scalar> + lane % 4 * kColumns<Scalar>;
+}
+
+// The weights on their way into shared memory. A visit is a batch of a tile's columns; the ring holds kStages visits,
+// and a thread fills and reads its own 16 bytes of each slot.
+template <typename Scalar, int kTokens, int kSlots, int kStages>
+class WeightRing {
+ public:
+  // ring: [kStages][kSlots][kThreads]
+  __device__ __forceinline__ WeightRing(const FusedLinear& linear, TileSpan tiles, int num_batches, uint4* ring)
+      : linear_(linear), tiles_(tiles), num_batches_(num_batches), ring_(ring + threadIdx.x) {}
+
+  // Starts the copies of the first kStages visits.
+  __device__ __forceinline__ void fill() {
+#pragma unroll 1
+    for (int stage = 0; stage < kStages; ++stage) {
+      copy_next(stage);
+    }
+  }
+
+  // Until the oldest visit has arrived, which is the one that slot() reads.
+  __device__ __forceinline__ void wait() const {
+    asm volatile("cp.async.wait_group %0;" ::"n"(kStages - 1) : "memory");
+  }
+  __device__ __forceinline__ const uint4& slot(int slot) const { return ring_[(stage_ * kSlots + slot) * kThreads]; }
+
+  // Done with the oldest visit: its place is given to the next one not yet copied.
+  __device__ __forceinline__ void release() {
+    copy_next(stage_);
+    stage_ = stage_ + 1 == kStages ? 0 : stage_ + 1;
+  }
+
+ private:
+  // One visit is one group of copies, also when there is nothing left to copy: so waiting can count groups.
+  __device__ __forceinline__ void copy_next(int stage) {
+    constexpr int kStride = kColumnsOfSlot<Scalar>;
+    if (ahead_.tile < tiles_.count) {
+      const int row = (tiles_.first + ahead_.tile) * kTileRows + static_cast<int>(threadIdx.x) % 32 / 4;
+      const int column = first_column<Scalar, kSlots>(ahead_.batch);
+      const int num_columns = row < linear_.num_rows ? linear_.num_cols - column : 0;
+      const Scalar* source =
+          static_cast<const Scalar*>(linear_.weights) + std::int64_t{row} * linear_.num_cols + column;
+#pragma unroll
+      for (int slot = 0; slot < kSlots; ++slot) {
+        copy_async(ring_ + (stage * kSlots + slot) * kThreads, source + slot * kStride, slot * kStride < num_columns);
+      }
+      ahead_.advance(tiles_.count, num_batches_);
+    }
+    asm volatile("cp.async.commit_group;" ::: "memory");
+  }
+
+  const FusedLinear& linear_;
+  const TileSpan tiles_;
+  const int num_batches_;
+  uint4* const ring_;  // this thread's first slot
+  Visit<kTokens> ahead_;
+  int stage_ = 0;  // of the oldest visit
+};
+
+// What a thread has of x, in registers: a batch of columns of one token in each eight.
+template <typename Scalar, int kTokens, int kSlots>
+class Activations {
+ public:
+  static constexpr int kEights = kTokens / 8;  // of tokens
+  using Batch = uint4[kSlots][kEights];
+
+  __device__ __forceinline__ explicit Activations(const FusedLinear& linear)
+      : linear_(linear), zero_(linear.num_cols < 0 ? 1 : 0) {
+#pragma unroll
+    for (int i = 0; i < kEights; ++i) {
+      rows_[i] = row_of_x(linear, sizeof(Scalar) == 2 ? 8 * i + static_cast<int>(threadIdx.x) % 32 / 4 : 0);
+    }
+  }
+
+  // As it lies in memory; before it is multiplied, it must be interleaved.
+  __device__ __forceinline__ void load(int batch, Batch& x) const {
+    constexpr int kStride = kColumnsOfSlot<Scalar>;
+    const int column = first_column<Scalar, kSlots>(batch);
+#pragma unroll
+    for (int i = 0; i < kEights; ++i) {
+      const Scalar* source =
+          static_cast<const Scalar*>(linear_.x) + std::int64_t{max(rows_[i], 0)} * linear_.num_cols + column;
+#pragma unroll
+      for (int slot = 0; slot < kSlots; ++slot) {
+        const bool exists = rows_[i] >= 0 && column + slot * kStride < linear_.num_cols;
+        x[slot][i] = exists ? load_x_piece(source + slot * kStride) : uint4{};
+      }
+    }
+  }
+
+  __device__ __forceinline__ void interleave_all(Batch& x) const {
+    if constexpr (kTokens > 8) {
+#pragma unroll
+      for (int slot = 0; slot < kSlots; ++slot) {
+#pragma unroll
+        for (int i = 0; i < kEights; i += 2) {
+          interleave(x[slot][i], x[slot][i + 1], zero_);
+        }
+      }
+    }
+  }
+
+ private:
+  const FusedLinear& linear_;
+  const unsigned zero_;  // which the compiler does not know: see interleave()
+  int rows_[kEights];
+};
+
+// A warp's columns of a tile, times x: sums for the tile's 8 rows and all tokens, set or added to.
+template <typename Scalar, int kTokens, int kSlots, typename Ring>
+__device__ __forceinline__ void multiply_tile(const uint4 (&x)[kSlots][kTokens / 8], const Ring& weights, float2* sums,
+                                              bool add) {
+  const int lane = static_cast<int>(threadIdx.x) % 32;
+  if constexpr (kTokens == 8) {
+    float even[2] = {};
+    float odd[2] = {};
+#pragma unroll
+    for (int slot = 0; slot < kSlots; ++slot) {
+      multiply(even, odd, x[slot][0], weights.slot(slot), Scalar{});
+    }
+    store_partial(sums, lane, even, odd, add, Scalar{});
+  } else {
+    float products[kTokens / 16][2][4] = {};
+#pragma unroll
+    for (int slot = 0; slot < kSlots; ++slot) {
+      const uint4 w = weights.slot(slot);
+#pragma unroll
+      for (int j = 0; j < kTokens / 16; ++j) {
+        multiply_full(products[j][0], x[slot][2 * j], w.x, w.y);
+        multiply_full(products[j][1], x[slot][2 * j + 1], w.z, w.w);
+      }
+    }
+#pragma unroll
+    for (int j = 0; j < kTokens / 16; ++j) {
+      const float(&first)[4] = products[j][0];
+      const float(&second)[4] = products[j][1];
+      float2* destination = sums + 64 * j + lane;
+      store_sums(destination, first[0] + second[0], first[1] + second[1], add);
+      store_sums(destination + 32, first[2] + second[2], first[3] + second[3], add);
+    }
+  }
+}
+
+// What a thread finishes in one pass over a group's sums: those of one token and two rows of the product.
+template <int kTokens>
+struct SumPair {
+  static constexpr int kPairs = 4 * kTokens;  // of a tile
+  int tile;                                   // of the group
+  int pair;                                   // of the tile
+  int token;
+  int row;      // and the next one
+  bool exists;  // in the product: a tile may have rows past its end, and tokens that the step has not
+
+  __device__ __forceinline__ SumPair(const FusedLinear& linear, TileSpan tiles, int group, int pass) {
+    const int index = pass * kThreads + static_cast<int>(threadIdx.x);
+    tile = index / kPairs;
+    pair = index % kPairs;
+    token = pair / 4;
+    row = (tiles.first + group + tile) * kTileRows + static_cast<int>(threadIdx.x) % 4 * 2;
+    exists = group + tile < tiles.count && token < linear.num_tokens && row < linear.num_rows;
+  }
+};
+
+// Where the warps' sums of a group of tiles meet, and the norm's scale of each token, in shared memory.
+template <int kTokens>
+struct GroupSums {
+  float2 of_warps[kGroup<kTokens>][kWarps][SumPair<kTokens>::kPairs];
+  float scales[kTokens];
+
+  // Each warp finds the scales of its share of the tokens.
+  __device__ __forceinline__ void set_scales(const FusedLinear& linear) {
+    constexpr int kEights = kTokens / 8;
+    constexpr int kLanes = 32 / kEights;  // for each token's scale
+    const int lane = static_cast<int>(threadIdx.x) % 32;
+    const int first_token = static_cast<int>(threadIdx.x) / 32 * kEights;
+    if (first_token < linear.num_tokens) {
+      const int token = first_token + lane / kLanes;
+      const float scale = norm_scale<kLanes>(linear, token, lane % kLanes);
+      if (lane % kLanes == 0) {
+        scales[token] = scale;
+      }
+    }
+  }
+
+  // Over all columns, scaled.
+  __device__ __forceinline__ float2 total(const SumPair<kTokens>& at) const {
+    float2 sum{};
+#pragma unroll
+    for (int i = 0; i < kWarps; ++i) {
+      const float2 part = of_warps[at.tile][i][at.pair];
+      sum.x += part.x;
+      sum.y += part.y;
+    }
+    return {sum.x * scales[at.token], sum.y * scales[at.token]};
+  }
+};
+
 // Finish: what becomes of the sums. load_epilogue() loads what it needs for that while the sums are under way.
 // kSlots: pieces of one tile that a warp visits at a time: a batch. kStages: visits that the ring holds.
 // kTokens: the largest number of tokens, 8, 16 or 32.
 template <typename Scalar, typename Finish, int kTokens, int kSlots, int kStages, bool kManyBatches>
 __global__ void __launch_bounds__(kThreads, kTokens == 8 ? 2 : 1)
     fused_linear(const FusedLinear linear, const Finish finish) {
-  extern __shared__ uint4 ring[];      // [kStages][kSlots][kThreads]
-  constexpr int kPairs = 4 * kTokens;  // of a tile's sums: one token's, of two rows
-  __shared__ float2 partial_sums[kGroup<kTokens>][kWarps][kPairs];
-  __shared__ float scales[kTokens];
+  extern __shared__ uint4 ring[];
+  __shared__ GroupSums<kTokens> sums;
+  using X = Activations<Scalar, kTokens, kSlots>;
 
   allow_next_launch();
-  const int lane = static_cast<int>(threadIdx.x) % 32;
   const int warp = static_cast<int>(threadIdx.x) / 32;
-  const int total_tiles = (linear.num_rows + kTileRows - 1) / kTileRows;
-  const auto first_of = [&](unsigned block) { return static_cast<int>(std::int64_t{block} * total_tiles / gridDim.x); };
-  const int first_tile = first_of(blockIdx.x);
-  const int num_tiles = first_of(blockIdx.x + 1) - first_tile;
+  const TileSpan tiles = tiles_of_block(linear);
   const int num_pieces = (linear.num_cols + kPieceColumns<Scalar> - 1) / kPieceColumns<Scalar>;
   const int num_batches = kManyBatches ? (num_pieces + kSlots * kWarps - 1) / (kSlots * kWarps) : 1;
-
-  constexpr int kStride = kColumnsOfSlot<Scalar>;
-  const auto first_column = [&](int batch) {
-    return (batch * kSlots * kWarps + warp) * kPieceColumns<Scalar> + lane % 4 * kColumns<Scalar>;
-  };
-  const auto slot_of = [&](int stage, int slot) { return ring + (stage * kSlots + slot) * kThreads + threadIdx.x; };
-  // One visit is one group of copies, also when there is nothing left to copy: so waiting can count groups.
-  Visit<kTokens> ahead;
-  const auto copy_visit = [&](int stage) {
-    if (ahead.tile < num_tiles) {
-      const int row = (first_tile + ahead.tile) * kTileRows + lane / 4;
-      const int column = first_column(ahead.batch);
-      const int num_columns = row < linear.num_rows ? linear.num_cols - column : 0;
-      const Scalar* source = static_cast<const Scalar*>(linear.weights) + std::int64_t{row} * linear.num_cols + column;
-#pragma unroll
-      for (int slot = 0; slot < kSlots; ++slot) {
-        copy_async(slot_of(stage, slot), source + slot * kStride, slot * kStride < num_columns);
-      }
-      ahead.advance(num_tiles, num_batches);
-    }
-    asm volatile("cp.async.commit_group;" ::: "memory");
-  };
-#pragma unroll 1
-  for (int stage = 0; stage < kStages; ++stage) {
-    copy_visit(stage);
-  }
-  finish.prefetch((first_tile + warp) * kTileRows);
+  WeightRing<Scalar, kTokens, kSlots, kStages> weights(linear, tiles, num_batches, ring);
+  weights.fill();
+  finish.prefetch((tiles.first + warp) * kTileRows);
   wait_for_previous_launch();
 
-  constexpr int kEights = kTokens / 8;  // of tokens
-  int x_rows[kEights];
-#pragma unroll
-  for (int i = 0; i < kEights; ++i) {
-    x_rows[i] = row_of_x(linear, sizeof(Scalar) == 2 ? 8 * i + lane / 4 : 0);
-  }
-  const auto load = [&](int batch, uint4(&destination)[kSlots][kEights]) {
-    const int column = first_column(batch);
-#pragma unroll
-    for (int i = 0; i < kEights; ++i) {
-      const Scalar* source =
-          static_cast<const Scalar*>(linear.x) + std::int64_t{max(x_rows[i], 0)} * linear.num_cols + column;
-#pragma unroll
-      for (int slot = 0; slot < kSlots; ++slot) {
-        const bool exists = x_rows[i] >= 0 && column + slot * kStride < linear.num_cols;
-        destination[slot][i] = exists ? load_x_piece(source + slot * kStride) : uint4{};
-      }
-    }
-  };
-  const unsigned zero = linear.num_cols < 0 ? 1 : 0;
-  uint4 x[kSlots][kEights];
-  const auto interleave_x = [&] {
-    if constexpr (kTokens > 8) {
-#pragma unroll
-      for (int slot = 0; slot < kSlots; ++slot) {
-#pragma unroll
-        for (int i = 0; i < kEights; i += 2) {
-          interleave(x[slot][i], x[slot][i + 1], zero);
-        }
-      }
-    }
-  };
-  load(0, x);
-  constexpr int kLanes = 32 / kEights;  // for each token's scale
-  const int scaled_token = warp * kEights + lane / kLanes;
-  if (warp * kEights < linear.num_tokens) {
-    const float scale = norm_scale<kLanes>(linear, scaled_token, lane % kLanes);
-    if (lane % kLanes == 0) {
-      scales[scaled_token] = scale;
-    }
-  }
-  interleave_x();
-  int stage = 0;
-  constexpr int kPasses = kGroup<kTokens> * kPairs / kThreads;  // pairs of sums that a thread finishes
-  for (int group = 0; group < num_tiles; group += kGroup<kTokens>) {
-    const bool is_last_group = group + kGroup<kTokens> >= num_tiles;
-    const auto tile_of = [&](int pass) { return (pass * kThreads + static_cast<int>(threadIdx.x)) / kPairs; };
-    const auto token_of = [&](int pass) { return (pass * kThreads + static_cast<int>(threadIdx.x)) % kPairs / 4; };
-    const auto row_of = [&](int pass) { return (first_tile + group + tile_of(pass)) * kTileRows + lane % 4 * 2; };
-    const auto finishes = [&](int pass) {
-      return group + tile_of(pass) < num_tiles && token_of(pass) < linear.num_tokens && row_of(pass) < linear.num_rows;
-    };
+  const X activations(linear);
+  typename X::Batch x;
+  activations.load(0, x);
+  sums.set_scales(linear);
+  activations.interleave_all(x);
+  constexpr int kPasses = kGroup<kTokens> * SumPair<kTokens>::kPairs / kThreads;  // pairs that a thread finishes
+  for (int group = 0; group < tiles.count; group += kGroup<kTokens>) {
     float4 loaded[kPasses];
 #pragma unroll
     for (int pass = 0; pass < kPasses; ++pass) {
-      loaded[pass] = finishes(pass) ? finish.load_epilogue(token_of(pass), row_of(pass)) : float4{};
+      const SumPair<kTokens> at(linear, tiles, group, pass);
+      loaded[pass] = at.exists ? finish.load_epilogue(at.token, at.row) : float4{};
     }
 
-    const int num_in_group = min(kGroup<kTokens>, num_tiles - group);
+    const int num_in_group = min(kGroup<kTokens>, tiles.count - group);
 #pragma unroll 1
     for (int batch = 0; batch < num_batches; ++batch) {
-      [[maybe_unused]] uint4 next_x[kSlots][kEights];
+      [[maybe_unused]] typename X::Batch next_x;
       if constexpr (kManyBatches) {
-        load(batch + 1 == num_batches ? 0 : batch + 1, next_x);
+        activations.load(batch + 1 == num_batches ? 0 : batch + 1, next_x);
       }
       // Not unrolled: the launches of a step are many and short, and fetching their instructions takes time too.
 #pragma unroll 1
-      for (int i = 0; i < num_in_group; ++i) {
-        asm volatile("cp.async.wait_group %0;" ::"n"(kStages - 1) : "memory");
-        const bool add = kManyBatches && batch > 0;
-        if constexpr (kTokens == 8) {
-          float even[2] = {};
-          float odd[2] = {};
-#pragma unroll
-          for (int slot = 0; slot < kSlots; ++slot) {
-            multiply(even, odd, x[slot][0], *slot_of(stage, slot), Scalar{});
-          }
-          store_partial(&partial_sums[i][warp][0], lane, even, odd, add, Scalar{});
-        } else {
-          float sums[kTokens / 16][2][4] = {};
-#pragma unroll
-          for (int slot = 0; slot < kSlots; ++slot) {
-            const uint4 w = *slot_of(stage, slot);
-#pragma unroll
-            for (int j = 0; j < kTokens / 16; ++j) {
-              multiply_full(sums[j][0], x[slot][2 * j], w.x, w.y);
-              multiply_full(sums[j][1], x[slot][2 * j + 1], w.z, w.w);
-            }
-          }
-#pragma unroll
-          for (int j = 0; j < kTokens / 16; ++j) {
-            float2* destination = &partial_sums[i][warp][64 * j + lane];
-            store_sums(destination, sums[j][0][0] + sums[j][1][0], sums[j][0][1] + sums[j][1][1], add);
-            store_sums(destination + 32, sums[j][0][2] + sums[j][1][2], sums[j][0][3] + sums[j][1][3], add);
-          }
-        }
-        copy_visit(stage);
-        stage = stage + 1 == kStages ? 0 : stage + 1;
+      for (int tile = 0; tile < num_in_group; ++tile) {
+        weights.wait();
+        multiply_tile<Scalar, kTokens>(x, weights, sums.of_warps[tile][warp], kManyBatches && batch > 0);
+        weights.release();
       }
       if constexpr (kManyBatches) {
 #pragma unroll
         for (int slot = 0; slot < kSlots; ++slot) {
 #pragma unroll
-          for (int j = 0; j < kEights; ++j) {
-            x[slot][j] = next_x[slot][j];
+          for (int i = 0; i < X::kEights; ++i) {
+            x[slot][i] = next_x[slot][i];
           }
         }
-        interleave_x();
+        activations.interleave_all(x);
       }
     }
     __syncthreads();
 #pragma unroll
     for (int pass = 0; pass < kPasses; ++pass) {
-      if (group + tile_of(pass) >= num_tiles) {
+      const SumPair<kTokens> at(linear, tiles, group, pass);
+      if (group + at.tile >= tiles.count) {
         break;
       }
-      const bool exists = finishes(pass);
-      float2 sum{};
-      if (exists) {
-#pragma unroll
-        for (int i = 0; i < kWarps; ++i) {
-          const float2 part = partial_sums[tile_of(pass)][i][(pass * kThreads + threadIdx.x) % kPairs];
-          sum.x += part.x;
-          sum.y += part.y;
-        }
-        sum.x *= scales[token_of(pass)];
-        sum.y *= scales[token_of(pass)];
-      }
-      finish(exists, token_of(pass), row_of(pass), loaded[pass], sum);
+      finish(at.exists, at.token, at.row, loaded[pass], at.exists ? sums.total(at) : float2{});
     }
-    if (!is_last_group) {
-      __syncthreads();
+    if (group + kGroup<kTokens> < tiles.count) {
+      __syncthreads();  // the next group's sums go to the same place
     }
   }
 }

@@ -18,7 +18,7 @@ int max_fused_tokens(Precision precision, int longest_row);
 //
 // The norm is spread over three launches, so that it costs none of its own. What writes the residual stream also
 // writes it times the next norm's weights, as x, and the sums of its squares, one for every kSquaresColumns columns.
-// The product of x and the weights is then divided by the root of the mean square: one number a token.
+// The product of x and the weights is then divided by the root of the mean square: one number for each token.
 inline constexpr int kSquaresColumns = 8;
 
 struct FusedLinear {

@@ -36,7 +36,7 @@ __device__ __forceinline__ int row_of_x(const FusedLinear& linear, int token) {
 }
 
 // One over the root of the mean square of a token's row of x, from the sums of its squares; in each of the kLanes
-// neighbouring lanes of a warp that ask for it, lane 0 to kLanes - 1. NaN for a row that does not exist.
+// neighbouring lanes of a warp that call it, lane 0 to kLanes - 1. NaN for a row that does not exist.
 template <int kLanes>
 __device__ __forceinline__ float norm_scale(const FusedLinear& linear, int token, int lane) {
   const int row = row_of_x(linear, token);

@@ -219,6 +219,23 @@ Precision CudaLlama::precision() const { return impl_->precision; }
 int CudaLlama::max_tokens() const { return impl_->max_tokens; }
 std::int64_t CudaLlama::weight_bytes_per_token() const { return impl_->weights.bytes_per_token(); }
 
+void CudaLlama::prepare(int num_tokens, int num_rows) {
+  Impl& impl = *impl_;
+  COMMON_CHECK(num_tokens <= impl.max_tokens && num_rows <= impl.max_tokens, "steps have at most max_tokens tokens");
+  const Impl::Layer& any_layer = impl.weights.layers.front();
+  for (int tokens = impl.max_fused() + 1; tokens <= num_tokens; ++tokens) {
+    impl.products.prepare(impl.qkv_product(any_layer, tokens));
+    impl.products.prepare(impl.output_product(any_layer, tokens));
+    impl.products.prepare(impl.gate_up_product(any_layer, tokens));
+    impl.products.prepare(impl.down_product(any_layer, tokens));
+  }
+  for (int rows = impl.max_fused() + 1; rows <= num_rows; ++rows) {
+    impl.products.prepare(impl.logits_product(rows, nullptr));
+  }
+}
+
+std::size_t CudaLlama::num_prepared() const { return impl_->products.num_prepared(); }
+
 void CudaLlama::forward(const int* tokens, const int* positions, int num_tokens, const CudaAttentionFn& attention,
                         cudaStream_t stream, const CudaPendingTokens& pending) {
   Impl& impl = *impl_;

@@ -9,6 +9,7 @@
 
 #include <cuda_runtime_api.h>
 
+#include <cstddef>
 #include <cstdint>
 #include <functional>
 #include <memory>
@@ -77,6 +78,12 @@ class CudaLlama {
   // next_tokens: device, [num_rows]: the most likely token of each row, the lowest id on a tie. -1 where common::argmax
   // throws: if a logit is NaN or all are -infinity.
   void argmax(const float* logits, int num_rows, int* next_tokens, cudaStream_t stream);
+
+  // Has the matrix library choose its algorithms for each number of tokens up to num_tokens, and for each number of
+  // rows of logits up to num_rows; otherwise the first step of each number does that, while a request waits. Enqueues
+  // nothing.
+  void prepare(int num_tokens, int num_rows);
+  std::size_t num_prepared() const;  // shapes of products that have an algorithm
 
   // Bytes of weights that forward and logits read for a single token: every matrix once, and one row of the embedding.
   std::int64_t weight_bytes_per_token() const;

@@ -133,6 +133,10 @@ MatrixProducts::~MatrixProducts() = default;
 MatrixProducts::MatrixProducts(MatrixProducts&&) noexcept = default;
 MatrixProducts& MatrixProducts::operator=(MatrixProducts&&) noexcept = default;
 
+void MatrixProducts::prepare(const MatrixProduct& product) { impl_->plan(product); }
+
+std::size_t MatrixProducts::num_prepared() const { return impl_->plans.size(); }
+
 void MatrixProducts::multiply(const MatrixProduct& product, cudaStream_t stream) {
   COMMON_CHECK(product.num_tokens > 0 && product.num_rows > 0 && product.num_cols > 0, "matrices have elements");
   COMMON_CHECK(product.x != nullptr && product.weights != nullptr && product.output != nullptr, "matrices are given");

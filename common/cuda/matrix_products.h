@@ -3,6 +3,7 @@
 
 #include <cuda_runtime_api.h>
 
+#include <cstddef>
 #include <memory>
 
 #include "common/cuda/precision.h"
@@ -31,6 +32,11 @@ class MatrixProducts {
   // Enqueues the product; may be captured in a CUDA graph. All products share one workspace, so only one stream at a
   // time may use this object. Throws CudaError.
   void multiply(const MatrixProduct& product, cudaStream_t stream);
+
+  // The library has to choose an algorithm once for each shape of a product: in its first multiply, which takes longer
+  // for it, or beforehand in this. Only the shape of `product` is looked at.
+  void prepare(const MatrixProduct& product);
+  std::size_t num_prepared() const;  // shapes that have an algorithm
 
  private:
   struct Impl;

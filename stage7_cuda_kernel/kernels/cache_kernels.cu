@@ -1,5 +1,5 @@
 // Moving K and V: into slots, out of slots, from block to block. Nothing is computed, so the measure is bytes read plus
-// bytes written a second, beside what a plain device-to-device copy reaches.
+// bytes written in a second, beside what a plain device-to-device copy reaches.
 #include "checks.h"
 #include "common/cuda/launch.h"
 #include "kernels.h"
@@ -95,7 +95,7 @@ void launch_copy_slots(const Pages& pages, void* keys, void* values, std::int64_
                 .num_kv_heads = shape.num_kv_heads,
                 .block_size = shape.block_size};
   COMMON_CHECK(copy.num_vecs < std::int64_t{1} << 32, "a batch has fewer than 2^32 vectors of 16 bytes");
-  // A decode step moves too few vectors to fill the chip with four a thread.
+  // A decode step moves too few vectors to fill the chip with four for each thread.
   const bool large = copy.num_vecs >= std::int64_t{8} * kThreads * common::device_limits().num_multiprocessors;
   const std::int64_t vecs_per_block = (large ? 4 : 1) * kThreads;
   const auto grid = static_cast<unsigned>((copy.num_vecs + vecs_per_block - 1) / vecs_per_block);

@@ -92,7 +92,7 @@ struct CudaRunner::Impl {
           const Pages layer = pages(call.layer);
           write_to_slots(layer, call.k, call.v, call.kv_row_stride, inputs.slot_mapping(), num_tokens, call.stream);
           if (is_decode) {
-            // The launch before, write_to_slots, keeps to what this asks for.
+            // Allowed, as the launch before is write_to_slots.
             decode_attention(layer, batch(), call.q, call.output, decode_workspace.data(), call.stream,
                              {.overlap_previous = true});
           } else {
@@ -111,7 +111,7 @@ struct CudaRunner::Impl {
     }
     const DeviceArray<PageCopy> plan(copies);
     launch_copies(keys.data(), values.data(), num_layers, shape, plan, stream);
-    stream.synchronize();  // the plan goes
+    stream.synchronize();  // the plan is freed
   }
 
   common::Matrix read_back(int layer, std::span<const int> slots, bool want_keys);
@@ -129,8 +129,8 @@ struct CudaRunner::Impl {
   DeviceArray<float> logits;  // [1, vocab_size]
   DeviceArray<int> argmax{1};
   common::PinnedArray<int> argmax_on_host{1};
-  // Six launches a layer and four more, the same for every step of one token: recorded at the first such step, and
-  // replayed with other numbers in the inputs.
+  // Six launches for each layer and four more, the same for every step of one token: recorded at the first such step,
+  // and replayed with other numbers in the inputs.
   std::optional<common::Graph> decode_step;
 };
 

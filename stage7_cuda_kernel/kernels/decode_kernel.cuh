@@ -1,9 +1,9 @@
 // Decode attention on tensor cores: what one thread block does with its share of the tiles.
 //
-// bytes: every K and V of the batch once. flops: 4 * num_heads * head_dim a token; with a group of 4 that is 4 a
-// byte (8 with the columns that are padding), and tensor cores could do 160 a byte in the same time. So the kernel is a
-// memory copy with some arithmetic on the side, and is built like one: rings of tiles in flight (tile_ring.cuh), equal
-// shares (decode_plan.h), and nothing that makes the copies wait.
+// bytes: every K and V of the batch once. flops: 4 * num_heads * head_dim for each token; with a group of 4 that is 4
+// for each byte (8 with the columns that are padding), and tensor cores could do 160 in the time that the byte takes.
+// So the kernel is a memory copy with some arithmetic on the side, and is built like one: rings of tiles in flight
+// (tile_ring.cuh), equal shares (decode_plan.h), and nothing that makes the copies wait.
 //
 // The products are formed the other way round than on paper, S^T = K Q^T and O^T = V^T P^T. An mma is 16 rows by 8
 // columns: tokens (or dimensions) fill the 16 rows, and a group of up to 8 query heads needs only one step of 8
@@ -16,6 +16,7 @@
 #include "common/cuda/scalars.cuh"
 #include "decode_merge.cuh"
 #include "decode_plan.h"
+#include "online_softmax.cuh"
 #include "tile_ring.cuh"
 
 namespace stage7 {
@@ -31,8 +32,8 @@ struct WarpAttention {
 
   std::uint32_t queries[kQueryTiles][kSteps][2];  // Q^T as the right operand of an mma
   float output[kQueryTiles][kSteps][4];           // O^T: 16 dimensions x 8 queries each
-  float largest[kQueryTiles][2];                  // score so far, of this thread's two queries; in units of log2(e)
-  float sum[kQueryTiles][2];                      // of the weights this thread has formed itself
+  // Of this thread's two queries. The sum is that of the weights which this thread has formed itself.
+  RunningSoftmax softmax[kQueryTiles][2];
 
   // queries: the group's rows of head_dim.
   __device__ __forceinline__ void start(const Element* group_queries, int group) {
@@ -52,8 +53,7 @@ struct WarpAttention {
       }
 #pragma unroll
       for (int i = 0; i < 2; ++i) {
-        largest[t][i] = -INFINITY;
-        sum[t][i] = 0.0F;
+        softmax[t][i] = {};
       }
     }
   }
@@ -120,11 +120,11 @@ struct WarpAttention {
     for (int t = 0; t < kQueryTiles; ++t) {
 #pragma unroll
       for (int i = 0; i < 2; ++i) {
-        const float total = sum_over_tokens(sum[t][i]);
+        const float total = sum_over_tokens(softmax[t][i].sum);
         const int query = t * 8 + lane % 4 * 2 + i;
         if (query < exchange.group) {
           if (lane < 4) {
-            exchange.max_and_sum[part * exchange.group + query] = make_float2(largest[t][i], total);
+            exchange.max_and_sum(part, query) = make_float2(softmax[t][i].largest, total);
           }
           float* row = exchange.row(part, query) + lane / 4;
 #pragma unroll
@@ -175,13 +175,13 @@ struct WarpAttention {
     bool grew = false;
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
-      const float before = largest[t][i];
-      largest[t][i] = fmaxf(before, scale * max_over_tokens(fmaxf(scores[i], scores[i + 2])));
-      rescale[i] = common::exp2_fast(before - largest[t][i]);
-      grew |= before != largest[t][i];
-      scores[i] = common::exp2_fast(fmaf(scale, scores[i], -largest[t][i]));
-      scores[i + 2] = common::exp2_fast(fmaf(scale, scores[i + 2], -largest[t][i]));
-      sum[t][i] = sum[t][i] * rescale[i] + scores[i] + scores[i + 2];
+      RunningSoftmax& own = softmax[t][i];
+      const float before = own.largest;
+      rescale[i] = own.raise_to(fmaxf(before, scale * max_over_tokens(fmaxf(scores[i], scores[i + 2]))));
+      grew |= before != own.largest;
+      scores[i] = own.weight_of(scores[i], scale);
+      scores[i + 2] = own.weight_of(scores[i + 2], scale);
+      own.sum = own.sum + scores[i] + scores[i + 2];
     }
     if (__any_sync(~0U, grew)) {  // after a few tiles, rarely
 #pragma unroll
@@ -206,12 +206,13 @@ __device__ __forceinline__ void finish_head(const PartialSoftmax<kHeadDim>& exch
   const int own_place = partial_place(static_cast<int>(blockIdx.x), first_contributor);
   const bool whole = first_contributor == last_contributor;
   __syncthreads();
+  const int dimension = static_cast<int>(threadIdx.x) % 32 * kWarpValues<kHeadDim>;
   for (int query = warp; query < group; query += kWarps) {
-    const MergedRow<kHeadDim> merged = merge_parts(exchange, kWarps, query);
+    const auto merged = merge_parts<kWarpValues<kHeadDim>>(exchange, kWarps, query, dimension);
     if (whole) {
-      store_output(merged, output + query * kHeadDim);
+      store_output(merged, output + query * kHeadDim + dimension);
     } else {
-      store_partial(merged, workspace, own_place * group + query);
+      store_partial<kHeadDim>(merged, workspace, own_place * group + query, dimension);
     }
   }
   __syncthreads();  // the exchange may be written again; and all of a partial result has been stored

@@ -1,5 +1,5 @@
-// Cuts the work of a decode step into equal shares, once a step, on the device: the lengths never travel to the host,
-// and a captured graph stays valid while they grow.
+// Cuts the work of a decode step into equal shares, once for each step, on the device: the lengths never travel to the
+// host, and a captured graph stays valid while they grow.
 #include "decode_plan.h"
 
 #include "checks.h"
@@ -73,7 +73,7 @@ __device__ Position find(std::int64_t tile, const std::int64_t* tiles_before, in
 }
 
 // Where shares end. Sequences of nearly the same length need no share that spans two heads, and a share that ends where
-// its head ends has only one result to hand in, or none: the second one costs about as much as ten tiles.
+// its head ends has only one result to hand in, or none: a second one costs about as much as ten tiles.
 enum class Cut {
   kWithinHeads,   // each head is cut into `count` shares: few heads, of about the same length
   kBetweenHeads,  // each share has `count` whole heads: more heads than thread blocks
@@ -86,32 +86,54 @@ struct Cutting {
   int count;
 };
 
+// One thread block merges a head: 256 rows in all, or reading them takes longer than more shares save.
+__device__ int max_shares_of_head(const DecodeShape& shape) { return 256 / shape.group; }
+
+// Equal parts of the line: as many as there are thread blocks, unless they would become too short, or too many for the
+// merge.
+__device__ Cutting cut_line(std::int64_t total, int num_heads, const DecodeShape& shape) {
+  std::int64_t shares = (total + shape.min_tiles - 1) / shape.min_tiles;
+  shares = min(shares, std::int64_t{max_shares_of_head(shape)} * num_heads);
+  shares = min(shares, std::int64_t{shape.num_workers});
+  return {Cut::kAnywhere, static_cast<int>(shares), 0};
+}
+
+// Each head in as many shares as there are thread blocks for it: for at most as many heads as thread blocks.
+__device__ Cutting cut_within_heads(int longest, int num_heads, const DecodeShape& shape) {
+  const int parts = min(min(shape.num_workers / num_heads, max_shares_of_head(shape)),
+                        (longest + shape.min_tiles - 1) / shape.min_tiles);
+  return {Cut::kWithinHeads, num_heads * parts, parts};
+}
+
+// As many whole heads in each share as it takes to give all of them out: for more heads than thread blocks.
+__device__ Cutting cut_between_heads(int num_heads, const DecodeShape& shape) {
+  const int heads = (num_heads + shape.num_workers - 1) / shape.num_workers;
+  return {Cut::kBetweenHeads, (num_heads + heads - 1) / heads, heads};
+}
+
+// The tiles of the longest share, which is how long the launch takes.
+__device__ std::int64_t longest_share(const Cutting& cutting, std::int64_t total, int longest) {
+  switch (cutting.cut) {
+    case Cut::kWithinHeads:
+      return (longest + cutting.count - 1) / cutting.count;
+    case Cut::kBetweenHeads:
+      return std::int64_t{longest} * cutting.count;
+    default:
+      return (total + cutting.num_shares - 1) / cutting.num_shares;
+  }
+}
+
+// Shares that end with their heads, if the longest of them is then at most four tiles for each warp longer than equal
+// parts of the line would be (measured: more loses 1 to 2 % where contexts are long).
 __device__ Cutting choose_cutting(std::int64_t total, int longest, int num_heads, const DecodeShape& shape) {
   if (total == 0) {
     return {Cut::kAnywhere, 0, 0};
   }
-  // One thread block merges a head: 256 rows in all, or reading them takes longer than more shares save.
-  const int max_per_head = 256 / shape.group;
-  std::int64_t line_shares = (total + shape.min_tiles - 1) / shape.min_tiles;
-  line_shares = min(line_shares, std::int64_t{max_per_head} * num_heads);
-  line_shares = min(line_shares, std::int64_t{shape.num_workers});
-  Cutting even{};
-  std::int64_t longest_share = 0;
-  if (num_heads <= shape.num_workers) {
-    const int parts =
-        min(min(shape.num_workers / num_heads, max_per_head), (longest + shape.min_tiles - 1) / shape.min_tiles);
-    even = {Cut::kWithinHeads, num_heads * parts, parts};
-    longest_share = (longest + parts - 1) / parts;
-  } else {
-    const int heads = (num_heads + shape.num_workers - 1) / shape.num_workers;
-    even = {Cut::kBetweenHeads, (num_heads + heads - 1) / heads, heads};
-    longest_share = std::int64_t{longest} * heads;
-  }
-  // What even cuts cost is the difference of the longest shares. It is worth up to four tiles a warp (measured: more
-  // loses 1 to 2 % where contexts are long).
-  const std::int64_t line_share = (total + line_shares - 1) / line_shares;
-  const bool is_even = longest_share <= line_share + 4 * shape.min_tiles;
-  return is_even ? even : Cutting{Cut::kAnywhere, static_cast<int>(line_shares), 0};
+  const Cutting line = cut_line(total, num_heads, shape);
+  const Cutting heads = num_heads <= shape.num_workers ? cut_within_heads(longest, num_heads, shape)
+                                                       : cut_between_heads(num_heads, shape);
+  const std::int64_t allowed = longest_share(line, total, longest) + 4 * shape.min_tiles;
+  return longest_share(heads, total, longest) <= allowed ? heads : line;
 }
 
 // The share c if each head is cut into shares_per_head, or into as many as it has tiles if these are fewer.
@@ -178,10 +200,8 @@ __device__ TileRange part_of_line(int c, const Cuts& cuts, const std::int64_t* t
           .context_length = context_lengths[first.sequence]};
 }
 
-__global__ void __launch_bounds__(kThreads) plan(DecodeWorkspace workspace, const int* context_lengths,
-                                                 int num_sequences, int num_kv_heads, DecodeShape shape) {
-  const std::int64_t* tiles_before = workspace.tiles_before;
-  sum_tiles(workspace.tiles_before, context_lengths, num_sequences, num_kv_heads);
+// The tiles of the longest context, in all threads.
+__device__ int longest_context(const int* context_lengths, int num_sequences) {
   __shared__ int longest;
   if (threadIdx.x == 0) {
     longest = 0;
@@ -191,6 +211,14 @@ __global__ void __launch_bounds__(kThreads) plan(DecodeWorkspace workspace, cons
     atomicMax(&longest, num_tiles_of(context_lengths[s]));
   }
   __syncthreads();
+  return longest;
+}
+
+__global__ void __launch_bounds__(kThreads) plan(DecodeWorkspace workspace, const int* context_lengths,
+                                                 int num_sequences, int num_kv_heads, DecodeShape shape) {
+  const std::int64_t* tiles_before = workspace.tiles_before;
+  sum_tiles(workspace.tiles_before, context_lengths, num_sequences, num_kv_heads);
+  const int longest = longest_context(context_lengths, num_sequences);
   const std::int64_t total = tiles_before[num_sequences];
   const Cutting cutting = choose_cutting(total, longest, num_sequences * num_kv_heads, shape);
   for (int c = static_cast<int>(threadIdx.x); c < shape.num_workers; c += kThreads) {

@@ -17,7 +17,7 @@ std::string unsupported(const PageShape& shape, int num_heads) {
     if (block_size < 1) {
       return "the float32 kernels need blocks of at least one token, not " + std::to_string(block_size);
     }
-    // Rows of whole 16-byte vectors; a thread block's shared memory has room for 256 dimensions a warp.
+    // Rows of whole 16-byte vectors; a thread block's shared memory has room for 256 dimensions for each warp.
     if (head_dim < 8 || head_dim % 8 != 0 || head_dim > 256) {
       return "the float32 kernels need a head dimension that is a multiple of 8 up to 256, not " +
              std::to_string(head_dim);

@@ -14,9 +14,9 @@ namespace stage7 {
 struct LadderStep {
   const char* name;
   std::size_t (*workspace_bytes)(const PageShape& shape, const Batch& batch);
-  // Once a decode step, and finished before `decode` begins; null where there is nothing to plan.
+  // Once for each decode step, and finished before `decode` begins; null where there is nothing to plan.
   void (*plan)(const PageShape& shape, const Batch& batch, void* workspace, cudaStream_t stream);
-  // Once a layer. Argument checks, errors and the meaning of a context_length of 0: as decode_attention.
+  // Once for each layer. Argument checks, errors and the meaning of a context_length of 0: as decode_attention.
   void (*decode)(const Pages& pages, const Batch& batch, const void* queries, void* output, void* workspace,
                  cudaStream_t stream);
 };

@@ -6,6 +6,7 @@
 
 #include "../kernels/checks.h"
 #include "../kernels/decode_merge.cuh"
+#include "../kernels/online_softmax.cuh"
 #include "../kernels/page_layout.h"
 #include "common/cuda/launch.h"
 #include "common/cuda/scalars.cuh"
@@ -90,6 +91,14 @@ __device__ __forceinline__ ElementVec load_vec(const Element* address) {
 // The query row of a head, or its row of the output.
 __device__ __forceinline__ std::int64_t head_row(const LadderCall& call, int sequence, int head) {
   return (std::int64_t{sequence} * call.batch.num_heads + head) * kDimensions;
+}
+
+// Joins the parts of one query with a warp, and writes its row of the output.
+__device__ __forceinline__ void write_output(const LadderCall& call, const PartialSoftmax<kDimensions>& parts,
+                                             int num_parts, int query, std::int64_t row) {
+  constexpr int kValues = kWarpValues<kDimensions>;
+  const int dimension = static_cast<int>(threadIdx.x) % 32 * kValues;
+  store_output(merge_parts<kValues>(parts, num_parts, query, dimension), call.output + row + dimension);
 }
 
 // One number from each thread, combined. All threads of the block call it.

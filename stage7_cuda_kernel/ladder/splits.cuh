@@ -1,8 +1,9 @@
 // What steps 4 to 6 share: a context cut into pieces that different thread blocks walk, and the merge of their results.
 //
 // The results of a head lie in the workspace just as those of half-warps lie in shared memory (PartialSoftmax in
-// decode_merge.cuh: for each part and query the largest score, the sum of weights, and the weighted sum of V), and are
-// joined by the same arithmetic.
+// online_softmax.cuh: for each part and query the largest score, the sum of weights, and the weighted sum of V), and
+// are joined by the same arithmetic. A step itself has the kernel that walks a piece, and says what it takes: a
+// SplitStep.
 #pragma once
 
 #include <algorithm>
@@ -42,43 +43,80 @@ inline Splits choose_splits(const PageShape& shape, const Batch& batch, int num_
           .bytes_per_head = PartialSoftmax<kDimensions>::bytes(count, num_queries)};
 }
 
-// The blocks of a context that piece `split` has: begin … end - 1. Short contexts have pieces without any.
-struct BlockRange {
+// What a thread block of steps 4 to 6 walks: tokens begin … end - 1 of one context, for query head `head`, or for all
+// query heads of kv head `head`. Pieces are cut between blocks; a short context has pieces without any token.
+struct Piece {
+  int sequence;
+  int head;
+  int split;
+  int length;  // of the whole context; 0: there is nothing to do, and nothing to hand in
   int begin;
   int end;
 
-  __device__ __forceinline__ BlockRange(int length, int split, int count) {
+  __device__ __forceinline__ Piece(const LadderCall& call, const Splits& splits)
+      : sequence(static_cast<int>(blockIdx.y)),
+        head(static_cast<int>(blockIdx.x)),
+        split(static_cast<int>(blockIdx.z)),
+        length(call.batch.context_lengths[sequence]) {
     const std::int64_t num_blocks = num_tiles_of(length);
-    begin = static_cast<int>(num_blocks * split / count);
-    end = static_cast<int>(num_blocks * (split + 1) / count);
+    begin = static_cast<int>(num_blocks * split / splits.count) * kBlockTokens;
+    end = min(static_cast<int>(num_blocks * (split + 1) / splits.count) * kBlockTokens, length);
   }
 };
 
 // Joins the num_parts results of a thread block, and writes the output, or this piece's result. All threads call it.
-__device__ __forceinline__ void finish_split(const LadderCall& call, const Splits& splits,
-                                             const PartialSoftmax<kDimensions>& exchange, int num_parts, int sequence,
-                                             int head, int split) {
-  const auto thread = static_cast<int>(threadIdx.x);
+__device__ __forceinline__ void finish_piece(const LadderCall& call, const Splits& splits, const Piece& piece,
+                                             const PartialSoftmax<kDimensions>& exchange, int num_parts) {
+  constexpr int kValues = kWarpValues<kDimensions>;
+  const int dimension = static_cast<int>(threadIdx.x) % 32 * kValues;
   __syncthreads();
-  for (int query = thread / 32; query < splits.num_queries; query += static_cast<int>(blockDim.x) / 32) {
-    const MergedRow<kDimensions> merged = merge_parts(exchange, num_parts, query);
+  for (int query = static_cast<int>(threadIdx.x) / 32; query < splits.num_queries;
+       query += static_cast<int>(blockDim.x) / 32) {
     if (splits.count == 1) {
-      store_output(merged, call.output + head_row(call, sequence, head * splits.num_queries + query));
-      continue;
-    }
-    const PartialSoftmax<kDimensions> results = splits.results(sequence, head);
-    float* row = results.row(split, query) + thread % 32 * MergedRow<kDimensions>::kValues;
-#pragma unroll
-    for (int i = 0; i < MergedRow<kDimensions>::kValues; ++i) {
-      row[i] = merged.values[i];
-    }
-    if (thread % 32 == 0) {
-      results.max_and_sum[split * splits.num_queries + query] = make_float2(merged.largest, merged.sum);
+      write_output(call, exchange, num_parts, query,
+                   head_row(call, piece.sequence, piece.head * splits.num_queries + query));
+    } else {
+      splits.results(piece.sequence, piece.head)
+          .store(piece.split, query, merge_parts<kValues>(exchange, num_parts, query, dimension), dimension);
     }
   }
 }
 
+// What a step chooses.
+struct SplitStep {
+  bool groups_together;  // a thread block walks a kv head for its whole group, or one query head
+  int resident;          // thread blocks that a multiprocessor holds at once
+  int threads;
+  int num_parts;           // results in a thread block, which meet in shared memory
+  std::size_t ring_bytes;  // of shared memory, besides
+  void (*(*kernel_for)(int num_queries))(LadderCall, Splits);
+
+  Splits splits(const PageShape& shape, const Batch& batch, void* workspace) const {
+    return choose_splits(shape, batch, groups_together ? shape.num_kv_heads : batch.num_heads, resident, workspace);
+  }
+};
+
 // The second launch (step4_split.cu). Without effect if nothing was cut.
 void merge_splits(const LadderCall& call, const Splits& splits, cudaStream_t stream);
+
+template <const SplitStep& step>
+std::size_t split_workspace_bytes(const PageShape& shape, const Batch& batch) {
+  return step.splits(shape, batch, nullptr).bytes(batch.num_sequences);
+}
+
+// A launch that walks all pieces, and one that joins their results.
+template <const SplitStep& step>
+void decode_split(const Pages& pages, const Batch& batch, const void* queries, void* output, void* workspace,
+                  cudaStream_t stream) {
+  const LadderCall call = ladder_call(pages, batch, queries, output);
+  const Splits splits = step.splits(pages.shape, batch, workspace);
+  if (batch.num_sequences > 0) {
+    common::launch(step.kernel_for(splits.num_queries), grid_of(splits.num_heads, batch.num_sequences, splits.count),
+                   step.threads,
+                   step.ring_bytes + PartialSoftmax<kDimensions>::bytes(step.num_parts, splits.num_queries), stream,
+                   common::Overlap::kNone, call, splits);
+    merge_splits(call, splits, stream);
+  }
+}
 
 }  // namespace

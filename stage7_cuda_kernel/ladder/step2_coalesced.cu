@@ -1,23 +1,23 @@
-// Step 2: 16 bytes a thread, side by side. Other instructions for the same bytes; and weights are formed in the pass
-// over V, so that scores are written once and read once.
+// Step 2: 16 bytes for each thread, side by side. Other instructions for the same bytes; and weights are formed in the
+// pass over V, so that scores are written once and read once.
 //
-// A row of K or V is 256 bytes: half a warp reads it with one load of 16 bytes a thread, and the warp reads two rows.
-// Everything that is asked for is used at once, the block is looked up once a row, and an instruction moves 512 bytes
-// in place of 64. A score is now spread over 16 threads, 8 products each; four exchanges between the threads join them.
-// Each half-warp has four tokens' loads on their way before it uses the first, because a load takes about 600 ns: to
-// draw 4,500 GB/s, Little's law asks for 4,500 * 600 = 2.7 MB under way, 20 KB a multiprocessor, all the time; several
-// times that in practice, since a load takes longer when memory is busy, and requests come in bursts (step 6 keeps 192
-// KB).
+// A row of K or V is 256 bytes: half a warp reads it with one load of 16 bytes for each thread, and the warp reads two
+// rows. All that is loaded is used at once, the block is looked up once for each row, and an instruction moves 512
+// bytes in place of 64. A score is spread over 16 threads, 8 products each; four exchanges between the threads join
+// them. Each half-warp has four tokens' loads on their way before it uses the first, because a load takes about 600 ns:
+// to draw 4,500 GB/s, Little's law needs 4,500 * 600 = 2.7 MB under way, 20 KB for each multiprocessor, all the time;
+// several times that in practice, since a load takes longer when memory is busy, and requests come in bursts (step 6
+// keeps 192 KB).
 //
 // The permutation of vectors (page_layout.h) costs nothing here: the half-warp reads all 16 of them anyway.
 //
-// bytes and flops for 32 x 8,192: as step 1, 4.3 GB asked for and 4.3 Gflop.
+// bytes and flops for 32 x 8,192: as step 1, 4.3 GB loaded and 4.3 Gflop.
 // measured: 1x8192 940 us (1%), 32x8192 1,083 us (22%), 32xragged 3,825 us (5%) on an NVIDIA H200, 2026-11-21
 //
-// Why it is faster: half the instructions of step 1, 65 a token and query head, 544 M in all; and L2 is asked for 1.2
-// GB in place of 2.6. Where it hardly is: a single sequence. A few warps on a few multiprocessors wait for one load
+// Why it is faster: half the instructions of step 1, 65 for a token and query head, 544 M in all; and L2 delivers
+// 1.2 GB in place of 2.6. Where it hardly is: a single sequence. A few warps on a few multiprocessors wait for one load
 // after the other, two passes long, however wide the loads are.
-#include "online_softmax.cuh"
+#include "half_warps.cuh"
 
 namespace stage7 {
 namespace {
@@ -77,10 +77,10 @@ __global__ void __launch_bounds__(kThreads) attend(LadderCall call, float* all_s
     }
   }
   const PartialSoftmax<kDimensions> exchange(shared, kHalfWarps, 1);
-  own.store(exchange, half_warp, 0);
+  store_half_warp(own, exchange, 0);
   __syncthreads();
   if (thread < 32) {
-    store_output(merge_parts(exchange, kHalfWarps, 0), call.output + head_row(call, sequence, query_head));
+    write_output(call, exchange, kHalfWarps, 0, head_row(call, sequence, query_head));
   }
 }
 

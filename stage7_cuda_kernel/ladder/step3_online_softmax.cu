@@ -1,20 +1,20 @@
 // Step 3: one pass. The online softmax of stage 3 keeps scores and weights in registers.
 //
 // K and V of a token are read together, and nothing is written but the output. Each half-warp runs its own online
-// softmax over every eighth token (online_softmax.cuh), and the eight results are joined at the end in shared memory,
+// softmax over every eighth token (half_warps.cuh), and the eight results are joined at the end in shared memory,
 // as stage 3 joins blocks: bring both sides to the larger maximum, then add.
 //
-// bytes for 32 x 8,192: still 4.3 GB asked for, since each query head reads the K and V of its group; the scores are
+// bytes for 32 x 8,192: still 4.3 GB loaded, since each query head reads the K and V of its group; the scores are
 // gone, and so is the workspace. flops: 4.3 G, and a few more for rescaling.
 // measured: 1x8192 392 us (2%), 32x8192 640 us (37%), 32xragged 1,596 us (13%) on an NVIDIA H200, 2026-11-21
 //
-// Why it is faster: twice the loads under way, for K and V no longer wait for each other; no barrier between passes; 49
-// instructions a token and query head in place of 65. Without groups (MHA) a large batch is read at the ceiling from
-// here on, and no later step is faster. With groups the four heads find each other's K and V in L1 (1.2 GB go through
-// L2, 1.1 come from memory), but each of them unpacks and multiplies for itself: 410 M instructions, 430 us at the
-// least. And with one sequence of 1,024 tokens there are 32 thread blocks for 132 multiprocessors, in this step as in
-// the steps before: three of four are idle.
-#include "online_softmax.cuh"
+// Why it is faster: twice the loads under way, for V does not wait for all of K; no barrier between passes; 49
+// instructions for a token and query head in place of 65. Without groups (MHA) a large batch is read at the ceiling
+// from here on, and no later step is faster. With groups the four heads find each other's K and V in L1 (1.2 GB go
+// through L2, 1.1 come from memory), but each of them unpacks and multiplies for itself: 410 M instructions, 430 us at
+// the least. And with one sequence of 1,024 tokens there are 32 thread blocks for 132 multiprocessors, in this step as
+// in the steps before: three of four are idle.
+#include "half_warps.cuh"
 
 namespace stage7 {
 namespace {
@@ -35,10 +35,10 @@ __global__ void __launch_bounds__(kThreads) attend(LadderCall call) {
   attend_range<1, 4>(head, query, call.scale, 0, length, own);
 
   const PartialSoftmax<kDimensions> exchange(shared, kHalfWarps, 1);
-  own[0].store(exchange, thread / kVecsPerRow, 0);
+  store_half_warp(own[0], exchange, 0);
   __syncthreads();
   if (thread < 32) {
-    store_output(merge_parts(exchange, kHalfWarps, 0), call.output + row);
+    write_output(call, exchange, kHalfWarps, 0, row);
   }
 }
 

@@ -2,20 +2,19 @@
 // results.
 //
 // Decoding has one query a sequence, so steps 1 to 3 have sequences x heads thread blocks: 32 for a single sequence,
-// and there are 132 multiprocessors with room for 8 each. Cutting the context gives as many more as the device has room
-// for
-// ("Flash-Decoding", https://pytorch.org/blog/flash-decoding/). The price is the partial results, 536 bytes a piece and
-// query head, written and read once more, and a launch that cannot begin before the last piece is done.
+// and there are 132 multiprocessors with room for 8 each. Cutting the context gives as many as the device has room for
+// ("Flash-Decoding", https://pytorch.org/blog/flash-decoding/). The price is the partial results, 536 bytes for each
+// piece and query head, written and read once more, and a launch that cannot begin before the last piece is done.
 //
-// bytes for 32 x 8,192: 4.3 GB asked for, as before. There are 1,024 heads already, so nothing is cut (splits.cuh). For
-// 1 x 8,192 a context is cut into 33 pieces of 248 tokens: 34 MB of K and V, each asked for four times, and 0.6 MB of
+// bytes for 32 x 8,192: 4.3 GB loaded, as before. There are 1,024 heads already, so nothing is cut (splits.cuh). For
+// 1 x 8,192 a context is cut into 33 pieces of 248 tokens: 34 MB of K and V, each loaded four times, and 0.6 MB of
 // partial results. flops: 4.3 G; merging adds 2 for each number of a partial result.
 // measured: 1x8192 30.6 us (24%), 32x8192 611 us (38%), 32xragged 1,077 us (19%) on an NVIDIA H200, 2026-11-21
 //
 // Why it is faster: a single sequence has the whole device. Where it is not: a batch that fills the device anyway. And
 // the second launch is not free: on its own it takes 5 us for 1,024 tokens, and 12 where a warp joins 33 pieces, half
 // as long as the walk itself.
-#include "online_softmax.cuh"
+#include "half_warps.cuh"
 #include "splits.cuh"
 
 namespace stage7 {
@@ -25,55 +24,38 @@ constexpr int kResident = 8;
 
 __global__ void __launch_bounds__(kThreads, kResident) attend(LadderCall call, Splits splits) {
   extern __shared__ __align__(16) unsigned char shared[];
-  const auto query_head = static_cast<int>(blockIdx.x);
-  const auto sequence = static_cast<int>(blockIdx.y);
-  const auto split = static_cast<int>(blockIdx.z);
-  const auto thread = static_cast<int>(threadIdx.x);
-  const int length = call.batch.context_lengths[sequence];
-  if (length == 0) {
+  const Piece piece(call, splits);
+  if (piece.length == 0) {
     return;
   }
-  const HeadPages head(call, sequence, query_head / (call.batch.num_heads / call.pages.shape.num_kv_heads));
-  const ElementVec query[] = {
-      load_vec(call.queries + head_row(call, sequence, query_head) + thread % kVecsPerRow * kVecElements)};
+  const HeadPages head(call, piece.sequence, piece.head / (call.batch.num_heads / call.pages.shape.num_kv_heads));
+  const ElementVec query[] = {load_vec(call.queries + head_row(call, piece.sequence, piece.head) +
+                                       static_cast<int>(threadIdx.x) % kVecsPerRow * kVecElements)};
   HalfWarpRow own[1];
-  const BlockRange range(length, split, splits.count);
-  attend_range<1, 4>(head, query, call.scale, range.begin * kBlockTokens, min(range.end * kBlockTokens, length), own);
+  attend_range<1, 4>(head, query, call.scale, piece.begin, piece.end, own);
 
   const PartialSoftmax<kDimensions> exchange(shared, kHalfWarps, 1);
-  own[0].store(exchange, thread / kVecsPerRow, 0);
-  finish_split(call, splits, exchange, kHalfWarps, sequence, query_head, split);
+  store_half_warp(own[0], exchange, 0);
+  finish_piece(call, splits, piece, exchange, kHalfWarps);
 }
 
-// A warp a query. Its loads do not wait for each other, but all of them wait for the launch.
+// A warp for each query. Its loads do not wait for each other, but all of them wait for the launch.
 __global__ void merge(LadderCall call, Splits splits) {
   const auto head = static_cast<int>(blockIdx.x);
   const auto sequence = static_cast<int>(blockIdx.y);
   const auto query = static_cast<int>(threadIdx.x) / 32;
   if (call.batch.context_lengths[sequence] > 0) {
-    store_output(merge_parts(splits.results(sequence, head), splits.count, query),
-                 call.output + head_row(call, sequence, head * splits.num_queries + query));
+    write_output(call, splits.results(sequence, head), splits.count, query,
+                 head_row(call, sequence, head * splits.num_queries + query));
   }
 }
 
-Splits splits_of(const PageShape& shape, const Batch& batch, void* workspace) {
-  return choose_splits(shape, batch, batch.num_heads, kResident, workspace);
-}
-
-std::size_t workspace_bytes(const PageShape& shape, const Batch& batch) {
-  return splits_of(shape, batch, nullptr).bytes(batch.num_sequences);
-}
-
-void decode(const Pages& pages, const Batch& batch, const void* queries, void* output, void* workspace,
-            cudaStream_t stream) {
-  const LadderCall call = ladder_call(pages, batch, queries, output);
-  const Splits splits = splits_of(pages.shape, batch, workspace);
-  if (batch.num_sequences > 0) {
-    common::launch(attend, grid_of(batch.num_heads, batch.num_sequences, splits.count), kThreads,
-                   PartialSoftmax<kDimensions>::bytes(kHalfWarps, 1), stream, common::Overlap::kNone, call, splits);
-    merge_splits(call, splits, stream);
-  }
-}
+constexpr SplitStep kStep = {.groups_together = false,
+                             .resident = kResident,
+                             .threads = kThreads,
+                             .num_parts = kHalfWarps,
+                             .ring_bytes = 0,
+                             .kernel_for = [](int) { return attend; }};
 
 }  // namespace
 
@@ -84,6 +66,6 @@ void merge_splits(const LadderCall& call, const Splits& splits, cudaStream_t str
   }
 }
 
-const LadderStep kSplit = {"4 split contexts", workspace_bytes, nullptr, decode};
+const LadderStep kSplit = {"4 split contexts", split_workspace_bytes<kStep>, nullptr, decode_split<kStep>};
 
 }  // namespace

@@ -3,22 +3,22 @@
 // All tiles of all heads of all sequences stand in one line, and n thread blocks, as many as the device holds at once,
 // get the n-th part each (decode_plan.h draws it). A share may begin in the middle of one head and end in another one,
 // so no thread block waits for the longest sequence, and no second round of thread blocks runs half empty. The plan is
-// made on the device, once a decode step, for all layers.
+// made on the device, once for each decode step, for all layers.
 //
-// The results of a head that was cut meet in the workspace, and the thread block that hands in last, as an atomic
+// The results of a head that was cut meet in the workspace, and the last thread block to hand in, as an atomic
 // counter tells it, merges them: the second launch is gone. A launch may also begin while the one before still drains
 // (programmatic dependent launch), so that tables and plan are read by the time K and V may be.
 //
-// bytes for 32 x 8,192: 1.07 GB, each once, and at most two partial results of 2 KB (a group of 4) a thread block: 1
-// MB. flops: 4.3 G.
+// bytes for 32 x 8,192: 1.07 GB, each once, and at most two partial results of 2 KB (a group of 4) for each thread
+// block: 1 MB. flops: 4.3 G.
 // measured: 1x8192 13.1 us (56%), 32x8192 251 us (94%), 32xragged 224 us (89%) on an NVIDIA H200, 2026-11-21
 //
-// Why it is faster: for ragged batches by the balance, for small ones by the merge. What it cost: the plan, 4 us once a
-// step; and a merge in the same launch was slower than a second launch at first, because one thread block read the
-// results of many one after the other, 600 ns each. It asks for eight of them at once now (merge_contributors). Shapes
-// that lost on the way: one head a thread block where heads are few; cutting heads that need not be cut, since a thread
-// block that ends in another head hands in two results; many small thread blocks where every head is cut, for the
-// number of partial results is what the merge pays for (decode_ring.h has the rule).
+// Why it is faster: for ragged batches by the balance, for small ones by the merge. What it costs: the plan, 4 us for
+// each step. And a merge in the same launch is slower than a second launch if one thread block reads the results of
+// many one after the other, 600 ns each; so it loads eight of them at once (merge_contributors). Slower alternatives:
+// one head for each thread block where heads are few; cutting heads that need not be cut, since a thread block that
+// ends in another head hands in two results; many small thread blocks where every head is cut, for the number of
+// partial results is what the merge pays for (decode_ring.h has the rule).
 #include "ladder_parts.cuh"
 
 namespace stage7 {

@@ -1,12 +1,14 @@
-// Float32 attention: a thread block for each query head of each token, in it a warp for each token of the context by
-// turns. Tensor cores would round the operands to 10 bits (tf32), and the point of this path is that it does not round:
-// it exists to be compared with the CPU, not to be fast. So it takes any block size and almost any head_dim.
+// Float32 attention: a thread block for each query head of each token, in which the warps take
+// the tokens of the context in turn. Tensor cores would round the operands to 10 bits (tf32), and the point of this
+// path is that it does not round: it exists to be compared with the CPU, not to be fast. So it takes any block size and
+// almost any head_dim.
 #include "attention_simple.h"
 
 #include <cmath>
 
 #include "checks.h"
 #include "common/cuda/launch.h"
+#include "online_softmax.cuh"
 #include "page_layout.h"
 
 namespace stage8 {
@@ -37,12 +39,9 @@ __device__ QueryRow find_row(int token, const Batch& batch, const int* query_sta
   return {sequence, batch.context_lengths[sequence] - (query_starts[sequence + 1] - token - 1)};
 }
 
-// A part of a row's result: weights are 2^(score - largest), and values are not yet divided by their sum.
-struct PartialRow {
-  float largest = -INFINITY;
-  float sum = 0.0F;
-  float values[kValues] = {};
-};
+using PartialRow = SoftmaxRow<kValues>;
+using Parts = PartialSoftmax<kMaxDimensions>;
+constexpr std::size_t kPartsBytes = Parts::bytes(kWarps, 1);
 
 // What one warp makes of every kWarps-th position.
 __device__ PartialRow attend(const Pages& pages, const int* table, int kv_head, int visible,
@@ -70,23 +69,15 @@ __device__ PartialRow attend(const Pages& pages, const int* table, int kv_head, 
       score += __shfl_xor_sync(~0U, score, distance);
     }
     score *= scale;
-    const float before = own.largest;
-    own.largest = fmaxf(before, score);
-    const float rescale = exp2f(before - own.largest);
-    const float weight = exp2f(score - own.largest);
-    own.sum = own.sum * rescale + weight;
-#pragma unroll
-    for (int i = 0; i < kValues; ++i) {
-      own.values[i] = own.values[i] * rescale + weight * value[i];
-    }
+    own.rescale(fmaxf(own.largest, score));
+    own.add(common::exp2_fast(score - own.largest), value);
   }
   return own;
 }
 
 __global__ void __launch_bounds__(32 * kWarps) attention_kernel(Pages pages, Batch batch, const int* query_starts,
                                                                 const float* queries, float* output, float scale) {
-  __shared__ float parts[kWarps][kMaxDimensions];
-  __shared__ float2 max_and_sum[kWarps];  // largest, sum
+  __shared__ __align__(16) unsigned char shared[kPartsBytes];
   const int head_dim = pages.shape.head_dim;
   const int token = static_cast<int>(blockIdx.x) / batch.num_heads;
   const int head = static_cast<int>(blockIdx.x) % batch.num_heads;
@@ -108,27 +99,18 @@ __global__ void __launch_bounds__(32 * kWarps) attention_kernel(Pages pages, Bat
   const int* table = batch.block_tables + std::int64_t{row.sequence} * batch.max_blocks_per_sequence;
   const int kv_head = head / (batch.num_heads / pages.shape.num_kv_heads);
   const PartialRow own = attend(pages, table, kv_head, row.visible, query, scale);
+  const Parts parts(shared, kWarps, 1);
   if (lane == 0) {
-    max_and_sum[warp] = make_float2(own.largest, own.sum);
+    parts.max_and_sum(warp, 0) = make_float2(own.largest, own.sum);
   }
 #pragma unroll
   for (int i = 0; i < kValues; ++i) {
-    parts[warp][lane + 32 * i] = own.values[i];
+    parts.row(warp, 0)[lane + 32 * i] = own.values[i];
   }
   __syncthreads();
-  float largest = -INFINITY;
-  for (const float2& part : max_and_sum) {
-    largest = fmaxf(largest, part.x);
-  }
-  if (thread < head_dim) {
-    float sum = 0.0F;
-    float value = 0.0F;
-    for (int part = 0; part < kWarps; ++part) {
-      const float weight = exp2f(max_and_sum[part].x - largest);  // 0 for a warp that had no position
-      sum += weight * max_and_sum[part].y;
-      value += weight * parts[part][thread];
-    }
-    output[row_begin + thread] = value / sum;
+  if (thread < head_dim) {  // a thread a dimension
+    const SoftmaxRow<1> merged = merge_parts<1>(parts, kWarps, 0, thread);
+    output[row_begin + thread] = merged.values[0] / merged.sum;
   }
 }
 

@@ -21,6 +21,7 @@
 #include "common/cuda/timing.h"
 #include "host_pages.h"
 #include "kernels.h"
+#include "step_buffers.h"
 #include "step_inputs.h"
 
 namespace stage8 {
@@ -49,7 +50,7 @@ void launch_copies(void* keys, void* values, int num_layers, const PageShape& sh
 
 std::string why_unsupported(const PageShape& shape, int num_heads) { return unsupported(shape, num_heads); }
 
-// Steps of one token a sequence are recorded for so many sequences: 1, 2, 4, 8, 16, 24, … Inactive ones fill them up.
+// Steps with one token for each sequence are recorded for 1, 2, 4, 8, 16, 24, … sequences. Inactive ones fill them up.
 int recorded_size(int num_sequences) {
   int size = 1;
   while (size < num_sequences) {
@@ -116,7 +117,7 @@ struct CudaRunner::Impl {
                     write_to_slots(pages(call.layer), call.k, call.v, call.kv_row_stride, inputs.slot_mapping(),
                                    num_tokens, call.stream);
                     if (num_decodes > 0) {
-                      // The launch before, write_to_slots, keeps to what this asks for.
+                      // Allowed, as the launch before is write_to_slots.
                       decode_attention(pages(call.layer), decodes, call.q, call.output, decode_workspace.data(),
                                        call.stream, {.overlap_previous = true});
                     }
@@ -140,7 +141,7 @@ struct CudaRunner::Impl {
     }
     const DeviceArray<PageCopy> plan(copies);
     launch_copies(keys.data(), values.data(), num_layers, shape, plan, stream);
-    stream.synchronize();  // the plan goes
+    stream.synchronize();  // the plan is freed
   }
 
   common::Matrix read_back(int layer, std::span<const int> slots, bool want_keys);
@@ -221,14 +222,17 @@ void CudaRunner::forward(const GpuStep& step) {
   const int next = 1 - impl_->last;
   StepBuffers& own = impl_->buffers[static_cast<std::size_t>(next)];
   const StepBuffers& other = impl_->buffers[static_cast<std::size_t>(impl_->last)];
+  const auto forget_recorded = [&] {  // their inputs lie elsewhere from here on
+    std::erase_if(impl_->steps, [&](const auto& recorded) { return std::get<0>(recorded.first) == next; });
+  };
   try {
     if (own.begin(step, is_recorded ? size : num_sequences, other, impl_->stream)) {
-      std::erase_if(impl_->steps, [&](const auto& recorded) { return std::get<0>(recorded.first) == next; });
+      forget_recorded();
     }
     const StepInputs& inputs = own.inputs();
     if (is_recorded) {
-      // Six launches a layer and four more, the same for every step of this size: recorded when it first comes, and
-      // replayed with other numbers in the inputs.
+      // Six launches for each layer and four more, the same for every step of this size: recorded when it first comes,
+      // and replayed with other numbers in the inputs.
       const std::tuple key(next, size, inputs.table_pitch());
       auto found = impl_->steps.find(key);
       if (found == impl_->steps.end()) {
@@ -242,17 +246,22 @@ void CudaRunner::forward(const GpuStep& step) {
     own.end(impl_->stream);
   } catch (...) {
     own.abandon(impl_->stream);
+    forget_recorded();  // perhaps: nothing tells whether the inputs had moved already
     throw;
   }
   impl_->last = next;
 }
 
 void CudaRunner::warm_up(int max_tokens, int max_sequences) {
-  // First a chunk, over a table that names block 0 all the time; its K and V go nowhere.
   const PageShape& shape = impl_->shape;
   const std::int64_t num_slots = shape.num_blocks * shape.block_size;
   const auto length = static_cast<int>(
       std::min<std::int64_t>({max_tokens, impl_->max_tokens, num_slots, impl_->model.config().context_length}));
+  const int max_size = std::min(recorded_size(max_sequences), length);
+  // Steps of more tokens take so long that asking the matrix library first hardly counts.
+  constexpr int kMaxPrepared = 1024;
+  impl_->model.prepare(std::min(length, kMaxPrepared), std::min(max_size, kMaxPrepared));
+  // A chunk, over a table that names block 0 all the time; its K and V go nowhere.
   const auto count = static_cast<std::size_t>(length);
   const std::vector<int> zeros(count + 1);
   const std::vector<int> no_slots(count, -1);
@@ -269,7 +278,6 @@ void CudaRunner::warm_up(int max_tokens, int max_sequences) {
   // Then a token each for inactive sequences. Both sets of buffers have recorded steps of their own.
   std::vector<int> ascending(count + 1);
   std::iota(ascending.begin(), ascending.end(), 0);
-  const int max_size = std::min(recorded_size(max_sequences), length);
   for (int size = 1; size <= max_size; size = recorded_size(size + 1)) {
     const auto rows = static_cast<std::size_t>(size);
     for (std::size_t i = 0; i < impl_->buffers.size(); ++i) {

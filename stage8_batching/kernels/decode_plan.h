@@ -8,8 +8,8 @@
 //     shares   |    0    .    1    .    2    .    3    .    4    .   5   |        A, B, C and D are cut
 //
 // The price: a share may begin and end in the middle of a head. Such a head's partial results meet in the workspace,
-// and the thread block that comes last merges them. Where heads are about equally long, that price is saved: shares end
-// where heads end, if the longest then takes at most a few tiles more (choose_cutting in decode_plan.cu). Cutting a
+// and the thread block that comes last merges them. Where heads are about equally long, there is no such price: shares
+// end where heads end, if the longest then takes at most a few tiles more (choose_cutting in decode_plan.cu). Cutting a
 // context is known as split-KV, and cutting one line of all work as stream-K.
 #pragma once
 
@@ -37,10 +37,10 @@ struct alignas(16) TileRange {
   int context_length;  // of that first sequence: saves a thread block one dependent load before its first copy
 };
 
-// A share contributes partial results to its first head and to its last, to no other: two places a thread block.
+// A share contributes partial results to its first head and to its last, to no other: a thread block has two places.
 struct DecodeWorkspace {
   TileRange* shares;           // [num_workers]
-  int* arrivals;               // [num_workers], by the first contributor of a head: how many have delivered
+  int* arrivals;               // [num_workers], by the first contributor of a head: how many have handed in
   float2* max_and_sum;         // [2 * num_workers, group]: largest score, sum of weights
   float* outputs;              // [2 * num_workers, group, head_dim], not yet divided by the sum
   std::int64_t* tiles_before;  // [num_sequences + 1], for the plan alone

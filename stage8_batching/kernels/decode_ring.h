@@ -12,7 +12,7 @@ namespace stage8 {
 struct DecodeRing {
   int warps;     // of a thread block
   int stages;    // tiles in flight for each warp
-  int resident;  // thread blocks a multiprocessor holds at once
+  int resident;  // thread blocks that a multiprocessor holds at once
 };
 
 // many_heads: there are more heads than multiprocessors, so that few of them are cut. Otherwise a head's result is put

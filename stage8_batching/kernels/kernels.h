@@ -84,15 +84,15 @@ struct DecodeOptions {
   bool overlap_previous = false;
 };
 
-// Decode attention works in two steps. plan_decode, once a step, cuts the work of one layer into equal shares;
-// decode_attention, once a layer, does it. Both take the same batch, shape and options, and the same workspace.
-// Float32 needs neither plan nor workspace (0 bytes, may be null).
+// Decode attention works in two steps. plan_decode, called once for each step, cuts the work of one layer into
+// equal shares; decode_attention, called for each layer, does it. Both take the same batch, shape and options, and the
+// same workspace. Float32 needs neither plan nor workspace (0 bytes, may be null).
 std::size_t decode_workspace_bytes(const PageShape& shape, const Batch& batch, const DecodeOptions& options = {});
 void plan_decode(const PageShape& shape, const Batch& batch, void* workspace, cudaStream_t stream,
                  const DecodeOptions& options = {});
 
-// queries, output: [num_sequences, num_heads * head_dim], of the pages' type; one token a sequence, which sees all
-// context_length positions. Query head h reads kv head h / (num_heads / num_kv_heads). Scores are scaled by
+// queries, output: [num_sequences, num_heads * head_dim], of the pages' type; one token for each sequence, which sees
+// all context_length positions. Query head h reads kv head h / (num_heads / num_kv_heads). Scores are scaled by
 // 1 / sqrt(head_dim).
 void decode_attention(const Pages& pages, const Batch& batch, const void* queries, void* output, void* workspace,
                       cudaStream_t stream, const DecodeOptions& options = {});
@@ -100,9 +100,10 @@ void decode_attention(const Pages& pages, const Batch& batch, const void* querie
 // Causal attention of a ragged batch: prompts, chunks of prompts and single tokens side by side. Sequence s has the
 // query rows query_starts[s] … query_starts[s + 1] - 1 (query_starts: [num_sequences + 1]), which are the last tokens
 // of its context. queries, output: [num_tokens, num_heads * head_dim]; num_tokens is at least query_starts' last entry.
-// query_starts[0] is 0; no sequence has more rows than context. workspace: filled by plan_ragged, once a step; not
-// needed for float32. Work is shared out by query rows, never along the context: a sequence with one token is computed,
-// but its whole context is then walked by one thread block a kv head. decode_attention is made for that.
+// query_starts[0] is 0; no sequence has more rows than context. workspace: filled by plan_ragged, once for each
+// step; not needed for float32. Work is shared out by query rows, never along the context: a sequence with one token is
+// computed, but its whole context is then walked by one thread block for each kv head. decode_attention is made for
+// that.
 std::size_t ragged_workspace_bytes(const PageShape& shape, const Batch& batch, int num_tokens);
 void plan_ragged(const PageShape& shape, const Batch& batch, const int* query_starts, int num_tokens, void* workspace,
                  cudaStream_t stream);

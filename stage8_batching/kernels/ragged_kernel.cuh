@@ -4,10 +4,12 @@
 // which is 128 flops a byte from the L2 cache and far more from memory, so arithmetic is what counts here. A warp keeps
 // 32 rows of output in registers; every vector of K and V it fetches from shared memory is multiplied with two blocks
 // of 16 rows, because with one alone the fetching would take as long as the multiplying. The bulk copies of the next
-// tile run meanwhile, and two thread blocks a multiprocessor fill each other's waits: one's softmax is the other's mma.
+// tile run meanwhile, and of the two thread blocks of a multiprocessor one computes its softmax while the other
+// multiplies.
 #pragma once
 
 #include "common/cuda/scalars.cuh"
+#include "online_softmax.cuh"
 #include "ptx.cuh"
 #include "ragged_plan.h"
 
@@ -32,8 +34,7 @@ struct RaggedRows {
   static constexpr int kVecs = kRowBytes / kVecBytes;
 
   float output[kBlocks][2 * kSteps][4];
-  float largest[kBlocks][2];  // in units of log2(e)
-  float sum[kBlocks][2];      // of the weights this thread has formed itself
+  RunningSoftmax softmax[kBlocks][2];  // the sum is that of the weights which this thread has formed itself
 
   __device__ __forceinline__ void start() {
 #pragma unroll
@@ -45,8 +46,7 @@ struct RaggedRows {
           output[b][n][i] = 0.0F;
         }
       }
-      largest[b][0] = largest[b][1] = -INFINITY;
-      sum[b][0] = sum[b][1] = 0.0F;
+      softmax[b][0] = softmax[b][1] = {};
     }
   }
 
@@ -133,22 +133,21 @@ struct RaggedRows {
         }
         most = fmaxf(most, __shfl_xor_sync(~0U, most, 1));
         most = fmaxf(most, __shfl_xor_sync(~0U, most, 2));
-        const float before = largest[b][half];
-        const float now = fmaxf(before, scale * most);
-        largest[b][half] = now;
-        rescale[b][half] = common::exp2_fast(before - now);
-        grew |= before != now;
-        float own = 0.0F;
+        RunningSoftmax& own = softmax[b][half];
+        const float before = own.largest;
+        rescale[b][half] = own.raise_to(fmaxf(before, scale * most));
+        grew |= before != own.largest;
+        float added = 0.0F;
 #pragma unroll
         for (int n = 0; n < kColumns; ++n) {
 #pragma unroll
           for (int i = 0; i < 2; ++i) {
             float& score = scores[b][n][half * 2 + i];
-            score = common::exp2_fast(fmaf(scale, score, -now));
-            own += score;
+            score = own.weight_of(score, scale);
+            added += score;
           }
         }
-        sum[b][half] = sum[b][half] * rescale[b][half] + own;
+        own.sum += added;
       }
     }
     if (__any_sync(~0U, grew)) {  // after a few tiles, rarely
@@ -207,7 +206,7 @@ struct RaggedRows {
     for (int b = 0; b < kBlocks; ++b) {
 #pragma unroll
       for (int half = 0; half < 2; ++half) {
-        float total = sum[b][half];
+        float total = softmax[b][half].sum;
         total += __shfl_xor_sync(~0U, total, 1);
         total += __shfl_xor_sync(~0U, total, 2);
         const float inverse = 1.0F / total;

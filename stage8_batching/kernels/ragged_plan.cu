@@ -1,4 +1,4 @@
-// Lists the tasks of ragged attention, once a step, on the device: the lengths never travel to the host.
+// Lists the tasks of ragged attention, once for each step, on the device: the lengths never travel to the host.
 //
 // A causal task takes time in proportion to the tokens it sees. Thread blocks start in the order of the list, so the
 // longest tasks stand first and the short ones fill the gaps at the end, when no full wave is left.
@@ -15,7 +15,7 @@ struct RaggedLengths {
   const int* query_starts;
   const int* context_lengths;
   int group;
-  int rows;  // a task
+  int rows;  // of a task
 
   __device__ int num_queries(int s) const {
     return context_lengths[s] == 0 ? 0 : query_starts[s + 1] - query_starts[s];

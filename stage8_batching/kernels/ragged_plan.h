@@ -17,13 +17,13 @@ struct RaggedTile {
   int rows_per_warp;  // of queries; an mma takes 16
   int tokens;         // of K and of V, loaded at once
   int stages;         // tiles in shared memory
-  int resident;       // thread blocks a multiprocessor holds at once
+  int resident;       // thread blocks that a multiprocessor holds at once
 
   COURSE_HOST_DEVICE constexpr int rows() const { return warps * rows_per_warp; }
 };
 
-// Two shapes. 32 rows a warp multiply every piece of K and V that is fetched from shared memory with two blocks of 16
-// rows, which suits long prompts; the output of 32 rows of 128 dimensions takes half of the registers, so a
+// Two shapes. A warp with 32 rows multiplies every vector of K and V that it fetches from shared memory with two blocks
+// of 16 rows, which suits long prompts; the output of 32 rows of 128 dimensions takes half of the registers, so a
 // multiprocessor holds two thread blocks. Short prompts are over after a few tiles: there it counts that more thread
 // blocks wait for their first tile at the same time, and that fewer rows of a diagonal tile see nothing.
 constexpr RaggedTile ragged_tile(int head_dim, bool is_short) {

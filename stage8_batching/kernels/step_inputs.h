@@ -1,4 +1,4 @@
-// What a step of a CudaRunner reads, and where its tokens go: one copy brings the inputs over, one the tokens back.
+// What a step of a CudaRunner reads: flat arrays, brought over by one copy.
 #pragma once
 
 #include <algorithm>
@@ -29,59 +29,17 @@ class StepInputs {
   // padded_sequences: as many as the step's, or more; those beyond are inactive and have one token each. The last
   // upload, and the step that read it, must be over. True if the arrays had to grow, and so have moved.
   bool upload(const GpuStep& step, int padded_sequences, const common::Stream& stream) {
-    const auto count = static_cast<int>(step.context_lengths.size());
-    const int num_tokens = static_cast<int>(step.tokens.size()) + padded_sequences - count;
-    COMMON_CHECK(count > 0 && count <= padded_sequences, "a step has sequences");
-    COMMON_CHECK(num_tokens <= max_tokens_, "a step has at most the tokens that were announced");
-    COMMON_CHECK(step.positions.size() == step.tokens.size() && step.slot_mapping.size() == step.tokens.size(),
-                 "each token has a position and a slot");
-    int longest_table = 1;
-    for (int s = 0; s < count; ++s) {
-      longest_table = std::max(longest_table, at(step.table_starts, s + 1) - at(step.table_starts, s));
-    }
-    COMMON_CHECK(longest_table <= max_blocks_, "the sequence is longer than the model's context");
-    pitch_ = rounded_pitch(longest_table);
-    stride_ = stride(num_tokens);
-    const std::size_t used = kBlockTables * stride_ + static_cast<std::size_t>(count) * pitch_;
+    const std::size_t used = lay_out(step, padded_sequences);
     const bool grows = used > device_.size();
     if (grows) {
       host_ = std::make_unique<common::PinnedArray<int>>(2 * used);
       device_ = common::DeviceArray<int>(2 * used);
     }
-
-    const auto num_queries = [&](int s) { return at(step.query_starts, s + 1) - at(step.query_starts, s); };
-    std::vector<int> order(static_cast<std::size_t>(count));
-    std::iota(order.begin(), order.end(), 0);
-    const auto chunks = std::stable_partition(order.begin(), order.end(), [&](int s) { return num_queries(s) == 1; });
-    num_decodes_ = static_cast<int>(chunks - order.begin());
-    std::vector<int> new_rows(step.tokens.size());
-    num_tokens_ = 0;
-    for (int i = 0; i < count; ++i) {
-      const int sequence = order[static_cast<std::size_t>(i)];
-      host(kContextLengths)[i] = at(step.context_lengths, sequence);
-      if (i >= num_decodes_) {
-        host(kQueryStarts)[i - num_decodes_] = num_tokens_ - num_decodes_;
-      }
-      for (int token = at(step.query_starts, sequence); token < at(step.query_starts, sequence + 1); ++token) {
-        new_rows[static_cast<std::size_t>(token)] = num_tokens_;
-        add_token(at(step.tokens, token), at(step.positions, token), at(step.slot_mapping, token));
-      }
-      std::copy(step.block_tables.begin() + at(step.table_starts, sequence),
-                step.block_tables.begin() + at(step.table_starts, sequence + 1),
-                host(kBlockTables) + static_cast<std::size_t>(i) * pitch_);
-    }
-    host(kQueryStarts)[count - num_decodes_] = num_tokens_ - num_decodes_;
-    num_rows_ = 0;
-    for (const int wanted : step.logits_rows) {
-      host(kLogitsRows)[num_rows_++] = new_rows[static_cast<std::size_t>(wanted)];
-    }
-    for (int i = count; i < padded_sequences; ++i) {
-      host(kContextLengths)[i] = 0;
-      host(kLogitsRows)[i] = num_tokens_;
-      add_token(0, 0, -1);
-    }
+    const std::vector<int> rows = add_sequences(step);
+    add_logits_rows(step, rows);
+    add_padding(static_cast<int>(step.context_lengths.size()), padded_sequences);
     for (const auto& [index, row] : step.pending_tokens) {
-      host(kPendingRows)[new_rows[static_cast<std::size_t>(index)]] = row;
+      host(kPendingRows)[rows[static_cast<std::size_t>(index)]] = row;
     }
     CUDA_CHECK(
         cudaMemcpyAsync(device_.data(), host_->data(), used * sizeof(int), cudaMemcpyHostToDevice, stream.get()));
@@ -129,6 +87,76 @@ class StepInputs {
   const int* device(Array array) const { return device_.data() + array * stride_; }
   static int at(std::span<const int> values, int index) { return values[static_cast<std::size_t>(index)]; }
 
+  // Checks the step, and says where each array begins. Returns the number of entries that will be in use.
+  std::size_t lay_out(const GpuStep& step, int padded_sequences) {
+    const auto count = static_cast<int>(step.context_lengths.size());
+    const int num_tokens = static_cast<int>(step.tokens.size()) + padded_sequences - count;
+    COMMON_CHECK(count > 0 && count <= padded_sequences, "a step has sequences");
+    COMMON_CHECK(num_tokens <= max_tokens_, "a step has at most the tokens that were announced");
+    COMMON_CHECK(step.positions.size() == step.tokens.size() && step.slot_mapping.size() == step.tokens.size(),
+                 "each token has a position and a slot");
+    int longest_table = 1;
+    for (int s = 0; s < count; ++s) {
+      longest_table = std::max(longest_table, at(step.table_starts, s + 1) - at(step.table_starts, s));
+    }
+    COMMON_CHECK(longest_table <= max_blocks_, "the sequence is longer than the model's context");
+    pitch_ = rounded_pitch(longest_table);
+    stride_ = stride(num_tokens);
+    return kBlockTables * stride_ + static_cast<std::size_t>(count) * pitch_;
+  }
+
+  // The step's sequences, those with one token first; all others keep their order. Sets num_decodes_.
+  std::vector<int> decodes_first(const GpuStep& step) {
+    std::vector<int> order(step.context_lengths.size());
+    std::iota(order.begin(), order.end(), 0);
+    const auto chunks = std::stable_partition(order.begin(), order.end(), [&](int s) {
+      return at(step.query_starts, s + 1) - at(step.query_starts, s) == 1;
+    });
+    num_decodes_ = static_cast<int>(chunks - order.begin());
+    return order;
+  }
+
+  // Writes lengths, tables and tokens. Returns the row that each of the step's tokens has got.
+  std::vector<int> add_sequences(const GpuStep& step) {
+    const std::vector<int> order = decodes_first(step);
+    const auto count = static_cast<int>(order.size());
+    std::vector<int> rows(step.tokens.size());
+    num_tokens_ = 0;
+    for (int i = 0; i < count; ++i) {
+      const int sequence = order[static_cast<std::size_t>(i)];
+      host(kContextLengths)[i] = at(step.context_lengths, sequence);
+      if (i >= num_decodes_) {
+        host(kQueryStarts)[i - num_decodes_] = num_tokens_ - num_decodes_;
+      }
+      for (int token = at(step.query_starts, sequence); token < at(step.query_starts, sequence + 1); ++token) {
+        rows[static_cast<std::size_t>(token)] = num_tokens_;
+        add_token(at(step.tokens, token), at(step.positions, token), at(step.slot_mapping, token));
+      }
+      std::copy(step.block_tables.begin() + at(step.table_starts, sequence),
+                step.block_tables.begin() + at(step.table_starts, sequence + 1),
+                host(kBlockTables) + static_cast<std::size_t>(i) * pitch_);
+    }
+    host(kQueryStarts)[count - num_decodes_] = num_tokens_ - num_decodes_;
+    return rows;
+  }
+
+  // rows: of the step's tokens.
+  void add_logits_rows(const GpuStep& step, const std::vector<int>& rows) {
+    num_rows_ = 0;
+    for (const int wanted : step.logits_rows) {
+      host(kLogitsRows)[num_rows_++] = rows[static_cast<std::size_t>(wanted)];
+    }
+  }
+
+  // Sequences first … end - 1 are inactive: they are there because a recorded step has as many as it was recorded with.
+  void add_padding(int first, int end) {
+    for (int i = first; i < end; ++i) {
+      host(kContextLengths)[i] = 0;
+      host(kLogitsRows)[i] = num_tokens_;
+      add_token(0, 0, -1);
+    }
+  }
+
   void add_token(int token, int position, int slot) {
     host(kTokens)[num_tokens_] = token;
     host(kPendingRows)[num_tokens_] = -1;
@@ -147,66 +175,6 @@ class StepInputs {
   // The arrays, [stride] each, and then the block tables, [num_sequences, pitch].
   std::unique_ptr<common::PinnedArray<int>> host_;
   common::DeviceArray<int> device_;
-};
-
-// Of one of the two steps that can be enqueued at once. While the other one is being computed, this one's inputs and
-// tokens are copied in a stream of their own, so that nothing lies between the kernels of two steps; otherwise the
-// copies are in the kernels' stream.
-class StepBuffers {
- public:
-  StepBuffers(int max_tokens, int max_blocks)
-      : inputs_(max_tokens, max_blocks), argmax_(static_cast<std::size_t>(max_tokens)), on_host_(argmax_.size()) {}
-
-  // What comes next in `stream` finds the inputs. Waits for the last step that used these buffers. True if the inputs
-  // have moved.
-  bool begin(const GpuStep& step, int padded_sequences, const StepBuffers& other, const common::Stream& stream) {
-    finished_.wait();
-    is_aside_ = !other.computed_.is_done();
-    const common::Stream& path = is_aside_ ? copies_ : stream;
-    const bool moved = inputs_.upload(step, padded_sequences, path);
-    if (is_aside_) {
-      uploaded_.record(copies_);
-      stream.wait(uploaded_);
-    }
-    return moved;
-  }
-
-  // The step has been enqueued: what it leaves in argmax() goes to the host.
-  void end(const common::Stream& stream) {
-    computed_.record(stream);
-    const common::Stream& path = is_aside_ ? copies_ : stream;
-    if (is_aside_) {
-      copies_.wait(computed_);
-    }
-    CUDA_CHECK(cudaMemcpyAsync(on_host_.data(), argmax_.data(),
-                               static_cast<std::size_t>(inputs_.num_rows()) * sizeof(int), cudaMemcpyDeviceToHost,
-                               path.get()));
-    finished_.record(path);
-  }
-
-  // Between begin and end something has thrown: what was enqueued still reads the inputs, so it has to finish.
-  void abandon(const common::Stream& stream) const noexcept {
-    (void)cudaStreamSynchronize(copies_.get());
-    (void)cudaStreamSynchronize(stream.get());
-  }
-
-  const StepInputs& inputs() const { return inputs_; }
-  int* argmax() const { return argmax_.data(); }  // device, [num_rows]
-  // The same on the host. Waits.
-  std::vector<common::Token> argmax_on_host() const {
-    finished_.wait();
-    return {on_host_.data(), on_host_.data() + inputs_.num_rows()};
-  }
-
- private:
-  bool is_aside_ = false;
-  common::Stream copies_;
-  common::Event uploaded_;
-  common::Event computed_;
-  common::Event finished_;
-  StepInputs inputs_;
-  common::DeviceArray<int> argmax_;
-  common::PinnedArray<int> on_host_;
 };
 
 }  // namespace

@@ -19,7 +19,7 @@ struct HeadShape {
 
 std::string name_of(const HeadShape& shape);  // "32/8 x 128", and the block size if it is not 16
 
-// Sequences x tokens of context. The ragged mix has 250 to 32,765 tokens a sequence, in geometric steps, shuffled.
+// Sequences x tokens of context. The ragged mix has sequences of 250 to 32,765 tokens, in geometric steps, shuffled.
 struct BenchCase {
   int batch = 1;
   int context = 0;  // 0: ragged

@@ -11,7 +11,7 @@ namespace stage7 {
 Pool pool_for(const std::vector<TimedCase>& cases) {
   std::int64_t bytes = 0;
   for (const auto& [shape, bench_case] : cases) {
-    // Contexts end in the middle of blocks; a ragged mix loses half a block a sequence, 2 % are enough for that.
+    // Contexts end in the middle of blocks; a ragged mix loses half a block for each sequence, for which 2 % is enough.
     const auto sets = static_cast<std::int64_t>(num_sets_of(shape, bench_case));
     const std::int64_t slack =
         std::int64_t{4} * bench_case.batch * shape.block_size * shape.num_kv_heads * shape.head_dim;

@@ -2,9 +2,9 @@
 //
 // Method: bfloat16, blocks in random physical order; a CUDA graph of many calls, each on pages of its own (600 MB or
 // more in all, so that none finds its pages in the L2 cache), replayed; the median, divided by the calls. Included is
-// every launch of one call; not included is what is done once a step for all layers (the plan, given apart). The calls
-// of decode_attention may overlap with one another at their ends (programmatic dependent launch), as they do in a
-// model's step; the other steps of the ladder do not ask for that. Percentages are of this machine's own read ceiling,
+// every launch of one call; not included is what is done once in a step for all layers (the plan, given apart). The
+// calls of decode_attention may overlap with one another at their ends (programmatic dependent launch), as they do in a
+// model's step; the other steps of the ladder do not. Percentages are of this machine's own read ceiling,
 // measured in the same run. Nothing here needs CUDA's headers.
 #pragma once
 

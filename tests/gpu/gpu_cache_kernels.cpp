@@ -11,7 +11,7 @@ using stage::PageShape;
 using tests::ScalarType;
 
 // All slots of the pool in order, as rows [slot, num_kv_heads * head_dim]: how a row is swizzled concerns
-// only the kernels. What was never written comes back as the poison it was.
+// only the kernels. What was never written is still poison.
 std::vector<std::byte> all_slots(const stage::Pages& pages, bool values, const common::Stream& stream) {
   const auto num_slots = static_cast<int>(pages.shape.num_blocks) * pages.shape.block_size;
   const std::int64_t columns = std::int64_t{pages.shape.num_kv_heads} * pages.shape.head_dim;
@@ -176,7 +176,7 @@ TEST_CASE("Blocks are copied in a pool of more than 2^31 elements (stage 7, inva
     return pool.data() +
            (std::size_t{kBlocks} * static_cast<std::size_t>(layer) + static_cast<std::size_t>(block)) * bytes;
   };
-  // All bytes of a block are the same here, another one in each block that is copied.
+  // All bytes of a block are equal, and each block that is copied has a value of its own.
   const std::vector<stage::PageCopy> copies = {{2, kBlocks - 1}, {kBlocks - 2, 1}};
   int fill = 0;
   for (const DeviceArray<std::byte>* pool : {&keys, &values}) {
@@ -242,7 +242,6 @@ TEST_CASE("Slots and blocks: bad arguments are refused before anything is launch
     stage::copy_blocks(call.pages.keys, call.pages.values, call.num_layers, call.pages.shape, call.copies, call.count,
                        stream.get());
   };
-  const auto off_by_2 = [](void* pointer) { return static_cast<void*>(static_cast<std::byte*>(pointer) + 2); };
   const auto wrong = [&](const char* what, bool for_slots, bool for_copies, const std::function<void(Call&)>& change) {
     CAPTURE(what);
     Call call = right;
@@ -260,15 +259,15 @@ TEST_CASE("Slots and blocks: bad arguments are refused before anything is launch
   wrong("no kv heads", true, true, [](Call& call) { call.pages.shape.num_kv_heads = 0; });
   wrong("no blocks", true, true, [](Call& call) { call.pages.shape.num_blocks = 0; });
   wrong("no pages", true, true, [](Call& call) { call.pages.keys = nullptr; });
-  wrong("pages", true, true, [&](Call& call) { call.pages.values = off_by_2(call.pages.values); });
+  wrong("pages", true, true, [](Call& call) { call.pages.values = tests::off_by_2(call.pages.values); });
   wrong("count", true, true, [](Call& call) { call.count = -1; });
   wrong("no keys", true, false, [](Call& call) { call.keys = nullptr; });
   wrong("no values", true, false, [](Call& call) { call.values = nullptr; });
-  wrong("rows", true, false, [&](Call& call) { call.keys = off_by_2(call.keys); });
+  wrong("rows", true, false, [](Call& call) { call.keys = tests::off_by_2(call.keys); });
   wrong("no slots", true, false, [](Call& call) { call.slots = nullptr; });
   wrong("rows that overlap", true, false, [](Call& call) { call.stride = 248; });
-  wrong("rows of half pieces", true, false, [](Call& call) { call.stride = 260; });
-  // 32 pieces a token: 2^27 tokens have 2^32.
+  wrong("rows of half vectors", true, false, [](Call& call) { call.stride = 260; });
+  // 32 vectors for each token: 2^27 tokens have 2^32.
   wrong("too many tokens", true, false, [](Call& call) { call.count = 1 << 27; });
   wrong("no layers", false, true, [](Call& call) { call.num_layers = 0; });
   wrong("too many layers", false, true, [](Call& call) { call.num_layers = 32768; });
@@ -287,12 +286,9 @@ TEST_CASE("Slots and blocks: bad arguments are refused before anything is launch
   CHECK_NOTHROW(copy(nothing));
 
   stream.synchronize();
-  const auto all_are = [](const std::vector<std::byte>& bytes, std::byte value) {
-    return std::all_of(bytes.begin(), bytes.end(), [&](std::byte x) { return x == value; });
-  };
-  CHECK(all_are(keys.download(), std::byte{0xFF}));
-  CHECK(all_are(values.download(), std::byte{0xFF}));
-  CHECK(all_are(rows.download(), std::byte{1}));
+  CHECK(tests::is_poisoned(keys));
+  CHECK(tests::is_poisoned(values));
+  CHECK((rows.download() == std::vector<std::byte>(rows.size(), std::byte{1})));
 }
 
 TEST_CASE("Device memory that is not there is a clear error", "[gpu]") {

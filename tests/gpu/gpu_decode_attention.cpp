@@ -32,10 +32,7 @@ TEST_CASE("Decode attention: every type, head_dim, group and block size (stage 7
   if (!common::has_cuda_device()) {
     SKIP_TEST("there is no GPU");
   }
-  const auto type = GENERATE(ScalarType::kFloat32, ScalarType::kBFloat16);
-  const bool exact = type == ScalarType::kFloat32;
-  const int head_dim = exact ? GENERATE(8, 24, 32, 128, 256) : GENERATE(32, 64, 96, 128, 256);
-  const int block_size = exact ? GENERATE(1, 3, 4, 16, 100) : GENERATE(8, 16, 32, 64);
+  const auto [type, head_dim, block_size] = GENERATE(from_range(tests::kernel_shapes()));
   for (const int group : {1, 2, 3, 4, 5, 7, 8, 9, 12, 16}) {
     CAPTURE(tests::name_of(type), head_dim, block_size, group);
     GpuBatch batch({.type = type,
@@ -177,32 +174,68 @@ TEST_CASE("Decode attention: bad arguments are refused before anything is launch
     SKIP_TEST("there is no GPU");
   }
   GpuBatch good({.context_lengths = {20}, .query_lengths = {}});
-  const auto attempt = [&](const stage::Pages& pages, const stage::Batch& batch, const void* queries) {
-    const common::DeviceArray<std::byte> workspace(std::size_t{1} << 24);
-    stage::decode_attention(pages, batch, queries, good.output.data(), workspace.data(), good.stream.get());
+  const common::DeviceArray<std::byte> workspace =
+      tests::poisoned(std::int64_t{1} << 23, ScalarType::kBFloat16);  // in which no plan may appear
+  struct Call {
+    stage::Pages pages;
+    stage::Batch batch;
+    const void* queries;
+    void* output;
+    void* workspace;
   };
-  // What `unsupported` names, the kernels refuse.
+  const Call right{good.pages(), good.batch(), good.queries.data(), good.output.data(), workspace.data()};
+  const auto plan = [&](const Call& call) {
+    stage::plan_decode(call.pages.shape, call.batch, call.workspace, good.stream.get());
+  };
+  const auto attend = [&](const Call& call) {
+    stage::decode_attention(call.pages, call.batch, call.queries, call.output, call.workspace, good.stream.get());
+  };
+  for (const tests::BadBatch& bad : tests::bad_batches()) {
+    CAPTURE(bad.what);
+    Call call = right;
+    bad.spoil(call.pages, call.batch);
+    CHECK_THROWS_AS(attend(call), common::CheckError);
+    if (!bad.of_pages) {
+      CHECK_THROWS_AS(plan(call), common::CheckError);
+    }
+  }
+  for (const bool is_null : {true, false}) {
+    CAPTURE(is_null);
+    const auto spoiled = [&](const void* pointer) { return is_null ? nullptr : tests::off_by_2(pointer); };
+    Call call = right;
+    call.workspace = spoiled(call.workspace);
+    CHECK_THROWS_AS(attend(call), common::CheckError);
+    CHECK_THROWS_AS(plan(call), common::CheckError);
+    call = right;
+    call.queries = spoiled(call.queries);
+    CHECK_THROWS_AS(attend(call), common::CheckError);
+    call = right;
+    call.output = spoiled(call.output);
+    CHECK_THROWS_AS(attend(call), common::CheckError);
+  }
+  Call nothing = right;
+  nothing.batch.num_sequences = 0;
+  CHECK_NOTHROW(plan(nothing));
+  CHECK_NOTHROW(attend(nothing));
+
+  good.stream.synchronize();
+  CHECK(tests::is_poisoned(workspace));
+  CHECK(tests::is_poisoned(good.output));
+}
+
+TEST_CASE("What the kernels cannot do is said in words (stage 7, invariant 6)", "[gpu]") {
+  if (!common::has_cuda_device()) {
+    SKIP_TEST("there is no GPU");
+  }
   for (const auto& [block_size, head_dim, num_heads] :
        {std::array{12, 128, 8}, {4, 128, 8}, {128, 128, 8}, {16, 80, 8}, {16, 16, 8}, {16, 128, 7}, {16, 128, 34}}) {
     CAPTURE(block_size, head_dim, num_heads);
-    stage::Pages pages = good.pages();
-    pages.shape.block_size = block_size;
-    pages.shape.head_dim = head_dim;
-    stage::Batch batch = good.batch();
-    batch.num_heads = num_heads;
-    CHECK_FALSE(stage::unsupported(pages.shape, num_heads).empty());
-    CHECK_THROWS_AS(attempt(pages, batch, good.queries.data()), common::CheckError);
+    CHECK_FALSE(
+        stage::unsupported({.num_kv_heads = 2, .block_size = block_size, .head_dim = head_dim}, num_heads).empty());
   }
-  CHECK(stage::unsupported(good.pages().shape, good.batch().num_heads) == tests::kNoDifference);
+  CHECK(stage::unsupported({.num_kv_heads = 2, .block_size = 16, .head_dim = 128}, 8) == tests::kNoDifference);
   CHECK(stage::unsupported({.num_kv_heads = 2, .block_size = 5, .head_dim = 40, .type = ScalarType::kFloat32}, 40) ==
         tests::kNoDifference);
   CHECK(stage::unsupported({.num_kv_heads = 2, .block_size = 5, .head_dim = 36, .type = ScalarType::kFloat32}, 40) ==
         "the float32 kernels need a head dimension that is a multiple of 8 up to 256, not 36");
-  stage::Pages pages = good.pages();
-  pages.keys = static_cast<std::byte*>(pages.keys) + 2;
-  CHECK_THROWS_AS(attempt(pages, good.batch(), good.queries.data()), common::CheckError);
-  CHECK_THROWS_AS(attempt(good.pages(), good.batch(), nullptr), common::CheckError);
-  stage::Batch batch = good.batch();
-  batch.num_sequences = 0;
-  CHECK_NOTHROW(attempt(good.pages(), batch, good.queries.data()));
 }

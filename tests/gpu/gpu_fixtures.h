@@ -1,10 +1,11 @@
-// Random batches on the device, and the float64 answer to them, for the tests of the CUDA kernels.
+// Random batches on the device and the float64 answer to them, and what all attention kernels take and refuse.
 #pragma once
 
 #include <cmath>
 #include <string>
 #include <utility>
 
+#include "tests/gpu/gpu_paged_batch.h"
 #include "tests/gpu/gpu_values.h"
 #include "tests/support/compare.h"
 #include "tests/support/reference_attention.h"
@@ -13,6 +14,58 @@ namespace tests {
 
 // What a comparison returns if there is nothing to say; a failing check then shows the text instead.
 inline const std::string kNoDifference;
+
+// What the attention kernels are tested on: every type with every head_dim and block size that makes a difference.
+struct KernelShape {
+  ScalarType type;
+  int head_dim;
+  int block_size;
+};
+
+inline std::vector<KernelShape> kernel_shapes() {
+  std::vector<KernelShape> shapes;
+  for (const int block_size : {1, 3, 4, 16, 100}) {
+    for (const int head_dim : {8, 24, 32, 128, 256}) {
+      shapes.push_back({ScalarType::kFloat32, head_dim, block_size});
+    }
+  }
+  for (const int block_size : {8, 16, 32, 64}) {
+    for (const int head_dim : {32, 64, 96, 128, 256}) {
+      shapes.push_back({ScalarType::kBFloat16, head_dim, block_size});
+    }
+  }
+  return shapes;
+}
+
+// Pages and a batch that were right, with one thing wrong, which every kernel has to refuse before it launches
+// anything. of_pages: it is about the pages' memory, which a plan does not get to see.
+struct BadBatch {
+  const char* what;
+  bool of_pages;
+  void (*spoil)(stage::Pages& pages, stage::Batch& batch);
+};
+
+// For bfloat16 pages of 2 kv heads.
+inline std::vector<BadBatch> bad_batches() {
+  using stage::Batch;
+  using stage::Pages;
+  return {{"block size between two", false, [](Pages& pages, Batch&) { pages.shape.block_size = 12; }},
+          {"small block size", false, [](Pages& pages, Batch&) { pages.shape.block_size = 4; }},
+          {"large block size", false, [](Pages& pages, Batch&) { pages.shape.block_size = 128; }},
+          {"head_dim between two", false, [](Pages& pages, Batch&) { pages.shape.head_dim = 80; }},
+          {"small head_dim", false, [](Pages& pages, Batch&) { pages.shape.head_dim = 16; }},
+          {"no blocks", false, [](Pages& pages, Batch&) { pages.shape.num_blocks = 0; }},
+          {"uneven groups", false, [](Pages&, Batch& batch) { batch.num_heads = 7; }},
+          {"group of 17", false, [](Pages&, Batch& batch) { batch.num_heads = 34; }},
+          {"number of sequences", false, [](Pages&, Batch& batch) { batch.num_sequences = -1; }},
+          {"no lengths", false, [](Pages&, Batch& batch) { batch.context_lengths = nullptr; }},
+          {"no tables", false, [](Pages&, Batch& batch) { batch.block_tables = nullptr; }},
+          {"empty tables", false, [](Pages&, Batch& batch) { batch.max_blocks_per_sequence = 0; }},
+          {"no keys", true, [](Pages& pages, Batch&) { pages.keys = nullptr; }},
+          {"keys off by two bytes", true, [](Pages& pages, Batch&) { pages.keys = off_by_2(pages.keys); }},
+          {"no values", true, [](Pages& pages, Batch&) { pages.values = nullptr; }},
+          {"values off by two bytes", true, [](Pages& pages, Batch&) { pages.values = off_by_2(pages.values); }}};
+}
 
 struct BatchSpec {
   ScalarType type = ScalarType::kBFloat16;
@@ -27,25 +80,13 @@ struct BatchSpec {
   unsigned seed = 1;
 };
 
-// A batch with K and V written into shuffled pages, every other slot NaN, outputs poisoned.
-class GpuBatch {
+// A batch with K and V written into shuffled pages.
+class GpuBatch : public PagedBatch {
  public:
   explicit GpuBatch(BatchSpec spec);
 
-  const stage::Pages& pages() const { return pages_; }
-  const stage::Batch& batch() const { return batch_; }
-  const int* query_starts() const { return query_starts_.data(); }
-  int num_tokens() const { return num_tokens_; }
-
-  // Poisons the output first and returns it as floats.
-  std::vector<float> decode(const stage::DecodeOptions& options = {}, int num_runs = 1);
-  std::vector<float> ragged();
   // Empty if `result` is what the reference gives, with inactive rows still poisoned; else what is wrong.
   std::string check(const std::vector<float>& result);
-
-  common::Stream stream;
-  common::DeviceArray<std::byte> queries;
-  common::DeviceArray<std::byte> output;
 
  private:
   std::size_t kv_columns() const {
@@ -53,18 +94,10 @@ class GpuBatch {
   }
 
   BatchSpec spec_;
-  int num_tokens_ = 0;
   std::vector<int> starts_;
   std::vector<float> host_queries_;
   std::vector<std::vector<float>> host_keys_;  // by sequence: [length, num_kv_heads * head_dim]
   std::vector<std::vector<float>> host_values_;
-  common::DeviceArray<std::byte> keys_;
-  common::DeviceArray<std::byte> values_;
-  common::DeviceArray<int> context_lengths_;
-  common::DeviceArray<int> block_tables_;
-  common::DeviceArray<int> query_starts_;
-  stage::Pages pages_;
-  stage::Batch batch_;
 };
 
 inline GpuBatch::GpuBatch(BatchSpec spec) : spec_(std::move(spec)) {
@@ -86,17 +119,6 @@ inline GpuBatch::GpuBatch(BatchSpec spec) : spec_(std::move(spec)) {
     // A decode batch has a row for each sequence, active or not.
     starts_.push_back(starts_.back() + (decode ? 1 : spec_.query_lengths[s]));
   }
-  num_tokens_ = starts_.back();
-  pages_.shape = {.num_blocks = spec_.first_block + num_blocks + 3,
-                  .num_kv_heads = spec_.num_kv_heads,
-                  .block_size = spec_.block_size,
-                  .head_dim = spec_.head_dim,
-                  .type = spec_.type};
-  keys_ = poisoned(pages_.shape.elements(), spec_.type);
-  values_ = poisoned(pages_.shape.elements(), spec_.type);
-  pages_.keys = keys_.data();
-  pages_.values = values_.data();
-
   // Entries past the end of a sequence's table point outside of the pool: they must not be followed.
   std::vector<int> tables(static_cast<std::size_t>(num_sequences * max_blocks), 1 << 30);
   const std::vector<int> order = shuffled(num_blocks + 3, random);
@@ -127,56 +149,23 @@ inline GpuBatch::GpuBatch(BatchSpec spec) : spec_(std::move(spec)) {
     all_values.insert(all_values.end(), values.begin(), values.end());
   }
   const int num_heads = spec_.num_kv_heads * spec_.group;
-  host_queries_ =
-      rounded(random_values(
-                  static_cast<std::size_t>(num_tokens_) * static_cast<std::size_t>(num_heads * spec_.head_dim), random),
-              spec_.type);
-  queries = common::DeviceArray<std::byte>(to_bytes(host_queries_, spec_.type));
-  output = poisoned(static_cast<std::int64_t>(host_queries_.size()), spec_.type);
-  context_lengths_ = common::DeviceArray<int>(spec_.context_lengths);
-  block_tables_ = common::DeviceArray<int>(tables);
-  query_starts_ = common::DeviceArray<int>(starts_);
-  batch_ = {.num_sequences = num_sequences,
-            .num_heads = num_heads,
-            .context_lengths = context_lengths_.data(),
-            .block_tables = block_tables_.data(),
-            .max_blocks_per_sequence = max_blocks};
-  if (!slots.empty()) {
-    const common::DeviceArray<std::byte> rows_of_keys(to_bytes(all_keys, spec_.type));
-    const common::DeviceArray<std::byte> rows_of_values(to_bytes(all_values, spec_.type));
-    const common::DeviceArray<int> slot_mapping(slots);
-    stage::write_to_slots(pages_, rows_of_keys.data(), rows_of_values.data(), static_cast<std::int64_t>(kv_columns()),
-                          slot_mapping.data(), static_cast<int>(slots.size()), stream.get());
-    stream.synchronize();
-  }
-}
-
-inline std::vector<float> GpuBatch::decode(const stage::DecodeOptions& options, int num_runs) {
-  const common::DeviceArray<std::byte> workspace(stage::decode_workspace_bytes(pages_.shape, batch_, options));
-  CUDA_CHECK(cudaMemset(workspace.data(), 0xFF, workspace.size()));
-  CUDA_CHECK(cudaMemset(output.data(), 0xFF, output.size()));
-  CUDA_CHECK(cudaDeviceSynchronize());
-  stage::plan_decode(pages_.shape, batch_, workspace.data(), stream.get(), options);
-  for (int i = 0; i < num_runs; ++i) {
-    // The plan must not overlap with its reader.
-    stage::DecodeOptions run = options;
-    run.overlap_previous = i > 0;
-    stage::decode_attention(pages_, batch_, queries.data(), output.data(), workspace.data(), stream.get(), run);
-  }
-  stream.synchronize();
-  return to_floats(output.download(), spec_.type);
-}
-
-inline std::vector<float> GpuBatch::ragged() {
-  const common::DeviceArray<std::byte> workspace(stage::ragged_workspace_bytes(pages_.shape, batch_, num_tokens_));
-  CUDA_CHECK(cudaMemset(workspace.data(), 0xFF, workspace.size()));
-  CUDA_CHECK(cudaMemset(output.data(), 0xFF, output.size()));
-  CUDA_CHECK(cudaDeviceSynchronize());
-  stage::plan_ragged(pages_.shape, batch_, query_starts_.data(), num_tokens_, workspace.data(), stream.get());
-  stage::ragged_attention(pages_, batch_, query_starts_.data(), queries.data(), output.data(), num_tokens_,
-                          workspace.data(), stream.get());
-  stream.synchronize();
-  return to_floats(output.download(), spec_.type);
+  host_queries_ = rounded(
+      random_values(static_cast<std::size_t>(starts_.back()) * static_cast<std::size_t>(num_heads * spec_.head_dim),
+                    random),
+      spec_.type);
+  put({.shape = {.num_blocks = spec_.first_block + num_blocks + 3,
+                 .num_kv_heads = spec_.num_kv_heads,
+                 .block_size = spec_.block_size,
+                 .head_dim = spec_.head_dim,
+                 .type = spec_.type},
+       .num_heads = num_heads,
+       .context_lengths = spec_.context_lengths,
+       .block_tables = tables,
+       .query_starts = starts_,
+       .slots = slots,
+       .keys = all_keys,
+       .values = all_values,
+       .queries = host_queries_});
 }
 
 // How far a result may be from the float64 reference, as a standard deviation times 8 (of the millions of numbers that
@@ -203,7 +192,7 @@ inline tests::Tolerance tolerance_of(ScalarType type, double num_visible) {
 }
 
 inline std::string GpuBatch::check(const std::vector<float>& result) {
-  const auto columns = static_cast<std::size_t>(batch_.num_heads) * static_cast<std::size_t>(spec_.head_dim);
+  const auto columns = static_cast<std::size_t>(batch().num_heads) * static_cast<std::size_t>(spec_.head_dim);
   for (std::size_t s = 0; s < spec_.context_lengths.size(); ++s) {
     const int length = spec_.context_lengths[s];
     const std::span<const float> rows(result.data() + static_cast<std::size_t>(starts_[s]) * columns,
@@ -224,7 +213,7 @@ inline std::string GpuBatch::check(const std::vector<float>& result) {
     const std::vector<double> expected = tests::reference_attention(
         view(host_queries_.data() + static_cast<std::size_t>(starts_[s]) * columns, num_queries, columns),
         view(host_keys_[s].data(), static_cast<std::size_t>(length), kv_columns()),
-        view(host_values_[s].data(), static_cast<std::size_t>(length), kv_columns()), batch_.num_heads,
+        view(host_values_[s].data(), static_cast<std::size_t>(length), kv_columns()), batch().num_heads,
         spec_.num_kv_heads, spec_.head_dim);
     for (std::size_t q = 0; q < num_queries; ++q) {
       const auto visible = static_cast<double>(static_cast<std::size_t>(length) - num_queries + q + 1);

@@ -12,21 +12,16 @@ namespace {
 using tests::BatchSpec;
 using tests::GpuBatch;
 
-// What the step makes of the batch, over poisoned output and workspace.
-std::vector<float> run(const stage::LadderStep& step, GpuBatch& batch) {
+// What the step makes of the batch.
+std::vector<float> run(const stage::LadderStep& step, const GpuBatch& batch) {
   const stage::PageShape& shape = batch.pages().shape;
-  const common::DeviceArray<std::byte> workspace(step.workspace_bytes(shape, batch.batch()));
-  CUDA_CHECK(cudaMemset(workspace.data(), 0xFF, workspace.size()));
-  CUDA_CHECK(cudaMemset(batch.output.data(), 0xFF, batch.output.size()));
-  CUDA_CHECK(cudaDeviceSynchronize());
-  if (step.plan != nullptr) {
-    step.plan(shape, batch.batch(), workspace.data(), batch.stream.get());
-    batch.stream.synchronize();
-  }
-  step.decode(batch.pages(), batch.batch(), batch.queries.data(), batch.output.data(), workspace.data(),
-              batch.stream.get());
-  batch.stream.synchronize();
-  return tests::to_floats(batch.output.download(), shape.type);
+  return batch.output_of(step.workspace_bytes(shape, batch.batch()), [&](void* workspace) {
+    if (step.plan != nullptr) {
+      step.plan(shape, batch.batch(), workspace, batch.stream.get());
+      batch.stream.synchronize();
+    }
+    step.decode(batch.pages(), batch.batch(), batch.queries.data(), batch.output.data(), workspace, batch.stream.get());
+  });
 }
 
 }  // namespace

@@ -203,3 +203,28 @@ TEST_CASE("GPU Llama: shapes that fit no tile, and logits of chosen rows", "[gpu
     }
   }
 }
+
+TEST_CASE("GPU: a model that was prepared asks the matrix library nothing more", "[gpu]") {
+  if (!common::has_cuda_device()) {
+    SKIP_TEST("there is no GPU");
+  }
+  for (const Precision precision : {Precision::kFloat32, Precision::kBFloat16}) {
+    CudaLlama model(bundled_model().config(), 1, precision, 64);
+    CHECK(model.num_prepared() == 0);
+    model.prepare(64, 48);
+    const std::size_t prepared = model.num_prepared();
+    CHECK(prepared > 0);
+    Random random(1);
+    for (const int num_tokens : {1, 16, 17, 33, 48, 63, 64}) {
+      CAPTURE(static_cast<int>(precision), num_tokens);
+      const std::vector<int> tokens = random_numbers(random, num_tokens, model.config().vocab_size);
+      const std::vector<int> rows = random_numbers(random, std::min(num_tokens, 48), num_tokens);
+      gpu_logits(
+          model, tokens, tokens, [&](const auto& call) { tests::copy_queries(call, model); }, rows);
+      CHECK(model.num_prepared() == prepared);
+    }
+  }
+  CudaLlama model(bundled_model().config(), 1, Precision::kBFloat16, 64);
+  CHECK_THROWS_AS(model.prepare(65, 1), common::CheckError);
+  CHECK_THROWS_AS(model.prepare(1, 65), common::CheckError);
+}

@@ -26,13 +26,10 @@ TEST_CASE("Ragged attention: every type, head_dim, group and block size (stage 7
   if (!common::has_cuda_device()) {
     SKIP_TEST("there is no GPU");
   }
-  const auto type = GENERATE(ScalarType::kFloat32, ScalarType::kBFloat16);
-  const bool exact = type == ScalarType::kFloat32;
-  const int head_dim = exact ? GENERATE(8, 24, 32, 128, 256) : GENERATE(32, 64, 96, 128, 256);
-  const int block_size = exact ? GENERATE(1, 3, 4, 16, 100) : GENERATE(8, 16, 32, 64);
+  const auto [type, head_dim, block_size] = GENERATE(from_range(tests::kernel_shapes()));
   for (const int group : {1, 3, 4, 7, 16}) {
     CAPTURE(tests::name_of(type), head_dim, block_size, group);
-    // Whole prompts, chunks with a past, single tokens, sequences without tokens now or without any.
+    // Whole prompts, chunks with a past, single tokens, sequences without new tokens and without any.
     GpuBatch batch({.type = type,
                     .num_kv_heads = 2,
                     .group = group,
@@ -60,7 +57,7 @@ TEST_CASE("Ragged attention: prompts long enough for the wide shape", "[gpu]") {
   if (!common::has_cuda_device()) {
     SKIP_TEST("there is no GPU");
   }
-  // More than 256 tokens a sequence on average, whatever the last one is cut to.
+  // More than 256 tokens for each sequence on average, whatever the last one is cut to.
   const int head_dim = GENERATE(32, 64, 96, 128, 256);
   const int block_size = GENERATE(8, 64);
   const int group = GENERATE(1, 3, 16);
@@ -74,7 +71,7 @@ TEST_CASE("Ragged attention: prompts long enough for the wide shape", "[gpu]") {
   CHECK(batch.check(batch.ragged()) == tests::kNoDifference);
 }
 
-TEST_CASE("Ragged attention: one row a sequence is decode attention", "[gpu]") {
+TEST_CASE("Ragged attention: one row for each sequence is decode attention", "[gpu]") {
   if (!common::has_cuda_device()) {
     SKIP_TEST("there is no GPU");
   }
@@ -120,10 +117,16 @@ TEST_CASE("Ragged attention: bad arguments are refused before anything is launch
     stage::ragged_attention(call.pages, call.batch, call.query_starts, call.queries, call.output, call.num_tokens,
                             call.workspace, good.stream.get());
   };
-  const auto off_by_2 = [](const void* pointer) {
-    return const_cast<void*>(static_cast<const void*>(static_cast<const std::byte*>(pointer) + 2));
-  };
-  const auto wrong = [&](const char* what, const std::function<void(Call&)>& change, bool plan_too) {
+  for (const tests::BadBatch& bad : tests::bad_batches()) {
+    CAPTURE(bad.what);
+    Call call = right;
+    bad.spoil(call.pages, call.batch);
+    CHECK_THROWS_AS(attend(call), common::CheckError);
+    if (!bad.of_pages) {
+      CHECK_THROWS_AS(plan(call), common::CheckError);
+    }
+  }
+  const auto wrong = [&](const char* what, bool plan_too, const std::function<void(Call&)>& change) {
     CAPTURE(what);
     Call call = right;
     change(call);
@@ -132,53 +135,20 @@ TEST_CASE("Ragged attention: bad arguments are refused before anything is launch
       CHECK_THROWS_AS(plan(call), common::CheckError);
     }
   };
-  wrong(
-      "block size", [](Call& call) { call.pages.shape.block_size = 12; }, true);
-  wrong(
-      "head_dim", [](Call& call) { call.pages.shape.head_dim = 80; }, true);
-  wrong(
-      "no blocks", [](Call& call) { call.pages.shape.num_blocks = 0; }, true);
-  wrong(
-      "uneven groups", [](Call& call) { call.batch.num_heads = 7; }, true);
-  wrong(
-      "group of 17", [](Call& call) { call.batch.num_heads = 34; }, true);
-  wrong(
-      "sequences", [](Call& call) { call.batch.num_sequences = -1; }, true);
-  wrong(
-      "no lengths", [](Call& call) { call.batch.context_lengths = nullptr; }, true);
-  wrong(
-      "no tables", [](Call& call) { call.batch.block_tables = nullptr; }, true);
-  wrong(
-      "empty tables", [](Call& call) { call.batch.max_blocks_per_sequence = 0; }, true);
-  wrong(
-      "tokens", [](Call& call) { call.num_tokens = -1; }, true);
-  wrong(
-      "no query_starts", [](Call& call) { call.query_starts = nullptr; }, true);
-  wrong(
-      "no workspace", [](Call& call) { call.workspace = nullptr; }, true);
-  wrong(
-      "workspace", [&](Call& call) { call.workspace = off_by_2(call.workspace); }, true);
-  wrong(
-      "no keys", [](Call& call) { call.pages.keys = nullptr; }, false);
-  wrong(
-      "values", [&](Call& call) { call.pages.values = off_by_2(call.pages.values); }, false);
-  wrong(
-      "no queries", [](Call& call) { call.queries = nullptr; }, false);
-  wrong(
-      "queries", [&](Call& call) { call.queries = off_by_2(call.queries); }, false);
-  wrong(
-      "no output", [](Call& call) { call.output = nullptr; }, false);
-  wrong(
-      "output", [&](Call& call) { call.output = off_by_2(call.output); }, false);
+  wrong("tokens", true, [](Call& call) { call.num_tokens = -1; });
+  wrong("no query_starts", true, [](Call& call) { call.query_starts = nullptr; });
+  wrong("no workspace", true, [](Call& call) { call.workspace = nullptr; });
+  wrong("workspace", true, [](Call& call) { call.workspace = tests::off_by_2(call.workspace); });
+  wrong("no queries", false, [](Call& call) { call.queries = nullptr; });
+  wrong("queries", false, [](Call& call) { call.queries = tests::off_by_2(call.queries); });
+  wrong("no output", false, [](Call& call) { call.output = nullptr; });
+  wrong("output", false, [](Call& call) { call.output = tests::off_by_2(call.output); });
   // A task has 128 rows here: 2^31 tokens x 16 query heads make 2^28 of them, for each of 16 kv heads.
-  wrong(
-      "too many tokens for one launch",
-      [](Call& call) {
-        call.num_tokens = std::numeric_limits<int>::max();
-        call.pages.shape.num_kv_heads = 16;
-        call.batch.num_heads = 256;
-      },
-      false);
+  wrong("too many tokens for one launch", false, [](Call& call) {
+    call.num_tokens = std::numeric_limits<int>::max();
+    call.pages.shape.num_kv_heads = 16;
+    call.batch.num_heads = 256;
+  });
   Call nothing = right;
   nothing.batch.num_sequences = 0;
   CHECK_NOTHROW(plan(nothing));
@@ -189,9 +159,6 @@ TEST_CASE("Ragged attention: bad arguments are refused before anything is launch
   CHECK_NOTHROW(attend(nothing));
 
   good.stream.synchronize();
-  const auto untouched = [](const std::vector<std::byte>& bytes) {
-    return std::all_of(bytes.begin(), bytes.end(), [](std::byte x) { return x == std::byte{0xFF}; });
-  };
-  CHECK(untouched(workspace.download()));
-  CHECK(untouched(good.output.download()));
+  CHECK(tests::is_poisoned(workspace));
+  CHECK(tests::is_poisoned(good.output));
 }

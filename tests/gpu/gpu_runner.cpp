@@ -3,6 +3,7 @@
 #include <cmath>
 #include <cstddef>
 #include <cstdint>
+#include <cstring>
 #include <numeric>
 #include <span>
 #include <string>
@@ -260,6 +261,63 @@ TEST_CASE("GPU: warming up leaves K and V as they were, whatever the limits") {
   }
 }
 
+TEST_CASE("GPU: a block that goes out and comes back is byte-equal in every layer") {
+  if (!common::has_cuda_device()) {
+    SKIP_TEST("there is no GPU");
+  }
+  constexpr int kNumBlocks = 6;
+  for (const auto precision : {stage::Precision::kFloat32, stage::Precision::kBFloat16}) {
+    CAPTURE(static_cast<int>(precision));
+    stage::KvCacheShape shape = shape_of(kNumBlocks);
+    shape.num_host_blocks = 3;
+    stage::CudaRunner runner(bundled().llama, shape, precision, 32);
+    // 32 tokens in blocks 4 and 1.
+    const std::vector<Token> tokens = some_tokens(32, 1);
+    const std::vector<int> table = {4, 1};
+    std::vector<int> positions(32);
+    std::iota(positions.begin(), positions.end(), 0);
+    std::vector<int> slots(32);
+    std::iota(slots.begin(), slots.begin() + 16, 4 * 16);
+    std::iota(slots.begin() + 16, slots.end(), 1 * 16);
+    runner.forward(
+        {tokens, {}, positions, slots, std::vector{0, 32}, std::vector{32}, table, std::vector{0, 2}, std::vector{31}});
+    const auto block = [&](int index) {  // K and V of all layers, one below the other
+      std::vector<int> own(16);
+      std::iota(own.begin(), own.end(), index * 16);
+      std::vector<Matrix> contents;
+      for (int layer = 0; layer < shape.num_layers; ++layer) {
+        contents.push_back(runner.keys(layer, own));
+        contents.push_back(runner.values(layer, own));
+      }
+      return contents;
+    };
+    const auto equal_bytes = [](const std::vector<Matrix>& a, const std::vector<Matrix>& b) {
+      return std::equal(a.begin(), a.end(), b.begin(), b.end(), [](const Matrix& x, const Matrix& y) {
+        return std::memcmp(x.data(), y.data(), static_cast<std::size_t>(x.size()) * sizeof(float)) == 0;
+      });
+    };
+    const std::vector<Matrix> first = block(4);
+    const std::vector<Matrix> second = block(1);
+    const std::vector<Matrix> never_written = block(5);
+    REQUIRE_FALSE(equal_bytes(first, second));
+    for (std::size_t i = 1; i < first.size(); ++i) {  // no layer can be taken for another one, nor K for V
+      REQUIRE_FALSE(equal_bytes({first[0]}, {first[i]}));
+    }
+    // Both are swapped out, to the last places on the host and in the other order; their blocks on the device are
+    // overwritten; and both are swapped in, to other blocks.
+    runner.copy_blocks(std::vector<stage::BlockCopy>{{4, kNumBlocks + 2}, {1, kNumBlocks + 1}, {5, 4}, {5, 1}});
+    CHECK(equal_bytes(block(4), never_written));
+    CHECK(equal_bytes(block(1), never_written));
+    runner.copy_blocks(std::vector<stage::BlockCopy>{{kNumBlocks + 2, 1}, {kNumBlocks + 1, 3}});
+    CHECK(equal_bytes(block(1), first));
+    CHECK(equal_bytes(block(3), second));
+    for (const int other : {0, 2, 4, 5}) {
+      CAPTURE(other);
+      CHECK(equal_bytes(block(other), never_written));
+    }
+  }
+}
+
 // Layers of more than 2 GiB are further apart than a two-dimensional copy allows.
 TEST_CASE("GPU: a block that is swapped out and in again has its bytes, in every layer") {
   if (!common::has_cuda_device()) {
@@ -312,4 +370,21 @@ TEST_CASE("GPU: a block that is swapped out and in again has its bytes, in every
       CHECK(std::all_of(block.begin(), block.end(), [&](std::byte x) { return x == expected; }));
     }
   }
+}
+
+TEST_CASE("GPU: too little room for swapped-out blocks is blamed on --host-slots, not on --slots") {
+  if (!common::has_cuda_device()) {
+    SKIP_TEST("there is no GPU");
+  }
+  stage::KvCacheShape shape = shape_of(4);
+  shape.num_host_blocks = 1 << 30;  // some hundred TB, far more than any host has
+  std::string message;
+  try {
+    const stage::CudaRunner runner(bundled().llama, shape, stage::Precision::kFloat32, 16);
+  } catch (const common::InputError& error) {
+    message = error.what();
+  }
+  CAPTURE(message);
+  CHECK(message.find("--host-slots") != std::string::npos);
+  CHECK(message.find("--slots") == std::string::npos);
 }

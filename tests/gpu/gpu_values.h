@@ -80,6 +80,16 @@ inline common::DeviceArray<std::byte> poisoned(std::int64_t elements, ScalarType
   return array;
 }
 
+inline bool is_poisoned(const common::DeviceArray<std::byte>& array) {
+  const std::vector<std::byte> bytes = array.download();
+  return std::all_of(bytes.begin(), bytes.end(), [](std::byte x) { return x == std::byte{0xFF}; });
+}
+
+// A pointer that is aligned to less than the 16 bytes that the kernels read at once.
+inline void* off_by_2(const void* pointer) {
+  return const_cast<std::byte*>(static_cast<const std::byte*>(pointer) + 2);
+}
+
 inline bool has_room_for(std::size_t bytes) {
   std::size_t free_bytes = 0;
   std::size_t total_bytes = 0;

@@ -1,9 +1,7 @@
 // Attention by half-warps: 16 threads have one row of K or V between them, 8 dimensions each.
 //
 // attend_range() is the idea of step 3, and steps 4 and 5 keep it: one pass over the tokens, everything in registers. A
-// half-warp has seen some tokens and remembers, for each query, the largest score, the sum of the weights
-// 2^(score - largest), and the weighted sum of V. A new largest score multiplies what came before by
-// 2^(old largest - new largest), which is what these weights would have been had the new score been known.
+// half-warp has seen some of the tokens, and runs an online softmax (kernels/online_softmax.cuh) for each query.
 #pragma once
 
 #include "ladder_parts.cuh"
@@ -13,37 +11,14 @@ namespace stage7 {
 inline constexpr int kHalfWarps = kThreads / kVecsPerRow;
 
 // What half a warp knows of one query's output. Each thread has the dimensions of its vector.
-struct HalfWarpRow : RunningSoftmax {
-  float values[kVecElements] = {};
+using HalfWarpRow = SoftmaxRow<kVecElements>;
 
-  __device__ __forceinline__ void rescale(float new_largest) {
-    const float factor = raise_to(new_largest);
-#pragma unroll
-    for (int i = 0; i < kVecElements; ++i) {
-      values[i] *= factor;
-    }
-  }
-
-  __device__ __forceinline__ void add(float weight, const ElementVec& value) {
-    sum += weight;
-#pragma unroll
-    for (int i = 0; i < kVecElements; ++i) {
-      values[i] += weight * value[i];
-    }
-  }
-
-  // Leaves it where the half-warps of a thread block meet: merge_parts (decode_merge.cuh) joins them.
-  __device__ __forceinline__ void store(const PartialSoftmax<kDimensions>& exchange, int part, int query) const {
-    const int vec = static_cast<int>(threadIdx.x) % kVecsPerRow;
-    if (vec == 0) {
-      exchange.max_and_sum[part * exchange.group + query] = make_float2(largest, sum);
-    }
-#pragma unroll
-    for (int i = 0; i < kVecElements; ++i) {
-      exchange.row(part, query)[vec * kVecElements + i] = values[i];
-    }
-  }
-};
+// Leaves it where the half-warps of a thread block meet: merge_parts joins them.
+__device__ __forceinline__ void store_half_warp(const HalfWarpRow& row, const PartialSoftmax<kDimensions>& exchange,
+                                                int query) {
+  const int thread = static_cast<int>(threadIdx.x);
+  exchange.store(thread / kVecsPerRow, query, row, thread % kVecsPerRow * kVecElements);
+}
 
 __device__ __forceinline__ float dot(const ElementVec& a, const ElementVec& b) {
   float sum = 0.0F;

@@ -1,0 +1,75 @@
+// The inputs and the tokens of a step, while it is enqueued and while it is computed: which stream copies them, and
+// what waits for what.
+#pragma once
+
+#include <cstddef>
+#include <vector>
+
+#include "../gpu_runner.h"
+#include "common/cuda/device.h"
+#include "common/cuda/pinned.h"
+#include "step_inputs.h"
+
+namespace stage8 {
+
+// Those of one of the two steps that can be enqueued at once. While the other one is being computed, this one's inputs
+// and tokens are copied in a stream of their own, so that nothing lies between the kernels of two steps; otherwise the
+// copies are in the kernels' stream.
+class StepBuffers {
+ public:
+  StepBuffers(int max_tokens, int max_blocks)
+      : inputs_(max_tokens, max_blocks), argmax_(static_cast<std::size_t>(max_tokens)), on_host_(argmax_.size()) {}
+
+  // What comes next in `stream` finds the inputs. Waits for the last step that used these buffers. True if the inputs
+  // have moved.
+  bool begin(const GpuStep& step, int padded_sequences, const StepBuffers& other, const common::Stream& stream) {
+    finished_.wait();
+    is_aside_ = !other.computed_.is_done();
+    const common::Stream& path = is_aside_ ? copies_ : stream;
+    const bool moved = inputs_.upload(step, padded_sequences, path);
+    if (is_aside_) {
+      uploaded_.record(copies_);
+      stream.wait(uploaded_);
+    }
+    return moved;
+  }
+
+  // The step has been enqueued: what it leaves in argmax() goes to the host.
+  void end(const common::Stream& stream) {
+    computed_.record(stream);
+    const common::Stream& path = is_aside_ ? copies_ : stream;
+    if (is_aside_) {
+      copies_.wait(computed_);
+    }
+    CUDA_CHECK(cudaMemcpyAsync(on_host_.data(), argmax_.data(),
+                               static_cast<std::size_t>(inputs_.num_rows()) * sizeof(int), cudaMemcpyDeviceToHost,
+                               path.get()));
+    finished_.record(path);
+  }
+
+  // Between begin and end something has thrown: what was enqueued still reads the inputs, so it has to finish.
+  void abandon(const common::Stream& stream) const noexcept {
+    (void)cudaStreamSynchronize(copies_.get());
+    (void)cudaStreamSynchronize(stream.get());
+  }
+
+  const StepInputs& inputs() const { return inputs_; }
+  int* argmax() const { return argmax_.data(); }  // device, [num_rows]
+  // The same on the host. Waits.
+  std::vector<common::Token> argmax_on_host() const {
+    finished_.wait();
+    return {on_host_.data(), on_host_.data() + inputs_.num_rows()};
+  }
+
+ private:
+  bool is_aside_ = false;
+  common::Stream copies_;
+  common::Event uploaded_;
+  common::Event computed_;
+  common::Event finished_;
+  StepInputs inputs_;
+  common::DeviceArray<int> argmax_;
+  common::PinnedArray<int> on_host_;
+};
+
+}  // namespace
