@@ -1,0 +1,401 @@
+"""Tests of exercise.py: what is blanked, that nothing of a reader's is lost, and that the exercises fit the stages.
+
+That each milestone is red before its solution and green after takes a compiler: exercise.py --check proves it.
+"""
+
+import contextlib
+import io
+import pathlib
+import re
+import tempfile
+import unittest
+from unittest import mock
+
+import exercise
+
+EARLIER = """#include "sum.h"
+
+namespace stage1 {
+
+int sum(const std::vector<int>& values) { return 0; }
+
+}  // namespace
+"""
+SUM = """#include "sum.h"
+
+#include <string>
+
+namespace stage2 {
+
+// sum(x) { is not a definition, nor is "sum(x) {".
+int total(int a) { return sum({a}) + helper::sum(a); }
+
+int sum(const std::vector<int>& values) {
+  int result = 0;
+  for (const int value : values) {
+    if (value == '{') {
+      result += 1'000;  // }
+    }
+    result += value;
+  }
+  return result;
+}
+
+int sum(int a, int b) const noexcept { return a + b; }
+
+struct Sum {
+  void add(int value) {
+    total += value;
+  }
+  int total = 0;
+};
+
+}  // namespace
+"""
+TOML = '''stage = "stage2_second"
+about = "sums"
+optional = "nothing."
+run = "stage2 sum"
+shows = ["sum 3"]
+
+[[milestone]]
+title = "Adding up"
+minutes = 10
+task = "Add all values."
+tests = ["sum: *"]
+idea = "Start with 0."
+code = """
+result = 0
+for each: result += it"""
+pitfall = "An empty list."
+
+[[milestone.blank]]
+file = "sum.cpp"
+function = "sum(const std::vector<int>&"
+todo = "add the values, and return \\"their\\" sum."
+
+[[milestone]]
+title = "Braces"
+minutes = 5
+task = "A brace counts 1,000."
+tests = ["braces"]
+idea = "Look."
+code = "result += 1000"
+pitfall = "None."
+
+[[milestone.blank]]
+file = "sum.cpp"
+function = "sum(const std::vector<int>&"
+inside = "if (value == '{') {"
+todo = "a brace counts 1,000."
+[[milestone.blank]]
+file = "sum.cpp"
+function = "add"
+todo = "add the value."
+'''
+
+
+class Course(unittest.TestCase):
+    def setUp(self):
+        folder = tempfile.TemporaryDirectory()
+        self.addCleanup(folder.cleanup)
+        self.root = pathlib.Path(folder.name)
+        for stage, text in (("stage1_first", EARLIER), ("stage2_second", SUM)):
+            self.write(f"{stage}/CMakeLists.txt", f"add_stage({stage})\n")
+            self.write(f"{stage}/README.md", "# A stage\n")
+            self.write(f"{stage}/sum.cpp", text)
+            self.write(f"{stage}/main.cpp", "int main() {}\n")
+        self.write("stage2_second/demo/show.h", "void show();\n")
+        self.write("stage2_second/picture.svg", "<svg/>\n")
+        self.write("tests/exercises/stage2.toml", TOML)
+        self.write("tests/exercises/todo.h", (exercise.ROOT / exercise.EXERCISES / "todo.h").read_text(encoding="utf-8"))
+
+    def write(self, name, text):
+        path = self.root / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text, encoding="utf-8")
+
+    def read(self, name):
+        return (self.root / name).read_text(encoding="utf-8")
+
+    def edit(self, before, after):
+        self.assertIn(before, TOML)
+        self.write("tests/exercises/stage2.toml", TOML.replace(before, after))
+
+    def exercise(self):
+        return exercise.read_exercises(self.root)[2]
+
+    def run_main(self, *arguments):
+        out, error = io.StringIO(), io.StringIO()
+        with contextlib.redirect_stdout(out), contextlib.redirect_stderr(error):
+            status = exercise.main(list(arguments), self.root)
+        return status, out.getvalue(), error.getvalue()
+
+    def succeed(self, *arguments):
+        status, out, error = self.run_main(*arguments)
+        self.assertEqual((status, error), (0, ""))
+        return out
+
+    def assert_error(self, text, *arguments):
+        status, _, error = self.run_main(*arguments)
+        self.assertEqual(status, 1)
+        self.assertEqual(error.count("\n"), 1, error)
+        self.assertIn(text, error)
+
+
+class Bodies(unittest.TestCase):
+    def body(self, function, inside=""):
+        begin, end = exercise.find_body(SUM, exercise.Blank("sum.cpp", function, inside, "x"))
+        return SUM[begin:end]
+
+    def test_a_definition_is_found_among_calls_comments_and_strings(self):
+        self.assertEqual(self.body("total"), "{ return sum({a}) + helper::sum(a); }")
+        self.assertEqual(self.body("sum(int a"), "{ return a + b; }")
+        self.assertEqual(self.body("add"), "{\n    total += value;\n  }")
+        self.assertTrue(self.body("sum(const std::vector<int>& values").endswith("  return result;\n}"))
+
+    def test_a_block_inside_a_function(self):
+        self.assertEqual(self.body("sum(const", "if (value == '{') {"), "{\n      result += 1'000;  // }\n    }")
+        self.assertTrue(self.body("sum(const", "for (const int value : values)").startswith("{\n    if"))
+
+    def test_what_is_not_there_or_not_alone_is_an_error(self):
+        for function, inside in (("sum", ""), ("product", ""), ("helper::sum", ""), ("sum(const", "while"),
+                                 ("sum(const", "result += "), ("sum(const", "return result;")):
+            with self.subTest(function=function, inside=inside), self.assertRaises(exercise.ExerciseError):
+                self.body(function, inside)
+
+
+class Folder(Course):
+    def test_bodies_become_todos_and_all_else_stays(self):
+        text = exercise.folder_texts(self.root, self.exercise())["sum.cpp"]
+        self.assertIn('#include "sum.h"\n#include "todo.h"\n', text)
+        self.assertIn("""int sum(const std::vector<int>& values) {
+  // Milestone 2 (braces) is a part of it: this far it may be left out.
+  // What it was in the stage before: stage1_first/sum.cpp
+  TODO(1, "sum: add the values, and return \\"their\\" sum.");
+}
+
+int sum(int a, int b) const noexcept { return a + b; }
+""", text)
+        self.assertIn('  void add(int value) {\n    TODO(2, "add: add the value.");\n  }\n', text)
+
+    def test_solutions_can_be_switched_off_and_are_the_original(self):
+        text = exercise.folder_texts(self.root, self.exercise(), switched=True)["sum.cpp"]
+        self.assertEqual(text.count("exercise::is_blank(2, 1)"), 1)
+        self.assertEqual(text.count("exercise::is_blank(2, 2)"), 2)
+        text = re.sub(r' if \(exercise::is_blank\(.*?"\);', "", text).replace('\n#include "todo.h"', "", 1)
+        self.assertEqual(text, SUM)
+
+    def test_a_long_todo_is_cut_into_lines(self):
+        self.edit("add the value.", "word " * 60)
+        text = exercise.folder_texts(self.root, self.exercise())["sum.cpp"]
+        self.assertLess(max(map(len, text.split("\n"))), 121)
+        self.assertEqual(text.count("word "), 59)
+
+    def test_what_is_copied(self):
+        self.assertEqual(sorted(exercise.folder_texts(self.root, self.exercise())),
+                         ["demo/show.h", "main.cpp", "sum.cpp", "todo.h"])
+
+    def test_blanks_that_overlap_the_wrong_way_are_an_error(self):
+        self.edit('title = "Adding up"', 'title = "Later"')
+        first, second = TOML.split("[[milestone]]")[1:]
+        self.write("tests/exercises/stage2.toml", "[[milestone]]".join([TOML.split("[[milestone]]")[0], second, first]))
+        self.assert_error("overlap", "2")
+
+    def test_a_file_that_is_missing_is_an_error(self):
+        self.edit('file = "sum.cpp"', 'file = "difference.cpp"')
+        self.assert_error("there is no stage2_second/difference.cpp", "2")
+
+
+class Description(Course):
+    def test_mistakes_are_named(self):
+        for before, after, message in (('about = "sums"\n', "", "'about' is missing"),
+                                       ("minutes = 10", 'minutes = "10"', "'minutes' is missing or not a int"),
+                                       ("idea =", "thought =", "milestone 1: 'idea' is missing"),
+                                       ('tests = ["sum: *"]', "tests = []", "'tests' is missing"),
+                                       ('todo = "add the value."', 'todo = "x"\nfunktion = "y"', "no 'funktion'"),
+                                       ('title = "Braces"', 'title = "Braces"\nhint = "x"', "there is no 'hint'"),
+                                       ("minutes = 10", "minutes = ", "stage2.toml: ")):
+            with self.subTest(before):
+                self.edit(before, after)
+                self.assert_error(message)
+
+
+class Commands(Course):
+    def test_the_list_shows_what_is_done(self):
+        out = self.succeed()
+        self.assertIn("2  sums   15 min", out)
+        self.assertIn("2.1  Adding up  10 min", out)
+        self.assertNotIn("done", out)
+        self.succeed("2")
+        exercise.write_progress(self.root / "my_stage2", {"passed": [1], "hints": {}})
+        out = self.succeed()
+        self.assertIn("1 of 2 milestones done", out)
+        self.assertRegex(out, r"done 2\.1")
+
+    def test_a_folder_is_made_and_never_overwritten(self):
+        out = self.succeed("2")
+        self.assertIn("Made my_stage2/: sums, in 2 milestones, about 15 min.", out)
+        self.assertIn("my_stage2/sum.cpp: sum\n", out)
+        self.assertIn("python3 tests/exercise.py 2 --test", out)
+        self.write("my_stage2/sum.cpp", "mine\n")
+        out = self.succeed("2")
+        self.assertIn("stays as it is", out)
+        self.assertEqual(self.read("my_stage2/sum.cpp"), "mine\n")
+        out = self.succeed("2", "--fresh")
+        self.assertIn("kept in my_stage2.old1/", out)
+        self.assertEqual(self.read("my_stage2.old1/sum.cpp"), "mine\n")
+        self.assertIn("TODO(1, ", self.read("my_stage2/sum.cpp"))
+        self.succeed("2", "--fresh")
+        self.assertTrue((self.root / "my_stage2.old2").exists())
+
+    def test_hints_come_one_by_one(self):
+        self.succeed("2")
+        self.assertNotIn("for each", self.succeed("2", "--hint", "1"))
+        self.assertIn("  for each: result += it\n", self.succeed("2", "--hint", "1"))
+        out = self.succeed("2", "--hint", "1")
+        for text in ("Start with 0.", "for each", "An empty list.", "--solution 1"):
+            self.assertIn(text, out)
+        self.assertIn("Look.", self.succeed("2", "--hint", "2"))
+
+    def test_the_solution_is_shown_against_what_is_there(self):
+        self.succeed("2")
+        out = self.succeed("2", "--solution", "1")
+        self.assertIn("stage2_second/sum.cpp, line 10", out)
+        self.assertIn('-  TODO(1, "sum: add', out)
+        self.assertIn("+  return result;", out)
+        self.write("my_stage2/sum.cpp", SUM)
+        self.assertIn("is what you have", self.succeed("2", "--solution", "1"))
+        self.write("my_stage2/sum.cpp", "")
+        self.assertIn("   return result;", self.succeed("2", "--solution", "1"))
+
+    def test_mistakes_are_one_line(self):
+        self.assert_error("there is no exercise '4'; there are 2", "4")
+        self.assert_error("there is no exercise 'x'", "x")
+        self.assert_error("there is no my_stage2/ yet", "2", "--test")
+        self.assert_error("there is no my_stage2/ yet", "2", "--hint", "1")
+        self.assert_error("one stage at a time", "--test")
+        self.assert_error("--nonsense", "2", "--nonsense")
+        self.succeed("2")
+        self.assert_error("has no milestone '7'; it has 1 to 2", "2", "--hint", "7")
+        self.assert_error("has no milestone '7'", "2", "--test", "7")
+        with mock.patch("exercise.shutil.which", lambda name: None):
+            self.assert_error("building needs cmake", "2", "--test")
+
+
+class Output(unittest.TestCase):
+    def test_a_todo_is_the_essence(self):
+        lines = exercise.essence("""-----
+a test
+-----
+test.cpp:3: FAILED:
+due to unexpected exception with message:
+  TODO 2: gather: copy K and V of one head out of the blocks,
+  in the order of the table.
+
+=====
+test cases: 1 | 1 failed
+""")
+        self.assertEqual(lines, ["TODO 2: gather: copy K and V of one head out of the blocks, in the order of the table."])
+
+    def test_else_the_first_failure_is(self):
+        lines = exercise.essence("""-----
+test.cpp:3: FAILED:
+  CHECK( a == b )
+with expansion:
+  1 == 2
+
+test.cpp:4: FAILED:
+  CHECK( c )
+""")
+        self.assertEqual(lines, ["  CHECK( a == b )", "with expansion:", "  1 == 2"])
+
+    def test_a_check_of_eigen_is_named(self):
+        lines = exercise.essence("a: /usr/include/Dense:27: void f(): Assertion `rows() == other.rows()' failed.\n\n"
+                                 "test.cpp:3: FAILED:\n  due to a fatal error condition:\n    SIGABRT\n")
+        self.assertEqual(lines, ["A check of Eigen's failed, in an operation on matrices or vectors: "
+                                 "rows() == other.rows()"])
+
+    def test_compiler_errors_come_without_the_rest(self):
+        lines = exercise.compile_errors(f"""[1/2] Building
+FAILED: x.o
+{exercise.ROOT}/my_stage2/a.cpp:3:5: error: 'x' was not declared
+    3 |     x = 1;
+      |     ^
+[2/2] Linking
+""")
+        self.assertEqual(lines[0], "my_stage2/a.cpp:3:5: error: 'x' was not declared")
+        self.assertNotIn("Linking", "".join(lines))
+
+    def test_names_of_test_cases(self):
+        with tempfile.TemporaryDirectory() as folder:
+            path = pathlib.Path(folder) / "test.cpp"
+            path.write_text('TEST_CASE("one, \\"quoted\\"") {}\nTEST_CASE(\n    "two "\n    "parts", "[tag]") {}\n',
+                            encoding="utf-8")
+            self.assertEqual(exercise.test_cases(path), ['one, "quoted"', "two parts"])
+
+
+class Selection(unittest.TestCase):
+    def setUp(self):
+        self.build = exercise.Build(pathlib.Path("nowhere"), {})
+        self.build.programs = lambda number: {"paged_stage2": ["engine: a", "engine: b", "manager: a"],
+                                              "prefix_stage2": ["engine: a"]}
+
+    def select(self, *tests):
+        milestone = exercise.Milestone(1, "t", 1, "t", list(tests), {}, [])
+        return self.build.select(exercise.Exercise(2, "stage2_x", "", "", "", [], [milestone]), milestone)
+
+    def test_by_name_by_beginning_and_by_program(self):
+        self.assertEqual(self.select("manager: a"), [("paged_stage2", "manager: a")])
+        self.assertEqual(self.select("engine: *", "engine: b"),
+                         [("paged_stage2", "engine: a"), ("paged_stage2", "engine: b"), ("prefix_stage2", "engine: a")])
+        self.assertEqual(self.select("prefix:: engine: a"), [("prefix_stage2", "engine: a")])
+        self.assertEqual(self.select("engine: *", "~engine: a"), [("paged_stage2", "engine: b")])
+
+    def test_an_empty_selection_is_an_error(self):
+        for tests in (["engine"], ["gather*"], ["other:: engine: a"], ["manager: a", "~manager: *"]):
+            with self.assertRaises(exercise.ExerciseError):
+                self.select(*tests)
+
+
+class Repository(unittest.TestCase):
+    """The real exercises."""
+
+    def setUp(self):
+        self.exercises = exercise.read_exercises(exercise.ROOT)
+
+    def test_each_stage_has_one(self):
+        stages = [found.stage for found in self.exercises.values()]
+        self.assertEqual(stages, exercise.diff_check.find_stages(exercise.ROOT))
+
+    def test_each_fits_its_stage(self):
+        for number, found in self.exercises.items():
+            with self.subTest(number):
+                self.assertEqual(exercise.check_texts(exercise.ROOT, found), [])
+                self.assertGreaterEqual(len(found.milestones), 3)
+                for switched in (False, True):
+                    texts = exercise.folder_texts(exercise.ROOT, found, switched)
+                    for milestone, blank in found.blanks():
+                        self.assertIn("todo.h", texts[blank.file])
+                texts = exercise.folder_texts(exercise.ROOT, found)
+                for name in {blank.file for _, blank in found.blanks()}:
+                    for line in texts[name].split("\n"):
+                        self.assertLessEqual(len(line), 120, line)
+
+    def test_each_test_is_written_somewhere(self):
+        names = [name for path in (exercise.ROOT / "tests").rglob("*.cpp") for name in exercise.test_cases(path)]
+        for number, found in self.exercises.items():
+            for milestone in found.milestones:
+                for pattern in milestone.tests:
+                    wanted = pattern.removeprefix("~").partition(":: ")[2] or pattern.removeprefix("~")
+                    self.assertTrue(any(name == wanted or (wanted.endswith("*") and name.startswith(wanted[:-1]))
+                                        for name in names), f"{number}.{milestone.number}: {pattern}")
+
+    def test_a_readers_folder_is_ignored_by_git(self):
+        text = (exercise.ROOT / ".gitignore").read_text(encoding="utf-8").split("\n")
+        self.assertIn("/my_stage*/", text)
+        self.assertIn("/build*/", text)
+
+
+if __name__ == "__main__":
+    unittest.main()
