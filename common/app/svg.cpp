@@ -169,14 +169,6 @@ void Svg::curve(Point from, Point to, const LineStyle& style) {
   path({from, {from.x, middle}, {to.x, middle}, to}, 'C', style);
 }
 
-void Svg::arc(Point from, Point to, double height, const LineStyle& style) {
-  path({from, {from.x, from.y + height}, {to.x, to.y + height}, to}, 'C', style);
-}
-
-void Svg::bracket(double from, double to, double y, double depth, const LineStyle& style) {
-  line({{from, y}, {from, y + depth}, {to, y + depth}, {to, y}}, style);
-}
-
 void Svg::legend(Point point, const std::vector<Cell>& entries) {
   constexpr double kSide = 14.0;
   constexpr double kSize = 14.0;

@@ -82,10 +82,6 @@ class Svg {
   void steps(const std::vector<Point>& points, const LineStyle& style = {});
   // Leaves `from` and reaches `to` vertically.
   void curve(Point from, Point to, const LineStyle& style = {});
-  // Leaves upwards or downwards, and comes back to the same height, `height` below it (above, if negative).
-  void arc(Point from, Point to, double height, const LineStyle& style = {});
-  // A bracket under from … to, open to the top; with a negative depth over them.
-  void bracket(double from, double to, double y, double depth, const LineStyle& style = {});
   // What a cell like each of these means, in words: from `point` to the right, and in more lines where one is full.
   void legend(Point point, const std::vector<Cell>& entries);
   // Read from the bottom up, around `point`.

@@ -13,7 +13,6 @@ namespace {
 using common::Box;
 using common::Fill;
 using common::Hue;
-using common::Point;
 using common::Svg;
 
 constexpr int kWidth = 720;

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <string>
+#include <vector>
 
 #include "../kv_cache_manager.h"
 #include "common/app/shell.h"
@@ -15,7 +16,6 @@ using common::Box;
 using common::Cell;
 using common::Fill;
 using common::Hue;
-using common::Point;
 using common::Svg;
 
 constexpr int kWidth = 720;

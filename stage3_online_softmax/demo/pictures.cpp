@@ -1,6 +1,7 @@
 #include "pictures.h"
 
 #include <string>
+#include <vector>
 
 #include "by_hand.h"
 #include "common/base/text.h"

@@ -1,6 +1,7 @@
 #include "pictures.h"
 
 #include <string>
+#include <vector>
 
 #include "../kv_cache.h"
 #include "common/base/text.h"

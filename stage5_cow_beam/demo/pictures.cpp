@@ -2,6 +2,8 @@
 
 #include <algorithm>
 #include <string>
+#include <utility>
+#include <vector>
 
 #include "../decoding.h"
 #include "../kv_cache_manager.h"

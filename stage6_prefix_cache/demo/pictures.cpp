@@ -1,10 +1,11 @@
 #include "pictures.h"
 
 #include <map>
+#include <span>
 #include <string>
+#include <vector>
 
 #include "../kv_cache_manager.h"
-#include "common/app/shell.h"
 #include "common/base/check.h"
 #include "common/base/text.h"
 

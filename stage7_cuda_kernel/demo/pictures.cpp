@@ -5,6 +5,8 @@
 #include <fstream>
 #include <nlohmann/json.hpp>
 #include <string>
+#include <utility>
+#include <vector>
 
 #include "common/base/check.h"
 #include "common/base/text.h"
@@ -22,7 +24,6 @@ constexpr int kWidth = 720;
 constexpr double kLeft = 24.0;
 constexpr double kRight = kWidth - kLeft;
 constexpr common::TextStyle kHeading{.size = 17.0, .bold = true};
-constexpr common::TextStyle kCaption{.size = 15.0, .hue = Hue::kGrey};
 
 // Of an H200 with 132 multiprocessors: NVIDIA's H100 white paper (registers, shared memory, L2) and H200 data sheet
 // (device memory, PCIe); 128 bytes are the 32 banks of shared memory.

@@ -4,6 +4,7 @@
 #include <array>
 #include <map>
 #include <string>
+#include <vector>
 
 #include "../server.h"
 #include "common/app/shell.h"
@@ -18,7 +19,6 @@ namespace {
 
 using common::Anchor;
 using common::Box;
-using common::Cell;
 using common::Fill;
 using common::Hue;
 using common::Svg;
