@@ -32,6 +32,7 @@
 #include "tests/support/gguf_builder.h"
 #include "tests/support/messages.h"
 #include "tests/support/reference_decoder.h"
+#include "tests/support/sanitizers.h"
 
 using common::CheckError;
 using common::Gguf;
@@ -622,6 +623,9 @@ TEST_CASE("greedy tokens and margins are those another program computed", "[llam
 }
 
 TEST_CASE("no greedy choice of the workload is a near-tie", "[llama][golden]") {
+  if (tests::kSanitized) {
+    SKIP_TEST("a property of the prompts, which the other builds check");
+  }
   // All stages must print the same text whatever the order of their arithmetic. kRounding is a hundredth of this.
   constexpr double kThinnestMargin = 0.01;
   const common::Tokenizer tokenizer(bundled_file());
