@@ -623,14 +623,13 @@ TEST_CASE("greedy tokens and margins are those another program computed", "[llam
 }
 
 TEST_CASE("no greedy choice of the workload is a near-tie", "[llama][golden]") {
-  if (tests::kSanitized) {
-    SKIP_TEST("a property of the prompts, which the other builds check");
-  }
   // All stages must print the same text whatever the order of their arithmetic. kRounding is a hundredth of this.
   constexpr double kThinnestMargin = 0.01;
   const common::Tokenizer tokenizer(bundled_file());
   double smallest_of_all = std::numeric_limits<double>::infinity();
-  for (const common::WorkloadItem& item : common::workload()) {
+  // The margins are the prompts' own, whatever the build: under a sanitizer one of them takes every path.
+  const std::size_t num_prompts = tests::kSanitized ? 1 : common::workload().size();
+  for (const common::WorkloadItem& item : std::span(common::workload()).first(num_prompts)) {
     const std::vector<Token> prompt = tokenizer.encode_prompt(item.prompt);
     CAPTURE(item.prompt);
     REQUIRE(static_cast<int>(prompt.size()) + item.max_new_tokens <= bundled_model().config().context_length);
