@@ -143,6 +143,13 @@ void run_serve(const common::Session& session, const ServingOptions& options) {
       trace->add(report);
     }
   });
+  if (options.shown_step >= 0 && !json_only) {
+    server.on_pass([&](const RaggedBatch& batch) {
+      if (metrics.totals.steps == options.shown_step) {
+        std::cout << format_batch(batch);
+      }
+    });
+  }
   StopStrings stop_strings(session.tokenizer, options.stop_strings);
   serve(server, clock, requests, [&](int id, int sample, common::Token token) {
     view->on_token(id, sample, token);
@@ -221,6 +228,7 @@ common::Command& add_serve_command(common::Program& program, ServingOptions& opt
       "--view", options.view,
       {{"auto", ViewKind::kAuto}, {"live", ViewKind::kLive}, {"plain", ViewKind::kPlain}, {"quiet", ViewKind::kQuiet}},
       "live (for a terminal), plain (one line per step), quiet, or auto");
+  command.option("--show-batch", options.shown_step, {0, 1 << 30}, "print the arrays of this step's batch");
   command.option("--trace", options.trace_path, "write the run to a file that ui.perfetto.dev opens");
   command.option("--json", options.json_path, "write the measurements to a file ('-': stdout, and nothing else)");
   return command;

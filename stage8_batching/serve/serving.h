@@ -23,6 +23,7 @@ struct ServingOptions {
   std::string synthetic;  // random weights of this shape; empty: the session's model
   bool virtual_clock = false;
   ViewKind view = ViewKind::kAuto;
+  int shown_step = -1;  // whose batch is printed; negative: none
   std::string trace_path;
   std::string json_path;
 };

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <iostream>
 #include <set>
+#include <span>
 #include <vector>
 
 #include "common/app/block_map.h"
@@ -174,6 +175,27 @@ std::string draw_blocks(const Server& server, int max_blocks, bool color) {
   }
   cells.resize(static_cast<std::size_t>(std::min(num_blocks, max_blocks)));
   return common::draw_map(cells, kColumns, color);
+}
+
+std::string format_batch(const RaggedBatch& batch) {
+  std::string result;
+  const auto add = [&](const char* name, const std::vector<int>& values, std::span<const int> starts) {
+    result += common::format("%-15s", name);
+    for (std::size_t i = 0; i < values.size(); ++i) {
+      const bool begins = i > 0 && std::find(starts.begin(), starts.end(), static_cast<int>(i)) != starts.end();
+      result += common::format("%s %4d", begins ? " |" : "", values[i]);
+    }
+    result += "\n";
+  };
+  add("tokens", batch.tokens, batch.query_starts);
+  add("positions", batch.positions, batch.query_starts);
+  add("slot_mapping", batch.slot_mapping, batch.query_starts);
+  add("query_starts", batch.query_starts, {});
+  add("context_lengths", batch.context_lengths, {});
+  add("block_tables", batch.block_tables, batch.table_starts);
+  add("table_starts", batch.table_starts, {});
+  add("logits_rows", batch.logits_rows, {});
+  return result;
 }
 
 }  // namespace

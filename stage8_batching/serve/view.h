@@ -29,4 +29,7 @@ std::unique_ptr<View> make_view(ViewKind kind, const common::Tokenizer& tokenize
 // free. Only the first max_blocks blocks are drawn.
 std::string draw_blocks(const Server& server, int max_blocks, bool color);
 
+// A batch's arrays, one per line; a '|' stands between sequences.
+std::string format_batch(const RaggedBatch& batch);
+
 }  // namespace

@@ -456,6 +456,17 @@ class Serving(ProgramTest):
         for number, text in enumerate(texts):
             self.assertIn(f'  {number}  {json.dumps(text)}'.encode(), result.stdout)
 
+    def test_the_arrays_of_a_step(self):
+        result = run("serve", *self.PROMPTS, "--device", "cpu", "--budget", "8", "--block-size", "4", "--show-batch", "1")
+        self.assertEqual((result.returncode, result.stderr), (0, b""))
+        arrays = result.stdout[result.stdout.index(b"tokens  "):result.stdout.index(b"\n   1  ")].decode()
+        self.assertEqual([line.split() for line in arrays.splitlines()[1:]],
+                         [["positions", "6", "|", "2"], ["slot_mapping", "6", "|", "10"], ["query_starts", "0", "1", "2"],
+                          ["context_lengths", "7", "3"], ["block_tables", "0", "1", "|", "2"],
+                          ["table_starts", "0", "2", "3"], ["logits_rows", "0", "1"]])
+        self.assertEqual(result.stdout.count(b"query_starts"), 1, "one step's, and no other's")
+        self.assert_usage_error(run("serve", *self.PROMPTS, "--show-batch", "-1"), "--show-batch")
+
     def test_each_request_of_a_prompt_has_a_seed_of_its_own(self):
         result = run("serve", *self.PROMPTS[:2], "--max-new-tokens", "8", "--virtual-clock", "--view", "quiet",
                      "--requests", "4", "--temperature", "1")
