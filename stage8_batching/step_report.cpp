@@ -47,7 +47,6 @@ std::vector<common::Counter> counters_of(const Engine& engine, const StepTotals&
           of_engine("prefix_evictions"),
           {"swapped_out", static_cast<double>(totals.swapped_out)},
           {"steps", static_cast<double>(totals.steps)},
-          {"tokens_computed", static_cast<double>(totals.tokens)},
           {"padded_tokens", static_cast<double>(totals.padded_tokens)}};
 }
 

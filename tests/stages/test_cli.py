@@ -280,6 +280,11 @@ class Output(ProgramTest):
 class Json(ProgramTest):
     ARGUMENTS = ("generate", "--prompt", "Once upon a time", "--prompt", "The king", "--max-new-tokens", "3")
 
+    def test_the_table_has_each_counter_once(self):
+        names = re.findall(rb"^\| (\w[^|]*?) +\| +[\d,.]+", run(*self.ARGUMENTS).stdout, re.MULTILINE)
+        self.assertGreater(len(names), 5)
+        self.assertEqual(sorted(set(names)), sorted(names))
+
     def check(self, text):
         result = json.loads(text)
         self.assertEqual(result["stage"], pathlib.Path(PROGRAM).name)
