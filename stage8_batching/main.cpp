@@ -12,6 +12,7 @@
 #include "common/base/platform.h"
 #include "common/base/text.h"
 #include "demo/by_hand.h"
+#include "demo/ladder_reads.h"
 #include "demo/pictures.h"
 #include "demo/prefix_commands.h"
 #include "demo/sampling_commands.h"
@@ -185,6 +186,8 @@ int run(int argc, char** argv) {
   command.option("--block-size", demo_block_size, {1, 1024}, "slots in a block");
   command.flag("--shell", shell_only, "read commands from standard input instead; 'help' lists them");
   add_by_hand_command(program);
+  int ladder_step = 0;
+  add_ladder_commands(program, ladder_step);
   program.add_pictures(pictures());
   return program.run(argc, argv);
 }
