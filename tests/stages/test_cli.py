@@ -103,7 +103,7 @@ class Gpu(ProgramTest):
         asked_for = run("generate", "--prompt", "a", "--max-new-tokens", "2", "--device", "gpu")
         self.assertEqual(automatic.notes, 1)
         if asked_for.returncode != 0:
-            self.assert_bad_input(asked_for, "gpu" if b"GPU" in asked_for.stderr else "nvcc")
+            self.assert_bad_input(asked_for, "gpu" if b"GPU" in asked_for.stderr else "cuda")
         on_cpu = run("generate", "--prompt", "a", "--max-new-tokens", "2", "--device", "cpu")
         self.assertEqual((on_cpu.returncode, on_cpu.stderr, on_cpu.notes), (0, b"", 0))
 
