@@ -52,7 +52,8 @@ function(add_stage folder)
   endif()
   # Puts the path into the command line of every dependent, so that a change of STAGE<N>_DIR rebuilds them. File times
   # do not, if the other folder's headers are older than the objects.
-  target_compile_definitions(${stage}_lib PUBLIC STAGE${number}_SOURCE_DIR="${directory}")
+  target_compile_definitions(${stage}_lib PUBLIC STAGE${number}_SOURCE_DIR="${directory}"
+                             PRIVATE STAGE_SOURCE_DIR="${directory}")
 
   add_executable(${stage} ${directory}/main.cpp)
   target_compile_definitions(${stage} PRIVATE STAGE_NAME="${stage}")

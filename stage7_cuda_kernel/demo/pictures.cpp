@@ -75,7 +75,7 @@ std::string draw_memory_hierarchy() {
 
 // Measured by build/kernel_bench, on the machine that the file names.
 nlohmann::json read_ladder() {
-  const std::string path = std::string(STAGE7_SOURCE_DIR) + "/ladder/figures.json";
+  const std::string path = std::string(STAGE_SOURCE_DIR) + "/ladder/figures.json";
   std::ifstream file(path);
   if (!file) {
     throw common::InputError("can't read '" + path + "'");
@@ -92,10 +92,8 @@ std::string draw_ladder() {
   const auto cells = ladder.at("cells").get<std::vector<std::string>>();
   Svg svg(kWidth, 446, "The ladder of decode kernels: how much of the memory's bandwidth each step uses",
           "Seven kernels and, below them, one that only reads. For one sequence of 8,192 tokens, for 32 of them, and "
-          "for 32 of "
-          "different lengths, the share of the memory's bandwidth that each reaches. Each step helps some of the "
-          "batches; only "
-          "the last one serves all three.");
+          "for 32 of different lengths, the share of the memory's bandwidth that each reaches. Each step helps some of "
+          "the batches; only the last one serves all three.");
   const std::array<std::pair<const char*, const char*>, 3> panels = {
       {{"1x8192", "1 x 8,192 tokens"}, {"32x8192", "32 x 8,192 tokens"}, {"32xragged", "32, mixed lengths"}}};
   constexpr double kFirst = 184.0;
