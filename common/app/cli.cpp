@@ -290,6 +290,7 @@ void Program::add_block_commands(int& block_size, std::function<RunResult(const 
 void Program::add_pictures(std::vector<Picture> pictures) {
   const auto options = std::make_shared<PictureOptions>();
   std::vector<std::pair<std::string, std::string>> names;
+  names.reserve(pictures.size());
   for (const Picture& picture : pictures) {
     names.emplace_back(picture.name, picture.name);
   }

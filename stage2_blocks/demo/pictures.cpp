@@ -157,7 +157,7 @@ std::string draw_block_table() {
   svg.text({kLeft, 34.0}, "Positions of the text", heading);
   constexpr double kCell = 50.0;
   constexpr double kFirst = kLeft;
-  const double kBlockGap = 12.0;
+  constexpr double kBlockGap = 12.0;
   std::vector<double> middles;
   for (int i = 0; i < static_cast<int>(table.size()); ++i) {
     const Box box{kFirst + i * (kBlockSize * kCell + kBlockGap), 46.0, kBlockSize * kCell, 38.0};

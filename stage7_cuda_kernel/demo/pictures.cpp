@@ -167,7 +167,7 @@ std::string draw_tile_ring() {
     place_is_free.fill(0.5 * warp);
     double warp_is_free = 0.0;
     int num_taken = 0;
-    for (std::size_t tile = static_cast<std::size_t>(warp); tile < kPages.size(); tile += kWarps) {
+    for (auto tile = static_cast<std::size_t>(warp); tile < kPages.size(); tile += kWarps) {
       const int place = num_taken++ % kStages;
       const double begin = place_is_free[static_cast<std::size_t>(place)];
       const double arrival = begin + kCopy;

@@ -84,7 +84,7 @@ std::string serve(Serving& serving, const std::vector<GenerationRequest>& tasks)
   for (std::size_t i = 0; problem.empty() && i < tasks.size(); ++i) {
     problem = compare_output(serving.server.output(static_cast<int>(i)), served_alone(tasks[i]));
     if (!problem.empty()) {
-      problem = common::format("request %zu", i) + preemptions_of(serving, static_cast<int>(i)) + ": " + problem;
+      problem.insert(0, common::format("request %zu", i) + preemptions_of(serving, static_cast<int>(i)) + ": ");
     }
   }
   return problem;
