@@ -358,6 +358,23 @@ def read_pair(root, before, after):
 # On a terminal
 
 
+class NotesOfFile:
+    """The notes of one file as they come up: each in full once, then by name, and not at all right after itself."""
+
+    def __init__(self, file):
+        self.file = file
+        self.shown = []
+
+    def to_show(self, notes):
+        """Yields (note, where it was shown before or "")."""
+        for note in notes:
+            if self.shown and note is self.shown[-1]:
+                continue
+            is_known = any(note is other for other in self.shown)
+            self.shown.append(note)
+            yield note, f"As in {note.at}, above" if note.at != self.file.name else "As above" if is_known else ""
+
+
 class Paint:
     CODES = {"bold": "1", "dim": "2", "red": "31", "green": "32", "yellow": "33", "blue": "34", "cyan": "36"}
 
@@ -382,11 +399,11 @@ def pad_table(rows):
         yield "  ".join(padded).rstrip()
 
 
-def note_lines(note, file, width, paint):
-    """The note, wrapped; code blocks and tables stay as they are."""
+def note_lines(note, where, width, paint):
+    """The note, wrapped; code blocks and tables stay as they are. where: it was shown there already, so it is named."""
     bar = paint("│", "yellow") + " "
-    if note.at != file.name:
-        return [bar + paint(f"As in {note.at}, above: {note.beginning()}", "dim")]
+    if where:
+        return [bar + paint(f"{where}: {note.beginning()}", "dim")]
     result, paragraph, table, fenced = [], [], [], False
 
     def flush():
@@ -435,7 +452,8 @@ def print_pair(pair, paint, width):
     yield ""
     column = max((len(file.name) for file in pair.files), default=0)
     for file in pair.files:
-        num_notes = len(file.notes) + sum(len(piece.notes) for hunk in file.hunks for piece in hunk.pieces)
+        num_notes = len({id(note) for note in file.notes} |
+                        {id(note) for hunk in file.hunks for piece in hunk.pieces for note in piece.notes})
         remark = f"   {num_notes} {'note' if num_notes == 1 else 'notes'}" if num_notes else ""
         yield f"  {file.name:<{column}}  {file.size():>15}{remark}"
     if not pair.num_notes:
@@ -445,17 +463,18 @@ def print_pair(pair, paint, width):
         yield ""
         yield paint("═" * text_width, "blue")
         yield paint(file.name, "bold") + paint(f"   {file.size()}", "dim")
-        for note in file.notes:
-            yield from note_lines(note, file, text_width, paint)
+        notes = NotesOfFile(file)
+        for note, where in notes.to_show(file.notes):
+            yield from note_lines(note, where, text_width, paint)
         for hunk in file.hunks:
             yield ""
             if file.kind == "changed":
                 yield paint(f"── line {hunk.first_line()}" + (f", in {hunk.heading.strip()}" if hunk.heading else ""), "blue")
             for piece in hunk.pieces:
-                for index, note in enumerate(piece.notes):
+                for index, (note, where) in enumerate(notes.to_show(piece.notes)):
                     if index or piece is not hunk.pieces[0]:
                         yield ""
-                    yield from note_lines(note, file, text_width, paint)
+                    yield from note_lines(note, where, text_width, paint)
                 for line in piece.lines:
                     style = {"+": ["green"], "-": ["red"]}.get(line.kind, [])
                     yield paint((line.kind + line.text).rstrip(), *style)
@@ -687,12 +706,16 @@ def piece_html(piece, kind):
 
 
 def file_html(file, link):
-    def note_html(note):
-        if note.at != file.name:
-            return f'<aside class="again">As in {note.at}, above: {inline_markdown(note.beginning(), link)}</aside>'
-        return f"<aside>{render_markdown(note.text, link)}</aside>"
+    notes = NotesOfFile(file)
 
-    parts = [note_html(note) for note in file.notes]
+    def notes_html(some):
+        for note, where in notes.to_show(some):
+            if where:
+                yield f'<aside class="again">{where}: {inline_markdown(note.beginning(), link)}</aside>'
+            else:
+                yield f"<aside>{render_markdown(note.text, link)}</aside>"
+
+    parts = [*notes_html(file.notes)]
     for hunk in file.hunks:
         if file.kind == "changed":
             heading = f"line {hunk.first_line()}" + (f", in <code>{html.escape(hunk.heading)}</code>" if hunk.heading else "")
@@ -705,7 +728,7 @@ def file_html(file, link):
             else:
                 boxes.append(Piece(piece.lines, piece.notes))
         for box in boxes:
-            parts += [note_html(note) for note in box.notes]
+            parts += notes_html(box.notes)
             parts.append(f'<div class="box">{piece_html(box, file.kind)}</div>')
     is_open = " open" if file.is_core() or file.notes or any(hunk.has_note for hunk in file.hunks) else ""
     return (f'<details id="{html.escape(file.name)}"{is_open}><summary><h2>{html.escape(file.name)}</h2>'

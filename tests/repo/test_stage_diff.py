@@ -169,6 +169,13 @@ class Notes(Stages):
         self.assertEqual(out.count("// ## no heading"), 1)
         self.assertIn("│ As in table.h, above: A table is *new*.", out)
 
+    def test_a_note_is_shown_in_full_once_and_not_repeated_right_after_itself(self):
+        first, second = (stage_diff.Note([], text, "a.h") for text in ("One.", "Two."))
+        notes = stage_diff.NotesOfFile(type("File", (), {"name": "a.h"}))
+        shown = [(note.text, where) for some in ([first], [first], [second], [first, second])
+                 for note, where in notes.to_show(some)]
+        self.assertEqual(shown, [("One.", ""), ("Two.", ""), ("One.", "As above"), ("Two.", "As above")])
+
     def test_check_passes_and_names_hunks_without_a_note(self):
         status, out, error = self.run_main("--check")
         self.assertEqual((status, error), (0, ""))
