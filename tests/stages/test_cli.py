@@ -64,6 +64,33 @@ class ProgramTest(unittest.TestCase):
             self.assertIn(word.lower(), lines[0].lower())
 
 
+class Ladder(ProgramTest):
+    def setUp(self):
+        super().setUp()
+        if b"  ladder " not in run("--help").stdout:
+            self.skipTest("the stage has no ladder")
+
+    def rows(self, step):
+        """The cells of the second table: the first load of K of one warp."""
+        result = run("ladder", "--step", str(step))
+        self.assertEqual((result.returncode, result.stderr), (0, b""))
+        lines = result.stdout.decode().split("the first load of K")[1].splitlines()
+        return [[cell.strip() for cell in line.split("|")[1:-1]] for line in lines if line.startswith("|")][2:]
+
+    def test_neighbouring_threads_read_neighbouring_bytes_from_the_second_step_on(self):
+        # Block 7 of the toy table, 2 kv heads of 4 rows of 256 bytes: its first row begins at byte 7 * 2 * 4 * 256.
+        self.assertEqual(self.rows(2)[0], ["0", "0", "7", "0", "0", "14,336 to 14,351"])
+        self.assertEqual(self.rows(2)[7], ["7", "0", "7", "0", "7", "14,448 to 14,463"])
+        self.assertNotEqual(self.rows(1)[1][-1], self.rows(2)[1][-1])
+
+    def test_a_split_of_one_block_of_the_context(self):
+        output = run("ladder", "--step", "4").stdout.decode()
+        self.assertRegex(output, r"\| +2 \| A, query head 0, tokens 8 to 9 \|")
+
+    def test_a_step_that_there_is_not(self):
+        self.assert_usage_error(run("ladder", "--step", "8"), "--step")
+
+
 class Picture(ProgramTest):
     def setUp(self):
         super().setUp()
