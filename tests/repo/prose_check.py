@@ -1,0 +1,64 @@
+#!/usr/bin/env python3
+"""Checks what a machine can check of the lessons' prose: python3 tests/repo/prose_check.py
+
+The code names of GLOSSARY.md's third column stand in the sources. No line outside tables and code is longer than 120
+characters.
+"""
+
+import pathlib
+import re
+import sys
+
+ROOT = pathlib.Path(__file__).resolve().parent.parent.parent
+SOURCES = (".h", ".cpp", ".cu", ".cuh")
+MAX_LENGTH = 120
+
+
+def code_names(text):
+    """Yields (line number, name) for each name in backticks in the third cell of a table's row."""
+    for number, line in enumerate(text.splitlines(), start=1):
+        cells = [cell.strip() for cell in line.strip("|").split("|")]
+        if line.startswith("| ") and len(cells) == 5:
+            for name in re.findall(r"`([^`]+)`", cells[2]):
+                yield number, name
+
+
+def source_words():
+    words = set()
+    for folder in (ROOT / "common", *ROOT.glob("stage[1-8]_*")):
+        for path in folder.rglob("*"):
+            if path.suffix in SOURCES:
+                words.update(re.findall(r"\w+", re.sub(r"//.*", "", path.read_text(encoding="utf-8"))))
+    return words
+
+
+def long_lines(text):
+    """Yields (line number, length) of each line of prose that is too long."""
+    in_code = False
+    for number, line in enumerate(text.splitlines(), start=1):
+        if line.lstrip().startswith("```"):
+            in_code = not in_code
+        elif not in_code and len(line) > MAX_LENGTH and not line.startswith("|"):
+            yield number, len(line)
+
+
+def main():
+    problems = []
+    names = list(code_names((ROOT / "GLOSSARY.md").read_text(encoding="utf-8")))
+    if len(names) < 30:
+        sys.exit(f"GLOSSARY.md: only {len(names)} names found in its tables")
+    words = source_words()
+    problems += [f"GLOSSARY.md:{number}: `{name}` stands in no source file of common/ or of a stage"
+                 for number, name in names if name not in words]
+    pages = [*ROOT.glob("*.md"), *ROOT.glob("stage[1-8]_*/*.md")]
+    for page in sorted(pages):
+        problems += [f"{page.relative_to(ROOT)}:{number}: {length} characters in a line of prose, {MAX_LENGTH} at most"
+                     for number, length in long_lines(page.read_text(encoding="utf-8"))]
+    for problem in problems:
+        print(problem)
+    print(f"checked {len(names)} names and {len(pages)} pages, {len(problems)} problems")
+    return 1 if problems else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
