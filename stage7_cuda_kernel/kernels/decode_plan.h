@@ -21,7 +21,7 @@
 
 namespace stage7 {
 
-inline constexpr int kTileTokens = 16;
+inline constexpr int kTileTokens = kTileRows;
 
 // What one thread block does. 32 bytes, read as two 16-byte loads.
 struct alignas(16) TileRange {

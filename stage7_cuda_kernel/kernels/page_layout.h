@@ -1,12 +1,26 @@
 // Where an element of K or V lies: the one place that knows, for all kernels.
 //
-// Pages are [num_blocks, num_kv_heads, block_size, head_dim]. A row (one token, one head) is a whole number of 16-byte
-// vectors, and vector p of row r is stored at place p ^ mask(r): a swizzle, as it is called. Why: attention copies
-// pages into shared memory as they are, and the tensor cores then read the same vector of 8 consecutive rows at once.
-// Shared memory has 32 banks of 4 bytes, so 8 vectors come in one cycle only if they lie in different 16-byte columns
-// of the 128 bytes that the banks span. Rows of 256 bytes put the same vector of all rows into the same column, which
-// takes 8 cycles; the permutation spreads them over all 8 columns (measured on an H200, 32 sequences of 32,768 tokens:
-// 1,425 us without it, 996 with it). It costs nothing: what writes a row knows its number.
+// Pages are [num_blocks, num_kv_heads, block_size, head_dim]. Inside one head's part of a block, 16-bit rows (one
+// token, one head) come in tiles of 16, and a tile is cut into panels, columns of 128 bytes: [tile][panel][16 rows][128
+// bytes]. A panel's row is 8 vectors of 16 bytes, and vector p of row r is stored at place p ^ r % 8: a swizzle, as it
+// is called. With 128 dimensions and 16 tokens a block:
+//
+//     panel 0: dimensions 0-63                 panel 1: dimensions 64-127
+//     row 0    0 1 2 3 4 5 6 7                 row 0    8  9 10 11 12 13 14 15      2 KB each; one after the other
+//     row 1    1 0 3 2 5 4 7 6                 row 1    9  8 11 10 13 12 15 14
+//     row 2    2 3 0 1 6 7 4 5                 …
+//     …        (row 15 is like row 7)
+//
+// Why the swizzle: attention copies pages into shared memory as they are, and tensor cores then read the same vector of
+// 8 consecutive rows at once. Shared memory has 32 banks of 4 bytes, so 8 vectors come in one cycle only if they lie in
+// different 16-byte columns of the 128 bytes that the banks span. Unswizzled, they all lie in the same column, which
+// takes 8 cycles (measured on an H200, 32 sequences of 32,768 tokens: 1,425 us without it, 996 with it).
+//
+// Why panels: Hopper's wgmma reads whole matrices out of shared memory by itself, and knows no rows longer than 128
+// bytes. A panel is what it calls a tile with 128-byte swizzle, so that a plain copy of 2 KB brings it what it wants
+// (prefill_kernel.cuh). Decode copies both panels, 4 KB, at once, and does not mind.
+//
+// All of that costs nothing: what writes a row knows its number.
 #pragma once
 
 #include <cstdint>
@@ -22,21 +36,61 @@
 namespace stage7 {
 
 inline constexpr int kVecBytes = 16;
+inline constexpr int kTileRows = 16;
+
+// Rows of a tile: of blocks of 8, all. Float32 is not read by tensor cores, and its blocks have any size: a row by
+// itself is a tile, which leaves rows as they are.
+COURSE_HOST_DEVICE int rows_per_tile(const PageShape& shape) {
+  return shape.type == ScalarType::kFloat32 ? 1 : shape.block_size < kTileRows ? shape.block_size : kTileRows;
+}
+
+// Rows of 64 or 192 bytes (head_dim 32 or 96 at 16 bits) have panels of 64.
+COURSE_HOST_DEVICE constexpr int vecs_per_panel(int vecs_per_row) { return vecs_per_row % 8 == 0 ? 8 : 4; }
 
 // What the place of a vector is XORed with. Rows of 128, 256, 384 … bytes all begin in bank 0: their number modulo 8
-// does it. Rows of 64 or 192 bytes (head_dim 32 or 96 at 16 bits) begin in banks 0 and 16 by turns, so pairs of rows
-// need 4 masks, which also keep a vector inside its row of 4 or 12. Rows 8 apart have the same mask. Other rows occur
-// in float32 only, which is not read by tensor cores: they stay as they are.
+// does it. Rows of 64 or 192 bytes begin in banks 0 and 16 by turns, so pairs of rows need 4 masks, which also keep a
+// vector inside its row of 4 or 12. Rows 8 apart have the same mask.
 COURSE_HOST_DEVICE int swizzle_mask(int vecs_per_row, int row) {
   return vecs_per_row % 8 == 0 ? row & 7 : vecs_per_row % 4 == 0 ? (row >> 1) & 3 : 0;
 }
 
-// In elements, from the beginning of the layer's keys or values.
+// In elements, from the beginning of the layer's keys or values: where the tile begins whose first row is `row`.
 COURSE_HOST_DEVICE std::int64_t row_offset(const PageShape& shape, std::int64_t block, int kv_head, int row) {
   return ((block * shape.num_kv_heads + kv_head) * shape.block_size + row) * shape.head_dim;
 }
 
-// The place of vector `vector` of row `row` inside the row, in vectors.
+// The place of vector `vector` of row `row` inside the row of a panel, in vectors.
 COURSE_HOST_DEVICE int swizzle(int vecs_per_row, int row, int vec) { return vec ^ swizzle_mask(vecs_per_row, row); }
+
+// The same from where the head's part of the block begins. tile_rows is a power of 2.
+COURSE_HOST_DEVICE int vec_place(int vecs_per_row, int tile_rows, int row, int vec) {
+  const int panel_vecs = vecs_per_panel(vecs_per_row);
+  const int row_in_tile = row & (tile_rows - 1);
+  const int vec_in_panel = vec & (panel_vecs - 1);
+  return (row - row_in_tile) * vecs_per_row + (vec - vec_in_panel) * tile_rows + row_in_tile * panel_vecs +
+         swizzle(panel_vecs, row_in_tile, vec_in_panel);
+}
+
+// A tile of 16 rows in shared memory, for code that steps through a row by 16 dimensions, two vectors: because the
+// swizzle is an XOR, a step inside a panel is an XOR of the address.
+template <int kHeadDim>
+struct SharedTile {
+  static constexpr int kVecs = kHeadDim / 8;
+  static constexpr int kPanelVecs = vecs_per_panel(kVecs);
+  static constexpr int kPanelRowBytes = kPanelVecs * kVecBytes;
+  static constexpr int kPanelBytes = kTileRows * kPanelRowBytes;
+  static constexpr int kPanels = kVecs / kPanelVecs;
+  static constexpr int kBytes = kPanels * kPanelBytes;
+
+  // Of the row's first vector, or of its second, in bytes: `place` from where row_begin leads.
+  static COURSE_HOST_DEVICE constexpr int row_begin(int row) { return row * kPanelRowBytes; }
+  static COURSE_HOST_DEVICE std::uint32_t place(int row, int vec) {
+    return static_cast<std::uint32_t>(swizzle(kPanelVecs, row, vec) * kVecBytes);
+  }
+  // The same `step` steps of 16 dimensions further on.
+  static COURSE_HOST_DEVICE std::uint32_t at_step(std::uint32_t place, int step) {
+    return step / (kPanelVecs / 2) * kPanelBytes + (place ^ (step % (kPanelVecs / 2) * 2 * kVecBytes));
+  }
+};
 
 }  // namespace

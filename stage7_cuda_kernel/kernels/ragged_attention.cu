@@ -4,6 +4,7 @@
 #include "attention_simple.h"
 #include "checks.h"
 #include "common/cuda/launch.h"
+#include "prefill_attention.h"
 #include "ragged_kernel.cuh"
 #include "ragged_loader.cuh"
 
@@ -63,7 +64,7 @@ __global__ void __launch_bounds__(32 * RaggedTileOf<kHeadDim, kShort>::kTile.war
   constexpr int kVecs = Rows::kVecs;
   for (int i = lane; i < kRowsOfWarp * kVecs; i += 32) {
     const int row = i / kVecs;
-    copy_vec_async(own_rows + row * Shared::kRowBytes + swizzle(kVecs, row, i % kVecs) * kVecBytes,
+    copy_vec_async(own_rows + vec_place(kVecs, kTileRows, row, i % kVecs) * kVecBytes,
                    reinterpret_cast<const uint4*>(queries + row_begin(min(first_row + row, end_row - 1))) + i % kVecs);
   }
   commit_copies();
@@ -122,8 +123,8 @@ __global__ void __launch_bounds__(32 * RaggedTileOf<kHeadDim, kShort>::kTile.war
   for (int i = lane; i < kRowsOfWarp * kVecs; i += 32) {
     const int row = i / kVecs;
     if (first_row + row < end_row) {
-      const auto* vec = reinterpret_cast<const uint4*>(shared + (warp * kRowsOfWarp + row) * Shared::kRowBytes) +
-                        swizzle(kVecs, row, i % kVecs);
+      const auto* vec = reinterpret_cast<const uint4*>(shared + warp * kRowsOfWarp * Shared::kRowBytes) +
+                        vec_place(kVecs, kTileRows, row, i % kVecs);
       reinterpret_cast<uint4*>(output + row_begin(first_row + row))[i % kVecs] = *vec;
     }
   }
@@ -194,8 +195,11 @@ void ragged_attention(const Pages& pages, const Batch& batch, const int* query_s
   }
   COMMON_CHECK(workspace != nullptr && is_aligned(workspace), "a workspace is given");
   const RaggedWorkspace tasks = ragged_workspace(const_cast<void*>(workspace), pages.shape, batch, num_tokens);
-  const RaggedCall call{pages, batch, queries, output, tasks, prompts_are_short(pages.shape, batch, num_tokens),
-                        stream};
+  const bool is_short = prompts_are_short(pages.shape, batch, num_tokens);
+  if (!is_short && prefill_serves(pages.shape)) {
+    return prefill_attention(pages, batch, queries, output, tasks, stream);
+  }
+  const RaggedCall call{pages, batch, queries, output, tasks, is_short, stream};
   choose_head_dim(call);
 }
 

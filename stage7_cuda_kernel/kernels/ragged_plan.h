@@ -49,7 +49,14 @@ struct alignas(16) RaggedTask {
   int unused[3];
 };
 
+// For thread blocks that take one task after the other (prefill_kernel.cuh).
+struct alignas(16) RaggedQueue {
+  int num_tasks;  // that exist
+  int next;       // to be taken, of all kv heads' tasks; 0 between launches
+};
+
 struct RaggedWorkspace {
+  RaggedQueue* queue;
   RaggedTask* tasks;  // [num_tasks], those that see most tokens first
   int num_tasks;      // room, from numbers the host knows
   std::size_t bytes;
@@ -70,8 +77,9 @@ inline RaggedWorkspace ragged_workspace(void* memory, const PageShape& shape, co
   // Room for fewer tokens too, which may be cut into the shorter tiles and then be more tasks.
   const std::int64_t max_tasks =
       num_rows / ragged_tile(shape.head_dim, shape.head_dim <= 128).rows() + batch.num_sequences;
-  return {static_cast<RaggedTask*>(memory), static_cast<int>(num_tasks),
-          static_cast<std::size_t>(max_tasks) * sizeof(RaggedTask)};
+  auto* queue = static_cast<RaggedQueue*>(memory);
+  return {queue, memory == nullptr ? nullptr : reinterpret_cast<RaggedTask*>(queue + 1), static_cast<int>(num_tasks),
+          sizeof(RaggedQueue) + static_cast<std::size_t>(max_tasks) * sizeof(RaggedTask)};
 }
 
 }  // namespace

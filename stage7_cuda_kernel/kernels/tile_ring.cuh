@@ -50,9 +50,9 @@ struct TileCursor {
 template <int kHeadDim, int kStages, int kWarps, bool kContiguous = false>
 class TileRing {
  public:
-  static constexpr int kRowBytes = kHeadDim * static_cast<int>(sizeof(Element));
-  static constexpr int kMatrixBytes = kTileTokens * kRowBytes;  // K, or V, of a tile
-  static constexpr int kBytes = kStages * 2 * kMatrixBytes;     // of one warp's ring
+  using Tile = SharedTile<kHeadDim>;
+  static constexpr int kMatrixBytes = Tile::kBytes;          // K, or V, of a tile
+  static constexpr int kBytes = kStages * 2 * kMatrixBytes;  // of one warp's ring
   static constexpr int kBarrierBytes = kStages * static_cast<int>(sizeof(std::uint64_t));
 
   // storage: kBytes, barriers: kBarrierBytes of this warp's own. Reads the tables, but no K and V yet.
@@ -87,7 +87,8 @@ class TileRing {
     }
   }
 
-  // Waits for the next tile. Its K begins at keys() and its V at values(), rows as in the pages.
+  // Waits for the next tile. Its K begins at keys() and its V at values(), laid out as in the pages (SharedTile); rows
+  // that do not exist hold anything.
   //
   // compute-sanitizer's racecheck (CUDA 13.0) warns of the reads that follow: "invalid async operation
   // synchronization", between lane 0's copy and lane 0's own reads, although the barrier that lane 0 has waited on
@@ -124,8 +125,8 @@ class TileRing {
 
   // Sets the rows of V from num_tokens on to 0: they were never written, and 0 times a NaN would be a NaN.
   __device__ __forceinline__ void clear_values_from(int num_tokens) const {
-    for (int i = num_tokens * kRowBytes / 16 + lane_; i < kMatrixBytes / 16; i += 32) {
-      asm volatile("st.shared.v4.b32 [%0], {%1, %1, %1, %1};" ::"r"(values() + i * 16), "r"(0) : "memory");
+    for (int i = num_tokens * Tile::kVecs + lane_; i < kTileTokens * Tile::kVecs; i += 32) {
+      store_zeros(values() + vec_place(Tile::kVecs, kTileTokens, i / Tile::kVecs, i % Tile::kVecs) * kVecBytes);
     }
 #if COURSE_BULK_COPY
     fence_copy_engine();  // the next copy into this place must come after these stores
@@ -151,22 +152,13 @@ class TileRing {
   __device__ __forceinline__ void start_copy(int stage) {
     if (num_left_ > 0) {
       const int block_size = kContiguous ? kTileTokens : pages_.shape.block_size;
-      const int num_tokens = next_.num_tokens();
       const std::uint32_t target = storage_ + stage * 2 * kMatrixBytes;
-      const int row = kContiguous ? next_.tile * kTileTokens : next_.tile * kTileTokens % block_size;
-      const int count = min(num_tokens, block_size);
 #if COURSE_BULK_COPY
       const std::uint32_t barrier = barriers_ + stage * static_cast<int>(sizeof(std::uint64_t));
-      if (lane_ == 0) {
-        arrive_expecting(barrier, 2 * num_tokens * kRowBytes);
-      }
 #else
       const std::uint32_t barrier = 0;
 #endif
-      copy_rows(target, blocks_[0], row, count, barrier);
-      if (num_tokens > block_size) {
-        copy_rows(target + block_size * kRowBytes, blocks_[1], 0, num_tokens - block_size, barrier);
-      }
+      copy_tile(target, block_size, barrier);
       if (--num_left_ > 0) {
         next_.advance(kWarps);
         look_up();
@@ -177,21 +169,38 @@ class TileRing {
 #endif
   }
 
-  // Some rows of K and of V of one block.
-  __device__ __forceinline__ void copy_rows(std::uint32_t target, int block, int row, int count,
-                                            std::uint32_t barrier) {
-    const std::int64_t offset = row_offset(pages_.shape, block, next_.kv_head, row);
-    const auto* keys = static_cast<const Element*>(pages_.keys) + offset;
-    const auto* values = static_cast<const Element*>(pages_.values) + offset;
+  // K and V of the tile. Each is one stretch of memory, or, in blocks of 8, has panels of half the height in one block
+  // or two: a lane then copies a panel, into the upper or the lower half of one.
+  __device__ __forceinline__ void copy_tile(std::uint32_t target, int block_size, std::uint32_t barrier) {
+    const int num_tokens = next_.num_tokens();
+    const int row = kContiguous ? next_.tile * kTileTokens : next_.tile * kTileTokens % block_size;
 #if COURSE_BULK_COPY
+    const bool halves = block_size < kTileTokens;
+    const int num_blocks = halves && num_tokens > block_size ? 2 : 1;
+    const int bytes = halves ? Tile::kPanelBytes / 2 : kMatrixBytes;
+    const int part = halves ? lane_ / Tile::kPanels : 0;
+    const int panel = halves ? lane_ % Tile::kPanels : 0;
     if (lane_ == 0) {
-      copy_bulk(target, keys, count * kRowBytes, barrier);
-      copy_bulk(target + kMatrixBytes, values, count * kRowBytes, barrier);
+      arrive_expecting(barrier, (halves ? num_blocks : 2) * kMatrixBytes);
+    }
+    __syncwarp();
+    if (lane_ < (halves ? num_blocks * Tile::kPanels : 1)) {
+      const std::int64_t offset = row_offset(pages_.shape, part == 0 ? blocks_[0] : blocks_[1], next_.kv_head, row) +
+                                  panel * bytes / static_cast<int>(sizeof(Element));
+      const std::uint32_t place = target + panel * Tile::kPanelBytes + part * bytes;
+      copy_bulk(place, static_cast<const Element*>(pages_.keys) + offset, bytes, barrier);
+      copy_bulk(place + kMatrixBytes, static_cast<const Element*>(pages_.values) + offset, bytes, barrier);
     }
 #else
-    for (int i = lane_; i < count * kRowBytes / 16; i += 32) {
-      copy_vec_async(target + i * 16, reinterpret_cast<const uint4*>(keys) + i);
-      copy_vec_async(target + kMatrixBytes + i * 16, reinterpret_cast<const uint4*>(values) + i);
+    for (int i = lane_; i < num_tokens * Tile::kVecs; i += 32) {
+      const int token = i / Tile::kVecs;
+      const int vec = i % Tile::kVecs;
+      const std::int64_t offset =
+          row_offset(pages_.shape, token < block_size ? blocks_[0] : blocks_[1], next_.kv_head, 0) / 8 +
+          vec_place(Tile::kVecs, min(block_size, kTileRows), row + token % block_size, vec);
+      const std::uint32_t place = target + vec_place(Tile::kVecs, kTileRows, token, vec) * kVecBytes;
+      copy_vec_async(place, static_cast<const uint4*>(pages_.keys) + offset);
+      copy_vec_async(place + kMatrixBytes, static_cast<const uint4*>(pages_.values) + offset);
     }
 #endif
   }

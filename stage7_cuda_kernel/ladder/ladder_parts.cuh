@@ -79,8 +79,8 @@ struct HeadPages {
   // Of vector `vector` of the token's row, in elements, in keys and in values alike.
   __device__ __forceinline__ std::int64_t vec_offset(int position, int vec) const {
     const int row = position % kBlockTokens;
-    return row_offset(shape, table[position / kBlockTokens], kv_head, row) +
-           swizzle(kVecsPerRow, row, vec) * kVecElements;
+    return row_offset(shape, table[position / kBlockTokens], kv_head, 0) +
+           vec_place(kVecsPerRow, kBlockTokens, row, vec) * kVecElements;
   }
 };
 

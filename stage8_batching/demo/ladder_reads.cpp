@@ -22,6 +22,8 @@ constexpr int kQueryHeads = kGroup * kKvHeads;
 constexpr int kTokens = 4;  // of a block, and of a tile
 constexpr int kVecsPerRow = 16;
 constexpr int kRowBytes = kVecsPerRow * kVecBytes;
+constexpr int kPanelVecs = vecs_per_panel(kVecsPerRow);
+constexpr int kPanelRowBytes = kPanelVecs * kVecBytes;
 constexpr std::array<int, 3> kTable = {7, 1, 3};
 constexpr int kLength = 10;
 const PageShape kShape = {
@@ -126,8 +128,8 @@ int block_of(int token) { return kTable[static_cast<std::size_t>(token / kTokens
 // Of a vector of a token's key, from the beginning of the layer's keys.
 std::int64_t byte_of(int kv_head, int token, int vec) {
   const int row = token % kTokens;
-  return row_offset(kShape, block_of(token), kv_head, row) * kElementBytes +
-         swizzle(kVecsPerRow, row, vec) * std::int64_t{kVecBytes};
+  return row_offset(kShape, block_of(token), kv_head, 0) * kElementBytes +
+         vec_place(kVecsPerRow, rows_per_tile(kShape), row, vec) * std::int64_t{kVecBytes};
 }
 
 struct Read {
@@ -179,18 +181,20 @@ std::string bytes_text(std::int64_t first, std::int64_t count) {
 }
 
 void print_layout() {
-  common::Table table({"token", "block", "row", "key of kv head 0", "key of kv head 1", "vectors 0 to 7 at places"});
+  common::Table table({"token", "block", "row", "kv head 0, panel 0", "panel 1", "kv head 1, panel 0", "panel 1",
+                       "vectors 0 to 7 at places"});
   for (int token = 0; token < kLength; ++token) {
     const int row = token % kTokens;
     std::string places;
     for (int vec = 0; vec < 8; ++vec) {
-      places += common::format("%s%d", vec > 0 ? " " : "", swizzle(kVecsPerRow, row, vec));
+      places += common::format("%s%d", vec > 0 ? " " : "", swizzle(kPanelVecs, row, vec));
     }
-    const auto key = [&](int kv_head) {
-      return bytes_text(row_offset(kShape, block_of(token), kv_head, row) * kElementBytes, kRowBytes);
+    const auto part = [&](int kv_head, int panel) {
+      const std::int64_t first = byte_of(kv_head, token, panel * kPanelVecs);
+      return bytes_text(first / kPanelRowBytes * kPanelRowBytes, kPanelRowBytes);
     };
-    table.add_row(
-        {std::to_string(token), std::to_string(block_of(token)), std::to_string(row), key(0), key(1), places});
+    table.add_row({std::to_string(token), std::to_string(block_of(token)), std::to_string(row), part(0, 0), part(0, 1),
+                   part(1, 0), part(1, 1), places});
   }
   std::cout << table.to_string();
 }

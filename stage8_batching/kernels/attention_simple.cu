@@ -60,9 +60,8 @@ __device__ PartialRow attend(const Pages& pages, const int* table, int kv_head, 
     for (int i = 0; i < kValues; ++i) {
       const int dimension = lane + 32 * i;
       if (dimension < shape.head_dim) {
-        const int place = swizzle(shape.head_dim / 4, row, dimension / 4) * 4 + dimension % 4;
-        score += query[i] * keys[place];
-        value[i] = values[place];
+        score += query[i] * keys[dimension];
+        value[i] = values[dimension];
       }
     }
     for (int distance = 16; distance > 0; distance /= 2) {

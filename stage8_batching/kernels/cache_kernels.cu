@@ -19,15 +19,20 @@ struct SlotCopy {
   uint4* value_rows;
   const int* slot_mapping;
   std::int64_t row_stride;  // in vectors
-  std::int64_t num_vecs;    // of all rows of keys
+  std::int64_t num_vecs;    // of all rows of keys, those of tokens that only fill a group included
+  int num_tokens;
+  int token_shift;  // tokens of a group, as a power of 2
+  int panel_shift;  // vectors of a panel's row, likewise
   int vecs_per_head;
   int num_kv_heads;
   int block_size;
+  int tile_rows;
 };
 
 // A thread moves kUnroll vectors of K and as many of V. All loads are issued before the first store, so that a few
-// hundred nanoseconds of latency are paid once and not eight times. Neighbouring threads move neighbouring vectors; the
-// permutation shuffles them inside a row of 128 bytes or more, which memory does not notice.
+// hundred nanoseconds of latency are paid once and not eight times. Neighbouring threads move neighbouring vectors
+// of a panel (page_layout.h), and then the same panel of the next token of a group of 4: in a block those 4 rows are
+// neighbours too, so that memory sees 512 bytes in one piece and not 128.
 template <bool kToSlots, int kUnroll>
 __global__ void __launch_bounds__(kThreads) copy_slots(SlotCopy copy) {
   const auto vecs_per_token = static_cast<unsigned>(copy.num_kv_heads * copy.vecs_per_head);
@@ -45,16 +50,20 @@ __global__ void __launch_bounds__(kThreads) copy_slots(SlotCopy copy) {
     paged[i] = -1;
     if (index < copy.num_vecs) {
       // A batch has less than 2^32 vectors (checked), so that 32-bit division, which is much faster, is enough.
-      const unsigned token = static_cast<unsigned>(index) / vecs_per_token;
-      const unsigned rest = static_cast<unsigned>(index) - token * vecs_per_token;
-      const int slot = copy.slot_mapping[token];
+      const unsigned vecs_per_group = vecs_per_token << copy.token_shift;
+      const unsigned group = static_cast<unsigned>(index) / vecs_per_group;
+      const unsigned in_group = static_cast<unsigned>(index) - group * vecs_per_group;
+      const unsigned panel = in_group >> (copy.panel_shift + copy.token_shift);
+      const unsigned token = (group << copy.token_shift) + (in_group >> copy.panel_shift) % (1U << copy.token_shift);
+      const unsigned rest = (panel << copy.panel_shift) + in_group % (1U << copy.panel_shift);
+      const int slot = token < static_cast<unsigned>(copy.num_tokens) ? copy.slot_mapping[token] : -1;
       if (slot >= 0) {
         const int head = static_cast<int>(rest) / copy.vecs_per_head;
         const int vec = static_cast<int>(rest) - head * copy.vecs_per_head;
         const int block = slot / copy.block_size;
         const int row = slot - block * copy.block_size;
-        const std::int64_t first = (std::int64_t{block} * copy.num_kv_heads + head) * copy.block_size + row;
-        paged[i] = first * copy.vecs_per_head + swizzle(copy.vecs_per_head, row, vec);
+        const std::int64_t first = (std::int64_t{block} * copy.num_kv_heads + head) * copy.block_size;
+        paged[i] = first * copy.vecs_per_head + vec_place(copy.vecs_per_head, copy.tile_rows, row, vec);
         flat[i] = token * copy.row_stride + rest;
         key[i] = kToSlots ? __ldcs(copy.key_rows + flat[i]) : __ldcs(copy.key_pages + paged[i]);
         value[i] = kToSlots ? __ldcs(copy.value_rows + flat[i]) : __ldcs(copy.value_pages + paged[i]);
@@ -84,16 +93,24 @@ void launch_copy_slots(const Pages& pages, void* keys, void* values, std::int64_
   COMMON_CHECK(is_aligned(keys) && is_aligned(values), "rows begin at multiples of 16 bytes");
   COMMON_CHECK(row_stride >= std::int64_t{shape.num_kv_heads} * shape.head_dim && row_stride % vec == 0,
                "rows hold all heads and begin at multiples of 16 bytes");
+  // Float32 has no panels, and a single token no neighbours.
+  const int token_shift = rows_per_tile(shape) > 1 && num_tokens > 1 ? 2 : 0;
+  const int panel_shift = vecs_per_panel(shape.head_dim / vec) == 8 ? 3 : 2;
   SlotCopy copy{.key_pages = static_cast<uint4*>(pages.keys),
                 .value_pages = static_cast<uint4*>(pages.values),
                 .key_rows = static_cast<uint4*>(keys),
                 .value_rows = static_cast<uint4*>(values),
                 .slot_mapping = slot_mapping,
                 .row_stride = row_stride / vec,
-                .num_vecs = std::int64_t{num_tokens} * shape.num_kv_heads * shape.head_dim / vec,
+                .num_vecs = ((num_tokens + (std::int64_t{1} << token_shift) - 1) >> token_shift << token_shift) *
+                            shape.num_kv_heads * shape.head_dim / vec,
+                .num_tokens = num_tokens,
+                .token_shift = token_shift,
+                .panel_shift = panel_shift,
                 .vecs_per_head = shape.head_dim / vec,
                 .num_kv_heads = shape.num_kv_heads,
-                .block_size = shape.block_size};
+                .block_size = shape.block_size,
+                .tile_rows = rows_per_tile(shape)};
   COMMON_CHECK(copy.num_vecs < std::int64_t{1} << 32, "a batch has fewer than 2^32 vectors of 16 bytes");
   // A decode step moves too few vectors to fill the chip with four for each thread.
   const bool large = copy.num_vecs >= std::int64_t{8} * kThreads * common::device_limits().num_multiprocessors;

@@ -25,8 +25,7 @@ namespace stage8 {
 template <int kHeadDim, int kQueryTiles>
 struct WarpAttention {
   static constexpr int kSteps = kHeadDim / 16;  // of 16 dimensions
-  static constexpr int kRowBytes = kHeadDim * 2;
-  static constexpr int kVecs = kRowBytes / 16;
+  using Tile = SharedTile<kHeadDim>;
   // V into registers before the softmax, if there are registers left: their loading hides behind it.
   static constexpr bool kValuesEarly = kQueryTiles * kSteps <= 8;
 
@@ -65,17 +64,17 @@ struct WarpAttention {
     float scores[kQueryTiles][4] = {};
     {
       // Matrices: tokens 0-7 and 8-15 of the lower 8 dimensions, then of the upper 8. Steps of 16 dimensions are steps
-      // of two vectors, and because the permutation is an XOR, they are an XOR of the address.
+      // of two vectors.
       const int row = lane % 16;
-      const std::uint32_t row_begin = keys + row * kRowBytes;
-      const std::uint32_t place = swizzle(kVecs, row, lane / 16) * 16;
+      const std::uint32_t row_begin = keys + Tile::row_begin(row);
+      const int place = Tile::place(row, lane / 16);
       // Even and odd steps are summed apart: two chains of half the length keep the tensor core busier than one.
       float odd[kQueryTiles][4] = {};
 #pragma unroll
       for (int step = 0; step < kSteps; step += 2) {
         std::uint32_t k[2][4];
-        load_matrices(k[0], row_begin + (place ^ (step * 32)));
-        load_matrices(k[1], row_begin + (place ^ (step * 32 + 32)));
+        load_matrices(k[0], row_begin + Tile::at_step(place, step));
+        load_matrices(k[1], row_begin + Tile::at_step(place, step + 1));
 #pragma unroll
         for (int t = 0; t < kQueryTiles; ++t) {
           multiply_add(scores[t], k[0], queries[t][step][0], queries[t][step][1]);
@@ -142,11 +141,11 @@ struct WarpAttention {
   static __device__ __forceinline__ void load_values(std::uint32_t (&v)[kSteps][4], std::uint32_t values) {
     const int lane = static_cast<int>(threadIdx.x) % 32;
     const int row = lane / 16 * 8 + lane % 8;
-    const std::uint32_t row_begin = values + row * kRowBytes;
-    const std::uint32_t place = swizzle(kVecs, row, lane / 8 % 2) * 16;
+    const std::uint32_t row_begin = values + Tile::row_begin(row);
+    const int place = Tile::place(row, lane / 8 % 2);
 #pragma unroll
     for (int step = 0; step < kSteps; ++step) {
-      load_matrices_transposed(v[step], row_begin + (place ^ (step * 32)));
+      load_matrices_transposed(v[step], row_begin + Tile::at_step(place, step));
     }
   }
 

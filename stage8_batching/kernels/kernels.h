@@ -22,7 +22,7 @@ enum class ScalarType { kFloat32, kBFloat16 };
 int bytes_of(ScalarType type);
 
 // One layer's K, and its V: [num_blocks, num_kv_heads, block_size, head_dim]. One head's part of one block is a dense
-// block_size x head_dim matrix; inside each of its rows the 16-byte vectors are swizzled (see page_layout.h).
+// block_size x head_dim matrix, whose vectors of 16 bytes lie in an order of their own (see page_layout.h).
 struct PageShape {
   std::int64_t num_blocks = 0;
   int num_kv_heads = 0;

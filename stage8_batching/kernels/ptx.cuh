@@ -88,6 +88,11 @@ __device__ __forceinline__ void store_once(uint4* to, uint4 x, StreamingPolicy p
                : "memory");
 }
 
+// 16 bytes of zeros into shared memory.
+__device__ __forceinline__ void store_zeros(std::uint32_t address) {
+  asm volatile("st.shared.v4.b32 [%0], {%1, %1, %1, %1};" ::"r"(address), "r"(0) : "memory");
+}
+
 // ---- asynchronous copies -----------------------------------------------------------------------------------------
 
 // 16 bytes, Ampere and newer; not through L1.
@@ -141,6 +146,11 @@ __device__ __forceinline__ void copy_bulk(std::uint32_t shared, const void* glob
   asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(shared),
                "l"(global), "r"(bytes), "r"(barrier)
                : "memory");
+}
+
+// Arrives as soon as all that this thread has copied with copy_vec_async has come. One of the expected arrivals.
+__device__ __forceinline__ void arrive_when_copied(std::uint32_t barrier) {
+  asm volatile("cp.async.mbarrier.arrive.noinc.shared::cta.b64 [%0];" ::"r"(barrier) : "memory");
 }
 
 // Orders this thread's ordinary accesses to shared memory before the copy engine's that follow.

@@ -30,8 +30,8 @@ struct RaggedRows {
   static constexpr int kBlocks = kTile.rows_per_warp / 16;  // of 16 rows
   static constexpr int kSteps = kHeadDim / 16;              // of 16 dimensions
   static constexpr int kColumns = kTile.tokens / 8;         // of 8 tokens
-  static constexpr int kRowBytes = 2 * kHeadDim;
-  static constexpr int kVecs = kRowBytes / kVecBytes;
+  using Tile = SharedTile<kHeadDim>;
+  static constexpr int kVecs = Tile::kVecs;
 
   float output[kBlocks][2 * kSteps][4];
   RunningSoftmax softmax[kBlocks][2];  // the sum is that of the weights which this thread has formed itself
@@ -67,17 +67,17 @@ struct RaggedRows {
       }
     }
     const int query_row = lane % 16;
-    const std::uint32_t query_begin = queries + query_row * kRowBytes;
-    const std::uint32_t query_place = fresh(swizzle(kVecs, query_row, lane / 16) * 16);
+    const std::uint32_t query_begin = queries + Tile::row_begin(query_row);
+    const std::uint32_t query_place = fresh(Tile::place(query_row, lane / 16));
     const int key_row = lane / 16 * 8 + lane % 8;
-    const std::uint32_t key_begin = keys + key_row * kRowBytes;
-    const std::uint32_t key_place = fresh(swizzle(kVecs, key_row, lane / 8 % 2) * 16);
+    const std::uint32_t key_begin = keys + Tile::row_begin(key_row);
+    const std::uint32_t key_place = fresh(Tile::place(key_row, lane / 8 % 2));
 #pragma unroll
     for (int step = 0; step < kSteps; ++step) {
       std::uint32_t q[kBlocks][4];
 #pragma unroll
       for (int b = 0; b < kBlocks; ++b) {
-        load_matrices(q[b], query_begin + b * 16 * kRowBytes + (query_place ^ (step * 32)));
+        load_matrices(q[b], query_begin + b * Tile::kBytes + Tile::at_step(query_place, step));
       }
 #pragma unroll
       for (int n = 0; n < kColumns; n += 2) {
@@ -85,7 +85,7 @@ struct RaggedRows {
           continue;
         }
         std::uint32_t k[4];
-        load_matrices(k, key_begin + n * 8 * kRowBytes + (key_place ^ (step * 32)));
+        load_matrices(k, key_begin + n / 2 * Tile::kBytes + Tile::at_step(key_place, step));
 #pragma unroll
         for (int b = 0; b < kBlocks; ++b) {
           multiply_add(scores[b][n], q[b], k[0], k[1]);
@@ -170,8 +170,8 @@ struct RaggedRows {
                                              int num_seen) {
     const int lane = static_cast<int>(threadIdx.x) % 32;
     const int row = lane / 8 % 2 * 8 + lane % 8;
-    const std::uint32_t begin = values + row * kRowBytes;
-    const std::uint32_t place = fresh(swizzle(kVecs, row, lane / 16) * 16);
+    const std::uint32_t begin = values + Tile::row_begin(row);
+    const std::uint32_t place = fresh(Tile::place(row, lane / 16));
 #pragma unroll
     for (int t = 0; t < kTile.tokens / 16; ++t) {
       if (kMasked && t * 16 >= num_seen) {
@@ -189,7 +189,7 @@ struct RaggedRows {
 #pragma unroll
       for (int step = 0; step < kSteps; ++step) {
         std::uint32_t v[4];
-        load_matrices_transposed(v, begin + t * 16 * kRowBytes + (place ^ (step * 32)));
+        load_matrices_transposed(v, begin + t * Tile::kBytes + Tile::at_step(place, step));
 #pragma unroll
         for (int b = 0; b < kBlocks; ++b) {
           multiply_add(output[b][2 * step], p[b], v[0], v[1]);
@@ -213,7 +213,7 @@ struct RaggedRows {
         const int row = b * 16 + half * 8 + lane / 4;
 #pragma unroll
         for (int n = 0; n < 2 * kSteps; ++n) {
-          const std::uint32_t address = rows + row * kRowBytes + swizzle(kVecs, row, n) * 16 + lane % 4 * 4;
+          const std::uint32_t address = rows + vec_place(kVecs, kTileRows, row, n) * kVecBytes + lane % 4 * 4;
           const std::uint32_t pair =
               common::pack(output[b][n][half * 2] * inverse, output[b][n][half * 2 + 1] * inverse);
           asm volatile("st.shared.b32 [%0], %1;" ::"r"(address), "r"(pair) : "memory");

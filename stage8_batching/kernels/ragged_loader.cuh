@@ -20,6 +20,7 @@ struct RaggedShared {
 template <int kHeadDim, bool kShort>
 struct RaggedLoader {
   using Shared = RaggedShared<kHeadDim, kShort>;
+  using Panels = SharedTile<kHeadDim>;
   static constexpr RaggedTile kTile = RaggedTileOf<kHeadDim, kShort>::kTile;
   static constexpr int kTokens = kTile.tokens;
   static constexpr int kStages = kTile.stages;
@@ -48,29 +49,45 @@ struct RaggedLoader {
       const std::uint32_t key_barrier = barriers + stage * 8;
       const std::uint32_t value_barrier = key_barrier + kStages * 8;
       if (thread == 0) {
-        arrive_expecting(key_barrier, count * Shared::kRowBytes);
-        arrive_expecting(value_barrier, count * Shared::kRowBytes);
+        const int rows = min(block_size, kTileRows);
+        const int bytes = (count + rows - 1) / rows * rows * Shared::kRowBytes;
+        arrive_expecting(key_barrier, bytes);
+        arrive_expecting(value_barrier, bytes);
       }
       __syncwarp();
-      const int row = thread * block_size;
-      if (row < count) {
-        const int token = tile * kTokens + row;  // in the middle of its block only if blocks are longer than tiles
-        const int bytes = min(block_size, count - row) * Shared::kRowBytes;
+      if (block_size < kTileRows) {
+        // Panels of 8 rows fill halves of panels of 16.
+        constexpr int kBytes = Panels::kPanelBytes / 2;
+        for (int i = thread; i < (count + 7) / 8 * Panels::kPanels; i += 32) {
+          const int part = i / Panels::kPanels;
+          const int panel = i % Panels::kPanels;
+          const std::int64_t offset = row_offset(pages.shape, table[tile * kTokens / 8 + part], kv_head, 0) +
+                                      panel * kBytes / static_cast<int>(sizeof(Element));
+          const int place = part / 2 * Panels::kBytes + panel * Panels::kPanelBytes + part % 2 * kBytes;
+          copy_bulk(key_tile + place, static_cast<const Element*>(pages.keys) + offset, kBytes, key_barrier);
+          copy_bulk(value_tile + place, static_cast<const Element*>(pages.values) + offset, kBytes, value_barrier);
+        }
+      } else if (thread * kTileRows < count) {
+        const int token = tile * kTokens + thread * kTileRows;
         const std::int64_t offset = row_offset(pages.shape, table[token / block_size], kv_head, token % block_size);
-        copy_bulk(key_tile + row * Shared::kRowBytes, static_cast<const Element*>(pages.keys) + offset, bytes,
+        copy_bulk(key_tile + thread * Panels::kBytes, static_cast<const Element*>(pages.keys) + offset, Panels::kBytes,
                   key_barrier);
-        copy_bulk(value_tile + row * Shared::kRowBytes, static_cast<const Element*>(pages.values) + offset, bytes,
-                  value_barrier);
+        copy_bulk(value_tile + thread * Panels::kBytes, static_cast<const Element*>(pages.values) + offset,
+                  Panels::kBytes, value_barrier);
       }
     }
 #else
-    constexpr int kVecs = Shared::kRowBytes / kVecBytes;
+    constexpr int kVecs = Panels::kVecs;
+    const int tile_rows = rows_per_tile(pages.shape);
     for (int i = thread; i < count * kVecs; i += kThreads) {
-      const int token = tile * kTokens + i / kVecs;
-      const std::int64_t offset = row_offset(pages.shape, table[token / block_size], kv_head, token % block_size) +
-                                  i % kVecs * (kVecBytes / static_cast<int>(sizeof(Element)));
-      copy_vec_async(key_tile + i * kVecBytes, static_cast<const Element*>(pages.keys) + offset);
-      copy_vec_async(value_tile + i * kVecBytes, static_cast<const Element*>(pages.values) + offset);
+      const int row = i / kVecs;
+      const int token = tile * kTokens + row;
+      const std::int64_t offset =
+          row_offset(pages.shape, table[token / block_size], kv_head, 0) +
+          vec_place(kVecs, tile_rows, token % block_size, i % kVecs) * (kVecBytes / static_cast<int>(sizeof(Element)));
+      const int place = vec_place(kVecs, kTileRows, row, i % kVecs) * kVecBytes;
+      copy_vec_async(key_tile + place, static_cast<const Element*>(pages.keys) + offset);
+      copy_vec_async(value_tile + place, static_cast<const Element*>(pages.values) + offset);
     }
 #endif
   }
@@ -111,9 +128,9 @@ struct RaggedLoader {
   // tile can have such rows, and no copy into its place follows.
   __device__ __forceinline__ void clear_values(int tile) const {
     const std::uint32_t value_tile = values + tile % kStages * Shared::kTileBytes;
-    for (int i = tokens_of(tile) * Shared::kRowBytes / 16 + static_cast<int>(threadIdx.x); i < Shared::kTileBytes / 16;
-         i += kThreads) {
-      asm volatile("st.shared.v4.b32 [%0], {%1, %1, %1, %1};" ::"r"(value_tile + i * 16), "r"(0) : "memory");
+    constexpr int kVecs = Panels::kVecs;
+    for (int i = tokens_of(tile) * kVecs + static_cast<int>(threadIdx.x); i < kTokens * kVecs; i += kThreads) {
+      store_zeros(value_tile + vec_place(kVecs, kTileRows, i / kVecs, i % kVecs) * kVecBytes);
     }
     __syncthreads();
   }

@@ -69,6 +69,9 @@ __global__ void __launch_bounds__(kThreads) plan(RaggedWorkspace workspace, Ragg
     places[thread] += before;
     __syncthreads();
   }
+  if (thread == kThreads - 1) {
+    *workspace.queue = {.num_tasks = places[thread], .next = 0};
+  }
   places[thread] -= own;
   __syncthreads();
   // The order inside a bucket is left to chance: no result depends on it.
