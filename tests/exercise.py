@@ -832,7 +832,7 @@ class Checker:
         return problems
 
     def levels(self):
-        """For whoever chooses tests: the milestone from whose solution on each test of a stage passes."""
+        """Helps to choose tests: the milestone from whose solution on each test of a stage passes."""
         self.write(switched=True)
         self.build.configure()
         for exercise in self.exercises:

@@ -6,8 +6,8 @@
     python3 tests/stage_diff.py 3 4 --size           how large it is, as git counts it
     python3 tests/stage_diff.py --check [3 4]        whether every note belongs to a hunk, and which hunks have none
 
-The notes are paragraphs of part 5 ("The diff") of the later stage's README.md. A comment, which nobody sees who reads
-the README, says what the paragraphs after it explain, up to the next such comment or the next heading:
+The notes are paragraphs of part 5 ("The diff") of the later stage's README.md. A comment, invisible in the
+rendered README, says what the paragraphs after it explain, up to the next such comment or the next heading:
 
     <!-- hunk: attention.cpp -->                the whole file
     <!-- hunk: attention.cpp rescale -->        the changes to attention.cpp that contain `rescale`

@@ -3,7 +3,7 @@
 // flops: 4 * head_dim for each pair of a query head and a token it sees. bytes: a tile of K and V, 64 KB, comes from L2
 // once for 128 rows, 128 flops a byte. ragged_kernel.cuh does the same sums with mma, and reaches a third of what the
 // tensor cores can do: its warps are busy with fetching operands into registers, and a warp that waits for a product
-// cannot compute a softmax meanwhile. Here nobody fetches, and nobody has to wait:
+// cannot compute a softmax meanwhile. Here no warp fetches operands, and copies, products and softmax overlap:
 //
 //     warpgroup 0     takes work, copies queries, K and V into rings in shared memory   (40 registers a thread)
 //     warpgroup 1, 2  64 rows each; scores, softmax and output in registers              (232 registers a thread)
@@ -156,7 +156,7 @@ struct PrefillProducer {
   const int first_piece = thread / 32 * kPieces;  // of this warp
   RingPosition<Shape::kStages> stage;
 
-  // Whoever asks first gets the longest task that is left.
+  // The next thread block that is free gets the longest task that is left.
   __device__ __forceinline__ int take_ticket() const { return thread == 0 ? atomicAdd(&call.queue->next, 1) : 0; }
 
   __device__ __forceinline__ PrefillWork work_of(int ticket) const {
@@ -371,8 +371,8 @@ struct PrefillRows {
     }
   }
 
-  // Scores become weights. Even and odd columns are summed apart: a warp has its scheduler nearly for itself, so nobody
-  // else fills the cycles between a sum and the next that needs it.
+  // Scores become weights. Even and odd columns are summed apart: a warp has its scheduler nearly for itself, so no
+  // other warp fills the cycles between a sum and the next that needs it.
   template <int kColumns>
   __device__ __forceinline__ void update_softmax() {
 #pragma unroll
