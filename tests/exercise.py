@@ -278,7 +278,7 @@ def blank_text(text, name, exercise, previous=None):
             stage, before = previous
             if any(True for _ in function_bodies(before, blank.function)):
                 remarks.append(f"What it was in the stage before: {stage}/{name}")
-        text = text[:begin] + todo_body(milestone, blank, indent_of(text, begin), remarks) + text[end:]
+        text = text[:begin] + todo_body(milestone, blank, indent_of(text, end - 1), remarks) + text[end:]
     return include_todo(text, name)
 
 
@@ -458,15 +458,31 @@ class Build:
         return status == 0, output
 
 
+# What fails where one of Eigen's headers checks.
+EIGEN_CHECKS = {
+    "Block": "because a row, column, head, tail or block reaches beyond its matrix",
+    "VectorBlock": "because a segment, head or tail reaches beyond its vector",
+    "DenseCoeffsBase": "because an index is beyond its matrix or vector",
+    "Product": "because two matrices of a product do not fit together",
+    "CwiseBinaryOp": "because two matrices of different shapes are combined",
+    "AssignEvaluator": "because a matrix is assigned to one of another shape",
+    "Redux": "because something without elements has no largest, smallest or sum",
+}
+
+
 def essence(output):
     """What of a failed test's output is worth reading first: the TODO that was called, or the first failure."""
     todo = re.search(r"^\s*(TODO \d+: .*(?:\n(?!\s*$|=====|-----).*)*)", output, re.MULTILINE)
     if todo:
         return [" ".join(todo.group(1).split())]
     # Eigen's own checks are on, and end the program.
-    assertion = re.search(r"Assertion [`'](.*)' failed", output)
+    assertion = re.search(r"(?:(\w+)\.h:\d+:.*)?Assertion [`'](.*)' failed", output)
     if assertion:
-        return [f"A check of Eigen's failed, in an operation on matrices or vectors: {assertion.group(1)}"]
+        what = EIGEN_CHECKS.get(assertion.group(1), "in an operation on matrices or vectors")
+        # Catch2 has what the test captured before the signal's name.
+        messages = re.search(r"^due to a fatal error condition:\n((?:  .*\n)*?)  SIG", output, re.MULTILINE)
+        return ([f"A check of Eigen's failed, {what}: {assertion.group(2)}"] +
+                (["with messages:", *messages.group(1).rstrip().split("\n")] if messages and messages.group(1) else []))
     failure = re.search(r"^.*FAILED:\s*\n((?:.*\n)*?)(?=\s*\n(?:\S|$)|====|----|\Z)", output, re.MULTILINE)
     lines = (failure.group(1) if failure else output[-1500:]).rstrip().split("\n")
     lines = [line.rstrip() for line in lines if line.strip() and not set(line.strip()) <= set("=.-~")]
@@ -593,6 +609,7 @@ def congratulate(exercise):
     print("It should print")
     for line in exercise.shows:
         print(f"    {line}")
+    print("(and times several times as long as the lesson's: this build is made to compile fast and to check much)")
     print(f"All tests of the stage: python3 tests/exercise.py {exercise.number} --test all")
 
 

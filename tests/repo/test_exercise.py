@@ -192,6 +192,12 @@ int sum(int a, int b) const noexcept { return a + b; }
         self.assertLess(max(map(len, text.split("\n"))), 121)
         self.assertEqual(text.count("word "), 59)
 
+    def test_a_todo_is_indented_as_its_function_whatever_its_signature(self):
+        milestone = exercise.Milestone(1, "t", 1, "t", ["*"], {}, [exercise.Blank("sum.cpp", "sum", "", "add.")])
+        text = exercise.blank_text('#include "sum.h"\n\nint sum(int a,\n        int b) {\n  return a + b;\n}\n', "sum.cpp",
+                                   exercise.Exercise(2, "stage2", "a", "nothing.", "run", ["shown"], [milestone]))
+        self.assertIn('        int b) {\n  TODO(1, "sum: add.");\n}\n', text)
+
     def test_what_is_copied(self):
         self.assertEqual(sorted(exercise.folder_texts(self.root, self.exercise())),
                          ["demo/show.h", "main.cpp", "sum.cpp", "todo.h"])
@@ -315,6 +321,18 @@ test.cpp:4: FAILED:
                                  "test.cpp:3: FAILED:\n  due to a fatal error condition:\n    SIGABRT\n")
         self.assertEqual(lines, ["A check of Eigen's failed, in an operation on matrices or vectors: "
                                  "rows() == other.rows()"])
+
+        lines = exercise.essence("""a: /usr/Eigen/Core/Block.h:146: Eigen::Block<X>::Block(X&) [with X = Y]: Assertion `row >= 0' failed.
+test.cpp:3: FAILED:
+  {Unknown expression after the reported line}
+due to a fatal error condition:
+  num_queries := 5
+  SIGABRT - Abort (abnormal termination) signal
+
+=====
+""")
+        self.assertEqual(lines, ["A check of Eigen's failed, because a row, column, head, tail or block reaches beyond its "
+                                 "matrix: row >= 0", "with messages:", "  num_queries := 5"])
 
     def test_compiler_errors_come_without_the_rest(self):
         lines = exercise.compile_errors(f"""[1/2] Building

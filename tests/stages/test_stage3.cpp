@@ -224,6 +224,21 @@ TEST_CASE("a query of a chunk sees nothing after itself, whatever stands there")
   }
 }
 
+TEST_CASE("the safe form knows the largest score of all blocks before it forms the first weight") {
+  // The first block's values are so large that two of them, with weights of 1, are more than a float holds: a sum that
+  // was built with the first block's own maximum is infinite, and no rescaling makes it finite. With the second block's
+  // maximum, their weights are 0 from the start.
+  Matrix k = Matrix::Zero(4, 4);
+  k.col(0) << 0.0F, 0.0F, 200.0F, 200.0F;
+  Matrix v = Matrix::Constant(4, 4, 3e38F);
+  v.bottomRows(2).setConstant(5.0F);
+  const Blocks blocks = store({1, 1, 4, 1}, 2, k, v);
+  Matrix q = Matrix::Zero(1, 4);
+  q(0, 0) = 2.0F;
+  const Matrix output = stage3::attention(blocks.cache, 0, q, blocks.block_table, 4, SoftmaxMode::kSafe);
+  CHECK(output == Matrix::Constant(1, 4, 5.0F));
+}
+
 TEST_CASE("both forms agree, and neither depends on the number of threads") {
   const AttentionShape shape{6, 3, 20, 1};
   const int num_threads_before = common::num_threads();
