@@ -489,6 +489,12 @@ def essence(output):
     return [line if len(line) <= 160 else line[:157] + "..." for line in lines[:9]]
 
 
+def failed_at(output):
+    """Where in the tests the first failure is, as file:line; empty if it is a TODO, or not known."""
+    match = re.search(r"^(?:\S*/)?(tests/\S+?)[:(](\d+)\)?: FAILED:", output, re.MULTILINE)
+    return f"{match.group(1)}:{match.group(2)}" if match and "TODO " not in output else ""
+
+
 def compile_errors(output):
     lines = output.split("\n")
     errors = [index for index, line in enumerate(lines) if re.search(r"\b(?:fatal )?error: |undefined reference", line)]
@@ -610,7 +616,8 @@ def congratulate(exercise):
     for line in exercise.shows:
         print(f"    {line}")
     print("(and times several times as long as the lesson's: this build is made to compile fast and to check much)")
-    print(f"All tests of the stage: python3 tests/exercise.py {exercise.number} --test all")
+    print(f"All tests of the stage, some of which ask for more than the milestones: python3 tests/exercise.py "
+          f"{exercise.number} --test all")
 
 
 def require_folder(root, exercise):
@@ -657,10 +664,14 @@ def test_milestone(exercise, milestone, build, progress):
     print(f"\n  {num_passed} of {len(selected)} pass. The first that does not: {PAINT(case, 'bold')}")
     for line in essence(output):
         print(wrapped(line, "    ") if line.startswith("TODO") else "    " + line)
+    if failed_at(output):
+        print(f"  Line of the test: {failed_at(output)}")
     print("\n  What to write:")
     print(wrapped(milestone.task, "    "))
     for line in where_to_write(exercise, milestone):
         print(f"      {line}")
+    if failed_at(output) and milestone.number > 1:
+        print("  The fault may also lie in an earlier milestone's function that this test calls.")
     quoted = case.replace("[", "\\[").replace("]", "\\]").replace(",", "\\,")
     print(f"  This test alone: {BUILD}/tests/{program} \"{quoted}\"")
     print(f"  A hint: python3 tests/exercise.py {exercise.number} --hint {milestone.number}")

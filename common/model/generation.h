@@ -51,7 +51,8 @@ struct Timing {
   double prefill_seconds = 0.0;
   double decode_seconds = 0.0;
 
-  // Adds one forward pass over num_tokens new tokens of a sequence.
+  // Adds the time in which num_tokens new tokens of a sequence were computed, in all chunks together: a chunk of one
+  // token, added by itself, would pass for a token of the reply.
   void add(std::size_t num_tokens, double seconds) {
     (num_tokens > 1 ? prefill_tokens : decode_tokens) += static_cast<std::int64_t>(num_tokens);
     (num_tokens > 1 ? prefill_seconds : decode_seconds) += seconds;

@@ -449,6 +449,7 @@ TEST_CASE("a cache of more than 2^31 floats keeps its slots apart") {
   constexpr int kNumBlocks = 131073;
   constexpr int kBlockSize = 16;
   const AttentionShape shape{8, 8, 128, 1};
+  INFO("the offset of the last slot is 2^31 floats or more, too large for an int");
   stage::KvCache cache(tests::cache_shape(shape, kNumBlocks, kBlockSize));
   const std::vector<int> slots = {0, kNumBlocks * kBlockSize / 2, kNumBlocks * kBlockSize - 1};
   Random random(12);

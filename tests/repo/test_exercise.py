@@ -334,6 +334,12 @@ due to a fatal error condition:
         self.assertEqual(lines, ["A check of Eigen's failed, because a row, column, head, tail or block reaches beyond its "
                                  "matrix: row >= 0", "with messages:", "  num_queries := 5"])
 
+    def test_a_failure_has_a_place_and_a_todo_has_none(self):
+        self.assertEqual(exercise.failed_at("-----\n../tests/stages/t.cpp:12: FAILED:\n  CHECK( a == b )\n"),
+                         "tests/stages/t.cpp:12")
+        self.assertEqual(exercise.failed_at("/a/tests/t.cpp:7: FAILED:\ndue to unexpected exception:\n  TODO 2: f: …\n"), "")
+        self.assertEqual(exercise.failed_at("it did not end in 120 seconds"), "")
+
     def test_compiler_errors_come_without_the_rest(self):
         lines = exercise.compile_errors(f"""[1/2] Building
 FAILED: x.o

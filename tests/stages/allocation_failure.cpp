@@ -112,7 +112,7 @@ std::string check_all_comes_back(KvCacheManager& manager) {
 // Whether an operation that throws must have changed nothing, or may be done but for its publishing.
 enum class Promise { kNothingChanged, kLedgerWhole };
 
-void fail_everywhere(const std::function<void(KvCacheManager&)>& prepare,
+void fail_everywhere(const char* call, const std::function<void(KvCacheManager&)>& prepare,
                      const std::function<void(KvCacheManager&)>& operation, int min_allocations,
                      Promise promise = Promise::kNothingChanged) {
   bool has_failed = true;
@@ -135,8 +135,9 @@ void fail_everywhere(const std::function<void(KvCacheManager&)>& prepare,
       has_failed = true;
     }
     allocations_until_failure = -1;
-    INFO("allocation " << k << " fails");
+    INFO("in " << call << ", call " << k + 1 << " of operator new throws std::bad_alloc");
     if (has_failed && promise == Promise::kNothingChanged) {
+      INFO("what throws must have changed nothing");
       CHECK(state_of(manager) == before);
     }
     CHECK(check_all_comes_back(manager) == kNoProblem);
@@ -167,19 +168,20 @@ void compute(KvCacheManager& manager, int sequence, const std::vector<common::To
 }  // namespace
 
 TEST_CASE("memory runs out: in allocate, reserve, commit and free") {
-  fail_everywhere([](KvCacheManager&) {}, [](KvCacheManager& manager) { manager.allocate(0, 17); }, 1);
+  fail_everywhere(
+      "allocate", [](KvCacheManager&) {}, [](KvCacheManager& manager) { manager.allocate(0, 17); }, 1);
   const auto two = [](KvCacheManager& manager) {
     start(manager, 0, 6);
     start(manager, 1, 9);
   };
   fail_everywhere(
-      two, [](KvCacheManager& manager) { manager.allocate(2, 13); }, 1);
+      "allocate", two, [](KvCacheManager& manager) { manager.allocate(2, 13); }, 1);
   fail_everywhere(
-      two, [](KvCacheManager& manager) { manager.reserve(0, 14); }, STAGE_NUMBER == 1 ? 0 : 1);
+      "reserve", two, [](KvCacheManager& manager) { manager.reserve(0, 14); }, STAGE_NUMBER == 1 ? 0 : 1);
   fail_everywhere(
-      two, [](KvCacheManager& manager) { manager.commit(0, 0); }, 0);
+      "commit", two, [](KvCacheManager& manager) { manager.commit(0, 0); }, 0);
   fail_everywhere(
-      two, [](KvCacheManager& manager) { manager.free(0); }, 0);
+      "free", two, [](KvCacheManager& manager) { manager.free(0); }, 0);
   const auto hole = [](KvCacheManager& manager) {
     for (int sequence = 0; sequence < 4; ++sequence) {
       start(manager, sequence, 4);
@@ -187,7 +189,7 @@ TEST_CASE("memory runs out: in allocate, reserve, commit and free") {
     manager.free(1);
   };
   fail_everywhere(
-      hole, [](KvCacheManager& manager) { manager.free(3); }, 0);
+      "free", hole, [](KvCacheManager& manager) { manager.free(3); }, 0);
 }
 
 #if STAGE_NUMBER >= 5
@@ -200,13 +202,13 @@ TEST_CASE("memory runs out: in a fork, and in a reserve that copies on write") {
     REQUIRE(manager.reserve(3, 1));  // a copy is pending already
   };
   fail_everywhere(
-      shared, [](KvCacheManager& manager) { manager.fork(1, 4); }, 2);
+      "fork", shared, [](KvCacheManager& manager) { manager.fork(1, 4); }, 2);
   fail_everywhere(
-      shared, [](KvCacheManager& manager) { manager.reserve(1, 1); }, 1);
+      "reserve", shared, [](KvCacheManager& manager) { manager.reserve(1, 1); }, 1);
   fail_everywhere(
-      shared, [](KvCacheManager& manager) { manager.reserve(1, 12); }, 2);
+      "reserve", shared, [](KvCacheManager& manager) { manager.reserve(1, 12); }, 2);
   fail_everywhere(
-      shared, [](KvCacheManager& manager) { manager.free(1); }, 0);
+      "free", shared, [](KvCacheManager& manager) { manager.free(1); }, 0);
 }
 #endif
 
@@ -218,16 +220,16 @@ TEST_CASE("memory runs out: where blocks are found again, published, evicted and
     manager.free(0);
   };
   const auto find = [](KvCacheManager& manager) { manager.allocate(2, count_from(1, 20)); };
-  fail_everywhere(cached, find, 3);
+  fail_everywhere("allocate", cached, find, 3);
   const auto evict = [](KvCacheManager& manager) { manager.allocate(2, count_from(101, 33)); };
-  fail_everywhere(cached, evict, 2);
+  fail_everywhere("allocate", cached, evict, 2);
   fail_everywhere(
-      cached, [](KvCacheManager& manager) { manager.free(1); }, 0);
+      "free", cached, [](KvCacheManager& manager) { manager.free(1); }, 0);
   fail_everywhere(
-      cached, [](KvCacheManager& manager) { manager.reset_prefix_cache(); }, 1);
+      "reset_prefix_cache", cached, [](KvCacheManager& manager) { manager.reset_prefix_cache(); }, 1);
   const auto allocated = [](KvCacheManager& manager) { REQUIRE(manager.allocate(0, count_from(1, 14))); };
   const auto publish = [](KvCacheManager& manager) { manager.commit(0, count_from(1, 14)); };
-  fail_everywhere(allocated, publish, 5, Promise::kLedgerWhole);
+  fail_everywhere("commit", allocated, publish, 5, Promise::kLedgerWhole);
 }
 #endif
 
@@ -241,14 +243,14 @@ TEST_CASE("memory runs out: in a swap, either way") {
     compute(manager, 2, count_from(50, 4));
   };
   fail_everywhere(
-      live, [&](KvCacheManager& manager) { manager.swap_out(group); }, 4);
+      "swap_out", live, [&](KvCacheManager& manager) { manager.swap_out(group); }, 4);
   const auto swapped = [&](KvCacheManager& manager) {
     live(manager);
     REQUIRE(manager.swap_out(group));
   };
   fail_everywhere(
-      swapped, [&](KvCacheManager& manager) { manager.swap_in(group); }, 4, Promise::kLedgerWhole);
+      "swap_in", swapped, [&](KvCacheManager& manager) { manager.swap_in(group); }, 4, Promise::kLedgerWhole);
   fail_everywhere(
-      swapped, [](KvCacheManager& manager) { manager.free(1); }, 0);
+      "free", swapped, [](KvCacheManager& manager) { manager.free(1); }, 0);
 }
 #endif

@@ -199,8 +199,8 @@ TEST_CASE("cache: every slot, layer and head gives back what was written, K and 
         const common::MatrixView v = cache.values(layer, head, first_slot, shape.block_size);
         for (int row = 0; row < shape.block_size; ++row) {
           for (int d = 0; d < shape.head_dim; ++d) {
-            CAPTURE(layer, head, block, row, d);
             const int kv_head = head / 3;  // 6 query heads, 2 kv heads: each is stored three times
+            CAPTURE(layer, head, kv_head, block, row, d);
             CHECK(k(row, d) == content(shape, false, layer, first_slot + row, kv_head, d));
             CHECK(v(row, d) == content(shape, true, layer, first_slot + row, kv_head, d));
           }

@@ -184,7 +184,7 @@ TEST_CASE("engine: counters of one request, by hand") {
   CHECK(result.counter("slots_used") == 6);
   const double bytes_per_token = 2.0 * 2 * 4 * 8 * 4;  // K and V, layers, heads, head_dim, bytes
   CHECK(result.counter("kv_bytes_per_token") == bytes_per_token);
-  CHECK(result.counter("kv_bytes_read") == 24 * bytes_per_token);
+  CHECK(result.counter("kv_bytes_read") / bytes_per_token == 24);
   CHECK(result.timing.prefill_tokens == 5);
   CHECK(result.timing.decode_tokens == 2);
 }
@@ -198,7 +198,7 @@ TEST_CASE("engine: counters of two requests side by side, by hand") {
   CHECK(result.counter("slots_reserved") == 27.0 / 3);  // 8 + 3, 8, 8
   CHECK(result.counter("slots_used") == 20.0 / 3);      // 5 + 2, 6, 7
   const double bytes_per_token = result.counter("kv_bytes_per_token");
-  CHECK(result.counter("kv_bytes_read") == 20 * bytes_per_token);
+  CHECK(result.counter("kv_bytes_read") / bytes_per_token == 20);
   CHECK(result.timing.prefill_tokens == 7);
   CHECK(result.timing.decode_tokens == 2);
 }
@@ -236,11 +236,36 @@ TEST_CASE("engine: a request draws by its own seed, whatever runs beside it") {
   CHECK(result.completions[2].tokens == tokens_alone(requests[2]));
 }
 
+TEST_CASE("engine: a token is drawn for the position that it will have") {
+  Request request = make_request(4, 20);
+  request.sampling.temperature = 1.5F;
+  request.sampling.seed = 7;
+  request.sample_index = 3;
+  stage1::Engine engine(small_model(), make_options(30));
+  REQUIRE(engine.manager().allocate(0, 24));
+  std::vector<Token> expected;
+  std::vector<Token> last = request.prompt;
+  for (int position = 4; position < 24; ++position) {
+    const std::optional<Matrix> logits = engine.append(0, last);
+    REQUIRE(logits.has_value());
+    last = {common::sample({logits->data(), static_cast<std::size_t>(logits->cols())}, request.sampling, position,
+                           request.sample_index)};
+    expected.push_back(last[0]);
+  }
+  CHECK(tokens_alone(request) == expected);
+}
+
 TEST_CASE("engine: append computes the same logits in any chunks, and refuses without a trace") {
   const Request request = make_request(11, 1);
   std::optional<Matrix> expected;
-  for (const int chunk_size : {256, 1, 4, 11}) {
-    CAPTURE(chunk_size);
+  struct Case {
+    int chunk_size;
+    int passes;
+    int tokens_read;  // each pass reads what the cache holds after it
+  };
+  for (const auto& [chunk_size, passes, tokens_read] :
+       {Case{256, 1, 11}, Case{1, 11, 66}, Case{4, 3, 4 + 8 + 11}, Case{11, 1, 11}}) {
+    INFO("11 tokens in chunks of at most " << chunk_size << ", compared with a single pass");
     stage1::Engine engine(small_model(), make_options(20, chunk_size));
     engine.cache().fill(kNaN);
     REQUIRE(engine.manager().allocate(0, 12));
@@ -253,6 +278,11 @@ TEST_CASE("engine: append computes the same logits in any chunks, and refuses wi
     // Logits of this model have size 1; two layers of float32 sums of up to 48 terms keep five digits and more.
     const auto as_span = [](const Matrix& row) { return std::span(row.data(), static_cast<std::size_t>(row.cols())); };
     CHECK(tests::compare(as_span(*logits), as_span(*expected), {1e-5, 1e-5}) == kNoProblem);
+    const std::vector<common::Counter> counters = engine.counters();
+    CHECK(common::counter(counters, "forward_passes") == passes);
+    CHECK(common::counter(counters, "kv_bytes_read") / common::counter(counters, "kv_bytes_per_token") == tokens_read);
+    CHECK(engine.timing().prefill_tokens == 11);  // booked once for the whole prompt, in chunks or not
+    CHECK(engine.timing().decode_tokens == 0);
 
     const std::string before = describe(engine.manager());
     CHECK_FALSE(engine.append(0, std::vector<Token>{1, 2}).has_value());  // one slot is left
