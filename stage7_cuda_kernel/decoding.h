@@ -15,7 +15,7 @@ namespace stage7 {
 struct Branch {
   SequenceId sequence = 0;
   std::vector<common::Token> tokens;  // after the prompt; the cache lacks the last one
-  double log_probability = 0.0;       // natural logarithm, of all of them together
+  double log_probability = 0.0;       // natural logarithm, of all of them together; a beam search keeps it
 };
 
 // What parallel sampling and beam search have in common: the live branches. Their sequences end with this object.
@@ -91,7 +91,7 @@ struct Hypothesis {
 
 // Keeps the `width` most probable continuations, finished ones included, and extends each unfinished one by every token
 // of the vocabulary. Ties go to the better branch, then to the lower token id. The search ends when all `width` are
-// finished, or when no live branch can still reach the best score.
+// finished, or when no live branch can still beat the best score; those that are live then are dropped.
 class BeamSearch : public SequenceGroup {
  public:
   BeamSearch(Engine& engine, const common::Request& request, const BeamOptions& options, SequenceId first_sequence = 0);

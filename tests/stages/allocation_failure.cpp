@@ -193,7 +193,16 @@ TEST_CASE("memory runs out: in allocate, reserve, commit and free") {
 }
 
 #if STAGE_NUMBER >= 5
-TEST_CASE("memory runs out: in a fork, and in a reserve that copies on write") {
+TEST_CASE("memory runs out: in a fork") {
+  const auto live = [](KvCacheManager& manager) {
+    start(manager, 0, 6);
+    start(manager, 1, 5);
+  };
+  fail_everywhere(
+      live, [](KvCacheManager& manager) { manager.fork(0, 2); }, 2);
+}
+
+TEST_CASE("memory runs out: in a reserve that copies on write, and in a fork while a copy is pending") {
   const auto shared = [](KvCacheManager& manager) {
     start(manager, 0, 6);
     manager.fork(0, 1);

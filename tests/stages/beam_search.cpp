@@ -349,6 +349,7 @@ TEST_CASE("beam: the search continues for a text that wins later, thanks to its 
     const auto engine = make_engine(256, 16, model);
     BeamSearch search(*engine, request, {2, length_penalty});
     run_to_end(search);
+    CAPTURE(length_penalty, request.stop_tokens);
     CHECK(compare_hypotheses(search, expected) == kNoProblem);
     return search.hypotheses().front();
   };

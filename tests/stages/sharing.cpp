@@ -116,8 +116,17 @@ TEST_CASE("fork: blocks that the parent has reserved ahead stay its own") {
   pool.manager().fork(0, 1);
   CHECK(pool.manager().block_table(0) == std::vector<int>{0, 1, 2});
   CHECK(pool.manager().block_table(1) == std::vector<int>{0, 1});
+  CHECK(pool.manager().reference_count(1) == 2);
   CHECK(pool.manager().reference_count(2) == 1);
-  // Its partly filled block has another owner now; the block reserved ahead of it is used as it is.
+  CHECK(pool.manager().length(1) == 5);
+  CHECK(pool.ledger() == kNoProblem);
+}
+
+TEST_CASE("reserve: a shared partly filled block is copied, and one reserved ahead is used as it is") {
+  NumberPool pool(6, 4);
+  REQUIRE(pool.manager().allocate(0, 11));
+  pool.write(0, count_from(1, 5));
+  pool.manager().fork(0, 1);
   REQUIRE(pool.manager().reserve(0, 6));
   CHECK(pairs(tests::take_copies(pool.manager())) == Copies{{1, 3}});
   CHECK(pool.manager().block_table(0) == std::vector<int>{0, 3, 2});
