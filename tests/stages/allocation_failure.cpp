@@ -199,7 +199,7 @@ TEST_CASE("memory runs out: in a fork") {
     start(manager, 1, 5);
   };
   fail_everywhere(
-      live, [](KvCacheManager& manager) { manager.fork(0, 2); }, 2);
+      "fork", live, [](KvCacheManager& manager) { manager.fork(0, 2); }, 2);
 }
 
 TEST_CASE("memory runs out: in a reserve that copies on write, and in a fork while a copy is pending") {
