@@ -42,6 +42,7 @@ constexpr float kNaN = std::numeric_limits<float>::quiet_NaN();
 // Block table [7, 1, 3] in 8 blocks of 4, the example of the READMEs: eight one-block sequences hold blocks 0 to 7;
 // those of 3, 1 and 7 end, in this order, and the last block freed is the first to be used again.
 void set_up_example(KvCacheManager& manager) {
+  INFO("blocks of 4 tokens, 8 in the pool; eight sequences take one each");
   for (int sequence = 100; sequence < 108; ++sequence) {
     REQUIRE(manager.allocate(sequence, 4));
   }
@@ -122,6 +123,9 @@ std::vector<Request> mixed_requests() {
 }  // namespace
 
 TEST_CASE("manager: positions go through block table [7, 1, 3]") {
+  CHECK(stage::blocks_needed(3, 4) == 1);
+  CHECK(stage::blocks_needed(4, 4) == 1);
+  CHECK(stage::blocks_needed(5, 4) == 2);
   KvCacheManager manager = tests::make_manager(8, 4);
   set_up_example(manager);
   CHECK(manager.slots(0, 0, 12) == std::vector<int>{28, 29, 30, 31, 4, 5, 6, 7, 12, 13, 14, 15});
@@ -346,7 +350,7 @@ TEST_CASE("engine: a preempted request is resumed before those that have not beg
   std::vector<int> order;
   engine.run(requests, [&](int request, Token) { order.push_back(request); });
   CHECK(common::counter(engine.counters(), "preemptions") == 1);
-  INFO("the requests in the order of their tokens: request 1, which was preempted, comes before request 2");
+  INFO("the requests in the order of their tokens: the later of 0 and 1 is preempted, and comes before 2 has begun");
   CHECK(order == std::vector<int>{0, 1, 0, 1, 0, 1, 0, 0, 0, 1, 2, 1, 1});
 }
 #endif
