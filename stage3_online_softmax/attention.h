@@ -10,7 +10,7 @@ namespace stage3 {
 // Gimelshein, arXiv 1805.02867). Safe: two passes, the first of which finds the largest score.
 enum class SoftmaxMode { kOnline, kSafe };
 
-// Softmax over scores that arrive block by block: what has to be remembered of the blocks so far, one row per query.
+// Softmax over scores that arrive block by block: what each row of them has to remember of the blocks so far.
 struct OnlineSoftmax {
   Eigen::VectorXf row_max;  // the largest score
   Eigen::VectorXf row_sum;  // sum of exp(score - row_max)

@@ -340,6 +340,11 @@ due to a fatal error condition:
         self.assertEqual(exercise.failed_at("/a/tests/t.cpp:7: FAILED:\ndue to unexpected exception:\n  TODO 2: f: …\n"), "")
         self.assertEqual(exercise.failed_at("it did not end in 120 seconds"), "")
 
+    def test_overwritten_memory_is_named(self):
+        lines = exercise.essence("malloc(): invalid size (unsorted)\n-----\na test\n")
+        self.assertEqual(lines, ["Memory has been overwritten: something wrote outside its array "
+                                 "(malloc(): invalid size (unsorted))"])
+
     def test_compiler_errors_come_without_the_rest(self):
         lines = exercise.compile_errors(f"""[1/2] Building
 FAILED: x.o
