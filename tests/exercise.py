@@ -272,7 +272,7 @@ def blank_text(text, name, exercise, previous=None):
         if any(other[0] < begin < other[1] for other in spots[:index]):
             continue  # it is inside another blank
         remarks = [f"Milestone {inner.number} ({inner.title.lower()}) is a part of it: "
-                   "this far it may be left out."
+                   "it may be left out until then."
                    for inner_begin, _, inner, _ in spots[index + 1:] if inner_begin < end]
         if previous and not blank.inside:
             stage, before = previous

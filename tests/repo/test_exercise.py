@@ -170,7 +170,7 @@ class Folder(Course):
         text = exercise.folder_texts(self.root, self.exercise())["sum.cpp"]
         self.assertIn('#include "sum.h"\n#include "todo.h"\n', text)
         self.assertIn("""int sum(const std::vector<int>& values) {
-  // Milestone 2 (braces) is a part of it: this far it may be left out.
+  // Milestone 2 (braces) is a part of it: it may be left out until then.
   // What it was in the stage before: stage1_first/sum.cpp
   TODO(1, "sum: add the values, and return \\"their\\" sum.");
 }
