@@ -2,10 +2,10 @@
 #include "tests/support/catch.h"
 
 #include <cstdint>
-#include <set>
 #include <span>
 #include <vector>
 
+#include "common/base/check.h"
 #include "common/base/tensor.h"
 #include "stage6/kv_cache_manager.h"
 #include "stage6/prefix_cache.h"
@@ -34,13 +34,13 @@ BlockHash sum(BlockHash parent, std::span<const common::Token> tokens, std::uint
 
 TEST_CASE("prefix cache: a block's hash depends on its tokens, on what comes before it, and on the salt") {
   const Tokens tokens = {1, 2, 3, 4};
-  const std::set<BlockHash> hashes = {hash_block(0, tokens, 0),
-                                      hash_block(0, Tokens{1, 2, 4, 3}, 0),
-                                      hash_block(0, Tokens{1, 2, 3, 5}, 0),
-                                      hash_block(1, tokens, 0),
-                                      hash_block(0, tokens, 1),
-                                      hash_block(hash_block(0, tokens, 0), tokens, 0)};
-  CHECK(hashes.size() == 6);
+  const BlockHash plain = hash_block(0, tokens, 0);
+  CHECK(hash_block(0, Tokens{1, 2, 4, 3}, 0) != plain);
+  CHECK(hash_block(0, Tokens{1, 2, 3, 5}, 0) != plain);
+  CHECK(hash_block(1, tokens, 0) != plain);
+  CHECK(hash_block(0, tokens, 1) != plain);
+  CHECK(hash_block(plain, tokens, 0) != plain);
+  CHECK(hash_block(1, tokens, 0) != hash_block(0, tokens, 1));
   CHECK(hash_block(5, tokens, 6) == hash_block(5, Tokens{1, 2, 3, 4}, 6));
   CHECK(hash_block(5, tokens, 6) != hash_block(6, tokens, 5));
 }
@@ -54,12 +54,20 @@ TEST_CASE("prefix cache: what is published is found, a block at a time, up to th
     CHECK(cache.find(Tokens{1, 2, 3, 4, 5}, 0) == std::vector{7, 1});
     CHECK(cache.find(Tokens{1, 2, 3}, 0) == std::vector{7});
     CHECK(cache.find(Tokens{1, 2, 4, 3}, 0) == std::vector{7});
-    CHECK(cache.find(Tokens{3, 4}, 0).empty());  // is there, but after 1 2
-    CHECK(cache.find(Tokens{1, 2}, 1).empty());  // another tenant's
-    CHECK(cache.find(Tokens{1}, 0).empty());     // not a full block
-    cache.publish(3, 9, Tokens{5, 6}, 0);        // its parent is unknown
+    CHECK(cache.find(Tokens{3, 4}, 0) == std::vector<int>{});  // is there, but after 1 2
+    CHECK(cache.find(Tokens{1, 2}, 1) == std::vector<int>{});  // another tenant's
+    CHECK(cache.find(Tokens{1}, 0) == std::vector<int>{});     // not a full block
+    cache.publish(3, 9, Tokens{5, 6}, 0);                      // its parent is unknown
     CHECK_FALSE(cache.contains(3));
   }
+}
+
+TEST_CASE("prefix cache: what is published is a full block, and is published once") {
+  PrefixCache cache(2, sum);
+  cache.publish(3, -1, Tokens{1, 2}, 0);
+  CHECK_THROWS_AS(cache.publish(3, -1, Tokens{1, 2}, 0), common::CheckError);
+  CHECK_THROWS_AS(cache.publish(4, -1, Tokens{1}, 0), common::CheckError);
+  CHECK(cache.find(Tokens{1, 2}, 0) == std::vector{3});
 }
 
 TEST_CASE("prefix cache: what is published with equal contents goes on from either block") {
@@ -109,4 +117,17 @@ TEST_CASE("prefix cache: allocate starts with the blocks that are there, and lea
   CHECK(manager.capacity(2) == 6);
   CHECK(manager.prefix_cache().statistics().hits == 2);
   CHECK(manager.prefix_cache().statistics().tokens_saved == 6);
+}
+
+TEST_CASE("prefix cache: allocate that is refused changes nothing, statistics included") {
+  KvCacheManager manager(3, 2, sum);
+  REQUIRE(manager.allocate(0, Tokens{1, 2, 3}, 0));
+  manager.commit(0, Tokens{1, 2, 3});
+  const std::vector<int> free_blocks = manager.free_blocks();
+  CHECK_FALSE(manager.allocate(1, Tokens{1, 2, 3, 4, 5, 6}, 0));  // one block is found, and two more are needed
+  CHECK_FALSE(manager.contains(1));
+  CHECK(manager.free_blocks() == free_blocks);
+  CHECK(manager.reference_count(manager.block_table(0)[0]) == 1);
+  CHECK(manager.prefix_cache().statistics().lookups == 1);
+  CHECK(manager.allocate(1, Tokens{1, 2, 3, 4}, 0));
 }

@@ -109,6 +109,30 @@ std::string check_all_comes_back(KvCacheManager& manager) {
 #endif
 }
 
+#if STAGE_NUMBER >= 6
+std::vector<common::Token> count_from(int first, int count) {
+  std::vector<common::Token> result(static_cast<std::size_t>(count));
+  std::iota(result.begin(), result.end(), first);
+  return result;
+}
+
+void compute(KvCacheManager& manager, int sequence, const std::vector<common::Token>& tokens) {
+  REQUIRE(manager.allocate(sequence, tokens));
+  manager.commit(sequence,
+                 std::span<const common::Token>(tokens).subspan(static_cast<std::size_t>(manager.length(sequence))));
+}
+
+// Publishes a text, whatever part of it has been published already: it is found then.
+std::string check_publishing(KvCacheManager& manager) {
+  const std::vector<common::Token> text = count_from(1, 3 * kBlockSize + 2);
+  compute(manager, 8, text);
+  REQUIRE(manager.allocate(9, text));
+  const int found = manager.length(9);
+  return found == 3 * kBlockSize ? ""
+                                 : "a text that has been published: " + std::to_string(found) + " tokens are found";
+}
+#endif
+
 // Whether an operation that throws must have changed nothing, or may be done but for its publishing.
 enum class Promise { kNothingChanged, kLedgerWhole };
 
@@ -140,6 +164,11 @@ void fail_everywhere(const char* call, const std::function<void(KvCacheManager&)
       INFO("what throws must have changed nothing");
       CHECK(state_of(manager) == before);
     }
+#if STAGE_NUMBER >= 6
+    if (promise == Promise::kLedgerWhole) {
+      CHECK(check_publishing(manager) == kNoProblem);
+    }
+#endif
     CHECK(check_all_comes_back(manager) == kNoProblem);
   }
   // With fewer allocations than that, nothing was tried.
@@ -150,20 +179,6 @@ void start(KvCacheManager& manager, int sequence, int num_tokens) {
   REQUIRE(manager.allocate(sequence, num_tokens));
   manager.commit(sequence, num_tokens);
 }
-
-#if STAGE_NUMBER >= 6
-std::vector<common::Token> count_from(int first, int count) {
-  std::vector<common::Token> result(static_cast<std::size_t>(count));
-  std::iota(result.begin(), result.end(), first);
-  return result;
-}
-
-void compute(KvCacheManager& manager, int sequence, const std::vector<common::Token>& tokens) {
-  REQUIRE(manager.allocate(sequence, tokens));
-  manager.commit(sequence,
-                 std::span<const common::Token>(tokens).subspan(static_cast<std::size_t>(manager.length(sequence))));
-}
-#endif
 
 }  // namespace
 

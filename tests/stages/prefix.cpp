@@ -211,10 +211,12 @@ TEST_CASE("stage 6, invariant 5: a block in use is never evicted, and an allocat
   manager.free(0);
   const Snapshot before = take_snapshot(manager);
   REQUIRE(before.cached_blocks.size() == 1);
+  const std::int64_t lookups = manager.prefix_cache().statistics().lookups;
   CHECK_FALSE(manager.allocate(2, 5));
   // Block 1 would be a hit: it can't be evicted to make room for the rest of the same sequence.
   CHECK_FALSE(manager.allocate(2, Tokens{1, 2, 3, 4, 5, 6, 7, 8}));
   CHECK(take_snapshot(manager) == before);
+  CHECK(manager.prefix_cache().statistics().lookups == lookups);  // a refusal is tried again, and counts then
   CHECK(manager.allocate(2, Tokens{1, 2, 3, 4, 5, 6}));
   CHECK(manager.length(2) == 4);
   CHECK(check_ledger(manager, 4, 2) == kNoProblem);
