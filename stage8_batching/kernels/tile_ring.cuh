@@ -93,9 +93,9 @@ class TileRing {
   // compute-sanitizer's racecheck (CUDA 13.0) warns of the reads that follow: "invalid async operation
   // synchronization", between lane 0's copy and lane 0's own reads, although the barrier that lane 0 has waited on
   // counts that copy's bytes. It does not follow a copy's completion unless a __syncthreads comes between, as it does
-  // in ragged attention, of which it has nothing to say (FlashAttention met the same: AI/RACECHECK_TMA_HAZARD.md
-  // there). So for this ring alone it cannot tell right from wrong; the tests must, which repeat calls without a pause
-  // and compare bits. synccheck has to be told how many barriers there are: --num-cuda-barriers 128.
+  // in ragged attention, of which it has nothing to say (FlashAttention met the like: AI/RACECHECK_TMA_HAZARD.md
+  // there, between warps). So for this ring alone it cannot tell right from wrong; the tests must, which repeat calls
+  // without a pause and compare bits. synccheck has to be told how many barriers there are: --num-cuda-barriers 128.
   __device__ __forceinline__ void wait() {
 #if COURSE_BULK_COPY
     wait_barrier(barriers_ + stage_ * static_cast<int>(sizeof(std::uint64_t)), parity_);
