@@ -81,6 +81,7 @@ stage3::KvCache cache_of(int num_heads, int head_dim, const common::Matrix& keys
   stage3::KvCache cache(shape);
   cache.fill(std::numeric_limits<float>::quiet_NaN());
   std::vector<int> slots;
+  slots.reserve(static_cast<std::size_t>(keys.rows()));
   for (int i = 0; i < keys.rows(); ++i) {
     slots.push_back(kBlockTable[static_cast<std::size_t>(i / 4)] * 4 + i % 4);
   }

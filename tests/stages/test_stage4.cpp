@@ -69,7 +69,8 @@ Matrix attend_to_ten_tokens(const Matrix& q, const Matrix& k, int num_queries, S
   KvCache cache(cache_shape({8, 2, 10, 1}, 8));
   cache.fill(kNaN);
   const Matrix v = Matrix::NullaryExpr(10, 20, [](Eigen::Index position, Eigen::Index column) {
-    return static_cast<float>(100 * (column / 10) + position);
+    const Eigen::Index kv_head = column / 10;
+    return static_cast<float>(100 * kv_head + position);
   });
   cache.write(0, slots_of(block_table, 10), k, v);
   const Matrix output = stage4::attention(cache, 0, q.bottomRows(num_queries), block_table, 10, mode);
@@ -230,7 +231,8 @@ TEST_CASE("rows: all query heads of a query see the same tokens") {
       for (int query = 0; query < num_queries && difference.empty(); ++query) {
         for (int head = 0; head < 8 && difference.empty(); ++head) {
           const int position = 10 - num_queries + query;
-          const float num_seen = 2.0F * (means(query, head) - static_cast<float>(100 * (head / 4))) + 1.0F;
+          const int kv_head = head / 4;
+          const float num_seen = 2.0F * (means(query, head) - static_cast<float>(100 * kv_head)) + 1.0F;
           if (!(std::abs(num_seen - static_cast<float>(position + 1)) < 1e-3F)) {
             difference = row_name(query, position, head) + " sees " + number(num_seen) + " tokens, not " +
                          std::to_string(position + 1);
