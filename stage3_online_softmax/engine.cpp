@@ -78,7 +78,7 @@ std::vector<common::Completion> Engine::run(std::span<const common::Request> req
           }
         }
       }
-      COMMON_CHECK(!batch.empty(), "sequences of another caller fill the cache");
+      COMMON_CHECK(!batch.empty(), "no request runs, and the next one does not fit into what is free");
       end_round(batch);
     }
   } catch (...) {  // on_token may throw

@@ -459,6 +459,7 @@ class Build:
 
 
 # What fails where one of Eigen's headers checks.
+NAN = "nan: a slot that nobody has written was read (tests fill the cache with NaN), or a number overflowed."
 EIGEN_CHECKS = {
     "Block": "because a row, column, head, tail or block reaches beyond its matrix",
     "VectorBlock": "because a segment, head or tail reaches beyond its vector",
@@ -671,6 +672,8 @@ def test_milestone(exercise, milestone, build, progress):
     print(f"\n  {num_passed} of {len(selected)} pass. The first that does not: {PAINT(case, 'bold')}")
     for line in essence(output):
         print(wrapped(line, "    ") if line.startswith(("TODO", "A check of Eigen's")) else "    " + line)
+    if re.search(r"\bnan\b", " ".join(essence(output))):
+        print(f"  {NAN}")
     if failed_at(output):
         print(f"  Line of the test: {failed_at(output)}")
     print("\n  What to write:")

@@ -129,16 +129,24 @@ inline std::span<const float> values_of(const common::Matrix& matrix) {
 // Empty if all layers agree: to the bit without a tolerance, otherwise within it.
 inline std::string compare_layers(const std::vector<common::Matrix>& actual,
                                   const std::vector<common::Matrix>& expected,
-                                  const std::optional<tests::Tolerance>& tolerance) {
+                                  const std::optional<tests::Tolerance>& tolerance, const char* what = "layer") {
   for (std::size_t layer = 0; layer < expected.size(); ++layer) {
     const std::string difference =
         tolerance.has_value() ? tests::compare(values_of(actual[layer]), values_of(expected[layer]), *tolerance)
                               : tests::compare_bits(values_of(actual[layer]), values_of(expected[layer]));
     if (!difference.empty()) {
-      return common::format("layer %zu: ", layer) + difference;
+      return common::format("%s %zu: ", what, layer) + difference;
     }
   }
   return "";
+}
+
+// The same for what engine_logits returns.
+inline std::string compare_logits(const std::vector<common::Matrix>& actual,
+                                  const std::vector<common::Matrix>& expected,
+                                  const std::optional<tests::Tolerance>& tolerance) {
+  const std::string difference = compare_layers(actual, expected, tolerance, "logits of append");
+  return difference.empty() ? "" : difference + " (append 0 is the prompt, each further one a token)";
 }
 
 // How a sequence is appended: a prompt in chunks, then one token at a time.

@@ -69,7 +69,7 @@ TEST_CASE("logits through the engine are those of stage 1, bit for bit, on any n
         blocks.chunk_size = chunk_size;
         blocks.block_size = block_size;
         CAPTURE(num_threads, chunk_size, block_size);
-        CHECK(tests::compare_layers(tests::engine_logits<Blocks>(blocks, 21, 6),
+        CHECK(tests::compare_logits(tests::engine_logits<Blocks>(blocks, 21, 6),
                                     tests::engine_logits<Contiguous>(contiguous, 21, 6),
                                     std::nullopt) == kNoDifference);
       }

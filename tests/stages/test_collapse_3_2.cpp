@@ -87,7 +87,7 @@ TEST_CASE("logits through the engine are those of stage 2, within rounding") {
       streamed.softmax = mode;
       CAPTURE(block_size);
       // Logits of this model have size 1; two layers of float32 sums of up to 48 terms keep five digits and more.
-      CHECK(tests::compare_layers(tests::engine_logits<Streamed>(streamed, 21, 6),
+      CHECK(tests::compare_logits(tests::engine_logits<Streamed>(streamed, 21, 6),
                                   tests::engine_logits<Gathered>(gathered, 21, 6),
                                   tests::Tolerance{1e-5, 1e-5}) == kNoDifference);
     }

@@ -104,7 +104,7 @@ TEST_CASE("logits through the engine are those of stage 4, bit for bit") {
     stage5::EngineOptions shared;
     shared.block_size = block_size;
     CAPTURE(block_size);
-    CHECK(tests::compare_layers(tests::engine_logits<Shared>(shared, 21, 6),
+    CHECK(tests::compare_logits(tests::engine_logits<Shared>(shared, 21, 6),
                                 tests::engine_logits<Separate>(separate, 21, 6), {}) == kNoDifference);
   }
 }

@@ -40,7 +40,7 @@ TEST_CASE("logits through the engine are stage 5's, bit for bit") {
     stage6::EngineOptions shared;
     shared.block_size = block_size;
     CAPTURE(block_size);
-    CHECK(tests::compare_layers(tests::engine_logits<After>(shared, 21, 6),
+    CHECK(tests::compare_logits(tests::engine_logits<After>(shared, 21, 6),
                                 tests::engine_logits<Before>(unshared, 21, 6), std::nullopt) == kNoDifference);
   }
 }

@@ -29,7 +29,7 @@ TEST_CASE("logits through the engine are stage 6's, bit for bit") {
     after.block_size = block_size;
     after.gpu.device = stage7::Device::kCpu;
     CAPTURE(block_size);
-    CHECK(tests::compare_layers(tests::engine_logits<After>(after, 21, 6), tests::engine_logits<Before>(before, 21, 6),
+    CHECK(tests::compare_logits(tests::engine_logits<After>(after, 21, 6), tests::engine_logits<Before>(before, 21, 6),
                                 std::nullopt) == kNoDifference);
   }
 }

@@ -31,7 +31,7 @@ TEST_CASE("logits through the engine are stage 7's, bit for bit") {
     before.gpu.device = stage7::Device::kCpu;
     after.gpu.device = stage8::Device::kCpu;
     CAPTURE(block_size);
-    CHECK(tests::compare_layers(tests::engine_logits<After>(after, 21, 6), tests::engine_logits<Before>(before, 21, 6),
+    CHECK(tests::compare_logits(tests::engine_logits<After>(after, 21, 6), tests::engine_logits<Before>(before, 21, 6),
                                 std::nullopt) == kNoDifference);
   }
 }

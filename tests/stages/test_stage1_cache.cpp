@@ -200,7 +200,9 @@ TEST_CASE("cache: every slot, layer and head gives back what was written, K and 
         for (int row = 0; row < shape.block_size; ++row) {
           for (int d = 0; d < shape.head_dim; ++d) {
             const int kv_head = head / 3;  // 6 query heads, 2 kv heads: each is stored three times
-            CAPTURE(layer, head, kv_head, block, row, d);
+            INFO("layer " << layer << ", head " << head << " (of kv head " << kv_head << "), block " << block
+                          << ", row " << row << ", d " << d << "; what was written is numbered, K from 0, V from "
+                          << content(shape, true, 0, 0, 0, 0));
             CHECK(k(row, d) == content(shape, false, layer, first_slot + row, kv_head, d));
             CHECK(v(row, d) == content(shape, true, layer, first_slot + row, kv_head, d));
           }

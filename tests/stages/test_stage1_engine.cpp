@@ -252,6 +252,7 @@ TEST_CASE("engine: a token is drawn for the position that it will have") {
                            request.sample_index)};
     expected.push_back(last[0]);
   }
+  INFO("sample_index 3; the first token is drawn for position 4, the number of tokens before it");
   CHECK(tokens_alone(request) == expected);
 }
 
@@ -265,7 +266,7 @@ TEST_CASE("engine: append computes the same logits in any chunks, and refuses wi
   };
   for (const auto& [chunk_size, passes, tokens_read] :
        {Case{256, 1, 11}, Case{1, 11, 66}, Case{4, 3, 4 + 8 + 11}, Case{11, 1, 11}}) {
-    INFO("11 tokens in chunks of at most " << chunk_size << ", compared with a single pass");
+    INFO("11 tokens in chunks of at most " << chunk_size << ", and in a single pass: either may be wrong");
     stage1::Engine engine(small_model(), make_options(20, chunk_size));
     engine.cache().fill(kNaN);
     REQUIRE(engine.manager().allocate(0, 12));
