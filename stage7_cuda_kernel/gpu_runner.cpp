@@ -51,7 +51,7 @@ std::unique_ptr<GpuRunner> make_gpu_runner(const common::Llama& model, const KvC
   if (options.device != Device::kAuto || options.precision != Precision::kFloat32) {
     throw common::InputError(reason);
   }
-  tell("the CPU, as in the stage before: " + reason);
+  tell("the CPU: " + reason);
   return nullptr;
 }
 

@@ -1,25 +1,38 @@
 #include "async_step.h"
 
+#include <optional>
 #include <utility>
 
 #include "common/base/machine.h"
 #include "common/math/sampling.h"
 
 namespace stage8 {
+namespace {
 
-InFlightStep::InFlightStep(const KvCacheManager& manager, std::vector<ScheduledRequest> scheduled)
-    : requests_(std::move(scheduled)) {
-  for (const ScheduledRequest& request : requests_) {
-    const ScheduledTokens& tokens = request.tokens;
+// Each row as a matrix of its own: [1, cols].
+std::vector<common::Matrix> split_rows(const common::Matrix& rows) {
+  std::vector<common::Matrix> result;
+  for (Eigen::Index row = 0; row < rows.rows(); ++row) {
+    result.emplace_back(rows.row(row));
+  }
+  return result;
+}
+
+}  // namespace
+
+InFlightStep::InFlightStep(const KvCacheManager& manager, std::vector<ScheduledGroup> groups)
+    : groups_(std::move(groups)) {
+  for (const ScheduledGroup& scheduled : groups_) {
+    const ScheduledTokens& tokens = scheduled.tokens;
     for (std::size_t i = 0; i < tokens.sequences.size(); ++i) {
       const SequenceId sequence = tokens.sequences[i];
-      batch_.add(manager, sequence, request.group->tokens(sequence, manager.length(sequence), tokens.num_tokens[i]),
+      batch_.add(manager, sequence, scheduled.group->tokens(sequence, manager.length(sequence), tokens.num_tokens[i]),
                  tokens.with_logits);
     }
-    if (request.sampling != nullptr && request.sampling->placeholder_row().has_value() && tokens.with_logits) {
-      batch_.pending_tokens.push_back({batch_.num_tokens() - 1, *request.sampling->placeholder_row()});
+    if (const std::optional<int> row = scheduled.group->placeholder_row(); row.has_value() && tokens.with_logits) {
+      batch_.pending_tokens.push_back({batch_.num_tokens() - 1, *row});
     }
-    is_greedy_ = is_greedy_ && (!tokens.with_logits || (request.sampling != nullptr && request.sampling->is_greedy()));
+    is_greedy_ = is_greedy_ && (!tokens.with_logits || scheduled.group->is_greedy());
   }
 }
 

@@ -10,26 +10,15 @@
 #include <vector>
 
 #include "batch.h"
-#include "decoding.h"
 #include "engine.h"
+#include "scheduler.h"
 
 namespace stage8 {
-
-// One request's part of a step.
-struct ScheduledRequest {
-  int id = 0;
-  SequenceGroup* group = nullptr;        // destroyed if the request ends while the step is in flight
-  ParallelSampling* sampling = nullptr;  // the group, if it is one
-  ScheduledTokens tokens;
-
-  // How many rows of logits the request gets: one per sequence, or none.
-  int num_rows() const { return tokens.with_logits ? static_cast<int>(tokens.sequences.size()) : 0; }
-};
 
 class InFlightStep {
  public:
   // Builds the batch. Slots must be reserved for all scheduled tokens.
-  InFlightStep(const KvCacheManager& manager, std::vector<ScheduledRequest> scheduled);
+  InFlightStep(const KvCacheManager& manager, std::vector<ScheduledGroup> groups);
 
   // Starts the forward pass. previous: the step before, if its tokens have not been collected, else null. Waits for a
   // GPU only if the step is not greedy: then all logits are needed.
@@ -37,10 +26,10 @@ class InFlightStep {
   // Waits for the tokens. step_age: how many steps have been enqueued since, 0 or 1.
   void collect(Engine& engine, int step_age);
 
-  const std::vector<ScheduledRequest>& requests() const { return requests_; }
+  const std::vector<ScheduledGroup>& groups() const { return groups_; }
   RaggedBatch& batch() { return batch_; }
   bool is_enqueued() const { return is_enqueued_; }
-  // Whether every request goes on from the largest logit of its row: then tokens() has the results by row, otherwise
+  // Whether every group goes on from the largest logit of its row: then tokens() has the results by row, otherwise
   // logits() has them, [1, vocab_size] each.
   bool is_greedy() const { return is_greedy_; }
   const std::vector<common::Token>& tokens() const { return tokens_; }
@@ -48,7 +37,7 @@ class InFlightStep {
   double waiting_seconds() const { return waiting_seconds_; }  // for a GPU
 
  private:
-  std::vector<ScheduledRequest> requests_;
+  std::vector<ScheduledGroup> groups_;
   RaggedBatch batch_;
   bool is_enqueued_ = false;
   bool is_greedy_ = true;

@@ -1,7 +1,5 @@
 #include "batch.h"
 
-#include <algorithm>
-
 #include "common/base/check.h"
 
 namespace stage8 {
@@ -42,9 +40,6 @@ void RaggedBatch::resolve_pending(std::span<const common::Token> drawn) {
 common::Matrix attention(const KvCache& cache, int layer, const common::Matrix& q, const RaggedBatch& batch,
                          SoftmaxMode mode) {
   COMMON_CHECK(q.rows() == batch.num_tokens(), "the batch has one query for each token");
-  if (batch.on_layer) {
-    batch.on_layer(layer);
-  }
   common::Matrix output(q.rows(), q.cols());
   for (std::size_t i = 0; i < batch.num_sequences(); ++i) {
     const common::Matrix queries = q.middleRows(batch.query_starts[i], batch.num_queries(i));
@@ -52,14 +47,6 @@ common::Matrix attention(const KvCache& cache, int layer, const common::Matrix& 
         attention(cache, layer, queries, batch.block_table(i), batch.context_lengths[i], mode);
   }
   return output;
-}
-
-std::vector<common::Matrix> split_rows(const common::Matrix& rows) {
-  std::vector<common::Matrix> result;
-  for (Eigen::Index row = 0; row < rows.rows(); ++row) {
-    result.emplace_back(rows.row(row));
-  }
-  return result;
 }
 
 }  // namespace

@@ -7,7 +7,6 @@
 //                                                 context_lengths  8            10   3
 #pragma once
 
-#include <functional>
 #include <span>
 #include <vector>
 
@@ -28,7 +27,7 @@ struct RaggedBatch {
   std::vector<common::Token> tokens;         // [num_tokens]
   std::vector<PendingToken> pending_tokens;  // those that are not known yet
   std::vector<int> positions;                // [num_tokens], each in its own sequence
-  std::vector<int> slot_mapping;             // [num_tokens]
+  std::vector<int> slot_mapping;             // [num_tokens]; -1: K and V are not stored
   std::vector<int> logits_rows;              // of the tokens whose logits are wanted, ascending
 
   std::vector<SequenceId> sequences;    // [num_sequences], each at most once
@@ -36,9 +35,6 @@ struct RaggedBatch {
   std::vector<int> context_lengths;     // [num_sequences], the new tokens included
   std::vector<int> block_tables;        // one after the other: ceil(context_length / block_size) blocks each
   std::vector<int> table_starts = {0};  // [num_sequences + 1]: where each one's table begins
-
-  // On the CPU: called before the attention of every layer.
-  std::function<void(int layer)> on_layer = nullptr;
 
   // Adds a sequence's next tokens, whose slots must be reserved. with_logits: the logits after the last one are wanted.
   void add(const KvCacheManager& manager, SequenceId sequence, std::span<const common::Token> next, bool with_logits);
@@ -63,8 +59,5 @@ struct RaggedBatch {
 // batch. q: [num_tokens, num_heads * head_dim]; returns the same shape.
 common::Matrix attention(const KvCache& cache, int layer, const common::Matrix& q, const RaggedBatch& batch,
                          SoftmaxMode mode);
-
-// Each row as a matrix of its own: [1, cols].
-std::vector<common::Matrix> split_rows(const common::Matrix& rows);
 
 }  // namespace

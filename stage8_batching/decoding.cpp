@@ -22,8 +22,8 @@ bool is_stop_token(const common::Request& request, common::Token token) {
 
 }  // namespace
 
-SequenceGroup::SequenceGroup(KvCacheManager& manager, SequenceIds& ids, common::Request request)
-    : manager_(manager), ids_(ids), request_(std::move(request)) {
+SequenceGroup::SequenceGroup(KvCacheManager& manager, SequenceIds& ids, int id, common::Request request)
+    : manager_(manager), ids_(ids), request_(std::move(request)), id_(id) {
   live_.push_back({ids_.take(), {}, 0.0});
 }
 
@@ -99,6 +99,17 @@ void SequenceGroup::on_computed() {
   }
 }
 
+void SequenceGroup::push_placeholder(int row) {
+  live_.front().tokens.push_back(0);
+  placeholder_row_ = row;
+}
+
+void SequenceGroup::resolve_placeholder(common::Token token) {
+  COMMON_CHECK(token >= 0, "a logit is NaN, or all are -inf");
+  live_.front().tokens.pop_back();
+  placeholder_row_.reset();
+}
+
 Branch SequenceGroup::fork(const Branch& branch) {
   Branch child = branch;
   child.sequence = ids_.take();
@@ -135,9 +146,9 @@ bool SequenceGroup::has_blocks(const Branch& branch) const {
   return manager_.contains(branch.sequence) || manager_.is_swapped(branch.sequence);
 }
 
-ParallelSampling::ParallelSampling(KvCacheManager& manager, SequenceIds& ids, const common::Request& request,
+ParallelSampling::ParallelSampling(KvCacheManager& manager, SequenceIds& ids, int id, const common::Request& request,
                                    int num_samples)
-    : SequenceGroup(manager, ids, request) {
+    : SequenceGroup(manager, ids, id, request) {
   COMMON_CHECK(num_samples > 0, "at least one sample");
   for (int i = 0; i < num_samples; ++i) {
     completions_.push_back({{}, common::FinishReason::kLength, ""});
@@ -159,15 +170,8 @@ void ParallelSampling::take(std::vector<common::Matrix> logits) {
   accept(drawn);
 }
 
-void ParallelSampling::push_placeholder(int row) {
-  live_.front().tokens.push_back(0);
-  placeholder_row_ = row;
-}
-
 void ParallelSampling::resolve_placeholder(common::Token token) {
-  COMMON_CHECK(token >= 0, "a logit is NaN, or all are -inf");
-  live_.front().tokens.pop_back();
-  placeholder_row_.reset();
+  SequenceGroup::resolve_placeholder(token);
   accept({&token, 1});
 }
 
@@ -193,9 +197,9 @@ void ParallelSampling::accept(std::span<const common::Token> drawn) {
   sample_of_.resize(num_live);
 }
 
-BeamSearch::BeamSearch(KvCacheManager& manager, SequenceIds& ids, const common::Request& request,
+BeamSearch::BeamSearch(KvCacheManager& manager, SequenceIds& ids, int id, const common::Request& request,
                        const BeamOptions& options)
-    : SequenceGroup(manager, ids, request), options_(options) {
+    : SequenceGroup(manager, ids, id, request), options_(options) {
   COMMON_CHECK(options.width > 0, "a beam is at least one branch wide");
   COMMON_CHECK(std::isfinite(options.length_penalty), "the length penalty is not a number");
 }

@@ -8,9 +8,26 @@
 
 #include "common/model/generation.h"
 #include "kv_cache_manager.h"
-#include "sequence_ids.h"
 
 namespace stage8 {
+
+// Hands out ids for sequences. An id that was given back is used again, so that ids stay small.
+class SequenceIds {
+ public:
+  SequenceId take() {
+    if (unused_.empty()) {
+      return next_++;
+    }
+    const SequenceId sequence = unused_.back();
+    unused_.pop_back();
+    return sequence;
+  }
+  void give_back(SequenceId sequence) { unused_.push_back(sequence); }
+
+ private:
+  SequenceId next_ = 0;
+  std::vector<SequenceId> unused_;
+};
 
 // One of the continuations.
 struct Branch {
@@ -33,12 +50,13 @@ struct ScheduledTokens {
 // first branch's sequence, the others are forked from it, and each computes its own rest.
 class SequenceGroup {
  public:
-  // Manager and ids must outlive the group.
-  SequenceGroup(KvCacheManager& manager, SequenceIds& ids, common::Request request);
+  // Manager and ids must outlive the group. id: the request's.
+  SequenceGroup(KvCacheManager& manager, SequenceIds& ids, int id, common::Request request);
   virtual ~SequenceGroup();
   SequenceGroup(const SequenceGroup&) = delete;
   SequenceGroup& operator=(const SequenceGroup&) = delete;
 
+  int id() const { return id_; }
   const std::vector<Branch>& live() const { return live_; }
   bool finished() const { return live_.empty(); }
   virtual int max_sequences() const = 0;  // max live branches
@@ -63,6 +81,15 @@ class SequenceGroup {
   // Extends the live branches. logits: [1, vocab_size] for each of them, in order.
   virtual void take(std::vector<common::Matrix> logits) = 0;
 
+  // Whether there is one branch, and its next token is always the one with the largest logit: then no other logit is
+  // needed.
+  virtual bool is_greedy() const { return false; }
+  // Of a greedy group. The next token is being computed, as row `row` of a step: a placeholder stands for it until it
+  // is known.
+  void push_placeholder(int row);
+  virtual void resolve_placeholder(common::Token token);
+  std::optional<int> placeholder_row() const { return placeholder_row_; }  // none: all tokens are known
+
  protected:
   // A copy of the branch, in a forked sequence of its own.
   Branch fork(const Branch& branch);
@@ -80,24 +107,23 @@ class SequenceGroup {
   int common_prefix_length() const;
   int text_length(const Branch& branch) const;
   bool has_blocks(const Branch& branch) const;
+
+  int id_;
+  std::optional<int> placeholder_row_;
 };
 
 // num_samples texts drawn from one prompt, which is computed once.
 class ParallelSampling : public SequenceGroup {
  public:
   // Sample i gets the text that a single request with the index request.sample_index + i gets.
-  ParallelSampling(KvCacheManager& manager, SequenceIds& ids, const common::Request& request, int num_samples);
+  ParallelSampling(KvCacheManager& manager, SequenceIds& ids, int id, const common::Request& request, int num_samples);
 
   const std::vector<common::Completion>& completions() const { return completions_; }
   int max_sequences() const override { return static_cast<int>(completions_.size()); }
   void take(std::vector<common::Matrix> logits) override;
 
-  // Whether the next token is always the one with the largest logit: then no other logit is needed.
-  bool is_greedy() const { return completions_.size() == 1 && request_.sampling.temperature <= 0.0F; }
-  // The next token is being computed, as row `row` of a step: a placeholder stands for it until it is known.
-  void push_placeholder(int row);
-  void resolve_placeholder(common::Token token);
-  std::optional<int> placeholder_row() const { return placeholder_row_; }  // none: all tokens are known
+  bool is_greedy() const override { return completions_.size() == 1 && request_.sampling.temperature <= 0.0F; }
+  void resolve_placeholder(common::Token token) override;
 
  private:
   // Appends these tokens, one for each live branch, and ends the branches that are finished.
@@ -105,7 +131,6 @@ class ParallelSampling : public SequenceGroup {
 
   std::vector<common::Completion> completions_;  // by sample
   std::vector<std::size_t> sample_of_;           // by live branch
-  std::optional<int> placeholder_row_;
 };
 
 struct BeamOptions {
@@ -127,7 +152,8 @@ struct Hypothesis {
 // finished, or when no live branch can still beat the best score; those that are live then are dropped.
 class BeamSearch : public SequenceGroup {
  public:
-  BeamSearch(KvCacheManager& manager, SequenceIds& ids, const common::Request& request, const BeamOptions& options);
+  BeamSearch(KvCacheManager& manager, SequenceIds& ids, int id, const common::Request& request,
+             const BeamOptions& options);
 
   // The finished texts, best first.
   const std::vector<Hypothesis>& hypotheses() const { return hypotheses_; }

@@ -17,7 +17,7 @@ KvCacheShape cache_shape(const common::LlamaConfig& config, const EngineOptions&
   shape.num_heads = config.num_heads;
   shape.num_kv_heads = config.num_kv_heads;
   shape.head_dim = config.head_dim;
-  shape.num_host_blocks = options.num_host_slots / options.block_size;
+  shape.num_host_blocks = blocks_needed(options.num_host_slots, options.block_size);
   shape.bytes_per_element = options.gpu.precision == Precision::kFloat32 ? 4 : 2;
   return shape;
 }
@@ -29,13 +29,13 @@ Engine::Engine(const common::Llama& model, const EngineOptions& options)
       options_(options),
       cache_(cache_shape(model.config(), options)),
       manager_(cache_.shape().num_blocks, cache_.shape().block_size, hash_block, cache_.shape().num_host_blocks),
-      gpu_(make_gpu_runner(model, cache_.shape(), options.gpu, options.chunk_size)) {
+      gpu_(make_gpu_runner(model, cache_.shape(), options.gpu, options.chunk_size, options.max_sequences)) {
   COMMON_CHECK(options.chunk_size > 0, "a chunk has at least one token");
+  COMMON_CHECK(options.max_sequences > 0, "a forward pass has at least one sequence");
 }
 
 bool Engine::start(SequenceId sequence, std::span<const common::Token> tokens, std::uint64_t salt) {
-  return options_.prefix_cache ? manager_.allocate(sequence, tokens, salt)
-                               : manager_.allocate(sequence, static_cast<int>(tokens.size()));
+  return manager_.allocate(sequence, tokens, salt, {.use_prefix_cache = options_.prefix_cache});
 }
 
 std::optional<common::Matrix> Engine::append(SequenceId sequence, std::span<const common::Token> tokens) {
@@ -71,21 +71,19 @@ std::vector<common::Counter> Engine::counters() const {
           {"prefix_evictions", static_cast<double>(prefix.evictions)}};
 }
 
-std::string Engine::rejection(std::int64_t prompt_length, int max_new_tokens) const {
-  const std::int64_t length = prompt_length + max_new_tokens;
-  if (prompt_length == 0) {
+std::string Engine::rejection(const common::Request& request) const {
+  const auto prompt_length = static_cast<std::int64_t>(request.prompt.size());
+  const std::int64_t length = prompt_length + request.max_new_tokens;
+  if (request.prompt.empty()) {
     return "the prompt is empty";
   }
-  if (max_new_tokens < 1) {
+  if (request.max_new_tokens < 1) {
     return "no new tokens are requested";
   }
   if (length > model_.config().context_length) {
     return common::format("a prompt of %lld tokens and %d new ones are more than the model's context of %d",
-                          static_cast<long long>(prompt_length), max_new_tokens, model_.config().context_length);
-  }
-  const auto needed = static_cast<int>(length);
-  if (needed > manager_.usage().total) {
-    return common::format("the request needs %d slots, and the whole cache has %d", needed, manager_.usage().total);
+                          static_cast<long long>(prompt_length), request.max_new_tokens,
+                          model_.config().context_length);
   }
   return "";
 }
@@ -101,14 +99,16 @@ void Engine::forward(const RaggedBatch& batch) {
   manager_.clear_pending_copies();
 
   if (gpu_) {
-    gpu_->forward({batch.tokens, batch.pending_tokens, batch.positions, batch.slot_mapping, batch.query_starts,
-                   batch.context_lengths, batch.block_tables, batch.table_starts, batch.logits_rows});
+    gpu_->forward(batch);
   } else {
     COMMON_CHECK(batch.pending_tokens.empty(), "the CPU needs to know all tokens");
     const common::Matrix hidden =
         model_.forward(batch.tokens, batch.positions,
                        [&](int layer, const common::Matrix& q, const common::Matrix& k, const common::Matrix& v) {
                          cache_.write(layer, batch.slot_mapping, k, v);
+                         if (on_layer_) {
+                           on_layer_(layer);
+                         }
                          return attention(cache_, layer, q, batch, options_.softmax);
                        });
     hidden_ = hidden(batch.logits_rows, Eigen::all);

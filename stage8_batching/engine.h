@@ -3,19 +3,21 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <optional>
 #include <span>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "batch.h"
 #include "common/model/generation.h"
 #include "common/model/llama.h"
+#include "decoding.h"
 #include "gpu_runner.h"
 #include "kv_cache.h"
 #include "kv_cache_manager.h"
-#include "sequence_ids.h"
 
 namespace stage8 {
 
@@ -24,6 +26,8 @@ struct EngineOptions {
   int num_slots = 4096;
   // Max tokens in one forward pass: bounds the memory of the activations, however long the prompt is.
   int chunk_size = 256;
+  // Max sequences in one forward pass: bounds the memory of the logits.
+  int max_sequences = 64;
   // Slots in a block. The cache is rounded up to whole blocks.
   int block_size = 16;
   SoftmaxMode softmax = SoftmaxMode::kOnline;
@@ -49,6 +53,9 @@ class Engine {
   // The same without the logits. Returns false and changes nothing if there are too few slots.
   bool compute(SequenceId sequence, std::span<const common::Token> tokens);
 
+  // For tests, on the CPU: called before the attention of each layer. If it throws, the forward pass has failed.
+  void on_layer(std::function<void(int layer)> callback) { on_layer_ = std::move(callback); }
+
   // Carries out the planned copies, then computes the tokens of the batch, whose slots must be reserved, in one pass. A
   // GPU may not have finished when this returns.
   void forward(const RaggedBatch& batch);
@@ -58,13 +65,13 @@ class Engine {
   // The logits that the last forward pass was asked for: [num_rows, vocab_size].
   common::Matrix logits() const { return gpu_ ? gpu_->logits() : model_.logits(hidden_); }
 
-  // Why a request of these lengths can never be served; empty if it can.
-  std::string rejection(std::int64_t prompt_length, int max_new_tokens) const;
+  // Why the model can't serve the request; empty if it can.
+  std::string rejection(const common::Request& request) const;
 
   const common::Llama& model() const { return model_; }
   const EngineOptions& options() const { return options_; }
-  SequenceIds& sequence_ids() { return sequence_ids_; }
   KvCacheManager& manager() { return manager_; }
+  SequenceIds& sequence_ids() { return sequence_ids_; }  // for all that use the manager
   KvCache& cache() { return cache_; }
   GpuRunner* gpu() { return gpu_.get(); }  // null: all is computed on the CPU
 
@@ -78,6 +85,7 @@ class Engine {
   KvCacheManager manager_;
   SequenceIds sequence_ids_;
   std::unique_ptr<GpuRunner> gpu_;
+  std::function<void(int layer)> on_layer_;
   common::Matrix hidden_;  // of the same rows, left by the CPU's last forward pass: [num_rows, hidden_size]
   std::int64_t forward_passes_ = 0;
   std::int64_t kv_bytes_read_ = 0;

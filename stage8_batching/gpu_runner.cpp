@@ -36,7 +36,8 @@ std::string obstacle([[maybe_unused]] const common::LlamaConfig& config, [[maybe
 }  // namespace
 
 std::unique_ptr<GpuRunner> make_gpu_runner(const common::Llama& model, const KvCacheShape& shape,
-                                           const GpuOptions& options, [[maybe_unused]] int chunk_size) {
+                                           const GpuOptions& options, [[maybe_unused]] int chunk_size,
+                                           [[maybe_unused]] int max_sequences) {
   if (options.device == Device::kCpu && options.precision == Precision::kFloat32) {
     return nullptr;
   }
@@ -45,13 +46,13 @@ std::unique_ptr<GpuRunner> make_gpu_runner(const common::Llama& model, const KvC
   if (reason.empty()) {
 #ifdef COURSE_CUDA
     tell(common::device_limits().name + (options.precision == Precision::kFloat32 ? " in float32" : " in bfloat16"));
-    return std::make_unique<CudaRunner>(model, shape, options.precision, chunk_size);
+    return std::make_unique<CudaRunner>(model, shape, options.precision, chunk_size, max_sequences);
 #endif
   }
   if (options.device != Device::kAuto || options.precision != Precision::kFloat32) {
     throw common::InputError(reason);
   }
-  tell("the CPU, as in the stage before: " + reason);
+  tell("the CPU: " + reason);
   return nullptr;
 }
 

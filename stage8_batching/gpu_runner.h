@@ -26,19 +26,6 @@ struct GpuOptions {
   Precision precision = Precision::kFloat32;
 };
 
-// The next tokens of some sequences, one sequence after the other.
-struct GpuStep {
-  std::span<const common::Token> tokens;         // [num_tokens]
-  std::span<const PendingToken> pending_tokens;  // the tokens that are not known yet
-  std::span<const int> positions;                // [num_tokens]
-  std::span<const int> slot_mapping;             // [num_tokens]; -1: K and V are not stored
-  std::span<const int> query_starts;             // [num_sequences + 1]: where each one's tokens begin
-  std::span<const int> context_lengths;          // [num_sequences], the new tokens included
-  std::span<const int> block_tables;             // one after the other
-  std::span<const int> table_starts;             // [num_sequences + 1]: where each one's table begins
-  std::span<const int> logits_rows;              // of the tokens whose logits are wanted
-};
-
 class GpuRunner {
  public:
   virtual ~GpuRunner() = default;
@@ -48,7 +35,7 @@ class GpuRunner {
 
   // Computes the tokens and stores their K and V in their slots. Returns once the work is enqueued. If it throws, none
   // of it is left running, and the step before counts as the last one.
-  virtual void forward(const GpuStep& step) = 0;
+  virtual void forward(const RaggedBatch& step) = 0;
 
   // All logits of the last step's logits_rows: [num_rows, vocab_size]. Waits for the step.
   virtual common::Matrix logits() = 0;
@@ -70,8 +57,9 @@ class GpuRunner {
 
 // Returns null if all is to be computed on the CPU: by request or, with kAuto and a note on stderr, if there is no GPU
 // or its kernels do not support the shape. Throws InputError if the options can't be met, or if the GPU's memory is too
-// small, or the host's for the blocks that are swapped out. chunk_size: max tokens in one forward pass.
+// small, or the host's for the blocks that are swapped out. chunk_size: max tokens in one forward pass. max_sequences:
+// max sequences in it.
 std::unique_ptr<GpuRunner> make_gpu_runner(const common::Llama& model, const KvCacheShape& shape,
-                                           const GpuOptions& options, int chunk_size);
+                                           const GpuOptions& options, int chunk_size, int max_sequences);
 
 }  // namespace

@@ -12,13 +12,13 @@
 #include "common/base/platform.h"
 #include "common/base/text.h"
 #include "demo/by_hand.h"
-#include "demo/ladder_reads.h"
 #include "demo/pictures.h"
 #include "demo/prefix_commands.h"
 #include "demo/sampling_commands.h"
 #include "engine.h"
 #include "serve/compare.h"
 #include "serve/serving.h"
+#include "serve/setup.h"
 
 namespace stage8 {
 namespace {
@@ -95,9 +95,11 @@ void demo(int num_slots, bool shell_only, int block_size) {
   shell.run(shell_only ? std::cin : script, std::cout, !shell_only);
 }
 
-void add_engine_options(common::Command& command, EngineOptions& options) {
+void add_engine_options(common::Command& command, EngineOptions& options, bool has_budget = false) {
   command.option("--slots", options.num_slots, {1, 1 << 24}, "size of the cache, in tokens");
-  command.option("--chunk", options.chunk_size, {1, 1 << 16}, "max prompt tokens in one forward pass");
+  if (!has_budget) {
+    command.option("--chunk", options.chunk_size, {1, 1 << 16}, "max prompt tokens in one forward pass");
+  }
   command.option("--block-size", options.block_size, {1, 1 << 16}, "slots in a block");
   command.flag_off("--no-prefix-cache", options.prefix_cache, "compute again what other sequences have computed");
   command.choice("--softmax", options.softmax, {{"online", SoftmaxMode::kOnline}, {"safe", SoftmaxMode::kSafe}},
@@ -169,13 +171,13 @@ int run(int argc, char** argv) {
   ReuseOptions reuse;
   add_engine_options(add_prefix_command(program, reuse), reuse.engine);
   ServingOptions serving;
-  common::Command& serve = add_serve_command(program, serving);
-  add_engine_options(serve, serving.engine);
-  add_scheduler_options(serve, serving.scheduler, serving.engine);
+  common::Command& serve_command = add_serve_command(program, serving);
+  add_engine_options(serve_command, serving.engine, true);
+  add_scheduler_options(serve_command, serving.scheduler, serving.engine);
   CompareOptions comparison;
-  common::Command& compare = add_compare_command(program, comparison);
-  add_engine_options(compare, comparison.engine);
-  add_scheduler_options(compare, comparison.scheduler, comparison.engine);
+  common::Command& compare_command = add_compare_command(program, comparison);
+  add_engine_options(compare_command, comparison.engine, true);
+  add_scheduler_options(compare_command, comparison.scheduler, comparison.engine);
 
   int demo_slots = 32;
   int demo_block_size = 4;
@@ -186,8 +188,6 @@ int run(int argc, char** argv) {
   command.option("--block-size", demo_block_size, {1, 1024}, "slots in a block");
   command.flag("--shell", shell_only, "read commands from standard input instead; 'help' lists them");
   add_by_hand_command(program);
-  int ladder_step = 0;
-  add_ladder_commands(program, ladder_step);
   program.add_pictures(pictures());
   return program.run(argc, argv);
 }

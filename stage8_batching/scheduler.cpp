@@ -14,7 +14,7 @@ Scheduler::Scheduler(KvCacheManager& manager, const SchedulerOptions& options, b
 }
 
 void Scheduler::add(SequenceGroup& group) {
-  COMMON_CHECK(fits(group), "the group does not fit into a step");
+  COMMON_CHECK(group.max_sequences() <= max_group_size(), "the group does not fit into a step");
   waiting_.push_back(&group);
 }
 
@@ -27,14 +27,11 @@ void Scheduler::remove(SequenceGroup& group) {
   group.free_blocks();
 }
 
-bool Scheduler::fits(const SequenceGroup& group) const {
-  return group.max_sequences() <= std::min(options_.token_budget, options_.max_sequences);
-}
-
 ScheduledStep Scheduler::schedule() {
   ScheduledStep step;
   bool all_scheduled = true;
   filling_ = filling_ || running_.empty();
+  lacks_blocks_ = lacks_blocks_ && !filling_ && options_.static_batches;
   // Preemption shortens running_ from its end, never below i + 1.
   for (std::size_t i = 0; all_scheduled && i < running_.size(); ++i) {
     all_scheduled = schedule_group(i, step);
@@ -43,6 +40,7 @@ ScheduledStep Scheduler::schedule() {
   if (all_scheduled && step.preempted.empty() && (filling_ || !options_.static_batches)) {
     admit_waiting(step);
   }
+  step.is_memory_short = lacks_blocks_ && !waiting_.empty();
   return step;
 }
 
@@ -70,7 +68,7 @@ bool Scheduler::schedule_last_tokens(std::size_t index, ScheduledTokens tokens, 
     COMMON_CHECK(manager_.reserve(sequence, 1), "can_reserve() found room for it");
   }
   step.num_tokens += count;
-  step.groups.push_back({running_[index], std::move(tokens)});
+  step.groups.push_back({running_[index]->id(), running_[index], std::move(tokens)});
   return true;
 }
 
@@ -95,7 +93,7 @@ bool Scheduler::schedule_chunks(std::size_t index, ScheduledTokens tokens, Sched
   tokens.num_tokens.resize(num_scheduled);
   tokens.with_logits = tokens.with_logits && all_scheduled;
   if (num_scheduled > 0) {
-    step.groups.push_back({running_[index], std::move(tokens)});
+    step.groups.push_back({running_[index]->id(), running_[index], std::move(tokens)});
   }
   return all_scheduled;
 }
@@ -105,7 +103,9 @@ void Scheduler::admit_waiting(ScheduledStep& step) {
   while (!waiting_.empty() && budget_left(step) > 0 && !is_refused) {
     SequenceGroup& group = *waiting_.front();
     const Admission admission{budget_left(step), options_.headroom * num_sequences_, use_prefix_cache_};
-    is_refused = num_sequences_ + group.max_sequences() > options_.max_sequences || !find_room(group, admission);
+    const bool has_place = num_sequences_ + group.max_sequences() <= options_.max_sequences;
+    is_refused = !has_place || !find_room(group, admission);
+    lacks_blocks_ = has_place && is_refused;
     if (!is_refused) {
       waiting_.pop_front();
       running_.push_back(&group);
@@ -136,6 +136,7 @@ bool Scheduler::find_room(SequenceGroup& group, const Admission& admission) {
 }
 
 bool Scheduler::preempt_latest(std::size_t index, ScheduledStep& step) {
+  lacks_blocks_ = true;
   if (running_.size() == index + 1) {
     return false;
   }

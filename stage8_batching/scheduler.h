@@ -5,6 +5,7 @@
 //   waiting   D E F        a block is missing for B: C, the latest, is preempted, and is the first to be resumed
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <deque>
 #include <optional>
@@ -42,8 +43,12 @@ struct SchedulerOptions {
 // What a step computes for one group. tokens.with_logits: all that the cache lacks, so that there are logits to go on
 // from.
 struct ScheduledGroup {
-  SequenceGroup* group = nullptr;
+  int id = 0;                      // the request's
+  SequenceGroup* group = nullptr;  // destroyed if the request ends while the step is in flight
   ScheduledTokens tokens;
+
+  // How many rows of logits the group gets: one per sequence, or none.
+  int num_rows() const { return tokens.with_logits ? static_cast<int>(tokens.sequences.size()) : 0; }
 };
 
 struct ScheduledStep {
@@ -55,6 +60,8 @@ struct ScheduledStep {
   std::vector<SequenceGroup*> admitted;
   std::vector<Preempted> preempted;
   int num_tokens = 0;
+  // Whether requests wait because blocks are missing, and not for the budget or for the limit on sequences.
+  bool is_memory_short = false;
 };
 
 class Scheduler {
@@ -62,7 +69,7 @@ class Scheduler {
   // The manager must outlive the scheduler, and a group must not be destroyed before it is removed.
   Scheduler(KvCacheManager& manager, const SchedulerOptions& options, bool use_prefix_cache = true);
 
-  // Puts the group at the end of the queue. CheckError unless it fits().
+  // Puts the group at the end of the queue. CheckError if it is larger than max_group_size().
   void add(SequenceGroup& group);
   // Removes the group, running or waiting, and frees its blocks.
   void remove(SequenceGroup& group);
@@ -71,8 +78,8 @@ class Scheduler {
   // call.
   ScheduledStep schedule();
 
-  // Whether the group can run when it is alone, within the limits of a step.
-  bool fits(const SequenceGroup& group) const;
+  // The max sequences of a group that can run when it is alone, within the limits of a step.
+  int max_group_size() const { return std::min(options_.token_budget, options_.max_sequences); }
 
   const KvCacheManager& manager() const { return manager_; }
   const std::vector<SequenceGroup*>& running() const { return running_; }
@@ -97,6 +104,8 @@ class Scheduler {
   std::deque<SequenceGroup*> waiting_;
   int num_sequences_ = 0;  // max sequences of the running groups
   bool filling_ = false;   // whether a static batch is still open to new groups
+  // Whether blocks were missing in this step or, for a static batch, when it was closed.
+  bool lacks_blocks_ = false;
 };
 
 }  // namespace

@@ -31,7 +31,11 @@ Server::Server(Engine& engine, const SchedulerOptions& options, Clock& clock)
     : engine_(engine),
       clock_(clock),
       options_(options),
-      scheduler_(engine.manager(), options, engine.options().prefix_cache) {}
+      scheduler_(engine.manager(), options, engine.options().prefix_cache) {
+  COMMON_CHECK(options.token_budget <= engine.options().chunk_size, "a step has more tokens than a forward pass");
+  COMMON_CHECK(options.max_sequences <= engine.options().max_sequences,
+               "a step has more sequences than a forward pass");
+}
 
 int Server::submit(const GenerationRequest& request, double arrival) {
   if (const std::string reason = rejection(request); !reason.empty()) {
@@ -42,16 +46,15 @@ int Server::submit(const GenerationRequest& request, double arrival) {
   added.output.arrival = arrival;
   if (request.beam.has_value()) {
     auto search =
-        std::make_unique<BeamSearch>(engine_.manager(), engine_.sequence_ids(), request.request, *request.beam);
+        std::make_unique<BeamSearch>(engine_.manager(), engine_.sequence_ids(), id, request.request, *request.beam);
     added.search = search.get();
     added.group = std::move(search);
   } else {
-    auto sampling = std::make_unique<ParallelSampling>(engine_.manager(), engine_.sequence_ids(), request.request,
+    auto sampling = std::make_unique<ParallelSampling>(engine_.manager(), engine_.sequence_ids(), id, request.request,
                                                        request.num_samples);
     added.sampling = sampling.get();
     added.group = std::move(sampling);
   }
-  ids_[added.group.get()] = id;
   scheduler_.add(*added.group);
   return id;
 }
@@ -80,7 +83,7 @@ bool Server::step() {
     return false;
   }
   report_ = {};
-  report_.index = totals_.steps;
+  report_.index = num_steps_;
   report_.begin = clock_.now();
   const double start = common::now_seconds();
   {
@@ -113,6 +116,8 @@ bool Server::step() {
     }
   }
   report_.num_waiting = static_cast<int>(scheduler_.waiting().size());
+  report_.ended = std::exchange(ended_, {});
+  num_steps_ += 1;
   totals_.add(report_);
   if (on_step_) {
     on_step_(report_);
@@ -123,13 +128,12 @@ bool Server::step() {
 std::vector<common::Completion> Server::run(std::span<const common::Request> requests,
                                             const common::OnToken& on_token) {
   const int first = num_requests();
-  on_token_ = [&](int id, int, common::Token token) { on_token(id - first, token); };
+  const ScopedOnToken guard(*this, [&](int id, int, common::Token token) { on_token(id - first, token); });
   for (const common::Request& request : requests) {
     submit({request});
   }
   while (step()) {
   }
-  on_token_ = nullptr;
   std::vector<common::Completion> completions;
   for (int id = first; id < num_requests(); ++id) {
     const RequestOutput& result = output(id);
@@ -141,8 +145,7 @@ std::vector<common::Completion> Server::run(std::span<const common::Request> req
 }
 
 std::string Server::rejection(const GenerationRequest& request) const {
-  const auto prompt_length = static_cast<int>(request.request.prompt.size());
-  if (std::string reason = engine_.rejection(prompt_length, request.request.max_new_tokens); !reason.empty()) {
+  if (std::string reason = engine_.rejection(request.request); !reason.empty()) {
     return reason;
   }
   const common::LlamaConfig& config = engine_.model().config();
@@ -155,19 +158,20 @@ std::string Server::rejection(const GenerationRequest& request) const {
     return "the length penalty is not a number";
   }
   const int num_sequences = request.beam ? request.beam->width : request.num_samples;
-  const int max_sequences = std::min(options_.token_budget, options_.max_sequences);
-  if (num_sequences < 1 || num_sequences > max_sequences) {
-    return common::format("%d sequences at once, and a step has room for 1 to %d", num_sequences, max_sequences);
+  if (num_sequences < 1 || num_sequences > scheduler_.max_group_size()) {
+    return common::format("%d sequences at once, and a step has room for 1 to %d", num_sequences,
+                          scheduler_.max_group_size());
   }
   // It must fit when it is alone and its sequences share nothing but the prompt's full blocks: then it can always be
   // served once all later arrivals are preempted. The last token of a text is never stored.
   const int block_size = engine_.manager().block_size();
+  const auto prompt_length = static_cast<int>(request.request.prompt.size());
   const int length = prompt_length + request.request.max_new_tokens - 1;
   const int shared = prompt_length / block_size;
   const std::int64_t needed = shared + std::int64_t{num_sequences} * (blocks_needed(length, block_size) - shared);
   if (const int total = engine_.manager().usage().total / block_size; needed > total) {
-    return common::format("the request needs up to %lld blocks, and the whole cache has %d",
-                          static_cast<long long>(needed), total);
+    return common::format("the request needs up to %lld blocks, and the whole cache has %d (%d slots)",
+                          static_cast<long long>(needed), total, total * block_size);
   }
   return "";
 }
@@ -175,25 +179,19 @@ std::string Server::rejection(const GenerationRequest& request) const {
 // One forward pass for all groups. If it throws, it is not known which request is at fault: each is computed again
 // alone, and fails if its own pass throws.
 void Server::compute(std::vector<ScheduledGroup> groups) {
-  std::vector<ScheduledRequest> requests;
-  for (ScheduledGroup& scheduled : groups) {
-    const int id = id_of(scheduled.group);
-    requests.push_back({id, scheduled.group, state(id).sampling, std::move(scheduled.tokens)});
-  }
-  InFlightStep step(engine_.manager(), std::move(requests));
+  InFlightStep step(engine_.manager(), std::move(groups));
   try {
-    step.batch().on_layer = on_layer_;
     if (on_pass_) {
       on_pass_(step.batch());
     }
     step.enqueue(engine_, in_flight_ ? &*in_flight_ : nullptr);
   } catch (const std::exception& error) {
     collect(step.is_enqueued() ? 1 : 0);
-    for (const ScheduledRequest& request : step.requests()) {
-      if (goes_on(request.id) && step.requests().size() > 1) {
-        compute({{request.group, request.tokens}});
-      } else if (goes_on(request.id)) {
-        finish(request.id, common::FinishReason::kFailed, error.what());
+    for (const ScheduledGroup& scheduled : step.groups()) {
+      if (goes_on(scheduled.id) && step.groups().size() > 1) {
+        compute({scheduled});
+      } else if (goes_on(scheduled.id)) {
+        finish(scheduled.id, common::FinishReason::kFailed, error.what());
       }
     }
     return;
@@ -206,14 +204,14 @@ void Server::compute(std::vector<ScheduledGroup> groups) {
   report_.num_read = std::accumulate(lengths.begin(), lengths.end(), report_.num_read);
   report_.usage = engine_.manager().usage();
   int row = 0;
-  for (const ScheduledRequest& request : step.requests()) {
-    if (goes_on(request.id)) {
-      request.group->on_computed();
-      if (step.is_greedy() && request.num_rows() > 0) {
-        request.sampling->push_placeholder(row);
+  for (const ScheduledGroup& scheduled : step.groups()) {
+    if (goes_on(scheduled.id)) {
+      scheduled.group->on_computed();
+      if (step.is_greedy() && scheduled.num_rows() > 0) {
+        scheduled.group->push_placeholder(row);
       }
     }
-    row += request.num_rows();
+    row += scheduled.num_rows();
   }
   const bool runs_ahead = step.is_greedy() && options_.run_ahead.value_or(engine_.gpu() != nullptr);
   in_flight_ = std::move(step);
@@ -232,31 +230,31 @@ std::vector<common::Token> Server::collect(int step_age) {
   step.collect(engine_, step_age);
   report_.waiting_seconds += step.waiting_seconds();
   int row = 0;
-  for (const ScheduledRequest& request : step.requests()) {
-    if (!state(request.id).output.finished) {
-      collected_.push_back(request.id);
+  for (const ScheduledGroup& scheduled : step.groups()) {
+    if (!state(scheduled.id).output.finished) {
+      collected_.push_back(scheduled.id);
       try {
-        deliver(step, request, row);
+        deliver(step, scheduled, row);
       } catch (const std::exception& error) {
-        finish(request.id, common::FinishReason::kFailed, error.what());
+        finish(scheduled.id, common::FinishReason::kFailed, error.what());
       }
     }
-    row += request.num_rows();
+    row += scheduled.num_rows();
   }
   return step.tokens();
 }
 
-void Server::deliver(const InFlightStep& step, const ScheduledRequest& request, int row) {
-  if (state(request.id).stop.has_value() || request.num_rows() == 0) {
+void Server::deliver(const InFlightStep& step, const ScheduledGroup& scheduled, int row) {
+  if (state(scheduled.id).stop.has_value() || scheduled.num_rows() == 0) {
     return;
   }
   if (step.is_greedy()) {
-    request.sampling->resolve_placeholder(step.tokens()[static_cast<std::size_t>(row)]);
+    scheduled.group->resolve_placeholder(step.tokens()[static_cast<std::size_t>(row)]);
   } else {
     const auto first = step.logits().begin() + row;
-    request.group->take({first, first + request.num_rows()});
+    scheduled.group->take({first, first + scheduled.num_rows()});
   }
-  hand_out_tokens(request.id);
+  hand_out_tokens(scheduled.id);
 }
 
 void Server::hand_out_tokens(int id) {
@@ -264,14 +262,14 @@ void Server::hand_out_tokens(int id) {
   if (served.sampling == nullptr) {  // a search knows its best text only at the end
     return;
   }
-  std::vector<common::Completion>& seen = served.output.completions;
+  std::vector<common::Completion>& reported = served.output.completions;
   const std::vector<common::Completion>& written = served.sampling->completions();
-  seen.resize(written.size());
+  reported.resize(written.size());
   for (std::size_t sample = 0; sample < written.size(); ++sample) {
-    const bool has_token = written[sample].tokens.size() > seen[sample].tokens.size();
-    seen[sample].finish_reason = written[sample].finish_reason;
+    const bool has_token = written[sample].tokens.size() > reported[sample].tokens.size();
+    reported[sample].finish_reason = written[sample].finish_reason;
     if (has_token) {
-      seen[sample].tokens.push_back(written[sample].tokens.back());
+      reported[sample].tokens.push_back(written[sample].tokens.back());
     }
     if (has_token && sample == 0) {
       served.output.token_times.push_back(clock_.now());
@@ -295,10 +293,9 @@ void Server::finish(int id, common::FinishReason reason, const std::string& erro
   result.error = error;
   result.end = clock_.now();
   result.finished = true;
-  report_.ended.push_back(id);
+  ended_.push_back(id);
   if (ended.group != nullptr) {
     scheduler_.remove(*ended.group);
-    ids_.erase(ended.group.get());
     ended.group.reset();
   }
 }
@@ -306,22 +303,23 @@ void Server::finish(int id, common::FinishReason reason, const std::string& erro
 void Server::report_schedule(const ScheduledStep& step) {
   report_.token_budget = options_.token_budget;
   report_.num_tokens = step.num_tokens;
+  report_.is_memory_short = step.is_memory_short;
   for (const ScheduledGroup& scheduled : step.groups) {
     const std::vector<int>& counts = scheduled.tokens.num_tokens;
     report_.num_queries.insert(report_.num_queries.end(), counts.begin(), counts.end());
-    report_.served.push_back(id_of(scheduled.group));
+    report_.served.push_back(scheduled.id);
     report_.num_served.push_back(std::accumulate(counts.begin(), counts.end(), 0));
   }
   for (const SequenceGroup* group : step.admitted) {
-    RequestState& admitted = state(id_of(group));
-    report_.admitted.push_back(id_of(group));
+    RequestState& admitted = state(group->id());
+    report_.admitted.push_back(group->id());
     if (admitted.output.admission < 0.0) {
       admitted.output.admission = report_.begin;
     }
   }
   for (const auto& [group, swapped] : step.preempted) {
-    (swapped ? report_.swapped_out : report_.recomputed).push_back(id_of(group));
-    state(id_of(group)).output.preemptions += 1;
+    (swapped ? report_.swapped_out : report_.recomputed).push_back(group->id());
+    state(group->id()).output.preemptions += 1;
   }
 }
 

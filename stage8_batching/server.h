@@ -2,21 +2,22 @@
 // every request goes on from its own logits. A request that finishes, is cancelled or fails does not affect the others.
 #pragma once
 
+#include <cstdint>
 #include <deque>
 #include <functional>
 #include <memory>
 #include <optional>
 #include <span>
 #include <string>
-#include <unordered_map>
+#include <utility>
 #include <vector>
 
 #include "async_step.h"
+#include "clock.h"
 #include "common/model/generation.h"
 #include "decoding.h"
 #include "engine.h"
 #include "scheduler.h"
-#include "serve/clock.h"
 #include "step_report.h"
 
 namespace stage8 {
@@ -48,21 +49,22 @@ using OnSampleToken = std::function<void(int id, int sample, common::Token token
 
 class Server {
  public:
-  // Engine and clock must outlive the server.
+  // Engine and clock must outlive the server. CheckError if a step can be larger than the engine's forward pass.
   Server(Engine& engine, const SchedulerOptions& options, Clock& clock);
   Server(const Server&) = delete;
   Server& operator=(const Server&) = delete;
 
-  void on_token(OnSampleToken callback) { on_token_ = std::move(callback); }
-  // Called before each forward pass and, on the CPU, before each layer's attention. If one throws, the pass has failed.
+  // Returns the callback before.
+  OnSampleToken on_token(OnSampleToken callback) { return std::exchange(on_token_, std::move(callback)); }
+  // Called before each forward pass. If it throws, the pass has failed.
   void on_pass(std::function<void(const RaggedBatch&)> callback) { on_pass_ = std::move(callback); }
-  void on_layer(std::function<void(int layer)> callback) { on_layer_ = std::move(callback); }
   void on_step(std::function<void(const StepReport&)> callback) { on_step_ = std::move(callback); }
 
   // Puts the request at the end of the queue and returns its id, counted from 0. A request that can never be served is
   // rejected: it has ended when this returns.
   int submit(const GenerationRequest& request) { return submit(request, clock_.now()); }
   int submit(const GenerationRequest& request, double arrival);
+
   // Records a request that the caller rejects, with the reason, and returns its id.
   int reject(const std::string& reason, double arrival);
 
@@ -79,11 +81,10 @@ class Server {
 
   const RequestOutput& output(int id) const { return state(id).output; }
   int num_requests() const { return static_cast<int>(states_.size()); }
-  int id_of(const SequenceGroup* group) const { return ids_.at(group); }  // of a group that has not ended
   const Scheduler& scheduler() const { return scheduler_; }
   Engine& engine() const { return engine_; }
   common::Timing timing() const { return totals_.timing; }
-  // The engine's counters, and those of the steps.
+  // Those of the steps, and the engine's.
   std::vector<common::Counter> counters() const { return counters_of(engine_, totals_); }
 
  private:
@@ -98,7 +99,7 @@ class Server {
   std::string rejection(const GenerationRequest& request) const;
   void compute(std::vector<ScheduledGroup> groups);
   std::vector<common::Token> collect(int step_age);
-  void deliver(const InFlightStep& step, const ScheduledRequest& request, int row);
+  void deliver(const InFlightStep& step, const ScheduledGroup& scheduled, int row);
   void hand_out_tokens(int id);
   void finish(int id, common::FinishReason reason, const std::string& error = "");
   void report_schedule(const ScheduledStep& step);
@@ -110,19 +111,33 @@ class Server {
   Engine& engine_;
   Clock& clock_;
   SchedulerOptions options_;
-  std::deque<RequestState> states_;                    // by id
-  std::unordered_map<const SequenceGroup*, int> ids_;  // of those that have not ended
+  std::deque<RequestState> states_;  // by id
   Scheduler scheduler_;
   OnSampleToken on_token_;
   std::function<void(const RaggedBatch&)> on_pass_;
-  std::function<void(int layer)> on_layer_;
   std::function<void(const StepReport&)> on_step_;
   std::optional<InFlightStep> in_flight_;  // the previous step, until its tokens are collected
   bool in_step_ = false;
   std::vector<int> to_stop_;    // by stop() during a step
   std::vector<int> collected_;  // the requests whose results were collected in this step
-  StepReport report_;           // of the current step, or of the last one
+  std::vector<int> ended_;      // the requests that have ended and are in no report yet
+  std::int64_t num_steps_ = 0;
+  StepReport report_;  // of the current step, or of the last one
   StepTotals totals_;
+};
+
+// Sets the server's callback for as long as it lives, and then the one before again.
+class ScopedOnToken {
+ public:
+  ScopedOnToken(Server& server, OnSampleToken callback)
+      : server_(server), before_(server.on_token(std::move(callback))) {}
+  ~ScopedOnToken() { server_.on_token(std::move(before_)); }
+  ScopedOnToken(const ScopedOnToken&) = delete;
+  ScopedOnToken& operator=(const ScopedOnToken&) = delete;
+
+ private:
+  Server& server_;
+  OnSampleToken before_;
 };
 
 }  // namespace

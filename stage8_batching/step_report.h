@@ -12,7 +12,7 @@ namespace stage8 {
 
 // One step as it happened. Requests by id.
 struct StepReport {
-  std::int64_t index = 0;
+  std::int64_t index = 0;  // counted from 0
   double begin = 0.0;
   double end = 0.0;
   double scheduling_seconds = 0.0;  // on the machine's own clock
@@ -27,18 +27,20 @@ struct StepReport {
   std::vector<int> admitted;
   std::vector<int> swapped_out;  // preempted, and moved to the host's memory
   std::vector<int> recomputed;   // preempted, and their blocks freed: they will be computed again
-  std::vector<int> ended;
+  std::vector<int> ended;        // in this step, or since the step before
   int num_running = 0;
   int num_waiting = 0;
-  Usage usage;  // right after the forward pass, when the cache is fullest
+  bool is_memory_short = false;  // requests wait because blocks are missing
+  Usage usage;                   // right after the forward pass, when the cache is fullest
 
   // What num_tokens would be if all sequences were padded to the longest.
   int padded_tokens() const;
 };
 
-// Sums over the steps.
+// Sums over the steps that computed something. A server that runs ahead has others, which only collect the tokens of
+// the step before.
 struct StepTotals {
-  std::int64_t steps = 0;  // that computed something
+  std::int64_t steps = 0;
   std::int64_t tokens = 0;
   std::int64_t padded_tokens = 0;
   std::int64_t slots_reserved = 0;
@@ -52,7 +54,7 @@ struct StepTotals {
   void add(const StepReport& report);
 };
 
-// The engine's counters and those of the steps.
+// The counters of the steps, and then the engine's.
 std::vector<common::Counter> counters_of(const Engine& engine, const StepTotals& totals);
 
 }  // namespace

@@ -1,10 +1,7 @@
 #include "sampling_commands.h"
 
 #include <algorithm>
-#include <cmath>
-#include <cstdlib>
 #include <iostream>
-#include <memory>
 #include <vector>
 
 #include "common/app/block_map.h"
@@ -126,7 +123,7 @@ class SharingTable {
                     common::format_count(static_cast<std::int64_t>(copied))});
   }
 
-  common::Table table_{{"prompt", "tokens", "steps", "most blocks", "separate", "saved", "blocks copied"}};
+  common::Table table_{{"prompt", "tokens", "steps", "max blocks", "separate", "saved", "blocks copied"}};
   SharingTotals all_;
   double all_copied_ = 0.0;
   int table_rows_ = 0;

@@ -95,8 +95,8 @@ std::vector<ThreadBlock> thread_blocks(int step, const std::vector<int>& lengths
   const Step& rule = kSteps[static_cast<std::size_t>(step - 1)];
   const int heads = rule.groups ? kKvHeads : kQueryHeads;
   const int places = rule.groups ? kLargePlaces : kSmallPlaces;
-  const int most = num_tiles(*std::max_element(lengths.begin(), lengths.end()));
-  const int pieces = rule.splits ? std::clamp(places / (heads * static_cast<int>(lengths.size())), 1, most) : 1;
+  const int max_pieces = num_tiles(*std::max_element(lengths.begin(), lengths.end()));
+  const int pieces = rule.splits ? std::clamp(places / (heads * static_cast<int>(lengths.size())), 1, max_pieces) : 1;
   std::vector<ThreadBlock> blocks;
   for (int sequence = 0; sequence < static_cast<int>(lengths.size()); ++sequence) {
     const int length = lengths[static_cast<std::size_t>(sequence)];

@@ -45,9 +45,8 @@ std::string draw_memory_hierarchy() {
   Svg svg(
       kWidth, 470, "The memories of an H200, from the nearest to the farthest",
       "Five memories. Registers, 256 kilobytes for each of 132 multiprocessors. Shared memory, up to 228 kilobytes "
-      "each, "
-      "128 bytes a clock. The L2 cache, 50 megabytes for all. Device memory, 141 gigabytes at 4.8 terabytes a second. "
-      "The host's memory, at 64 gigabytes a second each way.");
+      "each, 128 bytes a clock. The L2 cache, 50 megabytes for all. Device memory, 141 gigabytes at 4.8 terabytes a "
+      "second. The host's memory, at 64 gigabytes a second each way.");
   svg.text({kLeft, 34.0}, "Near the arithmetic: small and fast", kHeading);
   constexpr double kHeight = 62.0;
   constexpr std::array<double, kMemories.size()> kWidths = {430.0, 430.0, 510.0, 590.0, kRight - kLeft};
@@ -143,10 +142,8 @@ std::string draw_tile_ring() {
   constexpr int kCopy = 3;
   Svg svg(kWidth, 420, "Rings of tiles: copies are always on their way while a warp computes",
           "A block table of eight pages is dealt to two warps in turn. Each warp has a ring of two places in shared "
-          "memory. While it "
-          "computes on the tile in one place, the copy into the other is under way, and as soon as a place is free, "
-          "the next copy "
-          "into it is ordered.");
+          "memory. While it computes on the tile in one place, the copy into the other is under way, and as soon as a "
+          "place is free, the next copy into it is ordered.");
   svg.text({kLeft, 34.0}, "The tiles of one head, dealt to the warps in turn", kHeading);
   constexpr double kPage = 84.0;
   for (std::size_t tile = 0; tile < kPages.size(); ++tile) {

@@ -68,8 +68,8 @@ struct CudaRunner::Impl {
   Batch batch() const {
     return {.num_sequences = 1,
             .num_heads = model.config().num_heads,
-            .context_lengths = inputs.context_length(),
-            .block_tables = inputs.block_table(),
+            .context_lengths = inputs.context_lengths(),
+            .block_tables = inputs.block_tables(),
             .max_blocks_per_sequence = inputs.max_blocks()};
   }
 
@@ -86,22 +86,20 @@ struct CudaRunner::Impl {
     } else {
       plan_ragged(shape, batch(), inputs.query_starts(), num_tokens, ragged_workspace.data(), stream.get());
     }
-    model.forward(
-        inputs.tokens(), inputs.positions(), num_tokens,
-        [&](const common::CudaAttentionCall& call) {
-          const Pages layer = pages(call.layer);
-          write_to_slots(layer, call.k, call.v, call.kv_row_stride, inputs.slot_mapping(), num_tokens, call.stream);
-          if (is_decode) {
-            // Allowed, as the launch before is write_to_slots.
-            decode_attention(layer, batch(), call.q, call.output, decode_workspace.data(), call.stream,
-                             {.overlap_previous = true});
-          } else {
-            ragged_attention(layer, batch(), inputs.query_starts(), call.q, call.output, num_tokens,
-                             ragged_workspace.data(), call.stream);
-          }
-        },
-        stream.get());
-    model.logits(inputs.last_row(), 1, logits.data(), stream.get());
+    const auto attend = [&](const common::CudaAttentionCall& call) {
+      const Pages layer = pages(call.layer);
+      write_to_slots(layer, call.k, call.v, call.kv_row_stride, inputs.slot_mapping(), num_tokens, call.stream);
+      if (is_decode) {
+        // Allowed, as the launch before is write_to_slots.
+        decode_attention(layer, batch(), call.q, call.output, decode_workspace.data(), call.stream,
+                         {.overlap_previous = true});
+      } else {
+        ragged_attention(layer, batch(), inputs.query_starts(), call.q, call.output, num_tokens,
+                         ragged_workspace.data(), call.stream);
+      }
+    };
+    model.forward(inputs.tokens(), inputs.positions(), num_tokens, attend, stream.get());
+    model.logits(inputs.logits_rows(), 1, logits.data(), stream.get());
     model.argmax(logits.data(), 1, argmax.data(), stream.get());
   }
 
@@ -123,6 +121,7 @@ struct CudaRunner::Impl {
   common::CudaLlama model;
   common::DeviceMemory keys;    // [num_layers, num_blocks, num_kv_heads, block_size, head_dim]
   common::DeviceMemory values;  // likewise
+
   StepInputs inputs;
   common::DeviceMemory decode_workspace;
   common::DeviceMemory ragged_workspace;

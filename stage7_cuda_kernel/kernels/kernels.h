@@ -51,7 +51,7 @@ std::string unsupported(const PageShape& shape, int num_heads);
 void write_to_slots(const Pages& pages, const void* keys, const void* values, std::int64_t row_stride,
                     const int* slot_mapping, int num_tokens, cudaStream_t stream);
 
-// The rows of the slots back in the plain order: for tests, and for swapping out what must leave the device.
+// The rows of the slots back in the plain order, for tests.
 void read_from_slots(const Pages& pages, void* keys, void* values, std::int64_t row_stride, const int* slot_mapping,
                      int num_tokens, cudaStream_t stream);
 

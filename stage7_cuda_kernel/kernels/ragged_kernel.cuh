@@ -126,16 +126,16 @@ struct RaggedRows {
     for (int b = 0; b < kBlocks; ++b) {
 #pragma unroll
       for (int half = 0; half < 2; ++half) {
-        float most = scores[b][0][half * 2];
+        float largest = scores[b][0][half * 2];
 #pragma unroll
         for (int n = 0; n < kColumns; ++n) {
-          most = fmaxf(most, fmaxf(scores[b][n][half * 2], scores[b][n][half * 2 + 1]));
+          largest = fmaxf(largest, fmaxf(scores[b][n][half * 2], scores[b][n][half * 2 + 1]));
         }
-        most = fmaxf(most, __shfl_xor_sync(~0U, most, 1));
-        most = fmaxf(most, __shfl_xor_sync(~0U, most, 2));
+        largest = fmaxf(largest, __shfl_xor_sync(~0U, largest, 1));
+        largest = fmaxf(largest, __shfl_xor_sync(~0U, largest, 2));
         RunningSoftmax& own = softmax[b][half];
         const float before = own.largest;
-        rescale[b][half] = own.raise_to(fmaxf(before, scale * most));
+        rescale[b][half] = own.raise_to(fmaxf(before, scale * largest));
         grew |= before != own.largest;
         float added = 0.0F;
 #pragma unroll

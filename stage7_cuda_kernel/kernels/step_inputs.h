@@ -18,7 +18,7 @@ class StepInputs {
   StepInputs(int max_tokens, int max_blocks)
       : max_tokens_(max_tokens),
         max_blocks_(max_blocks),
-        host_(kTokens + 3 * stride(max_tokens) + static_cast<std::size_t>(max_blocks)),
+        host_(kBlockTables * stride(max_tokens) + static_cast<std::size_t>(max_blocks)),
         device_(host_.size()) {}
 
   // Enqueued: what comes next in the stream finds the inputs. Waits until the last upload has left the host.
@@ -33,17 +33,17 @@ class StepInputs {
                  "the block table covers the context");
     uploaded_.wait();
     num_tokens_ = num_tokens;
-    host_.data()[kContextLength] = step.context_length;
-    host_.data()[kQueryStarts] = 0;
-    host_.data()[kQueryStarts + 1] = num_tokens;
-    host_.data()[kLastRow] = num_tokens - 1;
-    std::copy(step.tokens.begin(), step.tokens.end(), host_.data() + kTokens);
-    std::copy(step.positions.begin(), step.positions.end(), host_.data() + array(1));
-    std::copy(step.slot_mapping.begin(), step.slot_mapping.end(), host_.data() + array(2));
-    std::copy_n(step.block_table.begin(), num_blocks, host_.data() + array(3));
-    CUDA_CHECK(cudaMemcpyAsync(device_.data(), host_.data(),
-                               (array(3) + static_cast<std::size_t>(num_blocks)) * sizeof(int), cudaMemcpyHostToDevice,
-                               stream.get()));
+    stride_ = stride(num_tokens);
+    host(kContextLengths)[0] = step.context_length;
+    host(kQueryStarts)[0] = 0;
+    host(kQueryStarts)[1] = num_tokens;
+    host(kLogitsRows)[0] = num_tokens - 1;
+    std::copy(step.tokens.begin(), step.tokens.end(), host(kTokens));
+    std::copy(step.positions.begin(), step.positions.end(), host(kPositions));
+    std::copy(step.slot_mapping.begin(), step.slot_mapping.end(), host(kSlots));
+    std::copy_n(step.block_table.begin(), num_blocks, host(kBlockTables));
+    const std::size_t used = kBlockTables * stride_ + static_cast<std::size_t>(num_blocks);
+    CUDA_CHECK(cudaMemcpyAsync(device_.data(), host_.data(), used * sizeof(int), cudaMemcpyHostToDevice, stream.get()));
     uploaded_.record(stream);
   }
 
@@ -51,27 +51,26 @@ class StepInputs {
   int num_tokens() const { return num_tokens_; }
   int max_blocks() const { return max_blocks_; }
   // On the device.
-  const int* context_length() const { return device_.data() + kContextLength; }
-  const int* query_starts() const { return device_.data() + kQueryStarts; }  // [2]: 0, num_tokens
-  const int* last_row() const { return device_.data() + kLastRow; }
-  const int* tokens() const { return device_.data() + kTokens; }  // [num_tokens], as the next two
-  const int* positions() const { return device_.data() + array(1); }
-  const int* slot_mapping() const { return device_.data() + array(2); }
-  const int* block_table() const { return device_.data() + array(3); }
+  const int* context_lengths() const { return device(kContextLengths); }
+  const int* query_starts() const { return device(kQueryStarts); }  // [2]: 0, num_tokens
+  const int* logits_rows() const { return device(kLogitsRows); }    // [1]: the last one
+  const int* tokens() const { return device(kTokens); }
+  const int* positions() const { return device(kPositions); }
+  const int* slot_mapping() const { return device(kSlots); }
+  const int* block_tables() const { return device(kBlockTables); }  // [1, max_blocks]
 
  private:
-  static constexpr std::size_t kContextLength = 0;
-  static constexpr std::size_t kQueryStarts = 1;
-  static constexpr std::size_t kLastRow = 3;
-  static constexpr std::size_t kTokens = 4;
-  // Arrays begin at multiples of 16 bytes.
-  static std::size_t stride(int num_tokens) { return (static_cast<std::size_t>(num_tokens) + 3) / 4 * 4; }
-  // Where the i-th array begins, counted from the tokens on.
-  std::size_t array(std::size_t i) const { return kTokens + i * stride(num_tokens_); }
+  enum Array : std::size_t { kContextLengths, kQueryStarts, kLogitsRows, kTokens, kPositions, kSlots, kBlockTables };
+  // Of whole 16 bytes, and one more than there are tokens.
+  static std::size_t stride(int num_tokens) { return static_cast<std::size_t>(num_tokens) / 4 * 4 + 4; }
+  int* host(Array array) const { return host_.data() + array * stride_; }
+  const int* device(Array array) const { return device_.data() + array * stride_; }
 
   int max_tokens_;
   int max_blocks_;
   int num_tokens_ = 0;
+  std::size_t stride_ = 0;
+  // The arrays, [stride] each, and then the block table.
   common::PinnedArray<int> host_;
   common::DeviceArray<int> device_;
   common::Event uploaded_;

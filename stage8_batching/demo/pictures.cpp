@@ -51,7 +51,7 @@ std::vector<Moment> run_three_requests(int num_blocks) {
     Moment& moment = moments.emplace_back();
     for (const SequenceGroup* group : server.scheduler().running()) {
       for (const SequenceId sequence : group->sequences()) {
-        moment.tables[server.id_of(group)] = engine.manager().block_table(sequence);
+        moment.tables[group->id()] = engine.manager().block_table(sequence);
       }
     }
   });
@@ -72,14 +72,13 @@ std::string draw_preemption() {
   const std::vector<Moment> moments = run_three_requests(kNumBlocks);
   Svg svg(kWidth, 452, "Three requests in six blocks, step by step",
           "Each column is a step, each row a block, and its letter the request that owns it. When a block is missing, "
-          "the latest "
-          "request is preempted: its blocks go to the earlier ones, and it waits until there is room. In the end all "
-          "have been served.");
+          "the latest request is preempted: its blocks go to the earlier ones, and it waits until there is room. In "
+          "the end all have been served.");
   constexpr double kFirst = 126.0;
   constexpr double kTop = 76.0;
   constexpr double kRow = 30.0;
   const double pitch = (kRight - kFirst) / static_cast<double>(moments.size());
-  svg.text({kLeft, 34.0}, "Who owns which block, step by step", kHeading);
+  svg.text({kLeft, 34.0}, "Owners of the blocks, step by step", kHeading);
   svg.text({kLeft, kTop - 8.0}, "step", kCaption);
   for (int block = 0; block < kNumBlocks; ++block) {
     svg.text({kLeft, kTop + kRow * block + 21.0}, common::format("block %d", block), kCaption);
@@ -165,8 +164,7 @@ std::string draw_swapping() {
 
   Svg svg(kWidth, 452, "A sequence is swapped out to host memory, and back into other blocks",
           "Above, a sequence with the block table 7, 1, 3 is preempted: its blocks are copied to the host. Below, it "
-          "is resumed: "
-          "its blocks are copied back into blocks that are free then, and its block table names these.");
+          "is resumed: its blocks are copied back into blocks that are free then, and its block table names these.");
   constexpr double kPitch = (kRight - kLeft + 8.0) / kNumBlocks;
   const auto device_box = [&](double y, int block) { return Box{kLeft + kPitch * block, y, kPitch - 8.0, 38.0}; };
   const auto host_box = [&](double y, int block) { return device_box(y, 2 + block - kNumBlocks); };
@@ -198,9 +196,9 @@ std::string draw_swapping() {
   };
   draw(36.0, "Swapped out: blocks 0 to 7 are in the cache", before, {}, out);
   svg.line({{kLeft, 212.0}, {kRight, 212.0}}, {.hue = Hue::kGrey, .width = 0.7});
-  draw(246.0, "Swapped in: another has its old blocks", after, other, in);
+  draw(246.0, "Swapped in: another sequence has its old blocks", after, other, in);
   svg.legend({kLeft, 436.0},
-             {{Hue::kBlue, Fill::kSoft, "the sequence's blocks"}, {Hue::kOrange, Fill::kSoft, "another's"}});
+             {{Hue::kBlue, Fill::kSoft, "the sequence's blocks"}, {Hue::kOrange, Fill::kSoft, "another sequence's"}});
   return svg.to_string();
 }
 
@@ -208,9 +206,8 @@ std::string draw_swapping() {
 std::string draw_run_ahead() {
   Svg svg(kWidth, 410, "Running one step ahead keeps the GPU busy",
           "Above, the host collects a step's tokens, schedules the next step and enqueues it while the GPU waits. "
-          "Below, the host does "
-          "this for the next step while the GPU computes the present one: the GPU has no gaps, and the host waits "
-          "instead.");
+          "Below, the host does this for the next step while the GPU computes the present one: the GPU has no gaps, "
+          "and the host waits instead.");
   constexpr double kFirst = 92.0;
   constexpr double kLane = 44.0;
   constexpr double kHost = 62.0;

@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "common/app/table.h"
+#include "common/app/token_source.h"
 #include "common/base/check.h"
 #include "common/base/machine.h"
 #include "common/base/text.h"
@@ -13,29 +14,7 @@ namespace stage8 {
 namespace {
 
 using common::Token;
-
-// Prompts of any length: those of the session, joined and repeated.
-class TokenSource {
- public:
-  explicit TokenSource(const common::Session& session) : vocab_size_(session.model.config().vocab_size) {
-    for (const common::Request& request : session.requests) {
-      tokens_.insert(tokens_.end(), request.prompt.begin(), request.prompt.end());
-    }
-  }
-
-  // `count` tokens. The first one differs between speakers, so that no two of them begin alike.
-  std::vector<Token> take(int speaker, int count) const {
-    std::vector<Token> result = {speaker % vocab_size_};
-    for (std::size_t i = 1; i < static_cast<std::size_t>(count); ++i) {
-      result.push_back(tokens_[(i + 31 * static_cast<std::size_t>(speaker)) % tokens_.size()]);
-    }
-    return result;
-  }
-
- private:
-  int vocab_size_;
-  std::vector<Token> tokens_;
-};
+using common::TokenSource;
 
 std::vector<Token> join(std::vector<Token> first, const std::vector<Token>& second) {
   first.insert(first.end(), second.begin(), second.end());
@@ -173,7 +152,7 @@ void print_reuse(const common::Session& session, const ReuseOptions& options) {
     throw common::InputError(common::format("sequences of %d tokens are longer than the model's context of %d", longest,
                                             session.model.config().context_length));
   }
-  const TokenSource source(session);
+  const TokenSource source(session, session.model.config().vocab_size);
   print_users(session, source, options);
   print_conversation(session, source, options);
   print_hashing(session, source, options);

@@ -1,14 +1,9 @@
 #include "sampling_commands.h"
 
 #include <algorithm>
-#include <cmath>
-#include <cstdlib>
-#include <functional>
 #include <iostream>
-#include <memory>
 #include <vector>
 
-#include "../serve/serving.h"
 #include "../server.h"
 #include "common/app/block_map.h"
 #include "common/app/progress.h"
@@ -31,8 +26,29 @@ std::string draw_pool(const KvCacheManager& manager) {
     const int count = manager.reference_count(block);
     cells.push_back({.color = count - 1, .fill = common::count_digit(count)});
   }
-  return common::draw_cells(cells, common::use_color(std::cout));
+  return common::draw_cells(cells, common::use_color(std::cout)) +
+         common::format("%*s", std::max(0, 20 - num_blocks), "");
 }
+
+// For each branch the one that it continues, counted from 1 in the order before the step. It has that one's sequence,
+// or one forked from it.
+std::vector<int> find_parents(std::span<const Branch> parents, std::span<const Branch> live) {
+  std::vector<int> numbers;
+  for (const Branch& branch : live) {
+    auto parent = std::find_if(parents.begin(), parents.end(),
+                               [&](const Branch& candidate) { return candidate.sequence == branch.sequence; });
+    if (parent == parents.end()) {
+      parent = std::find_if(parents.begin(), parents.end(), [&](const Branch& candidate) {
+        return std::equal(candidate.tokens.begin(), candidate.tokens.end(), branch.tokens.begin(),
+                          branch.tokens.end() - 1);
+      });
+    }
+    numbers.push_back(static_cast<int>(parent - parents.begin()) + 1);
+  }
+  return numbers;
+}
+
+double blocks_copied(const Engine& engine) { return common::counter(engine.counters(), "blocks_copied"); }
 
 // Sums over the steps of a run, and what its fullest step held.
 struct SharingTotals {
@@ -54,33 +70,37 @@ struct SharingTotals {
   }
 };
 
-// Serves the request to its end, and adds up what its steps hold.
-SharingTotals serve_alone(Engine& engine, const DecodingOptions& options, const GenerationRequest& request,
-                          const std::function<void(const RequestOutput&)>& print) {
-  SharingTotals totals;
-  if (options.trace) {
-    std::cout << "step  live  blocks  separate  owners of each block\n";
+// The branches of the server's only request; none once it has ended.
+std::vector<Branch> live_branches(const Server& server) {
+  for (const SequenceGroup* group : server.scheduler().running()) {
+    return group->live();
   }
-  RealClock clock;
-  const int max_sequences = std::max(request.num_samples, request.beam ? request.beam->width : 1);
-  Server server(engine, {.token_budget = engine.options().chunk_size, .max_sequences = max_sequences}, clock);
-  server.on_step([&](const StepReport&) {
-    const KvCacheManager& manager = engine.manager();
+  for (const SequenceGroup* group : server.scheduler().waiting()) {
+    return group->live();
+  }
+  return {};
+}
+
+// Serves a request to its end.
+SharingTotals run_to_end(Server& server, const Engine& engine, bool trace) {
+  const KvCacheManager& manager = server.scheduler().manager();
+  SharingTotals totals;
+  if (trace) {
+    std::cout << "step  live  copied  blocks  separate  owners of each block  continues\n";
+  }
+  while (!server.is_idle()) {
+    const std::vector<Branch> parents = live_branches(server);
+    const double copied_before = blocks_copied(engine);
+    server.step();
+    const std::vector<Branch> live = live_branches(server);
     const SharingFigures figures = sharing_figures(manager);
     totals.add(figures);
-    if (options.trace) {
-      std::cout << common::format("%4d  %4d  %6d  %8d  ", totals.steps, static_cast<int>(manager.sequences().size()),
-                                  figures.blocks, figures.separate_blocks)
-                << draw_pool(manager) << "\n";
+    if (trace) {
+      std::cout << common::format("%4d  %4d  %6.0f  %6d  %8d  ", totals.steps, static_cast<int>(live.size()),
+                                  blocks_copied(engine) - copied_before, figures.blocks, figures.separate_blocks)
+                << draw_pool(manager) << "  " << common::format_list(find_parents(parents, live)) << "\n";
     }
-  });
-  const int id = server.submit(request);
-  while (server.step()) {
   }
-  if (!server.output(id).error.empty()) {
-    throw common::InputError(server.output(id).error);
-  }
-  print(server.output(id));
   return totals;
 }
 
@@ -111,7 +131,7 @@ class SharingTable {
                     common::format_count(static_cast<std::int64_t>(copied))});
   }
 
-  common::Table table_{{"prompt", "tokens", "steps", "most blocks", "separate", "saved", "blocks copied"}};
+  common::Table table_{{"prompt", "tokens", "steps", "max blocks", "separate", "saved", "blocks copied"}};
   SharingTotals all_;
   double all_copied_ = 0.0;
   int table_rows_ = 0;
@@ -121,20 +141,32 @@ void print_text(const std::string& label, const common::Session& session, std::s
   std::cout << label << common::quote(session.tokenizer.decode({tokens.begin(), tokens.end()}), 400) << "\n";
 }
 
-// Serves the prompts one after the other, as `make` wants them served; print shows the texts.
-void run_prompts(const common::Session& session, const DecodingOptions& options,
-                 const std::function<GenerationRequest(common::Request)>& make,
-                 const std::function<void(const RequestOutput&)>& print) {
-  const int max_sequences = std::max(options.num_samples, options.beam.width);
-  Engine engine(session.model, with_chunk_size_at_least(max_sequences, options.engine));
+// make(request) says how it is to be served; print shows the texts.
+template <typename Make, typename Print>
+void run_prompts(const common::Session& session, const DecodingOptions& options, const Make& make, const Print& print) {
+  EngineOptions engine_options = options.engine;
+  engine_options.max_sequences = std::max(options.num_samples, options.beam.width);
+  engine_options.chunk_size = std::max(engine_options.chunk_size, engine_options.max_sequences);
+  Engine engine(session.model, engine_options);
+  RealClock clock;
+  Server server(engine,
+                {.token_budget = engine_options.chunk_size,
+                 .max_sequences = engine_options.max_sequences,
+                 .run_ahead = false},  // so that all tokens of a step are known when it is shown
+                clock);
   SharingTable table;
   common::Progress progress("prompts", static_cast<std::int64_t>(session.requests.size()));
   for (std::size_t i = 0; i < session.requests.size(); ++i, progress.advance()) {
     progress.clear();
     print_text(common::format("%2zu  ", i), session, session.requests[i].prompt);
-    const double copied_before = common::counter(engine.counters(), "blocks_copied");
-    const SharingTotals totals = serve_alone(engine, options, make(session.requests[i]), print);
-    table.add(session.requests[i], totals, common::counter(engine.counters(), "blocks_copied") - copied_before);
+    const double copied_before = blocks_copied(engine);
+    const int id = server.submit(make(session.requests[i]));
+    if (!server.output(id).error.empty()) {
+      throw common::InputError(server.output(id).error);
+    }
+    const SharingTotals totals = run_to_end(server, engine, options.trace);
+    table.add(session.requests[i], totals, blocks_copied(engine) - copied_before);
+    print(server.output(id));
   }
   table.print();
 }
@@ -155,8 +187,8 @@ void run_samples(const common::Session& session, const DecodingOptions& options)
 void run_beams(const common::Session& session, const DecodingOptions& options) {
   run_prompts(
       session, options,
-      [&](common::Request request) {
-        return GenerationRequest{std::move(request), 1, options.beam};
+      [&](const common::Request& request) {
+        return GenerationRequest{request, 1, options.beam};
       },
       [&](const RequestOutput& output) {
         for (const Hypothesis& hypothesis : output.hypotheses) {

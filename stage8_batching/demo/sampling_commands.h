@@ -32,7 +32,7 @@ struct DecodingOptions {
   EngineOptions engine;
   int num_samples = 4;
   BeamOptions beam;
-  bool trace = false;  // show the pool at every step, one character per block
+  bool trace = false;  // a line for each step: copies, owners of each block, and where each branch comes from
 };
 
 // `sample`: several texts drawn from each prompt, at temperature 0.8 if none is given. `beam`: the likeliest texts that

@@ -6,7 +6,6 @@
 #include <cstddef>
 #include <cstdint>
 #include <map>
-#include <numeric>
 #include <set>
 #include <string>
 #include <tuple>
@@ -62,21 +61,23 @@ int recorded_size(int num_sequences) {
 }  // namespace
 
 struct CudaRunner::Impl {
-  Impl(const common::Llama& llama, const KvCacheShape& cache_shape, Precision precision, int chunk_size)
+  Impl(const common::Llama& llama, const KvCacheShape& cache_shape, Precision precision, int chunk_size,
+       int sequences_announced)
       : shape(page_shape(cache_shape, precision)),
         num_layers(cache_shape.num_layers),
-        max_tokens(chunk_size),
         layer_bytes(static_cast<std::size_t>(shape.elements()) * static_cast<std::size_t>(bytes_of(shape.type))),
         model(device_model(llama, precision, chunk_size)),
         keys(layer_bytes * static_cast<std::size_t>(num_layers)),
         values(layer_bytes * static_cast<std::size_t>(num_layers)),
         host(shape, num_layers, cache_shape.num_host_blocks),
+        max_tokens(chunk_size),
+        max_sequences(std::min(chunk_size, recorded_size(sequences_announced))),
         max_blocks(std::min(cache_shape.num_blocks,
                             (llama.config().context_length + shape.block_size - 1) / shape.block_size)),
-        buffers{{{chunk_size, max_blocks}, {chunk_size, max_blocks}}},
-        decode_workspace(decode_workspace_bytes(shape, batch(buffers[0].inputs(), 0, chunk_size))),
-        ragged_workspace(ragged_workspace_bytes(shape, batch(buffers[0].inputs(), 0, chunk_size), chunk_size)),
-        logits(static_cast<std::size_t>(chunk_size) * static_cast<std::size_t>(llama.config().vocab_size)) {
+        buffers{{{chunk_size, max_sequences, max_blocks}, {chunk_size, max_sequences, max_blocks}}},
+        decode_workspace(decode_workspace_bytes(shape, batch(buffers[0].inputs(), 0, max_sequences))),
+        ragged_workspace(ragged_workspace_bytes(shape, batch(buffers[0].inputs(), 0, max_sequences), chunk_size)),
+        logits(static_cast<std::size_t>(max_sequences) * static_cast<std::size_t>(llama.config().vocab_size)) {
     // NaN, in either type, so that reading a slot that was never written shows.
     CUDA_CHECK(cudaMemsetAsync(keys.data(), 0xFF, keys.bytes(), stream.get()));
     CUDA_CHECK(cudaMemsetAsync(values.data(), 0xFF, values.bytes(), stream.get()));
@@ -112,23 +113,22 @@ struct CudaRunner::Impl {
       plan_ragged(shape, chunks, inputs.query_starts(), num_queries, ragged_workspace.data(), stream.get());
     }
     const auto skipped_bytes = std::int64_t{num_decodes} * decodes.num_heads * shape.head_dim * bytes_of(shape.type);
-    model.forward(inputs.tokens(), inputs.positions(), num_tokens,
-                  [&](const common::CudaAttentionCall& call) {
-                    write_to_slots(pages(call.layer), call.k, call.v, call.kv_row_stride, inputs.slot_mapping(),
-                                   num_tokens, call.stream);
-                    if (num_decodes > 0) {
-                      // Allowed, as the launch before is write_to_slots.
-                      decode_attention(pages(call.layer), decodes, call.q, call.output, decode_workspace.data(),
-                                       call.stream, {.overlap_previous = true});
-                    }
-                    if (num_chunks > 0) {
-                      ragged_attention(pages(call.layer), chunks, inputs.query_starts(),
-                                       static_cast<const std::byte*>(call.q) + skipped_bytes,
-                                       static_cast<std::byte*>(call.output) + skipped_bytes, num_queries,
-                                       ragged_workspace.data(), call.stream);
-                    }
-                  },
-                  stream.get(), {.rows = inputs.pending_rows(), .tokens = previous});
+    const auto attend = [&](const common::CudaAttentionCall& call) {
+      const Pages layer = pages(call.layer);
+      write_to_slots(layer, call.k, call.v, call.kv_row_stride, inputs.slot_mapping(), num_tokens, call.stream);
+      if (num_decodes > 0) {
+        // Allowed, as the launch before is write_to_slots.
+        decode_attention(layer, decodes, call.q, call.output, decode_workspace.data(), call.stream,
+                         {.overlap_previous = true});
+      }
+      if (num_chunks > 0) {
+        ragged_attention(layer, chunks, inputs.query_starts(), static_cast<const std::byte*>(call.q) + skipped_bytes,
+                         static_cast<std::byte*>(call.output) + skipped_bytes, num_queries, ragged_workspace.data(),
+                         call.stream);
+      }
+    };
+    model.forward(inputs.tokens(), inputs.positions(), num_tokens, attend, stream.get(),
+                  {.rows = inputs.pending_rows(), .tokens = previous});
     if (num_rows > 0) {
       model.logits(inputs.logits_rows(), num_rows, logits.data(), stream.get());
       model.argmax(logits.data(), num_rows, argmax, stream.get());
@@ -148,13 +148,15 @@ struct CudaRunner::Impl {
 
   PageShape shape;
   int num_layers;
-  int max_tokens;  // of a step
   std::size_t layer_bytes;
   common::Stream stream;
   common::CudaLlama model;
-  common::DeviceMemory keys;           // [num_layers, num_blocks, num_kv_heads, block_size, head_dim]
-  common::DeviceMemory values;         // likewise
+  common::DeviceMemory keys;    // [num_layers, num_blocks, num_kv_heads, block_size, head_dim]
+  common::DeviceMemory values;  // likewise
+
   HostPages host;                      // blocks from num_blocks on
+  int max_tokens;                      // of a step
+  int max_sequences;                   // of a step, inactive ones included
   int max_blocks;                      // of a sequence
   std::array<StepBuffers, 2> buffers;  // of the steps of even and of odd number
   int last = 0;                        // which of them the last enqueued step has
@@ -170,9 +172,10 @@ std::string CudaRunner::unsupported(const common::LlamaConfig& config, const KvC
   return reason.empty() ? why_unsupported(page_shape(shape, precision), shape.num_heads) : reason;
 }
 
-CudaRunner::CudaRunner(const common::Llama& model, const KvCacheShape& shape, Precision precision, int chunk_size) {
+CudaRunner::CudaRunner(const common::Llama& model, const KvCacheShape& shape, Precision precision, int chunk_size,
+                       int max_sequences) {
   try {
-    impl_ = std::make_unique<Impl>(model, shape, precision, chunk_size);
+    impl_ = std::make_unique<Impl>(model, shape, precision, chunk_size, max_sequences);
   } catch (const common::OutOfPinnedMemory&) {
     throw common::InputError("the host has no room for " +
                              common::format_bytes(shape.bytes_per_slot() * shape.block_size * shape.num_host_blocks) +
@@ -214,11 +217,11 @@ void CudaRunner::copy_blocks(std::span<const BlockCopy> copies) {
   launch_all();
 }
 
-void CudaRunner::forward(const GpuStep& step) {
+void CudaRunner::forward(const RaggedBatch& step) {
   const auto num_sequences = static_cast<int>(step.context_lengths.size());
   const int size = recorded_size(num_sequences);
   const bool is_recorded = step.tokens.size() == step.context_lengths.size() &&
-                           step.logits_rows.size() == step.tokens.size() && size <= impl_->max_tokens;
+                           step.logits_rows.size() == step.tokens.size() && size <= impl_->max_sequences;
   const int next = 1 - impl_->last;
   StepBuffers& own = impl_->buffers[static_cast<std::size_t>(next)];
   const StepBuffers& other = impl_->buffers[static_cast<std::size_t>(impl_->last)];
@@ -226,7 +229,8 @@ void CudaRunner::forward(const GpuStep& step) {
     std::erase_if(impl_->steps, [&](const auto& recorded) { return std::get<0>(recorded.first) == next; });
   };
   try {
-    if (own.begin(step, is_recorded ? size : num_sequences, other, impl_->stream)) {
+    const int padded_sequences = is_recorded ? size : num_sequences;
+    if (own.begin(step, impl_->shape.block_size, padded_sequences, other, impl_->stream)) {
       forget_recorded();
     }
     const StepInputs& inputs = own.inputs();
@@ -246,7 +250,7 @@ void CudaRunner::forward(const GpuStep& step) {
     own.end(impl_->stream);
   } catch (...) {
     own.abandon(impl_->stream);
-    forget_recorded();  // perhaps: nothing tells whether the inputs had moved already
+    forget_recorded();  // the inputs may have moved already
     throw;
   }
   impl_->last = next;
@@ -257,39 +261,36 @@ void CudaRunner::warm_up(int max_tokens, int max_sequences) {
   const std::int64_t num_slots = shape.num_blocks * shape.block_size;
   const auto length = static_cast<int>(
       std::min<std::int64_t>({max_tokens, impl_->max_tokens, num_slots, impl_->model.config().context_length}));
-  const int max_size = std::min(recorded_size(max_sequences), length);
+  const int max_size = std::min(recorded_size(max_sequences), impl_->max_sequences);
   // Steps of more tokens take so long that asking the matrix library first hardly counts.
   constexpr int kMaxPrepared = 1024;
   impl_->model.prepare(std::min(length, kMaxPrepared), std::min(max_size, kMaxPrepared));
   // A chunk, over a table that names block 0 all the time; its K and V go nowhere.
-  const auto count = static_cast<std::size_t>(length);
-  const std::vector<int> zeros(count + 1);
-  const std::vector<int> no_slots(count, -1);
-  const int table_size = (length + shape.block_size - 1) / shape.block_size;
-  forward({.tokens = std::span(zeros).first(count),
-           .pending_tokens = {},
-           .positions = std::span(zeros).first(count),
-           .slot_mapping = no_slots,
-           .query_starts = std::vector{0, length},
-           .context_lengths = std::vector{length},
-           .block_tables = std::span(zeros).first(static_cast<std::size_t>(table_size)),
-           .table_starts = std::vector{0, table_size},
-           .logits_rows = std::vector{length - 1}});
+  const int num_blocks = (length + shape.block_size - 1) / shape.block_size;
+  RaggedBatch chunk;
+  chunk.tokens.assign(static_cast<std::size_t>(length), 0);
+  chunk.positions.assign(chunk.tokens.size(), 0);
+  chunk.slot_mapping.assign(chunk.tokens.size(), -1);
+  chunk.logits_rows = {length - 1};
+  chunk.query_starts = {0, length};
+  chunk.context_lengths = {length};
+  chunk.block_tables.assign(static_cast<std::size_t>(num_blocks), 0);
+  chunk.table_starts = {0, num_blocks};
+  forward(chunk);
   // Then a token each for inactive sequences. Both sets of buffers have recorded steps of their own.
-  std::vector<int> ascending(count + 1);
-  std::iota(ascending.begin(), ascending.end(), 0);
   for (int size = 1; size <= max_size; size = recorded_size(size + 1)) {
-    const auto rows = static_cast<std::size_t>(size);
+    RaggedBatch inactive;
+    inactive.tokens.assign(static_cast<std::size_t>(size), 0);
+    inactive.positions.assign(inactive.tokens.size(), 0);
+    inactive.slot_mapping.assign(inactive.tokens.size(), -1);
+    inactive.context_lengths.assign(inactive.tokens.size(), 0);
+    inactive.table_starts.assign(inactive.tokens.size() + 1, 0);
+    for (int row = 0; row < size; ++row) {
+      inactive.logits_rows.push_back(row);
+      inactive.query_starts.push_back(row + 1);
+    }
     for (std::size_t i = 0; i < impl_->buffers.size(); ++i) {
-      forward({.tokens = std::span(zeros).first(rows),
-               .pending_tokens = {},
-               .positions = std::span(zeros).first(rows),
-               .slot_mapping = std::span(no_slots).first(rows),
-               .query_starts = std::span(ascending).first(rows + 1),
-               .context_lengths = std::span(zeros).first(rows),
-               .block_tables = {},
-               .table_starts = std::span(zeros).first(rows + 1),
-               .logits_rows = std::span(ascending).first(rows)});
+      forward(inactive);
     }
   }
   argmax_tokens(0);

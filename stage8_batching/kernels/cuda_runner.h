@@ -1,4 +1,4 @@
-// GpuRunner by CUDA: pages, the model's weights, and the kernels of kernels.h in their order.
+// GpuRunner by CUDA: pages, the model's weights, and the kernels of kernels.h in order.
 #pragma once
 
 #include <cstdint>
@@ -17,12 +17,13 @@ class CudaRunner : public GpuRunner {
   static std::string unsupported(const common::LlamaConfig& config, const KvCacheShape& shape, Precision precision);
 
   // Takes the device's memory for weights and K/V. chunk_size: the largest number of tokens in one forward pass.
-  // Throws InputError if the memory is too small.
-  CudaRunner(const common::Llama& model, const KvCacheShape& shape, Precision precision, int chunk_size);
+  // Throws InputError if the memory is too small. max_sequences: the largest number of sequences, likewise.
+  CudaRunner(const common::Llama& model, const KvCacheShape& shape, Precision precision, int chunk_size,
+             int max_sequences);
   ~CudaRunner() override;
 
   void copy_blocks(std::span<const BlockCopy> copies) override;
-  void forward(const GpuStep& step) override;
+  void forward(const RaggedBatch& step) override;
   common::Matrix logits() override;
   std::vector<common::Token> argmax_tokens(int step_age) override;
   void warm_up(int max_tokens, int max_sequences) override;

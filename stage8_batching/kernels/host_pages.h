@@ -1,7 +1,9 @@
 // Room in the processor's memory for blocks that are swapped out.
 #pragma once
 
+#include <algorithm>
 #include <cstddef>
+#include <utility>
 
 #include "common/base/check.h"
 #include "common/cuda/device.h"
@@ -35,24 +37,32 @@ class HostPages {
     return block_bytes_ * num_layers_ * static_cast<std::size_t>(num_host_blocks) + 1;
   }
 
+  // Where a block is in the first layer, and how many bytes further in each of the next ones.
+  struct Layers {
+    std::byte* first;
+    std::size_t pitch;
+  };
+
   // A block's layers lie one after the other here, and a whole layer apart on the device.
   void move(std::byte* pages, std::byte* host, int source, int destination, const common::Stream& stream) const {
     COMMON_CHECK(contains(source) != contains(destination), "a swap is between device and host");
     const bool is_out = contains(destination);
     const auto place = static_cast<std::size_t>(is_out ? destination : source) - num_blocks_;
-    std::byte* const here = host + place * num_layers_ * block_bytes_;
-    std::byte* const there = pages + static_cast<std::size_t>(is_out ? source : destination) * block_bytes_;
-    const std::size_t layer_bytes = num_blocks_ * block_bytes_;
+    Layers from{pages + static_cast<std::size_t>(is_out ? source : destination) * block_bytes_,
+                num_blocks_ * block_bytes_};
+    Layers to{host + place * num_layers_ * block_bytes_, block_bytes_};
+    if (!is_out) {
+      std::swap(from, to);
+    }
     const auto kind = is_out ? cudaMemcpyDeviceToHost : cudaMemcpyHostToDevice;
-    if (layer_bytes <= kMaxPitch) {
-      CUDA_CHECK(cudaMemcpy2DAsync(is_out ? here : there, is_out ? block_bytes_ : layer_bytes, is_out ? there : here,
-                                   is_out ? layer_bytes : block_bytes_, block_bytes_, num_layers_, kind, stream.get()));
+    if (std::max(from.pitch, to.pitch) <= kMaxPitch) {
+      CUDA_CHECK(
+          cudaMemcpy2DAsync(to.first, to.pitch, from.first, from.pitch, block_bytes_, num_layers_, kind, stream.get()));
       return;
     }
     for (std::size_t layer = 0; layer < num_layers_; ++layer) {
-      std::byte* const packed = here + layer * block_bytes_;
-      std::byte* const paged = there + layer * layer_bytes;
-      CUDA_CHECK(cudaMemcpyAsync(is_out ? packed : paged, is_out ? paged : packed, block_bytes_, kind, stream.get()));
+      CUDA_CHECK(cudaMemcpyAsync(to.first + layer * to.pitch, from.first + layer * from.pitch, block_bytes_, kind,
+                                 stream.get()));
     }
   }
 

@@ -384,10 +384,10 @@ struct PrefillRows {
         even = fmaxf(even, scores[n * 4 + half * 2]);
         odd = fmaxf(odd, scores[n * 4 + half * 2 + 1]);
       }
-      float most = fmaxf(even, odd);
-      most = fmaxf(most, __shfl_xor_sync(~0U, most, 1));
-      most = fmaxf(most, __shfl_xor_sync(~0U, most, 2));
-      rescale[half] = softmax[half].raise_to(fmaxf(softmax[half].largest, call.scale * most));
+      float largest = fmaxf(even, odd);
+      largest = fmaxf(largest, __shfl_xor_sync(~0U, largest, 1));
+      largest = fmaxf(largest, __shfl_xor_sync(~0U, largest, 2));
+      rescale[half] = softmax[half].raise_to(fmaxf(softmax[half].largest, call.scale * largest));
       even = odd = 0.0F;
 #pragma unroll
       for (int n = 0; n < kColumns / 8; ++n) {

@@ -17,17 +17,20 @@ namespace stage8 {
 // copies are in the kernels' stream.
 class StepBuffers {
  public:
-  StepBuffers(int max_tokens, int max_blocks)
-      : inputs_(max_tokens, max_blocks), argmax_(static_cast<std::size_t>(max_tokens)), on_host_(argmax_.size()) {}
+  StepBuffers(int max_tokens, int max_sequences, int max_blocks)
+      : inputs_(max_tokens, max_sequences, max_blocks),
+        argmax_(static_cast<std::size_t>(max_sequences)),
+        on_host_(argmax_.size()) {}
 
   // What comes next in `stream` finds the inputs. Waits for the last step that used these buffers. True if the inputs
   // have moved.
-  bool begin(const GpuStep& step, int padded_sequences, const StepBuffers& other, const common::Stream& stream) {
+  bool begin(const RaggedBatch& step, int block_size, int padded_sequences, const StepBuffers& other,
+             const common::Stream& stream) {
     finished_.wait();
-    is_aside_ = !other.computed_.is_done();
-    const common::Stream& path = is_aside_ ? copies_ : stream;
-    const bool moved = inputs_.upload(step, padded_sequences, path);
-    if (is_aside_) {
+    uses_own_stream_ = !other.computed_.is_done();
+    const common::Stream& path = uses_own_stream_ ? copies_ : stream;
+    const bool moved = inputs_.upload(step, block_size, padded_sequences, path);
+    if (uses_own_stream_) {
       uploaded_.record(copies_);
       stream.wait(uploaded_);
     }
@@ -37,8 +40,8 @@ class StepBuffers {
   // The step has been enqueued: what it leaves in argmax() goes to the host.
   void end(const common::Stream& stream) {
     computed_.record(stream);
-    const common::Stream& path = is_aside_ ? copies_ : stream;
-    if (is_aside_) {
+    const common::Stream& path = uses_own_stream_ ? copies_ : stream;
+    if (uses_own_stream_) {
       copies_.wait(computed_);
     }
     CUDA_CHECK(cudaMemcpyAsync(on_host_.data(), argmax_.data(),
@@ -62,7 +65,7 @@ class StepBuffers {
   }
 
  private:
-  bool is_aside_ = false;
+  bool uses_own_stream_ = false;
   common::Stream copies_;
   common::Event uploaded_;
   common::Event computed_;

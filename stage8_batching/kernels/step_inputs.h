@@ -2,7 +2,7 @@
 #pragma once
 
 #include <algorithm>
-#include <cstdint>
+#include <cstddef>
 #include <memory>
 #include <numeric>
 #include <span>
@@ -20,16 +20,17 @@ namespace stage8 {
 // it again.
 class StepInputs {
  public:
-  StepInputs(int max_tokens, int max_blocks)
+  StepInputs(int max_tokens, int max_sequences, int max_blocks)
       : max_tokens_(max_tokens),
+        max_sequences_(max_sequences),
         max_blocks_(max_blocks),
         host_(std::make_unique<common::PinnedArray<int>>(kBlockTables * stride(max_tokens) + kFirstTables)),
         device_(host_->size()) {}
 
   // padded_sequences: as many as the step's, or more; those beyond are inactive and have one token each. The last
   // upload, and the step that read it, must be over. True if the arrays had to grow, and so have moved.
-  bool upload(const GpuStep& step, int padded_sequences, const common::Stream& stream) {
-    const std::size_t used = lay_out(step, padded_sequences);
+  bool upload(const RaggedBatch& step, int block_size, int padded_sequences, const common::Stream& stream) {
+    const std::size_t used = lay_out(step, block_size, padded_sequences);
     const bool grows = used > device_.size();
     if (grows) {
       host_ = std::make_unique<common::PinnedArray<int>>(2 * used);
@@ -51,15 +52,16 @@ class StepInputs {
   int num_decodes() const { return num_decodes_; }  // sequences with one token, padding excluded
   int num_rows() const { return num_rows_; }        // whose logits are wanted, likewise
   int table_pitch() const { return static_cast<int>(pitch_); }
+  // On the device.
   const int* context_lengths() const { return device(kContextLengths); }
   const int* query_starts() const { return device(kQueryStarts); }  // of the sequences after the decodes, from 0 on
   const int* logits_rows() const { return device(kLogitsRows); }
   const int* tokens() const { return device(kTokens); }
-  // [num_tokens]: which of the step before's rows has drawn the token; -1: the token is known.
-  const int* pending_rows() const { return device(kPendingRows); }
   const int* positions() const { return device(kPositions); }
   const int* slot_mapping() const { return device(kSlots); }
   const int* block_tables() const { return device(kBlockTables); }  // [num_sequences, table_pitch]
+  // [num_tokens]: which of the step before's rows has drawn the token; -1: the token is known.
+  const int* pending_rows() const { return device(kPendingRows); }
 
  private:
   enum Array : std::size_t {
@@ -67,14 +69,16 @@ class StepInputs {
     kQueryStarts,
     kLogitsRows,
     kTokens,
-    kPendingRows,
     kPositions,
     kSlots,
+    kPendingRows,
     kBlockTables
   };
-  static constexpr std::size_t kFirstTables = 1 << 15;  // room for so many entries at first
   // Of whole 16 bytes, and one more than there are tokens.
   static std::size_t stride(int num_tokens) { return static_cast<std::size_t>(num_tokens) / 4 * 4 + 4; }
+  int* host(Array array) const { return host_->data() + array * stride_; }
+  const int* device(Array array) const { return device_.data() + array * stride_; }
+  static constexpr std::size_t kFirstTables = 1 << 15;  // room for so many entries at first
   // One of a few, since steps are recorded for each: 16, 64, 256, …
   static std::size_t rounded_pitch(int num_blocks) {
     std::size_t pitch = 16;
@@ -83,21 +87,27 @@ class StepInputs {
     }
     return pitch;
   }
-  int* host(Array array) const { return host_->data() + array * stride_; }
-  const int* device(Array array) const { return device_.data() + array * stride_; }
   static int at(std::span<const int> values, int index) { return values[static_cast<std::size_t>(index)]; }
 
   // Checks the step, and says where each array begins. Returns the number of entries that will be in use.
-  std::size_t lay_out(const GpuStep& step, int padded_sequences) {
+  std::size_t lay_out(const RaggedBatch& step, int block_size, int padded_sequences) {
     const auto count = static_cast<int>(step.context_lengths.size());
     const int num_tokens = static_cast<int>(step.tokens.size()) + padded_sequences - count;
-    COMMON_CHECK(count > 0 && count <= padded_sequences, "a step has sequences");
+    COMMON_CHECK(count > 0 && count <= padded_sequences && padded_sequences <= max_sequences_,
+                 "a step has at most the sequences that were announced");
     COMMON_CHECK(num_tokens <= max_tokens_, "a step has at most the tokens that were announced");
     COMMON_CHECK(step.positions.size() == step.tokens.size() && step.slot_mapping.size() == step.tokens.size(),
                  "each token has a position and a slot");
+    COMMON_CHECK(step.logits_rows.size() <= step.context_lengths.size(), "a sequence has one row of logits at most");
     int longest_table = 1;
     for (int s = 0; s < count; ++s) {
-      longest_table = std::max(longest_table, at(step.table_starts, s + 1) - at(step.table_starts, s));
+      const int context_length = at(step.context_lengths, s);  // 0: inactive
+      const int num_queries = at(step.query_starts, s + 1) - at(step.query_starts, s);
+      const int num_blocks = at(step.table_starts, s + 1) - at(step.table_starts, s);
+      COMMON_CHECK((context_length == 0 || num_queries <= context_length) &&
+                       (context_length + block_size - 1) / block_size <= num_blocks,
+                   "the block table covers the context");
+      longest_table = std::max(longest_table, num_blocks);
     }
     COMMON_CHECK(longest_table <= max_blocks_, "the sequence is longer than the model's context");
     pitch_ = rounded_pitch(longest_table);
@@ -106,7 +116,7 @@ class StepInputs {
   }
 
   // The step's sequences, those with one token first; all others keep their order. Sets num_decodes_.
-  std::vector<int> decodes_first(const GpuStep& step) {
+  std::vector<int> decodes_first(const RaggedBatch& step) {
     std::vector<int> order(step.context_lengths.size());
     std::iota(order.begin(), order.end(), 0);
     const auto chunks = std::stable_partition(order.begin(), order.end(), [&](int s) {
@@ -117,7 +127,7 @@ class StepInputs {
   }
 
   // Writes lengths, tables and tokens. Returns the row that each of the step's tokens has got.
-  std::vector<int> add_sequences(const GpuStep& step) {
+  std::vector<int> add_sequences(const RaggedBatch& step) {
     const std::vector<int> order = decodes_first(step);
     const auto count = static_cast<int>(order.size());
     std::vector<int> rows(step.tokens.size());
@@ -141,7 +151,7 @@ class StepInputs {
   }
 
   // rows: of the step's tokens.
-  void add_logits_rows(const GpuStep& step, const std::vector<int>& rows) {
+  void add_logits_rows(const RaggedBatch& step, const std::vector<int>& rows) {
     num_rows_ = 0;
     for (const int wanted : step.logits_rows) {
       host(kLogitsRows)[num_rows_++] = rows[static_cast<std::size_t>(wanted)];
@@ -166,6 +176,7 @@ class StepInputs {
   }
 
   int max_tokens_;
+  int max_sequences_;
   int max_blocks_;
   int num_tokens_ = 0;
   int num_decodes_ = 0;

@@ -82,21 +82,9 @@ std::vector<Arrival> chat_arrivals(int count, double rate, int max_length, std::
   return arrivals;
 }
 
-std::vector<common::Token> make_prompt(const common::Session& session, int vocab_size, int speaker, int num_tokens) {
-  std::vector<common::Token> text;
-  for (const common::Request& request : session.requests) {
-    text.insert(text.end(), request.prompt.begin(), request.prompt.end());
-  }
-  std::vector<common::Token> prompt = {speaker % vocab_size};
-  for (std::size_t i = 1; i < static_cast<std::size_t>(num_tokens); ++i) {
-    prompt.push_back(text[(i + 31 * static_cast<std::size_t>(speaker)) % text.size()] % vocab_size);
-  }
-  return prompt;
-}
-
 void serve(Server& server, Clock& clock, const std::vector<ArrivingRequest>& requests, const OnSampleToken& on_token) {
   const int first = server.num_requests();
-  server.on_token([&](int id, int sample, common::Token token) {
+  const ScopedOnToken guard(server, [&](int id, int sample, common::Token token) {
     if (on_token) {
       on_token(id, sample, token);
     }
@@ -120,7 +108,6 @@ void serve(Server& server, Clock& clock, const std::vector<ArrivingRequest>& req
     }
     server.step();
   }
-  server.on_token(nullptr);
 }
 
 }  // namespace

@@ -7,7 +7,6 @@
 #include <vector>
 
 #include "../server.h"
-#include "common/app/cli.h"
 
 namespace stage8 {
 
@@ -34,9 +33,6 @@ std::vector<double> poisson_times(int count, double rate, std::uint64_t seed);
 // prompts of 161 tokens and replies of 338 on average, and a few that are much longer. Here: log-normal, cut so that
 // prompt and reply fit into max_length.
 std::vector<Arrival> chat_arrivals(int count, double rate, int max_length, std::uint64_t seed);
-
-// A prompt of num_tokens tokens: those of the session, joined and repeated. No two speakers' prompts begin alike.
-std::vector<common::Token> make_prompt(const common::Session& session, int vocab_size, int speaker, int num_tokens);
 
 struct ArrivingRequest {
   double time = 0.0;

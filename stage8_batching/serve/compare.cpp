@@ -3,18 +3,18 @@
 #include <algorithm>
 #include <array>
 #include <iostream>
-#include <optional>
+#include <span>
 
 #include "arrivals.h"
 #include "common/app/progress.h"
 #include "common/app/result_file.h"
 #include "common/app/table.h"
+#include "common/app/token_source.h"
 #include "common/base/check.h"
 #include "common/base/text.h"
-#include "common/model/presets.h"
 #include "metrics.h"
 #include "plot.h"
-#include "serving.h"
+#include "setup.h"
 
 namespace stage8 {
 namespace {
@@ -44,10 +44,10 @@ std::vector<ArrivingRequest> make_requests(const common::Session& session, const
                                            const std::vector<Arrival>& arrivals, int max_length,
                                            const ServingPolicy& policy) {
   std::vector<ArrivingRequest> requests;
+  const common::TokenSource source(session, model.config().vocab_size);
   for (const Arrival& arrival : arrivals) {
     GenerationRequest added;
-    added.request.prompt =
-        make_prompt(session, model.config().vocab_size, static_cast<int>(requests.size()), arrival.prompt_tokens);
+    added.request.prompt = source.take(static_cast<int>(requests.size()), arrival.prompt_tokens);
     added.request.max_new_tokens = policy.knows_lengths ? arrival.output_tokens : max_length - arrival.prompt_tokens;
     requests.push_back({arrival.time, std::move(added), arrival.output_tokens});
   }
@@ -56,19 +56,12 @@ std::vector<ArrivingRequest> make_requests(const common::Session& session, const
 
 Run run_policy(const common::Llama& model, const CompareOptions& options, const ServingPolicy& policy,
                const std::vector<ArrivingRequest>& requests) {
-  Engine engine(model, with_chunk_size_at_least(options.scheduler.token_budget, options.engine));
   SchedulerOptions scheduler = options.scheduler;
   scheduler.static_batches = policy.static_batches;
   scheduler.reserve_ahead = policy.reserve_ahead;
   scheduler.max_sequences = policy.max_sequences > 0 ? policy.max_sequences : scheduler.max_sequences;
-  set_preemption_costs(scheduler, model, engine.cache().shape());
-  if (engine.gpu() != nullptr) {
-    engine.gpu()->warm_up(scheduler.token_budget, scheduler.max_sequences);
-  }
-  RealClock real_clock;
-  VirtualClock virtual_clock;
-  Clock& clock = options.virtual_clock ? static_cast<Clock&>(virtual_clock) : real_clock;
-  Server server(engine, scheduler, clock);
+  const ServerSetup setup(model, options.engine, scheduler, options.virtual_clock);
+  Server& server = *setup.server;
   Run run;
   run.slots.name = run.running.name = policy.name;
   common::Progress progress(policy.name, static_cast<std::int64_t>(requests.size()));
@@ -78,7 +71,7 @@ Run run_policy(const common::Llama& model, const CompareOptions& options, const 
     run.running.points.emplace_back(report.end, report.num_running);
     progress.advance(static_cast<std::int64_t>(report.ended.size()));
   });
-  serve(server, clock, requests, nullptr);
+  serve(server, *setup.clock, requests, nullptr);
   run.figures = figures_of(server, run.metrics);
   COMMON_CHECK(run.figures.finished == static_cast<int>(requests.size()), "a request was not served");
   return run;
@@ -86,11 +79,8 @@ Run run_policy(const common::Llama& model, const CompareOptions& options, const 
 
 void run_compare(const common::Session& session, const CompareOptions& options) {
   const common::ResultFile plot(options.plot_path);
-  std::optional<common::Llama> synthetic;
-  if (!options.synthetic.empty()) {
-    synthetic = common::Llama::synthetic(common::find_preset(options.synthetic).config, 1);
-  }
-  const common::Llama& model = synthetic ? *synthetic : session.model;
+  const ServedModel served(session, options.synthetic);
+  const common::Llama& model = served.get();
   const int longest = std::min(model.config().context_length, options.engine.num_slots);
   if (longest < 2) {
     throw common::InputError("a prompt and a reply have at least a token each; give more --slots");
@@ -114,7 +104,7 @@ void run_compare(const common::Session& session, const CompareOptions& options) 
       options.num_requests, static_cast<double>(prompt_tokens) / options.num_requests,
       static_cast<double>(output_tokens) / options.num_requests, max_length, options.engine.num_slots);
 
-  common::Table table({"served with", "at once", "most", "slots used", "memory short", "tokens/s", "x", "P50", "P99"});
+  common::Table table({"served with", "at once", "max", "slots used", "memory short", "tokens/s", "x", "P50", "P99"});
   Chart slots{"slots that hold a token, % of the cache", "seconds", "%", 100.0, {}};
   Chart running{"requests at once", "seconds", "requests", 0.0, {}};
   double first = 0.0;
@@ -122,17 +112,16 @@ void run_compare(const common::Session& session, const CompareOptions& options) 
     const Run run = run_policy(model, options, policy, make_requests(session, model, arrivals, max_length, policy));
     const double speed = run.figures.output_tokens_per_second;
     first = first > 0.0 ? first : speed;
-    table.add_row({policy.name, common::format("%.1f", run.metrics.running.value()),
-                   std::to_string(run.metrics.totals.max_running),
-                   common::format_percent(run.metrics.slots_used.value(), 1.0),
-                   common::format_percent(run.metrics.slots_used_when_full.value(), 1.0), common::format("%.1f", speed),
-                   common::format("%.2f", speed / first), common::format("%.1f", 1e3 * run.figures.per_token.median),
-                   common::format("%.1f", 1e3 * run.figures.per_token.p99)});
+    table.add_row(
+        {policy.name, common::format("%.1f", run.metrics.running.value()),
+         std::to_string(run.metrics.totals.max_running), common::format_percent(run.metrics.slots_used.value(), 1.0),
+         common::format_percent(run.metrics.slots_used_while_memory_short.value(), 1.0), common::format("%.1f", speed),
+         common::format("%.2f", speed / first), common::format("%.1f", 1e3 * run.figures.per_token.median),
+         common::format("%.1f", 1e3 * run.figures.per_token.p99)});
     slots.curves.push_back(run.slots);
     running.curves.push_back(run.running);
   }
-  std::cout << table.to_string()
-            << "\nmemory short: slots used while requests wait for memory, not for the step's budget\n"
+  std::cout << table.to_string() << "\nmemory short: slots used while requests wait because blocks are missing\n"
             << "P50, P99: milliseconds from arrival to end, divided by the reply's tokens\n";
   if (plot.is_wanted()) {
     plot.write(draw_charts({slots, running}, "Slots in use and requests at once, over time",
@@ -152,7 +141,7 @@ common::Command& add_compare_command(common::Program& program, CompareOptions& o
                  "prompt and reply of the longest (default: the context)");
   command.option("--rate", options.rate, {1e-6, 1e6}, "requests a second (default: all at once)");
   command.option("--synthetic", options.synthetic, "random weights in a published shape, as for bench");
-  command.flag("--alone", options.alone, "begin with one request at a time, as by the stage before");
+  command.flag("--alone", options.alone, "begin with one request at a time, as stage 7 computes");
   command.flag("--virtual-clock", options.virtual_clock,
                "a step takes 1 ms, and 0.1 ms per token: the same run on every machine");
   command.option("--plot", options.plot_path, "draw both curves into an SVG file");

@@ -16,7 +16,7 @@ struct CompareOptions {
   int max_length = 0;  // prompt and reply of the longest request; 0: the model's context
   double rate = 0.0;   // requests a second; 0: all at once
   std::string synthetic;
-  bool alone = false;  // also one request at a time, as by the stage before
+  bool alone = false;  // also one request at a time, as stage 7 computes
   bool virtual_clock = false;
   std::string plot_path;
 };

@@ -28,8 +28,8 @@ void Metrics::add(const StepReport& report) {
   const auto share = [&](int slots) { return static_cast<double>(slots) / report.usage.total; };
   slots_used.add(share(report.usage.used), seconds);
   blocks_used.add(share(report.usage.reserved), seconds);
-  if (report.num_waiting > 0 && report.num_tokens < report.token_budget) {
-    slots_used_when_full.add(share(report.usage.used), seconds);
+  if (report.is_memory_short) {
+    slots_used_while_memory_short.add(share(report.usage.used), seconds);
   }
   running.add(report.num_running, seconds);
   const bool is_decoding = report.num_tokens > 0 && report.num_tokens == static_cast<int>(report.served.size());
@@ -108,9 +108,9 @@ std::string metrics_table(const Server& server, const Metrics& metrics) {
   };
   add_spread("to the first token", figures.first_token);
   add_spread("between tokens", figures.between_tokens);
-  add_spread("from arrival to end, a token", figures.per_token);
+  add_spread("from arrival to end, per token", figures.per_token);
   if (metrics.waiting_seconds > 0.0) {
-    add_spread("the host's work, a step that only decodes", spread_of(metrics.host_seconds));
+    add_spread("the host's work, per decode step", spread_of(metrics.host_seconds));
   }
 
   common::Table table({"measured", "value"});
@@ -130,11 +130,11 @@ std::string metrics_table(const Server& server, const Metrics& metrics) {
   add("tokens computed", common::format_count(metrics.totals.tokens));
   add("tokens that padding would have added",
       common::format_count(metrics.totals.padded_tokens - metrics.totals.tokens));
-  add("requests running, mean and most",
+  add("requests running, mean and max",
       common::format("%.1f, %d", metrics.running.value(), metrics.totals.max_running));
   add("blocks in use", common::format_percent(metrics.blocks_used.value(), 1.0));
   add("slots that hold a token", common::format_percent(metrics.slots_used.value(), 1.0));
-  add("the same, while requests wait for memory", common::format_percent(metrics.slots_used_when_full.value(), 1.0));
+  add("the same, while memory is short", common::format_percent(metrics.slots_used_while_memory_short.value(), 1.0));
   add("preempted: recomputed, swapped", common::format("%lld, %lld", static_cast<long long>(metrics.totals.recomputed),
                                                        static_cast<long long>(metrics.totals.swapped_out)));
   add("prefix hits",
@@ -161,7 +161,7 @@ std::string metrics_json(const Server& server, const Metrics& metrics, const std
   document["seconds_per_output_token"] = spread(figures.per_token);
   document["utilisation"] = {{"blocks", metrics.blocks_used.value()},
                              {"slots", metrics.slots_used.value()},
-                             {"slots_while_requests_wait", metrics.slots_used_when_full.value()}};
+                             {"slots_used_while_memory_short", metrics.slots_used_while_memory_short.value()}};
   document["steps"] = {{"count", metrics.totals.steps},
                        {"tokens", metrics.totals.tokens},
                        {"padded_tokens", metrics.totals.padded_tokens},

@@ -33,10 +33,10 @@ class TimeMean {
 
 struct Metrics {
   // Of the steps.
-  TimeMean slots_used;            // that hold a token, share of the cache; a shared one counts once
-  TimeMean slots_used_when_full;  // the same, over the steps that had budget left while requests waited
-  TimeMean blocks_used;           // that have an owner, share of the cache
-  TimeMean running;               // requests
+  TimeMean slots_used;                     // that hold a token, share of the cache; a shared one counts once
+  TimeMean slots_used_while_memory_short;  // the same, over the steps in which requests waited for blocks
+  TimeMean blocks_used;                    // that have an owner, share of the cache
+  TimeMean running;                        // requests
   StepTotals totals;
   double end = 0.0;  // of the last step
   double scheduling_seconds = 0.0;

@@ -6,14 +6,14 @@
 #include <fstream>
 #include <iostream>
 #include <map>
-#include <numeric>
-#include <optional>
+#include <memory>
 
 #include "common/app/result_file.h"
+#include "common/app/token_source.h"
 #include "common/base/check.h"
 #include "common/base/text.h"
-#include "common/model/presets.h"
 #include "metrics.h"
+#include "setup.h"
 #include "trace.h"
 
 namespace stage8 {
@@ -30,7 +30,7 @@ double rate_of(const std::string& text) {
 }
 
 // Lengths from a file, or the session's prompts at random times.
-std::vector<ArrivingRequest> make_requests(const common::Session& session, const Engine& engine,
+std::vector<ArrivingRequest> make_requests(const common::Session& session, const common::LlamaConfig& config,
                                            const ServingOptions& options) {
   std::vector<ArrivingRequest> requests;
   const std::uint64_t seed = session.requests.front().sampling.seed;
@@ -56,12 +56,15 @@ std::vector<ArrivingRequest> make_requests(const common::Session& session, const
   if (!file) {
     throw common::InputError("can't read '" + options.arrivals + "'");
   }
+  const common::TokenSource source(session, config.vocab_size);
   for (const Arrival& arrival : read_arrivals(file, options.arrivals)) {
     common::Request request = session.requests.front();
-    // A prompt that is too long to be served may be too long to be built.
-    const std::string rejection = engine.rejection(arrival.prompt_tokens, arrival.output_tokens);
-    request.prompt = make_prompt(session, engine.model().config().vocab_size, static_cast<int>(requests.size()),
-                                 rejection.empty() ? arrival.prompt_tokens : 1);
+    std::string rejection;
+    if (arrival.prompt_tokens > config.context_length) {  // it may be too long to be built
+      rejection = common::format("a prompt of %d tokens is longer than the model's context of %d",
+                                 arrival.prompt_tokens, config.context_length);
+    }
+    request.prompt = source.take(static_cast<int>(requests.size()), rejection.empty() ? arrival.prompt_tokens : 1);
     request.max_new_tokens = arrival.output_tokens;
     request.stop_tokens.clear();
     add(arrival.time, std::move(request), rejection);
@@ -110,25 +113,13 @@ void print_texts(const common::Session& session, const Server& server, const Sto
 
 void run_serve(const common::Session& session, const ServingOptions& options) {
   const common::ResultFile json(options.json_path);
-  std::optional<common::Llama> synthetic;
-  if (!options.synthetic.empty()) {
-    synthetic = common::Llama::synthetic(common::find_preset(options.synthetic).config, 1);
-  }
-  const common::Llama& model = synthetic ? *synthetic : session.model;
-  Engine engine(model, with_chunk_size_at_least(options.scheduler.token_budget, options.engine));
-  const std::vector<ArrivingRequest> requests = make_requests(session, engine, options);
-  SchedulerOptions scheduler = options.scheduler;
-  set_preemption_costs(scheduler, model, engine.cache().shape());
-  if (engine.gpu() != nullptr) {
-    engine.gpu()->warm_up(scheduler.token_budget, scheduler.max_sequences);
-  }
-  RealClock real_clock;
-  VirtualClock virtual_clock;
-  Clock& clock = options.virtual_clock ? static_cast<Clock&>(virtual_clock) : real_clock;
-  Server server(engine, scheduler, clock);
+  const ServedModel model(session, options.synthetic);
+  const std::vector<ArrivingRequest> requests = make_requests(session, model.get().config(), options);
+  const ServerSetup setup(model.get(), options.engine, options.scheduler, options.virtual_clock);
+  Server& server = *setup.server;
   const bool json_only = json.is_stdout();
   // Random weights draw tokens that the session's tokenizer does not know.
-  const bool has_texts = !json_only && !synthetic;
+  const bool has_texts = !json_only && !model.is_synthetic();
   const std::unique_ptr<View> view =
       make_view(has_texts ? options.view : ViewKind::kQuiet, session.tokenizer, std::cout);
   std::unique_ptr<TraceWriter> trace;
@@ -136,7 +127,9 @@ void run_serve(const common::Session& session, const ServingOptions& options) {
     trace = std::make_unique<TraceWriter>(options.trace_path);
   }
   Metrics metrics;
+  std::int64_t next_step = 0;
   server.on_step([&](const StepReport& report) {
+    next_step = report.index + 1;
     metrics.add(report);
     view->on_step(server, report);
     if (trace) {
@@ -145,13 +138,13 @@ void run_serve(const common::Session& session, const ServingOptions& options) {
   });
   if (options.shown_step >= 0 && !json_only) {
     server.on_pass([&](const RaggedBatch& batch) {
-      if (metrics.totals.steps == options.shown_step) {
+      if (next_step == options.shown_step) {
         std::cout << format_batch(batch);
       }
     });
   }
   StopStrings stop_strings(session.tokenizer, options.stop_strings);
-  serve(server, clock, requests, [&](int id, int sample, common::Token token) {
+  serve(server, *setup.clock, requests, [&](int id, int sample, common::Token token) {
     view->on_token(id, sample, token);
     if (sample == 0 && options.num_samples == 1 && !options.stop_strings.empty() &&
         stop_strings.found_after(id, token)) {
@@ -175,32 +168,6 @@ void run_serve(const common::Session& session, const ServingOptions& options) {
 }
 
 }  // namespace
-
-void add_scheduler_options(common::Command& command, SchedulerOptions& scheduler, EngineOptions& engine) {
-  command.option("--budget", scheduler.token_budget, {1, 1 << 16}, "max tokens in one step, of all requests together");
-  command.option("--max-sequences", scheduler.max_sequences, {1, 1 << 16}, "max sequences that run at once");
-  command.option("--headroom", scheduler.headroom, {0, 1024},
-                 "blocks left free for each running sequence when another request is admitted");
-  command.choice("--preemption", scheduler.preemption,
-                 {{"recompute", Preemption::kRecompute}, {"swap", Preemption::kSwap}, {"auto", Preemption::kAuto}},
-                 "how a preempted request is resumed: recompute, swap, or auto, whichever is cheaper");
-  command.flag_pair("run-ahead", scheduler.run_ahead,
-                    "schedule a step before the tokens of the one before are known (default: on a GPU)");
-  command.option("--host-slots", engine.num_host_slots, {0, 1 << 24}, "room for what is swapped out, in tokens");
-}
-
-void set_preemption_costs(SchedulerOptions& scheduler, const common::Llama& model, const KvCacheShape& shape) {
-  // Computing a token takes two operations per parameter. As an order of magnitude, a CPU or a GPU copies at most one
-  // byte in the time of 16 operations.
-  constexpr std::int64_t kOperationsPerByte = 16;
-  scheduler.token_compute_cost = 2 * model.num_parameters() / kOperationsPerByte;
-  scheduler.block_swap_cost = 2 * shape.bytes_per_slot() * shape.block_size;  // out and in
-}
-
-EngineOptions with_chunk_size_at_least(int num_tokens, EngineOptions options) {
-  options.chunk_size = std::max(options.chunk_size, num_tokens);
-  return options;
-}
 
 common::Command& add_serve_command(common::Program& program, ServingOptions& options) {
   common::Command& command =

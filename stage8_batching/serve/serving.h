@@ -28,15 +28,6 @@ struct ServingOptions {
   std::string json_path;
 };
 
-// Budget, limit, preemption, host memory: for each command that schedules.
-void add_scheduler_options(common::Command& command, SchedulerOptions& scheduler, EngineOptions& engine);
-
-// Sets the costs that Preemption::kAuto compares, for this model.
-void set_preemption_costs(SchedulerOptions& scheduler, const common::Llama& model, const KvCacheShape& shape);
-
-// These options, with a chunk size of at least num_tokens: a step is one forward pass.
-EngineOptions with_chunk_size_at_least(int num_tokens, EngineOptions options);
-
 // `options` must live as long as `program`.
 common::Command& add_serve_command(common::Program& program, ServingOptions& options);
 

@@ -2,8 +2,9 @@
 
 #include <algorithm>
 #include <iostream>
-#include <set>
+#include <map>
 #include <span>
+#include <utility>
 #include <vector>
 
 #include "common/app/block_map.h"
@@ -16,6 +17,32 @@ namespace {
 
 std::string name_of(int id, int sample) {
   return sample == 0 ? std::to_string(id) : common::format("%d.%d", id, sample);
+}
+
+// One character per block: the letter of the request that owns it, '+' for several, 'c' if it is cached, '.' if it is
+// free. Only the first max_blocks blocks are drawn.
+std::string draw_blocks(const Server& server, int max_blocks, bool color) {
+  constexpr int kColumns = 64;
+  const KvCacheManager& manager = server.scheduler().manager();
+  const int num_blocks = manager.usage().total / manager.block_size();
+  std::vector<common::MapCell> cells(static_cast<std::size_t>(num_blocks));
+  std::vector<int> owner(static_cast<std::size_t>(num_blocks), -1);
+  for (const SequenceGroup* group : server.scheduler().running()) {
+    const int id = group->id();
+    for (const SequenceId sequence : group->sequences()) {
+      for (const int block : manager.block_table(sequence)) {
+        const auto index = static_cast<std::size_t>(block);
+        const bool is_shared = owner[index] >= 0 && owner[index] != id;
+        owner[index] = id;
+        cells[index] = {.color = id, .fill = is_shared ? '+' : common::owner_letter(id)};
+      }
+    }
+  }
+  for (const int block : manager.prefix_cache().evictable()) {
+    cells[static_cast<std::size_t>(block)] = {.fill = 'c'};
+  }
+  cells.resize(static_cast<std::size_t>(std::min(num_blocks, max_blocks)));
+  return common::draw_map(cells, kColumns, color);
 }
 
 class Quiet : public View {
@@ -106,11 +133,11 @@ class Live : public View {
                                          static_cast<long long>(report.index), report.end, report.num_tokens);
     picture += common::format("queue  %zu waiting:", server.scheduler().waiting().size());
     for (std::size_t i = 0; i < std::min<std::size_t>(server.scheduler().waiting().size(), kMaxQueued); ++i) {
-      picture += common::format(" %d", server.id_of(server.scheduler().waiting()[i]));
+      picture += common::format(" %d", server.scheduler().waiting()[i]->id());
     }
     picture += common::format("\033[K\n\033[K\nbatch  %zu running\033[K\n", server.scheduler().running().size());
     for (std::size_t i = 0; i < std::min<std::size_t>(server.scheduler().running().size(), kMaxRunning); ++i) {
-      const int id = server.id_of(server.scheduler().running()[i]);
+      const int id = server.scheduler().running()[i]->id();
       picture += common::format("%5d  ", id) + tail(id) + "\033[K\n";
     }
     picture += "\033[K\nblocks\033[K\n" + draw_blocks(server, kMaxBlocks, color) + "\033[J";
@@ -151,30 +178,6 @@ std::unique_ptr<View> make_view(ViewKind kind, const common::Tokenizer& tokenize
     return std::make_unique<Plain>(tokenizer, output);
   }
   return std::make_unique<Quiet>();
-}
-
-std::string draw_blocks(const Server& server, int max_blocks, bool color) {
-  constexpr int kColumns = 64;
-  const KvCacheManager& manager = server.scheduler().manager();
-  const int num_blocks = manager.usage().total / manager.block_size();
-  std::vector<common::MapCell> cells(static_cast<std::size_t>(num_blocks));
-  std::vector<int> owner(static_cast<std::size_t>(num_blocks), -1);
-  for (const SequenceGroup* group : server.scheduler().running()) {
-    const int id = server.id_of(group);
-    for (const SequenceId sequence : group->sequences()) {
-      for (const int block : manager.block_table(sequence)) {
-        const auto index = static_cast<std::size_t>(block);
-        const bool is_shared = owner[index] >= 0 && owner[index] != id;
-        owner[index] = id;
-        cells[index] = {.color = id, .fill = is_shared ? '+' : common::owner_letter(id)};
-      }
-    }
-  }
-  for (const int block : manager.prefix_cache().evictable()) {
-    cells[static_cast<std::size_t>(block)] = {.fill = 'c'};
-  }
-  cells.resize(static_cast<std::size_t>(std::min(num_blocks, max_blocks)));
-  return common::draw_map(cells, kColumns, color);
 }
 
 std::string format_batch(const RaggedBatch& batch) {

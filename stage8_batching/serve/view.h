@@ -3,10 +3,8 @@
 #pragma once
 
 #include <iosfwd>
-#include <map>
 #include <memory>
 #include <string>
-#include <utility>
 
 #include "../server.h"
 #include "common/model/tokenizer.h"
@@ -24,10 +22,6 @@ class View {
 
 // kAuto: live if `output` is a terminal, else plain.
 std::unique_ptr<View> make_view(ViewKind kind, const common::Tokenizer& tokenizer, std::ostream& output);
-
-// One character per block: the letter of the request that owns it, '+' for several, 'c' if it is cached, '.' if it is
-// free. Only the first max_blocks blocks are drawn.
-std::string draw_blocks(const Server& server, int max_blocks, bool color);
 
 // A batch's arrays, one per line; a '|' stands between sequences.
 std::string format_batch(const RaggedBatch& batch);

@@ -21,6 +21,9 @@
 // clang-format off
 #include STAGE_HEADER(kernels/cuda_runner.h)
 // clang-format on
+#if STAGE_NUMBER >= 8
+#include "tests/gpu/gpu_step.h"
+#endif
 
 using common::Matrix;
 using common::Token;
@@ -205,7 +208,11 @@ TEST_CASE("GPU: copies that build on each other are carried out in their order (
                                   .num_heads = config.num_heads,
                                   .num_kv_heads = config.num_kv_heads,
                                   .head_dim = config.head_dim};
+#if STAGE_NUMBER == 7
   stage::CudaRunner runner(bundled().llama, shape, stage::Precision::kFloat32, 16);
+#else
+  stage::CudaRunner runner(bundled().llama, shape, stage::Precision::kFloat32, 16, 1);
+#endif
   const std::vector<int> table = {0, 1};
   std::vector<int> slots(8);
   std::iota(slots.begin(), slots.end(), 0);
@@ -213,8 +220,7 @@ TEST_CASE("GPU: copies that build on each other are carried out in their order (
 #if STAGE_NUMBER == 7
   runner.forward({tokens, slots, slots, table, 8});
 #else
-  runner.forward(
-      {tokens, {}, slots, slots, std::vector{0, 8}, std::vector{8}, table, std::vector{0, 2}, std::vector{7}});
+  runner.forward(tests::make_step(tokens, {}, slots, slots, {0, 8}, {8}, table, {0, 2}, {7}));
 #endif
   const Matrix first = runner.keys(3, std::vector<int>{0, 1, 2, 3});
   const Matrix second = runner.keys(3, std::vector<int>{4, 5, 6, 7});
@@ -330,7 +336,11 @@ TEST_CASE("GPU: too large a cache is refused in words, and leaves the memory as 
                                   .head_dim = config.head_dim};
   std::string message;
   try {
+#if STAGE_NUMBER == 7
     stage::make_gpu_runner(small_model(), shape, {stage::Device::kGpu, stage::Precision::kFloat32}, 16);
+#else
+    stage::make_gpu_runner(small_model(), shape, {stage::Device::kGpu, stage::Precision::kFloat32}, 16, 16);
+#endif
   } catch (const common::InputError& error) {
     message = error.what();
   }

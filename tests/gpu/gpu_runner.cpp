@@ -14,6 +14,7 @@
 #include "common/cuda/device.h"
 #include "common/math/sampling.h"
 #include "tests/gpu/gpu_matrices.h"
+#include "tests/gpu/gpu_step.h"
 #include "tests/stages/engine_fixtures.h"
 #include "tests/support/catch.h"
 #include "tests/support/golden.h"
@@ -29,6 +30,7 @@ using common::Matrix;
 using common::Token;
 using tests::bundled;
 using tests::compare;
+using tests::make_step;
 using tests::some_tokens;
 
 namespace {
@@ -61,8 +63,8 @@ TEST_CASE("GPU: sequences that share a step get what they get alone") {
                                   .num_kv_heads = config.num_kv_heads,
                                   .head_dim = config.head_dim};
   for (const auto precision : {stage::Precision::kFloat32, stage::Precision::kBFloat16}) {
-    stage::CudaRunner together(bundled().llama, shape, precision, 128);
-    stage::CudaRunner alone(bundled().llama, shape, precision, 128);
+    stage::CudaRunner together(bundled().llama, shape, precision, 128, 8);
+    stage::CudaRunner alone(bundled().llama, shape, precision, 128, 8);
     std::vector<int> lengths(4, 0);
     int salt = 0;
     for (const std::vector<int>& counts :
@@ -92,15 +94,9 @@ TEST_CASE("GPU: sequences that share a step get what they get alone") {
           return table[static_cast<std::size_t>(position / 16)] * 16 + position % 16;
         });
         length += count;
-        alone.forward({own,
-                       {},
-                       own_positions,
-                       own_slots,
-                       std::vector<int>{0, count},
-                       std::vector<int>{length},
-                       table,
-                       std::vector<int>{0, static_cast<int>(table.size())},
-                       std::vector<int>{count - 1}});
+        alone.forward(make_step(own, {}, own_positions, own_slots, std::vector<int>{0, count}, std::vector<int>{length},
+                                table, std::vector<int>{0, static_cast<int>(table.size())},
+                                std::vector<int>{count - 1}));
         expected.push_back(alone.logits());
         tokens.insert(tokens.end(), own.begin(), own.end());
         positions.insert(positions.end(), own_positions.begin(), own_positions.end());
@@ -111,7 +107,7 @@ TEST_CASE("GPU: sequences that share a step get what they get alone") {
         table_starts.push_back(static_cast<int>(tables.size()));
         rows.push_back(starts.back() - 1);
       }
-      together.forward({tokens, {}, positions, slots, starts, contexts, tables, table_starts, rows});
+      together.forward(make_step(tokens, {}, positions, slots, starts, contexts, tables, table_starts, rows));
       const Matrix logits = together.logits();
       const std::vector<Token> drawn = together.argmax_tokens(0);
       REQUIRE(logits.rows() == static_cast<Eigen::Index>(expected.size()));
@@ -149,17 +145,10 @@ TEST_CASE("GPU: a step takes up the tokens of the one before, which the host has
   const std::vector<int> other_tables = {4, 5, 0, 1};
   std::vector<std::vector<Token>> found[2];
   for (const bool ahead : {false, true}) {
-    stage::CudaRunner runner(bundled().llama, shape, stage::Precision::kFloat32, 16);
+    stage::CudaRunner runner(bundled().llama, shape, stage::Precision::kFloat32, 16, 8);
     std::vector<std::vector<Token>>& answers = found[ahead ? 1 : 0];
-    runner.forward({prompt,
-                    {},
-                    positions,
-                    slots,
-                    std::vector<int>{0, 9, 14},
-                    std::vector<int>{9, 5},
-                    tables,
-                    std::vector<int>{0, 2, 4},
-                    std::vector<int>{8, 13}});
+    runner.forward(make_step(prompt, {}, positions, slots, std::vector<int>{0, 9, 14}, std::vector<int>{9, 5}, tables,
+                             std::vector<int>{0, 2, 4}, std::vector<int>{8, 13}));
     for (int step = 0; step < 6; ++step) {
       if (!ahead) {
         answers.push_back(runner.argmax_tokens(0));
@@ -170,8 +159,9 @@ TEST_CASE("GPU: a step takes up the tokens of the one before, which the host has
       const std::vector<Token> tokens = ahead ? std::vector{0, 0} : std::vector{answers.back()[1], answers.back()[0]};
       const std::vector<stage::PendingToken> pending =
           ahead ? std::vector<stage::PendingToken>{{0, 1}, {1, 0}} : std::vector<stage::PendingToken>{};
-      runner.forward({tokens, pending, at, new_slots, std::vector<int>{0, 1, 2}, std::vector<int>{at[0] + 1, at[1] + 1},
-                      turned ? other_tables : tables, std::vector<int>{0, 2, 4}, std::vector<int>{0, 1}});
+      runner.forward(make_step(tokens, pending, at, new_slots, std::vector<int>{0, 1, 2},
+                               std::vector<int>{at[0] + 1, at[1] + 1}, turned ? other_tables : tables,
+                               std::vector<int>{0, 2, 4}, std::vector<int>{0, 1}));
       if (ahead) {
         answers.push_back(runner.argmax_tokens(1));
       }
@@ -186,7 +176,7 @@ TEST_CASE("GPU: a step that can't be computed leaves the one before as it was") 
   if (!common::has_cuda_device()) {
     SKIP_TEST("there is no GPU");
   }
-  stage::CudaRunner runner(bundled().llama, shape_of(4), stage::Precision::kFloat32, 16);
+  stage::CudaRunner runner(bundled().llama, shape_of(4), stage::Precision::kFloat32, 16, 8);
   const std::vector<Token> tokens = some_tokens(16, 1);
   std::vector<int> positions(16);
   std::iota(positions.begin(), positions.end(), 0);
@@ -195,15 +185,8 @@ TEST_CASE("GPU: a step that can't be computed leaves the one before as it was") 
     const auto of = [&](const auto& values) {
       return std::span(values).subspan(static_cast<std::size_t>(first), static_cast<std::size_t>(count));
     };
-    runner.forward({of(tokens),
-                    {},
-                    of(positions),
-                    of(positions),
-                    std::vector{0, count},
-                    std::vector{first + count},
-                    table,
-                    std::vector{0, 1},
-                    std::vector{count - 1}});
+    runner.forward(make_step(of(tokens), {}, of(positions), of(positions), std::vector{0, count},
+                             std::vector{first + count}, table, std::vector{0, 1}, std::vector{count - 1}));
   };
   forward(0, 9);
   const std::vector<Token> drawn = runner.argmax_tokens(0);
@@ -211,46 +194,65 @@ TEST_CASE("GPU: a step that can't be computed leaves the one before as it was") 
   // One token more than a step may have, and a table that is longer than the cache.
   const std::vector<Token> many = some_tokens(17, 1);
   const std::vector<int> zeros(1000);
-  CHECK_THROWS_AS(runner.forward({many,
-                                  {},
-                                  std::span(zeros).first(17),
-                                  std::span(zeros).first(17),
-                                  std::vector{0, 17},
-                                  std::vector{17},
-                                  zeros,
-                                  std::vector{0, 2},
-                                  std::vector{16}}),
+  CHECK_THROWS_AS(
+      runner.forward(make_step(many, {}, std::span(zeros).first(17), std::span(zeros).first(17), std::vector{0, 17},
+                               std::vector{17}, zeros, std::vector{0, 2}, std::vector{16})),
+      common::CheckError);
+  CHECK_THROWS_AS(runner.forward(make_step(std::span(tokens).first(1), {}, slots, slots, std::vector{0, 1},
+                                           std::vector{1}, zeros, std::vector{0, 1000}, std::vector{0})),
                   common::CheckError);
-  CHECK_THROWS_AS(runner.forward({std::span(tokens).first(1),
-                                  {},
-                                  slots,
-                                  slots,
-                                  std::vector{0, 1},
-                                  std::vector{1},
-                                  zeros,
-                                  std::vector{0, 1000},
-                                  std::vector{0}}),
+  // 17 tokens of context, of which the table covers 16.
+  CHECK_THROWS_AS(runner.forward(make_step(std::span(tokens).first(1), {}, slots, slots, std::vector{0, 1},
+                                           std::vector{17}, table, std::vector{0, 1}, std::vector{0})),
                   common::CheckError);
   CHECK(runner.argmax_tokens(0) == drawn);
   forward(9, 7);
-  stage::CudaRunner other(bundled().llama, shape_of(4), stage::Precision::kFloat32, 16);
-  other.forward({tokens,
-                 {},
-                 positions,
-                 positions,
-                 std::vector{0, 16},
-                 std::vector{16},
-                 table,
-                 std::vector{0, 1},
-                 std::vector{15}});
+  stage::CudaRunner other(bundled().llama, shape_of(4), stage::Precision::kFloat32, 16, 8);
+  other.forward(make_step(tokens, {}, positions, positions, std::vector{0, 16}, std::vector{16}, table,
+                          std::vector{0, 1}, std::vector{15}));
   CHECK(compare(runner.logits(), other.logits(), 2e-3F) == kNoDifference);
+}
+
+TEST_CASE("GPU: a step has at most the sequences that were announced, and the logits take memory for these alone") {
+  if (!common::has_cuda_device()) {
+    SKIP_TEST("there is no GPU");
+  }
+  constexpr int kTokens = 8192;
+  const auto free_bytes = [] {
+    std::size_t free = 0;
+    std::size_t total = 0;
+    CUDA_CHECK(cudaMemGetInfo(&free, &total));
+    return free;
+  };
+  const auto bytes_of_runner = [&](int max_sequences) {
+    const std::size_t before = free_bytes();
+    const stage::CudaRunner runner(bundled().llama, shape_of(4), stage::Precision::kFloat32, kTokens, max_sequences);
+    return static_cast<double>(before - free_bytes());
+  };
+  bytes_of_runner(1);  // what CUDA itself keeps
+  const double logits = 4.0 * kTokens * bundled().llama.config().vocab_size;
+  CHECK(bytes_of_runner(kTokens) - bytes_of_runner(1) > 0.9 * logits);
+
+  stage::CudaRunner runner(bundled().llama, shape_of(4), stage::Precision::kFloat32, 16, 2);
+  const std::vector<int> slots = {0, 16, 32};
+  const std::vector<int> zeros(3);
+  const auto step = [&](int count) {
+    const auto n = static_cast<std::size_t>(count);
+    std::vector<int> starts(n + 1);
+    std::iota(starts.begin(), starts.end(), 0);
+    return make_step(some_tokens(count, 1), {}, std::span(zeros).first(n), std::span(slots).first(n), starts,
+                     std::vector<int>(n, 1), std::vector{0, 1, 2}, starts, {starts.begin(), starts.end() - 1});
+  };
+  CHECK_NOTHROW(runner.forward(step(2)));
+  CHECK_THROWS_AS(runner.forward(step(3)), common::CheckError);
+  CHECK(runner.argmax_tokens(0).size() == 2);
 }
 
 TEST_CASE("GPU: warming up leaves K and V as they were, whatever the limits") {
   if (!common::has_cuda_device()) {
     SKIP_TEST("there is no GPU");
   }
-  stage::CudaRunner runner(bundled().llama, shape_of(4), stage::Precision::kFloat32, 100);
+  stage::CudaRunner runner(bundled().llama, shape_of(4), stage::Precision::kFloat32, 100, 8);
   for (const auto& [max_tokens, max_sequences] : {std::pair{1, 1}, {100, 1}, {64, 64}, {1 << 16, 1 << 16}}) {
     CAPTURE(max_tokens, max_sequences);
     runner.warm_up(max_tokens, max_sequences);
@@ -270,7 +272,7 @@ TEST_CASE("GPU: a block that goes out and comes back is byte-equal in every laye
     CAPTURE(static_cast<int>(precision));
     stage::KvCacheShape shape = shape_of(kNumBlocks);
     shape.num_host_blocks = 3;
-    stage::CudaRunner runner(bundled().llama, shape, precision, 32);
+    stage::CudaRunner runner(bundled().llama, shape, precision, 32, 8);
     // 32 tokens in blocks 4 and 1.
     const std::vector<Token> tokens = some_tokens(32, 1);
     const std::vector<int> table = {4, 1};
@@ -279,8 +281,8 @@ TEST_CASE("GPU: a block that goes out and comes back is byte-equal in every laye
     std::vector<int> slots(32);
     std::iota(slots.begin(), slots.begin() + 16, 4 * 16);
     std::iota(slots.begin() + 16, slots.end(), 1 * 16);
-    runner.forward(
-        {tokens, {}, positions, slots, std::vector{0, 32}, std::vector{32}, table, std::vector{0, 2}, std::vector{31}});
+    runner.forward(make_step(tokens, {}, positions, slots, std::vector{0, 32}, std::vector{32}, table,
+                             std::vector{0, 2}, std::vector{31}));
     const auto block = [&](int index) {  // K and V of all layers, one below the other
       std::vector<int> own(16);
       std::iota(own.begin(), own.end(), index * 16);
@@ -380,7 +382,7 @@ TEST_CASE("GPU: too little room for swapped-out blocks is blamed on --host-slots
   shape.num_host_blocks = 1 << 30;  // some hundred TB, far more than any host has
   std::string message;
   try {
-    const stage::CudaRunner runner(bundled().llama, shape, stage::Precision::kFloat32, 16);
+    const stage::CudaRunner runner(bundled().llama, shape, stage::Precision::kFloat32, 16, 8);
   } catch (const common::InputError& error) {
     message = error.what();
   }

@@ -32,7 +32,7 @@ const std::string kNoProblem;
 class CountedGroup : public stage::ParallelSampling {
  public:
   CountedGroup(KvCacheManager& manager, stage::SequenceIds& ids, int id, int prompt, int output, int num_sequences)
-      : ParallelSampling(manager, ids, request(id, prompt, output), num_sequences), id_(id) {}
+      : ParallelSampling(manager, ids, id, request(id, prompt, output), num_sequences) {}
 
   // What a forward pass would do.
   void compute(const ScheduledTokens& tokens) {
@@ -46,7 +46,6 @@ class CountedGroup : public stage::ParallelSampling {
       take(std::vector<common::Matrix>(live().size(), logits));
     }
   }
-  int id() const { return id_; }
 
  private:
   static common::Request request(int id, int prompt, int output) {
@@ -55,8 +54,6 @@ class CountedGroup : public stage::ParallelSampling {
     result.max_new_tokens = output;
     return result;
   }
-
-  int id_;
 };
 
 SchedulerOptions make_options(int budget, int max_sequences = 64, Preemption preemption = Preemption::kRecompute) {
@@ -111,9 +108,7 @@ struct Bench {
     return text;
   }
 
-  static std::string name(const stage::SequenceGroup& group) {
-    return {static_cast<char>('A' + static_cast<const CountedGroup&>(group).id())};
-  }
+  static std::string name(const stage::SequenceGroup& group) { return {static_cast<char>('A' + group.id())}; }
   std::string running() const {
     std::string text;
     for (const stage::SequenceGroup* group : scheduler.running()) {

@@ -20,6 +20,7 @@
 // clang-format off
 #include STAGE_HEADER(serve/arrivals.h)
 #include STAGE_HEADER(serve/metrics.h)
+#include STAGE_HEADER(serve/setup.h)
 #include STAGE_HEADER(serve/trace.h)
 #include STAGE_HEADER(serve/view.h)
 // clang-format on
@@ -357,6 +358,29 @@ TEST_CASE("a preempted request finds its own blocks again") {
   CHECK(common::counter(serving.server.counters(), "prefix_tokens_saved") > 0);
 }
 
+TEST_CASE("a server's steps are no larger than its engine's forward passes") {
+  stage::EngineOptions options;
+  options.chunk_size = 8;
+  options.max_sequences = 4;
+  options.gpu.device = stage::Device::kCpu;
+  stage::Engine engine(tests::small_model(), options);
+  stage::VirtualClock clock;
+  CHECK_NOTHROW(stage::Server(engine, {.token_budget = 8, .max_sequences = 4}, clock));
+  CHECK_THROWS_AS(stage::Server(engine, {.token_budget = 9, .max_sequences = 4}, clock), common::CheckError);
+  CHECK_THROWS_AS(stage::Server(engine, {.token_budget = 8, .max_sequences = 5}, clock), common::CheckError);
+}
+
+TEST_CASE("room for swapped-out tokens is rounded up to whole blocks") {
+  for (const auto& [num_host_slots, num_host_blocks] : {std::pair{0, 0}, {1, 1}, {16, 1}, {17, 2}}) {
+    stage::EngineOptions options;
+    options.block_size = 16;
+    options.num_host_slots = num_host_slots;
+    options.gpu.device = stage::Device::kCpu;
+    stage::Engine engine(tests::small_model(), options);
+    CHECK(engine.manager().num_free_host_blocks() == num_host_blocks);
+  }
+}
+
 // ---- Requests at the edge ------------------------------------------------------------------------------------------
 
 TEST_CASE("what can never be served is rejected with the reason, and the others are served (stage 8, invariant 4)") {
@@ -375,7 +399,7 @@ TEST_CASE("what can never be served is rejected with the reason, and the others 
   CHECK(tests::contains(error({make_request(0, 3)}), "empty"));
   CHECK(tests::contains(error({make_request(3, 0)}), "no new tokens"));
   CHECK(tests::contains(error({make_request(40, 9)}), "context"));
-  CHECK(tests::contains(error({make_request(30, 3)}), "slots"));
+  CHECK(tests::contains(error({make_request(30, 4)}), "slots"));  // 33 tokens in the cache
   CHECK(tests::contains(error(sampled_request(4, 4, 6)), "6 sequences"));
   CHECK(tests::contains(error(sampled_request(4, 4, 0)), "0 sequences"));
   CHECK(tests::contains(error(sampled_request(6, 16, 2)), "blocks"));  // 1 in common and 5 for each rest
@@ -393,6 +417,19 @@ TEST_CASE("what can never be served is rejected with the reason, and the others 
   CHECK(compare_output(server.output(first), served_alone(one)) == kNoProblem);
   CHECK(compare_output(server.output(first + 1), served_alone(most)) == kNoProblem);
   CHECK(compare_output(server.output(first + 2), served_alone(whole)) == kNoProblem);
+}
+
+TEST_CASE("a request that fills the whole cache is served, as its last token is never stored (stage 8, invariant 4)") {
+  for (const int max_new_tokens : {13, 14}) {  // 20 + 13 - 1 tokens are 8 blocks
+    ServingOptions options;
+    options.num_blocks = 8;
+    Serving serving(options);
+    const GenerationRequest request{make_request(20, max_new_tokens)};
+    const int id = serving.server.submit(request);
+    CHECK(serving.run() == kNoProblem);
+    CAPTURE(max_new_tokens, serving.server.output(id).error);
+    CHECK((serving.server.output(id).finish_reason == FinishReason::kRejected) == (max_new_tokens == 14));
+  }
 }
 
 TEST_CASE("a request can be cancelled in every state, and leaves nothing behind (stage 8, invariant 8)") {
@@ -463,6 +500,54 @@ TEST_CASE("a callback may stop its own request, stop others and submit new ones"
   CHECK(compare_output(serving.server.output(added), served_alone({make_request(4, 4, 4)})) == kNoProblem);
 }
 
+TEST_CASE("a request that ends between two steps is in the next report, and in no other") {
+  Serving serving({});
+  stage::Server& server = serving.server;
+  const int served = server.submit({make_request(5, 6, 1)});
+  const int rejected = server.submit({make_request(0, 3)});
+  const int stopped = server.submit({make_request(5, 9, 2)});
+  server.step();
+  CHECK(serving.reports.back().ended == std::vector{rejected});
+  server.stop(stopped, FinishReason::kCancelled);
+  server.step();
+  CHECK(serving.reports.back().ended == std::vector{stopped});
+  server.step();
+  CHECK(serving.reports.back().ended.empty());
+  while (server.step()) {
+  }
+  CHECK(serving.reports.back().ended == std::vector{served});
+}
+
+TEST_CASE("a callback after a step may end requests: the report that it has got stays as it is") {
+  Serving serving({});
+  stage::Server& server = serving.server;
+  const int first = server.submit({make_request(5, 2, 1)});
+  std::vector<int> others;
+  for (int salt = 2; salt < 12; ++salt) {
+    others.push_back(server.submit({make_request(5, 9, salt)}));
+  }
+  std::vector<std::vector<int>> ended;
+  server.on_step([&](const stage::StepReport& report) {
+    const std::vector<int> before = report.ended;
+    for (const int id : others) {
+      if (!report.ended.empty()) {
+        server.stop(id, FinishReason::kCancelled);
+      }
+    }
+    CHECK(report.ended == before);
+    ended.push_back(report.ended);
+  });
+  server.step();
+  server.step();
+  server.submit({make_request(4, 1, 1)});
+  server.step();
+  REQUIRE(ended.size() == 3);
+  CHECK(ended[0].empty());
+  CHECK(ended[1] == std::vector{first});
+  REQUIRE(ended[2].size() == others.size() + 1);
+  CHECK(std::equal(others.begin(), others.end(), ended[2].begin()));
+}
+
 // ---- Failures ------------------------------------------------------------------------------------------------------
 
 TEST_CASE("a callback that throws fails its request and no other (stage 8, invariant 8)") {
@@ -490,6 +575,33 @@ TEST_CASE("a callback that throws fails its request and no other (stage 8, invar
   }
 }
 
+TEST_CASE("a run that is interrupted gives the callback for tokens back") {
+  for (const bool by_arrivals : {false, true}) {
+    Serving serving({});
+    int num_tokens = 0;
+    serving.server.on_token([&](int, int, Token) { num_tokens += 1; });
+    constexpr int kOther = 1000000;
+    REQUIRE(serving.engine.manager().allocate(kOther, 64 * 4));  // the whole cache
+    const std::vector<common::Request> requests = {make_request(5, 3, 1)};
+    CHECK(tests::is_refused_as_a_bug([&] {
+      if (by_arrivals) {
+        const std::vector<stage::ArrivingRequest> arriving = {{0.0, {requests[0]}, 0}};
+        stage::serve(serving.server, serving.clock, arriving, [](int, int, Token) {});
+      } else {
+        serving.server.run(requests, [](int, Token) {});
+      }
+    }));
+    serving.engine.manager().free(kOther);
+    CHECK(serving.run() == kNoProblem);
+    CAPTURE(by_arrivals);
+    CHECK(num_tokens == 3);
+    serving.server.run(requests, [](int, Token) {});
+    serving.server.submit({make_request(5, 2, 1)});
+    CHECK(serving.run() == kNoProblem);
+    CHECK(num_tokens == 5);
+  }
+}
+
 TEST_CASE("a pass that throws in any layer is repeated for each request, and no text changes (stage 8, invariant 8)") {
   for (const int layer : {0, 1}) {
     for (int at = 0; at < 12; ++at) {
@@ -499,7 +611,7 @@ TEST_CASE("a pass that throws in any layer is repeated for each request, and no 
       options.scheduler.run_ahead = at % 2 == 0;
       Serving serving(options);
       int pass = 0;
-      serving.server.on_layer([&](int current) {
+      serving.engine.on_layer([&](int current) {
         pass += current == 0 ? 1 : 0;
         if (pass - 1 == at && current == layer) {
           pass += 1;  // once
@@ -525,7 +637,7 @@ TEST_CASE("a pass that throws loses no copy, of a write to a shared block or of 
       options.scheduler.run_ahead = layer == 0;
       Serving serving(options);
       std::size_t thrown_at = 1000;  // in which step
-      serving.server.on_layer([&](int current) {
+      serving.engine.on_layer([&](int current) {
         if (current == layer && thrown_at != serving.reports.size()) {
           thrown_at = serving.reports.size();
           throw std::runtime_error("a transient fault");
@@ -671,6 +783,75 @@ TEST_CASE("times: a virtual clock counts steps and tokens") {
   CHECK(std::abs(figures.output_tokens_per_second - 3 / 3.7e-3) < 1e-6);
   CHECK(metrics.totals.tokens == 7);
   CHECK(metrics.totals.padded_tokens == 7);
+}
+
+TEST_CASE("counters and the numbers of steps: a server that runs ahead has one step more, which computes nothing") {
+  std::vector<common::Counter> counters[2];
+  for (const bool run_ahead : {false, true}) {
+    ServingOptions options;
+    options.block_size = 16;
+    options.scheduler.run_ahead = run_ahead;
+    Serving serving(options);
+    CHECK(serve(serving, {{make_request(6, 4)}}) == kNoProblem);
+    counters[run_ahead ? 1 : 0] = serving.server.counters();
+    REQUIRE(serving.reports.size() == (run_ahead ? 5 : 4));
+    for (std::size_t i = 0; i < serving.reports.size(); ++i) {
+      CHECK(serving.reports[i].index == static_cast<std::int64_t>(i));
+    }
+  }
+  for (const common::Counter& counter : counters[0]) {
+    CAPTURE(counter.name);
+    CHECK(common::counter(counters[1], counter.name) == counter.value);
+  }
+  CHECK(common::counter(counters[1], "slots_reserved") == 16.0);
+  CHECK(common::counter(counters[1], "slots_used") == 7.5);  // 6, 7, 8 and 9 tokens
+  CHECK(common::counter(counters[1], "requests_held") == 1.0);
+}
+
+TEST_CASE("memory is short while requests wait for blocks, and not while they wait for a place or for the budget") {
+  const auto num_short = [](int num_blocks, int max_sequences, int budget, bool static_batches) {
+    ServingOptions options;
+    options.num_blocks = num_blocks;
+    options.scheduler.max_sequences = max_sequences;
+    options.scheduler.token_budget = budget;
+    options.scheduler.static_batches = static_batches;
+    Serving serving(options);
+    for (int i = 0; i < 4; ++i) {
+      serving.server.submit({make_request(8, 8, i)});
+    }
+    CHECK(serving.run() == kNoProblem);
+    return std::count_if(serving.reports.begin(), serving.reports.end(),
+                         [](const stage::StepReport& report) { return report.is_memory_short; });
+  };
+  CHECK(num_short(64, 64, 256, false) == 0);
+  CHECK(num_short(64, 2, 256, false) == 0);
+  CHECK(num_short(64, 64, 4, false) == 0);
+  CHECK(num_short(64, 2, 256, true) == 0);
+  CHECK(num_short(8, 64, 256, false) > 6);
+  CHECK(num_short(8, 64, 256, true) > 6);  // the batch was closed because blocks were missing
+}
+
+TEST_CASE("auto: a CPU swaps, and a GPU recomputes where moving takes longer") {
+  const stage::KvCacheShape llama2_7b{.num_layers = 32,
+                                      .num_blocks = 1,
+                                      .block_size = 16,
+                                      .num_heads = 32,
+                                      .num_kv_heads = 32,
+                                      .head_dim = 128,
+                                      .bytes_per_element = 2};
+  const auto swap_is_cheaper = [&](std::int64_t num_parameters, const stage::KvCacheShape& shape, bool on_gpu) {
+    stage::SchedulerOptions options;
+    stage::set_preemption_costs(options, num_parameters, shape,
+                                stage::operations_per_byte(on_gpu, stage::Precision::kBFloat16));
+    return options.block_swap_cost < shape.block_size * options.token_compute_cost;
+  };
+  CHECK(swap_is_cheaper(6'738'415'616, llama2_7b, false));
+  CHECK_FALSE(swap_is_cheaper(6'738'415'616, llama2_7b, true));
+  stage::KvCacheShape llama2_70b = llama2_7b;
+  llama2_70b.num_layers = 80;
+  llama2_70b.num_heads = 64;
+  llama2_70b.num_kv_heads = 8;
+  CHECK(swap_is_cheaper(68'976'648'192, llama2_70b, true));
 }
 
 TEST_CASE("padding: sequences of 32, 16, 8 and 2 tokens in one step are 58 tokens, padded 128") {

@@ -41,6 +41,8 @@ struct Serving {
     result.block_size = options.block_size;
     result.num_host_slots = options.num_host_blocks * options.block_size;
     result.prefix_cache = options.prefix_cache;
+    result.chunk_size = options.scheduler.token_budget;
+    result.max_sequences = options.scheduler.max_sequences;
     result.gpu.device = stage::Device::kCpu;
     return result;
   }
@@ -65,17 +67,17 @@ struct Serving {
     int latest_running = -1;
     for (const stage::SequenceGroup* group : server.scheduler().running()) {
       num_sequences += group->max_sequences();
-      latest_running = std::max(latest_running, server.id_of(group));
+      latest_running = std::max(latest_running, group->id());
     }
     if (num_sequences > options.scheduler.max_sequences) {
       return common::format("%d sequences run", num_sequences);
     }
     int before = latest_running;
     for (const stage::SequenceGroup* group : server.scheduler().waiting()) {
-      if (server.id_of(group) <= before) {
+      if (group->id() <= before) {
         return "a later arrival has overtaken an earlier one";
       }
-      before = server.id_of(group);
+      before = group->id();
       for (const int sequence : group->sequences()) {
         if (!engine_manager().is_swapped(sequence)) {
           return "a waiting request holds blocks";

@@ -16,9 +16,7 @@
 #include STAGE_HEADER(decoding.h)
 #endif
 #if STAGE_NUMBER >= 8
-// clang-format off
-#include STAGE_HEADER(serve/clock.h)
-// clang-format on
+#include STAGE_HEADER(clock.h)
 #include STAGE_HEADER(server.h)
 #endif
 
@@ -59,7 +57,11 @@ using BeamSearch = stage::BeamSearch;
 class ServedGroup {
  public:
   ServedGroup(stage::Engine& engine, const stage::GenerationRequest& request)
-      : server_(engine, {.token_budget = engine.options().chunk_size, .max_sequences = 1024, .headroom = 0}, clock_),
+      : server_(engine,
+                {.token_budget = engine.options().chunk_size,
+                 .max_sequences = engine.options().max_sequences,
+                 .headroom = 0},
+                clock_),
         id_(server_.submit(request)) {
     if (!output().error.empty()) {
       throw common::InputError(output().error);

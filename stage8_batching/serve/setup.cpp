@@ -1,0 +1,60 @@
+#include "setup.h"
+
+#include "common/model/presets.h"
+
+namespace stage8 {
+
+void add_scheduler_options(common::Command& command, SchedulerOptions& scheduler, EngineOptions& engine) {
+  command.option("--budget", scheduler.token_budget, {1, 1 << 16}, "max tokens in one step, of all requests together");
+  command.option("--max-sequences", scheduler.max_sequences, {1, 1 << 16}, "max sequences that run at once");
+  command.option("--headroom", scheduler.headroom, {0, 1024},
+                 "blocks left free for each running sequence when another request is admitted");
+  command.choice("--preemption", scheduler.preemption,
+                 {{"recompute", Preemption::kRecompute}, {"swap", Preemption::kSwap}, {"auto", Preemption::kAuto}},
+                 "how a preempted request is resumed: recompute, swap, or auto, whichever is cheaper");
+  command.flag_pair("run-ahead", scheduler.run_ahead,
+                    "schedule a step before the tokens of the one before are known (default: on a GPU)");
+  command.option("--host-slots", engine.num_host_slots, {0, 1 << 24}, "room for what is swapped out, in tokens");
+}
+
+std::int64_t operations_per_byte(bool on_gpu, Precision precision) {
+  // A CPU copies within one memory.
+  constexpr std::int64_t kCpu = 16;
+  // An H200's data sheet: 989 Tflop/s in bfloat16 and 67 in float32; 64 GB/s each way over PCIe.
+  constexpr std::int64_t kGpuBFloat16 = 15'000;
+  constexpr std::int64_t kGpuFloat32 = 1'000;
+  return !on_gpu ? kCpu : precision == Precision::kFloat32 ? kGpuFloat32 : kGpuBFloat16;
+}
+
+void set_preemption_costs(SchedulerOptions& scheduler, std::int64_t num_parameters, const KvCacheShape& shape,
+                          std::int64_t operations_per_byte) {
+  scheduler.token_compute_cost = 2 * num_parameters / operations_per_byte;    // two operations per parameter
+  scheduler.block_swap_cost = 2 * shape.bytes_per_slot() * shape.block_size;  // out and in
+}
+
+ServedModel::ServedModel(const common::Session& session, const std::string& synthetic) : session_(session.model) {
+  if (!synthetic.empty()) {
+    synthetic_ = common::Llama::synthetic(common::find_preset(synthetic).config, 1);
+  }
+}
+
+ServerSetup::ServerSetup(const common::Llama& model, EngineOptions engine_options, SchedulerOptions scheduler,
+                         bool virtual_clock) {
+  engine_options.chunk_size = scheduler.token_budget;
+  engine_options.max_sequences = scheduler.max_sequences;
+  engine = std::make_unique<Engine>(model, engine_options);
+  const bool on_gpu = engine->gpu() != nullptr;
+  set_preemption_costs(scheduler, model.num_parameters(), engine->cache().shape(),
+                       operations_per_byte(on_gpu, engine_options.gpu.precision));
+  if (on_gpu) {
+    engine->gpu()->warm_up(scheduler.token_budget, scheduler.max_sequences);
+  }
+  if (virtual_clock) {
+    clock = std::make_unique<VirtualClock>();
+  } else {
+    clock = std::make_unique<RealClock>();
+  }
+  server = std::make_unique<Server>(*engine, scheduler, *clock);
+}
+
+}  // namespace

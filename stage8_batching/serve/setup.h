@@ -1,0 +1,48 @@
+// What the commands that serve have in common: the options, the model, and the server with all that it needs.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <string>
+
+#include "../clock.h"
+#include "../engine.h"
+#include "../scheduler.h"
+#include "../server.h"
+#include "common/app/cli.h"
+
+namespace stage8 {
+
+// Budget, limit, preemption, host memory: for each command that schedules.
+void add_scheduler_options(common::Command& command, SchedulerOptions& scheduler, EngineOptions& engine);
+
+// How many operations a processor does in the time in which it copies a byte between the cache and the host's memory,
+// as an order of magnitude.
+std::int64_t operations_per_byte(bool on_gpu, Precision precision);
+// Sets the costs that Preemption::kAuto compares, for a model with so many parameters.
+void set_preemption_costs(SchedulerOptions& scheduler, std::int64_t num_parameters, const KvCacheShape& shape,
+                          std::int64_t operations_per_byte);
+
+// The session's model or, if `synthetic` names a published shape, one of that shape with random weights.
+class ServedModel {
+ public:
+  ServedModel(const common::Session& session, const std::string& synthetic);
+  const common::Llama& get() const { return synthetic_ ? *synthetic_ : session_; }
+  bool is_synthetic() const { return synthetic_.has_value(); }
+
+ private:
+  const common::Llama& session_;
+  std::optional<common::Llama> synthetic_;
+};
+
+// A server with an engine whose forward passes are as large as its steps. The clock starts when all is ready.
+struct ServerSetup {
+  ServerSetup(const common::Llama& model, EngineOptions engine_options, SchedulerOptions scheduler, bool virtual_clock);
+
+  std::unique_ptr<Engine> engine;
+  std::unique_ptr<Clock> clock;
+  std::unique_ptr<Server> server;
+};
+
+}  // namespace

@@ -1,0 +1,32 @@
+// A step for stage 8's runner, array by array, without a manager.
+#pragma once
+
+#include <span>
+#include <utility>
+#include <vector>
+
+#include "tests/support/stage_api.h"
+
+#include STAGE_HEADER(batch.h)
+
+namespace tests {
+
+inline stage::RaggedBatch make_step(std::span<const common::Token> tokens,
+                                    std::vector<stage::PendingToken> pending_tokens, std::span<const int> positions,
+                                    std::span<const int> slot_mapping, std::vector<int> query_starts,
+                                    std::vector<int> context_lengths, std::span<const int> block_tables,
+                                    std::vector<int> table_starts, std::vector<int> logits_rows) {
+  stage::RaggedBatch step;
+  step.tokens.assign(tokens.begin(), tokens.end());
+  step.pending_tokens = std::move(pending_tokens);
+  step.positions.assign(positions.begin(), positions.end());
+  step.slot_mapping.assign(slot_mapping.begin(), slot_mapping.end());
+  step.query_starts = std::move(query_starts);
+  step.context_lengths = std::move(context_lengths);
+  step.block_tables.assign(block_tables.begin(), block_tables.end());
+  step.table_starts = std::move(table_starts);
+  step.logits_rows = std::move(logits_rows);
+  return step;
+}
+
+}  // namespace tests
