@@ -1,9 +1,10 @@
 // Where an element of K or V lies: the one place that knows, for all kernels.
 //
 // Pages are [num_blocks, num_kv_heads, block_size, head_dim]. Inside one head's part of a block, 16-bit rows (one
-// token, one head) come in tiles of 16, and a tile is cut into panels, columns of 128 bytes: [tile][panel][16 rows][128
-// bytes]. A panel's row is 8 vectors of 16 bytes, and vector p of row r is stored at place p ^ r % 8: a swizzle, as it
-// is called. With 128 dimensions and 16 tokens a block:
+// token, one head) come in tiles of 16. A tile of rows of 256 bytes, 128 dimensions, is cut into two panels, columns of
+// 128 bytes: [tile][panel][16 rows][128 bytes]. A panel's row is 8 vectors of 16 bytes, and vector p of row r is stored
+// at place p ^ r % 8: a swizzle, as it is called. Rows of any other length are one panel. With 128 dimensions and 16
+// tokens a block:
 //
 //     panel 0: dimensions 0-63                 panel 1: dimensions 64-127
 //     row 0    0 1 2 3 4 5 6 7                 row 0    8  9 10 11 12 13 14 15      2 KB each; one after the other
@@ -44,8 +45,10 @@ COURSE_HOST_DEVICE int rows_per_tile(const PageShape& shape) {
   return shape.type == ScalarType::kFloat32 ? 1 : shape.block_size < kTileRows ? shape.block_size : kTileRows;
 }
 
-// Rows of 64 or 192 bytes (head_dim 32 or 96 at 16 bits) have panels of 64.
-COURSE_HOST_DEVICE constexpr int vecs_per_panel(int vecs_per_row) { return vecs_per_row % 8 == 0 ? 8 : 4; }
+// Only rows of 256 bytes (head_dim 128 at 16 bits) are cut, into two panels. Rows of 128 are a panel as they are, and
+// no other length is read by wgmma: those are one panel as wide as the row, since cutting them only costs (head_dim
+// 256, prompts on an H200: 247 TFLOP/s in panels of 128 bytes, 263 whole).
+COURSE_HOST_DEVICE constexpr int vecs_per_panel(int vecs_per_row) { return vecs_per_row == 16 ? 8 : vecs_per_row; }
 
 // What the place of a vector is XORed with. Rows of 128, 256, 384 … bytes all begin in bank 0: their number modulo 8
 // does it. Rows of 64 or 192 bytes begin in banks 0 and 16 by turns, so pairs of rows need 4 masks, which also keep a
@@ -66,7 +69,7 @@ COURSE_HOST_DEVICE int swizzle(int vecs_per_row, int row, int vec) { return vec 
 COURSE_HOST_DEVICE int vec_place(int vecs_per_row, int tile_rows, int row, int vec) {
   const int panel_vecs = vecs_per_panel(vecs_per_row);
   const int row_in_tile = row & (tile_rows - 1);
-  const int vec_in_panel = vec & (panel_vecs - 1);
+  const int vec_in_panel = vec < panel_vecs ? vec : vec - panel_vecs;
   return (row - row_in_tile) * vecs_per_row + (vec - vec_in_panel) * tile_rows + row_in_tile * panel_vecs +
          swizzle(panel_vecs, row_in_tile, vec_in_panel);
 }

@@ -93,9 +93,10 @@ void launch_copy_slots(const Pages& pages, void* keys, void* values, std::int64_
   COMMON_CHECK(is_aligned(keys) && is_aligned(values), "rows begin at multiples of 16 bytes");
   COMMON_CHECK(row_stride >= std::int64_t{shape.num_kv_heads} * shape.head_dim && row_stride % vec == 0,
                "rows hold all heads and begin at multiples of 16 bytes");
-  // Float32 has no panels, and a single token no neighbours.
-  const int token_shift = rows_per_tile(shape) > 1 && num_tokens > 1 ? 2 : 0;
-  const int panel_shift = vecs_per_panel(shape.head_dim / vec) == 8 ? 3 : 2;
+  // Whole rows are neighbours anyway. Float32 has no panels, and a single token no neighbours.
+  const bool panels = rows_per_tile(shape) > 1 && vecs_per_panel(shape.head_dim / vec) < shape.head_dim / vec;
+  const int token_shift = panels && num_tokens > 1 ? 2 : 0;
+  const int panel_shift = 3;
   SlotCopy copy{.key_pages = static_cast<uint4*>(pages.keys),
                 .value_pages = static_cast<uint4*>(pages.values),
                 .key_rows = static_cast<uint4*>(keys),

@@ -54,3 +54,45 @@ TEST_CASE("page layout: the swizzle keeps a vector inside its row, and each plac
     }
   }
 }
+
+namespace {
+
+// Every vector of 64 rows has a place of its own, and the steps that attention makes through a tile lead there.
+template <int kHeadDim>
+void check_places() {
+  using Tile = stage7::SharedTile<kHeadDim>;
+  const int vecs = Tile::kVecs;
+  std::set<int> taken;
+  for (int row = 0; row < 64; ++row) {
+    for (int vec = 0; vec < vecs; ++vec) {
+      const int place = stage7::vec_place(vecs, stage7::kTileRows, row, vec);
+      CHECK(place / (vecs * stage7::kTileRows) == row / stage7::kTileRows);
+      taken.insert(place);
+      if (row < stage7::kTileRows) {
+        const auto step =
+            static_cast<std::uint32_t>(Tile::row_begin(row)) + Tile::at_step(Tile::place(row, vec % 2), vec / 2);
+        CHECK(static_cast<std::uint32_t>(place * stage7::kVecBytes) == step);
+      }
+    }
+  }
+  CHECK(static_cast<int>(taken.size()) == 64 * vecs);
+  CHECK(*taken.begin() == 0);
+  CHECK(*taken.rbegin() == 64 * vecs - 1);
+}
+
+}  // namespace
+
+TEST_CASE("page layout: each vector has a place in its tile, and steps through the tile lead to it") {
+  check_places<32>();
+  check_places<64>();
+  check_places<96>();
+  check_places<128>();
+  check_places<256>();
+}
+
+TEST_CASE("page layout: of rows of 256 bytes a panel is half, of others all") {
+  CHECK(stage7::vecs_per_panel(16) == 8);
+  for (const int vecs_per_row : {4, 8, 12, 24, 32}) {
+    CHECK(stage7::vecs_per_panel(vecs_per_row) == vecs_per_row);
+  }
+}
