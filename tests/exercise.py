@@ -968,6 +968,9 @@ def main(arguments=None, root=ROOT):
         return 1
     except KeyboardInterrupt:
         return 130
+    except BrokenPipeError:  # as after "| head"
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
 
 
 if __name__ == "__main__":

@@ -21,8 +21,8 @@ Pool pool_for(const std::vector<TimedCase>& cases) {
 }
 
 double print_machine(const common::Stream& stream, const Pool& pool, std::ostream& output) {
-  constexpr std::size_t kMost = std::size_t{1} << 34;
-  const double ceiling = common::read_ceiling(stream, pool.keys.data(), std::min(kMost, pool.keys.bytes()));
+  constexpr std::size_t kMaxBytes = std::size_t{1} << 34;
+  const double ceiling = common::read_ceiling(stream, pool.keys.data(), std::min(kMaxBytes, pool.keys.bytes()));
   output << common::machine_line(ceiling) << "\n\n" << std::flush;
   return ceiling;
 }

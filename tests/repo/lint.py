@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Runs clang-tidy over our C++ files, several in one go: python3 tests/repo/lint.py build-libcxx [FILE]...
+"""Runs clang-tidy over our C++ files, several in one go: python3 tests/repo/lint.py build-tsan [FILE]...
 
 Nearly all of clang-tidy's time goes into Eigen and the standard library, again in each file. So files of one folder that
 are compiled with the same flags are included into one and checked together; where that does not compile (two of them

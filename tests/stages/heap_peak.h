@@ -7,16 +7,9 @@
 #include <cstddef>
 #include <functional>
 
-#if defined(__has_feature)
-#if __has_feature(address_sanitizer) || __has_feature(thread_sanitizer)
-#define TESTS_SANITIZER
-#endif
-#endif
-#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
-#define TESTS_SANITIZER
-#endif
+#include "tests/support/sanitizers.h"
 
-#if defined(__GLIBC__) && !defined(TESTS_SANITIZER)
+#if defined(__GLIBC__) && !TESTS_SANITIZED
 #define TESTS_HEAP_PEAK
 
 namespace tests {

@@ -27,7 +27,7 @@ using tests::compare_tokens;
 using tests::golden_cases;
 using tests::GoldenCase;
 using tests::greedy_request;
-using tests::kMostPrompts;
+using tests::kMaxPrompts;
 
 namespace {
 
@@ -71,7 +71,7 @@ Run run(const std::vector<Request>& requests, const Configuration& configuration
 std::vector<Request> workload_requests() {
   std::vector<Request> requests;
   for (const common::WorkloadItem& item : common::workload()) {
-    if (requests.size() < kMostPrompts) {
+    if (requests.size() < kMaxPrompts) {
       requests.push_back(greedy_request(item.prompt, item.max_new_tokens));
     }
   }

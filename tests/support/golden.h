@@ -23,7 +23,7 @@ namespace tests {
 // Under sanitizers the full set would take a minute and a half for each stage. They look for accesses out of bounds,
 // and those do not depend on which words a prompt has: a few prompts and one size of chunk take every path. What the
 // text is, the other builds check in full.
-inline constexpr std::size_t kMostPrompts = kSanitized ? 2 : std::numeric_limits<std::size_t>::max();
+inline constexpr std::size_t kMaxPrompts = kSanitized ? 2 : std::numeric_limits<std::size_t>::max();
 
 struct BundledModel {
   common::Gguf file = common::Gguf::parse(common::default_model(), "the bundled model");
@@ -57,7 +57,7 @@ inline const std::vector<GoldenCase>& golden_cases() {
                         *std::min_element(margins.begin(), margins.end())});
     }
     COMMON_CHECK(result.size() >= 5, "golden cases are missing");
-    result.resize(std::min(result.size(), kMostPrompts));
+    result.resize(std::min(result.size(), kMaxPrompts));
     return result;
   }();
   return cases;
