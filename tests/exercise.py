@@ -400,7 +400,8 @@ class Build:
                 inherited += [f"-D{name}={match.group(1)}"] if match else []
         # Little optimisation: what counts is how soon the tests can run. Checks of the libraries are on.
         command = ["cmake", "-S", ROOT, "-B", self.folder, "-G", "Ninja", "-DCMAKE_BUILD_TYPE=Release",
-                   "-DCMAKE_CXX_FLAGS_RELEASE=-O1", "-DCOURSE_CUDA=OFF", "-DCOURSE_WERROR=OFF", *inherited, "-USTAGE*_DIR"]
+                   "-DCMAKE_CXX_FLAGS_RELEASE=-O1 -D_GLIBCXX_ASSERTIONS", "-DCOURSE_CUDA=OFF", "-DCOURSE_WERROR=OFF",
+                   *inherited, "-USTAGE*_DIR"]
         command += [f"-DSTAGE{number}_DIR={folder}" for number, folder in self.stages.items()]
         status, output = run(command)
         if status != 0:
@@ -478,14 +479,21 @@ def essence(output):
     todo = re.search(r"^\s*(TODO \d+: .*(?:\n(?!\s*$|=====|-----).*)*)", output, re.MULTILINE)
     if todo:
         return [" ".join(todo.group(1).split())]
-    # Eigen's own checks are on, and end the program.
-    assertion = re.search(r"(?:(\w+)\.h:\d+:.*)?Assertion [`'](.*)' failed", output)
+    # Eigen's own checks are on, and end the program; so are those of the standard library, which has other quotes.
+    assertion = re.search(r"^(.*)Assertion ([`'])(.*)' failed", output, re.MULTILINE)
     if assertion:
-        what = EIGEN_CHECKS.get(assertion.group(1), "in an operation on matrices or vectors")
+        where, quote, condition = assertion.groups()
+        header = re.search(r"(\w+)\.h:\d+:", where)
+        container = re.search(r"std::\w+", where)
+        what = EIGEN_CHECKS.get(header.group(1) if header else "", "in an operation on matrices or vectors")
+        line = f"A check of Eigen's failed, {what}: {condition}"
+        if quote == "'" and container:
+            what = f"because what is accessed is not in the {container.group(0)}"
+            line = f"A check of the standard library's failed, {what}: {condition}"
         # Catch2 has what the test captured before the signal's name.
         messages = re.search(r"^due to a fatal error condition:\n((?:  .*\n)*?)  SIG", output, re.MULTILINE)
-        return ([f"A check of Eigen's failed, {what}: {assertion.group(2)}"] +
-                (["with messages:", *messages.group(1).rstrip().split("\n")] if messages and messages.group(1) else []))
+        captured = messages.group(1).rstrip() if messages else ""
+        return [line] + (["with messages:", *captured.split("\n")] if captured else [])
     # The C library's, found where memory is taken or given back some time after it was overwritten.
     overwritten = re.search(r"^((?:malloc|free|realloc|munmap_chunk|malloc_consolidate)\(\): .*|corrupted .*|double free .*)$",
                             output, re.MULTILINE)
@@ -675,7 +683,8 @@ def test_milestone(exercise, milestone, build, progress):
     if re.search(r"\bnan\b", " ".join(essence(output))):
         print(f"  {NAN}")
     if failed_at(output):
-        print(f"  Line of the test: {failed_at(output)}")
+        after = "After this line" if "Unknown expression after the reported line" in output else "Line"
+        print(f"  {after} of the test: {failed_at(output)}")
     print("\n  What to write:")
     print(wrapped(milestone.task, "    "))
     for line in where_to_write(exercise, milestone):

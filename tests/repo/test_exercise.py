@@ -334,6 +334,14 @@ due to a fatal error condition:
         self.assertEqual(lines, ["A check of Eigen's failed, because a row, column, head, tail or block reaches beyond its "
                                  "matrix: row >= 0", "with messages:", "  num_queries := 5"])
 
+    def test_a_check_of_the_standard_library_names_the_container(self):
+        lines = exercise.essence("/usr/include/c++/12/bits/stl_vector.h:1123: std::vector<_Tp, _Alloc>::reference "
+                                 "std::vector<_Tp, _Alloc>::operator[](size_type) [with _Tp = Eigen::Matrix<float>]: "
+                                 "Assertion '__n < this->size()' failed.\n\ntest.cpp:3: FAILED:\n"
+                                 "due to a fatal error condition:\n  length := 1\n  SIGABRT\n")
+        self.assertEqual(lines, ["A check of the standard library's failed, because what is accessed is not in the "
+                                 "std::vector: __n < this->size()", "with messages:", "  length := 1"])
+
     def test_a_failure_has_a_place_and_a_todo_has_none(self):
         self.assertEqual(exercise.failed_at("-----\n../tests/stages/t.cpp:12: FAILED:\n  CHECK( a == b )\n"),
                          "tests/stages/t.cpp:12")
