@@ -55,9 +55,13 @@ TEST_CASE("prefix cache: what is published is found, a block at a time, up to th
     CHECK(cache.find(Tokens{1, 2, 3}, 0) == std::vector{7});
     CHECK(cache.find(Tokens{1, 2, 4, 3}, 0) == std::vector{7});
     CHECK(cache.find(Tokens{3, 4}, 0) == std::vector<int>{});  // is there, but after 1 2
+    CHECK(cache.find(Tokens{5, 6, 1, 2}, 0) == std::vector<int>{});
     CHECK(cache.find(Tokens{1, 2}, 1) == std::vector<int>{});  // another tenant's
-    CHECK(cache.find(Tokens{1}, 0) == std::vector<int>{});     // not a full block
-    cache.publish(3, 9, Tokens{5, 6}, 0);                      // its parent is unknown
+    cache.publish(2, -1, Tokens{1, 2}, 1);
+    CHECK(cache.find(Tokens{1, 2, 3, 4}, 1) == std::vector{2});
+    CHECK(cache.find(Tokens{1, 2, 3, 4}, 0) == std::vector{7, 1});
+    CHECK(cache.find(Tokens{1}, 0) == std::vector<int>{});  // not a full block
+    cache.publish(3, 9, Tokens{5, 6}, 0);                   // its parent is unknown
     CHECK_FALSE(cache.contains(3));
   }
 }
@@ -89,6 +93,8 @@ TEST_CASE("prefix cache: commit publishes a block when it is full, and not befor
   CHECK(manager.prefix_cache().contains(table[1]));
   CHECK_FALSE(manager.prefix_cache().contains(table[2]));
   CHECK(manager.prefix_cache().find(Tokens{1, 2, 3, 4, 5, 6, 7, 8}, 0) == std::vector{table[0], table[1]});
+  manager.commit(0, Tokens{10, 11, 12});
+  CHECK(manager.prefix_cache().find(Tokens{1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12}, 0) == table);
 }
 
 TEST_CASE("prefix cache: commit never publishes a block of which some tokens are unknown, nor one behind it") {

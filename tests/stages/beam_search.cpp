@@ -8,11 +8,14 @@
 #include <cstdint>
 #include <functional>
 #include <limits>
+#include <map>
+#include <memory>
 #include <set>
 #include <span>
 #include <string>
 #include <vector>
 
+#include "common/base/tensor.h"
 #include "common/base/text.h"
 #include "common/model/default_model.h"
 #include "common/model/generation.h"
@@ -156,15 +159,21 @@ std::string compare_hypotheses(const BeamSearch& search, const Expected& expecte
   }
   for (std::size_t i = 0; i < search.hypotheses().size(); ++i) {
     const stage::Hypothesis& hypothesis = search.hypotheses()[i];
-    const auto same = std::find_if(expected.hypotheses.begin(), expected.hypotheses.end(), [&](const Found& found) {
-      // A hypothesis does not show its stop token.
+    // A hypothesis does not show its stop token, so that several may show the same.
+    const auto has_tokens = [&](const Found& found) {
       const bool with_stop = hypothesis.finish_reason == FinishReason::kStop;
       return std::equal(hypothesis.tokens.begin(), hypothesis.tokens.end(), found.tokens.begin(),
-                        found.tokens.end() - (with_stop ? 1 : 0)) &&
-             std::abs(found.log_probability - hypothesis.log_probability) < 1e-4;
+                        found.tokens.end() - (with_stop ? 1 : 0));
+    };
+    const auto same = std::find_if(expected.hypotheses.begin(), expected.hypotheses.end(), [&](const Found& found) {
+      return has_tokens(found) && std::abs(found.log_probability - hypothesis.log_probability) < 1e-4;
     });
     if (same == expected.hypotheses.end()) {
-      return "not expected: " + tests::to_string(hypothesis.tokens);
+      const auto near = std::find_if(expected.hypotheses.begin(), expected.hypotheses.end(), has_tokens);
+      const std::string found = tests::to_string(hypothesis.tokens) +
+                                common::format(" with a log probability of %g", hypothesis.log_probability);
+      return near == expected.hypotheses.end() ? "not expected: " + found
+                                               : found + common::format(", expected %g", near->log_probability);
     }
     if (!(std::abs(same->score - hypothesis.score) < 1e-4)) {
       return common::format("a score of %g, expected %g", hypothesis.score, same->score);
@@ -179,6 +188,53 @@ std::string compare_hypotheses(const BeamSearch& search, const Expected& expecte
   }
   return "";
 }
+
+// A row of logits that gives these tokens their log probabilities, and divides what is left among the others.
+common::Matrix logits_of(const std::map<Token, double>& log_probabilities) {
+  double rest = 1.0;
+  for (const auto& [token, log_probability] : log_probabilities) {
+    rest -= std::exp(log_probability);
+  }
+  const auto num_others = static_cast<double>(tests::kSmallVocabulary) - static_cast<double>(log_probabilities.size());
+  common::Matrix logits =
+      common::Matrix::Constant(1, tests::kSmallVocabulary, static_cast<float>(std::log(rest / num_others)));
+  for (const auto& [token, log_probability] : log_probabilities) {
+    logits(0, token) = static_cast<float>(log_probability);
+  }
+  return logits;
+}
+
+// A search whose logits are made up: the prompt counts as computed, and no model runs.
+class ByHand {
+ public:
+  ByHand(const Request& request, const stage::BeamOptions& options)
+      : engine_(make_engine(256, 4)),
+#if STAGE_NUMBER < 8
+        search_(*engine_, request, options) {
+#else
+        search_(engine_->manager(), ids_, 0, request, options) {
+#endif
+    const auto length = static_cast<int>(request.prompt.size());
+    REQUIRE(engine_->manager().allocate(search_.live().front().sequence, length));
+    engine_->manager().commit(search_.live().front().sequence, length);
+  }
+
+  stage::BeamSearch& search() { return search_; }
+  std::vector<std::vector<Token>> texts() const {
+    std::vector<std::vector<Token>> result;
+    for (const stage::Branch& branch : search_.live()) {
+      result.push_back(branch.tokens);
+    }
+    return result;
+  }
+
+ private:
+  std::unique_ptr<stage::Engine> engine_;
+#if STAGE_NUMBER >= 8
+  stage::SequenceIds ids_;
+#endif
+  stage::BeamSearch search_;
+};
 
 // Blocks of different texts are different ones: live branches share a block exactly if they agree up to its end.
 int distinct_blocks(const Request& request, const std::vector<stage::Branch>& live, std::size_t block_size) {
@@ -268,7 +324,8 @@ TEST_CASE("beam: the search finds what one that recomputes every text finds, and
       }
     }
   }
-  CAPTURE(num_cases, num_compared, num_early);
+  INFO("of " << num_compared << " searches, " << num_early << " ended before all places were taken");
+  CAPTURE(num_cases);
   CHECK(num_compared * 3 > num_cases * 2);
   CHECK(num_early > 0);
 }
@@ -401,6 +458,37 @@ TEST_CASE("beam: branches share a block where their texts agree, and losing ones
         CHECK(blocks_in_use(*engine) == 0);
       }
     }
+  }
+}
+
+TEST_CASE("beam: ties go to the better branch, then to the lower token") {
+  Request request = make_request(3, 4, 0);
+  ByHand beam(request, {3, 1.0});
+  const common::Matrix all_equal = logits_of({});
+  beam.search().take({all_equal});
+  CHECK(beam.texts() == std::vector<std::vector<Token>>{{0}, {1}, {2}});
+  beam.search().take({all_equal, all_equal, all_equal});
+  CHECK(beam.texts() == std::vector<std::vector<Token>>{{0, 0}, {0, 1}, {0, 2}});
+}
+
+TEST_CASE("beam: a search ends as soon as the best score is out of reach, and not before") {
+  struct Case {
+    double length_penalty;
+    double stops;    // log probability of the text that ends at once: its score, whatever the penalty
+    double goes_on;  // that of the other branch, which has one of three tokens
+    bool ends;
+  };
+  // With 1 the best score to be reached is that of three tokens, with -1 that of two.
+  for (const auto& [length_penalty, stops, goes_on, ends] :
+       {Case{1.0, -1.0, -2.9, false}, {1.0, -1.0, -3.1, true}, {-1.0, -1.5, -0.7, false}, {-1.0, -1.5, -0.8, true}}) {
+    CAPTURE(length_penalty, stops, goes_on);
+    Request request = make_request(3, 3, 0);
+    request.stop_tokens = {5};
+    ByHand beam(request, {2, length_penalty});
+    beam.search().take({logits_of({{5, stops}, {7, goes_on}})});
+    CHECK(beam.search().hypotheses().size() == 1);
+    CHECK(beam.search().finished() == ends);
+    CHECK(beam.texts() == (ends ? std::vector<std::vector<Token>>{} : std::vector<std::vector<Token>>{{7}}));
   }
 }
 

@@ -169,6 +169,11 @@ inline int run_beside_others(stage::Engine& engine, Decoding& decoding, int num_
                   to_string(state_of(engine, decoding));
       } else if (!engine.manager().pending_copies().empty()) {
         problem = "a refused step planned a copy";
+#if STAGE_NUMBER < 8
+      } else if (!decoding.sequences().empty() && engine.manager().can_reserve(decoding.sequences(), 1)) {
+        problem = common::format("a step of %zu branches was refused although can_reserve finds enough blocks",
+                                 decoding.sequences().size());
+#endif
       } else if (!others.leave_one()) {
         problem = "a step was refused although all blocks are free";
       }
