@@ -25,7 +25,7 @@ KvCacheManager::KvCacheManager(int num_blocks, int block_size) : num_blocks_(num
 }
 
 bool KvCacheManager::allocate(SequenceId sequence, int num_tokens) {
-  COMMON_CHECK(!sequences_.contains(sequence), "sequence " + std::to_string(sequence) + " is live already");
+  check_is_new(sequence);
   COMMON_CHECK(num_tokens > 0, "a sequence needs at least one slot");
   const int num_blocks = blocks_needed(num_tokens, block_size_);
   if (num_blocks > static_cast<int>(free_blocks_.size())) {
@@ -76,7 +76,7 @@ bool KvCacheManager::can_reserve(std::span<const SequenceId> sequences, int num_
 }
 
 void KvCacheManager::fork(SequenceId parent, SequenceId child) {
-  COMMON_CHECK(!sequences_.contains(child), "sequence " + std::to_string(child) + " is live already");
+  check_is_new(child);
   Sequence copy = find(parent);
   // Blocks that the parent has reserved ahead hold nothing to share.
   copy.block_table.resize(static_cast<std::size_t>(blocks_needed(copy.length, block_size_)));
@@ -156,6 +156,10 @@ void KvCacheManager::release_block(int block) {
   if (--reference_counts_[static_cast<std::size_t>(block)] == 0) {
     free_blocks_.push_back(block);
   }
+}
+
+void KvCacheManager::check_is_new(SequenceId sequence) const {
+  COMMON_CHECK(!contains(sequence), "sequence " + std::to_string(sequence) + " is live already");
 }
 
 KvCacheManager::Sequence& KvCacheManager::find(SequenceId sequence) {

@@ -85,6 +85,7 @@ class KvCacheManager {
     int length = 0;
   };
 
+  void check_is_new(SequenceId sequence) const;
   Sequence& find(SequenceId sequence);
   const Sequence& find(SequenceId sequence) const;
   int take_block();

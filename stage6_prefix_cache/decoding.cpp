@@ -31,9 +31,9 @@ SequenceGroup::SequenceGroup(Engine& engine, common::Request request, SequenceId
   live_.push_back({next_sequence_++, {}, 0.0});
 }
 
-SequenceGroup::~SequenceGroup() { stop(); }
+SequenceGroup::~SequenceGroup() { free_blocks(); }
 
-void SequenceGroup::stop() {
+void SequenceGroup::free_blocks() {
   for (const SequenceId sequence : sequences()) {
     engine_.manager().free(sequence);
   }

@@ -37,7 +37,7 @@ class SequenceGroup {
   // The second half of a step: extends the live branches. logits: [1, vocab_size] for each of them, in order.
   virtual void take(std::vector<common::Matrix> logits) = 0;
   // Ends the sequences of all live branches.
-  void stop();
+  void free_blocks();
   // The live branches' sequences that are in the cache.
   std::vector<SequenceId> sequences() const;
 

@@ -26,7 +26,7 @@ KvCacheManager::KvCacheManager(int num_blocks, int block_size, HashFunction hash
 }
 
 bool KvCacheManager::allocate(SequenceId sequence, int num_tokens) {
-  COMMON_CHECK(!sequences_.contains(sequence), "sequence " + std::to_string(sequence) + " is live already");
+  check_is_new(sequence);
   COMMON_CHECK(num_tokens > 0, "a sequence needs at least one slot");
   const int num_blocks = blocks_needed(num_tokens, block_size_);
   if (num_blocks > num_available()) {
@@ -39,7 +39,7 @@ bool KvCacheManager::allocate(SequenceId sequence, int num_tokens) {
 }
 
 bool KvCacheManager::allocate(SequenceId sequence, std::span<const common::Token> tokens, std::uint64_t salt) {
-  COMMON_CHECK(!sequences_.contains(sequence), "sequence " + std::to_string(sequence) + " is live already");
+  check_is_new(sequence);
   COMMON_CHECK(!tokens.empty(), "a sequence needs at least one token");
   const std::vector<int> hits = prefix_cache_.find(tokens.first(tokens.size() - 1), salt);
   const auto is_evictable = [&](int block) { return reference_count(block) == 0; };
@@ -101,7 +101,7 @@ bool KvCacheManager::can_reserve(std::span<const SequenceId> sequences, int num_
 }
 
 void KvCacheManager::fork(SequenceId parent, SequenceId child) {
-  COMMON_CHECK(!sequences_.contains(child), "sequence " + std::to_string(child) + " is live already");
+  check_is_new(child);
   Sequence copy = find(parent);
   // Blocks that the parent has reserved ahead hold nothing to share.
   copy.block_table.resize(static_cast<std::size_t>(blocks_needed(copy.length, block_size_)));
@@ -222,6 +222,10 @@ void KvCacheManager::release_block(int block) {
   } else {
     free_blocks_.push_back(block);
   }
+}
+
+void KvCacheManager::check_is_new(SequenceId sequence) const {
+  COMMON_CHECK(!contains(sequence), "sequence " + std::to_string(sequence) + " is live already");
 }
 
 KvCacheManager::Sequence& KvCacheManager::find(SequenceId sequence) {

@@ -102,6 +102,7 @@ class KvCacheManager {
     std::uint64_t salt = 0;
   };
 
+  void check_is_new(SequenceId sequence) const;
   Sequence& find(SequenceId sequence);
   const Sequence& find(SequenceId sequence) const;
   int num_available() const;  // blocks without an owner: free ones, and cached ones that can be evicted

@@ -86,7 +86,7 @@ class Engine {
   SequenceIds sequence_ids_;
   std::unique_ptr<GpuRunner> gpu_;
   std::function<void(int layer)> on_layer_;
-  common::Matrix hidden_;  // of the same rows, left by the CPU's last forward pass: [num_rows, hidden_size]
+  common::Matrix hidden_;  // of the last batch's logits_rows, computed on the CPU: [num_rows, hidden_size]
   std::int64_t forward_passes_ = 0;
   std::int64_t kv_bytes_read_ = 0;
   std::int64_t blocks_copied_ = 0;

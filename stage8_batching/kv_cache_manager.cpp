@@ -29,8 +29,7 @@ KvCacheManager::KvCacheManager(int num_blocks, int block_size, HashFunction hash
 }
 
 bool KvCacheManager::allocate(SequenceId sequence, int num_tokens) {
-  COMMON_CHECK(!contains(sequence) && !is_swapped(sequence),
-               "sequence " + std::to_string(sequence) + " is live already");
+  check_is_new(sequence);
   COMMON_CHECK(num_tokens > 0, "a sequence needs at least one slot");
   const int num_blocks = blocks_needed(num_tokens, block_size_);
   if (num_blocks > num_available()) {
@@ -44,8 +43,7 @@ bool KvCacheManager::allocate(SequenceId sequence, int num_tokens) {
 
 bool KvCacheManager::allocate(SequenceId sequence, std::span<const common::Token> tokens, std::uint64_t salt,
                               const Admission& admission) {
-  COMMON_CHECK(!contains(sequence) && !is_swapped(sequence),
-               "sequence " + std::to_string(sequence) + " is live already");
+  check_is_new(sequence);
   COMMON_CHECK(!tokens.empty(), "a sequence needs at least one token");
   COMMON_CHECK(admission.max_tokens > 0 && admission.spare_blocks >= 0, "an admission allows at least one token");
   const std::size_t max_found = admission.use_prefix_cache ? tokens.size() - 1 : 0;
@@ -112,7 +110,7 @@ bool KvCacheManager::can_reserve(std::span<const SequenceId> sequences, int num_
 }
 
 void KvCacheManager::fork(SequenceId parent, SequenceId child) {
-  COMMON_CHECK(!contains(child) && !is_swapped(child), "sequence " + std::to_string(child) + " is live already");
+  check_is_new(child);
   Sequence copy = find(parent);
   // Blocks that the parent has reserved ahead hold nothing to share.
   copy.block_table.resize(static_cast<std::size_t>(blocks_needed(copy.length, block_size_)));
@@ -270,7 +268,7 @@ bool KvCacheManager::swap_in(std::span<const SequenceId> sequences, int spare_bl
 Usage KvCacheManager::usage_of(std::span<const SequenceId> sequences) const {
   std::map<int, int> used;  // slots that hold a token, by block
   for (const SequenceId id : sequences) {
-    const Sequence& sequence = is_swapped(id) ? swapped_.at(id) : find(id);
+    const Sequence& sequence = find(id);
     int rest = sequence.length;
     for (int i = 0; i < blocks_needed(sequence.length, block_size_); ++i) {
       const int block = sequence.block_table[static_cast<std::size_t>(i)];
@@ -363,6 +361,11 @@ void KvCacheManager::release_host_block(int block) {
     free_host_blocks_.push_back(block);
     host_tokens_.erase(block);
   }
+}
+
+void KvCacheManager::check_is_new(SequenceId sequence) const {
+  COMMON_CHECK(!contains(sequence) && !is_swapped(sequence),
+               "sequence " + std::to_string(sequence) + " is live already");
 }
 
 KvCacheManager::Sequence& KvCacheManager::find(SequenceId sequence) {

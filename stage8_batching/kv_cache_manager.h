@@ -96,8 +96,7 @@ class KvCacheManager {
   // spare_blocks blocks would stay free.
   bool swap_in(std::span<const SequenceId> sequences, int spare_blocks = 0);
   bool is_swapped(SequenceId sequence) const { return swapped_.contains(sequence); }
-  // The slots of these sequences alone; a shared block counts once. For swapped-out ones it is what swap_in() must find
-  // room for.
+  // The slots of these sequences alone; a shared block counts once.
   Usage usage_of(std::span<const SequenceId> sequences) const;
   int num_free_host_blocks() const { return static_cast<int>(free_host_blocks_.size()); }
 
@@ -128,6 +127,7 @@ class KvCacheManager {
     std::uint64_t salt = 0;
   };
 
+  void check_is_new(SequenceId sequence) const;
   Sequence& find(SequenceId sequence);
   const Sequence& find(SequenceId sequence) const;
   int num_available() const;  // blocks without an owner: free ones, and cached ones that can be evicted
