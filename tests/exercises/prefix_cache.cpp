@@ -46,6 +46,7 @@ TEST_CASE("prefix cache: a block's hash depends on its tokens, on what comes bef
 }
 
 TEST_CASE("prefix cache: what is published is found, a block at a time, up to the first that is not there") {
+  const std::vector<int> none;
   for (const bool collide : {false, true}) {
     PrefixCache cache(2, collide ? everything_collides : sum);
     cache.publish(7, -1, Tokens{1, 2}, 0);
@@ -54,14 +55,14 @@ TEST_CASE("prefix cache: what is published is found, a block at a time, up to th
     CHECK(cache.find(Tokens{1, 2, 3, 4, 5}, 0) == std::vector{7, 1});
     CHECK(cache.find(Tokens{1, 2, 3}, 0) == std::vector{7});
     CHECK(cache.find(Tokens{1, 2, 4, 3}, 0) == std::vector{7});
-    CHECK(cache.find(Tokens{3, 4}, 0) == std::vector<int>{});  // is there, but after 1 2
-    CHECK(cache.find(Tokens{5, 6, 1, 2}, 0) == std::vector<int>{});
-    CHECK(cache.find(Tokens{1, 2}, 1) == std::vector<int>{});  // another tenant's
+    CHECK(cache.find(Tokens{3, 4}, 0) == none);        // is there, but after 1 2
+    CHECK(cache.find(Tokens{5, 6, 1, 2}, 0) == none);  // what comes before is missing
+    CHECK(cache.find(Tokens{1, 2}, 1) == none);        // another tenant's
     cache.publish(2, -1, Tokens{1, 2}, 1);
     CHECK(cache.find(Tokens{1, 2, 3, 4}, 1) == std::vector{2});
     CHECK(cache.find(Tokens{1, 2, 3, 4}, 0) == std::vector{7, 1});
-    CHECK(cache.find(Tokens{1}, 0) == std::vector<int>{});  // not a full block
-    cache.publish(3, 9, Tokens{5, 6}, 0);                   // its parent is unknown
+    CHECK(cache.find(Tokens{1}, 0) == none);  // not a full block
+    cache.publish(3, 9, Tokens{5, 6}, 0);     // its parent is unknown
     CHECK_FALSE(cache.contains(3));
   }
 }
