@@ -2,104 +2,12 @@
 
 #include <algorithm>
 
+#include "common/cuda/finishes.cuh"
 #include "common/cuda/fused_kernel.cuh"
+#include "common/cuda/tiled_linear.h"
 
 namespace common {
 namespace {
-
-// ---- what becomes of the sums: rows `row` and `row` + 1 of the product for one token. Called by whole warps, of which
-// the lanes with `exists` have something ----------------------------------------------------------------------------
-
-struct NoEpilogueLoads {
-  __device__ __forceinline__ void prefetch(int) const {}
-  __device__ __forceinline__ float4 load_epilogue(int, int) const { return {}; }
-};
-
-template <typename Scalar>
-struct RotateAndSplit {
-  Rotary rotary;
-  Scalar* q;
-  Scalar* kv;
-
-  __device__ __forceinline__ void prefetch(int) const {}
-  __device__ __forceinline__ float4 load_epilogue(int token, int row) const {
-    const int half = rotary.head_dim / 2;
-    if (row >= rotary.q_rows + rotary.kv_rows) {
-      return {1.0F, 0.0F, 0.0F, 0.0F};
-    }
-    const float2 turn = __ldcg(rotary.rotation + token * half + row / 2 % half);
-    return {turn.x, turn.y, 0.0F, 0.0F};
-  }
-  __device__ __forceinline__ void operator()(bool exists, int token, int row, float4 turn, float2 sum) const {
-    if (exists) {
-      Scalar* destination =
-          row < rotary.q_rows ? q + token * rotary.q_rows + row : kv + token * 2 * rotary.kv_rows + row - rotary.q_rows;
-      *reinterpret_cast<Pair<Scalar>*>(destination) =
-          make_pair<Scalar>(sum.x * turn.x - sum.y * turn.y, sum.x * turn.y + sum.y * turn.x);
-    }
-  }
-};
-
-template <typename Scalar>
-struct AddToResidual {
-  Residual residual;
-
-  __device__ __forceinline__ void prefetch(int row) const {
-    if (row < residual.num_cols) {
-      asm volatile("prefetch.global.L2 [%0];" ::"l"(residual.norm + row));
-    }
-  }
-  __device__ __forceinline__ float4 load_epilogue(int token, int row) const {
-    const float2 before = __ldcg(reinterpret_cast<const float2*>(residual.values + token * residual.num_cols + row));
-    const float2 norm = *reinterpret_cast<const float2*>(residual.norm + row);
-    return {before.x, before.y, norm.x, norm.y};
-  }
-  __device__ __forceinline__ void operator()(bool exists, int token, int row, float4 loaded, float2 sum) const {
-    const float2 after = {loaded.x + sum.x, loaded.y + sum.y};
-    static_assert(kSquaresColumns == kTileRows, "the lanes of one token in a warp have what is added up");
-    float squares = after.x * after.x + after.y * after.y;
-    squares += __shfl_xor_sync(0xFFFFFFFFU, squares, 1);
-    squares += __shfl_xor_sync(0xFFFFFFFFU, squares, 2);
-    if (exists) {
-      const int place = token * residual.num_cols + row;
-      *reinterpret_cast<float2*>(residual.values + place) = after;
-      *reinterpret_cast<Pair<Scalar>*>(static_cast<Scalar*>(residual.weighted) + place) =
-          make_pair<Scalar>(after.x * loaded.z, after.y * loaded.w);
-      if (row % kTileRows == 0) {
-        residual.squares[place / kSquaresColumns] = squares;
-      }
-    }
-  }
-};
-
-template <typename Scalar>
-struct GatedSilu : NoEpilogueLoads {
-  Scalar* output;
-  int num_rows;
-
-  GatedSilu(Scalar* to, int rows) : output(to), num_rows(rows) {}
-  __device__ __forceinline__ void operator()(bool exists, int token, int row, float4, float2 sum) const {
-    if (exists) {
-      output[(token * num_rows + row) / 2] = from_float<Scalar>(gated(sum.x, sum.y));
-    }
-  }
-};
-
-struct StoreLogits : NoEpilogueLoads {
-  float* logits;
-  int num_rows;
-
-  StoreLogits(float* to, int rows) : logits(to), num_rows(rows) {}
-  __device__ __forceinline__ void operator()(bool exists, int token, int row, float4, float2 sum) const {
-    if (exists) {
-      float* destination = logits + std::int64_t{token} * num_rows + row;
-      destination[0] = sum.x;
-      if (row + 1 < num_rows) {
-        destination[1] = sum.y;
-      }
-    }
-  }
-};
 
 // kRingSlots: what the ring holds, 4 KB each.
 template <typename Scalar, int kTokens, int kRingSlots, int kSlots, bool kManyBatches, typename Finish>
@@ -142,8 +50,7 @@ constexpr bool needs_small_ring() {
 
 template <typename Scalar, int kTokens, typename Finish>
 void launch_tokens(const FusedLinear& linear, const Finish& finish, cudaStream_t stream) {
-  COMMON_CHECK(linear.num_tokens > 0 && linear.num_tokens <= max_fused_tokens(linear.precision, linear.num_cols),
-               "fused products are for a few tokens");
+  COMMON_CHECK(linear.num_tokens > 0 && linear.num_tokens <= kTokens, "fused products are for a few tokens");
   COMMON_CHECK(linear.num_rows > 0 && linear.num_cols > 0 && linear.num_cols % 8 == 0, "rows are 16-byte pieces");
   COMMON_CHECK(linear.weights != nullptr && linear.x != nullptr, "there is something to multiply");
   if (device_limits().shared_bytes_per_block >= std::size_t{216} << 10) {
@@ -170,19 +77,12 @@ void launch_product(const FusedLinear& linear, const Finish& finish, cudaStream_
 
 }  // namespace
 
-int max_fused_tokens(Precision precision, int longest_row) {
-  // Where cuBLASLt takes over, as measured (H200): SmolLM2-135M's longest row has 1,536 columns, a step of 32 tokens
-  // takes 698 us by fused products and 868 by the library; Llama-3.2-1B, 8,192: 973 and 1,107 with 16 tokens, 1,247 and
-  // 1,152 with 32; Llama-3-8B, 14,336: 5,201 and 4,822 with 16.
-  constexpr int kShortRow = 2048;
-  constexpr int kLongRow = 8192;
-  if (precision == Precision::kFloat32) {
-    return 1;
-  }
-  return longest_row <= kShortRow ? 32 : longest_row <= kLongRow ? 16 : 8;
-}
-
 void fused_qkv(const FusedLinear& linear, const Rotary& rotary, void* q, void* kv, cudaStream_t stream) {
+  if (linear.kernel == ProductKernel::kTiles) {
+    TileFinish finish{.kind = TileFinish::Kind::kRotateAndSplit};
+    finish.rotate_and_split = {rotary, static_cast<__nv_bfloat16*>(q), static_cast<__nv_bfloat16*>(kv)};
+    return tiled_product(linear, finish, stream);
+  }
   with_scalar(linear.precision, [&]<typename Scalar>(Scalar) {
     launch_product<Scalar>(linear, RotateAndSplit<Scalar>{rotary, static_cast<Scalar*>(q), static_cast<Scalar*>(kv)},
                            stream);
@@ -192,18 +92,35 @@ void fused_qkv(const FusedLinear& linear, const Rotary& rotary, void* q, void* k
 void fused_add(const FusedLinear& linear, const Residual& residual, cudaStream_t stream) {
   COMMON_CHECK(linear.num_rows == residual.num_cols && residual.num_cols % kSquaresColumns == 0,
                "what is added has the residual stream's shape");
+  if (linear.kernel == ProductKernel::kTiles) {
+    COMMON_CHECK(residual.squares_columns == kTileSquaresColumns, "squares are summed as tiles are cut");
+    TileFinish finish{.kind = TileFinish::Kind::kAddToResidual};
+    finish.add_to_residual = {residual};
+    return tiled_product(linear, finish, stream);
+  }
+  COMMON_CHECK(residual.squares_columns == kSquaresColumns, "squares are summed as tiles are cut");
   with_scalar(linear.precision, [&]<typename Scalar>(Scalar) {
-    launch_product<Scalar>(linear, AddToResidual<Scalar>{residual}, stream);
+    launch_product<Scalar>(linear, AddToResidual<Scalar, kSquaresColumns>{residual}, stream);
   });
 }
 
 void fused_gated_silu(const FusedLinear& linear, void* output, cudaStream_t stream) {
+  if (linear.kernel == ProductKernel::kTiles) {
+    TileFinish finish{.kind = TileFinish::Kind::kGatedSilu};
+    finish.gated_silu = {static_cast<__nv_bfloat16*>(output), linear.num_rows};
+    return tiled_product(linear, finish, stream);
+  }
   with_scalar(linear.precision, [&]<typename Scalar>(Scalar) {
     launch_product<Scalar>(linear, GatedSilu<Scalar>(static_cast<Scalar*>(output), linear.num_rows), stream);
   });
 }
 
 void fused_logits(const FusedLinear& linear, float* logits, cudaStream_t stream) {
+  if (linear.kernel == ProductKernel::kTiles) {
+    TileFinish finish{.kind = TileFinish::Kind::kStoreLogits};
+    finish.store_logits = {logits, linear.num_rows};
+    return tiled_product(linear, finish, stream);
+  }
   with_scalar(linear.precision, [&]<typename Scalar>(Scalar) {
     launch_product<Scalar>(linear, StoreLogits(logits, linear.num_rows), stream);
   });

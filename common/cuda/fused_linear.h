@@ -1,5 +1,6 @@
-// Matrix products for a handful of tokens, with everything around them fused in. Reading the weights is all that
-// counts, so the weights are on their way before the launch before has finished: see fused_kernel.cuh.
+// Matrix products for the tokens of a decode step, with everything around them fused in. Reading the weights takes most
+// of the time, so the weights are on their way before the launch before has finished. Two kernels do that: one for a
+// handful of tokens (fused_kernel.cuh), and on Hopper one for some dozens (tiled_kernel.cuh).
 #pragma once
 
 #include <cuda_runtime_api.h>
@@ -10,27 +11,43 @@
 
 namespace common {
 
-// The largest number of tokens that fused products take, of a model whose longest row of weights has so many columns: 8
-// to 32 in bfloat16, the fewer the longer the rows are, since every block reads all of x.
+// What computes the products of a step.
+enum class ProductKernel {
+  kRows,     // fused_kernel.cuh
+  kTiles,    // tiled_kernel.cuh: in bfloat16, on Hopper, up to kMaxTiledTokens
+  kLibrary,  // matrix_products.h: any number of tokens, and nothing is fused
+};
+inline constexpr int kMaxTiledTokens = 64;
+
+// Whether there is kTiles: the GPU has its instructions, and the build its kernels.
+bool can_tile(Precision precision);
+
+// The fastest for so many tokens, of a model whose longest row of weights has so many columns. See product_kernel.cpp.
+ProductKernel product_kernel(Precision precision, int num_tokens, int longest_row);
+
+// The largest number of tokens for which that is a fused product.
 int max_fused_tokens(Precision precision, int longest_row);
 
 // Every pointer is a device pointer; weights and x are in the model's precision.
 //
 // The norm is spread over three launches, so that it costs none of its own. What writes the residual stream also
-// writes it times the next norm's weights, as x, and the sums of its squares, one for every kSquaresColumns columns.
-// The product of x and the weights is then divided by the root of the mean square: one number for each token.
-inline constexpr int kSquaresColumns = 8;
+// writes it times the next norm's weights, as x, and the sums of its squares, one for every few columns. The product of
+// x and the weights is then divided by the root of the mean square: one number for each token.
+inline constexpr int kSquaresColumns = 8;       // of a sum, which a tile of kRows has
+inline constexpr int kTileSquaresColumns = 64;  // of a sum, which a warp of kTiles has
 
 struct FusedLinear {
+  ProductKernel kernel = ProductKernel::kRows;  // or kTiles
   Precision precision = Precision::kBFloat16;
   const void* weights = nullptr;  // [num_rows, num_cols]
   int num_rows = 0;
   int num_cols = 0;  // a multiple of 8
   int num_tokens = 0;
   const void* x = nullptr;         // [num_x_rows, num_cols]
-  const int* rows = nullptr;       // [num_tokens], which rows of x; nullptr: the first num_tokens
+  const int* rows = nullptr;       // [num_tokens], which rows of x; nullptr: the first num_tokens, as kTiles wants it
   int num_x_rows = 0;              // a row beyond gives NaN
-  const float* squares = nullptr;  // [num_x_rows, num_cols / kSquaresColumns]; nullptr: x is what it is
+  const float* squares = nullptr;  // [num_x_rows, num_cols / the kernel's columns of a sum, rounded up]; nullptr: x is
+                                   //   what it is
   float epsilon = 0.0F;
 };
 
@@ -50,7 +67,8 @@ struct Residual {
   const float* norm = nullptr;  // [num_cols], the next norm's weights
   void* weighted = nullptr;     // [num_tokens, num_cols], in the model's precision: values * norm. May be nullptr for
                                 //   look_up (llama_kernels.h), which then leaves out the squares too
-  float* squares = nullptr;     // [num_tokens, num_cols / kSquaresColumns]
+  float* squares = nullptr;     // [num_tokens, num_cols / squares_columns, rounded up]
+  int squares_columns = kSquaresColumns;
   int num_cols = 0;
 };
 

@@ -30,10 +30,10 @@ inline bool can_overlap() {
 // need much shared memory then follow each other without a pause. A kernel that relies on L1 is slower for it.
 enum class Overlap { kNone, kPrevious, kPreviousWithoutL1 };
 
-// Starts kernel<<<grid, threads, shared_bytes, stream>>>(arguments...).
+// Starts kernel<<<grid, threads, shared_bytes, stream>>>(arguments...) in clusters of cluster_size blocks.
 template <typename... Parameters, typename... Arguments>
-void launch(void (*kernel)(Parameters...), dim3 grid, int threads, std::size_t shared_bytes, cudaStream_t stream,
-            Overlap overlap, Arguments... arguments) {
+void launch_clusters(void (*kernel)(Parameters...), dim3 grid, int cluster_size, int threads, std::size_t shared_bytes,
+                     cudaStream_t stream, Overlap overlap, const Arguments&... arguments) {
   if (shared_bytes > 40 * 1024) {  // without opting in, a kernel gets 48 KB, its static arrays included
     CUDA_CHECK(
         cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(shared_bytes)));
@@ -42,17 +42,31 @@ void launch(void (*kernel)(Parameters...), dim3 grid, int threads, std::size_t s
     CUDA_CHECK(
         cudaFuncSetAttribute(kernel, cudaFuncAttributePreferredSharedMemoryCarveout, cudaSharedmemCarveoutMaxShared));
   }
-  cudaLaunchAttribute attribute{};
-  attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;
-  attribute.val.programmaticStreamSerializationAllowed = 1;
+  cudaLaunchAttribute attributes[2]{};
   cudaLaunchConfig_t config{};
+  config.attrs = attributes;
+  if (overlap != Overlap::kNone && can_overlap()) {
+    cudaLaunchAttribute& attribute = attributes[config.numAttrs++];
+    attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+    attribute.val.programmaticStreamSerializationAllowed = 1;
+  }
+  if (cluster_size > 1) {
+    cudaLaunchAttribute& attribute = attributes[config.numAttrs++];
+    attribute.id = cudaLaunchAttributeClusterDimension;
+    attribute.val.clusterDim = {static_cast<unsigned>(cluster_size), 1, 1};
+  }
   config.gridDim = grid;
   config.blockDim = dim3(static_cast<unsigned>(threads));
   config.dynamicSmemBytes = shared_bytes;
   config.stream = stream;
-  config.attrs = &attribute;
-  config.numAttrs = overlap != Overlap::kNone && can_overlap() ? 1 : 0;
   CUDA_CHECK(cudaLaunchKernelEx(&config, kernel, static_cast<Parameters>(arguments)...));
+}
+
+// The same without clusters.
+template <typename... Parameters, typename... Arguments>
+void launch(void (*kernel)(Parameters...), dim3 grid, int threads, std::size_t shared_bytes, cudaStream_t stream,
+            Overlap overlap, const Arguments&... arguments) {
+  launch_clusters(kernel, grid, 1, threads, shared_bytes, stream, overlap, arguments...);
 }
 
 #ifdef __CUDACC__

@@ -67,10 +67,10 @@ struct CudaLlama::Impl {
     CUDA_CHECK(cudaMemset(argmax_scratch.data(), 0, argmax_scratch.bytes()));
   }
 
-  int max_fused() const {
-    return max_fused_tokens(precision, std::max({config.hidden_size, q_cols, config.feed_forward_size}));
-  }
-  bool is_fused(int tokens) const { return tokens <= max_fused(); }
+  int longest_row() const { return std::max({config.hidden_size, q_cols, config.feed_forward_size}); }
+  int max_fused() const { return max_fused_tokens(precision, longest_row()); }
+  ProductKernel kernel_for(int tokens) const { return product_kernel(precision, tokens, longest_row()); }
+  bool is_fused(int tokens) const { return kernel_for(tokens) != ProductKernel::kLibrary; }
 
   std::size_t activation_elements(int cols) const {
     COMMON_CHECK(max_tokens > 0, "a step has tokens");
@@ -90,10 +90,12 @@ struct CudaLlama::Impl {
             .norm = next_norm,
             .weighted = is_fused(num_tokens) ? weighted.data() : nullptr,
             .squares = squares.data(),
+            .squares_columns = kernel_for(num_tokens) == ProductKernel::kTiles ? kTileSquaresColumns : kSquaresColumns,
             .num_cols = config.hidden_size};
   }
   FusedLinear of_residual(const void* matrix, int rows) const {
-    return {.precision = precision,
+    return {.kernel = kernel_for(num_tokens),
+            .precision = precision,
             .weights = matrix,
             .num_rows = rows,
             .num_cols = config.hidden_size,
@@ -104,7 +106,8 @@ struct CudaLlama::Impl {
             .epsilon = config.rms_epsilon};
   }
   FusedLinear of_activations(const void* matrix, int rows, const DeviceMemory& activations, int cols) const {
-    return {.precision = precision,
+    return {.kernel = kernel_for(num_tokens),
+            .precision = precision,
             .weights = matrix,
             .num_rows = rows,
             .num_cols = cols,
@@ -264,7 +267,7 @@ void CudaLlama::logits(const int* rows, int num_rows, float* logits, cudaStream_
   COMMON_CHECK(impl.num_tokens > 0, "forward comes before logits");
   COMMON_CHECK(num_rows > 0 && num_rows <= impl.max_tokens, "logits are of 1 to max_tokens rows");
   COMMON_CHECK(rows != nullptr && logits != nullptr && is_aligned(logits), "rows and logits are given");
-  if (impl.is_fused(num_rows) && impl.is_fused(impl.num_tokens)) {
+  if (impl.kernel_for(num_rows) == ProductKernel::kRows && impl.kernel_for(impl.num_tokens) == ProductKernel::kRows) {
     FusedLinear linear = impl.of_residual(impl.weights.output, impl.config.vocab_size);
     linear.rows = rows;
     linear.num_tokens = num_rows;
@@ -277,7 +280,9 @@ void CudaLlama::logits(const int* rows, int num_rows, float* logits, cudaStream_
   if (impl.is_fused(num_rows)) {
     FusedLinear linear =
         impl.of_activations(impl.weights.output, impl.config.vocab_size, impl.normed, impl.config.hidden_size);
+    linear.kernel = impl.kernel_for(num_rows);
     linear.num_tokens = num_rows;
+    linear.num_x_rows = num_rows;
     fused_logits(linear, logits, stream);
   } else {
     impl.products.multiply(impl.logits_product(num_rows, logits), stream);

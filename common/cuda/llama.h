@@ -1,8 +1,8 @@
 // The Llama forward pass on the GPU, with the interface of the CPU's (common/model/llama.h): flat tokens, and one
 // attention callback for each layer. It knows nothing of caches. This header can be included without nvcc.
 //
-// A layer is computed in one of two ways. With few tokens, up to 32 of a small model, reading the weights takes most of
-// the time: four kernels per layer, besides attention's two, each fuse a matrix product with everything around it
+// A layer is computed in one of two ways. With few tokens, up to 64 on Hopper, reading the weights takes most of the
+// time: four kernels per layer, besides attention's two, each fuse a matrix product with everything around it
 // (fused_linear.h). With more tokens, which share the weights that are read, cuBLASLt computes the products and small
 // kernels the rest.
 #pragma once

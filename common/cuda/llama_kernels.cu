@@ -44,20 +44,30 @@ __global__ void __launch_bounds__(kThreads) look_up_kernel(Lookup lookup, Residu
   const auto* source =
       static_cast<const Scalar*>(lookup.embedding) + std::int64_t{exists ? token : 0} * residual.num_cols;
   const std::int64_t first = row * residual.num_cols;
-  for (int i = static_cast<int>(threadIdx.x) * kSquaresColumns; i < residual.num_cols;
-       i += kThreads * kSquaresColumns) {
+  for (int begin = 0; begin < residual.num_cols; begin += kThreads * kSquaresColumns) {
+    const int i = begin + static_cast<int>(threadIdx.x) * kSquaresColumns;
     float squares = 0.0F;
+    if (i < residual.num_cols) {
 #pragma unroll
-    for (int j = i; j < i + kSquaresColumns; ++j) {
-      const float value = exists ? to_float(source[j]) : not_a_number();
-      residual.values[first + j] = value;
-      squares += value * value;
-      if (residual.weighted != nullptr) {
-        static_cast<Scalar*>(residual.weighted)[first + j] = from_float<Scalar>(value * residual.norm[j]);
+      for (int j = i; j < i + kSquaresColumns; ++j) {
+        const float value = exists ? to_float(source[j]) : not_a_number();
+        residual.values[first + j] = value;
+        squares += value * value;
+        if (residual.weighted != nullptr) {
+          static_cast<Scalar*>(residual.weighted)[first + j] = from_float<Scalar>(value * residual.norm[j]);
+        }
       }
     }
-    if (residual.weighted != nullptr) {
-      residual.squares[(first + i) / kSquaresColumns] = squares;
+    if (residual.weighted == nullptr) {
+      continue;
+    }
+    // A sum is over what neighbouring threads have; those past the end have nothing.
+    for (int columns = kSquaresColumns; columns < residual.squares_columns; columns *= 2) {
+      squares += __shfl_xor_sync(0xFFFFFFFFU, squares, columns / kSquaresColumns);
+    }
+    if (i < residual.num_cols && i % residual.squares_columns == 0) {
+      const int count = (residual.num_cols + residual.squares_columns - 1) / residual.squares_columns;
+      residual.squares[row * count + i / residual.squares_columns] = squares;
     }
   }
   for (unsigned i = threadIdx.x; i < static_cast<unsigned>(half); i += kThreads) {

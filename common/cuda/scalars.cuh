@@ -72,6 +72,18 @@ __device__ __forceinline__ float4 load_shared_floats(const float* source) {
 // silu(gate) * up, with silu(x) = x / (1 + exp(-x)).
 __device__ __forceinline__ float gated(float gate, float up) { return gate / (1.0F + expf(-gate)) * up; }
 
+// The same, to about 2 units in the last place of a float, in a third of the instructions, where the result is rounded
+// to bfloat16.
+template <typename Scalar>
+__device__ __forceinline__ float gated_for(float gate, float up) {
+  if constexpr (sizeof(Scalar) == 4) {
+    return gated(gate, up);
+  } else {
+    constexpr float kLog2E = 1.4426950408889634F;
+    return __fdividef(gate, 1.0F + exp2_fast(-kLog2E * gate)) * up;
+  }
+}
+
 // The sum over a warp, in every lane.
 __device__ __forceinline__ float warp_sum(float value) {
 #pragma unroll

@@ -146,7 +146,7 @@ TEST_CASE("GPU Llama: published shapes, any number of tokens, positions out of o
   Random random(3);
   for (const Precision precision : {Precision::kFloat32, Precision::kBFloat16}) {
     CudaLlama model(cpu_model, precision, 257);
-    for (const int num_tokens : {1, 2, 7, 8, 9, 16, 17, 31, 32, 33, 63, 64, 65, 257}) {
+    for (const int num_tokens : {1, 2, 7, 8, 9, 16, 17, 31, 32, 33, 63, 64, 65, 127, 128, 129, 257}) {
       const std::vector<int> tokens = random_numbers(random, num_tokens, config.vocab_size);
       const std::vector<int> positions = random_numbers(random, num_tokens, config.context_length);
       const common::AttentionFn attention = local_attention(config);
@@ -209,16 +209,16 @@ TEST_CASE("GPU: a model that was prepared asks the matrix library nothing more",
     SKIP_TEST("there is no GPU");
   }
   for (const Precision precision : {Precision::kFloat32, Precision::kBFloat16}) {
-    CudaLlama model(bundled_model().config(), 1, precision, 64);
+    CudaLlama model(bundled_model().config(), 1, precision, 200);
     CHECK(model.num_prepared() == 0);
-    model.prepare(64, 48);
+    model.prepare(200, 150);
     const std::size_t prepared = model.num_prepared();
     CHECK(prepared > 0);
     Random random(1);
-    for (const int num_tokens : {1, 16, 17, 33, 48, 63, 64}) {
+    for (const int num_tokens : {1, 16, 17, 33, 64, 127, 128, 129, 150, 200}) {
       CAPTURE(static_cast<int>(precision), num_tokens);
       const std::vector<int> tokens = random_numbers(random, num_tokens, model.config().vocab_size);
-      const std::vector<int> rows = random_numbers(random, std::min(num_tokens, 48), num_tokens);
+      const std::vector<int> rows = random_numbers(random, std::min(num_tokens, 150), num_tokens);
       gpu_logits(
           model, tokens, tokens, [&](const auto& call) { tests::copy_queries(call, model); }, rows);
       CHECK(model.num_prepared() == prepared);
