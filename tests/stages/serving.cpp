@@ -794,7 +794,10 @@ TEST_CASE("counters and the numbers of steps: a server that runs ahead has one s
     Serving serving(options);
     CHECK(serve(serving, {{make_request(6, 4)}}) == kNoProblem);
     counters[run_ahead ? 1 : 0] = serving.server.counters();
-    REQUIRE(serving.reports.size() == (run_ahead ? 5 : 4));
+    CHECK(serving.reports.size() == (run_ahead ? 5 : 4));
+    serving.server.submit({make_request(5, 2)});
+    CHECK(serving.run() == kNoProblem);
+    REQUIRE(serving.reports.size() == (run_ahead ? 8 : 6));
     for (std::size_t i = 0; i < serving.reports.size(); ++i) {
       CHECK(serving.reports[i].index == static_cast<std::int64_t>(i));
     }
