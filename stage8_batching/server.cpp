@@ -301,7 +301,6 @@ void Server::finish(int id, common::FinishReason reason, const std::string& erro
 }
 
 void Server::report_schedule(const ScheduledStep& step) {
-  report_.token_budget = options_.token_budget;
   report_.num_tokens = step.num_tokens;
   report_.is_memory_short = step.is_memory_short;
   for (const ScheduledGroup& scheduled : step.groups) {

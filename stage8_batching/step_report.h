@@ -18,7 +18,6 @@ struct StepReport {
   double scheduling_seconds = 0.0;  // on the machine's own clock
   double computing_seconds = 0.0;   // likewise
   double waiting_seconds = 0.0;     // of computing_seconds: waiting for the GPU
-  int token_budget = 0;
   int num_tokens = 0;
   std::vector<int> num_queries;  // of these, by sequence of the batch
   std::int64_t num_read = 0;     // tokens whose K and V the attention has read

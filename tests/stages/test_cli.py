@@ -439,6 +439,13 @@ class Serving(ProgramTest):
         for rate in ("-1", "0", "1e-308", "nan"):
             self.assert_usage_error(run("compare", "--rate", rate), "--rate")
 
+    def test_the_budget_alone_says_how_large_a_forward_pass_is(self):
+        for command in ("serve", "compare"):
+            self.assert_usage_error(run(command, "--chunk", "64"), "--chunk")
+            help_text = run(command, "--help").stdout
+            self.assertIn(b"--budget", help_text)
+            self.assertNotIn(b"--chunk", help_text)
+
     def test_a_plot_stays_until_there_is_a_new_one(self):
         path = self.folder / "plot.svg"
         path.write_text("the last one", encoding="utf-8")
