@@ -24,9 +24,16 @@ void tell(const std::string& where) {
 
 // Why there can be no runner; empty if there can.
 std::string obstacle([[maybe_unused]] const common::LlamaConfig& config, [[maybe_unused]] const KvCacheShape& shape,
-                     [[maybe_unused]] Precision precision) {
+                     const GpuOptions& options) {
+  const bool is_float8 = options.kv_cache == KvCacheType::kFloat8;
+  if (options.device == Device::kCpu) {
+    return is_float8 ? "the CPU stores K and V in float32 only" : "the CPU computes in float32 only";
+  }
+  if (is_float8 && options.precision != Precision::kBFloat16) {
+    return "K and V in float8 need --precision bf16: their kernels multiply them with queries of 16 bits";
+  }
 #ifdef COURSE_CUDA
-  return common::has_cuda_device() ? CudaRunner::unsupported(config, shape, precision)
+  return common::has_cuda_device() ? CudaRunner::unsupported(config, shape, options.precision, options.kv_cache)
                                    : "there is no GPU here that the kernels run on";
 #else
   return "this program was built without CUDA";
@@ -37,18 +44,19 @@ std::string obstacle([[maybe_unused]] const common::LlamaConfig& config, [[maybe
 
 std::unique_ptr<GpuRunner> make_gpu_runner(const common::Llama& model, const KvCacheShape& shape,
                                            const GpuOptions& options, [[maybe_unused]] int chunk_size) {
-  if (options.device == Device::kCpu && options.precision == Precision::kFloat32) {
+  const bool is_exact = options.precision == Precision::kFloat32 && options.kv_cache == KvCacheType::kAuto;
+  if (options.device == Device::kCpu && is_exact) {
     return nullptr;
   }
-  const std::string reason = options.device == Device::kCpu ? "the CPU computes in float32 only"
-                                                            : obstacle(model.config(), shape, options.precision);
+  const std::string reason = obstacle(model.config(), shape, options);
   if (reason.empty()) {
 #ifdef COURSE_CUDA
-    tell(common::device_limits().name + (options.precision == Precision::kFloat32 ? " in float32" : " in bfloat16"));
-    return std::make_unique<CudaRunner>(model, shape, options.precision, chunk_size);
+    tell(common::device_limits().name + (options.precision == Precision::kFloat32 ? " in float32" : " in bfloat16") +
+         (options.kv_cache == KvCacheType::kFloat8 ? ", K and V in float8" : ""));
+    return std::make_unique<CudaRunner>(model, shape, options.precision, chunk_size, options.kv_cache);
 #endif
   }
-  if (options.device != Device::kAuto || options.precision != Precision::kFloat32) {
+  if (options.device != Device::kAuto || !is_exact) {
     throw common::InputError(reason);
   }
   tell("the CPU: " + reason);

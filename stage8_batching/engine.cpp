@@ -19,6 +19,10 @@ KvCacheShape cache_shape(const common::LlamaConfig& config, const EngineOptions&
   shape.head_dim = config.head_dim;
   shape.num_host_blocks = blocks_needed(options.num_host_slots, options.block_size);
   shape.bytes_per_element = options.gpu.precision == Precision::kFloat32 ? 4 : 2;
+  if (options.gpu.kv_cache == KvCacheType::kFloat8) {
+    shape.bytes_per_element = 1;
+    shape.scale_bytes = std::min(shape.head_dim / 16, 8);
+  }
   return shape;
 }
 

@@ -109,6 +109,8 @@ void add_engine_options(common::Command& command, EngineOptions& options, bool h
                  "cpu, gpu, or auto: the GPU if there is one");
   command.choice("--precision", options.gpu.precision, {{"fp32", Precision::kFloat32}, {"bf16", Precision::kBFloat16}},
                  "fp32 (every stage's text) or, on a GPU, bf16");
+  command.choice("--kv-cache", options.gpu.kv_cache, {{"auto", KvCacheType::kAuto}, {"fp8", KvCacheType::kFloat8}},
+                 "auto (K and V as --precision has them) or, with bf16, fp8");
 }
 
 // One sequence with random K and V, for `bench --attention`.

@@ -2,6 +2,7 @@
 // bytes written in a second, beside what a plain device-to-device copy reaches.
 #include "checks.h"
 #include "common/cuda/launch.h"
+#include "float8.cuh"
 #include "kernels.h"
 #include "page_layout.h"
 #include "ptx.cuh"
@@ -79,6 +80,117 @@ __global__ void __launch_bounds__(kThreads) copy_slots(SlotCopy copy) {
   }
 }
 
+// The same for pages of float8. A row, one token's K or V of one head, is rounded on its way in, and is brought back to
+// bfloat16 on its way out.
+struct Float8Copy {
+  std::uint8_t* pages;
+  Element* rows[2];  // of keys, of values
+  const int* slot_mapping;
+  std::int64_t row_stride;  // in elements
+  unsigned num_rows;        // of keys
+  unsigned lanes;           // threads for a row: 16 elements each, the number rounded up to a power of 2
+  PageShape shape;
+};
+
+// The largest absolute value of 16 elements, as the bits of a float32: in that order a NaN is above all numbers.
+__device__ __forceinline__ std::uint32_t largest_bits(const common::Vec16<Element> (&vecs)[2]) {
+  std::uint32_t largest = 0;
+#pragma unroll
+  for (int i = 0; i < 16; ++i) {
+    largest = max(largest, __float_as_uint(fabsf(vecs[i / 8][i % 8])));
+  }
+  return largest;
+}
+
+__device__ __forceinline__ uint4 to_float8(const common::Vec16<Element> (&vecs)[2], float factor) {
+  std::uint32_t words[4];
+#pragma unroll
+  for (int i = 0; i < 4; ++i) {
+    const common::Vec16<Element>& vec = vecs[i / 2];
+    const int first = i % 2 * 4;
+    words[i] =
+        pack_float8(vec[first] * factor, vec[first + 1] * factor, vec[first + 2] * factor, vec[first + 3] * factor);
+  }
+  return {words[0], words[1], words[2], words[3]};
+}
+
+// Neighbouring threads have neighbouring parts of a row; those of one row find its largest element together.
+template <bool kToSlots>
+__global__ void __launch_bounds__(kThreads) copy_float8_slots(Float8Copy copy) {
+  common::wait_for_previous_launch();
+  common::allow_next_launch();
+  const PageShape& shape = copy.shape;
+  const int vecs_per_row = shape.head_dim / kVecBytes;
+  const unsigned index = blockIdx.x * kThreads + threadIdx.x;
+  const unsigned row = index / copy.lanes;
+  const int vec = static_cast<int>(index & (copy.lanes - 1));
+  const unsigned token = row / static_cast<unsigned>(shape.num_kv_heads);
+  const int head = static_cast<int>(row - token * static_cast<unsigned>(shape.num_kv_heads));
+  const int slot = row < copy.num_rows && vec < vecs_per_row ? copy.slot_mapping[token] : -1;
+  const int row_in_block = slot % shape.block_size;
+  const int row_in_tile = row_in_block % kTileRows;
+  const int tile_bytes = kTileRows * shape.head_dim;
+  // K of the tile, its scales, V's scales, V (page_layout.h).
+  std::uint8_t* const pair = copy.pages + row_offset(shape, slot / shape.block_size, head, row_in_block - row_in_tile);
+  std::uint8_t* const scales[2] = {pair + tile_bytes + row_in_tile, pair + tile_bytes + kTileRows + row_in_tile};
+  const int place = vec_place(vecs_per_row, kTileRows, row_in_tile, vec) * kVecBytes;
+  uint4* const stored[2] = {reinterpret_cast<uint4*>(pair + place),
+                            reinterpret_cast<uint4*>(pair + tile_bytes + 2 * kTileRows + place)};
+  const std::int64_t flat = token * copy.row_stride + head * shape.head_dim + vec * kVecBytes;
+  if constexpr (kToSlots) {
+    common::Vec16<Element> vecs[2][2] = {};
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      if (slot >= 0) {
+        vecs[i / 2][i % 2].bits = __ldcs(reinterpret_cast<const uint4*>(copy.rows[i / 2] + flat) + i % 2);
+      }
+    }
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      std::uint32_t largest = largest_bits(vecs[i]);
+      for (unsigned distance = copy.lanes / 2; distance > 0; distance /= 2) {
+        largest = max(largest, __shfl_xor_sync(~0U, largest, static_cast<int>(distance)));
+      }
+      const std::uint32_t scale = scale_bits(__uint_as_float(largest));
+      if (slot >= 0) {
+        *stored[i] = to_float8(vecs[i], inverse_scale(scale));
+        if (vec == 0) {
+          *scales[i] = static_cast<std::uint8_t>(scale);
+        }
+      }
+    }
+  } else if (slot >= 0) {
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      uint4 vecs[2];
+      to_bfloat16(vecs, *stored[i], scale_of(*scales[i]));
+      reinterpret_cast<uint4*>(copy.rows[i] + flat)[0] = vecs[0];
+      reinterpret_cast<uint4*>(copy.rows[i] + flat)[1] = vecs[1];
+    }
+  }
+}
+
+template <bool kToSlots>
+void launch_copy_float8(const Pages& pages, void* keys, void* values, std::int64_t row_stride, const int* slot_mapping,
+                        int num_tokens, cudaStream_t stream) {
+  unsigned lanes = 1;
+  while (static_cast<int>(lanes) * kVecBytes < pages.shape.head_dim) {
+    lanes *= 2;
+  }
+  const std::int64_t num_rows = std::int64_t{num_tokens} * pages.shape.num_kv_heads;
+  COMMON_CHECK(num_rows * lanes < (std::int64_t{1} << 32) - kThreads,
+               "a batch has fewer than 2^32 vectors of 16 bytes");
+  const Float8Copy copy{.pages = static_cast<std::uint8_t*>(pages.keys),
+                        .rows = {static_cast<Element*>(keys), static_cast<Element*>(values)},
+                        .slot_mapping = slot_mapping,
+                        .row_stride = row_stride,
+                        .num_rows = static_cast<unsigned>(num_rows),
+                        .lanes = lanes,
+                        .shape = pages.shape};
+  const auto grid = static_cast<unsigned>((num_rows * lanes + kThreads - 1) / kThreads);
+  common::launch(copy_float8_slots<kToSlots>, dim3(grid), kThreads, 0, stream, common::Overlap::kPrevious, copy);
+}
+
 template <bool kToSlots>
 void launch_copy_slots(const Pages& pages, void* keys, void* values, std::int64_t row_stride, const int* slot_mapping,
                        int num_tokens, cudaStream_t stream) {
@@ -88,11 +200,14 @@ void launch_copy_slots(const Pages& pages, void* keys, void* values, std::int64_
   if (num_tokens == 0) {
     return;
   }
-  const int vec = kVecBytes / bytes_of(shape.type);
+  const int vec = kVecBytes / bytes_of(row_type(shape.type));
   COMMON_CHECK(keys != nullptr && values != nullptr && slot_mapping != nullptr, "rows and slots are given");
   COMMON_CHECK(is_aligned(keys) && is_aligned(values), "rows begin at multiples of 16 bytes");
   COMMON_CHECK(row_stride >= std::int64_t{shape.num_kv_heads} * shape.head_dim && row_stride % vec == 0,
                "rows hold all heads and begin at multiples of 16 bytes");
+  if (shape.type == ScalarType::kFloat8) {
+    return launch_copy_float8<kToSlots>(pages, keys, values, row_stride, slot_mapping, num_tokens, stream);
+  }
   // Whole rows are neighbours anyway. Float32 has no panels, and a single token no neighbours.
   const bool panels = rows_per_tile(shape) > 1 && vecs_per_panel(shape.head_dim / vec) < shape.head_dim / vec;
   const int token_shift = panels && num_tokens > 1 ? 2 : 0;
@@ -121,7 +236,8 @@ void launch_copy_slots(const Pages& pages, void* keys, void* values, std::int64_
                  common::Overlap::kPrevious, copy);
 }
 
-// One thread block moves kChunk vectors of one block of K or V in one layer; blockIdx.y counts layers, twice. All its
+// One thread block moves kChunk vectors of one block of K or V in one layer; blockIdx.y counts layers, and
+// in each of them keys and values. All its
 // loads are under way before the first store. What limits it is the order in which memory is touched: the same kernel
 // copies 5 % faster when the plan's blocks happen to lie in order. (Tried on an H200: 128 to 1024 threads with 2 to 16
 // vectors each, bulk copies through shared memory by a persistent grid, other orders of pairs and layers. None was
@@ -130,10 +246,10 @@ constexpr int kChunk = 8 * kThreads;
 
 __global__ void __launch_bounds__(kThreads)
     copy_block_chunks(uint4* keys, uint4* values, const PageCopy* copies, std::int64_t vecs_per_block,
-                      std::int64_t vecs_per_layer, int chunks_per_block) {
+                      std::int64_t vecs_per_layer, int chunks_per_block, int num_arrays) {
   const PageCopy copy = copies[blockIdx.x / chunks_per_block];
   const std::int64_t begin = std::int64_t{blockIdx.x % chunks_per_block} * kChunk + threadIdx.x;
-  uint4* layer = (blockIdx.y % 2 == 0 ? keys : values) + blockIdx.y / 2 * vecs_per_layer;
+  uint4* layer = (blockIdx.y % num_arrays == 0 ? keys : values) + blockIdx.y / num_arrays * vecs_per_layer;
   const uint4* source = layer + copy.source * vecs_per_block;
   uint4* destination = layer + copy.destination * vecs_per_block;
   uint4 vecs[kChunk / kThreads];
@@ -176,10 +292,11 @@ void copy_blocks(void* keys, void* values, int num_layers, const PageShape& shap
   const std::int64_t vecs_per_block = shape.elements_per_block() * bytes_of(shape.type) / kVecBytes;
   const std::int64_t chunks_per_block = (vecs_per_block + kChunk - 1) / kChunk;
   COMMON_CHECK(chunks_per_block * num_copies < std::int64_t{1} << 31, "too many copies for one launch");
-  const dim3 grid(static_cast<unsigned>(chunks_per_block * num_copies), static_cast<unsigned>(2 * num_layers));
+  const int num_arrays = shape.is_paired() ? 1 : 2;
+  const dim3 grid(static_cast<unsigned>(chunks_per_block * num_copies), static_cast<unsigned>(num_arrays * num_layers));
   common::launch(copy_block_chunks, grid, kThreads, 0, stream, common::Overlap::kNone, static_cast<uint4*>(keys),
                  static_cast<uint4*>(values), copies, vecs_per_block, shape.num_blocks * vecs_per_block,
-                 static_cast<int>(chunks_per_block));
+                 static_cast<int>(chunks_per_block), num_arrays);
 }
 
 }  // namespace

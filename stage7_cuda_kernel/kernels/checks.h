@@ -19,7 +19,8 @@ inline void check_shape(const PageShape& shape, int num_heads) {
 
 inline void check_pages(const Pages& pages) {
   check_shape(pages.shape, pages.shape.num_kv_heads);
-  COMMON_CHECK(pages.keys != nullptr && pages.values != nullptr, "pages have keys and values");
+  COMMON_CHECK(pages.keys != nullptr && (pages.values != nullptr || pages.shape.is_paired()),
+               "pages have keys and values");
   COMMON_CHECK(is_aligned(pages.keys) && is_aligned(pages.values), "pages begin at multiples of 16 bytes");
 }
 

@@ -23,12 +23,13 @@ namespace {
 
 using common::DeviceArray;
 
-PageShape page_shape(const KvCacheShape& shape, Precision precision) {
+PageShape page_shape(const KvCacheShape& shape, Precision precision, KvCacheType kv_cache) {
+  const ScalarType type = precision == Precision::kFloat32 ? ScalarType::kFloat32 : ScalarType::kBFloat16;
   return {.num_blocks = shape.num_blocks,
           .num_kv_heads = shape.num_kv_heads,
           .block_size = shape.block_size,
           .head_dim = shape.head_dim,
-          .type = precision == Precision::kFloat32 ? ScalarType::kFloat32 : ScalarType::kBFloat16};
+          .type = kv_cache == KvCacheType::kFloat8 ? ScalarType::kFloat8 : type};
 }
 
 common::CudaLlama device_model(const common::Llama& model, Precision precision, int chunk_size) {
@@ -47,21 +48,24 @@ std::string why_unsupported(const PageShape& shape, int num_heads) { return unsu
 }  // namespace
 
 struct CudaRunner::Impl {
-  Impl(const common::Llama& llama, const KvCacheShape& cache_shape, Precision precision, int chunk_size)
-      : shape(page_shape(cache_shape, precision)),
+  Impl(const common::Llama& llama, const KvCacheShape& cache_shape, Precision precision, int chunk_size,
+       KvCacheType kv_cache)
+      : shape(page_shape(cache_shape, precision, kv_cache)),
         num_layers(cache_shape.num_layers),
         layer_bytes(static_cast<std::size_t>(shape.elements()) * static_cast<std::size_t>(bytes_of(shape.type))),
         model(device_model(llama, precision, chunk_size)),
         keys(layer_bytes * static_cast<std::size_t>(num_layers)),
-        values(layer_bytes * static_cast<std::size_t>(num_layers)),
+        values(shape.is_paired() ? 0 : layer_bytes * static_cast<std::size_t>(num_layers)),
         inputs(chunk_size, std::min(cache_shape.num_blocks,
                                     (llama.config().context_length + shape.block_size - 1) / shape.block_size)),
         decode_workspace(decode_workspace_bytes(shape, batch())),
         ragged_workspace(ragged_workspace_bytes(shape, batch(), chunk_size)),
         logits(static_cast<std::size_t>(llama.config().vocab_size)) {
-    // NaN, in either type, so that reading a slot that was never written shows.
+    // NaN, in any type, so that reading a slot that was never written shows.
     CUDA_CHECK(cudaMemsetAsync(keys.data(), 0xFF, keys.bytes(), stream.get()));
-    CUDA_CHECK(cudaMemsetAsync(values.data(), 0xFF, values.bytes(), stream.get()));
+    if (!shape.is_paired()) {
+      CUDA_CHECK(cudaMemsetAsync(values.data(), 0xFF, values.bytes(), stream.get()));
+    }
   }
 
   // The one sequence.
@@ -75,7 +79,8 @@ struct CudaRunner::Impl {
 
   Pages pages(int layer) const {
     const std::size_t first = layer_bytes * static_cast<std::size_t>(layer);
-    return {static_cast<std::byte*>(keys.data()) + first, static_cast<std::byte*>(values.data()) + first, shape};
+    return {static_cast<std::byte*>(keys.data()) + first,
+            shape.is_paired() ? nullptr : static_cast<std::byte*>(values.data()) + first, shape};
   }
 
   // One pass over all tokens: a single one is decode attention's, a chunk ragged attention's.
@@ -133,14 +138,16 @@ struct CudaRunner::Impl {
   std::optional<common::Graph> decode_step;
 };
 
-std::string CudaRunner::unsupported(const common::LlamaConfig& config, const KvCacheShape& shape, Precision precision) {
+std::string CudaRunner::unsupported(const common::LlamaConfig& config, const KvCacheShape& shape, Precision precision,
+                                    KvCacheType kv_cache) {
   const std::string reason = common::CudaLlama::unsupported(config);
-  return reason.empty() ? why_unsupported(page_shape(shape, precision), shape.num_heads) : reason;
+  return reason.empty() ? why_unsupported(page_shape(shape, precision, kv_cache), shape.num_heads) : reason;
 }
 
-CudaRunner::CudaRunner(const common::Llama& model, const KvCacheShape& shape, Precision precision, int chunk_size) {
+CudaRunner::CudaRunner(const common::Llama& model, const KvCacheShape& shape, Precision precision, int chunk_size,
+                       KvCacheType kv_cache) {
   try {
-    impl_ = std::make_unique<Impl>(model, shape, precision, chunk_size);
+    impl_ = std::make_unique<Impl>(model, shape, precision, chunk_size, kv_cache);
   } catch (const common::OutOfDeviceMemory&) {
     throw common::InputError("the GPU has no room for the model and " +
                              common::format_bytes(shape.bytes_per_slot() * shape.num_slots()) +
@@ -229,7 +236,7 @@ common::Matrix CudaRunner::Impl::read_back(int layer, std::span<const int> slots
   const int cols = shape.num_kv_heads * shape.head_dim;
   const std::size_t size = slots.size() * static_cast<std::size_t>(cols);
   const DeviceArray<int> device_slots(slots);
-  const common::DeviceMemory rows(2 * size * static_cast<std::size_t>(bytes_of(shape.type)));
+  const common::DeviceMemory rows(2 * size * static_cast<std::size_t>(bytes_of(row_type(shape.type))));
   auto* const second = static_cast<std::byte*>(rows.data()) + rows.bytes() / 2;
   read_from_slots(pages(layer), rows.data(), second, cols, device_slots.data(), static_cast<int>(slots.size()),
                   stream.get());

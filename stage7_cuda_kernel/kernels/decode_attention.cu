@@ -1,26 +1,8 @@
-// Decode attention: checks, and the choice of the head dimension. The kernel is in decode_kernel.cuh.
+// Decode attention: checks, and the choice of type. The kernel is in decode_kernel.cuh.
 #include "attention_simple.h"
 #include "decode_launch.cuh"
 
 namespace stage7 {
-namespace {
-
-void choose_head_dim(const DecodeCall& call) {
-  switch (call.pages.shape.head_dim) {
-    case 32:
-      return choose_query_tiles<32>(call);
-    case 64:
-      return choose_query_tiles<64>(call);
-    case 96:
-      return choose_query_tiles<96>(call);
-    case 128:
-      return choose_query_tiles<128>(call);
-    default:
-      return choose_query_tiles<256>(call);
-  }
-}
-
-}  // namespace
 
 void decode_attention(const Pages& pages, const Batch& batch, const void* queries, void* output, void* workspace,
                       cudaStream_t stream, const DecodeOptions& options) {
@@ -41,7 +23,11 @@ void decode_attention(const Pages& pages, const Batch& batch, const void* querie
   const DecodeCall call{
       pages, batch, queries, output,
       parts, shape, stream,  options.overlap_previous ? common::Overlap::kPrevious : common::Overlap::kNone};
-  choose_head_dim(call);
+  if (pages.shape.type == ScalarType::kFloat8) {
+    decode_float8(call);
+  } else {
+    choose_head_dim<ScalarType::kBFloat16>(call);
+  }
 }
 
 }  // namespace

@@ -32,7 +32,7 @@ constexpr int kWarps = 4;
 constexpr int kStages = 3;
 constexpr int kResident = 2;
 
-using Ring = TileRing<kDimensions, kStages, kWarps>;
+using Ring = TileRing<ScalarType::kBFloat16, kDimensions, kStages, kWarps>;
 
 // kQueryTiles: of 8 queries.
 template <int kQueryTiles>
@@ -56,7 +56,7 @@ __global__ void __launch_bounds__(32 * kWarps, kResident) attend(LadderCall call
   ring.start();
 
   const PartialSoftmax<kDimensions> exchange(shared + kWarps * Ring::kBytes, kWarps, splits.num_queries);
-  WarpAttention<kDimensions, kQueryTiles> attention;
+  WarpAttention<ScalarType::kBFloat16, kDimensions, kQueryTiles> attention;
   attention.start(call.queries + head_row(call, piece.sequence, piece.head * splits.num_queries), splits.num_queries);
   for (int tile = first_tile + warp; tile < end_tile; tile += kWarps) {
     const int num_tokens = min(kTileTokens, piece.length - tile * kTileTokens);

@@ -14,12 +14,13 @@ namespace stage8 {
 class CudaRunner : public GpuRunner {
  public:
   // Why the kernels do not take this model and cache; empty if they do.
-  static std::string unsupported(const common::LlamaConfig& config, const KvCacheShape& shape, Precision precision);
+  static std::string unsupported(const common::LlamaConfig& config, const KvCacheShape& shape, Precision precision,
+                                 KvCacheType kv_cache = KvCacheType::kAuto);
 
   // Takes the device's memory for weights and K/V. chunk_size: the largest number of tokens in one forward pass.
   // Throws InputError if the memory is too small. max_sequences: the largest number of sequences, likewise.
   CudaRunner(const common::Llama& model, const KvCacheShape& shape, Precision precision, int chunk_size,
-             int max_sequences);
+             int max_sequences, KvCacheType kv_cache = KvCacheType::kAuto);
   ~CudaRunner() override;
 
   void copy_blocks(std::span<const BlockCopy> copies) override;

@@ -10,28 +10,41 @@
 // columns, where Q on the left would fill 16 rows with at most 8 of use. A column of S^T, the scores of one query, then
 // lies in the same threads as that query's column of O^T: the rescaling of the online softmax needs no exchange between
 // threads.
+//
+// Float8 (float8.cuh) is brought into float16 in registers, where it is exact, and the scales are applied to what comes
+// out of the first product and what goes into the second:
+//
+//     score  = log2(e) / sqrt(head_dim) * (q . k) * K's scale        one multiplication for a token and query
+//     output = sum of 2^score * V's scale * v                        2^score * 2^e is 2^(score + e): one addition
+//
+// So the online softmax of the weights that meet V keeps the largest score + e, and they are at most 1, as float16
+// needs it; the sum of weights is formed beside it, from the scores alone.
 #pragma once
 
 #include "common/cuda/launch.h"
 #include "common/cuda/scalars.cuh"
 #include "decode_merge.cuh"
 #include "decode_plan.h"
+#include "float8.cuh"
 #include "online_softmax.cuh"
 #include "tile_ring.cuh"
 
 namespace stage8 {
 
 // One warp's part of one head: queries in registers, running softmax, accumulated output.
-template <int kHeadDim, int kQueryTiles>
+template <ScalarType kType, int kHeadDim, int kQueryTiles>
 struct WarpAttention {
+  static constexpr bool kFloat8 = kType == ScalarType::kFloat8;
   static constexpr int kSteps = kHeadDim / 16;  // of 16 dimensions
-  using Tile = SharedTile<kHeadDim>;
+  using Tile = SharedTile<kHeadDim, kType>;
+  static constexpr int kLoads = Tile::kVecs / 2;  // of two vectors, by ldmatrix
   // V into registers before the softmax, if there are registers left: their loading hides behind it.
   static constexpr bool kValuesEarly = kQueryTiles * kSteps <= 8;
 
   std::uint32_t queries[kQueryTiles][kSteps][2];  // Q^T as the right operand of an mma
   float output[kQueryTiles][kSteps][4];           // O^T: 16 dimensions x 8 queries each
-  // Of this thread's two queries. The sum is that of the weights which this thread has formed itself.
+  // Of this thread's two queries. The sum is that of the weights which this thread has formed itself. Float8: the
+  // largest score + e, e the exponent of V's scale, and the sum in units of it.
   RunningSoftmax softmax[kQueryTiles][2];
 
   // queries: the group's rows of head_dim.
@@ -43,8 +56,12 @@ struct WarpAttention {
       const auto* row = reinterpret_cast<const std::uint32_t*>(group_queries + query * kHeadDim);
 #pragma unroll
       for (int step = 0; step < kSteps; ++step) {
-        queries[t][step][0] = query < group ? row[step * 8 + lane % 4] : 0;
-        queries[t][step][1] = query < group ? row[step * 8 + lane % 4 + 4] : 0;
+        // In which order a step adds its 16 dimensions does not matter, if K has the same. In float8, a thread's four
+        // are neighbours, as the four bytes are that it gets of a row.
+        const int first = kFloat8 ? step * 8 + lane % 4 * 2 : step * 8 + lane % 4;
+        const int second = kFloat8 ? first + 1 : first + 4;
+        queries[t][step][0] = query < group ? operand(row[first]) : 0;
+        queries[t][step][1] = query < group ? operand(row[second]) : 0;
 #pragma unroll
         for (int i = 0; i < 4; ++i) {
           output[t][step][i] = 0.0F;
@@ -59,55 +76,31 @@ struct WarpAttention {
 
   // K and V of 16 tokens in shared memory, of which num_tokens exist.
   __device__ __forceinline__ void add_tile(std::uint32_t keys, std::uint32_t values, int num_tokens, float scale) {
-    const int lane = static_cast<int>(threadIdx.x) % 32;
-    std::uint32_t v[kSteps][4];
+    std::uint32_t v[kLoads][4];
     float scores[kQueryTiles][4] = {};
-    {
-      // Matrices: tokens 0-7 and 8-15 of the lower 8 dimensions, then of the upper 8. Steps of 16 dimensions are steps
-      // of two vectors.
-      const int row = lane % 16;
-      const std::uint32_t row_begin = keys + Tile::row_begin(row);
-      const int place = Tile::place(row, lane / 16);
-      // Even and odd steps are summed apart: two chains of half the length keep the tensor core busier than one.
-      float odd[kQueryTiles][4] = {};
-#pragma unroll
-      for (int step = 0; step < kSteps; step += 2) {
-        std::uint32_t k[2][4];
-        load_matrices(k[0], row_begin + Tile::at_step(place, step));
-        load_matrices(k[1], row_begin + Tile::at_step(place, step + 1));
-#pragma unroll
-        for (int t = 0; t < kQueryTiles; ++t) {
-          multiply_add(scores[t], k[0], queries[t][step][0], queries[t][step][1]);
-          multiply_add(odd[t], k[1], queries[t][step + 1][0], queries[t][step + 1][1]);
-        }
-      }
-#pragma unroll
-      for (int t = 0; t < kQueryTiles; ++t) {
-#pragma unroll
-        for (int i = 0; i < 4; ++i) {
-          scores[t][i] += odd[t][i];
-        }
-      }
-    }
+    add_scores(scores, keys);
+    const TileScales scales = load_scales(keys, scale);
     if constexpr (kValuesEarly) {
       load_values(v, values);
     }
     std::uint32_t weights[kQueryTiles][2];  // P^T as the right operand
 #pragma unroll
     for (int t = 0; t < kQueryTiles; ++t) {
-      update_softmax(t, scores[t], num_tokens, scale);
+      update_softmax(t, scores[t], num_tokens, scales);
       // A result's upper and lower half are the left operand's layout; the transposed ones are the right operand's.
-      weights[t][0] = transpose(common::pack(scores[t][0], scores[t][1]));
-      weights[t][1] = transpose(common::pack(scores[t][2], scores[t][3]));
+      weights[t][0] = transpose(pack_weights(scores[t][0], scores[t][1]));
+      weights[t][1] = transpose(pack_weights(scores[t][2], scores[t][3]));
     }
     if constexpr (!kValuesEarly) {
       load_values(v, values);
     }
 #pragma unroll
     for (int step = 0; step < kSteps; ++step) {
+      std::uint32_t own[4];
+      values_of_step(own, v, step);
 #pragma unroll
       for (int t = 0; t < kQueryTiles; ++t) {
-        multiply_add(output[t][step], v[step], weights[t][0], weights[t][1]);
+        multiply(output[t][step], own, weights[t][0], weights[t][1]);
       }
     }
   }
@@ -125,11 +118,11 @@ struct WarpAttention {
           if (lane < 4) {
             exchange.max_and_sum(part, query) = make_float2(softmax[t][i].largest, total);
           }
-          float* row = exchange.row(part, query) + lane / 4;
+          float* row = exchange.row(part, query) + lane / 4 * (kFloat8 ? 2 : 1);
 #pragma unroll
           for (int step = 0; step < kSteps; ++step) {
             row[step * 16] = output[t][step][i];
-            row[step * 16 + 8] = output[t][step][i + 2];
+            row[step * 16 + (kFloat8 ? 1 : 8)] = output[t][step][i + 2];
           }
         }
       }
@@ -137,15 +130,112 @@ struct WarpAttention {
   }
 
  private:
-  // V^T: matrices of the lower and upper 8 dimensions of tokens 0-7, then of tokens 8-15, transposed on loading.
-  static __device__ __forceinline__ void load_values(std::uint32_t (&v)[kSteps][4], std::uint32_t values) {
+  // What this thread's scores of tokens lane / 4 and lane / 4 + 8 are multiplied by, and what is added to them.
+  struct TileScales {
+    float of_keys[2];
+    float of_values[2];
+  };
+
+  static __device__ __forceinline__ TileScales load_scales(std::uint32_t tile, float scale) {
+    TileScales scales{{scale, scale}, {0.0F, 0.0F}};
+    if constexpr (kFloat8) {
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+        const std::uint32_t own = tile + half * 8 + threadIdx.x % 32 / 4;
+        scales.of_keys[half] = scale * scale_of(load_byte(own + Tile::kKeyScales));
+        scales.of_values[half] = static_cast<float>(static_cast<int>(load_byte(own + Tile::kValueScales)) - 127);
+      }
+    }
+    return scales;
+  }
+
+  // The tensor cores' operands: float16 if K and V are float8, else bfloat16.
+  static __device__ __forceinline__ std::uint32_t operand(std::uint32_t pair) {
+    return kFloat8 ? to_halves(pair) : pair;
+  }
+  static __device__ __forceinline__ std::uint32_t pack_weights(float low, float high) {
+    return kFloat8 ? pack_halves(low, high) : common::pack(low, high);
+  }
+  static __device__ __forceinline__ void multiply(float (&c)[4], const std::uint32_t (&a)[4], std::uint32_t b0,
+                                                  std::uint32_t b1) {
+    if constexpr (kFloat8) {
+      multiply_add_halves(c, a, b0, b1);
+    } else {
+      multiply_add(c, a, b0, b1);
+    }
+  }
+
+  // S^T += K Q^T. Even and odd steps are summed apart: two chains of half the length keep the tensor core busier than
+  // one.
+  __device__ __forceinline__ void add_scores(float (&scores)[kQueryTiles][4], std::uint32_t keys) const {
+    const int lane = static_cast<int>(threadIdx.x) % 32;
+    // Matrices: the lower vector of tokens 0-7 and 8-15, then the upper one. Of bfloat16 that is a step; of float8 each
+    // vector is one.
+    const int row = lane % 16;
+    const std::uint32_t row_begin = keys + Tile::row_begin(row);
+    const int place = Tile::place(row, lane / 16);
+    float odd[kQueryTiles][4] = {};
+#pragma unroll
+    for (int step = 0; step < kSteps; step += 2) {
+      std::uint32_t k[2][4];
+      if constexpr (kFloat8) {
+        std::uint32_t bytes[4];
+        load_matrices(bytes, row_begin + Tile::at_step(place, step / 2));
+#pragma unroll
+        for (int i = 0; i < 2; ++i) {
+          k[i][0] = lower_halves(bytes[2 * i]);
+          k[i][1] = lower_halves(bytes[2 * i + 1]);
+          k[i][2] = upper_halves(bytes[2 * i]);
+          k[i][3] = upper_halves(bytes[2 * i + 1]);
+        }
+      } else {
+        load_matrices(k[0], row_begin + Tile::at_step(place, step));
+        load_matrices(k[1], row_begin + Tile::at_step(place, step + 1));
+      }
+#pragma unroll
+      for (int t = 0; t < kQueryTiles; ++t) {
+        multiply(scores[t], k[0], queries[t][step][0], queries[t][step][1]);
+        multiply(odd[t], k[1], queries[t][step + 1][0], queries[t][step + 1][1]);
+      }
+    }
+#pragma unroll
+    for (int t = 0; t < kQueryTiles; ++t) {
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        scores[t][i] += odd[t][i];
+      }
+    }
+  }
+
+  // V^T: matrices of the lower and the upper vector of tokens 0-7, then of tokens 8-15, transposed on loading.
+  static __device__ __forceinline__ void load_values(std::uint32_t (&v)[kLoads][4], std::uint32_t values) {
     const int lane = static_cast<int>(threadIdx.x) % 32;
     const int row = lane / 16 * 8 + lane % 8;
     const std::uint32_t row_begin = values + Tile::row_begin(row);
     const int place = Tile::place(row, lane / 8 % 2);
 #pragma unroll
-    for (int step = 0; step < kSteps; ++step) {
-      load_matrices_transposed(v[step], row_begin + Tile::at_step(place, step));
+    for (int i = 0; i < kLoads; ++i) {
+      load_matrices_transposed(v[i], row_begin + Tile::at_step(place, i));
+    }
+  }
+
+  // 16 dimensions of V^T. Transposing takes two bytes of float8 for one element: a thread gets dimensions 2 g and
+  // 2 g + 1, g = lane / 4, of one token, and then of the next. The mma's row g becomes dimension 2 g and its row g + 8
+  // dimension 2 g + 1, as finish() knows.
+  static __device__ __forceinline__ void values_of_step(std::uint32_t (&own)[4], const std::uint32_t (&v)[kLoads][4],
+                                                        int step) {
+    if constexpr (kFloat8) {
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+        const std::uint32_t by_dimension = __byte_perm(v[step / 2][half * 2 + step % 2], 0, 0x3120);
+        own[half * 2] = lower_halves(by_dimension);
+        own[half * 2 + 1] = upper_halves(by_dimension);
+      }
+    } else {
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        own[i] = v[step][i];
+      }
     }
   }
 
@@ -162,7 +252,13 @@ struct WarpAttention {
   }
 
   // Turns scores into weights 2^(scale * score - largest), and brings what came before to the new largest score.
-  __device__ __forceinline__ void update_softmax(int t, float (&scores)[4], int num_tokens, float scale) {
+  __device__ __forceinline__ void update_softmax(int t, float (&scores)[4], int num_tokens, const TileScales& scales) {
+    if constexpr (kFloat8) {
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        scores[i] *= scales.of_keys[i / 2];
+      }
+    }
     if (num_tokens < kTileTokens) {
       const int token = static_cast<int>(threadIdx.x) % 32 / 4;
 #pragma unroll
@@ -176,11 +272,21 @@ struct WarpAttention {
     for (int i = 0; i < 2; ++i) {
       RunningSoftmax& own = softmax[t][i];
       const float before = own.largest;
-      rescale[i] = own.raise_to(fmaxf(before, scale * max_over_tokens(fmaxf(scores[i], scores[i + 2]))));
+      if constexpr (kFloat8) {
+        const float first = scores[i] + scales.of_values[0];
+        const float second = scores[i + 2] + scales.of_values[1];
+        rescale[i] = own.raise_to(fmaxf(before, max_over_tokens(fmaxf(first, second))));
+        own.sum += common::exp2_fast(scores[i] - own.largest) + common::exp2_fast(scores[i + 2] - own.largest);
+        scores[i] = common::exp2_fast(first - own.largest);
+        scores[i + 2] = common::exp2_fast(second - own.largest);
+      } else {
+        const float scale = scales.of_keys[0];
+        rescale[i] = own.raise_to(fmaxf(before, scale * max_over_tokens(fmaxf(scores[i], scores[i + 2]))));
+        scores[i] = own.weight_of(scores[i], scale);
+        scores[i + 2] = own.weight_of(scores[i + 2], scale);
+        own.sum = own.sum + scores[i] + scores[i + 2];
+      }
       grew |= before != own.largest;
-      scores[i] = own.weight_of(scores[i], scale);
-      scores[i + 2] = own.weight_of(scores[i + 2], scale);
-      own.sum = own.sum + scores[i] + scores[i + 2];
     }
     if (__any_sync(~0U, grew)) {  // after a few tiles, rarely
 #pragma unroll
@@ -234,11 +340,11 @@ __device__ __forceinline__ void finish_head(const PartialSoftmax<kHeadDim>& exch
   merge_head<kHeadDim, kWarps>(exchange, workspace, output, first_contributor, last_contributor);
 }
 
-template <int kHeadDim, int kQueryTiles, int kWarps, int kStages, int kResident, bool kContiguous>
+template <ScalarType kType, int kHeadDim, int kQueryTiles, int kWarps, int kStages, int kResident, bool kContiguous>
 __global__ void __launch_bounds__(32 * kWarps, kResident)
     decode_kernel(Pages pages, Batch batch, const Element* queries, Element* output, DecodeWorkspace workspace,
                   float scale) {
-  using Ring = TileRing<kHeadDim, kStages, kWarps, kContiguous>;
+  using Ring = TileRing<kType, kHeadDim, kStages, kWarps, kContiguous>;
   extern __shared__ __align__(128) unsigned char shared[];
   __shared__ __align__(8) unsigned char barriers[kWarps * Ring::kBarrierBytes];
   const int warp = static_cast<int>(threadIdx.x) / 32;
@@ -256,7 +362,7 @@ __global__ void __launch_bounds__(32 * kWarps, kResident)
   const int num_kv_heads = pages.shape.num_kv_heads;
   const int group = batch.num_heads / num_kv_heads;
   const PartialSoftmax<kHeadDim> exchange(shared + kWarps * Ring::kBytes, kWarps, group);
-  WarpAttention<kHeadDim, kQueryTiles> attention;
+  WarpAttention<kType, kHeadDim, kQueryTiles> attention;
   TileCursor head(batch.context_lengths, num_kv_heads, share);  // where the current head, or its rest, begins
   int begin = 0;                                                // the same, counted from the beginning of the share
   int next = warp;                                              // this warp's next tile, counted likewise

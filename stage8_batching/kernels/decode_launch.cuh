@@ -21,37 +21,56 @@ struct DecodeCall {
   common::Overlap overlap;
 };
 
-template <int kHeadDim, int kQueryTiles, int kWarps, int kStages, int kResident, bool kContiguous>
+template <ScalarType kType, int kHeadDim, int kQueryTiles, int kWarps, int kStages, int kResident, bool kContiguous>
 void launch_decode(const DecodeCall& call) {
-  constexpr std::size_t kRingBytes = kWarps * TileRing<kHeadDim, kStages, kWarps>::kBytes;
+  constexpr std::size_t kRingBytes = kWarps * TileRing<kType, kHeadDim, kStages, kWarps>::kBytes;
   const std::size_t shared_bytes = kRingBytes + PartialSoftmax<kHeadDim>::bytes(kWarps, call.shape.group);
   // Scores are kept in units of log2(e), so that the weights are powers of 2.
   const auto scale = static_cast<float>(1.4426950408889634 / std::sqrt(static_cast<double>(kHeadDim)));
-  common::launch(decode_kernel<kHeadDim, kQueryTiles, kWarps, kStages, kResident, kContiguous>,
+  common::launch(decode_kernel<kType, kHeadDim, kQueryTiles, kWarps, kStages, kResident, kContiguous>,
                  dim3(static_cast<unsigned>(call.shape.num_workers)), 32 * kWarps, shared_bytes, call.stream,
                  call.overlap, call.pages, call.batch, static_cast<const Element*>(call.queries),
                  static_cast<Element*>(call.output), call.workspace, scale);
 }
 
-template <int kHeadDim, int kQueryTiles, bool kContiguous>
+template <ScalarType kType, int kHeadDim, int kQueryTiles, bool kContiguous>
 void choose_ring(const DecodeCall& call) {
-  // The rule's answers for this head_dim, as template arguments.
-  constexpr DecodeRing kFew = decode_ring(kHeadDim, kQueryTiles * 8, false);
-  constexpr DecodeRing kMany = decode_ring(kHeadDim, kQueryTiles * 8, true);
+  // The rule's answers for this type and head_dim, as template arguments.
+  constexpr DecodeRing kFew = decode_ring(kType, kHeadDim, kQueryTiles * 8, false);
+  constexpr DecodeRing kMany = decode_ring(kType, kHeadDim, kQueryTiles * 8, true);
   if (call.shape.many_heads) {
-    launch_decode<kHeadDim, kQueryTiles, kMany.warps, kMany.stages, kMany.resident, kContiguous>(call);
+    launch_decode<kType, kHeadDim, kQueryTiles, kMany.warps, kMany.stages, kMany.resident, kContiguous>(call);
   } else {
-    launch_decode<kHeadDim, kQueryTiles, kFew.warps, kFew.stages, kFew.resident, kContiguous>(call);
+    launch_decode<kType, kHeadDim, kQueryTiles, kFew.warps, kFew.stages, kFew.resident, kContiguous>(call);
   }
 }
 
-template <int kHeadDim, bool kContiguous = false>
+template <ScalarType kType, int kHeadDim, bool kContiguous = false>
 void choose_query_tiles(const DecodeCall& call) {
   if (call.shape.group <= 8) {
-    choose_ring<kHeadDim, 1, kContiguous>(call);
+    choose_ring<kType, kHeadDim, 1, kContiguous>(call);
   } else {
-    choose_ring<kHeadDim, 2, kContiguous>(call);
+    choose_ring<kType, kHeadDim, 2, kContiguous>(call);
   }
 }
+
+template <ScalarType kType>
+void choose_head_dim(const DecodeCall& call) {
+  switch (call.pages.shape.head_dim) {
+    case 32:
+      return choose_query_tiles<kType, 32>(call);
+    case 64:
+      return choose_query_tiles<kType, 64>(call);
+    case 96:
+      return choose_query_tiles<kType, 96>(call);
+    case 128:
+      return choose_query_tiles<kType, 128>(call);
+    default:
+      return choose_query_tiles<kType, 256>(call);
+  }
+}
+
+// The same for float8, compiled by itself (decode_float8.cu): there are as many kernels as for bfloat16.
+void decode_float8(const DecodeCall& call);
 
 }  // namespace

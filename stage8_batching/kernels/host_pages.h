@@ -19,8 +19,9 @@ class HostPages {
         num_blocks_(static_cast<std::size_t>(shape.num_blocks)),
         block_bytes_(static_cast<std::size_t>(shape.elements_per_block()) *
                      static_cast<std::size_t>(bytes_of(shape.type))),
+        is_paired_(shape.is_paired()),
         keys_(bytes(num_host_blocks)),
-        values_(bytes(num_host_blocks)) {}
+        values_(bytes(is_paired_ ? 0 : num_host_blocks)) {}
 
   bool contains(int block) const { return static_cast<std::size_t>(block) >= num_blocks_; }
 
@@ -28,7 +29,9 @@ class HostPages {
   // the two is here. Enqueued, not waited for: what is here is pinned.
   void copy(void* keys, void* values, int source, int destination, const common::Stream& stream) {
     move(static_cast<std::byte*>(keys), keys_.data(), source, destination, stream);
-    move(static_cast<std::byte*>(values), values_.data(), source, destination, stream);
+    if (!is_paired_) {
+      move(static_cast<std::byte*>(values), values_.data(), source, destination, stream);
+    }
   }
 
  private:
@@ -71,6 +74,7 @@ class HostPages {
   std::size_t num_layers_;
   std::size_t num_blocks_;  // on the device: host blocks are numbered from here on
   std::size_t block_bytes_;
+  bool is_paired_;  // K and V lie together
   common::PinnedArray<std::byte> keys_;
   common::PinnedArray<std::byte> values_;
 };

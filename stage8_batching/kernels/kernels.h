@@ -5,8 +5,8 @@
 // be captured in a CUDA graph. What changes from step to step (lengths, tables, slots) is read on the device, so a
 // captured graph stays valid as long as the pointers and the counts given here do.
 //
-// Two families. Bfloat16 K and V are read by tensor cores, in tiles of certain sizes only. Float32 is the exact path
-// for comparisons with the CPU: any block size, slow.
+// Two families. Bfloat16 and float8 K and V are read for tensor cores, in tiles of certain sizes only. Float32 is the
+// exact path for comparisons with the CPU: any block size, slow.
 #pragma once
 
 #include <cuda_runtime_api.h>
@@ -15,28 +15,46 @@
 #include <cstdint>
 #include <string>
 
+#ifdef __CUDACC__
+#define COURSE_HOST_DEVICE __host__ __device__ __forceinline__
+#else
+#define COURSE_HOST_DEVICE inline
+#endif
+
 namespace stage8 {
 
-enum class ScalarType { kFloat32, kBFloat16 };
+// Of what pages hold. kFloat8 is e4m3, one byte for each element, and each row has a scale (float8.cuh).
+enum class ScalarType { kFloat32, kBFloat16, kFloat8 };
 
 int bytes_of(ScalarType type);
+
+// Of queries, outputs and rows of K and V on their way to pages of this type.
+constexpr ScalarType row_type(ScalarType of_pages) {
+  return of_pages == ScalarType::kFloat8 ? ScalarType::kBFloat16 : of_pages;
+}
 
 // One layer's K, and its V: [num_blocks, num_kv_heads, block_size, head_dim]. One head's part of one block is a dense
 // block_size x head_dim matrix, whose vectors of 16 bytes lie in an order of their own (see page_layout.h).
 struct PageShape {
   std::int64_t num_blocks = 0;
   int num_kv_heads = 0;
-  int block_size = 0;  // float32: any; bfloat16: 8, 16, 32 or 64
-  int head_dim = 0;    // float32: a multiple of 8, up to 256; bfloat16: 32, 64, 96, 128 or 256
+  int block_size = 0;  // float32: any; bfloat16: 8, 16, 32 or 64; float8: 16, 32 or 64
+  int head_dim = 0;    // float32: a multiple of 8, up to 256; else 32, 64, 96, 128 or 256
   ScalarType type = ScalarType::kBFloat16;
 
-  std::int64_t elements_per_block() const { return std::int64_t{num_kv_heads} * block_size * head_dim; }
+  // Float8: K and V of a tile lie together, with their scales, in the array of keys, and there is none of values.
+  COURSE_HOST_DEVICE bool is_paired() const { return type == ScalarType::kFloat8; }
+  COURSE_HOST_DEVICE int elements_per_row() const {
+    const int scales = head_dim < 128 ? head_dim / 16 : 8;  // two, and what keeps tiles aligned (page_layout.h)
+    return is_paired() ? 2 * head_dim + scales : head_dim;
+  }
+  std::int64_t elements_per_block() const { return std::int64_t{num_kv_heads} * block_size * elements_per_row(); }
   std::int64_t elements() const { return num_blocks * elements_per_block(); }
 };
 
 struct Pages {
   void* keys = nullptr;
-  void* values = nullptr;
+  void* values = nullptr;  // not used if the shape is paired
   PageShape shape;
 };
 
@@ -44,14 +62,15 @@ struct Pages {
 // they cannot do. All of them refuse what is named here.
 std::string unsupported(const PageShape& shape, int num_heads);
 
-// Copies row i of keys and of values, [num_tokens, num_kv_heads * head_dim] of the pages' type, to slot
+// Copies row i of keys and of values, [num_tokens, num_kv_heads * head_dim] of row_type(pages' type), to slot
 // slot_mapping[i]; slot -1 skips the row. Rows begin row_stride elements apart, so that K and V may lie side by side
 // in one matrix; pointers and strides are multiples of 16 bytes. The kernel may start while the launch before it in the
-// stream still runs, but reads and writes nothing until that one has finished.
+// stream still runs, but reads and writes nothing until that one has finished. Float8 is rounded to, once, here.
 void write_to_slots(const Pages& pages, const void* keys, const void* values, std::int64_t row_stride,
                     const int* slot_mapping, int num_tokens, cudaStream_t stream);
 
-// The rows of the slots back in the plain order, for tests.
+// The rows of the slots back in the plain order, for tests. What float8 stands for is a bfloat16 number, so nothing is
+// rounded.
 void read_from_slots(const Pages& pages, void* keys, void* values, std::int64_t row_stride, const int* slot_mapping,
                      int num_tokens, cudaStream_t stream);
 
@@ -60,8 +79,8 @@ struct PageCopy {
   int destination = 0;
 };
 
-// Copies whole blocks in all layers at once. keys, values: [num_layers, shape...]. No block may be the destination of
-// two copies, or the destination of one and the source of another: the copies run side by side.
+// Copies whole blocks in all layers at once. keys, values (unless paired): [num_layers, shape...]. No block may be the
+// destination of two copies, or the destination of one and the source of another: the copies run side by side.
 void copy_blocks(void* keys, void* values, int num_layers, const PageShape& shape, const PageCopy* copies,
                  int num_copies, cudaStream_t stream);
 
@@ -91,9 +110,9 @@ std::size_t decode_workspace_bytes(const PageShape& shape, const Batch& batch, c
 void plan_decode(const PageShape& shape, const Batch& batch, void* workspace, cudaStream_t stream,
                  const DecodeOptions& options = {});
 
-// queries, output: [num_sequences, num_heads * head_dim], of the pages' type; one token for each sequence, which sees
-// all context_length positions. Query head h reads kv head h / (num_heads / num_kv_heads). Scores are scaled by
-// 1 / sqrt(head_dim).
+// queries, output: [num_sequences, num_heads * head_dim], of row_type(pages' type); one token for each sequence, which
+// sees all context_length positions. Query head h reads kv head h / (num_heads / num_kv_heads). Scores are scaled by 1
+// / sqrt(head_dim).
 void decode_attention(const Pages& pages, const Batch& batch, const void* queries, void* output, void* workspace,
                       cudaStream_t stream, const DecodeOptions& options = {});
 

@@ -12,11 +12,20 @@ namespace stage8 {
 namespace {
 
 // Every multiprocessor has one thread block, which takes one task after the other.
-template <int kHeadDim>
+template <ScalarType kType, int kHeadDim>
 void launch_prefill(const PrefillCall& call, std::int64_t max_work, cudaStream_t stream) {
   const std::int64_t grid = std::min<std::int64_t>(max_work, common::device_limits().num_multiprocessors);
-  common::launch(prefill_kernel<kHeadDim>, dim3(static_cast<unsigned>(grid)), PrefillShape<kHeadDim>::kThreads,
-                 sizeof(PrefillShared<kHeadDim>), stream, common::Overlap::kNone, call);
+  common::launch(prefill_kernel<kType, kHeadDim>, dim3(static_cast<unsigned>(grid)), PrefillShape<kHeadDim>::kThreads,
+                 sizeof(PrefillShared<kType, kHeadDim>), stream, common::Overlap::kNone, call);
+}
+
+template <ScalarType kType>
+void choose_head_dim(const PrefillCall& call, std::int64_t max_work, cudaStream_t stream) {
+  if (call.pages.shape.head_dim == 64) {
+    launch_prefill<kType, 64>(call, max_work, stream);
+  } else {
+    launch_prefill<kType, 128>(call, max_work, stream);
+  }
 }
 
 }  // namespace
@@ -39,10 +48,10 @@ void prefill_attention(const Pages& pages, const Batch& batch, const void* queri
       .queue = workspace.queue,
       .tasks = workspace.tasks,
       .scale = static_cast<float>(1.4426950408889634 / std::sqrt(static_cast<double>(pages.shape.head_dim)))};
-  if (pages.shape.head_dim == 64) {
-    launch_prefill<64>(call, max_work, stream);
+  if (pages.shape.type == ScalarType::kFloat8) {
+    choose_head_dim<ScalarType::kFloat8>(call, max_work, stream);
   } else {
-    launch_prefill<128>(call, max_work, stream);
+    choose_head_dim<ScalarType::kBFloat16>(call, max_work, stream);
   }
 }
 

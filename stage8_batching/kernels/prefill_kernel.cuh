@@ -19,13 +19,19 @@
 // - Tiles are walked from the last, where rows see different tokens, to the first. Only there scores are masked, and
 //   that tile is as short as it can be, in steps of 32 tokens.
 //
+// Float8 takes the same way, but for one more stop. Its pages are copied into a place of their own, and the warps of
+// warpgroup 0 bring them from there to bfloat16, scales included, into the rings. The others notice nothing, but that
+// they have 216 registers, since warpgroup 0 needs 72.
+//
 // On an H200, one prompt of 8,192 tokens with 32 heads over 8 kv heads of 128 dimensions: 343 TFLOP/s with mma, 560
 // here; 16 prompts of 512 tokens: 194 and 280.
 #pragma once
 
 #include <cfloat>
+#include <type_traits>
 
 #include "common/cuda/scalars.cuh"
+#include "float8.cuh"
 #include "online_softmax.cuh"
 #include "ptx.cuh"
 #include "ragged_plan.h"
@@ -61,7 +67,19 @@ struct PrefillWork {
   int num_seen;  // tokens that the task's last row sees; 0: there is no more work
 };
 
+// Of K and of V, one tile as the pages have it, in four parts: each warp copies its own, and reads no other.
 template <int kHeadDim>
+struct Float8Tiles {
+  using Stored = SharedTile<kHeadDim, ScalarType::kFloat8>;
+  static constexpr int kWarps = kWarpgroupThreads / 32;
+  static constexpr int kPieces = PrefillShape<kHeadDim>::kTokens / kTileRows / kWarps;
+  static constexpr int kPieceBytes = Stored::kBytes + Stored::kScaleBytes;  // of K or V
+  alignas(128) unsigned char bytes[kWarps][2][kPieces * kPieceBytes];
+  std::uint64_t full[kWarps][2];
+};
+struct NoTiles {};
+
+template <ScalarType kType, int kHeadDim>
 struct PrefillShared {
   using Shape = PrefillShape<kHeadDim>;
   alignas(1024) unsigned char queries[Shape::kSlots][Shape::kConsumers][Shape::kQueryBytes];
@@ -74,6 +92,7 @@ struct PrefillShared {
   std::uint64_t keys_empty[Shape::kStages];
   std::uint64_t values_full[Shape::kStages];
   std::uint64_t values_empty[Shape::kStages];
+  std::conditional_t<kType == ScalarType::kFloat8, Float8Tiles<kHeadDim>, NoTiles> stored;
 };
 
 // A place in a ring, and how often the ring has been gone round.
@@ -141,7 +160,7 @@ struct QueryRows {
 
 // A warpgroup that takes work, and copies what the others need for it: queries, then K and V, always as far ahead as
 // there is room.
-template <int kHeadDim>
+template <ScalarType kType, int kHeadDim>
 struct PrefillProducer {
   using Shape = PrefillShape<kHeadDim>;
   static constexpr int kWarps = kWarpgroupThreads / 32;
@@ -150,11 +169,12 @@ struct PrefillProducer {
   static constexpr int kPieceBytes = kTileRows * Shape::kRowBytes;
 
   const PrefillCall& call;
-  PrefillShared<kHeadDim>& shared;
+  PrefillShared<kType, kHeadDim>& shared;
   const int thread = static_cast<int>(threadIdx.x);
   const int lane = thread % 32;
   const int first_piece = thread / 32 * kPieces;  // of this warp
   RingPosition<Shape::kStages> stage;
+  int stored_parity = 0;  // of float8's tiles
 
   // The next thread block that is free gets the longest task that is left.
   __device__ __forceinline__ int take_ticket() const { return thread == 0 ? atomicAdd(&call.queue->next, 1) : 0; }
@@ -232,6 +252,81 @@ struct PrefillProducer {
     }
   }
 
+  // ---- float8: the same, with a stop ----
+
+  // K or V of this warp's part of a tile: `own` pieces, offset being that of lane i's.
+  __device__ __forceinline__ void fetch(bool is_key, std::int64_t offset, int own) const {
+    constexpr int kBytes = Float8Tiles<kHeadDim>::kPieceBytes;
+    const int which = is_key ? 0 : 1;
+    const std::uint32_t full = shared_address(&shared.stored.full[thread / 32][which]);
+    if (lane == 0) {
+      arrive_expecting(full, own * kBytes);
+    }
+    __syncwarp();
+    if (lane < own) {
+      copy_bulk(shared_address(shared.stored.bytes[thread / 32][which]) + lane * kBytes,
+                static_cast<const std::uint8_t*>(call.pages.keys) + offset + (is_key ? 0 : kBytes), kBytes, full);
+    }
+  }
+
+  // Waits for it, and puts it into a tile of the ring.
+  __device__ __forceinline__ void convert(bool is_key, int own, std::uint64_t& empty) const {
+    using Stored = SharedTile<kHeadDim, kType>;
+    const int which = is_key ? 0 : 1;
+    const unsigned char* pieces = shared.stored.bytes[thread / 32][which];
+    unsigned char* tile = is_key ? shared.keys[stage.place] : shared.values[stage.place];
+    wait_barrier(shared_address(&shared.stored.full[thread / 32][which]), stored_parity);
+    wait_barrier(shared_address(&empty), stage.parity ^ 1);
+#pragma unroll 4
+    for (int i = lane; i < own * kTileRows * Stored::kVecs; i += 32) {
+      const int row = i / Stored::kVecs;
+      const unsigned char* piece = pieces + row / kTileRows * Float8Tiles<kHeadDim>::kPieceBytes;
+      const int row_in_piece = row % kTileRows;
+      // The place in the piece is i's own, so that neighbouring threads read neighbouring vectors.
+      const int vec = swizzle(Stored::kPanelVecs, row_in_piece, i % Stored::kVecs);
+      uint4 vecs[2];
+      // K and then its scales, or V's scales and then V.
+      to_bfloat16(vecs, reinterpret_cast<const uint4*>(piece)[i % (kTileRows * Stored::kVecs) + (is_key ? 0 : 1)],
+                  scale_of(piece[(is_key ? Stored::kBytes : 0) + row_in_piece]));
+      unsigned char* to = tile + vec / 4 * Shape::kPanelBytes + (first_piece * kTileRows + row) * Shape::kRowBytes;
+      const int place = vec % 4 * 2 ^ row % 8;
+      *reinterpret_cast<uint4*>(to + place * kVecBytes) = vecs[0];
+      *reinterpret_cast<uint4*>(to + (place ^ 1) * kVecBytes) = vecs[1];
+    }
+  }
+
+  __device__ __forceinline__ void convert_tiles(const int* table, int kv_head, int num_seen) {
+    const int block_size = call.pages.shape.block_size;
+    int token = (num_seen - 1) / Shape::kTokens * Shape::kTokens + (first_piece + lane % kPieces) * kTileRows;
+    int block = token < num_seen ? table[token / block_size] : 0;
+    const auto offset = [&] { return row_offset(call.pages.shape, block, kv_head, token % block_size); };
+    int own = max(0, min(kPieces, ((num_seen - 1) % Shape::kTokens + kTileRows) / kTileRows - first_piece));
+    fetch(true, offset(), own);
+    fetch(false, offset(), own);
+    while (token >= 0) {
+      token -= Shape::kTokens;
+      if (token >= 0) {
+        block = table[token / block_size];
+      }
+#pragma unroll
+      for (const bool is_key : {true, false}) {
+        convert(is_key, own, is_key ? shared.keys_empty[stage.place] : shared.values_empty[stage.place]);
+        // The tensor cores read what was stored, and the copy engine writes where it was loaded from.
+        fence_copy_engine();
+        __syncwarp();
+        if (lane == 0) {
+          arrive(shared_address(is_key ? &shared.keys_full[stage.place] : &shared.values_full[stage.place]));
+        }
+        if (token >= 0) {
+          fetch(is_key, offset(), kPieces);
+        }
+      }
+      own = kPieces;
+      stored_parity ^= 1;
+      stage.advance();
+    }
+  }
+
   __device__ __forceinline__ void run() {
     RingPosition<Shape::kSlots> slot;
     int ticket = take_ticket();
@@ -251,8 +346,13 @@ struct PrefillProducer {
       copy_queries(work, slot.place);
       arrive_when_copied(full);
       ticket = take_ticket();
-      copy_tiles(call.batch.block_tables + std::int64_t{work.task.sequence} * call.batch.max_blocks_per_sequence,
-                 work.kv_head, work.num_seen);
+      const int* table =
+          call.batch.block_tables + std::int64_t{work.task.sequence} * call.batch.max_blocks_per_sequence;
+      if constexpr (kType == ScalarType::kFloat8) {
+        convert_tiles(table, work.kv_head, work.num_seen);
+      } else {
+        copy_tiles(table, work.kv_head, work.num_seen);
+      }
       slot.advance();
     }
   }
@@ -260,10 +360,10 @@ struct PrefillProducer {
 
 // ---- consumers ---------------------------------------------------------------------------------------------------
 
-template <int kHeadDim>
+template <ScalarType kType, int kHeadDim>
 struct PrefillRows {
   using Shape = PrefillShape<kHeadDim>;
-  using Shared = PrefillShared<kHeadDim>;
+  using Shared = PrefillShared<kType, kHeadDim>;
   static constexpr int kTokens = Shape::kTokens;
   static constexpr int kSteps = kHeadDim / 16;
 
@@ -582,8 +682,8 @@ struct PrefillRows {
   }
 };
 
-template <int kHeadDim>
-__device__ __forceinline__ void init_barriers(PrefillShared<kHeadDim>& shared) {
+template <ScalarType kType, int kHeadDim>
+__device__ __forceinline__ void init_barriers(PrefillShared<kType, kHeadDim>& shared) {
   using Shape = PrefillShape<kHeadDim>;
   constexpr int kWarps = 4 * Shape::kConsumers;
   for (int i = 0; i < Shape::kSlots; ++i) {
@@ -596,27 +696,33 @@ __device__ __forceinline__ void init_barriers(PrefillShared<kHeadDim>& shared) {
     init_barrier(shared_address(&shared.keys_empty[i]), kWarps);
     init_barrier(shared_address(&shared.values_empty[i]), kWarps);
   }
+  if constexpr (kType == ScalarType::kFloat8) {
+    for (auto& of_warp : shared.stored.full) {
+      init_barrier(shared_address(&of_warp[0]), 1);
+      init_barrier(shared_address(&of_warp[1]), 1);
+    }
+  }
   fence_barrier_init();
 }
 
 #endif  // COURSE_WGMMA
 
-template <int kHeadDim>
+template <ScalarType kType, int kHeadDim>
 __global__ void __launch_bounds__(PrefillShape<kHeadDim>::kThreads, 1)
     prefill_kernel(const __grid_constant__ PrefillCall call) {
 #if COURSE_WGMMA
   extern __shared__ __align__(1024) unsigned char memory[];
-  auto& shared = *reinterpret_cast<PrefillShared<kHeadDim>*>(memory);
+  auto& shared = *reinterpret_cast<PrefillShared<kType, kHeadDim>*>(memory);
   if (threadIdx.x == 0) {
     init_barriers(shared);
   }
   __syncthreads();
   if (threadIdx.x < kWarpgroupThreads) {
-    shrink_registers<40>();
-    PrefillProducer<kHeadDim>{call, shared}.run();
+    shrink_registers<kType == ScalarType::kFloat8 ? 72 : 40>();
+    PrefillProducer<kType, kHeadDim>{call, shared}.run();
   } else {
-    grow_registers<232>();
-    PrefillRows<kHeadDim> rows(call, shared, static_cast<int>(threadIdx.x) / kWarpgroupThreads - 1);
+    grow_registers<kType == ScalarType::kFloat8 ? 216 : 232>();
+    PrefillRows<kType, kHeadDim> rows(call, shared, static_cast<int>(threadIdx.x) / kWarpgroupThreads - 1);
     rows.run();
   }
 #endif

@@ -16,7 +16,7 @@
 
 namespace stage8 {
 
-// K, V, queries and outputs where tensor cores compute.
+// Queries and outputs where tensor cores compute, and K and V unless they are stored as float8.
 using Element = __nv_bfloat16;
 
 // Shared memory's own 32-bit addresses, which the instructions below take.
@@ -63,6 +63,15 @@ __device__ __forceinline__ void multiply_add(float (&c)[4], const std::uint32_t 
       : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
 }
 
+// The same with float16 in a and b.
+__device__ __forceinline__ void multiply_add_halves(float (&c)[4], const std::uint32_t (&a)[4], std::uint32_t b0,
+                                                    std::uint32_t b1) {
+  asm("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "
+      "{%0, %1, %2, %3};"
+      : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
+      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+}
+
 // ---- accesses to memory that is touched once ---------------------------------------------------------------------
 
 // What is read, and what is written, goes through L2 without staying there longer than it must.
@@ -86,6 +95,19 @@ __device__ __forceinline__ void store_once(uint4* to, uint4 x, StreamingPolicy p
   asm volatile("st.global.L1::no_allocate.L2::cache_hint.v4.u32 [%0], {%1, %2, %3, %4}, %5;" ::"l"(to), "r"(x.x),
                "r"(x.y), "r"(x.z), "r"(x.w), "l"(policy.bits)
                : "memory");
+}
+
+// 16 bytes into shared memory.
+__device__ __forceinline__ void store_vec(std::uint32_t address, uint4 x) {
+  asm volatile("st.shared.v4.b32 [%0], {%1, %2, %3, %4};" ::"r"(address), "r"(x.x), "r"(x.y), "r"(x.z), "r"(x.w)
+               : "memory");
+}
+
+// A byte out of it.
+__device__ __forceinline__ std::uint32_t load_byte(std::uint32_t address) {
+  std::uint32_t x;
+  asm volatile("ld.shared.u8 %0, [%1];" : "=r"(x) : "r"(address) : "memory");
+  return x;
 }
 
 // 16 bytes of zeros into shared memory.

@@ -12,7 +12,7 @@ namespace stage8 {
 namespace {
 
 // blockIdx.x counts tasks and, fastest, kv heads: heads of one task take equally long.
-template <int kHeadDim, bool kShort>
+template <ScalarType kType, int kHeadDim, bool kShort>
 __global__ void __launch_bounds__(32 * RaggedTileOf<kHeadDim, kShort>::kTile.warps,
                                   RaggedTileOf<kHeadDim, kShort>::kTile.resident)
     ragged_kernel(Pages pages, Batch batch, const Element* queries, Element* output, const RaggedTask* tasks,
@@ -38,7 +38,7 @@ __global__ void __launch_bounds__(32 * RaggedTileOf<kHeadDim, kShort>::kTile.war
   const int end_row = task.end_row;
   const int seen_by_first = task.seen_by_first;
   const std::uint32_t query_tile = shared_address(shared);
-  const RaggedLoader<kHeadDim, kShort> loader{
+  const RaggedLoader<kType, kHeadDim, kShort> loader{
       .pages = pages,
       .table = batch.block_tables + std::int64_t{task.sequence} * batch.max_blocks_per_sequence,
       .kv_head = kv_head,
@@ -140,40 +140,41 @@ struct RaggedCall {
   cudaStream_t stream;
 };
 
-template <int kHeadDim, bool kShort>
+template <ScalarType kType, int kHeadDim, bool kShort>
 void launch_ragged(const RaggedCall& call) {
   constexpr RaggedTile kTile = RaggedTileOf<kHeadDim, kShort>::kTile;
   const auto scale = static_cast<float>(1.4426950408889634 / std::sqrt(static_cast<double>(kHeadDim)));
   const std::int64_t grid = std::int64_t{call.workspace.num_tasks} * call.pages.shape.num_kv_heads;
   COMMON_CHECK(grid < std::int64_t{1} << 31, "too many tokens for one launch");
-  common::launch(ragged_kernel<kHeadDim, kShort>, dim3(static_cast<unsigned>(grid)), 32 * kTile.warps,
+  common::launch(ragged_kernel<kType, kHeadDim, kShort>, dim3(static_cast<unsigned>(grid)), 32 * kTile.warps,
                  RaggedShared<kHeadDim, kShort>::kBytes, call.stream, common::Overlap::kNone, call.pages, call.batch,
                  static_cast<const Element*>(call.queries), static_cast<Element*>(call.output), call.workspace.tasks,
                  scale);
 }
 
-template <int kHeadDim>
+template <ScalarType kType, int kHeadDim>
 void choose_tile(const RaggedCall& call) {
   if constexpr (kHeadDim <= 128) {
     if (call.is_short) {
-      return launch_ragged<kHeadDim, true>(call);
+      return launch_ragged<kType, kHeadDim, true>(call);
     }
   }
-  launch_ragged<kHeadDim, false>(call);
+  launch_ragged<kType, kHeadDim, false>(call);
 }
 
+template <ScalarType kType>
 void choose_head_dim(const RaggedCall& call) {
   switch (call.pages.shape.head_dim) {
     case 32:
-      return choose_tile<32>(call);
+      return choose_tile<kType, 32>(call);
     case 64:
-      return choose_tile<64>(call);
+      return choose_tile<kType, 64>(call);
     case 96:
-      return choose_tile<96>(call);
+      return choose_tile<kType, 96>(call);
     case 128:
-      return choose_tile<128>(call);
+      return choose_tile<kType, 128>(call);
     default:
-      return choose_tile<256>(call);
+      return choose_tile<kType, 256>(call);
   }
 }
 
@@ -200,7 +201,11 @@ void ragged_attention(const Pages& pages, const Batch& batch, const int* query_s
     return prefill_attention(pages, batch, queries, output, tasks, stream);
   }
   const RaggedCall call{pages, batch, queries, output, tasks, is_short, stream};
-  choose_head_dim(call);
+  if (pages.shape.type == ScalarType::kFloat8) {
+    choose_head_dim<ScalarType::kFloat8>(call);
+  } else {
+    choose_head_dim<ScalarType::kBFloat16>(call);
+  }
 }
 
 }  // namespace

@@ -1,7 +1,12 @@
 // Brings tiles of K and V of one head into shared memory for ragged attention: the whole thread block waits for a tile
 // and releases it together.
+//
+// Float8 can't be copied as it is: threads load 16 bytes each, bring them to bfloat16, scale included, and store them
+// where a copy would have put them. From there on nothing knows of float8. Nobody waits for such a tile's bytes by a
+// barrier that counts them: all threads have stored their part before they meet.
 #pragma once
 
+#include "float8.cuh"
 #include "ptx.cuh"
 #include "ragged_plan.h"
 
@@ -17,8 +22,9 @@ struct RaggedShared {
 };
 
 // Tile i has the tokens from i * kTile.tokens on.
-template <int kHeadDim, bool kShort>
+template <ScalarType kType, int kHeadDim, bool kShort>
 struct RaggedLoader {
+  static constexpr bool kFloat8 = kType == ScalarType::kFloat8;
   using Shared = RaggedShared<kHeadDim, kShort>;
   using Panels = SharedTile<kHeadDim>;
   static constexpr RaggedTile kTile = RaggedTileOf<kHeadDim, kShort>::kTile;
@@ -43,6 +49,9 @@ struct RaggedLoader {
     const std::uint32_t key_tile = keys + stage * Shared::kTileBytes;
     const std::uint32_t value_tile = values + stage * Shared::kTileBytes;
     const int thread = static_cast<int>(threadIdx.x);
+    if constexpr (kFloat8) {
+      return convert(tile, count, key_tile, value_tile);
+    }
 #if COURSE_BULK_COPY
     // The first warp: a lane copies its block's part of K, then of V.
     if (thread < 32) {
@@ -92,6 +101,31 @@ struct RaggedLoader {
 #endif
   }
 
+  __device__ __forceinline__ void convert(int tile, int count, std::uint32_t key_tile, std::uint32_t value_tile) const {
+    using Stored = SharedTile<kHeadDim, kType>;
+    const int block_size = pages.shape.block_size;
+    for (int i = static_cast<int>(threadIdx.x); i < count * Stored::kVecs; i += kThreads) {
+      const int row = i / Stored::kVecs;
+      const int vec = i % Stored::kVecs;
+      const int row_in_tile = row % kTileRows;
+      const int token = tile * kTokens + row - row_in_tile;
+      const auto* pair = static_cast<const std::uint8_t*>(pages.keys) +
+                         row_offset(pages.shape, table[token / block_size], kv_head, token % block_size);
+      const int from = vec_place(Stored::kVecs, kTileRows, row_in_tile, vec) * kVecBytes;
+#pragma unroll
+      for (const bool is_key : {true, false}) {
+        uint4 vecs[2];
+        to_bfloat16(vecs, *reinterpret_cast<const uint4*>(pair + (is_key ? 0 : Stored::kValues) + from),
+                    scale_of(pair[(is_key ? Stored::kKeyScales : Stored::kValueScales) + row_in_tile]));
+#pragma unroll
+        for (int half = 0; half < 2; ++half) {
+          const int place = vec_place(Panels::kVecs, kTileRows, row, 2 * vec + half) * kVecBytes;
+          store_vec((is_key ? key_tile : value_tile) + place, vecs[half]);
+        }
+      }
+    }
+  }
+
   // By all threads, when they have read a tile: its place may be copied to again after this. The tile was read with
   // ordinary loads, and the copy engine writes there next: the manual asks for a fence between the two, whatever the
   // direction (PTX ISA 9.0, section 9.7.9.25.2, "Async Proxy").
@@ -110,6 +144,9 @@ struct RaggedLoader {
   }
 
   __device__ __forceinline__ void wait_keys(int tile) const {
+    if constexpr (kFloat8) {
+      return __syncthreads();
+    }
 #if COURSE_BULK_COPY
     wait_barrier(barriers + tile % kStages * 8, tile / kStages % 2);
 #else
@@ -119,6 +156,9 @@ struct RaggedLoader {
   }
 
   __device__ __forceinline__ void wait_values(int tile) const {
+    if constexpr (kFloat8) {
+      return;  // they have come with the keys
+    }
 #if COURSE_BULK_COPY
     wait_barrier(barriers + (kStages + tile % kStages) * 8, tile / kStages % 2);
 #endif

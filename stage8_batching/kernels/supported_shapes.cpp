@@ -4,7 +4,16 @@
 
 namespace stage8 {
 
-int bytes_of(ScalarType type) { return type == ScalarType::kFloat32 ? 4 : 2; }
+int bytes_of(ScalarType type) {
+  switch (type) {
+    case ScalarType::kFloat32:
+      return 4;
+    case ScalarType::kBFloat16:
+      return 2;
+    default:
+      return 1;
+  }
+}
 
 std::string unsupported(const PageShape& shape, int num_heads) {
   const int head_dim = shape.head_dim;
@@ -24,22 +33,24 @@ std::string unsupported(const PageShape& shape, int num_heads) {
     }
     return {};
   }
-  if (block_size != 8 && block_size != 16 && block_size != 32 && block_size != 64) {
-    return "the bfloat16 kernels need blocks of 8, 16, 32 or 64 tokens, not " + std::to_string(block_size);
+  const bool is_float8 = shape.type == ScalarType::kFloat8;
+  const std::string kernels = is_float8 ? "the float8 kernels need " : "the bfloat16 kernels need ";
+  // A tile's scales are 16 bytes, which a copy takes as a whole: half a tile is no block.
+  if ((block_size != 8 || is_float8) && block_size != 16 && block_size != 32 && block_size != 64) {
+    return kernels + "blocks of " + (is_float8 ? "" : "8, ") + "16, 32 or 64 tokens, not " + std::to_string(block_size);
   }
   if (head_dim != 32 && head_dim != 64 && head_dim != 96 && head_dim != 128 && head_dim != 256) {
-    return "the bfloat16 kernels need a head dimension of 32, 64, 96, 128 or 256, not " + std::to_string(head_dim);
-  }
-  if (num_heads / shape.num_kv_heads > 16) {
-    return "the bfloat16 kernels need at most 16 query heads to a kv head, not " +
-           std::to_string(num_heads / shape.num_kv_heads);
+    return kernels + "a head dimension of 32, 64, 96, 128 or 256, not " + std::to_string(head_dim);
   }
   const int group = num_heads / shape.num_kv_heads;
-  const std::size_t shared_bytes = decode_shared_bytes(decode_ring(head_dim, group, true), head_dim, group);
+  if (group > 16) {
+    return kernels + "at most 16 query heads to a kv head, not " + std::to_string(group);
+  }
+  const std::size_t shared_bytes =
+      decode_shared_bytes(decode_ring(shape.type, head_dim, group, true), shape.type, head_dim, group);
   if (common::has_cuda_device() && shared_bytes > common::device_limits().shared_bytes_per_block) {
-    return "the bfloat16 kernels need " + std::to_string(shared_bytes) +
-           " bytes of shared memory for this shape, and " + common::device_limits().name + " has " +
-           std::to_string(common::device_limits().shared_bytes_per_block);
+    return kernels + std::to_string(shared_bytes) + " bytes of shared memory for this shape, and " +
+           common::device_limits().name + " has " + std::to_string(common::device_limits().shared_bytes_per_block);
   }
   return {};
 }

@@ -47,12 +47,14 @@ struct TileCursor {
 
 // The tiles of one thread block that one warp sees: every num_warps-th, beginning with its own number.
 // kContiguous, for measuring what paging costs: no table is read, a sequence's block has the sequence's number.
-template <int kHeadDim, int kStages, int kWarps, bool kContiguous = false>
+template <ScalarType kType, int kHeadDim, int kStages, int kWarps, bool kContiguous = false>
 class TileRing {
  public:
-  using Tile = SharedTile<kHeadDim>;
-  static constexpr int kMatrixBytes = Tile::kBytes;          // K, or V, of a tile
-  static constexpr int kBytes = kStages * 2 * kMatrixBytes;  // of one warp's ring
+  using Tile = SharedTile<kHeadDim, kType>;
+  static constexpr int kMatrixBytes = Tile::kBytes;  // K, or V, of a tile
+  // Of a tile's place: a copy is faster from a multiple of 128 bytes to a multiple of 128 bytes.
+  static constexpr int kPlaceBytes = (Tile::kPairBytes + 127) / 128 * 128;
+  static constexpr int kBytes = kStages * kPlaceBytes;  // of one warp's ring
   static constexpr int kBarrierBytes = kStages * static_cast<int>(sizeof(std::uint64_t));
 
   // storage: kBytes, barriers: kBarrierBytes of this warp's own. Reads the tables, but no K and V yet.
@@ -95,7 +97,7 @@ class TileRing {
   // counts that copy's bytes. It does not follow a copy's completion unless a __syncthreads comes between, as it does
   // in ragged attention, of which it has nothing to say (FlashAttention met the like: AI/RACECHECK_TMA_HAZARD.md
   // there, between warps). So for this ring alone it cannot tell right from wrong; the tests must, which repeat calls
-  // without a pause and compare bits. synccheck has to be told how many barriers there are: --num-cuda-barriers 128.
+  // without a pause and compare bits. synccheck has to be told how many barriers there are: --num-cuda-barriers 256.
   __device__ __forceinline__ void wait() {
 #if COURSE_BULK_COPY
     wait_barrier(barriers_ + stage_ * static_cast<int>(sizeof(std::uint64_t)), parity_);
@@ -105,8 +107,8 @@ class TileRing {
 #endif
   }
 
-  __device__ __forceinline__ std::uint32_t keys() const { return storage_ + stage_ * 2 * kMatrixBytes; }
-  __device__ __forceinline__ std::uint32_t values() const { return keys() + kMatrixBytes; }
+  __device__ __forceinline__ std::uint32_t keys() const { return storage_ + stage_ * kPlaceBytes; }
+  __device__ __forceinline__ std::uint32_t values() const { return keys() + Tile::kValues; }
 
   // Done with the tile: its place is given to the next one not yet copied. All lanes have read it with ordinary loads,
   // and the copy engine writes there next: the manual asks for a fence between the two, whatever the direction (PTX
@@ -152,7 +154,7 @@ class TileRing {
   __device__ __forceinline__ void start_copy(int stage) {
     if (num_left_ > 0) {
       const int block_size = kContiguous ? kTileTokens : pages_.shape.block_size;
-      const std::uint32_t target = storage_ + stage * 2 * kMatrixBytes;
+      const std::uint32_t target = storage_ + stage * kPlaceBytes;
 #if COURSE_BULK_COPY
       const std::uint32_t barrier = barriers_ + stage * static_cast<int>(sizeof(std::uint64_t));
 #else
@@ -174,6 +176,9 @@ class TileRing {
   __device__ __forceinline__ void copy_tile(std::uint32_t target, int block_size, std::uint32_t barrier) {
     const int num_tokens = next_.num_tokens();
     const int row = kContiguous ? next_.tile * kTileTokens : next_.tile * kTileTokens % block_size;
+    if constexpr (kType == ScalarType::kFloat8) {
+      return copy_pair(target, row, barrier);
+    }
 #if COURSE_BULK_COPY
     const bool halves = block_size < kTileTokens;
     const int num_blocks = halves && num_tokens > block_size ? 2 : 1;
@@ -192,15 +197,32 @@ class TileRing {
       copy_bulk(place + kMatrixBytes, static_cast<const Element*>(pages_.values) + offset, bytes, barrier);
     }
 #else
+    constexpr int kVecElements = kVecBytes / static_cast<int>(sizeof(Element));
     for (int i = lane_; i < num_tokens * Tile::kVecs; i += 32) {
       const int token = i / Tile::kVecs;
       const int vec = i % Tile::kVecs;
       const std::int64_t offset =
-          row_offset(pages_.shape, token < block_size ? blocks_[0] : blocks_[1], next_.kv_head, 0) / 8 +
-          vec_place(Tile::kVecs, min(block_size, kTileRows), row + token % block_size, vec);
+          row_offset(pages_.shape, token < block_size ? blocks_[0] : blocks_[1], next_.kv_head, row) +
+          vec_place(Tile::kVecs, min(block_size, kTileRows), token % block_size, vec) * kVecElements;
       const std::uint32_t place = target + vec_place(Tile::kVecs, kTileRows, token, vec) * kVecBytes;
-      copy_vec_async(place, static_cast<const uint4*>(pages_.keys) + offset);
-      copy_vec_async(place + kMatrixBytes, static_cast<const uint4*>(pages_.values) + offset);
+      copy_vec_async(place, static_cast<const Element*>(pages_.keys) + offset);
+      copy_vec_async(place + kMatrixBytes, static_cast<const Element*>(pages_.values) + offset);
+    }
+#endif
+  }
+
+  // Float8: K, V and their scales as the page has them.
+  __device__ __forceinline__ void copy_pair(std::uint32_t target, int row, std::uint32_t barrier) {
+    const auto* pair =
+        static_cast<const std::uint8_t*>(pages_.keys) + row_offset(pages_.shape, blocks_[0], next_.kv_head, row);
+#if COURSE_BULK_COPY
+    if (lane_ == 0) {
+      arrive_expecting(barrier, Tile::kPairBytes);
+      copy_bulk(target, pair, Tile::kPairBytes, barrier);
+    }
+#else
+    for (int i = lane_ * kVecBytes; i < Tile::kPairBytes; i += 32 * kVecBytes) {
+      copy_vec_async(target + i, pair + i);
     }
 #endif
   }

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <iosfwd>
+#include <string>
 #include <vector>
 
 #include "common/cuda/timing.h"
@@ -29,5 +30,23 @@ double time_decode_plan(const common::Stream& stream, const ColdBatches& sets);
 void print_decode_speed(const KernelBenchOptions& options, std::ostream& output);
 void print_ragged_speed(std::ostream& output);
 void print_cache_speed(std::ostream& output);
+void print_float8_speed(const KernelBenchOptions& options, std::ostream& output);
+
+// For prompts over pages of this type: a row of print_ragged_speed's table or of print_float8_speed's.
+struct Prompts {
+  std::string name;
+  std::vector<int> lengths;  // of new tokens
+  HeadShape shape;
+  int past = 0;  // tokens of each sequence that are cached already
+};
+struct PromptTiming {
+  double microseconds;
+  double plan;
+};
+// Microseconds of write_to_slots for 8 kv heads of 128 dimensions, into blocks in random order.
+double time_writing(const common::Stream& stream, ScalarType type, int num_tokens);
+
+PromptTiming time_prompts(const common::Stream& stream, const Prompts& prompts);
+double flops_of(const Prompts& prompts);
 
 }  // namespace

@@ -12,12 +12,8 @@ namespace {
 
 constexpr int kBlockSize = 16;
 
-PageShape shape_of(std::int64_t num_blocks) {
-  return {.num_blocks = num_blocks,
-          .num_kv_heads = 8,
-          .block_size = kBlockSize,
-          .head_dim = 128,
-          .type = ScalarType::kBFloat16};
+PageShape shape_of(std::int64_t num_blocks, ScalarType type = ScalarType::kBFloat16) {
+  return {.num_blocks = num_blocks, .num_kv_heads = 8, .block_size = kBlockSize, .head_dim = 128, .type = type};
 }
 
 struct Row {
@@ -37,8 +33,8 @@ common::DeviceMemory touched(std::size_t bytes) {
 
 // scattered: each token goes into a block of its own, as in a decode step; else into blocks in random order that it
 // shares with its neighbours, as in a prompt.
-Row time_write(const common::Stream& stream, int num_tokens, bool scattered) {
-  const PageShape shape = shape_of(1 << 14);
+Row time_write(const common::Stream& stream, int num_tokens, bool scattered, ScalarType type = ScalarType::kBFloat16) {
+  const PageShape shape = shape_of(1 << 14, type);
   const std::vector<int> blocks = shuffled(shape.num_blocks);
   std::vector<int> slots(blocks.size() * kBlockSize);
   for (std::size_t i = 0; i < slots.size(); ++i) {
@@ -103,6 +99,10 @@ Row time_device_copy(const common::Stream& stream) {
 }
 
 }  // namespace
+
+double time_writing(const common::Stream& stream, ScalarType type, int num_tokens) {
+  return time_write(stream, num_tokens, false, type).microseconds;
+}
 
 void print_cache_speed(std::ostream& output) {
   const common::Stream stream;

@@ -30,7 +30,7 @@ PageShape page_shape(const HeadShape& shape, std::int64_t num_blocks) {
           .num_kv_heads = shape.num_kv_heads,
           .block_size = shape.block_size,
           .head_dim = shape.head_dim,
-          .type = ScalarType::kBFloat16};
+          .type = shape.type};
 }
 
 std::int64_t blocks_of_all_sets(const HeadShape& shape, const BenchCase& cell) {
@@ -39,6 +39,28 @@ std::int64_t blocks_of_all_sets(const HeadShape& shape, const BenchCase& cell) {
     blocks += blocks_of(length, shape.block_size);
   }
   return blocks * num_sets_of(shape, cell);
+}
+
+// Pages of float8, filled with random numbers by way of `rows`, which are bfloat16.
+void fill_with_float8(const Pages& pages, const common::DeviceMemory& rows) {
+  const std::int64_t columns = std::int64_t{pages.shape.num_kv_heads} * pages.shape.head_dim;
+  const auto num_rows = static_cast<std::int64_t>(rows.bytes() / 2) / columns;
+  const std::int64_t num_slots = pages.shape.num_blocks * pages.shape.block_size;
+  for (std::int64_t first = 0; first < num_slots; first += num_rows) {
+    std::vector<int> slots(static_cast<std::size_t>(std::min(num_rows, num_slots - first)));
+    std::iota(slots.begin(), slots.end(), static_cast<int>(first));
+    const common::DeviceArray<int> device_slots(slots);
+    write_to_slots(pages, rows.data(), rows.data(), columns, device_slots.data(), static_cast<int>(slots.size()),
+                   nullptr);
+    CUDA_CHECK(cudaDeviceSynchronize());
+  }
+}
+
+common::DeviceMemory random_rows(std::size_t size, std::uint64_t seed) {
+  const std::vector<std::uint16_t> numbers = random_bf16(size, seed);
+  common::DeviceMemory rows(numbers.size() * sizeof(std::uint16_t));
+  CUDA_CHECK(cudaMemcpy(rows.data(), numbers.data(), rows.bytes(), cudaMemcpyHostToDevice));
+  return rows;
 }
 
 int positive_number(std::string_view text) {
@@ -91,7 +113,12 @@ std::vector<int> lengths_of(const BenchCase& cell) {
 std::int64_t kv_bytes_of(const HeadShape& shape, const BenchCase& cell) {
   const std::vector<int> lengths = lengths_of(cell);
   const std::int64_t num_tokens = std::accumulate(lengths.begin(), lengths.end(), std::int64_t{0});
-  return num_tokens * shape.num_kv_heads * shape.head_dim * 2 * 2;  // K and V, 2 bytes each
+  const int row_bytes = shape.type == ScalarType::kFloat8 ? shape.head_dim + 1 : 2 * shape.head_dim;
+  return 2 * num_tokens * shape.num_kv_heads * row_bytes;  // K and V
+}
+
+std::int64_t pool_bytes_of(const HeadShape& shape, const BenchCase& cell) {
+  return 2 * page_shape(shape, blocks_of_all_sets(shape, cell)).elements() * bytes_of(shape.type);
 }
 
 int num_sets_of(const HeadShape& shape, const BenchCase& cell) {
@@ -124,6 +151,17 @@ std::vector<std::uint16_t> random_bf16(std::size_t size, std::uint64_t seed) {
   return values;
 }
 
+common::DeviceMemory random_pages(const PageShape& shape, std::uint64_t seed) {
+  const auto size = static_cast<std::size_t>(shape.elements());
+  common::DeviceMemory rows = random_rows(size, seed);
+  if (shape.type != ScalarType::kFloat8) {
+    return rows;
+  }
+  common::DeviceMemory pages(size);
+  fill_with_float8({pages.data(), pages.data(), shape}, rows);
+  return pages;
+}
+
 Pool::Pool(std::int64_t bytes) {
   std::size_t free_bytes = 0;
   std::size_t total_bytes = 0;
@@ -145,8 +183,7 @@ Pool::Pool(std::int64_t bytes) {
 }
 
 bool Pool::has_room_for(const HeadShape& shape, const BenchCase& cell) const {
-  const std::int64_t bytes = page_shape(shape, blocks_of_all_sets(shape, cell)).elements() * 2;
-  return static_cast<std::size_t>(bytes) <= keys.bytes();
+  return static_cast<std::size_t>(pool_bytes_of(shape, cell)) <= 2 * keys.bytes();
 }
 
 ColdBatches::ColdBatches(const Pool& pool, const HeadShape& shape, const BenchCase& cell, PageOrder order)
@@ -171,6 +208,10 @@ ColdBatches::ColdBatches(const Pool& pool, const HeadShape& shape, const BenchCa
   tables_ = common::DeviceArray<int>(tables);
   lengths_ = common::DeviceArray<int>(lengths);
   output_ = common::DeviceMemory(lengths.size() * static_cast<std::size_t>(shape.num_heads * shape.head_dim) * 2);
+  if (shape.type == ScalarType::kFloat8) {
+    queries_ = random_rows(std::size_t{1} << 24, 2);
+    fill_with_float8(pages_, queries_);
+  }
   first_ = {.num_sequences = cell.batch,
             .num_heads = shape.num_heads,
             .context_lengths = lengths_.data(),

@@ -15,6 +15,7 @@ struct HeadShape {
   int num_kv_heads = 8;
   int head_dim = 128;
   int block_size = 16;
+  ScalarType type = ScalarType::kBFloat16;
 };
 
 std::string name_of(const HeadShape& shape);  // "32/8 x 128", and the block size if it is not 16
@@ -30,6 +31,9 @@ BenchCase parse_case(const std::string& text);
 std::vector<int> lengths_of(const BenchCase& cell);
 std::int64_t kv_bytes_of(const HeadShape& shape, const BenchCase& cell);  // K and V of one call
 
+// What a pool needs for all batches of a cell: twice its keys, which in float8 are all there is.
+std::int64_t pool_bytes_of(const HeadShape& shape, const BenchCase& cell);
+
 // How many batches it takes until none of them is found in the cache: an even number.
 int num_sets_of(const HeadShape& shape, const BenchCase& cell);
 
@@ -39,6 +43,9 @@ std::vector<int> shuffled(std::int64_t size);
 // Normally distributed bfloat16 numbers, repeated after a million: they only have to be unlike zeros, on which kernels
 // run faster than on real data.
 std::vector<std::uint16_t> random_bf16(std::size_t size, std::uint64_t seed = 2);
+
+// One layer's K, or its V: random numbers in every slot.
+common::DeviceMemory random_pages(const PageShape& shape, std::uint64_t seed);
 
 // K and V of everything that is measured, one after the other.
 struct Pool {
@@ -63,7 +70,7 @@ class ColdBatches {
   // The same memory as a cache without blocks (contiguous_attention.h). For equal lengths and pages in order.
   Pages contiguous(int set) const;
   // Random numbers for the queries; the output is not looked at.
-  const void* queries() const { return pages_.keys; }
+  const void* queries() const { return queries_.data() != nullptr ? queries_.data() : pages_.keys; }
   void* output() const { return output_.data(); }
 
  private:
@@ -73,6 +80,7 @@ class ColdBatches {
   common::DeviceArray<int> tables_;
   common::DeviceArray<int> lengths_;
   common::DeviceMemory output_;
+  common::DeviceMemory queries_;  // of float8: its keys are no bfloat16 numbers
 };
 
 }  // namespace

@@ -11,11 +11,7 @@ namespace stage7 {
 Pool pool_for(const std::vector<TimedCase>& cases) {
   std::int64_t bytes = 0;
   for (const auto& [shape, bench_case] : cases) {
-    // Contexts end in the middle of blocks; a ragged mix loses half a block for each sequence, for which 2 % is enough.
-    const auto sets = static_cast<std::int64_t>(num_sets_of(shape, bench_case));
-    const std::int64_t slack =
-        std::int64_t{4} * bench_case.batch * shape.block_size * shape.num_kv_heads * shape.head_dim;
-    bytes = std::max(bytes, sets * (kv_bytes_of(shape, bench_case) + slack));
+    bytes = std::max(bytes, pool_bytes_of(shape, bench_case) + 8192);  // K's and V's memory is whole pages of 4,096
   }
   return Pool(bytes);
 }
@@ -28,8 +24,8 @@ double print_machine(const common::Stream& stream, const Pool& pool, std::ostrea
 }
 
 void print_kernel_speed(const std::string& which, std::ostream& output, const KernelBenchOptions& options) {
-  if (which != "decode" && which != "ragged" && which != "cache" && which != "all") {
-    throw common::InputError("kernels to measure are decode, ragged, cache or all, not " + which);
+  if (which != "decode" && which != "ragged" && which != "cache" && which != "float8" && which != "all") {
+    throw common::InputError("kernels to measure are decode, ragged, cache, float8 or all, not " + which);
   }
   if (!common::has_cuda_device()) {
     throw common::InputError("measuring kernels needs a GPU of compute capability 8.0 or newer");
@@ -42,6 +38,9 @@ void print_kernel_speed(const std::string& which, std::ostream& output, const Ke
   }
   if (which == "cache" || which == "all") {
     print_cache_speed(output);
+  }
+  if (which == "float8") {
+    print_float8_speed(options, output);
   }
 }
 

@@ -22,7 +22,7 @@ struct KernelBenchOptions {
 // that is not of that form).
 void print_ladder(std::ostream& output, const KernelBenchOptions& options = {});
 
-// which: decode, ragged, cache or all.
+// which: decode, ragged, cache, float8 (its attention beside bfloat16's) or all, which is the first three.
 void print_kernel_speed(const std::string& which, std::ostream& output, const KernelBenchOptions& options = {});
 
 }  // namespace

@@ -12,14 +12,7 @@ namespace {
 
 const HeadShape kGrouped{.num_heads = 32, .num_kv_heads = 8};
 
-struct Row {
-  std::string name;
-  std::vector<int> lengths;  // of new tokens
-  HeadShape shape = kGrouped;
-  int past = 0;  // tokens of each sequence that are cached already
-};
-
-std::vector<Row> rows() {
+std::vector<Prompts> rows() {
   const std::vector<int> one = {8192};
   const std::vector<int> four(4, 2048);
   const std::vector<int> many(16, 512);
@@ -39,12 +32,9 @@ std::vector<Row> rows() {
           {"1x8192", one, {.num_heads = 16, .num_kv_heads = 8, .head_dim = 256}}};
 }
 
-struct Timing {
-  double microseconds;
-  double plan;
-};
+}  // namespace
 
-Timing time_row(const common::Stream& stream, const Row& row) {
+PromptTiming time_prompts(const common::Stream& stream, const Prompts& row) {
   std::vector<int> starts = {0};
   std::vector<int> contexts;
   for (const int length : row.lengths) {
@@ -58,9 +48,9 @@ Timing time_row(const common::Stream& stream, const Row& row) {
                         .num_kv_heads = row.shape.num_kv_heads,
                         .block_size = block_size,
                         .head_dim = row.shape.head_dim,
-                        .type = ScalarType::kBFloat16};
-  const common::DeviceArray<std::uint16_t> keys(random_bf16(static_cast<std::size_t>(shape.elements())));
-  const common::DeviceArray<std::uint16_t> values(random_bf16(static_cast<std::size_t>(shape.elements()), 3));
+                        .type = row.shape.type};
+  const common::DeviceMemory keys = random_pages(shape, 2);
+  const common::DeviceMemory values = random_pages(shape, 3);
   const std::size_t columns =
       static_cast<std::size_t>(row.shape.num_heads) * static_cast<std::size_t>(row.shape.head_dim);
   const common::DeviceArray<std::uint16_t> queries(random_bf16(static_cast<std::size_t>(starts.back()) * columns));
@@ -90,7 +80,7 @@ Timing time_row(const common::Stream& stream, const Row& row) {
   return {microseconds, common::microseconds_per_call(stream, 20, plan, 1e3)};
 }
 
-double flops_of(const Row& row) {
+double flops_of(const Prompts& row) {
   double visible = 0.0;  // pairs of tokens; half of length^2 among the new ones
   for (const int length : row.lengths) {
     visible += 0.5 * length * length + static_cast<double>(length) * row.past;
@@ -98,15 +88,13 @@ double flops_of(const Row& row) {
   return 4.0 * row.shape.num_heads * row.shape.head_dim * visible;
 }
 
-}  // namespace
-
 void print_ragged_speed(std::ostream& output) {
   const common::Stream stream;
   common::Table table({"heads", "prompts", "us", "plan us", "TFLOP/s"});
-  const std::vector<Row> all = rows();
+  const std::vector<Prompts> all = rows();
   common::Progress progress("measuring ragged attention", static_cast<std::int64_t>(all.size()));
-  for (const Row& row : all) {
-    const Timing timing = time_row(stream, row);
+  for (const Prompts& row : all) {
+    const PromptTiming timing = time_prompts(stream, row);
     table.add_row({name_of(row.shape), row.name, common::format_microseconds(timing.microseconds),
                    common::format("%.1f", timing.plan),
                    common::format("%.0f", flops_of(row) / timing.microseconds / 1e6)});

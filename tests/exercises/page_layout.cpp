@@ -20,13 +20,29 @@ TEST_CASE("page layout: rows of a head are dense in their block, heads in their 
   CHECK(row_offset(shape, 3, 1, 1) == 928);  // position 9 of block table [7, 1, 3]
 }
 
+TEST_CASE("page layout: rows of float8 are K and V together, with their scales") {
+  const PageShape shape{
+      .num_blocks = 8, .num_kv_heads = 2, .block_size = 32, .head_dim = 64, .type = stage7::ScalarType::kFloat8};
+  CHECK(shape.elements_per_row() == 132);
+  CHECK(row_offset(shape, 0, 0, 16) == 16 * 132);
+  CHECK(row_offset(shape, 0, 1, 0) == 32 * 132);
+  CHECK(row_offset(shape, 3, 1, 16) == (3 * 64 + 32 + 16) * 132);
+  // Tiles begin where a line of memory does.
+  for (const int head_dim : {32, 64, 96, 128, 256}) {
+    PageShape other = shape;
+    other.head_dim = head_dim;
+    CHECK(row_offset(other, 0, 0, 16) % (head_dim >= 128 ? 128 : 32) == 0);
+    CHECK(other.elements_per_row() >= 2 * (head_dim + 1));
+  }
+}
+
 TEST_CASE("page layout: rows are counted in 64 bits") {
   const PageShape shape{.num_blocks = 1 << 20, .num_kv_heads = 8, .block_size = 16, .head_dim = 128};
   CHECK(row_offset(shape, (1 << 20) - 1, 7, 15) == (std::int64_t{1} << 34) - 128);
 }
 
 TEST_CASE("page layout: the swizzle puts the same vector of 8 rows into 8 columns, or as many as there can be") {
-  for (const int vecs_per_row : {4, 8, 12, 16, 24, 32}) {
+  for (const int vecs_per_row : {2, 4, 6, 8, 12, 16, 24, 32}) {
     for (int first_row = 0; first_row < 64; first_row += 8) {
       for (int vec = 0; vec < vecs_per_row; ++vec) {
         std::set<int> columns;
@@ -58,9 +74,9 @@ TEST_CASE("page layout: the swizzle keeps a vector inside its row, and each plac
 namespace {
 
 // Every vector of 64 rows has a place of its own, and the steps that attention makes through a tile lead there.
-template <int kHeadDim>
+template <int kHeadDim, stage7::ScalarType kType = stage7::ScalarType::kBFloat16>
 void check_places() {
-  using Tile = stage7::SharedTile<kHeadDim>;
+  using Tile = stage7::SharedTile<kHeadDim, kType>;
   const int vecs = Tile::kVecs;
   std::set<int> taken;
   for (int row = 0; row < 64; ++row) {
@@ -88,6 +104,11 @@ TEST_CASE("page layout: each vector has a place in its tile, and steps through t
   check_places<96>();
   check_places<128>();
   check_places<256>();
+  check_places<32, stage7::ScalarType::kFloat8>();
+  check_places<64, stage7::ScalarType::kFloat8>();
+  check_places<96, stage7::ScalarType::kFloat8>();
+  check_places<128, stage7::ScalarType::kFloat8>();
+  check_places<256, stage7::ScalarType::kFloat8>();
 }
 
 TEST_CASE("page layout: of rows of 256 bytes a panel is half, of others all") {

@@ -1,5 +1,8 @@
 // Writing to slots, reading them back, copying blocks: nothing is computed, so everything must be equal to the bit.
+#include <cmath>
 #include <functional>
+#include <limits>
+#include <span>
 
 #include "tests/gpu/gpu_fixtures.h"
 #include "tests/support/catch.h"
@@ -18,8 +21,8 @@ std::vector<std::byte> all_slots(const stage::Pages& pages, bool values, const c
   std::vector<int> slots(static_cast<std::size_t>(num_slots));
   std::iota(slots.begin(), slots.end(), 0);
   const DeviceArray<int> device_slots(slots);
-  const auto keys = tests::poisoned(num_slots * columns, pages.shape.type);
-  const auto other = tests::poisoned(num_slots * columns, pages.shape.type);
+  const auto keys = tests::poisoned(num_slots * columns, stage::row_type(pages.shape.type));
+  const auto other = tests::poisoned(num_slots * columns, stage::row_type(pages.shape.type));
   stage::read_from_slots(pages, keys.data(), other.data(), columns, device_slots.data(), num_slots, stream.get());
   stream.synchronize();
   return values ? other.download() : keys.download();
@@ -91,6 +94,97 @@ TEST_CASE("Rows land in their slots and nowhere else (stage 7, invariant 3)", "[
   CHECK((back.download() == expected));
 }
 
+TEST_CASE("Float8 rows are rounded to the nearest, each by a scale of its own (stage 7, invariant 9)", "[gpu]") {
+  if (!common::has_cuda_device()) {
+    SKIP_TEST("there is no GPU");
+  }
+  const int block_size = GENERATE(16, 32, 64);
+  const int head_dim = GENERATE(32, 64, 96, 128, 256);
+  const int num_tokens = GENERATE(1, 40);
+  CAPTURE(block_size, head_dim, num_tokens);
+  const PageShape shape{
+      .num_blocks = 50, .num_kv_heads = 3, .block_size = block_size, .head_dim = head_dim, .type = ScalarType::kFloat8};
+  common::Random random(7);
+  const int columns = 3 * head_dim;
+  const int stride = 2 * columns + 64;
+  const auto count = static_cast<std::size_t>(num_tokens);
+  const auto row = static_cast<std::size_t>(columns);
+  // Rows of all sizes; some of zeros, some with a single number, and ties between neighbours.
+  std::vector<float> numbers = tests::random_values(count * static_cast<std::size_t>(stride), random);
+  for (std::size_t i = 0; i < numbers.size(); ++i) {
+    const std::size_t head = i / static_cast<std::size_t>(head_dim);
+    numbers[i] *= head % 7 == 3 ? 0.0F : std::ldexp(1.0F, static_cast<int>(head * 5 % 60) - 30);
+    if (head % 7 == 5 && i % static_cast<std::size_t>(head_dim) != 1) {
+      numbers[i] = 0.0F;
+    }
+  }
+  for (std::size_t i = 0; i < static_cast<std::size_t>(head_dim); ++i) {
+    numbers[32 + i] = i == 0 ? 448.0F : 16.0F + static_cast<float>(i % 32);  // odd ones lie between two of float8
+  }
+  numbers = tests::rounded(numbers, ScalarType::kBFloat16);
+  std::vector<int> slots = tests::shuffled(50 * block_size, random);
+  slots.resize(count);
+  if (num_tokens > 1) {
+    slots[3] = -1;
+    slots[count - 1] = -1;
+  }
+  const auto keys = tests::poisoned(shape.elements(), shape.type);
+  const auto values = tests::poisoned(shape.elements(), shape.type);
+  const DeviceArray<std::byte> device_rows(tests::to_bytes(numbers, ScalarType::kBFloat16));
+  const DeviceArray<int> device_slots(slots);
+  const stage::Pages pages{keys.data(), values.data(), shape};
+  const common::Stream stream;
+  stage::write_to_slots(pages, device_rows.data() + 64, device_rows.data() + 64 + 2 * row, stride, device_slots.data(),
+                        num_tokens, stream.get());
+  stream.synchronize();
+  for (const bool is_values : {false, true}) {
+    const std::vector<float> found = tests::to_floats(all_slots(pages, is_values, stream), stage::row_type(shape.type));
+    std::vector<bool> written(found.size() / row, false);
+    for (std::size_t token = 0; token < count; ++token) {
+      if (slots[token] < 0) {
+        continue;
+      }
+      const auto slot = static_cast<std::size_t>(slots[token]);
+      written[slot] = true;
+      const std::size_t from = token * static_cast<std::size_t>(stride) + 32 + (is_values ? row : 0);
+      const std::vector<float> expected =
+          tests::through_float8(std::span(numbers).subspan(from, row), static_cast<std::size_t>(head_dim));
+      CAPTURE(is_values, token);
+      CHECK(tests::compare_bits(std::span(found).subspan(slot * row, row), expected) == tests::kNoDifference);
+    }
+    for (std::size_t slot = 0; slot < written.size(); ++slot) {
+      if (!written[slot]) {
+        const auto own = std::span(found).subspan(slot * row, row);
+        CHECK(std::all_of(own.begin(), own.end(), [](float x) { return std::isnan(x); }));
+      }
+    }
+  }
+}
+
+TEST_CASE("A float8 row with an infinity or a NaN is NaN, and its neighbours are not", "[gpu]") {
+  if (!common::has_cuda_device()) {
+    SKIP_TEST("there is no GPU");
+  }
+  const PageShape shape{
+      .num_blocks = 1, .num_kv_heads = 4, .block_size = 16, .head_dim = 64, .type = ScalarType::kFloat8};
+  std::vector<float> row(256, 1.0F);
+  row[64 + 5] = std::numeric_limits<float>::infinity();
+  row[128 + 63] = std::numeric_limits<float>::quiet_NaN();
+  const auto keys = tests::poisoned(shape.elements(), shape.type);
+  const auto values = tests::poisoned(shape.elements(), shape.type);
+  const DeviceArray<std::byte> device_rows(tests::to_bytes(row, ScalarType::kBFloat16));
+  const DeviceArray<int> slots(std::vector<int>{0});
+  const stage::Pages pages{keys.data(), values.data(), shape};
+  const common::Stream stream;
+  stage::write_to_slots(pages, device_rows.data(), device_rows.data(), 256, slots.data(), 1, stream.get());
+  stream.synchronize();
+  const std::vector<float> found = tests::to_floats(all_slots(pages, true, stream), ScalarType::kBFloat16);
+  for (std::size_t i = 0; i < 256; ++i) {
+    CAPTURE(i);
+    CHECK((i / 64 == 1 || i / 64 == 2 ? std::isnan(found[i]) : found[i] == 1.0F));
+  }
+}
+
 TEST_CASE("Many rows take the wide path and land the same", "[gpu]") {
   if (!common::has_cuda_device()) {
     SKIP_TEST("there is no GPU");
@@ -123,16 +217,22 @@ TEST_CASE("Blocks are copied in every layer (stage 7, invariant 5)", "[gpu]") {
   if (!common::has_cuda_device()) {
     SKIP_TEST("there is no GPU");
   }
-  const auto type = GENERATE(ScalarType::kFloat32, ScalarType::kBFloat16);
-  const int block_size = type == ScalarType::kFloat32 ? GENERATE(1, 4, 100) : GENERATE(8, 64);
+  const auto type = GENERATE(ScalarType::kFloat32, ScalarType::kBFloat16, ScalarType::kFloat8);
+  const int block_size = type == ScalarType::kFloat32    ? GENERATE(1, 4, 100)
+                         : type == ScalarType::kBFloat16 ? GENERATE(8, 64)
+                                                         : GENERATE(16, 64);
   const int head_dim = type == ScalarType::kFloat32 ? GENERATE(8, 96) : GENERATE(32, 96);
   constexpr int kLayers = 3;
   const PageShape shape{
       .num_blocks = 9, .num_kv_heads = 3, .block_size = block_size, .head_dim = head_dim, .type = type};
   common::Random random(5);
-  const auto size = static_cast<std::size_t>(kLayers * shape.elements());
-  const auto keys = tests::to_bytes(tests::random_values(size, random), type);
-  const auto values = tests::to_bytes(tests::random_values(size, random), type);
+  const auto random_bytes = [&] {
+    std::vector<std::byte> all(static_cast<std::size_t>(kLayers * shape.elements() * stage::bytes_of(type)));
+    std::generate(all.begin(), all.end(), [&] { return static_cast<std::byte>(random.below(256)); });
+    return all;
+  };
+  const std::vector<std::byte> keys = random_bytes();
+  const std::vector<std::byte> values = random_bytes();
   const DeviceArray<std::byte> device_keys(keys);
   const DeviceArray<std::byte> device_values(values);
   const std::vector<stage::PageCopy> copies = {{0, 8}, {0, 3}, {5, 1}, {7, 2}};
@@ -149,7 +249,9 @@ TEST_CASE("Blocks are copied in every layer (stage 7, invariant 5)", "[gpu]") {
       const std::size_t from = (layer * 9 + static_cast<std::size_t>(copy.source)) * bytes;
       const std::size_t to = (layer * 9 + static_cast<std::size_t>(copy.destination)) * bytes;
       std::memcpy(&expected_keys[to], &keys[from], bytes);
-      std::memcpy(&expected_values[to], &values[from], bytes);
+      if (!shape.is_paired()) {  // then values are with the keys, and this array is left alone
+        std::memcpy(&expected_values[to], &values[from], bytes);
+      }
     }
   }
   CHECK((device_keys.download() == expected_keys));

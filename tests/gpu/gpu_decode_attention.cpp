@@ -23,7 +23,7 @@ TEST_CASE("Decode attention: weights 1 and 3, computed by hand", "[gpu]") {
   if (!common::has_cuda_device()) {
     SKIP_TEST("there is no GPU");
   }
-  const auto type = GENERATE(ScalarType::kFloat32, ScalarType::kBFloat16);
+  const auto type = GENERATE(ScalarType::kFloat32, ScalarType::kBFloat16, ScalarType::kFloat8);
   tests::HandWorked example(type);
   CHECK(example.check(example.decode(), tests::HandWorked::kLastToken) == tests::kNoDifference);
 }
@@ -51,7 +51,7 @@ TEST_CASE("Decode attention: long contexts", "[gpu]") {
   if (!common::has_cuda_device()) {
     SKIP_TEST("there is no GPU");
   }
-  const auto type = GENERATE(ScalarType::kFloat32, ScalarType::kBFloat16);
+  const auto type = GENERATE(ScalarType::kFloat32, ScalarType::kBFloat16, ScalarType::kFloat8);
   const int group = GENERATE(1, 4, 16);
   CAPTURE(tests::name_of(type), group);
   GpuBatch batch({.type = type,
@@ -66,15 +66,17 @@ TEST_CASE("Decode attention: however the work is cut, the result is the same (st
   if (!common::has_cuda_device()) {
     SKIP_TEST("there is no GPU");
   }
+  const auto type = GENERATE(ScalarType::kBFloat16, ScalarType::kFloat8);
   const int group = GENERATE(1, 3, 4, 16);
   const int head_dim = GENERATE(32, 64, 96, 128, 256);
-  GpuBatch batch({.num_kv_heads = 3,
+  GpuBatch batch({.type = type,
+                  .num_kv_heads = 3,
                   .group = group,
                   .head_dim = head_dim,
                   .context_lengths = {700, 1, 0, 2000, 33, 16, 1024, 512, 0},
                   .query_lengths = {}});
   for (const int num_workers : {1, 2, 3, 7, 40, 132, 264, 1000}) {
-    CAPTURE(group, head_dim, num_workers);
+    CAPTURE(tests::name_of(type), group, head_dim, num_workers);
     const std::vector<float> once = batch.decode({.num_workers = num_workers});
     CHECK(batch.check(once) == tests::kNoDifference);
     // Again, and several times over without a pause in between: equal to the bit.
@@ -87,7 +89,8 @@ TEST_CASE("Decode attention: shuffled pages give the bits of pages in order", "[
   if (!common::has_cuda_device()) {
     SKIP_TEST("there is no GPU");
   }
-  BatchSpec spec{.context_lengths = {1000, 77, 300}, .query_lengths = {}};
+  const auto type = GENERATE(ScalarType::kBFloat16, ScalarType::kFloat8);
+  BatchSpec spec{.type = type, .context_lengths = {1000, 77, 300}, .query_lengths = {}};
   GpuBatch shuffled(spec);
   spec.in_order = true;
   GpuBatch in_order(spec);
@@ -136,16 +139,21 @@ TEST_CASE("Decode attention: more heads than multiprocessors (stage 7, invariant
   if (!common::has_cuda_device()) {
     SKIP_TEST("there is no GPU");
   }
+  const auto type = GENERATE(ScalarType::kBFloat16, ScalarType::kFloat8);
   const int head_dim = GENERATE(32, 64, 96, 128, 256);
   const int group = GENERATE(3, 16);
   const int heads_per_multiprocessor = GENERATE(1, 2);
-  CAPTURE(head_dim, group, heads_per_multiprocessor);
+  CAPTURE(tests::name_of(type), head_dim, group, heads_per_multiprocessor);
   constexpr int kKvHeads = 8;
   const int num_sequences = heads_per_multiprocessor * common::device_limits().num_multiprocessors / kKvHeads + 5;
   std::vector<int> lengths(static_cast<std::size_t>(num_sequences));
   std::generate(lengths.begin(), lengths.end(), [s = -1]() mutable { return ++s % 7 == 3 ? 0 : 17 + s % 20; });
-  BatchSpec spec{
-      .num_kv_heads = kKvHeads, .group = group, .head_dim = head_dim, .context_lengths = lengths, .query_lengths = {}};
+  BatchSpec spec{.type = type,
+                 .num_kv_heads = kKvHeads,
+                 .group = group,
+                 .head_dim = head_dim,
+                 .context_lengths = lengths,
+                 .query_lengths = {}};
   GpuBatch even(spec);
   const std::vector<float> once = even.decode();
   CHECK(even.check(once) == tests::kNoDifference);
@@ -164,7 +172,12 @@ TEST_CASE("Decode attention: a pool of more than 2^31 elements (stage 7, invaria
     SKIP_TEST("the GPU has no room for it");
   }
   // 8 heads x 16 tokens x 128 dimensions: 2^14 elements a block, and the blocks in use lie past the 2^17th.
-  GpuBatch batch({.num_kv_heads = 8, .context_lengths = {50, 1000}, .query_lengths = {}, .first_block = (1 << 17) + 5});
+  const auto type = GENERATE(ScalarType::kBFloat16, ScalarType::kFloat8);
+  GpuBatch batch({.type = type,
+                  .num_kv_heads = 8,
+                  .context_lengths = {50, 1000},
+                  .query_lengths = {},
+                  .first_block = (1 << 17) + 5});
   CHECK(batch.pages().shape.elements() > std::int64_t{1} << 31);
   CHECK(batch.check(batch.decode()) == tests::kNoDifference);
 }
@@ -234,8 +247,29 @@ TEST_CASE("What the kernels cannot do is said in words (stage 7, invariant 6)", 
         stage::unsupported({.num_kv_heads = 2, .block_size = block_size, .head_dim = head_dim}, num_heads).empty());
   }
   CHECK(stage::unsupported({.num_kv_heads = 2, .block_size = 16, .head_dim = 128}, 8) == tests::kNoDifference);
+  CHECK(stage::unsupported({.num_kv_heads = 2, .block_size = 8, .head_dim = 128, .type = ScalarType::kFloat8}, 8) ==
+        "the float8 kernels need blocks of 16, 32 or 64 tokens, not 8");
   CHECK(stage::unsupported({.num_kv_heads = 2, .block_size = 5, .head_dim = 40, .type = ScalarType::kFloat32}, 40) ==
         tests::kNoDifference);
   CHECK(stage::unsupported({.num_kv_heads = 2, .block_size = 5, .head_dim = 36, .type = ScalarType::kFloat32}, 40) ==
         "the float32 kernels need a head dimension that is a multiple of 8 up to 256, not 36");
+}
+
+// Scales far apart in one context, among them rows of zeros: a weight that meets V is scaled before it is rounded, and
+// must neither vanish nor overflow.
+TEST_CASE("Decode attention: float8 rows of all sizes in one context", "[gpu]") {
+  if (!common::has_cuda_device()) {
+    SKIP_TEST("there is no GPU");
+  }
+  const int group = GENERATE(1, 4, 16);
+  const float value_size = GENERATE(1.0F, 1e-6F, 1e6F);
+  CAPTURE(group, value_size);
+  GpuBatch batch({.type = ScalarType::kFloat8,
+                  .num_kv_heads = 2,
+                  .group = group,
+                  .context_lengths = {1, 16, 17, 300, 2000},
+                  .query_lengths = {},
+                  .value_sizes = {value_size, 0.0F, 30.0F * value_size, 0.01F * value_size, 3.0F * value_size}});
+  CHECK(batch.check(batch.decode()) == tests::kNoDifference);
+  CHECK(batch.check(batch.ragged()) == tests::kNoDifference);
 }

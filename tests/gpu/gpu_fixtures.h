@@ -32,6 +32,9 @@ inline std::vector<KernelShape> kernel_shapes() {
   for (const int block_size : {8, 16, 32, 64}) {
     for (const int head_dim : {32, 64, 96, 128, 256}) {
       shapes.push_back({ScalarType::kBFloat16, head_dim, block_size});
+      if (block_size >= 16) {
+        shapes.push_back({ScalarType::kFloat8, head_dim, block_size});
+      }
     }
   }
   return shapes;
@@ -78,6 +81,7 @@ struct BatchSpec {
   int first_block = 0;             // blocks below are never used: for pools beyond 2^31 elements
   bool in_order = false;           // blocks in physical order, one sequence after the other
   unsigned seed = 1;
+  std::vector<float> value_sizes = {1.0F};  // what V is multiplied by, token by token, over and over
 };
 
 // A batch with K and V written into shuffled pages.
@@ -98,6 +102,7 @@ class GpuBatch : public PagedBatch {
   std::vector<float> host_queries_;
   std::vector<std::vector<float>> host_keys_;  // by sequence: [length, num_kv_heads * head_dim]
   std::vector<std::vector<float>> host_values_;
+  std::vector<std::vector<double>> expected_;  // by sequence, once it has been asked for
 };
 
 inline GpuBatch::GpuBatch(BatchSpec spec) : spec_(std::move(spec)) {
@@ -112,6 +117,7 @@ inline GpuBatch::GpuBatch(BatchSpec spec) : spec_(std::move(spec)) {
   int num_blocks = 0;
   int max_blocks = 1;
   starts_ = {0};
+  expected_.resize(spec_.context_lengths.size());
   for (std::size_t s = 0; s < spec_.context_lengths.size(); ++s) {
     const int blocks = (spec_.context_lengths[s] + spec_.block_size - 1) / spec_.block_size;
     num_blocks += blocks;
@@ -138,13 +144,16 @@ inline GpuBatch::GpuBatch(BatchSpec spec) : spec_(std::move(spec)) {
     const std::size_t size = static_cast<std::size_t>(length) * kv_columns();
     std::vector<float> keys = random_values(size, random);
     std::vector<float> values = random_values(size, random);
+    for (std::size_t i = 0; i < size; ++i) {
+      values[i] *= spec_.value_sizes[i / kv_columns() % spec_.value_sizes.size()];
+    }
     // The first and the last token count as much as all others together, so that a result without them stands out.
     for (std::size_t i = 0; i < std::min(size, kv_columns()); ++i) {
       values[i] *= std::sqrt(static_cast<float>(length));
       values[size - 1 - i] *= std::sqrt(static_cast<float>(length));
     }
-    host_keys_.push_back(rounded(keys, spec_.type));
-    host_values_.push_back(rounded(values, spec_.type));
+    host_keys_.push_back(stored(keys, spec_.type, spec_.head_dim));
+    host_values_.push_back(stored(values, spec_.type, spec_.head_dim));
     all_keys.insert(all_keys.end(), keys.begin(), keys.end());
     all_values.insert(all_values.end(), values.begin(), values.end());
   }
@@ -152,7 +161,7 @@ inline GpuBatch::GpuBatch(BatchSpec spec) : spec_(std::move(spec)) {
   host_queries_ = rounded(
       random_values(static_cast<std::size_t>(starts_.back()) * static_cast<std::size_t>(num_heads * spec_.head_dim),
                     random),
-      spec_.type);
+      stage::row_type(spec_.type));
   put({.shape = {.num_blocks = spec_.first_block + num_blocks + 3,
                  .num_kv_heads = spec_.num_kv_heads,
                  .block_size = spec_.block_size,
@@ -175,6 +184,9 @@ inline GpuBatch::GpuBatch(BatchSpec spec) : spec_(std::move(spec)) {
 //
 // bfloat16: a weight is rounded before it meets V, and n independent errors of relative size u / sqrt(3) add up to
 // u / sqrt(n); the output is rounded once more, by u of itself at most. float32's own errors are far below.
+//
+// float8: the reference has K and V as they are stored, so the same holds. Where weights meet V they are rounded to
+// float16, which is finer, or to bfloat16.
 //
 // float32: a weight is off by about 4 u: its score is a sum of head_dim products in fewer than 16 roundings, exp2f adds
 // 2 units in the last place. That makes 6 u / sqrt(n), as above. Then a warp adds n / 8 products to its sum, one by
@@ -210,14 +222,18 @@ inline std::string GpuBatch::check(const std::vector<float>& result) {
     if (num_queries == 0) {
       continue;
     }
-    const std::vector<double> expected = tests::reference_attention(
-        view(host_queries_.data() + static_cast<std::size_t>(starts_[s]) * columns, num_queries, columns),
-        view(host_keys_[s].data(), static_cast<std::size_t>(length), kv_columns()),
-        view(host_values_[s].data(), static_cast<std::size_t>(length), kv_columns()), batch().num_heads,
-        spec_.num_kv_heads, spec_.head_dim);
+    std::vector<double>& expected = expected_[s];
+    if (expected.empty()) {
+      expected = tests::reference_attention(
+          view(host_queries_.data() + static_cast<std::size_t>(starts_[s]) * columns, num_queries, columns),
+          view(host_keys_[s].data(), static_cast<std::size_t>(length), kv_columns()),
+          view(host_values_[s].data(), static_cast<std::size_t>(length), kv_columns()), batch().num_heads,
+          spec_.num_kv_heads, spec_.head_dim);
+    }
     for (std::size_t q = 0; q < num_queries; ++q) {
       const auto visible = static_cast<double>(static_cast<std::size_t>(length) - num_queries + q + 1);
       tests::Tolerance tolerance = tolerance_of(spec_.type, visible);
+      tolerance.absolute *= *std::max_element(spec_.value_sizes.begin(), spec_.value_sizes.end());
       tolerance.absolute *=
           std::sqrt(static_cast<double>(length) / visible);  // heavy for the length, not for `visible`
       const std::string difference = tests::compare(rows.subspan(q * columns, columns),

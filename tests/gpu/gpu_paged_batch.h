@@ -60,7 +60,7 @@ inline void PagedBatch::put(const BatchContents& contents) {
   num_tokens_ = contents.query_starts.back();
   keys_ = poisoned(shape.elements(), shape.type);
   values_ = poisoned(shape.elements(), shape.type);
-  pages_ = {keys_.data(), values_.data(), shape};
+  pages_ = {keys_.data(), shape.is_paired() ? nullptr : values_.data(), shape};
   context_lengths_ = common::DeviceArray<int>(contents.context_lengths);
   block_tables_ = common::DeviceArray<int>(contents.block_tables);
   query_starts_ = common::DeviceArray<int>(contents.query_starts);
@@ -70,13 +70,14 @@ inline void PagedBatch::put(const BatchContents& contents) {
             .context_lengths = context_lengths_.data(),
             .block_tables = block_tables_.data(),
             .max_blocks_per_sequence = static_cast<int>(contents.block_tables.size()) / num_sequences};
-  queries = common::DeviceArray<std::byte>(to_bytes(contents.queries, shape.type));
-  output = poisoned(static_cast<std::int64_t>(contents.queries.size()), shape.type);
+  const ScalarType type = stage::row_type(shape.type);
+  queries = common::DeviceArray<std::byte>(to_bytes(contents.queries, type));
+  output = poisoned(static_cast<std::int64_t>(contents.queries.size()), type);
   if (contents.slots.empty()) {
     return;
   }
-  const common::DeviceArray<std::byte> rows_of_keys(to_bytes(contents.keys, shape.type));
-  const common::DeviceArray<std::byte> rows_of_values(to_bytes(contents.values, shape.type));
+  const common::DeviceArray<std::byte> rows_of_keys(to_bytes(contents.keys, type));
+  const common::DeviceArray<std::byte> rows_of_values(to_bytes(contents.values, type));
   const common::DeviceArray<int> slot_mapping(contents.slots);
   stage::write_to_slots(pages_, rows_of_keys.data(), rows_of_values.data(),
                         std::int64_t{shape.num_kv_heads} * shape.head_dim, slot_mapping.data(),
@@ -92,7 +93,7 @@ inline std::vector<float> PagedBatch::output_of(std::size_t workspace_bytes,
   CUDA_CHECK(cudaDeviceSynchronize());
   launch(workspace.data());
   stream.synchronize();
-  return to_floats(output.download(), pages_.shape.type);
+  return to_floats(output.download(), stage::row_type(pages_.shape.type));
 }
 
 // num_runs calls after one plan, without a pause between them, as the layers of a model. Only the last one writes the

@@ -17,7 +17,7 @@ TEST_CASE("Ragged attention: weights 1 and 3, computed by hand", "[gpu]") {
   if (!common::has_cuda_device()) {
     SKIP_TEST("there is no GPU");
   }
-  const auto type = GENERATE(ScalarType::kFloat32, ScalarType::kBFloat16);
+  const auto type = GENERATE(ScalarType::kFloat32, ScalarType::kBFloat16, ScalarType::kFloat8);
   tests::HandWorked example(type);
   CHECK(example.check(example.ragged(), tests::HandWorked::kLastTwoTokens) == tests::kNoDifference);
 }
@@ -46,7 +46,9 @@ TEST_CASE("Ragged attention: long prompts and late chunks", "[gpu]") {
   if (!common::has_cuda_device()) {
     SKIP_TEST("there is no GPU");
   }
-  GpuBatch batch({.num_kv_heads = 1,
+  const auto type = GENERATE(ScalarType::kBFloat16, ScalarType::kFloat8);
+  GpuBatch batch({.type = type,
+                  .num_kv_heads = 1,
                   .group = 4,
                   .context_lengths = {700, 5000, 32768, 8193, 300},
                   .query_lengths = {700, 129, 1, 33, 256}});
@@ -58,11 +60,16 @@ TEST_CASE("Ragged attention: prompts long enough for the wide shape", "[gpu]") {
     SKIP_TEST("there is no GPU");
   }
   // More than 256 tokens for each sequence on average, whatever the last one is cut to.
+  const auto type = GENERATE(ScalarType::kBFloat16, ScalarType::kFloat8);
   const int head_dim = GENERATE(32, 64, 96, 128, 256);
-  const int block_size = GENERATE(8, 64);
+  const int block_size = GENERATE(16, 64, 8);
   const int group = GENERATE(1, 3, 16);
-  CAPTURE(head_dim, block_size, group);
-  GpuBatch batch({.num_kv_heads = 1,
+  CAPTURE(tests::name_of(type), head_dim, block_size, group);
+  if (type == ScalarType::kFloat8 && block_size == 8) {
+    return;  // there are no such pages
+  }
+  GpuBatch batch({.type = type,
+                  .num_kv_heads = 1,
                   .group = group,
                   .head_dim = head_dim,
                   .block_size = block_size,

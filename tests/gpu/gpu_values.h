@@ -10,6 +10,7 @@
 
 #include "common/cuda/device.h"
 #include "common/math/sampling.h"
+#include "tests/support/float8.h"
 
 // GPU_STAGE_HEADER(kernels/kernels.h) is "stage7/kernels.h". Two steps, because # takes its argument before macros are
 // replaced.
@@ -30,9 +31,11 @@ namespace tests {
 
 using stage::ScalarType;
 
-inline const char* name_of(ScalarType type) { return type == ScalarType::kFloat32 ? "float32" : "bfloat16"; }
+inline const char* name_of(ScalarType type) {
+  return type == ScalarType::kFloat32 ? "float32" : type == ScalarType::kBFloat16 ? "bfloat16" : "float8";
+}
 
-// Host copies of device arrays: raw bytes of one of the two types.
+// Host copies of device arrays: raw bytes of float32 or bfloat16.
 inline std::vector<std::byte> to_bytes(const std::vector<float>& values, ScalarType type) {
   const auto size = static_cast<std::size_t>(stage::bytes_of(type));
   std::vector<std::byte> bytes(values.size() * size);
@@ -66,13 +69,19 @@ inline std::vector<float> rounded(const std::vector<float>& values, ScalarType t
   return to_floats(to_bytes(values, type), type);
 }
 
+// What pages of this type hold of rows of head_dim numbers, which come as rows of row_type(type).
+inline std::vector<float> stored(const std::vector<float>& rows, ScalarType type, int head_dim) {
+  const std::vector<float> numbers = rounded(rows, stage::row_type(type));
+  return type == ScalarType::kFloat8 ? through_float8(numbers, static_cast<std::size_t>(head_dim)) : numbers;
+}
+
 inline std::vector<float> random_values(std::size_t size, common::Random& random) {
   std::vector<float> values(size);
   std::generate(values.begin(), values.end(), [&] { return static_cast<float>(random.normal()); });
   return values;
 }
 
-// All bits set: a NaN in either type.
+// All bits set: a NaN in every type, and a scale that is none.
 inline common::DeviceArray<std::byte> poisoned(std::int64_t elements, ScalarType type) {
   common::DeviceArray<std::byte> array(static_cast<std::size_t>(elements * stage::bytes_of(type)));
   CUDA_CHECK(cudaMemset(array.data(), 0xFF, array.size()));

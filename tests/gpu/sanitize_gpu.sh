@@ -7,7 +7,7 @@ set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/../.."
 cases=${1:-*by hand*,Blocks are copied in every layer*}
 failed=0
-for tool in memcheck racecheck initcheck "synccheck --num-cuda-barriers 128"; do
+for tool in memcheck racecheck initcheck "synccheck --num-cuda-barriers 256"; do
   for program in build/tests/gpu_{decode_attention,ragged_attention,cache_kernels}_stage7; do
     echo "--- $tool: $program"
     status=0

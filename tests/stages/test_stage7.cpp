@@ -11,22 +11,23 @@
 using stage7::Device;
 using stage7::Engine;
 using stage7::EngineOptions;
+using stage7::KvCacheType;
 using stage7::Precision;
 using tests::make_request;
 using tests::small_model;
 
 namespace {
 
-EngineOptions options_for(Device device, Precision precision) {
+EngineOptions options_for(Device device, Precision precision, KvCacheType kv_cache = KvCacheType::kAuto) {
   EngineOptions options;
-  options.gpu = {device, precision};
+  options.gpu = {device, precision, kv_cache};
   return options;
 }
 
 // What the user is told; empty if the engine can be had.
-std::string refusal(Device device, Precision precision) {
+std::string refusal(Device device, Precision precision, KvCacheType kv_cache = KvCacheType::kAuto) {
   try {
-    const Engine engine(small_model(), options_for(device, precision));
+    const Engine engine(small_model(), options_for(device, precision, kv_cache));
   } catch (const common::InputError& error) {
     return error.what();
   }
@@ -59,12 +60,24 @@ TEST_CASE("the CPU computes in float32 only") {
   CHECK(engine.gpu() == nullptr);
 }
 
-TEST_CASE("a token's K and V take half the bytes in bfloat16") {
+TEST_CASE("float8 K and V without kernels for them end in one clear line (stage 7, invariant 7)") {
+  CHECK(refusal(Device::kCpu, Precision::kFloat32, KvCacheType::kFloat8) == "the CPU stores K and V in float32 only");
+  CHECK(refusal(Device::kCpu, Precision::kBFloat16, KvCacheType::kFloat8) == "the CPU stores K and V in float32 only");
+  for (const Device device : {Device::kAuto, Device::kGpu}) {
+    CHECK(tests::contains(refusal(device, Precision::kFloat32, KvCacheType::kFloat8), "--precision bf16"));
+    CHECK_FALSE(refusal(device, Precision::kBFloat16, KvCacheType::kFloat8).empty());  // blocks and head_dim of 8
+  }
+}
+
+TEST_CASE("a token's K and V take half the bytes in bfloat16, and a quarter and the scales in float8") {
   stage7::KvCacheShape shape{
       .num_layers = 30, .num_blocks = 1, .block_size = 16, .num_heads = 9, .num_kv_heads = 3, .head_dim = 64};
   CHECK(shape.bytes_per_slot() == 45 * 1024);  // SmolLM2-135M
   shape.bytes_per_element = 2;
   CHECK(2 * shape.bytes_per_slot() == 45 * 1024);
+  shape.bytes_per_element = 1;
+  shape.scale_bytes = 4;
+  CHECK(shape.bytes_per_slot() == 30 * 3 * (2 * 64 + 4));
 }
 
 TEST_CASE("next draws the token that sampling from the logits draws") {

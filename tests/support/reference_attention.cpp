@@ -58,12 +58,11 @@ std::vector<double> reference_attention(const Matrix& q, const Matrix& k, const 
       }
       softmax_in_place(weights);
 
-      for (int d = 0; d < head_dim; ++d) {
-        double sum = 0.0;
-        for (Eigen::Index position = 0; position < num_visible; ++position) {
-          sum += weights[static_cast<std::size_t>(position)] * static_cast<double>(v(position, kv_column + d));
+      double* const sums = &output[static_cast<std::size_t>(query * num_heads * head_dim + q_column)];
+      for (Eigen::Index position = 0; position < num_visible; ++position) {
+        for (int d = 0; d < head_dim; ++d) {
+          sums[d] += weights[static_cast<std::size_t>(position)] * static_cast<double>(v(position, kv_column + d));
         }
-        output[static_cast<std::size_t>(query * num_heads * head_dim + q_column + d)] = sum;
       }
     }
   }

@@ -1,0 +1,8 @@
+// Decode attention over K and V in float8: the kernels of decode_kernel.cuh, once more.
+#include "decode_launch.cuh"
+
+namespace stage7 {
+
+void decode_float8(const DecodeCall& call) { choose_head_dim<ScalarType::kFloat8>(call); }
+
+}  // namespace
