@@ -49,8 +49,7 @@ COURSE_HOST_DEVICE int rows_per_tile(const PageShape& shape) {
 }
 
 // Only rows of 256 bytes (head_dim 128 at 16 bits, 256 at 8) are cut, into two panels. Rows of 128 are a panel as they
-// are, and no other length is read by wgmma: those are one panel as wide as the row, since cutting them only costs
-// (head_dim 256, prompts on an H200: 247 TFLOP/s in panels of 128 bytes, 263 whole).
+// are, and no other length is read by wgmma: those are one panel as wide as the row.
 COURSE_HOST_DEVICE constexpr int vecs_per_panel(int vecs_per_row) { return vecs_per_row == 16 ? 8 : vecs_per_row; }
 
 // What the place of a vector is XORed with. Rows of 128, 256, 384 … bytes all begin in bank 0: their number modulo 8
