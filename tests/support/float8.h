@@ -29,6 +29,7 @@ inline double float8_value(std::uint8_t byte) {
 inline std::uint8_t float8_byte(double x) {
   static const std::vector<double> numbers = [] {  // by byte, ascending
     std::vector<double> all;
+    all.reserve(0x7F);
     for (int byte = 0; byte < 0x7F; ++byte) {
       all.push_back(float8_value(static_cast<std::uint8_t>(byte)));
     }
