@@ -460,7 +460,7 @@ class Build:
 
 
 # What fails where one of Eigen's headers checks.
-NAN = "nan: a slot that nobody has written was read (tests fill the cache with NaN), or a number overflowed."
+NAN = "nan: a slot was read that has not been written (tests fill the cache with NaN), or a number overflowed."
 EIGEN_CHECKS = {
     "Block": "because a row, column, head, tail or block reaches beyond its matrix",
     "VectorBlock": "because a segment, head or tail reaches beyond its vector",

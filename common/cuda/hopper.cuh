@@ -29,8 +29,7 @@ __device__ __forceinline__ std::uint32_t shared_address(const void* pointer) {
   return static_cast<std::uint32_t>(__cvta_generic_to_shared(pointer));
 }
 
-// ---- barriers that also count bytes: a phase ends when all arrivals and all bytes have come
-// --------------------------
+// ---- barriers that also count bytes: a phase ends when all arrivals and all bytes have come -----------------------
 
 __device__ __forceinline__ void init_barrier(std::uint32_t barrier, int arrivals) {
   asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(barrier), "r"(arrivals) : "memory");
@@ -67,8 +66,7 @@ __device__ __forceinline__ void arrive_named(int barrier, int threads) {
   asm volatile("bar.arrive %0, %1;" ::"r"(barrier), "r"(threads) : "memory");
 }
 
-// ---- copies of panels
-// ------------------------------------------------------------------------------------------------
+// ---- copies of panels ---------------------------------------------------------------------------------------------
 
 // What is read once should not stay in L2 longer than it must, and what all blocks read should.
 __device__ __forceinline__ std::uint64_t streaming_policy() {
@@ -99,8 +97,7 @@ __device__ __forceinline__ void prefetch_map(const CUtensorMap& map) {
   asm volatile("prefetch.tensormap [%0];" ::"l"(&map) : "memory");
 }
 
-// ---- clusters: thread blocks that run side by side and reach into each other's shared memory
-// ----------------------------
+// ---- clusters: thread blocks that run side by side and reach into each other's shared memory ----------------------
 
 // All threads of the cluster meet, and see what was written to shared memory before.
 __device__ __forceinline__ void wait_for_cluster() {
@@ -120,10 +117,10 @@ __device__ __forceinline__ float2 load_of_block(const float2* place, int rank) {
   return value;
 }
 
-// ---- registers: all threads of a block start with equally many. A warpgroup that only copies gives most of its own
-// back, and those that compute take them
-// --------------------------------------------------------------------------------------
+// ---- registers ----------------------------------------------------------------------------------------------------
 
+// All threads of a block start with equally many. A warpgroup that only copies gives most of its own back, and those
+// that compute take them.
 template <int kRegisters>
 __device__ __forceinline__ void shrink_registers() {
   asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(kRegisters));
@@ -133,8 +130,7 @@ __device__ __forceinline__ void grow_registers() {
   asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(kRegisters));
 }
 
-// ---- wgmma: four warps, a warpgroup, multiply 64 rows
-// -------------------------------------------------------------------
+// ---- wgmma: four warps, a warpgroup, multiply 64 rows -------------------------------------------------------------
 
 // What wgmma is told about a panel: where it begins, and that 8 rows further on is 1,024 bytes further on.
 __device__ __forceinline__ std::uint64_t panel_descriptor(std::uint32_t address) {

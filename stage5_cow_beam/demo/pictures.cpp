@@ -174,7 +174,7 @@ std::string draw_beam_step() {
   Svg svg(
       kWidth, 548, "One step of a beam search of width 4",
       "Each of four parents is extended by every token there is. Of all continuations, the four with the largest log "
-      "probability are kept, whoever their parents are. A parent with several children is forked; one without a child "
+      "probability are kept, whatever their parents. A parent with several children is forked; one without a child "
       "is freed.");
   const common::TextStyle heading{.size = 17.0, .bold = true};
   svg.text({kLeft, 34.0}, common::format("%zu parents", parents.size()), heading);

@@ -2,8 +2,8 @@
 // and releases it together.
 //
 // Float8 can't be copied as it is: threads load 16 bytes each, bring them to bfloat16, scale included, and store them
-// where a copy would have put them. From there on nothing knows of float8. Nobody waits for such a tile's bytes by a
-// barrier that counts them: all threads have stored their part before they meet.
+// where a copy would have put them. From there on nothing knows of float8. No barrier counts the bytes of such a tile:
+// all threads have stored their part before they meet.
 #pragma once
 
 #include "float8.cuh"
