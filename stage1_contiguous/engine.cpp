@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <deque>
-#include <iterator>
 #include <numeric>
 #include <string>
 #include <utility>
@@ -146,8 +145,8 @@ void Engine::step(Generation& generation, const common::OnToken& on_token) {
   const std::optional<common::Matrix> logits =
       append(generation.sequence, std::span<const common::Token>(generation.tokens).subspan(length));
   COMMON_CHECK(logits.has_value(), "slots that were reserved are missing");
-  const common::Token token = common::sample({logits->data(), static_cast<std::size_t>(logits->cols())},
-                                             request.sampling, std::ssize(generation.tokens), request.sample_index);
+  const common::Token token =
+      common::draw(request, {logits->data(), static_cast<std::size_t>(logits->cols())}, completion);
   if (std::find(request.stop_tokens.begin(), request.stop_tokens.end(), token) != request.stop_tokens.end()) {
     completion.finish_reason = common::FinishReason::kStop;
     generation.finished = true;
@@ -155,9 +154,10 @@ void Engine::step(Generation& generation, const common::OnToken& on_token) {
   }
   completion.tokens.push_back(token);
   on_token(generation.sequence, token);
-  completion.finish_reason = common::FinishReason::kLength;
+  const bool is_stopped = request.stop_strings.found_after(completion.tokens);
+  completion.finish_reason = is_stopped ? common::FinishReason::kStop : common::FinishReason::kLength;
   generation.tokens.push_back(token);
-  generation.finished = static_cast<int>(completion.tokens.size()) == request.max_new_tokens;
+  generation.finished = is_stopped || static_cast<int>(completion.tokens.size()) == request.max_new_tokens;
 }
 
 void Engine::end_round(std::vector<Generation>& batch) {

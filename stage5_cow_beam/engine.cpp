@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <deque>
-#include <iterator>
 #include <numeric>
 #include <string>
 #include <utility>
@@ -152,8 +151,8 @@ bool Engine::step(Generation& generation, const common::OnToken& on_token) {
   if (!logits.has_value()) {
     return false;
   }
-  const common::Token token = common::sample({logits->data(), static_cast<std::size_t>(logits->cols())},
-                                             request.sampling, std::ssize(generation.tokens), request.sample_index);
+  const common::Token token =
+      common::draw(request, {logits->data(), static_cast<std::size_t>(logits->cols())}, completion);
   if (std::find(request.stop_tokens.begin(), request.stop_tokens.end(), token) != request.stop_tokens.end()) {
     completion.finish_reason = common::FinishReason::kStop;
     generation.finished = true;
@@ -161,9 +160,10 @@ bool Engine::step(Generation& generation, const common::OnToken& on_token) {
   }
   completion.tokens.push_back(token);
   on_token(generation.sequence, token);
-  completion.finish_reason = common::FinishReason::kLength;
+  const bool is_stopped = request.stop_strings.found_after(completion.tokens);
+  completion.finish_reason = is_stopped ? common::FinishReason::kStop : common::FinishReason::kLength;
   generation.tokens.push_back(token);
-  generation.finished = static_cast<int>(completion.tokens.size()) == request.max_new_tokens;
+  generation.finished = is_stopped || static_cast<int>(completion.tokens.size()) == request.max_new_tokens;
   return true;
 }
 

@@ -101,9 +101,8 @@ void ParallelSampling::take(std::vector<common::Matrix> logits) {
   }
   std::vector<common::Token> drawn;
   for (std::size_t i = 0; i < live_.size(); ++i) {
-    const std::size_t position = request_.prompt.size() + live_[i].tokens.size();
-    drawn.push_back(common::sample(row(logits[i]), request_.sampling, static_cast<std::int64_t>(position),
-                                   request_.sample_index + static_cast<int>(sample_of_[i])));
+    const std::size_t sample = sample_of_[i];
+    drawn.push_back(common::draw(request_, row(logits[i]), completions_[sample], static_cast<int>(sample)));
   }
   accept(drawn);
 }
@@ -112,11 +111,13 @@ void ParallelSampling::accept(std::span<const common::Token> drawn) {
   std::size_t num_live = 0;
   for (std::size_t i = 0; i < live_.size(); ++i) {
     common::Completion& completion = completions_[sample_of_[i]];
-    const bool stops = is_stop_token(request_, drawn[i]);
+    bool stops = is_stop_token(request_, drawn[i]);
+    if (!stops) {
+      completion.tokens.push_back(drawn[i]);
+      stops = request_.stop_strings.found_after(completion.tokens);
+    }
     if (stops) {
       completion.finish_reason = common::FinishReason::kStop;
-    } else {
-      completion.tokens.push_back(drawn[i]);
     }
     if (stops || static_cast<int>(completion.tokens.size()) == request_.max_new_tokens) {
       free(live_[i]);

@@ -107,17 +107,16 @@ std::optional<common::Matrix> Engine::append(SequenceId sequence, std::span<cons
 }
 
 std::optional<common::Token> Engine::next(SequenceId sequence, std::span<const common::Token> tokens,
-                                          const common::SamplingOptions& sampling, int sample_index) {
+                                          const common::Request& request, common::Completion& completion) {
   std::optional<common::Token> result;
   compute(sequence, tokens, [&] {
     // The GPU finds the largest logit itself: one number to fetch instead of all logits.
-    if (gpu_ && sampling.temperature <= 0.0F) {
+    if (gpu_ && common::is_greedy(request)) {
       result = gpu_->argmax_token();
       COMMON_CHECK(*result >= 0, "a logit is NaN, or all are -inf");
     } else {
       const common::Matrix row = logits();
-      result = common::sample({row.data(), static_cast<std::size_t>(row.cols())}, sampling, manager_.length(sequence),
-                              sample_index);
+      result = common::draw(request, {row.data(), static_cast<std::size_t>(row.cols())}, completion);
     }
   });
   return result;
@@ -185,8 +184,7 @@ bool Engine::step(Generation& generation, const common::OnToken& on_token) {
   common::Completion& completion = *generation.completion;
   const auto length = static_cast<std::size_t>(manager_.length(generation.sequence));
   const std::optional<common::Token> drawn =
-      next(generation.sequence, std::span<const common::Token>(generation.tokens).subspan(length), request.sampling,
-           request.sample_index);
+      next(generation.sequence, std::span<const common::Token>(generation.tokens).subspan(length), request, completion);
   if (!drawn.has_value()) {
     return false;
   }
@@ -198,9 +196,10 @@ bool Engine::step(Generation& generation, const common::OnToken& on_token) {
   }
   completion.tokens.push_back(token);
   on_token(generation.sequence, token);
-  completion.finish_reason = common::FinishReason::kLength;
+  const bool is_stopped = request.stop_strings.found_after(completion.tokens);
+  completion.finish_reason = is_stopped ? common::FinishReason::kStop : common::FinishReason::kLength;
   generation.tokens.push_back(token);
-  generation.finished = static_cast<int>(completion.tokens.size()) == request.max_new_tokens;
+  generation.finished = is_stopped || static_cast<int>(completion.tokens.size()) == request.max_new_tokens;
   return true;
 }
 

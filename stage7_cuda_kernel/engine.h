@@ -48,9 +48,9 @@ class Engine {
   // Computes the next tokens of a live sequence, chunk by chunk, and stores their K and V. Returns the logits after the
   // last one, [1, vocab_size]. Returns nothing and changes nothing if there are too few slots.
   std::optional<common::Matrix> append(SequenceId sequence, std::span<const common::Token> tokens);
-  // The same, but draws the next token instead of returning the logits.
+  // The same, but draws the token that comes after the completion's, instead of returning the logits.
   std::optional<common::Token> next(SequenceId sequence, std::span<const common::Token> tokens,
-                                    const common::SamplingOptions& sampling, int sample_index = 0);
+                                    const common::Request& request, common::Completion& completion);
 
   // The logits after the last token of the last forward pass: [1, vocab_size].
   common::Matrix logits() const { return gpu_ ? gpu_->logits() : model_.logits(hidden_); }

@@ -150,7 +150,10 @@ int run(int argc, char** argv) {
     const auto append = [&](std::span<const common::Token> tokens) { return engine->append(0, tokens); };
     common::BenchTarget target{start, append, engine->cache().shape().bytes_per_slot()};
     if (GpuRunner* const gpu = engine->gpu()) {
-      target.decode = [&](common::Token token) { return engine->next(0, {&token, 1}, {}); };
+      target.decode = [&](common::Token token) {
+        common::Completion completion;
+        return engine->next(0, {&token, 1}, {}, completion);
+      };
       target.weight_bytes_per_token = gpu->weight_bytes_per_token();
       target.read_bandwidth = gpu->read_bandwidth();
     }

@@ -122,7 +122,7 @@ class ParallelSampling : public SequenceGroup {
   int max_sequences() const override { return static_cast<int>(completions_.size()); }
   void take(std::vector<common::Matrix> logits) override;
 
-  bool is_greedy() const override { return completions_.size() == 1 && request_.sampling.temperature <= 0.0F; }
+  bool is_greedy() const override { return completions_.size() == 1 && common::is_greedy(request_); }
   void resolve_placeholder(common::Token token) override;
 
  private:

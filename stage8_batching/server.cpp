@@ -154,6 +154,12 @@ std::string Server::rejection(const GenerationRequest& request) const {
       return common::format("token %d is not in the vocabulary", token);
     }
   }
+  if (std::string reason = common::problem_of(request.request.sampling); !reason.empty()) {
+    return reason;
+  }
+  if (request.request.num_logprobs < 0) {
+    return "logprobs must be at least 0";
+  }
   if (request.beam.has_value() && !std::isfinite(request.beam->length_penalty)) {
     return "the length penalty is not a number";
   }
@@ -270,6 +276,9 @@ void Server::hand_out_tokens(int id) {
     reported[sample].finish_reason = written[sample].finish_reason;
     if (has_token) {
       reported[sample].tokens.push_back(written[sample].tokens.back());
+    }
+    if (written[sample].logprobs.size() > reported[sample].logprobs.size()) {
+      reported[sample].logprobs.push_back(written[sample].logprobs.back());
     }
     if (has_token && sample == 0) {
       served.output.token_times.push_back(clock_.now());

@@ -7,6 +7,7 @@
 #include <memory>
 #include <new>
 #include <nlohmann/json.hpp>
+#include <span>
 #include <stdexcept>
 #include <thread>
 #include <utility>
@@ -28,6 +29,8 @@
 
 namespace common {
 namespace {
+
+constexpr int kMaxLogprobs = 20;  // as in vLLM and in OpenAI's interface
 
 Gguf open_model(const std::string& path) {
   return path.empty() ? Gguf::parse(default_model(), "the bundled model") : Gguf::open(path);
@@ -54,23 +57,40 @@ std::string tokens_per_second(std::int64_t tokens, double seconds) {
 std::int64_t tokens_without_cache(const Session& session, const std::vector<Completion>& completions) {
   std::int64_t tokens = 0;
   for (std::size_t i = 0; i < completions.size(); ++i) {
-    const bool drew_stop_token = completions[i].finish_reason == FinishReason::kStop;
+    const bool drew_stop_token = completions[i].finish_reason == FinishReason::kStop &&
+                                 !session.requests[i].stop_strings.found_after(completions[i].tokens);
     const std::int64_t num_drawn = std::ssize(completions[i].tokens) + (drew_stop_token ? 1 : 0);
     tokens += num_drawn * std::ssize(session.requests[i].prompt) + num_drawn * (num_drawn - 1) / 2;
   }
   return tokens;
 }
 
+// A line for each token: its log-probability and rank, and the most likely tokens in its place.
+void print_logprobs(const Session& session, const Completion& completion) {
+  const auto spelled = [&](const TokenLogprob& entry) {
+    return format("%8.4f ", static_cast<double>(entry.logprob)) +
+           quote(session.tokenizer.decode({&entry.token, 1}, true));
+  };
+  for (const TokenLogprobs& entry : completion.logprobs) {
+    std::cout << "    " << spelled(entry.drawn) << "  rank " << entry.rank << "  best:";
+    for (const TokenLogprob& other : entry.best) {
+      std::cout << spelled(other);
+    }
+    std::cout << '\n';
+  }
+}
+
 void print_texts(const Session& session, const RunResult& result) {
   const bool color = use_color(std::cout);
   for (std::size_t i = 0; i < result.completions.size(); ++i) {
     const std::string prompt = quote(session.prompts[i], 240);
-    const std::string text = session.tokenizer.decode(result.completions[i].tokens);
+    const std::string text = session.text_of(result.completions[i]);
     std::cout << format("%2zu  ", i) << (color ? "\x1b[2m" : "") << prompt << (color ? "\x1b[0m" : "") << "\n    ";
     for (const char character : text) {
       std::cout << character << (character == '\n' ? "    " : "");
     }
     std::cout << '\n';
+    print_logprobs(session, result.completions[i]);
   }
 }
 
@@ -93,6 +113,20 @@ void print_timing(const Timing& timing) {
                       timing.milliseconds_per_token());
 }
 
+nlohmann::ordered_json to_json(const Session& session, const TokenLogprobs& logprobs) {
+  const auto entry_of = [&](const TokenLogprob& entry) {
+    return nlohmann::ordered_json{{"token", entry.token},
+                                  {"text", session.tokenizer.decode({&entry.token, 1}, true)},
+                                  {"logprob", entry.logprob}};
+  };
+  nlohmann::ordered_json result = entry_of(logprobs.drawn);
+  result["rank"] = logprobs.rank;
+  for (const TokenLogprob& entry : logprobs.best) {
+    result["best"].push_back(entry_of(entry));
+  }
+  return result;
+}
+
 std::string to_json(const std::string& stage, const Session& session, const RunResult& result) {
   nlohmann::ordered_json document;
   document["stage"] = stage;
@@ -103,8 +137,11 @@ std::string to_json(const std::string& stage, const Session& session, const RunR
     nlohmann::ordered_json entry;
     entry["prompt"] = session.prompts[i];
     entry["prompt_tokens"] = session.requests[i].prompt.size();
-    entry["text"] = session.tokenizer.decode(completion.tokens);
+    entry["text"] = session.text_of(completion);
     entry["tokens"] = completion.tokens;
+    for (const TokenLogprobs& logprobs : completion.logprobs) {
+      entry["logprobs"].push_back(to_json(session, logprobs));
+    }
     if (!completion.error.empty()) {
       entry["error"] = completion.error;
     }
@@ -148,8 +185,16 @@ Session load(const SessionOptions& options) {
                                   options.sample_index, stop_tokens(session.tokenizer)});
     }
   }
+  if (!options.stop_strings.empty()) {
+    // A tokenizer of their own, as the session's may move.
+    const auto tokenizer = std::make_shared<const Tokenizer>(file);
+    session.stop_strings = {options.stop_strings,
+                            [tokenizer](std::span<const Token> tokens) { return tokenizer->decode(tokens); }};
+  }
   for (std::size_t i = 0; i < session.requests.size(); ++i) {
     session.requests[i].sampling.seed += i;  // so that equal prompts get different texts
+    session.requests[i].stop_strings = session.stop_strings;
+    session.requests[i].num_logprobs = options.num_logprobs;
   }
   return session;
 }
@@ -222,9 +267,20 @@ void add_prompt_options(Command& command, SessionOptions& options) {
                  "sample only from the k most likely tokens; 0: from all");
   command.option("--top-p", options.sampling.top_p, {0.0, 1.0},
                  "sample only from the most likely tokens that together reach this probability");
+  command.option("--min-p", options.sampling.min_p, {0.0, 1.0},
+                 "sample only from tokens at least this many times as likely as the most likely one");
+  command.option("--repetition-penalty", options.sampling.repetition_penalty, {0.01, 100.0},
+                 "above 1, tokens of the prompt and the reply become less likely");
   command.option("--seed", options.sampling.seed, "random seed; prompt i (from 0) is sampled with seed + i");
   command.option("--sample-index", options.sample_index, {0, 1 << 24},
                  "different indices draw different texts from one prompt and seed");
+  const auto add_stop_string = [&options](const std::string& text) {
+    if (text.empty()) {
+      throw InputError("--stop needs a text: the empty one would end every reply");
+    }
+    options.stop_strings.push_back(text);
+  };
+  command.option("--stop", add_stop_string, "a text that ends a reply, and is no part of it");
 }
 
 }  // namespace
@@ -239,6 +295,8 @@ Command& Program::add_generate(std::function<RunResult(const Session&, const OnT
       [this, options, json_path, run = std::move(run)] { generate(name_, *options, *json_path, run); });
   add_model_options(command, *options);
   add_prompt_options(command, *options);
+  command.option("--logprobs", options->num_logprobs, {0, kMaxLogprobs},
+                 "print each token's log-probability, and so many of the most likely ones");
   command.option("--json", *json_path, "write texts, counters and timings to a file instead ('-': stdout)");
   return command;
 }

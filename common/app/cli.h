@@ -21,6 +21,12 @@ struct Session {
   Tokenizer tokenizer;
   std::vector<std::string> prompts;
   std::vector<Request> requests;  // one for each prompt
+  StopStrings stop_strings = {};  // of all requests
+
+  // The reply's text, up to a stop string.
+  std::string text_of(const Completion& completion) const {
+    return stop_strings.cut(tokenizer.decode(completion.tokens));
+  }
 };
 
 // What a run reports.
@@ -39,6 +45,8 @@ struct SessionOptions {
   int max_new_tokens = 64;
   SamplingOptions sampling;
   int sample_index = 0;
+  std::vector<std::string> stop_strings;
+  int num_logprobs = 0;
 };
 
 class Program {

@@ -1,14 +1,20 @@
-// The noise that turns argmax into sampling. If g_0, g_1, … are independent Gumbel numbers, the index of the largest
-// logit_i + g_i is distributed as softmax(logits) (Gumbel, 1954; the "Gumbel-max trick"). The alternative, to add up
-// probabilities until the sum passes a random number, moves every boundary when a single logit is rounded differently.
-// Here, as in greedy decoding, rounding can only swap two tokens whose sums are nearly equal.
+// The noise that turns argmax into sampling, and the numbers by which top-k, top-p and min-p cut. If g_0, g_1, … are
+// independent Gumbel numbers, the index of the largest logit_i + g_i is distributed as softmax(logits) (Gumbel, 1954;
+// the "Gumbel-max trick"). The alternative, to add up probabilities until the sum passes a random number, moves every
+// boundary when a single logit is rounded differently. Here, as in greedy decoding, rounding can only swap two tokens
+// whose sums are nearly equal.
 //
 // A number depends only on (seed, sample, position, token), so there is no generator state, and any thread of a CPU or
 // a GPU can compute any number. These are plain functions, so that kernels can include this file.
+//
+// From the same logits, a CPU and a GPU draw the same token, to the last bit: the libraries' exp and log differ between
+// the two, so none is called here. All there is are operations that IEEE 754 rounds in one way (sums, products,
+// quotients, fma) and integers. No line has a product inside a sum, which a compiler might fuse.
 #pragma once
 
 #include <cmath>
 #include <cstdint>
+#include <cstring>
 
 #ifdef __CUDACC__
 #define COMMON_HOST_DEVICE __host__ __device__
@@ -38,17 +44,98 @@ COMMON_HOST_DEVICE inline std::uint32_t noise_bits(std::uint64_t key, int token)
   return static_cast<std::uint32_t>(splitmix64(key, static_cast<std::uint64_t>(token)) >> 32U);
 }
 
-// -log(-log(1 - v)) for v = (bits + 1/2) / 2^32: between -2.82 and 22.88. Precision matters where the noise is large;
-// v is small there, and floats are densest near 0. The largest bits would round to v = 1, whose noise is -inf.
+// log((1 + s) / (1 - s)) = 2 (s + s^3 / 3 + s^5 / 5 + …), for |s| up to 0.172: the terms left out are below 2^-34.
+COMMON_HOST_DEVICE inline float log_of_ratio(float s) {
+  const float square = s * s;
+  float sum = std::fma(square, 1.0F / 11.0F, 1.0F / 9.0F);
+  sum = std::fma(square, sum, 1.0F / 7.0F);
+  sum = std::fma(square, sum, 1.0F / 5.0F);
+  sum = std::fma(square, sum, 1.0F / 3.0F);
+  return std::fma(2.0F * s * square, sum, 2.0F * s);
+}
+
+// The natural logarithm of a positive number, subnormal ones excluded: x = 2^exponent * m with m from sqrt(1/2) to
+// sqrt(2).
+COMMON_HOST_DEVICE inline float same_log(float x) {
+  std::int32_t bits = 0;
+  std::memcpy(&bits, &x, sizeof(bits));
+  constexpr std::int32_t kSqrtHalf = 0x3F3504F3;
+  const std::int32_t exponent = (bits - kSqrtHalf) >> 23;
+  bits -= exponent * (1 << 23);
+  float m = 0.0F;
+  std::memcpy(&m, &bits, sizeof(m));
+  return std::fma(static_cast<float>(exponent), 0.693147181F, log_of_ratio((m - 1.0F) / (m + 1.0F)));
+}
+
+// -log(-log(1 - v)) for v = (bits + 1/2) / 2^32: between -3.14 and 22.88. Neither v nor 1 - v is rounded where it is
+// near 0.
 COMMON_HOST_DEVICE inline float gumbel_noise(std::uint32_t bits) {
   const float v = (static_cast<float>(bits) + 0.5F) * 0x1.0p-32F;
-  return -std::log(-std::log1p(-(v < 1.0F ? v : 0x1.FFFFFEp-1F)));
+  const float rest = (static_cast<float>(~bits) + 0.5F) * 0x1.0p-32F;  // 1 - v
+  return -same_log(v < 0.25F ? log_of_ratio(v / (2.0F - v)) : -same_log(rest));
 }
 
 // An upper bound of gumbel_noise for bits that begin with this many zeros: v >= 2^-(zeros + 1), and -log1p(-v) >= v.
 // 0.7 is a little more than log(2), which covers the rounding.
 COMMON_HOST_DEVICE inline float max_gumbel_noise(int leading_zeros) {
   return 0.7F * static_cast<float>(leading_zeros + 1);
+}
+
+// A token's score, (logit - largest logit) / temperature: at most 0. Relative to the largest: divided by a tiny
+// temperature, the difference may become -inf, but never NaN.
+COMMON_HOST_DEVICE inline float score_of(float logit, float max_logit, float temperature) {
+  return (logit - max_logit) / temperature;
+}
+
+// How far a score is below 0, in units of 2^-26, rounded down: tokens are ranked by this number, and then by id. From
+// 64 on, at a probability of e^-64, all are level.
+COMMON_HOST_DEVICE inline std::uint32_t depth_of(float score) {
+  const float depth = -score * 0x1.0p26F;
+  return depth < 0x1.0p32F ? static_cast<std::uint32_t>(depth) : 0xFFFFFFFFU;
+}
+
+// A number proportional to a token's probability: e^-(depth / 2^26), in units of 2^-40. Integers: whatever the order in
+// which a GPU's threads add them, the sum is the same.
+COMMON_HOST_DEVICE inline std::uint64_t weight_of(std::uint32_t depth) {
+  constexpr std::uint64_t kLog2E = 0xB8AA3B29U;                  // in units of 2^-31
+  const std::uint64_t halvings = std::uint64_t{depth} * kLog2E;  // in units of 2^-57
+  const auto whole = static_cast<unsigned>(halvings >> 57U);
+  if (whole > 40) {
+    return 0;
+  }
+  // 2^-f = 2^-(1/2) e^x with x = (1/2 - f) log(2), |x| < 0.347, and e^x by its series, in units of 2^-30.
+  const auto fraction = static_cast<std::int64_t>((halvings >> 25U) & 0xFFFFFFFFU);                      // 2^-32
+  const auto x = static_cast<std::int32_t>((((std::int64_t{1} << 31U) - fraction) * 744261118) >> 32U);  // log(2) 2^30
+  const auto next_term = [x](std::int32_t sum, std::int32_t coefficient) {
+    return coefficient + static_cast<std::int32_t>((std::int64_t{sum} * x) >> 30U);
+  };
+  constexpr std::int32_t kOne = 1 << 30;
+  std::int32_t sum = kOne / 5040;
+  sum = next_term(sum, kOne / 720);
+  sum = next_term(sum, kOne / 120);
+  sum = next_term(sum, kOne / 24);
+  sum = next_term(sum, kOne / 6);
+  sum = next_term(sum, kOne / 2);
+  sum = next_term(sum, kOne);
+  sum = next_term(sum, kOne);
+  constexpr std::uint64_t kSqrtHalf = 3037000500U;  // 2^-(1/2), in units of 2^-32
+  return static_cast<std::uint64_t>(sum) * kSqrtHalf >> (22U + whole);
+}
+
+// The sum of weights that top-p asks for: at least 1, so that a token is kept even if top_p is 0.
+COMMON_HOST_DEVICE inline std::uint64_t top_p_target(float top_p, std::uint64_t total) {
+  const double share = std::ceil(static_cast<double>(top_p) * static_cast<double>(total));
+  const double most = static_cast<double>(total);
+  if (!(share < most)) {
+    return total;
+  }
+  return share < 1.0 ? 1 : static_cast<std::uint64_t>(share);
+}
+
+// What a logit becomes if its token is in the prompt or the reply already (Keskar et al., arXiv 1909.05858, section
+// 4.1, with the sign's case that all implementations add): a penalty above 1 makes it less likely.
+COMMON_HOST_DEVICE inline float penalised(float logit, float repetition_penalty) {
+  return logit > 0.0F ? logit / repetition_penalty : logit * repetition_penalty;
 }
 
 }  // namespace common

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <bit>
 #include <cmath>
+#include <compare>
 #include <cstddef>
 #include <limits>
 #include <numbers>
@@ -45,61 +46,78 @@ double finite_maximum(std::span<const float> logits) {
   return maximum;
 }
 
-void check_options(const SamplingOptions& options) {
-  COMMON_CHECK(std::isfinite(options.temperature) && options.temperature >= 0.0F, "temperature must be at least 0");
-  COMMON_CHECK(options.top_k >= 0, "top_k must be at least 0");
-  COMMON_CHECK(options.top_p >= 0.0F && options.top_p <= 1.0F, "top_p must lie in [0, 1]");
+struct Candidate {
+  std::uint32_t depth = 0;
+  Token token = 0;
+  friend auto operator<=>(const Candidate&, const Candidate&) = default;
+};
+
+// The fewest of the most likely candidates whose weights reach the target. Sums them in classes of depth, and sorts
+// only the class in which the target lies.
+void keep_top_p(std::vector<Candidate>& candidates, float top_p) {
+  constexpr unsigned kClassBits = 21;
+  std::vector<std::uint64_t> weights(std::size_t{1} << (32U - kClassBits));
+  std::uint64_t total = 0;
+  for (const Candidate& candidate : candidates) {
+    const std::uint64_t weight = weight_of(candidate.depth);
+    weights[candidate.depth >> kClassBits] += weight;
+    total += weight;
+  }
+  std::uint64_t missing = top_p_target(top_p, total);
+  std::uint32_t last_class = 0;
+  while (weights[last_class] < missing) {
+    missing -= weights[last_class++];
+  }
+  const auto class_of = [](const Candidate& candidate) { return candidate.depth >> kClassBits; };
+  const auto middle = std::partition(candidates.begin(), candidates.end(),
+                                     [&](const Candidate& candidate) { return class_of(candidate) < last_class; });
+  const auto end = std::partition(middle, candidates.end(),
+                                  [&](const Candidate& candidate) { return class_of(candidate) == last_class; });
+  std::sort(middle, end);
+  auto kept = middle;
+  for (std::uint64_t mass = 0; mass < missing; ++kept) {
+    mass += weight_of(kept->depth);
+  }
+  candidates.erase(kept, candidates.end());
 }
 
-// The tokens that top-k and then top-p keep, in order of token id.
-std::vector<Token> keep_most_likely(std::span<const float> logits, float temperature, int top_k, double top_p) {
-  const double maximum = finite_maximum(logits);
-  const auto weight = [&](Token token) {  // proportional to its probability
-    return std::exp((logits[static_cast<std::size_t>(token)] - maximum) / temperature);
-  };
-  // Ranks by logit, not by weight: the weights of all very small logits are 0.
-  const auto less_likely = [&](Token a, Token b) {
-    const float logit_a = logits[static_cast<std::size_t>(a)];
-    const float logit_b = logits[static_cast<std::size_t>(b)];
-    return logit_a < logit_b || (logit_a == logit_b && a > b);
-  };
-  std::vector<Token> heap(logits.size());
-  std::iota(heap.begin(), heap.end(), 0);
-  // A heap yields the few most likely tokens of a large vocabulary without sorting the rest.
-  std::make_heap(heap.begin(), heap.end(), less_likely);
+// The tokens that min-p, top-k and then top-p keep, in any order.
+std::vector<Candidate> keep_most_likely(std::span<const float> logits, float max_logit,
+                                        const SamplingOptions& options) {
+  const float least = min_score(options);
+  std::vector<Candidate> candidates;
+  candidates.reserve(logits.size());
+  for (std::size_t token = 0; token < logits.size(); ++token) {
+    const float score = score_of(logits[token], max_logit, options.temperature);
+    if (score >= least) {
+      candidates.push_back({depth_of(score), static_cast<Token>(token)});
+    }
+  }
+  const auto top_k = static_cast<std::size_t>(options.top_k);
+  if (top_k > 0 && top_k < candidates.size()) {
+    std::nth_element(candidates.begin(), candidates.begin() + options.top_k, candidates.end());
+    candidates.resize(top_k);
+  }
+  if (options.top_p < 1.0F) {
+    keep_top_p(candidates, options.top_p);
+  }
+  return candidates;
+}
 
-  std::size_t limit = heap.size();
-  std::vector<Token> kept;
-  const auto pop = [&] {
-    std::pop_heap(heap.begin(), heap.end(), less_likely);
-    kept.push_back(heap.back());
-    heap.pop_back();
-  };
-  if (top_k > 0 && static_cast<std::size_t>(top_k) < limit) {
-    limit = static_cast<std::size_t>(top_k);
-    while (kept.size() < limit) {
-      pop();
-    }
-  }
-  if (top_p < 1.0) {
-    // top_p is a share of what top-k kept, not of the whole vocabulary.
-    double total = 0.0;
-    for (const Token token : kept.empty() ? heap : kept) {
-      total += weight(token);
-    }
-    double mass = 0.0;
-    std::size_t count = 0;
-    do {  // keeps at least one token, even if top_p is 0
-      if (count == kept.size()) {
-        pop();
+std::vector<float> penalise(std::span<const float> logits, float repetition_penalty, std::span<const Token> prompt,
+                            std::span<const Token> reply) {
+  std::vector<float> result(logits.begin(), logits.end());
+  std::vector<bool> is_used(logits.size());
+  for (const std::span<const Token> tokens : {prompt, reply}) {
+    for (const Token token : tokens) {
+      const auto index = static_cast<std::size_t>(token);
+      if (index < result.size() && !is_used[index]) {
+        is_used[index] = true;
+        result[index] = penalised(result[index], repetition_penalty);
       }
-      mass += weight(kept[count]);
-      ++count;
-    } while (mass < top_p * total && count < limit);
-    kept.resize(count);
+    }
   }
-  std::sort(kept.begin(), kept.end());
-  return kept;
+  return result;
 }
 
 }  // namespace
@@ -118,19 +136,46 @@ Token argmax(std::span<const float> logits) {
   return static_cast<Token>(best);
 }
 
-Token sample(std::span<const float> logits, const SamplingOptions& options, std::int64_t position, int sample_index) {
-  check_options(options);
+std::string problem_of(const SamplingOptions& options) {
+  const auto is_share = [](float value) { return value >= 0.0F && value <= 1.0F; };  // NaN is none
+  if (!std::isfinite(options.temperature) || options.temperature < 0.0F) {
+    return "temperature must be at least 0";
+  }
+  if (options.top_k < 0) {
+    return "top_k must be at least 0";
+  }
+  if (!is_share(options.top_p)) {
+    return "top_p must lie in [0, 1]";
+  }
+  if (!is_share(options.min_p)) {
+    return "min_p must lie in [0, 1]";
+  }
+  if (!std::isfinite(options.repetition_penalty) || options.repetition_penalty <= 0.0F) {
+    return "repetition_penalty must be more than 0";
+  }
+  return "";
+}
+
+float min_score(const SamplingOptions& options) { return std::log(options.min_p); }
+
+Token sample(std::span<const float> logits, const SamplingOptions& options, std::int64_t position, int sample_index,
+             std::span<const Token> prompt, std::span<const Token> reply) {
+  COMMON_CHECK(problem_of(options).empty(), problem_of(options));
+  std::vector<float> changed;
+  if (options.repetition_penalty != 1.0F) {
+    changed = penalise(logits, options.repetition_penalty, prompt, reply);
+    logits = changed;
+  }
   const Token most_likely = argmax(logits);
   if (options.temperature == 0.0F) {
     return most_likely;
   }
-  const auto maximum = static_cast<float>(finite_maximum(logits));
+  const auto max_logit = static_cast<float>(finite_maximum(logits));
   const std::uint64_t key = noise_key(options.seed, sample_index, position);
   Token best = most_likely;
   float best_score = gumbel_noise(noise_bits(key, most_likely));
   const auto consider = [&](Token token) {
-    // Relative to the maximum: divided by a tiny temperature, the difference may become -inf, but never NaN.
-    const float score = (logits[static_cast<std::size_t>(token)] - maximum) / options.temperature;
+    const float score = score_of(logits[static_cast<std::size_t>(token)], max_logit, options.temperature);
     // Most tokens cannot win with any noise, and most of the others cannot win with noise as small as the leading zeros
     // of their hash allow. A large vocabulary takes some ten thousand comparisons, a few thousand hashes and a few
     // dozen logarithms.
@@ -148,15 +193,14 @@ Token sample(std::span<const float> logits, const SamplingOptions& options, std:
     }
   };
 
-  const bool keep_all =
-      (options.top_k == 0 || static_cast<std::size_t>(options.top_k) >= logits.size()) && options.top_p == 1.0F;
-  if (keep_all) {
-    for (std::size_t token = 0; token < logits.size(); ++token) {
-      consider(static_cast<Token>(token));
+  const bool has_top_k = options.top_k > 0 && static_cast<std::size_t>(options.top_k) < logits.size();
+  if (has_top_k || options.top_p < 1.0F || options.min_p > 0.0F) {
+    for (const Candidate& candidate : keep_most_likely(logits, max_logit, options)) {
+      consider(candidate.token);
     }
   } else {
-    for (const Token token : keep_most_likely(logits, options.temperature, options.top_k, options.top_p)) {
-      consider(token);
+    for (std::size_t token = 0; token < logits.size(); ++token) {
+      consider(static_cast<Token>(token));
     }
   }
   return best;
@@ -172,6 +216,28 @@ std::vector<float> log_softmax(std::span<const float> logits) {
   std::vector<float> result(logits.size());
   for (std::size_t i = 0; i < logits.size(); ++i) {
     result[i] = static_cast<float>(logits[i] - maximum - log_sum);
+  }
+  return result;
+}
+
+TokenLogprobs top_logprobs(std::span<const float> logits, Token drawn, int num_best) {
+  const std::vector<float> logprobs = log_softmax(logits);
+  const auto entry = [&](Token token) { return TokenLogprob{token, logprobs[static_cast<std::size_t>(token)]}; };
+  TokenLogprobs result;
+  result.drawn = entry(drawn);
+  result.rank += static_cast<int>(
+      std::count_if(logprobs.begin(), logprobs.end(), [&](float logprob) { return logprob > result.drawn.logprob; }));
+  std::vector<Token> tokens(logits.size());
+  std::iota(tokens.begin(), tokens.end(), 0);
+  const std::size_t count = std::min(tokens.size(), static_cast<std::size_t>(num_best));
+  std::partial_sort(tokens.begin(), tokens.begin() + static_cast<std::ptrdiff_t>(count), tokens.end(),
+                    [&](Token left, Token right) {
+                      const float left_logit = logits[static_cast<std::size_t>(left)];
+                      const float right_logit = logits[static_cast<std::size_t>(right)];
+                      return left_logit > right_logit || (left_logit == right_logit && left < right);
+                    });
+  for (std::size_t i = 0; i < count; ++i) {
+    result.best.push_back(entry(tokens[i]));
   }
   return result;
 }

@@ -4,6 +4,7 @@
 
 #include <cstdint>
 #include <span>
+#include <string>
 #include <vector>
 
 #include "common/base/tensor.h"
@@ -24,26 +25,54 @@ class Random {
   std::uint64_t num_drawn_ = 0;
 };
 
+// In the order in which they apply: repetition_penalty, temperature, min_p, top_k, top_p (vLLM's order).
 struct SamplingOptions {
   float temperature = 0.0F;  // 0 is greedy
   int top_k = 0;             // keep the k most likely tokens; 0 keeps all
   float top_p = 1.0F;        // then keep the smallest set of the most likely tokens whose probability reaches top_p
+  float min_p = 0.0F;        // keep tokens that are at least min_p times as likely as the most likely one
+  float repetition_penalty = 1.0F;  // divides positive logits of tokens that have been used, multiplies negative ones
   std::uint64_t seed = 0;
 };
+
+// Why these can't be used; empty if they can.
+std::string problem_of(const SamplingOptions& options);
+
+// Whether the next token is always the one with the largest logit.
+inline bool is_greedy(const SamplingOptions& options) {
+  return options.temperature == 0.0F && options.repetition_penalty == 1.0F;
+}
+
+// The least score (common/math/gumbel.h) that min_p keeps. Computed on the host, also for a GPU.
+float min_score(const SamplingOptions& options);
 
 // The index of the largest value, the lowest one on a tie. Throws CheckError if any value is NaN or all are -inf:
 // returning some token would hide a bug.
 Token argmax(std::span<const float> logits);
 
-// Draws one token: applies temperature, top-k and top-p in this order and returns the token with the largest
-// logit / temperature + Gumbel noise of those that are left (common/math/gumbel.h), the lowest id on a tie. `position`
-// is the number of tokens before this one, prompt included. `sample_index` makes several texts from one prompt and seed
-// differ. Equal arguments give equal tokens: no state is kept between calls. Throws CheckError on options out of range
-// and on logits that argmax refuses or that contain +inf.
-Token sample(std::span<const float> logits, const SamplingOptions& options, std::int64_t position,
-             int sample_index = 0);
+// Draws one token: returns the one with the largest logit / temperature + Gumbel noise of those that the options leave
+// (common/math/gumbel.h), the lowest id on a tie. `position` is the number of tokens before this one, prompt included.
+// `sample_index` makes several texts from one prompt and seed differ. `prompt` and `reply` are the tokens before, for
+// the repetition penalty alone. Equal arguments give equal tokens: no state is kept between calls. Throws CheckError on
+// options out of range and on logits that argmax refuses or that contain +inf.
+Token sample(std::span<const float> logits, const SamplingOptions& options, std::int64_t position, int sample_index = 0,
+             std::span<const Token> prompt = {}, std::span<const Token> reply = {});
 
 // log(softmax(logits)), with the maximum subtracted first and sums in double. Throws CheckError as sample does.
 std::vector<float> log_softmax(std::span<const float> logits);
+
+struct TokenLogprob {
+  Token token = 0;
+  float logprob = 0.0F;
+};
+
+// A token that was drawn, and the most likely ones in its place. Natural logarithms of the model's own probabilities:
+// before temperature, filters and penalty, as vLLM reports them unless told otherwise.
+struct TokenLogprobs {
+  TokenLogprob drawn;
+  int rank = 1;                    // of the one drawn: 1 for the most likely
+  std::vector<TokenLogprob> best;  // by probability, the lower id first on a tie
+};
+TokenLogprobs top_logprobs(std::span<const float> logits, Token drawn, int num_best);
 
 }  // namespace common

@@ -3,12 +3,14 @@
 
 #include <cstdint>
 #include <functional>
+#include <span>
 #include <string>
 #include <string_view>
 #include <vector>
 
 #include "common/base/tensor.h"
 #include "common/math/sampling.h"
+#include "common/model/stop_strings.h"
 
 namespace common {
 
@@ -19,7 +21,12 @@ struct Request {
   int sample_index = 0;            // distinguishes several samples of one prompt with one seed
   std::vector<Token> stop_tokens;  // each ends the text and is not part of it
   std::uint64_t cache_salt = 0;    // requests with different salts never share blocks of a prefix cache
+  StopStrings stop_strings = {};   // each ends the text: the token that completes it is the last one
+  int num_logprobs = 0;            // report each token's log-probability, and those of so many best ones; 0: none
 };
+
+// Whether the next token is always the one with the largest logit, and nothing else of the logits is wanted.
+bool is_greedy(const Request& request);
 
 enum class FinishReason {
   kLength,     // max_new_tokens were generated
@@ -33,7 +40,13 @@ struct Completion {
   std::vector<Token> tokens;  // without the prompt
   FinishReason finish_reason = FinishReason::kRejected;
   std::string error;
+  // By token, and last that of a stop token that was drawn. Empty unless the request wants them.
+  std::vector<TokenLogprobs> logprobs = {};
 };
+
+// Draws the next token of the text that the completion has so far, and notes its log-probabilities there if the request
+// wants them; appends nothing. sample: which of several texts of the request it is.
+Token draw(const Request& request, std::span<const float> logits, Completion& completion, int sample = 0);
 
 // A number that a run reports. The name is its key in JSON ("slots_used") and, with spaces, its label in the report.
 struct Counter {

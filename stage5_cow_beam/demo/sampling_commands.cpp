@@ -129,8 +129,8 @@ class SharingTable {
   int table_rows_ = 0;
 };
 
-void print_text(const std::string& label, const common::Session& session, std::span<const common::Token> tokens) {
-  std::cout << label << common::quote(session.tokenizer.decode({tokens.begin(), tokens.end()}), 400) << "\n";
+void print_text(const std::string& label, const std::string& text) {
+  std::cout << label << common::quote(text, 400) << "\n";
 }
 
 // start(engine, request) returns a ParallelSampling or a BeamSearch; print shows its texts.
@@ -142,7 +142,7 @@ void run_prompts(const common::Session& session, const DecodingOptions& options,
   common::Progress progress("prompts", static_cast<std::int64_t>(session.requests.size()));
   for (std::size_t i = 0; i < session.requests.size(); ++i, progress.advance()) {
     progress.clear();
-    print_text(common::format("%2zu  ", i), session, session.requests[i].prompt);
+    print_text(common::format("%2zu  ", i), session.tokenizer.decode(session.requests[i].prompt));
     const double copied_before = blocks_copied(engine);
     auto decoding = start(engine, session.requests[i]);
     const SharingTotals totals = run_to_end(decoding, engine, options.trace);
@@ -160,7 +160,7 @@ void run_samples(const common::Session& session, const DecodingOptions& options)
       },
       [&](const ParallelSampling& sampling) {
         for (std::size_t i = 0; i < sampling.completions().size(); ++i) {
-          print_text(common::format("    %2zu  ", i), session, sampling.completions()[i].tokens);
+          print_text(common::format("    %2zu  ", i), session.text_of(sampling.completions()[i]));
         }
       });
 }
@@ -171,7 +171,7 @@ void run_beams(const common::Session& session, const DecodingOptions& options) {
       [&](Engine& engine, const common::Request& request) { return BeamSearch(engine, request, options.beam); },
       [&](const BeamSearch& search) {
         for (const Hypothesis& hypothesis : search.hypotheses()) {
-          print_text(common::format("    %7.3f  ", hypothesis.score), session, hypothesis.tokens);
+          print_text(common::format("    %7.3f  ", hypothesis.score), session.tokenizer.decode(hypothesis.tokens));
         }
       });
 }

@@ -137,8 +137,8 @@ class SharingTable {
   int table_rows_ = 0;
 };
 
-void print_text(const std::string& label, const common::Session& session, std::span<const common::Token> tokens) {
-  std::cout << label << common::quote(session.tokenizer.decode({tokens.begin(), tokens.end()}), 400) << "\n";
+void print_text(const std::string& label, const std::string& text) {
+  std::cout << label << common::quote(text, 400) << "\n";
 }
 
 // make(request) says how it is to be served; print shows the texts.
@@ -158,7 +158,7 @@ void run_prompts(const common::Session& session, const DecodingOptions& options,
   common::Progress progress("prompts", static_cast<std::int64_t>(session.requests.size()));
   for (std::size_t i = 0; i < session.requests.size(); ++i, progress.advance()) {
     progress.clear();
-    print_text(common::format("%2zu  ", i), session, session.requests[i].prompt);
+    print_text(common::format("%2zu  ", i), session.tokenizer.decode(session.requests[i].prompt));
     const double copied_before = blocks_copied(engine);
     const int id = server.submit(make(session.requests[i]));
     if (!server.output(id).error.empty()) {
@@ -179,7 +179,7 @@ void run_samples(const common::Session& session, const DecodingOptions& options)
       },
       [&](const RequestOutput& output) {
         for (std::size_t i = 0; i < output.completions.size(); ++i) {
-          print_text(common::format("    %2zu  ", i), session, output.completions[i].tokens);
+          print_text(common::format("    %2zu  ", i), session.text_of(output.completions[i]));
         }
       });
 }
@@ -192,7 +192,7 @@ void run_beams(const common::Session& session, const DecodingOptions& options) {
       },
       [&](const RequestOutput& output) {
         for (const Hypothesis& hypothesis : output.hypotheses) {
-          print_text(common::format("    %7.3f  ", hypothesis.score), session, hypothesis.tokens);
+          print_text(common::format("    %7.3f  ", hypothesis.score), session.tokenizer.decode(hypothesis.tokens));
         }
       });
 }

@@ -1,12 +1,15 @@
 #include "serving.h"
 
 #include <algorithm>
+#include <cstddef>
 #include <cstdint>
 #include <cstdlib>
 #include <fstream>
 #include <iostream>
 #include <map>
 #include <memory>
+#include <utility>
+#include <vector>
 
 #include "common/app/result_file.h"
 #include "common/app/token_source.h"
@@ -72,41 +75,49 @@ std::vector<ArrivingRequest> make_requests(const common::Session& session, const
   return requests;
 }
 
-// Ends a request when its text holds one of these.
-class StopStrings {
+// Hands a request's tokens on once it is certain that they are not part of a stop string.
+class HeldTokens {
  public:
-  StopStrings(const common::Tokenizer& tokenizer, const std::vector<std::string>& strings)
-      : tokenizer_(tokenizer), strings_(strings) {}
+  HeldTokens(const common::Session& session, OnSampleToken show) : session_(session), show_(std::move(show)) {}
 
-  bool found_after(int id, common::Token token) {
-    std::string& text = texts_[id];
-    text += tokenizer_.decode({&token, 1});
-    return text.size() > cut(text).size();
-  }
-  // Up to the first of them.
-  std::string cut(const std::string& text) const {
-    std::size_t end = text.size();
-    for (const std::string& string : strings_) {
-      end = std::min(end, text.find(string));
+  void add(int id, int sample, common::Token token) {
+    if (session_.stop_strings.empty()) {
+      show_(id, sample, token);
+      return;
     }
-    return text.substr(0, end);
+    std::vector<common::Token>& held = held_[{id, sample}];
+    held.push_back(token);
+    const std::string text = session_.tokenizer.decode(held);
+    if (session_.stop_strings.cut(text).size() < text.size()) {  // its end
+      held.clear();
+      return;
+    }
+    const std::size_t safe = session_.stop_strings.safe_length(text);
+    std::size_t num_shown = 0;
+    for (std::size_t size = 0; num_shown < held.size(); ++num_shown) {
+      size += session_.tokenizer.decode({&held[num_shown], 1}).size();
+      if (size > safe) {
+        break;
+      }
+      show_(id, sample, held[num_shown]);
+    }
+    held.erase(held.begin(), held.begin() + static_cast<std::ptrdiff_t>(num_shown));
   }
 
  private:
-  const common::Tokenizer& tokenizer_;
-  const std::vector<std::string>& strings_;
-  std::map<int, std::string> texts_;  // of first samples
+  const common::Session& session_;
+  OnSampleToken show_;
+  std::map<std::pair<int, int>, std::vector<common::Token>> held_;  // by request and sample
 };
 
-void print_texts(const common::Session& session, const Server& server, const StopStrings& stop_strings) {
+void print_texts(const common::Session& session, const Server& server) {
   for (int id = 0; id < server.num_requests(); ++id) {
     const RequestOutput& output = server.output(id);
     if (!output.error.empty()) {
       std::cout << common::format("%3d  ", id) << output.error << "\n";
     }
     for (const common::Completion& completion : output.completions) {
-      std::cout << common::format("%3d  ", id)
-                << common::quote(stop_strings.cut(session.tokenizer.decode(completion.tokens)), 400) << "\n";
+      std::cout << common::format("%3d  ", id) << common::quote(session.text_of(completion), 400) << "\n";
     }
   }
 }
@@ -143,14 +154,8 @@ void run_serve(const common::Session& session, const ServingOptions& options) {
       }
     });
   }
-  StopStrings stop_strings(session.tokenizer, options.stop_strings);
-  serve(server, *setup.clock, requests, [&](int id, int sample, common::Token token) {
-    view->on_token(id, sample, token);
-    if (sample == 0 && options.num_samples == 1 && !options.stop_strings.empty() &&
-        stop_strings.found_after(id, token)) {
-      server.stop(id, common::FinishReason::kStop);
-    }
-  });
+  HeldTokens shown(session, [&](int id, int sample, common::Token token) { view->on_token(id, sample, token); });
+  serve(server, *setup.clock, requests, [&](int id, int sample, common::Token token) { shown.add(id, sample, token); });
   if (trace) {
     trace->finish(server);
   }
@@ -159,7 +164,7 @@ void run_serve(const common::Session& session, const ServingOptions& options) {
   }
   if (has_texts) {
     std::cout << "\n";
-    print_texts(session, server, stop_strings);
+    print_texts(session, server);
     std::cout << "\n";
   }
   if (!json_only) {
@@ -181,13 +186,6 @@ common::Command& add_serve_command(common::Program& program, ServingOptions& opt
   command.option("--samples", options.num_samples, {1, 1024}, "texts per request, drawn from one prompt");
   command.option("--beams", options.num_beams, {1, 1024},
                  "instead: search for the likeliest texts with this many beams");
-  const auto add_stop_string = [&options](const std::string& text) {
-    if (text.empty()) {
-      throw common::InputError("--stop needs a text: the empty one would end every reply");
-    }
-    options.stop_strings.push_back(text);
-  };
-  command.option("--stop", add_stop_string, "a text that ends a reply, and is no part of it");
   command.option("--synthetic", options.synthetic, "random weights in a published shape, as for bench");
   command.flag("--virtual-clock", options.virtual_clock,
                "a step takes 1 ms, and 0.1 ms per token: the same run on every machine");

@@ -19,7 +19,6 @@ struct ServingOptions {
   int num_requests = 0;  // 0: one per prompt
   int num_samples = 1;
   int num_beams = 0;
-  std::vector<std::string> stop_strings;
   std::string synthetic;  // random weights of this shape; empty: the session's model
   bool virtual_clock = false;
   ViewKind view = ViewKind::kAuto;

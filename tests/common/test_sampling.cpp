@@ -4,6 +4,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <limits>
+#include <numeric>
 #include <set>
 #include <vector>
 
@@ -165,12 +166,11 @@ TEST_CASE("argmax: refuses what has no answer") {
 TEST_CASE("gumbel noise: exact at both ends and between, below its bound, with the double exponential's shape") {
   const auto exact = [](std::uint32_t bits) { return -std::log(-std::log1p(-(bits + 0.5) * 0x1.0p-32)); };
   const auto is_close = [&](std::uint32_t bits) {
-    // float32 rounds v, each logarithm and what lies between: a few units in the last place of numbers up to 23. Where
-    // v is near 1 its rounding, to 2^-24 at worst, is divided by 1 - v and by the inner logarithm.
-    const double v = (bits + 0.5) * 0x1.0p-32;
-    return std::abs(common::gumbel_noise(bits) - exact(bits)) < 1e-5 + 0x1.0p-24 / ((1.0 - v) * -std::log1p(-v));
+    // float32 rounds each logarithm and what lies between: a few units in the last place of numbers up to 23. Neither v
+    // nor 1 - v loses digits near 0.
+    return std::abs(common::gumbel_noise(bits) - exact(bits)) < 1e-5;
   };
-  CHECK(std::abs(common::gumbel_noise(0xFFFFFFFFU) - -2.811) < 0.001);  // v is 1 - 2^-24 here, no longer 1
+  CHECK(std::abs(common::gumbel_noise(0xFFFFFFFFU) - -3.130) < 0.001);
   CHECK(std::abs(common::gumbel_noise(0) - 22.874) < 0.001);
   for (int zeros = 0; zeros <= 32; ++zeros) {
     // The smallest number with so many leading zeros has the largest noise.
@@ -298,6 +298,135 @@ TEST_CASE("sample: top-k and top-p keep the odds of what they keep") {
   CHECK(fits(count_samples(logits, options_of(1.0F, 0, 0.6F), 100000), best_two));
 }
 
+TEST_CASE("sample: a million draws for each filter are distributed as it says") {
+  // 30 tokens, of probabilities from 0.3 down; the exact ones are worked out here, token by token.
+  Random random(31);
+  std::vector<double> probabilities;
+  double sum = 0.0;
+  for (int i = 0; i < 30; ++i) {
+    probabilities.push_back(std::exp(2.0 * random.normal()));
+    sum += probabilities.back();
+  }
+  for (double& probability : probabilities) {
+    probability /= sum;
+  }
+  const std::vector<float> logits = logits_of(probabilities);
+  const SamplingOptions all_filters[] = {
+      {.temperature = 1.0F},
+      {.temperature = 0.7F},
+      {.temperature = 1.0F, .top_k = 7},
+      {.temperature = 1.0F, .top_p = 0.9F},
+      {.temperature = 1.0F, .min_p = 0.05F},
+      {.temperature = 1.5F, .top_k = 20, .top_p = 0.95F, .min_p = 0.02F},
+  };
+  for (SamplingOptions options : all_filters) {
+    CAPTURE(options.temperature, options.top_k, options.top_p, options.min_p);
+    std::vector<std::size_t> order(probabilities.size());
+    std::iota(order.begin(), order.end(), 0);
+    std::sort(order.begin(), order.end(),
+              [&](std::size_t left, std::size_t right) { return probabilities[left] > probabilities[right]; });
+    const auto heated = [&](std::size_t token) {
+      return std::pow(probabilities[token], 1.0 / static_cast<double>(options.temperature));
+    };
+    std::erase_if(order, [&](std::size_t token) { return heated(token) < options.min_p * heated(order.front()); });
+    order.resize(options.top_k > 0 ? std::min(order.size(), static_cast<std::size_t>(options.top_k)) : order.size());
+    double total = 0.0;
+    for (const std::size_t token : order) {
+      total += heated(token);
+    }
+    std::vector<double> expected(probabilities.size(), 0.0);
+    double kept = 0.0;
+    for (std::size_t i = 0; i < order.size() && kept < options.top_p * total; ++i) {
+      expected[order[i]] = heated(order[i]);
+      kept += heated(order[i]);
+    }
+    for (double& probability : expected) {
+      probability /= kept;
+    }
+    options.seed = 5;
+    const std::vector<int> counts = count_samples(logits, options, 1'000'000);
+    CHECK(fits(counts, expected));
+    if (kept < sum) {
+      CHECK(fits(counts, probabilities) ==
+            (options.temperature == 1.0F && order.size() == 30 && options.top_p == 1.0F));
+    }
+  }
+}
+
+TEST_CASE("sample: min-p keeps what is likely enough, measured by the best") {
+  const std::vector<float> logits = logits_of({0.1, 0.4, 0.2, 0.3});
+  CHECK(tokens_drawn(logits, {.temperature = 1.0F, .min_p = 0.24F}) == std::set<Token>{0, 1, 2, 3});
+  CHECK(tokens_drawn(logits, {.temperature = 1.0F, .min_p = 0.26F}) == std::set<Token>{1, 2, 3});
+  CHECK(tokens_drawn(logits, {.temperature = 1.0F, .min_p = 1.0F}) == std::set<Token>{1});
+  CHECK(tokens_drawn({2.0F, 2.0F, 1.0F}, {.temperature = 1.0F, .min_p = 1.0F}) == std::set<Token>{0, 1});
+  // Temperature comes first: the square roots of 0.1 and 0.4 are 1 to 2.
+  CHECK(tokens_drawn(logits, {.temperature = 2.0F, .min_p = 0.49F}) == std::set<Token>{0, 1, 2, 3});
+  // Then min-p, and half of what it leaves.
+  CHECK(tokens_drawn({0.0F, 0.0F, 0.0F, 0.0F, -1.0F, -1.0F, -1.0F, -1.0F},
+                     {.temperature = 1.0F, .top_p = 0.5F, .min_p = 0.5F}) == std::set<Token>{0, 1});
+}
+
+TEST_CASE("sample: the repetition penalty makes used tokens less likely, each once") {
+  const std::vector<float> logits = {2.0F, 1.5F, -1.0F, -1.5F};
+  const auto greedy = [&](float penalty, const std::vector<Token>& prompt, const std::vector<Token>& reply) {
+    return common::sample(logits, {.repetition_penalty = penalty}, 9, 0, prompt, reply);
+  };
+  CHECK(greedy(1.0F, {0}, {1}) == 0);
+  CHECK(greedy(1.5F, {0}, {}) == 1);  // 2 / 1.5 = 1.33
+  CHECK(greedy(1.3F, {0}, {}) == 0);  // 2 / 1.3 = 1.54
+  CHECK(greedy(1.3F, {0, 0}, {0}) == 0);
+  CHECK(greedy(1.5F, {3}, {0}) == 1);
+  CHECK(greedy(100.0F, {0}, {1}) == 0);  // 0.02 and 0.015, and the negative ones are lower still
+  CHECK(greedy(1e-3F, {2}, {}) == 0);
+  CHECK(greedy(0.5F, {}, {1}) == 1);      // a penalty below 1 rewards
+  CHECK(greedy(1.5F, {-1, 4}, {}) == 0);  // no tokens of this vocabulary
+  const std::vector<double> probabilities = {0.5, 0.25, 0.25};
+  std::vector<int> counts(3, 0);
+  const std::vector<Token> used = {0};
+  for (int position = 0; position < 100000; ++position) {
+    ++counts[static_cast<std::size_t>(common::sample(
+        std::vector<float>{2.0F, 1.0F, 1.0F}, {.temperature = 1.0F, .repetition_penalty = 2.0F}, position, 0, used))];
+  }
+  CHECK(fits(counts, std::vector<double>(3, 1.0 / 3.0)));
+  CHECK_FALSE(fits(counts, probabilities));
+}
+
+TEST_CASE("scores: weights are powers of e, to 7 digits and the last unit, and ranks are exact") {
+  Random random(8);
+  std::uint32_t before = 0;
+  for (int i = 0; i < 100000; ++i) {
+    const auto depth = static_cast<std::uint32_t>(random.next() >> 32U) >> (random.next() % 8);
+    const double exact = std::exp(-static_cast<double>(depth) * 0x1.0p-26) * 0x1.0p40;
+    const auto weight = static_cast<double>(common::weight_of(depth));
+    REQUIRE(std::abs(weight - exact) <= 1.0 + 1e-7 * exact);
+    before = depth;
+  }
+  CHECK(before > 0);
+  CHECK(common::weight_of(0xFFFFFFFFU) == 0);
+  CHECK(common::depth_of(-kInfinity) == 0xFFFFFFFFU);
+  CHECK(common::depth_of(-64.0F) == 0xFFFFFFFFU);
+  CHECK(common::depth_of(-0.0F) == 0);
+  CHECK(common::depth_of(-1.0F) == 1U << 26U);
+  CHECK(common::top_p_target(0.0F, 7) == 1);
+  CHECK(common::top_p_target(0.5F, 7) == 4);
+  CHECK(common::top_p_target(1.0F, 7) == 7);
+}
+
+TEST_CASE("top_logprobs: the drawn token, its rank and the best, of the distribution before all options") {
+  const std::vector<float> logits = logits_of({0.1, 0.4, 0.4, 0.1});
+  const common::TokenLogprobs result = common::top_logprobs(logits, 3, 3);
+  CHECK(result.drawn.token == 3);
+  CHECK(std::abs(result.drawn.logprob - std::log(0.1)) < 1e-6);
+  CHECK(result.rank == 3);
+  REQUIRE(result.best.size() == 3);
+  CHECK(result.best[0].token == 1);
+  CHECK(result.best[1].token == 2);
+  CHECK(result.best[2].token == 0);
+  CHECK(std::abs(result.best[1].logprob - std::log(0.4)) < 1e-6);
+  CHECK(common::top_logprobs(logits, 1, 9).best.size() == 4);
+  CHECK(common::top_logprobs(logits, 1, 9).rank == 1);
+}
+
 TEST_CASE("sample: top-k keeps k tokens, equal logits by lower id") {
   CHECK(tokens_drawn({0.0F, 0.0F, 0.0F, 0.0F, 0.0F}, options_of(1.0F, 3, 1.0F)) == std::set<Token>{0, 1, 2});
   CHECK(tokens_drawn({0.0F, 1.0F, 0.0F, 1.0F, 1.0F}, options_of(1.0F, 2, 1.0F)) == std::set<Token>{1, 3});
@@ -365,10 +494,15 @@ TEST_CASE("sample: refuses logits and options that make no sense") {
   CHECK_THROWS_AS(common::sample(std::vector<float>{0.0F, kInfinity}, plain, 0), CheckError);
   CHECK_THROWS_AS(common::sample(std::vector<float>{-kInfinity}, plain, 0), CheckError);
   const std::vector<float> logits = {0.0F, 1.0F};
+  CHECK(common::problem_of(plain).empty());
   for (const SamplingOptions& options :
        {options_of(-1.0F, 0, 1.0F), options_of(kNan, 0, 1.0F), options_of(kInfinity, 0, 1.0F),
-        options_of(1.0F, -1, 1.0F), options_of(1.0F, 0, -0.1F), options_of(1.0F, 0, 1.1F), options_of(1.0F, 0, kNan)}) {
-    CAPTURE(options.temperature, options.top_k, options.top_p);
+        options_of(1.0F, -1, 1.0F), options_of(1.0F, 0, -0.1F), options_of(1.0F, 0, 1.1F), options_of(1.0F, 0, kNan),
+        SamplingOptions{.min_p = -0.1F}, SamplingOptions{.min_p = 1.1F}, SamplingOptions{.min_p = kNan},
+        SamplingOptions{.repetition_penalty = 0.0F}, SamplingOptions{.repetition_penalty = -1.0F},
+        SamplingOptions{.repetition_penalty = kNan}, SamplingOptions{.repetition_penalty = kInfinity}}) {
+    CAPTURE(options.temperature, options.top_k, options.top_p, options.min_p, options.repetition_penalty);
+    CHECK_FALSE(common::problem_of(options).empty());
     CHECK_THROWS_AS(common::sample(logits, options, 0), CheckError);
   }
 }

@@ -7,6 +7,7 @@
 #include <functional>
 #include <limits>
 #include <memory>
+#include <span>
 #include <sstream>
 #include <stdexcept>
 #include <string>
@@ -120,6 +121,68 @@ TEST_CASE("budgets of 1 and 2 still serve requests of one sequence") {
     options.scheduler.token_budget = budget;
     Serving serving(options);
     CHECK(serve(serving, {{make_request(9, 5, 1)}, {make_request(3, 4, 2)}, {make_request(1, 7, 3)}}) == kNoProblem);
+  }
+}
+
+TEST_CASE("a stop string ends the samples in which it comes, and no other, whatever runs ahead") {
+  // Token i is spelled "<i>".
+  const auto decode = [](std::span<const Token> tokens) {
+    std::string text;
+    for (const Token token : tokens) {
+      text += "<" + std::to_string(token) + ">";
+    }
+    return text;
+  };
+  for (const bool run_ahead : {false, true}) {
+    std::vector<GenerationRequest> tasks = {{make_request(9, 12, 1)}, sampled_request(7, 8, 3, 2)};
+    for (GenerationRequest& task : tasks) {
+      const std::vector<Token> text = served_alone(task).back().tokens;
+      task.request.stop_strings = common::StopStrings({"absent", decode(std::span(text).subspan(3, 2))}, decode);
+    }
+    ServingOptions options;
+    options.scheduler.run_ahead = run_ahead;
+    Serving serving(options);
+    CHECK(serve(serving, tasks) == kNoProblem);
+    for (const int id : {0, 1}) {
+      const common::Completion& stopped = serving.server.output(id).completions.back();
+      CHECK(stopped.tokens.size() == 5);  // with what the stop string is made of
+      CHECK(stopped.finish_reason == FinishReason::kStop);
+    }
+    CHECK(serving.server.output(1).completions.front().finish_reason == FinishReason::kLength);
+  }
+}
+
+TEST_CASE("log-probabilities are handed out with their tokens, and change none") {
+  for (GenerationRequest task : {GenerationRequest{make_request(9, 6, 1)}, sampled_request(7, 6, 2, 2)}) {
+    const std::vector<common::Completion> expected = served_alone(task);
+    task.request.num_logprobs = 2;
+    Serving serving({});
+    serving.server.on_token([&](int id, int sample, Token token) {
+      const common::Completion& part = serving.server.output(id).completions[static_cast<std::size_t>(sample)];
+      CHECK(part.logprobs.size() == part.tokens.size());
+      CHECK(part.logprobs.back().drawn.token == token);
+      CHECK(part.logprobs.back().best.size() == 2);
+      CHECK(part.logprobs.back().best.front().logprob >= part.logprobs.back().drawn.logprob);
+    });
+    serving.server.submit(task);
+    CHECK(serving.run() == kNoProblem);
+    CHECK(compare_output(serving.server.output(0), expected) == kNoProblem);
+  }
+}
+
+TEST_CASE("a repetition penalty counts the prompt and the reply, in a batch as alone") {
+  std::vector<GenerationRequest> tasks = mixed_requests();
+  for (GenerationRequest& task : tasks) {
+    task.request.sampling.repetition_penalty = 1.7F;
+  }
+  for (const bool run_ahead : {false, true}) {
+    ServingOptions options;
+    options.num_blocks = 24;  // some are preempted
+    options.scheduler.run_ahead = run_ahead;
+    Serving serving(options);
+    CHECK(serve(serving, tasks) == kNoProblem);
+    const std::vector<Token>& text = serving.server.output(0).completions.front().tokens;
+    CHECK(text != served_alone({make_request(9, 12, 1)}).front().tokens);
   }
 }
 
@@ -406,6 +469,12 @@ TEST_CASE("what can never be served is rejected with the reason, and the others 
   GenerationRequest unknown{make_request(4, 4)};
   unknown.request.prompt[2] = tests::kSmallVocabulary;
   CHECK(tests::contains(error(unknown), "vocabulary"));
+  GenerationRequest hot{make_request(4, 4)};
+  hot.request.sampling.temperature = std::numeric_limits<float>::quiet_NaN();
+  CHECK(tests::contains(error(hot), "temperature"));
+  GenerationRequest outside{make_request(4, 4)};
+  outside.request.sampling.min_p = 1.5F;
+  CHECK(tests::contains(error(outside), "min_p"));
 
   const GenerationRequest one{make_request(4, 1)};
   const GenerationRequest most = sampled_request(6, 10, 2);  // 1 and twice 3: 7 of 8 blocks

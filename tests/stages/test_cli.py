@@ -225,9 +225,42 @@ class Options(ProgramTest):
 
     def test_sampling_out_of_range(self):
         for option, value in (("--temperature", "-0.5"), ("--temperature", "nan"), ("--top-k", "-1"),
-                              ("--top-p", "-0.1"), ("--top-p", "1.5"), ("--top-p", "nan")):
+                              ("--top-p", "-0.1"), ("--top-p", "1.5"), ("--top-p", "nan"), ("--min-p", "-0.1"),
+                              ("--min-p", "1.1"), ("--min-p", "nan"), ("--repetition-penalty", "0"),
+                              ("--repetition-penalty", "-1"), ("--repetition-penalty", "nan"), ("--logprobs", "-1"),
+                              ("--logprobs", "21"), ("--stop", "")):
             with self.subTest(option=option, value=value):
                 self.assert_usage_error(run("generate", "--prompt", "Once", option, value), option)
+
+    def test_prompts_that_are_equal_get_texts_of_their_own(self):
+        requests = json.loads(run("generate", "--prompt", "Once upon a time", "--prompt", "Once upon a time",
+                                  "--max-new-tokens", "12", "--temperature", "1", "--json", "-").stdout)["requests"]
+        self.assertNotEqual(requests[0]["text"], requests[1]["text"])
+
+    def test_a_stop_string_ends_the_text_and_is_no_part_of_it(self):
+        prompt = ("--prompt", "The old woman opened the door and", "--max-new-tokens", "20")
+        stopped, whole = (json.loads(run("generate", *prompt, *stop, "--json", "-").stdout)["requests"][0]
+                          for stop in (("--stop", "o-m", "--stop", "zzz"), ("--stop", "zzz")))
+        self.assertEqual(stopped["text"], whole["text"].split("o-m")[0])
+        self.assertEqual(stopped["tokens"], whole["tokens"][:len(stopped["tokens"])])
+        self.assertLess(len(stopped["tokens"]), len(whole["tokens"]))
+
+    def test_log_probabilities_are_those_before_the_options(self):
+        greedy = ("generate", "--prompt", "Once upon a time", "--max-new-tokens", "5", "--logprobs", "2", "--json", "-")
+        plain, hot = (json.loads(run(*greedy, *options).stdout)["requests"][0]
+                      for options in ((), ("--temperature", "0.9", "--top-k", "1")))
+        self.assertEqual(plain["logprobs"], hot["logprobs"])
+        self.assertEqual([entry["token"] for entry in plain["logprobs"]], plain["tokens"])
+        for entry in plain["logprobs"]:
+            self.assertEqual((entry["rank"], len(entry["best"])), (1, 2))
+            self.assertEqual(entry["best"][0]["logprob"], entry["logprob"])
+            self.assertLess(entry["best"][1]["logprob"], entry["logprob"])
+        self.assertEqual(run(*greedy[:-2]).stdout.count(b"rank 1  best:"), 5)
+
+    def test_a_repetition_penalty_changes_a_greedy_text(self):
+        texts = [json.loads(run("generate", "--prompt", "a", "--max-new-tokens", "48", "--repetition-penalty", penalty,
+                                "--json", "-").stdout)["requests"][0]["tokens"] for penalty in ("1", "1.8")]
+        self.assertGreater(len(set(texts[1])), len(set(texts[0])))
 
     def test_seeds_that_are_none(self):
         for value in ("-1", "99999999999999999999", "1.5", ""):

@@ -85,14 +85,16 @@ TEST_CASE("next draws the token that sampling from the logits draws") {
   Engine second(small_model(), options_for(Device::kCpu, Precision::kFloat32));
   const std::vector<common::Token> prompt = make_request(9, 1).prompt;
   for (const float temperature : {0.0F, 1.5F}) {
-    common::SamplingOptions sampling;
-    sampling.temperature = temperature;
+    common::Request request = make_request(9, 1);
+    request.sampling.temperature = temperature;
+    request.sample_index = 3;
+    common::Completion completion;
     REQUIRE(first.start(0, prompt, 0));
     REQUIRE(second.start(0, prompt, 0));
     const std::span rest = std::span(prompt).subspan(static_cast<std::size_t>(first.manager().length(0)));
     const auto logits = first.append(0, rest);
-    CHECK(second.next(0, rest, sampling, 3) ==
-          common::sample({logits->data(), static_cast<std::size_t>(logits->cols())}, sampling, 9, 3));
+    CHECK(second.next(0, rest, request, completion) ==
+          common::sample({logits->data(), static_cast<std::size_t>(logits->cols())}, request.sampling, 9, 3));
     first.manager().free(0);
     second.manager().free(0);
   }

@@ -1,0 +1,60 @@
+// Texts that end a reply and are no part of it. They are texts, not tokens: one may begin and end within tokens.
+#pragma once
+
+#include <cstddef>
+#include <functional>
+#include <span>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include "common/base/tensor.h"
+
+namespace common {
+
+class StopStrings {
+ public:
+  // The bytes of tokens, as Tokenizer::decode gives them.
+  using Decode = std::function<std::string(std::span<const Token>)>;
+
+  StopStrings() = default;  // none
+  // Throws InputError on an empty string, which would end every reply.
+  StopStrings(std::vector<std::string> strings, Decode decode);
+
+  bool empty() const { return strings_.empty(); }
+  // Whether the reply's last token completes one of them. To be asked after every token.
+  bool found_after(std::span<const Token> reply) const;
+  // The text up to the first of them.
+  std::string cut(std::string_view text) const;
+  // How many bytes of the text may be shown while more may follow: none of those that may turn out to be the beginning
+  // of a stop string.
+  std::size_t safe_length(std::string_view text) const;
+
+ private:
+  std::vector<std::string> strings_;
+  std::size_t max_size_ = 0;
+  Decode decode_;
+};
+
+// A reply's text while its tokens come. What may be part of a stop string, or is the first part of a character, is held
+// back until the next tokens decide.
+class ReplyStream {
+ public:
+  ReplyStream(StopStrings stop_strings, StopStrings::Decode decode)
+      : stop_strings_(std::move(stop_strings)), decode_(std::move(decode)) {}
+
+  // The text that the token adds to what may be shown. Empty once a stop string is complete.
+  std::string add(Token token);
+  // To be called at the end: what was held back, unless a stop string has ended the reply.
+  std::string finish();
+  bool is_stopped() const { return is_stopped_; }
+
+ private:
+  StopStrings stop_strings_;
+  StopStrings::Decode decode_;
+  std::string held_;
+  bool is_stopped_ = false;
+};
+
+}  // namespace common

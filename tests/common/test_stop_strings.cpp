@@ -1,0 +1,92 @@
+// Stop strings, in texts and in streams.
+#include <span>
+#include <string>
+#include <vector>
+
+#include "common/base/check.h"
+#include "common/model/stop_strings.h"
+#include "tests/support/catch.h"
+
+namespace {
+
+using common::ReplyStream;
+using common::StopStrings;
+using common::Token;
+
+// Token i is the i-th of these.
+const std::vector<std::string> kSpellings = {"",   "a",       "b",    "ab",   "END",          "E",
+                                             "ND", "x END y", "\xC3", "\xA9", "\xF0\x9F\x98", "\x80"};
+
+std::string decode(std::span<const Token> tokens) {
+  std::string text;
+  for (const Token token : tokens) {
+    text += kSpellings[static_cast<std::size_t>(token)];
+  }
+  return text;
+}
+
+// What is shown after each token, and at the end.
+std::vector<std::string> stream(const std::vector<std::string>& strings, const std::vector<Token>& tokens) {
+  ReplyStream reply(StopStrings(strings, decode), decode);
+  std::vector<std::string> shown;
+  for (const Token token : tokens) {
+    shown.push_back(reply.add(token));
+  }
+  shown.push_back(reply.finish());
+  return shown;
+}
+
+// After how many tokens the first stop string is complete; -1: never.
+int stops_after(const std::vector<std::string>& strings, const std::vector<Token>& tokens) {
+  const StopStrings stop(strings, decode);
+  for (std::size_t count = 1; count <= tokens.size(); ++count) {
+    if (stop.found_after(std::span(tokens).first(count))) {
+      return static_cast<int>(count);
+    }
+  }
+  return -1;
+}
+
+}  // namespace
+
+TEST_CASE("stop strings: found in a token, across tokens, and past tokens without text") {
+  CHECK(stops_after({"END"}, {1, 4, 1}) == 2);
+  CHECK(stops_after({"END"}, {1, 5, 6, 1}) == 3);
+  CHECK(stops_after({"END"}, {1, 7, 1}) == 2);
+  CHECK(stops_after({"END"}, {5, 0, 0, 0, 0, 0, 0, 0, 0, 6}) == 10);
+  CHECK(stops_after({"END"}, {5, 1, 6}) == -1);
+  CHECK(stops_after({"zzz", "bab"}, {1, 3, 3, 3}) == 3);
+  CHECK(stops_after({}, {4, 4}) == -1);
+  CHECK(StopStrings().empty());
+  CHECK_FALSE(StopStrings().found_after(std::vector<Token>{1}));
+  CHECK_THROWS_AS(StopStrings({"a", ""}, decode), common::InputError);
+}
+
+TEST_CASE("stop strings: the text ends before the first of them") {
+  const StopStrings stop({"END", "b"}, decode);
+  CHECK(stop.cut("a END b") == "a ");
+  CHECK(stop.cut("abEND") == "a");
+  CHECK(stop.cut("END") == "");  // NOLINT(readability-container-size-empty)
+  CHECK(stop.cut("EN D") == "EN D");
+  CHECK(stop.safe_length("aEN") == 1);
+  CHECK(stop.safe_length("aENa") == 4);
+  CHECK(StopStrings({"aab"}, decode).safe_length("xaaa") == 2);
+  CHECK(StopStrings().safe_length("END") == 3);
+}
+
+TEST_CASE("reply stream: what may be part of a stop string is held back, and shown when it is none") {
+  using Texts = std::vector<std::string>;
+  CHECK(stream({"END"}, {1, 5, 6, 1}) == Texts{"a", "", "", "", ""});
+  CHECK(stream({"END"}, {1, 5, 1, 1}) == Texts{"a", "", "Ea", "a", ""});
+  CHECK(stream({"END"}, {1, 5}) == Texts{"a", "", "E"});
+  CHECK(stream({"END"}, {7, 1}) == Texts{"x ", "", ""});
+  CHECK(stream({}, {5, 6}) == Texts{"E", "ND", ""});
+}
+
+TEST_CASE("reply stream: a character is shown once it is whole") {
+  using Texts = std::vector<std::string>;
+  CHECK(stream({}, {1, 8, 9}) == Texts{"a", "", "\xC3\xA9", ""});
+  CHECK(stream({}, {10, 11}) == Texts{"", "\xF0\x9F\x98\x80", ""});
+  CHECK(stream({}, {8}) == Texts{"", "\xC3"});
+  CHECK(stream({}, {9, 1}) == Texts{"\xA9", "a", ""});  // the rest of no character
+}
