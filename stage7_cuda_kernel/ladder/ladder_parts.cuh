@@ -74,7 +74,11 @@ struct HeadPages {
         values(static_cast<const Element*>(call.pages.values)),
         table(call.batch.block_tables + std::int64_t{sequence} * call.batch.max_blocks_per_sequence),
         shape(call.pages.shape),
-        kv_head(head) {}
+        kv_head(head) {
+    shape.type = ScalarType::kBFloat16;  // check_ladder has made sure of it; the compiler computes addresses with it
+    shape.head_dim = kDimensions;
+    shape.block_size = kBlockTokens;
+  }
 
   // Of vector `vector` of the token's row, in elements, in keys and in values alike.
   __device__ __forceinline__ std::int64_t vec_offset(int position, int vec) const {

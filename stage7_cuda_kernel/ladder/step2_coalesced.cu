@@ -12,11 +12,11 @@
 // The permutation of vectors (page_layout.h) costs nothing here: the half-warp reads all 16 of them anyway.
 //
 // bytes and flops for 32 x 8,192: as step 1, 4.3 GB loaded and 4.3 Gflop.
-// measured: 1x8192 940 us (1%), 32x8192 1,083 us (22%), 32xragged 3,825 us (5%) on an NVIDIA H200, 2026-11-21
+// measured: 1x8192 459 us (2%), 32x8192 787 us (30%), 32xragged 1,898 us (11%) on an NVIDIA H200, 2026-11-22
 //
-// Why it is faster: half the instructions of step 1, 65 for a token and query head, 544 M in all; and L2 delivers
-// 1.2 GB in place of 2.6. Where it hardly is: a single sequence. A few warps on a few multiprocessors wait for one load
-// after the other, two passes long, however wide the loads are.
+// Why it is faster: about a third of step 1's instructions, 64 for a token and query head, 535 M in all, since an
+// address serves 8 elements; and L2 delivers 1.4 GB in place of 3.3. Where it is still slow: a single sequence. Its 32
+// thread blocks leave 100 multiprocessors idle, and walk the context twice.
 #include "half_warps.cuh"
 
 namespace stage7 {

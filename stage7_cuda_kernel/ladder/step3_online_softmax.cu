@@ -6,12 +6,12 @@
 //
 // bytes for 32 x 8,192: still 4.3 GB loaded, since each query head reads the K and V of its group; the scores are
 // gone, and so is the workspace. flops: 4.3 G, and a few more for rescaling.
-// measured: 1x8192 392 us (2%), 32x8192 640 us (37%), 32xragged 1,596 us (13%) on an NVIDIA H200, 2026-11-21
+// measured: 1x8192 393 us (2%), 32x8192 611 us (38%), 32xragged 1,597 us (13%) on an NVIDIA H200, 2026-11-22
 //
 // Why it is faster: twice the loads under way, for V does not wait for all of K; no barrier between passes; 49
-// instructions for a token and query head in place of 65. Without groups (MHA) a large batch is read at the ceiling
+// instructions for a token and query head in place of 64. Without groups (MHA) a large batch is read at the ceiling
 // from here on, and no later step is faster. With groups the four heads find each other's K and V in L1 (1.2 GB go
-// through L2, 1.1 come from memory), but each of them unpacks and multiplies for itself: 410 M instructions, 430 us at
+// through L2, 1.1 come from memory), but each of them unpacks and multiplies for itself: 408 M instructions, 430 us at
 // the least. And with one sequence of 1,024 tokens there are 32 thread blocks for 132 multiprocessors, in this step as
 // in the steps before: three of four are idle.
 #include "half_warps.cuh"

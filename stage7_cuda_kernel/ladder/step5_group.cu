@@ -6,13 +6,13 @@
 // bytes for 32 x 8,192: each byte of K and V is loaded once, 1.07 GB in place of 4.3. flops: 4.3 G, 4 for a byte; but
 // on plain arithmetic units, where a score also costs four exchanges between threads. A group of 4 takes 845
 // instructions of a warp for 8 tokens, 222 M in all, of 132 x 4 that the device starts in each of 1.8 G cycles a
-// second: 235 us, just what the bytes take. Neither hides the other completely. measured: 1x8192 28.3 us (26%), 32x8192
-// 328 us (71%), 32xragged 830 us (24%) on an NVIDIA H200, 2026-11-21
+// second: 235 us, just what the bytes take. Neither hides the other completely. measured: 1x8192 29.6 us (25%), 32x8192
+// 328 us (71%), 32xragged 848 us (24%) on an NVIDIA H200, 2026-11-22
 //
 // Why it is faster: 26 instructions for a token and query head in place of 49. Not because of the bytes: L1 had caught
 // the repeated reads. Where it is not: one sequence, which has 8 heads to share out in place of 32. Its context is cut
 // into twice as many pieces, and the merge of 64 takes 20 us when it is timed alone. Without groups (MHA) it
-// is step 4. And groups of 8 and 16 need as many queries in registers: 240 and 255 registers for a thread, with 264
+// is step 4. And groups of 8 and 16 need as many queries in registers: 242 and 255 registers for a thread, with 292
 // bytes that do not even fit, so few warps are there to hide each other's waiting; arithmetic grows with the group
 // although the bytes do not.
 #include "half_warps.cuh"

@@ -1,17 +1,20 @@
 #!/usr/bin/env python3
-"""Times decode attention of this stage and of the kernels that production systems use, on this machine.
+"""Times attention of this stage and of the kernels that production systems use, on this machine, in one run.
 
-    compare_peers.py                                          every peer that can be imported, the usual cells
-    compare_peers.py --cells 1x1024,32xragged --shapes 64/8x128
+    compare_peers.py                                          decode and prompts, every peer that can be imported
+    compare_peers.py decode --cells 1x1024,32xragged --shapes 64/8x128
+    compare_peers.py prompts
 
 Peers over pages of 16 tokens: FlashInfer (flashinfer-python; compiles its kernels at the first run), FlashAttention-3
-(flash_attn_interface), cuDNN (nvidia-cudnn-frontend). Over a contiguous cache, which is no substitute but a yardstick:
-PyTorch's scaled_dot_product_attention. What is missing is skipped with a line. Needs PyTorch and a GPU.
+(flash_attn_interface, decode only), cuDNN (nvidia-cudnn-frontend, decode only). Over a contiguous cache, which is no
+substitute but a yardstick: PyTorch's scaled_dot_product_attention. What is missing is skipped with a line. Needs
+PyTorch and a GPU.
 
-Method: bfloat16; a CUDA graph of calls on many batches (600 MB of K and V or more in all, so that none is found in
-the cache), pages in random order, the median of the replays. All launches of a call count; plans, made once a step, do
-not. Every peer's output is compared with float32 arithmetic before it is timed. This stage's own figures come from
-`build/kernel_bench decode`, run first, on the same machine and by the same method (with blocks shuffled over all sets, not set by set).
+Method of decode: bfloat16; a CUDA graph of calls on many batches (600 MB of K and V or more in all, so that none is
+found in the cache), pages in random order, the median of the replays. Of prompts: the same on one batch, as arithmetic
+is their limit. All launches of a call count; plans, made once a step, do not. Every peer's output is compared with
+float32 arithmetic before it is timed. This stage's own figures come from `build/kernel_bench`, run first, on the same
+machine and by the same method (decode with blocks shuffled over all sets, not set by set).
 """
 
 import argparse
@@ -24,7 +27,7 @@ import subprocess
 import sys
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent.parent))
-from bench.peers import PEERS, Batch, Missing, kv_bytes_of  # noqa: E402
+from bench.peers import PEERS, PROMPT_PEERS, Batch, Missing, PromptBatch, kv_bytes_of  # noqa: E402
 
 PROGRAM = pathlib.Path(__file__).resolve().parent.parent.parent / "build" / "kernel_bench"
 MACHINE = re.compile(r"^(?P<gpu>.+), driver \S+, CUDA \S+, read ceiling [\d,]+ GB/s$")
@@ -84,6 +87,29 @@ class Cell:
         return f"{self.batch}x{self.context or 'ragged'}"
 
 
+@dataclasses.dataclass(frozen=True)
+class Prompts:
+    """Chunks of new tokens, each after `past` tokens that are cached."""
+    name: str
+    new: tuple[int, ...]
+    past: int = 0
+
+    def tera_operations(self, shape):
+        visible = sum(length * length / 2 + length * self.past for length in self.new)
+        return 4 * shape.num_heads * shape.head_dim * visible / 1e12
+
+
+ONE, MANY = Prompts("1x8192", (8192,)), Prompts("16x512", (512,) * 16)
+GROUPED = Shape(32, 8, 128)
+PROMPT_ROWS = [  # those of `build/kernel_bench ragged`
+    (GROUPED, ONE), (GROUPED, Prompts("4x2048", (2048,) * 4)), (GROUPED, MANY),
+    (GROUPED, Prompts("4096 … 64", (4096, 2048, 1024, 512, 256, 128, 64, 64))),
+    (GROUPED, Prompts("4x512 after 4096", (512,) * 4, 4096)),
+    (Shape(32, 32, 128), ONE), (Shape(32, 32, 128), MANY), (Shape(9, 3, 64), ONE), (Shape(9, 3, 64), MANY),
+    (Shape(28, 4, 128), ONE), (Shape(64, 8, 128), ONE), (Shape(16, 8, 256), ONE),
+]
+
+
 def parse_shape(text):
     try:
         heads, head_dim = text.split("x")
@@ -120,9 +146,21 @@ def read_own(text):
     return own
 
 
-def measure_own(program):
+def read_own_prompts(text):
+    """{(shape, prompts): microseconds} of what `build/kernel_bench ragged` printed."""
+    own = {}
+    for table in read_tables(text):
+        if table and {"heads", "prompts", "us"} <= set(table[0]):
+            for row in table:
+                own[row["heads"].replace(" ", ""), row["prompts"]] = float(row["us"].replace(",", ""))
+    if not own:
+        raise InputError("the stage's program printed no table of prompts")
+    return own
+
+
+def measure_own(program, kernels):
     try:
-        run = subprocess.run((str(program), "decode"), capture_output=True, text=True)
+        run = subprocess.run((str(program), kernels), capture_output=True, text=True)
     except OSError as error:
         raise InputError(f"cannot run {program}: {error}; build it, or name it with --program") from error
     if run.returncode:
@@ -131,7 +169,8 @@ def measure_own(program):
 
 
 def microseconds_per_call(torch, calls):
-    """The median over replays of one graph of all calls, a call."""
+    """The median over replays of one graph of all calls (four at least: a replay has a price too), a call."""
+    calls = calls * -(-4 // len(calls))
     stream = torch.cuda.Stream()
     stream.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(stream):
@@ -168,13 +207,15 @@ def time_peer(torch, peer, batch):
     return microseconds_per_call(torch, calls)
 
 
-def find_peers(names, say):
+def find_peers(names, say, all_peers=PEERS):
     peers = []
     for name in names:
-        if name not in PEERS:
-            raise InputError(f"there is no peer {name!r}; there are {', '.join(PEERS)}")
+        if name not in PEERS | PROMPT_PEERS:
+            raise InputError(f"there is no peer {name!r}; there are {', '.join(PEERS | PROMPT_PEERS)}")
+        if name not in all_peers:
+            continue  # it is for the other table
         try:
-            peers.append(PEERS[name]())
+            peers.append(all_peers[name]())
         except Missing as error:
             say(f"skipped: {name}: {error}")
     return peers
@@ -191,43 +232,83 @@ def result_row(shape, cell, own, times, peers):
             *(text(times[peer.name]) for peer in peers), ratio]
 
 
-def compare(torch, options, say):
+def time_peers(torch, peers, make_batch, what, say):
+    """{name: microseconds, or None} of each peer on one batch."""
+    batch, times = None, {}
+    for peer in peers:
+        times[peer.name] = None
+        try:
+            batch = batch or make_batch()
+            times[peer.name] = time_peer(torch, peer, batch)
+        except Missing as error:
+            say(f"skipped: {peer.name} on {what}: {error}")
+        except Exception as error:  # one peer that fails must not take the others with it
+            say(f"failed: {peer.name} on {what}: {type(error).__name__}: {str(error)[:200]}")
+    del batch
+    torch.cuda.empty_cache()
+    return times
+
+
+def print_header(header):
+    print(f"| {' | '.join(header)} |\n|{' --- |' * len(header)}", flush=True)
+
+
+def own_text(options, kernels):
+    return options.own.read_text(encoding="utf-8") if options.own else measure_own(options.program, kernels)
+
+
+def compare_decode(torch, options, say):
     shapes = [parse_shape(text) for text in options.shapes.split(",")]
     cells = [parse_cell(text) for text in options.cells.split(",")]
     peers = find_peers(options.peers.split(","), say)
     own = {}
     if not options.no_own:
-        text = options.own.read_text(encoding="utf-8") if options.own else measure_own(options.program)
+        text = own_text(options, "decode")
         print(read_machine(text)[0])
         own = read_own(text)
-    header = ["heads", "cell", "MB", "this stage", *(peer.name for peer in peers), "best paged peer / this stage"]
-    print(f"| {' | '.join(header)} |\n|{' --- |' * len(header)}", flush=True)
+    print("\nDecode, microseconds a call:\n")
+    print_header(["heads", "cell", "MB", "this stage", *(peer.name for peer in peers), "best paged peer / this stage"])
     for shape in shapes:
         for cell in cells:
-            batch, times = None, {}
-            for peer in peers:
-                times[peer.name] = None
-                try:
-                    batch = batch or Batch(torch, shape, cell)
-                    times[peer.name] = time_peer(torch, peer, batch)
-                except Missing as error:
-                    say(f"skipped: {peer.name} on {shape} {cell}: {error}")
-                except Exception as error:  # one peer that fails must not take the others with it
-                    say(f"failed: {peer.name} on {shape} {cell}: {type(error).__name__}: {str(error)[:200]}")
+            times = time_peers(torch, peers, lambda s=shape, c=cell: Batch(torch, s, c), f"{shape} {cell}", say)
             row = result_row(shape, cell, own.get((str(shape), str(cell))), times, peers)
             print(f"| {' | '.join(row)} |", flush=True)
-            del batch
-            torch.cuda.empty_cache()
+
+
+def prompt_row(shape, prompts, own, times, peers):
+    """One row of the table: cells as text, "-" for what there is not."""
+    def text(microseconds):
+        return f"{prompts.tera_operations(shape) / microseconds * 1e6:.0f}" if microseconds else "-"
+
+    paged = [times[peer.name] for peer in peers if peer.paged and times[peer.name] is not None]
+    ratio = f"{min(paged) / own:.2f}" if paged and own else "-"
+    return [str(shape), prompts.name, text(own), *(text(times[peer.name]) for peer in peers), ratio]
+
+
+def compare_prompts(torch, options, say):
+    peers = find_peers(options.peers.split(","), say, PROMPT_PEERS)
+    own = {} if options.no_own else read_own_prompts(own_text(options, "ragged"))
+    print("\nCausal prompts, TFLOP/s:\n")
+    print_header(["heads", "prompts", "this stage", *(peer.name for peer in peers), "best paged peer / this stage"])
+    for shape, prompts in PROMPT_ROWS:
+        times = time_peers(torch, peers, lambda s=shape, p=prompts: PromptBatch(torch, s, p),
+                           f"{shape} {prompts.name}", say)
+        row = prompt_row(shape, prompts, own.get((str(shape), prompts.name)), times, peers)
+        print(f"| {' | '.join(row)} |", flush=True)
 
 
 def main(arguments=None):
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--cells", default=CELLS, help="sequences x tokens, separated by commas (default: %(default)s)")
-    parser.add_argument("--shapes", default=SHAPES, help="query heads / kv heads x head_dim (default: %(default)s)")
-    parser.add_argument("--peers", default=",".join(PEERS), help="which to try (default: %(default)s)")
+    parser.add_argument("what", nargs="?", choices=("decode", "prompts", "all"), default="all",
+                        help="what to compare (default: %(default)s)")
+    parser.add_argument("--cells", default=CELLS,
+                        help="of decode: sequences x tokens, separated by commas (default: %(default)s)")
+    parser.add_argument("--shapes", default=SHAPES,
+                        help="of decode: query heads / kv heads x head_dim (default: %(default)s)")
+    parser.add_argument("--peers", default=",".join(PEERS | PROMPT_PEERS), help="which to try (default: %(default)s)")
     parser.add_argument("--program", type=pathlib.Path, default=PROGRAM,
                         help="the benchmark (default: %(default)s)")
-    parser.add_argument("--own", type=pathlib.Path, help="what it printed with `build/kernel_bench decode`, from a file")
+    parser.add_argument("--own", type=pathlib.Path, help="what it printed, from a file")
     parser.add_argument("--no-own", action="store_true", help="measure the peers alone")
     options = parser.parse_args(arguments)
     try:
@@ -241,8 +322,10 @@ def main(arguments=None):
             raise InputError(f"the peers need PyTorch: {error}") from error
         if not torch.cuda.is_available():
             raise InputError("PyTorch sees no GPU")
-        print(f"{torch.cuda.get_device_name()}, PyTorch {torch.__version__}; microseconds a call", flush=True)
-        compare(torch, options, lambda line: print(line, file=sys.stderr, flush=True))
+        print(f"{torch.cuda.get_device_name()}, PyTorch {torch.__version__}", flush=True)
+        for what, table in (("decode", compare_decode), ("prompts", compare_prompts)):
+            if options.what in (what, "all"):
+                table(torch, options, lambda line: print(line, file=sys.stderr, flush=True))
     except (InputError, OSError) as error:
         print(f"compare_peers.py: {error}", file=sys.stderr)
         return 1

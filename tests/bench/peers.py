@@ -1,9 +1,11 @@
 """The other kernels: how each is called, on the same pages. compare_peers.py times them.
 
 A peer is a class whose constructor imports what it needs, and whose calls(batch) gives one function for each page set.
+Batches are of two kinds: decode (Batch, one query a sequence) and causal prompts (PromptBatch, a chunk each).
 """
 
 import importlib
+import itertools
 import math
 import random
 
@@ -48,20 +50,18 @@ def block_tables_of(lengths):
     return tables
 
 
-class Batch:
-    """The tensors of one cell, on the device."""
+class Pages:
+    """K and V of `lengths` tokens, on the device, num_sets times over, and a query row for each of num_rows."""
 
-    def __init__(self, torch, shape, cell):
-        self.torch, self.shape, self.cell = torch, shape, cell
-        self.lengths = lengths_of(cell)
+    def __init__(self, torch, shape, lengths, num_sets, num_rows):
+        self.torch, self.shape, self.lengths, self.num_sets = torch, shape, lengths, num_sets
         self.tables = block_tables_of(self.lengths)
-        self.num_sets = num_sets_of(shape, cell)
         self.num_blocks = sum(len(table) for table in self.tables)
         size = (self.num_sets, self.num_blocks, shape.num_kv_heads, BLOCK_SIZE, shape.head_dim)
         torch.manual_seed(0)
         self.keys = torch.randn(size, device="cuda", dtype=torch.bfloat16)
         self.values = torch.randn(size, device="cuda", dtype=torch.bfloat16)
-        self.queries = torch.randn((cell.batch, shape.num_heads, shape.head_dim), device="cuda", dtype=torch.bfloat16)
+        self.queries = torch.randn((num_rows, shape.num_heads, shape.head_dim), device="cuda", dtype=torch.bfloat16)
         self.output = torch.full_like(self.queries, float("nan"))
 
     def integers(self, values):
@@ -71,6 +71,12 @@ class Batch:
         longest = max(len(table) for table in self.tables)
         return self.integers([table + [0] * (longest - len(table)) for table in self.tables])
 
+    def page_lists(self):
+        """FlashInfer's form of the tables: where each begins, all of them in a row, tokens in each last page."""
+        starts = [0, *itertools.accumulate(len(table) for table in self.tables)]
+        last = [(length - 1) % BLOCK_SIZE + 1 for length in self.lengths]
+        return self.integers(starts), self.integers(sum(self.tables, [])), self.integers(last)
+
     def rows_first(self, pages):
         """The same memory taken as [blocks, tokens, kv heads, head_dim], for peers that want it so."""
         return pages.view(self.num_blocks, BLOCK_SIZE, self.shape.num_kv_heads, self.shape.head_dim)
@@ -78,7 +84,7 @@ class Batch:
     def contiguous(self, pages):
         if len(set(self.lengths)) > 1 or self.lengths[0] % BLOCK_SIZE:
             raise Missing("contexts differ")
-        return pages.view(self.cell.batch, self.shape.num_kv_heads, self.lengths[0], self.shape.head_dim)
+        return pages.view(len(self.lengths), self.shape.num_kv_heads, self.lengths[0], self.shape.head_dim)
 
     def gather(self, pages, sequence, layout):
         """K or V of one sequence as a peer sees the memory: [kv heads, length, head_dim] in float32."""
@@ -92,23 +98,50 @@ class Batch:
         flat = tokens.transpose(0, 1).reshape(self.shape.num_kv_heads, -1, self.shape.head_dim)
         return flat[:, :self.lengths[sequence]].float()
 
+    def row_error(self, output, row, sequence, visible, layout):
+        """The relative error of a row of set 0's output that sees `visible` tokens of a sequence, or infinity."""
+        torch, group = self.torch, self.shape.num_heads // self.shape.num_kv_heads
+        keys = self.gather(self.keys[0], sequence, layout)[:, :visible]
+        values = self.gather(self.values[0], sequence, layout)[:, :visible]
+        query = self.queries[row].float().view(self.shape.num_kv_heads, group, self.shape.head_dim)
+        weights = torch.softmax(query @ keys.transpose(1, 2) / math.sqrt(self.shape.head_dim), dim=-1)
+        expected = (weights @ values).view(self.shape.num_heads, self.shape.head_dim)
+        error = ((output[row].float() - expected).norm() / expected.norm()).item()
+        return error if math.isfinite(error) else math.inf
+
+
+class Batch(Pages):
+    """A step of decoding: one query for each sequence of a cell."""
+
+    def __init__(self, torch, shape, cell):
+        super().__init__(torch, shape, lengths_of(cell), num_sets_of(shape, cell), cell.batch)
+
     def error(self, output, layout):
-        """The relative error of set 0's output over a few sequences, or infinity."""
-        torch, worst = self.torch, 0.0
-        group = self.shape.num_heads // self.shape.num_kv_heads
-        for sequence in sorted({0, self.cell.batch // 2, self.cell.batch - 1}):
-            keys = self.gather(self.keys[0], sequence, layout)
-            values = self.gather(self.values[0], sequence, layout)
-            query = self.queries[sequence].float().view(self.shape.num_kv_heads, group, self.shape.head_dim)
-            weights = torch.softmax(query @ keys.transpose(1, 2) / math.sqrt(self.shape.head_dim), dim=-1)
-            expected = (weights @ values).view(self.shape.num_heads, self.shape.head_dim)
-            error = ((output[sequence].float() - expected).norm() / expected.norm()).item()
-            worst = max(worst, error if math.isfinite(error) else math.inf)
+        """The largest relative error over a few sequences, or infinity."""
+        last = len(self.lengths) - 1
+        return max(self.row_error(output, i, i, self.lengths[i], layout) for i in sorted({0, last // 2, last}))
+
+
+class PromptBatch(Pages):
+    """Causal prompts: for each sequence the queries of its last new[i] tokens, one sequence after the other."""
+
+    def __init__(self, torch, shape, prompts):
+        self.new, self.past = list(prompts.new), prompts.past
+        self.starts = [0, *itertools.accumulate(self.new)]
+        super().__init__(torch, shape, [length + self.past for length in self.new], 1, self.starts[-1])
+
+    def error(self, output, layout):
+        """The largest relative error over the first, some middle and the last rows of a few sequences, or infinity."""
+        worst, last = 0.0, len(self.new) - 1
+        for sequence in sorted({0, last // 2, last}):
+            for row in sorted({0, 1, self.new[sequence] // 2, self.new[sequence] - 1}):
+                worst = max(worst, self.row_error(output, self.starts[sequence] + row, sequence, self.past + row + 1,
+                                                  layout))
         return worst
 
 
 class Peer:
-    """calls(batch): a function for each set, which runs attention once and returns [batch, heads, head_dim]."""
+    """calls(batch): a function for each set, which runs attention once and returns [rows, heads, head_dim]."""
 
     paged = True
     layout = "heads first"
@@ -131,13 +164,24 @@ class FlashInfer(Peer):
         workspace = torch.zeros(512 << 20, device="cuda", dtype=torch.uint8)
         wrapper = self.flashinfer.BatchDecodeWithPagedKVCacheWrapper(workspace, "HND",
                                                                       use_tensor_cores=self.tensor_cores)
-        starts = [0]
-        for table in batch.tables:
-            starts.append(starts[-1] + len(table))
-        last = [(length - 1) % BLOCK_SIZE + 1 for length in batch.lengths]
-        wrapper.plan(batch.integers(starts), batch.integers(sum(batch.tables, [])), batch.integers(last),
-                     shape.num_heads, shape.num_kv_heads, shape.head_dim, BLOCK_SIZE, q_data_type=torch.bfloat16,
-                     kv_data_type=torch.bfloat16)
+        wrapper.plan(*batch.page_lists(), shape.num_heads, shape.num_kv_heads, shape.head_dim, BLOCK_SIZE,
+                     q_data_type=torch.bfloat16, kv_data_type=torch.bfloat16)
+        return [lambda s=s: wrapper.run(batch.queries, (batch.keys[s], batch.values[s]), out=batch.output)
+                for s in range(batch.num_sets)]
+
+
+class FlashInferPrompts(Peer):
+    def __init__(self, backend):
+        self.name = f"FlashInfer, {backend.upper()} backend"
+        self.backend = backend
+        self.flashinfer = self.module("flashinfer")
+
+    def calls(self, batch):
+        torch, shape = batch.torch, batch.shape
+        workspace = torch.zeros(512 << 20, device="cuda", dtype=torch.uint8)
+        wrapper = self.flashinfer.BatchPrefillWithPagedKVCacheWrapper(workspace, "HND", backend=self.backend)
+        wrapper.plan(batch.integers(batch.starts), *batch.page_lists(), shape.num_heads, shape.num_kv_heads,
+                     shape.head_dim, BLOCK_SIZE, causal=True, q_data_type=torch.bfloat16, kv_data_type=torch.bfloat16)
         return [lambda s=s: wrapper.run(batch.queries, (batch.keys[s], batch.values[s]), out=batch.output)
                 for s in range(batch.num_sets)]
 
@@ -174,7 +218,7 @@ class CuDnn(Peer):
         tables = batch.padded_tables()[:, None, :, None]
         query = batch.queries.unsqueeze(2)
         inputs = {"q": query, "k": batch.keys[0], "v": batch.values[0],
-                  "seq_len_q": batch.integers([1] * batch.cell.batch).view(-1, 1, 1, 1),
+                  "seq_len_q": batch.integers([1] * len(batch.lengths)).view(-1, 1, 1, 1),
                   "seq_len_kv": batch.integers(batch.lengths).view(-1, 1, 1, 1),
                   "paged_attention_k_table": tables, "paged_attention_v_table": tables.clone()}
         nodes = {name: graph.tensor_like(tensor) for name, tensor in inputs.items()}
@@ -222,6 +266,24 @@ class TorchAttention(Peer):
         return [lambda pair=pair: call(*pair) for pair in pairs]
 
 
+class TorchPrompts(TorchAttention):
+    def calls(self, batch):
+        if batch.past:
+            raise Missing("its causal mask has no tokens before the queries")
+        attend = batch.torch.nn.functional.scaled_dot_product_attention
+        keys, values = batch.contiguous(batch.keys[0]), batch.contiguous(batch.values[0])
+        rows = (len(batch.new), batch.new[0], batch.shape.num_heads, batch.shape.head_dim)
+        query = batch.queries.view(rows).transpose(1, 2)
+        grouped = batch.shape.num_heads != batch.shape.num_kv_heads
+
+        def call():
+            with self.choose([self.backend]):
+                output = attend(query, keys, values, is_causal=True, enable_gqa=grouped)
+                return output.transpose(1, 2).flatten(0, 1)
+
+        return [call]
+
+
 PEERS = {
     "flashinfer": lambda: FlashInfer(tensor_cores=True),
     "flashinfer-cuda-cores": lambda: FlashInfer(tensor_cores=False),
@@ -229,4 +291,11 @@ PEERS = {
     "cudnn": CuDnn,
     "torch-flash": lambda: TorchAttention("FLASH_ATTENTION"),
     "torch-cudnn": lambda: TorchAttention("CUDNN_ATTENTION"),
+}
+
+PROMPT_PEERS = {
+    "flashinfer-fa2": lambda: FlashInferPrompts("fa2"),
+    "flashinfer-fa3": lambda: FlashInferPrompts("fa3"),
+    "torch-flash": lambda: TorchPrompts("FLASH_ATTENTION"),
+    "torch-cudnn": lambda: TorchPrompts("CUDNN_ATTENTION"),
 }

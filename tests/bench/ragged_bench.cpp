@@ -29,6 +29,7 @@ std::vector<Prompts> rows() {
           {"1x8192", one, small},
           {"16x512", many, small},
           {"1x8192", one, {.num_heads = 28, .num_kv_heads = 4}},
+          {"1x8192", one, {.num_heads = 64, .num_kv_heads = 8}},
           {"1x8192", one, {.num_heads = 16, .num_kv_heads = 8, .head_dim = 256}}};
 }
 

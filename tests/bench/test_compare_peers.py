@@ -2,6 +2,7 @@
 
 import io
 import pathlib
+import re
 import sys
 import tempfile
 import types
@@ -27,6 +28,14 @@ OUTPUT = """NVIDIA H200, driver 580.159.04, CUDA 13.0, read ceiling 4,560 GB/s
 """
 
 
+PROMPTS = """
+| heads      | prompts   |    us | plan us | TFLOP/s |
+| :--------- | :-------- | ----: | ------: | ------: |
+| 32/8 x 128 | 1x8192    | 1,000 |     3.1 |     550 |
+| 32/8 x 128 | 4096 … 64 |   340 |     3.1 |     520 |
+"""
+
+
 class Parsing(unittest.TestCase):
     def test_cells(self):
         self.assertEqual(compare_peers.parse_cell("8x1024"), Cell(8, 1024))
@@ -47,9 +56,34 @@ class Parsing(unittest.TestCase):
         own = compare_peers.read_own(OUTPUT)
         self.assertEqual(own, {("32/8x128", "1x1024"): 6.02, ("32/32x128", "32x32768"): 3738.0})
 
+    def test_own_prompts(self):
+        own = compare_peers.read_own_prompts(PROMPTS)
+        self.assertEqual(own, {("32/8x128", "1x8192"): 1000.0, ("32/8x128", "4096 … 64"): 340.0})
+
     def test_other_output(self):
-        with self.assertRaises(compare_peers.InputError):
-            compare_peers.read_own("| heads | cell |\n| - | - |\n| 1 | 2 |\n")
+        for read in (compare_peers.read_own, compare_peers.read_own_prompts):
+            with self.assertRaises(compare_peers.InputError):
+                read("| heads | cell |\n| - | - |\n| 1 | 2 |\n")
+
+
+class PromptTable(unittest.TestCase):
+    def test_operations(self):
+        shape = Shape(2, 1, 4)
+        # 3 new tokens after 10: about 3 x 10 + 9 / 2 pairs; a pair takes 4 operations for each dimension and head
+        self.assertAlmostEqual(compare_peers.Prompts("", (3,), 10).tera_operations(shape) * 1e12, 4 * 8 * 34.5)
+
+    def test_row(self):
+        prompts = compare_peers.Prompts("1x1000", (1000,))  # 4 * 32 * 100 * 500,000 operations: 6.4e9
+        all_peers = [types.SimpleNamespace(name="a", paged=True), types.SimpleNamespace(name="b", paged=False)]
+        row = compare_peers.prompt_row(Shape(32, 8, 100), prompts, 32.0, {"a": 64.0, "b": None}, all_peers)
+        self.assertEqual(row, ["32/8x100", "1x1000", "200", "100", "-", "2.00"])
+        row = compare_peers.prompt_row(Shape(32, 8, 100), prompts, None, {"a": None, "b": 16.0}, all_peers)
+        self.assertEqual(row, ["32/8x100", "1x1000", "-", "-", "400", "-"])
+
+    def test_rows_are_those_of_the_benchmark(self):
+        source = (pathlib.Path(compare_peers.__file__).parent / "ragged_bench.cpp").read_text(encoding="utf-8")
+        names = re.findall(r'{"([^"]*[0-9][^"]*)", ', source)
+        self.assertEqual([prompts.name for _, prompts in compare_peers.PROMPT_ROWS], names)
 
 
 class ColdBatches(unittest.TestCase):
@@ -80,7 +114,7 @@ class Peers(unittest.TestCase):
     def test_what_is_missing_is_one_line(self):
         lines = []
         with mock.patch.dict(sys.modules, {"flashinfer": None, "flash_attn_interface": None}):
-            self.assertEqual(compare_peers.find_peers(["flashinfer", "fa3"], lines.append), [])
+            self.assertEqual(compare_peers.find_peers(["flashinfer", "fa3", "flashinfer-fa3"], lines.append), [])
         self.assertEqual(len(lines), 2)
         self.assertTrue(all(line.startswith("skipped: ") and "\n" not in line for line in lines), lines)
 
@@ -128,11 +162,22 @@ class CommandLine(unittest.TestCase):
         with tempfile.TemporaryDirectory() as folder, mock.patch.dict(sys.modules, {"flash_attn_interface": None}):
             path = pathlib.Path(folder) / "own.txt"
             path.write_text(OUTPUT, encoding="utf-8")
-            status, out, err = self.run_main("--peers", "fa3", "--own", str(path), "--cells", "1x1024", "--shapes",
+            status, out, err = self.run_main("decode", "--peers", "fa3", "--own", str(path), "--cells", "1x1024", "--shapes",
                                              "32/8x128", torch=self.fake_torch(True))
         self.assertEqual(status, 0, err)
         self.assertIn("| 32/8x128 | 1x1024 | 4.2 | 6.02 | - |", out)
         self.assertIn("skipped: fa3", err)
+        self.assertNotIn("prompts", out)
+
+    def test_both_tables_from_one_file(self):
+        with tempfile.TemporaryDirectory() as folder, mock.patch.dict(sys.modules, {"flashinfer": None}):
+            path = pathlib.Path(folder) / "own.txt"
+            path.write_text(OUTPUT + PROMPTS, encoding="utf-8")
+            status, out, err = self.run_main("--peers", "flashinfer-fa3", "--own", str(path), "--cells", "1x1024",
+                                             "--shapes", "32/8x128", torch=self.fake_torch(True))
+        self.assertEqual(status, 0, err)
+        self.assertIn("| 32/8x128 | 1x1024 | 4.2 | 6.02 | - |", out)
+        self.assertIn("| 32/8x128 | 1x8192 | 550 | - |", out)
 
 
 if __name__ == "__main__":

@@ -1,6 +1,7 @@
 // Ragged causal attention against float64 on the same rounded inputs.
 #include <functional>
 #include <limits>
+#include <vector>
 
 #include "tests/gpu/gpu_fixtures.h"
 #include "tests/gpu/gpu_hand_worked.h"
@@ -47,11 +48,38 @@ TEST_CASE("Ragged attention: long prompts and late chunks", "[gpu]") {
     SKIP_TEST("there is no GPU");
   }
   const auto type = GENERATE(ScalarType::kBFloat16, ScalarType::kFloat8);
+  const int chunk = GENERATE(129, 1029);  // in the middle 224 tokens, which is short, or 404
+  CAPTURE(tests::name_of(type), chunk);
   GpuBatch batch({.type = type,
                   .num_kv_heads = 1,
                   .group = 4,
                   .context_lengths = {700, 5000, 32768, 8193, 300},
-                  .query_lengths = {700, 129, 1, 33, 256}});
+                  .query_lengths = {700, chunk, 1, 33, 256}});
+  CHECK(batch.check(batch.ragged()) == tests::kNoDifference);
+}
+
+TEST_CASE("Ragged attention: prompts around every border of a tile", "[gpu]") {
+  if (!common::has_cuda_device()) {
+    SKIP_TEST("there is no GPU");
+  }
+  const auto type = GENERATE(ScalarType::kBFloat16, ScalarType::kFloat8);
+  const int head_dim = GENERATE(64, 128);
+  const int past = GENERATE(0, 31);
+  CAPTURE(tests::name_of(type), head_dim, past);
+  std::vector<int> prompts;
+  for (int border = 320; border <= 384; border += 32) {  // steps of the diagonal tiles; 384 is one of whole tiles too
+    prompts.insert(prompts.end(), {border - 1, border, border + 1});
+  }
+  std::vector<int> contexts = prompts;
+  for (int& context : contexts) {
+    context += past;
+  }
+  GpuBatch batch({.type = type,
+                  .num_kv_heads = 1,
+                  .group = 2,
+                  .head_dim = head_dim,
+                  .context_lengths = contexts,
+                  .query_lengths = prompts});
   CHECK(batch.check(batch.ragged()) == tests::kNoDifference);
 }
 
