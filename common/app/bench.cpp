@@ -84,7 +84,7 @@ void print_speed(const Llama& model, const BenchTarget& target, int prompt_token
   const double read_rate = decode_rate * (weight_bytes + kv_bytes);
   Table table({"measured", "value"});
   table.add_row({"threads", std::to_string(num_threads())});
-  table.add_row({"start-up: map the file, turn it into floats", format("%.0f ms", 1e3 * load_seconds)});
+  table.add_row({"start-up: map the file, check its weights", format("%.0f ms", 1e3 * load_seconds)});
   table.add_row(
       {format("prefill of %d tokens", prompt_tokens), format("%.1f tokens/s", prompt_tokens / prefill_seconds)});
   table.add_row({format("decode of %d tokens after it", new_tokens), format("%.1f tokens/s", decode_rate)});

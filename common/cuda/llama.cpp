@@ -189,6 +189,11 @@ struct CudaLlama::Impl {
 };
 
 std::string CudaLlama::unsupported(const LlamaConfig& config) {
+  if (config.qkv_bias || config.qk_norm || config.rotates_halves || config.rotation_scale != 1.0F) {
+    return "on the GPU, models with biases, norms or a scaled rotation of queries and keys (Qwen2, Qwen3, YaRN) are "
+           "not "
+           "supported";
+  }
   // Rows are read 16 bytes at a time, in both precisions.
   const std::pair<int, const char*> sizes[] = {{config.hidden_size, "hidden size"},
                                                {config.num_heads * config.head_dim, "size of all query heads together"},

@@ -37,30 +37,35 @@ std::int64_t qkv_rows(const LlamaConfig& config) {
   return (config.num_heads + 2 * std::int64_t{config.num_kv_heads}) * config.head_dim;
 }
 
-// Uploads through a staging buffer of 32 MiB, because the device does the rounding to bfloat16.
+// Uploads through staging buffers of 32 MiB: the host unpacks the file's blocks to floats, and the device does the
+// rounding to bfloat16.
 class Uploader {
  public:
   explicit Uploader(Precision precision) : precision_(precision), staging_(kStagingFloats) {}
 
-  // Row i of `rows` becomes row first_row + i * row_step of destination.
-  void rows(const MatrixView& rows, void* destination, std::int64_t first_row, int row_step) {
-    const std::int64_t rows_at_once = std::max<std::int64_t>(1, kStagingFloats / rows.cols());
-    COMMON_CHECK(rows.cols() <= kStagingFloats, "a row fits into the staging buffer");
-    for (std::int64_t row = 0; row < rows.rows(); row += rows_at_once) {
-      const std::int64_t count = std::min<std::int64_t>(rows_at_once, rows.rows() - row);
+  // Row first + i of `source`, of `num_rows` rows, becomes row to_row + i * row_step of destination.
+  void rows(const WeightMatrix& source, std::int64_t first, std::int64_t num_rows, void* destination,
+            std::int64_t to_row, int row_step) {
+    const std::int64_t cols = source.cols();
+    COMMON_CHECK(cols <= kStagingFloats, "a row fits into the staging buffer");
+    const std::int64_t rows_at_once = std::max<std::int64_t>(1, kStagingFloats / cols);
+    for (std::int64_t row = 0; row < num_rows; row += rows_at_once) {
+      const std::int64_t count = std::min<std::int64_t>(rows_at_once, num_rows - row);
+      floats_.resize(static_cast<std::size_t>(count * cols));
+      source.read_rows(first + row, count, floats_.data());
       // Both are in the default stream, so a copy waits for the previous kernel.
-      CUDA_CHECK(cudaMemcpy(staging_.data(), rows.row(row).data(),
-                            static_cast<std::size_t>(count * rows.cols()) * sizeof(float), cudaMemcpyHostToDevice));
-      const std::int64_t offset = (first_row + row * row_step) * rows.cols() * bytes_of(precision_);
-      store_rows(precision_, staging_.data(), count, static_cast<int>(rows.cols()), row_step,
+      CUDA_CHECK(cudaMemcpy(staging_.data(), floats_.data(), floats_.size() * sizeof(float), cudaMemcpyHostToDevice));
+      const std::int64_t offset = (to_row + row * row_step) * cols * bytes_of(precision_);
+      store_rows(precision_, staging_.data(), count, static_cast<int>(cols), row_step,
                  static_cast<std::byte*>(destination) + offset, nullptr);
     }
   }
-  void matrix(const MatrixView& matrix, void* destination) { rows(matrix, destination, 0, 1); }
+  void matrix(const WeightMatrix& source, void* destination) { rows(source, 0, source.rows(), destination, 0, 1); }
 
  private:
   static constexpr std::int64_t kStagingFloats = std::int64_t{1} << 23;
   Precision precision_;
+  std::vector<float> floats_;
   DeviceArray<float> staging_;
 };
 
@@ -107,18 +112,17 @@ void CudaLlamaWeights::upload(const LlamaWeights& weights) {
   if (!config_.tied_output) {
     uploader.matrix(weights.output, output);
   }
-  upload_array(weights.frequencies.data(), weights.frequencies.size_bytes(), frequencies);
+  upload_array(weights.frequencies.data(), weights.frequencies.size() * sizeof(double), frequencies);
   for (std::size_t i = 0; i < layers.size(); ++i) {
-    const LlamaWeights::Layer& source = weights.layers[i];
+    const LlamaLayer& source = weights.layers[i];
     const Layer& layer = layers[i];
-    const Eigen::Index half = source.gate_up.rows() / 2;
-    const Eigen::Index hidden = source.gate_up.cols();
+    const std::int64_t half = source.gate_up.rows() / 2;
     upload_array(source.attention_norm.data(), norm_bytes, layer.attention_norm);
     uploader.matrix(source.qkv, layer.qkv);
     uploader.matrix(source.output, layer.output);
     upload_array(source.feed_forward_norm.data(), norm_bytes, layer.feed_forward_norm);
-    uploader.rows(MatrixView(source.gate_up.data(), half, hidden), layer.gate_up, 0, 2);
-    uploader.rows(MatrixView(source.gate_up.row(half).data(), half, hidden), layer.gate_up, 1, 2);
+    uploader.rows(source.gate_up, 0, half, layer.gate_up, 0, 2);
+    uploader.rows(source.gate_up, half, half, layer.gate_up, 1, 2);
     uploader.matrix(source.down, layer.down);
   }
   CUDA_CHECK(cudaDeviceSynchronize());

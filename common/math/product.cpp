@@ -4,6 +4,7 @@
 #include <array>
 
 #include "common/base/check.h"
+#include "common/math/lanes.h"
 
 namespace common {
 namespace {
@@ -13,9 +14,11 @@ constexpr Eigen::Index kFewRows = 8;
 // For a * b^T, where b is far larger than a: above this many, packing b pays too.
 constexpr Eigen::Index kSomeRows = 64;
 
-// Sixteen floats: one AVX-512 register, or two or four of a smaller machine.
-constexpr Eigen::Index kPacket = 16;
-using Packet = Eigen::Array<float, kPacket, 1>;
+constexpr Eigen::Index kPacket = kNumLanes;
+
+// Made of a source, this many rows of b at a time: see panel_rows.
+constexpr Eigen::Index kPanelFloats = Eigen::Index{1} << 17;  // half a megabyte
+constexpr Eigen::Index kPanelStep = 48;
 
 Packet load(const float* data) { return Eigen::Map<const Packet>(data); }
 
@@ -92,7 +95,10 @@ void outer_products(const float* a_columns, Rows b, Eigen::Index k, Eigen::Index
 }
 
 // c: [m, n] = a * b^T for more rows of a than a few, and far fewer than b has. Only a is brought into another order.
-void multiply_some_rows(const Eigen::Ref<const Matrix>& a, Rows b, Eigen::Index n, float* c, Eigen::Index c_stride) {
+// rows_of_b(first, count): Rows, of at most 8.
+template <typename RowsOfB>
+void multiply_some_rows(const Eigen::Ref<const Matrix>& a, const RowsOfB& rows_of_b, Eigen::Index n, float* c,
+                        Eigen::Index c_stride) {
   constexpr Eigen::Index kCols = 8;  // rows of b at a time: they stay in the cache from one tile of a to the next
   const Eigen::Index k = a.cols();
   const Eigen::Index num_tiles = (a.rows() + kPacket - 1) / kPacket;
@@ -101,19 +107,27 @@ void multiply_some_rows(const Eigen::Ref<const Matrix>& a, Rows b, Eigen::Index 
     columns.block(row / kPacket * k, row % kPacket, k, 1) = a.row(row).transpose();
   }
   for (Eigen::Index first = 0; first < n; first += kCols) {
+    const Rows b = rows_of_b(first, std::min(kCols, n - first));
     for (Eigen::Index tile = 0; tile < num_tiles; ++tile) {
       const Eigen::Index num_rows = std::min(kPacket, a.rows() - tile * kPacket);
       const float* const tile_columns = columns.data() + tile * k * kPacket;
       float* const to = c + tile * kPacket * c_stride + first;
       if (first + kCols <= n) {
-        outer_products<kCols>(tile_columns, {b.row(first), b.stride}, k, num_rows, to, c_stride);
+        outer_products<kCols>(tile_columns, b, k, num_rows, to, c_stride);
       } else {
         for (Eigen::Index col = 0; first + col < n; ++col) {
-          outer_products<1>(tile_columns, {b.row(first + col), b.stride}, k, num_rows, to + col, c_stride);
+          outer_products<1>(tile_columns, {b.row(col), b.stride}, k, num_rows, to + col, c_stride);
         }
       }
     }
   }
+}
+
+// Rows of b at a time for a general product. Eigen computes the last few rows of its left operand, here b, by kernels
+// that add in another order. With panels of a multiple of 48 rows, three of its packets, only the last rows of all are
+// such: the result is that of one product.
+Eigen::Index panel_rows(Eigen::Index k) {
+  return std::max<Eigen::Index>(1, kPanelFloats / std::max<Eigen::Index>(1, k) / kPanelStep) * kPanelStep;
 }
 
 // c: [kRows, kPackets * 16] += a: [kRows, k] * b: [k, kPackets * 16], held in registers meanwhile.
@@ -184,7 +198,8 @@ void multiply_transposed(const Eigen::Ref<const Matrix>& a, const Eigen::Ref<con
   }
   const Rows b_rows{b.data(), b.outerStride()};
   if (a.rows() > kFewRows) {
-    multiply_some_rows(a, b_rows, b.rows(), c.data(), c.outerStride());
+    const auto rows_of_b = [&](Eigen::Index first, Eigen::Index) { return Rows{b_rows.row(first), b_rows.stride}; };
+    multiply_some_rows(a, rows_of_b, b.rows(), c.data(), c.outerStride());
     return;
   }
   const auto run = [&](auto kernel, Eigen::Index row) {
@@ -194,6 +209,24 @@ void multiply_transposed(const Eigen::Ref<const Matrix>& a, const Eigen::Ref<con
   by_rows(
       a.rows(), [&](Eigen::Index row) { run(dot_product_rows<4>, row); },
       [&](Eigen::Index row) { run(dot_product_rows<1>, row); });
+}
+
+void multiply_transposed(const Eigen::Ref<const Matrix>& a, Eigen::Index num_b_rows, const RowSource& b,
+                         Eigen::Ref<Matrix> c) {
+  COMMON_CHECK(c.rows() == a.rows() && c.cols() == num_b_rows, "shapes don't fit");
+  if (a.rows() > kFewRows && a.rows() <= kSomeRows) {
+    const auto rows_of_b = [&](Eigen::Index first, Eigen::Index count) {
+      const MatrixView rows = b(first, count);
+      return Rows{rows.data(), rows.outerStride()};
+    };
+    multiply_some_rows(a, rows_of_b, num_b_rows, c.data(), c.outerStride());
+    return;
+  }
+  const Eigen::Index step = a.rows() > kSomeRows ? panel_rows(a.cols()) : 1;
+  for (Eigen::Index first = 0; first < num_b_rows; first += step) {
+    const Eigen::Index count = std::min(step, num_b_rows - first);
+    multiply_transposed(a, b(first, count), c.middleCols(first, count));
+  }
 }
 
 void multiply_add(const Eigen::Ref<const Matrix>& a, const Eigen::Ref<const Matrix>& b, Eigen::Ref<Matrix> c) {

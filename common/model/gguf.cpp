@@ -62,9 +62,10 @@ constexpr std::array<std::string_view, 42> kTensorTypeNames = {
     "IQ2_S", "IQ4_XS", "I8",    "I16",  "I32",  "I64",     "F64",    "IQ1_M",   "BF16",  "",       "",
     "",      "TQ1_0",  "TQ2_0", "",     "",     "",        "MXFP4",  "NVFP4",   "Q1_0"};
 
-constexpr std::array<TensorType, 7> kSupportedTypes = {TensorType::F32,  TensorType::F16,  TensorType::BF16,
-                                                       TensorType::Q8_0, TensorType::Q4_0, TensorType::Q4_1,
-                                                       TensorType::Q6_K};
+constexpr std::array<TensorType, 14> kSupportedTypes = {
+    TensorType::F32,  TensorType::F16,  TensorType::BF16, TensorType::Q8_0,  TensorType::Q4_0,
+    TensorType::Q4_1, TensorType::Q5_0, TensorType::Q5_1, TensorType::Q2_K,  TensorType::Q3_K,
+    TensorType::Q4_K, TensorType::Q5_K, TensorType::Q6_K, TensorType::IQ4_NL};
 
 std::string list_supported_types() {
   std::string list;
@@ -498,8 +499,8 @@ double value_as_float(const GgufValue& value, std::string_view key, const std::s
 }  // namespace
 
 struct Gguf::Impl {
-  // The mapping owns the bytes; for parse() it is empty, and the caller owns them.
-  Impl(std::string file_name, MappedFile file_mapping, std::span<const std::byte> bytes)
+  // The mapping owns the bytes; for parse() there is none, and the caller owns them.
+  Impl(std::string file_name, std::shared_ptr<const MappedFile> file_mapping, std::span<const std::byte> bytes)
       : name(std::move(file_name)), mapping(std::move(file_mapping)) {
     Reader reader(bytes, name);
     check_magic_and_version(reader, bytes);
@@ -512,7 +513,7 @@ struct Gguf::Impl {
   }
 
   std::string name;
-  MappedFile mapping;
+  std::shared_ptr<const MappedFile> mapping;
   Metadata metadata;
   Tensors tensors;
 };
@@ -523,16 +524,18 @@ Gguf& Gguf::operator=(Gguf&&) noexcept = default;
 Gguf::~Gguf() = default;
 
 Gguf Gguf::open(const std::string& path) {
-  MappedFile mapping(path);
-  const std::span<const std::byte> bytes = mapping.bytes();
+  auto mapping = std::make_shared<const MappedFile>(path);
+  const std::span<const std::byte> bytes = mapping->bytes();
   return Gguf(std::make_unique<Impl>(path, std::move(mapping), bytes));
 }
 
 Gguf Gguf::parse(std::span<const std::byte> bytes, const std::string& name) {
-  return Gguf(std::make_unique<Impl>(name, MappedFile(), bytes));
+  return Gguf(std::make_unique<Impl>(name, nullptr, bytes));
 }
 
 const std::string& Gguf::name() const { return impl_->name; }
+
+std::shared_ptr<const void> Gguf::mapping() const { return impl_->mapping; }
 
 bool Gguf::has(std::string_view key) const { return impl_->metadata.contains(key); }
 
@@ -593,7 +596,7 @@ void Gguf::read_tensor(std::string_view name, std::span<const std::int64_t> shap
   const TensorInfo& info = impl_->tensors.find(name)->second;
   COMMON_CHECK(out.size() == static_cast<std::size_t>(info.num_elements), "the output must hold the whole tensor");
   dequantize(info.type, info.data, out);
-  if (impl_->mapping.is_open()) {
+  if (impl_->mapping != nullptr) {
     drop_pages(info.data);
   }
 }

@@ -16,7 +16,22 @@
 namespace common {
 
 // The tensor types this reader can turn into floats (values of ggml's enum ggml_type).
-enum class TensorType : std::uint32_t { F32 = 0, F16 = 1, Q4_0 = 2, Q4_1 = 3, Q8_0 = 8, Q6_K = 14, BF16 = 30 };
+enum class TensorType : std::uint32_t {
+  F32 = 0,
+  F16 = 1,
+  Q4_0 = 2,
+  Q4_1 = 3,
+  Q5_0 = 6,
+  Q5_1 = 7,
+  Q8_0 = 8,
+  Q2_K = 10,
+  Q3_K = 11,
+  Q4_K = 12,
+  Q5_K = 13,
+  Q6_K = 14,
+  IQ4_NL = 20,
+  BF16 = 30
+};
 
 struct TensorInfo {
   TensorType type = TensorType::F32;
@@ -35,7 +50,8 @@ class Gguf {
   // is not GGUF or is malformed in any way. Never reads past the end, and checks every count before allocating by it.
   static Gguf open(const std::string& path);
 
-  // The same for bytes in memory, which must outlive the object. Errors have `name` in place of the path.
+  // The same for bytes in memory, which must outlive the object and every model read from it. Errors have `name` in
+  // place of the path.
   static Gguf parse(std::span<const std::byte> bytes, const std::string& name);
 
   Gguf(Gguf&&) noexcept;
@@ -45,6 +61,9 @@ class Gguf {
   ~Gguf();
 
   const std::string& name() const;
+
+  // Keeps the bytes of the tensors in memory for those who hold it; null if parse() was given the bytes.
+  std::shared_ptr<const void> mapping() const;
 
   bool has(std::string_view key) const;
 

@@ -7,20 +7,20 @@
 #include <optional>
 #include <set>
 #include <string>
+#include <string_view>
 #include <utility>
 
 #include "common/base/check.h"
 #include "common/base/memory.h"
 #include "common/base/parallel.h"
+#include "common/base/text.h"
 #include "common/math/sampling.h"
-#include "common/model/linear.h"
+#include "common/model/weight_matrix.h"
 
 namespace common {
 namespace {
 
-using Layer = LlamaLayer<MutableMatrixView>;
-
-// One array that holds all matrices.
+// One array that holds all matrices of a model with random weights.
 class Arena {
  public:
   explicit Arena(std::int64_t size) : size_(size), floats_(allocate_floats(static_cast<std::size_t>(size))) {}
@@ -63,9 +63,131 @@ void require(const Gguf& file, bool condition, const std::string& message) {
   }
 }
 
+// --- Rotary embedding ----------------------------------------------------------------------------------------------
+
+std::vector<double> plain_frequencies(const LlamaConfig& config) {
+  std::vector<double> frequencies;
+  for (int i = 0; i < config.head_dim / 2; ++i) {
+    frequencies.push_back(std::pow(static_cast<double>(config.rope_freq_base), -2.0 * i / config.head_dim));
+  }
+  return frequencies;
+}
+
+double read_positive(const Gguf& file, const std::string& key, double fallback) {
+  const double value = file.get_float(key, fallback);
+  require(file, value > 0.0 && std::isfinite(static_cast<float>(value)), key + " is not a positive number");
+  return value;
+}
+
+// How rotations are slowed down for contexts longer than those of training.
+struct RotaryScaling {
+  double divisor = 1.0;        // of all frequencies
+  bool is_yarn = false;        // only of those that YaRN interpolates
+  double first_slowed = 0.0;   // YaRN: pairs up to this one keep their frequency
+  double first_divided = 0.0;  // YaRN: pairs from this one on are divided in full
+  float rotation_scale = 1.0F;
+};
+
+// YaRN (Peng et al., arXiv 2309.00071) divides the frequencies of pairs that turn less than once over the context of
+// training, keeps those that turn more than 32 times, and goes from one to the other linearly in between. It also makes
+// scores larger, here by scaling q and k.
+RotaryScaling read_yarn(const Gguf& file, const std::string& prefix, const LlamaConfig& config, double factor) {
+  const double trained_length = read_positive(file, prefix + "original_context_length", config.context_length);
+  const double fast = read_positive(file, prefix + "yarn_beta_fast", 32.0);
+  const double slow = read_positive(file, prefix + "yarn_beta_slow", 1.0);
+  const auto base = static_cast<double>(config.rope_freq_base);
+  require(file, base > 1.0, "YaRN needs a base of the rotation above 1");
+  // The pair that turns this many times over the context of training.
+  const auto pair_of = [&](double turns) {
+    constexpr double kTwoPi = 6.283185307179586;
+    return config.head_dim * std::log(trained_length / (turns * kTwoPi)) / (2.0 * std::log(base));
+  };
+  RotaryScaling scaling;
+  scaling.divisor = factor;
+  scaling.is_yarn = true;
+  scaling.first_slowed = std::max(0.0, std::floor(pair_of(fast)));
+  scaling.first_divided = std::min(config.head_dim - 1.0, std::ceil(pair_of(slow)));
+  scaling.rotation_scale =
+      static_cast<float>(read_positive(file, prefix + "attn_factor", 1.0) * (1.0 + 0.1 * std::log(factor)));
+  return scaling;
+}
+
+RotaryScaling read_rotary_scaling(const Gguf& file, std::string_view architecture, const LlamaConfig& config) {
+  const std::string prefix = std::string(architecture) + ".rope.scaling.";
+  const std::string type = file.has(prefix + "type") ? file.get_string(prefix + "type") : "linear";
+  if (type == "none") {
+    return {};
+  }
+  // Files from before there were other types name the factor otherwise.
+  const std::string old_key = std::string(architecture) + ".rope.scale_linear";
+  const double factor = read_positive(file, file.has(old_key) ? old_key : prefix + "factor", 1.0);
+  if (type == "linear") {
+    RotaryScaling scaling;
+    scaling.divisor = factor;
+    return scaling;
+  }
+  require(file, type == "yarn",
+          "rotary scaling " + quote(type) + " is not supported (supported: \"none\", \"linear\", \"yarn\")");
+  require(file, factor >= 1.0, prefix + "factor is below 1");
+  return read_yarn(file, prefix, config, factor);
+}
+
+std::vector<double> read_frequencies(const Gguf& file, const LlamaConfig& config) {
+  std::vector<double> frequencies = plain_frequencies(config);
+  if (file.has_tensor("rope_freqs.weight")) {
+    // Llama 3.1 and later slow down the slow rotations by these factors, for longer contexts.
+    std::vector<float> factors(frequencies.size());
+    file.read_tensor("rope_freqs.weight", std::array<std::int64_t, 1>{config.head_dim / 2}, factors);
+    for (std::size_t i = 0; i < factors.size(); ++i) {
+      require(file, std::isfinite(factors[i]) && factors[i] > 0.0F,
+              "rope_freqs.weight holds a factor that is not positive");
+      frequencies[i] /= static_cast<double>(factors[i]);
+    }
+  }
+  const RotaryScaling scaling = read_rotary_scaling(file, file.get_string("general.architecture"), config);
+  for (std::size_t i = 0; i < frequencies.size(); ++i) {
+    const double span = std::max(0.001, scaling.first_divided - scaling.first_slowed);
+    const double slowed =
+        scaling.is_yarn ? std::clamp((static_cast<double>(i) - scaling.first_slowed) / span, 0.0, 1.0) : 1.0;
+    frequencies[i] *= slowed / scaling.divisor + (1.0 - slowed);
+  }
+  return frequencies;
+}
+
+// --- Architectures and their tensors -------------------------------------------------------------------------------
+
+// What an architecture does in a layer besides what all do.
+struct Architecture {
+  std::string_view name;   // in general.architecture, and before each of its keys
+  std::string_view title;  // in errors
+  bool qkv_bias;
+  bool qk_norm;
+  bool rotates_halves;
+};
+
+// Files of the first have the rows of Q and K permuted, so that the two numbers of a pair lie next to each other.
+constexpr std::array<Architecture, 3> kArchitectures = {{
+    {"llama", "Llama", false, false, false},
+    {"qwen2", "Qwen2", true, false, true},
+    {"qwen3", "Qwen3", false, true, true},
+}};
+
+const Architecture& architecture_of(const Gguf& file) {
+  const std::string& name = file.get_string("general.architecture");
+  std::string supported;
+  for (const Architecture& architecture : kArchitectures) {
+    if (architecture.name == name) {
+      return architecture;
+    }
+    supported += (supported.empty() ? "\"" : ", \"") + std::string(architecture.name) + "\"";
+  }
+  throw InputError(file.name() + ": the architecture " + quote(name) + " is not supported (supported: " + supported +
+                   ")");
+}
+
 LlamaConfig config_of(const Gguf& file) {
-  require(file, file.get_string("general.architecture") == "llama",
-          "the architecture is \"" + file.get_string("general.architecture") + "\", only \"llama\" is supported");
+  const Architecture& architecture = architecture_of(file);
+  const auto key = [&](const char* rest) { return std::string(architecture.name) + "." + rest; };
   // Far above every published model, and small enough that no product of two overflows an int.
   constexpr std::int64_t kMaxFeatures = 1 << 20;
   constexpr std::int64_t kMaxLayers = 1 << 12;
@@ -73,44 +195,47 @@ LlamaConfig config_of(const Gguf& file) {
   constexpr std::int64_t kMaxHeadDim = 1 << 10;
 
   LlamaConfig config;
-  config.context_length = read_int(file, "llama.context_length", 1 << 26);
-  config.hidden_size = read_int(file, "llama.embedding_length", kMaxFeatures);
-  config.num_layers = read_int(file, "llama.block_count", kMaxLayers);
-  config.feed_forward_size = read_int(file, "llama.feed_forward_length", kMaxFeatures);
-  config.num_heads = read_int(file, "llama.attention.head_count", kMaxHeads);
-  config.num_kv_heads = read_int(file, "llama.attention.head_count_kv", kMaxHeads, config.num_heads);
+  config.qkv_bias = architecture.qkv_bias;
+  config.qk_norm = architecture.qk_norm;
+  config.rotates_halves = architecture.rotates_halves;
+  config.context_length = read_int(file, key("context_length"), 1 << 26);
+  config.hidden_size = read_int(file, key("embedding_length"), kMaxFeatures);
+  config.num_layers = read_int(file, key("block_count"), kMaxLayers);
+  config.feed_forward_size = read_int(file, key("feed_forward_length"), kMaxFeatures);
+  config.num_heads = read_int(file, key("attention.head_count"), kMaxHeads);
+  config.num_kv_heads = read_int(file, key("attention.head_count_kv"), kMaxHeads, config.num_heads);
   require(file, config.num_heads % config.num_kv_heads == 0,
           std::to_string(config.num_heads) + " query heads can't share " + std::to_string(config.num_kv_heads) +
               " kv heads evenly");
 
-  const std::string key_length = "llama.attention.key_length";
+  const std::string key_length = key("attention.key_length");
   require(file, file.has(key_length) || config.hidden_size % config.num_heads == 0,
           "no " + key_length + ", and the hidden size is not a multiple of the number of heads");
   config.head_dim = read_int(file, key_length, kMaxHeadDim, config.hidden_size / config.num_heads);
-  require(file, read_int(file, "llama.attention.value_length", kMaxHeadDim, config.head_dim) == config.head_dim,
+  require(file, read_int(file, key("attention.value_length"), kMaxHeadDim, config.head_dim) == config.head_dim,
           "keys and values of different length are not supported");
   require(file, config.head_dim % 2 == 0, "the head size is odd, so it has no pairs to rotate");
-  require(file, read_int(file, "llama.rope.dimension_count", kMaxHeadDim, config.head_dim) == config.head_dim,
-          "rotating a part of the head only (llama.rope.dimension_count) is not supported");
-  if (file.has("llama.rope.scaling.type")) {
-    const std::string& scaling = file.get_string("llama.rope.scaling.type");
-    require(file, scaling == "none", "rotary scaling \"" + scaling + "\" is not supported");
-  }
-  require(file, file.get_int("llama.expert_count", 0) == 0, "mixtures of experts are not supported");
+  const std::string rotated = key("rope.dimension_count");
+  require(file, read_int(file, rotated, kMaxHeadDim, config.head_dim) == config.head_dim,
+          "rotating a part of the head only (" + rotated + ") is not supported");
+  require(file, file.get_int(key("expert_count"), 0) == 0, "mixtures of experts are not supported");
 
-  config.rope_freq_base = static_cast<float>(file.get_float("llama.rope.freq_base", 10000.0));
-  config.rms_epsilon = static_cast<float>(file.get_float("llama.attention.layer_norm_rms_epsilon"));
+  const std::string base = key("rope.freq_base");
+  const std::string epsilon = key("attention.layer_norm_rms_epsilon");
+  config.rope_freq_base = static_cast<float>(file.get_float(base, 10000.0));
+  config.rms_epsilon = static_cast<float>(file.get_float(epsilon));
   require(file, std::isfinite(config.rope_freq_base) && config.rope_freq_base > 0.0F,
-          "llama.rope.freq_base is not a positive number");
+          base + " is not a positive number");
   require(file, std::isfinite(config.rms_epsilon) && config.rms_epsilon >= 0.0F,
-          "llama.attention.layer_norm_rms_epsilon is not a number from 0 up");
+          epsilon + " is not a number from 0 up");
 
   config.vocab_size =
       checked_int(file, "the number of tokens",
                   static_cast<std::int64_t>(file.get_strings("tokenizer.ggml.tokens").size()), std::int64_t{1} << 24);
-  require(file, file.get_int("llama.vocab_size", config.vocab_size) == config.vocab_size,
-          "llama.vocab_size and the number of tokens in tokenizer.ggml.tokens differ");
+  require(file, file.get_int(key("vocab_size"), config.vocab_size) == config.vocab_size,
+          key("vocab_size") + " and the number of tokens in tokenizer.ggml.tokens differ");
   config.tied_output = !file.has_tensor("output.weight");
+  config.rotation_scale = read_rotary_scaling(file, architecture.name, config).rotation_scale;
   return config;
 }
 
@@ -137,6 +262,15 @@ std::vector<ExpectedTensor> expected_tensors(const LlamaConfig& config) {
     tensors.push_back({prefix + "attn_q.weight", {q_rows, hidden}});
     tensors.push_back({prefix + "attn_k.weight", {kv_rows, hidden}});
     tensors.push_back({prefix + "attn_v.weight", {kv_rows, hidden}});
+    if (config.qkv_bias) {
+      tensors.push_back({prefix + "attn_q.bias", {q_rows}});
+      tensors.push_back({prefix + "attn_k.bias", {kv_rows}});
+      tensors.push_back({prefix + "attn_v.bias", {kv_rows}});
+    }
+    if (config.qk_norm) {
+      tensors.push_back({prefix + "attn_q_norm.weight", {config.head_dim}});
+      tensors.push_back({prefix + "attn_k_norm.weight", {config.head_dim}});
+    }
     tensors.push_back({prefix + "attn_output.weight", {hidden, q_rows}});
     tensors.push_back({prefix + "ffn_norm.weight", {hidden}});
     tensors.push_back({prefix + "ffn_gate.weight", {feed_forward, hidden}});
@@ -154,40 +288,99 @@ void check_tensors(const Gguf& file, const LlamaConfig& config) {
     known.insert(tensor.name);
   }
   for (const auto& [name, info] : file.tensors()) {
-    require(file, known.contains(name), "tensor '" + name + "' is not part of the Llama architecture");
+    require(file, known.contains(name),
+            "tensor '" + name + "' is not part of the " + std::string(architecture_of(file).title) + " architecture");
   }
   for (const ExpectedTensor& tensor : expected_tensors(config)) {
     file.check_tensor(tensor.name, tensor.shape);
   }
 }
 
-// Reads a tensor into rows first_row … of a matrix as wide as the tensor.
-void read_rows(const Gguf& file, const std::string& name, MutableMatrixView matrix, Eigen::Index first_row,
-               Eigen::Index rows) {
-  const std::span<float> values(matrix.row(first_row).data(), static_cast<std::size_t>(rows * matrix.cols()));
-  file.read_tensor(name, file.tensors().find(name)->second.shape, values);
-  // One such weight would make every logit NaN.
-  require(file, std::all_of(values.begin(), values.end(), [](float value) { return std::isfinite(value); }),
-          "tensor \"" + name + "\" holds a value that is not a finite number: the file is damaged");
+[[noreturn]] void refuse_damaged(const Gguf& file, const std::string& name) {
+  throw InputError(file.name() + ": tensor \"" + name +
+                   "\" holds a value that is not a finite number: the file is damaged");
 }
 
-void read_matrix(const Gguf& file, const std::string& name, const MutableMatrixView& matrix) {
-  read_rows(file, name, matrix, 0, matrix.rows());
+bool all_finite(const RowVector& values) {
+  return std::all_of(values.data(), values.data() + values.size(), [](float value) { return std::isfinite(value); });
 }
 
-void read_layer(const Gguf& file, const LlamaConfig& config, const std::string& prefix, const Layer& layer) {
-  const Eigen::Index q_rows = Eigen::Index{config.num_heads} * config.head_dim;
-  const Eigen::Index kv_rows = Eigen::Index{config.num_kv_heads} * config.head_dim;
-  const Eigen::Index feed_forward = config.feed_forward_size;
-  read_matrix(file, prefix + "attn_norm.weight", layer.attention_norm);
-  read_rows(file, prefix + "attn_q.weight", layer.qkv, 0, q_rows);
-  read_rows(file, prefix + "attn_k.weight", layer.qkv, q_rows, kv_rows);
-  read_rows(file, prefix + "attn_v.weight", layer.qkv, q_rows + kv_rows, kv_rows);
-  read_matrix(file, prefix + "attn_output.weight", layer.output);
-  read_matrix(file, prefix + "ffn_norm.weight", layer.feed_forward_norm);
-  read_rows(file, prefix + "ffn_gate.weight", layer.gate_up, 0, feed_forward);
-  read_rows(file, prefix + "ffn_up.weight", layer.gate_up, feed_forward, feed_forward);
-  read_matrix(file, prefix + "ffn_down.weight", layer.down);
+// Reads vectors that are used one after the other, as one: norms and biases.
+RowVector read_vectors(const Gguf& file, const std::vector<std::string>& names) {
+  RowVector values;
+  for (const std::string& name : names) {
+    const TensorInfo& info = file.tensors().find(name)->second;
+    RowVector vector(info.num_elements);
+    file.read_tensor(name, info.shape, {vector.data(), static_cast<std::size_t>(vector.size())});
+    if (!all_finite(vector)) {
+      refuse_damaged(file, name);
+    }
+    RowVector joined(values.size() + vector.size());
+    joined << values, vector;
+    values = std::move(joined);
+  }
+  return values;
+}
+
+// One such weight would make every logit NaN. This also reads the file from the disk before the first request waits.
+void check_finite(const Gguf& file, const std::string& name, const WeightMatrix& matrix) {
+  constexpr Eigen::Index kFloats = 1 << 14;
+  const Eigen::Index rows_at_once = std::max<Eigen::Index>(1, kFloats / matrix.cols());
+  const auto num_steps = static_cast<int>((matrix.rows() + rows_at_once - 1) / rows_at_once);
+  parallel_for(num_steps, [&](int begin, int end) {
+    RowVector floats(rows_at_once * matrix.cols());
+    floats.setZero();
+    for (int step = begin; step < end; ++step) {
+      const Eigen::Index first = step * rows_at_once;
+      matrix.read_rows(first, std::min(rows_at_once, matrix.rows() - first), floats.data());
+      if (!all_finite(floats)) {
+        refuse_damaged(file, name);
+      }
+    }
+  });
+}
+
+// Matrices on top of each other.
+WeightMatrix read_matrix(const Gguf& file, const std::vector<std::string>& names) {
+  WeightMatrix matrix;
+  for (const std::string& name : names) {
+    const TensorInfo& info = file.tensors().find(name)->second;
+    WeightMatrix part;
+    part.append(info.type, info.data, info.shape[0], info.shape[1]);
+    check_finite(file, name, part);
+    matrix.append(info.type, info.data, info.shape[0], info.shape[1]);
+  }
+  return matrix;
+}
+
+LlamaLayer read_layer(const Gguf& file, const LlamaConfig& config, const std::string& prefix) {
+  LlamaLayer layer;
+  layer.attention_norm = read_vectors(file, {prefix + "attn_norm.weight"});
+  layer.qkv = read_matrix(file, {prefix + "attn_q.weight", prefix + "attn_k.weight", prefix + "attn_v.weight"});
+  if (config.qkv_bias) {
+    layer.qkv_bias = read_vectors(file, {prefix + "attn_q.bias", prefix + "attn_k.bias", prefix + "attn_v.bias"});
+  }
+  if (config.qk_norm) {
+    layer.q_norm = read_vectors(file, {prefix + "attn_q_norm.weight"});
+    layer.k_norm = read_vectors(file, {prefix + "attn_k_norm.weight"});
+  }
+  layer.output = read_matrix(file, {prefix + "attn_output.weight"});
+  layer.feed_forward_norm = read_vectors(file, {prefix + "ffn_norm.weight"});
+  layer.gate_up = read_matrix(file, {prefix + "ffn_gate.weight", prefix + "ffn_up.weight"});
+  layer.down = read_matrix(file, {prefix + "ffn_down.weight"});
+  return layer;
+}
+
+LlamaWeights read_weights(const Gguf& file, const LlamaConfig& config) {
+  LlamaWeights weights;
+  weights.embedding = read_matrix(file, {"token_embd.weight"});
+  weights.output_norm = read_vectors(file, {"output_norm.weight"});
+  weights.output = config.tied_output ? weights.embedding : read_matrix(file, {"output.weight"});
+  weights.frequencies = read_frequencies(file, config);
+  for (int layer = 0; layer < config.num_layers; ++layer) {
+    weights.layers.push_back(read_layer(file, config, layer_prefix(layer)));
+  }
+  return weights;
 }
 
 // Uniform with variance 1 / cols, so that activations neither grow nor shrink from layer to layer.
@@ -198,11 +391,11 @@ void randomize(Random& random, MutableMatrixView matrix) {
 }
 
 // y = x / sqrt(mean(x^2) + epsilon) * weight, row by row (Zhang and Sennrich, arXiv 1910.07467).
-Matrix rms_norm(const Matrix& x, const MutableMatrixView& weight, float epsilon) {
+Matrix rms_norm(const Matrix& x, const RowVector& weight, float epsilon) {
   Matrix y(x.rows(), x.cols());
   for (Eigen::Index row = 0; row < x.rows(); ++row) {
     const float mean_square = x.row(row).squaredNorm() / static_cast<float>(x.cols());
-    y.row(row) = (x.row(row).array() * weight.row(0).array()) * (1.0F / std::sqrt(mean_square + epsilon));
+    y.row(row) = (x.row(row).array() * weight.array()) * (1.0F / std::sqrt(mean_square + epsilon));
   }
   return y;
 }
@@ -213,37 +406,58 @@ struct Rotation {
   Matrix sine;    // [num_tokens, head_dim / 2]
 };
 
-Rotation rotation_at(std::span<const int> positions, const std::vector<double>& frequencies) {
+Rotation rotation_at(std::span<const int> positions, const std::vector<double>& frequencies, float scale) {
   const auto rows = static_cast<Eigen::Index>(positions.size());
   const auto cols = static_cast<Eigen::Index>(frequencies.size());
   Rotation rotation{Matrix(rows, cols), Matrix(rows, cols)};
   for (Eigen::Index row = 0; row < rows; ++row) {
     for (Eigen::Index col = 0; col < cols; ++col) {
       const double angle = positions[static_cast<std::size_t>(row)] * frequencies[static_cast<std::size_t>(col)];
-      rotation.cosine(row, col) = static_cast<float>(std::cos(angle));
-      rotation.sine(row, col) = static_cast<float>(std::sin(angle));
+      rotation.cosine(row, col) = static_cast<float>(std::cos(angle)) * scale;
+      rotation.sine(row, col) = static_cast<float>(std::sin(angle)) * scale;
     }
   }
   return rotation;
 }
 
-// Rotates each head of x: [num_tokens, num_heads * head_dim] in place. GGUF stores the rows of Llama's Q and K
-// permuted, so that the two numbers of a pair lie next to each other: (2i, 2i + 1), not (i, i + head_dim / 2).
-void rotate(Matrix& x, const Rotation& rotation) {
+// Rotates one head's pairs (2i, 2i + 1).
+void rotate_neighbours(float* head, const float* cosine, const float* sine, Eigen::Index half) {
+  for (Eigen::Index i = 0; i < half; ++i) {
+    const float even = head[2 * i];
+    const float odd = head[2 * i + 1];
+    head[2 * i] = even * cosine[i] - odd * sine[i];
+    head[2 * i + 1] = even * sine[i] + odd * cosine[i];
+  }
+}
+
+// Rotates one head's pairs (i, i + half).
+void rotate_halves(float* head, const float* cosine, const float* sine, Eigen::Index half) {
+  for (Eigen::Index i = 0; i < half; ++i) {
+    const float first = head[i];
+    const float second = head[i + half];
+    head[i] = first * cosine[i] - second * sine[i];
+    head[i + half] = first * sine[i] + second * cosine[i];
+  }
+}
+
+// Rotates each head of x: [num_tokens, num_heads * head_dim] in place.
+void rotate(Matrix& x, const Rotation& rotation, bool halves) {
   const Eigen::Index half = rotation.cosine.cols();
   for (Eigen::Index row = 0; row < x.rows(); ++row) {
-    const float* cosine = rotation.cosine.row(row).data();
-    const float* sine = rotation.sine.row(row).data();
-    for (Eigen::Index head = 0; head < x.cols() / (2 * half); ++head) {
-      float* pair = x.row(row).data() + head * 2 * half;
-      for (Eigen::Index i = 0; i < half; ++i) {
-        const float even = pair[2 * i];
-        const float odd = pair[2 * i + 1];
-        pair[2 * i] = even * cosine[i] - odd * sine[i];
-        pair[2 * i + 1] = even * sine[i] + odd * cosine[i];
-      }
+    const float* const cosine = rotation.cosine.row(row).data();
+    const float* const sine = rotation.sine.row(row).data();
+    for (Eigen::Index first = 0; first < x.cols(); first += 2 * half) {
+      (halves ? rotate_halves : rotate_neighbours)(x.row(row).data() + first, cosine, sine, half);
     }
   }
+}
+
+// Normalises each head of x by itself.
+void normalise_heads(Matrix& x, const RowVector& weight, float epsilon) {
+  const Eigen::Index head_dim = weight.size();
+  const Eigen::Index num_heads = x.cols() / head_dim;
+  const Matrix heads = MatrixView(x.data(), x.rows() * num_heads, head_dim);
+  MutableMatrixView(x.data(), heads.rows(), head_dim) = rms_norm(heads, weight, epsilon);
 }
 
 // gate_up: [num_tokens, 2 * feed_forward_size]. Returns silu(gate) * up, with silu(x) = x / (1 + exp(-x)).
@@ -262,49 +476,64 @@ Matrix gated_silu(const Matrix& gate_up) {
 
 struct Llama::Impl {
   LlamaConfig config;
+  LlamaWeights weights;
   std::int64_t num_parameters = 0;
-  Arena arena;
-  MutableMatrixView embedding;    // [vocab_size, hidden_size]
-  MutableMatrixView output_norm;  // [1, hidden_size]
-  MutableMatrixView output;       // [vocab_size, hidden_size]; the embedding itself when tied
-  std::vector<Layer> layers;
-  std::vector<double> frequencies;  // [head_dim / 2], radians per position
+  std::shared_ptr<const void> file_mapping;  // where the matrices are, of a file opened by path
+
+  // Of a model with random weights:
+  std::optional<Arena> arena;
+  std::vector<MutableMatrixView> drawn_matrices;
   std::optional<std::uint64_t> synthetic_seed;
   std::once_flag drawn;
 
-  explicit Impl(const LlamaConfig& llama_config)
-      : config(llama_config),
-        arena(count()),
-        embedding(arena.take(config.vocab_size, config.hidden_size)),
-        output_norm(arena.take(1, config.hidden_size)),
-        output(config.tied_output ? embedding : arena.take(config.vocab_size, config.hidden_size)) {
+  explicit Impl(const Gguf& file)
+      : config(checked_config(file)), weights(read_weights(file, config)), file_mapping(file.mapping()) {
+    count();
+  }
+
+  // The matrices are left uninitialised.
+  explicit Impl(const LlamaConfig& llama_config) : config(llama_config), arena(count()) {
     const Eigen::Index hidden = config.hidden_size;
     const Eigen::Index q_rows = Eigen::Index{config.num_heads} * config.head_dim;
-    const Eigen::Index kv_rows = Eigen::Index{config.num_kv_heads} * config.head_dim;
+    const Eigen::Index qkv_rows = q_rows + 2 * Eigen::Index{config.num_kv_heads} * config.head_dim;
     const Eigen::Index feed_forward = config.feed_forward_size;
-    for (int layer = 0; layer < config.num_layers; ++layer) {
-      layers.push_back({arena.take(1, hidden), arena.take(q_rows + 2 * kv_rows, hidden), arena.take(hidden, q_rows),
-                        arena.take(1, hidden), arena.take(2 * feed_forward, hidden), arena.take(hidden, feed_forward)});
+    weights.embedding = take(config.vocab_size, hidden);
+    weights.output_norm = RowVector::Ones(hidden);
+    weights.output = config.tied_output ? weights.embedding : take(config.vocab_size, hidden);
+    weights.frequencies = plain_frequencies(config);
+    for (int i = 0; i < config.num_layers; ++i) {
+      LlamaLayer layer;
+      layer.attention_norm = RowVector::Ones(hidden);
+      layer.qkv = take(qkv_rows, hidden);
+      layer.qkv_bias = RowVector::Zero(config.qkv_bias ? qkv_rows : 0);
+      layer.q_norm = RowVector::Ones(config.qk_norm ? config.head_dim : 0);
+      layer.k_norm = layer.q_norm;
+      layer.output = take(hidden, q_rows);
+      layer.feed_forward_norm = RowVector::Ones(hidden);
+      layer.gate_up = take(2 * feed_forward, hidden);
+      layer.down = take(hidden, feed_forward);
+      weights.layers.push_back(std::move(layer));
     }
-    for (int i = 0; i < config.head_dim / 2; ++i) {
-      frequencies.push_back(std::pow(static_cast<double>(config.rope_freq_base), -2.0 * i / config.head_dim));
-    }
+  }
+
+  static LlamaConfig checked_config(const Gguf& file) {
+    LlamaConfig result = config_of(file);
+    check_tensors(file, result);
+    return result;
+  }
+
+  WeightMatrix take(Eigen::Index rows, Eigen::Index cols) {
+    const MutableMatrixView floats = arena->take(rows, cols);
+    drawn_matrices.push_back(floats);
+    WeightMatrix matrix;
+    matrix.append(MatrixView(floats.data(), rows, cols));
+    return matrix;
   }
 
   void draw(std::uint64_t seed) {
     Random random(seed);
-    randomize(random, embedding);
-    output_norm.setOnes();
-    if (!config.tied_output) {
-      randomize(random, output);
-    }
-    for (Layer& layer : layers) {
-      layer.attention_norm.setOnes();
-      randomize(random, layer.qkv);
-      randomize(random, layer.output);
-      layer.feed_forward_norm.setOnes();
-      randomize(random, layer.gate_up);
-      randomize(random, layer.down);
+    for (MutableMatrixView& matrix : drawn_matrices) {
+      randomize(random, matrix);
     }
   }
 
@@ -330,31 +559,7 @@ struct Llama::Impl {
   }
 };
 
-Llama::Llama(const Gguf& file) {
-  const LlamaConfig config = config_of(file);
-  check_tensors(file, config);
-  impl_ = std::make_unique<Impl>(config);
-  read_matrix(file, "token_embd.weight", impl_->embedding);
-  read_matrix(file, "output_norm.weight", impl_->output_norm);
-  if (!config.tied_output) {
-    read_matrix(file, "output.weight", impl_->output);
-  }
-  if (file.has_tensor("rope_freqs.weight")) {
-    // Llama 3.1 and later slow down the slow rotations by these factors, for longer contexts.
-    std::vector<float> factors(impl_->frequencies.size());
-    file.read_tensor("rope_freqs.weight", std::array<std::int64_t, 1>{config.head_dim / 2}, factors);
-    for (std::size_t i = 0; i < factors.size(); ++i) {
-      require(file, std::isfinite(factors[i]) && factors[i] > 0.0F,
-              "rope_freqs.weight holds a factor that is not positive");
-      impl_->frequencies[i] /= static_cast<double>(factors[i]);
-    }
-  }
-  parallel_for(config.num_layers, [&](int begin, int end) {
-    for (int layer = begin; layer < end; ++layer) {
-      read_layer(file, config, layer_prefix(layer), impl_->layers[static_cast<std::size_t>(layer)]);
-    }
-  });
-}
+Llama::Llama(const Gguf& file) : impl_(std::make_unique<Impl>(file)) {}
 
 LlamaConfig Llama::read_config(const Gguf& file) { return config_of(file); }
 
@@ -387,63 +592,73 @@ Matrix Llama::forward(std::span<const Token> tokens, std::span<const int> positi
   const Eigen::Index q_cols = Eigen::Index{config.num_heads} * config.head_dim;
   const Eigen::Index kv_cols = Eigen::Index{config.num_kv_heads} * config.head_dim;
 
+  const LlamaWeights& weights = impl_->weights;
   Matrix x(num_tokens, config.hidden_size);
   for (Eigen::Index row = 0; row < num_tokens; ++row) {
     const Token token = tokens[static_cast<std::size_t>(row)];
     COMMON_CHECK(token >= 0 && token < config.vocab_size,
                  "token " + std::to_string(token) + " is not in the vocabulary");
-    x.row(row) = impl_->embedding.row(token);
+    weights.embedding.read_rows(token, 1, x.row(row).data());
   }
-  const Rotation rotation = rotation_at(positions, impl_->frequencies);
+  const Rotation rotation = rotation_at(positions, weights.frequencies, config.rotation_scale);
 
-  for (int layer = 0; layer < config.num_layers; ++layer) {
-    const Layer& weights = impl_->layers[static_cast<std::size_t>(layer)];
+  for (int index = 0; index < config.num_layers; ++index) {
+    const LlamaLayer& layer = weights.layers[static_cast<std::size_t>(index)];
 
-    const Matrix qkv = linear(rms_norm(x, weights.attention_norm, config.rms_epsilon), weights.qkv);
+    Matrix qkv = linear(rms_norm(x, layer.attention_norm, config.rms_epsilon), layer.qkv);
+    if (config.qkv_bias) {
+      qkv.rowwise() += layer.qkv_bias;
+    }
     Matrix q = qkv.leftCols(q_cols);
     Matrix k = qkv.middleCols(q_cols, kv_cols);
     const Matrix v = qkv.rightCols(kv_cols);
-    rotate(q, rotation);
-    rotate(k, rotation);
-    const Matrix attended = attention(layer, q, k, v);
+    if (config.qk_norm) {
+      normalise_heads(q, layer.q_norm, config.rms_epsilon);
+      normalise_heads(k, layer.k_norm, config.rms_epsilon);
+    }
+    rotate(q, rotation, config.rotates_halves);
+    rotate(k, rotation, config.rotates_halves);
+    const Matrix attended = attention(index, q, k, v);
     COMMON_CHECK(attended.rows() == num_tokens && attended.cols() == q_cols,
                  "attention returned a matrix of another shape");
-    x += linear(attended, weights.output);
+    x += linear(attended, layer.output);
 
-    const Matrix gate_up = linear(rms_norm(x, weights.feed_forward_norm, config.rms_epsilon), weights.gate_up);
-    x += linear(gated_silu(gate_up), weights.down);
+    const Matrix gate_up = linear(rms_norm(x, layer.feed_forward_norm, config.rms_epsilon), layer.gate_up);
+    x += linear(gated_silu(gate_up), layer.down);
   }
-  return rms_norm(x, impl_->output_norm, config.rms_epsilon);
+  return rms_norm(x, weights.output_norm, config.rms_epsilon);
 }
 
 Matrix Llama::logits(const Matrix& hidden) const {
   impl_->draw_if_synthetic();
-  return linear(hidden, impl_->output);
+  return linear(hidden, impl_->weights.output);
 }
 
 std::int64_t Llama::num_parameters() const { return impl_->num_parameters; }
 
 std::int64_t Llama::weight_bytes_per_token() const {
+  const LlamaWeights& weights = impl_->weights;
+  const auto vector_bytes = [](const RowVector& vector) {
+    return static_cast<std::int64_t>(vector.size()) * static_cast<std::int64_t>(sizeof(float));
+  };
   // The whole output matrix is read, and one row of the embedding. If they are tied, they are one matrix.
-  const std::int64_t looked_up = impl_->config.tied_output ? 0 : impl_->embedding.size();
-  return (num_parameters() - looked_up + impl_->config.hidden_size) * static_cast<std::int64_t>(sizeof(float));
+  std::int64_t bytes = weights.output.num_bytes() + vector_bytes(weights.output_norm) +
+                       weights.embedding.num_bytes() / weights.embedding.rows();
+  for (const LlamaLayer& layer : weights.layers) {
+    for (const WeightMatrix* matrix : {&layer.qkv, &layer.output, &layer.gate_up, &layer.down}) {
+      bytes += matrix->num_bytes();
+    }
+    for (const RowVector* vector :
+         {&layer.attention_norm, &layer.qkv_bias, &layer.q_norm, &layer.k_norm, &layer.feed_forward_norm}) {
+      bytes += vector_bytes(*vector);
+    }
+  }
+  return bytes;
 }
 
-LlamaWeights Llama::weights() const {
+const LlamaWeights& Llama::weights() const {
   impl_->draw_if_synthetic();
-  const auto view = [](const MutableMatrixView& matrix) {
-    return MatrixView(matrix.data(), matrix.rows(), matrix.cols());
-  };
-  LlamaWeights weights{.embedding = view(impl_->embedding),
-                       .output_norm = view(impl_->output_norm),
-                       .output = view(impl_->output),
-                       .layers = {},
-                       .frequencies = impl_->frequencies};
-  for (const Layer& layer : impl_->layers) {
-    weights.layers.push_back({view(layer.attention_norm), view(layer.qkv), view(layer.output),
-                              view(layer.feed_forward_norm), view(layer.gate_up), view(layer.down)});
-  }
-  return weights;
+  return impl_->weights;
 }
 
 }  // namespace common

@@ -1,6 +1,7 @@
-// The Llama forward pass. It knows nothing of caches: in each layer it passes q, k and v to a callback and continues
-// with the attention output that the callback returns. Tokens are flat: they may belong to one sequence or to many, and
-// `positions` alone says where each token is in its own.
+// The forward pass of Llama and of the architectures that differ from it in a few details of a layer (Qwen2, Qwen3). It
+// knows nothing of caches: in each layer it passes q, k and v to a callback and continues with the attention output
+// that the callback returns. Tokens are flat: they may belong to one sequence or to many, and `positions` alone says
+// where each token is in its own.
 #pragma once
 
 #include <cstdint>
@@ -11,6 +12,7 @@
 
 #include "common/base/tensor.h"
 #include "common/model/gguf.h"
+#include "common/model/weight_matrix.h"
 
 namespace common {
 
@@ -27,6 +29,12 @@ struct LlamaConfig {
   float rms_epsilon = 1e-5F;
   bool tied_output = false;  // the output matrix is the embedding
 
+  // What architectures differ in.
+  bool qkv_bias = false;        // something is added to q, k and v
+  bool qk_norm = false;         // each head of q and of k is normalised before it is rotated
+  bool rotates_halves = false;  // number i of a head is rotated with i + head_dim / 2, not 2i with 2i + 1
+  float rotation_scale = 1.0F;  // of rotated q and k (YaRN)
+
   int num_queries_per_kv() const { return num_heads / num_kv_heads; }
 };
 
@@ -34,34 +42,35 @@ struct LlamaConfig {
 // Returns [num_tokens, num_heads * head_dim].
 using AttentionFn = std::function<Matrix(int layer, const Matrix& q, const Matrix& k, const Matrix& v)>;
 
-// Views of one layer's weights.
-template <typename View>
 struct LlamaLayer {
-  View attention_norm;     // [1, hidden_size]
-  View qkv;                // [(num_heads + 2 * num_kv_heads) * head_dim, hidden_size]: Q, K and V rows
-  View output;             // [hidden_size, num_heads * head_dim]
-  View feed_forward_norm;  // [1, hidden_size]
-  View gate_up;            // [2 * feed_forward_size, hidden_size]: gate rows, then up rows
-  View down;               // [hidden_size, feed_forward_size]
+  RowVector attention_norm;     // [hidden_size]
+  WeightMatrix qkv;             // [(num_heads + 2 * num_kv_heads) * head_dim, hidden_size]: Q, K and V rows
+  RowVector qkv_bias;           // [(num_heads + 2 * num_kv_heads) * head_dim]; empty unless config.qkv_bias
+  RowVector q_norm;             // [head_dim]; empty unless config.qk_norm
+  RowVector k_norm;             // [head_dim]; empty unless config.qk_norm
+  WeightMatrix output;          // [hidden_size, num_heads * head_dim]
+  RowVector feed_forward_norm;  // [hidden_size]
+  WeightMatrix gate_up;         // [2 * feed_forward_size, hidden_size]: gate rows, then up rows
+  WeightMatrix down;            // [hidden_size, feed_forward_size]
 };
 
-// Views of a model's weights, valid as long as the model.
+// The matrices are views, valid as long as the model.
 struct LlamaWeights {
-  using Layer = LlamaLayer<MatrixView>;
-  MatrixView embedding;    // [vocab_size, hidden_size]
-  MatrixView output_norm;  // [1, hidden_size]
-  MatrixView output;       // [vocab_size, hidden_size]; the embedding itself when tied
-  std::vector<Layer> layers;
-  std::span<const double> frequencies;  // [head_dim / 2], radians per position
+  WeightMatrix embedding;  // [vocab_size, hidden_size]
+  RowVector output_norm;   // [hidden_size]
+  WeightMatrix output;     // [vocab_size, hidden_size]; the embedding itself when tied
+  std::vector<LlamaLayer> layers;
+  std::vector<double> frequencies;  // [head_dim / 2], radians per position
 };
 
 class Llama {
  public:
-  // Reads and checks the llama.* keys and converts all weights to floats. Throws InputError on missing keys, on keys
+  // Reads and checks the architecture's keys and all weights, which stay in the file as they are: a file opened by path
+  // is kept mapped, and bytes given to Gguf::parse must outlive the model. Throws InputError on missing keys, on keys
   // that contradict each other, and on tensors that are missing, have another shape or hold a value that is not finite.
   explicit Llama(const Gguf& file);
 
-  // The shape alone, from the llama.* keys, without reading a weight. Throws InputError on the same keys.
+  // The shape alone, from the keys, without reading a weight. Throws InputError on the same keys.
   static LlamaConfig read_config(const Gguf& file);
 
   // Random weights, the same for the same seed.
@@ -92,7 +101,7 @@ class Llama {
   std::int64_t weight_bytes_per_token() const;
 
   // For another implementation of the forward pass.
-  LlamaWeights weights() const;
+  const LlamaWeights& weights() const;
 
  private:
   struct Impl;

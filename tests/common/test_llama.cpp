@@ -22,6 +22,7 @@
 #include "common/base/text.h"
 #include "common/math/sampling.h"
 #include "common/model/default_model.h"
+#include "common/model/dequantize.h"
 #include "common/model/gguf.h"
 #include "common/model/linear.h"
 #include "common/model/llama.h"
@@ -31,6 +32,7 @@
 #include "tests/support/compare.h"
 #include "tests/support/gguf_builder.h"
 #include "tests/support/messages.h"
+#include "tests/support/quantised_rows.h"
 #include "tests/support/reference_decoder.h"
 #include "tests/support/sanitizers.h"
 
@@ -41,6 +43,7 @@ using common::Llama;
 using common::LlamaConfig;
 using common::Matrix;
 using common::Random;
+using common::TensorType;
 using common::Token;
 using tests::Bytes;
 using tests::contains;
@@ -129,16 +132,25 @@ class SlowLlama {
  public:
   explicit SlowLlama(const Gguf& file)
       : file_(file),
-        num_heads_(static_cast<std::size_t>(file.get_int("llama.attention.head_count"))),
-        epsilon_(file.get_float("llama.attention.layer_norm_rms_epsilon")),
+        architecture_(file.get_string("general.architecture")),
+        num_heads_(static_cast<std::size_t>(file.get_int(key("attention.head_count")))),
+        epsilon_(file.get_float(key("attention.layer_norm_rms_epsilon"))),
         embedding_(read("token_embd.weight")),
         head_dim_(read("blk.0.attn_q.weight").rows / num_heads_) {
-    const double base = file.get_float("llama.rope.freq_base", 10000.0);
+    const double base = file.get_float(key("rope.freq_base"), 10000.0);
     for (std::size_t i = 0; i < head_dim_ / 2; ++i) {
       frequencies_.push_back(std::pow(base, -2.0 * static_cast<double>(i) / static_cast<double>(head_dim_)));
       if (file.has_tensor("rope_freqs.weight")) {
         frequencies_[i] /= read("rope_freqs.weight").values[i];
       }
+    }
+    const std::string scaling = file.has(key("rope.scaling.type")) ? file.get_string(key("rope.scaling.type")) : "";
+    if (scaling == "linear") {
+      for (double& frequency : frequencies_) {
+        frequency /= file.get_float(key("rope.scaling.factor"));
+      }
+    } else if (scaling == "yarn") {
+      slow_by_yarn(base);
     }
   }
 
@@ -148,7 +160,7 @@ class SlowLlama {
     for (const Token token : tokens) {
       x.push_back(embedding_.row(static_cast<std::size_t>(token)));
     }
-    const auto num_layers = static_cast<int>(file_.get_int("llama.block_count"));
+    const auto num_layers = static_cast<int>(file_.get_int(key("block_count")));
     for (int layer = 0; layer < num_layers; ++layer) {
       const std::string prefix = "blk." + std::to_string(layer) + ".";
       add_attention(prefix, first_position, x);
@@ -164,6 +176,26 @@ class SlowLlama {
   }
 
  private:
+  std::string key(const std::string& rest) const { return architecture_ + "." + rest; }
+
+  // As the paper has it (arXiv 2309.00071, section 3.2): by how many times a pair turns over the context of training,
+  // with the ends of the ramp put at whole pairs, as its authors' program does.
+  void slow_by_yarn(double base) {
+    const double factor = file_.get_float(key("rope.scaling.factor"));
+    const auto trained = static_cast<double>(file_.get_int(key("rope.scaling.original_context_length")));
+    const auto dim = static_cast<double>(head_dim_);
+    const auto pair_that_turns = [&](double times) {
+      return dim / 2.0 * std::log(trained / (2.0 * std::acos(-1.0) * times)) / std::log(base);
+    };
+    const double low = std::max(0.0, std::floor(pair_that_turns(32.0)));
+    const double high = std::min(dim - 1.0, std::ceil(pair_that_turns(1.0)));
+    for (std::size_t i = 0; i < frequencies_.size(); ++i) {
+      const double ramp = std::min(1.0, std::max(0.0, (static_cast<double>(i) - low) / std::max(0.001, high - low)));
+      frequencies_[i] = (1.0 - ramp) * frequencies_[i] + ramp * frequencies_[i] / factor;
+    }
+    rotation_scale_ = (1.0 + 0.1 * std::log(factor)) * file_.get_float(key("rope.scaling.attn_factor"), 1.0);
+  }
+
   SlowMatrix read(const std::string& name) const {
     const common::TensorInfo& info = file_.tensors().at(name);
     std::vector<float> values(static_cast<std::size_t>(info.num_elements));
@@ -186,31 +218,48 @@ class SlowLlama {
     return y;
   }
 
-  // Turns each pair (2i, 2i + 1) of each head by position * frequency i.
-  Vector rotated(Vector x, int position) const {
-    for (std::size_t i = 0; i < x.size(); i += 2) {
-      const double angle = position * frequencies_[i % head_dim_ / 2];
-      const double even = x[i];
-      const double odd = x[i + 1];
-      x[i] = even * std::cos(angle) - odd * std::sin(angle);
-      x[i + 1] = even * std::sin(angle) + odd * std::cos(angle);
+  // Turns each pair of each head by position * frequency i. Llama's pairs are (2i, 2i + 1), the others' (i, i + half).
+  Vector rotated(const Vector& x, int position) const {
+    Vector result = x;
+    const std::size_t half = head_dim_ / 2;
+    for (std::size_t head = 0; head < x.size(); head += head_dim_) {
+      for (std::size_t i = 0; i < half; ++i) {
+        const double angle = position * frequencies_[i];
+        const std::size_t first = head + (architecture_ == "llama" ? 2 * i : i);
+        const std::size_t second = architecture_ == "llama" ? first + 1 : first + half;
+        result[first] = rotation_scale_ * (x[first] * std::cos(angle) - x[second] * std::sin(angle));
+        result[second] = rotation_scale_ * (x[first] * std::sin(angle) + x[second] * std::cos(angle));
+      }
     }
-    return x;
+    return result;
+  }
+
+  // q, k or v of a token: `part` is its letter. Biases and norms are used if the file has them.
+  Vector projected(const std::string& prefix, const std::string& part, const Vector& x) const {
+    Vector result = read(prefix + "attn_" + part + ".weight") * x;
+    if (const std::string bias = prefix + "attn_" + part + ".bias"; file_.has_tensor(bias)) {
+      add_to(result, read(bias).values);
+    }
+    if (const std::string norm = prefix + "attn_" + part + "_norm.weight"; file_.has_tensor(norm)) {
+      for (std::size_t head = 0; head < result.size(); head += head_dim_) {
+        const auto begin = result.begin() + static_cast<std::ptrdiff_t>(head);
+        const Vector one = normalised({begin, begin + static_cast<std::ptrdiff_t>(head_dim_)}, norm);
+        std::copy(one.begin(), one.end(), begin);
+      }
+    }
+    return result;
   }
 
   void add_attention(const std::string& prefix, int first_position, std::vector<Vector>& x) const {
-    const SlowMatrix wq = read(prefix + "attn_q.weight");
-    const SlowMatrix wk = read(prefix + "attn_k.weight");
-    const SlowMatrix wv = read(prefix + "attn_v.weight");
     const SlowMatrix wo = read(prefix + "attn_output.weight");
     std::vector<Vector> keys;
     std::vector<Vector> values;
     for (std::size_t t = 0; t < x.size(); ++t) {
       const int position = first_position + static_cast<int>(t);
       const Vector h = normalised(x[t], prefix + "attn_norm.weight");
-      keys.push_back(rotated(wk * h, position));
-      values.push_back(wv * h);
-      add_to(x[t], wo * attend(rotated(wq * h, position), keys, values));
+      keys.push_back(rotated(projected(prefix, "k", h), position));
+      values.push_back(projected(prefix, "v", h));
+      add_to(x[t], wo * attend(rotated(projected(prefix, "q", h), position), keys, values));
     }
   }
 
@@ -257,17 +306,22 @@ class SlowLlama {
   }
 
   const Gguf& file_;
+  std::string architecture_;
   std::size_t num_heads_;
   double epsilon_;
   SlowMatrix embedding_;
   std::size_t head_dim_;
   Vector frequencies_;  // [head_dim / 2], radians a position
+  double rotation_scale_ = 1.0;
 };
 
 // ---- Small models -------------------------------------------------------------------------------------------------
 
 // What a small file says of itself. Sizes lie off the width of vector registers on purpose.
 struct TinyModel {
+  std::string architecture = "llama";
+  TensorType type = TensorType::F32;  // of matrices; the second layer's are of other_type
+  std::optional<TensorType> other_type;
   int vocab_size = 11;
   int hidden_size = 12;
   int num_layers = 2;
@@ -281,6 +335,8 @@ struct TinyModel {
   float epsilon = 1e-5F;
   std::optional<float> freq_base;
   std::vector<float> rope_factors;
+  std::string scaling;  // linear or yarn, by 4
+  std::optional<int> trained_length;
 
   // Random weights, norms included, large enough for tokens to influence one another.
   GgufBuilder builder() const {
@@ -292,7 +348,15 @@ struct TinyModel {
       for (const std::int64_t size : shape) {
         count *= size;
       }
-      const double deviation = mean == 0.0 ? 1.5 / std::sqrt(static_cast<double>(shape.back())) : 0.3;
+      const bool is_matrix = shape.size() == 2;
+      const double deviation = is_matrix ? 1.5 / std::sqrt(static_cast<double>(shape.back())) : 0.3;
+      const TensorType tensor_type = name.starts_with("blk.1.") ? other_type.value_or(type) : type;
+      if (is_matrix && tensor_type != TensorType::F32) {
+        result.add_tensor(
+            name, shape, tensor_type,
+            tests::random_weights(random, tensor_type, static_cast<std::size_t>(count), static_cast<float>(deviation)));
+        return;
+      }
       std::vector<float> values;
       for (std::int64_t i = 0; i < count; ++i) {
         values.push_back(static_cast<float>(mean + deviation * random.normal()));
@@ -308,6 +372,15 @@ struct TinyModel {
       add(prefix + "attn_q.weight", {q_rows, hidden_size}, 0.0);
       add(prefix + "attn_k.weight", {kv_rows, hidden_size}, 0.0);
       add(prefix + "attn_v.weight", {kv_rows, hidden_size}, 0.0);
+      if (architecture == "qwen2") {
+        add(prefix + "attn_q.bias", {q_rows}, 0.0);
+        add(prefix + "attn_k.bias", {kv_rows}, 0.0);
+        add(prefix + "attn_v.bias", {kv_rows}, 0.0);
+      }
+      if (architecture == "qwen3") {
+        add(prefix + "attn_q_norm.weight", {head_dim}, 1.0);
+        add(prefix + "attn_k_norm.weight", {head_dim}, 1.0);
+      }
       add(prefix + "attn_output.weight", {hidden_size, q_rows}, 0.0);
       add(prefix + "ffn_norm.weight", {hidden_size}, 1.0);
       add(prefix + "ffn_gate.weight", {feed_forward_size, hidden_size}, 0.0);
@@ -326,19 +399,31 @@ struct TinyModel {
 
  private:
   void add_metadata(GgufBuilder& result) const {
-    result.add("general.architecture", "llama").add("llama.context_length", std::uint32_t{64});
-    result.add("llama.embedding_length", hidden_size).add("llama.block_count", num_layers);
-    result.add("llama.feed_forward_length", feed_forward_size).add("llama.attention.head_count", num_heads);
-    result.add("llama.attention.layer_norm_rms_epsilon", epsilon);
+    const auto add = [&](const std::string& key, const auto& value) { result.add(architecture + "." + key, value); };
+    result.add("general.architecture", architecture);
+    add("context_length", std::uint32_t{64});
+    add("embedding_length", hidden_size);
+    add("block_count", num_layers);
+    add("feed_forward_length", feed_forward_size);
+    add("attention.head_count", num_heads);
+    add("attention.layer_norm_rms_epsilon", epsilon);
     if (write_num_kv_heads) {
-      result.add("llama.attention.head_count_kv", num_kv_heads);
+      add("attention.head_count_kv", num_kv_heads);
     }
     if (write_head_dim) {
-      result.add("llama.attention.key_length", head_dim).add("llama.attention.value_length", head_dim);
-      result.add("llama.rope.dimension_count", head_dim);
+      add("attention.key_length", head_dim);
+      add("attention.value_length", head_dim);
+      add("rope.dimension_count", head_dim);
     }
     if (freq_base.has_value()) {
-      result.add("llama.rope.freq_base", *freq_base);
+      add("rope.freq_base", *freq_base);
+    }
+    if (!scaling.empty()) {
+      add("rope.scaling.type", scaling);
+      add("rope.scaling.factor", 4.0F);
+    }
+    if (trained_length.has_value()) {
+      add("rope.scaling.original_context_length", *trained_length);
     }
     // What the tokens spell does not matter here, only how many there are.
     result.add_array("tokenizer.ggml.tokens", std::vector<std::string>(static_cast<std::size_t>(vocab_size), "t"));
@@ -477,7 +562,8 @@ TEST_CASE("the bundled model's configuration", "[llama]") {
   CHECK(config.tied_output);
   CHECK(bundled_model().num_parameters() == 5049600);  // common/model/tales/MODEL.md
   // All matrices and norms once, the embedding as output matrix among them, and one row of it as a lookup.
-  CHECK(bundled_model().weight_bytes_per_token() == std::int64_t{4} * (5049600 + 256));
+  // Matrices take 34 bytes for 32 weights, the 13 norms four a weight.
+  CHECK(bundled_model().weight_bytes_per_token() == (5049600 - 13 * 256 + 256) / 32 * 34 + 4 * 13 * 256);
 }
 
 TEST_CASE("the bundled model against float64", "[llama]") {
@@ -534,6 +620,86 @@ TEST_CASE("a small model against float64", "[llama]") {
     tiny.tied = false;
     tiny.freq_base = 500000.0F;
     tiny.rope_factors = {1.5F, 8.0F};
+    check_against_float64(tiny);
+  }
+}
+
+// Metadata as files of these architectures have it: heads of a size of their own, a base of a million.
+TinyModel small_model_of(const std::string& architecture) {
+  TinyModel tiny;
+  tiny.architecture = architecture;
+  tiny.head_dim = 8;
+  tiny.write_head_dim = true;
+  tiny.freq_base = 1e6F;
+  return tiny;
+}
+
+TEST_CASE("every architecture against float64", "[llama]") {
+  for (const std::string architecture : {"llama", "qwen2", "qwen3"}) {
+    for (const bool tied : {false, true}) {
+      TinyModel tiny = small_model_of(architecture);
+      tiny.tied = tied;
+      CAPTURE(architecture, tied);
+      check_against_float64(tiny);
+      tiny.num_kv_heads = tiny.num_heads;
+      check_against_float64(tiny);
+    }
+  }
+}
+
+TEST_CASE("rotations slowed for longer contexts, against float64", "[llama]") {
+  for (const std::string architecture : {"llama", "qwen2", "qwen3"}) {
+    TinyModel tiny = small_model_of(architecture);
+    CAPTURE(architecture);
+    SECTION(architecture + ": all equally") {
+      tiny.scaling = "linear";
+      check_against_float64(tiny);
+    }
+    SECTION(architecture + ": YaRN") {
+      tiny.scaling = "yarn";
+      tiny.head_dim = 16;
+      tiny.freq_base = 10000.0F;
+      tiny.trained_length = 2048;  // pairs 2 to 6 of 8 lie on the ramp
+      check_against_float64(tiny);
+    }
+    SECTION(architecture + ": YaRN and factors") {
+      tiny.scaling = "yarn";
+      tiny.trained_length = 16;
+      tiny.rope_factors = {1.0F, 2.0F, 4.0F, 8.0F};
+      check_against_float64(tiny);
+    }
+  }
+}
+
+// Llama 3.1 and later slow rotations by a rule with four numbers; files carry what comes of it, as rope_freqs.weight.
+TEST_CASE("the factors of Llama 3", "[llama]") {
+  TinyModel tiny = small_model_of("llama");
+  tiny.head_dim = 64;
+  tiny.hidden_size = 16;
+  tiny.freq_base = 500000.0F;
+  constexpr double kTrained = 8192.0;
+  for (int i = 0; i < 32; ++i) {
+    const double wavelength = 2.0 * std::acos(-1.0) * std::pow(500000.0, i / 32.0);
+    const double smooth = (kTrained / wavelength - 1.0) / (4.0 - 1.0);
+    const double kept = std::min(1.0, std::max(0.0, smooth));
+    tiny.rope_factors.push_back(static_cast<float>(1.0 / ((1.0 - kept) / 32.0 + kept)));
+  }
+  CHECK(tiny.rope_factors.front() == 1.0F);
+  CHECK(tiny.rope_factors.back() == 32.0F);
+  check_against_float64(tiny);
+}
+
+TEST_CASE("models of every type of weights against float64", "[llama]") {
+  for (const TensorType type : tests::all_types()) {
+    TinyModel tiny = small_model_of("qwen2");
+    tiny.type = type;
+    tiny.other_type = type == TensorType::Q4_K ? TensorType::Q6_K : TensorType::Q5_K;
+    tiny.hidden_size = 256;
+    tiny.num_heads = 4;
+    tiny.num_kv_heads = 2;
+    tiny.head_dim = 64;
+    tiny.feed_forward_size = 256;
+    CAPTURE(common::type_name(type));
     check_against_float64(tiny);
   }
 }
@@ -855,7 +1021,7 @@ TEST_CASE("sizes out of range", "[llama][errors]") {
 
 TEST_CASE("keys that contradict each other, and models of other kinds", "[llama][errors]") {
   CHECK(refusal_with("general.architecture", std::string("gemma")) ==
-        "the architecture is \"gemma\", only \"llama\" is supported");
+        "the architecture \"gemma\" is not supported (supported: \"llama\", \"qwen2\", \"qwen3\")");
   CHECK(refusal_with("llama.attention.head_count_kv", 4) == "6 query heads can't share 4 kv heads evenly");
   CHECK(refusal_with("llama.attention.head_count_kv", 12) == "6 query heads can't share 12 kv heads evenly");
   CHECK(refusal_with("llama.embedding_length", 13) ==
@@ -865,7 +1031,9 @@ TEST_CASE("keys that contradict each other, and models of other kinds", "[llama]
   CHECK(refusal_with("llama.embedding_length", 18) == "the head size is odd, so it has no pairs to rotate");
   CHECK(refusal_with("llama.rope.dimension_count", 1) ==
         "rotating a part of the head only (llama.rope.dimension_count) is not supported");
-  CHECK(refusal_with("llama.rope.scaling.type", std::string("yarn")) == "rotary scaling \"yarn\" is not supported");
+  CHECK(refusal_with("llama.rope.scaling.type", std::string("longrope")) ==
+        "rotary scaling \"longrope\" is not supported (supported: \"none\", \"linear\", \"yarn\")");
+  CHECK(refusal_with("llama.rope.scaling.factor", -2.0F) == "llama.rope.scaling.factor is not a positive number");
   CHECK(refusal_with("llama.expert_count", 8) == "mixtures of experts are not supported");
   CHECK(refusal_with("llama.vocab_size", 12) ==
         "llama.vocab_size and the number of tokens in tokenizer.ggml.tokens differ");

@@ -224,7 +224,7 @@ inline Bytes finite_data(std::size_t size) {
   return data;
 }
 
-// Every type of metadata value, alone and in arrays, and one tensor of each type: what the reader accepts, in 2 KiB.
+// Every type of metadata value, alone and in arrays, and one tensor of each type: what the reader accepts, in 4 KiB.
 inline GgufBuilder small_gguf() {
   GgufBuilder builder;
   builder.add("general.architecture", "llama").set_alignment(64);
@@ -250,7 +250,14 @@ inline GgufBuilder small_gguf() {
   builder.add_tensor("q8_0", {2, 32}, common::TensorType::Q8_0, finite_data(68));
   builder.add_tensor("q4_0", {1, 64}, common::TensorType::Q4_0, finite_data(36));
   builder.add_tensor("q4_1", {1, 1, 2, 32}, common::TensorType::Q4_1, finite_data(40));
+  builder.add_tensor("q5_0", {1, 32}, common::TensorType::Q5_0, finite_data(22));
+  builder.add_tensor("q5_1", {1, 32}, common::TensorType::Q5_1, finite_data(24));
+  builder.add_tensor("q2_k", {1, 256}, common::TensorType::Q2_K, finite_data(84));
+  builder.add_tensor("q3_k", {1, 256}, common::TensorType::Q3_K, finite_data(110));
+  builder.add_tensor("q4_k", {1, 256}, common::TensorType::Q4_K, finite_data(144));
+  builder.add_tensor("q5_k", {1, 256}, common::TensorType::Q5_K, finite_data(176));
   builder.add_tensor("q6_k", {1, 256}, common::TensorType::Q6_K, finite_data(210));
+  builder.add_tensor("iq4_nl", {1, 32}, common::TensorType::IQ4_NL, finite_data(18));
   return builder;
 }
 
