@@ -1,30 +1,17 @@
-// The launch of prefill_kernel.cuh.
+// The kernels of prefill_kernel.cuh.
 #include "prefill_attention.h"
 
-#include <algorithm>
-#include <cmath>
-
-#include "checks.h"
-#include "common/cuda/launch.h"
-#include "prefill_kernel.cuh"
+#include "prefill_launch.cuh"
 
 namespace stage7 {
 namespace {
 
-// Every multiprocessor has one thread block, which takes one task after the other.
-template <ScalarType kType, int kHeadDim>
-void launch_prefill(const PrefillCall& call, std::int64_t max_work, cudaStream_t stream) {
-  const std::int64_t grid = std::min<std::int64_t>(max_work, common::device_limits().num_multiprocessors);
-  common::launch(prefill_kernel<kType, kHeadDim>, dim3(static_cast<unsigned>(grid)), PrefillShape<kHeadDim>::kThreads,
-                 sizeof(PrefillShared<kType, kHeadDim>), stream, common::Overlap::kNone, call);
-}
-
 template <ScalarType kType>
-void choose_head_dim(const PrefillCall& call, std::int64_t max_work, cudaStream_t stream) {
+void choose_head_dim(const PrefillCall& call, int num_tasks, cudaStream_t stream) {
   if (call.pages.shape.head_dim == 64) {
-    launch_prefill<kType, 64>(call, max_work, stream);
+    launch_prefill<kType, 64>(prefill_kernel<kType, 64>, call, num_tasks, stream);
   } else {
-    launch_prefill<kType, 128>(call, max_work, stream);
+    launch_prefill<kType, 128>(prefill_kernel<kType, 128>, call, num_tasks, stream);
   }
 }
 
@@ -38,20 +25,11 @@ bool prefill_serves(const PageShape& shape) {
 
 void prefill_attention(const Pages& pages, const Batch& batch, const void* queries, void* output,
                        const RaggedWorkspace& workspace, cudaStream_t stream) {
-  const std::int64_t max_work = std::int64_t{workspace.num_tasks} * pages.shape.num_kv_heads;
-  COMMON_CHECK(max_work < std::int64_t{1} << 31, "too many tokens for one launch");
-  const PrefillCall call{
-      .pages = pages,
-      .batch = batch,
-      .queries = static_cast<const Element*>(queries),
-      .output = static_cast<Element*>(output),
-      .queue = workspace.queue,
-      .tasks = workspace.tasks,
-      .scale = static_cast<float>(1.4426950408889634 / std::sqrt(static_cast<double>(pages.shape.head_dim)))};
+  const PrefillCall call = prefill_call(pages, batch, queries, output, workspace);
   if (pages.shape.type == ScalarType::kFloat8) {
-    choose_head_dim<ScalarType::kFloat8>(call, max_work, stream);
+    choose_head_dim<ScalarType::kFloat8>(call, workspace.num_tasks, stream);
   } else {
-    choose_head_dim<ScalarType::kBFloat16>(call, max_work, stream);
+    choose_head_dim<ScalarType::kBFloat16>(call, workspace.num_tasks, stream);
   }
 }
 

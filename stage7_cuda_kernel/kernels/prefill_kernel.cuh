@@ -386,11 +386,7 @@ struct PrefillRows {
   float rescale[2];
   int visible[2];  // tokens that they see
 
-  __device__ __forceinline__ PrefillRows(const PrefillCall& c, Shared& s, int w) : call(c), shared(s), warpgroup(w) {
-    if (warpgroup == 1) {
-      pass_turn();
-    }
-  }
+  __device__ __forceinline__ PrefillRows(const PrefillCall& c, Shared& s, int w) : call(c), shared(s), warpgroup(w) {}
 
   // Turns: one warpgroup starts products while the other computes its softmax.
   __device__ __forceinline__ void wait_turn() const {
@@ -608,10 +604,11 @@ struct PrefillRows {
   }
 
   // All tiles, from the last to the first. At most the last two hold tokens that some rows do not see.
+  template <bool kShortLastTile = true>
   __device__ __forceinline__ void attend(int num_seen) {
     const int last = (num_seen - 1) / kTokens;
     const int count = num_seen - last * kTokens;
-    switch ((count + 31) / 32) {
+    switch (kShortLastTile ? (count + 31) / 32 : 4) {
       case 1:
         add_last_tile<32>(last, count);
         break;
@@ -669,25 +666,31 @@ struct PrefillRows {
       to.advance();
     }
   }
-
-  __device__ __forceinline__ void run() {
-    RingPosition<Shape::kSlots> slot;
-    while (true) {
-      wait_barrier(shared_address(&shared.queries_full[slot.place]), slot.parity);
-      const PrefillWork& work = shared.work[slot.place];
-      if (work.num_seen == 0) {
-        return;
-      }
-      fence_copy_engine();  // the queries came by ordinary copies
-      start(work, slot.place);
-      attend(work.num_seen);
-      store(work, slot.place);
-      __syncwarp();
-      release(shared.queries_empty[slot.place]);
-      slot.advance();
-    }
-  }
 };
+
+// What a warpgroup of consumers does: one piece of work after the other, until there is no more. Rows: PrefillRows, or
+// what a step of the ladder makes of it.
+template <typename Rows>
+__device__ __forceinline__ void consume(Rows& rows) {
+  RingPosition<Rows::Shape::kSlots> slot;
+  if (rows.warpgroup == 1) {
+    rows.pass_turn();
+  }
+  while (true) {
+    wait_barrier(shared_address(&rows.shared.queries_full[slot.place]), slot.parity);
+    const PrefillWork& work = rows.shared.work[slot.place];
+    if (work.num_seen == 0) {
+      return;
+    }
+    fence_copy_engine();  // the queries came by ordinary copies
+    rows.start(work, slot.place);
+    rows.attend(work.num_seen);
+    rows.store(work, slot.place);
+    __syncwarp();
+    rows.release(rows.shared.queries_empty[slot.place]);
+    slot.advance();
+  }
+}
 
 template <ScalarType kType, int kHeadDim>
 __device__ __forceinline__ void init_barriers(PrefillShared<kType, kHeadDim>& shared) {
@@ -712,12 +715,9 @@ __device__ __forceinline__ void init_barriers(PrefillShared<kType, kHeadDim>& sh
   fence_barrier_init();
 }
 
-#endif  // COURSE_WGMMA
-
-template <ScalarType kType, int kHeadDim>
-__global__ void __launch_bounds__(PrefillShape<kHeadDim>::kThreads, 1)
-    prefill_kernel(const __grid_constant__ PrefillCall call) {
-#if COURSE_WGMMA
+// What a thread block does.
+template <ScalarType kType, int kHeadDim, typename Rows = PrefillRows<kType, kHeadDim>>
+__device__ __forceinline__ void prefill_block(const PrefillCall& call) {
   extern __shared__ __align__(1024) unsigned char memory[];
   auto& shared = *reinterpret_cast<PrefillShared<kType, kHeadDim>*>(memory);
   if (threadIdx.x == 0) {
@@ -729,9 +729,18 @@ __global__ void __launch_bounds__(PrefillShape<kHeadDim>::kThreads, 1)
     PrefillProducer<kType, kHeadDim>{call, shared}.run();
   } else {
     grow_registers<kType == ScalarType::kFloat8 ? 216 : 232>();
-    PrefillRows<kType, kHeadDim> rows(call, shared, static_cast<int>(threadIdx.x) / kWarpgroupThreads - 1);
-    rows.run();
+    Rows rows(call, shared, static_cast<int>(threadIdx.x) / kWarpgroupThreads - 1);
+    consume(rows);
   }
+}
+
+#endif  // COURSE_WGMMA
+
+template <ScalarType kType, int kHeadDim>
+__global__ void __launch_bounds__(PrefillShape<kHeadDim>::kThreads, 1)
+    prefill_kernel(const __grid_constant__ PrefillCall call) {
+#if COURSE_WGMMA
+  prefill_block<kType, kHeadDim>(call);
 #endif
 }
 

@@ -39,6 +39,7 @@ struct Prompts {
   HeadShape shape;
   int past = 0;  // tokens of each sequence that are cached already
 };
+struct PromptStep;  // stage7_cuda_kernel/ladder/prompt_ladder.h
 struct PromptTiming {
   double microseconds;
   double plan;
@@ -46,7 +47,8 @@ struct PromptTiming {
 // Microseconds of write_to_slots for 8 kv heads of 128 dimensions, into blocks in random order.
 double time_writing(const common::Stream& stream, ScalarType type, int num_tokens);
 
-PromptTiming time_prompts(const common::Stream& stream, const Prompts& prompts);
+// Of ragged_attention, or of a step of the prompts' ladder.
+PromptTiming time_prompts(const common::Stream& stream, const Prompts& prompts, const PromptStep* step = nullptr);
 double flops_of(const Prompts& prompts);
 
 }  // namespace

@@ -1,4 +1,4 @@
-// The ladder's table: steps by batches.
+// The ladders' tables: steps by batches, and steps by prompts.
 #include "stage7/ladder/ladder.h"
 
 #include <optional>
@@ -8,6 +8,7 @@
 #include "common/app/table.h"
 #include "common/base/check.h"
 #include "common/base/text.h"
+#include "stage7/ladder/prompt_ladder.h"
 #include "tests/bench/bench_parts.h"
 
 namespace stage7 {
@@ -43,6 +44,34 @@ double time_reading(const common::Stream& stream, const ColdBatches& sets, std::
     const void* half = set % 2 == 0 ? sets.pages().keys : sets.pages().values;
     common::read_memory(stream, static_cast<const std::byte*>(half) + set / 2 * bytes, static_cast<std::size_t>(bytes));
   });
+}
+
+void print_prompt_ladder(const common::Stream& stream, std::ostream& output) {
+  const std::vector<Prompts> all = {{"1x8192", {8192}, kGrouped},
+                                    {"4x2048", std::vector<int>(4, 2048), kGrouped},
+                                    {"16x512", std::vector<int>(16, 512), kGrouped}};
+  std::vector<std::string> header = {"step"};
+  for (const Prompts& prompts : all) {
+    header.push_back(prompts.name);
+  }
+  common::Table table(header);
+  common::Progress progress("measuring", static_cast<std::int64_t>(all.size() * prompt_ladder().size()));
+  for (const PromptStep& step : prompt_ladder()) {
+    std::vector<std::string> row = {step.name};
+    for (const Prompts& prompts : all) {
+      const bool serves = step.serves({.num_kv_heads = kGrouped.num_kv_heads,
+                                       .block_size = kGrouped.block_size,
+                                       .head_dim = kGrouped.head_dim,
+                                       .type = kGrouped.type});
+      row.push_back(!serves ? "-"
+                            : common::format(
+                                  "%.0f", flops_of(prompts) / time_prompts(stream, prompts, &step).microseconds / 1e6));
+      progress.advance();
+    }
+    table.add_row(std::move(row));
+  }
+  progress.clear();
+  output << "\n" << table.to_string() << "\nCausal attention of prompts, TFLOP/s, the same heads and blocks.\n";
 }
 
 }  // namespace
@@ -89,6 +118,9 @@ void print_ladder(std::ostream& output, const KernelBenchOptions& options) {
       << table.to_string()
       << "\nMicroseconds for sequences x tokens, 32 query heads over 8 kv heads (MHA: over 32) of 128 dimensions, in\n"
          "bfloat16 and random blocks of 16. In brackets: K and V, counted once, by the time, in % of the ceiling.\n";
+  if (options.cell.empty()) {
+    print_prompt_ladder(stream, output);
+  }
 }
 
 }  // namespace

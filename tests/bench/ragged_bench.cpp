@@ -5,6 +5,7 @@
 #include "common/app/progress.h"
 #include "common/app/table.h"
 #include "common/base/text.h"
+#include "stage7/ladder/prompt_ladder.h"
 #include "tests/bench/bench_parts.h"
 
 namespace stage7 {
@@ -35,7 +36,7 @@ std::vector<Prompts> rows() {
 
 }  // namespace
 
-PromptTiming time_prompts(const common::Stream& stream, const Prompts& row) {
+PromptTiming time_prompts(const common::Stream& stream, const Prompts& row, const PromptStep* step) {
   std::vector<int> starts = {0};
   std::vector<int> contexts;
   for (const int length : row.lengths) {
@@ -74,6 +75,11 @@ PromptTiming time_prompts(const common::Stream& stream, const Prompts& row) {
   const double microseconds = common::microseconds_per_call(
       stream, 4,
       [&](int) {
+        if (step != nullptr) {
+          step->attend(pages, batch, queries.data(), output.data(),
+                       ragged_workspace(workspace.data(), shape, batch, starts.back()), stream.get());
+          return;
+        }
         ragged_attention(pages, batch, device_starts.data(), queries.data(), output.data(), starts.back(),
                          workspace.data(), stream.get());
       },

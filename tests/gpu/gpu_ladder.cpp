@@ -5,6 +5,7 @@
 // Not formatted: spaces around the slash would become part of the path.
 // clang-format off
 #include GPU_STAGE_HEADER(ladder/ladder.h)
+#include GPU_STAGE_HEADER(ladder/prompt_ladder.h)
 // clang-format on
 
 namespace {
@@ -91,5 +92,52 @@ TEST_CASE("The ladder refuses shapes that it is not for", "[gpu]") {
                                   batch.output.data(), batch.stream.get()),
                       common::CheckError);
     }
+  }
+}
+
+namespace {
+
+std::vector<float> run(const stage::PromptStep& step, const GpuBatch& batch) {
+  const stage::PageShape& shape = batch.pages().shape;
+  const std::size_t bytes = stage::ragged_workspace_bytes(shape, batch.batch(), batch.num_tokens());
+  return batch.output_of(bytes, [&](void* workspace) {
+    stage::plan_ragged(shape, batch.batch(), batch.query_starts(), batch.num_tokens(), workspace, batch.stream.get());
+    step.attend(batch.pages(), batch.batch(), batch.queries.data(), batch.output.data(),
+                stage::ragged_workspace(workspace, shape, batch.batch(), batch.num_tokens()), batch.stream.get());
+  });
+}
+
+}  // namespace
+
+TEST_CASE("The prompts' ladder: every step, whole prompts and chunks, borders of tiles", "[gpu]") {
+  if (!common::has_cuda_device()) {
+    SKIP_TEST("there is no GPU");
+  }
+  for (const int group : {1, 3, 16}) {
+    for (const int block_size : {16, 64}) {
+      GpuBatch batch({.num_kv_heads = 1,
+                      .group = group,
+                      .block_size = block_size,
+                      .context_lengths = {383, 384, 385, 1, 1000, 0, 640, 513},
+                      .query_lengths = {383, 384, 385, 1, 600, 0, 33, 513}});
+      for (const stage::PromptStep& step : stage::prompt_ladder()) {
+        if (step.serves(batch.pages().shape)) {
+          const std::string wrong = batch.check(run(step, batch));
+          CAPTURE(step.name, group, block_size, wrong);
+          CHECK(wrong.empty());
+        }
+      }
+    }
+  }
+}
+
+TEST_CASE("The prompts' ladder refuses shapes that it is not for", "[gpu]") {
+  if (!common::has_cuda_device()) {
+    SKIP_TEST("there is no GPU");
+  }
+  GpuBatch batch({.head_dim = 64, .context_lengths = {300}, .query_lengths = {300}});
+  for (const stage::PromptStep& step : stage::prompt_ladder()) {
+    CAPTURE(step.name);
+    CHECK_THROWS_AS(run(step, batch), common::CheckError);
   }
 }

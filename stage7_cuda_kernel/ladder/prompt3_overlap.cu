@@ -1,0 +1,40 @@
+// Prompts, step 3: products beside the softmax. wgmma is asynchronous: it is started, and waited for later.
+//
+// The scores of the next tile are started before V of this one is added (next_tile in ../kernels/prefill_kernel.cuh,
+// and attend, which calls it). Both products are then under way. The first to end are the scores, and while the
+// warpgroup makes weights of them, the tensor cores still have V to multiply.
+//
+//     warpgroup 1   K Q^T (tile 1), P V (tile 0) | softmax (tile 1)             | K Q^T (tile 2), P V (tile 1) | …
+//     warpgroup 2                                | K Q^T (tile 1), P V (tile 0) | softmax (tile 1)             | …
+//
+// The last tile, which comes first, is added as in step 2: there is nothing yet to put beside it.
+//
+// flops and bytes: as step 1.
+//
+// Why it is faster: a tensor core that has two products to do does not wait for a softmax. Where it is not: short
+// prompts, which are hardly more than their diagonal.
+#include "prompt_parts.cuh"
+
+namespace stage7 {
+namespace {
+
+#if COURSE_WGMMA
+struct Rows : PrefillRows<ScalarType::kBFloat16, kPromptDimensions> {
+  using PrefillRows::PrefillRows;
+
+  __device__ __forceinline__ void attend(int num_seen) { PrefillRows::attend<false>(num_seen); }
+};
+#endif
+
+__global__ void __launch_bounds__(PrefillShape<kPromptDimensions>::kThreads, 1)
+    attend(const __grid_constant__ PrefillCall call) {
+#if COURSE_WGMMA
+  prefill_block<ScalarType::kBFloat16, kPromptDimensions, Rows>(call);
+#endif
+}
+
+}  // namespace
+
+const PromptStep kPromptOverlap = {"3 products beside the softmax", prefill_serves, attend_prompts<attend>};
+
+}  // namespace
