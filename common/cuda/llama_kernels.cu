@@ -136,12 +136,9 @@ __global__ void __launch_bounds__(kThreads)
   }
 }
 
-// A logit and its index as one number that is larger for a larger logit and, on a tie, for a lower index. NaN gives the
-// largest number.
+// A logit, not NaN, and its index as one number that is larger for a larger logit and, on a tie, for a lower index.
+// (~0ULL stands for NaN.)
 __device__ __forceinline__ unsigned long long ranked(float logit, unsigned index) {
-  if (isnan(logit)) {
-    return ~0ULL;
-  }
   unsigned bits = __float_as_uint(logit + 0.0F);  // -0 equals 0
   bits = bits >> 31 != 0 ? ~bits : bits | 0x80000000U;
   return static_cast<unsigned long long>(bits) << 32 | ~index;
@@ -160,14 +157,18 @@ __global__ void __launch_bounds__(kThreads)
   wait_for_previous_launch();
   allow_next_launch();
   const float* row = logits + std::int64_t{blockIdx.y} * vocab_size;
-  unsigned long long best = 0;
+  const unsigned first = blockIdx.x * kLogitsPerBlock + threadIdx.x;
+  float largest = -INFINITY;
+  unsigned index_of_largest = first;
+  bool has_nan = false;
 #pragma unroll
-  for (int i = 0; i < kLogitsPerBlock; i += kThreads) {
-    const unsigned index = blockIdx.x * kLogitsPerBlock + i + threadIdx.x;
-    if (index < static_cast<unsigned>(vocab_size)) {
-      best = max(best, ranked(__ldcg(row + index), index));
-    }
+  for (unsigned i = 0; i < kLogitsPerBlock; i += kThreads) {
+    const float logit = first + i < static_cast<unsigned>(vocab_size) ? __ldcg(row + first + i) : -INFINITY;
+    index_of_largest = logit > largest ? first + i : index_of_largest;
+    largest = fmaxf(largest, logit);
+    has_nan |= isnan(logit);
   }
+  unsigned long long best = has_nan ? ~0ULL : ranked(largest, index_of_largest);
 #pragma unroll
   for (int distance = 16; distance > 0; distance /= 2) {
     best = max(best, __shfl_xor_sync(0xFFFFFFFFU, best, distance));
