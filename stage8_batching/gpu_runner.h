@@ -50,6 +50,8 @@ class GpuRunner {
   // Does in advance what is slow the first time: computes a chunk of max_tokens tokens, and records the steps of up to
   // max_sequences sequences with one token each. Leaves K and V as they are.
   virtual void warm_up(int max_tokens, int max_sequences) = 0;
+  // Steps recorded so far: after warming up, none of up to max_sequences sequences is recorded any more.
+  virtual int num_recorded_steps() const = 0;
 
   // K or V of all heads in these slots, read back: [slots.size(), num_kv_heads * head_dim].
   virtual common::Matrix keys(int layer, std::span<const int> slots) = 0;

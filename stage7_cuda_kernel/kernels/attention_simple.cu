@@ -95,7 +95,7 @@ __global__ void __launch_bounds__(32 * kWarps) attention_kernel(Pages pages, Bat
       query[i] = queries[row_begin + lane + 32 * i];
     }
   }
-  const int* table = batch.block_tables + std::int64_t{row.sequence} * batch.max_blocks_per_sequence;
+  const int* table = batch.block_table(row.sequence);
   const int kv_head = head / (batch.num_heads / pages.shape.num_kv_heads);
   const PartialRow own = attend(pages, table, kv_head, row.visible, query, scale);
   const Parts parts(shared, kWarps, 1);

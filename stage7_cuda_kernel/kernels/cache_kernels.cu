@@ -1,5 +1,7 @@
 // Moving K and V: into slots, out of slots, from block to block. Nothing is computed, so the measure is bytes read plus
 // bytes written in a second, beside what a plain device-to-device copy reaches.
+#include <algorithm>
+
 #include "checks.h"
 #include "common/cuda/launch.h"
 #include "float8.cuh"
@@ -92,28 +94,6 @@ struct Float8Copy {
   PageShape shape;
 };
 
-// The largest absolute value of 16 elements, as the bits of a float32: in that order a NaN is above all numbers.
-__device__ __forceinline__ std::uint32_t largest_bits(const common::Vec16<Element> (&vecs)[2]) {
-  std::uint32_t largest = 0;
-#pragma unroll
-  for (int i = 0; i < 16; ++i) {
-    largest = max(largest, __float_as_uint(fabsf(vecs[i / 8][i % 8])));
-  }
-  return largest;
-}
-
-__device__ __forceinline__ uint4 to_float8(const common::Vec16<Element> (&vecs)[2], float factor) {
-  std::uint32_t words[4];
-#pragma unroll
-  for (int i = 0; i < 4; ++i) {
-    const common::Vec16<Element>& vec = vecs[i / 2];
-    const int first = i % 2 * 4;
-    words[i] =
-        pack_float8(vec[first] * factor, vec[first + 1] * factor, vec[first + 2] * factor, vec[first + 3] * factor);
-  }
-  return {words[0], words[1], words[2], words[3]};
-}
-
 // Neighbouring threads have neighbouring parts of a row; those of one row find its largest element together.
 template <bool kToSlots>
 __global__ void __launch_bounds__(kThreads) copy_float8_slots(Float8Copy copy) {
@@ -201,10 +181,7 @@ void launch_copy_slots(const Pages& pages, void* keys, void* values, std::int64_
     return;
   }
   const int vec = kVecBytes / bytes_of(row_type(shape.type));
-  COMMON_CHECK(keys != nullptr && values != nullptr && slot_mapping != nullptr, "rows and slots are given");
-  COMMON_CHECK(is_aligned(keys) && is_aligned(values), "rows begin at multiples of 16 bytes");
-  COMMON_CHECK(row_stride >= std::int64_t{shape.num_kv_heads} * shape.head_dim && row_stride % vec == 0,
-               "rows hold all heads and begin at multiples of 16 bytes");
+  check_rows(shape, keys, values, row_stride, slot_mapping);
   if (shape.type == ScalarType::kFloat8) {
     return launch_copy_float8<kToSlots>(pages, keys, values, row_stride, slot_mapping, num_tokens, stream);
   }
@@ -244,10 +221,16 @@ void launch_copy_slots(const Pages& pages, void* keys, void* values, std::int64_
 // faster; hints to L2 were worth 1.5 %.)
 constexpr int kChunk = 8 * kThreads;
 
+// The list of copies is a parameter of the launch: it is not allocated, uploaded or waited for. Parameters have 4 KB.
+struct CopyList {
+  static constexpr int kMaxCopies = 480;
+  PageCopy copies[kMaxCopies];
+};
+
 __global__ void __launch_bounds__(kThreads)
-    copy_block_chunks(uint4* keys, uint4* values, const PageCopy* copies, std::int64_t vecs_per_block,
+    copy_block_chunks(uint4* keys, uint4* values, const __grid_constant__ CopyList list, std::int64_t vecs_per_block,
                       std::int64_t vecs_per_layer, int chunks_per_block, int num_arrays) {
-  const PageCopy copy = copies[blockIdx.x / chunks_per_block];
+  const PageCopy copy = list.copies[blockIdx.x / chunks_per_block];
   const std::int64_t begin = std::int64_t{blockIdx.x % chunks_per_block} * kChunk + threadIdx.x;
   uint4* layer = (blockIdx.y % num_arrays == 0 ? keys : values) + blockIdx.y / num_arrays * vecs_per_layer;
   const uint4* source = layer + copy.source * vecs_per_block;
@@ -291,12 +274,16 @@ void copy_blocks(void* keys, void* values, int num_layers, const PageShape& shap
   }
   const std::int64_t vecs_per_block = shape.elements_per_block() * bytes_of(shape.type) / kVecBytes;
   const std::int64_t chunks_per_block = (vecs_per_block + kChunk - 1) / kChunk;
-  COMMON_CHECK(chunks_per_block * num_copies < std::int64_t{1} << 31, "too many copies for one launch");
   const int num_arrays = shape.is_paired() ? 1 : 2;
-  const dim3 grid(static_cast<unsigned>(chunks_per_block * num_copies), static_cast<unsigned>(num_arrays * num_layers));
-  common::launch(copy_block_chunks, grid, kThreads, 0, stream, common::Overlap::kNone, static_cast<uint4*>(keys),
-                 static_cast<uint4*>(values), copies, vecs_per_block, shape.num_blocks * vecs_per_block,
-                 static_cast<int>(chunks_per_block), num_arrays);
+  for (int first = 0; first < num_copies; first += CopyList::kMaxCopies) {
+    const int count = std::min(num_copies - first, CopyList::kMaxCopies);
+    CopyList list;
+    std::copy_n(copies + first, count, list.copies);
+    const dim3 grid(static_cast<unsigned>(chunks_per_block * count), static_cast<unsigned>(num_arrays * num_layers));
+    common::launch(copy_block_chunks, grid, kThreads, 0, stream, common::Overlap::kNone, static_cast<uint4*>(keys),
+                   static_cast<uint4*>(values), list, vecs_per_block, shape.num_blocks * vecs_per_block,
+                   static_cast<int>(chunks_per_block), num_arrays);
+  }
 }
 
 }  // namespace

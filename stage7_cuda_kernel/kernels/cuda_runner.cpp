@@ -38,9 +38,9 @@ common::CudaLlama device_model(const common::Llama& model, Precision precision, 
 }
 
 // Free functions of the kernels' names, which a runner's own members would hide.
-void launch_copies(void* keys, void* values, int num_layers, const PageShape& shape, const DeviceArray<PageCopy>& plan,
-                   const common::Stream& stream) {
-  copy_blocks(keys, values, num_layers, shape, plan.data(), static_cast<int>(plan.size()), stream.get());
+void launch_copies(void* keys, void* values, int num_layers, const PageShape& shape,
+                   const std::vector<PageCopy>& copies, const common::Stream& stream) {
+  copy_blocks(keys, values, num_layers, shape, copies.data(), static_cast<int>(copies.size()), stream.get());
 }
 
 std::string why_unsupported(const PageShape& shape, int num_heads) { return unsupported(shape, num_heads); }
@@ -74,6 +74,7 @@ struct CudaRunner::Impl {
             .num_heads = model.config().num_heads,
             .context_lengths = inputs.context_lengths(),
             .block_tables = inputs.block_tables(),
+            .table_starts = inputs.table_starts(),
             .max_blocks_per_sequence = inputs.max_blocks()};
   }
 
@@ -93,12 +94,13 @@ struct CudaRunner::Impl {
     }
     const auto attend = [&](const common::CudaAttentionCall& call) {
       const Pages layer = pages(call.layer);
-      write_to_slots(layer, call.k, call.v, call.kv_row_stride, inputs.slot_mapping(), num_tokens, call.stream);
       if (is_decode) {
-        // Allowed, as the launch before is write_to_slots.
+        // It may overlap: the launch before computes queries, keys and values, and what decode attention reads at once
+        // was there before that one began.
         decode_attention(layer, batch(), call.q, call.output, decode_workspace.data(), call.stream,
-                         {.overlap_previous = true});
+                         {.overlap_previous = true}, {call.k, call.v, call.kv_row_stride, inputs.slot_mapping()});
       } else {
+        write_to_slots(layer, call.k, call.v, call.kv_row_stride, inputs.slot_mapping(), num_tokens, call.stream);
         ragged_attention(layer, batch(), inputs.query_starts(), call.q, call.output, num_tokens,
                          ragged_workspace.data(), call.stream);
       }
@@ -106,15 +108,6 @@ struct CudaRunner::Impl {
     model.forward(inputs.tokens(), inputs.positions(), num_tokens, attend, stream.get());
     model.logits(inputs.logits_rows(), 1, logits.data(), stream.get());
     model.argmax(logits.data(), 1, argmax.data(), stream.get());
-  }
-
-  void copy(const std::vector<PageCopy>& copies) {
-    if (copies.empty()) {
-      return;
-    }
-    const DeviceArray<PageCopy> plan(copies);
-    launch_copies(keys.data(), values.data(), num_layers, shape, plan, stream);
-    stream.synchronize();  // the plan is freed
   }
 
   common::Matrix read_back(int layer, std::span<const int> slots, bool want_keys);
@@ -133,7 +126,7 @@ struct CudaRunner::Impl {
   DeviceArray<float> logits;  // [1, vocab_size]
   DeviceArray<int> argmax{1};
   common::PinnedArray<int> argmax_on_host{1};
-  // Six launches for each layer and four more, the same for every step of one token: recorded at the first such step,
+  // Five launches for each layer and four more, the same for every step of one token: recorded at the first such step,
   // and replayed with other numbers in the inputs.
   std::optional<common::Graph> decode_step;
 };
@@ -164,7 +157,7 @@ void CudaRunner::copy_blocks(std::span<const BlockCopy> copies) {
   std::set<int> read;
   std::set<int> written;
   const auto launch_all = [&] {
-    impl_->copy(launch);
+    launch_copies(impl_->keys.data(), impl_->values.data(), impl_->num_layers, impl_->shape, launch, impl_->stream);
     launch.clear();
     read.clear();
     written.clear();

@@ -5,7 +5,7 @@
 namespace stage7 {
 
 void decode_attention(const Pages& pages, const Batch& batch, const void* queries, void* output, void* workspace,
-                      cudaStream_t stream, const DecodeOptions& options) {
+                      cudaStream_t stream, const DecodeOptions& options, const NewRows& new_rows) {
   check_pages(pages);
   check_batch(pages.shape, batch);
   if (batch.num_sequences == 0) {
@@ -13,7 +13,14 @@ void decode_attention(const Pages& pages, const Batch& batch, const void* querie
   }
   COMMON_CHECK(queries != nullptr && output != nullptr, "queries and output are given");
   COMMON_CHECK(is_aligned(queries) && is_aligned(output), "queries and output begin at multiples of 16 bytes");
+  if (new_rows.keys != nullptr) {
+    check_rows(pages.shape, new_rows.keys, new_rows.values, new_rows.row_stride, new_rows.slot_mapping);
+  }
   if (pages.shape.type == ScalarType::kFloat32) {
+    if (new_rows.keys != nullptr) {
+      write_to_slots(pages, new_rows.keys, new_rows.values, new_rows.row_stride, new_rows.slot_mapping,
+                     batch.num_sequences, stream);
+    }
     return attention_simple(pages, batch, nullptr, queries, output, batch.num_sequences, stream);
   }
   COMMON_CHECK(workspace != nullptr && is_aligned(workspace), "a workspace is given");
@@ -21,8 +28,9 @@ void decode_attention(const Pages& pages, const Batch& batch, const void* querie
   const DecodeWorkspace parts =
       decode_workspace(workspace, shape.num_workers, shape.group, pages.shape.head_dim, batch.num_sequences);
   const DecodeCall call{
-      pages, batch, queries, output,
-      parts, shape, stream,  options.overlap_previous ? common::Overlap::kPrevious : common::Overlap::kNone};
+      pages,    batch,  queries,
+      new_rows, output, parts,
+      shape,    stream, options.overlap_previous ? common::Overlap::kPrevious : common::Overlap::kNone};
   if (pages.shape.type == ScalarType::kFloat8) {
     decode_float8(call);
   } else {

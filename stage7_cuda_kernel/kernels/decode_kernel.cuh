@@ -26,6 +26,7 @@
 #include "decode_merge.cuh"
 #include "decode_plan.h"
 #include "float8.cuh"
+#include "new_row.cuh"
 #include "online_softmax.cuh"
 #include "tile_ring.cuh"
 
@@ -342,8 +343,8 @@ __device__ __forceinline__ void finish_head(const PartialSoftmax<kHeadDim>& exch
 
 template <ScalarType kType, int kHeadDim, int kQueryTiles, int kWarps, int kStages, int kResident, bool kContiguous>
 __global__ void __launch_bounds__(32 * kWarps, kResident)
-    decode_kernel(Pages pages, Batch batch, const Element* queries, Element* output, DecodeWorkspace workspace,
-                  float scale) {
+    decode_kernel(Pages pages, Batch batch, const Element* queries, NewRows new_rows, Element* output,
+                  DecodeWorkspace workspace, float scale) {
   using Ring = TileRing<kType, kHeadDim, kStages, kWarps, kContiguous>;
   extern __shared__ __align__(128) unsigned char shared[];
   __shared__ __align__(8) unsigned char barriers[kWarps * Ring::kBarrierBytes];
@@ -354,27 +355,36 @@ __global__ void __launch_bounds__(32 * kWarps, kResident)
     return;
   }
   Ring ring(pages, batch, share, shared + warp * Ring::kBytes, barriers + warp * Ring::kBarrierBytes);
-  // In this order: a launch that starts early then knows that everything two launches back has finished.
+  ring.start();  // before the queries are computed: what is read was written by steps that are over
   common::wait_for_previous_launch();
   common::allow_next_launch();
-  ring.start();
 
   const int num_kv_heads = pages.shape.num_kv_heads;
   const int group = batch.num_heads / num_kv_heads;
   const PartialSoftmax<kHeadDim> exchange(shared + kWarps * Ring::kBytes, kWarps, group);
   WarpAttention<kType, kHeadDim, kQueryTiles> attention;
-  TileCursor head(batch.context_lengths, num_kv_heads, share);  // where the current head, or its rest, begins
-  int begin = 0;                                                // the same, counted from the beginning of the share
-  int next = warp;                                              // this warp's next tile, counted likewise
+  TileCursor head(batch, num_kv_heads, share);  // where the current head, or its rest, begins
+  int begin = 0;                                // the same, counted from the beginning of the share
+  int next = warp;                              // this warp's next tile, counted likewise
   while (true) {
-    const int end = min(begin + num_tiles_of(head.length) - head.tile, share.num_tiles);
+    const int head_end = begin + num_tiles_of(head.length) - head.tile;
+    const int end = min(head_end, share.num_tiles);
     const std::int64_t first_row = std::int64_t{head.sequence} * batch.num_heads + head.kv_head * group;
+    // Whether the head's last tile, which has the new token, is this warp's. The row comes while the queries do.
+    NewRow<kType, kHeadDim> new_row;
+    const bool has_new_row = new_rows.keys != nullptr && end == head_end && (end - 1) % kWarps == warp;
+    if (has_new_row) {
+      new_row.load(new_rows, head.sequence, head.kv_head);
+    }
     attention.start(queries + first_row * kHeadDim, group);
     for (; next < end; next += kWarps) {
       const int num_tokens = min(kTileTokens, head.length - (head.tile + next - begin) * kTileTokens);
       ring.wait();
       if (num_tokens < kTileTokens) {
         ring.clear_values_from(num_tokens);
+      }
+      if (has_new_row && next == end - 1) {
+        new_row.store(pages, head.kv_head, ring.keys(), num_tokens - 1);
       }
       attention.add_tile(ring.keys(), ring.values(), num_tokens, scale);
       ring.release();

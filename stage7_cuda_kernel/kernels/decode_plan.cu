@@ -214,8 +214,9 @@ __device__ int longest_context(const int* context_lengths, int num_sequences) {
   return longest;
 }
 
-__global__ void __launch_bounds__(kThreads) plan(DecodeWorkspace workspace, const int* context_lengths,
-                                                 int num_sequences, int num_kv_heads, DecodeShape shape) {
+__global__ void __launch_bounds__(kThreads)
+    plan(DecodeWorkspace workspace, const int* context_lengths, const int* table_starts, int num_sequences,
+         int num_kv_heads, DecodeShape shape) {
   const std::int64_t* tiles_before = workspace.tiles_before;
   sum_tiles(workspace.tiles_before, context_lengths, num_sequences, num_kv_heads);
   const int longest = longest_context(context_lengths, num_sequences);
@@ -233,6 +234,7 @@ __global__ void __launch_bounds__(kThreads) plan(DecodeWorkspace workspace, cons
     } else {
       share = part_of_line(c, {total, cutting.num_shares}, tiles_before, context_lengths, num_sequences, num_kv_heads);
     }
+    share.table_start = share.num_tiles > 0 ? table_starts[share.sequence] : 0;
     workspace.shares[c] = share;
   }
 }
@@ -258,7 +260,7 @@ void plan_decode(const PageShape& shape, const Batch& batch, void* workspace, cu
   const DecodeShape decode = decode_shape(shape, batch, options);
   common::launch(plan, dim3(1), kThreads, 0, stream, common::Overlap::kNone,
                  decode_workspace(workspace, decode.num_workers, decode.group, shape.head_dim, batch.num_sequences),
-                 batch.context_lengths, batch.num_sequences, shape.num_kv_heads, decode);
+                 batch.context_lengths, batch.table_starts, batch.num_sequences, shape.num_kv_heads, decode);
 }
 
 }  // namespace

@@ -23,7 +23,7 @@ namespace stage7 {
 
 inline constexpr int kTileTokens = kTileRows;
 
-// What one thread block does. 32 bytes, read as two 16-byte loads.
+// What one thread block does. 48 bytes, read as three 16-byte loads.
 struct alignas(16) TileRange {
   int sequence;  // where it starts
   int kv_head;
@@ -35,6 +35,7 @@ struct alignas(16) TileRange {
   int last_contributor;
   int last_contributor_of_last_head;
   int context_length;  // of that first sequence: saves a thread block one dependent load before its first copy
+  int table_start;     // likewise
 };
 
 // A share contributes partial results to its first head and to its last, to no other: a thread block has two places.

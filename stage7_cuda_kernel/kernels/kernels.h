@@ -79,8 +79,9 @@ struct PageCopy {
   int destination = 0;
 };
 
-// Copies whole blocks in all layers at once. keys, values (unless paired): [num_layers, shape...]. No block may be the
-// destination of two copies, or the destination of one and the source of another: the copies run side by side.
+// Copies whole blocks in all layers at once. keys, values (unless paired): [num_layers, shape...]. copies: on the host;
+// the launch takes the list along, so it may be gone when this returns (and a captured graph repeats it). No block may
+// be the destination of two copies, or the destination of one and the source of another: the copies run side by side.
 void copy_blocks(void* keys, void* values, int num_layers, const PageShape& shape, const PageCopy* copies,
                  int num_copies, cudaStream_t stream);
 
@@ -89,18 +90,30 @@ struct Batch {
   int num_sequences = 0;
   int num_heads = 0;                     // num_kv_heads times 1 to 16 (float32: times anything)
   const int* context_lengths = nullptr;  // [num_sequences], the new tokens included
-  const int* block_tables = nullptr;     // [num_sequences, max_blocks_per_sequence]
-  int max_blocks_per_sequence = 0;
+  const int* block_tables = nullptr;     // one after the other: at least ceil(context_length / block_size) blocks each
+  const int* table_starts = nullptr;     // [num_sequences]: where each one's table begins
+  int max_blocks_per_sequence = 0;       // no table is longer: all that the host knows of the lengths
+
+  COURSE_HOST_DEVICE const int* block_table(int sequence) const { return block_tables + table_starts[sequence]; }
 };
 
 // How decode attention shares its work out. The rule decides unless a test or a measurement asks for something else.
 struct DecodeOptions {
   int num_workers = 0;  // thread blocks that share the work; 0: as many as the device holds at once
-  // The kernel may start while the launch before it in the stream still runs, and reads K, V and queries only when that
-  // one has finished. The plan, the tables and the lengths it reads at once: the launch before must not write them, and
-  // must not let this one start (griddepcontrol.launch_dependents) before it has itself waited for the one before it.
-  // write_to_slots, the usual launch before, keeps to that; plan_decode does not.
+  // The kernel may start while the launch before it in the stream still runs, and reads queries and new rows only when
+  // that one has finished. The plan, the tables, the lengths and the pages it reads at once: what writes them must have
+  // finished before the launch before this one can start. In a model's step that launch computes the queries.
   bool overlap_previous = false;
+};
+
+// K and V of a decode batch's tokens, for decode attention to store: what write_to_slots would do in a launch of its
+// own. Row i, [num_kv_heads * head_dim] of row_type(pages' type), goes to slot slot_mapping[i], which is that of
+// position context_length - 1; slot -1: it is not stored, but seen. Pointers and strides as in write_to_slots.
+struct NewRows {
+  const void* keys = nullptr;  // nullptr: there are none, and the pages have all positions
+  const void* values = nullptr;
+  std::int64_t row_stride = 0;
+  const int* slot_mapping = nullptr;  // [num_sequences]
 };
 
 // Decode attention works in two steps. plan_decode, called once for each step, cuts the work of one layer into
@@ -112,9 +125,9 @@ void plan_decode(const PageShape& shape, const Batch& batch, void* workspace, cu
 
 // queries, output: [num_sequences, num_heads * head_dim], of row_type(pages' type); one token for each sequence, which
 // sees all context_length positions. Query head h reads kv head h / (num_heads / num_kv_heads). Scores are scaled by 1
-// / sqrt(head_dim).
+// / sqrt(head_dim). The last position's K and V are in the pages, or new rows.
 void decode_attention(const Pages& pages, const Batch& batch, const void* queries, void* output, void* workspace,
-                      cudaStream_t stream, const DecodeOptions& options = {});
+                      cudaStream_t stream, const DecodeOptions& options = {}, const NewRows& new_rows = {});
 
 // Causal attention of a ragged batch: prompts, chunks of prompts and single tokens side by side. Sequence s has the
 // query rows query_starts[s] … query_starts[s + 1] - 1 (query_starts: [num_sequences + 1]), which are the last tokens

@@ -346,8 +346,7 @@ struct PrefillProducer {
       copy_queries(work, slot.place);
       arrive_when_copied(full);
       ticket = take_ticket();
-      const int* table =
-          call.batch.block_tables + std::int64_t{work.task.sequence} * call.batch.max_blocks_per_sequence;
+      const int* table = call.batch.block_table(work.task.sequence);
       if constexpr (kType == ScalarType::kFloat8) {
         convert_tiles(table, work.kv_head, work.num_seen);
       } else {

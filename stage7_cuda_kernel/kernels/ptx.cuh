@@ -103,7 +103,10 @@ __device__ __forceinline__ void store_vec(std::uint32_t address, uint4 x) {
                : "memory");
 }
 
-// A byte out of it.
+// A byte into it, and out of it.
+__device__ __forceinline__ void store_byte(std::uint32_t address, std::uint32_t x) {
+  asm volatile("st.shared.u8 [%0], %1;" ::"r"(address), "r"(x) : "memory");
+}
 __device__ __forceinline__ std::uint32_t load_byte(std::uint32_t address) {
   std::uint32_t x;
   asm volatile("ld.shared.u8 %0, [%1];" : "=r"(x) : "r"(address) : "memory");

@@ -40,7 +40,7 @@ __global__ void __launch_bounds__(32 * RaggedTileOf<kHeadDim, kShort>::kTile.war
   const std::uint32_t query_tile = shared_address(shared);
   const RaggedLoader<kType, kHeadDim, kShort> loader{
       .pages = pages,
-      .table = batch.block_tables + std::int64_t{task.sequence} * batch.max_blocks_per_sequence,
+      .table = batch.block_table(task.sequence),
       .kv_head = kv_head,
       .num_tokens = seen_by_first + (end_row - 1) / group,
       .keys = query_tile + Shared::kQueryBytes,

@@ -37,6 +37,7 @@ class StepInputs {
     host(kContextLengths)[0] = step.context_length;
     host(kQueryStarts)[0] = 0;
     host(kQueryStarts)[1] = num_tokens;
+    host(kTableStarts)[0] = 0;
     host(kLogitsRows)[0] = num_tokens - 1;
     std::copy(step.tokens.begin(), step.tokens.end(), host(kTokens));
     std::copy(step.positions.begin(), step.positions.end(), host(kPositions));
@@ -57,10 +58,20 @@ class StepInputs {
   const int* tokens() const { return device(kTokens); }
   const int* positions() const { return device(kPositions); }
   const int* slot_mapping() const { return device(kSlots); }
-  const int* block_tables() const { return device(kBlockTables); }  // [1, max_blocks]
+  const int* table_starts() const { return device(kTableStarts); }  // [1]: 0
+  const int* block_tables() const { return device(kBlockTables); }  // [num_blocks]: the one table
 
  private:
-  enum Array : std::size_t { kContextLengths, kQueryStarts, kLogitsRows, kTokens, kPositions, kSlots, kBlockTables };
+  enum Array : std::size_t {
+    kContextLengths,
+    kQueryStarts,
+    kLogitsRows,
+    kTokens,
+    kPositions,
+    kSlots,
+    kTableStarts,
+    kBlockTables
+  };
   // Of whole 16 bytes, and one more than there are tokens.
   static std::size_t stride(int num_tokens) { return static_cast<std::size_t>(num_tokens) / 4 * 4 + 4; }
   int* host(Array array) const { return host_.data() + array * stride_; }

@@ -72,7 +72,7 @@ struct HeadPages {
   __device__ __forceinline__ HeadPages(const LadderCall& call, int sequence, int head)
       : keys(static_cast<const Element*>(call.pages.keys)),
         values(static_cast<const Element*>(call.pages.values)),
-        table(call.batch.block_tables + std::int64_t{sequence} * call.batch.max_blocks_per_sequence),
+        table(call.batch.block_table(sequence)),
         shape(call.pages.shape),
         kv_head(head) {
     shape.type = ScalarType::kBFloat16;  // check_ladder has made sure of it; the compiler computes addresses with it

@@ -52,6 +52,7 @@ __global__ void __launch_bounds__(32 * kWarps, kResident) attend(LadderCall call
   share.tile = first_tile;
   share.num_tiles = end_tile - first_tile;
   share.context_length = piece.length;
+  share.table_start = call.batch.table_starts[piece.sequence];
   Ring ring(call.pages, call.batch, share, shared + warp * Ring::kBytes, barriers + warp * Ring::kBarrierBytes);
   ring.start();
 

@@ -24,10 +24,21 @@ inline void check_pages(const Pages& pages) {
   COMMON_CHECK(is_aligned(pages.keys) && is_aligned(pages.values), "pages begin at multiples of 16 bytes");
 }
 
+// Rows of K and V of a batch's tokens, and the slots they belong to.
+inline void check_rows(const PageShape& shape, const void* keys, const void* values, std::int64_t row_stride,
+                       const int* slot_mapping) {
+  const int vec = 16 / bytes_of(row_type(shape.type));
+  COMMON_CHECK(keys != nullptr && values != nullptr && slot_mapping != nullptr, "rows and slots are given");
+  COMMON_CHECK(is_aligned(keys) && is_aligned(values), "rows begin at multiples of 16 bytes");
+  COMMON_CHECK(row_stride >= std::int64_t{shape.num_kv_heads} * shape.head_dim && row_stride % vec == 0,
+               "rows hold all heads and begin at multiples of 16 bytes");
+}
+
 inline void check_batch(const PageShape& shape, const Batch& batch) {
   COMMON_CHECK(batch.num_sequences >= 0, "a batch has no sequences or some");
   check_shape(shape, batch.num_heads);
-  COMMON_CHECK(batch.num_sequences == 0 || (batch.context_lengths != nullptr && batch.block_tables != nullptr),
+  COMMON_CHECK(batch.num_sequences == 0 ||
+                   (batch.context_lengths != nullptr && batch.block_tables != nullptr && batch.table_starts != nullptr),
                "a batch has lengths and tables");
   COMMON_CHECK(batch.max_blocks_per_sequence > 0, "block tables have entries");
 }

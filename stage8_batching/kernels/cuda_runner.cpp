@@ -8,7 +8,6 @@
 #include <map>
 #include <set>
 #include <string>
-#include <tuple>
 #include <utility>
 #include <vector>
 
@@ -43,9 +42,9 @@ common::CudaLlama device_model(const common::Llama& model, Precision precision, 
 }
 
 // Free functions of the kernels' names, which a runner's own members would hide.
-void launch_copies(void* keys, void* values, int num_layers, const PageShape& shape, const DeviceArray<PageCopy>& plan,
-                   const common::Stream& stream) {
-  copy_blocks(keys, values, num_layers, shape, plan.data(), static_cast<int>(plan.size()), stream.get());
+void launch_copies(void* keys, void* values, int num_layers, const PageShape& shape,
+                   const std::vector<PageCopy>& copies, const common::Stream& stream) {
+  copy_blocks(keys, values, num_layers, shape, copies.data(), static_cast<int>(copies.size()), stream.get());
 }
 
 std::string why_unsupported(const PageShape& shape, int num_heads) { return unsupported(shape, num_heads); }
@@ -91,8 +90,9 @@ struct CudaRunner::Impl {
     return {.num_sequences = count,
             .num_heads = model.config().num_heads,
             .context_lengths = inputs.context_lengths() + first,
-            .block_tables = inputs.block_tables() + std::int64_t{first} * inputs.table_pitch(),
-            .max_blocks_per_sequence = inputs.table_pitch()};
+            .block_tables = inputs.block_tables(),
+            .table_starts = inputs.table_starts() + first,
+            .max_blocks_per_sequence = inputs.max_blocks()};
   }
 
   Pages pages(int layer) const {
@@ -120,13 +120,17 @@ struct CudaRunner::Impl {
         std::int64_t{num_decodes} * decodes.num_heads * shape.head_dim * bytes_of(row_type(shape.type));
     const auto attend = [&](const common::CudaAttentionCall& call) {
       const Pages layer = pages(call.layer);
-      write_to_slots(layer, call.k, call.v, call.kv_row_stride, inputs.slot_mapping(), num_tokens, call.stream);
       if (num_decodes > 0) {
-        // Allowed, as the launch before is write_to_slots.
+        // It may overlap: the launch before computes queries, keys and values, and what decode attention reads at once
+        // was there before that one began.
         decode_attention(layer, decodes, call.q, call.output, decode_workspace.data(), call.stream,
-                         {.overlap_previous = true});
+                         {.overlap_previous = true}, {call.k, call.v, call.kv_row_stride, inputs.slot_mapping()});
       }
       if (num_chunks > 0) {
+        const std::int64_t skipped = num_decodes * call.kv_row_stride * bytes_of(row_type(shape.type));
+        write_to_slots(layer, static_cast<const std::byte*>(call.k) + skipped,
+                       static_cast<const std::byte*>(call.v) + skipped, call.kv_row_stride,
+                       inputs.slot_mapping() + num_decodes, num_queries, call.stream);
         ragged_attention(layer, chunks, inputs.query_starts(), static_cast<const std::byte*>(call.q) + skipped_bytes,
                          static_cast<std::byte*>(call.output) + skipped_bytes, num_queries, ragged_workspace.data(),
                          call.stream);
@@ -138,15 +142,6 @@ struct CudaRunner::Impl {
       model.logits(inputs.logits_rows(), num_rows, logits.data(), stream.get());
       model.argmax(logits.data(), num_rows, argmax, stream.get());
     }
-  }
-
-  void copy(const std::vector<PageCopy>& copies) {
-    if (copies.empty()) {
-      return;
-    }
-    const DeviceArray<PageCopy> plan(copies);
-    launch_copies(keys.data(), values.data(), num_layers, shape, plan, stream);
-    stream.synchronize();  // the plan is freed
   }
 
   common::Matrix read_back(int layer, std::span<const int> slots, bool want_keys);
@@ -167,9 +162,8 @@ struct CudaRunner::Impl {
   int last = 0;                        // which of them the last enqueued step has
   common::DeviceMemory decode_workspace;
   common::DeviceMemory ragged_workspace;
-  DeviceArray<float> logits;  // [num_rows, vocab_size]
-  // By the buffers they use, the number of sequences, and the pitch of their tables.
-  std::map<std::tuple<int, int, int>, common::Graph> steps;
+  DeviceArray<float> logits;                           // [num_rows, vocab_size]
+  std::map<std::pair<int, int>, common::Graph> steps;  // by the buffers they use and the number of sequences
 };
 
 std::string CudaRunner::unsupported(const common::LlamaConfig& config, const KvCacheShape& shape, Precision precision,
@@ -202,7 +196,7 @@ void CudaRunner::copy_blocks(std::span<const BlockCopy> copies) {
   std::set<int> read;
   std::set<int> written;
   const auto launch_all = [&] {
-    impl_->copy(launch);
+    launch_copies(impl_->keys.data(), impl_->values.data(), impl_->num_layers, impl_->shape, launch, impl_->stream);
     launch.clear();
     read.clear();
     written.clear();
@@ -231,19 +225,14 @@ void CudaRunner::forward(const RaggedBatch& step) {
   const int next = 1 - impl_->last;
   StepBuffers& own = impl_->buffers[static_cast<std::size_t>(next)];
   const StepBuffers& other = impl_->buffers[static_cast<std::size_t>(impl_->last)];
-  const auto forget_recorded = [&] {  // their inputs lie elsewhere from here on
-    std::erase_if(impl_->steps, [&](const auto& recorded) { return std::get<0>(recorded.first) == next; });
-  };
   try {
     const int padded_sequences = is_recorded ? size : num_sequences;
-    if (own.begin(step, impl_->shape.block_size, padded_sequences, other, impl_->stream)) {
-      forget_recorded();
-    }
+    own.begin(step, impl_->shape.block_size, padded_sequences, other, impl_->stream);
     const StepInputs& inputs = own.inputs();
     if (is_recorded) {
-      // Six launches for each layer and four more, the same for every step of this size: recorded when it first comes,
+      // Five launches for each layer and four more, the same for every step of this size: recorded when it first comes,
       // and replayed with other numbers in the inputs.
-      const std::tuple key(next, size, inputs.table_pitch());
+      const std::pair key(next, size);
       auto found = impl_->steps.find(key);
       if (found == impl_->steps.end()) {
         found = impl_->steps.try_emplace(key, impl_->stream, [&] { impl_->run(next, size, size, 0, size); }).first;
@@ -256,7 +245,6 @@ void CudaRunner::forward(const RaggedBatch& step) {
     own.end(impl_->stream);
   } catch (...) {
     own.abandon(impl_->stream);
-    forget_recorded();  // the inputs may have moved already
     throw;
   }
   impl_->last = next;
@@ -322,6 +310,8 @@ common::Matrix CudaRunner::keys(int layer, std::span<const int> slots) { return 
 common::Matrix CudaRunner::values(int layer, std::span<const int> slots) {
   return impl_->read_back(layer, slots, false);
 }
+
+int CudaRunner::num_recorded_steps() const { return static_cast<int>(impl_->steps.size()); }
 
 std::int64_t CudaRunner::weight_bytes_per_token() const { return impl_->model.weight_bytes_per_token(); }
 

@@ -28,6 +28,7 @@ class CudaRunner : public GpuRunner {
   common::Matrix logits() override;
   std::vector<common::Token> argmax_tokens(int step_age) override;
   void warm_up(int max_tokens, int max_sequences) override;
+  int num_recorded_steps() const override;
   common::Matrix keys(int layer, std::span<const int> slots) override;
   common::Matrix values(int layer, std::span<const int> slots) override;
   std::int64_t weight_bytes_per_token() const override;

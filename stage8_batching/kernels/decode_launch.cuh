@@ -14,6 +14,7 @@ struct DecodeCall {
   const Pages& pages;
   const Batch& batch;
   const void* queries;
+  const NewRows& new_rows;
   void* output;
   const DecodeWorkspace& workspace;
   const DecodeShape& shape;
@@ -29,7 +30,7 @@ void launch_decode(const DecodeCall& call) {
   const auto scale = static_cast<float>(1.4426950408889634 / std::sqrt(static_cast<double>(kHeadDim)));
   common::launch(decode_kernel<kType, kHeadDim, kQueryTiles, kWarps, kStages, kResident, kContiguous>,
                  dim3(static_cast<unsigned>(call.shape.num_workers)), 32 * kWarps, shared_bytes, call.stream,
-                 call.overlap, call.pages, call.batch, static_cast<const Element*>(call.queries),
+                 call.overlap, call.pages, call.batch, static_cast<const Element*>(call.queries), call.new_rows,
                  static_cast<Element*>(call.output), call.workspace, scale);
 }
 

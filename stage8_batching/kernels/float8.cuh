@@ -18,6 +18,7 @@
 #include <cstdint>
 
 #include "common/cuda/scalars.cuh"
+#include "ptx.cuh"
 
 namespace stage8 {
 
@@ -48,6 +49,28 @@ __device__ __forceinline__ std::uint32_t pack_float8(float a, float b, float c, 
   const std::uint32_t low = __nv_cvt_float2_to_fp8x2({a, b}, __NV_SATFINITE, __NV_E4M3);
   const std::uint32_t high = __nv_cvt_float2_to_fp8x2({c, d}, __NV_SATFINITE, __NV_E4M3);
   return low | high << 16;
+}
+
+// The largest absolute value of 16 elements, as the bits of a float32: in that order a NaN is above all numbers.
+__device__ __forceinline__ std::uint32_t largest_bits(const common::Vec16<Element> (&vecs)[2]) {
+  std::uint32_t largest = 0;
+#pragma unroll
+  for (int i = 0; i < 16; ++i) {
+    largest = max(largest, __float_as_uint(fabsf(vecs[i / 8][i % 8])));
+  }
+  return largest;
+}
+
+__device__ __forceinline__ uint4 to_float8(const common::Vec16<Element> (&vecs)[2], float factor) {
+  std::uint32_t words[4];
+#pragma unroll
+  for (int i = 0; i < 4; ++i) {
+    const common::Vec16<Element>& vec = vecs[i / 2];
+    const int first = i % 2 * 4;
+    words[i] =
+        pack_float8(vec[first] * factor, vec[first + 1] * factor, vec[first + 2] * factor, vec[first + 3] * factor);
+  }
+  return {words[0], words[1], words[2], words[3]};
 }
 
 // The lower two of four bytes as two float16, and the upper two: exact, and one instruction since Ada.

@@ -22,19 +22,17 @@ class StepBuffers {
         argmax_(static_cast<std::size_t>(max_sequences)),
         on_host_(argmax_.size()) {}
 
-  // What comes next in `stream` finds the inputs. Waits for the last step that used these buffers. True if the inputs
-  // have moved.
-  bool begin(const RaggedBatch& step, int block_size, int padded_sequences, const StepBuffers& other,
+  // What comes next in `stream` finds the inputs. Waits for the last step that used these buffers.
+  void begin(const RaggedBatch& step, int block_size, int padded_sequences, const StepBuffers& other,
              const common::Stream& stream) {
     finished_.wait();
     uses_own_stream_ = !other.computed_.is_done();
     const common::Stream& path = uses_own_stream_ ? copies_ : stream;
-    const bool moved = inputs_.upload(step, block_size, padded_sequences, path);
+    inputs_.upload(step, block_size, padded_sequences, path);
     if (uses_own_stream_) {
       uploaded_.record(copies_);
       stream.wait(uploaded_);
     }
-    return moved;
   }
 
   // The step has been enqueued: what it leaves in argmax() goes to the host.

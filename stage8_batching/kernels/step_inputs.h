@@ -3,7 +3,6 @@
 
 #include <algorithm>
 #include <cstddef>
-#include <memory>
 #include <numeric>
 #include <span>
 #include <vector>
@@ -16,42 +15,36 @@
 namespace stage8 {
 
 // Sequences with a single token come first: they are decode attention's, and the others ragged attention's. Where an
-// array lies depends on the number of tokens and on the pitch of the block tables alone, so that a recorded step finds
-// it again.
+// array lies depends on the number of tokens alone, so that a recorded step finds it again, however long the contexts
+// are: block tables lie one after the other, at the end, and an array says where each one begins.
 class StepInputs {
  public:
   StepInputs(int max_tokens, int max_sequences, int max_blocks)
       : max_tokens_(max_tokens),
         max_sequences_(max_sequences),
         max_blocks_(max_blocks),
-        host_(std::make_unique<common::PinnedArray<int>>(kBlockTables * stride(max_tokens) + kFirstTables)),
-        device_(host_->size()) {}
+        host_(kBlockTables * stride(max_tokens) +
+              static_cast<std::size_t>(max_sequences) * static_cast<std::size_t>(max_blocks)),
+        device_(host_.size()) {}
 
   // padded_sequences: as many as the step's, or more; those beyond are inactive and have one token each. The last
-  // upload, and the step that read it, must be over. True if the arrays had to grow, and so have moved.
-  bool upload(const RaggedBatch& step, int block_size, int padded_sequences, const common::Stream& stream) {
+  // upload, and the step that read it, must be over.
+  void upload(const RaggedBatch& step, int block_size, int padded_sequences, const common::Stream& stream) {
     const std::size_t used = lay_out(step, block_size, padded_sequences);
-    const bool grows = used > device_.size();
-    if (grows) {
-      host_ = std::make_unique<common::PinnedArray<int>>(2 * used);
-      device_ = common::DeviceArray<int>(2 * used);
-    }
     const std::vector<int> rows = add_sequences(step);
     add_logits_rows(step, rows);
     add_padding(static_cast<int>(step.context_lengths.size()), padded_sequences);
     for (const auto& [index, row] : step.pending_tokens) {
       host(kPendingRows)[rows[static_cast<std::size_t>(index)]] = row;
     }
-    CUDA_CHECK(
-        cudaMemcpyAsync(device_.data(), host_->data(), used * sizeof(int), cudaMemcpyHostToDevice, stream.get()));
-    return grows;
+    CUDA_CHECK(cudaMemcpyAsync(device_.data(), host_.data(), used * sizeof(int), cudaMemcpyHostToDevice, stream.get()));
   }
 
   // Of the last upload.
   int num_tokens() const { return num_tokens_; }    // padding included
   int num_decodes() const { return num_decodes_; }  // sequences with one token, padding excluded
   int num_rows() const { return num_rows_; }        // whose logits are wanted, likewise
-  int table_pitch() const { return static_cast<int>(pitch_); }
+  int max_blocks() const { return max_blocks_; }    // of a sequence, in any step
   // On the device.
   const int* context_lengths() const { return device(kContextLengths); }
   const int* query_starts() const { return device(kQueryStarts); }  // of the sequences after the decodes, from 0 on
@@ -59,7 +52,8 @@ class StepInputs {
   const int* tokens() const { return device(kTokens); }
   const int* positions() const { return device(kPositions); }
   const int* slot_mapping() const { return device(kSlots); }
-  const int* block_tables() const { return device(kBlockTables); }  // [num_sequences, table_pitch]
+  const int* table_starts() const { return device(kTableStarts); }  // [num_sequences], in block_tables
+  const int* block_tables() const { return device(kBlockTables); }  // one after the other
   // [num_tokens]: which of the step before's rows has drawn the token; -1: the token is known.
   const int* pending_rows() const { return device(kPendingRows); }
 
@@ -72,21 +66,13 @@ class StepInputs {
     kPositions,
     kSlots,
     kPendingRows,
+    kTableStarts,
     kBlockTables
   };
   // Of whole 16 bytes, and one more than there are tokens.
   static std::size_t stride(int num_tokens) { return static_cast<std::size_t>(num_tokens) / 4 * 4 + 4; }
-  int* host(Array array) const { return host_->data() + array * stride_; }
+  int* host(Array array) const { return host_.data() + array * stride_; }
   const int* device(Array array) const { return device_.data() + array * stride_; }
-  static constexpr std::size_t kFirstTables = 1 << 15;  // room for so many entries at first
-  // One of a few, since steps are recorded for each: 16, 64, 256, …
-  static std::size_t rounded_pitch(int num_blocks) {
-    std::size_t pitch = 16;
-    while (pitch < static_cast<std::size_t>(num_blocks)) {
-      pitch *= 4;
-    }
-    return pitch;
-  }
   static int at(std::span<const int> values, int index) { return values[static_cast<std::size_t>(index)]; }
 
   // Checks the step, and says where each array begins. Returns the number of entries that will be in use.
@@ -99,7 +85,7 @@ class StepInputs {
     COMMON_CHECK(step.positions.size() == step.tokens.size() && step.slot_mapping.size() == step.tokens.size(),
                  "each token has a position and a slot");
     COMMON_CHECK(step.logits_rows.size() <= step.context_lengths.size(), "a sequence has one row of logits at most");
-    int longest_table = 1;
+    int num_entries = 0;
     for (int s = 0; s < count; ++s) {
       const int context_length = at(step.context_lengths, s);  // 0: inactive
       const int num_queries = at(step.query_starts, s + 1) - at(step.query_starts, s);
@@ -107,12 +93,11 @@ class StepInputs {
       COMMON_CHECK((context_length == 0 || num_queries <= context_length) &&
                        (context_length + block_size - 1) / block_size <= num_blocks,
                    "the block table covers the context");
-      longest_table = std::max(longest_table, num_blocks);
+      COMMON_CHECK(num_blocks <= max_blocks_, "the sequence is longer than the model's context");
+      num_entries += num_blocks;
     }
-    COMMON_CHECK(longest_table <= max_blocks_, "the sequence is longer than the model's context");
-    pitch_ = rounded_pitch(longest_table);
     stride_ = stride(num_tokens);
-    return kBlockTables * stride_ + static_cast<std::size_t>(count) * pitch_;
+    return kBlockTables * stride_ + static_cast<std::size_t>(num_entries);
   }
 
   // The step's sequences, those with one token first; all others keep their order. Sets num_decodes_.
@@ -132,6 +117,7 @@ class StepInputs {
     const auto count = static_cast<int>(order.size());
     std::vector<int> rows(step.tokens.size());
     num_tokens_ = 0;
+    int* table = host(kBlockTables);
     for (int i = 0; i < count; ++i) {
       const int sequence = order[static_cast<std::size_t>(i)];
       host(kContextLengths)[i] = at(step.context_lengths, sequence);
@@ -142,9 +128,9 @@ class StepInputs {
         rows[static_cast<std::size_t>(token)] = num_tokens_;
         add_token(at(step.tokens, token), at(step.positions, token), at(step.slot_mapping, token));
       }
-      std::copy(step.block_tables.begin() + at(step.table_starts, sequence),
-                step.block_tables.begin() + at(step.table_starts, sequence + 1),
-                host(kBlockTables) + static_cast<std::size_t>(i) * pitch_);
+      host(kTableStarts)[i] = static_cast<int>(table - host(kBlockTables));
+      table = std::copy(step.block_tables.begin() + at(step.table_starts, sequence),
+                        step.block_tables.begin() + at(step.table_starts, sequence + 1), table);
     }
     host(kQueryStarts)[count - num_decodes_] = num_tokens_ - num_decodes_;
     return rows;
@@ -162,6 +148,7 @@ class StepInputs {
   void add_padding(int first, int end) {
     for (int i = first; i < end; ++i) {
       host(kContextLengths)[i] = 0;
+      host(kTableStarts)[i] = 0;
       host(kLogitsRows)[i] = num_tokens_;
       add_token(0, 0, -1);
     }
@@ -182,9 +169,8 @@ class StepInputs {
   int num_decodes_ = 0;
   int num_rows_ = 0;
   std::size_t stride_ = 0;
-  std::size_t pitch_ = 16;
-  // The arrays, [stride] each, and then the block tables, [num_sequences, pitch].
-  std::unique_ptr<common::PinnedArray<int>> host_;
+  // The arrays, [stride] each, and then the block tables.
+  common::PinnedArray<int> host_;
   common::DeviceArray<int> device_;
 };
 

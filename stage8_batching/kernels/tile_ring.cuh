@@ -14,19 +14,23 @@ namespace stage8 {
 // A position in the line of all tiles (decode_plan.h).
 struct TileCursor {
   const int* context_lengths;
+  const int* table_starts;
   int num_kv_heads;
   int sequence;
   int kv_head;
   int tile;
-  int length;  // of the sequence
+  int length;       // of the sequence
+  int table_start;  // likewise
 
-  __device__ __forceinline__ TileCursor(const int* lengths, int num_heads, const TileRange& share)
-      : context_lengths(lengths),
+  __device__ __forceinline__ TileCursor(const Batch& batch, int num_heads, const TileRange& share)
+      : context_lengths(batch.context_lengths),
+        table_starts(batch.table_starts),
         num_kv_heads(num_heads),
         sequence(share.sequence),
         kv_head(share.kv_head),
         tile(share.tile),
-        length(share.context_length) {}
+        length(share.context_length),
+        table_start(share.table_start) {}
 
   // May be called only if there are that many tiles more.
   __device__ __forceinline__ void advance(int count) {
@@ -38,6 +42,7 @@ struct TileCursor {
         do {
           length = context_lengths[++sequence];
         } while (length == 0);
+        table_start = table_starts[sequence];
       }
     }
   }
@@ -62,8 +67,7 @@ class TileRing {
                                       void* barriers)
       : pages_(pages),
         block_tables_(batch.block_tables),
-        max_blocks_(batch.max_blocks_per_sequence),
-        next_(batch.context_lengths, pages.shape.num_kv_heads, share),
+        next_(batch, pages.shape.num_kv_heads, share),
         storage_(shared_address(storage)),
         barriers_(shared_address(barriers)),
         lane_(static_cast<int>(threadIdx.x) % 32) {
@@ -143,7 +147,7 @@ class TileRing {
       blocks_[0] = next_.sequence;
       return;
     }
-    const int* table = block_tables_ + std::int64_t{next_.sequence} * max_blocks_;
+    const int* table = block_tables_ + next_.table_start;
     const int first = next_.tile * kTileTokens / pages_.shape.block_size;
     blocks_[0] = table[first];
     if (pages_.shape.block_size < kTileTokens) {
@@ -229,7 +233,6 @@ class TileRing {
 
   const Pages pages_;
   const int* const block_tables_;
-  const int max_blocks_;
   TileCursor next_;  // the next tile to copy
   int num_left_;     // tiles of this warp not yet copied
   int blocks_[2] = {0, 0};

@@ -71,11 +71,10 @@ Row time_copy(const common::Stream& stream, int num_pairs) {
   for (std::size_t i = 0; i < blocks.size(); i += 2) {
     copies.push_back({blocks[i], blocks[i + 1]});
   }
-  const common::DeviceArray<PageCopy> device_copies(copies);
   const int calls = static_cast<int>(copies.size()) / num_pairs;
   const double microseconds = common::microseconds_per_call(stream, calls, [&](int call) {
-    copy_blocks(keys.data(), values.data(), kLayers, shape, device_copies.data() + std::int64_t{call} * num_pairs,
-                num_pairs, stream.get());
+    copy_blocks(keys.data(), values.data(), kLayers, shape, copies.data() + std::int64_t{call} * num_pairs, num_pairs,
+                stream.get());
   });
   return {"copy_blocks, 16 layers", num_pairs, microseconds,
           2.0 * 2.0 * 2.0 * static_cast<double>(shape.elements_per_block()) * kLayers * num_pairs};

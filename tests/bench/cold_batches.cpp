@@ -206,6 +206,9 @@ ColdBatches::ColdBatches(const Pool& pool, const HeadShape& shape, const BenchCa
     next += static_cast<std::size_t>(own);
   }
   tables_ = common::DeviceArray<int>(tables);
+  std::vector<int> starts(lengths.size());
+  std::generate(starts.begin(), starts.end(), [&, next = -max_blocks]() mutable { return next += max_blocks; });
+  table_starts_ = common::DeviceArray<int>(starts);
   lengths_ = common::DeviceArray<int>(lengths);
   output_ = common::DeviceMemory(lengths.size() * static_cast<std::size_t>(shape.num_heads * shape.head_dim) * 2);
   if (shape.type == ScalarType::kFloat8) {
@@ -216,6 +219,7 @@ ColdBatches::ColdBatches(const Pool& pool, const HeadShape& shape, const BenchCa
             .num_heads = shape.num_heads,
             .context_lengths = lengths_.data(),
             .block_tables = tables_.data(),
+            .table_starts = table_starts_.data(),
             .max_blocks_per_sequence = max_blocks};
 }
 

@@ -78,6 +78,7 @@ class ColdBatches {
   Pages pages_;
   Batch first_;
   common::DeviceArray<int> tables_;
+  common::DeviceArray<int> table_starts_;
   common::DeviceArray<int> lengths_;
   common::DeviceMemory output_;
   common::DeviceMemory queries_;  // of float8: its keys are no bfloat16 numbers

@@ -16,8 +16,9 @@ void contiguous_attention(const Pages& cache, const Batch& batch, const void* qu
   const DecodeShape shape = decode_shape(cache.shape, batch, options);
   const DecodeWorkspace parts =
       decode_workspace(workspace, shape.num_workers, shape.group, cache.shape.head_dim, batch.num_sequences);
+  const NewRows none;
   choose_query_tiles<ScalarType::kBFloat16, 128, true>(
-      {cache, batch, queries, output, parts, shape, stream,
+      {cache, batch, queries, none, output, parts, shape, stream,
        options.overlap_previous ? common::Overlap::kPrevious : common::Overlap::kNone});
 }
 

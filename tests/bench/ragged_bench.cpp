@@ -60,10 +60,15 @@ PromptTiming time_prompts(const common::Stream& stream, const Prompts& row, cons
   const common::DeviceArray<int> device_starts(starts);
   const common::DeviceArray<int> device_contexts(contexts);
   const common::DeviceArray<int> device_tables(tables);
+  std::vector<int> table_starts(contexts.size());
+  std::generate(table_starts.begin(), table_starts.end(),
+                [&, next = -max_blocks]() mutable { return next += max_blocks; });
+  const common::DeviceArray<int> device_table_starts(table_starts);
   const Batch batch{.num_sequences = static_cast<int>(contexts.size()),
                     .num_heads = row.shape.num_heads,
                     .context_lengths = device_contexts.data(),
                     .block_tables = device_tables.data(),
+                    .table_starts = device_table_starts.data(),
                     .max_blocks_per_sequence = max_blocks};
   const common::DeviceMemory workspace(ragged_workspace_bytes(shape, batch, starts.back()));
   const auto plan = [&](int) {

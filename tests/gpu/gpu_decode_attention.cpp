@@ -17,6 +17,14 @@ std::vector<int> boundary_lengths(int block_size) {
   return {1, block_size - 1, 0, block_size, block_size + 1, 3 * block_size, 15, 16, 17, 100, 0, 257};
 }
 
+// Storing the last tokens itself, decode attention gives the same bits and leaves the same pages.
+void check_new_rows(const GpuBatch& batch, const std::vector<float>& expected, const stage::DecodeOptions& options = {},
+                    int num_runs = 1) {
+  const auto appended = batch.decode_new_rows(options, num_runs);
+  CHECK(std::memcmp(expected.data(), appended.output.data(), expected.size() * sizeof(float)) == 0);
+  CHECK(appended.pages_are_equal);
+}
+
 }  // namespace
 
 TEST_CASE("Decode attention: weights 1 and 3, computed by hand", "[gpu]") {
@@ -43,8 +51,22 @@ TEST_CASE("Decode attention: every type, head_dim, group and block size (stage 7
                     .context_lengths = boundary_lengths(block_size),
                     .query_lengths = {},
                     .seed = static_cast<unsigned>(group)});
-    CHECK(batch.check(batch.decode()) == tests::kNoDifference);
+    const std::vector<float> result = batch.decode();
+    CHECK(batch.check(result) == tests::kNoDifference);
+    check_new_rows(batch, result);
   }
+}
+
+TEST_CASE("Decode attention: a new row without a slot is seen and not stored", "[gpu]") {
+  if (!common::has_cuda_device()) {
+    SKIP_TEST("there is no GPU");
+  }
+  const auto type = GENERATE(ScalarType::kBFloat16, ScalarType::kFloat8);
+  GpuBatch batch({.type = type, .context_lengths = {1, 16, 17, 0, 300}, .query_lengths = {}});
+  const std::vector<float> expected = batch.decode();
+  const auto appended = batch.decode_new_rows({}, 1, false);
+  CHECK(std::memcmp(expected.data(), appended.output.data(), expected.size() * sizeof(float)) == 0);
+  CHECK(appended.pages_are_equal);
 }
 
 TEST_CASE("Decode attention: long contexts", "[gpu]") {
@@ -82,6 +104,7 @@ TEST_CASE("Decode attention: however the work is cut, the result is the same (st
     // Again, and several times over without a pause in between: equal to the bit.
     const std::vector<float> again = batch.decode({.num_workers = num_workers}, 5);
     CHECK(std::memcmp(once.data(), again.data(), once.size() * sizeof(float)) == 0);
+    check_new_rows(batch, once, {.num_workers = num_workers}, 3);
   }
 }
 
@@ -159,9 +182,12 @@ TEST_CASE("Decode attention: more heads than multiprocessors (stage 7, invariant
   CHECK(even.check(once) == tests::kNoDifference);
   const std::vector<float> again = even.decode({}, 3);
   CHECK(std::memcmp(once.data(), again.data(), once.size() * sizeof(float)) == 0);
+  check_new_rows(even, once);
   spec.context_lengths[1] = 1500;
   GpuBatch ragged(spec);
-  CHECK(ragged.check(ragged.decode()) == tests::kNoDifference);
+  const std::vector<float> of_ragged = ragged.decode();
+  CHECK(ragged.check(of_ragged) == tests::kNoDifference);
+  check_new_rows(ragged, of_ragged);
 }
 
 TEST_CASE("Decode attention: a pool of more than 2^31 elements (stage 7, invariant 1)", "[gpu]") {
@@ -225,6 +251,16 @@ TEST_CASE("Decode attention: bad arguments are refused before anything is launch
     call = right;
     call.output = spoiled(call.output);
     CHECK_THROWS_AS(attend(call), common::CheckError);
+  }
+  for (const stage::NewRows& rows :
+       {stage::NewRows{good.queries.data(), nullptr, 256, good.query_starts()},
+        stage::NewRows{tests::off_by_2(good.queries.data()), good.queries.data(), 256, good.query_starts()},
+        stage::NewRows{good.queries.data(), good.queries.data(), 248, good.query_starts()},
+        stage::NewRows{good.queries.data(), good.queries.data(), 257, good.query_starts()},
+        stage::NewRows{good.queries.data(), good.queries.data(), 256, nullptr}}) {
+    CHECK_THROWS_AS(stage::decode_attention(good.pages(), good.batch(), good.queries.data(), good.output.data(),
+                                            workspace.data(), good.stream.get(), {}, rows),
+                    common::CheckError);
   }
   Call nothing = right;
   nothing.batch.num_sequences = 0;

@@ -63,6 +63,7 @@ inline std::vector<BadBatch> bad_batches() {
           {"number of sequences", false, [](Pages&, Batch& batch) { batch.num_sequences = -1; }},
           {"no lengths", false, [](Pages&, Batch& batch) { batch.context_lengths = nullptr; }},
           {"no tables", false, [](Pages&, Batch& batch) { batch.block_tables = nullptr; }},
+          {"no table starts", false, [](Pages&, Batch& batch) { batch.table_starts = nullptr; }},
           {"empty tables", false, [](Pages&, Batch& batch) { batch.max_blocks_per_sequence = 0; }},
           {"no keys", true, [](Pages& pages, Batch&) { pages.keys = nullptr; }},
           {"keys off by two bytes", true, [](Pages& pages, Batch&) { pages.keys = off_by_2(pages.keys); }},
@@ -125,8 +126,11 @@ inline GpuBatch::GpuBatch(BatchSpec spec) : spec_(std::move(spec)) {
     // A decode batch has a row for each sequence, active or not.
     starts_.push_back(starts_.back() + (decode ? 1 : spec_.query_lengths[s]));
   }
-  // Entries past the end of a sequence's table point outside of the pool: they must not be followed.
-  std::vector<int> tables(static_cast<std::size_t>(num_sequences * max_blocks), 1 << 30);
+  // The last sequence's table comes first. The entry past the end of a table points outside of the pool: it must not be
+  // followed.
+  std::vector<int> tables(static_cast<std::size_t>(num_blocks + num_sequences), 1 << 30);
+  std::vector<int> table_starts(spec_.context_lengths.size());
+  int table_end = static_cast<int>(tables.size());
   const std::vector<int> order = shuffled(num_blocks + 3, random);
   std::size_t next = 0;
   std::vector<int> slots;
@@ -134,7 +138,9 @@ inline GpuBatch::GpuBatch(BatchSpec spec) : spec_(std::move(spec)) {
   std::vector<float> all_values;
   for (std::size_t s = 0; s < spec_.context_lengths.size(); ++s) {
     const int length = spec_.context_lengths[s];
-    int* table = &tables[s * static_cast<std::size_t>(max_blocks)];
+    table_end -= (length + spec_.block_size - 1) / spec_.block_size + 1;
+    table_starts[s] = table_end;
+    int* table = &tables[static_cast<std::size_t>(table_end)];
     for (int i = 0; i * spec_.block_size < length; ++i, ++next) {
       table[i] = spec_.first_block + (spec_.in_order ? static_cast<int>(next) : order[next]);
     }
@@ -170,6 +176,8 @@ inline GpuBatch::GpuBatch(BatchSpec spec) : spec_(std::move(spec)) {
        .num_heads = num_heads,
        .context_lengths = spec_.context_lengths,
        .block_tables = tables,
+       .table_starts = table_starts,
+       .max_blocks = max_blocks,
        .query_starts = starts_,
        .slots = slots,
        .keys = all_keys,

@@ -58,6 +58,8 @@ inline HandWorked::HandWorked(ScalarType type) {
        .num_heads = 4,
        .context_lengths = {kNumTokens},
        .block_tables = table,
+       .table_starts = {0},
+       .max_blocks = static_cast<int>(table.size()),
        .query_starts = {0, 2},
        .slots = slots,
        .keys = keys,

@@ -19,7 +19,8 @@ using tests::ScalarType;
 // What no page holds stays NaN. The pages' blocks are copied as they are: the order of the vectors inside a row is that
 // of the row's number modulo 8, the same in a block as in a longer row.
 std::vector<std::byte> without_blocks(const void* pages, const stage::PageShape& shape, const std::vector<int>& lengths,
-                                      const std::vector<int>& tables, int capacity) {
+                                      const std::vector<int>& tables, const std::vector<int>& table_starts,
+                                      int capacity) {
   const std::size_t block_bytes =
       2 * static_cast<std::size_t>(shape.block_size) * static_cast<std::size_t>(shape.head_dim);
   const auto heads = static_cast<std::size_t>(shape.num_kv_heads);
@@ -30,7 +31,7 @@ std::vector<std::byte> without_blocks(const void* pages, const stage::PageShape&
   for (std::size_t row = 0; row < lengths.size() * heads; ++row) {
     const std::size_t sequence = row / heads;
     for (std::size_t i = 0; static_cast<int>(i) * shape.block_size < lengths[sequence]; ++i) {
-      const auto block = static_cast<std::size_t>(tables[sequence * tables.size() / lengths.size() + i]);
+      const auto block = static_cast<std::size_t>(tables[static_cast<std::size_t>(table_starts[sequence]) + i]);
       std::memcpy(&rows[(row * blocks_of_row + i) * block_bytes], &from[(block * heads + row % heads) * block_bytes],
                   block_bytes);
     }
@@ -49,12 +50,14 @@ TEST_CASE("Decode attention: a cache without blocks gives the bits of pages", "[
   const std::vector<int> lengths = {1000, 77, 0, 16, 300};
   GpuBatch batch({.num_kv_heads = num_kv_heads, .group = group, .context_lengths = lengths, .query_lengths = {}});
   const std::vector<float> expected = batch.decode();
-  std::vector<int> tables(lengths.size() * static_cast<std::size_t>(batch.batch().max_blocks_per_sequence));
-  CUDA_CHECK(cudaMemcpy(tables.data(), batch.batch().block_tables, tables.size() * sizeof(int), cudaMemcpyDefault));
+  const std::vector<int> tables = batch.block_tables();
+  const std::vector<int> starts = batch.table_starts();
   constexpr int kCapacity = 1024;
   stage::Pages cache = batch.pages();
-  const common::DeviceArray<std::byte> keys(without_blocks(cache.keys, cache.shape, lengths, tables, kCapacity));
-  const common::DeviceArray<std::byte> values(without_blocks(cache.values, cache.shape, lengths, tables, kCapacity));
+  const common::DeviceArray<std::byte> keys(
+      without_blocks(cache.keys, cache.shape, lengths, tables, starts, kCapacity));
+  const common::DeviceArray<std::byte> values(
+      without_blocks(cache.values, cache.shape, lengths, tables, starts, kCapacity));
   const common::DeviceArray<std::byte> workspace(stage::decode_workspace_bytes(cache.shape, batch.batch()));
   stage::plan_decode(cache.shape, batch.batch(), workspace.data(), batch.stream.get());
   cache.keys = keys.data();

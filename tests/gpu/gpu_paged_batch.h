@@ -4,6 +4,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <functional>
+#include <utility>
 #include <vector>
 
 #include "tests/gpu/gpu_values.h"
@@ -15,9 +16,11 @@ struct BatchContents {
   stage::PageShape shape;
   int num_heads = 0;
   std::vector<int> context_lengths;
-  std::vector<int> block_tables;  // [num_sequences, max_blocks]
+  std::vector<int> block_tables;  // in any order, and perhaps with something in between
+  std::vector<int> table_starts;  // [num_sequences]
+  int max_blocks = 0;
   std::vector<int> query_starts;
-  std::vector<int> slots;     // of all cached tokens
+  std::vector<int> slots;     // of all cached tokens, sequence by sequence
   std::vector<float> keys;    // [slots.size(), num_kv_heads * head_dim]
   std::vector<float> values;  // likewise
   std::vector<float> queries;
@@ -29,11 +32,21 @@ class PagedBatch {
   const stage::Pages& pages() const { return pages_; }
   const stage::Batch& batch() const { return batch_; }
   const int* query_starts() const { return query_starts_.data(); }
+  std::vector<int> block_tables() const { return block_tables_.download(); }
+  std::vector<int> table_starts() const { return table_starts_.download(); }
   int num_tokens() const { return num_tokens_; }
 
   // The output of the kernels that `launch` enqueues on `stream`, as floats. Output and workspace are poisoned first.
   std::vector<float> output_of(std::size_t workspace_bytes, const std::function<void(void* workspace)>& launch) const;
   std::vector<float> decode(const stage::DecodeOptions& options = {}, int num_runs = 1) const;
+  // The same with K and V of each sequence's last token not in the pages yet, but new rows for decode attention to
+  // store. `pages_are_equal`: afterwards the pages had the bytes that they have with that token written beforehand, or,
+  // if is_stored is false, the poison that was in its slot.
+  struct Appended {
+    std::vector<float> output;
+    bool pages_are_equal = false;
+  };
+  Appended decode_new_rows(const stage::DecodeOptions& options = {}, int num_runs = 1, bool is_stored = true) const;
   std::vector<float> ragged() const;
 
   common::Stream stream;
@@ -45,12 +58,18 @@ class PagedBatch {
   void put(const BatchContents& contents);
 
  private:
+  std::vector<float> decode_runs(const stage::DecodeOptions& options, int num_runs,
+                                 const stage::NewRows& new_rows) const;
+
   int num_tokens_ = 0;
   common::DeviceArray<std::byte> keys_;
   common::DeviceArray<std::byte> values_;
   common::DeviceArray<int> context_lengths_;
   common::DeviceArray<int> block_tables_;
+  common::DeviceArray<int> table_starts_;
   common::DeviceArray<int> query_starts_;
+  common::DeviceArray<std::byte> last_rows_;  // [num_sequences, 2 * num_kv_heads * head_dim]: K and V of last tokens
+  std::vector<int> last_slots_;               // [num_sequences]
   stage::Pages pages_;
   stage::Batch batch_;
 };
@@ -63,16 +82,31 @@ inline void PagedBatch::put(const BatchContents& contents) {
   pages_ = {keys_.data(), shape.is_paired() ? nullptr : values_.data(), shape};
   context_lengths_ = common::DeviceArray<int>(contents.context_lengths);
   block_tables_ = common::DeviceArray<int>(contents.block_tables);
+  table_starts_ = common::DeviceArray<int>(contents.table_starts);
   query_starts_ = common::DeviceArray<int>(contents.query_starts);
   const auto num_sequences = static_cast<int>(contents.context_lengths.size());
   batch_ = {.num_sequences = num_sequences,
             .num_heads = contents.num_heads,
             .context_lengths = context_lengths_.data(),
             .block_tables = block_tables_.data(),
-            .max_blocks_per_sequence = static_cast<int>(contents.block_tables.size()) / num_sequences};
+            .table_starts = table_starts_.data(),
+            .max_blocks_per_sequence = contents.max_blocks};
   const ScalarType type = stage::row_type(shape.type);
   queries = common::DeviceArray<std::byte>(to_bytes(contents.queries, type));
   output = poisoned(static_cast<std::int64_t>(contents.queries.size()), type);
+  const auto columns = static_cast<std::size_t>(shape.num_kv_heads * shape.head_dim);
+  std::vector<float> last_rows;
+  std::size_t end = 0;
+  for (const int length : contents.context_lengths) {
+    end += static_cast<std::size_t>(length);
+    last_slots_.push_back(length == 0 ? -1 : contents.slots[end - 1]);
+    for (const std::vector<float>* matrix : {&contents.keys, &contents.values}) {
+      const std::vector<float> none(columns);
+      const auto row = length == 0 ? none.begin() : matrix->begin() + static_cast<std::ptrdiff_t>((end - 1) * columns);
+      last_rows.insert(last_rows.end(), row, row + static_cast<std::ptrdiff_t>(columns));
+    }
+  }
+  last_rows_ = common::DeviceArray<std::byte>(to_bytes(last_rows, type));
   if (contents.slots.empty()) {
     return;
   }
@@ -98,7 +132,8 @@ inline std::vector<float> PagedBatch::output_of(std::size_t workspace_bytes,
 
 // num_runs calls after one plan, without a pause between them, as the layers of a model. Only the last one writes the
 // output that is returned.
-inline std::vector<float> PagedBatch::decode(const stage::DecodeOptions& options, int num_runs) const {
+inline std::vector<float> PagedBatch::decode_runs(const stage::DecodeOptions& options, int num_runs,
+                                                  const stage::NewRows& new_rows) const {
   const common::DeviceArray<std::byte> of_other_runs(output.size());
   return output_of(stage::decode_workspace_bytes(pages_.shape, batch_, options), [&](void* workspace) {
     stage::plan_decode(pages_.shape, batch_, workspace, stream.get(), options);
@@ -107,9 +142,42 @@ inline std::vector<float> PagedBatch::decode(const stage::DecodeOptions& options
       stage::DecodeOptions run = options;
       run.overlap_previous = i > 0;
       void* const result = i + 1 == num_runs ? output.data() : of_other_runs.data();
-      stage::decode_attention(pages_, batch_, queries.data(), result, workspace, stream.get(), run);
+      stage::decode_attention(pages_, batch_, queries.data(), result, workspace, stream.get(), run, new_rows);
     }
   });
+}
+
+inline std::vector<float> PagedBatch::decode(const stage::DecodeOptions& options, int num_runs) const {
+  return decode_runs(options, num_runs, {});
+}
+
+inline PagedBatch::Appended PagedBatch::decode_new_rows(const stage::DecodeOptions& options, int num_runs,
+                                                        bool is_stored) const {
+  const int columns = pages_.shape.num_kv_heads * pages_.shape.head_dim;
+  const common::DeviceArray<std::byte> poison =
+      poisoned(static_cast<std::int64_t>(last_slots_.size()) * columns, stage::row_type(pages_.shape.type));
+  const common::DeviceArray<int> slots(last_slots_);
+  const auto write = [&](const void* keys, const void* values, int row_stride) {
+    stage::write_to_slots(pages_, keys, values, row_stride, slots.data(), static_cast<int>(last_slots_.size()),
+                          stream.get());
+    stream.synchronize();
+  };
+  const auto bytes = [&] { return std::pair(keys_.download(), values_.download()); };
+  const void* const keys = last_rows_.data();
+  const void* const values = last_rows_.data() + columns * stage::bytes_of(stage::row_type(pages_.shape.type));
+  const auto written = bytes();
+  write(poison.data(), poison.data(), columns);
+  const auto expected = is_stored ? written : bytes();
+  const common::DeviceArray<int> nowhere(std::vector<int>(last_slots_.size(), -1));
+  Appended result;
+  result.output = decode_runs(options, num_runs,
+                              {.keys = keys,
+                               .values = values,
+                               .row_stride = 2 * std::int64_t{columns},
+                               .slot_mapping = is_stored ? slots.data() : nowhere.data()});
+  result.pages_are_equal = bytes() == expected;
+  write(keys, values, 2 * columns);
+  return result;
 }
 
 inline std::vector<float> PagedBatch::ragged() const {

@@ -260,6 +260,45 @@ TEST_CASE("GPU: a step has at most the sequences that were announced, and the lo
   CHECK(runner.argmax_tokens(0).size() == 2);
 }
 
+TEST_CASE("GPU: after warming up no step is recorded, however long the contexts grow") {
+  if (!common::has_cuda_device()) {
+    SKIP_TEST("there is no GPU");
+  }
+  common::LlamaConfig config = bundled().llama.config();
+  config.context_length = 2048;
+  const common::Llama model = common::Llama::synthetic(config, 1);
+  constexpr int kBlocks = 100;  // of each of two sequences
+  stage::CudaRunner warm(model, shape_of(2 * kBlocks), stage::Precision::kBFloat16, 256, 2);
+  warm.warm_up(256, 2);
+  const int recorded = warm.num_recorded_steps();
+  CHECK(recorded == 4);  // of one sequence and of two, in two sets of buffers
+  stage::CudaRunner cold(model, shape_of(2 * kBlocks), stage::Precision::kBFloat16, 256, 2);
+  for (int length = 0; length < 1200;) {
+    const int count = length % 256 < 120 ? 120 : 1;  // chunks, and single tokens in between
+    std::vector<int> positions(static_cast<std::size_t>(2 * count));
+    std::vector<int> slots(positions.size());
+    for (int i = 0; i < 2 * count; ++i) {
+      positions[static_cast<std::size_t>(i)] = length + i % count;
+      slots[static_cast<std::size_t>(i)] = i / count * kBlocks * 16 + length + i % count;
+    }
+    length += count;
+    const int num_blocks = (length + 15) / 16;
+    std::vector<int> tables(static_cast<std::size_t>(2 * num_blocks));
+    std::iota(tables.begin(), tables.begin() + num_blocks, 0);
+    std::iota(tables.begin() + num_blocks, tables.end(), kBlocks);
+    const auto step = make_step(some_tokens(2 * count, length), {}, positions, slots, {0, count, 2 * count},
+                                {length, length}, tables, {0, num_blocks, 2 * num_blocks}, {count - 1, 2 * count - 1});
+    warm.forward(step);
+    cold.forward(step);
+    CAPTURE(length);
+    REQUIRE(warm.num_recorded_steps() == recorded);
+    const Matrix logits = warm.logits();
+    REQUIRE(logits.allFinite());
+    REQUIRE(logits == cold.logits());
+  }
+  CHECK(cold.num_recorded_steps() == 2);
+}
+
 TEST_CASE("GPU: warming up leaves K and V as they were, whatever the limits") {
   if (!common::has_cuda_device()) {
     SKIP_TEST("there is no GPU");
