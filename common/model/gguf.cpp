@@ -574,6 +574,10 @@ const std::vector<std::int64_t>& Gguf::get_ints(std::string_view key) const {
   return value_as<std::vector<std::int64_t>>(require_value(impl_->metadata, key, name()), key, name());
 }
 
+const std::vector<double>& Gguf::get_floats(std::string_view key) const {
+  return value_as<std::vector<double>>(require_value(impl_->metadata, key, name()), key, name());
+}
+
 const std::map<std::string, TensorInfo, std::less<>>& Gguf::tensors() const { return impl_->tensors; }
 
 bool Gguf::has_tensor(std::string_view name) const { return impl_->tensors.contains(name); }

@@ -77,6 +77,7 @@ class Gguf {
   const std::string& get_string(std::string_view key) const;
   const std::vector<std::string>& get_strings(std::string_view key) const;
   const std::vector<std::int64_t>& get_ints(std::string_view key) const;
+  const std::vector<double>& get_floats(std::string_view key) const;
 
   const std::map<std::string, TensorInfo, std::less<>>& tensors() const;
   bool has_tensor(std::string_view name) const;

@@ -2,9 +2,11 @@
 
 #include <algorithm>
 #include <array>
+#include <cmath>
 #include <cstddef>
 #include <cstdint>
 #include <functional>
+#include <iterator>
 #include <limits>
 #include <map>
 #include <queue>
@@ -15,7 +17,7 @@
 #include "common/base/check.h"
 #include "common/base/text.h"
 #include "common/base/utf8.h"
-#include "common/model/unicode.h"
+#include "common/model/pieces.h"
 
 namespace common {
 namespace {
@@ -23,153 +25,43 @@ namespace {
 constexpr Token kNoToken = -1;
 constexpr std::size_t kNone = std::numeric_limits<std::size_t>::max();
 
-// --- Cutting text into pieces -----------------------------------------------------------------------------------
-//
-// Merges never cross the border of a piece. GPT-2 cuts with the regular expression
-//   's|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+
-// (https://github.com/openai/gpt-2/blob/master/src/encoder.py). SmolLM first makes every number character a piece of
-// its own and applies the expression to the text between them, so that a digit acts like the end of the text.
-
-enum class CharacterClass : std::uint8_t { kSpace, kLetter, kNumber, kOther };
-
-CharacterClass classify(char32_t code_point) {
-  if (is_space(code_point)) {
-    return CharacterClass::kSpace;
-  }
-  if (is_letter(code_point)) {
-    return CharacterClass::kLetter;
-  }
-  return is_number(code_point) ? CharacterClass::kNumber : CharacterClass::kOther;
-}
-
-class PieceScanner {
- public:
-  PieceScanner(std::string_view text, bool split_digits) : text_(text), split_digits_(split_digits) {
-    for (std::size_t offset = 0; offset < text.size();) {
-      const Utf8Character character = decode_utf8(text, offset);
-      offsets_.push_back(offset);
-      classes_.push_back(classify(character.code_point));
-      offset += character.num_bytes;
-    }
-    offsets_.push_back(text.size());
-  }
-
-  // The pieces in order. Joined, they are the text.
-  std::vector<std::string_view> pieces() const {
-    std::vector<std::string_view> result;
-    for (std::size_t begin = 0; begin < classes_.size();) {
-      const std::size_t limit = section_end(begin);
-      while (begin < limit) {
-        const std::size_t end = piece_end(begin, limit);
-        result.push_back(slice(begin, end));
-        begin = end;
-      }
-    }
-    return result;
-  }
-
- private:
-  // All positions below count characters, not bytes.
-  std::string_view slice(std::size_t begin, std::size_t end) const {
-    return text_.substr(offsets_[begin], offsets_[end] - offsets_[begin]);
-  }
-
-  // The expression is applied to one section at a time: the whole text, or if digits are split a single number
-  // character or the text up to the next one.
-  std::size_t section_end(std::size_t begin) const {
-    if (!split_digits_) {
-      return classes_.size();
-    }
-    if (classes_[begin] == CharacterClass::kNumber) {
-      return begin + 1;
-    }
-    const auto from = classes_.begin() + static_cast<std::ptrdiff_t>(begin);
-    return static_cast<std::size_t>(std::find(from, classes_.end(), CharacterClass::kNumber) - classes_.begin());
-  }
-
-  std::size_t run_end(std::size_t begin, std::size_t limit) const {
-    std::size_t end = begin + 1;
-    while (end < limit && classes_[end] == classes_[begin]) {
-      ++end;
-    }
-    return end;
-  }
-
-  // Length of the contraction that begins here, or 0. GPT-2 does not recognise contractions in upper case.
-  std::size_t contraction_length(std::size_t begin, std::size_t limit) const {
-    const std::string_view rest = slice(begin, limit);
-    for (const std::string_view contraction : {"'s", "'t", "'re", "'ve", "'m", "'ll", "'d"}) {
-      if (rest.starts_with(contraction)) {
-        return contraction.size();
-      }
-    }
-    return 0;
-  }
-
-  // The end of the match of the expression's first alternative that matches at `begin`.
-  std::size_t piece_end(std::size_t begin, std::size_t limit) const {
-    const std::size_t contraction = contraction_length(begin, limit);
-    if (contraction > 0) {
-      return begin + contraction;
-    }
-    // One blank (only U+0020, not any space) joins the word, number or punctuation after it.
-    const bool blank_joins =
-        text_[offsets_[begin]] == ' ' && begin + 1 < limit && classes_[begin + 1] != CharacterClass::kSpace;
-    const std::size_t first = blank_joins ? begin + 1 : begin;
-    const std::size_t end = run_end(first, limit);
-    if (classes_[first] != CharacterClass::kSpace) {
-      return end;
-    }
-    // \s+(?!\S): of several spaces before other text, the last one is left to that text; a single one is kept (\s+).
-    const bool text_follows = end < limit;
-    return text_follows && end - begin > 1 ? end - 1 : end;
-  }
-
-  std::string_view text_;
-  bool split_digits_;
-  std::vector<std::size_t> offsets_;     // [num_characters + 1] byte offset of each character, then of the end
-  std::vector<CharacterClass> classes_;  // [num_characters]
-};
-
-// --- Merging within a piece -------------------------------------------------------------------------------------
+// --- Merging ----------------------------------------------------------------------------------------------------
 
 struct Merge {
-  int rank = 0;  // place in the list of merges; lower ranks merge first
+  double rank = 0.0;  // lower ranks merge first
   Token result = kNoToken;
 };
 
-class MergeTable {
- public:
-  void reserve(std::size_t count) { merges_.reserve(count); }
-  bool insert(Token left, Token right, Merge merge) { return merges_.emplace(key(left, right), merge).second; }
-  const Merge* find(Token left, Token right) const {
-    const auto found = merges_.find(key(left, right));
-    return found == merges_.end() ? nullptr : &found->second;
-  }
-
- private:
-  static std::uint64_t key(Token left, Token right) {
-    return std::uint64_t{static_cast<std::uint32_t>(left)} << 32U | static_cast<std::uint32_t>(right);
-  }
-  std::unordered_map<std::uint64_t, Merge> merges_;
+// A part of the text: at first a byte or a character, later what has merged.
+struct Symbol {
+  Token token = kNoToken;  // kNoToken: the vocabulary lacks this character
+  std::size_t begin = 0;   // in the text, in bytes
+  std::size_t size = 0;    // 0 once absorbed by the left neighbour
+  std::size_t previous = kNone;
+  std::size_t next = kNone;
 };
 
 // Repeatedly applies the merge of the lowest rank, the leftmost on a tie. A linked list of symbols and a heap of
-// candidate pairs make this O(n log n) for n bytes. Scanning all pairs for each merge would be O(n^2): minutes for a
-// long text without spaces.
-class PieceMerger {
+// candidate pairs make this O(n log n) for n symbols. Scanning all pairs for each merge would be O(n^2): minutes for a
+// long text without spaces. find_merge(left, right) gives the Merge of two neighbours, or nothing.
+template <typename FindMerge>
+class Merger {
  public:
-  PieceMerger(const MergeTable& merges, std::span<const Token> bytes) : merges_(merges) {
-    symbols_.reserve(bytes.size());
-    for (std::size_t i = 0; i < bytes.size(); ++i) {
-      symbols_.push_back({bytes[i], i == 0 ? kNone : i - 1, i + 1 == bytes.size() ? kNone : i + 1});
+  // The symbols' links are set here.
+  Merger(std::vector<Symbol> symbols, const FindMerge& find_merge)
+      : symbols_(std::move(symbols)), find_merge_(find_merge) {
+    for (std::size_t i = 0; i < symbols_.size(); ++i) {
+      symbols_[i].previous = i == 0 ? kNone : i - 1;
+      symbols_[i].next = i + 1 == symbols_.size() ? kNone : i + 1;
     }
-    for (std::size_t i = 0; i + 1 < bytes.size(); ++i) {
+    for (std::size_t i = 0; i + 1 < symbols_.size(); ++i) {
       propose(i);
     }
   }
 
-  void run() {
+  // Calls use(symbol) for what is left when nothing merges any more.
+  template <typename Use>
+  void run(const Use& use) {
     while (!candidates_.empty()) {
       const Candidate candidate = candidates_.top();
       candidates_.pop();
@@ -177,27 +69,18 @@ class PieceMerger {
         apply(candidate);
       }
     }
-  }
-
-  void append_to(std::vector<Token>& out) const {
     // The first symbol is never absorbed, because a merged pair takes the place of its left symbol.
     for (std::size_t i = symbols_.empty() ? kNone : 0; i != kNone; i = symbols_[i].next) {
-      out.push_back(symbols_[i].token);
+      use(symbols_[i]);
     }
   }
 
  private:
-  struct Symbol {
-    Token token;  // kNoToken once absorbed by its left neighbour
-    std::size_t previous;
-    std::size_t next;
-  };
-
   struct Candidate {
     Merge merge;
     std::size_t left;
-    Token left_token;
-    Token right_token;
+    std::size_t left_size;
+    std::size_t right_size;
     bool operator>(const Candidate& other) const {
       return std::tie(merge.rank, left) > std::tie(other.merge.rank, other.left);
     }
@@ -208,10 +91,8 @@ class PieceMerger {
     if (right == kNone) {
       return;
     }
-    const Token left_token = symbols_[left].token;
-    const Token right_token = symbols_[right].token;
-    if (const Merge* merge = merges_.find(left_token, right_token)) {
-      candidates_.push({*merge, left, left_token, right_token});
+    if (const std::optional<Merge> merge = find_merge_(symbols_[left], symbols_[right])) {
+      candidates_.push({*merge, left, symbols_[left].size, symbols_[right].size});
     }
   }
 
@@ -219,16 +100,16 @@ class PieceMerger {
   // is popped.
   bool is_current(const Candidate& candidate) const {
     const Symbol& left = symbols_[candidate.left];
-    return left.token == candidate.left_token && left.next != kNone &&
-           symbols_[left.next].token == candidate.right_token;
+    return left.size == candidate.left_size && left.next != kNone && symbols_[left.next].size == candidate.right_size;
   }
 
   void apply(const Candidate& candidate) {
     Symbol& left = symbols_[candidate.left];
     Symbol& right = symbols_[left.next];
     left.token = candidate.merge.result;
+    left.size += right.size;
     left.next = right.next;
-    right.token = kNoToken;
+    right.size = 0;
     if (left.next != kNone) {
       symbols_[left.next].previous = candidate.left;
     }
@@ -238,9 +119,29 @@ class PieceMerger {
     propose(candidate.left);
   }
 
-  const MergeTable& merges_;
   std::vector<Symbol> symbols_;
+  const FindMerge& find_merge_;
   std::priority_queue<Candidate, std::vector<Candidate>, std::greater<>> candidates_;
+};
+
+class MergeTable {
+ public:
+  void reserve(std::size_t count) { merges_.reserve(count); }
+  bool insert(Token left, Token right, int rank, Token result) {
+    return merges_.emplace(key(left, right), std::pair(rank, result)).second;
+  }
+  std::optional<Merge> find(Token left, Token right) const {
+    const auto found = merges_.find(key(left, right));
+    return found == merges_.end()
+               ? std::nullopt
+               : std::optional(Merge{static_cast<double>(found->second.first), found->second.second});
+  }
+
+ private:
+  static std::uint64_t key(Token left, Token right) {
+    return std::uint64_t{static_cast<std::uint32_t>(left)} << 32U | static_cast<std::uint32_t>(right);
+  }
+  std::unordered_map<std::uint64_t, std::pair<int, Token>> merges_;
 };
 
 // --- The spelling of bytes --------------------------------------------------------------------------------------
@@ -282,15 +183,47 @@ std::string decode_spelling(std::string_view spelling) {
   return bytes;
 }
 
-// Values of tokenizer.ggml.token_type (llama.cpp's enum llama_token_type). 6, a byte, belongs to other tokenizers.
-enum class TokenType : std::int64_t { kNormal = 1, kUnknown = 2, kControl = 3, kUserDefined = 4, kUnused = 5 };
+// SentencePiece spells a blank as U+2581, and the byte 0x0A as "<0x0A>".
+constexpr std::string_view kBlank = "\xE2\x96\x81";
+
+std::string replaced(std::string_view text, std::string_view from, std::string_view to) {
+  std::string result;
+  for (std::size_t at = 0; at < text.size();) {
+    const bool found = text.substr(at).starts_with(from);
+    result.append(found ? to : text.substr(at, 1));
+    at += found ? from.size() : 1;
+  }
+  return result;
+}
+
+// The byte that "<0x0A>" stands for. Throws InputError if the spelling is another.
+std::string decode_byte_spelling(const std::string& spelling) {
+  constexpr std::string_view kDigits = "0123456789ABCDEF";
+  const auto digit = [&](std::size_t at) { return spelling.size() == 6 ? kDigits.find(spelling[at]) : kDigits.npos; };
+  if (digit(3) == kDigits.npos || digit(4) == kDigits.npos || !spelling.starts_with("<0x") || spelling[5] != '>') {
+    throw InputError("a byte is spelled like \"<0x0A>\"");
+  }
+  return {static_cast<char>(static_cast<unsigned char>(16 * digit(3) + digit(4)))};
+}
+
+// Values of tokenizer.ggml.token_type (llama.cpp's enum llama_token_type). A byte is of SentencePiece only.
+enum class TokenType : std::int64_t {
+  kNormal = 1,
+  kUnknown = 2,
+  kControl = 3,
+  kUserDefined = 4,
+  kUnused = 5,
+  kByte = 6
+};
 
 struct TokenEntry {
   TokenType type = TokenType::kNormal;
   std::string bytes;  // what decode() gives
 };
 
-bool is_matchable(TokenType type) { return type == TokenType::kControl || type == TokenType::kUserDefined; }
+bool is_matchable(TokenType type) {
+  return type == TokenType::kControl || type == TokenType::kUnknown || type == TokenType::kUserDefined;
+}
 
 }  // namespace
 
@@ -300,55 +233,80 @@ struct Tokenizer::Impl {
   [[noreturn]] static void refuse(const Gguf& file, const std::string& reason) {
     throw InputError(file.name() + ": tokenizer: " + reason);
   }
-  static bool reads_split_digits(const Gguf& file);
+  static bool reads_sentence_piece(const Gguf& file);
+  static PieceRule read_piece_rule(const Gguf& file);
   void read_tokens(const Gguf& file);
   TokenEntry read_token(const Gguf& file, std::size_t id, const std::string& spelling, std::int64_t type) const;
+  void read_scores(const Gguf& file);
   void read_merges(const Gguf& file);
   Token read_merge_part(const Gguf& file, const std::string& merge, std::string_view part) const;
   void find_byte_tokens(const Gguf& file);
   std::optional<Token> read_optional_id(const Gguf& file, const char* key) const;
 
   void encode_plain(std::string_view text, std::size_t text_offset, std::vector<Token>& out) const;
-  std::vector<Token> byte_tokens_of(std::string_view piece, std::size_t piece_offset) const;
-  std::optional<Token> special_at(std::string_view text, std::size_t offset) const;
+  void encode_pieces(std::string_view text, std::size_t text_offset, std::vector<Token>& out) const;
+  void encode_sentence(std::string_view text, std::size_t text_offset, std::vector<Token>& out) const;
+  Token byte_token(char character, std::size_t offset) const;  // offset: in the text, for errors
+  std::optional<Token> special_at(std::string_view text, std::size_t offset, bool with_control) const;
 
-  bool split_digits = false;
+  bool is_sentence_piece = false;
+  PieceRule piece_rule = PieceRule::kDefault;
+  bool add_space_prefix = false;  // SentencePiece: a blank in front of a text, and of what follows a special token
   bool add_bos = false;
   std::optional<Token> bos;
   std::optional<Token> eos;
   std::vector<TokenEntry> tokens;        // [vocab_size]
   std::array<Token, 256> byte_tokens{};  // kNoToken where the vocabulary lacks the byte
   MergeTable merges;
-  std::map<std::string, Token, std::less<>> special_by_spelling;  // control and user-defined tokens
+  std::vector<float> scores;  // SentencePiece: [vocab_size], higher ones merge first
+  std::map<std::string, Token, std::less<>> special_by_spelling;  // control, unknown and user-defined ones
   std::array<std::vector<Token>, 256> specials_by_first_byte;     // longest first
 
-  // Normal tokens by their bytes. Only these take part in merging, so plain text never becomes a control token.
-  std::unordered_map<std::string, Token> normal_by_bytes;
+  // Normal tokens by their bytes, which are in `tokens`. Only these take part in merging, so plain text never becomes a
+  // control token.
+  std::unordered_map<std::string_view, Token> normal_by_bytes;
 };
 
-Tokenizer::Impl::Impl(const Gguf& file) : split_digits(reads_split_digits(file)) {
+Tokenizer::Impl::Impl(const Gguf& file) : is_sentence_piece(reads_sentence_piece(file)) {
+  piece_rule = is_sentence_piece ? PieceRule::kDefault : read_piece_rule(file);
   read_tokens(file);
   find_byte_tokens(file);
-  read_merges(file);
+  if (is_sentence_piece) {
+    read_scores(file);
+    add_space_prefix = file.get_bool("tokenizer.ggml.add_space_prefix", true);
+  } else {
+    read_merges(file);
+  }
   bos = read_optional_id(file, "tokenizer.ggml.bos_token_id");
   eos = read_optional_id(file, "tokenizer.ggml.eos_token_id");
-  add_bos = file.get_bool("tokenizer.ggml.add_bos_token", false);
+  // Files that do not say it are from before there was a choice.
+  const bool usual = bos.has_value() && (is_sentence_piece || piece_rule == PieceRule::kLlama3);
+  add_bos = file.get_bool("tokenizer.ggml.add_bos_token", usual);
   if (add_bos && !bos) {
     refuse(file, "add_bos_token is set, but there is no bos_token_id");
   }
-  normal_by_bytes.clear();  // only needed while loading
+  if (!is_sentence_piece && piece_rule != PieceRule::kLlama3) {
+    normal_by_bytes = {};  // only needed while loading
+  }
 }
 
-bool Tokenizer::Impl::reads_split_digits(const Gguf& file) {
+bool Tokenizer::Impl::reads_sentence_piece(const Gguf& file) {
   const std::string& model = file.get_string("tokenizer.ggml.model");
-  if (model != "gpt2") {
-    refuse(file, "model " + quote(model) + " is not supported (supported: \"gpt2\", byte-level BPE)");
+  if (model != "gpt2" && model != "llama") {
+    refuse(file, "model " + quote(model) +
+                     R"( is not supported (supported: "gpt2", byte-level BPE, and "llama", SentencePiece))");
   }
-  const std::string& pre = file.get_string("tokenizer.ggml.pre");
-  if (pre != "smollm" && pre != "gpt-2") {
-    refuse(file, "pre-tokenizer " + quote(pre) + R"( is not supported (supported: "smollm", "gpt-2"))");
+  return model == "llama";
+}
+
+PieceRule Tokenizer::Impl::read_piece_rule(const Gguf& file) {
+  const std::string name = file.has("tokenizer.ggml.pre") ? file.get_string("tokenizer.ggml.pre") : "default";
+  const std::optional<PieceRule> rule = find_piece_rule(name);
+  if (!rule) {
+    refuse(file, "pre-tokenizer " + quote(name) +
+                     R"( is not supported (supported: "gpt-2", "smollm", "llama-bpe", "qwen2", "default"))");
   }
-  return pre == "smollm";
+  return *rule;
 }
 
 void Tokenizer::Impl::read_tokens(const Gguf& file) {
@@ -374,8 +332,12 @@ void Tokenizer::Impl::read_tokens(const Gguf& file) {
     if (is_matchable(entry.type)) {
       special_by_spelling.emplace(entry.bytes, static_cast<Token>(id));
       specials_by_first_byte[static_cast<unsigned char>(entry.bytes.front())].push_back(static_cast<Token>(id));
-    } else if (entry.type == TokenType::kNormal) {
-      normal_by_bytes.emplace(entry.bytes, static_cast<Token>(id));
+    }
+  }
+  normal_by_bytes.reserve(tokens.size());
+  for (std::size_t id = 0; id < tokens.size(); ++id) {
+    if (tokens[id].type == TokenType::kNormal) {
+      normal_by_bytes.emplace(tokens[id].bytes, static_cast<Token>(id));
     }
   }
   for (std::vector<Token>& specials : specials_by_first_byte) {
@@ -388,36 +350,61 @@ void Tokenizer::Impl::read_tokens(const Gguf& file) {
 TokenEntry Tokenizer::Impl::read_token(const Gguf& file, std::size_t id, const std::string& spelling,
                                        std::int64_t type) const {
   const std::string what = "token " + std::to_string(id) + " (" + quote(spelling) + ")";
-  if (type < static_cast<std::int64_t>(TokenType::kNormal) || type > static_cast<std::int64_t>(TokenType::kUnused)) {
-    refuse(file, what + " has type " + std::to_string(type) + ", which is not 1 to 5");
+  const std::int64_t last_type = static_cast<std::int64_t>(is_sentence_piece ? TokenType::kByte : TokenType::kUnused);
+  if (type < static_cast<std::int64_t>(TokenType::kNormal) || type > last_type) {
+    refuse(file, what + " has type " + std::to_string(type) + ", which is not 1 to " + std::to_string(last_type));
   }
   if (spelling.empty()) {
     refuse(file, what + " is empty");
   }
   const auto token_type = static_cast<TokenType>(type);
   try {
-    if (token_type == TokenType::kNormal) {
+    if (token_type == TokenType::kNormal && !is_sentence_piece) {
       return {token_type, decode_spelling(spelling)};
+    }
+    if (token_type == TokenType::kByte) {
+      return {token_type, decode_byte_spelling(spelling)};
     }
     // Other tokens are spelled as plain text, which must be UTF-8.
     check_utf8(spelling);
-    return {token_type, spelling};
+    return {token_type, token_type == TokenType::kNormal ? replaced(spelling, kBlank, " ") : spelling};
   } catch (const InputError& error) {
     refuse(file, what + ": " + error.what());
   }
 }
 
+// Of byte-level BPE, the tokens of one byte; of SentencePiece, those for characters that the vocabulary lacks.
 // Real vocabularies lack bytes that did not occur in their training text (SmolLM2: 21 of them, control characters and
 // first bytes of unassigned planes). Text that contains them is refused; a vocabulary without ASCII is broken.
 void Tokenizer::Impl::find_byte_tokens(const Gguf& file) {
+  std::array<Token, 256> spelled_out{};
+  spelled_out.fill(kNoToken);
+  for (std::size_t id = 0; id < tokens.size(); ++id) {
+    if (tokens[id].type == TokenType::kByte) {
+      spelled_out[static_cast<unsigned char>(tokens[id].bytes.front())] = static_cast<Token>(id);
+    }
+  }
   for (std::size_t byte = 0; byte < 256; ++byte) {
     const auto found = normal_by_bytes.find(std::string(1, static_cast<char>(static_cast<unsigned char>(byte))));
-    byte_tokens[byte] = found == normal_by_bytes.end() ? kNoToken : found->second;
+    byte_tokens[byte] =
+        found == normal_by_bytes.end() || spelled_out[byte] != kNoToken ? spelled_out[byte] : found->second;
     const bool is_plain_text = byte == '\n' || (byte >= 0x20 && byte <= 0x7E);
     if (is_plain_text && byte_tokens[byte] == kNoToken) {
       refuse(file, format("no token for byte 0x%02zX", byte));
     }
   }
+}
+
+void Tokenizer::Impl::read_scores(const Gguf& file) {
+  const std::vector<double>& values = file.get_floats("tokenizer.ggml.scores");
+  if (values.size() != tokens.size()) {
+    refuse(file, std::to_string(tokens.size()) + " tokens, but " + std::to_string(values.size()) + " scores");
+  }
+  if (!std::all_of(values.begin(), values.end(), [](double value) { return std::isfinite(value); })) {
+    refuse(file, "a score is not a finite number");
+  }
+  std::transform(values.begin(), values.end(), std::back_inserter(scores),
+                 [](double value) { return static_cast<float>(value); });
 }
 
 void Tokenizer::Impl::read_merges(const Gguf& file) {
@@ -437,7 +424,7 @@ void Tokenizer::Impl::read_merges(const Gguf& file) {
     if (result == normal_by_bytes.end()) {
       refuse(file, "merge " + quote(line) + " makes a token that is not in the vocabulary");
     }
-    if (!merges.insert(left, right, {static_cast<int>(rank), result->second})) {
+    if (!merges.insert(left, right, static_cast<int>(rank), result->second)) {
       refuse(file, "merge " + quote(line) + " appears twice");
     }
   }
@@ -469,34 +456,84 @@ std::optional<Token> Tokenizer::Impl::read_optional_id(const Gguf& file, const c
   return static_cast<Token>(id);
 }
 
-std::vector<Token> Tokenizer::Impl::byte_tokens_of(std::string_view piece, std::size_t piece_offset) const {
-  std::vector<Token> result;
-  result.reserve(piece.size());
-  for (std::size_t i = 0; i < piece.size(); ++i) {
-    const auto byte = static_cast<unsigned char>(piece[i]);
-    if (byte_tokens[byte] == kNoToken) {
-      throw InputError(format("the vocabulary has no token for byte 0x%02X, at byte %zu of the text", unsigned{byte},
-                              piece_offset + i));
-    }
-    result.push_back(byte_tokens[byte]);
+Token Tokenizer::Impl::byte_token(char character, std::size_t offset) const {
+  const auto byte = static_cast<unsigned char>(character);
+  if (byte_tokens[byte] == kNoToken) {
+    throw InputError(
+        format("the vocabulary has no token for byte 0x%02X, at byte %zu of the text", unsigned{byte}, offset));
   }
-  return result;
+  return byte_tokens[byte];
 }
 
 void Tokenizer::Impl::encode_plain(std::string_view text, std::size_t text_offset, std::vector<Token>& out) const {
+  if (is_sentence_piece) {
+    encode_sentence(text, text_offset, out);
+  } else {
+    encode_pieces(text, text_offset, out);
+  }
+}
+
+void Tokenizer::Impl::encode_pieces(std::string_view text, std::size_t text_offset, std::vector<Token>& out) const {
+  const auto find_merge = [this](const Symbol& left, const Symbol& right) {
+    return merges.find(left.token, right.token);
+  };
   std::size_t offset = text_offset;
-  for (const std::string_view piece : PieceScanner(text, split_digits).pieces()) {
-    const std::vector<Token> bytes = byte_tokens_of(piece, offset);
-    PieceMerger merger(merges, bytes);
-    merger.run();
-    merger.append_to(out);
+  for (const std::string_view piece : cut_into_pieces(text, piece_rule)) {
+    // Llama 3's vocabulary holds words that its merges do not make.
+    const auto whole = piece_rule == PieceRule::kLlama3 ? normal_by_bytes.find(piece) : normal_by_bytes.end();
+    if (whole != normal_by_bytes.end()) {
+      out.push_back(whole->second);
+    } else {
+      std::vector<Symbol> bytes;
+      bytes.reserve(piece.size());
+      for (std::size_t i = 0; i < piece.size(); ++i) {
+        bytes.push_back({byte_token(piece[i], offset + i), i, 1});
+      }
+      Merger(std::move(bytes), find_merge).run([&](const Symbol& symbol) { out.push_back(symbol.token); });
+    }
     offset += piece.size();
   }
 }
 
-std::optional<Token> Tokenizer::Impl::special_at(std::string_view text, std::size_t offset) const {
+// All of the text is one piece, of characters. Two neighbours merge if the vocabulary has them as a token, the one with
+// the highest score first.
+void Tokenizer::Impl::encode_sentence(std::string_view plain, std::size_t text_offset, std::vector<Token>& out) const {
+  if (plain.empty()) {
+    return;
+  }
+  std::string text(add_space_prefix ? 1 : 0, ' ');
+  text.append(replaced(plain, kBlank, " "));
+  const auto part = [&](std::size_t begin, std::size_t size) { return std::string_view(text).substr(begin, size); };
+  const auto find_merge = [&](const Symbol& left, const Symbol& right) -> std::optional<Merge> {
+    const auto found = normal_by_bytes.find(part(left.begin, left.size + right.size));
+    if (found == normal_by_bytes.end()) {
+      return std::nullopt;
+    }
+    return Merge{-static_cast<double>(scores[static_cast<std::size_t>(found->second)]), found->second};
+  };
+  std::vector<Symbol> characters;
+  for (std::size_t offset = 0; offset < text.size();) {
+    const std::size_t size = decode_utf8(text, offset).num_bytes;
+    const auto found = normal_by_bytes.find(part(offset, size));
+    characters.push_back({found == normal_by_bytes.end() ? kNoToken : found->second, offset, size});
+    offset += size;
+  }
+  Merger(std::move(characters), find_merge).run([&](const Symbol& symbol) {
+    if (symbol.token != kNoToken) {
+      out.push_back(symbol.token);
+      return;
+    }
+    for (const char byte : part(symbol.begin, symbol.size)) {
+      // Blanks are never missing, so that this is the byte's place but for the blank in front.
+      out.push_back(byte_token(byte, text_offset + symbol.begin - (add_space_prefix ? 1 : 0)));
+    }
+  });
+}
+
+std::optional<Token> Tokenizer::Impl::special_at(std::string_view text, std::size_t offset, bool with_control) const {
   for (const Token token : specials_by_first_byte[static_cast<unsigned char>(text[offset])]) {
-    if (text.substr(offset).starts_with(tokens[static_cast<std::size_t>(token)].bytes)) {
+    const TokenEntry& entry = tokens[static_cast<std::size_t>(token)];
+    if ((with_control || entry.type == TokenType::kUserDefined) && text.substr(offset).starts_with(entry.bytes)) {
       return token;
     }
   }
@@ -512,9 +549,9 @@ std::vector<Token> Tokenizer::encode(std::string_view text, bool parse_special) 
   check_utf8(text);  // before the text is cut, so that offsets in errors count from its beginning
   std::vector<Token> result;
   std::size_t plain_begin = 0;
-  for (std::size_t offset = 0; parse_special && offset < text.size();) {
+  for (std::size_t offset = 0; offset < text.size();) {
     // Leftmost first; at one place the longest spelling wins.
-    const std::optional<Token> special = impl_->special_at(text, offset);
+    const std::optional<Token> special = impl_->special_at(text, offset, parse_special);
     if (!special) {
       ++offset;
       continue;
@@ -542,7 +579,8 @@ std::string Tokenizer::decode(std::span<const Token> tokens, bool show_special) 
     COMMON_CHECK(token >= 0 && token < vocab_size(), "token " + std::to_string(token) + " is not in the vocabulary");
     const TokenEntry& entry = impl_->tokens[static_cast<std::size_t>(token)];
     // User-defined tokens are text that has a token of its own; the other kinds are not text.
-    const bool is_text = entry.type == TokenType::kNormal || entry.type == TokenType::kUserDefined;
+    const bool is_text =
+        entry.type == TokenType::kNormal || entry.type == TokenType::kUserDefined || entry.type == TokenType::kByte;
     if (is_text || show_special) {
       text += entry.bytes;
     }

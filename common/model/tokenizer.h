@@ -1,6 +1,7 @@
-// Byte-level byte-pair encoding as GPT-2 introduced it, read from a GGUF's tokenizer.ggml.* keys.
-// Source: Radford et al., "Language Models are Unsupervised Multitask Learners" (2019), section 2.2, and Sennrich et
-// al., arXiv 1508.07909, for the merging itself.
+// Tokenizers of two kinds, read from a GGUF's tokenizer.ggml.* keys: byte-level byte-pair encoding as GPT-2 introduced
+// it, and SentencePiece's with byte fallback (Llama 2).
+// Sources: Radford et al., "Language Models are Unsupervised Multitask Learners" (2019), section 2.2, and Sennrich et
+// al., arXiv 1508.07909, for the merging; Kudo and Richardson, arXiv 1808.06226, for SentencePiece.
 #pragma once
 
 #include <memory>
@@ -17,8 +18,8 @@ namespace common {
 
 class Tokenizer {
  public:
-  // Throws InputError unless tokenizer.ggml.model is "gpt2" and tokenizer.ggml.pre is "smollm" or "gpt-2", and on a
-  // malformed vocabulary.
+  // Throws InputError unless tokenizer.ggml.model is "llama" (SentencePiece) or "gpt2" with a tokenizer.ggml.pre that
+  // pieces.h knows, and on a malformed vocabulary.
   explicit Tokenizer(const Gguf& file);
   Tokenizer(Tokenizer&&) noexcept;
   Tokenizer& operator=(Tokenizer&&) noexcept;
@@ -26,16 +27,17 @@ class Tokenizer {
   Tokenizer& operator=(const Tokenizer&) = delete;
   ~Tokenizer();
 
-  // Text to tokens, without BOS. Spellings of special (control or user-defined) tokens inside the text become those
-  // tokens when parse_special is set, and are ordinary text otherwise. Throws InputError, naming the byte offset, on
-  // invalid UTF-8 and on a byte that the vocabulary has no token for.
+  // Text to tokens, without BOS. Spellings of user-defined tokens inside the text become those tokens; those of control
+  // tokens do when parse_special is set, and are ordinary text otherwise. Throws InputError, naming the byte offset, on
+  // invalid UTF-8, and on a byte that the vocabulary has no token for.
   std::vector<Token> encode(std::string_view text, bool parse_special = false) const;
 
   // encode(), with BOS put in front if the model wants one (tokenizer.ggml.add_bos_token).
   std::vector<Token> encode_prompt(std::string_view text, bool parse_special = false) const;
 
   // The bytes of the tokens, in order; a character may be split over several tokens. Control tokens give no bytes
-  // unless show_special is set; user-defined ones are text.
+  // unless show_special is set; user-defined ones are text. SentencePiece puts a blank in front of a text, and here it
+  // is: whether tokens begin a text or continue one, they do not say.
   std::string decode(std::span<const Token> tokens, bool show_special = false) const;
 
   int vocab_size() const;

@@ -28,6 +28,21 @@ bool is_number(char32_t code_point) {
   }
 }
 
+bool is_punctuation(char32_t code_point) {
+  switch (utf8proc_category(static_cast<utf8proc_int32_t>(code_point))) {
+    case UTF8PROC_CATEGORY_PC:
+    case UTF8PROC_CATEGORY_PD:
+    case UTF8PROC_CATEGORY_PS:
+    case UTF8PROC_CATEGORY_PE:
+    case UTF8PROC_CATEGORY_PI:
+    case UTF8PROC_CATEGORY_PF:
+    case UTF8PROC_CATEGORY_PO:
+      return true;
+    default:
+      return false;
+  }
+}
+
 // The 25 characters of White_Space in https://www.unicode.org/Public/UCD/latest/ucd/PropList.txt. No category says
 // this: tab and newline are control characters (Cc).
 bool is_space(char32_t code_point) {

@@ -1,11 +1,12 @@
-// The character classes that byte-level BPE needs: letters, numbers and spaces. The categories are those of utf8proc
-// (https://juliastrings.github.io/utf8proc/), a small C library for the Unicode character database.
+// The character classes that byte-level BPE needs: letters, numbers, punctuation and spaces. The categories are those
+// of utf8proc (https://juliastrings.github.io/utf8proc/), a small C library for the Unicode character database.
 #pragma once
 
 namespace common {
 
-bool is_letter(char32_t code_point);  // \p{L}: general categories Lu, Ll, Lt, Lm, Lo
-bool is_number(char32_t code_point);  // \p{N}: Nd, Nl, No
-bool is_space(char32_t code_point);   // \s: the White_Space property, which is wider than the category Z
+bool is_letter(char32_t code_point);       // \p{L}: general categories Lu, Ll, Lt, Lm, Lo
+bool is_number(char32_t code_point);       // \p{N}: Nd, Nl, No
+bool is_punctuation(char32_t code_point);  // \p{P}: Pc, Pd, Ps, Pe, Pi, Pf, Po
+bool is_space(char32_t code_point);        // \s: the White_Space property, which is wider than the category Z
 
 }  // namespace common

@@ -399,6 +399,10 @@ TEST_CASE("Special tokens are parsed on request only") {
     CHECK(vocabulary.show("a<|end|>b", true) == "a|<|end|>|b");
     CHECK(vocabulary.show("  <|end|>b", true) == "Ġ|Ġ|<|end|>|b");
   }
+  SECTION("User-defined ones are parsed in any text") {
+    CHECK(tokenizer.encode("a:-) c") == tokenizer.encode("a:-) c", true));
+    CHECK(tokenizer.encode("a<|end|>:-) ").back() == smile);
+  }
   SECTION("Merges never make one out of plain text") {
     Vocabulary other;
     other.tokens.emplace_back("ab");
@@ -542,12 +546,13 @@ TEST_CASE("Malformed vocabularies are refused with the reason") {
   REQUIRE(vocabulary.refusal().empty());
   std::string reason;
   SECTION("Another model") {
-    vocabulary.model = "llama";
-    reason = R"(model "llama" is not supported)";
+    vocabulary.model = "bert";
+    reason = R"(model "bert" is not supported (supported: "gpt2", byte-level BPE, and "llama", SentencePiece))";
   }
   SECTION("Another pre-tokenizer") {
-    vocabulary.pre = "qwen2";
-    reason = R"(pre-tokenizer "qwen2" is not supported)";
+    vocabulary.pre = "falcon";
+    reason =
+        R"(pre-tokenizer "falcon" is not supported (supported: "gpt-2", "smollm", "llama-bpe", "qwen2", "default"))";
   }
   SECTION("Fewer types than tokens") {
     vocabulary.types.pop_back();
