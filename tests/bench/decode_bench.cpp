@@ -92,9 +92,14 @@ double time_decode(const common::Stream& stream, const ColdBatches& sets, bool c
   plan_decode(shape, sets.batch(0), workspace.data(), stream.get());
   stream.synchronize();
   return common::microseconds_per_call(stream, sets.count(), [&](int set) {
-    const auto attention = contiguous ? contiguous_attention : decode_attention;
-    attention(contiguous ? sets.contiguous(set) : sets.pages(), sets.batch(set), sets.queries(), sets.output(),
-              workspace.data(), stream.get(), {.overlap_previous = true});
+    const DecodeOptions options{.overlap_previous = true};
+    if (contiguous) {
+      contiguous_attention(sets.contiguous(set), sets.batch(set), sets.queries(), sets.output(), workspace.data(),
+                           stream.get(), options);
+    } else {
+      decode_attention(sets.pages(), sets.batch(set), sets.queries(), sets.output(), workspace.data(), stream.get(),
+                       options);
+    }
   });
 }
 
