@@ -64,10 +64,7 @@ void show(const KvCacheManager& manager, std::ostream& output) {
          << sharing_summary(manager) << "\n";
 }
 
-// A small cache, driven by kScript or, with --shell, by standard input.
-void demo(int num_slots, bool shell_only, int block_size) {
-  KvCacheManager manager(blocks_needed(num_slots, block_size), block_size);
-  common::Shell shell;
+void add_demo_commands(common::Shell& shell, KvCacheManager& manager) {
   shell.add("new", "NAME LENGTH", "start a sequence with room for LENGTH tokens", [&](const auto& arguments) {
     const SequenceId sequence = common::sequence_named(manager, arguments[0], false);
     const int length = common::parse_count(arguments[1], 1);
@@ -91,6 +88,13 @@ void demo(int num_slots, bool shell_only, int block_size) {
   shell.add("free", "NAME", "end a sequence",
             [&](const auto& arguments) { manager.free(common::sequence_named(manager, arguments[0], true)); });
   shell.add("show", "", "the cache, slot by slot", [&](const auto&) { show(manager, std::cout); });
+}
+
+// A small cache, driven by kScript or, with --shell, by standard input.
+void demo(int num_slots, bool shell_only, int block_size) {
+  KvCacheManager manager(blocks_needed(num_slots, block_size), block_size);
+  common::Shell shell;
+  add_demo_commands(shell, manager);
   std::istringstream script(kScript);
   shell.run(shell_only ? std::cin : script, std::cout, !shell_only);
 }
@@ -173,6 +177,7 @@ int run(int argc, char** argv) {
   ReuseOptions reuse;
   add_engine_options(add_prefix_command(program, reuse), reuse.engine);
   ServingOptions serving;
+  serving.http.add_demo_commands = add_demo_commands;
   common::Command& serve_command = add_serve_command(program, serving);
   add_engine_options(serve_command, serving.engine, true);
   add_scheduler_options(serve_command, serving.scheduler, serving.engine);

@@ -66,8 +66,17 @@ int Server::reject(const std::string& reason, double arrival) {
   return id;
 }
 
+void Server::forget(int id) {
+  COMMON_CHECK(has_ended(id), "a request is being served");
+  state(id).is_forgotten = true;
+  state(id).output.completions.clear();
+  for (; !states_.empty() && states_.front().is_forgotten; ++num_dropped_) {
+    states_.pop_front();
+  }
+}
+
 void Server::stop(int id, common::FinishReason reason) {
-  if (state(id).output.finished) {
+  if (has_ended(id)) {
     return;
   }
   if (in_step_) {
@@ -237,7 +246,7 @@ std::vector<common::Token> Server::collect(int step_age) {
   report_.waiting_seconds += step.waiting_seconds();
   int row = 0;
   for (const ScheduledGroup& scheduled : step.groups()) {
-    if (!state(scheduled.id).output.finished) {
+    if (!has_ended(scheduled.id)) {
       collected_.push_back(scheduled.id);
       try {
         deliver(step, scheduled, row);

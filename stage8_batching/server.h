@@ -80,7 +80,9 @@ class Server {
   std::vector<common::Completion> run(std::span<const common::Request> requests, const common::OnToken& on_token);
 
   const RequestOutput& output(int id) const { return state(id).output; }
-  int num_requests() const { return static_cast<int>(states_.size()); }
+  // Drops the output of a request that has ended, so that a server can run for ever: nobody may ask for it again.
+  void forget(int id);
+  int num_requests() const { return num_dropped_ + static_cast<int>(states_.size()); }
   const Scheduler& scheduler() const { return scheduler_; }
   Engine& engine() const { return engine_; }
   common::Timing timing() const { return totals_.timing; }
@@ -94,6 +96,7 @@ class Server {
     BeamSearch* search = nullptr;          // likewise
     RequestOutput output;
     std::optional<common::FinishReason> stop;  // by stop() during a step
+    bool is_forgotten = false;
   };
 
   std::string rejection(const GenerationRequest& request) const;
@@ -103,15 +106,17 @@ class Server {
   void hand_out_tokens(int id);
   void finish(int id, common::FinishReason reason, const std::string& error = "");
   void report_schedule(const ScheduledStep& step);
-  bool goes_on(int id) const { return !state(id).output.finished && !state(id).group->finished(); }
+  bool has_ended(int id) const { return id < num_dropped_ || state(id).output.finished; }
+  bool goes_on(int id) const { return !has_ended(id) && !state(id).group->finished(); }
 
-  RequestState& state(int id) { return states_.at(static_cast<std::size_t>(id)); }
-  const RequestState& state(int id) const { return states_.at(static_cast<std::size_t>(id)); }
+  RequestState& state(int id) { return states_.at(static_cast<std::size_t>(id - num_dropped_)); }
+  const RequestState& state(int id) const { return states_.at(static_cast<std::size_t>(id - num_dropped_)); }
 
   Engine& engine_;
   Clock& clock_;
   SchedulerOptions options_;
-  std::deque<RequestState> states_;  // by id
+  std::deque<RequestState> states_;  // by id, from num_dropped_ on
+  int num_dropped_ = 0;              // of forgotten requests, those before all others
   Scheduler scheduler_;
   OnSampleToken on_token_;
   std::function<void(const RaggedBatch&)> on_pass_;

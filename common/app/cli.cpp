@@ -162,8 +162,10 @@ std::string to_json(const std::string& stage, const Session& session, const RunR
 Session load(const SessionOptions& options) {
   set_num_threads(options.num_threads > 0 ? options.num_threads
                                           : std::max(1, static_cast<int>(std::thread::hardware_concurrency())));
-  const Gguf file = open_model(options.model_path);
+  const auto opened = std::make_shared<const Gguf>(open_model(options.model_path));
+  const Gguf& file = *opened;
   Session session{file.name(), Llama(file), Tokenizer(file), {}, {}};
+  session.file = opened;
   const bool fixed_workload = options.prompts.empty();
   if (fixed_workload && options.chat) {
     throw InputError("--chat needs a --prompt to answer");

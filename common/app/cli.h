@@ -2,6 +2,7 @@
 #pragma once
 
 #include <functional>
+#include <memory>
 #include <string>
 #include <vector>
 
@@ -9,6 +10,7 @@
 #include "common/app/command.h"
 #include "common/app/svg.h"
 #include "common/model/generation.h"
+#include "common/model/gguf.h"
 #include "common/model/llama.h"
 #include "common/model/tokenizer.h"
 
@@ -22,6 +24,7 @@ struct Session {
   std::vector<std::string> prompts;
   std::vector<Request> requests;  // one for each prompt
   StopStrings stop_strings = {};  // of all requests
+  std::shared_ptr<const Gguf> file = nullptr;
 
   // The reply's text, up to a stop string.
   std::string text_of(const Completion& completion) const {

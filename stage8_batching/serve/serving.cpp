@@ -125,6 +125,10 @@ void print_texts(const common::Session& session, const Server& server) {
 void run_serve(const common::Session& session, const ServingOptions& options) {
   const common::ResultFile json(options.json_path);
   const ServedModel model(session, options.synthetic);
+  if (!options.http.address.empty()) {
+    run_http(session, model.get(), options.engine, options.scheduler, options.http);
+    return;
+  }
   const std::vector<ArrivingRequest> requests = make_requests(session, model.get().config(), options);
   const ServerSetup setup(model.get(), options.engine, options.scheduler, options.virtual_clock);
   Server& server = *setup.server;
@@ -196,6 +200,7 @@ common::Command& add_serve_command(common::Program& program, ServingOptions& opt
   command.option("--show-batch", options.shown_step, {0, 1 << 30}, "print the arrays of this step's batch");
   command.option("--trace", options.trace_path, "write the run to a file that ui.perfetto.dev opens");
   command.option("--json", options.json_path, "write the measurements to a file ('-': stdout, and nothing else)");
+  add_http_options(command, options.http);
   return command;
 }
 

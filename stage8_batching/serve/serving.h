@@ -8,6 +8,7 @@
 #include "../scheduler.h"
 #include "arrivals.h"
 #include "common/app/cli.h"
+#include "http_command.h"
 #include "view.h"
 
 namespace stage8 {
@@ -25,6 +26,7 @@ struct ServingOptions {
   int shown_step = -1;  // whose batch is printed; negative: none
   std::string trace_path;
   std::string json_path;
+  HttpCommandOptions http;
 };
 
 // `options` must live as long as `program`.

@@ -1,0 +1,367 @@
+#include "engine_thread.h"
+
+#include <algorithm>
+#include <exception>
+#include <future>
+#include <utility>
+
+#include "common/base/check.h"
+#include "common/base/machine.h"
+#include "common/base/text.h"
+
+namespace stage8 {
+
+struct Ticket::State {
+  struct Entry {
+    int id = -1;
+    bool has_ended = false;
+    RequestOutput output;
+    int prompt_tokens = 0;
+  };
+  mutable std::mutex mutex;
+  std::condition_variable news;
+  std::vector<TokenEvent> tokens;
+  std::vector<Entry> entries;
+  std::size_t num_submitted = 0;
+  std::size_t num_ended = 0;
+  std::size_t num_ended_told = 0;  // when wait() returned last
+};
+
+Ticket::~Ticket() {
+  if (!has_ended()) {
+    engine_thread_.post([&engine_thread = engine_thread_, state = state_] { engine_thread.cancel(state); });
+  }
+}
+
+std::vector<TokenEvent> Ticket::wait(std::chrono::milliseconds timeout) {
+  std::unique_lock lock(state_->mutex);
+  state_->news.wait_for(lock, timeout,
+                        [&] { return !state_->tokens.empty() || state_->num_ended != state_->num_ended_told; });
+  state_->num_ended_told = state_->num_ended;
+  return std::exchange(state_->tokens, {});
+}
+
+bool Ticket::is_submitted(std::chrono::milliseconds timeout) const {
+  std::unique_lock lock(state_->mutex);
+  return state_->news.wait_for(lock, timeout, [&] { return state_->num_submitted == state_->entries.size(); });
+}
+
+bool Ticket::has_ended() const {
+  const std::lock_guard lock(state_->mutex);
+  return state_->num_ended == state_->entries.size() && state_->tokens.empty();
+}
+
+std::size_t Ticket::size() const { return state_->entries.size(); }
+
+bool Ticket::has_ended(std::size_t index) const {
+  const std::lock_guard lock(state_->mutex);
+  return state_->entries.at(index).has_ended;
+}
+
+const RequestOutput& Ticket::output(std::size_t index) const {
+  const std::lock_guard lock(state_->mutex);
+  COMMON_CHECK(state_->entries.at(index).has_ended, "the request is being served");
+  return state_->entries[index].output;
+}
+
+int Ticket::id(std::size_t index) const {
+  const std::lock_guard lock(state_->mutex);
+  return state_->entries.at(index).id;
+}
+
+EngineThread::EngineThread(const common::Llama& model, const EngineThreadOptions& options,
+                           std::function<void(const EngineNews&)> on_change)
+    : model_(model),
+      options_(options),
+      on_change_(std::move(on_change)),
+      sizes_{options.engine.num_slots, options.engine.block_size, options.scheduler.token_budget},
+      is_paused_(options.paused) {
+  make_engine();
+  thread_ = std::thread([this] { loop(); });
+}
+
+EngineThread::~EngineThread() {
+  {
+    const std::lock_guard lock(mutex_);
+    is_stopping_ = true;
+  }
+  wake_.notify_all();
+  thread_.join();
+}
+
+std::unique_ptr<Ticket> EngineThread::submit(std::vector<GenerationRequest> requests, Refusal& refusal) {
+  auto state = std::make_shared<Ticket::State>();
+  const auto count = static_cast<int>(requests.size());
+  for (const GenerationRequest& request : requests) {
+    state->entries.emplace_back().prompt_tokens = static_cast<int>(request.request.prompt.size());
+  }
+  {
+    const std::lock_guard lock(mutex_);
+    refusal = !failure_.empty()                                         ? Refusal::kFailed
+              : is_draining_                                            ? Refusal::kDraining
+              : num_posted_ + num_waiting_ + count > options_.max_queue ? Refusal::kQueueFull
+                                                                        : Refusal::kNone;
+    if (refusal != Refusal::kNone) {
+      return nullptr;
+    }
+    num_posted_ += count;
+    num_live_ += count;
+    inbox_.emplace_back([this, state, requests = std::move(requests), handed_over = common::now_seconds()]() mutable {
+      submit_all(state, std::move(requests), handed_over);
+    });
+  }
+  wake_.notify_all();
+  return std::unique_ptr<Ticket>(new Ticket(*this, std::move(state)));
+}
+
+void EngineThread::pause() {
+  is_paused_ = true;
+  post([this] { steps_to_run_ = 0; });
+}
+
+void EngineThread::run() {
+  is_paused_ = false;
+  post([] {});
+}
+
+void EngineThread::step() {
+  is_paused_ = true;
+  post([this] { steps_to_run_ += 1; });
+}
+
+void EngineThread::restart(const PoolSizes& sizes) {
+  const auto done = std::make_shared<std::promise<void>>();
+  std::future<void> result = done->get_future();
+  post([this, sizes, done] {
+    try {
+      const EngineThreadOptions before = options_;
+      end_all("the pool was made anew");
+      options_.engine.num_slots = sizes.num_slots;
+      options_.engine.block_size = sizes.block_size;
+      options_.scheduler.token_budget = sizes.token_budget;
+      try {
+        make_engine();
+      } catch (const std::exception&) {
+        options_ = before;
+        make_engine();
+        throw;
+      }
+      done->set_value();
+    } catch (const std::exception&) {
+      done->set_exception(std::current_exception());
+    }
+  });
+  result.get();
+}
+
+PoolSizes EngineThread::sizes() const {
+  const std::lock_guard lock(mutex_);
+  return sizes_;
+}
+
+void EngineThread::drain() {
+  is_draining_ = true;
+  run();
+}
+
+bool EngineThread::drained() const {
+  const std::lock_guard lock(mutex_);
+  return num_live_ == 0;
+}
+
+std::string EngineThread::failure() const {
+  const std::lock_guard lock(mutex_);
+  return failure_;
+}
+
+ServingStatistics EngineThread::statistics() const {
+  const std::lock_guard lock(mutex_);
+  return statistics_;
+}
+
+void EngineThread::post(std::function<void()> command) {
+  {
+    const std::lock_guard lock(mutex_);
+    inbox_.push_back(std::move(command));
+  }
+  wake_.notify_all();
+}
+
+void EngineThread::make_engine() {
+  setup_.reset();  // first: there may be no memory for two
+  setup_.emplace(model_, options_.engine, options_.scheduler, false);
+  Server& server = *setup_->server;
+  const Usage usage = server.scheduler().manager().usage();
+  max_context_ = std::min(model_.config().context_length, usage.total);
+  server.on_token([this](int id, int sample, common::Token token) {
+    const Owner& owner = owners_.at(id);
+    num_generated_ += 1;
+    TokenEvent event{owner.index, sample, token, std::nullopt};
+    const common::Completion& written = setup_->server->output(id).completions[static_cast<std::size_t>(sample)];
+    if (!written.logprobs.empty()) {
+      event.logprobs = written.logprobs.back();
+    }
+    {
+      const std::lock_guard lock(owner.ticket->mutex);
+      owner.ticket->tokens.push_back(std::move(event));
+    }
+    owner.ticket->news.notify_all();
+  });
+  server.on_step([this](const StepReport& report) {
+    report_ = report;
+    const std::lock_guard lock(mutex_);
+    statistics_.add(report);
+  });
+  {
+    const std::lock_guard lock(mutex_);
+    sizes_ = {options_.engine.num_slots, options_.engine.block_size, options_.scheduler.token_budget};
+  }
+  changed();
+}
+
+void EngineThread::loop() {
+  while (true) {
+    take_inbox();
+    bool is_stopping = false;
+    {
+      const std::lock_guard lock(mutex_);
+      is_stopping = is_stopping_ && inbox_.empty();
+    }
+    if (is_stopping) {
+      end_all("the server has ended");
+      return;
+    }
+    if ((!is_paused_ || steps_to_run_ > 0) && !setup_->server->is_idle()) {
+      steps_to_run_ = std::max(steps_to_run_ - 1, 0);
+      try {
+        setup_->server->step();
+      } catch (const std::exception& error) {  // not a request's fault: the server fails only the one that throws
+        const std::string message = error.what();
+        end_all(message);
+        const std::lock_guard lock(mutex_);
+        failure_ = message;
+      }
+      changed(&report_);
+      for (const int id : report_.ended) {
+        settle(id);
+      }
+      continue;
+    }
+    std::unique_lock lock(mutex_);
+    wake_.wait(lock, [&] { return !inbox_.empty() || is_stopping_; });
+  }
+}
+
+void EngineThread::take_inbox() {
+  std::deque<std::function<void()>> commands;
+  {
+    const std::lock_guard lock(mutex_);
+    commands.swap(inbox_);
+  }
+  if (commands.empty()) {
+    return;
+  }
+  for (const std::function<void()>& command : commands) {
+    command();
+  }
+  changed();
+}
+
+void EngineThread::submit_all(const std::shared_ptr<Ticket::State>& state, std::vector<GenerationRequest> requests,
+                              double handed_over) {
+  Server& server = *setup_->server;
+  const double arrival = setup_->clock->now() - (common::now_seconds() - handed_over);
+  std::vector<int> ids;
+  for (GenerationRequest& request : requests) {
+    const int id = server.submit(request, arrival);
+    owners_[id] = {state, static_cast<int>(ids.size())};
+    ids.push_back(id);
+    const std::lock_guard lock(state->mutex);
+    state->entries[ids.size() - 1].id = id;
+  }
+  {
+    const std::lock_guard lock(mutex_);
+    num_posted_ -= static_cast<int>(requests.size());
+    num_waiting_ = static_cast<int>(server.scheduler().waiting().size());  // together, or a full queue would have a gap
+  }
+  for (const int id : ids) {
+    settle(id);  // if it was rejected
+  }
+  {
+    const std::lock_guard lock(state->mutex);
+    state->num_submitted = ids.size();
+  }
+  state->news.notify_all();
+}
+
+void EngineThread::cancel(const std::shared_ptr<Ticket::State>& state) {
+  std::vector<int> ids;
+  for (const auto& [id, owner] : owners_) {
+    if (owner.ticket == state) {
+      ids.push_back(id);
+    }
+  }
+  for (const int id : ids) {
+    setup_->server->stop(id, common::FinishReason::kCancelled);
+    settle(id);
+  }
+}
+
+// Ends all requests, with the reason.
+void EngineThread::end_all(const std::string& error) {
+  while (!owners_.empty()) {
+    const int id = owners_.begin()->first;
+    setup_->server->stop(id, common::FinishReason::kCancelled);
+    settle(id, error);
+  }
+}
+
+// Tells the one who waits, if the request has ended.
+void EngineThread::settle(int id, const std::string& error) {
+  Server& server = *setup_->server;
+  const auto found = owners_.find(id);
+  if (found == owners_.end() || !server.output(id).finished) {
+    return;
+  }
+  RequestOutput output = server.output(id);
+  output.error = error.empty() ? output.error : error;
+  const Owner owner = found->second;
+  owners_.erase(found);
+  {
+    const std::lock_guard lock(mutex_);
+    statistics_.add(output);
+    statistics_.prompt_tokens += owner.ticket->entries[static_cast<std::size_t>(owner.index)].prompt_tokens;
+    num_live_ -= 1;
+  }
+  {
+    const std::lock_guard lock(owner.ticket->mutex);
+    Ticket::State::Entry& entry = owner.ticket->entries[static_cast<std::size_t>(owner.index)];
+    entry.output = std::move(output);
+    entry.has_ended = true;
+    owner.ticket->num_ended += 1;
+  }
+  owner.ticket->news.notify_all();
+  server.forget(id);
+}
+
+void EngineThread::changed(const StepReport* report) {
+  const Server& server = *setup_->server;
+  const KvCacheManager& manager = server.scheduler().manager();
+  const Usage usage = manager.usage();
+  {
+    const std::lock_guard lock(mutex_);
+    num_waiting_ = static_cast<int>(server.scheduler().waiting().size());
+    statistics_.num_waiting = num_waiting_ + num_posted_;
+    statistics_.num_running = static_cast<int>(server.scheduler().running().size());
+    statistics_.block_size = manager.block_size();
+    statistics_.num_blocks = usage.total / manager.block_size();
+    statistics_.cache_usage = static_cast<double>(usage.reserved) / usage.total;
+    statistics_.prefix = manager.prefix_cache().statistics();
+  }
+  if (on_change_) {
+    const bool is_paused = is_paused_ && steps_to_run_ == 0;
+    on_change_({server, report, num_generated_, is_paused, is_paused || server.is_idle()});
+  }
+}
+
+}  // namespace

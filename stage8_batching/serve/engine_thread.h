@@ -1,0 +1,175 @@
+// The engine's loop on a thread of its own. Other threads hand requests over and wait for their tokens; none of them
+// touches the engine, the scheduler or the cache.
+//
+//   HTTP threads    submit ──► inbox ──►  engine thread: take the inbox, run one step, hand out its tokens
+//                   wait   ◄── ticket ◄──
+#pragma once
+
+#include <atomic>
+#include <chrono>
+#include <condition_variable>
+#include <cstdint>
+#include <deque>
+#include <functional>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <span>
+#include <string>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include "../server.h"
+#include "serving_statistics.h"
+#include "setup.h"
+
+namespace stage8 {
+
+// What can be chosen anew while the server runs: the whole engine is then made again.
+struct PoolSizes {
+  int num_slots = 0;
+  int block_size = 0;
+  int token_budget = 0;
+};
+
+struct EngineThreadOptions {
+  EngineOptions engine;
+  SchedulerOptions scheduler;
+  int max_queue = 512;  // requests that wait, in the inbox or in the scheduler's queue
+  bool paused = false;  // begin without computing, until run() or step()
+};
+
+// A token of the ticket's request `index`.
+struct TokenEvent {
+  int index = 0;
+  int sample = 0;
+  common::Token token = 0;
+  std::optional<common::TokenLogprobs> logprobs;  // if the request wants them
+};
+
+// What there is to show, on the engine's thread.
+struct EngineNews {
+  const Server& server;
+  const StepReport* report = nullptr;  // of the step that has just ended, if it was one
+  std::int64_t num_generated = 0;      // tokens of all samples, since the beginning
+  bool is_paused = false;
+  bool is_still = false;  // no step follows at once
+};
+
+class EngineThread;
+
+// What a thread holds that waits for its requests: one for each prompt. Its end cancels those that have not ended.
+class Ticket {
+ public:
+  ~Ticket();
+  Ticket(const Ticket&) = delete;
+  Ticket& operator=(const Ticket&) = delete;
+
+  // The tokens since the last call, in order. Waits for something to happen, at most this long.
+  std::vector<TokenEvent> wait(std::chrono::milliseconds timeout);
+  // Whether the server has seen all of the requests: those that it rejected have ended. Waits for it, at most this
+  // long.
+  bool is_submitted(std::chrono::milliseconds timeout) const;
+  bool has_ended() const;  // all of them
+  std::size_t size() const;
+  bool has_ended(std::size_t index) const;
+  // Of a request that has ended.
+  const RequestOutput& output(std::size_t index) const;
+  int id(std::size_t index) const;  // the server's; -1: not submitted
+
+ private:
+  friend class EngineThread;
+  struct State;
+  Ticket(EngineThread& engine_thread, std::shared_ptr<State> state)
+      : engine_thread_(engine_thread), state_(std::move(state)) {}
+
+  EngineThread& engine_thread_;
+  std::shared_ptr<State> state_;
+};
+
+class EngineThread {
+ public:
+  // The model must outlive the object. Throws what making the engine throws. on_change: called on the engine's
+  // thread after each step, and after anything else that changes what is shown.
+  EngineThread(const common::Llama& model, const EngineThreadOptions& options,
+               std::function<void(const EngineNews&)> on_change = nullptr);
+  // Cancels what has not ended.
+  ~EngineThread();
+  EngineThread(const EngineThread&) = delete;
+  EngineThread& operator=(const EngineThread&) = delete;
+
+  enum class Refusal { kNone, kQueueFull, kDraining, kFailed };
+  // Hands the requests over, all or none. Null: refused, with the reason in `refusal`.
+  std::unique_ptr<Ticket> submit(std::vector<GenerationRequest> requests, Refusal& refusal);
+
+  void pause();
+  void run();
+  void step();  // one step, and then pause
+  bool is_paused() const { return is_paused_; }
+  // Ends all requests and makes the engine anew. Returns once that is done. Throws InputError, and keeps the sizes
+  // before, if they are not possible.
+  void restart(const PoolSizes& sizes);
+  PoolSizes sizes() const;
+
+  // Refuses new requests from now on; drained() says when the last one has ended.
+  void drain();
+  bool is_draining() const { return is_draining_; }
+  bool drained() const;
+  // Why the loop gave up; empty: it has not.
+  std::string failure() const;
+
+  // Calls on_change, for somebody who has just begun to watch.
+  void refresh() {
+    post([] {});
+  }
+  ServingStatistics statistics() const;
+  // The longest text that one request can have, prompt included: the model's context, or the whole cache.
+  int max_context() const { return max_context_; }
+
+ private:
+  friend class Ticket;
+  void loop();
+  void make_engine();
+  void take_inbox();
+  void submit_all(const std::shared_ptr<Ticket::State>& state, std::vector<GenerationRequest> requests,
+                  double handed_over);
+  void cancel(const std::shared_ptr<Ticket::State>& state);
+  void end_all(const std::string& error);
+  void settle(int id, const std::string& error = "");
+  void changed(const StepReport* report = nullptr);
+  void post(std::function<void()> command);
+
+  const common::Llama& model_;
+  EngineThreadOptions options_;
+  std::function<void(const EngineNews&)> on_change_;
+
+  // Touched by the engine's thread alone.
+  std::optional<ServerSetup> setup_;
+  struct Owner {
+    std::shared_ptr<Ticket::State> ticket;
+    int index = 0;
+  };
+  std::map<int, Owner> owners_;  // of the requests that have not ended, by id
+  StepReport report_;            // of the last step
+  std::int64_t num_generated_ = 0;
+  int steps_to_run_ = 0;
+
+  mutable std::mutex mutex_;
+  std::condition_variable wake_;
+  std::deque<std::function<void()>> inbox_;
+  int num_posted_ = 0;   // requests in the inbox
+  int num_waiting_ = 0;  // in the scheduler's queue
+  int num_live_ = 0;     // that have not ended, those in the inbox included
+  bool is_stopping_ = false;
+  std::string failure_;
+  PoolSizes sizes_;
+  ServingStatistics statistics_;
+  std::atomic<bool> is_paused_ = false;
+  std::atomic<bool> is_draining_ = false;
+  std::atomic<int> max_context_ = 0;
+  std::thread thread_;
+};
+
+}  // namespace

@@ -1,0 +1,87 @@
+#include "http_command.h"
+
+#include <chrono>
+#include <csignal>
+#include <filesystem>
+#include <iostream>
+#include <thread>
+
+#include "api.h"
+#include "common/base/check.h"
+#include "common/base/text.h"
+#include "pool_view.h"
+
+namespace stage8 {
+namespace {
+
+volatile std::sig_atomic_t signal_received = 0;
+
+extern "C" void note_signal(int number) {
+  signal_received = number;
+  std::signal(number, SIG_DFL);  // the second one ends the program
+}
+
+// "SmolLM2-135M" of "models/SmolLM2-135M.gguf"
+std::string short_name(const common::Session& session) {
+  const std::string stem = std::filesystem::path(session.model_name).stem().string();
+  return session.model_name == "the bundled model" ? "tales-5m" : stem;
+}
+
+}  // namespace
+
+void add_http_options(common::Command& command, HttpCommandOptions& options) {
+  command.option("--http", options.address,
+                 "serve on this address, as 127.0.0.1:8080: an OpenAI-compatible API, and a page that shows the pool");
+  command.option("--api-key", options.api_key, "with --http: a key that clients have to send");
+  command.option("--max-queue", options.max_queue, {1, 1 << 20}, "with --http: max requests that wait");
+  command.option("--max-connections", options.http.max_connections, {1, 1 << 14},
+                 "with --http: max connections served at once");
+  command.option("--client-timeout", options.timeout_seconds, {1, 3600},
+                 "with --http: seconds for a client to send its request, or to read what is sent");
+  command.flag("--paused", options.paused, "with --http: begin without computing, until the page says so");
+}
+
+void run_http(const common::Session& session, const common::Llama& model, const EngineOptions& engine,
+              const SchedulerOptions& scheduler, const HttpCommandOptions& options) {
+  if (const std::string package = missing_http_package(); !package.empty()) {
+    throw common::InputError("this program was built without HTTP: install " + package +
+                             ", then configure and build again");
+  }
+  HttpOptions http = options.http;
+  const HttpOptions address = parse_address(options.address);
+  http.host = address.host;
+  http.port = address.port;
+  http.timeout = std::chrono::seconds(options.timeout_seconds);
+  // Random weights draw tokens that the session's tokenizer does not know.
+  PoolView view(&model == &session.model ? &session.tokenizer : nullptr);
+  EngineThread thread(model, {engine, scheduler, options.max_queue, options.paused},
+                      [&](const EngineNews& news) { view.update(news); });
+  Api api(session, thread, view, {short_name(session), options.api_key, options.add_demo_commands});
+  signal_received = 0;
+  std::signal(SIGTERM, note_signal);
+  std::signal(SIGINT, note_signal);
+  {
+    const HttpServer server(api, http);
+    const PoolSizes sizes = thread.sizes();
+    const bool is_v6 = http.host.find(':') != std::string::npos;
+    const std::string url =
+        "http://" + (is_v6 ? "[" + http.host + "]" : http.host) + ":" + std::to_string(server.port());
+    std::cout << common::format("%s on %s/v1, %d slots in blocks of %d; the pool is drawn on %s/\n",
+                                short_name(session).c_str(), url.c_str(), sizes.num_slots, sizes.block_size,
+                                url.c_str())
+              << std::flush;
+    constexpr std::chrono::milliseconds kPoll{20};
+    while (signal_received == 0) {
+      std::this_thread::sleep_for(kPoll);
+    }
+    thread.drain();
+    std::cout << "ending: new requests are refused, and those that have come are served to their end\n" << std::flush;
+    while (!thread.drained()) {
+      std::this_thread::sleep_for(kPoll);
+    }
+  }
+  std::signal(SIGTERM, SIG_DFL);
+  std::signal(SIGINT, SIG_DFL);
+}
+
+}  // namespace
