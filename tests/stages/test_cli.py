@@ -9,6 +9,7 @@ import json
 import os
 import pathlib
 import re
+import signal
 import subprocess
 import sys
 import tempfile
@@ -17,6 +18,9 @@ import unittest
 import xml.etree.ElementTree
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent.parent
+sys.path.insert(0, str(ROOT / "tests"))
+from http_clients import http_program  # noqa: E402
+
 PROGRAM = ""  # set from the command line
 TIMEOUT_SECONDS = 300
 
@@ -579,6 +583,50 @@ class Serving(ProgramTest):
             result = run("serve", *self.PROMPTS, option, "3", "--temperature", "0.8")
             self.assertEqual((result.returncode, result.stderr), (0, b""))
             self.assertEqual(len(re.findall(rb"^  0  ", result.stdout, re.MULTILINE)), 3)
+
+
+class Http(ProgramTest):
+    BODY = {"prompt": "Once upon a time", "max_tokens": 400, "temperature": 0, "ignore_eos": True, "stream": True}
+
+    def setUp(self):
+        super().setUp()
+        if stage_number() < 8:
+            self.skipTest("the stage serves nothing over HTTP")
+        if b"built without HTTP" in run("serve", "--http", "nowhere").stderr:
+            self.skipTest("built without HTTP")
+
+    def test_bad_addresses_and_a_port_in_use_are_refused(self):
+        self.assert_bad_input(run("serve", "--http", "8080x"), "--http", "8080x")
+        self.assert_bad_input(run("serve", "--http", "127.0.0.1:99999"), "99999")
+        with http_program.HttpProgram(PROGRAM) as server:
+            address = server.url.removeprefix("http://")
+            self.assert_bad_input(run("serve", "--http", address), "can't listen", address)
+
+    def test_sigterm_refuses_what_is_new_and_serves_what_has_come(self):
+        with http_program.HttpProgram(PROGRAM, "--device", "cpu") as server:
+            _, whole = server.post("/v1/completions", self.BODY | {"stream": False})
+            connection = server.connect()
+            connection.request("POST", "/v1/completions", json.dumps(self.BODY), {"Content-Type": "application/json"})
+            reply = connection.getresponse()
+            received = reply.read1(100)
+            server.process.send_signal(signal.SIGTERM)
+            received += reply.read()
+            texts = [json.loads(line[6:])["choices"][0]["text"]
+                     for line in received.decode().splitlines() if line.startswith("data: {")]
+            self.assertEqual("".join(texts), whole["choices"][0]["text"])
+            connection.close()
+            output, errors = server.process.communicate(timeout=TIMEOUT_SECONDS)
+            self.assertEqual(server.process.returncode, 0, errors)
+            self.assertIn("ending", output)
+
+    def test_a_chat_works_out_of_the_box(self):
+        with http_program.HttpProgram(PROGRAM, "--device", "cpu") as server:
+            status, reply = server.post("/v1/chat/completions", {
+                "messages": [{"role": "user", "content": "Once upon a time"}], "max_tokens": 12, "temperature": 0})
+            self.assertEqual(status, 200)
+            self.assertTrue(reply["choices"][0]["message"]["content"])
+            code, _, _ = server.end()
+            self.assertEqual(code, 0)
 
 
 if __name__ == "__main__":

@@ -1,0 +1,608 @@
+// The HTTP front end: what clients ask for and get, in the API alone and over sockets, and what becomes of the pool
+// when they misbehave.
+#include <sys/resource.h>
+
+#include <algorithm>
+#include <array>
+#include <atomic>
+#include <chrono>
+#include <cmath>
+#include <cstddef>
+#include <memory>
+#include <nlohmann/json.hpp>
+#include <string>
+#include <thread>
+#include <tuple>
+#include <utility>
+#include <vector>
+
+#include "common/base/check.h"
+#include "tests/stages/http_fixtures.h"
+#include "tests/support/catch.h"
+#include "tests/support/http_client.h"
+#include "tests/support/sanitizers.h"
+
+using nlohmann::json;
+using tests::ApiFixture;
+using tests::events_of;
+using tests::http_get;
+using tests::http_post;
+using tests::HttpConnection;
+using tests::HttpReply;
+using tests::read_all;
+using tests::read_reply;
+using tests::streamed_text;
+using tests::text_alone;
+
+namespace {
+
+const std::array<std::string, 4> kPrompts = {"Once upon a time", "The king had a garden", "A wolf",
+                                             "The old woman opened the door and"};
+
+json completion_body(const std::string& prompt, int max_tokens, double temperature = 0.0) {
+  return {{"prompt", prompt}, {"max_tokens", max_tokens}, {"temperature", temperature}};
+}
+
+std::string text_of(const stage::ApiReply& reply, std::size_t choice = 0) {
+  return json::parse(reply.body)["choices"].at(choice)["text"].get<std::string>();
+}
+
+// Of an error.
+std::string param_of(const stage::ApiReply& reply) {
+  const json param = json::parse(reply.body).at("error").at("param");
+  return param.is_null() ? "" : param.get<std::string>();
+}
+
+bool has_header(const stage::ApiReply& reply, const std::string& name) {
+  return std::any_of(reply.headers.begin(), reply.headers.end(),
+                     [&](const auto& header) { return header.first == name; });
+}
+
+// The value of a line of GET /metrics.
+double metric(ApiFixture& fixture, const std::string& name) {
+  const std::string text = fixture.get("/metrics").body;
+  const std::size_t at = text.find("\n" + name + "{");
+  return at == std::string::npos ? -1.0 : std::stod(text.substr(text.find("} ", at) + 2));
+}
+
+json pool_state(ApiFixture& fixture) {
+  const stage::ApiReply reply = fixture.get("/pool/events");
+  std::string text;
+  while (text.empty() && reply.stream->read(text)) {
+  }
+  return events_of(text).at(0);
+}
+
+// The fixture behind a real socket.
+struct HttpFixture : ApiFixture {
+  explicit HttpFixture(const tests::HttpFixtureOptions& options = {}, int max_connections = 64)
+      : ApiFixture(options), server(std::make_unique<stage::HttpServer>(api, http_options(max_connections))) {}
+  static stage::HttpOptions http_options(int max_connections) {
+    stage::HttpOptions options;
+    options.port = 0;
+    options.timeout = std::chrono::seconds(1);
+    options.max_connections = max_connections;
+    return options;
+  }
+  HttpReply ask(const std::string& text) const {
+    HttpConnection connection(server->port());
+    connection.send(text);
+    return read_reply(connection);
+  }
+  bool is_alive() const { return ask(http_get("/health")).status == 200; }
+
+  std::unique_ptr<stage::HttpServer> server;
+};
+
+bool has_http() {
+  if (!stage::missing_http_package().empty()) {
+    WARN("built without HTTP: not tested");
+    return false;
+  }
+  return true;
+}
+
+}  // namespace
+
+TEST_CASE("clients at the same time each get the text of a lone run, at once or streamed, greedy or sampled") {
+  ApiFixture fixture;
+  constexpr int kTokens = 24;
+  std::vector<std::string> expected;
+  for (std::size_t i = 0; i < 8; ++i) {
+    common::SamplingOptions sampling;
+    sampling.temperature = i % 4 < 2 ? 0.0F : 1.0F;
+    sampling.top_p = 0.9F;
+    sampling.seed = i;
+    expected.push_back(text_alone(kPrompts[i % 4], kTokens, sampling));
+  }
+  std::vector<std::string> actual(expected.size());
+  std::vector<std::thread> clients;
+  for (std::size_t i = 0; i < expected.size(); ++i) {
+    clients.emplace_back([&, i] {
+      json body = completion_body(kPrompts[i % 4], kTokens, i % 4 < 2 ? 0.0 : 1.0);
+      body["top_p"] = 0.9F;
+      body["seed"] = i;
+      body["stream"] = i % 2 == 1;
+      const stage::ApiReply reply = fixture.post("/v1/completions", body);
+      actual[i] = reply.stream ? streamed_text(read_all(*reply.stream)) : text_of(reply);
+    });
+  }
+  for (std::thread& client : clients) {
+    client.join();
+  }
+  CHECK(actual == expected);
+  CHECK(ApiFixture::wait_for([&] { return fixture.is_pool_empty(); }));
+}
+
+TEST_CASE("several texts of a prompt, several prompts, beams, and the same seed twice") {
+  ApiFixture fixture;
+  common::SamplingOptions sampling;
+  sampling.temperature = 1.0F;
+  sampling.seed = 5;
+  json body = completion_body(kPrompts[0], 12, 1.0);
+  body["seed"] = 5;
+  body["n"] = 3;
+  const stage::ApiReply several = fixture.post("/v1/completions", body);
+  for (int i = 0; i < 3; ++i) {
+    CHECK(text_of(several, static_cast<std::size_t>(i)) == text_alone(kPrompts[0], 12, sampling, i));
+  }
+  body["stream"] = true;
+  body["stream_options"] = {{"include_usage", true}};
+  const std::string events = read_all(*fixture.post("/v1/completions", body).stream);
+  for (int i = 0; i < 3; ++i) {
+    CHECK(streamed_text(events, i) == text_of(several, static_cast<std::size_t>(i)));
+  }
+  const std::vector<json> parsed = events_of(events);
+  CHECK(parsed.back() == "[DONE]");
+  CHECK(parsed[parsed.size() - 2]["usage"]["completion_tokens"] == 36);
+
+  const json prompts = {{"prompt", {kPrompts[0], kPrompts[1]}}, {"max_tokens", 8}, {"temperature", 0}};
+  const stage::ApiReply both = fixture.post("/v1/completions", prompts);
+  CHECK(text_of(both, 0) == text_alone(kPrompts[0], 8, {}));
+  CHECK(text_of(both, 1) == text_alone(kPrompts[1], 8, {}));
+
+  json beams = completion_body(kPrompts[2], 6);
+  beams["n"] = 3;
+  beams["use_beam_search"] = true;
+  const stage::ApiReply searched = fixture.post("/v1/completions", beams);
+  REQUIRE(json::parse(searched.body)["choices"].size() == 3);
+  beams["stream"] = true;
+  CHECK(streamed_text(read_all(*fixture.post("/v1/completions", beams).stream), 2) == text_of(searched, 2));
+
+  // Without a seed, two requests differ.
+  const json seedless = completion_body(kPrompts[0], 12, 1.0);
+  CHECK(text_of(fixture.post("/v1/completions", seedless)) != text_of(fixture.post("/v1/completions", seedless)));
+}
+
+TEST_CASE("stop strings end a text where they begin, streamed or not") {
+  ApiFixture fixture;
+  json body = completion_body(kPrompts[0], 40);
+  const std::string whole = text_alone(kPrompts[0], 40, {});
+  const std::string stop = whole.substr(20, 5);  // from the middle of one word to that of another
+  body["stop"] = {"never", stop};
+  const stage::ApiReply reply = fixture.post("/v1/completions", body);
+  CHECK(text_of(reply) == whole.substr(0, whole.find(stop)));
+  CHECK(json::parse(reply.body)["choices"][0]["finish_reason"] == "stop");
+  body["stream"] = true;
+  CHECK(streamed_text(read_all(*fixture.post("/v1/completions", body).stream)) == text_of(reply));
+}
+
+TEST_CASE("log-probabilities have the shapes of a text and of a chat, streamed or not") {
+  ApiFixture fixture;
+  json body = completion_body(kPrompts[0], 4);
+  body["logprobs"] = 2;
+  const json text = json::parse(fixture.post("/v1/completions", body).body)["choices"][0];
+  REQUIRE(text["logprobs"]["tokens"].size() == 4);
+  CHECK(text["logprobs"]["top_logprobs"][0].size() == 2);
+  // Greedy: the token drawn is the best one.
+  CHECK(text["logprobs"]["token_logprobs"][0] == text["logprobs"]["top_logprobs"][0].begin().value());
+  body["stream"] = true;
+  std::vector<double> logprobs;
+  for (const json& event : events_of(read_all(*fixture.post("/v1/completions", body).stream))) {
+    if (event.is_object() && !event["choices"][0]["logprobs"].is_null()) {
+      for (const json& logprob : event["choices"][0]["logprobs"]["token_logprobs"]) {
+        logprobs.push_back(logprob.get<double>());
+      }
+    }
+  }
+  // The second request finds a block in the prefix cache: its logits are rounded differently.
+  constexpr double kTolerance = 1e-5;
+  REQUIRE(logprobs.size() == 4);
+  for (std::size_t i = 0; i < logprobs.size(); ++i) {
+    CHECK(std::abs(logprobs[i] - text["logprobs"]["token_logprobs"][i].get<double>()) < kTolerance);
+  }
+  const json chat = {{"messages", {{{"role", "user"}, {"content", kPrompts[0]}}}},
+                     {"max_tokens", 4},
+                     {"temperature", 0},
+                     {"logprobs", true},
+                     {"top_logprobs", 3}};
+  const json reply = json::parse(fixture.post("/v1/chat/completions", chat).body)["choices"][0];
+  REQUIRE(reply["logprobs"]["content"].size() == 4);
+  CHECK(reply["logprobs"]["content"][0]["top_logprobs"].size() == 3);
+  CHECK(std::abs(reply["logprobs"]["content"][1]["logprob"].get<double>() - logprobs[1]) < kTolerance);
+}
+
+TEST_CASE("a chat with the bundled model, which has no template: it goes on with the messages") {
+  ApiFixture fixture;
+  const json body = {
+      {"messages", {{{"role", "user"}, {"content", kPrompts[0]}}}}, {"max_tokens", 8}, {"temperature", 0}};
+  const json reply = json::parse(fixture.post("/v1/chat/completions", body).body);
+  CHECK(reply["object"] == "chat.completion");
+  CHECK(reply["choices"][0]["message"]["role"] == "assistant");
+  CHECK(reply["choices"][0]["message"]["content"] == text_alone(kPrompts[0], 8, {}));
+  CHECK(reply["choices"][0]["finish_reason"] == "length");
+  json streamed = body;
+  streamed["stream"] = true;
+  const std::string events = read_all(*fixture.post("/v1/chat/completions", streamed).stream);
+  CHECK(events_of(events)[0]["choices"][0]["delta"]["role"] == "assistant");
+  CHECK(streamed_text(events) == reply["choices"][0]["message"]["content"]);
+  // Without max_tokens, as long as there is room.
+  ApiFixture small({.num_slots = 64});
+  json unbounded = body;
+  unbounded.erase("max_tokens");
+  unbounded["ignore_eos"] = true;
+  const json longest = json::parse(small.post("/v1/chat/completions", unbounded).body);
+  CHECK(longest["usage"]["total_tokens"] == 64);
+}
+
+TEST_CASE("tokens, models, health") {
+  ApiFixture fixture;
+  const json tokens = json::parse(fixture.post("/tokenize", {{"prompt", "A wolf"}}).body);
+  CHECK(tokens["count"] == tokens["tokens"].size());
+  const json alone = json::parse(fixture.post("/tokenize", {{"prompt", "A wolf"}, {"add_special_tokens", false}}).body);
+  CHECK(json::parse(fixture.post("/detokenize", {{"tokens", alone["tokens"]}}).body)["prompt"] == "A wolf");
+  const json models = json::parse(fixture.get("/v1/models").body);
+  CHECK(models["data"][0]["id"] == "tales-5m");
+  CHECK(models["data"][0]["max_model_len"] == 1024);
+  CHECK(fixture.get("/health").status == 200);
+  CHECK(fixture.get("/").body.find("<html") != std::string::npos);
+}
+
+TEST_CASE("what is wrong with a request is said in OpenAI's shape, with the field") {
+  ApiFixture fixture;
+  const auto with = [](const char* name, const json& value) {
+    json body = completion_body("x", 2);
+    body[name] = value;
+    return body;
+  };
+  const json long_prompt = std::vector<int>(2000, 5);
+  const std::vector<std::tuple<json, int, std::string>> cases = {
+      {json::array(), 400, ""},
+      {json::object(), 400, "prompt"},
+      {with("prompt", 7), 400, "prompt"},
+      {with("prompt", json::array()), 400, "prompt"},
+      {with("prompt", {1, 2, 1 << 30}), 400, "prompt"},
+      {with("prompt", {-1}), 400, "prompt"},
+      {with("prompt", {1, "x"}), 400, "prompt"},
+      {with("prompt", long_prompt), 400, ""},
+      {with("max_tokens", 0), 400, "max_tokens"},
+      {with("max_tokens", 1e300), 400, "max_tokens"},
+      {with("max_tokens", 18446744073709551615ULL), 400, "max_tokens"},
+      {with("max_tokens", "2"), 400, "max_tokens"},
+      {with("max_tokens", 5000), 400, ""},
+      {with("temperature", -1), 400, "temperature"},
+      {with("temperature", "hot"), 400, "temperature"},
+      {with("top_p", 1.5), 400, "top_p"},
+      {with("n", 0), 400, "n"},
+      {with("n", 1000), 400, ""},
+      {with("seed", 1.5), 400, "seed"},
+      {with("stream", "yes"), 400, "stream"},
+      {with("stream_options", 1), 400, "stream_options"},
+      {with("cache_salt", 1), 400, "cache_salt"},
+      {with("model", "gpt-4"), 404, "model"},
+      {with("presence_penalty", 1), 400, "presence_penalty"},
+      {with("tools", {{{"type", "function"}}}), 400, "tools"},
+      {with("echo", true), 400, "echo"},
+      {with("stop", 5), 400, "stop"},
+      {with("stop", {"a", ""}), 400, "stop"},
+      {with("min_p", 1.5), 400, "min_p"},
+      {with("repetition_penalty", 0), 400, "repetition_penalty"},
+      {with("logprobs", 21), 400, "logprobs"},
+  };
+  for (const auto& [body, status, param] : cases) {
+    INFO(body.dump().substr(0, 200));
+    const stage::ApiReply reply = fixture.post("/v1/completions", body);
+    CHECK(reply.status == status);
+    CHECK(param_of(reply) == param);
+    CHECK_FALSE(json::parse(reply.body)["error"]["message"].get<std::string>().empty());
+  }
+  for (const json& messages : {json(), json::array(), json::parse(R"([{"role": "tool", "content": "x"}])"),
+                               json::parse(R"([{"role": "user"}])"), json::parse(R"(["x"])"),
+                               json::parse(R"([{"role": "user", "content": [{"type": "image_url"}]}])")}) {
+    INFO(messages.dump());
+    const stage::ApiReply reply = fixture.post("/v1/chat/completions", {{"messages", messages}});
+    CHECK(reply.status == 400);
+    CHECK(param_of(reply) == "messages");
+  }
+  // What changes nothing is taken: clients send it.
+  for (const json& body :
+       {with("presence_penalty", 0), with("tools", json::array()), with("logit_bias", json::object()),
+        with("response_format", {{"type", "text"}}), with("user", "me"), with("stop", nullptr)}) {
+    CHECK(fixture.post("/v1/completions", body).status == 200);
+  }
+  stage::ApiRequest wrong_type{.method = "POST", .path = "/v1/completions", .body = "{}", .content_type = "text/plain"};
+  CHECK(fixture.api.handle(wrong_type, [] { return false; }).status == 415);
+  stage::ApiRequest foreign{.method = "POST",
+                            .path = "/pool/pause",
+                            .content_type = "application/json",
+                            .origin = "https://example.org",
+                            .host = "localhost:8080"};
+  CHECK(fixture.api.handle(foreign, [] { return false; }).status == 403);
+  CHECK_FALSE(fixture.engine.is_paused());
+  CHECK(fixture.get("/v1/completions").status == 405);
+  CHECK(fixture.get("/v2").status == 404);
+  CHECK(metric(fixture, "course:requests_rejected_total") > 0.0);
+}
+
+TEST_CASE("with an API key, requests without it are refused") {
+  ApiFixture fixture({.api_key = "secret"});
+  for (const auto& [authorization, status] :
+       {std::pair("", 401), std::pair("Bearer wrong", 401), std::pair("secret", 401), std::pair("Bearer secre", 401),
+        std::pair("Bearer secret", 200)}) {
+    const stage::ApiRequest request{.method = "GET", .path = "/v1/models", .authorization = authorization};
+    CHECK(fixture.api.handle(request, [] { return false; }).status == status);
+  }
+  CHECK(fixture.post("/pool/pause", json::object()).status == 401);
+  CHECK(fixture.get("/health").status == 200);
+}
+
+TEST_CASE("a full queue answers 429 and loses nothing") {
+  ApiFixture fixture({.max_queue = 2, .paused = true});
+  json body = completion_body(kPrompts[0], 4);
+  body["stream"] = true;
+  const stage::ApiReply first = fixture.post("/v1/completions", body);
+  const stage::ApiReply second = fixture.post("/v1/completions", body);
+  const stage::ApiReply third = fixture.post("/v1/completions", body);
+  CHECK(third.status == 429);
+  CHECK(has_header(third, "Retry-After"));
+  CHECK(json::parse(third.body)["error"]["type"] == "rate_limit_error");
+  fixture.engine.run();
+  const std::string expected = text_alone(kPrompts[0], 4, {});
+  CHECK(streamed_text(read_all(*first.stream)) == expected);
+  CHECK(streamed_text(read_all(*second.stream)) == expected);
+  CHECK(text_of(fixture.post("/v1/completions", completion_body(kPrompts[0], 4))) == expected);
+}
+
+TEST_CASE("a client that goes in mid-stream frees its blocks without another step, and changes no other text") {
+  ApiFixture fixture({.num_slots = 256, .paused = true});
+  json body = completion_body(kPrompts[0], 40);
+  body["stream"] = true;
+  stage::ApiReply gone = fixture.post("/v1/completions", body);
+  body["prompt"] = kPrompts[1];
+  const stage::ApiReply stays = fixture.post("/v1/completions", body);
+  for (int i = 0; i < 3; ++i) {
+    fixture.engine.step();
+  }
+  REQUIRE(ApiFixture::wait_for([&] { return fixture.engine.statistics().steps == 3; }));
+  CHECK(fixture.engine.statistics().num_running == 2);
+  gone.stream.reset();
+  CHECK(ApiFixture::wait_for([&] { return fixture.engine.statistics().num_running == 1; }));
+  CHECK(fixture.engine.statistics().steps == 3);
+  fixture.engine.run();
+  CHECK(streamed_text(read_all(*stays.stream)) == text_alone(kPrompts[1], 40, {}));
+  CHECK(ApiFixture::wait_for([&] { return fixture.is_pool_empty(); }));
+  CHECK(fixture.engine.statistics().ended[static_cast<std::size_t>(common::FinishReason::kCancelled)] == 1);
+}
+
+TEST_CASE("whoever asked for a whole reply and has gone is not computed for") {
+  ApiFixture fixture({.paused = true});
+  const stage::ApiRequest request{.method = "POST",
+                                  .path = "/v1/completions",
+                                  .body = completion_body(kPrompts[0], 40).dump(),
+                                  .content_type = "application/json"};
+  fixture.api.handle(request, [] { return true; });
+  CHECK(ApiFixture::wait_for([&] { return fixture.engine.statistics().num_waiting == 0; }));
+  CHECK(fixture.engine.statistics().steps == 0);
+}
+
+TEST_CASE("draining refuses what is new and serves what has come, even if paused") {
+  ApiFixture fixture({.paused = true});
+  json body = completion_body(kPrompts[0], 6);
+  body["stream"] = true;
+  const stage::ApiReply before = fixture.post("/v1/completions", body);
+  CHECK_FALSE(fixture.engine.drained());
+  fixture.engine.drain();
+  const stage::ApiReply after = fixture.post("/v1/completions", body);
+  CHECK(after.status == 503);
+  CHECK(has_header(after, "Retry-After"));
+  CHECK(fixture.get("/health").status == 503);
+  CHECK(streamed_text(read_all(*before.stream)) == text_alone(kPrompts[0], 6, {}));
+  CHECK(ApiFixture::wait_for([&] { return fixture.engine.drained(); }));
+  const stage::ApiReply watched = fixture.get("/pool/events");
+  std::string ignored;
+  CHECK_FALSE(watched.stream->read(ignored));
+}
+
+TEST_CASE("the server's memory of a request ends with it") {
+  ApiFixture fixture;
+  for (int i = 0; i < 20; ++i) {
+    const json reply = json::parse(fixture.post("/v1/completions", completion_body(kPrompts[0], 2)).body);
+    CHECK(reply["choices"].size() == 1);
+  }
+  CHECK(metric(fixture, "vllm:generation_tokens_total") == 40.0);
+  CHECK(metric(fixture, "vllm:time_to_first_token_seconds_count") == 20.0);
+  CHECK(metric(fixture, "vllm:inter_token_latency_seconds_count") == 20.0);
+  CHECK(metric(fixture, "vllm:num_requests_running") == 0.0);
+}
+
+TEST_CASE("requests with different salts share no blocks") {
+  ApiFixture fixture;
+  json body = completion_body(kPrompts[3] + " saw the wolf", 2);
+  const auto saved_by = [&](const std::string& salt) {
+    const double before = metric(fixture, "vllm:prefix_cache_hits_total");
+    body["cache_salt"] = salt;
+    fixture.post("/v1/completions", body);
+    return metric(fixture, "vllm:prefix_cache_hits_total") - before;
+  };
+  CHECK(saved_by("one") == 0.0);
+  CHECK(saved_by("one") > 0.0);
+  CHECK(saved_by("two") == 0.0);
+  CHECK(saved_by("two") > 0.0);
+}
+
+TEST_CASE("the pool's state shows blocks, owners and texts, step by step") {
+  ApiFixture fixture({.num_slots = 64, .paused = true});
+  json body = completion_body(kPrompts[0], 8, 1.0);
+  body["stream"] = true;
+  body["n"] = 2;
+  const stage::ApiReply reply = fixture.post("/v1/completions", body);
+  json state = pool_state(fixture);
+  CHECK(state["paused"] == true);
+  CHECK(state["num_waiting"] == 1);
+  CHECK(state["blocks"]["total"] == 16);
+  CHECK(std::count(state["blocks"]["owner"].begin(), state["blocks"]["owner"].end(), json(-1)) == 16);
+  fixture.engine.step();
+  REQUIRE(ApiFixture::wait_for([&] { return fixture.engine.statistics().steps == 1; }));
+  state = pool_state(fixture);
+  CHECK(state["num_running"] == 1);
+  CHECK(state["running"][0]["texts"].size() == 2);
+  CHECK(state["running"][0]["tables"].size() == 2);
+  // Six tokens: two blocks, which both samples own.
+  CHECK(std::count(state["blocks"]["owners"].begin(), state["blocks"]["owners"].end(), json(2)) == 2);
+  fixture.engine.step();
+  REQUIRE(ApiFixture::wait_for([&] { return fixture.engine.statistics().steps == 2; }));
+  state = pool_state(fixture);
+  CHECK(state["counters"]["copied"] == 1);  // the half-filled block, when the first of them wrote
+  fixture.engine.run();
+  read_all(*reply.stream);
+}
+
+TEST_CASE("the pool can be made anew, and what was in it is told so") {
+  ApiFixture fixture({.num_slots = 64, .paused = true});
+  json body = completion_body(kPrompts[0], 8);
+  body["stream"] = true;
+  const stage::ApiReply reply = fixture.post("/v1/completions", body);
+  CHECK(fixture.post("/pool/restart", {{"slots", 128}, {"block_size", 8}, {"budget", 32}}).status == 200);
+  CHECK(fixture.engine.sizes().num_slots == 128);
+  const std::string events = read_all(*reply.stream);
+  CHECK(events.find("made anew") != std::string::npos);
+  CHECK(pool_state(fixture)["blocks"]["total"] == 16);
+  for (const json& sizes : {json{{"slots", 0}}, json{{"block_size", -1}}, json{{"budget", "all"}}}) {
+    CHECK(fixture.post("/pool/restart", sizes).status == 400);
+  }
+  CHECK(fixture.engine.sizes().num_slots == 128);
+  CHECK(fixture.engine.is_paused());
+  fixture.post("/pool/run", json::object());
+  CHECK(text_of(fixture.post("/v1/completions", completion_body(kPrompts[0], 8))) == text_alone(kPrompts[0], 8, {}));
+}
+
+TEST_CASE("commands of the demonstration run on a pool of their own") {
+  ApiFixture fixture;
+  const auto run = [&](const std::string& line) {
+    return json::parse(fixture.post("/pool/demo", {{"line", line}}).body);
+  };
+  const json made = run("new A 6");
+  CHECK(made["sequences"][0]["name"] == "A");
+  CHECK(made["sequences"][0]["table"].size() == 2);
+  CHECK(run("new A 6")["output"].get<std::string>().find("error:") != std::string::npos);
+  CHECK(run("help")["output"].get<std::string>().find("new NAME LENGTH") != std::string::npos);
+  const json fresh = json::parse(fixture.post("/pool/demo", {{"blocks", 3}, {"block_size", 2}}).body);
+  CHECK(fresh["blocks"]["total"] == 3);
+  CHECK(fresh["sequences"].empty());
+}
+
+TEST_CASE("HTTP: requests, a connection that is kept, and what is too large") {
+  if (!has_http()) {
+    return;
+  }
+  const HttpFixture fixture;
+  HttpConnection connection(fixture.server->port());
+  for (int i = 0; i < 3; ++i) {
+    connection.send(http_post("/v1/completions", completion_body(kPrompts[0], 4).dump()));
+    const HttpReply reply = read_reply(connection);
+    CHECK(reply.status == 200);
+    CHECK(json::parse(reply.body)["choices"][0]["text"] == text_alone(kPrompts[0], 4, {}));
+  }
+  json streamed = completion_body(kPrompts[0], 4);
+  streamed["stream"] = true;
+  connection.send(http_post("/v1/completions", streamed.dump()));
+  const HttpReply reply = read_reply(connection);
+  CHECK(reply.head.find("text/event-stream") != std::string::npos);
+  CHECK(streamed_text(reply.body) == text_alone(kPrompts[0], 4, {}));
+
+  const std::string large((1 << 20) + 1, ' ');
+  CHECK(fixture.ask(http_post("/v1/completions", large)).status == 413);
+  CHECK(fixture.ask("POST /tokenize HTTP/1.1\r\nContent-Encoding: gzip\r\nContent-Length: 1\r\n\r\nx").status == 415);
+  CHECK(fixture.ask(http_get("/" + std::string(5000, 'x'))).status == 404);
+  CHECK(fixture.ask(http_get("/metrics")).status == 200);
+  CHECK(fixture.is_alive());
+  CHECK_THROWS_AS(stage::parse_address("localhost"), common::InputError);
+  CHECK_THROWS_AS(stage::parse_address("localhost:99999"), common::InputError);
+  CHECK(stage::parse_address("[::1]:80").host == "::1");
+}
+
+TEST_CASE("HTTP: clients that hang up are not computed for") {
+  if (!has_http()) {
+    return;
+  }
+  HttpFixture fixture({.num_slots = 4096, .paused = true});
+  for (const bool is_streamed : {true, false}) {
+    json body = completion_body(kPrompts[0], 900);
+    body["stream"] = is_streamed;
+    HttpConnection connection(fixture.server->port());
+    connection.send(http_post("/v1/completions", body.dump()));
+    REQUIRE(ApiFixture::wait_for([&] { return fixture.engine.statistics().num_waiting == 1; }));
+    connection.close();
+    CHECK(ApiFixture::wait_for([&] { return fixture.engine.statistics().num_waiting == 0; }));
+  }
+  fixture.engine.run();
+  json body = completion_body(kPrompts[0], 900);
+  body["stream"] = true;
+  body["ignore_eos"] = true;
+  HttpConnection connection(fixture.server->port());
+  connection.send(http_post("/v1/completions", body.dump()));
+  connection.read_until("data: ");
+  connection.close();
+  const auto num_cancelled = [&] {
+    return fixture.engine.statistics().ended[static_cast<std::size_t>(common::FinishReason::kCancelled)];
+  };
+  CHECK(ApiFixture::wait_for([&] { return num_cancelled() == 3 && fixture.is_pool_empty(); }));
+}
+
+TEST_CASE("HTTP: a client that does not read is cut off, and nobody waits for it") {
+  if (!has_http()) {
+    return;
+  }
+  const HttpFixture fixture({.num_slots = 16384});
+  json body = completion_body(kPrompts[0], 500, 1.0);
+  body["stream"] = true;
+  body["ignore_eos"] = true;
+  body["n"] = 4;
+  body["logprobs"] = 20;  // some megabytes in all, more than the system keeps for a reader
+  HttpConnection connection(fixture.server->port(), 4096);
+  connection.send(http_post("/v1/completions", body.dump()));
+  REQUIRE(ApiFixture::wait_for([&] { return fixture.engine.statistics().num_running == 1; }));
+  CHECK(fixture.ask(http_post("/v1/completions", completion_body(kPrompts[1], 4).dump())).status == 200);
+  CHECK(ApiFixture::wait_for([&] { return fixture.engine.drained() && fixture.is_pool_empty(); }));
+  std::this_thread::sleep_for(std::chrono::milliseconds(1500));  // longer than the time-out
+  CHECK(connection.read_until("[DONE]").find("[DONE]") == std::string::npos);
+  CHECK(fixture.is_alive());
+}
+
+TEST_CASE("HTTP: a thousand connections that say nothing do not keep a client out") {
+  if (!has_http()) {
+    return;
+  }
+  const std::size_t wanted = tests::kSanitized ? 200 : 1000;
+  rlimit limit = {};
+  getrlimit(RLIMIT_NOFILE, &limit);
+  limit.rlim_cur = std::min<rlim_t>(limit.rlim_max, std::max<rlim_t>(limit.rlim_cur, 2 * wanted + 200));
+  setrlimit(RLIMIT_NOFILE, &limit);
+  if (limit.rlim_cur < 2 * wanted + 100) {
+    WARN("the system allows too few open files: not tested");
+    return;
+  }
+  const HttpFixture fixture({}, 1024);
+  std::vector<HttpConnection> idle;
+  for (std::size_t i = 0; i < wanted; ++i) {
+    idle.emplace_back(fixture.server->port());
+    if (i % 2 == 0) {
+      idle.back().send("POST /v1/completions HTTP/1.1\r\nContent-Length: 100\r\n\r\n{");
+    }
+  }
+  CHECK(fixture.ask(http_post("/v1/completions", completion_body(kPrompts[0], 4).dump())).status == 200);
+  // They are closed when their time is up.
+  CHECK(idle.front().read_until("never").find("200 OK") == std::string::npos);
+  CHECK(idle[1].read_some().empty());
+  CHECK(fixture.is_alive());
+}

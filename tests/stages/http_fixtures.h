@@ -1,0 +1,154 @@
+// A server with the bundled model, as `serve --http` makes one.
+#pragma once
+
+#include <chrono>
+#include <functional>
+#include <memory>
+#include <nlohmann/json.hpp>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "common/app/cli.h"
+#include "common/model/default_model.h"
+#include "common/model/gguf.h"
+#include "tests/support/stage_api.h"
+
+// Not formatted: spaces around the slash would become part of the path.
+// clang-format off
+#include STAGE_HEADER(serve/api.h)
+#include STAGE_HEADER(serve/engine_thread.h)
+#include STAGE_HEADER(serve/http_server.h)
+#include STAGE_HEADER(serve/pool_view.h)
+// clang-format on
+
+namespace tests {
+
+inline const common::Session& default_session() {
+  static const common::Session session = [] {
+    const auto file =
+        std::make_shared<const common::Gguf>(common::Gguf::parse(common::default_model(), "the bundled model"));
+    common::Session result{file->name(), common::Llama(*file), common::Tokenizer(*file), {}, {}};
+    result.file = file;
+    common::Request request;
+    request.stop_tokens = {result.tokenizer.eos().value()};
+    result.requests.push_back(request);
+    return result;
+  }();
+  return session;
+}
+
+struct HttpFixtureOptions {
+  int num_slots = 1024;
+  int block_size = 4;
+  int token_budget = 64;
+  int max_queue = 64;
+  bool paused = false;
+  std::string api_key = {};
+};
+
+// Everything but the network.
+struct ApiFixture {
+  explicit ApiFixture(const HttpFixtureOptions& options = {})
+      : view(&default_session().tokenizer),
+        engine(default_session().model, engine_options(options),
+               [this](const stage::EngineNews& news) { view.update(news); }),
+        api(default_session(), engine, view, {"tales-5m", options.api_key, add_demo_commands}) {}
+
+  static stage::EngineThreadOptions engine_options(const HttpFixtureOptions& options) {
+    stage::EngineThreadOptions result;
+    result.engine.num_slots = options.num_slots;
+    result.engine.block_size = options.block_size;
+    result.engine.gpu.device = stage::Device::kCpu;
+    result.scheduler.token_budget = options.token_budget;
+    result.max_queue = options.max_queue;
+    result.paused = options.paused;
+    return result;
+  }
+
+  // The commands that the tests use, of those that the program has.
+  static void add_demo_commands(common::Shell& shell, stage::KvCacheManager& manager) {
+    shell.add("new", "NAME LENGTH", "", [&](const auto& arguments) {
+      manager.allocate(common::sequence_named(manager, arguments[0], false), common::parse_count(arguments[1], 1));
+    });
+  }
+
+  stage::ApiReply post(const std::string& path, const nlohmann::json& body) {
+    return api.handle({.method = "POST", .path = path, .body = body.dump(), .content_type = "application/json"},
+                      [] { return false; });
+  }
+  stage::ApiReply get(const std::string& path) {
+    return api.handle({.method = "GET", .path = path}, [] { return false; });
+  }
+  // Waits for a condition that another thread brings about. False: it took too long.
+  static bool wait_for(const std::function<bool()>& condition) {
+    constexpr int kMaxMilliseconds = 20'000;
+    for (int i = 0; i < kMaxMilliseconds; ++i) {
+      if (condition()) {
+        return true;
+      }
+      std::this_thread::sleep_for(std::chrono::milliseconds(1));
+    }
+    return false;
+  }
+  bool is_pool_empty() const { return engine.statistics().cache_usage == 0.0; }
+
+  stage::PoolView view;
+  stage::EngineThread engine;
+  stage::Api api;
+};
+
+// All that a stream has to say.
+inline std::string read_all(stage::ReplyBody& stream) {
+  std::string text;
+  while (stream.read(text)) {
+  }
+  return text;
+}
+
+// The JSON documents of server-sent events; "[DONE]" as a text.
+inline std::vector<nlohmann::json> events_of(const std::string& text) {
+  std::vector<nlohmann::json> events;
+  const std::string prefix = "data: ";
+  for (std::size_t at = text.find(prefix); at != std::string::npos; at = text.find(prefix, at)) {
+    at += prefix.size();
+    const std::string line = text.substr(at, text.find('\n', at) - at);
+    events.push_back(line == "[DONE]" ? nlohmann::json("[DONE]") : nlohmann::json::parse(line));
+  }
+  return events;
+}
+
+// What the choice's pieces add up to.
+inline std::string streamed_text(const std::string& text, int choice = 0) {
+  std::string result;
+  for (const nlohmann::json& event : events_of(text)) {
+    if (!event.is_object() || !event.contains("choices")) {
+      continue;
+    }
+    for (const nlohmann::json& entry : event["choices"]) {
+      if (entry["index"] == choice) {
+        result += entry.contains("delta") ? entry["delta"].value("content", "") : entry.value("text", "");
+      }
+    }
+  }
+  return result;
+}
+
+// The text that the request gets from a server of its own.
+inline std::string text_alone(const std::string& prompt, int max_tokens, const common::SamplingOptions& sampling,
+                              int sample_index = 0) {
+  const common::Session& session = default_session();
+  stage::EngineOptions options;
+  options.gpu.device = stage::Device::kCpu;
+  stage::Engine engine(session.model, options);
+  stage::RealClock clock;
+  stage::Server server(engine, {}, clock);
+  common::Request request = session.requests.front();
+  request.prompt = session.tokenizer.encode_prompt(prompt);
+  request.max_new_tokens = max_tokens;
+  request.sampling = sampling;
+  request.sample_index = sample_index;
+  return session.tokenizer.decode(server.run({&request, 1}, [](int, common::Token) {}).front().tokens);
+}
+
+}  // namespace tests
