@@ -25,7 +25,8 @@ struct DecodeCall {
 template <ScalarType kType, int kHeadDim, int kQueryTiles, int kWarps, int kStages, int kResident, bool kContiguous>
 void launch_decode(const DecodeCall& call) {
   constexpr std::size_t kRingBytes = kWarps * TileRing<kType, kHeadDim, kStages, kWarps>::kBytes;
-  const std::size_t shared_bytes = kRingBytes + PartialSoftmax<kHeadDim>::bytes(kWarps, call.shape.group);
+  const std::size_t shared_bytes =
+      kRingBytes + PartialSoftmax<kHeadDim>::bytes(kWarps, exchanged_at_once(call.shape.group));
   // Scores are kept in units of log2(e), so that the weights are powers of 2.
   const auto scale = static_cast<float>(1.4426950408889634 / std::sqrt(static_cast<double>(kHeadDim)));
   common::launch(decode_kernel<kType, kHeadDim, kQueryTiles, kWarps, kStages, kResident, kContiguous>,

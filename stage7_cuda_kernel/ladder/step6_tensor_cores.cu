@@ -68,7 +68,10 @@ __global__ void __launch_bounds__(32 * kWarps, kResident) attend(LadderCall call
     attention.add_tile(ring.keys(), ring.values(), num_tokens, call.scale);
     ring.release();
   }
-  attention.finish(exchange, warp);
+#pragma unroll
+  for (int t = 0; t < kQueryTiles; ++t) {
+    attention.finish(exchange, warp, t, t * 8, splits.num_queries);
+  }
   finish_piece(call, splits, piece, exchange, kWarps);
 }
 

@@ -25,6 +25,7 @@
 #include "common/cuda/scalars.cuh"
 #include "decode_merge.cuh"
 #include "decode_plan.h"
+#include "decode_ring.h"
 #include "float8.cuh"
 #include "new_row.cuh"
 #include "online_softmax.cuh"
@@ -106,25 +107,24 @@ struct WarpAttention {
     }
   }
 
-  // Leaves the result as part `part` of the exchange, unless there was no tile.
-  __device__ __forceinline__ void finish(const PartialSoftmax<kHeadDim>& exchange, int part) {
+  // Leaves the results of queries 8 t to 8 t + 7, as far as the group has them, as part `part` of the exchange, whose
+  // queries from `first` on they are; unless there was no tile.
+  __device__ __forceinline__ void finish(const PartialSoftmax<kHeadDim>& exchange, int part, int t, int first,
+                                         int group) const {
     const int lane = static_cast<int>(threadIdx.x) % 32;
 #pragma unroll
-    for (int t = 0; t < kQueryTiles; ++t) {
+    for (int i = 0; i < 2; ++i) {
+      const float total = sum_over_tokens(softmax[t][i].sum);
+      const int query = lane % 4 * 2 + i;
+      if (t * 8 + query < group) {
+        if (lane < 4) {
+          exchange.max_and_sum(part, first + query) = make_float2(softmax[t][i].largest, total);
+        }
+        float* row = exchange.row(part, first + query) + lane / 4 * (kFloat8 ? 2 : 1);
 #pragma unroll
-      for (int i = 0; i < 2; ++i) {
-        const float total = sum_over_tokens(softmax[t][i].sum);
-        const int query = t * 8 + lane % 4 * 2 + i;
-        if (query < exchange.group) {
-          if (lane < 4) {
-            exchange.max_and_sum(part, query) = make_float2(softmax[t][i].largest, total);
-          }
-          float* row = exchange.row(part, query) + lane / 4 * (kFloat8 ? 2 : 1);
-#pragma unroll
-          for (int step = 0; step < kSteps; ++step) {
-            row[step * 16] = output[t][step][i];
-            row[step * 16 + (kFloat8 ? 1 : 8)] = output[t][step][i + 2];
-          }
+        for (int step = 0; step < kSteps; ++step) {
+          row[step * 16] = output[t][step][i];
+          row[step * 16 + (kFloat8 ? 1 : 8)] = output[t][step][i + 2];
         }
       }
     }
@@ -303,25 +303,29 @@ struct WarpAttention {
 
 // A head of the share is done by all warps: joins their parts, and either writes the output or hands the result in; if
 // this thread block is the last of the head to hand in, it merges all of them. contributors: the thread blocks that
-// work on the head, this one among them.
-template <int kHeadDim, int kWarps>
-__device__ __forceinline__ void finish_head(const PartialSoftmax<kHeadDim>& exchange, const DecodeWorkspace& workspace,
-                                            Element* output, int first_contributor, int last_contributor) {
+// work on the head, this one among them. The exchange has room for 8 queries at a time.
+template <int kWarps, ScalarType kType, int kHeadDim, int kQueryTiles>
+__device__ __forceinline__ void finish_head(const WarpAttention<kType, kHeadDim, kQueryTiles>& attention,
+                                            const PartialSoftmax<kHeadDim>& exchange, const DecodeWorkspace& workspace,
+                                            Element* output, int group, int first_contributor, int last_contributor) {
   const int warp = static_cast<int>(threadIdx.x) / 32;
-  const int group = exchange.group;
   const int own_place = partial_place(static_cast<int>(blockIdx.x), first_contributor);
   const bool whole = first_contributor == last_contributor;
-  __syncthreads();
   const int dimension = static_cast<int>(threadIdx.x) % 32 * kWarpValues<kHeadDim>;
-  for (int query = warp; query < group; query += kWarps) {
-    const auto merged = merge_parts<kWarpValues<kHeadDim>>(exchange, kWarps, query, dimension);
-    if (whole) {
-      store_output(merged, output + query * kHeadDim + dimension);
-    } else {
-      store_partial<kHeadDim>(merged, workspace, own_place * group + query, dimension);
+#pragma unroll
+  for (int t = 0; t < kQueryTiles; ++t) {
+    attention.finish(exchange, warp, t, 0, group);
+    __syncthreads();
+    for (int query = t * 8 + warp; query < min(group, t * 8 + 8); query += kWarps) {
+      const auto merged = merge_parts<kWarpValues<kHeadDim>>(exchange, kWarps, query - t * 8, dimension);
+      if (whole) {
+        store_output(merged, output + query * kHeadDim + dimension);
+      } else {
+        store_partial<kHeadDim>(merged, workspace, own_place * group + query, dimension);
+      }
     }
+    __syncthreads();  // the exchange may be written again; and all of a partial result has been stored
   }
-  __syncthreads();  // the exchange may be written again; and all of a partial result has been stored
   if (whole) {
     return;
   }
@@ -338,7 +342,7 @@ __device__ __forceinline__ void finish_head(const PartialSoftmax<kHeadDim>& exch
   if (threadIdx.x == 0) {
     workspace.arrivals[first_contributor] = 0;  // for the next layer
   }
-  merge_head<kHeadDim, kWarps>(exchange, workspace, output, first_contributor, last_contributor);
+  merge_head<kHeadDim, kWarps>(exchange.outputs, workspace, output, group, first_contributor, last_contributor);
 }
 
 template <ScalarType kType, int kHeadDim, int kQueryTiles, int kWarps, int kStages, int kResident, bool kContiguous>
@@ -361,7 +365,7 @@ __global__ void __launch_bounds__(32 * kWarps, kResident)
 
   const int num_kv_heads = pages.shape.num_kv_heads;
   const int group = batch.num_heads / num_kv_heads;
-  const PartialSoftmax<kHeadDim> exchange(shared + kWarps * Ring::kBytes, kWarps, group);
+  const PartialSoftmax<kHeadDim> exchange(shared + kWarps * Ring::kBytes, kWarps, exchanged_at_once(group));
   WarpAttention<kType, kHeadDim, kQueryTiles> attention;
   TileCursor head(batch, num_kv_heads, share);  // where the current head, or its rest, begins
   int begin = 0;                                // the same, counted from the beginning of the share
@@ -389,15 +393,14 @@ __global__ void __launch_bounds__(32 * kWarps, kResident)
       attention.add_tile(ring.keys(), ring.values(), num_tokens, scale);
       ring.release();
     }
-    attention.finish(exchange, warp);
     const bool is_first = begin == 0;
     const bool is_rest = end == share.num_tiles;
     const int own = static_cast<int>(blockIdx.x);
-    finish_head<kHeadDim, kWarps>(exchange, workspace, output + first_row * kHeadDim,
-                                  is_first ? share.first_contributor : own,
-                                  is_first  ? share.last_contributor
-                                  : is_rest ? share.last_contributor_of_last_head
-                                            : own);
+    finish_head<kWarps>(attention, exchange, workspace, output + first_row * kHeadDim, group,
+                        is_first ? share.first_contributor : own,
+                        is_first  ? share.last_contributor
+                        : is_rest ? share.last_contributor_of_last_head
+                                  : own);
     if (is_rest) {
       return;
     }

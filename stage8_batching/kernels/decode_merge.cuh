@@ -93,27 +93,27 @@ __device__ __forceinline__ MergedColumn merge_contributors(const DecodeWorkspace
 }
 
 // The merge of a whole head by a thread block: a thread has a column of four dimensions, and where threads are left
-// over, several share a column's contributors and meet in the exchange.
+// over, several share a column's contributors and meet in the exchange's memory: 4 rows a warp are enough.
 template <int kHeadDim, int kWarps>
-__device__ __forceinline__ void merge_head(const PartialSoftmax<kHeadDim>& exchange, const DecodeWorkspace& workspace,
-                                           Element* output, int first, int last) {
+__device__ __forceinline__ void merge_head(void* memory, const DecodeWorkspace& workspace, Element* output, int group,
+                                           int first, int last) {
   const int thread = static_cast<int>(threadIdx.x);
-  const int num_columns = exchange.group * (kHeadDim / kColumnValues);
+  const int num_columns = group * (kHeadDim / kColumnValues);
   const int num_parts = min(32 * kWarps / num_columns, kWarps);
   if (num_parts <= 1) {
     for (int column = thread; column < num_columns; column += 32 * kWarps) {
-      store_output(merge_contributors<kHeadDim>(workspace, exchange.group, column, first, last, 0, 1),
+      store_output(merge_contributors<kHeadDim>(workspace, group, column, first, last, 0, 1),
                    output + column * kColumnValues);
     }
     return;
   }
+  const PartialSoftmax<kHeadDim> exchange(memory, num_parts, group);
   const int part = thread / num_columns;
   const int column = thread - part * num_columns;
   const int query = column / (kHeadDim / kColumnValues);
   const int dimension = column * kColumnValues - query * kHeadDim;
   if (part < num_parts) {
-    exchange.store(part, query,
-                   merge_contributors<kHeadDim>(workspace, exchange.group, column, first, last, part, num_parts),
+    exchange.store(part, query, merge_contributors<kHeadDim>(workspace, group, column, first, last, part, num_parts),
                    dimension);
   }
   __syncthreads();

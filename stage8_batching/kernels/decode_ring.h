@@ -8,7 +8,7 @@ namespace stage8 {
 
 // With less than about 100 KB of copies under way, a multiprocessor does not draw its share of the memory's bandwidth
 // (measured on an H200), and with more it need not be everywhere at once. All of its shared memory goes into rings, but
-// for what the exchange of partial results needs (decode_merge.cuh), which grows with the group.
+// for what the exchange of partial results needs (decode_merge.cuh): 8 queries at a time.
 struct DecodeRing {
   int warps;     // of a thread block
   int stages;    // tiles in flight for each warp
@@ -21,7 +21,7 @@ struct DecodeRing {
 constexpr DecodeRing decode_ring(ScalarType type, int head_dim, int group, bool many_heads) {
   const bool is_float8 = type == ScalarType::kFloat8;
   if (head_dim == 256) {
-    return {4, is_float8 ? 4 : 2, 1};  // tiles of 16 KB: 128 KB, and up to 66 KB for the exchange
+    return {4, is_float8 ? 4 : 2, 1};  // tiles of 16 KB: 128 KB, and up to 33 KB for the exchange
   }
   const int stages = 256 / head_dim;  // so many tiles are 16 KB (for 96: 12)
   if (is_float8) {
@@ -29,18 +29,21 @@ constexpr DecodeRing decode_ring(ScalarType type, int head_dim, int group, bool 
     // of 8,192 tokens: 146 us with 5 warps and 4 tiles, 138 with 8 and 2).
     return many_heads ? DecodeRing{group > 8 ? 6 : 8, stages, 2} : DecodeRing{group > 8 ? 8 : 10, 2 * stages, 1};
   }
-  if (group > 8) {
-    return many_heads ? DecodeRing{4, stages, 2} : DecodeRing{8, stages, 1};  // 128 KB, and up to 76 for the exchange
+  if (group > 8) {  // more registers for each thread: fewer warps, and more tiles for each of them
+    return many_heads ? DecodeRing{4, 3 * stages / 2, 2} : DecodeRing{8, 3 * stages / 2, 1};  // 192 KB
   }
   return many_heads ? DecodeRing{5, stages, 2} : DecodeRing{10, stages, 1};  // 160 KB, and up to 42 for the exchange
 }
+
+// The queries of a group whose partial results meet at the same time.
+COURSE_HOST_DEVICE constexpr int exchanged_at_once(int group) { return group < 8 ? group : 8; }
 
 // Of one thread block: its rings, the exchange, and something for barriers.
 constexpr std::size_t decode_shared_bytes(const DecodeRing& ring, ScalarType type, int head_dim, int group) {
   const int pair_bytes = 2 * 16 * (type == ScalarType::kFloat8 ? head_dim + 1 : 2 * head_dim);  // K and V of 16 tokens
   const int tile_bytes = (pair_bytes + 127) / 128 * 128;
   const int row_bytes = (head_dim + 4) * 4 + 8;  // of the exchange
-  const int bytes = ring.warps * (ring.stages * tile_bytes + group * row_bytes) + 1024;
+  const int bytes = ring.warps * (ring.stages * tile_bytes + exchanged_at_once(group) * row_bytes) + 1024;
   return static_cast<std::size_t>(bytes);
 }
 
