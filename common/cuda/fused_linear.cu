@@ -48,15 +48,30 @@ constexpr bool needs_small_ring() {
 #endif
 }
 
+// Whether 64 KB hold all that a thread block copies, of a product that has a block for every multiprocessor.
+constexpr int kSmallRingSlots = 16;
+template <typename Scalar>
+bool fits_small_ring(const FusedLinear& linear) {
+  const int num_blocks = device_limits().num_multiprocessors;
+  const int tiles = (linear.num_rows + kTileRows - 1) / kTileRows;
+  const int slots_of_tile = (linear.num_cols + kColumnsOfSlot<Scalar> - 1) / kColumnsOfSlot<Scalar>;
+  return tiles >= num_blocks && (tiles + num_blocks - 1) / num_blocks * slots_of_tile <= kSmallRingSlots;
+}
+
 template <typename Scalar, int kTokens, typename Finish>
 void launch_tokens(const FusedLinear& linear, const Finish& finish, cudaStream_t stream) {
   COMMON_CHECK(linear.num_tokens > 0 && linear.num_tokens <= kTokens, "fused products are for a few tokens");
   COMMON_CHECK(linear.num_rows > 0 && linear.num_cols > 0 && linear.num_cols % 8 == 0, "rows are 16-byte pieces");
   COMMON_CHECK(linear.weights != nullptr && linear.x != nullptr, "there is something to multiply");
   if (device_limits().shared_bytes_per_block >= std::size_t{216} << 10) {
+    if constexpr (kTokens == 8) {
+      if (fits_small_ring<Scalar>(linear)) {
+        return launch_ring<Scalar, kTokens, kSmallRingSlots>(linear, finish, stream);
+      }
+    }
     launch_ring<Scalar, kTokens, 48>(linear, finish, stream);
   } else if constexpr (needs_small_ring()) {
-    launch_ring<Scalar, kTokens, kTokens == 8 ? 16 : 12>(linear, finish, stream);
+    launch_ring<Scalar, kTokens, kTokens == 8 ? kSmallRingSlots : 12>(linear, finish, stream);
   } else {
     throw CudaError("these kernels were built for GPUs with more shared memory than this one has");
   }
