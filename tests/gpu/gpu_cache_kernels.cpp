@@ -323,10 +323,11 @@ TEST_CASE("Block copy: a list of any length (stage 7, invariant 5)", "[gpu]") {
       .num_blocks = 2600, .num_kv_heads = 1, .block_size = 16, .head_dim = 32, .type = ScalarType::kBFloat16};
   const auto block_bytes = static_cast<std::size_t>(shape.elements_per_block() * 2);
   std::vector<std::byte> pages(static_cast<std::size_t>(shape.num_blocks) * block_bytes);
-  std::vector<stage::PageCopy> copies;
-  for (int i = 0; i < count; ++i) {
-    copies.push_back({i, 2599 - i});
-  }
+  std::vector<stage::PageCopy> copies(static_cast<std::size_t>(count));
+  std::generate(copies.begin(), copies.end(), [i = 0]() mutable {
+    const int source = i++;
+    return stage::PageCopy{source, 2599 - source};
+  });
   for (std::size_t i = 0; i < pages.size(); ++i) {
     pages[i] = static_cast<std::byte>((i / block_bytes * 7 + i / block_bytes / 256) % 251);
   }

@@ -94,7 +94,7 @@ inline void PagedBatch::put(const BatchContents& contents) {
   const ScalarType type = stage::row_type(shape.type);
   queries = common::DeviceArray<std::byte>(to_bytes(contents.queries, type));
   output = poisoned(static_cast<std::int64_t>(contents.queries.size()), type);
-  const auto columns = static_cast<std::size_t>(shape.num_kv_heads * shape.head_dim);
+  const std::size_t columns = static_cast<std::size_t>(shape.num_kv_heads) * static_cast<std::size_t>(shape.head_dim);
   std::vector<float> last_rows;
   std::size_t end = 0;
   for (const int length : contents.context_lengths) {
