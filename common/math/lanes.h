@@ -9,11 +9,12 @@
 #include <Eigen/Core>
 #include <algorithm>
 #include <array>
+#include <bit>
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
 
-#if defined(__AVX512F__) && !defined(COMMON_PLAIN_LANES)
+#if (defined(__AVX512F__) || defined(__F16C__)) && !defined(COMMON_PLAIN_LANES)
 #include <immintrin.h>
 #endif
 
@@ -23,6 +24,20 @@ constexpr std::size_t kNumLanes = 16;
 
 // What the products compute with: one AVX-512 register, or two or four of a smaller machine.
 using Packet = Eigen::Array<float, kNumLanes, 1>;
+
+// The float that a float16 is. With exponent and mantissa shifted to where a float has them, the value is too small by
+// a factor of 2^112 (112 = 127 - 15), for subnormal numbers as well. NaN keeps its payload.
+inline float float_of_half(std::uint16_t half) {
+#if defined(__F16C__) && !defined(COMMON_PLAIN_LANES)
+  return _cvtsh_ss(half);
+#else
+  const std::uint32_t magnitude = half & 0x7FFFU;
+  const float finite = std::bit_cast<float>(magnitude << 13U) * 0x1p112F;
+  const std::uint32_t infinite_or_nan = magnitude >= 0x7C00U ? 0x7F800000U : 0U;
+  const std::uint32_t sign = static_cast<std::uint32_t>(half & 0x8000U) << 16U;
+  return std::bit_cast<float>(sign | infinite_or_nan | std::bit_cast<std::uint32_t>(finite));
+#endif
+}
 
 #if defined(__GNUC__) && !defined(COMMON_PLAIN_LANES)
 
@@ -46,7 +61,7 @@ inline void load(const void* data, Integers& out) {
 inline void store(const Floats& floats, Packet& out) { std::memcpy(out.data(), &floats, sizeof floats); }
 }  // namespace lanes
 
-// Sixteen small integers, from memory that need not be aligned. The one place with intrinsics: g++ 12 makes eight
+// Sixteen small integers, from memory that need not be aligned. Here are the only intrinsics: g++ 12 makes eight
 // instructions of what is one.
 #ifdef __AVX512F__
 inline void load_uint8(const std::uint8_t* data, Integers& out) {
@@ -97,8 +112,24 @@ inline void scale_lanes(const Integers& integers, float scale, float offset, Pac
   lanes::store(__builtin_convertvector(integers, lanes::Floats) * scale + offset, out);
 }
 
-// The floats that have these bits.
+// scale * q + offset for the low nibbles q of 16 bytes, or for the high ones. AVX-512 looks them up among the sixteen
+// possible results.
+inline void scale_nibbles(const std::uint8_t* data, bool high, float scale, float offset, Packet& out) {
+  Integers both;
+  load_uint8(data, both);
+#ifdef __AVX512F__
+  constexpr lanes::Floats kNumbers = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
+  const auto index = reinterpret_cast<__m512i>(high ? both >> 4 : both);  // only the lowest four bits count
+  const auto results = reinterpret_cast<__m512>(kNumbers * scale + offset);
+  _mm512_store_ps(out.data(), _mm512_permutexvar_ps(index, results));
+#else
+  scale_lanes(high ? both >> 4 : both & 0xF, scale, offset, out);
+#endif
+}
+
+// The floats that have these bits, and the other way round.
 inline void floats_of_bits(const Integers& bits, Packet& out) { std::memcpy(out.data(), &bits, sizeof bits); }
+inline void bits_of_floats(const Packet& floats, Integers& out) { std::memcpy(&out, floats.data(), sizeof out); }
 
 #else
 
@@ -165,8 +196,18 @@ inline void scale_lanes(const Integers& integers, float scale, float offset, Pac
   }
 }
 
+inline void scale_nibbles(const std::uint8_t* data, bool high, float scale, float offset, Packet& out) {
+  Integers both;
+  load_uint8(data, both);
+  scale_lanes(high ? both >> 4 : both & 0xF, scale, offset, out);
+}
+
 inline void floats_of_bits(const Integers& bits, Packet& out) {
   std::memcpy(out.data(), bits.lane.data(), sizeof bits.lane);
+}
+
+inline void bits_of_floats(const Packet& floats, Integers& out) {
+  std::memcpy(out.lane.data(), floats.data(), sizeof out.lane);
 }
 
 #endif

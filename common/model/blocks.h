@@ -24,27 +24,17 @@ namespace common::blocks {
 // Numbers are copied as they lie in the file, and the file is little-endian.
 static_assert(std::endian::native == std::endian::little, "GGUF data is read as little-endian");
 
-// Exact: every float16 is a float. With exponent and mantissa shifted to where a float has them, the value is too small
-// by a factor of 2^112 (112 = 127 - 15), for subnormal numbers as well.
 inline float half_at(const std::uint8_t* data) {
   std::uint16_t half = 0;
   std::memcpy(&half, data, sizeof half);
-#if defined(__FLT16_MANT_DIG__) && (defined(__F16C__) || defined(__aarch64__))
-  return static_cast<float>(std::bit_cast<_Float16>(half));  // one instruction
-#else
-  const std::uint32_t sign = static_cast<std::uint32_t>(half & 0x8000U) << 16U;
-  const std::uint32_t magnitude = half & 0x7FFFU;
-  const float finite = std::bit_cast<float>(magnitude << 13U) * 0x1p112F;
-  const std::uint32_t infinite_or_nan = magnitude >= 0x7C00U ? 0x7F800000U : 0U;  // NaN keeps its payload
-  return std::bit_cast<float>(sign | infinite_or_nan | std::bit_cast<std::uint32_t>(finite));
-#endif
+  return float_of_half(half);
 }
 
 struct F16 {
   static constexpr int kElements = 32;
   static constexpr int kBytes = 64;
 
-  // half_at, lane by lane.
+  // float_of_half, lane by lane.
   static void convert(const std::uint8_t* data, Packet& out) {
     Integers half;
     load_uint16(data, half);
@@ -52,7 +42,7 @@ struct F16 {
     floats_of_bits(magnitude << 13, out);
     out *= 0x1p112F;
     Integers finite;
-    std::memcpy(&finite, out.data(), sizeof finite);
+    bits_of_floats(out, finite);
     // Adding 0x400 carries into bit 15 exactly where the exponent has all its bits.
     const Integers infinite_or_nan = (((magnitude + 0x400) << 16) >> 31) & 0x7F800000;
     floats_of_bits(finite | infinite_or_nan | ((half & 0x8000) << 16), out);
@@ -141,11 +131,10 @@ struct Q4_1 {  // scale, minimum, nibbles q: scale * q + minimum
   static void unpack(const std::uint8_t* block, const Use& use) {
     const float scale = half_at(block);
     const float minimum = half_at(block + 2);
-    const Nibbles nibbles(block + 4);
     Packet first;
     Packet second;
-    scale_lanes(nibbles.low, scale, minimum, first);
-    scale_lanes(nibbles.high, scale, minimum, second);
+    scale_nibbles(block + 4, false, scale, minimum, first);
+    scale_nibbles(block + 4, true, scale, minimum, second);
     use(0, first, second);
   }
 };
@@ -220,8 +209,10 @@ struct IQ4_NL {  // scale, nibbles that choose one of 16 values: scale * value
   }
 };
 
-// --- Blocks of 256, with small scales for groups of 16 or 32 in a scale for the block ("K quants")
-// --------------------
+// --- Blocks of 256, with small scales for groups of 16 or 32 in a scale for the block ("K quants") --------------
+
+// What the weights of 16 groups are multiplied with, or what is added to them.
+using GroupScales = Packet;
 
 // 16 groups of 16: a byte each, its low nibble the group's scale and its high one the minimum; then 64 bytes of two
 // bits a weight; then scale and minimum of the block: scale * group_scale * q - minimum * group_minimum. Of a half's 32
@@ -232,16 +223,18 @@ struct Q2_K {
 
   template <typename Use>
   static void unpack(const std::uint8_t* block, const Use& use) {
-    const float scale = half_at(block + 80);
-    const float minimum = half_at(block + 82);
+    Integers both;
+    load_uint8(block, both);
+    GroupScales scales;
+    GroupScales offsets;
+    scale_lanes(both & 0xF, half_at(block + 80), scales);
+    scale_lanes(both >> 4, -half_at(block + 82), offsets);
     for (int pair = 0; pair < 8; ++pair) {
       const std::uint8_t* const data = block + 16 + pair / 4 * 32;
       const auto group = [&](int second, Packet& out) {
-        const int scales = block[2 * pair + second];
         Integers bits;
         load_uint8(data + 16 * second, bits);
-        scale_lanes((bits >> (pair % 4 * 2)) & 3, scale * static_cast<float>(scales & 0xF),
-                    -minimum * static_cast<float>(scales >> 4), out);
+        scale_lanes((bits >> (pair % 4 * 2)) & 3, scales(2 * pair + second), offsets(2 * pair + second), out);
       };
       Packet first;
       Packet second;
@@ -260,7 +253,14 @@ struct Q3_K {
 
   template <typename Use>
   static void unpack(const std::uint8_t* block, const Use& use) {
-    const float scale = half_at(block + 108);
+    std::array<std::uint8_t, 16> six_bits{};
+    for (int group = 0; group < 16; ++group) {
+      six_bits[static_cast<std::size_t>(group)] = static_cast<std::uint8_t>(group_scale(block + 96, group));
+    }
+    Integers group_scales;
+    load_uint8(six_bits.data(), group_scales);
+    GroupScales scales;
+    scale_lanes(group_scales - 32, half_at(block + 108), scales);
     for (int pair = 0; pair < 8; ++pair) {
       const std::uint8_t* const data = block + 32 + pair / 4 * 32;
       const auto group = [&](int second, Packet& out) {
@@ -269,7 +269,7 @@ struct Q3_K {
         load_uint8(data + 16 * second, bits);
         load_uint8(block + 16 * second, third_bits);
         const Integers q = ((bits >> (pair % 4 * 2)) & 3) | (((third_bits >> pair) & 1) << 2);
-        scale_lanes(q - 4, scale * static_cast<float>(group_scale(block + 96, 2 * pair + second) - 32), out);
+        scale_lanes(q - 4, scales(2 * pair + second), out);
       };
       Packet first;
       Packet second;
@@ -322,19 +322,17 @@ struct Q4_K {
     const SixBitScales groups(block + 4);
     for (std::size_t two = 0; two < 4; ++two) {
       const std::uint8_t* const data = block + 16 + 32 * two;
-      const Nibbles front(data);
-      const Nibbles back(data + 16);
-      const auto group = [&](std::size_t pair, const Integers& low, const Integers& high) {
+      const auto group = [&](std::size_t pair, bool high) {
         const float group_scale = scale * static_cast<float>(groups.scales[pair]);
         const float offset = -minimum * static_cast<float>(groups.minimums[pair]);
         Packet first;
         Packet second;
-        scale_lanes(low, group_scale, offset, first);
-        scale_lanes(high, group_scale, offset, second);
+        scale_nibbles(data, high, group_scale, offset, first);
+        scale_nibbles(data + 16, high, group_scale, offset, second);
         use(static_cast<int>(pair), first, second);
       };
-      group(2 * two, front.low, back.low);
-      group(2 * two + 1, front.high, back.high);
+      group(2 * two, false);
+      group(2 * two + 1, true);
     }
   }
 };
@@ -382,7 +380,10 @@ struct Q6_K {
 
   template <typename Use>
   static void unpack(const std::uint8_t* block, const Use& use) {
-    const float scale = half_at(block + 208);
+    GroupScales scales;
+    Integers group_scales;
+    load_int8(block + 192, group_scales);
+    scale_lanes(group_scales, half_at(block + 208), scales);
     for (int pair = 0; pair < 8; ++pair) {
       const int quarter = pair % 4;
       const std::uint8_t* const low_bits = block + pair / 4 * 64 + quarter % 2 * 32;
@@ -393,8 +394,7 @@ struct Q6_K {
         load_uint8(low_bits + 16 * second, low);
         load_uint8(high_bits + 16 * second, high);
         const Integers q = ((low >> (quarter / 2 * 4)) & 0xF) | (((high >> (quarter * 2)) & 3) << 4);
-        const auto group_scale = static_cast<std::int8_t>(block[192 + 2 * pair + second]);
-        scale_lanes(q - 32, scale * static_cast<float>(group_scale), out);
+        scale_lanes(q - 32, scales(2 * pair + second), out);
       };
       Packet first;
       Packet second;

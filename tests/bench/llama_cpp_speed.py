@@ -1,12 +1,14 @@
 #!/usr/bin/env python3
-"""llama.cpp's speed on the same float32 weights: python3 tests/bench/llama_cpp_speed.py MODEL.gguf [--threads 2]
+"""llama.cpp's speed on the same file: python3 tests/bench/llama_cpp_speed.py MODEL.gguf [--threads 2] [--stage 1]
 
-Needs the Python packages llama-cpp-python and gguf. Turns the model into an F32 file in a temporary folder, because
-llama.cpp rounds activations to 8 bits when weights are quantised, and runs it in turn with `build/stage1 bench` on that
-same file: a prompt of 512 tokens, 64 tokens after it, the fastest of four runs each.
+Needs the Python packages llama-cpp-python and gguf. Runs llama.cpp in turn with `build/stageN bench`, three times each: a
+prompt of 512 tokens, 64 tokens after it, the fastest of four runs. Where weights are quantised, llama.cpp rounds
+activations to 8 bits and this program does not: --float32 compares on equal terms, with the model turned into an F32 file
+in a temporary folder. --plain keeps llama.cpp from rearranging weights for AMX, which crashes on some virtual machines.
 """
 
 import argparse
+import ctypes
 import pathlib
 import subprocess
 import tempfile
@@ -20,11 +22,18 @@ ROOT = pathlib.Path(__file__).resolve().parent.parent.parent
 PROMPT_TOKENS = 512
 NEW_TOKENS = 64
 RUNS = 4
+ROUNDS = 3
+
+
+@llama_cpp.llama_log_callback
+def ignore_log(level, text, user_data):
+    pass
 
 
 def write_float32(source, target):
     reader = gguf.GGUFReader(source)
-    writer = gguf.GGUFWriter(target, "llama")
+    architecture = reader.fields["general.architecture"].contents()
+    writer = gguf.GGUFWriter(target, architecture)
     for key, field in reader.fields.items():
         if key.startswith("GGUF.") or key == "general.architecture":
             continue
@@ -41,37 +50,59 @@ def write_float32(source, target):
     writer.close()
 
 
-def measure_llama_cpp(path, threads):
-    model = llama_cpp.Llama(path, n_ctx=1024, n_threads=threads, n_threads_batch=threads, n_batch=512, n_ubatch=512,
-                            verbose=False)
-    prompt = [(7919 * i + 13) % model.n_vocab() for i in range(PROMPT_TOKENS)]
-    prefill = decode = float("inf")
-    for _ in range(RUNS):
-        model.reset()
-        start = time.perf_counter()
-        model.eval(prompt)
-        prefilled = time.perf_counter()
-        for i in range(NEW_TOKENS):
-            model.eval([(31 * i + 5) % model.n_vocab()])
-        prefill = min(prefill, prefilled - start)
-        decode = min(decode, time.perf_counter() - prefilled)
-    print(f"llama.cpp: prefill {PROMPT_TOKENS / prefill:.1f} tokens/s, decode {NEW_TOKENS / decode:.1f} tokens/s")
+class LlamaCpp:
+    def __init__(self, path, threads, plain):
+        model_parameters = llama_cpp.llama_model_default_params()
+        model_parameters.use_extra_bufts = not plain
+        self.model = llama_cpp.llama_model_load_from_file(path.encode(), model_parameters)
+        parameters = llama_cpp.llama_context_default_params()
+        parameters.n_ctx, parameters.n_batch, parameters.n_ubatch = 1024, 512, 512
+        parameters.n_threads = parameters.n_threads_batch = threads
+        self.context = llama_cpp.llama_init_from_model(self.model, parameters)
+
+    def append(self, tokens):
+        array = (llama_cpp.llama_token * len(tokens))(*tokens)  # the batch only points to it
+        batch = llama_cpp.llama_batch_get_one(array, len(tokens))
+        if llama_cpp.llama_decode(self.context, batch) != 0:
+            raise SystemExit("llama.cpp cannot decode")
+
+    def measure(self):
+        vocab_size = llama_cpp.llama_vocab_n_tokens(llama_cpp.llama_model_get_vocab(self.model))
+        prompt = [(7919 * i + 13) % vocab_size for i in range(PROMPT_TOKENS)]
+        prefill = decode = float("inf")
+        for _ in range(RUNS):
+            llama_cpp.llama_memory_clear(llama_cpp.llama_get_memory(self.context), True)
+            start = time.perf_counter()
+            self.append(prompt)
+            prefilled = time.perf_counter()
+            for i in range(NEW_TOKENS):
+                self.append([(31 * i + 5) % vocab_size])
+            prefill = min(prefill, prefilled - start)
+            decode = min(decode, time.perf_counter() - prefilled)
+        print(f"llama.cpp: prefill {PROMPT_TOKENS / prefill:.1f} tokens/s, decode {NEW_TOKENS / decode:.1f} tokens/s")
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("model")
     parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--stage", type=int, default=4, help="from 4 on, heads share keys and values as llama.cpp's do")
+    parser.add_argument("--float32", action="store_true", help="turn the weights into float32 first")
+    parser.add_argument("--plain", action="store_true", help="llama.cpp keeps weights as the file has them")
     options = parser.parse_args()
+    llama_cpp.llama_log_set(ignore_log, ctypes.c_void_p(0))
     with tempfile.TemporaryDirectory() as folder:
-        path = str(pathlib.Path(folder) / "float32.gguf")
-        write_float32(options.model, path)
-        for _ in range(2):  # in turn, because the speed of a machine drifts
-            measure_llama_cpp(path, options.threads)
-            bench = subprocess.run([str(ROOT / "build/stage1"), "bench", "--model", path, "--threads",
+        path = options.model
+        if options.float32:
+            path = str(pathlib.Path(folder) / "float32.gguf")
+            write_float32(options.model, path)
+        peer = LlamaCpp(path, options.threads, options.plain)
+        for _ in range(ROUNDS):  # in turn, because the speed of a machine drifts
+            peer.measure()
+            bench = subprocess.run([str(ROOT / f"build/stage{options.stage}"), "bench", "--model", path, "--threads",
                                     str(options.threads)], capture_output=True, text=True, check=True).stdout
             rows = [line.split("|")[1:3] for line in bench.splitlines() if "tokens/s" in line]
-            print("stage1:    " + ", ".join(f"{name.split()[0]} {value.strip()}" for name, value in rows))
+            print(f"stage{options.stage}:    " + ", ".join(f"{name.split()[0]} {value.strip()}" for name, value in rows))
 
 
 if __name__ == "__main__":
