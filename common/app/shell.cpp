@@ -1,11 +1,13 @@
 #include "common/app/shell.h"
 
 #include <charconv>
+#include <iostream>
 #include <istream>
 #include <ostream>
 #include <sstream>
 
 #include "common/base/check.h"
+#include "common/base/platform.h"
 #include "common/base/text.h"
 
 namespace common {
@@ -49,8 +51,20 @@ void Shell::add(const std::string& name, const std::string& usage, const std::st
 }
 
 int Shell::run(std::istream& input, std::ostream& output, bool echo) {
+  const bool is_typed = &input == &std::cin && is_input_terminal() && is_terminal(output);
+  if (is_typed) {
+    output
+        << "'help' lists the commands, 'quit' ends. In a map: a letter is the sequence that owns a slot, a digit how\n"
+           "many own it, - is reserved and empty, c is cached, . is free.\n";
+  }
+  const auto prompt = [&] {
+    if (is_typed) {
+      output << "> " << std::flush;
+    }
+  };
   int errors = 0;
-  for (std::string line; std::getline(input, line);) {
+  prompt();
+  for (std::string line; std::getline(input, line); prompt()) {
     if (echo) {
       output << "> " << line << '\n';
     }

@@ -3,6 +3,7 @@
 #if defined(__unix__) || defined(__APPLE__)
 #define COURSE_POSIX 1
 #include <fcntl.h>
+#include <sys/ioctl.h>
 #include <sys/mman.h>
 #include <sys/resource.h>
 #include <sys/stat.h>
@@ -10,7 +11,9 @@
 #endif
 
 #include <cerrno>
+#include <csignal>
 #include <cstdlib>
+#include <cstring>
 #include <filesystem>
 #include <fstream>
 #include <iostream>
@@ -64,6 +67,37 @@ bool is_terminal(const std::ostream& stream) {
     return ::isatty(STDOUT_FILENO) == 1;
   }
   return (&stream == &std::cerr || &stream == &std::clog) && ::isatty(STDERR_FILENO) == 1;
+}
+
+bool is_input_terminal() { return ::isatty(STDIN_FILENO) == 1; }
+
+TerminalSize terminal_size(const std::ostream& stream) {
+  winsize size{};
+  TerminalSize result;
+  if (is_terminal(stream) && ::ioctl(&stream == &std::cout ? STDOUT_FILENO : STDERR_FILENO, TIOCGWINSZ, &size) == 0 &&
+      size.ws_col > 0 && size.ws_row > 0) {
+    result = {size.ws_col, size.ws_row};
+  }
+  return result;
+}
+
+namespace {
+
+const char* volatile text_on_interrupt = nullptr;
+
+extern "C" void write_and_end(int number) {
+  if (const char* const text = text_on_interrupt; text != nullptr) {
+    [[maybe_unused]] const ssize_t written = ::write(STDOUT_FILENO, text, std::strlen(text));
+  }
+  ::signal(number, SIG_DFL);
+  ::raise(number);
+}
+
+}  // namespace
+
+void write_on_interrupt(const char* text) {
+  text_on_interrupt = text;
+  ::signal(SIGINT, text != nullptr ? write_and_end : SIG_DFL);
 }
 
 std::int64_t peak_resident_bytes() {
@@ -128,6 +162,9 @@ void drop_pages(std::span<const std::byte> data) {
 #else
 
 bool is_terminal(const std::ostream&) { return false; }
+bool is_input_terminal() { return false; }
+TerminalSize terminal_size(const std::ostream&) { return {}; }
+void write_on_interrupt(const char*) {}
 
 std::int64_t peak_resident_bytes() { return 0; }
 

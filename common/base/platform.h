@@ -19,6 +19,20 @@ bool understands_escapes(const std::ostream& stream);
 // The same, and NO_COLOR is unset or empty (https://no-color.org).
 bool use_color(const std::ostream& stream);
 
+// The same for standard input, without a look at TERM.
+bool is_input_terminal();
+
+// Characters in a line, and lines, of the terminal that the stream is connected to; 80 x 24 if it does not say.
+struct TerminalSize {
+  int columns = 80;
+  int rows = 24;
+};
+TerminalSize terminal_size(const std::ostream& stream);
+
+// Writes `text` to standard output, which is a terminal, if a signal from the keyboard (Ctrl-C) ends the program; null:
+// no longer. The text must stay where it is. For what a program has to undo on a terminal.
+void write_on_interrupt(const char* text);
+
 // The peak resident memory of this process, in bytes; 0 where the system does not report it.
 std::int64_t peak_resident_bytes();
 

@@ -10,10 +10,10 @@ namespace common {
 namespace {
 
 // From config.json of meta-llama/Llama-2-7b-hf, -13b-hf and -70b-hf, meta-llama/Meta-Llama-3-8B,
-// meta-llama/Llama-3.2-1B (without its scaling of slow rotations, which changes no speed) and
-// HuggingFaceTB/SmolLM2-135M, all on https://huggingface.co. The last one is the bundled model,
-// common/model/tales/MODEL.md.
-constexpr std::array<Preset, 7> kPresets = {{
+// meta-llama/Llama-3.2-1B (without its scaling of slow rotations, which changes no speed), HuggingFaceTB/SmolLM2-135M
+// and Qwen/Qwen3-0.6B (without the norms of its queries and keys, which are small), all on https://huggingface.co. The
+// last one is the bundled model, common/model/tales/MODEL.md.
+constexpr std::array<Preset, 8> kPresets = {{
     {.name = "llama-2-7b",
      .config = {.vocab_size = 32000,
                 .context_length = 4096,
@@ -72,6 +72,18 @@ constexpr std::array<Preset, 7> kPresets = {{
                 .head_dim = 64,
                 .feed_forward_size = 1536,
                 .rope_freq_base = 100000.0F,
+                .tied_output = true}},
+    {.name = "qwen3-0.6b",
+     .config = {.vocab_size = 151936,
+                .context_length = 40960,
+                .hidden_size = 1024,
+                .num_layers = 28,
+                .num_heads = 16,
+                .num_kv_heads = 8,
+                .head_dim = 128,
+                .feed_forward_size = 3072,
+                .rope_freq_base = 1e6F,
+                .rms_epsilon = 1e-6F,
                 .tied_output = true}},
     {.name = "tales-5m",
      .config = {.vocab_size = 2048,

@@ -82,6 +82,19 @@ std::vector<Arrival> chat_arrivals(int count, double rate, int max_length, std::
   return arrivals;
 }
 
+std::vector<Arrival> offline_arrivals(std::uint64_t seed) {
+  constexpr int kNumRequests = 256;
+  constexpr int kMinTokens = 100;
+  common::Random random(seed);
+  const auto draw = [&] { return kMinTokens + static_cast<int>(random.below(kMaxOfflineTokens - kMinTokens + 1)); };
+  std::vector<Arrival> arrivals;
+  for (int i = 0; i < kNumRequests; ++i) {
+    const int prompt = draw();
+    arrivals.push_back({0.0, prompt, draw()});
+  }
+  return arrivals;
+}
+
 void serve(Server& server, Clock& clock, const std::vector<ArrivingRequest>& requests, const OnSampleToken& on_token) {
   const int first = server.num_requests();
   const ScopedOnToken guard(server, [&](int id, int sample, common::Token token) {

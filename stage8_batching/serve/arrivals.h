@@ -34,6 +34,11 @@ std::vector<double> poisson_times(int count, double rate, std::uint64_t seed);
 // prompt and reply fit into max_length.
 std::vector<Arrival> chat_arrivals(int count, double rate, int max_length, std::uint64_t seed);
 
+// The offline workload that nano-vllm and Mini-SGLang publish figures for: 256 requests at once, prompts and replies of
+// 100 to 1,024 tokens each, uniformly distributed.
+inline constexpr int kMaxOfflineTokens = 1024;
+std::vector<Arrival> offline_arrivals(std::uint64_t seed);
+
 struct ArrivingRequest {
   double time = 0.0;
   GenerationRequest request;

@@ -20,7 +20,8 @@ Spread spread_of(std::vector<double> values) {
     const auto rank = static_cast<std::size_t>(std::ceil(share * static_cast<double>(values.size())));
     return values[std::max<std::size_t>(rank, 1) - 1];
   };
-  return {std::accumulate(values.begin(), values.end(), 0.0) / static_cast<double>(values.size()), at(0.5), at(0.99)};
+  return {std::accumulate(values.begin(), values.end(), 0.0) / static_cast<double>(values.size()), at(0.5), at(0.99),
+          false};
 }
 
 void Metrics::add(const StepReport& report) {
@@ -73,7 +74,10 @@ ServingFigures figures_of(const Server& server, const Metrics& metrics) {
     const std::vector<double>& times = output.token_times;
     if (!times.empty()) {
       first_token.push_back(times.front() - output.arrival);
-      per_token.push_back((output.end - output.arrival) / static_cast<double>(times.size()));
+    }
+    if (!output.completions.empty() && !output.completions.front().tokens.empty()) {
+      per_token.push_back((output.end - output.arrival) /
+                          static_cast<double>(output.completions.front().tokens.size()));
     }
     for (std::size_t i = 1; i < times.size(); ++i) {
       between_tokens.push_back(times[i] - times[i - 1]);
@@ -103,8 +107,10 @@ std::string metrics_table(const Server& server, const Metrics& metrics) {
   const ServingFigures figures = figures_of(server, metrics);
   common::Table times({"milliseconds", "mean", "P50", "P99"});
   const auto add_spread = [&](const char* name, const Spread& spread) {
-    times.add_row({name, common::format("%.2f", 1e3 * spread.mean), common::format("%.2f", 1e3 * spread.median),
-                   common::format("%.2f", 1e3 * spread.p99)});
+    const auto milliseconds = [&](double seconds) {
+      return spread.is_empty ? std::string("-") : common::format("%.2f", 1e3 * seconds);
+    };
+    times.add_row({name, milliseconds(spread.mean), milliseconds(spread.median), milliseconds(spread.p99)});
   };
   add_spread("to the first token", figures.first_token);
   add_spread("between tokens", figures.between_tokens);
@@ -145,7 +151,8 @@ std::string metrics_table(const Server& server, const Metrics& metrics) {
 std::string metrics_json(const Server& server, const Metrics& metrics, const std::string& clock) {
   const ServingFigures figures = figures_of(server, metrics);
   const auto spread = [](const Spread& value) {
-    return nlohmann::ordered_json{{"mean", value.mean}, {"p50", value.median}, {"p99", value.p99}};
+    return value.is_empty ? nlohmann::ordered_json(nullptr)
+                          : nlohmann::ordered_json{{"mean", value.mean}, {"p50", value.median}, {"p99", value.p99}};
   };
   nlohmann::ordered_json document;
   document["clock"] = clock;

@@ -8,12 +8,13 @@
 
 namespace stage8 {
 
-// Of a set of numbers; all 0 if it is empty. median and p99: the smallest that at least 50 % or 99 % of them do not
-// exceed.
+// Of a set of numbers; all 0 if it is empty, which is not the same as numbers that are 0. median and p99: the smallest
+// that at least 50 % or 99 % of them do not exceed.
 struct Spread {
   double mean = 0.0;
   double median = 0.0;
   double p99 = 0.0;
+  bool is_empty = true;
 };
 Spread spread_of(std::vector<double> values);
 
@@ -63,7 +64,7 @@ struct ServingFigures {
   std::int64_t output_tokens = 0;  // of all samples
   double output_tokens_per_second = 0.0;
   double requests_per_second = 0.0;
-  Spread first_token;     // seconds from arrival to the first token
+  Spread first_token;     // seconds from arrival to the first token; a search has none before its end
   Spread between_tokens;  // seconds
   Spread per_token;       // seconds from arrival to the end, divided by the tokens of the reply
 };

@@ -45,6 +45,22 @@ std::vector<ArrivingRequest> make_requests(const common::Session& session, const
     }
     requests.push_back({time, std::move(added), 0, rejection});
   };
+  if (options.workload == "offline") {
+    constexpr int kLongest = 2 * kMaxOfflineTokens;
+    if (config.context_length < kLongest) {
+      throw common::InputError(common::format(
+          "the workload's texts have up to %d tokens, and the model's context is %d", kLongest, config.context_length));
+    }
+    const common::TokenSource source(session, config.vocab_size);
+    for (const Arrival& arrival : offline_arrivals(seed)) {
+      common::Request request = session.requests.front();
+      request.prompt = source.take(static_cast<int>(requests.size()), arrival.prompt_tokens);
+      request.max_new_tokens = arrival.output_tokens;
+      request.stop_tokens.clear();
+      add(arrival.time, std::move(request), "");
+    }
+    return requests;
+  }
   const std::string poisson = "poisson:";
   if (options.arrivals.empty() || options.arrivals.starts_with(poisson)) {
     const double rate = options.arrivals.empty() ? 0.0 : rate_of(options.arrivals.substr(poisson.size()));
@@ -135,8 +151,7 @@ void run_serve(const common::Session& session, const ServingOptions& options) {
   const bool json_only = json.is_stdout();
   // Random weights draw tokens that the session's tokenizer does not know.
   const bool has_texts = !json_only && !model.is_synthetic();
-  const std::unique_ptr<View> view =
-      make_view(has_texts ? options.view : ViewKind::kQuiet, session.tokenizer, std::cout);
+  std::unique_ptr<View> view = make_view(has_texts ? options.view : ViewKind::kQuiet, session.tokenizer, std::cout);
   std::unique_ptr<TraceWriter> trace;
   if (!options.trace_path.empty()) {
     trace = std::make_unique<TraceWriter>(options.trace_path);
@@ -160,6 +175,7 @@ void run_serve(const common::Session& session, const ServingOptions& options) {
   }
   HeldTokens shown(session, [&](int id, int sample, common::Token token) { view->on_token(id, sample, token); });
   serve(server, *setup.clock, requests, [&](int id, int sample, common::Token token) { shown.add(id, sample, token); });
+  view.reset();  // a live one leaves its screen
   if (trace) {
     trace->finish(server);
   }
@@ -185,6 +201,9 @@ common::Command& add_serve_command(common::Program& program, ServingOptions& opt
   command.option("--arrivals", options.arrivals,
                  "poisson:RATE, in requests a second, or a file with lines \"seconds prompt_tokens output_tokens\"; "
                  "default: all at once");
+  command.choice("--workload", options.workload, {{"prompts", ""}, {"offline", "offline"}},
+                 "prompts, or offline: 256 requests at once, prompts and replies of 100 to 1,024 tokens");
+  command.exclude("--workload", "--arrivals");
   command.option("--requests", options.num_requests, {1, 1 << 20},
                  "how many, the prompts in turn (default: one per prompt)");
   command.option("--samples", options.num_samples, {1, 1024}, "texts per request, drawn from one prompt");

@@ -17,6 +17,7 @@ struct ServingOptions {
   EngineOptions engine;
   SchedulerOptions scheduler;
   std::string arrivals;  // "poisson:RATE", a file, or empty: all at once
+  std::string workload;  // "offline", or empty: prompts or arrivals
   int num_requests = 0;  // 0: one per prompt
   int num_samples = 1;
   int num_beams = 0;

@@ -4,6 +4,8 @@
 #include <iostream>
 #include <map>
 #include <span>
+#include <sstream>
+#include <string_view>
 #include <utility>
 #include <vector>
 
@@ -11,6 +13,7 @@
 #include "common/base/machine.h"
 #include "common/base/platform.h"
 #include "common/base/text.h"
+#include "common/base/utf8.h"
 
 namespace stage8 {
 namespace {
@@ -20,9 +23,8 @@ std::string name_of(int id, int sample) {
 }
 
 // One character per block: the letter of the request that owns it, '+' for several, 'c' if it is cached, '.' if it is
-// free. Only the first max_blocks blocks are drawn.
-std::string draw_blocks(const Server& server, int max_blocks, bool color) {
-  constexpr int kColumns = 64;
+// free. Only the first max_blocks blocks are drawn, in rows of `columns`.
+std::string draw_blocks(const Server& server, int max_blocks, int columns, bool color) {
   const KvCacheManager& manager = server.scheduler().manager();
   const int num_blocks = manager.usage().total / manager.block_size();
   std::vector<common::MapCell> cells(static_cast<std::size_t>(num_blocks));
@@ -42,7 +44,7 @@ std::string draw_blocks(const Server& server, int max_blocks, bool color) {
     cells[static_cast<std::size_t>(block)] = {.fill = 'c'};
   }
   cells.resize(static_cast<std::size_t>(std::min(num_blocks, max_blocks)));
-  return common::draw_map(cells, kColumns, color);
+  return common::draw_map(cells, columns, color);
 }
 
 class Quiet : public View {
@@ -106,21 +108,46 @@ class Plain : public View {
   std::map<std::pair<int, int>, std::string> written_;  // in this step, by request and sample
 };
 
+// The line's first `columns` characters. Escape sequences are kept, and count for nothing.
+std::string cut_line(const std::string& line, int columns) {
+  std::string result;
+  int width = 0;
+  for (std::size_t at = 0; at < line.size();) {
+    if (line[at] == '\033') {
+      const std::size_t end = line.find('m', at);
+      result += line.substr(at, end - at + 1);
+      at = end == std::string::npos ? line.size() : end + 1;
+      continue;
+    }
+    const std::size_t length = std::max<std::size_t>(common::valid_utf8_length(std::string_view(line).substr(at)), 1);
+    if (width++ < columns) {
+      result += line.substr(at, length);
+    }
+    at += length;
+  }
+  return result;
+}
+
+// Redraws the terminal's alternate screen, so that what was there before is there again afterwards.
 class Live : public View {
  public:
-  Live(const common::Tokenizer& tokenizer, std::ostream& output) : tokenizer_(tokenizer), output_(output) {
-    output_ << "\033[2J";
+  Live(const common::Tokenizer& tokenizer, std::ostream& output, std::function<common::TerminalSize()> size)
+      : tokenizer_(tokenizer), output_(output), size_(std::move(size)) {
+    output_ << "\033[?1049h\033[?25l" << std::flush;  // no cursor
+    common::write_on_interrupt(kLeave);
   }
+  ~Live() override {
+    common::write_on_interrupt(nullptr);
+    output_ << kLeave << std::flush;
+  }
+  Live(const Live&) = delete;
+  Live& operator=(const Live&) = delete;
 
-  void on_token(int id, int sample, common::Token token) override {
-    if (sample == 0) {
-      tokens_[id].push_back(token);
-    }
-  }
+  void on_token(int id, int sample, common::Token token) override { tokens_[{id, sample}].push_back(token); }
 
   void on_step(const Server& server, const StepReport& report) override {
     for (const int id : report.ended) {
-      tokens_.erase(id);
+      tokens_.erase(tokens_.lower_bound({id, 0}), tokens_.lower_bound({id + 1, 0}));
     }
     // 25 times a second, and at the end.
     const double now = common::now_seconds();
@@ -128,51 +155,102 @@ class Live : public View {
       return;
     }
     drawn_at_ = now;
-    const bool color = common::use_color(output_);
-    std::string picture = common::format("\033[Hstep %lld  %.2f s  %d tokens in this step\033[K\n\033[K\n",
-                                         static_cast<long long>(report.index), report.end, report.num_tokens);
-    picture += common::format("queue  %zu waiting:", server.scheduler().waiting().size());
-    for (std::size_t i = 0; i < std::min<std::size_t>(server.scheduler().waiting().size(), kMaxQueued); ++i) {
-      picture += common::format(" %d", server.scheduler().waiting()[i]->id());
+    const common::TerminalSize size = size_();
+    std::string picture = "\033[H";
+    for (const std::string& line : lines(server, report, size)) {
+      picture += cut_line(line, size.columns) + "\033[K\r\n";
     }
-    picture += common::format("\033[K\n\033[K\nbatch  %zu running\033[K\n", server.scheduler().running().size());
-    for (std::size_t i = 0; i < std::min<std::size_t>(server.scheduler().running().size(), kMaxRunning); ++i) {
-      const int id = server.scheduler().running()[i]->id();
-      picture += common::format("%5d  ", id) + tail(id) + "\033[K\n";
-    }
-    picture += "\033[K\nblocks\033[K\n" + draw_blocks(server, kMaxBlocks, color) + "\033[J";
-    output_ << picture << std::flush;
+    picture.erase(picture.size() - 2);  // the last one may be the screen's last
+    output_ << picture + "\033[J" << std::flush;
   }
 
  private:
-  static constexpr std::size_t kMaxQueued = 16;
-  static constexpr std::size_t kMaxRunning = 16;
-  static constexpr int kMaxBlocks = 640;
+  static constexpr const char* kLeave = "\033[?25h\033[?1049l";
 
-  std::string tail(int id) const {
-    constexpr std::size_t kLastTokens = 16;
-    const auto found = tokens_.find(id);
-    if (found == tokens_.end()) {
-      return "(its prompt is computed)";
+  // As many as the screen has, or fewer.
+  std::vector<std::string> lines(const Server& server, const StepReport& report, common::TerminalSize size) const {
+    constexpr int kColumnsOfIndex = 8;
+    constexpr int kOtherLines = 4;  // head, queue, batch, legend
+    const KvCacheManager& manager = server.scheduler().manager();
+    const int num_blocks = manager.usage().total / manager.block_size();
+    const int columns = std::clamp((size.columns - kColumnsOfIndex) / 8 * 8, 8, 64);
+    const int room = std::max(size.rows - kOtherLines, 2);
+    const std::vector<std::string> texts = running_lines(server);
+    // The blocks get what they need, if half of the room is left to the texts or they do not need it.
+    const int map_lines = (num_blocks + columns - 1) / columns;
+    const int num_map_lines = std::min(map_lines, std::max(room - static_cast<int>(texts.size()), room / 2));
+    const int num_texts = std::min(static_cast<int>(texts.size()), room - num_map_lines);
+
+    std::vector<std::string> result;
+    result.push_back(common::format("step %lld  %.2f s  %d tokens in this step", static_cast<long long>(report.index),
+                                    report.end, report.num_tokens));
+    std::string queue = common::format("queue  %zu waiting:", server.scheduler().waiting().size());
+    for (const SequenceGroup* group : server.scheduler().waiting()) {
+      queue += common::format(" %d", group->id());
+      if (static_cast<int>(queue.size()) > size.columns) {
+        break;
+      }
     }
-    const std::vector<common::Token>& all = found->second;
+    result.push_back(queue);
+    const int hidden = static_cast<int>(texts.size()) - num_texts;
+    result.push_back(common::format("batch  %zu running", server.scheduler().running().size()) +
+                     (hidden > 0 ? common::format(", %d lines not shown", hidden) : ""));
+    result.insert(result.end(), texts.begin(), texts.begin() + num_texts);
+    std::string legend = "blocks: a request's letter, + of several, c cached, . free";
+    if (num_map_lines < map_lines) {
+      legend += common::format("; %d not shown", num_blocks - num_map_lines * columns);
+    }
+    result.push_back(legend);
+    std::istringstream map(draw_blocks(server, num_map_lines * columns, columns, common::use_color(output_)));
+    for (std::string line; std::getline(map, line);) {
+      result.push_back(line);
+    }
+    return result;
+  }
+
+  // A line for each sample of the running requests: letter, number, the last tokens.
+  std::vector<std::string> running_lines(const Server& server) const {
+    std::vector<std::string> result;
+    for (const SequenceGroup* group : server.scheduler().running()) {
+      const int id = group->id();
+      const std::string letter(1, common::owner_letter(id));
+      const auto first = tokens_.lower_bound({id, 0});
+      if (first == tokens_.end() || first->first.first != id) {
+        result.push_back(letter + common::format("%5d  ", id) +
+                         (group->live().front().tokens.empty() ? "(its prompt is computed)" : "(a search)"));
+      }
+      for (auto entry = first; entry != tokens_.end() && entry->first.first == id; ++entry) {
+        result.push_back(letter + common::format("%5s  ", name_of(id, entry->first.second).c_str()) +
+                         tail(entry->second));
+      }
+    }
+    return result;
+  }
+
+  std::string tail(const std::vector<common::Token>& all) const {
+    constexpr std::size_t kLastTokens = 16;
     return common::quote(tokenizer_.decode(std::span(all).last(std::min(all.size(), kLastTokens))));
   }
 
   const common::Tokenizer& tokenizer_;
   std::ostream& output_;
-  std::map<int, std::vector<common::Token>> tokens_;  // of the running requests' first samples
+  std::function<common::TerminalSize()> size_;
+  std::map<std::pair<int, int>, std::vector<common::Token>> tokens_;  // of the running requests, by request and sample
   double drawn_at_ = 0.0;
 };
 
 }  // namespace
 
-std::unique_ptr<View> make_view(ViewKind kind, const common::Tokenizer& tokenizer, std::ostream& output) {
+std::unique_ptr<View> make_view(ViewKind kind, const common::Tokenizer& tokenizer, std::ostream& output,
+                                std::function<common::TerminalSize()> size) {
   if (kind == ViewKind::kAuto) {
     kind = common::is_terminal(output) ? ViewKind::kLive : ViewKind::kPlain;
   }
   if (kind == ViewKind::kLive) {
-    return std::make_unique<Live>(tokenizer, output);
+    if (!size) {
+      size = [&output] { return common::terminal_size(output); };
+    }
+    return std::make_unique<Live>(tokenizer, output, std::move(size));
   }
   if (kind == ViewKind::kPlain) {
     return std::make_unique<Plain>(tokenizer, output);

@@ -2,11 +2,13 @@
 // one line per step.
 #pragma once
 
+#include <functional>
 #include <iosfwd>
 #include <memory>
 #include <string>
 
 #include "../server.h"
+#include "common/base/platform.h"
 #include "common/model/tokenizer.h"
 
 namespace stage8 {
@@ -20,8 +22,10 @@ class View {
   virtual void on_step(const Server& server, const StepReport& report) = 0;
 };
 
-// kAuto: live if `output` is a terminal, else plain.
-std::unique_ptr<View> make_view(ViewKind kind, const common::Tokenizer& tokenizer, std::ostream& output);
+// kAuto: live if `output` is a terminal, else plain. size: asks for the terminal's, which may change; null: that of
+// `output`.
+std::unique_ptr<View> make_view(ViewKind kind, const common::Tokenizer& tokenizer, std::ostream& output,
+                                std::function<common::TerminalSize()> size = nullptr);
 
 // A batch's arrays, one per line; a '|' stands between sequences.
 std::string format_batch(const RaggedBatch& batch);

@@ -914,7 +914,7 @@ TEST_CASE("presets have as many parameters as the models are said to have", "[ll
   // 5,049,600.
   const std::vector<std::pair<std::string, double>> millions = {
       {"llama-2-7b", 6738.4},   {"llama-2-13b", 13015.9}, {"llama-2-70b", 68976.6}, {"llama-3-8b", 8030.3},
-      {"llama-3.2-1b", 1235.8}, {"smollm2-135m", 134.5},  {"tales-5m", 5.05}};
+      {"llama-3.2-1b", 1235.8}, {"smollm2-135m", 134.5},  {"qwen3-0.6b", 596.04},   {"tales-5m", 5.05}};
   REQUIRE(millions.size() == common::presets().size());
   for (const auto& [name, expected] : millions) {
     const LlamaConfig& config = common::find_preset(name).config;

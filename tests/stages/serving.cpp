@@ -2,6 +2,7 @@
 #include "tests/support/catch.h"
 
 #include <algorithm>
+#include <chrono>
 #include <cmath>
 #include <cstddef>
 #include <functional>
@@ -11,6 +12,7 @@
 #include <sstream>
 #include <stdexcept>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "tests/stages/serving_fixtures.h"
@@ -1028,4 +1030,89 @@ TEST_CASE("serve: every request arrives at its time, and its text ends where the
   CHECK(serving.server.output(1).admission >= 0.0021);
   CHECK(serving.server.output(1).admission < 0.0050);
   CHECK(serving.server.output(2).admission == 5.0);
+}
+
+TEST_CASE("view: the live view fits the terminal, names each request's letter and shows every sample") {
+  for (const auto& [columns, rows] : {std::pair(80, 24), std::pair(40, 12), std::pair(200, 60), std::pair(20, 5)}) {
+    ServingOptions options;
+    options.num_blocks = 300;
+    options.block_size = 8;
+    Serving serving(options, tests::bundled().llama);
+    std::ostringstream output;
+    auto view = stage::make_view(stage::ViewKind::kLive, tests::bundled().tokenizer, output,
+                                 [&, columns = columns, rows = rows] {
+                                   return common::TerminalSize{columns, rows};
+                                 });
+    const std::string before = "\033[?1049h\033[?25l";  // the alternate screen, without a cursor
+    CHECK(output.str() == before);
+    serving.server.on_token([&](int id, int sample, Token token) { view->on_token(id, sample, token); });
+    std::string last;  // frame with requests in it
+    serving.server.on_step([&](const stage::StepReport& report) {
+      output.str("");
+      view->on_step(serving.server, report);
+      last = serving.server.scheduler().running().size() == 20 && !output.str().empty() ? output.str() : last;
+    });
+    for (int i = 0; i < 20; ++i) {
+      GenerationRequest request{tests::greedy_request(i % 2 == 0 ? "Once upon a time" : "The king", 200)};
+      request.num_samples = i == 0 ? 3 : 1;
+      serving.server.submit(request);
+    }
+    const auto begin = std::chrono::steady_clock::now();
+    while (std::chrono::steady_clock::now() - begin < std::chrono::milliseconds(200) && serving.server.step()) {
+    }
+    CAPTURE(columns, rows, last);
+    REQUIRE(last.starts_with("\033[H"));
+    REQUIRE(last.ends_with("\033[K\033[J"));
+    std::vector<std::string> lines;
+    std::istringstream text(last.substr(3, last.size() - 6));
+    for (std::string line; std::getline(text, line);) {
+      lines.push_back(line);
+      const std::size_t erased = line.find("\033[K");
+      REQUIRE(erased != std::string::npos);  // what was there before is erased
+      CHECK(erased <= static_cast<std::size_t>(columns));
+    }
+    CHECK(lines.size() <= static_cast<std::size_t>(std::max(rows, 6)));
+    if (columns == 80) {
+      CHECK(last.find("\nA    0  \"") != std::string::npos);
+      CHECK(last.find("\nA  0.1  \"") != std::string::npos);
+      CHECK(last.find("\nB    1  \"") != std::string::npos);
+      CHECK(last.find("blocks: a request's letter") != std::string::npos);
+      CHECK(last.find("\n   0  ") != std::string::npos);
+    }
+    output.str("");
+    view.reset();
+    CHECK(output.str() == "\033[?25h\033[?1049l");
+  }
+}
+
+TEST_CASE("metrics: a beam search has no time to its first token, and a time per token") {
+  Serving serving(ServingOptions{});
+  stage::Metrics metrics;
+  serving.server.on_step([&](const stage::StepReport& report) { metrics.add(report); });
+  serving.server.submit(beam_request(5, 6, 3));
+  while (serving.server.step()) {
+  }
+  const std::string table = stage::metrics_table(serving.server, metrics);
+  CAPTURE(table);
+  CHECK(table.find("| to the first token             |    - |    - |    - |") != std::string::npos);
+  CHECK(table.find("| from arrival to end, per token |    -") == std::string::npos);
+  CHECK(stage::figures_of(serving.server, metrics).per_token.mean > 0.0);
+  CHECK(stage::metrics_json(serving.server, metrics, "virtual").find("\"seconds_to_first_token\": null") !=
+        std::string::npos);
+}
+
+TEST_CASE("arrivals: the offline workload has 256 requests with lengths from 100 to 1,024") {
+  const std::vector<stage::Arrival> arrivals = stage::offline_arrivals(1);
+  REQUIRE(arrivals.size() == 256);
+  double sum = 0.0;
+  for (const stage::Arrival& arrival : arrivals) {
+    CHECK(arrival.time == 0.0);
+    for (const int length : {arrival.prompt_tokens, arrival.output_tokens}) {
+      CHECK((length >= 100 && length <= 1024));
+      sum += length;
+    }
+  }
+  CHECK(std::abs(sum / 512 - 562.0) < 40.0);  // three standard errors are 35
+  CHECK(stage::offline_arrivals(1)[7].prompt_tokens == arrivals[7].prompt_tokens);
+  CHECK(stage::offline_arrivals(2)[7].prompt_tokens != arrivals[7].prompt_tokens);
 }

@@ -5,14 +5,18 @@ Bad input (a file, a prompt, a request that cannot fit) ends with exit code 1 an
 names the problem. A wrong option ends with CLI11's own exit code, 100 or more, and names the option.
 """
 
+import fcntl
 import json
 import os
 import pathlib
+import pty
 import re
 import signal
+import struct
 import subprocess
 import sys
 import tempfile
+import termios
 import time
 import unittest
 import xml.etree.ElementTree
@@ -578,11 +582,59 @@ class Serving(ProgramTest):
         self.assertEqual((result.returncode, result.stderr), (0, b""))
         self.assertEqual(xml.etree.ElementTree.parse(path).getroot().tag, "{http://www.w3.org/2000/svg}svg")
 
+    def test_the_offline_workload_needs_a_model_with_room_for_it(self):
+        self.assert_bad_input(run("serve", "--workload", "offline"), "2048 tokens", "1024")
+        self.assert_usage_error(run("serve", "--workload", "offline", "--arrivals", "poisson:1"), "--arrivals")
+
     def test_groups_are_served_too(self):
         for option in ("--samples", "--beams"):
             result = run("serve", *self.PROMPTS, option, "3", "--temperature", "0.8")
             self.assertEqual((result.returncode, result.stderr), (0, b""))
             self.assertEqual(len(re.findall(rb"^  0  ", result.stdout, re.MULTILINE)), 3)
+
+
+class Terminal(ProgramTest):
+    def session(self, *arguments, typed, rows=24, columns=80):
+        """What a terminal of that size shows."""
+        main, end = pty.openpty()
+        fcntl.ioctl(end, termios.TIOCSWINSZ, struct.pack("HHHH", rows, columns, 0, 0))
+        environment = {name: value for name, value in os.environ.items() if name != "NO_COLOR"} | {"TERM": "xterm"}
+        process = subprocess.Popen([PROGRAM, *arguments], stdin=end, stdout=end, stderr=end, env=environment)
+        os.close(end)
+        os.write(main, typed)
+        shown = b""
+        while True:
+            try:
+                piece = os.read(main, 65536)
+            except OSError:  # the other end is closed
+                break
+            shown += piece
+            if not piece:
+                break
+        os.close(main)
+        self.assertEqual(process.wait(timeout=TIMEOUT_SECONDS), 0, shown)
+        return shown.decode(errors="replace")
+
+    def test_the_shell_greets_and_prompts(self):
+        if stage_number() < 2:
+            self.skipTest("the stage's commands are others")
+        shown = self.session("demo", "--shell", typed=b"new A 3\nquit\n")
+        self.assertIn("'help' lists the commands", shown)
+        self.assertIn("a digit how", shown)
+        self.assertEqual(len(re.findall(r"^> |> ", shown)), 2, shown)
+        self.assertNotIn("> ", run("demo", "--shell").stdout.decode())
+
+    def test_the_live_view_leaves_no_trace_and_fits(self):
+        if stage_number() < 8:
+            self.skipTest("the stage has no live view")
+        shown = self.session("serve", "--requests", "24", "--block-size", "8", "--device", "cpu", typed=b"")
+        before, _, rest = shown.partition("\x1b[?1049h")
+        frames, _, after = rest.partition("\x1b[?1049l")
+        self.assertNotIn("\x1b[H", before + after)
+        self.assertGreater(frames.count("\x1b[H"), 1)
+        for frame in frames.split("\x1b[H")[1:]:
+            self.assertLessEqual(frame.count("\n"), 23)
+        self.assertIn("output tokens a second", after)
 
 
 class Http(ProgramTest):

@@ -1,0 +1,115 @@
+"""Tests of serve_load.py against a server of its own: python3 -m unittest tests/bench/test_serve_load.py"""
+
+import contextlib
+import http.server
+import io
+import json
+import pathlib
+import statistics
+import sys
+import tempfile
+import threading
+import time
+import unittest
+import xml.etree.ElementTree
+from unittest import mock
+
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent))
+import serve_load
+
+
+class FakeServer(http.server.BaseHTTPRequestHandler):
+    """Writes a token every 5 ms, after 20 ms."""
+
+    bodies = []
+
+    def do_GET(self):
+        self.reply(json.dumps({"data": [{"id": "fake"}]}).encode())
+
+    def do_POST(self):
+        body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        self.bodies.append(body)
+        if body["max_tokens"] == 13:
+            self.send_error(500)
+            return
+        self.send_response(200)
+        self.end_headers()
+        time.sleep(0.02)
+        for number in range(body["max_tokens"]):
+            time.sleep(0.005 if number else 0)
+            self.event({"choices": [{"text": "x"}]})
+        self.event({"choices": [], "usage": {"prompt_tokens": 3, "completion_tokens": body["max_tokens"]}})
+        self.wfile.write(b"data: [DONE]\n\n")
+
+    def event(self, document):
+        self.wfile.write(b"data: " + json.dumps(document).encode() + b"\n\n")
+        self.wfile.flush()
+
+    def reply(self, text):
+        self.send_response(200)
+        self.send_header("Content-Length", str(len(text)))
+        self.end_headers()
+        self.wfile.write(text)
+
+    def log_message(self, *_):
+        pass
+
+
+class ServeLoad(unittest.TestCase):
+    def setUp(self):
+        FakeServer.bodies = []
+        self.server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), FakeServer)
+        threading.Thread(target=self.server.serve_forever, daemon=True).start()
+        self.addCleanup(self.server.server_close)
+        self.addCleanup(self.server.shutdown)
+        self.url = "http://127.0.0.1:%d" % self.server.server_port
+
+    def run_main(self, *arguments):
+        output = io.StringIO()
+        with mock.patch.object(sys, "argv", ["serve_load.py", self.url, *arguments]), \
+                contextlib.redirect_stdout(output), contextlib.redirect_stderr(io.StringIO()):
+            return serve_load.main(), output.getvalue()
+
+    def test_percentiles(self):
+        values = list(range(1, 101))
+        self.assertEqual(serve_load.percentile(values, 0.5), 50)
+        self.assertEqual(serve_load.percentile(values, 0.99), 99)
+        self.assertEqual(serve_load.percentile([7.0], 0.99), 7.0)
+
+    def test_arrivals_have_the_rate_and_lengths_the_shape(self):
+        times = serve_load.poisson_times(20000, 8.0, 1)
+        self.assertAlmostEqual(20000 / times[-1], 8.0, delta=0.2)
+        gaps = [later - earlier for earlier, later in zip(times, times[1:])]
+        self.assertAlmostEqual(statistics.pstdev(gaps), 1 / 8.0, delta=0.005)  # exponential: as large as the mean
+        chat = serve_load.draw_lengths("chat", 20000, 1 << 20, 1)
+        self.assertAlmostEqual(statistics.mean(prompt for prompt, _ in chat), 161, delta=6)
+        self.assertAlmostEqual(statistics.mean(reply for _, reply in chat), 338, delta=12)
+        offline = serve_load.draw_lengths("offline", 256, 0, 1)
+        self.assertTrue(all(100 <= length <= 1024 for pair in offline for length in pair))
+
+    def test_a_sweep_measures_what_the_server_does(self):
+        with tempfile.TemporaryDirectory() as folder:
+            path, picture = pathlib.Path(folder) / "rows.json", pathlib.Path(folder) / "load.svg"
+            code, output = self.run_main("--requests", "12", "--max-length", "20", "--concurrency", "1", "4",
+                                         "--json", str(path), "--svg", str(picture), "--token-prompts")
+            self.assertEqual(code, 0, output)
+            rows = json.loads(path.read_text(encoding="utf-8"))
+            xml.etree.ElementTree.parse(picture)
+        self.assertEqual([row["served"] for row in rows], [12, 12])
+        self.assertGreater(rows[1]["tokens_per_second"], 1.5 * rows[0]["tokens_per_second"])
+        for row in rows:
+            self.assertGreater(row["first_p50"], 0.019)
+            self.assertGreater(row["between_p50"], 0.004)
+            self.assertLess(row["between_p50"], 0.1)
+        self.assertEqual(sum(body["max_tokens"] for body in FakeServer.bodies), 2 * rows[0]["tokens"])
+        self.assertIn("| 4 at once |", output)
+
+    def test_failures_are_counted_and_said(self):
+        with mock.patch.object(serve_load, "draw_lengths", lambda *_: [(3, 13), (3, 2)]):
+            code, output = self.run_main("--rate", "100")
+        self.assertEqual(code, 1)
+        self.assertIn("failed: 500", output)
+
+
+if __name__ == "__main__":
+    unittest.main()
