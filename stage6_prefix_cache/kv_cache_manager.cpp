@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <cstdint>
 #include <limits>
-#include <numeric>
 #include <string>
 #include <utility>
 
@@ -179,15 +178,17 @@ Usage KvCacheManager::usage() const {
   usage.cached = static_cast<int>(prefix_cache_.evictable().size()) * block_size_;
   usage.reserved = usage.total - num_available() * block_size_;
   // All owners of a block agree on how far it is filled: a shared block is never written to.
-  std::vector<int> used(static_cast<std::size_t>(num_blocks_));
+  std::map<int, int> unused;  // slots, by block, of the few that are not full
   for (const auto& [id, sequence] : sequences_) {
-    int length = sequence.length;
-    for (const int block : sequence.block_table) {
-      used[static_cast<std::size_t>(block)] = std::min(length, block_size_);
-      length -= used[static_cast<std::size_t>(block)];
+    for (int i = sequence.length / block_size_; i < static_cast<int>(sequence.block_table.size()); ++i) {
+      const int filled = std::max(0, sequence.length - i * block_size_);
+      unused[sequence.block_table[static_cast<std::size_t>(i)]] = block_size_ - filled;
     }
   }
-  usage.used = std::accumulate(used.begin(), used.end(), 0);
+  usage.used = usage.reserved;
+  for (const auto& [block, count] : unused) {
+    usage.used -= count;
+  }
   return usage;
 }
 

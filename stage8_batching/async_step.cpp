@@ -1,6 +1,8 @@
 #include "async_step.h"
 
+#include <algorithm>
 #include <optional>
+#include <span>
 #include <utility>
 
 #include "common/base/machine.h"
@@ -28,11 +30,19 @@ InFlightStep::InFlightStep(const KvCacheManager& manager, std::vector<ScheduledG
       const SequenceId sequence = tokens.sequences[i];
       batch_.add(manager, sequence, scheduled.group->tokens(sequence, manager.length(sequence), tokens.num_tokens[i]),
                  tokens.with_logits);
+      if (tokens.with_logits && scheduled.group->takes_tokens()) {
+        batch_.draws.push_back(scheduled.group->draw(sequence));
+      }
     }
     if (const std::optional<int> row = scheduled.group->placeholder_row(); row.has_value() && tokens.with_logits) {
       batch_.pending_tokens.push_back({batch_.num_tokens() - 1, *row});
     }
-    is_greedy_ = is_greedy_ && (!tokens.with_logits || scheduled.group->is_greedy());
+    draws_tokens_ = draws_tokens_ && (!tokens.with_logits || scheduled.group->takes_tokens());
+    can_run_ahead_ = can_run_ahead_ && (!tokens.with_logits || scheduled.group->can_run_ahead());
+  }
+  const auto is_greedy = [](const Draw& draw) { return common::is_greedy(draw.options); };
+  if (!draws_tokens_ || std::all_of(batch_.draws.begin(), batch_.draws.end(), is_greedy)) {
+    batch_.draws.clear();
   }
 }
 
@@ -42,21 +52,29 @@ void InFlightStep::enqueue(Engine& engine, const InFlightStep* previous) {
   }
   engine.forward(batch_);
   is_enqueued_ = true;
-  if (is_greedy_ && engine.gpu() != nullptr) {
+  if (draws_tokens_ && engine.gpu() != nullptr) {
     return;
   }
   const double start = common::now_seconds();
   logits_ = split_rows(engine.logits());
   waiting_seconds_ += engine.gpu() != nullptr ? common::now_seconds() - start : 0.0;
-  for (std::size_t i = 0; is_greedy_ && i < logits_.size(); ++i) {
-    tokens_.push_back(common::argmax({logits_[i].data(), static_cast<std::size_t>(logits_[i].cols())}));
+  for (std::size_t i = 0; draws_tokens_ && i < logits_.size(); ++i) {
+    const std::span<const float> row(logits_[i].data(), static_cast<std::size_t>(logits_[i].cols()));
+    tokens_.push_back(batch_.draws.empty() ? common::argmax(row) : draw(row, i));
   }
 }
 
+common::Token InFlightStep::draw(std::span<const float> logits, std::size_t row) const {
+  const Draw& draw = batch_.draws[row];
+  const auto last = static_cast<std::size_t>(batch_.logits_rows[row]);
+  return common::sample(logits, draw.options, batch_.positions[last] + 1, draw.sample_index, draw.used,
+                        {&batch_.tokens[last], 1});
+}
+
 void InFlightStep::collect(Engine& engine, int step_age) {
-  if (is_greedy_ && engine.gpu() != nullptr) {
+  if (draws_tokens_ && engine.gpu() != nullptr) {
     const double start = common::now_seconds();
-    tokens_ = engine.gpu()->argmax_tokens(step_age);
+    tokens_ = engine.gpu()->drawn_tokens(step_age);
     waiting_seconds_ += common::now_seconds() - start;
   }
 }

@@ -7,6 +7,8 @@
 //   host  enqueue 2, wait for 1       |  collect 1, enqueue 3, wait  |  collect 2, enqueue 4, wait  |
 #pragma once
 
+#include <cstddef>
+#include <span>
 #include <vector>
 
 #include "batch.h"
@@ -21,7 +23,7 @@ class InFlightStep {
   InFlightStep(const KvCacheManager& manager, std::vector<ScheduledGroup> groups);
 
   // Starts the forward pass. previous: the step before, if its tokens have not been collected, else null. Waits for a
-  // GPU only if the step is not greedy: then all logits are needed.
+  // GPU only if a group needs logits, not just the tokens that are drawn from them.
   void enqueue(Engine& engine, const InFlightStep* previous);
   // Waits for the tokens. step_age: how many steps have been enqueued since, 0 or 1.
   void collect(Engine& engine, int step_age);
@@ -29,18 +31,24 @@ class InFlightStep {
   const std::vector<ScheduledGroup>& groups() const { return groups_; }
   RaggedBatch& batch() { return batch_; }
   bool is_enqueued() const { return is_enqueued_; }
-  // Whether every group goes on from the largest logit of its row: then tokens() has the results by row, otherwise
-  // logits() has them, [1, vocab_size] each.
-  bool is_greedy() const { return is_greedy_; }
+  // Whether every group goes on from the tokens that are drawn from its rows: then tokens() has the results by row,
+  // otherwise logits() has them, [1, vocab_size] each.
+  bool draws_tokens() const { return draws_tokens_; }
+  // Whether another step can be scheduled before these tokens are known.
+  bool can_run_ahead() const { return can_run_ahead_; }
   const std::vector<common::Token>& tokens() const { return tokens_; }
   const std::vector<common::Matrix>& logits() const { return logits_; }
   double waiting_seconds() const { return waiting_seconds_; }  // for a GPU
 
  private:
+  // On the CPU, from a row of logits.
+  common::Token draw(std::span<const float> logits, std::size_t row) const;
+
   std::vector<ScheduledGroup> groups_;
   RaggedBatch batch_;
   bool is_enqueued_ = false;
-  bool is_greedy_ = true;
+  bool draws_tokens_ = true;
+  bool can_run_ahead_ = true;
   std::vector<common::Matrix> logits_;
   std::vector<common::Token> tokens_;
   double waiting_seconds_ = 0.0;

@@ -12,6 +12,7 @@
 
 #include "attention.h"
 #include "common/base/tensor.h"
+#include "common/math/sampling.h"
 #include "kv_cache_manager.h"
 
 namespace stage8 {
@@ -23,12 +24,20 @@ struct PendingToken {
   int row = 0;
 };
 
+// How the token after a row of logits is drawn.
+struct Draw {
+  common::SamplingOptions options;
+  int sample_index = 0;
+  std::vector<common::Token> used;  // for a repetition penalty: the text up to here, but for the row's own token
+};
+
 struct RaggedBatch {
   std::vector<common::Token> tokens;         // [num_tokens]
   std::vector<PendingToken> pending_tokens;  // those that are not known yet
   std::vector<int> positions;                // [num_tokens], each in its own sequence
   std::vector<int> slot_mapping;             // [num_tokens]; -1: K and V are not stored
   std::vector<int> logits_rows;              // of the tokens whose logits are wanted, ascending
+  std::vector<Draw> draws;                   // by row of logits; empty: the largest logit's token is taken, if any
 
   std::vector<SequenceId> sequences;    // [num_sequences], each at most once
   std::vector<int> query_starts = {0};  // [num_sequences + 1]: where each one's tokens begin

@@ -12,6 +12,8 @@
 namespace stage8 {
 namespace {
 
+constexpr const char* kNoToken = "a logit is NaN or +inf, or all are -inf";
+
 std::span<const float> row(const common::Matrix& logits) {
   return {logits.data(), static_cast<std::size_t>(logits.cols())};
 }
@@ -105,7 +107,7 @@ void SequenceGroup::push_placeholder(int row) {
 }
 
 void SequenceGroup::resolve_placeholder(common::Token token) {
-  COMMON_CHECK(token >= 0, "a logit is NaN, or all are -inf");
+  COMMON_CHECK(token >= 0, kNoToken);
   live_.front().tokens.pop_back();
   placeholder_row_.reset();
 }
@@ -165,6 +167,25 @@ void ParallelSampling::take(std::vector<common::Matrix> logits) {
   for (std::size_t i = 0; i < live_.size(); ++i) {
     const std::size_t sample = sample_of_[i];
     drawn.push_back(common::draw(request_, row(logits[i]), completions_[sample], static_cast<int>(sample)));
+  }
+  accept(drawn);
+}
+
+Draw ParallelSampling::draw(SequenceId sequence) const {
+  std::size_t branch = 0;
+  while (live_[branch].sequence != sequence) {
+    ++branch;
+  }
+  Draw draw{request_.sampling, request_.sample_index + static_cast<int>(sample_of_[branch]), {}};
+  if (request_.sampling.repetition_penalty != 1.0F) {
+    draw.used = tokens(sequence, 0, text_length(live_[branch]) - 1);
+  }
+  return draw;
+}
+
+void ParallelSampling::take_tokens(std::span<const common::Token> drawn) {
+  for (const common::Token token : drawn) {
+    COMMON_CHECK(token >= 0, kNoToken);
   }
   accept(drawn);
 }

@@ -6,6 +6,7 @@
 #include <span>
 #include <vector>
 
+#include "batch.h"
 #include "common/model/generation.h"
 #include "kv_cache_manager.h"
 
@@ -81,10 +82,16 @@ class SequenceGroup {
   // Extends the live branches. logits: [1, vocab_size] for each of them, in order.
   virtual void take(std::vector<common::Matrix> logits) = 0;
 
-  // Whether there is one branch, and its next token is always the one with the largest logit: then no other logit is
-  // needed.
-  virtual bool is_greedy() const { return false; }
-  // Of a greedy group. The next token is being computed, as row `row` of a step: a placeholder stands for it until it
+  // Whether each live branch goes on from a token drawn from its row of logits, of which nothing else is needed.
+  virtual bool takes_tokens() const { return false; }
+  // How that token is drawn.
+  virtual Draw draw(SequenceId) const { return {}; }
+  // Extends the live branches by a token each, in order.
+  virtual void take_tokens(std::span<const common::Token>) {}
+
+  // Whether there is one branch of which that is true: then its next step can be scheduled before its token is known.
+  virtual bool can_run_ahead() const { return false; }
+  // Of such a group. The next token is being computed, as row `row` of a step: a placeholder stands for it until it
   // is known.
   void push_placeholder(int row);
   virtual void resolve_placeholder(common::Token token);
@@ -95,6 +102,7 @@ class SequenceGroup {
   Branch fork(const Branch& branch);
   // Ends the branch's sequence, which frees the blocks that no other branch shares.
   void free(const Branch& branch);
+  int text_length(const Branch& branch) const;
 
   KvCacheManager& manager_;
   SequenceIds& ids_;
@@ -105,7 +113,6 @@ class SequenceGroup {
   // Tokens that the first branch computes before the others are forked from it: all that the branches have in common,
   // but no branch's last token. Of a single branch: all its tokens.
   int common_prefix_length() const;
-  int text_length(const Branch& branch) const;
   bool has_blocks(const Branch& branch) const;
 
   int id_;
@@ -122,7 +129,11 @@ class ParallelSampling : public SequenceGroup {
   int max_sequences() const override { return static_cast<int>(completions_.size()); }
   void take(std::vector<common::Matrix> logits) override;
 
-  bool is_greedy() const override { return completions_.size() == 1 && common::is_greedy(request_); }
+  // Not with the prompt's logits, if several samples are drawn from them, and not if log-probabilities are wanted.
+  bool takes_tokens() const override { return live_.size() == sample_of_.size() && request_.num_logprobs == 0; }
+  Draw draw(SequenceId sequence) const override;
+  void take_tokens(std::span<const common::Token> drawn) override;
+  bool can_run_ahead() const override { return completions_.size() == 1 && takes_tokens(); }
   void resolve_placeholder(common::Token token) override;
 
  private:

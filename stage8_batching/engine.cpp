@@ -93,14 +93,16 @@ std::string Engine::rejection(const common::Request& request) const {
 }
 
 void Engine::forward(const RaggedBatch& batch) {
-  const std::span<const BlockCopy> copies = manager_.pending_copies();
-  if (gpu_) {
-    gpu_->copy_blocks(copies);
-  } else {
-    cache_.copy_blocks(copies);
+  while (!manager_.pending_copies().empty()) {
+    const std::span<const BlockCopy> copies = independent_copies(manager_.pending_copies());
+    if (gpu_) {
+      gpu_->copy_blocks(copies);
+    } else {
+      cache_.copy_blocks(copies);
+    }
+    blocks_copied_ += static_cast<std::int64_t>(copies.size());
+    manager_.clear_pending_copies(copies.size());  // those that follow may overwrite what these have read
   }
-  blocks_copied_ += static_cast<std::int64_t>(copies.size());
-  manager_.clear_pending_copies();
 
   if (gpu_) {
     gpu_->forward(batch);

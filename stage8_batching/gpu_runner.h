@@ -43,9 +43,10 @@ class GpuRunner {
 
   // All logits of the last step's logits_rows: [num_rows, vocab_size]. Waits for the step.
   virtual common::Matrix logits() = 0;
-  // The token with the largest logit of each row; -1 if one is NaN or all are -inf. step_age 0: of the last step; 1: of
-  // the one before it, even if the last one is still running. Waits for that step.
-  virtual std::vector<common::Token> argmax_tokens(int step_age) = 0;
+  // The token that the step's draws say, of each row, or the one with the largest logit; -1 if a logit is NaN or +inf,
+  // or all are -inf. step_age 0: of the last step; 1: of the one before it, even if the last one is still running.
+  // Waits for that step.
+  virtual std::vector<common::Token> drawn_tokens(int step_age) = 0;
 
   // Does in advance what is slow the first time: computes a chunk of max_tokens tokens, and records the steps of up to
   // max_sequences sequences with one token each. Leaves K and V as they are.

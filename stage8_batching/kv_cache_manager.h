@@ -5,6 +5,7 @@
 //   position 9 = 2 * 4 + 1: entry 2 of the table is block 3, row 1 of it is slot 3 * 4 + 1 = 13
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <limits>
 #include <map>
@@ -73,6 +74,10 @@ class KvCacheManager {
   std::span<const BlockCopy> pending_copies() const { return pending_copies_; }
   // To be called once all of them have been carried out.
   void clear_pending_copies() { pending_copies_.clear(); }
+  // The same for the first `count` of them.
+  void clear_pending_copies(std::size_t count) {
+    pending_copies_.erase(pending_copies_.begin(), pending_copies_.begin() + static_cast<std::ptrdiff_t>(count));
+  }
 
   // The slot mapping of positions first … first + count - 1, which must be reserved: [count].
   std::vector<int> slots(SequenceId sequence, int first, int count) const;

@@ -161,7 +161,7 @@ int run(int argc, char** argv) {
     common::BenchTarget target{start, append, engine->cache().shape().bytes_per_slot()};
     if (GpuRunner* const gpu = engine->gpu()) {
       target.decode = [&](common::Token token) {
-        return engine->compute(0, {&token, 1}) ? std::optional(engine->gpu()->argmax_tokens(0).front()) : std::nullopt;
+        return engine->compute(0, {&token, 1}) ? std::optional(engine->gpu()->drawn_tokens(0).front()) : std::nullopt;
       };
       target.weight_bytes_per_token = gpu->weight_bytes_per_token();
       target.read_bandwidth = gpu->read_bandwidth();

@@ -4,6 +4,7 @@
 #include <cmath>
 #include <exception>
 #include <numeric>
+#include <span>
 #include <utility>
 
 #include "common/base/check.h"
@@ -222,27 +223,40 @@ void Server::compute(std::vector<ScheduledGroup> groups) {
   for (const ScheduledGroup& scheduled : step.groups()) {
     if (goes_on(scheduled.id)) {
       scheduled.group->on_computed();
-      if (step.is_greedy() && scheduled.num_rows() > 0) {
+      if (step.draws_tokens() && scheduled.num_rows() > 0 && scheduled.group->can_run_ahead()) {
         scheduled.group->push_placeholder(row);
       }
     }
     row += scheduled.num_rows();
   }
-  const bool runs_ahead = step.is_greedy() && options_.run_ahead.value_or(engine_.gpu() != nullptr);
+  const bool runs_ahead = step.can_run_ahead() && options_.run_ahead.value_or(engine_.gpu() != nullptr);
   in_flight_ = std::move(step);
   if (!runs_ahead) {
     collect(0);
   }
 }
 
-// Collects the step in flight, if there is one, and lets its requests go on. Returns its tokens if it is greedy.
+// Collects the step in flight, if there is one, and lets its requests go on. Returns its tokens if it draws any.
 std::vector<common::Token> Server::collect(int step_age) {
   if (!in_flight_.has_value()) {
     return {};
   }
   InFlightStep step = std::move(*in_flight_);
   in_flight_.reset();
-  step.collect(engine_, step_age);
+  try {
+    step.collect(engine_, step_age);
+  } catch (const std::exception&) {
+    try {
+      step.collect(engine_, step_age);  // waiting changes nothing, so that it can be repeated
+    } catch (const std::exception& error) {
+      for (const ScheduledGroup& scheduled : step.groups()) {
+        if (!state(scheduled.id).output.finished) {
+          finish(scheduled.id, common::FinishReason::kFailed, error.what());
+        }
+      }
+      return std::vector<common::Token>(step.batch().logits_rows.size());  // of requests that have ended
+    }
+  }
   report_.waiting_seconds += step.waiting_seconds();
   int row = 0;
   for (const ScheduledGroup& scheduled : step.groups()) {
@@ -263,8 +277,14 @@ void Server::deliver(const InFlightStep& step, const ScheduledGroup& scheduled, 
   if (state(scheduled.id).stop.has_value() || scheduled.num_rows() == 0) {
     return;
   }
-  if (step.is_greedy()) {
-    scheduled.group->resolve_placeholder(step.tokens()[static_cast<std::size_t>(row)]);
+  if (step.draws_tokens()) {
+    const auto drawn =
+        std::span(step.tokens()).subspan(static_cast<std::size_t>(row), static_cast<std::size_t>(scheduled.num_rows()));
+    if (scheduled.group->placeholder_row().has_value()) {
+      scheduled.group->resolve_placeholder(drawn.front());
+    } else {
+      scheduled.group->take_tokens(drawn);
+    }
   } else {
     const auto first = step.logits().begin() + row;
     scheduled.group->take({first, first + scheduled.num_rows()});

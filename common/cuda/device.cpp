@@ -2,6 +2,8 @@
 
 namespace common {
 
+DeviceCallHook device_call_hook = nullptr;  // NOLINT(cppcoreguidelines-avoid-non-const-global-variables)
+
 void cuda_failed(cudaError_t error, const char* call, const char* file, int line) {
   const std::string message = std::string(file) + ":" + std::to_string(line) + ": " + call + ": " +
                               cudaGetErrorString(error) + " (" + cudaGetErrorName(error) + ")";
@@ -91,16 +93,12 @@ Graph::Graph(const Stream& stream, const std::function<void()>& enqueue) {
   CUDA_CHECK(cudaStreamBeginCapture(stream.get(), cudaStreamCaptureModeThreadLocal));
   try {
     enqueue();
-  } catch (...) {
-    // The stream must leave capture mode.
-    (void)cudaStreamEndCapture(stream.get(), &graph_);
-    discard();
-    throw;
-  }
-  try {
     CUDA_CHECK(cudaStreamEndCapture(stream.get(), &graph_));
     CUDA_CHECK(cudaGraphInstantiate(&executable_, graph_, 0));
   } catch (...) {
+    if (graph_ == nullptr) {
+      (void)cudaStreamEndCapture(stream.get(), &graph_);  // the stream must leave capture mode
+    }
     discard();
     throw;
   }

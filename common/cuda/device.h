@@ -29,6 +29,10 @@ class OutOfDeviceMemory : public CudaError {
   using CudaError::CudaError;
 };
 
+// For tests: called before each call that is checked, with its text. If it throws, the call has failed: it is not made.
+using DeviceCallHook = void (*)(const char* call);
+extern DeviceCallHook device_call_hook;
+
 [[noreturn]] void cuda_failed(cudaError_t error, const char* call, const char* file, int line);
 
 // Whether there is a GPU of compute capability 8.0 or newer, on which this build's kernels can run. Determined once.
@@ -142,6 +146,9 @@ class Graph {
 // Throws CudaError naming the call, file and line.
 #define CUDA_CHECK(call)                                                  \
   do {                                                                    \
+    if (::common::device_call_hook != nullptr) {                          \
+      ::common::device_call_hook(#call);                                  \
+    }                                                                     \
     const cudaError_t cuda_check_error = (call);                          \
     if (cuda_check_error != cudaSuccess) {                                \
       ::common::cuda_failed(cuda_check_error, #call, __FILE__, __LINE__); \

@@ -5,6 +5,7 @@
 #include <algorithm>
 
 #include "common/cuda/launch.h"
+#include "common/cuda/ranked.cuh"
 #include "common/cuda/scalars.cuh"
 
 namespace common {
@@ -134,14 +135,6 @@ __global__ void __launch_bounds__(kThreads)
     *reinterpret_cast<Pair<Scalar>*>(output + i) = make_pair<Scalar>(gated(to_float(values[0]), to_float(values[1])),
                                                                      gated(to_float(values[2]), to_float(values[3])));
   }
-}
-
-// A logit, not NaN, and its index as one number that is larger for a larger logit and, on a tie, for a lower index.
-// (~0ULL stands for NaN.)
-__device__ __forceinline__ unsigned long long ranked(float logit, unsigned index) {
-  unsigned bits = __float_as_uint(logit + 0.0F);  // -0 equals 0
-  bits = bits >> 31 != 0 ? ~bits : bits | 0x80000000U;
-  return static_cast<unsigned long long>(bits) << 32 | ~index;
 }
 
 struct Best {

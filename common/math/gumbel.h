@@ -44,14 +44,23 @@ COMMON_HOST_DEVICE inline std::uint32_t noise_bits(std::uint64_t key, int token)
   return static_cast<std::uint32_t>(splitmix64(key, static_cast<std::uint64_t>(token)) >> 32U);
 }
 
+// a * b + c, rounded once.
+COMMON_HOST_DEVICE inline float fused(float a, float b, float c) {
+#ifdef __CUDA_ARCH__
+  return __fmaf_rn(a, b, c);
+#else
+  return std::fma(a, b, c);
+#endif
+}
+
 // log((1 + s) / (1 - s)) = 2 (s + s^3 / 3 + s^5 / 5 + …), for |s| up to 0.172: the terms left out are below 2^-34.
 COMMON_HOST_DEVICE inline float log_of_ratio(float s) {
   const float square = s * s;
-  float sum = std::fma(square, 1.0F / 11.0F, 1.0F / 9.0F);
-  sum = std::fma(square, sum, 1.0F / 7.0F);
-  sum = std::fma(square, sum, 1.0F / 5.0F);
-  sum = std::fma(square, sum, 1.0F / 3.0F);
-  return std::fma(2.0F * s * square, sum, 2.0F * s);
+  float sum = fused(square, 1.0F / 11.0F, 1.0F / 9.0F);
+  sum = fused(square, sum, 1.0F / 7.0F);
+  sum = fused(square, sum, 1.0F / 5.0F);
+  sum = fused(square, sum, 1.0F / 3.0F);
+  return fused(2.0F * s * square, sum, 2.0F * s);
 }
 
 // The natural logarithm of a positive number, subnormal ones excluded: x = 2^exponent * m with m from sqrt(1/2) to
@@ -64,7 +73,7 @@ COMMON_HOST_DEVICE inline float same_log(float x) {
   bits -= exponent * (1 << 23);
   float m = 0.0F;
   std::memcpy(&m, &bits, sizeof(m));
-  return std::fma(static_cast<float>(exponent), 0.693147181F, log_of_ratio((m - 1.0F) / (m + 1.0F)));
+  return fused(static_cast<float>(exponent), 0.693147181F, log_of_ratio((m - 1.0F) / (m + 1.0F)));
 }
 
 // -log(-log(1 - v)) for v = (bits + 1/2) / 2^32: between -3.14 and 22.88. Neither v nor 1 - v is rounded where it is
@@ -87,24 +96,31 @@ COMMON_HOST_DEVICE inline float score_of(float logit, float max_logit, float tem
   return (logit - max_logit) / temperature;
 }
 
-// How far a score is below 0, in units of 2^-26, rounded down: tokens are ranked by this number, and then by id. From
-// 64 on, at a probability of e^-64, all are level.
+// How far a score is below 0, in units of 2^-25, rounded down: tokens are ranked by this number, and then by id. From
+// 32 on all are level: such a token cannot win, as noise differs by 26.1 at most.
+constexpr std::uint32_t kMaxDepth = (1U << 30U) - 1;
 COMMON_HOST_DEVICE inline std::uint32_t depth_of(float score) {
-  const float depth = -score * 0x1.0p26F;
-  return depth < 0x1.0p32F ? static_cast<std::uint32_t>(depth) : 0xFFFFFFFFU;
+  const float depth = -score * 0x1.0p25F;
+  return depth < 0x1.0p30F ? static_cast<std::uint32_t>(depth) : kMaxDepth;
 }
 
-// A number proportional to a token's probability: e^-(depth / 2^26), in units of 2^-40. Integers: whatever the order in
-// which a GPU's threads add them, the sum is the same.
-COMMON_HOST_DEVICE inline std::uint64_t weight_of(std::uint32_t depth) {
-  constexpr std::uint64_t kLog2E = 0xB8AA3B29U;                  // in units of 2^-31
-  const std::uint64_t halvings = std::uint64_t{depth} * kLog2E;  // in units of 2^-57
-  const auto whole = static_cast<unsigned>(halvings >> 57U);
+// For top-p, tokens within 1/1024 of each other count as equally likely (to 0.05 %): their probabilities add up to a
+// product, and a GPU has only to count them.
+constexpr unsigned kClassBits = 15;  // the upper half of a depth's bits
+constexpr std::uint32_t kNumClasses = 1U << kClassBits;
+COMMON_HOST_DEVICE inline std::uint32_t class_of(std::uint32_t depth) { return depth >> kClassBits; }
+
+// A number proportional to the probability of a token of this class: e^-((index + 1/2) / 1024), in units of 2^-40.
+// Integers: in whatever order a GPU's threads add them, the sum is the same.
+COMMON_HOST_DEVICE inline std::uint64_t weight_of_class(std::uint32_t index) {
+  constexpr std::uint64_t kLog2E = 0xB8AA3B29U;                            // in units of 2^-31
+  const std::uint64_t halvings = (2 * std::uint64_t{index} + 1) * kLog2E;  // in units of 2^-42
+  const auto whole = static_cast<unsigned>(halvings >> 42U);
   if (whole > 40) {
     return 0;
   }
   // 2^-f = 2^-(1/2) e^x with x = (1/2 - f) log(2), |x| < 0.347, and e^x by its series, in units of 2^-30.
-  const auto fraction = static_cast<std::int64_t>((halvings >> 25U) & 0xFFFFFFFFU);                      // 2^-32
+  const auto fraction = static_cast<std::int64_t>((halvings >> 10U) & 0xFFFFFFFFU);                      // 2^-32
   const auto x = static_cast<std::int32_t>((((std::int64_t{1} << 31U) - fraction) * 744261118) >> 32U);  // log(2) 2^30
   const auto next_term = [x](std::int32_t sum, std::int32_t coefficient) {
     return coefficient + static_cast<std::int32_t>((std::int64_t{sum} * x) >> 30U);
@@ -124,12 +140,12 @@ COMMON_HOST_DEVICE inline std::uint64_t weight_of(std::uint32_t depth) {
 
 // The sum of weights that top-p asks for: at least 1, so that a token is kept even if top_p is 0.
 COMMON_HOST_DEVICE inline std::uint64_t top_p_target(float top_p, std::uint64_t total) {
-  const double share = std::ceil(static_cast<double>(top_p) * static_cast<double>(total));
-  const double most = static_cast<double>(total);
-  if (!(share < most)) {
+  const double share = static_cast<double>(top_p) * static_cast<double>(total);
+  if (!(share < static_cast<double>(total))) {
     return total;
   }
-  return share < 1.0 ? 1 : static_cast<std::uint64_t>(share);
+  const auto whole = static_cast<std::uint64_t>(share);
+  return whole == 0 || static_cast<double>(whole) < share ? whole + 1 : whole;
 }
 
 // What a logit becomes if its token is in the prompt or the reply already (Keskar et al., arXiv 1909.05858, section

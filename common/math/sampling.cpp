@@ -52,33 +52,31 @@ struct Candidate {
   friend auto operator<=>(const Candidate&, const Candidate&) = default;
 };
 
-// The fewest of the most likely candidates whose weights reach the target. Sums them in classes of depth, and sorts
-// only the class in which the target lies.
+// The fewest of the most likely candidates whose weights reach the target. Counts them by class, and sorts only the
+// class in which the target lies.
 void keep_top_p(std::vector<Candidate>& candidates, float top_p) {
-  constexpr unsigned kClassBits = 21;
-  std::vector<std::uint64_t> weights(std::size_t{1} << (32U - kClassBits));
-  std::uint64_t total = 0;
+  std::vector<std::uint32_t> counts(kNumClasses);
   for (const Candidate& candidate : candidates) {
-    const std::uint64_t weight = weight_of(candidate.depth);
-    weights[candidate.depth >> kClassBits] += weight;
-    total += weight;
+    ++counts[class_of(candidate.depth)];
+  }
+  std::uint64_t total = 0;
+  for (std::uint32_t index = 0; index < kNumClasses; ++index) {
+    total += counts[index] > 0 ? counts[index] * weight_of_class(index) : 0;
   }
   std::uint64_t missing = top_p_target(top_p, total);
   std::uint32_t last_class = 0;
-  while (weights[last_class] < missing) {
-    missing -= weights[last_class++];
+  while (counts[last_class] * weight_of_class(last_class) < missing) {
+    missing -= counts[last_class] * weight_of_class(last_class);
+    ++last_class;
   }
-  const auto class_of = [](const Candidate& candidate) { return candidate.depth >> kClassBits; };
-  const auto middle = std::partition(candidates.begin(), candidates.end(),
-                                     [&](const Candidate& candidate) { return class_of(candidate) < last_class; });
+  const std::uint64_t weight = weight_of_class(last_class);
+  const auto middle = std::partition(candidates.begin(), candidates.end(), [&](const Candidate& candidate) {
+    return class_of(candidate.depth) < last_class;
+  });
   const auto end = std::partition(middle, candidates.end(),
-                                  [&](const Candidate& candidate) { return class_of(candidate) == last_class; });
+                                  [&](const Candidate& candidate) { return class_of(candidate.depth) == last_class; });
   std::sort(middle, end);
-  auto kept = middle;
-  for (std::uint64_t mass = 0; mass < missing; ++kept) {
-    mass += weight_of(kept->depth);
-  }
-  candidates.erase(kept, candidates.end());
+  candidates.erase(middle + static_cast<std::ptrdiff_t>((missing + weight - 1) / weight), candidates.end());
 }
 
 // The tokens that min-p, top-k and then top-p keep, in any order.

@@ -16,6 +16,7 @@
 #include "common/cuda/device.h"
 #include "common/cuda/llama.h"
 #include "common/cuda/pinned.h"
+#include "common/cuda/sampling.h"
 #include "common/cuda/timing.h"
 #include "host_pages.h"
 #include "kernels.h"
@@ -77,7 +78,8 @@ struct CudaRunner::Impl {
         buffers{{{chunk_size, max_sequences, max_blocks}, {chunk_size, max_sequences, max_blocks}}},
         decode_workspace(decode_workspace_bytes(shape, batch(buffers[0].inputs(), 0, max_sequences))),
         ragged_workspace(ragged_workspace_bytes(shape, batch(buffers[0].inputs(), 0, max_sequences), chunk_size)),
-        logits(static_cast<std::size_t>(max_sequences) * static_cast<std::size_t>(llama.config().vocab_size)) {
+        logits(static_cast<std::size_t>(max_sequences) * static_cast<std::size_t>(llama.config().vocab_size)),
+        sampler(llama.config().vocab_size, max_sequences) {
     // NaN, in any type, so that reading a slot that was never written shows.
     CUDA_CHECK(cudaMemsetAsync(keys.data(), 0xFF, keys.bytes(), stream.get()));
     if (!shape.is_paired()) {
@@ -144,6 +146,19 @@ struct CudaRunner::Impl {
     }
   }
 
+  // Puts the tokens that are drawn in place of those with the largest logits. Not recorded: what it launches depends on
+  // the options of the requests.
+  void draw(const StepBuffers& own, const StepBuffers& other) {
+    common::Draws draws = own.draws();
+    if (draws.num_rows > 0) {
+      draws.token_rows = own.inputs().logits_rows();
+      draws.tokens = own.inputs().tokens();
+      draws.pending_rows = own.inputs().pending_rows();
+      draws.pending_tokens = other.argmax();
+      sampler.draw(logits.data(), draws, own.argmax(), stream.get());
+    }
+  }
+
   common::Matrix read_back(int layer, std::span<const int> slots, bool want_keys);
 
   PageShape shape;
@@ -163,6 +178,7 @@ struct CudaRunner::Impl {
   common::DeviceMemory decode_workspace;
   common::DeviceMemory ragged_workspace;
   DeviceArray<float> logits;                           // [num_rows, vocab_size]
+  common::CudaSampler sampler;
   std::map<std::pair<int, int>, common::Graph> steps;  // by the buffers they use and the number of sequences
 };
 
@@ -242,6 +258,7 @@ void CudaRunner::forward(const RaggedBatch& step) {
       const int num_chunks = num_sequences - inputs.num_decodes();
       impl_->run(next, inputs.num_tokens(), inputs.num_decodes(), num_chunks, inputs.num_rows());
     }
+    impl_->draw(own, other);
     own.end(impl_->stream);
   } catch (...) {
     own.abandon(impl_->stream);
@@ -270,6 +287,7 @@ void CudaRunner::warm_up(int max_tokens, int max_sequences) {
   chunk.context_lengths = {length};
   chunk.block_tables.assign(static_cast<std::size_t>(num_blocks), 0);
   chunk.table_starts = {0, num_blocks};
+  chunk.draws = {{{.temperature = 1.0F, .top_k = 1, .top_p = 0.5F}, 0, {}}};
   forward(chunk);
   // Then a token each for inactive sequences. Both sets of buffers have recorded steps of their own.
   for (int size = 1; size <= max_size; size = recorded_size(size + 1)) {
@@ -287,7 +305,7 @@ void CudaRunner::warm_up(int max_tokens, int max_sequences) {
       forward(inactive);
     }
   }
-  argmax_tokens(0);
+  drawn_tokens(0);
 }
 
 common::Matrix CudaRunner::logits() {
@@ -300,7 +318,7 @@ common::Matrix CudaRunner::logits() {
   return result;
 }
 
-std::vector<common::Token> CudaRunner::argmax_tokens(int step_age) {
+std::vector<common::Token> CudaRunner::drawn_tokens(int step_age) {
   COMMON_CHECK(step_age == 0 || step_age == 1, "what the last two steps have drawn is kept");
   return impl_->buffers[static_cast<std::size_t>((impl_->last + step_age) % 2)].argmax_on_host();
 }

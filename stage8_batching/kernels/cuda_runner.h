@@ -26,7 +26,7 @@ class CudaRunner : public GpuRunner {
   void copy_blocks(std::span<const BlockCopy> copies) override;
   void forward(const RaggedBatch& step) override;
   common::Matrix logits() override;
-  std::vector<common::Token> argmax_tokens(int step_age) override;
+  std::vector<common::Token> drawn_tokens(int step_age) override;
   void warm_up(int max_tokens, int max_sequences) override;
   int num_recorded_steps() const override;
   common::Matrix keys(int layer, std::span<const int> slots) override;

@@ -8,6 +8,7 @@
 #include "../gpu_runner.h"
 #include "common/cuda/device.h"
 #include "common/cuda/pinned.h"
+#include "draw_inputs.h"
 #include "step_inputs.h"
 
 namespace stage8 {
@@ -19,6 +20,7 @@ class StepBuffers {
  public:
   StepBuffers(int max_tokens, int max_sequences, int max_blocks)
       : inputs_(max_tokens, max_sequences, max_blocks),
+        draws_(max_sequences),
         argmax_(static_cast<std::size_t>(max_sequences)),
         on_host_(argmax_.size()) {}
 
@@ -29,6 +31,7 @@ class StepBuffers {
     uses_own_stream_ = !other.computed_.is_done();
     const common::Stream& path = uses_own_stream_ ? copies_ : stream;
     inputs_.upload(step, block_size, padded_sequences, path);
+    draws_.upload(step, path);
     if (uses_own_stream_) {
       uploaded_.record(copies_);
       stream.wait(uploaded_);
@@ -55,7 +58,8 @@ class StepBuffers {
   }
 
   const StepInputs& inputs() const { return inputs_; }
-  int* argmax() const { return argmax_.data(); }  // device, [num_rows]
+  const common::Draws& draws() const { return draws_.draws(); }
+  int* argmax() const { return argmax_.data(); }  // device, [num_rows]; in the end, the tokens that are drawn
   // The same on the host. Waits.
   std::vector<common::Token> argmax_on_host() const {
     finished_.wait();
@@ -69,6 +73,7 @@ class StepBuffers {
   common::Event computed_;
   common::Event finished_;
   StepInputs inputs_;
+  DrawInputs draws_;
   common::DeviceArray<int> argmax_;
   common::PinnedArray<int> on_host_;
 };

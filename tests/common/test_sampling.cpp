@@ -392,21 +392,18 @@ TEST_CASE("sample: the repetition penalty makes used tokens less likely, each on
 }
 
 TEST_CASE("scores: weights are powers of e, to 7 digits and the last unit, and ranks are exact") {
-  Random random(8);
-  std::uint32_t before = 0;
-  for (int i = 0; i < 100000; ++i) {
-    const auto depth = static_cast<std::uint32_t>(random.next() >> 32U) >> (random.next() % 8);
-    const double exact = std::exp(-static_cast<double>(depth) * 0x1.0p-26) * 0x1.0p40;
-    const auto weight = static_cast<double>(common::weight_of(depth));
+  for (std::uint32_t index = 0; index < common::kNumClasses; ++index) {
+    const double exact = std::exp(-(index + 0.5) / 1024.0) * 0x1.0p40;
+    const auto weight = static_cast<double>(common::weight_of_class(index));
     REQUIRE(std::abs(weight - exact) <= 1.0 + 1e-7 * exact);
-    before = depth;
   }
-  CHECK(before > 0);
-  CHECK(common::weight_of(0xFFFFFFFFU) == 0);
-  CHECK(common::depth_of(-kInfinity) == 0xFFFFFFFFU);
-  CHECK(common::depth_of(-64.0F) == 0xFFFFFFFFU);
+  CHECK(common::weight_of_class(common::kNumClasses - 1) == 0);
+  CHECK(common::depth_of(-kInfinity) == common::kMaxDepth);
+  CHECK(common::depth_of(-32.0F) == common::kMaxDepth);
   CHECK(common::depth_of(-0.0F) == 0);
-  CHECK(common::depth_of(-1.0F) == 1U << 26U);
+  CHECK(common::depth_of(-1.0F) == 1U << 25U);
+  CHECK(common::class_of(common::depth_of(-1.0F)) == 1024);
+  CHECK(common::class_of(common::kMaxDepth) == common::kNumClasses - 1);
   CHECK(common::top_p_target(0.0F, 7) == 1);
   CHECK(common::top_p_target(0.5F, 7) == 4);
   CHECK(common::top_p_target(1.0F, 7) == 7);

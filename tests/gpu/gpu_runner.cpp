@@ -117,7 +117,7 @@ TEST_CASE("GPU: sequences that share a step get what they get alone") {
       }
       together.forward(make_step(tokens, {}, positions, slots, starts, contexts, tables, table_starts, rows));
       const Matrix logits = together.logits();
-      const std::vector<Token> drawn = together.argmax_tokens(0);
+      const std::vector<Token> drawn = together.drawn_tokens(0);
       REQUIRE(logits.rows() == static_cast<Eigen::Index>(expected.size()));
       // Other products, in another order: as between GPU and CPU. In float8, a K or V that falls on the other side of
       // the middle between two numbers is off by an eighth, and about one in twenty does: a bfloat16's last place is
@@ -163,7 +163,7 @@ TEST_CASE("GPU: a step takes up the tokens of the one before, which the host has
                              std::vector<int>{0, 2, 4}, std::vector<int>{8, 13}));
     for (int step = 0; step < 6; ++step) {
       if (!ahead) {
-        answers.push_back(runner.argmax_tokens(0));
+        answers.push_back(runner.drawn_tokens(0));
       }
       const bool turned = step % 2 == 0;
       const std::vector<int> at = turned ? std::vector{5 + step, 9 + step} : std::vector{9 + step, 5 + step};
@@ -175,10 +175,10 @@ TEST_CASE("GPU: a step takes up the tokens of the one before, which the host has
                                std::vector<int>{at[0] + 1, at[1] + 1}, turned ? other_tables : tables,
                                std::vector<int>{0, 2, 4}, std::vector<int>{0, 1}));
       if (ahead) {
-        answers.push_back(runner.argmax_tokens(1));
+        answers.push_back(runner.drawn_tokens(1));
       }
     }
-    answers.push_back(runner.argmax_tokens(0));
+    answers.push_back(runner.drawn_tokens(0));
   }
   CHECK(found[0] == found[1]);
   CHECK(found[0].front() != found[0].back());
@@ -201,7 +201,7 @@ TEST_CASE("GPU: a step that can't be computed leaves the one before as it was") 
                              std::vector{first + count}, table, std::vector{0, 1}, std::vector{count - 1}));
   };
   forward(0, 9);
-  const std::vector<Token> drawn = runner.argmax_tokens(0);
+  const std::vector<Token> drawn = runner.drawn_tokens(0);
   const std::vector<int> slots = {0};
   // One token more than a step may have, and a table that is longer than the cache.
   const std::vector<Token> many = some_tokens(17, 1);
@@ -217,7 +217,7 @@ TEST_CASE("GPU: a step that can't be computed leaves the one before as it was") 
   CHECK_THROWS_AS(runner.forward(make_step(std::span(tokens).first(1), {}, slots, slots, std::vector{0, 1},
                                            std::vector{17}, table, std::vector{0, 1}, std::vector{0})),
                   common::CheckError);
-  CHECK(runner.argmax_tokens(0) == drawn);
+  CHECK(runner.drawn_tokens(0) == drawn);
   forward(9, 7);
   stage::CudaRunner other(bundled().llama, shape_of(4), stage::Precision::kFloat32, 16, 8);
   other.forward(make_step(tokens, {}, positions, positions, std::vector{0, 16}, std::vector{16}, table,
@@ -257,7 +257,7 @@ TEST_CASE("GPU: a step has at most the sequences that were announced, and the lo
   };
   CHECK_NOTHROW(runner.forward(step(2)));
   CHECK_THROWS_AS(runner.forward(step(3)), common::CheckError);
-  CHECK(runner.argmax_tokens(0).size() == 2);
+  CHECK(runner.drawn_tokens(0).size() == 2);
 }
 
 TEST_CASE("GPU: after warming up no step is recorded, however long the contexts grow") {

@@ -47,7 +47,134 @@ std::vector<std::vector<common::Completion>> lone_texts(const std::vector<Genera
   return texts;
 }
 
+// A fault at one of the calls that the runner makes. 0: none.
+int calls_until_fault = 0;
+
+void count_call(const char* call) {
+  if (calls_until_fault > 0 && --calls_until_fault == 0) {
+    throw common::CudaError(std::string("a fault in ") + call);
+  }
+}
+
+// Serves them all; one of the device calls fails. Returns what is wrong in the end, and sets `is_over` if there were
+// fewer calls.
+std::string serve_with_fault(stage::Engine& engine, const std::vector<GenerationRequest>& tasks,
+                             const std::vector<std::vector<common::Completion>>& expected, int fault, bool& is_over) {
+  stage::VirtualClock clock;
+  stage::SchedulerOptions scheduler;
+  scheduler.headroom = 0;
+  scheduler.preemption = Preemption::kSwap;
+  scheduler.token_budget = 20;
+  stage::Server server(engine, scheduler, clock);
+  for (const GenerationRequest& task : tasks) {
+    server.submit(task);
+  }
+  calls_until_fault = fault;
+  while (server.step()) {
+  }
+  is_over = calls_until_fault > 0;
+  calls_until_fault = 0;
+  int num_failed = 0;
+  for (std::size_t i = 0; i < tasks.size(); ++i) {
+    const stage::RequestOutput& output = server.output(static_cast<int>(i));
+    const bool has_failed = output.finish_reason == common::FinishReason::kFailed;
+    num_failed += has_failed ? 1 : 0;
+    if (std::string problem = compare_output(output, expected[i], has_failed); !problem.empty()) {
+      return "request " + std::to_string(i) + ": " + problem + " " + output.error;
+    }
+  }
+  if (num_failed > (is_over ? 0 : 1)) {
+    return std::to_string(num_failed) + " requests have failed";
+  }
+  if (engine.manager().usage().reserved != 0 || engine.manager().num_free_host_blocks() != 50) {
+    return "blocks are lost";
+  }
+  engine.manager().reset_prefix_cache();
+  return "";
+}
+
 }  // namespace
+
+TEST_CASE("GPU: the k-th device call fails, for every k of a run: the other texts are those of lone runs") {
+  if (!common::has_cuda_device()) {
+    SKIP_TEST("there is no GPU");
+  }
+  std::vector<GenerationRequest> tasks = workload_tasks();
+  tasks.resize(5);
+  for (std::size_t i = 0; i < tasks.size(); ++i) {
+    tasks[i].request.max_new_tokens = 6;
+    tasks[i].request.sampling.temperature = i == 0 ? 0.0F : 0.9F;
+    tasks[i].request.sampling.seed = i;
+  }
+  tasks[2].num_samples = 3;
+  tasks[3].request.sampling.top_p = 0.9F;
+  tasks[4].request.sampling.repetition_penalty = 1.2F;
+  const std::vector<std::vector<common::Completion>> expected = lone_texts(tasks);
+  std::size_t longest = 0;
+  for (const GenerationRequest& task : tasks) {
+    longest = std::max(longest, task.request.prompt.size());
+  }
+  stage::EngineOptions options = gpu_options(static_cast<int>(longest) + 48, 200);
+  options.block_size = 4;
+  options.chunk_size = 20;
+  // Recorded steps are replayed from the second run on; then every call of a run fails once.
+  stage::Engine engine(bundled().llama, options);
+  common::device_call_hook = count_call;
+  bool is_over = false;
+  int k = 0;
+  CHECK(serve_with_fault(engine, tasks, expected, 1 << 30, is_over) == kNoProblem);
+  for (is_over = false; !is_over;) {
+    ++k;
+    CAPTURE(k);
+    CHECK(serve_with_fault(engine, tasks, expected, k, is_over) == kNoProblem);
+  }
+  CHECK(k > 100);
+  CHECK(k < 5000);
+  // While steps are recorded: of the first calls of an engine, one in eleven.
+  for (int first = 1; first < 400; first += 11) {
+    CAPTURE(first);
+    stage::Engine fresh(bundled().llama, options);
+    CHECK(serve_with_fault(fresh, tasks, expected, first, is_over) == kNoProblem);
+    CHECK(serve_with_fault(fresh, tasks, expected, 1 << 30, is_over) == kNoProblem);
+  }
+  common::device_call_hook = nullptr;
+}
+
+TEST_CASE("GPU: sampled texts are the CPU's, whatever the filter, and do not depend on neighbours or running ahead") {
+  if (!common::has_cuda_device()) {
+    SKIP_TEST("there is no GPU");
+  }
+  std::vector<GenerationRequest> tasks = workload_tasks();
+  for (std::size_t i = 0; i < tasks.size(); ++i) {
+    common::SamplingOptions& sampling = tasks[i].request.sampling;
+    sampling.temperature = i % 4 == 0 ? 0.0F : 0.9F;
+    sampling.seed = i;
+    sampling.top_k = i % 3 == 1 ? 40 : 0;
+    sampling.top_p = i % 3 == 2 ? 0.9F : 1.0F;
+    sampling.min_p = i % 5 == 3 ? 0.05F : 0.0F;
+    sampling.repetition_penalty = i % 5 == 4 ? 1.2F : 1.0F;
+    tasks[i].num_samples = i == 6 ? 3 : 1;
+  }
+  const std::vector<std::vector<common::Completion>> expected = lone_texts(tasks);
+  for (const int num_slots : {640, 4096}) {
+    for (const bool run_ahead : {true, false}) {
+      stage::Engine engine(bundled().llama, gpu_options(num_slots, 400));
+      stage::RealClock clock;
+      stage::Server server(engine, {.preemption = Preemption::kSwap, .run_ahead = run_ahead}, clock);
+      for (const GenerationRequest& task : tasks) {
+        server.submit(task);
+      }
+      while (server.step()) {
+      }
+      CAPTURE(num_slots, run_ahead);
+      for (std::size_t i = 0; i < tasks.size(); ++i) {
+        CAPTURE(i);
+        CHECK(compare_output(server.output(static_cast<int>(i)), expected[i]) == kNoProblem);
+      }
+      CHECK(engine.manager().usage().reserved == 0);
+    }
+  }
+}
 
 TEST_CASE("GPU: the texts are those of lone runs, for every budget and preemption (stage 8, invariants 6 and 7)") {
   if (!common::has_cuda_device()) {

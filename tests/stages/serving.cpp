@@ -266,8 +266,43 @@ TEST_CASE("texts stay the same when steps are scheduled ahead of the last tokens
   CHECK(num_preempted > 10);
 }
 
+TEST_CASE("sampled texts do not depend on neighbours, preemption or running ahead (stage 8, invariants 7 and 8)") {
+  std::vector<GenerationRequest> tasks;
+  for (int i = 0; i < 6; ++i) {
+    tasks.push_back(sampled_request(5 + i, 7 + 2 * i, i == 3 ? 3 : 1, i));
+    common::SamplingOptions& sampling = tasks.back().request.sampling;
+    sampling.top_k = i == 1 ? 20 : 0;
+    sampling.top_p = i == 2 ? 0.9F : 1.0F;
+    sampling.min_p = i == 4 ? 0.05F : 0.0F;
+    sampling.repetition_penalty = i >= 4 ? 1.5F : 1.0F;
+  }
+  tasks[0].request.stop_tokens = {served_alone(tasks[0]).front().tokens[4]};
+  tasks.push_back({make_request(4, 9, 8)});
+  int num_preempted = 0;
+  for (const int num_blocks : {14, 64}) {
+    for (const Preemption preemption : {Preemption::kRecompute, Preemption::kSwap}) {
+      for (const int budget : {3, 64}) {
+        for (const bool run_ahead : {false, true}) {
+          ServingOptions options;
+          options.num_blocks = num_blocks;
+          options.num_host_blocks = 30;
+          options.scheduler.preemption = preemption;
+          options.scheduler.token_budget = budget;
+          options.scheduler.run_ahead = run_ahead;
+          Serving serving(options);
+          CAPTURE(num_blocks, static_cast<int>(preemption), budget, run_ahead);
+          CHECK(serve(serving, tasks) == kNoProblem);
+          num_preempted += preemptions(serving, preemption == Preemption::kSwap);
+        }
+      }
+    }
+  }
+  CHECK(num_preempted > 4);
+}
+
 TEST_CASE("a step's tokens are handed out once the next step is enqueued, if the server runs ahead") {
-  for (const bool run_ahead : {false, true}) {
+  for (const auto& [temperature, run_ahead] :
+       {std::pair{0.0F, false}, std::pair{0.0F, true}, std::pair{1.0F, false}, std::pair{1.0F, true}}) {
     ServingOptions options;
     options.scheduler.run_ahead = run_ahead;
     Serving serving(options);
@@ -275,7 +310,9 @@ TEST_CASE("a step's tokens are handed out once the next step is enqueued, if the
     std::vector<int> passes_at_token;
     serving.server.on_pass([&](const stage::RaggedBatch&) { passes += 1; });
     serving.server.on_token([&](int, int, Token) { passes_at_token.push_back(passes); });
-    CHECK(serve(serving, {{make_request(5, 4, 1)}}) == kNoProblem);
+    GenerationRequest task{make_request(5, 4, 1)};
+    task.request.sampling.temperature = temperature;
+    CHECK(serve(serving, {task}) == kNoProblem);
     CHECK(passes == 4);
     CHECK(passes_at_token == (run_ahead ? std::vector{2, 3, 4, 4} : std::vector{1, 2, 3, 4}));
   }

@@ -1,0 +1,14 @@
+// Numbers by which the largest float is found, with its place.
+#pragma once
+
+namespace common {
+
+// A float, not NaN, and its index as one number that is larger for a larger float and, on a tie, for a lower index.
+// (~0ULL stands for NaN.)
+__device__ __forceinline__ unsigned long long ranked(float value, unsigned index) {
+  unsigned bits = __float_as_uint(value + 0.0F);  // -0 equals 0
+  bits = bits >> 31 != 0 ? ~bits : bits | 0x80000000U;
+  return static_cast<unsigned long long>(bits) << 32 | ~index;
+}
+
+}  // namespace common
