@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <string>
 
+#include "cache_size.h"
 #include "common/base/check.h"
 #include "common/base/text.h"
 
@@ -26,14 +27,26 @@ KvCacheShape cache_shape(const common::LlamaConfig& config, const EngineOptions&
   return shape;
 }
 
+// The shape with the number of blocks that the memory has room for, if none is given.
+KvCacheShape sized(KvCacheShape shape, const EngineOptions& options, GpuRunner* gpu) {
+  if (options.num_slots == 0) {
+    shape.num_blocks = gpu != nullptr ? gpu->num_blocks() : cpu_num_blocks(shape, options.min_slots);
+  }
+  return shape;
+}
+
 }  // namespace
 
 Engine::Engine(const common::Llama& model, const EngineOptions& options)
     : model_(model),
       options_(options),
-      cache_(cache_shape(model.config(), options)),
-      manager_(cache_.shape().num_blocks, cache_.shape().block_size, hash_block, cache_.shape().num_host_blocks),
-      gpu_(make_gpu_runner(model, cache_.shape(), options.gpu, options.chunk_size, options.max_sequences)) {
+      gpu_(make_gpu_runner(model, cache_shape(model.config(), options), options.gpu, options.chunk_size,
+                           options.max_sequences, gpu_cache_size(model.config(), options))),
+      cache_(sized(cache_shape(model.config(), options), options, gpu_.get()), gpu_ == nullptr),
+      manager_(cache_.shape().num_blocks, cache_.shape().block_size, hash_block, cache_.shape().num_host_blocks) {
+  if (options_.num_slots == 0) {
+    options_.num_slots = cache_.shape().num_slots();
+  }
   COMMON_CHECK(options.chunk_size > 0, "a chunk has at least one token");
   COMMON_CHECK(options.max_sequences > 0, "a forward pass has at least one sequence");
 }
@@ -62,6 +75,11 @@ bool Engine::compute(SequenceId sequence, std::span<const common::Token> tokens)
   return true;
 }
 
+int Engine::context_length() const {
+  const int models = model_.config().context_length;
+  return options_.context_length > 0 ? std::min(options_.context_length, models) : models;
+}
+
 std::vector<common::Counter> Engine::counters() const {
   const PrefixStatistics& prefix = manager_.prefix_cache().statistics();
   return {{"forward_passes", static_cast<double>(forward_passes_)},
@@ -84,10 +102,15 @@ std::string Engine::rejection(const common::Request& request) const {
   if (request.max_new_tokens < 1) {
     return "no new tokens are requested";
   }
-  if (length > model_.config().context_length) {
-    return common::format("a prompt of %lld tokens and %d new ones are more than the model's context of %d",
-                          static_cast<long long>(prompt_length), request.max_new_tokens,
-                          model_.config().context_length);
+  if (length > context_length()) {
+    const bool is_models = context_length() == model_.config().context_length;
+    std::string reason = common::format("a prompt of %lld tokens and %d new ones are more than the %s of %d",
+                                        static_cast<long long>(prompt_length), request.max_new_tokens,
+                                        is_models ? "model's context" : "--context-length", context_length());
+    if (prompt_length < context_length()) {
+      reason += common::format("; %lld new ones fit", static_cast<long long>(context_length() - prompt_length));
+    }
+    return reason;
   }
   return "";
 }

@@ -22,8 +22,14 @@
 namespace stage8 {
 
 struct EngineOptions {
-  // The cache's size, in tokens.
+  // The cache's size, in tokens. 0: what fits, see cache_size.h.
   int num_slots = 4096;
+  // What fits: on a GPU this share of the memory that weights and workspaces leave free; on a CPU min_slots, if they
+  // are not more than half of the free memory.
+  double memory_fraction = 0.9;
+  int min_slots = 4096;
+  // Max tokens of a prompt and its reply together; 0: as many as the model can have.
+  int context_length = 0;
   // Max tokens in one forward pass: bounds the memory of the activations, however long the prompt is.
   int chunk_size = 256;
   // Max sequences in one forward pass: bounds the memory of the logits.
@@ -70,6 +76,8 @@ class Engine {
 
   const common::Llama& model() const { return model_; }
   const EngineOptions& options() const { return options_; }
+  // Max tokens of a prompt and its reply together.
+  int context_length() const;
   KvCacheManager& manager() { return manager_; }
   SequenceIds& sequence_ids() { return sequence_ids_; }  // for all that use the manager
   KvCache& cache() { return cache_; }
@@ -81,10 +89,10 @@ class Engine {
  private:
   const common::Llama& model_;
   EngineOptions options_;
-  KvCache cache_;
+  std::unique_ptr<GpuRunner> gpu_;
+  KvCache cache_;  // on a GPU without floats
   KvCacheManager manager_;
   SequenceIds sequence_ids_;
-  std::unique_ptr<GpuRunner> gpu_;
   std::function<void(int layer)> on_layer_;
   common::Matrix hidden_;  // of the last batch's logits_rows, computed on the CPU: [num_rows, hidden_size]
   std::int64_t forward_passes_ = 0;

@@ -44,7 +44,8 @@ std::string obstacle([[maybe_unused]] const common::LlamaConfig& config, [[maybe
 
 std::unique_ptr<GpuRunner> make_gpu_runner(const common::Llama& model, const KvCacheShape& shape,
                                            const GpuOptions& options, [[maybe_unused]] int chunk_size,
-                                           [[maybe_unused]] int max_sequences) {
+                                           [[maybe_unused]] int max_sequences,
+                                           [[maybe_unused]] const GpuCacheSize& size) {
   const bool is_exact = options.precision == Precision::kFloat32 && options.kv_cache == KvCacheType::kAuto;
   if (options.device == Device::kCpu && is_exact) {
     return nullptr;
@@ -54,7 +55,8 @@ std::unique_ptr<GpuRunner> make_gpu_runner(const common::Llama& model, const KvC
 #ifdef COURSE_CUDA
     tell(common::device_limits().name + (options.precision == Precision::kFloat32 ? " in float32" : " in bfloat16") +
          (options.kv_cache == KvCacheType::kFloat8 ? ", K and V in float8" : ""));
-    return std::make_unique<CudaRunner>(model, shape, options.precision, chunk_size, max_sequences, options.kv_cache);
+    return std::make_unique<CudaRunner>(model, shape, options.precision, chunk_size, max_sequences, options.kv_cache,
+                                        size);
 #endif
   }
   if (options.device != Device::kAuto || !is_exact) {

@@ -30,6 +30,12 @@ struct GpuOptions {
   KvCacheType kv_cache = KvCacheType::kAuto;
 };
 
+// For a runner that is to find out itself how many blocks there is room for.
+struct GpuCacheSize {
+  double memory_fraction = 0.0;  // of what weights and workspaces leave free
+  std::int64_t max_slots = 0;
+};
+
 class GpuRunner {
  public:
   virtual ~GpuRunner() = default;
@@ -58,6 +64,7 @@ class GpuRunner {
   virtual common::Matrix keys(int layer, std::span<const int> slots) = 0;
   virtual common::Matrix values(int layer, std::span<const int> slots) = 0;
 
+  virtual int num_blocks() const = 0;  // in the cache
   virtual std::int64_t weight_bytes_per_token() const = 0;
   virtual double read_bandwidth() = 0;  // of the GPU's memory, measured: bytes per second
 };
@@ -65,8 +72,9 @@ class GpuRunner {
 // Returns null if all is to be computed on the CPU: by request or, with kAuto and a note on stderr, if there is no GPU
 // or its kernels do not support the shape. Throws InputError if the options can't be met, or if the GPU's memory is too
 // small, or the host's for the blocks that are swapped out. chunk_size: max tokens in one forward pass. max_sequences:
-// max sequences in it.
+// max sequences in it. size: if the shape has no blocks.
 std::unique_ptr<GpuRunner> make_gpu_runner(const common::Llama& model, const KvCacheShape& shape,
-                                           const GpuOptions& options, int chunk_size, int max_sequences);
+                                           const GpuOptions& options, int chunk_size, int max_sequences,
+                                           const GpuCacheSize& size = {});
 
 }  // namespace

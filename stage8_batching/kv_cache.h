@@ -32,7 +32,8 @@ struct KvCacheShape {
 
 class KvCache {
  public:
-  explicit KvCache(const KvCacheShape& shape);
+  // has_floats: false if only the shape is of interest, as a GPU stores the floats.
+  explicit KvCache(const KvCacheShape& shape, bool has_floats = true);
 
   const KvCacheShape& shape() const { return shape_; }
 

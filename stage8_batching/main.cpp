@@ -4,6 +4,7 @@
 #include <optional>
 #include <sstream>
 
+#include "cache_size.h"
 #include "common/app/block_map.h"
 #include "common/app/cli.h"
 #include "common/app/shell.h"
@@ -100,7 +101,14 @@ void demo(int num_slots, bool shell_only, int block_size) {
 }
 
 void add_engine_options(common::Command& command, EngineOptions& options, bool has_budget = false) {
-  command.option("--slots", options.num_slots, {1, 1 << 24}, "size of the cache, in tokens");
+  const std::string default_size = options.num_slots == 0 ? " (default: what is needed or, to serve, what fits)" : "";
+  command.option("--slots", options.num_slots, {1, 1 << 24}, "size of the cache, in tokens" + default_size);
+  if (options.num_slots == 0) {
+    command.option("--memory-fraction", options.memory_fraction, {0.01, 1.0},
+                   "what fits: this share of what the GPU has free beside the model");
+  }
+  command.option("--context-length", options.context_length, {1, 1 << 24},
+                 "max tokens of a prompt and its reply together (default: the model's)");
   if (!has_budget) {
     command.option("--chunk", options.chunk_size, {1, 1 << 16}, "max prompt tokens in one forward pass");
   }
@@ -138,9 +146,16 @@ common::AttentionTarget attention_target(const common::AttentionShape& shape) {
 
 int run(int argc, char** argv) {
   common::Program program(STAGE_NAME, kIdea);
-  EngineOptions options;
+  EngineOptions options{.num_slots = 0};
   const auto generate = [&](const common::Session& session, const common::OnToken& on_token) {
-    Engine engine(session.model, options);
+    EngineOptions sized = options;
+    if (sized.num_slots == 0) {
+      sized.num_slots = sized.min_slots;
+      for (const common::Request& request : session.requests) {
+        sized.num_slots = std::max(sized.num_slots, max_slots_of(request, 1, options.block_size));
+      }
+    }
+    Engine engine(session.model, sized);
     RealClock clock;
     Server server(engine, {.token_budget = options.chunk_size}, clock);
     std::vector<common::Completion> completions = server.run(session.requests, on_token);
@@ -150,7 +165,9 @@ int run(int argc, char** argv) {
 
   std::optional<Engine> engine;
   const auto bench_target = [&](const common::Session& session) {
-    KvCacheManager& manager = engine.emplace(session.model, options).manager();
+    EngineOptions sized = options;
+    sized.min_slots = std::max(sized.min_slots, session.bench_tokens);
+    KvCacheManager& manager = engine.emplace(session.model, sized).manager();
     const auto start = [&](int max_length) {
       if (manager.contains(0)) {
         manager.free(0);

@@ -7,6 +7,7 @@
 #include <span>
 #include <utility>
 
+#include "cache_size.h"
 #include "common/base/check.h"
 #include "common/base/machine.h"
 #include "common/base/text.h"
@@ -178,16 +179,14 @@ std::string Server::rejection(const GenerationRequest& request) const {
     return common::format("%d sequences at once, and a step has room for 1 to %d", num_sequences,
                           scheduler_.max_group_size());
   }
-  // It must fit when it is alone and its sequences share nothing but the prompt's full blocks: then it can always be
-  // served once all later arrivals are preempted. The last token of a text is never stored.
+  // It must fit when it is alone: then it can always be served once all later arrivals are preempted.
   const int block_size = engine_.manager().block_size();
-  const auto prompt_length = static_cast<int>(request.request.prompt.size());
-  const int length = prompt_length + request.request.max_new_tokens - 1;
-  const int shared = prompt_length / block_size;
-  const std::int64_t needed = shared + std::int64_t{num_sequences} * (blocks_needed(length, block_size) - shared);
-  if (const int total = engine_.manager().usage().total / block_size; needed > total) {
-    return common::format("the request needs up to %lld blocks, and the whole cache has %d (%d slots)",
-                          static_cast<long long>(needed), total, total * block_size);
+  const int slots = max_slots_of(request.request, num_sequences, block_size);
+  if (const int total = engine_.manager().usage().total / block_size; slots / block_size > total) {
+    return common::format(
+        "the request needs up to %d blocks, and the whole cache has %d (%d slots): --slots %d would do, or fewer new "
+        "tokens or sequences",
+        slots / block_size, total, total * block_size, slots);
   }
   return "";
 }

@@ -408,6 +408,7 @@ void Program::bench(const std::function<BenchTarget(const Session&)>& target,
     throw InputError(format("%d + %d tokens are more than the model's context of %d", options.prompt_tokens,
                             options.new_tokens, context));
   }
+  session.bench_tokens = options.prompt_tokens + options.new_tokens;
   print_speed(session.model, target(session), options.prompt_tokens, options.new_tokens, load_seconds);
 }
 

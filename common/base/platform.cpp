@@ -112,6 +112,22 @@ std::int64_t peak_resident_bytes() {
 #endif
 }
 
+std::int64_t available_memory_bytes() {
+#ifdef __linux__
+  std::ifstream file("/proc/meminfo");
+  std::string name;
+  std::int64_t kibibytes = 0;
+  std::string unit;
+  while (file >> name >> kibibytes) {
+    if (name == "MemAvailable:") {
+      return kibibytes * 1024;
+    }
+    std::getline(file, unit);
+  }
+#endif
+  return 0;
+}
+
 void advise_huge_pages([[maybe_unused]] void* data, [[maybe_unused]] std::size_t bytes) {
 #ifdef MADV_HUGEPAGE
   (void)::madvise(data, bytes, MADV_HUGEPAGE);

@@ -36,6 +36,9 @@ void write_on_interrupt(const char* text);
 // The peak resident memory of this process, in bytes; 0 where the system does not report it.
 std::int64_t peak_resident_bytes();
 
+// The memory that programs can still take, in bytes; 0 where the system does not report it.
+std::int64_t available_memory_bytes();
+
 // Requests pages of 2 MiB, which cause fewer TLB misses. `data` must be aligned to 2 MiB. The system may ignore it.
 void advise_huge_pages(void* data, std::size_t bytes);
 

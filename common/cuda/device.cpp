@@ -2,7 +2,7 @@
 
 namespace common {
 
-DeviceCallHook device_call_hook = nullptr;  // NOLINT(cppcoreguidelines-avoid-non-const-global-variables)
+DeviceCallHook device_call_hook = nullptr;
 
 void cuda_failed(cudaError_t error, const char* call, const char* file, int line) {
   const std::string message = std::string(file) + ":" + std::to_string(line) + ": " + call + ": " +

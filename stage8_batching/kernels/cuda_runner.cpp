@@ -5,12 +5,14 @@
 #include <bit>
 #include <cstddef>
 #include <cstdint>
+#include <limits>
 #include <map>
 #include <set>
 #include <string>
 #include <utility>
 #include <vector>
 
+#include "../cache_size.h"
 #include "common/base/check.h"
 #include "common/base/text.h"
 #include "common/cuda/device.h"
@@ -30,7 +32,7 @@ using common::DeviceArray;
 
 PageShape page_shape(const KvCacheShape& shape, Precision precision, KvCacheType kv_cache) {
   const ScalarType type = precision == Precision::kFloat32 ? ScalarType::kFloat32 : ScalarType::kBFloat16;
-  return {.num_blocks = shape.num_blocks,
+  return {.num_blocks = std::max(shape.num_blocks, 1),  // if it is not known yet
           .num_kv_heads = shape.num_kv_heads,
           .block_size = shape.block_size,
           .head_dim = shape.head_dim,
@@ -63,28 +65,54 @@ int recorded_size(int num_sequences) {
 
 struct CudaRunner::Impl {
   Impl(const common::Llama& llama, const KvCacheShape& cache_shape, Precision precision, int chunk_size,
-       int sequences_announced, KvCacheType kv_cache)
+       int sequences_announced, KvCacheType kv_cache, const GpuCacheSize& size)
       : shape(page_shape(cache_shape, precision, kv_cache)),
         num_layers(cache_shape.num_layers),
-        layer_bytes(static_cast<std::size_t>(shape.elements()) * static_cast<std::size_t>(bytes_of(shape.type))),
         model(device_model(llama, precision, chunk_size)),
-        keys(layer_bytes * static_cast<std::size_t>(num_layers)),
-        values(shape.is_paired() ? 0 : layer_bytes * static_cast<std::size_t>(num_layers)),
-        host(shape, num_layers, cache_shape.num_host_blocks),
         max_tokens(chunk_size),
         max_sequences(std::min(chunk_size, recorded_size(sequences_announced))),
-        max_blocks(std::min(cache_shape.num_blocks,
+        max_blocks(std::min(cache_shape.num_blocks > 0 ? cache_shape.num_blocks : std::numeric_limits<int>::max(),
                             (llama.config().context_length + shape.block_size - 1) / shape.block_size)),
         buffers{{{chunk_size, max_sequences, max_blocks}, {chunk_size, max_sequences, max_blocks}}},
         decode_workspace(decode_workspace_bytes(shape, batch(buffers[0].inputs(), 0, max_sequences))),
         ragged_workspace(ragged_workspace_bytes(shape, batch(buffers[0].inputs(), 0, max_sequences), chunk_size)),
         logits(static_cast<std::size_t>(max_sequences) * static_cast<std::size_t>(llama.config().vocab_size)),
-        sampler(llama.config().vocab_size, max_sequences) {
+        sampler(llama.config().vocab_size, max_sequences),
+        layer_bytes(size_pages(cache_shape, size)),
+        keys(layer_bytes * static_cast<std::size_t>(num_layers)),
+        values(shape.is_paired() ? 0 : layer_bytes * static_cast<std::size_t>(num_layers)),
+        host(shape, num_layers, cache_shape.num_host_blocks) {
     // NaN, in any type, so that reading a slot that was never written shows.
     CUDA_CHECK(cudaMemsetAsync(keys.data(), 0xFF, keys.bytes(), stream.get()));
     if (!shape.is_paired()) {
       CUDA_CHECK(cudaMemsetAsync(values.data(), 0xFF, values.bytes(), stream.get()));
     }
+  }
+
+  // The bytes of a layer's K, or V. If the number of blocks is not given, chooses it by what the device has free.
+  std::size_t size_pages(KvCacheShape chosen, const GpuCacheSize& size) {
+    if (chosen.num_blocks == 0) {
+      std::size_t free_bytes = 0;
+      std::size_t total_bytes = 0;
+      CUDA_CHECK(cudaMemGetInfo(&free_bytes, &total_bytes));
+      const std::int64_t block_bytes = chosen.bytes_per_slot() * chosen.block_size;
+      const auto room = static_cast<std::int64_t>(size.memory_fraction * static_cast<double>(free_bytes)) / block_bytes;
+      // Slot numbers are ints.
+      const std::int64_t most = std::min<std::int64_t>((size.max_slots + chosen.block_size - 1) / chosen.block_size,
+                                                       std::numeric_limits<int>::max() / chosen.block_size);
+      if (room < 1) {
+        throw common::InputError("beside the model the GPU has " +
+                                 common::format_bytes(static_cast<std::int64_t>(free_bytes)) +
+                                 " free, of which --memory-fraction leaves no block of K and V");
+      }
+      chosen.num_blocks = static_cast<int>(std::min(room, most));
+      tell_cache_size(chosen, room > most ? "all that the sequences of a step can fill"
+                                          : common::format("%g of the ", size.memory_fraction) +
+                                                common::format_bytes(static_cast<std::int64_t>(free_bytes)) +
+                                                " that the GPU has free beside the model");
+    }
+    shape.num_blocks = chosen.num_blocks;
+    return static_cast<std::size_t>(shape.elements()) * static_cast<std::size_t>(bytes_of(shape.type));
   }
 
   // `count` of the step's sequences, from the `first` one on.
@@ -163,13 +191,9 @@ struct CudaRunner::Impl {
 
   PageShape shape;
   int num_layers;
-  std::size_t layer_bytes;
   common::Stream stream;
   common::CudaLlama model;
-  common::DeviceMemory keys;    // [num_layers, num_blocks, num_kv_heads, block_size, head_dim]
-  common::DeviceMemory values;  // likewise
 
-  HostPages host;                      // blocks from num_blocks on
   int max_tokens;                      // of a step
   int max_sequences;                   // of a step, inactive ones included
   int max_blocks;                      // of a sequence
@@ -177,8 +201,15 @@ struct CudaRunner::Impl {
   int last = 0;                        // which of them the last enqueued step has
   common::DeviceMemory decode_workspace;
   common::DeviceMemory ragged_workspace;
-  DeviceArray<float> logits;                           // [num_rows, vocab_size]
+  DeviceArray<float> logits;  // [num_rows, vocab_size]
   common::CudaSampler sampler;
+
+  // Last, as their size may depend on what the others leave free.
+  std::size_t layer_bytes;
+  common::DeviceMemory keys;    // [num_layers, num_blocks, num_kv_heads, block_size, head_dim]
+  common::DeviceMemory values;  // likewise
+  HostPages host;               // blocks from num_blocks on
+
   std::map<std::pair<int, int>, common::Graph> steps;  // by the buffers they use and the number of sequences
 };
 
@@ -189,9 +220,9 @@ std::string CudaRunner::unsupported(const common::LlamaConfig& config, const KvC
 }
 
 CudaRunner::CudaRunner(const common::Llama& model, const KvCacheShape& shape, Precision precision, int chunk_size,
-                       int max_sequences, KvCacheType kv_cache) {
+                       int max_sequences, KvCacheType kv_cache, const GpuCacheSize& size) {
   try {
-    impl_ = std::make_unique<Impl>(model, shape, precision, chunk_size, max_sequences, kv_cache);
+    impl_ = std::make_unique<Impl>(model, shape, precision, chunk_size, max_sequences, kv_cache, size);
   } catch (const common::OutOfPinnedMemory&) {
     throw common::InputError("the host has no room for " +
                              common::format_bytes(shape.bytes_per_slot() * shape.block_size * shape.num_host_blocks) +
@@ -330,6 +361,8 @@ common::Matrix CudaRunner::values(int layer, std::span<const int> slots) {
 }
 
 int CudaRunner::num_recorded_steps() const { return static_cast<int>(impl_->steps.size()); }
+
+int CudaRunner::num_blocks() const { return static_cast<int>(impl_->shape.num_blocks); }
 
 std::int64_t CudaRunner::weight_bytes_per_token() const { return impl_->model.weight_bytes_per_token(); }
 

@@ -18,9 +18,10 @@ class CudaRunner : public GpuRunner {
                                  KvCacheType kv_cache = KvCacheType::kAuto);
 
   // Takes the device's memory for weights and K/V. chunk_size: the largest number of tokens in one forward pass.
-  // Throws InputError if the memory is too small. max_sequences: the largest number of sequences, likewise.
+  // Throws InputError if the memory is too small. max_sequences: the largest number of sequences, likewise. size: how
+  // many blocks there are, if the shape does not say it.
   CudaRunner(const common::Llama& model, const KvCacheShape& shape, Precision precision, int chunk_size,
-             int max_sequences, KvCacheType kv_cache = KvCacheType::kAuto);
+             int max_sequences, KvCacheType kv_cache = KvCacheType::kAuto, const GpuCacheSize& size = {});
   ~CudaRunner() override;
 
   void copy_blocks(std::span<const BlockCopy> copies) override;
@@ -31,6 +32,7 @@ class CudaRunner : public GpuRunner {
   int num_recorded_steps() const override;
   common::Matrix keys(int layer, std::span<const int> slots) override;
   common::Matrix values(int layer, std::span<const int> slots) override;
+  int num_blocks() const override;
   std::int64_t weight_bytes_per_token() const override;
   double read_bandwidth() override;
 

@@ -192,7 +192,7 @@ void EngineThread::make_engine() {
   setup_.emplace(model_, options_.engine, options_.scheduler, false);
   Server& server = *setup_->server;
   const Usage usage = server.scheduler().manager().usage();
-  max_context_ = std::min(model_.config().context_length, usage.total);
+  max_context_ = std::min(setup_->engine->context_length(), usage.total);
   server.on_token([this](int id, int sample, common::Token token) {
     const Owner& owner = owners_.at(id);
     num_generated_ += 1;
@@ -214,7 +214,7 @@ void EngineThread::make_engine() {
   });
   {
     const std::lock_guard lock(mutex_);
-    sizes_ = {options_.engine.num_slots, options_.engine.block_size, options_.scheduler.token_budget};
+    sizes_ = {setup_->engine->options().num_slots, options_.engine.block_size, options_.scheduler.token_budget};
   }
   changed();
 }

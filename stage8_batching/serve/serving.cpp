@@ -11,6 +11,7 @@
 #include <utility>
 #include <vector>
 
+#include "../cache_size.h"
 #include "common/app/result_file.h"
 #include "common/app/token_source.h"
 #include "common/base/check.h"
@@ -142,11 +143,21 @@ void run_serve(const common::Session& session, const ServingOptions& options) {
   const common::ResultFile json(options.json_path);
   const ServedModel model(session, options.synthetic);
   if (!options.http.address.empty()) {
-    run_http(session, model.get(), options.engine, options.scheduler, options.http);
+    EngineOptions engine = options.engine;
+    engine.min_slots = std::max(engine.min_slots, model.get().config().context_length);
+    run_http(session, model.get(), engine, options.scheduler, options.http);
     return;
   }
   const std::vector<ArrivingRequest> requests = make_requests(session, model.get().config(), options);
-  const ServerSetup setup(model.get(), options.engine, options.scheduler, options.virtual_clock);
+  EngineOptions engine_options = options.engine;
+  for (const ArrivingRequest& request : requests) {
+    if (request.rejection.empty()) {
+      const int num_sequences = request.request.beam ? request.request.beam->width : request.request.num_samples;
+      engine_options.min_slots = std::max(
+          engine_options.min_slots, max_slots_of(request.request.request, num_sequences, engine_options.block_size));
+    }
+  }
+  const ServerSetup setup(model.get(), engine_options, options.scheduler, options.virtual_clock);
   Server& server = *setup.server;
   const bool json_only = json.is_stdout();
   // Random weights draw tokens that the session's tokenizer does not know.

@@ -31,6 +31,8 @@ TIMEOUT_SECONDS = 300
 
 # What a program says that can use a GPU: whether it does.
 WHERE = re.compile(rb"^note: computing on [^\n]+\n", re.MULTILINE)
+# And how large its cache is, where that is not given.
+SIZE = re.compile(rb"^note: a cache of ([\d,]+) slots, [^\n]+\n", re.MULTILINE)
 
 
 def stage_number():
@@ -42,6 +44,8 @@ def run(*arguments, stdout=subprocess.PIPE):
     result = subprocess.run([PROGRAM, *arguments], stdin=subprocess.DEVNULL, stdout=stdout, stderr=subprocess.PIPE,
                             timeout=TIMEOUT_SECONDS, check=False)
     result.stderr, result.notes = WHERE.subn(b"", result.stderr)
+    result.sizes = [int(size.replace(b",", b"")) for size in SIZE.findall(result.stderr)]
+    result.stderr = SIZE.sub(b"", result.stderr)
     return result
 
 
@@ -212,6 +216,11 @@ class Prompt(ProgramTest):
 class Cache(ProgramTest):
     def test_request_larger_than_the_cache(self):
         self.assert_bad_input(run("generate", "--prompt", "Once upon a time", "--slots", "16"), "16")
+
+    def test_bench_has_room_for_its_text(self):
+        result = run("bench", "--prompt-tokens", "1000", "--new-tokens", "1", "--slots", "64") if stage_number() < 8 else (
+            run("bench", "--prompt-tokens", "1000", "--new-tokens", "1", "--device", "cpu"))
+        self.assertEqual((result.returncode, result.stderr), (0, b""))
 
     def test_prompt_larger_than_the_cache(self):
         self.assert_bad_input(
@@ -535,6 +544,26 @@ class Serving(ProgramTest):
         self.assertEqual((result.returncode, result.stderr), (0, b""))
         for number, text in enumerate(texts):
             self.assertIn(f'  {number}  {json.dumps(text)}'.encode(), result.stdout)
+
+    def test_the_cache_has_room_for_the_longest_request(self):
+        device = ("--device", "cpu", "--virtual-clock", "--view", "quiet")
+        path = self.folder / "trace"
+        path.write_text("0 900 3\n", encoding="utf-8")
+        self.assertEqual(run("serve", *device, "--arrivals", str(path)).sizes, [4096])
+        path.write_text("0 900 100\n0 5 3\n", encoding="utf-8")
+        long = run("serve", *device, "--arrivals", str(path), "--samples", "40")
+        self.assertIn(b"rejected, cancelled, failed          | 0, 0, 0", long.stdout)
+        self.assertEqual(long.sizes, [(900 // 16 + 40 * (999 // 16 + 1 - 900 // 16)) * 16])
+        given = run("serve", *device, "--arrivals", str(path), "--slots", "512")
+        self.assertEqual(given.sizes, [])
+        self.assertIn(b"--slots 1008 would do", given.stdout)
+
+    def test_a_context_length_bounds_requests(self):
+        result = run("serve", *self.PROMPTS, "--view", "quiet", "--context-length", "8")
+        self.assertIn(b"more than the --context-length of 8; 2 new ones fit", result.stdout)
+        for option, value in (("--context-length", "0"), ("--memory-fraction", "0"), ("--memory-fraction", "1.5"),
+                              ("--memory-fraction", "nan")):
+            self.assert_usage_error(run("serve", *self.PROMPTS, option, value), option)
 
     def test_the_arrays_of_a_step(self):
         result = run("serve", *self.PROMPTS, "--device", "cpu", "--budget", "8", "--block-size", "4", "--show-batch", "1")
