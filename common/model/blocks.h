@@ -14,6 +14,8 @@
 #include <cstdint>
 #include <cstring>
 #include <string>
+#include <type_traits>
+#include <utility>
 
 #include "common/base/check.h"
 #include "common/math/lanes.h"
@@ -214,6 +216,16 @@ struct IQ4_NL {  // scale, nibbles that choose one of 16 values: scale * value
 // What the weights of 16 groups are multiplied with, or what is added to them.
 using GroupScales = Packet;
 
+// Calls use(0), use(1), …, each with its own constant, so that shifts by it cost one instruction.
+template <int kCount, typename Use>
+void unrolled(const Use& use) {
+  [&]<int... kIndex>(std::integer_sequence<int, kIndex...>) { (use(std::integral_constant<int, kIndex>()), ...); }
+  (std::make_integer_sequence<int, kCount>());
+}
+
+// Moves bits up by `by`, or down if that is negative.
+inline void move_bits(const Integers& bits, int by, Integers& out) { out = by >= 0 ? bits << by : bits >> -by; }
+
 // 16 groups of 16: a byte each, its low nibble the group's scale and its high one the minimum; then 64 bytes of two
 // bits a weight; then scale and minimum of the block: scale * group_scale * q - minimum * group_minimum. Of a half's 32
 // bytes, bits 0 and 1 are weights 0 … 31, bits 2 and 3 weights 32 … 63, and so on.
@@ -253,39 +265,46 @@ struct Q3_K {
 
   template <typename Use>
   static void unpack(const std::uint8_t* block, const Use& use) {
-    std::array<std::uint8_t, 16> six_bits{};
-    for (int group = 0; group < 16; ++group) {
-      six_bits[static_cast<std::size_t>(group)] = static_cast<std::uint8_t>(group_scale(block + 96, group));
-    }
-    Integers group_scales;
-    load_uint8(six_bits.data(), group_scales);
     GroupScales scales;
-    scale_lanes(group_scales - 32, half_at(block + 108), scales);
-    for (int pair = 0; pair < 8; ++pair) {
-      const std::uint8_t* const data = block + 32 + pair / 4 * 32;
-      const auto group = [&](int second, Packet& out) {
-        Integers bits;
-        Integers third_bits;
-        load_uint8(data + 16 * second, bits);
-        load_uint8(block + 16 * second, third_bits);
-        const Integers q = ((bits >> (pair % 4 * 2)) & 3) | (((third_bits >> pair) & 1) << 2);
-        scale_lanes(q - 4, scales(2 * pair + second), out);
-      };
-      Packet first;
-      Packet second;
-      group(0, first);
-      group(1, second);
-      use(pair, first, second);
-    }
+    unpack_scales(block, scales);
+    std::array<Integers, 2> third_bits;
+    load_uint8(block, third_bits[0]);
+    load_uint8(block + 16, third_bits[1]);
+    unrolled<2>([&](auto half) {
+      std::array<Integers, 2> bits;
+      load_uint8(block + 32 + 32 * half, bits[0]);
+      load_uint8(block + 48 + 32 * half, bits[1]);
+      unrolled<4>([&](auto quarter) {
+        constexpr int kPair = 4 * half + quarter;
+        std::array<Packet, 2> weights;
+        for (std::size_t i = 0; i < 2; ++i) {
+          Integers low;
+          Integers high;
+          move_bits(bits[i], -2 * quarter, low);
+          move_bits(third_bits[i], 2 - kPair, high);
+          scale_lanes(((low & 3) | (high & 4)) - 4, scales(2 * kPair + static_cast<int>(i)), weights[i]);
+        }
+        use(kPair, weights[0], weights[1]);
+      });
+    });
   }
 
  private:
   // The low four bits of scales 0 … 7 are the low nibbles of the first eight bytes, of 8 … 15 the high ones; the high
-  // two bits are in the last four bytes, whose byte i serves the scales i, i + 4, i + 8 and i + 12.
-  static int group_scale(const std::uint8_t* scales, int group) {
-    const int low = (scales[group % 8] >> (group / 8 * 4)) & 0xF;
-    const int high = (scales[8 + group % 4] >> (group / 4 * 2)) & 3;
-    return low | high << 4;
+  // two bits are in the last four bytes, whose byte i serves the scales i, i + 4, i + 8 and i + 12. Four at a time:
+  static void unpack_scales(const std::uint8_t* block, GroupScales& scales) {
+    std::array<std::uint32_t, 3> words{};
+    std::memcpy(words.data(), block + 96, sizeof words);
+    std::array<std::uint32_t, 4> six_bits{};
+    for (std::uint32_t i = 0; i < 4; ++i) {
+      const std::uint32_t low = words[i % 2] >> (i / 2 * 4) & 0x0F0F0F0FU;
+      six_bits[i] = low | (words[2] >> (2 * i) & 0x03030303U) << 4U;
+    }
+    std::array<std::uint8_t, 16> bytes{};
+    std::memcpy(bytes.data(), six_bits.data(), sizeof bytes);
+    Integers group_scales;
+    load_uint8(bytes.data(), group_scales);
+    scale_lanes(group_scales - 32, half_at(block + 108), scales);
   }
 };
 
@@ -384,24 +403,28 @@ struct Q6_K {
     Integers group_scales;
     load_int8(block + 192, group_scales);
     scale_lanes(group_scales, half_at(block + 208), scales);
-    for (int pair = 0; pair < 8; ++pair) {
-      const int quarter = pair % 4;
-      const std::uint8_t* const low_bits = block + pair / 4 * 64 + quarter % 2 * 32;
-      const std::uint8_t* const high_bits = block + 128 + pair / 4 * 32;
-      const auto group = [&](int second, Packet& out) {
-        Integers low;
-        Integers high;
-        load_uint8(low_bits + 16 * second, low);
-        load_uint8(high_bits + 16 * second, high);
-        const Integers q = ((low >> (quarter / 2 * 4)) & 0xF) | (((high >> (quarter * 2)) & 3) << 4);
-        scale_lanes(q - 32, scales(2 * pair + second), out);
-      };
-      Packet first;
-      Packet second;
-      group(0, first);
-      group(1, second);
-      use(pair, first, second);
-    }
+    unrolled<2>([&](auto half) {
+      std::array<Integers, 4> low_bits;
+      std::array<Integers, 2> high_bits;
+      for (std::size_t i = 0; i < 4; ++i) {
+        load_uint8(block + 64 * half + 16 * i, low_bits[i]);
+      }
+      for (std::size_t i = 0; i < 2; ++i) {
+        load_uint8(block + 128 + 32 * half + 16 * i, high_bits[i]);
+      }
+      unrolled<4>([&](auto quarter) {
+        constexpr int kPair = 4 * half + quarter;
+        std::array<Packet, 2> weights;
+        for (std::size_t i = 0; i < 2; ++i) {
+          Integers low;
+          Integers high;
+          move_bits(low_bits[static_cast<std::size_t>(quarter % 2 * 2) + i], quarter < 2 ? 0 : -4, low);
+          move_bits(high_bits[i], 4 - 2 * quarter, high);
+          scale_lanes(((low & 0xF) | (high & 0x30)) - 32, scales(2 * kPair + static_cast<int>(i)), weights[i]);
+        }
+        use(kPair, weights[0], weights[1]);
+      });
+    });
   }
 };
 
