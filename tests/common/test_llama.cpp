@@ -939,6 +939,29 @@ TEST_CASE("parameters and bytes are counted", "[llama]") {
   CHECK(Llama(config, 1).weight_bytes_per_token() == 4 * (101 * 48 + 48 + 2 * layer + 48));
 }
 
+TEST_CASE("weights are the file's own bytes", "[llama]") {
+  const std::span<const std::byte> file = common::default_model();
+  const auto is_inside = [&](const common::WeightMatrix& matrix) {
+    return std::all_of(matrix.parts().begin(), matrix.parts().end(), [&](const common::WeightMatrix::Part& part) {
+      return part.data.data() >= file.data() && part.data.data() + part.data.size() <= file.data() + file.size();
+    });
+  };
+  const common::LlamaWeights& weights = bundled_model().weights();
+  CHECK(is_inside(weights.embedding));
+  CHECK(weights.output.parts().front().data.data() == weights.embedding.parts().front().data.data());  // tied
+  for (const common::LlamaLayer& layer : weights.layers) {
+    CHECK((is_inside(layer.qkv) && is_inside(layer.output) && is_inside(layer.gate_up) && is_inside(layer.down)));
+    CHECK(layer.qkv.parts().size() == 3);
+  }
+}
+
+TEST_CASE("a model keeps its file mapped", "[llama]") {
+  const Llama model(Gguf::open(COMMON_SOURCE_DIR "/common/model/tales/tales-5m-q8_0.gguf"));  // the Gguf is gone
+  const std::vector<Token> tokens = {1, 2, 3};
+  CHECK(tests::compare_bits(all_of(logits_of(model, tokens)), all_of(logits_of(bundled_model(), tokens))) ==
+        kNoComplaint);
+}
+
 TEST_CASE("a moved model goes on working", "[llama]") {
   const std::vector<Token> tokens = {7, 8};
   Llama first(small_config(), 1);
