@@ -52,31 +52,46 @@ struct Candidate {
   friend auto operator<=>(const Candidate&, const Candidate&) = default;
 };
 
-// The fewest of the most likely candidates whose weights reach the target. Counts them by class, and sorts only the
-// class in which the target lies.
+// weight_of_class, by class.
+const std::vector<std::uint64_t>& class_weights() {
+  static const std::vector<std::uint64_t> weights = [] {
+    std::vector<std::uint64_t> result(kNumClasses);
+    for (std::uint32_t index = 0; index < kNumClasses; ++index) {
+      result[index] = weight_of_class(index);
+    }
+    return result;
+  }();
+  return weights;
+}
+
+// The fewest of the most likely candidates whose weights reach the target. Sums them up in groups of classes, and sorts
+// only the group in which the target lies.
 void keep_top_p(std::vector<Candidate>& candidates, float top_p) {
-  std::vector<std::uint32_t> counts(kNumClasses);
-  for (const Candidate& candidate : candidates) {
-    ++counts[class_of(candidate.depth)];
-  }
+  constexpr unsigned kGroupBits = 5;  // 32 classes
+  const std::vector<std::uint64_t>& weights = class_weights();
+  const auto group_of = [](const Candidate& candidate) { return class_of(candidate.depth) >> kGroupBits; };
+  std::vector<std::uint64_t> sums(kNumClasses >> kGroupBits);
   std::uint64_t total = 0;
-  for (std::uint32_t index = 0; index < kNumClasses; ++index) {
-    total += counts[index] > 0 ? counts[index] * weight_of_class(index) : 0;
+  for (const Candidate& candidate : candidates) {
+    const std::uint64_t weight = weights[class_of(candidate.depth)];
+    sums[group_of(candidate)] += weight;
+    total += weight;
   }
   std::uint64_t missing = top_p_target(top_p, total);
-  std::uint32_t last_class = 0;
-  while (counts[last_class] * weight_of_class(last_class) < missing) {
-    missing -= counts[last_class] * weight_of_class(last_class);
-    ++last_class;
+  std::uint32_t last_group = 0;
+  while (sums[last_group] < missing) {
+    missing -= sums[last_group++];
   }
-  const std::uint64_t weight = weight_of_class(last_class);
-  const auto middle = std::partition(candidates.begin(), candidates.end(), [&](const Candidate& candidate) {
-    return class_of(candidate.depth) < last_class;
-  });
+  const auto middle = std::partition(candidates.begin(), candidates.end(),
+                                     [&](const Candidate& candidate) { return group_of(candidate) < last_group; });
   const auto end = std::partition(middle, candidates.end(),
-                                  [&](const Candidate& candidate) { return class_of(candidate.depth) == last_class; });
+                                  [&](const Candidate& candidate) { return group_of(candidate) == last_group; });
   std::sort(middle, end);
-  candidates.erase(middle + static_cast<std::ptrdiff_t>((missing + weight - 1) / weight), candidates.end());
+  auto kept = middle;
+  for (std::uint64_t mass = 0; mass < missing; ++kept) {
+    mass += weights[class_of(kept->depth)];
+  }
+  candidates.erase(kept, candidates.end());
 }
 
 // The tokens that min-p, top-k and then top-p keep, in any order.
@@ -168,7 +183,8 @@ Token sample(std::span<const float> logits, const SamplingOptions& options, std:
   if (options.temperature == 0.0F) {
     return most_likely;
   }
-  const auto max_logit = static_cast<float>(finite_maximum(logits));
+  const float max_logit = logits[static_cast<std::size_t>(most_likely)];
+  COMMON_CHECK(std::isfinite(max_logit), "a logit is +inf");
   const std::uint64_t key = noise_key(options.seed, sample_index, position);
   Token best = most_likely;
   float best_score = gumbel_noise(noise_bits(key, most_likely));
