@@ -106,8 +106,8 @@ std::unique_ptr<Ticket> EngineThread::submit(std::vector<GenerationRequest> requ
     }
     num_posted_ += count;
     num_live_ += count;
-    inbox_.emplace_back([this, state, requests = std::move(requests), handed_over = common::now_seconds()]() mutable {
-      submit_all(state, std::move(requests), handed_over);
+    inbox_.emplace_back([this, state, requests = std::move(requests), handed_over = common::now_seconds()]() {
+      submit_all(state, requests, handed_over);
     });
   }
   wake_.notify_all();
@@ -267,12 +267,12 @@ void EngineThread::take_inbox() {
   changed();
 }
 
-void EngineThread::submit_all(const std::shared_ptr<Ticket::State>& state, std::vector<GenerationRequest> requests,
-                              double handed_over) {
+void EngineThread::submit_all(const std::shared_ptr<Ticket::State>& state,
+                              const std::vector<GenerationRequest>& requests, double handed_over) {
   Server& server = *setup_->server;
   const double arrival = setup_->clock->now() - (common::now_seconds() - handed_over);
   std::vector<int> ids;
-  for (GenerationRequest& request : requests) {
+  for (const GenerationRequest& request : requests) {
     const int id = server.submit(request, arrival);
     owners_[id] = {state, static_cast<int>(ids.size())};
     ids.push_back(id);

@@ -133,7 +133,7 @@ class EngineThread {
   void loop();
   void make_engine();
   void take_inbox();
-  void submit_all(const std::shared_ptr<Ticket::State>& state, std::vector<GenerationRequest> requests,
+  void submit_all(const std::shared_ptr<Ticket::State>& state, const std::vector<GenerationRequest>& requests,
                   double handed_over);
   void cancel(const std::shared_ptr<Ticket::State>& state);
   void end_all(const std::string& error);

@@ -42,7 +42,9 @@ std::string Histogram::to_text(const std::string& name, const std::string& label
   std::int64_t so_far = 0;
   for (std::size_t i = 0; i < bounds_.size(); ++i) {
     so_far += counts_[i];
-    text += name + "_bucket{" + labels + ",le=\"" + number(bounds_[i]) + "\"} " + std::to_string(so_far) + "\n";
+    text += name;
+    text += common::format("_bucket{%s,le=\"%s\"} %lld\n", labels.c_str(), number(bounds_[i]).c_str(),
+                           static_cast<long long>(so_far));
   }
   text += name + "_bucket{" + labels + ",le=\"+Inf\"} " + std::to_string(count_) + "\n";
   text += name + "_sum{" + labels + "} " + number(sum_) + "\n";
