@@ -189,7 +189,7 @@ struct Q5_1 {  // scale, minimum, fifth bits, nibbles: scale * q + minimum
   }
 };
 
-struct IQ4_NL {  // scale, nibbles that choose one of 16 values: scale * value
+struct Iq4Nl {  // scale, nibbles that choose one of 16 values: scale * value
   static constexpr int kElements = 32;
   static constexpr int kBytes = 18;
   static constexpr std::array<std::int32_t, 16> kValues = {-127, -104, -83, -65, -49, -35, -22, -10,
@@ -459,7 +459,7 @@ void with_format(TensorType type, const Use& use) {
     case TensorType::Q6_K:
       return use(Q6_K());
     case TensorType::IQ4_NL:
-      return use(IQ4_NL());
+      return use(Iq4Nl());
   }
   COMMON_CHECK(false, "tensor type " + std::to_string(static_cast<std::uint32_t>(type)) + " has no blocks");
 }

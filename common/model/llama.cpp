@@ -67,6 +67,7 @@ void require(const Gguf& file, bool condition, const std::string& message) {
 
 std::vector<double> plain_frequencies(const LlamaConfig& config) {
   std::vector<double> frequencies;
+  frequencies.reserve(static_cast<std::size_t>(config.head_dim / 2));
   for (int i = 0; i < config.head_dim / 2; ++i) {
     frequencies.push_back(std::pow(static_cast<double>(config.rope_freq_base), -2.0 * i / config.head_dim));
   }

@@ -245,7 +245,7 @@ struct Tokenizer::Impl {
 
   void encode_plain(std::string_view text, std::size_t text_offset, std::vector<Token>& out) const;
   void encode_pieces(std::string_view text, std::size_t text_offset, std::vector<Token>& out) const;
-  void encode_sentence(std::string_view text, std::size_t text_offset, std::vector<Token>& out) const;
+  void encode_sentence(std::string_view plain, std::size_t text_offset, std::vector<Token>& out) const;
   Token byte_token(char character, std::size_t offset) const;  // offset: in the text, for errors
   std::optional<Token> special_at(std::string_view text, std::size_t offset, bool with_control) const;
 
@@ -350,7 +350,7 @@ void Tokenizer::Impl::read_tokens(const Gguf& file) {
 TokenEntry Tokenizer::Impl::read_token(const Gguf& file, std::size_t id, const std::string& spelling,
                                        std::int64_t type) const {
   const std::string what = "token " + std::to_string(id) + " (" + quote(spelling) + ")";
-  const std::int64_t last_type = static_cast<std::int64_t>(is_sentence_piece ? TokenType::kByte : TokenType::kUnused);
+  const auto last_type = static_cast<std::int64_t>(is_sentence_piece ? TokenType::kByte : TokenType::kUnused);
   if (type < static_cast<std::int64_t>(TokenType::kNormal) || type > last_type) {
     refuse(file, what + " has type " + std::to_string(type) + ", which is not 1 to " + std::to_string(last_type));
   }

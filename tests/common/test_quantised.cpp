@@ -79,6 +79,9 @@ const std::vector<Quantised>& quantised_types() {
 
 constexpr std::size_t kNumBlocks = 50;
 
+// What compare() says when there is nothing to say.
+const std::string kNoComplaint;
+
 // Any bytes, but the scales of each block are finite.
 Bytes pseudo_random_blocks(std::size_t num_blocks, std::size_t block_bytes, const std::vector<std::size_t>& scales) {
   Bytes data(num_blocks * block_bytes);
@@ -274,7 +277,7 @@ TEST_CASE("quantised blocks agree with the definition, weight by weight", "[quan
     for (std::vector<float>* weights : {&actual, &expected}) {
       std::replace(weights->begin(), weights->end(), -0.0F, 0.0F);
     }
-    CHECK(tests::compare_bits(actual, expected) == std::string());
+    CHECK(tests::compare_bits(actual, expected) == kNoComplaint);
   }
 }
 
@@ -307,6 +310,7 @@ TEST_CASE("a product with several tensors is that with all their rows", "[quanti
                                                                        {TensorType::BF16, 17},
                                                                        {TensorType::Q8_0, 96}}};
   std::vector<Bytes> data;
+  data.reserve(tensors.size());
   for (const auto& [type, rows] : tensors) {
     data.push_back(random_rows(random, type, rows, kCols));
   }
