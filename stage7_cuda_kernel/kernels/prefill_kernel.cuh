@@ -23,8 +23,8 @@
 // warpgroup 0 bring them from there to bfloat16, scales included, into the rings. The others notice nothing, but that
 // they have 216 registers, since warpgroup 0 needs 72.
 //
-// On an H200, one prompt of 8,192 tokens with 32 heads over 8 kv heads of 128 dimensions: 343 TFLOP/s with mma, 560
-// here; 16 prompts of 512 tokens: 194 and 280.
+// On an H200, one prompt of 8,192 tokens with 32 heads over 8 kv heads of 128 dimensions: 342 TFLOP/s with mma, 563
+// here; 16 prompts of 512 tokens: 194 and 294.
 #pragma once
 
 #include <cfloat>

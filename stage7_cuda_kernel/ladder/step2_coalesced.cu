@@ -24,8 +24,9 @@ namespace {
 
 constexpr int kUnroll = 4;  // tokens of a half-warp under way at once
 
-// all_scores: [num_sequences, num_heads, context]
-__global__ void __launch_bounds__(kThreads) attend(LadderCall call, float* all_scores, int context) {
+// all_scores: [num_sequences, num_heads, context]. The 1 tells the compiler that registers may hold four loads: left to
+// itself, it is content with 32 and loads one token after the other.
+__global__ void __launch_bounds__(kThreads, 1) attend(LadderCall call, float* all_scores, int context) {
   extern __shared__ __align__(16) unsigned char shared[];
   const auto query_head = static_cast<int>(blockIdx.x);
   const auto sequence = static_cast<int>(blockIdx.y);
