@@ -25,7 +25,7 @@ struct Session {
   std::vector<Request> requests;  // one for each prompt
   StopStrings stop_strings = {};  // of all requests
   std::shared_ptr<const Gguf> file = nullptr;
-  int bench_tokens = 0;           // of `bench`: the length of the text that it measures
+  int bench_tokens = 0;  // of `bench`: the length of the text that it measures
 
   // The reply's text, up to a stop string.
   std::string text_of(const Completion& completion) const {

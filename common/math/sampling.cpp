@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <bit>
 #include <cmath>
-#include <compare>
 #include <cstddef>
 #include <limits>
 #include <numbers>
@@ -49,7 +48,9 @@ double finite_maximum(std::span<const float> logits) {
 struct Candidate {
   std::uint32_t depth = 0;
   Token token = 0;
-  friend auto operator<=>(const Candidate&, const Candidate&) = default;
+  friend bool operator<(const Candidate& a, const Candidate& b) {
+    return a.depth != b.depth ? a.depth < b.depth : a.token < b.token;
+  }
 };
 
 // weight_of_class, by class.

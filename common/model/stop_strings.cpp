@@ -80,7 +80,7 @@ std::string ReplyStream::add(Token token) {
     return "";
   }
   held_ += decode_({&token, 1});
-  const std::string before_stop = stop_strings_.cut(held_);
+  std::string before_stop = stop_strings_.cut(held_);
   if (before_stop.size() < held_.size()) {
     is_stopped_ = true;
     held_.clear();

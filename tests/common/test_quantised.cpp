@@ -6,6 +6,7 @@
 #include <cmath>
 #include <cstddef>
 #include <cstdint>
+#include <cstring>
 #include <limits>
 #include <span>
 #include <string>
@@ -225,10 +226,8 @@ Matrix floats_of(const WeightMatrix& weights) {
 }
 
 bool same_bits(const Matrix& a, const Matrix& b) {
-  const auto bytes = [](const Matrix& matrix) {
-    return std::as_bytes(std::span(matrix.data(), static_cast<std::size_t>(matrix.size())));
-  };
-  return a.rows() == b.rows() && a.cols() == b.cols() && std::ranges::equal(bytes(a), bytes(b));
+  return a.rows() == b.rows() && a.cols() == b.cols() &&
+         std::memcmp(a.data(), b.data(), static_cast<std::size_t>(a.size()) * sizeof(float)) == 0;
 }
 
 class ThreadCount {

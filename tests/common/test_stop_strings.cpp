@@ -29,6 +29,7 @@ std::string decode(std::span<const Token> tokens) {
 std::vector<std::string> stream(const std::vector<std::string>& strings, const std::vector<Token>& tokens) {
   ReplyStream reply(StopStrings(strings, decode), decode);
   std::vector<std::string> shown;
+  shown.reserve(tokens.size() + 1);
   for (const Token token : tokens) {
     shown.push_back(reply.add(token));
   }
