@@ -6,7 +6,6 @@
 #include <cmath>
 #include <cstddef>
 #include <cstdint>
-#include <cstring>
 #include <limits>
 #include <span>
 #include <string>
@@ -226,8 +225,13 @@ Matrix floats_of(const WeightMatrix& weights) {
 }
 
 bool same_bits(const Matrix& a, const Matrix& b) {
+  const auto bytes = [](const Matrix& matrix) {
+    return std::as_bytes(std::span(matrix.data(), static_cast<std::size_t>(matrix.size())));
+  };
+  const auto left = bytes(a);
+  const auto right = bytes(b);
   return a.rows() == b.rows() && a.cols() == b.cols() &&
-         std::memcmp(a.data(), b.data(), static_cast<std::size_t>(a.size()) * sizeof(float)) == 0;
+         std::equal(left.begin(), left.end(), right.begin(), right.end());
 }
 
 class ThreadCount {
