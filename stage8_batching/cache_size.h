@@ -1,4 +1,4 @@
-// How large the cache is if nobody says so.
+// How large the cache is unless --slots says it.
 //
 // On a GPU it takes a share of what is free once weights and workspaces are there, but no more than all sequences of a
 // step can fill. On a CPU, where a larger cache makes nothing faster, it has the size of the demonstrations, or what

@@ -80,7 +80,7 @@ class Server {
   std::vector<common::Completion> run(std::span<const common::Request> requests, const common::OnToken& on_token);
 
   const RequestOutput& output(int id) const { return state(id).output; }
-  // Drops the output of a request that has ended, so that a server can run for ever: nobody may ask for it again.
+  // Drops the output of a request that has ended, so that a server can run for ever: it must not be asked for again.
   void forget(int id);
   int num_requests() const { return num_dropped_ + static_cast<int>(states_.size()); }
   const Scheduler& scheduler() const { return scheduler_; }

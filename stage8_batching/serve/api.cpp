@@ -444,7 +444,7 @@ ApiReply Api::complete(const ApiRequest& request, bool is_chat, const std::funct
   auto texts = std::make_unique<Completions>(session_, std::move(wanted), std::move(ticket), std::move(head));
   while (!texts->ticket().is_submitted(kWait)) {
     if (is_gone()) {
-      return error_reply(499, "the client has gone");  // nobody will read it
+      return error_reply(499, "the client has gone");  // the reply is not read
     }
   }
   std::string request_ids;
@@ -461,7 +461,7 @@ ApiReply Api::complete(const ApiRequest& request, bool is_chat, const std::funct
   } else {
     while (!texts->ticket().has_ended()) {
       if (is_gone()) {
-        return error_reply(499, "the client has gone");  // nobody will read it
+        return error_reply(499, "the client has gone");  // the reply is not read
       }
       texts->wait();
     }

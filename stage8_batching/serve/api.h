@@ -59,7 +59,7 @@ class Api {
   // Session, engine and view must outlive the object.
   Api(const common::Session& session, EngineThread& engine, PoolView& view, const ApiOptions& options);
 
-  // is_gone: whether whoever asked has hung up; asked now and then while a reply is not ready.
+  // is_gone: whether the client has hung up; asked now and then while a reply is not ready.
   ApiReply handle(const ApiRequest& request, const std::function<bool()>& is_gone);
 
  private:

@@ -120,7 +120,7 @@ class EngineThread {
   // Why the loop gave up; empty: it has not.
   std::string failure() const;
 
-  // Calls on_change, for somebody who has just begun to watch.
+  // Calls on_change, for a client that has just begun to watch.
   void refresh() {
     post([] {});
   }

@@ -114,7 +114,7 @@ class ConnectionThreads : public httplib::TaskQueue {
 };
 
 // The socket whose other end is this address, or -1. The library tells a handler the address alone, and without the
-// socket nobody would notice that a client has hung up before its reply begins.
+// socket it would go unnoticed that a client has hung up before its reply begins.
 int find_socket(const std::string& address, int port) {
   constexpr int kMaxSockets = 1 << 14;
   const std::string wanted = std::to_string(port);

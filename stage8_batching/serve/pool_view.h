@@ -1,5 +1,5 @@
 // The state of the pool as JSON, for the page: blocks with their owners, queue, running batch, counters. Made from the
-// real manager and scheduler on the engine's thread, and only while somebody watches.
+// real manager and scheduler on the engine's thread, and only while it is watched.
 #pragma once
 
 #include <atomic>

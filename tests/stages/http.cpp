@@ -384,7 +384,7 @@ TEST_CASE("a client that goes in mid-stream frees its blocks without another ste
   CHECK(fixture.engine.statistics().ended[static_cast<std::size_t>(common::FinishReason::kCancelled)] == 1);
 }
 
-TEST_CASE("whoever asked for a whole reply and has gone is not computed for") {
+TEST_CASE("a client that asked for a whole reply and has gone is not computed for") {
   ApiFixture fixture({.paused = true});
   const stage::ApiRequest request{.method = "POST",
                                   .path = "/v1/completions",
@@ -559,7 +559,7 @@ TEST_CASE("HTTP: clients that hang up are not computed for") {
   CHECK(ApiFixture::wait_for([&] { return num_cancelled() == 3 && fixture.is_pool_empty(); }));
 }
 
-TEST_CASE("HTTP: a client that does not read is cut off, and nobody waits for it") {
+TEST_CASE("HTTP: a client that does not read is cut off, and nothing waits for it") {
   if (!has_http()) {
     return;
   }
