@@ -2,13 +2,18 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <filesystem>
+#include <fstream>
 #include <iostream>
+#include <istream>
 #include <iterator>
 #include <memory>
 #include <new>
 #include <nlohmann/json.hpp>
+#include <optional>
 #include <span>
 #include <stdexcept>
+#include <system_error>
 #include <thread>
 #include <utility>
 
@@ -16,6 +21,7 @@
 #include "common/app/progress.h"
 #include "common/app/result_file.h"
 #include "common/app/table.h"
+#include "common/app/text_stream.h"
 #include "common/app/workload.h"
 #include "common/base/check.h"
 #include "common/base/machine.h"
@@ -81,14 +87,9 @@ void print_logprobs(const Session& session, const Completion& completion) {
 }
 
 void print_texts(const Session& session, const RunResult& result) {
-  const bool color = use_color(std::cout);
   for (std::size_t i = 0; i < result.completions.size(); ++i) {
-    const std::string prompt = quote(session.prompts[i], 240);
-    const std::string text = session.text_of(result.completions[i]);
-    std::cout << format("%2zu  ", i) << (color ? "\x1b[2m" : "") << prompt << (color ? "\x1b[0m" : "") << "\n    ";
-    for (const char character : text) {
-      std::cout << character << (character == '\n' ? "    " : "");
-    }
+    print_prompt(std::cout, i, session.prompts[i]);
+    WordWrap(std::cout, wrap_columns(std::cout), kTextIndent).write(session.text_of(result.completions[i]));
     std::cout << '\n';
     print_logprobs(session, result.completions[i]);
   }
@@ -159,6 +160,40 @@ std::string to_json(const std::string& stage, const Session& session, const RunR
   return document.dump(2, ' ', false, nlohmann::ordered_json::error_handler_t::replace) + "\n";
 }
 
+// The text of a file or, for "-", of standard input, without the line end that editors and `echo` put behind a text.
+std::string read_prompt(const std::string& path) {
+  std::error_code ignored;
+  if (path != "-" && std::filesystem::is_directory(path, ignored)) {
+    throw InputError(path + ": a directory, not a file with a prompt");
+  }
+  std::ifstream file;
+  if (path != "-") {
+    file.open(path, std::ios::binary);
+  }
+  std::istream& input = path == "-" ? std::cin : file;
+  std::string text{std::istreambuf_iterator<char>(input), {}};
+  if (!input) {
+    throw InputError(path + ": cannot read the prompt");
+  }
+  for (const char end : {'\n', '\r'}) {
+    if (text.ends_with(end)) {
+      text.pop_back();
+    }
+  }
+  return text;
+}
+
+std::vector<std::string> read_prompts(const SessionOptions& options) {
+  std::vector<std::string> prompts;
+  for (const std::string& prompt : options.prompts) {
+    prompts.push_back(prompt == "-" ? read_prompt("-") : prompt);
+  }
+  for (const std::string& path : options.prompt_files) {
+    prompts.push_back(read_prompt(path));
+  }
+  return prompts;
+}
+
 Session load(const SessionOptions& options) {
   set_num_threads(options.num_threads > 0 ? options.num_threads
                                           : std::max(1, static_cast<int>(std::thread::hardware_concurrency())));
@@ -166,11 +201,12 @@ Session load(const SessionOptions& options) {
   const Gguf& file = *opened;
   Session session{file.name(), Llama(file), Tokenizer(file), {}, {}};
   session.file = opened;
-  const bool fixed_workload = options.prompts.empty();
+  const std::vector<std::string> prompts = read_prompts(options);
+  const bool fixed_workload = prompts.empty();
   if (fixed_workload && options.chat) {
     throw InputError("--chat needs a --prompt to answer");
   }
-  for (const std::string& prompt : options.prompts) {
+  for (const std::string& prompt : prompts) {
     if (prompt.empty()) {
       throw InputError("the prompt is empty");
     }
@@ -218,19 +254,66 @@ void draw_picture(const PictureOptions& options) {
   }
 }
 
-void generate(const std::string& stage, const SessionOptions& options, const std::string& json_path,
-              const std::function<RunResult(const Session&, const OnToken&)>& run) {
-  const ResultFile json(json_path);
-  const Session session = load(options);
+struct GenerateOptions {
+  SessionOptions session;
+  std::string json_path;
+  bool stream = false;
+};
+
+// Ctrl-C ends the run, and the texts so far are printed. A result that goes into a file is there whole or not at all.
+RunResult run_interruptibly(const Session& session, bool is_streamed, bool has_texts,
+                            const std::function<RunResult(const Session&, const OnToken&)>& run) {
   std::int64_t total = 0;
   for (const Request& request : session.requests) {
     total += request.max_new_tokens;
   }
-  RunResult result;
-  {
-    Progress progress("generating", total);
-    result = run(session, [&](int, Token) { progress.advance(); });
+  std::optional<NoteInterrupts> interrupts;
+  if (has_texts) {
+    interrupts.emplace();
   }
+  const double start = now_seconds();
+  RunResult so_far{std::vector<Completion>(session.requests.size()), {}, {}};
+  TextStream stream(session, std::cout);
+  std::int64_t num_tokens = 0;
+  try {
+    Progress progress("generating", total);
+    RunResult result = run(session, [&](int request, Token token) {
+      num_tokens += 1;
+      so_far.completions.at(static_cast<std::size_t>(request)).tokens.push_back(token);
+      if (is_streamed) {
+        stream.add(request, token);
+      } else {
+        progress.advance();
+      }
+      if (NoteInterrupts::is_noted()) {
+        throw Interrupted();
+      }
+    });
+    if (!NoteInterrupts::is_noted()) {
+      if (is_streamed) {
+        stream.finish();
+      }
+      return result;
+    }
+  } catch (const Interrupted&) {  // a stage may report it as the requests' error instead
+  }
+  if (is_streamed) {
+    stream.finish();
+  } else {
+    print_texts(session, so_far);
+  }
+  std::cout << format("\ninterrupted after %s tokens, %s tokens/s\n", format_count(num_tokens).c_str(),
+                      tokens_per_second(num_tokens, now_seconds() - start).c_str());
+  throw Interrupted();
+}
+
+void generate(const std::string& stage, const GenerateOptions& options,
+              const std::function<RunResult(const Session&, const OnToken&)>& run) {
+  const ResultFile json(options.json_path);
+  const Session session = load(options.session);
+  const bool is_live = is_terminal(std::cout) && !json.is_wanted() && options.session.num_logprobs == 0;
+  const bool is_streamed = options.stream || is_live;
+  RunResult result = run_interruptibly(session, is_streamed, !json.is_wanted(), run);
   const std::int64_t tokens_computed = result.timing.prefill_tokens + result.timing.decode_tokens;
   result.counters.insert(
       result.counters.begin(),
@@ -239,7 +322,9 @@ void generate(const std::string& stage, const SessionOptions& options, const std
   if (json.is_wanted()) {
     json.write(to_json(stage, session, result));
   } else {
-    print_texts(session, result);
+    if (!is_streamed) {
+      print_texts(session, result);
+    }
     print_counters(result);
     print_timing(result.timing);
   }
@@ -260,7 +345,8 @@ void add_model_options(Command& command, SessionOptions& options) {
 }
 
 void add_prompt_options(Command& command, SessionOptions& options) {
-  command.option("--prompt", options.prompts, "text to continue; may be given several times");
+  command.option("--prompt", options.prompts, "text to continue; may be given several times; -: standard input");
+  command.option("--prompt-file", options.prompt_files, "a file with a text to continue; may be given several times");
   command.flag("--chat", options.chat, "answer each prompt, with the model's chat template");
   command.option("--max-new-tokens", options.max_new_tokens, {1, 1 << 24},
                  "maximum number of tokens to generate for a --prompt");
@@ -290,16 +376,17 @@ void add_prompt_options(Command& command, SessionOptions& options) {
 Program::Program(std::string name, const std::string& idea) : name_(std::move(name)), command_line_(name_, idea) {}
 
 Command& Program::add_generate(std::function<RunResult(const Session&, const OnToken&)> run) {
-  const auto options = std::make_shared<SessionOptions>();
-  const auto json_path = std::make_shared<std::string>();
-  Command& command = command_line_.add(
-      "generate", "Generate text: for --prompt, or for the course's fixed workload",
-      [this, options, json_path, run = std::move(run)] { generate(name_, *options, *json_path, run); });
-  add_model_options(command, *options);
-  add_prompt_options(command, *options);
-  command.option("--logprobs", options->num_logprobs, {0, kMaxLogprobs},
+  const auto options = std::make_shared<GenerateOptions>();
+  Command& command = command_line_.add("generate", "Generate text: for --prompt, or for the course's fixed workload",
+                                       [this, options, run = std::move(run)] { generate(name_, *options, run); });
+  add_model_options(command, options->session);
+  add_prompt_options(command, options->session);
+  command.option("--logprobs", options->session.num_logprobs, {0, kMaxLogprobs},
                  "print each token's log-probability, and so many of the most likely ones");
-  command.option("--json", *json_path, "write texts, counters and timings to a file instead ('-': stdout)");
+  command.flag("--stream", options->stream, "write each token as it comes, as on a terminal");
+  command.option("--json", options->json_path, "write texts, counters and timings to a file instead ('-': stdout)");
+  command.exclude("--stream", "--json");
+  command.exclude("--stream", "--logprobs");
   return command;
 }
 
@@ -372,6 +459,8 @@ int Program::run(int argc, char** argv) {
       throw InputError("can't write to standard output");
     }
     return code;
+  } catch (const Interrupted&) {
+    return 130;  // as shells report it
   } catch (const InputError& error) {
     std::cerr << name_ << ": " << error.what() << '\n';
   } catch (const CheckError& error) {

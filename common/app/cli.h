@@ -42,9 +42,10 @@ struct RunResult {
 
 // The options from which a Session is loaded.
 struct SessionOptions {
-  std::string model_path;  // empty: the bundled model
-  int num_threads = 0;     // 0: one for each processor
-  std::vector<std::string> prompts;
+  std::string model_path;                 // empty: the bundled model
+  int num_threads = 0;                    // 0: one for each processor
+  std::vector<std::string> prompts;       // "-": standard input
+  std::vector<std::string> prompt_files;  // after them
   bool chat = false;
   int max_new_tokens = 64;
   SamplingOptions sampling;
@@ -80,7 +81,7 @@ class Program {
   Command& add_command(const std::string& name, const std::string& description, std::function<void()> run);
 
   // Parses and runs. Returns the exit code: 0; 1 on bad input, 2 on a bug, both after one line on stderr; CLI11's
-  // codes, 100 or more, on usage errors.
+  // codes, 100 or more, on usage errors; 130 if Ctrl-C has ended the command.
   int run(int argc, char** argv);
 
  private:

@@ -3,6 +3,7 @@
 #if defined(__unix__) || defined(__APPLE__)
 #define COURSE_POSIX 1
 #include <fcntl.h>
+#include <poll.h>
 #include <sys/ioctl.h>
 #include <sys/mman.h>
 #include <sys/resource.h>
@@ -10,6 +11,7 @@
 #include <unistd.h>
 #endif
 
+#include <array>
 #include <cerrno>
 #include <csignal>
 #include <cstdlib>
@@ -100,6 +102,98 @@ void write_on_interrupt(const char* text) {
   ::signal(SIGINT, text != nullptr ? write_and_end : SIG_DFL);
 }
 
+namespace {
+
+volatile std::sig_atomic_t num_interrupts = 0;
+std::array<int, 2> interrupt_pipe = {-1, -1};  // a byte for each interrupt, so that waiting for input ends
+void (*handler_before)(int) = SIG_DFL;
+
+extern "C" void note_interrupt(int number) {
+  const int error = errno;
+  num_interrupts = num_interrupts + 1;
+  if (num_interrupts > 2) {
+    ::signal(number, SIG_DFL);
+    ::raise(number);
+  }
+  [[maybe_unused]] const ssize_t written = ::write(interrupt_pipe[1], "", 1);
+  errno = error;
+}
+
+// What has been read beyond the last line.
+std::string& input_ahead() {
+  static std::string text;
+  return text;
+}
+
+// Takes the first line out of what has been read. is_end: what is left without a line's end is a line too.
+bool take_line(std::string& line, bool is_end) {
+  std::string& ahead = input_ahead();
+  const std::size_t end = ahead.find('\n');
+  if (end == std::string::npos && (!is_end || ahead.empty())) {
+    return false;
+  }
+  line = ahead.substr(0, end);
+  ahead.erase(0, end == std::string::npos ? end : end + 1);
+  return true;
+}
+
+}  // namespace
+
+NoteInterrupts::NoteInterrupts() {
+  clear();
+  if (::pipe(interrupt_pipe.data()) == 0) {
+    for (const int end : interrupt_pipe) {
+      ::fcntl(end, F_SETFL, O_NONBLOCK);
+      ::fcntl(end, F_SETFD, FD_CLOEXEC);
+    }
+  }
+  handler_before = ::signal(SIGINT, note_interrupt);
+  if (handler_before == SIG_IGN) {
+    ::signal(SIGINT, SIG_IGN);
+  }
+}
+
+NoteInterrupts::~NoteInterrupts() {
+  ::signal(SIGINT, handler_before);
+  for (int& end : interrupt_pipe) {
+    ::close(end);
+    end = -1;
+  }
+}
+
+bool NoteInterrupts::is_noted() { return num_interrupts > 0; }
+
+void NoteInterrupts::clear() {
+  std::array<char, 16> bytes = {};
+  while (::read(interrupt_pipe[0], bytes.data(), bytes.size()) > 0) {
+  }
+  num_interrupts = 0;
+}
+
+LineInput read_line(std::string& line) {
+  while (true) {
+    if (take_line(line, false)) {
+      return LineInput::kLine;
+    }
+    std::array<pollfd, 2> ends = {pollfd{STDIN_FILENO, POLLIN, 0}, pollfd{interrupt_pipe[0], POLLIN, 0}};
+    if (::poll(ends.data(), ends.size(), -1) < 0 && errno == EINTR) {
+      continue;  // the handler has written to the pipe
+    }
+    if (NoteInterrupts::is_noted()) {
+      return LineInput::kInterrupted;
+    }
+    std::array<char, 4096> bytes = {};
+    const ssize_t count = ::read(STDIN_FILENO, bytes.data(), bytes.size());
+    if (count < 0 && errno == EINTR) {
+      continue;
+    }
+    if (count <= 0) {
+      return take_line(line, true) ? LineInput::kLine : LineInput::kEnd;
+    }
+    input_ahead().append(bytes.data(), static_cast<std::size_t>(count));
+  }
+}
+
 std::int64_t peak_resident_bytes() {
   rusage usage{};
   if (::getrusage(RUSAGE_SELF, &usage) != 0) {
@@ -181,6 +275,13 @@ bool is_terminal(const std::ostream&) { return false; }
 bool is_input_terminal() { return false; }
 TerminalSize terminal_size(const std::ostream&) { return {}; }
 void write_on_interrupt(const char*) {}
+
+NoteInterrupts::NoteInterrupts() = default;
+NoteInterrupts::~NoteInterrupts() = default;
+bool NoteInterrupts::is_noted() { return false; }
+void NoteInterrupts::clear() {}
+
+LineInput read_line(std::string& line) { return std::getline(std::cin, line) ? LineInput::kLine : LineInput::kEnd; }
 
 std::int64_t peak_resident_bytes() { return 0; }
 

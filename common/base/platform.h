@@ -4,6 +4,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <exception>
 #include <iosfwd>
 #include <span>
 #include <string>
@@ -32,6 +33,33 @@ TerminalSize terminal_size(const std::ostream& stream);
 // Writes `text` to standard output, which is a terminal, if a signal from the keyboard (Ctrl-C) ends the program; null:
 // no longer. The text must stay where it is. For what a program has to undo on a terminal.
 void write_on_interrupt(const char* text);
+
+// Thrown to end work because of Ctrl-C.
+class Interrupted : public std::exception {
+ public:
+  const char* what() const noexcept override { return "interrupted"; }
+};
+
+// While it lives, Ctrl-C (SIGINT) is only noted. The third one that has not been cleared ends the program all the same.
+// Where signals are ignored from the start, as in a shell's background jobs, they still are. One at a time.
+class NoteInterrupts {
+ public:
+  NoteInterrupts();
+  ~NoteInterrupts();
+  NoteInterrupts(const NoteInterrupts&) = delete;
+  NoteInterrupts& operator=(const NoteInterrupts&) = delete;
+
+  static bool is_noted();
+  static void clear();
+};
+
+// A line of standard input without its end; of the last line, the end may be missing. To be mixed with no other reader.
+enum class LineInput {
+  kLine,
+  kEnd,          // there are no more lines
+  kInterrupted,  // Ctrl-C has been noted; what was typed before it is lost
+};
+LineInput read_line(std::string& line);
 
 // The peak resident memory of this process, in bytes; 0 where the system does not report it.
 std::int64_t peak_resident_bytes();

@@ -51,4 +51,6 @@ bool is_space(char32_t code_point) {
          code_point == 0x2029 || code_point == 0x202F || code_point == 0x205F || code_point == 0x3000;
 }
 
+int display_columns(char32_t code_point) { return utf8proc_charwidth(static_cast<utf8proc_int32_t>(code_point)); }
+
 }  // namespace common
