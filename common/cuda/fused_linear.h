@@ -52,10 +52,11 @@ struct FusedLinear {
 };
 
 struct Rotary {
-  const float2* rotation = nullptr;  // [num_tokens, head_dim / 2]: cosine and sine
+  const float2* rotation = nullptr;  // [num_tokens, head_dim / 2]: cosine and sine; nullptr: nothing is rotated
   int head_dim = 0;
   int q_rows = 0;
   int kv_rows = 0;
+  const float* bias = nullptr;  // [q_rows + 2 * kv_rows], added before that; may be nullptr
 };
 
 // q: [num_tokens, q_rows]; kv: [num_tokens, 2 * kv_rows], K and then V.

@@ -37,7 +37,7 @@ struct CudaLlama::Impl {
   DeviceMemory normed;           // [., hidden_size]
   DeviceMemory weighted;         // [max_fused, hidden_size], see fused_linear.h
   DeviceArray<float> squares;    // [max_fused, hidden_size / kSquaresColumns]
-  DeviceMemory qkv;              // [., q_cols + 2 * kv_cols], or of a fused product [., 2 * kv_cols]
+  DeviceMemory qkv;              // [., q_cols + 2 * kv_cols], or [., 2 * kv_cols] if the product has put Q into q
   DeviceMemory q;                // [., q_cols]
   DeviceMemory attended;         // [., q_cols]
   DeviceMemory gate_up;          // [., 2 * feed_forward_size]
@@ -80,8 +80,13 @@ struct CudaLlama::Impl {
     return activation_elements(cols) * static_cast<std::size_t>(bytes_of(precision));
   }
 
-  Rotary rotary() const {
-    return {.rotation = rotation.data(), .head_dim = config.head_dim, .q_rows = q_cols, .kv_rows = kv_cols};
+  Rotary rotary(const float* bias) const {
+    return {
+        .rotation = rotation.data(), .head_dim = config.head_dim, .q_rows = q_cols, .kv_rows = kv_cols, .bias = bias};
+  }
+  // As if all columns were V's.
+  Rotary unrotated(const float* bias) const {
+    return {.head_dim = config.head_dim, .kv_rows = q_cols / 2 + kv_cols, .bias = bias};
   }
 
   // next_norm: of the product that reads the residual stream next. Only fused products need it prepared.
@@ -125,6 +130,10 @@ struct CudaLlama::Impl {
 
   using Layer = CudaLlamaWeights::Layer;
 
+  HeadNorms head_norms(const Layer& layer) const {
+    return {.q = layer.q_norm, .k = layer.k_norm, .epsilon = config.rms_epsilon};
+  }
+
   // The four products of a layer, for any number of tokens.
   MatrixProduct qkv_product(const Layer& layer, int tokens) const {
     return {normed.data(), layer.qkv, tokens, q_cols + 2 * kv_cols, config.hidden_size, qkv.data()};
@@ -143,21 +152,33 @@ struct CudaLlama::Impl {
     return {normed.data(), weights.output, rows, config.vocab_size, config.hidden_size, logits, true};
   }
 
-  CudaAttentionCall attention_call(int layer, cudaStream_t stream) const {
-    return {.layer = layer, .num_tokens = num_tokens, .q = q.data(), .output = attended.data(), .stream = stream};
-  }
-  const std::byte* qkv_at(int column) const {
-    return static_cast<const std::byte*>(qkv.data()) + std::int64_t{column} * bytes_of(precision);
+  // K begins at this column of `qkv`, and V follows.
+  CudaAttentionCall attention_call(int layer, int k_column, cudaStream_t stream) const {
+    const auto qkv_at = [&](int column) {
+      return static_cast<const std::byte*>(qkv.data()) + std::int64_t{column} * bytes_of(precision);
+    };
+    return {.layer = layer,
+            .num_tokens = num_tokens,
+            .q = q.data(),
+            .k = qkv_at(k_column),
+            .v = qkv_at(k_column + kv_cols),
+            .kv_row_stride = k_column + 2 * std::int64_t{kv_cols},
+            .output = attended.data(),
+            .stream = stream};
   }
 
   void fused_layer(int index, const CudaAttentionFn& attention, cudaStream_t stream) {
     const Layer& layer = weights.layers[static_cast<std::size_t>(index)];
-    fused_qkv(of_residual(layer.qkv, q_cols + 2 * kv_cols), rotary(), q.data(), qkv.data(), stream);
-    CudaAttentionCall call = attention_call(index, stream);
-    call.k = qkv_at(0);
-    call.v = qkv_at(kv_cols);
-    call.kv_row_stride = 2 * std::int64_t{kv_cols};
-    attention(call);
+    const FusedLinear qkv_linear = of_residual(layer.qkv, q_cols + 2 * kv_cols);
+    if (config.qk_norm) {
+      // The norm of a head needs all of its columns, and several thread blocks compute them.
+      fused_qkv(qkv_linear, unrotated(layer.qkv_bias), nullptr, qkv.data(), stream);
+      rotate_and_split(precision, rotary(nullptr), head_norms(layer), num_tokens, qkv.data(), q.data(), stream);
+      attention(attention_call(index, q_cols, stream));
+    } else {
+      fused_qkv(qkv_linear, rotary(layer.qkv_bias), q.data(), qkv.data(), stream);
+      attention(attention_call(index, 0, stream));
+    }
     fused_add(of_activations(layer.output, config.hidden_size, attended, q_cols), residual_for(layer.feed_forward_norm),
               stream);
     fused_gated_silu(of_residual(layer.gate_up, 2 * config.feed_forward_size), activated.data(), stream);
@@ -174,12 +195,8 @@ struct CudaLlama::Impl {
     const Layer& layer = weights.layers[static_cast<std::size_t>(index)];
     rms_norm(precision, norm_of_residual(layer.attention_norm), num_tokens, normed.data(), stream);
     products.multiply(qkv_product(layer, num_tokens), stream);
-    rotate_and_split(precision, rotary(), num_tokens, qkv.data(), q.data(), stream);
-    CudaAttentionCall call = attention_call(index, stream);
-    call.k = qkv_at(q_cols);
-    call.v = qkv_at(q_cols + kv_cols);
-    call.kv_row_stride = q_cols + 2 * std::int64_t{kv_cols};
-    attention(call);
+    rotate_and_split(precision, rotary(layer.qkv_bias), head_norms(layer), num_tokens, qkv.data(), q.data(), stream);
+    attention(attention_call(index, q_cols, stream));
     products.multiply(output_product(layer, num_tokens), stream);
     rms_norm(precision, norm_of_residual(layer.feed_forward_norm), num_tokens, normed.data(), stream);
     products.multiply(gate_up_product(layer, num_tokens), stream);
@@ -189,11 +206,6 @@ struct CudaLlama::Impl {
 };
 
 std::string CudaLlama::unsupported(const LlamaConfig& config) {
-  if (config.qkv_bias || config.qk_norm || config.rotates_halves || config.rotation_scale != 1.0F) {
-    return "on the GPU, models with biases, norms or a scaled rotation of queries and keys (Qwen2, Qwen3, YaRN) are "
-           "not "
-           "supported";
-  }
   // Rows are read 16 bytes at a time, in both precisions.
   const std::pair<int, const char*> sizes[] = {{config.hidden_size, "hidden size"},
                                                {config.num_heads * config.head_dim, "size of all query heads together"},
@@ -258,6 +270,7 @@ void CudaLlama::forward(const int* tokens, const int* positions, int num_tokens,
            .positions = positions,
            .embedding = impl.weights.embedding,
            .frequencies = impl.weights.frequencies,
+           .rotation_scale = impl.config.rotation_scale,
            .vocab_size = impl.config.vocab_size,
            .head_dim = impl.config.head_dim},
           num_tokens, impl.residual_for(impl.norm_of_layer(0)), impl.rotation.data(), stream);

@@ -26,6 +26,7 @@ namespace common {
 struct CudaAttentionCall {
   int layer = 0;
   int num_tokens = 0;
+  // The two numbers that are rotated together always lie next to each other here, in q as in k.
   const void* q = nullptr;         // [num_tokens, num_heads * head_dim], rotary embedding applied
   const void* k = nullptr;         // [num_tokens, num_kv_heads * head_dim], rotary embedding applied; rows of k and of
   const void* v = nullptr;         //   v begin kv_row_stride elements apart

@@ -75,7 +75,8 @@ __global__ void __launch_bounds__(kThreads) look_up_kernel(Lookup lookup, Residu
     double sine;
     double cosine;
     sincos(lookup.positions[row] * lookup.frequencies[i], &sine, &cosine);
-    rotation[row * half + i] = {static_cast<float>(cosine), static_cast<float>(sine)};
+    rotation[row * half + i] = {static_cast<float>(cosine) * lookup.rotation_scale,
+                                static_cast<float>(sine) * lookup.rotation_scale};
   }
 }
 
@@ -103,20 +104,53 @@ __global__ void __launch_bounds__(kThreads) rms_norm_kernel(Norm norm, Scalar* o
 }
 
 template <typename Scalar>
-__global__ void __launch_bounds__(kThreads) rotate_and_split_kernel(Rotary rotary, Scalar* qkv, Scalar* q) {
+__global__ void __launch_bounds__(kThreads)
+    rotate_and_split_kernel(Rotary rotary, HeadNorms norms, Scalar* qkv, Scalar* q) {
+  extern __shared__ float head_scales[];  // of the heads of Q and K, where they are normalised
   wait_for_previous_launch();
   allow_next_launch();
   const int half = rotary.head_dim / 2;
   const std::int64_t row = blockIdx.x;
-  Scalar* source = qkv + row * (rotary.q_rows + 2 * rotary.kv_rows);
-  for (int i = static_cast<int>(threadIdx.x) * 2; i < rotary.q_rows + rotary.kv_rows; i += kThreads * 2) {
-    const float2 turn = __ldcg(rotary.rotation + row * half + i / 2 % half);
-    const auto pair = *reinterpret_cast<const Pair<Scalar>*>(source + i);
-    const float even = to_float(pair.first);
-    const float odd = to_float(pair.second);
+  const int rotated = rotary.q_rows + rotary.kv_rows;
+  Scalar* source = qkv + row * (rotated + rotary.kv_rows);
+  const auto load = [&](int i) -> float2 {
+    using Word = std::conditional_t<sizeof(Scalar) == 2, unsigned, uint2>;
+    const Word word = __ldcg(reinterpret_cast<const Word*>(source + i));
+    const auto& pair = reinterpret_cast<const Pair<Scalar>&>(word);
+    const float2 bias = rotary.bias == nullptr ? float2{} : *reinterpret_cast<const float2*>(rotary.bias + i);
+    return {to_float(pair.first) + bias.x, to_float(pair.second) + bias.y};
+  };
+  if (norms.q != nullptr) {
+    const int lane = static_cast<int>(threadIdx.x) % 32;
+    for (int head = static_cast<int>(threadIdx.x) / 32; head < rotated / rotary.head_dim; head += kThreads / 32) {
+      float squares = 0.0F;
+      for (int i = 2 * lane; i < rotary.head_dim; i += 64) {
+        const float2 value = load(head * rotary.head_dim + i);
+        squares += value.x * value.x + value.y * value.y;
+      }
+      squares = warp_sum(squares);
+      if (lane == 0) {
+        head_scales[head] = 1.0F / sqrtf(squares / static_cast<float>(rotary.head_dim) + norms.epsilon);
+      }
+    }
+    __syncthreads();
+  }
+  const int last = rotary.bias == nullptr ? rotated : rotated + rotary.kv_rows;
+  for (int i = static_cast<int>(threadIdx.x) * 2; i < last; i += kThreads * 2) {
+    float2 value = load(i);
+    float2 turn = {1.0F, 0.0F};
+    if (i < rotated) {
+      turn = __ldcg(rotary.rotation + row * half + i / 2 % half);
+      if (norms.q != nullptr) {
+        const float* const norm = i < rotary.q_rows ? norms.q : norms.k;
+        const float scale = head_scales[i / rotary.head_dim];
+        const float2 weight = *reinterpret_cast<const float2*>(norm + i % rotary.head_dim);
+        value = {value.x * weight.x * scale, value.y * weight.y * scale};
+      }
+    }
     Scalar* destination = i < rotary.q_rows ? q + row * rotary.q_rows + i : source + i;
     *reinterpret_cast<Pair<Scalar>*>(destination) =
-        make_pair<Scalar>(even * turn.x - odd * turn.y, even * turn.y + odd * turn.x);
+        make_pair<Scalar>(value.x * turn.x - value.y * turn.y, value.x * turn.y + value.y * turn.x);
   }
 }
 
@@ -240,11 +274,13 @@ void rms_norm(Precision precision, const Norm& norm, int num_tokens, void* outpu
   });
 }
 
-void rotate_and_split(Precision precision, const Rotary& rotary, int num_tokens, void* qkv, void* q,
-                      cudaStream_t stream) {
+void rotate_and_split(Precision precision, const Rotary& rotary, const HeadNorms& norms, int num_tokens, void* qkv,
+                      void* q, cudaStream_t stream) {
+  const int num_normed = norms.q == nullptr ? 0 : (rotary.q_rows + rotary.kv_rows) / rotary.head_dim;
   with_scalar(precision, [&]<typename Scalar>(Scalar) {
-    launch(rotate_and_split_kernel<Scalar>, dim3(static_cast<unsigned>(num_tokens)), kThreads, 0, stream,
-           Overlap::kPreviousWithoutL1, rotary, static_cast<Scalar*>(qkv), static_cast<Scalar*>(q));
+    launch(rotate_and_split_kernel<Scalar>, dim3(static_cast<unsigned>(num_tokens)), kThreads,
+           static_cast<std::size_t>(num_normed) * sizeof(float), stream, Overlap::kPreviousWithoutL1, rotary, norms,
+           static_cast<Scalar*>(qkv), static_cast<Scalar*>(q));
   });
 }
 

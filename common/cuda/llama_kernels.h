@@ -20,12 +20,14 @@ struct Lookup {
   const int* positions = nullptr;       // [num_tokens]
   const void* embedding = nullptr;      // [vocab_size, hidden_size], in the model's precision
   const double* frequencies = nullptr;  // [head_dim / 2], radians a position
+  float rotation_scale = 1.0F;
   int vocab_size = 0;
   int head_dim = 0;
 };
 
 // residual: num_tokens rows, NaN for a token outside of the vocabulary.
-// rotation: [num_tokens, head_dim / 2], cosine and sine. The angles are computed in float64, as on the CPU.
+// rotation: [num_tokens, head_dim / 2], cosine and sine, times rotation_scale. The angles are computed in float64, as
+// on the CPU.
 void look_up(Precision precision, const Lookup& lookup, int num_tokens, const Residual& residual, float2* rotation,
              cudaStream_t stream);
 
@@ -41,9 +43,17 @@ struct Norm {
 };
 void rms_norm(Precision precision, const Norm& norm, int num_tokens, void* output, cudaStream_t stream);
 
-// qkv: [num_tokens, q_rows + 2 * kv_rows]. Q is rotated into q, [num_tokens, q_rows]; K is rotated in place.
-void rotate_and_split(Precision precision, const Rotary& rotary, int num_tokens, void* qkv, void* q,
-                      cudaStream_t stream);
+// Of each head of Q and of K.
+struct HeadNorms {
+  const float* q = nullptr;  // [head_dim]; nullptr: heads are not normalised
+  const float* k = nullptr;  // [head_dim]
+  float epsilon = 0.0F;
+};
+
+// qkv: [num_tokens, q_rows + 2 * kv_rows]. The bias is added to all of it. Q is normalised and rotated into q,
+// [num_tokens, q_rows]; K in place.
+void rotate_and_split(Precision precision, const Rotary& rotary, const HeadNorms& norms, int num_tokens, void* qkv,
+                      void* q, cudaStream_t stream);
 
 // gate_up: [num_tokens, 2 * size], gate and up alternating. output: [num_tokens, size]: silu(gate) * up.
 void gated_silu(Precision precision, const void* gate_up, int size, int num_tokens, void* output, cudaStream_t stream);

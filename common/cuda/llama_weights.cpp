@@ -73,6 +73,46 @@ void upload_array(const void* source, std::size_t bytes, void* destination) {
   CUDA_CHECK(cudaMemcpy(destination, source, bytes, cudaMemcpyHostToDevice));
 }
 
+// Of a model that rotates the first half of a head with the second: the numbers that belong together next to each
+// other. values: those of the first num_heads heads, and others, which stay where they are.
+RowVector halves_side_by_side(const RowVector& values, int num_heads, int head_dim) {
+  RowVector result = values;
+  for (int head = 0; head < num_heads; ++head) {
+    for (int i = 0; i < head_dim; ++i) {
+      result[head * head_dim + i] = values[head * head_dim + i / 2 + i % 2 * (head_dim / 2)];
+    }
+  }
+  return result;
+}
+
+// Q, K and V of a layer, and what belongs to them.
+void upload_qkv(const LlamaConfig& config, const LlamaLayer& source, const CudaLlamaWeights::Layer& layer,
+                Uploader& uploader) {
+  const int num_rotated = config.num_heads + config.num_kv_heads;  // heads
+  const auto upload_vector = [&](const RowVector& values, int num_heads, float* destination) {
+    const RowVector ordered = config.rotates_halves ? halves_side_by_side(values, num_heads, config.head_dim) : values;
+    upload_array(ordered.data(), static_cast<std::size_t>(ordered.size()) * sizeof(float), destination);
+  };
+  if (config.rotates_halves) {
+    const int half = config.head_dim / 2;
+    for (std::int64_t row = 0; row < std::int64_t{num_rotated} * config.head_dim; row += config.head_dim) {
+      uploader.rows(source.qkv, row, half, layer.qkv, row, 2);
+      uploader.rows(source.qkv, row + half, half, layer.qkv, row + 1, 2);
+    }
+    const std::int64_t first_v = std::int64_t{num_rotated} * config.head_dim;
+    uploader.rows(source.qkv, first_v, source.qkv.rows() - first_v, layer.qkv, first_v, 1);
+  } else {
+    uploader.matrix(source.qkv, layer.qkv);
+  }
+  if (config.qkv_bias) {
+    upload_vector(source.qkv_bias, num_rotated, layer.qkv_bias);
+  }
+  if (config.qk_norm) {
+    upload_vector(source.q_norm, 1, layer.q_norm);
+    upload_vector(source.k_norm, 1, layer.k_norm);
+  }
+}
+
 }  // namespace
 
 CudaLlamaWeights::CudaLlamaWeights(const LlamaConfig& config, Precision precision)
@@ -82,7 +122,10 @@ CudaLlamaWeights::CudaLlamaWeights(const LlamaConfig& config, Precision precisio
   const auto take_matrix = [&](void*& piece, std::int64_t rows, std::int64_t cols) {
     cuts.take(piece, static_cast<std::size_t>(rows * cols * bytes_of(precision)));
   };
-  const auto take_norm = [&](float*& piece) { cuts.take(piece, static_cast<std::size_t>(hidden) * sizeof(float)); };
+  const auto take_floats = [&](float*& piece, std::int64_t size) {
+    cuts.take(piece, static_cast<std::size_t>(size) * sizeof(float));
+  };
+  const auto take_norm = [&](float*& piece) { take_floats(piece, hidden); };
   take_matrix(embedding, config.vocab_size, hidden);
   take_norm(output_norm);
   if (!config.tied_output) {
@@ -92,6 +135,13 @@ CudaLlamaWeights::CudaLlamaWeights(const LlamaConfig& config, Precision precisio
   for (Layer& layer : layers) {
     take_norm(layer.attention_norm);
     take_matrix(layer.qkv, qkv_rows(config), hidden);
+    if (config.qkv_bias) {
+      take_floats(layer.qkv_bias, qkv_rows(config));
+    }
+    if (config.qk_norm) {
+      take_floats(layer.q_norm, config.head_dim);
+      take_floats(layer.k_norm, config.head_dim);
+    }
     take_matrix(layer.output, hidden, q_rows(config));
     take_norm(layer.feed_forward_norm);
     take_matrix(layer.gate_up, 2 * std::int64_t{config.feed_forward_size}, hidden);
@@ -118,7 +168,7 @@ void CudaLlamaWeights::upload(const LlamaWeights& weights) {
     const Layer& layer = layers[i];
     const std::int64_t half = source.gate_up.rows() / 2;
     upload_array(source.attention_norm.data(), norm_bytes, layer.attention_norm);
-    uploader.matrix(source.qkv, layer.qkv);
+    upload_qkv(config_, source, layer, uploader);
     uploader.matrix(source.output, layer.output);
     upload_array(source.feed_forward_norm.data(), norm_bytes, layer.feed_forward_norm);
     uploader.rows(source.gate_up, 0, half, layer.gate_up, 0, 2);
@@ -150,6 +200,13 @@ void CudaLlamaWeights::draw(std::uint64_t seed) {
   for (const Layer& layer : layers) {
     fill_floats(layer.attention_norm, hidden, 1.0F, nullptr);
     draw_matrix(layer.qkv, qkv_rows(config_), hidden);
+    if (config_.qkv_bias) {
+      fill_floats(layer.qkv_bias, qkv_rows(config_), 0.0F, nullptr);
+    }
+    if (config_.qk_norm) {
+      fill_floats(layer.q_norm, config_.head_dim, 1.0F, nullptr);
+      fill_floats(layer.k_norm, config_.head_dim, 1.0F, nullptr);
+    }
     draw_matrix(layer.output, hidden, q_rows(config_));
     fill_floats(layer.feed_forward_norm, hidden, 1.0F, nullptr);
     draw_matrix(layer.gate_up, 2 * std::int64_t{config_.feed_forward_size}, hidden);
@@ -163,8 +220,10 @@ std::int64_t CudaLlamaWeights::bytes_per_token() const {
   const std::int64_t layer_elements = (qkv_rows(config_) + q_rows(config_) + 3 * config_.feed_forward_size) * hidden;
   const std::int64_t elements =
       config_.num_layers * layer_elements + config_.vocab_size * hidden + hidden;  // one row of the embedding
-  const std::int64_t norms = (2 * std::int64_t{config_.num_layers} + 1) * hidden;
-  return elements * bytes_of(precision_) + norms * static_cast<std::int64_t>(sizeof(float));
+  const std::int64_t layer_floats = 2 * hidden + (config_.qkv_bias ? qkv_rows(config_) : 0) +
+                                    (config_.qk_norm ? 2 * std::int64_t{config_.head_dim} : 0);
+  const std::int64_t floats = config_.num_layers * layer_floats + hidden;
+  return elements * bytes_of(precision_) + floats * static_cast<std::int64_t>(sizeof(float));
 }
 
 }  // namespace common

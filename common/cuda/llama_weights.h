@@ -11,7 +11,8 @@
 
 namespace common {
 
-// Matrices are in the model's precision, norms in float32. Everything is in one allocation.
+// Matrices are in the model's precision, norms and biases in float32. Everything is in one allocation. The rows of a
+// head of Q and K lie so that the two that are rotated together are neighbours, in whichever order the file has them.
 class CudaLlamaWeights {
  public:
   // Allocates, but does not set the weights. Throws OutOfDeviceMemory.
@@ -23,6 +24,9 @@ class CudaLlamaWeights {
   struct Layer {
     float* attention_norm = nullptr;     // [hidden_size]
     void* qkv = nullptr;                 // [(num_heads + 2 * num_kv_heads) * head_dim, hidden_size]: Q, K and V rows
+    float* qkv_bias = nullptr;           // [(num_heads + 2 * num_kv_heads) * head_dim]; nullptr if there is none
+    float* q_norm = nullptr;             // [head_dim]; nullptr if heads are not normalised
+    float* k_norm = nullptr;             // [head_dim]; likewise
     void* output = nullptr;              // [hidden_size, num_heads * head_dim]
     float* feed_forward_norm = nullptr;  // [hidden_size]
     void* gate_up = nullptr;  // [2 * feed_forward_size, hidden_size]: each gate row is followed by its up row,

@@ -11,8 +11,7 @@ namespace {
 
 // From config.json of meta-llama/Llama-2-7b-hf, -13b-hf and -70b-hf, meta-llama/Meta-Llama-3-8B,
 // meta-llama/Llama-3.2-1B (without its scaling of slow rotations, which changes no speed), HuggingFaceTB/SmolLM2-135M
-// and Qwen/Qwen3-0.6B (without the norms of its queries and keys, which are small), all on https://huggingface.co. The
-// last one is the bundled model, common/model/tales/MODEL.md.
+// and Qwen/Qwen3-0.6B, all on https://huggingface.co. The last one is the bundled model, common/model/tales/MODEL.md.
 constexpr std::array<Preset, 8> kPresets = {{
     {.name = "llama-2-7b",
      .config = {.vocab_size = 32000,
@@ -84,7 +83,9 @@ constexpr std::array<Preset, 8> kPresets = {{
                 .feed_forward_size = 3072,
                 .rope_freq_base = 1e6F,
                 .rms_epsilon = 1e-6F,
-                .tied_output = true}},
+                .tied_output = true,
+                .qk_norm = true,
+                .rotates_halves = true}},
     {.name = "tales-5m",
      .config = {.vocab_size = 2048,
                 .context_length = 1024,

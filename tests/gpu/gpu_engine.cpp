@@ -18,6 +18,7 @@
 #include "tests/stages/stage_engine.h"
 #include "tests/support/golden.h"
 #include "tests/support/stage_api.h"
+#include "tests/support/tiny_llama.h"
 
 // Not formatted: spaces around the slash would become part of the path.
 // clang-format off
@@ -152,6 +153,41 @@ TEST_CASE("GPU: the golden prompts get the golden text, in chunks and blocks of 
       CAPTURE(chunk_size, block_size, golden_cases()[i].prompt, completions[i].error);
       CHECK(compare_tokens(completions[i].tokens, golden_cases()[i].generated_tokens) == kNoDifference);
     }
+  }
+}
+
+TEST_CASE("GPU: in float32 every architecture gets the CPU's text") {
+  if (!common::has_cuda_device()) {
+    SKIP_TEST("there is no GPU");
+  }
+  tests::TinyModel tiny;
+  tiny.architecture = GENERATE("llama", "qwen2", "qwen3");
+  tiny.vocab_size = 2048;  // of some_tokens()
+  tiny.hidden_size = 64;
+  tiny.head_dim = 32;
+  tiny.feed_forward_size = 104;
+  tiny.write_head_dim = true;
+  tiny.scaling = "yarn";
+  tiny.freq_base = 10000.0F;
+  tiny.trained_length = 16;
+  const tests::Bytes bytes = tiny.builder().build();
+  const common::Gguf file = common::Gguf::parse(bytes, "tiny.gguf");
+  const common::Llama model(file);
+  std::vector<common::Request> requests;
+  for (const int length : {1, 5, 16, 23}) {
+    common::Request request;
+    request.prompt = some_tokens(length, length);
+    request.max_new_tokens = 24;
+    requests.push_back(request);
+  }
+  stage::Engine cpu(model, options_for(stage::Device::kCpu));
+  stage::Engine gpu(model, options_for(stage::Device::kGpu));
+  const std::vector<common::Completion> expected = run(cpu, requests);
+  const std::vector<common::Completion> completions = run(gpu, requests);
+  REQUIRE(completions.size() == expected.size());
+  for (std::size_t i = 0; i < expected.size(); ++i) {
+    CAPTURE(tiny.architecture, i);
+    CHECK(compare_tokens(completions[i].tokens, expected[i].tokens) == kNoDifference);
   }
 }
 

@@ -14,6 +14,7 @@
 #include "tests/support/catch.h"
 #include "tests/support/compare.h"
 #include "tests/support/reference_decoder.h"
+#include "tests/support/tiny_llama.h"
 
 namespace {
 
@@ -38,7 +39,9 @@ constexpr tests::Tolerance kFloatRounding{1e-4, 2e-5};
 // error of at most 2^-9, and 2^-9 / sqrt(3) on average. A layer rounds what enters each of its 4 products twice
 // (weights and activations), the logits once more each; independent errors add up as squares do. Twice that, because
 // errors of early layers pass through the later ones.
-double bfloat16_bound(int num_layers) { return 2.0 * std::sqrt(8.0 * num_layers + 2.0) * 0x1p-9 / std::sqrt(3.0); }
+double bfloat16_bound(int num_layers, double roundings = 8.0) {
+  return 2.0 * std::sqrt(roundings * num_layers + 2.0) * 0x1p-9 / std::sqrt(3.0);
+}
 
 std::span<const float> all_of(const Matrix& matrix) { return {matrix.data(), static_cast<std::size_t>(matrix.size())}; }
 
@@ -199,6 +202,62 @@ TEST_CASE("GPU Llama: shapes that fit no tile, and logits of chosen rows", "[gpu
         if (num_rows > 1) {
           CHECK(complaint(logits, chosen, precision, config.num_layers) == kNoComplaint);
         }
+      }
+    }
+  }
+}
+
+// What architectures differ in: biases, norms of heads, which numbers are rotated together and how fast.
+TEST_CASE("GPU Llama: every architecture against float64", "[gpu]") {
+  if (!common::has_cuda_device()) {
+    SKIP_TEST("there is no GPU");
+  }
+  tests::TinyModel tiny;
+  tiny.architecture = GENERATE("llama", "qwen2", "qwen3");
+  tiny.vocab_size = 101;
+  tiny.hidden_size = 64;
+  tiny.feed_forward_size = 2056;  // long enough for the kernel by tiles
+  tiny.write_head_dim = true;
+  tiny.spread = 0.8;
+  const int variant = GENERATE(0, 1, 2);
+  if (variant == 0) {
+    tiny.head_dim = 80;  // more than a warp takes at once
+    tiny.freq_base = 1e6F;
+  } else if (variant == 1) {
+    tiny.num_heads = 7;
+    tiny.num_kv_heads = 1;
+    tiny.head_dim = 24;
+    tiny.tied = false;
+    tiny.scaling = "yarn";
+    tiny.freq_base = 10000.0F;
+    tiny.trained_length = 2048;
+  } else {
+    tiny.num_heads = 5;
+    tiny.num_kv_heads = 5;
+    tiny.head_dim = 8;
+    tiny.tied = false;
+    tiny.scaling = "linear";
+    tiny.rope_factors = {1.0F, 2.0F, 4.0F, 8.0F};
+  }
+  const tests::Bytes bytes = tiny.builder().build();
+  const common::Gguf file = common::Gguf::parse(bytes, "tiny.gguf");
+  const Llama cpu_model(file);
+  Random random(3);
+  const std::vector<int> tokens = random_numbers(random, 70, tiny.vocab_size);
+  const std::vector<double> expected = tests::SlowLlama(file).logits(tokens);
+  for (const Precision precision : {Precision::kFloat32, Precision::kBFloat16}) {
+    CudaLlama model(cpu_model, precision, 70);
+    for (const std::vector<int>& chunks : {std::vector<int>{70}, {20, 49, 1}, {1, 8, 2, 16, 12}}) {
+      CAPTURE(tiny.architecture, variant, static_cast<int>(precision), chunks);
+      const Matrix logits = logits_in_chunks(model, tokens, chunks);
+      if (precision == Precision::kFloat32) {
+        CHECK(tests::compare(all_of(logits), expected, kFloatRounding) == kNoComplaint);
+      } else {
+        // Besides what enters the products, counted here: q and k, as products and as they are rotated, v, gate and up.
+        const Eigen::Map<const Eigen::VectorXd> exact(expected.data(), static_cast<Eigen::Index>(expected.size()));
+        const Eigen::Map<const Eigen::VectorXf> computed(logits.data(), logits.size());
+        const double error = (computed.cast<double>() - exact).norm() / exact.norm();
+        CHECK(error <= bfloat16_bound(tiny.num_layers, 15.0));
       }
     }
   }
