@@ -49,6 +49,7 @@ TEST_CASE("page layout: the swizzle puts the same vector of 8 rows into 8 column
         for (int row = first_row; row < first_row + 8; ++row) {
           columns.insert((row * vecs_per_row + swizzle(vecs_per_row, row, vec)) % 8);
         }
+        CAPTURE(vecs_per_row, first_row, vec);
         CHECK(columns.size() == 8);
       }
     }
@@ -61,6 +62,7 @@ TEST_CASE("page layout: the swizzle keeps a vector inside its row, and each plac
       std::set<int> taken;
       for (int vec = 0; vec < vecs_per_row; ++vec) {
         const int place = swizzle(vecs_per_row, row, vec);
+        CAPTURE(vecs_per_row, row, vec);
         CHECK(place >= 0);
         CHECK(place < vecs_per_row);
         taken.insert(place);
