@@ -91,7 +91,7 @@ class Engine {
   KvCache cache_;
   KvCacheManager manager_;
   std::unique_ptr<GpuRunner> gpu_;
-  common::Matrix hidden_;  // of that token, left by the CPU's last forward pass: [1, hidden_size]
+  common::Matrix hidden_;  // of the last token, left by the CPU's last forward pass: [1, hidden_size]
   common::Timing timing_;
   std::int64_t forward_passes_ = 0;
   std::int64_t kv_bytes_read_ = 0;

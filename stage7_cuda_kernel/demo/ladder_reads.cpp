@@ -249,7 +249,7 @@ void add_ladder_commands(common::Program& program, int& step) {
   program
       .add_command("ladder", "What the threads of each decode kernel read, on ten tokens",
                    [&step] { step == 0 ? print_steps() : print_step(step); })
-      .option("--step", step, {0, kBalanced}, "one step in detail: thread blocks, and the first load of a warp");
+      .option("--step", step, {0, kBalanced}, "one step in detail: thread blocks, a warp's first load; 0: all steps");
 }
 
 }  // namespace

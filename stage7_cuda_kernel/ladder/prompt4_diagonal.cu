@@ -1,8 +1,8 @@
 // Prompts, step 4: short tiles on the diagonal. The kernel that the stage uses (../kernels/prefill_kernel.cuh).
 //
 // Of the last tile that a task's rows see, they may see one token or all 128. Its products are as short as that allows,
-// in steps of 32 tokens; wgmma has an instruction for each. On average a task saves half a tile of the two that are not
-// seen whole.
+// in steps of 32 tokens; wgmma has an instruction for each. With a group of 4, a task is 32 tokens of the prompt, and
+// saves 48 of the last tile's 128 on average.
 //
 // flops: as step 1 counts them, since what is masked is no part of the result. Computed are, for a prompt of 512
 // tokens, 272 tokens for each row in place of 320; rows see 256.
