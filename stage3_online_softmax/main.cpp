@@ -6,6 +6,7 @@
 
 #include "common/app/block_map.h"
 #include "common/app/cli.h"
+#include "common/app/rounds.h"
 #include "common/app/shell.h"
 #include "common/app/table.h"
 #include "common/base/check.h"
@@ -120,6 +121,12 @@ int run(int argc, char** argv) {
     return common::RunResult{std::move(completions), engine.counters(), engine.timing()};
   };
   add_engine_options(program.add_generate(generate), options);
+  const auto rounds = [&](const common::Session& session, std::span<const common::Request> requests,
+                          common::RoundTable& table) {
+    Engine engine(session.model, options);
+    return engine.run(requests, [&](int request, common::Token) { table.add(request, engine.manager()); });
+  };
+  add_engine_options(common::add_rounds(program, rounds), options);
 
   std::optional<Engine> engine;
   const auto bench_target = [&](const common::Session& session) {

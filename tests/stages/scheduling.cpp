@@ -3,6 +3,8 @@
 
 #include <algorithm>
 #include <deque>
+#include <initializer_list>
+#include <iterator>
 #include <memory>
 #include <numeric>
 #include <string>
@@ -13,6 +15,7 @@
 #include "tests/support/ledger.h"
 #include "tests/support/stage_api.h"
 
+#include STAGE_HEADER(batch.h)
 #include STAGE_HEADER(kv_cache.h)
 #include STAGE_HEADER(scheduler.h)
 
@@ -135,6 +138,41 @@ struct Bench {
 };
 
 }  // namespace
+
+TEST_CASE("batch: the arrays of two sequences, with no more of a table than the context needs") {
+  // Part 6 of the lesson: X computes its eleventh token in the blocks 7, 1 and 3, Y the last two of six in 2 and 5.
+  KvCacheManager manager(8, 4);
+  constexpr int kX = 0;
+  constexpr int kY = 1;
+  constexpr int kOther = 2;
+  for (int block = 0; block < 8; ++block) {
+    REQUIRE(manager.allocate(kOther + block, 4));  // takes the block of this number
+  }
+  const auto grow = [&](int sequence, int num_slots, std::initializer_list<int> blocks) {
+    for (auto block = std::rbegin(blocks); block != std::rend(blocks); ++block) {
+      manager.free(kOther + *block);
+    }
+    REQUIRE(manager.allocate(sequence, num_slots));
+    REQUIRE(manager.block_table(sequence) == std::vector<int>(blocks));
+  };
+  grow(kX, 16, {7, 1, 3, 0});  // more than it needs: the fourth block holds nothing to read
+  grow(kY, 6, {2, 5});
+  manager.commit(kX, 10);
+  manager.commit(kY, 4);
+
+  stage::RaggedBatch batch;
+  batch.add(manager, kX, std::vector<common::Token>{100}, true);
+  batch.add(manager, kY, std::vector<common::Token>{104, 105}, true);
+  CHECK(batch.tokens == std::vector<common::Token>{100, 104, 105});
+  CHECK(batch.positions == std::vector<int>{10, 4, 5});
+  CHECK(batch.slot_mapping == std::vector<int>{14, 20, 21});
+  CHECK(batch.query_starts == std::vector<int>{0, 1, 3});
+  CHECK(batch.context_lengths == std::vector<int>{11, 6});
+  CHECK(batch.block_tables == std::vector<int>{7, 1, 3, 2, 5});
+  CHECK(batch.table_starts == std::vector<int>{0, 3, 5});
+  CHECK(batch.logits_rows == std::vector<int>{0, 2});
+  CHECK(batch.sequences == std::vector<stage::SequenceId>{kX, kY});
+}
 
 TEST_CASE("a worked schedule of three requests: budget 6, blocks of 4, 6 blocks") {
   // The README's example. A: 5 tokens and 4 more, B: 6 and 3, C: 4 and 2.
