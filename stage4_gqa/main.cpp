@@ -1,4 +1,3 @@
-#include <algorithm>
 #include <iostream>
 #include <memory>
 #include <optional>
@@ -130,7 +129,7 @@ int run(int argc, char** argv) {
 
   std::optional<Engine> engine;
   const auto bench_target = [&](const common::Session& session) {
-    options.num_slots = std::max(options.num_slots, session.bench_tokens);
+    options.num_slots = session.bench_slots(options.num_slots);
     KvCacheManager& manager = engine.emplace(session.model, options).manager();
     const auto start = [&](int max_length) {
       if (manager.contains(0)) {

@@ -155,6 +155,8 @@ def renewed(expected, actual):
 
 # A program that can use a GPU says in one line on stderr whether it does.
 WHERE = re.compile(r"^note: computing on ")
+# And one that takes long how far it is, once in a while.
+PROGRESS = re.compile(r"^[^|]+: [\d,]+ of [\d,]+ \([\d.]+ %\), \d+ s left$")
 
 
 def run(text, root):
@@ -165,7 +167,7 @@ def run(text, root):
     except subprocess.TimeoutExpired:
         return None, [f"no end after {TIMEOUT_SECONDS} seconds"]
     lines = result.stdout.decode("utf-8", errors="replace").split("\n")
-    return result.returncode, normalise([line for line in lines if not WHERE.match(line)])
+    return result.returncode, normalise([line for line in lines if not WHERE.match(line) and not PROGRESS.match(line)])
 
 
 def check_command(command, expected, status, actual):

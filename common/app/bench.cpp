@@ -60,7 +60,10 @@ void print_speed(const Llama& model, const BenchTarget& target, int prompt_token
   double prefill_seconds = std::numeric_limits<double>::infinity();
   double decode_seconds = prefill_seconds;
   for (int run = 0; run < kRuns; ++run) {
-    require(target.start(prompt_tokens + new_tokens) ? std::optional(true) : std::nullopt);
+    if (!target.start(prompt_tokens + new_tokens)) {
+      throw InputError(format("the cache is too small for %d + %d tokens; --slots %d would do", prompt_tokens,
+                              new_tokens, prompt_tokens + new_tokens));
+    }
     const double start = now_seconds();
     const std::optional<Matrix> logits = require(target.append(prompt));
     const double prefilled = now_seconds();

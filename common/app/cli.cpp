@@ -17,6 +17,7 @@
 #include <thread>
 #include <utility>
 
+#include "common/app/json.h"
 #include "common/app/plan.h"
 #include "common/app/progress.h"
 #include "common/app/result_file.h"
@@ -89,10 +90,17 @@ void print_logprobs(const Session& session, const Completion& completion) {
 void print_texts(const Session& session, const RunResult& result) {
   for (std::size_t i = 0; i < result.completions.size(); ++i) {
     print_prompt(std::cout, i, session.prompts[i]);
-    WordWrap(std::cout, wrap_columns(std::cout), kTextIndent).write(session.text_of(result.completions[i]));
+    const std::string& error = result.completions[i].error;
+    const std::string text = session.text_of(result.completions[i]);
+    WordWrap(std::cout, wrap_columns(std::cout), kTextIndent).write(error.empty() ? text : "no reply: " + error);
     std::cout << '\n';
     print_logprobs(session, result.completions[i]);
   }
+}
+
+bool have_all_failed(const RunResult& result) {
+  return std::all_of(result.completions.begin(), result.completions.end(),
+                     [](const Completion& completion) { return !completion.error.empty(); });
 }
 
 void print_counters(const RunResult& result) {
@@ -148,9 +156,7 @@ std::string to_json(const std::string& stage, const Session& session, const RunR
     }
     document["requests"].push_back(entry);
   }
-  for (const Counter& entry : result.counters) {
-    document["counters"][entry.name] = entry.value;
-  }
+  document["counters"] = to_json(result.counters);
   document["timing"] = {{"prefill_tokens", result.timing.prefill_tokens},
                         {"prefill_seconds", result.timing.prefill_seconds},
                         {"decode_tokens", result.timing.decode_tokens},
@@ -290,7 +296,7 @@ RunResult run_interruptibly(const Session& session, bool is_streamed, bool has_t
       }
     });
     if (!NoteInterrupts::is_noted()) {
-      if (is_streamed) {
+      if (is_streamed && !have_all_failed(result)) {
         stream.finish();
       }
       return result;
@@ -319,6 +325,9 @@ void generate(const std::string& stage, const GenerateOptions& options,
       result.counters.begin(),
       {{"tokens_computed", static_cast<double>(tokens_computed)},
        {"tokens_without_cache", static_cast<double>(tokens_without_cache(session, result.completions))}});
+  if (!json.is_wanted() && have_all_failed(result)) {
+    throw InputError(result.completions.front().error);
+  }
   if (json.is_wanted()) {
     json.write(to_json(stage, session, result));
   } else {
@@ -339,7 +348,7 @@ void generate(const std::string& stage, const GenerateOptions& options,
 }
 
 void add_model_options(Command& command, SessionOptions& options) {
-  command.option("--model", options.model_path, "a GGUF file of the Llama architecture (default: the bundled model)");
+  command.option("--model", options.model_path, std::string(kLoadableModels) + " (default: the bundled model)");
   command.option("--threads", options.num_threads, {1, 1024},
                  "threads for the model's arithmetic (default: one for each processor)");
 }
@@ -350,6 +359,9 @@ void add_prompt_options(Command& command, SessionOptions& options) {
   command.flag("--chat", options.chat, "answer each prompt, with the model's chat template");
   command.option("--max-new-tokens", options.max_new_tokens, {1, 1 << 24},
                  "maximum number of tokens to generate for a --prompt");
+}
+
+void add_sampling_options(Command& command, SessionOptions& options) {
   command.option("--temperature", options.sampling.temperature, {0.0, 100.0}, "0 always takes the most likely token");
   command.option("--top-k", options.sampling.top_k, {0, 1 << 24},
                  "sample only from the k most likely tokens; 0: from all");
@@ -373,6 +385,14 @@ void add_prompt_options(Command& command, SessionOptions& options) {
 
 }  // namespace
 
+int Session::bench_slots(int num_slots) const {
+  if (slots_given || num_slots >= bench_tokens) {
+    return num_slots;
+  }
+  std::cerr << "note: a cache of " << format_count(bench_tokens) << " slots: what the text needs (--slots sets it)\n";
+  return bench_tokens;
+}
+
 Program::Program(std::string name, const std::string& idea) : name_(std::move(name)), command_line_(name_, idea) {}
 
 Command& Program::add_generate(std::function<RunResult(const Session&, const OnToken&)> run) {
@@ -381,6 +401,7 @@ Command& Program::add_generate(std::function<RunResult(const Session&, const OnT
                                        [this, options, run = std::move(run)] { generate(name_, *options, run); });
   add_model_options(command, options->session);
   add_prompt_options(command, options->session);
+  add_sampling_options(command, options->session);
   command.option("--logprobs", options->session.num_logprobs, {0, kMaxLogprobs},
                  "print each token's log-probability, and so many of the most likely ones");
   command.flag("--stream", options->stream, "write each token as it comes, as on a terminal");
@@ -391,13 +412,17 @@ Command& Program::add_generate(std::function<RunResult(const Session&, const OnT
 }
 
 Command& Program::add_session_command(const std::string& name, const std::string& description,
-                                      std::function<void(const Session&)> run,
-                                      const SamplingOptions& default_sampling) {
+                                      std::function<void(const Session&)> run, const SessionInput& input) {
   const auto options = std::make_shared<SessionOptions>();
-  options->sampling = default_sampling;
+  options->sampling = input.default_sampling;
   Command& command = command_line_.add(name, description, [options, run = std::move(run)] { run(load(*options)); });
   add_model_options(command, *options);
-  add_prompt_options(command, *options);
+  if (input.prompts) {
+    add_prompt_options(command, *options);
+  }
+  if (input.sampling) {
+    add_sampling_options(command, *options);
+  }
   return command;
 }
 
@@ -498,6 +523,7 @@ void Program::bench(const std::function<BenchTarget(const Session&)>& target,
                             options.new_tokens, context));
   }
   session.bench_tokens = options.prompt_tokens + options.new_tokens;
+  session.slots_given = bench_command_->is_given("--slots");
   print_speed(session.model, target(session), options.prompt_tokens, options.new_tokens, load_seconds);
 }
 

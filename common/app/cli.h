@@ -16,6 +16,9 @@
 
 namespace common {
 
+// For --help: what the README says at length.
+inline constexpr const char* kLoadableModels = "a GGUF file of Llama, Qwen2 or Qwen3, or of a model built like them";
+
 // A loaded model, and the requests that the command line describes.
 struct Session {
   std::string model_name;
@@ -25,12 +28,17 @@ struct Session {
   std::vector<Request> requests;  // one for each prompt
   StopStrings stop_strings = {};  // of all requests
   std::shared_ptr<const Gguf> file = nullptr;
-  int bench_tokens = 0;  // of `bench`: the length of the text that it measures
+  int bench_tokens = 0;     // of `bench`: the length of the text that it measures
+  bool slots_given = true;  // of `bench`: by --slots
 
   // The reply's text, up to a stop string.
   std::string text_of(const Completion& completion) const {
     return stop_strings.cut(tokenizer.decode(completion.tokens));
   }
+
+  // The slots of a cache for `bench`: num_slots, or more where none are given and the text needs them. Says so on
+  // stderr.
+  int bench_slots(int num_slots) const;
 };
 
 // What a run reports.
@@ -54,6 +62,13 @@ struct SessionOptions {
   int num_logprobs = 0;
 };
 
+// What a command has of the options of `generate`, beside --model and --threads: those that it uses.
+struct SessionInput {
+  bool prompts = true;   // --prompt, --chat, --max-new-tokens; without: the fixed workload
+  bool sampling = true;  // --temperature to --stop
+  SamplingOptions default_sampling = {};
+};
+
 class Program {
  public:
   // name: "stage1"; idea: one sentence for --help.
@@ -70,9 +85,9 @@ class Program {
   // on the fixed workload with block_size set to 1, 2, 4 … 256.
   void add_block_commands(int& block_size, std::function<RunResult(const Session&, const OnToken&)> run);
 
-  // A command with the options of `generate` that does something else with model and prompts.
+  // A command that does something else with model and prompts.
   Command& add_session_command(const std::string& name, const std::string& description,
-                               std::function<void(const Session&)> run, const SamplingOptions& default_sampling = {});
+                               std::function<void(const Session&)> run, const SessionInput& input = {});
 
   // `picture`: draws one of these as SVG, or lists them.
   void add_pictures(std::vector<Picture> pictures);

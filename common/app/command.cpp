@@ -197,6 +197,11 @@ void Command::flag_pair(const std::string& name, std::optional<bool>& value, con
       ->excludes(on);
 }
 
+bool Command::is_given(const std::string& name) const {
+  const CLI::Option* const option = app_.get_option_no_throw(name);
+  return option != nullptr && option->count() > 0;
+}
+
 void Command::exclude(const std::string& name, const std::string& other) {
   app_.get_option(name)->excludes(app_.get_option(other));
 }

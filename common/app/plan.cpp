@@ -265,7 +265,7 @@ void add_plan(Program& program) {
   command.option(
       "--preset", [&options](const std::string& name) { options.preset = find_preset(name).name; },
       "a published model: " + preset_names() + " (default: all)");
-  command.option("--model", options.model_path, "a GGUF file of the Llama architecture");
+  command.option("--model", options.model_path, kLoadableModels);
   command.exclude("--model", "--preset");
   command.option("--bytes", options.bytes_per_element, kElementBytes,
                  "bytes of a stored value (default: 2, as in fp16; 4 for tales-5m)");

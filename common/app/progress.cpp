@@ -19,10 +19,11 @@ constexpr const char* kWipeLine = "\r\033[K";
 
 }  // namespace
 
-Progress::Progress(std::string what, std::int64_t total)
+Progress::Progress(std::string what, std::int64_t total, ProgressPace pace)
     : what_(std::move(what)),
       total_(total),
-      enabled_(understands_escapes(std::cerr)),
+      redraws_(understands_escapes(std::cerr)),
+      pace_(redraws_ ? ProgressPace{kFirstDraw, kBetweenDraws} : pace),
       start_(std::chrono::steady_clock::now()),
       last_draw_(start_) {}
 
@@ -30,26 +31,27 @@ Progress::~Progress() { clear(); }
 
 void Progress::advance(std::int64_t steps) {
   done_ += steps;
-  if (!enabled_) {
-    return;
-  }
   const auto now = std::chrono::steady_clock::now();
-  if (now - start_ < kFirstDraw || (drawn_ && now - last_draw_ < kBetweenDraws)) {
+  if (now - start_ < pace_.first || (drawn_ && now - last_draw_ < pace_.between)) {
     return;
   }
   std::string line = what_ + ": " + format_count(done_);
   if (total_ > 0) {
     line += " of " + format_count(total_) + " (" +
             format_percent(static_cast<double>(done_), static_cast<double>(total_)) + ")";
+    if (done_ > 0) {
+      const double seconds = std::chrono::duration<double>(now - start_).count();
+      line += format(", %.0f s left", seconds * static_cast<double>(total_ - done_) / static_cast<double>(done_));
+    }
   }
-  std::fprintf(stderr, "%s%s", kWipeLine, line.c_str());
+  std::fprintf(stderr, "%s%s%s", redraws_ ? kWipeLine : "", line.c_str(), redraws_ ? "" : "\n");
   std::fflush(stderr);
   drawn_ = true;
   last_draw_ = now;
 }
 
 void Progress::clear() {
-  if (drawn_) {
+  if (drawn_ && redraws_) {
     std::fputs(kWipeLine, stderr);
     std::fflush(stderr);
     drawn_ = false;

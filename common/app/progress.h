@@ -1,5 +1,5 @@
-// A progress line on stderr for work that takes longer than a second. Silent unless stderr is a terminal that
-// understands escape sequences.
+// A progress line on stderr for work that takes longer than a second. Where stderr is no terminal that understands
+// escape sequences, work that takes long writes a line of its own from time to time.
 #pragma once
 
 #include <chrono>
@@ -8,10 +8,16 @@
 
 namespace common {
 
+// The times before the first line and between lines where they cannot be redrawn.
+struct ProgressPace {
+  std::chrono::milliseconds first{10'000};
+  std::chrono::milliseconds between{30'000};
+};
+
 class Progress {
  public:
   // total <= 0: unknown, so only the count is shown.
-  Progress(std::string what, std::int64_t total);
+  Progress(std::string what, std::int64_t total, ProgressPace pace = {});
   ~Progress();  // erases the line
   Progress(const Progress&) = delete;
   Progress& operator=(const Progress&) = delete;
@@ -23,7 +29,8 @@ class Progress {
   std::string what_;
   std::int64_t total_;
   std::int64_t done_ = 0;
-  bool enabled_;
+  bool redraws_;
+  ProgressPace pace_;
   bool drawn_ = false;
   std::chrono::steady_clock::time_point start_;
   std::chrono::steady_clock::time_point last_draw_;

@@ -1,9 +1,11 @@
 #include "prefix_commands.h"
 
 #include <algorithm>
+#include <cstdint>
 #include <iostream>
 #include <vector>
 
+#include "common/app/progress.h"
 #include "common/app/table.h"
 #include "common/app/token_source.h"
 #include "common/base/check.h"
@@ -52,6 +54,9 @@ void print_users(const common::Session& session, const TokenSource& source, cons
                               options.num_users, options.prefix_tokens, options.user_tokens);
   common::Table table({"prefix cache", "tokens computed", "blocks", "K and V", "first user, ms", "each other, ms"});
   const std::vector<Token> prefix = source.take(0, options.prefix_tokens);
+  const std::int64_t found = options.prefix_tokens / options.engine.block_size * options.engine.block_size;
+  const std::int64_t length = std::int64_t{options.prefix_tokens} + options.user_tokens;
+  common::Progress progress("tokens of prompts", 2 * length * options.num_users - found * (options.num_users - 1));
   for (const bool on : {false, true}) {
     Engine engine(session.model, with_prefix_cache(options.engine, on));
     int computed = 0;
@@ -61,6 +66,7 @@ void print_users(const common::Session& session, const TokenSource& source, cons
       const std::vector<Token> prompt = join(prefix, source.take(user + 1, options.user_tokens));
       const FirstToken result = compute_prompt(engine, user, prompt);
       computed += static_cast<int>(prompt.size()) - result.num_cached;
+      progress.advance(static_cast<std::int64_t>(prompt.size()) - result.num_cached);
       (user == 0 ? first : others) += result.milliseconds;
     }
     const Usage usage = engine.manager().usage();
@@ -69,6 +75,7 @@ void print_users(const common::Session& session, const TokenSource& source, cons
                    common::format_bytes(engine.cache().shape().bytes_per_slot() * usage.reserved),
                    common::format("%.1f", first), common::format("%.1f", others / std::max(options.num_users - 1, 1))});
   }
+  progress.clear();
   std::cout << table.to_string();
 }
 
@@ -78,6 +85,7 @@ void print_conversation(const common::Session& session, const TokenSource& sourc
   common::Table table({"turn", "prompt tokens", "cached", "computed", "cold, ms", "warm, ms"});
   Engine engine(session.model, with_prefix_cache(options.engine, true));
   std::vector<Token> conversation;
+  common::Progress progress("turns", options.num_turns);
   for (int turn = 0; turn < options.num_turns; ++turn) {
     conversation = join(conversation, source.take(turn + 1, options.user_tokens));
     const auto num_tokens = static_cast<int>(conversation.size());
@@ -97,7 +105,9 @@ void print_conversation(const common::Session& session, const TokenSource& sourc
     table.add_row({std::to_string(turn + 1), std::to_string(num_tokens), std::to_string(warm.num_cached),
                    std::to_string(num_tokens - warm.num_cached), common::format("%.1f", cold.milliseconds),
                    common::format("%.1f", warm.milliseconds)});
+    progress.advance();
   }
+  progress.clear();
   std::cout << table.to_string();
 }
 
@@ -130,11 +140,14 @@ void print_hashing(const common::Session& session, const TokenSource& source, co
   std::vector<std::vector<Token>> prompts;
   double prefill = 0.0;
   Engine engine(session.model, with_prefix_cache(options.engine, false));
+  common::Progress progress("prompts", options.num_users);
   for (int user = 0; user < options.num_users; ++user) {
     prompts.push_back(source.take(user + 1, options.prefix_tokens));
     prefill += compute_prompt(engine, 0, prompts.back()).milliseconds;
     engine.manager().free(0);
+    progress.advance();
   }
+  progress.clear();
   const double hashing =
       1e3 * (bookkeeping_seconds(options.engine, prompts, true) - bookkeeping_seconds(options.engine, prompts, false));
   std::cout << common::format("\n%d prompts of %d tokens that share nothing\n\n", options.num_users,
@@ -161,9 +174,9 @@ void print_reuse(const common::Session& session, const ReuseOptions& options) {
 }  // namespace
 
 common::Command& add_prefix_command(common::Program& program, ReuseOptions& options) {
-  common::Command& command =
-      program.add_session_command("prefix", "Show what the prefix cache saves, and what it costs",
-                                  [&](const common::Session& session) { print_reuse(session, options); });
+  common::Command& command = program.add_session_command(
+      "prefix", "Show what the prefix cache saves, and what it costs",
+      [&](const common::Session& session) { print_reuse(session, options); }, {.prompts = false, .sampling = false});
   command.option("--users", options.num_users, {1, 1 << 16}, "users of one prompt");
   command.option("--prefix-tokens", options.prefix_tokens, {1, 1 << 20}, "length of the prompt they have in common");
   command.option("--user-tokens", options.user_tokens, {1, 1 << 20}, "length of what each user asks");

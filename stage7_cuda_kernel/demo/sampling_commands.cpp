@@ -14,19 +14,39 @@
 namespace stage7 {
 namespace {
 
-// The pool's map shows this many blocks at most.
-constexpr int kMaxBlocksDrawn = 64;
+// What a line of the trace shows of the pool and of the branches, so that it fits a terminal of 80 columns.
+struct TraceColumns {
+  int num_blocks = 0;
+  std::string map_heading;
+  std::size_t list_columns = 0;
+};
 
-// One character per block: the number of its owners, or '.' if it is free.
-std::string draw_pool(const KvCacheManager& manager) {
-  const int num_blocks = std::min(manager.usage().total / manager.block_size(), kMaxBlocksDrawn);
+TraceColumns trace_columns(const KvCacheManager& manager, int num_branches) {
+  constexpr int kMapAndList = 40;
+  constexpr int kMinBlocks = 16;
+  const std::vector<int> widest(static_cast<std::size_t>(num_branches), num_branches);
+  const auto list = static_cast<int>(common::format_list(widest).size());
+  const int all_blocks = manager.usage().total / manager.block_size();
+  TraceColumns columns;
+  columns.num_blocks = std::min(all_blocks, std::max(kMapAndList - list, kMinBlocks));
+  columns.map_heading = columns.num_blocks == all_blocks ? "owners of each block"
+                                                         : common::format("owners, 0 to %d", columns.num_blocks - 1);
+  columns.map_heading.resize(std::max(columns.map_heading.size(), static_cast<std::size_t>(columns.num_blocks)), ' ');
+  columns.list_columns = kMapAndList - columns.map_heading.size();
+  return columns;
+}
+
+// One character per block: the number of its owners, or '.' if it is free. Then the list, as far as it fits.
+std::string draw_pool(const KvCacheManager& manager, const std::vector<int>& parents, const TraceColumns& columns) {
   std::vector<common::MapCell> cells;
-  for (int block = 0; block < num_blocks; ++block) {
+  for (int block = 0; block < columns.num_blocks; ++block) {
     const int count = manager.reference_count(block);
     cells.push_back({.color = count - 1, .fill = common::count_digit(count)});
   }
-  return common::draw_cells(cells, common::use_color(std::cout)) +
-         common::format("%*s", std::max(0, 20 - num_blocks), "");
+  const std::string padding(columns.map_heading.size() - cells.size(), ' ');
+  const std::string list = common::format_list(parents);
+  return common::draw_cells(cells, common::use_color(std::cout)) + padding + "  " +
+         (list.size() <= columns.list_columns ? list : list.substr(0, columns.list_columns - 3) + "...");
 }
 
 // For each branch the one that it continues, counted from 1 in the order before the step. It has that one's sequence,
@@ -71,11 +91,12 @@ struct SharingTotals {
 
 // Runs a ParallelSampling or a BeamSearch to its end.
 template <typename Decoding>
-SharingTotals run_to_end(Decoding& decoding, Engine& engine, bool trace) {
+SharingTotals run_to_end(Decoding& decoding, Engine& engine, const DecodingOptions& options) {
   const KvCacheManager& manager = engine.manager();
+  const TraceColumns columns = trace_columns(manager, std::max(options.num_samples, options.beam.width));
   SharingTotals totals;
-  if (trace) {
-    std::cout << "step  live  copied  blocks  separate  owners of each block  continues\n";
+  if (options.trace) {
+    std::cout << "step  live  copied  blocks  separate  " << columns.map_heading << "  continues\n";
   }
   while (!decoding.finished()) {
     const std::vector<Branch> parents = decoding.live();
@@ -87,10 +108,10 @@ SharingTotals run_to_end(Decoding& decoding, Engine& engine, bool trace) {
     }
     const SharingFigures figures = sharing_figures(manager);
     totals.add(figures);
-    if (trace) {
+    if (options.trace) {
       std::cout << common::format("%4d  %4d  %6.0f  %6d  %8d  ", totals.steps, static_cast<int>(decoding.live().size()),
                                   blocks_copied(engine) - copied_before, figures.blocks, figures.separate_blocks)
-                << draw_pool(manager) << "  " << common::format_list(find_parents(parents, decoding.live())) << "\n";
+                << draw_pool(manager, find_parents(parents, decoding.live()), columns) << "\n";
     }
   }
   return totals;
@@ -145,7 +166,7 @@ void run_prompts(const common::Session& session, const DecodingOptions& options,
     print_text(common::format("%2zu  ", i), session.tokenizer.decode(session.requests[i].prompt));
     const double copied_before = blocks_copied(engine);
     auto decoding = start(engine, session.requests[i]);
-    const SharingTotals totals = run_to_end(decoding, engine, options.trace);
+    const SharingTotals totals = run_to_end(decoding, engine, options);
     table.add(session.requests[i], totals, blocks_copied(engine) - copied_before);
     print(decoding);
   }
@@ -224,18 +245,19 @@ void add_sharing_commands(common::Shell& shell, KvCacheManager& manager) {
 }
 
 common::Command& add_sample_command(common::Program& program, DecodingOptions& options) {
-  common::Command& command = program.add_session_command(
-      "sample", "Draw several texts from each prompt, which is computed once",
-      [&](const common::Session& session) { run_samples(session, options); }, {.temperature = 0.8F});
+  common::Command& command =
+      program.add_session_command("sample", "Draw several texts from each prompt, which is computed once",
+                                  [&](const common::Session& session) { run_samples(session, options); },
+                                  {.default_sampling = {.temperature = 0.8F}});
   command.option("--samples", options.num_samples, {1, 1024}, "texts drawn from each prompt");
   command.flag("--trace", options.trace, "show the pool at every step");
   return command;
 }
 
 common::Command& add_beam_command(common::Program& program, DecodingOptions& options) {
-  common::Command& command =
-      program.add_session_command("beam", "Search for the likeliest text of each prompt",
-                                  [&](const common::Session& session) { run_beams(session, options); });
+  common::Command& command = program.add_session_command(
+      "beam", "Search for the likeliest text of each prompt",
+      [&](const common::Session& session) { run_beams(session, options); }, {.sampling = false});
   command.option("--beams", options.beam.width, {1, 1024}, "hypotheses kept");
   command.option("--length-penalty", options.beam.length_penalty, {-10.0, 10.0},
                  "0 favours short texts, 1 compares mean log probabilities");

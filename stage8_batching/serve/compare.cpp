@@ -90,8 +90,7 @@ void run_compare(const common::Session& session, const CompareOptions& options) 
   if (max_length > longest) {
     throw common::InputError(common::format("the longest request can have %d tokens here", longest));
   }
-  const std::vector<Arrival> arrivals =
-      chat_arrivals(options.num_requests, options.rate, max_length, session.requests.front().sampling.seed);
+  const std::vector<Arrival> arrivals = chat_arrivals(options.num_requests, options.rate, max_length, options.seed);
   std::int64_t prompt_tokens = 0;
   std::int64_t output_tokens = 0;
   for (const Arrival& arrival : arrivals) {
@@ -134,13 +133,15 @@ void run_compare(const common::Session& session, const CompareOptions& options) 
 common::Command& add_compare_command(common::Program& program, CompareOptions& options) {
   common::Command& command = program.add_session_command(
       "compare", "Serve the same requests in the same memory in four ways: reserved, in blocks, continuously",
-      [&](const common::Session& session) { run_compare(session, options); });
+      [&](const common::Session& session) { run_compare(session, options); }, {.prompts = false, .sampling = false});
   command.option("--requests", options.num_requests, {1, 1 << 20},
                  "how many, with lengths in the shape of a chat trace");
   command.option("--max-length", options.max_length, {4, 1 << 24},
                  "prompt and reply of the longest (default: the context)");
+  command.option("--seed", options.seed, "random seed of lengths and times");
   command.option("--rate", options.rate, {1e-6, 1e6}, "requests a second (default: all at once)");
   command.option("--synthetic", options.synthetic, "random weights in a published shape, as for bench");
+  command.exclude("--synthetic", "--model");
   command.flag("--alone", options.alone, "begin with one request at a time, as stage 7 computes");
   command.flag("--virtual-clock", options.virtual_clock,
                "a step takes 1 ms, and 0.1 ms per token: the same run on every machine");

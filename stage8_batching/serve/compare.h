@@ -1,6 +1,7 @@
 // The command `compare`: the same memory, the same requests, four ways to serve them.
 #pragma once
 
+#include <cstdint>
 #include <string>
 
 #include "../engine.h"
@@ -15,6 +16,7 @@ struct CompareOptions {
   int num_requests = 96;
   int max_length = 0;  // prompt and reply of the longest request; 0: the model's context
   double rate = 0.0;   // requests a second; 0: all at once
+  std::uint64_t seed = 0;
   std::string synthetic;
   bool alone = false;  // also one request at a time, as stage 7 computes
   bool virtual_clock = false;

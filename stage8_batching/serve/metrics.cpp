@@ -6,6 +6,7 @@
 #include <numeric>
 #include <utility>
 
+#include "common/app/json.h"
 #include "common/app/table.h"
 #include "common/base/text.h"
 
@@ -148,14 +149,13 @@ std::string metrics_table(const Server& server, const Metrics& metrics) {
   return table.to_string() + "\n" + times.to_string();
 }
 
-std::string metrics_json(const Server& server, const Metrics& metrics, const std::string& clock) {
+nlohmann::ordered_json metrics_json(const Server& server, const Metrics& metrics) {
   const ServingFigures figures = figures_of(server, metrics);
   const auto spread = [](const Spread& value) {
     return value.is_empty ? nlohmann::ordered_json(nullptr)
                           : nlohmann::ordered_json{{"mean", value.mean}, {"p50", value.median}, {"p99", value.p99}};
   };
   nlohmann::ordered_json document;
-  document["clock"] = clock;
   document["requests"] = {{"finished", figures.finished},
                           {"rejected", figures.rejected},
                           {"cancelled", figures.cancelled},
@@ -180,10 +180,8 @@ std::string metrics_json(const Server& server, const Metrics& metrics, const std
                        {"decode_seconds", metrics.decode_seconds},
                        {"decode_share_of_roofline", roofline_share(server, metrics)}};
   document["preemptions"] = {{"recomputed", metrics.totals.recomputed}, {"swapped", metrics.totals.swapped_out}};
-  for (const common::Counter& counter : server.counters()) {
-    document["counters"][counter.name] = counter.value;
-  }
-  return document.dump(2) + "\n";
+  document["counters"] = common::to_json(server.counters());
+  return document;
 }
 
 }  // namespace

@@ -1,6 +1,7 @@
 // Measures a run: how long requests wait, and how full the memory is. Fed with every step, read at the end.
 #pragma once
 
+#include <nlohmann/json_fwd.hpp>
 #include <string>
 #include <vector>
 
@@ -74,8 +75,8 @@ ServingFigures figures_of(const Server& server, const Metrics& metrics);
 // bandwidth of the memory, as a share of the time that the steps took. 0: there were none.
 double roofline_share(const Server& server, const Metrics& metrics);
 
-// The report as tables, and as JSON. clock: "virtual" or "real".
+// The report as tables, and as JSON.
 std::string metrics_table(const Server& server, const Metrics& metrics);
-std::string metrics_json(const Server& server, const Metrics& metrics, const std::string& clock);
+nlohmann::ordered_json metrics_json(const Server& server, const Metrics& metrics);
 
 }  // namespace

@@ -4,10 +4,12 @@
 #include <cstddef>
 #include <cstdint>
 #include <cstdlib>
+#include <filesystem>
 #include <fstream>
 #include <iostream>
 #include <map>
 #include <memory>
+#include <nlohmann/json.hpp>
 #include <utility>
 #include <vector>
 
@@ -72,6 +74,9 @@ std::vector<ArrivingRequest> make_requests(const common::Session& session, const
     }
     return requests;
   }
+  if (std::filesystem::is_directory(options.arrivals)) {
+    throw common::InputError(options.arrivals + ": it is a directory");
+  }
   std::ifstream file(options.arrivals);
   if (!file) {
     throw common::InputError("can't read '" + options.arrivals + "'");
@@ -131,12 +136,56 @@ void print_texts(const common::Session& session, const Server& server) {
   for (int id = 0; id < server.num_requests(); ++id) {
     const RequestOutput& output = server.output(id);
     if (!output.error.empty()) {
-      std::cout << common::format("%3d  ", id) << output.error << "\n";
+      const bool rejected = output.finish_reason == common::FinishReason::kRejected;
+      std::cout << common::format("%3d  ", id) << (rejected ? "rejected: " : "failed: ") << output.error << "\n";
     }
     for (const common::Completion& completion : output.completions) {
       std::cout << common::format("%3d  ", id) << common::quote(session.text_of(completion), 400) << "\n";
     }
   }
+}
+
+// The measurements, and of each request its texts and times.
+std::string results_json(const common::Session& session, const Server& server, const Metrics& metrics,
+                         const ServingOptions& options) {
+  nlohmann::ordered_json document;
+  document["model"] = options.synthetic.empty() ? session.model_name : options.synthetic;
+  document["clock"] = options.virtual_clock ? "virtual" : "real";
+  document.update(metrics_json(server, metrics));
+  document["outputs"] = nlohmann::ordered_json::array();
+  for (int id = 0; id < server.num_requests(); ++id) {
+    const RequestOutput& output = server.output(id);
+    nlohmann::ordered_json entry;
+    entry["request"] = id;
+    entry["arrival_seconds"] = output.arrival;
+    if (!output.token_times.empty()) {
+      entry["first_token_seconds"] = output.token_times.front();
+    }
+    entry["end_seconds"] = output.end;
+    if (!output.error.empty()) {
+      entry["error"] = output.error;
+    }
+    for (const common::Completion& completion : output.completions) {
+      nlohmann::ordered_json written = {{"tokens", completion.tokens}};
+      if (options.synthetic.empty()) {  // random weights draw tokens that the session's tokenizer does not know
+        written["text"] = session.text_of(completion);
+      }
+      entry["completions"].push_back(written);
+    }
+    document["outputs"].push_back(entry);
+  }
+  // A reply may end in the middle of a character.
+  return document.dump(2, ' ', false, nlohmann::ordered_json::error_handler_t::replace) + "\n";
+}
+
+// Throws InputError if no request was served.
+void check_served(const Server& server) {
+  for (int id = 0; id < server.num_requests(); ++id) {
+    if (server.output(id).error.empty()) {
+      return;
+    }
+  }
+  throw common::InputError("no request was served: " + server.output(0).error);
 }
 
 void run_serve(const common::Session& session, const ServingOptions& options) {
@@ -191,7 +240,7 @@ void run_serve(const common::Session& session, const ServingOptions& options) {
     trace->finish(server);
   }
   if (json.is_wanted()) {
-    json.write(metrics_json(server, metrics, options.virtual_clock ? "virtual" : "real"));
+    json.write(results_json(session, server, metrics, options));
   }
   if (has_texts) {
     std::cout << "\n";
@@ -201,6 +250,7 @@ void run_serve(const common::Session& session, const ServingOptions& options) {
   if (!json_only) {
     std::cout << metrics_table(server, metrics);
   }
+  check_served(server);
 }
 
 }  // namespace
@@ -220,7 +270,9 @@ common::Command& add_serve_command(common::Program& program, ServingOptions& opt
   command.option("--samples", options.num_samples, {1, 1024}, "texts per request, drawn from one prompt");
   command.option("--beams", options.num_beams, {1, 1024},
                  "instead: search for the likeliest texts with this many beams");
+  command.exclude("--beams", "--samples");
   command.option("--synthetic", options.synthetic, "random weights in a published shape, as for bench");
+  command.exclude("--synthetic", "--model");
   command.flag("--virtual-clock", options.virtual_clock,
                "a step takes 1 ms, and 0.1 ms per token: the same run on every machine");
   command.choice(

@@ -1,5 +1,10 @@
 #include "setup.h"
 
+#include <algorithm>
+#include <new>
+
+#include "common/base/check.h"
+#include "common/base/text.h"
 #include "common/model/presets.h"
 
 namespace stage8 {
@@ -38,11 +43,28 @@ ServedModel::ServedModel(const common::Session& session, const std::string& synt
   }
 }
 
+namespace {
+
+// On a CPU, cache and host memory are one allocation: if it fails, the larger one is what to make smaller.
+std::unique_ptr<Engine> make_engine(const common::Llama& model, const EngineOptions& options) {
+  try {
+    return std::make_unique<Engine>(model, options);
+  } catch (const std::bad_alloc&) {
+    if (options.num_host_slots <= std::max(options.num_slots, options.min_slots)) {
+      throw;
+    }
+    throw common::InputError(
+        common::format("not enough memory for --host-slots %d; a smaller number may fit", options.num_host_slots));
+  }
+}
+
+}  // namespace
+
 ServerSetup::ServerSetup(const common::Llama& model, EngineOptions engine_options, SchedulerOptions scheduler,
                          bool virtual_clock) {
   engine_options.chunk_size = scheduler.token_budget;
   engine_options.max_sequences = scheduler.max_sequences;
-  engine = std::make_unique<Engine>(model, engine_options);
+  engine = make_engine(model, engine_options);
   const bool on_gpu = engine->gpu() != nullptr;
   set_preemption_costs(scheduler, model.num_parameters(), engine->cache().shape(),
                        operations_per_byte(on_gpu, engine_options.gpu.precision));

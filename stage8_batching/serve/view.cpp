@@ -244,7 +244,7 @@ class Live : public View {
 std::unique_ptr<View> make_view(ViewKind kind, const common::Tokenizer& tokenizer, std::ostream& output,
                                 std::function<common::TerminalSize()> size) {
   if (kind == ViewKind::kAuto) {
-    kind = common::is_terminal(output) ? ViewKind::kLive : ViewKind::kPlain;
+    kind = common::understands_escapes(output) ? ViewKind::kLive : ViewKind::kPlain;
   }
   if (kind == ViewKind::kLive) {
     if (!size) {

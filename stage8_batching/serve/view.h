@@ -22,8 +22,8 @@ class View {
   virtual void on_step(const Server& server, const StepReport& report) = 0;
 };
 
-// kAuto: live if `output` is a terminal, else plain. size: asks for the terminal's, which may change; null: that of
-// `output`.
+// kAuto: live if `output` is a terminal that understands escape sequences, else plain. size: asks for the terminal's,
+// which may change; null: that of `output`.
 std::unique_ptr<View> make_view(ViewKind kind, const common::Tokenizer& tokenizer, std::ostream& output,
                                 std::function<common::TerminalSize()> size = nullptr);
 

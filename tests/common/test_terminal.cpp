@@ -13,9 +13,12 @@
 #include <thread>
 #include <utility>
 
+#include "common/app/cli.h"
 #include "common/app/progress.h"
 #include "common/base/machine.h"
 #include "common/base/platform.h"
+#include "common/model/default_model.h"
+#include "common/model/gguf.h"
 #include "tests/support/catch.h"
 
 namespace {
@@ -162,6 +165,54 @@ TEST_CASE("progress: silent unless stderr is a terminal that understands escape 
   }
   CHECK(into_pipe.empty());
   CHECK(on_dumb_terminal.empty());
+}
+
+TEST_CASE("progress: into a pipe, long work writes a line from time to time, with the time that is left") {
+  using std::chrono::milliseconds;
+  std::string early;
+  std::string first;
+  std::string next;
+  {
+    const Redirect redirect(STDERR_FILENO, false);
+    common::Progress progress("Reading", 1000, {milliseconds(200), milliseconds(400)});
+    progress.advance(100);
+    early = redirect.written();
+    sleep_ms(220);
+    progress.advance(150);
+    first = redirect.written();
+    progress.advance(250);
+    progress.clear();
+    sleep_ms(420);
+    progress.advance(0);
+    next = redirect.written();
+  }
+  CHECK(early.empty());
+  CHECK(first.starts_with("Reading: 250 of 1,000 (25.0 %), "));
+  CHECK(first.ends_with(" s left\n"));
+  CHECK(next.starts_with("Reading: 500 of 1,000 (50.0 %), "));
+  CHECK(count_of(next, "\n") == 1);
+}
+
+TEST_CASE("bench: a cache without --slots is as large as the text needs, and says so; one with it is as given") {
+  const common::Gguf file = common::Gguf::parse(common::default_model(), "the bundled model");
+  common::Session session{file.name(), common::Llama(file), common::Tokenizer(file), {}, {}};
+  session.bench_tokens = 5000;
+  int chosen = 0;
+  int given = 0;
+  std::string said;
+  {
+    const Redirect redirect(STDERR_FILENO, false);
+    session.slots_given = true;
+    given = session.bench_slots(64);
+    session.slots_given = false;
+    chosen = session.bench_slots(4096);
+    said = redirect.written();
+  }
+  CHECK(given == 64);
+  CHECK(chosen == 5000);
+  CHECK(said == "note: a cache of 5,000 slots: what the text needs (--slots sets it)\n");
+  session.bench_tokens = 576;
+  CHECK(session.bench_slots(4096) == 4096);
 }
 
 TEST_CASE("progress: on a terminal, after a second, at most ten times a second, and erased at the end") {

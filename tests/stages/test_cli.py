@@ -11,6 +11,7 @@ import os
 import pathlib
 import pty
 import re
+import resource
 import signal
 import struct
 import subprocess
@@ -33,6 +34,8 @@ TIMEOUT_SECONDS = 300
 WHERE = re.compile(rb"^note: computing on [^\n]+\n", re.MULTILINE)
 # And how large its cache is, where that is not given.
 SIZE = re.compile(rb"^note: a cache of ([\d,]+) slots, [^\n]+\n", re.MULTILINE)
+# And, after some seconds, how far it is.
+PROGRESS = re.compile(rb"^[^\n]+: [\d,]+ of [\d,]+ \([\d.]+ %\), \d+ s left\n", re.MULTILINE)
 
 
 def stage_number():
@@ -45,7 +48,7 @@ def run(*arguments, stdout=subprocess.PIPE):
                             timeout=TIMEOUT_SECONDS, check=False)
     result.stderr, result.notes = WHERE.subn(b"", result.stderr)
     result.sizes = [int(size.replace(b",", b"")) for size in SIZE.findall(result.stderr)]
-    result.stderr = SIZE.sub(b"", result.stderr)
+    result.stderr = PROGRESS.sub(b"", SIZE.sub(b"", result.stderr))
     return result
 
 
@@ -183,6 +186,13 @@ class Model(ProgramTest):
         path.touch(mode=0)
         self.assert_bad_input(run("generate", "--model", str(path)), str(path))
 
+    def test_a_weight_that_is_no_number_means_a_damaged_file(self):
+        damaged = bytearray((ROOT / "common/model/tales/tales-5m-q8_0.gguf").read_bytes())
+        damaged[-500_000:-499_900] = b"\xff" * 100  # scales among them, in which these bits are NaN
+        path = self.folder / "damaged.gguf"
+        path.write_bytes(damaged)
+        self.assert_bad_input(run("generate", "--model", str(path)), str(path), "damaged")
+
     def test_synthetic_shapes_have_names(self):
         self.assert_bad_input(run("bench", "--synthetic", "gpt-5"), "smollm2-135m")
 
@@ -217,10 +227,28 @@ class Cache(ProgramTest):
     def test_request_larger_than_the_cache(self):
         self.assert_bad_input(run("generate", "--prompt", "Once upon a time", "--slots", "16"), "16")
 
-    def test_bench_has_room_for_its_text(self):
-        result = run("bench", "--prompt-tokens", "1000", "--new-tokens", "1", "--slots", "64") if stage_number() < 8 else (
-            run("bench", "--prompt-tokens", "1000", "--new-tokens", "1", "--device", "cpu"))
+    def test_a_bench_without_slots_has_room_for_its_text(self):
+        result = run("bench", "--prompt-tokens", "1000", "--new-tokens", "1", *self.cpu())
         self.assertEqual((result.returncode, result.stderr), (0, b""))
+
+    def test_a_bench_in_too_few_slots_says_how_many_it_needs(self):
+        result = run("bench", "--prompt-tokens", "100", "--new-tokens", "8", "--slots", "64", *self.cpu())
+        self.assert_bad_input(result, "100 + 8 tokens", "--slots 108")
+
+    def cpu(self):
+        return ("--device", "cpu") if stage_number() >= 7 else ()
+
+    def test_requests_that_do_not_fit_get_one_line_and_no_empty_report(self):
+        result = run("generate", "--prompt", "x", "--max-new-tokens", "4000")
+        self.assert_bad_input(result, "1024")
+        self.assertEqual(result.stdout, b"")
+
+    def test_a_request_that_does_not_fit_leaves_the_others_their_texts(self):
+        result = run("generate", "--prompt", "Once upon a time", "--prompt", "king " * 400, "--max-new-tokens", "700",
+                     "--stop", ".")
+        self.assert_bad_input(result, "1024")
+        self.assertIn(b"no reply: a prompt of 403 tokens", result.stdout)
+        self.assertIn(b"| tokens computed", result.stdout)
 
     def test_prompt_larger_than_the_cache(self):
         self.assert_bad_input(
@@ -282,7 +310,9 @@ class Options(ProgramTest):
     def test_seeds_that_are_none(self):
         for value in ("-1", "99999999999999999999", "1.5", ""):
             with self.subTest(value=value):
-                self.assert_usage_error(run("generate", "--prompt", "Once", "--seed", value), "--seed")
+                for command in ("generate", *(("sample",) if stage_number() >= 5 else ()),
+                                *(("serve", "compare") if stage_number() >= 8 else ())):
+                    self.assert_usage_error(run(command, "--seed", value), "--seed")
 
     def test_an_option_twice(self):
         self.assert_usage_error(run("generate", "--slots", "64", "--slots", "128"), "--slots")
@@ -317,11 +347,40 @@ class Options(ProgramTest):
             self.assertIn(option, run("generate", "--help").stdout)
 
     def test_help_fits_a_terminal(self):
-        commands = re.findall(r"^  (\w+)  ", run("--help").stdout.decode().split("Subcommands:")[1], re.MULTILINE)
-        self.assertIn("generate", commands)
-        for arguments in ((), *((command,) for command in commands)):
+        for arguments in ((), *((command,) for command in self.commands())):
             for line in run(*arguments, "--help").stdout.decode().splitlines():
                 self.assertLessEqual(len(line), 80, (arguments, line))
+
+    def test_help_has_no_types_and_ranges_in_raw_form(self):
+        for command in self.commands():
+            self.assertNotRegex(run(command, "--help").stdout.decode(), r"\b(INT|UINT|FLOAT|ENUM)\b|->|[{}]| in \[", command)
+
+    def commands(self):
+        listed = run("--help").stdout.decode().split("Subcommands:")[1]
+        commands = re.findall(r"^  ([\w-]+)", listed, re.MULTILINE)
+        self.assertTrue({"generate", "bench", "demo"} <= set(commands))
+        return commands
+
+    def test_help_names_the_architectures_that_load(self):
+        source = (ROOT / "common/model/llama.cpp").read_text(encoding="utf-8")
+        names = re.findall(r'^\s*\{+"(\w+)"', source.split("kArchitectures")[1].split(";")[0], re.MULTILINE)
+        self.assertGreaterEqual(len(names), 3)
+        for command in ("generate", "bench", *(("plan",) if stage_number() >= 2 else ())):
+            help_text = run(command, "--help").stdout.decode().lower()
+            for name in names:
+                self.assertIn(name, help_text)
+
+    def test_options_without_effect_are_not_offered(self):
+        sampling = ["--temperature", "--top-k", "--top-p", "--min-p", "--repetition-penalty", "--sample-index", "--stop"]
+        prompts = ["--prompt", "--chat", "--max-new-tokens"]
+        not_offered = {"beam": [*sampling, "--seed"], "prefix": [*sampling, *prompts, "--seed"],
+                       "compare": [*sampling, *prompts]}
+        for command in set(self.commands()) & set(not_offered):
+            help_text = run(command, "--help").stdout.decode()
+            for option in not_offered[command]:
+                with self.subTest(command=command, option=option):
+                    self.assertNotRegex(help_text, rf"{option}\b")
+                    self.assert_usage_error(run(command, option, "1"), option)
 
 
 class Output(ProgramTest):
@@ -347,6 +406,21 @@ class Output(ProgramTest):
         path.write_text("old", encoding="utf-8")
         self.assert_bad_input(run("generate", "--prompt", "", "--json", str(path)), "empty")
         self.assertEqual(path.read_text(encoding="utf-8"), "old")
+
+    def test_an_interrupt_leaves_no_empty_file(self):
+        path = self.folder / "result.json"
+        process = subprocess.Popen([PROGRAM, "generate", "--json", str(path), "--threads", "1"],
+                                   stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        time.sleep(0.2)
+        process.send_signal(signal.SIGINT)
+        process.wait(timeout=TIMEOUT_SECONDS)
+        self.assertNotEqual(process.returncode, 0, "the run ended before the interrupt")
+        self.assertFalse(path.exists())
+
+    def test_a_model_that_is_not_there_leaves_no_empty_file(self):
+        path = self.folder / "result.json"
+        self.assert_bad_input(run("generate", "--model", "/nope", "--json", str(path)), "/nope")
+        self.assertFalse(path.exists())
 
     def test_a_refused_request_leaves_no_empty_file(self):
         path = self.folder / "result.json"
@@ -375,6 +449,7 @@ class Json(ProgramTest):
         self.assertEqual(result["counters"]["tokens_computed"], sum(prompt + count - 1 for prompt, count in drawn))
         self.assertEqual(result["counters"]["tokens_without_cache"],
                          sum(prompt + i for prompt, count in drawn for i in range(count)))
+        self.assertIsInstance(result["counters"]["slots_total"], int)
         self.assertGreater(result["counters"]["slots_reserved"], 0)
         self.assertGreater(result["counters"]["slots_used"], 0)
         self.assertLessEqual(result["counters"]["slots_used"], result["counters"]["slots_reserved"])
@@ -452,7 +527,19 @@ class Sharing(ProgramTest):
         for command in ("sample", "beam"):
             result = run(command, *self.PROMPT, "--trace")
             self.assertEqual((result.returncode, result.stderr), (0, b""))
-            self.assertIn(b"owners of each block", result.stdout)
+            self.assertIn(b"owners, 0 to 27 ", result.stdout)
+            small = run(command, *self.PROMPT, "--trace", "--slots", "128")
+            self.assertIn(b"owners of each block", small.stdout)
+
+    def test_a_trace_fits_a_terminal(self):
+        for option in (("sample", "--samples", "8"), ("beam", "--beams", "8"), ("beam", "--beams", "12")):
+            for block_size in ("1", "16"):
+                output = run(*option, *self.PROMPT, "--trace", "--block-size", block_size).stdout.decode()
+                steps = re.findall(r"^step .*|^ *\d+ +\d+ .*\]$|^ *\d+ +\d+ .*\.\.\.$", output, re.MULTILINE)
+                self.assertGreater(len(steps), 10, output)
+                for line in steps:
+                    self.assertLessEqual(len(line), 80, line)
+        self.assertIn("...", steps[2], "the list of twelve branches is cut")
 
 
 class Prefix(ProgramTest):
@@ -501,6 +588,33 @@ class Serving(ProgramTest):
         path.write_text("the last one", encoding="utf-8")
         self.assert_bad_input(run("compare", "--plot", str(path), "--max-length", "5000"), "can have")
         self.assertEqual(path.read_text(encoding="utf-8"), "the last one")
+
+    def test_arrivals_in_a_folder_are_no_arrivals(self):
+        self.assert_bad_input(run("serve", *self.PROMPTS, "--arrivals", str(self.folder)), "it is a directory")
+
+    def test_random_weights_and_a_model_exclude_each_other(self):
+        for command in ("serve", "compare"):
+            self.assert_usage_error(run(command, "--synthetic", "tales-5m", "--model", "a.gguf"), "--synthetic")
+
+    def test_beams_and_samples_exclude_each_other(self):
+        self.assert_usage_error(run("serve", *self.PROMPTS, "--beams", "4", "--samples", "3"), "--beams", "--samples")
+
+    def test_a_run_in_which_all_requests_are_rejected_has_failed(self):
+        for option, reason in (("--max-new-tokens=4000", "1024"), ("--samples=65", "65 sequences")):
+            result = run("serve", "--prompt", "x", option, "--view", "quiet", "--virtual-clock")
+            self.assert_bad_input(result, "no request was served", reason)
+            self.assertRegex(result.stdout.decode(), rf"\n +0  rejected: .*{reason}")
+
+    def test_no_memory_for_what_is_swapped_out_is_not_blamed_on_the_cache(self):
+        limit = (3 << 30, 3 << 30)  # of address space: less than the host's slots need
+        result = subprocess.run([PROGRAM, "serve", *self.PROMPTS, "--host-slots", str(1 << 24), "--device", "cpu"],
+                                capture_output=True, check=False, timeout=TIMEOUT_SECONDS,
+                                preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_AS, limit))
+        if b"ReserveShadowMemoryRange" in result.stderr or b"Sanitizer" in result.stderr:
+            self.skipTest("a sanitizer needs the address space")
+        self.assertEqual(result.returncode, 1, result.stderr)
+        self.assertIn(b"--host-slots 16777216", result.stderr.splitlines()[-1])
+        self.assertNotIn(b"(--slots)", result.stderr.splitlines()[-1])
 
     def test_arrivals_that_make_no_sense(self):
         for rate in ("", "0", "-3", "nan", "soon"):
@@ -587,6 +701,21 @@ class Serving(ProgramTest):
                      "--stop", "morning", "--stop", "zzz")
         self.assertIn(b'0  " said, \\"To-morrow "\n', result.stdout)
 
+    def test_json_has_model_texts_and_times_of_each_request(self):
+        texts = [request["text"] for request in
+                 json.loads(run("generate", *self.PROMPTS[:-1], "--json", "-").stdout)["requests"]]
+        document = json.loads(run("serve", *self.PROMPTS, "--json", "-").stdout)
+        self.assertEqual(document["model"], "the bundled model")
+        self.assertEqual([output["completions"][0]["text"] for output in document["outputs"]], texts)
+        for number, output in enumerate(document["outputs"]):
+            self.assertEqual(output["request"], number)
+            self.assertLessEqual(output["arrival_seconds"], output["first_token_seconds"])
+            self.assertLess(output["first_token_seconds"], output["end_seconds"])
+
+    def test_json_has_whole_numbers_for_counts(self):
+        counters = json.loads(run("serve", *self.PROMPTS, "--json", "-").stdout)["counters"]
+        self.assertIsInstance(counters["slots_total"], int)
+
     def test_json_has_the_measurements_and_nothing_else(self):
         result = run("serve", *self.PROMPTS, "--json", "-", "--arrivals", "poisson:100", "--requests", "5")
         document = json.loads(result.stdout)
@@ -623,11 +752,11 @@ class Serving(ProgramTest):
 
 
 class Terminal(ProgramTest):
-    def session(self, *arguments, typed, rows=24, columns=80):
-        """What a terminal of that size shows."""
+    def session(self, *arguments, typed, rows=24, columns=80, kind="xterm", until=None):
+        """What a terminal of that size shows; until: ends the program once it has shown that."""
         main, end = pty.openpty()
         fcntl.ioctl(end, termios.TIOCSWINSZ, struct.pack("HHHH", rows, columns, 0, 0))
-        environment = {name: value for name, value in os.environ.items() if name != "NO_COLOR"} | {"TERM": "xterm"}
+        environment = {name: value for name, value in os.environ.items() if name != "NO_COLOR"} | {"TERM": kind}
         process = subprocess.Popen([PROGRAM, *arguments], stdin=end, stdout=end, stderr=end, env=environment)
         os.close(end)
         os.write(main, typed)
@@ -638,20 +767,41 @@ class Terminal(ProgramTest):
             except OSError:  # the other end is closed
                 break
             shown += piece
+            if until is not None and re.search(until, shown):
+                process.terminate()
+                process.wait(timeout=TIMEOUT_SECONDS)
+                break
             if not piece:
                 break
         os.close(main)
-        self.assertEqual(process.wait(timeout=TIMEOUT_SECONDS), 0, shown)
+        code = process.wait(timeout=TIMEOUT_SECONDS)
+        if until is None:
+            self.assertEqual(code, 0, shown)
         return shown.decode(errors="replace")
 
     def test_the_shell_greets_and_prompts(self):
-        if stage_number() < 2:
-            self.skipTest("the stage's commands are others")
         shown = self.session("demo", "--shell", typed=b"new A 3\nquit\n")
         self.assertIn("'help' lists the commands", shown)
         self.assertIn("a digit how", shown)
         self.assertEqual(len(re.findall(r"^> |> ", shown)), 2, shown)
         self.assertNotIn("> ", run("demo", "--shell").stdout.decode())
+
+    def test_a_dumb_terminal_gets_no_escape_sequences(self):
+        commands = [("demo",), ("generate", "--prompt", "Once", "--max-new-tokens", "4")]
+        if stage_number() >= 5:
+            commands.append(("beam", "--prompt", "Once", "--max-new-tokens", "4", "--trace"))
+        if stage_number() >= 8:
+            commands.append(("serve", "--prompt", "Once", "--max-new-tokens", "4"))
+        for command in commands:
+            self.assertNotIn("\x1b", self.session(*command, typed=b"", kind="dumb"), command)
+
+    def test_a_long_prefix_run_shows_how_far_it_is(self):
+        if stage_number() < 6:
+            self.skipTest("this stage has no such command")
+        line = r"tokens of prompts: [\d,]+ of [\d,]+ \([\d.]+ %\), \d+ s left"
+        shown = self.session("prefix", "--users", "40", "--prefix-tokens", "400", "--slots", "20000", "--threads", "1",
+                             typed=b"", until=line.encode())
+        self.assertRegex(shown, line)
 
     def test_the_live_view_leaves_no_trace_and_fits(self):
         if stage_number() < 8:
