@@ -37,7 +37,8 @@ void add_http_options(common::Command& command, HttpCommandOptions& options) {
   command.option("--max-connections", options.http.max_connections, {1, 1 << 14},
                  "with --http: max connections served at once");
   command.option("--client-timeout", options.timeout_seconds, {1, 3600},
-                 "with --http: seconds for a client to send its request, or to read what is sent");
+                 "with --http: seconds for a client to send the next part of its request (for the whole: four times as "
+                 "long), or to read what is sent");
   command.flag("--paused", options.paused, "with --http: begin without computing, until the page says so");
 }
 

@@ -7,14 +7,15 @@
 
 #ifdef COURSE_HTTPLIB
 #include <httplib.h>
-#include <netdb.h>
+#include <netinet/in.h>
 #include <poll.h>
 #include <sys/socket.h>
 
-#include <array>
+#include <chrono>
 #include <condition_variable>
 #include <deque>
 #include <functional>
+#include <map>
 #include <mutex>
 #include <thread>
 #include <utility>
@@ -56,17 +57,123 @@ int HttpServer::port() const { return 0; }
 
 namespace {
 
+using SteadyTime = std::chrono::steady_clock::time_point;
+
+struct Connection {
+  int socket = -1;
+  std::string peer;         // the address of its other end
+  bool is_reading = false;  // its next request
+  SteadyTime since;
+};
+
+// The connections that are open. The library tells nobody their sockets, and without them it would go unnoticed that a
+// client has hung up before its reply begins. It bounds the time between two reads alone: a client that sends a byte
+// now and then would keep its thread for ever, so those that take too long for a whole request are cut off here.
+class Connections {
+ public:
+  explicit Connections(std::chrono::milliseconds max_request_time)
+      : max_request_time_(max_request_time), thread_([this] { watch(); }) {}
+  Connections(const Connections&) = delete;
+  Connections& operator=(const Connections&) = delete;
+  ~Connections() {
+    {
+      const std::lock_guard lock(mutex_);
+      is_ending_ = true;
+    }
+    wake_.notify_all();
+    thread_.join();
+  }
+
+  // The one that has just been accepted on this port: the only socket there that is not known yet or, where another has
+  // been closed and not removed, the one with another peer. socket -1: there is none.
+  std::shared_ptr<Connection> add(int port) {
+    constexpr int kMaxSockets = 1 << 14;
+    const std::lock_guard lock(mutex_);
+    auto result = std::make_shared<Connection>();
+    for (const bool is_known : {false, true}) {
+      for (int socket = 3; socket < kMaxSockets; ++socket) {
+        const auto known = open_.find(socket);
+        if ((known != open_.end()) != is_known) {
+          continue;
+        }
+        const std::string peer = peer_of(socket, port);
+        if (!peer.empty() && (!is_known || known->second->peer != peer)) {
+          *result = {socket, peer, false, {}};
+          open_[socket] = result;
+          return result;
+        }
+      }
+    }
+    return result;
+  }
+  void remove(const Connection& connection) {
+    const std::lock_guard lock(mutex_);
+    const auto known = open_.find(connection.socket);
+    if (known != open_.end() && known->second.get() == &connection) {
+      open_.erase(known);
+    }
+  }
+
+  void set_reading(Connection& connection, bool is_reading) {
+    const std::lock_guard lock(mutex_);
+    connection.is_reading = is_reading;
+    connection.since = std::chrono::steady_clock::now();
+  }
+
+ private:
+  // The address of a socket's other end; empty unless it was accepted on this port. port 0: on any.
+  static std::string peer_of(int socket, int port) {
+    sockaddr_storage own = {};
+    sockaddr_storage peer = {};
+    socklen_t own_size = sizeof(own);
+    socklen_t peer_size = sizeof(peer);
+    // The sockets' interface is like that.
+    if (getpeername(socket, reinterpret_cast<sockaddr*>(&peer), &peer_size) != 0 ||
+        getsockname(socket, reinterpret_cast<sockaddr*>(&own), &own_size) != 0) {
+      return "";
+    }
+    const in_port_t own_port = own.ss_family == AF_INET6 ? reinterpret_cast<const sockaddr_in6&>(own).sin6_port
+                                                         : reinterpret_cast<const sockaddr_in&>(own).sin_port;
+    return port == 0 || ntohs(own_port) == port ? std::string(reinterpret_cast<const char*>(&peer), peer_size) : "";
+  }
+
+  void watch() {
+    constexpr int kLooks = 8;  // in the time that a request may take
+    std::unique_lock lock(mutex_);
+    while (!wake_.wait_for(lock, max_request_time_ / kLooks, [&] { return is_ending_; })) {
+      const SteadyTime latest = std::chrono::steady_clock::now() - max_request_time_;
+      for (const auto& [socket, connection] : open_) {
+        if (connection->is_reading && connection->since < latest && peer_of(socket, 0) == connection->peer) {
+          ::shutdown(socket, SHUT_RDWR);
+        }
+      }
+    }
+  }
+
+  std::chrono::milliseconds max_request_time_;
+  std::mutex mutex_;
+  std::condition_variable wake_;
+  std::map<int, std::shared_ptr<Connection>> open_;  // by socket
+  bool is_ending_ = false;
+  std::thread thread_;
+};
+
+// Of this thread.
+thread_local Connection* served = nullptr;
+
 // The threads of the connections, made as they are needed.
 class ConnectionThreads : public httplib::TaskQueue {
  public:
-  explicit ConnectionThreads(int max_threads) : max_threads_(static_cast<std::size_t>(max_threads)) {}
+  ConnectionThreads(int max_threads, Connections& connections, int port)
+      : max_threads_(static_cast<std::size_t>(max_threads)), connections_(connections), port_(port) {}
 
   // void or bool, whether it was taken: versions differ.
   using Enqueued = decltype(std::declval<httplib::TaskQueue&>().enqueue(std::declval<std::function<void()>>()));
   Enqueued enqueue(std::function<void()> task) override {
+    std::shared_ptr<Connection> connection = connections_.add(port_);
     {
       const std::lock_guard lock(mutex_);
-      tasks_.push_back(std::move(task));
+      tasks_.emplace_back(std::move(task), std::move(connection));
       if (num_idle_ < tasks_.size() && threads_.size() < max_threads_) {
         threads_.emplace_back([this] { work(); });
       }
@@ -96,43 +203,28 @@ class ConnectionThreads : public httplib::TaskQueue {
       if (tasks_.empty()) {
         return;
       }
-      const std::function<void()> task = std::move(tasks_.front());
+      const auto [task, connection] = std::move(tasks_.front());
       tasks_.pop_front();
       lock.unlock();
+      served = connection.get();
+      connections_.set_reading(*connection, true);
       task();
+      served = nullptr;
+      connections_.remove(*connection);
       lock.lock();
     }
   }
 
   std::size_t max_threads_;
+  Connections& connections_;
+  int port_;
   std::mutex mutex_;
   std::condition_variable wake_;
-  std::deque<std::function<void()>> tasks_;
+  std::deque<std::pair<std::function<void()>, std::shared_ptr<Connection>>> tasks_;
   std::vector<std::thread> threads_;
   std::size_t num_idle_ = 0;
   bool is_ending_ = false;
 };
-
-// The socket whose other end is this address, or -1. The library tells a handler the address alone, and without the
-// socket it would go unnoticed that a client has hung up before its reply begins.
-int find_socket(const std::string& address, int port) {
-  constexpr int kMaxSockets = 1 << 14;
-  const std::string wanted = std::to_string(port);
-  for (int socket = 3; socket < kMaxSockets; ++socket) {
-    sockaddr_storage peer = {};
-    socklen_t size = sizeof(peer);
-    std::array<char, NI_MAXHOST> host = {};
-    std::array<char, NI_MAXSERV> service = {};
-    auto* const name = reinterpret_cast<sockaddr*>(&peer);  // the sockets' interface is like that
-    if (getpeername(socket, name, &size) == 0 &&
-        getnameinfo(name, size, host.data(), host.size(), service.data(), service.size(),
-                    NI_NUMERICHOST | NI_NUMERICSERV) == 0 &&
-        wanted == service.data() && address == host.data()) {
-      return socket;
-    }
-  }
-  return -1;
-}
 
 bool has_hung_up(int socket) {
   pollfd state = {socket, POLLIN, 0};
@@ -181,6 +273,9 @@ void send(ApiReply reply, httplib::Response& response) {
 }  // namespace
 
 struct HttpServer::Impl {
+  explicit Impl(std::chrono::milliseconds max_request_time) : connections(max_request_time) {}
+
+  Connections connections;
   httplib::Server server;
   int listening_socket = -1;
   int port = 0;
@@ -189,11 +284,14 @@ struct HttpServer::Impl {
 
 std::string missing_http_package() { return ""; }
 
-HttpServer::HttpServer(Api& api, const HttpOptions& options) : impl_(std::make_unique<Impl>()) {
+HttpServer::HttpServer(Api& api, const HttpOptions& options)
+    : impl_(std::make_unique<Impl>(kWholeRequest * options.timeout)) {
   constexpr int kMaxPathLength = 256;            // longer ones would be matched by a recursive regular expression
   constexpr std::size_t kMaxKeptAlive = 10'000;  // requests of one connection
   httplib::Server& server = impl_->server;
-  server.new_task_queue = [threads = options.max_connections] { return new ConnectionThreads(threads); };
+  server.new_task_queue = [threads = options.max_connections, impl = impl_.get()] {
+    return new ConnectionThreads(threads, impl->connections, impl->port);
+  };
   server.set_socket_options([impl = impl_.get()](socket_t socket) {
     const int yes = 1;
     setsockopt(socket, SOL_SOCKET, SO_REUSEADDR, &yes, sizeof(yes));
@@ -208,14 +306,15 @@ HttpServer::HttpServer(Api& api, const HttpOptions& options) : impl_(std::make_u
   server.set_keep_alive_timeout(std::chrono::ceil<std::chrono::seconds>(options.timeout).count());
   server.set_keep_alive_max_count(kMaxKeptAlive);
   server.set_payload_max_length(options.max_body_bytes);
-  const auto answer = [&api](const httplib::Request& request, httplib::Response& response) {
-    int socket = -2;  // not looked for yet
-    const auto is_gone = [&] {
-      socket = socket == -2 ? find_socket(request.remote_addr, request.remote_port) : socket;
-      return has_hung_up(socket);
-    };
-    send(api.handle(api_request(request), is_gone), response);
+  const auto answer = [&api, &connections = impl_->connections](const httplib::Request& request,
+                                                                httplib::Response& response) {
+    connections.set_reading(*served, false);
+    send(api.handle(api_request(request), [] { return has_hung_up(served->socket); }), response);
   };
+  // Called when a reply has been sent.
+  server.set_logger([&connections = impl_->connections](const httplib::Request&, const httplib::Response&) {
+    connections.set_reading(*served, true);
+  });
   // Before the body is read: what has none, and what is refused.
   server.set_pre_routing_handler([answer](const httplib::Request& request, httplib::Response& response) {
     using Routed = httplib::Server::HandlerResponse;

@@ -14,10 +14,13 @@ struct HttpOptions {
   std::string host = "127.0.0.1";
   int port = 8080;                       // 0: any that is free
   std::size_t max_body_bytes = 1 << 20;  // of a request
-  // For a client to send the next part of its request, or to read the next part of the reply.
+  // For a client to send the next part of its request, or to read the next part of the reply. The whole request, from
+  // the reply before it or the connection's beginning, may take kWholeRequest times as long.
   std::chrono::milliseconds timeout{5000};
   int max_connections = 1024;  // served at once, each by a thread; others wait
 };
+
+inline constexpr int kWholeRequest = 4;
 
 // "127.0.0.1:8080", ":8080", "[::1]:8080". Throws InputError for anything else.
 HttpOptions parse_address(const std::string& address);

@@ -75,12 +75,13 @@ json pool_state(ApiFixture& fixture) {
 
 // The fixture behind a real socket.
 struct HttpFixture : ApiFixture {
-  explicit HttpFixture(const tests::HttpFixtureOptions& options = {}, int max_connections = 64)
-      : ApiFixture(options), server(std::make_unique<stage::HttpServer>(api, http_options(max_connections))) {}
-  static stage::HttpOptions http_options(int max_connections) {
+  explicit HttpFixture(const tests::HttpFixtureOptions& options = {}, int max_connections = 64,
+                       std::chrono::milliseconds timeout = std::chrono::seconds(1))
+      : ApiFixture(options), server(std::make_unique<stage::HttpServer>(api, http_options(max_connections, timeout))) {}
+  static stage::HttpOptions http_options(int max_connections, std::chrono::milliseconds timeout) {
     stage::HttpOptions options;
     options.port = 0;
-    options.timeout = std::chrono::seconds(1);
+    options.timeout = timeout;
     options.max_connections = max_connections;
     return options;
   }
@@ -577,6 +578,61 @@ TEST_CASE("HTTP: a client that does not read is cut off, and nothing waits for i
   std::this_thread::sleep_for(std::chrono::milliseconds(1500));  // longer than the time-out
   CHECK(connection.read_until("[DONE]").find("[DONE]") == std::string::npos);
   CHECK(fixture.is_alive());
+}
+
+TEST_CASE("HTTP: a client that drips its request is cut off, in the headers, the body and the next request") {
+  if (!has_http()) {
+    return;
+  }
+  constexpr std::chrono::milliseconds kTimeout{200};
+  const HttpFixture fixture({}, 64, kTimeout);
+  const std::string head = "POST /v1/completions HTTP/1.1\r\nContent-Type: application/json\r\n";
+  // How long a client could go on that sends a byte every now and then, well within the time between two reads.
+  const auto drip = [&](HttpConnection& connection) {
+    const auto start = std::chrono::steady_clock::now();
+    constexpr std::chrono::seconds kEnough{10};
+    while (connection.send("x") && connection.read_some(20).empty() && !connection.is_closed() &&
+           std::chrono::steady_clock::now() - start < kEnough) {
+    }
+    return std::chrono::steady_clock::now() - start;
+  };
+  const auto limit = stage::kWholeRequest * kTimeout;
+  HttpConnection in_headers(fixture.server->port());
+  in_headers.send(head + "X-Slow: ");
+  HttpConnection in_body(fixture.server->port());
+  in_body.send(head + "Content-Length: 100000\r\n\r\n");
+  HttpConnection in_next(fixture.server->port());
+  in_next.send(http_post("/v1/completions", completion_body(kPrompts[0], 4).dump()));
+  REQUIRE(read_reply(in_next).status == 200);
+  in_next.send(head + "X-Slow: ");
+  std::chrono::steady_clock::duration body_time{};
+  std::chrono::steady_clock::duration next_time{};
+  std::thread second([&] { body_time = drip(in_body); });
+  std::thread third([&] { next_time = drip(in_next); });
+  CHECK(drip(in_headers) < 4 * limit);
+  second.join();
+  third.join();
+  CHECK(body_time < 4 * limit);
+  CHECK(next_time < 4 * limit);
+  CHECK(fixture.is_alive());
+}
+
+TEST_CASE("HTTP: a reply that takes longer than a request may is not cut off") {
+  if (!has_http()) {
+    return;
+  }
+  constexpr std::chrono::milliseconds kTimeout{200};
+  HttpFixture fixture({.paused = true}, 64, kTimeout);
+  for (const bool is_streamed : {true, false}) {
+    json body = completion_body(kPrompts[0], 4);
+    body["stream"] = is_streamed;
+    HttpConnection connection(fixture.server->port());
+    connection.send(http_post("/v1/completions", body.dump()));
+    std::this_thread::sleep_for((stage::kWholeRequest + 2) * kTimeout);
+    fixture.engine.run();
+    CHECK(read_reply(connection).body.find("text") != std::string::npos);
+    fixture.engine.pause();
+  }
 }
 
 TEST_CASE("HTTP: a thousand connections that say nothing do not keep a client out") {

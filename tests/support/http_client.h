@@ -8,6 +8,7 @@
 #include <unistd.h>
 
 #include <array>
+#include <cerrno>
 #include <cstddef>
 #include <cstdint>
 #include <cstdlib>
@@ -64,6 +65,13 @@ class HttpConnection {
     }
     const ssize_t count = recv(socket_, bytes.data(), bytes.size(), 0);
     return {bytes.data(), static_cast<std::size_t>(count > 0 ? count : 0)};
+  }
+
+  // Whether the other end has closed the connection, and all that it sent has been read.
+  bool is_closed() const {
+    char byte = 0;
+    const ssize_t count = recv(socket_, &byte, 1, MSG_PEEK | MSG_DONTWAIT);
+    return count == 0 || (count < 0 && errno != EAGAIN && errno != EWOULDBLOCK);
   }
 
   // All that comes until the text ends with `end`, or until nothing more comes.
