@@ -80,10 +80,9 @@ const char* finish_reason_of(const common::Completion& completion) {
 // The texts of one reply: as they come, or all at the end.
 class Completions : public ReplyBody {
  public:
-  Completions(const common::Session& session, CompletionRequest wanted, std::unique_ptr<Ticket> ticket,
-              ordered_json head)
-      : session_(session), wanted_(std::move(wanted)), ticket_(std::move(ticket)), head_(std::move(head)) {
-    const auto decode = [&session](std::span<const common::Token> tokens) { return session.tokenizer.decode(tokens); };
+  Completions(const ServedModel& model, CompletionRequest wanted, std::unique_ptr<Ticket> ticket, ordered_json head)
+      : model_(model), wanted_(std::move(wanted)), ticket_(std::move(ticket)), head_(std::move(head)) {
+    const auto decode = [&model](std::span<const common::Token> tokens) { return model.decode(tokens); };
     for (const GenerationRequest& request : wanted_.requests) {
       texts_.insert(texts_.end(), static_cast<std::size_t>(wanted_.num_texts),
                     common::ReplyStream(request.request.stop_strings, decode));
@@ -125,8 +124,7 @@ class Completions : public ReplyBody {
       }
       for (std::size_t sample = 0; sample < output.completions.size(); ++sample) {
         const common::Completion& completion = output.completions[sample];
-        const std::string text =
-            wanted_.requests[i].request.stop_strings.cut(session_.tokenizer.decode(completion.tokens));
+        const std::string text = wanted_.requests[i].request.stop_strings.cut(model_.decode(completion.tokens));
         ordered_json choice = {{"index", choice_of(i, static_cast<int>(sample))}};
         if (wanted_.is_chat) {
           choice["message"] = {{"role", "assistant"}, {"content", text}};
@@ -159,7 +157,7 @@ class Completions : public ReplyBody {
     return index * static_cast<std::size_t>(wanted_.num_texts) + static_cast<std::size_t>(sample);
   }
 
-  std::string spelling(common::Token token) const { return session_.tokenizer.decode({&token, 1}, true); }
+  std::string spelling(common::Token token) const { return model_.decode({&token, 1}, true); }
 
   ordered_json logprobs_json(std::span<const common::TokenLogprobs> tokens) const {
     if (!wanted_.has_logprobs) {
@@ -282,7 +280,7 @@ class Completions : public ReplyBody {
             {"total_tokens", prompt_tokens + completion_tokens}};
   }
 
-  const common::Session& session_;
+  const ServedModel& model_;
   CompletionRequest wanted_;
   std::unique_ptr<Ticket> ticket_;
   ordered_json head_;  // the fields that all parts of the reply have
@@ -326,13 +324,13 @@ ApiReply error_reply(int status, const std::string& message, const std::string& 
   return reply;
 }
 
-Api::Api(const common::Session& session, EngineThread& engine, PoolView& view, const ApiOptions& options)
-    : session_(session),
+Api::Api(const ServedModel& model, EngineThread& engine, PoolView& view, const ApiOptions& options)
+    : model_(model),
       engine_(engine),
       view_(view),
       options_(options),
       demo_(options.add_demo_commands),
-      next_seed_(session.requests.front().sampling.seed),
+      next_seed_(model.session().requests.front().sampling.seed),
       created_(std::chrono::duration_cast<std::chrono::seconds>(std::chrono::system_clock::now().time_since_epoch())
                    .count()) {}
 
@@ -421,7 +419,7 @@ bool Api::is_authorized(const ApiRequest& request) const {
 ApiReply Api::complete(const ApiRequest& request, bool is_chat, const std::function<bool()>& is_gone) {
   const PoolSizes sizes = engine_.sizes();
   const CompletionLimits limits{engine_.max_context(), sizes.num_slots, sizes.block_size};
-  CompletionRequest wanted = parse_completion(request.body, is_chat, session_, options_.model_name, limits, next_seed_);
+  CompletionRequest wanted = parse_completion(request.body, is_chat, model_, options_.model_name, limits, next_seed_);
   EngineThread::Refusal refusal = EngineThread::Refusal::kNone;
   std::unique_ptr<Ticket> ticket = engine_.submit(wanted.requests, refusal);
   switch (refusal) {
@@ -441,7 +439,7 @@ ApiReply Api::complete(const ApiRequest& request, bool is_chat, const std::funct
       {"created", created_},
       {"model", options_.model_name}};
   const bool is_streamed = wanted.is_streamed;
-  auto texts = std::make_unique<Completions>(session_, std::move(wanted), std::move(ticket), std::move(head));
+  auto texts = std::make_unique<Completions>(model_, std::move(wanted), std::move(ticket), std::move(head));
   while (!texts->ticket().is_submitted(kWait)) {
     if (is_gone()) {
       return error_reply(499, "the client has gone");  // the reply is not read
@@ -484,11 +482,11 @@ ApiReply Api::tokenize(const ApiRequest& request) const {
   const Fields fields(request.body);
   std::vector<common::Token> tokens;
   if (const json* const messages = fields.find("messages"); messages != nullptr) {
-    tokens = chat_prompt(session_, *messages);
+    tokens = chat_prompt(model_, *messages);
   } else {
     const std::string text = fields.text("prompt", "");
-    tokens = fields.boolean("add_special_tokens", true) ? session_.tokenizer.encode_prompt(text)
-                                                        : session_.tokenizer.encode(text);
+    tokens = fields.boolean("add_special_tokens", true) ? model_.session().tokenizer.encode_prompt(text)
+                                                        : model_.session().tokenizer.encode(text);
   }
   return json_reply({{"count", tokens.size()}, {"max_model_len", engine_.max_context()}, {"tokens", tokens}});
 }
@@ -501,7 +499,7 @@ ApiReply Api::detokenize(const ApiRequest& request) const {
   }
   std::string text;
   if (!tokens->empty()) {
-    text = session_.tokenizer.decode(text_prompt(session_, *tokens));
+    text = model_.decode(text_prompt(model_, *tokens));
   }
   return json_reply({{"prompt", text}});
 }

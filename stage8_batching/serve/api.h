@@ -14,6 +14,7 @@
 #include "demo_pool.h"
 #include "engine_thread.h"
 #include "pool_view.h"
+#include "setup.h"
 
 namespace stage8 {
 
@@ -57,7 +58,7 @@ ApiReply error_reply(int status, const std::string& message, const std::string& 
 class Api {
  public:
   // Session, engine and view must outlive the object.
-  Api(const common::Session& session, EngineThread& engine, PoolView& view, const ApiOptions& options);
+  Api(const ServedModel& model, EngineThread& engine, PoolView& view, const ApiOptions& options);
 
   // is_gone: whether the client has hung up; asked now and then while a reply is not ready.
   ApiReply handle(const ApiRequest& request, const std::function<bool()>& is_gone);
@@ -71,7 +72,7 @@ class Api {
   ApiReply detokenize(const ApiRequest& request) const;
   ApiReply pool(const ApiRequest& request);
 
-  const common::Session& session_;
+  const ServedModel& model_;
   EngineThread& engine_;
   PoolView& view_;
   ApiOptions options_;

@@ -64,24 +64,24 @@ bool is_list_of_tokens(const json& value) {
          std::all_of(value.begin(), value.end(), [](const json& entry) { return entry.is_number_integer(); });
 }
 
-std::vector<std::vector<common::Token>> prompts_of(const common::Session& session, const Fields& fields, bool is_chat) {
+std::vector<std::vector<common::Token>> prompts_of(const ServedModel& model, const Fields& fields, bool is_chat) {
   const char* const name = is_chat ? "messages" : "prompt";
   const json* const value = fields.find(name);
   if (value == nullptr) {
     refuse(name, "is missing");
   }
   if (is_chat) {
-    return {chat_prompt(session, *value)};
+    return {chat_prompt(model, *value)};
   }
   if (value->is_string() || is_list_of_tokens(*value)) {
-    return {text_prompt(session, *value)};
+    return {text_prompt(model, *value)};
   }
   if (!value->is_array() || value->empty()) {
     refuse(name, "must be a text, a list of tokens, or a list of these");
   }
   std::vector<std::vector<common::Token>> prompts;
   for (const json& prompt : *value) {
-    prompts.push_back(text_prompt(session, prompt));
+    prompts.push_back(text_prompt(model, prompt));
   }
   return prompts;
 }
@@ -92,7 +92,7 @@ std::uint64_t salt_of(const std::string& text) {
 }
 
 // "stop": a text, or several.
-common::StopStrings stop_strings_of(const common::Session& session, const Fields& fields) {
+common::StopStrings stop_strings_of(const ServedModel& model, const Fields& fields) {
   constexpr std::size_t kMaxStopStrings = 16;
   const json* const value = fields.find("stop");
   if (value == nullptr) {
@@ -109,7 +109,7 @@ common::StopStrings stop_strings_of(const common::Session& session, const Fields
     }
     strings.push_back(entry.get<std::string>());
   }
-  return {strings, [&session](std::span<const common::Token> tokens) { return session.tokenizer.decode(tokens); }};
+  return {strings, [&model](std::span<const common::Token> tokens) { return model.decode(tokens); }};
 }
 
 // A text: "logprobs" is how many of the best tokens are wanted. A chat: whether, and "top_logprobs" how many.
@@ -190,7 +190,8 @@ std::string Fields::text(const std::string& name, const std::string& fallback) c
   return value != nullptr ? value->get<std::string>() : fallback;
 }
 
-std::vector<common::Token> chat_prompt(const common::Session& session, const json& messages) {
+std::vector<common::Token> chat_prompt(const ServedModel& model, const json& messages) {
+  const common::Session& session = model.session();
   if (!messages.is_array() || messages.empty()) {
     refuse("messages", "must be a list of messages");
   }
@@ -214,16 +215,16 @@ std::vector<common::Token> chat_prompt(const common::Session& session, const jso
   return session.tokenizer.encode_prompt(text);
 }
 
-std::vector<common::Token> text_prompt(const common::Session& session, const json& prompt) {
+std::vector<common::Token> text_prompt(const ServedModel& model, const json& prompt) {
   if (prompt.is_string()) {
-    return session.tokenizer.encode_prompt(prompt.get<std::string>());
+    return model.session().tokenizer.encode_prompt(prompt.get<std::string>());
   }
   if (!is_list_of_tokens(prompt)) {
     refuse("prompt", "must be a text, a list of tokens, or a list of these");
   }
   std::vector<common::Token> tokens;
   for (const json& entry : prompt) {
-    const auto vocabulary = static_cast<std::uint64_t>(session.model.config().vocab_size);
+    const auto vocabulary = static_cast<std::uint64_t>(model.get().config().vocab_size);
     if (entry.get<std::int64_t>() < 0 || entry.get<std::uint64_t>() >= vocabulary) {
       refuse("prompt", "has a token that is not in the vocabulary");
     }
@@ -232,7 +233,7 @@ std::vector<common::Token> text_prompt(const common::Session& session, const jso
   return tokens;
 }
 
-CompletionRequest parse_completion(const std::string& body, bool is_chat, const common::Session& session,
+CompletionRequest parse_completion(const std::string& body, bool is_chat, const ServedModel& model,
                                    const std::string& model_name, const CompletionLimits& limits,
                                    std::atomic<std::uint64_t>& next_seed) {
   constexpr int kMaxInt = std::numeric_limits<int>::max();
@@ -269,12 +270,12 @@ CompletionRequest parse_completion(const std::string& body, bool is_chat, const 
   request.sampling.min_p = static_cast<float>(fields.number("min_p", 0.0, 1.0, 0.0));
   request.sampling.repetition_penalty =
       static_cast<float>(fields.number("repetition_penalty", kMinPenalty, kMaxPenalty, 1.0));
-  request.stop_strings = stop_strings_of(session, fields);
+  request.stop_strings = stop_strings_of(model, fields);
   read_logprobs(fields, result);
   request.num_logprobs = result.has_logprobs ? std::max(result.num_top_logprobs, 1) : 0;
   request.cache_salt = salt_of(fields.text("cache_salt", ""));
   if (!fields.boolean("ignore_eos", false)) {
-    request.stop_tokens = session.requests.front().stop_tokens;
+    request.stop_tokens = model.session().requests.front().stop_tokens;
   }
   const json* const seed = fields.find("seed");
   if (seed != nullptr) {
@@ -292,7 +293,7 @@ CompletionRequest parse_completion(const std::string& body, bool is_chat, const 
     wanted.num_samples = 1;
     wanted.beam = BeamOptions{result.num_texts, fields.number("length_penalty", -10.0, 10.0, 1.0)};
   }
-  for (std::vector<common::Token>& prompt : prompts_of(session, fields, is_chat)) {
+  for (std::vector<common::Token>& prompt : prompts_of(model, fields, is_chat)) {
     GenerationRequest added = wanted;
     if (seed == nullptr) {
       added.request.sampling.seed = next_seed++;

@@ -10,7 +10,7 @@
 #include <vector>
 
 #include "../server.h"
-#include "common/app/cli.h"
+#include "setup.h"
 
 namespace stage8 {
 
@@ -58,10 +58,10 @@ class Fields {
 
 // The prompt of a chat: by the model's template or, if it has none, the messages one after another, which the model
 // continues.
-std::vector<common::Token> chat_prompt(const common::Session& session, const nlohmann::json& messages);
+std::vector<common::Token> chat_prompt(const ServedModel& model, const nlohmann::json& messages);
 
 // The tokens of "prompt": a text, or tokens.
-std::vector<common::Token> text_prompt(const common::Session& session, const nlohmann::json& prompt);
+std::vector<common::Token> text_prompt(const ServedModel& model, const nlohmann::json& prompt);
 
 // max_context: of one text, prompt included. num_slots, block_size: the whole cache.
 struct CompletionLimits {
@@ -70,7 +70,7 @@ struct CompletionLimits {
   int block_size = 0;
 };
 // next_seed: for prompts whose request gives none; counts on.
-CompletionRequest parse_completion(const std::string& body, bool is_chat, const common::Session& session,
+CompletionRequest parse_completion(const std::string& body, bool is_chat, const ServedModel& model,
                                    const std::string& model_name, const CompletionLimits& limits,
                                    std::atomic<std::uint64_t>& next_seed);
 

@@ -231,7 +231,8 @@ void EngineThread::loop() {
       end_all("the server has ended");
       return;
     }
-    if ((!is_paused_ || steps_to_run_ > 0) && !setup_->server->is_idle()) {
+    // Draining is not paused: the program would not end.
+    if ((!is_paused_ || steps_to_run_ > 0 || is_draining_) && !setup_->server->is_idle()) {
       steps_to_run_ = std::max(steps_to_run_ - 1, 0);
       try {
         setup_->server->step();

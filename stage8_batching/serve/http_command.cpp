@@ -2,7 +2,6 @@
 
 #include <chrono>
 #include <csignal>
-#include <filesystem>
 #include <iostream>
 #include <thread>
 
@@ -21,12 +20,6 @@ extern "C" void note_signal(int number) {
   std::signal(number, SIG_DFL);  // the second one ends the program
 }
 
-// "SmolLM2-135M" of "models/SmolLM2-135M.gguf"
-std::string short_name(const common::Session& session) {
-  const std::string stem = std::filesystem::path(session.model_name).stem().string();
-  return session.model_name == "the bundled model" ? "tales-5m" : stem;
-}
-
 }  // namespace
 
 void add_http_options(common::Command& command, HttpCommandOptions& options) {
@@ -42,8 +35,8 @@ void add_http_options(common::Command& command, HttpCommandOptions& options) {
   command.flag("--paused", options.paused, "with --http: begin without computing, until the page says so");
 }
 
-void run_http(const common::Session& session, const common::Llama& model, const EngineOptions& engine,
-              const SchedulerOptions& scheduler, const HttpCommandOptions& options) {
+void run_http(const ServedModel& model, const EngineOptions& engine, const SchedulerOptions& scheduler,
+              const HttpCommandOptions& options) {
   if (const std::string package = missing_http_package(); !package.empty()) {
     throw common::InputError("this program was built without HTTP: install " + package +
                              ", then configure and build again");
@@ -53,11 +46,10 @@ void run_http(const common::Session& session, const common::Llama& model, const 
   http.host = address.host;
   http.port = address.port;
   http.timeout = std::chrono::seconds(options.timeout_seconds);
-  // Random weights draw tokens that the session's tokenizer does not know.
-  PoolView view(&model == &session.model ? &session.tokenizer : nullptr);
-  EngineThread thread(model, {engine, scheduler, options.max_queue, options.paused},
+  PoolView view(model.is_synthetic() ? nullptr : &model.session().tokenizer);
+  EngineThread thread(model.get(), {engine, scheduler, options.max_queue, options.paused},
                       [&](const EngineNews& news) { view.update(news); });
-  Api api(session, thread, view, {short_name(session), options.api_key, options.add_demo_commands});
+  Api api(model, thread, view, {model.name(), options.api_key, options.add_demo_commands});
   signal_received = 0;
   std::signal(SIGTERM, note_signal);
   std::signal(SIGINT, note_signal);
@@ -68,8 +60,7 @@ void run_http(const common::Session& session, const common::Llama& model, const 
     const std::string url =
         "http://" + (is_v6 ? "[" + http.host + "]" : http.host) + ":" + std::to_string(server.port());
     std::cout << common::format("%s on %s/v1, %d slots in blocks of %d; the pool is drawn on %s/\n",
-                                short_name(session).c_str(), url.c_str(), sizes.num_slots, sizes.block_size,
-                                url.c_str())
+                                model.name().c_str(), url.c_str(), sizes.num_slots, sizes.block_size, url.c_str())
               << std::flush;
     constexpr std::chrono::milliseconds kPoll{20};
     while (signal_received == 0) {

@@ -8,6 +8,7 @@
 #include "demo_pool.h"
 #include "engine_thread.h"
 #include "http_server.h"
+#include "setup.h"
 
 namespace stage8 {
 
@@ -25,7 +26,7 @@ struct HttpCommandOptions {
 void add_http_options(common::Command& command, HttpCommandOptions& options);
 
 // Serves until SIGTERM or SIGINT, then ends the requests that have come, and returns. A second signal ends at once.
-void run_http(const common::Session& session, const common::Llama& model, const EngineOptions& engine,
-              const SchedulerOptions& scheduler, const HttpCommandOptions& options);
+void run_http(const ServedModel& model, const EngineOptions& engine, const SchedulerOptions& scheduler,
+              const HttpCommandOptions& options);
 
 }  // namespace

@@ -14,6 +14,7 @@
 #include <chrono>
 #include <condition_variable>
 #include <deque>
+#include <exception>
 #include <functional>
 #include <map>
 #include <mutex>
@@ -257,7 +258,12 @@ void send(ApiReply reply, httplib::Response& response) {
   const std::shared_ptr<ReplyBody> stream = std::move(reply.stream);
   response.set_chunked_content_provider(reply.content_type, [stream](std::size_t, httplib::DataSink& sink) {
     std::string text;
-    const bool goes_on = stream->read(text);
+    bool goes_on = false;
+    try {
+      goes_on = stream->read(text);
+    } catch (const std::exception&) {  // the library would let it end the program
+      return false;
+    }
     // is_writable() waits until the client has read enough, up to the time-out. False ends the connection, and with it
     // the stream.
     if (!sink.is_writable() || (!text.empty() && !sink.write(text.data(), text.size()))) {

@@ -194,7 +194,7 @@ void run_serve(const common::Session& session, const ServingOptions& options) {
   if (!options.http.address.empty()) {
     EngineOptions engine = options.engine;
     engine.min_slots = std::max(engine.min_slots, model.get().config().context_length);
-    run_http(session, model.get(), engine, options.scheduler, options.http);
+    run_http(model, engine, options.scheduler, options.http);
     return;
   }
   const std::vector<ArrivingRequest> requests = make_requests(session, model.get().config(), options);

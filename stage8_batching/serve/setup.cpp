@@ -1,6 +1,7 @@
 #include "setup.h"
 
 #include <algorithm>
+#include <filesystem>
 #include <new>
 
 #include "common/base/check.h"
@@ -37,10 +38,31 @@ void set_preemption_costs(SchedulerOptions& scheduler, std::int64_t num_paramete
   scheduler.block_swap_cost = 2 * shape.bytes_per_slot() * shape.block_size;  // out and in
 }
 
-ServedModel::ServedModel(const common::Session& session, const std::string& synthetic) : session_(session.model) {
+ServedModel::ServedModel(const common::Session& session, const std::string& synthetic)
+    : session_(session), shape_(synthetic) {
   if (!synthetic.empty()) {
     synthetic_ = common::Llama::synthetic(common::find_preset(synthetic).config, 1);
   }
+}
+
+std::string ServedModel::name() const {
+  if (is_synthetic()) {
+    return shape_;
+  }
+  return session_.model_name == "the bundled model" ? "tales-5m"
+                                                    : std::filesystem::path(session_.model_name).stem().string();
+}
+
+std::string ServedModel::decode(std::span<const common::Token> tokens, bool show_special) const {
+  if (!is_synthetic()) {
+    return session_.tokenizer.decode(tokens, show_special);
+  }
+  std::string text;
+  for (const common::Token token : tokens) {
+    text += ' ';
+    text += std::to_string(token);
+  }
+  return text;
 }
 
 namespace {

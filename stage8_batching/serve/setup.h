@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <memory>
 #include <optional>
+#include <span>
 #include <string>
 
 #include "../clock.h"
@@ -27,12 +28,19 @@ void set_preemption_costs(SchedulerOptions& scheduler, std::int64_t num_paramete
 // The session's model or, if `synthetic` names a published shape, one of that shape with random weights.
 class ServedModel {
  public:
+  // The session must outlive the object.
   ServedModel(const common::Session& session, const std::string& synthetic);
-  const common::Llama& get() const { return synthetic_ ? *synthetic_ : session_; }
+  const common::Session& session() const { return session_; }
+  const common::Llama& get() const { return synthetic_ ? *synthetic_ : session_.model; }
   bool is_synthetic() const { return synthetic_.has_value(); }
+  // "SmolLM2-135M" of "models/SmolLM2-135M.gguf", or the shape's.
+  std::string name() const;
+  // The text of tokens. Random weights draw tokens that the session's tokenizer does not know; theirs are numbers.
+  std::string decode(std::span<const common::Token> tokens, bool show_special = false) const;
 
  private:
-  const common::Llama& session_;
+  const common::Session& session_;
+  std::string shape_;
   std::optional<common::Llama> synthetic_;
 };
 

@@ -6,11 +6,14 @@
     python3 tests/bench/serve_load.py http://127.0.0.1:8080 --workload offline
 
 --rate: requests arrive as a Poisson process, so many a second on average. --concurrency: so many are always being
-served. Several values make a sweep. Lengths have the shape of a chat trace (ShareGPT, as `compare` of stage 8 draws
+served. Several values make a sweep, several of --temperature another one within it; no two runs have a prompt in common,
+or a prefix cache would answer. Lengths have the shape of a chat trace (ShareGPT, as `compare` of stage 8 draws
 them); --workload offline is the published one of nano-vllm and Mini-SGLang: 256 requests, prompts and replies uniform
 in 100 to 1,024 tokens, all at once.
 
-For each value: tokens a second, time to the first token and between tokens (P50 and P99). A table, and with --svg a drawing.
+For each value: tokens a second, time to the first token and between tokens (P50 and P99; a server that sends several tokens
+at once has long times between them). A table, and with --svg a drawing. The clients are spread over --processes; where one of
+them has no time to spare, a line on stderr says that it is the clients' speed that was measured.
 Prompts are texts of about so many tokens (--words-per-token), or with --token-prompts lists of exactly so many tokens; replies
 are exactly as long as they are drawn, if the server knows "ignore_eos". Standard library only.
 """
@@ -20,8 +23,9 @@ import concurrent.futures
 import http.client
 import json
 import math
+import multiprocessing
+import os
 import pathlib
-import queue
 import random
 import sys
 import threading
@@ -30,6 +34,7 @@ import urllib.parse
 
 MEAN_PROMPT = 161.31  # ShareGPT: Kwon et al., SOSP 2023, figure 11
 MEAN_REPLY = 337.99
+BUSY = 0.8  # of a client's time; above it, the client is what is measured
 OFFLINE_REQUESTS = 256
 OFFLINE_LENGTHS = (100, 1024)
 WORDS = ("the old king went into the wood and there he met a wolf who said to him that his daughter was in the castle "
@@ -68,19 +73,37 @@ def poisson_times(count, rate, seed):
     return times
 
 
+def pieces_of(arrived, data):
+    """The JSON documents of server-sent events, each with the time at which its line was complete.
+
+    arrived: (time, how many bytes were there then), ascending."""
+    documents, begin, at = [], 0, 0
+    while (end := data.find(b"\n", begin)) >= 0:
+        while arrived[at][1] <= end:
+            at += 1
+        line = data[begin:end]
+        if line.startswith(b"data:"):
+            text = line[5:].strip()
+            documents.append((arrived[at][0], None if text == b"[DONE]" else json.loads(text)))
+        begin = end + 1
+    return documents
+
+
 class Client:
     """Sends requests to one server and notes when their tokens come."""
 
-    def __init__(self, url, key, model, token_prompts, words_per_token, temperature):
+    def __init__(self, url, arguments):
         parts = urllib.parse.urlsplit(url if "://" in url else "http://" + url)
         self.secure = parts.scheme == "https"
         self.address = parts.netloc
         self.path = parts.path.rstrip("/").removesuffix("/v1")
+        key = arguments.api_key
         self.headers = {"Content-Type": "application/json"} | ({"Authorization": "Bearer " + key} if key else {})
-        self.token_prompts = token_prompts
-        self.words_per_token = words_per_token
-        self.temperature = temperature
-        self.model = model or self.first_model()
+        self.token_prompts = arguments.token_prompts
+        self.words_per_token = arguments.words_per_token
+        self.seed = arguments.seed
+        self.fields = {name: getattr(arguments, name) for name in ("top_k", "top_p") if getattr(arguments, name) is not None}
+        self.model = arguments.model or self.first_model()
 
     def connect(self):
         kind = http.client.HTTPSConnection if self.secure else http.client.HTTPConnection
@@ -96,69 +119,107 @@ class Client:
         return json.loads(text)["data"][0]["id"]
 
     def prompt(self, number, num_tokens):
-        generator = random.Random(number)
+        generator = random.Random(f"{self.seed} {number}")
         if self.token_prompts:
             return [generator.randrange(10, 1000) for _ in range(num_tokens)]
         return " ".join(generator.choice(WORDS) for _ in range(max(1, round(num_tokens * self.words_per_token))))
 
-    def request(self, number, prompt_tokens, reply_tokens):
-        """{"error"} or {"first", "between", "tokens", "prompt_tokens", "end"}, in seconds."""
-        body = {"model": self.model, "prompt": self.prompt(number, prompt_tokens), "max_tokens": reply_tokens,
-                "temperature": self.temperature, "seed": number, "stream": True, "ignore_eos": True,
-                "stream_options": {"include_usage": True}}
+    def request(self, number, prompt_tokens, reply_tokens, temperature):
+        """{"error"} or {"first", "between", "tokens", "prompt_tokens"}, in seconds; "first" is None without a text."""
+        body = json.dumps({"model": self.model, "prompt": self.prompt(number, prompt_tokens), "max_tokens": reply_tokens,
+                           "temperature": temperature, "seed": number, "stream": True, "ignore_eos": True,
+                           "stream_options": {"include_usage": True}, **self.fields})
+        arrived, data = [], bytearray()
+        connection = self.connect()
         begin = time.perf_counter()
-        times, usage = [], {}
         try:
-            connection = self.connect()
-            connection.request("POST", self.path + "/v1/completions", json.dumps(body), self.headers)
+            connection.request("POST", self.path + "/v1/completions", body, self.headers)
             reply = connection.getresponse()
             if reply.status != 200:
                 return {"error": f"{reply.status}: {reply.read()[:200].decode(errors='replace')}"}
-            for line in reply:
-                if line.startswith(b"data: {"):
-                    event = json.loads(line[6:])
-                    if "error" in event:
-                        return {"error": str(event["error"])}
-                    usage = event.get("usage") or usage
-                    if any(choice.get("text") for choice in event.get("choices", ())):
-                        times.append(time.perf_counter())
-            connection.close()
+            while piece := reply.read1(1 << 16):
+                data += piece
+                arrived.append((time.perf_counter(), len(data)))
+            documents = pieces_of(arrived, bytes(data))
         except (OSError, http.client.HTTPException, ValueError) as error:
             return {"error": repr(error)}
-        end = time.perf_counter()
-        return {"first": (times[0] if times else end) - begin, "end": end, "begin": begin,
+        finally:
+            connection.close()
+        times, usage, ended = [], {}, False
+        for at, event in documents:  # only now, so that reading one reply does not hold up the others
+            if event is None:
+                ended = True
+            elif "error" in event:
+                return {"error": str(event["error"])}
+            else:
+                usage = event.get("usage") or usage
+                if any(choice.get("text") for choice in event.get("choices", ())):
+                    times.append(at)
+        if not ended:
+            return {"error": "the reply broke off before [DONE]"}
+        return {"first": times[0] - begin if times else None,
                 "between": [later - earlier for earlier, later in zip(times, times[1:])],
                 "tokens": usage.get("completion_tokens", len(times)),
                 "prompt_tokens": usage.get("prompt_tokens", prompt_tokens)}
 
 
-def run_at_times(client, lengths, times):
-    """Each request at its time, whatever became of those before."""
-    results = queue.Queue()
-    begin = time.perf_counter()
-    threads = []
-    for number, ((prompt, reply), at) in enumerate(zip(lengths, times)):
-        time.sleep(max(0.0, begin + at - time.perf_counter()))
-        thread = threading.Thread(target=lambda n=number, p=prompt, r=reply: results.put(client.request(n, p, r)))
-        thread.start()
-        threads.append(thread)
-    for thread in threads:
-        thread.join()
-    return list(results.queue), time.perf_counter() - begin
+class Clients:
+    """One of the processes that send requests: (number, prompt tokens, reply tokens, temperature) each."""
+
+    def __init__(self, client, tasks, next_task, start, output):
+        self.client, self.tasks, self.next_task, self.start, self.output = client, tasks, next_task, start, output
+
+    def run(self, times, num_threads):
+        """times: when each request is sent, or None: the next one when one has ended."""
+        results, threads = [], []
+        self.start.wait()
+        begin, used = time.perf_counter(), time.process_time()
+        for number in range(num_threads) if times is None else ():
+            threads.append(threading.Thread(target=self.take_turns, args=(results,)))
+            threads[-1].start()
+        for task, at in zip(self.tasks, times or ()):
+            time.sleep(max(0.0, begin + at - time.perf_counter()))
+            threads.append(threading.Thread(target=self.send, args=(task, results)))
+            threads[-1].start()
+        for thread in threads:
+            thread.join()
+        end = time.perf_counter()
+        self.output.put((results, begin, end, (time.process_time() - used) / (end - begin)))
+
+    def send(self, task, results):
+        results.append(self.client.request(*task))
+
+    def take_turns(self, results):
+        while True:
+            with self.next_task.get_lock():
+                index = self.next_task.value
+                self.next_task.value += 1
+            if index >= len(self.tasks):
+                return
+            self.send(self.tasks[index], results)
 
 
-def run_concurrently(client, lengths, concurrency):
-    """So many at a time: the next one begins when one has ended."""
-    begin = time.perf_counter()
-    with concurrent.futures.ThreadPoolExecutor(concurrency) as pool:
-        numbered = [(number, *pair) for number, pair in enumerate(lengths)]
-        results = list(pool.map(lambda task: client.request(*task), numbered))
-    return results, time.perf_counter() - begin
+def run(client, tasks, num_processes, times=None, concurrency=None):
+    """(results, seconds, the largest share of its time that a process was busy)"""
+    num_processes = max(1, min(num_processes, len(tasks) if concurrency is None else concurrency))
+    next_task, output = multiprocessing.Value("i", 0), multiprocessing.Queue()
+    start = multiprocessing.Barrier(num_processes)
+    processes = []
+    for index in range(num_processes):
+        every = slice(index, None, num_processes)
+        part = Clients(client, tasks if times is None else tasks[every], next_task, start, output)
+        num_threads = 0 if concurrency is None else len(range(concurrency)[every])
+        processes.append(multiprocessing.Process(target=part.run, args=(times and times[every], num_threads), daemon=True))
+        processes[-1].start()
+    results, begins, ends, busy = zip(*[output.get() for _ in processes])
+    for process in processes:
+        process.join()
+    return [result for part in results for result in part], max(ends) - min(begins), max(busy)
 
 
 def summarise(name, results, seconds):
     served = [result for result in results if "error" not in result]
-    first = [result["first"] for result in served]
+    first = [result["first"] for result in served if result["first"] is not None]
     between = [gap for result in served for gap in result["between"]]
     tokens = sum(result["tokens"] for result in served)
     return {"load": name, "served": len(served), "failed": len(results) - len(served), "seconds": seconds,
@@ -210,7 +271,8 @@ def drawing(rows, title):
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("url")
-    parser.add_argument("--requests", type=int, default=100, help="for each value of the sweep")
+    parser.add_argument("--requests", type=int, nargs="+", default=[100],
+                        help="for each value of the sweep, or as many numbers as values")
     load = parser.add_mutually_exclusive_group()
     load.add_argument("--rate", type=float, nargs="+", help="requests a second")
     load.add_argument("--concurrency", type=int, nargs="+", help="requests at a time")
@@ -218,41 +280,50 @@ def main():
     parser.add_argument("--max-length", type=int, default=1000, help="of a chat: prompt and reply of the longest, in tokens")
     parser.add_argument("--token-prompts", action="store_true", help="send lists of tokens")
     parser.add_argument("--words-per-token", type=float, default=0.6)
-    parser.add_argument("--temperature", type=float, default=0.0)
+    parser.add_argument("--temperature", type=float, nargs="+", default=[0.0], help="several: each load with each of them")
+    parser.add_argument("--top-k", type=int)
+    parser.add_argument("--top-p", type=float)
+    parser.add_argument("--processes", type=int, default=min(os.cpu_count() or 1, 8), help="that the clients are spread over")
     parser.add_argument("--model", help="its name (default: the first of /v1/models)")
     parser.add_argument("--api-key", default="")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--json", type=pathlib.Path, help="write the results to this file")
     parser.add_argument("--svg", type=pathlib.Path, help="draw them into this file")
     arguments = parser.parse_args()
+    loads = arguments.rate or arguments.concurrency or [0]
     if arguments.workload == "offline":
-        arguments.requests = OFFLINE_REQUESTS
-    if arguments.requests < 1 or min([1, *(arguments.rate or ()), *(arguments.concurrency or ())]) <= 0:
-        parser.error("rates, numbers of requests and concurrency are above 0")
-    client = Client(arguments.url, arguments.api_key, arguments.model, arguments.token_prompts, arguments.words_per_token,
-                    arguments.temperature)
-    lengths = draw_lengths(arguments.workload, arguments.requests, arguments.max_length, arguments.seed)
-    rows, errors = [], set()
-
-    def add(name, run):
-        results, seconds = run
-        errors.update(result["error"] for result in results if "error" in result)
-        rows.append(summarise(name, results, seconds))
-        print(f"{name}: {rows[-1]['tokens_per_second']:.1f} tokens/s", file=sys.stderr)
-
-    for rate in arguments.rate or ():
-        add(f"{rate:g}/s", run_at_times(client, lengths, poisson_times(len(lengths), rate, arguments.seed + 1)))
-    for concurrency in arguments.concurrency or ():
-        add(f"{concurrency} at once", run_concurrently(client, lengths, concurrency))
-    if not rows:
-        add("all at once", run_at_times(client, lengths, [0.0] * len(lengths)))
+        arguments.requests = [OFFLINE_REQUESTS]
+    if min([*arguments.requests, arguments.processes, *(arguments.rate or ()), *(arguments.concurrency or ())]) <= 0:
+        parser.error("rates, concurrency, and numbers of requests and processes are above 0")
+    if len(arguments.requests) not in (1, len(loads)):
+        parser.error("--requests takes one number, or one for each value of the sweep")
+    client = Client(arguments.url, arguments)
+    rows, errors, number = [], set(), 0
+    for index, load in enumerate(loads):
+        count = arguments.requests[index % len(arguments.requests)]
+        lengths = draw_lengths(arguments.workload, count, arguments.max_length, arguments.seed)
+        for temperature in arguments.temperature:
+            name = f"{load:g}/s" if arguments.rate else f"{load} at once" if arguments.concurrency else "all at once"
+            if len(arguments.temperature) > 1:
+                name += f", T {temperature:g}"
+            tasks = [(number + i, *pair, temperature) for i, pair in enumerate(lengths)]
+            number += len(tasks)
+            times = poisson_times(len(tasks), load, arguments.seed + 1) if arguments.rate else [0.0] * len(tasks)
+            results, seconds, busy = run(client, tasks, arguments.processes, None if arguments.concurrency else times,
+                                         load if arguments.concurrency else None)
+            errors.update(result["error"] for result in results if "error" in result)
+            rows.append(summarise(name, results, seconds) | {"client_busy": busy})
+            print(f"{name}: {rows[-1]['tokens_per_second']:.1f} tokens/s", file=sys.stderr)
+            if busy > BUSY:
+                print(f"{name}: a process of clients was busy for {100 * busy:.0f} % of the time: the server may be faster; "
+                      "try more --processes", file=sys.stderr)
     print(table(rows))
     for error in sorted(errors)[:5]:
         print("failed:", error)
     if arguments.json:
         arguments.json.write_text(json.dumps(rows, indent=2) + "\n", encoding="utf-8")
     if arguments.svg:
-        arguments.svg.write_text(drawing(rows, f"{client.model}: {arguments.workload}, {len(lengths)} requests"), encoding="utf-8")
+        arguments.svg.write_text(drawing(rows, f"{client.model}: {arguments.workload}"), encoding="utf-8")
     return 1 if errors else 0
 
 

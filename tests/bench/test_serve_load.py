@@ -32,6 +32,11 @@ class FakeServer(http.server.BaseHTTPRequestHandler):
         if body["max_tokens"] == 13:
             self.send_error(500)
             return
+        if body["max_tokens"] == 14:
+            self.send_response(200)
+            self.end_headers()
+            self.event({"choices": [{"text": "x"}]})
+            return
         self.send_response(200)
         self.end_headers()
         time.sleep(0.02)
@@ -103,6 +108,40 @@ class ServeLoad(unittest.TestCase):
             self.assertLess(row["between_p50"], 0.1)
         self.assertEqual(sum(body["max_tokens"] for body in FakeServer.bodies), 2 * rows[0]["tokens"])
         self.assertIn("| 4 at once |", output)
+
+    def test_no_prompt_comes_twice(self):
+        for option in ("--token-prompts", "--words-per-token=2"):
+            with mock.patch.object(serve_load, "draw_lengths", lambda *_: [(8, 2)] * 5):
+                code, output = self.run_main("--concurrency", "1", "2", "--temperature", "0", "1", option)
+            self.assertEqual(code, 0, output)
+            prompts = {str(body["prompt"]) for body in FakeServer.bodies}
+            self.assertEqual((len(FakeServer.bodies), len(prompts)), (20, 20))
+            FakeServer.bodies.clear()
+
+    def test_temperatures_are_a_sweep_within_the_sweep(self):
+        with mock.patch.object(serve_load, "draw_lengths", lambda *_: [(8, 2)]):
+            _, output = self.run_main("--concurrency", "1", "2", "--temperature", "0", "0.5", "--top-k", "40")
+        for name in ("1 at once, T 0", "1 at once, T 0.5", "2 at once, T 0", "2 at once, T 0.5"):
+            self.assertIn(name + " |", output)
+        self.assertEqual([body["temperature"] for body in FakeServer.bodies], [0.0, 0.5] * 2)
+        self.assertEqual({(body["top_k"], "top_p" in body) for body in FakeServer.bodies}, {(40, False)})
+
+    def test_each_value_may_have_its_own_number_of_requests(self):
+        with mock.patch.object(serve_load, "draw_lengths", lambda _, count, *__: [(8, 2)] * count):
+            code, output = self.run_main("--concurrency", "1", "2", "--requests", "3", "5")
+        self.assertEqual((code, len(FakeServer.bodies)), (0, 8), output)
+
+    def test_a_reply_that_breaks_off_is_a_failure(self):
+        with mock.patch.object(serve_load, "draw_lengths", lambda *_: [(3, 14), (3, 2)]):
+            code, output = self.run_main("--concurrency", "1")
+        self.assertEqual(code, 1)
+        self.assertIn("broke off", output)
+
+    def test_events_have_the_time_at_which_they_were_whole(self):
+        data = b'data: {"a": 1}\n\ndata: {"a": 2}\n\n: a comment\ndata: [DONE]\n\n'
+        cut = data.index(b"2")
+        arrived = [(1.0, 3), (2.0, cut), (3.0, len(data))]
+        self.assertEqual(serve_load.pieces_of(arrived, data), [(2.0, {"a": 1}), (3.0, {"a": 2}), (3.0, None)])
 
     def test_failures_are_counted_and_said(self):
         with mock.patch.object(serve_load, "draw_lengths", lambda *_: [(3, 13), (3, 2)]):

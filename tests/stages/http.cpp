@@ -17,6 +17,7 @@
 #include <vector>
 
 #include "common/base/check.h"
+#include "common/model/llama.h"
 #include "tests/stages/http_fixtures.h"
 #include "tests/support/catch.h"
 #include "tests/support/http_client.h"
@@ -502,6 +503,43 @@ TEST_CASE("commands of the demonstration run on a pool of their own") {
   CHECK(fresh["sequences"].empty());
 }
 
+TEST_CASE("a client that pauses a server that is ending does not keep it from its end") {
+  for (const char* const path : {"/pool/pause", "/pool/step"}) {
+    ApiFixture fixture;
+    common::Request request;
+    request.prompt = tests::default_session().tokenizer.encode_prompt(kPrompts[0]);
+    request.max_new_tokens = 200;
+    stage::EngineThread::Refusal refusal = stage::EngineThread::Refusal::kNone;
+    const auto ticket = fixture.engine.submit({{request, 1}}, refusal);
+    fixture.engine.drain();
+    CHECK(fixture.post(path, json::object()).status == 200);
+    CHECK(ApiFixture::wait_for([&] { return fixture.engine.drained(); }));
+  }
+}
+
+TEST_CASE("random weights are served over HTTP too: their tokens are written as numbers") {
+  const stage::ServedModel model(tests::default_session(), "tales-5m");
+  stage::PoolView view(nullptr);
+  stage::EngineThread engine(model.get(), ApiFixture::engine_options({}));
+  stage::Api api(model, engine, view, {model.name(), {}, ApiFixture::add_demo_commands});
+  const json body = {{"prompt", {11, 12, 13}}, {"max_tokens", 4}, {"temperature", 0}, {"ignore_eos", true}};
+  const auto post = [&](const json& document) {
+    return api.handle(
+        {.method = "POST", .path = "/v1/completions", .body = document.dump(), .content_type = "application/json"},
+        [] { return false; });
+  };
+  const std::string text = json::parse(post(body).body)["choices"][0]["text"];
+  INFO(text);
+  CHECK(std::count(text.begin(), text.end(), ' ') == 4);
+  CHECK(text.find_first_not_of(" 0123456789") == std::string::npos);
+  json streamed = body;
+  streamed["stream"] = true;
+  const stage::ApiReply reply = post(streamed);
+  CHECK(streamed_text(tests::read_all(*reply.stream)) == text);
+  CHECK(tests::default_model().decode(std::vector<common::Token>{11}) ==
+        tests::default_session().tokenizer.decode(std::vector<common::Token>{11}));
+}
+
 TEST_CASE("HTTP: requests, a connection that is kept, and what is too large") {
   if (!has_http()) {
     return;
@@ -530,6 +568,33 @@ TEST_CASE("HTTP: requests, a connection that is kept, and what is too large") {
   CHECK_THROWS_AS(stage::parse_address("localhost"), common::InputError);
   CHECK_THROWS_AS(stage::parse_address("localhost:99999"), common::InputError);
   CHECK(stage::parse_address("[::1]:80").host == "::1");
+}
+
+TEST_CASE("HTTP: a reply that can't be written ends alone, and not the program") {
+  if (!has_http()) {
+    return;
+  }
+  // Draws tokens that the tokenizer does not know.
+  common::LlamaConfig config = tests::default_session().model.config();
+  config.vocab_size *= 8;
+  const common::Llama other = common::Llama::synthetic(config, 1);
+  stage::PoolView view(nullptr);
+  stage::EngineThread engine(other, ApiFixture::engine_options({}));
+  stage::Api api(tests::default_model(), engine, view, {"tales-5m", {}, ApiFixture::add_demo_commands});
+  const stage::HttpServer server(api, HttpFixture::http_options(8));
+  json body = completion_body(kPrompts[0], 32);
+  body["ignore_eos"] = true;
+  for (const bool is_streamed : {true, false}) {
+    body["stream"] = is_streamed;
+    HttpConnection connection(server.port());
+    connection.send(http_post("/v1/completions", body.dump()));
+    const std::string reply = is_streamed ? connection.read_until("[DONE]") : read_reply(connection).head;
+    CHECK(reply.find(is_streamed ? "[DONE]" : "500") ==
+          (is_streamed ? std::string::npos : std::string("HTTP/1.1 ").size()));
+    HttpConnection next(server.port());
+    next.send(http_get("/health"));
+    CHECK(read_reply(next).status == 200);
+  }
 }
 
 TEST_CASE("HTTP: clients that hang up are not computed for") {

@@ -20,6 +20,7 @@
 #include STAGE_HEADER(serve/engine_thread.h)
 #include STAGE_HEADER(serve/http_server.h)
 #include STAGE_HEADER(serve/pool_view.h)
+#include STAGE_HEADER(serve/setup.h)
 // clang-format on
 
 namespace tests {
@@ -38,6 +39,11 @@ inline const common::Session& default_session() {
   return session;
 }
 
+inline const stage::ServedModel& default_model() {
+  static const stage::ServedModel model(default_session(), "");
+  return model;
+}
+
 struct HttpFixtureOptions {
   int num_slots = 1024;
   int block_size = 4;
@@ -53,7 +59,7 @@ struct ApiFixture {
       : view(&default_session().tokenizer),
         engine(default_session().model, engine_options(options),
                [this](const stage::EngineNews& news) { view.update(news); }),
-        api(default_session(), engine, view, {"tales-5m", options.api_key, add_demo_commands}) {}
+        api(default_model(), engine, view, {"tales-5m", options.api_key, add_demo_commands}) {}
 
   static stage::EngineThreadOptions engine_options(const HttpFixtureOptions& options) {
     stage::EngineThreadOptions result;
