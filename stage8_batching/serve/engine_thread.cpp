@@ -331,7 +331,9 @@ void EngineThread::settle(int id, const std::string& error) {
   {
     const std::lock_guard lock(mutex_);
     statistics_.add(output);
-    statistics_.prompt_tokens += owner.ticket->entries[static_cast<std::size_t>(owner.index)].prompt_tokens;
+    if (output.admission >= 0.0) {
+      statistics_.prompt_tokens += owner.ticket->entries[static_cast<std::size_t>(owner.index)].prompt_tokens;
+    }
     num_live_ -= 1;
   }
   {

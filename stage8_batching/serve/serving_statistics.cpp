@@ -106,7 +106,7 @@ std::string metrics_text(const ServingStatistics& statistics, const std::string&
           common::format(",block_size=\"%d\",num_gpu_blocks=\"%d\"} 1\n", statistics.block_size, statistics.num_blocks);
   value("vllm:num_preemptions_total", "counter", "Requests that lost their blocks, swapped or to be recomputed.",
         static_cast<double>(statistics.preemptions));
-  value("vllm:prompt_tokens_total", "counter", "Tokens of the prompts of requests that have ended.",
+  value("vllm:prompt_tokens_total", "counter", "Tokens of the prompts of requests that were admitted and have ended.",
         static_cast<double>(statistics.prompt_tokens));
   value("vllm:generation_tokens_total", "counter", "Tokens written by requests that have ended, of all samples.",
         static_cast<double>(statistics.generated_tokens));

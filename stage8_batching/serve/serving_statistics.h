@@ -38,7 +38,7 @@ struct ServingStatistics {
   double cache_usage = 0.0;  // blocks with an owner, share of all
   std::int64_t steps = 0;
   std::int64_t preemptions = 0;
-  std::int64_t prompt_tokens = 0;     // of the requests that were admitted
+  std::int64_t prompt_tokens = 0;     // of the requests that were admitted and have ended
   std::int64_t generated_tokens = 0;  // of all samples
   PrefixStatistics prefix;
   std::array<std::int64_t, 5> ended = {};  // by common::FinishReason

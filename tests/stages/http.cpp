@@ -503,6 +503,16 @@ TEST_CASE("commands of the demonstration run on a pool of their own") {
   CHECK(fresh["sequences"].empty());
 }
 
+TEST_CASE("/metrics counts no prompt of a request that was rejected") {
+  ApiFixture fixture({.num_slots = 64});
+  CHECK(fixture.post("/v1/completions", completion_body(kPrompts[0], 4)).status == 200);
+  const double counted = metric(fixture, "vllm:prompt_tokens_total");
+  CHECK(counted > 0.0);
+  CHECK(fixture.post("/v1/completions", completion_body(kPrompts[0], 400)).status == 400);
+  CHECK(metric(fixture, "course:requests_rejected_total") == 1.0);
+  CHECK(metric(fixture, "vllm:prompt_tokens_total") == counted);
+}
+
 TEST_CASE("a client that pauses a server that is ending does not keep it from its end") {
   for (const char* const path : {"/pool/pause", "/pool/step"}) {
     ApiFixture fixture;
