@@ -591,7 +591,7 @@ TEST_CASE("HTTP: a reply that can't be written ends alone, and not the program")
   stage::PoolView view(nullptr);
   stage::EngineThread engine(other, ApiFixture::engine_options({}));
   stage::Api api(tests::default_model(), engine, view, {"tales-5m", {}, ApiFixture::add_demo_commands});
-  const stage::HttpServer server(api, HttpFixture::http_options(8));
+  const stage::HttpServer server(api, HttpFixture::http_options(8, std::chrono::seconds(1)));
   json body = completion_body(kPrompts[0], 32);
   body["ignore_eos"] = true;
   for (const bool is_streamed : {true, false}) {
