@@ -1,7 +1,10 @@
 #include <iostream>
 #include <memory>
 #include <optional>
+#include <span>
 #include <sstream>
+#include <utility>
+#include <vector>
 
 #include "common/app/block_map.h"
 #include "common/app/cli.h"
@@ -114,12 +117,15 @@ common::AttentionTarget attention_target(const common::AttentionShape& shape) {
 int run(int argc, char** argv) {
   common::Program program(STAGE_NAME, kIdea);
   EngineOptions options;
-  const auto generate = [&](const common::Session& session, const common::OnToken& on_token) {
-    Engine engine(session.model, options);
-    std::vector<common::Completion> completions = engine.run(session.requests, on_token);
-    return common::RunResult{std::move(completions), engine.counters(), engine.timing()};
+  const auto start_engine = [&](const common::Session& session) {
+    const auto engine = std::make_shared<Engine>(session.model, options);
+    return [engine](std::span<const common::Request> requests, const common::OnToken& on_token) {
+      std::vector<common::Completion> completions = engine->run(requests, on_token);
+      return common::RunResult{std::move(completions), engine->counters(), engine->timing()};
+    };
   };
-  add_engine_options(program.add_generate(generate), options);
+  add_engine_options(program.add_generate(start_engine), options);
+  add_engine_options(program.add_chat(start_engine), options);
   const auto rounds = [&](const common::Session& session, std::span<const common::Request> requests,
                           common::RoundTable& table) {
     Engine engine(session.model, options);
@@ -142,7 +148,7 @@ int run(int argc, char** argv) {
   };
   add_engine_options(program.add_bench(bench_target, attention_target), options);
 
-  program.add_block_commands(options.block_size, generate);
+  program.add_block_commands(options.block_size, start_engine);
 
   int demo_slots = 32;
   bool shell_only = false;

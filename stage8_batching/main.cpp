@@ -2,7 +2,10 @@
 #include <iostream>
 #include <memory>
 #include <optional>
+#include <span>
 #include <sstream>
+#include <utility>
+#include <vector>
 
 #include "cache_size.h"
 #include "common/app/block_map.h"
@@ -147,7 +150,7 @@ common::AttentionTarget attention_target(const common::AttentionShape& shape) {
 int run(int argc, char** argv) {
   common::Program program(STAGE_NAME, kIdea);
   EngineOptions options{.num_slots = 0};
-  const auto generate = [&](const common::Session& session, const common::OnToken& on_token) {
+  const auto start_engine = [&](const common::Session& session) {
     EngineOptions sized = options;
     if (sized.num_slots == 0) {
       sized.num_slots = sized.min_slots;
@@ -155,13 +158,16 @@ int run(int argc, char** argv) {
         sized.num_slots = std::max(sized.num_slots, max_slots_of(request, 1, options.block_size));
       }
     }
-    Engine engine(session.model, sized);
-    RealClock clock;
-    Server server(engine, {.token_budget = options.chunk_size}, clock);
-    std::vector<common::Completion> completions = server.run(session.requests, on_token);
-    return common::RunResult{std::move(completions), server.counters(), server.timing()};
+    const auto engine = std::make_shared<Engine>(session.model, sized);
+    return [engine, &options](std::span<const common::Request> requests, const common::OnToken& on_token) {
+      RealClock clock;
+      Server server(*engine, {.token_budget = options.chunk_size}, clock);
+      std::vector<common::Completion> completions = server.run(requests, on_token);
+      return common::RunResult{std::move(completions), server.counters(), server.timing()};
+    };
   };
-  add_engine_options(program.add_generate(generate), options);
+  add_engine_options(program.add_generate(start_engine), options);
+  add_engine_options(program.add_chat(start_engine), options);
 
   std::optional<Engine> engine;
   const auto bench_target = [&](const common::Session& session) {
@@ -187,7 +193,7 @@ int run(int argc, char** argv) {
   };
   add_engine_options(program.add_bench(bench_target, attention_target), options);
 
-  program.add_block_commands(options.block_size, generate);
+  program.add_block_commands(options.block_size, start_engine);
   DecodingOptions decoding;
   add_engine_options(add_sample_command(program, decoding), decoding.engine);
   add_engine_options(add_beam_command(program, decoding), decoding.engine);

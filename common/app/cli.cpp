@@ -17,6 +17,7 @@
 #include <thread>
 #include <utility>
 
+#include "common/app/conversation.h"
 #include "common/app/json.h"
 #include "common/app/plan.h"
 #include "common/app/progress.h"
@@ -29,6 +30,7 @@
 #include "common/base/parallel.h"
 #include "common/base/platform.h"
 #include "common/base/text.h"
+#include "common/base/utf8.h"
 #include "common/model/chat.h"
 #include "common/model/default_model.h"
 #include "common/model/gguf.h"
@@ -43,12 +45,11 @@ Gguf open_model(const std::string& path) {
   return path.empty() ? Gguf::parse(default_model(), "the bundled model") : Gguf::open(path);
 }
 
-std::vector<Token> stop_tokens(const Tokenizer& tokenizer) {
-  std::vector<Token> result;
-  if (tokenizer.eos().has_value()) {
-    result.push_back(*tokenizer.eos());
+std::vector<Token> stop_tokens(const Gguf& file, const Tokenizer& tokenizer, bool chat) {
+  if (chat) {
+    return chat_stop_tokens(file, tokenizer);
   }
-  return result;
+  return tokenizer.eos().has_value() ? std::vector<Token>{*tokenizer.eos()} : std::vector<Token>();
 }
 
 std::string counter_text(double value) {
@@ -212,21 +213,28 @@ Session load(const SessionOptions& options) {
   if (fixed_workload && options.chat) {
     throw InputError("--chat needs a --prompt to answer");
   }
+  if (!options.system_prompt.empty() && !options.chat) {
+    throw InputError("--system needs --chat: a prompt that is continued has no roles");
+  }
   for (const std::string& prompt : prompts) {
     if (prompt.empty()) {
       throw InputError("the prompt is empty");
     }
-    const std::vector<ChatMessage> messages = {{"user", prompt}};
+    std::vector<ChatMessage> messages = {{"user", prompt}};
+    if (!options.system_prompt.empty()) {
+      messages.insert(messages.begin(), {"system", options.system_prompt});
+    }
     session.prompts.push_back(prompt);
     session.requests.push_back(
         {options.chat ? encode_chat(file, session.tokenizer, messages) : session.tokenizer.encode_prompt(prompt),
-         options.max_new_tokens, options.sampling, options.sample_index, stop_tokens(session.tokenizer)});
+         options.max_new_tokens, options.sampling, options.sample_index,
+         stop_tokens(file, session.tokenizer, options.chat)});
   }
   if (fixed_workload) {
     for (const WorkloadItem& item : workload()) {
       session.prompts.push_back(item.prompt);
       session.requests.push_back({session.tokenizer.encode_prompt(item.prompt), item.max_new_tokens, options.sampling,
-                                  options.sample_index, stop_tokens(session.tokenizer)});
+                                  options.sample_index, stop_tokens(file, session.tokenizer, false)});
     }
   }
   if (!options.stop_strings.empty()) {
@@ -267,8 +275,7 @@ struct GenerateOptions {
 };
 
 // Ctrl-C ends the run, and the texts so far are printed. A result that goes into a file is there whole or not at all.
-RunResult run_interruptibly(const Session& session, bool is_streamed, bool has_texts,
-                            const std::function<RunResult(const Session&, const OnToken&)>& run) {
+RunResult run_interruptibly(const Session& session, bool is_streamed, bool has_texts, const StartEngine& start_engine) {
   std::int64_t total = 0;
   for (const Request& request : session.requests) {
     total += request.max_new_tokens;
@@ -283,7 +290,7 @@ RunResult run_interruptibly(const Session& session, bool is_streamed, bool has_t
   std::int64_t num_tokens = 0;
   try {
     Progress progress("generating", total);
-    RunResult result = run(session, [&](int request, Token token) {
+    RunResult result = start_engine(session)(session.requests, [&](int request, Token token) {
       num_tokens += 1;
       so_far.completions.at(static_cast<std::size_t>(request)).tokens.push_back(token);
       if (is_streamed) {
@@ -313,13 +320,12 @@ RunResult run_interruptibly(const Session& session, bool is_streamed, bool has_t
   throw Interrupted();
 }
 
-void generate(const std::string& stage, const GenerateOptions& options,
-              const std::function<RunResult(const Session&, const OnToken&)>& run) {
+void generate(const std::string& stage, const GenerateOptions& options, const StartEngine& start) {
   const ResultFile json(options.json_path);
   const Session session = load(options.session);
   const bool is_live = is_terminal(std::cout) && !json.is_wanted() && options.session.num_logprobs == 0;
   const bool is_streamed = options.stream || is_live;
-  RunResult result = run_interruptibly(session, is_streamed, !json.is_wanted(), run);
+  RunResult result = run_interruptibly(session, is_streamed, !json.is_wanted(), start);
   const std::int64_t tokens_computed = result.timing.prefill_tokens + result.timing.decode_tokens;
   result.counters.insert(
       result.counters.begin(),
@@ -347,6 +353,33 @@ void generate(const std::string& stage, const GenerateOptions& options,
   }
 }
 
+void chat(const SessionOptions& options, const StartEngine& start) {
+  // What stage 8 makes room for, unless --slots says more: the other stages' default.
+  constexpr int kMaxRoom = 4096;
+  constexpr int kReplyTokens = 512;
+  constexpr int kParagraphTokens = 120;
+  SessionOptions plain = options;
+  plain.system_prompt.clear();
+  Session session = load(plain);
+  session.prompts.clear();
+  session.requests.resize(1);
+  Request& request = session.requests.front();
+  request.stop_tokens = chat_stop_tokens(*session.file, session.tokenizer);
+  if (!has_chat_template(*session.file)) {  // then a reply ends where its paragraph does
+    const std::vector<Token> line_end = session.tokenizer.encode("\n");
+    request.stop_tokens.insert(request.stop_tokens.end(), line_end.begin(), line_end.end());
+  }
+  request.prompt.resize(1);
+  request.max_new_tokens = std::min(session.model.config().context_length, kMaxRoom) - 1;
+  const RunRequests run = start(session);
+  const int usual = has_chat_template(*session.file) ? kReplyTokens : kParagraphTokens;
+  request.max_new_tokens = options.max_new_tokens > 0 ? options.max_new_tokens : usual;
+  check_utf8(options.system_prompt);
+  if (Conversation(session, run, options.system_prompt).converse(std::cout) > 0) {
+    throw InputError("not every line could be answered");
+  }
+}
+
 void add_model_options(Command& command, SessionOptions& options) {
   command.option("--model", options.model_path, std::string(kLoadableModels) + " (default: the bundled model)");
   command.option("--threads", options.num_threads, {1, 1024},
@@ -357,6 +390,7 @@ void add_prompt_options(Command& command, SessionOptions& options) {
   command.option("--prompt", options.prompts, "text to continue; may be given several times; -: standard input");
   command.option("--prompt-file", options.prompt_files, "a file with a text to continue; may be given several times");
   command.flag("--chat", options.chat, "answer each prompt, with the model's chat template");
+  command.option("--system", options.system_prompt, "with --chat: what the model is told first");
   command.option("--max-new-tokens", options.max_new_tokens, {1, 1 << 24},
                  "maximum number of tokens to generate for a --prompt");
 }
@@ -395,10 +429,10 @@ int Session::bench_slots(int num_slots) const {
 
 Program::Program(std::string name, const std::string& idea) : name_(std::move(name)), command_line_(name_, idea) {}
 
-Command& Program::add_generate(std::function<RunResult(const Session&, const OnToken&)> run) {
+Command& Program::add_generate(StartEngine start) {
   const auto options = std::make_shared<GenerateOptions>();
   Command& command = command_line_.add("generate", "Generate text: for --prompt, or for the course's fixed workload",
-                                       [this, options, run = std::move(run)] { generate(name_, *options, run); });
+                                       [this, options, start = std::move(start)] { generate(name_, *options, start); });
   add_model_options(command, options->session);
   add_prompt_options(command, options->session);
   add_sampling_options(command, options->session);
@@ -408,6 +442,22 @@ Command& Program::add_generate(std::function<RunResult(const Session&, const OnT
   command.option("--json", options->json_path, "write texts, counters and timings to a file instead ('-': stdout)");
   command.exclude("--stream", "--json");
   command.exclude("--stream", "--logprobs");
+  return command;
+}
+
+Command& Program::add_chat(StartEngine start) {
+  const auto options = std::make_shared<SessionOptions>();
+  options->max_new_tokens = 0;  // not given
+  options->sampling.temperature = 0.7F;
+  options->sampling.top_k = 40;
+  options->sampling.top_p = 0.95F;
+  Command& command = command_line_.add("chat", "Talk with the model: what you type is answered, line by line",
+                                       [options, start = std::move(start)] { chat(*options, start); });
+  add_model_options(command, *options);
+  command.option("--system", options->system_prompt, "what the model is told first");
+  command.option("--max-new-tokens", options->max_new_tokens, {1, 1 << 24},
+                 "maximum number of tokens of a reply (default: 512; 120 if the model has no chat template)");
+  add_sampling_options(command, *options);
   return command;
 }
 
@@ -444,15 +494,15 @@ Command& Program::add_bench(std::function<BenchTarget(const Session&)> target,
   return command;
 }
 
-void Program::add_block_commands(int& block_size, std::function<RunResult(const Session&, const OnToken&)> run) {
+void Program::add_block_commands(int& block_size, StartEngine start) {
   add_plan(*this);
   bench_command_->flag("--sweep-block-size", bench_options_.sweep_block_size,
                        "waste and block tables of the fixed workload, by block size");
-  sweep_block_size_ = [this, &block_size, run = std::move(run)] {
+  sweep_block_size_ = [this, &block_size, start = std::move(start)] {
     const Session session = load(bench_options_.session);
     print_block_size_sweep([&](int size) {
       block_size = size;
-      const RunResult result = run(session, [](int, Token) {});
+      const RunResult result = start(session)(session.requests, [](int, Token) {});
       return BlockSizeRow{counter(result.counters, "slots_reserved"), counter(result.counters, "slots_used"),
                           counter(result.counters, "requests_held"), result.timing.milliseconds_per_token()};
     });

@@ -3,6 +3,7 @@
 
 #include <functional>
 #include <memory>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -48,6 +49,11 @@ struct RunResult {
   Timing timing;
 };
 
+// Serves requests, one text each. Behind it is an engine, whose cache outlives the call.
+using RunRequests = std::function<RunResult(std::span<const Request> requests, const OnToken& on_token)>;
+// Makes an engine for the session's model, with room for its requests. The session must outlive it.
+using StartEngine = std::function<RunRequests(const Session& session)>;
+
 // The options from which a Session is loaded.
 struct SessionOptions {
   std::string model_path;                 // empty: the bundled model
@@ -55,6 +61,7 @@ struct SessionOptions {
   std::vector<std::string> prompts;       // "-": standard input
   std::vector<std::string> prompt_files;  // after them
   bool chat = false;
+  std::string system_prompt;  // of a chat
   int max_new_tokens = 64;
   SamplingOptions sampling;
   int sample_index = 0;
@@ -75,15 +82,18 @@ class Program {
   Program(std::string name, const std::string& idea);
 
   // `generate`: text for --prompt, or for the fixed workload. The stage may add options to the returned command.
-  Command& add_generate(std::function<RunResult(const Session&, const OnToken&)> run);
+  Command& add_generate(StartEngine start);
+
+  // `chat`: a conversation with the model.
+  Command& add_chat(StartEngine start);
 
   // `bench`: the speed of the model or, with --attention, of attention alone.
   Command& add_bench(std::function<BenchTarget(const Session&)> target,
                      std::function<AttentionTarget(const AttentionShape&)> attention);
 
-  // For caches in blocks. `plan`: what fits into a cache (common/app/plan.h). `bench --sweep-block-size`: calls `run`
-  // on the fixed workload with block_size set to 1, 2, 4 … 256.
-  void add_block_commands(int& block_size, std::function<RunResult(const Session&, const OnToken&)> run);
+  // For caches in blocks. `plan`: what fits into a cache (common/app/plan.h). `bench --sweep-block-size`: runs
+  // the fixed workload with block_size set to 1, 2, 4 … 256.
+  void add_block_commands(int& block_size, StartEngine start);
 
   // A command that does something else with model and prompts.
   Command& add_session_command(const std::string& name, const std::string& description,

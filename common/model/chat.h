@@ -1,8 +1,12 @@
-// Chat prompts for models trained on ChatML, the format that OpenAI introduced and SmolLM2-Instruct uses:
-//   <|im_start|>role NEWLINE content<|im_end|> NEWLINE          once for each message, then
-//   <|im_start|>assistant NEWLINE                               after which the model writes its answer.
-// A GGUF file states its format as a Jinja program (tokenizer.chat_template). This is not a Jinja interpreter: it
-// recognises programs that print ChatML and refuses all others.
+// Chat prompts. A GGUF file states the format that its model was trained on as a Jinja program
+// (tokenizer.chat_template). This is not a Jinja interpreter: it recognises the programs that print one of these, where
+// NL is a line end, and refuses all others.
+//   ChatML, SmolLM2, Qwen   <|im_start|>user NL text<|im_end|> NL          then <|im_start|>assistant NL
+//   Llama 3                 <|start_header_id|>user<|end_header_id|> NL NL text<|eot_id|>
+//   Llama 2                 <s>[INST] text [/INST] reply </s>              the system prompt between <<SYS>> marks
+//   Gemma                   <start_of_turn>user NL text<end_of_turn> NL    without a role for system prompts
+// A model without a template only continues plain text. Its conversation is that: a reply continues the message before
+// it, and each other message begins a line.
 #pragma once
 
 #include <span>
@@ -17,15 +21,23 @@ namespace common {
 struct ChatMessage {
   std::string role;  // "system", "user" or "assistant"
   std::string content;
+  // Of a reply: the tokens that the model drew, which its text might not become again. Encoded as they are, they are
+  // what a cache holds.
+  std::vector<Token> tokens = {};
 };
+
+bool has_chat_template(const Gguf& file);
 
 // The tokens of a conversation, up to where the answer begins. If the template has a default system prompt, it is put
 // in front of messages that do not begin with a system message. BOS comes first if the model uses it and the
 // conversation does not begin with it anyway.
 // Only the template itself produces special tokens: "<|im_end|>" inside a message is encoded as its ten characters, so
 // a message cannot end itself and continue in another role.
-// Throws InputError if the file has no chat template or one in another format, and on invalid UTF-8.
+// Throws InputError if the file's chat template is none of the above, and on invalid UTF-8.
 std::vector<Token> encode_chat(const Gguf& file, const Tokenizer& tokenizer, std::span<const ChatMessage> messages);
+
+// The tokens that end a reply: EOS, and the template's own.
+std::vector<Token> chat_stop_tokens(const Gguf& file, const Tokenizer& tokenizer);
 
 // The same conversation as text, for reading. Do not encode this with parse_special to make a prompt: special
 // spellings inside the messages would become special tokens. encode_chat() is the safe way.

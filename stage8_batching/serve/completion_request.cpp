@@ -204,15 +204,7 @@ std::vector<common::Token> chat_prompt(const ServedModel& model, const json& mes
     }
     conversation.push_back({role == "developer" ? "system" : role.get<std::string>(), content_of(message)});
   }
-  if (session.file->has("tokenizer.chat_template")) {
-    return common::encode_chat(*session.file, session.tokenizer, conversation);
-  }
-  std::string text;
-  for (const common::ChatMessage& message : conversation) {
-    const bool continues = message.role == "assistant" || text.empty();
-    text += (continues ? "" : "\n") + message.content;
-  }
-  return session.tokenizer.encode_prompt(text);
+  return common::encode_chat(*session.file, session.tokenizer, conversation);
 }
 
 std::vector<common::Token> text_prompt(const ServedModel& model, const json& prompt) {
@@ -275,7 +267,9 @@ CompletionRequest parse_completion(const std::string& body, bool is_chat, const 
   request.num_logprobs = result.has_logprobs ? std::max(result.num_top_logprobs, 1) : 0;
   request.cache_salt = salt_of(fields.text("cache_salt", ""));
   if (!fields.boolean("ignore_eos", false)) {
-    request.stop_tokens = model.session().requests.front().stop_tokens;
+    const common::Session& session = model.session();
+    request.stop_tokens =
+        is_chat ? common::chat_stop_tokens(*session.file, session.tokenizer) : session.requests.front().stop_tokens;
   }
   const json* const seed = fields.find("seed");
   if (seed != nullptr) {

@@ -726,7 +726,6 @@ TEST_CASE("Chat prompts follow the file's template") {
       return error_of([&] { apply(chat_template, hello); });
     };
     const std::string not_supported = "chat.gguf: chat template: its format is not supported";
-    CHECK(contains(refusal(""), "chat.gguf: chat template: there is none"));
     CHECK(contains(refusal("[INST] {{ messages[0]['content'] }} [/INST]"), not_supported));
     std::string trimming = kPlainTemplate;
     trimming.replace(trimming.find("message['content']"), 18, "message['content'] | trim");
@@ -739,6 +738,166 @@ TEST_CASE("Chat prompts follow the file's template") {
     computed.replace(computed.find("Be brief."), 9, "' + date + '");
     CHECK(contains(refusal(computed), "its system prompt is not one fixed text"));
   }
+}
+
+namespace {
+
+// What follows are templates in the shape of those that model files have, without their branches for tools.
+constexpr const char* kLlama2Template =
+    "{% if messages[0]['role'] == 'system' %}{% set system_message = messages[0]['content'] %}{% endif %}"
+    "{% for message in loop_messages %}{% if loop.index0 == 0 and system_message != false %}"
+    "{% set content = '<<SYS>>\\n' + system_message + '\\n<</SYS>>\\n\\n' + message['content'] %}{% endif %}"
+    "{% if message['role'] == 'user' %}{{ bos_token + '[INST] ' + content.strip() + ' [/INST]' }}"
+    "{% elif message['role'] == 'assistant' %}{{ ' ' + content.strip() + ' ' + eos_token }}{% endif %}{% endfor %}";
+constexpr const char* kLlama3Template =
+    "{% for message in messages %}{% set content = '<|start_header_id|>' + message['role'] + "
+    "'<|end_header_id|>\n\n'+ message['content'] | trim + '<|eot_id|>' %}{% if loop.index0 == 0 %}"
+    "{% set content = bos_token + content %}{% endif %}{{ content }}{% endfor %}"
+    "{{ '<|start_header_id|>assistant<|end_header_id|>\n\n' }}";
+constexpr const char* kDatedLlama3Template =
+    "{{- bos_token }}{%- if strftime_now is defined %}{%- set date_string = strftime_now(\"%d\") %}{%- else %}"
+    "{%- set date_string = \"1 May 2024\" %}{%- endif %}{{- \"<|start_header_id|>system<|end_header_id|>\\n\\n\" }}"
+    "{{- \"Cutting Knowledge Date: June 2023\\n\" }}{{- \"Today Date: \" + date_string + \"\\n\\n\" }}"
+    "{{- system_message }}{{- \"<|eot_id|>\" }}{%- for message in messages %}{{- '<|start_header_id|>' + "
+    "message['role'] + '<|end_header_id|>\\n\\n'+ message['content'] | trim + '<|eot_id|>' }}{%- endfor %}"
+    "{{- '<|start_header_id|>assistant<|end_header_id|>\\n\\n' }}";
+constexpr const char* kGemmaTemplate =
+    "{{ bos_token }}{% for message in messages %}{% if (message['role'] == 'assistant') %}{% set role = 'model' %}"
+    "{% endif %}{{ '<start_of_turn>' + role + '\n' + message['content'] | trim + '<end_of_turn>\n' }}{% endfor %}"
+    "{{'<start_of_turn>model\n'}}";
+constexpr const char* kQwenTemplate =
+    "{%- if tools %}{{- '<|im_start|>system\\n' }}{{- messages[0]['content'] }}{%- else %}"
+    "{%- if messages[0]['role'] == 'system' %}{{- '<|im_start|>system\\n' + messages[0]['content'] + '<|im_end|>\\n' }}"
+    "{%- else %}{{- '<|im_start|>system\\nBe brief.<|im_end|>\\n' }}{%- endif %}{%- endif %}"
+    "{%- for message in messages %}{{- '<|im_start|>' + message.role + '\\n' + message.content + '<|im_end|>' + '\\n' "
+    "}}"
+    "{%- endfor %}{{- '<|im_start|>assistant\\n' }}";
+constexpr const char* kThinkingTemplate =
+    "{%- if messages[0].role == 'system' %}{{- '<|im_start|>system\\n' + messages[0].content + '<|im_end|>\\n' }}"
+    "{%- endif %}{%- for message in messages %}{%- if (message.role == \"user\") %}"
+    "{{- '<|im_start|>' + message.role + '\\n' + message.content + '<|im_end|>' + '\\n' }}{%- else %}"
+    "{%- set content = message.content.split('</think>')[-1].lstrip('\\n') %}"
+    "{{- '<|im_start|>' + message.role + '\\n' + content }}{{- '<|im_end|>\\n' }}{%- endif %}{%- endfor %}"
+    "{{- '<|im_start|>assistant\\n' }}";
+
+struct FormatCase {
+  std::string name;
+  std::string chat_template;
+  std::string text;  // of a system prompt, a message, a reply and another message
+  std::string end;   // of a reply; empty: EOS
+};
+
+std::vector<FormatCase> format_cases() {
+  const std::string chat_ml =
+      "<|im_start|>system\nBe kind.<|im_end|>\n<|im_start|>user\n Hello<|im_end|>\n<|im_start|>assistant\nHi "
+      "there<|im_end|>\n<|im_start|>user\nBye<|im_end|>\n<|im_start|>assistant\n";
+  const std::string llama3 =
+      "Be kind.<|eot_id|><|start_header_id|>user<|end_header_id|>\n\nHello<|eot_id|><|start_header_id|>assistant"
+      "<|end_header_id|>\n\nHi there<|eot_id|><|start_header_id|>user<|end_header_id|>\n\nBye<|eot_id|>"
+      "<|start_header_id|>assistant<|end_header_id|>\n\n";
+  const std::string header = "<s><|start_header_id|>system<|end_header_id|>\n\n";
+  return {
+      {"ChatML", kPlainTemplate, chat_ml, "<|im_end|>"},
+      {"Qwen", kQwenTemplate, chat_ml, "<|im_end|>"},
+      {"Qwen that thinks", kThinkingTemplate, chat_ml, "<|im_end|>"},
+      {"Llama 2", kLlama2Template,
+       "<s>[INST] <<SYS>>\nBe kind.\n<</SYS>>\n\n Hello [/INST] Hi there <|end|><s>[INST] Bye [/INST]", ""},
+      {"Llama 3", kLlama3Template, header + llama3, "<|eot_id|>"},
+      {"Llama 3 with dates", kDatedLlama3Template,
+       header + "Cutting Knowledge Date: June 2023\nToday Date: 1 May 2024\n\n" + llama3, "<|eot_id|>"},
+      {"Gemma", kGemmaTemplate,
+       "<s><start_of_turn>user\nBe kind.\n\n Hello<end_of_turn>\n<start_of_turn>model\nHi there<end_of_turn>\n"
+       "<start_of_turn>user\nBye<end_of_turn>\n<start_of_turn>model\n",
+       "<end_of_turn>"},
+      {"no template", "", "Be kind.\n HelloHi there\nBye", ""},
+  };
+}
+
+Vocabulary vocabulary_of(const FormatCase& format) {
+  Vocabulary vocabulary;
+  vocabulary.chat_template = format.chat_template;
+  vocabulary.eos = 0;  // <|end|>
+  vocabulary.bos = vocabulary.add_token("<s>", kControl);
+  for (const char* const spelling : {"<|im_start|>", "<|im_end|>", "<|start_header_id|>", "<|end_header_id|>",
+                                     "<|eot_id|>", "<start_of_turn>", "<end_of_turn>"}) {
+    vocabulary.add_token(spelling, kControl);
+  }
+  vocabulary.add_merge("H", "i");
+  vocabulary.add_merge("Ċ", "Ċ");
+  return vocabulary;
+}
+
+}  // namespace
+
+TEST_CASE("Each chat format that model files have prints its conversation") {
+  const std::vector<ChatMessage> conversation = {
+      {"system", "Be kind."}, {"user", " Hello"}, {"assistant", "Hi there"}, {"user", "Bye"}};
+  for (const FormatCase& format : format_cases()) {
+    CAPTURE(format.name);
+    const tests::Bytes bytes = vocabulary_of(format).build();
+    const Gguf file = Gguf::parse(bytes, "chat.gguf");
+    CHECK(common::apply_chat_template(file, conversation) == format.text);
+    const Tokenizer tokenizer(file);
+    CHECK(tokenizer.decode(common::encode_chat(file, tokenizer, conversation), true) == format.text);
+    CHECK(common::has_chat_template(file) == !format.chat_template.empty());
+  }
+}
+
+TEST_CASE("Llama 2's format with a system prompt of its own") {
+  FormatCase format{"", kLlama2Template, "", ""};
+  const std::string none = "system_message = messages[0]['content']";
+  format.chat_template.replace(format.chat_template.find(none), none.size(), "system_message = 'Be brief.'");
+  const tests::Bytes bytes = vocabulary_of(format).build();
+  const std::vector<ChatMessage> hello = {{"user", "Hello"}};
+  CHECK(common::apply_chat_template(Gguf::parse(bytes, "chat.gguf"), hello) ==
+        "<s>[INST] <<SYS>>\nBe brief.\n<</SYS>>\n\nHello [/INST]");
+}
+
+TEST_CASE("A reply's own tokens are in the next prompt where the model wrote them") {
+  for (const FormatCase& format : format_cases()) {
+    CAPTURE(format.name);
+    const tests::Bytes bytes = vocabulary_of(format).build();
+    const Gguf file = Gguf::parse(bytes, "chat.gguf");
+    const Tokenizer tokenizer(file);
+    std::vector<ChatMessage> conversation = {{"user", "Hello"}};
+    std::vector<Token> so_far = common::encode_chat(file, tokenizer, conversation);
+    // "Hi" letter by letter, as sampling may have it, and blanks that a template would trim.
+    const std::vector<Token> reply = {1 + ' ', 1 + 'H', 1 + 'i', 1 + '\n'};
+    REQUIRE(tokenizer.encode(tokenizer.decode(reply)) != reply);
+    so_far.insert(so_far.end(), reply.begin(), reply.end());
+    conversation.push_back({"assistant", tokenizer.decode(reply), reply});
+    conversation.push_back({"user", "Bye"});
+    const std::vector<Token> next = common::encode_chat(file, tokenizer, conversation);
+    REQUIRE(next.size() > so_far.size());
+    CHECK(std::equal(so_far.begin(), so_far.end(), next.begin()));
+  }
+}
+
+TEST_CASE("A reply ends with the token that its format has for that") {
+  for (const FormatCase& format : format_cases()) {
+    CAPTURE(format.name);
+    const tests::Bytes bytes = vocabulary_of(format).build();
+    const Gguf file = Gguf::parse(bytes, "chat.gguf");
+    const Tokenizer tokenizer(file);
+    std::vector<Token> expected = {0};
+    if (!format.end.empty()) {
+      expected.push_back(*tokenizer.find(format.end));
+    }
+    CHECK(common::chat_stop_tokens(file, tokenizer) == expected);
+  }
+}
+
+TEST_CASE("Earlier thoughts are dropped where the template drops them") {
+  const std::vector<ChatMessage> conversation = {
+      {"user", "a"}, {"assistant", "<think>\nhm\n</think>\n\nb", {1, 2}}, {"user", "c"}};
+  FormatCase format{"", kThinkingTemplate, "", ""};
+  const tests::Bytes bytes = vocabulary_of(format).build();
+  CHECK(common::apply_chat_template(Gguf::parse(bytes, "chat.gguf"), conversation) ==
+        "<|im_start|>user\na<|im_end|>\n<|im_start|>assistant\nb<|im_end|>\n<|im_start|>user\nc<|im_end|>\n"
+        "<|im_start|>assistant\n");
+  format.chat_template = kPlainTemplate;
+  const tests::Bytes plain = vocabulary_of(format).build();
+  CHECK(contains(common::apply_chat_template(Gguf::parse(plain, "chat.gguf"), conversation), "hm"));
 }
 
 TEST_CASE("Chat prompts become tokens without trusting the messages") {

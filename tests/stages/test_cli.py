@@ -219,8 +219,10 @@ class Prompt(ProgramTest):
     def test_longer_than_the_context_together_with_the_reply(self):
         self.assert_bad_input(run("generate", "--prompt", "Once", "--max-new-tokens", "5000"), "1024")
 
-    def test_chat_without_a_template(self):
-        self.assert_bad_input(run("generate", "--chat", "--prompt", "Who are you?"), "template")
+    def test_chat_without_a_template_continues_the_text(self):
+        prompt = ("--prompt", "Who are you?", "--max-new-tokens", "12", "--json", "-")
+        texts = [json.loads(run("generate", *option, *prompt).stdout)["requests"][0]["text"] for option in ((), ("--chat",))]
+        self.assertEqual(texts[0], texts[1])
 
 
 class Cache(ProgramTest):
