@@ -372,10 +372,12 @@ void chat(const SessionOptions& options, const StartEngine& start) {
   request.prompt.resize(1);
   request.max_new_tokens = std::min(session.model.config().context_length, kMaxRoom) - 1;
   const RunRequests run = start(session);
+  const bool is_given = options.max_new_tokens > 0;
   const int usual = has_chat_template(*session.file) ? kReplyTokens : kParagraphTokens;
-  request.max_new_tokens = options.max_new_tokens > 0 ? options.max_new_tokens : usual;
+  request.max_new_tokens = is_given ? options.max_new_tokens : usual;
+  const int enough_tokens = is_given || has_chat_template(*session.file) ? 0 : kParagraphTokens / 2;
   check_utf8(options.system_prompt);
-  if (Conversation(session, run, options.system_prompt).converse(std::cout) > 0) {
+  if (Conversation(session, run, options.system_prompt, enough_tokens).converse(std::cout) > 0) {
     throw InputError("not every line could be answered");
   }
 }

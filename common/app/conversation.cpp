@@ -3,9 +3,11 @@
 #include <algorithm>
 #include <cstdint>
 #include <iostream>
+#include <iterator>
 #include <optional>
 #include <ostream>
 #include <span>
+#include <string_view>
 #include <utility>
 
 #include "common/app/text_stream.h"
@@ -36,6 +38,15 @@ std::vector<Token> kept_tokens(const Session& session, std::span<const Token> to
     result.insert(result.end(), last.begin(), last.end());
   }
   return result;
+}
+
+// Whether a sentence ends here, outside of any speech.
+bool ends_sentence(std::string_view text) {
+  if (std::count(text.begin(), text.end(), '"') % 2 != 0) {
+    return false;
+  }
+  const std::size_t last = text.find_last_not_of('"');
+  return last != std::string_view::npos && std::string_view(".!?").find(text[last]) != std::string_view::npos;
 }
 
 std::optional<std::int64_t> tokens_found(const std::vector<Counter>& counters) {
@@ -71,10 +82,11 @@ class ReplyWriter {
 
 }  // namespace
 
-Conversation::Conversation(const Session& session, const RunRequests& run, std::string system_prompt)
+Conversation::Conversation(const Session& session, const RunRequests& run, std::string system_prompt, int enough_tokens)
     : session_(session),
       run_(run),
       system_prompt_(std::move(system_prompt)),
+      enough_tokens_(enough_tokens),
       num_slots_(static_cast<int>(counter(run({}, [](int, Token) {}).counters, "slots_total"))) {
   reset();
 }
@@ -221,16 +233,20 @@ Completion Conversation::reply_to(std::vector<Token> prompt, int max_new_tokens,
   Completion so_far;
   ReplyWriter writer(
       request, [this](std::span<const Token> tokens) { return session_.tokenizer.decode(tokens); }, output);
+  bool is_ended = false;
   const auto on_token = [&](int, Token token) {
     so_far.tokens.push_back(token);
     writer.add(token);
-    if (NoteInterrupts::is_noted() || !output) {
+    const bool is_long = enough_tokens_ > 0 && std::ssize(so_far.tokens) >= enough_tokens_;
+    is_ended =
+        NoteInterrupts::is_noted() || !output || (is_long && ends_sentence(session_.tokenizer.decode(so_far.tokens)));
+    if (is_ended) {
       throw Interrupted();
     }
   };
   try {
     const Completion completion = run_({&request, 1}, on_token).completions.front();
-    if (!completion.error.empty() && !NoteInterrupts::is_noted() && output) {
+    if (!completion.error.empty() && !is_ended) {  // else a stage may report Interrupted as an error
       throw InputError(completion.error);
     }
     so_far.finish_reason = completion.finish_reason;

@@ -15,8 +15,9 @@ namespace common {
 class Conversation {
  public:
   // run: of an engine with a cache, in which the next turn may find what this one has computed. The session's first
-  // request says how replies are drawn and how long they may be. Both must outlive the conversation.
-  Conversation(const Session& session, const RunRequests& run, std::string system_prompt);
+  // request says how replies are drawn and how long they may be. Both must outlive the conversation. enough_tokens:
+  // from how many on a reply ends when a sentence does; 0: never.
+  Conversation(const Session& session, const RunRequests& run, std::string system_prompt, int enough_tokens = 0);
 
   // Answers each line of standard input, to its end. On a terminal with a greeting and prompts, and Ctrl-C ends a
   // reply; a second one in a row ends the conversation. From a pipe, Ctrl-C throws Interrupted. What is wrong with a
@@ -36,6 +37,7 @@ class Conversation {
   const Session& session_;
   const RunRequests& run_;
   std::string system_prompt_;
+  int enough_tokens_;
   std::vector<ChatMessage> messages_;
   int num_slots_;  // of the cache
   int num_replies_ = 0;

@@ -234,6 +234,13 @@ class Chat(ProgramTest):
         twice = chat("--max-new-tokens", "24", lines=["Once upon a time", "/reset", "Once upon a time"]).stdout_text
         self.assertEqual(twice.count(replies[0].splitlines()[0]), 1)
 
+    def test_without_a_template_replies_end_with_a_sentence(self):
+        lines = [line for line in chat(lines=["Once upon a time", "The king"]).stdout_text.splitlines()
+                 if not line.startswith("[")]
+        self.assertEqual(len(lines), 2)
+        for line in lines:
+            self.assertRegex(line, r'[.!?]"?$')
+
     def test_on_a_terminal_ctrl_c_ends_a_reply_and_ctrl_d_the_program(self):
         # With this seed, the first reply would have more than 500 tokens.
         code, shown = on_terminal("chat", "--max-new-tokens", "900", typed=[
