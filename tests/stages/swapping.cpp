@@ -69,18 +69,23 @@ TEST_CASE("swap: misuse is noticed before anything has changed") {
   REQUIRE(manager.swap_out(Ids{3}));
   const tests::Snapshot before = take_snapshot(manager);
   const auto pending = manager.pending_copies().size();
-  CHECK(is_refused_as_a_bug([&] { manager.swap_out(Ids{1, 1}); }));
-  CHECK(is_refused_as_a_bug([&] { manager.swap_out(Ids{1, 3}); }));
-  CHECK(is_refused_as_a_bug([&] { manager.swap_out(Ids{2, 9}); }));
-  CHECK(is_refused_as_a_bug([&] { manager.swap_in(Ids{3, 1}); }));
-  CHECK(is_refused_as_a_bug([&] { manager.swap_in(Ids{3, 3}); }));
-  CHECK(is_refused_as_a_bug([&] { manager.allocate(4, Tokens{1, 2}, 0, {.max_tokens = -1}); }));
-  CHECK(is_refused_as_a_bug([&] { manager.allocate(4, Tokens{1, 2}, 0, {.max_tokens = 0}); }));
-  CHECK(is_refused_as_a_bug([&] { manager.allocate(4, Tokens{1, 2}, 0, {.spare_blocks = -1}); }));
-  CHECK(take_snapshot(manager) == before);
-  CHECK(manager.pending_copies().size() == pending);
-  CHECK(manager.is_swapped(3));
-  CHECK(manager.num_free_host_blocks() == 6);
+  // After each: what the next one meets would depend on what this one has changed.
+  const auto check_is_refused = [&](const std::string& misuse, const auto& run) {
+    CAPTURE(misuse);
+    CHECK(is_refused_as_a_bug(run));
+    CHECK(take_snapshot(manager) == before);
+    CHECK(manager.pending_copies().size() == pending);
+    CHECK(manager.is_swapped(3));
+    CHECK(manager.num_free_host_blocks() == 6);
+  };
+  check_is_refused("one given twice", [&] { manager.swap_out(Ids{1, 1}); });
+  check_is_refused("one is out already", [&] { manager.swap_out(Ids{1, 3}); });
+  check_is_refused("one that is not there", [&] { manager.swap_out(Ids{2, 9}); });
+  check_is_refused("one is not out", [&] { manager.swap_in(Ids{3, 1}); });
+  check_is_refused("back twice", [&] { manager.swap_in(Ids{3, 3}); });
+  check_is_refused("max_tokens -1", [&] { manager.allocate(4, Tokens{1, 2}, 0, {.max_tokens = -1}); });
+  check_is_refused("max_tokens 0", [&] { manager.allocate(4, Tokens{1, 2}, 0, {.max_tokens = 0}); });
+  check_is_refused("spare_blocks -1", [&] { manager.allocate(4, Tokens{1, 2}, 0, {.spare_blocks = -1}); });
 }
 
 TEST_CASE("swap: a block that is found in the step that swaps it back in holds its K and V") {
