@@ -627,11 +627,12 @@ def make_folder(root, exercise, fresh):
 
 def congratulate(exercise):
     print(PAINT("All milestones are done.", "green") + f" Your stage {exercise.number} runs the course's model:")
-    print(f"    cmake --build {BUILD} --target stage{exercise.number} && {BUILD}/{exercise.run}")
+    print(f"    cmake --build {BUILD} --target stage{exercise.number} && {BUILD}/" + exercise.run.replace("\\\n", ""))
     print("It should print")
     for line in exercise.shows:
         print(f"    {line}")
-    print("(and times several times as long as the lesson's: this build is made to compile fast and to check much)")
+    if "--virtual-clock" not in exercise.run:
+        print("(and times several times as long as the lesson's: this build is made to compile fast and to check much)")
     print(f"All tests of the stage, some of which ask for more than the milestones: python3 tests/exercise.py "
           f"{exercise.number} --test all")
 
