@@ -15,21 +15,26 @@ namespace {
 // "0 to 10", "8, 9 and 11": of numbers that ascend.
 std::string listed(const std::vector<int>& numbers) {
   std::vector<std::string> parts;
-  for (std::size_t first = 0, next = 0; first < numbers.size(); first = next) {
-    const auto length = [&] { return static_cast<int>(next - first); };
-    for (next = first + 1; next < numbers.size() && numbers[next] == numbers[first] + length();) {
-      ++next;
+  std::size_t first = 0;
+  while (first < numbers.size()) {
+    std::size_t last = first;
+    while (last + 1 < numbers.size() && numbers[last + 1] == numbers[last] + 1) {
+      ++last;
     }
-    if (length() > 2) {
-      parts.push_back(format("%d to %d", numbers[first], numbers[next - 1]));
+    if (last - first >= 2) {
+      parts.push_back(format("%d to %d", numbers[first], numbers[last]));
+      first = last + 1;
     } else {
-      next = first + 1;
       parts.push_back(std::to_string(numbers[first]));
+      first += 1;
     }
   }
   std::string result;
   for (std::size_t i = 0; i < parts.size(); ++i) {
-    result += (i == 0 ? "" : i + 1 == parts.size() ? " and " : ", ") + parts[i];
+    if (i > 0) {
+      result += i + 1 == parts.size() ? " and " : ", ";
+    }
+    result += parts[i];
   }
   return result;
 }
@@ -132,8 +137,8 @@ Command& add_rounds(
     std::cout << table.to_string();
   };
   return program.add_session_command(
-      "rounds", "Show in which round each request is admitted, preempted and ends; texts have their full length",
-      print);
+      "rounds", "Show in which round each request is admitted, preempted and ends; texts have their full length", print,
+      {.sampling = false});
 }
 
 }  // namespace common

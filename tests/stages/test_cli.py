@@ -322,6 +322,18 @@ class Options(ProgramTest):
     def test_options_that_exclude_each_other(self):
         self.assert_usage_error(run("bench", "--synthetic", "llama-3-8b", "--model", "a.gguf"), "--synthetic")
 
+    def test_rounds_shows_which_request_is_preempted_and_when_it_is_resumed(self):
+        if "rounds" not in self.commands():
+            self.skipTest("this stage has no rounds")
+        small = ("rounds", "--slots", "32", "--max-new-tokens", "20")
+        lines = run(*small, "--prompt", "A wolf", "--prompt", "The lion").stdout.decode().splitlines()
+        cells = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines[2:]]
+        self.assertEqual([row[1] for row in cells],
+                         ["0 and 1 are admitted", "1 is preempted for 0: 16 tokens in 1 block", "0 ends", "1 is admitted",
+                          "1 ends"])
+        self.assertEqual(cells[0][2:], ["2", "0"])
+        self.assert_bad_input(run(*small, "--prompt", "A wolf " * 20), "slots")
+
     def test_unknown_option(self):
         self.assert_usage_error(run("generate", "--no-such-option"), "--no-such-option")
 
@@ -376,7 +388,7 @@ class Options(ProgramTest):
         sampling = ["--temperature", "--top-k", "--top-p", "--min-p", "--repetition-penalty", "--sample-index", "--stop"]
         prompts = ["--prompt", "--chat", "--max-new-tokens"]
         not_offered = {"beam": [*sampling, "--seed"], "prefix": [*sampling, *prompts, "--seed"],
-                       "compare": [*sampling, *prompts]}
+                       "compare": [*sampling, *prompts], "rounds": [*sampling, "--seed"]}
         for command in set(self.commands()) & set(not_offered):
             help_text = run(command, "--help").stdout.decode()
             for option in not_offered[command]:
