@@ -217,6 +217,12 @@ def run(client, tasks, num_processes, times=None, concurrency=None):
     return [result for part in results for result in part], max(ends) - min(begins), max(busy)
 
 
+def processor_seconds(pid):
+    """Of all threads of a process on this machine, since it began (Linux)."""
+    fields = pathlib.Path(f"/proc/{pid}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
 def summarise(name, results, seconds):
     served = [result for result in results if "error" not in result]
     first = [result["first"] for result in served if result["first"] is not None]
@@ -234,6 +240,10 @@ def table(rows):
                        f"{row['tokens_per_second']:.1f}"] +
                       [f"{1e3 * row[key]:.1f}" for key in ("first_p50", "first_p99", "between_p50", "between_p99")]
                       for row in rows]
+    if "processor_seconds" in rows[0]:
+        lines[0].append("tokens/processor s")
+        for line, row in zip(lines[1:], rows):
+            line.append(f"{row['tokens'] / row['processor_seconds']:.1f}" if row["processor_seconds"] else "-")
     widths = [max(len(line[column]) for line in lines) for column in range(len(head))]
     text = ["| " + " | ".join(cell.rjust(width) for cell, width in zip(line, widths)) + " |" for line in lines]
     text.insert(1, "| " + " | ".join("-" * (width - 1) + ":" for width in widths) + " |")
@@ -284,6 +294,8 @@ def main():
     parser.add_argument("--top-k", type=int)
     parser.add_argument("--top-p", type=float)
     parser.add_argument("--processes", type=int, default=min(os.cpu_count() or 1, 8), help="that the clients are spread over")
+    parser.add_argument("--pid", type=int, help="of the server: count its processor time too, which says more than the clock on "
+                        "a machine that has other work")
     parser.add_argument("--model", help="its name (default: the first of /v1/models)")
     parser.add_argument("--api-key", default="")
     parser.add_argument("--seed", type=int, default=1)
@@ -309,10 +321,13 @@ def main():
             tasks = [(number + i, *pair, temperature) for i, pair in enumerate(lengths)]
             number += len(tasks)
             times = poisson_times(len(tasks), load, arguments.seed + 1) if arguments.rate else [0.0] * len(tasks)
+            used = processor_seconds(arguments.pid) if arguments.pid else 0.0
             results, seconds, busy = run(client, tasks, arguments.processes, None if arguments.concurrency else times,
                                          load if arguments.concurrency else None)
             errors.update(result["error"] for result in results if "error" in result)
             rows.append(summarise(name, results, seconds) | {"client_busy": busy})
+            if arguments.pid:
+                rows[-1]["processor_seconds"] = processor_seconds(arguments.pid) - used
             print(f"{name}: {rows[-1]['tokens_per_second']:.1f} tokens/s", file=sys.stderr)
             if busy > BUSY:
                 print(f"{name}: a process of clients was busy for {100 * busy:.0f} % of the time: the server may be faster; "

@@ -4,6 +4,7 @@ import contextlib
 import http.server
 import io
 import json
+import os
 import pathlib
 import statistics
 import sys
@@ -130,6 +131,18 @@ class ServeLoad(unittest.TestCase):
         with mock.patch.object(serve_load, "draw_lengths", lambda _, count, *__: [(8, 2)] * count):
             code, output = self.run_main("--concurrency", "1", "2", "--requests", "3", "5")
         self.assertEqual((code, len(FakeServer.bodies)), (0, 8), output)
+
+    @unittest.skipUnless(pathlib.Path("/proc/self/stat").exists(), "reads /proc")
+    def test_the_processor_time_of_the_server_is_counted(self):
+        with mock.patch.object(serve_load, "draw_lengths", lambda *_: [(8, 2)]), \
+                mock.patch.object(serve_load, "processor_seconds", side_effect=[1.0, 1.5]):
+            _, output = self.run_main("--concurrency", "1", "--pid", "1")
+        self.assertIn("tokens/processor s", output)
+        self.assertIn(" 4.0 |", output)  # two tokens in half a second
+        begin, spent = serve_load.processor_seconds(os.getpid()), time.process_time()
+        while time.process_time() - spent < 0.1:
+            pass
+        self.assertGreater(serve_load.processor_seconds(os.getpid()) - begin, 0.05)
 
     def test_a_reply_that_breaks_off_is_a_failure(self):
         with mock.patch.object(serve_load, "draw_lengths", lambda *_: [(3, 14), (3, 2)]):
