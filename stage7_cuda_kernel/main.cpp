@@ -180,7 +180,9 @@ int run(int argc, char** argv) {
   add_engine_options(add_sample_command(program, decoding), decoding.engine);
   add_engine_options(add_beam_command(program, decoding), decoding.engine);
   ReuseOptions reuse;
-  add_engine_options(add_prefix_command(program, reuse), reuse.engine);
+  common::Command& prefix_command = add_prefix_command(program, reuse);
+  add_engine_options(prefix_command, reuse.engine);
+  prefix_command.remove("--no-prefix-cache");  // it shows both
 
   int demo_slots = 32;
   int demo_block_size = 4;

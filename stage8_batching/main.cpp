@@ -191,14 +191,19 @@ int run(int argc, char** argv) {
     }
     return target;
   };
-  add_engine_options(program.add_bench(bench_target, attention_target), options);
+  common::Command& bench_command = program.add_bench(bench_target, attention_target);
+  add_engine_options(bench_command, options);
+  bench_command.remove("--context-length");  // --prompt-tokens and --new-tokens say it
 
   program.add_block_commands(options.block_size, start_engine);
   DecodingOptions decoding;
   add_engine_options(add_sample_command(program, decoding), decoding.engine);
   add_engine_options(add_beam_command(program, decoding), decoding.engine);
   ReuseOptions reuse;
-  add_engine_options(add_prefix_command(program, reuse), reuse.engine);
+  common::Command& prefix_command = add_prefix_command(program, reuse);
+  add_engine_options(prefix_command, reuse.engine);
+  prefix_command.remove("--no-prefix-cache");  // it shows both
+  prefix_command.remove("--context-length");
   ServingOptions serving;
   serving.http.add_demo_commands = add_demo_commands;
   common::Command& serve_command = add_serve_command(program, serving);
@@ -207,6 +212,7 @@ int run(int argc, char** argv) {
   CompareOptions comparison;
   common::Command& compare_command = add_compare_command(program, comparison);
   add_engine_options(compare_command, comparison.engine, true);
+  compare_command.remove("--context-length");  // --max-length says it
   add_scheduler_options(compare_command, comparison.scheduler, comparison.engine);
 
   int demo_slots = 32;

@@ -197,6 +197,8 @@ void Command::flag_pair(const std::string& name, std::optional<bool>& value, con
       ->excludes(on);
 }
 
+void Command::remove(const std::string& name) { app_.remove_option(app_.get_option(name)); }
+
 bool Command::is_given(const std::string& name) const {
   const CLI::Option* const option = app_.get_option_no_throw(name);
   return option != nullptr && option->count() > 0;

@@ -61,6 +61,8 @@ class Command {
   // With the name "run-ahead", --run-ahead sets true and --no-run-ahead false; without either, value stays empty.
   void flag_pair(const std::string& name, std::optional<bool>& value, const std::string& help);
 
+  void remove(const std::string& name);  // an option that several commands have, and this one does not use
+
   bool is_given(const std::string& name) const;  // on the command line; false if there is no such option
 
   // Makes it a usage error to give both options, which must have been added before.

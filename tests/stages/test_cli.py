@@ -387,8 +387,9 @@ class Options(ProgramTest):
     def test_options_without_effect_are_not_offered(self):
         sampling = ["--temperature", "--top-k", "--top-p", "--min-p", "--repetition-penalty", "--sample-index", "--stop"]
         prompts = ["--prompt", "--chat", "--max-new-tokens"]
-        not_offered = {"beam": [*sampling, "--seed"], "prefix": [*sampling, *prompts, "--seed"],
-                       "compare": [*sampling, *prompts], "rounds": [*sampling, "--seed"]}
+        not_offered = {"beam": [*sampling, "--seed"], "rounds": [*sampling, "--seed"], "bench": ["--context-length"],
+                       "prefix": [*sampling, *prompts, "--seed", "--no-prefix-cache", "--context-length"],
+                       "compare": [*sampling, *prompts, "--context-length"]}
         for command in set(self.commands()) & set(not_offered):
             help_text = run(command, "--help").stdout.decode()
             for option in not_offered[command]:
