@@ -386,7 +386,7 @@ class Options(ProgramTest):
 
     def test_options_without_effect_are_not_offered(self):
         sampling = ["--temperature", "--top-k", "--top-p", "--min-p", "--repetition-penalty", "--sample-index", "--stop"]
-        prompts = ["--prompt", "--chat", "--max-new-tokens"]
+        prompts = ["--prompt", "--prompt-file", "--chat", "--system", "--max-new-tokens"]
         not_offered = {"beam": [*sampling, "--seed"], "rounds": [*sampling, "--seed"], "bench": ["--context-length"],
                        "prefix": [*sampling, *prompts, "--seed", "--no-prefix-cache", "--context-length"],
                        "compare": [*sampling, *prompts, "--context-length"]}
