@@ -142,13 +142,12 @@ int Conversation::converse(std::ostream& output) {
 }
 
 void Conversation::greet(std::ostream& output) const {
-  output << "A conversation with " << session_.model_name
-         << ". /help lists the commands, Ctrl-C ends a reply, Ctrl-D the\nprogram.";
+  std::string text = "A conversation with " + session_.model_name +
+                     ". /help lists the commands, Ctrl-C ends a reply, Ctrl-D the program.";
   if (!has_chat_template(*session_.file)) {
-    output << " The model has no chat template: it goes on with what you write, to the end\n"
-              "of a paragraph. Begin a tale: Once upon a time";
+    text += " The model has no chat template: it goes on with what you write. Begin a tale: Once upon a time";
   }
-  output << "\n\n";
+  WordWrap(output, wrap_columns(output), 0).write(text + "\n\n");
 }
 
 // Whether the line is a command.

@@ -10,6 +10,7 @@ import os
 import pathlib
 import pty
 import re
+import select
 import signal
 import struct
 import subprocess
@@ -42,6 +43,9 @@ def on_terminal(*arguments, typed=(), columns=80, term="xterm"):
     typed = list(typed)
     seen = 0
     while True:
+        if not select.select([main], [], [], 60)[0]:
+            process.kill()
+            raise AssertionError(f"silent for a minute, {typed[:1]} is still to be typed: {shown!r}")
         try:
             piece = os.read(main, 65536)
         except OSError:  # the other end is closed
