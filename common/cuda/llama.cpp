@@ -206,6 +206,10 @@ struct CudaLlama::Impl {
 };
 
 std::string CudaLlama::unsupported(const LlamaConfig& config) {
+  if (config.head_dim > kMaxHeadDim) {
+    return "on the GPU, a head has at most " + std::to_string(kMaxHeadDim) + " dimensions, and this model's have " +
+           std::to_string(config.head_dim);
+  }
   // Rows are read 16 bytes at a time, in both precisions.
   const std::pair<int, const char*> sizes[] = {{config.hidden_size, "hidden size"},
                                                {config.num_heads * config.head_dim, "size of all query heads together"},

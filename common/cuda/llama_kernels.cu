@@ -103,54 +103,60 @@ __global__ void __launch_bounds__(kThreads) rms_norm_kernel(Norm norm, Scalar* o
   }
 }
 
+// A warp has a token's head at a time, in registers.
 template <typename Scalar>
 __global__ void __launch_bounds__(kThreads)
     rotate_and_split_kernel(Rotary rotary, HeadNorms norms, Scalar* qkv, Scalar* q) {
-  extern __shared__ float head_scales[];  // of the heads of Q and K, where they are normalised
-  wait_for_previous_launch();
   allow_next_launch();
-  const int half = rotary.head_dim / 2;
+  wait_for_previous_launch();
+  constexpr int kPairs = kMaxHeadDim / 64;  // of a lane
+  constexpr int kWarps = kThreads / 32;
+  const int lane = static_cast<int>(threadIdx.x) % 32;
+  const int head_dim = rotary.head_dim;
+  const int num_q_heads = rotary.q_rows / head_dim;
+  const int num_rotated = (rotary.q_rows + rotary.kv_rows) / head_dim;
+  // V is left as it is, unless there is something to add.
+  const int num_heads = num_rotated + (rotary.bias == nullptr ? 0 : rotary.kv_rows / head_dim);
   const std::int64_t row = blockIdx.x;
-  const int rotated = rotary.q_rows + rotary.kv_rows;
-  Scalar* source = qkv + row * (rotated + rotary.kv_rows);
-  const auto load = [&](int i) -> float2 {
-    using Word = std::conditional_t<sizeof(Scalar) == 2, unsigned, uint2>;
-    const Word word = __ldcg(reinterpret_cast<const Word*>(source + i));
-    const auto& pair = reinterpret_cast<const Pair<Scalar>&>(word);
-    const float2 bias = rotary.bias == nullptr ? float2{} : *reinterpret_cast<const float2*>(rotary.bias + i);
-    return {to_float(pair.first) + bias.x, to_float(pair.second) + bias.y};
-  };
-  if (norms.q != nullptr) {
-    const int lane = static_cast<int>(threadIdx.x) % 32;
-    for (int head = static_cast<int>(threadIdx.x) / 32; head < rotated / rotary.head_dim; head += kThreads / 32) {
-      float squares = 0.0F;
-      for (int i = 2 * lane; i < rotary.head_dim; i += 64) {
-        const float2 value = load(head * rotary.head_dim + i);
-        squares += value.x * value.x + value.y * value.y;
-      }
-      squares = warp_sum(squares);
-      if (lane == 0) {
-        head_scales[head] = 1.0F / sqrtf(squares / static_cast<float>(rotary.head_dim) + norms.epsilon);
-      }
-    }
-    __syncthreads();
-  }
-  const int last = rotary.bias == nullptr ? rotated : rotated + rotary.kv_rows;
-  for (int i = static_cast<int>(threadIdx.x) * 2; i < last; i += kThreads * 2) {
-    float2 value = load(i);
-    float2 turn = {1.0F, 0.0F};
-    if (i < rotated) {
-      turn = __ldcg(rotary.rotation + row * half + i / 2 % half);
-      if (norms.q != nullptr) {
-        const float* const norm = i < rotary.q_rows ? norms.q : norms.k;
-        const float scale = head_scales[i / rotary.head_dim];
-        const float2 weight = *reinterpret_cast<const float2*>(norm + i % rotary.head_dim);
-        value = {value.x * weight.x * scale, value.y * weight.y * scale};
+  for (int head = static_cast<int>(blockIdx.y) * kWarps + static_cast<int>(threadIdx.x) / 32; head < num_heads;
+       head += static_cast<int>(gridDim.y) * kWarps) {
+    Scalar* source = qkv + row * (rotary.q_rows + 2 * rotary.kv_rows) + head * head_dim;
+    const float* norm = head < num_q_heads ? norms.q : head < num_rotated ? norms.k : nullptr;
+    float2 values[kPairs];
+    float2 turns[kPairs];
+    float squares = 0.0F;
+#pragma unroll
+    for (int pair = 0; pair < kPairs; ++pair) {
+      const int i = 64 * pair + 2 * lane;
+      if (i < head_dim) {
+        using Word = std::conditional_t<sizeof(Scalar) == 2, unsigned, uint2>;
+        const Word word = __ldcg(reinterpret_cast<const Word*>(source + i));
+        const auto& loaded = reinterpret_cast<const Pair<Scalar>&>(word);
+        turns[pair] = head < num_rotated ? __ldcg(rotary.rotation + row * (head_dim / 2) + i / 2) : float2{1.0F, 0.0F};
+        values[pair] = {to_float(loaded.first), to_float(loaded.second)};
+        if (rotary.bias != nullptr) {
+          const float2 bias = *reinterpret_cast<const float2*>(rotary.bias + head * head_dim + i);
+          values[pair] = {values[pair].x + bias.x, values[pair].y + bias.y};
+        }
+        squares += values[pair].x * values[pair].x + values[pair].y * values[pair].y;
       }
     }
-    Scalar* destination = i < rotary.q_rows ? q + row * rotary.q_rows + i : source + i;
-    *reinterpret_cast<Pair<Scalar>*>(destination) =
-        make_pair<Scalar>(value.x * turn.x - value.y * turn.y, value.x * turn.y + value.y * turn.x);
+    float scale = 1.0F;
+    if (norm != nullptr) {
+      scale = 1.0F / sqrtf(warp_sum(squares) / static_cast<float>(head_dim) + norms.epsilon);
+    }
+    Scalar* destination = head < num_q_heads ? q + row * rotary.q_rows + head * head_dim : source;
+#pragma unroll
+    for (int pair = 0; pair < kPairs; ++pair) {
+      const int i = 64 * pair + 2 * lane;
+      if (i < head_dim) {
+        const float2 weight = norm == nullptr ? float2{1.0F, 1.0F} : *reinterpret_cast<const float2*>(norm + i);
+        const float2 value = {values[pair].x * weight.x * scale, values[pair].y * weight.y * scale};
+        const float2 turn = turns[pair];
+        *reinterpret_cast<Pair<Scalar>*>(destination + i) =
+            make_pair<Scalar>(value.x * turn.x - value.y * turn.y, value.x * turn.y + value.y * turn.x);
+      }
+    }
   }
 }
 
@@ -276,11 +282,16 @@ void rms_norm(Precision precision, const Norm& norm, int num_tokens, void* outpu
 
 void rotate_and_split(Precision precision, const Rotary& rotary, const HeadNorms& norms, int num_tokens, void* qkv,
                       void* q, cudaStream_t stream) {
-  const int num_normed = norms.q == nullptr ? 0 : (rotary.q_rows + rotary.kv_rows) / rotary.head_dim;
+  COMMON_CHECK(rotary.head_dim <= kMaxHeadDim, "a warp holds a head");
+  // Few tokens: their heads side by side. Many fill the chip by themselves.
+  constexpr int kFewTokens = 64;
+  const int num_heads = (rotary.q_rows + 2 * rotary.kv_rows) / rotary.head_dim;
+  constexpr int kWarps = kThreads / 32;
+  const int blocks_of_token = num_tokens > kFewTokens ? 1 : (num_heads + kWarps - 1) / kWarps;
   with_scalar(precision, [&]<typename Scalar>(Scalar) {
-    launch(rotate_and_split_kernel<Scalar>, dim3(static_cast<unsigned>(num_tokens)), kThreads,
-           static_cast<std::size_t>(num_normed) * sizeof(float), stream, Overlap::kPreviousWithoutL1, rotary, norms,
-           static_cast<Scalar*>(qkv), static_cast<Scalar*>(q));
+    launch(rotate_and_split_kernel<Scalar>,
+           dim3(static_cast<unsigned>(num_tokens), static_cast<unsigned>(blocks_of_token)), kThreads, 0, stream,
+           Overlap::kPreviousWithoutL1, rotary, norms, static_cast<Scalar*>(qkv), static_cast<Scalar*>(q));
   });
 }
 

@@ -43,6 +43,8 @@ struct Norm {
 };
 void rms_norm(Precision precision, const Norm& norm, int num_tokens, void* output, cudaStream_t stream);
 
+inline constexpr int kMaxHeadDim = 256;
+
 // Of each head of Q and of K.
 struct HeadNorms {
   const float* q = nullptr;  // [head_dim]; nullptr: heads are not normalised

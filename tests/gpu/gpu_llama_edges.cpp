@@ -215,6 +215,9 @@ TEST_CASE("GPU Llama: bad arguments are refused before anything is launched", "[
   LlamaConfig odd = config;
   odd.feed_forward_size = 1532;
   CHECK_THROWS_AS((CudaLlama(odd, 1, Precision::kBFloat16, 1)), common::InputError);
+  LlamaConfig wide = config;
+  wide.head_dim = 264;
+  CHECK(CudaLlama::unsupported(wide) == "on the GPU, a head has at most 256 dimensions, and this model's have 264");
 
   CudaLlama model(config, 1, Precision::kBFloat16, 4);
   const common::Stream stream;
