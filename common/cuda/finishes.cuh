@@ -16,7 +16,8 @@ struct NoEpilogueLoads {
   __device__ __forceinline__ float4 load_epilogue(int, int) const { return {}; }
 };
 
-template <typename Scalar>
+// kGeneral: there may be a bias, and perhaps nothing is rotated.
+template <typename Scalar, bool kGeneral = true>
 struct RotateAndSplit {
   Rotary rotary{};
   Scalar* q = nullptr;
@@ -25,8 +26,11 @@ struct RotateAndSplit {
   __device__ __forceinline__ void prefetch(int) const {}
   __device__ __forceinline__ float4 load_epilogue(int token, int row) const {
     const int half = rotary.head_dim / 2;
-    const float2 bias = rotary.bias == nullptr ? float2{} : *reinterpret_cast<const float2*>(rotary.bias + row);
-    if (rotary.rotation == nullptr || row >= rotary.q_rows + rotary.kv_rows) {
+    float2 bias{};
+    if constexpr (kGeneral) {
+      bias = rotary.bias == nullptr ? float2{} : *reinterpret_cast<const float2*>(rotary.bias + row);
+    }
+    if (row >= rotary.q_rows + rotary.kv_rows || (kGeneral && rotary.rotation == nullptr)) {
       return {1.0F, 0.0F, bias.x, bias.y};
     }
     const float2 turn = __ldcg(rotary.rotation + token * half + row / 2 % half);
@@ -34,8 +38,9 @@ struct RotateAndSplit {
   }
   __device__ __forceinline__ void operator()(bool exists, int token, int row, float4 turn, float2 sum) const {
     if (exists) {
-      sum.x += turn.z;
-      sum.y += turn.w;
+      if constexpr (kGeneral) {
+        sum = {sum.x + turn.z, sum.y + turn.w};
+      }
       Scalar* destination =
           row < rotary.q_rows ? q + token * rotary.q_rows + row : kv + token * 2 * rotary.kv_rows + row - rotary.q_rows;
       *reinterpret_cast<Pair<Scalar>*>(destination) =

@@ -94,7 +94,8 @@ void launch_product(const FusedLinear& linear, const Finish& finish, cudaStream_
 
 void fused_qkv(const FusedLinear& linear, const Rotary& rotary, void* q, void* kv, cudaStream_t stream) {
   if (linear.kernel == ProductKernel::kTiles) {
-    TileFinish finish{.kind = TileFinish::Kind::kRotateAndSplit};
+    const bool is_plain = rotary.bias == nullptr && rotary.rotation != nullptr;
+    TileFinish finish{.kind = is_plain ? TileFinish::Kind::kRotateAndSplit : TileFinish::Kind::kGeneralRotateAndSplit};
     finish.rotate_and_split = {rotary, static_cast<__nv_bfloat16*>(q), static_cast<__nv_bfloat16*>(kv)};
     return tiled_product(linear, finish, stream);
   }

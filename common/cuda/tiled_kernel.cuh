@@ -28,9 +28,9 @@ namespace common {
 // One of the finishes. Which one is decided at run time: that takes no time that shows, and there are a fourth as many
 // kernels to compile.
 struct TileFinish {
-  enum class Kind { kRotateAndSplit, kAddToResidual, kGatedSilu, kStoreLogits };
+  enum class Kind { kRotateAndSplit, kGeneralRotateAndSplit, kAddToResidual, kGatedSilu, kStoreLogits };
   Kind kind;
-  RotateAndSplit<__nv_bfloat16> rotate_and_split;
+  RotateAndSplit<__nv_bfloat16, false> rotate_and_split;
   AddToResidual<__nv_bfloat16, kPanelColumns> add_to_residual;
   GatedSilu<__nv_bfloat16> gated_silu;
   StoreLogits store_logits;
@@ -41,6 +41,8 @@ struct TileFinish {
     switch (kind) {
       case Kind::kRotateAndSplit:
         return run(rotate_and_split);
+      case Kind::kGeneralRotateAndSplit:
+        return run(RotateAndSplit<__nv_bfloat16>{rotate_and_split.rotary, rotate_and_split.q, rotate_and_split.kv});
       case Kind::kAddToResidual:
         return run(add_to_residual);
       case Kind::kGatedSilu:
