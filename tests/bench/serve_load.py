@@ -243,7 +243,7 @@ def table(rows):
     if "processor_seconds" in rows[0]:
         lines[0].append("tokens/processor s")
         for line, row in zip(lines[1:], rows):
-            line.append(f"{row['tokens'] / row['processor_seconds']:.1f}" if row["processor_seconds"] else "-")
+            line.append(f"{row['tokens'] / row['processor_seconds']:.4g}" if row["processor_seconds"] else "-")
     widths = [max(len(line[column]) for line in lines) for column in range(len(head))]
     text = ["| " + " | ".join(cell.rjust(width) for cell, width in zip(line, widths)) + " |" for line in lines]
     text.insert(1, "| " + " | ".join("-" * (width - 1) + ":" for width in widths) + " |")
@@ -287,6 +287,8 @@ def main():
     load.add_argument("--rate", type=float, nargs="+", help="requests a second")
     load.add_argument("--concurrency", type=int, nargs="+", help="requests at a time")
     parser.add_argument("--workload", choices=("chat", "offline"), default="chat")
+    parser.add_argument("--lengths", type=int, nargs=2, metavar=("PROMPT", "REPLY"), help="in place of a workload's: the same "
+                        "for all requests")
     parser.add_argument("--max-length", type=int, default=1000, help="of a chat: prompt and reply of the longest, in tokens")
     parser.add_argument("--token-prompts", action="store_true", help="send lists of tokens")
     parser.add_argument("--words-per-token", type=float, default=0.6)
@@ -305,15 +307,17 @@ def main():
     loads = arguments.rate or arguments.concurrency or [0]
     if arguments.workload == "offline":
         arguments.requests = [OFFLINE_REQUESTS]
-    if min([*arguments.requests, arguments.processes, *(arguments.rate or ()), *(arguments.concurrency or ())]) <= 0:
-        parser.error("rates, concurrency, and numbers of requests and processes are above 0")
+    if min([*arguments.requests, arguments.processes, *(arguments.rate or ()), *(arguments.concurrency or ()),
+            *(arguments.lengths or ())]) <= 0:
+        parser.error("rates, concurrency, lengths, and numbers of requests and processes are above 0")
     if len(arguments.requests) not in (1, len(loads)):
         parser.error("--requests takes one number, or one for each value of the sweep")
     client = Client(arguments.url, arguments)
     rows, errors, number = [], set(), 0
     for index, load in enumerate(loads):
         count = arguments.requests[index % len(arguments.requests)]
-        lengths = draw_lengths(arguments.workload, count, arguments.max_length, arguments.seed)
+        lengths = [tuple(arguments.lengths)] * count if arguments.lengths else draw_lengths(
+            arguments.workload, count, arguments.max_length, arguments.seed)
         for temperature in arguments.temperature:
             name = f"{load:g}/s" if arguments.rate else f"{load} at once" if arguments.concurrency else "all at once"
             if len(arguments.temperature) > 1:

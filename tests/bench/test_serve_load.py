@@ -138,11 +138,16 @@ class ServeLoad(unittest.TestCase):
                 mock.patch.object(serve_load, "processor_seconds", side_effect=[1.0, 1.5]):
             _, output = self.run_main("--concurrency", "1", "--pid", "1")
         self.assertIn("tokens/processor s", output)
-        self.assertIn(" 4.0 |", output)  # two tokens in half a second
+        self.assertIn(" 4 |", output)  # two tokens in half a second
         begin, spent = serve_load.processor_seconds(os.getpid()), time.process_time()
         while time.process_time() - spent < 0.1:
             pass
         self.assertGreater(serve_load.processor_seconds(os.getpid()) - begin, 0.05)
+
+    def test_lengths_may_be_the_same_for_all(self):
+        code, output = self.run_main("--concurrency", "1", "--requests", "3", "--lengths", "7", "2", "--token-prompts")
+        self.assertEqual(code, 0, output)
+        self.assertEqual([(len(body["prompt"]), body["max_tokens"]) for body in FakeServer.bodies], [(7, 2)] * 3)
 
     def test_a_reply_that_breaks_off_is_a_failure(self):
         with mock.patch.object(serve_load, "draw_lengths", lambda *_: [(3, 14), (3, 2)]):
