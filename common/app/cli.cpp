@@ -304,14 +304,14 @@ RunResult run_interruptibly(const Session& session, bool is_streamed, bool has_t
     });
     if (!NoteInterrupts::is_noted()) {
       if (is_streamed && !have_all_failed(result)) {
-        stream.finish();
+        stream.finish(result.completions);
       }
       return result;
     }
   } catch (const Interrupted&) {  // a stage may report it as the requests' error instead
   }
   if (is_streamed) {
-    stream.finish();
+    stream.finish(so_far.completions);
   } else {
     print_texts(session, so_far);
   }

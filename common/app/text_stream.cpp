@@ -109,7 +109,16 @@ void TextStream::add(int request, Token token) {
   }
 }
 
-void TextStream::finish() { write_waiting(true); }
+void TextStream::finish(std::span<const Completion> completions) {
+  for (std::size_t i = 0; i < completions.size(); ++i) {
+    if (!completions[i].error.empty()) {
+      Text& text = texts_.at(i);
+      text.waiting += text.reply.finish();
+      text.waiting.append(text.num_tokens > 0 ? "\nno reply: " : "no reply: ").append(completions[i].error);
+    }
+  }
+  write_waiting(true);
+}
 
 // A text that a stop token ends is not known to have ended before all have.
 bool TextStream::has_ended(std::size_t request) const {

@@ -50,8 +50,8 @@ class TextStream {
 
   // Throws InputError if the text cannot be written.
   void add(int request, Token token);
-  // To be called once, when no more tokens come: writes what is left.
-  void finish();
+  // To be called once, when no more tokens come: writes what is left and, of requests that got no reply, why.
+  void finish(std::span<const Completion> completions);
 
  private:
   struct Text {

@@ -66,7 +66,7 @@ enum class Format { kPlain, kChatMl, kLlama2, kLlama3, kGemma };
 struct Template {
   Format format = Format::kPlain;
   std::optional<std::string> system_prompt = std::nullopt;  // of a conversation that has none
-  std::string system_opening = "";                          // Llama 3.1 and later: in front of any system prompt
+  std::string system_opening = {};                          // Llama 3.1 and later: in front of any system prompt
   bool drops_thoughts = false;                              // Qwen 3: earlier replies lose what is before </think>
   bool repeats_bos = false;                                 // Llama 2: in front of each message of the user
   bool trims = false;                                       // the messages

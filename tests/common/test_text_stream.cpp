@@ -128,7 +128,7 @@ TEST_CASE("no character is split, and the texts stay in order when their tokens 
     }
     stream.add(0, tokens[0][i]);
   }
-  stream.finish();
+  stream.finish({});
   std::string all;
   for (const std::string& part : flushes.parts) {
     CAPTURE(part);

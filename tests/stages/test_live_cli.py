@@ -75,10 +75,12 @@ def as_seen(shown):
 
 class Streaming(ProgramTest):
     def test_streamed_texts_are_those_that_come_at_the_end(self):
-        prompts = ("--prompt", "Once upon a time", "--prompt", "The king", "--max-new-tokens", "40", "--stop", "the w")
+        prompts = ("--prompt", "Once upon a time", "--prompt", "king " * 1100, "--prompt", "The king",
+                   "--max-new-tokens", "40", "--stop", "the w")
         at_the_end, streamed = (run("generate", *prompts, *option).stdout.decode().split("\nprompts ")[0]
                                 for option in ((), ("--stream",)))
         self.assertEqual(streamed, at_the_end)
+        self.assertIn("no reply: a prompt of", streamed)
         self.assert_usage_error(run(*LONG, "--stream", "--json", "-"), "--stream")
 
     def test_the_text_comes_before_the_run_has_ended(self):
