@@ -9,10 +9,10 @@
 namespace common {
 namespace {
 
-// From config.json of meta-llama/Llama-2-7b-hf, -13b-hf and -70b-hf, meta-llama/Meta-Llama-3-8B,
+// From config.json of meta-llama/Llama-2-7b-hf, -13b-hf and -70b-hf, meta-llama/Meta-Llama-3-8B and -70B,
 // meta-llama/Llama-3.2-1B (without its scaling of slow rotations, which changes no speed), HuggingFaceTB/SmolLM2-135M
 // and Qwen/Qwen3-0.6B, all on https://huggingface.co. The last one is the bundled model, common/model/tales/MODEL.md.
-constexpr std::array<Preset, 8> kPresets = {{
+constexpr std::array<Preset, 9> kPresets = {{
     {.name = "llama-2-7b",
      .config = {.vocab_size = 32000,
                 .context_length = 4096,
@@ -49,6 +49,16 @@ constexpr std::array<Preset, 8> kPresets = {{
                 .num_kv_heads = 8,
                 .head_dim = 128,
                 .feed_forward_size = 14336,
+                .rope_freq_base = 500000.0F}},
+    {.name = "llama-3-70b",
+     .config = {.vocab_size = 128256,
+                .context_length = 8192,
+                .hidden_size = 8192,
+                .num_layers = 80,
+                .num_heads = 64,
+                .num_kv_heads = 8,
+                .head_dim = 128,
+                .feed_forward_size = 28672,
                 .rope_freq_base = 500000.0F}},
     {.name = "llama-3.2-1b",
      .config = {.vocab_size = 128256,

@@ -96,10 +96,11 @@ TEST_CASE("plan: bytes per token, block and sequence of known models", "[plan]")
     std::int64_t sequence;
   };
   const std::vector<Row> rows = {
-      {"llama-2-7b", 512 * kKiB, 8 * kMiB, kGiB},          {"llama-2-13b", 800 * kKiB, 12800 * kKiB, 1600 * kMiB},
-      {"llama-2-70b", 320 * kKiB, 5 * kMiB, 640 * kMiB},   {"llama-3-8b", 128 * kKiB, 2 * kMiB, 256 * kMiB},
-      {"llama-3.2-1b", 32 * kKiB, 512 * kKiB, 64 * kMiB},  {"smollm2-135m", 23040, 360 * kKiB, 45 * kMiB},
-      {"qwen3-0.6b", 112 * kKiB, 1792 * kKiB, 224 * kMiB}, {"tales-5m", 3 * kKiB, 48 * kKiB, 6 * kMiB}};
+      {"llama-2-7b", 512 * kKiB, 8 * kMiB, kGiB},        {"llama-2-13b", 800 * kKiB, 12800 * kKiB, 1600 * kMiB},
+      {"llama-2-70b", 320 * kKiB, 5 * kMiB, 640 * kMiB}, {"llama-3-8b", 128 * kKiB, 2 * kMiB, 256 * kMiB},
+      {"llama-3-70b", 320 * kKiB, 5 * kMiB, 640 * kMiB}, {"llama-3.2-1b", 32 * kKiB, 512 * kKiB, 64 * kMiB},
+      {"smollm2-135m", 23040, 360 * kKiB, 45 * kMiB},    {"qwen3-0.6b", 112 * kKiB, 1792 * kKiB, 224 * kMiB},
+      {"tales-5m", 3 * kKiB, 48 * kKiB, 6 * kMiB}};
   CHECK(rows.size() == common::presets().size());
   for (const Row& row : rows) {
     const PoolPlan plan = plan_pool(shape_of(row.name), kGiB, PoolDemand());
@@ -275,6 +276,7 @@ TEST_CASE("plan: prints the presets", "[plan]") {
 | llama-2-13b  |     40 |    40 |       40 |      128 |     2 |  800 KiB |      12.5 MiB |            1.56 GiB |
 | llama-2-70b  |     80 |    64 |        8 |      128 |     2 |  320 KiB |      5.00 MiB |             640 MiB |
 | llama-3-8b   |     32 |    32 |        8 |      128 |     2 |  128 KiB |      2.00 MiB |             256 MiB |
+| llama-3-70b  |     80 |    64 |        8 |      128 |     2 |  320 KiB |      5.00 MiB |             640 MiB |
 | llama-3.2-1b |     16 |    32 |        8 |       64 |     2 | 32.0 KiB |       512 KiB |            64.0 MiB |
 | smollm2-135m |     30 |     9 |        3 |       64 |     2 | 22.5 KiB |       360 KiB |            45.0 MiB |
 | qwen3-0.6b   |     28 |    16 |        8 |      128 |     2 |  112 KiB |      1.75 MiB |             224 MiB |
