@@ -8,6 +8,7 @@
 #ifdef COURSE_CUDA
 #include "common/cuda/device.h"
 #include "kernels/cuda_runner.h"
+#include "kernels/tensor_parallel_runner.h"
 #endif
 
 namespace stage8 {
@@ -26,6 +27,9 @@ void tell(const std::string& where) {
 std::string obstacle([[maybe_unused]] const common::LlamaConfig& config, [[maybe_unused]] const KvCacheShape& shape,
                      const GpuOptions& options) {
   const bool is_float8 = options.kv_cache == KvCacheType::kFloat8;
+  if (options.device == Device::kCpu && options.tensor_parallel > 1) {
+    return "--tensor-parallel is for GPUs";
+  }
   if (options.device == Device::kCpu) {
     return is_float8 ? "the CPU stores K and V in float32 only" : "the CPU computes in float32 only";
   }
@@ -33,6 +37,10 @@ std::string obstacle([[maybe_unused]] const common::LlamaConfig& config, [[maybe
     return "K and V in float8 need --precision bf16: their kernels multiply them with queries of 16 bits";
   }
 #ifdef COURSE_CUDA
+  if (options.tensor_parallel > 1) {
+    return TensorParallelRunner::unsupported(config, shape, options.precision, options.kv_cache,
+                                             options.tensor_parallel);
+  }
   return common::has_cuda_device() ? CudaRunner::unsupported(config, shape, options.precision, options.kv_cache)
                                    : "there is no GPU here that the kernels run on";
 #else
@@ -46,15 +54,24 @@ std::unique_ptr<GpuRunner> make_gpu_runner(const common::Llama& model, const KvC
                                            const GpuOptions& options, [[maybe_unused]] int chunk_size,
                                            [[maybe_unused]] int max_sequences,
                                            [[maybe_unused]] const GpuCacheSize& size) {
-  const bool is_exact = options.precision == Precision::kFloat32 && options.kv_cache == KvCacheType::kAuto;
+  // What the CPU can do as well.
+  const bool is_exact = options.precision == Precision::kFloat32 && options.kv_cache == KvCacheType::kAuto &&
+                        options.tensor_parallel == 1;
   if (options.device == Device::kCpu && is_exact) {
     return nullptr;
   }
   const std::string reason = obstacle(model.config(), shape, options);
   if (reason.empty()) {
 #ifdef COURSE_CUDA
-    tell(common::device_limits().name + (options.precision == Precision::kFloat32 ? " in float32" : " in bfloat16") +
+    const bool is_parallel = options.tensor_parallel > 1;
+    tell((is_parallel ? std::to_string(options.tensor_parallel) + " x " : "") + common::device_limits().name +
+         (options.precision == Precision::kFloat32 ? " in float32" : " in bfloat16") +
          (options.kv_cache == KvCacheType::kFloat8 ? ", K and V in float8" : ""));
+    if (is_parallel) {
+      return std::make_unique<TensorParallelRunner>(model, shape, options.precision, options.tensor_parallel,
+                                                    chunk_size, max_sequences, options.kv_cache, size,
+                                                    options.all_reduce);
+    }
     return std::make_unique<CudaRunner>(model, shape, options.precision, chunk_size, max_sequences, options.kv_cache,
                                         size);
 #endif

@@ -10,6 +10,7 @@
 #include "batch.h"
 #include "block_copy.h"
 #include "common/base/tensor.h"
+#include "common/cuda/all_reduce.h"
 #include "common/cuda/precision.h"
 #include "common/model/llama.h"
 #include "kv_cache.h"
@@ -19,6 +20,7 @@ namespace stage8 {
 enum class Device { kAuto, kCpu, kGpu };
 // Of weights, activations, K and V. Sums are float32 either way. float32 gives the text of all other stages; bfloat16
 // reads half the bytes.
+using common::AllReduce;
 using common::Precision;
 // Of K and V in the pages: that of the precision, or float8 (e4m3 with a scale for each token and head), which goes
 // with bfloat16.
@@ -28,6 +30,8 @@ struct GpuOptions {
   Device device = Device::kAuto;  // kAuto: the GPU if there is one, else the CPU, with a note on stderr
   Precision precision = Precision::kFloat32;
   KvCacheType kv_cache = KvCacheType::kAuto;
+  int tensor_parallel = 1;  // how many GPUs compute the model together, each with a part of every matrix
+  AllReduce all_reduce = AllReduce::kNccl;
 };
 
 // For a runner that is to find out itself how many blocks there is room for.

@@ -9,14 +9,16 @@
 #include "common/cuda/llama_kernels.h"
 #include "common/cuda/llama_weights.h"
 #include "common/cuda/matrix_products.h"
+#include "common/cuda/peer_sums.h"
 
 namespace common {
 namespace {
 
-void check_config(const LlamaConfig& config) {
+const LlamaConfig& checked(const LlamaConfig& config) {
   if (const std::string reason = CudaLlama::unsupported(config); !reason.empty()) {
     throw InputError(reason);
   }
+  return config;
 }
 
 bool is_aligned(const void* pointer) { return reinterpret_cast<std::uintptr_t>(pointer) % 16 == 0; }
@@ -24,7 +26,9 @@ bool is_aligned(const void* pointer) { return reinterpret_cast<std::uintptr_t>(p
 }  // namespace
 
 struct CudaLlama::Impl {
-  LlamaConfig config;
+  Communicator* peers;  // nullptr: this GPU has the whole model
+  Shard shard;
+  LlamaConfig config;  // of the shard
   Precision precision;
   int max_tokens;
   int q_cols;
@@ -43,15 +47,20 @@ struct CudaLlama::Impl {
   DeviceMemory gate_up;          // [., 2 * feed_forward_size]
   DeviceMemory activated;        // [., feed_forward_size]
   DeviceMemory argmax_scratch;
+  // With peers: sums of which this GPU has a part, of a fused product in float32; and ranks of logits.
+  PeerSums sums;
+  DeviceArray<unsigned long long> ranks;
   int num_tokens = 0;  // of the last forward
 
-  Impl(const LlamaConfig& llama_config, Precision model_precision, int llama_max_tokens)
-      : config((check_config(llama_config), llama_config)),
+  Impl(const LlamaConfig& whole, Precision model_precision, int llama_max_tokens, Communicator* communicator)
+      : peers(communicator),
+        shard(peers == nullptr ? Shard{} : peers->shard()),
+        config(checked(shard_config(whole, shard.count))),
         precision(model_precision),
         max_tokens(llama_max_tokens),
         q_cols(config.num_heads * config.head_dim),
         kv_cols(config.num_kv_heads * config.head_dim),
-        weights(config, precision),
+        weights(whole, precision, shard),
         products(precision),
         residual(activation_elements(config.hidden_size)),
         rotation(activation_elements(config.head_dim / 2)),
@@ -63,10 +72,16 @@ struct CudaLlama::Impl {
         attended(activation_bytes(q_cols)),
         gate_up(activation_bytes(2 * config.feed_forward_size)),
         activated(activation_bytes(config.feed_forward_size)),
-        argmax_scratch(argmax_scratch_bytes(llama_max_tokens)) {
+        argmax_scratch(argmax_scratch_bytes(llama_max_tokens)),
+        sums(peers, peers == nullptr
+                        ? 0
+                        : std::max(activation_bytes(config.hidden_size),
+                                   static_cast<std::size_t>(max_fused() * config.hidden_size) * sizeof(float))),
+        ranks(peers == nullptr ? 0 : static_cast<std::size_t>(llama_max_tokens)) {
     CUDA_CHECK(cudaMemset(argmax_scratch.data(), 0, argmax_scratch.bytes()));
   }
 
+  int first_token() const { return shard.rank * config.vocab_size; }
   int longest_row() const { return std::max({config.hidden_size, q_cols, config.feed_forward_size}); }
   int max_fused() const { return max_fused_tokens(precision, longest_row()); }
   ProductKernel kernel_for(int tokens) const { return product_kernel(precision, tokens, longest_row()); }
@@ -134,19 +149,41 @@ struct CudaLlama::Impl {
     return {.q = layer.q_norm, .k = layer.k_norm, .epsilon = config.rms_epsilon};
   }
 
+  // The two products of a layer that are added to the residual stream. With peers each GPU has a part of the sum.
+  enum Added { kOutput, kDown };
+  void* destination(Added which) const { return peers == nullptr ? residual.data() : sums.part(which); }
+  void add(Added which, const FusedLinear& linear, const Residual& to, cudaStream_t stream) {
+    if (peers == nullptr) {
+      fused_add(linear, to, stream);
+    } else {
+      fused_logits(linear, static_cast<float*>(sums.part(which)), stream);
+      sums.add(which, Precision::kFloat32, precision, num_tokens, to, {}, stream);
+    }
+  }
+  // The residual stream goes to `normed` too, with the norm that is next; nullptr: it does not.
+  void add(Added which, const MatrixProduct& product, const float* next_norm, cudaStream_t stream) {
+    products.multiply(product, stream);
+    if (peers != nullptr) {
+      sums.add(which, precision, precision, num_tokens, residual_for(next_norm),
+               {next_norm == nullptr ? nullptr : normed.data(), config.rms_epsilon}, stream);
+    } else if (next_norm != nullptr) {
+      rms_norm(precision, norm_of_residual(next_norm), num_tokens, normed.data(), stream);
+    }
+  }
+
   // The four products of a layer, for any number of tokens.
   MatrixProduct qkv_product(const Layer& layer, int tokens) const {
     return {normed.data(), layer.qkv, tokens, q_cols + 2 * kv_cols, config.hidden_size, qkv.data()};
   }
   MatrixProduct output_product(const Layer& layer, int tokens) const {
-    return {attended.data(), layer.output, tokens, config.hidden_size, q_cols, residual.data(), true, true};
+    return {attended.data(), layer.output, tokens, config.hidden_size, q_cols, destination(kOutput), !peers, !peers};
   }
   MatrixProduct gate_up_product(const Layer& layer, int tokens) const {
     return {normed.data(), layer.gate_up, tokens, 2 * config.feed_forward_size, config.hidden_size, gate_up.data()};
   }
   MatrixProduct down_product(const Layer& layer, int tokens) const {
-    return {activated.data(),         layer.down,      tokens, config.hidden_size,
-            config.feed_forward_size, residual.data(), true,   true};
+    return {activated.data(),         layer.down,         tokens, config.hidden_size,
+            config.feed_forward_size, destination(kDown), !peers, !peers};
   }
   MatrixProduct logits_product(int rows, float* logits) const {
     return {normed.data(), weights.output, rows, config.vocab_size, config.hidden_size, logits, true};
@@ -179,11 +216,11 @@ struct CudaLlama::Impl {
       fused_qkv(qkv_linear, rotary(layer.qkv_bias), q.data(), qkv.data(), stream);
       attention(attention_call(index, 0, stream));
     }
-    fused_add(of_activations(layer.output, config.hidden_size, attended, q_cols), residual_for(layer.feed_forward_norm),
-              stream);
+    add(kOutput, of_activations(layer.output, config.hidden_size, attended, q_cols),
+        residual_for(layer.feed_forward_norm), stream);
     fused_gated_silu(of_residual(layer.gate_up, 2 * config.feed_forward_size), activated.data(), stream);
-    fused_add(of_activations(layer.down, config.hidden_size, activated, config.feed_forward_size),
-              residual_for(norm_of_layer(index + 1)), stream);
+    add(kDown, of_activations(layer.down, config.hidden_size, activated, config.feed_forward_size),
+        residual_for(norm_of_layer(index + 1)), stream);
   }
 
   const float* norm_of_layer(int index) const {
@@ -193,15 +230,18 @@ struct CudaLlama::Impl {
 
   void layer_of_products(int index, const CudaAttentionFn& attention, cudaStream_t stream) {
     const Layer& layer = weights.layers[static_cast<std::size_t>(index)];
-    rms_norm(precision, norm_of_residual(layer.attention_norm), num_tokens, normed.data(), stream);
+    if (index == 0) {
+      rms_norm(precision, norm_of_residual(layer.attention_norm), num_tokens, normed.data(), stream);
+    }
     products.multiply(qkv_product(layer, num_tokens), stream);
     rotate_and_split(precision, rotary(layer.qkv_bias), head_norms(layer), num_tokens, qkv.data(), q.data(), stream);
     attention(attention_call(index, q_cols, stream));
-    products.multiply(output_product(layer, num_tokens), stream);
-    rms_norm(precision, norm_of_residual(layer.feed_forward_norm), num_tokens, normed.data(), stream);
+    add(kOutput, output_product(layer, num_tokens), layer.feed_forward_norm, stream);
     products.multiply(gate_up_product(layer, num_tokens), stream);
     gated_silu(precision, gate_up.data(), config.feed_forward_size, num_tokens, activated.data(), stream);
-    products.multiply(down_product(layer, num_tokens), stream);
+    // Of the last layer's result only some rows are normalised, for their logits.
+    add(kDown, down_product(layer, num_tokens), index + 1 < config.num_layers ? norm_of_layer(index + 1) : nullptr,
+        stream);
   }
 };
 
@@ -224,13 +264,14 @@ std::string CudaLlama::unsupported(const LlamaConfig& config) {
   return "";
 }
 
-CudaLlama::CudaLlama(const Llama& model, Precision precision, int max_tokens)
-    : impl_(std::make_unique<Impl>(model.config(), precision, max_tokens)) {
+CudaLlama::CudaLlama(const Llama& model, Precision precision, int max_tokens, Communicator* peers)
+    : impl_(std::make_unique<Impl>(model.config(), precision, max_tokens, peers)) {
   impl_->weights.upload(model.weights());
 }
 
-CudaLlama::CudaLlama(const LlamaConfig& config, std::uint64_t seed, Precision precision, int max_tokens)
-    : impl_(std::make_unique<Impl>(config, precision, max_tokens)) {
+CudaLlama::CudaLlama(const LlamaConfig& config, std::uint64_t seed, Precision precision, int max_tokens,
+                     Communicator* peers)
+    : impl_(std::make_unique<Impl>(config, precision, max_tokens, peers)) {
   impl_->weights.draw(seed);
 }
 
@@ -241,6 +282,8 @@ CudaLlama::~CudaLlama() = default;
 const LlamaConfig& CudaLlama::config() const { return impl_->config; }
 Precision CudaLlama::precision() const { return impl_->precision; }
 int CudaLlama::max_tokens() const { return impl_->max_tokens; }
+void CudaLlama::stop_sums() noexcept { impl_->sums.stop(); }
+void CudaLlama::reset_sums() { impl_->sums.reset(); }
 std::int64_t CudaLlama::weight_bytes_per_token() const { return impl_->weights.bytes_per_token(); }
 
 void CudaLlama::prepare(int num_tokens, int num_rows) {
@@ -276,8 +319,19 @@ void CudaLlama::forward(const int* tokens, const int* positions, int num_tokens,
            .frequencies = impl.weights.frequencies,
            .rotation_scale = impl.config.rotation_scale,
            .vocab_size = impl.config.vocab_size,
+           .first_token = impl.first_token(),
+           .num_tokens = impl.shard.count * impl.config.vocab_size,
            .head_dim = impl.config.head_dim},
           num_tokens, impl.residual_for(impl.norm_of_layer(0)), impl.rotation.data(), stream);
+  if (impl.peers != nullptr) {
+    // Each token is found on one of the GPUs, and the others add zeros.
+    impl.peers->sum(impl.residual.data(),
+                    static_cast<std::size_t>(num_tokens) * static_cast<std::size_t>(impl.config.hidden_size),
+                    Precision::kFloat32, stream);
+    if (impl.is_fused(num_tokens)) {
+      add_sum(impl.precision, {}, impl.precision, num_tokens, impl.residual_for(impl.norm_of_layer(0)), {}, stream);
+    }
+  }
   for (int layer = 0; layer < impl.config.num_layers; ++layer) {
     impl.is_fused(num_tokens) ? impl.fused_layer(layer, attention, stream)
                               : impl.layer_of_products(layer, attention, stream);
@@ -314,7 +368,15 @@ void CudaLlama::logits(const int* rows, int num_rows, float* logits, cudaStream_
 void CudaLlama::argmax(const float* logits, int num_rows, int* next_tokens, cudaStream_t stream) {
   COMMON_CHECK(num_rows > 0 && num_rows <= impl_->max_tokens, "1 to max_tokens rows have a next token");
   COMMON_CHECK(logits != nullptr && next_tokens != nullptr, "logits and next tokens are given");
-  argmax_rows(logits, impl_->config.vocab_size, num_rows, impl_->argmax_scratch.data(), next_tokens, stream);
+  void* const scratch = impl_->argmax_scratch.data();
+  if (impl_->peers == nullptr) {
+    argmax_rows(logits, impl_->config.vocab_size, num_rows, scratch, next_tokens, stream);
+    return;
+  }
+  unsigned long long* const ranks = impl_->ranks.data();
+  rank_rows(logits, impl_->config.vocab_size, impl_->first_token(), num_rows, scratch, ranks, stream);
+  impl_->peers->max(ranks, static_cast<std::size_t>(num_rows), stream);
+  tokens_of_ranks(ranks, num_rows, next_tokens, stream);
 }
 
 }  // namespace common

@@ -15,6 +15,7 @@
 #include <memory>
 #include <string>
 
+#include "common/cuda/communicator.h"
 #include "common/cuda/precision.h"
 #include "common/model/llama.h"
 
@@ -50,11 +51,16 @@ class CudaLlama {
 
   // Uploads the weights. Throws OutOfDeviceMemory, and frees everything, if they and the activations of max_tokens
   // tokens do not fit. Throws InputError if the shape is not supported.
-  CudaLlama(const Llama& model, Precision precision, int max_tokens);
+  //
+  // peers: of a model that several GPUs compute together, this one's shard alone. Everything below is then about the
+  // shard (config() has its heads, and logits() are those of its tokens) except for what argmax finds. It outlives
+  // this.
+  CudaLlama(const Llama& model, Precision precision, int max_tokens, Communicator* peers = nullptr);
 
   // Random weights, drawn on the device, where 8 billion parameters take a second. They are not the numbers that
   // Llama(config, seed) draws.
-  CudaLlama(const LlamaConfig& config, std::uint64_t seed, Precision precision, int max_tokens);
+  CudaLlama(const LlamaConfig& config, std::uint64_t seed, Precision precision, int max_tokens,
+            Communicator* peers = nullptr);
 
   CudaLlama(CudaLlama&&) noexcept;
   CudaLlama& operator=(CudaLlama&&) noexcept;
@@ -85,6 +91,10 @@ class CudaLlama {
   // nothing.
   void prepare(int num_tokens, int num_rows);
   std::size_t num_prepared() const;  // shapes of products that have an algorithm
+
+  // With peers, of which one has failed: sums that wait for it end; and before the next step, on all of them.
+  void stop_sums() noexcept;
+  void reset_sums();
 
   // Bytes of weights that forward and logits read for a single token: every matrix once, and one row of the embedding.
   std::int64_t weight_bytes_per_token() const;

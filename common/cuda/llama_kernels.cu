@@ -31,6 +31,19 @@ __device__ float block_sum(float value) {
   return sum;
 }
 
+// squares: of the kSquaresColumns columns of a row that begin with `column`, which is the thread's. All threads of a
+// warp call it.
+__device__ __forceinline__ void store_squares(const Residual& residual, std::int64_t row, int column, float squares) {
+  // A sum is over what neighbouring threads have; those past the end have nothing.
+  for (int columns = kSquaresColumns; columns < residual.squares_columns; columns *= 2) {
+    squares += __shfl_xor_sync(0xFFFFFFFFU, squares, columns / kSquaresColumns);
+  }
+  if (column < residual.num_cols && column % residual.squares_columns == 0) {
+    const int count = (residual.num_cols + residual.squares_columns - 1) / residual.squares_columns;
+    residual.squares[row * count + column / residual.squares_columns] = squares;
+  }
+}
+
 template <typename Scalar>
 __global__ void __launch_bounds__(kThreads) look_up_kernel(Lookup lookup, Residual residual, float2* rotation) {
   wait_for_previous_launch();
@@ -41,9 +54,11 @@ __global__ void __launch_bounds__(kThreads) look_up_kernel(Lookup lookup, Residu
   if (lookup.pending_rows != nullptr && lookup.pending_rows[row] >= 0) {
     token = lookup.pending_tokens[lookup.pending_rows[row]];
   }
-  const bool exists = token >= 0 && token < lookup.vocab_size;
+  const bool exists = token >= 0 && token < lookup.num_tokens;
+  token -= lookup.first_token;
+  const bool is_here = exists && token >= 0 && token < lookup.vocab_size;
   const auto* source =
-      static_cast<const Scalar*>(lookup.embedding) + std::int64_t{exists ? token : 0} * residual.num_cols;
+      static_cast<const Scalar*>(lookup.embedding) + std::int64_t{is_here ? token : 0} * residual.num_cols;
   const std::int64_t first = row * residual.num_cols;
   for (int begin = 0; begin < residual.num_cols; begin += kThreads * kSquaresColumns) {
     const int i = begin + static_cast<int>(threadIdx.x) * kSquaresColumns;
@@ -51,7 +66,7 @@ __global__ void __launch_bounds__(kThreads) look_up_kernel(Lookup lookup, Residu
     if (i < residual.num_cols) {
 #pragma unroll
       for (int j = i; j < i + kSquaresColumns; ++j) {
-        const float value = exists ? to_float(source[j]) : not_a_number();
+        const float value = is_here ? to_float(source[j]) : exists ? 0.0F : not_a_number();
         residual.values[first + j] = value;
         squares += value * value;
         if (residual.weighted != nullptr) {
@@ -62,14 +77,7 @@ __global__ void __launch_bounds__(kThreads) look_up_kernel(Lookup lookup, Residu
     if (residual.weighted == nullptr) {
       continue;
     }
-    // A sum is over what neighbouring threads have; those past the end have nothing.
-    for (int columns = kSquaresColumns; columns < residual.squares_columns; columns *= 2) {
-      squares += __shfl_xor_sync(0xFFFFFFFFU, squares, columns / kSquaresColumns);
-    }
-    if (i < residual.num_cols && i % residual.squares_columns == 0) {
-      const int count = (residual.num_cols + residual.squares_columns - 1) / residual.squares_columns;
-      residual.squares[row * count + i / residual.squares_columns] = squares;
-    }
+    store_squares(residual, row, i, squares);
   }
   for (unsigned i = threadIdx.x; i < static_cast<unsigned>(half); i += kThreads) {
     double sine;
@@ -77,6 +85,121 @@ __global__ void __launch_bounds__(kThreads) look_up_kernel(Lookup lookup, Residu
     sincos(lookup.positions[row] * lookup.frequencies[i], &sine, &cosine);
     rotation[row * half + i] = {static_cast<float>(cosine) * lookup.rotation_scale,
                                 static_cast<float>(sine) * lookup.rotation_scale};
+  }
+}
+
+// Eight neighbouring numbers, which another kernel has written, perhaps on another GPU.
+__device__ __forceinline__ void load_eight(const float* source, float (&values)[kSquaresColumns]) {
+  const float4 first = __ldcv(reinterpret_cast<const float4*>(source));
+  const float4 second = __ldcv(reinterpret_cast<const float4*>(source) + 1);
+  memcpy(values, &first, sizeof(first));
+  memcpy(values + 4, &second, sizeof(second));
+}
+__device__ __forceinline__ void load_eight(const __nv_bfloat16* source, float (&values)[kSquaresColumns]) {
+  const uint4 word = __ldcv(reinterpret_cast<const uint4*>(source));
+  __nv_bfloat16 halves[kSquaresColumns];
+  memcpy(halves, &word, sizeof(word));
+#pragma unroll
+  for (int i = 0; i < kSquaresColumns; ++i) {
+    values[i] = to_float(halves[i]);
+  }
+}
+
+// Tells the other GPUs' blocks for the same row that this GPU's part is there, and waits until theirs are.
+__device__ __forceinline__ void meet_peers(const PartialSum& sum) {
+  const unsigned number = sum.num_sums[blockIdx.x] + 1;
+  const auto peer = static_cast<int>(threadIdx.x);
+  if (peer < sum.num_parts && peer != sum.rank) {
+    __threadfence_system();
+    asm volatile("st.release.sys.global.u32 [%0], %1;" ::"l"(sum.arrived[peer] + sum.rank * kMaxPeerRows + blockIdx.x),
+                 "r"(number)
+                 : "memory");
+    const unsigned* const flag = sum.arrived[sum.rank] + peer * kMaxPeerRows + blockIdx.x;
+    for (unsigned tries = 1;; ++tries) {
+      unsigned arrived = 0;
+      asm volatile("ld.acquire.sys.global.u32 %0, [%1];" : "=r"(arrived) : "l"(flag) : "memory");
+      // A GPU that is ahead may have gone on to the next sum. Numbers begin anew after 2^32.
+      if (static_cast<int>(arrived - number) >= 0 ||
+          (tries % 4096 == 0 && *static_cast<const volatile int*>(sum.stop) != 0)) {
+        break;
+      }
+    }
+  }
+  __syncthreads();
+  if (threadIdx.x == 0) {
+    sum.num_sums[blockIdx.x] = number;
+  }
+}
+
+// A block for each row. Eight columns for each thread: rows are of whole pieces of 16 bytes in either type.
+template <typename Scalar, typename Part>
+__global__ void __launch_bounds__(kThreads) add_sum_kernel(PartialSum sum, Residual residual, Normed normed) {
+  wait_for_previous_launch();
+  allow_next_launch();
+  const std::int64_t row = blockIdx.x;
+  if (sum.num_sums != nullptr) {
+    meet_peers(sum);
+  }
+  float row_squares = 0.0F;  // of the thread's columns
+  for (int begin = 0; begin < residual.num_cols; begin += kThreads * kSquaresColumns) {
+    const int i = begin + static_cast<int>(threadIdx.x) * kSquaresColumns;
+    const std::int64_t place = row * residual.num_cols + i;
+    float squares = 0.0F;
+    if (i < residual.num_cols) {
+      float values[kSquaresColumns];
+      load_eight(residual.values + place, values);
+      if (sum.num_parts > 0) {
+        float added[kSquaresColumns] = {};
+        for (int part = 0; part < sum.num_parts; ++part) {
+          float numbers[kSquaresColumns];
+          load_eight(static_cast<const Part*>(sum.parts[part]) + place, numbers);
+#pragma unroll
+          for (int j = 0; j < kSquaresColumns; ++j) {
+            added[j] += numbers[j];
+          }
+        }
+#pragma unroll
+        for (int j = 0; j < kSquaresColumns; ++j) {
+          values[j] += added[j];
+        }
+        auto* const destination = reinterpret_cast<float4*>(residual.values + place);
+        destination[0] = {values[0], values[1], values[2], values[3]};
+        destination[1] = {values[4], values[5], values[6], values[7]};
+      }
+#pragma unroll
+      for (const float value : values) {
+        squares += value * value;
+      }
+      row_squares += squares;
+      if (residual.weighted != nullptr) {
+        auto* const weighted = static_cast<Scalar*>(residual.weighted) + place;
+#pragma unroll
+        for (int j = 0; j < kSquaresColumns; j += 2) {
+          *reinterpret_cast<Pair<Scalar>*>(weighted + j) =
+              make_pair<Scalar>(values[j] * residual.norm[i + j], values[j + 1] * residual.norm[i + j + 1]);
+        }
+      }
+    }
+    if (residual.weighted != nullptr) {
+      store_squares(residual, row, i, squares);
+    }
+  }
+  if (normed.output == nullptr) {
+    return;
+  }
+  const float mean = block_sum(row_squares) / static_cast<float>(residual.num_cols);
+  const float scale = 1.0F / sqrtf(mean + normed.epsilon);
+  for (int i = static_cast<int>(threadIdx.x) * kSquaresColumns; i < residual.num_cols;
+       i += static_cast<int>(kThreads) * kSquaresColumns) {
+    const std::int64_t place = row * residual.num_cols + i;
+    float values[kSquaresColumns];
+    load_eight(residual.values + place, values);  // the thread's own
+    auto* const output = static_cast<Scalar*>(normed.output) + place;
+#pragma unroll
+    for (int j = 0; j < kSquaresColumns; j += 2) {
+      *reinterpret_cast<Pair<Scalar>*>(output + j) =
+          make_pair<Scalar>(values[j] * residual.norm[i + j] * scale, values[j + 1] * residual.norm[i + j + 1] * scale);
+    }
   }
 }
 
@@ -184,8 +307,15 @@ struct Best {
 
 constexpr int kLogitsPerBlock = 16 * kThreads;
 
-__global__ void __launch_bounds__(kThreads)
-    argmax_kernel(const float* logits, int vocab_size, Best* scratch, int* next_tokens) {
+// The token whose logit has this rank; -1 if it is NaN or -infinity.
+__device__ __forceinline__ int token_of_rank(unsigned long long rank) {
+  const auto rank_of_infinity = static_cast<unsigned>(~0xFF800000U);  // of -infinity
+  const bool valid = rank != ~0ULL && static_cast<unsigned>(rank >> 32) != rank_of_infinity;
+  return valid ? static_cast<int>(~static_cast<unsigned>(rank)) : -1;
+}
+
+__global__ void __launch_bounds__(kThreads) argmax_kernel(const float* logits, int vocab_size, int first_token,
+                                                          Best* scratch, unsigned long long* ranks, int* next_tokens) {
   __shared__ unsigned long long best_of_warps[kThreads / 32];
   wait_for_previous_launch();
   allow_next_launch();
@@ -201,7 +331,7 @@ __global__ void __launch_bounds__(kThreads)
     largest = fmaxf(largest, logit);
     has_nan |= isnan(logit);
   }
-  unsigned long long best = has_nan ? ~0ULL : ranked(largest, index_of_largest);
+  unsigned long long best = has_nan ? ~0ULL : ranked(largest, index_of_largest + static_cast<unsigned>(first_token));
 #pragma unroll
   for (int distance = 16; distance > 0; distance /= 2) {
     best = max(best, __shfl_xor_sync(0xFFFFFFFFU, best, distance));
@@ -221,10 +351,22 @@ __global__ void __launch_bounds__(kThreads)
       __threadfence();
       best = atomicExch(&shared.rank, 0ULL);
       shared.num_finished = 0;
-      const auto rank_of_infinity = static_cast<unsigned>(~0xFF800000U);  // of -infinity
-      const bool valid = best != ~0ULL && static_cast<unsigned>(best >> 32) != rank_of_infinity;
-      next_tokens[blockIdx.y] = valid ? static_cast<int>(~static_cast<unsigned>(best)) : -1;
+      if (ranks != nullptr) {
+        ranks[blockIdx.y] = best;
+      } else {
+        next_tokens[blockIdx.y] = token_of_rank(best);
+      }
     }
+  }
+}
+
+__global__ void __launch_bounds__(kThreads)
+    tokens_of_ranks_kernel(const unsigned long long* ranks, int num_rows, int* next_tokens) {
+  wait_for_previous_launch();
+  allow_next_launch();
+  const auto row = static_cast<int>(blockIdx.x * kThreads + threadIdx.x);
+  if (row < num_rows) {
+    next_tokens[row] = token_of_rank(__ldcg(ranks + row));
   }
 }
 
@@ -273,6 +415,16 @@ void look_up(Precision precision, const Lookup& lookup, int num_tokens, const Re
   });
 }
 
+void add_sum(Precision precision, const PartialSum& sum, Precision type, int num_tokens, const Residual& residual,
+             const Normed& normed, cudaStream_t stream) {
+  with_scalar(precision, [&]<typename Scalar>(Scalar) {
+    with_scalar(type, [&]<typename Part>(Part) {
+      launch(add_sum_kernel<Scalar, Part>, dim3(static_cast<unsigned>(num_tokens)), kThreads, 0, stream,
+             Overlap::kPreviousWithoutL1, sum, residual, normed);
+    });
+  });
+}
+
 void rms_norm(Precision precision, const Norm& norm, int num_tokens, void* output, cudaStream_t stream) {
   with_scalar(precision, [&]<typename Scalar>(Scalar) {
     launch(rms_norm_kernel<Scalar>, dim3(static_cast<unsigned>(num_tokens)), kThreads, 0, stream,
@@ -306,12 +458,31 @@ void gated_silu(Precision precision, const void* gate_up, int size, int num_toke
 
 std::size_t argmax_scratch_bytes(int num_rows) { return sizeof(Best) * static_cast<std::size_t>(num_rows); }
 
-void argmax_rows(const float* logits, int vocab_size, int num_rows, void* scratch, int* next_tokens,
-                 cudaStream_t stream) {
+namespace {
+
+void launch_argmax(const float* logits, int vocab_size, int first_token, int num_rows, void* scratch,
+                   unsigned long long* ranks, int* next_tokens, cudaStream_t stream) {
   const dim3 grid(static_cast<unsigned>((vocab_size + kLogitsPerBlock - 1) / kLogitsPerBlock),
                   static_cast<unsigned>(num_rows));
-  launch(argmax_kernel, grid, kThreads, 0, stream, Overlap::kPreviousWithoutL1, logits, vocab_size,
-         static_cast<Best*>(scratch), next_tokens);
+  launch(argmax_kernel, grid, kThreads, 0, stream, Overlap::kPreviousWithoutL1, logits, vocab_size, first_token,
+         static_cast<Best*>(scratch), ranks, next_tokens);
+}
+
+}  // namespace
+
+void argmax_rows(const float* logits, int vocab_size, int num_rows, void* scratch, int* next_tokens,
+                 cudaStream_t stream) {
+  launch_argmax(logits, vocab_size, 0, num_rows, scratch, nullptr, next_tokens, stream);
+}
+
+void rank_rows(const float* logits, int vocab_size, int first_token, int num_rows, void* scratch,
+               unsigned long long* ranks, cudaStream_t stream) {
+  launch_argmax(logits, vocab_size, first_token, num_rows, scratch, ranks, nullptr, stream);
+}
+
+void tokens_of_ranks(const unsigned long long* ranks, int num_rows, int* next_tokens, cudaStream_t stream) {
+  launch(tokens_of_ranks_kernel, dim3((static_cast<unsigned>(num_rows) + kThreads - 1) / kThreads), kThreads, 0, stream,
+         Overlap::kPreviousWithoutL1, ranks, num_rows, next_tokens);
 }
 
 void store_rows(Precision precision, const float* source, std::int64_t num_rows, int num_cols, int row_step,

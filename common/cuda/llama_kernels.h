@@ -22,6 +22,9 @@ struct Lookup {
   const double* frequencies = nullptr;  // [head_dim / 2], radians a position
   float rotation_scale = 1.0F;
   int vocab_size = 0;
+  // If the embedding is shared out, it has the tokens from this one on; zeros are found for all others that exist.
+  int first_token = 0;
+  int num_tokens = 0;  // of the whole vocabulary
   int head_dim = 0;
 };
 
@@ -30,6 +33,30 @@ struct Lookup {
 // on the CPU.
 void look_up(Precision precision, const Lookup& lookup, int num_tokens, const Residual& residual, float2* rotation,
              cudaStream_t stream);
+
+// A sum whose parts, [num_tokens, num_cols], may lie on several GPUs that read each other's memory.
+inline constexpr int kMaxPeers = 8;
+inline constexpr int kMaxPeerRows = 512;  // tokens, if the parts lie on several GPUs
+struct PartialSum {
+  const void* parts[kMaxPeers] = {};
+  int num_parts = 0;  // 0: nothing is added
+  // If they lie on several GPUs, of which this is number `rank`.
+  int rank = 0;
+  unsigned* num_sums = nullptr;       // [kMaxPeerRows]: of each row so far; nullptr: all parts are here
+  unsigned* arrived[kMaxPeers] = {};  // each GPU's, [kMaxPeers, kMaxPeerRows]: for how many sums a GPU's part is there
+  const int* stop = nullptr;          // on the host: if not 0, no part is waited for
+};
+
+// Where the residual stream goes too, normalised. A launch of its own would take longer than that.
+struct Normed {
+  void* output = nullptr;  // [num_tokens, num_cols], in the model's precision; nullptr: nowhere
+  float epsilon = 0.0F;    // the weights are Residual::norm
+};
+
+// Adds the sum to the residual stream, and writes what goes with that, as fused_add does with a product. type: of the
+// parts.
+void add_sum(Precision precision, const PartialSum& sum, Precision type, int num_tokens, const Residual& residual,
+             const Normed& normed, cudaStream_t stream);
 
 // output: [num_tokens, num_cols] activations. Row i is the normalised row rows[i] (row i if rows is nullptr) of
 // residual, [num_residual_rows, num_cols]; NaN if there is no such row.
@@ -64,6 +91,13 @@ void gated_silu(Precision precision, const void* gate_up, int size, int num_toke
 std::size_t argmax_scratch_bytes(int num_rows);
 void argmax_rows(const float* logits, int vocab_size, int num_rows, void* scratch, int* next_tokens,
                  cudaStream_t stream);
+
+// The same in two steps, for logits that are shared out: ranks, [num_rows], of those of tokens first_token …
+// first_token
+// + vocab_size - 1, of which the largest counts; and the tokens.
+void rank_rows(const float* logits, int vocab_size, int first_token, int num_rows, void* scratch,
+               unsigned long long* ranks, cudaStream_t stream);
+void tokens_of_ranks(const unsigned long long* ranks, int num_rows, int* next_tokens, cudaStream_t stream);
 
 // ---- Filling the weights. These launches do not overlap. ----------------------------------------------------------
 

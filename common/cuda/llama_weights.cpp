@@ -43,9 +43,10 @@ class Uploader {
  public:
   explicit Uploader(Precision precision) : precision_(precision), staging_(kStagingFloats) {}
 
-  // Row first + i of `source`, of `num_rows` rows, becomes row to_row + i * row_step of destination.
+  // Row first + i of `source`, of `num_rows` rows, becomes row to_row + i * row_step of destination: of its columns
+  // the shard's part.
   void rows(const WeightMatrix& source, std::int64_t first, std::int64_t num_rows, void* destination,
-            std::int64_t to_row, int row_step) {
+            std::int64_t to_row, int row_step, const Shard& shard = {}) {
     const std::int64_t cols = source.cols();
     COMMON_CHECK(cols <= kStagingFloats, "a row fits into the staging buffer");
     const std::int64_t rows_at_once = std::max<std::int64_t>(1, kStagingFloats / cols);
@@ -53,14 +54,22 @@ class Uploader {
       const std::int64_t count = std::min<std::int64_t>(rows_at_once, num_rows - row);
       floats_.resize(static_cast<std::size_t>(count * cols));
       source.read_rows(first + row, count, floats_.data());
+      const std::int64_t own_cols = cols / shard.count;
+      const auto own_bytes = static_cast<std::size_t>(own_cols) * sizeof(float);
       // Both are in the default stream, so a copy waits for the previous kernel.
-      CUDA_CHECK(cudaMemcpy(staging_.data(), floats_.data(), floats_.size() * sizeof(float), cudaMemcpyHostToDevice));
-      const std::int64_t offset = (to_row + row * row_step) * cols * bytes_of(precision_);
-      store_rows(precision_, staging_.data(), count, static_cast<int>(cols), row_step,
+      CUDA_CHECK(cudaMemcpy2D(staging_.data(), own_bytes, floats_.data() + own_cols * shard.rank,
+                              static_cast<std::size_t>(cols) * sizeof(float), own_bytes,
+                              static_cast<std::size_t>(count), cudaMemcpyHostToDevice));
+      const std::int64_t offset = (to_row + row * row_step) * own_cols * bytes_of(precision_);
+      store_rows(precision_, staging_.data(), count, static_cast<int>(own_cols), row_step,
                  static_cast<std::byte*>(destination) + offset, nullptr);
     }
   }
   void matrix(const WeightMatrix& source, void* destination) { rows(source, 0, source.rows(), destination, 0, 1); }
+  // The shard's part of each row.
+  void columns(const WeightMatrix& source, const Shard& shard, void* destination) {
+    rows(source, 0, source.rows(), destination, 0, 1, shard);
+  }
 
  private:
   static constexpr std::int64_t kStagingFloats = std::int64_t{1} << 23;
@@ -115,8 +124,13 @@ void upload_qkv(const LlamaConfig& config, const LlamaLayer& source, const CudaL
 
 }  // namespace
 
-CudaLlamaWeights::CudaLlamaWeights(const LlamaConfig& config, Precision precision)
-    : layers(static_cast<std::size_t>(config.num_layers)), config_(config), precision_(precision) {
+CudaLlamaWeights::CudaLlamaWeights(const LlamaConfig& whole, Precision precision, const Shard& shard)
+    : layers(static_cast<std::size_t>(whole.num_layers)),
+      whole_(whole),
+      config_(shard_config(whole, shard.count)),
+      precision_(precision),
+      shard_(shard) {
+  const LlamaConfig& config = config_;
   const std::int64_t hidden = config.hidden_size;
   Cuts cuts;
   const auto take_matrix = [&](void*& piece, std::int64_t rows, std::int64_t cols) {
@@ -154,7 +168,8 @@ CudaLlamaWeights::CudaLlamaWeights(const LlamaConfig& config, Precision precisio
   }
 }
 
-void CudaLlamaWeights::upload(const LlamaWeights& weights) {
+void CudaLlamaWeights::upload(const LlamaWeights& whole) {
+  const LlamaWeights& weights = shard_.count > 1 ? shard_rows(whole, whole_, shard_) : whole;
   const std::size_t norm_bytes = static_cast<std::size_t>(config_.hidden_size) * sizeof(float);
   Uploader uploader(precision_);
   uploader.matrix(weights.embedding, embedding);
@@ -169,20 +184,21 @@ void CudaLlamaWeights::upload(const LlamaWeights& weights) {
     const std::int64_t half = source.gate_up.rows() / 2;
     upload_array(source.attention_norm.data(), norm_bytes, layer.attention_norm);
     upload_qkv(config_, source, layer, uploader);
-    uploader.matrix(source.output, layer.output);
+    uploader.columns(source.output, shard_, layer.output);
     upload_array(source.feed_forward_norm.data(), norm_bytes, layer.feed_forward_norm);
     uploader.rows(source.gate_up, 0, half, layer.gate_up, 0, 2);
     uploader.rows(source.gate_up, half, half, layer.gate_up, 1, 2);
-    uploader.matrix(source.down, layer.down);
+    uploader.columns(source.down, shard_, layer.down);
   }
   CUDA_CHECK(cudaDeviceSynchronize());
 }
 
 void CudaLlamaWeights::draw(std::uint64_t seed) {
   const std::int64_t hidden = config_.hidden_size;
-  std::uint64_t drawn = 0;
-  const auto draw_matrix = [&](void* matrix, std::int64_t rows, std::int64_t cols) {
-    const float half_width = std::sqrt(3.0F / static_cast<float>(cols));
+  std::uint64_t drawn = static_cast<std::uint64_t>(shard_.rank) << 40;
+  // whole_cols: of the matrix of which the columns are a part.
+  const auto draw_matrix = [&](void* matrix, std::int64_t rows, std::int64_t cols, std::int64_t whole_cols = 0) {
+    const float half_width = std::sqrt(3.0F / static_cast<float>(std::max(cols, whole_cols)));
     draw_uniform(precision_, seed, drawn, half_width, rows * cols, matrix, nullptr);
     drawn += static_cast<std::uint64_t>(rows * cols);
   };
@@ -207,10 +223,10 @@ void CudaLlamaWeights::draw(std::uint64_t seed) {
       fill_floats(layer.q_norm, config_.head_dim, 1.0F, nullptr);
       fill_floats(layer.k_norm, config_.head_dim, 1.0F, nullptr);
     }
-    draw_matrix(layer.output, hidden, q_rows(config_));
+    draw_matrix(layer.output, hidden, q_rows(config_), q_rows(whole_));
     fill_floats(layer.feed_forward_norm, hidden, 1.0F, nullptr);
     draw_matrix(layer.gate_up, 2 * std::int64_t{config_.feed_forward_size}, hidden);
-    draw_matrix(layer.down, hidden, config_.feed_forward_size);
+    draw_matrix(layer.down, hidden, config_.feed_forward_size, whole_.feed_forward_size);
   }
   CUDA_CHECK(cudaDeviceSynchronize());
 }

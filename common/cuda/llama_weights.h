@@ -7,6 +7,7 @@
 
 #include "common/cuda/device.h"
 #include "common/cuda/precision.h"
+#include "common/cuda/shard.h"
 #include "common/model/llama.h"
 
 namespace common {
@@ -15,11 +16,12 @@ namespace common {
 // head of Q and K lie so that the two that are rotated together are neighbours, in whichever order the file has them.
 class CudaLlamaWeights {
  public:
-  // Allocates, but does not set the weights. Throws OutOfDeviceMemory.
-  CudaLlamaWeights(const LlamaConfig& config, Precision precision);
+  // Allocates what a GPU has of a model that is shared out so, but does not set the weights; the shapes below are those
+  // of a whole model. Throws OutOfDeviceMemory.
+  CudaLlamaWeights(const LlamaConfig& config, Precision precision, const Shard& shard = {});
 
-  void upload(const LlamaWeights& weights);
-  void draw(std::uint64_t seed);  // the distribution of Llama(config, seed), but other numbers
+  void upload(const LlamaWeights& weights);  // of the whole model
+  void draw(std::uint64_t seed);             // the distribution of Llama(config, seed), but other numbers
 
   struct Layer {
     float* attention_norm = nullptr;     // [hidden_size]
@@ -42,8 +44,10 @@ class CudaLlamaWeights {
   std::int64_t bytes_per_token() const;  // read by forward and logits of one token
 
  private:
-  LlamaConfig config_;
+  LlamaConfig whole_;
+  LlamaConfig config_;  // of the shard
   Precision precision_;
+  Shard shard_;
   DeviceMemory memory_;
 };
 

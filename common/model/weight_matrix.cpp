@@ -124,6 +124,18 @@ void WeightMatrix::append(const MatrixView& floats) {
          floats.rows(), floats.cols());
 }
 
+void WeightMatrix::append_rows(const WeightMatrix& source, Eigen::Index first, Eigen::Index count) {
+  COMMON_CHECK(first >= 0 && count >= 0 && first + count <= source.rows(), "the matrix has these rows");
+  for (const Part& part : source.parts_) {
+    const Eigen::Index begin = std::max(first, part.first_row);
+    const Eigen::Index end = std::min(first + count, part.first_row + part.rows);
+    if (begin < end) {
+      const auto bytes = static_cast<std::size_t>(end - begin) * part.row_bytes;
+      append(part.type, {row_data(part, begin), bytes}, end - begin, source.cols());
+    }
+  }
+}
+
 std::int64_t WeightMatrix::num_bytes() const {
   std::int64_t bytes = 0;
   for (const Part& part : parts_) {

@@ -26,6 +26,8 @@ class WeightMatrix {
   // Adds rows of `cols` weights below those there are. Throws CheckError if `data` is not exactly those rows.
   void append(TensorType type, std::span<const std::byte> data, Eigen::Index rows, Eigen::Index cols);
   void append(const MatrixView& floats);
+  // Rows first … first + count - 1 of another matrix, which are not copied either.
+  void append_rows(const WeightMatrix& source, Eigen::Index first, Eigen::Index count);
 
   Eigen::Index rows() const { return rows_; }
   Eigen::Index cols() const { return cols_; }

@@ -39,9 +39,14 @@ PageShape page_shape(const KvCacheShape& shape, Precision precision, KvCacheType
           .type = kv_cache == KvCacheType::kFloat8 ? ScalarType::kFloat8 : type};
 }
 
-common::CudaLlama device_model(const common::Llama& model, Precision precision, int chunk_size) {
-  return model.is_synthetic() ? common::CudaLlama(model.config(), 1, precision, chunk_size)
-                              : common::CudaLlama(model, precision, chunk_size);
+common::CudaLlama device_model(const common::Llama& model, Precision precision, int chunk_size,
+                               common::Communicator* peers) {
+  return model.is_synthetic() ? common::CudaLlama(model.config(), 1, precision, chunk_size, peers)
+                              : common::CudaLlama(model, precision, chunk_size, peers);
+}
+
+std::size_t logits_size(int max_rows, int vocab_size) {
+  return static_cast<std::size_t>(max_rows) * static_cast<std::size_t>(vocab_size);
 }
 
 // Free functions of the kernels' names, which a runner's own members would hide.
@@ -65,10 +70,11 @@ int recorded_size(int num_sequences) {
 
 struct CudaRunner::Impl {
   Impl(const common::Llama& llama, const KvCacheShape& cache_shape, Precision precision, int chunk_size,
-       int sequences_announced, KvCacheType kv_cache, const GpuCacheSize& size)
-      : shape(page_shape(cache_shape, precision, kv_cache)),
+       int sequences_announced, KvCacheType kv_cache, const GpuCacheSize& size, common::Communicator* communicator)
+      : peers(communicator),
+        shape(page_shape(cache_shape, precision, kv_cache)),
         num_layers(cache_shape.num_layers),
-        model(device_model(llama, precision, chunk_size)),
+        model(device_model(llama, precision, chunk_size, peers)),
         max_tokens(chunk_size),
         max_sequences(std::min(chunk_size, recorded_size(sequences_announced))),
         max_blocks(std::min(cache_shape.num_blocks > 0 ? cache_shape.num_blocks : std::numeric_limits<int>::max(),
@@ -76,7 +82,9 @@ struct CudaRunner::Impl {
         buffers{{{chunk_size, max_sequences, max_blocks}, {chunk_size, max_sequences, max_blocks}}},
         decode_workspace(decode_workspace_bytes(shape, batch(buffers[0].inputs(), 0, max_sequences))),
         ragged_workspace(ragged_workspace_bytes(shape, batch(buffers[0].inputs(), 0, max_sequences), chunk_size)),
-        logits(static_cast<std::size_t>(max_sequences) * static_cast<std::size_t>(llama.config().vocab_size)),
+        logits(logits_size(max_sequences, model.config().vocab_size)),
+        gathered(peers == nullptr ? 0 : logits_size(max_sequences, llama.config().vocab_size)),
+        whole_logits(gathered.size()),
         sampler(llama.config().vocab_size, max_sequences),
         layer_bytes(size_pages(cache_shape, size)),
         keys(layer_bytes * static_cast<std::size_t>(num_layers)),
@@ -100,18 +108,26 @@ struct CudaRunner::Impl {
       // Slot numbers are ints.
       const std::int64_t most = std::min<std::int64_t>((size.max_slots + chosen.block_size - 1) / chosen.block_size,
                                                        std::numeric_limits<int>::max() / chosen.block_size);
-      if (room < 1) {
+      const std::int64_t shared_room = peers == nullptr ? room : peers->smallest(room);
+      if (shared_room < 1) {
         throw common::InputError("beside the model the GPU has " +
                                  common::format_bytes(static_cast<std::int64_t>(free_bytes)) +
                                  " free, of which --memory-fraction leaves no block of K and V");
       }
-      chosen.num_blocks = static_cast<int>(std::min(room, most));
+      chosen.num_blocks = static_cast<int>(std::min(shared_room, most));
+      if (peers != nullptr) {
+        shape.num_blocks = chosen.num_blocks;
+        return layer_size();
+      }
       tell_cache_size(chosen, room > most ? "all that the sequences of a step can fill"
                                           : common::format("%g of the ", size.memory_fraction) +
                                                 common::format_bytes(static_cast<std::int64_t>(free_bytes)) +
                                                 " that the GPU has free beside the model");
     }
     shape.num_blocks = chosen.num_blocks;
+    return layer_size();
+  }
+  std::size_t layer_size() const {
     return static_cast<std::size_t>(shape.elements()) * static_cast<std::size_t>(bytes_of(shape.type));
   }
 
@@ -183,12 +199,54 @@ struct CudaRunner::Impl {
       draws.tokens = own.inputs().tokens();
       draws.pending_rows = own.inputs().pending_rows();
       draws.pending_tokens = other.argmax();
-      sampler.draw(logits.data(), draws, own.argmax(), stream.get());
+      sampler.draw(peers == nullptr ? logits.data() : gather_logits(draws.num_rows), draws, own.argmax(), stream.get());
+    }
+  }
+
+  // The logits of all GPUs' tokens: [num_rows, vocab_size]. Every GPU gets them, and draws the same tokens.
+  float* gather_logits(int num_rows) {
+    const auto own_bytes = static_cast<std::size_t>(model.config().vocab_size) * sizeof(float);
+    const auto count = static_cast<std::size_t>(peers->shard().count);
+    const std::size_t own_size = logits_size(num_rows, model.config().vocab_size);
+    peers->gather(logits.data(), own_size, gathered.data(), stream.get());
+    for (std::size_t rank = 0; rank < count; ++rank) {
+      const auto first = rank * static_cast<std::size_t>(model.config().vocab_size);
+      CUDA_CHECK(cudaMemcpy2DAsync(whole_logits.data() + first, count * own_bytes, gathered.data() + rank * own_size,
+                                   own_bytes, own_bytes, static_cast<std::size_t>(num_rows), cudaMemcpyDeviceToDevice,
+                                   stream.get()));
+    }
+    return whole_logits.data();
+  }
+
+  // Before the host waits for the step: it may never end if another GPU has failed.
+  void await(const StepBuffers& step) const {
+    if (peers != nullptr) {
+      peers->wait([&] { return step.is_finished(); });
+    }
+  }
+
+  // What has been enqueued and waits for other GPUs ends. Recorded steps belong to the connection.
+  void end_waits() noexcept {
+    steps.clear();
+    model.stop_sums();
+    peers->abort();
+    for (const StepBuffers& step : buffers) {
+      step.abandon(stream);
     }
   }
 
   common::Matrix read_back(int layer, std::span<const int> slots, bool want_keys);
 
+  ~Impl() {
+    // Freeing memory waits for the GPU.
+    if (peers != nullptr && !peers->settle([&] { return buffers[0].is_finished() && buffers[1].is_finished(); })) {
+      end_waits();
+    }
+  }
+  Impl(const Impl&) = delete;
+  Impl& operator=(const Impl&) = delete;
+
+  common::Communicator* peers;  // nullptr: there are none
   PageShape shape;
   int num_layers;
   common::Stream stream;
@@ -201,7 +259,9 @@ struct CudaRunner::Impl {
   int last = 0;                        // which of them the last enqueued step has
   common::DeviceMemory decode_workspace;
   common::DeviceMemory ragged_workspace;
-  DeviceArray<float> logits;  // [num_rows, vocab_size]
+  DeviceArray<float> logits;        // [num_rows, vocab_size]
+  DeviceArray<float> gathered;      // with peers: [number of GPUs, num_rows, vocab_size]
+  DeviceArray<float> whole_logits;  // with peers: [num_rows, vocab_size of the whole model]
   common::CudaSampler sampler;
 
   // Last, as their size may depend on what the others leave free.
@@ -220,9 +280,9 @@ std::string CudaRunner::unsupported(const common::LlamaConfig& config, const KvC
 }
 
 CudaRunner::CudaRunner(const common::Llama& model, const KvCacheShape& shape, Precision precision, int chunk_size,
-                       int max_sequences, KvCacheType kv_cache, const GpuCacheSize& size) {
+                       int max_sequences, KvCacheType kv_cache, const GpuCacheSize& size, common::Communicator* peers) {
   try {
-    impl_ = std::make_unique<Impl>(model, shape, precision, chunk_size, max_sequences, kv_cache, size);
+    impl_ = std::make_unique<Impl>(model, shape, precision, chunk_size, max_sequences, kv_cache, size, peers);
   } catch (const common::OutOfPinnedMemory&) {
     throw common::InputError("the host has no room for " +
                              common::format_bytes(shape.bytes_per_slot() * shape.block_size * shape.num_host_blocks) +
@@ -274,6 +334,7 @@ void CudaRunner::forward(const RaggedBatch& step) {
   const StepBuffers& other = impl_->buffers[static_cast<std::size_t>(impl_->last)];
   try {
     const int padded_sequences = is_recorded ? size : num_sequences;
+    impl_->await(own);
     own.begin(step, impl_->shape.block_size, padded_sequences, other, impl_->stream);
     const StepInputs& inputs = own.inputs();
     if (is_recorded) {
@@ -292,11 +353,28 @@ void CudaRunner::forward(const RaggedBatch& step) {
     impl_->draw(own, other);
     own.end(impl_->stream);
   } catch (...) {
-    own.abandon(impl_->stream);
+    if (impl_->peers == nullptr) {
+      own.abandon(impl_->stream);
+    } else {
+      impl_->peers->fail();  // the rest is for all of them together to do
+    }
     throw;
   }
   impl_->last = next;
 }
+
+void CudaRunner::take_back(bool has_step) {
+  if (has_step) {
+    impl_->last = 1 - impl_->last;
+  }
+  const StepBuffers& before = impl_->buffers[static_cast<std::size_t>(impl_->last)];
+  (void)impl_->peers->settle([&] { return before.is_finished(); });
+  impl_->model.stop_sums();
+}
+
+bool CudaRunner::is_idle() const { return cudaStreamQuery(impl_->stream.get()) != cudaErrorNotReady; }
+
+void CudaRunner::disconnect() { impl_->end_waits(); }
 
 void CudaRunner::warm_up(int max_tokens, int max_sequences) {
   const PageShape& shape = impl_->shape;
@@ -339,7 +417,10 @@ void CudaRunner::warm_up(int max_tokens, int max_sequences) {
   drawn_tokens(0);
 }
 
+void CudaRunner::connect() { impl_->model.reset_sums(); }
+
 common::Matrix CudaRunner::logits() {
+  impl_->await(impl_->buffers[static_cast<std::size_t>(impl_->last)]);
   common::Matrix result(impl_->buffers[static_cast<std::size_t>(impl_->last)].inputs().num_rows(),
                         impl_->model.config().vocab_size);
   CUDA_CHECK(cudaMemcpyAsync(result.data(), impl_->logits.data(),
@@ -351,7 +432,9 @@ common::Matrix CudaRunner::logits() {
 
 std::vector<common::Token> CudaRunner::drawn_tokens(int step_age) {
   COMMON_CHECK(step_age == 0 || step_age == 1, "what the last two steps have drawn is kept");
-  return impl_->buffers[static_cast<std::size_t>((impl_->last + step_age) % 2)].argmax_on_host();
+  const StepBuffers& step = impl_->buffers[static_cast<std::size_t>((impl_->last + step_age) % 2)];
+  impl_->await(step);
+  return step.argmax_on_host();
 }
 
 common::Matrix CudaRunner::keys(int layer, std::span<const int> slots) { return impl_->read_back(layer, slots, true); }

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "../gpu_runner.h"
+#include "common/cuda/communicator.h"
 
 namespace stage8 {
 
@@ -19,9 +20,11 @@ class CudaRunner : public GpuRunner {
 
   // Takes the device's memory for weights and K/V. chunk_size: the largest number of tokens in one forward pass.
   // Throws InputError if the memory is too small. max_sequences: the largest number of sequences, likewise. size: how
-  // many blocks there are, if the shape does not say it.
+  // many blocks there are, if the shape does not say it. peers: of a model that several GPUs compute together, this
+  // one's shard; the shape has its heads alone, and so have keys(), values() and logits().
   CudaRunner(const common::Llama& model, const KvCacheShape& shape, Precision precision, int chunk_size,
-             int max_sequences, KvCacheType kv_cache = KvCacheType::kAuto, const GpuCacheSize& size = {});
+             int max_sequences, KvCacheType kv_cache = KvCacheType::kAuto, const GpuCacheSize& size = {},
+             common::Communicator* peers = nullptr);
   ~CudaRunner() override;
 
   void copy_blocks(std::span<const BlockCopy> copies) override;
@@ -35,6 +38,13 @@ class CudaRunner : public GpuRunner {
   int num_blocks() const override;
   std::int64_t weight_bytes_per_token() const override;
   double read_bandwidth() override;
+
+  // With peers, of which one has failed, in this order. The step before the failed one ends, which all have enqueued
+  // whole; has_step: the failed one has been enqueued here.
+  void take_back(bool has_step);
+  bool is_idle() const;  // whether nothing that is enqueued waits for another GPU
+  void disconnect();     // ends what does
+  void connect();        // once that is done for all, and before the next step of any
 
  private:
   struct Impl;

@@ -57,6 +57,9 @@ class StepBuffers {
     (void)cudaStreamSynchronize(stream.get());
   }
 
+  // Whether the last step that used these buffers has ended, and its tokens are on the host.
+  bool is_finished() const { return finished_.is_done(); }
+
   const StepInputs& inputs() const { return inputs_; }
   const common::Draws& draws() const { return draws_.draws(); }
   int* argmax() const { return argmax_.data(); }  // device, [num_rows]; in the end, the tokens that are drawn

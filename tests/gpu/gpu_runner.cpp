@@ -12,6 +12,7 @@
 
 #include "common/base/check.h"
 #include "common/cuda/device.h"
+#include "common/cuda/nccl_group.h"
 #include "common/math/sampling.h"
 #include "tests/gpu/gpu_matrices.h"
 #include "tests/gpu/gpu_step.h"
@@ -24,6 +25,7 @@
 // clang-format off
 #include STAGE_HEADER(kernels/cuda_runner.h)
 #include STAGE_HEADER(kernels/host_pages.h)
+#include STAGE_HEADER(kernels/tensor_parallel_runner.h)
 // clang-format on
 
 using common::Matrix;
@@ -132,6 +134,49 @@ TEST_CASE("GPU: sequences that share a step get what they get alone") {
         CHECK(drawn[i] == common::argmax({row.data(), static_cast<std::size_t>(row.cols())}));
       }
     }
+  }
+}
+
+TEST_CASE("GPU: with one GPU, a model that is shared out is the whole model") {
+  if (const std::string reason = common::NcclGroup::unsupported(1); !reason.empty()) {
+    SKIP_TEST(reason);
+  }
+  // Steps of many tokens, of a few, and recorded ones; drawn with all filters.
+  for (const CacheType& type : kCacheTypes) {
+    stage::CudaRunner plain(bundled().llama, shape_of(20), type.precision, 256, 8, type.kv_cache);
+    stage::TensorParallelRunner shared(bundled().llama, shape_of(20), type.precision, 1, 256, 8, type.kv_cache);
+    stage::CudaRunner exact(bundled().llama, shape_of(20), stage::Precision::kFloat32, 256, 8);
+    double plain_error = 0.0;  // squared
+    double shared_error = 0.0;
+    std::vector<int> table(20);
+    std::iota(table.begin(), table.end(), 0);
+    int length = 0;
+    for (const int count : {200, 20, 1, 1, 5, 1}) {
+      const std::vector<Token> tokens = some_tokens(count, length);
+      std::vector<int> positions(tokens.size());
+      std::iota(positions.begin(), positions.end(), length);
+      length += count;
+      stage::RaggedBatch step =
+          make_step(tokens, {}, positions, positions, {0, count}, {length}, table, {0, 20}, {count - 1});
+      step.draws = {{{.temperature = 0.9F, .top_k = 40, .top_p = 0.9F, .seed = 3}, 0, {}}};
+      plain.forward(step);
+      shared.forward(step);
+      CAPTURE(length);
+      const Matrix expected = plain.logits();
+      const Matrix logits = shared.logits();
+      exact.forward(step);
+      const Matrix exact_logits = exact.logits();
+      plain_error += (expected - exact_logits).squaredNorm();
+      shared_error += (logits - exact_logits).squaredNorm();
+      if (type.precision == stage::Precision::kFloat32) {
+        CHECK(compare(logits, expected, 2e-3F) == kNoDifference);
+        CHECK(shared.drawn_tokens(0) == plain.drawn_tokens(0));
+      }
+    }
+    // Sums are rounded once more, to 16 bits.
+    CAPTURE(plain_error, shared_error);
+    CHECK(std::sqrt(shared_error) <= 1.5 * std::sqrt(plain_error) + 2e-3);
+    CHECK(shared.num_recorded_steps() == plain.num_recorded_steps());
   }
 }
 

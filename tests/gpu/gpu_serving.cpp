@@ -2,11 +2,13 @@
 #include "tests/support/catch.h"
 
 #include <algorithm>
+#include <atomic>
 #include <string>
 #include <vector>
 
 #include "common/app/workload.h"
 #include "common/cuda/device.h"
+#include "common/cuda/nccl_group.h"
 #include "tests/stages/serving_fixtures.h"
 #include "tests/support/golden.h"
 
@@ -21,12 +23,29 @@ namespace {
 
 const std::string kNoProblem;
 
+// The same tests with the model on one GPU, and shared out among several.
+#ifdef TENSOR_PARALLEL
+constexpr int kNumGpus = TENSOR_PARALLEL;
+#else
+constexpr int kNumGpus = 1;
+#endif
+
 stage::EngineOptions gpu_options(int num_slots, int num_host_slots = 0) {
   stage::EngineOptions options;
   options.num_slots = num_slots;
   options.num_host_slots = num_host_slots;
   options.gpu.device = stage::Device::kGpu;
+  options.gpu.tensor_parallel = kNumGpus;
+  options.gpu.all_reduce = num_slots < 4096 ? stage::AllReduce::kPeer : stage::AllReduce::kNccl;
   return options;
+}
+
+// Why these tests can't be run here; empty if they can.
+std::string missing() {
+  if (!common::has_cuda_device()) {
+    return "there is no GPU";
+  }
+  return kNumGpus == 1 ? "" : common::NcclGroup::unsupported(kNumGpus);
 }
 
 // The fixed workload, its texts a little shorter.
@@ -48,8 +67,9 @@ std::vector<std::vector<common::Completion>> lone_texts(const std::vector<Genera
 }
 
 // A fault at one of the calls that the runner makes. 0: none.
-int calls_until_fault = 0;
+std::atomic<int> calls_until_fault = 0;
 
+// Several GPUs have a thread each, and it fails in one of them.
 void count_call(const char* call) {
   if (calls_until_fault > 0 && --calls_until_fault == 0) {
     throw common::CudaError(std::string("a fault in ") + call);
@@ -96,8 +116,8 @@ std::string serve_with_fault(stage::Engine& engine, const std::vector<Generation
 }  // namespace
 
 TEST_CASE("GPU: the k-th device call fails, for every k of a run: the other texts are those of lone runs") {
-  if (!common::has_cuda_device()) {
-    SKIP_TEST("there is no GPU");
+  if (const std::string reason = missing(); !reason.empty()) {
+    SKIP_TEST(reason);
   }
   std::vector<GenerationRequest> tasks = workload_tasks();
   tasks.resize(5);
@@ -123,15 +143,17 @@ TEST_CASE("GPU: the k-th device call fails, for every k of a run: the other text
   bool is_over = false;
   int k = 0;
   CHECK(serve_with_fault(engine, tasks, expected, 1 << 30, is_over) == kNoProblem);
+  // Several GPUs are connected anew after a fault, which takes a second.
+  const int stride = kNumGpus == 1 ? 1 : 97;
   for (is_over = false; !is_over;) {
-    ++k;
+    k += stride;
     CAPTURE(k);
     CHECK(serve_with_fault(engine, tasks, expected, k, is_over) == kNoProblem);
   }
   CHECK(k > 100);
-  CHECK(k < 5000);
+  CHECK(k < 5000 * kNumGpus);
   // While steps are recorded: of the first calls of an engine, one in eleven.
-  for (int first = 1; first < 400; first += 11) {
+  for (int first = 1; first < 400; first += 11 * (stride > 1 ? 8 : 1)) {
     CAPTURE(first);
     stage::Engine fresh(bundled().llama, options);
     CHECK(serve_with_fault(fresh, tasks, expected, first, is_over) == kNoProblem);
@@ -141,8 +163,8 @@ TEST_CASE("GPU: the k-th device call fails, for every k of a run: the other text
 }
 
 TEST_CASE("GPU: sampled texts are the CPU's, whatever the filter, and do not depend on neighbours or running ahead") {
-  if (!common::has_cuda_device()) {
-    SKIP_TEST("there is no GPU");
+  if (const std::string reason = missing(); !reason.empty()) {
+    SKIP_TEST(reason);
   }
   std::vector<GenerationRequest> tasks = workload_tasks();
   for (std::size_t i = 0; i < tasks.size(); ++i) {
@@ -177,8 +199,8 @@ TEST_CASE("GPU: sampled texts are the CPU's, whatever the filter, and do not dep
 }
 
 TEST_CASE("GPU: the texts are those of lone runs, for every budget and preemption (stage 8, invariants 6 and 7)") {
-  if (!common::has_cuda_device()) {
-    SKIP_TEST("there is no GPU");
+  if (const std::string reason = missing(); !reason.empty()) {
+    SKIP_TEST(reason);
   }
   const std::vector<GenerationRequest> tasks = workload_tasks();
   const std::vector<std::vector<common::Completion>> expected = lone_texts(tasks);
@@ -214,8 +236,8 @@ TEST_CASE("GPU: the texts are those of lone runs, for every budget and preemptio
 }
 
 TEST_CASE("GPU: samples, beams and single texts share steps, and some are cancelled on the way") {
-  if (!common::has_cuda_device()) {
-    SKIP_TEST("there is no GPU");
+  if (const std::string reason = missing(); !reason.empty()) {
+    SKIP_TEST(reason);
   }
   std::vector<GenerationRequest> tasks = workload_tasks();
   tasks.resize(8);
