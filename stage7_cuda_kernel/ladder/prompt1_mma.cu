@@ -7,7 +7,7 @@
 //
 // flops for one prompt of 8,192 tokens, 32 heads of 128 dimensions: 4 * 32 * 128 * 8,192^2 / 2 = 550 G. bytes: a tile
 // of K and V serves 128 rows, 128 flops for each byte that comes from L2; memory has nothing to do.
-// measured: 1x8192 342 Tflop/s, 4x2048 293, 16x512 194 on an NVIDIA H200, 2026-11-22
+// measured: 1x8192 341 Tflop/s, 4x2048 290, 16x512 191 on an NVIDIA H200, 2026-11-22
 //
 // Why it is slow: the device could do 750 (KERNELS.md, "Where the machine's numbers come from"). An mma has 16 rows and
 // wants both operands in registers. All of K and V that a warp multiplies, it first fetches from shared memory, with

@@ -12,7 +12,7 @@
 //     warpgroup 2         | K Q^T | softmax       | P V   | K Q^T | softmax
 //
 // flops and bytes: as step 1.
-// measured: 1x8192 479 Tflop/s, 4x2048 441, 16x512 276 on an NVIDIA H200, 2026-11-22
+// measured: 1x8192 472 Tflop/s, 4x2048 441, 16x512 275 on an NVIDIA H200, 2026-11-22
 //
 // Why it is faster: no instruction fetches an operand. Where it is not yet: the tensor cores rest whenever both
 // warpgroups are in their softmax, and a tile of 128 tokens on the diagonal is computed whole, though half of it is

@@ -6,16 +6,16 @@
 // bytes, for 32 sequences of 8,192 tokens, 32 query heads, 8 kv heads: K and V are 32 * 8,192 * 8 * 128 * 2 * 2 = 1.07
 // GB, and each of the 4 query heads of a group loads all of it: 4.3 GB. Scores: 34 MB, written twice and read twice.
 // flops: 4 * 32 * 128 * 262,144 = 4.3 G, so 4 for each byte of K and V: far below the 160 that the device could do in
-// the time it reads a byte. measured: 1x8192 1,277 us (1%), 32x8192 2,680 us (9%), 32xragged 5,548 us (4%) on an NVIDIA
+// the time it reads a byte. measured: 1x8192 1,325 us (1%), 32x8192 2,672 us (9%), 32xragged 5,759 us (3%) on an NVIDIA
 // H200, 2026-11-22
 //
 // Why it is slow: in the first pass neighbouring threads read neighbouring tokens, 256 bytes apart. An instruction of a
 // warp loads 32 elements of 2 bytes, and memory moves in sectors of 32 bytes: 1,024 bytes for 64. The other 15
 // elements of each sector are needed by the next 15 instructions, if the cache still has it by then. The third pass
 // loads 64 neighbouring bytes for a warp, but all four warps walk all tokens. Both compute an address for each element:
-// a token costs a query head 175 instructions of a warp (83 and 90 in the two passes), of which 8 are products: 1,468 M
+// a token costs a query head 169 instructions of a warp (83 and 85 in the two passes), of which 8 are products: 1,417 M
 // in all, and the device starts 132 x 4 in each of 1.8 G cycles a second, so 1.5 ms if none ever waited. Memory is
-// not the reason: the caches catch what is loaded again, and 1.3 GB come from memory (both counted by Nsight Compute).
+// not the reason: the caches catch what is loaded again, and 1.4 GB come from memory (both counted by Nsight Compute).
 #include "ladder_parts.cuh"
 
 namespace stage7 {

@@ -12,9 +12,9 @@
 // The permutation of vectors (page_layout.h) costs nothing here: the half-warp reads all 16 of them anyway.
 //
 // bytes and flops for 32 x 8,192: as step 1, 4.3 GB loaded and 4.3 Gflop.
-// measured: 1x8192 459 us (2%), 32x8192 787 us (30%), 32xragged 1,898 us (11%) on an NVIDIA H200, 2026-11-22
+// measured: 1x8192 354 us (2%), 32x8192 794 us (30%), 32xragged 1,620 us (12%) on an NVIDIA H200, 2026-11-22
 //
-// Why it is faster: about a third of step 1's instructions, 64 for a token and query head, 535 M in all, since an
+// Why it is faster: about a third of step 1's instructions, 62 for a token and query head, 522 M in all, since an
 // address serves 8 elements; and L2 delivers 1.4 GB in place of 3.3. Where it is still slow: a single sequence. Its 32
 // thread blocks leave 100 multiprocessors idle, and walk the context twice.
 #include "half_warps.cuh"

@@ -11,7 +11,7 @@
 //
 // bytes for 32 x 8,192: 1.07 GB, each once, and at most two partial results of 2 KB (a group of 4) for each thread
 // block: 1 MB. flops: 4.3 G.
-// measured: 1x8192 12.8 us (57%), 32x8192 251 us (94%), 32xragged 223 us (90%) on an NVIDIA H200, 2026-11-22
+// measured: 1x8192 12.7 us (58%), 32x8192 249 us (94%), 32xragged 221 us (91%) on an NVIDIA H200, 2026-11-22
 //
 // Why it is faster: for ragged batches by the balance, for small ones by the merge. What it costs: the plan, 4 us for
 // each step. And a merge in the same launch is slower than a second launch if one thread block reads the results of
