@@ -2,7 +2,7 @@
 """llama.cpp's speed on the same file: python3 tests/bench/llama_cpp_speed.py MODEL.gguf [--threads 2] [--stage 1]
 
 Needs the Python packages llama-cpp-python and gguf. Runs llama.cpp in turn with `build/stageN bench`, three times each: a
-prompt of 512 tokens, 64 tokens after it, the fastest of four runs. Where weights are quantised, llama.cpp rounds
+prompt (512 tokens), some tokens after it (64), the fastest of four runs. Where weights are quantised, llama.cpp rounds
 activations to 8 bits and this program does not: --float32 compares on equal terms, with the model turned into an F32 file
 in a temporary folder. --plain keeps llama.cpp from rearranging weights for AMX, which crashes on some virtual machines.
 """
@@ -19,8 +19,6 @@ import llama_cpp
 import numpy
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent.parent
-PROMPT_TOKENS = 512
-NEW_TOKENS = 64
 RUNS = 4
 ROUNDS = 3
 
@@ -66,20 +64,21 @@ class LlamaCpp:
         if llama_cpp.llama_decode(self.context, batch) != 0:
             raise SystemExit("llama.cpp cannot decode")
 
-    def measure(self):
+    def measure(self, num_prompt_tokens, num_new_tokens):
         vocab_size = llama_cpp.llama_vocab_n_tokens(llama_cpp.llama_model_get_vocab(self.model))
-        prompt = [(7919 * i + 13) % vocab_size for i in range(PROMPT_TOKENS)]
+        prompt = [(7919 * i + 13) % vocab_size for i in range(num_prompt_tokens)]
         prefill = decode = float("inf")
         for _ in range(RUNS):
             llama_cpp.llama_memory_clear(llama_cpp.llama_get_memory(self.context), True)
             start = time.perf_counter()
             self.append(prompt)
             prefilled = time.perf_counter()
-            for i in range(NEW_TOKENS):
+            for i in range(num_new_tokens):
                 self.append([(31 * i + 5) % vocab_size])
             prefill = min(prefill, prefilled - start)
             decode = min(decode, time.perf_counter() - prefilled)
-        print(f"llama.cpp: prefill {PROMPT_TOKENS / prefill:.1f} tokens/s, decode {NEW_TOKENS / decode:.1f} tokens/s")
+        print(f"llama.cpp: prefill {num_prompt_tokens / prefill:.1f} tokens/s, "
+              f"decode {num_new_tokens / decode:.1f} tokens/s")
 
 
 def main():
@@ -89,6 +88,8 @@ def main():
     parser.add_argument("--stage", type=int, default=4, help="from 4 on, heads share keys and values as llama.cpp's do")
     parser.add_argument("--float32", action="store_true", help="turn the weights into float32 first")
     parser.add_argument("--plain", action="store_true", help="llama.cpp keeps weights as the file has them")
+    parser.add_argument("--prompt-tokens", type=int, default=512, help="default: %(default)s")
+    parser.add_argument("--new-tokens", type=int, default=64, help="default: %(default)s")
     options = parser.parse_args()
     llama_cpp.llama_log_set(ignore_log, ctypes.c_void_p(0))
     with tempfile.TemporaryDirectory() as folder:
@@ -98,9 +99,10 @@ def main():
             write_float32(options.model, path)
         peer = LlamaCpp(path, options.threads, options.plain)
         for _ in range(ROUNDS):  # in turn, because the speed of a machine drifts
-            peer.measure()
+            peer.measure(options.prompt_tokens, options.new_tokens)
             bench = subprocess.run([str(ROOT / f"build/stage{options.stage}"), "bench", "--model", path, "--threads",
-                                    str(options.threads)], capture_output=True, text=True, check=True).stdout
+                                    str(options.threads), "--prompt-tokens", str(options.prompt_tokens),
+                                    "--new-tokens", str(options.new_tokens)], capture_output=True, text=True, check=True).stdout
             rows = [line.split("|")[1:3] for line in bench.splitlines() if "tokens/s" in line]
             print(f"stage{options.stage}:    " + ", ".join(f"{name.split()[0]} {value.strip()}" for name, value in rows))
 
