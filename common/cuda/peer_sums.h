@@ -23,7 +23,7 @@ namespace common {
 class PeerSums {
  public:
   // Of two sums in turn: while a GPU still reads one's parts, another writes the next one's. bytes: of a part, or 0 if
-  // there are no peers, who all have to construct this. Throws OutOfDeviceMemory.
+  // there are no peers. All of them have to construct this. Throws OutOfDeviceMemory.
   PeerSums(Communicator* peers, std::size_t bytes);
 
   // This GPU's part of sum 0 or 1: [num_tokens, num_cols].

@@ -111,7 +111,7 @@ void TensorParallelRunner::disconnect(const std::vector<std::exception_ptr>& thr
 
 void TensorParallelRunner::run_together(const Task& task) {
   if (group_.failed_rank() >= 0) {
-    if (is_connected_) {  // nobody but a thread that waited for a step has noticed
+    if (is_connected_) {  // only a thread that waited for a step has noticed
       disconnect(std::vector<std::exception_ptr>(runners_.size()));
     }
     group_.renew();

@@ -67,8 +67,8 @@ struct Connection {
   SteadyTime since;
 };
 
-// The connections that are open. The library tells nobody their sockets, and without them it would go unnoticed that a
-// client has hung up before its reply begins. It bounds the time between two reads alone: a client that sends a byte
+// The connections that are open. The library keeps their sockets to itself, and without them it would go unnoticed that
+// a client has hung up before its reply begins. It bounds the time between two reads alone: a client that sends a byte
 // now and then would keep its thread for ever, so those that take too long for a whole request are cut off here.
 class Connections {
  public:

@@ -1,15 +1,28 @@
-// A step for stage 8's runner, array by array, without a manager.
+// A cache and a step for stage 8's runner, array by array, without a manager.
 #pragma once
 
 #include <span>
 #include <utility>
 #include <vector>
 
+#include "tests/support/golden.h"
 #include "tests/support/stage_api.h"
 
 #include STAGE_HEADER(batch.h)
+#include STAGE_HEADER(kv_cache.h)
 
 namespace tests {
+
+// The bundled model's, in blocks of 16.
+inline stage::KvCacheShape shape_of(int num_blocks) {
+  const common::LlamaConfig& config = bundled().llama.config();
+  return {.num_layers = config.num_layers,
+          .num_blocks = num_blocks,
+          .block_size = 16,
+          .num_heads = config.num_heads,
+          .num_kv_heads = config.num_kv_heads,
+          .head_dim = config.head_dim};
+}
 
 inline stage::RaggedBatch make_step(std::span<const common::Token> tokens,
                                     std::vector<stage::PendingToken> pending_tokens, std::span<const int> positions,

@@ -37,21 +37,12 @@ using common::Token;
 using tests::bundled;
 using tests::compare;
 using tests::make_step;
+using tests::shape_of;
 using tests::some_tokens;
 
 namespace {
 
 const std::string kNoDifference;
-
-stage::KvCacheShape shape_of(int num_blocks) {
-  const common::LlamaConfig& config = bundled().llama.config();
-  return {.num_layers = config.num_layers,
-          .num_blocks = num_blocks,
-          .block_size = 16,
-          .num_heads = config.num_heads,
-          .num_kv_heads = config.num_kv_heads,
-          .head_dim = config.head_dim};
-}
 
 // Runs a task in a thread for each GPU. Returns what each has thrown; empty if nothing.
 class Threads {
