@@ -23,10 +23,10 @@ inline constexpr int kMaxTiledTokens = 64;
 bool can_tile(Precision precision);
 
 // The fastest for so many tokens, of a model whose longest row of weights has so many columns. See product_kernel.cpp.
-ProductKernel product_kernel(Precision precision, int num_tokens, int longest_row);
+ProductKernel product_kernel(Precision precision, WeightType weights, int num_tokens, int longest_row);
 
 // The largest number of tokens for which that is a fused product.
-int max_fused_tokens(Precision precision, int longest_row);
+int max_fused_tokens(Precision precision, WeightType weights, int longest_row);
 
 // Every pointer is a device pointer; weights and x are in the model's precision.
 //
@@ -39,9 +39,11 @@ inline constexpr int kTileSquaresColumns = 64;  // of a sum, which a warp of kTi
 struct FusedLinear {
   ProductKernel kernel = ProductKernel::kRows;  // or kTiles
   Precision precision = Precision::kBFloat16;
-  const void* weights = nullptr;  // [num_rows, num_cols]
+  const void* weights = nullptr;      // [num_rows, num_cols]
+  const float* row_scales = nullptr;  // [num_rows]: the weights are float8 (scalars.cuh), times these, and x is
+                                      //   bfloat16. nullptr: they are in the precision
   int num_rows = 0;
-  int num_cols = 0;  // a multiple of 8
+  int num_cols = 0;  // a multiple of 8, or of 16 with float8
   int num_tokens = 0;
   const void* x = nullptr;         // [num_x_rows, num_cols]
   const int* rows = nullptr;       // [num_tokens], which rows of x; nullptr: the first num_tokens, as kTiles wants it

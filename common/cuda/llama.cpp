@@ -83,8 +83,10 @@ struct CudaLlama::Impl {
 
   int first_token() const { return shard.rank * config.vocab_size; }
   int longest_row() const { return std::max({config.hidden_size, q_cols, config.feed_forward_size}); }
-  int max_fused() const { return max_fused_tokens(precision, longest_row()); }
-  ProductKernel kernel_for(int tokens) const { return product_kernel(precision, tokens, longest_row()); }
+  int max_fused() const { return max_fused_tokens(precision, WeightType::kAuto, longest_row()); }
+  ProductKernel kernel_for(int tokens) const {
+    return product_kernel(precision, WeightType::kAuto, tokens, longest_row());
+  }
   bool is_fused(int tokens) const { return kernel_for(tokens) != ProductKernel::kLibrary; }
 
   std::size_t activation_elements(int cols) const {

@@ -7,6 +7,10 @@ namespace common {
 // kBFloat16: weights and activations in bfloat16; sums, norms and the residual stream in float32.
 enum class Precision { kFloat32, kBFloat16 };
 
+// Of the matrices of the layers: that of the precision, or float8 (e4m3 with a scale for each row), which goes with
+// bfloat16. The embedding and the output matrix keep the precision.
+enum class WeightType { kAuto, kFloat8 };
+
 constexpr int bytes_of(Precision precision) { return precision == Precision::kFloat32 ? 4 : 2; }
 
 }  // namespace common

@@ -27,16 +27,18 @@ int max_row_tokens(Precision precision, int longest_row) {
 
 }  // namespace
 
-ProductKernel product_kernel(Precision precision, int num_tokens, int longest_row) {
+ProductKernel product_kernel(Precision precision, WeightType weights, int num_tokens, int longest_row) {
   if (num_tokens <= max_row_tokens(precision, longest_row)) {
     return ProductKernel::kRows;
   }
-  return num_tokens <= max_fused_tokens(precision, longest_row) ? ProductKernel::kTiles : ProductKernel::kLibrary;
+  return num_tokens <= max_fused_tokens(precision, weights, longest_row) ? ProductKernel::kTiles
+                                                                         : ProductKernel::kLibrary;
 }
 
 // By tiles, a launch has more to do before and after its products than by rows; short rows are too little in between.
-int max_fused_tokens(Precision precision, int longest_row) {
-  return can_tile(precision) && longest_row > kShortRow ? kMaxTiledTokens : max_row_tokens(precision, longest_row);
+int max_fused_tokens(Precision precision, WeightType weights, int longest_row) {
+  const bool tiles = can_tile(precision) && weights != WeightType::kFloat8;
+  return tiles && longest_row > kShortRow ? kMaxTiledTokens : max_row_tokens(precision, longest_row);
 }
 
 }  // namespace common

@@ -39,6 +39,29 @@ __device__ __forceinline__ Pair<Scalar> make_pair(float first, float second) {
   return {from_float<Scalar>(first), from_float<Scalar>(second)};
 }
 
+// A weight in e4m3. Rows lie in memory as in bfloat16, but for the order within every 16 columns: word w of their 16
+// bytes has columns 2 w, 2 w + 8, 2 w + 1 and 2 w + 9. Even bytes are then one register of what a tensor core takes of
+// 16 columns, and odd bytes the other.
+struct Float8 {
+  std::uint8_t bits;
+};
+
+// Four float8 weights as bfloat16, the even and the odd bytes, two in a register, exactly. Moved to their places in a
+// bfloat16, sign, exponent and mantissa are the number times 2^-120, subnormal ones included.
+__device__ __forceinline__ void unpack_four(std::uint32_t four, std::uint32_t& even, std::uint32_t& odd) {
+  const auto unpack = [](std::uint32_t moved, std::uint32_t signs) {
+    constexpr std::uint32_t kScale = 0x7B807B80;  // 2^120, twice
+    constexpr std::uint32_t kMinusZero = 0x80008000;
+    std::uint32_t result;
+    asm("fma.rn.bf16x2 %0, %1, %2, %3;"
+        : "=r"(result)
+        : "r"((moved & 0x07F007F0U) | (signs & 0x80008000U)), "r"(kScale), "r"(kMinusZero));
+    return result;
+  };
+  even = unpack(four << 4U, four << 8U);
+  odd = unpack(four >> 4U, four);
+}
+
 // Two bfloat16 in a 32-bit register, `low` in the lower half: the element with the smaller index.
 __device__ __forceinline__ std::uint32_t pack(float low, float high) {
   const __nv_bfloat162 pair = __floats2bfloat162_rn(low, high);
