@@ -270,7 +270,11 @@ common::Command& add_serve_command(common::Program& program, ServingOptions& opt
   command.option("--samples", options.num_samples, {1, 1024}, "texts per request, drawn from one prompt");
   command.option("--beams", options.num_beams, {1, 1024},
                  "instead: search for the likeliest texts with this many beams");
-  command.exclude("--beams", "--samples");
+  // A search draws nothing. --seed stays: random arrivals depend on it.
+  for (const char* const name :
+       {"--samples", "--temperature", "--top-k", "--top-p", "--min-p", "--repetition-penalty", "--sample-index"}) {
+    command.exclude("--beams", name);
+  }
   command.option("--synthetic", options.synthetic, "random weights in a published shape, as for bench");
   command.exclude("--synthetic", "--model");
   command.flag("--virtual-clock", options.virtual_clock,

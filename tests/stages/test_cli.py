@@ -611,8 +611,11 @@ class Serving(ProgramTest):
         for command in ("serve", "compare"):
             self.assert_usage_error(run(command, "--synthetic", "tales-5m", "--model", "a.gguf"), "--synthetic")
 
-    def test_beams_and_samples_exclude_each_other(self):
-        self.assert_usage_error(run("serve", *self.PROMPTS, "--beams", "4", "--samples", "3"), "--beams", "--samples")
+    def test_beams_exclude_samples_and_what_they_are_drawn_with(self):
+        for option, value in (("--samples", "3"), ("--temperature", "0.8"), ("--top-k", "40"), ("--top-p", "0.9"),
+                              ("--min-p", "0.1"), ("--repetition-penalty", "1.1"), ("--sample-index", "1")):
+            for arguments in (("--beams", "4", option, value), (option, value, "--beams", "4")):
+                self.assert_usage_error(run("serve", *self.PROMPTS, *arguments), "--beams", option)
 
     def test_a_run_in_which_all_requests_are_rejected_has_failed(self):
         for option, reason in (("--max-new-tokens=4000", "1024"), ("--samples=65", "65 sequences")):
@@ -760,8 +763,8 @@ class Serving(ProgramTest):
         self.assert_usage_error(run("serve", "--workload", "offline", "--arrivals", "poisson:1"), "--arrivals")
 
     def test_groups_are_served_too(self):
-        for option in ("--samples", "--beams"):
-            result = run("serve", *self.PROMPTS, option, "3", "--temperature", "0.8")
+        for options in (("--samples", "3", "--temperature", "0.8"), ("--beams", "3")):
+            result = run("serve", *self.PROMPTS, *options)
             self.assertEqual((result.returncode, result.stderr), (0, b""))
             self.assertEqual(len(re.findall(rb"^  0  ", result.stdout, re.MULTILINE)), 3)
 
