@@ -61,6 +61,18 @@ std::string_view authority_of(std::string_view origin) {
   return begin == std::string_view::npos ? origin : origin.substr(begin + 3);
 }
 
+// Whether a Host header names this machine itself, with any port. Browsers always send one.
+bool is_local_name(std::string host) {
+  const std::size_t colon = host.rfind(':');
+  if (colon != std::string::npos && host.find_first_not_of("0123456789", colon + 1) == std::string::npos) {
+    host.resize(colon);
+  }
+  std::transform(host.begin(), host.end(), host.begin(),
+                 [](char c) { return static_cast<char>(c >= 'A' && c <= 'Z' ? c - 'A' + 'a' : c); });
+  const bool is_v4 = host.starts_with("127.") && host.find_first_not_of("0123456789.") == std::string::npos;
+  return host.empty() || host == "localhost" || host == "[::1]" || is_v4;
+}
+
 bool is_failed(const RequestOutput& output) {
   return output.finish_reason == common::FinishReason::kFailed ||
          output.finish_reason == common::FinishReason::kCancelled ||
@@ -383,6 +395,11 @@ ApiReply Api::route(const ApiRequest& request, const std::function<bool()>& is_g
       {"/pool/restart", "POST", false, [&] { return pool(request); }},
       {"/pool/demo", "POST", false, [&] { return pool(request); }},
   }};
+  // A site can point its own name at 127.0.0.1. To the browser, its page and this server are then one site.
+  if (request.is_on_loopback && options_.api_key.empty() && !is_local_name(request.host)) {
+    throw ApiError(403, "the host " + common::quote(request.host) +
+                            " is refused: without --api-key, this address is localhost, 127.0.0.1 or [::1]");
+  }
   const auto* const found =
       std::find_if(routes.begin(), routes.end(), [&](const Route& known) { return request.path == known.path; });
   if (found == routes.end()) {

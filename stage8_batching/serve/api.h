@@ -26,6 +26,7 @@ struct ApiRequest {
   std::string content_type = {};
   std::string origin = {};
   std::string host = {};
+  bool is_on_loopback = false;  // it came to an address that only this machine reaches
 };
 
 // A reply that comes piece by piece. Its end stops what it waited for.

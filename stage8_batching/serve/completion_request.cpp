@@ -6,6 +6,7 @@
 #include <cstddef>
 #include <limits>
 #include <span>
+#include <utility>
 
 #include "common/base/check.h"
 #include "common/base/hash.h"
@@ -38,6 +39,23 @@ void refuse_unsupported(const Fields& fields) {
   }
   if (fields.boolean("echo", false)) {
     refuse("echo", "is not supported");
+  }
+}
+
+// Fields with a value that would change a text that is drawn, and changes nothing in a search. Temperature 0 asks for
+// the likeliest text, as a search does, and 1 is the default.
+void refuse_with_beams(const common::SamplingOptions& sampling, bool has_logprobs) {
+  const std::array<std::pair<const char*, bool>, 6> unused = {
+      {{"temperature", sampling.temperature != 0.0F && sampling.temperature != 1.0F},
+       {"top_p", sampling.top_p != 1.0F},
+       {"top_k", sampling.top_k != 0},
+       {"min_p", sampling.min_p != 0.0F},
+       {"repetition_penalty", sampling.repetition_penalty != 1.0F},
+       {"logprobs", has_logprobs}}};
+  for (const auto& [name, is_given] : unused) {
+    if (is_given) {
+      refuse(name, "and 'use_beam_search' exclude each other");
+    }
   }
 }
 
@@ -281,9 +299,7 @@ CompletionRequest parse_completion(const std::string& body, bool is_chat, const 
   }
   GenerationRequest wanted{request, result.num_texts};
   if (fields.boolean("use_beam_search", false)) {
-    if (result.has_logprobs) {
-      refuse("logprobs", "are not there for a beam search");
-    }
+    refuse_with_beams(request.sampling, result.has_logprobs);
     wanted.num_samples = 1;
     wanted.beam = BeamOptions{result.num_texts, fields.number("length_penalty", -10.0, 10.0, 1.0)};
   }

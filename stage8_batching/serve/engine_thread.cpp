@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <exception>
 #include <future>
+#include <new>
 #include <utility>
 
 #include "common/base/check.h"
@@ -25,7 +26,23 @@ struct Ticket::State {
   std::size_t num_submitted = 0;
   std::size_t num_ended = 0;
   std::size_t num_ended_told = 0;  // when wait() returned last
+
+  void tell_submitted() {
+    {
+      const std::lock_guard lock(mutex);
+      num_submitted = entries.size();
+    }
+    news.notify_all();
+  }
 };
+
+namespace {
+
+std::string message_of(const std::exception& error) {
+  return dynamic_cast<const std::bad_alloc*>(&error) != nullptr ? "not enough memory" : error.what();
+}
+
+}  // namespace
 
 Ticket::~Ticket() {
   if (!has_ended()) {
@@ -133,23 +150,27 @@ void EngineThread::restart(const PoolSizes& sizes) {
   const auto done = std::make_shared<std::promise<void>>();
   std::future<void> result = done->get_future();
   post([this, sizes, done] {
+    const EngineThreadOptions before = options_;
+    end_all("the pool was made anew");
+    options_.engine.num_slots = sizes.num_slots;
+    options_.engine.block_size = sizes.block_size;
+    options_.scheduler.token_budget = sizes.token_budget;
+    std::string problem;
     try {
-      const EngineThreadOptions before = options_;
-      end_all("the pool was made anew");
-      options_.engine.num_slots = sizes.num_slots;
-      options_.engine.block_size = sizes.block_size;
-      options_.scheduler.token_budget = sizes.token_budget;
-      try {
-        make_engine();
-      } catch (const std::exception&) {
-        options_ = before;
-        make_engine();
-        throw;
-      }
+      make_engine();
       done->set_value();
-    } catch (const std::exception&) {
-      done->set_exception(std::current_exception());
+      return;
+    } catch (const std::exception& error) {
+      problem = "this pool can't be made: " + message_of(error);
     }
+    options_ = before;
+    try {
+      make_engine();
+    } catch (const std::exception& error) {
+      problem += "; nor can the one before be made again: " + message_of(error);
+      fail("there is no pool: " + message_of(error));
+    }
+    done->set_exception(std::make_exception_ptr(common::InputError(problem)));
   });
   result.get();
 }
@@ -214,6 +235,7 @@ void EngineThread::make_engine() {
   });
   {
     const std::lock_guard lock(mutex_);
+    failure_.clear();
     sizes_ = {setup_->engine->options().num_slots, options_.engine.block_size, options_.scheduler.token_budget};
   }
   changed();
@@ -232,15 +254,12 @@ void EngineThread::loop() {
       return;
     }
     // Draining is not paused: the program would not end.
-    if ((!is_paused_ || steps_to_run_ > 0 || is_draining_) && !setup_->server->is_idle()) {
+    if ((!is_paused_ || steps_to_run_ > 0 || is_draining_) && setup_ && !setup_->server->is_idle()) {
       steps_to_run_ = std::max(steps_to_run_ - 1, 0);
       try {
         setup_->server->step();
       } catch (const std::exception& error) {  // not a request's fault: the server fails only the one that throws
-        const std::string message = error.what();
-        end_all(message);
-        const std::lock_guard lock(mutex_);
-        failure_ = message;
+        fail(message_of(error));
       }
       changed(&report_);
       for (const int id : report_.ended) {
@@ -270,6 +289,20 @@ void EngineThread::take_inbox() {
 
 void EngineThread::submit_all(const std::shared_ptr<Ticket::State>& state,
                               const std::vector<GenerationRequest>& requests, double handed_over) {
+  if (!setup_) {  // they came before it was known
+    {
+      const std::lock_guard lock(mutex_);
+      num_posted_ -= static_cast<int>(requests.size());
+    }
+    for (std::size_t i = 0; i < requests.size(); ++i) {
+      RequestOutput output;
+      output.finish_reason = common::FinishReason::kCancelled;
+      output.error = failure();
+      hand_over({state, static_cast<int>(i)}, std::move(output));
+    }
+    state->tell_submitted();
+    return;
+  }
   Server& server = *setup_->server;
   const double arrival = setup_->clock->now() - (common::now_seconds() - handed_over);
   std::vector<int> ids;
@@ -288,11 +321,7 @@ void EngineThread::submit_all(const std::shared_ptr<Ticket::State>& state,
   for (const int id : ids) {
     settle(id);  // if it was rejected
   }
-  {
-    const std::lock_guard lock(state->mutex);
-    state->num_submitted = ids.size();
-  }
-  state->news.notify_all();
+  state->tell_submitted();
 }
 
 void EngineThread::cancel(const std::shared_ptr<Ticket::State>& state) {
@@ -317,17 +346,30 @@ void EngineThread::end_all(const std::string& error) {
   }
 }
 
-// Tells the one who waits, if the request has ended.
+// Ends all requests and the engine. A restart makes another.
+void EngineThread::fail(const std::string& reason) {
+  end_all(reason);
+  setup_.reset();
+  const std::lock_guard lock(mutex_);
+  failure_ = reason;
+}
+
+// If the request has ended, tells its ticket.
 void EngineThread::settle(int id, const std::string& error) {
-  Server& server = *setup_->server;
   const auto found = owners_.find(id);
-  if (found == owners_.end() || !server.output(id).finished) {
+  if (found == owners_.end() || !setup_->server->output(id).finished) {
     return;
   }
-  RequestOutput output = server.output(id);
+  RequestOutput output = setup_->server->output(id);
   output.error = error.empty() ? output.error : error;
   const Owner owner = found->second;
   owners_.erase(found);
+  hand_over(owner, std::move(output));
+  setup_->server->forget(id);
+}
+
+// A request's output, to its ticket.
+void EngineThread::hand_over(const Owner& owner, RequestOutput output) {
   {
     const std::lock_guard lock(mutex_);
     statistics_.add(output);
@@ -344,10 +386,18 @@ void EngineThread::settle(int id, const std::string& error) {
     owner.ticket->num_ended += 1;
   }
   owner.ticket->news.notify_all();
-  server.forget(id);
 }
 
 void EngineThread::changed(const StepReport* report) {
+  if (!setup_) {
+    const std::lock_guard lock(mutex_);
+    num_waiting_ = 0;
+    statistics_.num_waiting = num_posted_;
+    statistics_.num_running = 0;
+    statistics_.num_blocks = 0;
+    statistics_.cache_usage = 0.0;
+    return;
+  }
   const Server& server = *setup_->server;
   const KvCacheManager& manager = server.scheduler().manager();
   const Usage usage = manager.usage();

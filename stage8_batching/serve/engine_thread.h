@@ -109,7 +109,8 @@ class EngineThread {
   void step();  // one step, and then pause
   bool is_paused() const { return is_paused_; }
   // Ends all requests and makes the engine anew. Returns once that is done. Throws InputError, and keeps the sizes
-  // before, if they are not possible.
+  // before, if they are not possible. If those have become impossible too, there is no engine until a restart succeeds,
+  // and failure() says so.
   void restart(const PoolSizes& sizes);
   PoolSizes sizes() const;
 
@@ -117,7 +118,7 @@ class EngineThread {
   void drain();
   bool is_draining() const { return is_draining_; }
   bool drained() const;
-  // Why the loop gave up; empty: it has not.
+  // Why there is no engine, and no request is taken; empty: there is one.
   std::string failure() const;
 
   // Calls on_change, for a client that has just begun to watch.
@@ -130,6 +131,11 @@ class EngineThread {
 
  private:
   friend class Ticket;
+  // Whose request it is.
+  struct Owner {
+    std::shared_ptr<Ticket::State> ticket;
+    int index = 0;
+  };
   void loop();
   void make_engine();
   void take_inbox();
@@ -137,7 +143,9 @@ class EngineThread {
                   double handed_over);
   void cancel(const std::shared_ptr<Ticket::State>& state);
   void end_all(const std::string& error);
+  void fail(const std::string& reason);
   void settle(int id, const std::string& error = "");
+  void hand_over(const Owner& owner, RequestOutput output);
   void changed(const StepReport* report = nullptr);
   void post(std::function<void()> command);
 
@@ -146,13 +154,9 @@ class EngineThread {
   std::function<void(const EngineNews&)> on_change_;
 
   // Touched by the engine's thread alone.
-  std::optional<ServerSetup> setup_;
-  struct Owner {
-    std::shared_ptr<Ticket::State> ticket;
-    int index = 0;
-  };
-  std::map<int, Owner> owners_;  // of the requests that have not ended, by id
-  StepReport report_;            // of the last step
+  std::optional<ServerSetup> setup_;  // empty: it has failed
+  std::map<int, Owner> owners_;       // of the requests that have not ended, by id
+  StepReport report_;                 // of the last step
   std::int64_t num_generated_ = 0;
   int steps_to_run_ = 0;
 

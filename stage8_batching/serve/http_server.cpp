@@ -236,14 +236,27 @@ bool has_hung_up(int socket) {
   return recv(socket, &byte, 1, MSG_PEEK | MSG_DONTWAIT) == 0 || (state.revents & (POLLERR | POLLNVAL)) != 0;
 }
 
-ApiRequest api_request(const httplib::Request& request) {
+// Whether only this machine can reach the address that the socket is bound to.
+bool is_on_loopback(int socket) {
+  constexpr in_addr_t kNetwork = 127;  // 127.0.0.0/8
+  sockaddr_storage own = {};
+  socklen_t size = sizeof(own);
+  if (getsockname(socket, reinterpret_cast<sockaddr*>(&own), &size) != 0) {
+    return false;
+  }
+  return own.ss_family == AF_INET6 ? IN6_IS_ADDR_LOOPBACK(&reinterpret_cast<const sockaddr_in6&>(own).sin6_addr)
+                                   : ntohl(reinterpret_cast<const sockaddr_in&>(own).sin_addr.s_addr) >> 24 == kNetwork;
+}
+
+ApiRequest api_request(const httplib::Request& request, bool is_on_loopback) {
   return {request.method,
           request.path,
           request.body,
           request.get_header_value("Authorization"),
           request.get_header_value("Content-Type"),
           request.get_header_value("Origin"),
-          request.get_header_value("Host")};
+          request.get_header_value("Host"),
+          is_on_loopback};
 }
 
 void send(ApiReply reply, httplib::Response& response) {
@@ -285,6 +298,7 @@ struct HttpServer::Impl {
   httplib::Server server;
   int listening_socket = -1;
   int port = 0;
+  bool is_on_loopback = false;
   std::thread thread;
 };
 
@@ -312,10 +326,9 @@ HttpServer::HttpServer(Api& api, const HttpOptions& options)
   server.set_keep_alive_timeout(std::chrono::ceil<std::chrono::seconds>(options.timeout).count());
   server.set_keep_alive_max_count(kMaxKeptAlive);
   server.set_payload_max_length(options.max_body_bytes);
-  const auto answer = [&api, &connections = impl_->connections](const httplib::Request& request,
-                                                                httplib::Response& response) {
-    connections.set_reading(*served, false);
-    send(api.handle(api_request(request), [] { return has_hung_up(served->socket); }), response);
+  const auto answer = [&api, impl = impl_.get()](const httplib::Request& request, httplib::Response& response) {
+    impl->connections.set_reading(*served, false);
+    send(api.handle(api_request(request, impl->is_on_loopback), [] { return has_hung_up(served->socket); }), response);
   };
   // Called when a reply has been sent.
   server.set_logger([&connections = impl_->connections](const httplib::Request&, const httplib::Response&) {
@@ -361,6 +374,7 @@ HttpServer::HttpServer(Api& api, const HttpOptions& options)
         common::format("can't listen on %s:%d: is the port in use, and the address this machine's?",
                        options.host.c_str(), options.port));
   }
+  impl_->is_on_loopback = is_on_loopback(impl_->listening_socket);
   constexpr int kBacklog = 1024;  // the library's is 5: a burst of connections would wait for seconds
   ::listen(impl_->listening_socket, kBacklog);
   impl_->thread = std::thread([&server] { server.listen_after_bind(); });

@@ -1,6 +1,7 @@
 // The HTTP front end: what clients ask for and get, in the API alone and over sockets, and what becomes of the pool
 // when they misbehave.
 #include <sys/resource.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <array>
@@ -8,6 +9,7 @@
 #include <chrono>
 #include <cmath>
 #include <cstddef>
+#include <fstream>
 #include <memory>
 #include <nlohmann/json.hpp>
 #include <string>
@@ -94,6 +96,35 @@ struct HttpFixture : ApiFixture {
   bool is_alive() const { return ask(http_get("/health")).status == 200; }
 
   std::unique_ptr<stage::HttpServer> server;
+};
+
+// Slots of a pool of 3 GiB, which takes address space and hardly any memory.
+constexpr int kLargePool = 1 << 20;
+
+// While it lives, there is no room for a second such pool, nor for the first one if it is given up.
+class TooLittleMemory {
+ public:
+  TooLittleMemory() {
+    rlim_t pages = 0;
+    std::ifstream("/proc/self/statm") >> pages;
+    getrlimit(RLIMIT_AS, &before_);
+    if (pages == 0) {
+      WARN("the system does not say how large the program is: not tested");
+      return;
+    }
+    rlimit limit = before_;
+    limit.rlim_cur = pages * static_cast<rlim_t>(sysconf(_SC_PAGESIZE)) - (rlim_t{3} << 29);
+    is_set_ = setrlimit(RLIMIT_AS, &limit) == 0;
+  }
+  ~TooLittleMemory() { setrlimit(RLIMIT_AS, &before_); }
+  TooLittleMemory(const TooLittleMemory&) = delete;
+  TooLittleMemory& operator=(const TooLittleMemory&) = delete;
+
+  bool is_set() const { return is_set_; }
+
+ private:
+  rlimit before_ = {};
+  bool is_set_ = false;
 };
 
 bool has_http() {
@@ -267,6 +298,11 @@ TEST_CASE("what is wrong with a request is said in OpenAI's shape, with the fiel
     body[name] = value;
     return body;
   };
+  const auto with_beams = [&](const char* name, const json& value) {
+    json body = with(name, value);
+    body["use_beam_search"] = true;
+    return body;
+  };
   const json long_prompt = std::vector<int>(2000, 5);
   const std::vector<std::tuple<json, int, std::string>> cases = {
       {json::array(), 400, ""},
@@ -300,13 +336,21 @@ TEST_CASE("what is wrong with a request is said in OpenAI's shape, with the fiel
       {with("min_p", 1.5), 400, "min_p"},
       {with("repetition_penalty", 0), 400, "repetition_penalty"},
       {with("logprobs", 21), 400, "logprobs"},
+      {with_beams("temperature", 0.8), 400, "temperature"},
+      {with_beams("top_p", 0.9), 400, "top_p"},
+      {with_beams("top_k", 40), 400, "top_k"},
+      {with_beams("min_p", 0.1), 400, "min_p"},
+      {with_beams("repetition_penalty", 1.1), 400, "repetition_penalty"},
+      {with_beams("logprobs", 1), 400, "logprobs"},
   };
   for (const auto& [body, status, param] : cases) {
     INFO(body.dump().substr(0, 200));
     const stage::ApiReply reply = fixture.post("/v1/completions", body);
     CHECK(reply.status == status);
     CHECK(param_of(reply) == param);
-    CHECK_FALSE(json::parse(reply.body)["error"]["message"].get<std::string>().empty());
+    const std::string message = json::parse(reply.body)["error"]["message"];
+    CHECK_FALSE(message.empty());
+    CHECK((body.contains("use_beam_search") ? message.find("'use_beam_search'") : 0) != std::string::npos);
   }
   for (const json& messages : {json(), json::array(), json::parse(R"([{"role": "tool", "content": "x"}])"),
                                json::parse(R"([{"role": "user"}])"), json::parse(R"(["x"])"),
@@ -319,7 +363,8 @@ TEST_CASE("what is wrong with a request is said in OpenAI's shape, with the fiel
   // What changes nothing is taken: clients send it.
   for (const json& body :
        {with("presence_penalty", 0), with("tools", json::array()), with("logit_bias", json::object()),
-        with("response_format", {{"type", "text"}}), with("user", "me"), with("stop", nullptr)}) {
+        with("response_format", {{"type", "text"}}), with("user", "me"), with("stop", nullptr),
+        with_beams("temperature", 1), with_beams("top_k", -1)}) {
     CHECK(fixture.post("/v1/completions", body).status == 200);
   }
   stage::ApiRequest wrong_type{.method = "POST", .path = "/v1/completions", .body = "{}", .content_type = "text/plain"};
@@ -346,6 +391,28 @@ TEST_CASE("with an API key, requests without it are refused") {
   }
   CHECK(fixture.post("/pool/pause", json::object()).status == 401);
   CHECK(fixture.get("/health").status == 200);
+}
+
+TEST_CASE("without a key, an address of this machine alone answers to this machine's own names alone") {
+  const auto status_of = [](ApiFixture& fixture, const std::string& host, bool is_on_loopback = true) {
+    const stage::ApiRequest request{
+        .method = "GET", .path = "/metrics", .host = host, .is_on_loopback = is_on_loopback};
+    return fixture.api.handle(request, [] { return false; }).status;
+  };
+  ApiFixture fixture;
+  for (const char* const host : {"localhost", "localhost:8080", "LocalHost:1", "127.0.0.1", "127.0.0.1:8080",
+                                 "127.0.0.2:8080", "[::1]", "[::1]:8080", ""}) {
+    INFO(host);
+    CHECK(status_of(fixture, host) == 200);
+  }
+  ApiFixture with_key({.api_key = "secret"});
+  for (const char* const host : {"example.org", "example.org:8080", "localhost.example.org", "127.0.0.1.example.org",
+                                 "example.org:localhost", "10.0.0.1", "[::2]:8080", "localhost:80:example.org"}) {
+    INFO(host);
+    CHECK(status_of(fixture, host) == 403);
+    CHECK(status_of(fixture, host, false) == 200);
+    CHECK(status_of(with_key, host) == 200);
+  }
 }
 
 TEST_CASE("a full queue answers 429 and loses nothing") {
@@ -488,6 +555,84 @@ TEST_CASE("the pool can be made anew, and what was in it is told so") {
   CHECK(text_of(fixture.post("/v1/completions", completion_body(kPrompts[0], 8))) == text_alone(kPrompts[0], 8, {}));
 }
 
+TEST_CASE("a pool that can't be made again leaves a server that says so, and is whole once one can be made") {
+  if (tests::kSanitized) {
+    return;  // it needs the address space for itself
+  }
+  ApiFixture fixture({.num_slots = kLargePool, .block_size = 16});
+  REQUIRE(fixture.post("/v1/completions", completion_body(kPrompts[0], 2)).status == 200);
+  {
+    const TooLittleMemory limit;
+    if (!limit.is_set()) {
+      return;
+    }
+    const stage::ApiReply failed = fixture.post("/pool/restart", {{"slots", 2 * kLargePool}});
+    CHECK(failed.status == 400);
+    CHECK(json::parse(failed.body)["error"]["message"] ==
+          "this pool can't be made: not enough memory; nor can the one before be made again: not enough memory");
+  }
+  for (const stage::ApiReply& reply :
+       {fixture.get("/health"), fixture.post("/v1/completions", completion_body(kPrompts[0], 2))}) {
+    CHECK(reply.status == 503);
+    CHECK(reply.body.find("not enough memory") != std::string::npos);
+  }
+  for (const char* const path : {"/pool/pause", "/pool/step", "/pool/run"}) {
+    CHECK(fixture.post(path, json::object()).status == 200);
+  }
+  CHECK(metric(fixture, "vllm:num_requests_running") == 0.0);
+  CHECK(fixture.engine.drained());
+
+  CHECK(fixture.post("/pool/restart", {{"slots", 64}}).status == 200);
+  CHECK(fixture.get("/health").status == 200);
+  CHECK(text_of(fixture.post("/v1/completions", completion_body(kPrompts[0], 8))) == text_alone(kPrompts[0], 8, {}));
+}
+
+TEST_CASE("requests that come while the pool can't be made again are told so, and the server can end") {
+  if (tests::kSanitized) {
+    return;  // it needs the address space for itself
+  }
+  std::atomic<bool> is_held = false;
+  std::atomic<bool> is_waiting = false;
+  stage::EngineThread engine(tests::default_session().model,
+                             ApiFixture::engine_options({.num_slots = kLargePool, .block_size = 16}),
+                             [&](const stage::EngineNews&) {
+                               while (is_held) {
+                                 is_waiting = true;
+                                 std::this_thread::sleep_for(std::chrono::milliseconds(1));
+                               }
+                             });
+  is_held = true;
+  engine.refresh();  // takes the engine's thread to the callback
+  REQUIRE(ApiFixture::wait_for([&] { return is_waiting.load(); }));
+  bool is_refused = false;
+  std::thread restart([&] {
+    try {
+      engine.restart({2 * kLargePool, 16, 64});
+    } catch (const common::InputError&) {
+      is_refused = true;
+    }
+  });
+  std::this_thread::sleep_for(std::chrono::milliseconds(100));  // for the restart to be in the inbox
+  common::Request request;
+  request.prompt = tests::default_session().tokenizer.encode_prompt(kPrompts[0]);
+  request.max_new_tokens = 2;
+  stage::EngineThread::Refusal refusal = stage::EngineThread::Refusal::kNone;
+  const auto ticket = engine.submit({{request, 1}, {request, 1}}, refusal);
+  REQUIRE(ticket != nullptr);
+  const TooLittleMemory limit;
+  is_held = false;
+  restart.join();
+  if (!limit.is_set()) {
+    return;
+  }
+  CHECK(is_refused);
+  CHECK(ApiFixture::wait_for([&] { return ticket->has_ended(); }));
+  CHECK(ticket->is_submitted(std::chrono::milliseconds(0)));
+  CHECK(ticket->output(1).finish_reason == common::FinishReason::kCancelled);
+  CHECK(ticket->output(1).error == engine.failure());
+  CHECK(engine.drained());
+}
+
 TEST_CASE("commands of the demonstration run on a pool of their own") {
   ApiFixture fixture;
   const auto run = [&](const std::string& line) {
@@ -578,6 +723,30 @@ TEST_CASE("HTTP: requests, a connection that is kept, and what is too large") {
   CHECK_THROWS_AS(stage::parse_address("localhost"), common::InputError);
   CHECK_THROWS_AS(stage::parse_address("localhost:99999"), common::InputError);
   CHECK(stage::parse_address("[::1]:80").host == "::1");
+}
+
+TEST_CASE("HTTP: a page under a name that was pointed at this machine is refused") {
+  if (!has_http()) {
+    return;
+  }
+  const HttpFixture fixture;
+  const std::string body = completion_body(kPrompts[0], 4).dump();
+  for (const std::string& request : {http_get("/"), http_get("/v1/models"), http_post("/v1/completions", body)}) {
+    CHECK(fixture.ask(request).status == 200);
+    std::string forged = request;
+    forged.replace(forged.find("localhost"), std::string("localhost").size(), "example.org:8080");
+    const HttpReply reply = fixture.ask(forged);
+    CHECK(reply.status == 403);
+    CHECK(json::parse(reply.body)["error"]["message"].get<std::string>().find("example.org") != std::string::npos);
+  }
+  // Another address: as before.
+  ApiFixture open;
+  stage::HttpOptions options = HttpFixture::http_options(8, std::chrono::seconds(1));
+  options.host = "0.0.0.0";
+  const stage::HttpServer server(open.api, options);
+  HttpConnection connection(server.port());
+  connection.send("GET /v1/models HTTP/1.1\r\nHost: example.org\r\n\r\n");
+  CHECK(read_reply(connection).status == 200);
 }
 
 TEST_CASE("HTTP: a reply that can't be written ends alone, and not the program") {
