@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <exception>
 #include <future>
+#include <iterator>
 #include <new>
 #include <utility>
 
@@ -26,14 +27,6 @@ struct Ticket::State {
   std::size_t num_submitted = 0;
   std::size_t num_ended = 0;
   std::size_t num_ended_told = 0;  // when wait() returned last
-
-  void tell_submitted() {
-    {
-      const std::lock_guard lock(mutex);
-      num_submitted = entries.size();
-    }
-    news.notify_all();
-  }
 };
 
 namespace {
@@ -43,6 +36,84 @@ std::string message_of(const std::exception& error) {
 }
 
 }  // namespace
+
+// Takes news to tickets, in order, on a thread of its own: to wake a client's thread takes microseconds, and a step has
+// a token for each of hundreds of clients.
+class EngineThread::Messenger {
+ public:
+  Messenger() : thread_([this] { run(); }) {}
+  // Delivers what has been sent.
+  ~Messenger() {
+    {
+      const std::lock_guard lock(mutex_);
+      is_ending_ = true;
+    }
+    wake_.notify_one();
+    thread_.join();
+  }
+  Messenger(const Messenger&) = delete;
+  Messenger& operator=(const Messenger&) = delete;
+
+  // On the engine's thread. `change`: what becomes of the ticket, under its lock.
+  void add(std::shared_ptr<Ticket::State> ticket, std::function<void(Ticket::State&)> change) {
+    added_.push_back({std::move(ticket), std::move(change)});
+  }
+  void send() {
+    if (added_.empty()) {
+      return;
+    }
+    {
+      const std::lock_guard lock(mutex_);
+      sent_.insert(sent_.end(), std::make_move_iterator(added_.begin()), std::make_move_iterator(added_.end()));
+    }
+    added_.clear();
+    wake_.notify_one();
+  }
+
+ private:
+  struct Message {
+    std::shared_ptr<Ticket::State> ticket;
+    std::function<void(Ticket::State&)> change;
+  };
+
+  void run() {
+    std::vector<Message> messages;
+    std::unique_lock lock(mutex_);
+    while (true) {
+      wake_.wait(lock, [&] { return !sent_.empty() || is_ending_; });
+      if (sent_.empty()) {
+        return;
+      }
+      messages.swap(sent_);
+      lock.unlock();
+      deliver(messages);
+      messages.clear();
+      lock.lock();
+    }
+  }
+
+  // Wakes a ticket once for all that follows one another.
+  static void deliver(const std::vector<Message>& messages) {
+    for (auto message = messages.begin(); message != messages.end();) {
+      Ticket::State& state = *message->ticket;
+      {
+        const std::lock_guard lock(state.mutex);
+        for (; message != messages.end() && message->ticket.get() == &state; ++message) {
+          message->change(state);
+        }
+      }
+      state.news.notify_all();
+    }
+  }
+
+  std::vector<Message> added_;  // of the engine's thread alone
+
+  std::mutex mutex_;
+  std::condition_variable wake_;
+  std::vector<Message> sent_;
+  bool is_ending_ = false;
+  std::thread thread_;
+};
 
 Ticket::~Ticket() {
   if (!has_ended()) {
@@ -92,7 +163,8 @@ EngineThread::EngineThread(const common::Llama& model, const EngineThreadOptions
       options_(options),
       on_change_(std::move(on_change)),
       sizes_{options.engine.num_slots, options.engine.block_size, options.scheduler.token_budget},
-      is_paused_(options.paused) {
+      is_paused_(options.paused),
+      messenger_(std::make_unique<Messenger>()) {
   make_engine();
   thread_ = std::thread([this] { loop(); });
 }
@@ -222,11 +294,9 @@ void EngineThread::make_engine() {
     if (!written.logprobs.empty()) {
       event.logprobs = written.logprobs.back();
     }
-    {
-      const std::lock_guard lock(owner.ticket->mutex);
-      owner.ticket->tokens.push_back(std::move(event));
-    }
-    owner.ticket->news.notify_all();
+    messenger_->add(owner.ticket, [event = std::move(event)](Ticket::State& ticket) mutable {
+      ticket.tokens.push_back(std::move(event));
+    });
   });
   server.on_step([this](const StepReport& report) {
     report_ = report;
@@ -261,10 +331,12 @@ void EngineThread::loop() {
       } catch (const std::exception& error) {  // not a request's fault: the server fails only the one that throws
         fail(message_of(error));
       }
+      messenger_->send();
       changed(&report_);
       for (const int id : report_.ended) {
         settle(id);
       }
+      messenger_->send();
       continue;
     }
     std::unique_lock lock(mutex_);
@@ -284,6 +356,7 @@ void EngineThread::take_inbox() {
   for (const std::function<void()>& command : commands) {
     command();
   }
+  messenger_->send();
   changed();
 }
 
@@ -300,7 +373,7 @@ void EngineThread::submit_all(const std::shared_ptr<Ticket::State>& state,
       output.error = failure();
       hand_over({state, static_cast<int>(i)}, std::move(output));
     }
-    state->tell_submitted();
+    messenger_->add(state, [](Ticket::State& ticket) { ticket.num_submitted = ticket.entries.size(); });
     return;
   }
   Server& server = *setup_->server;
@@ -310,8 +383,6 @@ void EngineThread::submit_all(const std::shared_ptr<Ticket::State>& state,
     const int id = server.submit(request, arrival);
     owners_[id] = {state, static_cast<int>(ids.size())};
     ids.push_back(id);
-    const std::lock_guard lock(state->mutex);
-    state->entries[ids.size() - 1].id = id;
   }
   {
     const std::lock_guard lock(mutex_);
@@ -321,7 +392,12 @@ void EngineThread::submit_all(const std::shared_ptr<Ticket::State>& state,
   for (const int id : ids) {
     settle(id);  // if it was rejected
   }
-  state->tell_submitted();
+  messenger_->add(state, [ids](Ticket::State& ticket) {
+    for (std::size_t i = 0; i < ids.size(); ++i) {
+      ticket.entries[i].id = ids[i];
+    }
+    ticket.num_submitted = ids.size();
+  });
 }
 
 void EngineThread::cancel(const std::shared_ptr<Ticket::State>& state) {
@@ -344,6 +420,7 @@ void EngineThread::end_all(const std::string& error) {
     setup_->server->stop(id, common::FinishReason::kCancelled);
     settle(id, error);
   }
+  messenger_->send();
 }
 
 // Ends all requests and the engine. A restart makes another.
@@ -378,14 +455,12 @@ void EngineThread::hand_over(const Owner& owner, RequestOutput output) {
     }
     num_live_ -= 1;
   }
-  {
-    const std::lock_guard lock(owner.ticket->mutex);
-    Ticket::State::Entry& entry = owner.ticket->entries[static_cast<std::size_t>(owner.index)];
+  messenger_->add(owner.ticket, [index = owner.index, output = std::move(output)](Ticket::State& ticket) mutable {
+    Ticket::State::Entry& entry = ticket.entries[static_cast<std::size_t>(index)];
     entry.output = std::move(output);
     entry.has_ended = true;
-    owner.ticket->num_ended += 1;
-  }
-  owner.ticket->news.notify_all();
+    ticket.num_ended += 1;
+  });
 }
 
 void EngineThread::changed(const StepReport* report) {

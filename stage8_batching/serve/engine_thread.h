@@ -1,8 +1,9 @@
 // The engine's loop on a thread of its own. Other threads hand requests over and wait for their tokens; none of them
 // touches the engine, the scheduler or the cache.
 //
-//   HTTP threads    submit ──► inbox ──►  engine thread: take the inbox, run one step, hand out its tokens
-//                   wait   ◄── ticket ◄──
+//   HTTP threads    submit ──► inbox ──────────────────►  engine thread: take the inbox, run one step, hand out its
+//   tokens
+//                   wait   ◄── ticket ◄── messenger ◄──
 #pragma once
 
 #include <atomic>
@@ -131,6 +132,7 @@ class EngineThread {
 
  private:
   friend class Ticket;
+  class Messenger;
   // Whose request it is.
   struct Owner {
     std::shared_ptr<Ticket::State> ticket;
@@ -173,6 +175,7 @@ class EngineThread {
   std::atomic<bool> is_paused_ = false;
   std::atomic<bool> is_draining_ = false;
   std::atomic<int> max_context_ = 0;
+  std::unique_ptr<Messenger> messenger_;
   std::thread thread_;
 };
 
