@@ -147,6 +147,10 @@ void Command::option(const std::string& name, std::string& value, const std::str
   add(app_, name, "TEXT", value, help, [&value](const std::string& text) { value = text; });
 }
 
+void Command::option(const std::string& name, std::optional<std::string>& value, const std::string& help) {
+  add(app_, name, "TEXT", value.value_or(""), help, [&value](const std::string& text) { value = text; });
+}
+
 void Command::option(const std::string& name, std::vector<std::string>& values, const std::string& help) {
   option(
       name, [&values](const std::string& text) { values.push_back(text); }, help);
@@ -206,6 +210,10 @@ bool Command::is_given(const std::string& name) const {
 
 void Command::exclude(const std::string& name, const std::string& other) {
   app_.get_option(name)->excludes(app_.get_option(other));
+}
+
+void Command::require(const std::string& name, const std::string& other) {
+  app_.get_option(name)->needs(app_.get_option(other));
 }
 
 CommandLine::CommandLine(const std::string& program, const std::string& description)

@@ -36,6 +36,7 @@ class Command {
   void option(const std::string& name, double& value, Range<double> range, const std::string& help);
   void option(const std::string& name, std::uint64_t& value, const std::string& help);
   void option(const std::string& name, std::string& value, const std::string& help);
+  void option(const std::string& name, std::optional<std::string>& value, const std::string& help);  // empty: not given
   // May be given several times, unlike the others.
   void option(const std::string& name, std::vector<std::string>& values, const std::string& help);
   // The same, but calls a function for each text. If the function throws InputError, that is a usage error.
@@ -67,6 +68,8 @@ class Command {
 
   // Makes it a usage error to give both options, which must have been added before.
   void exclude(const std::string& name, const std::string& other);
+  // Makes it a usage error to give the option without the other one.
+  void require(const std::string& name, const std::string& other);
 
  private:
   friend class CommandLine;

@@ -500,6 +500,8 @@ ApiReply Api::tokenize(const ApiRequest& request) const {
   std::vector<common::Token> tokens;
   if (const json* const messages = fields.find("messages"); messages != nullptr) {
     tokens = chat_prompt(model_, *messages);
+  } else if (fields.find("prompt") == nullptr) {
+    throw ApiError(400, "'prompt' is missing", "prompt");
   } else {
     const std::string text = fields.text("prompt", "");
     tokens = fields.boolean("add_special_tokens", true) ? model_.session().tokenizer.encode_prompt(text)
@@ -516,7 +518,7 @@ ApiReply Api::detokenize(const ApiRequest& request) const {
   }
   std::string text;
   if (!tokens->empty()) {
-    text = model_.decode(text_prompt(model_, *tokens));
+    text = model_.decode(text_prompt(model_, *tokens, "tokens"));
   }
   return json_reply({{"prompt", text}});
 }
@@ -532,10 +534,12 @@ ApiReply Api::pool(const ApiRequest& request) {
   } else if (request.path == "/pool/restart") {
     constexpr int kMaxSlots = 1 << 24;
     constexpr int kMaxBlockSize = 1 << 16;
-    const PoolSizes before = engine_.sizes();
-    engine_.restart({fields.integer("slots", 1, kMaxSlots, before.num_slots),
-                     fields.integer("block_size", 1, kMaxBlockSize, before.block_size),
-                     fields.integer("budget", 1, kMaxBlockSize, before.token_budget)});
+    PoolSizes sizes = engine_.sizes();
+    sizes.num_slots = fields.integer("slots", 1, kMaxSlots, sizes.num_slots);
+    sizes.block_size = fields.integer("block_size", 1, kMaxBlockSize, sizes.block_size);
+    sizes.token_budget = fields.integer("budget", 1, kMaxBlockSize, sizes.token_budget);
+    fields.refuse_others();
+    engine_.restart(sizes);
   } else {
     constexpr int kMaxDemoBlocks = 1024;
     if (fields.find("blocks") != nullptr) {

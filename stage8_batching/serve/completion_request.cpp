@@ -40,6 +40,12 @@ void refuse_unsupported(const Fields& fields) {
   if (fields.boolean("echo", false)) {
     refuse("echo", "is not supported");
   }
+  // Clients of other servers send these; they change no text.
+  for (const char* const name :
+       {"user", "metadata", "store", "service_tier", "safety_identifier", "prompt_cache_key", "tool_choice",
+        "function_call", "parallel_tool_calls", "cache_prompt", "priority", "request_id"}) {
+    fields.find(name);
+  }
 }
 
 // Fields with a value that would change a text that is drawn, and changes nothing in a search. Temperature 0 asks for
@@ -136,6 +142,9 @@ void read_logprobs(const Fields& fields, CompletionRequest& result) {
   if (result.is_chat) {
     result.has_logprobs = fields.boolean("logprobs", false);
     result.num_top_logprobs = fields.integer("top_logprobs", 0, kMaxLogprobs, 0);
+    if (result.num_top_logprobs > 0 && !result.has_logprobs) {
+      refuse("top_logprobs", "needs \"logprobs\": true");
+    }
   } else {
     result.has_logprobs = fields.find("logprobs") != nullptr;
     result.num_top_logprobs = fields.integer("logprobs", 0, kMaxLogprobs, 0);
@@ -162,8 +171,17 @@ Fields::Fields(const std::string& body) : object_(json::parse(body, nullptr, fal
 }
 
 const json* Fields::find(const std::string& name) const {
+  asked_for_.insert(name);
   const auto found = object_.find(name);
   return found == object_.end() || found->is_null() ? nullptr : &*found;
+}
+
+void Fields::refuse_others() const {
+  for (const auto& [name, value] : object_.items()) {
+    if (!value.is_null() && !asked_for_.contains(name)) {
+      refuse(name, "is not a field of this request");
+    }
+  }
 }
 
 bool Fields::boolean(const std::string& name, bool fallback) const {
@@ -225,18 +243,18 @@ std::vector<common::Token> chat_prompt(const ServedModel& model, const json& mes
   return common::encode_chat(*session.file, session.tokenizer, conversation);
 }
 
-std::vector<common::Token> text_prompt(const ServedModel& model, const json& prompt) {
+std::vector<common::Token> text_prompt(const ServedModel& model, const json& prompt, const std::string& name) {
   if (prompt.is_string()) {
     return model.session().tokenizer.encode_prompt(prompt.get<std::string>());
   }
   if (!is_list_of_tokens(prompt)) {
-    refuse("prompt", "must be a text, a list of tokens, or a list of these");
+    refuse(name, "must be a text, a list of tokens, or a list of these");
   }
   std::vector<common::Token> tokens;
   for (const json& entry : prompt) {
     const auto vocabulary = static_cast<std::uint64_t>(model.get().config().vocab_size);
     if (entry.get<std::int64_t>() < 0 || entry.get<std::uint64_t>() >= vocabulary) {
-      refuse("prompt", "has a token that is not in the vocabulary");
+      refuse(name, "has a token that is not in the vocabulary");
     }
     tokens.push_back(entry.get<common::Token>());
   }
@@ -298,12 +316,20 @@ CompletionRequest parse_completion(const std::string& body, bool is_chat, const 
         seed->is_number_unsigned() ? seed->get<std::uint64_t>() : static_cast<std::uint64_t>(seed->get<std::int64_t>());
   }
   GenerationRequest wanted{request, result.num_texts};
+  const double length_penalty = fields.number("length_penalty", -10.0, 10.0, 1.0);
   if (fields.boolean("use_beam_search", false)) {
     refuse_with_beams(request.sampling, result.has_logprobs);
     wanted.num_samples = 1;
-    wanted.beam = BeamOptions{result.num_texts, fields.number("length_penalty", -10.0, 10.0, 1.0)};
+    wanted.beam = BeamOptions{result.num_texts, length_penalty};
+  } else if (length_penalty != 1.0) {
+    refuse("length_penalty", "needs \"use_beam_search\": true");
   }
-  for (std::vector<common::Token>& prompt : prompts_of(model, fields, is_chat)) {
+  if (fields.integer("best_of", 1, kMaxTexts, result.num_texts) != result.num_texts) {
+    refuse("best_of", "is not supported");
+  }
+  std::vector<std::vector<common::Token>> prompts = prompts_of(model, fields, is_chat);
+  fields.refuse_others();
+  for (std::vector<common::Token>& prompt : prompts) {
     GenerationRequest added = wanted;
     if (seed == nullptr) {
       added.request.sampling.seed = next_seed++;

@@ -4,6 +4,7 @@
 #include <atomic>
 #include <cstdint>
 #include <nlohmann/json.hpp>
+#include <set>
 #include <stdexcept>
 #include <string>
 #include <utility>
@@ -47,6 +48,8 @@ class Fields {
   explicit Fields(const std::string& body);
 
   const nlohmann::json* find(const std::string& name) const;  // null: missing, or null
+  // Throws for a field that has not been asked for: it would have no effect, and may be a slip of the pen.
+  void refuse_others() const;
   bool boolean(const std::string& name, bool fallback) const;
   int integer(const std::string& name, int min, int max, int fallback) const;
   double number(const std::string& name, double min, double max, double fallback) const;
@@ -54,14 +57,16 @@ class Fields {
 
  private:
   nlohmann::json object_;
+  mutable std::set<std::string> asked_for_;
 };
 
 // The prompt of a chat: by the model's template or, if it has none, the messages one after another, which the model
 // continues.
 std::vector<common::Token> chat_prompt(const ServedModel& model, const nlohmann::json& messages);
 
-// The tokens of "prompt": a text, or tokens.
-std::vector<common::Token> text_prompt(const ServedModel& model, const nlohmann::json& prompt);
+// The tokens of the field `name`: a text, or tokens.
+std::vector<common::Token> text_prompt(const ServedModel& model, const nlohmann::json& prompt,
+                                       const std::string& name = "prompt");
 
 // max_context: of one text, prompt included. num_slots, block_size: the whole cache.
 struct CompletionLimits {

@@ -33,6 +33,9 @@ void add_http_options(common::Command& command, HttpCommandOptions& options) {
                  "with --http: seconds for a client to send the next part of its request (for the whole: four times as "
                  "long), or to read what is sent");
   command.flag("--paused", options.paused, "with --http: begin without computing, until the page says so");
+  for (const char* const name : {"--api-key", "--max-queue", "--max-connections", "--client-timeout", "--paused"}) {
+    command.require(name, "--http");
+  }
 }
 
 void run_http(const ServedModel& model, const EngineOptions& engine, const SchedulerOptions& scheduler,
@@ -42,7 +45,7 @@ void run_http(const ServedModel& model, const EngineOptions& engine, const Sched
                              ", then configure and build again");
   }
   HttpOptions http = options.http;
-  const HttpOptions address = parse_address(options.address);
+  const HttpOptions address = parse_address(options.address.value());
   http.host = address.host;
   http.port = address.port;
   http.timeout = std::chrono::seconds(options.timeout_seconds);

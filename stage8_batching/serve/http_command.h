@@ -2,6 +2,7 @@
 #pragma once
 
 #include <functional>
+#include <optional>
 #include <string>
 
 #include "common/app/cli.h"
@@ -13,7 +14,7 @@
 namespace stage8 {
 
 struct HttpCommandOptions {
-  std::string address;  // empty: no HTTP
+  std::optional<std::string> address;  // empty: no HTTP
   std::string api_key;
   HttpOptions http;
   int timeout_seconds = 5;

@@ -191,7 +191,7 @@ void check_served(const Server& server) {
 void run_serve(const common::Session& session, const ServingOptions& options) {
   const common::ResultFile json(options.json_path);
   const ServedModel model(session, options.synthetic);
-  if (!options.http.address.empty()) {
+  if (options.http.address.has_value()) {
     EngineOptions engine = options.engine;
     engine.min_slots = std::max(engine.min_slots, model.get().config().context_length);
     run_http(model, engine, options.scheduler, options.http);
@@ -287,6 +287,16 @@ common::Command& add_serve_command(common::Program& program, ServingOptions& opt
   command.option("--trace", options.trace_path, "write the run to a file that ui.perfetto.dev opens");
   command.option("--json", options.json_path, "write the measurements to a file ('-': stdout, and nothing else)");
   add_http_options(command, options.http);
+  // What is about requests: over HTTP each says it for itself. --seed stays: it is that of the first request without
+  // one.
+  for (const char* const name :
+       {"--prompt",       "--prompt-file", "--chat",          "--system",   "--max-new-tokens",
+        "--temperature",  "--top-k",       "--top-p",         "--min-p",    "--repetition-penalty",
+        "--sample-index", "--stop",        "--arrivals",      "--workload", "--requests",
+        "--samples",      "--beams",       "--virtual-clock", "--view",     "--show-batch",
+        "--trace",        "--json"}) {
+    command.exclude("--http", name);
+  }
   return command;
 }
 

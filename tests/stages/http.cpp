@@ -336,6 +336,12 @@ TEST_CASE("what is wrong with a request is said in OpenAI's shape, with the fiel
       {with("min_p", 1.5), 400, "min_p"},
       {with("repetition_penalty", 0), 400, "repetition_penalty"},
       {with("logprobs", 21), 400, "logprobs"},
+      {with("tempature", 0.5), 400, "tempature"},
+      {with("max_token", 5), 400, "max_token"},
+      {with("top_logprobs", 2), 400, "top_logprobs"},
+      {with("best_of", 5), 400, "best_of"},
+      {with("length_penalty", 2), 400, "length_penalty"},
+      {with_beams("length_penalty", 99), 400, "length_penalty"},
       {with_beams("temperature", 0.8), 400, "temperature"},
       {with_beams("top_p", 0.9), 400, "top_p"},
       {with_beams("top_k", 40), 400, "top_k"},
@@ -350,7 +356,9 @@ TEST_CASE("what is wrong with a request is said in OpenAI's shape, with the fiel
     CHECK(param_of(reply) == param);
     const std::string message = json::parse(reply.body)["error"]["message"];
     CHECK_FALSE(message.empty());
-    CHECK((body.contains("use_beam_search") ? message.find("'use_beam_search'") : 0) != std::string::npos);
+    if (body.contains("use_beam_search") && param != "length_penalty") {
+      CHECK(message == "'" + param + "' and 'use_beam_search' exclude each other");
+    }
   }
   for (const json& messages : {json(), json::array(), json::parse(R"([{"role": "tool", "content": "x"}])"),
                                json::parse(R"([{"role": "user"}])"), json::parse(R"(["x"])"),
@@ -364,9 +372,31 @@ TEST_CASE("what is wrong with a request is said in OpenAI's shape, with the fiel
   for (const json& body :
        {with("presence_penalty", 0), with("tools", json::array()), with("logit_bias", json::object()),
         with("response_format", {{"type", "text"}}), with("user", "me"), with("stop", nullptr),
-        with_beams("temperature", 1), with_beams("top_k", -1)}) {
+        with("tool_choice", "auto"), with("frequency", nullptr), with("best_of", 1), with("length_penalty", 1),
+        with_beams("temperature", 1), with_beams("top_k", -1), with_beams("length_penalty", 2)}) {
     CHECK(fixture.post("/v1/completions", body).status == 200);
   }
+  const json chat = {{"messages", json::parse(R"([{"role": "user", "content": "x"}])")}, {"max_tokens", 2}};
+  json without_logprobs = chat;
+  without_logprobs["top_logprobs"] = 3;
+  json two_prompts = chat;
+  two_prompts["prompt"] = "x";
+  const std::vector<std::tuple<std::string, json, std::string>> others = {
+      {"/v1/chat/completions", without_logprobs, "top_logprobs"},
+      {"/v1/chat/completions", two_prompts, "prompt"},
+      {"/tokenize", json::object(), "prompt"},
+      {"/tokenize", {{"prompt", 5}}, "prompt"},
+      {"/detokenize", json::object(), "tokens"},
+      {"/detokenize", {{"tokens", {1, "x"}}}, "tokens"},
+      {"/detokenize", {{"tokens", {1 << 30}}}, "tokens"},
+      {"/pool/restart", {{"slotz", 64}}, "slotz"}};
+  for (const auto& [path, body, param] : others) {
+    INFO(path << " " << body.dump());
+    const stage::ApiReply reply = fixture.post(path, body);
+    CHECK(reply.status == 400);
+    CHECK(param_of(reply) == param);
+  }
+  CHECK(fixture.post("/v1/chat/completions", chat).status == 200);
   stage::ApiRequest wrong_type{.method = "POST", .path = "/v1/completions", .body = "{}", .content_type = "text/plain"};
   CHECK(fixture.api.handle(wrong_type, [] { return false; }).status == 415);
   stage::ApiRequest foreign{.method = "POST",

@@ -847,9 +847,23 @@ class Http(ProgramTest):
     def test_bad_addresses_and_a_port_in_use_are_refused(self):
         self.assert_bad_input(run("serve", "--http", "8080x"), "--http", "8080x")
         self.assert_bad_input(run("serve", "--http", "127.0.0.1:99999"), "99999")
+        for address in ("", ":", "localhost:", "localhost:-1", "127.0.0.1: 80"):
+            self.assert_bad_input(run("serve", "--http", address), "--http takes an address")
         with http_program.HttpProgram(PROGRAM) as server:
             address = server.url.removeprefix("http://")
             self.assert_bad_input(run("serve", "--http", address), "can't listen", address)
+
+    def test_options_that_have_no_effect_without_http_or_with_it(self):
+        for option, value in (("--api-key", "x"), ("--max-queue", "5"), ("--max-connections", "5"),
+                              ("--client-timeout", "5"), ("--paused", None)):
+            arguments = (option,) if value is None else (option, value)
+            self.assert_usage_error(run("serve", "--prompt", "x", *arguments), option, "--http")
+        for option, value in (("--temperature", "0.5"), ("--prompt", "x"), ("--max-new-tokens", "4"), ("--stop", "x"),
+                              ("--requests", "3"), ("--samples", "2"), ("--beams", "2"), ("--arrivals", "poisson:1"),
+                              ("--workload", "offline"), ("--json", "-"), ("--trace", "x"), ("--view", "quiet"),
+                              ("--virtual-clock", None), ("--chat", None)):
+            arguments = (option,) if value is None else (option, value)
+            self.assert_usage_error(run("serve", "--http", "127.0.0.1:0", *arguments), option, "--http")
 
     def test_sigterm_refuses_what_is_new_and_serves_what_has_come(self):
         with http_program.HttpProgram(PROGRAM, "--device", "cpu") as server:
