@@ -26,14 +26,20 @@ void tell(const std::string& where) {
 std::string obstacle([[maybe_unused]] const common::LlamaConfig& config, [[maybe_unused]] const KvCacheShape& shape,
                      const GpuOptions& options) {
   const bool is_float8 = options.kv_cache == KvCacheType::kFloat8;
+  if (options.device == Device::kCpu && options.weights == WeightType::kFloat8) {
+    return "the CPU reads weights as the file has them, not in float8";
+  }
   if (options.device == Device::kCpu) {
     return is_float8 ? "the CPU stores K and V in float32 only" : "the CPU computes in float32 only";
   }
   if (is_float8 && options.precision != Precision::kBFloat16) {
     return "K and V in float8 need --precision bf16: their kernels multiply them with queries of 16 bits";
   }
+  if (options.weights == WeightType::kFloat8 && options.precision != Precision::kBFloat16) {
+    return "weights in float8 need --precision bf16: their kernels multiply them with activations of 16 bits";
+  }
 #ifdef COURSE_CUDA
-  return common::has_cuda_device() ? CudaRunner::unsupported(config, shape, options.precision, options.kv_cache)
+  return common::has_cuda_device() ? CudaRunner::unsupported(config, shape, options)
                                    : "there is no GPU here that the kernels run on";
 #else
   return "this program was built without CUDA";
@@ -44,7 +50,8 @@ std::string obstacle([[maybe_unused]] const common::LlamaConfig& config, [[maybe
 
 std::unique_ptr<GpuRunner> make_gpu_runner(const common::Llama& model, const KvCacheShape& shape,
                                            const GpuOptions& options, [[maybe_unused]] int chunk_size) {
-  const bool is_exact = options.precision == Precision::kFloat32 && options.kv_cache == KvCacheType::kAuto;
+  const bool is_exact = options.precision == Precision::kFloat32 && options.kv_cache == KvCacheType::kAuto &&
+                        options.weights == WeightType::kAuto;
   if (options.device == Device::kCpu && is_exact) {
     return nullptr;
   }
@@ -52,8 +59,9 @@ std::unique_ptr<GpuRunner> make_gpu_runner(const common::Llama& model, const KvC
   if (reason.empty()) {
 #ifdef COURSE_CUDA
     tell(common::device_limits().name + (options.precision == Precision::kFloat32 ? " in float32" : " in bfloat16") +
-         (options.kv_cache == KvCacheType::kFloat8 ? ", K and V in float8" : ""));
-    return std::make_unique<CudaRunner>(model, shape, options.precision, chunk_size, options.kv_cache);
+         (options.kv_cache == KvCacheType::kFloat8 ? ", K and V in float8" : "") +
+         (options.weights == WeightType::kFloat8 ? ", weights in float8" : ""));
+    return std::make_unique<CudaRunner>(model, shape, options, chunk_size);
 #endif
   }
   if (options.device != Device::kAuto || !is_exact) {

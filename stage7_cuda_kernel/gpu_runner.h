@@ -18,6 +18,8 @@ enum class Device { kAuto, kCpu, kGpu };
 // Of weights, activations, K and V. Sums are float32 either way. float32 gives the text of all other stages; bfloat16
 // reads half the bytes.
 using common::Precision;
+// Of the weights of the layers: that of the precision, or float8 (e4m3 with a scale for each row), likewise.
+using common::WeightType;
 // Of K and V in the pages: that of the precision, or float8 (e4m3 with a scale for each token and head), which goes
 // with bfloat16.
 enum class KvCacheType { kAuto, kFloat8 };
@@ -26,6 +28,7 @@ struct GpuOptions {
   Device device = Device::kAuto;  // kAuto: the GPU if there is one, else the CPU, with a note on stderr
   Precision precision = Precision::kFloat32;
   KvCacheType kv_cache = KvCacheType::kAuto;
+  WeightType weights = WeightType::kAuto;
 };
 
 // The next tokens of a sequence.

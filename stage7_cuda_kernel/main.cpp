@@ -111,6 +111,8 @@ void add_engine_options(common::Command& command, EngineOptions& options) {
                  "fp32 (every stage's text) or, on a GPU, bf16");
   command.choice("--kv-cache", options.gpu.kv_cache, {{"auto", KvCacheType::kAuto}, {"fp8", KvCacheType::kFloat8}},
                  "auto (K and V as --precision has them) or, with bf16, fp8");
+  command.choice("--weights", options.gpu.weights, {{"auto", WeightType::kAuto}, {"fp8", WeightType::kFloat8}},
+                 "auto (as --precision has them) or, with bf16, fp8");
 }
 
 // One sequence with random K and V, for `bench --attention`.

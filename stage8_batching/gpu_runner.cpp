@@ -30,18 +30,23 @@ std::string obstacle([[maybe_unused]] const common::LlamaConfig& config, [[maybe
   if (options.device == Device::kCpu && options.tensor_parallel > 1) {
     return "--tensor-parallel is for GPUs";
   }
+  if (options.device == Device::kCpu && options.weights == WeightType::kFloat8) {
+    return "the CPU reads weights as the file has them, not in float8";
+  }
   if (options.device == Device::kCpu) {
     return is_float8 ? "the CPU stores K and V in float32 only" : "the CPU computes in float32 only";
   }
   if (is_float8 && options.precision != Precision::kBFloat16) {
     return "K and V in float8 need --precision bf16: their kernels multiply them with queries of 16 bits";
   }
+  if (options.weights == WeightType::kFloat8 && options.precision != Precision::kBFloat16) {
+    return "weights in float8 need --precision bf16: their kernels multiply them with activations of 16 bits";
+  }
 #ifdef COURSE_CUDA
   if (options.tensor_parallel > 1) {
-    return TensorParallelRunner::unsupported(config, shape, options.precision, options.kv_cache,
-                                             options.tensor_parallel);
+    return TensorParallelRunner::unsupported(config, shape, options);
   }
-  return common::has_cuda_device() ? CudaRunner::unsupported(config, shape, options.precision, options.kv_cache)
+  return common::has_cuda_device() ? CudaRunner::unsupported(config, shape, options)
                                    : "there is no GPU here that the kernels run on";
 #else
   return "this program was built without CUDA";
@@ -56,7 +61,7 @@ std::unique_ptr<GpuRunner> make_gpu_runner(const common::Llama& model, const KvC
                                            [[maybe_unused]] const GpuCacheSize& size) {
   // What the CPU can do as well.
   const bool is_exact = options.precision == Precision::kFloat32 && options.kv_cache == KvCacheType::kAuto &&
-                        options.tensor_parallel == 1;
+                        options.weights == WeightType::kAuto && options.tensor_parallel == 1;
   if (options.device == Device::kCpu && is_exact) {
     return nullptr;
   }
@@ -66,14 +71,12 @@ std::unique_ptr<GpuRunner> make_gpu_runner(const common::Llama& model, const KvC
     const bool is_parallel = options.tensor_parallel > 1;
     tell((is_parallel ? std::to_string(options.tensor_parallel) + " x " : "") + common::device_limits().name +
          (options.precision == Precision::kFloat32 ? " in float32" : " in bfloat16") +
-         (options.kv_cache == KvCacheType::kFloat8 ? ", K and V in float8" : ""));
+         (options.kv_cache == KvCacheType::kFloat8 ? ", K and V in float8" : "") +
+         (options.weights == WeightType::kFloat8 ? ", weights in float8" : ""));
     if (is_parallel) {
-      return std::make_unique<TensorParallelRunner>(model, shape, options.precision, options.tensor_parallel,
-                                                    chunk_size, max_sequences, options.kv_cache, size,
-                                                    options.all_reduce);
+      return std::make_unique<TensorParallelRunner>(model, shape, options, chunk_size, max_sequences, size);
     }
-    return std::make_unique<CudaRunner>(model, shape, options.precision, chunk_size, max_sequences, options.kv_cache,
-                                        size);
+    return std::make_unique<CudaRunner>(model, shape, options, chunk_size, max_sequences, size);
 #endif
   }
   if (options.device != Device::kAuto || !is_exact) {

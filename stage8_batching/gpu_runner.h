@@ -22,6 +22,8 @@ enum class Device { kAuto, kCpu, kGpu };
 // reads half the bytes.
 using common::AllReduce;
 using common::Precision;
+// Of the weights of the layers: that of the precision, or float8 (e4m3 with a scale for each row), likewise.
+using common::WeightType;
 // Of K and V in the pages: that of the precision, or float8 (e4m3 with a scale for each token and head), which goes
 // with bfloat16.
 enum class KvCacheType { kAuto, kFloat8 };
@@ -30,6 +32,7 @@ struct GpuOptions {
   Device device = Device::kAuto;  // kAuto: the GPU if there is one, else the CPU, with a note on stderr
   Precision precision = Precision::kFloat32;
   KvCacheType kv_cache = KvCacheType::kAuto;
+  WeightType weights = WeightType::kAuto;
   int tensor_parallel = 1;  // how many GPUs compute the model together, each with a part of every matrix
   AllReduce all_reduce = AllReduce::kNccl;
 };

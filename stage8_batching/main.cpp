@@ -126,6 +126,8 @@ void add_engine_options(common::Command& command, EngineOptions& options, bool h
                  "fp32 (every stage's text) or, on a GPU, bf16");
   command.choice("--kv-cache", options.gpu.kv_cache, {{"auto", KvCacheType::kAuto}, {"fp8", KvCacheType::kFloat8}},
                  "auto (K and V as --precision has them) or, with bf16, fp8");
+  command.choice("--weights", options.gpu.weights, {{"auto", WeightType::kAuto}, {"fp8", WeightType::kFloat8}},
+                 "auto (as --precision has them) or, with bf16, fp8");
   command.option("--tensor-parallel", options.gpu.tensor_parallel, {1, 64},
                  "GPUs that compute the model together, each with a part of every matrix");
   command.choice("--all-reduce", options.gpu.all_reduce, {{"nccl", AllReduce::kNccl}, {"peer", AllReduce::kPeer}},

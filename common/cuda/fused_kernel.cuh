@@ -38,19 +38,21 @@ __device__ __forceinline__ TileSpan tiles_of_block(const FusedLinear& linear) {
 }
 
 // The column where a thread's first slot of a batch begins; its other slots are kColumnsOfSlot apart.
-template <typename Scalar, int kSlots>
+template <typename Weight, int kSlots>
 __device__ __forceinline__ int first_column(int batch) {
   const int lane = static_cast<int>(threadIdx.x) % 32;
   const int warp = static_cast<int>(threadIdx.x) / 32;
-  return (batch * kSlots * kWarps + warp) * kPieceColumns<Scalar> + lane % 4 * kColumns<Scalar>;
+  return (batch * kSlots * kWarps + warp) * kPieceColumns<Weight> + lane % 4 * kColumns<Weight>;
 }
 
-// The weights on their way into shared memory. A visit is a batch of a tile's columns; the ring holds kStages visits,
-// and a thread fills and reads its own 16 bytes of each slot.
-template <typename Scalar, int kTokens, int kSlots, int kStages>
+// The weights on their way into shared memory. A visit is a batch of columns of a tile, or of two in float8; the ring
+// holds kStages visits, and a thread fills and reads its own 16 bytes of each slot.
+template <typename Weight, int kTokens, int kSlots, int kStages>
 class WeightRing {
  public:
-  // ring: [kStages][kSlots][kThreads]
+  static constexpr int kTiles = kVisitTiles<Weight>;
+
+  // ring: [kStages][kTiles][kSlots][kThreads]
   __device__ __forceinline__ WeightRing(const FusedLinear& linear, TileSpan tiles, int num_batches, uint4* ring)
       : linear_(linear), tiles_(tiles), num_batches_(num_batches), ring_(ring + threadIdx.x) {}
 
@@ -66,7 +68,7 @@ class WeightRing {
   __device__ __forceinline__ void wait() const {
     asm volatile("cp.async.wait_group %0;" ::"n"(kStages - 1) : "memory");
   }
-  __device__ __forceinline__ const uint4& slot(int slot) const { return ring_[(stage_ * kSlots + slot) * kThreads]; }
+  __device__ __forceinline__ const uint4& slot(int slot, int tile = 0) const { return *place(stage_, tile, slot); }
 
   // Done with the oldest visit: its place is given to the next one not yet copied.
   __device__ __forceinline__ void release() {
@@ -77,36 +79,45 @@ class WeightRing {
  private:
   // One visit is one group of copies, also when there is nothing left to copy: so waiting can count groups.
   __device__ __forceinline__ void copy_next(int stage) {
-    constexpr int kStride = kColumnsOfSlot<Scalar>;
+    constexpr int kStride = kColumnsOfSlot<Weight>;
     if (ahead_.tile < tiles_.count) {
-      const int row = (tiles_.first + ahead_.tile) * kTileRows + static_cast<int>(threadIdx.x) % 32 / 4;
-      const int column = first_column<Scalar, kSlots>(ahead_.batch);
-      const int num_columns = row < linear_.num_rows ? linear_.num_cols - column : 0;
-      const Scalar* source =
-          static_cast<const Scalar*>(linear_.weights) + std::int64_t{row} * linear_.num_cols + column;
+      const int column = first_column<Weight, kSlots>(ahead_.batch);
 #pragma unroll
-      for (int slot = 0; slot < kSlots; ++slot) {
-        copy_async(ring_ + (stage * kSlots + slot) * kThreads, source + slot * kStride, slot * kStride < num_columns);
+      for (int tile = 0; tile < kTiles; ++tile) {
+        const int row = (tiles_.first + ahead_.tile + tile) * kTileRows + static_cast<int>(threadIdx.x) % 32 / 4;
+        const bool exists = row < linear_.num_rows && (tile == 0 || ahead_.tile + tile < tiles_.count);
+        const int num_columns = exists ? linear_.num_cols - column : 0;
+        const Weight* source =
+            static_cast<const Weight*>(linear_.weights) + std::int64_t{row} * linear_.num_cols + column;
+#pragma unroll
+        for (int slot = 0; slot < kSlots; ++slot) {
+          copy_async(place(stage, tile, slot), source + slot * kStride, slot * kStride < num_columns);
+        }
       }
       ahead_.advance(tiles_.count, num_batches_);
     }
     asm volatile("cp.async.commit_group;" ::: "memory");
   }
 
+  __device__ __forceinline__ uint4* place(int stage, int tile, int slot) const {
+    return ring_ + ((stage * kTiles + tile) * kSlots + slot) * kThreads;
+  }
+
   const FusedLinear& linear_;
   const TileSpan tiles_;
   const int num_batches_;
   uint4* const ring_;  // this thread's first slot
-  Visit<kTokens> ahead_;
+  Visit<kTokens, kTiles> ahead_;
   int stage_ = 0;  // of the oldest visit
 };
 
 // What a thread has of x, in registers: a batch of columns of one token in each eight.
-template <typename Scalar, int kTokens, int kSlots>
+template <typename Scalar, typename Weight, int kTokens, int kSlots>
 class Activations {
  public:
-  static constexpr int kEights = kTokens / 8;  // of tokens
-  using Batch = uint4[kSlots][kEights];
+  static constexpr int kEights = kTokens / 8;                          // of tokens
+  static constexpr int kPieces = kColumns<Weight> / kColumns<Scalar>;  // of x, for 16 bytes of weights
+  using Batch = uint4[kSlots][kPieces][kEights];
 
   __device__ __forceinline__ explicit Activations(const FusedLinear& linear)
       : linear_(linear), zero_(linear.num_cols < 0 ? 1 : 0) {
@@ -118,27 +129,31 @@ class Activations {
 
   // As it lies in memory; before it is multiplied, it must be interleaved.
   __device__ __forceinline__ void load(int batch, Batch& x) const {
-    constexpr int kStride = kColumnsOfSlot<Scalar>;
-    const int column = first_column<Scalar, kSlots>(batch);
+    constexpr int kStride = kColumnsOfSlot<Weight>;
+    const int column = first_column<Weight, kSlots>(batch);
 #pragma unroll
     for (int i = 0; i < kEights; ++i) {
       const Scalar* source =
           static_cast<const Scalar*>(linear_.x) + std::int64_t{max(rows_[i], 0)} * linear_.num_cols + column;
 #pragma unroll
       for (int slot = 0; slot < kSlots; ++slot) {
-        const bool exists = rows_[i] >= 0 && column + slot * kStride < linear_.num_cols;
-        x[slot][i] = exists ? load_x_piece(source + slot * kStride) : uint4{};
+#pragma unroll
+        for (int piece = 0; piece < kPieces; ++piece) {
+          const int ahead = slot * kStride + piece * kColumns<Scalar>;
+          const bool exists = rows_[i] >= 0 && column + ahead < linear_.num_cols;
+          x[slot][piece][i] = exists ? load_x_piece(source + ahead) : uint4{};
+        }
       }
     }
   }
 
   __device__ __forceinline__ void interleave_all(Batch& x) const {
-    if constexpr (kTokens > 8) {
+    if constexpr (kTokens > 8 && sizeof(Weight) > 1) {
 #pragma unroll
       for (int slot = 0; slot < kSlots; ++slot) {
 #pragma unroll
         for (int i = 0; i < kEights; i += 2) {
-          interleave(x[slot][i], x[slot][i + 1], zero_);
+          interleave(x[slot][0][i], x[slot][0][i + 1], zero_);
         }
       }
     }
@@ -150,17 +165,29 @@ class Activations {
   int rows_[kEights];
 };
 
-// A warp's columns of a tile, times x: sums for the tile's 8 rows and all tokens, set or added to.
-template <typename Scalar, int kTokens, int kSlots, typename Ring>
-__device__ __forceinline__ void multiply_tile(const uint4 (&x)[kSlots][kTokens / 8], const Ring& weights, float2* sums,
-                                              bool add) {
+// A warp's columns of a tile, times x: sums for the tile's 8 rows and all tokens, set or added to. In float8, those of
+// two tiles.
+template <typename Scalar, typename Weight, int kTokens, int kSlots, int kPieces, typename Ring>
+__device__ __forceinline__ void multiply_tile(const uint4 (&x)[kSlots][kPieces][kTokens / 8], const Ring& weights,
+                                              float2* sums, bool add) {
   const int lane = static_cast<int>(threadIdx.x) % 32;
-  if constexpr (kTokens == 8) {
+  if constexpr (sizeof(Weight) == 1) {
+    float products[2][kTokens / 8][4] = {};
+#pragma unroll
+    for (int slot = 0; slot < kSlots; ++slot) {
+      multiply_float8(products, weights.slot(slot, 0), weights.slot(slot, 1), x[slot]);
+    }
+#pragma unroll
+    for (int tile = 0; tile < 2; ++tile) {
+      constexpr int kPairsOfTile = kWarps * 4 * kTokens;  // of all warps
+      store_float8(reinterpret_cast<float*>(sums + tile * kPairsOfTile), lane, products[0], products[1], tile, add);
+    }
+  } else if constexpr (kTokens == 8) {
     float even[2] = {};
     float odd[2] = {};
 #pragma unroll
     for (int slot = 0; slot < kSlots; ++slot) {
-      multiply(even, odd, x[slot][0], weights.slot(slot), Scalar{});
+      multiply(even, odd, x[slot][0][0], weights.slot(slot), Scalar{});
     }
     store_partial(sums, lane, even, odd, add, Scalar{});
   } else {
@@ -170,8 +197,8 @@ __device__ __forceinline__ void multiply_tile(const uint4 (&x)[kSlots][kTokens /
       const uint4 w = weights.slot(slot);
 #pragma unroll
       for (int j = 0; j < kTokens / 16; ++j) {
-        multiply_full(products[j][0], x[slot][2 * j], w.x, w.y);
-        multiply_full(products[j][1], x[slot][2 * j + 1], w.z, w.w);
+        multiply_full(products[j][0], x[slot][0][2 * j], w.x, w.y);
+        multiply_full(products[j][1], x[slot][0][2 * j + 1], w.z, w.w);
       }
     }
 #pragma unroll
@@ -242,19 +269,20 @@ struct GroupSums {
 // Finish: what becomes of the sums. load_epilogue() loads what it needs for that while the sums are under way.
 // kSlots: pieces of one tile that a warp visits at a time: a batch. kStages: visits that the ring holds.
 // kTokens: the largest number of tokens, 8, 16 or 32.
-template <typename Scalar, typename Finish, int kTokens, int kSlots, int kStages, bool kManyBatches>
+template <typename Scalar, typename Weight, typename Finish, int kTokens, int kSlots, int kStages, bool kManyBatches>
 __global__ void __launch_bounds__(kThreads, kTokens == 8 ? 2 : 1)
     fused_linear(const FusedLinear linear, const Finish finish) {
   extern __shared__ uint4 ring[];
   __shared__ GroupSums<kTokens> sums;
-  using X = Activations<Scalar, kTokens, kSlots>;
+  using X = Activations<Scalar, Weight, kTokens, kSlots>;
+  constexpr bool kScaledRows = sizeof(Weight) == 1;
 
   allow_next_launch();
   const int warp = static_cast<int>(threadIdx.x) / 32;
   const TileSpan tiles = tiles_of_block(linear);
-  const int num_pieces = (linear.num_cols + kPieceColumns<Scalar> - 1) / kPieceColumns<Scalar>;
+  const int num_pieces = (linear.num_cols + kPieceColumns<Weight> - 1) / kPieceColumns<Weight>;
   const int num_batches = kManyBatches ? (num_pieces + kSlots * kWarps - 1) / (kSlots * kWarps) : 1;
-  WeightRing<Scalar, kTokens, kSlots, kStages> weights(linear, tiles, num_batches, ring);
+  WeightRing<Weight, kTokens, kSlots, kStages> weights(linear, tiles, num_batches, ring);
   weights.fill();
   finish.prefetch((tiles.first + warp) * kTileRows);
   wait_for_previous_launch();
@@ -267,10 +295,14 @@ __global__ void __launch_bounds__(kThreads, kTokens == 8 ? 2 : 1)
   constexpr int kPasses = kGroup<kTokens> * SumPair<kTokens>::kPairs / kThreads;  // pairs that a thread finishes
   for (int group = 0; group < tiles.count; group += kGroup<kTokens>) {
     float4 loaded[kPasses];
+    [[maybe_unused]] float2 row_scales[kPasses];
 #pragma unroll
     for (int pass = 0; pass < kPasses; ++pass) {
       const SumPair<kTokens> at(linear, tiles, group, pass);
       loaded[pass] = at.exists ? finish.load_epilogue(at.token, at.row) : float4{};
+      if constexpr (kScaledRows) {
+        row_scales[pass] = at.exists ? *reinterpret_cast<const float2*>(linear.row_scales + at.row) : float2{};
+      }
     }
 
     const int num_in_group = min(kGroup<kTokens>, tiles.count - group);
@@ -282,17 +314,20 @@ __global__ void __launch_bounds__(kThreads, kTokens == 8 ? 2 : 1)
       }
       // Not unrolled: the launches of a step are many and short, and fetching their instructions takes time too.
 #pragma unroll 1
-      for (int tile = 0; tile < num_in_group; ++tile) {
+      for (int tile = 0; tile < num_in_group; tile += kVisitTiles<Weight>) {
         weights.wait();
-        multiply_tile<Scalar, kTokens>(x, weights, sums.of_warps[tile][warp], kManyBatches && batch > 0);
+        multiply_tile<Scalar, Weight, kTokens>(x, weights, sums.of_warps[tile][warp], kManyBatches && batch > 0);
         weights.release();
       }
       if constexpr (kManyBatches) {
 #pragma unroll
         for (int slot = 0; slot < kSlots; ++slot) {
 #pragma unroll
-          for (int i = 0; i < X::kEights; ++i) {
-            x[slot][i] = next_x[slot][i];
+          for (int piece = 0; piece < X::kPieces; ++piece) {
+#pragma unroll
+            for (int i = 0; i < X::kEights; ++i) {
+              x[slot][piece][i] = next_x[slot][piece][i];
+            }
           }
         }
         activations.interleave_all(x);
@@ -305,7 +340,11 @@ __global__ void __launch_bounds__(kThreads, kTokens == 8 ? 2 : 1)
       if (group + at.tile >= tiles.count) {
         break;
       }
-      finish(at.exists, at.token, at.row, loaded[pass], at.exists ? sums.total(at) : float2{});
+      float2 sum = at.exists ? sums.total(at) : float2{};
+      if constexpr (kScaledRows) {
+        sum = {sum.x * row_scales[pass].x, sum.y * row_scales[pass].y};
+      }
+      finish(at.exists, at.token, at.row, loaded[pass], sum);
     }
     if (group + kGroup<kTokens> < tiles.count) {
       __syncthreads();  // the next group's sums go to the same place

@@ -10,11 +10,11 @@ namespace common {
 namespace {
 
 // kRingSlots: what the ring holds, 4 KB each.
-template <typename Scalar, int kTokens, int kRingSlots, int kSlots, bool kManyBatches, typename Finish>
+template <typename Scalar, typename Weight, int kTokens, int kRingSlots, int kSlots, bool kManyBatches, typename Finish>
 void launch_shape(const FusedLinear& linear, const Finish& finish, cudaStream_t stream) {
-  constexpr int kStages = kRingSlots / kSlots;
-  constexpr std::size_t kRingBytes = sizeof(uint4) * kThreads * kSlots * kStages;
-  const auto kernel = fused_linear<Scalar, Finish, kTokens, kSlots, kStages, kManyBatches>;
+  constexpr int kStages = kRingSlots / (kSlots * kVisitTiles<Weight>);
+  constexpr std::size_t kRingBytes = sizeof(uint4) * kThreads * kSlots * kVisitTiles<Weight> * kStages;
+  const auto kernel = fused_linear<Scalar, Weight, Finish, kTokens, kSlots, kStages, kManyBatches>;
   const int tiles = (linear.num_rows + kTileRows - 1) / kTileRows;
   const int grid = std::min(tiles, device_limits().num_multiprocessors);
   launch(kernel, dim3(static_cast<unsigned>(grid)), kThreads, kRingBytes, stream, Overlap::kPreviousWithoutL1, linear,
@@ -22,14 +22,19 @@ void launch_shape(const FusedLinear& linear, const Finish& finish, cudaStream_t 
 }
 
 // Short rows fill few slots. Of long rows, x does not fit into registers: the next batch is loaded while one is used.
-template <typename Scalar, int kTokens, int kRingSlots, typename Finish>
+// Float8's slots have twice the columns, and as much more of x.
+template <typename Scalar, typename Weight, int kTokens, int kRingSlots, typename Finish>
 void launch_ring(const FusedLinear& linear, const Finish& finish, cudaStream_t stream) {
-  if (linear.num_cols <= 3 * kColumnsOfSlot<Scalar>) {
-    launch_shape<Scalar, kTokens, kRingSlots, 3, false>(linear, finish, stream);
-  } else if (linear.num_cols <= 8 * kColumnsOfSlot<Scalar>) {
-    launch_shape<Scalar, kTokens, kRingSlots, 8, false>(linear, finish, stream);
+  constexpr bool kFloat8 = sizeof(Weight) == 1;
+  constexpr int kShort = kFloat8 ? 2 : 3;
+  constexpr int kMedium = kFloat8 ? 4 : 8;
+  constexpr int kLong = kFloat8 && kTokens == 32 ? 2 : 4;
+  if (linear.num_cols <= kShort * kColumnsOfSlot<Weight>) {
+    launch_shape<Scalar, Weight, kTokens, kRingSlots, kShort, false>(linear, finish, stream);
+  } else if (linear.num_cols <= kMedium * kColumnsOfSlot<Weight>) {
+    launch_shape<Scalar, Weight, kTokens, kRingSlots, kMedium, false>(linear, finish, stream);
   } else {
-    launch_shape<Scalar, kTokens, kRingSlots, 4, true>(linear, finish, stream);
+    launch_shape<Scalar, Weight, kTokens, kRingSlots, kLong, true>(linear, finish, stream);
   }
 }
 
@@ -50,44 +55,56 @@ constexpr bool needs_small_ring() {
 
 // Whether 64 KB hold all that a thread block copies, of a product that has a block for every multiprocessor.
 constexpr int kSmallRingSlots = 16;
-template <typename Scalar>
+template <typename Weight>
 bool fits_small_ring(const FusedLinear& linear) {
   const int num_blocks = device_limits().num_multiprocessors;
   const int tiles = (linear.num_rows + kTileRows - 1) / kTileRows;
-  const int slots_of_tile = (linear.num_cols + kColumnsOfSlot<Scalar> - 1) / kColumnsOfSlot<Scalar>;
+  const int slots_of_tile = (linear.num_cols + kColumnsOfSlot<Weight> - 1) / kColumnsOfSlot<Weight>;
   return tiles >= num_blocks && (tiles + num_blocks - 1) / num_blocks * slots_of_tile <= kSmallRingSlots;
 }
 
-template <typename Scalar, int kTokens, typename Finish>
+template <typename Scalar, typename Weight, int kTokens, typename Finish>
 void launch_tokens(const FusedLinear& linear, const Finish& finish, cudaStream_t stream) {
   COMMON_CHECK(linear.num_tokens > 0 && linear.num_tokens <= kTokens, "fused products are for a few tokens");
-  COMMON_CHECK(linear.num_rows > 0 && linear.num_cols > 0 && linear.num_cols % 8 == 0, "rows are 16-byte pieces");
+  COMMON_CHECK(linear.num_rows > 0 && linear.num_cols > 0 && linear.num_cols % kColumns<Weight> == 0,
+               "rows are 16-byte pieces");
   COMMON_CHECK(linear.weights != nullptr && linear.x != nullptr, "there is something to multiply");
   if (device_limits().shared_bytes_per_block >= std::size_t{216} << 10) {
     if constexpr (kTokens == 8) {
-      if (fits_small_ring<Scalar>(linear)) {
-        return launch_ring<Scalar, kTokens, kSmallRingSlots>(linear, finish, stream);
+      if (fits_small_ring<Weight>(linear)) {
+        return launch_ring<Scalar, Weight, kTokens, kSmallRingSlots>(linear, finish, stream);
       }
     }
-    launch_ring<Scalar, kTokens, 48>(linear, finish, stream);
+    launch_ring<Scalar, Weight, kTokens, 48>(linear, finish, stream);
   } else if constexpr (needs_small_ring()) {
-    launch_ring<Scalar, kTokens, kTokens == 8 ? kSmallRingSlots : 12>(linear, finish, stream);
+    launch_ring<Scalar, Weight, kTokens, kTokens == 8 ? kSmallRingSlots : 12>(linear, finish, stream);
   } else {
     throw CudaError("these kernels were built for GPUs with more shared memory than this one has");
   }
 }
 
+template <typename Scalar, typename Weight, typename Finish>
+void launch_weights(const FusedLinear& linear, const Finish& finish, cudaStream_t stream) {
+  if constexpr (sizeof(Scalar) == 2) {
+    if (linear.num_tokens > 16) {
+      return launch_tokens<Scalar, Weight, 32>(linear, finish, stream);
+    }
+    if (linear.num_tokens > 8) {
+      return launch_tokens<Scalar, Weight, 16>(linear, finish, stream);
+    }
+  }
+  launch_tokens<Scalar, Weight, 8>(linear, finish, stream);
+}
+
 template <typename Scalar, typename Finish>
 void launch_product(const FusedLinear& linear, const Finish& finish, cudaStream_t stream) {
   if constexpr (sizeof(Scalar) == 2) {
-    if (linear.num_tokens > 16) {
-      return launch_tokens<Scalar, 32>(linear, finish, stream);
-    }
-    if (linear.num_tokens > 8) {
-      return launch_tokens<Scalar, 16>(linear, finish, stream);
+    if (linear.row_scales != nullptr) {
+      return launch_weights<Scalar, Float8>(linear, finish, stream);
     }
   }
-  launch_tokens<Scalar, 8>(linear, finish, stream);
+  COMMON_CHECK(linear.row_scales == nullptr, "float8 goes with bfloat16");
+  launch_weights<Scalar, Scalar>(linear, finish, stream);
 }
 
 }  // namespace

@@ -19,12 +19,12 @@ template <int kTokens>
 constexpr int kGroup = kTokens <= 16 ? kWarps : kWarps / 2;
 
 // How a warp splits a piece of a tile: lane 4 g + t has 16 bytes of row g, columns t * kColumns … (t + 1) * kColumns.
-template <typename Scalar>
-constexpr int kColumns = 16 / static_cast<int>(sizeof(Scalar));
-template <typename Scalar>
-constexpr int kPieceColumns = 4 * kColumns<Scalar>;
-template <typename Scalar>
-constexpr int kColumnsOfSlot = kWarps* kPieceColumns<Scalar>;  // of all warps; a warp's slots are that far apart
+template <typename Weight>
+constexpr int kColumns = 16 / static_cast<int>(sizeof(Weight));
+template <typename Weight>
+constexpr int kPieceColumns = 4 * kColumns<Weight>;
+template <typename Weight>
+constexpr int kColumnsOfSlot = kWarps* kPieceColumns<Weight>;  // of all warps; a warp's slots are that far apart
 
 // The row of x that is a token's; -1 if there is no such token or row.
 __device__ __forceinline__ int row_of_x(const FusedLinear& linear, int token) {
@@ -149,15 +149,58 @@ __device__ __forceinline__ void store_partial(float2* sums, int lane, const floa
   }
 }
 
-// The order in which a block visits its tiles: tile by tile in a group, columns in batches that the threads hold x for.
-template <int kTokens>
+// Float8: what a thread has of two tiles' rows g, 16 columns each, times x of these columns, of token g in each eight.
+// Here the tensor core's 16 rows are those of the weights, so that each weight is unpacked once for all tokens, and
+// multiplied by 8 tokens at a time. Sums 0 and 1 in lane 4 g + t are row g of the first tile and tokens 2 t and 2 t +
+// 1, sums 2 and 3 the same of the second. Neighbouring words add to different sets of sums.
+template <int kEights>
+__device__ __forceinline__ void multiply_float8(float (&sums)[2][kEights][4], const uint4& first, const uint4& second,
+                                                const uint4 (&x)[2][kEights]) {
+  const auto multiply_word = [&](int set, std::uint32_t of_first, std::uint32_t of_second, unsigned uint4::*word) {
+    std::uint32_t w[4];
+    unpack_four(of_first, w[0], w[2]);
+    unpack_four(of_second, w[1], w[3]);
+#pragma unroll
+    for (int i = 0; i < kEights; ++i) {
+      multiply_full(sums[set][i], {w[0], w[1], w[2], w[3]}, x[0][i].*word, x[1][i].*word);
+    }
+  };
+  multiply_word(0, first.x, second.x, &uint4::x);
+  multiply_word(1, first.y, second.y, &uint4::y);
+  multiply_word(0, first.z, second.z, &uint4::z);
+  multiply_word(1, first.w, second.w, &uint4::w);
+}
+
+// Keeps what that gave of one of the tiles: `tile` is its sums 0, or 2, in [token, row].
+template <int kEights>
+__device__ __forceinline__ void store_float8(float* sums, int lane, const float (&even)[kEights][4],
+                                             const float (&odd)[kEights][4], int tile, bool add) {
+#pragma unroll
+  for (int i = 0; i < kEights; ++i) {
+#pragma unroll
+    for (int token = 0; token < 2; ++token) {
+      float* const place = sums + (8 * i + lane % 4 * 2 + token) * kTileRows + lane / 4;
+      const float sum = even[i][2 * tile + token] + odd[i][2 * tile + token];
+      *place = add ? *place + sum : sum;
+    }
+  }
+}
+
+// Tiles that a block visits at a time.
+template <typename Weight>
+constexpr int kVisitTiles = sizeof(Weight) == 1 ? 2 : 1;
+
+// The order in which a block visits its tiles: one after the other in a group, columns in batches that the threads hold
+// x for.
+template <int kTokens, int kTiles>
 struct Visit {
   int group = 0;  // its first tile
   int batch = 0;
   int tile = 0;
 
   __device__ __forceinline__ void advance(int num_tiles, int num_batches) {
-    if (++tile == min(group + kGroup<kTokens>, num_tiles)) {
+    tile += kTiles;
+    if (tile >= min(group + kGroup<kTokens>, num_tiles)) {
       if (++batch == num_batches) {
         batch = 0;
         group += kGroup<kTokens>;

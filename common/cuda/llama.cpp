@@ -14,8 +14,9 @@
 namespace common {
 namespace {
 
-const LlamaConfig& checked(const LlamaConfig& config) {
-  if (const std::string reason = CudaLlama::unsupported(config); !reason.empty()) {
+const LlamaConfig& checked(const LlamaConfig& config, Precision precision, WeightType weights) {
+  COMMON_CHECK(weights == WeightType::kAuto || precision == Precision::kBFloat16, "float8 goes with bfloat16");
+  if (const std::string reason = CudaLlama::unsupported(config, weights); !reason.empty()) {
     throw InputError(reason);
   }
   return config;
@@ -30,6 +31,7 @@ struct CudaLlama::Impl {
   Shard shard;
   LlamaConfig config;  // of the shard
   Precision precision;
+  WeightType weight_type;
   int max_tokens;
   int q_cols;
   int kv_cols;
@@ -47,20 +49,26 @@ struct CudaLlama::Impl {
   DeviceMemory gate_up;          // [., 2 * feed_forward_size]
   DeviceMemory activated;        // [., feed_forward_size]
   DeviceMemory argmax_scratch;
+  DeviceMemory unpacked;  // with float8, the largest matrix of a layer
   // With peers: sums of which this GPU has a part, of a fused product in float32; and ranks of logits.
   PeerSums sums;
   DeviceArray<unsigned long long> ranks;
   int num_tokens = 0;  // of the last forward
 
-  Impl(const LlamaConfig& whole, Precision model_precision, int llama_max_tokens, Communicator* communicator)
+  using Layer = CudaLlamaWeights::Layer;
+  using LayerMatrix = CudaLlamaWeights::LayerMatrix;
+
+  Impl(const LlamaConfig& whole, Precision model_precision, int llama_max_tokens, WeightType type,
+       Communicator* communicator)
       : peers(communicator),
         shard(peers == nullptr ? Shard{} : peers->shard()),
-        config(checked(shard_config(whole, shard.count))),
+        config(checked(shard_config(whole, shard.count), model_precision, type)),
         precision(model_precision),
+        weight_type(type),
         max_tokens(llama_max_tokens),
         q_cols(config.num_heads * config.head_dim),
         kv_cols(config.num_kv_heads * config.head_dim),
-        weights(whole, precision, shard),
+        weights(whole, precision, weight_type, shard),
         products(precision),
         residual(activation_elements(config.hidden_size)),
         rotation(activation_elements(config.head_dim / 2)),
@@ -73,6 +81,7 @@ struct CudaLlama::Impl {
         gate_up(activation_bytes(2 * config.feed_forward_size)),
         activated(activation_bytes(config.feed_forward_size)),
         argmax_scratch(argmax_scratch_bytes(llama_max_tokens)),
+        unpacked(has_float8() && max_tokens > max_fused() ? largest_matrix() * sizeof(std::uint16_t) : 0),
         sums(peers, peers == nullptr
                         ? 0
                         : std::max(activation_bytes(config.hidden_size),
@@ -83,9 +92,18 @@ struct CudaLlama::Impl {
 
   int first_token() const { return shard.rank * config.vocab_size; }
   int longest_row() const { return std::max({config.hidden_size, q_cols, config.feed_forward_size}); }
-  int max_fused() const { return max_fused_tokens(precision, WeightType::kAuto, longest_row()); }
-  ProductKernel kernel_for(int tokens) const {
-    return product_kernel(precision, WeightType::kAuto, tokens, longest_row());
+  bool has_float8() const { return weight_type == WeightType::kFloat8; }
+  // Elements.
+  std::size_t largest_matrix() const {
+    const std::int64_t rows = std::max(q_cols + 2 * kv_cols, 2 * config.feed_forward_size);
+    return static_cast<std::size_t>(rows * config.hidden_size);
+  }
+  int max_fused() const { return max_fused_tokens(precision, weight_type, longest_row()); }
+  ProductKernel kernel_for(int tokens) const { return product_kernel(precision, weight_type, tokens, longest_row()); }
+  // Of the output matrix, which is never float8.
+  int max_fused_logits() const { return max_fused_tokens(precision, WeightType::kAuto, longest_row()); }
+  ProductKernel logits_kernel(int rows) const {
+    return product_kernel(precision, WeightType::kAuto, rows, longest_row());
   }
   bool is_fused(int tokens) const { return kernel_for(tokens) != ProductKernel::kLibrary; }
 
@@ -115,10 +133,11 @@ struct CudaLlama::Impl {
             .squares_columns = kernel_for(num_tokens) == ProductKernel::kTiles ? kTileSquaresColumns : kSquaresColumns,
             .num_cols = config.hidden_size};
   }
-  FusedLinear of_residual(const void* matrix, int rows) const {
+  FusedLinear of_residual(const LayerMatrix& matrix, int rows) const {
     return {.kernel = kernel_for(num_tokens),
             .precision = precision,
-            .weights = matrix,
+            .weights = matrix.data,
+            .row_scales = matrix.row_scales,
             .num_rows = rows,
             .num_cols = config.hidden_size,
             .num_tokens = num_tokens,
@@ -127,10 +146,11 @@ struct CudaLlama::Impl {
             .squares = squares.data(),
             .epsilon = config.rms_epsilon};
   }
-  FusedLinear of_activations(const void* matrix, int rows, const DeviceMemory& activations, int cols) const {
+  FusedLinear of_activations(const LayerMatrix& matrix, int rows, const DeviceMemory& activations, int cols) const {
     return {.kernel = kernel_for(num_tokens),
             .precision = precision,
-            .weights = matrix,
+            .weights = matrix.data,
+            .row_scales = matrix.row_scales,
             .num_rows = rows,
             .num_cols = cols,
             .num_tokens = num_tokens,
@@ -145,10 +165,17 @@ struct CudaLlama::Impl {
             .epsilon = config.rms_epsilon};
   }
 
-  using Layer = CudaLlamaWeights::Layer;
-
   HeadNorms head_norms(const Layer& layer) const {
     return {.q = layer.q_norm, .k = layer.k_norm, .epsilon = config.rms_epsilon};
+  }
+
+  // Float8 is unpacked for the library.
+  void multiply(MatrixProduct product, const LayerMatrix& matrix, cudaStream_t stream) {
+    if (matrix.row_scales != nullptr) {
+      unpack_float8(matrix.data, matrix.row_scales, product.num_rows, product.num_cols, unpacked.data(), stream);
+      product.weights = unpacked.data();
+    }
+    products.multiply(product, stream);
   }
 
   // The two products of a layer that are added to the residual stream. With peers each GPU has a part of the sum.
@@ -163,8 +190,9 @@ struct CudaLlama::Impl {
     }
   }
   // The residual stream goes to `normed` too, with the norm that is next; nullptr: it does not.
-  void add(Added which, const MatrixProduct& product, const float* next_norm, cudaStream_t stream) {
-    products.multiply(product, stream);
+  void add(Added which, const MatrixProduct& product, const LayerMatrix& matrix, const float* next_norm,
+           cudaStream_t stream) {
+    multiply(product, matrix, stream);
     if (peers != nullptr) {
       sums.add(which, precision, precision, num_tokens, residual_for(next_norm),
                {next_norm == nullptr ? nullptr : normed.data(), config.rms_epsilon}, stream);
@@ -175,16 +203,18 @@ struct CudaLlama::Impl {
 
   // The four products of a layer, for any number of tokens.
   MatrixProduct qkv_product(const Layer& layer, int tokens) const {
-    return {normed.data(), layer.qkv, tokens, q_cols + 2 * kv_cols, config.hidden_size, qkv.data()};
+    return {normed.data(), layer.qkv.data, tokens, q_cols + 2 * kv_cols, config.hidden_size, qkv.data()};
   }
   MatrixProduct output_product(const Layer& layer, int tokens) const {
-    return {attended.data(), layer.output, tokens, config.hidden_size, q_cols, destination(kOutput), !peers, !peers};
+    return {attended.data(), layer.output.data,    tokens, config.hidden_size,
+            q_cols,          destination(kOutput), !peers, !peers};
   }
   MatrixProduct gate_up_product(const Layer& layer, int tokens) const {
-    return {normed.data(), layer.gate_up, tokens, 2 * config.feed_forward_size, config.hidden_size, gate_up.data()};
+    return {normed.data(),      layer.gate_up.data, tokens, 2 * config.feed_forward_size,
+            config.hidden_size, gate_up.data()};
   }
   MatrixProduct down_product(const Layer& layer, int tokens) const {
-    return {activated.data(),         layer.down,         tokens, config.hidden_size,
+    return {activated.data(),         layer.down.data,    tokens, config.hidden_size,
             config.feed_forward_size, destination(kDown), !peers, !peers};
   }
   MatrixProduct logits_product(int rows, float* logits) const {
@@ -235,45 +265,47 @@ struct CudaLlama::Impl {
     if (index == 0) {
       rms_norm(precision, norm_of_residual(layer.attention_norm), num_tokens, normed.data(), stream);
     }
-    products.multiply(qkv_product(layer, num_tokens), stream);
+    multiply(qkv_product(layer, num_tokens), layer.qkv, stream);
     rotate_and_split(precision, rotary(layer.qkv_bias), head_norms(layer), num_tokens, qkv.data(), q.data(), stream);
     attention(attention_call(index, q_cols, stream));
-    add(kOutput, output_product(layer, num_tokens), layer.feed_forward_norm, stream);
-    products.multiply(gate_up_product(layer, num_tokens), stream);
+    add(kOutput, output_product(layer, num_tokens), layer.output, layer.feed_forward_norm, stream);
+    multiply(gate_up_product(layer, num_tokens), layer.gate_up, stream);
     gated_silu(precision, gate_up.data(), config.feed_forward_size, num_tokens, activated.data(), stream);
     // Of the last layer's result only some rows are normalised, for their logits.
-    add(kDown, down_product(layer, num_tokens), index + 1 < config.num_layers ? norm_of_layer(index + 1) : nullptr,
-        stream);
+    add(kDown, down_product(layer, num_tokens), layer.down,
+        index + 1 < config.num_layers ? norm_of_layer(index + 1) : nullptr, stream);
   }
 };
 
-std::string CudaLlama::unsupported(const LlamaConfig& config) {
+std::string CudaLlama::unsupported(const LlamaConfig& config, WeightType weights) {
   if (config.head_dim > kMaxHeadDim) {
     return "on the GPU, a head has at most " + std::to_string(kMaxHeadDim) + " dimensions, and this model's have " +
            std::to_string(config.head_dim);
   }
-  // Rows are read 16 bytes at a time, in both precisions.
+  // Rows are read 16 bytes at a time, in every type.
+  const int multiple = weights == WeightType::kFloat8 ? 16 : 8;
   const std::pair<int, const char*> sizes[] = {{config.hidden_size, "hidden size"},
                                                {config.num_heads * config.head_dim, "size of all query heads together"},
                                                {config.num_kv_heads * config.head_dim, "size of all kv heads together"},
                                                {config.feed_forward_size, "feed-forward size"}};
   for (const auto& [size, what] : sizes) {
-    if (size % 8 != 0) {
-      return std::string("on the GPU, the ") + what + " must be a multiple of 8, and this model's is " +
+    if (size % multiple != 0) {
+      return std::string("on the GPU, the ") + what + " must be a multiple of " + std::to_string(multiple) +
+             (weights == WeightType::kFloat8 ? " with float8 weights" : "") + ", and this model's is " +
              std::to_string(size);
     }
   }
   return "";
 }
 
-CudaLlama::CudaLlama(const Llama& model, Precision precision, int max_tokens, Communicator* peers)
-    : impl_(std::make_unique<Impl>(model.config(), precision, max_tokens, peers)) {
+CudaLlama::CudaLlama(const Llama& model, Precision precision, int max_tokens, WeightType weights, Communicator* peers)
+    : impl_(std::make_unique<Impl>(model.config(), precision, max_tokens, weights, peers)) {
   impl_->weights.upload(model.weights());
 }
 
 CudaLlama::CudaLlama(const LlamaConfig& config, std::uint64_t seed, Precision precision, int max_tokens,
-                     Communicator* peers)
-    : impl_(std::make_unique<Impl>(config, precision, max_tokens, peers)) {
+                     WeightType weights, Communicator* peers)
+    : impl_(std::make_unique<Impl>(config, precision, max_tokens, weights, peers)) {
   impl_->weights.draw(seed);
 }
 
@@ -298,7 +330,7 @@ void CudaLlama::prepare(int num_tokens, int num_rows) {
     impl.products.prepare(impl.gate_up_product(any_layer, tokens));
     impl.products.prepare(impl.down_product(any_layer, tokens));
   }
-  for (int rows = impl.max_fused() + 1; rows <= num_rows; ++rows) {
+  for (int rows = impl.max_fused_logits() + 1; rows <= num_rows; ++rows) {
     impl.products.prepare(impl.logits_product(rows, nullptr));
   }
 }
@@ -345,8 +377,9 @@ void CudaLlama::logits(const int* rows, int num_rows, float* logits, cudaStream_
   COMMON_CHECK(impl.num_tokens > 0, "forward comes before logits");
   COMMON_CHECK(num_rows > 0 && num_rows <= impl.max_tokens, "logits are of 1 to max_tokens rows");
   COMMON_CHECK(rows != nullptr && logits != nullptr && is_aligned(logits), "rows and logits are given");
-  if (impl.kernel_for(num_rows) == ProductKernel::kRows && impl.kernel_for(impl.num_tokens) == ProductKernel::kRows) {
-    FusedLinear linear = impl.of_residual(impl.weights.output, impl.config.vocab_size);
+  const ProductKernel kernel = impl.logits_kernel(num_rows);
+  if (kernel == ProductKernel::kRows && impl.kernel_for(impl.num_tokens) == ProductKernel::kRows) {
+    FusedLinear linear = impl.of_residual({impl.weights.output}, impl.config.vocab_size);
     linear.rows = rows;
     linear.num_tokens = num_rows;
     fused_logits(linear, logits, stream);
@@ -355,10 +388,10 @@ void CudaLlama::logits(const int* rows, int num_rows, float* logits, cudaStream_
   Norm norm = impl.norm_of_residual(impl.weights.output_norm);
   norm.rows = rows;
   rms_norm(impl.precision, norm, num_rows, impl.normed.data(), stream);
-  if (impl.is_fused(num_rows)) {
+  if (kernel != ProductKernel::kLibrary) {
     FusedLinear linear =
-        impl.of_activations(impl.weights.output, impl.config.vocab_size, impl.normed, impl.config.hidden_size);
-    linear.kernel = impl.kernel_for(num_rows);
+        impl.of_activations({impl.weights.output}, impl.config.vocab_size, impl.normed, impl.config.hidden_size);
+    linear.kernel = kernel;
     linear.num_tokens = num_rows;
     linear.num_x_rows = num_rows;
     fused_logits(linear, logits, stream);

@@ -5,6 +5,10 @@
 // time: four kernels per layer, besides attention's two, each fuse a matrix product with everything around it
 // (fused_linear.h). With more tokens, which share the weights that are read, cuBLASLt computes the products and small
 // kernels the rest.
+//
+// Float8 weights are unpacked inside the fused products, which then read half the bytes. Before a product of the
+// library, a matrix is unpacked into a buffer, which costs more than it saves: prompts hardly notice, but steps of more
+// sequences do.
 #pragma once
 
 #include <cuda_runtime_api.h>
@@ -47,7 +51,7 @@ using CudaAttentionFn = std::function<void(const CudaAttentionCall&)>;
 class CudaLlama {
  public:
   // Why the kernels do not support a model of this shape; empty if they do.
-  static std::string unsupported(const LlamaConfig& config);
+  static std::string unsupported(const LlamaConfig& config, WeightType weights = WeightType::kAuto);
 
   // Uploads the weights. Throws OutOfDeviceMemory, and frees everything, if they and the activations of max_tokens
   // tokens do not fit. Throws InputError if the shape is not supported.
@@ -55,12 +59,13 @@ class CudaLlama {
   // peers: of a model that several GPUs compute together, this one's shard alone. Everything below is then about the
   // shard (config() has its heads, and logits() are those of its tokens) except for what argmax finds. It outlives
   // this.
-  CudaLlama(const Llama& model, Precision precision, int max_tokens, Communicator* peers = nullptr);
+  CudaLlama(const Llama& model, Precision precision, int max_tokens, WeightType weights = WeightType::kAuto,
+            Communicator* peers = nullptr);
 
   // Random weights, drawn on the device, where 8 billion parameters take a second. They are not the numbers that
   // Llama(config, seed) draws.
   CudaLlama(const LlamaConfig& config, std::uint64_t seed, Precision precision, int max_tokens,
-            Communicator* peers = nullptr);
+            WeightType weights = WeightType::kAuto, Communicator* peers = nullptr);
 
   CudaLlama(CudaLlama&&) noexcept;
   CudaLlama& operator=(CudaLlama&&) noexcept;

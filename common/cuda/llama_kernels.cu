@@ -1,6 +1,7 @@
 #include "common/cuda/llama_kernels.h"
 
 #include <cuda_bf16.h>
+#include <cuda_fp8.h>
 
 #include <algorithm>
 
@@ -379,6 +380,66 @@ __global__ void store_rows_kernel(const float* source, std::int64_t size, int nu
   }
 }
 
+// A block has a row.
+__global__ void __launch_bounds__(kThreads) store_rows_float8_kernel(const float* source, int num_cols, int row_step,
+                                                                     std::uint8_t* destination, float* row_scales) {
+  __shared__ float largest_of_warps[kThreads / 32];
+  const float* row = source + std::int64_t{blockIdx.x} * num_cols;
+  float largest = 0.0F;
+  for (int i = static_cast<int>(threadIdx.x); i < num_cols; i += kThreads) {
+    largest = fmaxf(largest, fabsf(row[i]));
+  }
+#pragma unroll
+  for (int distance = 16; distance > 0; distance /= 2) {
+    largest = fmaxf(largest, __shfl_xor_sync(0xFFFFFFFFU, largest, distance));
+  }
+  if (threadIdx.x % 32 == 0) {
+    largest_of_warps[threadIdx.x / 32] = largest;
+  }
+  __syncthreads();
+  for (const float other : largest_of_warps) {
+    largest = fmaxf(largest, other);
+  }
+  constexpr float kLargest = 448.0F;
+  int exponent = 0;
+  const float fraction = frexpf(largest / kLargest, &exponent);  // 0.5 to 1
+  const float scale = ldexpf(1.0F, fraction == 0.5F ? exponent - 1 : exponent);
+  const std::int64_t to_row = std::int64_t{blockIdx.x} * row_step;
+  for (int i = static_cast<int>(threadIdx.x); i < num_cols; i += kThreads) {
+    destination[to_row * num_cols + i / 16 * 16 + i % 8 / 2 * 4 + i % 2 * 2 + i % 16 / 8] =
+        __nv_cvt_float_to_fp8(row[i] / scale, __NV_SATFINITE, __NV_E4M3);
+  }
+  if (threadIdx.x == 0) {
+    row_scales[to_row] = scale;
+  }
+}
+
+// A thread has 16 columns.
+__global__ void __launch_bounds__(kThreads)
+    unpack_float8_kernel(const uint4* weights, const float* row_scales, std::int64_t num_vectors, int vectors_of_row,
+                         uint4* output) {
+  wait_for_previous_launch();
+  allow_next_launch();
+  const std::int64_t i = std::int64_t{blockIdx.x} * kThreads + threadIdx.x;
+  if (i < num_vectors) {
+    const uint4 packed = weights[i];
+    const __nv_bfloat162 scale = __float2bfloat162_rn(row_scales[i / vectors_of_row]);
+    const std::uint32_t words[] = {packed.x, packed.y, packed.z, packed.w};
+    std::uint32_t pairs[8];
+#pragma unroll
+    for (int word = 0; word < 4; ++word) {
+      unpack_four(words[word], pairs[word], pairs[4 + word]);
+    }
+#pragma unroll
+    for (std::uint32_t& pair : pairs) {
+      const __nv_bfloat162 scaled = __hmul2(reinterpret_cast<const __nv_bfloat162&>(pair), scale);
+      pair = reinterpret_cast<const std::uint32_t&>(scaled);
+    }
+    output[2 * i] = {pairs[0], pairs[1], pairs[2], pairs[3]};
+    output[2 * i + 1] = {pairs[4], pairs[5], pairs[6], pairs[7]};
+  }
+}
+
 template <typename Scalar>
 __global__ void draw_uniform_kernel(std::uint64_t seed, std::uint64_t first, float half_width, std::int64_t size,
                                     Scalar* destination) {
@@ -493,6 +554,22 @@ void store_rows(Precision precision, const float* source, std::int64_t num_rows,
                                                                  static_cast<Scalar*>(destination));
   });
   CUDA_CHECK(cudaGetLastError());
+}
+
+void store_rows_float8(const float* source, std::int64_t num_rows, int num_cols, int row_step, void* destination,
+                       float* row_scales, cudaStream_t stream) {
+  COMMON_CHECK(num_cols % 16 == 0, "rows are 16-byte pieces");
+  store_rows_float8_kernel<<<dim3(static_cast<unsigned>(num_rows)), kThreads, 0, stream>>>(
+      source, num_cols, row_step, static_cast<std::uint8_t*>(destination), row_scales);
+  CUDA_CHECK(cudaGetLastError());
+}
+
+void unpack_float8(const void* weights, const float* row_scales, std::int64_t num_rows, int num_cols, void* output,
+                   cudaStream_t stream) {
+  const std::int64_t num_vectors = num_rows * num_cols / 16;
+  const dim3 grid(static_cast<unsigned>((num_vectors + kThreads - 1) / kThreads));
+  launch(unpack_float8_kernel, grid, kThreads, 0, stream, Overlap::kPreviousWithoutL1,
+         static_cast<const uint4*>(weights), row_scales, num_vectors, num_cols / 16, static_cast<uint4*>(output));
 }
 
 void draw_uniform(Precision precision, std::uint64_t seed, std::uint64_t first, float half_width, std::int64_t size,

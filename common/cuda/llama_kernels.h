@@ -99,11 +99,20 @@ void rank_rows(const float* logits, int vocab_size, int first_token, int num_row
                unsigned long long* ranks, cudaStream_t stream);
 void tokens_of_ranks(const unsigned long long* ranks, int num_rows, int* next_tokens, cudaStream_t stream);
 
+// Float8 weights (scalars.cuh), [num_rows, num_cols], as bfloat16: exactly, if scales are powers of two.
+void unpack_float8(const void* weights, const float* row_scales, std::int64_t num_rows, int num_cols, void* output,
+                   cudaStream_t stream);
+
 // ---- Filling the weights. These launches do not overlap. ----------------------------------------------------------
 
 // Row i of source, [num_rows, num_cols], becomes row i * row_step of destination.
 void store_rows(Precision precision, const float* source, std::int64_t num_rows, int num_cols, int row_step,
                 void* destination, cudaStream_t stream);
+
+// The same as float8 (scalars.cuh), with a scale for each row, also row_step apart: the smallest power of two with
+// which no number is beyond 448.
+void store_rows_float8(const float* source, std::int64_t num_rows, int num_cols, int row_step, void* destination,
+                       float* row_scales, cudaStream_t stream);
 
 // Uniform in (-half_width, half_width). Element i depends only on seed and first + i.
 void draw_uniform(Precision precision, std::uint64_t seed, std::uint64_t first, float half_width, std::int64_t size,

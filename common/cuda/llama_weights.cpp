@@ -38,15 +38,16 @@ std::int64_t qkv_rows(const LlamaConfig& config) {
 }
 
 // Uploads through staging buffers of 32 MiB: the host unpacks the file's blocks to floats, and the device does the
-// rounding to bfloat16.
+// rounding.
 class Uploader {
  public:
   explicit Uploader(Precision precision) : precision_(precision), staging_(kStagingFloats) {}
 
   // Row first + i of `source`, of `num_rows` rows, becomes row to_row + i * row_step of destination: of its columns
   // the shard's part.
-  void rows(const WeightMatrix& source, std::int64_t first, std::int64_t num_rows, void* destination,
-            std::int64_t to_row, int row_step, const Shard& shard = {}) {
+  void rows(const WeightMatrix& source, std::int64_t first, std::int64_t num_rows,
+            const CudaLlamaWeights::LayerMatrix& destination, std::int64_t to_row, int row_step,
+            const Shard& shard = {}) {
     const std::int64_t cols = source.cols();
     COMMON_CHECK(cols <= kStagingFloats, "a row fits into the staging buffer");
     const std::int64_t rows_at_once = std::max<std::int64_t>(1, kStagingFloats / cols);
@@ -60,18 +61,43 @@ class Uploader {
       CUDA_CHECK(cudaMemcpy2D(staging_.data(), own_bytes, floats_.data() + own_cols * shard.rank,
                               static_cast<std::size_t>(cols) * sizeof(float), own_bytes,
                               static_cast<std::size_t>(count), cudaMemcpyHostToDevice));
-      const std::int64_t offset = (to_row + row * row_step) * own_cols * bytes_of(precision_);
-      store_rows(precision_, staging_.data(), count, static_cast<int>(own_cols), row_step,
-                 static_cast<std::byte*>(destination) + offset, nullptr);
+      store(count, own_cols, destination, to_row + row * row_step, row_step);
     }
   }
-  void matrix(const WeightMatrix& source, void* destination) { rows(source, 0, source.rows(), destination, 0, 1); }
+  void matrix(const WeightMatrix& source, const CudaLlamaWeights::LayerMatrix& destination) {
+    rows(source, 0, source.rows(), destination, 0, 1);
+  }
   // The shard's part of each row.
-  void columns(const WeightMatrix& source, const Shard& shard, void* destination) {
+  void columns(const WeightMatrix& source, const Shard& shard, const CudaLlamaWeights::LayerMatrix& destination) {
     rows(source, 0, source.rows(), destination, 0, 1, shard);
   }
 
+  // Float8 rows, uniform in (-half_width, half_width), drawn from number `first` on.
+  void draw(std::uint64_t seed, std::uint64_t first, float half_width, std::int64_t num_rows, std::int64_t cols,
+            const CudaLlamaWeights::LayerMatrix& destination) {
+    const std::int64_t rows_at_once = std::max<std::int64_t>(1, kStagingFloats / cols);
+    for (std::int64_t row = 0; row < num_rows; row += rows_at_once) {
+      const std::int64_t count = std::min<std::int64_t>(rows_at_once, num_rows - row);
+      draw_uniform(Precision::kFloat32, seed, first + static_cast<std::uint64_t>(row * cols), half_width, count * cols,
+                   staging_.data(), nullptr);
+      store(count, cols, destination, row, 1);
+    }
+  }
+
  private:
+  // The first rows of the staging buffer.
+  void store(std::int64_t num_rows, std::int64_t cols, const CudaLlamaWeights::LayerMatrix& destination,
+             std::int64_t to_row, int row_step) {
+    const bool is_float8 = destination.row_scales != nullptr;
+    auto* const to = static_cast<std::byte*>(destination.data) + to_row * cols * (is_float8 ? 1 : bytes_of(precision_));
+    if (is_float8) {
+      store_rows_float8(staging_.data(), num_rows, static_cast<int>(cols), row_step, to,
+                        destination.row_scales + to_row, nullptr);
+    } else {
+      store_rows(precision_, staging_.data(), num_rows, static_cast<int>(cols), row_step, to, nullptr);
+    }
+  }
+
   static constexpr std::int64_t kStagingFloats = std::int64_t{1} << 23;
   Precision precision_;
   std::vector<float> floats_;
@@ -124,11 +150,12 @@ void upload_qkv(const LlamaConfig& config, const LlamaLayer& source, const CudaL
 
 }  // namespace
 
-CudaLlamaWeights::CudaLlamaWeights(const LlamaConfig& whole, Precision precision, const Shard& shard)
+CudaLlamaWeights::CudaLlamaWeights(const LlamaConfig& whole, Precision precision, WeightType type, const Shard& shard)
     : layers(static_cast<std::size_t>(whole.num_layers)),
       whole_(whole),
       config_(shard_config(whole, shard.count)),
       precision_(precision),
+      type_(type),
       shard_(shard) {
   const LlamaConfig& config = config_;
   const std::int64_t hidden = config.hidden_size;
@@ -140,6 +167,14 @@ CudaLlamaWeights::CudaLlamaWeights(const LlamaConfig& whole, Precision precision
     cuts.take(piece, static_cast<std::size_t>(size) * sizeof(float));
   };
   const auto take_norm = [&](float*& piece) { take_floats(piece, hidden); };
+  const auto take_layer_matrix = [&](LayerMatrix& piece, std::int64_t rows, std::int64_t cols) {
+    if (type == WeightType::kFloat8) {
+      cuts.take(piece.data, static_cast<std::size_t>(rows * cols));
+      take_floats(piece.row_scales, rows);
+    } else {
+      take_matrix(piece.data, rows, cols);
+    }
+  };
   take_matrix(embedding, config.vocab_size, hidden);
   take_norm(output_norm);
   if (!config.tied_output) {
@@ -148,7 +183,7 @@ CudaLlamaWeights::CudaLlamaWeights(const LlamaConfig& whole, Precision precision
   cuts.take(frequencies, static_cast<std::size_t>(config.head_dim / 2) * sizeof(double));
   for (Layer& layer : layers) {
     take_norm(layer.attention_norm);
-    take_matrix(layer.qkv, qkv_rows(config), hidden);
+    take_layer_matrix(layer.qkv, qkv_rows(config), hidden);
     if (config.qkv_bias) {
       take_floats(layer.qkv_bias, qkv_rows(config));
     }
@@ -156,10 +191,10 @@ CudaLlamaWeights::CudaLlamaWeights(const LlamaConfig& whole, Precision precision
       take_floats(layer.q_norm, config.head_dim);
       take_floats(layer.k_norm, config.head_dim);
     }
-    take_matrix(layer.output, hidden, q_rows(config));
+    take_layer_matrix(layer.output, hidden, q_rows(config));
     take_norm(layer.feed_forward_norm);
-    take_matrix(layer.gate_up, 2 * std::int64_t{config.feed_forward_size}, hidden);
-    take_matrix(layer.down, hidden, config.feed_forward_size);
+    take_layer_matrix(layer.gate_up, 2 * std::int64_t{config.feed_forward_size}, hidden);
+    take_layer_matrix(layer.down, hidden, config.feed_forward_size);
   }
   memory_ = DeviceMemory(cuts.total());
   cuts.place(memory_.data());
@@ -172,10 +207,10 @@ void CudaLlamaWeights::upload(const LlamaWeights& whole) {
   const LlamaWeights& weights = shard_.count > 1 ? shard_rows(whole, whole_, shard_) : whole;
   const std::size_t norm_bytes = static_cast<std::size_t>(config_.hidden_size) * sizeof(float);
   Uploader uploader(precision_);
-  uploader.matrix(weights.embedding, embedding);
+  uploader.matrix(weights.embedding, {embedding});
   upload_array(weights.output_norm.data(), norm_bytes, output_norm);
   if (!config_.tied_output) {
-    uploader.matrix(weights.output, output);
+    uploader.matrix(weights.output, {output});
   }
   upload_array(weights.frequencies.data(), weights.frequencies.size() * sizeof(double), frequencies);
   for (std::size_t i = 0; i < layers.size(); ++i) {
@@ -196,16 +231,22 @@ void CudaLlamaWeights::upload(const LlamaWeights& whole) {
 void CudaLlamaWeights::draw(std::uint64_t seed) {
   const std::int64_t hidden = config_.hidden_size;
   std::uint64_t drawn = static_cast<std::uint64_t>(shard_.rank) << 40;
+  Uploader float8_rows(precision_);
   // whole_cols: of the matrix of which the columns are a part.
-  const auto draw_matrix = [&](void* matrix, std::int64_t rows, std::int64_t cols, std::int64_t whole_cols = 0) {
+  const auto draw_matrix = [&](const LayerMatrix& matrix, std::int64_t rows, std::int64_t cols,
+                               std::int64_t whole_cols = 0) {
     const float half_width = std::sqrt(3.0F / static_cast<float>(std::max(cols, whole_cols)));
-    draw_uniform(precision_, seed, drawn, half_width, rows * cols, matrix, nullptr);
+    if (matrix.row_scales != nullptr) {
+      float8_rows.draw(seed, drawn, half_width, rows, cols, matrix);
+    } else {
+      draw_uniform(precision_, seed, drawn, half_width, rows * cols, matrix.data, nullptr);
+    }
     drawn += static_cast<std::uint64_t>(rows * cols);
   };
-  draw_matrix(embedding, config_.vocab_size, hidden);
+  draw_matrix({embedding}, config_.vocab_size, hidden);
   fill_floats(output_norm, hidden, 1.0F, nullptr);
   if (!config_.tied_output) {
-    draw_matrix(output, config_.vocab_size, hidden);
+    draw_matrix({output}, config_.vocab_size, hidden);
   }
   std::vector<double> radians;
   radians.reserve(static_cast<std::size_t>(config_.head_dim / 2));
@@ -234,12 +275,15 @@ void CudaLlamaWeights::draw(std::uint64_t seed) {
 std::int64_t CudaLlamaWeights::bytes_per_token() const {
   const std::int64_t hidden = config_.hidden_size;
   const std::int64_t layer_elements = (qkv_rows(config_) + q_rows(config_) + 3 * config_.feed_forward_size) * hidden;
-  const std::int64_t elements =
-      config_.num_layers * layer_elements + config_.vocab_size * hidden + hidden;  // one row of the embedding
-  const std::int64_t layer_floats = 2 * hidden + (config_.qkv_bias ? qkv_rows(config_) : 0) +
+  const std::int64_t elements = config_.vocab_size * hidden + hidden;  // one row of the embedding
+  const bool is_float8 = type_ == WeightType::kFloat8;
+  const std::int64_t layer_bytes = layer_elements * (is_float8 ? 1 : bytes_of(precision_));
+  const std::int64_t row_scales = is_float8 ? qkv_rows(config_) + 2 * hidden + 2 * config_.feed_forward_size : 0;
+  const std::int64_t layer_floats = 2 * hidden + row_scales + (config_.qkv_bias ? qkv_rows(config_) : 0) +
                                     (config_.qk_norm ? 2 * std::int64_t{config_.head_dim} : 0);
   const std::int64_t floats = config_.num_layers * layer_floats + hidden;
-  return elements * bytes_of(precision_) + floats * static_cast<std::int64_t>(sizeof(float));
+  return config_.num_layers * layer_bytes + elements * bytes_of(precision_) +
+         floats * static_cast<std::int64_t>(sizeof(float));
 }
 
 }  // namespace common

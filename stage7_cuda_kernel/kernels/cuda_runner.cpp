@@ -23,18 +23,18 @@ namespace {
 
 using common::DeviceArray;
 
-PageShape page_shape(const KvCacheShape& shape, Precision precision, KvCacheType kv_cache) {
-  const ScalarType type = precision == Precision::kFloat32 ? ScalarType::kFloat32 : ScalarType::kBFloat16;
+PageShape page_shape(const KvCacheShape& shape, const GpuOptions& options) {
+  const ScalarType type = options.precision == Precision::kFloat32 ? ScalarType::kFloat32 : ScalarType::kBFloat16;
   return {.num_blocks = shape.num_blocks,
           .num_kv_heads = shape.num_kv_heads,
           .block_size = shape.block_size,
           .head_dim = shape.head_dim,
-          .type = kv_cache == KvCacheType::kFloat8 ? ScalarType::kFloat8 : type};
+          .type = options.kv_cache == KvCacheType::kFloat8 ? ScalarType::kFloat8 : type};
 }
 
-common::CudaLlama device_model(const common::Llama& model, Precision precision, int chunk_size) {
-  return model.is_synthetic() ? common::CudaLlama(model.config(), 1, precision, chunk_size)
-                              : common::CudaLlama(model, precision, chunk_size);
+common::CudaLlama device_model(const common::Llama& model, const GpuOptions& options, int chunk_size) {
+  return model.is_synthetic() ? common::CudaLlama(model.config(), 1, options.precision, chunk_size, options.weights)
+                              : common::CudaLlama(model, options.precision, chunk_size, options.weights);
 }
 
 // Free functions of the kernels' names, which a runner's own members would hide.
@@ -48,12 +48,11 @@ std::string why_unsupported(const PageShape& shape, int num_heads) { return unsu
 }  // namespace
 
 struct CudaRunner::Impl {
-  Impl(const common::Llama& llama, const KvCacheShape& cache_shape, Precision precision, int chunk_size,
-       KvCacheType kv_cache)
-      : shape(page_shape(cache_shape, precision, kv_cache)),
+  Impl(const common::Llama& llama, const KvCacheShape& cache_shape, const GpuOptions& options, int chunk_size)
+      : shape(page_shape(cache_shape, options)),
         num_layers(cache_shape.num_layers),
         layer_bytes(static_cast<std::size_t>(shape.elements()) * static_cast<std::size_t>(bytes_of(shape.type))),
-        model(device_model(llama, precision, chunk_size)),
+        model(device_model(llama, options, chunk_size)),
         keys(layer_bytes * static_cast<std::size_t>(num_layers)),
         values(shape.is_paired() ? 0 : layer_bytes * static_cast<std::size_t>(num_layers)),
         inputs(chunk_size, std::min(cache_shape.num_blocks,
@@ -131,16 +130,16 @@ struct CudaRunner::Impl {
   std::optional<common::Graph> decode_step;
 };
 
-std::string CudaRunner::unsupported(const common::LlamaConfig& config, const KvCacheShape& shape, Precision precision,
-                                    KvCacheType kv_cache) {
-  const std::string reason = common::CudaLlama::unsupported(config);
-  return reason.empty() ? why_unsupported(page_shape(shape, precision, kv_cache), shape.num_heads) : reason;
+std::string CudaRunner::unsupported(const common::LlamaConfig& config, const KvCacheShape& shape,
+                                    const GpuOptions& options) {
+  const std::string reason = common::CudaLlama::unsupported(config, options.weights);
+  return reason.empty() ? why_unsupported(page_shape(shape, options), shape.num_heads) : reason;
 }
 
-CudaRunner::CudaRunner(const common::Llama& model, const KvCacheShape& shape, Precision precision, int chunk_size,
-                       KvCacheType kv_cache) {
+CudaRunner::CudaRunner(const common::Llama& model, const KvCacheShape& shape, const GpuOptions& options,
+                       int chunk_size) {
   try {
-    impl_ = std::make_unique<Impl>(model, shape, precision, chunk_size, kv_cache);
+    impl_ = std::make_unique<Impl>(model, shape, options, chunk_size);
   } catch (const common::OutOfDeviceMemory&) {
     throw common::InputError("the GPU has no room for the model and " +
                              common::format_bytes(shape.bytes_per_slot() * shape.num_slots()) +

@@ -13,13 +13,12 @@ namespace stage7 {
 class CudaRunner : public GpuRunner {
  public:
   // Why the kernels do not take this model and cache; empty if they do.
-  static std::string unsupported(const common::LlamaConfig& config, const KvCacheShape& shape, Precision precision,
-                                 KvCacheType kv_cache = KvCacheType::kAuto);
+  static std::string unsupported(const common::LlamaConfig& config, const KvCacheShape& shape,
+                                 const GpuOptions& options);
 
   // Takes the device's memory for weights and K/V. chunk_size: the largest number of tokens in one forward pass.
   // Throws InputError if the memory is too small.
-  CudaRunner(const common::Llama& model, const KvCacheShape& shape, Precision precision, int chunk_size,
-             KvCacheType kv_cache = KvCacheType::kAuto);
+  CudaRunner(const common::Llama& model, const KvCacheShape& shape, const GpuOptions& options, int chunk_size);
   ~CudaRunner() override;
 
   void copy_blocks(std::span<const BlockCopy> copies) override;

@@ -30,19 +30,20 @@ namespace {
 
 using common::DeviceArray;
 
-PageShape page_shape(const KvCacheShape& shape, Precision precision, KvCacheType kv_cache) {
-  const ScalarType type = precision == Precision::kFloat32 ? ScalarType::kFloat32 : ScalarType::kBFloat16;
+PageShape page_shape(const KvCacheShape& shape, const GpuOptions& options) {
+  const ScalarType type = options.precision == Precision::kFloat32 ? ScalarType::kFloat32 : ScalarType::kBFloat16;
   return {.num_blocks = std::max(shape.num_blocks, 1),  // if it is not known yet
           .num_kv_heads = shape.num_kv_heads,
           .block_size = shape.block_size,
           .head_dim = shape.head_dim,
-          .type = kv_cache == KvCacheType::kFloat8 ? ScalarType::kFloat8 : type};
+          .type = options.kv_cache == KvCacheType::kFloat8 ? ScalarType::kFloat8 : type};
 }
 
-common::CudaLlama device_model(const common::Llama& model, Precision precision, int chunk_size,
+common::CudaLlama device_model(const common::Llama& model, const GpuOptions& options, int chunk_size,
                                common::Communicator* peers) {
-  return model.is_synthetic() ? common::CudaLlama(model.config(), 1, precision, chunk_size, peers)
-                              : common::CudaLlama(model, precision, chunk_size, peers);
+  return model.is_synthetic()
+             ? common::CudaLlama(model.config(), 1, options.precision, chunk_size, options.weights, peers)
+             : common::CudaLlama(model, options.precision, chunk_size, options.weights, peers);
 }
 
 std::size_t logits_size(int max_rows, int vocab_size) {
@@ -69,12 +70,12 @@ int recorded_size(int num_sequences) {
 }  // namespace
 
 struct CudaRunner::Impl {
-  Impl(const common::Llama& llama, const KvCacheShape& cache_shape, Precision precision, int chunk_size,
-       int sequences_announced, KvCacheType kv_cache, const GpuCacheSize& size, common::Communicator* communicator)
+  Impl(const common::Llama& llama, const KvCacheShape& cache_shape, const GpuOptions& options, int chunk_size,
+       int sequences_announced, const GpuCacheSize& size, common::Communicator* communicator)
       : peers(communicator),
-        shape(page_shape(cache_shape, precision, kv_cache)),
+        shape(page_shape(cache_shape, options)),
         num_layers(cache_shape.num_layers),
-        model(device_model(llama, precision, chunk_size, peers)),
+        model(device_model(llama, options, chunk_size, peers)),
         max_tokens(chunk_size),
         max_sequences(std::min(chunk_size, recorded_size(sequences_announced))),
         max_blocks(std::min(cache_shape.num_blocks > 0 ? cache_shape.num_blocks : std::numeric_limits<int>::max(),
@@ -273,16 +274,16 @@ struct CudaRunner::Impl {
   std::map<std::pair<int, int>, common::Graph> steps;  // by the buffers they use and the number of sequences
 };
 
-std::string CudaRunner::unsupported(const common::LlamaConfig& config, const KvCacheShape& shape, Precision precision,
-                                    KvCacheType kv_cache) {
-  const std::string reason = common::CudaLlama::unsupported(config);
-  return reason.empty() ? why_unsupported(page_shape(shape, precision, kv_cache), shape.num_heads) : reason;
+std::string CudaRunner::unsupported(const common::LlamaConfig& config, const KvCacheShape& shape,
+                                    const GpuOptions& options) {
+  const std::string reason = common::CudaLlama::unsupported(config, options.weights);
+  return reason.empty() ? why_unsupported(page_shape(shape, options), shape.num_heads) : reason;
 }
 
-CudaRunner::CudaRunner(const common::Llama& model, const KvCacheShape& shape, Precision precision, int chunk_size,
-                       int max_sequences, KvCacheType kv_cache, const GpuCacheSize& size, common::Communicator* peers) {
+CudaRunner::CudaRunner(const common::Llama& model, const KvCacheShape& shape, const GpuOptions& options, int chunk_size,
+                       int max_sequences, const GpuCacheSize& size, common::Communicator* peers) {
   try {
-    impl_ = std::make_unique<Impl>(model, shape, precision, chunk_size, max_sequences, kv_cache, size, peers);
+    impl_ = std::make_unique<Impl>(model, shape, options, chunk_size, max_sequences, size, peers);
   } catch (const common::OutOfPinnedMemory&) {
     throw common::InputError("the host has no room for " +
                              common::format_bytes(shape.bytes_per_slot() * shape.block_size * shape.num_host_blocks) +

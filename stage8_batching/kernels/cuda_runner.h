@@ -15,16 +15,15 @@ namespace stage8 {
 class CudaRunner : public GpuRunner {
  public:
   // Why the kernels do not take this model and cache; empty if they do.
-  static std::string unsupported(const common::LlamaConfig& config, const KvCacheShape& shape, Precision precision,
-                                 KvCacheType kv_cache = KvCacheType::kAuto);
+  static std::string unsupported(const common::LlamaConfig& config, const KvCacheShape& shape,
+                                 const GpuOptions& options);
 
   // Takes the device's memory for weights and K/V. chunk_size: the largest number of tokens in one forward pass.
   // Throws InputError if the memory is too small. max_sequences: the largest number of sequences, likewise. size: how
   // many blocks there are, if the shape does not say it. peers: of a model that several GPUs compute together, this
   // one's shard; the shape has its heads alone, and so have keys(), values() and logits().
-  CudaRunner(const common::Llama& model, const KvCacheShape& shape, Precision precision, int chunk_size,
-             int max_sequences, KvCacheType kv_cache = KvCacheType::kAuto, const GpuCacheSize& size = {},
-             common::Communicator* peers = nullptr);
+  CudaRunner(const common::Llama& model, const KvCacheShape& shape, const GpuOptions& options, int chunk_size,
+             int max_sequences, const GpuCacheSize& size = {}, common::Communicator* peers = nullptr);
   ~CudaRunner() override;
 
   void copy_blocks(std::span<const BlockCopy> copies) override;

@@ -27,25 +27,27 @@ KvCacheShape shard_shape(KvCacheShape shape, int count) {
 }  // namespace
 
 std::string TensorParallelRunner::unsupported(const common::LlamaConfig& config, const KvCacheShape& shape,
-                                              Precision precision, KvCacheType kv_cache, int count) {
+                                              const GpuOptions& options) {
+  const int count = options.tensor_parallel;
   std::string reason = common::why_not_shared(config, count);
   if (reason.empty()) {
-    reason =
-        CudaRunner::unsupported(common::shard_config(config, count), shard_shape(shape, count), precision, kv_cache);
+    reason = CudaRunner::unsupported(common::shard_config(config, count), shard_shape(shape, count), options);
   }
   return reason.empty() ? common::NcclGroup::unsupported(count) : reason;
 }
 
-TensorParallelRunner::TensorParallelRunner(const common::Llama& model, const KvCacheShape& shape, Precision precision,
-                                           int count, int chunk_size, int max_sequences, KvCacheType kv_cache,
-                                           const GpuCacheSize& size, common::AllReduce all_reduce)
-    : group_(count, kMaxWait, all_reduce), runners_(static_cast<std::size_t>(count)) {
+TensorParallelRunner::TensorParallelRunner(const common::Llama& model, const KvCacheShape& shape,
+                                           const GpuOptions& options, int chunk_size, int max_sequences,
+                                           const GpuCacheSize& size)
+    : group_(options.tensor_parallel, kMaxWait, options.all_reduce),
+      runners_(static_cast<std::size_t>(options.tensor_parallel)) {
+  const int count = options.tensor_parallel;
   for (int device = 0; device < count; ++device) {
     threads_.push_back(std::make_unique<DeviceThread>(device));
   }
   const KvCacheShape own = shard_shape(shape, count);
   run_together([&](std::size_t rank) {
-    runners_[rank] = std::make_unique<CudaRunner>(model, own, precision, chunk_size, max_sequences, kv_cache, size,
+    runners_[rank] = std::make_unique<CudaRunner>(model, own, options, chunk_size, max_sequences, size,
                                                   &group_[static_cast<int>(rank)]);
   });
   if (shape.num_blocks == 0) {

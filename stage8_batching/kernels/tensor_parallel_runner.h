@@ -21,14 +21,13 @@ namespace stage8 {
 class TensorParallelRunner : public GpuRunner {
  public:
   // Why so many GPUs can't compute this model with this cache; empty if they can.
-  static std::string unsupported(const common::LlamaConfig& config, const KvCacheShape& shape, Precision precision,
-                                 KvCacheType kv_cache, int count);
+  static std::string unsupported(const common::LlamaConfig& config, const KvCacheShape& shape,
+                                 const GpuOptions& options);
 
   // As CudaRunner, but for the number of GPUs, whose shards are loaded at the same time. The GPU with the least memory
   // says how many blocks there are. Throws InputError also if the GPUs do not find each other.
-  TensorParallelRunner(const common::Llama& model, const KvCacheShape& shape, Precision precision, int count,
-                       int chunk_size, int max_sequences, KvCacheType kv_cache = KvCacheType::kAuto,
-                       const GpuCacheSize& size = {}, common::AllReduce all_reduce = common::AllReduce::kNccl);
+  TensorParallelRunner(const common::Llama& model, const KvCacheShape& shape, const GpuOptions& options, int chunk_size,
+                       int max_sequences, const GpuCacheSize& size = {});
   ~TensorParallelRunner() override;
   TensorParallelRunner(const TensorParallelRunner&) = delete;
   TensorParallelRunner& operator=(const TensorParallelRunner&) = delete;

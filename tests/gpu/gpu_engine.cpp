@@ -254,9 +254,9 @@ TEST_CASE("GPU: copies that build on each other are carried out in their order (
                                   .num_kv_heads = config.num_kv_heads,
                                   .head_dim = config.head_dim};
 #if STAGE_NUMBER == 7
-  stage::CudaRunner runner(bundled().llama, shape, stage::Precision::kFloat32, 16);
+  stage::CudaRunner runner(bundled().llama, shape, {}, 16);
 #else
-  stage::CudaRunner runner(bundled().llama, shape, stage::Precision::kFloat32, 16, 1);
+  stage::CudaRunner runner(bundled().llama, shape, {}, 16, 1);
 #endif
   const std::vector<int> table = {0, 1};
   std::vector<int> slots(8);
@@ -341,15 +341,18 @@ TEST_CASE("GPU: in bfloat16 the logits are close, from a prompt and token by tok
   }
 }
 
-// The golden texts, token by token: how often a cache of another type would have gone on with another token, and how
-// far the log-probability of the text's own token moves.
-TEST_CASE("GPU: how far K and V in float8 move the next token (stage 7, invariant 9)") {
+// The golden texts, token by token: how often a cache or weights of another type would have gone on with another token,
+// and how far the log-probability of the text's own token moves.
+TEST_CASE("GPU: how far K and V, or weights, in float8 move the next token (stage 7, invariant 9)") {
   if (!common::has_cuda_device()) {
     SKIP_TEST("there is no GPU");
   }
   stage::Engine exact(bundled().llama, options_for(stage::Device::kGpu));
   stage::Engine half(bundled().llama, options_for(stage::Device::kGpu, stage::Precision::kBFloat16));
   stage::Engine narrow(bundled().llama, float8_options());
+  stage::EngineOptions with_weights = options_for(stage::Device::kGpu, stage::Precision::kBFloat16);
+  with_weights.gpu.weights = stage::WeightType::kFloat8;
+  stage::Engine weights(bundled().llama, with_weights);
   const auto log_probability = [](const Matrix& logits, Token token) {
     const Eigen::ArrayXXd shifted = (logits.array() - logits.maxCoeff()).cast<double>();
     return shifted(0, token) - std::log(shifted.exp().sum());
@@ -362,38 +365,47 @@ TEST_CASE("GPU: how far K and V in float8 move the next token (stage 7, invarian
     double mean = 0.0;      // of the log-probability
     double absolute = 0.0;  // of the same
   };
-  std::array<Difference, 3> found;  // bfloat16 to float32, float8 to bfloat16, float8 to float32
+  std::array<Difference, 4> found;
+  struct Compared {
+    const char* name;
+    std::size_t one;  // of the engines below
+    std::size_t other;
+  };
+  constexpr std::array<Compared, 4> kPairs = {{{"bfloat16 to float32", 0, 1},
+                                               {"float8 K and V to bfloat16", 1, 2},
+                                               {"float8 K and V to float32", 0, 2},
+                                               {"float8 weights to bfloat16", 1, 3}}};
   double num_tokens = 0.0;
   for (const tests::GoldenCase& golden : golden_cases()) {
     std::vector<Matrix> logits;
-    for (stage::Engine* const engine : {&exact, &half, &narrow}) {
+    for (stage::Engine* const engine : {&exact, &half, &narrow, &weights}) {
       REQUIRE(engine->start(0, golden.prompt_tokens, 0));
       logits.push_back(*engine->append(
           0, std::span(golden.prompt_tokens).subspan(static_cast<std::size_t>(engine->manager().length(0)))));
     }
     for (const Token token : golden.generated_tokens) {
       num_tokens += 1.0;
-      for (std::size_t pair = 0; pair < 3; ++pair) {
-        const Matrix& one = logits[pair == 1 ? 1 : 0];
-        const Matrix& other = logits[pair == 0 ? 1 : 2];
+      for (std::size_t pair = 0; pair < kPairs.size(); ++pair) {
+        const Matrix& one = logits[kPairs[pair].one];
+        const Matrix& other = logits[kPairs[pair].other];
         const double change = log_probability(other, token) - log_probability(one, token);
         found[pair].equal += argmax(one) == argmax(other) ? 1.0 : 0.0;
         found[pair].mean += change;
         found[pair].absolute += std::abs(change);
       }
-      logits = {*exact.append(0, {&token, 1}), *half.append(0, {&token, 1}), *narrow.append(0, {&token, 1})};
+      logits = {*exact.append(0, {&token, 1}), *half.append(0, {&token, 1}), *narrow.append(0, {&token, 1}),
+                *weights.append(0, {&token, 1})};
     }
-    for (stage::Engine* const engine : {&exact, &half, &narrow}) {
+    for (stage::Engine* const engine : {&exact, &half, &narrow, &weights}) {
       engine->manager().free(0);
     }
   }
   std::string report;
-  const char* names[] = {"bfloat16 to float32", "float8 to bfloat16", "float8 to float32"};
-  for (std::size_t pair = 0; pair < 3; ++pair) {
+  for (std::size_t pair = 0; pair < kPairs.size(); ++pair) {
     Difference& own = found[pair];
     own = {own.equal / num_tokens, own.mean / num_tokens, own.absolute / num_tokens};
     report += common::format("\n%s, %.0f tokens: %.1f %% equal choices, log-probability %+.4f, absolute %.4f",
-                             names[pair], num_tokens, 100.0 * own.equal, own.mean, own.absolute);
+                             kPairs[pair].name, num_tokens, 100.0 * own.equal, own.mean, own.absolute);
   }
   WARN(report);
   // A small model in small heads. Measured on an H200: 92.5 % and -0.013, absolute 0.092. A scale that is off by 2, or
@@ -403,6 +415,10 @@ TEST_CASE("GPU: how far K and V in float8 move the next token (stage 7, invarian
   CHECK(std::abs(found[1].mean) < 0.05);
   CHECK(found[1].absolute < 0.2);
   CHECK(found[1].absolute > 0.0);  // it is another cache
+  CHECK(found[3].equal > 0.85);
+  CHECK(std::abs(found[3].mean) < 0.05);
+  CHECK(found[3].absolute < 0.2);
+  CHECK(found[3].absolute > 0.0);  // these are other weights
 }
 
 TEST_CASE("GPU: float8 pages go through forks, copies on write, chunks and cached prefixes (stage 7, invariant 5)") {

@@ -263,6 +263,61 @@ TEST_CASE("GPU Llama: every architecture against float64", "[gpu]") {
   }
 }
 
+// The reference has the same rounded weights, so what is left is bfloat16's rounding of activations and of the
+// embedding.
+TEST_CASE("GPU Llama: float8 weights against float64, by rows, by tiles and unpacked", "[gpu]") {
+  if (!common::has_cuda_device()) {
+    SKIP_TEST("there is no GPU");
+  }
+  tests::TinyModel tiny;
+  tiny.architecture = GENERATE("llama", "qwen2", "qwen3");
+  tiny.vocab_size = 101;
+  tiny.hidden_size = 208;
+  tiny.num_heads = 7;
+  tiny.num_kv_heads = 1;
+  tiny.head_dim = 16;
+  // Rows for each way to divide the columns: short ones, those that fill the registers, and longer ones; the last two
+  // are also long enough for the kernel by tiles.
+  tiny.feed_forward_size = GENERATE(272, 1808, 2064, 4112);
+  tiny.write_head_dim = true;
+  tiny.spread = 0.8;
+  tiny.float8 = true;
+  const tests::Bytes bytes = tiny.builder().build();
+  const common::Gguf file = common::Gguf::parse(bytes, "tiny.gguf");
+  Random random(3);
+  const std::vector<int> tokens = random_numbers(random, 130, tiny.vocab_size);
+  const std::vector<double> expected = tests::SlowLlama(file).logits(tokens);
+  CudaLlama model(Llama(file), Precision::kBFloat16, 130, common::WeightType::kFloat8);
+  for (const std::vector<int>& chunks : {std::vector<int>{130}, {20, 64, 46}, {1, 8, 2, 16, 32}}) {
+    CAPTURE(tiny.architecture, tiny.feed_forward_size, chunks);
+    const Matrix logits = logits_in_chunks(model, tokens, chunks);
+    const Eigen::Map<const Eigen::VectorXd> exact(expected.data(), static_cast<Eigen::Index>(expected.size()));
+    const Eigen::Map<const Eigen::VectorXf> computed(logits.data(), logits.size());
+    CHECK((computed.cast<double>() - exact).norm() / exact.norm() <= bfloat16_bound(tiny.num_layers, 15.0));
+  }
+}
+
+TEST_CASE("GPU Llama: float8 weights by rows, by tiles and by the library are the same weights", "[gpu]") {
+  if (!common::has_cuda_device()) {
+    SKIP_TEST("there is no GPU");
+  }
+  const std::string name = GENERATE("llama-3.2-1b", "llama-3-8b", "smollm2-135m");
+  LlamaConfig config = common::find_preset(name).config;
+  config.num_layers = 2;
+  config.vocab_size = 4099;
+  CudaLlama model(config, 7, Precision::kBFloat16, 130, common::WeightType::kFloat8);
+  Random random(3);
+  const std::vector<int> tokens = random_numbers(random, 130, config.vocab_size);
+  const auto attention = [&](const auto& call) { tests::copy_queries(call, model); };
+  const Matrix expected = gpu_logits(model, tokens, tokens, attention);  // by the library
+  for (const int num_tokens : {1, 7, 8, 9, 16, 17, 31, 32, 33, 63, 64, 65}) {
+    CAPTURE(name, num_tokens);
+    const auto first = std::span(tokens).first(static_cast<std::size_t>(num_tokens));
+    const Matrix logits = gpu_logits(model, first, first, attention);
+    CHECK(complaint(logits, expected.topRows(num_tokens), Precision::kBFloat16, config.num_layers) == kNoComplaint);
+  }
+}
+
 TEST_CASE("GPU: a model that was prepared asks the matrix library nothing more", "[gpu]") {
   if (!common::has_cuda_device()) {
     SKIP_TEST("there is no GPU");

@@ -215,6 +215,12 @@ TEST_CASE("GPU Llama: bad arguments are refused before anything is launched", "[
   LlamaConfig odd = config;
   odd.feed_forward_size = 1532;
   CHECK_THROWS_AS((CudaLlama(odd, 1, Precision::kBFloat16, 1)), common::InputError);
+  LlamaConfig narrow = config;
+  narrow.feed_forward_size = 1528;
+  CHECK(CudaLlama::unsupported(narrow).empty());
+  CHECK(CudaLlama::unsupported(narrow, common::WeightType::kFloat8) ==
+        "on the GPU, the feed-forward size must be a multiple of 16 with float8 weights, and this model's is 1528");
+  CHECK_THROWS_AS((CudaLlama(config, 1, Precision::kFloat32, 1, common::WeightType::kFloat8)), common::CheckError);
   LlamaConfig wide = config;
   wide.head_dim = 264;
   CHECK(CudaLlama::unsupported(wide) == "on the GPU, a head has at most 256 dimensions, and this model's have 264");

@@ -40,13 +40,11 @@ namespace {
 
 const std::string kNoDifference;
 
-struct CacheType {
-  stage::Precision precision;
-  stage::KvCacheType kv_cache = stage::KvCacheType::kAuto;
-};
-const std::vector<CacheType> kCacheTypes = {{stage::Precision::kFloat32},
-                                            {stage::Precision::kBFloat16},
-                                            {stage::Precision::kBFloat16, stage::KvCacheType::kFloat8}};
+const std::vector<stage::GpuOptions> kCacheTypes = {
+    {.precision = stage::Precision::kFloat32},
+    {.precision = stage::Precision::kBFloat16},
+    {.precision = stage::Precision::kBFloat16, .kv_cache = stage::KvCacheType::kFloat8},
+    {.precision = stage::Precision::kBFloat16, .weights = stage::WeightType::kFloat8}};
 
 }  // namespace
 
@@ -63,9 +61,9 @@ TEST_CASE("GPU: sequences that share a step get what they get alone") {
                                   .num_heads = config.num_heads,
                                   .num_kv_heads = config.num_kv_heads,
                                   .head_dim = config.head_dim};
-  for (const CacheType& type : kCacheTypes) {
-    stage::CudaRunner together(bundled().llama, shape, type.precision, 128, 8, type.kv_cache);
-    stage::CudaRunner alone(bundled().llama, shape, type.precision, 128, 8, type.kv_cache);
+  for (const stage::GpuOptions& type : kCacheTypes) {
+    stage::CudaRunner together(bundled().llama, shape, type, 128, 8);
+    stage::CudaRunner alone(bundled().llama, shape, type, 128, 8);
     std::vector<int> lengths(4, 0);
     int salt = 0;
     for (const std::vector<int>& counts :
@@ -133,10 +131,10 @@ TEST_CASE("GPU: with one GPU, a model that is shared out is the whole model") {
     SKIP_TEST(reason);
   }
   // Steps of many tokens, of a few, and recorded ones; drawn with all filters.
-  for (const CacheType& type : kCacheTypes) {
-    stage::CudaRunner plain(bundled().llama, shape_of(20), type.precision, 256, 8, type.kv_cache);
-    stage::TensorParallelRunner shared(bundled().llama, shape_of(20), type.precision, 1, 256, 8, type.kv_cache);
-    stage::CudaRunner exact(bundled().llama, shape_of(20), stage::Precision::kFloat32, 256, 8);
+  for (const stage::GpuOptions& type : kCacheTypes) {
+    stage::CudaRunner plain(bundled().llama, shape_of(20), type, 256, 8);
+    stage::TensorParallelRunner shared(bundled().llama, shape_of(20), type, 256, 8);
+    stage::CudaRunner exact(bundled().llama, shape_of(20), {}, 256, 8);
     double plain_error = 0.0;  // squared
     double shared_error = 0.0;
     std::vector<int> table(20);
@@ -193,7 +191,7 @@ TEST_CASE("GPU: a step takes up the tokens of the one before, which the host has
   const std::vector<int> other_tables = {4, 5, 0, 1};
   std::vector<std::vector<Token>> found[2];
   for (const bool ahead : {false, true}) {
-    stage::CudaRunner runner(bundled().llama, shape, stage::Precision::kFloat32, 16, 8);
+    stage::CudaRunner runner(bundled().llama, shape, {}, 16, 8);
     std::vector<std::vector<Token>>& answers = found[ahead ? 1 : 0];
     runner.forward(make_step(prompt, {}, positions, slots, std::vector<int>{0, 9, 14}, std::vector<int>{9, 5}, tables,
                              std::vector<int>{0, 2, 4}, std::vector<int>{8, 13}));
@@ -224,7 +222,7 @@ TEST_CASE("GPU: a step that can't be computed leaves the one before as it was") 
   if (!common::has_cuda_device()) {
     SKIP_TEST("there is no GPU");
   }
-  stage::CudaRunner runner(bundled().llama, shape_of(4), stage::Precision::kFloat32, 16, 8);
+  stage::CudaRunner runner(bundled().llama, shape_of(4), {}, 16, 8);
   const std::vector<Token> tokens = some_tokens(16, 1);
   std::vector<int> positions(16);
   std::iota(positions.begin(), positions.end(), 0);
@@ -255,7 +253,7 @@ TEST_CASE("GPU: a step that can't be computed leaves the one before as it was") 
                   common::CheckError);
   CHECK(runner.drawn_tokens(0) == drawn);
   forward(9, 7);
-  stage::CudaRunner other(bundled().llama, shape_of(4), stage::Precision::kFloat32, 16, 8);
+  stage::CudaRunner other(bundled().llama, shape_of(4), {}, 16, 8);
   other.forward(make_step(tokens, {}, positions, positions, std::vector{0, 16}, std::vector{16}, table,
                           std::vector{0, 1}, std::vector{15}));
   CHECK(compare(runner.logits(), other.logits(), 2e-3F) == kNoDifference);
@@ -274,14 +272,14 @@ TEST_CASE("GPU: a step has at most the sequences that were announced, and the lo
   };
   const auto bytes_of_runner = [&](int max_sequences) {
     const std::size_t before = free_bytes();
-    const stage::CudaRunner runner(bundled().llama, shape_of(4), stage::Precision::kFloat32, kTokens, max_sequences);
+    const stage::CudaRunner runner(bundled().llama, shape_of(4), {}, kTokens, max_sequences);
     return static_cast<double>(before - free_bytes());
   };
   bytes_of_runner(1);  // what CUDA itself keeps
   const double logits = 4.0 * kTokens * bundled().llama.config().vocab_size;
   CHECK(bytes_of_runner(kTokens) - bytes_of_runner(1) > 0.9 * logits);
 
-  stage::CudaRunner runner(bundled().llama, shape_of(4), stage::Precision::kFloat32, 16, 2);
+  stage::CudaRunner runner(bundled().llama, shape_of(4), {}, 16, 2);
   const std::vector<int> slots = {0, 16, 32};
   const std::vector<int> zeros(3);
   const auto step = [&](int count) {
@@ -304,11 +302,11 @@ TEST_CASE("GPU: after warming up no step is recorded, however long the contexts 
   config.context_length = 2048;
   const common::Llama model = common::Llama::synthetic(config, 1);
   constexpr int kBlocks = 100;  // of each of two sequences
-  stage::CudaRunner warm(model, shape_of(2 * kBlocks), stage::Precision::kBFloat16, 256, 2);
+  stage::CudaRunner warm(model, shape_of(2 * kBlocks), {.precision = stage::Precision::kBFloat16}, 256, 2);
   warm.warm_up(256, 2);
   const int recorded = warm.num_recorded_steps();
   CHECK(recorded == 4);  // of one sequence and of two, in two sets of buffers
-  stage::CudaRunner cold(model, shape_of(2 * kBlocks), stage::Precision::kBFloat16, 256, 2);
+  stage::CudaRunner cold(model, shape_of(2 * kBlocks), {.precision = stage::Precision::kBFloat16}, 256, 2);
   for (int length = 0; length < 1200;) {
     const int count = length % 256 < 120 ? 120 : 1;  // chunks, and single tokens in between
     std::vector<int> positions(static_cast<std::size_t>(2 * count));
@@ -339,7 +337,7 @@ TEST_CASE("GPU: warming up leaves K and V as they were, whatever the limits") {
   if (!common::has_cuda_device()) {
     SKIP_TEST("there is no GPU");
   }
-  stage::CudaRunner runner(bundled().llama, shape_of(4), stage::Precision::kFloat32, 100, 8);
+  stage::CudaRunner runner(bundled().llama, shape_of(4), {}, 100, 8);
   for (const auto& [max_tokens, max_sequences] : {std::pair{1, 1}, {100, 1}, {64, 64}, {1 << 16, 1 << 16}}) {
     CAPTURE(max_tokens, max_sequences);
     runner.warm_up(max_tokens, max_sequences);
@@ -355,11 +353,11 @@ TEST_CASE("GPU: a block that goes out and comes back is byte-equal in every laye
     SKIP_TEST("there is no GPU");
   }
   constexpr int kNumBlocks = 6;
-  for (const CacheType& type : kCacheTypes) {
+  for (const stage::GpuOptions& type : kCacheTypes) {
     CAPTURE(static_cast<int>(type.precision), static_cast<int>(type.kv_cache));
     stage::KvCacheShape shape = shape_of(kNumBlocks);
     shape.num_host_blocks = 3;
-    stage::CudaRunner runner(bundled().llama, shape, type.precision, 32, 8, type.kv_cache);
+    stage::CudaRunner runner(bundled().llama, shape, type, 32, 8);
     // 32 tokens in blocks 4 and 1.
     const std::vector<Token> tokens = some_tokens(32, 1);
     const std::vector<int> table = {4, 1};
@@ -469,7 +467,7 @@ TEST_CASE("GPU: too little room for swapped-out blocks is blamed on --host-slots
   shape.num_host_blocks = 1 << 30;  // some hundred TB, far more than any host has
   std::string message;
   try {
-    const stage::CudaRunner runner(bundled().llama, shape, stage::Precision::kFloat32, 16, 8);
+    const stage::CudaRunner runner(bundled().llama, shape, {}, 16, 8);
   } catch (const common::InputError& error) {
     message = error.what();
   }

@@ -69,6 +69,26 @@ TEST_CASE("float8 K and V without kernels for them end in one clear line (stage 
   }
 }
 
+TEST_CASE("float8 weights without kernels for them end in one clear line (stage 7, invariant 7)") {
+  const auto refusal_of = [](Device device, Precision precision) -> std::string {
+    EngineOptions options = options_for(device, precision);
+    options.gpu.weights = stage7::WeightType::kFloat8;
+    try {
+      const Engine engine(small_model(), options);
+    } catch (const common::InputError& error) {
+      return error.what();
+    }
+    return "";
+  };
+  for (const Precision precision : {Precision::kFloat32, Precision::kBFloat16}) {
+    CHECK(refusal_of(Device::kCpu, precision) == "the CPU reads weights as the file has them, not in float8");
+  }
+  for (const Device device : {Device::kAuto, Device::kGpu}) {
+    CHECK(tests::contains(refusal_of(device, Precision::kFloat32), "--precision bf16"));
+    CHECK(refusal_of(device, Precision::kBFloat16).empty() == has_gpu());
+  }
+}
+
 TEST_CASE("a token's K and V take half the bytes in bfloat16, and a quarter and the scales in float8") {
   stage7::KvCacheShape shape{
       .num_layers = 30, .num_blocks = 1, .block_size = 16, .num_heads = 9, .num_kv_heads = 3, .head_dim = 64};

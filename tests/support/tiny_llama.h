@@ -14,6 +14,7 @@
 #include "common/math/sampling.h"
 #include "common/model/gguf.h"
 #include "tests/support/catch.h"
+#include "tests/support/float8.h"
 #include "tests/support/gguf_builder.h"
 #include "tests/support/quantised_rows.h"
 
@@ -257,6 +258,7 @@ struct TinyModel {
   bool write_head_dim = false;
   bool tied = true;
   float epsilon = 1e-5F;
+  bool float8 = false;  // the matrices of layers hold numbers that float8 with a scale for each row stores exactly
   double spread = 1.5;  // of a product, if what is multiplied has 1
   std::optional<float> freq_base;
   std::vector<float> rope_factors;
@@ -285,6 +287,9 @@ struct TinyModel {
       std::vector<float> values;
       for (std::int64_t i = 0; i < count; ++i) {
         values.push_back(static_cast<float>(mean + deviation * random.normal()));
+      }
+      if (float8 && is_matrix && name.starts_with("blk.")) {
+        values = through_float8(values, static_cast<std::size_t>(shape.back()));
       }
       result.add_tensor(name, shape, values);
     };
