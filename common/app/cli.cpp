@@ -530,6 +530,7 @@ Command& Program::add_command(const std::string& name, const std::string& descri
 }
 
 int Program::run(int argc, char** argv) {
+  keep_freed_memory();
   try {
     const int code = command_line_.run(argc, argv);
     if (!std::cout.flush()) {

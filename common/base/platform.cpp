@@ -10,6 +10,9 @@
 #include <sys/stat.h>
 #include <unistd.h>
 #endif
+#ifdef __linux__
+#include <malloc.h>
+#endif
 
 #include <array>
 #include <cerrno>
@@ -222,6 +225,14 @@ std::int64_t available_memory_bytes() {
   return 0;
 }
 
+void keep_freed_memory() {
+#ifdef __GLIBC__
+  constexpr int kLargestThreshold = 32 << 20;  // more is refused
+  (void)::mallopt(M_MMAP_THRESHOLD, kLargestThreshold);
+  (void)::mallopt(M_TRIM_THRESHOLD, 8 * kLargestThreshold);
+#endif
+}
+
 void advise_huge_pages([[maybe_unused]] void* data, [[maybe_unused]] std::size_t bytes) {
 #ifdef MADV_HUGEPAGE
   (void)::madvise(data, bytes, MADV_HUGEPAGE);
@@ -284,6 +295,8 @@ void NoteInterrupts::clear() {}
 LineInput read_line(std::string& line) { return std::getline(std::cin, line) ? LineInput::kLine : LineInput::kEnd; }
 
 std::int64_t peak_resident_bytes() { return 0; }
+
+void keep_freed_memory() {}
 
 void advise_huge_pages(void*, std::size_t) {}
 

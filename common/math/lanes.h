@@ -1,6 +1,7 @@
-// Sixteen numbers at once, for unpacking quantised weights. With g++ and clang these are the compiler's own vectors,
-// which become the widest registers that the target has, or several narrower ones. Any other compiler, or
-// -DCOMMON_PLAIN_LANES, gets an array and loops: the same results, slower where the loops are not vectorised.
+// Sixteen numbers at once, for products and for unpacking quantised weights. With g++ and clang these are the
+// compiler's own vectors, which become the widest registers that the target has, or several narrower ones. Any other
+// compiler, or -DCOMMON_PLAIN_LANES, gets an array and loops: the same results, slower where the loops are not
+// vectorised.
 //
 // Functions take and give lanes by reference: a vector wider than the target's registers has no settled calling
 // convention.
@@ -22,9 +23,6 @@ namespace common {
 
 constexpr std::size_t kNumLanes = 16;
 
-// What the products compute with: one AVX-512 register, or two or four of a smaller machine.
-using Packet = Eigen::Array<float, kNumLanes, 1>;
-
 // The float that a float16 is. With exponent and mantissa shifted to where a float has them, the value is too small by
 // a factor of 2^112 (112 = 127 - 15), for subnormal numbers as well. NaN keeps its payload.
 inline float float_of_half(std::uint16_t half) {
@@ -41,28 +39,27 @@ inline float float_of_half(std::uint16_t half) {
 
 #if defined(__GNUC__) && !defined(COMMON_PLAIN_LANES)
 
+// One AVX-512 register, or two or four of a smaller machine.
+using Packet [[gnu::vector_size(4 * kNumLanes)]] = float;
 using Integers [[gnu::vector_size(4 * kNumLanes)]] = std::int32_t;
 
 namespace lanes {
-using Floats [[gnu::vector_size(4 * kNumLanes)]] = float;
 using Bytes [[gnu::vector_size(kNumLanes)]] = std::uint8_t;
 using SignedBytes [[gnu::vector_size(kNumLanes)]] = std::int8_t;
 using Halves [[gnu::vector_size(2 * kNumLanes)]] = std::uint16_t;
 using SignedHalves [[gnu::vector_size(2 * kNumLanes)]] = std::int16_t;
+using Words [[gnu::vector_size(kNumLanes)]] = std::uint32_t;
 
 // In two steps, each of which doubles the width: g++ widens to four times the width one lane after the other.
 template <typename Narrow, typename Between>
-inline void load(const void* data, Integers& out) {
+inline void widen(const void* data, Integers& out) {
   Narrow narrow;
   std::memcpy(&narrow, data, sizeof narrow);
   out = __builtin_convertvector(__builtin_convertvector(narrow, Between), Integers);
 }
-
-inline void store(const Floats& floats, Packet& out) { std::memcpy(out.data(), &floats, sizeof floats); }
 }  // namespace lanes
 
-// Sixteen small integers, from memory that need not be aligned. Here are the only intrinsics: g++ 12 makes eight
-// instructions of what is one.
+// Sixteen small integers, from memory that need not be aligned. g++ 12 makes eight instructions of what is one.
 #ifdef __AVX512F__
 inline void load_uint8(const std::uint8_t* data, Integers& out) {
   out = reinterpret_cast<Integers>(_mm512_cvtepu8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(data))));
@@ -74,19 +71,21 @@ inline void load_uint16(const std::uint8_t* data, Integers& out) {
   out = reinterpret_cast<Integers>(_mm512_cvtepu16_epi32(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(data))));
 }
 #else
-inline void load_uint8(const std::uint8_t* data, Integers& out) { lanes::load<lanes::Bytes, lanes::Halves>(data, out); }
+inline void load_uint8(const std::uint8_t* data, Integers& out) {
+  lanes::widen<lanes::Bytes, lanes::Halves>(data, out);
+}
 inline void load_int8(const std::uint8_t* data, Integers& out) {
-  lanes::load<lanes::SignedBytes, lanes::SignedHalves>(data, out);
+  lanes::widen<lanes::SignedBytes, lanes::SignedHalves>(data, out);
 }
 inline void load_uint16(const std::uint8_t* data, Integers& out) {
-  lanes::load<lanes::Halves, lanes::Halves>(data, out);
+  lanes::widen<lanes::Halves, lanes::Halves>(data, out);
 }
 #endif
 
-// Lane i is bit i of `bits`.
-inline void spread_bits(std::uint32_t bits, Integers& out) {
+// Lane i is bits >> i, so that bit i is its lowest.
+inline void shift_by_lane(std::uint32_t bits, Integers& out) {
   constexpr Integers kLane = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
-  out = ((Integers{} + static_cast<std::int32_t>(bits)) >> kLane) & 1;
+  out = (Integers{} + static_cast<std::int32_t>(bits)) >> kLane;
 }
 
 // Lane i is table[index of lane i], for indices from 0 to 15.
@@ -102,114 +101,180 @@ inline void look_up(const std::array<std::int32_t, kNumLanes>& table, const Inte
 #endif
 }
 
-// scale * integers
-inline void scale_lanes(const Integers& integers, float scale, Packet& out) {
-  lanes::store(__builtin_convertvector(integers, lanes::Floats) * scale, out);
-}
-
-// scale * integers + offset. The product has to be exact: whether it is rounded is then no question.
-inline void scale_lanes(const Integers& integers, float scale, float offset, Packet& out) {
-  lanes::store(__builtin_convertvector(integers, lanes::Floats) * scale + offset, out);
-}
-
-// scale * q + offset for the low nibbles q of 16 bytes, or for the high ones. AVX-512 looks them up among the sixteen
-// possible results.
-inline void scale_nibbles(const std::uint8_t* data, bool high, float scale, float offset, Packet& out) {
-  Integers both;
-  load_uint8(data, both);
-#ifdef __AVX512F__
-  constexpr lanes::Floats kNumbers = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
-  const auto index = reinterpret_cast<__m512i>(high ? both >> 4 : both);  // only the lowest four bits count
-  const auto results = reinterpret_cast<__m512>(kNumbers * scale + offset);
-  _mm512_store_ps(out.data(), _mm512_permutexvar_ps(index, results));
-#else
-  scale_lanes(high ? both >> 4 : both & 0xF, scale, offset, out);
-#endif
-}
+inline void to_floats(const Integers& integers, Packet& out) { out = __builtin_convertvector(integers, Packet); }
 
 // The floats that have these bits, and the other way round.
-inline void floats_of_bits(const Integers& bits, Packet& out) { std::memcpy(out.data(), &bits, sizeof bits); }
-inline void bits_of_floats(const Packet& floats, Integers& out) { std::memcpy(&out, floats.data(), sizeof out); }
+inline void floats_of_bits(const Integers& bits, Packet& out) { std::memcpy(&out, &bits, sizeof out); }
+inline void bits_of_floats(const Packet& floats, Integers& out) { std::memcpy(&out, &floats, sizeof out); }
 
 #else
 
-struct Integers {
-  std::array<std::int32_t, kNumLanes> lane{};
+namespace lanes {
+// Numbers with the operations of the compilers' vectors that are used here.
+template <typename Number>
+struct Array {
+  std::array<Number, kNumLanes> lane;
 
-  std::int32_t operator[](std::size_t i) const { return lane[i]; }
+  Number operator[](std::size_t i) const { return lane[i]; }
   template <typename Operation>
-  friend Integers each(const Integers& a, Operation operation) {
-    Integers result;
+  friend Array each(const Array& a, Operation operation) {
+    Array result;
     for (std::size_t i = 0; i < kNumLanes; ++i) {
       result.lane[i] = operation(a.lane[i], i);
     }
     return result;
   }
-  friend Integers operator&(const Integers& a, std::int32_t b) {
-    return each(a, [b](std::int32_t x, std::size_t) { return x & b; });
+  friend Array operator+(const Array& a, Number b) {
+    return each(a, [b](Number x, std::size_t) { return x + b; });
   }
-  friend Integers operator+(const Integers& a, std::int32_t b) {
-    return each(a, [b](std::int32_t x, std::size_t) { return x + b; });
+  friend Array operator-(const Array& a, Number b) {
+    return each(a, [b](Number x, std::size_t) { return x - b; });
   }
-  friend Integers operator-(const Integers& a, std::int32_t b) { return a + -b; }
-  friend Integers operator<<(const Integers& a, int b) {
-    return each(a, [b](std::int32_t x, std::size_t) { return x << b; });
+  friend Array operator*(const Array& a, Number b) {
+    return each(a, [b](Number x, std::size_t) { return x * b; });
   }
-  friend Integers operator>>(const Integers& a, int b) {
-    return each(a, [b](std::int32_t x, std::size_t) { return x >> b; });
+  friend Array operator&(const Array& a, Number b) {
+    return each(a, [b](Number x, std::size_t) { return x & b; });
   }
-  friend Integers operator|(const Integers& a, const Integers& b) {
-    return each(a, [&b](std::int32_t x, std::size_t i) { return x | b.lane[i]; });
+  friend Array operator<<(const Array& a, int b) {
+    return each(a, [b](Number x, std::size_t) { return x << b; });
   }
+  friend Array operator>>(const Array& a, int b) {
+    return each(a, [b](Number x, std::size_t) { return x >> b; });
+  }
+  friend Array operator|(const Array& a, const Array& b) {
+    return each(a, [&b](Number x, std::size_t i) { return x | b.lane[i]; });
+  }
+  friend Array operator+(const Array& a, const Array& b) {
+    return each(a, [&b](Number x, std::size_t i) { return x + b.lane[i]; });
+  }
+  friend Array operator*(const Array& a, const Array& b) {
+    return each(a, [&b](Number x, std::size_t i) { return x * b.lane[i]; });
+  }
+  Array& operator+=(const Array& b) { return *this = *this + b; }
+  Array& operator*=(Number b) { return *this = *this * b; }
 };
 
-namespace lanes {
-template <typename Narrow>
-void load(const std::uint8_t* data, Integers& out) {
+template <typename Narrow, typename Number>
+void widen(const std::uint8_t* data, Array<Number>& out) {
   std::array<Narrow, kNumLanes> narrow;
   std::memcpy(narrow.data(), data, sizeof narrow);
   std::copy(narrow.begin(), narrow.end(), out.lane.begin());
 }
 }  // namespace lanes
 
-inline void load_uint8(const std::uint8_t* data, Integers& out) { lanes::load<std::uint8_t>(data, out); }
-inline void load_int8(const std::uint8_t* data, Integers& out) { lanes::load<std::int8_t>(data, out); }
-inline void load_uint16(const std::uint8_t* data, Integers& out) { lanes::load<std::uint16_t>(data, out); }
+using Packet = lanes::Array<float>;
+using Integers = lanes::Array<std::int32_t>;
 
-inline void spread_bits(std::uint32_t bits, Integers& out) {
-  out = each(out, [bits](std::int32_t, std::size_t i) { return static_cast<std::int32_t>(bits >> i & 1U); });
+inline void load_uint8(const std::uint8_t* data, Integers& out) { lanes::widen<std::uint8_t>(data, out); }
+inline void load_int8(const std::uint8_t* data, Integers& out) { lanes::widen<std::int8_t>(data, out); }
+inline void load_uint16(const std::uint8_t* data, Integers& out) { lanes::widen<std::uint16_t>(data, out); }
+
+inline void shift_by_lane(std::uint32_t bits, Integers& out) {
+  out = each(out, [bits](std::int32_t, std::size_t i) { return static_cast<std::int32_t>(bits >> i); });
 }
 
 inline void look_up(const std::array<std::int32_t, kNumLanes>& table, const Integers& index, Integers& out) {
   out = each(index, [&table](std::int32_t x, std::size_t) { return table[static_cast<std::size_t>(x)]; });
 }
 
-inline void scale_lanes(const Integers& integers, float scale, Packet& out) {
-  for (std::size_t i = 0; i < kNumLanes; ++i) {
-    out(static_cast<Eigen::Index>(i)) = static_cast<float>(integers[i]) * scale;
-  }
+inline void to_floats(const Integers& integers, Packet& out) {
+  std::copy(integers.lane.begin(), integers.lane.end(), out.lane.begin());
 }
 
-inline void scale_lanes(const Integers& integers, float scale, float offset, Packet& out) {
-  for (std::size_t i = 0; i < kNumLanes; ++i) {
-    out(static_cast<Eigen::Index>(i)) = static_cast<float>(integers[i]) * scale + offset;
-  }
-}
-
-inline void scale_nibbles(const std::uint8_t* data, bool high, float scale, float offset, Packet& out) {
-  Integers both;
-  load_uint8(data, both);
-  scale_lanes(high ? both >> 4 : both & 0xF, scale, offset, out);
-}
-
-inline void floats_of_bits(const Integers& bits, Packet& out) {
-  std::memcpy(out.data(), bits.lane.data(), sizeof bits.lane);
-}
-
-inline void bits_of_floats(const Packet& floats, Integers& out) {
-  std::memcpy(out.lane.data(), floats.data(), sizeof out.lane);
-}
+inline void floats_of_bits(const Integers& bits, Packet& out) { std::memcpy(&out, &bits, sizeof out); }
+inline void bits_of_floats(const Packet& floats, Integers& out) { std::memcpy(&out, &floats, sizeof out); }
 
 #endif
+
+// Lane i is byte i of four words, of which each has its lowest first. Through memory, they would be written in parts
+// and read as a whole, for which a processor waits.
+inline void spread_bytes(const std::array<std::uint32_t, 4>& words, Integers& out) {
+#if defined(__AVX512F__) && !defined(COMMON_PLAIN_LANES)
+  const lanes::Words packed = {words[0], words[1], words[2], words[3]};
+  out = reinterpret_cast<Integers>(_mm512_cvtepu8_epi32(reinterpret_cast<__m128i>(packed)));
+#else
+  std::array<std::uint8_t, kNumLanes> bytes{};
+  std::memcpy(bytes.data(), words.data(), sizeof bytes);
+  load_uint8(bytes.data(), out);
+#endif
+}
+
+// Floats in memory need not be aligned.
+inline void load(const float* data, Packet& out) { std::memcpy(&out, data, sizeof out); }
+inline void store(const Packet& packet, float* data) { std::memcpy(data, &packet, sizeof packet); }
+
+inline float sum_of(const Packet& packet) {
+  Eigen::Array<float, kNumLanes, 1> floats;
+  store(packet, floats.data());
+  return floats.sum();
+}
+
+// scale * integers
+inline void scale_lanes(const Integers& integers, float scale, Packet& out) {
+  to_floats(integers, out);
+  out = out * scale;
+}
+
+// scale * integers + offset. The product has to be exact: whether it is rounded is then no question.
+inline void scale_lanes(const Integers& integers, float scale, float offset, Packet& out) {
+  to_floats(integers, out);
+  out = out * scale + offset;
+}
+
+// Lane i has the bits of `ones` where `mask` has a one, and those of `zeros` elsewhere.
+inline void select_bits(std::int32_t mask, const Integers& ones, const Integers& zeros, Integers& out) {
+#if defined(__AVX512F__) && !defined(COMMON_PLAIN_LANES)
+  // g++ 12 makes two instructions of what is one.
+  out = reinterpret_cast<Integers>(_mm512_ternarylogic_epi32(_mm512_set1_epi32(mask), reinterpret_cast<__m512i>(ones),
+                                                             reinterpret_cast<__m512i>(zeros), 0xCA));
+#else
+  out = (ones & mask) | (zeros & ~mask);
+#endif
+}
+
+// scale * q + offset for a number q that the kBits lowest bits of a lane make, four or five, whatever is above them.
+// number(lane, q) says which, for one integer as for sixteen.
+//
+// AVX-512 computes the sixteen or 32 possible results and looks up each lane's, for which its instruction reads these
+// bits and no others. Other machines compute each lane's.
+template <int kBits, typename Number, typename Result>
+inline void of_low_bits(const Integers& lanes, const Number& number, const Result& result, Packet& out) {
+  static_assert(kBits == 4 || kBits == 5);
+#if defined(__AVX512F__) && !defined(COMMON_PLAIN_LANES)
+  const auto results = [&](int first) {
+    Integers numbers;
+    for (int i = 0; i < static_cast<int>(kNumLanes); ++i) {
+      std::int32_t q = 0;
+      number(first + i, q);
+      numbers[i] = q;
+    }
+    Packet packet;
+    result(numbers, packet);
+    return reinterpret_cast<__m512>(packet);
+  };
+  const auto index = reinterpret_cast<__m512i>(lanes);
+  if constexpr (kBits == 4) {
+    out = reinterpret_cast<Packet>(_mm512_permutexvar_ps(index, results(0)));
+  } else {
+    out = reinterpret_cast<Packet>(_mm512_permutex2var_ps(results(0), index, results(16)));
+  }
+#else
+  Integers numbers;
+  number(lanes, numbers);
+  result(numbers, out);
+#endif
+}
+
+template <int kBits, typename Number>
+inline void scale_low_bits(const Integers& lanes, const Number& number, float scale, Packet& out) {
+  of_low_bits<kBits>(
+      lanes, number, [&](const Integers& q, Packet& result) { scale_lanes(q, scale, result); }, out);
+}
+template <int kBits, typename Number>
+inline void scale_low_bits(const Integers& lanes, const Number& number, float scale, float offset, Packet& out) {
+  const auto scaled = [&](const Integers& q, Packet& result) { scale_lanes(q, scale, offset, result); };
+  of_low_bits<kBits>(lanes, number, scaled, out);
+}
 
 }  // namespace common

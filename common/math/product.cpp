@@ -2,8 +2,11 @@
 
 #include <algorithm>
 #include <array>
+#include <cstring>
+#include <type_traits>
 
 #include "common/base/check.h"
+#include "common/base/parallel.h"
 #include "common/math/lanes.h"
 
 namespace common {
@@ -11,21 +14,30 @@ namespace {
 
 // Above this many rows of a, packing pays.
 constexpr Eigen::Index kFewRows = 8;
-// For a * b^T, where b is far larger than a: above this many, packing b pays too.
-constexpr Eigen::Index kSomeRows = 64;
 
 constexpr Eigen::Index kPacket = kNumLanes;
 
-// Made of a source, this many rows of b at a time: see panel_rows.
-constexpr Eigen::Index kPanelFloats = Eigen::Index{1} << 17;  // half a megabyte
-constexpr Eigen::Index kPanelStep = 48;
+// What a product of packed rows holds in registers: sums of this many packets of rows of a, for this many rows of b.
+// AVX-512 has 32 registers of a packet; of 16 with half a packet each, or 32 with a quarter, six packets are most.
+#ifdef __AVX512F__
+constexpr Eigen::Index kTilePackets = 2;
+constexpr Eigen::Index kTileCols = 12;
+#else
+constexpr Eigen::Index kTilePackets = 1;
+constexpr Eigen::Index kTileCols = 6;
+#endif
 
-Packet load(const float* data) { return Eigen::Map<const Packet>(data); }
+// Rows of b at a time, if a has several tiles: they stay in the second-level cache from one to the next.
+constexpr Eigen::Index kPanelFloats = Eigen::Index{1} << 16;
+
+// A tile's columns lie in the second-level cache too. They are fetched this many floats ahead.
+constexpr Eigen::Index kPrefetchFloats = 256;
 
 // A masked score, -inf, has a weight of exactly 0. Eigen's vectorised exp would make 3e-39 of it: it limits its
 // argument.
-Packet exp_or_zero(const Packet& x) {
-  Packet result = x.exp();
+using Scores = Eigen::Array<float, kPacket, 1>;
+Scores exp_or_zero(const Scores& x) {
+  Scores result = x.exp();
   for (Eigen::Index i = 0; i < kPacket; ++i) {  // Eigen's select is not vectorised; the compiler does this loop
     result(i) = x(i) < -87.0F ? 0.0F : result(i);
   }
@@ -48,23 +60,27 @@ void dot_product_rows(Rows a, Rows b, Eigen::Index n, Eigen::Index k, float* c, 
   for (Eigen::Index col = 0; col < n; ++col) {
     const float* const b_row = b.row(col);
     // Two sums a row, so that an addition need not wait for the one before it.
-    std::array<Packet, kRows> even;
-    std::array<Packet, kRows> odd;
-    even.fill(Packet::Zero());
-    odd.fill(Packet::Zero());
-    for (Eigen::Index i = 0; i < pairs; i += 2 * kPacket) {
+    std::array<Packet, kRows> even{};
+    std::array<Packet, kRows> odd{};
+    const auto add = [&](std::array<Packet, kRows>& sums, Eigen::Index i) {
+      Packet y;
+      load(b_row + i, y);
       for (std::size_t row = 0; row < kRows; ++row) {
-        const float* const a_row = a.row(static_cast<Eigen::Index>(row));
-        even[row] += load(a_row + i) * load(b_row + i);
-        odd[row] += load(a_row + i + kPacket) * load(b_row + i + kPacket);
+        Packet x;
+        load(a.row(static_cast<Eigen::Index>(row)) + i, x);
+        sums[row] += x * y;
       }
+    };
+    for (Eigen::Index i = 0; i < pairs; i += 2 * kPacket) {
+      add(even, i);
+      add(odd, i + kPacket);
+    }
+    if (pairs < whole) {
+      add(even, pairs);
     }
     for (std::size_t row = 0; row < kRows; ++row) {
       const float* const a_row = a.row(static_cast<Eigen::Index>(row));
-      if (pairs < whole) {
-        even[row] += load(a_row + pairs) * load(b_row + pairs);
-      }
-      float sum = (even[row] + odd[row]).sum();
+      float sum = sum_of(even[row] + odd[row]);
       for (Eigen::Index i = whole; i < k; ++i) {
         sum += a_row[i] * b_row[i];
       }
@@ -73,61 +89,81 @@ void dot_product_rows(Rows a, Rows b, Eigen::Index n, Eigen::Index k, float* c, 
   }
 }
 
-// c: [num_rows, kCols] = a * b^T for up to 16 rows of a and kCols rows of b, which is read as it lies. a_columns: [k,
-// 16], a's columns one after the other. A sum is one lane, from the first product to the last: it depends on nothing
-// else.
-template <int kCols>
-void outer_products(const float* a_columns, Rows b, Eigen::Index k, Eigen::Index num_rows, float* c,
-                    Eigen::Index c_stride) {
-  std::array<Packet, kCols> sums;
-  sums.fill(Packet::Zero());
-  for (Eigen::Index i = 0; i < k; ++i) {
-    const Packet column = load(a_columns + i * kPacket);
-    for (std::size_t col = 0; col < kCols; ++col) {
-      sums[col] += column * b.row(static_cast<Eigen::Index>(col))[i];
-    }
-  }
-  for (std::size_t col = 0; col < kCols; ++col) {
-    for (Eigen::Index row = 0; row < num_rows; ++row) {
-      c[row * c_stride + static_cast<Eigen::Index>(col)] = sums[col](row);
-    }
-  }
+// The last tile of packed rows has one packet of them, if that is enough.
+Eigen::Index tile_rows(const PackedRows& a, Eigen::Index index) {
+  return a.rows() - index * kTilePackets * kPacket <= kPacket ? kPacket : kTilePackets * kPacket;
 }
 
-// c: [m, n] = a * b^T for more rows of a than a few, and far fewer than b has. Only a is brought into another order.
-// rows_of_b(first, count): Rows, of at most 8.
-template <typename RowsOfB>
-void multiply_some_rows(const Eigen::Ref<const Matrix>& a, const RowsOfB& rows_of_b, Eigen::Index n, float* c,
-                        Eigen::Index c_stride) {
-  constexpr Eigen::Index kCols = 8;  // rows of b at a time: they stay in the cache from one tile of a to the next
-  const Eigen::Index k = a.cols();
-  const Eigen::Index num_tiles = (a.rows() + kPacket - 1) / kPacket;
-  Matrix columns = Matrix::Zero(num_tiles * k, kPacket);  // tile by tile: [k, 16], zero where a has no rows
-  for (Eigen::Index row = 0; row < a.rows(); ++row) {
-    columns.block(row / kPacket * k, row % kPacket, k, 1) = a.row(row).transpose();
-  }
-  for (Eigen::Index first = 0; first < n; first += kCols) {
-    const Rows b = rows_of_b(first, std::min(kCols, n - first));
-    for (Eigen::Index tile = 0; tile < num_tiles; ++tile) {
-      const Eigen::Index num_rows = std::min(kPacket, a.rows() - tile * kPacket);
-      const float* const tile_columns = columns.data() + tile * k * kPacket;
-      float* const to = c + tile * kPacket * c_stride + first;
-      if (first + kCols <= n) {
-        outer_products<kCols>(tile_columns, b, k, num_rows, to, c_stride);
-      } else {
-        for (Eigen::Index col = 0; first + col < n; ++col) {
-          outer_products<1>(tile_columns, {b.row(col), b.stride}, k, num_rows, to + col, c_stride);
-        }
+void prefetch([[maybe_unused]] const float* data) {
+#ifdef __GNUC__
+  __builtin_prefetch(data);
+#endif
+}
+
+// c: [num_rows, kCols] = a * b^T for a tile of packed rows of a, [k, kPackets * 16], and kCols rows of b, which is read
+// as it lies. A sum is one lane, from the first product to the last: it depends on nothing else.
+template <int kPackets, int kCols>
+void multiply_tile(const float* tile, Rows b, Eigen::Index k, Eigen::Index num_rows, float* c, Eigen::Index c_stride) {
+  std::array<std::array<Packet, kPackets>, kCols> sums{};
+  for (Eigen::Index i = 0; i < k; ++i) {
+    std::array<Packet, kPackets> column;
+    for (std::size_t packet = 0; packet < kPackets; ++packet) {
+      load(tile, column[packet]);
+      prefetch(tile + kPrefetchFloats);
+      tile += kPacket;
+    }
+    for (std::size_t col = 0; col < kCols; ++col) {
+      const float weight = b.row(static_cast<Eigen::Index>(col))[i];
+      for (std::size_t packet = 0; packet < kPackets; ++packet) {
+        sums[col][packet] += column[packet] * weight;
       }
     }
   }
+  std::array<std::array<float, kPackets * kPacket>, kCols> columns_of_c;
+  std::memcpy(columns_of_c.data(), sums.data(), sizeof columns_of_c);
+  for (Eigen::Index row = 0; row < num_rows; ++row) {
+    for (std::size_t col = 0; col < kCols; ++col) {
+      c[row * c_stride + static_cast<Eigen::Index>(col)] = columns_of_c[col][static_cast<std::size_t>(row)];
+    }
+  }
 }
 
-// Rows of b at a time for a general product. Eigen computes the last few rows of its left operand, here b, by kernels
-// that add in another order. With panels of a multiple of 48 rows, three of its packets, only the last rows of all are
-// such: the result is that of one product.
-Eigen::Index panel_rows(Eigen::Index k) {
-  return std::max<Eigen::Index>(1, kPanelFloats / std::max<Eigen::Index>(1, k) / kPanelStep) * kPanelStep;
+template <int kPackets>
+void multiply_tile_by_panel(const float* tile, Rows b, Eigen::Index num_cols, Eigen::Index k, Eigen::Index num_rows,
+                            float* c, Eigen::Index c_stride) {
+  Eigen::Index col = 0;
+  const auto run = [&](auto cols) {
+    for (; col + cols <= num_cols; col += cols) {
+      multiply_tile<kPackets, cols>(tile, {b.row(col), b.stride}, k, num_rows, c + col, c_stride);
+    }
+  };
+  run(std::integral_constant<int, kTileCols>());
+  run(std::integral_constant<int, 4>());
+  run(std::integral_constant<int, 1>());
+}
+
+// c = a * b^T, for rows_of_b(first, count): Rows.
+template <typename RowsOfB>
+void multiply_packed(const PackedRows& a, Eigen::Index num_b_rows, const RowsOfB& rows_of_b, Eigen::Ref<Matrix> c) {
+  COMMON_CHECK(c.rows() == a.rows() && c.cols() == num_b_rows, "shapes don't fit");
+  const Eigen::Index k = a.cols();
+  const Eigen::Index panels = a.num_tiles() == 1 ? 1 : kPanelFloats / std::max<Eigen::Index>(1, k) / kTileCols;
+  const Eigen::Index step = std::max<Eigen::Index>(1, panels) * kTileCols;
+  for (Eigen::Index first = 0; first < num_b_rows; first += step) {
+    const Eigen::Index count = std::min(step, num_b_rows - first);
+    const Rows rows = rows_of_b(first, count);
+    for (Eigen::Index index = 0; index < a.num_tiles(); ++index) {
+      const Eigen::Index first_row = index * kTilePackets * kPacket;
+      const Eigen::Index num_rows = std::min(tile_rows(a, index), a.rows() - first_row);
+      float* const to = c.data() + first_row * c.outerStride() + first;
+      const auto run = [&](auto kernel) { kernel(a.tile(index), rows, count, k, num_rows, to, c.outerStride()); };
+      if (tile_rows(a, index) == kPacket) {
+        run(multiply_tile_by_panel<1>);
+      } else {
+        run(multiply_tile_by_panel<kTilePackets>);
+      }
+    }
+  }
 }
 
 // c: [kRows, kPackets * 16] += a: [kRows, k] * b: [k, kPackets * 16], held in registers meanwhile.
@@ -139,20 +175,21 @@ void add_products(Rows a, Rows b, Eigen::Index k, float* c, Eigen::Index c_strid
   };
   for (std::size_t row = 0; row < kRows; ++row) {
     for (std::size_t packet = 0; packet < kPackets; ++packet) {
-      sums[row][packet] = load(address(row, packet));
+      load(address(row, packet), sums[row][packet]);
     }
   }
   for (Eigen::Index i = 0; i < k; ++i) {
     for (std::size_t packet = 0; packet < kPackets; ++packet) {
-      const Packet x = load(b.row(i) + static_cast<Eigen::Index>(packet) * kPacket);
+      Packet x;
+      load(b.row(i) + static_cast<Eigen::Index>(packet) * kPacket, x);
       for (std::size_t row = 0; row < kRows; ++row) {
-        sums[row][packet] += a.row(static_cast<Eigen::Index>(row))[i] * x;
+        sums[row][packet] += x * a.row(static_cast<Eigen::Index>(row))[i];
       }
     }
   }
   for (std::size_t row = 0; row < kRows; ++row) {
     for (std::size_t packet = 0; packet < kPackets; ++packet) {
-      Eigen::Map<Packet>(address(row, packet)) = sums[row][packet];
+      store(sums[row][packet], address(row, packet));
     }
   }
 }
@@ -190,16 +227,50 @@ void by_rows(Eigen::Index num_rows, const Four& four, const One& one) {
 
 }  // namespace
 
+PackedRows::PackedRows(const Eigen::Ref<const Matrix>& rows) : rows_(rows.rows()), cols_(rows.cols()) {
+  constexpr Eigen::Index kTileRows = kTilePackets * kPacket;
+  constexpr Eigen::Index kDepth = 16;  // columns at a time, which are a cache line of a row
+  tiles_.resize((rows_ + kTileRows - 1) / kTileRows, cols_ * kTileRows);
+  parallel_for(static_cast<int>(num_tiles()), [&](int begin, int end) {
+    for (Eigen::Index index = begin; index < end; ++index) {
+      const Eigen::Index width = tile_rows(*this, index);
+      const Eigen::Index first_row = index * kTileRows;
+      const Eigen::Index num_rows = std::min(width, rows_ - first_row);
+      float* const tile = tiles_.row(index).data();
+      if (num_rows < width) {
+        std::fill_n(tile, cols_ * width, 0.0F);
+      }
+      for (Eigen::Index first = 0; first < cols_; first += kDepth) {
+        const Eigen::Index last = std::min(first + kDepth, cols_);
+        for (Eigen::Index row = 0; row < num_rows; ++row) {
+          const float* const source = rows.row(first_row + row).data();
+          for (Eigen::Index col = first; col < last; ++col) {
+            tile[col * width + row] = source[col];
+          }
+        }
+      }
+    }
+  });
+}
+
+void multiply_transposed(const PackedRows& a, Eigen::Index num_b_rows, const RowSource& b, Eigen::Ref<Matrix> c) {
+  const auto rows_of_b = [&](Eigen::Index first, Eigen::Index count) {
+    const MatrixView rows = b(first, count);
+    return Rows{rows.data(), rows.outerStride()};
+  };
+  multiply_packed(a, num_b_rows, rows_of_b, c);
+}
+
 void multiply_transposed(const Eigen::Ref<const Matrix>& a, const Eigen::Ref<const Matrix>& b, Eigen::Ref<Matrix> c) {
   COMMON_CHECK(a.cols() == b.cols() && c.rows() == a.rows() && c.cols() == b.rows(), "shapes don't fit");
-  if (a.rows() > kSomeRows) {
-    c.noalias() = a * b.transpose();
-    return;
-  }
   const Rows b_rows{b.data(), b.outerStride()};
   if (a.rows() > kFewRows) {
-    const auto rows_of_b = [&](Eigen::Index first, Eigen::Index) { return Rows{b_rows.row(first), b_rows.stride}; };
-    multiply_some_rows(a, rows_of_b, b.rows(), c.data(), c.outerStride());
+    multiply_packed(
+        PackedRows(a), b.rows(),
+        [&](Eigen::Index first, Eigen::Index) {
+          return Rows{b_rows.row(first), b_rows.stride};
+        },
+        c);
     return;
   }
   const auto run = [&](auto kernel, Eigen::Index row) {
@@ -209,24 +280,6 @@ void multiply_transposed(const Eigen::Ref<const Matrix>& a, const Eigen::Ref<con
   by_rows(
       a.rows(), [&](Eigen::Index row) { run(dot_product_rows<4>, row); },
       [&](Eigen::Index row) { run(dot_product_rows<1>, row); });
-}
-
-void multiply_transposed(const Eigen::Ref<const Matrix>& a, Eigen::Index num_b_rows, const RowSource& b,
-                         Eigen::Ref<Matrix> c) {
-  COMMON_CHECK(c.rows() == a.rows() && c.cols() == num_b_rows, "shapes don't fit");
-  if (a.rows() > kFewRows && a.rows() <= kSomeRows) {
-    const auto rows_of_b = [&](Eigen::Index first, Eigen::Index count) {
-      const MatrixView rows = b(first, count);
-      return Rows{rows.data(), rows.outerStride()};
-    };
-    multiply_some_rows(a, rows_of_b, num_b_rows, c.data(), c.outerStride());
-    return;
-  }
-  const Eigen::Index step = a.rows() > kSomeRows ? panel_rows(a.cols()) : 1;
-  for (Eigen::Index first = 0; first < num_b_rows; first += step) {
-    const Eigen::Index count = std::min(step, num_b_rows - first);
-    multiply_transposed(a, b(first, count), c.middleCols(first, count));
-  }
 }
 
 void multiply_add(const Eigen::Ref<const Matrix>& a, const Eigen::Ref<const Matrix>& b, Eigen::Ref<Matrix> c) {
@@ -252,17 +305,17 @@ void multiply_add(const Eigen::Ref<const Matrix>& a, const Eigen::Ref<const Matr
 
 float exponentials(Eigen::Ref<RowVector> scores, float largest) {
   const Eigen::Index whole = scores.size() / kPacket * kPacket;
-  Packet total = Packet::Zero();
+  Scores total = Scores::Zero();
   for (Eigen::Index first = 0; first < whole; first += kPacket) {
-    const Packet packet = exp_or_zero(load(scores.data() + first) - largest);
-    Eigen::Map<Packet>(scores.data() + first) = packet;
+    Eigen::Map<Scores> packet(scores.data() + first);
+    packet = exp_or_zero(packet - largest);
     total += packet;
   }
   // What does not fill a packet is computed like the others: a scalar exp would round differently.
   if (const Eigen::Index rest = scores.size() - whole; rest > 0) {
     std::array<float, kPacket> last{};
     std::copy_n(scores.data() + whole, rest, last.data());
-    Eigen::Map<Packet> packet(last.data());
+    Eigen::Map<Scores> packet(last.data());
     packet = exp_or_zero(packet - largest);
     std::fill(last.begin() + rest, last.end(), 0.0F);
     std::copy_n(last.data(), rest, scores.data() + whole);

@@ -1,6 +1,7 @@
-// The arithmetic of attention and linear layers for few rows. A general matrix product first copies its operands into
-// the order it likes; a decode step has one row, or one a query head of a group, and would spend more time on that copy
-// than on the product. Results depend on the numbers alone, not on where they lie in memory.
+// The arithmetic of attention and linear layers. A general matrix product first copies its operands into the order it
+// likes. A decode step has one row, or one a query head of a group, and would spend more time on that copy than on the
+// product; the rows of a prompt are copied once, and the weights, which are unpacked for it anyway, not at all. Results
+// depend on the numbers alone, not on where they lie in memory.
 #pragma once
 
 #include <functional>
@@ -12,13 +13,32 @@ namespace common {
 // c = a * b^T, for a: [m, k], b: [n, k], c: [m, n].
 void multiply_transposed(const Eigen::Ref<const Matrix>& a, const Eigen::Ref<const Matrix>& b, Eigen::Ref<Matrix> c);
 
-// Rows first … first + count - 1 of a matrix that is not in memory as floats. The view holds until the next call.
+// A left operand of many rows, in the order in which their product reads it: made once, for all threads that multiply
+// it with their rows of a right operand.
+class PackedRows {
+ public:
+  // rows: [m, k]. Copies them, on all threads.
+  explicit PackedRows(const Eigen::Ref<const Matrix>& rows);
+
+  Eigen::Index rows() const { return rows_; }
+  Eigen::Index cols() const { return cols_; }
+  Eigen::Index num_tiles() const { return tiles_.rows(); }
+  const float* tile(Eigen::Index index) const { return tiles_.row(index).data(); }
+
+ private:
+  Eigen::Index rows_;
+  Eigen::Index cols_;
+  Matrix tiles_;  // a row is a tile: some rows, column after column
+};
+
+// Rows first … first + count - 1 of a matrix, which need not be in memory as floats. The view holds until the next
+// call.
 using RowSource = std::function<MatrixView(Eigen::Index first, Eigen::Index count)>;
 
-// The same product, bit for bit, for rows of b that are made as they are needed: so few at a time that they stay in the
-// cache.
-void multiply_transposed(const Eigen::Ref<const Matrix>& a, Eigen::Index num_b_rows, const RowSource& b,
-                         Eigen::Ref<Matrix> c);
+// c = a * b^T for rows of b that are made as they are needed: so few at a time that they stay in the cache. A row of c
+// depends on its own row of a and on nothing else, and is, bit for bit, what the product above gives for more than
+// eight rows.
+void multiply_transposed(const PackedRows& a, Eigen::Index num_b_rows, const RowSource& b, Eigen::Ref<Matrix> c);
 
 // c += a * b, for a: [m, k], b: [k, n], c: [m, n].
 void multiply_add(const Eigen::Ref<const Matrix>& a, const Eigen::Ref<const Matrix>& b, Eigen::Ref<Matrix> c);

@@ -42,7 +42,7 @@ struct F16 {
     load_uint16(data, half);
     const Integers magnitude = half & 0x7FFF;
     floats_of_bits(magnitude << 13, out);
-    out *= 0x1p112F;
+    out = out * 0x1p112F;
     Integers finite;
     bits_of_floats(out, finite);
     // Adding 0x400 carries into bit 15 exactly where the exponent has all its bits.
@@ -97,15 +97,23 @@ struct Q8_0 {  // scale, then 32 signed bytes q: scale * q
   }
 };
 
-// Of 16 bytes, the low nibbles are weights 0 … 15 of the block and the high ones 16 … 31.
+// The number that the lowest kBits bits of a lane are, less kCentre: for one lane as for sixteen.
+template <int kBits, int kCentre = 0>
+struct LowBits {
+  template <typename Lanes>
+  void operator()(const Lanes& lanes, Lanes& q) const {
+    q = (lanes & ((1 << kBits) - 1)) - kCentre;
+  }
+};
+
+// Of 16 bytes, the low nibbles are weights 0 … 15 of the block and the high ones 16 … 31. Of a lane, the lowest four
+// bits count.
 struct Nibbles {
   Integers low;
   Integers high;
   explicit Nibbles(const std::uint8_t* data) {
-    Integers both;
-    load_uint8(data, both);
-    low = both & 0xF;
-    high = both >> 4;
+    load_uint8(data, low);
+    high = low >> 4;
   }
 };
 
@@ -119,8 +127,8 @@ struct Q4_0 {  // scale, nibbles q: scale * (q - 8)
     const Nibbles nibbles(block + 2);
     Packet first;
     Packet second;
-    scale_lanes(nibbles.low - 8, scale, first);
-    scale_lanes(nibbles.high - 8, scale, second);
+    scale_low_bits<4>(nibbles.low, LowBits<4, 8>(), scale, first);
+    scale_low_bits<4>(nibbles.high, LowBits<4, 8>(), scale, second);
     use(0, first, second);
   }
 };
@@ -133,15 +141,17 @@ struct Q4_1 {  // scale, minimum, nibbles q: scale * q + minimum
   static void unpack(const std::uint8_t* block, const Use& use) {
     const float scale = half_at(block);
     const float minimum = half_at(block + 2);
+    const Nibbles nibbles(block + 4);
     Packet first;
     Packet second;
-    scale_nibbles(block + 4, false, scale, minimum, first);
-    scale_nibbles(block + 4, true, scale, minimum, second);
+    scale_low_bits<4>(nibbles.low, LowBits<4>(), scale, minimum, first);
+    scale_low_bits<4>(nibbles.high, LowBits<4>(), scale, minimum, second);
     use(0, first, second);
   }
 };
 
-// Nibbles with a fifth bit each: bit i of the 32 before them belongs to weight i.
+// Nibbles with a fifth bit each: bit i of the 32 before them belongs to weight i. Of a lane, the lowest five bits
+// count.
 struct FiveBits {
   Integers low;
   Integers high;
@@ -149,10 +159,11 @@ struct FiveBits {
     const Nibbles nibbles(data);
     std::uint32_t bits = 0;
     std::memcpy(&bits, fifth_bits, sizeof bits);
-    spread_bits(bits & 0xFFFFU, low);
-    spread_bits(bits >> 16U, high);
-    low = nibbles.low | (low << 4);
-    high = nibbles.high | (high << 4);
+    // Lane i's is bit i of these numbers, and comes to bit 4.
+    shift_by_lane(bits << 4U, low);
+    shift_by_lane(bits >> 12U, high);
+    select_bits(0x10, low, nibbles.low, low);
+    select_bits(0x10, high, nibbles.high, high);
   }
 };
 
@@ -166,8 +177,8 @@ struct Q5_0 {  // scale, fifth bits, nibbles: scale * (q - 16)
     const FiveBits q(block + 2, block + 6);
     Packet first;
     Packet second;
-    scale_lanes(q.low - 16, scale, first);
-    scale_lanes(q.high - 16, scale, second);
+    scale_low_bits<5>(q.low, LowBits<5, 16>(), scale, first);
+    scale_low_bits<5>(q.high, LowBits<5, 16>(), scale, second);
     use(0, first, second);
   }
 };
@@ -183,8 +194,8 @@ struct Q5_1 {  // scale, minimum, fifth bits, nibbles: scale * q + minimum
     const FiveBits q(block + 4, block + 8);
     Packet first;
     Packet second;
-    scale_lanes(q.low, scale, minimum, first);
-    scale_lanes(q.high, scale, minimum, second);
+    scale_low_bits<5>(q.low, LowBits<5>(), scale, minimum, first);
+    scale_low_bits<5>(q.high, LowBits<5>(), scale, minimum, second);
     use(0, first, second);
   }
 };
@@ -201,7 +212,7 @@ struct Iq4Nl {  // scale, nibbles that choose one of 16 values: scale * value
     const Nibbles nibbles(block + 2);
     Integers low;
     Integers high;
-    look_up(kValues, nibbles.low, low);
+    look_up(kValues, nibbles.low & 0xF, low);
     look_up(kValues, nibbles.high, high);
     Packet first;
     Packet second;
@@ -213,8 +224,23 @@ struct Iq4Nl {  // scale, nibbles that choose one of 16 values: scale * value
 
 // --- Blocks of 256, with small scales for groups of 16 or 32 in a scale for the block ("K quants") --------------
 
-// What the weights of 16 groups are multiplied with, or what is added to them.
-using GroupScales = Packet;
+// What the weights of 16 groups are multiplied with, or what is added to them. In memory, from where an instruction
+// reads one number for all lanes.
+struct GroupScales {
+  alignas(64) std::array<float, kNumLanes> of_group{};
+
+  // scale * integers
+  GroupScales(const Integers& integers, float scale) {
+    Packet packet;
+    scale_lanes(integers, scale, packet);
+    store(packet, of_group.data());
+#ifdef __GNUC__
+    // Or g++ takes the numbers out of the register again, which costs an instruction each.
+    asm("" : "+m"(of_group));  // NOLINT(hicpp-no-assembler)
+#endif
+  }
+  float operator[](std::size_t group) const { return of_group[group]; }
+};
 
 // Calls use(0), use(1), …, each with its own constant, so that shifts by it cost one instruction.
 template <int kCount, typename Use>
@@ -233,27 +259,34 @@ struct Q2_K {
   static constexpr int kElements = 256;
   static constexpr int kBytes = 84;
 
+  // Four bits are weights of two pairs, bits 0 and 1 of the one, 2 and 3 of the other: two of four shifts are saved.
+  template <int kFirstBit>
+  struct TwoBits {
+    template <typename Lanes>
+    void operator()(const Lanes& lanes, Lanes& q) const {
+      q = (lanes >> kFirstBit) & 3;
+    }
+  };
+
   template <typename Use>
   static void unpack(const std::uint8_t* block, const Use& use) {
     Integers both;
     load_uint8(block, both);
-    GroupScales scales;
-    GroupScales offsets;
-    scale_lanes(both & 0xF, half_at(block + 80), scales);
-    scale_lanes(both >> 4, -half_at(block + 82), offsets);
-    for (int pair = 0; pair < 8; ++pair) {
-      const std::uint8_t* const data = block + 16 + pair / 4 * 32;
-      const auto group = [&](int second, Packet& out) {
-        Integers bits;
-        load_uint8(data + 16 * second, bits);
-        scale_lanes((bits >> (pair % 4 * 2)) & 3, scales(2 * pair + second), offsets(2 * pair + second), out);
-      };
-      Packet first;
-      Packet second;
-      group(0, first);
-      group(1, second);
-      use(pair, first, second);
-    }
+    const GroupScales scales(both & 0xF, half_at(block + 80));
+    const GroupScales offsets(both >> 4, -half_at(block + 82));
+    unrolled<2>([&](auto half) {
+      std::array<Nibbles, 2> bits = {Nibbles(block + 16 + 32 * half), Nibbles(block + 32 + 32 * half)};
+      unrolled<4>([&](auto quarter) {
+        constexpr int kPair = 4 * half + quarter;
+        std::array<Packet, 2> weights;
+        for (std::size_t i = 0; i < 2; ++i) {
+          const std::size_t group = 2 * kPair + i;
+          scale_low_bits<4>(quarter < 2 ? bits[i].low : bits[i].high, TwoBits<quarter % 2 * 2>(), scales[group],
+                            offsets[group], weights[i]);
+        }
+        use(kPair, weights[0], weights[1]);
+      });
+    });
   }
 };
 
@@ -263,26 +296,40 @@ struct Q3_K {
   static constexpr int kElements = 256;
   static constexpr int kBytes = 110;
 
+  // Of four bits, two are a weight's two low bits and one of the others its third. For even pairs these are bits 0, 1
+  // and 2, for odd ones 2, 3 and 1: so the eight third bits come to their places by four shifts.
+  template <bool kOdd>
+  struct ThreeBits {
+    template <typename Lanes>
+    void operator()(const Lanes& lanes, Lanes& q) const {
+      if constexpr (kOdd) {
+        q = (((lanes >> 2) & 3) | ((lanes << 1) & 4)) - 4;
+      } else {
+        q = (lanes & 7) - 4;
+      }
+    }
+  };
+
   template <typename Use>
   static void unpack(const std::uint8_t* block, const Use& use) {
-    GroupScales scales;
-    unpack_scales(block, scales);
+    Integers group_scales;
+    load_group_scales(block, group_scales);
+    const GroupScales scales(group_scales - 32, half_at(block + 108));
     std::array<Integers, 2> third_bits;
     load_uint8(block, third_bits[0]);
     load_uint8(block + 16, third_bits[1]);
     unrolled<2>([&](auto half) {
-      std::array<Integers, 2> bits;
-      load_uint8(block + 32 + 32 * half, bits[0]);
-      load_uint8(block + 48 + 32 * half, bits[1]);
+      const std::array<Nibbles, 2> bits = {Nibbles(block + 32 + 32 * half), Nibbles(block + 48 + 32 * half)};
       unrolled<4>([&](auto quarter) {
         constexpr int kPair = 4 * half + quarter;
+        constexpr bool kOdd = quarter % 2 == 1;
+        constexpr int kThirdBit = kOdd ? 1 : 2;
         std::array<Packet, 2> weights;
         for (std::size_t i = 0; i < 2; ++i) {
-          Integers low;
-          Integers high;
-          move_bits(bits[i], -2 * quarter, low);
-          move_bits(third_bits[i], 2 - kPair, high);
-          scale_lanes(((low & 3) | (high & 4)) - 4, scales(2 * kPair + static_cast<int>(i)), weights[i]);
+          Integers lanes;
+          move_bits(third_bits[i], kThirdBit - kPair, lanes);
+          select_bits(1 << kThirdBit, lanes, quarter < 2 ? bits[i].low : bits[i].high, lanes);
+          scale_low_bits<4>(lanes, ThreeBits<kOdd>(), scales[2 * kPair + i], weights[i]);
         }
         use(kPair, weights[0], weights[1]);
       });
@@ -292,7 +339,7 @@ struct Q3_K {
  private:
   // The low four bits of scales 0 … 7 are the low nibbles of the first eight bytes, of 8 … 15 the high ones; the high
   // two bits are in the last four bytes, whose byte i serves the scales i, i + 4, i + 8 and i + 12. Four at a time:
-  static void unpack_scales(const std::uint8_t* block, GroupScales& scales) {
+  static void load_group_scales(const std::uint8_t* block, Integers& scales) {
     std::array<std::uint32_t, 3> words{};
     std::memcpy(words.data(), block + 96, sizeof words);
     std::array<std::uint32_t, 4> six_bits{};
@@ -300,33 +347,22 @@ struct Q3_K {
       const std::uint32_t low = words[i % 2] >> (i / 2 * 4) & 0x0F0F0F0FU;
       six_bits[i] = low | (words[2] >> (2 * i) & 0x03030303U) << 4U;
     }
-    std::array<std::uint8_t, 16> bytes{};
-    std::memcpy(bytes.data(), six_bits.data(), sizeof bytes);
-    Integers group_scales;
-    load_uint8(bytes.data(), group_scales);
-    scale_lanes(group_scales - 32, half_at(block + 108), scales);
+    spread_bytes(six_bits, scales);
   }
 };
 
 // 8 groups of 32, each with a scale and a minimum of six bits, which 12 bytes hold: the low six bits of bytes 0 … 3 are
 // scales 0 … 3 and of bytes 4 … 7 minimums 0 … 3; bytes 8 … 11 have the low four bits of scales and minimums 4 … 7,
-// whose high two bits are those of bytes 0 … 7.
-struct SixBitScales {
-  std::array<std::uint8_t, 8> scales{};
-  std::array<std::uint8_t, 8> minimums{};
-
-  explicit SixBitScales(const std::uint8_t* data) {
-    // Four bytes at a time.
-    std::array<std::uint32_t, 3> words{};
-    std::memcpy(words.data(), data, sizeof words);
-    const std::array<std::uint32_t, 2> first = {words[0] & 0x3F3F3F3FU,
-                                                (words[2] & 0x0F0F0F0FU) | (words[0] >> 2U & 0x30303030U)};
-    const std::array<std::uint32_t, 2> second = {words[1] & 0x3F3F3F3FU,
-                                                 (words[2] >> 4U & 0x0F0F0F0FU) | (words[1] >> 2U & 0x30303030U)};
-    std::memcpy(scales.data(), first.data(), sizeof first);
-    std::memcpy(minimums.data(), second.data(), sizeof second);
-  }
-};
+// whose high two bits are those of bytes 0 … 7. To lanes 0 … 7 the scales, to lanes 8 … 15 the minimums.
+inline void load_six_bit_scales(const std::uint8_t* data, Integers& out) {
+  // Four bytes at a time.
+  std::array<std::uint32_t, 3> words{};
+  std::memcpy(words.data(), data, sizeof words);
+  const std::array<std::uint32_t, 4> six_bits = {
+      words[0] & 0x3F3F3F3FU, (words[2] & 0x0F0F0F0FU) | (words[0] >> 2U & 0x30303030U), words[1] & 0x3F3F3F3FU,
+      (words[2] >> 4U & 0x0F0F0F0FU) | (words[1] >> 2U & 0x30303030U)};
+  spread_bytes(six_bits, out);
+}
 
 // scale, minimum, group scales, 128 bytes of nibbles: scale * group_scale * q - minimum * group_minimum. Of 32 bytes,
 // the low nibbles are one group and the high ones the next.
@@ -336,23 +372,23 @@ struct Q4_K {
 
   template <typename Use>
   static void unpack(const std::uint8_t* block, const Use& use) {
-    const float scale = half_at(block);
-    const float minimum = half_at(block + 2);
-    const SixBitScales groups(block + 4);
-    for (std::size_t two = 0; two < 4; ++two) {
-      const std::uint8_t* const data = block + 16 + 32 * two;
-      const auto group = [&](std::size_t pair, bool high) {
-        const float group_scale = scale * static_cast<float>(groups.scales[pair]);
-        const float offset = -minimum * static_cast<float>(groups.minimums[pair]);
+    Integers groups;
+    load_six_bit_scales(block + 4, groups);
+    const GroupScales scales(groups, half_at(block));
+    const GroupScales offsets(groups, -half_at(block + 2));
+    unrolled<4>([&](auto two) {
+      const Nibbles front(block + 16 + 32 * two);
+      const Nibbles back(block + 32 + 32 * two);
+      const auto group = [&](std::size_t pair, const Integers& low, const Integers& high) {
         Packet first;
         Packet second;
-        scale_nibbles(data, high, group_scale, offset, first);
-        scale_nibbles(data + 16, high, group_scale, offset, second);
+        scale_low_bits<4>(low, LowBits<4>(), scales[pair], offsets[8 + pair], first);
+        scale_low_bits<4>(high, LowBits<4>(), scales[pair], offsets[8 + pair], second);
         use(static_cast<int>(pair), first, second);
       };
-      group(2 * two, false);
-      group(2 * two + 1, true);
-    }
+      group(2 * two, front.low, back.low);
+      group(2 * two + 1, front.high, back.high);
+    });
   }
 };
 
@@ -363,30 +399,30 @@ struct Q5_K {
 
   template <typename Use>
   static void unpack(const std::uint8_t* block, const Use& use) {
-    const float scale = half_at(block);
-    const float minimum = half_at(block + 2);
-    const SixBitScales groups(block + 4);
-    Integers front_bits;
-    Integers back_bits;
-    load_uint8(block + 16, front_bits);
-    load_uint8(block + 32, back_bits);
-    for (std::size_t two = 0; two < 4; ++two) {
-      const std::uint8_t* const data = block + 48 + 32 * two;
-      const Nibbles front(data);
-      const Nibbles back(data + 16);
-      const auto group = [&](std::size_t pair, const Integers& low, const Integers& high) {
-        const auto shift = static_cast<int>(pair);
-        const float group_scale = scale * static_cast<float>(groups.scales[pair]);
-        const float offset = -minimum * static_cast<float>(groups.minimums[pair]);
-        Packet first;
-        Packet second;
-        scale_lanes(low | (((front_bits >> shift) & 1) << 4), group_scale, offset, first);
-        scale_lanes(high | (((back_bits >> shift) & 1) << 4), group_scale, offset, second);
-        use(shift, first, second);
+    Integers groups;
+    load_six_bit_scales(block + 4, groups);
+    const GroupScales scales(groups, half_at(block));
+    const GroupScales offsets(groups, -half_at(block + 2));
+    std::array<Integers, 2> fifth_bits;
+    load_uint8(block + 16, fifth_bits[0]);
+    load_uint8(block + 32, fifth_bits[1]);
+    unrolled<4>([&](auto two) {
+      const Nibbles front(block + 48 + 32 * two);
+      const Nibbles back(block + 64 + 32 * two);
+      const auto group = [&](auto pair, const Integers& low, const Integers& high) {
+        const std::array<Integers, 2> nibbles = {low, high};
+        std::array<Packet, 2> weights;
+        for (std::size_t i = 0; i < 2; ++i) {
+          Integers lanes;
+          move_bits(fifth_bits[i], 4 - pair, lanes);
+          select_bits(0x10, lanes, nibbles[i], lanes);
+          scale_low_bits<5>(lanes, LowBits<5>(), scales[pair], offsets[8 + pair], weights[i]);
+        }
+        use(pair, weights[0], weights[1]);
       };
-      group(2 * two, front.low, back.low);
-      group(2 * two + 1, front.high, back.high);
-    }
+      group(std::integral_constant<int, 2 * two>(), front.low, back.low);
+      group(std::integral_constant<int, 2 * two + 1>(), front.high, back.high);
+    });
   }
 };
 
@@ -399,10 +435,9 @@ struct Q6_K {
 
   template <typename Use>
   static void unpack(const std::uint8_t* block, const Use& use) {
-    GroupScales scales;
     Integers group_scales;
     load_int8(block + 192, group_scales);
-    scale_lanes(group_scales, half_at(block + 208), scales);
+    const GroupScales scales(group_scales, half_at(block + 208));
     unrolled<2>([&](auto half) {
       std::array<Integers, 4> low_bits;
       std::array<Integers, 2> high_bits;
@@ -420,7 +455,7 @@ struct Q6_K {
           Integers high;
           move_bits(low_bits[static_cast<std::size_t>(quarter % 2 * 2) + i], quarter < 2 ? 0 : -4, low);
           move_bits(high_bits[i], 4 - 2 * quarter, high);
-          scale_lanes(((low & 0xF) | (high & 0x30)) - 32, scales(2 * kPair + static_cast<int>(i)), weights[i]);
+          scale_lanes(((low & 0xF) | (high & 0x30)) - 32, scales[2 * kPair + i], weights[i]);
         }
         use(kPair, weights[0], weights[1]);
       });

@@ -16,8 +16,8 @@ namespace {
 template <typename Format>
 void unpack_block(const std::uint8_t* block, float* out) {
   Format::unpack(block, [out](int pair, const Packet& first, const Packet& second) {
-    Eigen::Map<Packet>(out + 32 * pair) = first;
-    Eigen::Map<Packet>(out + 32 * pair + 16) = second;
+    store(first, out + 32 * pair);
+    store(second, out + 32 * pair + 16);
   });
 }
 

@@ -47,23 +47,25 @@ void multiply_blocks(const float* x, Eigen::Index x_stride, const WeightMatrix::
                      Eigen::Index end, Eigen::Index features, float* y, Eigen::Index y_stride) {
   for (Eigen::Index row = begin; row < end; ++row) {
     const auto* block = reinterpret_cast<const std::uint8_t*>(row_data(part, row));
-    std::array<Packet, kTokens> even;
-    std::array<Packet, kTokens> odd;
-    even.fill(Packet::Zero());
-    odd.fill(Packet::Zero());
+    std::array<Packet, kTokens> even{};
+    std::array<Packet, kTokens> odd{};
     for (Eigen::Index i = 0; i < features; i += Format::kElements, block += Format::kBytes) {
       prefetch<Format::kBytes>(block + kPrefetchBytes);
       Format::unpack(block, [&](int pair, const Packet& first, const Packet& second) {
         const float* const inputs = x + i + 32 * pair;
         for (std::size_t token = 0; token < kTokens; ++token) {
           const float* const input = inputs + static_cast<Eigen::Index>(token) * x_stride;
-          even[token] += Eigen::Map<const Packet>(input) * first;
-          odd[token] += Eigen::Map<const Packet>(input + 16) * second;
+          Packet front;
+          Packet back;
+          load(input, front);
+          load(input + kNumLanes, back);
+          even[token] += front * first;
+          odd[token] += back * second;
         }
       });
     }
     for (std::size_t token = 0; token < kTokens; ++token) {
-      y[static_cast<Eigen::Index>(token) * y_stride + row] = (even[token] + odd[token]).sum();
+      y[static_cast<Eigen::Index>(token) * y_stride + row] = sum_of(even[token] + odd[token]);
     }
   }
 }
@@ -160,28 +162,31 @@ void WeightMatrix::read_rows(Eigen::Index first, Eigen::Index count, float* out)
 Matrix linear(const Matrix& x, const WeightMatrix& weights) {
   COMMON_CHECK(x.cols() == weights.cols(), "a linear layer got " + std::to_string(x.cols()) + " features, expected " +
                                                std::to_string(weights.cols()));
-  const WeightMatrix::Part& first_part = weights.parts().front();
-  const bool are_floats = weights.parts().size() == 1 && holds_floats(first_part);
   Matrix y(x.rows(), weights.rows());
-  parallel_for(static_cast<int>(weights.rows()), [&](int begin, int end) {
-    if (are_floats) {
-      const auto* const floats = reinterpret_cast<const float*>(row_data(first_part, begin));
-      multiply_transposed(x, MatrixView(floats, end - begin, x.cols()), y.middleCols(begin, end - begin));
-    } else if (x.rows() <= kFewTokens) {
+  if (x.rows() <= kFewTokens) {
+    parallel_for(static_cast<int>(weights.rows()), [&](int begin, int end) {
       for (const WeightMatrix::Part& part : weights.parts()) {
         multiply_part(x, part, begin, end, y);
       }
-    } else {
-      Matrix floats;
-      const RowSource rows = [&](Eigen::Index first, Eigen::Index count) {
-        if (floats.rows() < count) {
-          floats.resize(count, x.cols());
-        }
-        weights.read_rows(begin + first, count, floats.data());
-        return MatrixView(floats.data(), count, x.cols());
-      };
-      multiply_transposed(x, end - begin, rows, y.middleCols(begin, end - begin));
-    }
+    });
+    return y;
+  }
+  const PackedRows tokens(x);
+  const WeightMatrix::Part& first_part = weights.parts().front();
+  const bool are_floats = weights.parts().size() == 1 && holds_floats(first_part);
+  parallel_for(static_cast<int>(weights.rows()), [&](int begin, int end) {
+    Matrix unpacked;
+    const RowSource rows = [&](Eigen::Index first, Eigen::Index count) {
+      if (are_floats) {
+        return MatrixView(reinterpret_cast<const float*>(row_data(first_part, begin + first)), count, x.cols());
+      }
+      if (unpacked.rows() < count) {
+        unpacked.resize(count, x.cols());
+      }
+      weights.read_rows(begin + first, count, unpacked.data());
+      return MatrixView(unpacked.data(), count, x.cols());
+    };
+    multiply_transposed(tokens, end - begin, rows, y.middleCols(begin, end - begin));
   });
   return y;
 }
