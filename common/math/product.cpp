@@ -100,10 +100,20 @@ void prefetch([[maybe_unused]] const float* data) {
 #endif
 }
 
-// c: [num_rows, kCols] = a * b^T for a tile of packed rows of a, [k, kPackets * 16], and kCols rows of b, which is read
-// as it lies. A sum is one lane, from the first product to the last: it depends on nothing else.
+// Where the product of packed rows and others goes: [packed rows, other rows], or the other way round.
+struct Destination {
+  float* data;
+  Eigen::Index stride;
+  bool transposed;
+  float* at(Eigen::Index packed_row, Eigen::Index other_row) const {
+    return transposed ? data + other_row * stride + packed_row : data + packed_row * stride + other_row;
+  }
+};
+
+// The product of a tile, [k, kPackets * 16], of which num_rows are rows, with kCols rows of b, which is read as it
+// lies. A sum is one lane, from the first product to the last: it depends on nothing else.
 template <int kPackets, int kCols>
-void multiply_tile(const float* tile, Rows b, Eigen::Index k, Eigen::Index num_rows, float* c, Eigen::Index c_stride) {
+void multiply_tile(const float* tile, Rows b, Eigen::Index k, Eigen::Index num_rows, const Destination& c) {
   std::array<std::array<Packet, kPackets>, kCols> sums{};
   for (Eigen::Index i = 0; i < k; ++i) {
     std::array<Packet, kPackets> column;
@@ -121,20 +131,26 @@ void multiply_tile(const float* tile, Rows b, Eigen::Index k, Eigen::Index num_r
   }
   std::array<std::array<float, kPackets * kPacket>, kCols> columns_of_c;
   std::memcpy(columns_of_c.data(), sums.data(), sizeof columns_of_c);
+  if (c.transposed) {
+    for (std::size_t col = 0; col < kCols; ++col) {
+      std::copy_n(columns_of_c[col].data(), num_rows, c.at(0, static_cast<Eigen::Index>(col)));
+    }
+    return;
+  }
   for (Eigen::Index row = 0; row < num_rows; ++row) {
     for (std::size_t col = 0; col < kCols; ++col) {
-      c[row * c_stride + static_cast<Eigen::Index>(col)] = columns_of_c[col][static_cast<std::size_t>(row)];
+      *c.at(row, static_cast<Eigen::Index>(col)) = columns_of_c[col][static_cast<std::size_t>(row)];
     }
   }
 }
 
 template <int kPackets>
 void multiply_tile_by_panel(const float* tile, Rows b, Eigen::Index num_cols, Eigen::Index k, Eigen::Index num_rows,
-                            float* c, Eigen::Index c_stride) {
+                            const Destination& c) {
   Eigen::Index col = 0;
   const auto run = [&](auto cols) {
     for (; col + cols <= num_cols; col += cols) {
-      multiply_tile<kPackets, cols>(tile, {b.row(col), b.stride}, k, num_rows, c + col, c_stride);
+      multiply_tile<kPackets, cols>(tile, {b.row(col), b.stride}, k, num_rows, {c.at(0, col), c.stride, c.transposed});
     }
   };
   run(std::integral_constant<int, kTileCols>());
@@ -142,10 +158,9 @@ void multiply_tile_by_panel(const float* tile, Rows b, Eigen::Index num_cols, Ei
   run(std::integral_constant<int, 1>());
 }
 
-// c = a * b^T, for rows_of_b(first, count): Rows.
+// For rows_of_b(first, count): Rows.
 template <typename RowsOfB>
-void multiply_packed(const PackedRows& a, Eigen::Index num_b_rows, const RowsOfB& rows_of_b, Eigen::Ref<Matrix> c) {
-  COMMON_CHECK(c.rows() == a.rows() && c.cols() == num_b_rows, "shapes don't fit");
+void multiply_packed(const PackedRows& a, Eigen::Index num_b_rows, const RowsOfB& rows_of_b, const Destination& c) {
   const Eigen::Index k = a.cols();
   const Eigen::Index panels = a.num_tiles() == 1 ? 1 : kPanelFloats / std::max<Eigen::Index>(1, k) / kTileCols;
   const Eigen::Index step = std::max<Eigen::Index>(1, panels) * kTileCols;
@@ -155,8 +170,8 @@ void multiply_packed(const PackedRows& a, Eigen::Index num_b_rows, const RowsOfB
     for (Eigen::Index index = 0; index < a.num_tiles(); ++index) {
       const Eigen::Index first_row = index * kTilePackets * kPacket;
       const Eigen::Index num_rows = std::min(tile_rows(a, index), a.rows() - first_row);
-      float* const to = c.data() + first_row * c.outerStride() + first;
-      const auto run = [&](auto kernel) { kernel(a.tile(index), rows, count, k, num_rows, to, c.outerStride()); };
+      const Destination to{c.at(first_row, first), c.stride, c.transposed};
+      const auto run = [&](auto kernel) { kernel(a.tile(index), rows, count, k, num_rows, to); };
       if (tile_rows(a, index) == kPacket) {
         run(multiply_tile_by_panel<1>);
       } else {
@@ -254,23 +269,26 @@ PackedRows::PackedRows(const Eigen::Ref<const Matrix>& rows) : rows_(rows.rows()
 }
 
 void multiply_transposed(const PackedRows& a, Eigen::Index num_b_rows, const RowSource& b, Eigen::Ref<Matrix> c) {
+  COMMON_CHECK(c.rows() == a.rows() && c.cols() == num_b_rows, "shapes don't fit");
   const auto rows_of_b = [&](Eigen::Index first, Eigen::Index count) {
     const MatrixView rows = b(first, count);
     return Rows{rows.data(), rows.outerStride()};
   };
-  multiply_packed(a, num_b_rows, rows_of_b, c);
+  multiply_packed(a, num_b_rows, rows_of_b, {c.data(), c.outerStride(), false});
 }
 
 void multiply_transposed(const Eigen::Ref<const Matrix>& a, const Eigen::Ref<const Matrix>& b, Eigen::Ref<Matrix> c) {
   COMMON_CHECK(a.cols() == b.cols() && c.rows() == a.rows() && c.cols() == b.rows(), "shapes don't fit");
   const Rows b_rows{b.data(), b.outerStride()};
   if (a.rows() > kFewRows) {
-    multiply_packed(
-        PackedRows(a), b.rows(),
-        [&](Eigen::Index first, Eigen::Index) {
-          return Rows{b_rows.row(first), b_rows.stride};
-        },
-        c);
+    // The smaller one is packed: of attention, a block's keys rather than a prompt's queries.
+    const bool packs_b = b.rows() < a.rows();
+    const Rows others = packs_b ? Rows{a.data(), a.outerStride()} : b_rows;
+    multiply_packed(PackedRows(packs_b ? b : a), packs_b ? a.rows() : b.rows(),
+                    [&](Eigen::Index first, Eigen::Index) {
+                      return Rows{others.row(first), others.stride};
+                    },
+                    {c.data(), c.outerStride(), packs_b});
     return;
   }
   const auto run = [&](auto kernel, Eigen::Index row) {
