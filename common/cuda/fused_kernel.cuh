@@ -10,10 +10,12 @@
 //   launch land on some and none on others. Only where 64 KB hold a block's whole share, the ring has no more: all
 //   blocks can begin while attention still occupies some multiprocessors (with one sequence 1,255 tokens/s became
 //   1,269, with 8 sequences 9,202 became 9,406).
-// - Each block takes tiles of 8 rows of the weights, which lie next to each other in memory. The 8 warps of a block
+// - Each block takes tiles of 8 rows of the weights, which lie next to each other in memory. The warps of a block
 //   share the columns out: each multiplies its columns of the 8 rows, and their sums are added up at the end.
 // - A thread copies into the ring what it will itself read from there, 16 bytes at a time: no barriers in the loop.
-// - The norm costs no pass of its own: its scale is one number for each token, applied to the finished sums.
+// - The norm costs no pass of its own: its scale is one number for each token, applied to the finished sums. So is
+//   float8's scale of a row.
+// - Float8 weights are unpacked in registers, two tiles at a time (multiply_float8), by 16 warps where there is room.
 //
 // In the order of the kernel, which comes last: which tiles a block has, the ring of weights, x in registers, the
 // product of a tile, and the sums of a group of tiles.
@@ -38,21 +40,19 @@ __device__ __forceinline__ TileSpan tiles_of_block(const FusedLinear& linear) {
 }
 
 // The column where a thread's first slot of a batch begins; its other slots are kColumnsOfSlot apart.
-template <typename Weight, int kSlots>
+template <typename Shape, int kSlots>
 __device__ __forceinline__ int first_column(int batch) {
   const int lane = static_cast<int>(threadIdx.x) % 32;
   const int warp = static_cast<int>(threadIdx.x) / 32;
-  return (batch * kSlots * kWarps + warp) * kPieceColumns<Weight> + lane % 4 * kColumns<Weight>;
+  return (batch * kSlots * Shape::kWarps + warp) * Shape::kPieceColumns + lane % 4 * Shape::kColumns;
 }
 
 // The weights on their way into shared memory. A visit is a batch of columns of a tile, or of two in float8; the ring
 // holds kStages visits, and a thread fills and reads its own 16 bytes of each slot.
-template <typename Weight, int kTokens, int kSlots, int kStages>
+template <typename Shape, int kSlots, int kStages>
 class WeightRing {
  public:
-  static constexpr int kTiles = kVisitTiles<Weight>;
-
-  // ring: [kStages][kTiles][kSlots][kThreads]
+  // ring: [kStages][kVisitTiles][kSlots][kThreads]
   __device__ __forceinline__ WeightRing(const FusedLinear& linear, TileSpan tiles, int num_batches, uint4* ring)
       : linear_(linear), tiles_(tiles), num_batches_(num_batches), ring_(ring + threadIdx.x) {}
 
@@ -79,11 +79,12 @@ class WeightRing {
  private:
   // One visit is one group of copies, also when there is nothing left to copy: so waiting can count groups.
   __device__ __forceinline__ void copy_next(int stage) {
-    constexpr int kStride = kColumnsOfSlot<Weight>;
+    using Weight = typename Shape::Weight;
+    constexpr int kStride = Shape::kColumnsOfSlot;
     if (ahead_.tile < tiles_.count) {
-      const int column = first_column<Weight, kSlots>(ahead_.batch);
+      const int column = first_column<Shape, kSlots>(ahead_.batch);
 #pragma unroll
-      for (int tile = 0; tile < kTiles; ++tile) {
+      for (int tile = 0; tile < Shape::kVisitTiles; ++tile) {
         const int row = (tiles_.first + ahead_.tile + tile) * kTileRows + static_cast<int>(threadIdx.x) % 32 / 4;
         const bool exists = row < linear_.num_rows && (tile == 0 || ahead_.tile + tile < tiles_.count);
         const int num_columns = exists ? linear_.num_cols - column : 0;
@@ -100,23 +101,24 @@ class WeightRing {
   }
 
   __device__ __forceinline__ uint4* place(int stage, int tile, int slot) const {
-    return ring_ + ((stage * kTiles + tile) * kSlots + slot) * kThreads;
+    return ring_ + ((stage * Shape::kVisitTiles + tile) * kSlots + slot) * Shape::kThreads;
   }
 
   const FusedLinear& linear_;
   const TileSpan tiles_;
   const int num_batches_;
   uint4* const ring_;  // this thread's first slot
-  Visit<kTokens, kTiles> ahead_;
+  Visit<Shape> ahead_;
   int stage_ = 0;  // of the oldest visit
 };
 
 // What a thread has of x, in registers: a batch of columns of one token in each eight.
-template <typename Scalar, typename Weight, int kTokens, int kSlots>
+template <typename Shape, int kSlots>
 class Activations {
  public:
-  static constexpr int kEights = kTokens / 8;                          // of tokens
-  static constexpr int kPieces = kColumns<Weight> / kColumns<Scalar>;  // of x, for 16 bytes of weights
+  using Scalar = typename Shape::Scalar;
+  static constexpr int kEights = Shape::kEights;
+  static constexpr int kPieces = static_cast<int>(sizeof(Scalar) / sizeof(typename Shape::Weight));  // for 16 bytes
   using Batch = uint4[kSlots][kPieces][kEights];
 
   __device__ __forceinline__ explicit Activations(const FusedLinear& linear)
@@ -129,8 +131,8 @@ class Activations {
 
   // As it lies in memory; before it is multiplied, it must be interleaved.
   __device__ __forceinline__ void load(int batch, Batch& x) const {
-    constexpr int kStride = kColumnsOfSlot<Weight>;
-    const int column = first_column<Weight, kSlots>(batch);
+    constexpr int kStride = Shape::kColumnsOfSlot;
+    const int column = first_column<Shape, kSlots>(batch);
 #pragma unroll
     for (int i = 0; i < kEights; ++i) {
       const Scalar* source =
@@ -139,7 +141,7 @@ class Activations {
       for (int slot = 0; slot < kSlots; ++slot) {
 #pragma unroll
         for (int piece = 0; piece < kPieces; ++piece) {
-          const int ahead = slot * kStride + piece * kColumns<Scalar>;
+          const int ahead = slot * kStride + piece * kColumns;
           const bool exists = rows_[i] >= 0 && column + ahead < linear_.num_cols;
           x[slot][piece][i] = exists ? load_x_piece(source + ahead) : uint4{};
         }
@@ -148,7 +150,7 @@ class Activations {
   }
 
   __device__ __forceinline__ void interleave_all(Batch& x) const {
-    if constexpr (kTokens > 8 && sizeof(Weight) > 1) {
+    if constexpr (Shape::kTokens > 8 && !Shape::kFloat8) {
 #pragma unroll
       for (int slot = 0; slot < kSlots; ++slot) {
 #pragma unroll
@@ -160,6 +162,8 @@ class Activations {
   }
 
  private:
+  static constexpr int kColumns = 16 / static_cast<int>(sizeof(Scalar));
+
   const FusedLinear& linear_;
   const unsigned zero_;  // which the compiler does not know: see interleave()
   int rows_[kEights];
@@ -167,19 +171,21 @@ class Activations {
 
 // A warp's columns of a tile, times x: sums for the tile's 8 rows and all tokens, set or added to. In float8, those of
 // two tiles.
-template <typename Scalar, typename Weight, int kTokens, int kSlots, int kPieces, typename Ring>
-__device__ __forceinline__ void multiply_tile(const uint4 (&x)[kSlots][kPieces][kTokens / 8], const Ring& weights,
+template <typename Shape, int kSlots, int kPieces, typename Ring>
+__device__ __forceinline__ void multiply_tile(const uint4 (&x)[kSlots][kPieces][Shape::kEights], const Ring& weights,
                                               float2* sums, bool add) {
+  using Scalar = typename Shape::Scalar;
+  constexpr int kTokens = Shape::kTokens;
   const int lane = static_cast<int>(threadIdx.x) % 32;
-  if constexpr (sizeof(Weight) == 1) {
-    float products[2][kTokens / 8][4] = {};
+  if constexpr (Shape::kFloat8) {
+    float products[2][Shape::kEights][4] = {};
 #pragma unroll
     for (int slot = 0; slot < kSlots; ++slot) {
       multiply_float8(products, weights.slot(slot, 0), weights.slot(slot, 1), x[slot]);
     }
 #pragma unroll
     for (int tile = 0; tile < 2; ++tile) {
-      constexpr int kPairsOfTile = kWarps * 4 * kTokens;  // of all warps
+      constexpr int kPairsOfTile = Shape::kWarps * Shape::kPairs;
       store_float8(reinterpret_cast<float*>(sums + tile * kPairsOfTile), lane, products[0], products[1], tile, add);
     }
   } else if constexpr (kTokens == 8) {
@@ -213,34 +219,33 @@ __device__ __forceinline__ void multiply_tile(const uint4 (&x)[kSlots][kPieces][
 }
 
 // What a thread finishes in one pass over a group's sums: those of one token and two rows of the product.
-template <int kTokens>
+template <typename Shape>
 struct SumPair {
-  static constexpr int kPairs = 4 * kTokens;  // of a tile
-  int tile;                                   // of the group
-  int pair;                                   // of the tile
+  int tile;  // of the group
+  int pair;  // of the tile
   int token;
   int row;      // and the next one
   bool exists;  // in the product: a tile may have rows past its end, and tokens that the step has not
 
   __device__ __forceinline__ SumPair(const FusedLinear& linear, TileSpan tiles, int group, int pass) {
-    const int index = pass * kThreads + static_cast<int>(threadIdx.x);
-    tile = index / kPairs;
-    pair = index % kPairs;
+    const int index = pass * Shape::kThreads + static_cast<int>(threadIdx.x);
+    tile = index / Shape::kPairs;
+    pair = index % Shape::kPairs;
     token = pair / 4;
     row = (tiles.first + group + tile) * kTileRows + static_cast<int>(threadIdx.x) % 4 * 2;
-    exists = group + tile < tiles.count && token < linear.num_tokens && row < linear.num_rows;
+    exists = tile < Shape::kGroup && group + tile < tiles.count && token < linear.num_tokens && row < linear.num_rows;
   }
 };
 
 // Where the warps' sums of a group of tiles meet, and the norm's scale of each token, in shared memory.
-template <int kTokens>
+template <typename Shape>
 struct GroupSums {
-  float2 of_warps[kGroup<kTokens>][kWarps][SumPair<kTokens>::kPairs];
-  float scales[kTokens];
+  float2 of_warps[Shape::kGroup][Shape::kWarps][Shape::kPairs];
+  float scales[Shape::kTokens];
 
   // Each warp finds the scales of its share of the tokens.
   __device__ __forceinline__ void set_scales(const FusedLinear& linear) {
-    constexpr int kEights = kTokens / 8;
+    constexpr int kEights = Shape::kEights;
     constexpr int kLanes = 32 / kEights;  // for each token's scale
     const int lane = static_cast<int>(threadIdx.x) % 32;
     const int first_token = static_cast<int>(threadIdx.x) / 32 * kEights;
@@ -254,10 +259,10 @@ struct GroupSums {
   }
 
   // Over all columns, scaled.
-  __device__ __forceinline__ float2 total(const SumPair<kTokens>& at) const {
+  __device__ __forceinline__ float2 total(const SumPair<Shape>& at) const {
     float2 sum{};
 #pragma unroll
-    for (int i = 0; i < kWarps; ++i) {
+    for (int i = 0; i < Shape::kWarps; ++i) {
       const float2 part = of_warps[at.tile][i][at.pair];
       sum.x += part.x;
       sum.y += part.y;
@@ -268,21 +273,19 @@ struct GroupSums {
 
 // Finish: what becomes of the sums. load_epilogue() loads what it needs for that while the sums are under way.
 // kSlots: pieces of one tile that a warp visits at a time: a batch. kStages: visits that the ring holds.
-// kTokens: the largest number of tokens, 8, 16 or 32.
-template <typename Scalar, typename Weight, typename Finish, int kTokens, int kSlots, int kStages, bool kManyBatches>
-__global__ void __launch_bounds__(kThreads, kTokens == 8 ? 2 : 1)
+template <typename Shape, typename Finish, int kSlots, int kStages, bool kManyBatches>
+__global__ void __launch_bounds__(Shape::kThreads, Shape::kTokens == 8 && Shape::kThreads == 256 ? 2 : 1)
     fused_linear(const FusedLinear linear, const Finish finish) {
   extern __shared__ uint4 ring[];
-  __shared__ GroupSums<kTokens> sums;
-  using X = Activations<Scalar, Weight, kTokens, kSlots>;
-  constexpr bool kScaledRows = sizeof(Weight) == 1;
+  __shared__ GroupSums<Shape> sums;
+  using X = Activations<Shape, kSlots>;
 
   allow_next_launch();
   const int warp = static_cast<int>(threadIdx.x) / 32;
   const TileSpan tiles = tiles_of_block(linear);
-  const int num_pieces = (linear.num_cols + kPieceColumns<Weight> - 1) / kPieceColumns<Weight>;
-  const int num_batches = kManyBatches ? (num_pieces + kSlots * kWarps - 1) / (kSlots * kWarps) : 1;
-  WeightRing<Weight, kTokens, kSlots, kStages> weights(linear, tiles, num_batches, ring);
+  const int num_pieces = (linear.num_cols + Shape::kPieceColumns - 1) / Shape::kPieceColumns;
+  const int num_batches = kManyBatches ? (num_pieces + kSlots * Shape::kWarps - 1) / (kSlots * Shape::kWarps) : 1;
+  WeightRing<Shape, kSlots, kStages> weights(linear, tiles, num_batches, ring);
   weights.fill();
   finish.prefetch((tiles.first + warp) * kTileRows);
   wait_for_previous_launch();
@@ -292,20 +295,19 @@ __global__ void __launch_bounds__(kThreads, kTokens == 8 ? 2 : 1)
   activations.load(0, x);
   sums.set_scales(linear);
   activations.interleave_all(x);
-  constexpr int kPasses = kGroup<kTokens> * SumPair<kTokens>::kPairs / kThreads;  // pairs that a thread finishes
-  for (int group = 0; group < tiles.count; group += kGroup<kTokens>) {
-    float4 loaded[kPasses];
-    [[maybe_unused]] float2 row_scales[kPasses];
+  for (int group = 0; group < tiles.count; group += Shape::kGroup) {
+    float4 loaded[Shape::kPasses];
+    [[maybe_unused]] float2 row_scales[Shape::kPasses];
 #pragma unroll
-    for (int pass = 0; pass < kPasses; ++pass) {
-      const SumPair<kTokens> at(linear, tiles, group, pass);
+    for (int pass = 0; pass < Shape::kPasses; ++pass) {
+      const SumPair<Shape> at(linear, tiles, group, pass);
       loaded[pass] = at.exists ? finish.load_epilogue(at.token, at.row) : float4{};
-      if constexpr (kScaledRows) {
+      if constexpr (Shape::kFloat8) {
         row_scales[pass] = at.exists ? *reinterpret_cast<const float2*>(linear.row_scales + at.row) : float2{};
       }
     }
 
-    const int num_in_group = min(kGroup<kTokens>, tiles.count - group);
+    const int num_in_group = min(Shape::kGroup, tiles.count - group);
 #pragma unroll 1
     for (int batch = 0; batch < num_batches; ++batch) {
       [[maybe_unused]] typename X::Batch next_x;
@@ -314,9 +316,9 @@ __global__ void __launch_bounds__(kThreads, kTokens == 8 ? 2 : 1)
       }
       // Not unrolled: the launches of a step are many and short, and fetching their instructions takes time too.
 #pragma unroll 1
-      for (int tile = 0; tile < num_in_group; tile += kVisitTiles<Weight>) {
+      for (int tile = 0; tile < num_in_group; tile += Shape::kVisitTiles) {
         weights.wait();
-        multiply_tile<Scalar, Weight, kTokens>(x, weights, sums.of_warps[tile][warp], kManyBatches && batch > 0);
+        multiply_tile<Shape>(x, weights, sums.of_warps[tile][warp], kManyBatches && batch > 0);
         weights.release();
       }
       if constexpr (kManyBatches) {
@@ -335,18 +337,18 @@ __global__ void __launch_bounds__(kThreads, kTokens == 8 ? 2 : 1)
     }
     __syncthreads();
 #pragma unroll
-    for (int pass = 0; pass < kPasses; ++pass) {
-      const SumPair<kTokens> at(linear, tiles, group, pass);
-      if (group + at.tile >= tiles.count) {
+    for (int pass = 0; pass < Shape::kPasses; ++pass) {
+      const SumPair<Shape> at(linear, tiles, group, pass);
+      if (at.tile >= num_in_group) {
         break;
       }
       float2 sum = at.exists ? sums.total(at) : float2{};
-      if constexpr (kScaledRows) {
+      if constexpr (Shape::kFloat8) {
         sum = {sum.x * row_scales[pass].x, sum.y * row_scales[pass].y};
       }
       finish(at.exists, at.token, at.row, loaded[pass], sum);
     }
-    if (group + kGroup<kTokens> < tiles.count) {
+    if (group + Shape::kGroup < tiles.count) {
       __syncthreads();  // the next group's sums go to the same place
     }
   }

@@ -9,32 +9,31 @@
 namespace common {
 namespace {
 
-// kRingSlots: what the ring holds, 4 KB each.
-template <typename Scalar, typename Weight, int kTokens, int kRingSlots, int kSlots, bool kManyBatches, typename Finish>
+template <typename Shape, int kRingBytes, int kSlots, bool kManyBatches, typename Finish>
 void launch_shape(const FusedLinear& linear, const Finish& finish, cudaStream_t stream) {
-  constexpr int kStages = kRingSlots / (kSlots * kVisitTiles<Weight>);
-  constexpr std::size_t kRingBytes = sizeof(uint4) * kThreads * kSlots * kVisitTiles<Weight> * kStages;
-  const auto kernel = fused_linear<Scalar, Weight, Finish, kTokens, kSlots, kStages, kManyBatches>;
+  constexpr int kVisitBytes = static_cast<int>(sizeof(uint4)) * Shape::kThreads * kSlots * Shape::kVisitTiles;
+  constexpr int kStages = kRingBytes / kVisitBytes;
+  static_assert(kStages > 0);
+  const auto kernel = fused_linear<Shape, Finish, kSlots, kStages, kManyBatches>;
   const int tiles = (linear.num_rows + kTileRows - 1) / kTileRows;
   const int grid = std::min(tiles, device_limits().num_multiprocessors);
-  launch(kernel, dim3(static_cast<unsigned>(grid)), kThreads, kRingBytes, stream, Overlap::kPreviousWithoutL1, linear,
-         finish);
+  launch(kernel, dim3(static_cast<unsigned>(grid)), Shape::kThreads, kStages * kVisitBytes, stream,
+         Overlap::kPreviousWithoutL1, linear, finish);
 }
 
 // Short rows fill few slots. Of long rows, x does not fit into registers: the next batch is loaded while one is used.
 // Float8's slots have twice the columns, and as much more of x.
-template <typename Scalar, typename Weight, int kTokens, int kRingSlots, typename Finish>
+template <typename Shape, int kRingBytes, typename Finish>
 void launch_ring(const FusedLinear& linear, const Finish& finish, cudaStream_t stream) {
-  constexpr bool kFloat8 = sizeof(Weight) == 1;
-  constexpr int kShort = kFloat8 ? 2 : 3;
-  constexpr int kMedium = kFloat8 ? 4 : 8;
-  constexpr int kLong = kFloat8 && kTokens == 32 ? 2 : 4;
-  if (linear.num_cols <= kShort * kColumnsOfSlot<Weight>) {
-    launch_shape<Scalar, Weight, kTokens, kRingSlots, kShort, false>(linear, finish, stream);
-  } else if (linear.num_cols <= kMedium * kColumnsOfSlot<Weight>) {
-    launch_shape<Scalar, Weight, kTokens, kRingSlots, kMedium, false>(linear, finish, stream);
+  constexpr int kShort = Shape::kFloat8 ? 2 : 3;
+  constexpr int kMedium = Shape::kFloat8 ? 4 : 8;
+  constexpr int kLong = Shape::kFloat8 && (Shape::kTokens == 32 || Shape::kWarps == 16) ? 2 : 4;
+  if (linear.num_cols <= kShort * Shape::kColumnsOfSlot) {
+    launch_shape<Shape, kRingBytes, kShort, false>(linear, finish, stream);
+  } else if (linear.num_cols <= kMedium * Shape::kColumnsOfSlot) {
+    launch_shape<Shape, kRingBytes, kMedium, false>(linear, finish, stream);
   } else {
-    launch_shape<Scalar, Weight, kTokens, kRingSlots, kLong, true>(linear, finish, stream);
+    launch_shape<Shape, kRingBytes, kLong, true>(linear, finish, stream);
   }
 }
 
@@ -54,30 +53,34 @@ constexpr bool needs_small_ring() {
 }
 
 // Whether 64 KB hold all that a thread block copies, of a product that has a block for every multiprocessor.
-constexpr int kSmallRingSlots = 16;
-template <typename Weight>
+constexpr int kSmallRing = 64 << 10;
+template <typename Shape>
 bool fits_small_ring(const FusedLinear& linear) {
   const int num_blocks = device_limits().num_multiprocessors;
   const int tiles = (linear.num_rows + kTileRows - 1) / kTileRows;
-  const int slots_of_tile = (linear.num_cols + kColumnsOfSlot<Weight> - 1) / kColumnsOfSlot<Weight>;
-  return tiles >= num_blocks && (tiles + num_blocks - 1) / num_blocks * slots_of_tile <= kSmallRingSlots;
+  const int slots_of_tile = (linear.num_cols + Shape::kColumnsOfSlot - 1) / Shape::kColumnsOfSlot;
+  constexpr int kSlotBytes = static_cast<int>(sizeof(uint4)) * Shape::kThreads;
+  return tiles >= num_blocks && (tiles + num_blocks - 1) / num_blocks * slots_of_tile <= kSmallRing / kSlotBytes;
 }
 
 template <typename Scalar, typename Weight, int kTokens, typename Finish>
 void launch_tokens(const FusedLinear& linear, const Finish& finish, cudaStream_t stream) {
+  using Shape = RowShape<Scalar, Weight, kTokens, 8>;
   COMMON_CHECK(linear.num_tokens > 0 && linear.num_tokens <= kTokens, "fused products are for a few tokens");
-  COMMON_CHECK(linear.num_rows > 0 && linear.num_cols > 0 && linear.num_cols % kColumns<Weight> == 0,
+  COMMON_CHECK(linear.num_rows > 0 && linear.num_cols > 0 && linear.num_cols % Shape::kColumns == 0,
                "rows are 16-byte pieces");
   COMMON_CHECK(linear.weights != nullptr && linear.x != nullptr, "there is something to multiply");
   if (device_limits().shared_bytes_per_block >= std::size_t{216} << 10) {
     if constexpr (kTokens == 8) {
-      if (fits_small_ring<Weight>(linear)) {
-        return launch_ring<Scalar, Weight, kTokens, kSmallRingSlots>(linear, finish, stream);
+      if (fits_small_ring<Shape>(linear)) {
+        return launch_ring<Shape, kSmallRing>(linear, finish, stream);
       }
     }
-    launch_ring<Scalar, Weight, kTokens, 48>(linear, finish, stream);
+    // Unpacking takes time, which twice the warps hide. With more tokens, their x would not fit into registers.
+    constexpr int kWarps = Shape::kFloat8 && kTokens == 8 ? 16 : 8;
+    launch_ring<RowShape<Scalar, Weight, kTokens, kWarps>, 192 << 10>(linear, finish, stream);
   } else if constexpr (needs_small_ring()) {
-    launch_ring<Scalar, Weight, kTokens, kTokens == 8 ? kSmallRingSlots : 12>(linear, finish, stream);
+    launch_ring<Shape, kTokens == 8 ? kSmallRing : 48 << 10>(linear, finish, stream);
   } else {
     throw CudaError("these kernels were built for GPUs with more shared memory than this one has");
   }

@@ -10,21 +10,27 @@
 
 namespace common {
 
-inline constexpr int kWarps = 8;
-inline constexpr int kThreads = 32 * kWarps;
 inline constexpr int kTileRows = 8;
 
-// Tiles whose sums are finished together.
-template <int kTokens>
-constexpr int kGroup = kTokens <= 16 ? kWarps : kWarps / 2;
-
-// How a warp splits a piece of a tile: lane 4 g + t has 16 bytes of row g, columns t * kColumns … (t + 1) * kColumns.
-template <typename Weight>
-constexpr int kColumns = 16 / static_cast<int>(sizeof(Weight));
-template <typename Weight>
-constexpr int kPieceColumns = 4 * kColumns<Weight>;
-template <typename Weight>
-constexpr int kColumnsOfSlot = kWarps* kPieceColumns<Weight>;  // of all warps; a warp's slots are that far apart
+// kTokens: the largest number of tokens, 8, 16 or 32.
+template <typename ScalarType, typename WeightType, int kMaxTokens, int kBlockWarps>
+struct RowShape {
+  using Scalar = ScalarType;
+  using Weight = WeightType;
+  static constexpr bool kFloat8 = sizeof(Weight) == 1;
+  static constexpr int kTokens = kMaxTokens;
+  static constexpr int kEights = kTokens / 8;
+  static constexpr int kWarps = kBlockWarps;
+  static constexpr int kThreads = 32 * kWarps;
+  // How a warp splits a piece of a tile: lane 4 g + t has 16 bytes of row g, columns t * kColumns … (t + 1) * kColumns.
+  static constexpr int kColumns = 16 / static_cast<int>(sizeof(Weight));
+  static constexpr int kPieceColumns = 4 * kColumns;
+  static constexpr int kColumnsOfSlot = kWarps * kPieceColumns;  // of all warps; a warp's slots are that far apart
+  static constexpr int kVisitTiles = kFloat8 ? 2 : 1;            // which a block visits at a time
+  static constexpr int kGroup = kTokens <= 16 ? 8 : 4;           // tiles whose sums are finished together
+  static constexpr int kPairs = 4 * kTokens;                     // of a tile's sums, each of two rows and a token
+  static constexpr int kPasses = (kGroup * kPairs + kThreads - 1) / kThreads;  // in each, a thread finishes a pair
+};
 
 // The row of x that is a token's; -1 if there is no such token or row.
 __device__ __forceinline__ int row_of_x(const FusedLinear& linear, int token) {
@@ -186,24 +192,20 @@ __device__ __forceinline__ void store_float8(float* sums, int lane, const float 
   }
 }
 
-// Tiles that a block visits at a time.
-template <typename Weight>
-constexpr int kVisitTiles = sizeof(Weight) == 1 ? 2 : 1;
-
 // The order in which a block visits its tiles: one after the other in a group, columns in batches that the threads hold
 // x for.
-template <int kTokens, int kTiles>
+template <typename Shape>
 struct Visit {
   int group = 0;  // its first tile
   int batch = 0;
   int tile = 0;
 
   __device__ __forceinline__ void advance(int num_tiles, int num_batches) {
-    tile += kTiles;
-    if (tile >= min(group + kGroup<kTokens>, num_tiles)) {
+    tile += Shape::kVisitTiles;
+    if (tile >= min(group + Shape::kGroup, num_tiles)) {
       if (++batch == num_batches) {
         batch = 0;
-        group += kGroup<kTokens>;
+        group += Shape::kGroup;
       }
       tile = group;
     }
