@@ -187,6 +187,15 @@ std::string read_prompt(const std::string& path) {
       text.pop_back();
     }
   }
+  const std::string name = path == "-" ? "standard input" : path;
+  if (text.empty()) {
+    throw InputError(name + ": the prompt is empty");
+  }
+  try {
+    check_utf8(text);
+  } catch (const InputError& error) {
+    throw InputError(name + ": " + error.what());
+  }
   return text;
 }
 
@@ -412,7 +421,7 @@ void add_sampling_options(Command& command, SessionOptions& options) {
                  "different indices draw different texts from one prompt and seed");
   const auto add_stop_string = [&options](const std::string& text) {
     if (text.empty()) {
-      throw InputError("--stop needs a text: the empty one would end every reply");
+      throw InputError("an empty text would end every reply");
     }
     options.stop_strings.push_back(text);
   };

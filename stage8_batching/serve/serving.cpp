@@ -49,6 +49,9 @@ std::vector<ArrivingRequest> make_requests(const common::Session& session, const
     requests.push_back({time, std::move(added), 0, rejection});
   };
   if (options.workload == "offline") {
+    if (options.num_requests > 0) {
+      throw common::InputError("--requests is for prompts: the offline workload has 256 requests");
+    }
     constexpr int kLongest = 2 * kMaxOfflineTokens;
     if (config.context_length < kLongest) {
       throw common::InputError(common::format(
@@ -65,6 +68,9 @@ std::vector<ArrivingRequest> make_requests(const common::Session& session, const
     return requests;
   }
   const std::string poisson = "poisson:";
+  if (options.num_requests > 0 && !options.arrivals.empty() && !options.arrivals.starts_with(poisson)) {
+    throw common::InputError("--requests is for prompts: " + options.arrivals + " says how many requests there are");
+  }
   if (options.arrivals.empty() || options.arrivals.starts_with(poisson)) {
     const double rate = options.arrivals.empty() ? 0.0 : rate_of(options.arrivals.substr(poisson.size()));
     const std::size_t num_prompts = session.requests.size();
@@ -251,6 +257,10 @@ void run_serve(const common::Session& session, const ServingOptions& options) {
     std::cout << metrics_table(server, metrics);
   }
   check_served(server);
+  if (options.shown_step >= next_step) {
+    throw common::InputError(common::format("--show-batch %d: the last step was %lld", options.shown_step,
+                                            static_cast<long long>(next_step - 1)));
+  }
 }
 
 }  // namespace

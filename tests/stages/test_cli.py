@@ -212,6 +212,12 @@ class Prompt(ProgramTest):
         for prompt in (b"Once \xff upon", b"\xc0\xaf", b"\xed\xa0\x80", b"cut \xe2\x82"):
             self.assert_bad_input(run(b"generate", b"--prompt", prompt), "utf-8")
 
+    def test_a_file_that_is_no_prompt_is_named(self):
+        path = self.folder / "prompt"
+        for content, problem in ((b"", "empty"), (b"\n", "empty"), (b"Once \xff upon", "utf-8")):
+            path.write_bytes(content)
+            self.assert_bad_input(run("generate", "--prompt", "Once", "--prompt-file", str(path)), str(path), problem)
+
     def test_longer_than_the_context(self):
         # 4,000 words are at least 4,000 tokens; the bundled model's context has 1,024.
         self.assert_bad_input(run("generate", "--prompt", "king " * 4000), "1024")
@@ -278,6 +284,8 @@ class Options(ProgramTest):
                               ("--logprobs", "21"), ("--stop", "")):
             with self.subTest(option=option, value=value):
                 self.assert_usage_error(run("generate", "--prompt", "Once", option, value), option)
+        message = run("generate", "--stop", "").stderr.decode()
+        self.assertEqual(message.count("--stop"), 1, message)
 
     def test_prompts_that_are_equal_get_texts_of_their_own(self):
         requests = json.loads(run("generate", "--prompt", "Once upon a time", "--prompt", "Once upon a time",
@@ -604,6 +612,14 @@ class Serving(ProgramTest):
         self.assert_bad_input(run("compare", "--plot", str(path), "--max-length", "5000"), "can have")
         self.assertEqual(path.read_text(encoding="utf-8"), "the last one")
 
+    def test_a_number_of_requests_is_for_prompts(self):
+        path = self.folder / "trace"
+        path.write_text("0 5 3\n", encoding="utf-8")
+        for option, value in (("--arrivals", str(path)), ("--workload", "offline")):
+            self.assert_bad_input(run("serve", option, value, "--requests", "3", "--synthetic", "tales-5m"), "--requests")
+        self.assertIn(b"requests finished                    | 3 ",
+                      run("serve", *self.PROMPTS, "--arrivals", "poisson:10", "--requests", "3").stdout)
+
     def test_arrivals_in_a_folder_are_no_arrivals(self):
         self.assert_bad_input(run("serve", *self.PROMPTS, "--arrivals", str(self.folder)), "it is a directory")
 
@@ -707,6 +723,7 @@ class Serving(ProgramTest):
                           ["table_starts", "0", "2", "3"], ["logits_rows", "0", "1"]])
         self.assertEqual(result.stdout.count(b"query_starts"), 1, "one step's, and no other's")
         self.assert_usage_error(run("serve", *self.PROMPTS, "--show-batch", "-1"), "--show-batch")
+        self.assert_bad_input(run("serve", *self.PROMPTS, "--show-batch", "6"), "--show-batch 6", "the last step was 5")
 
     def test_each_request_of_a_prompt_has_a_seed_of_its_own(self):
         result = run("serve", *self.PROMPTS[:2], "--max-new-tokens", "8", "--virtual-clock", "--view", "quiet",
