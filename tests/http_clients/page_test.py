@@ -78,6 +78,13 @@ def check_prompts(page):
     check("two texts", all(page.page.locator("#replies .text").nth(i).inner_text().strip() for i in range(2)))
     page.wait_for("the blocks are given back, and full ones are cached", lambda: page.pool()[0] == 0 and page.pool()[2] > 0)
     check("tokens are counted", int(page.text("number-tokens-written")) > 60)
+    page.page.check("#beams")
+    check("a search has no temperature", page.page.is_disabled("#temperature"))
+    page.page.fill("#max-tokens", "8")
+    page.page.click("#submit")
+    page.wait_for("beams are served", lambda: page.page.locator("#replies .text").count() == 4
+                  and all(page.page.locator("#replies .text").all_inner_texts()), 60)
+    page.page.uncheck("#beams")
 
 
 def check_preemption(page):
