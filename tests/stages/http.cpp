@@ -167,6 +167,43 @@ TEST_CASE("clients at the same time each get the text of a lone run, at once or 
   CHECK(ApiFixture::wait_for([&] { return fixture.is_pool_empty(); }));
 }
 
+TEST_CASE("each ticket is told all tokens of its samples, in order, and its end after them") {
+  constexpr std::size_t kTickets = 64;
+  constexpr int kTokens = 12;
+  stage::EngineThread engine(tests::default_session().model,
+                             ApiFixture::engine_options({.num_slots = 4096, .token_budget = 256, .paused = true}));
+  std::vector<std::thread> clients;
+  std::array<std::string, kTickets> problems;
+  for (std::size_t i = 0; i < kTickets; ++i) {
+    clients.emplace_back([&, i] {
+      common::Request request;
+      request.prompt = tests::default_session().tokenizer.encode_prompt(kPrompts[i % kPrompts.size()]);
+      request.max_new_tokens = kTokens;
+      request.sampling.temperature = 1.0F;
+      request.sampling.seed = i;
+      stage::EngineThread::Refusal refusal = stage::EngineThread::Refusal::kNone;
+      const auto ticket = engine.submit({{request, 2}}, refusal);
+      std::array<std::vector<common::Token>, 2> tokens;
+      while (!ticket->has_ended()) {
+        for (const stage::TokenEvent& event : ticket->wait(std::chrono::milliseconds(100))) {
+          tokens.at(static_cast<std::size_t>(event.sample)).push_back(event.token);
+        }
+      }
+      for (std::size_t sample = 0; sample < 2; ++sample) {
+        if (tokens[sample].size() != kTokens || tokens[sample] != ticket->output(0).completions[sample].tokens) {
+          problems[i] = "not the tokens of sample " + std::to_string(sample);
+        }
+      }
+    });
+  }
+  CHECK(ApiFixture::wait_for([&] { return engine.statistics().num_waiting == static_cast<int>(kTickets); }));
+  engine.run();
+  for (std::thread& client : clients) {
+    client.join();
+  }
+  CHECK(problems == std::array<std::string, kTickets>{});
+}
+
 TEST_CASE("several texts of a prompt, several prompts, beams, and the same seed twice") {
   ApiFixture fixture;
   common::SamplingOptions sampling;
