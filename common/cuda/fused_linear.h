@@ -14,10 +14,10 @@ namespace common {
 // What computes the products of a step.
 enum class ProductKernel {
   kRows,     // fused_kernel.cuh
-  kTiles,    // tiled_kernel.cuh: in bfloat16, on Hopper, up to kMaxTiledTokens
+  kTiles,    // tiled_kernel.cuh: in bfloat16, on Hopper, up to max_tiled_tokens()
   kLibrary,  // matrix_products.h: any number of tokens, and nothing is fused
 };
-inline constexpr int kMaxTiledTokens = 64;
+constexpr int max_tiled_tokens(bool float8) { return float8 ? 128 : 64; }
 
 // Whether there is kTiles: the GPU has its instructions, and the build its kernels.
 bool can_tile(Precision precision);

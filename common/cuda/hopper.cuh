@@ -3,7 +3,8 @@
 //
 // A matrix in shared memory lies in panels of 64 columns of 16-bit numbers, 128 bytes: row r of a panel begins 128 r
 // bytes after it, and its pieces of 16 bytes are swizzled by r % 8, so that 8 rows' pieces of equal number lie in
-// different banks. Panels begin at multiples of 1,024 bytes. copy_panel() brings them so, and wgmma reads them so.
+// different banks. Panels begin at multiples of 1,024 bytes. copy_panel() brings them so, and wgmma reads them so. Of
+// 8-bit numbers a panel has 128 columns.
 #pragma once
 
 #include <cuda.h>
@@ -92,6 +93,15 @@ __device__ __forceinline__ void copy_panel(std::uint32_t shared, const CUtensorM
       : "memory");
 }
 
+// Four 8 x 8 matrices of 16-bit numbers, whose rows lie where lanes 8 i to 8 i + 7 say of matrix i: lane 4 g + t gets
+// word t of row g of each.
+__device__ __forceinline__ void load_matrices(std::uint32_t address, std::uint32_t (&words)[4]) {
+  asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
+               : "=r"(words[0]), "=r"(words[1]), "=r"(words[2]), "=r"(words[3])
+               : "r"(address)
+               : "memory");
+}
+
 // Loads the description of a matrix before its first copy needs it.
 __device__ __forceinline__ void prefetch_map(const CUtensorMap& map) {
   asm volatile("prefetch.tensormap [%0];" ::"l"(&map) : "memory");
@@ -165,8 +175,12 @@ __device__ __forceinline__ void settle(float (&registers)[kCount]) {
 #define COMMON_INOUT_16(c, i) COMMON_INOUT_8(c, i), COMMON_INOUT_8(c, i + 8)
 #define COMMON_INOUT_32(c, i) COMMON_INOUT_16(c, i), COMMON_INOUT_16(c, i + 16)
 #define COMMON_OUT_0_7 "%0, %1, %2, %3, %4, %5, %6, %7"
-#define COMMON_OUT_8_15 "%8, %9, %10, %11, %12, %13, %14, %15"
-#define COMMON_OUT_16_31 "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31"
+#define COMMON_OUT_0_15 COMMON_OUT_0_7 ", %8, %9, %10, %11, %12, %13, %14, %15"
+#define COMMON_OUT_0_31 \
+  COMMON_OUT_0_15 ", %16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31"
+#define COMMON_OUT_32_63                                                                                      \
+  "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, %48, %49, %50, %51, %52, " \
+  "%53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63"
 #define COMMON_WGMMA(tokens, registers, a, b, sum, ...)                                                    \
   asm volatile("{\n.reg .pred sum;\nsetp.ne.b32 sum, %" sum                                                \
                ", 0;\n"                                                                                    \
@@ -174,6 +188,14 @@ __device__ __forceinline__ void settle(float (&registers)[kCount]) {
                ", sum, 1, 1, 0, 0;\n}"                                                                     \
                : __VA_ARGS__                                                                               \
                : "l"(weights), "l"(x), "r"(static_cast<int>(adds)))
+#define COMMON_WGMMA_OF_REGISTERS(tokens, registers, a0, a1, a2, a3, b, sum, ...)                                      \
+  asm volatile("{\n.reg .pred sum;\nsetp.ne.b32 sum, %" sum                                                            \
+               ", 0;\n"                                                                                                \
+               "wgmma.mma_async.sync.aligned.m64n" tokens "k16.f32.bf16.bf16 {" registers "}, {%" a0 ", %" a1 ", %" a2 \
+               ", %" a3 "}, %" b ", sum, 1, 1, 0;\n}"                                                                  \
+               : __VA_ARGS__                                                                                           \
+               : "r"(weights[0]), "r"(weights[1]), "r"(weights[2]), "r"(weights[3]), "l"(x),                           \
+                 "r"(static_cast<int>(adds)))
 
 // c (+)= weights x^T: 16 columns of 64 rows of the weights and of kTokens rows of x, both described. Without `adds`, c
 // is overwritten. Warp w of the four has rows 16 w to 16 w + 15; of these, and of tokens 8 j to 8 j + 7, lane 4 g + t
@@ -184,14 +206,33 @@ __device__ __forceinline__ void multiply_panels(float (&c)[kTokens / 2], std::ui
   if constexpr (kTokens == 16) {
     COMMON_WGMMA("16", COMMON_OUT_0_7, "8", "9", "10", COMMON_INOUT_8(c, 0));
   } else if constexpr (kTokens == 32) {
-    COMMON_WGMMA("32", COMMON_OUT_0_7 ", " COMMON_OUT_8_15, "16", "17", "18", COMMON_INOUT_16(c, 0));
+    COMMON_WGMMA("32", COMMON_OUT_0_15, "16", "17", "18", COMMON_INOUT_16(c, 0));
   } else {
     static_assert(kTokens == 64);
-    COMMON_WGMMA("64", COMMON_OUT_0_7 ", " COMMON_OUT_8_15 ", " COMMON_OUT_16_31, "32", "33", "34",
-                 COMMON_INOUT_32(c, 0));
+    COMMON_WGMMA("64", COMMON_OUT_0_31, "32", "33", "34", COMMON_INOUT_32(c, 0));
   }
 }
 
+// The same with weights in registers: of its warp's 16 rows, lane 4 g + t has of row g columns 2 t and 2 t + 1 in the
+// first, of row g + 8 in the second, and columns 2 t + 8 and 2 t + 9 in the other two. They are read until the product
+// has been waited for.
+template <int kTokens>
+__device__ __forceinline__ void multiply_registers(float (&c)[kTokens / 2], const std::uint32_t (&weights)[4],
+                                                   std::uint64_t x, bool adds) {
+  if constexpr (kTokens == 16) {
+    COMMON_WGMMA_OF_REGISTERS("16", COMMON_OUT_0_7, "8", "9", "10", "11", "12", "13", COMMON_INOUT_8(c, 0));
+  } else if constexpr (kTokens == 32) {
+    COMMON_WGMMA_OF_REGISTERS("32", COMMON_OUT_0_15, "16", "17", "18", "19", "20", "21", COMMON_INOUT_16(c, 0));
+  } else if constexpr (kTokens == 64) {
+    COMMON_WGMMA_OF_REGISTERS("64", COMMON_OUT_0_31, "32", "33", "34", "35", "36", "37", COMMON_INOUT_32(c, 0));
+  } else {
+    static_assert(kTokens == 128);
+    COMMON_WGMMA_OF_REGISTERS("128", COMMON_OUT_0_31 ", " COMMON_OUT_32_63, "64", "65", "66", "67", "68", "69",
+                              COMMON_INOUT_32(c, 0), COMMON_INOUT_32(c, 32));
+  }
+}
+
+#undef COMMON_WGMMA_OF_REGISTERS
 #undef COMMON_WGMMA
 
 #endif  // COMMON_HOPPER

@@ -1,10 +1,10 @@
 // The Llama forward pass on the GPU, with the interface of the CPU's (common/model/llama.h): flat tokens, and one
 // attention callback for each layer. It knows nothing of caches. This header can be included without nvcc.
 //
-// A layer is computed in one of two ways. With few tokens, up to 64 on Hopper, reading the weights takes most of the
-// time: four kernels per layer, besides attention's two, each fuse a matrix product with everything around it
-// (fused_linear.h). With more tokens, which share the weights that are read, cuBLASLt computes the products and small
-// kernels the rest.
+// A layer is computed in one of two ways. With few tokens, up to 64 on Hopper or 128 with float8 weights, reading the
+// weights takes most of the time: four kernels per layer, besides attention's two, each fuse a matrix product with
+// everything around it (fused_linear.h). With more tokens, which share the weights that are read, cuBLASLt computes the
+// products and small kernels the rest.
 //
 // Float8 weights are unpacked inside the fused products, which then read half the bytes. Before a product of the
 // library, a matrix is unpacked into a buffer, which costs more than it saves: prompts hardly notice, but steps of more

@@ -14,6 +14,20 @@ namespace {
 //                                128              1,624 us   1,556 us
 //     14,336 (Llama-3-8B)         16   5,201 us   4,349 us   4,802 us
 //                                 64              4,922 us   5,352 us
+//
+// With float8 weights, which the library does not take, so that all of them are unpacked before:
+//
+//     1,536 (SmolLM2-135M)        64              1,005 us
+//                                128              1,455 us
+//     8,192 (Llama-3.2-1B)        16     859 us     923 us
+//                                 32   1,275 us     944 us
+//                                 64              1,104 us
+//                                128              1,486 us
+//     14,336 (Llama-3-8B)          8   3,044 us   3,318 us
+//                                 16   3,832 us   3,347 us
+//                                 32              3,501 us
+//                                 64              4,244 us
+//                                128              6,130 us  14,124 us
 constexpr int kShortRow = 2048;
 constexpr int kLongRow = 8192;
 
@@ -35,10 +49,12 @@ ProductKernel product_kernel(Precision precision, WeightType weights, int num_to
                                                                          : ProductKernel::kLibrary;
 }
 
-// By tiles, a launch has more to do before and after its products than by rows; short rows are too little in between.
+// By tiles, a launch has more to do before and after its products than by rows or in the library; short rows are too
+// little in between, unless the library's have to be unpacked.
 int max_fused_tokens(Precision precision, WeightType weights, int longest_row) {
-  const bool tiles = can_tile(precision) && weights != WeightType::kFloat8;
-  return tiles && longest_row > kShortRow ? kMaxTiledTokens : max_row_tokens(precision, longest_row);
+  const bool float8 = weights == WeightType::kFloat8;
+  const bool has_tiles = can_tile(precision) && (float8 || longest_row > kShortRow);
+  return has_tiles ? max_tiled_tokens(float8) : max_row_tokens(precision, longest_row);
 }
 
 }  // namespace common

@@ -288,7 +288,7 @@ TEST_CASE("GPU Llama: float8 weights against float64, by rows, by tiles and unpa
   const std::vector<int> tokens = random_numbers(random, 130, tiny.vocab_size);
   const std::vector<double> expected = tests::SlowLlama(file).logits(tokens);
   CudaLlama model(Llama(file), Precision::kBFloat16, 130, common::WeightType::kFloat8);
-  for (const std::vector<int>& chunks : {std::vector<int>{130}, {20, 64, 46}, {1, 8, 2, 16, 32}}) {
+  for (const std::vector<int>& chunks : {std::vector<int>{130}, {20, 64, 46}, {1, 8, 2, 16, 32}, {128, 2}}) {
     CAPTURE(tiny.architecture, tiny.feed_forward_size, chunks);
     const Matrix logits = logits_in_chunks(model, tokens, chunks);
     const Eigen::Map<const Eigen::VectorXd> exact(expected.data(), static_cast<Eigen::Index>(expected.size()));
@@ -310,7 +310,7 @@ TEST_CASE("GPU Llama: float8 weights by rows, by tiles and by the library are th
   const std::vector<int> tokens = random_numbers(random, 130, config.vocab_size);
   const auto attention = [&](const auto& call) { tests::copy_queries(call, model); };
   const Matrix expected = gpu_logits(model, tokens, tokens, attention);  // by the library
-  for (const int num_tokens : {1, 7, 8, 9, 16, 17, 31, 32, 33, 63, 64, 65}) {
+  for (const int num_tokens : {1, 7, 8, 9, 16, 17, 31, 32, 33, 63, 64, 65, 100, 127, 128}) {
     CAPTURE(name, num_tokens);
     const auto first = std::span(tokens).first(static_cast<std::size_t>(num_tokens));
     const Matrix logits = gpu_logits(model, first, first, attention);
