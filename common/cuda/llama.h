@@ -7,8 +7,8 @@
 // products and small kernels the rest.
 //
 // Float8 weights are unpacked inside the fused products, which then read half the bytes. Before a product of the
-// library, a matrix is unpacked into a buffer, which costs more than it saves: prompts hardly notice, but steps of more
-// sequences do.
+// library, a matrix is unpacked into a buffer, which costs more than it saves: long chunks of prompts hardly notice,
+// but short ones do.
 #pragma once
 
 #include <cuda_runtime_api.h>
