@@ -1,9 +1,8 @@
 // The engine's loop on a thread of its own. Other threads hand requests over and wait for their tokens; none of them
 // touches the engine, the scheduler or the cache.
 //
-//   HTTP threads    submit ──► inbox ──────────────────►  engine thread: take the inbox, run one step, hand out its
-//   tokens
-//                   wait   ◄── ticket ◄── messenger ◄──
+//   HTTP threads    submit ──► inbox ───────────────────► engine thread: take the inbox, run one step, hand out tokens
+//                   wait   ◄── ticket ◄── messenger ◄────
 #pragma once
 
 #include <atomic>
