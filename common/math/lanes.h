@@ -233,8 +233,8 @@ inline void select_bits(std::int32_t mask, const Integers& ones, const Integers&
 #endif
 }
 
-// scale * q + offset for a number q that the kBits lowest bits of a lane make, four or five, whatever is above them.
-// number(lane, q) says which, for one integer as for sixteen.
+// Results of numbers q of which each is made of a lane's kBits lowest bits, four or five, whatever is above them.
+// number(lane, q) makes q, for one integer as for sixteen; result(numbers, out) is what becomes of sixteen.
 //
 // AVX-512 computes the sixteen or 32 possible results and looks up each lane's, for which its instruction reads these
 // bits and no others. Other machines compute each lane's.
@@ -266,6 +266,7 @@ inline void of_low_bits(const Integers& lanes, const Number& number, const Resul
 #endif
 }
 
+// scale * q, and scale * q + offset.
 template <int kBits, typename Number>
 inline void scale_low_bits(const Integers& lanes, const Number& number, float scale, Packet& out) {
   of_low_bits<kBits>(
