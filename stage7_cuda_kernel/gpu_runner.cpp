@@ -40,7 +40,7 @@ std::string obstacle([[maybe_unused]] const common::LlamaConfig& config, [[maybe
   }
 #ifdef COURSE_CUDA
   return common::has_cuda_device() ? CudaRunner::unsupported(config, shape, options)
-                                   : "there is no GPU here that the kernels run on";
+                                   : common::device_obstacle();
 #else
   return "this program was built without CUDA";
 #endif

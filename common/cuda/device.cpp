@@ -1,5 +1,7 @@
 #include "common/cuda/device.h"
 
+#include "common/cuda/device_obstacle.h"
+
 namespace common {
 
 DeviceCallHook device_call_hook = nullptr;
@@ -14,36 +16,50 @@ void cuda_failed(cudaError_t error, const char* call, const char* file, int line
   throw CudaError(message);
 }
 
-bool has_cuda_device() {
-  static const bool has_device = [] {
-    int count = 0;
-    if (cudaGetDeviceCount(&count) != cudaSuccess || count == 0) {
-      (void)cudaGetLastError();
-      return false;
+const std::string& device_obstacle() {
+  static const std::string obstacle = [] {
+    DeviceFindings found;
+    found.architectures = COURSE_CUDA_ARCHITECTURES;
+    (void)cudaDriverGetVersion(&found.driver_version);
+    (void)cudaRuntimeGetVersion(&found.runtime_version);
+    const cudaError_t error = cudaGetDeviceCount(&found.num_devices);
+    if (error != cudaSuccess) {
+      found.num_devices = 0;
+      found.error = error == cudaErrorNoDevice ? "" : cudaGetErrorString(error);
+    } else if (found.num_devices > 0) {
+      found.name = device_limits().name;
+      found.compute_capability = device_limits().compute_capability;
+      found.has_kernels = can_load_kernels();
     }
-    return device_limits().compute_capability >= 80;
+    (void)cudaGetLastError();
+    return obstacle_of(found);
   }();
-  return has_device;
+  return obstacle;
+}
+
+int current_device() {
+  int device = 0;
+  CUDA_CHECK(cudaGetDevice(&device));
+  return device;
 }
 
 const DeviceLimits& device_limits() {
-  static const DeviceLimits limits = [] {
-    int device = 0;
-    CUDA_CHECK(cudaGetDevice(&device));
+  static PerDevice<DeviceLimits> limits;
+  return limits.get([] {
     cudaDeviceProp properties{};
-    CUDA_CHECK(cudaGetDeviceProperties(&properties, device));
+    CUDA_CHECK(cudaGetDeviceProperties(&properties, current_device()));
     return DeviceLimits{.name = properties.name,
                         .num_multiprocessors = properties.multiProcessorCount,
                         .compute_capability = properties.major * 10 + properties.minor,
                         .shared_bytes_per_block = properties.sharedMemPerBlockOptin};
-  }();
-  return limits;
+  });
 }
 
 DeviceMemory::DeviceMemory(std::size_t bytes) : bytes_(bytes) {
   if (bytes == 0) {
     return;
   }
+  before_device_call("cudaMalloc");
   const cudaError_t error = cudaMalloc(&data_, bytes);
   if (error == cudaErrorMemoryAllocation) {
     (void)cudaGetLastError();

@@ -4,9 +4,13 @@
 
 #include <cuda_runtime_api.h>
 
+#include <array>
+#include <atomic>
 #include <cstddef>
 #include <cstdint>
+#include <deque>
 #include <functional>
+#include <mutex>
 #include <span>
 #include <stdexcept>
 #include <string>
@@ -33,12 +37,51 @@ class OutOfDeviceMemory : public CudaError {
 using DeviceCallHook = void (*)(const char* call);
 extern DeviceCallHook device_call_hook;
 
+inline void before_device_call(const char* call) {
+  if (device_call_hook != nullptr) {
+    device_call_hook(call);
+  }
+}
+
 [[noreturn]] void cuda_failed(cudaError_t error, const char* call, const char* file, int line);
 
-// Whether there is a GPU of compute capability 8.0 or newer, on which this build's kernels can run. Determined once.
-bool has_cuda_device();
+// Why this build's kernels cannot run on the first GPU, in one line for the user; empty if they can. Determined once.
+const std::string& device_obstacle();
+inline bool has_cuda_device() { return device_obstacle().empty(); }
 
-// Properties of the current device, determined once.
+// Whether the current device can load the kernels that this build has (probe.cu).
+bool can_load_kernels();
+
+int current_device();
+
+// A value for each device, determined when it is first asked for.
+template <typename T>
+class PerDevice {
+ public:
+  // find() determines the current device's. The reference stays valid.
+  template <typename Find>
+  const T& get(const Find& find) {
+    std::atomic<const T*>& place = values_.at(static_cast<std::size_t>(current_device()));
+    const T* value = place.load(std::memory_order_acquire);
+    if (value == nullptr) {
+      const std::lock_guard lock(mutex_);
+      value = place.load(std::memory_order_relaxed);
+      if (value == nullptr) {
+        value = &found_.emplace_back(find());
+        place.store(value, std::memory_order_release);
+      }
+    }
+    return *value;
+  }
+
+ private:
+  static constexpr std::size_t kMaxDevices = 64;
+  std::array<std::atomic<const T*>, kMaxDevices> values_{};
+  std::mutex mutex_;
+  std::deque<T> found_;
+};
+
+// Properties of the current device.
 struct DeviceLimits {
   std::string name;
   int num_multiprocessors = 0;
@@ -146,9 +189,7 @@ class Graph {
 // Throws CudaError naming the call, file and line.
 #define CUDA_CHECK(call)                                                  \
   do {                                                                    \
-    if (::common::device_call_hook != nullptr) {                          \
-      ::common::device_call_hook(#call);                                  \
-    }                                                                     \
+    ::common::before_device_call(#call);                                  \
     const cudaError_t cuda_check_error = (call);                          \
     if (cuda_check_error != cudaSuccess) {                                \
       ::common::cuda_failed(cuda_check_error, #call, __FILE__, __LINE__); \

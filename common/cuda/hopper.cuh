@@ -11,6 +11,10 @@
 
 #include <cstdint>
 
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ == 900 && !defined(__CUDA_ARCH_FEAT_SM90_ALL)
+#error "kernels for compute capability 9.0 are compiled for 90a: wgmma exists on this one architecture only"
+#endif
+
 // wgmma exists on this one architecture only.
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
 #define COMMON_HOPPER 1

@@ -30,18 +30,15 @@ inline bool can_overlap() {
 // need much shared memory then follow each other without a pause. A kernel that relies on L1 is slower for it.
 enum class Overlap { kNone, kPrevious, kPreviousWithoutL1 };
 
+// Lets the kernel have that much shared memory at its launches, and without_l1 all on-chip memory as such. Remembers
+// what has been set, because setting it takes as long as launching a kernel.
+void prepare_kernel(const void* kernel, std::size_t shared_bytes, bool without_l1);
+
 // Starts kernel<<<grid, threads, shared_bytes, stream>>>(arguments...) in clusters of cluster_size blocks.
 template <typename... Parameters, typename... Arguments>
 void launch_clusters(void (*kernel)(Parameters...), dim3 grid, int cluster_size, int threads, std::size_t shared_bytes,
                      cudaStream_t stream, Overlap overlap, const Arguments&... arguments) {
-  if (shared_bytes > 40 * 1024) {  // without opting in, a kernel gets 48 KB, its static arrays included
-    CUDA_CHECK(
-        cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(shared_bytes)));
-  }
-  if (overlap == Overlap::kPreviousWithoutL1) {
-    CUDA_CHECK(
-        cudaFuncSetAttribute(kernel, cudaFuncAttributePreferredSharedMemoryCarveout, cudaSharedmemCarveoutMaxShared));
-  }
+  prepare_kernel(reinterpret_cast<const void*>(kernel), shared_bytes, overlap == Overlap::kPreviousWithoutL1);
   cudaLaunchAttribute attributes[2]{};
   cudaLaunchConfig_t config{};
   config.attrs = attributes;

@@ -2,7 +2,7 @@
 // attention callback for each layer. It knows nothing of caches. This header can be included without nvcc.
 //
 // A layer is computed in one of two ways. With few tokens, up to 64 on Hopper or 128 with float8 weights, reading the
-// weights takes most of the time: four kernels per layer, besides attention's two, each fuse a matrix product with
+// weights takes most of the time: four kernels for each layer, besides attention's, each fuse a matrix product with
 // everything around it (fused_linear.h). With more tokens, which share the weights that are read, cuBLASLt computes the
 // products and small kernels the rest.
 //
@@ -27,7 +27,8 @@ namespace common {
 
 // One layer's attention. All pointers are device pointers, in the model's precision; the work is enqueued on `stream`.
 // If its first launch may overlap with the previous one (programmatic dependent launch), it must execute
-// griddepcontrol.wait before it reads what any launch of this step has written.
+// griddepcontrol.wait before it reads what any launch of this forward pass has written. What was enqueued on the stream
+// before the pass has finished by then: its first launch lets no other start sooner (look_up_kernel).
 struct CudaAttentionCall {
   int layer = 0;
   int num_tokens = 0;

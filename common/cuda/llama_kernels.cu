@@ -47,6 +47,8 @@ __device__ __forceinline__ void store_squares(const Residual& residual, std::int
 
 template <typename Scalar>
 __global__ void __launch_bounds__(kThreads) look_up_kernel(Lookup lookup, Residual residual, float2* rotation) {
+  // In this order. The launches that follow order weights before they wait, and attention reads tables and its plan:
+  // none of them may start before all that was enqueued before the step has finished.
   wait_for_previous_launch();
   allow_next_launch();
   const int half = lookup.head_dim / 2;
@@ -107,6 +109,11 @@ __device__ __forceinline__ void load_eight(const __nv_bfloat16* source, float (&
 }
 
 // Tells the other GPUs' blocks for the same row that this GPU's part is there, and waits until theirs are.
+//
+// Blocks that wait keep their places on the multiprocessors, so there may be more rows than places only because every
+// GPU starts its blocks in the order of their rows: the lowest row that has not met has its block running, or next in
+// line, on every GPU, so it meets, and its block ends. That takes one row for each block, in order, and a grid of its
+// own for each sum: the next launch's blocks get places after all of this one's, on each GPU.
 __device__ __forceinline__ void meet_peers(const PartialSum& sum) {
   const unsigned number = sum.num_sums[blockIdx.x] + 1;
   const auto peer = static_cast<int>(threadIdx.x);

@@ -244,9 +244,9 @@ std::string NcclGroup::unsupported(int count) {
                   num_devices);
   }
   if (!has_cuda_device()) {
-    return "there is no GPU here that the kernels run on";
+    return device_obstacle();
   }
-  // Sizes and limits are looked up once, for all of them.
+  // All have equal parts of the model and of the cache, and must come to the same plans.
   const auto properties = [](int device) {
     cudaDeviceProp found{};
     CUDA_CHECK(cudaGetDeviceProperties(&found, device));

@@ -20,6 +20,7 @@ class PinnedArray {
  public:
   explicit PinnedArray(std::size_t size) : size_(size) {
     void* data = nullptr;
+    before_device_call("cudaHostAlloc");
     const cudaError_t error = cudaHostAlloc(&data, size * sizeof(T), cudaHostAllocMapped);
     if (error == cudaErrorMemoryAllocation) {
       (void)cudaGetLastError();

@@ -3,7 +3,6 @@
 #include <cuda.h>
 
 #include <algorithm>
-#include <array>
 #include <utility>
 
 #include "common/cuda/launch.h"
@@ -45,7 +44,8 @@ void launch_shape(const FusedLinear& linear, const TileFinish& finish, const Til
   constexpr std::size_t kShared = 1024 + Shape::kRingBytes + sizeof(TileMemory<Shape>);
   static_assert(kShared <= Shape::kSharedBytes);
   const int tiles = (linear.num_rows + plan.rows - 1) / plan.rows;
-  const int clusters = std::min(tiles, max_clusters(plan.ranks));
+  const int clusters = std::min(tiles, max_clusters().at(static_cast<std::size_t>(plan.ranks)));
+  COMMON_CHECK(clusters > 0, "the GPU has room for a cluster");
   COMMON_CHECK(plan.ranks == 1 || clusters == tiles, "a cluster has one tile");
   launch_clusters(tiled_linear<Shape>, dim3(static_cast<unsigned>(clusters * plan.ranks)), plan.ranks, Shape::kThreads,
                   kShared, stream, Overlap::kPreviousWithoutL1,
@@ -79,10 +79,11 @@ bool can_tile(Precision precision) {
   return precision == Precision::kBFloat16 && device_limits().compute_capability == 90 && can_overlap();
 }
 
-int max_clusters(int cluster_size) {
-  // As many as fit beside each other depends on how the chip's multiprocessors are grouped.
-  static const std::array<int, 9> counts = [] {
-    std::array<int, 9> result{};
+ClusterCounts max_clusters() {
+  // How many fit beside each other depends on how the chip's multiprocessors are grouped.
+  static PerDevice<ClusterCounts> counts;
+  return counts.get([] {
+    ClusterCounts result{};
     using Shape = TileShape<32, 2, 1, 1, false>;
     constexpr int kShared = Shape::kSharedBytes;
     CUDA_CHECK(cudaFuncSetAttribute(tiled_linear<Shape>, cudaFuncAttributeMaxDynamicSharedMemorySize, kShared));
@@ -99,8 +100,7 @@ int max_clusters(int cluster_size) {
       CUDA_CHECK(cudaOccupancyMaxActiveClusters(&result[static_cast<std::size_t>(size)], tiled_linear<Shape>, &config));
     }
     return result;
-  }();
-  return counts.at(static_cast<std::size_t>(cluster_size));
+  });
 }
 
 namespace {
@@ -134,7 +134,7 @@ double stage_time(int rows, int tokens, bool is_float8) {
 }  // namespace
 
 // A wave of tiles should occupy all multiprocessors.
-TilePlan plan_tiles(const FusedLinear& linear, int row_step) {
+TilePlan plan_tiles(const FusedLinear& linear, int row_step, const ClusterCounts& clusters) {
   const bool is_float8 = linear.row_scales != nullptr;
   const int stage_columns = is_float8 ? 2 * kPanelColumns : kPanelColumns;
   const int stages = (linear.num_cols + stage_columns - 1) / stage_columns;
@@ -146,7 +146,10 @@ TilePlan plan_tiles(const FusedLinear& linear, int row_step) {
     if (ranks > stages) {
       continue;
     }
-    const int at_once = max_clusters(ranks);
+    const int at_once = clusters.at(static_cast<std::size_t>(ranks));
+    if (at_once == 0) {  // a part of a GPU may have no group of so many multiprocessors
+      continue;
+    }
     for (int rounds = 1; rounds <= (ranks > 1 ? 1 : 1 + linear.num_rows / at_once); ++rounds) {
       const int even = (linear.num_rows + at_once * rounds - 1) / (at_once * rounds);
       const int rows = (even + row_step - 1) / row_step * row_step;
@@ -179,7 +182,7 @@ void tiled_product(const FusedLinear& linear, const TileFinish& finish, cudaStre
   COMMON_CHECK(linear.rows == nullptr && linear.num_tokens <= linear.num_x_rows, "x is taken as it lies");
   // Squares are summed over 64 rows.
   const int row_step = finish.kind == TileFinish::Kind::kAddToResidual ? kTileSquaresColumns : 8;
-  launch_tiled(linear, finish, plan_tiles(linear, row_step), stream);
+  launch_tiled(linear, finish, plan_tiles(linear, row_step, max_clusters()), stream);
 }
 
 void launch_tiled(const FusedLinear& linear, const TileFinish& finish, const TilePlan& plan, cudaStream_t stream) {
@@ -187,6 +190,7 @@ void launch_tiled(const FusedLinear& linear, const TileFinish& finish, const Til
   COMMON_CHECK(linear.num_tokens <= max_tiled_tokens(is_float8), "tiles are for some tokens");
   COMMON_CHECK(plan.rows <= max_tile_rows(tile_tokens(linear.num_tokens), is_float8),
                "there are tiles of so many rows");
+  COMMON_CHECK(plan.rows > 0, "the GPU has room for a tile");
   switch (tile_tokens(linear.num_tokens)) {
     case 16:
       return launch_tokens<16>(linear, finish, plan, stream);

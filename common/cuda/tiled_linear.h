@@ -3,16 +3,19 @@
 
 #include <cuda_runtime_api.h>
 
+#include <array>
+
 #include "common/cuda/fused_linear.h"
 #include "common/cuda/tiled_kernel.cuh"
 
 namespace common {
 
-// How many clusters of so many blocks, 1 to 8, run at the same time.
-int max_clusters(int cluster_size);
+// [n]: how many clusters of n blocks, 1 to 8, run at the same time; 0: not even one.
+using ClusterCounts = std::array<int, 9>;
+ClusterCounts max_clusters();  // on the current device
 
-// row_step: what a tile's rows must be a multiple of.
-TilePlan plan_tiles(const FusedLinear& linear, int row_step);
+// row_step: what a tile's rows must be a multiple of. Without rows if the GPU has room for no tile.
+TilePlan plan_tiles(const FusedLinear& linear, int row_step, const ClusterCounts& clusters);
 
 // x must be the first num_tokens rows of linear.x.
 void tiled_product(const FusedLinear& linear, const TileFinish& finish, cudaStream_t stream);

@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <cstddef>
 #include <memory>
+#include <utility>
 #include <vector>
 
 #include "../gpu_runner.h"
@@ -40,8 +41,10 @@ class DrawInputs {
     copy(host_rows_.data(), rows_.data(), step.draws.size(), stream);
     if (!used.empty()) {
       if (host_used_ == nullptr || host_used_->size() < used.size()) {
+        // The host's part last: its size says that both have room.
+        common::DeviceArray<int> larger(2 * used.size());
         host_used_ = std::make_unique<common::PinnedArray<int>>(2 * used.size());
-        used_ = common::DeviceArray<int>(2 * used.size());
+        used_ = std::move(larger);
       }
       std::copy(used.begin(), used.end(), host_used_->data());
       copy(host_used_->data(), used_.data(), used.size(), stream);
