@@ -21,8 +21,8 @@
 // needs it; the sum of weights is formed beside it, from the scores alone.
 #pragma once
 
-#include "common/cuda/launch.h"
-#include "common/cuda/scalars.cuh"
+#include "common/cuda/model/scalars.cuh"
+#include "common/cuda/runtime/launch.h"
 #include "decode_merge.cuh"
 #include "decode_plan.h"
 #include "decode_ring.h"

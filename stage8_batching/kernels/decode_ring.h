@@ -1,7 +1,7 @@
 // The host's rule for the size of decode attention's thread blocks and rings.
 #pragma once
 
-#include "common/cuda/device.h"
+#include "common/cuda/runtime/device.h"
 #include "kernels.h"
 
 namespace stage8 {

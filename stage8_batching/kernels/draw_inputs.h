@@ -8,9 +8,9 @@
 #include <vector>
 
 #include "../gpu_runner.h"
-#include "common/cuda/device.h"
-#include "common/cuda/pinned.h"
-#include "common/cuda/sampling.h"
+#include "common/cuda/model/cuda_sampler.h"
+#include "common/cuda/runtime/device.h"
+#include "common/cuda/runtime/pinned.h"
 
 namespace stage8 {
 

@@ -1,7 +1,7 @@
 // Which GPU and which build go together, and what is said if they do not.
 #include <string>
 
-#include "common/cuda/device_obstacle.h"
+#include "common/cuda/runtime/device_obstacle.h"
 #include "tests/support/catch.h"
 
 namespace {
@@ -20,7 +20,7 @@ common::DeviceFindings an_h200() {
 }  // namespace
 
 TEST_CASE("A build for the GPU that is there runs on it, with a driver as new as the build's CUDA or newer") {
-  CHECK(common::device_obstacle(an_h200()).empty());
+  CHECK(common::obstacle_of(an_h200()).empty());
   common::DeviceFindings found = an_h200();
   for (const int driver : {13000, 13010, 14020}) {
     found.driver_version = driver;

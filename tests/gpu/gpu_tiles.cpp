@@ -9,7 +9,7 @@
 
 #include <Eigen/Core>
 
-#include "common/cuda/device.h"
+#include "common/cuda/runtime/device.h"
 #include "common/math/sampling.h"
 #include "tests/gpu/tiled_plans.h"
 #include "tests/support/catch.h"

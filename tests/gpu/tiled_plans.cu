@@ -2,7 +2,7 @@
 
 #include <cstddef>
 
-#include "common/cuda/tiled_linear.h"
+#include "common/cuda/model/tiled_linear.h"
 
 namespace tests {
 

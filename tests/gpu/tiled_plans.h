@@ -5,7 +5,7 @@
 
 #include <array>
 
-#include "common/cuda/fused_linear.h"
+#include "common/cuda/model/fused_linear.h"
 
 namespace tests {
 
