@@ -196,3 +196,24 @@ TEST_CASE("swap: published blocks are found again once they are swapped in, and 
   CHECK(manager.prefix_cache().find(text, 0).front() == manager.block_table(0).front());
   CHECK(check_ledger(manager, 4, 2) == kNoProblem);
 }
+
+TEST_CASE("swap: a block that two sequences share is found again after each of them, if they come back apart") {
+  KvCacheManager manager = tests::make_manager(6, 2, 4);
+  const Tokens text = {5, 6, 7, 8, 9};
+  REQUIRE(manager.allocate(0, text));
+  manager.commit(0, text);
+  manager.fork(0, 1);
+  REQUIRE(manager.swap_out(Ids{0, 1}));
+  for (const int sequence : {0, 1}) {
+    CAPTURE(sequence);
+    // Another sequence needs all blocks, so that what was kept of the text is evicted.
+    REQUIRE(manager.allocate(7, 12));
+    manager.free(7);
+    CHECK(manager.prefix_cache().find(text, 0).empty());
+    REQUIRE(manager.swap_in(Ids{sequence}));
+    CHECK(manager.prefix_cache().find(text, 0).size() == 2);
+    manager.free(sequence);
+  }
+  CHECK(manager.num_free_host_blocks() == 4);
+  CHECK(check_ledger(manager, 6, 2) == kNoProblem);
+}
