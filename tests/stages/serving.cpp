@@ -983,8 +983,10 @@ TEST_CASE("view: the plain view shows every token, even of a server that runs ah
     options.scheduler.run_ahead = run_ahead;
     Serving serving(options, tests::bundled().llama);
     std::ostringstream output;
-    const auto view = stage::make_view(stage::ViewKind::kPlain, tests::bundled().tokenizer, output);
-    serving.server.on_token([&](int id, int sample, Token token) { view->on_token(id, sample, token); });
+    const auto view = stage::make_view(stage::ViewKind::kPlain, output);
+    serving.server.on_token([&](int id, int sample, Token token) {
+      view->on_text(id, sample, tests::bundled().tokenizer.decode({&token, 1}));
+    });
     serving.server.on_step([&](const stage::StepReport& report) { view->on_step(serving.server, report); });
     for (const char* prompt : {"Once upon a time", "The king"}) {
       serving.server.submit({tests::greedy_request(prompt, 3)});
@@ -1076,13 +1078,14 @@ TEST_CASE("view: the live view fits the terminal, names each request's letter an
     options.block_size = 8;
     Serving serving(options, tests::bundled().llama);
     std::ostringstream output;
-    auto view = stage::make_view(stage::ViewKind::kLive, tests::bundled().tokenizer, output,
-                                 [&, columns = columns, rows = rows] {
-                                   return common::TerminalSize{columns, rows};
-                                 });
+    auto view = stage::make_view(stage::ViewKind::kLive, output, [&, columns = columns, rows = rows] {
+      return common::TerminalSize{columns, rows};
+    });
     const std::string before = "\033[?1049h\033[?25l";  // the alternate screen, without a cursor
     CHECK(output.str() == before);
-    serving.server.on_token([&](int id, int sample, Token token) { view->on_token(id, sample, token); });
+    serving.server.on_token([&](int id, int sample, Token token) {
+      view->on_text(id, sample, tests::bundled().tokenizer.decode({&token, 1}));
+    });
     std::string last;  // frame with requests in it
     serving.server.on_step([&](const stage::StepReport& report) {
       output.str("");
