@@ -129,10 +129,11 @@ void SequenceGroup::free(const Branch& branch) {
 }
 
 int SequenceGroup::common_prefix_length() const {
-  std::size_t common_tokens = live_.front().tokens.size();
-  if (live_.size() > 1) {
-    common_tokens -= 1;  // each branch computes its last token itself, for its own logits
+  if (live_.size() == 1) {
+    return text_length(live_.front());
   }
+  // Each branch computes its last token itself, for its own logits.
+  std::size_t common_tokens = live_.front().tokens.size() - 1;
   for (const Branch& branch : live_) {
     const auto& tokens = branch.tokens;
     const auto end = tokens.begin() + static_cast<std::ptrdiff_t>(std::min(common_tokens, tokens.size()));

@@ -92,6 +92,19 @@ bool KvCacheManager::reserve(SequenceId sequence, int num_tokens) {
   return true;
 }
 
+int KvCacheManager::max_reservable(SequenceId sequence) const {
+  if (!can_reserve({&sequence, 1}, 1)) {
+    return 0;
+  }
+  const Sequence& owner = find(sequence);
+  int num_blocks = num_available();
+  if (owner.length % block_size_ != 0) {
+    const int block = owner.block_table[static_cast<std::size_t>(owner.length / block_size_)];
+    num_blocks -= reference_count(block) > 1 ? 1 : 0;  // for a copy of it
+  }
+  return capacity(sequence) - owner.length + num_blocks * block_size_;
+}
+
 bool KvCacheManager::can_reserve(std::span<const SequenceId> sequences, int num_tokens) const {
   std::int64_t num_blocks = 0;
   std::map<int, int> writers;  // how many of the sequences would write to it, by partly filled block
