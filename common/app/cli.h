@@ -28,7 +28,7 @@ struct SessionOptions {
   int num_logprobs = 0;
 };
 
-// What a command has of the options of `generate`, beside --model and --threads: those that it uses.
+// Which of `generate`'s options a command has, beside --model and --threads.
 struct SessionInput {
   bool prompts = true;   // --prompt, --chat, --max-new-tokens; without: the fixed workload
   bool sampling = true;  // --temperature to --stop
