@@ -106,7 +106,7 @@ std::vector<ArrivingRequest> make_requests(const common::Session& session, const
 // Hands a request's tokens on once it is certain that they are not part of a stop string.
 class HeldTokens {
  public:
-  HeldTokens(const common::Session& session, OnSampleToken show) : session_(session), show_(std::move(show)) {}
+  HeldTokens(const common::Session& session, TokenSink show) : session_(session), show_(std::move(show)) {}
 
   void add(int id, int sample, common::Token token) {
     if (session_.stop_strings.empty()) {
@@ -134,7 +134,7 @@ class HeldTokens {
 
  private:
   const common::Session& session_;
-  OnSampleToken show_;
+  TokenSink show_;
   std::map<std::pair<int, int>, std::vector<common::Token>> held_;  // by request and sample
 };
 
