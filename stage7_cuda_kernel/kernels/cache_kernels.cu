@@ -3,11 +3,12 @@
 #include <algorithm>
 
 #include "checks.h"
+#include "common/cuda/ptx.cuh"
 #include "common/cuda/runtime/launch.h"
+#include "element.h"
 #include "float8.cuh"
 #include "kernels.h"
 #include "page_layout.h"
-#include "ptx.cuh"
 
 namespace stage7 {
 namespace {
@@ -236,17 +237,17 @@ __global__ void __launch_bounds__(kThreads)
   const uint4* source = layer + copy.source * vecs_per_block;
   uint4* destination = layer + copy.destination * vecs_per_block;
   uint4 vecs[kChunk / kThreads];
-  const StreamingPolicy policy;
+  const common::CachePolicy policy = common::streaming_policy();
 #pragma unroll
   for (int i = 0; i < kChunk / kThreads; ++i) {
     if (begin + i * kThreads < vecs_per_block) {
-      vecs[i] = load_once(source + begin + i * kThreads, policy);
+      vecs[i] = common::load_once(source + begin + i * kThreads, policy);
     }
   }
 #pragma unroll
   for (int i = 0; i < kChunk / kThreads; ++i) {
     if (begin + i * kThreads < vecs_per_block) {
-      store_once(destination + begin + i * kThreads, vecs[i], policy);
+      common::store_once(destination + begin + i * kThreads, vecs[i], policy);
     }
   }
 }

@@ -8,10 +8,11 @@
 #pragma once
 
 #include "common/cuda/model/scalars.cuh"
+#include "common/cuda/ptx.cuh"
+#include "element.h"
 #include "float8.cuh"
 #include "kernels.h"
 #include "page_layout.h"
-#include "ptx.cuh"
 
 namespace stage7 {
 
@@ -50,7 +51,7 @@ class NewRow {
         continue;
       }
       const int matrix = is_value(part) ? Tile::kValues : 0;
-      store_vec(tile + matrix + vec_place(kVecs, kTileRows, row, vec()) * kVecBytes, stored);
+      common::store_vec(tile + matrix + vec_place(kVecs, kTileRows, row, vec()) * kVecBytes, stored);
       auto* const page = static_cast<std::byte*>(is_value(part) && !kFloat8 ? pages.values : pages.keys) + page_tile +
                          (kFloat8 ? matrix : 0);
       if (slot_ >= 0) {
@@ -58,7 +59,7 @@ class NewRow {
       }
       if (kFloat8 && vec() == 0) {
         const int scales = is_value(part) ? Tile::kValueScales : Tile::kKeyScales;
-        store_byte(tile + scales + row, scale);
+        common::store_byte(tile + scales + row, scale);
         if (slot_ >= 0) {
           static_cast<std::uint8_t*>(pages.keys)[page_tile + scales + row_in_page] = static_cast<std::uint8_t>(scale);
         }

@@ -5,6 +5,7 @@
 #include "attention_simple.h"
 
 #include <cmath>
+#include "common/cuda/ptx.cuh"
 
 #include "checks.h"
 #include "common/cuda/runtime/launch.h"

@@ -13,6 +13,7 @@
 #include <cstddef>
 
 #include "common/cuda/model/scalars.cuh"
+#include "common/cuda/ptx.cuh"
 
 namespace stage8 {
 
