@@ -5,6 +5,7 @@
 #include "checks.h"
 #include "common/cuda/ptx.cuh"
 #include "common/cuda/runtime/launch.h"
+#include "head_dims.h"
 #include "prefill_attention.h"
 #include "ragged_kernel.cuh"
 #include "ragged_loader.cuh"
@@ -145,7 +146,7 @@ struct RaggedCall {
 template <ScalarType kType, int kHeadDim, bool kShort>
 void launch_ragged(const RaggedCall& call) {
   constexpr RaggedTile kTile = RaggedTileOf<kHeadDim, kShort>::kTile;
-  const auto scale = static_cast<float>(1.4426950408889634 / std::sqrt(static_cast<double>(kHeadDim)));
+  const float scale = score_scale(kHeadDim);
   const std::int64_t grid = std::int64_t{call.workspace.num_tasks} * call.pages.shape.num_kv_heads;
   COMMON_CHECK(grid < std::int64_t{1} << 31, "too many tokens for one launch");
   common::launch(ragged_kernel<kType, kHeadDim, kShort>, dim3(static_cast<unsigned>(grid)), 32 * kTile.warps,
@@ -166,18 +167,7 @@ void choose_tile(const RaggedCall& call) {
 
 template <ScalarType kType>
 void choose_head_dim(const RaggedCall& call) {
-  switch (call.pages.shape.head_dim) {
-    case 32:
-      return choose_tile<kType, 32>(call);
-    case 64:
-      return choose_tile<kType, 64>(call);
-    case 96:
-      return choose_tile<kType, 96>(call);
-    case 128:
-      return choose_tile<kType, 128>(call);
-    default:
-      return choose_tile<kType, 256>(call);
-  }
+  with_head_dim(call.pages.shape.head_dim, [&](auto head_dim) { choose_tile<kType, head_dim>(call); });
 }
 
 }  // namespace

@@ -144,9 +144,9 @@ struct WarpAttention {
 #pragma unroll
       for (int half = 0; half < 2; ++half) {
         const std::uint32_t own = tile + half * 8 + threadIdx.x % 32 / 4;
-        scales.of_keys[half] = scale * scale_of(common::load_byte(own + Tile::kKeyScales));
+        scales.of_keys[half] = scale * scale_of(common::load_byte(own + Tile::kPair.key_scales));
         scales.of_values[half] =
-            static_cast<float>(static_cast<int>(common::load_byte(own + Tile::kValueScales)) - 127);
+            static_cast<float>(static_cast<int>(common::load_byte(own + Tile::kPair.value_scales)) - 127);
       }
     }
     return scales;

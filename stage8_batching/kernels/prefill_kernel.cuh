@@ -73,7 +73,7 @@ struct Float8Tiles {
   using Stored = SharedTile<kHeadDim, ScalarType::kFloat8>;
   static constexpr int kWarps = common::kWarpgroupThreads / 32;
   static constexpr int kPieces = PrefillShape<kHeadDim>::kTokens / kTileRows / kWarps;
-  static constexpr int kPieceBytes = Stored::kBytes + Stored::kScaleBytes;  // of K or V
+  static constexpr int kPieceBytes = Stored::kPair.value_scales;  // K and its scales; V's scales and V
   alignas(128) unsigned char bytes[kWarps][2][kPieces * kPieceBytes];
   std::uint64_t full[kWarps][2];
 };
@@ -240,7 +240,7 @@ struct PrefillProducer {
     int count = ((num_seen - 1) % Shape::kTokens + kTileRows) / kTileRows;
     for (; token >= 0; token -= Shape::kTokens) {
       const std::int64_t offset = row_offset(call.pages.shape, block, kv_head, token % block_size) +
-                                  panel * kPieceBytes / static_cast<int>(sizeof(Element));
+                                  SharedTile<kHeadDim>::panel_offset(panel, kTileRows);
       if (token >= Shape::kTokens) {
         block = table[(token - Shape::kTokens) / block_size];
       }
@@ -287,9 +287,10 @@ struct PrefillProducer {
       // The place in the piece is i's own, so that neighbouring threads read neighbouring vectors.
       const int vec = swizzle(Stored::kPanelVecs, row_in_piece, i % Stored::kVecs);
       uint4 vecs[2];
-      // K and then its scales, or V's scales and then V.
-      to_bfloat16(vecs, reinterpret_cast<const uint4*>(piece)[i % (kTileRows * Stored::kVecs) + (is_key ? 0 : 1)],
-                  scale_of(piece[(is_key ? Stored::kBytes : 0) + row_in_piece]));
+      constexpr int kValuesInPiece = Stored::kPair.values - Stored::kPair.value_scales;
+      to_bfloat16(
+          vecs, reinterpret_cast<const uint4*>(piece + (is_key ? 0 : kValuesInPiece))[i % (kTileRows * Stored::kVecs)],
+          scale_of(piece[(is_key ? Stored::kPair.key_scales : 0) + row_in_piece]));
       unsigned char* to = tile + vec / 4 * Shape::kPanelBytes + (first_piece * kTileRows + row) * Shape::kRowBytes;
       const int place = vec % 4 * 2 ^ row % 8;
       *reinterpret_cast<uint4*>(to + place * kVecBytes) = vecs[0];

@@ -72,7 +72,7 @@ struct RaggedLoader {
           const int part = i / Panels::kPanels;
           const int panel = i % Panels::kPanels;
           const std::int64_t offset = row_offset(pages.shape, table[tile * kTokens / 8 + part], kv_head, 0) +
-                                      panel * kBytes / static_cast<int>(sizeof(Element));
+                                      Panels::panel_offset(panel, kTileRows / 2);
           const int place = part / 2 * Panels::kBytes + panel * Panels::kPanelBytes + part % 2 * kBytes;
           common::copy_bulk(key_tile + place, static_cast<const Element*>(pages.keys) + offset, kBytes, key_barrier);
           common::copy_bulk(value_tile + place, static_cast<const Element*>(pages.values) + offset, kBytes,
@@ -117,8 +117,8 @@ struct RaggedLoader {
 #pragma unroll
       for (const bool is_key : {true, false}) {
         uint4 vecs[2];
-        to_bfloat16(vecs, *reinterpret_cast<const uint4*>(pair + (is_key ? 0 : Stored::kValues) + from),
-                    scale_of(pair[(is_key ? Stored::kKeyScales : Stored::kValueScales) + row_in_tile]));
+        to_bfloat16(vecs, *reinterpret_cast<const uint4*>(pair + (is_key ? 0 : Stored::kPair.values) + from),
+                    scale_of(pair[(is_key ? Stored::kPair.key_scales : Stored::kPair.value_scales) + row_in_tile]));
 #pragma unroll
         for (int half = 0; half < 2; ++half) {
           const int place = vec_place(Panels::kVecs, kTileRows, row, 2 * vec + half) * kVecBytes;

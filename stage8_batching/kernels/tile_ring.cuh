@@ -58,8 +58,7 @@ class TileRing {
  public:
   using Tile = SharedTile<kHeadDim, kType>;
   static constexpr int kMatrixBytes = Tile::kBytes;  // K, or V, of a tile
-  // Of a tile's place: a copy is faster from a multiple of 128 bytes to a multiple of 128 bytes.
-  static constexpr int kPlaceBytes = (Tile::kPairBytes + 127) / 128 * 128;
+  static constexpr int kPlaceBytes = pair_place_bytes(kType, kHeadDim);
   static constexpr int kBytes = kStages * kPlaceBytes;  // of one warp's ring
   static constexpr int kBarrierBytes = kStages * static_cast<int>(sizeof(std::uint64_t));
 
@@ -113,7 +112,7 @@ class TileRing {
   }
 
   __device__ __forceinline__ std::uint32_t keys() const { return storage_ + stage_ * kPlaceBytes; }
-  __device__ __forceinline__ std::uint32_t values() const { return keys() + Tile::kValues; }
+  __device__ __forceinline__ std::uint32_t values() const { return keys() + Tile::kPair.values; }
 
   // Done with the tile: its place is given to the next one not yet copied. All lanes have read it with ordinary loads,
   // and the copy engine writes there next: the manual asks for a fence between the two, whatever the direction (PTX
@@ -196,10 +195,11 @@ class TileRing {
     __syncwarp();
     if (lane_ < (halves ? num_blocks * Tile::kPanels : 1)) {
       const std::int64_t offset = row_offset(pages_.shape, part == 0 ? blocks_[0] : blocks_[1], next_.kv_head, row) +
-                                  panel * bytes / static_cast<int>(sizeof(Element));
+                                  Tile::panel_offset(panel, kTileTokens / 2);
       const std::uint32_t place = target + panel * Tile::kPanelBytes + part * bytes;
       common::copy_bulk(place, static_cast<const Element*>(pages_.keys) + offset, bytes, barrier);
-      common::copy_bulk(place + kMatrixBytes, static_cast<const Element*>(pages_.values) + offset, bytes, barrier);
+      common::copy_bulk(place + Tile::kPair.values, static_cast<const Element*>(pages_.values) + offset, bytes,
+                        barrier);
     }
 #else
     constexpr int kVecElements = kVecBytes / static_cast<int>(sizeof(Element));
@@ -211,7 +211,7 @@ class TileRing {
           vec_place(Tile::kVecs, min(block_size, kTileRows), token % block_size, vec) * kVecElements;
       const std::uint32_t place = target + vec_place(Tile::kVecs, kTileRows, token, vec) * kVecBytes;
       common::copy_vec_async(place, static_cast<const Element*>(pages_.keys) + offset);
-      common::copy_vec_async(place + kMatrixBytes, static_cast<const Element*>(pages_.values) + offset);
+      common::copy_vec_async(place + Tile::kPair.values, static_cast<const Element*>(pages_.values) + offset);
     }
 #endif
   }
@@ -222,11 +222,11 @@ class TileRing {
         static_cast<const std::uint8_t*>(pages_.keys) + row_offset(pages_.shape, blocks_[0], next_.kv_head, row);
 #if COURSE_BULK_COPY
     if (lane_ == 0) {
-      common::arrive_expecting(barrier, Tile::kPairBytes);
-      common::copy_bulk(target, pair, Tile::kPairBytes, barrier);
+      common::arrive_expecting(barrier, Tile::kPair.bytes);
+      common::copy_bulk(target, pair, Tile::kPair.bytes, barrier);
     }
 #else
-    for (int i = lane_ * kVecBytes; i < Tile::kPairBytes; i += 32 * kVecBytes) {
+    for (int i = lane_ * kVecBytes; i < Tile::kPair.bytes; i += 32 * kVecBytes) {
       common::copy_vec_async(target + i, pair + i);
     }
 #endif
