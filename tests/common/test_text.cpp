@@ -65,7 +65,7 @@ TEST_CASE("quote: one line, escaped") {
   CHECK(common::quote("\xC2\xA0") == "\"\xC2\xA0\"");  // U+00A0 is the first above the control characters
 }
 
-TEST_CASE("quote: bytes that are no UTF-8 are escaped, so that the message is") {
+TEST_CASE("quote: bytes that are not UTF-8 are escaped, so that the message is UTF-8") {
   CHECK(common::quote("a\xFF"
                       "b") == R"("a\xffb")");
   CHECK(common::quote("\x80") == R"("\x80")");
