@@ -39,7 +39,7 @@ class Conversation {
   std::string system_prompt_;
   int enough_tokens_;
   std::vector<ChatMessage> messages_;
-  int num_slots_;  // of the cache
+  int num_slots_;  // the cache's
   int num_replies_ = 0;
 };
 

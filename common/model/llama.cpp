@@ -80,7 +80,7 @@ double read_positive(const Gguf& file, const std::string& key, double fallback) 
   return value;
 }
 
-// How rotations are slowed down for contexts longer than those of training.
+// How rotations are slowed down for contexts longer than in training.
 struct RotaryScaling {
   double divisor = 1.0;        // of the frequencies
   bool is_yarn = false;        // divide only the frequencies that YaRN interpolates

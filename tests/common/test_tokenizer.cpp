@@ -783,8 +783,8 @@ constexpr const char* kThinkingTemplate =
 struct FormatCase {
   std::string name;
   std::string chat_template;
-  std::string text;  // of a system prompt, a message, a reply and another message
-  std::string end;   // of a reply; empty: EOS
+  std::string text;  // a system prompt, a message, a reply and another message
+  std::string end;   // ends a reply; empty: EOS
 };
 
 std::vector<FormatCase> format_cases() {
