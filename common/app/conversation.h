@@ -27,7 +27,7 @@ class Conversation {
  private:
   bool is_typed() const;
   void greet(std::ostream& output) const;
-  bool obey(const std::string& line, std::ostream& output);
+  bool run_command(const std::string& line, std::ostream& output);
   void reset();
   void answer(const std::string& line, std::ostream& output);
   Completion reply_to(std::vector<Token> prompt, int max_new_tokens, std::ostream& output);

@@ -433,7 +433,7 @@ TEST_CASE("sample: top-k keeps k tokens, equal logits by lower id") {
 }
 
 TEST_CASE("sample: at a high temperature even the token with the largest logit may be cut") {
-  // Scores are told apart to 2^-25: the last three tokens are level, and the lowest id of them is kept.
+  // Scores are compared in units of 2^-25: the last three tokens are equal, and the lowest of their ids is kept.
   const std::vector<float> logits = {9.999999F, 10.0F, 10.000002F, 10.000003F};
   CHECK(tokens_drawn(logits, options_of(100.0F, 1, 1.0F)) == std::set<Token>{1});
   CHECK(tokens_drawn(logits, options_of(100.0F, 2, 1.0F)) == std::set<Token>{1, 2});
