@@ -1,4 +1,4 @@
-// How a step of a CudaRunner draws its tokens: brought over like its other inputs, if there is anything to draw.
+// How a step of a GpuRunner draws its tokens: brought over like its other inputs, if there is anything to draw.
 #pragma once
 
 #include <algorithm>
@@ -6,7 +6,8 @@
 #include <memory>
 #include <vector>
 
-#include "../gpu_runner.h"
+#include "../batch.h"
+#include "common/base/check.h"
 #include "common/cuda/device.h"
 #include "common/cuda/pinned.h"
 #include "common/cuda/sampling.h"
@@ -40,8 +41,9 @@ class DrawInputs {
     copy(host_rows_.data(), rows_.data(), step.draws.size(), stream);
     if (!used.empty()) {
       if (host_used_ == nullptr || host_used_->size() < used.size()) {
-        host_used_ = std::make_unique<common::PinnedArray<int>>(2 * used.size());
+        // The device's first: if only that succeeds, the next step finds the host's too small, and both grow again.
         used_ = common::DeviceArray<int>(2 * used.size());
+        host_used_ = std::make_unique<common::PinnedArray<int>>(2 * used.size());
       }
       std::copy(used.begin(), used.end(), host_used_->data());
       copy(host_used_->data(), used_.data(), used.size(), stream);
