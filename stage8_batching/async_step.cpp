@@ -39,8 +39,9 @@ InFlightStep::InFlightStep(const KvCacheManager& manager, std::vector<ScheduledG
     if (const std::optional<int> row = scheduled.group->pending_row(); row.has_value() && tokens.with_logits) {
       batch_.pending_tokens.push_back({batch_.num_tokens() - 1, *row});
     }
-    are_lone_ = are_lone_ && (!tokens.with_logits || scheduled.group->max_sequences() == 1);
+    can_run_ahead_ = can_run_ahead_ && (!tokens.with_logits || scheduled.group->max_sequences() == 1);
   }
+  can_run_ahead_ = can_run_ahead_ && draws_tokens_;
   const auto is_greedy = [](const Draw& draw) { return common::is_greedy(draw.options); };
   if (!draws_tokens_ || std::all_of(batch_.draws.begin(), batch_.draws.end(), is_greedy)) {
     batch_.draws.clear();

@@ -32,7 +32,7 @@ class InFlightStep {
   RaggedBatch& batch() { return batch_; }
   bool is_enqueued() const { return is_enqueued_; }
   // Whether another step can be scheduled before these tokens are known: every group goes on from one drawn token.
-  bool can_run_ahead() const { return draws_tokens_ && are_lone_; }
+  bool can_run_ahead() const { return can_run_ahead_; }
   // Once it is collected: the tokens by row, if they are drawn.
   const std::vector<common::Token>& tokens() const { return tokens_; }
   // Once it is collected: what a group gets, whose rows are num_rows from `first` on.
@@ -47,7 +47,7 @@ class InFlightStep {
   RaggedBatch batch_;
   bool is_enqueued_ = false;
   bool draws_tokens_ = true;  // every group goes on from the tokens that are drawn from its rows
-  bool are_lone_ = true;      // every group with rows has one sequence at most
+  bool can_run_ahead_ = true;
   std::vector<common::Matrix> logits_;
   std::vector<common::Token> tokens_;
   double waiting_seconds_ = 0.0;

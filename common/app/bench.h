@@ -11,12 +11,16 @@
 
 namespace common {
 
-// A sequence that tokens can be appended to.
+// A sequence that tokens can be appended to or, from the stage with a server on, a request that is served.
 struct BenchTarget {
   // Begins a new sequence in place of the last one; false if the cache is too small.
   std::function<bool(int max_length)> start;
   // Appends tokens and returns the logits after the last one, [1, vocab_size]; nothing if the cache is too small.
   std::function<std::optional<Matrix>(std::span<const Token>)> append;
+  // In place of both: serves a request, and calls back for each of its num_tokens tokens; false if the cache is too
+  // small. No call finds anything of an earlier one in the cache.
+  std::function<bool(std::span<const Token> prompt, int num_tokens, const std::function<void()>& on_token)> serve =
+      nullptr;
   std::int64_t kv_bytes_per_token = 0;
   // Appends one token and returns the most likely next one, where that is cheaper than to return all logits.
   std::function<std::optional<Token>(Token)> decode = nullptr;
