@@ -112,11 +112,13 @@ void SequenceGroup::end(common::FinishReason reason, const std::string& error, d
   output_.end = now;
 }
 
-Branch SequenceGroup::fork(const Branch& branch) {
-  Branch child = branch;
+Branch SequenceGroup::fork(std::size_t parent) {
+  Branch child = live_[parent];
+  live_.reserve(live_.size() + 1);
   child.sequence = ids_.take();
-  manager_.fork(branch.sequence, child.sequence);
-  return child;
+  live_.push_back(std::move(child));
+  manager_.fork(live_[parent].sequence, live_.back().sequence);
+  return live_.back();
 }
 
 void SequenceGroup::free(const Branch& branch) {
@@ -130,7 +132,8 @@ int SequenceGroup::common_prefix_length() const {
   if (live_.size() == 1) {
     return text_length(live_.front());
   }
-  std::size_t common_tokens = live_.front().tokens.size() - 1;  // each computes its last token itself, for its logits
+  // Each branch computes its last token itself, for its own logits.
+  std::size_t common_tokens = live_.front().tokens.size() - 1;
   for (const Branch& branch : live_) {
     const auto& tokens = branch.tokens;
     const auto end = tokens.begin() + static_cast<std::ptrdiff_t>(std::min(common_tokens, tokens.size()));
@@ -161,7 +164,7 @@ void ParallelSampling::take(GroupResult result, double now) {
   pending_row_.reset();
   output_.completions.resize(static_cast<std::size_t>(num_samples_), {{}, common::FinishReason::kLength, ""});
   while (live_.size() < sample_of_.size()) {  // the prompt has just been computed, once for all samples
-    live_.push_back(fork(live_.front()));
+    fork(0);
     result.logits.push_back(result.logits.front());
   }
   std::vector<common::Token> drawn = std::move(result.tokens);
@@ -193,7 +196,7 @@ std::optional<Draw> ParallelSampling::draw(SequenceId sequence) const {
 
 void ParallelSampling::accept(std::span<const common::Token> drawn, double now) {
   const std::vector<std::size_t> samples = sample_of_;  // by token
-  std::size_t num_live = 0;
+  std::vector<bool> ends;                               // by live branch
   for (std::size_t i = 0; i < live_.size(); ++i) {
     common::Completion& completion = output_.completions[sample_of_[i]];
     bool stops = is_stop_token(request_, drawn[i]);
@@ -204,11 +207,16 @@ void ParallelSampling::accept(std::span<const common::Token> drawn, double now) 
     if (stops) {
       completion.finish_reason = common::FinishReason::kStop;
     }
-    if (stops || static_cast<int>(completion.tokens.size()) == request_.max_new_tokens) {
+    ends.push_back(stops || static_cast<int>(completion.tokens.size()) == request_.max_new_tokens);
+    live_[i].tokens.push_back(drawn[i]);
+  }
+  // What may throw comes first: until here, no live branch has lost its sequence.
+  std::size_t num_live = 0;
+  for (std::size_t i = 0; i < live_.size(); ++i) {
+    if (ends[i]) {
       free(live_[i]);
       continue;
     }
-    live_[i].tokens.push_back(drawn[i]);
     std::swap(live_[num_live], live_[i]);
     sample_of_[num_live++] = sample_of_[i];
   }
@@ -240,17 +248,16 @@ void BeamSearch::take(GroupResult result, double /*now*/) {
   std::vector<Branch> live;
   std::vector<bool> inherited(live_.size());  // whether a child has taken over the parent's sequence
   for (const Candidate& candidate : best_candidates(result.logits)) {
-    const Branch& parent = live_[candidate.parent];
     if (is_stop_token(request_, candidate.token)) {
-      finish(parent.tokens, candidate.log_probability, common::FinishReason::kStop);
+      finish(live_[candidate.parent].tokens, candidate.log_probability, common::FinishReason::kStop);
       continue;
     }
-    live.push_back(inherited[candidate.parent] ? fork(parent) : parent);
+    live.push_back(inherited[candidate.parent] ? fork(candidate.parent) : live_[candidate.parent]);
     live.back().tokens.push_back(candidate.token);
     live.back().log_probability = candidate.log_probability;
     inherited[candidate.parent] = true;
   }
-  for (std::size_t i = 0; i < live_.size(); ++i) {
+  for (std::size_t i = 0; i < inherited.size(); ++i) {
     if (!inherited[i]) {
       free(live_[i]);
     }

@@ -3,6 +3,7 @@
 // request: one object with its sequences, its state and its results, from submit() until it is forgotten.
 #pragma once
 
+#include <cstddef>
 #include <functional>
 #include <optional>
 #include <span>
@@ -20,6 +21,10 @@ class SequenceIds {
  public:
   SequenceId take() {
     if (unused_.empty()) {
+      const std::size_t num_ids = static_cast<std::size_t>(next_) + 1;
+      if (unused_.capacity() < num_ids) {
+        unused_.reserve(2 * num_ids);  // to give an id back must need no memory
+      }
       return next_++;
     }
     const SequenceId sequence = unused_.back();
@@ -68,6 +73,7 @@ struct RequestOutput {
   std::vector<double> token_times;  // of the first sample's tokens
   double end = 0.0;
   int preemptions = 0;
+  bool lacks_tokens = false;  // the last step has computed a part of what the cache lacks
 
   bool finished() const { return state == RequestState::kFinished; }
 };
@@ -140,8 +146,9 @@ class SequenceGroup {
   std::optional<int> pending_row() const { return pending_row_; }  // none: all tokens are known
 
  protected:
-  // A copy of the branch, in a forked sequence of its own.
-  Branch fork(const Branch& branch);
+  // A copy of that live branch, in a forked sequence of its own. It joins the live branches, as the last one, so that
+  // its sequence ends with the group whatever is thrown.
+  Branch fork(std::size_t parent);
   // Ends the branch's sequence, which frees the blocks that no other branch shares.
   void free(const Branch& branch);
   int text_length(const Branch& branch) const;

@@ -17,8 +17,8 @@
 
 #include <cstdint>
 
-#include "common/cuda/scalars.cuh"
-#include "ptx.cuh"
+#include "common/cuda/model/scalars.cuh"
+#include "element.h"
 
 namespace stage8 {
 
