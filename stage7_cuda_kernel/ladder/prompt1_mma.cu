@@ -1,5 +1,6 @@
 // Prompts, step 1: mma.sync, the matrix instruction of all chips since Ampere. The kernel is
-// ../kernels/ragged_kernel.cuh, which the stage still uses for other chips, for short prompts and for other head sizes.
+// ../production/ragged_kernel.cuh, which the stage still uses for other chips, for short prompts and for other head
+// sizes.
 //
 // A thread block has 128 rows (a row is one query head of one token), each of its four warps 32 of them, and walks the
 // tokens that they see in tiles of 64. Copies of the next tile are under way while one is computed, and two thread

@@ -2,7 +2,7 @@
 #pragma once
 
 #include "common/cuda/device.h"
-#include "kernels.h"
+#include "production_kernels.h"
 
 namespace stage7 {
 
