@@ -31,7 +31,7 @@ struct Serving {
       : options(serving_options),
         engine(model, engine_options(serving_options)),
         server(engine, options.scheduler, clock) {
-    engine.cache().fill(std::numeric_limits<float>::quiet_NaN());
+    poison(engine);
     server.on_step([this](const stage::StepReport& report) { reports.push_back(report); });
   }
 

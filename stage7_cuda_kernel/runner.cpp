@@ -1,18 +1,31 @@
-#include "gpu_runner.h"
+#include "runner.h"
 
 #include <iostream>
 #include <set>
 #include <string>
 
 #include "common/base/check.h"
+#include "cpu_runner.h"
+#include "kv_cache.h"
 #ifdef COURSE_CUDA
 #include "common/cuda/device.h"
-#include "kernels/cuda_runner.h"
+#include "gpu_runner.h"
 #endif
 
 namespace stage7 {
 
 namespace {
+
+KvCacheShape cache_shape(const common::LlamaConfig& config, const EngineOptions& options) {
+  KvCacheShape shape;
+  shape.num_layers = config.num_layers;
+  shape.num_blocks = blocks_needed(options.num_slots, options.block_size);
+  shape.block_size = options.block_size;
+  shape.num_heads = config.num_heads;
+  shape.num_kv_heads = config.num_kv_heads;
+  shape.head_dim = config.head_dim;
+  return shape;
+}
 
 // Says where the work is done: once, and on stderr, apart from the results.
 void tell(const std::string& where) {
@@ -22,7 +35,7 @@ void tell(const std::string& where) {
   }
 }
 
-// Why there can be no runner; empty if there can.
+// Why no GPU can be used; empty if one can.
 std::string obstacle([[maybe_unused]] const common::LlamaConfig& config, [[maybe_unused]] const KvCacheShape& shape,
                      const GpuOptions& options) {
   const bool is_float8 = options.kv_cache == KvCacheType::kFloat8;
@@ -39,7 +52,7 @@ std::string obstacle([[maybe_unused]] const common::LlamaConfig& config, [[maybe
     return "weights in float8 need --precision bf16: their kernels multiply them with activations of 16 bits";
   }
 #ifdef COURSE_CUDA
-  return common::has_cuda_device() ? CudaRunner::unsupported(config, shape, options)
+  return common::has_cuda_device() ? GpuRunner::unsupported(config, shape, options)
                                    : "there is no GPU here that the kernels run on";
 #else
   return "this program was built without CUDA";
@@ -48,27 +61,29 @@ std::string obstacle([[maybe_unused]] const common::LlamaConfig& config, [[maybe
 
 }  // namespace
 
-std::unique_ptr<GpuRunner> make_gpu_runner(const common::Llama& model, const KvCacheShape& shape,
-                                           const GpuOptions& options, [[maybe_unused]] int chunk_size) {
-  const bool is_exact = options.precision == Precision::kFloat32 && options.kv_cache == KvCacheType::kAuto &&
-                        options.weights == WeightType::kAuto;
-  if (options.device == Device::kCpu && is_exact) {
-    return nullptr;
+std::unique_ptr<Runner> make_runner(const common::Llama& model, const EngineOptions& options) {
+  const KvCacheShape shape = cache_shape(model.config(), options);
+  const GpuOptions& gpu = options.gpu;
+  // What the CPU can do as well.
+  const bool is_exact =
+      gpu.precision == Precision::kFloat32 && gpu.kv_cache == KvCacheType::kAuto && gpu.weights == WeightType::kAuto;
+  if (gpu.device == Device::kCpu && is_exact) {
+    return std::make_unique<CpuRunner>(model, shape, options.softmax);
   }
-  const std::string reason = obstacle(model.config(), shape, options);
+  const std::string reason = obstacle(model.config(), shape, gpu);
   if (reason.empty()) {
 #ifdef COURSE_CUDA
-    tell(common::device_limits().name + (options.precision == Precision::kFloat32 ? " in float32" : " in bfloat16") +
-         (options.kv_cache == KvCacheType::kFloat8 ? ", K and V in float8" : "") +
-         (options.weights == WeightType::kFloat8 ? ", weights in float8" : ""));
-    return std::make_unique<CudaRunner>(model, shape, options, chunk_size);
+    tell(common::device_limits().name + (gpu.precision == Precision::kFloat32 ? " in float32" : " in bfloat16") +
+         (gpu.kv_cache == KvCacheType::kFloat8 ? ", K and V in float8" : "") +
+         (gpu.weights == WeightType::kFloat8 ? ", weights in float8" : ""));
+    return std::make_unique<GpuRunner>(model, shape, gpu, options.chunk_size);
 #endif
   }
-  if (options.device != Device::kAuto || !is_exact) {
+  if (gpu.device != Device::kAuto || !is_exact) {
     throw common::InputError(reason);
   }
   tell("the CPU: " + reason);
-  return nullptr;
+  return std::make_unique<CpuRunner>(model, shape, options.softmax);
 }
 
 }  // namespace
