@@ -10,6 +10,11 @@
 #ifdef COURSE_CUDA
 #include "common/cuda/device.h"
 #include "gpu_runner.h"
+#include "kernels/kernels.h"
+#ifdef COURSE_PRODUCTION
+#include "production/production_kernels.h"
+#include "production/recording_runner.h"
+#endif
 #endif
 
 namespace stage7 {
@@ -35,6 +40,28 @@ void tell(const std::string& where) {
   }
 }
 
+#ifdef COURSE_CUDA
+// The one place that knows of production/: its kernels and its runner take the place of the lesson's where they are
+// built and can do it.
+#ifdef COURSE_PRODUCTION
+using BuiltRunner = RecordingRunner;
+#else
+using BuiltRunner = GpuRunner;
+#endif
+
+const PagedKernels& choose_kernels([[maybe_unused]] const common::LlamaConfig& config,
+                                   [[maybe_unused]] const KvCacheShape& shape,
+                                   [[maybe_unused]] const GpuOptions& options) {
+#ifdef COURSE_PRODUCTION
+  if (options.kv_cache == KvCacheType::kFloat8 ||
+      GpuRunner::unsupported(kProductionKernels, config, shape, options).empty()) {
+    return kProductionKernels;
+  }
+#endif
+  return kPlainKernels;
+}
+#endif
+
 // Why no GPU can be used; empty if one can.
 std::string obstacle([[maybe_unused]] const common::LlamaConfig& config, [[maybe_unused]] const KvCacheShape& shape,
                      const GpuOptions& options) {
@@ -52,8 +79,9 @@ std::string obstacle([[maybe_unused]] const common::LlamaConfig& config, [[maybe
     return "weights in float8 need --precision bf16: their kernels multiply them with activations of 16 bits";
   }
 #ifdef COURSE_CUDA
-  return common::has_cuda_device() ? GpuRunner::unsupported(config, shape, options)
-                                   : "there is no GPU here that the kernels run on";
+  return common::has_cuda_device()
+             ? GpuRunner::unsupported(choose_kernels(config, shape, options), config, shape, options)
+             : "there is no GPU here that the kernels run on";
 #else
   return "this program was built without CUDA";
 #endif
@@ -76,7 +104,8 @@ std::unique_ptr<Runner> make_runner(const common::Llama& model, const EngineOpti
     tell(common::device_limits().name + (gpu.precision == Precision::kFloat32 ? " in float32" : " in bfloat16") +
          (gpu.kv_cache == KvCacheType::kFloat8 ? ", K and V in float8" : "") +
          (gpu.weights == WeightType::kFloat8 ? ", weights in float8" : ""));
-    return std::make_unique<GpuRunner>(model, shape, gpu, options.chunk_size);
+    return std::make_unique<BuiltRunner>(model, shape, gpu, options.chunk_size,
+                                         choose_kernels(model.config(), shape, gpu));
 #endif
   }
   if (gpu.device != Device::kAuto || !is_exact) {

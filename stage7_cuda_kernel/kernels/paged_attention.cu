@@ -141,7 +141,7 @@ std::string PlainKernels::unsupported(const PageShape& shape, int num_heads) con
     return reason;
   }
   if (shape.type == ScalarType::kFloat8) {
-    return "the plain kernels store K and V in float32 or bfloat16, not in float8";
+    return "K and V in float8 need the kernels of production/, which are left out of this build (COURSE_PRODUCTION)";
   }
   if (shape.block_size < 1) {
     return "the plain kernels need blocks of at least one token, not " + std::to_string(shape.block_size);

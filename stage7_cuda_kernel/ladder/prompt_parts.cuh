@@ -3,6 +3,7 @@
 
 #include "../kernels/checks.h"
 #include "../production/prefill_launch.cuh"
+#include "../production/production_kernels.h"
 #include "prompt_ladder.h"
 
 namespace stage7 {

@@ -5,6 +5,7 @@
 #include "../kernels/checks.h"
 #include "common/cuda/device.h"
 #include "decode_ring.h"
+#include "ragged_plan.h"
 
 namespace stage7 {
 namespace {
@@ -35,11 +36,8 @@ struct SplitStep {
         num_chunk_tokens(chunks.num_sequences == 0 ? 0 : step.num_tokens - step.num_decodes),
         query_starts(step.query_starts == nullptr ? nullptr : step.query_starts + step.num_decodes) {}
 
-  void* ragged_workspace(const PageShape& shape, std::span<std::byte> workspace) const {
-    const std::size_t bytes = whole_lines(ragged_workspace_bytes(shape, chunks, num_chunk_tokens));
-    COMMON_CHECK(whole_lines(decode_workspace_bytes(shape, decodes)) + bytes <= workspace.size(),
-                 "the workspace has room for the step");
-    return workspace.last(bytes).data();
+  void* chunks_workspace(const PageShape& shape, std::span<std::byte> workspace) const {
+    return workspace.last(whole_lines(ragged_workspace(nullptr, shape, chunks, num_chunk_tokens).bytes)).data();
   }
 };
 
@@ -86,20 +84,19 @@ void ProductionKernels::plan(const PageShape& shape, const Step& step, std::span
                              cudaStream_t stream) const {
   check_step(*this, shape, step);
   const SplitStep split(step);
+  COMMON_CHECK(workspace_bytes(shape, step) <= workspace.size(), "the workspace has room for the step");
   if (split.decodes.num_sequences > 0) {
     plan_decode(shape, split.decodes, workspace.data(), stream);
   }
   if (split.num_chunk_tokens > 0) {
     plan_ragged(shape, split.chunks, split.query_starts, split.num_chunk_tokens,
-                split.ragged_workspace(shape, workspace), stream);
+                split.chunks_workspace(shape, workspace), stream);
   }
 }
 
 void ProductionKernels::attend(const Pages& pages, const Step& step, const LayerRows& rows, void* output,
                                std::span<std::byte> workspace, cudaStream_t stream) const {
   const PageShape& shape = pages.shape;
-  check_pages(*this, pages);
-  check_step(*this, shape, step);
   const SplitStep split(step);
   if (split.decodes.num_sequences > 0) {
     // It may overlap with the launch before: that one computes the rows, and what decode attention reads at once was
@@ -110,6 +107,8 @@ void ProductionKernels::attend(const Pages& pages, const Step& step, const Layer
   if (split.num_chunk_tokens == 0) {
     return;
   }
+  check_pages(*this, pages);
+  check_batch(*this, shape, split.chunks);
   if (rows.keys != nullptr) {
     const std::int64_t skipped = step.num_decodes * rows.row_stride * bytes_of(row_type(shape.type));
     write_to_slots(pages, static_cast<const std::byte*>(rows.keys) + skipped,
@@ -117,7 +116,7 @@ void ProductionKernels::attend(const Pages& pages, const Step& step, const Layer
                    step.slot_mapping + step.num_decodes, split.num_chunk_tokens, stream);
   }
   ragged_attention(pages, split.chunks, split.query_starts, rows.queries, output, split.num_chunk_tokens,
-                   split.ragged_workspace(shape, workspace), stream);
+                   split.chunks_workspace(shape, workspace), stream);
 }
 
 }  // namespace
