@@ -8,7 +8,7 @@
 #include "cpu_runner.h"
 #include "kv_cache.h"
 #ifdef COURSE_CUDA
-#include "common/cuda/device.h"
+#include "common/cuda/runtime/device.h"
 #include "gpu_runner.h"
 #include "kernels/kernels.h"
 #ifdef COURSE_PRODUCTION
@@ -81,7 +81,7 @@ std::string obstacle([[maybe_unused]] const common::LlamaConfig& config, [[maybe
 #ifdef COURSE_CUDA
   return common::has_cuda_device()
              ? GpuRunner::unsupported(choose_kernels(config, shape, options), config, shape, options)
-             : "there is no GPU here that the kernels run on";
+             : common::device_obstacle();
 #else
   return "this program was built without CUDA";
 #endif

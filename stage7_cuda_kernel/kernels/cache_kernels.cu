@@ -4,7 +4,7 @@
 #include <algorithm>
 
 #include "checks.h"
-#include "common/cuda/launch.h"
+#include "common/cuda/runtime/launch.h"
 #include "kernels.h"
 #include "page_layout.h"
 

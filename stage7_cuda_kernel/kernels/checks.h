@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <limits>
 #include <string>
 
 #include "common/base/check.h"
@@ -11,13 +12,17 @@ namespace stage7 {
 
 inline bool is_aligned(const void* pointer) { return reinterpret_cast<std::uintptr_t>(pointer) % 16 == 0; }
 
-// What no kernel can serve; empty if it is not that.
-inline std::string uneven_groups(const PageShape& shape, int num_heads) {
-  if (shape.num_kv_heads > 0 && num_heads > 0 && num_heads % shape.num_kv_heads == 0) {
-    return {};
+// Why no table of kernels can serve the shape; empty if it is not for these reasons.
+inline std::string unsupported_by_all(const PageShape& shape, int num_heads) {
+  if (shape.num_kv_heads <= 0 || num_heads <= 0 || num_heads % shape.num_kv_heads != 0) {
+    return "the kernels need query heads that share kv heads evenly, not " + std::to_string(num_heads) + " over " +
+           std::to_string(shape.num_kv_heads);
   }
-  return "the kernels need query heads that share kv heads evenly, not " + std::to_string(num_heads) + " over " +
-         std::to_string(shape.num_kv_heads);
+  if (shape.block_size > 0 && shape.num_blocks > std::numeric_limits<int>::max() / shape.block_size) {
+    return "the kernels number slots in 32 bits, and " + std::to_string(shape.num_blocks) + " blocks of " +
+           std::to_string(shape.block_size) + " have more";
+  }
+  return {};
 }
 
 // kernels: those that are to serve the shape.

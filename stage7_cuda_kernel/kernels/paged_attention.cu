@@ -14,8 +14,8 @@
 #include <cmath>
 
 #include "checks.h"
-#include "common/cuda/launch.h"
-#include "common/cuda/scalars.cuh"
+#include "common/cuda/model/scalars.cuh"
+#include "common/cuda/runtime/launch.h"
 #include "kernels.h"
 #include "online_softmax.cuh"
 #include "page_layout.h"
@@ -137,7 +137,7 @@ void launch_attention(const Pages& pages, const Step& step, const void* queries,
 }  // namespace
 
 std::string PlainKernels::unsupported(const PageShape& shape, int num_heads) const {
-  if (std::string reason = uneven_groups(shape, num_heads); !reason.empty()) {
+  if (std::string reason = unsupported_by_all(shape, num_heads); !reason.empty()) {
     return reason;
   }
   if (shape.type == ScalarType::kFloat8) {

@@ -8,8 +8,8 @@
 #include "../kernels/online_softmax.cuh"
 #include "../kernels/page_layout.h"
 #include "../kernels/ptx.cuh"
-#include "common/cuda/launch.h"
-#include "common/cuda/scalars.cuh"
+#include "common/cuda/model/scalars.cuh"
+#include "common/cuda/runtime/launch.h"
 #include "ladder.h"
 
 namespace stage7 {

@@ -6,7 +6,7 @@
 #include "../kernels/checks.h"
 #include "../kernels/page_layout.h"
 #include "../kernels/ptx.cuh"
-#include "common/cuda/launch.h"
+#include "common/cuda/runtime/launch.h"
 #include "float8.cuh"
 #include "production_kernels.h"
 

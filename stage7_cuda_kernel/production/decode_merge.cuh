@@ -5,7 +5,7 @@
 
 #include "../kernels/online_softmax.cuh"
 #include "../kernels/ptx.cuh"
-#include "common/cuda/scalars.cuh"
+#include "common/cuda/model/scalars.cuh"
 #include "decode_plan.h"
 
 namespace stage7 {

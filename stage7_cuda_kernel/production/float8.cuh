@@ -18,7 +18,7 @@
 #include <cstdint>
 
 #include "../kernels/ptx.cuh"
-#include "common/cuda/scalars.cuh"
+#include "common/cuda/model/scalars.cuh"
 
 namespace stage7 {
 

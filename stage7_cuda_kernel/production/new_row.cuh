@@ -9,7 +9,7 @@
 
 #include "../kernels/page_layout.h"
 #include "../kernels/ptx.cuh"
-#include "common/cuda/scalars.cuh"
+#include "common/cuda/model/scalars.cuh"
 #include "float8.cuh"
 #include "production_kernels.h"
 

@@ -32,7 +32,7 @@
 
 #include "../kernels/online_softmax.cuh"
 #include "../kernels/ptx.cuh"
-#include "common/cuda/scalars.cuh"
+#include "common/cuda/model/scalars.cuh"
 #include "float8.cuh"
 #include "ragged_plan.h"
 #include "wgmma.cuh"

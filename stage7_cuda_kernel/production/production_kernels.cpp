@@ -3,7 +3,7 @@
 #include <cstdint>
 
 #include "../kernels/checks.h"
-#include "common/cuda/device.h"
+#include "common/cuda/runtime/device.h"
 #include "decode_ring.h"
 #include "ragged_plan.h"
 
@@ -47,7 +47,7 @@ std::string ProductionKernels::unsupported(const PageShape& shape, int num_heads
   if (shape.type == ScalarType::kFloat32) {
     return "the production kernels are for bfloat16 and float8";
   }
-  if (std::string reason = uneven_groups(shape, num_heads); !reason.empty()) {
+  if (std::string reason = unsupported_by_all(shape, num_heads); !reason.empty()) {
     return reason;
   }
   const int head_dim = shape.head_dim;
@@ -68,8 +68,9 @@ std::string ProductionKernels::unsupported(const PageShape& shape, int num_heads
   const std::size_t shared_bytes =
       decode_shared_bytes(decode_ring(shape.type, head_dim, group, true), shape.type, head_dim, group);
   if (common::has_cuda_device() && shared_bytes > common::device_limits().shared_bytes_per_block) {
-    return kernels + std::to_string(shared_bytes) + " bytes of shared memory for this shape, and " +
-           common::device_limits().name + " has " + std::to_string(common::device_limits().shared_bytes_per_block);
+    return kernels + std::to_string(shared_bytes) + " bytes of shared memory for " + std::to_string(group) +
+           " query heads of " + std::to_string(head_dim) + " dimensions to a kv head, and a thread block on " +
+           common::device_limits().name + " can have " + std::to_string(common::device_limits().shared_bytes_per_block);
   }
   return {};
 }

@@ -2,7 +2,7 @@
 #include <cmath>
 
 #include "../kernels/checks.h"
-#include "common/cuda/launch.h"
+#include "common/cuda/runtime/launch.h"
 #include "prefill_attention.h"
 #include "production_kernels.h"
 #include "ragged_kernel.cuh"

@@ -10,7 +10,7 @@
 
 #include "../kernels/online_softmax.cuh"
 #include "../kernels/ptx.cuh"
-#include "common/cuda/scalars.cuh"
+#include "common/cuda/model/scalars.cuh"
 #include "ragged_plan.h"
 
 namespace stage7 {

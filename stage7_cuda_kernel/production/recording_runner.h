@@ -6,7 +6,7 @@
 #include <optional>
 
 #include "../gpu_runner.h"
-#include "common/cuda/device.h"
+#include "common/cuda/runtime/device.h"
 
 namespace stage7 {
 
