@@ -41,24 +41,30 @@ void tell(const std::string& where) {
 }
 
 #ifdef COURSE_CUDA
-// The one place that knows of production/: its kernels and its runner take the place of the lesson's where they are
-// built and can do it.
+// The one place that knows of production/: where it is built, its runner is used, and its kernels if they can.
 #ifdef COURSE_PRODUCTION
 using BuiltRunner = RecordingRunner;
 #else
 using BuiltRunner = GpuRunner;
 #endif
 
-const PagedKernels& choose_kernels([[maybe_unused]] const common::LlamaConfig& config,
-                                   [[maybe_unused]] const KvCacheShape& shape,
-                                   [[maybe_unused]] const GpuOptions& options) {
+struct KernelChoice {
+  const PagedKernels& kernels = kPlainKernels;
+  std::string note;  // why they are not the faster ones
+};
+
+KernelChoice choose_kernels([[maybe_unused]] const common::LlamaConfig& config,
+                            [[maybe_unused]] const KvCacheShape& shape, [[maybe_unused]] const GpuOptions& options) {
 #ifdef COURSE_PRODUCTION
-  if (options.kv_cache == KvCacheType::kFloat8 ||
-      GpuRunner::unsupported(kProductionKernels, config, shape, options).empty()) {
-    return kProductionKernels;
+  if (options.precision != Precision::kFloat32) {
+    const std::string reason = GpuRunner::unsupported(kProductionKernels, config, shape, options);
+    if (reason.empty() || options.kv_cache == KvCacheType::kFloat8) {
+      return {.kernels = kProductionKernels, .note = {}};
+    }
+    return {.note = ", with the plain kernels: " + reason};
   }
 #endif
-  return kPlainKernels;
+  return {};
 }
 #endif
 
@@ -80,7 +86,7 @@ std::string obstacle([[maybe_unused]] const common::LlamaConfig& config, [[maybe
   }
 #ifdef COURSE_CUDA
   return common::has_cuda_device()
-             ? GpuRunner::unsupported(choose_kernels(config, shape, options), config, shape, options)
+             ? GpuRunner::unsupported(choose_kernels(config, shape, options).kernels, config, shape, options)
              : common::device_obstacle();
 #else
   return "this program was built without CUDA";
@@ -101,11 +107,11 @@ std::unique_ptr<Runner> make_runner(const common::Llama& model, const EngineOpti
   const std::string reason = obstacle(model.config(), shape, gpu);
   if (reason.empty()) {
 #ifdef COURSE_CUDA
+    const KernelChoice choice = choose_kernels(model.config(), shape, gpu);
     tell(common::device_limits().name + (gpu.precision == Precision::kFloat32 ? " in float32" : " in bfloat16") +
          (gpu.kv_cache == KvCacheType::kFloat8 ? ", K and V in float8" : "") +
-         (gpu.weights == WeightType::kFloat8 ? ", weights in float8" : ""));
-    return std::make_unique<BuiltRunner>(model, shape, gpu, options.chunk_size,
-                                         choose_kernels(model.config(), shape, gpu));
+         (gpu.weights == WeightType::kFloat8 ? ", weights in float8" : "") + choice.note);
+    return std::make_unique<BuiltRunner>(model, shape, gpu, options.chunk_size, choice.kernels);
 #endif
   }
   if (gpu.device != Device::kAuto || !is_exact) {

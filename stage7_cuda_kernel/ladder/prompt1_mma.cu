@@ -10,9 +10,9 @@
 // of K and V serves 128 rows, 128 flops for each byte that comes from L2; memory has nothing to do.
 // measured: 1x8192 341 Tflop/s, 4x2048 290, 16x512 191 on an NVIDIA H200, 2026-11-22
 //
-// Why it is slow: the device could do 750 (KERNELS.md, "Where the machine's numbers come from"). An mma has 16 rows and
-// wants both operands in registers. All of K and V that a warp multiplies, it first fetches from shared memory, with
-// instructions that take the place of others, into registers that its output needs.
+// Why it is slow: the device could do 750 (production/KERNELS.md, "Where the machine's numbers come from"). An mma has
+// 16 rows and wants both operands in registers. All of K and V that a warp multiplies, it first fetches from shared
+// memory, with instructions that take the place of others, into registers that its output needs.
 #include "prompt_parts.cuh"
 
 namespace stage7 {
