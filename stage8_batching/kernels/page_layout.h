@@ -42,10 +42,11 @@ namespace stage8 {
 inline constexpr int kVecBytes = 16;
 inline constexpr int kTileRows = 16;
 
-// Rows of a tile: of blocks of 8, all. Float32 is not read by tensor cores, and its blocks have any size: a row by
-// itself is a tile, which leaves rows as they are.
+// Rows of a tile: 16, or 8 where blocks are not cut into tiles of 16. Neither float32 nor blocks of other sizes are
+// read by tensor cores: there a row by itself is a tile, which leaves rows as they are.
 COURSE_HOST_DEVICE int rows_per_tile(const PageShape& shape) {
-  return shape.type == ScalarType::kFloat32 ? 1 : shape.block_size < kTileRows ? shape.block_size : kTileRows;
+  const bool has_tiles = shape.type != ScalarType::kFloat32 && shape.block_size % 8 == 0;
+  return !has_tiles ? 1 : shape.block_size % kTileRows == 0 ? kTileRows : 8;
 }
 
 // Only rows of 256 bytes (head_dim 128 at 16 bits, 256 at 8) are cut, into two panels. Rows of 128 are a panel as they
@@ -78,6 +79,22 @@ COURSE_HOST_DEVICE int vec_place(int vecs_per_row, int tile_rows, int row, int v
   const int vec_in_panel = vec < panel_vecs ? vec : vec - panel_vecs;
   return (row - row_in_tile) * vecs_per_row + (vec - vec_in_panel) * tile_rows + row_in_tile * panel_vecs +
          swizzle(panel_vecs, row_in_tile, vec_in_panel);
+}
+
+// Where vector `vec` of a token's row of one head is, in vectors, from the beginning of the layer's keys or values. For
+// rows of float32 and bfloat16.
+COURSE_HOST_DEVICE std::int64_t vec_offset(const PageShape& shape, std::int64_t block, int kv_head, int row, int vec) {
+  const int elements_per_vec = kVecBytes / bytes_of(shape.type);
+  return row_offset(shape, block, kv_head, 0) / elements_per_vec +
+         vec_place(shape.head_dim / elements_per_vec, rows_per_tile(shape), row, vec);
+}
+
+// The same of one dimension of the row, in elements.
+COURSE_HOST_DEVICE std::int64_t element_offset(const PageShape& shape, std::int64_t block, int kv_head, int row,
+                                               int dimension) {
+  const int elements_per_vec = kVecBytes / bytes_of(shape.type);
+  return vec_offset(shape, block, kv_head, row, dimension / elements_per_vec) * elements_per_vec +
+         dimension % elements_per_vec;
 }
 
 // A tile of 16 rows in shared memory, for code that steps through a row by two vectors, 16 dimensions (float8: 32):

@@ -1,20 +1,21 @@
-// Moving K and V: into slots, out of slots, from block to block. Nothing is computed, so the measure is bytes read plus
-// bytes written in a second, beside what a plain device-to-device copy reaches.
+// Moving K and V as ../kernels/cache_kernels.cu does, with more bytes under way, and to float8 and back. Nothing is
+// computed, so the measure is bytes read plus bytes written in a second, beside what a plain device-to-device copy
+// reaches.
 #include <algorithm>
 
-#include "checks.h"
+#include "../kernels/checks.h"
+#include "../kernels/page_layout.h"
+#include "../kernels/ptx.cuh"
 #include "common/cuda/runtime/launch.h"
 #include "float8.cuh"
-#include "kernels.h"
-#include "page_layout.h"
-#include "ptx.cuh"
+#include "production_kernels.h"
 
 namespace stage8 {
 namespace {
 
 constexpr int kThreads = 256;
 
-// Rows as 16-byte vectors, whatever their type.
+// Bfloat16 rows as 16-byte vectors.
 struct SlotCopy {
   uint4* key_pages;
   uint4* value_pages;
@@ -174,7 +175,7 @@ void launch_copy_float8(const Pages& pages, void* keys, void* values, std::int64
 template <bool kToSlots>
 void launch_copy_slots(const Pages& pages, void* keys, void* values, std::int64_t row_stride, const int* slot_mapping,
                        int num_tokens, cudaStream_t stream) {
-  check_pages(pages);
+  check_pages(kProductionKernels, pages);
   const PageShape& shape = pages.shape;
   COMMON_CHECK(num_tokens >= 0, "a batch has no tokens or some");
   if (num_tokens == 0) {
@@ -185,8 +186,8 @@ void launch_copy_slots(const Pages& pages, void* keys, void* values, std::int64_
   if (shape.type == ScalarType::kFloat8) {
     return launch_copy_float8<kToSlots>(pages, keys, values, row_stride, slot_mapping, num_tokens, stream);
   }
-  // Whole rows are neighbours anyway. Float32 has no panels, and a single token no neighbours.
-  const bool panels = rows_per_tile(shape) > 1 && vecs_per_panel(shape.head_dim / vec) < shape.head_dim / vec;
+  // Whole rows are neighbours anyway, and a single token has none.
+  const bool panels = vecs_per_panel(shape.head_dim / vec) < shape.head_dim / vec;
   const int token_shift = panels && num_tokens > 1 ? 2 : 0;
   const int panel_shift = 3;
   SlotCopy copy{.key_pages = static_cast<uint4*>(pages.keys),
@@ -253,22 +254,22 @@ __global__ void __launch_bounds__(kThreads)
 
 }  // namespace
 
-void write_to_slots(const Pages& pages, const void* keys, const void* values, std::int64_t row_stride,
-                    const int* slot_mapping, int num_tokens, cudaStream_t stream) {
+void ProductionKernels::write_to_slots(const Pages& pages, const void* keys, const void* values,
+                                       std::int64_t row_stride, const int* slot_mapping, int num_tokens,
+                                       cudaStream_t stream) const {
   launch_copy_slots<true>(pages, const_cast<void*>(keys), const_cast<void*>(values), row_stride, slot_mapping,
                           num_tokens, stream);
 }
 
-void read_from_slots(const Pages& pages, void* keys, void* values, std::int64_t row_stride, const int* slot_mapping,
-                     int num_tokens, cudaStream_t stream) {
+void ProductionKernels::read_from_slots(const Pages& pages, void* keys, void* values, std::int64_t row_stride,
+                                        const int* slot_mapping, int num_tokens, cudaStream_t stream) const {
   launch_copy_slots<false>(pages, keys, values, row_stride, slot_mapping, num_tokens, stream);
 }
 
-void copy_blocks(void* keys, void* values, int num_layers, const PageShape& shape, const PageCopy* copies,
-                 int num_copies, cudaStream_t stream) {
-  check_pages({keys, values, shape});
-  COMMON_CHECK(num_layers > 0 && num_layers < 32768, "a cache has layers");
-  COMMON_CHECK(num_copies >= 0 && (num_copies == 0 || copies != nullptr), "copies are given");
+void ProductionKernels::copy_blocks(void* keys, void* values, int num_layers, const PageShape& shape,
+                                    const PageCopy* copies, int num_copies, cudaStream_t stream) const {
+  check_pages(kProductionKernels, {keys, values, shape});
+  check_copies(copies, num_copies, num_layers);
   if (num_copies == 0) {
     return;
   }

@@ -1,13 +1,13 @@
 // Decode attention: checks, and the choice of type. The kernel is in decode_kernel.cuh.
-#include "attention_simple.h"
 #include "decode_launch.cuh"
+#include "production_kernels.h"
 
 namespace stage8 {
 
 void decode_attention(const Pages& pages, const Batch& batch, const void* queries, void* output, void* workspace,
                       cudaStream_t stream, const DecodeOptions& options, const NewRows& new_rows) {
-  check_pages(pages);
-  check_batch(pages.shape, batch);
+  check_pages(kProductionKernels, pages);
+  check_batch(kProductionKernels, pages.shape, batch);
   if (batch.num_sequences == 0) {
     return;
   }
@@ -15,13 +15,6 @@ void decode_attention(const Pages& pages, const Batch& batch, const void* querie
   COMMON_CHECK(is_aligned(queries) && is_aligned(output), "queries and output begin at multiples of 16 bytes");
   if (new_rows.keys != nullptr) {
     check_rows(pages.shape, new_rows.keys, new_rows.values, new_rows.row_stride, new_rows.slot_mapping);
-  }
-  if (pages.shape.type == ScalarType::kFloat32) {
-    if (new_rows.keys != nullptr) {
-      write_to_slots(pages, new_rows.keys, new_rows.values, new_rows.row_stride, new_rows.slot_mapping,
-                     batch.num_sequences, stream);
-    }
-    return attention_simple(pages, batch, nullptr, queries, output, batch.num_sequences, stream);
   }
   COMMON_CHECK(workspace != nullptr && is_aligned(workspace), "a workspace is given");
   const DecodeShape shape = decode_shape(pages.shape, batch, options);

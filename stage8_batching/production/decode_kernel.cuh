@@ -21,6 +21,7 @@
 // needs it; the sum of weights is formed beside it, from the scores alone.
 #pragma once
 
+#include "../kernels/online_softmax.cuh"
 #include "common/cuda/model/scalars.cuh"
 #include "common/cuda/runtime/launch.h"
 #include "decode_merge.cuh"
@@ -28,7 +29,6 @@
 #include "decode_ring.h"
 #include "float8.cuh"
 #include "new_row.cuh"
-#include "online_softmax.cuh"
 #include "tile_ring.cuh"
 
 namespace stage8 {

@@ -3,7 +3,7 @@
 
 #include <cmath>
 
-#include "checks.h"
+#include "../kernels/checks.h"
 #include "common/cuda/runtime/launch.h"
 #include "decode_kernel.cuh"
 #include "decode_ring.h"

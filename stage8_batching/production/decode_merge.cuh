@@ -3,35 +3,12 @@
 // which thread reads which part, and where the result goes.
 #pragma once
 
+#include "../kernels/online_softmax.cuh"
+#include "../kernels/ptx.cuh"
 #include "common/cuda/model/scalars.cuh"
 #include "decode_plan.h"
-#include "online_softmax.cuh"
-#include "ptx.cuh"
 
 namespace stage8 {
-
-// The merge of a query by a warp: each thread has so many neighbouring dimensions, from lane * kWarpValues on.
-template <int kHeadDim>
-constexpr int kWarpValues = kHeadDim / 32;
-
-// The finished row: a thread's dimensions, `output` being where the first of them goes.
-template <int kValues>
-__device__ __forceinline__ void store_output(const SoftmaxRow<kValues>& merged, Element* output) {
-  const float inverse = 1.0F / merged.sum;
-  if constexpr (kValues % 4 == 0) {
-#pragma unroll
-    for (int i = 0; i < kValues; i += 4) {
-      *reinterpret_cast<uint2*>(output + i) = {
-          common::pack(merged.values[i] * inverse, merged.values[i + 1] * inverse),
-          common::pack(merged.values[i + 2] * inverse, merged.values[i + 3] * inverse)};
-    }
-  } else {
-#pragma unroll
-    for (int i = 0; i < kValues; ++i) {
-      output[i] = common::from_float<Element>(merged.values[i] * inverse);
-    }
-  }
-}
 
 // A thread block's result of a head that others work on too: a thread's dimensions of row `row` of the workspace.
 template <int kHeadDim, int kValues>

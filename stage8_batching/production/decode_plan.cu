@@ -2,9 +2,10 @@
 // host, and a captured graph stays valid while they grow.
 #include "decode_plan.h"
 
-#include "checks.h"
+#include "../kernels/checks.h"
 #include "common/cuda/runtime/launch.h"
 #include "decode_ring.h"
+#include "production_kernels.h"
 
 namespace stage8 {
 namespace {
@@ -242,18 +243,15 @@ __global__ void __launch_bounds__(kThreads)
 }  // namespace
 
 std::size_t decode_workspace_bytes(const PageShape& shape, const Batch& batch, const DecodeOptions& options) {
-  check_batch(shape, batch);
-  if (shape.type == ScalarType::kFloat32) {
-    return 0;
-  }
+  check_batch(kProductionKernels, shape, batch);
   const DecodeShape decode = decode_shape(shape, batch, options);
   return decode_workspace(nullptr, decode.num_workers, decode.group, shape.head_dim, batch.num_sequences).bytes;
 }
 
 void plan_decode(const PageShape& shape, const Batch& batch, void* workspace, cudaStream_t stream,
                  const DecodeOptions& options) {
-  check_batch(shape, batch);
-  if (batch.num_sequences == 0 || shape.type == ScalarType::kFloat32) {
+  check_batch(kProductionKernels, shape, batch);
+  if (batch.num_sequences == 0) {
     return;
   }
   COMMON_CHECK(workspace != nullptr && is_aligned(workspace), "a workspace is given");

@@ -2,7 +2,7 @@
 #pragma once
 
 #include "common/cuda/runtime/device.h"
-#include "kernels.h"
+#include "production_kernels.h"
 
 namespace stage8 {
 

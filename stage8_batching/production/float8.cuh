@@ -17,8 +17,8 @@
 
 #include <cstdint>
 
+#include "../kernels/ptx.cuh"
 #include "common/cuda/model/scalars.cuh"
-#include "ptx.cuh"
 
 namespace stage8 {
 

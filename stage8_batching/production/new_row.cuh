@@ -7,11 +7,11 @@
 // computed.
 #pragma once
 
+#include "../kernels/page_layout.h"
+#include "../kernels/ptx.cuh"
 #include "common/cuda/model/scalars.cuh"
 #include "float8.cuh"
-#include "kernels.h"
-#include "page_layout.h"
-#include "ptx.cuh"
+#include "production_kernels.h"
 
 namespace stage8 {
 

@@ -30,10 +30,10 @@
 #include <cfloat>
 #include <type_traits>
 
+#include "../kernels/online_softmax.cuh"
+#include "../kernels/ptx.cuh"
 #include "common/cuda/model/scalars.cuh"
 #include "float8.cuh"
-#include "online_softmax.cuh"
-#include "ptx.cuh"
 #include "ragged_plan.h"
 #include "wgmma.cuh"
 

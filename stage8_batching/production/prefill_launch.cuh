@@ -4,7 +4,7 @@
 #include <algorithm>
 #include <cmath>
 
-#include "checks.h"
+#include "../kernels/checks.h"
 #include "common/cuda/runtime/launch.h"
 #include "prefill_kernel.cuh"
 

@@ -1,10 +1,10 @@
 // Ragged causal attention: the kernel's outline, its checks and its launch. The parts are in ragged_kernel.cuh.
 #include <cmath>
 
-#include "attention_simple.h"
-#include "checks.h"
+#include "../kernels/checks.h"
 #include "common/cuda/runtime/launch.h"
 #include "prefill_attention.h"
+#include "production_kernels.h"
 #include "ragged_kernel.cuh"
 #include "ragged_loader.cuh"
 
@@ -192,8 +192,8 @@ void mma_attention(const Pages& pages, const Batch& batch, const void* queries, 
 
 void ragged_attention(const Pages& pages, const Batch& batch, const int* query_starts, const void* queries,
                       void* output, int num_tokens, const void* workspace, cudaStream_t stream) {
-  check_pages(pages);
-  check_batch(pages.shape, batch);
+  check_pages(kProductionKernels, pages);
+  check_batch(kProductionKernels, pages.shape, batch);
   COMMON_CHECK(num_tokens >= 0, "a batch has no tokens or some");
   if (batch.num_sequences == 0 || num_tokens == 0) {
     return;
@@ -201,9 +201,6 @@ void ragged_attention(const Pages& pages, const Batch& batch, const int* query_s
   COMMON_CHECK(query_starts != nullptr && queries != nullptr && output != nullptr,
                "query_starts, queries and output are given");
   COMMON_CHECK(is_aligned(queries) && is_aligned(output), "queries and output begin at multiples of 16 bytes");
-  if (pages.shape.type == ScalarType::kFloat32) {
-    return attention_simple(pages, batch, query_starts, queries, output, num_tokens, stream);
-  }
   COMMON_CHECK(workspace != nullptr && is_aligned(workspace), "a workspace is given");
   const RaggedWorkspace tasks = ragged_workspace(const_cast<void*>(workspace), pages.shape, batch, num_tokens);
   const bool is_short = prompts_are_short(pages.shape, batch, num_tokens);

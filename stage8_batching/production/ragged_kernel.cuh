@@ -8,9 +8,9 @@
 // multiplies.
 #pragma once
 
+#include "../kernels/online_softmax.cuh"
+#include "../kernels/ptx.cuh"
 #include "common/cuda/model/scalars.cuh"
-#include "online_softmax.cuh"
-#include "ptx.cuh"
 #include "ragged_plan.h"
 
 namespace stage8 {

@@ -6,8 +6,8 @@
 // all threads have stored their part before they meet.
 #pragma once
 
+#include "../kernels/ptx.cuh"
 #include "float8.cuh"
-#include "ptx.cuh"
 #include "ragged_plan.h"
 
 namespace stage8 {

@@ -2,8 +2,9 @@
 //
 // A causal task takes time in proportion to the tokens it sees. Thread blocks start in the order of the list, so the
 // longest tasks stand first and the short ones fill the gaps at the end, when no full wave is left.
-#include "checks.h"
+#include "../kernels/checks.h"
 #include "common/cuda/runtime/launch.h"
+#include "production_kernels.h"
 #include "ragged_plan.h"
 
 namespace stage8 {
@@ -86,16 +87,16 @@ __global__ void __launch_bounds__(kThreads) plan(RaggedWorkspace workspace, Ragg
 }  // namespace
 
 std::size_t ragged_workspace_bytes(const PageShape& shape, const Batch& batch, int num_tokens) {
-  check_batch(shape, batch);
+  check_batch(kProductionKernels, shape, batch);
   COMMON_CHECK(num_tokens >= 0, "a batch has no tokens or some");
-  return shape.type == ScalarType::kFloat32 ? 0 : ragged_workspace(nullptr, shape, batch, num_tokens).bytes;
+  return ragged_workspace(nullptr, shape, batch, num_tokens).bytes;
 }
 
 void plan_ragged(const PageShape& shape, const Batch& batch, const int* query_starts, int num_tokens, void* workspace,
                  cudaStream_t stream) {
-  check_batch(shape, batch);
+  check_batch(kProductionKernels, shape, batch);
   COMMON_CHECK(num_tokens >= 0, "a batch has no tokens or some");
-  if (batch.num_sequences == 0 || num_tokens == 0 || shape.type == ScalarType::kFloat32) {
+  if (batch.num_sequences == 0 || num_tokens == 0) {
     return;
   }
   COMMON_CHECK(query_starts != nullptr, "a ragged batch has query_starts");

@@ -6,8 +6,8 @@
 #include <cstddef>
 #include <cstdint>
 
-#include "kernels.h"
-#include "page_layout.h"
+#include "../kernels/kernels.h"
+#include "../kernels/page_layout.h"
 
 namespace stage8 {
 

@@ -5,9 +5,9 @@
 // the bytes; on older chips the warp's threads copy 16 bytes each. Both keep num_stages tiles in flight.
 #pragma once
 
+#include "../kernels/page_layout.h"
+#include "../kernels/ptx.cuh"
 #include "decode_plan.h"
-#include "page_layout.h"
-#include "ptx.cuh"
 
 namespace stage8 {
 
