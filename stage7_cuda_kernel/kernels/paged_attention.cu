@@ -136,6 +136,8 @@ void launch_attention(const Pages& pages, const Step& step, const void* queries,
 
 }  // namespace
 
+const PlainKernels kPlainKernels{};
+
 std::string PlainKernels::unsupported(const PageShape& shape, int num_heads) const {
   if (std::string reason = unsupported_by_all(shape, num_heads); !reason.empty()) {
     return reason;

@@ -26,7 +26,7 @@ class ProductionKernels : public PagedKernels {
               cudaStream_t stream) const override;
 };
 
-inline const ProductionKernels kProductionKernels{};
+extern const ProductionKernels kProductionKernels;
 
 // How decode attention shares its work out. The rule decides unless a test or a measurement asks for something else.
 struct DecodeOptions {

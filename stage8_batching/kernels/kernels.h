@@ -156,6 +156,6 @@ class PlainKernels : public PagedKernels {
               cudaStream_t stream) const override;
 };
 
-inline const PlainKernels kPlainKernels{};
+extern const PlainKernels kPlainKernels;
 
 }  // namespace

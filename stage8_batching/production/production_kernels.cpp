@@ -43,6 +43,8 @@ struct SplitStep {
 
 }  // namespace
 
+const ProductionKernels kProductionKernels{};
+
 std::string ProductionKernels::unsupported(const PageShape& shape, int num_heads) const {
   if (shape.type == ScalarType::kFloat32) {
     return "the production kernels are for bfloat16 and float8";
