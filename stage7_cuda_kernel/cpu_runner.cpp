@@ -1,5 +1,8 @@
 #include "cpu_runner.h"
 
+#include <cstddef>
+#include <utility>
+
 #include "common/base/check.h"
 #include "common/math/sampling.h"
 
@@ -19,18 +22,16 @@ void CpuRunner::enqueue(const RaggedBatch& batch) {
         kv_cache_.write(layer, batch.slot_mapping, k, v);
         return attention(kv_cache_, layer, q, batch.block_tables, batch.context_lengths.front(), softmax_);
       });
-  result_ = {};
-  if (batch.logits_rows.empty()) {
-    return;
-  }
+  StepResult result;
   const common::Matrix logits = model_.logits(hidden(batch.logits_rows, Eigen::all));
-  if (!batch.draws_tokens) {
-    result_.logits = logits;
-    return;
+  if (batch.draws_tokens) {
+    for (Eigen::Index row = 0; row < logits.rows(); ++row) {
+      result.tokens.push_back(common::argmax({logits.row(row).data(), static_cast<std::size_t>(logits.cols())}));
+    }
+  } else {
+    result.logits = logits;
   }
-  for (Eigen::Index row = 0; row < logits.rows(); ++row) {
-    result_.tokens.push_back(common::argmax({logits.row(row).data(), static_cast<std::size_t>(logits.cols())}));
-  }
+  result_ = std::move(result);
 }
 
 }  // namespace

@@ -32,11 +32,11 @@ KvCacheShape cache_shape(const common::LlamaConfig& config, const EngineOptions&
   return shape;
 }
 
-// Says where the work is done: once, and on stderr, apart from the results.
-void tell(const std::string& where) {
+// Says it once, and on stderr, apart from the results.
+void tell(const std::string& note) {
   static std::set<std::string> said;
-  if (said.insert(where).second) {
-    std::cerr << "note: computing on " << where << "\n";
+  if (said.insert(note).second) {
+    std::cerr << "note: " << note << "\n";
   }
 }
 
@@ -108,7 +108,8 @@ std::unique_ptr<Runner> make_runner(const common::Llama& model, const EngineOpti
   if (reason.empty()) {
 #ifdef COURSE_CUDA
     const KernelChoice choice = choose_kernels(model.config(), shape, gpu);
-    tell(common::device_limits().name + (gpu.precision == Precision::kFloat32 ? " in float32" : " in bfloat16") +
+    tell("computing on " + common::device_limits().name +
+         (gpu.precision == Precision::kFloat32 ? " in float32" : " in bfloat16") +
          (gpu.kv_cache == KvCacheType::kFloat8 ? ", K and V in float8" : "") +
          (gpu.weights == WeightType::kFloat8 ? ", weights in float8" : "") + choice.note);
     return std::make_unique<BuiltRunner>(model, shape, gpu, options.chunk_size, choice.kernels);
@@ -117,7 +118,7 @@ std::unique_ptr<Runner> make_runner(const common::Llama& model, const EngineOpti
   if (gpu.device != Device::kAuto || !is_exact) {
     throw common::InputError(reason);
   }
-  tell("the CPU: " + reason);
+  tell("computing on the CPU: " + reason);
   return std::make_unique<CpuRunner>(model, shape, options.softmax);
 }
 

@@ -25,8 +25,10 @@ struct CacheSize {
 
 // What a batch asked for: by row of its logits, one or the other.
 struct StepResult {
-  std::vector<common::Token> tokens;  // [num_rows]: those with the largest logits; -1 if one is NaN or all are -inf
-  common::Matrix logits;              // [num_rows, vocab_size]
+  // [num_rows]: those with the largest logits. Where a logit is NaN or all are -inf: -1 on a GPU, and on a CPU, enqueue
+  // throws CheckError.
+  std::vector<common::Token> tokens;
+  common::Matrix logits;  // [num_rows, vocab_size]
 };
 
 // What bounds the speed of decoding: in each step all weights are read, and K and V.

@@ -199,9 +199,9 @@ void Server::compute(std::vector<ScheduledGroup> groups) {
     if (on_pass_) {
       on_pass_(step.batch());
     }
-    step.enqueue(engine_, in_flight_ ? &*in_flight_ : nullptr);
+    engine_.forward(step.batch());
   } catch (const std::exception& error) {
-    collect(step.is_enqueued() ? 1 : 0);
+    collect(0);
     for (const ScheduledGroup& scheduled : step.groups()) {
       if (goes_on(scheduled.id) && step.groups().size() > 1) {
         compute({scheduled});
@@ -228,7 +228,7 @@ void Server::compute(std::vector<ScheduledGroup> groups) {
     }
     row += scheduled.num_rows();
   }
-  const bool runs_ahead = step.can_run_ahead() && options_.run_ahead.value_or(engine_.gpu() != nullptr);
+  const bool runs_ahead = step.can_run_ahead() && options_.run_ahead.value_or(engine_.runner().is_asynchronous());
   in_flight_ = std::move(step);
   if (!runs_ahead) {
     collect(0);
@@ -243,13 +243,13 @@ std::vector<common::Token> Server::collect(int step_age) {
   InFlightStep step = std::move(*in_flight_);
   in_flight_.reset();
   try {
-    step.collect(engine_, step_age);
+    step.collect(engine_.runner(), step_age);
   } catch (const std::exception&) {
     try {
-      step.collect(engine_, step_age);  // waiting changes nothing, so that it can be repeated
+      step.collect(engine_.runner(), step_age);  // waiting changes nothing, so that it can be repeated
     } catch (const std::exception& error) {
       for (const ScheduledGroup& scheduled : step.groups()) {
-        if (!state(scheduled.id).output.finished) {
+        if (!has_ended(scheduled.id)) {
           finish(scheduled.id, common::FinishReason::kFailed, error.what());
         }
       }

@@ -204,7 +204,7 @@ TEST_CASE(
         options.scheduler.preemption = preemption;
         options.scheduler.run_ahead = run_ahead;
         tests::Serving serving(options);
-        serving.engine.on_layer([](int) { device_call(); });
+        tests::cpu_runner(serving.engine).on_layer([](int) { device_call(); });
         for (const stage::GenerationRequest& request : requests) {
           serving.server.submit(request);
         }

@@ -40,16 +40,23 @@ class FakeRunner : public stage::Runner {
     }
   }
   void enqueue(const stage::RaggedBatch& batch) override {
-    with_fault(RunnerCall::kEnqueue, [&] { inner_->enqueue(batch); });
+    num_hidden_ = 0;
+    with_fault(RunnerCall::kEnqueue, [&] {
+      inner_->enqueue(batch);
+      num_hidden_ = 1;
+    });
+    num_hidden_ = 0;
   }
 #if STAGE_NUMBER < 8
   stage::StepResult wait() override {
     stage::StepResult result;
     with_fault(RunnerCall::kWait, [&] { result = inner_->wait(); });
 #else
+  // As a GPU's does, from the server's point of view.
+  bool is_asynchronous() const override { return true; }
   stage::StepResult wait(int step_age) override {
     stage::StepResult result;
-    with_fault(RunnerCall::kWait, [&] { result = inner_->wait(step_age); });
+    with_fault(RunnerCall::kWait, [&] { result = inner_->wait(step_age + num_hidden_); });
 #endif
     if (change_) {
       change_(result);
@@ -79,6 +86,7 @@ class FakeRunner : public stage::Runner {
   }
 
   std::unique_ptr<stage::Runner> inner_;
+  int num_hidden_ = 0;  // steps that the inner runner has computed, and that count as not enqueued
   std::map<RunnerCall, Fault> faults_;
   std::map<RunnerCall, int> calls_;
   std::function<void(stage::StepResult&)> change_;

@@ -8,6 +8,7 @@
 #include "stage7/cpu_runner.h"
 #include "stage7/engine.h"
 #include "stage8/attention.h"
+#include "stage8/cpu_runner.h"
 #include "stage8/engine.h"
 #include "stage8/server.h"
 #include "tests/stages/collapse.h"
@@ -20,7 +21,10 @@ TESTS_STAGE(Stage7, stage7);
 struct Before : Stage7 {
   using CpuRunner = stage7::CpuRunner;
 };
-TESTS_STAGE(After, stage8);
+TESTS_STAGE(Stage8, stage8);
+struct After : Stage8 {
+  using CpuRunner = stage8::CpuRunner;
+};
 
 }  // namespace
 
