@@ -342,6 +342,8 @@ void Server::report_schedule(const ScheduledStep& step) {
   report_.is_memory_short = step.is_memory_short;
   for (const ScheduledGroup& scheduled : step.groups) {
     const std::vector<int>& counts = scheduled.tokens.num_tokens;
+    const bool had_part = std::exchange(state(scheduled.id).lacks_tokens, !scheduled.tokens.with_logits);
+    report_.is_chunk.insert(report_.is_chunk.end(), counts.size(), had_part || !scheduled.tokens.with_logits);
     report_.num_queries.insert(report_.num_queries.end(), counts.begin(), counts.end());
     report_.served.push_back(scheduled.id);
     report_.num_served.push_back(std::accumulate(counts.begin(), counts.end(), 0));

@@ -247,7 +247,7 @@ Session load(const SessionOptions& options) {
     }
   }
   if (!options.stop_strings.empty()) {
-    // A tokenizer of their own, as the session's may move.
+    // The stop strings have a tokenizer of their own, because the session's may move.
     const auto tokenizer = std::make_shared<const Tokenizer>(file);
     session.stop_strings = {options.stop_strings,
                             [tokenizer](std::span<const Token> tokens) { return tokenizer->decode(tokens); }};
@@ -363,7 +363,7 @@ void generate(const std::string& stage, const GenerateOptions& options, const St
 }
 
 void chat(const SessionOptions& options, const StartEngine& start) {
-  // What stage 8 makes room for, unless --slots says more: the other stages' default.
+  // The most that stage 8 makes room for unless --slots says more: the other stages' default.
   constexpr int kMaxRoom = 4096;
   constexpr int kReplyTokens = 512;
   constexpr int kParagraphTokens = 120;
@@ -374,7 +374,7 @@ void chat(const SessionOptions& options, const StartEngine& start) {
   session.requests.resize(1);
   Request& request = session.requests.front();
   request.stop_tokens = chat_stop_tokens(*session.file, session.tokenizer);
-  if (!has_chat_template(*session.file)) {  // then a reply ends where its paragraph does
+  if (!has_chat_template(*session.file)) {  // a reply ends where its paragraph does
     const std::vector<Token> line_end = session.tokenizer.encode("\n");
     request.stop_tokens.insert(request.stop_tokens.end(), line_end.begin(), line_end.end());
   }
@@ -429,14 +429,6 @@ void add_sampling_options(Command& command, SessionOptions& options) {
 }
 
 }  // namespace
-
-int Session::bench_slots(int num_slots) const {
-  if (slots_given || num_slots >= bench_tokens) {
-    return num_slots;
-  }
-  std::cerr << "note: a cache of " << format_count(bench_tokens) << " slots: what the text needs (--slots sets it)\n";
-  return bench_tokens;
-}
 
 Program::Program(std::string name, const std::string& idea) : name_(std::move(name)), command_line_(name_, idea) {}
 
@@ -506,7 +498,7 @@ Command& Program::add_bench(std::function<BenchTarget(const Session&)> target,
 }
 
 void Program::add_block_commands(int& block_size, StartEngine start) {
-  add_plan(*this);
+  add_plan(command_line_);
   bench_command_->flag("--sweep-block-size", bench_options_.sweep_block_size,
                        "waste and block tables of the fixed workload, by block size");
   sweep_block_size_ = [this, &block_size, start = std::move(start)] {

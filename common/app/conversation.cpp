@@ -195,7 +195,7 @@ void Conversation::answer(const std::string& line, std::ostream& output) {
   messages.push_back({"user", line});
   Completion reply;
   int max_new_tokens = 0;
-  // A model without a template may take the message for the end of a paragraph: then its reply is the next one.
+  // A model without a template may take the message for the end of a paragraph: then the reply is the next paragraph.
   for (const char* const ending : {"", "\n"}) {
     messages.back().content = line + ending;
     std::vector<Token> prompt = encode_chat(*session_.file, session_.tokenizer, messages);

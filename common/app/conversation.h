@@ -6,7 +6,7 @@
 #include <string>
 #include <vector>
 
-#include "common/app/cli.h"
+#include "common/app/session.h"
 #include "common/model/chat.h"
 #include "common/model/generation.h"
 
@@ -14,14 +14,14 @@ namespace common {
 
 class Conversation {
  public:
-  // run: of an engine with a cache, in which the next turn may find what this one has computed. The session's first
-  // request says how replies are drawn and how long they may be. Both must outlive the conversation. enough_tokens:
-  // from how many on a reply ends when a sentence does; 0: never.
+  // run: an engine with a cache, in which a turn may find what the turns before computed. The session's first request
+  // says how replies are drawn and how long they may be. Both must outlive the conversation. enough_tokens: a reply
+  // with at least this many ends at the end of a sentence; 0: it does not.
   Conversation(const Session& session, const RunRequests& run, std::string system_prompt, int enough_tokens = 0);
 
-  // Answers each line of standard input, to its end. On a terminal with a greeting and prompts, and Ctrl-C ends a
-  // reply; a second one in a row ends the conversation. From a pipe, Ctrl-C throws Interrupted. What is wrong with a
-  // line is said in one line on stderr. Returns the number of such lines.
+  // Answers each line of standard input until its end. On a terminal there are a greeting and prompts, and Ctrl-C ends
+  // a reply; a second one in a row ends the conversation. While reading a pipe, Ctrl-C throws Interrupted. What is
+  // wrong with a line is said in one line on stderr. Returns the number of such lines.
   int converse(std::ostream& output);
 
  private:

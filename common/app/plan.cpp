@@ -9,7 +9,8 @@
 #include <string>
 #include <system_error>
 
-#include "common/app/cli.h"
+#include "common/app/command.h"
+#include "common/app/session.h"
 #include "common/app/table.h"
 #include "common/base/check.h"
 #include "common/base/text.h"
@@ -76,7 +77,8 @@ void plan_mean(const PoolShape& shape, const PoolDemand& demand, PoolPlan& plan)
   check_length(demand.mean_length, demand.max_length);
   plan.mix_sequences = 2;
   plan.mix_tokens = 2 * demand.mean_length;
-  // Near the ends of the range they are not: a sequence takes at least a block, and at most what the longest one takes.
+  // Near the ends of the range they are not equally likely: a sequence takes at least a block, and at most what the
+  // longest one takes.
   const std::int64_t max_slots = blocks_needed(demand.max_length, shape.block_size) * shape.block_size;
   plan.mix_slots = std::clamp(plan.mix_tokens + shape.block_size - 1, 2 * shape.block_size, 2 * max_slots);
   plan.paged_sequences = 2 * plan.num_slots / plan.mix_slots;
@@ -255,12 +257,12 @@ std::int64_t parse_memory(std::string_view text) {
   return static_cast<std::int64_t>(bytes);
 }
 
-void add_plan(Program& program) {
+void add_plan(CommandLine& command_line) {
   const auto shared_options = std::make_shared<PlanOptions>();
   PlanOptions& options = *shared_options;
   Command& command =
-      program.add_command("plan", "Plan a KV cache: bytes per token, blocks, and how many sequences fit at once",
-                          [shared_options] { print_plan(*shared_options); });
+      command_line.add("plan", "Plan a KV cache: bytes per token, blocks, and how many sequences fit at once",
+                       [shared_options] { print_plan(*shared_options); });
   // A function, so that an empty text is an error too.
   command.option(
       "--preset", [&options](const std::string& name) { options.preset = find_preset(name).name; },

@@ -62,9 +62,6 @@ function(add_stage folder)
     if(COURSE_PRODUCTION)
       target_compile_definitions(${stage}_lib PUBLIC COURSE_PRODUCTION)
     endif()
-  else()
-    # The headers of kernels/ that are plain C++ can be read without the toolkit.
-    target_include_directories(${stage}_lib PRIVATE ${PROJECT_SOURCE_DIR}/common/no_cuda)
   endif()
   # The ladder of kernels, for tests and benchmarks: no program of a stage needs it. Its upper steps are kernels of
   # production/.

@@ -20,7 +20,7 @@ double Random::uniform() { return static_cast<double>(next() >> 11U) * 0x1.0p-53
 
 std::uint64_t Random::below(std::uint64_t bound) {
   COMMON_CHECK(bound > 0, "the bound must be positive");
-  // The 2^64 mod bound smallest values would favour some remainders: they are rejected.
+  // The smallest (2^64 mod bound) values would favour some remainders: they are rejected.
   const std::uint64_t surplus = (0 - bound) % bound;
   std::uint64_t drawn = next();
   while (drawn < surplus) {
@@ -210,6 +210,8 @@ Token sample(std::span<const float> logits, const SamplingOptions& options, std:
 
   const bool has_top_k = options.top_k > 0 && static_cast<std::size_t>(options.top_k) < logits.size();
   if (has_top_k || options.top_p < 1.0F || options.min_p > 0.0F) {
+    // At a high temperature even the most likely token may be cut: others are level with it.
+    best_score = -std::numeric_limits<float>::infinity();
     for (const Candidate& candidate : keep_most_likely(logits, max_logit, options)) {
       consider(candidate.token);
     }

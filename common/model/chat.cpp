@@ -76,7 +76,8 @@ constexpr std::string_view kStart = "<|im_start|>";
 constexpr std::string_view kEnd = "<|im_end|>";
 
 // ChatML's default system prompt is a literal that holds a whole system message:
-// '<|im_start|>system\n ... <|im_end|>\n'. One that is only the beginning must go on with the conversation's own.
+// '<|im_start|>system\n ... <|im_end|>\n'. A literal that is only the beginning of one must go on with the
+// conversation's own system prompt.
 std::optional<std::string> default_system_prompt(const Gguf& file, const std::string& chat_template) {
   const std::string opening = std::string(kStart) + "system\n";
   const std::string closing = std::string(kEnd) + "\n";

@@ -82,8 +82,8 @@ double read_positive(const Gguf& file, const std::string& key, double fallback) 
 
 // How rotations are slowed down for contexts longer than those of training.
 struct RotaryScaling {
-  double divisor = 1.0;        // of all frequencies
-  bool is_yarn = false;        // only of those that YaRN interpolates
+  double divisor = 1.0;        // of the frequencies
+  bool is_yarn = false;        // divide only the frequencies that YaRN interpolates
   double first_slowed = 0.0;   // YaRN: pairs up to this one keep their frequency
   double first_divided = 0.0;  // YaRN: pairs from this one on are divided in full
   float rotation_scale = 1.0F;
@@ -119,7 +119,7 @@ RotaryScaling read_rotary_scaling(const Gguf& file, std::string_view architectur
   if (type == "none") {
     return {};
   }
-  // Files from before there were other types name the factor otherwise.
+  // Files from before there were other types have the factor under another key.
   const std::string old_key = std::string(architecture) + ".rope.scale_linear";
   const double factor = read_positive(file, file.has(old_key) ? old_key : prefix + "factor", 1.0);
   if (type == "linear") {
@@ -166,7 +166,7 @@ struct Architecture {
   bool rotates_halves;
 };
 
-// Files of the first have the rows of Q and K permuted, so that the two numbers of a pair lie next to each other.
+// Llama's files have the rows of Q and K permuted, so that the two numbers of a pair lie next to each other.
 constexpr std::array<Architecture, 3> kArchitectures = {{
     {"llama", "Llama", false, false, false},
     {"qwen2", "Qwen2", true, false, true},
@@ -289,8 +289,9 @@ void check_tensors(const Gguf& file, const LlamaConfig& config) {
     known.insert(tensor.name);
   }
   for (const auto& [name, info] : file.tensors()) {
-    require(file, known.contains(name),
-            "tensor '" + name + "' is not part of the " + std::string(architecture_of(file).title) + " architecture");
+    require(
+        file, known.contains(name),
+        "tensor " + quote(name) + " is not part of the " + std::string(architecture_of(file).title) + " architecture");
   }
   for (const ExpectedTensor& tensor : expected_tensors(config)) {
     file.check_tensor(tensor.name, tensor.shape);
@@ -298,15 +299,15 @@ void check_tensors(const Gguf& file, const LlamaConfig& config) {
 }
 
 [[noreturn]] void refuse_damaged(const Gguf& file, const std::string& name) {
-  throw InputError(file.name() + ": tensor \"" + name +
-                   "\" holds a value that is not a finite number: the file is damaged");
+  throw InputError(file.name() + ": tensor " + quote(name) +
+                   " holds a value that is not a finite number: the file is damaged");
 }
 
 bool all_finite(const RowVector& values) {
   return std::all_of(values.data(), values.data() + values.size(), [](float value) { return std::isfinite(value); });
 }
 
-// Reads vectors that are used one after the other, as one: norms and biases.
+// Reads norms or biases and joins them, in order, to one vector.
 RowVector read_vectors(const Gguf& file, const std::vector<std::string>& names) {
   RowVector values;
   for (const std::string& name : names) {
@@ -323,7 +324,8 @@ RowVector read_vectors(const Gguf& file, const std::vector<std::string>& names) 
   return values;
 }
 
-// One such weight would make every logit NaN. This also reads the file from the disk before the first request waits.
+// A single weight that is not finite would make every logit NaN. This also reads the file from the disk before the
+// first request waits.
 void check_finite(const Gguf& file, const std::string& name, const WeightMatrix& matrix) {
   constexpr Eigen::Index kFloats = 1 << 14;
   const Eigen::Index rows_at_once = std::max<Eigen::Index>(1, kFloats / matrix.cols());
@@ -341,7 +343,7 @@ void check_finite(const Gguf& file, const std::string& name, const WeightMatrix&
   });
 }
 
-// Matrices on top of each other.
+// Reads matrices and stacks them.
 WeightMatrix read_matrix(const Gguf& file, const std::vector<std::string>& names) {
   WeightMatrix matrix;
   for (const std::string& name : names) {
@@ -479,9 +481,9 @@ struct Llama::Impl {
   LlamaConfig config;
   LlamaWeights weights;
   std::int64_t num_parameters = 0;
-  std::shared_ptr<const void> file_mapping;  // where the matrices are, of a file opened by path
+  std::shared_ptr<const void> file_mapping;  // keeps the matrices in memory if the file was opened by path
 
-  // Of a model with random weights:
+  // For a model with random weights:
   std::optional<Arena> arena;
   std::vector<MutableMatrixView> drawn_matrices;
   std::optional<std::uint64_t> synthetic_seed;

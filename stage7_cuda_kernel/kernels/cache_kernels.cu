@@ -15,7 +15,7 @@ constexpr int kThreads = 256;
 
 // Rows as 16-byte vectors, whatever their type.
 struct RowMove {
-  PageShape shape;
+  PageVecs layout;
   uint4* key_pages;
   uint4* value_pages;
   uint4* key_rows;
@@ -23,12 +23,12 @@ struct RowMove {
   std::int64_t row_stride;  // in vectors
   const int* slot_mapping;
   int num_tokens;
-  int vecs_per_head;
 };
 
 template <bool kToSlots>
 __global__ void __launch_bounds__(kThreads) move_rows(RowMove move) {
-  const int vecs_per_token = move.shape.num_kv_heads * move.vecs_per_head;
+  const PageVecs& layout = move.layout;
+  const int vecs_per_token = layout.num_kv_heads * layout.vecs_per_row;
   const std::int64_t index = std::int64_t{blockIdx.x} * kThreads + threadIdx.x;
   const std::int64_t token = index / vecs_per_token;
   const int slot = token < move.num_tokens ? move.slot_mapping[token] : -1;
@@ -36,10 +36,9 @@ __global__ void __launch_bounds__(kThreads) move_rows(RowMove move) {
     return;
   }
   const auto vec_of_token = static_cast<int>(index - token * vecs_per_token);
-  const int head = vec_of_token / move.vecs_per_head;
-  const int block_size = move.shape.block_size;
-  const std::int64_t paged =
-      vec_offset(move.shape, slot / block_size, head, slot % block_size, vec_of_token % move.vecs_per_head);
+  const int head = vec_of_token / layout.vecs_per_row;
+  const int vec = vec_of_token % layout.vecs_per_row;
+  const std::int64_t paged = layout.place(slot / layout.block_size, head, slot % layout.block_size, vec);
   const std::int64_t flat = token * move.row_stride + vec_of_token;
   if constexpr (kToSlots) {
     move.key_pages[paged] = move.key_rows[flat];
@@ -61,16 +60,15 @@ void launch_move(const PagedKernels& kernels, const Pages& pages, void* keys, vo
   const PageShape& shape = pages.shape;
   check_rows(shape, keys, values, row_stride, slot_mapping);
   const int elements_per_vec = kVecBytes / bytes_of(shape.type);
-  const RowMove move{.shape = shape,
+  const RowMove move{.layout = page_vecs(shape),
                      .key_pages = static_cast<uint4*>(pages.keys),
                      .value_pages = static_cast<uint4*>(pages.values),
                      .key_rows = static_cast<uint4*>(keys),
                      .value_rows = static_cast<uint4*>(values),
                      .row_stride = row_stride / elements_per_vec,
                      .slot_mapping = slot_mapping,
-                     .num_tokens = num_tokens,
-                     .vecs_per_head = shape.head_dim / elements_per_vec};
-  const std::int64_t num_vecs = std::int64_t{num_tokens} * shape.num_kv_heads * move.vecs_per_head;
+                     .num_tokens = num_tokens};
+  const std::int64_t num_vecs = std::int64_t{num_tokens} * shape.num_kv_heads * move.layout.vecs_per_row;
   COMMON_CHECK(num_vecs < std::int64_t{1} << 32, "a batch has fewer than 2^32 vectors of 16 bytes");
   common::launch(move_rows<kToSlots>, dim3(static_cast<unsigned>((num_vecs + kThreads - 1) / kThreads)), kThreads, 0,
                  stream, common::Overlap::kNone, move);

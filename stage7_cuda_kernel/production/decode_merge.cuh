@@ -3,8 +3,8 @@
 // which thread reads which part, and where the result goes.
 #pragma once
 
+#include "../kernels/element.h"
 #include "../kernels/online_softmax.cuh"
-#include "../kernels/ptx.cuh"
 #include "common/cuda/model/scalars.cuh"
 #include "decode_plan.h"
 

@@ -11,7 +11,7 @@
 // never shared out among thread blocks, and a load has to come back before the next token's begins.
 #include <cuda_bf16.h>
 
-#include <cmath>
+#include <string>
 
 #include "checks.h"
 #include "common/cuda/model/scalars.cuh"
@@ -125,8 +125,6 @@ __global__ void __launch_bounds__(32 * kWarps)
 
 template <typename Scalar>
 void launch_attention(const Pages& pages, const Step& step, const void* queries, void* output, cudaStream_t stream) {
-  // Scores are kept in units of log2(e), so that the weights are powers of 2.
-  const auto scale = static_cast<float>(1.4426950408889634 / std::sqrt(static_cast<double>(pages.shape.head_dim)));
   const std::int64_t grid = std::int64_t{step.num_tokens} * step.batch.num_heads;
   COMMON_CHECK(grid < std::int64_t{1} << 31, "too many tokens for one launch");
   common::launch(paged_attention<Scalar>, dim3(static_cast<unsigned>(grid)), 32 * kWarps, 0, stream,

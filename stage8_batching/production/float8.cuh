@@ -17,7 +17,7 @@
 
 #include <cstdint>
 
-#include "../kernels/ptx.cuh"
+#include "../kernels/element.h"
 #include "common/cuda/model/scalars.cuh"
 
 namespace stage8 {

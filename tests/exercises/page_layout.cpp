@@ -134,14 +134,14 @@ TEST_CASE("page layout: the swizzle leaves every vector a place of its own, in b
         std::set<std::int64_t> taken;
         for (int row = 0; row < block_size; ++row) {
           for (int vec = 0; vec < vecs; ++vec) {
-            taken.insert(stage7::vec_offset(shape, 1, 1, row, vec));
+            taken.insert(stage7::page_vecs(shape).place(1, 1, row, vec));
           }
         }
         CHECK(static_cast<int>(taken.size()) == block_size * vecs);
         CHECK(*taken.begin() == 3 * block_size * vecs);
         CHECK(*taken.rbegin() == 4 * block_size * vecs - 1);
         CHECK(stage7::element_offset(shape, 1, 1, 0, 7) ==
-              stage7::vec_offset(shape, 1, 1, 0, 7 * stage7::bytes_of(type) / stage7::kVecBytes) *
+              stage7::page_vecs(shape).place(1, 1, 0, 7 * stage7::bytes_of(type) / stage7::kVecBytes) *
                       (stage7::kVecBytes / stage7::bytes_of(type)) +
                   7 % (stage7::kVecBytes / stage7::bytes_of(type)));
       }

@@ -1,5 +1,5 @@
-// Random requests that arrive, are cancelled, preempted and resumed, in pools that are far too small, against the texts
-// that each of them gets alone. Every case is a function of its seed, which a failure prints:
+// Random requests that arrive, are cancelled, preempted and resumed, in pools that are far too small. Their texts are
+// compared with those of the same requests served alone. Every case is a function of its seed, which a failure prints:
 //
 //   build/tests/serving_fuzz_stage8 --cases 300 --seed 1
 #include <cstdint>
@@ -106,7 +106,7 @@ void run_case(std::uint64_t seed, FuzzCounts& counts) {
     const bool is_cancelled = cancelled.contains(id);
     counts.add("cancelled", is_cancelled ? 1 : 0);
     if (is_cancelled && task.beam.has_value()) {
-      continue;  // nothing was promised
+      continue;  // a cancelled beam search promises nothing
     }
     if (const std::string problem = tests::compare_output(output, tests::served_alone(task), is_cancelled);
         !problem.empty()) {

@@ -5,6 +5,7 @@
 #include "tests/gpu/gpu_fixtures.h"
 #include "tests/gpu/gpu_hand_worked.h"
 #include "tests/support/catch.h"
+#include "tests/support/stage_header.h"
 
 // Not formatted: spaces around the slash would become part of the path.
 // clang-format off

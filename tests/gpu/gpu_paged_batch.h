@@ -1,4 +1,4 @@
-// Attention's inputs on the device, and calls of the kernels on them: what all tests of attention stand on.
+// Attention's inputs on the device, and calls of the kernels on them: the base of all tests of attention.
 #pragma once
 
 #include <cstddef>
@@ -12,22 +12,22 @@
 
 namespace tests {
 
-// What a test says about a batch, on the host.
+// A batch as the test describes it, on the host.
 struct BatchContents {
   stage::PageShape shape;
   int num_heads = 0;
   std::vector<int> context_lengths;
-  std::vector<int> block_tables;  // in any order, and perhaps with something in between
+  std::vector<int> block_tables;  // in any order, with gaps allowed
   std::vector<int> table_starts;  // [num_sequences]
   int max_blocks = 0;
   std::vector<int> query_starts;
   std::vector<int> slots;     // of all cached tokens, sequence by sequence
   std::vector<float> keys;    // [slots.size(), num_kv_heads * head_dim]
-  std::vector<float> values;  // likewise
+  std::vector<float> values;  // [slots.size(), num_kv_heads * head_dim]
   std::vector<float> queries;
 };
 
-// The same on the device: K and V in their slots, every other slot NaN, the output poisoned.
+// The batch on the device: K and V in their slots, NaN in every other slot, the output poisoned.
 class PagedBatch {
  public:
   const stage::Pages& pages() const { return pages_; }

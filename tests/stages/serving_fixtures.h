@@ -1,4 +1,4 @@
-// A server over a small model, and the texts that its requests get when each is served alone.
+// A server over a small model, and the texts of its requests when each is served alone.
 #pragma once
 
 #include <algorithm>
@@ -25,7 +25,7 @@ struct ServingOptions {
   stage::SchedulerOptions scheduler = {.headroom = 0};  // tight, so that much happens
 };
 
-// The cache is full of NaN where nothing was written.
+// Slots of the cache that were not written are NaN.
 struct Serving {
   explicit Serving(const ServingOptions& serving_options, const common::Llama& model = small_model())
       : options(serving_options),
@@ -87,7 +87,7 @@ struct Serving {
     return check_ledger(engine_manager(), options.num_blocks, options.block_size);
   }
 
-  // Empty if, after the last request, every block is free or cached, and every block of the host is free.
+  // Empty if, after the last request, every block is free or cached, and every host block is free.
   std::string leak() const {
     const stage::KvCacheManager& manager = engine_manager();
     if (manager.usage().reserved != 0 || !manager.sequences().empty()) {
@@ -97,7 +97,7 @@ struct Serving {
     return held == 0 ? "" : count_of(held, "host block") + " still in use at the end";
   }
 
-  // To the end. The first problem there is.
+  // Serves all requests. Returns the first problem, or an empty string.
   std::string run() {
     while (server.step()) {
       if (std::string found = problem(); !found.empty()) {
@@ -116,7 +116,7 @@ struct Serving {
   stage::Server server;
 };
 
-// What the request gets in a roomy server of its own, each sample of it alone.
+// What the request gets in a roomy server of its own, with each sample served alone.
 inline std::vector<common::Completion> served_alone(const stage::GenerationRequest& request,
                                                     const common::Llama& model = small_model()) {
   stage::EngineOptions options;
@@ -138,7 +138,7 @@ inline std::vector<common::Completion> served_alone(const stage::GenerationReque
   return result;
 }
 
-// Empty if the texts are those; `is_part`: the beginnings of those.
+// Empty if the texts are the expected ones; is_part: if they are beginnings of those.
 inline std::string compare_output(const stage::RequestOutput& output, const std::vector<common::Completion>& expected,
                                   bool is_part = false) {
   if (!is_part && output.completions.size() != expected.size()) {
