@@ -9,9 +9,9 @@
 
 #include "../batch.h"
 #include "common/base/check.h"
+#include "common/cuda/model/cuda_sampler.h"
 #include "common/cuda/runtime/device.h"
 #include "common/cuda/runtime/pinned.h"
-#include "common/cuda/model/cuda_sampler.h"
 
 namespace stage8 {
 

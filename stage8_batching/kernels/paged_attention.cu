@@ -129,7 +129,7 @@ void launch_attention(const Pages& pages, const Step& step, const void* queries,
   COMMON_CHECK(grid < std::int64_t{1} << 31, "too many tokens for one launch");
   common::launch(paged_attention<Scalar>, dim3(static_cast<unsigned>(grid)), 32 * kWarps, 0, stream,
                  common::Overlap::kNone, pages, step, static_cast<const Scalar*>(queries), static_cast<Scalar*>(output),
-                 scale);
+                 score_scale(pages.shape.head_dim));
 }
 
 }  // namespace

@@ -26,19 +26,19 @@ KvCacheShape shard_shape(KvCacheShape shape, int count) {
 
 }  // namespace
 
-std::string TensorParallelRunner::unsupported(const common::LlamaConfig& config, const KvCacheShape& shape,
-                                              const GpuOptions& options) {
+std::string TensorParallelRunner::unsupported(const PagedKernels& kernels, const common::LlamaConfig& config,
+                                              const KvCacheShape& shape, const GpuOptions& options) {
   const int count = options.tensor_parallel;
   std::string reason = common::why_not_shared(config, count);
   if (reason.empty()) {
-    reason = GpuRunner::unsupported(common::shard_config(config, count), shard_shape(shape, count), options);
+    reason = GpuRunner::unsupported(kernels, common::shard_config(config, count), shard_shape(shape, count), options);
   }
   return reason.empty() ? common::NcclGroup::unsupported(count) : reason;
 }
 
 TensorParallelRunner::TensorParallelRunner(const common::Llama& model, const KvCacheShape& shape,
                                            const GpuOptions& options, int chunk_size, int max_sequences,
-                                           const std::optional<MemoryShare>& share)
+                                           const PagedKernels& kernels, const std::optional<MemoryShare>& share)
     : group_(options.tensor_parallel, kMaxWait, options.all_reduce),
       runners_(static_cast<std::size_t>(options.tensor_parallel)) {
   const int count = options.tensor_parallel;
@@ -47,8 +47,8 @@ TensorParallelRunner::TensorParallelRunner(const common::Llama& model, const KvC
   }
   const KvCacheShape own = shard_shape(shape, count);
   run_together([&](std::size_t rank) {
-    runners_[rank] = std::make_unique<GpuRunner>(model, own, options, chunk_size, max_sequences, share,
-                                                 &group_[static_cast<int>(rank)]);
+    runners_[rank] = std::make_unique<RecordingRunner>(model, own, options, chunk_size, max_sequences, kernels, share,
+                                                       &group_[static_cast<int>(rank)]);
   });
   size_ = runners_.front()->cache();
   size_.bytes_per_slot *= count;

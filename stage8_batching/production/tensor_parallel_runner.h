@@ -11,22 +11,22 @@
 #include <string>
 #include <vector>
 
-#include "../gpu_runner.h"
 #include "common/cuda/several/nccl_group.h"
 #include "device_thread.h"
+#include "recording_runner.h"
 
 namespace stage8 {
 
 class TensorParallelRunner : public Runner {
  public:
   // Why so many GPUs can't compute this model with this cache; empty if they can.
-  static std::string unsupported(const common::LlamaConfig& config, const KvCacheShape& shape,
-                                 const GpuOptions& options);
+  static std::string unsupported(const PagedKernels& kernels, const common::LlamaConfig& config,
+                                 const KvCacheShape& shape, const GpuOptions& options);
 
   // As GpuRunner, but for the number of GPUs, whose shards are loaded at the same time. The GPU with the least memory
   // says how many blocks there are. Throws InputError also if the GPUs do not find each other.
   TensorParallelRunner(const common::Llama& model, const KvCacheShape& shape, const GpuOptions& options, int chunk_size,
-                       int max_sequences, const std::optional<MemoryShare>& share = {});
+                       int max_sequences, const PagedKernels& kernels, const std::optional<MemoryShare>& share = {});
   ~TensorParallelRunner() override;
   TensorParallelRunner(const TensorParallelRunner&) = delete;
   TensorParallelRunner& operator=(const TensorParallelRunner&) = delete;
@@ -62,7 +62,7 @@ class TensorParallelRunner : public Runner {
 
   common::NcclGroup group_;
   std::vector<std::unique_ptr<DeviceThread>> threads_;
-  std::vector<std::unique_ptr<GpuRunner>> runners_;
+  std::vector<std::unique_ptr<RecordingRunner>> runners_;
   CacheSize size_;  // of all GPUs together
   bool is_connected_ = true;
 };
