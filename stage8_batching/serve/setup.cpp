@@ -96,8 +96,8 @@ ServerSetup::ServerSetup(const common::Llama& model, EngineOptions engine_option
     clock = std::make_unique<RealClock>();
   }
   if (make_scheduler) {
-    server = std::make_unique<Server>(
-        *engine, make_scheduler(engine->manager(), scheduler, engine->options().prefix_cache), *clock);
+    server = std::make_unique<Server>(*engine, *clock,
+                                      make_scheduler(engine->manager(), scheduler, engine->options().prefix_cache));
   } else {
     server = std::make_unique<Server>(*engine, scheduler, *clock);
   }
