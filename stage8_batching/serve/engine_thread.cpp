@@ -162,7 +162,7 @@ EngineThread::EngineThread(const common::Llama& model, const EngineThreadOptions
     : model_(model),
       options_(options),
       on_change_(std::move(on_change)),
-      sizes_{options.engine.num_slots, options.engine.block_size, options.scheduler.token_budget},
+      sizes_{options.engine.num_slots.value_or(0), options.engine.block_size, options.scheduler.token_budget},
       is_paused_(options.paused),
       messenger_(std::make_unique<Messenger>()) {
   make_engine();
@@ -294,7 +294,7 @@ void EngineThread::make_engine() {
   {
     const std::lock_guard lock(mutex_);
     failure_.clear();
-    sizes_ = {setup_->engine->options().num_slots, options_.engine.block_size, options_.scheduler.token_budget};
+    sizes_ = {*setup_->engine->options().num_slots, options_.engine.block_size, options_.scheduler.token_budget};
   }
   changed();
 }
