@@ -6,7 +6,7 @@
 #include <vector>
 
 #include "common/cuda/runtime/device.h"
-#include "stage7/kernels/kernels.h"
+#include "stage7/production/production_kernels.h"
 
 namespace stage7 {
 
