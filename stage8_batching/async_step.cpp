@@ -36,8 +36,9 @@ InFlightStep::InFlightStep(const KvCacheManager& manager, std::vector<ScheduledG
       add(manager, scheduled, single);
     }
   }
+  can_run_ahead_ = can_run_ahead_ && batch_.draws_tokens;
   const auto is_greedy = [](const Draw& draw) { return common::is_greedy(draw.options); };
-  if (!draws_tokens() || std::all_of(batch_.draws.begin(), batch_.draws.end(), is_greedy)) {
+  if (!batch_.draws_tokens || std::all_of(batch_.draws.begin(), batch_.draws.end(), is_greedy)) {
     batch_.draws.clear();
   }
 }
@@ -54,14 +55,13 @@ void InFlightStep::add(const KvCacheManager& manager, const ScheduledGroup& sche
     if (!tokens.with_logits) {
       continue;
     }
-    if (scheduled.group->takes_tokens()) {
-      batch_.draws.push_back(scheduled.group->draw(sequence));
-    }
-    if (const std::optional<int> row = scheduled.group->placeholder_row()) {
+    std::optional<Draw> draw = scheduled.group->draw(sequence);
+    batch_.draws_tokens = batch_.draws_tokens && draw.has_value();
+    batch_.draws.push_back(std::move(draw).value_or(Draw{}));
+    if (const std::optional<int> row = scheduled.group->pending_row()) {
       batch_.pending_tokens.push_back({batch_.num_tokens() - 1, *row});
     }
-    batch_.draws_tokens = batch_.draws_tokens && scheduled.group->takes_tokens();
-    can_run_ahead_ = can_run_ahead_ && scheduled.group->can_run_ahead();
+    can_run_ahead_ = can_run_ahead_ && scheduled.group->max_sequences() == 1;
   }
 }
 
@@ -71,6 +71,16 @@ void InFlightStep::collect(Runner& runner, int step_age) {
   waiting_seconds_ += runner.is_asynchronous() ? common::now_seconds() - start : 0.0;
   tokens_ = std::move(result.tokens);
   logits_ = split_rows(result.logits);
+}
+
+GroupResult InFlightStep::result(int first, int num_rows) const {
+  const auto rows_of = [&](const auto& results) {
+    return std::vector(results.begin() + first, results.begin() + first + num_rows);
+  };
+  if (batch_.draws_tokens) {
+    return {rows_of(tokens_), {}};
+  }
+  return {{}, rows_of(logits_)};
 }
 
 }  // namespace

@@ -28,13 +28,12 @@ class InFlightStep {
 
   const std::vector<ScheduledGroup>& groups() const { return groups_; }
   RaggedBatch& batch() { return batch_; }
-  // Whether every group goes on from the tokens that are drawn from its rows: then tokens() has the results by row,
-  // otherwise logits() has them, [1, vocab_size] each.
-  bool draws_tokens() const { return batch_.draws_tokens; }
-  // Whether another step can be scheduled before these tokens are known.
+  // Whether another step can be scheduled before these tokens are known: every group goes on from one drawn token.
   bool can_run_ahead() const { return can_run_ahead_; }
+  // Once it is collected: the tokens by row, if they are drawn.
   const std::vector<common::Token>& tokens() const { return tokens_; }
-  const std::vector<common::Matrix>& logits() const { return logits_; }
+  // Once it is collected: what a group gets, whose rows are num_rows from `first` on.
+  GroupResult result(int first, int num_rows) const;
   double waiting_seconds() const { return waiting_seconds_; }  // for what goes on while the host does something else
 
  private:

@@ -440,7 +440,7 @@ Command& Program::add_generate(StartEngine start) {
   add_prompt_options(command, options->session);
   add_sampling_options(command, options->session);
   command.option("--logprobs", options->session.num_logprobs, {0, kMaxLogprobs},
-                 "print each token's log-probability, and so many of the most likely ones");
+                 "print each token's log-probability, and those of N most likely tokens");
   command.flag("--stream", options->stream, "write each token as it comes, as on a terminal");
   command.option("--json", options->json_path, "write texts, counters and timings to a file instead ('-': stdout)");
   command.exclude("--stream", "--json");

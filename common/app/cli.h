@@ -20,7 +20,7 @@ struct SessionOptions {
   std::vector<std::string> prompts;       // "-": standard input
   std::vector<std::string> prompt_files;  // after them
   bool chat = false;
-  std::string system_prompt;  // of a chat
+  std::string system_prompt;  // for a chat
   int max_new_tokens = 64;
   SamplingOptions sampling;
   int sample_index = 0;

@@ -27,7 +27,7 @@ class Conversation {
  private:
   bool is_typed() const;
   void greet(std::ostream& output) const;
-  bool obey(const std::string& line, std::ostream& output);
+  bool run_command(const std::string& line, std::ostream& output);
   void reset();
   void answer(const std::string& line, std::ostream& output);
   Completion reply_to(std::vector<Token> prompt, int max_new_tokens, std::ostream& output);
@@ -39,7 +39,7 @@ class Conversation {
   std::string system_prompt_;
   int enough_tokens_;
   std::vector<ChatMessage> messages_;
-  int num_slots_;  // of the cache
+  int num_slots_;  // the cache's
   int num_replies_ = 0;
 };
 

@@ -24,7 +24,7 @@ struct Session {
   Tokenizer tokenizer;
   std::vector<std::string> prompts;
   std::vector<Request> requests;  // one for each prompt
-  StopStrings stop_strings = {};  // of all requests
+  StopStrings stop_strings = {};  // the same for all requests
   std::shared_ptr<const Gguf> file = nullptr;
   int bench_tokens = 0;     // for `bench`: the length of the text that it measures
   bool slots_given = true;  // for `bench`: whether --slots was given

@@ -66,10 +66,10 @@ class TextStream {
   std::ostream& output_;
   std::vector<Text> texts_;
   std::size_t current_ = 0;
-  std::optional<WordWrap> wrap_;  // of the current text, once it has begun
+  std::optional<WordWrap> wrap_;  // the current text's, once it has begun
 };
 
-// "12  "prompt"", the line above a text, dimmed on a terminal, and the blanks in front of the text.
+// Prints the line above a text, "12  "prompt"", dimmed on a terminal, and the blanks before the text.
 void print_prompt(std::ostream& output, std::size_t number, const std::string& prompt);
 inline constexpr int kTextIndent = 4;
 

@@ -239,7 +239,7 @@ inline void select_bits(std::int32_t mask, const Integers& ones, const Integers&
 // AVX-512 computes the 16 or 32 possible results and looks up each lane's: its instruction reads only these bits. Other
 // machines compute each lane's result.
 template <int kBits, typename Number, typename Result>
-inline void of_low_bits(const Integers& lanes, const Number& number, const Result& result, Packet& out) {
+inline void map_low_bits(const Integers& lanes, const Number& number, const Result& result, Packet& out) {
   static_assert(kBits == 4 || kBits == 5);
 #if defined(__AVX512F__) && !defined(COMMON_PLAIN_LANES)
   const auto results = [&](int first) {
@@ -269,13 +269,13 @@ inline void of_low_bits(const Integers& lanes, const Number& number, const Resul
 // scale * q, and scale * q + offset.
 template <int kBits, typename Number>
 inline void scale_low_bits(const Integers& lanes, const Number& number, float scale, Packet& out) {
-  of_low_bits<kBits>(
+  map_low_bits<kBits>(
       lanes, number, [&](const Integers& q, Packet& result) { scale_lanes(q, scale, result); }, out);
 }
 template <int kBits, typename Number>
 inline void scale_low_bits(const Integers& lanes, const Number& number, float scale, float offset, Packet& out) {
   const auto scaled = [&](const Integers& q, Packet& result) { scale_lanes(q, scale, offset, result); };
-  of_low_bits<kBits>(lanes, number, scaled, out);
+  map_low_bits<kBits>(lanes, number, scaled, out);
 }
 
 }  // namespace common

@@ -71,7 +71,7 @@ struct Timing {
     (num_tokens > 1 ? prefill_seconds : decode_seconds) += seconds;
   }
 
-  double milliseconds_per_token() const {  // of a reply
+  double milliseconds_per_token() const {  // in replies
     return decode_tokens == 0 ? 0.0 : 1e3 * decode_seconds / static_cast<double>(decode_tokens);
   }
 };

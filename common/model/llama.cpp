@@ -25,7 +25,7 @@ class Arena {
  public:
   explicit Arena(std::int64_t size) : size_(size), floats_(allocate_floats(static_cast<std::size_t>(size))) {}
 
-  MutableMatrixView take(std::int64_t rows, std::int64_t cols) {
+  MutableMatrixView allocate(std::int64_t rows, std::int64_t cols) {
     const std::int64_t first = used_;
     used_ += padded(rows * cols);
     COMMON_CHECK(used_ <= size_, "the matrices must be as many as were counted");
@@ -80,7 +80,7 @@ double read_positive(const Gguf& file, const std::string& key, double fallback) 
   return value;
 }
 
-// How rotations are slowed down for contexts longer than those of training.
+// How rotations are slowed down for contexts longer than in training.
 struct RotaryScaling {
   double divisor = 1.0;        // of the frequencies
   bool is_yarn = false;        // divide only the frequencies that YaRN interpolates
@@ -485,9 +485,9 @@ struct Llama::Impl {
 
   // For a model with random weights:
   std::optional<Arena> arena;
-  std::vector<MutableMatrixView> drawn_matrices;
+  std::vector<MutableMatrixView> random_matrices;
   std::optional<std::uint64_t> synthetic_seed;
-  std::once_flag drawn;
+  std::once_flag randomized;
 
   explicit Impl(const Gguf& file)
       : config(checked_config(file)), weights(read_weights(file, config)), file_mapping(file.mapping()) {
@@ -500,21 +500,21 @@ struct Llama::Impl {
     const Eigen::Index q_rows = Eigen::Index{config.num_heads} * config.head_dim;
     const Eigen::Index qkv_rows = q_rows + 2 * Eigen::Index{config.num_kv_heads} * config.head_dim;
     const Eigen::Index feed_forward = config.feed_forward_size;
-    weights.embedding = take(config.vocab_size, hidden);
+    weights.embedding = allocate(config.vocab_size, hidden);
     weights.output_norm = RowVector::Ones(hidden);
-    weights.output = config.tied_output ? weights.embedding : take(config.vocab_size, hidden);
+    weights.output = config.tied_output ? weights.embedding : allocate(config.vocab_size, hidden);
     weights.frequencies = plain_frequencies(config);
     for (int i = 0; i < config.num_layers; ++i) {
       LlamaLayer layer;
       layer.attention_norm = RowVector::Ones(hidden);
-      layer.qkv = take(qkv_rows, hidden);
+      layer.qkv = allocate(qkv_rows, hidden);
       layer.qkv_bias = RowVector::Zero(config.qkv_bias ? qkv_rows : 0);
       layer.q_norm = RowVector::Ones(config.qk_norm ? config.head_dim : 0);
       layer.k_norm = layer.q_norm;
-      layer.output = take(hidden, q_rows);
+      layer.output = allocate(hidden, q_rows);
       layer.feed_forward_norm = RowVector::Ones(hidden);
-      layer.gate_up = take(2 * feed_forward, hidden);
-      layer.down = take(hidden, feed_forward);
+      layer.gate_up = allocate(2 * feed_forward, hidden);
+      layer.down = allocate(hidden, feed_forward);
       weights.layers.push_back(std::move(layer));
     }
   }
@@ -525,25 +525,25 @@ struct Llama::Impl {
     return result;
   }
 
-  WeightMatrix take(Eigen::Index rows, Eigen::Index cols) {
-    const MutableMatrixView floats = arena->take(rows, cols);
-    drawn_matrices.push_back(floats);
+  WeightMatrix allocate(Eigen::Index rows, Eigen::Index cols) {
+    const MutableMatrixView floats = arena->allocate(rows, cols);
+    random_matrices.push_back(floats);
     WeightMatrix matrix;
     matrix.append(MatrixView(floats.data(), rows, cols));
     return matrix;
   }
 
-  void draw(std::uint64_t seed) {
+  void randomize_matrices(std::uint64_t seed) {
     Random random(seed);
-    for (MutableMatrixView& matrix : drawn_matrices) {
+    for (MutableMatrixView& matrix : random_matrices) {
       randomize(random, matrix);
     }
   }
 
   // Called before the weights are read.
-  void draw_if_synthetic() {
+  void randomize_if_synthetic() {
     if (synthetic_seed.has_value()) {
-      std::call_once(drawn, [&] { draw(*synthetic_seed); });
+      std::call_once(randomized, [&] { randomize_matrices(*synthetic_seed); });
     }
   }
 
@@ -567,7 +567,7 @@ Llama::Llama(const Gguf& file) : impl_(std::make_unique<Impl>(file)) {}
 LlamaConfig Llama::read_config(const Gguf& file) { return config_of(file); }
 
 Llama::Llama(const LlamaConfig& config, std::uint64_t seed) : impl_(std::make_unique<Impl>(config)) {
-  impl_->draw(seed);
+  impl_->randomize_matrices(seed);
 }
 
 Llama::Llama(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
@@ -589,7 +589,7 @@ const LlamaConfig& Llama::config() const { return impl_->config; }
 Matrix Llama::forward(std::span<const Token> tokens, std::span<const int> positions,
                       const AttentionFn& attention) const {
   COMMON_CHECK(!tokens.empty() && tokens.size() == positions.size(), "each token needs a position");
-  impl_->draw_if_synthetic();
+  impl_->randomize_if_synthetic();
   const LlamaConfig& config = impl_->config;
   const auto num_tokens = static_cast<Eigen::Index>(tokens.size());
   const Eigen::Index q_cols = Eigen::Index{config.num_heads} * config.head_dim;
@@ -633,7 +633,7 @@ Matrix Llama::forward(std::span<const Token> tokens, std::span<const int> positi
 }
 
 Matrix Llama::logits(const Matrix& hidden) const {
-  impl_->draw_if_synthetic();
+  impl_->randomize_if_synthetic();
   return linear(hidden, impl_->weights.output);
 }
 
@@ -660,7 +660,7 @@ std::int64_t Llama::weight_bytes_per_token() const {
 }
 
 const LlamaWeights& Llama::weights() const {
-  impl_->draw_if_synthetic();
+  impl_->randomize_if_synthetic();
   return impl_->weights;
 }
 

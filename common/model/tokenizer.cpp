@@ -251,7 +251,7 @@ struct Tokenizer::Impl {
 
   bool is_sentence_piece = false;
   PieceRule piece_rule = PieceRule::kDefault;
-  bool add_space_prefix = false;  // SentencePiece: a blank in front of a text, and of what follows a special token
+  bool add_space_prefix = false;  // SentencePiece: adds a blank before a text and after a special token
   bool add_bos = false;
   std::optional<Token> bos;
   std::optional<Token> eos;

@@ -34,6 +34,7 @@
 #include "../kernels/online_softmax.cuh"
 #include "common/cuda/model/scalars.cuh"
 #include "common/cuda/ptx.cuh"
+#include "common/cuda/ring_position.cuh"
 #include "float8.cuh"
 #include "ragged_plan.h"
 
@@ -93,19 +94,6 @@ struct PrefillShared {
   std::uint64_t values_full[Shape::kStages];
   std::uint64_t values_empty[Shape::kStages];
   std::conditional_t<kType == ScalarType::kFloat8, Float8Tiles<kHeadDim>, NoTiles> stored;
-};
-
-// A place in a ring, and how often the ring has been gone round.
-template <int kPlaces>
-struct RingPosition {
-  int place = 0;
-  int parity = 0;  // of the rounds
-  __device__ __forceinline__ void advance() {
-    if (++place == kPlaces) {
-      place = 0;
-      parity ^= 1;
-    }
-  }
 };
 
 // The numbers of named barriers: turns of two warpgroups, threads of one of them, and the producers.
@@ -173,7 +161,7 @@ struct PrefillProducer {
   const int thread = static_cast<int>(threadIdx.x);
   const int lane = thread % 32;
   const int first_piece = thread / 32 * kPieces;  // of this warp
-  RingPosition<Shape::kStages> stage;
+  common::RingPosition<Shape::kStages> stage;
   int stored_parity = 0;  // of float8's tiles
 
   // The next thread block that is free gets the longest task that is left.
@@ -332,7 +320,7 @@ struct PrefillProducer {
   }
 
   __device__ __forceinline__ void run() {
-    RingPosition<Shape::kSlots> slot;
+    common::RingPosition<Shape::kSlots> slot;
     int ticket = take_ticket();
     while (true) {
       PrefillWork& work = shared.work[slot.place];
@@ -378,9 +366,9 @@ struct PrefillRows {
   const PrefillCall& call;
   Shared& shared;
   const int warpgroup;
-  RingPosition<Shape::kStages> keys;    // of the tile whose scores come next
-  RingPosition<Shape::kStages> values;  // of the tile whose V is added next
-  int slot;                             // of the queries
+  common::RingPosition<Shape::kStages> keys;    // of the tile whose scores come next
+  common::RingPosition<Shape::kStages> values;  // of the tile whose V is added next
+  int slot;                                     // of the queries
 
   float output[kHeadDim / 2];
   float scores[kTokens / 2];
@@ -676,7 +664,7 @@ struct PrefillRows {
 // what a step of the ladder makes of it.
 template <typename Rows>
 __device__ __forceinline__ void consume(Rows& rows) {
-  RingPosition<Rows::Shape::kSlots> slot;
+  common::RingPosition<Rows::Shape::kSlots> slot;
   if (rows.warpgroup == 1) {
     rows.pass_turn();
   }

@@ -3,8 +3,10 @@
 #include <algorithm>
 #include <array>
 #include <iostream>
+#include <memory>
 #include <span>
 
+#include "../demo/static_scheduler.h"
 #include "arrivals.h"
 #include "common/app/progress.h"
 #include "common/app/result_file.h"
@@ -57,10 +59,15 @@ std::vector<ArrivingRequest> make_requests(const common::Session& session, const
 Run run_policy(const common::Llama& model, const CompareOptions& options, const ServingPolicy& policy,
                const std::vector<ArrivingRequest>& requests) {
   SchedulerOptions scheduler = options.scheduler;
-  scheduler.static_batches = policy.static_batches;
-  scheduler.reserve_ahead = policy.reserve_ahead;
   scheduler.max_sequences = policy.max_sequences > 0 ? policy.max_sequences : scheduler.max_sequences;
-  const ServerSetup setup(model, options.engine, scheduler, options.virtual_clock);
+  const auto make_scheduler = [&](KvCacheManager& manager, const SchedulerOptions& chosen,
+                                  bool use_prefix_cache) -> std::unique_ptr<Scheduler> {
+    if (policy.static_batches) {
+      return std::make_unique<StaticScheduler>(manager, chosen, use_prefix_cache, policy.reserve_ahead);
+    }
+    return std::make_unique<Scheduler>(manager, chosen, use_prefix_cache);
+  };
+  const ServerSetup setup(model, options.engine, scheduler, options.virtual_clock, make_scheduler);
   Server& server = *setup.server;
   Run run;
   run.slots.name = run.running.name = policy.name;

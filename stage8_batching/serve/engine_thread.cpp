@@ -286,18 +286,6 @@ void EngineThread::make_engine() {
   Server& server = *setup_->server;
   const Usage usage = server.scheduler().manager().usage();
   max_context_ = std::min(setup_->engine->context_length(), usage.total);
-  server.on_token([this](int id, int sample, common::Token token) {
-    const Owner& owner = owners_.at(id);
-    num_generated_ += 1;
-    TokenEvent event{owner.index, sample, token, std::nullopt};
-    const common::Completion& written = setup_->server->output(id).completions[static_cast<std::size_t>(sample)];
-    if (!written.logprobs.empty()) {
-      event.logprobs = written.logprobs.back();
-    }
-    messenger_->add(owner.ticket, [event = std::move(event)](Ticket::State& ticket) mutable {
-      ticket.tokens.push_back(std::move(event));
-    });
-  });
   server.on_step([this](const StepReport& report) {
     report_ = report;
     const std::lock_guard lock(mutex_);
@@ -380,7 +368,18 @@ void EngineThread::submit_all(const std::shared_ptr<Ticket::State>& state,
   const double arrival = setup_->clock->now() - (common::now_seconds() - handed_over);
   std::vector<int> ids;
   for (const GenerationRequest& request : requests) {
-    const int id = server.submit(request, arrival);
+    const auto sink = [this, state, index = static_cast<int>(ids.size())](int id, int sample, common::Token token) {
+      num_generated_ += 1;
+      TokenEvent event{index, sample, token, std::nullopt};
+      const common::Completion& written = setup_->server->output(id).completions[static_cast<std::size_t>(sample)];
+      if (!written.logprobs.empty()) {
+        event.logprobs = written.logprobs.back();
+      }
+      messenger_->add(state, [event = std::move(event)](Ticket::State& ticket) mutable {
+        ticket.tokens.push_back(std::move(event));
+      });
+    };
+    const int id = server.submit(request, sink, arrival);
     owners_[id] = {state, static_cast<int>(ids.size())};
     ids.push_back(id);
   }
@@ -434,7 +433,7 @@ void EngineThread::fail(const std::string& reason) {
 // If the request has ended, tells its ticket.
 void EngineThread::settle(int id, const std::string& error) {
   const auto found = owners_.find(id);
-  if (found == owners_.end() || !setup_->server->output(id).finished) {
+  if (found == owners_.end() || !setup_->server->output(id).finished()) {
     return;
   }
   RequestOutput output = setup_->server->output(id);

@@ -58,7 +58,10 @@ ServingFigures figures_of(const Server& server, const Metrics& metrics) {
   std::vector<double> per_token;
   for (int id = 0; id < server.num_requests(); ++id) {
     const RequestOutput& output = server.output(id);
-    switch (output.finish_reason) {
+    if (!output.finished()) {
+      continue;
+    }
+    switch (*output.finish_reason) {
       case common::FinishReason::kRejected:
         figures.rejected += 1;
         continue;

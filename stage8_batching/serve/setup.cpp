@@ -83,7 +83,7 @@ std::unique_ptr<Engine> make_engine(const common::Llama& model, const EngineOpti
 }  // namespace
 
 ServerSetup::ServerSetup(const common::Llama& model, EngineOptions engine_options, SchedulerOptions scheduler,
-                         bool virtual_clock) {
+                         bool virtual_clock, const MakeScheduler& make_scheduler) {
   engine_options.chunk_size = scheduler.token_budget;
   engine_options.max_sequences = scheduler.max_sequences;
   engine = make_engine(model, engine_options);
@@ -95,7 +95,12 @@ ServerSetup::ServerSetup(const common::Llama& model, EngineOptions engine_option
   } else {
     clock = std::make_unique<RealClock>();
   }
-  server = std::make_unique<Server>(*engine, scheduler, *clock);
+  if (make_scheduler) {
+    server = std::make_unique<Server>(*engine, *clock,
+                                      make_scheduler(engine->manager(), scheduler, engine->options().prefix_cache));
+  } else {
+    server = std::make_unique<Server>(*engine, scheduler, *clock);
+  }
 }
 
 }  // namespace

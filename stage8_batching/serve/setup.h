@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <optional>
 #include <span>
@@ -44,9 +45,14 @@ class ServedModel {
   std::optional<common::Llama> synthetic_;
 };
 
+// Makes a scheduler of another kind than the server's own.
+using MakeScheduler = std::function<std::unique_ptr<Scheduler>(KvCacheManager& manager, const SchedulerOptions& options,
+                                                               bool use_prefix_cache)>;
+
 // A server with an engine whose forward passes are as large as its steps. The clock starts when all is ready.
 struct ServerSetup {
-  ServerSetup(const common::Llama& model, EngineOptions engine_options, SchedulerOptions scheduler, bool virtual_clock);
+  ServerSetup(const common::Llama& model, EngineOptions engine_options, SchedulerOptions scheduler, bool virtual_clock,
+              const MakeScheduler& make_scheduler = nullptr);
 
   std::unique_ptr<Engine> engine;
   std::unique_ptr<Clock> clock;

@@ -35,7 +35,7 @@ void print_float8_speed(const KernelBenchOptions& options, std::ostream& output)
 // For prompts over pages of this type: a row of print_ragged_speed's table or of print_float8_speed's.
 struct Prompts {
   std::string name;
-  std::vector<int> lengths;  // of new tokens
+  std::vector<int> lengths;  // new tokens of each sequence
   HeadShape shape;
   int past = 0;  // tokens of each sequence that are cached already
 };

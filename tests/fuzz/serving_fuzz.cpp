@@ -58,7 +58,7 @@ void run_case(std::uint64_t seed, FuzzCounts& counts) {
   options.scheduler.preemption = static_cast<stage::Preemption>(random.below(3));
   options.scheduler.token_compute_cost = between(random, 1, 3);
   options.scheduler.block_swap_cost = between(random, 1, 9);
-  options.scheduler.static_batches = random.below(10) == 0;
+  options.static_batches = random.below(10) == 0;
   options.scheduler.run_ahead = random.below(2) == 0;
   tests::Serving serving(options);
 
@@ -66,17 +66,17 @@ void run_case(std::uint64_t seed, FuzzCounts& counts) {
   std::set<int> cancelled;
   const int num_tasks = between(random, 3, 12);
   std::vector<int> streamed(static_cast<std::size_t>(num_tasks));
-  serving.server.on_token([&](int id, int, common::Token) { streamed[static_cast<std::size_t>(id)] += 1; });
+  serving.on_token = [&](int id, int, common::Token) { streamed[static_cast<std::size_t>(id)] += 1; };
   while (static_cast<int>(tasks.size()) < num_tasks || !serving.server.is_idle()) {
     if (static_cast<int>(tasks.size()) < num_tasks && (serving.server.is_idle() || random.below(2) == 0)) {
       tasks.push_back(random_task(random, 3));
       counts.add("with several samples", tasks.back().num_samples > 1 ? 1 : 0);
       counts.add("beam searches", tasks.back().beam ? 1 : 0);
-      serving.server.submit(tasks.back());
+      serving.submit(tasks.back());
     }
     if (!tasks.empty() && random.below(40) == 0) {
       const int id = between(random, 0, static_cast<int>(tasks.size()) - 1);
-      if (!serving.server.output(id).finished) {
+      if (!serving.server.output(id).finished()) {
         serving.server.stop(id, common::FinishReason::kCancelled);
         cancelled.insert(id);
       }

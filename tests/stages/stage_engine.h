@@ -97,12 +97,12 @@ class ServedGroup {
       return false;
     }
   }
-  bool finished() const { return output().finished; }
+  bool finished() const { return output().finished(); }
   std::vector<stage::Branch> live() const {
-    for (const stage::SequenceGroup* group : server_.scheduler().running()) {
+    for (const auto& group : server_.scheduler().running()) {
       return group->live();
     }
-    for (const stage::SequenceGroup* group : server_.scheduler().waiting()) {
+    for (const auto& group : server_.scheduler().waiting()) {
       return group->live();
     }
     return {};

@@ -245,7 +245,7 @@ class SlowLlama {
 // What a small file says of itself. The sizes are deliberately no multiples of a vector register's width.
 struct TinyModel {
   std::string architecture = "llama";
-  common::TensorType type = common::TensorType::F32;  // of matrices; the second layer's are of other_type
+  common::TensorType type = common::TensorType::F32;  // the matrices'; other_type is the second layer's
   std::optional<common::TensorType> other_type;
   int vocab_size = 11;
   int hidden_size = 12;
