@@ -4,7 +4,7 @@
 #include <optional>
 
 #include "attention.h"
-#include "common/cuda/model/precision.h"
+#include "common/cuda/precision.h"
 #include "common/cuda/several/all_reduce.h"
 
 namespace stage8 {

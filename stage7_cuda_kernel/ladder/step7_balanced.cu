@@ -19,7 +19,7 @@
 // one head for each thread block where heads are few; cutting heads that need not be cut, since a thread block that
 // ends in another head hands in two results; many small thread blocks where every head is cut, for the number of
 // partial results is what the merge pays for (decode_ring.h has the rule).
-#include "../production/production_kernels.h"
+#include "../production/attention_launches.h"
 #include "ladder_parts.cuh"
 
 namespace stage7 {

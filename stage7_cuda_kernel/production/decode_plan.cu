@@ -3,6 +3,7 @@
 #include "decode_plan.h"
 
 #include "../kernels/checks.h"
+#include "attention_launches.h"
 #include "common/cuda/runtime/launch.h"
 #include "decode_ring.h"
 #include "production_kernels.h"

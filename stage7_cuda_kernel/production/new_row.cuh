@@ -10,10 +10,10 @@
 #include "../kernels/element.h"
 #include "../kernels/kernels.h"
 #include "../kernels/page_layout.h"
+#include "attention_launches.h"
 #include "common/cuda/model/scalars.cuh"
 #include "common/cuda/ptx.cuh"
 #include "float8.cuh"
-#include "production_kernels.h"
 
 namespace stage7 {
 

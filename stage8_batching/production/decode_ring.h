@@ -3,8 +3,8 @@
 
 #include "../kernels/kernels.h"
 #include "../kernels/page_layout.h"
+#include "attention_launches.h"
 #include "common/cuda/runtime/device.h"
-#include "production_kernels.h"
 
 namespace stage8 {
 

@@ -2,6 +2,7 @@
 #include <cmath>
 
 #include "../kernels/checks.h"
+#include "attention_launches.h"
 #include "common/cuda/ptx.cuh"
 #include "common/cuda/runtime/launch.h"
 #include "head_dims.h"

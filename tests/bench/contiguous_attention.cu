@@ -1,6 +1,7 @@
 #include "tests/bench/contiguous_attention.h"
 
 #include "stage7/production/decode_launch.cuh"
+#include "stage7/production/production_kernels.h"
 
 namespace stage7 {
 

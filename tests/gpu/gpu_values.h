@@ -24,6 +24,7 @@
 // clang-format off
 #include GPU_STAGE_HEADER(kernels/kernels.h)
 #ifdef COURSE_PRODUCTION
+#include GPU_STAGE_HEADER(production/attention_launches.h)
 #include GPU_STAGE_HEADER(production/production_kernels.h)
 #endif
 // clang-format on

@@ -8,7 +8,7 @@
 #include <cstdint>
 
 #include "common/cuda/model/fused_linear.h"
-#include "common/cuda/model/precision.h"
+#include "common/cuda/precision.h"
 
 namespace common {
 

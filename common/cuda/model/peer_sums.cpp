@@ -1,4 +1,4 @@
-#include "common/cuda/several/peer_sums.h"
+#include "common/cuda/model/peer_sums.h"
 
 #include <bit>
 #include <cstdint>

@@ -13,7 +13,7 @@
 
 #include "common/cuda/model/fused_linear.h"
 #include "common/cuda/model/llama_kernels.h"
-#include "common/cuda/model/precision.h"
+#include "common/cuda/precision.h"
 #include "common/cuda/runtime/device.h"
 #include "common/cuda/runtime/pinned.h"
 #include "common/cuda/several/communicator.h"

@@ -1,14 +1,15 @@
-#include "production_kernels.h"
-
+// The table's attention: which shapes it serves, and how a step is shared out between the two kinds of attention.
 #include <cstdint>
 
 #include "../kernels/checks.h"
+#include "attention_launches.h"
 #include "common/cuda/runtime/device.h"
 #include "decode_ring.h"
 #include "head_dims.h"
+#include "production_kernels.h"
 #include "ragged_plan.h"
 
-namespace stage7 {
+namespace stage8 {
 namespace {
 
 // `count` of the batch's sequences, from the `first` one on.
