@@ -8,6 +8,7 @@
 #include "common/base/check.h"
 #include "common/base/machine.h"
 #include "common/base/text.h"
+#include "make_runner.h"
 
 namespace stage7 {
 namespace {

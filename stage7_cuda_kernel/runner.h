@@ -3,7 +3,6 @@
 #pragma once
 
 #include <cstdint>
-#include <memory>
 #include <optional>
 #include <span>
 #include <vector>
@@ -11,8 +10,6 @@
 #include "batch.h"
 #include "block_copy.h"
 #include "common/base/tensor.h"
-#include "common/model/llama.h"
-#include "engine_options.h"
 
 namespace stage7 {
 
@@ -56,10 +53,5 @@ class Runner {
   // Measures it. Nothing where it is the host's, as on a CPU.
   virtual std::optional<ReadLimit> read_limit() { return std::nullopt; }
 };
-
-// On a GPU or on the CPU: by request or, with Device::kAuto and a note on stderr, on the CPU if there is no GPU or its
-// kernels do not support the shape. Throws InputError if the options can't be met, or if the memory is too small. The
-// model must outlive the runner.
-std::unique_ptr<Runner> make_runner(const common::Llama& model, const EngineOptions& options);
 
 }  // namespace

@@ -6,6 +6,7 @@
 
 #include "common/base/check.h"
 #include "common/base/text.h"
+#include "make_runner.h"
 
 namespace stage8 {
 namespace {

@@ -3,7 +3,6 @@
 #pragma once
 
 #include <cstdint>
-#include <memory>
 #include <optional>
 #include <span>
 #include <vector>
@@ -12,8 +11,6 @@
 #include "block_copy.h"
 #include "cache_size.h"
 #include "common/base/tensor.h"
-#include "common/model/llama.h"
-#include "engine_options.h"
 
 namespace stage8 {
 
@@ -58,10 +55,5 @@ class Runner {
   // Measures it. Nothing where it is the host's, as on a CPU.
   virtual std::optional<ReadLimit> read_limit() { return std::nullopt; }
 };
-
-// On GPUs or on the CPU: by request or, with Device::kAuto and a note on stderr, on the CPU if there is no GPU or its
-// kernels do not support the shape. Says on stderr how large the cache is if the options do not. Throws InputError if
-// the options can't be met, or if the memory is too small. The model must outlive the runner.
-std::unique_ptr<Runner> make_runner(const common::Llama& model, const EngineOptions& options);
 
 }  // namespace

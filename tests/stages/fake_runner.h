@@ -12,7 +12,7 @@
 
 #include "tests/stages/stage_engine.h"
 
-#include STAGE_HEADER(runner.h)
+#include STAGE_HEADER(make_runner.h)
 
 namespace tests {
 

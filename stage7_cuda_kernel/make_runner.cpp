@@ -1,4 +1,4 @@
-#include "runner.h"
+#include "make_runner.h"
 
 #include <iostream>
 #include <set>
