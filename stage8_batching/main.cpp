@@ -15,14 +15,14 @@
 #include "common/base/check.h"
 #include "common/base/platform.h"
 #include "common/base/text.h"
+#include "common/serving/serve_command.h"
 #include "demo/by_hand.h"
+#include "demo/compare.h"
+#include "demo/engine_adapter.h"
 #include "demo/pictures.h"
 #include "demo/prefix_commands.h"
 #include "demo/sampling_commands.h"
 #include "engine.h"
-#include "serve/compare.h"
-#include "serve/serving.h"
-#include "serve/setup.h"
 
 namespace stage8 {
 namespace {
@@ -210,11 +210,16 @@ int run(int argc, char** argv) {
   add_engine_options(prefix_command, reuse.engine);
   prefix_command.remove("--no-prefix-cache");  // it shows both
   prefix_command.remove("--context-length");
-  ServingOptions serving;
-  serving.http.add_demo_commands = add_demo_commands;
-  common::Command& serve_command = add_serve_command(program, serving);
-  add_engine_options(serve_command, serving.engine, true);
-  add_scheduler_options(serve_command, serving.scheduler, serving.engine);
+  common::ServeOptions serving;
+  EngineOptions served_engine{.num_slots = 0};
+  SchedulerOptions served_scheduler;
+  serving.http.make_demo_pool = demo_pools(add_demo_commands);
+  common::Command& serve_command =
+      add_serve_command(program, serving, [&](const common::Llama& model, const common::EngineDemand& demand) {
+        return make_served_engine(model, served_engine, served_scheduler, demand);
+      });
+  add_engine_options(serve_command, served_engine, true);
+  add_scheduler_options(serve_command, served_scheduler, served_engine);
   CompareOptions comparison;
   common::Command& compare_command = add_compare_command(program, comparison);
   add_engine_options(compare_command, comparison.engine, true);

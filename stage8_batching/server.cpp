@@ -27,6 +27,11 @@ class ScopedFlag {
   bool& flag_;
 };
 
+common::SlotUsage slot_usage(const KvCacheManager& manager) {
+  const Usage usage = manager.usage();
+  return {usage.total, usage.reserved, usage.used, usage.cached};
+}
+
 }  // namespace
 
 Server::Server(Engine& engine, const SchedulerOptions& options, Clock& clock)
@@ -101,7 +106,7 @@ bool Server::step() {
     const ScopedFlag guard(in_step_);
     ScheduledStep scheduled = scheduler_.schedule();
     report_schedule(scheduled);
-    report_.usage = engine_.manager().usage();
+    report_.usage = slot_usage(engine_.manager());
     report_.scheduling_seconds = common::now_seconds() - start;
     if (scheduled.groups.empty()) {
       COMMON_CHECK(in_flight_.has_value(), "sequences that are not the server's hold the cache");
@@ -153,6 +158,13 @@ std::vector<common::Completion> Server::run(std::span<const common::Request> req
     completions.back().error = result.error;
   }
   return completions;
+}
+
+std::vector<common::Counter> Server::counters() const {
+  std::vector<common::Counter> counters = counters_of(totals_);
+  const std::vector<common::Counter> of_engine = engine_.counters();
+  counters.insert(counters.end(), of_engine.begin(), of_engine.end());
+  return counters;
 }
 
 std::string Server::rejection(const GenerationRequest& request) const {
@@ -217,7 +229,7 @@ void Server::compute(std::vector<ScheduledGroup> groups) {
   engine_.commit(step.batch());
   const std::vector<int>& lengths = step.batch().context_lengths;
   report_.num_read = std::accumulate(lengths.begin(), lengths.end(), report_.num_read);
-  report_.usage = engine_.manager().usage();
+  report_.usage = slot_usage(engine_.manager());
   int row = 0;
   for (const ScheduledGroup& scheduled : step.groups()) {
     if (goes_on(scheduled.id)) {

@@ -44,8 +44,8 @@ READING_ORDER = [
     "kv_cache_manager.h", "kv_cache_manager.cpp", "block_copy.h", "kv_cache.h", "kv_cache.cpp", "attention.h",
     "attention.cpp", "engine.h", "engine.cpp", "decoding.h", "decoding.cpp", "prefix_cache.h", "prefix_cache.cpp",
     "gpu_runner.h", "gpu_runner.cpp", "scheduler.h", "scheduler.cpp", "batch.h", "batch.cpp", "async_step.h",
-    "async_step.cpp", "server.h", "server.cpp", "clock.h", "step_report.h", "step_report.cpp", "main.cpp", "demo/",
-    "demo/pictures.h", "demo/pictures.cpp", "serve/", "kernels/page_layout.h", "kernels/kernels.h", "kernels/", "ladder/",
+    "async_step.cpp", "server.h", "server.cpp", "main.cpp", "demo/",
+    "demo/pictures.h", "demo/pictures.cpp", "kernels/page_layout.h", "kernels/kernels.h", "kernels/", "ladder/",
 ]
 NAMESPACE_LINE = re.compile(r"^namespace stage")
 HUNK_HEADER = re.compile(r"^@@ -(\d+)(?:,(\d+))? \+(\d+)(?:,(\d+))? @@ ?(.*)$")

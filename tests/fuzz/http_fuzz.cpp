@@ -113,12 +113,12 @@ void damage(Random& random, std::string& text) {
 
 struct Fixture : ApiFixture {
   Fixture() : ApiFixture({.num_slots = 512}) {
-    stage::HttpOptions options;
+    common::HttpOptions options;
     options.port = 0;
     options.timeout = std::chrono::milliseconds(20);  // most requests are never complete
-    server = std::make_unique<stage::HttpServer>(api, options);
+    server = std::make_unique<common::HttpServer>(api, options);
   }
-  std::unique_ptr<stage::HttpServer> server;
+  std::unique_ptr<common::HttpServer> server;
 };
 
 void run_case(Fixture& fixture, std::uint64_t seed, FuzzCounts& counts) {
@@ -171,7 +171,7 @@ void run_case(Fixture& fixture, std::uint64_t seed, FuzzCounts& counts) {
 }  // namespace
 
 int main(int argc, char** argv) {
-  if (!stage::missing_http_package().empty()) {
+  if (!common::missing_http_package().empty()) {
     std::cout << "built without HTTP: not tested\n";
     constexpr int kSkipped = 77;
     return kSkipped;

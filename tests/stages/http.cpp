@@ -46,17 +46,17 @@ json completion_body(const std::string& prompt, int max_tokens, double temperatu
   return {{"prompt", prompt}, {"max_tokens", max_tokens}, {"temperature", temperature}};
 }
 
-std::string text_of(const stage::ApiReply& reply, std::size_t choice = 0) {
+std::string text_of(const common::ApiReply& reply, std::size_t choice = 0) {
   return json::parse(reply.body)["choices"].at(choice)["text"].get<std::string>();
 }
 
 // Of an error.
-std::string param_of(const stage::ApiReply& reply) {
+std::string param_of(const common::ApiReply& reply) {
   const json param = json::parse(reply.body).at("error").at("param");
   return param.is_null() ? "" : param.get<std::string>();
 }
 
-bool has_header(const stage::ApiReply& reply, const std::string& name) {
+bool has_header(const common::ApiReply& reply, const std::string& name) {
   return std::any_of(reply.headers.begin(), reply.headers.end(),
                      [&](const auto& header) { return header.first == name; });
 }
@@ -69,7 +69,7 @@ double metric(ApiFixture& fixture, const std::string& name) {
 }
 
 json pool_state(ApiFixture& fixture) {
-  const stage::ApiReply reply = fixture.get("/pool/events");
+  const common::ApiReply reply = fixture.get("/pool/events");
   std::string text;
   while (text.empty() && reply.stream->read(text)) {
   }
@@ -80,9 +80,10 @@ json pool_state(ApiFixture& fixture) {
 struct HttpFixture : ApiFixture {
   explicit HttpFixture(const tests::HttpFixtureOptions& options = {}, int max_connections = 64,
                        std::chrono::milliseconds timeout = std::chrono::seconds(1))
-      : ApiFixture(options), server(std::make_unique<stage::HttpServer>(api, http_options(max_connections, timeout))) {}
-  static stage::HttpOptions http_options(int max_connections, std::chrono::milliseconds timeout) {
-    stage::HttpOptions options;
+      : ApiFixture(options),
+        server(std::make_unique<common::HttpServer>(api, http_options(max_connections, timeout))) {}
+  static common::HttpOptions http_options(int max_connections, std::chrono::milliseconds timeout) {
+    common::HttpOptions options;
     options.port = 0;
     options.timeout = timeout;
     options.max_connections = max_connections;
@@ -95,7 +96,7 @@ struct HttpFixture : ApiFixture {
   }
   bool is_alive() const { return ask(http_get("/health")).status == 200; }
 
-  std::unique_ptr<stage::HttpServer> server;
+  std::unique_ptr<common::HttpServer> server;
 };
 
 // Slots of a pool of 3 GiB, which takes address space and hardly any memory.
@@ -128,7 +129,7 @@ class TooLittleMemory {
 };
 
 bool has_http() {
-  if (!stage::missing_http_package().empty()) {
+  if (!common::missing_http_package().empty()) {
     WARN("built without HTTP: not tested");
     return false;
   }
@@ -156,7 +157,7 @@ TEST_CASE("clients at the same time each get the text of a lone run, at once or 
       body["top_p"] = 0.9F;
       body["seed"] = i;
       body["stream"] = i % 2 == 1;
-      const stage::ApiReply reply = fixture.post("/v1/completions", body);
+      const common::ApiReply reply = fixture.post("/v1/completions", body);
       actual[i] = reply.stream ? streamed_text(read_all(*reply.stream)) : text_of(reply);
     });
   }
@@ -170,8 +171,7 @@ TEST_CASE("clients at the same time each get the text of a lone run, at once or 
 TEST_CASE("each ticket is told all tokens of its samples, in order, and its end after them") {
   constexpr std::size_t kTickets = 64;
   constexpr int kTokens = 12;
-  stage::EngineThread engine(tests::default_session().model,
-                             ApiFixture::engine_options({.num_slots = 4096, .token_budget = 256, .paused = true}));
+  common::EngineThread engine(ApiFixture::engines({.num_slots = 4096, .token_budget = 256}), {.paused = true});
   std::vector<std::thread> clients;
   std::array<std::string, kTickets> problems;
   for (std::size_t i = 0; i < kTickets; ++i) {
@@ -181,22 +181,22 @@ TEST_CASE("each ticket is told all tokens of its samples, in order, and its end 
       request.max_new_tokens = kTokens;
       request.sampling.temperature = 1.0F;
       request.sampling.seed = i;
-      stage::EngineThread::Refusal refusal = stage::EngineThread::Refusal::kNone;
+      common::EngineThread::Refusal refusal = common::EngineThread::Refusal::kNone;
       const auto ticket = engine.submit({{request, 2}}, refusal);
       std::array<std::vector<common::Token>, 2> tokens;
       while (!ticket->has_ended()) {
-        for (const stage::TokenEvent& event : ticket->wait(std::chrono::milliseconds(100))) {
+        for (const common::TokenEvent& event : ticket->wait(std::chrono::milliseconds(100))) {
           tokens.at(static_cast<std::size_t>(event.sample)).push_back(event.token);
         }
       }
       for (std::size_t sample = 0; sample < 2; ++sample) {
-        if (tokens[sample].size() != kTokens || tokens[sample] != ticket->output(0).completions[sample].tokens) {
+        if (tokens[sample].size() != kTokens || tokens[sample] != ticket->result(0).completions[sample].tokens) {
           problems[i] = "not the tokens of sample " + std::to_string(sample);
         }
       }
     });
   }
-  CHECK(ApiFixture::wait_for([&] { return engine.statistics().num_waiting == static_cast<int>(kTickets); }));
+  CHECK(ApiFixture::wait_for([&] { return engine.state().num_waiting() == static_cast<int>(kTickets); }));
   engine.run();
   for (std::thread& client : clients) {
     client.join();
@@ -212,7 +212,7 @@ TEST_CASE("several texts of a prompt, several prompts, beams, and the same seed 
   json body = completion_body(kPrompts[0], 12, 1.0);
   body["seed"] = 5;
   body["n"] = 3;
-  const stage::ApiReply several = fixture.post("/v1/completions", body);
+  const common::ApiReply several = fixture.post("/v1/completions", body);
   for (int i = 0; i < 3; ++i) {
     CHECK(text_of(several, static_cast<std::size_t>(i)) == text_alone(kPrompts[0], 12, sampling, i));
   }
@@ -227,14 +227,14 @@ TEST_CASE("several texts of a prompt, several prompts, beams, and the same seed 
   CHECK(parsed[parsed.size() - 2]["usage"]["completion_tokens"] == 36);
 
   const json prompts = {{"prompt", {kPrompts[0], kPrompts[1]}}, {"max_tokens", 8}, {"temperature", 0}};
-  const stage::ApiReply both = fixture.post("/v1/completions", prompts);
+  const common::ApiReply both = fixture.post("/v1/completions", prompts);
   CHECK(text_of(both, 0) == text_alone(kPrompts[0], 8, {}));
   CHECK(text_of(both, 1) == text_alone(kPrompts[1], 8, {}));
 
   json beams = completion_body(kPrompts[2], 6);
   beams["n"] = 3;
   beams["use_beam_search"] = true;
-  const stage::ApiReply searched = fixture.post("/v1/completions", beams);
+  const common::ApiReply searched = fixture.post("/v1/completions", beams);
   REQUIRE(json::parse(searched.body)["choices"].size() == 3);
   beams["stream"] = true;
   CHECK(streamed_text(read_all(*fixture.post("/v1/completions", beams).stream), 2) == text_of(searched, 2));
@@ -250,7 +250,7 @@ TEST_CASE("stop strings end a text where they begin, streamed or not") {
   const std::string whole = text_alone(kPrompts[0], 40, {});
   const std::string stop = whole.substr(20, 5);  // from the middle of one word to that of another
   body["stop"] = {"never", stop};
-  const stage::ApiReply reply = fixture.post("/v1/completions", body);
+  const common::ApiReply reply = fixture.post("/v1/completions", body);
   CHECK(text_of(reply) == whole.substr(0, whole.find(stop)));
   CHECK(json::parse(reply.body)["choices"][0]["finish_reason"] == "stop");
   body["stream"] = true;
@@ -388,7 +388,7 @@ TEST_CASE("what is wrong with a request is said in OpenAI's shape, with the fiel
   };
   for (const auto& [body, status, param] : cases) {
     INFO(body.dump().substr(0, 200));
-    const stage::ApiReply reply = fixture.post("/v1/completions", body);
+    const common::ApiReply reply = fixture.post("/v1/completions", body);
     CHECK(reply.status == status);
     CHECK(param_of(reply) == param);
     const std::string message = json::parse(reply.body)["error"]["message"];
@@ -401,7 +401,7 @@ TEST_CASE("what is wrong with a request is said in OpenAI's shape, with the fiel
                                json::parse(R"([{"role": "user"}])"), json::parse(R"(["x"])"),
                                json::parse(R"([{"role": "user", "content": [{"type": "image_url"}]}])")}) {
     INFO(messages.dump());
-    const stage::ApiReply reply = fixture.post("/v1/chat/completions", {{"messages", messages}});
+    const common::ApiReply reply = fixture.post("/v1/chat/completions", {{"messages", messages}});
     CHECK(reply.status == 400);
     CHECK(param_of(reply) == "messages");
   }
@@ -429,18 +429,19 @@ TEST_CASE("what is wrong with a request is said in OpenAI's shape, with the fiel
       {"/pool/restart", {{"slotz", 64}}, "slotz"}};
   for (const auto& [path, body, param] : others) {
     INFO(path << " " << body.dump());
-    const stage::ApiReply reply = fixture.post(path, body);
+    const common::ApiReply reply = fixture.post(path, body);
     CHECK(reply.status == 400);
     CHECK(param_of(reply) == param);
   }
   CHECK(fixture.post("/v1/chat/completions", chat).status == 200);
-  stage::ApiRequest wrong_type{.method = "POST", .path = "/v1/completions", .body = "{}", .content_type = "text/plain"};
+  common::ApiRequest wrong_type{
+      .method = "POST", .path = "/v1/completions", .body = "{}", .content_type = "text/plain"};
   CHECK(fixture.api.handle(wrong_type, [] { return false; }).status == 415);
-  stage::ApiRequest foreign{.method = "POST",
-                            .path = "/pool/pause",
-                            .content_type = "application/json",
-                            .origin = "https://example.org",
-                            .host = "localhost:8080"};
+  common::ApiRequest foreign{.method = "POST",
+                             .path = "/pool/pause",
+                             .content_type = "application/json",
+                             .origin = "https://example.org",
+                             .host = "localhost:8080"};
   CHECK(fixture.api.handle(foreign, [] { return false; }).status == 403);
   CHECK_FALSE(fixture.engine.is_paused());
   CHECK(fixture.get("/v1/completions").status == 405);
@@ -453,7 +454,7 @@ TEST_CASE("with an API key, requests without it are refused") {
   for (const auto& [authorization, status] :
        {std::pair("", 401), std::pair("Bearer wrong", 401), std::pair("secret", 401), std::pair("Bearer secre", 401),
         std::pair("Bearer secret", 200)}) {
-    const stage::ApiRequest request{.method = "GET", .path = "/v1/models", .authorization = authorization};
+    const common::ApiRequest request{.method = "GET", .path = "/v1/models", .authorization = authorization};
     CHECK(fixture.api.handle(request, [] { return false; }).status == status);
   }
   CHECK(fixture.post("/pool/pause", json::object()).status == 401);
@@ -462,7 +463,7 @@ TEST_CASE("with an API key, requests without it are refused") {
 
 TEST_CASE("without a key, an address of this machine alone answers to this machine's own names alone") {
   const auto status_of = [](ApiFixture& fixture, const std::string& host, bool is_on_loopback = true) {
-    const stage::ApiRequest request{
+    const common::ApiRequest request{
         .method = "GET", .path = "/metrics", .host = host, .is_on_loopback = is_on_loopback};
     return fixture.api.handle(request, [] { return false; }).status;
   };
@@ -486,9 +487,9 @@ TEST_CASE("a full queue answers 429 and loses nothing") {
   ApiFixture fixture({.max_queue = 2, .paused = true});
   json body = completion_body(kPrompts[0], 4);
   body["stream"] = true;
-  const stage::ApiReply first = fixture.post("/v1/completions", body);
-  const stage::ApiReply second = fixture.post("/v1/completions", body);
-  const stage::ApiReply third = fixture.post("/v1/completions", body);
+  const common::ApiReply first = fixture.post("/v1/completions", body);
+  const common::ApiReply second = fixture.post("/v1/completions", body);
+  const common::ApiReply third = fixture.post("/v1/completions", body);
   CHECK(third.status == 429);
   CHECK(has_header(third, "Retry-After"));
   CHECK(json::parse(third.body)["error"]["type"] == "rate_limit_error");
@@ -503,48 +504,48 @@ TEST_CASE("a client that goes in mid-stream frees its blocks without another ste
   ApiFixture fixture({.num_slots = 256, .paused = true});
   json body = completion_body(kPrompts[0], 40);
   body["stream"] = true;
-  stage::ApiReply gone = fixture.post("/v1/completions", body);
+  common::ApiReply gone = fixture.post("/v1/completions", body);
   body["prompt"] = kPrompts[1];
-  const stage::ApiReply stays = fixture.post("/v1/completions", body);
+  const common::ApiReply stays = fixture.post("/v1/completions", body);
   for (int i = 0; i < 3; ++i) {
     fixture.engine.step();
   }
-  REQUIRE(ApiFixture::wait_for([&] { return fixture.engine.statistics().steps == 3; }));
-  CHECK(fixture.engine.statistics().num_running == 2);
+  REQUIRE(ApiFixture::wait_for([&] { return fixture.engine.state().tally.steps.steps == 3; }));
+  CHECK(fixture.engine.state().status.num_running == 2);
   gone.stream.reset();
-  CHECK(ApiFixture::wait_for([&] { return fixture.engine.statistics().num_running == 1; }));
-  CHECK(fixture.engine.statistics().steps == 3);
+  CHECK(ApiFixture::wait_for([&] { return fixture.engine.state().status.num_running == 1; }));
+  CHECK(fixture.engine.state().tally.steps.steps == 3);
   fixture.engine.run();
   CHECK(streamed_text(read_all(*stays.stream)) == text_alone(kPrompts[1], 40, {}));
   CHECK(ApiFixture::wait_for([&] { return fixture.is_pool_empty(); }));
-  CHECK(fixture.engine.statistics().ended[static_cast<std::size_t>(common::FinishReason::kCancelled)] == 1);
+  CHECK(fixture.engine.state().tally.num_ended(common::FinishReason::kCancelled) == 1);
 }
 
 TEST_CASE("a client that asked for a whole reply and has gone is not computed for") {
   ApiFixture fixture({.paused = true});
-  const stage::ApiRequest request{.method = "POST",
-                                  .path = "/v1/completions",
-                                  .body = completion_body(kPrompts[0], 40).dump(),
-                                  .content_type = "application/json"};
+  const common::ApiRequest request{.method = "POST",
+                                   .path = "/v1/completions",
+                                   .body = completion_body(kPrompts[0], 40).dump(),
+                                   .content_type = "application/json"};
   fixture.api.handle(request, [] { return true; });
-  CHECK(ApiFixture::wait_for([&] { return fixture.engine.statistics().num_waiting == 0; }));
-  CHECK(fixture.engine.statistics().steps == 0);
+  CHECK(ApiFixture::wait_for([&] { return fixture.engine.state().num_waiting() == 0; }));
+  CHECK(fixture.engine.state().tally.steps.steps == 0);
 }
 
 TEST_CASE("draining refuses what is new and serves what has come, even if paused") {
   ApiFixture fixture({.paused = true});
   json body = completion_body(kPrompts[0], 6);
   body["stream"] = true;
-  const stage::ApiReply before = fixture.post("/v1/completions", body);
+  const common::ApiReply before = fixture.post("/v1/completions", body);
   CHECK_FALSE(fixture.engine.drained());
   fixture.engine.drain();
-  const stage::ApiReply after = fixture.post("/v1/completions", body);
+  const common::ApiReply after = fixture.post("/v1/completions", body);
   CHECK(after.status == 503);
   CHECK(has_header(after, "Retry-After"));
   CHECK(fixture.get("/health").status == 503);
   CHECK(streamed_text(read_all(*before.stream)) == text_alone(kPrompts[0], 6, {}));
   CHECK(ApiFixture::wait_for([&] { return fixture.engine.drained(); }));
-  const stage::ApiReply watched = fixture.get("/pool/events");
+  const common::ApiReply watched = fixture.get("/pool/events");
   std::string ignored;
   CHECK_FALSE(watched.stream->read(ignored));
 }
@@ -581,14 +582,14 @@ TEST_CASE("the pool's state shows blocks, owners and texts, step by step") {
   json body = completion_body(kPrompts[0], 8, 1.0);
   body["stream"] = true;
   body["n"] = 2;
-  const stage::ApiReply reply = fixture.post("/v1/completions", body);
+  const common::ApiReply reply = fixture.post("/v1/completions", body);
   json state = pool_state(fixture);
   CHECK(state["paused"] == true);
   CHECK(state["num_waiting"] == 1);
   CHECK(state["blocks"]["total"] == 16);
   CHECK(std::count(state["blocks"]["owner"].begin(), state["blocks"]["owner"].end(), json(-1)) == 16);
   fixture.engine.step();
-  REQUIRE(ApiFixture::wait_for([&] { return fixture.engine.statistics().steps == 1; }));
+  REQUIRE(ApiFixture::wait_for([&] { return fixture.engine.state().tally.steps.steps == 1; }));
   state = pool_state(fixture);
   CHECK(state["num_running"] == 1);
   CHECK(state["running"][0]["texts"].size() == 2);
@@ -596,7 +597,7 @@ TEST_CASE("the pool's state shows blocks, owners and texts, step by step") {
   // Six tokens: two blocks, which both samples own.
   CHECK(std::count(state["blocks"]["owners"].begin(), state["blocks"]["owners"].end(), json(2)) == 2);
   fixture.engine.step();
-  REQUIRE(ApiFixture::wait_for([&] { return fixture.engine.statistics().steps == 2; }));
+  REQUIRE(ApiFixture::wait_for([&] { return fixture.engine.state().tally.steps.steps == 2; }));
   state = pool_state(fixture);
   CHECK(state["counters"]["copied"] == 1);  // the half-filled block, when the first of them wrote
   fixture.engine.run();
@@ -607,7 +608,7 @@ TEST_CASE("the pool can be made anew, and what was in it is told so") {
   ApiFixture fixture({.num_slots = 64, .paused = true});
   json body = completion_body(kPrompts[0], 8);
   body["stream"] = true;
-  const stage::ApiReply reply = fixture.post("/v1/completions", body);
+  const common::ApiReply reply = fixture.post("/v1/completions", body);
   CHECK(fixture.post("/pool/restart", {{"slots", 128}, {"block_size", 8}, {"budget", 32}}).status == 200);
   CHECK(fixture.engine.sizes().num_slots == 128);
   const std::string events = read_all(*reply.stream);
@@ -633,12 +634,12 @@ TEST_CASE("a pool that can't be made again leaves a server that says so, and is 
     if (!limit.is_set()) {
       return;
     }
-    const stage::ApiReply failed = fixture.post("/pool/restart", {{"slots", 2 * kLargePool}});
+    const common::ApiReply failed = fixture.post("/pool/restart", {{"slots", 2 * kLargePool}});
     CHECK(failed.status == 400);
     CHECK(json::parse(failed.body)["error"]["message"] ==
           "this pool can't be made: not enough memory; nor can the one before be made again: not enough memory");
   }
-  for (const stage::ApiReply& reply :
+  for (const common::ApiReply& reply :
        {fixture.get("/health"), fixture.post("/v1/completions", completion_body(kPrompts[0], 2))}) {
     CHECK(reply.status == 503);
     CHECK(reply.body.find("not enough memory") != std::string::npos);
@@ -660,14 +661,13 @@ TEST_CASE("requests that come while the pool can't be made again are told so, an
   }
   std::atomic<bool> is_held = false;
   std::atomic<bool> is_waiting = false;
-  stage::EngineThread engine(tests::default_session().model,
-                             ApiFixture::engine_options({.num_slots = kLargePool, .block_size = 16}),
-                             [&](const stage::EngineNews&) {
-                               while (is_held) {
-                                 is_waiting = true;
-                                 std::this_thread::sleep_for(std::chrono::milliseconds(1));
-                               }
-                             });
+  common::EngineThread engine(ApiFixture::engines({.num_slots = kLargePool, .block_size = 16}), {},
+                              [&](const common::EngineNews&) {
+                                while (is_held) {
+                                  is_waiting = true;
+                                  std::this_thread::sleep_for(std::chrono::milliseconds(1));
+                                }
+                              });
   is_held = true;
   engine.refresh();  // takes the engine's thread to the callback
   REQUIRE(ApiFixture::wait_for([&] { return is_waiting.load(); }));
@@ -683,7 +683,7 @@ TEST_CASE("requests that come while the pool can't be made again are told so, an
   common::Request request;
   request.prompt = tests::default_session().tokenizer.encode_prompt(kPrompts[0]);
   request.max_new_tokens = 2;
-  stage::EngineThread::Refusal refusal = stage::EngineThread::Refusal::kNone;
+  common::EngineThread::Refusal refusal = common::EngineThread::Refusal::kNone;
   const auto ticket = engine.submit({{request, 1}, {request, 1}}, refusal);
   REQUIRE(ticket != nullptr);
   const TooLittleMemory limit;
@@ -695,8 +695,8 @@ TEST_CASE("requests that come while the pool can't be made again are told so, an
   CHECK(is_refused);
   CHECK(ApiFixture::wait_for([&] { return ticket->has_ended(); }));
   CHECK(ticket->is_submitted(std::chrono::milliseconds(0)));
-  CHECK(ticket->output(1).finish_reason == common::FinishReason::kCancelled);
-  CHECK(ticket->output(1).error == engine.failure());
+  CHECK(ticket->result(1).finish_reason == common::FinishReason::kCancelled);
+  CHECK(ticket->result(1).error == engine.failure());
   CHECK(engine.drained());
 }
 
@@ -731,7 +731,7 @@ TEST_CASE("a client that pauses a server that is ending does not keep it from it
     common::Request request;
     request.prompt = tests::default_session().tokenizer.encode_prompt(kPrompts[0]);
     request.max_new_tokens = 200;
-    stage::EngineThread::Refusal refusal = stage::EngineThread::Refusal::kNone;
+    common::EngineThread::Refusal refusal = common::EngineThread::Refusal::kNone;
     const auto ticket = fixture.engine.submit({{request, 1}}, refusal);
     fixture.engine.drain();
     CHECK(fixture.post(path, json::object()).status == 200);
@@ -740,10 +740,10 @@ TEST_CASE("a client that pauses a server that is ending does not keep it from it
 }
 
 TEST_CASE("random weights are served over HTTP too: their tokens are written as numbers") {
-  const stage::ServedModel model(tests::default_session(), "tales-5m");
-  stage::PoolView view(nullptr);
-  stage::EngineThread engine(model.get(), ApiFixture::engine_options({}));
-  stage::Api api(model, engine, view, {model.name(), {}, ApiFixture::add_demo_commands});
+  const common::ServedModel model(tests::default_session(), "tales-5m");
+  common::PoolView view(nullptr);
+  common::EngineThread engine(ApiFixture::engines({}, model.get()), {});
+  common::Api api(model, engine, view, {model.name(), {}, stage::demo_pools(ApiFixture::add_demo_commands)});
   const json body = {{"prompt", {11, 12, 13}}, {"max_tokens", 4}, {"temperature", 0}, {"ignore_eos", true}};
   const auto post = [&](const json& document) {
     return api.handle(
@@ -756,7 +756,7 @@ TEST_CASE("random weights are served over HTTP too: their tokens are written as 
   CHECK(text.find_first_not_of(" 0123456789") == std::string::npos);
   json streamed = body;
   streamed["stream"] = true;
-  const stage::ApiReply reply = post(streamed);
+  const common::ApiReply reply = post(streamed);
   CHECK(streamed_text(tests::read_all(*reply.stream)) == text);
   CHECK(tests::default_model().decode(std::vector<common::Token>{11}) ==
         tests::default_session().tokenizer.decode(std::vector<common::Token>{11}));
@@ -787,9 +787,9 @@ TEST_CASE("HTTP: requests, a connection that is kept, and what is too large") {
   CHECK(fixture.ask(http_get("/" + std::string(5000, 'x'))).status == 404);
   CHECK(fixture.ask(http_get("/metrics")).status == 200);
   CHECK(fixture.is_alive());
-  CHECK_THROWS_AS(stage::parse_address("localhost"), common::InputError);
-  CHECK_THROWS_AS(stage::parse_address("localhost:99999"), common::InputError);
-  CHECK(stage::parse_address("[::1]:80").host == "::1");
+  CHECK_THROWS_AS(common::parse_address("localhost"), common::InputError);
+  CHECK_THROWS_AS(common::parse_address("localhost:99999"), common::InputError);
+  CHECK(common::parse_address("[::1]:80").host == "::1");
 }
 
 TEST_CASE("HTTP: a page under a name that was pointed at this machine is refused") {
@@ -808,9 +808,9 @@ TEST_CASE("HTTP: a page under a name that was pointed at this machine is refused
   }
   // Another address: as before.
   ApiFixture open;
-  stage::HttpOptions options = HttpFixture::http_options(8, std::chrono::seconds(1));
+  common::HttpOptions options = HttpFixture::http_options(8, std::chrono::seconds(1));
   options.host = "0.0.0.0";
-  const stage::HttpServer server(open.api, options);
+  const common::HttpServer server(open.api, options);
   HttpConnection connection(server.port());
   connection.send("GET /v1/models HTTP/1.1\r\nHost: example.org\r\n\r\n");
   CHECK(read_reply(connection).status == 200);
@@ -824,10 +824,11 @@ TEST_CASE("HTTP: a reply that can't be written ends alone, and not the program")
   common::LlamaConfig config = tests::default_session().model.config();
   config.vocab_size *= 8;
   const common::Llama other = common::Llama::synthetic(config, 1);
-  stage::PoolView view(nullptr);
-  stage::EngineThread engine(other, ApiFixture::engine_options({}));
-  stage::Api api(tests::default_model(), engine, view, {"tales-5m", {}, ApiFixture::add_demo_commands});
-  const stage::HttpServer server(api, HttpFixture::http_options(8, std::chrono::seconds(1)));
+  common::PoolView view(nullptr);
+  common::EngineThread engine(ApiFixture::engines({}, other), {});
+  common::Api api(tests::default_model(), engine, view,
+                  {"tales-5m", {}, stage::demo_pools(ApiFixture::add_demo_commands)});
+  const common::HttpServer server(api, HttpFixture::http_options(8, std::chrono::seconds(1)));
   json body = completion_body(kPrompts[0], 32);
   body["ignore_eos"] = true;
   for (const bool is_streamed : {true, false}) {
@@ -853,9 +854,9 @@ TEST_CASE("HTTP: clients that hang up are not computed for") {
     body["stream"] = is_streamed;
     HttpConnection connection(fixture.server->port());
     connection.send(http_post("/v1/completions", body.dump()));
-    REQUIRE(ApiFixture::wait_for([&] { return fixture.engine.statistics().num_waiting == 1; }));
+    REQUIRE(ApiFixture::wait_for([&] { return fixture.engine.state().num_waiting() == 1; }));
     connection.close();
-    CHECK(ApiFixture::wait_for([&] { return fixture.engine.statistics().num_waiting == 0; }));
+    CHECK(ApiFixture::wait_for([&] { return fixture.engine.state().num_waiting() == 0; }));
   }
   fixture.engine.run();
   json body = completion_body(kPrompts[0], 900);
@@ -865,9 +866,7 @@ TEST_CASE("HTTP: clients that hang up are not computed for") {
   connection.send(http_post("/v1/completions", body.dump()));
   connection.read_until("data: ");
   connection.close();
-  const auto num_cancelled = [&] {
-    return fixture.engine.statistics().ended[static_cast<std::size_t>(common::FinishReason::kCancelled)];
-  };
+  const auto num_cancelled = [&] { return fixture.engine.state().tally.num_ended(common::FinishReason::kCancelled); };
   CHECK(ApiFixture::wait_for([&] { return num_cancelled() == 3 && fixture.is_pool_empty(); }));
 }
 
@@ -883,7 +882,7 @@ TEST_CASE("HTTP: a client that does not read is cut off, and nothing waits for i
   body["logprobs"] = 20;  // some megabytes in all, more than the system keeps for a reader
   HttpConnection connection(fixture.server->port(), 4096);
   connection.send(http_post("/v1/completions", body.dump()));
-  REQUIRE(ApiFixture::wait_for([&] { return fixture.engine.statistics().num_running == 1; }));
+  REQUIRE(ApiFixture::wait_for([&] { return fixture.engine.state().status.num_running == 1; }));
   CHECK(fixture.ask(http_post("/v1/completions", completion_body(kPrompts[1], 4).dump())).status == 200);
   CHECK(ApiFixture::wait_for([&] { return fixture.engine.drained() && fixture.is_pool_empty(); }));
   std::this_thread::sleep_for(std::chrono::milliseconds(1500));  // longer than the time-out
@@ -907,7 +906,7 @@ TEST_CASE("HTTP: a client that drips its request is cut off, in the headers, the
     }
     return std::chrono::steady_clock::now() - start;
   };
-  const auto limit = stage::kWholeRequest * kTimeout;
+  const auto limit = common::kWholeRequest * kTimeout;
   HttpConnection in_headers(fixture.server->port());
   in_headers.send(head + "X-Slow: ");
   HttpConnection in_body(fixture.server->port());
@@ -939,7 +938,7 @@ TEST_CASE("HTTP: a reply that takes longer than a request may is not cut off") {
     body["stream"] = is_streamed;
     HttpConnection connection(fixture.server->port());
     connection.send(http_post("/v1/completions", body.dump()));
-    std::this_thread::sleep_for((stage::kWholeRequest + 2) * kTimeout);
+    std::this_thread::sleep_for((common::kWholeRequest + 2) * kTimeout);
     fixture.engine.run();
     CHECK(read_reply(connection).body.find("text") != std::string::npos);
     fixture.engine.pause();

@@ -12,15 +12,16 @@
 #include "common/app/cli.h"
 #include "common/model/default_model.h"
 #include "common/model/gguf.h"
+#include "common/serving/api.h"
+#include "common/serving/engine_thread.h"
+#include "common/serving/http_server.h"
+#include "common/serving/pool_view.h"
+#include "common/serving/served_model.h"
 #include "tests/support/stage_api.h"
 
 // Not formatted: spaces around the slash would become part of the path.
 // clang-format off
-#include STAGE_HEADER(serve/api.h)
-#include STAGE_HEADER(serve/engine_thread.h)
-#include STAGE_HEADER(serve/http_server.h)
-#include STAGE_HEADER(serve/pool_view.h)
-#include STAGE_HEADER(serve/setup.h)
+#include STAGE_HEADER(demo/engine_adapter.h)
 // clang-format on
 
 namespace tests {
@@ -39,8 +40,8 @@ inline const common::Session& default_session() {
   return session;
 }
 
-inline const stage::ServedModel& default_model() {
-  static const stage::ServedModel model(default_session(), "");
+inline const common::ServedModel& default_model() {
+  static const common::ServedModel model(default_session(), "");
   return model;
 }
 
@@ -57,19 +58,21 @@ struct HttpFixtureOptions {
 struct ApiFixture {
   explicit ApiFixture(const HttpFixtureOptions& options = {})
       : view(&default_session().tokenizer),
-        engine(default_session().model, engine_options(options),
-               [this](const stage::EngineNews& news) { view.update(news); }),
-        api(default_model(), engine, view, {"tales-5m", options.api_key, add_demo_commands}) {}
+        engine(engines(options), {options.max_queue, options.paused},
+               [this](const common::EngineNews& news) { view.update(news); }),
+        api(default_model(), engine, view, {"tales-5m", options.api_key, stage::demo_pools(add_demo_commands)}) {}
 
-  static stage::EngineThreadOptions engine_options(const HttpFixtureOptions& options) {
-    stage::EngineThreadOptions result;
-    result.engine.num_slots = options.num_slots;
-    result.engine.block_size = options.block_size;
-    result.engine.gpu.device = stage::Device::kCpu;
-    result.scheduler.token_budget = options.token_budget;
-    result.max_queue = options.max_queue;
-    result.paused = options.paused;
-    return result;
+  static common::MakeEngine engines(const HttpFixtureOptions& options,
+                                    const common::Llama& model = default_session().model) {
+    return [options, &model](const common::EngineDemand& demand) {
+      stage::EngineOptions engine;
+      engine.num_slots = options.num_slots;
+      engine.block_size = options.block_size;
+      engine.gpu.device = stage::Device::kCpu;
+      stage::SchedulerOptions scheduler;
+      scheduler.token_budget = options.token_budget;
+      return stage::make_served_engine(model, engine, scheduler, demand);
+    };
   }
 
   // The commands that the tests use, of those that the program has.
@@ -79,11 +82,11 @@ struct ApiFixture {
     });
   }
 
-  stage::ApiReply post(const std::string& path, const nlohmann::json& body) {
+  common::ApiReply post(const std::string& path, const nlohmann::json& body) {
     return api.handle({.method = "POST", .path = path, .body = body.dump(), .content_type = "application/json"},
                       [] { return false; });
   }
-  stage::ApiReply get(const std::string& path) {
+  common::ApiReply get(const std::string& path) {
     return api.handle({.method = "GET", .path = path}, [] { return false; });
   }
   // Waits for a condition that another thread brings about. False: it took too long.
@@ -97,15 +100,15 @@ struct ApiFixture {
     }
     return false;
   }
-  bool is_pool_empty() const { return engine.statistics().cache_usage == 0.0; }
+  bool is_pool_empty() const { return engine.state().cache_usage() == 0.0; }
 
-  stage::PoolView view;
-  stage::EngineThread engine;
-  stage::Api api;
+  common::PoolView view;
+  common::EngineThread engine;
+  common::Api api;
 };
 
 // All that a stream has to say.
-inline std::string read_all(stage::ReplyBody& stream) {
+inline std::string read_all(common::ReplyBody& stream) {
   std::string text;
   while (stream.read(text)) {
   }

@@ -16,7 +16,6 @@
 #include STAGE_HEADER(decoding.h)
 #endif
 #if STAGE_NUMBER >= 8
-#include STAGE_HEADER(clock.h)
 #include STAGE_HEADER(server.h)
 #endif
 
