@@ -28,9 +28,6 @@ function(add_stage folder)
 
   file(GLOB sources CONFIGURE_DEPENDS ${directory}/*.cpp ${directory}/demo/*.cpp ${directory}/serve/*.cpp)
   list(FILTER sources EXCLUDE REGEX "/main\\.cpp$")
-  if(COURSE_HTTPLIB_LINKS)
-    list(FILTER sources EXCLUDE REGEX "/serve/http_server\\.cpp$")  # below
-  endif()
   set(kernels "")
   if(TARGET course_cuda)
     # Everything in this folder needs CUDA, .cpp files too.
@@ -43,14 +40,6 @@ function(add_stage folder)
   course_precompile_eigen(${stage}_lib)
   if(EXISTS ${directory}/serve/page.html)  # page.cpp includes it through the assembler, which no dependency scan sees
     set_source_files_properties(${directory}/serve/page.cpp PROPERTIES OBJECT_DEPENDS ${directory}/serve/page.html)
-  endif()
-  if(EXISTS ${directory}/serve/http_server.cpp AND COURSE_HTTPLIB_LINKS)
-    # What the library asks of a compiler goes to this file alone.
-    add_library(${stage}_http OBJECT ${directory}/serve/http_server.cpp)
-    target_compile_definitions(${stage}_http PRIVATE COURSE_HTTPLIB)
-    target_link_libraries(${stage}_http PRIVATE common course_httplib course_warnings)
-    target_sources(${stage}_lib PRIVATE $<TARGET_OBJECTS:${stage}_http>)
-    target_link_libraries(${stage}_lib PRIVATE $<LINK_ONLY:course_httplib>)
   endif()
   if(kernels)
     target_link_libraries(${stage}_lib PUBLIC course_cuda)

@@ -86,24 +86,28 @@ class EngineThread::Messenger {
       }
       messages.swap(sent_);
       lock.unlock();
-      deliver(messages);
+      for (auto message = messages.cbegin(); message != messages.cend();) {
+        try {
+          deliver(message, messages.cend());
+        } catch (const std::bad_alloc&) {  // a change that throws has changed nothing: it is made again
+          std::this_thread::sleep_for(std::chrono::milliseconds(10));
+        }
+      }
       messages.clear();
       lock.lock();
     }
   }
 
-  // Wakes a ticket once for all that follows one another.
-  static void deliver(const std::vector<Message>& messages) {
-    for (auto message = messages.begin(); message != messages.end();) {
-      Ticket::State& state = *message->ticket;
-      {
-        const std::lock_guard lock(state.mutex);
-        for (; message != messages.end() && message->ticket.get() == &state; ++message) {
-          message->change(state);
-        }
+  // All that follows one another for a ticket, which is woken once. `message` goes on to the next one.
+  static void deliver(std::vector<Message>::const_iterator& message, std::vector<Message>::const_iterator end) {
+    Ticket::State& state = *message->ticket;
+    {
+      const std::lock_guard lock(state.mutex);
+      for (; message != end && message->ticket.get() == &state; ++message) {
+        message->change(state);
       }
-      state.news.notify_all();
     }
+    state.news.notify_all();
   }
 
   std::vector<Message> added_;  // of the engine's thread alone
@@ -312,48 +316,67 @@ void EngineThread::make_engine() {
 }
 
 void EngineThread::loop() {
-  while (true) {
-    take_inbox();
-    bool is_stopping = false;
-    {
-      const std::lock_guard lock(mutex_);
-      is_stopping = is_stopping_ && inbox_.empty();
-    }
-    if (is_stopping) {
-      end_all("the server has ended");
-      return;
-    }
-    // Draining is not paused: the program would not end.
-    if ((!is_paused_ || steps_to_run_ > 0 || is_draining_) && setup_ && !setup_->server->is_idle()) {
-      steps_to_run_ = std::max(steps_to_run_ - 1, 0);
-      try {
-        setup_->server->step();
-      } catch (const std::exception& error) {  // not a request's fault: the server fails only the one that throws
-        fail(message_of(error));
+  bool goes_on = true;
+  std::string failure;
+  while (goes_on) {
+    try {
+      if (!failure.empty()) {
+        fail(failure);
+        failure.clear();
       }
-      messenger_->send();
-      changed(&report_);
-      for (const int id : report_.ended) {
-        settle(id);
-      }
-      messenger_->send();
-      continue;
+      goes_on = advance();
+    } catch (const std::exception& error) {  // no request's fault: the server fails only the one that throws
+      failure = message_of(error);
     }
-    std::unique_lock lock(mutex_);
-    wake_.wait(lock, [&] { return !inbox_.empty() || is_stopping_; });
   }
 }
 
-void EngineThread::take_inbox() {
-  std::deque<std::function<void()>> commands;
+// Takes the inbox, and then makes one step or waits. False: the thread is to end.
+bool EngineThread::advance() {
+  take_inbox();
+  bool is_stopping = false;
   {
     const std::lock_guard lock(mutex_);
-    commands.swap(inbox_);
+    is_stopping = is_stopping_ && inbox_.empty();
   }
-  if (commands.empty()) {
+  if (is_stopping) {
+    end_all("the server has ended");
+    return false;
+  }
+  // Draining is not paused: the program would not end.
+  if ((!is_paused_ || steps_to_run_ > 0 || is_draining_) && setup_ && !setup_->server->is_idle()) {
+    steps_to_run_ = std::max(steps_to_run_ - 1, 0);
+    setup_->server->step();
+    messenger_->send();
+    changed(&report_);
+    for (const int id : report_.ended) {
+      settle(id);
+    }
+    messenger_->send();
+    return true;
+  }
+  std::unique_lock lock(mutex_);
+  wake_.wait(lock, [&] { return !inbox_.empty() || is_stopping_; });
+  return true;
+}
+
+// One by one: if a command throws, those after it are still to be taken.
+void EngineThread::take_inbox() {
+  std::size_t num_commands = 0;
+  {
+    const std::lock_guard lock(mutex_);
+    num_commands = inbox_.size();
+  }
+  if (num_commands == 0) {
     return;
   }
-  for (const std::function<void()>& command : commands) {
+  for (std::size_t i = 0; i < num_commands; ++i) {
+    std::function<void()> command;
+    {
+      const std::lock_guard lock(mutex_);
+      command = std::move(inbox_.front());
+      inbox_.pop_front();
+    }
     command();
   }
   messenger_->send();
@@ -363,26 +386,22 @@ void EngineThread::take_inbox() {
 void EngineThread::submit_all(const std::shared_ptr<Ticket::State>& state,
                               const std::vector<GenerationRequest>& requests, double handed_over) {
   if (!setup_) {  // they came before it was known
-    {
-      const std::lock_guard lock(mutex_);
-      num_posted_ -= static_cast<int>(requests.size());
-    }
-    for (std::size_t i = 0; i < requests.size(); ++i) {
-      RequestOutput output;
-      output.finish_reason = common::FinishReason::kCancelled;
-      output.error = failure();
-      hand_over({state, static_cast<int>(i)}, std::move(output));
-    }
-    messenger_->add(state, [](Ticket::State& ticket) { ticket.num_submitted = ticket.entries.size(); });
+    refuse_from(0, state, failure());
     return;
   }
   Server& server = *setup_->server;
   const double arrival = setup_->clock->now() - (common::now_seconds() - handed_over);
   std::vector<int> ids;
-  for (const GenerationRequest& request : requests) {
-    const int id = server.submit(request, arrival);
-    owners_[id] = {state, static_cast<int>(ids.size())};
-    ids.push_back(id);
+  ids.reserve(requests.size());
+  try {
+    for (const GenerationRequest& request : requests) {
+      const int id = server.submit(request, arrival);
+      owners_[id] = {state, static_cast<int>(ids.size())};
+      ids.push_back(id);
+    }
+  } catch (const std::exception& error) {  // the engine fails, and ends those that it knows of
+    refuse_from(ids.size(), state, message_of(error));
+    throw;
   }
   {
     const std::lock_guard lock(mutex_);
@@ -423,12 +442,19 @@ void EngineThread::end_all(const std::string& error) {
   messenger_->send();
 }
 
-// Ends all requests and the engine. A restart makes another.
+// Ends the engine and all requests. A restart makes another.
 void EngineThread::fail(const std::string& reason) {
-  end_all(reason);
-  setup_.reset();
-  const std::lock_guard lock(mutex_);
-  failure_ = reason;
+  setup_.reset();  // first: memory may be what is missing
+  {
+    const std::lock_guard lock(mutex_);
+    failure_ = reason;
+  }
+  while (!owners_.empty()) {
+    refuse(owners_.begin()->second, reason);
+    owners_.erase(owners_.begin());
+  }
+  messenger_->send();
+  changed();
 }
 
 // If the request has ended, tells its ticket.
@@ -439,38 +465,74 @@ void EngineThread::settle(int id, const std::string& error) {
   }
   RequestOutput output = setup_->server->output(id);
   output.error = error.empty() ? output.error : error;
-  const Owner owner = found->second;
+  hand_over(found->second, std::move(output));
   owners_.erase(found);
-  hand_over(owner, std::move(output));
   setup_->server->forget(id);
+}
+
+// The ticket's requests from this one on, of which the server knows nothing.
+void EngineThread::refuse_from(std::size_t first, const std::shared_ptr<Ticket::State>& state,
+                               const std::string& error) {
+  const std::size_t count = state->entries.size();
+  {
+    const std::lock_guard lock(mutex_);
+    num_posted_ -= static_cast<int>(count);
+  }
+  for (std::size_t i = first; i < count; ++i) {
+    refuse({state, static_cast<int>(i)}, error);
+  }
+  messenger_->add(state, [](Ticket::State& ticket) { ticket.num_submitted = ticket.entries.size(); });
+}
+
+// Tells its ticket that the request has ended without an engine.
+void EngineThread::refuse(const Owner& owner, const std::string& error) {
+  RequestOutput output;
+  output.finish_reason = common::FinishReason::kCancelled;
+  output.error = error;
+  hand_over(owner, std::move(output));
 }
 
 // A request's output, to its ticket.
 void EngineThread::hand_over(const Owner& owner, RequestOutput output) {
-  {
-    const std::lock_guard lock(mutex_);
-    statistics_.add(output);
-    if (output.admission >= 0.0) {
-      statistics_.prompt_tokens += owner.ticket->entries[static_cast<std::size_t>(owner.index)].prompt_tokens;
-    }
-    num_live_ -= 1;
-  }
-  messenger_->add(owner.ticket, [index = owner.index, output = std::move(output)](Ticket::State& ticket) mutable {
+  const auto told = std::make_shared<RequestOutput>(std::move(output));
+  messenger_->add(owner.ticket, [index = owner.index, told](Ticket::State& ticket) {
     Ticket::State::Entry& entry = ticket.entries[static_cast<std::size_t>(index)];
-    entry.output = std::move(output);
+    entry.output = std::move(*told);
     entry.has_ended = true;
     ticket.num_ended += 1;
   });
+  // Counted only now: if there is no memory for the message, the request has not ended. It is sent later.
+  const std::lock_guard lock(mutex_);
+  statistics_.add(*told);
+  if (told->admission >= 0.0) {
+    statistics_.prompt_tokens += owner.ticket->entries[static_cast<std::size_t>(owner.index)].prompt_tokens;
+  }
+  num_live_ -= 1;
 }
 
-void EngineThread::changed(const StepReport* report) {
-  if (!setup_) {
+// There is no engine.
+void EngineThread::note_failure() {
+  EngineNews news;
+  {
     const std::lock_guard lock(mutex_);
     num_waiting_ = 0;
     statistics_.num_waiting = num_posted_;
     statistics_.num_running = 0;
     statistics_.num_blocks = 0;
     statistics_.cache_usage = 0.0;
+    news = {.num_generated = num_generated_, .is_still = true, .failure = failure_};
+  }
+  try {
+    if (on_change_) {
+      on_change_(news);
+    }
+  } catch (const std::exception&) {  // it may be what has failed
+  }
+}
+
+void EngineThread::changed(const StepReport* report) {
+  if (!setup_) {
+    note_failure();
     return;
   }
   const Server& server = *setup_->server;
@@ -488,7 +550,7 @@ void EngineThread::changed(const StepReport* report) {
   }
   if (on_change_) {
     const bool is_paused = is_paused_ && steps_to_run_ == 0;
-    on_change_({server, report, num_generated_, is_paused, is_paused || server.is_idle()});
+    on_change_({&server, report, num_generated_, is_paused, is_paused || server.is_idle()});
   }
 }
 

@@ -51,11 +51,12 @@ struct TokenEvent {
 
 // What there is to show, on the engine's thread.
 struct EngineNews {
-  const Server& server;
+  const Server* server = nullptr;      // null: the engine has failed
   const StepReport* report = nullptr;  // of the step that has just ended, if it was one
   std::int64_t num_generated = 0;      // tokens of all samples, since the beginning
   bool is_paused = false;
   bool is_still = false;  // no step follows at once
+  std::string failure = {};
 };
 
 class EngineThread;
@@ -138,6 +139,7 @@ class EngineThread {
     int index = 0;
   };
   void loop();
+  bool advance();
   void make_engine();
   void take_inbox();
   void submit_all(const std::shared_ptr<Ticket::State>& state, const std::vector<GenerationRequest>& requests,
@@ -146,8 +148,11 @@ class EngineThread {
   void end_all(const std::string& error);
   void fail(const std::string& reason);
   void settle(int id, const std::string& error = "");
+  void refuse(const Owner& owner, const std::string& error);
+  void refuse_from(std::size_t first, const std::shared_ptr<Ticket::State>& state, const std::string& error);
   void hand_over(const Owner& owner, RequestOutput output);
   void changed(const StepReport* report = nullptr);
+  void note_failure();
   void post(std::function<void()> command);
 
   const common::Llama& model_;

@@ -19,6 +19,11 @@ constexpr std::size_t kMaxTokensShown = 48;
 constexpr double kSecondsBetweenStates = 0.04;
 constexpr double kSpeedSeconds = 2.0;  // tokens a second are a mean over so long
 
+// Texts may end in the middle of a character.
+std::string dump(const ordered_json& document) {
+  return document.dump(-1, ' ', false, ordered_json::error_handler_t::replace);
+}
+
 ordered_json blocks_of(const KvCacheManager& manager, const OwnerOfSequence& owners) {
   const int block_size = manager.block_size();
   const int total = manager.usage().total / block_size;
@@ -71,7 +76,8 @@ void PoolView::update(const EngineNews& news) {
     return;
   }
   made_at_ = now;
-  auto json = std::make_shared<const std::string>(to_json(news));
+  auto json =
+      std::make_shared<const std::string>(news.server == nullptr ? dump({{"failure", news.failure}}) : to_json(news));
   {
     const std::lock_guard lock(mutex_);
     state_.version += 1;
@@ -104,7 +110,7 @@ void PoolView::note_events(const EngineNews& news) {
   note_ids("swapped out, because a block was missing: ", report.swapped_out);
   note_ids("preempted, because a block was missing: ", report.recomputed);
   note_ids("admitted: ", report.admitted);
-  const auto copied = static_cast<std::int64_t>(common::counter(news.server.engine().counters(), "blocks_copied"));
+  const auto copied = static_cast<std::int64_t>(common::counter(news.server->engine().counters(), "blocks_copied"));
   const auto moved = copied - copied_;
   copied_ = copied;
   if (moved > 0) {
@@ -120,7 +126,7 @@ void PoolView::note_events(const EngineNews& news) {
 }
 
 std::string PoolView::to_json(const EngineNews& news) const {
-  const Server& server = news.server;
+  const Server& server = *news.server;
   const Scheduler& scheduler = server.scheduler();
   const KvCacheManager& manager = scheduler.manager();
   const Usage usage = manager.usage();
@@ -211,7 +217,7 @@ std::string PoolView::to_json(const EngineNews& news) const {
                        {"budget", options.chunk_size},
                        {"max_sequences", options.max_sequences}};
   document["events"] = {{"last", num_events_}, {"texts", events_}};
-  return document.dump(-1, ' ', false, ordered_json::error_handler_t::replace);
+  return dump(document);
 }
 
 }  // namespace

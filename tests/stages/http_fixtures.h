@@ -18,6 +18,7 @@
 // clang-format off
 #include STAGE_HEADER(serve/api.h)
 #include STAGE_HEADER(serve/engine_thread.h)
+#include STAGE_HEADER(serve/http_request.h)
 #include STAGE_HEADER(serve/http_server.h)
 #include STAGE_HEADER(serve/pool_view.h)
 #include STAGE_HEADER(serve/setup.h)
@@ -51,6 +52,7 @@ struct HttpFixtureOptions {
   int max_queue = 64;
   bool paused = false;
   std::string api_key = {};
+  bool pool_controls = true;
 };
 
 // Everything but the network.
@@ -59,7 +61,7 @@ struct ApiFixture {
       : view(&default_session().tokenizer),
         engine(default_session().model, engine_options(options),
                [this](const stage::EngineNews& news) { view.update(news); }),
-        api(default_model(), engine, view, {"tales-5m", options.api_key, add_demo_commands}) {}
+        api(default_model(), engine, view, {"tales-5m", options.api_key, add_demo_commands, options.pool_controls}) {}
 
   static stage::EngineThreadOptions engine_options(const HttpFixtureOptions& options) {
     stage::EngineThreadOptions result;
