@@ -464,6 +464,10 @@ ApiReply Api::route(const ApiRequest& request, const std::function<bool()>& is_g
     return detokenize(request);
   }
   if (path == "/pool/events") {
+    constexpr int kMaxWatchers = 128;  // each has a thread, which would be missing for a completion
+    if (view_.num_watchers() >= kMaxWatchers) {
+      return error_reply(503, "too many clients watch the pool");
+    }
     return {.content_type = "text/event-stream",
             .headers = {{"Cache-Control", "no-store"}},
             .stream = std::make_unique<PoolStates>(view_, engine_)};

@@ -118,6 +118,18 @@ Socket listen_on(const HttpOptions& options) {
 // Says nothing to a client, which has to skip it; one that waits for it begins to send the body.
 constexpr std::string_view kContinue = "HTTP/1.1 100 Continue\r\n\r\n";
 
+// Counts one more while it lives.
+class Counted {
+ public:
+  explicit Counted(std::atomic<int>& count) : count_(count) { count_ += 1; }
+  ~Counted() { count_ -= 1; }
+  Counted(const Counted&) = delete;
+  Counted& operator=(const Counted&) = delete;
+
+ private:
+  std::atomic<int>& count_;
+};
+
 struct Connection {
   Connection(Socket socket_, std::size_t max_body_bytes)
       : socket(std::move(socket_)), is_on_loopback(stage8::is_on_loopback(socket.get())), reader(max_body_bytes) {}
@@ -126,6 +138,7 @@ struct Connection {
   bool is_on_loopback;
   std::string received;  // and not yet taken by the reader
   HttpRequestReader reader;
+  std::optional<Counted> large_body;      // until the API has answered
   std::optional<ApiReply> refusal;        // in place of the API's reply
   bool closes = false;                    // after the reply
   bool has_ended = false;                 // the client sends no more
@@ -211,10 +224,18 @@ const char* reason_of(int status) {
       return "Content Too Large";
     case 415:
       return "Unsupported Media Type";
+    case 417:
+      return "Expectation Failed";
     case 429:
       return "Too Many Requests";
+    case 431:
+      return "Request Header Fields Too Large";
+    case 501:
+      return "Not Implemented";
     case 503:
       return "Service Unavailable";
+    case 505:
+      return "HTTP Version Not Supported";
     default:
       return status < 500 ? "Client Error" : "Server Error";
   }
@@ -258,7 +279,7 @@ struct HttpServer::Impl {
 
   void run();
   void wait_for_news();
-  bool may_read(const Connection& connection) const;
+  bool may_read(Connection& connection);
   void accept_all();
   bool make_room();
   void advance(Connections::iterator connection);
@@ -279,12 +300,12 @@ struct HttpServer::Impl {
   std::size_t max_open = 0;
   std::array<Socket, 2> wake_pipe;
   std::atomic<bool> is_ending = false;
+  std::atomic<int> num_large_bodies = 0;
 
   // Of the thread that reads.
-  Connections waiting;         // for their next request, or for the rest of it
-  std::size_t held_bytes = 0;  // of the bodies of these
-  bool is_full = false;        // all connections that may be open are, and are served
-  SteadyTime end;              // once it is ending: when the last replies are cut off
+  Connections waiting;   // for their next request, or for the rest of it
+  bool is_full = false;  // all connections that may be open are, and are served
+  SteadyTime end;        // once it is ending: when the last replies are cut off
 
   std::mutex mutex;
   std::condition_variable has_request;
@@ -378,14 +399,12 @@ bool HttpServer::Impl::is_over() {
 void HttpServer::Impl::wait_for_news() {
   constexpr std::chrono::milliseconds kTick{20};
   bool has_news = false;
-  held_bytes = 0;
   for (const Connection& connection : waiting) {
-    held_bytes += connection.reader.body().size();
     has_news = has_news || connection.has_news;
   }
   std::vector<pollfd> polled = {{wake_pipe[0].get(), POLLIN, 0},
                                 {std::exchange(is_full, false) ? -1 : listener.get(), POLLIN, 0}};
-  for (const Connection& connection : waiting) {
+  for (Connection& connection : waiting) {
     polled.push_back({may_read(connection) ? connection.socket.get() : -1, POLLIN, 0});
   }
   poll(polled.data(), static_cast<nfds_t>(polled.size()), has_news ? 0 : static_cast<int>(kTick.count()));
@@ -402,11 +421,20 @@ void HttpServer::Impl::wait_for_news() {
   }
 }
 
-// All bodies together are held to what the machine has room for: when they are too large, only small ones grow.
-bool HttpServer::Impl::may_read(const Connection& connection) const {
-  constexpr std::size_t kMaxHeld = 1 << 26;
-  constexpr std::size_t kSmallBody = 1 << 15;
-  return held_bytes < kMaxHeld || connection.reader.body().size() < kSmallBody;
+// Bounds the memory of all bodies together: of those that are large, only some are read at a time. The others wait,
+// which is not counted as their client's time.
+bool HttpServer::Impl::may_read(Connection& connection) {
+  constexpr std::size_t kLarge = 1 << 17;
+  constexpr int kMaxLargeBodies = 32;
+  if (connection.reader.body().size() < kLarge || connection.large_body.has_value()) {
+    return true;
+  }
+  if (num_large_bodies < kMaxLargeBodies) {
+    connection.large_body.emplace(num_large_bodies);
+    return true;
+  }
+  connection.since = connection.last_read = SteadyClock::now();
+  return false;
 }
 
 void HttpServer::Impl::accept_all() {
@@ -550,6 +578,7 @@ bool HttpServer::Impl::answer(Connection& connection) const {
   const auto is_gone = [&] { return has_hung_up(connection, head.is_version_1_0 ? "" : kContinue, options.timeout); };
   ApiReply reply =
       connection.refusal.has_value() ? std::move(*connection.refusal) : api.handle(api_request(connection), is_gone);
+  connection.large_body.reset();
   const bool is_in_chunks = reply.stream != nullptr && !head.is_version_1_0;
   connection.closes = connection.closes || is_ending || !head.keeps_alive || (reply.stream != nullptr && !is_in_chunks);
   std::string text = common::format("HTTP/1.1 %d %s\r\nContent-Type: ", reply.status, reason_of(reply.status)) +

@@ -1345,3 +1345,30 @@ TEST_CASE("a failure outside a step ends the engine with its reason, and not the
   }));
   CHECK(ApiFixture::wait_for([&] { return state_says("blocks"); }));
 }
+
+TEST_CASE("HTTP: clients that watch the pool leave threads for others") {
+  const HttpFixture fixture({}, 256);
+  std::vector<HttpConnection> watchers;
+  for (int i = 0; i < 300; ++i) {
+    watchers.emplace_back(fixture.server->port());
+    watchers.back().send(http_get("/pool/events"));
+  }
+  CHECK(read_reply(watchers.back()).status == 503);
+  CHECK(fixture.ask(http_post("/v1/completions", completion_body(kPrompts[0], 4).dump())).status == 200);
+}
+
+TEST_CASE("HTTP: many large bodies at once are each read") {
+  const HttpFixture fixture({}, 64, std::chrono::seconds(2));
+  constexpr std::size_t kClients = tests::kSanitized ? 40 : 200;
+  const std::string request =
+      http_post("/tokenize", R"({"unknown": ")" + std::string(700'000, ' ') + R"(", "prompt": "A wolf"})");
+  std::atomic<int> num_served = 0;
+  std::vector<std::thread> clients;
+  for (std::size_t i = 0; i < kClients; ++i) {
+    clients.emplace_back([&] { num_served += fixture.ask(request).status == 200 ? 1 : 0; });
+  }
+  for (std::thread& client : clients) {
+    client.join();
+  }
+  CHECK(num_served == kClients);
+}
