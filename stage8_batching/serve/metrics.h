@@ -44,7 +44,7 @@ struct Metrics {
   double scheduling_seconds = 0.0;
   double computing_seconds = 0.0;
   double waiting_seconds = 0.0;
-  // Of steps in which every request had one token, as in the step before.
+  // Of steps that only decode, as the step before did.
   std::vector<double> host_seconds;  // of each of them, without waiting for a GPU
   std::int64_t decode_steps = 0;
   std::int64_t decode_tokens = 0;

@@ -10,6 +10,7 @@
 #include <map>
 #include <memory>
 #include <nlohmann/json.hpp>
+#include <span>
 #include <utility>
 #include <vector>
 
@@ -18,6 +19,7 @@
 #include "common/app/token_source.h"
 #include "common/base/check.h"
 #include "common/base/text.h"
+#include "common/model/stop_strings.h"
 #include "metrics.h"
 #include "setup.h"
 #include "trace.h"
@@ -103,39 +105,30 @@ std::vector<ArrivingRequest> make_requests(const common::Session& session, const
   return requests;
 }
 
-// Hands a request's tokens on once it is certain that they are not part of a stop string.
-class HeldTokens {
+// Shows the requests' texts, each as far as it is certain.
+class ShownTexts {
  public:
-  HeldTokens(const common::Session& session, OnSampleToken show) : session_(session), show_(std::move(show)) {}
+  ShownTexts(const common::Session& session, View& view) : session_(session), view_(view) {}
 
   void add(int id, int sample, common::Token token) {
-    if (session_.stop_strings.empty()) {
-      show_(id, sample, token);
-      return;
-    }
-    std::vector<common::Token>& held = held_[{id, sample}];
-    held.push_back(token);
-    const std::string text = session_.tokenizer.decode(held);
-    if (session_.stop_strings.cut(text).size() < text.size()) {  // its end
-      held.clear();
-      return;
-    }
-    const std::size_t safe = session_.stop_strings.safe_length(text);
-    std::size_t num_shown = 0;
-    for (std::size_t size = 0; num_shown < held.size(); ++num_shown) {
-      size += session_.tokenizer.decode({&held[num_shown], 1}).size();
-      if (size > safe) {
-        break;
+    const auto decode = [this](std::span<const common::Token> tokens) { return session_.tokenizer.decode(tokens); };
+    const auto stream = streams_.try_emplace({id, sample}, session_.stop_strings, decode).first;
+    view_.on_text(id, sample, stream->second.add(token));
+  }
+  // To be called when a request has ended.
+  void finish(int id) {
+    const auto end = streams_.lower_bound({id + 1, 0});
+    for (auto stream = streams_.lower_bound({id, 0}); stream != end; stream = streams_.erase(stream)) {
+      if (const std::string text = stream->second.finish(); !text.empty()) {
+        view_.on_text(id, stream->first.second, text);
       }
-      show_(id, sample, held[num_shown]);
     }
-    held.erase(held.begin(), held.begin() + static_cast<std::ptrdiff_t>(num_shown));
   }
 
  private:
   const common::Session& session_;
-  OnSampleToken show_;
-  std::map<std::pair<int, int>, std::vector<common::Token>> held_;  // by request and sample
+  View& view_;
+  std::map<std::pair<int, int>, common::ReplyStream> streams_;  // by request and sample
 };
 
 void print_texts(const common::Session& session, const Server& server) {
@@ -217,7 +210,9 @@ void run_serve(const common::Session& session, const ServingOptions& options) {
   const bool json_only = json.is_stdout();
   // Random weights draw tokens that the session's tokenizer does not know.
   const bool has_texts = !json_only && !model.is_synthetic();
-  std::unique_ptr<View> view = make_view(has_texts ? options.view : ViewKind::kQuiet, session.tokenizer, std::cout);
+  const ViewKind view_kind = has_texts ? options.view : ViewKind::kQuiet;
+  std::unique_ptr<View> view = make_view(view_kind, std::cout);
+  ShownTexts shown(session, *view);
   std::unique_ptr<TraceWriter> trace;
   if (!options.trace_path.empty()) {
     trace = std::make_unique<TraceWriter>(options.trace_path);
@@ -227,6 +222,9 @@ void run_serve(const common::Session& session, const ServingOptions& options) {
   server.on_step([&](const StepReport& report) {
     next_step = report.index + 1;
     metrics.add(report);
+    for (const int id : report.ended) {
+      shown.finish(id);
+    }
     view->on_step(server, report);
     if (trace) {
       trace->add(report);
@@ -239,8 +237,11 @@ void run_serve(const common::Session& session, const ServingOptions& options) {
       }
     });
   }
-  HeldTokens shown(session, [&](int id, int sample, common::Token token) { view->on_token(id, sample, token); });
-  serve(server, *setup.clock, requests, [&](int id, int sample, common::Token token) { shown.add(id, sample, token); });
+  OnSampleToken show;
+  if (view_kind != ViewKind::kQuiet) {
+    show = [&](int id, int sample, common::Token token) { shown.add(id, sample, token); };
+  }
+  serve(server, *setup.clock, requests, show);
   view.reset();  // a live one leaves its screen
   if (trace) {
     trace->finish(server);

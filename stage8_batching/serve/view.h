@@ -9,7 +9,6 @@
 
 #include "../server.h"
 #include "common/base/platform.h"
-#include "common/model/tokenizer.h"
 
 namespace stage8 {
 
@@ -18,13 +17,14 @@ enum class ViewKind { kAuto, kLive, kPlain, kQuiet };
 class View {
  public:
   virtual ~View() = default;
-  virtual void on_token(int id, int sample, common::Token token) = 0;
+  // What the last tokens have added to the text of a request's sample.
+  virtual void on_text(int id, int sample, const std::string& text) = 0;
   virtual void on_step(const Server& server, const StepReport& report) = 0;
 };
 
 // kAuto: live if `output` is a terminal that understands escape sequences, else plain. size: asks for the terminal's,
 // which may change; null: that of `output`.
-std::unique_ptr<View> make_view(ViewKind kind, const common::Tokenizer& tokenizer, std::ostream& output,
+std::unique_ptr<View> make_view(ViewKind kind, std::ostream& output,
                                 std::function<common::TerminalSize()> size = nullptr);
 
 // A batch's arrays, one per line; a '|' stands between sequences.

@@ -732,6 +732,19 @@ class Serving(ProgramTest):
         texts = re.findall(rb'^  \d  (".*)$', result.stdout, re.MULTILINE)
         self.assertEqual((len(texts), len(set(texts))), (4, 4), texts)
 
+    def test_the_plain_view_shows_what_might_have_begun_a_stop_string(self):
+        arguments = ("serve", "--prompt", "The old woman opened the door and", "--max-new-tokens", "12",
+                     "--virtual-clock", "--view", "plain")
+        whole = self.shown_text(run(*arguments))
+        self.assertEqual(self.shown_text(run(*arguments, "--stop", whole[-6:] + "ZZ")), whole)
+
+    def shown_text(self, result):
+        """What the plain view's lines say of request 0, after its name and in quotes."""
+        self.assertEqual(result.returncode, 0, result.stderr)
+        pieces = re.findall(r'^ *\d+ .*  0:"((?:[^"\\]|\\.)*)"', result.stdout.decode(), re.MULTILINE)
+        self.assertTrue(pieces)
+        return "".join(pieces)
+
     def test_a_stop_string_ends_the_text_and_is_no_part_of_it(self):
         result = run("serve", "--prompt", "The old woman opened the door and", "--virtual-clock", "--view", "quiet",
                      "--stop", "morning", "--stop", "zzz")
