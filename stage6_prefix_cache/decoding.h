@@ -2,6 +2,7 @@
 // before.
 #pragma once
 
+#include <cstddef>
 #include <optional>
 #include <span>
 #include <vector>
@@ -47,8 +48,9 @@ class SequenceGroup {
   // them.
   std::optional<std::vector<common::Matrix>> advance();
 
-  // A copy of the branch, in a forked sequence of its own.
-  Branch fork(const Branch& branch);
+  // A copy of that live branch, in a forked sequence of its own. It joins the live branches, as the last one, so that
+  // its sequence ends with the group whatever is thrown.
+  Branch fork(std::size_t parent);
   // Ends the branch's sequence, which frees the blocks that no other branch shares.
   void free(const Branch& branch) { engine_.manager().free(branch.sequence); }
 

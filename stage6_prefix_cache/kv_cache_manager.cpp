@@ -131,16 +131,18 @@ void KvCacheManager::commit(SequenceId sequence, int num_tokens) {
 
 void KvCacheManager::commit(SequenceId sequence, std::span<const common::Token> tokens) {
   Sequence& owner = find(sequence);
+  // What may throw comes first: if memory runs out, nothing has changed.
   std::vector<common::Token> known = owner.tail;
   const bool all_known = static_cast<int>(known.size()) == owner.length % block_size_;
+  known.insert(known.end(), tokens.begin(), tokens.end());
+  const auto size = static_cast<std::size_t>(block_size_);
+  owner.tail.reserve(size);
   auto index = static_cast<std::size_t>(owner.length / block_size_);
   commit(sequence, static_cast<int>(tokens.size()));
   if (!all_known) {
     return;
   }
-  known.insert(known.end(), tokens.begin(), tokens.end());
   std::span<const common::Token> rest(known);
-  const auto size = static_cast<std::size_t>(block_size_);
   for (; rest.size() >= size; rest = rest.subspan(size), ++index) {
     const int parent = index == 0 ? -1 : owner.block_table[index - 1];
     prefix_cache_.publish(owner.block_table[index], parent, rest.first(size), owner.salt);

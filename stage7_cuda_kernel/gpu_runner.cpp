@@ -6,7 +6,7 @@
 
 #include "common/base/check.h"
 #ifdef COURSE_CUDA
-#include "common/cuda/device.h"
+#include "common/cuda/runtime/device.h"
 #include "kernels/cuda_runner.h"
 #endif
 
@@ -39,8 +39,7 @@ std::string obstacle([[maybe_unused]] const common::LlamaConfig& config, [[maybe
     return "weights in float8 need --precision bf16: their kernels multiply them with activations of 16 bits";
   }
 #ifdef COURSE_CUDA
-  return common::has_cuda_device() ? CudaRunner::unsupported(config, shape, options)
-                                   : "there is no GPU here that the kernels run on";
+  return common::has_cuda_device() ? CudaRunner::unsupported(config, shape, options) : common::device_obstacle();
 #else
   return "this program was built without CUDA";
 #endif

@@ -8,7 +8,7 @@
 
 #include "block_copy.h"
 #include "common/base/tensor.h"
-#include "common/cuda/precision.h"
+#include "common/cuda/model/precision.h"
 #include "common/model/llama.h"
 #include "kv_cache.h"
 

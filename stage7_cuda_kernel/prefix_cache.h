@@ -39,8 +39,8 @@ class PrefixCache {
   std::vector<int> find(std::span<const common::Token> tokens, std::uint64_t salt) const;
 
   // Publishes a block that holds these block_size tokens, after those of `parent` and the blocks before it; parent -1:
-  // it is the first. Several blocks may hold the same text. Does nothing if the parent is not published. CheckError if
-  // the block is, or if there are not block_size tokens.
+  // it is the first. Several blocks may hold the same text. Does nothing if the parent is not published, or if there is
+  // no memory for an entry. CheckError if the block is published, or if there are not block_size tokens.
   void publish(int block, int parent, std::span<const common::Token> tokens, std::uint64_t salt);
 
   bool contains(int block) const { return entries_.contains(block); }

@@ -112,11 +112,13 @@ void SequenceGroup::resolve_placeholder(common::Token token) {
   placeholder_row_.reset();
 }
 
-Branch SequenceGroup::fork(const Branch& branch) {
-  Branch child = branch;
+Branch SequenceGroup::fork(std::size_t parent) {
+  Branch child = live_[parent];
+  live_.reserve(live_.size() + 1);
   child.sequence = ids_.take();
-  manager_.fork(branch.sequence, child.sequence);
-  return child;
+  live_.push_back(std::move(child));
+  manager_.fork(live_[parent].sequence, live_.back().sequence);
+  return live_.back();
 }
 
 void SequenceGroup::free(const Branch& branch) {
@@ -127,10 +129,11 @@ void SequenceGroup::free(const Branch& branch) {
 }
 
 int SequenceGroup::common_prefix_length() const {
-  std::size_t common_tokens = live_.front().tokens.size();
-  if (live_.size() > 1) {
-    common_tokens -= 1;  // each branch computes its last token itself, for its own logits
+  if (live_.size() == 1) {
+    return text_length(live_.front());
   }
+  // Each branch computes its last token itself, for its own logits.
+  std::size_t common_tokens = live_.front().tokens.size() - 1;
   for (const Branch& branch : live_) {
     const auto& tokens = branch.tokens;
     const auto end = tokens.begin() + static_cast<std::ptrdiff_t>(std::min(common_tokens, tokens.size()));
@@ -160,7 +163,7 @@ ParallelSampling::ParallelSampling(KvCacheManager& manager, SequenceIds& ids, in
 
 void ParallelSampling::take(std::vector<common::Matrix> logits) {
   while (live_.size() < sample_of_.size()) {  // the prompt has just been computed, once for all samples
-    live_.push_back(fork(live_.front()));
+    fork(0);
     logits.push_back(logits.front());
   }
   std::vector<common::Token> drawn;
@@ -196,7 +199,7 @@ void ParallelSampling::resolve_placeholder(common::Token token) {
 }
 
 void ParallelSampling::accept(std::span<const common::Token> drawn) {
-  std::size_t num_live = 0;
+  std::vector<bool> ends;  // by live branch
   for (std::size_t i = 0; i < live_.size(); ++i) {
     common::Completion& completion = completions_[sample_of_[i]];
     bool stops = is_stop_token(request_, drawn[i]);
@@ -207,11 +210,16 @@ void ParallelSampling::accept(std::span<const common::Token> drawn) {
     if (stops) {
       completion.finish_reason = common::FinishReason::kStop;
     }
-    if (stops || static_cast<int>(completion.tokens.size()) == request_.max_new_tokens) {
+    ends.push_back(stops || static_cast<int>(completion.tokens.size()) == request_.max_new_tokens);
+    live_[i].tokens.push_back(drawn[i]);
+  }
+  // What may throw comes first: until here, no live branch has lost its sequence.
+  std::size_t num_live = 0;
+  for (std::size_t i = 0; i < live_.size(); ++i) {
+    if (ends[i]) {
       free(live_[i]);
       continue;
     }
-    live_[i].tokens.push_back(drawn[i]);
     std::swap(live_[num_live], live_[i]);
     sample_of_[num_live++] = sample_of_[i];
   }
@@ -230,17 +238,16 @@ void BeamSearch::take(std::vector<common::Matrix> logits) {
   std::vector<Branch> live;
   std::vector<bool> inherited(live_.size());  // whether a child has taken over the parent's sequence
   for (const Candidate& candidate : best_candidates(logits)) {
-    const Branch& parent = live_[candidate.parent];
     if (is_stop_token(request_, candidate.token)) {
-      finish(parent.tokens, candidate.log_probability, common::FinishReason::kStop);
+      finish(live_[candidate.parent].tokens, candidate.log_probability, common::FinishReason::kStop);
       continue;
     }
-    live.push_back(inherited[candidate.parent] ? fork(parent) : parent);
+    live.push_back(inherited[candidate.parent] ? fork(candidate.parent) : live_[candidate.parent]);
     live.back().tokens.push_back(candidate.token);
     live.back().log_probability = candidate.log_probability;
     inherited[candidate.parent] = true;
   }
-  for (std::size_t i = 0; i < live_.size(); ++i) {
+  for (std::size_t i = 0; i < inherited.size(); ++i) {
     if (!inherited[i]) {
       free(live_[i]);
     }

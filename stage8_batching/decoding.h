@@ -2,6 +2,7 @@
 // before. They are scheduled as one group: admitted, computed, preempted and resumed together.
 #pragma once
 
+#include <cstddef>
 #include <optional>
 #include <span>
 #include <vector>
@@ -17,6 +18,10 @@ class SequenceIds {
  public:
   SequenceId take() {
     if (unused_.empty()) {
+      const std::size_t num_ids = static_cast<std::size_t>(next_) + 1;
+      if (unused_.capacity() < num_ids) {
+        unused_.reserve(2 * num_ids);  // to give an id back must need no memory
+      }
       return next_++;
     }
     const SequenceId sequence = unused_.back();
@@ -98,8 +103,9 @@ class SequenceGroup {
   std::optional<int> placeholder_row() const { return placeholder_row_; }  // none: all tokens are known
 
  protected:
-  // A copy of the branch, in a forked sequence of its own.
-  Branch fork(const Branch& branch);
+  // A copy of that live branch, in a forked sequence of its own. It joins the live branches, as the last one, so that
+  // its sequence ends with the group whatever is thrown.
+  Branch fork(std::size_t parent);
   // Ends the branch's sequence, which frees the blocks that no other branch shares.
   void free(const Branch& branch);
   int text_length(const Branch& branch) const;

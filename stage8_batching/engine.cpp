@@ -154,6 +154,8 @@ void Engine::commit(const RaggedBatch& batch) {
     if (!manager_.contains(sequence)) {
       continue;
     }
+    COMMON_CHECK(manager_.length(sequence) == batch.positions[static_cast<std::size_t>(batch.query_starts[i])],
+                 "another sequence has got this id");
     if (options_.prefix_cache) {
       manager_.commit(sequence, batch.tokens_of(i));
     } else {

@@ -6,7 +6,7 @@
 
 #include "common/base/check.h"
 #ifdef COURSE_CUDA
-#include "common/cuda/device.h"
+#include "common/cuda/runtime/device.h"
 #include "kernels/cuda_runner.h"
 #include "kernels/tensor_parallel_runner.h"
 #endif
@@ -46,8 +46,7 @@ std::string obstacle([[maybe_unused]] const common::LlamaConfig& config, [[maybe
   if (options.tensor_parallel > 1) {
     return TensorParallelRunner::unsupported(config, shape, options);
   }
-  return common::has_cuda_device() ? CudaRunner::unsupported(config, shape, options)
-                                   : "there is no GPU here that the kernels run on";
+  return common::has_cuda_device() ? CudaRunner::unsupported(config, shape, options) : common::device_obstacle();
 #else
   return "this program was built without CUDA";
 #endif

@@ -10,8 +10,8 @@
 #include "batch.h"
 #include "block_copy.h"
 #include "common/base/tensor.h"
-#include "common/cuda/all_reduce.h"
-#include "common/cuda/precision.h"
+#include "common/cuda/model/precision.h"
+#include "common/cuda/several/all_reduce.h"
 #include "common/model/llama.h"
 #include "kv_cache.h"
 

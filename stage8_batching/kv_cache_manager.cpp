@@ -92,6 +92,19 @@ bool KvCacheManager::reserve(SequenceId sequence, int num_tokens) {
   return true;
 }
 
+int KvCacheManager::max_reservable(SequenceId sequence) const {
+  if (!can_reserve({&sequence, 1}, 1)) {
+    return 0;
+  }
+  const Sequence& owner = find(sequence);
+  int num_blocks = num_available();
+  if (owner.length % block_size_ != 0) {
+    const int block = owner.block_table[static_cast<std::size_t>(owner.length / block_size_)];
+    num_blocks -= reference_count(block) > 1 ? 1 : 0;  // for a copy of it
+  }
+  return capacity(sequence) - owner.length + num_blocks * block_size_;
+}
+
 bool KvCacheManager::can_reserve(std::span<const SequenceId> sequences, int num_tokens) const {
   std::int64_t num_blocks = 0;
   std::map<int, int> writers;  // how many of the sequences would write to it, by partly filled block
@@ -140,16 +153,18 @@ void KvCacheManager::commit(SequenceId sequence, int num_tokens) {
 
 void KvCacheManager::commit(SequenceId sequence, std::span<const common::Token> tokens) {
   Sequence& owner = find(sequence);
+  // What may throw comes first: if memory runs out, nothing has changed.
   std::vector<common::Token> known = owner.tail;
   const bool all_known = static_cast<int>(known.size()) == owner.length % block_size_;
+  known.insert(known.end(), tokens.begin(), tokens.end());
+  const auto size = static_cast<std::size_t>(block_size_);
+  owner.tail.reserve(size);
   auto index = static_cast<std::size_t>(owner.length / block_size_);
   commit(sequence, static_cast<int>(tokens.size()));
   if (!all_known) {
     return;
   }
-  known.insert(known.end(), tokens.begin(), tokens.end());
   std::span<const common::Token> rest(known);
-  const auto size = static_cast<std::size_t>(block_size_);
   for (; rest.size() >= size; rest = rest.subspan(size), ++index) {
     const int parent = index == 0 ? -1 : owner.block_table[index - 1];
     prefix_cache_.publish(owner.block_table[index], parent, rest.first(size), owner.salt);
@@ -233,33 +248,26 @@ bool KvCacheManager::swap_in(std::span<const SequenceId> sequences, int spare_bl
   }
   pending_copies_.reserve(pending_copies_.size() + blocks.size());
 
-  std::map<int, std::vector<common::Token>> published;  // by block
   for (auto& [host_block, block] : blocks) {
     block = take_block();
     reference_counts_[static_cast<std::size_t>(block)] = 0;
     pending_copies_.push_back({host_block, block});
-    if (auto tokens = host_tokens_.extract(host_block); !tokens.empty()) {
-      tokens.key() = block;
-      published.insert(std::move(tokens));
-    }
   }
   for (const SequenceId id : sequences) {
-    for (int& block : swapped_.at(id).block_table) {
-      const int host_block = std::exchange(block, blocks.at(block));
+    Sequence& sequence = swapped_.at(id);
+    for (std::size_t i = 0; i < sequence.block_table.size(); ++i) {
+      const int host_block = sequence.block_table[i];
+      const int block = blocks.at(host_block);
+      sequence.block_table[i] = block;
       reference_counts_[static_cast<std::size_t>(block)] += 1;
+      // What was published before is published again, if the blocks before it are.
+      if (const auto tokens = host_tokens_.find(host_block);
+          tokens != host_tokens_.end() && !prefix_cache_.contains(block)) {
+        prefix_cache_.publish(block, i == 0 ? -1 : sequence.block_table[i - 1], tokens->second, sequence.salt);
+      }
       release_host_block(host_block);
     }
     sequences_.insert(swapped_.extract(id));
-  }
-  // What was published before is published again, if the blocks before it are.
-  for (const SequenceId id : sequences) {
-    const Sequence& sequence = find(id);
-    for (std::size_t i = 0; i < sequence.block_table.size(); ++i) {
-      const int block = sequence.block_table[i];
-      if (const auto tokens = published.find(block); tokens != published.end() && !prefix_cache_.contains(block)) {
-        prefix_cache_.publish(block, i == 0 ? -1 : sequence.block_table[i - 1], tokens->second, sequence.salt);
-      }
-    }
   }
   return true;
 }

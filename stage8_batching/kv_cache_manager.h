@@ -63,6 +63,9 @@ class KvCacheManager {
   // if that is impossible.
   bool reserve(SequenceId sequence, int num_tokens);
 
+  // The largest num_tokens with which reserve() would succeed.
+  int max_reservable(SequenceId sequence) const;
+
   // Whether reserve() with num_tokens would succeed for all of these sequences, one after the other.
   bool can_reserve(std::span<const SequenceId> sequences, int num_tokens) const;
 

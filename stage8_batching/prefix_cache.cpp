@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <array>
+#include <new>
 #include <string>
 #include <utility>
 
@@ -45,16 +46,19 @@ void PrefixCache::publish(int block, int parent, std::span<const common::Token> 
   entry.parent_text = parent < 0 ? 0 : entries_.at(parent).text;
   const int same = find_block(entry.hash, entry.parent_text, tokens, salt);
   entry.text = same < 0 ? ++last_text_ : entries_.at(same).text;
-  entry.tokens.assign(tokens.begin(), tokens.end());
   entry.salt = salt;
-  // What may throw comes first: if memory runs out, the block stays unpublished.
-  std::vector<int>& same_hash = blocks_with_hash_[entry.hash];
-  same_hash.reserve(same_hash.size() + 1);
-  std::list<int> node = {block};
-  entry.position = node.begin();
-  entries_[block] = std::move(entry);
-  in_use_.splice(in_use_.end(), node);
-  same_hash.push_back(block);
+  try {
+    // What may throw comes first: if memory runs out, the block stays unpublished.
+    entry.tokens.assign(tokens.begin(), tokens.end());
+    std::vector<int>& same_hash = blocks_with_hash_[entry.hash];
+    same_hash.reserve(same_hash.size() + 1);
+    std::list<int> node = {block};
+    entry.position = node.begin();
+    entries_[block] = std::move(entry);
+    in_use_.splice(in_use_.end(), node);
+    same_hash.push_back(block);
+  } catch (const std::bad_alloc&) {  // its text will be computed again, which is no reason to fail
+  }
 }
 
 void PrefixCache::make_evictable(int block) {

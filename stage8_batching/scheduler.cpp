@@ -79,8 +79,10 @@ bool Scheduler::schedule_chunks(std::size_t index, ScheduledTokens tokens, Sched
   for (; all_scheduled && num_scheduled < tokens.sequences.size(); ++num_scheduled) {
     const int missing = tokens.num_tokens[num_scheduled];
     int count = std::min(missing, budget_left(step));
-    while (count > 0 && !manager_.reserve(tokens.sequences[num_scheduled], count)) {
-      count -= preempt_latest(index, step) ? 0 : 1;
+    while (!manager_.reserve(tokens.sequences[num_scheduled], count)) {
+      if (!preempt_latest(index, step)) {
+        count = manager_.max_reservable(tokens.sequences[num_scheduled]);
+      }
     }
     tokens.num_tokens[num_scheduled] = count;
     step.num_tokens += count;

@@ -261,7 +261,7 @@ std::vector<common::Token> Server::collect(int step_age) {
       step.collect(engine_, step_age);  // waiting changes nothing, so that it can be repeated
     } catch (const std::exception& error) {
       for (const ScheduledGroup& scheduled : step.groups()) {
-        if (!state(scheduled.id).output.finished) {
+        if (!has_ended(scheduled.id)) {
           finish(scheduled.id, common::FinishReason::kFailed, error.what());
         }
       }
@@ -354,6 +354,8 @@ void Server::report_schedule(const ScheduledStep& step) {
   report_.is_memory_short = step.is_memory_short;
   for (const ScheduledGroup& scheduled : step.groups) {
     const std::vector<int>& counts = scheduled.tokens.num_tokens;
+    const bool had_part = std::exchange(state(scheduled.id).lacks_tokens, !scheduled.tokens.with_logits);
+    report_.is_chunk.insert(report_.is_chunk.end(), counts.size(), had_part || !scheduled.tokens.with_logits);
     report_.num_queries.insert(report_.num_queries.end(), counts.begin(), counts.end());
     report_.served.push_back(scheduled.id);
     report_.num_served.push_back(std::accumulate(counts.begin(), counts.end(), 0));

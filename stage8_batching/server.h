@@ -103,6 +103,7 @@ class Server {
     RequestOutput output;
     std::optional<common::FinishReason> stop;  // by stop() during a step
     bool is_forgotten = false;
+    bool lacks_tokens = false;  // the last step has computed a part of what the cache lacks
   };
 
   std::string rejection(const GenerationRequest& request) const;

@@ -1,7 +1,10 @@
 #!/usr/bin/env python3
 """What a stage changes, in reading order, with the lesson's notes.
 
-    python3 tests/stage_diff.py 3 4                  stage 4's diff against stage 3, core files first
+    python3 tests/stage_diff.py 3 4                  stage 4's lesson as a diff against stage 3
+    python3 tests/stage_diff.py 3 4 attention        of the files with this name alone; a folder will do: kernels/
+    python3 tests/stage_diff.py 3 4 --all            with what the lesson does not walk through: demo/, production/
+    python3 tests/stage_diff.py 6 8                  batching as the next step after the prefix cache, without a GPU
     python3 tests/stage_diff.py 3 4 --html FILE      the same as one page, side by side
     python3 tests/stage_diff.py 3 4 --size           how large it is, as git counts it
     python3 tests/stage_diff.py --check [3 4]        whether every note belongs to a hunk, and which hunks have none
@@ -17,8 +20,8 @@ Comments that follow each other share the paragraphs after them. The text is loo
 removed, best as a whole word; if it stands in none of them, in the lines around and in the name of the function. A comment that matches
 nothing is an error. The files named first by such comments are shown first.
 
-README.md, CMakeLists.txt and pictures are no part of the diff, nor are lines that begin with "namespace stage"; what
-draws the pictures is shown, and not counted.
+The lesson is a stage's root, kernels/ and ladder/. README.md, CMakeLists.txt and pictures are no part of the diff, nor
+are lines that begin with "namespace stage". A file that is gone is named in a line.
 """
 
 import argparse
@@ -42,10 +45,11 @@ ROOT = pathlib.Path(__file__).resolve().parent.parent
 # The order in which files are read, unless notes give another. A folder stands for all that is in it.
 READING_ORDER = [
     "kv_cache_manager.h", "kv_cache_manager.cpp", "block_copy.h", "kv_cache.h", "kv_cache.cpp", "attention.h",
-    "attention.cpp", "engine.h", "engine.cpp", "decoding.h", "decoding.cpp", "prefix_cache.h", "prefix_cache.cpp",
-    "gpu_runner.h", "gpu_runner.cpp", "scheduler.h", "scheduler.cpp", "batch.h", "batch.cpp", "async_step.h",
-    "async_step.cpp", "server.h", "server.cpp", "main.cpp", "demo/",
-    "demo/pictures.h", "demo/pictures.cpp", "kernels/page_layout.h", "kernels/kernels.h", "kernels/", "ladder/",
+    "attention.cpp", "batch.h", "batch.cpp", "runner.h", "runner.cpp", "cpu_runner.h", "cpu_runner.cpp", "gpu_runner.h",
+    "gpu_runner.cpp", "engine.h", "engine.cpp", "decoding.h", "decoding.cpp", "prefix_cache.h", "prefix_cache.cpp",
+    "scheduler.h", "scheduler.cpp", "async_step.h", "async_step.cpp", "server.h", "server.cpp", "main.cpp",
+    "kernels/page_layout.h", "kernels/kernels.h", "kernels/", "ladder/", "demo/", "demo/pictures.h", "demo/pictures.cpp",
+    "production/",
 ]
 NAMESPACE_LINE = re.compile(r"^namespace stage")
 HUNK_HEADER = re.compile(r"^@@ -(\d+)(?:,(\d+))? \+(\d+)(?:,(\d+))? @@ ?(.*)$")
@@ -109,6 +113,9 @@ class File:
 
     def is_core(self):
         return "/" not in self.name
+
+    def is_lesson(self):
+        return diff_check.is_lesson(self.name)
 
 
 def is_shown(name):
@@ -234,12 +241,6 @@ def compare(before, after):
 class Note:
     markers: list  # (line number, file, text)
     text: str
-    at: str = ""  # the file where it is shown; further ones refer to it
-
-    def beginning(self):
-        """Its first sentence, for those."""
-        text = re.sub(r"\s+", " ", self.text.split("\n\n")[0])
-        return re.split(r"(?<=[.:?!])(?:\*\*)?\s", text)[0].replace("**", "")
 
 
 def diff_section(readme):
@@ -283,12 +284,20 @@ def read_notes(readme, where="README.md"):
 
 
 def matching_pieces(file, text):
-    """[(hunk, piece)]. `rescale` is looked for as a whole word, and as a part of one (rescaled) if it is none anywhere."""
+    """[(hunk, piece)], the best first: where `rescale` begins a function or a type, then where it is a whole word. As a
+    part of a word (rescaled) it counts only if it is none anywhere."""
     pairs = [(hunk, piece) for hunk in file.hunks for piece in hunk.pieces]
     whole = re.compile(r"(?<!\w)" * text[:1].isalnum() + re.escape(text) + r"(?!\w)" * text[-1:].isalnum())
+    opens = re.compile(r"^(?:(?:struct|class|enum class)\s+|[^\s#/][^=;]*[\s*&:])" + re.escape(text) + r"(?!\w)(?!.*;\s*$)")
+
+    def distance(pair):
+        lines = pair[1].changed()
+        return 0 if any(map(opens.search, lines)) else 2 if all(
+            line.startswith("#include") for line in lines if whole.search(line)) else 1
+
     for is_in in (whole.search, lambda line: text in line):
         if found := [(hunk, piece) for hunk, piece in pairs if any(map(is_in, piece.changed()))]:
-            return found
+            return sorted(found, key=distance)
     return [(hunk, hunk.pieces[0]) for hunk in file.hunks
             if text in hunk.heading or any(text in line.text for line in hunk.lines)]
 
@@ -314,11 +323,7 @@ def attach(files, notes, where="README.md"):
                 file.notes.append(note)
             elif text and found and note not in found[0][1].notes:
                 found[0][1].notes.append(note)
-    files = sorted(files, key=lambda file: order_key(file.name, order))
-    for file in files:
-        for note in file.notes + [note for hunk in file.hunks for piece in hunk.pieces for note in piece.notes]:
-            note.at = note.at or file.name
-    return files, errors
+    return sorted(files, key=lambda file: order_key(file.name, order)), errors
 
 
 @dataclasses.dataclass
@@ -331,48 +336,70 @@ class Pair:
     num_notes: int
 
     def size(self):
-        files = [file for file in self.files if diff_check.is_counted(file.name)]
+        files = [file for file in self.files if file.is_lesson()]
         kinds = {kind: [file for file in files if file.kind == kind] for kind in ("changed", "new", "gone")}
         added, removed = (sum(file.count(kind) for file in files) for kind in "+-")
         parts = [f"{len(kinds['changed'])} {'file' if len(kinds['changed']) == 1 else 'files'} changed"]
         parts += [f"{len(kinds[kind])} {kind}" for kind in ("new", "gone") if kinds[kind]]
         return f"{', '.join(parts)}: +{added:,} -{removed:,} lines"
 
+    def select(self, names, with_all):
+        """Leaves the files that are asked for: by name, or else the lesson's."""
+        if names:
+            found = [file for file in self.files if any(is_named(file.name, name) for name in names)]
+            for name in names:
+                if not any(is_named(file.name, name) for file in found):
+                    raise DiffError(f"no file '{name}' differs between {self.before} and {self.after}")
+            self.files = found
+        elif not with_all:
+            self.files = [file for file in self.files if file.is_lesson()]
+
+
+def is_named(file, name):
+    """`scheduler` names scheduler.h and scheduler.cpp; `kernels/` all that is in it."""
+    path = pathlib.PurePosixPath(file)
+    return name in (file, path.name, path.stem) or (name.endswith("/") and file.startswith(name))
+
 
 def read_pair(root, before, after):
+    """Between neighbours every note has to find its hunk. Of stages further apart, the lessons of all stages between
+    them have the notes, as far as what they explain is still there."""
     files = compare(root / before, root / after)
-    readme = root / after / "README.md"
-    text = readme.read_text(encoding="utf-8") if readme.exists() else ""
-    title = re.search(r"^# (.+)$", text, re.MULTILINE)
-    errors, notes = [], []
-    where = f"{after}/README.md"
-    try:
-        notes = read_notes(text, where)
-    except DiffError as error:
-        errors.append(str(error))
-    files, more = attach(files, notes, where)
-    return Pair(before, after, title.group(1) if title else after, files, errors + more, len(notes))
+    stages = diff_check.find_stages(root)
+    lessons = stages[stages.index(before) + 1:stages.index(after) + 1]
+    title, errors, num_notes = after, [], 0
+    for lesson in lessons:
+        readme = root / lesson / "README.md"
+        text = readme.read_text(encoding="utf-8") if readme.exists() else ""
+        heading = re.search(r"^# (.+)$", text, re.MULTILINE)
+        title = heading.group(1) if heading else lesson
+        where = f"{lesson}/README.md"
+        try:
+            notes = read_notes(text, where)
+        except DiffError as error:
+            errors.append(str(error))
+            notes = []
+        files, more = attach(files, notes, where)
+        errors += more if len(lessons) == 1 else []
+        num_notes += len(notes)
+    return Pair(before, after, title, files, errors, num_notes)
 
 
 # ---------------------------------------------------------------------------------------------------------------------
 # On a terminal
 
 
-class NotesOfFile:
-    """The notes of one file as they come up: each in full once, then by name, and not at all right after itself."""
+class NotesToShow:
+    """Each note is shown once: at the first of its hunks that is shown."""
 
-    def __init__(self, file):
-        self.file = file
+    def __init__(self):
         self.shown = []
 
-    def to_show(self, notes):
-        """Yields (note, where it was shown before or "")."""
+    def __call__(self, notes):
         for note in notes:
-            if self.shown and note is self.shown[-1]:
-                continue
-            is_known = any(note is other for other in self.shown)
-            self.shown.append(note)
-            yield note, f"As in {note.at}, above" if note.at != self.file.name else "As above" if is_known else ""
+            if not any(note is other for other in self.shown):
+                self.shown.append(note)
+                yield note
 
 
 class Paint:
@@ -399,11 +426,9 @@ def pad_table(rows):
         yield "  ".join(padded).rstrip()
 
 
-def note_lines(note, where, width, paint):
-    """The note, wrapped; code blocks and tables stay as they are. where: it was shown there already, so it is named."""
+def note_lines(note, width, paint):
+    """The note, wrapped; code blocks and tables stay as they are."""
     bar = paint("│", "yellow") + " "
-    if where:
-        return [bar + paint(f"{where}: {note.beginning()}", "dim")]
     result, paragraph, table, fenced = [], [], [], False
 
     def flush():
@@ -459,22 +484,26 @@ def print_pair(pair, paint, width):
     if not pair.num_notes:
         yield ""
         yield paint("  The lesson has no notes on these changes yet.", "dim")
+    notes = NotesToShow()
     for file in pair.files:
         yield ""
         yield paint("═" * text_width, "blue")
         yield paint(file.name, "bold") + paint(f"   {file.size()}", "dim")
-        notes = NotesOfFile(file)
-        for note, where in notes.to_show(file.notes):
-            yield from note_lines(note, where, text_width, paint)
+        for note in notes(file.notes):
+            yield from note_lines(note, text_width, paint)
+        if file.kind == "gone":
+            for note in notes([note for hunk in file.hunks for piece in hunk.pieces for note in piece.notes]):
+                yield from note_lines(note, text_width, paint)
+            continue
         for hunk in file.hunks:
             yield ""
             if file.kind == "changed":
                 yield paint(f"── line {hunk.first_line()}" + (f", in {hunk.heading.strip()}" if hunk.heading else ""), "blue")
             for piece in hunk.pieces:
-                for index, (note, where) in enumerate(notes.to_show(piece.notes)):
+                for index, note in enumerate(notes(piece.notes)):
                     if index or piece is not hunk.pieces[0]:
                         yield ""
-                    yield from note_lines(note, where, text_width, paint)
+                    yield from note_lines(note, text_width, paint)
                 for line in piece.lines:
                     style = {"+": ["green"], "-": ["red"]}.get(line.kind, [])
                     yield paint((line.kind + line.text).rstrip(), *style)
@@ -705,15 +734,10 @@ def piece_html(piece, kind):
             f'<div class="scroll stacked"><pre class="whole">{stacked}</pre></div>')
 
 
-def file_html(file, link):
-    notes = NotesOfFile(file)
-
+def file_html(file, link, notes):
     def notes_html(some):
-        for note, where in notes.to_show(some):
-            if where:
-                yield f'<aside class="again">{where}: {inline_markdown(note.beginning(), link)}</aside>'
-            else:
-                yield f"<aside>{render_markdown(note.text, link)}</aside>"
+        for note in notes(some):
+            yield f"<aside>{render_markdown(note.text, link)}</aside>"
 
     parts = [*notes_html(file.notes)]
     for hunk in file.hunks:
@@ -730,7 +754,7 @@ def file_html(file, link):
         for box in boxes:
             parts += notes_html(box.notes)
             parts.append(f'<div class="box">{piece_html(box, file.kind)}</div>')
-    is_open = " open" if file.is_core() or file.notes or any(hunk.has_note for hunk in file.hunks) else ""
+    is_open = " open" if file.kind != "gone" and (file.is_core() or any(hunk.has_note for hunk in file.hunks)) else ""
     return (f'<details id="{html.escape(file.name)}"{is_open}><summary><h2>{html.escape(file.name)}</h2>'
             f"<span>{html.escape(file.size())}</span></summary>{''.join(parts)}</details>")
 
@@ -767,7 +791,6 @@ summary h2 {{ display: inline; font: 600 1.05rem ui-monospace, SFMono-Regular, M
 summary span {{ color: var(--soft); font-size: .9rem; margin-left: .8rem; white-space: nowrap; }}
 aside {{ background: var(--note); border-left: 4px solid var(--note-line); border-radius: 0 6px 6px 0; padding: .15rem 1rem;
   margin: .8rem 0 .5rem; max-width: 78rem; }}
-aside.again {{ font-size: .9rem; padding: .35rem 1rem; }}
 aside p, aside ul, aside ol {{ margin: .6rem 0; max-width: 46rem; }}
 aside pre {{ font-size: .82rem; background: var(--page); border: 1px solid var(--line); border-radius: 5px; padding: .6rem .8rem; }}
 aside img {{ max-width: 100%; height: auto; background: #fff; border-radius: 5px; }}
@@ -827,9 +850,10 @@ def page(pair, root, html_file):
 
     contents = "".join(f'<a href="#{html.escape(file.name)}">{html.escape(file.name)}<span>{file.size()}</span></a>'
                        for file in pair.files)
+    notes = NotesToShow()
     return PAGE.format(title=html.escape(pair.title), before=pair.before, after=pair.after, size=pair.size(),
                        no_notes="" if pair.num_notes else " The lesson has no notes on these changes yet.",
-                       contents=contents, files="\n".join(file_html(file, link) for file in pair.files))
+                       contents=contents, files="\n".join(file_html(file, link, notes) for file in pair.files))
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -896,8 +920,11 @@ class Parser(argparse.ArgumentParser):
 
 def main(arguments=None, root=ROOT):
     parser = Parser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter,
-                    usage="stage_diff.py EARLIER LATER [--html FILE | --size] [--color WHEN], or stage_diff.py --check")
-    parser.add_argument("stages", nargs="*", metavar="STAGE", help="two stages' numbers, the earlier one first")
+                    usage="stage_diff.py EARLIER LATER [FILE ...] [--all] [--html FILE | --size] [--color WHEN], "
+                          "or stage_diff.py --check")
+    parser.add_argument("stages", nargs="*", metavar="STAGE", help="two stages' numbers, the earlier one first; after them,"
+                        " names of files or folders: these alone")
+    parser.add_argument("--all", action="store_true", help="show what the lesson does not walk through as well")
     parser.add_argument("--html", type=pathlib.Path, metavar="FILE", help="write a page instead of printing")
     parser.add_argument("--size", action="store_true", help="print how large the difference is")
     parser.add_argument("--check", action="store_true", help="check the notes, of all neighbours unless two are named")
@@ -910,7 +937,8 @@ def main(arguments=None, root=ROOT):
             errors = check(root, pairs)
             print(f"checked the notes on {len(pairs)} {'pair' if len(pairs) == 1 else 'pairs'}, {len(errors)} errors")
             return 1 if errors else 0
-        pair = read_pair(root, *find_pair(root, options.stages))
+        pair = read_pair(root, *find_pair(root, options.stages[:2]))
+        pair.select(options.stages[2:], options.all)
         if options.size:
             print(pair.size())
             return 0

@@ -430,14 +430,6 @@ void add_sampling_options(Command& command, SessionOptions& options) {
 
 }  // namespace
 
-int Session::bench_slots(int num_slots) const {
-  if (slots_given || num_slots >= bench_tokens) {
-    return num_slots;
-  }
-  std::cerr << "note: a cache of " << format_count(bench_tokens) << " slots: what the text needs (--slots sets it)\n";
-  return bench_tokens;
-}
-
 Program::Program(std::string name, const std::string& idea) : name_(std::move(name)), command_line_(name_, idea) {}
 
 Command& Program::add_generate(StartEngine start) {
@@ -506,7 +498,7 @@ Command& Program::add_bench(std::function<BenchTarget(const Session&)> target,
 }
 
 void Program::add_block_commands(int& block_size, StartEngine start) {
-  add_plan(*this);
+  add_plan(command_line_);
   bench_command_->flag("--sweep-block-size", bench_options_.sweep_block_size,
                        "waste and block tables of the fixed workload, by block size");
   sweep_block_size_ = [this, &block_size, start = std::move(start)] {

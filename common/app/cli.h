@@ -2,57 +2,16 @@
 #pragma once
 
 #include <functional>
-#include <memory>
-#include <span>
 #include <string>
 #include <vector>
 
 #include "common/app/bench.h"
 #include "common/app/command.h"
+#include "common/app/session.h"
 #include "common/app/svg.h"
 #include "common/model/generation.h"
-#include "common/model/gguf.h"
-#include "common/model/llama.h"
-#include "common/model/tokenizer.h"
 
 namespace common {
-
-// For --help: what the README says at length.
-inline constexpr const char* kLoadableModels = "a GGUF file of Llama, Qwen2 or Qwen3, or of a model built like them";
-
-// A loaded model, and the requests that the command line describes.
-struct Session {
-  std::string model_name;
-  Llama model;
-  Tokenizer tokenizer;
-  std::vector<std::string> prompts;
-  std::vector<Request> requests;  // one for each prompt
-  StopStrings stop_strings = {};  // of all requests
-  std::shared_ptr<const Gguf> file = nullptr;
-  int bench_tokens = 0;     // of `bench`: the length of the text that it measures
-  bool slots_given = true;  // of `bench`: by --slots
-
-  // The reply's text, up to a stop string.
-  std::string text_of(const Completion& completion) const {
-    return stop_strings.cut(tokenizer.decode(completion.tokens));
-  }
-
-  // The slots of a cache for `bench`: num_slots, or more where none are given and the text needs them. Says so on
-  // stderr.
-  int bench_slots(int num_slots) const;
-};
-
-// What a run reports.
-struct RunResult {
-  std::vector<Completion> completions;  // one for each request
-  std::vector<Counter> counters;        // deterministic: the same on every machine
-  Timing timing;
-};
-
-// Serves requests, one text each. Behind it is an engine, whose cache outlives the call.
-using RunRequests = std::function<RunResult(std::span<const Request> requests, const OnToken& on_token)>;
-// Makes an engine for the session's model, with room for its requests. The session must outlive it.
-using StartEngine = std::function<RunRequests(const Session& session)>;
 
 // The options from which a Session is loaded.
 struct SessionOptions {

@@ -6,7 +6,7 @@
 #include <string>
 #include <vector>
 
-#include "common/app/cli.h"
+#include "common/app/session.h"
 #include "common/model/chat.h"
 #include "common/model/generation.h"
 

@@ -9,7 +9,8 @@
 #include <string>
 #include <system_error>
 
-#include "common/app/cli.h"
+#include "common/app/command.h"
+#include "common/app/session.h"
 #include "common/app/table.h"
 #include "common/base/check.h"
 #include "common/base/text.h"
@@ -255,12 +256,12 @@ std::int64_t parse_memory(std::string_view text) {
   return static_cast<std::int64_t>(bytes);
 }
 
-void add_plan(Program& program) {
+void add_plan(CommandLine& command_line) {
   const auto shared_options = std::make_shared<PlanOptions>();
   PlanOptions& options = *shared_options;
   Command& command =
-      program.add_command("plan", "Plan a KV cache: bytes per token, blocks, and how many sequences fit at once",
-                          [shared_options] { print_plan(*shared_options); });
+      command_line.add("plan", "Plan a KV cache: bytes per token, blocks, and how many sequences fit at once",
+                       [shared_options] { print_plan(*shared_options); });
   // A function, so that an empty text is an error too.
   command.option(
       "--preset", [&options](const std::string& name) { options.preset = find_preset(name).name; },

@@ -13,7 +13,7 @@
 
 namespace common {
 
-class Program;
+class CommandLine;
 
 // A cache for K and V of one model.
 struct PoolShape {
@@ -55,6 +55,6 @@ PoolPlan plan_pool(const PoolShape& shape, std::int64_t memory, const PoolDemand
 std::int64_t parse_memory(std::string_view text);
 
 // Adds the command `plan`.
-void add_plan(Program& program);
+void add_plan(CommandLine& command_line);
 
 }  // namespace common

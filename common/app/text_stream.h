@@ -8,7 +8,7 @@
 #include <string_view>
 #include <vector>
 
-#include "common/app/cli.h"
+#include "common/app/session.h"
 #include "common/model/generation.h"
 #include "common/model/stop_strings.h"
 

@@ -20,10 +20,19 @@ std::string escape_bytes(std::string_view bytes) {
   return escaped;
 }
 
+// What may take a reader in: U+0080 to U+009F, which terminals may execute as they do the control characters below ' ';
+// line and paragraph separators; and marks, embeddings, overrides and isolates, which change the direction of a text,
+// so that it shows its characters in another order.
+bool is_deceptive(std::string_view character) {
+  const auto lies_between = [&](std::string_view first, std::string_view last) {
+    return character.size() == first.size() && character >= first && character <= last;
+  };
+  return lies_between("\u0080", "\u009F") || lies_between("\u061C", "\u061C") || lies_between("\u200E", "\u200F") ||
+         lies_between("\u2028", "\u202E") || lies_between("\u2066", "\u2069");
+}
+
 std::string escape_character(std::string_view character) {
-  // U+0080 to U+009F are control characters too, which terminals may execute.
-  const bool high_control = character.size() == 2 && character[0] == '\xC2' && character[1] < '\xA0';
-  if (high_control) {
+  if (is_deceptive(character)) {
     return escape_bytes(character);
   }
   if (character.size() > 1) {

@@ -1,37 +1,62 @@
 # Whether the kernels are part of this build, and for which GPU.
 
+# The compute capabilities of this machine's GPUs, "8.9;9.0" for two kinds; those that the kernels run on, from 8.0 on,
+# and those that are too old.
+function(course_find_gpus usable too_old)
+  execute_process(COMMAND nvidia-smi --query-gpu=compute_cap --format=csv,noheader
+                  OUTPUT_VARIABLE found RESULT_VARIABLE status ERROR_QUIET)
+  set(new "")
+  set(old "")
+  if(status EQUAL 0)
+    string(REGEX MATCHALL "[0-9]+\\.[0-9]+" found "${found}")
+    list(REMOVE_DUPLICATES found)
+    set(new ${found})
+    list(FILTER new EXCLUDE REGEX "^[0-7]\\.")
+    set(old ${found})
+    list(FILTER old INCLUDE REGEX "^[0-7]\\.")
+  endif()
+  set(${usable} "${new}" PARENT_SCOPE)
+  set(${too_old} "${old}" PARENT_SCOPE)
+endfunction()
+
+# What nvcc calls them: 8.9 is 89, 9.0 is 90a. From 9.0 on, kernels use instructions that only this one architecture has
+# ("a").
+function(course_architectures capabilities result)
+  set(architectures "")
+  foreach(capability IN LISTS capabilities)
+    string(REPLACE "." "" architecture ${capability})
+    if(architecture GREATER_EQUAL 90)
+      string(APPEND architecture a)
+    endif()
+    list(APPEND architectures ${architecture})
+  endforeach()
+  set(${result} "${architectures}" PARENT_SCOPE)
+endfunction()
+
 # Enables CUDA if a stage has kernels and they can run here, or if COURSE_CUDA is ON. One line of output says what is
 # left out and how to include it.
 macro(course_find_cuda)
   file(GLOB course_kernels CONFIGURE_DEPENDS ${PROJECT_SOURCE_DIR}/stage[0-9]*_*/kernels/*.cu)
-  # "9.0" on an H200; empty where there is no GPU.
-  execute_process(COMMAND nvidia-smi --query-gpu=compute_cap --format=csv,noheader
-                  OUTPUT_VARIABLE course_gpu RESULT_VARIABLE course_gpu_status ERROR_QUIET)
-  if(course_gpu_status EQUAL 0)
-    string(REGEX MATCH "^[0-9]+\\.[0-9]+" course_gpu "${course_gpu}")
-  else()
-    set(course_gpu "")
-  endif()
+  course_find_gpus(course_gpu course_old_gpu)
   # These sanitizers check CPU code; for kernels there is compute-sanitizer, which needs no special build.
   if(NOT course_kernels)
     message(STATUS "CUDA: no stage here has kernels, so nvcc is not looked for")
   elseif(NOT COURSE_CUDA OR COURSE_SANITIZE)
     message(STATUS "CUDA: switched off (COURSE_CUDA or COURSE_SANITIZE); the kernels are left out")
+  elseif(COURSE_CUDA STREQUAL "AUTO" AND course_old_gpu AND NOT course_gpu)
+    message(STATUS "CUDA: the GPU here has compute capability ${course_old_gpu} and the kernels need 8.0 or newer; they"
+                   " are left out and stages 7 and 8 compute on the CPU")
   elseif(COURSE_CUDA STREQUAL "AUTO" AND NOT course_gpu)
     message(STATUS "CUDA: no GPU here, so the kernels are left out and stages 7 and 8 compute on the CPU."
                    " To compile them anyway: cmake --workflow --preset cuda")
   else()
-    # The architecture of this machine's GPU, or else of H100 and H200. From 9.0 on, kernels use instructions that only
-    # this one architecture has ("a").
+    # The architectures of this machine's GPUs, or else of H100 and H200.
     if(NOT DEFINED CMAKE_CUDA_ARCHITECTURES AND NOT DEFINED ENV{CUDAARCHS})
-      set(architecture 90a)
+      set(course_architectures 90a)
       if(course_gpu)
-        string(REPLACE "." "" architecture ${course_gpu})
-        if(architecture GREATER_EQUAL 90)
-          string(APPEND architecture a)
-        endif()
+        course_architectures("${course_gpu}" course_architectures)
       endif()
-      set(CMAKE_CUDA_ARCHITECTURES ${architecture} CACHE STRING "GPU architectures to compile kernels for")
+      set(CMAKE_CUDA_ARCHITECTURES "${course_architectures}" CACHE STRING "GPU architectures to compile kernels for")
     endif()
     include(CheckLanguage)
     check_language(CUDA)
@@ -52,7 +77,7 @@ macro(course_find_cuda)
       if(course_gpu)
         set(course_gpu_note "")
       else()
-        set(course_gpu_note "; no GPU here, so their tests will be skipped")
+        set(course_gpu_note "; no GPU here that they run on, so their tests will be skipped")
       endif()
       message(STATUS "CUDA: ${CMAKE_CUDA_COMPILER_VERSION}, kernels are built for "
                      "${CMAKE_CUDA_ARCHITECTURES}${course_gpu_note}")

@@ -210,6 +210,8 @@ Token sample(std::span<const float> logits, const SamplingOptions& options, std:
 
   const bool has_top_k = options.top_k > 0 && static_cast<std::size_t>(options.top_k) < logits.size();
   if (has_top_k || options.top_p < 1.0F || options.min_p > 0.0F) {
+    // At a high temperature even the most likely token may be cut: others are level with it.
+    best_score = -std::numeric_limits<float>::infinity();
     for (const Candidate& candidate : keep_most_likely(logits, max_logit, options)) {
       consider(candidate.token);
     }

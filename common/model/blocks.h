@@ -19,7 +19,7 @@
 
 #include "common/base/check.h"
 #include "common/math/lanes.h"
-#include "common/model/gguf.h"
+#include "common/model/tensor_type.h"
 
 namespace common::blocks {
 

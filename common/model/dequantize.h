@@ -5,7 +5,7 @@
 #include <cstddef>
 #include <span>
 
-#include "common/model/gguf.h"
+#include "common/model/tensor_type.h"
 
 namespace common {
 

@@ -289,8 +289,9 @@ void check_tensors(const Gguf& file, const LlamaConfig& config) {
     known.insert(tensor.name);
   }
   for (const auto& [name, info] : file.tensors()) {
-    require(file, known.contains(name),
-            "tensor '" + name + "' is not part of the " + std::string(architecture_of(file).title) + " architecture");
+    require(
+        file, known.contains(name),
+        "tensor " + quote(name) + " is not part of the " + std::string(architecture_of(file).title) + " architecture");
   }
   for (const ExpectedTensor& tensor : expected_tensors(config)) {
     file.check_tensor(tensor.name, tensor.shape);
@@ -298,8 +299,8 @@ void check_tensors(const Gguf& file, const LlamaConfig& config) {
 }
 
 [[noreturn]] void refuse_damaged(const Gguf& file, const std::string& name) {
-  throw InputError(file.name() + ": tensor \"" + name +
-                   "\" holds a value that is not a finite number: the file is damaged");
+  throw InputError(file.name() + ": tensor " + quote(name) +
+                   " holds a value that is not a finite number: the file is damaged");
 }
 
 bool all_finite(const RowVector& values) {

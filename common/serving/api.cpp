@@ -6,12 +6,14 @@
 #include <map>
 #include <nlohmann/json.hpp>
 #include <optional>
+#include <random>
 #include <span>
 #include <string_view>
 
 #include "common/base/check.h"
 #include "common/base/text.h"
 #include "common/serving/completion_request.h"
+#include "common/serving/http_request.h"
 #include "common/serving/page.h"
 
 namespace common {
@@ -67,8 +69,7 @@ bool is_local_name(std::string host) {
   if (colon != std::string::npos && host.find_first_not_of("0123456789", colon + 1) == std::string::npos) {
     host.resize(colon);
   }
-  std::transform(host.begin(), host.end(), host.begin(),
-                 [](char c) { return static_cast<char>(c >= 'A' && c <= 'Z' ? c - 'A' + 'a' : c); });
+  host = to_lower(host);
   const bool is_v4 = host.starts_with("127.") && host.find_first_not_of("0123456789.") == std::string::npos;
   return host.empty() || host == "localhost" || host == "[::1]" || is_v4;
 }
@@ -322,6 +323,48 @@ class PoolStates : public ReplyBody {
   std::int64_t version_ = 0;
 };
 
+std::int64_t seconds_since_1970() {
+  return std::chrono::duration_cast<std::chrono::seconds>(std::chrono::system_clock::now().time_since_epoch()).count();
+}
+
+std::string random_digits() {
+  std::random_device random;
+  return format("%08x%08x", random(), random());
+}
+
+struct Route {
+  const char* path;
+  const char* method;
+  bool is_open = false;     // without a key
+  bool is_control = false;  // of the pool
+};
+constexpr std::array<Route, 14> kRoutes = {{
+    {.path = "/", .method = "GET", .is_open = true},
+    {.path = "/health", .method = "GET", .is_open = true},
+    {.path = "/metrics", .method = "GET", .is_open = true},
+    {.path = "/v1/models", .method = "GET"},
+    {.path = "/v1/completions", .method = "POST"},
+    {.path = "/v1/chat/completions", .method = "POST"},
+    {.path = "/tokenize", .method = "POST"},
+    {.path = "/detokenize", .method = "POST"},
+    {.path = "/pool/events", .method = "GET"},
+    {.path = "/pool/pause", .method = "POST", .is_control = true},
+    {.path = "/pool/run", .method = "POST", .is_control = true},
+    {.path = "/pool/step", .method = "POST", .is_control = true},
+    {.path = "/pool/restart", .method = "POST", .is_control = true},
+    {.path = "/pool/demo", .method = "POST", .is_control = true},
+}};
+
+// The page, with or without what steers the pool.
+std::string page_text(bool has_controls) {
+  std::string text(page());
+  const std::string body = "<body>";
+  if (const std::size_t at = text.find(body); !has_controls && at != std::string::npos) {
+    text.replace(at, body.size(), "<body class=\"watch-only\">");
+  }
+  return text;
+}
+
 }  // namespace
 
 ApiReply error_reply(int status, const std::string& message, const std::string& param, const std::string& code) {
@@ -342,12 +385,13 @@ Api::Api(const ServedModel& model, EngineThread& engine, PoolView& view, const A
       options_(options),
       demo_(options.make_demo_pool),
       next_seed_(model.session().requests.front().sampling.seed),
-      created_(std::chrono::duration_cast<std::chrono::seconds>(std::chrono::system_clock::now().time_since_epoch())
-                   .count()) {}
+      reply_ids_(random_digits()),
+      created_(seconds_since_1970()) {}
 
 ApiReply Api::handle(const ApiRequest& request, const std::function<bool()>& is_gone) {
   try {
-    return route(request, is_gone);
+    std::optional<ApiReply> refused = refusal(request);
+    return refused.has_value() ? std::move(*refused) : route(request, is_gone);
   } catch (const ApiError& error) {
     return error_reply(error.status(), error.what(), error.param(), error.code());
   } catch (const InputError& error) {
@@ -357,52 +401,16 @@ ApiReply Api::handle(const ApiRequest& request, const std::function<bool()>& is_
   }
 }
 
-ApiReply Api::route(const ApiRequest& request, const std::function<bool()>& is_gone) {
-  struct Route {
-    const char* path;
-    const char* method;
-    bool is_open;  // without a key
-    std::function<ApiReply()> reply;
-  };
-  const std::array<Route, 14> routes = {{
-      {"/", "GET", true,
-       [] { return ApiReply{.content_type = "text/html; charset=utf-8", .body = std::string(page())}; }},
-      {"/health", "GET", true,
-       [&] {
-         const std::string failure = engine_.is_draining() ? "the server is ending" : engine_.failure();
-         return failure.empty() ? ApiReply{.content_type = "text/plain"} : error_reply(503, failure);
-       }},
-      {"/metrics", "GET", true,
-       [&] {
-         return ApiReply{.content_type = "text/plain; version=0.0.4",
-                         .body = metrics_text(engine_.state(), options_.model_name)};
-       }},
-      {"/v1/models", "GET", false, [&] { return models(); }},
-      {"/v1/completions", "POST", false, [&] { return complete(request, false, is_gone); }},
-      {"/v1/chat/completions", "POST", false, [&] { return complete(request, true, is_gone); }},
-      {"/tokenize", "POST", false, [&] { return tokenize(request); }},
-      {"/detokenize", "POST", false, [&] { return detokenize(request); }},
-      {"/pool/events", "GET", false,
-       [&] {
-         return ApiReply{.content_type = "text/event-stream",
-                         .headers = {{"Cache-Control", "no-store"}},
-                         .stream = std::make_unique<PoolStates>(view_, engine_)};
-       }},
-      {"/pool/pause", "POST", false, [&] { return pool(request); }},
-      {"/pool/run", "POST", false, [&] { return pool(request); }},
-      {"/pool/step", "POST", false, [&] { return pool(request); }},
-      {"/pool/restart", "POST", false, [&] { return pool(request); }},
-      {"/pool/demo", "POST", false, [&] { return pool(request); }},
-  }};
+std::optional<ApiReply> Api::refusal(const ApiRequest& request) const {
   // A site can point its own name at 127.0.0.1. To the browser, its page and this server are then one site.
   if (request.is_on_loopback && options_.api_key.empty() && !is_local_name(request.host)) {
-    throw ApiError(403, "the host " + quote(request.host) +
-                            " is refused: without --api-key, this address is localhost, 127.0.0.1 or [::1]");
+    return error_reply(403, "the host " + quote(request.host) +
+                                " is refused: without --api-key, this address is localhost, 127.0.0.1 or [::1]");
   }
   const auto* const found =
-      std::find_if(routes.begin(), routes.end(), [&](const Route& known) { return request.path == known.path; });
-  if (found == routes.end()) {
-    throw ApiError(404, "there is no " + quote(request.path));
+      std::find_if(kRoutes.begin(), kRoutes.end(), [&](const Route& known) { return request.path == known.path; });
+  if (found == kRoutes.end()) {
+    return error_reply(404, "there is no " + quote(request.path));
   }
   if (request.method != found->method && !(request.method == "HEAD" && found->method == std::string("GET"))) {
     ApiReply reply = error_reply(405, std::string(found->path) + " is for " + found->method);
@@ -410,25 +418,64 @@ ApiReply Api::route(const ApiRequest& request, const std::function<bool()>& is_g
     return reply;
   }
   if (!found->is_open && !is_authorized(request)) {
-    throw ApiError(401, "the API key is missing or wrong", "", "invalid_api_key");
+    return error_reply(401, "the API key is missing or wrong", "", "invalid_api_key");
+  }
+  if (found->is_control && !options_.pool_controls) {
+    return error_reply(403, std::string(found->path) + " is off: it needs a server with --pool-controls");
   }
   if (request.method == "POST") {
     // A page of another site can make a browser send a request, but only with types like text/plain or after asking.
-    const bool is_json = request.content_type.starts_with("application/json");
+    const std::string type = to_lower(request.content_type.substr(0, request.content_type.find_first_of("; \t")));
     const bool is_foreign = !request.origin.empty() && authority_of(request.origin) != request.host;
     if (is_foreign) {
-      throw ApiError(403, "requests of other sites' pages are refused");
+      return error_reply(403, "requests of other sites' pages are refused");
     }
-    if (!is_json) {
-      throw ApiError(415, "the body must be of the type application/json");
+    if (type != "application/json") {
+      return error_reply(415, "the body must be of the type application/json");
     }
   }
-  return found->reply();
+  return std::nullopt;
+}
+
+ApiReply Api::route(const ApiRequest& request, const std::function<bool()>& is_gone) {
+  const std::string& path = request.path;
+  if (path == "/") {
+    return {.content_type = "text/html; charset=utf-8", .body = page_text(options_.pool_controls)};
+  }
+  if (path == "/health") {
+    const std::string failure = engine_.is_draining() ? "the server is ending" : engine_.failure();
+    return failure.empty() ? ApiReply{.content_type = "text/plain"} : error_reply(503, failure);
+  }
+  if (path == "/metrics") {
+    return {.content_type = "text/plain; version=0.0.4", .body = metrics_text(engine_.state(), options_.model_name)};
+  }
+  if (path == "/v1/models") {
+    return models();
+  }
+  if (path == "/v1/completions" || path == "/v1/chat/completions") {
+    return complete(request, path == "/v1/chat/completions", is_gone);
+  }
+  if (path == "/tokenize") {
+    return tokenize(request);
+  }
+  if (path == "/detokenize") {
+    return detokenize(request);
+  }
+  if (path == "/pool/events") {
+    constexpr int kMaxWatchers = 128;  // each has a thread, which would be missing for a completion
+    if (view_.num_watchers() >= kMaxWatchers) {
+      return error_reply(503, "too many clients watch the pool");
+    }
+    return {.content_type = "text/event-stream",
+            .headers = {{"Cache-Control", "no-store"}},
+            .stream = std::make_unique<PoolStates>(view_, engine_)};
+  }
+  return pool(request);
 }
 
 bool Api::is_authorized(const ApiRequest& request) const {
-  const std::string scheme = "Bearer ";
-  return options_.api_key.empty() || (request.authorization.starts_with(scheme) &&
+  const std::string scheme = "bearer ";
+  return options_.api_key.empty() || (to_lower(request.authorization).starts_with(scheme) &&
                                       is_equal_secret(request.authorization.substr(scheme.size()), options_.api_key));
 }
 
@@ -449,9 +496,10 @@ ApiReply Api::complete(const ApiRequest& request, bool is_chat, const std::funct
       break;
   }
   // A request that can't be served is an error, not a reply that begins.
-  ordered_json head = {{"id", format("%s-%lld", is_chat ? "chatcmpl" : "cmpl", static_cast<long long>(num_replies_++))},
+  ordered_json head = {{"id", format("%s-%s-%lld", is_chat ? "chatcmpl" : "cmpl", reply_ids_.c_str(),
+                                     static_cast<long long>(num_replies_++))},
                        {"object", ""},
-                       {"created", created_},
+                       {"created", seconds_since_1970()},
                        {"model", options_.model_name}};
   const bool is_streamed = wanted.is_streamed;
   auto texts = std::make_unique<Completions>(model_, std::move(wanted), std::move(ticket), std::move(head));

@@ -6,11 +6,11 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
 
-#include "common/app/cli.h"
 #include "common/serving/demo_pool.h"
 #include "common/serving/engine_thread.h"
 #include "common/serving/pool_view.h"
@@ -49,6 +49,7 @@ struct ApiOptions {
   std::string model_name;  // in replies, and the only one that requests may name
   std::string api_key;     // empty: none is asked for
   MakeDemoPool make_demo_pool;
+  bool pool_controls = false;  // clients may pause the pool, step it and make it anew, and run the demonstration
 };
 
 // An error in OpenAI's shape. param: the field that is wrong, if it is one.
@@ -63,6 +64,8 @@ class Api {
 
   // is_gone: whether the client has hung up; asked now and then while a reply is not ready.
   ApiReply handle(const ApiRequest& request, const std::function<bool()>& is_gone);
+  // The reply to a request that is refused whatever its body is, which then need not be read.
+  std::optional<ApiReply> refusal(const ApiRequest& request) const;
 
  private:
   ApiReply route(const ApiRequest& request, const std::function<bool()>& is_gone);
@@ -80,7 +83,8 @@ class Api {
   DemoPool demo_;
   std::atomic<std::uint64_t> next_seed_;
   std::atomic<std::int64_t> num_replies_ = 0;
-  std::int64_t created_;  // seconds since 1970
+  std::string reply_ids_;  // what the ids of this server's replies have in common, and no other server's
+  std::int64_t created_;   // when the server began, in seconds since 1970
 };
 
 }  // namespace common

@@ -103,6 +103,10 @@ std::vector<std::vector<Token>> prompts_of(const ServedModel& model, const Field
   if (!value->is_array() || value->empty()) {
     refuse(name, "must be a text, a list of tokens, or a list of these");
   }
+  constexpr std::size_t kMaxPrompts = 1024;
+  if (value->size() > kMaxPrompts) {
+    refuse(name, format("must be at most %zu prompts", kMaxPrompts));
+  }
   std::vector<std::vector<Token>> prompts;
   for (const json& prompt : *value) {
     prompts.push_back(text_prompt(model, prompt));
@@ -118,6 +122,7 @@ std::uint64_t salt_of(const std::string& text) {
 // "stop": a text, or several.
 StopStrings stop_strings_of(const ServedModel& model, const Fields& fields) {
   constexpr std::size_t kMaxStopStrings = 16;
+  constexpr std::size_t kMaxStopLength = 1024;  // in bytes; each prompt of the request has a copy
   const json* const value = fields.find("stop");
   if (value == nullptr) {
     return {};
@@ -130,6 +135,9 @@ StopStrings stop_strings_of(const ServedModel& model, const Fields& fields) {
   for (const json& entry : list) {
     if (!entry.is_string() || entry.get<std::string>().empty()) {
       refuse("stop", "must have texts that are not empty");
+    }
+    if (entry.get_ref<const std::string&>().size() > kMaxStopLength) {
+      refuse("stop", format("must have texts of at most %zu bytes", kMaxStopLength));
     }
     strings.push_back(entry.get<std::string>());
   }
@@ -161,7 +169,16 @@ int max_new_tokens(const CompletionLimits& limits, int prompt_length, int num_te
 
 }  // namespace
 
-Fields::Fields(const std::string& body) : object_(json::parse(body, nullptr, false)) {
+Fields::Fields(const std::string& body) {
+  // Documents are read in a loop, but copied and compared by calls within calls, for which a thread has little room.
+  constexpr int kMaxDepth = 32;
+  const auto check_depth = [](int depth, json::parse_event_t, const json&) {
+    if (depth > kMaxDepth) {
+      throw ApiError(400, format("the body has lists and objects more than %d deep", kMaxDepth));
+    }
+    return true;
+  };
+  object_ = json::parse(body, check_depth, false);
   if (object_.is_discarded()) {
     throw ApiError(400, "the body is not JSON");
   }

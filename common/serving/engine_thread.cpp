@@ -85,24 +85,28 @@ class EngineThread::Messenger {
       }
       messages.swap(sent_);
       lock.unlock();
-      deliver(messages);
+      for (auto message = messages.cbegin(); message != messages.cend();) {
+        try {
+          deliver(message, messages.cend());
+        } catch (const std::bad_alloc&) {  // a change that throws has changed nothing: it is made again
+          std::this_thread::sleep_for(std::chrono::milliseconds(10));
+        }
+      }
       messages.clear();
       lock.lock();
     }
   }
 
-  // Wakes a ticket once for all that follows one another.
-  static void deliver(const std::vector<Message>& messages) {
-    for (auto message = messages.begin(); message != messages.end();) {
-      Ticket::State& state = *message->ticket;
-      {
-        const std::lock_guard lock(state.mutex);
-        for (; message != messages.end() && message->ticket.get() == &state; ++message) {
-          message->change(state);
-        }
+  // All that follows one another for a ticket, which is woken once. `message` goes on to the next one.
+  static void deliver(std::vector<Message>::const_iterator& message, std::vector<Message>::const_iterator end) {
+    Ticket::State& state = *message->ticket;
+    {
+      const std::lock_guard lock(state.mutex);
+      for (; message != end && message->ticket.get() == &state; ++message) {
+        message->change(state);
       }
-      state.news.notify_all();
     }
+    state.news.notify_all();
   }
 
   std::vector<Message> added_;  // of the engine's thread alone
@@ -176,7 +180,8 @@ class EngineThread::Sink : public RequestSink {
     if (result.error.empty()) {
       result.error = engine_thread_.end_error_;
     }
-    engine_thread_.hand_over(engine_thread_.clients_.extract(id).mapped(), std::move(result));
+    engine_thread_.hand_over(engine_thread_.clients_.at(id), std::move(result));
+    engine_thread_.clients_.erase(id);
   }
 
  private:
@@ -317,46 +322,65 @@ void EngineThread::restart_engine() {
 }
 
 void EngineThread::loop() {
-  while (true) {
-    take_inbox();
-    bool is_stopping = false;
-    {
-      const std::lock_guard lock(mutex_);
-      is_stopping = is_stopping_ && inbox_.empty();
-    }
-    if (is_stopping) {
-      end_all("the server has ended");
-      return;
-    }
-    // Draining is not paused: the program would not end.
-    if ((!is_paused_ || steps_to_run_ > 0 || is_draining_) && engine_ && !engine_->is_idle()) {
-      steps_to_run_ = std::max(steps_to_run_ - 1, 0);
-      try {
-        engine_->step();
-      } catch (const std::exception& error) {  // not a request's fault: the server fails only the one that throws
-        fail(message_of(error));
+  bool goes_on = true;
+  std::string failure;
+  while (goes_on) {
+    try {
+      if (!failure.empty()) {
+        fail(failure);
+        failure.clear();
       }
-      const StepReport* const report = engine_ ? &engine_->last_step() : nullptr;
-      count(report);  // first: who hears of an end and asks for the counts finds it there
-      messenger_->send();
-      show(report);
-      continue;
+      goes_on = advance();
+    } catch (const std::exception& error) {  // no request's fault: the engine fails only the one that throws
+      failure = message_of(error);
     }
-    std::unique_lock lock(mutex_);
-    wake_.wait(lock, [&] { return !inbox_.empty() || is_stopping_; });
   }
 }
 
-void EngineThread::take_inbox() {
-  std::deque<std::function<void()>> commands;
+// Takes the inbox, and then makes one step or waits. False: the thread is to end.
+bool EngineThread::advance() {
+  take_inbox();
+  bool is_stopping = false;
   {
     const std::lock_guard lock(mutex_);
-    commands.swap(inbox_);
+    is_stopping = is_stopping_ && inbox_.empty();
   }
-  if (commands.empty()) {
+  if (is_stopping) {
+    end_all("the server has ended");
+    return false;
+  }
+  // Draining is not paused: the program would not end.
+  if ((!is_paused_ || steps_to_run_ > 0 || is_draining_) && engine_ && !engine_->is_idle()) {
+    steps_to_run_ = std::max(steps_to_run_ - 1, 0);
+    engine_->step();
+    const StepReport& report = engine_->last_step();
+    count(&report);  // first: a client that hears of an end finds it counted
+    messenger_->send();
+    show(&report);
+    return true;
+  }
+  std::unique_lock lock(mutex_);
+  wake_.wait(lock, [&] { return !inbox_.empty() || is_stopping_; });
+  return true;
+}
+
+// One by one: if a command throws, those after it are still to be taken.
+void EngineThread::take_inbox() {
+  std::size_t num_commands = 0;
+  {
+    const std::lock_guard lock(mutex_);
+    num_commands = inbox_.size();
+  }
+  if (num_commands == 0) {
     return;
   }
-  for (const std::function<void()>& command : commands) {
+  for (std::size_t i = 0; i < num_commands; ++i) {
+    std::function<void()> command;
+    {
+      const std::lock_guard lock(mutex_);
+      command = std::move(inbox_.front());
+      inbox_.pop_front();
+    }
     command();
   }
   count();
@@ -366,37 +390,35 @@ void EngineThread::take_inbox() {
 
 void EngineThread::submit_all(const std::shared_ptr<Ticket::State>& state, const std::vector<ServedRequest>& requests,
                               double handed_over) {
+  if (!engine_) {  // they came before it was known
+    refuse_from(0, state, failure());
+    return;
+  }
+  const double arrival = engine_->clock().now() - (now_seconds() - handed_over);
   std::vector<int> ids;
-  if (engine_) {
-    const double arrival = engine_->clock().now() - (now_seconds() - handed_over);
+  ids.reserve(requests.size());
+  try {
     for (const ServedRequest& request : requests) {
-      clients_[next_id_] = {
-          state, static_cast<int>(ids.size())};  // first: a request that is rejected has ended when submit() returns
+      clients_[next_id_] = {state, static_cast<int>(ids.size())};  // first: a rejected one ends in submit()
       const int id = engine_->submit(request, arrival, std::make_unique<Sink>(*this));
       COMMON_CHECK(id == next_id_, "an engine counts its requests");
       ids.push_back(next_id_++);
     }
+  } catch (const std::exception& error) {  // the engine fails, and ends those that it knows of
+    clients_.erase(next_id_);
+    refuse_from(ids.size(), state, message_of(error));
+    throw;
   }
   {
     const std::lock_guard lock(mutex_);
     state_.num_posted -= static_cast<int>(requests.size());
-    if (engine_) {
-      state_.status = engine_->status();  // together, or a full queue would have a gap
-    }
-  }
-  if (!engine_) {  // they came before it was known
-    for (std::size_t i = 0; i < requests.size(); ++i) {
-      RequestResult result;
-      result.finish_reason = FinishReason::kCancelled;
-      result.error = failure();
-      hand_over({state, static_cast<int>(i)}, std::move(result));
-    }
+    state_.status = engine_->status();  // together, or a full queue would have a gap
   }
   messenger_->add(state, [ids](Ticket::State& ticket) {
     for (std::size_t i = 0; i < ids.size(); ++i) {
       ticket.entries[i].id = ids[i];
     }
-    ticket.num_submitted = ticket.entries.size();
+    ticket.num_submitted = ids.size();
   });
 }
 
@@ -422,27 +444,58 @@ void EngineThread::end_all(const std::string& error) {
   messenger_->send();
 }
 
-// Ends all requests and the engine. A restart makes another.
+// Ends the engine and all requests. A restart makes another.
 void EngineThread::fail(const std::string& reason) {
-  end_all(reason);
-  engine_.reset();
-  const std::lock_guard lock(mutex_);
-  failure_ = reason;
+  engine_.reset();  // first: memory may be what is missing
+  end_error_.clear();
+  {
+    const std::lock_guard lock(mutex_);
+    failure_ = reason;
+  }
+  while (!clients_.empty()) {
+    refuse(clients_.begin()->second, reason);
+    clients_.erase(clients_.begin());
+  }
+  count();
+  messenger_->send();
+  show();
+}
+
+// The ticket's requests from this one on, of which the engine knows nothing.
+void EngineThread::refuse_from(std::size_t first, const std::shared_ptr<Ticket::State>& state,
+                               const std::string& error) {
+  const std::size_t num_requests = state->entries.size();
+  {
+    const std::lock_guard lock(mutex_);
+    state_.num_posted -= static_cast<int>(num_requests);
+  }
+  for (std::size_t i = first; i < num_requests; ++i) {
+    refuse({state, static_cast<int>(i)}, error);
+  }
+  messenger_->add(state, [](Ticket::State& ticket) { ticket.num_submitted = ticket.entries.size(); });
+}
+
+// Tells its ticket that the request has ended without an engine.
+void EngineThread::refuse(const Client& client, const std::string& error) {
+  RequestResult result;
+  result.finish_reason = FinishReason::kCancelled;
+  result.error = error;
+  hand_over(client, std::move(result));
 }
 
 // A request's result, to its ticket.
 void EngineThread::hand_over(const Client& client, RequestResult result) {
-  {
-    const std::lock_guard lock(mutex_);
-    state_.tally.add(result);
-    num_live_ -= 1;
-  }
-  messenger_->add(client.ticket, [index = client.index, result = std::move(result)](Ticket::State& ticket) mutable {
+  const auto told = std::make_shared<RequestResult>(std::move(result));
+  messenger_->add(client.ticket, [index = client.index, told](Ticket::State& ticket) {
     Ticket::State::Entry& entry = ticket.entries[static_cast<std::size_t>(index)];
-    entry.result = std::move(result);
+    entry.result = std::move(*told);
     entry.has_ended = true;
     ticket.num_ended += 1;
   });
+  // Counted only now: if there is no memory for the message, the request has not ended. It is sent later.
+  const std::lock_guard lock(mutex_);
+  state_.tally.add(*told);
+  num_live_ -= 1;
 }
 
 // Brings the counts up to date.
@@ -455,10 +508,22 @@ void EngineThread::count(const StepReport* report) {
 }
 
 void EngineThread::show(const StepReport* report) {
-  if (engine_ && on_change_) {
-    const bool is_paused = is_paused_ && steps_to_run_ == 0;
-    // No other thread changes the tally, so that it is read without the lock.
-    on_change_({*engine_, state_.tally, report, num_generated_, is_paused, is_paused || engine_->is_idle()});
+  if (!on_change_) {
+    return;
+  }
+  // No other thread changes the tally, so that it is read without the lock.
+  EngineNews news{.engine = engine_.get(), .tally = &state_.tally, .report = report, .num_generated = num_generated_};
+  if (engine_) {
+    news.is_paused = is_paused_ && steps_to_run_ == 0;
+    news.is_still = news.is_paused || engine_->is_idle();
+    on_change_(news);
+    return;
+  }
+  news.is_still = true;
+  try {
+    news.failure = failure();
+    on_change_(news);
+  } catch (const std::exception&) {  // it may be what has failed
   }
 }
 

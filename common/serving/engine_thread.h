@@ -42,12 +42,13 @@ struct TokenEvent {
 
 // What there is to show, on the engine's thread.
 struct EngineNews {
-  const ServedEngine& engine;
-  const Tally& tally;
+  const ServedEngine* engine = nullptr;  // null: it has failed
+  const Tally* tally = nullptr;
   const StepReport* report = nullptr;  // of the step that has just ended, if it was one
   std::int64_t num_generated = 0;      // tokens of all samples, since the beginning
   bool is_paused = false;
   bool is_still = false;  // no step follows at once
+  std::string failure = {};
 };
 
 class EngineThread;
@@ -131,6 +132,7 @@ class EngineThread {
     int index = 0;
   };
   void loop();
+  bool advance();
   void restart_engine();
   void take_inbox();
   void submit_all(const std::shared_ptr<Ticket::State>& state, const std::vector<ServedRequest>& requests,
@@ -138,6 +140,8 @@ class EngineThread {
   void cancel(const std::shared_ptr<Ticket::State>& state);
   void end_all(const std::string& error);
   void fail(const std::string& reason);
+  void refuse(const Client& client, const std::string& error);
+  void refuse_from(std::size_t first, const std::shared_ptr<Ticket::State>& state, const std::string& error);
   void hand_over(const Client& client, RequestResult result);
   void count(const StepReport* report = nullptr);
   void show(const StepReport* report = nullptr);

@@ -32,16 +32,17 @@ void add_http_options(Command& command, HttpCommandOptions& options) {
   command.option("--client-timeout", options.timeout_seconds, {1, 3600},
                  "with --http: seconds for a client to send the next part of its request (for the whole: four times as "
                  "long), or to read what is sent");
-  command.flag("--paused", options.paused, "with --http: begin without computing, until the page says so");
-  for (const char* const name : {"--api-key", "--max-queue", "--max-connections", "--client-timeout", "--paused"}) {
+  command.flag("--pool-controls", options.pool_controls,
+               "with --http: let clients, as the page, pause the pool, step it and make it anew");
+  command.flag("--paused", options.paused, "with --pool-controls: begin without computing, until the page says so");
+  for (const char* const name :
+       {"--api-key", "--max-queue", "--max-connections", "--client-timeout", "--pool-controls"}) {
     command.require(name, "--http");
   }
+  command.require("--paused", "--pool-controls");
 }
 
 void run_http(const ServedModel& model, const MakeEngine& make_engine, const HttpCommandOptions& options) {
-  if (const std::string package = missing_http_package(); !package.empty()) {
-    throw InputError("this program was built without HTTP: install " + package + ", then configure and build again");
-  }
   HttpOptions http = options.http;
   const HttpOptions address = parse_address(options.address.value());
   http.host = address.host;
@@ -50,7 +51,7 @@ void run_http(const ServedModel& model, const MakeEngine& make_engine, const Htt
   PoolView view(model.is_synthetic() ? nullptr : &model.session().tokenizer);
   EngineThread thread(make_engine, {options.max_queue, options.paused},
                       [&](const EngineNews& news) { view.update(news); });
-  Api api(model, thread, view, {model.name(), options.api_key, options.make_demo_pool});
+  Api api(model, thread, view, {model.name(), options.api_key, options.make_demo_pool, options.pool_controls});
   signal_received = 0;
   std::signal(SIGTERM, note_signal);
   std::signal(SIGINT, note_signal);
@@ -63,6 +64,9 @@ void run_http(const ServedModel& model, const MakeEngine& make_engine, const Htt
     std::cout << format("%s on %s/v1, %d slots in blocks of %d; the pool is drawn on %s/\n", model.name().c_str(),
                         url.c_str(), sizes.num_slots, sizes.block_size, url.c_str())
               << std::flush;
+    if (options.api_key.empty() && !server.is_on_loopback()) {
+      std::cerr << "note: all who reach " << url << " can use this server; --api-key asks them for a key\n";
+    }
     constexpr std::chrono::milliseconds kPoll{20};
     while (signal_received == 0) {
       std::this_thread::sleep_for(kPoll);

@@ -20,6 +20,7 @@ struct HttpCommandOptions {
   int timeout_seconds = 5;
   int max_queue = 512;
   bool paused = false;
+  bool pool_controls = false;
   MakeDemoPool make_demo_pool;
 };
 

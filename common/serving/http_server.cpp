@@ -1,29 +1,248 @@
 #include "common/serving/http_server.h"
 
-#include <charconv>
-
-#include "common/base/check.h"
-#include "common/base/text.h"
-
-#ifdef COURSE_HTTPLIB
-#include <httplib.h>
+#include <fcntl.h>
+#include <netdb.h>
 #include <netinet/in.h>
+#include <netinet/tcp.h>
 #include <poll.h>
+#include <sys/resource.h>
 #include <sys/socket.h>
+#include <unistd.h>
 
-#include <chrono>
+#include <algorithm>
+#include <array>
+#include <atomic>
+#include <cerrno>
+#include <charconv>
 #include <condition_variable>
-#include <deque>
 #include <exception>
-#include <functional>
-#include <map>
+#include <iterator>
+#include <list>
 #include <mutex>
+#include <new>
+#include <optional>
+#include <string_view>
 #include <thread>
 #include <utility>
 #include <vector>
-#endif
+
+#include "common/base/check.h"
+#include "common/base/text.h"
+#include "common/serving/http_request.h"
 
 namespace common {
+namespace {
+
+using SteadyClock = std::chrono::steady_clock;
+using SteadyTime = SteadyClock::time_point;
+
+// Closes it at its end.
+class Socket {
+ public:
+  explicit Socket(int descriptor = -1) : descriptor_(descriptor) {}
+  Socket(Socket&& other) noexcept : descriptor_(std::exchange(other.descriptor_, -1)) {}
+  Socket& operator=(Socket&& other) noexcept {
+    std::swap(descriptor_, other.descriptor_);
+    return *this;
+  }
+  ~Socket() {
+    if (descriptor_ >= 0) {
+      ::close(descriptor_);
+    }
+  }
+  int get() const { return descriptor_; }
+
+ private:
+  int descriptor_;
+};
+
+// Calls of it never wait, and programs that are started do not inherit it.
+void set_flags(int descriptor) {
+  fcntl(descriptor, F_SETFL, fcntl(descriptor, F_GETFL) | O_NONBLOCK);
+  fcntl(descriptor, F_SETFD, FD_CLOEXEC);
+}
+
+bool would_wait() { return errno == EAGAIN || errno == EWOULDBLOCK || errno == EINTR; }
+
+// Of this end of the socket.
+sockaddr_storage own_address(int socket) {
+  sockaddr_storage own = {};
+  socklen_t size = sizeof(own);
+  getsockname(socket, reinterpret_cast<sockaddr*>(&own), &size);  // the sockets' interface is like that
+  return own;
+}
+
+int port_of(int socket) {
+  const sockaddr_storage own = own_address(socket);
+  return ntohs(own.ss_family == AF_INET6 ? reinterpret_cast<const sockaddr_in6&>(own).sin6_port
+                                         : reinterpret_cast<const sockaddr_in&>(own).sin_port);
+}
+
+// Whether the connection was made to an address that only this machine reaches: ::1, or one of 127.0.0.0/8.
+bool is_on_loopback(int socket) {
+  constexpr unsigned char kNetwork = 127;
+  const sockaddr_storage own = own_address(socket);
+  if (own.ss_family == AF_INET) {
+    return ntohl(reinterpret_cast<const sockaddr_in&>(own).sin_addr.s_addr) >> 24 == kNetwork;
+  }
+  const in6_addr& address = reinterpret_cast<const sockaddr_in6&>(own).sin6_addr;
+  return IN6_IS_ADDR_LOOPBACK(&address) || (IN6_IS_ADDR_V4MAPPED(&address) && address.s6_addr[12] == kNetwork);
+}
+
+Socket listen_on(const HttpOptions& options) {
+  addrinfo hints = {};
+  hints.ai_socktype = SOCK_STREAM;
+  hints.ai_flags = AI_PASSIVE;
+  addrinfo* found = nullptr;
+  Socket result;
+  if (getaddrinfo(options.host.c_str(), std::to_string(options.port).c_str(), &hints, &found) == 0) {
+    for (const addrinfo* entry = found; entry != nullptr && result.get() < 0; entry = entry->ai_next) {
+      Socket socket(::socket(entry->ai_family, entry->ai_socktype, entry->ai_protocol));
+      const int yes = 1;
+      setsockopt(socket.get(), SOL_SOCKET, SO_REUSEADDR, &yes, sizeof(yes));
+      if (bind(socket.get(), entry->ai_addr, entry->ai_addrlen) == 0 && listen(socket.get(), SOMAXCONN) == 0) {
+        result = std::move(socket);
+      }
+    }
+    freeaddrinfo(found);
+  }
+  if (result.get() < 0) {
+    throw InputError(format("can't listen on %s:%d: is the port in use, and the address this machine's?",
+                            options.host.c_str(), options.port));
+  }
+  set_flags(result.get());
+  return result;
+}
+
+// Says nothing to a client, which has to skip it; one that waits for it begins to send the body.
+constexpr std::string_view kContinue = "HTTP/1.1 100 Continue\r\n\r\n";
+
+// Counts one more while it lives.
+class Counted {
+ public:
+  explicit Counted(std::atomic<int>& count) : count_(count) { count_ += 1; }
+  ~Counted() { count_ -= 1; }
+  Counted(const Counted&) = delete;
+  Counted& operator=(const Counted&) = delete;
+
+ private:
+  std::atomic<int>& count_;
+};
+
+struct Connection {
+  Connection(Socket socket_, std::size_t max_body_bytes)
+      : socket(std::move(socket_)), is_on_loopback(common::is_on_loopback(socket.get())), reader(max_body_bytes) {}
+
+  Socket socket;
+  bool is_on_loopback;
+  std::string received;  // and not yet taken by the reader
+  HttpRequestReader reader;
+  std::optional<Counted> large_body;      // until the API has answered
+  std::optional<ApiReply> refusal;        // in place of the API's reply
+  bool closes = false;                    // after the reply
+  bool has_ended = false;                 // the client sends no more
+  bool is_ending = false;                 // the last reply is sent: what comes is dropped until the client closes too
+  bool has_news = true;                   // since the reader looked last
+  SteadyTime since = SteadyClock::now();  // the connection's beginning, or the end of its last reply
+  SteadyTime last_read = since;
+};
+
+// Reads what there is. False: the connection is broken.
+bool receive(Connection& connection) {
+  std::array<char, 1 << 14> bytes;  // NOLINT(cppcoreguidelines-pro-type-member-init): recv() fills it
+  const ssize_t count = recv(connection.socket.get(), bytes.data(), bytes.size(), 0);
+  if (count > 0) {
+    connection.last_read = SteadyClock::now();
+    connection.received.append(bytes.data(), static_cast<std::size_t>(count));
+  }
+  connection.has_ended = connection.has_ended || count == 0;
+  connection.has_news = true;
+  return count >= 0 || would_wait();
+}
+
+// False: the connection is broken, or the client has read nothing for so long.
+bool send_all(int socket, std::string_view bytes, std::chrono::milliseconds timeout) {
+  while (!bytes.empty()) {
+    const ssize_t sent = ::send(socket, bytes.data(), bytes.size(), MSG_NOSIGNAL);
+    pollfd state = {socket, POLLOUT, 0};
+    if (sent > 0) {
+      bytes.remove_prefix(static_cast<std::size_t>(sent));
+    } else if (!would_wait() || poll(&state, 1, static_cast<int>(timeout.count())) <= 0) {
+      return false;
+    }
+  }
+  return true;
+}
+
+// Whether the client has gone, asked while a reply is made. One that has closed its sending half alone still reads. The
+// system tells it from one that has closed everything only when something is sent: `probe`, which says nothing.
+bool has_hung_up(Connection& connection, std::string_view probe, std::chrono::milliseconds timeout) {
+  constexpr std::size_t kMaxAhead = 1 << 16;  // of requests that follow this one
+  pollfd state = {connection.socket.get(), POLLIN, 0};
+  if (poll(&state, 1, 0) <= 0) {
+    return false;
+  }
+  if ((state.revents & (POLLERR | POLLHUP | POLLNVAL)) != 0) {
+    return true;
+  }
+  if (connection.has_ended || connection.received.size() > kMaxAhead) {
+    return false;
+  }
+  return !receive(connection) || (connection.has_ended && !send_all(connection.socket.get(), probe, timeout));
+}
+
+ApiRequest api_request(const Connection& connection) {
+  const HttpHead& head = connection.reader.head();
+  return {head.method,
+          head.path,
+          connection.reader.body(),
+          head.field("authorization"),
+          head.field("content-type"),
+          head.field("origin"),
+          head.field("host"),
+          connection.is_on_loopback};
+}
+
+const char* reason_of(int status) {
+  switch (status) {
+    case 200:
+      return "OK";
+    case 400:
+      return "Bad Request";
+    case 401:
+      return "Unauthorized";
+    case 403:
+      return "Forbidden";
+    case 404:
+      return "Not Found";
+    case 405:
+      return "Method Not Allowed";
+    case 408:
+      return "Request Timeout";
+    case 413:
+      return "Content Too Large";
+    case 415:
+      return "Unsupported Media Type";
+    case 417:
+      return "Expectation Failed";
+    case 429:
+      return "Too Many Requests";
+    case 431:
+      return "Request Header Fields Too Large";
+    case 501:
+      return "Not Implemented";
+    case 503:
+      return "Service Unavailable";
+    case 505:
+      return "HTTP Version Not Supported";
+    default:
+      return status < 500 ? "Client Error" : "Server Error";
+  }
+}
+
+std::string chunk_of(std::string_view text) { return format("%zx\r\n", text.size()).append(text).append("\r\n"); }
+
+}  // namespace
 
 HttpOptions parse_address(const std::string& address) {
   HttpOptions options;
@@ -41,354 +260,375 @@ HttpOptions parse_address(const std::string& address) {
   return options;
 }
 
-#ifndef COURSE_HTTPLIB
-
-std::string missing_http_package() { return "libcpp-httplib-dev"; }
-
-struct HttpServer::Impl {};
-
-HttpServer::HttpServer(Api&, const HttpOptions&) {
-  throw InputError("this program was built without HTTP: install " + missing_http_package() +
-                   ", then configure and build again");
-}
-HttpServer::~HttpServer() = default;
-int HttpServer::port() const { return 0; }
-
-#else
-
-namespace {
-
-using SteadyTime = std::chrono::steady_clock::time_point;
-
-struct Connection {
-  int socket = -1;
-  std::string peer;         // the address of its other end
-  bool is_reading = false;  // its next request
-  SteadyTime since;
-};
-
-// The connections that are open. The library keeps their sockets to itself, and without them it would go unnoticed that
-// a client has hung up before its reply begins. It bounds the time between two reads alone: a client that sends a byte
-// now and then would keep its thread for ever, so those that take too long for a whole request are cut off here.
-class Connections {
- public:
-  explicit Connections(std::chrono::milliseconds max_request_time)
-      : max_request_time_(max_request_time), thread_([this] { watch(); }) {}
-  Connections(const Connections&) = delete;
-  Connections& operator=(const Connections&) = delete;
-  ~Connections() {
-    {
-      const std::lock_guard lock(mutex_);
-      is_ending_ = true;
-    }
-    wake_.notify_all();
-    thread_.join();
-  }
-
-  // The one that has just been accepted on this port: the only socket there that is not known yet or, where another has
-  // been closed and not removed, the one with another peer. socket -1: there is none.
-  std::shared_ptr<Connection> add(int port) {
-    constexpr int kMaxSockets = 1 << 14;
-    const std::lock_guard lock(mutex_);
-    auto result = std::make_shared<Connection>();
-    for (const bool is_known : {false, true}) {
-      for (int socket = 3; socket < kMaxSockets; ++socket) {
-        const auto known = open_.find(socket);
-        if ((known != open_.end()) != is_known) {
-          continue;
-        }
-        const std::string peer = peer_of(socket, port);
-        if (!peer.empty() && (!is_known || known->second->peer != peer)) {
-          *result = {socket, peer, false, {}};
-          open_[socket] = result;
-          return result;
-        }
-      }
-    }
-    return result;
-  }
-  void remove(const Connection& connection) {
-    const std::lock_guard lock(mutex_);
-    const auto known = open_.find(connection.socket);
-    if (known != open_.end() && known->second.get() == &connection) {
-      open_.erase(known);
-    }
-  }
-
-  void set_reading(Connection& connection, bool is_reading) {
-    const std::lock_guard lock(mutex_);
-    connection.is_reading = is_reading;
-    connection.since = std::chrono::steady_clock::now();
-  }
-
- private:
-  // The address of a socket's other end; empty unless it was accepted on this port. port 0: on any.
-  static std::string peer_of(int socket, int port) {
-    sockaddr_storage own = {};
-    sockaddr_storage peer = {};
-    socklen_t own_size = sizeof(own);
-    socklen_t peer_size = sizeof(peer);
-    // The sockets' interface is like that.
-    if (getpeername(socket, reinterpret_cast<sockaddr*>(&peer), &peer_size) != 0 ||
-        getsockname(socket, reinterpret_cast<sockaddr*>(&own), &own_size) != 0) {
-      return "";
-    }
-    const in_port_t own_port = own.ss_family == AF_INET6 ? reinterpret_cast<const sockaddr_in6&>(own).sin6_port
-                                                         : reinterpret_cast<const sockaddr_in&>(own).sin_port;
-    return port == 0 || ntohs(own_port) == port ? std::string(reinterpret_cast<const char*>(&peer), peer_size) : "";
-  }
-
-  void watch() {
-    constexpr int kLooks = 8;  // in the time that a request may take
-    std::unique_lock lock(mutex_);
-    while (!wake_.wait_for(lock, max_request_time_ / kLooks, [&] { return is_ending_; })) {
-      const SteadyTime latest = std::chrono::steady_clock::now() - max_request_time_;
-      for (const auto& [socket, connection] : open_) {
-        if (connection->is_reading && connection->since < latest && peer_of(socket, 0) == connection->peer) {
-          ::shutdown(socket, SHUT_RDWR);
-        }
-      }
-    }
-  }
-
-  std::chrono::milliseconds max_request_time_;
-  std::mutex mutex_;
-  std::condition_variable wake_;
-  std::map<int, std::shared_ptr<Connection>> open_;  // by socket
-  bool is_ending_ = false;
-  std::thread thread_;
-};
-
-// Of this thread.
-thread_local Connection* served = nullptr;
-
-// The threads of the connections, made as they are needed.
-class ConnectionThreads : public httplib::TaskQueue {
- public:
-  ConnectionThreads(int max_threads, Connections& connections, int port)
-      : max_threads_(static_cast<std::size_t>(max_threads)), connections_(connections), port_(port) {}
-
-  // void or bool, whether it was taken: versions differ.
-  using Enqueued = decltype(std::declval<httplib::TaskQueue&>().enqueue(std::declval<std::function<void()>>()));
-  Enqueued enqueue(std::function<void()> task) override {
-    std::shared_ptr<Connection> connection = connections_.add(port_);
-    {
-      const std::lock_guard lock(mutex_);
-      tasks_.emplace_back(std::move(task), std::move(connection));
-      if (num_idle_ < tasks_.size() && threads_.size() < max_threads_) {
-        threads_.emplace_back([this] { work(); });
-      }
-    }
-    wake_.notify_one();
-    return static_cast<Enqueued>(true);
-  }
-
-  void shutdown() override {
-    {
-      const std::lock_guard lock(mutex_);
-      is_ending_ = true;
-    }
-    wake_.notify_all();
-    for (std::thread& thread : threads_) {
-      thread.join();
-    }
-  }
-
- private:
-  void work() {
-    std::unique_lock lock(mutex_);
-    while (true) {
-      num_idle_ += 1;
-      wake_.wait(lock, [&] { return !tasks_.empty() || is_ending_; });
-      num_idle_ -= 1;
-      if (tasks_.empty()) {
-        return;
-      }
-      const auto [task, connection] = std::move(tasks_.front());
-      tasks_.pop_front();
-      lock.unlock();
-      served = connection.get();
-      connections_.set_reading(*connection, true);
-      task();
-      served = nullptr;
-      connections_.remove(*connection);
-      lock.lock();
-    }
-  }
-
-  std::size_t max_threads_;
-  Connections& connections_;
-  int port_;
-  std::mutex mutex_;
-  std::condition_variable wake_;
-  std::deque<std::pair<std::function<void()>, std::shared_ptr<Connection>>> tasks_;
-  std::vector<std::thread> threads_;
-  std::size_t num_idle_ = 0;
-  bool is_ending_ = false;
-};
-
-bool has_hung_up(int socket) {
-  pollfd state = {socket, POLLIN, 0};
-  if (socket < 0 || poll(&state, 1, 0) <= 0) {
-    return false;
-  }
-  char byte = 0;
-  return recv(socket, &byte, 1, MSG_PEEK | MSG_DONTWAIT) == 0 || (state.revents & (POLLERR | POLLNVAL)) != 0;
-}
-
-// Whether only this machine can reach the address that the socket is bound to.
-bool is_on_loopback(int socket) {
-  constexpr in_addr_t kNetwork = 127;  // 127.0.0.0/8
-  sockaddr_storage own = {};
-  socklen_t size = sizeof(own);
-  if (getsockname(socket, reinterpret_cast<sockaddr*>(&own), &size) != 0) {
-    return false;
-  }
-  return own.ss_family == AF_INET6 ? IN6_IS_ADDR_LOOPBACK(&reinterpret_cast<const sockaddr_in6&>(own).sin6_addr)
-                                   : ntohl(reinterpret_cast<const sockaddr_in&>(own).sin_addr.s_addr) >> 24 == kNetwork;
-}
-
-ApiRequest api_request(const httplib::Request& request, bool is_on_loopback) {
-  return {request.method,
-          request.path,
-          request.body,
-          request.get_header_value("Authorization"),
-          request.get_header_value("Content-Type"),
-          request.get_header_value("Origin"),
-          request.get_header_value("Host"),
-          is_on_loopback};
-}
-
-void send(ApiReply reply, httplib::Response& response) {
-  response.status = reply.status;
-  for (const auto& [name, value] : reply.headers) {
-    response.set_header(name, value);
-  }
-  if (reply.stream == nullptr) {
-    response.set_content(reply.body, reply.content_type);
-    return;
-  }
-  const std::shared_ptr<ReplyBody> stream = std::move(reply.stream);
-  response.set_chunked_content_provider(reply.content_type, [stream](std::size_t, httplib::DataSink& sink) {
-    std::string text;
-    bool goes_on = false;
-    try {
-      goes_on = stream->read(text);
-    } catch (const std::exception&) {  // the library would let it end the program
-      return false;
-    }
-    // is_writable() waits until the client has read enough, up to the time-out. False ends the connection, and with it
-    // the stream.
-    if (!sink.is_writable() || (!text.empty() && !sink.write(text.data(), text.size()))) {
-      return false;
-    }
-    if (!goes_on) {
-      sink.done();
-    }
-    return true;
-  });
-}
-
-}  // namespace
-
+// One thread reads all requests: a connection that is idle, or slow to send, costs a descriptor and the bytes that it
+// has sent so far. A whole request gets a thread of its own until its reply is sent.
+//
+//   thread     accept, read ──► requests ──► workers: Api::handle, send the reply
+//                  ▲                              │
+//                  └──────── returned ◄───────────┘
 struct HttpServer::Impl {
-  explicit Impl(std::chrono::milliseconds max_request_time) : connections(max_request_time) {}
+  Impl(Api& api_, const HttpOptions& options_);
+  ~Impl();
+  Impl(const Impl&) = delete;
+  Impl& operator=(const Impl&) = delete;
 
-  Connections connections;
-  httplib::Server server;
-  int listening_socket = -1;
+  using Connections = std::list<Connection>;  // one moves from list to list without an allocation, which could fail
+
+  void run();
+  void wait_for_news();
+  bool may_read(Connection& connection);
+  void accept_all();
+  bool make_room();
+  void advance(Connections::iterator connection);
+  void refuse(Connections::iterator connection, int status, const std::string& message);
+  void hand_over(Connections::iterator connection);
+  void drop_late_ones();
+  bool is_over();
+  void wake() const;
+  void work();
+  bool answer(Connection& connection) const;
+  bool send_stream(Connection& connection, ReplyBody& body, bool is_in_chunks) const;
+
+  Api& api;
+  HttpOptions options;
+  Socket listener;
   int port = 0;
   bool is_on_loopback = false;
+  std::size_t max_open = 0;
+  std::array<Socket, 2> wake_pipe;
+  std::atomic<bool> is_ending = false;
+  std::atomic<int> num_large_bodies = 0;
+
+  // Of the thread that reads.
+  Connections waiting;   // for their next request, or for the rest of it
+  bool is_full = false;  // all connections that may be open are, and are served
+  SteadyTime end;        // once it is ending: when the last replies are cut off
+
+  std::mutex mutex;
+  std::condition_variable has_request;
+  Connections requests;  // with a whole request, or a refusal
+  Connections answered;  // each by a worker
+  Connections returned;
+  std::vector<std::thread> workers;
+  std::size_t num_idle = 0;  // workers
+  bool is_done = false;      // no request will come
+
   std::thread thread;
 };
 
-std::string missing_http_package() { return ""; }
+HttpServer::Impl::Impl(Api& api_, const HttpOptions& options_)
+    : api(api_),
+      options(options_),
+      listener(listen_on(options_)),
+      port(port_of(listener.get())),
+      is_on_loopback(common::is_on_loopback(listener.get())) {
+  // Of those that wait, there may be three times as many as are served, if the system allows the program so many files.
+  constexpr rlim_t kOtherFiles = 64;
+  rlimit files = {};
+  getrlimit(RLIMIT_NOFILE, &files);
+  max_open = std::min(4 * static_cast<std::size_t>(options.max_connections),
+                      static_cast<std::size_t>(std::max(files.rlim_cur, 2 * kOtherFiles) - kOtherFiles));
+  std::array<int, 2> ends = {};
+  if (pipe(ends.data()) != 0) {
+    throw InputError("the system allows this program no more files");
+  }
+  for (std::size_t i = 0; i < ends.size(); ++i) {
+    wake_pipe.at(i) = Socket(ends.at(i));
+    set_flags(ends.at(i));
+  }
+  thread = std::thread([this] { run(); });
+}
 
-HttpServer::HttpServer(Api& api, const HttpOptions& options)
-    : impl_(std::make_unique<Impl>(kWholeRequest * options.timeout)) {
-  constexpr int kMaxPathLength = 256;            // longer ones would be matched by a recursive regular expression
-  constexpr std::size_t kMaxKeptAlive = 10'000;  // requests of one connection
-  httplib::Server& server = impl_->server;
-  server.new_task_queue = [threads = options.max_connections, impl = impl_.get()] {
-    return new ConnectionThreads(threads, impl->connections, impl->port);
-  };
-  server.set_socket_options([impl = impl_.get()](socket_t socket) {
+HttpServer::Impl::~Impl() {
+  is_ending = true;
+  wake();
+  thread.join();
+  {
+    const std::lock_guard lock(mutex);
+    is_done = true;
+  }
+  has_request.notify_all();
+  for (std::thread& worker : workers) {
+    worker.join();
+  }
+}
+
+void HttpServer::Impl::wake() const {
+  const char byte = 0;
+  [[maybe_unused]] const ssize_t written = write(wake_pipe[1].get(), &byte, 1);  // a full pipe wakes it too
+}
+
+void HttpServer::Impl::run() {
+  while (!is_over()) {
+    wait_for_news();
+    for (auto connection = waiting.begin(); connection != waiting.end();) {
+      const auto next = std::next(connection);
+      if (connection->has_news) {
+        advance(connection);
+      }
+      connection = next;
+    }
+    drop_late_ones();
+  }
+}
+
+// Takes back what the workers have answered. True: the server ends, and the last reply is sent. Clients that do not
+// read theirs have one time-out more.
+bool HttpServer::Impl::is_over() {
+  const std::lock_guard lock(mutex);
+  waiting.splice(waiting.end(), returned);
+  if (!is_ending) {
+    return false;
+  }
+  if (listener.get() >= 0) {
+    listener = Socket();
+    end = SteadyClock::now() + options.timeout;
+  }
+  waiting.clear();
+  if (SteadyClock::now() > end) {
+    for (const Connection& connection : answered) {
+      ::shutdown(connection.socket.get(), SHUT_RDWR);
+    }
+  }
+  return requests.empty() && answered.empty();
+}
+
+void HttpServer::Impl::wait_for_news() {
+  constexpr std::chrono::milliseconds kTick{20};
+  bool has_news = false;
+  for (const Connection& connection : waiting) {
+    has_news = has_news || connection.has_news;
+  }
+  std::vector<pollfd> polled = {{wake_pipe[0].get(), POLLIN, 0},
+                                {std::exchange(is_full, false) ? -1 : listener.get(), POLLIN, 0}};
+  for (Connection& connection : waiting) {
+    polled.push_back({may_read(connection) ? connection.socket.get() : -1, POLLIN, 0});
+  }
+  poll(polled.data(), static_cast<nfds_t>(polled.size()), has_news ? 0 : static_cast<int>(kTick.count()));
+  std::array<char, 256> bytes = {};
+  while (read(wake_pipe[0].get(), bytes.data(), bytes.size()) > 0) {
+  }
+  auto state = polled.begin() + 2;
+  for (auto connection = waiting.begin(); connection != waiting.end(); ++state) {
+    const bool is_broken = state->revents != 0 && !receive(*connection);
+    connection = is_broken ? waiting.erase(connection) : std::next(connection);
+  }
+  if (polled[1].revents != 0) {
+    accept_all();
+  }
+}
+
+// Bounds the memory of all bodies together: of those that are large, only some are read at a time. The others wait,
+// which is not counted as their client's time.
+bool HttpServer::Impl::may_read(Connection& connection) {
+  constexpr std::size_t kLarge = 1 << 17;
+  constexpr int kMaxLargeBodies = 32;
+  if (connection.reader.body().size() < kLarge || connection.large_body.has_value()) {
+    return true;
+  }
+  if (num_large_bodies < kMaxLargeBodies) {
+    connection.large_body.emplace(num_large_bodies);
+    return true;
+  }
+  connection.since = connection.last_read = SteadyClock::now();
+  return false;
+}
+
+void HttpServer::Impl::accept_all() {
+  while (true) {
+    std::size_t num_open = waiting.size();
+    {
+      const std::lock_guard lock(mutex);
+      num_open += requests.size() + answered.size() + returned.size();
+    }
+    is_full = num_open >= max_open && !make_room();
+    if (is_full) {
+      return;
+    }
+    Socket socket(accept(listener.get(), nullptr, nullptr));
+    if (socket.get() < 0) {
+      is_full = (errno == EMFILE || errno == ENFILE) && !make_room();
+      return;
+    }
+    set_flags(socket.get());
     const int yes = 1;
-    setsockopt(socket, SOL_SOCKET, SO_REUSEADDR, &yes, sizeof(yes));
+    setsockopt(socket.get(), IPPROTO_TCP, TCP_NODELAY, &yes, sizeof(yes));
     // What the system keeps for a client that does not read; otherwise megabytes for each of them.
     const int send_buffer = 1 << 17;
-    setsockopt(socket, SOL_SOCKET, SO_SNDBUF, &send_buffer, sizeof(send_buffer));
-    impl->listening_socket = socket;
-  });
-  server.set_tcp_nodelay(true);
-  server.set_read_timeout(options.timeout);
-  server.set_write_timeout(options.timeout);
-  server.set_keep_alive_timeout(std::chrono::ceil<std::chrono::seconds>(options.timeout).count());
-  server.set_keep_alive_max_count(kMaxKeptAlive);
-  server.set_payload_max_length(options.max_body_bytes);
-  const auto answer = [&api, impl = impl_.get()](const httplib::Request& request, httplib::Response& response) {
-    impl->connections.set_reading(*served, false);
-    send(api.handle(api_request(request, impl->is_on_loopback), [] { return has_hung_up(served->socket); }), response);
-  };
-  // Called when a reply has been sent.
-  server.set_logger([&connections = impl_->connections](const httplib::Request&, const httplib::Response&) {
-    connections.set_reading(*served, true);
-  });
-  // Before the body is read: what has none, and what is refused.
-  server.set_pre_routing_handler([answer](const httplib::Request& request, httplib::Response& response) {
-    using Routed = httplib::Server::HandlerResponse;
-    if (request.path.size() > kMaxPathLength) {
-      send(error_reply(404, "there is no such path"), response);
-      return Routed::Handled;
-    }
-    if (request.has_header("Content-Encoding")) {  // a small body could become a huge one
-      send(error_reply(415, "compressed bodies are not supported"), response);
-      response.set_header("Connection", "close");
-      return Routed::Handled;
-    }
-    if (request.method != "POST") {
-      answer(request, response);
-      return Routed::Handled;
-    }
-    return Routed::Unhandled;
-  });
-  server.Post(".*", answer);
-  // The library's own errors have a status and no body.
-  server.set_error_handler([](const httplib::Request&, httplib::Response& response) {
-    if (response.body.empty()) {
-      const char* const message = response.status == 413   ? "the body is too large"
-                                  : response.status == 414 ? "the path is too long"
-                                                           : "this is no request that can be understood";
-      send(error_reply(response.status, message), response);
-    }
-  });
-  server.set_exception_handler([](const httplib::Request&, httplib::Response& response, const auto&...) {
-    send(error_reply(500, "the request failed"), response);
-  });
-
-  impl_->port = options.port;
-  const bool is_bound = options.port == 0 ? (impl_->port = server.bind_to_any_port(options.host)) > 0
-                                          : server.bind_to_port(options.host, options.port);
-  if (!is_bound) {
-    throw InputError(format("can't listen on %s:%d: is the port in use, and the address this machine's?",
-                            options.host.c_str(), options.port));
+    setsockopt(socket.get(), SOL_SOCKET, SO_SNDBUF, &send_buffer, sizeof(send_buffer));
+    waiting.emplace_back(std::move(socket), options.max_body_bytes);
   }
-  impl_->is_on_loopback = is_on_loopback(impl_->listening_socket);
-  constexpr int kBacklog = 1024;  // the library's is 5: a burst of connections would wait for seconds
-  ::listen(impl_->listening_socket, kBacklog);
-  impl_->thread = std::thread([&server] { server.listen_after_bind(); });
 }
 
-HttpServer::~HttpServer() {
-  while (!impl_->server.is_running()) {  // or stop() would come too early
-    std::this_thread::yield();
+// Closes the connection that has waited longest, so that idle ones keep no client out. False: there is none.
+bool HttpServer::Impl::make_room() {
+  const auto longest = std::min_element(waiting.begin(), waiting.end(),
+                                        [](const auto& left, const auto& right) { return left.since < right.since; });
+  if (longest == waiting.end()) {
+    return false;
   }
-  impl_->server.stop();
-  impl_->thread.join();
+  waiting.erase(longest);
+  return true;
 }
+
+// Reads on in the request.
+void HttpServer::Impl::advance(Connections::iterator connection) {
+  HttpRequestReader& reader = connection->reader;
+  connection->has_news = false;
+  if (connection->is_ending) {
+    connection->received.clear();
+  } else {
+    try {
+      if (!reader.has_head() && reader.read_head(connection->received)) {
+        connection->refusal = api.refusal(api_request(*connection));  // before the body is read
+        if (!connection->refusal.has_value() && reader.head().has("expect") && connection->received.empty()) {
+          send_all(connection->socket.get(), kContinue, std::chrono::milliseconds(0));
+        }
+      }
+      const bool is_whole = reader.has_head() && reader.read_body(connection->received);
+      if (is_whole || connection->refusal.has_value()) {
+        connection->closes = !is_whole;  // the rest of the body is no request
+        hand_over(connection);
+        return;
+      }
+    } catch (const HttpError& error) {
+      refuse(connection, error.status(), error.what());
+      return;
+    } catch (const std::bad_alloc&) {
+      connection->has_ended = true;
+    }
+  }
+  if (connection->has_ended) {
+    waiting.erase(connection);
+  }
+}
+
+void HttpServer::Impl::refuse(Connections::iterator connection, int status, const std::string& message) {
+  connection->refusal = error_reply(status, message);
+  connection->closes = true;
+  hand_over(connection);
+}
+
+void HttpServer::Impl::hand_over(Connections::iterator connection) {
+  {
+    const std::lock_guard lock(mutex);
+    requests.splice(requests.end(), waiting, connection);
+    if (num_idle < requests.size() && workers.size() < static_cast<std::size_t>(options.max_connections)) {
+      try {
+        workers.emplace_back([this] { work(); });
+      } catch (const std::exception&) {  // the system has no more threads: those that there are take it
+        if (workers.empty()) {
+          requests.clear();
+        }
+      }
+    }
+  }
+  has_request.notify_one();
+}
+
+// The library of sockets bounds no time: a client that sends a byte now and then would keep its connection for ever.
+void HttpServer::Impl::drop_late_ones() {
+  const SteadyTime now = SteadyClock::now();
+  for (auto connection = waiting.begin(); connection != waiting.end();) {
+    const auto next = std::next(connection);
+    if (now - connection->last_read > options.timeout || now - connection->since > kWholeRequest * options.timeout) {
+      if (connection->is_ending || !connection->reader.has_begun()) {
+        waiting.erase(connection);
+      } else {
+        refuse(connection, 408, "the request took too long to come");
+      }
+    }
+    connection = next;
+  }
+}
+
+void HttpServer::Impl::work() {
+  std::unique_lock lock(mutex);
+  while (true) {
+    num_idle += 1;
+    has_request.wait(lock, [&] { return !requests.empty() || is_done; });
+    num_idle -= 1;
+    if (requests.empty()) {
+      return;
+    }
+    answered.splice(answered.end(), requests, requests.begin());
+    const auto connection = std::prev(answered.end());
+    lock.unlock();
+    bool is_whole = false;
+    try {
+      is_whole = answer(*connection);
+    } catch (const std::exception&) {  // this reply can't be made or sent; the connection ends with it
+    }
+    lock.lock();
+    if (is_whole) {
+      returned.splice(returned.end(), answered, connection);
+    } else {
+      answered.erase(connection);
+    }
+    wake();
+  }
+}
+
+// False: the connection is broken.
+bool HttpServer::Impl::answer(Connection& connection) const {
+  const HttpHead& head = connection.reader.head();
+  const auto is_gone = [&] { return has_hung_up(connection, head.is_version_1_0 ? "" : kContinue, options.timeout); };
+  ApiReply reply =
+      connection.refusal.has_value() ? std::move(*connection.refusal) : api.handle(api_request(connection), is_gone);
+  connection.large_body.reset();
+  const bool is_in_chunks = reply.stream != nullptr && !head.is_version_1_0;
+  connection.closes = connection.closes || is_ending || !head.keeps_alive || (reply.stream != nullptr && !is_in_chunks);
+  std::string text = format("HTTP/1.1 %d %s\r\nContent-Type: ", reply.status, reason_of(reply.status)) +
+                     reply.content_type + "\r\nConnection: " + (connection.closes ? "close" : "keep-alive") + "\r\n";
+  for (const auto& [name, value] : reply.headers) {
+    text += name + ": " + value + "\r\n";
+  }
+  if (is_in_chunks) {
+    text += "Transfer-Encoding: chunked\r\n";
+  } else if (reply.stream == nullptr) {
+    text += format("Content-Length: %zu\r\n", reply.body.size());
+  }
+  text += "\r\n";
+  if (head.method != "HEAD") {
+    text += reply.body;
+  }
+  const bool is_sent =
+      send_all(connection.socket.get(), text, options.timeout) &&
+      (reply.stream == nullptr || head.method == "HEAD" || send_stream(connection, *reply.stream, is_in_chunks));
+  if (connection.closes) {
+    // Closed with something unread, the connection would be reset, and the client might lose the reply.
+    ::shutdown(connection.socket.get(), SHUT_WR);
+    connection.is_ending = true;
+  }
+  connection.reader = HttpRequestReader(options.max_body_bytes);
+  connection.refusal.reset();
+  connection.has_news = true;
+  connection.since = connection.last_read = SteadyClock::now();
+  return is_sent;
+}
+
+// False: the connection is broken.
+bool HttpServer::Impl::send_stream(Connection& connection, ReplyBody& body, bool is_in_chunks) const {
+  const auto framed = [&](const std::string& text) { return is_in_chunks ? chunk_of(text) : text; };
+  bool goes_on = true;
+  while (goes_on) {
+    std::string text;
+    goes_on = body.read(text);
+    const bool is_lost = text.empty() ? has_hung_up(connection, framed(":\n\n"), options.timeout)  // a comment
+                                      : !send_all(connection.socket.get(), framed(text), options.timeout);
+    if (is_lost) {
+      return false;
+    }
+  }
+  return !is_in_chunks || send_all(connection.socket.get(), "0\r\n\r\n", options.timeout);
+}
+
+HttpServer::HttpServer(Api& api, const HttpOptions& options) : impl_(std::make_unique<Impl>(api, options)) {}
+
+HttpServer::~HttpServer() = default;
 
 int HttpServer::port() const { return impl_->port; }
 
-#endif
+bool HttpServer::is_on_loopback() const { return impl_->is_on_loopback; }
 
 }  // namespace common

@@ -1,4 +1,5 @@
-// Carries an Api over HTTP, by cpp-httplib: sockets, headers, time-outs and the threads of the connections.
+// Carries an Api over HTTP/1.1: sockets, time-outs, and the threads that answer. It has what an API needs and no more:
+// no ranges, no compression, no other transfer encoding than chunks.
 #pragma once
 
 #include <chrono>
@@ -17,7 +18,7 @@ struct HttpOptions {
   // For a client to send the next part of its request, or to read the next part of the reply. The whole request, from
   // the reply before it or the connection's beginning, may take kWholeRequest times as long.
   std::chrono::milliseconds timeout{5000};
-  int max_connections = 1024;  // served at once, each by a thread; others wait
+  int max_connections = 1024;  // served at once, each by a thread; others wait, at most three times as many
 };
 
 inline constexpr int kWholeRequest = 4;
@@ -25,20 +26,19 @@ inline constexpr int kWholeRequest = 4;
 // "127.0.0.1:8080", ":8080", "[::1]:8080". Throws InputError for anything else.
 HttpOptions parse_address(const std::string& address);
 
-// The package to install for HTTP, if this program was built without it; empty: HTTP is there.
-std::string missing_http_package();
-
 class HttpServer {
  public:
   // Binds to the address and begins to serve. The api must outlive the object. Throws InputError if the address can't
-  // be had, or if the program was built without HTTP.
+  // be had.
   HttpServer(Api& api, const HttpOptions& options);
-  // Accepts no more connections, and waits for the replies that are being sent.
+  // Accepts no more connections, and waits for the replies that are being sent; for clients that do not read theirs,
+  // one time-out.
   ~HttpServer();
   HttpServer(const HttpServer&) = delete;
   HttpServer& operator=(const HttpServer&) = delete;
 
   int port() const;
+  bool is_on_loopback() const;  // only this machine reaches the address
 
  private:
   struct Impl;

@@ -21,6 +21,11 @@ constexpr std::size_t kMaxTokensShown = 48;
 constexpr double kSecondsBetweenStates = 0.04;
 constexpr double kSpeedSeconds = 2.0;  // tokens a second are a mean over so long
 
+// Texts may end in the middle of a character.
+std::string dump(const ordered_json& document) {
+  return document.dump(-1, ' ', false, ordered_json::error_handler_t::replace);
+}
+
 std::string list(const std::vector<int>& ids) {
   std::string text;
   for (const int id : ids) {
@@ -58,7 +63,8 @@ void PoolView::update(const EngineNews& news) {
     return;
   }
   made_at_ = now;
-  auto json = std::make_shared<const std::string>(to_json(news));
+  auto json =
+      std::make_shared<const std::string>(news.engine == nullptr ? dump({{"failure", news.failure}}) : to_json(news));
   {
     const std::lock_guard lock(mutex_);
     state_.version += 1;
@@ -104,9 +110,9 @@ void PoolView::note_events(const EngineNews& news) {
 }
 
 std::string PoolView::to_json(const EngineNews& news) const {
-  const EngineDescription engine = news.engine.description();
-  const EngineStatus status = news.engine.status();
-  const PoolSnapshot pool = news.engine.pool();
+  const EngineDescription engine = news.engine->description();
+  const EngineStatus status = news.engine->status();
+  const PoolSnapshot pool = news.engine->pool();
   std::map<int, int> served;  // tokens in the last step, by request
   for (std::size_t i = 0; i < report_.served.size(); ++i) {
     served[report_.served[i]] = report_.num_served[i];
@@ -158,7 +164,7 @@ std::string PoolView::to_json(const EngineNews& news) const {
       {"used", status.slots.used},
       {"reserved", status.slots.reserved},
       {"cached", status.slots.cached},
-      {"preemptions", news.tally.num_preemptions()},
+      {"preemptions", news.tally->num_preemptions()},
       {"copied", status.blocks_copied},
       {"prefix_lookups", status.prefix.lookups},
       {"prefix_hits", status.prefix.hits},
@@ -171,7 +177,7 @@ std::string PoolView::to_json(const EngineNews& news) const {
                        {"budget", engine.sizes.token_budget},
                        {"max_sequences", engine.max_sequences}};
   document["events"] = {{"last", num_events_}, {"texts", events_}};
-  return document.dump(-1, ' ', false, ordered_json::error_handler_t::replace);
+  return dump(document);
 }
 
 }  // namespace common

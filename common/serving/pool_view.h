@@ -41,6 +41,7 @@ class PoolView {
   };
   State wait(std::int64_t version, std::chrono::milliseconds timeout);
 
+  int num_watchers() const { return num_watchers_; }
   // While an object of this lives, states are made.
   class Watcher {
    public:

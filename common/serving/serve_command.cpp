@@ -11,6 +11,7 @@
 #include <memory>
 #include <nlohmann/json.hpp>
 #include <optional>
+#include <span>
 #include <utility>
 #include <vector>
 
@@ -18,6 +19,7 @@
 #include "common/app/token_source.h"
 #include "common/base/check.h"
 #include "common/base/text.h"
+#include "common/model/stop_strings.h"
 #include "common/serving/arrivals.h"
 #include "common/serving/report.h"
 #include "common/serving/served_model.h"
@@ -106,41 +108,30 @@ std::vector<ArrivingRequest> make_requests(const Session& session, const LlamaCo
   return requests;
 }
 
-using OnSampleToken = std::function<void(int id, int sample, Token token)>;
-
-// Hands a request's tokens on once it is certain that they are not part of a stop string.
-class HeldTokens {
+// Shows the requests' texts, each as far as it is certain.
+class ShownTexts {
  public:
-  HeldTokens(const Session& session, OnSampleToken show) : session_(session), show_(std::move(show)) {}
+  ShownTexts(const Session& session, View& view) : session_(session), view_(view) {}
 
   void add(int id, int sample, Token token) {
-    if (session_.stop_strings.empty()) {
-      show_(id, sample, token);
-      return;
-    }
-    std::vector<Token>& held = held_[{id, sample}];
-    held.push_back(token);
-    const std::string text = session_.tokenizer.decode(held);
-    if (session_.stop_strings.cut(text).size() < text.size()) {  // its end
-      held.clear();
-      return;
-    }
-    const std::size_t safe = session_.stop_strings.safe_length(text);
-    std::size_t num_shown = 0;
-    for (std::size_t size = 0; num_shown < held.size(); ++num_shown) {
-      size += session_.tokenizer.decode({&held[num_shown], 1}).size();
-      if (size > safe) {
-        break;
+    const auto decode = [this](std::span<const Token> tokens) { return session_.tokenizer.decode(tokens); };
+    const auto stream = streams_.try_emplace({id, sample}, session_.stop_strings, decode).first;
+    view_.on_text(id, sample, stream->second.add(token));
+  }
+  // To be called when a request has ended.
+  void finish(int id) {
+    const auto end = streams_.lower_bound({id + 1, 0});
+    for (auto stream = streams_.lower_bound({id, 0}); stream != end; stream = streams_.erase(stream)) {
+      if (const std::string text = stream->second.finish(); !text.empty()) {
+        view_.on_text(id, stream->first.second, text);
       }
-      show_(id, sample, held[num_shown]);
     }
-    held.erase(held.begin(), held.begin() + static_cast<std::ptrdiff_t>(num_shown));
   }
 
  private:
   const Session& session_;
-  OnSampleToken show_;
-  std::map<std::pair<int, int>, std::vector<Token>> held_;  // by request and sample
+  View& view_;
+  std::map<std::pair<int, int>, ReplyStream> streams_;  // by request and sample
 };
 
 void print_texts(const Session& session, const std::vector<RequestResult>& results) {
@@ -217,24 +208,30 @@ void run_serve(const Session& session, const ServeOptions& options, const MakeEn
     };
   }
   const std::unique_ptr<ServedEngine> engine = make_engine(model.get(), demand);
-  std::unique_ptr<View> view = make_view(has_texts ? options.view : ViewKind::kQuiet, session.tokenizer, std::cout);
+  const ViewKind view_kind = has_texts ? options.view : ViewKind::kQuiet;
+  std::unique_ptr<View> view = make_view(view_kind, std::cout);
   std::unique_ptr<TraceWriter> trace;
   if (!options.trace_path.empty()) {
     trace = std::make_unique<TraceWriter>(options.trace_path);
   }
+  ShownTexts shown(session, *view);
   Tally tally(Keep::kValues);
-  HeldTokens shown(session, [&](int id, int sample, Token token) { view->on_token(id, sample, token); });
-  const std::vector<RequestResult> results =
-      serve(*engine, requests,
-            {[&](int id, int sample, Token token) { shown.add(id, sample, token); },
-             [&](const StepReport& report) {
-               next_step = report.index + 1;
-               tally.add(report);
-               view->on_step(*engine, report);
-               if (trace) {
-                 trace->add(report);
-               }
-             }});
+  ServeCallbacks callbacks;
+  if (view_kind != ViewKind::kQuiet) {
+    callbacks.on_token = [&](int id, int sample, Token token) { shown.add(id, sample, token); };
+  }
+  callbacks.on_step = [&](const StepReport& report) {
+    next_step = report.index + 1;
+    tally.add(report);
+    for (const int id : report.ended) {
+      shown.finish(id);
+    }
+    view->on_step(*engine, report);
+    if (trace) {
+      trace->add(report);
+    }
+  };
+  const std::vector<RequestResult> results = serve(*engine, requests, callbacks);
   view.reset();  // a live one leaves its screen
   for (const RequestResult& result : results) {
     tally.add(result);

@@ -5,7 +5,7 @@
 #include <span>
 #include <string>
 
-#include "common/app/cli.h"
+#include "common/app/session.h"
 
 namespace common {
 

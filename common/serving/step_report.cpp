@@ -16,8 +16,15 @@ void StepTotals::add(const StepReport& report) {
     return;
   }
   const double seconds = report.scheduling_seconds + report.computing_seconds;
-  for (const int count : report.num_queries) {
-    timing.add(static_cast<std::size_t>(count), seconds * count / report.num_tokens);
+  for (std::size_t i = 0; i < report.num_queries.size(); ++i) {
+    const int count = report.num_queries[i];
+    const double share = seconds * count / report.num_tokens;
+    if (report.is_chunk[i]) {
+      timing.prefill_tokens += count;
+      timing.prefill_seconds += share;
+    } else {
+      timing.add(static_cast<std::size_t>(count), share);
+    }
   }
   steps += 1;
   tokens += report.num_tokens;

@@ -19,6 +19,7 @@ struct StepReport {
   double waiting_seconds = 0.0;     // of computing_seconds: waiting for the GPU
   int num_tokens = 0;
   std::vector<int> num_queries;  // of these, by sequence of the batch
+  std::vector<bool> is_chunk;    // by sequence: whether other steps compute the rest of what the cache lacks
   std::int64_t num_read = 0;     // tokens whose K and V the attention has read
   std::vector<int> served;       // the requests in the batch, in order of arrival
   std::vector<int> num_served;   // how many tokens each of them got

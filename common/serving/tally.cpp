@@ -1,5 +1,6 @@
 #include "common/serving/tally.h"
 
+#include <algorithm>
 #include <span>
 #include <utility>
 #include <vector>
@@ -32,7 +33,9 @@ void Tally::add(const StepReport& report) {
     slots_used_while_memory_short.add(share(report.usage.used), seconds);
   }
   running.add(report.num_running, seconds);
-  const bool is_decoding = report.num_tokens > 0 && report.num_tokens == static_cast<int>(report.served.size());
+  // Every sequence has one token, and none of them is a part of more: a request may have several sequences.
+  const bool is_decoding = report.num_tokens > 0 && report.num_tokens == static_cast<int>(report.num_queries.size()) &&
+                           std::find(report.is_chunk.begin(), report.is_chunk.end(), true) == report.is_chunk.end();
   if (std::exchange(is_decoding_, is_decoding) && is_decoding) {
     decode_steps += 1;
     decode_tokens += report.num_tokens;

@@ -32,7 +32,7 @@ class Tally {
   double computing_seconds = 0.0;
   double waiting_seconds = 0.0;
 
-  // Of steps in which every request had one token, as in the step before.
+  // Of steps that only decode, as the step before did.
   std::int64_t decode_steps = 0;
   std::int64_t decode_tokens = 0;
   std::int64_t decode_reads = 0;  // of a token's K and V

@@ -33,7 +33,7 @@ std::string draw_blocks(const PoolSnapshot& pool, int max_blocks, int columns, b
 
 class Quiet : public View {
  public:
-  void on_token(int, int, Token) override {}
+  void on_text(int, int, const std::string&) override {}
   void on_step(const ServedEngine&, const StepReport&) override {}
 };
 
@@ -41,9 +41,9 @@ class Quiet : public View {
 // the text they gave.
 class Plain : public View {
  public:
-  Plain(const Tokenizer& tokenizer, std::ostream& output) : tokenizer_(tokenizer), output_(output) {}
+  explicit Plain(std::ostream& output) : output_(output) {}
 
-  void on_token(int id, int sample, Token token) override { written_[{id, sample}] = tokenizer_.decode({&token, 1}); }
+  void on_text(int id, int sample, const std::string& text) override { written_[{id, sample}] += text; }
 
   void on_step(const ServedEngine& engine, const StepReport& report) override {
     if (report.index == 0) {
@@ -85,7 +85,6 @@ class Plain : public View {
   }
 
  private:
-  const Tokenizer& tokenizer_;
   std::ostream& output_;
   std::map<std::pair<int, int>, std::string> written_;  // in this step, by request and sample
 };
@@ -113,8 +112,7 @@ std::string cut_line(const std::string& line, int columns) {
 // Redraws the terminal's alternate screen, so that what was there before is there again afterwards.
 class Live : public View {
  public:
-  Live(const Tokenizer& tokenizer, std::ostream& output, std::function<TerminalSize()> size)
-      : tokenizer_(tokenizer), output_(output), size_(std::move(size)) {
+  Live(std::ostream& output, std::function<TerminalSize()> size) : output_(output), size_(std::move(size)) {
     output_ << "\033[?1049h\033[?25l" << std::flush;  // no cursor
     write_on_interrupt(kLeave);
   }
@@ -125,11 +123,11 @@ class Live : public View {
   Live(const Live&) = delete;
   Live& operator=(const Live&) = delete;
 
-  void on_token(int id, int sample, Token token) override { tokens_[{id, sample}].push_back(token); }
+  void on_text(int id, int sample, const std::string& text) override { texts_[{id, sample}] += text; }
 
   void on_step(const ServedEngine& engine, const StepReport& report) override {
     for (const int id : report.ended) {
-      tokens_.erase(tokens_.lower_bound({id, 0}), tokens_.lower_bound({id + 1, 0}));
+      texts_.erase(texts_.lower_bound({id, 0}), texts_.lower_bound({id + 1, 0}));
     }
     // 25 times a second, and at the end.
     const double now = now_seconds();
@@ -188,40 +186,42 @@ class Live : public View {
     return result;
   }
 
-  // A line for each sample of the running requests: letter, number, the last tokens.
+  // A line for each sample of the running requests: letter, number, the end of its text.
   std::vector<std::string> running_lines(const PoolSnapshot& pool) const {
     std::vector<std::string> result;
     for (const PoolSnapshot::Owner& request : pool.running) {
       const int id = request.id;
       const std::string letter(1, owner_letter(id));
-      const auto first = tokens_.lower_bound({id, 0});
-      if (first == tokens_.end() || first->first.first != id) {
+      const auto first = texts_.lower_bound({id, 0});
+      if (first == texts_.end() || first->first.first != id) {
         result.push_back(letter + format("%5d  ", id) +
                          (request.texts.front().empty() ? "(its prompt is computed)" : "(a search)"));
       }
-      for (auto entry = first; entry != tokens_.end() && entry->first.first == id; ++entry) {
+      for (auto entry = first; entry != texts_.end() && entry->first.first == id; ++entry) {
         result.push_back(letter + format("%5s  ", name_of(id, entry->first.second).c_str()) + tail(entry->second));
       }
     }
     return result;
   }
 
-  std::string tail(const std::vector<Token>& all) const {
-    constexpr std::size_t kLastTokens = 16;
-    return quote(tokenizer_.decode(std::span(all).last(std::min(all.size(), kLastTokens))));
+  static std::string tail(std::string_view text) {
+    constexpr std::size_t kMaxBytes = 72;
+    std::size_t first = text.size() - std::min(text.size(), kMaxBytes);
+    while (first < text.size() && (static_cast<unsigned char>(text[first]) & 0xC0U) == 0x80U) {
+      first += 1;  // not into the middle of a character
+    }
+    return quote(text.substr(first));
   }
 
-  const Tokenizer& tokenizer_;
   std::ostream& output_;
   std::function<TerminalSize()> size_;
-  std::map<std::pair<int, int>, std::vector<Token>> tokens_;  // of the running requests, by request and sample
+  std::map<std::pair<int, int>, std::string> texts_;  // of the running requests, by request and sample
   double drawn_at_ = 0.0;
 };
 
 }  // namespace
 
-std::unique_ptr<View> make_view(ViewKind kind, const Tokenizer& tokenizer, std::ostream& output,
-                                std::function<TerminalSize()> size) {
+std::unique_ptr<View> make_view(ViewKind kind, std::ostream& output, std::function<TerminalSize()> size) {
   if (kind == ViewKind::kAuto) {
     kind = understands_escapes(output) ? ViewKind::kLive : ViewKind::kPlain;
   }
@@ -229,10 +229,10 @@ std::unique_ptr<View> make_view(ViewKind kind, const Tokenizer& tokenizer, std::
     if (!size) {
       size = [&output] { return terminal_size(output); };
     }
-    return std::make_unique<Live>(tokenizer, output, std::move(size));
+    return std::make_unique<Live>(output, std::move(size));
   }
   if (kind == ViewKind::kPlain) {
-    return std::make_unique<Plain>(tokenizer, output);
+    return std::make_unique<Plain>(output);
   }
   return std::make_unique<Quiet>();
 }

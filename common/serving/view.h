@@ -8,7 +8,6 @@
 #include <string>
 
 #include "common/base/platform.h"
-#include "common/model/tokenizer.h"
 #include "common/serving/served_engine.h"
 
 namespace common {
@@ -18,13 +17,13 @@ enum class ViewKind { kAuto, kLive, kPlain, kQuiet };
 class View {
  public:
   virtual ~View() = default;
-  virtual void on_token(int id, int sample, Token token) = 0;
+  // What the last tokens have added to the text of a request's sample.
+  virtual void on_text(int id, int sample, const std::string& text) = 0;
   virtual void on_step(const ServedEngine& engine, const StepReport& report) = 0;
 };
 
 // kAuto: live if `output` is a terminal that understands escape sequences, else plain. size: asks for the terminal's,
 // which may change; null: that of `output`.
-std::unique_ptr<View> make_view(ViewKind kind, const Tokenizer& tokenizer, std::ostream& output,
-                                std::function<TerminalSize()> size = nullptr);
+std::unique_ptr<View> make_view(ViewKind kind, std::ostream& output, std::function<TerminalSize()> size = nullptr);
 
 }  // namespace common

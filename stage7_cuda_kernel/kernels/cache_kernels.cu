@@ -3,7 +3,7 @@
 #include <algorithm>
 
 #include "checks.h"
-#include "common/cuda/launch.h"
+#include "common/cuda/runtime/launch.h"
 #include "float8.cuh"
 #include "kernels.h"
 #include "page_layout.h"

@@ -11,10 +11,10 @@
 
 #include "common/base/check.h"
 #include "common/base/text.h"
-#include "common/cuda/device.h"
-#include "common/cuda/llama.h"
-#include "common/cuda/pinned.h"
-#include "common/cuda/timing.h"
+#include "common/cuda/model/cuda_llama.h"
+#include "common/cuda/runtime/device.h"
+#include "common/cuda/runtime/pinned.h"
+#include "common/cuda/runtime/timing.h"
 #include "kernels.h"
 #include "step_inputs.h"
 

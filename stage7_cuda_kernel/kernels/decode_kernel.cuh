@@ -21,8 +21,8 @@
 // needs it; the sum of weights is formed beside it, from the scores alone.
 #pragma once
 
-#include "common/cuda/launch.h"
-#include "common/cuda/scalars.cuh"
+#include "common/cuda/model/scalars.cuh"
+#include "common/cuda/runtime/launch.h"
 #include "decode_merge.cuh"
 #include "decode_plan.h"
 #include "decode_ring.h"
@@ -345,6 +345,20 @@ __device__ __forceinline__ void finish_head(const WarpAttention<kType, kHeadDim,
   merge_head<kHeadDim, kWarps>(exchange.outputs, workspace, output, group, first_contributor, last_contributor);
 }
 
+// The plan was made by an earlier launch of the same step, for which this one does not wait. It has finished all the
+// same (DecodeOptions::overlap_previous). What it has written is in L2; this multiprocessor's L1 is not asked.
+__device__ __forceinline__ TileRange load_share(const TileRange* share) {
+  static_assert(sizeof(TileRange) == 3 * sizeof(int4));
+  int4 words[3];
+#pragma unroll
+  for (int i = 0; i < 3; ++i) {
+    words[i] = __ldcg(reinterpret_cast<const int4*>(share) + i);
+  }
+  TileRange result;
+  memcpy(&result, words, sizeof(result));
+  return result;
+}
+
 template <ScalarType kType, int kHeadDim, int kQueryTiles, int kWarps, int kStages, int kResident, bool kContiguous>
 __global__ void __launch_bounds__(32 * kWarps, kResident)
     decode_kernel(Pages pages, Batch batch, const Element* queries, NewRows new_rows, Element* output,
@@ -353,7 +367,7 @@ __global__ void __launch_bounds__(32 * kWarps, kResident)
   extern __shared__ __align__(128) unsigned char shared[];
   __shared__ __align__(8) unsigned char barriers[kWarps * Ring::kBarrierBytes];
   const int warp = static_cast<int>(threadIdx.x) / 32;
-  const TileRange share = workspace.shares[blockIdx.x];
+  const TileRange share = load_share(workspace.shares + blockIdx.x);
   if (share.num_tiles == 0) {
     common::wait_for_previous_launch();  // or this launch might finish before the one before it
     return;

@@ -3,7 +3,7 @@
 #include "decode_plan.h"
 
 #include "checks.h"
-#include "common/cuda/launch.h"
+#include "common/cuda/runtime/launch.h"
 #include "decode_ring.h"
 
 namespace stage7 {

@@ -12,7 +12,7 @@
 
 #include <cstddef>
 
-#include "common/cuda/scalars.cuh"
+#include "common/cuda/model/scalars.cuh"
 
 namespace stage7 {
 

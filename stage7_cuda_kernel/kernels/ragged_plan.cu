@@ -3,7 +3,7 @@
 // A causal task takes time in proportion to the tokens it sees. Thread blocks start in the order of the list, so the
 // longest tasks stand first and the short ones fill the gaps at the end, when no full wave is left.
 #include "checks.h"
-#include "common/cuda/launch.h"
+#include "common/cuda/runtime/launch.h"
 #include "ragged_plan.h"
 
 namespace stage7 {

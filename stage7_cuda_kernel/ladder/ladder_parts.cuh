@@ -8,8 +8,8 @@
 #include "../kernels/decode_merge.cuh"
 #include "../kernels/online_softmax.cuh"
 #include "../kernels/page_layout.h"
-#include "common/cuda/launch.h"
-#include "common/cuda/scalars.cuh"
+#include "common/cuda/model/scalars.cuh"
+#include "common/cuda/runtime/launch.h"
 #include "ladder.h"
 
 namespace stage7 {

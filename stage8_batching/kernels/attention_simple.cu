@@ -7,7 +7,7 @@
 #include <cmath>
 
 #include "checks.h"
-#include "common/cuda/launch.h"
+#include "common/cuda/runtime/launch.h"
 #include "online_softmax.cuh"
 #include "page_layout.h"
 

@@ -8,7 +8,7 @@
 #include <vector>
 
 #include "../gpu_runner.h"
-#include "common/cuda/communicator.h"
+#include "common/cuda/several/communicator.h"
 
 namespace stage8 {
 

@@ -4,7 +4,7 @@
 #include <cmath>
 
 #include "checks.h"
-#include "common/cuda/launch.h"
+#include "common/cuda/runtime/launch.h"
 #include "decode_kernel.cuh"
 #include "decode_ring.h"
 

@@ -3,7 +3,7 @@
 // which thread reads which part, and where the result goes.
 #pragma once
 
-#include "common/cuda/scalars.cuh"
+#include "common/cuda/model/scalars.cuh"
 #include "decode_plan.h"
 #include "online_softmax.cuh"
 #include "ptx.cuh"

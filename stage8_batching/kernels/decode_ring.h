@@ -1,7 +1,7 @@
 // The host's rule for the size of decode attention's thread blocks and rings.
 #pragma once
 
-#include "common/cuda/device.h"
+#include "common/cuda/runtime/device.h"
 #include "kernels.h"
 
 namespace stage8 {
@@ -38,13 +38,15 @@ constexpr DecodeRing decode_ring(ScalarType type, int head_dim, int group, bool 
 // The queries of a group whose partial results meet at the same time.
 COURSE_HOST_DEVICE constexpr int exchanged_at_once(int group) { return group < 8 ? group : 8; }
 
-// Of one thread block: its rings, the exchange, and something for barriers.
+// Of one thread block, its static arrays included: its rings, the exchange, a barrier for each tile of the rings, and
+// whether it is the last one of a head.
 constexpr std::size_t decode_shared_bytes(const DecodeRing& ring, ScalarType type, int head_dim, int group) {
   const int pair_bytes = 2 * 16 * (type == ScalarType::kFloat8 ? head_dim + 1 : 2 * head_dim);  // K and V of 16 tokens
   const int tile_bytes = (pair_bytes + 127) / 128 * 128;
   const int row_bytes = (head_dim + 4) * 4 + 8;  // of the exchange
-  const int bytes = ring.warps * (ring.stages * tile_bytes + exchanged_at_once(group) * row_bytes) + 1024;
-  return static_cast<std::size_t>(bytes);
+  const int bytes = ring.warps * (ring.stages * tile_bytes + exchanged_at_once(group) * row_bytes);
+  const int barriers = ring.warps * ring.stages * 8;
+  return static_cast<std::size_t>(bytes + barriers + 8);
 }
 
 struct DecodeShape {

@@ -4,12 +4,13 @@
 #include <algorithm>
 #include <cstddef>
 #include <memory>
+#include <utility>
 #include <vector>
 
 #include "../gpu_runner.h"
-#include "common/cuda/device.h"
-#include "common/cuda/pinned.h"
-#include "common/cuda/sampling.h"
+#include "common/cuda/model/cuda_sampler.h"
+#include "common/cuda/runtime/device.h"
+#include "common/cuda/runtime/pinned.h"
 
 namespace stage8 {
 
@@ -40,8 +41,10 @@ class DrawInputs {
     copy(host_rows_.data(), rows_.data(), step.draws.size(), stream);
     if (!used.empty()) {
       if (host_used_ == nullptr || host_used_->size() < used.size()) {
+        // The host's part last: its size says that both have room.
+        common::DeviceArray<int> larger(2 * used.size());
         host_used_ = std::make_unique<common::PinnedArray<int>>(2 * used.size());
-        used_ = common::DeviceArray<int>(2 * used.size());
+        used_ = std::move(larger);
       }
       std::copy(used.begin(), used.end(), host_used_->data());
       copy(host_used_->data(), used_.data(), used.size(), stream);

@@ -17,7 +17,7 @@
 
 #include <cstdint>
 
-#include "common/cuda/scalars.cuh"
+#include "common/cuda/model/scalars.cuh"
 #include "ptx.cuh"
 
 namespace stage8 {

@@ -6,8 +6,8 @@
 #include <utility>
 
 #include "common/base/check.h"
-#include "common/cuda/device.h"
-#include "common/cuda/pinned.h"
+#include "common/cuda/runtime/device.h"
+#include "common/cuda/runtime/pinned.h"
 #include "kernels.h"
 
 namespace stage8 {

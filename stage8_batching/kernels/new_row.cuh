@@ -7,7 +7,7 @@
 // computed.
 #pragma once
 
-#include "common/cuda/scalars.cuh"
+#include "common/cuda/model/scalars.cuh"
 #include "float8.cuh"
 #include "kernels.h"
 #include "page_layout.h"

@@ -30,7 +30,7 @@
 #include <cfloat>
 #include <type_traits>
 
-#include "common/cuda/scalars.cuh"
+#include "common/cuda/model/scalars.cuh"
 #include "float8.cuh"
 #include "online_softmax.cuh"
 #include "ptx.cuh"

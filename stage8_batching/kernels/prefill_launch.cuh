@@ -5,7 +5,7 @@
 #include <cmath>
 
 #include "checks.h"
-#include "common/cuda/launch.h"
+#include "common/cuda/runtime/launch.h"
 #include "prefill_kernel.cuh"
 
 namespace stage8 {

@@ -3,7 +3,7 @@
 
 #include "attention_simple.h"
 #include "checks.h"
-#include "common/cuda/launch.h"
+#include "common/cuda/runtime/launch.h"
 #include "prefill_attention.h"
 #include "ragged_kernel.cuh"
 #include "ragged_loader.cuh"

@@ -8,7 +8,7 @@
 // multiplies.
 #pragma once
 
-#include "common/cuda/scalars.cuh"
+#include "common/cuda/model/scalars.cuh"
 #include "online_softmax.cuh"
 #include "ptx.cuh"
 #include "ragged_plan.h"

@@ -6,8 +6,8 @@
 #include <vector>
 
 #include "../gpu_runner.h"
-#include "common/cuda/device.h"
-#include "common/cuda/pinned.h"
+#include "common/cuda/runtime/device.h"
+#include "common/cuda/runtime/pinned.h"
 #include "draw_inputs.h"
 #include "step_inputs.h"
 

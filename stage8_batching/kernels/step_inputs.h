@@ -9,8 +9,8 @@
 
 #include "../gpu_runner.h"
 #include "common/base/check.h"
-#include "common/cuda/device.h"
-#include "common/cuda/pinned.h"
+#include "common/cuda/runtime/device.h"
+#include "common/cuda/runtime/pinned.h"
 
 namespace stage8 {
 

@@ -1,4 +1,6 @@
 // What the kernels can do, for the host to ask before it begins.
+#include <limits>
+
 #include "decode_ring.h"
 #include "kernels.h"
 
@@ -21,6 +23,10 @@ std::string unsupported(const PageShape& shape, int num_heads) {
   if (shape.num_kv_heads <= 0 || num_heads <= 0 || num_heads % shape.num_kv_heads != 0) {
     return "the kernels need query heads that share kv heads evenly, not " + std::to_string(num_heads) + " over " +
            std::to_string(shape.num_kv_heads);
+  }
+  if (block_size > 0 && shape.num_blocks > std::numeric_limits<int>::max() / block_size) {
+    return "the kernels number slots in 32 bits, and " + std::to_string(shape.num_blocks) + " blocks of " +
+           std::to_string(block_size) + " have more";
   }
   if (shape.type == ScalarType::kFloat32) {
     if (block_size < 1) {
@@ -49,8 +55,9 @@ std::string unsupported(const PageShape& shape, int num_heads) {
   const std::size_t shared_bytes =
       decode_shared_bytes(decode_ring(shape.type, head_dim, group, true), shape.type, head_dim, group);
   if (common::has_cuda_device() && shared_bytes > common::device_limits().shared_bytes_per_block) {
-    return kernels + std::to_string(shared_bytes) + " bytes of shared memory for this shape, and " +
-           common::device_limits().name + " has " + std::to_string(common::device_limits().shared_bytes_per_block);
+    return kernels + std::to_string(shared_bytes) + " bytes of shared memory for " + std::to_string(group) +
+           " query heads of " + std::to_string(head_dim) + " dimensions to a kv head, and a thread block on " +
+           common::device_limits().name + " can have " + std::to_string(common::device_limits().shared_bytes_per_block);
   }
   return {};
 }

@@ -10,8 +10,8 @@
 #include "../cache_size.h"
 #include "common/base/check.h"
 #include "common/base/text.h"
-#include "common/cuda/device.h"
-#include "common/cuda/shard.h"
+#include "common/cuda/runtime/device.h"
+#include "common/cuda/several/shard.h"
 
 namespace stage8 {
 namespace {

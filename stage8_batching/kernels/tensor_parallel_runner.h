@@ -12,7 +12,7 @@
 #include <vector>
 
 #include "../gpu_runner.h"
-#include "common/cuda/nccl_group.h"
+#include "common/cuda/several/nccl_group.h"
 #include "cuda_runner.h"
 #include "device_thread.h"
 

@@ -5,7 +5,7 @@
 #include <string>
 #include <vector>
 
-#include "common/cuda/timing.h"
+#include "common/cuda/runtime/timing.h"
 #include "tests/bench/cold_batches.h"
 #include "tests/bench/kernel_bench.h"
 

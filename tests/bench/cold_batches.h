@@ -5,7 +5,7 @@
 #include <string>
 #include <vector>
 
-#include "common/cuda/device.h"
+#include "common/cuda/runtime/device.h"
 #include "stage7/kernels/kernels.h"
 
 namespace stage7 {

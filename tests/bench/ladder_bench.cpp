@@ -8,6 +8,7 @@
 #include "common/app/table.h"
 #include "common/base/check.h"
 #include "common/base/text.h"
+#include "common/cuda/runtime/read_memory.h"
 #include "stage7/ladder/prompt_ladder.h"
 #include "tests/bench/bench_parts.h"
 

@@ -820,10 +820,14 @@ TEST_CASE("tensors that would be left out of the computation", "[llama][errors]"
                                  "blk.00.attn_q.weight", "rope_factors_long.weight", "output.bias"}) {
     GgufBuilder builder = TinyModel().builder();
     builder.add_tensor(name, {2}, std::vector<float>(2));
-    CHECK(refusal(builder) == "tensor '" + name + "' is not part of the Llama architecture");
+    CHECK(refusal(builder) == "tensor \"" + name + "\" is not part of the Llama architecture");
   }
   // With fewer layers than the file holds, the last ones would be skipped.
-  CHECK(refusal_with("llama.block_count", 1) == "tensor 'blk.1.attn_k.weight' is not part of the Llama architecture");
+  CHECK(refusal_with("llama.block_count", 1) == "tensor \"blk.1.attn_k.weight\" is not part of the Llama architecture");
+  // A name of the file is quoted: the terminal shows it, and executes nothing of it.
+  GgufBuilder builder = TinyModel().builder();
+  builder.add_tensor("a\x1b[2J\n\u202E", {2}, std::vector<float>(2));
+  CHECK(refusal(builder) == R"(tensor "a\x1b[2J\n\xe2\x80\xae" is not part of the Llama architecture)");
 }
 
 // The classical bound (Higham, "Accuracy and Stability of Numerical Algorithms", section 3.1): in whatever order n

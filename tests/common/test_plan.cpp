@@ -73,7 +73,9 @@ struct Output {
 
 Output run_plan(std::vector<std::string> arguments) {
   common::Program program("stage2", "for the test");
-  common::add_plan(program);
+  int block_size = 16;
+  program.add_bench({}, {});
+  program.add_block_commands(block_size, {});  // `plan` is one of them
   arguments.insert(arguments.begin(), {"stage2", "plan"});
   std::vector<char*> pointers;
   pointers.reserve(arguments.size());

@@ -432,6 +432,15 @@ TEST_CASE("sample: top-k keeps k tokens, equal logits by lower id") {
   CHECK(tokens_drawn({0.0F, 0.0F}, options_of(1.0F, 100, 1.0F)) == std::set<Token>{0, 1});
 }
 
+TEST_CASE("sample: at a high temperature even the token with the largest logit may be cut") {
+  // Scores are told apart to 2^-25: the last three tokens are level, and the lowest id of them is kept.
+  const std::vector<float> logits = {9.999999F, 10.0F, 10.000002F, 10.000003F};
+  CHECK(tokens_drawn(logits, options_of(100.0F, 1, 1.0F)) == std::set<Token>{1});
+  CHECK(tokens_drawn(logits, options_of(100.0F, 2, 1.0F)) == std::set<Token>{1, 2});
+  CHECK(tokens_drawn(logits, options_of(100.0F, 0, 0.25F)) == std::set<Token>{1});
+  CHECK(tokens_drawn(logits, options_of(100.0F, 0, 0.5F)) == std::set<Token>{1, 2});
+}
+
 TEST_CASE("sample: top-p keeps the smallest set that reaches it") {
   const std::vector<float> logits = logits_of({0.125, 0.25, 0.5, 0.125});
   CHECK(tokens_drawn(logits, options_of(1.0F, 0, 0.49F)) == std::set<Token>{2});

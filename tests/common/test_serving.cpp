@@ -138,6 +138,7 @@ TEST_CASE("tally: /metrics and the report count the same requests and steps") {
   step.end = 0.5;
   step.num_tokens = 7;
   step.num_queries = {4, 3};
+  step.is_chunk = {false, false};
   step.served = {0, 1};
   step.num_served = {4, 3};
   step.swapped_out = {2};

@@ -65,6 +65,18 @@ TEST_CASE("quote: one line, escaped") {
   CHECK(common::quote("\xC2\xA0") == "\"\xC2\xA0\"");  // U+00A0 is the first above the control characters
 }
 
+TEST_CASE("quote: what changes the direction of a text is escaped, so that no reader is taken in") {
+  CHECK(common::quote("a\u202Eb") == R"("a\xe2\x80\xaeb")");
+  for (const char* const mark : {"\u061C", "\u200E", "\u200F", "\u2028", "\u2029", "\u202A", "\u202B", "\u202C",
+                                 "\u202D", "\u202E", "\u2066", "\u2067", "\u2068", "\u2069"}) {
+    CAPTURE(mark);
+    CHECK(common::quote(mark).find("\\x") == 1);
+  }
+  for (const char* const harmless : {"\u061B", "\u061D", "\u200D", "\u2010", "\u2027", "\u202F", "\u2065", "\u206A"}) {
+    CHECK(common::quote(harmless) == "\"" + std::string(harmless) + "\"");
+  }
+}
+
 TEST_CASE("quote: bytes that are no UTF-8 are escaped, so that the message is") {
   CHECK(common::quote("a\xFF"
                       "b") == R"("a\xffb")");

@@ -171,11 +171,6 @@ void run_case(Fixture& fixture, std::uint64_t seed, FuzzCounts& counts) {
 }  // namespace
 
 int main(int argc, char** argv) {
-  if (!common::missing_http_package().empty()) {
-    std::cout << "built without HTTP: not tested\n";
-    constexpr int kSkipped = 77;
-    return kSkipped;
-  }
   Fixture fixture;
   return tests::run_fuzz({argv + 1, argv + argc},
                          {.unit = "requests", .default_units = kDefaultRequests, .units_per_seed = kRequestsPerSeed},

@@ -423,6 +423,30 @@ TEST_CASE("Slots and blocks: bad arguments are refused before anything is launch
   CHECK((rows.download() == std::vector<std::byte>(rows.size(), std::byte{1})));
 }
 
+TEST_CASE("The number of a slot has to fit into 32 bits") {
+  PageShape shape{.num_blocks = (1 << 27) - 1, .num_kv_heads = 1, .block_size = 16, .head_dim = 64};
+  CHECK(stage::unsupported(shape, 1).empty());
+  ++shape.num_blocks;
+  CHECK(stage::unsupported(shape, 1).find("32 bits") != std::string::npos);
+}
+
+TEST_CASE("A kernel's attributes are set once, and not at each launch", "[gpu]") {
+  if (!common::has_cuda_device()) {
+    SKIP_TEST("there is no GPU");
+  }
+  static int num_settings;
+  num_settings = 0;
+  tests::GpuBatch batch(
+      {.type = ScalarType::kBFloat16, .head_dim = 128, .context_lengths = {100}, .query_lengths = {}});
+  (void)batch.decode();
+  common::device_call_hook = [](const char* call) {
+    num_settings += std::strstr(call, "cudaFuncSetAttribute") != nullptr ? 1 : 0;
+  };
+  (void)batch.decode();
+  common::device_call_hook = nullptr;
+  CHECK(num_settings == 0);
+}
+
 TEST_CASE("Device memory that is not there is a clear error", "[gpu]") {
   if (!common::has_cuda_device()) {
     SKIP_TEST("there is no GPU");

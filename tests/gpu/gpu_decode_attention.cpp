@@ -6,6 +6,8 @@
 #include "tests/gpu/gpu_hand_worked.h"
 #include "tests/support/catch.h"
 
+#include STAGE_HEADER(kernels / decode_ring.h)
+
 namespace {
 
 using tests::BatchSpec;
@@ -67,6 +69,17 @@ TEST_CASE("Decode attention: a new row without a slot is seen and not stored", "
   const auto appended = batch.decode_new_rows({}, 1, false);
   CHECK(std::memcmp(expected.data(), appended.output.data(), expected.size() * sizeof(float)) == 0);
   CHECK(appended.pages_are_equal);
+}
+
+TEST_CASE("Decode attention: what its thread blocks need of shared memory is known to the byte") {
+  const auto bytes = [](ScalarType type, int head_dim, int group) {
+    return stage::decode_shared_bytes(stage::decode_ring(type, head_dim, group, true), type, head_dim, group);
+  };
+  // A thread block has 99 KB on an RTX 3090 or 4090, and 163 KB on an A100.
+  CHECK(bytes(ScalarType::kBFloat16, 128, 7) == 100768);
+  CHECK(bytes(ScalarType::kBFloat16, 128, 7) <= 99 * 1024);
+  CHECK(bytes(ScalarType::kBFloat16, 128, 8) > 99 * 1024);
+  CHECK(bytes(ScalarType::kFloat8, 256, 16) <= 163 * 1024);
 }
 
 TEST_CASE("Decode attention: long contexts", "[gpu]") {

@@ -12,7 +12,7 @@
 
 #include "common/app/workload.h"
 #include "common/base/text.h"
-#include "common/cuda/device.h"
+#include "common/cuda/runtime/device.h"
 #include "tests/gpu/gpu_matrices.h"
 #include "tests/stages/engine_fixtures.h"
 #include "tests/stages/stage_engine.h"

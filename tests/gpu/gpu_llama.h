@@ -12,8 +12,8 @@
 #include <string>
 #include <vector>
 
-#include "common/cuda/device.h"
-#include "common/cuda/llama.h"
+#include "common/cuda/model/cuda_llama.h"
+#include "common/cuda/runtime/device.h"
 #include "common/math/sampling.h"
 #include "common/model/llama.h"
 

@@ -7,12 +7,13 @@
 #include <numeric>
 #include <span>
 #include <string>
+#include <string_view>
 #include <utility>
 #include <vector>
 
 #include "common/base/check.h"
-#include "common/cuda/device.h"
-#include "common/cuda/nccl_group.h"
+#include "common/cuda/runtime/device.h"
+#include "common/cuda/several/nccl_group.h"
 #include "common/math/sampling.h"
 #include "tests/gpu/gpu_matrices.h"
 #include "tests/gpu/gpu_step.h"
@@ -24,6 +25,7 @@
 // Not formatted: spaces around the slash would become part of the path.
 // clang-format off
 #include STAGE_HEADER(kernels/cuda_runner.h)
+#include STAGE_HEADER(kernels/draw_inputs.h)
 #include STAGE_HEADER(kernels/host_pages.h)
 #include STAGE_HEADER(kernels/tensor_parallel_runner.h)
 // clang-format on
@@ -474,4 +476,29 @@ TEST_CASE("GPU: too little room for swapped-out blocks is blamed on --host-slots
   CAPTURE(message);
   CHECK(message.find("--host-slots") != std::string::npos);
   CHECK(message.find("--slots") == std::string::npos);
+}
+
+TEST_CASE("GPU: used tokens that find no room on the device find it at the next attempt") {
+  if (!common::has_cuda_device()) {
+    SKIP_TEST("there is no GPU");
+  }
+  const common::Stream stream;
+  stage::DrawInputs inputs(1);
+  stage::RaggedBatch step;
+  step.positions = {0};
+  step.logits_rows = {0};
+  step.draws = {{.options = {.repetition_penalty = 1.5F}, .used = {1, 2, 3, 4}}};
+  common::device_call_hook = [](const char* call) {
+    if (std::string_view(call) == "cudaMalloc") {
+      throw common::OutOfDeviceMemory("as if the GPU's memory were full");
+    }
+  };
+  CHECK_THROWS_AS(inputs.upload(step, stream), common::OutOfDeviceMemory);
+  common::device_call_hook = nullptr;
+  inputs.upload(step, stream);
+  stream.synchronize();
+  REQUIRE(inputs.draws().used != nullptr);
+  std::vector<int> used(4);
+  CUDA_CHECK(cudaMemcpy(used.data(), inputs.draws().used, sizeof(int) * used.size(), cudaMemcpyDefault));
+  CHECK(used == step.draws[0].used);
 }

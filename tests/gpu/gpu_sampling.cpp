@@ -9,8 +9,8 @@
 #include <string>
 #include <vector>
 
-#include "common/cuda/device.h"
-#include "common/cuda/sampling.h"
+#include "common/cuda/model/cuda_sampler.h"
+#include "common/cuda/runtime/device.h"
 #include "common/math/sampling.h"
 #include "tests/support/catch.h"
 

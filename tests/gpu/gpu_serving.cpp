@@ -7,8 +7,8 @@
 #include <vector>
 
 #include "common/app/workload.h"
-#include "common/cuda/device.h"
-#include "common/cuda/nccl_group.h"
+#include "common/cuda/runtime/device.h"
+#include "common/cuda/several/nccl_group.h"
 #include "tests/stages/serving_fixtures.h"
 #include "tests/support/golden.h"
 

@@ -14,8 +14,8 @@
 #include <vector>
 
 #include "common/base/check.h"
-#include "common/cuda/device.h"
-#include "common/cuda/nccl_group.h"
+#include "common/cuda/runtime/device.h"
+#include "common/cuda/several/nccl_group.h"
 #include "common/math/sampling.h"
 #include "tests/gpu/gpu_matrices.h"
 #include "tests/gpu/gpu_step.h"

@@ -9,7 +9,7 @@
 
 #include <Eigen/Core>
 
-#include "common/cuda/device.h"
+#include "common/cuda/runtime/device.h"
 #include "common/math/sampling.h"
 #include "tests/gpu/tiled_plans.h"
 #include "tests/support/catch.h"
@@ -39,6 +39,16 @@ __nv_bfloat16 random_bfloat16(common::Random& random) {
 }
 
 }  // namespace
+
+TEST_CASE("Tiles are cut for the clusters that the GPU has room for") {
+  // A product with few rows, which several blocks share where they can.
+  const FusedLinear linear{
+      .kernel = common::ProductKernel::kTiles, .num_rows = 512, .num_cols = 8192, .num_tokens = 32};
+  CHECK(tests::planned_ranks(linear, {0, 132, 66, 43, 32, 22, 16, 15, 15}) > 1);
+  // A slice of a GPU may have room for no cluster of several blocks, or for nothing.
+  CHECK(tests::planned_ranks(linear, {0, 14, 0, 0, 0, 0, 0, 0, 0}) == 1);
+  CHECK(tests::planned_ranks(linear, {}) == 0);
+}
 
 TEST_CASE("GPU tiles: every size of tile and cluster, for every number of tokens, against float64", "[gpu]") {
   if (!common::has_cuda_device() || !common::can_tile(common::Precision::kBFloat16)) {

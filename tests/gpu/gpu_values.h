@@ -8,7 +8,7 @@
 #include <numeric>
 #include <vector>
 
-#include "common/cuda/device.h"
+#include "common/cuda/runtime/device.h"
 #include "common/math/sampling.h"
 #include "tests/support/float8.h"
 

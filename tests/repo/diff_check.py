@@ -10,7 +10,8 @@ Manifest  tests/repo/stage_diffs.json names the files that differ, with the line
           the files that are new, with their lines, and those that are gone. A fix that is made in one stage and not
           carried forward to the later ones changes such a number, and turns red here. It is a ratchet and not a
           limit: --update writes the present numbers, on purpose and with a reason in the commit's message. README.md,
-          its pictures and CMakeLists.txt do not count.
+          its pictures and CMakeLists.txt do not count. The last row of a pair is the lesson's size: the stage's root,
+          kernels/ and ladder/.
 Hygiene   The name of a stage stands in its sources only in lines that begin with "namespace stage", which the diff
           command of the READMEs hides; no stage includes another one's files, and common/ includes none.
 """
@@ -55,6 +56,12 @@ def is_counted(name):
     return name not in NOT_COUNTED and not name.endswith((".md", ".svg"))
 
 
+def is_lesson(name):
+    """What the README walks through: a stage's root, kernels/ and ladder/. demo/ only shows something, production/ has
+    topics' pages of its own."""
+    return is_counted(name) and not name.startswith(("demo/", "production/"))
+
+
 def changed_lines(before, after):
     """[added, removed] lines, as the diff command of the READMEs counts them."""
     command = ["git", "diff", "--no-index", "--no-color", "--no-ext-diff", "--no-textconv", "--numstat", "-U0",
@@ -78,6 +85,15 @@ def differences(before, after):
         else:
             new[name] = len((after / name).read_text(encoding="utf-8").splitlines())
     return {"changed": changed, "new": new, "gone": sorted(files_before - files_after)}
+
+
+def lesson_size(before, found):
+    """(added, removed) lines of the lesson, whole files included. `found`: as differences() gives them."""
+    changed = [count for name, count in found["changed"].items() if is_lesson(name)]
+    added = sum(lines for name, lines in found["new"].items() if is_lesson(name))
+    removed = sum(len((before / name).read_text(encoding="utf-8").splitlines())
+                  for name in found["gone"] if is_lesson(name))
+    return added + sum(count[0] for count in changed), removed + sum(count[1] for count in changed)
 
 
 def check_manifest(expected, found):
@@ -114,6 +130,7 @@ def check_pair(root, before, after, expected):
                                                       for i in (0, 1)))))
     rows += [(name, f"new, {lines}") for name, lines in found["new"].items()]
     rows += [(name, "gone") for name in found["gone"]]
+    rows.append(("the lesson, new files included", "+{} -{}".format(*lesson_size(root / before, found))))
     return rows, [f"{before} -> {after}: {failure}" for failure in check_manifest(expected, found)]
 
 

@@ -75,7 +75,14 @@ class Manifest(Stages):
     def test_stages_as_listed_pass(self):
         self.assertEqual(self.check(), [])
         self.assertIn(f"{FIRST} -> {SECOND}", self.log)
-        self.assertEqual([line.split() for line in self.log[1:]], [["engine.cpp", "+1", "-1"], ["in", "both", "stages", "+1", "-1"]])
+        self.assertEqual([line.split() for line in self.log[1:]], [["engine.cpp", "+1", "-1"], ["in", "both", "stages", "+1", "-1"],
+                                                                   "the lesson, new files included +1 -1".split()])
+
+    def test_the_lessons_size_leaves_out_what_it_does_not_walk_through(self):
+        for name in ("demo/show.cpp", "production/fast.cpp", "kernels/plain.cu"):
+            self.write(f"{SECOND}/{name}", "a\nb\n")
+        found = diff_check.differences(self.path(FIRST), self.path(SECOND))
+        self.assertEqual(diff_check.lesson_size(self.path(FIRST), found), (3, 1))
 
     def test_planted_extra_difference_fails(self):
         self.append(f"{SECOND}/engine.h", "// A better remark.\n")

@@ -112,8 +112,8 @@ class Stages(unittest.TestCase):
 
 class Diff(Stages):
     def test_size(self):
-        # engine.cpp +1 -1; table.h 4, table.cpp 1, demo/show.cpp 1 and kv_cache.h 1 new; old.h gone.
-        self.assertEqual(self.show("--size"), "1 file changed, 4 new, 1 gone: +8 -2 lines\n")
+        # engine.cpp +1 -1; table.h 4, table.cpp 1 and kv_cache.h 1 new; old.h gone.
+        self.assertEqual(self.show("--size"), "1 file changed, 3 new, 1 gone: +7 -2 lines\n")
 
     def test_lines_of_the_namespace_are_no_difference(self):
         out = self.show()
@@ -127,11 +127,52 @@ class Diff(Stages):
         out = self.show()
         self.assertRegex(out, r"(?m)^ namespace stage2 {$")
         self.assertNotIn("namespace stage1", out)
-        self.assertIn("engine.cpp               +2 -2", out)
+        self.assertRegex(out, r"engine.cpp +\+2 -2")
 
     def test_order_of_the_notes_then_the_usual_one(self):
         names = re.findall(r"(?m)^  (\S+) +(?:\+|new|gone)", self.show())
+        self.assertEqual(names, ["engine.cpp", "table.h", "table.cpp", "kv_cache.h", "old.h"])
+        names = re.findall(r"(?m)^  (\S+) +(?:\+|new|gone)", self.show("--all"))
         self.assertEqual(names, ["engine.cpp", "table.h", "table.cpp", "kv_cache.h", "old.h", "demo/show.cpp"])
+
+    def test_the_lesson_alone_unless_all_is_asked_for(self):
+        self.write("stage2_second/production/fast.cpp", "void go() {}\n")
+        self.write("stage2_second/kernels/plain.cu", "void plain() {}\n")
+        out = self.show()
+        self.assertIn("+void plain() {}", out)
+        self.assertNotIn("void go", out)
+        self.assertNotIn("void show", out)
+        self.assertIn("1 file changed, 4 new, 1 gone: +8 -2 lines", out)
+        out = self.show("--all")
+        self.assertIn("+void go() {}", out)
+        self.assertIn("+void show() {}", out)
+
+    def test_files_by_name(self):
+        out = self.show("table")
+        self.assertIn("+int rows();", out)
+        self.assertIn("+int size() { return 0; }", out)
+        self.assertNotIn("engine.cpp", out)
+        self.assertIn("+void show() {}", self.show("demo/"))
+        self.assertNotIn("int size() { return 0; }", self.show("table.h"))
+        self.assert_one_error("no file 'tables' differs between stage1_first and stage2_second", "1", "2", "tables")
+
+    def test_a_file_that_is_gone_is_a_line(self):
+        out = self.show()
+        self.assertIn("old.h   gone, 1 line", out)
+        self.assertNotIn("int old", out)
+
+    def test_stages_further_apart_have_the_notes_of_all_between(self):
+        self.write("stage3_third/CMakeLists.txt", "add_stage(stage3_third)\n")
+        self.write("stage3_third/engine.cpp", ENGINE.format(number=3))
+        self.write("stage3_third/queue.h", "int queue();\n")
+        self.write("stage3_third/README.md", "# Stage 3: queues\n\n## 5. The diff\n\n<!-- hunk: queue.h -->\nA queue.\n\n"
+                   "<!-- hunk: table.h -->\nThe tables go.\n")
+        status, out, error = self.run_main("1", "3")
+        self.assertEqual((status, error), (0, ""))
+        self.assertIn("Stage 3: queues", out)
+        for text in ("A queue.", "**The second** function"):
+            self.assertIn(text, out)
+        self.assertNotIn("A table is", out)  # what it explains has gone again
 
     def test_what_is_no_code_is_left_out(self):
         out = self.show()
@@ -142,14 +183,8 @@ class Diff(Stages):
         names = ["ladder/a.h", "kernels/a.h", "kernels/kernels.h", "demo/pictures.cpp", "demo/x.cpp", "main.cpp", "new.h",
                  "engine.cpp", "kv_cache_manager.h", "other/x.h"]
         self.assertEqual(sorted(names, key=stage_diff.order_key),
-                         ["kv_cache_manager.h", "engine.cpp", "new.h", "main.cpp", "demo/x.cpp", "demo/pictures.cpp",
-                          "kernels/kernels.h", "kernels/a.h", "ladder/a.h", "other/x.h"])
-
-    def test_what_draws_pictures_is_shown_and_not_counted(self):
-        self.write("stage2_second/demo/pictures.cpp", "void draw() {}\n")
-        out = self.show()
-        self.assertIn("+void draw() {}", out)
-        self.assertIn("1 file changed, 4 new, 1 gone: +8 -2 lines", out)
+                         ["kv_cache_manager.h", "engine.cpp", "new.h", "main.cpp", "kernels/kernels.h", "kernels/a.h",
+                          "ladder/a.h", "demo/x.cpp", "demo/pictures.cpp", "other/x.h"])
 
 
 class Notes(Stages):
@@ -165,16 +200,17 @@ class Notes(Stages):
 
     def test_markers_in_a_row_share_a_note_that_is_printed_once(self):
         out = self.show()
-        self.assertEqual(out.count("A table is *new*."), 2)
+        self.assertEqual(out.count("A table is *new*."), 1)
         self.assertEqual(out.count("// ## no heading"), 1)
-        self.assertIn("│ As in table.h, above: A table is *new*.", out)
+        self.assertLess(out.index("\ntable.h "), out.index("A table is *new*."))
+        self.assertIn("A table is *new*.", self.show("table.cpp"))  # its first hunk that is shown
 
-    def test_a_note_is_shown_in_full_once_and_not_repeated_right_after_itself(self):
-        first, second = (stage_diff.Note([], text, "a.h") for text in ("One.", "Two."))
-        notes = stage_diff.NotesOfFile(type("File", (), {"name": "a.h"}))
-        shown = [(note.text, where) for some in ([first], [first], [second], [first, second])
-                 for note, where in notes.to_show(some)]
-        self.assertEqual(shown, [("One.", ""), ("Two.", ""), ("One.", "As above"), ("Two.", "As above")])
+    def test_a_note_stands_at_the_function_that_it_is_about(self):
+        self.write("stage2_second/table.h", '#include "rows.h"\n\nint first();  // before rows\n\n// All of them.\nint rows() {\n')
+        self.edit("stage2_second/README.md", "hunk: table.h", "hunk: table.h rows")
+        out = self.show()
+        self.assertLess(out.index("+int first()"), out.index("│ A table"))
+        self.assertLess(out.index("│ A table"), out.index("+// All of them."))
 
     def test_check_passes_and_names_hunks_without_a_note(self):
         status, out, error = self.run_main("--check")
@@ -322,11 +358,10 @@ class Repository(unittest.TestCase):
         for before, after in zip(names, names[1:]):
             pair = stage_diff.read_pair(stage_diff.ROOT, before, after)
             self.assertEqual(pair.errors, [])
-            pair.files = [file for file in pair.files if stage_diff.diff_check.is_counted(file.name)]
+            pair.select([], with_all=False)
             lines = list(stage_diff.print_pair(pair, stage_diff.Paint(False), 100))
             found = stage_diff.diff_check.differences(stage_diff.ROOT / before, stage_diff.ROOT / after)
-            added = sum(count[0] for count in found["changed"].values()) + sum(
-                count for name, count in found["new"].items() if stage_diff.is_shown(name))
+            added, _ = stage_diff.diff_check.lesson_size(stage_diff.ROOT / before, found)
             self.assertIn(f"+{added:,} -", pair.size())
             # All of them are there but the lines of the namespace that git counts beside a change.
             shown = sum(line.startswith("+") for line in lines)

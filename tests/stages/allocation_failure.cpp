@@ -1,30 +1,40 @@
 // Memory runs out at the k-th allocation of an operation of the manager, for every k: the operation throws, and the
-// books are whole and as they were. Compiled once for each stage.
+// books are as they were, or it does without that memory and is done. The same while samples and beams fork: no
+// sequence is lost. Compiled once for each stage.
 #include "tests/support/catch.h"
 
+#include <cmath>
 #include <cstddef>
 #include <cstdlib>
 #include <functional>
+#include <memory>
 #include <new>
 #include <numeric>
+#include <set>
 #include <span>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "tests/support/stage_api.h"
 #if STAGE_NUMBER >= 2
 #include "tests/support/ledger.h"
 #endif
+#if STAGE_NUMBER >= 5
+#include "tests/stages/sharing_fixtures.h"
+#endif
 
 namespace {
 
 int allocations_until_failure = -1;  // -1: none fails
+bool has_run_out = false;            // whether one has failed
 
 // What the checks below return if all is well; a failing one then shows the text instead.
 const std::string kNoProblem;
 
 void* allocate_or_fail(std::size_t size) {
   if (allocations_until_failure == 0) {
+    has_run_out = true;
     throw std::bad_alloc();
   }
   if (allocations_until_failure > 0) {
@@ -133,15 +143,11 @@ std::string check_publishing(KvCacheManager& manager) {
 }
 #endif
 
-// Whether an operation that throws must have changed nothing, or may be done but for its publishing.
-enum class Promise { kNothingChanged, kLedgerWhole };
-
 void fail_everywhere(const char* call, const std::function<void(KvCacheManager&)>& prepare,
-                     const std::function<void(KvCacheManager&)>& operation, int min_allocations,
-                     Promise promise = Promise::kNothingChanged) {
-  bool has_failed = true;
-  int k = 0;
-  for (; has_failed; ++k) {
+                     const std::function<void(KvCacheManager&)>& operation, int min_allocations) {
+  std::string done;  // the state after the operation, if there is memory
+  int k = -1;        // at first none fails
+  for (; k <= 0 || has_run_out; ++k) {
 #if STAGE_NUMBER == 1
     KvCacheManager manager(kNumBlocks * kBlockSize);
 #elif STAGE_NUMBER < 8
@@ -151,7 +157,8 @@ void fail_everywhere(const char* call, const std::function<void(KvCacheManager&)
 #endif
     prepare(manager);
     const std::string before = state_of(manager);
-    has_failed = false;
+    bool has_failed = false;
+    has_run_out = false;
     allocations_until_failure = k;
     try {
       operation(manager);
@@ -159,13 +166,16 @@ void fail_everywhere(const char* call, const std::function<void(KvCacheManager&)
       has_failed = true;
     }
     allocations_until_failure = -1;
+    if (k < 0) {
+      done = state_of(manager);
+    }
     INFO("in " << call << ", call " << k + 1 << " of operator new throws std::bad_alloc");
-    if (has_failed && promise == Promise::kNothingChanged) {
-      INFO("what throws must have changed nothing");
-      CHECK(state_of(manager) == before);
+    {
+      INFO("what throws must have changed nothing, and what returns must have done all");
+      CHECK(state_of(manager) == (has_failed ? before : done));
     }
 #if STAGE_NUMBER >= 6
-    if (promise == Promise::kLedgerWhole) {
+    if (has_run_out && !has_failed) {
       CHECK(check_publishing(manager) == kNoProblem);
     }
 #endif
@@ -253,7 +263,7 @@ TEST_CASE("memory runs out: where blocks are found again, published, evicted and
       "reset_prefix_cache", cached, [](KvCacheManager& manager) { manager.reset_prefix_cache(); }, 1);
   const auto allocated = [](KvCacheManager& manager) { REQUIRE(manager.allocate(0, count_from(1, 14))); };
   const auto publish = [](KvCacheManager& manager) { manager.commit(0, count_from(1, 14)); };
-  fail_everywhere("commit", allocated, publish, 5, Promise::kLedgerWhole);
+  fail_everywhere("commit", allocated, publish, 5);
 }
 #endif
 
@@ -273,8 +283,103 @@ TEST_CASE("memory runs out: in a swap, either way") {
     REQUIRE(manager.swap_out(group));
   };
   fail_everywhere(
-      "swap_in", swapped, [&](KvCacheManager& manager) { manager.swap_in(group); }, 4, Promise::kLedgerWhole);
+      "swap_in", swapped, [&](KvCacheManager& manager) { manager.swap_in(group); }, 4);
   fail_everywhere(
       "free", swapped, [](KvCacheManager& manager) { manager.free(1); }, 0);
+}
+#endif
+
+#if STAGE_NUMBER >= 5
+namespace {
+
+constexpr int kPromptLength = 6;
+
+// What the sequences of a group live in.
+struct Home {
+#if STAGE_NUMBER < 8
+  std::unique_ptr<stage::Engine> engine = tests::make_engine(kNumBlocks * kBlockSize, kBlockSize);
+  KvCacheManager& manager = engine->manager();
+#else
+  KvCacheManager manager{kNumBlocks, kBlockSize, stage::hash_block, kNumBlocks};
+  stage::SequenceIds ids;
+#endif
+
+  // With its prompt in the cache.
+  template <typename Group, typename Options>
+  std::unique_ptr<Group> start(const common::Request& request, const Options& options) {
+#if STAGE_NUMBER < 8
+    auto group = std::make_unique<Group>(*engine, request, options);
+#else
+    auto group = std::make_unique<Group>(manager, ids, 0, request, options);
+#endif
+    ::start(manager, group->live().front().sequence, kPromptLength);
+    return group;
+  }
+};
+
+// Logits that favour other tokens in each step and for each branch: [1, kSmallVocabulary] for each live branch.
+std::vector<common::Matrix> made_up_logits(const stage::SequenceGroup& group, int step) {
+  std::vector<common::Matrix> result;
+  for (std::size_t branch = 0; branch < group.live().size(); ++branch) {
+    common::Matrix& logits = result.emplace_back(1, tests::kSmallVocabulary);
+    for (Eigen::Index token = 0; token < logits.cols(); ++token) {
+      logits(0, token) = 3.0F * std::sin(static_cast<float>(token * (step + 2)) + static_cast<float>(branch));
+    }
+  }
+  return result;
+}
+
+// Runs the group for num_steps steps without a failure. In the next one, call k of operator new fails, for every k:
+// then the group is destroyed, for which there is no memory either, and all that it held is free.
+template <typename Group, typename Options>
+void fail_in_step(const Options& options, int num_steps) {
+  common::Request request = tests::sampled_request(kPromptLength, 4, 1.0F);
+  request.stop_tokens = tests::every_kth_token(7);
+  bool has_failed = true;
+  int k = 0;
+  for (; has_failed; ++k) {
+    Home home;
+    std::unique_ptr<Group> group = home.start<Group>(request, options);
+    for (int step = 0; step < num_steps; ++step) {
+      group->take(made_up_logits(*group, step));
+      for (const int sequence : group->sequences()) {
+        REQUIRE(home.manager.reserve(sequence, 1));
+        home.manager.commit(sequence, 1);
+      }
+      home.manager.clear_pending_copies();
+    }
+    REQUIRE_FALSE(group->finished());
+    std::vector<common::Matrix> logits = made_up_logits(*group, num_steps);
+    has_failed = false;
+    allocations_until_failure = k;
+    try {
+      group->take(std::move(logits));
+    } catch (const std::bad_alloc&) {
+      has_failed = true;
+    }
+    allocations_until_failure = 0;
+    group.reset();
+    allocations_until_failure = -1;
+    INFO("after " << num_steps << " steps, call " << k + 1 << " of operator new throws std::bad_alloc");
+    CHECK(home.manager.sequences().empty());
+    CHECK(tests::check_ledger(home.manager, kNumBlocks, kBlockSize) == kNoProblem);
+    CHECK(check_all_comes_back(home.manager) == kNoProblem);
+#if STAGE_NUMBER >= 8
+    std::set<int> ids;
+    for (int i = 0; i < 10; ++i) {
+      CHECK(ids.insert(home.ids.take()).second);  // none was given back twice
+    }
+#endif
+  }
+  CHECK(k > 3);
+}
+
+}  // namespace
+
+TEST_CASE("memory runs out: while samples and beams take their next tokens, no sequence is lost") {
+  for (int num_steps = 0; num_steps < 3; ++num_steps) {
+    fail_in_step<stage::ParallelSampling>(3, num_steps);
+    fail_in_step<stage::BeamSearch>(stage::BeamOptions{3, 1.0}, num_steps);
+  }
 }
 #endif

@@ -12,6 +12,8 @@
 #include <fstream>
 #include <memory>
 #include <nlohmann/json.hpp>
+#include <set>
+#include <stdexcept>
 #include <string>
 #include <thread>
 #include <tuple>
@@ -127,14 +129,6 @@ class TooLittleMemory {
   rlimit before_ = {};
   bool is_set_ = false;
 };
-
-bool has_http() {
-  if (!common::missing_http_package().empty()) {
-    WARN("built without HTTP: not tested");
-    return false;
-  }
-  return true;
-}
 
 }  // namespace
 
@@ -763,9 +757,6 @@ TEST_CASE("random weights are served over HTTP too: their tokens are written as 
 }
 
 TEST_CASE("HTTP: requests, a connection that is kept, and what is too large") {
-  if (!has_http()) {
-    return;
-  }
   const HttpFixture fixture;
   HttpConnection connection(fixture.server->port());
   for (int i = 0; i < 3; ++i) {
@@ -783,7 +774,8 @@ TEST_CASE("HTTP: requests, a connection that is kept, and what is too large") {
 
   const std::string large((1 << 20) + 1, ' ');
   CHECK(fixture.ask(http_post("/v1/completions", large)).status == 413);
-  CHECK(fixture.ask("POST /tokenize HTTP/1.1\r\nContent-Encoding: gzip\r\nContent-Length: 1\r\n\r\nx").status == 415);
+  CHECK(fixture.ask("POST /tokenize HTTP/1.1\r\nHost: x\r\nContent-Encoding: gzip\r\nContent-Length: 1\r\n\r\nx")
+            .status == 415);
   CHECK(fixture.ask(http_get("/" + std::string(5000, 'x'))).status == 404);
   CHECK(fixture.ask(http_get("/metrics")).status == 200);
   CHECK(fixture.is_alive());
@@ -793,9 +785,6 @@ TEST_CASE("HTTP: requests, a connection that is kept, and what is too large") {
 }
 
 TEST_CASE("HTTP: a page under a name that was pointed at this machine is refused") {
-  if (!has_http()) {
-    return;
-  }
   const HttpFixture fixture;
   const std::string body = completion_body(kPrompts[0], 4).dump();
   for (const std::string& request : {http_get("/"), http_get("/v1/models"), http_post("/v1/completions", body)}) {
@@ -806,20 +795,18 @@ TEST_CASE("HTTP: a page under a name that was pointed at this machine is refused
     CHECK(reply.status == 403);
     CHECK(json::parse(reply.body)["error"]["message"].get<std::string>().find("example.org") != std::string::npos);
   }
-  // Another address: as before.
+  // All addresses: what comes to this machine's own is held to the same.
   ApiFixture open;
   common::HttpOptions options = HttpFixture::http_options(8, std::chrono::seconds(1));
   options.host = "0.0.0.0";
   const common::HttpServer server(open.api, options);
+  CHECK_FALSE(server.is_on_loopback());
   HttpConnection connection(server.port());
   connection.send("GET /v1/models HTTP/1.1\r\nHost: example.org\r\n\r\n");
-  CHECK(read_reply(connection).status == 200);
+  CHECK(read_reply(connection).status == 403);
 }
 
 TEST_CASE("HTTP: a reply that can't be written ends alone, and not the program") {
-  if (!has_http()) {
-    return;
-  }
   // Draws tokens that the tokenizer does not know.
   common::LlamaConfig config = tests::default_session().model.config();
   config.vocab_size *= 8;
@@ -845,9 +832,6 @@ TEST_CASE("HTTP: a reply that can't be written ends alone, and not the program")
 }
 
 TEST_CASE("HTTP: clients that hang up are not computed for") {
-  if (!has_http()) {
-    return;
-  }
   HttpFixture fixture({.num_slots = 4096, .paused = true});
   for (const bool is_streamed : {true, false}) {
     json body = completion_body(kPrompts[0], 900);
@@ -871,9 +855,6 @@ TEST_CASE("HTTP: clients that hang up are not computed for") {
 }
 
 TEST_CASE("HTTP: a client that does not read is cut off, and nothing waits for it") {
-  if (!has_http()) {
-    return;
-  }
   const HttpFixture fixture({.num_slots = 16384});
   json body = completion_body(kPrompts[0], 500, 1.0);
   body["stream"] = true;
@@ -891,12 +872,9 @@ TEST_CASE("HTTP: a client that does not read is cut off, and nothing waits for i
 }
 
 TEST_CASE("HTTP: a client that drips its request is cut off, in the headers, the body and the next request") {
-  if (!has_http()) {
-    return;
-  }
   constexpr std::chrono::milliseconds kTimeout{200};
   const HttpFixture fixture({}, 64, kTimeout);
-  const std::string head = "POST /v1/completions HTTP/1.1\r\nContent-Type: application/json\r\n";
+  const std::string head = "POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n";
   // How long a client could go on that sends a byte every now and then, well within the time between two reads.
   const auto drip = [&](HttpConnection& connection) {
     const auto start = std::chrono::steady_clock::now();
@@ -928,9 +906,6 @@ TEST_CASE("HTTP: a client that drips its request is cut off, in the headers, the
 }
 
 TEST_CASE("HTTP: a reply that takes longer than a request may is not cut off") {
-  if (!has_http()) {
-    return;
-  }
   constexpr std::chrono::milliseconds kTimeout{200};
   HttpFixture fixture({.paused = true}, 64, kTimeout);
   for (const bool is_streamed : {true, false}) {
@@ -946,9 +921,6 @@ TEST_CASE("HTTP: a reply that takes longer than a request may is not cut off") {
 }
 
 TEST_CASE("HTTP: a thousand connections that say nothing do not keep a client out") {
-  if (!has_http()) {
-    return;
-  }
   const std::size_t wanted = tests::kSanitized ? 200 : 1000;
   rlimit limit = {};
   getrlimit(RLIMIT_NOFILE, &limit);
@@ -963,7 +935,9 @@ TEST_CASE("HTTP: a thousand connections that say nothing do not keep a client ou
   for (std::size_t i = 0; i < wanted; ++i) {
     idle.emplace_back(fixture.server->port());
     if (i % 2 == 0) {
-      idle.back().send("POST /v1/completions HTTP/1.1\r\nContent-Length: 100\r\n\r\n{");
+      idle.back().send(
+          "POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+          "Content-Length: 100\r\n\r\n{");
     }
   }
   CHECK(fixture.ask(http_post("/v1/completions", completion_body(kPrompts[0], 4).dump())).status == 200);
@@ -971,4 +945,428 @@ TEST_CASE("HTTP: a thousand connections that say nothing do not keep a client ou
   CHECK(idle.front().read_until("never").find("200 OK") == std::string::npos);
   CHECK(idle[1].read_some().empty());
   CHECK(fixture.is_alive());
+}
+
+TEST_CASE("a body that is nested deep is refused, on every route and in every field") {
+  ApiFixture fixture;
+  constexpr int kDepth = 200'000;
+  const std::string deep = std::string(kDepth, '[') + std::string(kDepth, ']');
+  const std::string objects = [] {
+    std::string text;
+    for (int i = 0; i < kDepth / 2; ++i) {
+      text += R"({"a":)";
+    }
+    return text + "1" + std::string(kDepth / 2, '}');
+  }();
+  const std::string user = R"({"messages": [{"role": "user", "content": )";
+  const std::vector<std::pair<std::string, std::string>> requests = {
+      {"/v1/completions", deep},
+      {"/v1/completions", objects},
+      {"/v1/completions", R"({"prompt": "x", "stop": )" + deep + "}"},
+      {"/v1/completions", R"({"prompt": )" + deep + "}"},
+      {"/v1/completions", R"({"prompt": "x", "tools": {"type": )" + deep + "}}"},
+      {"/v1/completions", R"({"prompt": "x", "response_format": {"type": )" + objects + "}}"},
+      {"/v1/completions", R"({"prompt": "x", "stream_options": {"include_usage": )" + deep + "}}"},
+      {"/v1/completions", R"({"prompt": "x", "unknown": )" + deep + "}"},
+      {"/v1/chat/completions", user + deep + "}]}"},
+      {"/v1/chat/completions", user + R"([{"type": )" + deep + "}]}]}"},
+      {"/v1/chat/completions", user + R"([{"type": "text", "text": )" + deep + "}]}]}"},
+      {"/v1/chat/completions", R"({"messages": [{"role": )" + deep + "}]}"},
+      {"/tokenize", user + deep + "}]}"},
+      {"/detokenize", R"({"tokens": )" + deep + "}"},
+      {"/pool/restart", R"({"slots": )" + deep + "}"},
+      {"/pool/demo", R"({"line": )" + deep + "}"},
+      {"/v1/completions", deep.substr(0, kDepth)}};  // cut off
+  for (const auto& [path, body] : requests) {
+    INFO(path << " " << body.substr(0, 60));
+    const common::ApiReply reply = fixture.api.handle(
+        {.method = "POST", .path = path, .body = body, .content_type = "application/json"}, [] { return false; });
+    CHECK(reply.status == 400);
+    CHECK(reply.body.find("deep") != std::string::npos);
+  }
+  CHECK(text_of(fixture.post("/v1/completions", completion_body(kPrompts[0], 4))) == text_alone(kPrompts[0], 4, {}));
+}
+
+TEST_CASE("what each prompt of a request has a copy of is small, and so are the prompts' number") {
+  ApiFixture fixture;
+  json body = completion_body("x", 2);
+  body["stop"] = {"a", std::string(5000, 'x')};
+  CHECK(param_of(fixture.post("/v1/completions", body)) == "stop");
+  CHECK(param_of(fixture.post("/v1/completions", {{"prompt", std::vector<std::string>(5000, "x")}})) == "prompt");
+}
+
+TEST_CASE("a request's time and id are its own") {
+  const auto now = [] {
+    return std::chrono::duration_cast<std::chrono::seconds>(std::chrono::system_clock::now().time_since_epoch())
+        .count();
+  };
+  std::set<std::string> ids;
+  for (int i = 0; i < 2; ++i) {
+    ApiFixture fixture;
+    std::this_thread::sleep_for(std::chrono::milliseconds(1100));
+    for (const char* const path : {"/v1/completions", "/v1/completions", "/v1/chat/completions"}) {
+      json body = {{"max_tokens", 1}};
+      body[path == std::string("/v1/completions") ? "prompt" : "messages"] =
+          path == std::string("/v1/completions") ? json("x") : json::parse(R"([{"role": "user", "content": "x"}])");
+      const auto before = now();
+      const json reply = json::parse(fixture.post(path, body).body);
+      CHECK(reply["created"] >= before);
+      CHECK(reply["created"] <= now());
+      ids.insert(reply["id"].get<std::string>());
+    }
+  }
+  CHECK(ids.size() == 6);  // of two servers
+}
+
+TEST_CASE("clients steer the pool only where --pool-controls lets them") {
+  ApiFixture fixture({.pool_controls = false});
+  for (const char* const path : {"/pool/pause", "/pool/run", "/pool/step", "/pool/restart", "/pool/demo"}) {
+    const common::ApiReply reply = fixture.post(path, json::object());
+    CHECK(reply.status == 403);
+    CHECK(reply.body.find("--pool-controls") != std::string::npos);
+  }
+  CHECK_FALSE(fixture.engine.is_paused());
+  CHECK(fixture.get("/pool/events").status == 200);
+  CHECK(fixture.get("/").body.find("<body class=\"watch-only\">") != std::string::npos);
+  ApiFixture steered;
+  CHECK(steered.get("/").body.find("<body>") != std::string::npos);
+}
+
+TEST_CASE("the scheme of a key and the type of a body ignore their case") {
+  ApiFixture fixture({.api_key = "Secret"});
+  for (const auto& [authorization, type, status] :
+       {std::tuple("bearer Secret", "application/json", 200), std::tuple("BEARER Secret", "Application/JSON", 200),
+        std::tuple("Bearer Secret", "application/json;charset=utf-8", 200),
+        std::tuple("Bearer Secret", "application/jsonp", 415), std::tuple("Bearer secret", "application/json", 401)}) {
+    const common::ApiRequest request{.method = "POST",
+                                     .path = "/tokenize",
+                                     .body = R"({"prompt": "x"})",
+                                     .authorization = authorization,
+                                     .content_type = type};
+    CHECK(fixture.api.handle(request, [] { return false; }).status == status);
+  }
+}
+
+namespace {
+
+// What comes after the text has been sent, until the server closes the connection or says no more.
+std::string conversation(int port, const std::string& text, bool closes_half = false) {
+  HttpConnection connection(port);
+  connection.send(text);
+  if (closes_half) {
+    connection.close_half();
+  }
+  std::string result;
+  for (std::string piece = connection.read_some(); !piece.empty(); piece = connection.read_some(300)) {
+    result += piece;
+  }
+  return result;
+}
+
+std::size_t num_replies(const std::string& text) {
+  std::size_t count = 0;
+  for (std::size_t at = text.find("HTTP/1.1 "); at != std::string::npos; at = text.find("HTTP/1.1 ", at + 1)) {
+    count += text.substr(at, 12) == "HTTP/1.1 100" ? 0 : 1;
+  }
+  return count;
+}
+
+int status_of(const std::string& text) { return text.size() < 12 ? 0 : std::stoi(text.substr(9, 3)); }
+
+}  // namespace
+
+TEST_CASE("HTTP: no request is understood in another one's body") {
+  const HttpFixture fixture;
+  const std::string inner = http_get("/health");
+  const std::string length = "Content-Length: " + std::to_string(inner.size()) + "\r\n";
+  const std::string host = "Host: localhost\r\n";
+  const std::string post = "POST /tokenize HTTP/1.1\r\n" + host + "Content-Type: application/json\r\n";
+  const std::vector<std::pair<int, std::string>> requests = {
+      {200, "GET /health HTTP/1.1\r\n" + host + length + "\r\n"},
+      {405, "PUT /health HTTP/1.1\r\n" + host + length + "\r\n"},
+      {404, "POST /" + std::string(1000, 'x') + " HTTP/1.1\r\n" + host + length + "\r\n"},
+      {415, post + "Content-Encoding: gzip\r\n" + length + "\r\n"},
+      {415, "POST /tokenize HTTP/1.1\r\n" + host + "Content-Type: text/plain\r\n" + length + "\r\n"},
+      {403, "POST /tokenize HTTP/1.1\r\nHost: example.org\r\n" + length + "\r\n"},
+      {400, "POST /tokenize HTTP/1.1\r\n" + length + "\r\n"},  // without Host
+      {400, post + length + "Content-Length: 0\r\n\r\n"},
+      {400, post + "Content-Length: 0, 5\r\n\r\n"},
+      {400, post + "Content-Length: +5\r\n\r\n"},
+      {400, post + "Content-Length: 0x5\r\n\r\n"},
+      {400, post + "Content-Length: -1\r\n\r\n"},
+      {400, post + "Content-Length : 5\r\n\r\n"},
+      {400, post + "Content-Length:\r\n\r\n"},
+      {400, post + "X: y\r\n Content-Length: 5\r\n\r\n"},
+      {400, post + "X: y\nContent-Length: 5\r\n\r\n"},
+      {400, post + length + "Transfer-Encoding: chunked\r\n\r\n0\r\n\r\n"},
+      {501, post + "Transfer-Encoding: gzip, chunked\r\n\r\n0\r\n\r\n"},
+      {501, post + "Transfer-Encoding: xchunked\r\n\r\n0\r\n\r\n"},
+      {400, post + "Transfer-Encoding: chunked\r\nTransfer-Encoding: identity\r\n\r\n0\r\n\r\n"},
+      {400, post + "Transfer-Encoding: chunked\r\n\r\nx\r\n"},
+      {400, post + "Transfer-Encoding: chunked\r\n\r\n-1\r\n"},
+      {400, post + "Transfer-Encoding: chunked\r\n\r\n1\r\nab\r\n0\r\n\r\n"},
+      {400, post + "Transfer-Encoding: chunked\r\n\r\n1\nab\r\n0\r\n\r\n"},
+      {400, post + "Transfer-Encoding: chunked\r\n\r\n1;" + std::string(5000, 'x')},
+      {413, post + "Transfer-Encoding: chunked\r\n\r\nffffffffffffffff\r\n"},
+      {400, post + "Transfer-Encoding: chunked\r\n\r\n10000000000000000\r\n"},
+      {413, post + "Content-Length: 18446744073709551615\r\n\r\n"},
+      {400, "GET /health HTTP/1.1 x\r\n" + host + "\r\n"},
+      {505, "GET /health HTTP/2.0\r\n" + host + "\r\n"},
+      {400, "GET http://localhost/health HTTP/1.1\r\n" + host + "\r\n"},
+      {400, std::string("GET /health\0 HTTP/1.1\r\n", 23) + host + "\r\n"},
+      {417, post + "Expect: something\r\n" + length + "\r\n"}};
+  for (const auto& [status, request] : requests) {
+    INFO(request.substr(0, 200));
+    const std::string replies = conversation(fixture.server->port(), request + inner);
+    CHECK(status_of(replies) == status);
+    CHECK(num_replies(replies) == 1);
+  }
+  // What is whole leaves the connection open for the next one, whatever became of it.
+  for (const auto& [status, head] : {requests[0], requests[1], requests[4]}) {
+    const std::string replies = conversation(fixture.server->port(), head + inner + inner);
+    CHECK(status_of(replies) == status);
+    CHECK(num_replies(replies) == 2);
+  }
+  CHECK(fixture.is_alive());
+}
+
+TEST_CASE("HTTP: a body in chunks is the body, and no larger than another may be") {
+  const HttpFixture fixture;
+  const std::string head =
+      "POST /tokenize HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+      "Transfer-Encoding: Chunked\r\n\r\n";
+  const std::string next = http_get("/health");
+  const std::string replies = conversation(
+      fixture.server->port(), head + "5;a=b\r\n{\"pro\r\n0C\r\nmpt\": \"x\"} \n\r\n0\r\nX-Trailer: y\r\n\r\n" + next);
+  CHECK(status_of(replies) == 200);
+  CHECK(replies.find("\"count\":") != std::string::npos);
+  CHECK(num_replies(replies) == 2);
+
+  HttpConnection endless(fixture.server->port());
+  endless.send(head);
+  const std::string chunk = "10000\r\n" + std::string(1 << 16, ' ') + "\r\n";
+  int num_sent = 0;
+  while (endless.send(chunk) && endless.read_some(0).empty() && num_sent < 1000) {
+    num_sent += 1;
+  }
+  CHECK(num_sent < 100);  // the limit is 16 of them; the system holds some more
+  CHECK(fixture.is_alive());
+}
+
+TEST_CASE("HTTP: a request byte by byte is the request at once") {
+  const std::string text =
+      "POST /a?b HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n3\r\nabc\r\n0\r\nT: u\r\n\r\nrest";
+  for (std::size_t cut = 0; cut < text.size(); ++cut) {
+    common::HttpRequestReader reader(100);
+    std::string received = text.substr(0, cut);
+    const bool is_whole = reader.read_head(received) && reader.read_body(received);
+    CHECK(is_whole == (cut >= text.size() - 4));
+    received += text.substr(cut);
+    REQUIRE((reader.read_head(received) && reader.read_body(received)));
+    CHECK(reader.head().path == "/a");
+    CHECK(reader.body() == "abc");
+    CHECK(received == "rest");
+  }
+}
+
+TEST_CASE("HTTP: a client is refused before its body is read") {
+  const HttpFixture fixture({.api_key = "secret"});
+  const std::string head = "POST /tokenize HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n";
+  const std::string body = R"({"prompt": "x"})";
+  const std::string length = "Content-Length: " + std::to_string(body.size()) + "\r\n";
+  for (const std::string& framing : {std::string("Content-Length: 1000000\r\n"), "Expect: 100-continue\r\n" + length,
+                                     std::string("Transfer-Encoding: chunked\r\n")}) {
+    HttpConnection connection(fixture.server->port());
+    connection.send(head + framing + "\r\n");
+    CHECK(read_reply(connection).status == 401);
+    connection.send(http_get("/health"));  // it would be part of the body
+    CHECK(connection.read_until("HTTP/1.1", 500).empty());
+  }
+  HttpConnection connection(fixture.server->port());
+  connection.send(head + "Authorization: Bearer secret\r\nExpect: 100-continue\r\n" + length + "\r\n");
+  CHECK(connection.read_until("\r\n\r\n") == "HTTP/1.1 100 Continue\r\n\r\n");
+  connection.send(body);
+  CHECK(read_reply(connection).status == 200);
+}
+
+TEST_CASE("HTTP: a range is not asked for by a header that this server does not know") {
+  const HttpFixture fixture;
+  std::string ranges = "bytes=0-";
+  for (int i = 0; i < 2000; ++i) {
+    ranges += ",0-";
+  }
+  const HttpReply plain = fixture.ask(http_get("/"));
+  for (const std::string& range : {std::string("bytes=0-9"), std::string("bytes=5-1"), ranges}) {
+    const HttpReply reply = fixture.ask("GET / HTTP/1.1\r\nHost: localhost\r\nRange: " + range + "\r\n\r\n");
+    CHECK(reply.status == 200);
+    CHECK(reply.body == plain.body);
+  }
+}
+
+TEST_CASE("HTTP: each of the requests that are sent at once has its reply, in order") {
+  const HttpFixture fixture;
+  constexpr int kRequests = 51;
+  std::string text;
+  for (int i = 0; i < kRequests; ++i) {
+    text += http_post("/tokenize", json{{"prompt", std::string(static_cast<std::size_t>(i), 'x')}}.dump());
+  }
+  HttpConnection connection(fixture.server->port());
+  connection.send(text);
+  std::string replies;
+  while (num_replies(replies) < kRequests || replies.back() != '}') {
+    const std::string piece = connection.read_some(5000);
+    REQUIRE_FALSE(piece.empty());
+    replies += piece;
+  }
+  int count = -1;
+  for (std::size_t at = replies.find("\"count\":"); at != std::string::npos; at = replies.find("\"count\":", at + 1)) {
+    const int next = std::stoi(replies.substr(at + 8));
+    CHECK(next >= count);
+    count = next;
+  }
+  CHECK(count > 5);
+}
+
+TEST_CASE("HTTP: a client that has sent all that it will send gets its reply") {
+  HttpFixture fixture({.paused = true});
+  std::vector<std::string> replies(4);
+  std::vector<std::thread> clients;
+  for (std::size_t i = 0; i < replies.size(); ++i) {
+    clients.emplace_back([&, i] {
+      json body = completion_body(kPrompts[0], 4);
+      body["stream"] = i % 2 == 1;
+      std::string request = http_post("/v1/completions", body.dump());
+      if (i / 2 == 1) {
+        request.replace(request.find("HTTP/1.1"), 8, "HTTP/1.0");
+      }
+      HttpConnection connection(fixture.server->port());
+      connection.send(request);
+      connection.close_half();
+      while (!connection.is_closed()) {
+        replies[i] += connection.read_some();
+      }
+    });
+  }
+  CHECK(ApiFixture::wait_for([&] { return fixture.engine.state().num_waiting() == 4; }));
+  std::this_thread::sleep_for(std::chrono::milliseconds(500));
+  CHECK(fixture.engine.state().num_waiting() == 4);
+  fixture.engine.run();
+  for (std::thread& client : clients) {
+    client.join();
+  }
+  const std::string expected = text_alone(kPrompts[0], 4, {});
+  for (std::size_t i = 0; i < replies.size(); ++i) {
+    INFO(replies[i]);
+    const std::size_t last = replies[i].rfind("HTTP/1.1 200");
+    REQUIRE(last != std::string::npos);
+    const std::string body = replies[i].substr(replies[i].find("\r\n\r\n", last) + 4);
+    CHECK((i % 2 == 1 ? streamed_text(body) : json::parse(body)["choices"][0]["text"].get<std::string>()) == expected);
+    CHECK((replies[i].find("chunked") != std::string::npos) == (i == 1));
+  }
+}
+
+TEST_CASE("HTTP: connections that are idle, or that no thread is left for, do not keep a client waiting") {
+  const HttpFixture fixture({}, 8, std::chrono::seconds(5));
+  std::vector<HttpConnection> idle;
+  for (int i = 0; i < 100; ++i) {
+    idle.emplace_back(fixture.server->port());
+    idle.back().send(i % 2 == 0 ? "" : "POST /tokenize HTTP/1.1\r\nHost: loc");
+  }
+  const auto start = std::chrono::steady_clock::now();
+  for (int i = 0; i < 10; ++i) {
+    CHECK(fixture.is_alive());
+  }
+  CHECK(std::chrono::steady_clock::now() - start < std::chrono::seconds(2));
+}
+
+TEST_CASE("HTTP: the server's end does not wait long for clients that read nothing") {
+  constexpr std::chrono::milliseconds kTimeout{500};
+  HttpFixture fixture({.num_slots = 16384}, 64, kTimeout);
+  json body = completion_body(kPrompts[0], 200, 1.0);
+  body["stream"] = true;
+  body["ignore_eos"] = true;
+  body["logprobs"] = 20;
+  body["n"] = 2;
+  std::vector<HttpConnection> clients;
+  for (int i = 0; i < 20; ++i) {
+    clients.emplace_back(fixture.server->port(), 4096);
+    clients.back().send(http_post("/v1/completions", body.dump()));
+  }
+  REQUIRE(ApiFixture::wait_for([&] { return fixture.engine.state().status.num_running > 5; }));
+  fixture.engine.drain();
+  const auto start = std::chrono::steady_clock::now();
+  fixture.server.reset();
+  CHECK(std::chrono::steady_clock::now() - start < 3 * kTimeout);
+}
+
+TEST_CASE("a failure outside a step ends the engine with its reason, and not the program") {
+  std::atomic<bool> fails = false;
+  common::PoolView view(&tests::default_session().tokenizer);
+  common::EngineThread engine(ApiFixture::engines({}), {.paused = true}, [&](const common::EngineNews& news) {
+    view.update(news);
+    if (fails && news.engine != nullptr) {
+      throw std::runtime_error("the view is broken");
+    }
+  });
+  common::Request request;
+  request.prompt = tests::default_session().tokenizer.encode_prompt(kPrompts[0]);
+  request.max_new_tokens = 2;
+  common::EngineThread::Refusal refusal = common::EngineThread::Refusal::kNone;
+  const auto before = engine.submit({{request, 1}}, refusal);
+  REQUIRE(before->is_submitted(std::chrono::seconds(10)));
+  fails = true;
+  const auto after = engine.submit({{request, 1}, {request, 2}}, refusal);
+  CHECK(ApiFixture::wait_for([&] { return before->has_ended() && after->has_ended(); }));
+  CHECK(after->is_submitted(std::chrono::milliseconds(0)));
+  CHECK(after->result(1).error == "the view is broken");
+  CHECK(engine.failure() == "the view is broken");
+  CHECK(engine.drained());
+  CHECK(engine.submit({{request, 1}}, refusal) == nullptr);
+  CHECK(refusal == common::EngineThread::Refusal::kFailed);
+  // The page says so.
+  const common::PoolView::Watcher watcher(view);
+  engine.refresh();
+  const auto state_says = [&](const char* name) {
+    const common::PoolView::State state = view.wait(-1, std::chrono::milliseconds(100));
+    return state.json != nullptr && json::parse(*state.json).contains(name);
+  };
+  CHECK(ApiFixture::wait_for([&] { return state_says("failure"); }));
+  // And another engine can take its place.
+  fails = false;
+  engine.restart({64, 4, 64});
+  engine.run();
+  const auto served = engine.submit({{request, 1}}, refusal);
+  REQUIRE(served != nullptr);
+  CHECK(ApiFixture::wait_for([&] {
+    served->wait(std::chrono::milliseconds(0));  // its tokens
+    return served->has_ended();
+  }));
+  CHECK(ApiFixture::wait_for([&] { return state_says("blocks"); }));
+}
+
+TEST_CASE("HTTP: clients that watch the pool leave threads for others") {
+  const HttpFixture fixture({}, 256);
+  std::vector<HttpConnection> watchers;
+  for (int i = 0; i < 300; ++i) {
+    watchers.emplace_back(fixture.server->port());
+    watchers.back().send(http_get("/pool/events"));
+  }
+  CHECK(read_reply(watchers.back()).status == 503);
+  CHECK(fixture.ask(http_post("/v1/completions", completion_body(kPrompts[0], 4).dump())).status == 200);
+}
+
+TEST_CASE("HTTP: many large bodies at once are each read") {
+  const HttpFixture fixture({}, 64, std::chrono::seconds(2));
+  constexpr std::size_t kClients = tests::kSanitized ? 40 : 200;
+  const std::string request =
+      http_post("/tokenize", R"({"unknown": ")" + std::string(700'000, ' ') + R"(", "prompt": "A wolf"})");
+  std::atomic<int> num_served = 0;
+  std::vector<std::thread> clients;
+  for (std::size_t i = 0; i < kClients; ++i) {
+    clients.emplace_back([&] { num_served += fixture.ask(request).status == 200 ? 1 : 0; });
+  }
+  for (std::thread& client : clients) {
+    client.join();
+  }
+  CHECK(num_served == kClients);
 }

@@ -14,6 +14,7 @@
 #include "common/model/gguf.h"
 #include "common/serving/api.h"
 #include "common/serving/engine_thread.h"
+#include "common/serving/http_request.h"
 #include "common/serving/http_server.h"
 #include "common/serving/pool_view.h"
 #include "common/serving/served_model.h"
@@ -52,6 +53,7 @@ struct HttpFixtureOptions {
   int max_queue = 64;
   bool paused = false;
   std::string api_key = {};
+  bool pool_controls = true;
 };
 
 // Everything but the network.
@@ -60,7 +62,8 @@ struct ApiFixture {
       : view(&default_session().tokenizer),
         engine(engines(options), {options.max_queue, options.paused},
                [this](const common::EngineNews& news) { view.update(news); }),
-        api(default_model(), engine, view, {"tales-5m", options.api_key, stage::demo_pools(add_demo_commands)}) {}
+        api(default_model(), engine, view,
+            {"tales-5m", options.api_key, stage::demo_pools(add_demo_commands), options.pool_controls}) {}
 
   static common::MakeEngine engines(const HttpFixtureOptions& options,
                                     const common::Llama& model = default_session().model) {

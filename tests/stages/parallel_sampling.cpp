@@ -6,6 +6,7 @@
 #include <cmath>
 #include <cstdint>
 #include <set>
+#include <span>
 #include <string>
 #include <type_traits>
 #include <vector>
@@ -108,6 +109,26 @@ TEST_CASE("sampling: when the blocks run out, nothing has changed, and it contin
     CHECK(compare_texts(sampling.completions(), expected) == kNoProblem);
     CHECK((num_refused > 0 || num_left >= 6));  // the prompt alone has two blocks, and four samples need more
   }
+}
+
+TEST_CASE("sampling: a stop string ends its sample for that reason, even if the last token completes it") {
+  const auto decode = [](std::span<const common::Token> tokens) {  // token i is spelled "<i>"
+    std::string text;
+    for (const common::Token token : tokens) {
+      text += "<" + std::to_string(token) + ">";
+    }
+    return text;
+  };
+  constexpr int kSamples = 3;
+  Request request = sampled_request(6, 8, 1.2F, 3);
+  const std::vector<common::Token> first = samples_alone(request, 1).front().tokens;
+  request.stop_strings = common::StopStrings({decode(std::span(first).last(2))}, decode);
+  const auto engine = make_engine(256, 4);
+  ParallelSampling sampling(*engine, request, kSamples);
+  run_to_end(sampling);
+  CHECK(sampling.completions().front().tokens == first);
+  CHECK(sampling.completions().front().finish_reason == common::FinishReason::kStop);
+  CHECK(sampling.completions().back().finish_reason == common::FinishReason::kLength);
 }
 
 TEST_CASE("sampling: when it is abandoned, nothing is left behind") {

@@ -86,6 +86,7 @@ struct Bench {
   std::string step() {
     const stage::ScheduledStep step = scheduler.schedule();
     copies = tests::take_copies(manager);
+    is_memory_short = step.is_memory_short;
     preempted.clear();
     for (const auto& [group, swapped] : step.preempted) {
       preempted += name(*group) + (swapped ? "s" : "r");
@@ -135,6 +136,7 @@ struct Bench {
   std::vector<std::unique_ptr<CountedGroup>> groups;
   std::vector<stage::BlockCopy> copies;  // planned by the last step
   std::string preempted;                 // by the last step: "Cr" to be computed again, "Cs" swapped
+  bool is_memory_short = false;          // in the last step
 };
 
 }  // namespace
@@ -262,6 +264,65 @@ TEST_CASE("the latest arrival is preempted for an earlier one, as a whole, and r
   }
 }
 
+TEST_CASE("admission leaves the headroom free, once for each sequence that runs, and none for a group alone") {
+  for (const int num_blocks : {3, 4}) {
+    SchedulerOptions options = make_options(64);
+    options.headroom = 1;
+    Bench bench(num_blocks, 4, options);
+    bench.add(4, 3, 2);  // one block, and two sequences at most
+    bench.add(4, 3);     // one block, which is to leave two free
+    CAPTURE(num_blocks);
+    CHECK(bench.step() == (num_blocks == 3 ? "A4" : "A4 B4"));
+    CHECK(bench.is_memory_short == (num_blocks == 3));
+  }
+  SchedulerOptions options = make_options(64);
+  options.headroom = 3;
+  Bench bench(2, 4, options);
+  bench.add(7, 2);
+  CHECK(bench.step() == "A7");
+}
+
+TEST_CASE("what is swapped back in leaves the headroom free, too") {
+  SchedulerOptions options = make_options(64, 64, Preemption::kSwap);
+  options.headroom = 2;
+  Bench bench(9, 4, options, 9);
+  bench.add(4, 16);  // takes a second block for its fifth token, and a third for its ninth
+  bench.add(8, 16);
+  REQUIRE(bench.step() == "A4 B8");
+  // Other sequences leave two blocks: for A's second and for B's third.
+  constexpr int kOther = 100;
+  for (int i = 0; i < 4; ++i) {
+    REQUIRE(bench.manager.allocate(kOther + i, 4));
+  }
+  for (int i = 0; i < 4; ++i) {
+    REQUIRE(bench.step() == "A1 B1");
+  }
+  REQUIRE(bench.step() == "A1");
+  REQUIRE(bench.preempted == "Bs");
+  // B needs three blocks, and two are free. Two more must stay free for A.
+  for (int i = 0; i < 3; ++i) {
+    CAPTURE(i);
+    CHECK(bench.waiting() == "B");
+    CHECK(bench.is_memory_short);
+    bench.manager.free(kOther + i);
+    bench.step();
+  }
+  CHECK(bench.running() == "AB");
+  CHECK_FALSE(bench.is_memory_short);
+}
+
+TEST_CASE("a prompt gets as many tokens as there are blocks for, one chunk after the other") {
+  Bench bench(4, 4, make_options(6));
+  bench.add(13, 2);
+  CHECK(bench.step() == "A6");
+  constexpr int kOther = 100;
+  REQUIRE(bench.manager.allocate(kOther, 8));
+  CHECK(bench.step() == "A2");            // no block is free, and its second one has room for two
+  CHECK(bench.is_memory_short == false);  // no request waits
+  bench.manager.free(kOther);
+  CHECK(bench.step() == "A5");
+}
+
 TEST_CASE("every step computes something until all have ended (stage 8, invariant 4)") {
   common::Random random(5);
   const auto between = [&](int least, int most) {
@@ -314,6 +375,16 @@ TEST_CASE("static batches: no request is admitted before all have ended") {
   CHECK(bench.step() == "C3");
 }
 
+TEST_CASE("static batches: a batch stays open while only the budget keeps requests out") {
+  SchedulerOptions options = make_options(8);
+  options.static_batches = true;
+  Bench bench(64, 4, options);
+  bench.add(8, 3);
+  bench.add(4, 2);
+  CHECK(bench.step() == "A8");
+  CHECK(bench.step() == "A1 B4");
+}
+
 TEST_CASE("reserving ahead: room for the longest text is taken at once, and is never too little") {
   SchedulerOptions options = make_options(64);
   options.reserve_ahead = true;
@@ -339,4 +410,16 @@ TEST_CASE("auto compares the bytes that a swap moves with the tokens that would 
     CHECK(bench.step() == "A1");
     CHECK(bench.preempted == (swap_is_cheap ? "Bs" : "Br"));
   }
+}
+
+TEST_CASE("auto: costs of any unit are multiplied without overflow") {
+  SchedulerOptions options = make_options(64, 64, Preemption::kAuto);
+  options.block_swap_cost = 5'000'000'000;
+  options.token_compute_cost = 3'300'000'000;  // B holds 2 blocks and 4 tokens: 10.0e9 against 13.2e9
+  Bench bench(4, 3, options, 4);
+  bench.add(6, 4);
+  bench.add(4, 4);
+  CHECK(bench.step() == "A6 B4");
+  CHECK(bench.step() == "A1");
+  CHECK(bench.preempted == "Bs");
 }

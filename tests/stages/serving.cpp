@@ -33,6 +33,7 @@
 using common::FinishReason;
 using common::Token;
 using stage::GenerationRequest;
+using stage::KvCacheManager;
 using stage::Preemption;
 using tests::compare_output;
 using tests::make_request;
@@ -901,6 +902,65 @@ TEST_CASE("times: a virtual clock counts steps and tokens") {
   CHECK(tally.steps.padded_tokens == 7);
 }
 
+TEST_CASE("times: the last chunk of a prompt belongs to the prompt, even if it is a single token") {
+  for (const int budget : {1, 4, 64}) {
+    ServingOptions options;
+    options.scheduler.token_budget = budget;
+    Serving serving(options);
+    CAPTURE(budget);
+    CHECK(serve(serving, {{make_request(5, 4, 1)}, {make_request(9, 3, 2)}}) == kNoProblem);
+    CHECK(serving.server.timing().prefill_tokens == 5 + 9);
+    CHECK(serving.server.timing().decode_tokens == 3 + 2);  // the last token of a text is never computed
+  }
+}
+
+TEST_CASE("metrics: steps in which all sequences decode are counted, however many a request has") {
+  for (const int num_samples : {1, 3}) {
+    Serving serving(ServingOptions{});
+    Measured measured(serving);
+    measured.run({{0.0, {sampled_request(5, 6, num_samples).request, num_samples}}});
+    CAPTURE(num_samples);
+    CHECK(measured.tally.decode_steps == 4);  // of five: before the first one the prompt was computed
+    CHECK(measured.tally.decode_tokens == 4 * num_samples);
+  }
+}
+
+TEST_CASE("metrics: a step that computes a prompt's last token, or one token of it, does not only decode") {
+  ServingOptions options;
+  options.scheduler.token_budget = 1;
+  Serving serving(options);
+  Measured measured(serving);
+  measured.run({{0.0, {make_request(7, 4)}}});
+  CHECK(measured.tally.decode_steps == 2);
+}
+
+TEST_CASE("forget: the output of a request that has ended goes as soon as those before it are forgotten") {
+  Serving serving(ServingOptions{});
+  CHECK(serve(serving, {{make_request(5, 3, 1)}, {make_request(4, 3, 2)}, {make_request(3, 3, 3)}}) == kNoProblem);
+  serving.server.forget(1);
+  CHECK(serving.server.output(0).completions.front().tokens.size() == 3);
+  serving.server.forget(0);
+  CHECK_THROWS_AS(serving.server.output(0), std::out_of_range);
+  CHECK_THROWS_AS(serving.server.output(1), std::out_of_range);
+  CHECK(serving.server.output(2).completions.front().tokens.size() == 3);
+  CHECK(serving.server.num_requests() == 3);
+  CHECK(serving.server.submit({make_request(2, 1)}) == 3);
+}
+
+TEST_CASE("engine: a batch is not committed to another sequence that has got an id of it meanwhile") {
+  Serving serving(ServingOptions{});
+  KvCacheManager& manager = serving.engine.manager();
+  REQUIRE(manager.allocate(0, 8));
+  manager.commit(0, 5);
+  stage::RaggedBatch batch;
+  batch.add(manager, 0, std::vector<Token>{1, 2}, false);
+  manager.free(0);
+  serving.engine.commit(batch);  // its sequence has ended
+  REQUIRE(manager.allocate(0, 8));
+  CHECK(tests::is_refused_as_a_bug([&] { serving.engine.commit(batch); }));
+  CHECK(manager.length(0) == 0);
+}
+
 TEST_CASE("counters and the numbers of steps: a server that runs ahead has one step more, which computes nothing") {
   std::vector<common::Counter> counters[2];
   for (const bool run_ahead : {false, true}) {
@@ -991,12 +1051,14 @@ TEST_CASE("view: the plain view shows every token, even of a server that runs ah
     options.scheduler.run_ahead = run_ahead;
     Serving serving(options, tests::bundled().llama);
     std::ostringstream output;
-    const auto view = common::make_view(common::ViewKind::kPlain, tests::bundled().tokenizer, output);
+    const auto view = common::make_view(common::ViewKind::kPlain, output);
     Measured measured(serving);
     common::serve(
         measured.engine,
         {{0.0, {tests::greedy_request("Once upon a time", 3)}}, {0.0, {tests::greedy_request("The king", 3)}}},
-        {[&](int id, int sample, Token token) { view->on_token(id, sample, token); },
+        {[&](int id, int sample, Token token) {
+           view->on_text(id, sample, tests::bundled().tokenizer.decode({&token, 1}));
+         },
          [&](const common::StepReport& report) { view->on_step(measured.engine, report); }});
     CAPTURE(run_ahead, output.str());
     for (int id = 0; id < 2; ++id) {
@@ -1030,10 +1092,9 @@ TEST_CASE("view: the live view fits the terminal, names each request's letter an
     options.block_size = 8;
     Serving serving(options, tests::bundled().llama);
     std::ostringstream output;
-    auto view = common::make_view(common::ViewKind::kLive, tests::bundled().tokenizer, output,
-                                  [&, columns = columns, rows = rows] {
-                                    return common::TerminalSize{columns, rows};
-                                  });
+    auto view = common::make_view(common::ViewKind::kLive, output, [&, columns = columns, rows = rows] {
+      return common::TerminalSize{columns, rows};
+    });
     const std::string before = "\033[?1049h\033[?25l";  // the alternate screen, without a cursor
     CHECK(output.str() == before);
     Measured measured(serving);
@@ -1044,7 +1105,9 @@ TEST_CASE("view: the live view fits the terminal, names each request's letter an
       requests.back().request.num_samples = i == 0 ? 3 : 1;
     }
     common::serve(measured.engine, requests,
-                  {[&](int id, int sample, Token token) { view->on_token(id, sample, token); },
+                  {[&](int id, int sample, Token token) {
+                     view->on_text(id, sample, tests::bundled().tokenizer.decode({&token, 1}));
+                   },
                    [&](const common::StepReport& report) {
                      output.str("");
                      view->on_step(measured.engine, report);

@@ -196,3 +196,92 @@ TEST_CASE("swap: published blocks are found again once they are swapped in, and 
   CHECK(manager.prefix_cache().find(text, 0).front() == manager.block_table(0).front());
   CHECK(check_ledger(manager, 4, 2) == kNoProblem);
 }
+
+TEST_CASE("swap: a block that two sequences share is found again after each of them, if they come back apart") {
+  KvCacheManager manager = tests::make_manager(6, 2, 4);
+  const Tokens text = {5, 6, 7, 8, 9};
+  REQUIRE(manager.allocate(0, text));
+  manager.commit(0, text);
+  manager.fork(0, 1);
+  REQUIRE(manager.swap_out(Ids{0, 1}));
+  for (const int sequence : {0, 1}) {
+    CAPTURE(sequence);
+    // Another sequence needs all blocks, so that what was kept of the text is evicted.
+    REQUIRE(manager.allocate(7, 12));
+    manager.free(7);
+    CHECK(manager.prefix_cache().find(text, 0).empty());
+    REQUIRE(manager.swap_in(Ids{sequence}));
+    CHECK(manager.prefix_cache().find(text, 0).size() == 2);
+    manager.free(sequence);
+  }
+  CHECK(manager.num_free_host_blocks() == 4);
+  CHECK(check_ledger(manager, 6, 2) == kNoProblem);
+}
+
+TEST_CASE("swap: a host block is free when the last of its sequences has ended") {
+  KvCacheManager manager = tests::make_manager(4, 4, 2);
+  REQUIRE(manager.allocate(0, 8));
+  manager.commit(0, 8);
+  manager.fork(0, 1);
+  REQUIRE(manager.swap_out(Ids{0, 1}));
+  CHECK(manager.num_free_host_blocks() == 0);
+  manager.free(0);
+  CHECK(manager.num_free_host_blocks() == 0);
+  manager.free(1);
+  CHECK(manager.num_free_host_blocks() == 2);
+}
+
+TEST_CASE("swap: blocks that are reserved ahead are not moved") {
+  KvCacheManager manager = tests::make_manager(6, 4, 2);
+  REQUIRE(manager.allocate(0, 20));
+  manager.commit(0, 6);
+  REQUIRE(manager.swap_out(Ids{0}));
+  CHECK(tests::take_copies(manager).size() == 2);
+  CHECK(manager.free_blocks().size() == 6);
+  REQUIRE(manager.swap_in(Ids{0}));
+  CHECK(manager.capacity(0) == 8);
+}
+
+TEST_CASE("swap: what is swapped out keeps its cached blocks, and its last one is evicted first") {
+  const Tokens text = {1, 2, 3, 4, 5, 6};
+  KvCacheManager manager = tests::make_manager(4, 2, 4);
+  REQUIRE(manager.allocate(0, text));
+  manager.commit(0, text);
+  const std::vector<int> table = manager.block_table(0);
+  REQUIRE(manager.swap_out(Ids{0}));
+  const auto& evictable = manager.prefix_cache().evictable();
+  CHECK(std::vector<int>(evictable.begin(), evictable.end()) == std::vector<int>(table.rbegin(), table.rend()));
+}
+
+TEST_CASE("swap: a group comes back only if the spare blocks stay free") {
+  KvCacheManager manager = tests::make_manager(5, 4, 2);
+  REQUIRE(manager.allocate(0, 8));
+  manager.commit(0, 8);
+  REQUIRE(manager.swap_out(Ids{0}));
+  const tests::Snapshot before = take_snapshot(manager);
+  CHECK_FALSE(manager.swap_in(Ids{0}, 4));
+  CHECK(take_snapshot(manager) == before);
+  CHECK(manager.swap_in(Ids{0}, 3));
+}
+
+TEST_CASE("manager: max_reservable is the largest number with which reserve() succeeds") {
+  for (int length = 1; length <= 9; ++length) {
+    for (int num_taken = 0; num_taken < 4; ++num_taken) {
+      for (const bool is_forked : {false, true}) {
+        KvCacheManager manager = tests::make_manager(7, 4, 0);
+        REQUIRE(manager.allocate(0, length + length % 3));  // sometimes with slots ahead
+        manager.commit(0, length);
+        if (is_forked) {
+          manager.fork(0, 1);
+        }
+        for (int i = 0; i < num_taken; ++i) {
+          REQUIRE(manager.allocate(2 + i, 4));
+        }
+        CAPTURE(length, num_taken, is_forked);
+        const int most = manager.max_reservable(0);
+        CHECK_FALSE(manager.can_reserve(Ids{0}, most + 1));
+        CHECK(manager.reserve(0, most));
+      }
+    }
+  }
+}

@@ -732,6 +732,19 @@ class Serving(ProgramTest):
         texts = re.findall(rb'^  \d  (".*)$', result.stdout, re.MULTILINE)
         self.assertEqual((len(texts), len(set(texts))), (4, 4), texts)
 
+    def test_the_plain_view_shows_what_might_have_begun_a_stop_string(self):
+        arguments = ("serve", "--prompt", "The old woman opened the door and", "--max-new-tokens", "12",
+                     "--virtual-clock", "--view", "plain")
+        whole = self.shown_text(run(*arguments))
+        self.assertEqual(self.shown_text(run(*arguments, "--stop", whole[-6:] + "ZZ")), whole)
+
+    def shown_text(self, result):
+        """What the plain view's lines say of request 0, after its name and in quotes."""
+        self.assertEqual(result.returncode, 0, result.stderr)
+        pieces = re.findall(r'^ *\d+ .*  0:"((?:[^"\\]|\\.)*)"', result.stdout.decode(), re.MULTILINE)
+        self.assertTrue(pieces)
+        return "".join(pieces)
+
     def test_a_stop_string_ends_the_text_and_is_no_part_of_it(self):
         result = run("serve", "--prompt", "The old woman opened the door and", "--virtual-clock", "--view", "quiet",
                      "--stop", "morning", "--stop", "zzz")
@@ -860,8 +873,6 @@ class Http(ProgramTest):
         super().setUp()
         if stage_number() < 8:
             self.skipTest("the stage serves nothing over HTTP")
-        if b"built without HTTP" in run("serve", "--http", "nowhere").stderr:
-            self.skipTest("built without HTTP")
 
     def test_bad_addresses_and_a_port_in_use_are_refused(self):
         self.assert_bad_input(run("serve", "--http", "8080x"), "--http", "8080x")
@@ -874,9 +885,10 @@ class Http(ProgramTest):
 
     def test_options_that_have_no_effect_without_http_or_with_it(self):
         for option, value in (("--api-key", "x"), ("--max-queue", "5"), ("--max-connections", "5"),
-                              ("--client-timeout", "5"), ("--paused", None)):
+                              ("--client-timeout", "5"), ("--pool-controls", None)):
             arguments = (option,) if value is None else (option, value)
             self.assert_usage_error(run("serve", "--prompt", "x", *arguments), option, "--http")
+        self.assert_usage_error(run("serve", "--http", "127.0.0.1:0", "--paused"), "--paused", "--pool-controls")
         for option, value in (("--temperature", "0.5"), ("--prompt", "x"), ("--max-new-tokens", "4"), ("--stop", "x"),
                               ("--requests", "3"), ("--samples", "2"), ("--beams", "2"), ("--arrivals", "poisson:1"),
                               ("--workload", "offline"), ("--json", "-"), ("--trace", "x"), ("--view", "quiet"),

@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <iostream>
 #include <limits>
+#include <span>
 #include <string>
 #include <utility>
 #include <vector>
@@ -211,5 +212,29 @@ TEST_CASE("sampled text depends neither on chunks, blocks and the cache's size n
       CAPTURE(result.completions[j].error);
       CHECK(compare_tokens(result.completions[j].tokens, alone[(first + j) % all.size()]) == kNoDifference);
     }
+  }
+}
+
+TEST_CASE("a text ends with the token that completes a stop string, and for that reason, even if it is the last one") {
+  // Token i is spelled "<i>".
+  const auto decode = [](std::span<const Token> tokens) {
+    std::string text;
+    for (const Token token : tokens) {
+      text += "<" + std::to_string(token) + ">";
+    }
+    return text;
+  };
+  constexpr int kStoppedAfter = 5;
+  Request request = greedy_request(golden_cases().front().prompt, 16);
+  const std::vector<Token> whole = run({request}, {}).completions[0].tokens;
+  REQUIRE(whole.size() > kStoppedAfter + 1);
+  request.stop_strings =
+      common::StopStrings({"absent", decode(std::span(whole).subspan(kStoppedAfter - 2, 2))}, decode);
+  for (const int max_new_tokens : {kStoppedAfter - 1, kStoppedAfter, kStoppedAfter + 1}) {
+    request.max_new_tokens = max_new_tokens;
+    const Completion completion = run({request}, {}).completions[0];
+    CAPTURE(max_new_tokens);
+    CHECK(static_cast<int>(completion.tokens.size()) == std::min(max_new_tokens, kStoppedAfter));
+    CHECK((completion.finish_reason == FinishReason::kStop) == (max_new_tokens >= kStoppedAfter));
   }
 }

@@ -1,0 +1,437 @@
+#include "common/cuda/model/cuda_llama.h"
+
+#include <algorithm>
+#include <string>
+#include <utility>
+
+#include "common/cuda/model/fused_linear.h"
+#include "common/cuda/model/llama_kernels.h"
+#include "common/cuda/model/llama_weights.h"
+#include "common/cuda/model/matrix_products.h"
+#include "common/cuda/runtime/device.h"
+#include "common/cuda/several/peer_sums.h"
+
+namespace common {
+namespace {
+
+const LlamaConfig& checked(const LlamaConfig& config, Precision precision, WeightType weights) {
+  COMMON_CHECK(weights == WeightType::kAuto || precision == Precision::kBFloat16, "float8 goes with bfloat16");
+  if (const std::string reason = CudaLlama::unsupported(config, weights); !reason.empty()) {
+    throw InputError(reason);
+  }
+  return config;
+}
+
+bool is_aligned(const void* pointer) { return reinterpret_cast<std::uintptr_t>(pointer) % 16 == 0; }
+
+}  // namespace
+
+struct CudaLlama::Impl {
+  Communicator* peers;  // nullptr: this GPU has the whole model
+  Shard shard;
+  LlamaConfig config;  // of the shard
+  Precision precision;
+  WeightType weight_type;
+  int max_tokens;
+  int q_cols;
+  int kv_cols;
+  CudaLlamaWeights weights;
+  MatrixProducts products;
+  // One step's activations, for max_tokens tokens.
+  DeviceArray<float> residual;   // [., hidden_size]
+  DeviceArray<float2> rotation;  // [., head_dim / 2]
+  DeviceMemory normed;           // [., hidden_size]
+  DeviceMemory weighted;         // [max_fused, hidden_size], see fused_linear.h
+  DeviceArray<float> squares;    // [max_fused, hidden_size / kSquaresColumns]
+  DeviceMemory qkv;              // [., q_cols + 2 * kv_cols], or [., 2 * kv_cols] if the product has put Q into q
+  DeviceMemory q;                // [., q_cols]
+  DeviceMemory attended;         // [., q_cols]
+  DeviceMemory gate_up;          // [., 2 * feed_forward_size]
+  DeviceMemory activated;        // [., feed_forward_size]
+  DeviceMemory argmax_scratch;
+  DeviceMemory unpacked;  // with float8, the largest matrix of a layer
+  // With peers: sums of which this GPU has a part, of a fused product in float32; and ranks of logits.
+  PeerSums sums;
+  DeviceArray<unsigned long long> ranks;
+  int num_tokens = 0;  // of the last forward
+
+  using Layer = CudaLlamaWeights::Layer;
+  using LayerMatrix = CudaLlamaWeights::LayerMatrix;
+
+  Impl(const LlamaConfig& whole, Precision model_precision, int llama_max_tokens, WeightType type,
+       Communicator* communicator)
+      : peers(communicator),
+        shard(peers == nullptr ? Shard{} : peers->shard()),
+        config(checked(shard_config(whole, shard.count), model_precision, type)),
+        precision(model_precision),
+        weight_type(type),
+        max_tokens(llama_max_tokens),
+        q_cols(config.num_heads * config.head_dim),
+        kv_cols(config.num_kv_heads * config.head_dim),
+        weights(whole, precision, weight_type, shard),
+        products(precision),
+        residual(activation_elements(config.hidden_size)),
+        rotation(activation_elements(config.head_dim / 2)),
+        normed(activation_bytes(config.hidden_size)),
+        weighted(static_cast<std::size_t>(max_fused() * config.hidden_size * bytes_of(precision))),
+        squares(static_cast<std::size_t>(max_fused() * config.hidden_size / kSquaresColumns)),
+        qkv(activation_bytes(q_cols + 2 * kv_cols)),
+        q(activation_bytes(q_cols)),
+        attended(activation_bytes(q_cols)),
+        gate_up(activation_bytes(2 * config.feed_forward_size)),
+        activated(activation_bytes(config.feed_forward_size)),
+        argmax_scratch(argmax_scratch_bytes(llama_max_tokens)),
+        unpacked(has_float8() && max_tokens > max_fused() ? largest_matrix() * sizeof(std::uint16_t) : 0),
+        sums(peers, peers == nullptr
+                        ? 0
+                        : std::max(activation_bytes(config.hidden_size),
+                                   static_cast<std::size_t>(max_fused() * config.hidden_size) * sizeof(float))),
+        ranks(peers == nullptr ? 0 : static_cast<std::size_t>(llama_max_tokens)) {
+    CUDA_CHECK(cudaMemset(argmax_scratch.data(), 0, argmax_scratch.bytes()));
+  }
+
+  int first_token() const { return shard.rank * config.vocab_size; }
+  int longest_row() const { return std::max({config.hidden_size, q_cols, config.feed_forward_size}); }
+  bool has_float8() const { return weight_type == WeightType::kFloat8; }
+  // Elements.
+  std::size_t largest_matrix() const {
+    const std::int64_t rows = std::max(q_cols + 2 * kv_cols, 2 * config.feed_forward_size);
+    return static_cast<std::size_t>(rows * config.hidden_size);
+  }
+  int max_fused() const { return max_fused_tokens(precision, weight_type, longest_row()); }
+  ProductKernel kernel_for(int tokens) const { return product_kernel(precision, weight_type, tokens, longest_row()); }
+  // Of the output matrix, which is never float8.
+  int max_fused_logits() const { return max_fused_tokens(precision, WeightType::kAuto, longest_row()); }
+  ProductKernel logits_kernel(int rows) const {
+    return product_kernel(precision, WeightType::kAuto, rows, longest_row());
+  }
+  bool is_fused(int tokens) const { return kernel_for(tokens) != ProductKernel::kLibrary; }
+
+  std::size_t activation_elements(int cols) const {
+    COMMON_CHECK(max_tokens > 0, "a step has tokens");
+    return static_cast<std::size_t>(max_tokens) * static_cast<std::size_t>(cols);
+  }
+  std::size_t activation_bytes(int cols) const {
+    return activation_elements(cols) * static_cast<std::size_t>(bytes_of(precision));
+  }
+
+  Rotary rotary(const float* bias) const {
+    return {
+        .rotation = rotation.data(), .head_dim = config.head_dim, .q_rows = q_cols, .kv_rows = kv_cols, .bias = bias};
+  }
+
+  // next_norm: of the product that reads the residual stream next. Only fused products need it prepared.
+  Residual residual_for(const float* next_norm) const {
+    return {.values = residual.data(),
+            .norm = next_norm,
+            .weighted = is_fused(num_tokens) ? weighted.data() : nullptr,
+            .squares = squares.data(),
+            .squares_columns = kernel_for(num_tokens) == ProductKernel::kTiles ? kTileSquaresColumns : kSquaresColumns,
+            .num_cols = config.hidden_size};
+  }
+  FusedLinear of_residual(const LayerMatrix& matrix, int rows) const {
+    return {.kernel = kernel_for(num_tokens),
+            .precision = precision,
+            .weights = matrix.data,
+            .row_scales = matrix.row_scales,
+            .num_rows = rows,
+            .num_cols = config.hidden_size,
+            .num_tokens = num_tokens,
+            .x = weighted.data(),
+            .num_x_rows = num_tokens,
+            .squares = squares.data(),
+            .epsilon = config.rms_epsilon};
+  }
+  FusedLinear of_activations(const LayerMatrix& matrix, int rows, const DeviceMemory& activations, int cols) const {
+    return {.kernel = kernel_for(num_tokens),
+            .precision = precision,
+            .weights = matrix.data,
+            .row_scales = matrix.row_scales,
+            .num_rows = rows,
+            .num_cols = cols,
+            .num_tokens = num_tokens,
+            .x = activations.data(),
+            .num_x_rows = num_tokens};
+  }
+  Norm norm_of_residual(const float* norm) const {
+    return {.residual = residual.data(),
+            .num_residual_rows = num_tokens,
+            .weights = norm,
+            .num_cols = config.hidden_size,
+            .epsilon = config.rms_epsilon};
+  }
+
+  HeadNorms head_norms(const Layer& layer) const {
+    return {.q = layer.q_norm, .k = layer.k_norm, .epsilon = config.rms_epsilon};
+  }
+
+  // Float8 is unpacked for the library.
+  void multiply(MatrixProduct product, const LayerMatrix& matrix, cudaStream_t stream) {
+    if (matrix.row_scales != nullptr) {
+      unpack_float8(matrix.data, matrix.row_scales, product.num_rows, product.num_cols, unpacked.data(), stream);
+      product.weights = unpacked.data();
+    }
+    products.multiply(product, stream);
+  }
+
+  // The two products of a layer that are added to the residual stream. With peers each GPU has a part of the sum.
+  enum Added { kOutput, kDown };
+  void* destination(Added which) const { return peers == nullptr ? residual.data() : sums.part(which); }
+  void add(Added which, const FusedLinear& linear, const Residual& to, cudaStream_t stream) {
+    if (peers == nullptr) {
+      fused_add(linear, to, stream);
+    } else {
+      fused_logits(linear, static_cast<float*>(sums.part(which)), stream);
+      sums.add(which, Precision::kFloat32, precision, num_tokens, to, {}, stream);
+    }
+  }
+  // The residual stream goes to `normed` too, with the norm that is next; nullptr: it does not.
+  void add(Added which, const MatrixProduct& product, const LayerMatrix& matrix, const float* next_norm,
+           cudaStream_t stream) {
+    multiply(product, matrix, stream);
+    if (peers != nullptr) {
+      sums.add(which, precision, precision, num_tokens, residual_for(next_norm),
+               {next_norm == nullptr ? nullptr : normed.data(), config.rms_epsilon}, stream);
+    } else if (next_norm != nullptr) {
+      rms_norm(precision, norm_of_residual(next_norm), num_tokens, normed.data(), stream);
+    }
+  }
+
+  // The four products of a layer, for any number of tokens.
+  MatrixProduct qkv_product(const Layer& layer, int tokens) const {
+    return {.x = normed.data(),
+            .weights = layer.qkv.data,
+            .num_tokens = tokens,
+            .num_rows = q_cols + 2 * kv_cols,
+            .num_cols = config.hidden_size,
+            .output = qkv.data()};
+  }
+  MatrixProduct output_product(const Layer& layer, int tokens) const {
+    return residual_product(attended.data(), layer.output.data, tokens, q_cols, kOutput);
+  }
+  MatrixProduct gate_up_product(const Layer& layer, int tokens) const {
+    return {.x = normed.data(),
+            .weights = layer.gate_up.data,
+            .num_tokens = tokens,
+            .num_rows = 2 * config.feed_forward_size,
+            .num_cols = config.hidden_size,
+            .output = gate_up.data()};
+  }
+  MatrixProduct down_product(const Layer& layer, int tokens) const {
+    return residual_product(activated.data(), layer.down.data, tokens, config.feed_forward_size, kDown);
+  }
+  // Added to the residual stream at once, unless it is one of several GPUs' parts of a sum.
+  MatrixProduct residual_product(const void* x, const void* matrix, int tokens, int num_cols, Added which) const {
+    return {.x = x,
+            .weights = matrix,
+            .num_tokens = tokens,
+            .num_rows = config.hidden_size,
+            .num_cols = num_cols,
+            .output = destination(which),
+            .float_output = peers == nullptr,
+            .add = peers == nullptr};
+  }
+  MatrixProduct logits_product(int rows, float* logits) const {
+    return {.x = normed.data(),
+            .weights = weights.output,
+            .num_tokens = rows,
+            .num_rows = config.vocab_size,
+            .num_cols = config.hidden_size,
+            .output = logits,
+            .float_output = true};
+  }
+
+  // K begins at this column of `qkv`, and V follows.
+  CudaAttentionCall attention_call(int layer, int k_column, cudaStream_t stream) const {
+    const auto qkv_at = [&](int column) {
+      return static_cast<const std::byte*>(qkv.data()) + std::int64_t{column} * bytes_of(precision);
+    };
+    return {.layer = layer,
+            .num_tokens = num_tokens,
+            .q = q.data(),
+            .k = qkv_at(k_column),
+            .v = qkv_at(k_column + kv_cols),
+            .kv_row_stride = k_column + 2 * std::int64_t{kv_cols},
+            .output = attended.data(),
+            .stream = stream};
+  }
+
+  void fused_layer(int index, const CudaAttentionFn& attention, cudaStream_t stream) {
+    const Layer& layer = weights.layers[static_cast<std::size_t>(index)];
+    const FusedLinear qkv_linear = of_residual(layer.qkv, q_cols + 2 * kv_cols);
+    if (config.qk_norm) {
+      // The norm of a head needs all of its columns, and several thread blocks compute them.
+      fused_qkv(qkv_linear, Rotary::none(q_cols + 2 * kv_cols, layer.qkv_bias), nullptr, qkv.data(), stream);
+      rotate_and_split(precision, rotary(nullptr), head_norms(layer), num_tokens, qkv.data(), q.data(), stream);
+      attention(attention_call(index, q_cols, stream));
+    } else {
+      fused_qkv(qkv_linear, rotary(layer.qkv_bias), q.data(), qkv.data(), stream);
+      attention(attention_call(index, 0, stream));
+    }
+    add(kOutput, of_activations(layer.output, config.hidden_size, attended, q_cols),
+        residual_for(layer.feed_forward_norm), stream);
+    fused_gated_silu(of_residual(layer.gate_up, 2 * config.feed_forward_size), activated.data(), stream);
+    add(kDown, of_activations(layer.down, config.hidden_size, activated, config.feed_forward_size),
+        residual_for(norm_of_layer(index + 1)), stream);
+  }
+
+  const float* norm_of_layer(int index) const {
+    return index < config.num_layers ? weights.layers[static_cast<std::size_t>(index)].attention_norm
+                                     : weights.output_norm;
+  }
+
+  void layer_of_products(int index, const CudaAttentionFn& attention, cudaStream_t stream) {
+    const Layer& layer = weights.layers[static_cast<std::size_t>(index)];
+    if (index == 0) {
+      rms_norm(precision, norm_of_residual(layer.attention_norm), num_tokens, normed.data(), stream);
+    }
+    multiply(qkv_product(layer, num_tokens), layer.qkv, stream);
+    rotate_and_split(precision, rotary(layer.qkv_bias), head_norms(layer), num_tokens, qkv.data(), q.data(), stream);
+    attention(attention_call(index, q_cols, stream));
+    add(kOutput, output_product(layer, num_tokens), layer.output, layer.feed_forward_norm, stream);
+    multiply(gate_up_product(layer, num_tokens), layer.gate_up, stream);
+    gated_silu(precision, gate_up.data(), config.feed_forward_size, num_tokens, activated.data(), stream);
+    // Of the last layer's result only some rows are normalised, for their logits.
+    add(kDown, down_product(layer, num_tokens), layer.down,
+        index + 1 < config.num_layers ? norm_of_layer(index + 1) : nullptr, stream);
+  }
+};
+
+std::string CudaLlama::unsupported(const LlamaConfig& config, WeightType weights) {
+  if (config.head_dim > kMaxHeadDim) {
+    return "on the GPU, a head has at most " + std::to_string(kMaxHeadDim) + " dimensions, and this model's have " +
+           std::to_string(config.head_dim);
+  }
+  // Rows are read 16 bytes at a time, in every type.
+  const int multiple = weights == WeightType::kFloat8 ? 16 : 8;
+  const std::pair<int, const char*> sizes[] = {{config.hidden_size, "hidden size"},
+                                               {config.num_heads * config.head_dim, "size of all query heads together"},
+                                               {config.num_kv_heads * config.head_dim, "size of all kv heads together"},
+                                               {config.feed_forward_size, "feed-forward size"}};
+  for (const auto& [size, what] : sizes) {
+    if (size % multiple != 0) {
+      return std::string("on the GPU, the ") + what + " must be a multiple of " + std::to_string(multiple) +
+             (weights == WeightType::kFloat8 ? " with float8 weights" : "") + ", and this model's is " +
+             std::to_string(size);
+    }
+  }
+  return "";
+}
+
+CudaLlama::CudaLlama(const Llama& model, Precision precision, int max_tokens, WeightType weights, Communicator* peers)
+    : impl_(std::make_unique<Impl>(model.config(), precision, max_tokens, weights, peers)) {
+  impl_->weights.upload(model.weights());
+}
+
+CudaLlama::CudaLlama(const LlamaConfig& config, std::uint64_t seed, Precision precision, int max_tokens,
+                     WeightType weights, Communicator* peers)
+    : impl_(std::make_unique<Impl>(config, precision, max_tokens, weights, peers)) {
+  impl_->weights.draw(seed);
+}
+
+CudaLlama::CudaLlama(CudaLlama&&) noexcept = default;
+CudaLlama& CudaLlama::operator=(CudaLlama&&) noexcept = default;
+CudaLlama::~CudaLlama() = default;
+
+const LlamaConfig& CudaLlama::config() const { return impl_->config; }
+Precision CudaLlama::precision() const { return impl_->precision; }
+int CudaLlama::max_tokens() const { return impl_->max_tokens; }
+void CudaLlama::stop_sums() noexcept { impl_->sums.stop(); }
+void CudaLlama::reset_sums() { impl_->sums.reset(); }
+std::int64_t CudaLlama::weight_bytes_per_token() const { return impl_->weights.bytes_per_token(); }
+
+void CudaLlama::prepare(int num_tokens, int num_rows) {
+  Impl& impl = *impl_;
+  COMMON_CHECK(num_tokens <= impl.max_tokens && num_rows <= impl.max_tokens, "steps have at most max_tokens tokens");
+  const Impl::Layer& any_layer = impl.weights.layers.front();
+  for (int tokens = impl.max_fused() + 1; tokens <= num_tokens; ++tokens) {
+    impl.products.prepare(impl.qkv_product(any_layer, tokens));
+    impl.products.prepare(impl.output_product(any_layer, tokens));
+    impl.products.prepare(impl.gate_up_product(any_layer, tokens));
+    impl.products.prepare(impl.down_product(any_layer, tokens));
+  }
+  for (int rows = impl.max_fused_logits() + 1; rows <= num_rows; ++rows) {
+    impl.products.prepare(impl.logits_product(rows, nullptr));
+  }
+}
+
+std::size_t CudaLlama::num_prepared() const { return impl_->products.num_prepared(); }
+
+void CudaLlama::forward(const int* tokens, const int* positions, int num_tokens, const CudaAttentionFn& attention,
+                        cudaStream_t stream, const CudaPendingTokens& pending) {
+  Impl& impl = *impl_;
+  COMMON_CHECK(num_tokens > 0 && num_tokens <= impl.max_tokens, "a step has 1 to max_tokens tokens");
+  COMMON_CHECK(tokens != nullptr && positions != nullptr, "each token needs a position");
+  COMMON_CHECK(attention != nullptr, "attention is given");
+  impl.num_tokens = num_tokens;
+  look_up(impl.precision,
+          {.tokens = tokens,
+           .pending_rows = pending.rows,
+           .pending_tokens = pending.tokens,
+           .positions = positions,
+           .embedding = impl.weights.embedding,
+           .frequencies = impl.weights.frequencies,
+           .rotation_scale = impl.config.rotation_scale,
+           .vocab_size = impl.config.vocab_size,
+           .first_token = impl.first_token(),
+           .num_tokens = impl.shard.count * impl.config.vocab_size,
+           .head_dim = impl.config.head_dim},
+          num_tokens, impl.residual_for(impl.norm_of_layer(0)), impl.rotation.data(), stream);
+  if (impl.peers != nullptr) {
+    // Each token is found on one of the GPUs, and the others add zeros.
+    impl.peers->sum(impl.residual.data(),
+                    static_cast<std::size_t>(num_tokens) * static_cast<std::size_t>(impl.config.hidden_size),
+                    Precision::kFloat32, stream);
+    if (impl.is_fused(num_tokens)) {
+      add_sum(impl.precision, {}, impl.precision, num_tokens, impl.residual_for(impl.norm_of_layer(0)), {}, stream);
+    }
+  }
+  for (int layer = 0; layer < impl.config.num_layers; ++layer) {
+    impl.is_fused(num_tokens) ? impl.fused_layer(layer, attention, stream)
+                              : impl.layer_of_products(layer, attention, stream);
+  }
+}
+
+void CudaLlama::logits(const int* rows, int num_rows, float* logits, cudaStream_t stream) {
+  Impl& impl = *impl_;
+  COMMON_CHECK(impl.num_tokens > 0, "forward comes before logits");
+  COMMON_CHECK(num_rows > 0 && num_rows <= impl.max_tokens, "logits are of 1 to max_tokens rows");
+  COMMON_CHECK(rows != nullptr && logits != nullptr && is_aligned(logits), "rows and logits are given");
+  const ProductKernel kernel = impl.logits_kernel(num_rows);
+  if (kernel == ProductKernel::kRows && impl.kernel_for(impl.num_tokens) == ProductKernel::kRows) {
+    FusedLinear linear = impl.of_residual({impl.weights.output}, impl.config.vocab_size);
+    linear.rows = rows;
+    linear.num_tokens = num_rows;
+    fused_logits(linear, logits, stream);
+    return;
+  }
+  Norm norm = impl.norm_of_residual(impl.weights.output_norm);
+  norm.rows = rows;
+  rms_norm(impl.precision, norm, num_rows, impl.normed.data(), stream);
+  if (kernel != ProductKernel::kLibrary) {
+    FusedLinear linear =
+        impl.of_activations({impl.weights.output}, impl.config.vocab_size, impl.normed, impl.config.hidden_size);
+    linear.kernel = kernel;
+    linear.num_tokens = num_rows;
+    linear.num_x_rows = num_rows;
+    fused_logits(linear, logits, stream);
+  } else {
+    impl.products.multiply(impl.logits_product(num_rows, logits), stream);
+  }
+}
+
+void CudaLlama::argmax(const float* logits, int num_rows, int* next_tokens, cudaStream_t stream) {
+  COMMON_CHECK(num_rows > 0 && num_rows <= impl_->max_tokens, "1 to max_tokens rows have a next token");
+  COMMON_CHECK(logits != nullptr && next_tokens != nullptr, "logits and next tokens are given");
+  void* const scratch = impl_->argmax_scratch.data();
+  if (impl_->peers == nullptr) {
+    argmax_rows(logits, impl_->config.vocab_size, num_rows, scratch, next_tokens, stream);
+    return;
+  }
+  unsigned long long* const ranks = impl_->ranks.data();
+  rank_rows(logits, impl_->config.vocab_size, impl_->first_token(), num_rows, scratch, ranks, stream);
+  impl_->peers->max(ranks, static_cast<std::size_t>(num_rows), stream);
+  tokens_of_ranks(ranks, num_rows, next_tokens, stream);
+}
+
+}  // namespace common

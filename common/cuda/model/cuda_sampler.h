@@ -1,0 +1,48 @@
+// Sampling on the GPU: draws a token from each row of logits without sorting them or fetching them to the host. From
+// the same logits it draws what common::sample draws on the CPU, to the last bit (common/math/gumbel.h says how).
+#pragma once
+
+#include <cuda_runtime_api.h>
+
+#include <cstddef>
+#include <cstdint>
+
+#include "common/cuda/model/draw_parameters.h"
+#include "common/cuda/runtime/device.h"
+
+namespace common {
+
+// All pointers are device pointers.
+struct Draws {
+  const DrawParameters* rows = nullptr;  // [num_rows]
+  int num_rows = 0;
+  bool have_cuts = false;       // whether a row has top_k or top_p
+  bool have_penalties = false;  // whether a row has a repetition penalty
+  // For penalties: tokens that have been used, of all rows, repetitions allowed; and for each row of logits the row of
+  // the step's tokens from which it came. That token has been used too: tokens[i], or if pending_rows[i] is not -1,
+  // pending_tokens[that].
+  const int* used = nullptr;
+  const int* token_rows = nullptr;
+  const int* tokens = nullptr;
+  const int* pending_rows = nullptr;
+  const int* pending_tokens = nullptr;
+};
+
+class CudaSampler {
+ public:
+  CudaSampler(int vocab_size, int max_rows);
+
+  // next_tokens: [num_rows], the token with the largest logit of each row (-1: there is none), which is replaced by the
+  // one that is drawn; -1 if a logit is +inf. A repetition penalty changes the logits, [num_rows, vocab_size]. Enqueues
+  // all work on the stream.
+  void draw(float* logits, const Draws& draws, int* next_tokens, cudaStream_t stream);
+
+ private:
+  int vocab_size_;
+  int max_rows_;
+  DeviceMemory best_;       // [max_rows], zero between calls
+  DeviceMemory last_kept_;  // [max_rows]: the last token that top_k and top_p keep
+  DeviceMemory used_;       // [max_rows, vocab_size bits], zero between calls
+};
+
+}  // namespace common

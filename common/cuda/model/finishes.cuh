@@ -1,0 +1,119 @@
+// What becomes of the sums of a product: of rows `row` and `row` + 1 for one token. load_epilogue() loads what that
+// needs while the sums are under way. Called by whole warps, of which the lanes with `exists` have something.
+#pragma once
+
+#include <cuda_bf16.h>
+
+#include <cstdint>
+
+#include "common/cuda/model/fused_linear.h"
+#include "common/cuda/model/scalars.cuh"
+
+namespace common {
+
+struct NoEpilogueLoads {
+  __device__ __forceinline__ void prefetch(int) const {}
+  __device__ __forceinline__ float4 load_epilogue(int, int) const { return {}; }
+};
+
+// kGeneral: there may be a bias, and perhaps nothing is rotated.
+template <typename Scalar, bool kGeneral = true>
+struct RotateAndSplit {
+  Rotary rotary{};
+  Scalar* q = nullptr;
+  Scalar* kv = nullptr;
+
+  __device__ __forceinline__ void prefetch(int) const {}
+  __device__ __forceinline__ float4 load_epilogue(int token, int row) const {
+    const int half = rotary.head_dim / 2;
+    float2 bias{};
+    if constexpr (kGeneral) {
+      bias = rotary.bias == nullptr ? float2{} : *reinterpret_cast<const float2*>(rotary.bias + row);
+    }
+    if (row >= rotary.q_rows + rotary.kv_rows || (kGeneral && rotary.rotation == nullptr)) {
+      return {1.0F, 0.0F, bias.x, bias.y};
+    }
+    const float2 turn = __ldcg(rotary.rotation + token * half + row / 2 % half);
+    return {turn.x, turn.y, bias.x, bias.y};
+  }
+  __device__ __forceinline__ void operator()(bool exists, int token, int row, float4 turn, float2 sum) const {
+    if (exists) {
+      if constexpr (kGeneral) {
+        sum = {sum.x + turn.z, sum.y + turn.w};
+      }
+      Scalar* destination =
+          row < rotary.q_rows ? q + token * rotary.q_rows + row : kv + token * 2 * rotary.kv_rows + row - rotary.q_rows;
+      *reinterpret_cast<Pair<Scalar>*>(destination) =
+          make_pair<Scalar>(sum.x * turn.x - sum.y * turn.y, sum.x * turn.y + sum.y * turn.x);
+    }
+  }
+};
+
+// kSquaresColumns: of each sum of squares. The lanes of a warp that have them are neighbours, two columns each.
+template <typename Scalar, int kSquaresColumns>
+struct AddToResidual {
+  Residual residual{};
+
+  __device__ __forceinline__ void prefetch(int row) const {
+    if (row < residual.num_cols) {
+      asm volatile("prefetch.global.L2 [%0];" ::"l"(residual.norm + row));
+    }
+  }
+  __device__ __forceinline__ float4 load_epilogue(int token, int row) const {
+    const float2 before = __ldcg(reinterpret_cast<const float2*>(residual.values + token * residual.num_cols + row));
+    const float2 norm = *reinterpret_cast<const float2*>(residual.norm + row);
+    return {before.x, before.y, norm.x, norm.y};
+  }
+  __device__ __forceinline__ void operator()(bool exists, int token, int row, float4 loaded, float2 sum) const {
+    const float2 after = {loaded.x + sum.x, loaded.y + sum.y};
+    float squares = exists ? after.x * after.x + after.y * after.y : 0.0F;
+#pragma unroll
+    for (int distance = 1; distance < kSquaresColumns / 2; distance *= 2) {
+      squares += __shfl_xor_sync(0xFFFFFFFFU, squares, distance);
+    }
+    if (exists) {
+      const int place = token * residual.num_cols + row;
+      *reinterpret_cast<float2*>(residual.values + place) = after;
+      *reinterpret_cast<Pair<Scalar>*>(static_cast<Scalar*>(residual.weighted) + place) =
+          make_pair<Scalar>(after.x * loaded.z, after.y * loaded.w);
+      if (row % kSquaresColumns == 0) {
+        residual
+            .squares[token * ((residual.num_cols + kSquaresColumns - 1) / kSquaresColumns) + row / kSquaresColumns] =
+            squares;
+      }
+    }
+  }
+};
+
+template <typename Scalar>
+struct GatedSilu : NoEpilogueLoads {
+  Scalar* output = nullptr;
+  int num_rows = 0;
+
+  GatedSilu() = default;
+  GatedSilu(Scalar* to, int rows) : output(to), num_rows(rows) {}
+  __device__ __forceinline__ void operator()(bool exists, int token, int row, float4, float2 sum) const {
+    if (exists) {
+      output[(token * num_rows + row) / 2] = from_float<Scalar>(gated_for<Scalar>(sum.x, sum.y));
+    }
+  }
+};
+
+struct StoreLogits : NoEpilogueLoads {
+  float* logits = nullptr;
+  int num_rows = 0;
+
+  StoreLogits() = default;
+  StoreLogits(float* to, int rows) : logits(to), num_rows(rows) {}
+  __device__ __forceinline__ void operator()(bool exists, int token, int row, float4, float2 sum) const {
+    if (exists) {
+      float* destination = logits + std::int64_t{token} * num_rows + row;
+      destination[0] = sum.x;
+      if (row + 1 < num_rows) {
+        destination[1] = sum.y;
+      }
+    }
+  }
+};
+
+}  // namespace common

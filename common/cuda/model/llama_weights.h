@@ -1,0 +1,60 @@
+// A Llama model's weights in device memory.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <vector>
+
+#include "common/cuda/model/precision.h"
+#include "common/cuda/runtime/device.h"
+#include "common/cuda/several/shard.h"
+#include "common/model/llama.h"
+
+namespace common {
+
+// Matrices are in the model's precision, or those of the layers in float8; norms and biases in float32. Everything is
+// in one allocation. The rows of a head of Q and K lie so that the two that are rotated together are neighbours, in
+// whichever order the file has them.
+class CudaLlamaWeights {
+ public:
+  // Allocates what a GPU has of a model that is shared out so, but does not set the weights; the shapes below are those
+  // of a whole model. Throws OutOfDeviceMemory.
+  CudaLlamaWeights(const LlamaConfig& config, Precision precision, WeightType type, const Shard& shard = {});
+
+  void upload(const LlamaWeights& weights);  // of the whole model
+  void draw(std::uint64_t seed);             // the distribution of Llama(config, seed), but other numbers
+
+  struct LayerMatrix {
+    void* data = nullptr;
+    float* row_scales = nullptr;  // [rows], of float8
+  };
+  struct Layer {
+    float* attention_norm = nullptr;     // [hidden_size]
+    LayerMatrix qkv;                     // [(num_heads + 2 * num_kv_heads) * head_dim, hidden_size]: Q, K and V rows
+    float* qkv_bias = nullptr;           // [(num_heads + 2 * num_kv_heads) * head_dim]; nullptr if there is none
+    float* q_norm = nullptr;             // [head_dim]; nullptr if heads are not normalised
+    float* k_norm = nullptr;             // [head_dim]; likewise
+    LayerMatrix output;                  // [hidden_size, num_heads * head_dim]
+    float* feed_forward_norm = nullptr;  // [hidden_size]
+    LayerMatrix gate_up;  // [2 * feed_forward_size, hidden_size]: each gate row is followed by its up row,
+                          //   because their products are multiplied with each other
+    LayerMatrix down;     // [hidden_size, feed_forward_size]
+  };
+  void* embedding = nullptr;      // [vocab_size, hidden_size]
+  float* output_norm = nullptr;   // [hidden_size]
+  void* output = nullptr;         // [vocab_size, hidden_size]; the embedding itself when tied
+  double* frequencies = nullptr;  // [head_dim / 2], radians a position
+  std::vector<Layer> layers;
+
+  std::int64_t bytes_per_token() const;  // read by forward and logits of one token
+
+ private:
+  LlamaConfig whole_;
+  LlamaConfig config_;  // of the shard
+  Precision precision_;
+  WeightType type_;
+  Shard shard_;
+  DeviceMemory memory_;
+};
+
+}  // namespace common

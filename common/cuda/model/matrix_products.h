@@ -1,0 +1,46 @@
+// Matrix products for many tokens, by cuBLASLt, with sums in float32.
+#pragma once
+
+#include <cuda_runtime_api.h>
+
+#include <cstddef>
+#include <memory>
+
+#include "common/cuda/model/precision.h"
+
+namespace common {
+
+// output = x * weights^T, or output += x * weights^T. All matrices are row-major and in device memory.
+struct MatrixProduct {
+  const void* x = nullptr;        // [num_tokens, num_cols], in the model's precision
+  const void* weights = nullptr;  // [num_rows, num_cols], in the model's precision
+  int num_tokens = 0;
+  int num_rows = 0;
+  int num_cols = 0;
+  void* output = nullptr;     // [num_tokens, num_rows]
+  bool float_output = false;  // output is float32 in either precision
+  bool add = false;           // needs float_output
+};
+
+class MatrixProducts {
+ public:
+  explicit MatrixProducts(Precision precision);
+  ~MatrixProducts();
+  MatrixProducts(MatrixProducts&&) noexcept;
+  MatrixProducts& operator=(MatrixProducts&&) noexcept;
+
+  // Enqueues the product; may be captured in a CUDA graph. All products share one workspace, so only one stream at a
+  // time may use this object. Throws CudaError.
+  void multiply(const MatrixProduct& product, cudaStream_t stream);
+
+  // The library has to choose an algorithm once for each shape of a product: in its first multiply, which takes longer
+  // for it, or beforehand in this. Only the shape of `product` is looked at.
+  void prepare(const MatrixProduct& product);
+  std::size_t num_prepared() const;  // shapes that have an algorithm
+
+ private:
+  struct Impl;
+  std::unique_ptr<Impl> impl_;
+};
+
+}  // namespace common

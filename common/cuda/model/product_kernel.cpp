@@ -1,0 +1,60 @@
+#include "common/cuda/model/product_kernel.h"
+
+namespace common {
+namespace {
+
+// Of weights, in elements. Measured on an H200, a step of a whole model:
+//
+//     longest row             tokens       rows      tiles    library
+//     1,536 (SmolLM2-135M)        32     705 us     799 us     868 us
+//                                 64                964 us     923 us
+//     8,192 (Llama-3.2-1B)        16     966 us   1,045 us
+//                                 32   1,247 us   1,061 us   1,147 us
+//                                 64              1,167 us   1,270 us
+//                                128              1,624 us   1,556 us
+//     14,336 (Llama-3-8B)         16   5,201 us   4,349 us   4,802 us
+//                                 64              4,922 us   5,352 us
+//
+// With float8 weights, which the library does not take, so that all of them are unpacked before:
+//
+//     1,536 (SmolLM2-135M)        64              1,005 us
+//                                128              1,455 us
+//     8,192 (Llama-3.2-1B)        16     859 us     923 us
+//                                 32   1,275 us     944 us
+//                                 64              1,104 us
+//                                128              1,486 us
+//     14,336 (Llama-3-8B)          8   3,044 us   3,318 us
+//                                 16   3,832 us   3,347 us
+//                                 32              3,501 us
+//                                 64              4,244 us
+//                                128              6,130 us  14,124 us
+constexpr int kShortRow = 2048;
+constexpr int kLongRow = 8192;
+
+// By rows, every thread block reads all of x: the longer the rows, the fewer the tokens for which that is little.
+int max_row_tokens(Precision precision, int longest_row) {
+  if (precision == Precision::kFloat32) {
+    return 1;
+  }
+  return longest_row <= kShortRow ? 32 : longest_row <= kLongRow ? 16 : 8;
+}
+
+}  // namespace
+
+ProductKernel product_kernel(Precision precision, WeightType weights, int num_tokens, int longest_row) {
+  if (num_tokens <= max_row_tokens(precision, longest_row)) {
+    return ProductKernel::kRows;
+  }
+  return num_tokens <= max_fused_tokens(precision, weights, longest_row) ? ProductKernel::kTiles
+                                                                         : ProductKernel::kLibrary;
+}
+
+// By tiles, a launch has more to do before and after its products than by rows or in the library; short rows are too
+// little in between, unless the library's have to be unpacked.
+int max_fused_tokens(Precision precision, WeightType weights, int longest_row) {
+  const bool float8 = weights == WeightType::kFloat8;
+  const bool has_tiles = can_tile(precision) && (float8 || longest_row > kShortRow);
+  return has_tiles ? max_tiled_tokens(float8) : max_row_tokens(precision, longest_row);
+}
+
+}  // namespace common

@@ -1,0 +1,25 @@
+// Which kernel computes the matrix products of a step: a choice by the number of tokens.
+#pragma once
+
+#include "common/cuda/model/precision.h"
+
+namespace common {
+
+enum class ProductKernel {
+  kRows,     // fused_kernel.cuh
+  kTiles,    // tiled_kernel.cuh: in bfloat16, on Hopper, up to max_tiled_tokens()
+  kLibrary,  // matrix_products.h: any number of tokens, and nothing is fused
+};
+constexpr int max_tiled_tokens(bool float8) { return float8 ? 128 : 64; }
+
+// Whether there is kTiles: the GPU has its instructions, and the build its kernels.
+bool can_tile(Precision precision);
+
+// The fastest for so many tokens, of a model whose longest row of weights has so many columns. The measurements
+// are in product_kernel.cpp.
+ProductKernel product_kernel(Precision precision, WeightType weights, int num_tokens, int longest_row);
+
+// The largest number of tokens for which that is a fused product.
+int max_fused_tokens(Precision precision, WeightType weights, int longest_row);
+
+}  // namespace common

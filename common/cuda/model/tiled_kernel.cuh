@@ -1,0 +1,588 @@
+// A product for some dozens of tokens. Weights are still what is waited for, but a kernel by rows (fused_kernel.cuh)
+// has every thread block read all of x for a few rows of weights, and an instruction for every 16 columns of 8 rows and
+// 16 tokens. So here weights come in tiles of up to 256 rows, and wgmma multiplies them where they lie in shared
+// memory: of its two sides, the one that is always 64 takes rows of weights, and the one that can be chosen, 16 to 64,
+// or 128 with float8 weights, takes tokens.
+//
+// - Two threads have the copy engine fill a ring: a stage is 64 columns of a tile's rows, or 128 of float8 weights, and
+//   of all tokens' x. The weights are on their way before the launch before has finished, x follows when it has.
+// - A warpgroup or two multiply what has arrived.
+// - A thread block has some tiles of the weights, one after the other; the ring goes on filling while a tile is
+//   finished. Where there are fewer tiles than multiprocessors, a cluster of blocks shares a tile: each multiplies some
+//   of the columns, and the sums are added up through the cluster's shared memory, always in the same order.
+// - Sums go to shared memory and back before they are finished, because a thread's sums belong to two tokens and one
+//   row, and what is written needs neighbouring rows of one token.
+// - The norm's scale of a token, as always here, is applied to the finished sums; so is float8's scale of a row.
+// - wgmma does not multiply float8 by bfloat16, but it also takes weights from registers. A thread loads those that are
+//   its own part of 16 columns and unpacks them there, while the products of the columns before are under way.
+#pragma once
+
+#include <cuda_bf16.h>
+
+#include <algorithm>
+#include <cstdint>
+
+#include "common/cuda/model/finishes.cuh"
+#include "common/cuda/model/hopper.cuh"
+#include "common/cuda/runtime/launch.h"
+
+namespace common {
+
+// One of the finishes. Which one is decided at run time: that takes no time that shows, and there are a fourth as many
+// kernels to compile.
+struct TileFinish {
+  enum class Kind { kRotateAndSplit, kGeneralRotateAndSplit, kAddToResidual, kGatedSilu, kStoreLogits };
+  Kind kind;
+  RotateAndSplit<__nv_bfloat16, false> rotate_and_split;
+  AddToResidual<__nv_bfloat16, kPanelColumns> add_to_residual;
+  GatedSilu<__nv_bfloat16> gated_silu;
+  StoreLogits store_logits;
+
+  // Calls run() with the one.
+  template <typename Run>
+  __device__ __forceinline__ void visit(const Run& run) const {
+    switch (kind) {
+      case Kind::kRotateAndSplit:
+        return run(rotate_and_split);
+      case Kind::kGeneralRotateAndSplit:
+        return run(RotateAndSplit<__nv_bfloat16>{rotate_and_split.rotary, rotate_and_split.q, rotate_and_split.kv});
+      case Kind::kAddToResidual:
+        return run(add_to_residual);
+      case Kind::kGatedSilu:
+        return run(gated_silu);
+      case Kind::kStoreLogits:
+        return run(store_logits);
+    }
+  }
+};
+
+// How a product is cut.
+struct TilePlan {
+  int rows = 0;   // of a tile
+  int ranks = 1;  // blocks that share its columns, a cluster. With more than one, each cluster has one tile
+};
+
+// kTokens: the largest number of tokens. A tile is kRowGroups * kBlocks * 64 rows, or less, as the plan says, and
+// kColumnGroups warpgroups share a row group's stages: a single one multiplies too slowly what the ring has collected
+// while it waited for x.
+template <int kTileTokens, int kTileRowGroups, int kTileBlocks, int kTileColumnGroups, bool kFloat8Weights>
+struct TileShape {
+  static constexpr bool kFloat8 = kFloat8Weights;
+  static constexpr int kTokens = kTileTokens;
+  static constexpr int kRowGroups = kTileRowGroups;
+  static constexpr int kColumnGroups = kTileColumnGroups;
+  static constexpr int kWarpgroups = kRowGroups * kColumnGroups;
+  static constexpr int kBlocks = kTileBlocks;
+  static constexpr int kRows = 64 * kRowGroups * kBlocks;
+  static constexpr int kComputeWarps = 4 * kWarpgroups;
+  static constexpr int kComputeThreads = 32 * kComputeWarps;
+  static constexpr int kThreads = kComputeThreads + 128;  // a warpgroup more, which copies and finds scales
+  // Of so many threads, one says that they have read a stage. Warps load float8 each for itself.
+  static constexpr int kReleasingThreads = kFloat8 ? 32 : 128;
+  // A stage has a panel of weights, and of x as many as have these columns.
+  static constexpr int kXPanels = kFloat8 ? 2 : 1;
+  static constexpr int kStageColumns = kXPanels * kPanelColumns;
+  static constexpr int kWeightBytes = kRows * kPanelRowBytes;
+  static constexpr int kXPanelBytes = kTokens * kPanelRowBytes;
+  static constexpr int kStageBytes = kWeightBytes + kXPanels * kXPanelBytes;
+  // Of 64 rows of a token, that a warp finishes: as many as there are registers for beside the sums.
+  static constexpr int kPiecesAtOnce = kBlocks * kTokens >= 128 ? 4 : 8;
+  // The sums' way through shared memory: some tokens at a time, or all when the ring is free for it. The pitch puts
+  // what a warp writes into different banks.
+  static constexpr int kTokensAtOnce = kTokens < 32 ? kTokens : 32;
+  static constexpr int kSumPitch = kRows + 4;
+  // Half of the column groups' sums at a time are added to the other half's.
+  static constexpr int kExchangedFloats = kTokensAtOnce * (kColumnGroups > 1 ? kColumnGroups / 2 * kRows : 0);
+  static constexpr int kSumFloats = std::max(kTokensAtOnce * kSumPitch, kExchangedFloats);
+  static constexpr int kSumBytes = kSumFloats * static_cast<int>(sizeof(float));
+  static constexpr int kSharedBytes = 227 * 1024;
+  // A column group always has the same stages: it has to see each barrier's every phase.
+  static constexpr int kStages = (kSharedBytes - 1024 - 1024 - kSumBytes) / kStageBytes / kColumnGroups * kColumnGroups;
+  static constexpr int kRingBytes = kStages * kStageBytes;
+  static_assert(kTokens / kTokensAtOnce * kSumBytes <= kRingBytes);
+};
+
+// What lies in shared memory behind the ring.
+template <typename Shape>
+struct TileMemory {
+  float sums[Shape::kSumFloats];
+  float scales[Shape::kTokens];
+  std::uint64_t full[Shape::kStages];
+  std::uint64_t empty[Shape::kStages];
+};
+
+// What a thread block has to do: tiles first_tile, first_tile + tile_step, …, num_rounds in all, and of each the
+// stages' columns first_stage to last_stage - 1.
+struct TileWork {
+  TilePlan plan;
+  int rank;
+  int first_tile;
+  int tile_step;
+  int num_rounds;
+  int first_stage;
+  int last_stage;
+  int num_tokens;  // that this block finishes: rank, rank + ranks, …
+
+  __device__ __forceinline__ TileWork(const FusedLinear& linear, const TilePlan& tile_plan, int stage_columns)
+      : plan(tile_plan) {
+    rank = static_cast<int>(blockIdx.x) % plan.ranks;
+    first_tile = static_cast<int>(blockIdx.x) / plan.ranks;
+    tile_step = static_cast<int>(gridDim.x) / plan.ranks;
+    const int num_tiles = (linear.num_rows + plan.rows - 1) / plan.rows;
+    num_rounds = (num_tiles - first_tile + tile_step - 1) / tile_step;
+    const int stages = (linear.num_cols + stage_columns - 1) / stage_columns;
+    first_stage = rank * stages / plan.ranks;
+    last_stage = (rank + 1) * stages / plan.ranks;
+    num_tokens = (linear.num_tokens - rank + plan.ranks - 1) / plan.ranks;
+  }
+};
+
+#if COMMON_HOPPER
+
+// A place in the ring, and how often the ring has gone round.
+template <int kStages>
+struct RingPlace {
+  int stage = 0;
+  int parity = 0;
+  __device__ __forceinline__ void advance() {
+    if (++stage == kStages) {
+      stage = 0;
+      parity ^= 1;
+    }
+  }
+};
+
+// One thread: copies one matrix's part of all stages into the ring, one after the other. `place` is where it lies in
+// the first stage; row_of gives the first row for a round. It is kPanels panels of `rows` rows.
+template <typename Shape, int kPanels, typename RowOf>
+__device__ __forceinline__ void fill_ring(const CUtensorMap& matrix, const TileWork& work, std::uint32_t place,
+                                          TileMemory<Shape>& memory, int rows, const RowOf& row_of,
+                                          std::uint64_t policy) {
+  constexpr int kColumns = Shape::kStageColumns / kPanels;
+  RingPlace<Shape::kStages> at;
+  for (int round = 0; round < work.num_rounds; ++round) {
+    for (int stage = work.first_stage; stage < work.last_stage; ++stage) {
+      const std::uint32_t full = shared_address(&memory.full[at.stage]);
+      wait_barrier(shared_address(&memory.empty[at.stage]), at.parity ^ 1);  // at first, it is
+      arrive_expecting(full, kPanels * rows * kPanelRowBytes);
+#pragma unroll
+      for (int panel = 0; panel < kPanels; ++panel) {
+        copy_panel(place + static_cast<std::uint32_t>(at.stage * Shape::kStageBytes + panel * rows * kPanelRowBytes),
+                   matrix, stage * Shape::kStageColumns + panel * kColumns, row_of(round), full, policy);
+      }
+      at.advance();
+    }
+  }
+}
+
+// Some warps, of which this is thread `thread`: the norm's scale of each token that this block finishes, which is one
+// over the root of the mean square, from the sums of squares. A thread has a token, and its loads are all under way
+// before the first is added.
+template <typename Shape>
+__device__ __forceinline__ void find_scales(const FusedLinear& linear, const TileWork& work, int thread,
+                                            int num_threads, float (&scales)[Shape::kTokens]) {
+  const int count = (linear.num_cols + kPanelColumns - 1) / kPanelColumns;
+  wait_for_previous_launch();
+  for (int number = thread; number < work.num_tokens; number += num_threads) {
+    float sum = 0.0F;
+    if (linear.squares != nullptr) {
+      const float* squares = linear.squares + (work.rank + number * work.plan.ranks) * count;
+      int i = 0;
+      if (count % 4 == 0) {
+#pragma unroll 1
+        for (; i + 32 <= count; i += 32) {
+          float4 values[8];
+#pragma unroll
+          for (int j = 0; j < 8; ++j) {
+            values[j] = load_shared_floats(squares + i + 4 * j);
+          }
+#pragma unroll
+          for (const float4& value : values) {
+            sum += (value.x + value.y) + (value.z + value.w);
+          }
+        }
+      }
+#pragma unroll 9
+      for (; i < count; ++i) {
+        sum += __ldcg(squares + i);
+      }
+      sum = rsqrtf(sum / static_cast<float>(linear.num_cols) + linear.epsilon);
+    }
+    scales[number] = linear.squares == nullptr ? 1.0F : sum;
+  }
+}
+
+// A warpgroup's rows of a stage, times x: enqueues the products, in one group.
+template <typename Shape>
+__device__ __forceinline__ void multiply_stage(std::uint32_t weights, std::uint32_t x, bool adds,
+                                               float (&sums)[Shape::kBlocks][Shape::kTokens / 2]) {
+  const std::uint64_t weights_at = panel_descriptor(weights);
+  const std::uint64_t x_at = panel_descriptor(x);
+  fence_products();
+#pragma unroll
+  for (int step = 0; step < kPanelColumns / 16; ++step) {
+#pragma unroll
+    for (int block = 0; block < Shape::kBlocks; ++block) {
+      multiply_panels<Shape::kTokens>(sums[block], weights_at + block * kDescriptorBlock + step * kDescriptorStep,
+                                      x_at + step * kDescriptorStep, adds || step > 0);
+    }
+  }
+  commit_products();
+}
+
+// The same of float8, in groups of products of which two are under way at a time: while the tensor cores multiply, the
+// weights of the next group are unpacked. begun() is called when the products before have finished. Returns when the
+// weights have been read; the last group is waited for later.
+template <typename Shape, typename Begun>
+__device__ __forceinline__ void multiply_float8_stage(std::uint32_t weights, std::uint32_t x, bool adds,
+                                                      float (&sums)[Shape::kBlocks][Shape::kTokens / 2],
+                                                      const Begun& begun) {
+  constexpr int kSteps = Shape::kStageColumns / 16;
+  constexpr int kStepsOfPanel = kPanelColumns / 16;
+  constexpr int kStepsOfGroup = 4 / Shape::kBlocks;
+  // Of a warp's 16 rows, the words of two steps at a time: a piece of 16 bytes is a row's 16 columns.
+  const std::uint32_t lane = threadIdx.x % 32;
+  const std::uint32_t row = threadIdx.x % 128 / 32 * 16 + lane % 16;
+  const std::uint32_t piece = lane / 16 ^ row % 8;
+  std::uint32_t words[kSteps / 2][Shape::kBlocks][4];
+#pragma unroll
+  for (int pair = 0; pair < kSteps / 2; ++pair) {
+#pragma unroll
+    for (int block = 0; block < Shape::kBlocks; ++block) {
+      load_matrices(weights + (block * 64 + row) * kPanelRowBytes + (piece ^ 2 * pair) * 16, words[pair][block]);
+    }
+  }
+#pragma unroll
+  for (int first = 0; first < kSteps; first += kStepsOfGroup) {
+    std::uint32_t unpacked[kStepsOfGroup][Shape::kBlocks][4];
+#pragma unroll
+    for (int i = 0; i < kStepsOfGroup; ++i) {
+#pragma unroll
+      for (int block = 0; block < Shape::kBlocks; ++block) {
+        const std::uint32_t* of_step = words[(first + i) / 2][block] + (first + i) % 2 * 2;
+        unpack_four(of_step[0], unpacked[i][block][0], unpacked[i][block][2]);
+        unpack_four(of_step[1], unpacked[i][block][1], unpacked[i][block][3]);
+      }
+    }
+    const std::uint64_t x_at = panel_descriptor(x + first / kStepsOfPanel * Shape::kXPanelBytes);
+    fence_products();
+#pragma unroll
+    for (int i = 0; i < kStepsOfGroup; ++i) {
+#pragma unroll
+      for (int block = 0; block < Shape::kBlocks; ++block) {
+        multiply_registers<Shape::kTokens>(sums[block], unpacked[i][block],
+                                           x_at + (first + i) % kStepsOfPanel * kDescriptorStep, adds || first + i > 0);
+      }
+    }
+    commit_products();
+    wait_products<1>();
+    if (first == 0) {
+      begun();
+    }
+  }
+}
+
+// A warpgroup's part of a tile, times x: its rows, and every kColumnGroups-th stage of the ring.
+template <typename Shape>
+__device__ __forceinline__ void multiply_tile(const TileWork& work, std::uint32_t ring, TileMemory<Shape>& memory,
+                                              RingPlace<Shape::kStages>& place,
+                                              float (&sums)[Shape::kBlocks][Shape::kTokens / 2]) {
+  const int warpgroup = static_cast<int>(threadIdx.x) / 128;
+  const int row_group = warpgroup % Shape::kRowGroups;
+  const int column_group = warpgroup / Shape::kRowGroups;
+  const std::uint32_t own_rows = static_cast<std::uint32_t>(row_group * Shape::kBlocks * 64 * kPanelRowBytes);
+  int multiplied = -1;  // the stage whose products are under way
+  const auto release = [&] {
+    if (multiplied >= 0 && threadIdx.x % Shape::kReleasingThreads == 0) {
+      arrive(shared_address(&memory.empty[multiplied]));
+    }
+  };
+#pragma unroll 1
+  for (int stage = work.first_stage; stage < work.last_stage; ++stage) {
+    if (Shape::kColumnGroups == 1 || place.stage % Shape::kColumnGroups == column_group) {
+      wait_barrier(shared_address(&memory.full[place.stage]), place.parity);
+      const std::uint32_t weights = ring + static_cast<std::uint32_t>(place.stage * Shape::kStageBytes);
+      const std::uint32_t x = weights + Shape::kWeightBytes;
+      const bool adds = multiplied >= 0;
+      if constexpr (Shape::kFloat8) {
+        multiply_float8_stage<Shape>(weights + own_rows, x, adds, sums, release);
+      } else {
+        multiply_stage<Shape>(weights + own_rows, x, adds, sums);
+        wait_products<1>();
+        release();
+      }
+      multiplied = place.stage;
+    }
+    place.advance();
+  }
+  wait_products<0>();
+  release();
+#pragma unroll
+  for (int block = 0; block < Shape::kBlocks; ++block) {
+    settle(sums[block]);
+    if (Shape::kColumnGroups > 1 && multiplied < 0) {
+#pragma unroll
+      for (float& sum : sums[block]) {
+        sum = 0.0F;
+      }
+    }
+  }
+}
+
+// Adds up the column groups' sums of tokens first_token to last_token - 1, in the first group's registers. All warps
+// that compute call this. `exchange` has room for tokens_at_once, and for nothing else meanwhile.
+template <typename Shape>
+__device__ __forceinline__ void add_column_groups(float (&sums)[Shape::kBlocks][Shape::kTokens / 2], int first_token,
+                                                  int last_token, int tokens_at_once, float* exchange) {
+  constexpr int kGroupThreads = 128 * Shape::kRowGroups;
+  const int group = static_cast<int>(threadIdx.x) / kGroupThreads;
+  const auto for_each_sum = [&](int place, const auto& run) {
+    float* const own = exchange + place * Shape::kRows * tokens_at_once + threadIdx.x % kGroupThreads;
+#pragma unroll
+    for (int i = 0; i < Shape::kTokens / 8; ++i) {
+      if (8 * i < first_token || 8 * i >= last_token) {
+        continue;
+      }
+#pragma unroll
+      for (int block = 0; block < Shape::kBlocks; ++block) {
+        float* const of_tokens = own + (block * tokens_at_once + 8 * i - first_token) / 2 * kGroupThreads;
+#pragma unroll
+        for (int j = 0; j < 4; ++j) {
+          run(of_tokens[j * kGroupThreads], sums[block][4 * i + j]);
+        }
+      }
+    }
+  };
+#pragma unroll
+  for (int half = Shape::kColumnGroups / 2; half > 0; half /= 2) {
+    if (group >= half && group < 2 * half) {
+      for_each_sum(group - half, [](float& place, float sum) { place = sum; });
+    }
+    wait_named(1, Shape::kComputeThreads);
+    if (group < half) {
+      for_each_sum(group, [](float place, float& sum) { sum += place; });
+    }
+    wait_named(1, Shape::kComputeThreads);
+  }
+}
+
+// A thread's sums of tokens first_token to last_token - 1 to [token - first_token][row of the tile].
+template <typename Shape>
+__device__ __forceinline__ void store_sums(const float (&sums)[Shape::kBlocks][Shape::kTokens / 2], int first_token,
+                                           int last_token, float* destination) {
+  const int thread = static_cast<int>(threadIdx.x) % 128;
+  const int warpgroup = static_cast<int>(threadIdx.x) / 128;
+  const int row = warpgroup * Shape::kBlocks * 64 + thread / 32 * 16 + thread % 32 / 4;
+#pragma unroll
+  for (int i = 0; i < Shape::kTokens / 8; ++i) {
+    if (8 * i < first_token || 8 * i >= last_token) {
+      continue;
+    }
+    float* of_token = destination + (8 * i - first_token + thread % 4 * 2) * Shape::kSumPitch + row;
+#pragma unroll
+    for (int block = 0; block < Shape::kBlocks; ++block) {
+#pragma unroll
+      for (int j = 0; j < 4; ++j) {
+        of_token[j % 2 * Shape::kSumPitch + block * 64 + j / 2 * 8] = sums[block][4 * i + j];
+      }
+    }
+  }
+}
+
+// Finishes a tile's sums: a warp takes 64 rows of a token at a time, two for each lane, and has some of these under way
+// at once. begin() is called when the first loads are under way: it waits for the sums.
+template <typename Shape, typename Finish, typename Begin>
+__device__ __forceinline__ void finish_tokens(const FusedLinear& linear, const Finish& finish, const TileWork& work,
+                                              int tile, int first_token, int last_token, const float* sums,
+                                              const float (&scales)[Shape::kTokens], const Begin& begin) {
+  constexpr int kGroups = Shape::kRows / 64;
+  constexpr int kTokensOfWarp = Shape::kPiecesAtOnce / kGroups;
+  constexpr int kStep = kTokensOfWarp * Shape::kComputeWarps;
+  const int lane = static_cast<int>(threadIdx.x) % 32;
+  const int warp = static_cast<int>(threadIdx.x) / 32;
+  const int first_row = tile * work.plan.rows;
+  const int num_rows = min(work.plan.rows, linear.num_rows - first_row);  // of the tile
+  // Of this block's tokens, by number.
+  const int first = (first_token + work.plan.ranks - 1 - work.rank) / work.plan.ranks;
+  const int last = (last_token + work.plan.ranks - 1 - work.rank) / work.plan.ranks;
+  const auto token_of = [&](int number) { return work.rank + number * work.plan.ranks; };
+  bool begun = false;
+#pragma unroll 1
+  for (int at = first + warp; at < last || !begun; at += kStep) {
+    float4 loaded[kTokensOfWarp][kGroups];
+    [[maybe_unused]] float2 row_scales[kGroups];
+    if constexpr (Shape::kFloat8) {
+#pragma unroll
+      for (int group = 0; group < kGroups; ++group) {
+        const int row = group * 64 + 2 * lane;
+        row_scales[group] =
+            row < num_rows ? *reinterpret_cast<const float2*>(linear.row_scales + first_row + row) : float2{};
+      }
+    }
+    float2 total[kTokensOfWarp][kGroups] = {};
+    const auto exists = [&](int i, int group) {
+      return at + i * Shape::kComputeWarps < last && group * 64 + 2 * lane < num_rows;
+    };
+#pragma unroll
+    for (int i = 0; i < kTokensOfWarp; ++i) {
+#pragma unroll
+      for (int group = 0; group < kGroups; ++group) {
+        loaded[i][group] = exists(i, group) ? finish.load_epilogue(token_of(at + i * Shape::kComputeWarps),
+                                                                   first_row + group * 64 + 2 * lane)
+                                            : float4{};
+      }
+    }
+    if (!begun) {
+      begin();
+      begun = true;
+    }
+    const auto place = [&](int i, int group) {
+      return reinterpret_cast<const float2*>(
+          sums + (token_of(at + i * Shape::kComputeWarps) - first_token) * Shape::kSumPitch + group * 64 + 2 * lane);
+    };
+    if (work.plan.ranks == 1) {
+#pragma unroll
+      for (int i = 0; i < kTokensOfWarp; ++i) {
+#pragma unroll
+        for (int group = 0; group < kGroups; ++group) {
+          total[i][group] = exists(i, group) ? *place(i, group) : float2{};
+        }
+      }
+    } else {
+      constexpr int kRanksAtOnce = 4;
+      for (int rank = 0; rank < work.plan.ranks; rank += kRanksAtOnce) {
+        float2 part[kRanksAtOnce][kTokensOfWarp][kGroups] = {};
+#pragma unroll
+        for (int r = 0; r < kRanksAtOnce; ++r) {
+#pragma unroll
+          for (int i = 0; i < kTokensOfWarp; ++i) {
+#pragma unroll
+            for (int group = 0; group < kGroups; ++group) {
+              if (rank + r < work.plan.ranks && exists(i, group)) {
+                part[r][i][group] = load_of_block(place(i, group), rank + r);
+              }
+            }
+          }
+        }
+#pragma unroll
+        for (int r = 0; r < kRanksAtOnce; ++r) {
+#pragma unroll
+          for (int i = 0; i < kTokensOfWarp; ++i) {
+#pragma unroll
+            for (int group = 0; group < kGroups; ++group) {
+              total[i][group].x += part[r][i][group].x;
+              total[i][group].y += part[r][i][group].y;
+            }
+          }
+        }
+      }
+    }
+#pragma unroll
+    for (int i = 0; i < kTokensOfWarp; ++i) {
+      const int number = at + i * Shape::kComputeWarps;
+      const float scale = number < last ? scales[number] : 0.0F;
+#pragma unroll
+      for (int group = 0; group < kGroups; ++group) {
+        if constexpr (Shape::kFloat8) {
+          total[i][group] = {total[i][group].x * row_scales[group].x, total[i][group].y * row_scales[group].y};
+        }
+        finish(exists(i, group), token_of(number), first_row + group * 64 + 2 * lane, loaded[i][group],
+               {total[i][group].x * scale, total[i][group].y * scale});
+      }
+    }
+  }
+}
+
+#endif  // COMMON_HOPPER
+
+template <typename Shape>
+__global__ void __launch_bounds__(Shape::kThreads, 1)
+    tiled_linear(const __grid_constant__ CUtensorMap weights, const __grid_constant__ CUtensorMap x,
+                 const FusedLinear linear, const TileFinish finish, const TilePlan plan) {
+#if COMMON_HOPPER
+  extern __shared__ unsigned char shared[];
+  const std::uint32_t ring = (shared_address(shared) + 1023) / 1024 * 1024;
+  unsigned char* const aligned = shared + (ring - shared_address(shared));
+  auto& memory = *reinterpret_cast<TileMemory<Shape>*>(aligned + Shape::kRingBytes);
+  const TileWork work(linear, plan, Shape::kStageColumns);
+  constexpr int kScalesFound = 2;  // a barrier
+  constexpr int kScaleThreads = 64;
+
+  allow_next_launch();
+  if (threadIdx.x == 0) {
+    prefetch_map(weights);
+    prefetch_map(x);
+    for (int stage = 0; stage < Shape::kStages; ++stage) {
+      init_barrier(shared_address(&memory.full[stage]), 2);  // weights and x
+      init_barrier(shared_address(&memory.empty[stage]), 128 * Shape::kRowGroups / Shape::kReleasingThreads);
+    }
+    fence_barrier_init();
+  }
+  __syncthreads();
+  if (threadIdx.x >= Shape::kComputeThreads) {
+    if constexpr (Shape::kWarpgroups == 2) {
+      shrink_registers<56>();
+    }
+    const int thread = static_cast<int>(threadIdx.x) - Shape::kComputeThreads;
+    if (thread == 0) {
+      fill_ring<Shape, 1>(
+          weights, work, ring, memory, plan.rows,
+          [&](int round) { return (work.first_tile + round * work.tile_step) * plan.rows; }, streaming_policy());
+    } else if (thread == 32) {
+      wait_for_previous_launch();
+      fill_ring<Shape, Shape::kXPanels>(
+          x, work, ring + Shape::kWeightBytes, memory, Shape::kTokens, [](int) { return 0; }, keeping_policy());
+    } else if (thread >= 128 - kScaleThreads) {
+      find_scales<Shape>(linear, work, thread - (128 - kScaleThreads), kScaleThreads, memory.scales);
+      arrive_named(kScalesFound, Shape::kComputeThreads + kScaleThreads);
+    }
+    __syncwarp();
+    if (plan.ranks > 1) {
+      wait_for_cluster();
+      wait_for_cluster();
+    }
+  } else {
+    if constexpr (Shape::kWarpgroups == 2) {
+      grow_registers<224>();
+    }
+    wait_for_previous_launch();
+    RingPlace<Shape::kStages> place;
+#pragma unroll 1
+    for (int round = 0; round < work.num_rounds; ++round) {
+      const int tile = work.first_tile + round * work.tile_step;
+      float sums[Shape::kBlocks][Shape::kTokens / 2];
+      multiply_tile<Shape>(work, ring, memory, place, sums);
+      if (round == 0) {
+        wait_named(kScalesFound, Shape::kComputeThreads + kScaleThreads);
+      }
+      // After the last tile, the ring has room for all sums.
+      const bool is_last = round + 1 == work.num_rounds;
+      float* const exchange = is_last ? reinterpret_cast<float*>(aligned) : memory.sums;
+      const int tokens_at_once = is_last ? Shape::kTokens : Shape::kTokensAtOnce;
+#pragma unroll 1
+      for (int first_token = 0; first_token < linear.num_tokens; first_token += tokens_at_once) {
+        const int last_token = min(first_token + tokens_at_once, linear.num_tokens);
+        wait_named(1, Shape::kComputeThreads);  // nothing else is read from there any more
+        add_column_groups<Shape>(sums, first_token, last_token, tokens_at_once, exchange);
+        if (threadIdx.x < 128 * Shape::kRowGroups) {
+          store_sums<Shape>(sums, first_token, last_token, exchange);
+        }
+        finish.visit([&](const auto& one) {
+          finish_tokens<Shape>(linear, one, work, tile, first_token, last_token, exchange, memory.scales, [&] {
+            if (plan.ranks > 1) {
+              wait_for_cluster();
+            } else {
+              wait_named(1, Shape::kComputeThreads);
+            }
+          });
+        });
+      }
+    }
+    if (plan.ranks > 1) {
+      wait_for_cluster();  // the others have read this block's sums
+    }
+  }
+#endif
+}
+
+}  // namespace common

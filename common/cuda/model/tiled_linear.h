@@ -1,0 +1,26 @@
+// The fused products by tiles: how they are cut and launched. For .cu files; others see fused_linear.h.
+#pragma once
+
+#include <cuda_runtime_api.h>
+
+#include <array>
+
+#include "common/cuda/model/fused_linear.h"
+#include "common/cuda/model/tiled_kernel.cuh"
+
+namespace common {
+
+// [n]: how many clusters of n blocks, 1 to 8, run at the same time; 0: not even one.
+using ClusterCounts = std::array<int, 9>;
+ClusterCounts max_clusters();  // on the current device
+
+// row_step: what a tile's rows must be a multiple of. Without rows if the GPU has room for no tile.
+TilePlan plan_tiles(const FusedLinear& linear, int row_step, const ClusterCounts& clusters);
+
+// x must be the first num_tokens rows of linear.x.
+void tiled_product(const FusedLinear& linear, const TileFinish& finish, cudaStream_t stream);
+
+// With a plan of one's own.
+void launch_tiled(const FusedLinear& linear, const TileFinish& finish, const TilePlan& plan, cudaStream_t stream);
+
+}  // namespace common

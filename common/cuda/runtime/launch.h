@@ -1,0 +1,89 @@
+// Kernel launches that may overlap with the previous launch, and the two instructions that make this safe. For .cu
+// files.
+#pragma once
+
+#include <cuda_runtime.h>
+
+#include <cstddef>
+
+#include "common/cuda/runtime/device.h"
+
+namespace common {
+
+// Whether this file's kernels were compiled for this GPU's architecture and so contain the instruction that waits for
+// the previous launch. Kernels for older architectures run on newer GPUs too, compiled at run time, but lack it.
+inline bool can_overlap() {
+#ifdef __CUDA_ARCH_LIST__
+  for (const int architecture : {__CUDA_ARCH_LIST__}) {
+    if (architecture == 10 * device_limits().compute_capability && architecture >= 900) {
+      return true;
+    }
+  }
+#endif
+  return false;
+}
+
+// kPrevious: the kernel may start while the previous launch still runs (programmatic dependent launch, which has no
+// effect below compute capability 9.0), so it must call wait_for_previous_launch() before it touches memory that
+// earlier launches read or write. kPreviousWithoutL1: the same, and all on-chip memory of a multiprocessor is
+// configured as shared memory. Because that configuration can change only while a multiprocessor is idle, launches that
+// need much shared memory then follow each other without a pause. A kernel that relies on L1 is slower for it.
+enum class Overlap { kNone, kPrevious, kPreviousWithoutL1 };
+
+// Lets the kernel have that much shared memory at its launches, and without_l1 all on-chip memory as such. Remembers
+// what has been set, because setting it takes as long as launching a kernel.
+void prepare_kernel(const void* kernel, std::size_t shared_bytes, bool without_l1);
+
+// Starts kernel<<<grid, threads, shared_bytes, stream>>>(arguments...) in clusters of cluster_size blocks.
+template <typename... Parameters, typename... Arguments>
+void launch_clusters(void (*kernel)(Parameters...), dim3 grid, int cluster_size, int threads, std::size_t shared_bytes,
+                     cudaStream_t stream, Overlap overlap, const Arguments&... arguments) {
+  prepare_kernel(reinterpret_cast<const void*>(kernel), shared_bytes, overlap == Overlap::kPreviousWithoutL1);
+  cudaLaunchAttribute attributes[2]{};
+  cudaLaunchConfig_t config{};
+  config.attrs = attributes;
+  if (overlap != Overlap::kNone && can_overlap()) {
+    cudaLaunchAttribute& attribute = attributes[config.numAttrs++];
+    attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+    attribute.val.programmaticStreamSerializationAllowed = 1;
+  }
+  if (cluster_size > 1) {
+    cudaLaunchAttribute& attribute = attributes[config.numAttrs++];
+    attribute.id = cudaLaunchAttributeClusterDimension;
+    attribute.val.clusterDim = {static_cast<unsigned>(cluster_size), 1, 1};
+  }
+  config.gridDim = grid;
+  config.blockDim = dim3(static_cast<unsigned>(threads));
+  config.dynamicSmemBytes = shared_bytes;
+  config.stream = stream;
+  CUDA_CHECK(cudaLaunchKernelEx(&config, kernel, static_cast<Parameters>(arguments)...));
+}
+
+// The same without clusters.
+template <typename... Parameters, typename... Arguments>
+void launch(void (*kernel)(Parameters...), dim3 grid, int threads, std::size_t shared_bytes, cudaStream_t stream,
+            Overlap overlap, const Arguments&... arguments) {
+  launch_clusters(kernel, grid, 1, threads, shared_bytes, stream, overlap, arguments...);
+}
+
+#ifdef __CUDACC__
+
+// Waits until the launch before this one has finished and its writes are visible.
+__device__ __forceinline__ void wait_for_previous_launch() {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("griddepcontrol.wait;" ::: "memory");
+#endif
+}
+
+// Lets the next launch start as soon as there is room, even while the launch before this one still runs, unless this
+// one has called wait_for_previous_launch() before. So the next launch must not touch memory before it has waited
+// itself.
+__device__ __forceinline__ void allow_next_launch() {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
+#endif
+}
+
+#endif  // __CUDACC__
+
+}  // namespace common

@@ -1,0 +1,69 @@
+"""Tests of include_check.py: a planted circle, an arrow upwards and a second chooser turn red."""
+
+import pathlib
+import tempfile
+import unittest
+
+from repo import include_check
+
+
+class Includes(unittest.TestCase):
+    def setUp(self):
+        folder = tempfile.TemporaryDirectory()
+        self.addCleanup(folder.cleanup)
+        self.root = pathlib.Path(folder.name)
+        self.write("common/base/check.h", "#include <string>\n")
+        self.write("common/math/product.h", '#include "common/base/check.h"\n')
+        self.write("common/math/product.cpp", '#include "common/math/product.h"\n')
+        self.write("stage7_gpu/CMakeLists.txt", "add_stage(stage7_gpu)\n")
+        self.write("stage7_gpu/runner.h", '#include "common/math/product.h"\n')
+        self.write("stage7_gpu/choice.cpp", '#include "runner.h"\n#include "production/fast.h"\n')
+        self.write("stage7_gpu/production/fast.h", '#include "../runner.h"\n')
+
+    def write(self, name, text):
+        path = self.root / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text, encoding="utf-8")
+
+    def assert_failure(self, *parts):
+        failures = include_check.check(self.root)
+        self.assertEqual(len(failures), 1, failures)
+        for part in parts:
+            self.assertIn(part, failures[0])
+
+    def test_arrows_that_run_downwards_pass(self):
+        self.assertEqual(include_check.check(self.root), [])
+
+    def test_a_circle_of_headers_fails(self):
+        self.write("stage7_gpu/engine.h", '#include "size.h"\n')
+        self.write("stage7_gpu/size.h", '#include "engine.h"\n')
+        self.assert_failure("circle", "stage7_gpu/engine -> stage7_gpu/size -> stage7_gpu/engine")
+
+    def test_a_circle_through_a_source_file_fails(self):
+        self.write("stage7_gpu/runner.cpp", '#include "runner.h"\n#include "choice.h"\n')
+        self.write("stage7_gpu/choice.h", "")
+        self.assert_failure("circle", "runner", "choice")
+
+    def test_an_arrow_upwards_fails(self):
+        self.write("common/base/check.cpp", '#include "common/base/check.h"\n#include "common/math/lanes.h"\n')
+        self.write("common/math/lanes.h", "")
+        self.assert_failure("common/base/check.cpp", "common/base comes before common/math")
+
+    def test_production_has_one_chooser(self):
+        self.write("stage7_gpu/main.cpp", '#include "production/fast.h"\n')
+        self.assert_failure("more than the one place", "stage7_gpu/choice", "stage7_gpu/main")
+
+    def test_other_projects_headers_are_none_of_ours(self):
+        self.write("common/base/check.h", '#include <common/math/product.h>\n#include "utf8proc.h"\n')
+        self.assertEqual(include_check.check(self.root), [])
+
+
+class Repository(unittest.TestCase):
+    def test_there_are_arrows(self):
+        graph = include_check.graph_of(include_check.ROOT)
+        self.assertIn("common/model/gguf", graph["common/model/llama"])
+        self.assertIn("stage2_blocks/kv_cache_manager", graph["stage2_blocks/engine"])
+
+
+if __name__ == "__main__":
+    unittest.main()
