@@ -30,15 +30,16 @@ InFlightStep::InFlightStep(const KvCacheManager& manager, std::vector<ScheduledG
       const SequenceId sequence = tokens.sequences[i];
       batch_.add(manager, sequence, scheduled.group->tokens(sequence, manager.length(sequence), tokens.num_tokens[i]),
                  tokens.with_logits);
-      if (tokens.with_logits && scheduled.group->takes_tokens()) {
-        batch_.draws.push_back(scheduled.group->draw(sequence));
+      if (tokens.with_logits) {
+        std::optional<Draw> draw = scheduled.group->draw(sequence);
+        draws_tokens_ = draws_tokens_ && draw.has_value();
+        batch_.draws.push_back(std::move(draw).value_or(Draw{}));
       }
     }
-    if (const std::optional<int> row = scheduled.group->placeholder_row(); row.has_value() && tokens.with_logits) {
+    if (const std::optional<int> row = scheduled.group->pending_row(); row.has_value() && tokens.with_logits) {
       batch_.pending_tokens.push_back({batch_.num_tokens() - 1, *row});
     }
-    draws_tokens_ = draws_tokens_ && (!tokens.with_logits || scheduled.group->takes_tokens());
-    can_run_ahead_ = can_run_ahead_ && (!tokens.with_logits || scheduled.group->can_run_ahead());
+    are_lone_ = are_lone_ && (!tokens.with_logits || scheduled.group->max_sequences() == 1);
   }
   const auto is_greedy = [](const Draw& draw) { return common::is_greedy(draw.options); };
   if (!draws_tokens_ || std::all_of(batch_.draws.begin(), batch_.draws.end(), is_greedy)) {
@@ -62,6 +63,16 @@ void InFlightStep::enqueue(Engine& engine, const InFlightStep* previous) {
     const std::span<const float> row(logits_[i].data(), static_cast<std::size_t>(logits_[i].cols()));
     tokens_.push_back(batch_.draws.empty() ? common::argmax(row) : draw(row, i));
   }
+}
+
+GroupResult InFlightStep::result(int first, int num_rows) const {
+  const auto rows_of = [&](const auto& results) {
+    return std::vector(results.begin() + first, results.begin() + first + num_rows);
+  };
+  if (draws_tokens_) {
+    return {rows_of(tokens_), {}};
+  }
+  return {{}, rows_of(logits_)};
 }
 
 common::Token InFlightStep::draw(std::span<const float> logits, std::size_t row) const {

@@ -31,13 +31,12 @@ class InFlightStep {
   const std::vector<ScheduledGroup>& groups() const { return groups_; }
   RaggedBatch& batch() { return batch_; }
   bool is_enqueued() const { return is_enqueued_; }
-  // Whether every group goes on from the tokens that are drawn from its rows: then tokens() has the results by row,
-  // otherwise logits() has them, [1, vocab_size] each.
-  bool draws_tokens() const { return draws_tokens_; }
-  // Whether another step can be scheduled before these tokens are known.
-  bool can_run_ahead() const { return can_run_ahead_; }
+  // Whether another step can be scheduled before these tokens are known: every group goes on from one drawn token.
+  bool can_run_ahead() const { return draws_tokens_ && are_lone_; }
+  // Once it is collected: the tokens by row, if they are drawn.
   const std::vector<common::Token>& tokens() const { return tokens_; }
-  const std::vector<common::Matrix>& logits() const { return logits_; }
+  // Once it is collected: what a group gets, whose rows are num_rows from `first` on.
+  GroupResult result(int first, int num_rows) const;
   double waiting_seconds() const { return waiting_seconds_; }  // for a GPU
 
  private:
@@ -47,8 +46,8 @@ class InFlightStep {
   std::vector<ScheduledGroup> groups_;
   RaggedBatch batch_;
   bool is_enqueued_ = false;
-  bool draws_tokens_ = true;
-  bool can_run_ahead_ = true;
+  bool draws_tokens_ = true;  // every group goes on from the tokens that are drawn from its rows
+  bool are_lone_ = true;      // every group with rows has one sequence at most
   std::vector<common::Matrix> logits_;
   std::vector<common::Token> tokens_;
   double waiting_seconds_ = 0.0;

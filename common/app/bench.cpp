@@ -102,10 +102,10 @@ void print_speed(const Llama& model, const BenchTarget& target, int prompt_token
 
 void print_attention_speed(const std::function<AttentionTarget(const AttentionShape&)>& make_target, int max_context) {
   set_num_threads(1);
-  constexpr double kColdBytes = 512e6;  // of K and V over all layers: far more than any cache
+  constexpr double kColdBytes = 512e6;  // K and V of all layers: far more than any cache
   const double bandwidth = measure_read_bandwidth(1);
   Random random(1);
-  AttentionShape shape{1, 32, 8, 128, 0};  // of one layer of Llama-3-8B
+  AttentionShape shape{1, 32, 8, 128, 0};  // one layer of Llama-3-8B
   Matrix q(1, shape.num_heads * shape.head_dim);
   std::generate_n(q.data(), q.size(), [&] { return static_cast<float>(random.normal()); });
   Table table({"context", "KV bytes", "us a call", "GB/s", "of read bandwidth", "spent copying"});

@@ -80,7 +80,7 @@ class Command {
   CLI::App& app_;
 };
 
-// The commands of a program, of which a run executes one.
+// The commands of a program. A run executes one of them.
 class CommandLine {
  public:
   CommandLine(const std::string& program, const std::string& description);

@@ -121,21 +121,28 @@ std::vector<Arrival> offline_arrivals(std::uint64_t seed) {
 std::vector<RequestResult> serve(ServedEngine& engine, const std::vector<ArrivingRequest>& requests,
                                  const ServeCallbacks& callbacks) {
   std::vector<RequestResult> results(requests.size());
+  std::vector<int> ids;
   std::size_t next = 0;
-  while (next < requests.size() || !engine.is_idle()) {
-    if (engine.is_idle()) {
-      engine.clock().wait_until(requests[next].time);
+  try {
+    while (next < requests.size() || !engine.is_idle()) {
+      if (engine.is_idle()) {
+        engine.clock().wait_until(requests[next].time);
+      }
+      for (; next < requests.size() && requests[next].time <= engine.clock().now(); ++next) {
+        const ArrivingRequest& arriving = requests[next];
+        auto sink = std::make_unique<ResultSink>(engine, callbacks, arriving.output_tokens, results[next]);
+        ids.push_back(arriving.rejection.empty() ? engine.submit(arriving.request, arriving.time, std::move(sink))
+                                                 : engine.reject(arriving.rejection, arriving.time, std::move(sink)));
+      }
+      if (engine.step() && callbacks.on_step) {
+        callbacks.on_step(engine.last_step());
+      }
     }
-    for (; next < requests.size() && requests[next].time <= engine.clock().now(); ++next) {
-      const ArrivingRequest& arriving = requests[next];
-      auto sink = std::make_unique<ResultSink>(engine, callbacks, arriving.output_tokens, results[next]);
-      const int id = arriving.rejection.empty() ? engine.submit(arriving.request, arriving.time, std::move(sink))
-                                                : engine.reject(arriving.rejection, arriving.time, std::move(sink));
-      COMMON_CHECK(id == static_cast<int>(next), "the engine has served other requests");
+  } catch (...) {
+    for (const int id : ids) {
+      engine.cancel(id, FinishReason::kCancelled);
     }
-    if (engine.step() && callbacks.on_step) {
-      callbacks.on_step(engine.last_step());
-    }
+    throw;
   }
   return results;
 }

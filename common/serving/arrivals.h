@@ -55,8 +55,8 @@ struct ServeCallbacks {
   std::function<void(const StepReport& report)> on_step = nullptr;  // after each step
 };
 
-// Serves all requests, each from its arrival time on, with an engine that has served none. Returns their results, by
-// id, which is the index in `requests`.
+// Serves all requests, each from its arrival time on. Returns their results in the same order, which is that of their
+// ids. Cancels them if a step throws.
 std::vector<RequestResult> serve(ServedEngine& engine, const std::vector<ArrivingRequest>& requests,
                                  const ServeCallbacks& callbacks = {});
 

@@ -19,6 +19,7 @@
 #include "common/serving/served_model.h"
 #include "common/serving/tally.h"
 #include "engine_adapter.h"
+#include "static_scheduler.h"
 
 namespace stage8 {
 namespace {
@@ -60,11 +61,16 @@ std::vector<common::ArrivingRequest> make_requests(const common::Session& sessio
 Run run_policy(const common::Llama& model, const CompareOptions& options, const ServingPolicy& policy,
                const std::vector<common::ArrivingRequest>& requests) {
   SchedulerOptions scheduler = options.scheduler;
-  scheduler.static_batches = policy.static_batches;
-  scheduler.reserve_ahead = policy.reserve_ahead;
   scheduler.max_sequences = policy.max_sequences > 0 ? policy.max_sequences : scheduler.max_sequences;
+  const auto make_scheduler = [&](KvCacheManager& manager, const SchedulerOptions& chosen,
+                                  bool use_prefix_cache) -> std::unique_ptr<Scheduler> {
+    if (policy.static_batches) {
+      return std::make_unique<StaticScheduler>(manager, chosen, use_prefix_cache, policy.reserve_ahead);
+    }
+    return std::make_unique<Scheduler>(manager, chosen, use_prefix_cache);
+  };
   const std::unique_ptr<common::ServedEngine> engine =
-      make_served_engine(model, options.engine, scheduler, {.virtual_clock = options.virtual_clock});
+      make_served_engine(model, options.engine, scheduler, {.virtual_clock = options.virtual_clock}, make_scheduler);
   Run run;
   run.slots.name = run.running.name = policy.name;
   common::Progress progress(policy.name, static_cast<std::int64_t>(requests.size()));

@@ -82,6 +82,18 @@ GenerationRequest generation_request(const common::ServedRequest& request) {
   return {request.request, request.num_samples};
 }
 
+// Sets a flag for as long as it lives.
+class ScopedFlag {
+ public:
+  explicit ScopedFlag(bool& flag) : flag_(flag) { flag_ = true; }
+  ~ScopedFlag() { flag_ = false; }
+  ScopedFlag(const ScopedFlag&) = delete;
+  ScopedFlag& operator=(const ScopedFlag&) = delete;
+
+ private:
+  bool& flag_;
+};
+
 // What an engine is made of, for as long as it lives.
 struct EngineParts {
   std::unique_ptr<Engine> engine;
@@ -113,10 +125,6 @@ std::unique_ptr<Engine> make_engine(const common::Llama& model, const EngineOpti
 
 EngineAdapter::EngineAdapter(Engine& engine, Server& server, common::Clock& clock, int token_budget)
     : engine_(engine), server_(server), clock_(clock), token_budget_(token_budget) {
-  server.on_token([this](int id, int sample, common::Token token) {
-    const common::Completion& written = server_.output(id).completions[static_cast<std::size_t>(sample)];
-    clients_.at(id).sink->on_token(id, sample, token, written.logprobs.empty() ? nullptr : &written.logprobs.back());
-  });
   server.on_step([this](const common::StepReport& report) { last_step_ = report; });
 }
 
@@ -167,7 +175,7 @@ common::PoolSnapshot::Owner EngineAdapter::describe(const SequenceGroup& group) 
       owner.sequences.push_back(describe_sequence(manager, sequence));
     }
   }
-  for (const common::Completion& completion : server_.output(group.id()).completions) {
+  for (const common::Completion& completion : group.output().completions) {
     owner.texts.emplace_back(completion.tokens);
   }
   if (owner.texts.empty()) {  // so far, or a search
@@ -180,7 +188,11 @@ common::PoolSnapshot::Owner EngineAdapter::describe(const SequenceGroup& group) 
 
 int EngineAdapter::submit(const common::ServedRequest& request, double arrival,
                           std::unique_ptr<common::RequestSink> sink) {
-  return add_client(server_.submit(generation_request(request), arrival), std::move(sink),
+  const auto on_token = [this, client = sink.get()](int id, int sample, common::Token token) {
+    const common::Completion& written = server_.output(id).completions[static_cast<std::size_t>(sample)];
+    client->on_token(id, sample, token, written.logprobs.empty() ? nullptr : &written.logprobs.back());
+  };
+  return add_client(server_.submit(generation_request(request), on_token, arrival), std::move(sink),
                     static_cast<int>(request.request.prompt.size()));
 }
 
@@ -197,14 +209,19 @@ int EngineAdapter::add_client(int id, std::unique_ptr<common::RequestSink> sink,
 void EngineAdapter::cancel(int id, common::FinishReason reason) {
   if (clients_.contains(id)) {
     server_.stop(id, reason);
-    settle(id);
+    if (!is_in_step_) {  // else step() does, and the sink that has called this still lives
+      settle(id);
+    }
   }
 }
 
 bool EngineAdapter::step() {
   const std::int64_t copied = engine_.blocks_copied();
-  if (!server_.step()) {
-    return false;
+  {
+    const ScopedFlag guard(is_in_step_);
+    if (!server_.step()) {
+      return false;
+    }
   }
   last_step_.blocks_copied = engine_.blocks_copied() - copied;
   for (const int id : last_step_.ended) {
@@ -216,12 +233,12 @@ bool EngineAdapter::step() {
 // If the request has ended, tells its client, and forgets it.
 void EngineAdapter::settle(int id) {
   const auto found = clients_.find(id);
-  if (found == clients_.end() || !server_.output(id).finished) {
+  if (found == clients_.end() || !server_.output(id).finished()) {
     return;
   }
   const RequestOutput& output = server_.output(id);
   common::RequestResult result{.completions = output.completions,
-                               .finish_reason = output.finish_reason,
+                               .finish_reason = output.finish_reason.value(),
                                .error = output.error,
                                .prompt_tokens = found->second.prompt_tokens,
                                .arrival = output.arrival,
@@ -244,8 +261,8 @@ std::optional<common::ReadLimit> EngineAdapter::measure_read_limit() {
 }
 
 std::unique_ptr<common::ServedEngine> make_served_engine(const common::Llama& model, EngineOptions engine,
-                                                         SchedulerOptions scheduler,
-                                                         const common::EngineDemand& demand) {
+                                                         SchedulerOptions scheduler, const common::EngineDemand& demand,
+                                                         const MakeScheduler& make_scheduler) {
   if (demand.requests.empty()) {
     engine.min_slots = std::max(engine.min_slots, model.config().context_length);
   }
@@ -273,7 +290,12 @@ std::unique_ptr<common::ServedEngine> make_served_engine(const common::Llama& mo
   } else {
     parts.clock = std::make_unique<common::RealClock>();
   }
-  parts.server = std::make_unique<Server>(*parts.engine, scheduler, *parts.clock);
+  if (make_scheduler) {
+    parts.server = std::make_unique<Server>(
+        *parts.engine, make_scheduler(parts.engine->manager(), scheduler, engine.prefix_cache), *parts.clock);
+  } else {
+    parts.server = std::make_unique<Server>(*parts.engine, scheduler, *parts.clock);
+  }
   if (demand.on_pass) {
     parts.server->on_pass([on_pass = demand.on_pass](const RaggedBatch& batch) { on_pass(format_batch(batch)); });
   }

@@ -71,12 +71,17 @@ class EngineAdapter : public common::ServedEngine {
   int token_budget_;
   std::unordered_map<int, Client> clients_;  // of the requests that have not ended, by id
   common::StepReport last_step_;
+  bool is_in_step_ = false;
 };
+
+// Makes a scheduler of another kind than the server's own.
+using MakeScheduler = std::function<std::unique_ptr<Scheduler>(KvCacheManager& manager, const SchedulerOptions& options,
+                                                               bool use_prefix_cache)>;
 
 // Makes an engine whose forward passes are as large as its steps, with a clock that starts when all is ready.
 std::unique_ptr<common::ServedEngine> make_served_engine(const common::Llama& model, EngineOptions engine,
-                                                         SchedulerOptions scheduler,
-                                                         const common::EngineDemand& demand);
+                                                         SchedulerOptions scheduler, const common::EngineDemand& demand,
+                                                         const MakeScheduler& make_scheduler = nullptr);
 
 // The pool on which the page runs the commands of `demo --shell`; add_commands adds them.
 common::MakeDemoPool demo_pools(std::function<void(common::Shell&, KvCacheManager&)> add_commands);

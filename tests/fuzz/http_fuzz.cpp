@@ -1,5 +1,5 @@
-// Garbage, half requests and requests with something wrong, over sockets: the server answers or closes, and afterwards
-// serves as before with an empty pool. Every case is a function of its seed, which a failure prints:
+// Sends garbage, half requests and requests with something wrong over sockets. The server answers or closes, and
+// afterwards it serves as before, with an empty pool. Every case is a function of its seed, which a failure prints:
 //
 //   build/tests/http_fuzz_stage8 --requests 100000 --seed 1
 #include <chrono>
@@ -29,7 +29,7 @@ constexpr int kRequestsPerSeed = 50;
 
 std::string pick(Random& random, const std::vector<std::string>& texts) { return texts[random.below(texts.size())]; }
 
-// Values that a field may have, most of them wrong.
+// Values for a field, most of them wrong.
 std::string random_value(Random& random) {
   return pick(random, {"0",
                        "1",
@@ -93,7 +93,7 @@ std::string random_request(Random& random) {
   return request + "Content-Length: " + length + "\r\nConnection: close\r\n\r\n" + body;
 }
 
-// Bytes are changed, lost and doubled.
+// Changes, drops and doubles bytes.
 void damage(Random& random, std::string& text) {
   const std::uint64_t num_changes = random.below(6);
   for (std::uint64_t i = 0; i < num_changes && !text.empty(); ++i) {
@@ -136,7 +136,7 @@ void run_case(Fixture& fixture, std::uint64_t seed, FuzzCounts& counts) {
     connection.send(text);
     counts.add("cut off", is_cut ? 1 : 0);
     if (is_cut || random.below(4) == 0) {
-      continue;  // the client goes without listening
+      continue;  // the client leaves without reading the reply
     }
     const std::string reply = connection.read_until("\r\n\r\n", 3000);
     if (!reply.empty() && !reply.starts_with("HTTP/1.")) {

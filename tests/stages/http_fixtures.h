@@ -56,7 +56,7 @@ struct HttpFixtureOptions {
   bool pool_controls = true;
 };
 
-// Everything but the network.
+// All but the network.
 struct ApiFixture {
   explicit ApiFixture(const HttpFixtureOptions& options = {})
       : view(&default_session().tokenizer),
@@ -78,7 +78,7 @@ struct ApiFixture {
     };
   }
 
-  // The commands that the tests use, of those that the program has.
+  // A few of the program's commands, those that the tests use.
   static void add_demo_commands(common::Shell& shell, stage::KvCacheManager& manager) {
     shell.add("new", "NAME LENGTH", "", [&](const auto& arguments) {
       manager.allocate(common::sequence_named(manager, arguments[0], false), common::parse_count(arguments[1], 1));
@@ -110,7 +110,7 @@ struct ApiFixture {
   common::Api api;
 };
 
-// All that a stream has to say.
+// Reads a stream to its end.
 inline std::string read_all(common::ReplyBody& stream) {
   std::string text;
   while (stream.read(text)) {
@@ -118,7 +118,7 @@ inline std::string read_all(common::ReplyBody& stream) {
   return text;
 }
 
-// The JSON documents of server-sent events; "[DONE]" as a text.
+// The JSON documents of server-sent events; "[DONE]" becomes a string.
 inline std::vector<nlohmann::json> events_of(const std::string& text) {
   std::vector<nlohmann::json> events;
   const std::string prefix = "data: ";
@@ -130,7 +130,7 @@ inline std::vector<nlohmann::json> events_of(const std::string& text) {
   return events;
 }
 
-// What the choice's pieces add up to.
+// The text of one choice, joined from its pieces.
 inline std::string streamed_text(const std::string& text, int choice = 0) {
   std::string result;
   for (const nlohmann::json& event : events_of(text)) {
@@ -146,7 +146,7 @@ inline std::string streamed_text(const std::string& text, int choice = 0) {
   return result;
 }
 
-// The text that the request gets from a server of its own.
+// The text that the request gets from a server that serves nothing else.
 inline std::string text_alone(const std::string& prompt, int max_tokens, const common::SamplingOptions& sampling,
                               int sample_index = 0) {
   const common::Session& session = default_session();
@@ -154,7 +154,7 @@ inline std::string text_alone(const std::string& prompt, int max_tokens, const c
   options.gpu.device = stage::Device::kCpu;
   stage::Engine engine(session.model, options);
   stage::RealClock clock;
-  stage::Server server(engine, {}, clock);
+  stage::Server server(engine, stage::SchedulerOptions{}, clock);
   common::Request request = session.requests.front();
   request.prompt = session.tokenizer.encode_prompt(prompt);
   request.max_new_tokens = max_tokens;
