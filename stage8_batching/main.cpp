@@ -23,6 +23,7 @@
 #include "demo/prefix_commands.h"
 #include "demo/sampling_commands.h"
 #include "engine.h"
+#include "kv_cache.h"
 
 namespace stage8 {
 namespace {
@@ -104,9 +105,9 @@ void demo(int num_slots, bool shell_only, int block_size) {
 }
 
 void add_engine_options(common::Command& command, EngineOptions& options, bool has_budget = false) {
-  const std::string default_size = options.num_slots == 0 ? " (default: what is needed or, to serve, what fits)" : "";
+  const std::string default_size = options.num_slots ? "" : " (default: what is needed or, to serve, what fits)";
   command.option("--slots", options.num_slots, {1, 1 << 24}, "size of the cache, in tokens" + default_size);
-  if (options.num_slots == 0) {
+  if (!options.num_slots.has_value()) {
     command.option("--memory-fraction", options.memory_fraction, {0.01, 1.0},
                    "what fits: this share of what the GPU has free beside the model");
   }
@@ -155,15 +156,14 @@ common::AttentionTarget attention_target(const common::AttentionShape& shape) {
 
 int run(int argc, char** argv) {
   common::Program program(STAGE_NAME, kIdea);
-  EngineOptions options{.num_slots = 0};
+  EngineOptions options{.num_slots = std::nullopt};
   const auto start_engine = [&](const common::Session& session) {
-    EngineOptions sized = options;
-    if (sized.num_slots == 0) {
-      sized.num_slots = sized.min_slots;
-      for (const common::Request& request : session.requests) {
-        sized.num_slots = std::max(sized.num_slots, max_slots_of(request, 1, options.block_size));
-      }
+    int needed = options.min_slots;
+    for (const common::Request& request : session.requests) {
+      needed = std::max(needed, max_slots_of(request, 1, options.block_size));
     }
+    EngineOptions sized = options;
+    sized.num_slots = options.num_slots.value_or(needed);
     const auto engine = std::make_shared<Engine>(session.model, sized);
     return [engine, &options](std::span<const common::Request> requests, const common::OnToken& on_token) {
       RealClock clock;
@@ -187,13 +187,14 @@ int run(int argc, char** argv) {
       return manager.allocate(0, max_length);
     };
     const auto append = [&](std::span<const common::Token> tokens) { return engine->append(0, tokens); };
-    common::BenchTarget target{start, append, engine->cache().shape().bytes_per_slot()};
-    if (GpuRunner* const gpu = engine->gpu()) {
-      target.decode = [&](common::Token token) {
-        return engine->compute(0, {&token, 1}) ? std::optional(engine->gpu()->drawn_tokens(0).front()) : std::nullopt;
-      };
-      target.weight_bytes_per_token = gpu->weight_bytes_per_token();
-      target.read_bandwidth = gpu->read_bandwidth();
+    common::BenchTarget target{start, append, engine->cache().bytes_per_slot};
+    target.decode = [&](common::Token token) {
+      const std::optional<StepResult> result = engine->compute(0, {&token, 1}, true);
+      return result ? std::optional(result->tokens.front()) : std::nullopt;
+    };
+    if (const std::optional<ReadLimit> limit = engine->runner().read_limit()) {
+      target.weight_bytes_per_token = limit->weight_bytes_per_token;
+      target.read_bandwidth = limit->bytes_per_second;
     }
     return target;
   };
@@ -211,7 +212,7 @@ int run(int argc, char** argv) {
   prefix_command.remove("--no-prefix-cache");  // it shows both
   prefix_command.remove("--context-length");
   common::ServeOptions serving;
-  EngineOptions served_engine{.num_slots = 0};
+  EngineOptions served_engine{.num_slots = std::nullopt};
   SchedulerOptions served_scheduler;
   serving.http.make_demo_pool = demo_pools(add_demo_commands);
   common::Command& serve_command =

@@ -197,12 +197,12 @@ std::optional<std::string> Server::forward(std::vector<ScheduledGroup> groups) {
     if (on_pass_) {
       on_pass_(step.batch());
     }
-    step.enqueue(engine_, in_flight_ ? &*in_flight_ : nullptr);
+    engine_.forward(step.batch());
   } catch (const std::exception& thrown) {
     error = thrown.what();
   }
   // While a GPU computes this step, the previous one is collected: its tokens are inputs of this one.
-  const std::vector<common::Token> drawn = collect(step.is_enqueued() ? 1 : 0);
+  const std::vector<common::Token> drawn = collect(error.has_value() ? 0 : 1);
   if (error.has_value()) {
     return error;
   }
@@ -212,7 +212,8 @@ std::optional<std::string> Server::forward(std::vector<ScheduledGroup> groups) {
   const std::vector<int>& lengths = step.batch().context_lengths;
   report_.num_read = std::accumulate(lengths.begin(), lengths.end(), report_.num_read);
   report_.usage = slot_usage(engine_.manager());
-  const bool runs_ahead = step.can_run_ahead() && scheduler_->options().run_ahead.value_or(engine_.gpu() != nullptr);
+  const bool runs_ahead =
+      step.can_run_ahead() && scheduler_->options().run_ahead.value_or(engine_.runner().is_asynchronous());
   int row = 0;
   for (const ScheduledGroup& scheduled : step.groups()) {
     if (!scheduled.group->finished()) {
@@ -239,7 +240,7 @@ std::vector<common::Token> Server::collect(int step_age) {
   InFlightStep step = std::move(*in_flight_);
   in_flight_.reset();
   try {
-    step.collect(engine_, step_age);
+    step.collect(engine_.runner(), step_age);
   } catch (const std::exception& error) {
     for (const ScheduledGroup& scheduled : step.groups()) {
       end(*scheduled.group, common::FinishReason::kFailed, error.what());

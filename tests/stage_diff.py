@@ -45,11 +45,11 @@ ROOT = pathlib.Path(__file__).resolve().parent.parent
 # The order in which files are read, unless notes give another. A folder stands for all that is in it.
 READING_ORDER = [
     "kv_cache_manager.h", "kv_cache_manager.cpp", "block_copy.h", "kv_cache.h", "kv_cache.cpp", "attention.h",
-    "attention.cpp", "batch.h", "batch.cpp", "runner.h", "runner.cpp", "cpu_runner.h", "cpu_runner.cpp", "gpu_runner.h",
-    "gpu_runner.cpp", "engine.h", "engine.cpp", "decoding.h", "decoding.cpp", "prefix_cache.h", "prefix_cache.cpp",
-    "scheduler.h", "scheduler.cpp", "async_step.h", "async_step.cpp", "server.h", "server.cpp", "main.cpp",
-    "kernels/page_layout.h", "kernels/kernels.h", "kernels/", "ladder/", "demo/", "demo/pictures.h", "demo/pictures.cpp",
-    "production/",
+    "attention.cpp", "batch.h", "batch.cpp", "engine_options.h", "runner.h", "runner.cpp", "cpu_runner.h",
+    "cpu_runner.cpp", "gpu_runner.h", "gpu_runner.cpp", "engine.h", "engine.cpp", "decoding.h", "decoding.cpp",
+    "prefix_cache.h", "prefix_cache.cpp", "scheduler.h", "scheduler.cpp", "async_step.h", "async_step.cpp", "server.h",
+    "server.cpp", "main.cpp", "kernels/page_layout.h", "kernels/kernels.h", "kernels/", "ladder/", "demo/",
+    "demo/pictures.h", "demo/pictures.cpp", "production/",
 ]
 NAMESPACE_LINE = re.compile(r"^namespace stage")
 HUNK_HEADER = re.compile(r"^@@ -(\d+)(?:,(\d+))? \+(\d+)(?:,(\d+))? @@ ?(.*)$")

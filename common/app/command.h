@@ -31,6 +31,7 @@ struct Range {
 class Command {
  public:
   void option(const std::string& name, int& value, Range<int> range, const std::string& help);
+  void option(const std::string& name, std::optional<int>& value, Range<int> range, const std::string& help);
   void option(const std::string& name, std::int64_t& value, Range<std::int64_t> range, const std::string& help);
   void option(const std::string& name, float& value, Range<double> range, const std::string& help);
   void option(const std::string& name, double& value, Range<double> range, const std::string& help);

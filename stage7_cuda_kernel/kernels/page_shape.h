@@ -10,7 +10,9 @@ namespace stage7 {
 // Of what pages hold. kFloat8 is e4m3, one byte for each element, and each row has a scale (float8.cuh).
 enum class ScalarType { kFloat32, kBFloat16, kFloat8 };
 
-int bytes_of(ScalarType type);
+constexpr int bytes_of(ScalarType type) {
+  return type == ScalarType::kFloat32 ? 4 : type == ScalarType::kBFloat16 ? 2 : 1;
+}
 
 // Of queries, outputs and rows of K and V on their way to pages of this type.
 constexpr ScalarType row_type(ScalarType of_pages) {
@@ -34,6 +36,8 @@ struct PageShape {
   }
   std::int64_t elements_per_block() const { return std::int64_t{num_kv_heads} * block_size * elements_per_row(); }
   std::int64_t elements() const { return num_blocks * elements_per_block(); }
+  // One layer's K and V of a block.
+  std::int64_t bytes_per_block() const { return (is_paired() ? 1 : 2) * elements_per_block() * bytes_of(type); }
 };
 
 }  // namespace

@@ -91,7 +91,7 @@ void run_compare(const common::Session& session, const CompareOptions& options) 
   const common::ResultFile plot(options.plot_path);
   const common::ServedModel served(session, options.synthetic);
   const common::Llama& model = served.get();
-  const int longest = std::min(model.config().context_length, options.engine.num_slots);
+  const int longest = std::min(model.config().context_length, *options.engine.num_slots);
   if (longest < 2) {
     throw common::InputError("a prompt and a reply have at least a token each; give more --slots");
   }
@@ -112,7 +112,7 @@ void run_compare(const common::Session& session, const CompareOptions& options) 
       "%d requests of %.0f prompt and %.0f reply tokens on average, at most %d together; "
       "a cache of %d slots\n\n",
       options.num_requests, static_cast<double>(prompt_tokens) / options.num_requests,
-      static_cast<double>(output_tokens) / options.num_requests, max_length, options.engine.num_slots);
+      static_cast<double>(output_tokens) / options.num_requests, max_length, *options.engine.num_slots);
 
   common::Table table({"served with", "at once", "max", "slots used", "memory short", "tokens/s", "x", "P50", "P99"});
   common::Chart slots{"slots that hold a token, % of the cache", "seconds", "%", 100.0, {}};

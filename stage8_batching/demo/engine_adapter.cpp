@@ -33,10 +33,10 @@ std::int64_t operations_per_byte(bool on_gpu, Precision precision) {
   return !on_gpu ? kCpu : precision == Precision::kFloat32 ? kGpuFloat32 : kGpuBFloat16;
 }
 
-void set_preemption_costs(SchedulerOptions& scheduler, std::int64_t num_parameters, const KvCacheShape& shape,
+void set_preemption_costs(SchedulerOptions& scheduler, std::int64_t num_parameters, const CacheSize& cache,
                           std::int64_t operations_per_byte) {
-  scheduler.token_compute_cost = 2 * num_parameters / operations_per_byte;    // two operations per parameter
-  scheduler.block_swap_cost = 2 * shape.bytes_per_slot() * shape.block_size;  // out and in
+  scheduler.token_compute_cost = 2 * num_parameters / operations_per_byte;  // two operations per parameter
+  scheduler.block_swap_cost = 2 * cache.bytes_per_slot * cache.block_size;  // out and in
 }
 
 std::string format_batch(const RaggedBatch& batch) {
@@ -113,7 +113,7 @@ std::unique_ptr<Engine> make_engine(const common::Llama& model, const EngineOpti
   try {
     return std::make_unique<Engine>(model, options);
   } catch (const std::bad_alloc&) {
-    if (options.num_host_slots <= std::max(options.num_slots, options.min_slots)) {
+    if (options.num_host_slots <= std::max(options.num_slots.value_or(0), options.min_slots)) {
       throw;
     }
     throw common::InputError(
@@ -130,7 +130,7 @@ EngineAdapter::EngineAdapter(Engine& engine, Server& server, common::Clock& cloc
 
 common::EngineDescription EngineAdapter::description() const {
   const EngineOptions& options = engine_.options();
-  return {.sizes = {options.num_slots, options.block_size, token_budget_},
+  return {.sizes = {*options.num_slots, options.block_size, token_budget_},
           .max_sequences = options.max_sequences,
           .num_host_blocks = blocks_needed(options.num_host_slots, options.block_size),
           .context_length = engine_.context_length()};
@@ -252,12 +252,11 @@ void EngineAdapter::settle(int id) {
 }
 
 std::optional<common::ReadLimit> EngineAdapter::measure_read_limit() {
-  GpuRunner* const gpu = engine_.gpu();
-  if (gpu == nullptr) {
+  const std::optional<ReadLimit> limit = engine_.runner().read_limit();
+  if (!limit.has_value()) {
     return std::nullopt;
   }
-  return common::ReadLimit{gpu->weight_bytes_per_token(), engine_.cache().shape().bytes_per_slot(),
-                           gpu->read_bandwidth()};
+  return common::ReadLimit{limit->weight_bytes_per_token, engine_.cache().bytes_per_slot, limit->bytes_per_second};
 }
 
 std::unique_ptr<common::ServedEngine> make_served_engine(const common::Llama& model, EngineOptions engine,
@@ -279,12 +278,10 @@ std::unique_ptr<common::ServedEngine> make_served_engine(const common::Llama& mo
   engine.max_sequences = scheduler.max_sequences;
   EngineParts parts;
   parts.engine = make_engine(model, engine);
-  GpuRunner* const gpu = parts.engine->gpu();
-  set_preemption_costs(scheduler, model.num_parameters(), parts.engine->cache().shape(),
-                       operations_per_byte(gpu != nullptr, engine.gpu.precision));
-  if (gpu != nullptr) {
-    gpu->warm_up(scheduler.token_budget, scheduler.max_sequences);
-  }
+  Runner& runner = parts.engine->runner();
+  set_preemption_costs(scheduler, model.num_parameters(), parts.engine->cache(),
+                       operations_per_byte(runner.is_asynchronous(), engine.gpu.precision));
+  runner.warm_up(scheduler.token_budget, scheduler.max_sequences);
   if (demand.virtual_clock) {
     parts.clock = std::make_unique<common::VirtualClock>();
   } else {

@@ -27,7 +27,7 @@ void add_scheduler_options(common::Command& command, SchedulerOptions& scheduler
 // as an order of magnitude.
 std::int64_t operations_per_byte(bool on_gpu, Precision precision);
 // Sets the costs that Preemption::kAuto compares, for a model with so many parameters.
-void set_preemption_costs(SchedulerOptions& scheduler, std::int64_t num_parameters, const KvCacheShape& shape,
+void set_preemption_costs(SchedulerOptions& scheduler, std::int64_t num_parameters, const CacheSize& cache,
                           std::int64_t operations_per_byte);
 
 // A batch's arrays, one per line; a '|' stands between sequences.

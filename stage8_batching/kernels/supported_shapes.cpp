@@ -7,17 +7,6 @@
 
 namespace stage8 {
 
-int bytes_of(ScalarType type) {
-  switch (type) {
-    case ScalarType::kFloat32:
-      return 4;
-    case ScalarType::kBFloat16:
-      return 2;
-    default:
-      return 1;
-  }
-}
-
 std::string unsupported(const PageShape& shape, int num_heads) {
   const int head_dim = shape.head_dim;
   const int block_size = shape.block_size;

@@ -244,11 +244,21 @@ void check_same_blocks() {
   }
 }
 
+// The K and V of an engine: its own up to stage 6, its runner's from then on.
+template <typename Stage>
+typename Stage::KvCache& kv_cache(typename Stage::Engine& engine) {
+  if constexpr (requires { typename Stage::CpuRunner; }) {
+    return dynamic_cast<typename Stage::CpuRunner&>(engine.runner()).kv_cache();
+  } else {
+    return engine.cache();
+  }
+}
+
 // The logits of a prompt and of some tokens after it, computed through Engine::append.
 template <typename Stage>
 std::vector<common::Matrix> engine_logits(const typename Stage::EngineOptions& options, int prompt, int num_decoded) {
   typename Stage::Engine engine(small_model(), options);
-  engine.cache().fill(std::numeric_limits<float>::quiet_NaN());
+  kv_cache<Stage>(engine).fill(std::numeric_limits<float>::quiet_NaN());
   REQUIRE(engine.manager().allocate(0, prompt + num_decoded));
   const std::vector<common::Token> tokens = make_request(prompt + num_decoded, 1).prompt;
   std::vector<common::Matrix> result;

@@ -747,7 +747,7 @@ TEST_CASE("a pass that throws in any layer is repeated for each request, and no 
       options.scheduler.run_ahead = at % 2 == 0;
       Serving serving(options);
       int pass = 0;
-      serving.engine.on_layer([&](int current) {
+      tests::cpu_runner(serving.engine).on_layer([&](int current) {
         pass += current == 0 ? 1 : 0;
         if (pass - 1 == at && current == layer) {
           pass += 1;  // once
@@ -773,7 +773,7 @@ TEST_CASE("a pass that throws loses no copy, of a write to a shared block or of 
       options.scheduler.run_ahead = layer == 0;
       Serving serving(options);
       std::size_t thrown_at = 1000;  // in which step
-      serving.engine.on_layer([&](int current) {
+      tests::cpu_runner(serving.engine).on_layer([&](int current) {
         if (current == layer && thrown_at != serving.reports.size()) {
           thrown_at = serving.reports.size();
           throw std::runtime_error("a transient fault");
@@ -1026,25 +1026,18 @@ TEST_CASE("memory is short while requests wait for blocks, and not while they wa
 }
 
 TEST_CASE("auto: a CPU swaps, and a GPU recomputes where moving takes longer") {
-  const stage::KvCacheShape llama2_7b{.num_layers = 32,
-                                      .num_blocks = 1,
-                                      .block_size = 16,
-                                      .num_heads = 32,
-                                      .num_kv_heads = 32,
-                                      .head_dim = 128,
-                                      .bytes_per_element = 2};
-  const auto swap_is_cheaper = [&](std::int64_t num_parameters, const stage::KvCacheShape& shape, bool on_gpu) {
+  // In 16 bits: 32 layers of 32 kv heads of 128 dimensions.
+  const stage::CacheSize llama2_7b{.num_blocks = 1, .block_size = 16, .bytes_per_slot = 512 * 1024};
+  const auto swap_is_cheaper = [&](std::int64_t num_parameters, const stage::CacheSize& cache, bool on_gpu) {
     stage::SchedulerOptions options;
-    stage::set_preemption_costs(options, num_parameters, shape,
+    stage::set_preemption_costs(options, num_parameters, cache,
                                 stage::operations_per_byte(on_gpu, stage::Precision::kBFloat16));
-    return options.block_swap_cost < shape.block_size * options.token_compute_cost;
+    return options.block_swap_cost < cache.block_size * options.token_compute_cost;
   };
   CHECK(swap_is_cheaper(6'738'415'616, llama2_7b, false));
   CHECK_FALSE(swap_is_cheaper(6'738'415'616, llama2_7b, true));
-  stage::KvCacheShape llama2_70b = llama2_7b;
-  llama2_70b.num_layers = 80;
-  llama2_70b.num_heads = 64;
-  llama2_70b.num_kv_heads = 8;
+  // 80 layers of 8 kv heads.
+  const stage::CacheSize llama2_70b{.num_blocks = 1, .block_size = 16, .bytes_per_slot = 320 * 1024};
   CHECK(swap_is_cheaper(68'976'648'192, llama2_70b, true));
 }
 

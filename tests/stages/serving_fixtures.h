@@ -46,7 +46,7 @@ struct Serving {
       : options(serving_options),
         engine(model, engine_options(serving_options)),
         server(engine, make_scheduler(engine.manager(), options), clock) {
-    engine.cache().fill(std::numeric_limits<float>::quiet_NaN());
+    poison(engine);
     server.on_step([this](const stage::StepReport& report) { reports.push_back(report); });
   }
 

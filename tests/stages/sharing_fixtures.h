@@ -37,16 +37,17 @@ inline stage::EngineOptions make_options(int num_slots, int block_size) {
 inline std::unique_ptr<stage::Engine> make_engine(int num_slots, int block_size,
                                                   const common::Llama& model = small_model()) {
   auto engine = std::make_unique<stage::Engine>(model, make_options(num_slots, block_size));
-  engine->cache().fill(std::numeric_limits<float>::quiet_NaN());
+  poison(*engine);
   return engine;
 }
 
 inline std::string ledger(stage::Engine& engine) {
-  return check_ledger(engine.manager(), engine.cache().shape().num_blocks, engine.cache().shape().block_size);
+  const int block_size = engine.manager().block_size();
+  return check_ledger(engine.manager(), engine.manager().usage().total / block_size, block_size);
 }
 
 inline int blocks_in_use(stage::Engine& engine) {
-  return engine.manager().usage().reserved / engine.cache().shape().block_size;
+  return engine.manager().usage().reserved / engine.manager().block_size();
 }
 
 // What the request gets in a roomy engine of its own.

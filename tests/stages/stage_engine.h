@@ -2,6 +2,7 @@
 // the tests run the loop that serves. Stage 8's server gets the names of the earlier stages' engine.
 #pragma once
 
+#include <limits>
 #include <memory>
 #include <span>
 #include <utility>
@@ -12,6 +13,9 @@
 #include "tests/support/stage_api.h"
 
 #include STAGE_HEADER(engine.h)
+#if STAGE_NUMBER >= 7
+#include STAGE_HEADER(cpu_runner.h)
+#endif
 #if STAGE_NUMBER >= 5
 #include STAGE_HEADER(decoding.h)
 #endif
@@ -26,6 +30,23 @@ struct EngineRun {
   std::vector<common::Counter> counters;
   common::Timing timing;
 };
+
+#if STAGE_NUMBER >= 7
+// Of an engine that computes on the CPU.
+inline stage::CpuRunner& cpu_runner(stage::Engine& engine) { return dynamic_cast<stage::CpuRunner&>(engine.runner()); }
+#endif
+
+// Fills the cache with NaN, so that a read of an unwritten slot shows. A GPU's is full of it from the start.
+inline void poison(stage::Engine& engine) {
+  constexpr float kNaN = std::numeric_limits<float>::quiet_NaN();
+#if STAGE_NUMBER < 7
+  engine.cache().fill(kNaN);
+#else
+  if (auto* const runner = dynamic_cast<stage::CpuRunner*>(&engine.runner())) {
+    runner->kv_cache().fill(kNaN);
+  }
+#endif
+}
 
 inline void ignore_token(int, common::Token) {}
 
