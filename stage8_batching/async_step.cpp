@@ -36,6 +36,7 @@ InFlightStep::InFlightStep(const KvCacheManager& manager, std::vector<ScheduledG
       add(manager, scheduled, single);
     }
   }
+  can_run_ahead_ = can_run_ahead_ && batch_.draws_tokens;
   const auto is_greedy = [](const Draw& draw) { return common::is_greedy(draw.options); };
   if (!batch_.draws_tokens || std::all_of(batch_.draws.begin(), batch_.draws.end(), is_greedy)) {
     batch_.draws.clear();
@@ -60,7 +61,7 @@ void InFlightStep::add(const KvCacheManager& manager, const ScheduledGroup& sche
     if (const std::optional<int> row = scheduled.group->pending_row()) {
       batch_.pending_tokens.push_back({batch_.num_tokens() - 1, *row});
     }
-    are_lone_ = are_lone_ && scheduled.group->max_sequences() == 1;
+    can_run_ahead_ = can_run_ahead_ && scheduled.group->max_sequences() == 1;
   }
 }
 

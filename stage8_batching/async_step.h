@@ -29,7 +29,7 @@ class InFlightStep {
   const std::vector<ScheduledGroup>& groups() const { return groups_; }
   RaggedBatch& batch() { return batch_; }
   // Whether another step can be scheduled before these tokens are known: every group goes on from one drawn token.
-  bool can_run_ahead() const { return batch_.draws_tokens && are_lone_; }
+  bool can_run_ahead() const { return can_run_ahead_; }
   // Once it is collected: the tokens by row, if they are drawn.
   const std::vector<common::Token>& tokens() const { return tokens_; }
   // Once it is collected: what a group gets, whose rows are num_rows from `first` on.
@@ -42,7 +42,7 @@ class InFlightStep {
 
   std::vector<ScheduledGroup> groups_;
   RaggedBatch batch_;
-  bool are_lone_ = true;  // every group with rows has one sequence at most
+  bool can_run_ahead_ = true;
   std::vector<common::Matrix> logits_;
   std::vector<common::Token> tokens_;
   double waiting_seconds_ = 0.0;

@@ -271,10 +271,9 @@ void BeamSearch::take(GroupResult result, double /*now*/) {
     }
   }
   if (longest || std::none_of(live_.begin(), live_.end(), [&](const Branch& branch) { return can_win(branch); })) {
-    for (const Hypothesis& hypothesis : hypotheses_) {
+    for (const Hypothesis& hypothesis : output_.hypotheses) {
       output_.completions.push_back({hypothesis.tokens, hypothesis.finish_reason, ""});
     }
-    output_.hypotheses = std::move(hypotheses_);
     for (const Branch& branch : live_) {
       free(branch);
     }
@@ -283,7 +282,7 @@ void BeamSearch::take(GroupResult result, double /*now*/) {
 }
 
 std::vector<BeamSearch::Candidate> BeamSearch::best_candidates(const std::vector<common::Matrix>& logits) const {
-  const std::size_t places = static_cast<std::size_t>(options_.width) - hypotheses_.size();
+  const std::size_t places = static_cast<std::size_t>(options_.width) - output_.hypotheses.size();
   std::vector<Candidate> candidates;
   for (std::size_t parent = 0; parent < live_.size(); ++parent) {
     const std::vector<float> log_probabilities = common::log_softmax(row(logits[parent]));
@@ -311,20 +310,20 @@ void BeamSearch::finish(std::vector<common::Token> tokens, double log_probabilit
   const std::size_t length = tokens.size() + (reason == common::FinishReason::kStop ? 1 : 0);
   Hypothesis hypothesis{std::move(tokens), log_probability, score(log_probability, length), reason};
   const auto place =
-      std::upper_bound(hypotheses_.begin(), hypotheses_.end(), hypothesis,
+      std::upper_bound(output_.hypotheses.begin(), output_.hypotheses.end(), hypothesis,
                        [](const Hypothesis& left, const Hypothesis& right) { return left.score > right.score; });
-  hypotheses_.insert(place, std::move(hypothesis));
+  output_.hypotheses.insert(place, std::move(hypothesis));
 }
 
 bool BeamSearch::can_win(const Branch& branch) const {
-  if (hypotheses_.empty()) {
+  if (output_.hypotheses.empty()) {
     return true;
   }
   // A log probability can only fall from here, and the score is largest at the shortest or at the longest possible
   // length.
   const double bound = std::max(score(branch.log_probability, branch.tokens.size() + 1),
                                 score(branch.log_probability, static_cast<std::size_t>(request_.max_new_tokens)));
-  return bound > hypotheses_.front().score;
+  return bound > output_.hypotheses.front().score;
 }
 
 }  // namespace

@@ -67,7 +67,7 @@ struct RequestOutput {
   std::string error;                                  // why it was rejected or has failed
   // One per sample, from the first token on; of a beam search its hypotheses, best first, once it is complete.
   std::vector<common::Completion> completions;
-  std::vector<Hypothesis> hypotheses;  // of a beam search, likewise
+  std::vector<Hypothesis> hypotheses;  // of a beam search: the finished texts, best first
   double arrival = 0.0;
   double admission = -1.0;          // the first one; negative: never
   std::vector<double> token_times;  // of the first sample's tokens
@@ -204,6 +204,8 @@ class BeamSearch : public SequenceGroup {
   BeamSearch(KvCacheManager& manager, SequenceIds& ids, int id, const common::Request& request,
              const BeamOptions& options);
 
+  // The finished texts, best first.
+  const std::vector<Hypothesis>& hypotheses() const { return output_.hypotheses; }
   int max_sequences() const override { return options_.width; }
   void take(GroupResult result, double now) override;
 
@@ -220,7 +222,6 @@ class BeamSearch : public SequenceGroup {
   bool can_win(const Branch& branch) const;
 
   BeamOptions options_;
-  std::vector<Hypothesis> hypotheses_;  // the finished texts, best first
 };
 
 }  // namespace

@@ -1,9 +1,13 @@
 #include <algorithm>
+#include <cstdint>
+#include <functional>
 #include <iostream>
 #include <memory>
 #include <optional>
 #include <span>
 #include <sstream>
+#include <stdexcept>
+#include <string>
 #include <utility>
 #include <vector>
 
@@ -176,22 +180,29 @@ int run(int argc, char** argv) {
   add_engine_options(program.add_chat(start_engine), options);
 
   std::optional<Engine> engine;
+  std::uint64_t num_benches = 0;
   const auto bench_target = [&](const common::Session& session) {
     EngineOptions sized = options;
     sized.min_slots = std::max(sized.min_slots, session.bench_tokens);
-    KvCacheManager& manager = engine.emplace(session.model, sized).manager();
-    const auto start = [&](int max_length) {
-      if (manager.contains(0)) {
-        manager.free(0);
+    engine.emplace(session.model, sized);
+    common::BenchTarget target;
+    target.serve = [&](std::span<const common::Token> prompt, int num_tokens, const std::function<void()>& on_token) {
+      common::Request request;
+      request.prompt.assign(prompt.begin(), prompt.end());
+      request.max_new_tokens = num_tokens;
+      request.cache_salt = ++num_benches;
+      if (const std::string reason = engine->rejection(request); !reason.empty()) {
+        throw common::InputError(reason);
       }
-      return manager.allocate(0, max_length);
+      RealClock clock;
+      Server server(*engine, {.token_budget = options.chunk_size}, clock);
+      const auto completions = server.run({&request, 1}, [&](int, common::Token) { on_token(); });
+      if (completions.front().finish_reason == common::FinishReason::kFailed) {
+        throw std::runtime_error(completions.front().error);
+      }
+      return completions.front().finish_reason != common::FinishReason::kRejected;
     };
-    const auto append = [&](std::span<const common::Token> tokens) { return engine->append(0, tokens); };
-    common::BenchTarget target{start, append, engine->cache().bytes_per_slot};
-    target.decode = [&](common::Token token) {
-      const std::optional<StepResult> result = engine->compute(0, {&token, 1}, true);
-      return result ? std::optional(result->tokens.front()) : std::nullopt;
-    };
+    target.kv_bytes_per_token = engine->cache().bytes_per_slot;
     if (const std::optional<ReadLimit> limit = engine->runner().read_limit()) {
       target.weight_bytes_per_token = limit->weight_bytes_per_token;
       target.read_bandwidth = limit->bytes_per_second;

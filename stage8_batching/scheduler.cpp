@@ -121,8 +121,10 @@ void Scheduler::admit_waiting(ScheduledStep& step) {
 }
 
 bool Scheduler::find_room(SequenceGroup& group, const Admission& admission) {
-  return group.output().state == RequestState::kSwapped ? manager_.swap_in(group.sequences(), admission.spare_blocks)
-                                                        : group.allocate(admission);
+  if (group.output().state == RequestState::kSwapped) {
+    return manager_.swap_in(group.sequences(), admission.spare_blocks);
+  }
+  return group.allocate(admission);
 }
 
 bool Scheduler::preempt_latest(std::size_t index, ScheduledStep& step) {

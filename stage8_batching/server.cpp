@@ -23,9 +23,9 @@ common::SlotUsage slot_usage(const KvCacheManager& manager) {
 }  // namespace
 
 Server::Server(Engine& engine, const SchedulerOptions& options, Clock& clock)
-    : Server(engine, std::make_unique<Scheduler>(engine.manager(), options, engine.options().prefix_cache), clock) {}
+    : Server(engine, clock, std::make_unique<Scheduler>(engine.manager(), options, engine.options().prefix_cache)) {}
 
-Server::Server(Engine& engine, std::unique_ptr<Scheduler> scheduler, Clock& clock)
+Server::Server(Engine& engine, Clock& clock, std::unique_ptr<Scheduler> scheduler)
     : engine_(engine), clock_(clock), scheduler_(std::move(scheduler)) {
   const SchedulerOptions& options = scheduler_->options();
   COMMON_CHECK(options.token_budget <= engine.options().chunk_size, "a step has more tokens than a forward pass");

@@ -49,7 +49,7 @@ class Server {
   // Engine and clock must outlive the server. CheckError if a step can be larger than the engine's forward pass.
   Server(Engine& engine, const SchedulerOptions& options, Clock& clock);
   // With a scheduler of another kind, over the engine's manager.
-  Server(Engine& engine, std::unique_ptr<Scheduler> scheduler, Clock& clock);
+  Server(Engine& engine, Clock& clock, std::unique_ptr<Scheduler> scheduler);
   Server(const Server&) = delete;
   Server& operator=(const Server&) = delete;
 

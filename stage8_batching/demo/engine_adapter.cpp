@@ -288,8 +288,8 @@ std::unique_ptr<common::ServedEngine> make_served_engine(const common::Llama& mo
     parts.clock = std::make_unique<common::RealClock>();
   }
   if (make_scheduler) {
-    parts.server = std::make_unique<Server>(
-        *parts.engine, make_scheduler(parts.engine->manager(), scheduler, engine.prefix_cache), *parts.clock);
+    parts.server = std::make_unique<Server>(*parts.engine, *parts.clock,
+                                            make_scheduler(parts.engine->manager(), scheduler, engine.prefix_cache));
   } else {
     parts.server = std::make_unique<Server>(*parts.engine, scheduler, *parts.clock);
   }

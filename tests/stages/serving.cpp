@@ -760,6 +760,63 @@ TEST_CASE("a pass that throws in any layer is repeated for each request, and no 
   }
 }
 
+TEST_CASE("a request is stopped and forgotten while its step is in flight, before a pass that throws") {
+  const std::vector<GenerationRequest> tasks = {{make_request(5, 8, 1)}, {make_request(6, 8, 2)}};
+  for (const std::size_t victim : {std::size_t{0}, std::size_t{1}}) {
+    for (int steps = 0; steps < 8; ++steps) {
+      ServingOptions options;
+      options.scheduler.run_ahead = true;
+      Serving serving(options);
+      for (const GenerationRequest& task : tasks) {
+        serving.submit(task);
+      }
+      for (int i = 0; i < steps; ++i) {
+        serving.server.step();
+      }
+      serving.server.stop(static_cast<int>(victim), FinishReason::kCancelled);
+      serving.server.forget(static_cast<int>(victim));
+      CAPTURE(victim, steps);
+      CHECK(tests::is_refused_as_a_bug([&] { serving.server.output(static_cast<int>(victim)); }));
+      bool has_thrown = false;
+      tests::cpu_runner(serving.engine).on_layer([&](int) {
+        if (!std::exchange(has_thrown, true)) {
+          throw std::runtime_error("a fault");
+        }
+      });
+      CHECK(serving.run() == kNoProblem);
+      CHECK(has_thrown);
+      // Alone in its step, the other request fails with the pass.
+      const stage::RequestOutput& other = serving.server.output(1 - static_cast<int>(victim));
+      CHECK(other.finish_reason == FinishReason::kFailed);
+      CHECK(compare_output(other, served_alone(tasks[1 - victim]), true) == kNoProblem);
+    }
+  }
+}
+
+TEST_CASE("a request ends at once: a sink may end and forget its own request, and others of the step") {
+  for (const bool run_ahead : {false, true}) {
+    ServingOptions options;
+    options.scheduler.run_ahead = run_ahead;
+    Serving serving(options);
+    int num_tokens = 0;
+    serving.on_token = [&](int id, int, Token) {
+      num_tokens += 1;
+      for (const int ended : {id, 1 - id}) {
+        serving.server.stop(ended, FinishReason::kCancelled);
+        CHECK(serving.server.output(ended).finished());
+        serving.server.forget(ended);
+      }
+    };
+    serving.submit(sampled_request(5, 8, 1, 1));
+    serving.submit({make_request(6, 8, 2)});
+    const int last = serving.server.submit({make_request(7, 3, 3)});
+    CHECK(serving.run() == kNoProblem);
+    CHECK(num_tokens == 1);
+    CHECK(compare_output(serving.server.output(last), served_alone({make_request(7, 3, 3)})) == kNoProblem);
+    CHECK(serving.server.num_requests() == 3);
+  }
+}
+
 TEST_CASE("a pass that throws loses no copy, of a write to a shared block or of a swap (stage 8, invariant 8)") {
   // Every pass throws once, in its first or its last layer, so that every planned copy is in a pass that is repeated.
   for (const int layer : {0, 1}) {

@@ -45,7 +45,7 @@ struct Serving {
   explicit Serving(const ServingOptions& serving_options, const common::Llama& model = small_model())
       : options(serving_options),
         engine(model, engine_options(serving_options)),
-        server(engine, make_scheduler(engine.manager(), options), clock) {
+        server(engine, clock, make_scheduler(engine.manager(), options)) {
     poison(engine);
     server.on_step([this](const stage::StepReport& report) { reports.push_back(report); });
   }
