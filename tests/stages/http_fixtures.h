@@ -76,7 +76,8 @@ struct ApiFixture {
 
   // The commands that the tests use, of those that the program has.
   static void add_demo_commands(common::Shell& shell, stage::KvCacheManager& manager) {
-    shell.add("new", "NAME LENGTH", "", [&](const auto& arguments) {
+    shell.add("new", "NAME LENGTH", "", [&](const auto& arguments, std::ostream& output) {
+      output << "made " << arguments[0] << "\n";
       manager.allocate(common::sequence_named(manager, arguments[0], false), common::parse_count(arguments[1], 1));
     });
   }
