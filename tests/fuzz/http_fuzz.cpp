@@ -33,6 +33,11 @@ constexpr int kRequestsPerSeed = 50;
 
 std::string pick(Random& random, const std::vector<std::string>& texts) { return texts[random.below(texts.size())]; }
 
+// The first text seven times of eight.
+std::string usually(Random& random, const std::vector<std::string>& texts) {
+  return random.below(8) == 0 ? pick(random, texts) : texts.front();
+}
+
 // Values that a field may have, most of them wrong.
 std::string random_value(Random& random) {
   return pick(random, {"0",
@@ -133,17 +138,16 @@ std::string random_request(Random& random, FuzzCounts& counts) {
   const std::string path =
       pick(random, {"/v1/completions", "/v1/completions", "/v1/completions", "/v1/chat/completions", "/tokenize",
                     "/detokenize", "/", "/metrics", "/pool/demo", "/pool/step", "/%00", "/../etc", "*", "x"});
-  std::string request = pick(random, {"POST", "POST", "POST", "POST", "GET", "HEAD", "PUT", "\x01"}) + " " + path +
-                        " " + pick(random, {"HTTP/1.1", "HTTP/1.1", "HTTP/1.1", "HTTP/1.0", "HTTP/9", ""}) + "\r\n";
-  request += pick(random, {"Host: localhost\r\n", "Host: localhost\r\n", "Host: localhost\r\n", "Host: 127.0.0.1:1\r\n",
-                           "host:\r\n", "Host: example.org\r\n", ""});
-  request += pick(random, {"Content-Type: application/json\r\n", "Content-Type: application/json\r\n",
-                           "Content-Type: application/json\r\n", "Content-Type: application/json\r\n",
-                           "Content-Type: multipart/form-data; boundary=x\r\n", "Content-Type: text/plain\r\n",
-                           "Content-Type: application/json\r\nContent-Encoding: gzip\r\n", "no colon\r\n",
-                           "Range: bytes=5-1,0-,0-\r\nContent-Type: application/json\r\n",
-                           "Expect: 100-continue\r\nContent-Type: application/json\r\n"});
-  if (random.below(4) == 0) {
+  std::string request = usually(random, {"POST", "GET", "HEAD", "PUT", "\x01"}) + " " + path + " " +
+                        usually(random, {"HTTP/1.1", "HTTP/1.0", "HTTP/9", ""}) + "\r\n";
+  request +=
+      usually(random, {"Host: localhost\r\n", "Host: 127.0.0.1:1\r\n", "host:\r\n", "Host: example.org\r\n", ""});
+  request +=
+      usually(random, {"Content-Type: application/json\r\n", "Content-Type: multipart/form-data; boundary=x\r\n",
+                       "Content-Type: text/plain\r\n", "Content-Type: application/json\r\nContent-Encoding: gzip\r\n",
+                       "no colon\r\n", "Range: bytes=5-1,0-,0-\r\nContent-Type: application/json\r\n",
+                       "Expect: 100-continue\r\nContent-Type: application/json\r\n"});
+  if (random.below(8) == 0) {
     request += pick(random,
                     {"X: " + std::string(random.below(1 << 15), 'x') + "\r\n", repeated("X: y\r\n", random.below(3000)),
                      std::string(" folded\r\n"), "X: " + random_bytes(random) + "\r\n",

@@ -922,7 +922,7 @@ class Http(ProgramTest):
 
     def test_what_commands_of_the_demonstration_print_goes_to_their_client_alone(self):
         with http_program.HttpProgram(PROGRAM, "--device", "cpu", "--pool-controls") as server:
-            for line, printed in (("new A 6; fork A B; write B", "copied to block"), ("append A 999", "refused"),
+            for line, printed in (("new A 6; append A 6; fork A B; write B", "copied to block"), ("append A 999", "refused"),
                                   ("prompt C once; show", "slots"), ("nonsense", "error:")):
                 status, reply = server.post("/pool/demo", {"line": line})
                 self.assertEqual(status, 200)
