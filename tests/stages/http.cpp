@@ -1125,7 +1125,7 @@ TEST_CASE("HTTP: no request is understood in another one's body") {
   }
   // What is whole leaves the connection open for the next one, whatever became of it.
   for (const auto& [status, head] : {requests[0], requests[1], requests[4]}) {
-    const std::string replies = conversation(fixture.server->port(), head + inner + inner);
+    const std::string replies = conversation(fixture.server->port(), std::string(head).append(inner).append(inner));
     CHECK(status_of(replies) == status);
     CHECK(num_replies(replies) == 2);
   }
