@@ -1,6 +1,5 @@
 #include "common/serving/demo_pool.h"
 
-#include <iostream>
 #include <nlohmann/json.hpp>
 #include <sstream>
 #include <utility>
@@ -8,32 +7,13 @@
 #include "common/serving/pool_view.h"
 
 namespace common {
-namespace {
-
-// What is written to std::cout while it lives, in a string. The commands are those of a program with a terminal; a
-// server writes nothing else there.
-class CapturedOutput {
- public:
-  CapturedOutput() : before_(std::cout.rdbuf(text_.rdbuf())) {}
-  ~CapturedOutput() { std::cout.rdbuf(before_); }
-  CapturedOutput(const CapturedOutput&) = delete;
-  CapturedOutput& operator=(const CapturedOutput&) = delete;
-  std::ostream& stream() { return text_; }
-  std::string text() const { return text_.str(); }
-
- private:
-  std::ostringstream text_;
-  std::streambuf* before_;
-};
-
-}  // namespace
 
 std::string DemoPool::run(const std::string& line) {
   const std::lock_guard lock(mutex_);
-  CapturedOutput output;
   std::istringstream input(line);
-  shell_->run(input, output.stream(), false);
-  return state(output.text());
+  std::ostringstream output;
+  shell_->run(input, output, false);
+  return state(output.str());
 }
 
 std::string DemoPool::reset(int num_blocks, int block_size) {

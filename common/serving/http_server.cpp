@@ -130,8 +130,8 @@ class Counted {
 };
 
 struct Connection {
-  Connection(Socket socket_, std::size_t max_body_bytes)
-      : socket(std::move(socket_)), is_on_loopback(common::is_on_loopback(socket.get())), reader(max_body_bytes) {}
+  Connection(Socket accepted, std::size_t max_body_bytes)
+      : socket(std::move(accepted)), is_on_loopback(common::is_on_loopback(socket.get())), reader(max_body_bytes) {}
 
   Socket socket;
   bool is_on_loopback;
@@ -267,7 +267,7 @@ HttpOptions parse_address(const std::string& address) {
 //                  ▲                              │
 //                  └──────── returned ◄───────────┘
 struct HttpServer::Impl {
-  Impl(Api& api_, const HttpOptions& options_);
+  Impl(Api& answering, const HttpOptions& given);
   ~Impl();
   Impl(const Impl&) = delete;
   Impl& operator=(const Impl&) = delete;
@@ -316,10 +316,10 @@ struct HttpServer::Impl {
   std::thread thread;
 };
 
-HttpServer::Impl::Impl(Api& api_, const HttpOptions& options_)
-    : api(api_),
-      options(options_),
-      listener(listen_on(options_)),
+HttpServer::Impl::Impl(Api& answering, const HttpOptions& given)
+    : api(answering),
+      options(given),
+      listener(listen_on(given)),
       port(port_of(listener.get())),
       is_on_loopback(common::is_on_loopback(listener.get())) {
   // Of those that wait, there may be three times as many as are served, if the system allows the program so many files.
@@ -581,7 +581,7 @@ bool HttpServer::Impl::answer(Connection& connection) const {
   std::string text = format("HTTP/1.1 %d %s\r\nContent-Type: ", reply.status, reason_of(reply.status)) +
                      reply.content_type + "\r\nConnection: " + (connection.closes ? "close" : "keep-alive") + "\r\n";
   for (const auto& [name, value] : reply.headers) {
-    text += name + ": " + value + "\r\n";
+    text.append(name).append(": ").append(value).append("\r\n");
   }
   if (is_in_chunks) {
     text += "Transfer-Encoding: chunked\r\n";

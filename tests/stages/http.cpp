@@ -700,6 +700,7 @@ TEST_CASE("commands of the demonstration run on a pool of their own") {
     return json::parse(fixture.post("/pool/demo", {{"line", line}}).body);
   };
   const json made = run("new A 6");
+  CHECK(made["output"] == "made A\n");
   CHECK(made["sequences"][0]["name"] == "A");
   CHECK(made["sequences"][0]["table"].size() == 2);
   CHECK(run("new A 6")["output"].get<std::string>().find("error:") != std::string::npos);
@@ -1123,7 +1124,7 @@ TEST_CASE("HTTP: no request is understood in another one's body") {
   }
   // What is whole leaves the connection open for the next one, whatever became of it.
   for (const auto& [status, head] : {requests[0], requests[1], requests[4]}) {
-    const std::string replies = conversation(fixture.server->port(), head + inner + inner);
+    const std::string replies = conversation(fixture.server->port(), std::string(head).append(inner).append(inner));
     CHECK(status_of(replies) == status);
     CHECK(num_replies(replies) == 2);
   }
@@ -1369,4 +1370,103 @@ TEST_CASE("HTTP: many large bodies at once are each read") {
     client.join();
   }
   CHECK(num_served == kClients);
+}
+
+TEST_CASE("what has ended is forgotten, so that a server's memory does not grow with its requests") {
+  stage::EngineOptions options;
+  options.gpu.device = stage::Device::kCpu;
+  stage::Engine alone(tests::default_session().model, options);
+  stage::RealClock clock;
+  stage::Server server(alone, stage::SchedulerOptions{}, clock);
+  std::atomic<int> num_kept = -1;
+  std::atomic<int> num_requests = 0;
+  common::EngineThread engine(
+      [&](const common::EngineDemand&) { return std::make_unique<stage::EngineAdapter>(alone, server, clock, 256); },
+      {},
+      [&](const common::EngineNews&) {
+        int kept = 0;
+        for (int id = 0; id < server.num_requests(); ++id) {
+          try {
+            server.output(id);
+            kept += 1;
+          } catch (const common::CheckError&) {  // forgotten
+          }
+        }
+        num_kept = kept;
+        num_requests = server.num_requests();
+      });
+  common::Request request;
+  request.prompt = tests::default_session().tokenizer.encode_prompt(kPrompts[0]);
+  request.max_new_tokens = 2;
+  common::Request rejected = request;
+  rejected.max_new_tokens = 1 << 20;
+  common::EngineThread::Refusal refusal = common::EngineThread::Refusal::kNone;
+  for (int i = 0; i < 10; ++i) {
+    const auto ticket = engine.submit({{request, 2}, {rejected, 1}}, refusal);
+    REQUIRE(ticket != nullptr);
+    REQUIRE(ticket->is_submitted(std::chrono::seconds(10)));
+    if (i % 2 == 0) {
+      CHECK(ApiFixture::wait_for([&] {
+        ticket->wait(std::chrono::milliseconds(0));
+        return ticket->has_ended();
+      }));
+    }  // the others are cancelled
+  }
+  CHECK(ApiFixture::wait_for([&] { return engine.drained(); }));
+  engine.refresh();
+  CHECK(ApiFixture::wait_for([&] { return num_requests == 20 && num_kept == 0; }));
+}
+
+TEST_CASE("a streamed text that ends like a stop string begins is sent to its last character") {
+  ApiFixture fixture;
+  json body = completion_body(kPrompts[0], 12);
+  const std::string whole = text_alone(kPrompts[0], 12, {});
+  body["stop"] = {whole.substr(whole.size() - 6) + " and more"};
+  body["stream"] = true;
+  for (const bool is_beam : {false, true}) {
+    body["use_beam_search"] = is_beam;
+    json at_once = body;
+    at_once["stream"] = false;
+    const std::string expected = text_of(fixture.post("/v1/completions", at_once));
+    CHECK((is_beam || expected == whole));
+    CHECK(streamed_text(read_all(*fixture.post("/v1/completions", body).stream)) == expected);
+  }
+}
+
+TEST_CASE("log-probabilities are those of their tokens, and there are as many as tokens in the text") {
+  ApiFixture fixture;
+  const auto logprobs_of = [&](json body) {
+    body["logprobs"] = 5;
+    const json choice = json::parse(fixture.post("/v1/completions", body).body)["choices"][0];
+    return std::pair(choice["logprobs"], choice["finish_reason"].get<std::string>());
+  };
+  const json logprobs = logprobs_of(completion_body(kPrompts[0], 6)).first;
+  for (std::size_t i = 0; i < 6; ++i) {
+    std::vector<double> best;
+    for (const auto& [token, logprob] : logprobs["top_logprobs"][i].items()) {
+      best.push_back(logprob.get<double>());
+    }
+    std::sort(best.rbegin(), best.rend());
+    REQUIRE(best.size() == 5);
+    CHECK(best.front() == logprobs["token_logprobs"][i].get<double>());  // greedy
+    CHECK(std::adjacent_find(best.begin(), best.end()) == best.end());
+    double sum = 0.0;
+    for (const double logprob : best) {
+      sum += std::exp(logprob);
+    }
+    CHECK(sum < 1.0 + 1e-5);
+  }
+  // A text that a stop token ends: the token is no part of it.
+  constexpr int kTries = 200;
+  for (int seed = 0;; ++seed) {
+    REQUIRE(seed < kTries);
+    json body = completion_body("The end.", 60, 1.0);
+    body["seed"] = seed;
+    const auto [found, reason] = logprobs_of(body);
+    if (reason == "stop") {
+      const json usage = json::parse(fixture.post("/v1/completions", body).body)["usage"];
+      CHECK(found["tokens"].size() == usage["completion_tokens"].get<std::size_t>());
+      break;
+    }
+  }
 }

@@ -80,7 +80,8 @@ struct ApiFixture {
 
   // A few of the program's commands, those that the tests use.
   static void add_demo_commands(common::Shell& shell, stage::KvCacheManager& manager) {
-    shell.add("new", "NAME LENGTH", "", [&](const auto& arguments) {
+    shell.add("new", "NAME LENGTH", "", [&](const auto& arguments, std::ostream& output) {
+      output << "made " << arguments[0] << "\n";
       manager.allocate(common::sequence_named(manager, arguments[0], false), common::parse_count(arguments[1], 1));
     });
   }

@@ -913,6 +913,24 @@ class Http(ProgramTest):
             self.assertEqual(server.process.returncode, 0, errors)
             self.assertIn("ending", output)
 
+    def test_an_address_that_others_reach_is_open_only_with_a_note(self):
+        for options, note in (((), True), (("--api-key", "x"), False)):
+            with http_program.HttpProgram(PROGRAM, "--device", "cpu", *options, host="0.0.0.0") as server:
+                code, _, errors = server.end()
+                self.assertEqual(code, 0, errors)
+                self.assertEqual("--api-key" in errors, note, errors)
+
+    def test_what_commands_of_the_demonstration_print_goes_to_their_client_alone(self):
+        with http_program.HttpProgram(PROGRAM, "--device", "cpu", "--pool-controls") as server:
+            for line, printed in (("new A 6; append A 6; fork A B; write B", "copied to block"), ("append A 999", "refused"),
+                                  ("prompt C once; show", "slots"), ("nonsense", "error:")):
+                status, reply = server.post("/pool/demo", {"line": line})
+                self.assertEqual(status, 200)
+                self.assertIn(printed, reply["output"])
+            code, output, _ = server.end()
+            self.assertEqual(code, 0)
+            self.assertEqual(output.count("\n"), 1, output)  # that it ends
+
     def test_a_chat_works_out_of_the_box(self):
         with http_program.HttpProgram(PROGRAM, "--device", "cpu") as server:
             status, reply = server.post("/v1/chat/completions", {
