@@ -2,7 +2,7 @@
 #pragma once
 
 #include "attention.h"
-#include "common/cuda/model/precision.h"
+#include "common/cuda/precision.h"
 
 namespace stage7 {
 

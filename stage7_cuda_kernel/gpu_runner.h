@@ -1,5 +1,5 @@
-// Steps computed by a GPU: pages, the model's weights, and the kernels of kernels.h in order. This header is free of
-// CUDA; kernels/gpu_runner.cpp implements it, in builds with CUDA.
+// Steps computed by a GPU: pages, the model's weights, and a table of kernels. This header is free of CUDA;
+// kernels/gpu_runner.cpp implements it, in builds with CUDA.
 #pragma once
 
 #include <memory>
@@ -10,17 +10,24 @@
 #include "kv_cache.h"
 #include "runner.h"
 
+namespace common {
+class Stream;
+}
+
 namespace stage7 {
+
+class PagedKernels;  // kernels/kernels.h
 
 class GpuRunner : public Runner {
  public:
-  // Why the kernels do not take this model and cache; empty if they do.
-  static std::string unsupported(const common::LlamaConfig& config, const KvCacheShape& shape,
-                                 const GpuOptions& options);
+  // Why this model and cache can't be computed with these kernels; empty if they can.
+  static std::string unsupported(const PagedKernels& kernels, const common::LlamaConfig& config,
+                                 const KvCacheShape& shape, const GpuOptions& options);
 
   // Takes the device's memory for weights and K/V. chunk_size: the largest number of tokens in one forward pass.
-  // Throws InputError if the memory is too small.
-  GpuRunner(const common::Llama& model, const KvCacheShape& shape, const GpuOptions& options, int chunk_size);
+  // Throws InputError if the memory is too small. The kernels must outlive the runner.
+  GpuRunner(const common::Llama& model, const KvCacheShape& shape, const GpuOptions& options, int chunk_size,
+            const PagedKernels& kernels);
   ~GpuRunner() override;
 
   const CacheSize& cache() const override;
@@ -32,6 +39,12 @@ class GpuRunner : public Runner {
   // For tests: K or V of all heads in these slots, read back: [slots.size(), num_kv_heads * head_dim].
   common::Matrix keys(int layer, std::span<const int> slots);
   common::Matrix values(int layer, std::span<const int> slots);
+
+ protected:
+  // Launches the kernels of a step whose inputs are on their way: one pass over all tokens, and the largest logit of
+  // each of its rows. Steps of equal numbers are the same launches; what else differs is read on the device.
+  virtual void launch(int num_tokens, int num_rows);
+  const common::Stream& stream() const;
 
  private:
   struct Impl;

@@ -10,6 +10,11 @@
 #ifdef COURSE_CUDA
 #include "common/cuda/runtime/device.h"
 #include "gpu_runner.h"
+#include "kernels/kernels.h"
+#ifdef COURSE_PRODUCTION
+#include "production/production_kernels.h"
+#include "production/recording_runner.h"
+#endif
 #endif
 
 namespace stage7 {
@@ -35,6 +40,34 @@ void tell(const std::string& note) {
   }
 }
 
+#ifdef COURSE_CUDA
+// The one place that knows of production/: where it is built, its runner is used, and its kernels if they can.
+#ifdef COURSE_PRODUCTION
+using BuiltRunner = RecordingRunner;
+#else
+using BuiltRunner = GpuRunner;
+#endif
+
+struct KernelChoice {
+  const PagedKernels& kernels = kPlainKernels;
+  std::string note;  // why they are not the faster ones
+};
+
+KernelChoice choose_kernels([[maybe_unused]] const common::LlamaConfig& config,
+                            [[maybe_unused]] const KvCacheShape& shape, [[maybe_unused]] const GpuOptions& options) {
+#ifdef COURSE_PRODUCTION
+  if (options.precision != Precision::kFloat32) {
+    const std::string reason = GpuRunner::unsupported(kProductionKernels, config, shape, options);
+    if (reason.empty() || options.kv_cache == KvCacheType::kFloat8) {
+      return {.kernels = kProductionKernels, .note = {}};
+    }
+    return {.note = ", with the plain kernels: " + reason};
+  }
+#endif
+  return {};
+}
+#endif
+
 // Why no GPU can be used; empty if one can.
 std::string obstacle([[maybe_unused]] const common::LlamaConfig& config, [[maybe_unused]] const KvCacheShape& shape,
                      const GpuOptions& options) {
@@ -52,8 +85,9 @@ std::string obstacle([[maybe_unused]] const common::LlamaConfig& config, [[maybe
     return "weights in float8 need --precision bf16: their kernels multiply them with activations of 16 bits";
   }
 #ifdef COURSE_CUDA
-  return common::has_cuda_device() ? GpuRunner::unsupported(config, shape, options)
-                                   : common::device_obstacle();
+  return common::has_cuda_device()
+             ? GpuRunner::unsupported(choose_kernels(config, shape, options).kernels, config, shape, options)
+             : common::device_obstacle();
 #else
   return "this program was built without CUDA";
 #endif
@@ -73,11 +107,12 @@ std::unique_ptr<Runner> make_runner(const common::Llama& model, const EngineOpti
   const std::string reason = obstacle(model.config(), shape, gpu);
   if (reason.empty()) {
 #ifdef COURSE_CUDA
+    const KernelChoice choice = choose_kernels(model.config(), shape, gpu);
     tell("computing on " + common::device_limits().name +
          (gpu.precision == Precision::kFloat32 ? " in float32" : " in bfloat16") +
          (gpu.kv_cache == KvCacheType::kFloat8 ? ", K and V in float8" : "") +
-         (gpu.weights == WeightType::kFloat8 ? ", weights in float8" : ""));
-    return std::make_unique<GpuRunner>(model, shape, gpu, options.chunk_size);
+         (gpu.weights == WeightType::kFloat8 ? ", weights in float8" : "") + choice.note);
+    return std::make_unique<BuiltRunner>(model, shape, gpu, options.chunk_size, choice.kernels);
 #endif
   }
   if (gpu.device != Device::kAuto || !is_exact) {

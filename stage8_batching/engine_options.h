@@ -4,8 +4,8 @@
 #include <optional>
 
 #include "attention.h"
+#include "common/cuda/precision.h"
 #include "common/cuda/several/all_reduce.h"
-#include "common/cuda/model/precision.h"
 
 namespace stage8 {
 

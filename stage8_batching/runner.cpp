@@ -11,7 +11,12 @@
 #ifdef COURSE_CUDA
 #include "common/cuda/runtime/device.h"
 #include "gpu_runner.h"
-#include "kernels/tensor_parallel_runner.h"
+#include "kernels/kernels.h"
+#ifdef COURSE_PRODUCTION
+#include "production/production_kernels.h"
+#include "production/recording_runner.h"
+#include "production/tensor_parallel_runner.h"
+#endif
 #endif
 
 namespace stage8 {
@@ -39,6 +44,34 @@ void tell(const std::string& note) {
   }
 }
 
+#ifdef COURSE_CUDA
+// The one place that knows of production/: where it is built, its runner is used, and its kernels if they can.
+#ifdef COURSE_PRODUCTION
+using BuiltRunner = RecordingRunner;
+#else
+using BuiltRunner = GpuRunner;
+#endif
+
+struct KernelChoice {
+  const PagedKernels& kernels = kPlainKernels;
+  std::string note;  // why they are not the faster ones
+};
+
+KernelChoice choose_kernels([[maybe_unused]] const common::LlamaConfig& config,
+                            [[maybe_unused]] const KvCacheShape& shape, [[maybe_unused]] const GpuOptions& options) {
+#ifdef COURSE_PRODUCTION
+  if (options.precision != Precision::kFloat32) {
+    const std::string reason = GpuRunner::unsupported(kProductionKernels, config, shape, options);
+    if (reason.empty() || options.kv_cache == KvCacheType::kFloat8) {
+      return {.kernels = kProductionKernels, .note = {}};
+    }
+    return {.note = ", with the plain kernels: " + reason};
+  }
+#endif
+  return {};
+}
+#endif
+
 // Why no GPU can be used; empty if one can.
 std::string obstacle([[maybe_unused]] const common::LlamaConfig& config, [[maybe_unused]] const KvCacheShape& shape,
                      const GpuOptions& options) {
@@ -59,10 +92,15 @@ std::string obstacle([[maybe_unused]] const common::LlamaConfig& config, [[maybe
     return "weights in float8 need --precision bf16: their kernels multiply them with activations of 16 bits";
   }
 #ifdef COURSE_CUDA
+  const PagedKernels& kernels = choose_kernels(config, shape, options).kernels;
   if (options.tensor_parallel > 1) {
-    return TensorParallelRunner::unsupported(config, shape, options);
+#ifdef COURSE_PRODUCTION
+    return TensorParallelRunner::unsupported(kernels, config, shape, options);
+#else
+    return "--tensor-parallel needs production/, which is left out of this build (COURSE_PRODUCTION)";
+#endif
   }
-  return common::has_cuda_device() ? GpuRunner::unsupported(config, shape, options)
+  return common::has_cuda_device() ? GpuRunner::unsupported(kernels, config, shape, options)
                                    : common::device_obstacle();
 #else
   return "this program was built without CUDA";
@@ -83,18 +121,23 @@ std::unique_ptr<Runner> make_gpu_runner(const common::Llama& model, const Engine
                                         const KvCacheShape& shape) {
   const GpuOptions& gpu = options.gpu;
   const bool is_parallel = gpu.tensor_parallel > 1;
+  const KernelChoice choice = choose_kernels(model.config(), shape, gpu);
   tell("computing on " + (is_parallel ? std::to_string(gpu.tensor_parallel) + " x " : std::string()) +
        common::device_limits().name + (gpu.precision == Precision::kFloat32 ? " in float32" : " in bfloat16") +
        (gpu.kv_cache == KvCacheType::kFloat8 ? ", K and V in float8" : "") +
-       (gpu.weights == WeightType::kFloat8 ? ", weights in float8" : ""));
+       (gpu.weights == WeightType::kFloat8 ? ", weights in float8" : "") + choice.note);
   std::optional<MemoryShare> share;
   if (!options.num_slots.has_value()) {
     share = memory_share(model.config(), options);
   }
+#ifdef COURSE_PRODUCTION
   if (is_parallel) {
-    return std::make_unique<TensorParallelRunner>(model, shape, gpu, options.chunk_size, options.max_sequences, share);
+    return std::make_unique<TensorParallelRunner>(model, shape, gpu, options.chunk_size, options.max_sequences,
+                                                  choice.kernels, share);
   }
-  return std::make_unique<GpuRunner>(model, shape, gpu, options.chunk_size, options.max_sequences, share);
+#endif
+  return std::make_unique<BuiltRunner>(model, shape, gpu, options.chunk_size, options.max_sequences, choice.kernels,
+                                       share);
 }
 #endif
 

@@ -42,7 +42,7 @@ BUILD = "build-exercise"
 PROGRESS = ".progress.json"
 TEST_TIMEOUT_SECONDS = 120
 SKIPPED = 77  # the exit status of a test program that could not try everything
-NOT_COPIED = ("README.md", "KERNELS.md", "CMakeLists.txt")
+NOT_COPIED = ("README.md", "CMakeLists.txt")
 HINTS = (("idea", "The idea"), ("code", "In pseudo-code"), ("pitfall", "The pitfall"))
 SWITCH = "COURSE_EXERCISE_BLANK"  # "4:2": in the check's build, stage 4 has its milestones from 2 on blank
 

@@ -2,7 +2,8 @@
 
 # add_stage(stage3_online_softmax): the only line of a stage's CMakeLists.txt.
 #
-#   stage3_lib   every .cpp of the folder and of demo/, but main.cpp; with CUDA, kernels/ too
+#   stage3_lib   every .cpp of the folder and of demo/, but main.cpp; with CUDA, kernels/ too, and production/ unless
+#                COURSE_PRODUCTION is OFF
 #   stage3       main.cpp; the program lands at the top of the build folder
 #   build/stages/stage3 -> the folder, so that tests write #include "stage3/attention.h" wherever the sources are
 #
@@ -30,8 +31,12 @@ function(add_stage folder)
   list(FILTER sources EXCLUDE REGEX "/main\\.cpp$")
   set(kernels "")
   if(TARGET course_cuda)
-    # Everything in this folder needs CUDA, .cpp files too.
+    # Everything in these folders needs CUDA, .cpp files too.
     file(GLOB kernels CONFIGURE_DEPENDS ${directory}/kernels/*.cu ${directory}/kernels/*.cpp)
+    if(COURSE_PRODUCTION)
+      file(GLOB production CONFIGURE_DEPENDS ${directory}/production/*.cu ${directory}/production/*.cpp)
+      list(APPEND kernels ${production})
+    endif()
   endif()
 
   add_library(${stage}_lib STATIC ${sources} ${kernels})
@@ -43,9 +48,16 @@ function(add_stage folder)
   endif()
   if(kernels)
     target_link_libraries(${stage}_lib PUBLIC course_cuda)
+    if(COURSE_PRODUCTION)
+      target_compile_definitions(${stage}_lib PUBLIC COURSE_PRODUCTION)
+    endif()
   endif()
-  # The ladder of kernels, for tests and benchmarks: no program of a stage needs it.
+  # The ladder of kernels, for tests and benchmarks: no program of a stage needs it. Its upper steps are kernels of
+  # production/.
   file(GLOB steps CONFIGURE_DEPENDS ${directory}/ladder/*.cu ${directory}/ladder/*.cpp)
+  if(NOT COURSE_PRODUCTION)
+    list(FILTER steps INCLUDE REGEX "/step[1-5]_[a-z_]+\\.cu$")
+  endif()
   if(kernels AND steps)
     add_library(${stage}_ladder STATIC ${steps})
     target_link_libraries(${stage}_ladder PUBLIC ${stage}_lib PRIVATE course_warnings)

@@ -37,23 +37,13 @@ common::CudaLlama device_model(const common::Llama& model, const GpuOptions& opt
                               : common::CudaLlama(model, options.precision, chunk_size, options.weights);
 }
 
-// Free functions of the kernels' names, which a runner's own members would hide.
-void launch_copies(void* keys, void* values, int num_layers, const PageShape& shape, std::span<const BlockCopy> copies,
-                   const common::Stream& stream) {
-  std::vector<PageCopy> launch;
-  for (const auto& [source, destination] : copies) {
-    launch.push_back({source, destination});
-  }
-  copy_blocks(keys, values, num_layers, shape, launch.data(), static_cast<int>(launch.size()), stream.get());
-}
-
-std::string why_unsupported(const PageShape& shape, int num_heads) { return unsupported(shape, num_heads); }
-
 }  // namespace
 
 struct GpuRunner::Impl {
-  Impl(const common::Llama& llama, const KvCacheShape& cache_shape, const GpuOptions& options, int chunk_size)
-      : shape(page_shape(cache_shape, options)),
+  Impl(const common::Llama& llama, const KvCacheShape& cache_shape, const GpuOptions& options, int chunk_size,
+       const PagedKernels& table)
+      : kernels(table),
+        shape(page_shape(cache_shape, options)),
         num_layers(cache_shape.num_layers),
         cache_size{cache_shape.num_blocks, shape.block_size, num_layers * shape.bytes_per_block() / shape.block_size},
         layer_bytes(static_cast<std::size_t>(shape.elements()) * static_cast<std::size_t>(bytes_of(shape.type))),
@@ -62,8 +52,7 @@ struct GpuRunner::Impl {
         values(shape.is_paired() ? 0 : layer_bytes * static_cast<std::size_t>(num_layers)),
         inputs(chunk_size, std::min(cache_shape.num_blocks,
                                     (llama.config().context_length + shape.block_size - 1) / shape.block_size)),
-        decode_workspace(decode_workspace_bytes(shape, batch())),
-        ragged_workspace(ragged_workspace_bytes(shape, batch(), chunk_size)),
+        workspace(kernels.workspace_bytes(shape, step(chunk_size))),
         logits(static_cast<std::size_t>(llama.config().vocab_size)) {
     // NaN, in any type, so that reading a slot that was never written shows.
     CUDA_CHECK(cudaMemsetAsync(keys.data(), 0xFF, keys.bytes(), stream.get()));
@@ -72,14 +61,18 @@ struct GpuRunner::Impl {
     }
   }
 
-  // The one sequence.
-  Batch batch() const {
-    return {.num_sequences = 1,
-            .num_heads = model.config().num_heads,
-            .context_lengths = inputs.context_lengths(),
-            .block_tables = inputs.block_tables(),
-            .table_starts = inputs.table_starts(),
-            .max_blocks_per_sequence = inputs.max_blocks()};
+  // The one sequence's next tokens.
+  Step step(int num_tokens) const {
+    return {.batch = {.num_sequences = 1,
+                      .num_heads = model.config().num_heads,
+                      .context_lengths = inputs.context_lengths(),
+                      .block_tables = inputs.block_tables(),
+                      .table_starts = inputs.table_starts(),
+                      .max_blocks_per_sequence = inputs.max_blocks()},
+            .num_decodes = num_tokens == 1 ? 1 : 0,
+            .num_tokens = num_tokens,
+            .query_starts = inputs.query_starts(),
+            .slot_mapping = inputs.slot_mapping()};
   }
 
   Pages pages(int layer) const {
@@ -88,37 +81,10 @@ struct GpuRunner::Impl {
             shape.is_paired() ? nullptr : static_cast<std::byte*>(values.data()) + first, shape};
   }
 
-  // One pass over all tokens: a single one is decode attention's, a chunk ragged attention's.
-  void run(int num_tokens, int num_rows) {
-    const bool is_decode = num_tokens == 1;
-    if (is_decode) {
-      plan_decode(shape, batch(), decode_workspace.data(), stream.get());
-    } else {
-      plan_ragged(shape, batch(), inputs.query_starts(), num_tokens, ragged_workspace.data(), stream.get());
-    }
-    const auto attend = [&](const common::CudaAttentionCall& call) {
-      const Pages layer = pages(call.layer);
-      if (is_decode) {
-        // It may overlap: the launch before computes queries, keys and values, and what decode attention reads at once
-        // was there before that one began.
-        decode_attention(layer, batch(), call.q, call.output, decode_workspace.data(), call.stream,
-                         {.overlap_previous = true}, {call.k, call.v, call.kv_row_stride, inputs.slot_mapping()});
-      } else {
-        write_to_slots(layer, call.k, call.v, call.kv_row_stride, inputs.slot_mapping(), num_tokens, call.stream);
-        ragged_attention(layer, batch(), inputs.query_starts(), call.q, call.output, num_tokens,
-                         ragged_workspace.data(), call.stream);
-      }
-    };
-    model.forward(inputs.tokens(), inputs.positions(), num_tokens, attend, stream.get());
-    if (num_rows > 0) {
-      model.logits(inputs.logits_rows(), num_rows, logits.data(), stream.get());
-      model.argmax(logits.data(), num_rows, argmax.data(), stream.get());
-    }
-  }
-
   common::Matrix read_back(int layer, std::span<const int> slots, bool want_keys);
   double read_bandwidth() const;  // of the device's memory: bytes per second
 
+  const PagedKernels& kernels;
   PageShape shape;
   int num_layers;
   CacheSize cache_size;
@@ -129,26 +95,23 @@ struct GpuRunner::Impl {
   common::DeviceMemory values;  // likewise
 
   StepInputs inputs;
-  common::DeviceMemory decode_workspace;
-  common::DeviceMemory ragged_workspace;
+  common::DeviceMemory workspace;
   DeviceArray<float> logits;  // [1, vocab_size]
   DeviceArray<int> argmax{1};
   common::PinnedArray<int> argmax_on_host{1};
   bool draws_tokens = true;  // what the last batch asked for
-  // Five launches for each layer and four more, the same for every step of one token: recorded at the first such step,
-  // and replayed with other numbers in the inputs.
-  std::optional<common::Graph> decode_step;
 };
 
-std::string GpuRunner::unsupported(const common::LlamaConfig& config, const KvCacheShape& shape,
-                                   const GpuOptions& options) {
+std::string GpuRunner::unsupported(const PagedKernels& kernels, const common::LlamaConfig& config,
+                                   const KvCacheShape& shape, const GpuOptions& options) {
   const std::string reason = common::CudaLlama::unsupported(config, options.weights);
-  return reason.empty() ? why_unsupported(page_shape(shape, options), shape.num_heads) : reason;
+  return reason.empty() ? kernels.unsupported(page_shape(shape, options), shape.num_heads) : reason;
 }
 
-GpuRunner::GpuRunner(const common::Llama& model, const KvCacheShape& shape, const GpuOptions& options, int chunk_size) {
+GpuRunner::GpuRunner(const common::Llama& model, const KvCacheShape& shape, const GpuOptions& options, int chunk_size,
+                     const PagedKernels& kernels) {
   try {
-    impl_ = std::make_unique<Impl>(model, shape, options, chunk_size);
+    impl_ = std::make_unique<Impl>(model, shape, options, chunk_size, kernels);
   } catch (const common::OutOfDeviceMemory&) {
     const PageShape pages = page_shape(shape, options);
     throw common::InputError("the GPU has no room for the model and " +
@@ -163,8 +126,12 @@ const CacheSize& GpuRunner::cache() const { return impl_->cache_size; }
 
 void GpuRunner::copy_blocks(std::span<const BlockCopy> copies) {
   while (!copies.empty()) {
-    const std::span<const BlockCopy> launch = independent_copies(copies);
-    launch_copies(impl_->keys.data(), impl_->values.data(), impl_->num_layers, impl_->shape, launch, impl_->stream);
+    std::vector<PageCopy> launch;
+    for (const auto& [source, destination] : independent_copies(copies)) {
+      launch.push_back({source, destination});
+    }
+    impl_->kernels.copy_blocks(impl_->keys.data(), impl_->values.data(), impl_->num_layers, impl_->shape, launch.data(),
+                               static_cast<int>(launch.size()), impl_->stream.get());
     copies = copies.subspan(launch.size());
   }
 }
@@ -172,16 +139,7 @@ void GpuRunner::copy_blocks(std::span<const BlockCopy> copies) {
 void GpuRunner::enqueue(const RaggedBatch& batch) {
   try {
     impl_->inputs.upload(batch, impl_->shape.block_size, impl_->stream);
-    const int num_tokens = impl_->inputs.num_tokens();
-    const int num_rows = impl_->inputs.num_rows();
-    if (num_tokens == 1 && num_rows == 1) {
-      if (!impl_->decode_step) {
-        impl_->decode_step.emplace(impl_->stream, [&] { impl_->run(num_tokens, num_rows); });
-      }
-      impl_->decode_step->launch(impl_->stream);
-    } else {
-      impl_->run(num_tokens, num_rows);
-    }
+    launch(impl_->inputs.num_tokens(), impl_->inputs.num_rows());
     CUDA_CHECK(cudaMemcpyAsync(impl_->argmax_on_host.data(), impl_->argmax.data(), sizeof(int), cudaMemcpyDeviceToHost,
                                impl_->stream.get()));
     impl_->draws_tokens = batch.draws_tokens;
@@ -190,6 +148,25 @@ void GpuRunner::enqueue(const RaggedBatch& batch) {
     throw;
   }
 }
+
+void GpuRunner::launch(int num_tokens, int num_rows) {
+  const StepInputs& inputs = impl_->inputs;
+  const cudaStream_t stream = impl_->stream.get();
+  const Step step = impl_->step(num_tokens);
+  const std::span<std::byte> workspace(static_cast<std::byte*>(impl_->workspace.data()), impl_->workspace.bytes());
+  impl_->kernels.plan(impl_->shape, step, workspace, stream);
+  const auto attend = [&](const common::CudaAttentionCall& call) {
+    const LayerRows rows{.queries = call.q, .keys = call.k, .values = call.v, .row_stride = call.kv_row_stride};
+    impl_->kernels.attend(impl_->pages(call.layer), step, rows, call.output, workspace, call.stream);
+  };
+  impl_->model.forward(inputs.tokens(), inputs.positions(), num_tokens, attend, stream);
+  if (num_rows > 0) {
+    impl_->model.logits(inputs.logits_rows(), num_rows, impl_->logits.data(), stream);
+    impl_->model.argmax(impl_->logits.data(), num_rows, impl_->argmax.data(), stream);
+  }
+}
+
+const common::Stream& GpuRunner::stream() const { return impl_->stream; }
 
 StepResult GpuRunner::wait() {
   StepResult result;
@@ -232,8 +209,8 @@ common::Matrix GpuRunner::Impl::read_back(int layer, std::span<const int> slots,
   const DeviceArray<int> device_slots(slots);
   const common::DeviceMemory rows(2 * size * static_cast<std::size_t>(bytes_of(row_type(shape.type))));
   auto* const second = static_cast<std::byte*>(rows.data()) + rows.bytes() / 2;
-  read_from_slots(pages(layer), rows.data(), second, cols, device_slots.data(), static_cast<int>(slots.size()),
-                  stream.get());
+  kernels.read_from_slots(pages(layer), rows.data(), second, cols, device_slots.data(), static_cast<int>(slots.size()),
+                          stream.get());
   stream.synchronize();
   common::Matrix result(static_cast<Eigen::Index>(slots.size()), cols);
   const void* const source = want_keys ? rows.data() : second;

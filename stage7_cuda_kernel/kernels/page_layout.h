@@ -42,10 +42,11 @@ namespace stage7 {
 inline constexpr int kVecBytes = 16;
 inline constexpr int kTileRows = 16;
 
-// Rows of a tile: of blocks of 8, all. Float32 is not read by tensor cores, and its blocks have any size: a row by
-// itself is a tile, which leaves rows as they are.
+// Rows of a tile: 16, or 8 where blocks are not cut into tiles of 16. Neither float32 nor blocks of other sizes are
+// read by tensor cores: there a row by itself is a tile, which leaves rows as they are.
 COURSE_HOST_DEVICE int rows_per_tile(const PageShape& shape) {
-  return shape.type == ScalarType::kFloat32 ? 1 : shape.block_size < kTileRows ? shape.block_size : kTileRows;
+  const bool has_tiles = shape.type != ScalarType::kFloat32 && shape.block_size % 8 == 0;
+  return !has_tiles ? 1 : shape.block_size % kTileRows == 0 ? kTileRows : 8;
 }
 
 // Only rows of 256 bytes (head_dim 128 at 16 bits, 256 at 8) are cut, into two panels. Rows of 128 are a panel as they
@@ -80,7 +81,8 @@ COURSE_HOST_DEVICE int vec_place(int vecs_per_row, int tile_rows, int row, int v
          swizzle(panel_vecs, row_in_tile, vec_in_panel);
 }
 
-// The same from where the layer's keys or values begin, in vectors: for what moves them one by one.
+// The same from where the layer's keys or values begin, in vectors: for what moves them one by one. For pages of
+// float32 and bfloat16.
 struct PageVecs {
   int vecs_per_row;
   int num_kv_heads;
@@ -92,6 +94,22 @@ struct PageVecs {
     return first_row * vecs_per_row + vec_place(vecs_per_row, tile_rows, row, vec);
   }
 };
+
+COURSE_HOST_DEVICE PageVecs page_vecs(const PageShape& shape) {
+  return {.vecs_per_row = shape.head_dim * bytes_of(shape.type) / kVecBytes,
+          .num_kv_heads = shape.num_kv_heads,
+          .block_size = shape.block_size,
+          .tile_rows = rows_per_tile(shape)};
+}
+
+// Where a dimension of a token's row of one head is, in elements, from where the layer's keys or values begin. For
+// pages of float32 and bfloat16.
+COURSE_HOST_DEVICE std::int64_t element_offset(const PageShape& shape, std::int64_t block, int kv_head, int row,
+                                               int dimension) {
+  const int elements_per_vec = kVecBytes / bytes_of(shape.type);
+  return page_vecs(shape).place(block, kv_head, row, dimension / elements_per_vec) * elements_per_vec +
+         dimension % elements_per_vec;
+}
 
 // K and V of a tile of 16 rows, one after the other, in bytes from where K begins: in the pages if K and V lie there
 // together (float8), and always in shared memory. Between them, float8 has K's scales and then V's, a byte for each

@@ -1,7 +1,8 @@
 // The ladder: seven kernels for one job, decode attention over pages, each with one idea more than the one before.
 //
-// A step takes what decode_attention takes (kernels.h), but bfloat16, head_dim 128 and blocks of 16 tokens only, so
-// that nothing but the idea is in its file. Read them in order; `bench --ladder` measures them side by side.
+// A step takes what decode_attention takes (production/attention_launches.h), but bfloat16, head_dim 128 and blocks of
+// 16 tokens only, so that nothing but the idea is in its file. Read them in order; `bench --ladder` measures them side
+// by side.
 #pragma once
 
 #include <cstddef>

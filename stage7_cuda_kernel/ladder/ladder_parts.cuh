@@ -5,7 +5,7 @@
 #include <cmath>
 
 #include "../kernels/checks.h"
-#include "../kernels/decode_merge.cuh"
+#include "../kernels/element.h"
 #include "../kernels/online_softmax.cuh"
 #include "../kernels/page_layout.h"
 #include "common/cuda/model/scalars.cuh"
@@ -32,13 +32,13 @@ struct LadderCall {
 };
 
 inline void check_ladder(const PageShape& shape, const Batch& batch) {
-  check_batch(shape, batch);
+  check_batch(kPlainKernels, shape, batch);
   COMMON_CHECK(shape.type == ScalarType::kBFloat16 && shape.head_dim == kDimensions && shape.block_size == kBlockTokens,
                "the ladder is for bfloat16, head_dim 128 and blocks of 16");
 }
 
 inline LadderCall ladder_call(const Pages& pages, const Batch& batch, const void* queries, void* output) {
-  check_pages(pages);
+  check_pages(kPlainKernels, pages);
   check_ladder(pages.shape, batch);
   COMMON_CHECK(batch.num_sequences == 0 || (is_aligned(queries) && is_aligned(output)),
                "queries and output begin at multiples of 16 bytes");

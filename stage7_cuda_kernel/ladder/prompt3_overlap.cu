@@ -1,6 +1,6 @@
 // Prompts, step 3: products beside the softmax. wgmma is asynchronous: it is started, and waited for later.
 //
-// The scores of the next tile are started before V of this one is added (next_tile in ../kernels/prefill_kernel.cuh,
+// The scores of the next tile are started before V of this one is added (next_tile in ../production/prefill_kernel.cuh,
 // and attend, which calls it). Both products are then under way. The first to end are the scores, and while the
 // warpgroup makes weights of them, the tensor cores still have V to multiply.
 //

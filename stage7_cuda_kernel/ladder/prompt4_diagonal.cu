@@ -1,4 +1,4 @@
-// Prompts, step 4: short tiles on the diagonal. The kernel that the stage uses (../kernels/prefill_kernel.cuh).
+// Prompts, step 4: short tiles on the diagonal. The kernel that the stage uses (../production/prefill_kernel.cuh).
 //
 // Of the last tile that a task's rows see, they may see one token or all 128. Its products are as short as that allows,
 // in steps of 32 tokens; wgmma has an instruction for each. With a group of 4, a task is 32 tokens of the prompt, and

@@ -1,13 +1,14 @@
 // The second ladder: causal attention of prompts, from Ampere's matrix instruction to the kernel that Hopper runs.
 //
-// A step takes what ragged_attention takes, after plan_ragged (kernels.h), but bfloat16, head_dim 128 and prompts that
-// are long (more than 256 tokens on average). The first step is a kernel by itself. The others are made of the parts of
-// ../kernels/prefill_kernel.cuh, and what a step does differently is in its file: read that one beside them.
+// A step takes what ragged_attention takes, after plan_ragged (attention_launches.h), but bfloat16, head_dim 128 and
+// prompts that are long (more than 256 tokens on average). The first step is a kernel by itself. The others are made of
+// the parts of
+// ../production/prefill_kernel.cuh, and what a step does differently is in its file: read that one beside them.
 #pragma once
 
 #include <span>
 
-#include "../kernels/prefill_attention.h"
+#include "../production/prefill_attention.h"
 
 namespace stage7 {
 

@@ -2,7 +2,8 @@
 #pragma once
 
 #include "../kernels/checks.h"
-#include "../kernels/prefill_launch.cuh"
+#include "../production/prefill_launch.cuh"
+#include "../production/production_kernels.h"
 #include "prompt_ladder.h"
 
 namespace stage7 {
@@ -10,8 +11,8 @@ namespace stage7 {
 inline constexpr int kPromptDimensions = 128;
 
 inline void check_prompts(const Pages& pages, const Batch& batch) {
-  check_pages(pages);
-  check_batch(pages.shape, batch);
+  check_pages(kProductionKernels, pages);
+  check_batch(kProductionKernels, pages.shape, batch);
   COMMON_CHECK(pages.shape.type == ScalarType::kBFloat16 && pages.shape.head_dim == kPromptDimensions,
                "the prompts' ladder is for bfloat16 and head_dim 128");
 }

@@ -58,7 +58,7 @@ struct Piece {
         head(static_cast<int>(blockIdx.x)),
         split(static_cast<int>(blockIdx.z)),
         length(call.batch.context_lengths[sequence]) {
-    const std::int64_t num_blocks = num_tiles_of(length);
+    const std::int64_t num_blocks = (length + kBlockTokens - 1) / kBlockTokens;
     begin = static_cast<int>(num_blocks * split / splits.count) * kBlockTokens;
     end = min(static_cast<int>(num_blocks * (split + 1) / splits.count) * kBlockTokens, length);
   }

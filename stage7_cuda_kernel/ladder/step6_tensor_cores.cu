@@ -22,7 +22,7 @@
 // equally many pieces. In a ragged batch the longest one is then the whole kernel's time while most of the device is
 // done; 256 heads on 264 places are one round, 300 heads would be two; and the second launch costs what it cost in step
 // 4.
-#include "../kernels/decode_kernel.cuh"
+#include "../production/decode_kernel.cuh"
 #include "splits.cuh"
 
 namespace stage7 {

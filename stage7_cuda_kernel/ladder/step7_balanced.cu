@@ -1,4 +1,4 @@
-// Step 7: equal shares. The kernel that the stage uses; its parts are in ../kernels.
+// Step 7: equal shares. The kernel that the stage uses; its parts are in ../production.
 //
 // All tiles of all heads of all sequences stand in one line, and n thread blocks, as many as the device holds at once,
 // get the n-th part each (decode_plan.h draws it). A share may begin in the middle of one head and end in another one,
@@ -19,6 +19,7 @@
 // one head for each thread block where heads are few; cutting heads that need not be cut, since a thread block that
 // ends in another head hands in two results; many small thread blocks where every head is cut, for the number of
 // partial results is what the merge pays for (decode_ring.h has the rule).
+#include "../production/attention_launches.h"
 #include "ladder_parts.cuh"
 
 namespace stage7 {

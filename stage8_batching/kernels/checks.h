@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <limits>
 #include <string>
 
 #include "common/base/check.h"
@@ -11,14 +12,28 @@ namespace stage8 {
 
 inline bool is_aligned(const void* pointer) { return reinterpret_cast<std::uintptr_t>(pointer) % 16 == 0; }
 
-inline void check_shape(const PageShape& shape, int num_heads) {
+// Why no table of kernels can serve the shape; empty if it is not for these reasons.
+inline std::string unsupported_by_all(const PageShape& shape, int num_heads) {
+  if (shape.num_kv_heads <= 0 || num_heads <= 0 || num_heads % shape.num_kv_heads != 0) {
+    return "the kernels need query heads that share kv heads evenly, not " + std::to_string(num_heads) + " over " +
+           std::to_string(shape.num_kv_heads);
+  }
+  if (shape.block_size > 0 && shape.num_blocks > std::numeric_limits<int>::max() / shape.block_size) {
+    return "the kernels number slots in 32 bits, and " + std::to_string(shape.num_blocks) + " blocks of " +
+           std::to_string(shape.block_size) + " have more";
+  }
+  return {};
+}
+
+// kernels: those that are to serve the shape.
+inline void check_shape(const PagedKernels& kernels, const PageShape& shape, int num_heads) {
   COMMON_CHECK(shape.num_blocks > 0, "pages have blocks");
-  const std::string reason = unsupported(shape, num_heads);
+  const std::string reason = kernels.unsupported(shape, num_heads);
   COMMON_CHECK(reason.empty(), reason);
 }
 
-inline void check_pages(const Pages& pages) {
-  check_shape(pages.shape, pages.shape.num_kv_heads);
+inline void check_pages(const PagedKernels& kernels, const Pages& pages) {
+  check_shape(kernels, pages.shape, pages.shape.num_kv_heads);
   COMMON_CHECK(pages.keys != nullptr && (pages.values != nullptr || pages.shape.is_paired()),
                "pages have keys and values");
   COMMON_CHECK(is_aligned(pages.keys) && is_aligned(pages.values), "pages begin at multiples of 16 bytes");
@@ -34,13 +49,27 @@ inline void check_rows(const PageShape& shape, const void* keys, const void* val
                "rows hold all heads and begin at multiples of 16 bytes");
 }
 
-inline void check_batch(const PageShape& shape, const Batch& batch) {
+inline void check_copies(const PageCopy* copies, int num_copies, int num_layers) {
+  COMMON_CHECK(num_layers > 0 && num_layers < 32768, "a cache has layers");
+  COMMON_CHECK(num_copies >= 0 && (num_copies == 0 || copies != nullptr), "copies are given");
+}
+
+inline void check_batch(const PagedKernels& kernels, const PageShape& shape, const Batch& batch) {
   COMMON_CHECK(batch.num_sequences >= 0, "a batch has no sequences or some");
-  check_shape(shape, batch.num_heads);
+  check_shape(kernels, shape, batch.num_heads);
   COMMON_CHECK(batch.num_sequences == 0 ||
                    (batch.context_lengths != nullptr && batch.block_tables != nullptr && batch.table_starts != nullptr),
                "a batch has lengths and tables");
   COMMON_CHECK(batch.max_blocks_per_sequence > 0, "block tables have entries");
+}
+
+inline void check_step(const PagedKernels& kernels, const PageShape& shape, const Step& step) {
+  check_batch(kernels, shape, step.batch);
+  COMMON_CHECK(step.num_tokens >= 0, "a step has no tokens or some");
+  COMMON_CHECK(
+      step.num_decodes >= 0 && step.num_decodes <= step.batch.num_sequences && step.num_decodes <= step.num_tokens,
+      "the decodes are sequences with a row each");
+  COMMON_CHECK(step.num_tokens == 0 || step.query_starts != nullptr, "a step has query_starts");
 }
 
 }  // namespace

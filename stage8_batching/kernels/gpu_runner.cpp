@@ -6,11 +6,9 @@
 #include <cstddef>
 #include <cstdint>
 #include <limits>
-#include <map>
 #include <optional>
 #include <span>
 #include <string>
-#include <utility>
 #include <vector>
 
 #include "common/base/check.h"
@@ -51,48 +49,29 @@ std::size_t logits_size(int max_rows, int vocab_size) {
   return static_cast<std::size_t>(max_rows) * static_cast<std::size_t>(vocab_size);
 }
 
-// Free functions of the kernels' names, which a runner's own members would hide.
-void launch_copies(void* keys, void* values, int num_layers, const PageShape& shape, std::span<const BlockCopy> copies,
-                   const common::Stream& stream) {
-  std::vector<PageCopy> launch;
-  for (const auto& [source, destination] : copies) {
-    launch.push_back({source, destination});
-  }
-  copy_blocks(keys, values, num_layers, shape, launch.data(), static_cast<int>(launch.size()), stream.get());
-}
-
 PageShape with_blocks(PageShape shape, int num_blocks) {
   shape.num_blocks = num_blocks;
   return shape;
-}
-
-std::string why_unsupported(const PageShape& shape, int num_heads) { return unsupported(shape, num_heads); }
-
-// Steps with one token for each sequence are recorded for 1, 2, 4, 8, 16, 24, … sequences. Inactive ones fill them up.
-int recorded_size(int num_sequences) {
-  int size = 1;
-  while (size < num_sequences) {
-    size += std::min(size, 8);
-  }
-  return size;
 }
 
 }  // namespace
 
 struct GpuRunner::Impl {
   Impl(const common::Llama& llama, const KvCacheShape& cache_shape, const GpuOptions& options, int chunk_size,
-       int sequences_announced, const std::optional<MemoryShare>& share, common::Communicator* communicator)
-      : peers(communicator),
+       int sequences_announced, const PagedKernels& table, const std::optional<MemoryShare>& share,
+       common::Communicator* communicator)
+      : kernels(table),
+        peers(communicator),
         block(page_shape(cache_shape, options)),
         num_layers(cache_shape.num_layers),
         model(device_model(llama, options, chunk_size, peers)),
         max_tokens(chunk_size),
-        max_sequences(std::min(chunk_size, recorded_size(sequences_announced))),
+        max_sequences(std::min(chunk_size, sequences_announced)),
         max_blocks(std::min(share ? std::numeric_limits<int>::max() : cache_shape.num_blocks,
                             (llama.config().context_length + block.block_size - 1) / block.block_size)),
         buffers{{{chunk_size, max_sequences, max_blocks}, {chunk_size, max_sequences, max_blocks}}},
-        decode_workspace(decode_workspace_bytes(block, batch(buffers[0].inputs(), 0, max_sequences))),
-        ragged_workspace(ragged_workspace_bytes(block, batch(buffers[0].inputs(), 0, max_sequences), chunk_size)),
+        workspace(kernels.workspace_bytes(
+            block, step(buffers[0].inputs(), {.num_tokens = chunk_size, .num_sequences = max_sequences}))),
         logits(logits_size(max_sequences, model.config().vocab_size)),
         gathered(peers == nullptr ? 0 : logits_size(max_sequences, llama.config().vocab_size)),
         whole_logits(gathered.size()),
@@ -128,63 +107,23 @@ struct GpuRunner::Impl {
     return size;
   }
 
-  // `count` of the step's sequences, from the `first` one on.
-  Batch batch(const StepInputs& inputs, int first, int count) const {
-    return {.num_sequences = count,
-            .num_heads = model.config().num_heads,
-            .context_lengths = inputs.context_lengths() + first,
-            .block_tables = inputs.block_tables(),
-            .table_starts = inputs.table_starts() + first,
-            .max_blocks_per_sequence = inputs.max_blocks()};
+  Step step(const StepInputs& inputs, const StepCounts& counts) const {
+    return {.batch = {.num_sequences = counts.num_sequences,
+                      .num_heads = model.config().num_heads,
+                      .context_lengths = inputs.context_lengths(),
+                      .block_tables = inputs.block_tables(),
+                      .table_starts = inputs.table_starts(),
+                      .max_blocks_per_sequence = inputs.max_blocks()},
+            .num_decodes = counts.num_decodes,
+            .num_tokens = counts.num_tokens,
+            .query_starts = inputs.query_starts(),
+            .slot_mapping = inputs.slot_mapping()};
   }
 
   Pages pages(int layer) const {
     const std::size_t first = layer_bytes * static_cast<std::size_t>(layer);
     return {static_cast<std::byte*>(keys.data()) + first,
             shape.is_paired() ? nullptr : static_cast<std::byte*>(values.data()) + first, shape};
-  }
-
-  // One pass over all tokens: sequences with one token are decode attention's, the rest is ragged attention's. The
-  // step's inputs are in buffers[which]; the other buffers have what the step before has drawn.
-  void run(int which, int num_tokens, int num_decodes, int num_chunks, int num_rows) {
-    const StepInputs& inputs = buffers[static_cast<std::size_t>(which)].inputs();
-    int* const argmax = buffers[static_cast<std::size_t>(which)].argmax();
-    const int* const previous = buffers[static_cast<std::size_t>(1 - which)].argmax();
-    const Batch decodes = batch(inputs, 0, num_decodes);
-    const Batch chunks = batch(inputs, num_decodes, num_chunks);
-    const int num_queries = num_tokens - num_decodes;
-    if (num_decodes > 0) {
-      plan_decode(shape, decodes, decode_workspace.data(), stream.get());
-    }
-    if (num_chunks > 0) {
-      plan_ragged(shape, chunks, inputs.query_starts(), num_queries, ragged_workspace.data(), stream.get());
-    }
-    const auto skipped_bytes =
-        std::int64_t{num_decodes} * decodes.num_heads * shape.head_dim * bytes_of(row_type(shape.type));
-    const auto attend = [&](const common::CudaAttentionCall& call) {
-      const Pages layer = pages(call.layer);
-      if (num_decodes > 0) {
-        // It may overlap: the launch before computes queries, keys and values, and what decode attention reads at once
-        // was there before that one began.
-        decode_attention(layer, decodes, call.q, call.output, decode_workspace.data(), call.stream,
-                         {.overlap_previous = true}, {call.k, call.v, call.kv_row_stride, inputs.slot_mapping()});
-      }
-      if (num_chunks > 0) {
-        const std::int64_t skipped = num_decodes * call.kv_row_stride * bytes_of(row_type(shape.type));
-        write_to_slots(layer, static_cast<const std::byte*>(call.k) + skipped,
-                       static_cast<const std::byte*>(call.v) + skipped, call.kv_row_stride,
-                       inputs.slot_mapping() + num_decodes, num_queries, call.stream);
-        ragged_attention(layer, chunks, inputs.query_starts(), static_cast<const std::byte*>(call.q) + skipped_bytes,
-                         static_cast<std::byte*>(call.output) + skipped_bytes, num_queries, ragged_workspace.data(),
-                         call.stream);
-      }
-    };
-    model.forward(inputs.tokens(), inputs.positions(), num_tokens, attend, stream.get(),
-                  {.rows = inputs.pending_rows(), .tokens = previous});
-    if (num_rows > 0) {
-      model.logits(inputs.logits_rows(), num_rows, logits.data(), stream.get());
-      model.argmax(logits.data(), num_rows, argmax, stream.get());
-    }
   }
 
   // Puts the tokens that are drawn in place of those with the largest logits. Not recorded: what it launches depends on
@@ -216,7 +155,7 @@ struct GpuRunner::Impl {
   }
 
   // step_age 0: the last one; 1: the one before it.
-  const StepBuffers& step(int step_age) const {
+  const StepBuffers& buffers_of(int step_age) const {
     COMMON_CHECK(step_age == 0 || step_age == 1, "what the last two steps have drawn is kept");
     return buffers[static_cast<std::size_t>((last + step_age) % 2)];
   }
@@ -228,9 +167,8 @@ struct GpuRunner::Impl {
     }
   }
 
-  // What has been enqueued and waits for other GPUs ends. Recorded steps belong to the connection.
+  // What has been enqueued and waits for other GPUs ends.
   void end_waits() noexcept {
-    steps.clear();
     model.stop_sums();
     peers->abort();
     for (const StepBuffers& step : buffers) {
@@ -241,15 +179,17 @@ struct GpuRunner::Impl {
   common::Matrix read_back(int layer, std::span<const int> slots, bool want_keys);
   double read_bandwidth() const;  // of the device's memory: bytes per second
 
-  ~Impl() {
-    // Freeing memory waits for the GPU.
+  // Freeing memory waits for the GPU, which may wait for others.
+  void finish() noexcept {
     if (peers != nullptr && !peers->settle([&] { return buffers[0].is_finished() && buffers[1].is_finished(); })) {
       end_waits();
     }
   }
+  ~Impl() { finish(); }
   Impl(const Impl&) = delete;
   Impl& operator=(const Impl&) = delete;
 
+  const PagedKernels& kernels;
   common::Communicator* peers;  // nullptr: there are none
   PageShape block;              // the shape of one: workspaces do not depend on how many there are
   int num_layers;
@@ -261,8 +201,7 @@ struct GpuRunner::Impl {
   int max_blocks;                      // of a sequence
   std::array<StepBuffers, 2> buffers;  // of the steps of even and of odd number
   int last = 0;                        // which of them the last enqueued step has
-  common::DeviceMemory decode_workspace;
-  common::DeviceMemory ragged_workspace;
+  common::DeviceMemory workspace;
   DeviceArray<float> logits;        // [num_rows, vocab_size]
   DeviceArray<float> gathered;      // with peers: [number of GPUs, num_rows, vocab_size]
   DeviceArray<float> whole_logits;  // with peers: [num_rows, vocab_size of the whole model]
@@ -275,21 +214,20 @@ struct GpuRunner::Impl {
   common::DeviceMemory keys;    // [num_layers, num_blocks, num_kv_heads, block_size, head_dim]
   common::DeviceMemory values;  // likewise
   HostPages host;               // blocks from num_blocks on
-
-  std::map<std::pair<int, int>, common::Graph> steps;  // by the buffers they use and the number of sequences
 };
 
-std::string GpuRunner::unsupported(const common::LlamaConfig& config, const KvCacheShape& shape,
-                                   const GpuOptions& options) {
+std::string GpuRunner::unsupported(const PagedKernels& kernels, const common::LlamaConfig& config,
+                                   const KvCacheShape& shape, const GpuOptions& options) {
   const std::string reason = common::CudaLlama::unsupported(config, options.weights);
-  return reason.empty() ? why_unsupported(page_shape(shape, options), shape.num_heads) : reason;
+  return reason.empty() ? kernels.unsupported(page_shape(shape, options), shape.num_heads) : reason;
 }
 
 GpuRunner::GpuRunner(const common::Llama& model, const KvCacheShape& shape, const GpuOptions& options, int chunk_size,
-                     int max_sequences, const std::optional<MemoryShare>& share, common::Communicator* peers) {
+                     int max_sequences, const PagedKernels& kernels, const std::optional<MemoryShare>& share,
+                     common::Communicator* peers) {
   const std::int64_t block_bytes = shape.num_layers * page_shape(shape, options).bytes_per_block();
   try {
-    impl_ = std::make_unique<Impl>(model, shape, options, chunk_size, max_sequences, share, peers);
+    impl_ = std::make_unique<Impl>(model, shape, options, chunk_size, max_sequences, kernels, share, peers);
   } catch (const common::OutOfPinnedMemory&) {
     throw common::InputError("the host has no room for " + common::format_bytes(block_bytes * shape.num_host_blocks) +
                              " of swapped-out K and V; less of it (--host-slots) may fit");
@@ -307,45 +245,37 @@ const CacheSize& GpuRunner::cache() const { return impl_->cache_size; }
 void GpuRunner::copy_blocks(std::span<const BlockCopy> copies) {
   while (!copies.empty()) {
     const std::span<const BlockCopy> independent = independent_copies(copies);
-    std::vector<BlockCopy> launch;
+    std::vector<PageCopy> launch;
     for (const BlockCopy& copy : independent) {
       if (impl_->host.contains(copy.source) || impl_->host.contains(copy.destination)) {
         impl_->host.copy(impl_->keys.data(), impl_->values.data(), copy.source, copy.destination, impl_->stream);
       } else {
-        launch.push_back(copy);
+        launch.push_back({copy.source, copy.destination});
       }
     }
-    launch_copies(impl_->keys.data(), impl_->values.data(), impl_->num_layers, impl_->shape, launch, impl_->stream);
+    impl_->kernels.copy_blocks(impl_->keys.data(), impl_->values.data(), impl_->num_layers, impl_->shape, launch.data(),
+                               static_cast<int>(launch.size()), impl_->stream.get());
     copies = copies.subspan(independent.size());
   }
 }
 
+int GpuRunner::padded_sequences(const RaggedBatch& step) const { return static_cast<int>(step.num_sequences()); }
+
 void GpuRunner::enqueue(const RaggedBatch& step) {
-  const auto num_sequences = static_cast<int>(step.context_lengths.size());
-  const int size = recorded_size(num_sequences);
-  const bool is_recorded = step.tokens.size() == step.context_lengths.size() &&
-                           step.logits_rows.size() == step.tokens.size() && size <= impl_->max_sequences;
   const int next = 1 - impl_->last;
   StepBuffers& own = impl_->buffers[static_cast<std::size_t>(next)];
   const StepBuffers& other = impl_->buffers[static_cast<std::size_t>(impl_->last)];
   try {
-    const int padded_sequences = is_recorded ? size : num_sequences;
+    const int num_sequences = padded_sequences(step);
+    const int padding = num_sequences - static_cast<int>(step.num_sequences());
     impl_->await(own);
-    own.begin(step, impl_->shape.block_size, padded_sequences, other, impl_->stream);
+    own.begin(step, impl_->shape.block_size, num_sequences, other, impl_->stream);
     const StepInputs& inputs = own.inputs();
-    if (is_recorded) {
-      // Five launches for each layer and four more, the same for every step of this size: recorded when it first comes,
-      // and replayed with other numbers in the inputs.
-      const std::pair key(next, size);
-      auto found = impl_->steps.find(key);
-      if (found == impl_->steps.end()) {
-        found = impl_->steps.try_emplace(key, impl_->stream, [&] { impl_->run(next, size, size, 0, size); }).first;
-      }
-      found->second.launch(impl_->stream);
-    } else {
-      const int num_chunks = num_sequences - inputs.num_decodes();
-      impl_->run(next, inputs.num_tokens(), inputs.num_decodes(), num_chunks, inputs.num_rows());
-    }
+    launch({.buffers = next,
+            .num_tokens = inputs.num_tokens(),
+            .num_sequences = num_sequences,
+            .num_decodes = inputs.num_decodes() + padding,
+            .num_rows = inputs.num_rows() + padding});
     impl_->draw(own, other);
     own.end(impl_->stream);
   } catch (...) {
@@ -358,6 +288,32 @@ void GpuRunner::enqueue(const RaggedBatch& step) {
   }
   impl_->last = next;
 }
+
+void GpuRunner::launch(const StepCounts& counts) {
+  const StepBuffers& own = impl_->buffers[static_cast<std::size_t>(counts.buffers)];
+  const StepBuffers& other = impl_->buffers[static_cast<std::size_t>(1 - counts.buffers)];
+  const StepInputs& inputs = own.inputs();
+  const cudaStream_t stream = impl_->stream.get();
+  const Step step = impl_->step(inputs, counts);
+  const std::span<std::byte> workspace(static_cast<std::byte*>(impl_->workspace.data()), impl_->workspace.bytes());
+  impl_->kernels.plan(impl_->shape, step, workspace, stream);
+  const auto attend = [&](const common::CudaAttentionCall& call) {
+    const LayerRows rows{.queries = call.q, .keys = call.k, .values = call.v, .row_stride = call.kv_row_stride};
+    impl_->kernels.attend(impl_->pages(call.layer), step, rows, call.output, workspace, call.stream);
+  };
+  impl_->model.forward(inputs.tokens(), inputs.positions(), counts.num_tokens, attend, stream,
+                       {.rows = inputs.pending_rows(), .tokens = other.argmax()});
+  if (counts.num_rows > 0) {
+    impl_->model.logits(inputs.logits_rows(), counts.num_rows, impl_->logits.data(), stream);
+    impl_->model.argmax(impl_->logits.data(), counts.num_rows, own.argmax(), stream);
+  }
+}
+
+const common::Stream& GpuRunner::stream() const { return impl_->stream; }
+
+int GpuRunner::max_sequences() const { return impl_->max_sequences; }
+
+void GpuRunner::finish() noexcept { impl_->finish(); }
 
 void GpuRunner::take_back(bool has_step) {
   if (has_step) {
@@ -377,7 +333,7 @@ void GpuRunner::warm_up(int max_tokens, int max_sequences) {
   const std::int64_t num_slots = shape.num_blocks * shape.block_size;
   const auto length = static_cast<int>(
       std::min<std::int64_t>({max_tokens, impl_->max_tokens, num_slots, impl_->model.config().context_length}));
-  const int max_size = std::min(recorded_size(max_sequences), impl_->max_sequences);
+  const int max_size = std::min(max_sequences, impl_->max_sequences);
   // Steps of more tokens take so long that asking the matrix library first hardly counts.
   constexpr int kMaxPrepared = 1024;
   impl_->model.prepare(std::min(length, kMaxPrepared), std::min(max_size, kMaxPrepared));
@@ -394,22 +350,6 @@ void GpuRunner::warm_up(int max_tokens, int max_sequences) {
   chunk.table_starts = {0, num_blocks};
   chunk.draws = {{{.temperature = 1.0F, .top_k = 1, .top_p = 0.5F}, 0, {}}};
   enqueue(chunk);
-  // Then a token each for inactive sequences. Both sets of buffers have recorded steps of their own.
-  for (int size = 1; size <= max_size; size = recorded_size(size + 1)) {
-    RaggedBatch inactive;
-    inactive.tokens.assign(static_cast<std::size_t>(size), 0);
-    inactive.positions.assign(inactive.tokens.size(), 0);
-    inactive.slot_mapping.assign(inactive.tokens.size(), -1);
-    inactive.context_lengths.assign(inactive.tokens.size(), 0);
-    inactive.table_starts.assign(inactive.tokens.size() + 1, 0);
-    for (int row = 0; row < size; ++row) {
-      inactive.logits_rows.push_back(row);
-      inactive.query_starts.push_back(row + 1);
-    }
-    for (std::size_t i = 0; i < impl_->buffers.size(); ++i) {
-      enqueue(inactive);
-    }
-  }
   drawn_tokens(0);
 }
 
@@ -427,12 +367,12 @@ common::Matrix GpuRunner::logits() {
 }
 
 std::vector<common::Token> GpuRunner::drawn_tokens(int step_age) {
-  const StepBuffers& step = impl_->step(step_age);
+  const StepBuffers& step = impl_->buffers_of(step_age);
   impl_->await(step);
   return step.argmax_on_host();
 }
 
-bool GpuRunner::draws_tokens(int step_age) const { return impl_->step(step_age).draws_tokens(); }
+bool GpuRunner::draws_tokens(int step_age) const { return impl_->buffers_of(step_age).draws_tokens(); }
 
 StepResult GpuRunner::wait(int step_age) {
   if (draws_tokens(step_age)) {
@@ -447,8 +387,6 @@ common::Matrix GpuRunner::keys(int layer, std::span<const int> slots) { return i
 common::Matrix GpuRunner::values(int layer, std::span<const int> slots) {
   return impl_->read_back(layer, slots, false);
 }
-
-int GpuRunner::num_recorded_steps() const { return static_cast<int>(impl_->steps.size()); }
 
 std::optional<ReadLimit> GpuRunner::read_limit() {
   return ReadLimit{impl_->model.weight_bytes_per_token(), impl_->read_bandwidth()};
@@ -470,8 +408,8 @@ common::Matrix GpuRunner::Impl::read_back(int layer, std::span<const int> slots,
   const DeviceArray<int> device_slots(slots);
   const common::DeviceMemory rows(2 * size * static_cast<std::size_t>(bytes_of(row_type(shape.type))));
   auto* const second = static_cast<std::byte*>(rows.data()) + rows.bytes() / 2;
-  read_from_slots(pages(layer), rows.data(), second, cols, device_slots.data(), static_cast<int>(slots.size()),
-                  stream.get());
+  kernels.read_from_slots(pages(layer), rows.data(), second, cols, device_slots.data(), static_cast<int>(slots.size()),
+                          stream.get());
   stream.synchronize();
   common::Matrix result(static_cast<Eigen::Index>(slots.size()), cols);
   const void* const source = want_keys ? rows.data() : second;

@@ -10,6 +10,7 @@
 // added in a fixed order, equal shares give equal bits.
 #pragma once
 
+#include <cuda_bf16.h>
 #include <cmath>
 
 #include <cstddef>
@@ -170,6 +171,29 @@ __device__ __forceinline__ SoftmaxRow<kValues> merge_parts(const PartialSoftmax<
     merged.add_part(max_and_sum, values);
   }
   return merged;
+}
+
+// The merge of a query by a warp: each thread has so many neighbouring dimensions, from lane * kWarpValues on.
+template <int kHeadDim>
+constexpr int kWarpValues = kHeadDim / 32;
+
+// The finished row: a thread's dimensions, `output` being where the first of them goes.
+template <int kValues>
+__device__ __forceinline__ void store_output(const SoftmaxRow<kValues>& merged, __nv_bfloat16* output) {
+  const float inverse = 1.0F / merged.sum;
+  if constexpr (kValues % 4 == 0) {
+#pragma unroll
+    for (int i = 0; i < kValues; i += 4) {
+      *reinterpret_cast<uint2*>(output + i) = {
+          common::pack(merged.values[i] * inverse, merged.values[i + 1] * inverse),
+          common::pack(merged.values[i + 2] * inverse, merged.values[i + 3] * inverse)};
+    }
+  } else {
+#pragma unroll
+    for (int i = 0; i < kValues; ++i) {
+      output[i] = common::from_float<__nv_bfloat16>(merged.values[i] * inverse);
+    }
+  }
 }
 
 }  // namespace

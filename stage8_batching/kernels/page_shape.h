@@ -7,10 +7,10 @@
 
 namespace stage8 {
 
-// Of what pages hold. kFloat8 is e4m3, one byte for each element, and each row has a scale (float8.cuh).
+// Of what pages hold. kFloat8 is e4m3, one byte for each element, and each row has a scale (production/float8.cuh).
 enum class ScalarType { kFloat32, kBFloat16, kFloat8 };
 
-constexpr int bytes_of(ScalarType type) {
+COURSE_HOST_DEVICE constexpr int bytes_of(ScalarType type) {
   return type == ScalarType::kFloat32 ? 4 : type == ScalarType::kBFloat16 ? 2 : 1;
 }
 
@@ -24,8 +24,8 @@ constexpr ScalarType row_type(ScalarType of_pages) {
 struct PageShape {
   std::int64_t num_blocks = 0;
   int num_kv_heads = 0;
-  int block_size = 0;  // float32: any; bfloat16: 8, 16, 32 or 64; float8: 16, 32 or 64
-  int head_dim = 0;    // float32: a multiple of 8, up to 256; else 32, 64, 96, 128 or 256
+  int block_size = 0;
+  int head_dim = 0;  // a multiple of 8, up to 256
   ScalarType type = ScalarType::kBFloat16;
 
   // Float8: K and V of a tile lie together, with their scales, in the array of keys, and there is none of values.

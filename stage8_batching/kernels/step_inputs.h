@@ -40,7 +40,8 @@ class StepInputs {
     }
     stride_ = stride(num_tokens_);
     put(kContextLengths, batch.context_lengths, padding, 0);
-    put_query_starts(batch);
+    int* const padded_starts = put(kQueryStarts, batch.query_starts);
+    std::iota(padded_starts, padded_starts + padding, batch.num_tokens() + 1);
     int* const padded_rows = put(kLogitsRows, batch.logits_rows);
     std::iota(padded_rows, padded_rows + padding, batch.num_tokens());
     put(kTokens, batch.tokens, padding, 0);
@@ -60,7 +61,7 @@ class StepInputs {
   int max_blocks() const { return max_blocks_; }    // of a sequence, in any step
   // On the device.
   const int* context_lengths() const { return device(kContextLengths); }
-  const int* query_starts() const { return device(kQueryStarts); }  // of the sequences after the decodes, from 0 on
+  const int* query_starts() const { return device(kQueryStarts); }  // [num_sequences + 1]
   const int* logits_rows() const { return device(kLogitsRows); }
   const int* tokens() const { return device(kTokens); }
   const int* positions() const { return device(kPositions); }
@@ -90,12 +91,6 @@ class StepInputs {
   // The values, and then `padding` times the same one. Returns where they end.
   int* put(Array array, std::span<const int> values, int padding = 0, int padded_value = 0) {
     return std::fill_n(std::copy(values.begin(), values.end(), host(array)), padding, padded_value);
-  }
-
-  // Of the sequences after the decodes, from 0 on.
-  void put_query_starts(const RaggedBatch& batch) {
-    std::transform(batch.query_starts.begin() + num_decodes_, batch.query_starts.end(), host(kQueryStarts),
-                   [&](int start) { return start - num_decodes_; });
   }
 
   void put_pending_rows(const RaggedBatch& batch) {

@@ -53,8 +53,8 @@ Row time_write(const common::Stream& stream, int num_tokens, bool scattered, Sca
   const double microseconds = common::microseconds_per_call(stream, calls, [&](int call) {
     const std::int64_t first = std::int64_t{call} * (num_sets / calls) * num_tokens;
     const std::byte* own = static_cast<const std::byte*>(rows.data()) + first * stride * 2;
-    write_to_slots({keys.data(), values.data(), shape}, own, own + bytes, stride, device_slots.data() + first,
-                   num_tokens, stream.get());
+    kProductionKernels.write_to_slots({keys.data(), values.data(), shape}, own, own + bytes, stride,
+                                      device_slots.data() + first, num_tokens, stream.get());
   });
   return {scattered ? "write_to_slots, a block each" : "write_to_slots, whole blocks", num_tokens, microseconds,
           4.0 * static_cast<double>(stride) * 2.0 * num_tokens};
@@ -73,8 +73,8 @@ Row time_copy(const common::Stream& stream, int num_pairs) {
   }
   const int calls = static_cast<int>(copies.size()) / num_pairs;
   const double microseconds = common::microseconds_per_call(stream, calls, [&](int call) {
-    copy_blocks(keys.data(), values.data(), kLayers, shape, copies.data() + std::int64_t{call} * num_pairs, num_pairs,
-                stream.get());
+    kProductionKernels.copy_blocks(keys.data(), values.data(), kLayers, shape,
+                                   copies.data() + std::int64_t{call} * num_pairs, num_pairs, stream.get());
   });
   return {"copy_blocks, 16 layers", num_pairs, microseconds,
           2.0 * 2.0 * 2.0 * static_cast<double>(shape.elements_per_block()) * kLayers * num_pairs};

@@ -6,7 +6,8 @@
 #include <vector>
 
 #include "common/cuda/runtime/device.h"
-#include "stage7/kernels/kernels.h"
+#include "stage7/production/attention_launches.h"
+#include "stage7/production/production_kernels.h"
 
 namespace stage7 {
 

@@ -1,6 +1,7 @@
 #include "tests/bench/contiguous_attention.h"
 
-#include "stage7/kernels/decode_launch.cuh"
+#include "stage7/production/decode_launch.cuh"
+#include "stage7/production/production_kernels.h"
 
 namespace stage7 {
 
@@ -8,8 +9,8 @@ void contiguous_attention(const Pages& cache, const Batch& batch, const void* qu
                           cudaStream_t stream, const DecodeOptions& options) {
   PageShape paged = cache.shape;
   paged.block_size = kTileTokens;  // the kernels' own check knows no blocks of any other length
-  check_pages({cache.keys, cache.values, paged});
-  check_batch(paged, batch);
+  check_pages(kProductionKernels, {cache.keys, cache.values, paged});
+  check_batch(kProductionKernels, paged, batch);
   COMMON_CHECK(paged.type == ScalarType::kBFloat16 && paged.head_dim == 128, "bfloat16 and 128 dimensions");
   COMMON_CHECK(cache.shape.num_blocks == batch.num_sequences && cache.shape.block_size % kTileTokens == 0,
                "every sequence has a row of whole tiles");

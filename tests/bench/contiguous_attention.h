@@ -1,7 +1,7 @@
 // Decode attention over a cache without blocks: the same kernel except for the table. Nothing else uses it.
 #pragma once
 
-#include "stage7/kernels/kernels.h"
+#include "stage7/production/attention_launches.h"
 
 namespace stage7 {
 

@@ -123,6 +123,32 @@ TEST_CASE("page layout: each vector has a place in its tile, and steps through t
   check_places<256, stage7::ScalarType::kFloat8>();
 }
 
+TEST_CASE("page layout: the swizzle leaves every vector a place of its own, in blocks of any size") {
+  for (const stage7::ScalarType type : {stage7::ScalarType::kFloat32, stage7::ScalarType::kBFloat16}) {
+    for (const int block_size : {1, 3, 8, 12, 16, 24, 64, 100}) {
+      for (const int head_dim : {8, 24, 64, 80, 128, 256}) {
+        CAPTURE(stage7::bytes_of(type), block_size, head_dim);
+        const PageShape shape{
+            .num_blocks = 2, .num_kv_heads = 2, .block_size = block_size, .head_dim = head_dim, .type = type};
+        const int vecs = head_dim * stage7::bytes_of(type) / stage7::kVecBytes;
+        std::set<std::int64_t> taken;
+        for (int row = 0; row < block_size; ++row) {
+          for (int vec = 0; vec < vecs; ++vec) {
+            taken.insert(stage7::page_vecs(shape).place(1, 1, row, vec));
+          }
+        }
+        CHECK(static_cast<int>(taken.size()) == block_size * vecs);
+        CHECK(*taken.begin() == 3 * block_size * vecs);
+        CHECK(*taken.rbegin() == 4 * block_size * vecs - 1);
+        CHECK(stage7::element_offset(shape, 1, 1, 0, 7) ==
+              stage7::page_vecs(shape).place(1, 1, 0, 7 * stage7::bytes_of(type) / stage7::kVecBytes) *
+                      (stage7::kVecBytes / stage7::bytes_of(type)) +
+                  7 % (stage7::kVecBytes / stage7::bytes_of(type)));
+      }
+    }
+  }
+}
+
 TEST_CASE("page layout: of rows of 256 bytes a panel is half, of others all") {
   CHECK(stage7::vecs_per_panel(16) == 8);
   for (const int vecs_per_row : {4, 8, 12, 24, 32}) {

@@ -1,4 +1,4 @@
-// Decode attention against float64 on the same rounded inputs, over everything its callers may choose.
+// Decode attention of production/ against float64 on the same rounded inputs, over everything its callers may choose.
 #include <algorithm>
 #include <array>
 
@@ -9,7 +9,7 @@
 
 // Not formatted: spaces around the slash would become part of the path.
 // clang-format off
-#include STAGE_HEADER(kernels/decode_ring.h)
+#include GPU_STAGE_HEADER(production/decode_ring.h)
 // clang-format on
 
 namespace {
@@ -37,7 +37,7 @@ TEST_CASE("Decode attention: weights 1 and 3, computed by hand", "[gpu]") {
   if (!common::has_cuda_device()) {
     SKIP_TEST("there is no GPU");
   }
-  const auto type = GENERATE(ScalarType::kFloat32, ScalarType::kBFloat16, ScalarType::kFloat8);
+  const auto type = GENERATE(ScalarType::kBFloat16, ScalarType::kFloat8);
   tests::HandWorked example(type);
   CHECK(example.check(example.decode(), tests::HandWorked::kLastToken) == tests::kNoDifference);
 }
@@ -90,7 +90,7 @@ TEST_CASE("Decode attention: long contexts", "[gpu]") {
   if (!common::has_cuda_device()) {
     SKIP_TEST("there is no GPU");
   }
-  const auto type = GENERATE(ScalarType::kFloat32, ScalarType::kBFloat16, ScalarType::kFloat8);
+  const auto type = GENERATE(ScalarType::kBFloat16, ScalarType::kFloat8);
   const int group = GENERATE(1, 4, 16);
   CAPTURE(tests::name_of(type), group);
   GpuBatch batch({.type = type,
@@ -287,25 +287,6 @@ TEST_CASE("Decode attention: bad arguments are refused before anything is launch
   good.stream.synchronize();
   CHECK(tests::is_poisoned(workspace));
   CHECK(tests::is_poisoned(good.output));
-}
-
-TEST_CASE("What the kernels cannot do is said in words (stage 7, invariant 6)", "[gpu]") {
-  if (!common::has_cuda_device()) {
-    SKIP_TEST("there is no GPU");
-  }
-  for (const auto& [block_size, head_dim, num_heads] :
-       {std::array{12, 128, 8}, {4, 128, 8}, {128, 128, 8}, {16, 80, 8}, {16, 16, 8}, {16, 128, 7}, {16, 128, 34}}) {
-    CAPTURE(block_size, head_dim, num_heads);
-    CHECK_FALSE(
-        stage::unsupported({.num_kv_heads = 2, .block_size = block_size, .head_dim = head_dim}, num_heads).empty());
-  }
-  CHECK(stage::unsupported({.num_kv_heads = 2, .block_size = 16, .head_dim = 128}, 8) == tests::kNoDifference);
-  CHECK(stage::unsupported({.num_kv_heads = 2, .block_size = 8, .head_dim = 128, .type = ScalarType::kFloat8}, 8) ==
-        "the float8 kernels need blocks of 16, 32 or 64 tokens, not 8");
-  CHECK(stage::unsupported({.num_kv_heads = 2, .block_size = 5, .head_dim = 40, .type = ScalarType::kFloat32}, 40) ==
-        tests::kNoDifference);
-  CHECK(stage::unsupported({.num_kv_heads = 2, .block_size = 5, .head_dim = 36, .type = ScalarType::kFloat32}, 40) ==
-        "the float32 kernels need a head dimension that is a multiple of 8 up to 256, not 36");
 }
 
 // Scales far apart in one context, among them rows of zeros: a weight that meets V is scaled before it is rounded, and

@@ -5,14 +5,17 @@
 #include <array>
 #include <cmath>
 #include <cstring>
+#include <memory>
 #include <numeric>
 #include <span>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "common/app/workload.h"
 #include "common/base/text.h"
 #include "common/cuda/runtime/device.h"
+#include "tests/gpu/gpu_built_runner.h"
 #include "tests/gpu/gpu_matrices.h"
 #include "tests/stages/engine_fixtures.h"
 #include "tests/stages/stage_engine.h"
@@ -22,8 +25,6 @@
 
 // Not formatted: spaces around the slash would become part of the path.
 // clang-format off
-#include STAGE_HEADER(gpu_runner.h)
-#include STAGE_HEADER(kernels/kernels.h)
 // clang-format on
 
 using common::Matrix;
@@ -46,11 +47,13 @@ stage::EngineOptions options_for(stage::Device device, stage::Precision precisio
   return options;
 }
 
+#ifdef COURSE_PRODUCTION
 stage::EngineOptions float8_options() {
   stage::EngineOptions options = options_for(stage::Device::kGpu, stage::Precision::kBFloat16);
   options.gpu.kv_cache = stage::KvCacheType::kFloat8;
   return options;
 }
+#endif
 
 std::vector<common::Completion> run(stage::Engine& engine, const std::vector<common::Request>& requests) {
   return tests::run_requests(engine, requests).completions;
@@ -157,6 +160,35 @@ TEST_CASE("GPU: the golden prompts get the golden text, in chunks and blocks of 
   }
 }
 
+TEST_CASE("GPU: the lesson's runner, kernel by kernel and with plain kernels, gets the golden text") {
+  if (!common::has_cuda_device()) {
+    SKIP_TEST("there is no GPU");
+  }
+  const int block_size = GENERATE(16, 5);
+  const common::LlamaConfig& config = bundled().llama.config();
+  const stage::KvCacheShape shape{.num_layers = config.num_layers,
+                                  .num_blocks = 4096 / block_size,
+                                  .block_size = block_size,
+                                  .num_heads = config.num_heads,
+                                  .num_kv_heads = config.num_kv_heads,
+                                  .head_dim = config.head_dim};
+  stage::EngineOptions options = options_for(stage::Device::kGpu);
+  options.chunk_size = 20;
+  options.block_size = block_size;
+#if STAGE_NUMBER == 7
+  auto runner = std::make_unique<tests::LessonRunner>(bundled().llama, shape, options.gpu, options.chunk_size);
+#else
+  auto runner = std::make_unique<tests::LessonRunner>(bundled().llama, shape, options.gpu, options.chunk_size, 8);
+  options.max_sequences = 8;
+#endif
+  stage::Engine engine(bundled().llama, options, std::move(runner));
+  const std::vector<common::Completion> completions = run(engine, golden_requests());
+  for (std::size_t i = 0; i < completions.size(); ++i) {
+    CAPTURE(block_size, golden_cases()[i].prompt, completions[i].error);
+    CHECK(compare_tokens(completions[i].tokens, golden_cases()[i].generated_tokens) == kNoDifference);
+  }
+}
+
 TEST_CASE("GPU: in float32 every architecture gets the CPU's text") {
   if (!common::has_cuda_device()) {
     SKIP_TEST("there is no GPU");
@@ -255,9 +287,9 @@ TEST_CASE("GPU: copies that build on each other are carried out in their order (
                                   .num_kv_heads = config.num_kv_heads,
                                   .head_dim = config.head_dim};
 #if STAGE_NUMBER == 7
-  stage::GpuRunner runner(bundled().llama, shape, {}, 16);
+  tests::BuiltRunner runner(bundled().llama, shape, {}, 16);
 #else
-  stage::GpuRunner runner(bundled().llama, shape, {}, 16, 1);
+  tests::BuiltRunner runner(bundled().llama, shape, {}, 16, 1);
 #endif
   std::vector<int> slots(8);
   std::iota(slots.begin(), slots.end(), 0);
@@ -348,6 +380,7 @@ TEST_CASE("GPU: in bfloat16 the logits are close, from a prompt and token by tok
 
 // The golden texts, token by token: how often a cache or weights of another type would have gone on with another token,
 // and how far the log-probability of the text's own token moves.
+#ifdef COURSE_PRODUCTION
 TEST_CASE("GPU: how far K and V, or weights, in float8 move the next token (stage 7, invariant 9)") {
   if (!common::has_cuda_device()) {
     SKIP_TEST("there is no GPU");
@@ -425,7 +458,9 @@ TEST_CASE("GPU: how far K and V, or weights, in float8 move the next token (stag
   CHECK(found[3].absolute < 0.2);
   CHECK(found[3].absolute > 0.0);  // these are other weights
 }
+#endif  // COURSE_PRODUCTION
 
+#ifdef COURSE_PRODUCTION
 TEST_CASE("GPU: float8 pages go through forks, copies on write, chunks and cached prefixes (stage 7, invariant 5)") {
   if (!common::has_cuda_device()) {
     SKIP_TEST("there is no GPU");
@@ -477,6 +512,7 @@ TEST_CASE("GPU: float8 pages go through forks, copies on write, chunks and cache
   REQUIRE(cold.start(2, longer, 0));
   CHECK(compare(warm, *cold.append(2, longer), 1.0F) == kNoDifference);
 }
+#endif  // COURSE_PRODUCTION
 
 TEST_CASE("GPU: a prompt's last chunk may be shorter than the others") {
   if (!common::has_cuda_device()) {

@@ -4,6 +4,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <functional>
+#include <span>
 #include <utility>
 #include <vector>
 
@@ -38,16 +39,21 @@ class PagedBatch {
 
   // The output of the kernels that `launch` enqueues on `stream`, as floats. Output and workspace are poisoned first.
   std::vector<float> output_of(std::size_t workspace_bytes, const std::function<void(void* workspace)>& launch) const;
-  std::vector<float> decode(const stage::DecodeOptions& options = {}, int num_runs = 1) const;
-  // The same, but the K and V of each sequence's last token are not in the pages: they are new rows, which decode
-  // attention has to store. `pages_are_equal`: afterwards the pages have the bytes that they have when that token was
-  // written beforehand or, if is_stored is false, still have the poison in its slot.
+  // With K and V of the new tokens not in the pages yet. `pages_are_equal`: afterwards the pages had the bytes that
+  // they have with these tokens written beforehand, or, if they were not to be stored, the poison that was in their
+  // slots.
   struct Appended {
     std::vector<float> output;
     bool pages_are_equal = false;
   };
+  // By a table of kernels, which stores K and V. The first num_decodes sequences are its decodes.
+  Appended attend(const stage::PagedKernels& kernels, int num_decodes) const;
+  stage::Step step(int num_decodes) const;
+#ifdef COURSE_PRODUCTION
+  std::vector<float> decode(const stage::DecodeOptions& options = {}, int num_runs = 1) const;
   Appended decode_new_rows(const stage::DecodeOptions& options = {}, int num_runs = 1, bool is_stored = true) const;
   std::vector<float> ragged() const;
+#endif
 
   common::Stream stream;
   common::DeviceArray<std::byte> queries;
@@ -58,8 +64,13 @@ class PagedBatch {
   void put(const BatchContents& contents);
 
  private:
+#ifdef COURSE_PRODUCTION
   std::vector<float> decode_runs(const stage::DecodeOptions& options, int num_runs,
                                  const stage::NewRows& new_rows) const;
+#endif
+  // The output of `run` on pages in which the new tokens' slots are poisoned.
+  Appended appended(bool is_stored, const std::function<std::vector<float>()>& run) const;
+  stage::LayerRows layer_rows() const;
 
   int num_tokens_ = 0;
   common::DeviceArray<std::byte> keys_;
@@ -68,8 +79,8 @@ class PagedBatch {
   common::DeviceArray<int> block_tables_;
   common::DeviceArray<int> table_starts_;
   common::DeviceArray<int> query_starts_;
-  common::DeviceArray<std::byte> last_rows_;  // [num_sequences, 2 * num_kv_heads * head_dim]: K and V of last tokens
-  std::vector<int> last_slots_;               // [num_sequences]
+  common::DeviceArray<std::byte> new_rows_;  // [num_tokens, 2 * num_kv_heads * head_dim]: K and V of the new tokens
+  common::DeviceArray<int> new_slots_;       // [num_tokens]; -1 in the row of an inactive sequence
   stage::Pages pages_;
   stage::Batch batch_;
 };
@@ -95,27 +106,33 @@ inline void PagedBatch::put(const BatchContents& contents) {
   queries = common::DeviceArray<std::byte>(to_bytes(contents.queries, type));
   output = poisoned(static_cast<std::int64_t>(contents.queries.size()), type);
   const std::size_t columns = static_cast<std::size_t>(shape.num_kv_heads) * static_cast<std::size_t>(shape.head_dim);
-  std::vector<float> last_rows;
-  std::size_t end = 0;
-  for (const int length : contents.context_lengths) {
-    end += static_cast<std::size_t>(length);
-    last_slots_.push_back(length == 0 ? -1 : contents.slots[end - 1]);
-    for (const std::vector<float>* matrix : {&contents.keys, &contents.values}) {
-      const std::vector<float> none(columns);
-      const auto row = length == 0 ? none.begin() : matrix->begin() + static_cast<std::ptrdiff_t>((end - 1) * columns);
-      last_rows.insert(last_rows.end(), row, row + static_cast<std::ptrdiff_t>(columns));
+  std::vector<float> new_rows;
+  std::vector<int> new_slots;
+  std::size_t end = 0;  // of the sequence's cached tokens
+  for (std::size_t s = 0; s < contents.context_lengths.size(); ++s) {
+    end += static_cast<std::size_t>(contents.context_lengths[s]);
+    for (int before_end = contents.query_starts[s + 1] - contents.query_starts[s]; before_end > 0; --before_end) {
+      const bool is_active = contents.context_lengths[s] > 0;
+      const std::size_t token = end - static_cast<std::size_t>(before_end);
+      new_slots.push_back(is_active ? contents.slots[token] : -1);
+      for (const std::vector<float>* matrix : {&contents.keys, &contents.values}) {
+        const std::vector<float> none(columns);
+        const auto row = is_active ? matrix->begin() + static_cast<std::ptrdiff_t>(token * columns) : none.begin();
+        new_rows.insert(new_rows.end(), row, row + static_cast<std::ptrdiff_t>(columns));
+      }
     }
   }
-  last_rows_ = common::DeviceArray<std::byte>(to_bytes(last_rows, type));
+  new_rows_ = common::DeviceArray<std::byte>(to_bytes(new_rows, type));
+  new_slots_ = common::DeviceArray<int>(new_slots);
   if (contents.slots.empty()) {
     return;
   }
   const common::DeviceArray<std::byte> rows_of_keys(to_bytes(contents.keys, type));
   const common::DeviceArray<std::byte> rows_of_values(to_bytes(contents.values, type));
   const common::DeviceArray<int> slot_mapping(contents.slots);
-  stage::write_to_slots(pages_, rows_of_keys.data(), rows_of_values.data(),
-                        std::int64_t{shape.num_kv_heads} * shape.head_dim, slot_mapping.data(),
-                        static_cast<int>(contents.slots.size()), stream.get());
+  kernels_for(shape).write_to_slots(pages_, rows_of_keys.data(), rows_of_values.data(),
+                                    std::int64_t{shape.num_kv_heads} * shape.head_dim, slot_mapping.data(),
+                                    static_cast<int>(contents.slots.size()), stream.get());
   stream.synchronize();
 }
 
@@ -130,8 +147,59 @@ inline std::vector<float> PagedBatch::output_of(std::size_t workspace_bytes,
   return to_floats(output.download(), stage::row_type(pages_.shape.type));
 }
 
-// num_runs calls after one plan, without a pause between them, like the layers of a model. Only the last call writes
-// the output that is returned.
+inline stage::LayerRows PagedBatch::layer_rows() const {
+  const int columns = pages_.shape.num_kv_heads * pages_.shape.head_dim;
+  return {.queries = queries.data(),
+          .keys = new_rows_.data(),
+          .values = new_rows_.data() + columns * stage::bytes_of(stage::row_type(pages_.shape.type)),
+          .row_stride = 2 * std::int64_t{columns}};
+}
+
+inline PagedBatch::Appended PagedBatch::appended(bool is_stored, const std::function<std::vector<float>()>& run) const {
+  const stage::LayerRows rows = layer_rows();
+  const common::DeviceArray<std::byte> poison =
+      poisoned(static_cast<std::int64_t>(new_slots_.size()) * rows.row_stride, stage::row_type(pages_.shape.type));
+  const auto write = [&](const void* keys, const void* values) {
+    kernels_for(pages_.shape)
+        .write_to_slots(pages_, keys, values, rows.row_stride, new_slots_.data(), num_tokens_, stream.get());
+    stream.synchronize();
+  };
+  const auto bytes = [&] { return std::pair(keys_.download(), values_.download()); };
+  const auto written = bytes();
+  write(poison.data(), poison.data());
+  const auto expected = is_stored ? written : bytes();
+  Appended result;
+  result.output = run();
+  result.pages_are_equal = bytes() == expected;
+  write(rows.keys, rows.values);
+  return result;
+}
+
+inline stage::Step PagedBatch::step(int num_decodes) const {
+  return {.batch = batch_,
+          .num_decodes = num_decodes,
+          .num_tokens = num_tokens_,
+          .query_starts = query_starts_.data(),
+          .slot_mapping = new_slots_.data()};
+}
+
+inline PagedBatch::Appended PagedBatch::attend(const stage::PagedKernels& kernels, int num_decodes) const {
+  const stage::Step own = step(num_decodes);
+  const std::size_t bytes = kernels.workspace_bytes(pages_.shape, own);
+  return appended(true, [&] {
+    return output_of(bytes, [&](void* memory) {
+      const std::span<std::byte> workspace(static_cast<std::byte*>(memory), bytes);
+      kernels.plan(pages_.shape, own, workspace, stream.get());
+      stream.synchronize();  // what attend() may overlap with writes no plan
+      kernels.attend(pages_, own, layer_rows(), output.data(), workspace, stream.get());
+    });
+  });
+}
+
+#ifdef COURSE_PRODUCTION
+
+// num_runs calls after one plan, without a pause between them, as the layers of a model. Only the last one writes the
+// output that is returned.
 inline std::vector<float> PagedBatch::decode_runs(const stage::DecodeOptions& options, int num_runs,
                                                   const stage::NewRows& new_rows) const {
   const common::DeviceArray<std::byte> of_other_runs(output.size());
@@ -153,31 +221,12 @@ inline std::vector<float> PagedBatch::decode(const stage::DecodeOptions& options
 
 inline PagedBatch::Appended PagedBatch::decode_new_rows(const stage::DecodeOptions& options, int num_runs,
                                                         bool is_stored) const {
-  const int columns = pages_.shape.num_kv_heads * pages_.shape.head_dim;
-  const common::DeviceArray<std::byte> poison =
-      poisoned(static_cast<std::int64_t>(last_slots_.size()) * columns, stage::row_type(pages_.shape.type));
-  const common::DeviceArray<int> slots(last_slots_);
-  const auto write = [&](const void* keys, const void* values, int row_stride) {
-    stage::write_to_slots(pages_, keys, values, row_stride, slots.data(), static_cast<int>(last_slots_.size()),
-                          stream.get());
-    stream.synchronize();
-  };
-  const auto bytes = [&] { return std::pair(keys_.download(), values_.download()); };
-  const void* const keys = last_rows_.data();
-  const void* const values = last_rows_.data() + columns * stage::bytes_of(stage::row_type(pages_.shape.type));
-  const auto written = bytes();
-  write(poison.data(), poison.data(), columns);
-  const auto expected = is_stored ? written : bytes();
-  const common::DeviceArray<int> nowhere(std::vector<int>(last_slots_.size(), -1));
-  Appended result;
-  result.output = decode_runs(options, num_runs,
-                              {.keys = keys,
-                               .values = values,
-                               .row_stride = 2 * std::int64_t{columns},
-                               .slot_mapping = is_stored ? slots.data() : nowhere.data()});
-  result.pages_are_equal = bytes() == expected;
-  write(keys, values, 2 * columns);
-  return result;
+  const stage::LayerRows rows = layer_rows();
+  const common::DeviceArray<int> nowhere(std::vector<int>(new_slots_.size(), -1));
+  const int* const slots = is_stored ? new_slots_.data() : nowhere.data();
+  return appended(is_stored, [&] {
+    return decode_runs(options, num_runs, {rows.keys, rows.values, rows.row_stride, slots});
+  });
 }
 
 inline std::vector<float> PagedBatch::ragged() const {
@@ -187,5 +236,7 @@ inline std::vector<float> PagedBatch::ragged() const {
                             stream.get());
   });
 }
+
+#endif  // COURSE_PRODUCTION
 
 }  // namespace tests

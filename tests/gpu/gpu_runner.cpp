@@ -15,6 +15,7 @@
 #include "common/cuda/runtime/device.h"
 #include "common/cuda/several/nccl_group.h"
 #include "common/math/sampling.h"
+#include "tests/gpu/gpu_built_runner.h"
 #include "tests/gpu/gpu_matrices.h"
 #include "tests/gpu/gpu_step.h"
 #include "tests/stages/engine_fixtures.h"
@@ -24,10 +25,11 @@
 
 // Not formatted: spaces around the slash would become part of the path.
 // clang-format off
-#include STAGE_HEADER(gpu_runner.h)
 #include STAGE_HEADER(kernels/draw_inputs.h)
 #include STAGE_HEADER(kernels/host_pages.h)
-#include STAGE_HEADER(kernels/tensor_parallel_runner.h)
+#ifdef COURSE_PRODUCTION
+#include STAGE_HEADER(production/tensor_parallel_runner.h)
+#endif
 // clang-format on
 
 using common::Matrix;
@@ -45,7 +47,9 @@ const std::string kNoDifference;
 const std::vector<stage::GpuOptions> kCacheTypes = {
     {.precision = stage::Precision::kFloat32},
     {.precision = stage::Precision::kBFloat16},
+#ifdef COURSE_PRODUCTION
     {.precision = stage::Precision::kBFloat16, .kv_cache = stage::KvCacheType::kFloat8},
+#endif
     {.precision = stage::Precision::kBFloat16, .weights = stage::WeightType::kFloat8}};
 
 }  // namespace
@@ -64,8 +68,8 @@ TEST_CASE("GPU: sequences that share a step get what they get alone") {
                                   .num_kv_heads = config.num_kv_heads,
                                   .head_dim = config.head_dim};
   for (const stage::GpuOptions& type : kCacheTypes) {
-    stage::GpuRunner together(bundled().llama, shape, type, 128, 8);
-    stage::GpuRunner alone(bundled().llama, shape, type, 128, 8);
+    tests::BuiltRunner together(bundled().llama, shape, type, 128, 8);
+    tests::BuiltRunner alone(bundled().llama, shape, type, 128, 8);
     std::vector<int> lengths(4, 0);
     int salt = 0;
     for (const std::vector<int>& counts :
@@ -132,15 +136,16 @@ TEST_CASE("GPU: sequences that share a step get what they get alone") {
   }
 }
 
+#ifdef COURSE_PRODUCTION
 TEST_CASE("GPU: with one GPU, a model that is shared out is the whole model") {
   if (const std::string reason = common::NcclGroup::unsupported(1); !reason.empty()) {
     SKIP_TEST(reason);
   }
   // Steps of many tokens, of a few, and recorded ones; drawn with all filters.
   for (const stage::GpuOptions& type : kCacheTypes) {
-    stage::GpuRunner plain(bundled().llama, shape_of(20), type, 256, 8);
-    stage::TensorParallelRunner shared(bundled().llama, shape_of(20), type, 256, 8);
-    stage::GpuRunner exact(bundled().llama, shape_of(20), {}, 256, 8);
+    tests::BuiltRunner plain(bundled().llama, shape_of(20), type, 256, 8);
+    stage::TensorParallelRunner shared(bundled().llama, shape_of(20), type, 256, 8, tests::built_kernels(type));
+    tests::BuiltRunner exact(bundled().llama, shape_of(20), {}, 256, 8);
     double plain_error = 0.0;  // squared
     double shared_error = 0.0;
     std::vector<int> table(20);
@@ -174,6 +179,7 @@ TEST_CASE("GPU: with one GPU, a model that is shared out is the whole model") {
     CHECK(shared.num_recorded_steps() == plain.num_recorded_steps());
   }
 }
+#endif  // COURSE_PRODUCTION
 
 TEST_CASE("GPU: a step takes up the tokens of the one before, which the host has not seen") {
   if (!common::has_cuda_device()) {
@@ -197,7 +203,7 @@ TEST_CASE("GPU: a step takes up the tokens of the one before, which the host has
   const std::vector<int> other_tables = {4, 5, 0, 1};
   std::vector<std::vector<Token>> found[2];
   for (const bool ahead : {false, true}) {
-    stage::GpuRunner runner(bundled().llama, shape, {}, 16, 8);
+    tests::BuiltRunner runner(bundled().llama, shape, {}, 16, 8);
     std::vector<std::vector<Token>>& answers = found[ahead ? 1 : 0];
     runner.enqueue(make_step(prompt, {}, positions, slots, std::vector<int>{0, 9, 14}, std::vector<int>{9, 5}, tables,
                              std::vector<int>{0, 2, 4}, std::vector<int>{8, 13}));
@@ -228,7 +234,7 @@ TEST_CASE("GPU: a step that can't be computed leaves the one before as it was") 
   if (!common::has_cuda_device()) {
     SKIP_TEST("there is no GPU");
   }
-  stage::GpuRunner runner(bundled().llama, shape_of(4), {}, 16, 8);
+  tests::BuiltRunner runner(bundled().llama, shape_of(4), {}, 16, 8);
   const std::vector<Token> tokens = some_tokens(16, 1);
   std::vector<int> positions(16);
   std::iota(positions.begin(), positions.end(), 0);
@@ -259,7 +265,7 @@ TEST_CASE("GPU: a step that can't be computed leaves the one before as it was") 
                   common::CheckError);
   CHECK(runner.drawn_tokens(0) == drawn);
   forward(9, 7);
-  stage::GpuRunner other(bundled().llama, shape_of(4), {}, 16, 8);
+  tests::BuiltRunner other(bundled().llama, shape_of(4), {}, 16, 8);
   other.enqueue(make_step(tokens, {}, positions, positions, std::vector{0, 16}, std::vector{16}, table,
                           std::vector{0, 1}, std::vector{15}));
   CHECK(compare(runner.logits(), other.logits(), 2e-3F) == kNoDifference);
@@ -278,14 +284,14 @@ TEST_CASE("GPU: a step has at most the sequences that were announced, and the lo
   };
   const auto bytes_of_runner = [&](int max_sequences) {
     const std::size_t before = free_bytes();
-    const stage::GpuRunner runner(bundled().llama, shape_of(4), {}, kTokens, max_sequences);
+    const tests::BuiltRunner runner(bundled().llama, shape_of(4), {}, kTokens, max_sequences);
     return static_cast<double>(before - free_bytes());
   };
   bytes_of_runner(1);  // what CUDA itself keeps
   const double logits = 4.0 * kTokens * bundled().llama.config().vocab_size;
   CHECK(bytes_of_runner(kTokens) - bytes_of_runner(1) > 0.9 * logits);
 
-  stage::GpuRunner runner(bundled().llama, shape_of(4), {}, 16, 2);
+  tests::BuiltRunner runner(bundled().llama, shape_of(4), {}, 16, 2);
   const std::vector<int> slots = {0, 16, 32};
   const std::vector<int> zeros(3);
   const auto step = [&](int count) {
@@ -300,6 +306,7 @@ TEST_CASE("GPU: a step has at most the sequences that were announced, and the lo
   CHECK(runner.drawn_tokens(0).size() == 2);
 }
 
+#ifdef COURSE_PRODUCTION
 TEST_CASE("GPU: after warming up no step is recorded, however long the contexts grow") {
   if (!common::has_cuda_device()) {
     SKIP_TEST("there is no GPU");
@@ -308,11 +315,11 @@ TEST_CASE("GPU: after warming up no step is recorded, however long the contexts 
   config.context_length = 2048;
   const common::Llama model = common::Llama::synthetic(config, 1);
   constexpr int kBlocks = 100;  // of each of two sequences
-  stage::GpuRunner warm(model, shape_of(2 * kBlocks), {.precision = stage::Precision::kBFloat16}, 256, 2);
+  tests::BuiltRunner warm(model, shape_of(2 * kBlocks), {.precision = stage::Precision::kBFloat16}, 256, 2);
   warm.warm_up(256, 2);
   const int recorded = warm.num_recorded_steps();
   CHECK(recorded == 4);  // of one sequence and of two, in two sets of buffers
-  stage::GpuRunner cold(model, shape_of(2 * kBlocks), {.precision = stage::Precision::kBFloat16}, 256, 2);
+  tests::BuiltRunner cold(model, shape_of(2 * kBlocks), {.precision = stage::Precision::kBFloat16}, 256, 2);
   for (int length = 0; length < 1200;) {
     const int count = length % 256 < 120 ? 120 : 1;  // chunks, and single tokens in between
     std::vector<int> positions(static_cast<std::size_t>(2 * count));
@@ -338,12 +345,13 @@ TEST_CASE("GPU: after warming up no step is recorded, however long the contexts 
   }
   CHECK(cold.num_recorded_steps() == 2);
 }
+#endif  // COURSE_PRODUCTION
 
 TEST_CASE("GPU: warming up leaves K and V as they were, whatever the limits") {
   if (!common::has_cuda_device()) {
     SKIP_TEST("there is no GPU");
   }
-  stage::GpuRunner runner(bundled().llama, shape_of(4), {}, 100, 8);
+  tests::BuiltRunner runner(bundled().llama, shape_of(4), {}, 100, 8);
   for (const auto& [max_tokens, max_sequences] : {std::pair{1, 1}, {100, 1}, {64, 64}, {1 << 16, 1 << 16}}) {
     CAPTURE(max_tokens, max_sequences);
     runner.warm_up(max_tokens, max_sequences);
@@ -363,7 +371,7 @@ TEST_CASE("GPU: a block that goes out and comes back is byte-equal in every laye
     CAPTURE(static_cast<int>(type.precision), static_cast<int>(type.kv_cache));
     stage::KvCacheShape shape = shape_of(kNumBlocks);
     shape.num_host_blocks = 3;
-    stage::GpuRunner runner(bundled().llama, shape, type, 32, 8);
+    tests::BuiltRunner runner(bundled().llama, shape, type, 32, 8);
     // 32 tokens in blocks 4 and 1.
     const std::vector<Token> tokens = some_tokens(32, 1);
     const std::vector<int> table = {4, 1};
@@ -473,7 +481,7 @@ TEST_CASE("GPU: too little room for swapped-out blocks is blamed on --host-slots
   shape.num_host_blocks = 1 << 30;  // some hundred TB, far more than any host has
   std::string message;
   try {
-    const stage::GpuRunner runner(bundled().llama, shape, {}, 16, 8);
+    const tests::BuiltRunner runner(bundled().llama, shape, {}, 16, 8);
   } catch (const common::InputError& error) {
     message = error.what();
   }

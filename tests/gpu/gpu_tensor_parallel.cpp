@@ -18,6 +18,7 @@
 #include "common/cuda/runtime/device.h"
 #include "common/cuda/several/nccl_group.h"
 #include "common/math/sampling.h"
+#include "tests/gpu/gpu_built_runner.h"
 #include "tests/gpu/gpu_matrices.h"
 #include "tests/gpu/gpu_step.h"
 #include "tests/stages/engine_fixtures.h"
@@ -27,9 +28,8 @@
 
 // Not formatted: spaces around the slash would become part of the path.
 // clang-format off
-#include STAGE_HEADER(gpu_runner.h)
-#include STAGE_HEADER(kernels/device_thread.h)
-#include STAGE_HEADER(kernels/tensor_parallel_runner.h)
+#include STAGE_HEADER(production/device_thread.h)
+#include STAGE_HEADER(production/tensor_parallel_runner.h)
 // clang-format on
 
 using common::Matrix;
@@ -189,14 +189,14 @@ TEST_CASE("Two GPUs: logits, keys and values are one GPU's, for every type of ca
         {Precision::kBFloat16, KvCacheType::kFloat8, WeightType::kFloat8, AllReduce::kPeer},
         {Precision::kBFloat16, KvCacheType::kFloat8, WeightType::kAuto, AllReduce::kPeer}}) {
     stage::GpuOptions options{.precision = precision, .kv_cache = kv_cache, .weights = weights};
-    stage::GpuRunner one(model, shape_of(24), options, 192, 8);
+    tests::BuiltRunner one(model, shape_of(24), options, 192, 8);
     options.tensor_parallel = 2;
     options.all_reduce = all_reduce;
-    stage::TensorParallelRunner two(model, shape_of(24), options, 192, 8);
+    stage::TensorParallelRunner two(model, shape_of(24), options, 192, 8, tests::built_kernels(options));
     one.warm_up(192, 4);
     two.warm_up(192, 4);
     CHECK(one.num_recorded_steps() == two.num_recorded_steps());
-    stage::GpuRunner exact(model, shape_of(24), {}, 192, 8);
+    tests::BuiltRunner exact(model, shape_of(24), {}, 192, 8);
     double error_of_one = 0.0;  // squared
     double error_of_two = 0.0;
     int lengths[2] = {0, 0};
@@ -263,7 +263,8 @@ TEST_CASE("Two GPUs: the smaller memory sizes the cache, and none is left behind
   const common::Llama& model = bundled().llama;
   const auto make = [&](int num_blocks, const std::optional<stage::MemoryShare>& share) {
     const stage::GpuOptions options{.tensor_parallel = 2};
-    return std::make_unique<stage::TensorParallelRunner>(model, shape_of(num_blocks), options, 64, 8, share);
+    return std::make_unique<stage::TensorParallelRunner>(model, shape_of(num_blocks), options, 64, 8,
+                                                         tests::built_kernels(options), share);
   };
   make(4, {})->warm_up(64, 2);  // what a process takes once
   const std::int64_t before[2] = {free_bytes(0), free_bytes(1)};

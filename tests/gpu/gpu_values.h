@@ -23,6 +23,10 @@
 
 // clang-format off
 #include GPU_STAGE_HEADER(kernels/kernels.h)
+#ifdef COURSE_PRODUCTION
+#include GPU_STAGE_HEADER(production/attention_launches.h)
+#include GPU_STAGE_HEADER(production/production_kernels.h)
+#endif
 // clang-format on
 
 namespace stage = STAGE_NAMESPACE;
@@ -33,6 +37,57 @@ using stage::ScalarType;
 
 inline const char* name_of(ScalarType type) {
   return type == ScalarType::kFloat32 ? "float32" : type == ScalarType::kBFloat16 ? "bfloat16" : "float8";
+}
+
+// The tables of kernels in this build.
+struct KernelTable {
+  const char* name;
+  const stage::PagedKernels* kernels;
+};
+
+inline std::vector<KernelTable> kernel_tables() {
+  std::vector<KernelTable> tables = {{"plain", &stage::kPlainKernels}};
+#ifdef COURSE_PRODUCTION
+  tables.push_back({"production", &stage::kProductionKernels});
+#endif
+  return tables;
+}
+
+// One that serves such pages.
+inline const stage::PagedKernels& kernels_for(const stage::PageShape& shape) {
+#ifdef COURSE_PRODUCTION
+  if (shape.type == ScalarType::kFloat8) {
+    return stage::kProductionKernels;
+  }
+#endif
+  COMMON_CHECK(shape.type != ScalarType::kFloat8, "float8 needs production/");
+  return stage::kPlainKernels;
+}
+
+// A table with pages that it serves.
+struct ServedShape {
+  KernelTable table;
+  ScalarType type;
+  int block_size;
+  int head_dim;
+};
+
+inline std::vector<ServedShape> served_shapes() {
+  std::vector<ServedShape> shapes;
+  for (const KernelTable& table : kernel_tables()) {
+    for (const ScalarType type : {ScalarType::kFloat32, ScalarType::kBFloat16, ScalarType::kFloat8}) {
+      for (const int block_size : {1, 3, 8, 12, 16, 24, 64, 100}) {
+        for (const int head_dim : {8, 24, 32, 64, 80, 96, 128, 256}) {
+          if (table.kernels
+                  ->unsupported({.num_kv_heads = 1, .block_size = block_size, .head_dim = head_dim, .type = type}, 1)
+                  .empty()) {
+            shapes.push_back({table, type, block_size, head_dim});
+          }
+        }
+      }
+    }
+  }
+  return shapes;
 }
 
 // Host copies of device arrays: raw bytes of float32 or bfloat16.

@@ -1,12 +1,16 @@
-"""Tests of common/cmake/cuda.cmake: which GPUs the kernels are built for, with a program in place of nvidia-smi."""
+"""Tests of which GPUs the kernels are built for: common/cmake/cuda.cmake, with a program in place of nvidia-smi, and
+what ptx.cuh refuses."""
 
 import os
 import pathlib
+import shutil
 import subprocess
 import tempfile
 import unittest
 
-CUDA_CMAKE = pathlib.Path(__file__).resolve().parents[2] / "common" / "cmake" / "cuda.cmake"
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+CUDA_CMAKE = ROOT / "common" / "cmake" / "cuda.cmake"
+NVCC = os.environ.get("CUDACXX") or shutil.which("nvcc") or shutil.which("nvcc", path="/usr/local/cuda/bin")
 
 # A project with a kernel, and nothing in it that has to be compiled.
 PROJECT = f"""cmake_minimum_required(VERSION 3.25)
@@ -75,6 +79,20 @@ class CudaTest(unittest.TestCase):
     def test_with_a_gpu_that_is_too_old_the_build_goes_on_without_kernels(self):
         output = self.configure(["7.5"])
         self.assertIn("the GPU here has compute capability 7.5 and the kernels need 8.0 or newer", output)
+
+    @unittest.skipUnless(NVCC, "there is no nvcc")
+    def test_kernels_for_9_0_are_compiled_for_90a(self):
+        source = self.folder / "empty.cu"
+        source.write_text('#include "common/cuda/ptx.cuh"\n', encoding="utf-8")
+        messages = {}
+        for architecture in ("90", "90a", "80"):
+            result = subprocess.run(
+                [NVCC, "-std=c++20", f"-I{ROOT}", f"--generate-code=arch=compute_{architecture},code=sm_{architecture}",
+                 "-cubin", "-o", str(self.folder / "empty.cubin"), str(source)],
+                stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False)
+            messages[architecture] = result.stdout if result.returncode else ""
+        self.assertIn("compiled for 90a", messages["90"])
+        self.assertEqual((messages["90a"], messages["80"]), ("", ""))
 
 
 if __name__ == "__main__":

@@ -5,6 +5,7 @@
 #include <cstddef>
 
 #include "common/base/check.h"
+#include "common/base/parallel.h"
 
 namespace tests {
 namespace {
@@ -40,32 +41,36 @@ std::vector<double> reference_attention(const Matrix& q, const Matrix& k, const 
   const double scale = 1.0 / std::sqrt(static_cast<double>(head_dim));
   std::vector<double> output(static_cast<std::size_t>(num_queries * num_heads * head_dim), 0.0);
 
-  for (Eigen::Index query = 0; query < num_queries; ++query) {
+  const auto attend = [&](Eigen::Index query, int head) {
     // A token sees itself and everything before it.
     const Eigen::Index num_visible = length - num_queries + query + 1;
-    for (int head = 0; head < num_heads; ++head) {
-      const int kv_head = head / (num_heads / num_kv_heads);
-      const Eigen::Index q_column = Eigen::Index{head} * head_dim;
-      const Eigen::Index kv_column = Eigen::Index{kv_head} * head_dim;
+    const int kv_head = head / (num_heads / num_kv_heads);
+    const Eigen::Index q_column = Eigen::Index{head} * head_dim;
+    const Eigen::Index kv_column = Eigen::Index{kv_head} * head_dim;
 
-      std::vector<double> weights(static_cast<std::size_t>(num_visible), 0.0);
-      for (Eigen::Index position = 0; position < num_visible; ++position) {
-        double dot = 0.0;
-        for (int d = 0; d < head_dim; ++d) {
-          dot += static_cast<double>(q(query, q_column + d)) * static_cast<double>(k(position, kv_column + d));
-        }
-        weights[static_cast<std::size_t>(position)] = dot * scale;
+    std::vector<double> weights(static_cast<std::size_t>(num_visible), 0.0);
+    for (Eigen::Index position = 0; position < num_visible; ++position) {
+      double dot = 0.0;
+      for (int d = 0; d < head_dim; ++d) {
+        dot += static_cast<double>(q(query, q_column + d)) * static_cast<double>(k(position, kv_column + d));
       }
-      softmax_in_place(weights);
+      weights[static_cast<std::size_t>(position)] = dot * scale;
+    }
+    softmax_in_place(weights);
 
-      double* const sums = &output[static_cast<std::size_t>(query * num_heads * head_dim + q_column)];
-      for (Eigen::Index position = 0; position < num_visible; ++position) {
-        for (int d = 0; d < head_dim; ++d) {
-          sums[d] += weights[static_cast<std::size_t>(position)] * static_cast<double>(v(position, kv_column + d));
-        }
+    double* const sums = &output[static_cast<std::size_t>(query * num_heads * head_dim + q_column)];
+    for (Eigen::Index position = 0; position < num_visible; ++position) {
+      for (int d = 0; d < head_dim; ++d) {
+        sums[d] += weights[static_cast<std::size_t>(position)] * static_cast<double>(v(position, kv_column + d));
       }
     }
-  }
+  };
+  // In threads: the longest GPU tests would take minutes otherwise, in sabotage.py's build most of all.
+  common::parallel_for(static_cast<int>(num_queries) * num_heads, [&](int begin, int end) {
+    for (int i = begin; i < end; ++i) {
+      attend(i / num_heads, i % num_heads);
+    }
+  });
   return output;
 }
 

@@ -8,8 +8,8 @@
 #include "common/cuda/model/llama_kernels.h"
 #include "common/cuda/model/llama_weights.h"
 #include "common/cuda/model/matrix_products.h"
+#include "common/cuda/model/peer_sums.h"
 #include "common/cuda/runtime/device.h"
-#include "common/cuda/several/peer_sums.h"
 
 namespace common {
 namespace {

@@ -19,7 +19,7 @@
 #include <memory>
 #include <string>
 
-#include "common/cuda/model/precision.h"
+#include "common/cuda/precision.h"
 #include "common/cuda/several/communicator.h"
 #include "common/model/llama.h"
 

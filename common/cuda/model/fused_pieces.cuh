@@ -5,7 +5,7 @@
 
 #include <cstdint>
 
-#include "common/cuda/model/fused_linear.h"
+#include "common/cuda/model/linear_arguments.h"
 #include "common/cuda/model/scalars.cuh"
 #include "common/cuda/ptx.cuh"
 

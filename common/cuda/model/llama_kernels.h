@@ -8,7 +8,7 @@
 #include <cstdint>
 
 #include "common/cuda/model/fused_linear.h"
-#include "common/cuda/model/precision.h"
+#include "common/cuda/precision.h"
 
 namespace common {
 
@@ -92,9 +92,8 @@ std::size_t argmax_scratch_bytes(int num_rows);
 void argmax_rows(const float* logits, int vocab_size, int num_rows, void* scratch, int* next_tokens,
                  cudaStream_t stream);
 
-// The same in two steps, for logits that are shared out: ranks, [num_rows], of those of tokens first_token …
-// first_token
-// + vocab_size - 1, of which the largest counts; and the tokens.
+// The same in two steps, for logits that are shared out among GPUs. This one has the logits of vocab_size tokens from
+// first_token on; ranks: [num_rows], of its largest ones. The largest rank of all GPUs is then turned into its token.
 void rank_rows(const float* logits, int vocab_size, int first_token, int num_rows, void* scratch,
                unsigned long long* ranks, cudaStream_t stream);
 void tokens_of_ranks(const unsigned long long* ranks, int num_rows, int* next_tokens, cudaStream_t stream);

@@ -5,7 +5,7 @@
 #include <cstdint>
 #include <vector>
 
-#include "common/cuda/model/precision.h"
+#include "common/cuda/precision.h"
 #include "common/cuda/runtime/device.h"
 #include "common/cuda/several/shard.h"
 #include "common/model/llama.h"

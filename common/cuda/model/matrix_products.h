@@ -6,7 +6,7 @@
 #include <cstddef>
 #include <memory>
 
-#include "common/cuda/model/precision.h"
+#include "common/cuda/precision.h"
 
 namespace common {
 

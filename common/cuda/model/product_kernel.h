@@ -1,7 +1,7 @@
 // Which kernel computes the matrix products of a step: a choice by the number of tokens.
 #pragma once
 
-#include "common/cuda/model/precision.h"
+#include "common/cuda/precision.h"
 
 namespace common {
 

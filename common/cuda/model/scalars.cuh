@@ -5,7 +5,7 @@
 
 #include <cstdint>
 
-#include "common/cuda/model/precision.h"
+#include "common/cuda/precision.h"
 #include "common/cuda/ptx.cuh"
 
 namespace common {

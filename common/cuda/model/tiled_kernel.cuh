@@ -24,6 +24,7 @@
 
 #include "common/cuda/model/finishes.cuh"
 #include "common/cuda/ptx.cuh"
+#include "common/cuda/ring_position.cuh"
 #include "common/cuda/runtime/launch.h"
 
 namespace common {
@@ -77,9 +78,9 @@ struct TileShape {
   static constexpr int kComputeWarps = 4 * kWarpgroups;
   static constexpr int kComputeThreads = 32 * kComputeWarps;
   static constexpr int kThreads = kComputeThreads + 128;  // a warpgroup more, which copies and finds scales
-  // Of so many threads, one says that they have read a stage. Warps load float8 each for itself.
+  // One thread of this many says that all of them have read a stage. Each warp loads its own float8 weights.
   static constexpr int kReleasingThreads = kFloat8 ? 32 : 128;
-  // A stage has a panel of weights, and of x as many as have these columns.
+  // A stage has one panel of weights, and the panels of x that have the same columns.
   static constexpr int kXPanels = kFloat8 ? 2 : 1;
   static constexpr int kStageColumns = kXPanels * kPanelColumns;
   static constexpr int kWeightBytes = kRows * kPanelRowBytes;
@@ -139,19 +140,6 @@ struct TileWork {
 
 #if COURSE_WGMMA
 
-// A place in the ring, and how often the ring has gone round.
-template <int kStages>
-struct RingPlace {
-  int stage = 0;
-  int parity = 0;
-  __device__ __forceinline__ void advance() {
-    if (++stage == kStages) {
-      stage = 0;
-      parity ^= 1;
-    }
-  }
-};
-
 // One thread: copies one matrix's part of all stages into the ring, one after the other. `place` is where it lies in
 // the first stage; row_of gives the first row for a round. It is kPanels panels of `rows` rows.
 template <typename Shape, int kPanels, typename RowOf>
@@ -159,15 +147,15 @@ __device__ __forceinline__ void fill_ring(const CUtensorMap& matrix, const TileW
                                           TileMemory<Shape>& memory, int rows, const RowOf& row_of,
                                           CachePolicy policy) {
   constexpr int kColumns = Shape::kStageColumns / kPanels;
-  RingPlace<Shape::kStages> at;
+  RingPosition<Shape::kStages> at;
   for (int round = 0; round < work.num_rounds; ++round) {
     for (int stage = work.first_stage; stage < work.last_stage; ++stage) {
-      const std::uint32_t full = shared_address(&memory.full[at.stage]);
-      wait_barrier(shared_address(&memory.empty[at.stage]), at.parity ^ 1);  // at first, it is
+      const std::uint32_t full = shared_address(&memory.full[at.place]);
+      wait_barrier(shared_address(&memory.empty[at.place]), at.parity ^ 1);  // at first, it is
       arrive_expecting(full, kPanels * rows * kPanelRowBytes);
 #pragma unroll
       for (int panel = 0; panel < kPanels; ++panel) {
-        copy_panel(place + static_cast<std::uint32_t>(at.stage * Shape::kStageBytes + panel * rows * kPanelRowBytes),
+        copy_panel(place + static_cast<std::uint32_t>(at.place * Shape::kStageBytes + panel * rows * kPanelRowBytes),
                    matrix, stage * Shape::kStageColumns + panel * kColumns, row_of(round), full, policy);
       }
       at.advance();
@@ -286,7 +274,7 @@ __device__ __forceinline__ void multiply_float8_stage(std::uint32_t weights, std
 // A warpgroup's part of a tile, times x: its rows, and every kColumnGroups-th stage of the ring.
 template <typename Shape>
 __device__ __forceinline__ void multiply_tile(const TileWork& work, std::uint32_t ring, TileMemory<Shape>& memory,
-                                              RingPlace<Shape::kStages>& place,
+                                              RingPosition<Shape::kStages>& position,
                                               float (&sums)[Shape::kBlocks][Shape::kTokens / 2]) {
   const int warpgroup = static_cast<int>(threadIdx.x) / 128;
   const int row_group = warpgroup % Shape::kRowGroups;
@@ -304,9 +292,9 @@ __device__ __forceinline__ void multiply_tile(const TileWork& work, std::uint32_
   };
 #pragma unroll 1
   for (int stage = work.first_stage; stage < work.last_stage; ++stage) {
-    if (Shape::kColumnGroups == 1 || place.stage % Shape::kColumnGroups == column_group) {
-      wait_barrier(shared_address(&memory.full[place.stage]), place.parity);
-      const std::uint32_t weights = ring + static_cast<std::uint32_t>(place.stage * Shape::kStageBytes);
+    if (Shape::kColumnGroups == 1 || position.place % Shape::kColumnGroups == column_group) {
+      wait_barrier(shared_address(&memory.full[position.place]), position.parity);
+      const std::uint32_t weights = ring + static_cast<std::uint32_t>(position.place * Shape::kStageBytes);
       const std::uint32_t x = weights + Shape::kWeightBytes;
       const bool adds = multiplied >= 0;
       if constexpr (Shape::kFloat8) {
@@ -316,9 +304,9 @@ __device__ __forceinline__ void multiply_tile(const TileWork& work, std::uint32_
         wait_products<1>();
         release();
       }
-      multiplied = place.stage;
+      multiplied = position.place;
     }
-    place.advance();
+    position.advance();
   }
   wait_products<0>();
   release();
@@ -551,12 +539,12 @@ __global__ void __launch_bounds__(Shape::kThreads, 1)
       grow_registers<224>();
     }
     wait_for_previous_launch();
-    RingPlace<Shape::kStages> place;
+    RingPosition<Shape::kStages> position;
 #pragma unroll 1
     for (int round = 0; round < work.num_rounds; ++round) {
       const int tile = work.first_tile + round * work.tile_step;
       float sums[Shape::kBlocks][Shape::kTokens / 2];
-      multiply_tile<Shape>(work, ring, memory, place, sums);
+      multiply_tile<Shape>(work, ring, memory, position, sums);
       if (round == 0) {
         wait_named(kScalesFound, Shape::kComputeThreads + kScaleThreads);
       }

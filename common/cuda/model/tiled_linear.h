@@ -5,7 +5,7 @@
 
 #include <array>
 
-#include "common/cuda/model/fused_linear.h"
+#include "common/cuda/model/linear_arguments.h"
 #include "common/cuda/model/tiled_kernel.cuh"
 
 namespace common {

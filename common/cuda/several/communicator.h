@@ -10,7 +10,7 @@
 #include <functional>
 #include <vector>
 
-#include "common/cuda/model/precision.h"
+#include "common/cuda/precision.h"
 #include "common/cuda/several/all_reduce.h"
 #include "common/cuda/several/shard.h"
 

@@ -1,0 +1,50 @@
+// Sums to which several GPUs contribute a part each, and which are added to the residual stream of each of them.
+//
+// NCCL adds up the parts, and its sum is added to the residual stream. With few tokens a step has two sums in every
+// layer of some KB each, which take longer to begin than to be moved. With AllReduce::kPeer the kernel that adds to the
+// residual stream then reads the other GPUs' parts where they lie: the thread blocks for a token tell each other
+// that their GPU's part is there, and then all read all parts, in the same order.
+#pragma once
+
+#include <cuda_runtime_api.h>
+
+#include <array>
+#include <cstddef>
+
+#include "common/cuda/model/fused_linear.h"
+#include "common/cuda/model/llama_kernels.h"
+#include "common/cuda/precision.h"
+#include "common/cuda/runtime/device.h"
+#include "common/cuda/runtime/pinned.h"
+#include "common/cuda/several/communicator.h"
+
+namespace common {
+
+class PeerSums {
+ public:
+  // Of two sums in turn: while a GPU still reads one's parts, another writes the next one's. bytes: of a part, or 0 if
+  // there are no peers. All of them have to construct this. Throws OutOfDeviceMemory.
+  PeerSums(Communicator* peers, std::size_t bytes);
+
+  // This GPU's part of sum 0 or 1: [num_tokens, num_cols].
+  void* part(int which) const { return parts_[static_cast<std::size_t>(which)].data(); }
+  // Adds the sum of all parts to the residual stream. part_type: of the parts, the same everywhere.
+  void add(int which, Precision part_type, Precision precision, int num_tokens, const Residual& residual,
+           const Normed& normed, cudaStream_t stream);
+
+  // A GPU has failed: sums that wait for its part end without it.
+  void stop() noexcept;
+  // Afterwards, before the next sum on any GPU, and when none is left running.
+  void reset();
+
+ private:
+  Communicator* peers_;
+  std::array<DeviceMemory, 2> parts_;
+  bool is_direct_ = false;  // whether kernels read the other GPUs' parts
+  DeviceArray<unsigned> arrived_;
+  DeviceArray<unsigned> num_sums_;
+  PinnedArray<int> stop_;
+  std::array<PartialSum, 2> sums_;
+};
+
+}  // namespace common

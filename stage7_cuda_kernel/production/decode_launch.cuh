@@ -1,0 +1,66 @@
+// The launch of decode attention: the kernel's template arguments that follow from the batch.
+#pragma once
+
+#include <cmath>
+
+#include "../kernels/checks.h"
+#include "common/cuda/runtime/launch.h"
+#include "decode_kernel.cuh"
+#include "decode_ring.h"
+#include "head_dims.h"
+
+namespace stage7 {
+
+struct DecodeCall {
+  const Pages& pages;
+  const Batch& batch;
+  const void* queries;
+  const NewRows& new_rows;
+  void* output;
+  const DecodeWorkspace& workspace;
+  const DecodeShape& shape;
+  cudaStream_t stream;
+  common::Overlap overlap;
+};
+
+template <ScalarType kType, int kHeadDim, int kQueryTiles, int kWarps, int kStages, int kResident, bool kContiguous>
+void launch_decode(const DecodeCall& call) {
+  constexpr std::size_t kRingBytes = kWarps * TileRing<kType, kHeadDim, kStages, kWarps>::kBytes;
+  const std::size_t shared_bytes =
+      kRingBytes + PartialSoftmax<kHeadDim>::bytes(kWarps, exchanged_at_once(call.shape.group));
+  common::launch(decode_kernel<kType, kHeadDim, kQueryTiles, kWarps, kStages, kResident, kContiguous>,
+                 dim3(static_cast<unsigned>(call.shape.num_workers)), 32 * kWarps, shared_bytes, call.stream,
+                 call.overlap, call.pages, call.batch, static_cast<const Element*>(call.queries), call.new_rows,
+                 static_cast<Element*>(call.output), call.workspace, score_scale(kHeadDim));
+}
+
+template <ScalarType kType, int kHeadDim, int kQueryTiles, bool kContiguous>
+void choose_ring(const DecodeCall& call) {
+  // The rule's answers for this type and head_dim, as template arguments.
+  constexpr DecodeRing kFew = decode_ring(kType, kHeadDim, kQueryTiles * 8, false);
+  constexpr DecodeRing kMany = decode_ring(kType, kHeadDim, kQueryTiles * 8, true);
+  if (call.shape.many_heads) {
+    launch_decode<kType, kHeadDim, kQueryTiles, kMany.warps, kMany.stages, kMany.resident, kContiguous>(call);
+  } else {
+    launch_decode<kType, kHeadDim, kQueryTiles, kFew.warps, kFew.stages, kFew.resident, kContiguous>(call);
+  }
+}
+
+template <ScalarType kType, int kHeadDim, bool kContiguous = false>
+void choose_query_tiles(const DecodeCall& call) {
+  if (call.shape.group <= 8) {
+    choose_ring<kType, kHeadDim, 1, kContiguous>(call);
+  } else {
+    choose_ring<kType, kHeadDim, 2, kContiguous>(call);
+  }
+}
+
+template <ScalarType kType>
+void choose_head_dim(const DecodeCall& call) {
+  with_head_dim(call.pages.shape.head_dim, [&](auto head_dim) { choose_query_tiles<kType, head_dim>(call); });
+}
+
+// The same for float8, compiled by itself (decode_float8.cu): there are as many kernels as for bfloat16.
+void decode_float8(const DecodeCall& call);
+
+}  // namespace

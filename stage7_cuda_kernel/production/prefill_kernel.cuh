@@ -1,0 +1,739 @@
+// Causal attention of prompts on Hopper's tensor cores, with wgmma.
+//
+// flops: 4 * head_dim for each pair of a query head and a token it sees. bytes: a tile of K and V, 64 KB, comes from L2
+// once for 128 rows, 128 flops a byte. ragged_kernel.cuh does the same sums with mma, and reaches a third of what the
+// tensor cores can do: its warps are busy with fetching operands into registers, and a warp that waits for a product
+// cannot compute a softmax meanwhile. Here no warp fetches operands, and copies, products and softmax overlap:
+//
+//     warpgroup 0     takes work, copies queries, K and V into rings in shared memory   (40 registers a thread)
+//     warpgroup 1, 2  64 rows each; scores, softmax and output in registers              (232 registers a thread)
+//
+// - wgmma reads K and V out of shared memory as the pages have them: a page's panel (page_layout.h), 2 KB, is a part of
+//   a matrix that it knows. So a page costs one plain copy a panel, and no tile is ever rearranged. For O += P V it
+//   takes V transposed, again from the same bytes.
+// - A product is started and waited for later. The scores of the next tile are started before V of this one is added,
+//   so the tensor cores have V to multiply while the warpgroup turns the new scores into weights.
+// - The two warpgroups start their products by turns, so that one computes its softmax while the other's products run.
+// - Tasks are as ragged_plan.h has them, longest first. There are as many thread blocks as multiprocessors; each takes
+//   the next task when it has copied all of the last one, and its first tiles arrive while that is still computed.
+// - Tiles are walked from the last, where rows see different tokens, to the first. Only there scores are masked, and
+//   that tile is as short as it can be, in steps of 32 tokens.
+//
+// Float8 takes the same way, but for one more stop. Its pages are copied into a place of their own, and the warps of
+// warpgroup 0 bring them from there to bfloat16, scales included, into the rings. The others notice nothing, but that
+// they have 216 registers, since warpgroup 0 needs 72.
+//
+// On an H200, one prompt of 8,192 tokens with 32 heads over 8 kv heads of 128 dimensions: 342 TFLOP/s with mma, 563
+// here; 16 prompts of 512 tokens: 194 and 294.
+#pragma once
+
+#include <cfloat>
+#include <type_traits>
+
+#include "../kernels/element.h"
+#include "../kernels/online_softmax.cuh"
+#include "common/cuda/model/scalars.cuh"
+#include "common/cuda/ptx.cuh"
+#include "common/cuda/ring_position.cuh"
+#include "float8.cuh"
+#include "ragged_plan.h"
+
+namespace stage7 {
+
+template <int kHeadDim>
+struct PrefillShape {
+  static constexpr int kConsumers = 2;  // warpgroups
+  static constexpr int kRows = kConsumers * common::kWarpgroupRows;
+  static constexpr int kTokens = 128;  // a tile
+  static constexpr int kStages = kHeadDim == 128 ? 2 : 4;
+  static constexpr int kSlots = 2;  // of queries
+  static constexpr int kThreads = common::kWarpgroupThreads * (1 + kConsumers);
+  static constexpr int kPanels = kHeadDim / 64;
+  static constexpr int kRowBytes = 128;                     // of a panel
+  static constexpr int kPanelBytes = kTokens * kRowBytes;   // of K or V
+  static constexpr int kTileBytes = kPanels * kPanelBytes;  // of K or V
+  static constexpr int kQueryPanelBytes = common::kWarpgroupRows * kRowBytes;
+  static constexpr int kQueryBytes = kPanels * kQueryPanelBytes;  // of one warpgroup
+
+  // Of a vector in a warpgroup's queries.
+  static COURSE_HOST_DEVICE int query_place(int row, int vec) {
+    return vec / 8 * kQueryPanelBytes + row * kRowBytes + (vec % 8 ^ row % 8) * kVecBytes;
+  }
+};
+
+// What a thread block works on: a task of the plan, one kv head.
+struct PrefillWork {
+  RaggedTask task;
+  int kv_head;
+  int num_seen;  // tokens that the task's last row sees; 0: there is no more work
+};
+
+// Of K and of V, one tile as the pages have it, in four parts: each warp copies its own, and reads no other.
+template <int kHeadDim>
+struct Float8Tiles {
+  using Stored = SharedTile<kHeadDim, ScalarType::kFloat8>;
+  static constexpr int kWarps = common::kWarpgroupThreads / 32;
+  static constexpr int kPieces = PrefillShape<kHeadDim>::kTokens / kTileRows / kWarps;
+  static constexpr int kPieceBytes = Stored::kPair.value_scales;  // K and its scales; V's scales and V
+  alignas(128) unsigned char bytes[kWarps][2][kPieces * kPieceBytes];
+  std::uint64_t full[kWarps][2];
+};
+struct NoTiles {};
+
+template <ScalarType kType, int kHeadDim>
+struct PrefillShared {
+  using Shape = PrefillShape<kHeadDim>;
+  alignas(1024) unsigned char queries[Shape::kSlots][Shape::kConsumers][Shape::kQueryBytes];
+  alignas(1024) unsigned char keys[Shape::kStages][Shape::kTileBytes];
+  alignas(1024) unsigned char values[Shape::kStages][Shape::kTileBytes];
+  PrefillWork work[Shape::kSlots];
+  std::uint64_t queries_full[Shape::kSlots];
+  std::uint64_t queries_empty[Shape::kSlots];
+  std::uint64_t keys_full[Shape::kStages];
+  std::uint64_t keys_empty[Shape::kStages];
+  std::uint64_t values_full[Shape::kStages];
+  std::uint64_t values_empty[Shape::kStages];
+  std::conditional_t<kType == ScalarType::kFloat8, Float8Tiles<kHeadDim>, NoTiles> stored;
+};
+
+// The numbers of named barriers: turns of two warpgroups, threads of one of them, and the producers.
+inline constexpr int kTurn = 1;
+inline constexpr int kOwn = 3;
+inline constexpr int kProducers = 5;
+
+struct PrefillCall {
+  Pages pages;
+  Batch batch;
+  const Element* queries;
+  Element* output;
+  RaggedQueue* queue;
+  const RaggedTask* tasks;
+  float scale;
+};
+
+#if COURSE_WGMMA
+
+__device__ __forceinline__ int group_of(const PrefillCall& call) {
+  return call.batch.num_heads / call.pages.shape.num_kv_heads;
+}
+
+// Where the rows of a piece of work lie in queries and output: a row, then every step-th after it. Divides once.
+struct QueryRows {
+  std::int64_t offset;  // in rows of head_dim
+  int head;             // in the group
+  int group;
+  int next_head;
+  std::int64_t next_offset;
+  int num_heads;
+
+  __device__ __forceinline__ QueryRows(const PrefillCall& call, const PrefillWork& work, int row, int step)
+      : head(row % group_of(call)),
+        group(group_of(call)),
+        next_head(step % group),
+        next_offset(std::int64_t{step / group} * call.batch.num_heads + next_head),
+        num_heads(call.batch.num_heads) {
+    offset = (work.task.first_query + std::int64_t{row / group}) * num_heads + work.kv_head * group + head;
+  }
+  __device__ __forceinline__ void advance() {
+    head += next_head;
+    offset += next_offset;
+    if (head >= group) {
+      head -= group;
+      offset += num_heads - group;
+    }
+  }
+};
+
+// ---- producers ---------------------------------------------------------------------------------------------------
+
+// A warpgroup that takes work, and copies what the others need for it: queries, then K and V, always as far ahead as
+// there is room.
+template <ScalarType kType, int kHeadDim>
+struct PrefillProducer {
+  using Shape = PrefillShape<kHeadDim>;
+  static constexpr int kWarps = common::kWarpgroupThreads / 32;
+  static constexpr int kVecs = kHeadDim / 8;
+  static constexpr int kPieces = Shape::kTokens / kTileRows / kWarps;  // that a warp copies of a panel
+  static constexpr int kPieceBytes = kTileRows * Shape::kRowBytes;
+
+  const PrefillCall& call;
+  PrefillShared<kType, kHeadDim>& shared;
+  const int thread = static_cast<int>(threadIdx.x);
+  const int lane = thread % 32;
+  const int first_piece = thread / 32 * kPieces;  // of this warp
+  common::RingPosition<Shape::kStages> stage;
+  int stored_parity = 0;  // of float8's tiles
+
+  // The next thread block that is free gets the longest task that is left.
+  __device__ __forceinline__ int take_ticket() const { return thread == 0 ? atomicAdd(&call.queue->next, 1) : 0; }
+
+  __device__ __forceinline__ PrefillWork work_of(int ticket) const {
+    const int num_kv_heads = call.pages.shape.num_kv_heads;
+    const int total = call.queue->num_tasks * num_kv_heads;
+    if (ticket >= total) {
+      if (ticket == total + static_cast<int>(gridDim.x) - 1) {
+        call.queue->next = 0;  // every thread block has asked for the last time: for the next launch
+      }
+      return {};
+    }
+    PrefillWork work;
+    work.task = call.tasks[ticket / num_kv_heads];
+    work.kv_head = ticket % num_kv_heads;
+    work.num_seen = work.task.seen_by_first + (work.task.end_row - 1) / group_of(call);
+    return work;
+  }
+
+  // A thread copies the same vector of every kStep-th row. For rows that do not exist it repeats one that does.
+  __device__ __forceinline__ void copy_queries(const PrefillWork& work, int place) const {
+    constexpr int kStep = common::kWarpgroupThreads / kVecs;
+    const int vec = thread % kVecs;
+    const int last = work.task.end_row - 1 - work.task.first_row;
+    QueryRows rows(call, work, work.task.first_row + min(thread / kVecs, last), kStep);
+#pragma unroll 4
+    for (int row = thread / kVecs; row < Shape::kRows; row += kStep) {
+      const int own = row % common::kWarpgroupRows;
+      common::copy_vec_async(
+          common::shared_address(shared.queries[place][row / common::kWarpgroupRows]) + Shape::query_place(own, vec),
+          call.queries + rows.offset * kHeadDim + vec * 8);
+      if (row + kStep <= last) {
+        rows.advance();
+      }
+    }
+  }
+
+  // K or V of one tile. count: of its pieces; offset: of this thread's piece, in elements.
+  __device__ __forceinline__ void copy_tile(unsigned char* tile, const void* pages, std::int64_t offset, int count,
+                                            std::uint64_t& full, std::uint64_t& empty) const {
+    const int piece = first_piece + lane % kPieces;
+    const int panel = lane / kPieces;
+    common::wait_barrier(common::shared_address(&empty), stage.parity ^ 1);
+    if (lane == 0) {
+      const int own = max(0, min(kPieces, count - first_piece));
+      common::arrive_expecting(common::shared_address(&full), own * Shape::kPanels * kPieceBytes);
+    }
+    __syncwarp();
+    if (piece < count && panel < Shape::kPanels) {
+      common::copy_bulk(common::shared_address(tile) + panel * Shape::kPanelBytes + piece * kPieceBytes,
+                        static_cast<const Element*>(pages) + offset, kPieceBytes, common::shared_address(&full));
+    }
+  }
+
+  // From the last tile to the first.
+  __device__ __forceinline__ void copy_tiles(const int* table, int kv_head, int num_seen) {
+    const int block_size = call.pages.shape.block_size;
+    const int panel = lane / kPieces;
+    // Where this thread's piece begins, and its block, which is looked up a tile ahead.
+    int token = (num_seen - 1) / Shape::kTokens * Shape::kTokens + (first_piece + lane % kPieces) * kTileRows;
+    int block = token < num_seen ? table[token / block_size] : 0;
+    int count = ((num_seen - 1) % Shape::kTokens + kTileRows) / kTileRows;
+    for (; token >= 0; token -= Shape::kTokens) {
+      const std::int64_t offset = row_offset(call.pages.shape, block, kv_head, token % block_size) +
+                                  SharedTile<kHeadDim>::panel_offset(panel, kTileRows);
+      if (token >= Shape::kTokens) {
+        block = table[(token - Shape::kTokens) / block_size];
+      }
+      copy_tile(shared.keys[stage.place], call.pages.keys, offset, count, shared.keys_full[stage.place],
+                shared.keys_empty[stage.place]);
+      copy_tile(shared.values[stage.place], call.pages.values, offset, count, shared.values_full[stage.place],
+                shared.values_empty[stage.place]);
+      stage.advance();
+      count = Shape::kTokens / kTileRows;
+    }
+  }
+
+  // ---- float8: the same, with a stop ----
+
+  // K or V of this warp's part of a tile: `own` pieces, offset being that of lane i's.
+  __device__ __forceinline__ void fetch(bool is_key, std::int64_t offset, int own) const {
+    constexpr int kBytes = Float8Tiles<kHeadDim>::kPieceBytes;
+    const int which = is_key ? 0 : 1;
+    const std::uint32_t full = common::shared_address(&shared.stored.full[thread / 32][which]);
+    if (lane == 0) {
+      common::arrive_expecting(full, own * kBytes);
+    }
+    __syncwarp();
+    if (lane < own) {
+      common::copy_bulk(common::shared_address(shared.stored.bytes[thread / 32][which]) + lane * kBytes,
+                        static_cast<const std::uint8_t*>(call.pages.keys) + offset + (is_key ? 0 : kBytes), kBytes,
+                        full);
+    }
+  }
+
+  // Waits for it, and puts it into a tile of the ring.
+  __device__ __forceinline__ void convert(bool is_key, int own, std::uint64_t& empty) const {
+    using Stored = SharedTile<kHeadDim, kType>;
+    const int which = is_key ? 0 : 1;
+    const unsigned char* pieces = shared.stored.bytes[thread / 32][which];
+    unsigned char* tile = is_key ? shared.keys[stage.place] : shared.values[stage.place];
+    common::wait_barrier(common::shared_address(&shared.stored.full[thread / 32][which]), stored_parity);
+    common::wait_barrier(common::shared_address(&empty), stage.parity ^ 1);
+#pragma unroll 4
+    for (int i = lane; i < own * kTileRows * Stored::kVecs; i += 32) {
+      const int row = i / Stored::kVecs;
+      const unsigned char* piece = pieces + row / kTileRows * Float8Tiles<kHeadDim>::kPieceBytes;
+      const int row_in_piece = row % kTileRows;
+      // The place in the piece is i's own, so that neighbouring threads read neighbouring vectors.
+      const int vec = swizzle(Stored::kPanelVecs, row_in_piece, i % Stored::kVecs);
+      uint4 vecs[2];
+      constexpr int kValuesInPiece = Stored::kPair.values - Stored::kPair.value_scales;
+      to_bfloat16(
+          vecs, reinterpret_cast<const uint4*>(piece + (is_key ? 0 : kValuesInPiece))[i % (kTileRows * Stored::kVecs)],
+          scale_of(piece[(is_key ? Stored::kPair.key_scales : 0) + row_in_piece]));
+      unsigned char* to = tile + vec / 4 * Shape::kPanelBytes + (first_piece * kTileRows + row) * Shape::kRowBytes;
+      const int place = vec % 4 * 2 ^ row % 8;
+      *reinterpret_cast<uint4*>(to + place * kVecBytes) = vecs[0];
+      *reinterpret_cast<uint4*>(to + (place ^ 1) * kVecBytes) = vecs[1];
+    }
+  }
+
+  __device__ __forceinline__ void convert_tiles(const int* table, int kv_head, int num_seen) {
+    const int block_size = call.pages.shape.block_size;
+    int token = (num_seen - 1) / Shape::kTokens * Shape::kTokens + (first_piece + lane % kPieces) * kTileRows;
+    int block = token < num_seen ? table[token / block_size] : 0;
+    const auto offset = [&] { return row_offset(call.pages.shape, block, kv_head, token % block_size); };
+    int own = max(0, min(kPieces, ((num_seen - 1) % Shape::kTokens + kTileRows) / kTileRows - first_piece));
+    fetch(true, offset(), own);
+    fetch(false, offset(), own);
+    while (token >= 0) {
+      token -= Shape::kTokens;
+      if (token >= 0) {
+        block = table[token / block_size];
+      }
+#pragma unroll
+      for (const bool is_key : {true, false}) {
+        convert(is_key, own, is_key ? shared.keys_empty[stage.place] : shared.values_empty[stage.place]);
+        // The tensor cores read what was stored, and the copy engine writes where it was loaded from.
+        common::fence_copy_engine();
+        __syncwarp();
+        if (lane == 0) {
+          common::arrive(
+              common::shared_address(is_key ? &shared.keys_full[stage.place] : &shared.values_full[stage.place]));
+        }
+        if (token >= 0) {
+          fetch(is_key, offset(), kPieces);
+        }
+      }
+      own = kPieces;
+      stored_parity ^= 1;
+      stage.advance();
+    }
+  }
+
+  __device__ __forceinline__ void run() {
+    common::RingPosition<Shape::kSlots> slot;
+    int ticket = take_ticket();
+    while (true) {
+      PrefillWork& work = shared.work[slot.place];
+      const std::uint32_t full = common::shared_address(&shared.queries_full[slot.place]);
+      common::wait_barrier(common::shared_address(&shared.queries_empty[slot.place]), slot.parity ^ 1);
+      if (thread == 0) {
+        work = work_of(ticket);
+        common::arrive(full);
+      }
+      common::wait_named(kProducers, common::kWarpgroupThreads);
+      if (work.num_seen == 0) {
+        common::arrive(full);
+        return;
+      }
+      copy_queries(work, slot.place);
+      common::arrive_when_copied(full);
+      ticket = take_ticket();
+      const int* table = call.batch.block_table(work.task.sequence);
+      if constexpr (kType == ScalarType::kFloat8) {
+        convert_tiles(table, work.kv_head, work.num_seen);
+      } else {
+        copy_tiles(table, work.kv_head, work.num_seen);
+      }
+      slot.advance();
+    }
+  }
+};
+
+// ---- consumers ---------------------------------------------------------------------------------------------------
+
+template <ScalarType kType, int kHeadDim>
+struct PrefillRows {
+  using Shape = PrefillShape<kHeadDim>;
+  using Shared = PrefillShared<kType, kHeadDim>;
+  static constexpr int kTokens = Shape::kTokens;
+  static constexpr int kSteps = kHeadDim / 16;
+  // Weights need not be at most 1: the sum that divides the output at the end has grown as they have. So a new largest
+  // score is taken up only if it exceeds the last by more than this, and the output is hardly ever rescaled. A weight
+  // of up to 2^8 is as exact in bfloat16 as one below 1. (Conditional rescaling: Zadouri et al., FlashAttention-4,
+  // 2026. It is worth 2 % here.)
+  static constexpr float kSlack = 8.0F;
+
+  const PrefillCall& call;
+  Shared& shared;
+  const int warpgroup;
+  common::RingPosition<Shape::kStages> keys;    // of the tile whose scores come next
+  common::RingPosition<Shape::kStages> values;  // of the tile whose V is added next
+  int slot;                                     // of the queries
+
+  float output[kHeadDim / 2];
+  float scores[kTokens / 2];
+  std::uint32_t weights[kTokens / 16][4];
+  RunningSoftmax softmax[2];  // of the thread's two rows; the sum is that of the weights it has formed itself
+  float rescale[2];
+  int visible[2];  // tokens that they see
+
+  __device__ __forceinline__ PrefillRows(const PrefillCall& c, Shared& s, int w) : call(c), shared(s), warpgroup(w) {}
+
+  // Turns: one warpgroup starts products while the other computes its softmax.
+  __device__ __forceinline__ void wait_turn() const {
+    common::wait_named(kTurn + warpgroup, Shape::kConsumers * common::kWarpgroupThreads);
+  }
+  __device__ __forceinline__ void pass_turn() const {
+    common::arrive_named(kTurn + 1 - warpgroup, Shape::kConsumers * common::kWarpgroupThreads);
+  }
+
+  __device__ __forceinline__ void start(const PrefillWork& work, int place) {
+    const int lane = static_cast<int>(threadIdx.x) % 32;
+    const int warp = static_cast<int>(threadIdx.x) % common::kWarpgroupThreads / 32;
+    const int group = call.batch.num_heads / call.pages.shape.num_kv_heads;
+    slot = place;
+#pragma unroll
+    for (float& x : output) {
+      x = 0.0F;
+    }
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      softmax[half] = {.largest = -FLT_MAX};  // finite: a tile may show a row nothing yet
+      const int row = work.task.first_row + warpgroup * common::kWarpgroupRows + warp * 16 + half * 8 + lane / 4;
+      visible[half] = work.task.seen_by_first + min(row, work.task.end_row - 1) / group;
+    }
+  }
+
+  template <int kColumns>
+  __device__ __forceinline__ void start_scores() {
+    const common::SharedMatrix own(common::shared_address(shared.queries[slot][warpgroup]), Shape::kQueryPanelBytes);
+    const common::SharedMatrix tile(common::shared_address(shared.keys[keys.place]), Shape::kPanelBytes);
+#pragma unroll
+    for (int step = 0; step < kSteps; ++step) {
+      common::multiply_rows<kColumns>(scores, own.descriptor(step / 4 * Shape::kQueryPanelBytes + step % 4 * 32),
+                                      tile.descriptor(step / 4 * Shape::kPanelBytes + step % 4 * 32), step > 0);
+    }
+    common::commit_products();
+  }
+
+  template <int kColumns>
+  __device__ __forceinline__ void start_values() {
+    const common::SharedMatrix tile(common::shared_address(shared.values[values.place]), Shape::kPanelBytes);
+#pragma unroll
+    for (int step = 0; step < kColumns / 16; ++step) {
+      common::multiply_registers_by_columns<kHeadDim>(output, weights[step],
+                                                      tile.descriptor(step * 16 * Shape::kRowBytes));
+    }
+    common::commit_products();
+  }
+
+  __device__ __forceinline__ void release(std::uint64_t& empty) const {
+    if (threadIdx.x % 32 == 0) {
+      common::arrive(common::shared_address(&empty));
+    }
+  }
+  __device__ __forceinline__ void release_keys() {
+    release(shared.keys_empty[keys.place]);
+    keys.advance();
+  }
+  __device__ __forceinline__ void release_values() {
+    release(shared.values_empty[values.place]);
+    values.advance();
+  }
+  __device__ __forceinline__ void wait_keys() const {
+    common::wait_barrier(common::shared_address(&shared.keys_full[keys.place]), keys.parity);
+  }
+  __device__ __forceinline__ void wait_values() const {
+    common::wait_barrier(common::shared_address(&shared.values_full[values.place]), values.parity);
+  }
+
+  template <int kColumns>
+  __device__ __forceinline__ void mask(int first_token) {
+    const int lane = static_cast<int>(threadIdx.x) % 32;
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      const int seen = visible[half] - first_token - lane % 4 * 2;
+#pragma unroll
+      for (int n = 0; n < kColumns / 8; ++n) {
+#pragma unroll
+        for (int i = 0; i < 2; ++i) {
+          float& score = scores[n * 4 + half * 2 + i];
+          score = n * 8 + i < seen ? score : -INFINITY;
+        }
+      }
+    }
+  }
+
+  // Scores become weights. Even and odd columns are summed apart: a warp has its scheduler nearly for itself, so no
+  // other warp fills the cycles between a sum and the next that needs it.
+  template <int kColumns>
+  __device__ __forceinline__ void update_softmax() {
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      float even = scores[half * 2];
+      float odd = scores[half * 2 + 1];
+#pragma unroll
+      for (int n = 1; n < kColumns / 8; ++n) {
+        even = fmaxf(even, scores[n * 4 + half * 2]);
+        odd = fmaxf(odd, scores[n * 4 + half * 2 + 1]);
+      }
+      float largest = fmaxf(even, odd);
+      largest = fmaxf(largest, __shfl_xor_sync(~0U, largest, 1));
+      largest = fmaxf(largest, __shfl_xor_sync(~0U, largest, 2));
+      largest *= call.scale;
+      rescale[half] =
+          softmax[half].raise_to(largest > softmax[half].largest + kSlack ? largest : softmax[half].largest);
+      even = odd = 0.0F;
+#pragma unroll
+      for (int n = 0; n < kColumns / 8; ++n) {
+        const int first = n * 4 + half * 2;
+        scores[first] = softmax[half].weight_of(scores[first], call.scale);
+        scores[first + 1] = softmax[half].weight_of(scores[first + 1], call.scale);
+        even += scores[first];
+        odd += scores[first + 1];
+      }
+      softmax[half].sum += even + odd;
+    }
+  }
+
+  template <int kColumns>
+  __device__ __forceinline__ void pack_weights() {
+#pragma unroll
+    for (int step = 0; step < kColumns / 16; ++step) {
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        const int first = (2 * step + i / 2) * 4 + i % 2 * 2;
+        weights[step][i] = common::pack(scores[first], scores[first + 1]);
+      }
+    }
+  }
+
+  __device__ __forceinline__ void rescale_output() {
+    if (__any_sync(~0U, rescale[0] != 1.0F || rescale[1] != 1.0F)) {
+#pragma unroll
+      for (int i = 0; i < kHeadDim / 2; ++i) {
+        output[i] *= rescale[i / 2 % 2];
+      }
+    }
+  }
+
+  // Scores and weights of a tile that some rows do not see to its end, and V of none before it under way.
+  template <int kColumns>
+  __device__ __forceinline__ void add_scores(int first_token) {
+    wait_keys();
+    wait_turn();
+    common::fence_products();
+    start_scores<kColumns>();
+    pass_turn();
+    common::wait_products<0>();
+    common::fence_registers(scores);
+    release_keys();
+    mask<kColumns>(first_token);
+    update_softmax<kColumns>();
+    rescale_output();
+    pack_weights<kColumns>();
+  }
+
+  // V of the tile before, and scores and weights of this one.
+  __device__ __forceinline__ void next_tile(bool is_last) {
+    wait_turn();
+    common::fence_products();
+    start_scores<kTokens>();
+    wait_values();
+    common::fence_products();
+    start_values<kTokens>();
+    pass_turn();
+    common::wait_products<1>();
+    common::fence_registers(scores);
+    release_keys();
+    update_softmax<kTokens>();
+    // The assembler likes to move the wait for V up to the one for the scores, which would leave the tensor cores
+    // without work during the softmax; but it moves nothing across this other wait.
+    if (!is_last) {
+      wait_keys();
+    }
+    common::wait_products<0>();
+    common::fence_registers(scores);
+    common::fence_registers(output);
+    release_values();
+    rescale_output();
+    pack_weights<kTokens>();
+  }
+
+  template <int kColumns>
+  __device__ __forceinline__ void add_values() {
+    wait_values();
+    common::fence_products();
+    start_values<kColumns>();
+    common::wait_products<0>();
+    common::fence_registers(output);
+    release_values();
+  }
+
+  // The rows of V past the last that the task sees may hold anything, a NaN among others, and 0 times a NaN is a NaN.
+  __device__ __forceinline__ void clear_values(int num_tokens, int end) const {
+    wait_values();
+    constexpr int kVecs = Shape::kRowBytes / kVecBytes;
+    const std::uint32_t tile = common::shared_address(shared.values[values.place]);
+    for (int i = static_cast<int>(threadIdx.x) % common::kWarpgroupThreads;
+         i < (end - num_tokens) * kVecs * Shape::kPanels; i += common::kWarpgroupThreads) {
+      const int row = i / kVecs;
+      common::store_zeros(tile + row % Shape::kPanels * Shape::kPanelBytes +
+                          (num_tokens + row / Shape::kPanels) * Shape::kRowBytes + i % kVecs * kVecBytes);
+    }
+    common::fence_copy_engine();
+    common::wait_named(kOwn + warpgroup, common::kWarpgroupThreads);
+  }
+
+  // Its first `count` tokens, up to which kColumns rounds, are seen by some row.
+  template <int kColumns>
+  __device__ __forceinline__ void add_last_tile(int tile, int count) {
+    add_scores<kColumns>(tile * kTokens);
+    if (count < kColumns) {
+      clear_values(count, kColumns);
+    }
+    add_values<kColumns>();
+  }
+
+  // All tiles, from the last to the first. At most the last two hold tokens that some rows do not see.
+  template <bool kShortLastTile = true>
+  __device__ __forceinline__ void attend(int num_seen) {
+    const int last = (num_seen - 1) / kTokens;
+    const int count = num_seen - last * kTokens;
+    switch (kShortLastTile ? (count + 31) / 32 : 4) {
+      case 1:
+        add_last_tile<32>(last, count);
+        break;
+      case 2:
+        add_last_tile<64>(last, count);
+        break;
+      case 3:
+        add_last_tile<96>(last, count);
+        break;
+      default:
+        add_last_tile<128>(last, count);
+    }
+    if (last > 0) {
+      add_scores<kTokens>((last - 1) * kTokens);
+      if (last > 1) {
+        wait_keys();
+      }
+      for (int tile = last - 2; tile >= 0; --tile) {
+        next_tile(tile == 0);
+      }
+      add_values<kTokens>();
+    }
+  }
+
+  __device__ __forceinline__ void store(const PrefillWork& work, int place) {
+    const int lane = static_cast<int>(threadIdx.x) % 32;
+    const int warp = static_cast<int>(threadIdx.x) % common::kWarpgroupThreads / 32;
+    unsigned char* rows = shared.queries[place][warpgroup] + warp * 16 * Shape::kRowBytes;
+    common::wait_named(kOwn + warpgroup, common::kWarpgroupThreads);  // all have read the queries
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      float total = softmax[half].sum;
+      total += __shfl_xor_sync(~0U, total, 1);
+      total += __shfl_xor_sync(~0U, total, 2);
+      const float inverse = 1.0F / total;
+      const int row = half * 8 + lane / 4;
+#pragma unroll
+      for (int n = 0; n < kHeadDim / 8; ++n) {
+        reinterpret_cast<std::uint32_t*>(rows + Shape::query_place(row, n))[lane % 4] =
+            common::pack(output[n * 4 + half * 2] * inverse, output[n * 4 + half * 2 + 1] * inverse);
+      }
+    }
+    __syncwarp();
+    constexpr int kVecs = kHeadDim / 8;
+    constexpr int kStep = 32 / kVecs;
+    const int first_row = work.task.first_row + warpgroup * common::kWarpgroupRows + warp * 16;
+    const int vec = lane % kVecs;
+    QueryRows to(call, work, first_row + lane / kVecs, kStep);
+#pragma unroll
+    for (int row = lane / kVecs; row < 16; row += kStep) {
+      if (first_row + row < work.task.end_row) {
+        reinterpret_cast<uint4*>(call.output + to.offset * kHeadDim)[vec] =
+            *reinterpret_cast<const uint4*>(rows + Shape::query_place(row, vec));
+      }
+      to.advance();
+    }
+  }
+};
+
+// What a warpgroup of consumers does: one piece of work after the other, until there is no more. Rows: PrefillRows, or
+// what a step of the ladder makes of it.
+template <typename Rows>
+__device__ __forceinline__ void consume(Rows& rows) {
+  common::RingPosition<Rows::Shape::kSlots> slot;
+  if (rows.warpgroup == 1) {
+    rows.pass_turn();
+  }
+  while (true) {
+    common::wait_barrier(common::shared_address(&rows.shared.queries_full[slot.place]), slot.parity);
+    const PrefillWork& work = rows.shared.work[slot.place];
+    if (work.num_seen == 0) {
+      return;
+    }
+    common::fence_copy_engine();  // the queries came by ordinary copies
+    rows.start(work, slot.place);
+    rows.attend(work.num_seen);
+    rows.store(work, slot.place);
+    __syncwarp();
+    rows.release(rows.shared.queries_empty[slot.place]);
+    slot.advance();
+  }
+}
+
+template <ScalarType kType, int kHeadDim>
+__device__ __forceinline__ void init_barriers(PrefillShared<kType, kHeadDim>& shared) {
+  using Shape = PrefillShape<kHeadDim>;
+  constexpr int kWarps = 4 * Shape::kConsumers;
+  for (int i = 0; i < Shape::kSlots; ++i) {
+    common::init_barrier(common::shared_address(&shared.queries_full[i]), common::kWarpgroupThreads + 1);
+    common::init_barrier(common::shared_address(&shared.queries_empty[i]), kWarps);
+  }
+  for (int i = 0; i < Shape::kStages; ++i) {
+    common::init_barrier(common::shared_address(&shared.keys_full[i]), common::kWarpgroupThreads / 32);
+    common::init_barrier(common::shared_address(&shared.values_full[i]), common::kWarpgroupThreads / 32);
+    common::init_barrier(common::shared_address(&shared.keys_empty[i]), kWarps);
+    common::init_barrier(common::shared_address(&shared.values_empty[i]), kWarps);
+  }
+  if constexpr (kType == ScalarType::kFloat8) {
+    for (auto& of_warp : shared.stored.full) {
+      common::init_barrier(common::shared_address(&of_warp[0]), 1);
+      common::init_barrier(common::shared_address(&of_warp[1]), 1);
+    }
+  }
+  common::fence_barrier_init();
+}
+
+// What a thread block does.
+template <ScalarType kType, int kHeadDim, typename Rows = PrefillRows<kType, kHeadDim>>
+__device__ __forceinline__ void prefill_block(const PrefillCall& call) {
+  extern __shared__ __align__(1024) unsigned char memory[];
+  auto& shared = *reinterpret_cast<PrefillShared<kType, kHeadDim>*>(memory);
+  if (threadIdx.x == 0) {
+    init_barriers(shared);
+  }
+  __syncthreads();
+  if (threadIdx.x < common::kWarpgroupThreads) {
+    common::shrink_registers<kType == ScalarType::kFloat8 ? 72 : 40>();
+    PrefillProducer<kType, kHeadDim>{call, shared}.run();
+  } else {
+    common::grow_registers<kType == ScalarType::kFloat8 ? 216 : 232>();
+    Rows rows(call, shared, static_cast<int>(threadIdx.x) / common::kWarpgroupThreads - 1);
+    consume(rows);
+  }
+}
+
+#endif  // COURSE_WGMMA
+
+template <ScalarType kType, int kHeadDim>
+__global__ void __launch_bounds__(PrefillShape<kHeadDim>::kThreads, 1)
+    prefill_kernel(const __grid_constant__ PrefillCall call) {
+#if COURSE_WGMMA
+  prefill_block<kType, kHeadDim>(call);
+#endif
+}
+
+}  // namespace

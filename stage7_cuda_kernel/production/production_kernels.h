@@ -1,0 +1,32 @@
+// The second table of kernels, faster than the plain ones and for float8 too.
+//
+// K and V are read for tensor cores, in tiles of certain sizes only: bfloat16 in blocks of 8, 16, 32 or 64 tokens,
+// float8 of 16, 32 or 64; a head_dim of 32, 64, 96, 128 or 256; 1 to 16 query heads to a kv head. What is said of all
+// functions in kernels.h holds here too.
+#pragma once
+
+#include "../kernels/kernels.h"
+
+namespace stage7 {
+
+// cache_kernels.cu moves K and V, step_attention.cpp computes with the launches of attention_launches.h. Float8 is
+// rounded to when a row is written, once; read back it is a bfloat16 number, and nothing is rounded.
+class ProductionKernels : public PagedKernels {
+ public:
+  std::string unsupported(const PageShape& shape, int num_heads) const override;
+  void write_to_slots(const Pages& pages, const void* keys, const void* values, std::int64_t row_stride,
+                      const int* slot_mapping, int num_tokens, cudaStream_t stream) const override;
+  void read_from_slots(const Pages& pages, void* keys, void* values, std::int64_t row_stride, const int* slot_mapping,
+                       int num_tokens, cudaStream_t stream) const override;
+  void copy_blocks(void* keys, void* values, int num_layers, const PageShape& shape, const PageCopy* copies,
+                   int num_copies, cudaStream_t stream) const override;
+  std::size_t workspace_bytes(const PageShape& shape, const Step& largest) const override;
+  void plan(const PageShape& shape, const Step& step, std::span<std::byte> workspace,
+            cudaStream_t stream) const override;
+  void attend(const Pages& pages, const Step& step, const LayerRows& rows, void* output, std::span<std::byte> workspace,
+              cudaStream_t stream) const override;
+};
+
+extern const ProductionKernels kProductionKernels;
+
+}  // namespace

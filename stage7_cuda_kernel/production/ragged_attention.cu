@@ -1,0 +1,206 @@
+// Ragged causal attention: the kernel's outline, its checks and its launch. The parts are in ragged_kernel.cuh.
+#include <cmath>
+
+#include "../kernels/checks.h"
+#include "attention_launches.h"
+#include "common/cuda/ptx.cuh"
+#include "common/cuda/runtime/launch.h"
+#include "head_dims.h"
+#include "prefill_attention.h"
+#include "production_kernels.h"
+#include "ragged_kernel.cuh"
+#include "ragged_loader.cuh"
+
+namespace stage7 {
+namespace {
+
+// blockIdx.x counts tasks and, fastest, kv heads: heads of one task take equally long.
+template <ScalarType kType, int kHeadDim, bool kShort>
+__global__ void __launch_bounds__(32 * RaggedTileOf<kHeadDim, kShort>::kTile.warps,
+                                  RaggedTileOf<kHeadDim, kShort>::kTile.resident)
+    ragged_kernel(Pages pages, Batch batch, const Element* queries, Element* output, const RaggedTask* tasks,
+                  float scale) {
+  using Shared = RaggedShared<kHeadDim, kShort>;
+  using Rows = RaggedRows<kHeadDim, kShort>;
+  constexpr RaggedTile kTile = RaggedTileOf<kHeadDim, kShort>::kTile;
+  constexpr int kRowsOfWarp = kTile.rows_per_warp;
+  constexpr int kTokens = kTile.tokens;
+  constexpr int kStages = kTile.stages;
+  extern __shared__ __align__(128) unsigned char shared[];
+  __shared__ __align__(8) std::uint64_t barriers[2 * kStages];
+  const int num_kv_heads = pages.shape.num_kv_heads;
+  const int kv_head = static_cast<int>(blockIdx.x) % num_kv_heads;
+  const RaggedTask task = tasks[static_cast<int>(blockIdx.x) / num_kv_heads];
+  if (task.sequence < 0) {
+    return;
+  }
+  const int warp = static_cast<int>(threadIdx.x) / 32;
+  const int lane = static_cast<int>(threadIdx.x) % 32;
+  const int group = batch.num_heads / num_kv_heads;
+  const int first_query = task.first_query;
+  const int end_row = task.end_row;
+  const int seen_by_first = task.seen_by_first;
+  const std::uint32_t query_tile = common::shared_address(shared);
+  const RaggedLoader<kType, kHeadDim, kShort> loader{
+      .pages = pages,
+      .table = batch.block_table(task.sequence),
+      .kv_head = kv_head,
+      .num_tokens = seen_by_first + (end_row - 1) / group,
+      .keys = query_tile + Shared::kQueryBytes,
+      .values = query_tile + Shared::kQueryBytes + kStages * Shared::kTileBytes,
+      .barriers = common::shared_address(barriers)};
+  const int num_tiles = (loader.num_tokens + kTokens - 1) / kTokens;
+#if COURSE_BULK_COPY
+  if (threadIdx.x < 2 * kStages) {
+    common::init_barrier(loader.barriers + static_cast<int>(threadIdx.x) * 8, 1);
+    common::fence_barrier_init();
+  }
+  __syncthreads();
+#endif
+
+  // A warp loads its own rows. Rows that do not exist repeat the last one, and are not stored.
+  const int first_row = task.first_row + warp * kRowsOfWarp;
+  const auto row_begin = [&](int row) {
+    return ((first_query + std::int64_t{row / group}) * batch.num_heads + kv_head * group + row % group) * kHeadDim;
+  };
+  const std::uint32_t own_rows = query_tile + warp * kRowsOfWarp * Shared::kRowBytes;
+  constexpr int kVecs = Rows::kVecs;
+  for (int i = lane; i < kRowsOfWarp * kVecs; i += 32) {
+    const int row = i / kVecs;
+    common::copy_vec_async(
+        own_rows + vec_place(kVecs, kTileRows, row, i % kVecs) * kVecBytes,
+        reinterpret_cast<const uint4*>(queries + row_begin(min(first_row + row, end_row - 1))) + i % kVecs);
+  }
+  common::commit_copies();
+  for (int tile = 0; tile < kStages; ++tile) {
+    if (tile < num_tiles) {
+      loader.start_copy(tile);
+    }
+    loader.commit();
+  }
+#if COURSE_BULK_COPY
+  common::wait_copies<0>();
+#else
+  common::wait_copies<kStages>();
+#endif
+  __syncwarp();
+
+  Rows rows;
+  rows.start();
+  // The tokens that the first row of this warp sees, and the last one: 0 if there is no row.
+  const int seen_by_warp_first = seen_by_first + first_row / group;
+  const int seen_by_last =
+      first_row < end_row ? seen_by_first + (min(first_row + kRowsOfWarp, end_row) - 1) / group : 0;
+  const auto add_tile = [&](int tile, auto masked) {
+    constexpr bool kMasked = decltype(masked)::value;
+    const int stage = tile % kStages;
+    const int num_seen = seen_by_last - tile * kTokens;
+    float scores[Rows::kBlocks][Rows::kColumns][4];
+    rows.template score<kMasked>(scores, own_rows, loader.keys + stage * Shared::kTileBytes, num_seen);
+    if constexpr (kMasked) {
+      Rows::mask(scores, tile * kTokens, seen_by_first, first_row, group);
+    }
+    rows.update_softmax(scores, scale);
+    loader.wait_values(tile);
+    rows.template add_values<kMasked>(scores, loader.values + stage * Shared::kTileBytes, num_seen);
+  };
+  for (int tile = 0; tile < num_tiles; ++tile) {
+    loader.wait_keys(tile);
+    if (loader.tokens_of(tile) < kTokens) {
+      loader.wait_values(tile);
+      loader.clear_values(tile);
+    }
+    if ((tile + 1) * kTokens <= seen_by_warp_first && first_row < end_row) {
+      add_tile(tile, std::false_type{});
+    } else if (tile * kTokens < seen_by_last) {
+      add_tile(tile, std::true_type{});
+    }
+    loader.release();
+    if (tile + kStages < num_tiles) {
+      loader.start_copy(tile + kStages);
+    }
+    loader.commit();
+  }
+
+  rows.store(own_rows);
+  __syncwarp();
+  for (int i = lane; i < kRowsOfWarp * kVecs; i += 32) {
+    const int row = i / kVecs;
+    if (first_row + row < end_row) {
+      const auto* vec = reinterpret_cast<const uint4*>(shared + warp * kRowsOfWarp * Shared::kRowBytes) +
+                        vec_place(kVecs, kTileRows, row, i % kVecs);
+      reinterpret_cast<uint4*>(output + row_begin(first_row + row))[i % kVecs] = *vec;
+    }
+  }
+}
+
+struct RaggedCall {
+  const Pages& pages;
+  const Batch& batch;
+  const void* queries;
+  void* output;
+  const RaggedWorkspace& workspace;
+  bool is_short;
+  cudaStream_t stream;
+};
+
+template <ScalarType kType, int kHeadDim, bool kShort>
+void launch_ragged(const RaggedCall& call) {
+  constexpr RaggedTile kTile = RaggedTileOf<kHeadDim, kShort>::kTile;
+  const float scale = score_scale(kHeadDim);
+  const std::int64_t grid = std::int64_t{call.workspace.num_tasks} * call.pages.shape.num_kv_heads;
+  COMMON_CHECK(grid < std::int64_t{1} << 31, "too many tokens for one launch");
+  common::launch(ragged_kernel<kType, kHeadDim, kShort>, dim3(static_cast<unsigned>(grid)), 32 * kTile.warps,
+                 RaggedShared<kHeadDim, kShort>::kBytes, call.stream, common::Overlap::kNone, call.pages, call.batch,
+                 static_cast<const Element*>(call.queries), static_cast<Element*>(call.output), call.workspace.tasks,
+                 scale);
+}
+
+template <ScalarType kType, int kHeadDim>
+void choose_tile(const RaggedCall& call) {
+  if constexpr (kHeadDim <= 128) {
+    if (call.is_short) {
+      return launch_ragged<kType, kHeadDim, true>(call);
+    }
+  }
+  launch_ragged<kType, kHeadDim, false>(call);
+}
+
+template <ScalarType kType>
+void choose_head_dim(const RaggedCall& call) {
+  with_head_dim(call.pages.shape.head_dim, [&](auto head_dim) { choose_tile<kType, head_dim>(call); });
+}
+
+}  // namespace
+
+void mma_attention(const Pages& pages, const Batch& batch, const void* queries, void* output,
+                   const RaggedWorkspace& workspace, bool is_short, cudaStream_t stream) {
+  const RaggedCall call{pages, batch, queries, output, workspace, is_short, stream};
+  if (pages.shape.type == ScalarType::kFloat8) {
+    choose_head_dim<ScalarType::kFloat8>(call);
+  } else {
+    choose_head_dim<ScalarType::kBFloat16>(call);
+  }
+}
+
+void ragged_attention(const Pages& pages, const Batch& batch, const int* query_starts, const void* queries,
+                      void* output, int num_tokens, const void* workspace, cudaStream_t stream) {
+  check_pages(kProductionKernels, pages);
+  check_batch(kProductionKernels, pages.shape, batch);
+  COMMON_CHECK(num_tokens >= 0, "a batch has no tokens or some");
+  if (batch.num_sequences == 0 || num_tokens == 0) {
+    return;
+  }
+  COMMON_CHECK(query_starts != nullptr && queries != nullptr && output != nullptr,
+               "query_starts, queries and output are given");
+  COMMON_CHECK(is_aligned(queries) && is_aligned(output), "queries and output begin at multiples of 16 bytes");
+  COMMON_CHECK(workspace != nullptr && is_aligned(workspace), "a workspace is given");
+  const RaggedWorkspace tasks = ragged_workspace(const_cast<void*>(workspace), pages.shape, batch, num_tokens);
+  const bool is_short = prompts_are_short(pages.shape, batch, num_tokens);
+  if (!is_short && prefill_serves(pages.shape)) {
+    return prefill_attention(pages, batch, queries, output, tasks, stream);
+  }
+  mma_attention(pages, batch, queries, output, tasks, is_short, stream);
+}
+
+}  // namespace

@@ -1,0 +1,74 @@
+#include "recording_runner.h"
+
+#include <algorithm>
+
+namespace stage8 {
+namespace {
+
+// Steps are recorded for 1, 2, 4, 8, 16, 24, … sequences. Inactive ones fill them up.
+int recorded_size(int num_sequences) {
+  int size = 1;
+  while (size < num_sequences) {
+    size += std::min(size, 8);
+  }
+  return size;
+}
+
+}  // namespace
+
+RecordingRunner::RecordingRunner(const common::Llama& model, const KvCacheShape& shape, const GpuOptions& options,
+                                 int chunk_size, int max_sequences, const PagedKernels& kernels,
+                                 const std::optional<MemoryShare>& share, common::Communicator* peers)
+    : GpuRunner(model, shape, options, chunk_size, recorded_size(max_sequences), kernels, share, peers) {}
+
+int RecordingRunner::padded_sequences(const RaggedBatch& step) const {
+  const auto num_sequences = static_cast<int>(step.num_sequences());
+  const int size = recorded_size(num_sequences);
+  const bool is_recorded = step.tokens.size() == step.num_sequences() &&
+                           step.logits_rows.size() == step.tokens.size() && size <= max_sequences();
+  return is_recorded ? size : num_sequences;
+}
+
+void RecordingRunner::launch(const StepCounts& counts) {
+  const int size = counts.num_sequences;
+  const bool is_recorded =
+      size == recorded_size(size) && counts.num_tokens == size && counts.num_decodes == size && counts.num_rows == size;
+  if (!is_recorded) {
+    GpuRunner::launch(counts);
+    return;
+  }
+  const std::pair key(counts.buffers, size);
+  auto found = steps_.find(key);
+  if (found == steps_.end()) {
+    found = steps_.try_emplace(key, stream(), [&] { GpuRunner::launch(counts); }).first;
+  }
+  found->second.launch(stream());
+}
+
+void RecordingRunner::warm_up(int max_tokens, int max_sequences) {
+  const int max_size = std::min(recorded_size(max_sequences), this->max_sequences());
+  GpuRunner::warm_up(max_tokens, max_size);
+  // A token each for inactive sequences. Both sets of buffers have recorded steps of their own.
+  for (int size = 1; size <= max_size; size = recorded_size(size + 1)) {
+    RaggedBatch inactive;
+    inactive.tokens.assign(static_cast<std::size_t>(size), 0);
+    inactive.positions.assign(inactive.tokens.size(), 0);
+    inactive.slot_mapping.assign(inactive.tokens.size(), -1);
+    inactive.context_lengths.assign(inactive.tokens.size(), 0);
+    inactive.table_starts.assign(inactive.tokens.size() + 1, 0);
+    for (int row = 0; row < size; ++row) {
+      inactive.logits_rows.push_back(row);
+      inactive.query_starts.push_back(row + 1);
+    }
+    enqueue(inactive);
+    enqueue(inactive);
+  }
+  drawn_tokens(0);
+}
+
+void RecordingRunner::disconnect() {
+  steps_.clear();  // they belong to the connection
+  GpuRunner::disconnect();
+}
+
+}  // namespace

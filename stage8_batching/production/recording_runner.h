@@ -1,0 +1,38 @@
+// A GpuRunner that launches a step with one token for each sequence as a whole: recorded as a CUDA graph when a step of
+// its size first comes, and replayed with other numbers in the inputs. A step has five launches for each layer and four
+// more, and one by one they take the host longer than they take the GPU.
+#pragma once
+
+#include <map>
+#include <optional>
+#include <utility>
+
+#include "../gpu_runner.h"
+#include "common/cuda/runtime/device.h"
+
+namespace stage8 {
+
+class RecordingRunner : public GpuRunner {
+ public:
+  // As GpuRunner, but for the memory of up to seven sequences more.
+  RecordingRunner(const common::Llama& model, const KvCacheShape& shape, const GpuOptions& options, int chunk_size,
+                  int max_sequences, const PagedKernels& kernels, const std::optional<MemoryShare>& share = {},
+                  common::Communicator* peers = nullptr);
+  ~RecordingRunner() override { finish(); }  // before the steps that may be running are gone
+
+  // Records the steps of all sizes too.
+  void warm_up(int max_tokens, int max_sequences) override;
+  void disconnect() override;
+
+  // For tests. Steps recorded so far: after warming up, none of up to max_sequences sequences is recorded any more.
+  int num_recorded_steps() const { return static_cast<int>(steps_.size()); }
+
+ protected:
+  int padded_sequences(const RaggedBatch& step) const override;
+  void launch(const StepCounts& counts) override;
+
+ private:
+  std::map<std::pair<int, int>, common::Graph> steps_;  // by the buffers they use and the number of sequences
+};
+
+}  // namespace

@@ -1,0 +1,201 @@
+#include "tensor_parallel_runner.h"
+
+#include <atomic>
+#include <cstddef>
+#include <exception>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "common/base/check.h"
+#include "common/base/text.h"
+#include "common/cuda/runtime/device.h"
+#include "common/cuda/several/shard.h"
+
+namespace stage8 {
+namespace {
+
+constexpr double kMaxWait = 60.0;  // seconds, for a step
+
+KvCacheShape shard_shape(KvCacheShape shape, int count) {
+  shape.num_heads /= count;
+  shape.num_kv_heads /= count;
+  return shape;
+}
+
+}  // namespace
+
+std::string TensorParallelRunner::unsupported(const PagedKernels& kernels, const common::LlamaConfig& config,
+                                              const KvCacheShape& shape, const GpuOptions& options) {
+  const int count = options.tensor_parallel;
+  std::string reason = common::why_not_shared(config, count);
+  if (reason.empty()) {
+    reason = GpuRunner::unsupported(kernels, common::shard_config(config, count), shard_shape(shape, count), options);
+  }
+  return reason.empty() ? common::NcclGroup::unsupported(count) : reason;
+}
+
+TensorParallelRunner::TensorParallelRunner(const common::Llama& model, const KvCacheShape& shape,
+                                           const GpuOptions& options, int chunk_size, int max_sequences,
+                                           const PagedKernels& kernels, const std::optional<MemoryShare>& share)
+    : group_(options.tensor_parallel, kMaxWait, options.all_reduce),
+      runners_(static_cast<std::size_t>(options.tensor_parallel)) {
+  const int count = options.tensor_parallel;
+  for (int device = 0; device < count; ++device) {
+    threads_.push_back(std::make_unique<DeviceThread>(device));
+  }
+  const KvCacheShape own = shard_shape(shape, count);
+  run_together([&](std::size_t rank) {
+    runners_[rank] = std::make_unique<RecordingRunner>(model, own, options, chunk_size, max_sequences, kernels, share,
+                                                       &group_[static_cast<int>(rank)]);
+  });
+  size_ = runners_.front()->cache();
+  size_.bytes_per_slot *= count;
+}
+
+TensorParallelRunner::~TensorParallelRunner() {
+  // A GPU may still read what lies on another one.
+  (void)run([&](std::size_t rank) { runners_[rank]->drawn_tokens(0); });
+  (void)run([&](std::size_t rank) { runners_[rank].reset(); });
+}
+
+std::vector<std::exception_ptr> TensorParallelRunner::run(const Task& task) {
+  for (std::size_t rank = 0; rank < threads_.size(); ++rank) {
+    threads_[rank]->start([&task, rank] { task(rank); });
+  }
+  std::vector<std::exception_ptr> thrown;
+  for (const auto& thread : threads_) {
+    thrown.push_back(thread->finish());
+  }
+  return thrown;
+}
+
+void TensorParallelRunner::run_all(const Task& task) {
+  for (const std::exception_ptr& error : run(task)) {
+    if (error) {
+      std::rethrow_exception(error);
+    }
+  }
+}
+
+void TensorParallelRunner::disconnect(const std::vector<std::exception_ptr>& thrown) {
+  is_connected_ = false;
+  // When the last GPU aborts, NCCL frees what its kernels use, so nothing may be left of them. Those GPUs abort first
+  // that wait for another one, and their kernels end. The GPU that has enqueued least waits for none.
+  std::vector<int> is_idle(runners_.size(), 1);
+  std::atomic<int> num_idle = 0;
+  (void)run([&](std::size_t rank) {
+    if (runners_[rank]) {
+      GpuRunner& runner = *runners_[rank];
+      runner.take_back(!thrown[rank]);
+      (void)group_[static_cast<int>(rank)].settle([&] { return runner.is_idle() || num_idle > 0; });
+      is_idle[rank] = runner.is_idle() ? 1 : 0;
+    }
+    num_idle += is_idle[rank];
+  });
+  for (const int those : {0, 1}) {
+    (void)run([&](std::size_t rank) {
+      if (is_idle[rank] == those && runners_[rank]) {
+        runners_[rank]->disconnect();
+      } else if (is_idle[rank] == those) {
+        group_[static_cast<int>(rank)].abort();
+      }
+    });
+  }
+}
+
+void TensorParallelRunner::run_together(const Task& task) {
+  if (group_.failed_rank() >= 0) {
+    if (is_connected_) {  // only a thread that waited for a step has noticed
+      disconnect(std::vector<std::exception_ptr>(runners_.size()));
+    }
+    group_.renew();
+    run_all([&](std::size_t rank) { runners_[rank]->connect(); });
+    is_connected_ = true;
+  }
+  const std::vector<std::exception_ptr> thrown = run([&](std::size_t rank) {
+    try {
+      task(rank);
+    } catch (...) {
+      group_.fail(static_cast<int>(rank));  // the others stop waiting
+      throw;
+    }
+  });
+  const int failed = group_.failed_rank();
+  if (failed < 0) {
+    return;
+  }
+  // Those that have not noticed have enqueued what never ends.
+  disconnect(thrown);
+  try {
+    std::rethrow_exception(thrown[static_cast<std::size_t>(failed)]);
+  } catch (const common::CudaError& error) {
+    throw common::CudaError("GPU " + std::to_string(failed) + ": " + error.what());
+  } catch (const common::InputError& error) {
+    throw common::InputError("GPU " + std::to_string(failed) + ": " + error.what());
+  }
+}
+
+void TensorParallelRunner::copy_blocks(std::span<const BlockCopy> copies) {
+  run_all([&](std::size_t rank) { runners_[rank]->copy_blocks(copies); });
+}
+
+void TensorParallelRunner::enqueue(const RaggedBatch& step) {
+  run_together([&](std::size_t rank) { runners_[rank]->enqueue(step); });
+}
+
+void TensorParallelRunner::warm_up(int max_tokens, int max_sequences) {
+  run_together([&](std::size_t rank) { runners_[rank]->warm_up(max_tokens, max_sequences); });
+}
+
+std::vector<common::Token> TensorParallelRunner::drawn_tokens(int step_age) {
+  // Every GPU has drawn the same.
+  return runners_.front()->drawn_tokens(step_age);
+}
+
+common::Matrix TensorParallelRunner::side_by_side(const std::function<common::Matrix(GpuRunner&)>& part) {
+  std::vector<common::Matrix> parts(runners_.size());
+  run_all([&](std::size_t rank) { parts[rank] = part(*runners_[rank]); });
+  const Eigen::Index cols = parts.front().cols();
+  common::Matrix all(parts.front().rows(), cols * static_cast<Eigen::Index>(parts.size()));
+  for (std::size_t rank = 0; rank < parts.size(); ++rank) {
+    all.middleCols(cols * static_cast<Eigen::Index>(rank), cols) = parts[rank];
+  }
+  return all;
+}
+
+StepResult TensorParallelRunner::wait(int step_age) {
+  if (runners_.front()->draws_tokens(step_age)) {
+    return {drawn_tokens(step_age), {}};
+  }
+  COMMON_CHECK(step_age == 0, "the logits of the last step are kept");
+  return {{}, logits()};
+}
+
+common::Matrix TensorParallelRunner::logits() {
+  return side_by_side([](GpuRunner& runner) { return runner.logits(); });
+}
+
+common::Matrix TensorParallelRunner::keys(int layer, std::span<const int> slots) {
+  return side_by_side([&](GpuRunner& runner) { return runner.keys(layer, slots); });
+}
+
+common::Matrix TensorParallelRunner::values(int layer, std::span<const int> slots) {
+  return side_by_side([&](GpuRunner& runner) { return runner.values(layer, slots); });
+}
+
+int TensorParallelRunner::num_recorded_steps() const { return runners_.front()->num_recorded_steps(); }
+
+std::optional<ReadLimit> TensorParallelRunner::read_limit() {
+  std::vector<ReadLimit> limits(runners_.size());
+  run_all([&](std::size_t rank) { limits[rank] = runners_[rank]->read_limit().value(); });
+  ReadLimit all;
+  for (const ReadLimit& limit : limits) {
+    all.weight_bytes_per_token += limit.weight_bytes_per_token;
+    all.bytes_per_second += limit.bytes_per_second;
+  }
+  return all;
+}
+
+}  // namespace

@@ -1,0 +1,280 @@
+// A step's attention by every table of kernels, new tokens stored, against float64 on the same rounded inputs.
+#include <algorithm>
+#include <array>
+#include <vector>
+
+#include "tests/gpu/gpu_fixtures.h"
+#include "tests/gpu/gpu_hand_worked.h"
+#include "tests/support/catch.h"
+
+namespace {
+
+using tests::GpuBatch;
+using tests::KernelTable;
+using tests::ScalarType;
+
+bool serves(const KernelTable& table, ScalarType type, int group) {
+  return table.kernels->unsupported({.num_kv_heads = 1, .block_size = 16, .head_dim = 128, .type = type}, group)
+      .empty();
+}
+
+void check_step(GpuBatch& batch, const KernelTable& table, int num_decodes) {
+  const tests::PagedBatch::Appended result = batch.attend(*table.kernels, num_decodes);
+  CHECK(batch.check(result.output) == tests::kNoDifference);
+  CHECK(result.pages_are_equal);
+}
+
+}  // namespace
+
+TEST_CASE("Paged attention: weights 1 and 3, computed by hand", "[gpu]") {
+  if (!common::has_cuda_device()) {
+    SKIP_TEST("there is no GPU");
+  }
+  const KernelTable table = GENERATE(from_range(tests::kernel_tables()));
+  const auto type = GENERATE(ScalarType::kFloat32, ScalarType::kBFloat16, ScalarType::kFloat8);
+  CAPTURE(table.name, tests::name_of(type));
+  if (serves(table, type, 2)) {
+    tests::HandWorked example(type);
+    CHECK(example.check(example.attend(*table.kernels, 0).output, tests::HandWorked::kLastTwoTokens) ==
+          tests::kNoDifference);
+  }
+}
+
+TEST_CASE("Paged attention: every type, head_dim, group and block size, decodes beside chunks (stage 7, invariant 2)",
+          "[gpu]") {
+  if (!common::has_cuda_device()) {
+    SKIP_TEST("there is no GPU");
+  }
+  const auto [table, type, block_size, head_dim] = GENERATE(from_range(tests::served_shapes()));
+  for (const int group : {1, 3, 16, 17}) {
+    CAPTURE(table.name, tests::name_of(type), head_dim, block_size, group);
+    if (!serves(table, type, group)) {
+      continue;
+    }
+    // Two decodes; then whole prompts, chunks with a past, a single token, sequences without new tokens and without
+    // any.
+    GpuBatch mixed({.type = type,
+                    .num_kv_heads = 2,
+                    .group = group,
+                    .head_dim = head_dim,
+                    .block_size = block_size,
+                    .context_lengths = {1, 100, 65, 0, 70, 17, 1, 3 * block_size, block_size + 1},
+                    .query_lengths = {1, 1, 65, 0, 33, 0, 1, std::min(block_size, 20), 2},
+                    .seed = static_cast<unsigned>(group)});
+    check_step(mixed, table, 2);
+    // All decodes, and rows of sequences that are not there.
+    GpuBatch decodes({.type = type,
+                      .num_kv_heads = 2,
+                      .group = group,
+                      .head_dim = head_dim,
+                      .block_size = block_size,
+                      .context_lengths = {1, 0, block_size, block_size + 1, 50, 0},
+                      .query_lengths = {},
+                      .seed = static_cast<unsigned>(group)});
+    check_step(decodes, table, 6);
+  }
+}
+
+TEST_CASE("Paged attention: long contexts", "[gpu]") {
+  if (!common::has_cuda_device()) {
+    SKIP_TEST("there is no GPU");
+  }
+  const KernelTable table = GENERATE(from_range(tests::kernel_tables()));
+  const auto type = GENERATE(ScalarType::kFloat32, ScalarType::kBFloat16, ScalarType::kFloat8);
+  const int group = GENERATE(1, 4);
+  CAPTURE(table.name, tests::name_of(type), group);
+  if (serves(table, type, group)) {
+    GpuBatch batch({.type = type,
+                    .num_kv_heads = 1,
+                    .group = group,
+                    .context_lengths = {8191, 32768, 8193, 5000},
+                    .query_lengths = {1, 1, 700, 33}});
+    check_step(batch, table, 2);
+  }
+}
+
+TEST_CASE("Paged attention: a pool of more than 2^31 elements (stage 7, invariant 1)", "[gpu]") {
+  if (!common::has_cuda_device()) {
+    SKIP_TEST("there is no GPU");
+  }
+  if (!tests::has_room_for(std::size_t{12} << 30)) {
+    SKIP_TEST("the GPU has no room for it");
+  }
+  // 8 heads x 16 tokens x 128 dimensions: 2^14 elements a block, and the blocks in use lie past the 2^17th. (Not
+  // attend(): it would compare all of the pages on the host.)
+  GpuBatch batch(
+      {.num_kv_heads = 8, .context_lengths = {50, 100}, .query_lengths = {1, 20}, .first_block = (1 << 17) + 5});
+  CHECK(batch.pages().shape.elements() > std::int64_t{1} << 31);
+  const stage::Step step = batch.step(1);
+  CHECK(batch.check(batch.output_of(0, [&](void*) {
+    stage::kPlainKernels.attend(batch.pages(), step, {.queries = batch.queries.data()}, batch.output.data(), {},
+                                batch.stream.get());
+  })) == tests::kNoDifference);
+}
+
+TEST_CASE("Paged attention: a captured graph follows the lengths (stage 7, invariant 6)", "[gpu]") {
+  if (!common::has_cuda_device()) {
+    SKIP_TEST("there is no GPU");
+  }
+  const KernelTable table = GENERATE(from_range(tests::kernel_tables()));
+  CAPTURE(table.name);
+  GpuBatch batch({.context_lengths = {90, 1, 40, 600}, .query_lengths = {}});
+  stage::Step step = batch.step(4);
+  const std::size_t bytes = table.kernels->workspace_bytes(batch.pages().shape, step);
+  const common::DeviceArray<std::byte> memory(bytes);
+  const std::span<std::byte> workspace(memory.data(), bytes);
+  // Recorded for a batch in which every sequence is inactive, and replayed for one in which none is.
+  common::DeviceArray<int> lengths(std::vector<int>(4, 0));
+  step.batch.context_lengths = lengths.data();
+  const common::DeviceArray<std::byte> of_first_run(batch.output.size());
+  const common::Graph graph(batch.stream, [&] {
+    table.kernels->plan(batch.pages().shape, step, workspace, batch.stream.get());
+    // The launch before attend() may write its rows and nothing else: this one stands in for the model's.
+    CUDA_CHECK(cudaMemsetAsync(of_first_run.data(), 0, of_first_run.size(), batch.stream.get()));
+    table.kernels->attend(batch.pages(), step, {.queries = batch.queries.data()}, batch.output.data(), workspace,
+                          batch.stream.get());
+  });
+  CUDA_CHECK(cudaMemset(batch.output.data(), 0xFF, batch.output.size()));
+  CUDA_CHECK(cudaDeviceSynchronize());
+  graph.launch(batch.stream);
+  batch.stream.synchronize();
+  CHECK(tests::is_poisoned(batch.output));
+  lengths.upload(std::vector<int>{90, 1, 40, 600});
+  graph.launch(batch.stream);
+  batch.stream.synchronize();
+  CHECK(batch.check(tests::to_floats(batch.output.download(), ScalarType::kBFloat16)) == tests::kNoDifference);
+}
+
+TEST_CASE("Paged attention: bad arguments are refused before anything is launched (stage 7, invariant 6)", "[gpu]") {
+  if (!common::has_cuda_device()) {
+    SKIP_TEST("there is no GPU");
+  }
+  const KernelTable table = GENERATE(from_range(tests::kernel_tables()));
+  CAPTURE(table.name);
+  GpuBatch good({.context_lengths = {20}, .query_lengths = {20}});
+  const auto memory = tests::poisoned(std::int64_t{1} << 20, ScalarType::kBFloat16);  // in which no plan may appear
+  struct Call {
+    stage::Pages pages;
+    stage::Step step;
+    stage::LayerRows rows;
+    void* output;
+  };
+  const Call right{good.pages(), good.step(0), {.queries = good.queries.data()}, good.output.data()};
+  const std::span<std::byte> workspace(memory.data(), memory.size());
+  const auto plan = [&](const Call& call) {
+    table.kernels->plan(call.pages.shape, call.step, workspace, good.stream.get());
+  };
+  const auto attend = [&](const Call& call) {
+    table.kernels->attend(call.pages, call.step, call.rows, call.output, workspace, good.stream.get());
+  };
+  for (const tests::BadBatch& bad : tests::bad_batches()) {
+    CAPTURE(bad.what);
+    Call call = right;
+    bad.spoil(call.pages, call.step.batch);
+    if (table.kernels == &stage::kPlainKernels && bad.is_plain) {
+      CHECK(table.kernels->unsupported(call.pages.shape, call.step.batch.num_heads) == tests::kNoDifference);
+      continue;
+    }
+    CHECK_THROWS_AS(attend(call), common::CheckError);
+    if (!bad.of_pages) {
+      CHECK_THROWS_AS(plan(call), common::CheckError);
+    }
+  }
+  const auto wrong = [&](const char* what, bool plan_too, const std::function<void(Call&)>& change) {
+    CAPTURE(what);
+    Call call = right;
+    change(call);
+    CHECK_THROWS_AS(attend(call), common::CheckError);
+    if (plan_too) {
+      CHECK_THROWS_AS(plan(call), common::CheckError);
+    }
+  };
+  wrong("no query_starts", true, [](Call& call) { call.step.query_starts = nullptr; });
+  wrong("no queries", false, [](Call& call) { call.rows.queries = nullptr; });
+  wrong("queries", false, [](Call& call) { call.rows.queries = tests::off_by_2(call.rows.queries); });
+  wrong("no output", false, [](Call& call) { call.output = nullptr; });
+  wrong("output", false, [](Call& call) { call.output = tests::off_by_2(call.output); });
+  wrong("no values", false, [&](Call& call) {
+    call.rows.keys = good.queries.data();
+    call.rows.row_stride = 256;
+  });
+  wrong("rows off by two bytes", false, [&](Call& call) {
+    call.rows = {good.queries.data(), tests::off_by_2(good.queries.data()), good.queries.data(), 256};
+  });
+  wrong("rows that overlap", false, [&](Call& call) {
+    call.rows = {good.queries.data(), good.queries.data(), good.queries.data(), 248};
+  });
+  wrong("no slots", false, [&](Call& call) {
+    call.rows = {good.queries.data(), good.queries.data(), good.queries.data(), 256};
+    call.step.slot_mapping = nullptr;
+  });
+  for (const auto& [num_decodes, num_tokens] : {std::pair{-1, 20}, {2, 20}, {1, 0}, {0, -1}}) {
+    CAPTURE(num_decodes, num_tokens);
+    Call call = right;
+    call.step.num_decodes = num_decodes;
+    call.step.num_tokens = num_tokens;
+    CHECK_THROWS_AS(plan(call), common::CheckError);
+  }
+  Call nothing = right;
+  nothing.step.batch.num_sequences = 0;
+  CHECK_NOTHROW(plan(nothing));
+  CHECK_NOTHROW(attend(nothing));
+  nothing = right;
+  nothing.step.num_tokens = 0;
+  CHECK_NOTHROW(plan(nothing));
+  CHECK_NOTHROW(attend(nothing));
+
+  good.stream.synchronize();
+  CHECK(tests::is_poisoned(memory));
+  CHECK(tests::is_poisoned(good.output));
+}
+
+TEST_CASE("What the kernels cannot do is said in words (stage 7, invariant 6)", "[gpu]") {
+  CHECK(stage::kPlainKernels.unsupported({.num_kv_heads = 2, .block_size = 5, .head_dim = 40}, 40) ==
+        tests::kNoDifference);
+  CHECK(stage::kPlainKernels.unsupported({.num_kv_heads = 2, .block_size = 5, .head_dim = 36}, 40) ==
+        "the plain kernels need a head dimension that is a multiple of 8 up to 256, not 36");
+  CHECK(stage::kPlainKernels.unsupported({.num_kv_heads = 2, .block_size = 5, .head_dim = 264}, 40) ==
+        "the plain kernels need a head dimension that is a multiple of 8 up to 256, not 264");
+  CHECK(stage::kPlainKernels.unsupported({.num_kv_heads = 2, .block_size = 0, .head_dim = 40}, 40) ==
+        "the plain kernels need blocks of at least one token, not 0");
+  CHECK(stage::kPlainKernels.unsupported({.num_kv_heads = 2, .block_size = 5, .head_dim = 40}, 41) ==
+        "the kernels need query heads that share kv heads evenly, not 41 over 2");
+  CHECK_FALSE(stage::kPlainKernels
+                  .unsupported({.num_kv_heads = 2, .block_size = 16, .head_dim = 128, .type = ScalarType::kFloat8}, 8)
+                  .empty());
+#ifdef COURSE_PRODUCTION
+  const stage::PagedKernels& production = stage::kProductionKernels;
+  for (const auto& [block_size, head_dim, num_heads] :
+       {std::array{12, 128, 8}, {4, 128, 8}, {128, 128, 8}, {16, 80, 8}, {16, 16, 8}, {16, 128, 7}, {16, 128, 34}}) {
+    CAPTURE(block_size, head_dim, num_heads);
+    CHECK_FALSE(
+        production.unsupported({.num_kv_heads = 2, .block_size = block_size, .head_dim = head_dim}, num_heads).empty());
+  }
+  CHECK(production.unsupported({.num_kv_heads = 2, .block_size = 16, .head_dim = 128}, 8) == tests::kNoDifference);
+  CHECK(production.unsupported({.num_kv_heads = 2, .block_size = 8, .head_dim = 128, .type = ScalarType::kFloat8}, 8) ==
+        "the float8 kernels need blocks of 16, 32 or 64 tokens, not 8");
+  CHECK_FALSE(
+      production.unsupported({.num_kv_heads = 2, .block_size = 16, .head_dim = 128, .type = ScalarType::kFloat32}, 8)
+          .empty());
+#endif
+}
+
+#ifdef COURSE_PRODUCTION
+TEST_CASE("Rows that one table has written, the other reads", "[gpu]") {
+  if (!common::has_cuda_device()) {
+    SKIP_TEST("there is no GPU");
+  }
+  const int block_size = GENERATE(8, 16, 64);
+  const int head_dim = GENERATE(32, 64, 96, 128, 256);
+  CAPTURE(block_size, head_dim);
+  // Written by the plain kernels. The others compute as if they had written the rows themselves, and the other way
+  // round.
+  GpuBatch batch(
+      {.head_dim = head_dim, .block_size = block_size, .context_lengths = {300, 77, 5}, .query_lengths = {1, 40, 5}});
+  for (const KernelTable& table : tests::kernel_tables()) {
+    CAPTURE(table.name);
+    check_step(batch, table, 1);
+  }
+}
+#endif
