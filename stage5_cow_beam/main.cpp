@@ -65,28 +65,31 @@ void show(const KvCacheManager& manager, std::ostream& output) {
 void demo(int num_slots, bool shell_only, int block_size) {
   KvCacheManager manager(blocks_needed(num_slots, block_size), block_size);
   common::Shell shell;
-  shell.add("new", "NAME LENGTH", "start a sequence with room for LENGTH tokens", [&](const auto& arguments) {
-    const SequenceId sequence = common::sequence_named(manager, arguments[0], false);
-    const int length = common::parse_count(arguments[1], 1);
-    if (!manager.allocate(sequence, length)) {
-      std::cout << "refused: no room for " << length << "\n";
-    }
-  });
-  shell.add("append", "NAME COUNT", "put COUNT more tokens into the cache", [&](const auto& arguments) {
-    const SequenceId sequence = common::sequence_named(manager, arguments[0], true);
-    const int count = common::parse_count(arguments[1], 1);
-    if (manager.reserve(sequence, count)) {
-      print_copies(manager.pending_copies());
-      manager.clear_pending_copies();
-      manager.commit(sequence, count);
-    } else {
-      std::cout << "refused: no room for " << count << " more\n";
-    }
-  });
+  shell.add("new", "NAME LENGTH", "start a sequence with room for LENGTH tokens",
+            [&](const auto& arguments, std::ostream& output) {
+              const SequenceId sequence = common::sequence_named(manager, arguments[0], false);
+              const int length = common::parse_count(arguments[1], 1);
+              if (!manager.allocate(sequence, length)) {
+                output << "refused: no room for " << length << "\n";
+              }
+            });
+  shell.add("append", "NAME COUNT", "put COUNT more tokens into the cache",
+            [&](const auto& arguments, std::ostream& output) {
+              const SequenceId sequence = common::sequence_named(manager, arguments[0], true);
+              const int count = common::parse_count(arguments[1], 1);
+              if (manager.reserve(sequence, count)) {
+                print_copies(output, manager.pending_copies());
+                manager.clear_pending_copies();
+                manager.commit(sequence, count);
+              } else {
+                output << "refused: no room for " << count << " more\n";
+              }
+            });
   add_sharing_commands(shell, manager);
-  shell.add("free", "NAME", "end a sequence",
-            [&](const auto& arguments) { manager.free(common::sequence_named(manager, arguments[0], true)); });
-  shell.add("show", "", "the cache, slot by slot", [&](const auto&) { show(manager, std::cout); });
+  shell.add("free", "NAME", "end a sequence", [&](const auto& arguments, std::ostream&) {
+    manager.free(common::sequence_named(manager, arguments[0], true));
+  });
+  shell.add("show", "", "the cache, slot by slot", [&](const auto&, std::ostream& output) { show(manager, output); });
   std::istringstream script(kScript);
   shell.run(shell_only ? std::cin : script, std::cout, !shell_only);
 }

@@ -57,6 +57,7 @@ class Engine {
 
   // Counts of what has happened so far, the same on every machine.
   std::vector<common::Counter> counters() const;
+  std::int64_t blocks_copied() const { return blocks_copied_; }
 
  private:
   const common::Llama& model_;

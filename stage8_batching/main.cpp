@@ -19,15 +19,15 @@
 #include "common/base/check.h"
 #include "common/base/platform.h"
 #include "common/base/text.h"
+#include "common/serving/serve_command.h"
 #include "demo/by_hand.h"
+#include "demo/compare.h"
+#include "demo/engine_adapter.h"
 #include "demo/pictures.h"
 #include "demo/prefix_commands.h"
 #include "demo/sampling_commands.h"
 #include "engine.h"
 #include "kv_cache.h"
-#include "serve/compare.h"
-#include "serve/serving.h"
-#include "serve/setup.h"
 
 namespace stage8 {
 namespace {
@@ -74,29 +74,32 @@ void show(const KvCacheManager& manager, std::ostream& output) {
 }
 
 void add_demo_commands(common::Shell& shell, KvCacheManager& manager) {
-  shell.add("new", "NAME LENGTH", "start a sequence with room for LENGTH tokens", [&](const auto& arguments) {
-    const SequenceId sequence = common::sequence_named(manager, arguments[0], false);
-    const int length = common::parse_count(arguments[1], 1);
-    if (!manager.allocate(sequence, length)) {
-      std::cout << "refused: no room for " << length << "\n";
-    }
-  });
-  shell.add("append", "NAME COUNT", "put COUNT more tokens into the cache", [&](const auto& arguments) {
-    const SequenceId sequence = common::sequence_named(manager, arguments[0], true);
-    const int count = common::parse_count(arguments[1], 1);
-    if (manager.reserve(sequence, count)) {
-      print_copies(manager.pending_copies());
-      manager.clear_pending_copies();
-      manager.commit(sequence, count);
-    } else {
-      std::cout << "refused: no room for " << count << " more\n";
-    }
-  });
+  shell.add("new", "NAME LENGTH", "start a sequence with room for LENGTH tokens",
+            [&](const auto& arguments, std::ostream& output) {
+              const SequenceId sequence = common::sequence_named(manager, arguments[0], false);
+              const int length = common::parse_count(arguments[1], 1);
+              if (!manager.allocate(sequence, length)) {
+                output << "refused: no room for " << length << "\n";
+              }
+            });
+  shell.add("append", "NAME COUNT", "put COUNT more tokens into the cache",
+            [&](const auto& arguments, std::ostream& output) {
+              const SequenceId sequence = common::sequence_named(manager, arguments[0], true);
+              const int count = common::parse_count(arguments[1], 1);
+              if (manager.reserve(sequence, count)) {
+                print_copies(output, manager.pending_copies());
+                manager.clear_pending_copies();
+                manager.commit(sequence, count);
+              } else {
+                output << "refused: no room for " << count << " more\n";
+              }
+            });
   add_sharing_commands(shell, manager);
   add_prefix_commands(shell, manager);
-  shell.add("free", "NAME", "end a sequence",
-            [&](const auto& arguments) { manager.free(common::sequence_named(manager, arguments[0], true)); });
-  shell.add("show", "", "the cache, slot by slot", [&](const auto&) { show(manager, std::cout); });
+  shell.add("free", "NAME", "end a sequence", [&](const auto& arguments, std::ostream&) {
+    manager.free(common::sequence_named(manager, arguments[0], true));
+  });
+  shell.add("show", "", "the cache, slot by slot", [&](const auto&, std::ostream& output) { show(manager, output); });
 }
 
 // A small cache, driven by kScript or, with --shell, by standard input.
@@ -222,11 +225,16 @@ int run(int argc, char** argv) {
   add_engine_options(prefix_command, reuse.engine);
   prefix_command.remove("--no-prefix-cache");  // it shows both
   prefix_command.remove("--context-length");
-  ServingOptions serving;
-  serving.http.add_demo_commands = add_demo_commands;
-  common::Command& serve_command = add_serve_command(program, serving);
-  add_engine_options(serve_command, serving.engine, true);
-  add_scheduler_options(serve_command, serving.scheduler, serving.engine);
+  common::ServeOptions serving;
+  EngineOptions served_engine{.num_slots = std::nullopt};
+  SchedulerOptions served_scheduler;
+  serving.http.make_demo_pool = demo_pools(add_demo_commands);
+  common::Command& serve_command =
+      add_serve_command(program, serving, [&](const common::Llama& model, const common::EngineDemand& demand) {
+        return make_served_engine(model, served_engine, served_scheduler, demand);
+      });
+  add_engine_options(serve_command, served_engine, true);
+  add_scheduler_options(serve_command, served_scheduler, served_engine);
   CompareOptions comparison;
   common::Command& compare_command = add_compare_command(program, comparison);
   add_engine_options(compare_command, comparison.engine, true);

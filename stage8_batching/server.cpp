@@ -13,6 +13,14 @@
 #include "common/base/text.h"
 
 namespace stage8 {
+namespace {
+
+common::SlotUsage slot_usage(const KvCacheManager& manager) {
+  const Usage usage = manager.usage();
+  return {usage.total, usage.reserved, usage.used, usage.cached};
+}
+
+}  // namespace
 
 Server::Server(Engine& engine, const SchedulerOptions& options, Clock& clock)
     : Server(engine, clock, std::make_unique<Scheduler>(engine.manager(), options, engine.options().prefix_cache)) {}
@@ -73,7 +81,7 @@ bool Server::step() {
   const double start = common::now_seconds();
   const ScheduledStep scheduled = scheduler_->schedule();
   report_schedule(scheduled);
-  report_.usage = engine_.manager().usage();
+  report_.usage = slot_usage(engine_.manager());
   report_.scheduling_seconds = common::now_seconds() - start;
   if (scheduled.groups.empty()) {
     COMMON_CHECK(in_flight_.has_value(),
@@ -119,6 +127,13 @@ std::vector<common::Completion> Server::run(std::span<const common::Request> req
     completions.back().error = result.error;
   }
   return completions;
+}
+
+std::vector<common::Counter> Server::counters() const {
+  std::vector<common::Counter> counters = counters_of(totals_);
+  const std::vector<common::Counter> of_engine = engine_.counters();
+  counters.insert(counters.end(), of_engine.begin(), of_engine.end());
+  return counters;
 }
 
 std::string Server::rejection(const GenerationRequest& request) const {
@@ -196,7 +211,7 @@ std::optional<std::string> Server::forward(std::vector<ScheduledGroup> groups) {
   engine_.commit(step.batch());  // but for requests that have just ended
   const std::vector<int>& lengths = step.batch().context_lengths;
   report_.num_read = std::accumulate(lengths.begin(), lengths.end(), report_.num_read);
-  report_.usage = engine_.manager().usage();
+  report_.usage = slot_usage(engine_.manager());
   const bool runs_ahead =
       step.can_run_ahead() && scheduler_->options().run_ahead.value_or(engine_.runner().is_asynchronous());
   int row = 0;

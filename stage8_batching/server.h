@@ -22,14 +22,20 @@
 #include <vector>
 
 #include "async_step.h"
-#include "clock.h"
+#include "common/base/clock.h"
 #include "common/model/generation.h"
+#include "common/serving/step_report.h"
 #include "decoding.h"
 #include "engine.h"
 #include "scheduler.h"
-#include "step_report.h"
 
 namespace stage8 {
+
+using common::Clock;
+using common::RealClock;
+using common::StepReport;
+using common::StepTotals;
+using common::VirtualClock;
 
 // A request for one text, for several texts drawn from one prompt, or for the most probable ones.
 struct GenerationRequest {
@@ -78,7 +84,7 @@ class Server {
   Engine& engine() const { return engine_; }
   common::Timing timing() const { return totals_.timing; }
   // Those of the steps, and the engine's.
-  std::vector<common::Counter> counters() const { return counters_of(engine_, totals_); }
+  std::vector<common::Counter> counters() const;
 
  private:
   std::string rejection(const GenerationRequest& request) const;

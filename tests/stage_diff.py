@@ -48,8 +48,8 @@ READING_ORDER = [
     "attention.cpp", "batch.h", "batch.cpp", "engine_options.h", "runner.h", "cpu_runner.h", "cpu_runner.cpp",
     "gpu_runner.h", "make_runner.h", "make_runner.cpp", "engine.h", "engine.cpp", "decoding.h", "decoding.cpp",
     "prefix_cache.h", "prefix_cache.cpp", "scheduler.h", "scheduler.cpp", "async_step.h", "async_step.cpp", "server.h",
-    "server.cpp", "clock.h", "step_report.h", "step_report.cpp", "main.cpp", "kernels/page_layout.h",
-    "kernels/kernels.h", "kernels/", "ladder/", "demo/", "demo/pictures.h", "demo/pictures.cpp", "production/",
+    "server.cpp", "main.cpp", "kernels/page_layout.h", "kernels/kernels.h", "kernels/", "ladder/", "demo/",
+    "demo/pictures.h", "demo/pictures.cpp", "production/",
 ]
 NAMESPACE_LINE = re.compile(r"^namespace stage")
 HUNK_HEADER = re.compile(r"^@@ -(\d+)(?:,(\d+))? \+(\d+)(?:,(\d+))? @@ ?(.*)$")

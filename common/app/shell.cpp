@@ -46,7 +46,7 @@ int parse_count(std::string_view text, int min) {
 }
 
 void Shell::add(const std::string& name, const std::string& usage, const std::string& help,
-                std::function<void(const Arguments&)> run) {
+                std::function<void(const Arguments&, std::ostream&)> run) {
   commands_[name] = {usage, help, split_words(usage).size(), std::move(run)};
 }
 
@@ -105,7 +105,7 @@ void Shell::run_command(std::vector<std::string> words, std::ostream& output) {
   if (words.size() != found->second.num_arguments) {
     throw InputError("usage: " + found->first + (found->second.usage.empty() ? "" : " " + found->second.usage));
   }
-  found->second.run(words);
+  found->second.run(words, output);
 }
 
 }  // namespace common

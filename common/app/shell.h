@@ -34,9 +34,10 @@ class Shell {
  public:
   using Arguments = std::vector<std::string>;
 
-  // usage: the arguments, "NAME COUNT". Their number is checked before `run` is called. `run` prints its own output.
+  // usage: the arguments, "NAME COUNT". Their number is checked before `run` is called. `run` prints to the stream that
+  // it is given: a shell may serve others than a terminal.
   void add(const std::string& name, const std::string& usage, const std::string& help,
-           std::function<void(const Arguments&)> run);
+           std::function<void(const Arguments&, std::ostream&)> run);
 
   // Runs the lines of `input` until its end or `quit`; `#` starts a comment, `help` lists the commands. With echo, each
   // line is printed after "> " and before its output, so that a script reads like a session. A terminal shows
@@ -49,7 +50,7 @@ class Shell {
     std::string usage;
     std::string help;
     std::size_t num_arguments = 0;
-    std::function<void(const Arguments&)> run;
+    std::function<void(const Arguments&, std::ostream&)> run;
   };
   void run_command(std::vector<std::string> words, std::ostream& output);
 

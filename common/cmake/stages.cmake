@@ -2,8 +2,8 @@
 
 # add_stage(stage3_online_softmax): the only line of a stage's CMakeLists.txt.
 #
-#   stage3_lib   every .cpp of the folder and of demo/ and serve/, but main.cpp; with CUDA, kernels/ too, and
-#                production/ unless COURSE_PRODUCTION is OFF
+#   stage3_lib   every .cpp of the folder and of demo/, but main.cpp; with CUDA, kernels/ too, and production/ unless
+#                COURSE_PRODUCTION is OFF
 #   stage3       main.cpp; the program lands at the top of the build folder
 #   build/stages/stage3 -> the folder, so that tests write #include "stage3/attention.h" wherever the sources are
 #
@@ -27,11 +27,8 @@ function(add_stage folder)
   file(MAKE_DIRECTORY ${PROJECT_BINARY_DIR}/stages)
   file(CREATE_LINK ${directory} ${PROJECT_BINARY_DIR}/stages/${stage} SYMBOLIC)
 
-  file(GLOB sources CONFIGURE_DEPENDS ${directory}/*.cpp ${directory}/demo/*.cpp ${directory}/serve/*.cpp)
+  file(GLOB sources CONFIGURE_DEPENDS ${directory}/*.cpp ${directory}/demo/*.cpp)
   list(FILTER sources EXCLUDE REGEX "/main\\.cpp$")
-  if(COURSE_HTTPLIB_LINKS)
-    list(FILTER sources EXCLUDE REGEX "/serve/http_server\\.cpp$")  # below
-  endif()
   set(kernels "")
   if(TARGET course_cuda)
     # Everything in these folders needs CUDA, .cpp files too.
@@ -46,16 +43,8 @@ function(add_stage folder)
   target_include_directories(${stage}_lib PUBLIC ${PROJECT_BINARY_DIR}/stages)
   target_link_libraries(${stage}_lib PUBLIC common PRIVATE course_warnings)
   course_precompile_eigen(${stage}_lib)
-  if(EXISTS ${directory}/serve/page.html)  # page.cpp includes it through the assembler, which no dependency scan sees
-    set_source_files_properties(${directory}/serve/page.cpp PROPERTIES OBJECT_DEPENDS ${directory}/serve/page.html)
-  endif()
-  if(EXISTS ${directory}/serve/http_server.cpp AND COURSE_HTTPLIB_LINKS)
-    # What the library asks of a compiler goes to this file alone.
-    add_library(${stage}_http OBJECT ${directory}/serve/http_server.cpp)
-    target_compile_definitions(${stage}_http PRIVATE COURSE_HTTPLIB)
-    target_link_libraries(${stage}_http PRIVATE common course_httplib course_warnings)
-    target_sources(${stage}_lib PRIVATE $<TARGET_OBJECTS:${stage}_http>)
-    target_link_libraries(${stage}_lib PRIVATE $<LINK_ONLY:course_httplib>)
+  if(number GREATER 7)  # from here on there is an engine to serve with
+    target_link_libraries(${stage}_lib PUBLIC common_serving)
   endif()
   if(kernels)
     target_link_libraries(${stage}_lib PUBLIC course_cuda)

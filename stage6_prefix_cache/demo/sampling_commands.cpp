@@ -219,29 +219,31 @@ std::string sharing_summary(const KvCacheManager& manager) {
          common::format_percent(figures.separate_slots - figures.slots, figures.separate_slots) + " saved";
 }
 
-void print_copies(std::span<const BlockCopy> copies) {
+void print_copies(std::ostream& output, std::span<const BlockCopy> copies) {
   for (const auto& [source, destination] : copies) {
-    std::cout << "block " << source << " has other owners: copied to block " << destination << "\n";
+    output << "block " << source << " has other owners: copied to block " << destination << "\n";
   }
 }
 
 void add_sharing_commands(common::Shell& shell, KvCacheManager& manager) {
-  shell.add("fork", "PARENT CHILD", "start a sequence that shares all tokens of PARENT", [&](const auto& arguments) {
-    const SequenceId parent = common::sequence_named(manager, arguments[0], true);
-    manager.fork(parent, common::sequence_named(manager, arguments[1], false));
-  });
-  shell.add("write", "NAME", "put one more token into the cache, and print its slot", [&](const auto& arguments) {
-    const SequenceId sequence = common::sequence_named(manager, arguments[0], true);
-    if (!manager.reserve(sequence, 1)) {
-      std::cout << "refused: no room for 1 more\n";
-      return;
-    }
-    print_copies(manager.pending_copies());
-    manager.clear_pending_copies();
-    const int position = manager.length(sequence);
-    std::cout << "position " << position << " is slot " << manager.slots(sequence, position, 1).front() << "\n";
-    manager.commit(sequence, 1);
-  });
+  shell.add("fork", "PARENT CHILD", "start a sequence that shares all tokens of PARENT",
+            [&](const auto& arguments, std::ostream&) {
+              const SequenceId parent = common::sequence_named(manager, arguments[0], true);
+              manager.fork(parent, common::sequence_named(manager, arguments[1], false));
+            });
+  shell.add("write", "NAME", "put one more token into the cache, and print its slot",
+            [&](const auto& arguments, std::ostream& output) {
+              const SequenceId sequence = common::sequence_named(manager, arguments[0], true);
+              if (!manager.reserve(sequence, 1)) {
+                output << "refused: no room for 1 more\n";
+                return;
+              }
+              print_copies(output, manager.pending_copies());
+              manager.clear_pending_copies();
+              const int position = manager.length(sequence);
+              output << "position " << position << " is slot " << manager.slots(sequence, position, 1).front() << "\n";
+              manager.commit(sequence, 1);
+            });
 }
 
 common::Command& add_sample_command(common::Program& program, DecodingOptions& options) {

@@ -72,8 +72,8 @@ void print_users(const common::Session& session, const TokenSource& source, cons
     const Usage usage = engine.manager().usage();
     table.add_row({on ? "on" : "off", common::format_count(computed),
                    common::format_count(usage.reserved / engine.manager().block_size()),
-                   common::format_bytes(engine.cache().bytes_per_slot * usage.reserved),
-                   common::format("%.1f", first), common::format("%.1f", others / std::max(options.num_users - 1, 1))});
+                   common::format_bytes(engine.cache().bytes_per_slot * usage.reserved), common::format("%.1f", first),
+                   common::format("%.1f", others / std::max(options.num_users - 1, 1))});
   }
   progress.clear();
   std::cout << table.to_string();
@@ -185,18 +185,19 @@ common::Command& add_prefix_command(common::Program& program, ReuseOptions& opti
 }
 
 void add_prefix_commands(common::Shell& shell, KvCacheManager& manager) {
-  shell.add("prompt", "NAME TEXT", "start a sequence whose tokens are TEXT's characters", [&](const auto& arguments) {
-    const SequenceId sequence = common::sequence_named(manager, arguments[0], false);
-    const std::vector<Token> tokens(arguments[1].begin(), arguments[1].end());
-    if (!manager.allocate(sequence, tokens)) {
-      std::cout << "refused: no room for " << tokens.size() << "\n";
-      return;
-    }
-    const int num_cached = manager.length(sequence);
-    std::cout << num_cached << " of " << tokens.size() << " tokens are in the cache\n";
-    manager.commit(sequence, std::span<const Token>(tokens).subspan(static_cast<std::size_t>(num_cached)));
-  });
-  shell.add("reset", "", "empty the prefix cache", [&](const auto&) { manager.reset_prefix_cache(); });
+  shell.add("prompt", "NAME TEXT", "start a sequence whose tokens are TEXT's characters",
+            [&](const auto& arguments, std::ostream& output) {
+              const SequenceId sequence = common::sequence_named(manager, arguments[0], false);
+              const std::vector<Token> tokens(arguments[1].begin(), arguments[1].end());
+              if (!manager.allocate(sequence, tokens)) {
+                output << "refused: no room for " << tokens.size() << "\n";
+                return;
+              }
+              const int num_cached = manager.length(sequence);
+              output << num_cached << " of " << tokens.size() << " tokens are in the cache\n";
+              manager.commit(sequence, std::span<const Token>(tokens).subspan(static_cast<std::size_t>(num_cached)));
+            });
+  shell.add("reset", "", "empty the prefix cache", [&](const auto&, std::ostream&) { manager.reset_prefix_cache(); });
 }
 
 }  // namespace

@@ -26,7 +26,7 @@ std::string sharing_summary(const KvCacheManager& manager);
 
 // The shell's commands `fork` and `write`; and what a write into a shared block leaves to do, in words.
 void add_sharing_commands(common::Shell& shell, KvCacheManager& manager);
-void print_copies(std::span<const BlockCopy> copies);
+void print_copies(std::ostream& output, std::span<const BlockCopy> copies);
 
 struct DecodingOptions {
   EngineOptions engine;

@@ -26,17 +26,18 @@ struct Example {
   int num_errors = 0;
 
   Example() {
-    shell.add("add", "NAME COUNT", "append COUNT tokens to NAME", [this](const Shell::Arguments& arguments) {
-      const int id = common::sequence_id(arguments[0]);
-      const int count = common::parse_count(arguments[1], 1);
-      calls.push_back("add " + std::to_string(id) + " " + std::to_string(count));
-      output << "added\n";
-    });
-    shell.add("show", "", "print the map", [this](const Shell::Arguments& arguments) {
+    shell.add("add", "NAME COUNT", "append COUNT tokens to NAME",
+              [this](const Shell::Arguments& arguments, std::ostream& printed) {
+                const int id = common::sequence_id(arguments[0]);
+                const int count = common::parse_count(arguments[1], 1);
+                calls.push_back("add " + std::to_string(id) + " " + std::to_string(count));
+                printed << "added\n";
+              });
+    shell.add("show", "", "print the map", [this](const Shell::Arguments& arguments, std::ostream&) {
       calls.push_back("show with " + std::to_string(arguments.size()));
     });
     shell.add("say", "WORD", "print WORD",
-              [this](const Shell::Arguments& arguments) { calls.push_back("say " + arguments[0]); });
+              [this](const Shell::Arguments& arguments, std::ostream&) { calls.push_back("say " + arguments[0]); });
   }
 
   std::string run(const std::string& script, bool echo = false) {
@@ -159,7 +160,8 @@ TEST_CASE("an error is one line, whatever was typed", "[shell]") {
 
 TEST_CASE("an error that is not the user's ends the run", "[shell]") {
   Example example;
-  example.shell.add("break", "", "fail a check", [](const Shell::Arguments&) { COMMON_CHECK(false, "a bug"); });
+  example.shell.add("break", "", "fail a check",
+                    [](const Shell::Arguments&, std::ostream&) { COMMON_CHECK(false, "a bug"); });
   CHECK(contains(error_of<CheckError>([&] { example.run("show\nbreak\nshow\n"); }), "a bug"));
   CHECK(example.calls == Calls{"show with 0"});
 }
@@ -177,8 +179,9 @@ TEST_CASE("help lists every command with its arguments", "[shell]") {
 
 TEST_CASE("adding a command again replaces it", "[shell]") {
   Example example;
-  example.shell.add("show", "NAME", "print one map",
-                    [&](const Shell::Arguments& arguments) { example.calls.push_back("show of " + arguments[0]); });
+  example.shell.add("show", "NAME", "print one map", [&](const Shell::Arguments& arguments, std::ostream&) {
+    example.calls.push_back("show of " + arguments[0]);
+  });
   CHECK(example.run("show\nshow B\n") == "error: usage: show NAME\n");
   CHECK(example.calls == Calls{"show of B"});
 }

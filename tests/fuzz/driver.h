@@ -2,6 +2,7 @@
 #pragma once
 
 #include <algorithm>
+#include <chrono>
 #include <cstdint>
 #include <cstdlib>
 #include <exception>
@@ -80,17 +81,23 @@ inline long long fuzz_setting(const std::vector<std::string>& arguments, const s
   return value != nullptr ? std::stoll(value) : fallback;
 }
 
-// Runs one seed after another until there are enough units. run_seed(seed, counts) throws if an oracle disagrees.
-// Returns the exit status.
+// Runs one seed after another until there are enough units or, with --seconds, until the time is up. run_seed(seed,
+// counts) throws if an oracle disagrees. Returns the exit status.
 template <typename RunSeed>
 int run_fuzz(const std::vector<std::string>& arguments, const FuzzPlan& plan, FuzzCounts counts,
              const RunSeed& run_seed) {
   try {
     const long long num_units = fuzz_setting(arguments, plan.unit, plan.default_units);
     const auto first_seed = static_cast<std::uint64_t>(fuzz_setting(arguments, "seed", 1));
-    const long long num_seeds = (num_units + plan.units_per_seed - 1) / plan.units_per_seed;
-    const std::uint64_t end_seed = first_seed + static_cast<std::uint64_t>(num_seeds);
-    for (std::uint64_t seed = first_seed; seed < end_seed; ++seed) {
+    long long num_seeds = (num_units + plan.units_per_seed - 1) / plan.units_per_seed;
+    const long long seconds = fuzz_setting(arguments, "seconds", 0);
+    const auto begin = std::chrono::steady_clock::now();
+    std::uint64_t end_seed = first_seed + static_cast<std::uint64_t>(num_seeds);
+    for (std::uint64_t seed = first_seed; seconds > 0 || seed < end_seed; ++seed) {
+      if (seconds > 0 && std::chrono::steady_clock::now() - begin > std::chrono::seconds(seconds)) {
+        end_seed = seed;
+        break;
+      }
       try {
         run_seed(seed, counts);
       } catch (const std::exception& error) {
@@ -100,6 +107,7 @@ int run_fuzz(const std::vector<std::string>& arguments, const FuzzPlan& plan, Fu
         return 1;
       }
     }
+    num_seeds = static_cast<long long>(end_seed - first_seed);
     std::cout << common::format("fuzz: %lld %s, seeds %llu to %llu: ", num_seeds * plan.units_per_seed,
                                 plan.unit.c_str(), static_cast<unsigned long long>(first_seed),
                                 static_cast<unsigned long long>(end_seed - 1))

@@ -14,9 +14,9 @@ READY = re.compile(r"on (http://\S+)/v1,")
 class HttpProgram:
     """A running server. Use it in a `with` statement."""
 
-    def __init__(self, program, *options, gpu=False):
+    def __init__(self, program, *options, gpu=False, host="127.0.0.1"):
         environment = os.environ | ({} if gpu else {"CUDA_VISIBLE_DEVICES": ""})
-        self.process = subprocess.Popen([program, "serve", "--http", "127.0.0.1:0", *options], env=environment,
+        self.process = subprocess.Popen([program, "serve", "--http", host + ":0", *options], env=environment,
                                         stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
                                         text=True)
         self.first_line = self.process.stdout.readline()

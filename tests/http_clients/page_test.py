@@ -16,7 +16,8 @@ import sys
 import http_program
 from playwright import sync_api
 
-OPTIONS = ["--device", "cpu", "--slots", "128", "--block-size", "4", "--budget", "64", "--headroom", "0"]
+OPTIONS = ["--device", "cpu", "--pool-controls",
+           "--slots", "128", "--block-size", "4", "--budget", "64", "--headroom", "0"]
 
 
 def check(name, condition, seen=""):

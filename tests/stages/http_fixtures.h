@@ -12,15 +12,17 @@
 #include "common/app/cli.h"
 #include "common/model/default_model.h"
 #include "common/model/gguf.h"
+#include "common/serving/api.h"
+#include "common/serving/engine_thread.h"
+#include "common/serving/http_request.h"
+#include "common/serving/http_server.h"
+#include "common/serving/pool_view.h"
+#include "common/serving/served_model.h"
 #include "tests/support/stage_api.h"
 
 // Not formatted: spaces around the slash would become part of the path.
 // clang-format off
-#include STAGE_HEADER(serve/api.h)
-#include STAGE_HEADER(serve/engine_thread.h)
-#include STAGE_HEADER(serve/http_server.h)
-#include STAGE_HEADER(serve/pool_view.h)
-#include STAGE_HEADER(serve/setup.h)
+#include STAGE_HEADER(demo/engine_adapter.h)
 // clang-format on
 
 namespace tests {
@@ -39,8 +41,8 @@ inline const common::Session& default_session() {
   return session;
 }
 
-inline const stage::ServedModel& default_model() {
-  static const stage::ServedModel model(default_session(), "");
+inline const common::ServedModel& default_model() {
+  static const common::ServedModel model(default_session(), "");
   return model;
 }
 
@@ -51,39 +53,44 @@ struct HttpFixtureOptions {
   int max_queue = 64;
   bool paused = false;
   std::string api_key = {};
+  bool pool_controls = true;
 };
 
 // All but the network.
 struct ApiFixture {
   explicit ApiFixture(const HttpFixtureOptions& options = {})
       : view(&default_session().tokenizer),
-        engine(default_session().model, engine_options(options),
-               [this](const stage::EngineNews& news) { view.update(news); }),
-        api(default_model(), engine, view, {"tales-5m", options.api_key, add_demo_commands}) {}
+        engine(engines(options), {options.max_queue, options.paused},
+               [this](const common::EngineNews& news) { view.update(news); }),
+        api(default_model(), engine, view,
+            {"tales-5m", options.api_key, stage::demo_pools(add_demo_commands), options.pool_controls}) {}
 
-  static stage::EngineThreadOptions engine_options(const HttpFixtureOptions& options) {
-    stage::EngineThreadOptions result;
-    result.engine.num_slots = options.num_slots;
-    result.engine.block_size = options.block_size;
-    result.engine.gpu.device = stage::Device::kCpu;
-    result.scheduler.token_budget = options.token_budget;
-    result.max_queue = options.max_queue;
-    result.paused = options.paused;
-    return result;
+  static common::MakeEngine engines(const HttpFixtureOptions& options,
+                                    const common::Llama& model = default_session().model) {
+    return [options, &model](const common::EngineDemand& demand) {
+      stage::EngineOptions engine;
+      engine.num_slots = options.num_slots;
+      engine.block_size = options.block_size;
+      engine.gpu.device = stage::Device::kCpu;
+      stage::SchedulerOptions scheduler;
+      scheduler.token_budget = options.token_budget;
+      return stage::make_served_engine(model, engine, scheduler, demand);
+    };
   }
 
   // A few of the program's commands, those that the tests use.
   static void add_demo_commands(common::Shell& shell, stage::KvCacheManager& manager) {
-    shell.add("new", "NAME LENGTH", "", [&](const auto& arguments) {
+    shell.add("new", "NAME LENGTH", "", [&](const auto& arguments, std::ostream& output) {
+      output << "made " << arguments[0] << "\n";
       manager.allocate(common::sequence_named(manager, arguments[0], false), common::parse_count(arguments[1], 1));
     });
   }
 
-  stage::ApiReply post(const std::string& path, const nlohmann::json& body) {
+  common::ApiReply post(const std::string& path, const nlohmann::json& body) {
     return api.handle({.method = "POST", .path = path, .body = body.dump(), .content_type = "application/json"},
                       [] { return false; });
   }
-  stage::ApiReply get(const std::string& path) {
+  common::ApiReply get(const std::string& path) {
     return api.handle({.method = "GET", .path = path}, [] { return false; });
   }
   // Waits for a condition that another thread brings about. False: it took too long.
@@ -97,15 +104,15 @@ struct ApiFixture {
     }
     return false;
   }
-  bool is_pool_empty() const { return engine.statistics().cache_usage == 0.0; }
+  bool is_pool_empty() const { return engine.state().cache_usage() == 0.0; }
 
-  stage::PoolView view;
-  stage::EngineThread engine;
-  stage::Api api;
+  common::PoolView view;
+  common::EngineThread engine;
+  common::Api api;
 };
 
 // Reads a stream to its end.
-inline std::string read_all(stage::ReplyBody& stream) {
+inline std::string read_all(common::ReplyBody& stream) {
   std::string text;
   while (stream.read(text)) {
   }
@@ -148,7 +155,7 @@ inline std::string text_alone(const std::string& prompt, int max_tokens, const c
   options.gpu.device = stage::Device::kCpu;
   stage::Engine engine(session.model, options);
   stage::RealClock clock;
-  stage::Server server(engine, {}, clock);
+  stage::Server server(engine, stage::SchedulerOptions{}, clock);
   common::Request request = session.requests.front();
   request.prompt = session.tokenizer.encode_prompt(prompt);
   request.max_new_tokens = max_tokens;

@@ -8,6 +8,8 @@
 #include <functional>
 #include <limits>
 #include <memory>
+#include <nlohmann/json.hpp>
+#include <optional>
 #include <span>
 #include <sstream>
 #include <stdexcept>
@@ -15,17 +17,17 @@
 #include <utility>
 #include <vector>
 
+#include "common/serving/arrivals.h"
+#include "common/serving/report.h"
+#include "common/serving/tally.h"
+#include "common/serving/view.h"
 #include "tests/stages/serving_fixtures.h"
 #include "tests/support/golden.h"
 #include "tests/support/sanitizers.h"
 
 // Not formatted: spaces around the slash would become part of the path.
 // clang-format off
-#include STAGE_HEADER(serve/arrivals.h)
-#include STAGE_HEADER(serve/metrics.h)
-#include STAGE_HEADER(serve/setup.h)
-#include STAGE_HEADER(serve/trace.h)
-#include STAGE_HEADER(serve/view.h)
+#include STAGE_HEADER(demo/engine_adapter.h)
 // clang-format on
 
 using common::FinishReason;
@@ -94,6 +96,26 @@ std::string serve(Serving& serving, const std::vector<GenerationRequest>& tasks)
   }
   return problem;
 }
+
+// The server as common/serving sees it, and what is counted of a run.
+struct Measured {
+  explicit Measured(Serving& serving)
+      : engine(serving.engine, serving.server, serving.clock, serving.options.scheduler.token_budget) {}
+
+  // Serves all of them, each from its time on.
+  const std::vector<common::RequestResult>& run(const std::vector<common::ArrivingRequest>& requests) {
+    results =
+        common::serve(engine, requests, {.on_step = [&](const common::StepReport& report) { tally.add(report); }});
+    for (const common::RequestResult& result : results) {
+      tally.add(result);
+    }
+    return results;
+  }
+
+  stage::EngineAdapter engine;
+  common::Tally tally{common::Keep::kValues};
+  std::vector<common::RequestResult> results;
+};
 
 }  // namespace
 
@@ -694,15 +716,18 @@ TEST_CASE("a run that is interrupted cancels its requests, and its callback is n
     REQUIRE(serving.engine.manager().allocate(kOther, 64 * 4));  // the whole cache
     const std::vector<common::Request> requests = {make_request(5, 3, 1)};
     int num_tokens = 0;
+    const auto on_token = [&](int, int, Token) { num_tokens += 1; };
     CHECK(tests::is_refused_as_a_bug([&] {
       if (by_arrivals) {
-        const std::vector<stage::ArrivingRequest> arriving = {{0.0, {requests[0]}, 0}};
-        stage::serve(serving.server, serving.clock, arriving, [&](int, int, Token) { num_tokens += 1; });
+        Measured measured(serving);
+        common::serve(measured.engine, {{0.0, {requests[0]}}}, {.on_token = on_token});
       } else {
         serving.server.run(requests, [&](int, Token) { num_tokens += 1; });
       }
     }));
-    CHECK(serving.server.output(1).finish_reason == FinishReason::kCancelled);
+    // By arrivals it is forgotten too: the adapter has handed its result over.
+    CHECK((by_arrivals || serving.server.output(1).finish_reason == FinishReason::kCancelled));
+    serving.server.on_step([&](const stage::StepReport& report) { serving.reports.push_back(report); });
     serving.engine.manager().free(kOther);
     CHECK(serving.run() == kNoProblem);
     CAPTURE(by_arrivals);
@@ -934,23 +959,19 @@ TEST_CASE("a server that is destroyed between any two steps leaves nothing behin
 
 TEST_CASE("times: a virtual clock counts steps and tokens") {
   Serving serving({});
-  stage::Metrics metrics;
-  serving.server.on_step([&](const stage::StepReport& report) { metrics.add(report); });
-  serving.submit({make_request(5, 3)});
-  while (serving.server.step()) {
-  }
-  const stage::RequestOutput& output = serving.server.output(0);
+  Measured measured(serving);
+  const common::RequestResult output = measured.run({{0.0, {make_request(5, 3)}}}).front();
   const std::vector<double> expected = {1e-3 + 5e-4, 2e-3 + 6e-4, 3e-3 + 7e-4};
   REQUIRE(output.token_times.size() == 3);
   for (std::size_t i = 0; i < 3; ++i) {
     CHECK(std::abs(output.token_times[i] - expected[i]) < 1e-12);
   }
-  const stage::ServingFigures figures = stage::figures_of(serving.server, metrics);
-  CHECK(std::abs(figures.first_token.mean - 1.5e-3) < 1e-12);
-  CHECK(std::abs(figures.between_tokens.p99 - 1.1e-3) < 1e-12);
-  CHECK(std::abs(figures.output_tokens_per_second - 3 / 3.7e-3) < 1e-6);
-  CHECK(metrics.totals.tokens == 7);
-  CHECK(metrics.totals.padded_tokens == 7);
+  const common::Tally& tally = measured.tally;
+  CHECK(std::abs(tally.first_token_seconds.spread().mean - 1.5e-3) < 1e-12);
+  CHECK(std::abs(tally.between_tokens_seconds.spread().p99 - 1.1e-3) < 1e-12);
+  CHECK(std::abs(tally.output_tokens_per_second() - 3 / 3.7e-3) < 1e-6);
+  CHECK(tally.steps.tokens == 7);
+  CHECK(tally.steps.padded_tokens == 7);
 }
 
 TEST_CASE("times: the last chunk of a prompt belongs to the prompt, even if it is a single token") {
@@ -968,14 +989,11 @@ TEST_CASE("times: the last chunk of a prompt belongs to the prompt, even if it i
 TEST_CASE("metrics: steps in which all sequences decode are counted, however many a request has") {
   for (const int num_samples : {1, 3}) {
     Serving serving(ServingOptions{});
-    stage::Metrics metrics;
-    serving.server.on_step([&](const stage::StepReport& report) { metrics.add(report); });
-    serving.server.submit(sampled_request(5, 6, num_samples));
-    while (serving.server.step()) {
-    }
+    Measured measured(serving);
+    measured.run({{0.0, {sampled_request(5, 6, num_samples).request, num_samples}}});
     CAPTURE(num_samples);
-    CHECK(metrics.decode_steps == 4);  // of five: before the first one the prompt was computed
-    CHECK(metrics.decode_tokens == 4 * num_samples);
+    CHECK(measured.tally.decode_steps == 4);  // of five: before the first one the prompt was computed
+    CHECK(measured.tally.decode_tokens == 4 * num_samples);
   }
 }
 
@@ -983,12 +1001,9 @@ TEST_CASE("metrics: a step that computes a prompt's last token, or one token of 
   ServingOptions options;
   options.scheduler.token_budget = 1;
   Serving serving(options);
-  stage::Metrics metrics;
-  serving.server.on_step([&](const stage::StepReport& report) { metrics.add(report); });
-  serving.server.submit({make_request(7, 4)});
-  while (serving.server.step()) {
-  }
-  CHECK(metrics.decode_steps == 2);
+  Measured measured(serving);
+  measured.run({{0.0, {make_request(7, 4)}}});
+  CHECK(measured.tally.decode_steps == 2);
 }
 
 TEST_CASE("forget: the output of a request that has ended goes as soon as those before it are forgotten") {
@@ -1101,16 +1116,15 @@ TEST_CASE("view: the plain view shows every token, even of a server that runs ah
     options.scheduler.run_ahead = run_ahead;
     Serving serving(options, tests::bundled().llama);
     std::ostringstream output;
-    const auto view = stage::make_view(stage::ViewKind::kPlain, output);
-    serving.on_token = [&](int id, int sample, Token token) {
-      view->on_text(id, sample, tests::bundled().tokenizer.decode({&token, 1}));
-    };
-    serving.server.on_step([&](const stage::StepReport& report) { view->on_step(serving.server, report); });
-    for (const char* prompt : {"Once upon a time", "The king"}) {
-      serving.submit({tests::greedy_request(prompt, 3)});
-    }
-    while (serving.server.step()) {
-    }
+    const auto view = common::make_view(common::ViewKind::kPlain, output);
+    Measured measured(serving);
+    common::serve(
+        measured.engine,
+        {{0.0, {tests::greedy_request("Once upon a time", 3)}}, {0.0, {tests::greedy_request("The king", 3)}}},
+        {[&](int id, int sample, Token token) {
+           view->on_text(id, sample, tests::bundled().tokenizer.decode({&token, 1}));
+         },
+         [&](const common::StepReport& report) { view->on_step(measured.engine, report); }});
     CAPTURE(run_ahead, output.str());
     for (int id = 0; id < 2; ++id) {
       const std::string label = "  " + std::to_string(id) + ":\"";
@@ -1123,70 +1137,17 @@ TEST_CASE("view: the plain view shows every token, even of a server that runs ah
   }
 }
 
-TEST_CASE("spread: the median and the 99th percentile of a hundred values") {
-  std::vector<double> values;
-  for (int i = 100; i > 0; --i) {
-    values.push_back(i);
-  }
-  const stage::Spread spread = stage::spread_of(values);
-  CHECK(spread.mean == 50.5);
-  CHECK(spread.median == 50.0);
-  CHECK(spread.p99 == 99.0);
-  CHECK(stage::spread_of({7.0}).p99 == 7.0);
-  CHECK(stage::spread_of({}).mean == 0.0);
-}
-
-TEST_CASE("arrivals: a file is read, and its mistakes are named by line") {
-  std::istringstream good("# seconds prompt output\n0 5 3\n\n0.25 1 1  # the second\n");
-  const std::vector<stage::Arrival> arrivals = stage::read_arrivals(good, "trace");
-  REQUIRE(arrivals.size() == 2);
-  CHECK(arrivals[1].time == 0.25);
-  CHECK(arrivals[0].prompt_tokens == 5);
-  CHECK(arrivals[0].output_tokens == 3);
-  for (const char* text :
-       {"0 5", "0 0 3", "0 5 3 1", "1 5 3\n0 5 3", "-1 5 3", "nan 5 3", "", "x 1 1", "1e300 5 3", "inf 5 3"}) {
-    std::istringstream bad(text);
-    CAPTURE(text);
-    CHECK_THROWS_AS(stage::read_arrivals(bad, "trace"), common::InputError);
-  }
-}
-
-TEST_CASE("arrivals: Poisson times have the rate, and chat-shaped lengths the published means") {
-  const std::vector<double> times = stage::poisson_times(20000, 50.0, 1);
-  CHECK(std::is_sorted(times.begin(), times.end()));
-  CHECK(std::abs(times.back() - 400.0) < 12.0);  // four standard deviations
-  CHECK(stage::poisson_times(3, 0.0, 1) == std::vector<double>{0.0, 0.0, 0.0});
-  for (const double rate : {std::nan(""), -1.0, 1e-308, 1e300, std::numeric_limits<double>::infinity()}) {
-    CHECK_THROWS_AS(stage::check_rate(rate), common::InputError);
-  }
-  CHECK_NOTHROW(stage::check_rate(0.0));
-  CHECK(std::isfinite(stage::poisson_times(1 << 20, 1e-6, 1).back()));
-  double prompts = 0.0;
-  double replies = 0.0;
-  const std::vector<stage::Arrival> arrivals = stage::chat_arrivals(20000, 0.0, 1 << 20, 1);
-  for (const stage::Arrival& arrival : arrivals) {
-    prompts += arrival.prompt_tokens / 20000.0;
-    replies += arrival.output_tokens / 20000.0;
-  }
-  CHECK(std::abs(prompts - 161.31) < 7.0);  // the mean of 20,000 with a standard deviation of 1.3 times the mean
-  CHECK(std::abs(replies - 337.99) < 14.0);
-  for (const stage::Arrival& arrival : stage::chat_arrivals(1000, 0.0, 1024, 2)) {
-    REQUIRE((arrival.prompt_tokens >= 1 && arrival.output_tokens >= 1));
-    REQUIRE(arrival.prompt_tokens + arrival.output_tokens <= 1024);
-  }
-}
-
 TEST_CASE("serve: every request arrives at its time, and its text ends where the trace says") {
   Serving serving({});
-  const std::vector<stage::ArrivingRequest> tasks = {
-      {0.0, {make_request(5, 9, 1)}, 4}, {0.0021, {make_request(6, 9, 2)}, 0}, {5.0, {make_request(7, 3, 3)}, 0}};
-  stage::serve(serving.server, serving.clock, tasks, nullptr);
+  Measured measured(serving);
+  const std::vector<common::RequestResult>& results = measured.run(
+      {{0.0, {make_request(5, 9, 1)}, 4}, {0.0021, {make_request(6, 9, 2)}, 0}, {5.0, {make_request(7, 3, 3)}, 0}});
   CHECK(serving.leak() == kNoProblem);
-  CHECK(serving.server.output(0).token_times.size() == 4);
-  CHECK(serving.server.output(1).token_times.size() == 9);
-  CHECK(serving.server.output(1).admission >= 0.0021);
-  CHECK(serving.server.output(1).admission < 0.0050);
-  CHECK(serving.server.output(2).admission == 5.0);
+  CHECK(results[0].token_times.size() == 4);
+  CHECK(results[1].token_times.size() == 9);
+  CHECK(results[1].admission >= 0.0021);
+  CHECK(results[1].admission < 0.0050);
+  CHECK(results[2].admission == 5.0);
 }
 
 TEST_CASE("view: the live view fits the terminal, names each request's letter and shows every sample") {
@@ -1196,28 +1157,27 @@ TEST_CASE("view: the live view fits the terminal, names each request's letter an
     options.block_size = 8;
     Serving serving(options, tests::bundled().llama);
     std::ostringstream output;
-    auto view = stage::make_view(stage::ViewKind::kLive, output, [&, columns = columns, rows = rows] {
+    auto view = common::make_view(common::ViewKind::kLive, output, [&, columns = columns, rows = rows] {
       return common::TerminalSize{columns, rows};
     });
     const std::string before = "\033[?1049h\033[?25l";  // the alternate screen, without a cursor
     CHECK(output.str() == before);
-    serving.on_token = [&](int id, int sample, Token token) {
-      view->on_text(id, sample, tests::bundled().tokenizer.decode({&token, 1}));
-    };
+    Measured measured(serving);
     std::string last;  // frame with requests in it
-    serving.server.on_step([&](const stage::StepReport& report) {
-      output.str("");
-      view->on_step(serving.server, report);
-      last = serving.server.scheduler().running().size() == 20 && !output.str().empty() ? output.str() : last;
-    });
+    std::vector<common::ArrivingRequest> requests;
     for (int i = 0; i < 20; ++i) {
-      GenerationRequest request{tests::greedy_request(i % 2 == 0 ? "Once upon a time" : "The king", 200)};
-      request.num_samples = i == 0 ? 3 : 1;
-      serving.submit(request);
+      requests.push_back({0.0, {tests::greedy_request(i % 2 == 0 ? "Once upon a time" : "The king", 200)}});
+      requests.back().request.num_samples = i == 0 ? 3 : 1;
     }
-    const auto begin = std::chrono::steady_clock::now();
-    while (std::chrono::steady_clock::now() - begin < std::chrono::milliseconds(200) && serving.server.step()) {
-    }
+    common::serve(measured.engine, requests,
+                  {[&](int id, int sample, Token token) {
+                     view->on_text(id, sample, tests::bundled().tokenizer.decode({&token, 1}));
+                   },
+                   [&](const common::StepReport& report) {
+                     output.str("");
+                     view->on_step(measured.engine, report);
+                     last = measured.engine.status().num_running == 20 && !output.str().empty() ? output.str() : last;
+                   }});
     CAPTURE(columns, rows, last);
     REQUIRE(last.starts_with("\033[H"));
     REQUIRE(last.ends_with("\033[K\033[J"));
@@ -1245,31 +1205,12 @@ TEST_CASE("view: the live view fits the terminal, names each request's letter an
 
 TEST_CASE("metrics: a beam search has no time to its first token, and a time per token") {
   Serving serving(ServingOptions{});
-  stage::Metrics metrics;
-  serving.server.on_step([&](const stage::StepReport& report) { metrics.add(report); });
-  serving.submit(beam_request(5, 6, 3));
-  while (serving.server.step()) {
-  }
-  const std::string table = stage::metrics_table(serving.server, metrics);
+  Measured measured(serving);
+  measured.run({{0.0, {make_request(5, 6), 3, 1.0}}});
+  const std::string table = common::report_table(measured.engine, measured.tally, std::nullopt);
   CAPTURE(table);
   CHECK(table.find("| to the first token             |    - |    - |    - |") != std::string::npos);
   CHECK(table.find("| from arrival to end, per token |    -") == std::string::npos);
-  CHECK(stage::figures_of(serving.server, metrics).per_token.mean > 0.0);
-  CHECK(stage::metrics_json(serving.server, metrics)["seconds_to_first_token"].is_null());
-}
-
-TEST_CASE("arrivals: the offline workload has 256 requests with lengths from 100 to 1,024") {
-  const std::vector<stage::Arrival> arrivals = stage::offline_arrivals(1);
-  REQUIRE(arrivals.size() == 256);
-  double sum = 0.0;
-  for (const stage::Arrival& arrival : arrivals) {
-    CHECK(arrival.time == 0.0);
-    for (const int length : {arrival.prompt_tokens, arrival.output_tokens}) {
-      CHECK((length >= 100 && length <= 1024));
-      sum += length;
-    }
-  }
-  CHECK(std::abs(sum / 512 - 562.0) < 40.0);  // three standard errors are 35
-  CHECK(stage::offline_arrivals(1)[7].prompt_tokens == arrivals[7].prompt_tokens);
-  CHECK(stage::offline_arrivals(2)[7].prompt_tokens != arrivals[7].prompt_tokens);
+  CHECK(measured.tally.per_token_seconds.spread().mean > 0.0);
+  CHECK(common::report_json(measured.engine, measured.tally, std::nullopt)["seconds_to_first_token"].is_null());
 }

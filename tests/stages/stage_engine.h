@@ -20,7 +20,6 @@
 #include STAGE_HEADER(decoding.h)
 #endif
 #if STAGE_NUMBER >= 8
-#include STAGE_HEADER(clock.h)
 #include STAGE_HEADER(server.h)
 #endif
 

@@ -873,8 +873,6 @@ class Http(ProgramTest):
         super().setUp()
         if stage_number() < 8:
             self.skipTest("the stage serves nothing over HTTP")
-        if b"built without HTTP" in run("serve", "--http", "nowhere").stderr:
-            self.skipTest("built without HTTP")
 
     def test_bad_addresses_and_a_port_in_use_are_refused(self):
         self.assert_bad_input(run("serve", "--http", "8080x"), "--http", "8080x")
@@ -887,9 +885,10 @@ class Http(ProgramTest):
 
     def test_options_that_have_no_effect_without_http_or_with_it(self):
         for option, value in (("--api-key", "x"), ("--max-queue", "5"), ("--max-connections", "5"),
-                              ("--client-timeout", "5"), ("--paused", None)):
+                              ("--client-timeout", "5"), ("--pool-controls", None)):
             arguments = (option,) if value is None else (option, value)
             self.assert_usage_error(run("serve", "--prompt", "x", *arguments), option, "--http")
+        self.assert_usage_error(run("serve", "--http", "127.0.0.1:0", "--paused"), "--paused", "--pool-controls")
         for option, value in (("--temperature", "0.5"), ("--prompt", "x"), ("--max-new-tokens", "4"), ("--stop", "x"),
                               ("--requests", "3"), ("--samples", "2"), ("--beams", "2"), ("--arrivals", "poisson:1"),
                               ("--workload", "offline"), ("--json", "-"), ("--trace", "x"), ("--view", "quiet"),
@@ -913,6 +912,24 @@ class Http(ProgramTest):
             output, errors = server.process.communicate(timeout=TIMEOUT_SECONDS)
             self.assertEqual(server.process.returncode, 0, errors)
             self.assertIn("ending", output)
+
+    def test_an_address_that_others_reach_is_open_only_with_a_note(self):
+        for options, note in (((), True), (("--api-key", "x"), False)):
+            with http_program.HttpProgram(PROGRAM, "--device", "cpu", *options, host="0.0.0.0") as server:
+                code, _, errors = server.end()
+                self.assertEqual(code, 0, errors)
+                self.assertEqual("--api-key" in errors, note, errors)
+
+    def test_what_commands_of_the_demonstration_print_goes_to_their_client_alone(self):
+        with http_program.HttpProgram(PROGRAM, "--device", "cpu", "--pool-controls") as server:
+            for line, printed in (("new A 6; append A 6; fork A B; write B", "copied to block"), ("append A 999", "refused"),
+                                  ("prompt C once; show", "slots"), ("nonsense", "error:")):
+                status, reply = server.post("/pool/demo", {"line": line})
+                self.assertEqual(status, 200)
+                self.assertIn(printed, reply["output"])
+            code, output, _ = server.end()
+            self.assertEqual(code, 0)
+            self.assertEqual(output.count("\n"), 1, output)  # that it ends
 
     def test_a_chat_works_out_of_the_box(self):
         with http_program.HttpProgram(PROGRAM, "--device", "cpu") as server:

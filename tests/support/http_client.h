@@ -44,6 +44,9 @@ class HttpConnection {
     }
   }
 
+  // Sends no more, but reads on.
+  void close_half() { ::shutdown(socket_, SHUT_WR); }
+
   // False: the other end has closed the connection.
   bool send(std::string_view bytes) {
     while (!bytes.empty()) {

@@ -1,0 +1,82 @@
+// What a request to /v1/completions or /v1/chat/completions asks for.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <nlohmann/json.hpp>
+#include <set>
+#include <stdexcept>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "common/serving/served_engine.h"
+#include "common/serving/served_model.h"
+
+namespace common {
+
+// A reply with an error: 400 if the request is wrong.
+class ApiError : public std::runtime_error {
+ public:
+  ApiError(int status, const std::string& message, std::string param = "", std::string code = "")
+      : std::runtime_error(message), status_(status), param_(std::move(param)), code_(std::move(code)) {}
+  int status() const { return status_; }
+  const std::string& param() const { return param_; }
+  const std::string& code() const { return code_; }
+
+ private:
+  int status_;
+  std::string param_;
+  std::string code_;
+};
+
+struct CompletionRequest {
+  std::vector<ServedRequest> requests;  // one for each prompt
+  int num_texts = 1;                    // of each prompt
+  bool is_chat = false;
+  bool is_streamed = false;
+  bool include_usage = false;  // as a last event
+  bool has_logprobs = false;
+  int num_top_logprobs = 0;  // of the most likely tokens, beside the one drawn
+};
+
+// The fields of a JSON object that a client has sent, with the checks that go with them. Each function throws ApiError,
+// naming the field; what is missing or null has the default.
+class Fields {
+ public:
+  // Throws ApiError unless it is a JSON object.
+  explicit Fields(const std::string& body);
+
+  const nlohmann::json* find(const std::string& name) const;  // null: missing, or null
+  // Throws for a field that has not been asked for: it would have no effect, and may be a slip of the pen.
+  void refuse_others() const;
+  bool boolean(const std::string& name, bool fallback) const;
+  int integer(const std::string& name, int min, int max, int fallback) const;
+  double number(const std::string& name, double min, double max, double fallback) const;
+  std::string text(const std::string& name, const std::string& fallback) const;
+
+ private:
+  nlohmann::json object_;
+  mutable std::set<std::string> asked_for_;
+};
+
+// The prompt of a chat: by the model's template or, if it has none, the messages one after another, which the model
+// continues.
+std::vector<Token> chat_prompt(const ServedModel& model, const nlohmann::json& messages);
+
+// The tokens of the field `name`: a text, or tokens.
+std::vector<Token> text_prompt(const ServedModel& model, const nlohmann::json& prompt,
+                               const std::string& name = "prompt");
+
+// max_context: of one text, prompt included. num_slots, block_size: the whole cache.
+struct CompletionLimits {
+  int max_context = 0;
+  int num_slots = 0;
+  int block_size = 0;
+};
+// next_seed: for prompts whose request gives none; counts on.
+CompletionRequest parse_completion(const std::string& body, bool is_chat, const ServedModel& model,
+                                   const std::string& model_name, const CompletionLimits& limits,
+                                   std::atomic<std::uint64_t>& next_seed);
+
+}  // namespace common

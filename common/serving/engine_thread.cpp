@@ -1,0 +1,530 @@
+#include "common/serving/engine_thread.h"
+
+#include <algorithm>
+#include <exception>
+#include <future>
+#include <iterator>
+#include <new>
+#include <utility>
+
+#include "common/base/check.h"
+#include "common/base/machine.h"
+#include "common/base/text.h"
+
+namespace common {
+
+struct Ticket::State {
+  struct Entry {
+    int id = -1;
+    bool has_ended = false;
+    RequestResult result;
+  };
+  mutable std::mutex mutex;
+  std::condition_variable news;
+  std::vector<TokenEvent> tokens;
+  std::vector<Entry> entries;
+  std::size_t num_submitted = 0;
+  std::size_t num_ended = 0;
+  std::size_t num_ended_told = 0;  // when wait() returned last
+};
+
+namespace {
+
+std::string message_of(const std::exception& error) {
+  return dynamic_cast<const std::bad_alloc*>(&error) != nullptr ? "not enough memory" : error.what();
+}
+
+}  // namespace
+
+// Takes news to tickets, in order, on a thread of its own: to wake a client's thread takes microseconds, and a step has
+// a token for each of hundreds of clients.
+class EngineThread::Messenger {
+ public:
+  Messenger() : thread_([this] { run(); }) {}
+  // Delivers what has been sent.
+  ~Messenger() {
+    {
+      const std::lock_guard lock(mutex_);
+      is_ending_ = true;
+    }
+    wake_.notify_one();
+    thread_.join();
+  }
+  Messenger(const Messenger&) = delete;
+  Messenger& operator=(const Messenger&) = delete;
+
+  // On the engine's thread. `change`: what becomes of the ticket, under its lock.
+  void add(std::shared_ptr<Ticket::State> ticket, std::function<void(Ticket::State&)> change) {
+    added_.push_back({std::move(ticket), std::move(change)});
+  }
+  void send() {
+    if (added_.empty()) {
+      return;
+    }
+    {
+      const std::lock_guard lock(mutex_);
+      sent_.insert(sent_.end(), std::make_move_iterator(added_.begin()), std::make_move_iterator(added_.end()));
+    }
+    added_.clear();
+    wake_.notify_one();
+  }
+
+ private:
+  struct Message {
+    std::shared_ptr<Ticket::State> ticket;
+    std::function<void(Ticket::State&)> change;
+  };
+
+  void run() {
+    std::vector<Message> messages;
+    std::unique_lock lock(mutex_);
+    while (true) {
+      wake_.wait(lock, [&] { return !sent_.empty() || is_ending_; });
+      if (sent_.empty()) {
+        return;
+      }
+      messages.swap(sent_);
+      lock.unlock();
+      for (auto message = messages.cbegin(); message != messages.cend();) {
+        try {
+          deliver(message, messages.cend());
+        } catch (const std::bad_alloc&) {  // a change that throws has changed nothing: it is made again
+          std::this_thread::sleep_for(std::chrono::milliseconds(10));
+        }
+      }
+      messages.clear();
+      lock.lock();
+    }
+  }
+
+  // All that follows one another for a ticket, which is woken once. `message` goes on to the next one.
+  static void deliver(std::vector<Message>::const_iterator& message, std::vector<Message>::const_iterator end) {
+    Ticket::State& state = *message->ticket;
+    {
+      const std::lock_guard lock(state.mutex);
+      for (; message != end && message->ticket.get() == &state; ++message) {
+        message->change(state);
+      }
+    }
+    state.news.notify_all();
+  }
+
+  std::vector<Message> added_;  // of the engine's thread alone
+
+  std::mutex mutex_;
+  std::condition_variable wake_;
+  std::vector<Message> sent_;
+  bool is_ending_ = false;
+  std::thread thread_;
+};
+
+Ticket::~Ticket() {
+  if (!has_ended()) {
+    engine_thread_.post([&engine_thread = engine_thread_, state = state_] { engine_thread.cancel(state); });
+  }
+}
+
+std::vector<TokenEvent> Ticket::wait(std::chrono::milliseconds timeout) {
+  std::unique_lock lock(state_->mutex);
+  state_->news.wait_for(lock, timeout,
+                        [&] { return !state_->tokens.empty() || state_->num_ended != state_->num_ended_told; });
+  state_->num_ended_told = state_->num_ended;
+  return std::exchange(state_->tokens, {});
+}
+
+bool Ticket::is_submitted(std::chrono::milliseconds timeout) const {
+  std::unique_lock lock(state_->mutex);
+  return state_->news.wait_for(lock, timeout, [&] { return state_->num_submitted == state_->entries.size(); });
+}
+
+bool Ticket::has_ended() const {
+  const std::lock_guard lock(state_->mutex);
+  return state_->num_ended == state_->entries.size() && state_->tokens.empty();
+}
+
+std::size_t Ticket::size() const { return state_->entries.size(); }
+
+bool Ticket::has_ended(std::size_t index) const {
+  const std::lock_guard lock(state_->mutex);
+  return state_->entries.at(index).has_ended;
+}
+
+const RequestResult& Ticket::result(std::size_t index) const {
+  const std::lock_guard lock(state_->mutex);
+  COMMON_CHECK(state_->entries.at(index).has_ended, "the request is being served");
+  return state_->entries[index].result;
+}
+
+int Ticket::id(std::size_t index) const {
+  const std::lock_guard lock(state_->mutex);
+  return state_->entries.at(index).id;
+}
+
+// Takes a request's tokens and its end to its ticket.
+class EngineThread::Sink : public RequestSink {
+ public:
+  explicit Sink(EngineThread& engine_thread) : engine_thread_(engine_thread) {}
+
+  void on_token(int id, int sample, Token token, const TokenLogprobs* logprobs) override {
+    const Client& client = engine_thread_.clients_.at(id);
+    engine_thread_.num_generated_ += 1;
+    TokenEvent event{client.index, sample, token, std::nullopt};
+    if (logprobs != nullptr) {
+      event.logprobs = *logprobs;
+    }
+    engine_thread_.messenger_->add(client.ticket, [event = std::move(event)](Ticket::State& ticket) mutable {
+      ticket.tokens.push_back(std::move(event));
+    });
+  }
+  void on_end(int id, RequestResult result) override {
+    if (result.error.empty()) {
+      result.error = engine_thread_.end_error_;
+    }
+    engine_thread_.hand_over(engine_thread_.clients_.at(id), std::move(result));
+    engine_thread_.clients_.erase(id);
+  }
+
+ private:
+  EngineThread& engine_thread_;
+};
+
+EngineThread::EngineThread(MakeEngine make_engine, const EngineThreadOptions& options,
+                           std::function<void(const EngineNews&)> on_change)
+    : make_engine_(std::move(make_engine)),
+      options_(options),
+      on_change_(std::move(on_change)),
+      is_paused_(options.paused),
+      messenger_(std::make_unique<Messenger>()) {
+  restart_engine();
+  thread_ = std::thread([this] { loop(); });
+}
+
+EngineThread::~EngineThread() {
+  {
+    const std::lock_guard lock(mutex_);
+    is_stopping_ = true;
+  }
+  wake_.notify_all();
+  thread_.join();
+}
+
+std::unique_ptr<Ticket> EngineThread::submit(std::vector<ServedRequest> requests, Refusal& refusal) {
+  auto state = std::make_shared<Ticket::State>();
+  const auto count = static_cast<int>(requests.size());
+  state->entries.resize(requests.size());
+  {
+    const std::lock_guard lock(mutex_);
+    refusal = !failure_.empty()                                   ? Refusal::kFailed
+              : is_draining_                                      ? Refusal::kDraining
+              : state_.num_waiting() + count > options_.max_queue ? Refusal::kQueueFull
+                                                                  : Refusal::kNone;
+    if (refusal != Refusal::kNone) {
+      return nullptr;
+    }
+    state_.num_posted += count;
+    num_live_ += count;
+    inbox_.emplace_back([this, state, requests = std::move(requests), handed_over = now_seconds()]() {
+      submit_all(state, requests, handed_over);
+    });
+  }
+  wake_.notify_all();
+  return std::unique_ptr<Ticket>(new Ticket(*this, std::move(state)));
+}
+
+void EngineThread::pause() {
+  is_paused_ = true;
+  post([this] { steps_to_run_ = 0; });
+}
+
+void EngineThread::run() {
+  is_paused_ = false;
+  post([] {});
+}
+
+void EngineThread::step() {
+  is_paused_ = true;
+  post([this] { steps_to_run_ += 1; });
+}
+
+void EngineThread::restart(const PoolSizes& sizes) {
+  const auto done = std::make_shared<std::promise<void>>();
+  std::future<void> result = done->get_future();
+  post([this, sizes, done] {
+    const std::optional<PoolSizes> before = wanted_sizes_;
+    end_all("the pool was made anew");
+    wanted_sizes_ = sizes;
+    std::string problem;
+    try {
+      restart_engine();
+      done->set_value();
+      return;
+    } catch (const std::exception& error) {
+      problem = "this pool can't be made: " + message_of(error);
+    }
+    wanted_sizes_ = before;
+    try {
+      restart_engine();
+    } catch (const std::exception& error) {
+      problem += "; nor can the one before be made again: " + message_of(error);
+      fail("there is no pool: " + message_of(error));
+    }
+    done->set_exception(std::make_exception_ptr(InputError(problem)));
+  });
+  result.get();
+}
+
+PoolSizes EngineThread::sizes() const {
+  const std::lock_guard lock(mutex_);
+  return state_.sizes;
+}
+
+void EngineThread::drain() {
+  is_draining_ = true;
+  run();
+}
+
+bool EngineThread::drained() const {
+  const std::lock_guard lock(mutex_);
+  return num_live_ == 0;
+}
+
+std::string EngineThread::failure() const {
+  const std::lock_guard lock(mutex_);
+  return failure_;
+}
+
+ServerState EngineThread::state() const {
+  const std::lock_guard lock(mutex_);
+  return state_;
+}
+
+void EngineThread::post(std::function<void()> command) {
+  {
+    const std::lock_guard lock(mutex_);
+    inbox_.push_back(std::move(command));
+  }
+  wake_.notify_all();
+}
+
+void EngineThread::restart_engine() {
+  engine_.reset();  // first: there may be no memory for two
+  engine_ = make_engine_({.sizes = wanted_sizes_});
+  const EngineDescription engine = engine_->description();
+  max_context_ = std::min(engine.context_length, engine_->status().slots.total);
+  {
+    const std::lock_guard lock(mutex_);
+    failure_.clear();
+    state_.sizes = engine.sizes;
+  }
+  next_id_ = 0;
+  count();
+  show();
+}
+
+void EngineThread::loop() {
+  bool goes_on = true;
+  std::string failure;
+  while (goes_on) {
+    try {
+      if (!failure.empty()) {
+        fail(failure);
+        failure.clear();
+      }
+      goes_on = advance();
+    } catch (const std::exception& error) {  // no request's fault: the engine fails only the one that throws
+      failure = message_of(error);
+    }
+  }
+}
+
+// Takes the inbox, and then makes one step or waits. False: the thread is to end.
+bool EngineThread::advance() {
+  take_inbox();
+  bool is_stopping = false;
+  {
+    const std::lock_guard lock(mutex_);
+    is_stopping = is_stopping_ && inbox_.empty();
+  }
+  if (is_stopping) {
+    end_all("the server has ended");
+    return false;
+  }
+  // Draining is not paused: the program would not end.
+  if ((!is_paused_ || steps_to_run_ > 0 || is_draining_) && engine_ && !engine_->is_idle()) {
+    steps_to_run_ = std::max(steps_to_run_ - 1, 0);
+    engine_->step();
+    const StepReport& report = engine_->last_step();
+    count(&report);  // first: a client that hears of an end finds it counted
+    messenger_->send();
+    show(&report);
+    return true;
+  }
+  std::unique_lock lock(mutex_);
+  wake_.wait(lock, [&] { return !inbox_.empty() || is_stopping_; });
+  return true;
+}
+
+// One by one: if a command throws, those after it are still to be taken.
+void EngineThread::take_inbox() {
+  std::size_t num_commands = 0;
+  {
+    const std::lock_guard lock(mutex_);
+    num_commands = inbox_.size();
+  }
+  if (num_commands == 0) {
+    return;
+  }
+  for (std::size_t i = 0; i < num_commands; ++i) {
+    std::function<void()> command;
+    {
+      const std::lock_guard lock(mutex_);
+      command = std::move(inbox_.front());
+      inbox_.pop_front();
+    }
+    command();
+  }
+  count();
+  messenger_->send();
+  show();
+}
+
+void EngineThread::submit_all(const std::shared_ptr<Ticket::State>& state, const std::vector<ServedRequest>& requests,
+                              double handed_over) {
+  if (!engine_) {  // they came before it was known
+    refuse_from(0, state, failure());
+    return;
+  }
+  const double arrival = engine_->clock().now() - (now_seconds() - handed_over);
+  std::vector<int> ids;
+  ids.reserve(requests.size());
+  try {
+    for (const ServedRequest& request : requests) {
+      clients_[next_id_] = {state, static_cast<int>(ids.size())};  // first: a rejected one ends in submit()
+      const int id = engine_->submit(request, arrival, std::make_unique<Sink>(*this));
+      COMMON_CHECK(id == next_id_, "an engine counts its requests");
+      ids.push_back(next_id_++);
+    }
+  } catch (const std::exception& error) {  // the engine fails, and ends those that it knows of
+    clients_.erase(next_id_);
+    refuse_from(ids.size(), state, message_of(error));
+    throw;
+  }
+  {
+    const std::lock_guard lock(mutex_);
+    state_.num_posted -= static_cast<int>(requests.size());
+    state_.status = engine_->status();  // together, or a full queue would have a gap
+  }
+  messenger_->add(state, [ids](Ticket::State& ticket) {
+    for (std::size_t i = 0; i < ids.size(); ++i) {
+      ticket.entries[i].id = ids[i];
+    }
+    ticket.num_submitted = ids.size();
+  });
+}
+
+void EngineThread::cancel(const std::shared_ptr<Ticket::State>& state) {
+  std::vector<int> ids;
+  for (const auto& [id, client] : clients_) {
+    if (client.ticket == state) {
+      ids.push_back(id);
+    }
+  }
+  for (const int id : ids) {
+    engine_->cancel(id, FinishReason::kCancelled);
+  }
+}
+
+// Ends all requests, with the reason.
+void EngineThread::end_all(const std::string& error) {
+  end_error_ = error;
+  while (!clients_.empty()) {
+    engine_->cancel(clients_.begin()->first, FinishReason::kCancelled);
+  }
+  end_error_.clear();
+  messenger_->send();
+}
+
+// Ends the engine and all requests. A restart makes another.
+void EngineThread::fail(const std::string& reason) {
+  engine_.reset();  // first: memory may be what is missing
+  end_error_.clear();
+  {
+    const std::lock_guard lock(mutex_);
+    failure_ = reason;
+  }
+  while (!clients_.empty()) {
+    refuse(clients_.begin()->second, reason);
+    clients_.erase(clients_.begin());
+  }
+  count();
+  messenger_->send();
+  show();
+}
+
+// The ticket's requests from this one on, of which the engine knows nothing.
+void EngineThread::refuse_from(std::size_t first, const std::shared_ptr<Ticket::State>& state,
+                               const std::string& error) {
+  const std::size_t num_requests = state->entries.size();
+  {
+    const std::lock_guard lock(mutex_);
+    state_.num_posted -= static_cast<int>(num_requests);
+  }
+  for (std::size_t i = first; i < num_requests; ++i) {
+    refuse({state, static_cast<int>(i)}, error);
+  }
+  messenger_->add(state, [](Ticket::State& ticket) { ticket.num_submitted = ticket.entries.size(); });
+}
+
+// Tells its ticket that the request has ended without an engine.
+void EngineThread::refuse(const Client& client, const std::string& error) {
+  RequestResult result;
+  result.finish_reason = FinishReason::kCancelled;
+  result.error = error;
+  hand_over(client, std::move(result));
+}
+
+// A request's result, to its ticket.
+void EngineThread::hand_over(const Client& client, RequestResult result) {
+  const auto told = std::make_shared<RequestResult>(std::move(result));
+  messenger_->add(client.ticket, [index = client.index, told](Ticket::State& ticket) {
+    Ticket::State::Entry& entry = ticket.entries[static_cast<std::size_t>(index)];
+    entry.result = std::move(*told);
+    entry.has_ended = true;
+    ticket.num_ended += 1;
+  });
+  // Counted only now: if there is no memory for the message, the request has not ended. It is sent later.
+  const std::lock_guard lock(mutex_);
+  state_.tally.add(*told);
+  num_live_ -= 1;
+}
+
+// Brings the counts up to date.
+void EngineThread::count(const StepReport* report) {
+  const std::lock_guard lock(mutex_);
+  state_.status = engine_ ? engine_->status() : EngineStatus{.prefix = state_.status.prefix};
+  if (report != nullptr) {
+    state_.tally.add(*report);
+  }
+}
+
+void EngineThread::show(const StepReport* report) {
+  if (!on_change_) {
+    return;
+  }
+  // No other thread changes the tally, so that it is read without the lock.
+  EngineNews news{.engine = engine_.get(), .tally = &state_.tally, .report = report, .num_generated = num_generated_};
+  if (engine_) {
+    news.is_paused = is_paused_ && steps_to_run_ == 0;
+    news.is_still = news.is_paused || engine_->is_idle();
+    on_change_(news);
+    return;
+  }
+  news.is_still = true;
+  try {
+    news.failure = failure();
+    on_change_(news);
+  } catch (const std::exception&) {  // it may be what has failed
+  }
+}
+
+}  // namespace common

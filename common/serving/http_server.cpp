@@ -1,0 +1,634 @@
+#include "common/serving/http_server.h"
+
+#include <fcntl.h>
+#include <netdb.h>
+#include <netinet/in.h>
+#include <netinet/tcp.h>
+#include <poll.h>
+#include <sys/resource.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <array>
+#include <atomic>
+#include <cerrno>
+#include <charconv>
+#include <condition_variable>
+#include <exception>
+#include <iterator>
+#include <list>
+#include <mutex>
+#include <new>
+#include <optional>
+#include <string_view>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include "common/base/check.h"
+#include "common/base/text.h"
+#include "common/serving/http_request.h"
+
+namespace common {
+namespace {
+
+using SteadyClock = std::chrono::steady_clock;
+using SteadyTime = SteadyClock::time_point;
+
+// Closes it at its end.
+class Socket {
+ public:
+  explicit Socket(int descriptor = -1) : descriptor_(descriptor) {}
+  Socket(Socket&& other) noexcept : descriptor_(std::exchange(other.descriptor_, -1)) {}
+  Socket& operator=(Socket&& other) noexcept {
+    std::swap(descriptor_, other.descriptor_);
+    return *this;
+  }
+  ~Socket() {
+    if (descriptor_ >= 0) {
+      ::close(descriptor_);
+    }
+  }
+  int get() const { return descriptor_; }
+
+ private:
+  int descriptor_;
+};
+
+// Calls of it never wait, and programs that are started do not inherit it.
+void set_flags(int descriptor) {
+  fcntl(descriptor, F_SETFL, fcntl(descriptor, F_GETFL) | O_NONBLOCK);
+  fcntl(descriptor, F_SETFD, FD_CLOEXEC);
+}
+
+bool would_wait() { return errno == EAGAIN || errno == EWOULDBLOCK || errno == EINTR; }
+
+// Of this end of the socket.
+sockaddr_storage own_address(int socket) {
+  sockaddr_storage own = {};
+  socklen_t size = sizeof(own);
+  getsockname(socket, reinterpret_cast<sockaddr*>(&own), &size);  // the sockets' interface is like that
+  return own;
+}
+
+int port_of(int socket) {
+  const sockaddr_storage own = own_address(socket);
+  return ntohs(own.ss_family == AF_INET6 ? reinterpret_cast<const sockaddr_in6&>(own).sin6_port
+                                         : reinterpret_cast<const sockaddr_in&>(own).sin_port);
+}
+
+// Whether the connection was made to an address that only this machine reaches: ::1, or one of 127.0.0.0/8.
+bool is_on_loopback(int socket) {
+  constexpr unsigned char kNetwork = 127;
+  const sockaddr_storage own = own_address(socket);
+  if (own.ss_family == AF_INET) {
+    return ntohl(reinterpret_cast<const sockaddr_in&>(own).sin_addr.s_addr) >> 24 == kNetwork;
+  }
+  const in6_addr& address = reinterpret_cast<const sockaddr_in6&>(own).sin6_addr;
+  return IN6_IS_ADDR_LOOPBACK(&address) || (IN6_IS_ADDR_V4MAPPED(&address) && address.s6_addr[12] == kNetwork);
+}
+
+Socket listen_on(const HttpOptions& options) {
+  addrinfo hints = {};
+  hints.ai_socktype = SOCK_STREAM;
+  hints.ai_flags = AI_PASSIVE;
+  addrinfo* found = nullptr;
+  Socket result;
+  if (getaddrinfo(options.host.c_str(), std::to_string(options.port).c_str(), &hints, &found) == 0) {
+    for (const addrinfo* entry = found; entry != nullptr && result.get() < 0; entry = entry->ai_next) {
+      Socket socket(::socket(entry->ai_family, entry->ai_socktype, entry->ai_protocol));
+      const int yes = 1;
+      setsockopt(socket.get(), SOL_SOCKET, SO_REUSEADDR, &yes, sizeof(yes));
+      if (bind(socket.get(), entry->ai_addr, entry->ai_addrlen) == 0 && listen(socket.get(), SOMAXCONN) == 0) {
+        result = std::move(socket);
+      }
+    }
+    freeaddrinfo(found);
+  }
+  if (result.get() < 0) {
+    throw InputError(format("can't listen on %s:%d: is the port in use, and the address this machine's?",
+                            options.host.c_str(), options.port));
+  }
+  set_flags(result.get());
+  return result;
+}
+
+// Says nothing to a client, which has to skip it; one that waits for it begins to send the body.
+constexpr std::string_view kContinue = "HTTP/1.1 100 Continue\r\n\r\n";
+
+// Counts one more while it lives.
+class Counted {
+ public:
+  explicit Counted(std::atomic<int>& count) : count_(count) { count_ += 1; }
+  ~Counted() { count_ -= 1; }
+  Counted(const Counted&) = delete;
+  Counted& operator=(const Counted&) = delete;
+
+ private:
+  std::atomic<int>& count_;
+};
+
+struct Connection {
+  Connection(Socket accepted, std::size_t max_body_bytes)
+      : socket(std::move(accepted)), is_on_loopback(common::is_on_loopback(socket.get())), reader(max_body_bytes) {}
+
+  Socket socket;
+  bool is_on_loopback;
+  std::string received;  // and not yet taken by the reader
+  HttpRequestReader reader;
+  std::optional<Counted> large_body;      // until the API has answered
+  std::optional<ApiReply> refusal;        // in place of the API's reply
+  bool closes = false;                    // after the reply
+  bool has_ended = false;                 // the client sends no more
+  bool is_ending = false;                 // the last reply is sent: what comes is dropped until the client closes too
+  bool has_news = true;                   // since the reader looked last
+  SteadyTime since = SteadyClock::now();  // the connection's beginning, or the end of its last reply
+  SteadyTime last_read = since;
+};
+
+// Reads what there is. False: the connection is broken.
+bool receive(Connection& connection) {
+  std::array<char, 1 << 14> bytes;  // NOLINT(cppcoreguidelines-pro-type-member-init): recv() fills it
+  const ssize_t count = recv(connection.socket.get(), bytes.data(), bytes.size(), 0);
+  if (count > 0) {
+    connection.last_read = SteadyClock::now();
+    connection.received.append(bytes.data(), static_cast<std::size_t>(count));
+  }
+  connection.has_ended = connection.has_ended || count == 0;
+  connection.has_news = true;
+  return count >= 0 || would_wait();
+}
+
+// False: the connection is broken, or the client has read nothing for so long.
+bool send_all(int socket, std::string_view bytes, std::chrono::milliseconds timeout) {
+  while (!bytes.empty()) {
+    const ssize_t sent = ::send(socket, bytes.data(), bytes.size(), MSG_NOSIGNAL);
+    pollfd state = {socket, POLLOUT, 0};
+    if (sent > 0) {
+      bytes.remove_prefix(static_cast<std::size_t>(sent));
+    } else if (!would_wait() || poll(&state, 1, static_cast<int>(timeout.count())) <= 0) {
+      return false;
+    }
+  }
+  return true;
+}
+
+// Whether the client has gone, asked while a reply is made. One that has closed its sending half alone still reads. The
+// system tells it from one that has closed everything only when something is sent: `probe`, which says nothing.
+bool has_hung_up(Connection& connection, std::string_view probe, std::chrono::milliseconds timeout) {
+  constexpr std::size_t kMaxAhead = 1 << 16;  // of requests that follow this one
+  pollfd state = {connection.socket.get(), POLLIN, 0};
+  if (poll(&state, 1, 0) <= 0) {
+    return false;
+  }
+  if ((state.revents & (POLLERR | POLLHUP | POLLNVAL)) != 0) {
+    return true;
+  }
+  if (connection.has_ended || connection.received.size() > kMaxAhead) {
+    return false;
+  }
+  return !receive(connection) || (connection.has_ended && !send_all(connection.socket.get(), probe, timeout));
+}
+
+ApiRequest api_request(const Connection& connection) {
+  const HttpHead& head = connection.reader.head();
+  return {head.method,
+          head.path,
+          connection.reader.body(),
+          head.field("authorization"),
+          head.field("content-type"),
+          head.field("origin"),
+          head.field("host"),
+          connection.is_on_loopback};
+}
+
+const char* reason_of(int status) {
+  switch (status) {
+    case 200:
+      return "OK";
+    case 400:
+      return "Bad Request";
+    case 401:
+      return "Unauthorized";
+    case 403:
+      return "Forbidden";
+    case 404:
+      return "Not Found";
+    case 405:
+      return "Method Not Allowed";
+    case 408:
+      return "Request Timeout";
+    case 413:
+      return "Content Too Large";
+    case 415:
+      return "Unsupported Media Type";
+    case 417:
+      return "Expectation Failed";
+    case 429:
+      return "Too Many Requests";
+    case 431:
+      return "Request Header Fields Too Large";
+    case 501:
+      return "Not Implemented";
+    case 503:
+      return "Service Unavailable";
+    case 505:
+      return "HTTP Version Not Supported";
+    default:
+      return status < 500 ? "Client Error" : "Server Error";
+  }
+}
+
+std::string chunk_of(std::string_view text) { return format("%zx\r\n", text.size()).append(text).append("\r\n"); }
+
+}  // namespace
+
+HttpOptions parse_address(const std::string& address) {
+  HttpOptions options;
+  const std::size_t colon = address.rfind(':');
+  const std::string port = colon == std::string::npos ? "" : address.substr(colon + 1);
+  const auto [end, error] = std::from_chars(port.data(), port.data() + port.size(), options.port);
+  if (error != std::errc() || end != port.data() + port.size() || options.port < 0 || options.port > 65535) {
+    throw InputError("--http takes an address like 127.0.0.1:8080, not " + quote(address));
+  }
+  std::string host = address.substr(0, colon);
+  if (host.size() > 2 && host.front() == '[' && host.back() == ']') {
+    host = host.substr(1, host.size() - 2);
+  }
+  options.host = host.empty() ? options.host : host;
+  return options;
+}
+
+// One thread reads all requests: a connection that is idle, or slow to send, costs a descriptor and the bytes that it
+// has sent so far. A whole request gets a thread of its own until its reply is sent.
+//
+//   thread     accept, read ──► requests ──► workers: Api::handle, send the reply
+//                  ▲                              │
+//                  └──────── returned ◄───────────┘
+struct HttpServer::Impl {
+  Impl(Api& answering, const HttpOptions& given);
+  ~Impl();
+  Impl(const Impl&) = delete;
+  Impl& operator=(const Impl&) = delete;
+
+  using Connections = std::list<Connection>;  // one moves from list to list without an allocation, which could fail
+
+  void run();
+  void wait_for_news();
+  bool may_read(Connection& connection);
+  void accept_all();
+  bool make_room();
+  void advance(Connections::iterator connection);
+  void refuse(Connections::iterator connection, int status, const std::string& message);
+  void hand_over(Connections::iterator connection);
+  void drop_late_ones();
+  bool is_over();
+  void wake() const;
+  void work();
+  bool answer(Connection& connection) const;
+  bool send_stream(Connection& connection, ReplyBody& body, bool is_in_chunks) const;
+
+  Api& api;
+  HttpOptions options;
+  Socket listener;
+  int port = 0;
+  bool is_on_loopback = false;
+  std::size_t max_open = 0;
+  std::array<Socket, 2> wake_pipe;
+  std::atomic<bool> is_ending = false;
+  std::atomic<int> num_large_bodies = 0;
+
+  // Of the thread that reads.
+  Connections waiting;   // for their next request, or for the rest of it
+  bool is_full = false;  // all connections that may be open are, and are served
+  SteadyTime end;        // once it is ending: when the last replies are cut off
+
+  std::mutex mutex;
+  std::condition_variable has_request;
+  Connections requests;  // with a whole request, or a refusal
+  Connections answered;  // each by a worker
+  Connections returned;
+  std::vector<std::thread> workers;
+  std::size_t num_idle = 0;  // workers
+  bool is_done = false;      // no request will come
+
+  std::thread thread;
+};
+
+HttpServer::Impl::Impl(Api& answering, const HttpOptions& given)
+    : api(answering),
+      options(given),
+      listener(listen_on(given)),
+      port(port_of(listener.get())),
+      is_on_loopback(common::is_on_loopback(listener.get())) {
+  // Of those that wait, there may be three times as many as are served, if the system allows the program so many files.
+  constexpr rlim_t kOtherFiles = 64;
+  rlimit files = {};
+  getrlimit(RLIMIT_NOFILE, &files);
+  max_open = std::min(4 * static_cast<std::size_t>(options.max_connections),
+                      static_cast<std::size_t>(std::max(files.rlim_cur, 2 * kOtherFiles) - kOtherFiles));
+  std::array<int, 2> ends = {};
+  if (pipe(ends.data()) != 0) {
+    throw InputError("the system allows this program no more files");
+  }
+  for (std::size_t i = 0; i < ends.size(); ++i) {
+    wake_pipe.at(i) = Socket(ends.at(i));
+    set_flags(ends.at(i));
+  }
+  thread = std::thread([this] { run(); });
+}
+
+HttpServer::Impl::~Impl() {
+  is_ending = true;
+  wake();
+  thread.join();
+  {
+    const std::lock_guard lock(mutex);
+    is_done = true;
+  }
+  has_request.notify_all();
+  for (std::thread& worker : workers) {
+    worker.join();
+  }
+}
+
+void HttpServer::Impl::wake() const {
+  const char byte = 0;
+  [[maybe_unused]] const ssize_t written = write(wake_pipe[1].get(), &byte, 1);  // a full pipe wakes it too
+}
+
+void HttpServer::Impl::run() {
+  while (!is_over()) {
+    wait_for_news();
+    for (auto connection = waiting.begin(); connection != waiting.end();) {
+      const auto next = std::next(connection);
+      if (connection->has_news) {
+        advance(connection);
+      }
+      connection = next;
+    }
+    drop_late_ones();
+  }
+}
+
+// Takes back what the workers have answered. True: the server ends, and the last reply is sent. Clients that do not
+// read theirs have one time-out more.
+bool HttpServer::Impl::is_over() {
+  const std::lock_guard lock(mutex);
+  waiting.splice(waiting.end(), returned);
+  if (!is_ending) {
+    return false;
+  }
+  if (listener.get() >= 0) {
+    listener = Socket();
+    end = SteadyClock::now() + options.timeout;
+  }
+  waiting.clear();
+  if (SteadyClock::now() > end) {
+    for (const Connection& connection : answered) {
+      ::shutdown(connection.socket.get(), SHUT_RDWR);
+    }
+  }
+  return requests.empty() && answered.empty();
+}
+
+void HttpServer::Impl::wait_for_news() {
+  constexpr std::chrono::milliseconds kTick{20};
+  bool has_news = false;
+  for (const Connection& connection : waiting) {
+    has_news = has_news || connection.has_news;
+  }
+  std::vector<pollfd> polled = {{wake_pipe[0].get(), POLLIN, 0},
+                                {std::exchange(is_full, false) ? -1 : listener.get(), POLLIN, 0}};
+  for (Connection& connection : waiting) {
+    polled.push_back({may_read(connection) ? connection.socket.get() : -1, POLLIN, 0});
+  }
+  poll(polled.data(), static_cast<nfds_t>(polled.size()), has_news ? 0 : static_cast<int>(kTick.count()));
+  std::array<char, 256> bytes = {};
+  while (read(wake_pipe[0].get(), bytes.data(), bytes.size()) > 0) {
+  }
+  auto state = polled.begin() + 2;
+  for (auto connection = waiting.begin(); connection != waiting.end(); ++state) {
+    const bool is_broken = state->revents != 0 && !receive(*connection);
+    connection = is_broken ? waiting.erase(connection) : std::next(connection);
+  }
+  if (polled[1].revents != 0) {
+    accept_all();
+  }
+}
+
+// Bounds the memory of all bodies together: of those that are large, only some are read at a time. The others wait,
+// which is not counted as their client's time.
+bool HttpServer::Impl::may_read(Connection& connection) {
+  constexpr std::size_t kLarge = 1 << 17;
+  constexpr int kMaxLargeBodies = 32;
+  if (connection.reader.body().size() < kLarge || connection.large_body.has_value()) {
+    return true;
+  }
+  if (num_large_bodies < kMaxLargeBodies) {
+    connection.large_body.emplace(num_large_bodies);
+    return true;
+  }
+  connection.since = connection.last_read = SteadyClock::now();
+  return false;
+}
+
+void HttpServer::Impl::accept_all() {
+  while (true) {
+    std::size_t num_open = waiting.size();
+    {
+      const std::lock_guard lock(mutex);
+      num_open += requests.size() + answered.size() + returned.size();
+    }
+    is_full = num_open >= max_open && !make_room();
+    if (is_full) {
+      return;
+    }
+    Socket socket(accept(listener.get(), nullptr, nullptr));
+    if (socket.get() < 0) {
+      is_full = (errno == EMFILE || errno == ENFILE) && !make_room();
+      return;
+    }
+    set_flags(socket.get());
+    const int yes = 1;
+    setsockopt(socket.get(), IPPROTO_TCP, TCP_NODELAY, &yes, sizeof(yes));
+    // What the system keeps for a client that does not read; otherwise megabytes for each of them.
+    const int send_buffer = 1 << 17;
+    setsockopt(socket.get(), SOL_SOCKET, SO_SNDBUF, &send_buffer, sizeof(send_buffer));
+    waiting.emplace_back(std::move(socket), options.max_body_bytes);
+  }
+}
+
+// Closes the connection that has waited longest, so that idle ones keep no client out. False: there is none.
+bool HttpServer::Impl::make_room() {
+  const auto longest = std::min_element(waiting.begin(), waiting.end(),
+                                        [](const auto& left, const auto& right) { return left.since < right.since; });
+  if (longest == waiting.end()) {
+    return false;
+  }
+  waiting.erase(longest);
+  return true;
+}
+
+// Reads on in the request.
+void HttpServer::Impl::advance(Connections::iterator connection) {
+  HttpRequestReader& reader = connection->reader;
+  connection->has_news = false;
+  if (connection->is_ending) {
+    connection->received.clear();
+  } else {
+    try {
+      if (!reader.has_head() && reader.read_head(connection->received)) {
+        connection->refusal = api.refusal(api_request(*connection));  // before the body is read
+        if (!connection->refusal.has_value() && reader.head().has("expect") && connection->received.empty()) {
+          send_all(connection->socket.get(), kContinue, std::chrono::milliseconds(0));
+        }
+      }
+      const bool is_whole = reader.has_head() && reader.read_body(connection->received);
+      if (is_whole || connection->refusal.has_value()) {
+        connection->closes = !is_whole;  // the rest of the body is no request
+        hand_over(connection);
+        return;
+      }
+    } catch (const HttpError& error) {
+      refuse(connection, error.status(), error.what());
+      return;
+    } catch (const std::bad_alloc&) {
+      connection->has_ended = true;
+    }
+  }
+  if (connection->has_ended) {
+    waiting.erase(connection);
+  }
+}
+
+void HttpServer::Impl::refuse(Connections::iterator connection, int status, const std::string& message) {
+  connection->refusal = error_reply(status, message);
+  connection->closes = true;
+  hand_over(connection);
+}
+
+void HttpServer::Impl::hand_over(Connections::iterator connection) {
+  {
+    const std::lock_guard lock(mutex);
+    requests.splice(requests.end(), waiting, connection);
+    if (num_idle < requests.size() && workers.size() < static_cast<std::size_t>(options.max_connections)) {
+      try {
+        workers.emplace_back([this] { work(); });
+      } catch (const std::exception&) {  // the system has no more threads: those that there are take it
+        if (workers.empty()) {
+          requests.clear();
+        }
+      }
+    }
+  }
+  has_request.notify_one();
+}
+
+// The library of sockets bounds no time: a client that sends a byte now and then would keep its connection for ever.
+void HttpServer::Impl::drop_late_ones() {
+  const SteadyTime now = SteadyClock::now();
+  for (auto connection = waiting.begin(); connection != waiting.end();) {
+    const auto next = std::next(connection);
+    if (now - connection->last_read > options.timeout || now - connection->since > kWholeRequest * options.timeout) {
+      if (connection->is_ending || !connection->reader.has_begun()) {
+        waiting.erase(connection);
+      } else {
+        refuse(connection, 408, "the request took too long to come");
+      }
+    }
+    connection = next;
+  }
+}
+
+void HttpServer::Impl::work() {
+  std::unique_lock lock(mutex);
+  while (true) {
+    num_idle += 1;
+    has_request.wait(lock, [&] { return !requests.empty() || is_done; });
+    num_idle -= 1;
+    if (requests.empty()) {
+      return;
+    }
+    answered.splice(answered.end(), requests, requests.begin());
+    const auto connection = std::prev(answered.end());
+    lock.unlock();
+    bool is_whole = false;
+    try {
+      is_whole = answer(*connection);
+    } catch (const std::exception&) {  // this reply can't be made or sent; the connection ends with it
+    }
+    lock.lock();
+    if (is_whole) {
+      returned.splice(returned.end(), answered, connection);
+    } else {
+      answered.erase(connection);
+    }
+    wake();
+  }
+}
+
+// False: the connection is broken.
+bool HttpServer::Impl::answer(Connection& connection) const {
+  const HttpHead& head = connection.reader.head();
+  const auto is_gone = [&] { return has_hung_up(connection, head.is_version_1_0 ? "" : kContinue, options.timeout); };
+  ApiReply reply =
+      connection.refusal.has_value() ? std::move(*connection.refusal) : api.handle(api_request(connection), is_gone);
+  connection.large_body.reset();
+  const bool is_in_chunks = reply.stream != nullptr && !head.is_version_1_0;
+  connection.closes = connection.closes || is_ending || !head.keeps_alive || (reply.stream != nullptr && !is_in_chunks);
+  std::string text = format("HTTP/1.1 %d %s\r\nContent-Type: ", reply.status, reason_of(reply.status)) +
+                     reply.content_type + "\r\nConnection: " + (connection.closes ? "close" : "keep-alive") + "\r\n";
+  for (const auto& [name, value] : reply.headers) {
+    text.append(name).append(": ").append(value).append("\r\n");
+  }
+  if (is_in_chunks) {
+    text += "Transfer-Encoding: chunked\r\n";
+  } else if (reply.stream == nullptr) {
+    text += format("Content-Length: %zu\r\n", reply.body.size());
+  }
+  text += "\r\n";
+  if (head.method != "HEAD") {
+    text += reply.body;
+  }
+  const bool is_sent =
+      send_all(connection.socket.get(), text, options.timeout) &&
+      (reply.stream == nullptr || head.method == "HEAD" || send_stream(connection, *reply.stream, is_in_chunks));
+  if (connection.closes) {
+    // Closed with something unread, the connection would be reset, and the client might lose the reply.
+    ::shutdown(connection.socket.get(), SHUT_WR);
+    connection.is_ending = true;
+  }
+  connection.reader = HttpRequestReader(options.max_body_bytes);
+  connection.refusal.reset();
+  connection.has_news = true;
+  connection.since = connection.last_read = SteadyClock::now();
+  return is_sent;
+}
+
+// False: the connection is broken.
+bool HttpServer::Impl::send_stream(Connection& connection, ReplyBody& body, bool is_in_chunks) const {
+  const auto framed = [&](const std::string& text) { return is_in_chunks ? chunk_of(text) : text; };
+  bool goes_on = true;
+  while (goes_on) {
+    std::string text;
+    goes_on = body.read(text);
+    const bool is_lost = text.empty() ? has_hung_up(connection, framed(":\n\n"), options.timeout)  // a comment
+                                      : !send_all(connection.socket.get(), framed(text), options.timeout);
+    if (is_lost) {
+      return false;
+    }
+  }
+  return !is_in_chunks || send_all(connection.socket.get(), "0\r\n\r\n", options.timeout);
+}
+
+HttpServer::HttpServer(Api& api, const HttpOptions& options) : impl_(std::make_unique<Impl>(api, options)) {}
+
+HttpServer::~HttpServer() = default;
+
+int HttpServer::port() const { return impl_->port; }
+
+bool HttpServer::is_on_loopback() const { return impl_->is_on_loopback; }
+
+}  // namespace common

@@ -1,0 +1,48 @@
+// Carries an Api over HTTP/1.1: sockets, time-outs, and the threads that answer. It has what an API needs and no more:
+// no ranges, no compression, no other transfer encoding than chunks.
+#pragma once
+
+#include <chrono>
+#include <cstddef>
+#include <memory>
+#include <string>
+
+#include "common/serving/api.h"
+
+namespace common {
+
+struct HttpOptions {
+  std::string host = "127.0.0.1";
+  int port = 8080;                       // 0: any that is free
+  std::size_t max_body_bytes = 1 << 20;  // of a request
+  // For a client to send the next part of its request, or to read the next part of the reply. The whole request, from
+  // the reply before it or the connection's beginning, may take kWholeRequest times as long.
+  std::chrono::milliseconds timeout{5000};
+  int max_connections = 1024;  // served at once, each by a thread; others wait, at most three times as many
+};
+
+inline constexpr int kWholeRequest = 4;
+
+// "127.0.0.1:8080", ":8080", "[::1]:8080". Throws InputError for anything else.
+HttpOptions parse_address(const std::string& address);
+
+class HttpServer {
+ public:
+  // Binds to the address and begins to serve. The api must outlive the object. Throws InputError if the address can't
+  // be had.
+  HttpServer(Api& api, const HttpOptions& options);
+  // Accepts no more connections, and waits for the replies that are being sent; for clients that do not read theirs,
+  // one time-out.
+  ~HttpServer();
+  HttpServer(const HttpServer&) = delete;
+  HttpServer& operator=(const HttpServer&) = delete;
+
+  int port() const;
+  bool is_on_loopback() const;  // only this machine reaches the address
+
+ private:
+  struct Impl;
+  std::unique_ptr<Impl> impl_;
+};
+
+}  // namespace common

@@ -1,0 +1,28 @@
+// The text of GET /metrics, in the format that Prometheus reads:
+// https://prometheus.io/docs/instrumenting/exposition_formats
+#pragma once
+
+#include <string>
+
+#include "common/serving/served_engine.h"
+#include "common/serving/tally.h"
+
+namespace common {
+
+// A server's counts, and what there is at the moment.
+struct ServerState {
+  Tally tally;
+  EngineStatus status;  // of an engine that has failed: nothing runs, waits or is stored
+  PoolSizes sizes;
+  int num_posted = 0;  // requests that wait for the engine to take them
+
+  int num_waiting() const { return status.num_waiting + num_posted; }
+  double cache_usage() const {  // blocks with an owner, share of all
+    return status.slots.total > 0 ? static_cast<double>(status.slots.reserved) / status.slots.total : 0.0;
+  }
+};
+
+// model_name becomes a label of every line. The names are vLLM's (v0.11.0) where it counts the same.
+std::string metrics_text(const ServerState& state, const std::string& model_name);
+
+}  // namespace common

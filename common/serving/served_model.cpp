@@ -1,0 +1,35 @@
+#include "common/serving/served_model.h"
+
+#include <filesystem>
+
+#include "common/model/presets.h"
+
+namespace common {
+
+ServedModel::ServedModel(const Session& session, const std::string& synthetic) : session_(session), shape_(synthetic) {
+  if (!synthetic.empty()) {
+    synthetic_ = Llama::synthetic(find_preset(synthetic).config, 1);
+  }
+}
+
+std::string ServedModel::name() const {
+  if (is_synthetic()) {
+    return shape_;
+  }
+  return session_.model_name == "the bundled model" ? "tales-5m"
+                                                    : std::filesystem::path(session_.model_name).stem().string();
+}
+
+std::string ServedModel::decode(std::span<const Token> tokens, bool show_special) const {
+  if (!is_synthetic()) {
+    return session_.tokenizer.decode(tokens, show_special);
+  }
+  std::string text;
+  for (const Token token : tokens) {
+    text += ' ';
+    text += std::to_string(token);
+  }
+  return text;
+}
+
+}  // namespace common

@@ -1,0 +1,60 @@
+// What happened in one step of an engine, and in all steps so far.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "common/model/generation.h"
+#include "common/serving/pool_snapshot.h"
+
+namespace common {
+
+// One step as it happened. Requests by id.
+struct StepReport {
+  std::int64_t index = 0;  // counted from 0
+  double begin = 0.0;
+  double end = 0.0;
+  double scheduling_seconds = 0.0;  // on the machine's own clock
+  double computing_seconds = 0.0;   // likewise
+  double waiting_seconds = 0.0;     // of computing_seconds: waiting for the GPU
+  int num_tokens = 0;
+  std::vector<int> num_queries;  // of these, by sequence of the batch
+  std::vector<bool> is_chunk;    // by sequence: whether other steps compute the rest of what the cache lacks
+  std::int64_t num_read = 0;     // tokens whose K and V the attention has read
+  std::vector<int> served;       // the requests in the batch, in order of arrival
+  std::vector<int> num_served;   // how many tokens each of them got
+  std::vector<int> admitted;
+  std::vector<int> swapped_out;  // preempted, and moved to the host's memory
+  std::vector<int> recomputed;   // preempted, and their blocks freed: they will be computed again
+  std::vector<int> ended;        // in this step, or since the step before
+  int num_running = 0;
+  int num_waiting = 0;
+  bool is_memory_short = false;  // requests wait because blocks are missing
+  std::int64_t blocks_copied = 0;
+  SlotUsage usage;  // right after the forward pass, when the cache is fullest
+
+  // What num_tokens would be if all sequences were padded to the longest.
+  int padded_tokens() const;
+};
+
+// Sums over the steps that computed something. A server that runs ahead has others, which only collect the tokens of
+// the step before.
+struct StepTotals {
+  std::int64_t steps = 0;
+  std::int64_t tokens = 0;
+  std::int64_t padded_tokens = 0;
+  std::int64_t slots_reserved = 0;
+  std::int64_t slots_used = 0;
+  std::int64_t running = 0;
+  std::int64_t swapped_out = 0;
+  std::int64_t recomputed = 0;
+  int max_running = 0;
+  Timing timing;  // prompts and replies share steps: a step's time is divided among its tokens
+
+  void add(const StepReport& report);
+};
+
+// The totals as counters of a run.
+std::vector<Counter> counters_of(const StepTotals& totals);
+
+}  // namespace common

@@ -1,0 +1,316 @@
+#include "engine_adapter.h"
+
+#include <algorithm>
+#include <new>
+#include <span>
+#include <utility>
+
+#include "../cache_size.h"
+#include "common/base/check.h"
+#include "common/base/text.h"
+
+namespace stage8 {
+
+void add_scheduler_options(common::Command& command, SchedulerOptions& scheduler, EngineOptions& engine) {
+  command.option("--budget", scheduler.token_budget, {1, 1 << 16}, "max tokens in one step, of all requests together");
+  command.option("--max-sequences", scheduler.max_sequences, {1, 1 << 16}, "max sequences that run at once");
+  command.option("--headroom", scheduler.headroom, {0, 1024},
+                 "blocks left free for each running sequence when another request is admitted");
+  command.choice("--preemption", scheduler.preemption,
+                 {{"recompute", Preemption::kRecompute}, {"swap", Preemption::kSwap}, {"auto", Preemption::kAuto}},
+                 "how a preempted request is resumed: recompute, swap, or auto, whichever is cheaper");
+  command.flag_pair("run-ahead", scheduler.run_ahead,
+                    "schedule a step before the tokens of the one before are known (default: on a GPU)");
+  command.option("--host-slots", engine.num_host_slots, {0, 1 << 24}, "room for what is swapped out, in tokens");
+}
+
+std::int64_t operations_per_byte(bool on_gpu, Precision precision) {
+  // A CPU copies within one memory.
+  constexpr std::int64_t kCpu = 16;
+  // An H200's data sheet: 989 Tflop/s in bfloat16 and 67 in float32; 64 GB/s each way over PCIe.
+  constexpr std::int64_t kGpuBFloat16 = 15'000;
+  constexpr std::int64_t kGpuFloat32 = 1'000;
+  return !on_gpu ? kCpu : precision == Precision::kFloat32 ? kGpuFloat32 : kGpuBFloat16;
+}
+
+void set_preemption_costs(SchedulerOptions& scheduler, std::int64_t num_parameters, const CacheSize& cache,
+                          std::int64_t operations_per_byte) {
+  scheduler.token_compute_cost = 2 * num_parameters / operations_per_byte;  // two operations per parameter
+  scheduler.block_swap_cost = 2 * cache.bytes_per_slot * cache.block_size;  // out and in
+}
+
+std::string format_batch(const RaggedBatch& batch) {
+  std::string result;
+  const auto add = [&](const char* name, const std::vector<int>& values, std::span<const int> starts) {
+    result += common::format("%-15s", name);
+    for (std::size_t i = 0; i < values.size(); ++i) {
+      const bool begins = i > 0 && std::find(starts.begin(), starts.end(), static_cast<int>(i)) != starts.end();
+      result += common::format("%s %4d", begins ? " |" : "", values[i]);
+    }
+    result += "\n";
+  };
+  add("tokens", batch.tokens, batch.query_starts);
+  add("positions", batch.positions, batch.query_starts);
+  add("slot_mapping", batch.slot_mapping, batch.query_starts);
+  add("query_starts", batch.query_starts, {});
+  add("context_lengths", batch.context_lengths, {});
+  add("block_tables", batch.block_tables, batch.table_starts);
+  add("table_starts", batch.table_starts, {});
+  add("logits_rows", batch.logits_rows, {});
+  return result;
+}
+
+namespace {
+
+common::PoolSnapshot blocks_of(const KvCacheManager& manager) {
+  common::PoolSnapshot pool;
+  pool.block_size = manager.block_size();
+  pool.num_blocks = manager.usage().total / manager.block_size();
+  const auto& cached = manager.prefix_cache().evictable();
+  pool.cached_blocks.assign(cached.begin(), cached.end());
+  return pool;
+}
+
+common::PoolSnapshot::Sequence describe_sequence(const KvCacheManager& manager, SequenceId sequence) {
+  return {manager.block_table(sequence), manager.length(sequence)};
+}
+
+GenerationRequest generation_request(const common::ServedRequest& request) {
+  if (request.length_penalty.has_value()) {
+    return {request.request, 1, BeamOptions{request.num_samples, *request.length_penalty}};
+  }
+  return {request.request, request.num_samples};
+}
+
+// Sets a flag for as long as it lives.
+class ScopedFlag {
+ public:
+  explicit ScopedFlag(bool& flag) : flag_(flag) { flag_ = true; }
+  ~ScopedFlag() { flag_ = false; }
+  ScopedFlag(const ScopedFlag&) = delete;
+  ScopedFlag& operator=(const ScopedFlag&) = delete;
+
+ private:
+  bool& flag_;
+};
+
+// What an engine is made of, for as long as it lives.
+struct EngineParts {
+  std::unique_ptr<Engine> engine;
+  std::unique_ptr<common::Clock> clock;
+  std::unique_ptr<Server> server;
+};
+
+class OwningAdapter : private EngineParts, public EngineAdapter {
+ public:
+  OwningAdapter(EngineParts parts, int token_budget)
+      : EngineParts(std::move(parts)),
+        EngineAdapter(*EngineParts::engine, *EngineParts::server, *EngineParts::clock, token_budget) {}
+};
+
+// On a CPU, cache and host memory are one allocation: if it fails, the larger one is what to make smaller.
+std::unique_ptr<Engine> make_engine(const common::Llama& model, const EngineOptions& options) {
+  try {
+    return std::make_unique<Engine>(model, options);
+  } catch (const std::bad_alloc&) {
+    if (options.num_host_slots <= std::max(options.num_slots.value_or(0), options.min_slots)) {
+      throw;
+    }
+    throw common::InputError(
+        common::format("not enough memory for --host-slots %d; a smaller number may fit", options.num_host_slots));
+  }
+}
+
+}  // namespace
+
+EngineAdapter::EngineAdapter(Engine& engine, Server& server, common::Clock& clock, int token_budget)
+    : engine_(engine), server_(server), clock_(clock), token_budget_(token_budget) {
+  server.on_step([this](const common::StepReport& report) { last_step_ = report; });
+}
+
+common::EngineDescription EngineAdapter::description() const {
+  const EngineOptions& options = engine_.options();
+  return {.sizes = {*options.num_slots, options.block_size, token_budget_},
+          .max_sequences = options.max_sequences,
+          .num_host_blocks = blocks_needed(options.num_host_slots, options.block_size),
+          .context_length = engine_.context_length()};
+}
+
+common::EngineStatus EngineAdapter::status() const {
+  const Scheduler& scheduler = server_.scheduler();
+  const KvCacheManager& manager = scheduler.manager();
+  const Usage usage = manager.usage();
+  const PrefixStatistics& prefix = manager.prefix_cache().statistics();
+  common::EngineStatus status;
+  status.num_running = static_cast<int>(scheduler.running().size());
+  status.num_waiting = static_cast<int>(scheduler.waiting().size());
+  status.slots = {usage.total, usage.reserved, usage.used, usage.cached};
+  status.num_host_blocks_used =
+      blocks_needed(engine_.options().num_host_slots, manager.block_size()) - manager.num_free_host_blocks();
+  status.blocks_copied = engine_.blocks_copied();
+  status.prefix = {prefix.lookups, prefix.hits, prefix.tokens_saved, prefix.evictions};
+  return status;
+}
+
+common::PoolSnapshot EngineAdapter::pool() const {
+  const Scheduler& scheduler = server_.scheduler();
+  common::PoolSnapshot pool = blocks_of(scheduler.manager());
+  for (const auto& group : scheduler.running()) {
+    pool.running.push_back(describe(*group));
+  }
+  for (const auto& group : scheduler.waiting()) {
+    pool.waiting.push_back(describe(*group));
+  }
+  return pool;
+}
+
+common::PoolSnapshot::Owner EngineAdapter::describe(const SequenceGroup& group) const {
+  const KvCacheManager& manager = server_.scheduler().manager();
+  common::PoolSnapshot::Owner owner;
+  owner.id = group.id();
+  for (const SequenceId sequence : group.sequences()) {
+    if (manager.is_swapped(sequence)) {
+      owner.is_swapped = true;
+    } else {
+      owner.sequences.push_back(describe_sequence(manager, sequence));
+    }
+  }
+  for (const common::Completion& completion : group.output().completions) {
+    owner.texts.emplace_back(completion.tokens);
+  }
+  if (owner.texts.empty()) {  // so far, or a search
+    for (const Branch& branch : group.live()) {
+      owner.texts.emplace_back(branch.tokens);
+    }
+  }
+  return owner;
+}
+
+int EngineAdapter::submit(const common::ServedRequest& request, double arrival,
+                          std::unique_ptr<common::RequestSink> sink) {
+  const auto on_token = [this, client = sink.get()](int id, int sample, common::Token token) {
+    const common::Completion& written = server_.output(id).completions[static_cast<std::size_t>(sample)];
+    client->on_token(id, sample, token, written.logprobs.empty() ? nullptr : &written.logprobs.back());
+  };
+  return add_client(server_.submit(generation_request(request), on_token, arrival), std::move(sink),
+                    static_cast<int>(request.request.prompt.size()));
+}
+
+int EngineAdapter::reject(const std::string& reason, double arrival, std::unique_ptr<common::RequestSink> sink) {
+  return add_client(server_.reject(reason, arrival), std::move(sink), 0);
+}
+
+int EngineAdapter::add_client(int id, std::unique_ptr<common::RequestSink> sink, int prompt_tokens) {
+  clients_[id] = {std::move(sink), prompt_tokens};
+  settle(id);  // if it was rejected
+  return id;
+}
+
+void EngineAdapter::cancel(int id, common::FinishReason reason) {
+  if (clients_.contains(id)) {
+    server_.stop(id, reason);
+    if (!is_in_step_) {  // else step() does, and the sink that has called this still lives
+      settle(id);
+    }
+  }
+}
+
+bool EngineAdapter::step() {
+  const std::int64_t copied = engine_.blocks_copied();
+  {
+    const ScopedFlag guard(is_in_step_);
+    if (!server_.step()) {
+      return false;
+    }
+  }
+  last_step_.blocks_copied = engine_.blocks_copied() - copied;
+  for (const int id : last_step_.ended) {
+    settle(id);
+  }
+  return true;
+}
+
+// If the request has ended, tells its client, and forgets it.
+void EngineAdapter::settle(int id) {
+  const auto found = clients_.find(id);
+  if (found == clients_.end() || !server_.output(id).finished()) {
+    return;
+  }
+  const RequestOutput& output = server_.output(id);
+  common::RequestResult result{.completions = output.completions,
+                               .finish_reason = output.finish_reason.value(),
+                               .error = output.error,
+                               .prompt_tokens = found->second.prompt_tokens,
+                               .arrival = output.arrival,
+                               .admission = output.admission,
+                               .token_times = output.token_times,
+                               .end = output.end};
+  const std::unique_ptr<common::RequestSink> sink = std::move(found->second.sink);
+  clients_.erase(found);
+  server_.forget(id);
+  sink->on_end(id, std::move(result));
+}
+
+std::optional<common::ReadLimit> EngineAdapter::measure_read_limit() {
+  const std::optional<ReadLimit> limit = engine_.runner().read_limit();
+  if (!limit.has_value()) {
+    return std::nullopt;
+  }
+  return common::ReadLimit{limit->weight_bytes_per_token, engine_.cache().bytes_per_slot, limit->bytes_per_second};
+}
+
+std::unique_ptr<common::ServedEngine> make_served_engine(const common::Llama& model, EngineOptions engine,
+                                                         SchedulerOptions scheduler, const common::EngineDemand& demand,
+                                                         const MakeScheduler& make_scheduler) {
+  if (demand.requests.empty()) {
+    engine.min_slots = std::max(engine.min_slots, model.config().context_length);
+  }
+  for (const common::ServedRequest& request : demand.requests) {
+    engine.min_slots =
+        std::max(engine.min_slots, max_slots_of(request.request, request.num_samples, engine.block_size));
+  }
+  if (demand.sizes.has_value()) {
+    engine.num_slots = demand.sizes->num_slots;
+    engine.block_size = demand.sizes->block_size;
+    scheduler.token_budget = demand.sizes->token_budget;
+  }
+  engine.chunk_size = scheduler.token_budget;
+  engine.max_sequences = scheduler.max_sequences;
+  EngineParts parts;
+  parts.engine = make_engine(model, engine);
+  Runner& runner = parts.engine->runner();
+  set_preemption_costs(scheduler, model.num_parameters(), parts.engine->cache(),
+                       operations_per_byte(runner.is_asynchronous(), engine.gpu.precision));
+  runner.warm_up(scheduler.token_budget, scheduler.max_sequences);
+  if (demand.virtual_clock) {
+    parts.clock = std::make_unique<common::VirtualClock>();
+  } else {
+    parts.clock = std::make_unique<common::RealClock>();
+  }
+  if (make_scheduler) {
+    parts.server = std::make_unique<Server>(*parts.engine, *parts.clock,
+                                            make_scheduler(parts.engine->manager(), scheduler, engine.prefix_cache));
+  } else {
+    parts.server = std::make_unique<Server>(*parts.engine, scheduler, *parts.clock);
+  }
+  if (demand.on_pass) {
+    parts.server->on_pass([on_pass = demand.on_pass](const RaggedBatch& batch) { on_pass(format_batch(batch)); });
+  }
+  return std::make_unique<OwningAdapter>(std::move(parts), scheduler.token_budget);
+}
+
+common::MakeDemoPool demo_pools(std::function<void(common::Shell&, KvCacheManager&)> add_commands) {
+  return [add_commands = std::move(add_commands)](common::Shell& shell, int num_blocks, int block_size) {
+    const auto manager = std::make_shared<KvCacheManager>(num_blocks, block_size);
+    add_commands(shell, *manager);
+    return [manager] {
+      common::PoolSnapshot pool = blocks_of(*manager);
+      for (const SequenceId sequence : manager->sequences()) {
+        pool.running.push_back({.id = sequence, .sequences = {describe_sequence(*manager, sequence)}});
+      }
+      return pool;
+    };
+  };
+}
+
+}  // namespace

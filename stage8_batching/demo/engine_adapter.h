@@ -1,0 +1,89 @@
+// The stage's server as what common/serving asks of an engine, and the options with which the commands that serve make
+// it.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <optional>
+#include <string>
+#include <unordered_map>
+#include <vector>
+
+#include "../engine.h"
+#include "../scheduler.h"
+#include "../server.h"
+#include "common/app/cli.h"
+#include "common/app/shell.h"
+#include "common/serving/demo_pool.h"
+#include "common/serving/served_engine.h"
+
+namespace stage8 {
+
+// Budget, limit, preemption, host memory: for each command that schedules.
+void add_scheduler_options(common::Command& command, SchedulerOptions& scheduler, EngineOptions& engine);
+
+// How many operations a processor does in the time in which it copies a byte between the cache and the host's memory,
+// as an order of magnitude.
+std::int64_t operations_per_byte(bool on_gpu, Precision precision);
+// Sets the costs that Preemption::kAuto compares, for a model with so many parameters.
+void set_preemption_costs(SchedulerOptions& scheduler, std::int64_t num_parameters, const CacheSize& cache,
+                          std::int64_t operations_per_byte);
+
+// A batch's arrays, one per line; a '|' stands between sequences.
+std::string format_batch(const RaggedBatch& batch);
+
+// A server with an engine and a clock that are there already, and outlive the object.
+class EngineAdapter : public common::ServedEngine {
+ public:
+  EngineAdapter(Engine& engine, Server& server, common::Clock& clock, int token_budget);
+  EngineAdapter(const EngineAdapter&) = delete;
+  EngineAdapter& operator=(const EngineAdapter&) = delete;
+
+  common::EngineDescription description() const override;
+  common::EngineStatus status() const override;
+  common::PoolSnapshot pool() const override;
+  common::Clock& clock() override { return clock_; }
+
+  int submit(const common::ServedRequest& request, double arrival, std::unique_ptr<common::RequestSink> sink) override;
+  int reject(const std::string& reason, double arrival, std::unique_ptr<common::RequestSink> sink) override;
+  void cancel(int id, common::FinishReason reason) override;
+
+  bool step() override;
+  bool is_idle() const override { return server_.is_idle(); }
+  const common::StepReport& last_step() const override { return last_step_; }
+
+  std::vector<common::Counter> counters() const override { return server_.counters(); }
+  std::optional<common::ReadLimit> measure_read_limit() override;
+
+ private:
+  struct Client {
+    std::unique_ptr<common::RequestSink> sink;
+    int prompt_tokens = 0;
+  };
+  int add_client(int id, std::unique_ptr<common::RequestSink> sink, int prompt_tokens);
+  void settle(int id);
+  common::PoolSnapshot::Owner describe(const SequenceGroup& group) const;
+
+  Engine& engine_;
+  Server& server_;
+  common::Clock& clock_;
+  int token_budget_;
+  std::unordered_map<int, Client> clients_;  // of the requests that have not ended, by id
+  common::StepReport last_step_;
+  bool is_in_step_ = false;
+};
+
+// Makes a scheduler of another kind than the server's own.
+using MakeScheduler = std::function<std::unique_ptr<Scheduler>(KvCacheManager& manager, const SchedulerOptions& options,
+                                                               bool use_prefix_cache)>;
+
+// Makes an engine whose forward passes are as large as its steps, with a clock that starts when all is ready.
+std::unique_ptr<common::ServedEngine> make_served_engine(const common::Llama& model, EngineOptions engine,
+                                                         SchedulerOptions scheduler, const common::EngineDemand& demand,
+                                                         const MakeScheduler& make_scheduler = nullptr);
+
+// The pool on which the page runs the commands of `demo --shell`; add_commands adds them.
+common::MakeDemoPool demo_pools(std::function<void(common::Shell&, KvCacheManager&)> add_commands);
+
+}  // namespace
