@@ -1,6 +1,10 @@
 // What is to be copied, planned by KvCacheManager and carried out by KvCache: neither needs to know the other.
 #pragma once
 
+#include <cstddef>
+#include <set>
+#include <span>
+
 namespace stage7 {
 
 // The K and V of block `source`, in all layers, are to be copied to block `destination`.
@@ -8,5 +12,21 @@ struct BlockCopy {
   int source = 0;
   int destination = 0;
 };
+
+// As many of the first copies as can be carried out side by side: none of them writes what another reads or writes.
+inline std::span<const BlockCopy> independent_copies(std::span<const BlockCopy> copies) {
+  std::set<int> read;
+  std::set<int> written;
+  std::size_t count = 0;
+  for (; count < copies.size(); ++count) {
+    const auto& [source, destination] = copies[count];
+    if (written.contains(source) || written.contains(destination) || read.contains(destination)) {
+      break;
+    }
+    read.insert(source);
+    written.insert(destination);
+  }
+  return copies.first(count);
+}
 
 }  // namespace

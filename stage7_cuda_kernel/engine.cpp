@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <deque>
-#include <numeric>
 #include <string>
 #include <utility>
 
@@ -13,32 +12,22 @@
 namespace stage7 {
 namespace {
 
-KvCacheShape cache_shape(const common::LlamaConfig& config, const EngineOptions& options) {
-  KvCacheShape shape;
-  shape.num_layers = config.num_layers;
-  shape.num_blocks = blocks_needed(options.num_slots, options.block_size);
-  shape.block_size = options.block_size;
-  shape.num_heads = config.num_heads;
-  shape.num_kv_heads = config.num_kv_heads;
-  shape.head_dim = config.head_dim;
-  shape.bytes_per_element = options.gpu.precision == Precision::kFloat32 ? 4 : 2;
-  if (options.gpu.kv_cache == KvCacheType::kFloat8) {
-    shape.bytes_per_element = 1;
-    shape.scale_bytes = std::min(shape.head_dim / 16, 8);
-  }
-  return shape;
+// Before a runner is built from them.
+const EngineOptions& checked(const EngineOptions& options) {
+  COMMON_CHECK(options.chunk_size > 0, "a chunk has at least one token");
+  return options;
 }
 
 }  // namespace
 
 Engine::Engine(const common::Llama& model, const EngineOptions& options)
+    : Engine(model, options, make_runner(model, checked(options))) {}
+
+Engine::Engine(const common::Llama& model, const EngineOptions& options, std::unique_ptr<Runner> runner)
     : model_(model),
-      options_(options),
-      cache_(cache_shape(model.config(), options)),
-      manager_(cache_.shape().num_blocks, cache_.shape().block_size),
-      gpu_(make_gpu_runner(model, cache_.shape(), options.gpu, options.chunk_size)) {
-  COMMON_CHECK(options.chunk_size > 0, "a chunk has at least one token");
-}
+      options_(checked(options)),
+      runner_(std::move(runner)),
+      manager_(cache().num_blocks, cache().block_size) {}
 
 std::vector<common::Completion> Engine::run(std::span<const common::Request> requests,
                                             const common::OnToken& on_token) {
@@ -101,42 +90,41 @@ bool Engine::start(SequenceId sequence, std::span<const common::Token> tokens, s
 }
 
 std::optional<common::Matrix> Engine::append(SequenceId sequence, std::span<const common::Token> tokens) {
-  std::optional<common::Matrix> result;
-  compute(sequence, tokens, [&] { result = logits(); });
-  return result;
+  std::optional<StepResult> result = compute(sequence, tokens, false);
+  return result ? std::optional(std::move(result->logits)) : std::nullopt;
 }
 
 std::optional<common::Token> Engine::next(SequenceId sequence, std::span<const common::Token> tokens,
                                           const common::Request& request, common::Completion& completion) {
-  std::optional<common::Token> result;
-  compute(sequence, tokens, [&] {
-    // The GPU finds the largest logit itself: one number to fetch instead of all logits.
-    if (gpu_ && common::is_greedy(request)) {
-      result = gpu_->argmax_token();
-      COMMON_CHECK(*result >= 0, "a logit is NaN, or all are -inf");
-    } else {
-      const common::Matrix row = logits();
-      result = common::draw(request, {row.data(), static_cast<std::size_t>(row.cols())}, completion);
-    }
-  });
-  return result;
+  // The runner finds the largest logit itself: from a GPU, that is one number to fetch instead of all logits.
+  const bool is_greedy = common::is_greedy(request);
+  const std::optional<StepResult> result = compute(sequence, tokens, is_greedy);
+  if (!result.has_value()) {
+    return std::nullopt;
+  }
+  if (is_greedy) {
+    COMMON_CHECK(result->tokens.front() >= 0, "a logit is NaN, or all are -inf");
+    return result->tokens.front();
+  }
+  return common::draw(request, {result->logits.data(), static_cast<std::size_t>(result->logits.cols())}, completion);
 }
 
-void Engine::compute(SequenceId sequence, std::span<const common::Token> tokens,
-                     const std::function<void()>& take_result) {
+std::optional<StepResult> Engine::compute(SequenceId sequence, std::span<const common::Token> tokens,
+                                          bool draws_tokens) {
   COMMON_CHECK(!tokens.empty(), "nothing to append");
   const double start = common::now_seconds();
   const std::size_t num_tokens = tokens.size();
   if (!manager_.reserve(sequence, static_cast<int>(num_tokens))) {
-    return;
+    return std::nullopt;
   }
   while (!tokens.empty()) {
     const std::size_t chunk = std::min(tokens.size(), static_cast<std::size_t>(options_.chunk_size));
-    forward(sequence, tokens.first(chunk));
+    forward(sequence, tokens.first(chunk), chunk == tokens.size(), draws_tokens);
     tokens = tokens.subspan(chunk);
   }
-  take_result();
+  StepResult result = runner_->wait();
   timing_.add(num_tokens, common::now_seconds() - start);
+  return result;
 }
 
 std::vector<common::Counter> Engine::counters() const {
@@ -148,7 +136,7 @@ std::vector<common::Counter> Engine::counters() const {
           {"slots_total", static_cast<double>(options_.num_slots)},
           {"slots_reserved", static_cast<double>(slots_reserved_) / rounds},
           {"slots_used", static_cast<double>(slots_used_) / rounds},
-          {"kv_bytes_per_token", static_cast<double>(cache_.shape().bytes_per_slot())},
+          {"kv_bytes_per_token", static_cast<double>(cache().bytes_per_slot)},
           {"kv_bytes_read", static_cast<double>(kv_bytes_read_)},
           {"preemptions", static_cast<double>(preemptions_)},
           {"blocks_copied", static_cast<double>(blocks_copied_)},
@@ -218,37 +206,22 @@ void Engine::end_round(std::vector<Generation>& batch) {
   });
 }
 
-void Engine::forward(SequenceId sequence, std::span<const common::Token> tokens) {
-  const auto num_tokens = static_cast<int>(tokens.size());
-  const int length = manager_.length(sequence);
-  const std::vector<int> slot_mapping = manager_.slots(sequence, length, num_tokens);
-  std::vector<int> positions(tokens.size());
-  std::iota(positions.begin(), positions.end(), length);
+void Engine::forward(SequenceId sequence, std::span<const common::Token> tokens, bool is_last, bool draws_tokens) {
+  RaggedBatch batch;
+  batch.add(manager_, sequence, tokens, is_last);
+  batch.draws_tokens = draws_tokens;
   const std::span<const BlockCopy> copies = manager_.pending_copies();
-  if (gpu_) {
-    gpu_->copy_blocks(copies);
-  } else {
-    cache_.copy_blocks(copies);
-  }
+  runner_->copy_blocks(copies);
   blocks_copied_ += static_cast<std::int64_t>(copies.size());
   manager_.clear_pending_copies();
 
-  if (gpu_) {
-    gpu_->forward({tokens, positions, slot_mapping, manager_.block_table(sequence), length + num_tokens});
-  } else {
-    const common::Matrix hidden = model_.forward(
-        tokens, positions, [&](int layer, const common::Matrix& q, const common::Matrix& k, const common::Matrix& v) {
-          cache_.write(layer, slot_mapping, k, v);
-          return attention(cache_, layer, q, manager_.block_table(sequence), length + num_tokens, options_.softmax);
-        });
-    hidden_ = hidden.bottomRows(1);
-  }
+  runner_->enqueue(batch);
   forward_passes_ += 1;
-  kv_bytes_read_ += cache_.shape().bytes_per_slot() * (length + num_tokens);
+  kv_bytes_read_ += cache().bytes_per_slot * batch.context_lengths.front();
   if (options_.prefix_cache) {
     manager_.commit(sequence, tokens);
   } else {
-    manager_.commit(sequence, num_tokens);
+    manager_.commit(sequence, batch.num_tokens());
   }
 }
 

@@ -2,39 +2,26 @@
 #pragma once
 
 #include <cstdint>
-#include <functional>
 #include <memory>
 #include <optional>
 #include <span>
 #include <string>
 #include <vector>
 
-#include "attention.h"
 #include "common/model/generation.h"
 #include "common/model/llama.h"
-#include "gpu_runner.h"
-#include "kv_cache.h"
+#include "engine_options.h"
 #include "kv_cache_manager.h"
+#include "runner.h"
 
 namespace stage7 {
-
-struct EngineOptions {
-  // The cache's size, in tokens.
-  int num_slots = 4096;
-  // Max tokens in one forward pass: bounds the memory of the activations, however long the prompt is.
-  int chunk_size = 256;
-  // Slots in a block. The cache is rounded up to whole blocks.
-  int block_size = 16;
-  SoftmaxMode softmax = SoftmaxMode::kOnline;
-  // Whether sequences share blocks that others, live or ended, have computed.
-  bool prefix_cache = true;
-  GpuOptions gpu = {};
-};
 
 class Engine {
  public:
   // The model must outlive the engine.
   Engine(const common::Llama& model, const EngineOptions& options);
+  // The same with a runner of the caller's.
+  Engine(const common::Llama& model, const EngineOptions& options, std::unique_ptr<Runner> runner);
 
   // Serves the requests in static batches, in order: as many as fit are admitted and run to their end, then the next.
   // No room to grow is reserved: when the blocks run out, the latest arrival is preempted and computed again later.
@@ -52,15 +39,12 @@ class Engine {
   std::optional<common::Token> next(SequenceId sequence, std::span<const common::Token> tokens,
                                     const common::Request& request, common::Completion& completion);
 
-  // The logits after the last token of the last forward pass: [1, vocab_size].
-  common::Matrix logits() const { return gpu_ ? gpu_->logits() : model_.logits(hidden_); }
-
   // Why the request can never be served; empty if it can.
   std::string rejection(const common::Request& request) const;
 
   KvCacheManager& manager() { return manager_; }
-  KvCache& cache() { return cache_; }
-  GpuRunner* gpu() { return gpu_.get(); }  // null: all is computed on the CPU
+  const CacheSize& cache() const { return runner_->cache(); }
+  Runner& runner() { return *runner_; }
 
   // Counts of what has happened so far, the same on every machine.
   std::vector<common::Counter> counters() const;
@@ -81,17 +65,15 @@ class Engine {
   bool step(Generation& generation, const common::OnToken& on_token);
   // Books a round, in which each request of the batch got one token, and frees the slots of the finished ones.
   void end_round(std::vector<Generation>& batch);
-  // The forward passes of append() and next(), then take_result(), timed together. Does nothing if there are too few
-  // slots.
-  void compute(SequenceId sequence, std::span<const common::Token> tokens, const std::function<void()>& take_result);
-  void forward(SequenceId sequence, std::span<const common::Token> tokens);
+  // What append() and next() share: draws_tokens says which of its two results a step leaves. Nothing, if there are too
+  // few slots.
+  std::optional<StepResult> compute(SequenceId sequence, std::span<const common::Token> tokens, bool draws_tokens);
+  void forward(SequenceId sequence, std::span<const common::Token> tokens, bool is_last, bool draws_tokens);
 
   const common::Llama& model_;
   EngineOptions options_;
-  KvCache cache_;
+  std::unique_ptr<Runner> runner_;
   KvCacheManager manager_;
-  std::unique_ptr<GpuRunner> gpu_;
-  common::Matrix hidden_;  // of the last token, left by the CPU's last forward pass: [1, hidden_size]
   common::Timing timing_;
   std::int64_t forward_passes_ = 0;
   std::int64_t kv_bytes_read_ = 0;

@@ -8,7 +8,7 @@
 namespace stage7 {
 
 std::int64_t KvCacheShape::bytes_per_slot() const {
-  return std::int64_t{1} * num_layers * num_kv_heads * (2 * head_dim * bytes_per_element + scale_bytes);
+  return std::int64_t{2} * num_layers * num_kv_heads * head_dim * static_cast<std::int64_t>(sizeof(float));
 }
 
 KvCache::KvCache(const KvCacheShape& shape) : shape_(shape) {

@@ -20,8 +20,6 @@ struct KvCacheShape {
   int num_heads = 0;
   int num_kv_heads = 0;  // divides num_heads
   int head_dim = 0;
-  int bytes_per_element = sizeof(float);  // on the GPU; this class always stores 4-byte floats
-  int scale_bytes = 0;                    // likewise, for the scales of one token's K and V of one head
 
   int num_queries_per_kv() const { return num_heads / num_kv_heads; }
   int num_slots() const { return num_blocks * block_size; }

@@ -21,6 +21,7 @@
 #include "demo/prefix_commands.h"
 #include "demo/sampling_commands.h"
 #include "engine.h"
+#include "kv_cache.h"
 
 namespace stage7 {
 namespace {
@@ -167,14 +168,14 @@ int run(int argc, char** argv) {
       return manager.allocate(0, max_length);
     };
     const auto append = [&](std::span<const common::Token> tokens) { return engine->append(0, tokens); };
-    common::BenchTarget target{start, append, engine->cache().shape().bytes_per_slot()};
-    if (GpuRunner* const gpu = engine->gpu()) {
-      target.decode = [&](common::Token token) {
-        common::Completion completion;
-        return engine->next(0, {&token, 1}, {}, completion);
-      };
-      target.weight_bytes_per_token = gpu->weight_bytes_per_token();
-      target.read_bandwidth = gpu->read_bandwidth();
+    common::BenchTarget target{start, append, engine->cache().bytes_per_slot};
+    target.decode = [&](common::Token token) {
+      common::Completion completion;
+      return engine->next(0, {&token, 1}, {}, completion);
+    };
+    if (const std::optional<ReadLimit> limit = engine->runner().read_limit()) {
+      target.weight_bytes_per_token = limit->weight_bytes_per_token;
+      target.read_bandwidth = limit->bytes_per_second;
     }
     return target;
   };

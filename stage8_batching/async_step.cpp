@@ -20,63 +20,67 @@ std::vector<common::Matrix> split_rows(const common::Matrix& rows) {
   return result;
 }
 
+bool is_single(int num_tokens) { return num_tokens == 1; }
+
 }  // namespace
 
 InFlightStep::InFlightStep(const KvCacheManager& manager, std::vector<ScheduledGroup> groups)
     : groups_(std::move(groups)) {
-  for (const ScheduledGroup& scheduled : groups_) {
-    const ScheduledTokens& tokens = scheduled.tokens;
-    for (std::size_t i = 0; i < tokens.sequences.size(); ++i) {
-      const SequenceId sequence = tokens.sequences[i];
-      batch_.add(manager, sequence, scheduled.group->tokens(sequence, manager.length(sequence), tokens.num_tokens[i]),
-                 tokens.with_logits);
-      if (tokens.with_logits && scheduled.group->takes_tokens()) {
-        batch_.draws.push_back(scheduled.group->draw(sequence));
-      }
+  // A group with rows of logits has one token for each sequence, or a single sequence.
+  std::stable_partition(groups_.begin(), groups_.end(), [](const ScheduledGroup& scheduled) {
+    const std::vector<int>& counts = scheduled.tokens.num_tokens;
+    return std::all_of(counts.begin(), counts.end(), is_single);
+  });
+  for (const bool single : {true, false}) {
+    for (const ScheduledGroup& scheduled : groups_) {
+      add(manager, scheduled, single);
     }
-    if (const std::optional<int> row = scheduled.group->placeholder_row(); row.has_value() && tokens.with_logits) {
-      batch_.pending_tokens.push_back({batch_.num_tokens() - 1, *row});
-    }
-    draws_tokens_ = draws_tokens_ && (!tokens.with_logits || scheduled.group->takes_tokens());
-    can_run_ahead_ = can_run_ahead_ && (!tokens.with_logits || scheduled.group->can_run_ahead());
   }
+  can_run_ahead_ = can_run_ahead_ && batch_.draws_tokens;
   const auto is_greedy = [](const Draw& draw) { return common::is_greedy(draw.options); };
-  if (!draws_tokens_ || std::all_of(batch_.draws.begin(), batch_.draws.end(), is_greedy)) {
+  if (!batch_.draws_tokens || std::all_of(batch_.draws.begin(), batch_.draws.end(), is_greedy)) {
     batch_.draws.clear();
   }
 }
 
-void InFlightStep::enqueue(Engine& engine, const InFlightStep* previous) {
-  if (engine.gpu() == nullptr && previous != nullptr) {
-    batch_.resolve_pending(previous->tokens());
+void InFlightStep::add(const KvCacheManager& manager, const ScheduledGroup& scheduled, bool single) {
+  const ScheduledTokens& tokens = scheduled.tokens;
+  for (std::size_t i = 0; i < tokens.sequences.size(); ++i) {
+    if (is_single(tokens.num_tokens[i]) != single) {
+      continue;
+    }
+    const SequenceId sequence = tokens.sequences[i];
+    batch_.add(manager, sequence, scheduled.group->tokens(sequence, manager.length(sequence), tokens.num_tokens[i]),
+               tokens.with_logits);
+    if (!tokens.with_logits) {
+      continue;
+    }
+    std::optional<Draw> draw = scheduled.group->draw(sequence);
+    batch_.draws_tokens = batch_.draws_tokens && draw.has_value();
+    batch_.draws.push_back(std::move(draw).value_or(Draw{}));
+    if (const std::optional<int> row = scheduled.group->pending_row()) {
+      batch_.pending_tokens.push_back({batch_.num_tokens() - 1, *row});
+    }
+    can_run_ahead_ = can_run_ahead_ && scheduled.group->max_sequences() == 1;
   }
-  engine.forward(batch_);
-  is_enqueued_ = true;
-  if (draws_tokens_ && engine.gpu() != nullptr) {
-    return;
-  }
+}
+
+void InFlightStep::collect(Runner& runner, int step_age) {
   const double start = common::now_seconds();
-  logits_ = split_rows(engine.logits());
-  waiting_seconds_ += engine.gpu() != nullptr ? common::now_seconds() - start : 0.0;
-  for (std::size_t i = 0; draws_tokens_ && i < logits_.size(); ++i) {
-    const std::span<const float> row(logits_[i].data(), static_cast<std::size_t>(logits_[i].cols()));
-    tokens_.push_back(batch_.draws.empty() ? common::argmax(row) : draw(row, i));
-  }
+  StepResult result = runner.wait(step_age);
+  waiting_seconds_ += runner.is_asynchronous() ? common::now_seconds() - start : 0.0;
+  tokens_ = std::move(result.tokens);
+  logits_ = split_rows(result.logits);
 }
 
-common::Token InFlightStep::draw(std::span<const float> logits, std::size_t row) const {
-  const Draw& draw = batch_.draws[row];
-  const auto last = static_cast<std::size_t>(batch_.logits_rows[row]);
-  return common::sample(logits, draw.options, batch_.positions[last] + 1, draw.sample_index, draw.used,
-                        {&batch_.tokens[last], 1});
-}
-
-void InFlightStep::collect(Engine& engine, int step_age) {
-  if (draws_tokens_ && engine.gpu() != nullptr) {
-    const double start = common::now_seconds();
-    tokens_ = engine.gpu()->drawn_tokens(step_age);
-    waiting_seconds_ += common::now_seconds() - start;
+GroupResult InFlightStep::result(int first, int num_rows) const {
+  const auto rows_of = [&](const auto& results) {
+    return std::vector(results.begin() + first, results.begin() + first + num_rows);
+  };
+  if (batch_.draws_tokens) {
+    return {rows_of(tokens_), {}};
   }
+  return {{}, rows_of(logits_)};
 }
 
 }  // namespace

@@ -12,42 +12,36 @@
 #include <vector>
 
 #include "batch.h"
-#include "engine.h"
+#include "runner.h"
 #include "scheduler.h"
 
 namespace stage8 {
 
 class InFlightStep {
  public:
-  // Builds the batch. Slots must be reserved for all scheduled tokens.
+  // Builds the batch, in which sequences with one token come first; groups() are in the order of their rows of logits.
+  // Slots must be reserved for all scheduled tokens.
   InFlightStep(const KvCacheManager& manager, std::vector<ScheduledGroup> groups);
 
-  // Starts the forward pass. previous: the step before, if its tokens have not been collected, else null. Waits for a
-  // GPU only if a group needs logits, not just the tokens that are drawn from them.
-  void enqueue(Engine& engine, const InFlightStep* previous);
-  // Waits for the tokens. step_age: how many steps have been enqueued since, 0 or 1.
-  void collect(Engine& engine, int step_age);
+  // Waits for the result, once the batch has been enqueued. step_age: how many have been enqueued since, 0 or 1.
+  void collect(Runner& runner, int step_age);
 
   const std::vector<ScheduledGroup>& groups() const { return groups_; }
   RaggedBatch& batch() { return batch_; }
-  bool is_enqueued() const { return is_enqueued_; }
-  // Whether every group goes on from the tokens that are drawn from its rows: then tokens() has the results by row,
-  // otherwise logits() has them, [1, vocab_size] each.
-  bool draws_tokens() const { return draws_tokens_; }
-  // Whether another step can be scheduled before these tokens are known.
+  // Whether another step can be scheduled before these tokens are known: every group goes on from one drawn token.
   bool can_run_ahead() const { return can_run_ahead_; }
+  // Once it is collected: the tokens by row, if they are drawn.
   const std::vector<common::Token>& tokens() const { return tokens_; }
-  const std::vector<common::Matrix>& logits() const { return logits_; }
-  double waiting_seconds() const { return waiting_seconds_; }  // for a GPU
+  // Once it is collected: what a group gets, whose rows are num_rows from `first` on.
+  GroupResult result(int first, int num_rows) const;
+  double waiting_seconds() const { return waiting_seconds_; }  // for what goes on while the host does something else
 
  private:
-  // On the CPU, from a row of logits.
-  common::Token draw(std::span<const float> logits, std::size_t row) const;
+  // Those of the group's sequences that have a single token, or those that have more.
+  void add(const KvCacheManager& manager, const ScheduledGroup& scheduled, bool single);
 
   std::vector<ScheduledGroup> groups_;
   RaggedBatch batch_;
-  bool is_enqueued_ = false;
-  bool draws_tokens_ = true;
   bool can_run_ahead_ = true;
   std::vector<common::Matrix> logits_;
   std::vector<common::Token> tokens_;

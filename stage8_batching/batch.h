@@ -1,10 +1,10 @@
 // A step's work as flat arrays: the tokens of many sequences, one after the other and without padding, with all that a
-// forward pass needs to know about them. Built once per step, read by every layer.
+// forward pass needs to know about them. Built once per step, read by every layer; on a GPU, one copy brings it over.
 //
-//   sequence A is prefilled, B and C decode       tokens          a4 a5 a6 a7 | b9 | c2
-//                                                 positions        4  5  6  7 |  9 |  2
-//                                                 query_starts     0            4    5    6
-//                                                 context_lengths  8            10   3
+//   A and B decode, sequence C is prefilled       tokens          a9 | b2 | c4 c5 c6 c7
+//                                                 positions        9 |  2 |  4  5  6  7
+//                                                 query_starts     0    1    2            6
+//                                                 context_lengths 10    3    8
 #pragma once
 
 #include <span>
@@ -37,8 +37,11 @@ struct RaggedBatch {
   std::vector<int> positions;                // [num_tokens], each in its own sequence
   std::vector<int> slot_mapping;             // [num_tokens]; -1: K and V are not stored
   std::vector<int> logits_rows;              // of the tokens whose logits are wanted, ascending
+  bool draws_tokens = true;                  // of those logits, a token each is wanted; false: all of them are
   std::vector<Draw> draws;                   // by row of logits; empty: the largest logit's token is taken, if any
 
+  // A GPU computes sequences with one token by another kernel than longer ones, so those come first, unless speed does
+  // not matter.
   std::vector<SequenceId> sequences;    // [num_sequences], each at most once
   std::vector<int> query_starts = {0};  // [num_sequences + 1]: where each one's tokens begin
   std::vector<int> context_lengths;     // [num_sequences], the new tokens included
@@ -50,7 +53,7 @@ struct RaggedBatch {
   // Fills in the pending tokens. drawn: the tokens of the previous step, by row of its logits.
   void resolve_pending(std::span<const common::Token> drawn);
 
-  std::size_t num_sequences() const { return sequences.size(); }
+  std::size_t num_sequences() const { return context_lengths.size(); }
   int num_tokens() const { return query_starts.back(); }
   int num_queries(std::size_t i) const { return query_starts[i + 1] - query_starts[i]; }
   std::span<const common::Token> tokens_of(std::size_t i) const {

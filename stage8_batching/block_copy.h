@@ -13,8 +13,8 @@ struct BlockCopy {
   int destination = 0;
 };
 
-// The first of these copies, as many as can be carried out in any order, and once more if that fails halfway: none of
-// them writes what another reads or writes.
+// As many of the first copies as can be carried out side by side: none of them writes what another reads or writes. So
+// they can also be carried out again if one of them fails.
 inline std::span<const BlockCopy> independent_copies(std::span<const BlockCopy> copies) {
   std::set<int> read;
   std::set<int> written;

@@ -1,14 +1,12 @@
 #include "cache_size.h"
 
 #include <algorithm>
-#include <iostream>
 #include <limits>
-#include <set>
 
 #include "common/base/check.h"
 #include "common/base/platform.h"
 #include "common/base/text.h"
-#include "engine.h"
+#include "kv_cache_manager.h"
 
 namespace stage8 {
 
@@ -20,46 +18,52 @@ int max_slots_of(const common::Request& request, int num_sequences, int block_si
   return static_cast<int>(std::min<std::int64_t>(slots, std::numeric_limits<int>::max() / 2));
 }
 
-GpuCacheSize gpu_cache_size(const common::LlamaConfig& config, const EngineOptions& options) {
-  GpuCacheSize size;
-  if (options.num_slots == 0) {
-    const int context =
-        options.context_length > 0 ? std::min(options.context_length, config.context_length) : config.context_length;
-    size.memory_fraction = options.memory_fraction;
-    size.max_slots = std::max<std::int64_t>(std::int64_t{options.max_sequences} * context, options.min_slots);
-  }
-  return size;
+MemoryShare memory_share(const common::LlamaConfig& config, const EngineOptions& options) {
+  const int context =
+      options.context_length > 0 ? std::min(options.context_length, config.context_length) : config.context_length;
+  return {.memory_fraction = options.memory_fraction,
+          .max_slots = std::max<std::int64_t>(std::int64_t{options.max_sequences} * context, options.min_slots)};
 }
 
-int cpu_num_blocks(const KvCacheShape& shape, int min_slots) {
-  const int wanted = blocks_needed(min_slots, shape.block_size);
-  // As 4-byte floats, which is how the CPU stores them.
-  const std::int64_t block_bytes = std::int64_t{2} * shape.num_layers * shape.num_kv_heads * shape.head_dim *
-                                   shape.block_size * static_cast<std::int64_t>(sizeof(float));
+void fit_into_host(CacheSize& size, int min_slots) {
+  const int wanted = blocks_needed(min_slots, size.block_size);
   const std::int64_t available = common::available_memory_bytes();
-  const std::int64_t room = available > 0 ? available / 2 / block_bytes : wanted;
+  const std::int64_t room = available > 0 ? available / 2 / (size.bytes_per_slot * size.block_size) : wanted;
   if (room < 1) {
     throw common::InputError("half of the free memory, " + common::format_bytes(available / 2) +
                              ", has no room for a block of the cache");
   }
-  const auto num_blocks = static_cast<int>(std::min<std::int64_t>(wanted, room));
-  KvCacheShape chosen = shape;
-  chosen.num_blocks = num_blocks;
-  tell_cache_size(chosen, num_blocks < wanted ? "half of the free memory"
-                          : wanted > blocks_needed(EngineOptions().min_slots, shape.block_size)
-                              ? "what the longest request needs"
-                              : "the default on a CPU");
-  return num_blocks;
+  size.num_blocks = static_cast<int>(std::min<std::int64_t>(wanted, room));
+  size.reason = size.num_blocks < wanted                                             ? "half of the free memory"
+                : wanted > blocks_needed(EngineOptions().min_slots, size.block_size) ? "what the longest request needs"
+                                                                                     : "the default on a CPU";
 }
 
-void tell_cache_size(const KvCacheShape& shape, const std::string& why) {
-  static std::set<std::string> said;
-  const std::string line = "note: a cache of " + common::format_count(shape.num_slots()) + " slots, " +
-                           common::format_bytes(shape.bytes_per_slot() * shape.num_slots()) + ": " + why +
-                           " (--slots sets it)\n";
-  if (said.insert(line).second) {
-    std::cerr << line;
+void fit_into_gpus(CacheSize& size, const MemoryShare& share, std::int64_t free_bytes, int num_gpus) {
+  const auto room = static_cast<std::int64_t>(share.memory_fraction * static_cast<double>(free_bytes)) /
+                    (size.bytes_per_slot * size.block_size);
+  // Slot numbers are ints.
+  const std::int64_t most = std::min<std::int64_t>((share.max_slots + size.block_size - 1) / size.block_size,
+                                                   std::numeric_limits<int>::max() / size.block_size);
+  if (room < 1) {
+    throw common::InputError("beside the model the GPU has " + common::format_bytes(free_bytes) +
+                             " free, of which --memory-fraction leaves no block of K and V");
   }
+  size.num_blocks = static_cast<int>(std::min(room, most));
+  if (room > most) {
+    size.reason = "all that the sequences of a step can fill";
+  } else if (num_gpus > 1) {
+    size.reason = common::format("%g of what is free beside the model on the fullest of %d GPUs", share.memory_fraction,
+                                 num_gpus);
+  } else {
+    size.reason = common::format("%g of the ", share.memory_fraction) + common::format_bytes(free_bytes) +
+                  " that the GPU has free beside the model";
+  }
+}
+
+std::string note(const CacheSize& size) {
+  return "a cache of " + common::format_count(size.num_slots()) + " slots, " +
+         common::format_bytes(size.bytes_per_slot * size.num_slots()) + ": " + size.reason + " (--slots sets it)";
 }
 
 }  // namespace

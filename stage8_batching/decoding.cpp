@@ -12,8 +12,6 @@
 namespace stage8 {
 namespace {
 
-constexpr const char* kNoToken = "a logit is NaN or +inf, or all are -inf";
-
 std::span<const float> row(const common::Matrix& logits) {
   return {logits.data(), static_cast<std::size_t>(logits.cols())};
 }
@@ -24,8 +22,8 @@ bool is_stop_token(const common::Request& request, common::Token token) {
 
 }  // namespace
 
-SequenceGroup::SequenceGroup(KvCacheManager& manager, SequenceIds& ids, int id, common::Request request)
-    : manager_(manager), ids_(ids), request_(std::move(request)), id_(id) {
+SequenceGroup::SequenceGroup(KvCacheManager& manager, SequenceIds& ids, int id, common::Request request, TokenSink sink)
+    : manager_(manager), ids_(ids), request_(std::move(request)), sink_(std::move(sink)), id_(id) {
   live_.push_back({ids_.take(), {}, 0.0});
 }
 
@@ -47,8 +45,8 @@ std::vector<SequenceId> SequenceGroup::sequences() const {
 
 ScheduledTokens SequenceGroup::tokens_to_compute() const {
   const SequenceId first = live_.front().sequence;
-  if (static_cast<int>(live_.front().tokens.size()) == request_.max_new_tokens) {
-    return {};  // the last one is a placeholder
+  if (text_length(live_.front()) == max_tokens() + 1) {
+    return {};  // the last one is not known yet
   }
   if (live_.size() == 1 || !manager_.contains(live_.back().sequence)) {
     return {{first}, {common_prefix_length() - manager_.length(first)}, live_.size() == 1};
@@ -83,11 +81,13 @@ std::vector<common::Token> SequenceGroup::tokens(SequenceId sequence, int first,
       std::find_if(live_.begin(), live_.end(), [&](const Branch& live) { return live.sequence == sequence; });
   COMMON_CHECK(branch != live_.end() && first >= 0 && first + count <= text_length(*branch), "no such tokens");
   const auto prompt_length = static_cast<int>(request_.prompt.size());
+  const int num_known = prompt_length + static_cast<int>(branch->tokens.size());
   std::vector<common::Token> result;
-  for (int position = first; position < first + count; ++position) {
+  for (int position = first; position < std::min(first + count, num_known); ++position) {
     result.push_back(position < prompt_length ? request_.prompt[static_cast<std::size_t>(position)]
                                               : branch->tokens[static_cast<std::size_t>(position - prompt_length)]);
   }
+  result.resize(static_cast<std::size_t>(count));  // one that is not known yet is 0
   return result;
 }
 
@@ -101,15 +101,15 @@ void SequenceGroup::on_computed() {
   }
 }
 
-void SequenceGroup::push_placeholder(int row) {
-  live_.front().tokens.push_back(0);
-  placeholder_row_ = row;
-}
-
-void SequenceGroup::resolve_placeholder(common::Token token) {
-  COMMON_CHECK(token >= 0, kNoToken);
-  live_.front().tokens.pop_back();
-  placeholder_row_.reset();
+void SequenceGroup::end(common::FinishReason reason, const std::string& error, double now) {
+  for (const Branch& branch : live_) {
+    free(branch);
+  }
+  live_.clear();
+  output_.state = RequestState::kFinished;
+  output_.finish_reason = reason;
+  output_.error = error;
+  output_.end = now;
 }
 
 Branch SequenceGroup::fork(std::size_t parent) {
@@ -144,7 +144,7 @@ int SequenceGroup::common_prefix_length() const {
 }
 
 int SequenceGroup::text_length(const Branch& branch) const {
-  return static_cast<int>(request_.prompt.size() + branch.tokens.size());
+  return static_cast<int>(request_.prompt.size() + branch.tokens.size()) + (pending_row_.has_value() ? 1 : 0);
 }
 
 bool SequenceGroup::has_blocks(const Branch& branch) const {
@@ -152,29 +152,37 @@ bool SequenceGroup::has_blocks(const Branch& branch) const {
 }
 
 ParallelSampling::ParallelSampling(KvCacheManager& manager, SequenceIds& ids, int id, const common::Request& request,
-                                   int num_samples)
-    : SequenceGroup(manager, ids, id, request) {
+                                   int num_samples, TokenSink sink)
+    : SequenceGroup(manager, ids, id, request, std::move(sink)), num_samples_(num_samples) {
   COMMON_CHECK(num_samples > 0, "at least one sample");
   for (int i = 0; i < num_samples; ++i) {
-    completions_.push_back({{}, common::FinishReason::kLength, ""});
     sample_of_.push_back(static_cast<std::size_t>(i));
   }
 }
 
-void ParallelSampling::take(std::vector<common::Matrix> logits) {
+void ParallelSampling::take(GroupResult result, double now) {
+  pending_row_.reset();
+  output_.completions.resize(static_cast<std::size_t>(num_samples_), {{}, common::FinishReason::kLength, ""});
   while (live_.size() < sample_of_.size()) {  // the prompt has just been computed, once for all samples
     fork(0);
-    logits.push_back(logits.front());
+    result.logits.push_back(result.logits.front());
   }
-  std::vector<common::Token> drawn;
-  for (std::size_t i = 0; i < live_.size(); ++i) {
+  std::vector<common::Token> drawn = std::move(result.tokens);
+  for (std::size_t i = 0; i < result.logits.size(); ++i) {
     const std::size_t sample = sample_of_[i];
-    drawn.push_back(common::draw(request_, row(logits[i]), completions_[sample], static_cast<int>(sample)));
+    drawn.push_back(
+        common::draw(request_, row(result.logits[i]), output_.completions[sample], static_cast<int>(sample)));
   }
-  accept(drawn);
+  for (const common::Token token : drawn) {
+    COMMON_CHECK(token >= 0, "a logit is NaN or +inf, or all are -inf");
+  }
+  accept(drawn, now);
 }
 
-Draw ParallelSampling::draw(SequenceId sequence) const {
+std::optional<Draw> ParallelSampling::draw(SequenceId sequence) const {
+  if (live_.size() < sample_of_.size() || request_.num_logprobs > 0) {
+    return std::nullopt;
+  }
   std::size_t branch = 0;
   while (live_[branch].sequence != sequence) {
     ++branch;
@@ -186,22 +194,11 @@ Draw ParallelSampling::draw(SequenceId sequence) const {
   return draw;
 }
 
-void ParallelSampling::take_tokens(std::span<const common::Token> drawn) {
-  for (const common::Token token : drawn) {
-    COMMON_CHECK(token >= 0, kNoToken);
-  }
-  accept(drawn);
-}
-
-void ParallelSampling::resolve_placeholder(common::Token token) {
-  SequenceGroup::resolve_placeholder(token);
-  accept({&token, 1});
-}
-
-void ParallelSampling::accept(std::span<const common::Token> drawn) {
-  std::vector<bool> ends;  // by live branch
+void ParallelSampling::accept(std::span<const common::Token> drawn, double now) {
+  const std::vector<std::size_t> samples = sample_of_;  // by token
+  std::vector<bool> ends;                               // by live branch
   for (std::size_t i = 0; i < live_.size(); ++i) {
-    common::Completion& completion = completions_[sample_of_[i]];
+    common::Completion& completion = output_.completions[sample_of_[i]];
     bool stops = is_stop_token(request_, drawn[i]);
     if (!stops) {
       completion.tokens.push_back(drawn[i]);
@@ -225,19 +222,32 @@ void ParallelSampling::accept(std::span<const common::Token> drawn) {
   }
   live_.resize(num_live);
   sample_of_.resize(num_live);
+
+  // Last, because the sink may throw, and may end the request.
+  for (std::size_t i = 0; i < drawn.size(); ++i) {
+    if (is_stop_token(request_, drawn[i])) {
+      continue;
+    }
+    if (samples[i] == 0) {
+      output_.token_times.push_back(now);
+    }
+    if (sink_) {
+      sink_(id(), static_cast<int>(samples[i]), drawn[i]);
+    }
+  }
 }
 
 BeamSearch::BeamSearch(KvCacheManager& manager, SequenceIds& ids, int id, const common::Request& request,
                        const BeamOptions& options)
-    : SequenceGroup(manager, ids, id, request), options_(options) {
+    : SequenceGroup(manager, ids, id, request, nullptr), options_(options) {  // its best text is known only at the end
   COMMON_CHECK(options.width > 0, "a beam is at least one branch wide");
   COMMON_CHECK(std::isfinite(options.length_penalty), "the length penalty is not a number");
 }
 
-void BeamSearch::take(std::vector<common::Matrix> logits) {
+void BeamSearch::take(GroupResult result, double /*now*/) {
   std::vector<Branch> live;
   std::vector<bool> inherited(live_.size());  // whether a child has taken over the parent's sequence
-  for (const Candidate& candidate : best_candidates(logits)) {
+  for (const Candidate& candidate : best_candidates(result.logits)) {
     if (is_stop_token(request_, candidate.token)) {
       finish(live_[candidate.parent].tokens, candidate.log_probability, common::FinishReason::kStop);
       continue;
@@ -261,6 +271,9 @@ void BeamSearch::take(std::vector<common::Matrix> logits) {
     }
   }
   if (longest || std::none_of(live_.begin(), live_.end(), [&](const Branch& branch) { return can_win(branch); })) {
+    for (const Hypothesis& hypothesis : output_.hypotheses) {
+      output_.completions.push_back({hypothesis.tokens, hypothesis.finish_reason, ""});
+    }
     for (const Branch& branch : live_) {
       free(branch);
     }
@@ -269,7 +282,7 @@ void BeamSearch::take(std::vector<common::Matrix> logits) {
 }
 
 std::vector<BeamSearch::Candidate> BeamSearch::best_candidates(const std::vector<common::Matrix>& logits) const {
-  const std::size_t places = static_cast<std::size_t>(options_.width) - hypotheses_.size();
+  const std::size_t places = static_cast<std::size_t>(options_.width) - output_.hypotheses.size();
   std::vector<Candidate> candidates;
   for (std::size_t parent = 0; parent < live_.size(); ++parent) {
     const std::vector<float> log_probabilities = common::log_softmax(row(logits[parent]));
@@ -297,20 +310,20 @@ void BeamSearch::finish(std::vector<common::Token> tokens, double log_probabilit
   const std::size_t length = tokens.size() + (reason == common::FinishReason::kStop ? 1 : 0);
   Hypothesis hypothesis{std::move(tokens), log_probability, score(log_probability, length), reason};
   const auto place =
-      std::upper_bound(hypotheses_.begin(), hypotheses_.end(), hypothesis,
+      std::upper_bound(output_.hypotheses.begin(), output_.hypotheses.end(), hypothesis,
                        [](const Hypothesis& left, const Hypothesis& right) { return left.score > right.score; });
-  hypotheses_.insert(place, std::move(hypothesis));
+  output_.hypotheses.insert(place, std::move(hypothesis));
 }
 
 bool BeamSearch::can_win(const Branch& branch) const {
-  if (hypotheses_.empty()) {
+  if (output_.hypotheses.empty()) {
     return true;
   }
   // A log probability can only fall from here, and the score is largest at the shortest or at the longest possible
   // length.
   const double bound = std::max(score(branch.log_probability, branch.tokens.size() + 1),
                                 score(branch.log_probability, static_cast<std::size_t>(request_.max_new_tokens)));
-  return bound > hypotheses_.front().score;
+  return bound > output_.hypotheses.front().score;
 }
 
 }  // namespace

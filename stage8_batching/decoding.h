@@ -1,10 +1,13 @@
 // Several continuations of one prompt: sequences that are forked where their texts diverge, and share all blocks
-// before. They are scheduled as one group: admitted, computed, preempted and resumed together.
+// before. They are scheduled as one group: admitted, computed, preempted and resumed together. The group is the
+// request: one object with its sequences, its state and its results, from submit() until it is forgotten.
 #pragma once
 
 #include <cstddef>
+#include <functional>
 #include <optional>
 #include <span>
+#include <string>
 #include <vector>
 
 #include "batch.h"
@@ -42,6 +45,43 @@ struct Branch {
   double log_probability = 0.0;       // natural logarithm, of all of them together; a beam search keeps it
 };
 
+// A finished text.
+struct Hypothesis {
+  std::vector<common::Token> tokens;  // without the stop token
+  double log_probability = 0.0;       // with it
+  double score = 0.0;
+  common::FinishReason finish_reason = common::FinishReason::kLength;
+};
+
+enum class RequestState {
+  kWaiting,   // for its first step, or to be computed again after a preemption: it holds no blocks
+  kRunning,   // in the batch
+  kSwapped,   // waiting, with its blocks in the host's memory
+  kFinished,  // whatever the reason: it holds no blocks, and gets no more tokens
+};
+
+// What a request has come to so far. Times are in seconds of the server's clock.
+struct RequestOutput {
+  RequestState state = RequestState::kWaiting;
+  std::optional<common::FinishReason> finish_reason;  // set when it finishes
+  std::string error;                                  // why it was rejected or has failed
+  // One per sample, from the first token on; of a beam search its hypotheses, best first, once it is complete.
+  std::vector<common::Completion> completions;
+  std::vector<Hypothesis> hypotheses;  // of a beam search: the finished texts, best first
+  double arrival = 0.0;
+  double admission = -1.0;          // the first one; negative: never
+  std::vector<double> token_times;  // of the first sample's tokens
+  double end = 0.0;
+  int preemptions = 0;
+  bool lacks_tokens = false;  // the last step has computed a part of what the cache lacks
+
+  bool finished() const { return state == RequestState::kFinished; }
+};
+
+// Called with every token of every sample. May call the server's submit(), stop() and forget(). If it throws, that
+// request fails, and no other.
+using TokenSink = std::function<void(int id, int sample, common::Token token)>;
+
 // The next tokens of some of a group's sequences.
 struct ScheduledTokens {
   std::vector<SequenceId> sequences;
@@ -51,18 +91,26 @@ struct ScheduledTokens {
   bool with_logits = false;
 };
 
-// A request that is being served: its live branches. Normally the cache lacks one token of every branch, the last one.
-// After a preemption it may lack everything; then the prefix that all branches have in common is computed once, in the
-// first branch's sequence, the others are forked from it, and each computes its own rest.
+// What a step has computed for a group, by row: drawn tokens or, if one of the step's groups needs them, logits.
+struct GroupResult {
+  std::vector<common::Token> tokens;   // negative: no token can be drawn
+  std::vector<common::Matrix> logits;  // [1, vocab_size] each
+};
+
+// A request: its live branches, its state and its results. Normally the cache lacks one token of every branch, the last
+// one. After a preemption it may lack everything; then the prefix that all branches have in common is computed once, in
+// the first branch's sequence, the others are forked from it, and each computes its own rest.
 class SequenceGroup {
  public:
-  // Manager and ids must outlive the group. id: the request's.
-  SequenceGroup(KvCacheManager& manager, SequenceIds& ids, int id, common::Request request);
+  // Manager and ids must outlive the group. id: the request's. sink: may be null.
+  SequenceGroup(KvCacheManager& manager, SequenceIds& ids, int id, common::Request request, TokenSink sink);
   virtual ~SequenceGroup();
   SequenceGroup(const SequenceGroup&) = delete;
   SequenceGroup& operator=(const SequenceGroup&) = delete;
 
   int id() const { return id_; }
+  const RequestOutput& output() const { return output_; }
+  RequestOutput& output() { return output_; }  // scheduler and server note state and times in it
   const std::vector<Branch>& live() const { return live_; }
   bool finished() const { return live_.empty(); }
   virtual int max_sequences() const = 0;  // max live branches
@@ -84,23 +132,18 @@ class SequenceGroup {
   // To be called when some of the tokens have been committed. Once the common prefix is complete, forks the other
   // branches.
   void on_computed();
-  // Extends the live branches. logits: [1, vocab_size] for each of them, in order.
-  virtual void take(std::vector<common::Matrix> logits) = 0;
+  // Extends the live branches and hands their tokens to the sink. result: a row for each of them, in order.
+  virtual void take(GroupResult result, double now) = 0;
+  // Ends what is live. The group has finished.
+  void end(common::FinishReason reason, const std::string& error, double now);
 
-  // Whether each live branch goes on from a token drawn from its row of logits, of which nothing else is needed.
-  virtual bool takes_tokens() const { return false; }
-  // How that token is drawn.
-  virtual Draw draw(SequenceId) const { return {}; }
-  // Extends the live branches by a token each, in order.
-  virtual void take_tokens(std::span<const common::Token>) {}
-
-  // Whether there is one branch of which that is true: then its next step can be scheduled before its token is known.
-  virtual bool can_run_ahead() const { return false; }
-  // Of such a group. The next token is being computed, as row `row` of a step: a placeholder stands for it until it
-  // is known.
-  void push_placeholder(int row);
-  virtual void resolve_placeholder(common::Token token);
-  std::optional<int> placeholder_row() const { return placeholder_row_; }  // none: all tokens are known
+  // How the token after the sequence's last one is drawn, if the token is all that take() needs to know. Otherwise
+  // nothing: it needs the logits.
+  virtual std::optional<Draw> draw(SequenceId) const { return std::nullopt; }
+  // Of a group with one branch: its next token is being computed, as row `row` of a step in flight. Until take(), the
+  // token counts as part of the text, so that the step after can be scheduled.
+  void run_ahead(int row) { pending_row_ = row; }
+  std::optional<int> pending_row() const { return pending_row_; }  // none: all tokens are known
 
  protected:
   // A copy of that live branch, in a forked sequence of its own. It joins the live branches, as the last one, so that
@@ -113,7 +156,10 @@ class SequenceGroup {
   KvCacheManager& manager_;
   SequenceIds& ids_;
   common::Request request_;
+  TokenSink sink_;
   std::vector<Branch> live_;
+  RequestOutput output_;
+  std::optional<int> pending_row_;
 
  private:
   // Tokens that the first branch computes before the others are forked from it: all that the branches have in common,
@@ -122,46 +168,32 @@ class SequenceGroup {
   bool has_blocks(const Branch& branch) const;
 
   int id_;
-  std::optional<int> placeholder_row_;
 };
 
-// num_samples texts drawn from one prompt, which is computed once.
+// num_samples texts drawn from one prompt, which is computed once. One of them is the ordinary request.
 class ParallelSampling : public SequenceGroup {
  public:
   // Sample i gets the text that a single request with the index request.sample_index + i gets.
-  ParallelSampling(KvCacheManager& manager, SequenceIds& ids, int id, const common::Request& request, int num_samples);
+  ParallelSampling(KvCacheManager& manager, SequenceIds& ids, int id, const common::Request& request, int num_samples,
+                   TokenSink sink = nullptr);
 
-  const std::vector<common::Completion>& completions() const { return completions_; }
-  int max_sequences() const override { return static_cast<int>(completions_.size()); }
-  void take(std::vector<common::Matrix> logits) override;
-
-  // Not with the prompt's logits, if several samples are drawn from them, and not if log-probabilities are wanted.
-  bool takes_tokens() const override { return live_.size() == sample_of_.size() && request_.num_logprobs == 0; }
-  Draw draw(SequenceId sequence) const override;
-  void take_tokens(std::span<const common::Token> drawn) override;
-  bool can_run_ahead() const override { return completions_.size() == 1 && takes_tokens(); }
-  void resolve_placeholder(common::Token token) override;
+  int max_sequences() const override { return num_samples_; }
+  void take(GroupResult result, double now) override;
+  // None for the prompt's logits if several samples are drawn from them, and none if log-probabilities are wanted.
+  std::optional<Draw> draw(SequenceId sequence) const override;
 
  private:
   // Appends these tokens, one for each live branch, and ends the branches that are finished.
-  void accept(std::span<const common::Token> drawn);
+  void accept(std::span<const common::Token> drawn, double now);
 
-  std::vector<common::Completion> completions_;  // by sample
-  std::vector<std::size_t> sample_of_;           // by live branch
+  int num_samples_;
+  std::vector<std::size_t> sample_of_;  // by live branch
 };
 
 struct BeamOptions {
   int width = 4;
   // Hypotheses are compared by log_probability / length ^ length_penalty: 0 favours short ones, 1 compares the means.
   double length_penalty = 1.0;
-};
-
-// A finished text.
-struct Hypothesis {
-  std::vector<common::Token> tokens;  // without the stop token
-  double log_probability = 0.0;       // with it
-  double score = 0.0;
-  common::FinishReason finish_reason = common::FinishReason::kLength;
 };
 
 // Keeps the `width` most probable continuations, finished ones included, and extends each unfinished one by every token
@@ -173,9 +205,9 @@ class BeamSearch : public SequenceGroup {
              const BeamOptions& options);
 
   // The finished texts, best first.
-  const std::vector<Hypothesis>& hypotheses() const { return hypotheses_; }
+  const std::vector<Hypothesis>& hypotheses() const { return output_.hypotheses; }
   int max_sequences() const override { return options_.width; }
-  void take(std::vector<common::Matrix> logits) override;
+  void take(GroupResult result, double now) override;
 
  private:
   struct Candidate {
@@ -190,7 +222,6 @@ class BeamSearch : public SequenceGroup {
   bool can_win(const Branch& branch) const;
 
   BeamOptions options_;
-  std::vector<Hypothesis> hypotheses_;
 };
 
 }  // namespace

@@ -8,15 +8,15 @@
 namespace stage8 {
 
 std::int64_t KvCacheShape::bytes_per_slot() const {
-  return std::int64_t{1} * num_layers * num_kv_heads * (2 * head_dim * bytes_per_element + scale_bytes);
+  return std::int64_t{2} * num_layers * num_kv_heads * head_dim * static_cast<std::int64_t>(sizeof(float));
 }
 
-KvCache::KvCache(const KvCacheShape& shape, bool has_floats) : shape_(shape) {
+KvCache::KvCache(const KvCacheShape& shape) : shape_(shape) {
   COMMON_CHECK(shape.num_layers > 0 && shape.num_blocks > 0 && shape.block_size > 0 && shape.head_dim > 0,
                "a size of the cache's shape is not positive");
   COMMON_CHECK(shape.num_kv_heads > 0 && shape.num_heads % shape.num_kv_heads == 0,
                "num_heads is not a multiple of num_kv_heads");
-  const std::size_t size = has_floats ? offset(shape.num_layers, 0, 0) : 0;
+  const std::size_t size = offset(shape.num_layers, 0, 0);
   keys_ = common::allocate_floats(size);
   values_ = common::allocate_floats(size);
 }

@@ -20,9 +20,7 @@ struct KvCacheShape {
   int num_heads = 0;
   int num_kv_heads = 0;  // divides num_heads
   int head_dim = 0;
-  int bytes_per_element = sizeof(float);  // on the GPU; this class always stores 4-byte floats
-  int scale_bytes = 0;                    // likewise, for the scales of one token's K and V of one head
-  int num_host_blocks = 0;                // further blocks, for what is swapped out: attention never reads them
+  int num_host_blocks = 0;  // further blocks, for what is swapped out: attention never reads them
 
   int num_queries_per_kv() const { return num_heads / num_kv_heads; }
   int num_slots() const { return num_blocks * block_size; }
@@ -32,8 +30,7 @@ struct KvCacheShape {
 
 class KvCache {
  public:
-  // has_floats: false if only the shape is of interest, as a GPU stores the floats.
-  explicit KvCache(const KvCacheShape& shape, bool has_floats = true);
+  explicit KvCache(const KvCacheShape& shape);
 
   const KvCacheShape& shape() const { return shape_; }
 

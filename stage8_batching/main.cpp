@@ -1,9 +1,13 @@
 #include <algorithm>
+#include <cstdint>
+#include <functional>
 #include <iostream>
 #include <memory>
 #include <optional>
 #include <span>
 #include <sstream>
+#include <stdexcept>
+#include <string>
 #include <utility>
 #include <vector>
 
@@ -20,6 +24,7 @@
 #include "demo/prefix_commands.h"
 #include "demo/sampling_commands.h"
 #include "engine.h"
+#include "kv_cache.h"
 #include "serve/compare.h"
 #include "serve/serving.h"
 #include "serve/setup.h"
@@ -107,9 +112,9 @@ void demo(int num_slots, bool shell_only, int block_size) {
 }
 
 void add_engine_options(common::Command& command, EngineOptions& options, bool has_budget = false) {
-  const std::string default_size = options.num_slots == 0 ? " (default: what is needed or, to serve, what fits)" : "";
+  const std::string default_size = options.num_slots ? "" : " (default: what is needed or, to serve, what fits)";
   command.option("--slots", options.num_slots, {1, 1 << 24}, "size of the cache, in tokens" + default_size);
-  if (options.num_slots == 0) {
+  if (!options.num_slots.has_value()) {
     command.option("--memory-fraction", options.memory_fraction, {0.01, 1.0},
                    "what fits: this share of what the GPU has free beside the model");
   }
@@ -158,15 +163,14 @@ common::AttentionTarget attention_target(const common::AttentionShape& shape) {
 
 int run(int argc, char** argv) {
   common::Program program(STAGE_NAME, kIdea);
-  EngineOptions options{.num_slots = 0};
+  EngineOptions options{.num_slots = std::nullopt};
   const auto start_engine = [&](const common::Session& session) {
-    EngineOptions sized = options;
-    if (sized.num_slots == 0) {
-      sized.num_slots = sized.min_slots;
-      for (const common::Request& request : session.requests) {
-        sized.num_slots = std::max(sized.num_slots, max_slots_of(request, 1, options.block_size));
-      }
+    int needed = options.min_slots;
+    for (const common::Request& request : session.requests) {
+      needed = std::max(needed, max_slots_of(request, 1, options.block_size));
     }
+    EngineOptions sized = options;
+    sized.num_slots = options.num_slots.value_or(needed);
     const auto engine = std::make_shared<Engine>(session.model, sized);
     return [engine, &options](std::span<const common::Request> requests, const common::OnToken& on_token) {
       RealClock clock;
@@ -179,24 +183,32 @@ int run(int argc, char** argv) {
   add_engine_options(program.add_chat(start_engine), options);
 
   std::optional<Engine> engine;
+  std::uint64_t num_benches = 0;
   const auto bench_target = [&](const common::Session& session) {
     EngineOptions sized = options;
     sized.min_slots = std::max(sized.min_slots, session.bench_tokens);
-    KvCacheManager& manager = engine.emplace(session.model, sized).manager();
-    const auto start = [&](int max_length) {
-      if (manager.contains(0)) {
-        manager.free(0);
+    engine.emplace(session.model, sized);
+    common::BenchTarget target;
+    target.serve = [&](std::span<const common::Token> prompt, int num_tokens, const std::function<void()>& on_token) {
+      common::Request request;
+      request.prompt.assign(prompt.begin(), prompt.end());
+      request.max_new_tokens = num_tokens;
+      request.cache_salt = ++num_benches;
+      if (const std::string reason = engine->rejection(request); !reason.empty()) {
+        throw common::InputError(reason);
       }
-      return manager.allocate(0, max_length);
+      RealClock clock;
+      Server server(*engine, {.token_budget = options.chunk_size}, clock);
+      const auto completions = server.run({&request, 1}, [&](int, common::Token) { on_token(); });
+      if (completions.front().finish_reason == common::FinishReason::kFailed) {
+        throw std::runtime_error(completions.front().error);
+      }
+      return completions.front().finish_reason != common::FinishReason::kRejected;
     };
-    const auto append = [&](std::span<const common::Token> tokens) { return engine->append(0, tokens); };
-    common::BenchTarget target{start, append, engine->cache().shape().bytes_per_slot()};
-    if (GpuRunner* const gpu = engine->gpu()) {
-      target.decode = [&](common::Token token) {
-        return engine->compute(0, {&token, 1}) ? std::optional(engine->gpu()->drawn_tokens(0).front()) : std::nullopt;
-      };
-      target.weight_bytes_per_token = gpu->weight_bytes_per_token();
-      target.read_bandwidth = gpu->read_bandwidth();
+    target.kv_bytes_per_token = engine->cache().bytes_per_slot;
+    if (const std::optional<ReadLimit> limit = engine->runner().read_limit()) {
+      target.weight_bytes_per_token = limit->weight_bytes_per_token;
+      target.read_bandwidth = limit->bytes_per_second;
     }
     return target;
   };

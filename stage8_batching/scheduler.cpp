@@ -13,16 +13,17 @@ Scheduler::Scheduler(KvCacheManager& manager, const SchedulerOptions& options, b
                "a step has room for at least one token and one sequence");
 }
 
-void Scheduler::add(SequenceGroup& group) {
-  COMMON_CHECK(group.max_sequences() <= max_group_size(), "the group does not fit into a step");
-  waiting_.push_back(&group);
+void Scheduler::add(std::shared_ptr<SequenceGroup> group) {
+  COMMON_CHECK(group->max_sequences() <= max_group_size(), "the group does not fit into a step");
+  waiting_.push_back(std::move(group));
 }
 
 void Scheduler::remove(SequenceGroup& group) {
-  if (std::erase(running_, &group) > 0) {
+  const auto is_group = [&](const std::shared_ptr<SequenceGroup>& listed) { return listed.get() == &group; };
+  if (std::erase_if(running_, is_group) > 0) {
     num_sequences_ -= group.max_sequences();
   } else {
-    std::erase(waiting_, &group);
+    std::erase_if(waiting_, is_group);
   }
   group.free_blocks();
 }
@@ -30,17 +31,15 @@ void Scheduler::remove(SequenceGroup& group) {
 ScheduledStep Scheduler::schedule() {
   ScheduledStep step;
   bool all_scheduled = true;
-  filling_ = filling_ || running_.empty();
-  lacks_blocks_ = lacks_blocks_ && !filling_ && options_.static_batches;
   // Preemption shortens running_ from its end, never below i + 1.
   for (std::size_t i = 0; all_scheduled && i < running_.size(); ++i) {
     all_scheduled = schedule_group(i, step);
   }
   // What has just been preempted is not resumed in the same step.
-  if (all_scheduled && step.preempted.empty() && (filling_ || !options_.static_batches)) {
+  if (all_scheduled && step.preempted.empty()) {
     admit_waiting(step);
   }
-  step.is_memory_short = lacks_blocks_ && !waiting_.empty();
+  step.is_memory_short = step.is_memory_short && !waiting_.empty();
   return step;
 }
 
@@ -68,7 +67,7 @@ bool Scheduler::schedule_last_tokens(std::size_t index, ScheduledTokens tokens, 
     COMMON_CHECK(manager_.reserve(sequence, 1), "can_reserve() found room for it");
   }
   step.num_tokens += count;
-  step.groups.push_back({running_[index]->id(), running_[index], std::move(tokens)});
+  step.groups.push_back({running_[index], std::move(tokens)});
   return true;
 }
 
@@ -95,7 +94,7 @@ bool Scheduler::schedule_chunks(std::size_t index, ScheduledTokens tokens, Sched
   tokens.num_tokens.resize(num_scheduled);
   tokens.with_logits = tokens.with_logits && all_scheduled;
   if (num_scheduled > 0) {
-    step.groups.push_back({running_[index]->id(), running_[index], std::move(tokens)});
+    step.groups.push_back({running_[index], std::move(tokens)});
   }
   return all_scheduled;
 }
@@ -107,10 +106,11 @@ void Scheduler::admit_waiting(ScheduledStep& step) {
     const Admission admission{budget_left(step), options_.headroom * num_sequences_, use_prefix_cache_};
     const bool has_place = num_sequences_ + group.max_sequences() <= options_.max_sequences;
     is_refused = !has_place || !find_room(group, admission);
-    lacks_blocks_ = has_place && is_refused;
+    step.is_memory_short = has_place && is_refused;
     if (!is_refused) {
+      running_.push_back(std::move(waiting_.front()));
       waiting_.pop_front();
-      running_.push_back(&group);
+      group.output().state = RequestState::kRunning;
       num_sequences_ += group.max_sequences();
       step.admitted.push_back(&group);
       if (!schedule_group(running_.size() - 1, step)) {
@@ -118,27 +118,17 @@ void Scheduler::admit_waiting(ScheduledStep& step) {
       }
     }
   }
-  // A static batch is as large as memory allows: it stays open if only the step's budget is used up.
-  filling_ = filling_ && !is_refused && budget_left(step) == 0 && !waiting_.empty();
 }
 
 bool Scheduler::find_room(SequenceGroup& group, const Admission& admission) {
-  if (const std::vector<SequenceId> swapped = group.sequences(); !swapped.empty()) {
-    return manager_.swap_in(swapped, admission.spare_blocks);
+  if (group.output().state == RequestState::kSwapped) {
+    return manager_.swap_in(group.sequences(), admission.spare_blocks);
   }
-  if (!group.allocate(admission)) {
-    return false;
-  }
-  const SequenceId first = group.sequences().front();
-  if (options_.reserve_ahead && !manager_.reserve(first, group.max_tokens() - manager_.length(first))) {
-    group.free_blocks();
-    return false;
-  }
-  return true;
+  return group.allocate(admission);
 }
 
 bool Scheduler::preempt_latest(std::size_t index, ScheduledStep& step) {
-  lacks_blocks_ = true;
+  step.is_memory_short = true;
   if (running_.size() == index + 1) {
     return false;
   }
@@ -150,8 +140,9 @@ bool Scheduler::preempt_latest(std::size_t index, ScheduledStep& step) {
   if (!swapped) {
     latest.free_blocks();
   }
+  waiting_.push_front(std::move(running_.back()));
   running_.pop_back();
-  waiting_.push_front(&latest);
+  latest.output().state = swapped ? RequestState::kSwapped : RequestState::kWaiting;
   num_sequences_ -= latest.max_sequences();
   step.preempted.push_back({&latest, swapped});
   return true;

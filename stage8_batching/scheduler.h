@@ -8,6 +8,7 @@
 #include <algorithm>
 #include <cstdint>
 #include <deque>
+#include <memory>
 #include <optional>
 #include <span>
 #include <vector>
@@ -33,18 +34,12 @@ struct SchedulerOptions {
   // Whether a step is scheduled and enqueued before the tokens of the previous step are known, so that a GPU does not
   // wait for the host. A stop token is then noticed one step late. Absent: on a GPU only.
   std::optional<bool> run_ahead = std::nullopt;
-
-  // Older ways of serving, to compare with. Admit no group before the whole batch has ended:
-  bool static_batches = false;
-  // Reserve the blocks of a group's longest possible text on admission:
-  bool reserve_ahead = false;
 };
 
 // What a step computes for one group. tokens.with_logits: all that the cache lacks, so that there are logits to go on
 // from.
 struct ScheduledGroup {
-  int id = 0;                      // the request's
-  SequenceGroup* group = nullptr;  // destroyed if the request ends while the step is in flight
+  std::shared_ptr<SequenceGroup> group;  // shared: the request may end, and be forgotten, while the step is in flight
   ScheduledTokens tokens;
 
   // How many rows of logits the group gets: one per sequence, or none.
@@ -66,46 +61,53 @@ struct ScheduledStep {
 
 class Scheduler {
  public:
-  // The manager must outlive the scheduler, and a group must not be destroyed before it is removed.
+  // The manager must outlive the scheduler.
   Scheduler(KvCacheManager& manager, const SchedulerOptions& options, bool use_prefix_cache = true);
+  virtual ~Scheduler() = default;
+  Scheduler(const Scheduler&) = delete;
+  Scheduler& operator=(const Scheduler&) = delete;
 
   // Puts the group at the end of the queue. CheckError if it is larger than max_group_size().
-  void add(SequenceGroup& group);
+  void add(std::shared_ptr<SequenceGroup> group);
   // Removes the group, running or waiting, and frees its blocks.
   void remove(SequenceGroup& group);
 
   // Decides on the next step, and reserves its slots. The whole step must be computed and committed before the next
   // call.
-  ScheduledStep schedule();
+  virtual ScheduledStep schedule();
 
   // The max sequences of a group that can run when it is alone, within the limits of a step.
   int max_group_size() const { return std::min(options_.token_budget, options_.max_sequences); }
 
   const KvCacheManager& manager() const { return manager_; }
-  const std::vector<SequenceGroup*>& running() const { return running_; }
-  const std::deque<SequenceGroup*>& waiting() const { return waiting_; }
+  const SchedulerOptions& options() const { return options_; }
+  const std::vector<std::shared_ptr<SequenceGroup>>& running() const { return running_; }
+  const std::deque<std::shared_ptr<SequenceGroup>>& waiting() const { return waiting_; }
+
+ protected:
+  int budget_left(const ScheduledStep& step) const { return options_.token_budget - step.num_tokens; }
+  // Starts waiting groups, in order of arrival, while budget and blocks last.
+  virtual void admit_waiting(ScheduledStep& step);
+  // Takes blocks for what the group has, or for its prompt. Returns false and changes nothing if there are too few.
+  virtual bool find_room(SequenceGroup& group, const Admission& admission);
+
+  KvCacheManager& manager_;
 
  private:
-  int budget_left(const ScheduledStep& step) const { return options_.token_budget - step.num_tokens; }
   // Schedules running_[index]. Returns false if it gets less than the cache lacks: then no later group gets anything.
   bool schedule_group(std::size_t index, ScheduledStep& step);
   bool schedule_last_tokens(std::size_t index, ScheduledTokens tokens, ScheduledStep& step);
   bool schedule_chunks(std::size_t index, ScheduledTokens tokens, ScheduledStep& step);
-  void admit_waiting(ScheduledStep& step);
-  bool find_room(SequenceGroup& group, const Admission& admission);
   // Preempts the latest running arrival. Returns false if that is running_[index] itself.
   bool preempt_latest(std::size_t index, ScheduledStep& step);
   bool is_swap_cheaper(std::span<const SequenceId> sequences) const;
 
-  KvCacheManager& manager_;
   SchedulerOptions options_;
   bool use_prefix_cache_;
-  std::vector<SequenceGroup*> running_;  // both in order of arrival, and all running before all waiting
-  std::deque<SequenceGroup*> waiting_;
+  // Both in order of arrival, and all running before all waiting.
+  std::vector<std::shared_ptr<SequenceGroup>> running_;
+  std::deque<std::shared_ptr<SequenceGroup>> waiting_;
   int num_sequences_ = 0;  // max sequences of the running groups
-  bool filling_ = false;   // whether a static batch is still open to new groups
-  // Whether blocks were missing in this step or, for a static batch, when it was closed.
-  bool lacks_blocks_ = false;
 };
 
 }  // namespace

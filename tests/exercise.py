@@ -1,12 +1,12 @@
 #!/usr/bin/env python3
 """Write a stage yourself, a milestone at a time.
 
-    python3 tests/exercise.py                  the exercises there are, and how far you are
-    python3 tests/exercise.py 4                make my_stage4/, in which everything compiles and the lesson is missing
+    python3 tests/exercise.py                  list the exercises, and how far you are
+    python3 tests/exercise.py 4                make my_stage4/, which compiles but lacks the lesson
     python3 tests/exercise.py 4 --test         build it and run the milestones' tests, up to the first that fails
-    python3 tests/exercise.py 4 --test 2       those of milestone 2; --test all: every test of the stage
-    python3 tests/exercise.py 4 --hint 2       the next hint for milestone 2: the idea, then pseudo-code, then the pitfall
-    python3 tests/exercise.py 4 --solution 2   what milestone 2 looks like in the course
+    python3 tests/exercise.py 4 --test 2       run the tests of milestone 2; --test all: every test of the stage
+    python3 tests/exercise.py 4 --hint 2       show the next hint for milestone 2: the idea, then pseudo-code, then the pitfall
+    python3 tests/exercise.py 4 --solution 2   show what milestone 2 looks like in the course
     python3 tests/exercise.py 4 --fresh        start over; what you have is kept under another name
     python3 tests/exercise.py --check [4 ...]  for the course: every milestone is red before its solution and green after
 
@@ -48,17 +48,17 @@ SWITCH = "COURSE_EXERCISE_BLANK"  # "4:2": in the check's build, stage 4 has its
 
 
 class ExerciseError(Exception):
-    """Something is wrong with the arguments, the tools or the exercise. The first line says what."""
+    """The arguments, the tools or the exercise are wrong. The first line says how."""
 
 
 # ---------------------------------------------------------------------------------------------------------------------
 # What an exercise is: tests/exercises/stage<number>.toml
 #
 #   stage, about, optional     the folder; what is written, in a few words; what may be left out ("nothing.")
-#   run, shows                 a program of the build with its options, and lines that it prints once all is done
+#   run, shows                 a program of the build with its options, and lines that it prints once all is solved
 #   [[milestone]]              in the order in which they are written; numbered from 1
 #     title, minutes, task     what to do, in the lesson's words
-#     tests                    test cases that are red without its solution, and green with it and those before it
+#     tests                    test cases that are red without its solution, and green with it and all earlier ones
 #     idea, code, pitfall      the three hints
 #     [[milestone.blank]]      a body that is taken out:
 #       file, function           a name, or a name with the beginning of its parameters
@@ -183,8 +183,8 @@ def closing(code, begin):
 
 
 def function_bodies(text, function):
-    """(begin of the signature, begin of the body, its end) of each definition that starts like `function`: a name, or a
-    name with the beginning of its parameters."""
+    """(begin of the signature, begin of the body, end of the body) of each definition that starts with `function`: a name,
+    or a name with the beginning of its parameters."""
     code = code_only(text)
     name, _, parameters = function.partition("(")
     pattern = re.compile(r"(?<![\w:.>~])" + r"\s*::\s*".join(map(re.escape, name.strip().split("::"))) + r"\s*\(")
@@ -226,7 +226,7 @@ def indent_of(text, index):
 
 
 def literal(text, indent, width=118):
-    """A string literal, in as many parts as the width takes."""
+    """A string literal, in as many parts as the line width requires."""
     lines = textwrap.wrap(text, width - len(indent) - 4, break_long_words=False, break_on_hyphens=False)
     parts = [line + (" " if number < len(lines) else "") for number, line in enumerate(lines, start=1)]
     return f"\n{indent}".join('"' + part.replace("\\", "\\\\").replace('"', '\\"') + '"' for part in parts)
@@ -241,7 +241,7 @@ def todo_body(milestone, blank, indent, remarks):
 
 
 def places(text, pairs, of):
-    """[(begin, end, milestone, blank)] by their beginning. A block inside another one's must be a later milestone's."""
+    """[(begin, end, milestone, blank)] sorted by their beginning. A block inside another must belong to a later milestone."""
     result = []
     for milestone, blank in pairs:
         result.append((*find_body(text, blank), milestone, blank))
@@ -343,7 +343,7 @@ def folder_texts(root, exercise, switched=False):
 
 
 def write_texts(folder, texts):
-    """Files that are right already keep their time, so that nothing is compiled for them; others that lie there go."""
+    """Files that are right already keep their time, so that they are not compiled again; other files are deleted."""
     for name, text in texts.items():
         path = folder / name
         if not path.exists() or path.read_text(encoding="utf-8") != text:
@@ -391,14 +391,14 @@ class Build:
         for tool in ("cmake", "ninja"):
             if not shutil.which(tool):
                 raise ExerciseError(f"building needs {tool}, which is not installed")
-        # What was chosen for build/ holds here too.
+        # The choices made for build/ apply here too.
         inherited = []
         cache = ROOT / "build" / "CMakeCache.txt"
         if cache.exists():
             for name in ("CMAKE_CXX_COMPILER", "COURSE_FETCH_DEPENDENCIES"):
                 match = re.search(rf"^{name}:\w+=(.+)$", cache.read_text(encoding="utf-8"), re.MULTILINE)
                 inherited += [f"-D{name}={match.group(1)}"] if match else []
-        # Little optimisation: what counts is how soon the tests can run. Checks of the libraries are on.
+        # Little optimisation, so that the tests can run soon. The libraries' own checks are on.
         command = ["cmake", "-S", ROOT, "-B", self.folder, "-G", "Ninja", "-DCMAKE_BUILD_TYPE=Release",
                    "-DCMAKE_CXX_FLAGS_RELEASE=-O1 -D_GLIBCXX_ASSERTIONS", "-DCOURSE_CUDA=OFF", "-DCOURSE_WERROR=OFF",
                    *inherited, "-USTAGE*_DIR"]
@@ -459,7 +459,7 @@ class Build:
         return status == 0, output
 
 
-# What fails where one of Eigen's headers checks.
+# What it means when a check in one of Eigen's headers fails.
 NAN = "nan: a slot was read that has not been written (tests fill the cache with NaN), or a number overflowed."
 EIGEN_CHECKS = {
     "Block": "because a row, column, head, tail or block reaches beyond its matrix",
@@ -475,11 +475,11 @@ EIGEN_CHECKS = {
 
 
 def essence(output):
-    """What of a failed test's output is worth reading first: the TODO that was called, or the first failure."""
+    """The part of a failed test's output to read first: the TODO that was called, or the first failure."""
     todo = re.search(r"^\s*(TODO \d+: .*(?:\n(?!\s*$|=====|-----).*)*)", output, re.MULTILINE)
     if todo:
         return [" ".join(todo.group(1).split())]
-    # Eigen's own checks are on, and end the program; so are those of the standard library, which has other quotes.
+    # Eigen's own checks are on, and end the program; so are the standard library's, which uses other quotes.
     assertion = re.search(r"^(.*)Assertion ([`'])(.*)' failed", output, re.MULTILINE)
     if assertion:
         where, quote, condition = assertion.groups()
@@ -490,11 +490,11 @@ def essence(output):
         if quote == "'" and container:
             what = f"because what is accessed is not in the {container.group(0)}"
             line = f"A check of the standard library's failed, {what}: {condition}"
-        # Catch2 has what the test captured before the signal's name.
+        # Catch2 prints what the test captured before the signal's name.
         messages = re.search(r"^due to a fatal error condition:\n((?:  .*\n)*?)  SIG", output, re.MULTILINE)
         captured = messages.group(1).rstrip() if messages else ""
         return [line] + (["with messages:", *captured.split("\n")] if captured else [])
-    # The C library's, found where memory is taken or given back some time after it was overwritten.
+    # A check of the C library's, made when memory is allocated or freed, some time after it was overwritten.
     overwritten = re.search(r"^((?:malloc|free|realloc|munmap_chunk|malloc_consolidate)\(\): .*|corrupted .*|double free .*)$",
                             output, re.MULTILINE)
     if overwritten:
@@ -831,15 +831,15 @@ class Checker:
                 self.selected[exercise.number, milestone.number] = self.build.select(exercise, milestone)
         self.build_all("the blank stages")
         problems = []
-        # As the reader gets it, each milestone is red, for want of what is blank and for no other reason.
+        # As the reader gets it, each milestone is red, because of what is blank and for no other reason.
         jobs = [((*key, program, case), program, case, {}) for key, cases in self.selected.items() for program, case in cases]
         for (number, milestone, _, case), (passed, output) in self.run_all(jobs).items():
             if passed:
                 problems.append(f"{number}.{milestone}: green although all is blank: {case}")
             elif "TODO " not in output:
                 problems.append(f"{number}.{milestone}: red, but not by a TODO: {case}")
-        # With the solutions up to a milestone its tests and those before are green; without the last of them its tests
-        # are red, and say so.
+        # With the solutions up to a milestone, its tests and all earlier ones are green. Without its own solution, its
+        # tests are red, and name the TODO.
         self.write(switched=True)
         self.build_all("the solutions")
         jobs = []
@@ -880,7 +880,7 @@ class Checker:
         return problems
 
     def levels(self):
-        """Helps to choose tests: the milestone from whose solution on each test of a stage passes."""
+        """Helps to choose tests: prints, for each test of a stage, the milestone from whose solution on it passes."""
         self.write(switched=True)
         self.build.configure()
         for exercise in self.exercises:

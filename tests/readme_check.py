@@ -6,17 +6,17 @@
     python3 tests/readme_check.py stage1_contiguous/README.md
 
 A fenced block that opens with ```console holds commands, each on a line that starts with "$ " (a trailing backslash
-continues it), and below each the lines it prints, stdout and stderr together. Commands run by bash in the root of the
-repository, with NO_COLOR=1 and COLUMNS=120, and have to succeed. A command without expected lines only has to succeed.
-In the expected lines, one that is exactly "..." stands for any number of lines.
+continues it), and below each the lines that it prints, stdout and stderr together. bash runs the commands in the root of
+the repository, with NO_COLOR=1 and COLUMNS=120; all have to succeed. If no lines are expected below a command, its output
+does not matter. An expected line that is exactly "..." stands for any number of lines.
 
-HTML comments, outside the fence, change what is asked of a block:
+HTML comments, outside the fence, change what a block has to do:
 
-    <!-- command: NAME -->        right before the fence: one of the installing and building commands; .ci/run runs it
-    <!-- not run -->              right before the fence: slow, or needs what not every machine has
+    <!-- command: NAME -->        right before the fence: a command that installs or builds; .ci/run runs it
+    <!-- not run -->              right before the fence: slow, or not possible on every machine
     <!-- exit status: N -->       right before the fence: its commands end with N instead of 0
-    <!-- measured: begin ... -->  until <!-- measured: end -->: times of one machine; run but not compared,
-                                  and renewed by --update
+    <!-- measured: begin ... -->  until <!-- measured: end -->: times of one machine; run, not compared,
+                                  renewed by --update
 """
 
 import argparse
@@ -131,7 +131,7 @@ def normalise(lines):
 
 
 def matches(expected, actual):
-    """Whether the lines are equal, where an expected "..." stands for any number of lines, none included."""
+    """Whether the lines are equal. An expected "..." stands for any number of lines, including none."""
     # reachable[j]: the expected lines so far can stand for the first j actual ones.
     reachable = [True] + [False] * len(actual)
     for line in expected:
@@ -144,7 +144,7 @@ def matches(expected, actual):
 
 
 def renewed(expected, actual):
-    """What --update writes. One "..." is kept, with as many lines before and after it as there were."""
+    """What --update writes. A single "..." is kept, with as many lines before and after it as it had."""
     if expected.count("...") == 1:
         head = expected.index("...")
         tail = len(expected) - head - 1
@@ -153,9 +153,9 @@ def renewed(expected, actual):
     return actual
 
 
-# A program that can use a GPU says in one line on stderr whether it does.
+# A program that can use a GPU says on stderr, in one line, whether it does.
 WHERE = re.compile(r"^note: computing on ")
-# And one that takes long how far it is, once in a while.
+# A program that takes long says from time to time how far it is.
 PROGRESS = re.compile(r"^[^|]+: [\d,]+ of [\d,]+ \([\d.]+ %\), \d+ s left$")
 
 

@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
-"""Plants the classic bugs, one after the other, and demands that a test turns red for each.
+"""Plants the classic bugs, one after another, and demands that a test turns red for each.
 
     python3 tests/sabotage.py                        all of them
-    python3 tests/sabotage.py missing_rescale ...    only these patches of tests/sabotage/, with what the tests print
-    python3 tests/sabotage.py --gpu                  those of the kernels, which need a GPU and are left out otherwise
+    python3 tests/sabotage.py missing_rescale ...    only these patches of tests/sabotage/, with the tests' output
+    python3 tests/sabotage.py --gpu                  the bugs in kernels, which need a GPU and are left out otherwise
 
 A patch begins with three lines that say what it is about:
 
@@ -11,10 +11,10 @@ A patch begins with three lines that say what it is about:
     # test: test_stage3 "weights 1 and 3, computed by hand, in two blocks"
     # bug: what came before is not scaled down when a larger score turns up
 
-The test is a program of the build, and a test case of it or nothing more. It has to pass as things are and to fail with
-the patch applied. Everything happens in a copy of the sources with a build of its own (--scratch, by default
-build/sabotage), which is kept: the next run compiles only what has changed. Only the programs that the patches name are
-built. Bugs of different stages are planted side by side: no stage sees another one's sources.
+The test is a program of the build, alone or with one of its test cases. It has to pass without the patch and to fail
+with it. Everything happens in a copy of the sources with a build of its own (--scratch, by default build/sabotage), which
+is kept: the next run compiles only what has changed. Only the programs that the patches name are built. Bugs in different
+stages are planted side by side, because no stage sees another one's sources.
 """
 
 import argparse
@@ -37,7 +37,7 @@ HEADER = re.compile(r"^# (stage|test|bug): (.+)$")
 
 
 class SabotageError(Exception):
-    """The patch or the build is wrong, so that nothing can be said about the test."""
+    """The patch or the build is wrong, so that the test proves nothing."""
 
 
 @dataclasses.dataclass
@@ -50,7 +50,7 @@ class Patch:
     bug: str
 
     def stands_alone(self):
-        """Whether its test may see other stages than its own, so that no other bug may be planted beside this one."""
+        """Whether the test may see other stages than its own. Then no other bug may be planted beside this one."""
         return not self.program.endswith("_" + self.stage.partition("_")[0])
 
     def needs_gpu(self):
@@ -78,7 +78,7 @@ def read_patch(path):
 
 def run(command, folder, timeout=None):
     """Returns the exit status and what was printed. The status is None if it did not end."""
-    # The copy may lie inside the repository: git must not take it for a part of it, or it would skip the patch.
+    # The copy may lie inside the repository. If git took it for a part of that, it would skip the patch.
     environment = dict(os.environ, GIT_CEILING_DIRECTORIES=str(folder.parent), NO_COLOR="1")
     environment.pop("GIT_DIR", None)
     try:
@@ -96,7 +96,7 @@ def run_checked(command, folder, what):
 
 
 def list_sources(root):
-    """The repository's files; of an archive that was unpacked, all that git would not ignore."""
+    """The repository's files; in an unpacked archive, all files that git would not ignore."""
     if shutil.which("git") and (root / ".git").exists():
         status, output = run(["git", "-c", "safe.directory=*", "ls-files", "-z", "--cached", "--others",
                               "--exclude-standard"], root)
@@ -124,7 +124,7 @@ def apply_patch(path, folder):
 
 
 def copy_sources(root, folder):
-    """Makes the folder hold the repository's sources and nothing else. Files that are right already keep their time."""
+    """Makes the folder hold exactly the repository's sources. Files that are right already keep their time."""
     names = set(list_sources(root))
     for path in sorted(folder.rglob("*")):
         if path.is_file() and path.relative_to(folder).as_posix() not in names:
@@ -138,7 +138,7 @@ def copy_sources(root, folder):
 
 
 def patched_files(patch):
-    """The files a patch changes: all have to lie in its stage."""
+    """The files that a patch changes. All have to lie in its stage."""
     names = re.findall(r"^\+\+\+ b/(\S+)", patch.path.read_text(encoding="utf-8"), flags=re.MULTILINE)
     if not names:
         raise SabotageError(f"{patch.name}: the patch changes nothing")
@@ -160,14 +160,14 @@ class Workshop:
         copy_sources(root, self.sources)
 
     def configure(self):
-        # Little optimisation: what counts is how soon the tests can run. Checks of the libraries are on.
+        # Little optimisation, so that the tests can run soon. The libraries' own checks are on.
         cuda = ["-DCOURSE_CUDA=ON", "-DCMAKE_CUDA_ARCHITECTURES=90a"] if self.gpu else ["-DCOURSE_CUDA=OFF"]
         run_checked(["cmake", "-S", str(self.sources), "-B", str(self.build_folder), "-G", "Ninja",
                      "-DCMAKE_BUILD_TYPE=Release", "-DCMAKE_CXX_FLAGS_RELEASE=-O1", "-DCOURSE_WERROR=OFF", *cuda],
                     self.sources, "configuring")
 
     def build(self, programs):
-        """Goes on after an error: where one stage's bug does not compile, the others' are tried all the same."""
+        """Goes on after an error: if one stage's bug does not compile, the others are tried all the same."""
         run_checked(["cmake", "--build", str(self.build_folder), "--parallel", str(self.jobs), "--target", *programs,
                      "--", "-k", "0"], self.sources, "building " + " ".join(programs))
 
@@ -186,7 +186,7 @@ class Workshop:
         return status == 0, output
 
     def plant(self, patch):
-        """Returns what the files were, for remove()."""
+        """Returns the files' original contents, for remove()."""
         originals = {name: (self.sources / name).read_bytes() for name in patched_files(patch)}
         apply_patch(patch.path, self.sources)
         return originals
@@ -197,9 +197,9 @@ class Workshop:
 
 
 def rounds(patches):
-    """Lists of patches that can be planted together: one of each stage."""
+    """Lists of patches that can be planted together, at most one for each stage."""
     by_stage = {}
-    # Patches of one file in a row: it is compiled once for each of them, and not once more without a bug.
+    # Patches of one file follow each other, so that it is not also compiled without a bug in between.
     for patch in sorted(patches, key=lambda patch: (patch.stage, patched_files(patch), patch.program)):
         by_stage.setdefault(patch.stage, []).append(patch)
     alone = [[patch] for patch in patches if patch.stands_alone()]
@@ -252,7 +252,7 @@ def try_round(patches, workshop, problems, show):
         try:
             workshop.build(sorted({patch.program for patch in patches}))
         except SabotageError:
-            for patch in patches:  # whose bug does not compile?
+            for patch in patches:  # find the bug that does not compile
                 attempt(lambda patch: workshop.build([patch.program]), patch)
         for patch in patches:
             problems[patch.name] = problems[patch.name] or problem_with_bug(patch, workshop, show)
@@ -261,7 +261,7 @@ def try_round(patches, workshop, problems, show):
 
 
 def check(patches, workshop, log=print, show=lambda output: None):
-    """Returns the number of bugs that no test found, or that could not be tried."""
+    """Returns the number of bugs that no test found or that could not be tried."""
     workshop.build(sorted({patch.program for patch in patches}))
     with concurrent.futures.ThreadPoolExecutor(workshop.jobs) as pool:
         problems = dict(zip([patch.name for patch in patches],

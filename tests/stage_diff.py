@@ -45,11 +45,11 @@ ROOT = pathlib.Path(__file__).resolve().parent.parent
 # The order in which files are read, unless notes give another. A folder stands for all that is in it.
 READING_ORDER = [
     "kv_cache_manager.h", "kv_cache_manager.cpp", "block_copy.h", "kv_cache.h", "kv_cache.cpp", "attention.h",
-    "attention.cpp", "batch.h", "batch.cpp", "runner.h", "runner.cpp", "cpu_runner.h", "cpu_runner.cpp", "gpu_runner.h",
-    "gpu_runner.cpp", "engine.h", "engine.cpp", "decoding.h", "decoding.cpp", "prefix_cache.h", "prefix_cache.cpp",
-    "scheduler.h", "scheduler.cpp", "async_step.h", "async_step.cpp", "server.h", "server.cpp", "clock.h",
-    "step_report.h", "step_report.cpp", "main.cpp", "kernels/page_layout.h", "kernels/kernels.h", "kernels/", "ladder/",
-    "demo/", "demo/pictures.h", "demo/pictures.cpp", "production/",
+    "attention.cpp", "batch.h", "batch.cpp", "engine_options.h", "runner.h", "runner.cpp", "cpu_runner.h",
+    "cpu_runner.cpp", "gpu_runner.h", "gpu_runner.cpp", "engine.h", "engine.cpp", "decoding.h", "decoding.cpp",
+    "prefix_cache.h", "prefix_cache.cpp", "scheduler.h", "scheduler.cpp", "async_step.h", "async_step.cpp", "server.h",
+    "server.cpp", "clock.h", "step_report.h", "step_report.cpp", "main.cpp", "kernels/page_layout.h",
+    "kernels/kernels.h", "kernels/", "ladder/", "demo/", "demo/pictures.h", "demo/pictures.cpp", "production/",
 ]
 NAMESPACE_LINE = re.compile(r"^namespace stage")
 HUNK_HEADER = re.compile(r"^@@ -(\d+)(?:,(\d+))? \+(\d+)(?:,(\d+))? @@ ?(.*)$")
@@ -58,7 +58,7 @@ ALMOST_MARKER = re.compile(r"^\s*<!--\s*hunks?\b")
 
 
 class DiffError(Exception):
-    """Something is wrong with the arguments, the tools or the notes. The message is one line."""
+    """The arguments, the tools or the notes are wrong. The message is one line."""
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -75,7 +75,7 @@ class Line:
 
 @dataclasses.dataclass
 class Piece:
-    """What one note can stand before: changes without an unchanged line between them, and the lines after."""
+    """The unit that a note stands before: changes without an unchanged line between them, and the lines after."""
     lines: list
     notes: list = dataclasses.field(default_factory=list)
 
@@ -87,7 +87,7 @@ class Piece:
 class Hunk:
     heading: str  # the function, as git finds it
     lines: list
-    raw: list = dataclasses.field(default_factory=list)  # git's lines, those of the namespace beside a change included
+    raw: list = dataclasses.field(default_factory=list)  # git's lines, including those of the namespace beside a change
     pieces: list = dataclasses.field(default_factory=list)
     has_note: bool = False
 
@@ -123,8 +123,8 @@ def is_shown(name):
 
 
 def git_diff(before, after):
-    """git's own comparison of two files, without unchanged lines: those change how it counts, and the manifest of
-    tests/repo is counted like this."""
+    """git's own comparison of two files, without unchanged lines. These change what git counts, and the manifest of
+    tests/repo is counted without them."""
     git = shutil.which("git")
     if not git:
         raise DiffError("comparing two stages needs git, which is not installed")
@@ -137,13 +137,13 @@ def git_diff(before, after):
 
 
 def parse_runs(text):
-    """Changes without an unchanged line inside, of one file's diff. A changed line that opens the stage's namespace
-    becomes an unchanged one."""
+    """The runs of changes in one file's diff, without an unchanged line inside. A changed line that opens the stage's
+    namespace becomes an unchanged one."""
     runs, old, new = [], 0, 0
     for line in text.split("\n"):
         header = HUNK_HEADER.match(line)
         if header:
-            # Where one side has no lines, git names the line before.
+            # If one side has no lines, git names the line before.
             old = int(header.group(1)) + (header.group(2) == "0")
             new = int(header.group(3)) + (header.group(4) == "0")
             runs.append((Hunk("" if NAMESPACE_LINE.match(header.group(5)) else header.group(5), []), old, new))
@@ -160,8 +160,8 @@ def parse_runs(text):
 
 
 def join_runs(runs, text, context=3):
-    """The changes with the unchanged lines around them; what is close together becomes one hunk. `text`: the lines of
-    the later file."""
+    """The changes with the unchanged lines around them; changes that are close together become one hunk. `text`: the
+    lines of the later file."""
     hunks, end, closed = [], 1, True  # `end`: the first line that is not shown yet
     for index, (run, old, new) in enumerate(runs):
         if closed:
@@ -208,7 +208,7 @@ def order_key(name, first=()):
     for index, entry in enumerate(READING_ORDER):
         if entry.endswith("/") and name.startswith(entry):
             return (1, index, name)
-    # A file that the list does not know: before the demonstrations if it is at the top, after everything if not.
+    # A file that the list lacks comes before the demonstrations if it is at the top, otherwise after everything.
     return (1, READING_ORDER.index("main.cpp") - 0.5 if "/" not in name else len(READING_ORDER), name)
 
 
@@ -284,8 +284,8 @@ def read_notes(readme, where="README.md"):
 
 
 def matching_pieces(file, text):
-    """[(hunk, piece)], the best first: where `rescale` begins a function or a type, then where it is a whole word. As a
-    part of a word (rescaled) it counts only if it is none anywhere."""
+    """[(hunk, piece)], the best first: where `rescale` begins a function or a type, then where it is a whole word. It
+    counts as a part of a word (rescaled) only if it is a whole word nowhere."""
     pairs = [(hunk, piece) for hunk in file.hunks for piece in hunk.pieces]
     whole = re.compile(r"(?<!\w)" * text[:1].isalnum() + re.escape(text) + r"(?!\w)" * text[-1:].isalnum())
     opens = re.compile(r"^(?:(?:struct|class|enum class)\s+|[^\s#/][^=;]*[\s*&:])" + re.escape(text) + r"(?!\w)(?!.*;\s*$)")
@@ -344,7 +344,7 @@ class Pair:
         return f"{', '.join(parts)}: +{added:,} -{removed:,} lines"
 
     def select(self, names, with_all):
-        """Leaves the files that are asked for: by name, or else the lesson's."""
+        """Keeps only the files that were asked for: by name, or else the lesson's."""
         if names:
             found = [file for file in self.files if any(is_named(file.name, name) for name in names)]
             for name in names:
@@ -356,14 +356,14 @@ class Pair:
 
 
 def is_named(file, name):
-    """`scheduler` names scheduler.h and scheduler.cpp; `kernels/` all that is in it."""
+    """`scheduler` names scheduler.h and scheduler.cpp; `kernels/` names every file in it."""
     path = pathlib.PurePosixPath(file)
     return name in (file, path.name, path.stem) or (name.endswith("/") and file.startswith(name))
 
 
 def read_pair(root, before, after):
-    """Between neighbours every note has to find its hunk. Of stages further apart, the lessons of all stages between
-    them have the notes, as far as what they explain is still there."""
+    """Between neighbours, every note has to find its hunk. For stages further apart, the notes come from the lessons of
+    all stages after the first, and only those count whose lines are still there."""
     files = compare(root / before, root / after)
     stages = diff_check.find_stages(root)
     lessons = stages[stages.index(before) + 1:stages.index(after) + 1]
@@ -671,7 +671,7 @@ def align(old, new):
             rows.append((None, new[j]))
             j += 1
     rows += [(line, None) for line in old[i:]] + [(None, line) for line in new[j:]]
-    # A gap on the left beside a gap on the right says nothing: fill the one with the other.
+    # A gap on the left beside a gap on the right says nothing: put both lines into one row.
     filled = []
     for row in rows:
         if filled and row[0] is None and filled[-1][1] is None and filled[-1][0] is not None:
@@ -878,7 +878,7 @@ def find_pair(root, numbers):
 
 
 def check(root, pairs, log=print):
-    """Returns the errors. What has no note is only told."""
+    """Returns the errors. A hunk without a note is only reported."""
     errors = []
     for before, after in pairs:
         pair = read_pair(root, before, after)

@@ -60,17 +60,31 @@ void print_speed(const Llama& model, const BenchTarget& target, int prompt_token
   double prefill_seconds = std::numeric_limits<double>::infinity();
   double decode_seconds = prefill_seconds;
   for (int run = 0; run < kRuns; ++run) {
-    if (!target.start(prompt_tokens + new_tokens)) {
+    double start = now_seconds();
+    double prefilled = 0.0;
+    bool has_room = true;
+    if (target.serve) {
+      const auto on_token = [&] {
+        if (prefilled == 0.0) {
+          prefilled = now_seconds();
+        } else {
+          progress.advance();
+        }
+      };
+      has_room = target.serve(prompt, 1 + new_tokens, on_token);
+    } else if (has_room = target.start(prompt_tokens + new_tokens); has_room) {
+      start = now_seconds();
+      const std::optional<Matrix> logits = require(target.append(prompt));
+      prefilled = now_seconds();
+      Token token = argmax_token(*logits);
+      for (int i = 0; i < new_tokens; ++i) {
+        token = target.decode ? *require(target.decode(token)) : argmax_token(*require(target.append({&token, 1})));
+        progress.advance();
+      }
+    }
+    if (!has_room) {
       throw InputError(format("the cache is too small for %d + %d tokens; --slots %d would do", prompt_tokens,
                               new_tokens, prompt_tokens + new_tokens));
-    }
-    const double start = now_seconds();
-    const std::optional<Matrix> logits = require(target.append(prompt));
-    const double prefilled = now_seconds();
-    Token token = argmax_token(*logits);
-    for (int i = 0; i < new_tokens; ++i) {
-      token = target.decode ? *require(target.decode(token)) : argmax_token(*require(target.append({&token, 1})));
-      progress.advance();
     }
     prefill_seconds = std::min(prefill_seconds, prefilled - start);
     decode_seconds = std::min(decode_seconds, now_seconds() - prefilled);
@@ -102,10 +116,10 @@ void print_speed(const Llama& model, const BenchTarget& target, int prompt_token
 
 void print_attention_speed(const std::function<AttentionTarget(const AttentionShape&)>& make_target, int max_context) {
   set_num_threads(1);
-  constexpr double kColdBytes = 512e6;  // of K and V over all layers: far more than any cache
+  constexpr double kColdBytes = 512e6;  // K and V of all layers: far more than any cache
   const double bandwidth = measure_read_bandwidth(1);
   Random random(1);
-  AttentionShape shape{1, 32, 8, 128, 0};  // of one layer of Llama-3-8B
+  AttentionShape shape{1, 32, 8, 128, 0};  // one layer of Llama-3-8B
   Matrix q(1, shape.num_heads * shape.head_dim);
   std::generate_n(q.data(), q.size(), [&] { return static_cast<float>(random.normal()); });
   Table table({"context", "KV bytes", "us a call", "GB/s", "of read bandwidth", "spent copying"});

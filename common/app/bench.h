@@ -11,7 +11,7 @@
 
 namespace common {
 
-// A sequence that tokens can be appended to.
+// A sequence that tokens can be appended to or, from the stage with a server on, a request that is served.
 struct BenchTarget {
   // Begins a new sequence in place of the last one; false if the cache is too small.
   std::function<bool(int max_length)> start;
@@ -22,6 +22,10 @@ struct BenchTarget {
   std::function<std::optional<Token>(Token)> decode = nullptr;
   std::int64_t weight_bytes_per_token = 0;  // 0: Llama::weight_bytes_per_token()
   double read_bandwidth = 0.0;  // bytes per second of the memory with weights and cache; 0: measure the host's
+  // In place of start and append: serves a request, and calls back for each of its num_tokens tokens; false if the
+  // cache is too small. No call finds anything of an earlier one in the cache.
+  std::function<bool(std::span<const Token> prompt, int num_tokens, const std::function<void()>& on_token)> serve =
+      nullptr;
 };
 
 // Prints the speed of prefill and decode, the bytes that decode reads, and the share of the machine's read bandwidth

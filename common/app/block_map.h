@@ -8,11 +8,11 @@ namespace common {
 
 // One cell of a cache map: how a slot or block looks.
 struct MapCell {
-  int color = -1;   // picks the background, from 0 up: different numbers are told apart; negative: none
+  int color = -1;   // picks the background, from 0 up; different numbers look different; negative: none
   char fill = '.';  // the character drawn
 };
 
-// The letter of an owner, counted from 0: A, B, … Z, a … z, then '#'; '.' for a negative one.
+// The letter of owner 0, 1, …: A, B, … Z, a … z, then '#'; '.' for a negative owner.
 char owner_letter(int owner);
 
 // How a map shows a small number: a digit, '.' for 0, '+' from 10 up.

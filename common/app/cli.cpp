@@ -247,7 +247,7 @@ Session load(const SessionOptions& options) {
     }
   }
   if (!options.stop_strings.empty()) {
-    // A tokenizer of their own, as the session's may move.
+    // The stop strings have a tokenizer of their own, because the session's may move.
     const auto tokenizer = std::make_shared<const Tokenizer>(file);
     session.stop_strings = {options.stop_strings,
                             [tokenizer](std::span<const Token> tokens) { return tokenizer->decode(tokens); }};
@@ -363,7 +363,7 @@ void generate(const std::string& stage, const GenerateOptions& options, const St
 }
 
 void chat(const SessionOptions& options, const StartEngine& start) {
-  // What stage 8 makes room for, unless --slots says more: the other stages' default.
+  // The most that stage 8 makes room for unless --slots says more: the other stages' default.
   constexpr int kMaxRoom = 4096;
   constexpr int kReplyTokens = 512;
   constexpr int kParagraphTokens = 120;
@@ -374,7 +374,7 @@ void chat(const SessionOptions& options, const StartEngine& start) {
   session.requests.resize(1);
   Request& request = session.requests.front();
   request.stop_tokens = chat_stop_tokens(*session.file, session.tokenizer);
-  if (!has_chat_template(*session.file)) {  // then a reply ends where its paragraph does
+  if (!has_chat_template(*session.file)) {  // a reply ends where its paragraph does
     const std::vector<Token> line_end = session.tokenizer.encode("\n");
     request.stop_tokens.insert(request.stop_tokens.end(), line_end.begin(), line_end.end());
   }
@@ -440,7 +440,7 @@ Command& Program::add_generate(StartEngine start) {
   add_prompt_options(command, options->session);
   add_sampling_options(command, options->session);
   command.option("--logprobs", options->session.num_logprobs, {0, kMaxLogprobs},
-                 "print each token's log-probability, and so many of the most likely ones");
+                 "print each token's log-probability, and those of N most likely tokens");
   command.flag("--stream", options->stream, "write each token as it comes, as on a terminal");
   command.option("--json", options->json_path, "write texts, counters and timings to a file instead ('-': stdout)");
   command.exclude("--stream", "--json");

@@ -20,7 +20,7 @@ struct SessionOptions {
   std::vector<std::string> prompts;       // "-": standard input
   std::vector<std::string> prompt_files;  // after them
   bool chat = false;
-  std::string system_prompt;  // of a chat
+  std::string system_prompt;  // for a chat
   int max_new_tokens = 64;
   SamplingOptions sampling;
   int sample_index = 0;
@@ -28,7 +28,7 @@ struct SessionOptions {
   int num_logprobs = 0;
 };
 
-// What a command has of the options of `generate`, beside --model and --threads: those that it uses.
+// Which of `generate`'s options a command has, beside --model and --threads.
 struct SessionInput {
   bool prompts = true;   // --prompt, --chat, --max-new-tokens; without: the fixed workload
   bool sampling = true;  // --temperature to --stop

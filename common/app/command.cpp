@@ -127,6 +127,11 @@ void Command::option(const std::string& name, int& value, Range<int> range, cons
   add_integer(app_, name, value, range, help);
 }
 
+void Command::option(const std::string& name, std::optional<int>& value, Range<int> range, const std::string& help) {
+  add(app_, name, "N", value ? std::to_string(*value) : "", help,
+      [name, &value, range](const std::string& text) { value = parse_integer(name, text, range); });
+}
+
 void Command::option(const std::string& name, std::int64_t& value, Range<std::int64_t> range, const std::string& help) {
   add_integer(app_, name, value, range, help);
 }

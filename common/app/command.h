@@ -31,6 +31,7 @@ struct Range {
 class Command {
  public:
   void option(const std::string& name, int& value, Range<int> range, const std::string& help);
+  void option(const std::string& name, std::optional<int>& value, Range<int> range, const std::string& help);
   void option(const std::string& name, std::int64_t& value, Range<std::int64_t> range, const std::string& help);
   void option(const std::string& name, float& value, Range<double> range, const std::string& help);
   void option(const std::string& name, double& value, Range<double> range, const std::string& help);
@@ -80,7 +81,7 @@ class Command {
   CLI::App& app_;
 };
 
-// The commands of a program, of which a run executes one.
+// The commands of a program. A run executes one of them.
 class CommandLine {
  public:
   CommandLine(const std::string& program, const std::string& description);

@@ -122,7 +122,7 @@ int Conversation::converse(std::ostream& output) {
       return num_errors;
     }
     try {
-      if (line.find_first_not_of(" \t\r") != std::string::npos && !obey(line, output)) {
+      if (line.find_first_not_of(" \t\r") != std::string::npos && !run_command(line, output)) {
         answer(line, output);
       }
     } catch (const InputError& error) {
@@ -150,8 +150,8 @@ void Conversation::greet(std::ostream& output) const {
   WordWrap(output, wrap_columns(output), 0).write(text + "\n\n");
 }
 
-// Whether the line is a command.
-bool Conversation::obey(const std::string& line, std::ostream& output) {
+// Returns false if the line is not a command.
+bool Conversation::run_command(const std::string& line, std::ostream& output) {
   if (line.front() != '/') {
     return false;
   }
@@ -195,7 +195,7 @@ void Conversation::answer(const std::string& line, std::ostream& output) {
   messages.push_back({"user", line});
   Completion reply;
   int max_new_tokens = 0;
-  // A model without a template may take the message for the end of a paragraph: then its reply is the next one.
+  // A model without a template may take the message for the end of a paragraph: then the reply is the next paragraph.
   for (const char* const ending : {"", "\n"}) {
     messages.back().content = line + ending;
     std::vector<Token> prompt = encode_chat(*session_.file, session_.tokenizer, messages);

@@ -34,7 +34,8 @@ def difference(result, golden, first):
     for request in result["requests"]:
         expected = golden.get(request["prompt"])
         if expected is not None:
-            # Either may have been cut shorter by its token limit: what both have must agree, and that must be something.
+            # Either text may be cut short by its token limit: the part that both have must agree, and must not be
+            # empty.
             length = min(len(expected), len(request["tokens"]))
             if length == 0 or request["tokens"][:length] != expected[:length]:
                 return f"other tokens than the golden file for {request['prompt']!r}"

@@ -77,7 +77,8 @@ void plan_mean(const PoolShape& shape, const PoolDemand& demand, PoolPlan& plan)
   check_length(demand.mean_length, demand.max_length);
   plan.mix_sequences = 2;
   plan.mix_tokens = 2 * demand.mean_length;
-  // Near the ends of the range they are not: a sequence takes at least a block, and at most what the longest one takes.
+  // Near the ends of the range they are not equally likely: a sequence takes at least a block, and at most what the
+  // longest one takes.
   const std::int64_t max_slots = blocks_needed(demand.max_length, shape.block_size) * shape.block_size;
   plan.mix_slots = std::clamp(plan.mix_tokens + shape.block_size - 1, 2 * shape.block_size, 2 * max_slots);
   plan.paged_sequences = 2 * plan.num_slots / plan.mix_slots;

@@ -1,5 +1,5 @@
-// A progress line on stderr for work that takes longer than a second. Where stderr is no terminal that understands
-// escape sequences, work that takes long writes a line of its own from time to time.
+// A progress line on stderr for work that takes longer than a second. If stderr is not a terminal that understands
+// escape sequences, long work writes a new line from time to time instead.
 #pragma once
 
 #include <chrono>
@@ -8,7 +8,7 @@
 
 namespace common {
 
-// The times before the first line and between lines where they cannot be redrawn.
+// Where a line cannot be redrawn: the time before the first line, and between lines.
 struct ProgressPace {
   std::chrono::milliseconds first{10'000};
   std::chrono::milliseconds between{30'000};

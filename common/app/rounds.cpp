@@ -12,7 +12,7 @@
 namespace common {
 namespace {
 
-// "0 to 10", "8, 9 and 11": of numbers that ascend.
+// "0 to 10", "8, 9 and 11": for ascending numbers.
 std::string listed(const std::vector<int>& numbers) {
   std::vector<std::string> parts;
   std::size_t first = 0;
@@ -123,7 +123,7 @@ Command& add_rounds(
     Program& program,
     std::function<std::vector<Completion>(const Session&, std::span<const Request>, RoundTable& table)> run) {
   const auto print = [run = std::move(run)](const Session& session) {
-    // A stop token is no token of the text, and would be a turn that the table does not see.
+    // A stop token is not in the text, so it would be a turn that the table does not see.
     std::vector<Request> requests = session.requests;
     for (Request& request : requests) {
       request.stop_tokens.clear();

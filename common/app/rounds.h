@@ -11,10 +11,10 @@
 
 namespace common {
 
-// Looks on while an engine runs. A round gives each request of the batch one token, in order of arrival.
+// Watches an engine run. A round gives each request of the batch one token, in order of arrival.
 class RoundTable {
  public:
-  // To be called for each token that is drawn. The manager's sequences are the requests that run.
+  // To be called for each drawn token. The manager's sequences are the running requests.
   template <typename Manager>
   void add(int request, const Manager& manager) {
     Step step;
@@ -27,8 +27,8 @@ class RoundTable {
     add(std::move(step));
   }
 
-  // A row for each round in which requests are admitted, preempted or end. Free blocks: when the round's last token is
-  // drawn, before the requests that end give theirs back.
+  // A row for each round in which requests are admitted, preempted or end. Free blocks are counted when the round's
+  // last token is drawn, before the requests that end free theirs.
   std::string to_string() const;
 
  private:

@@ -24,18 +24,18 @@ struct Session {
   Tokenizer tokenizer;
   std::vector<std::string> prompts;
   std::vector<Request> requests;  // one for each prompt
-  StopStrings stop_strings = {};  // of all requests
+  StopStrings stop_strings = {};  // the same for all requests
   std::shared_ptr<const Gguf> file = nullptr;
-  int bench_tokens = 0;     // of `bench`: the length of the text that it measures
-  bool slots_given = true;  // of `bench`: by --slots
+  int bench_tokens = 0;     // for `bench`: the length of the text that it measures
+  bool slots_given = true;  // for `bench`: whether --slots was given
 
   // The reply's text, up to a stop string.
   std::string text_of(const Completion& completion) const {
     return stop_strings.cut(tokenizer.decode(completion.tokens));
   }
 
-  // The slots of a cache for `bench`: num_slots, or more where none are given and the text needs them. Says so on
-  // stderr.
+  // The slots of a cache for `bench`: num_slots, or more (with a note on stderr) if --slots was not given and the text
+  // needs more.
   int bench_slots(int num_slots) const;
 };
 

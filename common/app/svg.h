@@ -12,7 +12,7 @@ namespace common {
 // like.
 enum class Hue { kInk, kGrey, kBlue, kOrange, kGreen, kPink, kYellow, kRed };
 
-// Of sequence 0, 1, 2 …, five different ones.
+// The colour of sequence 0, 1, 2 …: five in turn.
 Hue owner_hue(int owner);
 
 enum class Fill { kNone, kPaper, kSoft, kStrong, kHatched };
@@ -58,7 +58,7 @@ struct LineStyle {
   bool arrow = false;  // a head at the end
 };
 
-// One of several in a row.
+// One cell of a row.
 struct Cell {
   Hue hue = Hue::kGrey;
   Fill fill = Fill::kSoft;
@@ -67,7 +67,7 @@ struct Cell {
 
 class Svg {
  public:
-  // title and description are read aloud to those who do not see the picture.
+  // Screen readers read title and description aloud.
   Svg(int width, int height, std::string title, std::string description);
 
   void box(const Box& box, const BoxStyle& style = {});
@@ -82,7 +82,8 @@ class Svg {
   void steps(const std::vector<Point>& points, const LineStyle& style = {});
   // Leaves `from` and reaches `to` vertically.
   void curve(Point from, Point to, const LineStyle& style = {});
-  // What a cell like each of these means, in words: from `point` to the right, and in more lines where one is full.
+  // Explains in words what cells mean: an example of each, then its text, from `point` to the right, in as many lines
+  // as needed.
   void legend(Point point, const std::vector<Cell>& entries);
   // Read from the bottom up, around `point`.
   void vertical_text(Point point, const std::string& text, const TextStyle& style = {});
@@ -90,7 +91,7 @@ class Svg {
   std::string to_string() const;
 
  private:
-  // step: SVG's letter for how the points after the first are meant.
+  // step: SVG's letter for the points after the first.
   void path(const std::vector<Point>& points, char step, const LineStyle& style);
   std::string fill_class(Hue hue, Fill fill);
   std::string line_attributes(const LineStyle& style);

@@ -120,7 +120,7 @@ void TextStream::finish(std::span<const Completion> completions) {
   write_waiting(true);
 }
 
-// A text that a stop token ends is not known to have ended before all have.
+// That a stop token has ended a text is known only when all texts have ended.
 bool TextStream::has_ended(std::size_t request) const {
   const Text& text = texts_[request];
   return text.reply.is_stopped() || text.num_tokens == session_.requests[request].max_new_tokens;

@@ -14,8 +14,8 @@
 
 namespace common {
 
-// Lines of a text that comes in parts. Every part is written at once; a word that turns out not to fit into its line is
-// erased there and written to the next.
+// Breaks a text that comes in parts into lines. Every part is written at once; a word that turns out not to fit into
+// its line is erased and written to the next.
 class WordWrap {
  public:
   // columns: of a terminal that understands escape sequences, at least `indent` + 3; 0: lines are not broken, and the
@@ -30,7 +30,7 @@ class WordWrap {
   void begin_line();
 
   std::ostream& output_;
-  int columns_;  // that are used: never the last one, after which terminals differ
+  int columns_;  // those that are used: never the last one, after which terminals differ
   int indent_;
   int at_;            // the column of the next character
   std::string word_;  // the last word, as far as it has been written
@@ -41,7 +41,7 @@ class WordWrap {
 int wrap_columns(const std::ostream& stream);
 
 // The texts of a session's requests, each below its prompt. The first is written as it comes; each later one as soon as
-// those before it are known to have ended.
+// all texts before it are known to have ended.
 class TextStream {
  public:
   TextStream(const Session& session, std::ostream& output);
@@ -50,7 +50,7 @@ class TextStream {
 
   // Throws InputError if the text cannot be written.
   void add(int request, Token token);
-  // To be called once, when no more tokens come: writes what is left and, of requests that got no reply, why.
+  // To be called once, when no more tokens come: writes what is left and, for each request without a reply, why.
   void finish(std::span<const Completion> completions);
 
  private:
@@ -66,10 +66,10 @@ class TextStream {
   std::ostream& output_;
   std::vector<Text> texts_;
   std::size_t current_ = 0;
-  std::optional<WordWrap> wrap_;  // of the current text, once it has begun
+  std::optional<WordWrap> wrap_;  // the current text's, once it has begun
 };
 
-// "12  "prompt"", the line above a text, dimmed on a terminal, and the blanks in front of the text.
+// Prints the line above a text, "12  "prompt"", dimmed on a terminal, and the blanks before the text.
 void print_prompt(std::ostream& output, std::size_t number, const std::string& prompt);
 inline constexpr int kTextIndent = 4;
 

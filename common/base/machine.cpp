@@ -71,10 +71,10 @@ double measure_read_bandwidth(int num_threads, std::size_t bytes, double seconds
   const Buffer buffer = allocate(bytes_read);
   std::vector<std::uint64_t> words_read(threads, 0);
   std::barrier pass_boundary(num_threads);
-  std::atomic<bool> again = true;  // the barriers would order it, but a sanitizer need not see inside of them
+  std::atomic<bool> again = true;  // the barriers would order it, but a sanitizer need not see into them
   double best_seconds = 0.0;
 
-  // Thread 0 measures, from when all threads may start until the last one is done.
+  // Thread 0 measures the time between the start of all threads and the end of the last one.
   const auto read_part = [&](std::size_t thread) {
     Vector* const begin = buffer.get() + thread * vectors_per_thread;
     Vector* const end = begin + vectors_per_thread;

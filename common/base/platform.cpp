@@ -122,13 +122,13 @@ extern "C" void note_interrupt(int number) {
   errno = error;
 }
 
-// What has been read beyond the last line.
+// Input that has been read but not yet returned as a line.
 std::string& input_ahead() {
   static std::string text;
   return text;
 }
 
-// Takes the first line out of what has been read. is_end: what is left without a line's end is a line too.
+// Removes the first line from the input ahead. is_end: the last line may lack its line end.
 bool take_line(std::string& line, bool is_end) {
   std::string& ahead = input_ahead();
   const std::size_t end = ahead.find('\n');

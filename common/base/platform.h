@@ -20,18 +20,18 @@ bool understands_escapes(const std::ostream& stream);
 // The same, and NO_COLOR is unset or empty (https://no-color.org).
 bool use_color(const std::ostream& stream);
 
-// The same for standard input, without a look at TERM.
+// Whether standard input is a terminal, whatever TERM says.
 bool is_input_terminal();
 
-// Characters in a line, and lines, of the terminal that the stream is connected to; 80 x 24 if it does not say.
+// The size in characters of the terminal that the stream is connected to; 80 x 24 if the terminal does not say.
 struct TerminalSize {
   int columns = 80;
   int rows = 24;
 };
 TerminalSize terminal_size(const std::ostream& stream);
 
-// Writes `text` to standard output, which is a terminal, if a signal from the keyboard (Ctrl-C) ends the program; null:
-// no longer. The text must stay where it is. For what a program has to undo on a terminal.
+// Arranges that `text` is written to standard output, which is a terminal, if a signal from the keyboard (Ctrl-C) ends
+// the program: it undoes what the program has done to the terminal. The pointer must stay valid. Null cancels this.
 void write_on_interrupt(const char* text);
 
 // Thrown to end work because of Ctrl-C.
@@ -40,8 +40,9 @@ class Interrupted : public std::exception {
   const char* what() const noexcept override { return "interrupted"; }
 };
 
-// While it lives, Ctrl-C (SIGINT) is only noted. The third one that has not been cleared ends the program all the same.
-// Where signals are ignored from the start, as in a shell's background jobs, they still are. One at a time.
+// While it lives, Ctrl-C (SIGINT) is only noted; the third one that has not been cleared ends the program all the same.
+// A signal that was ignored from the start, as in a shell's background jobs, stays ignored. At most one object exists
+// at a time.
 class NoteInterrupts {
  public:
   NoteInterrupts();
@@ -53,7 +54,8 @@ class NoteInterrupts {
   static void clear();
 };
 
-// A line of standard input without its end; of the last line, the end may be missing. To be mixed with no other reader.
+// Reads a line of standard input, and removes its line end, which the last line may lack. Nothing else may read
+// standard input.
 enum class LineInput {
   kLine,
   kEnd,          // there are no more lines
@@ -67,8 +69,8 @@ std::int64_t peak_resident_bytes();
 // The memory that programs can still take, in bytes; 0 where the system does not report it.
 std::int64_t available_memory_bytes();
 
-// From here on, freed memory stays with the program up to 256 MB. A step frees matrices of some megabytes and the next
-// one needs them again; fetched from the system page by page, they took a tenth of the time of a prompt.
+// From here on, the program keeps up to 256 MB of freed memory. A step frees matrices of some megabytes and the next
+// one needs them again; fetching them from the system page by page took a tenth of a prompt's time.
 void keep_freed_memory();
 
 // Requests pages of 2 MiB, which cause fewer TLB misses. `data` must be aligned to 2 MiB. The system may ignore it.

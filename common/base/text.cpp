@@ -20,9 +20,9 @@ std::string escape_bytes(std::string_view bytes) {
   return escaped;
 }
 
-// What may take a reader in: U+0080 to U+009F, which terminals may execute as they do the control characters below ' ';
-// line and paragraph separators; and marks, embeddings, overrides and isolates, which change the direction of a text,
-// so that it shows its characters in another order.
+// Characters that may mislead a reader: U+0080 to U+009F, which terminals may execute like the control characters below
+// ' '; line and paragraph separators; and marks, embeddings, overrides and isolates, which change the direction of a
+// text and so the order in which its characters are shown.
 bool is_deceptive(std::string_view character) {
   const auto lies_between = [&](std::string_view first, std::string_view last) {
     return character.size() == first.size() && character >= first && character <= last;

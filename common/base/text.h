@@ -17,8 +17,9 @@ std::string format_count(std::int64_t count);           // "1,234,567"
 std::string format_list(std::span<const int> numbers);  // "[7, 1, 3]"
 std::string format_percent(double part, double whole);  // "93.8 %"; "-" when whole is 0
 
-// `text` in one line, for messages: in quotes; line ends, control characters, changes of direction and what is not UTF-8
-// escaped as in C. Cut after at most max_length of its bytes, between characters; "..." then follows the closing quote.
+// `text` in one line, for messages: in quotes, with line ends, control characters, changes of direction and bytes that
+// are not UTF-8 escaped as in C. Cut after at most max_length bytes of `text`, between characters; "..." then follows
+// the closing quote.
 std::string quote(std::string_view text, std::size_t max_length = 80);
 
 }  // namespace common

@@ -43,9 +43,6 @@ function(add_stage folder)
   endif()
   if(kernels)
     target_link_libraries(${stage}_lib PUBLIC course_cuda)
-  else()
-    # The headers of kernels/ that are plain C++ can be read without the toolkit.
-    target_include_directories(${stage}_lib PRIVATE ${PROJECT_SOURCE_DIR}/common/no_cuda)
   endif()
   # The ladder of kernels, for tests and benchmarks: no program of a stage needs it.
   file(GLOB steps CONFIGURE_DEPENDS ${directory}/ladder/*.cu ${directory}/ladder/*.cpp)

@@ -7,9 +7,9 @@
 // A number depends only on (seed, sample, position, token), so there is no generator state, and any thread of a CPU or
 // a GPU can compute any number. These are plain functions, so that kernels can include this file.
 //
-// From the same logits, a CPU and a GPU draw the same token, to the last bit: the libraries' exp and log differ between
-// the two, so none is called here. All there is are operations that IEEE 754 rounds in one way (sums, products,
-// quotients, fma) and integers. No line has a product inside a sum, which a compiler might fuse.
+// From the same logits, a CPU and a GPU draw the same token, to the last bit. Their libraries' exp and log differ, so
+// neither is called here: all operations are on integers, or are rounded by IEEE 754 in one way (sums, products,
+// quotients, fma). No line has a product inside a sum, which a compiler might fuse.
 #pragma once
 
 #include <cmath>
@@ -96,16 +96,16 @@ COMMON_HOST_DEVICE inline float score_of(float logit, float max_logit, float tem
   return (logit - max_logit) / temperature;
 }
 
-// How far a score is below 0, in units of 2^-25, rounded down: tokens are ranked by this number, and then by id. From
-// 32 on all are level: such a token cannot win, as noise differs by 26.1 at most.
+// How far a score is below 0, in units of 2^-25, rounded down: tokens are ranked by this number, and then by id. All
+// scores of -32 and below have the same depth: their tokens cannot win, since noise differs by 26.1 at most.
 constexpr std::uint32_t kMaxDepth = (1U << 30U) - 1;
 COMMON_HOST_DEVICE inline std::uint32_t depth_of(float score) {
   const float depth = -score * 0x1.0p25F;
   return depth < 0x1.0p30F ? static_cast<std::uint32_t>(depth) : kMaxDepth;
 }
 
-// For top-p, tokens within 1/1024 of each other count as equally likely (to 0.05 %): their probabilities add up to a
-// product, and a GPU has only to count them.
+// For top-p, tokens of one class, whose scores lie within 1/1024 of each other, count as equally likely (to 0.05 %).
+// Their probabilities then add up to a product, and a GPU only has to count them.
 constexpr unsigned kClassBits = 15;  // the upper half of a depth's bits
 constexpr std::uint32_t kNumClasses = 1U << kClassBits;
 COMMON_HOST_DEVICE inline std::uint32_t class_of(std::uint32_t depth) { return depth >> kClassBits; }
@@ -149,7 +149,7 @@ COMMON_HOST_DEVICE inline std::uint64_t top_p_target(float top_p, std::uint64_t 
 }
 
 // What a logit becomes if its token is in the prompt or the reply already (Keskar et al., arXiv 1909.05858, section
-// 4.1, with the sign's case that all implementations add): a penalty above 1 makes it less likely.
+// 4.1, with the distinction by sign that all implementations make): a penalty above 1 makes it less likely.
 COMMON_HOST_DEVICE inline float penalised(float logit, float repetition_penalty) {
   return logit > 0.0F ? logit / repetition_penalty : logit * repetition_penalty;
 }

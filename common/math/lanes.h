@@ -3,8 +3,7 @@
 // compiler, or -DCOMMON_PLAIN_LANES, gets an array and loops: the same results, slower where the loops are not
 // vectorised.
 //
-// Functions take and give lanes by reference: a vector wider than the target's registers has no settled calling
-// convention.
+// Functions pass lanes by reference: a vector wider than the target's registers has no fixed calling convention.
 #pragma once
 
 #include <Eigen/Core>
@@ -50,7 +49,7 @@ using Halves [[gnu::vector_size(2 * kNumLanes)]] = std::uint16_t;
 using SignedHalves [[gnu::vector_size(2 * kNumLanes)]] = std::int16_t;
 using Words [[gnu::vector_size(kNumLanes)]] = std::uint32_t;
 
-// In two steps, each of which doubles the width: g++ widens to four times the width one lane after the other.
+// Each of two steps doubles the width: in a single step, g++ would widen one lane after the other.
 template <typename Narrow, typename Between>
 inline void widen(const void* data, Integers& out) {
   Narrow narrow;
@@ -59,7 +58,7 @@ inline void widen(const void* data, Integers& out) {
 }
 }  // namespace lanes
 
-// Sixteen small integers, from memory that need not be aligned. g++ 12 makes eight instructions of what is one.
+// Sixteen small integers, from memory that need not be aligned. g++ 12 makes eight instructions where one is enough.
 #ifdef __AVX512F__
 inline void load_uint8(const std::uint8_t* data, Integers& out) {
   out = reinterpret_cast<Integers>(_mm512_cvtepu8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(data))));
@@ -103,7 +102,7 @@ inline void look_up(const std::array<std::int32_t, kNumLanes>& table, const Inte
 
 inline void to_floats(const Integers& integers, Packet& out) { out = __builtin_convertvector(integers, Packet); }
 
-// The floats that have these bits, and the other way round.
+// The floats that have these bits, and the bits that these floats have.
 inline void floats_of_bits(const Integers& bits, Packet& out) { std::memcpy(&out, &bits, sizeof out); }
 inline void bits_of_floats(const Packet& floats, Integers& out) { std::memcpy(&out, &floats, sizeof out); }
 
@@ -187,8 +186,8 @@ inline void bits_of_floats(const Packet& floats, Integers& out) { std::memcpy(&o
 
 #endif
 
-// Lane i is byte i of four words, of which each has its lowest first. Through memory, they would be written in parts
-// and read as a whole, for which a processor waits.
+// Lane i is byte i of the four words, each word's lowest byte first. Through memory, narrow writes followed by one wide
+// read would stall the processor.
 inline void spread_bytes(const std::array<std::uint32_t, 4>& words, Integers& out) {
 #if defined(__AVX512F__) && !defined(COMMON_PLAIN_LANES)
   const lanes::Words packed = {words[0], words[1], words[2], words[3]};
@@ -216,7 +215,7 @@ inline void scale_lanes(const Integers& integers, float scale, Packet& out) {
   out = out * scale;
 }
 
-// scale * integers + offset. The product has to be exact: whether it is rounded is then no question.
+// scale * integers + offset. The product has to be exact, so that it does not matter whether the compiler rounds it.
 inline void scale_lanes(const Integers& integers, float scale, float offset, Packet& out) {
   to_floats(integers, out);
   out = out * scale + offset;
@@ -225,7 +224,7 @@ inline void scale_lanes(const Integers& integers, float scale, float offset, Pac
 // Lane i has the bits of `ones` where `mask` has a one, and those of `zeros` elsewhere.
 inline void select_bits(std::int32_t mask, const Integers& ones, const Integers& zeros, Integers& out) {
 #if defined(__AVX512F__) && !defined(COMMON_PLAIN_LANES)
-  // g++ 12 makes two instructions of what is one.
+  // g++ 12 makes two instructions where one is enough.
   out = reinterpret_cast<Integers>(_mm512_ternarylogic_epi32(_mm512_set1_epi32(mask), reinterpret_cast<__m512i>(ones),
                                                              reinterpret_cast<__m512i>(zeros), 0xCA));
 #else
@@ -233,13 +232,14 @@ inline void select_bits(std::int32_t mask, const Integers& ones, const Integers&
 #endif
 }
 
-// Results of numbers q of which each is made of a lane's kBits lowest bits, four or five, whatever is above them.
-// number(lane, q) makes q, for one integer as for sixteen; result(numbers, out) is what becomes of sixteen.
+// For each lane, a result that depends only on the lane's lowest kBits bits, four or five; the bits above may be
+// anything. number(lane, q) turns a lane into a number q, for one integer or for sixteen; result(numbers, out) turns
+// sixteen numbers into results.
 //
-// AVX-512 computes the sixteen or 32 possible results and looks up each lane's, for which its instruction reads these
-// bits and no others. Other machines compute each lane's.
+// AVX-512 computes the 16 or 32 possible results and looks up each lane's: its instruction reads only these bits. Other
+// machines compute each lane's result.
 template <int kBits, typename Number, typename Result>
-inline void of_low_bits(const Integers& lanes, const Number& number, const Result& result, Packet& out) {
+inline void map_low_bits(const Integers& lanes, const Number& number, const Result& result, Packet& out) {
   static_assert(kBits == 4 || kBits == 5);
 #if defined(__AVX512F__) && !defined(COMMON_PLAIN_LANES)
   const auto results = [&](int first) {
@@ -269,13 +269,13 @@ inline void of_low_bits(const Integers& lanes, const Number& number, const Resul
 // scale * q, and scale * q + offset.
 template <int kBits, typename Number>
 inline void scale_low_bits(const Integers& lanes, const Number& number, float scale, Packet& out) {
-  of_low_bits<kBits>(
+  map_low_bits<kBits>(
       lanes, number, [&](const Integers& q, Packet& result) { scale_lanes(q, scale, result); }, out);
 }
 template <int kBits, typename Number>
 inline void scale_low_bits(const Integers& lanes, const Number& number, float scale, float offset, Packet& out) {
   const auto scaled = [&](const Integers& q, Packet& result) { scale_lanes(q, scale, offset, result); };
-  of_low_bits<kBits>(lanes, number, scaled, out);
+  map_low_bits<kBits>(lanes, number, scaled, out);
 }
 
 }  // namespace common

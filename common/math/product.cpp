@@ -17,8 +17,9 @@ constexpr Eigen::Index kFewRows = 8;
 
 constexpr Eigen::Index kPacket = kNumLanes;
 
-// What a product of packed rows holds in registers: sums of this many packets of rows of a, for this many rows of b.
-// AVX-512 has 32 registers of a packet; of 16 with half a packet each, or 32 with a quarter, six packets are most.
+// The sums that a product of packed rows holds in registers: this many packets of rows of a, for this many rows of b.
+// AVX-512 has 32 registers of one packet each. Where a packet takes two of 16 registers, or four of 32, six packets are
+// the most that fit.
 #ifdef __AVX512F__
 constexpr Eigen::Index kTilePackets = 2;
 constexpr Eigen::Index kTileCols = 12;
@@ -33,8 +34,7 @@ constexpr Eigen::Index kPanelFloats = Eigen::Index{1} << 16;
 // A tile's columns lie in the second-level cache too. They are fetched this many floats ahead.
 constexpr Eigen::Index kPrefetchFloats = 256;
 
-// A masked score, -inf, has a weight of exactly 0. Eigen's vectorised exp would make 3e-39 of it: it limits its
-// argument.
+// A masked score, -inf, has a weight of exactly 0. Eigen's vectorised exp limits its argument, and would return 3e-39.
 using Scores = Eigen::Array<float, kPacket, 1>;
 Scores exp_or_zero(const Scores& x) {
   Scores result = x.exp();
@@ -59,7 +59,7 @@ void dot_product_rows(Rows a, Rows b, Eigen::Index n, Eigen::Index k, float* c, 
   const Eigen::Index whole = k / kPacket * kPacket;
   for (Eigen::Index col = 0; col < n; ++col) {
     const float* const b_row = b.row(col);
-    // Two sums a row, so that an addition need not wait for the one before it.
+    // Two sums for each row, so that an addition need not wait for the one before it.
     std::array<Packet, kRows> even{};
     std::array<Packet, kRows> odd{};
     const auto add = [&](std::array<Packet, kRows>& sums, Eigen::Index i) {
@@ -89,7 +89,7 @@ void dot_product_rows(Rows a, Rows b, Eigen::Index n, Eigen::Index k, float* c, 
   }
 }
 
-// The last tile of packed rows has one packet of them, if that is enough.
+// How many rows a tile has room for: the last tile has one packet of them if that is enough.
 Eigen::Index tile_rows(const PackedRows& a, Eigen::Index index) {
   return a.rows() - index * kTilePackets * kPacket <= kPacket ? kPacket : kTilePackets * kPacket;
 }
@@ -100,7 +100,7 @@ void prefetch([[maybe_unused]] const float* data) {
 #endif
 }
 
-// Where the product of packed rows and others goes: [packed rows, other rows], or the other way round.
+// Where the product of packed rows and others goes: [packed rows, other rows], or transposed.
 struct Destination {
   float* data;
   Eigen::Index stride;
@@ -110,8 +110,9 @@ struct Destination {
   }
 };
 
-// The product of a tile, [k, kPackets * 16], of which num_rows are rows, with kCols rows of b, which is read as it
-// lies. A sum is one lane, from the first product to the last: it depends on nothing else.
+// The product of a tile, [k, kPackets * 16], with kCols rows of b, which is read in place. num_rows of the tile's rows
+// are real, the others padding. Each sum stays in one lane from the first product to the last, and depends on nothing
+// else.
 template <int kPackets, int kCols>
 void multiply_tile(const float* tile, Rows b, Eigen::Index k, Eigen::Index num_rows, const Destination& c) {
   std::array<std::array<Packet, kPackets>, kCols> sums{};
@@ -158,7 +159,7 @@ void multiply_tile_by_panel(const float* tile, Rows b, Eigen::Index num_cols, Ei
   run(std::integral_constant<int, 1>());
 }
 
-// For rows_of_b(first, count): Rows.
+// rows_of_b(first, count) returns that many rows of b.
 template <typename RowsOfB>
 void multiply_packed(const PackedRows& a, Eigen::Index num_b_rows, const RowsOfB& rows_of_b, const Destination& c) {
   const Eigen::Index k = a.cols();
@@ -228,7 +229,7 @@ void add_product_rows(Rows a, Rows b, Eigen::Index n, Eigen::Index k, float* c, 
   }
 }
 
-// Calls four(row) or one(row) so that all rows are done.
+// Covers all rows: calls four(row) for four rows at a time, then one(row) for each row left.
 template <typename Four, typename One>
 void by_rows(Eigen::Index num_rows, const Four& four, const One& one) {
   Eigen::Index row = 0;
@@ -244,7 +245,7 @@ void by_rows(Eigen::Index num_rows, const Four& four, const One& one) {
 
 PackedRows::PackedRows(const Eigen::Ref<const Matrix>& rows) : rows_(rows.rows()), cols_(rows.cols()) {
   constexpr Eigen::Index kTileRows = kTilePackets * kPacket;
-  constexpr Eigen::Index kDepth = 16;  // columns at a time, which are a cache line of a row
+  constexpr Eigen::Index kDepth = 16;  // columns at a time: a cache line of each row
   tiles_.resize((rows_ + kTileRows - 1) / kTileRows, cols_ * kTileRows);
   parallel_for(static_cast<int>(num_tiles()), [&](int begin, int end) {
     for (Eigen::Index index = begin; index < end; ++index) {
@@ -281,7 +282,7 @@ void multiply_transposed(const Eigen::Ref<const Matrix>& a, const Eigen::Ref<con
   COMMON_CHECK(a.cols() == b.cols() && c.rows() == a.rows() && c.cols() == b.rows(), "shapes don't fit");
   const Rows b_rows{b.data(), b.outerStride()};
   if (a.rows() > kFewRows) {
-    // The smaller one is packed: of attention, a block's keys rather than a prompt's queries.
+    // The smaller operand is packed: in attention, a block's keys rather than a prompt's queries.
     const bool packs_b = b.rows() < a.rows();
     const Rows others = packs_b ? Rows{a.data(), a.outerStride()} : b_rows;
     multiply_packed(PackedRows(packs_b ? b : a), packs_b ? a.rows() : b.rows(),
@@ -329,7 +330,7 @@ float exponentials(Eigen::Ref<RowVector> scores, float largest) {
     packet = exp_or_zero(packet - largest);
     total += packet;
   }
-  // What does not fill a packet is computed like the others: a scalar exp would round differently.
+  // The rest, less than a packet, is computed by the same instructions: a scalar exp would round differently.
   if (const Eigen::Index rest = scores.size() - whole; rest > 0) {
     std::array<float, kPacket> last{};
     std::copy_n(scores.data() + whole, rest, last.data());

@@ -1,7 +1,7 @@
 // The arithmetic of attention and linear layers. A general matrix product first copies its operands into the order it
-// likes. A decode step has one row, or one a query head of a group, and would spend more time on that copy than on the
-// product; the rows of a prompt are copied once, and the weights, which are unpacked for it anyway, not at all. Results
-// depend on the numbers alone, not on where they lie in memory.
+// prefers. A decode step has one row, or one row for each query head of a group, and would spend more time on that copy
+// than on the product. Here, a prompt's rows are copied once, and the weights, which are unpacked for the product
+// anyway, not at all. Results depend on the numbers alone, not on where they lie in memory.
 #pragma once
 
 #include <functional>
@@ -28,7 +28,7 @@ class PackedRows {
  private:
   Eigen::Index rows_;
   Eigen::Index cols_;
-  Matrix tiles_;  // a row is a tile: some rows, column after column
+  Matrix tiles_;  // each row is a tile: some of the operand's rows, column after column
 };
 
 // Rows first … first + count - 1 of a matrix, which need not be in memory as floats. The view holds until the next
@@ -36,8 +36,7 @@ class PackedRows {
 using RowSource = std::function<MatrixView(Eigen::Index first, Eigen::Index count)>;
 
 // c = a * b^T for rows of b that are made as they are needed: so few at a time that they stay in the cache. A row of c
-// depends on its own row of a and on nothing else, and is, bit for bit, what the product above gives for more than
-// eight rows.
+// does not depend on a's other rows. It is, bit for bit, what the product above returns if a has more than eight rows.
 void multiply_transposed(const PackedRows& a, Eigen::Index num_b_rows, const RowSource& b, Eigen::Ref<Matrix> c);
 
 // c += a * b, for a: [m, k], b: [k, n], c: [m, n].

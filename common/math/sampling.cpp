@@ -20,7 +20,7 @@ double Random::uniform() { return static_cast<double>(next() >> 11U) * 0x1.0p-53
 
 std::uint64_t Random::below(std::uint64_t bound) {
   COMMON_CHECK(bound > 0, "the bound must be positive");
-  // The 2^64 mod bound smallest values would favour some remainders: they are rejected.
+  // The smallest (2^64 mod bound) values would favour some remainders: they are rejected.
   const std::uint64_t surplus = (0 - bound) % bound;
   std::uint64_t drawn = next();
   while (drawn < surplus) {

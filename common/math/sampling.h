@@ -35,7 +35,7 @@ struct SamplingOptions {
   std::uint64_t seed = 0;
 };
 
-// Why these can't be used; empty if they can.
+// Why the options can't be used; empty if they can.
 std::string problem_of(const SamplingOptions& options);
 
 // Whether the next token is always the one with the largest logit.
@@ -50,11 +50,11 @@ float min_score(const SamplingOptions& options);
 // returning some token would hide a bug.
 Token argmax(std::span<const float> logits);
 
-// Draws one token: returns the one with the largest logit / temperature + Gumbel noise of those that the options leave
+// Draws one token: of the tokens that the options keep, the one with the largest logit / temperature + Gumbel noise
 // (common/math/gumbel.h), the lowest id on a tie. `position` is the number of tokens before this one, prompt included.
-// `sample_index` makes several texts from one prompt and seed differ. `prompt` and `reply` are the tokens before, for
-// the repetition penalty alone. Equal arguments give equal tokens: no state is kept between calls. Throws CheckError on
-// options out of range and on logits that argmax refuses or that contain +inf.
+// `sample_index` makes several texts from one prompt and seed differ. `prompt` and `reply` are the tokens before, which
+// only the repetition penalty needs. Equal arguments give equal tokens: no state is kept between calls. Throws
+// CheckError on options out of range and on logits that argmax refuses or that contain +inf.
 Token sample(std::span<const float> logits, const SamplingOptions& options, std::int64_t position, int sample_index = 0,
              std::span<const Token> prompt = {}, std::span<const Token> reply = {});
 
@@ -66,11 +66,11 @@ struct TokenLogprob {
   float logprob = 0.0F;
 };
 
-// A token that was drawn, and the most likely ones in its place. Natural logarithms of the model's own probabilities:
-// before temperature, filters and penalty, as vLLM reports them unless told otherwise.
+// A drawn token, and the most likely tokens in its place. Natural logarithms of the model's own probabilities: before
+// temperature, filters and penalty, as vLLM reports them by default.
 struct TokenLogprobs {
   TokenLogprob drawn;
-  int rank = 1;                    // of the one drawn: 1 for the most likely
+  int rank = 1;                    // of the drawn token: 1 for the most likely
   std::vector<TokenLogprob> best;  // by probability, the lower id first on a tie
 };
 TokenLogprobs top_logprobs(std::span<const float> logits, Token drawn, int num_best);

@@ -97,7 +97,7 @@ struct Q8_0 {  // scale, then 32 signed bytes q: scale * q
   }
 };
 
-// The number that the lowest kBits bits of a lane are, less kCentre: for one lane as for sixteen.
+// The number in a lane's lowest kBits bits, less kCentre; for one lane or for sixteen.
 template <int kBits, int kCentre = 0>
 struct LowBits {
   template <typename Lanes>
@@ -106,8 +106,8 @@ struct LowBits {
   }
 };
 
-// Of 16 bytes, the low nibbles are weights 0 … 15 of the block and the high ones 16 … 31. Of a lane, the lowest four
-// bits count.
+// 16 bytes, whose low nibbles are weights 0 … 15 of the block and whose high nibbles are weights 16 … 31. Only the
+// lowest four bits of a lane count.
 struct Nibbles {
   Integers low;
   Integers high;
@@ -150,8 +150,8 @@ struct Q4_1 {  // scale, minimum, nibbles q: scale * q + minimum
   }
 };
 
-// Nibbles with a fifth bit each: bit i of the 32 before them belongs to weight i. Of a lane, the lowest five bits
-// count.
+// Nibbles with a fifth bit each: bit i of the 32 bits before them belongs to weight i. Only the lowest five bits of a
+// lane count.
 struct FiveBits {
   Integers low;
   Integers high;
@@ -159,7 +159,7 @@ struct FiveBits {
     const Nibbles nibbles(data);
     std::uint32_t bits = 0;
     std::memcpy(&bits, fifth_bits, sizeof bits);
-    // Lane i's is bit i of these numbers, and comes to bit 4.
+    // Moves each weight's fifth bit to bit 4 of its lane: bit i for lane i of `low`, bit 16 + i for lane i of `high`.
     shift_by_lane(bits << 4U, low);
     shift_by_lane(bits >> 12U, high);
     select_bits(0x10, low, nibbles.low, low);
@@ -224,8 +224,8 @@ struct Iq4Nl {  // scale, nibbles that choose one of 16 values: scale * value
 
 // --- Blocks of 256, with small scales for groups of 16 or 32 in a scale for the block ("K quants") --------------
 
-// What the weights of 16 groups are multiplied with, or what is added to them. In memory, from where an instruction
-// reads one number for all lanes.
+// A factor, or an offset, for each of 16 groups of weights. They are in memory, from where one instruction broadcasts a
+// number to all lanes.
 struct GroupScales {
   alignas(64) std::array<float, kNumLanes> of_group{};
 
@@ -235,14 +235,14 @@ struct GroupScales {
     scale_lanes(integers, scale, packet);
     store(packet, of_group.data());
 #ifdef __GNUC__
-    // Or g++ takes the numbers out of the register again, which costs an instruction each.
+    // Without this, g++ takes each number out of the register again, which costs an instruction.
     asm("" : "+m"(of_group));  // NOLINT(hicpp-no-assembler)
 #endif
   }
   float operator[](std::size_t group) const { return of_group[group]; }
 };
 
-// Calls use(0), use(1), …, each with its own constant, so that shifts by it cost one instruction.
+// Calls use(0), use(1), … with compile-time constants, so that a shift by one of them costs one instruction.
 template <int kCount, typename Use>
 void unrolled(const Use& use) {
   [&]<int... kIndex>(std::integer_sequence<int, kIndex...>) { (use(std::integral_constant<int, kIndex>()), ...); }
@@ -252,14 +252,15 @@ void unrolled(const Use& use) {
 // Moves bits up by `by`, or down if that is negative.
 inline void move_bits(const Integers& bits, int by, Integers& out) { out = by >= 0 ? bits << by : bits >> -by; }
 
-// 16 groups of 16: a byte each, its low nibble the group's scale and its high one the minimum; then 64 bytes of two
-// bits a weight; then scale and minimum of the block: scale * group_scale * q - minimum * group_minimum. Of a half's 32
-// bytes, bits 0 and 1 are weights 0 … 31, bits 2 and 3 weights 32 … 63, and so on.
+// 16 groups of 16: a byte for each, whose low nibble is the group's scale and whose high nibble is its minimum; then 64
+// bytes with two bits for each weight; then the block's scale and minimum:
+// scale * group_scale * q - minimum * group_minimum. In a half's 32 bytes, bits 0 and 1 are weights 0 … 31, bits 2 and
+// 3 weights 32 … 63, and so on.
 struct Q2_K {
   static constexpr int kElements = 256;
   static constexpr int kBytes = 84;
 
-  // Four bits are weights of two pairs, bits 0 and 1 of the one, 2 and 3 of the other: two of four shifts are saved.
+  // A nibble holds a weight of each of two pairs, in bits 0 and 1 and in bits 2 and 3. This saves two of four shifts.
   template <int kFirstBit>
   struct TwoBits {
     template <typename Lanes>
@@ -290,14 +291,14 @@ struct Q2_K {
   }
 };
 
-// 32 bytes with the third bits (bit p of byte i belongs to weight 32 * p + i), 64 bytes of two bits a weight as in
-// Q2_K, 16 group scales of six bits in 12 bytes, scale: scale * (group_scale - 32) * (q - 4).
+// 32 bytes with the third bits (bit p of byte i belongs to weight 32 * p + i), 64 bytes with two bits for each weight
+// as in Q2_K, 16 group scales of six bits in 12 bytes, scale: scale * (group_scale - 32) * (q - 4).
 struct Q3_K {
   static constexpr int kElements = 256;
   static constexpr int kBytes = 110;
 
-  // Of four bits, two are a weight's two low bits and one of the others its third. For even pairs these are bits 0, 1
-  // and 2, for odd ones 2, 3 and 1: so the eight third bits come to their places by four shifts.
+  // Two of a lane's four bits are a weight's low bits, and one of the others is its third bit: bits 0, 1 and 2 for even
+  // pairs, bits 2, 3 and 1 for odd ones. So four shifts bring the eight third bits to their places.
   template <bool kOdd>
   struct ThreeBits {
     template <typename Lanes>
@@ -337,8 +338,9 @@ struct Q3_K {
   }
 
  private:
-  // The low four bits of scales 0 … 7 are the low nibbles of the first eight bytes, of 8 … 15 the high ones; the high
-  // two bits are in the last four bytes, whose byte i serves the scales i, i + 4, i + 8 and i + 12. Four at a time:
+  // The low four bits of scales 0 … 7 are the low nibbles of the first eight bytes, those of scales 8 … 15 the high
+  // nibbles. The high two bits are in the last four bytes: byte i has those of the scales i, i + 4, i + 8 and i + 12.
+  // Four scales at a time:
   static void load_group_scales(const std::uint8_t* block, Integers& scales) {
     std::array<std::uint32_t, 3> words{};
     std::memcpy(words.data(), block + 96, sizeof words);
@@ -351,9 +353,9 @@ struct Q3_K {
   }
 };
 
-// 8 groups of 32, each with a scale and a minimum of six bits, which 12 bytes hold: the low six bits of bytes 0 … 3 are
-// scales 0 … 3 and of bytes 4 … 7 minimums 0 … 3; bytes 8 … 11 have the low four bits of scales and minimums 4 … 7,
-// whose high two bits are those of bytes 0 … 7. To lanes 0 … 7 the scales, to lanes 8 … 15 the minimums.
+// 8 groups of 32, each with a scale and a minimum of six bits, in 12 bytes. The low six bits of bytes 0 … 3 are scales
+// 0 … 3, those of bytes 4 … 7 are minimums 0 … 3. Bytes 8 … 11 have the low four bits of scales and minimums 4 … 7,
+// whose high two bits are the high two bits of bytes 0 … 7. The scales go to lanes 0 … 7, the minimums to lanes 8 … 15.
 inline void load_six_bit_scales(const std::uint8_t* data, Integers& out) {
   // Four bytes at a time.
   std::array<std::uint32_t, 3> words{};
@@ -364,8 +366,8 @@ inline void load_six_bit_scales(const std::uint8_t* data, Integers& out) {
   spread_bytes(six_bits, out);
 }
 
-// scale, minimum, group scales, 128 bytes of nibbles: scale * group_scale * q - minimum * group_minimum. Of 32 bytes,
-// the low nibbles are one group and the high ones the next.
+// scale, minimum, group scales, 128 bytes of nibbles: scale * group_scale * q - minimum * group_minimum. In each 32
+// bytes, the low nibbles are one group and the high nibbles the next.
 struct Q4_K {
   static constexpr int kElements = 256;
   static constexpr int kBytes = 144;
@@ -392,7 +394,7 @@ struct Q4_K {
   }
 };
 
-// The same with a fifth bit: bit p of 32 bytes before the nibbles belongs to group p.
+// The same with a fifth bit: in the 32 bytes before the nibbles, bit p belongs to group p.
 struct Q5_K {
   static constexpr int kElements = 256;
   static constexpr int kBytes = 176;

@@ -65,10 +65,10 @@ enum class Format { kPlain, kChatMl, kLlama2, kLlama3, kGemma };
 
 struct Template {
   Format format = Format::kPlain;
-  std::optional<std::string> system_prompt = std::nullopt;  // of a conversation that has none
-  std::string system_opening = {};                          // Llama 3.1 and later: in front of any system prompt
+  std::optional<std::string> system_prompt = std::nullopt;  // default, if a conversation has none
+  std::string system_opening = {};                          // Llama 3.1 and later: precedes any system prompt
   bool drops_thoughts = false;                              // Qwen 3: earlier replies lose what is before </think>
-  bool repeats_bos = false;                                 // Llama 2: in front of each message of the user
+  bool repeats_bos = false;                                 // Llama 2: before each user message
   bool trims = false;                                       // the messages
 };
 
@@ -76,7 +76,8 @@ constexpr std::string_view kStart = "<|im_start|>";
 constexpr std::string_view kEnd = "<|im_end|>";
 
 // ChatML's default system prompt is a literal that holds a whole system message:
-// '<|im_start|>system\n ... <|im_end|>\n'. One that is only the beginning must go on with the conversation's own.
+// '<|im_start|>system\n ... <|im_end|>\n'. A literal that is only the beginning of one must go on with the
+// conversation's own system prompt.
 std::optional<std::string> default_system_prompt(const Gguf& file, const std::string& chat_template) {
   const std::string opening = std::string(kStart) + "system\n";
   const std::string closing = std::string(kEnd) + "\n";
@@ -99,7 +100,7 @@ std::optional<std::string> default_system_prompt(const Gguf& file, const std::st
   return found;
 }
 
-// The first literal behind this text; empty if there is none.
+// The first literal after this text; empty if there is none.
 std::string literal_behind(const std::string& text, std::string_view marker) {
   for (std::size_t at = text.find(marker); at != std::string::npos; at = text.find(marker, at + 1)) {
     const std::size_t begin = at + marker.size();
@@ -162,7 +163,7 @@ Template recognise(const Gguf& file) {
 struct Piece {
   std::string text;
   bool is_special = false;         // the spelling of one special token
-  std::vector<Token> tokens = {};  // of a reply: instead of the text's
+  std::vector<Token> tokens = {};  // in a reply: replace the text's tokens
 };
 
 // Appends to a conversation's pieces. Neighbouring texts become one piece, so that merges across their borders happen
@@ -231,7 +232,7 @@ std::vector<ChatMessage> completed(const Template& chat_template, std::span<cons
   return result;
 }
 
-// The system prompt in front of the first other message, with these marks around it.
+// Puts the system prompt before the first other message, with these marks around it.
 std::vector<ChatMessage> without_system_role(std::vector<ChatMessage> messages, const std::string& before,
                                              const std::string& after) {
   if (messages.size() > 1 && messages[0].role == "system") {

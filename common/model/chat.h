@@ -5,8 +5,8 @@
 //   Llama 3                 <|start_header_id|>user<|end_header_id|> NL NL text<|eot_id|>
 //   Llama 2                 <s>[INST] text [/INST] reply </s>              the system prompt between <<SYS>> marks
 //   Gemma                   <start_of_turn>user NL text<end_of_turn> NL    without a role for system prompts
-// A model without a template only continues plain text. Its conversation is that: a reply continues the message before
-// it, and each other message begins a line.
+// A model without a template only continues plain text: in its conversations, a reply continues the message before it,
+// and each other message begins a line.
 #pragma once
 
 #include <span>
@@ -21,8 +21,8 @@ namespace common {
 struct ChatMessage {
   std::string role;  // "system", "user" or "assistant"
   std::string content;
-  // Of a reply: the tokens that the model drew, which its text might not become again. Encoded as they are, they are
-  // what a cache holds.
+  // In a reply: the tokens that the model drew. Encoding its text might give other tokens, and these are the ones that
+  // a cache holds.
   std::vector<Token> tokens = {};
 };
 

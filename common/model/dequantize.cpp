@@ -92,7 +92,7 @@ void dequantize(TensorType type, std::span<const std::byte> data, std::span<floa
     for (std::size_t i = 0; i < num_blocks; ++i) {
       unpack_block<Format>(bytes + i * Format::kBytes, out.data() + i * Format::kElements);
     }
-    // Of F16 and BF16, whose rows can have any length, a part of a block can be left.
+    // Rows of F16 and BF16 can have any length, so that a part of a block can be left.
     const std::size_t done = num_blocks * Format::kElements;
     if (done < out.size()) {
       std::array<std::uint8_t, Format::kBytes> last{};

@@ -22,7 +22,7 @@ struct Request {
   std::vector<Token> stop_tokens;  // each ends the text and is not part of it
   std::uint64_t cache_salt = 0;    // requests with different salts never share blocks of a prefix cache
   StopStrings stop_strings = {};   // each ends the text: the token that completes it is the last one
-  int num_logprobs = 0;            // report each token's log-probability, and those of so many best ones; 0: none
+  int num_logprobs = 0;            // log-probabilities of each token and of this many most likely ones; 0: none
 };
 
 // Whether the next token is always the one with the largest logit, and nothing else of the logits is wanted.
@@ -40,12 +40,12 @@ struct Completion {
   std::vector<Token> tokens;  // without the prompt
   FinishReason finish_reason = FinishReason::kRejected;
   std::string error;
-  // By token, and last that of a stop token that was drawn. Empty unless the request wants them.
+  // One entry for each token, then one for a stop token if one was drawn. Empty unless the request wants them.
   std::vector<TokenLogprobs> logprobs = {};
 };
 
-// Draws the next token of the text that the completion has so far, and notes its log-probabilities there if the request
-// wants them; appends nothing. sample: which of several texts of the request it is.
+// Draws the next token of the text that the completion has so far, and adds its log-probabilities to the completion if
+// the request wants them; does not append the token. sample: which of the request's texts it is.
 Token draw(const Request& request, std::span<const float> logits, Completion& completion, int sample = 0);
 
 // A number that a run reports. The name is its key in JSON ("slots_used") and, with spaces, its label in the report.
@@ -71,7 +71,7 @@ struct Timing {
     (num_tokens > 1 ? prefill_seconds : decode_seconds) += seconds;
   }
 
-  double milliseconds_per_token() const {  // of a reply
+  double milliseconds_per_token() const {  // in replies
     return decode_tokens == 0 ? 0.0 : 1e3 * decode_seconds / static_cast<double>(decode_tokens);
   }
 };

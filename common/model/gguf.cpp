@@ -343,7 +343,7 @@ std::uint64_t get_alignment(const Reader& reader, const Metadata& metadata) {
   return alignment;
 }
 
-// A tensor's entry in the table. Where the data is, is known only once the whole table has been read.
+// A tensor's entry in the table. Its data can be located only once the whole table has been read.
 struct TensorEntry {
   std::string name;
   TensorInfo info;

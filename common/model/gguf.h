@@ -46,7 +46,7 @@ class Gguf {
 
   const std::string& name() const;
 
-  // Keeps the bytes of the tensors in memory for those who hold it; null if parse() was given the bytes.
+  // The bytes of the tensors stay in memory as long as a copy of this pointer; null if parse() was given the bytes.
   std::shared_ptr<const void> mapping() const;
 
   bool has(std::string_view key) const;

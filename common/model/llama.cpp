@@ -25,7 +25,7 @@ class Arena {
  public:
   explicit Arena(std::int64_t size) : size_(size), floats_(allocate_floats(static_cast<std::size_t>(size))) {}
 
-  MutableMatrixView take(std::int64_t rows, std::int64_t cols) {
+  MutableMatrixView allocate(std::int64_t rows, std::int64_t cols) {
     const std::int64_t first = used_;
     used_ += padded(rows * cols);
     COMMON_CHECK(used_ <= size_, "the matrices must be as many as were counted");
@@ -80,10 +80,10 @@ double read_positive(const Gguf& file, const std::string& key, double fallback) 
   return value;
 }
 
-// How rotations are slowed down for contexts longer than those of training.
+// How rotations are slowed down for contexts longer than in training.
 struct RotaryScaling {
-  double divisor = 1.0;        // of all frequencies
-  bool is_yarn = false;        // only of those that YaRN interpolates
+  double divisor = 1.0;        // of the frequencies
+  bool is_yarn = false;        // divide only the frequencies that YaRN interpolates
   double first_slowed = 0.0;   // YaRN: pairs up to this one keep their frequency
   double first_divided = 0.0;  // YaRN: pairs from this one on are divided in full
   float rotation_scale = 1.0F;
@@ -119,7 +119,7 @@ RotaryScaling read_rotary_scaling(const Gguf& file, std::string_view architectur
   if (type == "none") {
     return {};
   }
-  // Files from before there were other types name the factor otherwise.
+  // Files from before there were other types have the factor under another key.
   const std::string old_key = std::string(architecture) + ".rope.scale_linear";
   const double factor = read_positive(file, file.has(old_key) ? old_key : prefix + "factor", 1.0);
   if (type == "linear") {
@@ -166,7 +166,7 @@ struct Architecture {
   bool rotates_halves;
 };
 
-// Files of the first have the rows of Q and K permuted, so that the two numbers of a pair lie next to each other.
+// Llama's files have the rows of Q and K permuted, so that the two numbers of a pair lie next to each other.
 constexpr std::array<Architecture, 3> kArchitectures = {{
     {"llama", "Llama", false, false, false},
     {"qwen2", "Qwen2", true, false, true},
@@ -307,7 +307,7 @@ bool all_finite(const RowVector& values) {
   return std::all_of(values.data(), values.data() + values.size(), [](float value) { return std::isfinite(value); });
 }
 
-// Reads vectors that are used one after the other, as one: norms and biases.
+// Reads norms or biases and joins them, in order, to one vector.
 RowVector read_vectors(const Gguf& file, const std::vector<std::string>& names) {
   RowVector values;
   for (const std::string& name : names) {
@@ -324,7 +324,8 @@ RowVector read_vectors(const Gguf& file, const std::vector<std::string>& names) 
   return values;
 }
 
-// One such weight would make every logit NaN. This also reads the file from the disk before the first request waits.
+// A single weight that is not finite would make every logit NaN. This also reads the file from the disk before the
+// first request waits.
 void check_finite(const Gguf& file, const std::string& name, const WeightMatrix& matrix) {
   constexpr Eigen::Index kFloats = 1 << 14;
   const Eigen::Index rows_at_once = std::max<Eigen::Index>(1, kFloats / matrix.cols());
@@ -342,7 +343,7 @@ void check_finite(const Gguf& file, const std::string& name, const WeightMatrix&
   });
 }
 
-// Matrices on top of each other.
+// Reads matrices and stacks them.
 WeightMatrix read_matrix(const Gguf& file, const std::vector<std::string>& names) {
   WeightMatrix matrix;
   for (const std::string& name : names) {
@@ -480,13 +481,13 @@ struct Llama::Impl {
   LlamaConfig config;
   LlamaWeights weights;
   std::int64_t num_parameters = 0;
-  std::shared_ptr<const void> file_mapping;  // where the matrices are, of a file opened by path
+  std::shared_ptr<const void> file_mapping;  // keeps the matrices in memory if the file was opened by path
 
-  // Of a model with random weights:
+  // For a model with random weights:
   std::optional<Arena> arena;
-  std::vector<MutableMatrixView> drawn_matrices;
+  std::vector<MutableMatrixView> random_matrices;
   std::optional<std::uint64_t> synthetic_seed;
-  std::once_flag drawn;
+  std::once_flag randomized;
 
   explicit Impl(const Gguf& file)
       : config(checked_config(file)), weights(read_weights(file, config)), file_mapping(file.mapping()) {
@@ -499,21 +500,21 @@ struct Llama::Impl {
     const Eigen::Index q_rows = Eigen::Index{config.num_heads} * config.head_dim;
     const Eigen::Index qkv_rows = q_rows + 2 * Eigen::Index{config.num_kv_heads} * config.head_dim;
     const Eigen::Index feed_forward = config.feed_forward_size;
-    weights.embedding = take(config.vocab_size, hidden);
+    weights.embedding = allocate(config.vocab_size, hidden);
     weights.output_norm = RowVector::Ones(hidden);
-    weights.output = config.tied_output ? weights.embedding : take(config.vocab_size, hidden);
+    weights.output = config.tied_output ? weights.embedding : allocate(config.vocab_size, hidden);
     weights.frequencies = plain_frequencies(config);
     for (int i = 0; i < config.num_layers; ++i) {
       LlamaLayer layer;
       layer.attention_norm = RowVector::Ones(hidden);
-      layer.qkv = take(qkv_rows, hidden);
+      layer.qkv = allocate(qkv_rows, hidden);
       layer.qkv_bias = RowVector::Zero(config.qkv_bias ? qkv_rows : 0);
       layer.q_norm = RowVector::Ones(config.qk_norm ? config.head_dim : 0);
       layer.k_norm = layer.q_norm;
-      layer.output = take(hidden, q_rows);
+      layer.output = allocate(hidden, q_rows);
       layer.feed_forward_norm = RowVector::Ones(hidden);
-      layer.gate_up = take(2 * feed_forward, hidden);
-      layer.down = take(hidden, feed_forward);
+      layer.gate_up = allocate(2 * feed_forward, hidden);
+      layer.down = allocate(hidden, feed_forward);
       weights.layers.push_back(std::move(layer));
     }
   }
@@ -524,25 +525,25 @@ struct Llama::Impl {
     return result;
   }
 
-  WeightMatrix take(Eigen::Index rows, Eigen::Index cols) {
-    const MutableMatrixView floats = arena->take(rows, cols);
-    drawn_matrices.push_back(floats);
+  WeightMatrix allocate(Eigen::Index rows, Eigen::Index cols) {
+    const MutableMatrixView floats = arena->allocate(rows, cols);
+    random_matrices.push_back(floats);
     WeightMatrix matrix;
     matrix.append(MatrixView(floats.data(), rows, cols));
     return matrix;
   }
 
-  void draw(std::uint64_t seed) {
+  void randomize_matrices(std::uint64_t seed) {
     Random random(seed);
-    for (MutableMatrixView& matrix : drawn_matrices) {
+    for (MutableMatrixView& matrix : random_matrices) {
       randomize(random, matrix);
     }
   }
 
   // Called before the weights are read.
-  void draw_if_synthetic() {
+  void randomize_if_synthetic() {
     if (synthetic_seed.has_value()) {
-      std::call_once(drawn, [&] { draw(*synthetic_seed); });
+      std::call_once(randomized, [&] { randomize_matrices(*synthetic_seed); });
     }
   }
 
@@ -566,7 +567,7 @@ Llama::Llama(const Gguf& file) : impl_(std::make_unique<Impl>(file)) {}
 LlamaConfig Llama::read_config(const Gguf& file) { return config_of(file); }
 
 Llama::Llama(const LlamaConfig& config, std::uint64_t seed) : impl_(std::make_unique<Impl>(config)) {
-  impl_->draw(seed);
+  impl_->randomize_matrices(seed);
 }
 
 Llama::Llama(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
@@ -588,7 +589,7 @@ const LlamaConfig& Llama::config() const { return impl_->config; }
 Matrix Llama::forward(std::span<const Token> tokens, std::span<const int> positions,
                       const AttentionFn& attention) const {
   COMMON_CHECK(!tokens.empty() && tokens.size() == positions.size(), "each token needs a position");
-  impl_->draw_if_synthetic();
+  impl_->randomize_if_synthetic();
   const LlamaConfig& config = impl_->config;
   const auto num_tokens = static_cast<Eigen::Index>(tokens.size());
   const Eigen::Index q_cols = Eigen::Index{config.num_heads} * config.head_dim;
@@ -632,7 +633,7 @@ Matrix Llama::forward(std::span<const Token> tokens, std::span<const int> positi
 }
 
 Matrix Llama::logits(const Matrix& hidden) const {
-  impl_->draw_if_synthetic();
+  impl_->randomize_if_synthetic();
   return linear(hidden, impl_->weights.output);
 }
 
@@ -659,7 +660,7 @@ std::int64_t Llama::weight_bytes_per_token() const {
 }
 
 const LlamaWeights& Llama::weights() const {
-  impl_->draw_if_synthetic();
+  impl_->randomize_if_synthetic();
   return impl_->weights;
 }
 

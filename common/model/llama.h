@@ -30,10 +30,10 @@ struct LlamaConfig {
   bool tied_output = false;  // the output matrix is the embedding
 
   // What architectures differ in.
-  bool qkv_bias = false;        // something is added to q, k and v
+  bool qkv_bias = false;        // a bias is added to q, k and v
   bool qk_norm = false;         // each head of q and of k is normalised before it is rotated
   bool rotates_halves = false;  // number i of a head is rotated with i + head_dim / 2, not 2i with 2i + 1
-  float rotation_scale = 1.0F;  // of rotated q and k (YaRN)
+  float rotation_scale = 1.0F;  // factor of rotated q and k (YaRN)
 
   int num_queries_per_kv() const { return num_heads / num_kv_heads; }
 };

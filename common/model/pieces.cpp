@@ -86,8 +86,8 @@ class PieceScanner {
   }
   bool is_number_at(std::size_t at) const { return classes_[at] == CharacterClass::kNumber; }
 
-  // Cuts begin … end at every match, and what is between two matches is a section too. length_at(position): of the
-  // match that begins there, 0 if there is none.
+  // Cuts begin … end at every match; the text between two matches is a section too. length_at(position): the length of
+  // the match that begins there, 0 if there is none.
   template <typename LengthAt>
   static Sections sections(std::size_t begin, std::size_t end, const LengthAt& length_at) {
     Sections result;
@@ -123,7 +123,7 @@ class PieceScanner {
     cut(begin, end, [this](std::size_t from, std::size_t limit) { return gpt2_piece_end(from, limit); });
   }
 
-  // Each expression cuts what the one before has left.
+  // Each expression cuts the pieces that the one before has left.
   void cut_by_default(std::size_t size) {
     const auto run_length = [](std::size_t at, std::size_t end, const auto& is_part) {
       std::size_t length = 0;
@@ -167,7 +167,7 @@ class PieceScanner {
     return end;
   }
 
-  // Length of the contraction that begins here, or 0. GPT-2 knows those in lower case only.
+  // Length of the contraction that begins here, or 0. GPT-2's rule has them in lower case only.
   std::size_t contraction_length(std::size_t begin, std::size_t limit, bool any_case) const {
     for (const std::u32string_view contraction : {U"'s", U"'t", U"'re", U"'ve", U"'m", U"'ll", U"'d"}) {
       const auto matches = [&](char32_t expected, char32_t actual) {
@@ -242,7 +242,7 @@ class PieceScanner {
   std::vector<std::size_t> offsets_;     // [num_characters + 1] byte offset of each character, then of the end
   std::vector<char32_t> characters_;     // [num_characters]
   std::vector<CharacterClass> classes_;  // [num_characters]
-  std::vector<std::size_t> ends_;        // of the pieces
+  std::vector<std::size_t> ends_;        // of the pieces, in characters
 };
 
 }  // namespace

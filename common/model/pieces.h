@@ -16,7 +16,7 @@ enum class PieceRule {
   kLlama3,   // (?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|
              //   \s*[\r\n]+|\s+(?!\S)|\s+
   kQwen2,    // the same with \p{N} in place of \p{N}{1,3}
-  kDefault,  // of files that name no rule: first runs of [\p{P}$+<=>^~|], then GPT-2's rule between them, then runs of
+  kDefault,  // files that name no rule: first runs of [\p{P}$+<=>^~|], then GPT-2's rule between them, then runs of
              //   \p{N}, and three digits [0-9] at a time of these
 };
 

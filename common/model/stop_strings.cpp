@@ -9,8 +9,8 @@
 namespace common {
 namespace {
 
-// The length of the text without a last character of which bytes are still to come. Bytes that are not UTF-8 count as
-// characters.
+// The length of the text without its last character if bytes of that are still to come. Bytes that are not UTF-8 count
+// as characters.
 std::size_t whole_characters(std::string_view text) {
   for (std::size_t back = 1; back <= std::min<std::size_t>(3, text.size()); ++back) {
     const auto byte = static_cast<unsigned char>(text[text.size() - back]);
@@ -41,8 +41,8 @@ bool StopStrings::found_after(std::span<const Token> reply) const {
   if (empty() || reply.empty()) {
     return false;
   }
-  // Before the last token there was none, so one begins less than max_size_ bytes before that token. A token may have
-  // no bytes at all: then more of them are needed.
+  // The text before the last token has no stop string, so one that is complete now begins less than max_size_ bytes
+  // before that token. Tokens may have no bytes, and then more of them are needed.
   const std::size_t last_size = decode_(reply.last(1)).size();
   std::size_t count = std::min(reply.size(), max_size_ + 1);
   std::string tail = decode_(reply.last(count));

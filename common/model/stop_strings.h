@@ -27,7 +27,7 @@ class StopStrings {
   bool found_after(std::span<const Token> reply) const;
   // The text up to the first of them.
   std::string cut(std::string_view text) const;
-  // How many bytes of the text may be shown while more may follow: none of those that may turn out to be the beginning
+  // How many bytes of the text may be shown while more may follow: all but an end that may turn out to be the beginning
   // of a stop string.
   std::size_t safe_length(std::string_view text) const;
 
@@ -37,8 +37,8 @@ class StopStrings {
   Decode decode_;
 };
 
-// A reply's text while its tokens come. What may be part of a stop string, or is the first part of a character, is held
-// back until the next tokens decide.
+// A reply's text while it is generated. What may be part of a stop string, or is the first part of a character, is held
+// back until later tokens decide.
 class ReplyStream {
  public:
   ReplyStream(StopStrings stop_strings, StopStrings::Decode decode)

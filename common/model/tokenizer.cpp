@@ -206,7 +206,7 @@ std::string decode_byte_spelling(const std::string& spelling) {
   return {static_cast<char>(static_cast<unsigned char>(16 * digit(3) + digit(4)))};
 }
 
-// Values of tokenizer.ggml.token_type (llama.cpp's enum llama_token_type). A byte is of SentencePiece only.
+// Values of tokenizer.ggml.token_type (llama.cpp's enum llama_token_type). Only SentencePiece has kByte.
 enum class TokenType : std::int64_t {
   kNormal = 1,
   kUnknown = 2,
@@ -251,7 +251,7 @@ struct Tokenizer::Impl {
 
   bool is_sentence_piece = false;
   PieceRule piece_rule = PieceRule::kDefault;
-  bool add_space_prefix = false;  // SentencePiece: a blank in front of a text, and of what follows a special token
+  bool add_space_prefix = false;  // SentencePiece: adds a blank before a text and after a special token
   bool add_bos = false;
   std::optional<Token> bos;
   std::optional<Token> eos;
@@ -279,7 +279,7 @@ Tokenizer::Impl::Impl(const Gguf& file) : is_sentence_piece(reads_sentence_piece
   }
   bos = read_optional_id(file, "tokenizer.ggml.bos_token_id");
   eos = read_optional_id(file, "tokenizer.ggml.eos_token_id");
-  // Files that do not say it are from before there was a choice.
+  // Files without this key are from before there was a choice.
   const bool usual = bos.has_value() && (is_sentence_piece || piece_rule == PieceRule::kLlama3);
   add_bos = file.get_bool("tokenizer.ggml.add_bos_token", usual);
   if (add_bos && !bos) {
@@ -373,9 +373,10 @@ TokenEntry Tokenizer::Impl::read_token(const Gguf& file, std::size_t id, const s
   }
 }
 
-// Of byte-level BPE, the tokens of one byte; of SentencePiece, those for characters that the vocabulary lacks.
-// Real vocabularies lack bytes that did not occur in their training text (SmolLM2: 21 of them, control characters and
-// first bytes of unassigned planes). Text that contains them is refused; a vocabulary without ASCII is broken.
+// In byte-level BPE, these are the tokens of one byte; in SentencePiece, they spell characters that the vocabulary
+// lacks. Real vocabularies lack bytes that did not occur in their training text (SmolLM2: 21 of them, control
+// characters and first bytes of unassigned planes). Text that contains them is refused; a vocabulary without ASCII is
+// broken.
 void Tokenizer::Impl::find_byte_tokens(const Gguf& file) {
   std::array<Token, 256> spelled_out{};
   spelled_out.fill(kNoToken);
@@ -495,8 +496,8 @@ void Tokenizer::Impl::encode_pieces(std::string_view text, std::size_t text_offs
   }
 }
 
-// All of the text is one piece, of characters. Two neighbours merge if the vocabulary has them as a token, the one with
-// the highest score first.
+// The whole text is one piece, made of characters. Two neighbours merge if the vocabulary has them as a token, the one
+// with the highest score first.
 void Tokenizer::Impl::encode_sentence(std::string_view plain, std::size_t text_offset, std::vector<Token>& out) const {
   if (plain.empty()) {
     return;
@@ -524,7 +525,7 @@ void Tokenizer::Impl::encode_sentence(std::string_view plain, std::size_t text_o
       return;
     }
     for (const char byte : part(symbol.begin, symbol.size)) {
-      // Blanks are never missing, so that this is the byte's place but for the blank in front.
+      // No blank is ever missing, so this is the byte's place in the text, except for the blank in front.
       out.push_back(byte_token(byte, text_offset + symbol.begin - (add_space_prefix ? 1 : 0)));
     }
   });

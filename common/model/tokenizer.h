@@ -36,8 +36,8 @@ class Tokenizer {
   std::vector<Token> encode_prompt(std::string_view text, bool parse_special = false) const;
 
   // The bytes of the tokens, in order; a character may be split over several tokens. Control tokens give no bytes
-  // unless show_special is set; user-defined ones are text. SentencePiece puts a blank in front of a text, and here it
-  // is: whether tokens begin a text or continue one, they do not say.
+  // unless show_special is set; user-defined ones are text. The blank that SentencePiece puts in front of a text is
+  // kept: tokens do not say whether they begin a text or continue one.
   std::string decode(std::span<const Token> tokens, bool show_special = false) const;
 
   int vocab_size() const;

@@ -14,12 +14,12 @@
 namespace common {
 namespace {
 
-// Up to this many tokens are multiplied with the blocks as they are unpacked; with more, a row's floats are worth a
-// place in the cache. As in common/math/product.cpp, whose sums these products have to repeat.
+// Up to this many tokens are multiplied by the blocks as these are unpacked; with more, it pays to unpack a row into
+// the cache first. The limit is that of common/math/product.cpp, whose sums these products have to repeat.
 constexpr Eigen::Index kFewTokens = 8;
 
-// Rows follow each other in memory, so that this leads to the next ones too. A processor's own prefetching ends
-// with a page of 4 KiB, that is after a few microseconds.
+// How far ahead the weights are fetched. Rows follow each other in memory, so that this reaches the next ones too. A
+// processor's own prefetching stops at the end of a page of 4 KiB, that is after a few microseconds.
 constexpr std::size_t kPrefetchBytes = 4096;
 
 template <int kBytes>
@@ -40,8 +40,8 @@ const std::byte* row_data(const WeightMatrix::Part& part, Eigen::Index row) {
   return part.data.data() + static_cast<std::size_t>(row - part.first_row) * part.row_bytes;
 }
 
-// y: [kTokens, rows], of x: [kTokens, features] and rows begin … end of a part. The two sums a token are those of
-// dot_product_rows() in common/math/product.cpp, and so are the results.
+// y: [kTokens, rows] = x: [kTokens, features] by rows begin … end of a part. Each token has two sums, as in
+// dot_product_rows() of common/math/product.cpp, and so the same results.
 template <typename Format, int kTokens>
 void multiply_blocks(const float* x, Eigen::Index x_stride, const WeightMatrix::Part& part, Eigen::Index begin,
                      Eigen::Index end, Eigen::Index features, float* y, Eigen::Index y_stride) {
@@ -87,7 +87,7 @@ void multiply_few_tokens(const Matrix& x, const WeightMatrix::Part& part, Eigen:
   });
 }
 
-// The rows of a part that are among begin … end, few tokens.
+// Multiplies a few tokens by those of the part's rows that lie in begin … end.
 void multiply_part(const Matrix& x, const WeightMatrix::Part& part, Eigen::Index begin, Eigen::Index end, Matrix& y) {
   begin = std::max(begin, part.first_row);
   end = std::min(end, part.first_row + part.rows);
@@ -111,9 +111,9 @@ void multiply_part(const Matrix& x, const WeightMatrix::Part& part, Eigen::Index
 }  // namespace
 
 void WeightMatrix::append(TensorType type, std::span<const std::byte> data, Eigen::Index rows, Eigen::Index cols) {
-  COMMON_CHECK(rows > 0 && cols > 0 && (parts_.empty() || cols == cols_), "rows of the same number of weights");
+  COMMON_CHECK(rows > 0 && cols > 0 && (parts_.empty() || cols == cols_), "all rows must have as many weights");
   const BlockFormat format = block_format(type);
-  COMMON_CHECK(cols % format.elements == 0, "a row is whole blocks");
+  COMMON_CHECK(cols % format.elements == 0, "a row must be whole blocks");
   const auto row_bytes = static_cast<std::size_t>(cols / format.elements * format.bytes);
   COMMON_CHECK(data.size() == static_cast<std::size_t>(rows) * row_bytes, "the data must be exactly the rows");
   parts_.push_back({type, data, rows_, rows, row_bytes});
@@ -127,7 +127,7 @@ void WeightMatrix::append(const MatrixView& floats) {
 }
 
 void WeightMatrix::append_rows(const WeightMatrix& source, Eigen::Index first, Eigen::Index count) {
-  COMMON_CHECK(first >= 0 && count >= 0 && first + count <= source.rows(), "the matrix has these rows");
+  COMMON_CHECK(first >= 0 && count >= 0 && first + count <= source.rows(), "the rows must be the matrix's");
   for (const Part& part : source.parts_) {
     const Eigen::Index begin = std::max(first, part.first_row);
     const Eigen::Index end = std::min(first + count, part.first_row + part.rows);

@@ -1,6 +1,6 @@
-// A weight matrix as its file stores it. It is one tensor, or several on top of each other that are multiplied with the
-// same input (Q, K and V), each of a type of its own. Nothing is copied: the file's bytes must outlive the matrix.
-// There are no floats of it either: a product unpacks the blocks as it reads them.
+// A weight matrix as its file stores it. It is one tensor, or several on top of each other that are multiplied by the
+// same input (Q, K and V), each with its own type. Nothing is copied: the file's bytes must outlive the matrix. No
+// floats are kept either: a product unpacks the blocks as it reads them.
 #pragma once
 
 #include <cstddef>
@@ -23,7 +23,7 @@ class WeightMatrix {
     std::size_t row_bytes = 0;
   };
 
-  // Adds rows of `cols` weights below those there are. Throws CheckError if `data` is not exactly those rows.
+  // Adds rows of `cols` weights below the present ones. Throws CheckError if `data` is not exactly those rows.
   void append(TensorType type, std::span<const std::byte> data, Eigen::Index rows, Eigen::Index cols);
   void append(const MatrixView& floats);
   // Rows first … first + count - 1 of another matrix, which are not copied either.
@@ -34,7 +34,7 @@ class WeightMatrix {
   std::span<const Part> parts() const { return parts_; }
   std::int64_t num_bytes() const;  // as stored
 
-  // Rows first … first + count - 1 as floats: to out, [count, cols].
+  // Writes rows first … first + count - 1 to `out` as floats: [count, cols].
   void read_rows(Eigen::Index first, Eigen::Index count, float* out) const;
 
  private:

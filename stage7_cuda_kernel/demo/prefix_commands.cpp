@@ -72,7 +72,7 @@ void print_users(const common::Session& session, const TokenSource& source, cons
     const Usage usage = engine.manager().usage();
     table.add_row({on ? "on" : "off", common::format_count(computed),
                    common::format_count(usage.reserved / engine.manager().block_size()),
-                   common::format_bytes(engine.cache().shape().bytes_per_slot() * usage.reserved),
+                   common::format_bytes(engine.cache().bytes_per_slot * usage.reserved),
                    common::format("%.1f", first), common::format("%.1f", others / std::max(options.num_users - 1, 1))});
   }
   progress.clear();

@@ -5,6 +5,7 @@
 #include "attention_simple.h"
 
 #include <cmath>
+#include "common/cuda/ptx.cuh"
 
 #include "checks.h"
 #include "common/cuda/runtime/launch.h"
@@ -117,8 +118,7 @@ __global__ void __launch_bounds__(32 * kWarps) attention_kernel(Pages pages, Bat
 
 void attention_simple(const Pages& pages, const Batch& batch, const int* query_starts, const void* queries,
                       void* output, int num_tokens, cudaStream_t stream) {
-  // Scores are kept in units of log2(e), so that the weights are powers of 2.
-  const auto scale = static_cast<float>(1.4426950408889634 / std::sqrt(static_cast<double>(pages.shape.head_dim)));
+  const float scale = score_scale(pages.shape.head_dim);
   const std::int64_t grid = std::int64_t{num_tokens} * batch.num_heads;
   COMMON_CHECK(grid < std::int64_t{1} << 31, "too many tokens for one launch");
   common::launch(attention_kernel, dim3(static_cast<unsigned>(grid)), 32 * kWarps, 0, stream, common::Overlap::kNone,

@@ -22,6 +22,7 @@
 #pragma once
 
 #include "common/cuda/model/scalars.cuh"
+#include "common/cuda/ptx.cuh"
 #include "common/cuda/runtime/launch.h"
 #include "decode_merge.cuh"
 #include "decode_plan.h"
@@ -90,8 +91,8 @@ struct WarpAttention {
     for (int t = 0; t < kQueryTiles; ++t) {
       update_softmax(t, scores[t], num_tokens, scales);
       // A result's upper and lower half are the left operand's layout; the transposed ones are the right operand's.
-      weights[t][0] = transpose(pack_weights(scores[t][0], scores[t][1]));
-      weights[t][1] = transpose(pack_weights(scores[t][2], scores[t][3]));
+      weights[t][0] = common::transpose(pack_weights(scores[t][0], scores[t][1]));
+      weights[t][1] = common::transpose(pack_weights(scores[t][2], scores[t][3]));
     }
     if constexpr (!kValuesEarly) {
       load_values(v, values);
@@ -143,8 +144,9 @@ struct WarpAttention {
 #pragma unroll
       for (int half = 0; half < 2; ++half) {
         const std::uint32_t own = tile + half * 8 + threadIdx.x % 32 / 4;
-        scales.of_keys[half] = scale * scale_of(load_byte(own + Tile::kKeyScales));
-        scales.of_values[half] = static_cast<float>(static_cast<int>(load_byte(own + Tile::kValueScales)) - 127);
+        scales.of_keys[half] = scale * scale_of(common::load_byte(own + Tile::kPair.key_scales));
+        scales.of_values[half] =
+            static_cast<float>(static_cast<int>(common::load_byte(own + Tile::kPair.value_scales)) - 127);
       }
     }
     return scales;
@@ -160,9 +162,9 @@ struct WarpAttention {
   static __device__ __forceinline__ void multiply(float (&c)[4], const std::uint32_t (&a)[4], std::uint32_t b0,
                                                   std::uint32_t b1) {
     if constexpr (kFloat8) {
-      multiply_add_halves(c, a, b0, b1);
+      common::multiply_add_halves(c, a, b0, b1);
     } else {
-      multiply_add(c, a, b0, b1);
+      common::multiply_add(c, a, b0, b1);
     }
   }
 
@@ -181,7 +183,7 @@ struct WarpAttention {
       std::uint32_t k[2][4];
       if constexpr (kFloat8) {
         std::uint32_t bytes[4];
-        load_matrices(bytes, row_begin + Tile::at_step(place, step / 2));
+        common::load_matrices(bytes, row_begin + Tile::at_step(place, step / 2));
 #pragma unroll
         for (int i = 0; i < 2; ++i) {
           k[i][0] = lower_halves(bytes[2 * i]);
@@ -190,8 +192,8 @@ struct WarpAttention {
           k[i][3] = upper_halves(bytes[2 * i + 1]);
         }
       } else {
-        load_matrices(k[0], row_begin + Tile::at_step(place, step));
-        load_matrices(k[1], row_begin + Tile::at_step(place, step + 1));
+        common::load_matrices(k[0], row_begin + Tile::at_step(place, step));
+        common::load_matrices(k[1], row_begin + Tile::at_step(place, step + 1));
       }
 #pragma unroll
       for (int t = 0; t < kQueryTiles; ++t) {
@@ -216,7 +218,7 @@ struct WarpAttention {
     const int place = Tile::place(row, lane / 8 % 2);
 #pragma unroll
     for (int i = 0; i < kLoads; ++i) {
-      load_matrices_transposed(v[i], row_begin + Tile::at_step(place, i));
+      common::load_matrices_transposed(v[i], row_begin + Tile::at_step(place, i));
     }
   }
 

@@ -5,8 +5,8 @@
 
 #include "common/cuda/model/scalars.cuh"
 #include "decode_plan.h"
+#include "element.h"
 #include "online_softmax.cuh"
-#include "ptx.cuh"
 
 namespace stage7 {
 

@@ -3,6 +3,7 @@
 
 #include "common/cuda/runtime/device.h"
 #include "kernels.h"
+#include "page_layout.h"
 
 namespace stage7 {
 
@@ -41,9 +42,8 @@ COURSE_HOST_DEVICE constexpr int exchanged_at_once(int group) { return group < 8
 // Of one thread block, its static arrays included: its rings, the exchange, a barrier for each tile of the rings, and
 // whether it is the last one of a head.
 constexpr std::size_t decode_shared_bytes(const DecodeRing& ring, ScalarType type, int head_dim, int group) {
-  const int pair_bytes = 2 * 16 * (type == ScalarType::kFloat8 ? head_dim + 1 : 2 * head_dim);  // K and V of 16 tokens
-  const int tile_bytes = (pair_bytes + 127) / 128 * 128;
-  const int row_bytes = (head_dim + 4) * 4 + 8;  // of the exchange
+  const int tile_bytes = pair_place_bytes(type, head_dim);  // K and V of 16 tokens
+  const int row_bytes = (head_dim + 4) * 4 + 8;             // of the exchange
   const int bytes = ring.warps * (ring.stages * tile_bytes + exchanged_at_once(group) * row_bytes);
   const int barriers = ring.warps * ring.stages * 8;
   return static_cast<std::size_t>(bytes + barriers + 8);

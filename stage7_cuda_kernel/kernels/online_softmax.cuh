@@ -10,11 +10,20 @@
 // added in a fixed order, equal shares give equal bits.
 #pragma once
 
+#include <cmath>
+
 #include <cstddef>
 
 #include "common/cuda/model/scalars.cuh"
+#include "common/cuda/ptx.cuh"
 
 namespace stage7 {
+
+// What the product of a query and a key is multiplied by: scores are kept in units of log2(e), so that the weights are
+// powers of 2.
+inline float score_scale(int head_dim) {
+  return static_cast<float>(1.4426950408889634 / std::sqrt(static_cast<double>(head_dim)));
+}
 
 // The two numbers that say what a weighted sum of V is worth.
 struct RunningSoftmax {

@@ -31,27 +31,27 @@
 #include <type_traits>
 
 #include "common/cuda/model/scalars.cuh"
+#include "common/cuda/ptx.cuh"
+#include "element.h"
 #include "float8.cuh"
 #include "online_softmax.cuh"
-#include "ptx.cuh"
 #include "ragged_plan.h"
-#include "wgmma.cuh"
 
 namespace stage7 {
 
 template <int kHeadDim>
 struct PrefillShape {
   static constexpr int kConsumers = 2;  // warpgroups
-  static constexpr int kRows = kConsumers * kWarpgroupRows;
+  static constexpr int kRows = kConsumers * common::kWarpgroupRows;
   static constexpr int kTokens = 128;  // a tile
   static constexpr int kStages = kHeadDim == 128 ? 2 : 4;
   static constexpr int kSlots = 2;  // of queries
-  static constexpr int kThreads = kWarpgroupThreads * (1 + kConsumers);
+  static constexpr int kThreads = common::kWarpgroupThreads * (1 + kConsumers);
   static constexpr int kPanels = kHeadDim / 64;
   static constexpr int kRowBytes = 128;                     // of a panel
   static constexpr int kPanelBytes = kTokens * kRowBytes;   // of K or V
   static constexpr int kTileBytes = kPanels * kPanelBytes;  // of K or V
-  static constexpr int kQueryPanelBytes = kWarpgroupRows * kRowBytes;
+  static constexpr int kQueryPanelBytes = common::kWarpgroupRows * kRowBytes;
   static constexpr int kQueryBytes = kPanels * kQueryPanelBytes;  // of one warpgroup
 
   // Of a vector in a warpgroup's queries.
@@ -71,9 +71,9 @@ struct PrefillWork {
 template <int kHeadDim>
 struct Float8Tiles {
   using Stored = SharedTile<kHeadDim, ScalarType::kFloat8>;
-  static constexpr int kWarps = kWarpgroupThreads / 32;
+  static constexpr int kWarps = common::kWarpgroupThreads / 32;
   static constexpr int kPieces = PrefillShape<kHeadDim>::kTokens / kTileRows / kWarps;
-  static constexpr int kPieceBytes = Stored::kBytes + Stored::kScaleBytes;  // of K or V
+  static constexpr int kPieceBytes = Stored::kPair.value_scales;  // K and its scales; V's scales and V
   alignas(128) unsigned char bytes[kWarps][2][kPieces * kPieceBytes];
   std::uint64_t full[kWarps][2];
 };
@@ -163,7 +163,7 @@ struct QueryRows {
 template <ScalarType kType, int kHeadDim>
 struct PrefillProducer {
   using Shape = PrefillShape<kHeadDim>;
-  static constexpr int kWarps = kWarpgroupThreads / 32;
+  static constexpr int kWarps = common::kWarpgroupThreads / 32;
   static constexpr int kVecs = kHeadDim / 8;
   static constexpr int kPieces = Shape::kTokens / kTileRows / kWarps;  // that a warp copies of a panel
   static constexpr int kPieceBytes = kTileRows * Shape::kRowBytes;
@@ -197,15 +197,16 @@ struct PrefillProducer {
 
   // A thread copies the same vector of every kStep-th row. For rows that do not exist it repeats one that does.
   __device__ __forceinline__ void copy_queries(const PrefillWork& work, int place) const {
-    constexpr int kStep = kWarpgroupThreads / kVecs;
+    constexpr int kStep = common::kWarpgroupThreads / kVecs;
     const int vec = thread % kVecs;
     const int last = work.task.end_row - 1 - work.task.first_row;
     QueryRows rows(call, work, work.task.first_row + min(thread / kVecs, last), kStep);
 #pragma unroll 4
     for (int row = thread / kVecs; row < Shape::kRows; row += kStep) {
-      const int own = row % kWarpgroupRows;
-      copy_vec_async(shared_address(shared.queries[place][row / kWarpgroupRows]) + Shape::query_place(own, vec),
-                     call.queries + rows.offset * kHeadDim + vec * 8);
+      const int own = row % common::kWarpgroupRows;
+      common::copy_vec_async(
+          common::shared_address(shared.queries[place][row / common::kWarpgroupRows]) + Shape::query_place(own, vec),
+          call.queries + rows.offset * kHeadDim + vec * 8);
       if (row + kStep <= last) {
         rows.advance();
       }
@@ -217,15 +218,15 @@ struct PrefillProducer {
                                             std::uint64_t& full, std::uint64_t& empty) const {
     const int piece = first_piece + lane % kPieces;
     const int panel = lane / kPieces;
-    wait_barrier(shared_address(&empty), stage.parity ^ 1);
+    common::wait_barrier(common::shared_address(&empty), stage.parity ^ 1);
     if (lane == 0) {
       const int own = max(0, min(kPieces, count - first_piece));
-      arrive_expecting(shared_address(&full), own * Shape::kPanels * kPieceBytes);
+      common::arrive_expecting(common::shared_address(&full), own * Shape::kPanels * kPieceBytes);
     }
     __syncwarp();
     if (piece < count && panel < Shape::kPanels) {
-      copy_bulk(shared_address(tile) + panel * Shape::kPanelBytes + piece * kPieceBytes,
-                static_cast<const Element*>(pages) + offset, kPieceBytes, shared_address(&full));
+      common::copy_bulk(common::shared_address(tile) + panel * Shape::kPanelBytes + piece * kPieceBytes,
+                        static_cast<const Element*>(pages) + offset, kPieceBytes, common::shared_address(&full));
     }
   }
 
@@ -239,7 +240,7 @@ struct PrefillProducer {
     int count = ((num_seen - 1) % Shape::kTokens + kTileRows) / kTileRows;
     for (; token >= 0; token -= Shape::kTokens) {
       const std::int64_t offset = row_offset(call.pages.shape, block, kv_head, token % block_size) +
-                                  panel * kPieceBytes / static_cast<int>(sizeof(Element));
+                                  SharedTile<kHeadDim>::panel_offset(panel, kTileRows);
       if (token >= Shape::kTokens) {
         block = table[(token - Shape::kTokens) / block_size];
       }
@@ -258,14 +259,15 @@ struct PrefillProducer {
   __device__ __forceinline__ void fetch(bool is_key, std::int64_t offset, int own) const {
     constexpr int kBytes = Float8Tiles<kHeadDim>::kPieceBytes;
     const int which = is_key ? 0 : 1;
-    const std::uint32_t full = shared_address(&shared.stored.full[thread / 32][which]);
+    const std::uint32_t full = common::shared_address(&shared.stored.full[thread / 32][which]);
     if (lane == 0) {
-      arrive_expecting(full, own * kBytes);
+      common::arrive_expecting(full, own * kBytes);
     }
     __syncwarp();
     if (lane < own) {
-      copy_bulk(shared_address(shared.stored.bytes[thread / 32][which]) + lane * kBytes,
-                static_cast<const std::uint8_t*>(call.pages.keys) + offset + (is_key ? 0 : kBytes), kBytes, full);
+      common::copy_bulk(common::shared_address(shared.stored.bytes[thread / 32][which]) + lane * kBytes,
+                        static_cast<const std::uint8_t*>(call.pages.keys) + offset + (is_key ? 0 : kBytes), kBytes,
+                        full);
     }
   }
 
@@ -275,8 +277,8 @@ struct PrefillProducer {
     const int which = is_key ? 0 : 1;
     const unsigned char* pieces = shared.stored.bytes[thread / 32][which];
     unsigned char* tile = is_key ? shared.keys[stage.place] : shared.values[stage.place];
-    wait_barrier(shared_address(&shared.stored.full[thread / 32][which]), stored_parity);
-    wait_barrier(shared_address(&empty), stage.parity ^ 1);
+    common::wait_barrier(common::shared_address(&shared.stored.full[thread / 32][which]), stored_parity);
+    common::wait_barrier(common::shared_address(&empty), stage.parity ^ 1);
 #pragma unroll 4
     for (int i = lane; i < own * kTileRows * Stored::kVecs; i += 32) {
       const int row = i / Stored::kVecs;
@@ -285,9 +287,10 @@ struct PrefillProducer {
       // The place in the piece is i's own, so that neighbouring threads read neighbouring vectors.
       const int vec = swizzle(Stored::kPanelVecs, row_in_piece, i % Stored::kVecs);
       uint4 vecs[2];
-      // K and then its scales, or V's scales and then V.
-      to_bfloat16(vecs, reinterpret_cast<const uint4*>(piece)[i % (kTileRows * Stored::kVecs) + (is_key ? 0 : 1)],
-                  scale_of(piece[(is_key ? Stored::kBytes : 0) + row_in_piece]));
+      constexpr int kValuesInPiece = Stored::kPair.values - Stored::kPair.value_scales;
+      to_bfloat16(
+          vecs, reinterpret_cast<const uint4*>(piece + (is_key ? 0 : kValuesInPiece))[i % (kTileRows * Stored::kVecs)],
+          scale_of(piece[(is_key ? Stored::kPair.key_scales : 0) + row_in_piece]));
       unsigned char* to = tile + vec / 4 * Shape::kPanelBytes + (first_piece * kTileRows + row) * Shape::kRowBytes;
       const int place = vec % 4 * 2 ^ row % 8;
       *reinterpret_cast<uint4*>(to + place * kVecBytes) = vecs[0];
@@ -312,10 +315,11 @@ struct PrefillProducer {
       for (const bool is_key : {true, false}) {
         convert(is_key, own, is_key ? shared.keys_empty[stage.place] : shared.values_empty[stage.place]);
         // The tensor cores read what was stored, and the copy engine writes where it was loaded from.
-        fence_copy_engine();
+        common::fence_copy_engine();
         __syncwarp();
         if (lane == 0) {
-          arrive(shared_address(is_key ? &shared.keys_full[stage.place] : &shared.values_full[stage.place]));
+          common::arrive(
+              common::shared_address(is_key ? &shared.keys_full[stage.place] : &shared.values_full[stage.place]));
         }
         if (token >= 0) {
           fetch(is_key, offset(), kPieces);
@@ -332,19 +336,19 @@ struct PrefillProducer {
     int ticket = take_ticket();
     while (true) {
       PrefillWork& work = shared.work[slot.place];
-      const std::uint32_t full = shared_address(&shared.queries_full[slot.place]);
-      wait_barrier(shared_address(&shared.queries_empty[slot.place]), slot.parity ^ 1);
+      const std::uint32_t full = common::shared_address(&shared.queries_full[slot.place]);
+      common::wait_barrier(common::shared_address(&shared.queries_empty[slot.place]), slot.parity ^ 1);
       if (thread == 0) {
         work = work_of(ticket);
-        arrive(full);
+        common::arrive(full);
       }
-      wait_named(kProducers, kWarpgroupThreads);
+      common::wait_named(kProducers, common::kWarpgroupThreads);
       if (work.num_seen == 0) {
-        arrive(full);
+        common::arrive(full);
         return;
       }
       copy_queries(work, slot.place);
-      arrive_when_copied(full);
+      common::arrive_when_copied(full);
       ticket = take_ticket();
       const int* table = call.batch.block_table(work.task.sequence);
       if constexpr (kType == ScalarType::kFloat8) {
@@ -389,15 +393,15 @@ struct PrefillRows {
 
   // Turns: one warpgroup starts products while the other computes its softmax.
   __device__ __forceinline__ void wait_turn() const {
-    wait_named(kTurn + warpgroup, Shape::kConsumers * kWarpgroupThreads);
+    common::wait_named(kTurn + warpgroup, Shape::kConsumers * common::kWarpgroupThreads);
   }
   __device__ __forceinline__ void pass_turn() const {
-    arrive_named(kTurn + 1 - warpgroup, Shape::kConsumers * kWarpgroupThreads);
+    common::arrive_named(kTurn + 1 - warpgroup, Shape::kConsumers * common::kWarpgroupThreads);
   }
 
   __device__ __forceinline__ void start(const PrefillWork& work, int place) {
     const int lane = static_cast<int>(threadIdx.x) % 32;
-    const int warp = static_cast<int>(threadIdx.x) % kWarpgroupThreads / 32;
+    const int warp = static_cast<int>(threadIdx.x) % common::kWarpgroupThreads / 32;
     const int group = call.batch.num_heads / call.pages.shape.num_kv_heads;
     slot = place;
 #pragma unroll
@@ -407,36 +411,37 @@ struct PrefillRows {
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
       softmax[half] = {.largest = -FLT_MAX};  // finite: a tile may show a row nothing yet
-      const int row = work.task.first_row + warpgroup * kWarpgroupRows + warp * 16 + half * 8 + lane / 4;
+      const int row = work.task.first_row + warpgroup * common::kWarpgroupRows + warp * 16 + half * 8 + lane / 4;
       visible[half] = work.task.seen_by_first + min(row, work.task.end_row - 1) / group;
     }
   }
 
   template <int kColumns>
   __device__ __forceinline__ void start_scores() {
-    const SharedMatrix own(shared_address(shared.queries[slot][warpgroup]), Shape::kQueryPanelBytes);
-    const SharedMatrix tile(shared_address(shared.keys[keys.place]), Shape::kPanelBytes);
+    const common::SharedMatrix own(common::shared_address(shared.queries[slot][warpgroup]), Shape::kQueryPanelBytes);
+    const common::SharedMatrix tile(common::shared_address(shared.keys[keys.place]), Shape::kPanelBytes);
 #pragma unroll
     for (int step = 0; step < kSteps; ++step) {
-      multiply_rows<kColumns>(scores, own.descriptor(step / 4 * Shape::kQueryPanelBytes + step % 4 * 32),
-                              tile.descriptor(step / 4 * Shape::kPanelBytes + step % 4 * 32), step > 0);
+      common::multiply_rows<kColumns>(scores, own.descriptor(step / 4 * Shape::kQueryPanelBytes + step % 4 * 32),
+                                      tile.descriptor(step / 4 * Shape::kPanelBytes + step % 4 * 32), step > 0);
     }
-    commit_products();
+    common::commit_products();
   }
 
   template <int kColumns>
   __device__ __forceinline__ void start_values() {
-    const SharedMatrix tile(shared_address(shared.values[values.place]), Shape::kPanelBytes);
+    const common::SharedMatrix tile(common::shared_address(shared.values[values.place]), Shape::kPanelBytes);
 #pragma unroll
     for (int step = 0; step < kColumns / 16; ++step) {
-      multiply_columns<kHeadDim>(output, weights[step], tile.descriptor(step * 16 * Shape::kRowBytes));
+      common::multiply_registers_by_columns<kHeadDim>(output, weights[step],
+                                                      tile.descriptor(step * 16 * Shape::kRowBytes));
     }
-    commit_products();
+    common::commit_products();
   }
 
   __device__ __forceinline__ void release(std::uint64_t& empty) const {
     if (threadIdx.x % 32 == 0) {
-      arrive(shared_address(&empty));
+      common::arrive(common::shared_address(&empty));
     }
   }
   __device__ __forceinline__ void release_keys() {
@@ -448,10 +453,10 @@ struct PrefillRows {
     values.advance();
   }
   __device__ __forceinline__ void wait_keys() const {
-    wait_barrier(shared_address(&shared.keys_full[keys.place]), keys.parity);
+    common::wait_barrier(common::shared_address(&shared.keys_full[keys.place]), keys.parity);
   }
   __device__ __forceinline__ void wait_values() const {
-    wait_barrier(shared_address(&shared.values_full[values.place]), values.parity);
+    common::wait_barrier(common::shared_address(&shared.values_full[values.place]), values.parity);
   }
 
   template <int kColumns>
@@ -529,11 +534,11 @@ struct PrefillRows {
   __device__ __forceinline__ void add_scores(int first_token) {
     wait_keys();
     wait_turn();
-    fence_products();
+    common::fence_products();
     start_scores<kColumns>();
     pass_turn();
-    wait_products<0>();
-    settle(scores);
+    common::wait_products<0>();
+    common::fence_registers(scores);
     release_keys();
     mask<kColumns>(first_token);
     update_softmax<kColumns>();
@@ -544,14 +549,14 @@ struct PrefillRows {
   // V of the tile before, and scores and weights of this one.
   __device__ __forceinline__ void next_tile(bool is_last) {
     wait_turn();
-    fence_products();
+    common::fence_products();
     start_scores<kTokens>();
     wait_values();
-    fence_products();
+    common::fence_products();
     start_values<kTokens>();
     pass_turn();
-    wait_products<1>();
-    settle(scores);
+    common::wait_products<1>();
+    common::fence_registers(scores);
     release_keys();
     update_softmax<kTokens>();
     // The assembler likes to move the wait for V up to the one for the scores, which would leave the tensor cores
@@ -559,9 +564,9 @@ struct PrefillRows {
     if (!is_last) {
       wait_keys();
     }
-    wait_products<0>();
-    settle(scores);
-    settle(output);
+    common::wait_products<0>();
+    common::fence_registers(scores);
+    common::fence_registers(output);
     release_values();
     rescale_output();
     pack_weights<kTokens>();
@@ -570,10 +575,10 @@ struct PrefillRows {
   template <int kColumns>
   __device__ __forceinline__ void add_values() {
     wait_values();
-    fence_products();
+    common::fence_products();
     start_values<kColumns>();
-    wait_products<0>();
-    settle(output);
+    common::wait_products<0>();
+    common::fence_registers(output);
     release_values();
   }
 
@@ -581,15 +586,15 @@ struct PrefillRows {
   __device__ __forceinline__ void clear_values(int num_tokens, int end) const {
     wait_values();
     constexpr int kVecs = Shape::kRowBytes / kVecBytes;
-    const std::uint32_t tile = shared_address(shared.values[values.place]);
-    for (int i = static_cast<int>(threadIdx.x) % kWarpgroupThreads; i < (end - num_tokens) * kVecs * Shape::kPanels;
-         i += kWarpgroupThreads) {
+    const std::uint32_t tile = common::shared_address(shared.values[values.place]);
+    for (int i = static_cast<int>(threadIdx.x) % common::kWarpgroupThreads;
+         i < (end - num_tokens) * kVecs * Shape::kPanels; i += common::kWarpgroupThreads) {
       const int row = i / kVecs;
-      store_zeros(tile + row % Shape::kPanels * Shape::kPanelBytes +
-                  (num_tokens + row / Shape::kPanels) * Shape::kRowBytes + i % kVecs * kVecBytes);
+      common::store_zeros(tile + row % Shape::kPanels * Shape::kPanelBytes +
+                          (num_tokens + row / Shape::kPanels) * Shape::kRowBytes + i % kVecs * kVecBytes);
     }
-    fence_copy_engine();
-    wait_named(kOwn + warpgroup, kWarpgroupThreads);
+    common::fence_copy_engine();
+    common::wait_named(kOwn + warpgroup, common::kWarpgroupThreads);
   }
 
   // Its first `count` tokens, up to which kColumns rounds, are seen by some row.
@@ -634,9 +639,9 @@ struct PrefillRows {
 
   __device__ __forceinline__ void store(const PrefillWork& work, int place) {
     const int lane = static_cast<int>(threadIdx.x) % 32;
-    const int warp = static_cast<int>(threadIdx.x) % kWarpgroupThreads / 32;
+    const int warp = static_cast<int>(threadIdx.x) % common::kWarpgroupThreads / 32;
     unsigned char* rows = shared.queries[place][warpgroup] + warp * 16 * Shape::kRowBytes;
-    wait_named(kOwn + warpgroup, kWarpgroupThreads);  // all have read the queries
+    common::wait_named(kOwn + warpgroup, common::kWarpgroupThreads);  // all have read the queries
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
       float total = softmax[half].sum;
@@ -653,7 +658,7 @@ struct PrefillRows {
     __syncwarp();
     constexpr int kVecs = kHeadDim / 8;
     constexpr int kStep = 32 / kVecs;
-    const int first_row = work.task.first_row + warpgroup * kWarpgroupRows + warp * 16;
+    const int first_row = work.task.first_row + warpgroup * common::kWarpgroupRows + warp * 16;
     const int vec = lane % kVecs;
     QueryRows to(call, work, first_row + lane / kVecs, kStep);
 #pragma unroll
@@ -676,12 +681,12 @@ __device__ __forceinline__ void consume(Rows& rows) {
     rows.pass_turn();
   }
   while (true) {
-    wait_barrier(shared_address(&rows.shared.queries_full[slot.place]), slot.parity);
+    common::wait_barrier(common::shared_address(&rows.shared.queries_full[slot.place]), slot.parity);
     const PrefillWork& work = rows.shared.work[slot.place];
     if (work.num_seen == 0) {
       return;
     }
-    fence_copy_engine();  // the queries came by ordinary copies
+    common::fence_copy_engine();  // the queries came by ordinary copies
     rows.start(work, slot.place);
     rows.attend(work.num_seen);
     rows.store(work, slot.place);
@@ -696,22 +701,22 @@ __device__ __forceinline__ void init_barriers(PrefillShared<kType, kHeadDim>& sh
   using Shape = PrefillShape<kHeadDim>;
   constexpr int kWarps = 4 * Shape::kConsumers;
   for (int i = 0; i < Shape::kSlots; ++i) {
-    init_barrier(shared_address(&shared.queries_full[i]), kWarpgroupThreads + 1);
-    init_barrier(shared_address(&shared.queries_empty[i]), kWarps);
+    common::init_barrier(common::shared_address(&shared.queries_full[i]), common::kWarpgroupThreads + 1);
+    common::init_barrier(common::shared_address(&shared.queries_empty[i]), kWarps);
   }
   for (int i = 0; i < Shape::kStages; ++i) {
-    init_barrier(shared_address(&shared.keys_full[i]), kWarpgroupThreads / 32);
-    init_barrier(shared_address(&shared.values_full[i]), kWarpgroupThreads / 32);
-    init_barrier(shared_address(&shared.keys_empty[i]), kWarps);
-    init_barrier(shared_address(&shared.values_empty[i]), kWarps);
+    common::init_barrier(common::shared_address(&shared.keys_full[i]), common::kWarpgroupThreads / 32);
+    common::init_barrier(common::shared_address(&shared.values_full[i]), common::kWarpgroupThreads / 32);
+    common::init_barrier(common::shared_address(&shared.keys_empty[i]), kWarps);
+    common::init_barrier(common::shared_address(&shared.values_empty[i]), kWarps);
   }
   if constexpr (kType == ScalarType::kFloat8) {
     for (auto& of_warp : shared.stored.full) {
-      init_barrier(shared_address(&of_warp[0]), 1);
-      init_barrier(shared_address(&of_warp[1]), 1);
+      common::init_barrier(common::shared_address(&of_warp[0]), 1);
+      common::init_barrier(common::shared_address(&of_warp[1]), 1);
     }
   }
-  fence_barrier_init();
+  common::fence_barrier_init();
 }
 
 // What a thread block does.
@@ -723,12 +728,12 @@ __device__ __forceinline__ void prefill_block(const PrefillCall& call) {
     init_barriers(shared);
   }
   __syncthreads();
-  if (threadIdx.x < kWarpgroupThreads) {
-    shrink_registers<kType == ScalarType::kFloat8 ? 72 : 40>();
+  if (threadIdx.x < common::kWarpgroupThreads) {
+    common::shrink_registers<kType == ScalarType::kFloat8 ? 72 : 40>();
     PrefillProducer<kType, kHeadDim>{call, shared}.run();
   } else {
-    grow_registers<kType == ScalarType::kFloat8 ? 216 : 232>();
-    Rows rows(call, shared, static_cast<int>(threadIdx.x) / kWarpgroupThreads - 1);
+    common::grow_registers<kType == ScalarType::kFloat8 ? 216 : 232>();
+    Rows rows(call, shared, static_cast<int>(threadIdx.x) / common::kWarpgroupThreads - 1);
     consume(rows);
   }
 }

@@ -9,8 +9,8 @@
 #pragma once
 
 #include "common/cuda/model/scalars.cuh"
+#include "common/cuda/ptx.cuh"
 #include "online_softmax.cuh"
-#include "ptx.cuh"
 #include "ragged_plan.h"
 
 namespace stage7 {
@@ -77,7 +77,7 @@ struct RaggedRows {
       std::uint32_t q[kBlocks][4];
 #pragma unroll
       for (int b = 0; b < kBlocks; ++b) {
-        load_matrices(q[b], query_begin + b * Tile::kBytes + Tile::at_step(query_place, step));
+        common::load_matrices(q[b], query_begin + b * Tile::kBytes + Tile::at_step(query_place, step));
       }
 #pragma unroll
       for (int n = 0; n < kColumns; n += 2) {
@@ -85,11 +85,11 @@ struct RaggedRows {
           continue;
         }
         std::uint32_t k[4];
-        load_matrices(k, key_begin + n / 2 * Tile::kBytes + Tile::at_step(key_place, step));
+        common::load_matrices(k, key_begin + n / 2 * Tile::kBytes + Tile::at_step(key_place, step));
 #pragma unroll
         for (int b = 0; b < kBlocks; ++b) {
-          multiply_add(scores[b][n], q[b], k[0], k[1]);
-          multiply_add(scores[b][n + 1], q[b], k[2], k[3]);
+          common::multiply_add(scores[b][n], q[b], k[0], k[1]);
+          common::multiply_add(scores[b][n + 1], q[b], k[2], k[3]);
         }
       }
     }
@@ -189,11 +189,11 @@ struct RaggedRows {
 #pragma unroll
       for (int step = 0; step < kSteps; ++step) {
         std::uint32_t v[4];
-        load_matrices_transposed(v, begin + t * Tile::kBytes + Tile::at_step(place, step));
+        common::load_matrices_transposed(v, begin + t * Tile::kBytes + Tile::at_step(place, step));
 #pragma unroll
         for (int b = 0; b < kBlocks; ++b) {
-          multiply_add(output[b][2 * step], p[b], v[0], v[1]);
-          multiply_add(output[b][2 * step + 1], p[b], v[2], v[3]);
+          common::multiply_add(output[b][2 * step], p[b], v[0], v[1]);
+          common::multiply_add(output[b][2 * step + 1], p[b], v[2], v[3]);
         }
       }
     }
@@ -216,7 +216,7 @@ struct RaggedRows {
           const std::uint32_t address = rows + vec_place(kVecs, kTileRows, row, n) * kVecBytes + lane % 4 * 4;
           const std::uint32_t pair =
               common::pack(output[b][n][half * 2] * inverse, output[b][n][half * 2 + 1] * inverse);
-          asm volatile("st.shared.b32 [%0], %1;" ::"r"(address), "r"(pair) : "memory");
+          common::store_word(address, pair);
         }
       }
     }

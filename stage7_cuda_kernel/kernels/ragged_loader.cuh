@@ -6,8 +6,9 @@
 // all threads have stored their part before they meet.
 #pragma once
 
+#include "common/cuda/ptx.cuh"
+#include "element.h"
 #include "float8.cuh"
-#include "ptx.cuh"
 #include "ragged_plan.h"
 
 namespace stage7 {
@@ -60,8 +61,8 @@ struct RaggedLoader {
       if (thread == 0) {
         const int rows = min(block_size, kTileRows);
         const int bytes = (count + rows - 1) / rows * rows * Shared::kRowBytes;
-        arrive_expecting(key_barrier, bytes);
-        arrive_expecting(value_barrier, bytes);
+        common::arrive_expecting(key_barrier, bytes);
+        common::arrive_expecting(value_barrier, bytes);
       }
       __syncwarp();
       if (block_size < kTileRows) {
@@ -71,18 +72,19 @@ struct RaggedLoader {
           const int part = i / Panels::kPanels;
           const int panel = i % Panels::kPanels;
           const std::int64_t offset = row_offset(pages.shape, table[tile * kTokens / 8 + part], kv_head, 0) +
-                                      panel * kBytes / static_cast<int>(sizeof(Element));
+                                      Panels::panel_offset(panel, kTileRows / 2);
           const int place = part / 2 * Panels::kBytes + panel * Panels::kPanelBytes + part % 2 * kBytes;
-          copy_bulk(key_tile + place, static_cast<const Element*>(pages.keys) + offset, kBytes, key_barrier);
-          copy_bulk(value_tile + place, static_cast<const Element*>(pages.values) + offset, kBytes, value_barrier);
+          common::copy_bulk(key_tile + place, static_cast<const Element*>(pages.keys) + offset, kBytes, key_barrier);
+          common::copy_bulk(value_tile + place, static_cast<const Element*>(pages.values) + offset, kBytes,
+                            value_barrier);
         }
       } else if (thread * kTileRows < count) {
         const int token = tile * kTokens + thread * kTileRows;
         const std::int64_t offset = row_offset(pages.shape, table[token / block_size], kv_head, token % block_size);
-        copy_bulk(key_tile + thread * Panels::kBytes, static_cast<const Element*>(pages.keys) + offset, Panels::kBytes,
-                  key_barrier);
-        copy_bulk(value_tile + thread * Panels::kBytes, static_cast<const Element*>(pages.values) + offset,
-                  Panels::kBytes, value_barrier);
+        common::copy_bulk(key_tile + thread * Panels::kBytes, static_cast<const Element*>(pages.keys) + offset,
+                          Panels::kBytes, key_barrier);
+        common::copy_bulk(value_tile + thread * Panels::kBytes, static_cast<const Element*>(pages.values) + offset,
+                          Panels::kBytes, value_barrier);
       }
     }
 #else
@@ -95,8 +97,8 @@ struct RaggedLoader {
           row_offset(pages.shape, table[token / block_size], kv_head, 0) +
           vec_place(kVecs, tile_rows, token % block_size, i % kVecs) * (kVecBytes / static_cast<int>(sizeof(Element)));
       const int place = vec_place(kVecs, kTileRows, row, i % kVecs) * kVecBytes;
-      copy_vec_async(key_tile + place, static_cast<const Element*>(pages.keys) + offset);
-      copy_vec_async(value_tile + place, static_cast<const Element*>(pages.values) + offset);
+      common::copy_vec_async(key_tile + place, static_cast<const Element*>(pages.keys) + offset);
+      common::copy_vec_async(value_tile + place, static_cast<const Element*>(pages.values) + offset);
     }
 #endif
   }
@@ -115,12 +117,12 @@ struct RaggedLoader {
 #pragma unroll
       for (const bool is_key : {true, false}) {
         uint4 vecs[2];
-        to_bfloat16(vecs, *reinterpret_cast<const uint4*>(pair + (is_key ? 0 : Stored::kValues) + from),
-                    scale_of(pair[(is_key ? Stored::kKeyScales : Stored::kValueScales) + row_in_tile]));
+        to_bfloat16(vecs, *reinterpret_cast<const uint4*>(pair + (is_key ? 0 : Stored::kPair.values) + from),
+                    scale_of(pair[(is_key ? Stored::kPair.key_scales : Stored::kPair.value_scales) + row_in_tile]));
 #pragma unroll
         for (int half = 0; half < 2; ++half) {
           const int place = vec_place(Panels::kVecs, kTileRows, row, 2 * vec + half) * kVecBytes;
-          store_vec((is_key ? key_tile : value_tile) + place, vecs[half]);
+          common::store_vec((is_key ? key_tile : value_tile) + place, vecs[half]);
         }
       }
     }
@@ -131,7 +133,7 @@ struct RaggedLoader {
   // direction (PTX ISA 9.0, section 9.7.9.25.2, "Async Proxy").
   __device__ __forceinline__ void release() const {
 #if COURSE_BULK_COPY
-    fence_copy_engine();
+    common::fence_copy_engine();
 #endif
     __syncthreads();
   }
@@ -139,7 +141,7 @@ struct RaggedLoader {
   // Ends the group of copies that start_copy() has begun, or an empty one: wait_keys counts groups on older chips.
   __device__ __forceinline__ void commit() const {
 #if !COURSE_BULK_COPY
-    commit_copies();
+    common::commit_copies();
 #endif
   }
 
@@ -148,9 +150,9 @@ struct RaggedLoader {
       return __syncthreads();
     }
 #if COURSE_BULK_COPY
-    wait_barrier(barriers + tile % kStages * 8, tile / kStages % 2);
+    common::wait_barrier(barriers + tile % kStages * 8, tile / kStages % 2);
 #else
-    wait_copies<kStages - 1>();
+    common::wait_copies<kStages - 1>();
     __syncthreads();
 #endif
   }
@@ -160,7 +162,7 @@ struct RaggedLoader {
       return;  // they have come with the keys
     }
 #if COURSE_BULK_COPY
-    wait_barrier(barriers + (kStages + tile % kStages) * 8, tile / kStages % 2);
+    common::wait_barrier(barriers + (kStages + tile % kStages) * 8, tile / kStages % 2);
 #endif
   }
 
@@ -170,7 +172,7 @@ struct RaggedLoader {
     const std::uint32_t value_tile = values + tile % kStages * Shared::kTileBytes;
     constexpr int kVecs = Panels::kVecs;
     for (int i = tokens_of(tile) * kVecs + static_cast<int>(threadIdx.x); i < kTokens * kVecs; i += kThreads) {
-      store_zeros(value_tile + vec_place(kVecs, kTileRows, i / kVecs, i % kVecs) * kVecBytes);
+      common::store_zeros(value_tile + vec_place(kVecs, kTileRows, i / kVecs, i % kVecs) * kVecBytes);
     }
     __syncthreads();
   }

@@ -1,11 +1,11 @@
-// What a step of a CudaRunner reads: flat arrays, brought over by one copy.
+// What a step of a GpuRunner reads: flat arrays, brought over by one copy.
 #pragma once
 
 #include <algorithm>
 #include <cstddef>
 #include <span>
 
-#include "../gpu_runner.h"
+#include "../batch.h"
 #include "common/base/check.h"
 #include "common/cuda/runtime/device.h"
 #include "common/cuda/runtime/pinned.h"
@@ -22,34 +22,38 @@ class StepInputs {
         device_(host_.size()) {}
 
   // Enqueued: what comes next in the stream finds the inputs. Waits until the last upload has left the host.
-  void upload(const GpuStep& step, int block_size, const common::Stream& stream) {
-    const auto num_tokens = static_cast<int>(step.tokens.size());
-    const int num_blocks = (step.context_length + block_size - 1) / block_size;
-    COMMON_CHECK(num_tokens > 0 && num_tokens <= max_tokens_, "a step has at most the tokens that were announced");
-    COMMON_CHECK(step.positions.size() == step.tokens.size() && step.slot_mapping.size() == step.tokens.size(),
+  void upload(const RaggedBatch& batch, int block_size, const common::Stream& stream) {
+    COMMON_CHECK(batch.num_sequences() == 1, "a step is of one sequence");
+    const int context_length = batch.context_lengths.front();
+    const auto num_blocks = static_cast<int>(batch.block_tables.size());
+    COMMON_CHECK(!batch.tokens.empty() && static_cast<int>(batch.tokens.size()) <= max_tokens_,
+                 "a step has at most the tokens that were announced");
+    COMMON_CHECK(batch.positions.size() == batch.tokens.size() && batch.slot_mapping.size() == batch.tokens.size(),
                  "each token has a position and a slot");
-    COMMON_CHECK(num_blocks <= max_blocks_, "the sequence is longer than the model's context");
-    COMMON_CHECK(num_tokens <= step.context_length && num_blocks <= static_cast<int>(step.block_table.size()),
+    COMMON_CHECK(batch.logits_rows.size() <= batch.num_sequences(), "a sequence has one row of logits at most");
+    COMMON_CHECK(batch.num_tokens() <= context_length && (context_length + block_size - 1) / block_size <= num_blocks,
                  "the block table covers the context");
+    COMMON_CHECK(num_blocks <= max_blocks_, "the sequence is longer than the model's context");
     uploaded_.wait();
-    num_tokens_ = num_tokens;
-    stride_ = stride(num_tokens);
-    host(kContextLengths)[0] = step.context_length;
-    host(kQueryStarts)[0] = 0;
-    host(kQueryStarts)[1] = num_tokens;
-    host(kTableStarts)[0] = 0;
-    host(kLogitsRows)[0] = num_tokens - 1;
-    std::copy(step.tokens.begin(), step.tokens.end(), host(kTokens));
-    std::copy(step.positions.begin(), step.positions.end(), host(kPositions));
-    std::copy(step.slot_mapping.begin(), step.slot_mapping.end(), host(kSlots));
-    std::copy_n(step.block_table.begin(), num_blocks, host(kBlockTables));
-    const std::size_t used = kBlockTables * stride_ + static_cast<std::size_t>(num_blocks);
+    num_tokens_ = static_cast<int>(batch.tokens.size());
+    num_rows_ = static_cast<int>(batch.logits_rows.size());
+    stride_ = stride(num_tokens_);
+    put(kContextLengths, batch.context_lengths);
+    put(kQueryStarts, batch.query_starts);
+    put(kLogitsRows, batch.logits_rows);
+    put(kTokens, batch.tokens);
+    put(kPositions, batch.positions);
+    put(kSlots, batch.slot_mapping);
+    put(kTableStarts, batch.table_starts);
+    put(kBlockTables, batch.block_tables);
+    const std::size_t used = kBlockTables * stride_ + batch.block_tables.size();
     CUDA_CHECK(cudaMemcpyAsync(device_.data(), host_.data(), used * sizeof(int), cudaMemcpyHostToDevice, stream.get()));
     uploaded_.record(stream);
   }
 
   // Of the last upload.
   int num_tokens() const { return num_tokens_; }
+  int num_rows() const { return num_rows_; }  // whose logits are wanted
   int max_blocks() const { return max_blocks_; }
   // On the device.
   const int* context_lengths() const { return device(kContextLengths); }
@@ -74,12 +78,15 @@ class StepInputs {
   };
   // Of whole 16 bytes, and one more than there are tokens.
   static std::size_t stride(int num_tokens) { return static_cast<std::size_t>(num_tokens) / 4 * 4 + 4; }
-  int* host(Array array) const { return host_.data() + array * stride_; }
+  void put(Array array, std::span<const int> values) {
+    std::copy(values.begin(), values.end(), host_.data() + array * stride_);
+  }
   const int* device(Array array) const { return device_.data() + array * stride_; }
 
   int max_tokens_;
   int max_blocks_;
   int num_tokens_ = 0;
+  int num_rows_ = 0;
   std::size_t stride_ = 0;
   // The arrays, [stride] each, and then the block table.
   common::PinnedArray<int> host_;

@@ -2,20 +2,10 @@
 #include <limits>
 
 #include "decode_ring.h"
+#include "head_dims.h"
 #include "kernels.h"
 
 namespace stage7 {
-
-int bytes_of(ScalarType type) {
-  switch (type) {
-    case ScalarType::kFloat32:
-      return 4;
-    case ScalarType::kBFloat16:
-      return 2;
-    default:
-      return 1;
-  }
-}
 
 std::string unsupported(const PageShape& shape, int num_heads) {
   const int head_dim = shape.head_dim;
@@ -45,8 +35,8 @@ std::string unsupported(const PageShape& shape, int num_heads) {
   if ((block_size != 8 || is_float8) && block_size != 16 && block_size != 32 && block_size != 64) {
     return kernels + "blocks of " + (is_float8 ? "" : "8, ") + "16, 32 or 64 tokens, not " + std::to_string(block_size);
   }
-  if (head_dim != 32 && head_dim != 64 && head_dim != 96 && head_dim != 128 && head_dim != 256) {
-    return kernels + "a head dimension of 32, 64, 96, 128 or 256, not " + std::to_string(head_dim);
+  if (!is_head_dim(head_dim)) {
+    return kernels + "a head dimension of " + list_head_dims() + ", not " + std::to_string(head_dim);
   }
   const int group = num_heads / shape.num_kv_heads;
   if (group > 16) {

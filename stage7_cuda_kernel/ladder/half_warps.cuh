@@ -4,6 +4,7 @@
 // half-warp has seen some of the tokens, and runs an online softmax (kernels/online_softmax.cuh) for each query.
 #pragma once
 
+#include "common/cuda/ptx.cuh"
 #include "ladder_parts.cuh"
 
 namespace stage7 {

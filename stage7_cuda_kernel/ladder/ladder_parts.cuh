@@ -43,7 +43,7 @@ inline LadderCall ladder_call(const Pages& pages, const Batch& batch, const void
   COMMON_CHECK(batch.num_sequences == 0 || (is_aligned(queries) && is_aligned(output)),
                "queries and output begin at multiples of 16 bytes");
   COMMON_CHECK(batch.num_sequences < 1 << 16, "a grid has at most 65,535 sequences");
-  const auto scale = static_cast<float>(1.4426950408889634 / std::sqrt(static_cast<double>(kDimensions)));
+  const float scale = score_scale(kDimensions);
   return {pages, batch, static_cast<const Element*>(queries), static_cast<Element*>(output), scale};
 }
 

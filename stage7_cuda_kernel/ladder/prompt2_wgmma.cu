@@ -1,5 +1,5 @@
 // Prompts, step 2: wgmma. Four warps, a warpgroup, multiply 64 rows at once, and the tensor cores fetch K and V out of
-// shared memory by themselves (../kernels/wgmma.cuh).
+// shared memory by themselves (common/cuda/ptx.cuh).
 //
 // So a warp's registers hold output and scores and nothing else, and its instructions are the softmax. Because wgmma
 // reads a page's panels as they lie, K and V need nothing but copies; a third warpgroup does them (PrefillProducer), as

@@ -17,6 +17,7 @@
 // Why it is faster: about a third of step 1's instructions, 62 for a token and query head, 522 M in all, since an
 // address serves 8 elements; and L2 delivers 1.4 GB in place of 3.3. Where it is still slow: a single sequence. Its 32
 // thread blocks leave 100 multiprocessors idle, and walk the context twice.
+#include "common/cuda/ptx.cuh"
 #include "half_warps.cuh"
 
 namespace stage7 {

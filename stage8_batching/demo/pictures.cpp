@@ -49,7 +49,7 @@ std::vector<Moment> run_three_requests(int num_blocks) {
   std::vector<Moment> moments;
   server.on_pass([&](const RaggedBatch&) {
     Moment& moment = moments.emplace_back();
-    for (const SequenceGroup* group : server.scheduler().running()) {
+    for (const auto& group : server.scheduler().running()) {
       for (const SequenceId sequence : group->sequences()) {
         moment.tables[group->id()] = engine.manager().block_table(sequence);
       }

@@ -72,7 +72,7 @@ void print_users(const common::Session& session, const TokenSource& source, cons
     const Usage usage = engine.manager().usage();
     table.add_row({on ? "on" : "off", common::format_count(computed),
                    common::format_count(usage.reserved / engine.manager().block_size()),
-                   common::format_bytes(engine.cache().shape().bytes_per_slot() * usage.reserved),
+                   common::format_bytes(engine.cache().bytes_per_slot * usage.reserved),
                    common::format("%.1f", first), common::format("%.1f", others / std::max(options.num_users - 1, 1))});
   }
   progress.clear();
@@ -117,7 +117,7 @@ double bookkeeping_seconds(const EngineOptions& options, const std::vector<std::
   constexpr int kRepetitions = 50;
   double best = 1e9;
   for (int repetition = 0; repetition < kRepetitions; ++repetition) {
-    KvCacheManager manager(blocks_needed(options.num_slots, options.block_size), options.block_size);
+    KvCacheManager manager(blocks_needed(*options.num_slots, options.block_size), options.block_size);
     const double begin = common::now_seconds();
     for (std::size_t i = 0; i < prompts.size(); ++i) {
       const auto sequence = static_cast<SequenceId>(i);

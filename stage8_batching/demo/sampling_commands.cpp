@@ -92,10 +92,10 @@ struct SharingTotals {
 
 // The branches of the server's only request; none once it has ended.
 std::vector<Branch> live_branches(const Server& server) {
-  for (const SequenceGroup* group : server.scheduler().running()) {
+  for (const auto& group : server.scheduler().running()) {
     return group->live();
   }
-  for (const SequenceGroup* group : server.scheduler().waiting()) {
+  for (const auto& group : server.scheduler().waiting()) {
     return group->live();
   }
   return {};

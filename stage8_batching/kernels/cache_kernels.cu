@@ -3,11 +3,12 @@
 #include <algorithm>
 
 #include "checks.h"
+#include "common/cuda/ptx.cuh"
 #include "common/cuda/runtime/launch.h"
+#include "element.h"
 #include "float8.cuh"
 #include "kernels.h"
 #include "page_layout.h"
-#include "ptx.cuh"
 
 namespace stage8 {
 namespace {
@@ -26,10 +27,7 @@ struct SlotCopy {
   int num_tokens;
   int token_shift;  // tokens of a group, as a power of 2
   int panel_shift;  // vectors of a panel's row, likewise
-  int vecs_per_head;
-  int num_kv_heads;
-  int block_size;
-  int tile_rows;
+  PageVecs layout;
 };
 
 // A thread moves kUnroll vectors of K and as many of V. All loads are issued before the first store, so that a few
@@ -38,7 +36,7 @@ struct SlotCopy {
 // neighbours too, so that memory sees 512 bytes in one piece and not 128.
 template <bool kToSlots, int kUnroll>
 __global__ void __launch_bounds__(kThreads) copy_slots(SlotCopy copy) {
-  const auto vecs_per_token = static_cast<unsigned>(copy.num_kv_heads * copy.vecs_per_head);
+  const auto vecs_per_token = static_cast<unsigned>(copy.layout.num_kv_heads * copy.layout.vecs_per_row);
   // In a decode step this launch sits between two others of a few microseconds: it starts while the one before runs
   // out, and lets the next one do the same.
   common::wait_for_previous_launch();
@@ -61,12 +59,11 @@ __global__ void __launch_bounds__(kThreads) copy_slots(SlotCopy copy) {
       const unsigned rest = (panel << copy.panel_shift) + in_group % (1U << copy.panel_shift);
       const int slot = token < static_cast<unsigned>(copy.num_tokens) ? copy.slot_mapping[token] : -1;
       if (slot >= 0) {
-        const int head = static_cast<int>(rest) / copy.vecs_per_head;
-        const int vec = static_cast<int>(rest) - head * copy.vecs_per_head;
-        const int block = slot / copy.block_size;
-        const int row = slot - block * copy.block_size;
-        const std::int64_t first = (std::int64_t{block} * copy.num_kv_heads + head) * copy.block_size;
-        paged[i] = first * copy.vecs_per_head + vec_place(copy.vecs_per_head, copy.tile_rows, row, vec);
+        const int head = static_cast<int>(rest) / copy.layout.vecs_per_row;
+        const int vec = static_cast<int>(rest) - head * copy.layout.vecs_per_row;
+        const int block = slot / copy.layout.block_size;
+        const int row = slot - block * copy.layout.block_size;
+        paged[i] = copy.layout.place(block, head, row, vec);
         flat[i] = token * copy.row_stride + rest;
         key[i] = kToSlots ? __ldcs(copy.key_rows + flat[i]) : __ldcs(copy.key_pages + paged[i]);
         value[i] = kToSlots ? __ldcs(copy.value_rows + flat[i]) : __ldcs(copy.value_pages + paged[i]);
@@ -109,13 +106,12 @@ __global__ void __launch_bounds__(kThreads) copy_float8_slots(Float8Copy copy) {
   const int slot = row < copy.num_rows && vec < vecs_per_row ? copy.slot_mapping[token] : -1;
   const int row_in_block = slot % shape.block_size;
   const int row_in_tile = row_in_block % kTileRows;
-  const int tile_bytes = kTileRows * shape.head_dim;
-  // K of the tile, its scales, V's scales, V (page_layout.h).
+  const PairLayout layout = pair_layout(ScalarType::kFloat8, shape.head_dim);
   std::uint8_t* const pair = copy.pages + row_offset(shape, slot / shape.block_size, head, row_in_block - row_in_tile);
-  std::uint8_t* const scales[2] = {pair + tile_bytes + row_in_tile, pair + tile_bytes + kTileRows + row_in_tile};
+  std::uint8_t* const scales[2] = {pair + layout.key_scales + row_in_tile, pair + layout.value_scales + row_in_tile};
   const int place = vec_place(vecs_per_row, kTileRows, row_in_tile, vec) * kVecBytes;
   uint4* const stored[2] = {reinterpret_cast<uint4*>(pair + place),
-                            reinterpret_cast<uint4*>(pair + tile_bytes + 2 * kTileRows + place)};
+                            reinterpret_cast<uint4*>(pair + layout.values + place)};
   const std::int64_t flat = token * copy.row_stride + head * shape.head_dim + vec * kVecBytes;
   if constexpr (kToSlots) {
     common::Vec16<Element> vecs[2][2] = {};
@@ -200,10 +196,10 @@ void launch_copy_slots(const Pages& pages, void* keys, void* values, std::int64_
                 .num_tokens = num_tokens,
                 .token_shift = token_shift,
                 .panel_shift = panel_shift,
-                .vecs_per_head = shape.head_dim / vec,
-                .num_kv_heads = shape.num_kv_heads,
-                .block_size = shape.block_size,
-                .tile_rows = rows_per_tile(shape)};
+                .layout = {.vecs_per_row = shape.head_dim / vec,
+                           .num_kv_heads = shape.num_kv_heads,
+                           .block_size = shape.block_size,
+                           .tile_rows = rows_per_tile(shape)}};
   COMMON_CHECK(copy.num_vecs < std::int64_t{1} << 32, "a batch has fewer than 2^32 vectors of 16 bytes");
   // A decode step moves too few vectors to fill the chip with four for each thread.
   const bool large = copy.num_vecs >= std::int64_t{8} * kThreads * common::device_limits().num_multiprocessors;
@@ -236,17 +232,17 @@ __global__ void __launch_bounds__(kThreads)
   const uint4* source = layer + copy.source * vecs_per_block;
   uint4* destination = layer + copy.destination * vecs_per_block;
   uint4 vecs[kChunk / kThreads];
-  const StreamingPolicy policy;
+  const common::CachePolicy policy = common::streaming_policy();
 #pragma unroll
   for (int i = 0; i < kChunk / kThreads; ++i) {
     if (begin + i * kThreads < vecs_per_block) {
-      vecs[i] = load_once(source + begin + i * kThreads, policy);
+      vecs[i] = common::load_once(source + begin + i * kThreads, policy);
     }
   }
 #pragma unroll
   for (int i = 0; i < kChunk / kThreads; ++i) {
     if (begin + i * kThreads < vecs_per_block) {
-      store_once(destination + begin + i * kThreads, vecs[i], policy);
+      common::store_once(destination + begin + i * kThreads, vecs[i], policy);
     }
   }
 }

@@ -1,12 +1,11 @@
 // The launch of decode attention: the kernel's template arguments that follow from the batch.
 #pragma once
 
-#include <cmath>
-
 #include "checks.h"
 #include "common/cuda/runtime/launch.h"
 #include "decode_kernel.cuh"
 #include "decode_ring.h"
+#include "head_dims.h"
 
 namespace stage8 {
 
@@ -27,12 +26,10 @@ void launch_decode(const DecodeCall& call) {
   constexpr std::size_t kRingBytes = kWarps * TileRing<kType, kHeadDim, kStages, kWarps>::kBytes;
   const std::size_t shared_bytes =
       kRingBytes + PartialSoftmax<kHeadDim>::bytes(kWarps, exchanged_at_once(call.shape.group));
-  // Scores are kept in units of log2(e), so that the weights are powers of 2.
-  const auto scale = static_cast<float>(1.4426950408889634 / std::sqrt(static_cast<double>(kHeadDim)));
   common::launch(decode_kernel<kType, kHeadDim, kQueryTiles, kWarps, kStages, kResident, kContiguous>,
                  dim3(static_cast<unsigned>(call.shape.num_workers)), 32 * kWarps, shared_bytes, call.stream,
                  call.overlap, call.pages, call.batch, static_cast<const Element*>(call.queries), call.new_rows,
-                 static_cast<Element*>(call.output), call.workspace, scale);
+                 static_cast<Element*>(call.output), call.workspace, score_scale(kHeadDim));
 }
 
 template <ScalarType kType, int kHeadDim, int kQueryTiles, bool kContiguous>
@@ -58,18 +55,7 @@ void choose_query_tiles(const DecodeCall& call) {
 
 template <ScalarType kType>
 void choose_head_dim(const DecodeCall& call) {
-  switch (call.pages.shape.head_dim) {
-    case 32:
-      return choose_query_tiles<kType, 32>(call);
-    case 64:
-      return choose_query_tiles<kType, 64>(call);
-    case 96:
-      return choose_query_tiles<kType, 96>(call);
-    case 128:
-      return choose_query_tiles<kType, 128>(call);
-    default:
-      return choose_query_tiles<kType, 256>(call);
-  }
+  with_head_dim(call.pages.shape.head_dim, [&](auto head_dim) { choose_query_tiles<kType, head_dim>(call); });
 }
 
 // The same for float8, compiled by itself (decode_float8.cu): there are as many kernels as for bfloat16.

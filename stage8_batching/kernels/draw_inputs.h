@@ -1,4 +1,4 @@
-// How a step of a CudaRunner draws its tokens: brought over like its other inputs, if there is anything to draw.
+// How a step of a GpuRunner draws its tokens: brought over like its other inputs, if there is anything to draw.
 #pragma once
 
 #include <algorithm>
@@ -7,7 +7,8 @@
 #include <utility>
 #include <vector>
 
-#include "../gpu_runner.h"
+#include "../batch.h"
+#include "common/base/check.h"
 #include "common/cuda/model/cuda_sampler.h"
 #include "common/cuda/runtime/device.h"
 #include "common/cuda/runtime/pinned.h"

@@ -18,7 +18,7 @@
 #include <cstdint>
 
 #include "common/cuda/model/scalars.cuh"
-#include "ptx.cuh"
+#include "element.h"
 
 namespace stage8 {
 

@@ -8,10 +8,11 @@
 #pragma once
 
 #include "common/cuda/model/scalars.cuh"
+#include "common/cuda/ptx.cuh"
+#include "element.h"
 #include "float8.cuh"
 #include "kernels.h"
 #include "page_layout.h"
-#include "ptx.cuh"
 
 namespace stage8 {
 
@@ -49,16 +50,16 @@ class NewRow {
       if (vec() >= kVecs) {
         continue;
       }
-      const int matrix = is_value(part) ? Tile::kValues : 0;
-      store_vec(tile + matrix + vec_place(kVecs, kTileRows, row, vec()) * kVecBytes, stored);
+      const int matrix = is_value(part) ? Tile::kPair.values : 0;
+      common::store_vec(tile + matrix + vec_place(kVecs, kTileRows, row, vec()) * kVecBytes, stored);
       auto* const page = static_cast<std::byte*>(is_value(part) && !kFloat8 ? pages.values : pages.keys) + page_tile +
                          (kFloat8 ? matrix : 0);
       if (slot_ >= 0) {
         *reinterpret_cast<uint4*>(page + vec_place(kVecs, tile_rows, row_in_page, vec()) * kVecBytes) = stored;
       }
       if (kFloat8 && vec() == 0) {
-        const int scales = is_value(part) ? Tile::kValueScales : Tile::kKeyScales;
-        store_byte(tile + scales + row, scale);
+        const int scales = is_value(part) ? Tile::kPair.value_scales : Tile::kPair.key_scales;
+        common::store_byte(tile + scales + row, scale);
         if (slot_ >= 0) {
           static_cast<std::uint8_t*>(pages.keys)[page_tile + scales + row_in_page] = static_cast<std::uint8_t>(scale);
         }

@@ -35,7 +35,7 @@
 
 #include <cstdint>
 
-#include "kernels.h"
+#include "page_shape.h"
 
 namespace stage8 {
 
@@ -80,6 +80,42 @@ COURSE_HOST_DEVICE int vec_place(int vecs_per_row, int tile_rows, int row, int v
          swizzle(panel_vecs, row_in_tile, vec_in_panel);
 }
 
+// The same from where the layer's keys or values begin, in vectors: for what moves them one by one.
+struct PageVecs {
+  int vecs_per_row;
+  int num_kv_heads;
+  int block_size;
+  int tile_rows;
+
+  COURSE_HOST_DEVICE std::int64_t place(std::int64_t block, int kv_head, int row, int vec) const {
+    const std::int64_t first_row = (block * num_kv_heads + kv_head) * block_size;
+    return first_row * vecs_per_row + vec_place(vecs_per_row, tile_rows, row, vec);
+  }
+};
+
+// K and V of a tile of 16 rows, one after the other, in bytes from where K begins: in the pages if K and V lie there
+// together (float8), and always in shared memory. Between them, float8 has K's scales and then V's, a byte for each
+// row.
+struct PairLayout {
+  int key_scales;
+  int value_scales;
+  int values;
+  int bytes;
+};
+COURSE_HOST_DEVICE constexpr PairLayout pair_layout(ScalarType type, int head_dim) {
+  const bool is_float8 = type == ScalarType::kFloat8;
+  const int matrix_bytes = kTileRows * head_dim * (is_float8 ? 1 : 2);
+  const int scale_bytes = is_float8 ? kTileRows : 0;
+  return {.key_scales = matrix_bytes,
+          .value_scales = matrix_bytes + scale_bytes,
+          .values = matrix_bytes + 2 * scale_bytes,
+          .bytes = 2 * (matrix_bytes + scale_bytes)};
+}
+// Of a pair's place in shared memory: a copy is faster from a multiple of 128 bytes to a multiple of 128 bytes.
+COURSE_HOST_DEVICE constexpr int pair_place_bytes(ScalarType type, int head_dim) {
+  return (pair_layout(type, head_dim).bytes + 127) / 128 * 128;
+}
+
 // A tile of 16 rows in shared memory, for code that steps through a row by two vectors, 16 dimensions (float8: 32):
 // because the swizzle is an XOR, a step inside a panel is an XOR of the address.
 template <int kHeadDim, ScalarType kType = ScalarType::kBFloat16>
@@ -90,13 +126,13 @@ struct SharedTile {
   static constexpr int kPanelBytes = kTileRows * kPanelRowBytes;
   static constexpr int kPanels = kVecs / kPanelVecs;
   static constexpr int kBytes = kPanels * kPanelBytes;
-  // K and V of a tile, one after the other. Between them, float8 has K's scales and then V's.
-  static constexpr int kScaleBytes = kType == ScalarType::kFloat8 ? kTileRows : 0;
-  static constexpr int kKeyScales = kBytes;
-  static constexpr int kValueScales = kKeyScales + kScaleBytes;
-  static constexpr int kValues = kValueScales + kScaleBytes;
-  static constexpr int kPairBytes = kValues + kBytes;
+  static constexpr PairLayout kPair = pair_layout(kType, kHeadDim);
+  static_assert(kPair.key_scales == kBytes);
 
+  // Where a panel begins, in elements of the pages: of a tile of tile_rows rows, from where row_offset leads.
+  static COURSE_HOST_DEVICE constexpr int panel_offset(int panel, int tile_rows) {
+    return panel * tile_rows * (kPanelRowBytes / (kType == ScalarType::kFloat8 ? 1 : 2));
+  }
   // Of the row's first vector, or of its second, in bytes: `place` from where row_begin leads.
   static COURSE_HOST_DEVICE constexpr int row_begin(int row) { return row * kPanelRowBytes; }
   static COURSE_HOST_DEVICE std::uint32_t place(int row, int vec) {

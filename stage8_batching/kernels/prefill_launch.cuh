@@ -18,7 +18,7 @@ inline PrefillCall prefill_call(const Pages& pages, const Batch& batch, const vo
           .output = static_cast<Element*>(output),
           .queue = workspace.queue,
           .tasks = workspace.tasks,
-          .scale = static_cast<float>(1.4426950408889634 / std::sqrt(static_cast<double>(pages.shape.head_dim)))};
+          .scale = score_scale(pages.shape.head_dim)};
 }
 
 // Every multiprocessor has one thread block, which takes one task after the other.

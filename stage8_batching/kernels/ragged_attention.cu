@@ -3,7 +3,9 @@
 
 #include "attention_simple.h"
 #include "checks.h"
+#include "common/cuda/ptx.cuh"
 #include "common/cuda/runtime/launch.h"
+#include "head_dims.h"
 #include "prefill_attention.h"
 #include "ragged_kernel.cuh"
 #include "ragged_loader.cuh"
@@ -37,7 +39,7 @@ __global__ void __launch_bounds__(32 * RaggedTileOf<kHeadDim, kShort>::kTile.war
   const int first_query = task.first_query;
   const int end_row = task.end_row;
   const int seen_by_first = task.seen_by_first;
-  const std::uint32_t query_tile = shared_address(shared);
+  const std::uint32_t query_tile = common::shared_address(shared);
   const RaggedLoader<kType, kHeadDim, kShort> loader{
       .pages = pages,
       .table = batch.block_table(task.sequence),
@@ -45,12 +47,12 @@ __global__ void __launch_bounds__(32 * RaggedTileOf<kHeadDim, kShort>::kTile.war
       .num_tokens = seen_by_first + (end_row - 1) / group,
       .keys = query_tile + Shared::kQueryBytes,
       .values = query_tile + Shared::kQueryBytes + kStages * Shared::kTileBytes,
-      .barriers = shared_address(barriers)};
+      .barriers = common::shared_address(barriers)};
   const int num_tiles = (loader.num_tokens + kTokens - 1) / kTokens;
 #if COURSE_BULK_COPY
   if (threadIdx.x < 2 * kStages) {
-    init_barrier(loader.barriers + static_cast<int>(threadIdx.x) * 8, 1);
-    fence_barrier_init();
+    common::init_barrier(loader.barriers + static_cast<int>(threadIdx.x) * 8, 1);
+    common::fence_barrier_init();
   }
   __syncthreads();
 #endif
@@ -64,10 +66,11 @@ __global__ void __launch_bounds__(32 * RaggedTileOf<kHeadDim, kShort>::kTile.war
   constexpr int kVecs = Rows::kVecs;
   for (int i = lane; i < kRowsOfWarp * kVecs; i += 32) {
     const int row = i / kVecs;
-    copy_vec_async(own_rows + vec_place(kVecs, kTileRows, row, i % kVecs) * kVecBytes,
-                   reinterpret_cast<const uint4*>(queries + row_begin(min(first_row + row, end_row - 1))) + i % kVecs);
+    common::copy_vec_async(
+        own_rows + vec_place(kVecs, kTileRows, row, i % kVecs) * kVecBytes,
+        reinterpret_cast<const uint4*>(queries + row_begin(min(first_row + row, end_row - 1))) + i % kVecs);
   }
-  commit_copies();
+  common::commit_copies();
   for (int tile = 0; tile < kStages; ++tile) {
     if (tile < num_tiles) {
       loader.start_copy(tile);
@@ -75,9 +78,9 @@ __global__ void __launch_bounds__(32 * RaggedTileOf<kHeadDim, kShort>::kTile.war
     loader.commit();
   }
 #if COURSE_BULK_COPY
-  wait_copies<0>();
+  common::wait_copies<0>();
 #else
-  wait_copies<kStages>();
+  common::wait_copies<kStages>();
 #endif
   __syncwarp();
 
@@ -143,7 +146,7 @@ struct RaggedCall {
 template <ScalarType kType, int kHeadDim, bool kShort>
 void launch_ragged(const RaggedCall& call) {
   constexpr RaggedTile kTile = RaggedTileOf<kHeadDim, kShort>::kTile;
-  const auto scale = static_cast<float>(1.4426950408889634 / std::sqrt(static_cast<double>(kHeadDim)));
+  const float scale = score_scale(kHeadDim);
   const std::int64_t grid = std::int64_t{call.workspace.num_tasks} * call.pages.shape.num_kv_heads;
   COMMON_CHECK(grid < std::int64_t{1} << 31, "too many tokens for one launch");
   common::launch(ragged_kernel<kType, kHeadDim, kShort>, dim3(static_cast<unsigned>(grid)), 32 * kTile.warps,
@@ -164,18 +167,7 @@ void choose_tile(const RaggedCall& call) {
 
 template <ScalarType kType>
 void choose_head_dim(const RaggedCall& call) {
-  switch (call.pages.shape.head_dim) {
-    case 32:
-      return choose_tile<kType, 32>(call);
-    case 64:
-      return choose_tile<kType, 64>(call);
-    case 96:
-      return choose_tile<kType, 96>(call);
-    case 128:
-      return choose_tile<kType, 128>(call);
-    default:
-      return choose_tile<kType, 256>(call);
-  }
+  with_head_dim(call.pages.shape.head_dim, [&](auto head_dim) { choose_tile<kType, head_dim>(call); });
 }
 
 }  // namespace

@@ -5,7 +5,7 @@
 #include <cstddef>
 #include <vector>
 
-#include "../gpu_runner.h"
+#include "../batch.h"
 #include "common/cuda/runtime/device.h"
 #include "common/cuda/runtime/pinned.h"
 #include "draw_inputs.h"
@@ -28,6 +28,7 @@ class StepBuffers {
   void begin(const RaggedBatch& step, int block_size, int padded_sequences, const StepBuffers& other,
              const common::Stream& stream) {
     finished_.wait();
+    draws_tokens_ = step.draws_tokens;
     uses_own_stream_ = !other.computed_.is_done();
     const common::Stream& path = uses_own_stream_ ? copies_ : stream;
     inputs_.upload(step, block_size, padded_sequences, path);
@@ -60,6 +61,7 @@ class StepBuffers {
   // Whether the last step that used these buffers has ended, and its tokens are on the host.
   bool is_finished() const { return finished_.is_done(); }
 
+  bool draws_tokens() const { return draws_tokens_; }  // what the batch asked for
   const StepInputs& inputs() const { return inputs_; }
   const common::Draws& draws() const { return draws_.draws(); }
   int* argmax() const { return argmax_.data(); }  // device, [num_rows]; in the end, the tokens that are drawn
@@ -70,6 +72,7 @@ class StepBuffers {
   }
 
  private:
+  bool draws_tokens_ = true;
   bool uses_own_stream_ = false;
   common::Stream copies_;
   common::Event uploaded_;

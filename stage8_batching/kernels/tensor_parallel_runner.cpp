@@ -3,11 +3,11 @@
 #include <atomic>
 #include <cstddef>
 #include <exception>
-#include <numeric>
+#include <optional>
 #include <string>
 #include <utility>
+#include <vector>
 
-#include "../cache_size.h"
 #include "common/base/check.h"
 #include "common/base/text.h"
 #include "common/cuda/runtime/device.h"
@@ -31,14 +31,14 @@ std::string TensorParallelRunner::unsupported(const common::LlamaConfig& config,
   const int count = options.tensor_parallel;
   std::string reason = common::why_not_shared(config, count);
   if (reason.empty()) {
-    reason = CudaRunner::unsupported(common::shard_config(config, count), shard_shape(shape, count), options);
+    reason = GpuRunner::unsupported(common::shard_config(config, count), shard_shape(shape, count), options);
   }
   return reason.empty() ? common::NcclGroup::unsupported(count) : reason;
 }
 
 TensorParallelRunner::TensorParallelRunner(const common::Llama& model, const KvCacheShape& shape,
                                            const GpuOptions& options, int chunk_size, int max_sequences,
-                                           const GpuCacheSize& size)
+                                           const std::optional<MemoryShare>& share)
     : group_(options.tensor_parallel, kMaxWait, options.all_reduce),
       runners_(static_cast<std::size_t>(options.tensor_parallel)) {
   const int count = options.tensor_parallel;
@@ -47,17 +47,11 @@ TensorParallelRunner::TensorParallelRunner(const common::Llama& model, const KvC
   }
   const KvCacheShape own = shard_shape(shape, count);
   run_together([&](std::size_t rank) {
-    runners_[rank] = std::make_unique<CudaRunner>(model, own, options, chunk_size, max_sequences, size,
-                                                  &group_[static_cast<int>(rank)]);
+    runners_[rank] = std::make_unique<GpuRunner>(model, own, options, chunk_size, max_sequences, share,
+                                                 &group_[static_cast<int>(rank)]);
   });
-  if (shape.num_blocks == 0) {
-    KvCacheShape chosen = shape;
-    chosen.num_blocks = num_blocks();
-    tell_cache_size(chosen, std::int64_t{chosen.num_blocks} * shape.block_size >= size.max_slots
-                                ? "all that the sequences of a step can fill"
-                                : common::format("%g of what is free beside the model on the fullest of %d GPUs",
-                                                 size.memory_fraction, count));
-  }
+  size_ = runners_.front()->cache();
+  size_.bytes_per_slot *= count;
 }
 
 TensorParallelRunner::~TensorParallelRunner() {
@@ -93,7 +87,7 @@ void TensorParallelRunner::disconnect(const std::vector<std::exception_ptr>& thr
   std::atomic<int> num_idle = 0;
   (void)run([&](std::size_t rank) {
     if (runners_[rank]) {
-      CudaRunner& runner = *runners_[rank];
+      GpuRunner& runner = *runners_[rank];
       runner.take_back(!thrown[rank]);
       (void)group_[static_cast<int>(rank)].settle([&] { return runner.is_idle() || num_idle > 0; });
       is_idle[rank] = runner.is_idle() ? 1 : 0;
@@ -147,8 +141,8 @@ void TensorParallelRunner::copy_blocks(std::span<const BlockCopy> copies) {
   run_all([&](std::size_t rank) { runners_[rank]->copy_blocks(copies); });
 }
 
-void TensorParallelRunner::forward(const RaggedBatch& step) {
-  run_together([&](std::size_t rank) { runners_[rank]->forward(step); });
+void TensorParallelRunner::enqueue(const RaggedBatch& step) {
+  run_together([&](std::size_t rank) { runners_[rank]->enqueue(step); });
 }
 
 void TensorParallelRunner::warm_up(int max_tokens, int max_sequences) {
@@ -160,7 +154,7 @@ std::vector<common::Token> TensorParallelRunner::drawn_tokens(int step_age) {
   return runners_.front()->drawn_tokens(step_age);
 }
 
-common::Matrix TensorParallelRunner::side_by_side(const std::function<common::Matrix(CudaRunner&)>& part) {
+common::Matrix TensorParallelRunner::side_by_side(const std::function<common::Matrix(GpuRunner&)>& part) {
   std::vector<common::Matrix> parts(runners_.size());
   run_all([&](std::size_t rank) { parts[rank] = part(*runners_[rank]); });
   const Eigen::Index cols = parts.front().cols();
@@ -171,30 +165,37 @@ common::Matrix TensorParallelRunner::side_by_side(const std::function<common::Ma
   return all;
 }
 
+StepResult TensorParallelRunner::wait(int step_age) {
+  if (runners_.front()->draws_tokens(step_age)) {
+    return {drawn_tokens(step_age), {}};
+  }
+  COMMON_CHECK(step_age == 0, "the logits of the last step are kept");
+  return {{}, logits()};
+}
+
 common::Matrix TensorParallelRunner::logits() {
-  return side_by_side([](CudaRunner& runner) { return runner.logits(); });
+  return side_by_side([](GpuRunner& runner) { return runner.logits(); });
 }
 
 common::Matrix TensorParallelRunner::keys(int layer, std::span<const int> slots) {
-  return side_by_side([&](CudaRunner& runner) { return runner.keys(layer, slots); });
+  return side_by_side([&](GpuRunner& runner) { return runner.keys(layer, slots); });
 }
 
 common::Matrix TensorParallelRunner::values(int layer, std::span<const int> slots) {
-  return side_by_side([&](CudaRunner& runner) { return runner.values(layer, slots); });
+  return side_by_side([&](GpuRunner& runner) { return runner.values(layer, slots); });
 }
 
 int TensorParallelRunner::num_recorded_steps() const { return runners_.front()->num_recorded_steps(); }
 
-int TensorParallelRunner::num_blocks() const { return runners_.front()->num_blocks(); }
-
-std::int64_t TensorParallelRunner::weight_bytes_per_token() const {
-  return static_cast<std::int64_t>(runners_.size()) * runners_.front()->weight_bytes_per_token();
-}
-
-double TensorParallelRunner::read_bandwidth() {
-  std::vector<double> bandwidths(runners_.size());
-  run_all([&](std::size_t rank) { bandwidths[rank] = runners_[rank]->read_bandwidth(); });
-  return std::accumulate(bandwidths.begin(), bandwidths.end(), 0.0);
+std::optional<ReadLimit> TensorParallelRunner::read_limit() {
+  std::vector<ReadLimit> limits(runners_.size());
+  run_all([&](std::size_t rank) { limits[rank] = runners_[rank]->read_limit().value(); });
+  ReadLimit all;
+  for (const ReadLimit& limit : limits) {
+    all.weight_bytes_per_token += limit.weight_bytes_per_token;
+    all.bytes_per_second += limit.bytes_per_second;
+  }
+  return all;
 }
 
 }  // namespace

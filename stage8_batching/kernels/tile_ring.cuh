@@ -5,9 +5,10 @@
 // the bytes; on older chips the warp's threads copy 16 bytes each. Both keep num_stages tiles in flight.
 #pragma once
 
+#include "common/cuda/ptx.cuh"
 #include "decode_plan.h"
+#include "element.h"
 #include "page_layout.h"
-#include "ptx.cuh"
 
 namespace stage8 {
 
@@ -57,8 +58,7 @@ class TileRing {
  public:
   using Tile = SharedTile<kHeadDim, kType>;
   static constexpr int kMatrixBytes = Tile::kBytes;  // K, or V, of a tile
-  // Of a tile's place: a copy is faster from a multiple of 128 bytes to a multiple of 128 bytes.
-  static constexpr int kPlaceBytes = (Tile::kPairBytes + 127) / 128 * 128;
+  static constexpr int kPlaceBytes = pair_place_bytes(kType, kHeadDim);
   static constexpr int kBytes = kStages * kPlaceBytes;  // of one warp's ring
   static constexpr int kBarrierBytes = kStages * static_cast<int>(sizeof(std::uint64_t));
 
@@ -68,8 +68,8 @@ class TileRing {
       : pages_(pages),
         block_tables_(batch.block_tables),
         next_(batch, pages.shape.num_kv_heads, share),
-        storage_(shared_address(storage)),
-        barriers_(shared_address(barriers)),
+        storage_(common::shared_address(storage)),
+        barriers_(common::shared_address(barriers)),
         lane_(static_cast<int>(threadIdx.x) % 32) {
     const int warp = static_cast<int>(threadIdx.x) / 32;
     num_left_ = (share.num_tiles - warp + kWarps - 1) / kWarps;
@@ -79,9 +79,9 @@ class TileRing {
     }
 #if COURSE_BULK_COPY
     if (lane_ < kStages) {
-      init_barrier(barriers_ + lane_ * static_cast<int>(sizeof(std::uint64_t)), 1);
+      common::init_barrier(barriers_ + lane_ * static_cast<int>(sizeof(std::uint64_t)), 1);
     }
-    fence_barrier_init();
+    common::fence_barrier_init();
     __syncwarp();
 #endif
   }
@@ -104,22 +104,22 @@ class TileRing {
   // without a pause and compare bits. synccheck has to be told how many barriers there are: --num-cuda-barriers 256.
   __device__ __forceinline__ void wait() {
 #if COURSE_BULK_COPY
-    wait_barrier(barriers_ + stage_ * static_cast<int>(sizeof(std::uint64_t)), parity_);
+    common::wait_barrier(barriers_ + stage_ * static_cast<int>(sizeof(std::uint64_t)), parity_);
 #else
-    wait_copies<kStages - 1>();
+    common::wait_copies<kStages - 1>();
     __syncwarp();
 #endif
   }
 
   __device__ __forceinline__ std::uint32_t keys() const { return storage_ + stage_ * kPlaceBytes; }
-  __device__ __forceinline__ std::uint32_t values() const { return keys() + Tile::kValues; }
+  __device__ __forceinline__ std::uint32_t values() const { return keys() + Tile::kPair.values; }
 
   // Done with the tile: its place is given to the next one not yet copied. All lanes have read it with ordinary loads,
   // and the copy engine writes there next: the manual asks for a fence between the two, whatever the direction (PTX
   // ISA 9.0, section 9.7.9.25.2, "Async Proxy"), and __syncwarp puts every lane's before lane 0's copy.
   __device__ __forceinline__ void release() {
 #if COURSE_BULK_COPY
-    fence_copy_engine();
+    common::fence_copy_engine();
 #endif
     __syncwarp();
     start_copy(stage_);
@@ -132,10 +132,10 @@ class TileRing {
   // Sets the rows of V from num_tokens on to 0: they were never written, and 0 times a NaN would be a NaN.
   __device__ __forceinline__ void clear_values_from(int num_tokens) const {
     for (int i = num_tokens * Tile::kVecs + lane_; i < kTileTokens * Tile::kVecs; i += 32) {
-      store_zeros(values() + vec_place(Tile::kVecs, kTileTokens, i / Tile::kVecs, i % Tile::kVecs) * kVecBytes);
+      common::store_zeros(values() + vec_place(Tile::kVecs, kTileTokens, i / Tile::kVecs, i % Tile::kVecs) * kVecBytes);
     }
 #if COURSE_BULK_COPY
-    fence_copy_engine();  // the next copy into this place must come after these stores
+    common::fence_copy_engine();  // the next copy into this place must come after these stores
 #endif
     __syncwarp();
   }
@@ -171,7 +171,7 @@ class TileRing {
       }
     }
 #if !COURSE_BULK_COPY
-    commit_copies();  // empty or not: wait() counts groups
+    common::commit_copies();  // empty or not: wait() counts groups
 #endif
   }
 
@@ -190,15 +190,16 @@ class TileRing {
     const int part = halves ? lane_ / Tile::kPanels : 0;
     const int panel = halves ? lane_ % Tile::kPanels : 0;
     if (lane_ == 0) {
-      arrive_expecting(barrier, (halves ? num_blocks : 2) * kMatrixBytes);
+      common::arrive_expecting(barrier, (halves ? num_blocks : 2) * kMatrixBytes);
     }
     __syncwarp();
     if (lane_ < (halves ? num_blocks * Tile::kPanels : 1)) {
       const std::int64_t offset = row_offset(pages_.shape, part == 0 ? blocks_[0] : blocks_[1], next_.kv_head, row) +
-                                  panel * bytes / static_cast<int>(sizeof(Element));
+                                  Tile::panel_offset(panel, kTileTokens / 2);
       const std::uint32_t place = target + panel * Tile::kPanelBytes + part * bytes;
-      copy_bulk(place, static_cast<const Element*>(pages_.keys) + offset, bytes, barrier);
-      copy_bulk(place + kMatrixBytes, static_cast<const Element*>(pages_.values) + offset, bytes, barrier);
+      common::copy_bulk(place, static_cast<const Element*>(pages_.keys) + offset, bytes, barrier);
+      common::copy_bulk(place + Tile::kPair.values, static_cast<const Element*>(pages_.values) + offset, bytes,
+                        barrier);
     }
 #else
     constexpr int kVecElements = kVecBytes / static_cast<int>(sizeof(Element));
@@ -209,8 +210,8 @@ class TileRing {
           row_offset(pages_.shape, token < block_size ? blocks_[0] : blocks_[1], next_.kv_head, row) +
           vec_place(Tile::kVecs, min(block_size, kTileRows), token % block_size, vec) * kVecElements;
       const std::uint32_t place = target + vec_place(Tile::kVecs, kTileRows, token, vec) * kVecBytes;
-      copy_vec_async(place, static_cast<const Element*>(pages_.keys) + offset);
-      copy_vec_async(place + kMatrixBytes, static_cast<const Element*>(pages_.values) + offset);
+      common::copy_vec_async(place, static_cast<const Element*>(pages_.keys) + offset);
+      common::copy_vec_async(place + Tile::kPair.values, static_cast<const Element*>(pages_.values) + offset);
     }
 #endif
   }
@@ -221,12 +222,12 @@ class TileRing {
         static_cast<const std::uint8_t*>(pages_.keys) + row_offset(pages_.shape, blocks_[0], next_.kv_head, row);
 #if COURSE_BULK_COPY
     if (lane_ == 0) {
-      arrive_expecting(barrier, Tile::kPairBytes);
-      copy_bulk(target, pair, Tile::kPairBytes, barrier);
+      common::arrive_expecting(barrier, Tile::kPair.bytes);
+      common::copy_bulk(target, pair, Tile::kPair.bytes, barrier);
     }
 #else
-    for (int i = lane_ * kVecBytes; i < Tile::kPairBytes; i += 32 * kVecBytes) {
-      copy_vec_async(target + i, pair + i);
+    for (int i = lane_ * kVecBytes; i < Tile::kPair.bytes; i += 32 * kVecBytes) {
+      common::copy_vec_async(target + i, pair + i);
     }
 #endif
   }

@@ -95,31 +95,38 @@ std::vector<Arrival> offline_arrivals(std::uint64_t seed) {
   return arrivals;
 }
 
-void serve(Server& server, Clock& clock, const std::vector<ArrivingRequest>& requests, const OnSampleToken& on_token) {
+void serve(Server& server, Clock& clock, const std::vector<ArrivingRequest>& requests, const TokenSink& sink) {
   const int first = server.num_requests();
-  const ScopedOnToken guard(server, [&](int id, int sample, common::Token token) {
-    if (on_token) {
-      on_token(id, sample, token);
+  const auto take_token = [&, first](int id, int sample, common::Token token) {
+    if (sink) {
+      sink(id, sample, token);
     }
     const int length = requests[static_cast<std::size_t>(id - first)].output_tokens;
     if (length > 0 && static_cast<int>(server.output(id).token_times.size()) == length) {
       server.stop(id, common::FinishReason::kStop);
     }
-  });
+  };
   std::size_t next = 0;
-  while (next < requests.size() || !server.is_idle()) {
-    if (server.is_idle()) {
-      clock.wait_until(requests[next].time);
-    }
-    for (; next < requests.size() && requests[next].time <= clock.now(); ++next) {
-      const ArrivingRequest& arriving = requests[next];
-      if (arriving.rejection.empty()) {
-        server.submit(arriving.request, arriving.time);
-      } else {
-        server.reject(arriving.rejection, arriving.time);
+  try {
+    while (next < requests.size() || !server.is_idle()) {
+      if (server.is_idle()) {
+        clock.wait_until(requests[next].time);
       }
+      for (; next < requests.size() && requests[next].time <= clock.now(); ++next) {
+        const ArrivingRequest& arriving = requests[next];
+        if (arriving.rejection.empty()) {
+          server.submit(arriving.request, take_token, arriving.time);
+        } else {
+          server.reject(arriving.rejection, arriving.time);
+        }
+      }
+      server.step();
     }
-    server.step();
+  } catch (...) {
+    for (int id = first; id < server.num_requests(); ++id) {
+      server.stop(id, common::FinishReason::kCancelled);
+    }
+    throw;
   }
 }
 

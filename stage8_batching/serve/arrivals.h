@@ -48,7 +48,8 @@ struct ArrivingRequest {
   std::string rejection = {};
 };
 
-// Serves all requests, each from its arrival time on. on_token as in Server; it may be null.
-void serve(Server& server, Clock& clock, const std::vector<ArrivingRequest>& requests, const OnSampleToken& on_token);
+// Serves all requests, each from its arrival time on, and cancels them if a step throws. sink: of all of them; it may
+// be null.
+void serve(Server& server, Clock& clock, const std::vector<ArrivingRequest>& requests, const TokenSink& sink);
 
 }  // namespace

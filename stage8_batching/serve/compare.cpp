@@ -3,8 +3,10 @@
 #include <algorithm>
 #include <array>
 #include <iostream>
+#include <memory>
 #include <span>
 
+#include "../demo/static_scheduler.h"
 #include "arrivals.h"
 #include "common/app/progress.h"
 #include "common/app/result_file.h"
@@ -57,10 +59,15 @@ std::vector<ArrivingRequest> make_requests(const common::Session& session, const
 Run run_policy(const common::Llama& model, const CompareOptions& options, const ServingPolicy& policy,
                const std::vector<ArrivingRequest>& requests) {
   SchedulerOptions scheduler = options.scheduler;
-  scheduler.static_batches = policy.static_batches;
-  scheduler.reserve_ahead = policy.reserve_ahead;
   scheduler.max_sequences = policy.max_sequences > 0 ? policy.max_sequences : scheduler.max_sequences;
-  const ServerSetup setup(model, options.engine, scheduler, options.virtual_clock);
+  const auto make_scheduler = [&](KvCacheManager& manager, const SchedulerOptions& chosen,
+                                  bool use_prefix_cache) -> std::unique_ptr<Scheduler> {
+    if (policy.static_batches) {
+      return std::make_unique<StaticScheduler>(manager, chosen, use_prefix_cache, policy.reserve_ahead);
+    }
+    return std::make_unique<Scheduler>(manager, chosen, use_prefix_cache);
+  };
+  const ServerSetup setup(model, options.engine, scheduler, options.virtual_clock, make_scheduler);
   Server& server = *setup.server;
   Run run;
   run.slots.name = run.running.name = policy.name;
@@ -81,7 +88,7 @@ void run_compare(const common::Session& session, const CompareOptions& options) 
   const common::ResultFile plot(options.plot_path);
   const ServedModel served(session, options.synthetic);
   const common::Llama& model = served.get();
-  const int longest = std::min(model.config().context_length, options.engine.num_slots);
+  const int longest = std::min(model.config().context_length, *options.engine.num_slots);
   if (longest < 2) {
     throw common::InputError("a prompt and a reply have at least a token each; give more --slots");
   }
@@ -101,7 +108,7 @@ void run_compare(const common::Session& session, const CompareOptions& options) 
       "%d requests of %.0f prompt and %.0f reply tokens on average, at most %d together; "
       "a cache of %d slots\n\n",
       options.num_requests, static_cast<double>(prompt_tokens) / options.num_requests,
-      static_cast<double>(output_tokens) / options.num_requests, max_length, options.engine.num_slots);
+      static_cast<double>(output_tokens) / options.num_requests, max_length, *options.engine.num_slots);
 
   common::Table table({"served with", "at once", "max", "slots used", "memory short", "tokens/s", "x", "P50", "P99"});
   Chart slots{"slots that hold a token, % of the cache", "seconds", "%", 100.0, {}};

@@ -166,7 +166,7 @@ EngineThread::EngineThread(const common::Llama& model, const EngineThreadOptions
     : model_(model),
       options_(options),
       on_change_(std::move(on_change)),
-      sizes_{options.engine.num_slots, options.engine.block_size, options.scheduler.token_budget},
+      sizes_{options.engine.num_slots.value_or(0), options.engine.block_size, options.scheduler.token_budget},
       is_paused_(options.paused),
       messenger_(std::make_unique<Messenger>()) {
   make_engine();
@@ -290,18 +290,6 @@ void EngineThread::make_engine() {
   Server& server = *setup_->server;
   const Usage usage = server.scheduler().manager().usage();
   max_context_ = std::min(setup_->engine->context_length(), usage.total);
-  server.on_token([this](int id, int sample, common::Token token) {
-    const Owner& owner = owners_.at(id);
-    num_generated_ += 1;
-    TokenEvent event{owner.index, sample, token, std::nullopt};
-    const common::Completion& written = setup_->server->output(id).completions[static_cast<std::size_t>(sample)];
-    if (!written.logprobs.empty()) {
-      event.logprobs = written.logprobs.back();
-    }
-    messenger_->add(owner.ticket, [event = std::move(event)](Ticket::State& ticket) mutable {
-      ticket.tokens.push_back(std::move(event));
-    });
-  });
   server.on_step([this](const StepReport& report) {
     report_ = report;
     const std::lock_guard lock(mutex_);
@@ -310,7 +298,7 @@ void EngineThread::make_engine() {
   {
     const std::lock_guard lock(mutex_);
     failure_.clear();
-    sizes_ = {setup_->engine->options().num_slots, options_.engine.block_size, options_.scheduler.token_budget};
+    sizes_ = {*setup_->engine->options().num_slots, options_.engine.block_size, options_.scheduler.token_budget};
   }
   changed();
 }
@@ -395,7 +383,18 @@ void EngineThread::submit_all(const std::shared_ptr<Ticket::State>& state,
   ids.reserve(requests.size());
   try {
     for (const GenerationRequest& request : requests) {
-      const int id = server.submit(request, arrival);
+      const auto sink = [this, state, index = static_cast<int>(ids.size())](int id, int sample, common::Token token) {
+        num_generated_ += 1;
+        TokenEvent event{index, sample, token, std::nullopt};
+        const common::Completion& written = setup_->server->output(id).completions[static_cast<std::size_t>(sample)];
+        if (!written.logprobs.empty()) {
+          event.logprobs = written.logprobs.back();
+        }
+        messenger_->add(state, [event = std::move(event)](Ticket::State& ticket) mutable {
+          ticket.tokens.push_back(std::move(event));
+        });
+      };
+      const int id = server.submit(request, sink, arrival);
       owners_[id] = {state, static_cast<int>(ids.size())};
       ids.push_back(id);
     }
@@ -460,7 +459,7 @@ void EngineThread::fail(const std::string& reason) {
 // If the request has ended, tells its ticket.
 void EngineThread::settle(int id, const std::string& error) {
   const auto found = owners_.find(id);
-  if (found == owners_.end() || !setup_->server->output(id).finished) {
+  if (found == owners_.end() || !setup_->server->output(id).finished()) {
     return;
   }
   RequestOutput output = setup_->server->output(id);

@@ -58,7 +58,10 @@ ServingFigures figures_of(const Server& server, const Metrics& metrics) {
   std::vector<double> per_token;
   for (int id = 0; id < server.num_requests(); ++id) {
     const RequestOutput& output = server.output(id);
-    switch (output.finish_reason) {
+    if (!output.finished()) {
+      continue;
+    }
+    switch (*output.finish_reason) {
       case common::FinishReason::kRejected:
         figures.rejected += 1;
         continue;
@@ -98,12 +101,16 @@ ServingFigures figures_of(const Server& server, const Metrics& metrics) {
 
 double roofline_share(const Server& server, const Metrics& metrics) {
   Engine& engine = server.engine();
-  if (engine.gpu() == nullptr || metrics.decode_steps == 0) {
+  if (metrics.decode_steps == 0) {
     return 0.0;
   }
-  const std::int64_t bytes = metrics.decode_steps * engine.gpu()->weight_bytes_per_token() +
-                             metrics.decode_reads * engine.cache().shape().bytes_per_slot();
-  return static_cast<double>(bytes) / engine.gpu()->read_bandwidth() / metrics.decode_seconds;
+  const std::optional<ReadLimit> limit = engine.runner().read_limit();
+  if (!limit.has_value()) {
+    return 0.0;
+  }
+  const std::int64_t bytes =
+      metrics.decode_steps * limit->weight_bytes_per_token + metrics.decode_reads * engine.cache().bytes_per_slot;
+  return static_cast<double>(bytes) / limit->bytes_per_second / metrics.decode_seconds;
 }
 
 std::string metrics_table(const Server& server, const Metrics& metrics) {

@@ -170,7 +170,7 @@ std::string PoolView::to_json(const EngineNews& news) const {
   };
   OwnerOfSequence owners;
   ordered_json running = ordered_json::array();
-  for (const SequenceGroup* group : scheduler.running()) {
+  for (const auto& group : scheduler.running()) {
     for (const SequenceId sequence : group->sequences()) {
       if (!manager.is_swapped(sequence)) {
         owners[sequence] = group->id();

@@ -237,7 +237,7 @@ void run_serve(const common::Session& session, const ServingOptions& options) {
       }
     });
   }
-  OnSampleToken show;
+  TokenSink show;
   if (view_kind != ViewKind::kQuiet) {
     show = [&](int id, int sample, common::Token token) { shown.add(id, sample, token); };
   }

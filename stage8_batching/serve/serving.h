@@ -14,7 +14,7 @@
 namespace stage8 {
 
 struct ServingOptions {
-  EngineOptions engine{.num_slots = 0};
+  EngineOptions engine{.num_slots = std::nullopt};
   SchedulerOptions scheduler;
   std::string arrivals;  // "poisson:RATE", a file, or empty: all at once
   std::string workload;  // "offline", or empty: prompts or arrivals

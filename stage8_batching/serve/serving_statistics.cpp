@@ -67,7 +67,7 @@ void ServingStatistics::add(const StepReport& report) {
 }
 
 void ServingStatistics::add(const RequestOutput& output) {
-  ended.at(static_cast<std::size_t>(output.finish_reason)) += 1;
+  ended.at(static_cast<std::size_t>(output.finish_reason.value())) += 1;
   for (const common::Completion& completion : output.completions) {
     generated_tokens += static_cast<std::int64_t>(completion.tokens.size());
   }

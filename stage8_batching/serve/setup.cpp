@@ -32,10 +32,10 @@ std::int64_t operations_per_byte(bool on_gpu, Precision precision) {
   return !on_gpu ? kCpu : precision == Precision::kFloat32 ? kGpuFloat32 : kGpuBFloat16;
 }
 
-void set_preemption_costs(SchedulerOptions& scheduler, std::int64_t num_parameters, const KvCacheShape& shape,
+void set_preemption_costs(SchedulerOptions& scheduler, std::int64_t num_parameters, const CacheSize& cache,
                           std::int64_t operations_per_byte) {
-  scheduler.token_compute_cost = 2 * num_parameters / operations_per_byte;    // two operations per parameter
-  scheduler.block_swap_cost = 2 * shape.bytes_per_slot() * shape.block_size;  // out and in
+  scheduler.token_compute_cost = 2 * num_parameters / operations_per_byte;  // two operations per parameter
+  scheduler.block_swap_cost = 2 * cache.bytes_per_slot * cache.block_size;  // out and in
 }
 
 ServedModel::ServedModel(const common::Session& session, const std::string& synthetic)
@@ -72,7 +72,7 @@ std::unique_ptr<Engine> make_engine(const common::Llama& model, const EngineOpti
   try {
     return std::make_unique<Engine>(model, options);
   } catch (const std::bad_alloc&) {
-    if (options.num_host_slots <= std::max(options.num_slots, options.min_slots)) {
+    if (options.num_host_slots <= std::max(options.num_slots.value_or(0), options.min_slots)) {
       throw;
     }
     throw common::InputError(
@@ -83,22 +83,24 @@ std::unique_ptr<Engine> make_engine(const common::Llama& model, const EngineOpti
 }  // namespace
 
 ServerSetup::ServerSetup(const common::Llama& model, EngineOptions engine_options, SchedulerOptions scheduler,
-                         bool virtual_clock) {
+                         bool virtual_clock, const MakeScheduler& make_scheduler) {
   engine_options.chunk_size = scheduler.token_budget;
   engine_options.max_sequences = scheduler.max_sequences;
   engine = make_engine(model, engine_options);
-  const bool on_gpu = engine->gpu() != nullptr;
-  set_preemption_costs(scheduler, model.num_parameters(), engine->cache().shape(),
-                       operations_per_byte(on_gpu, engine_options.gpu.precision));
-  if (on_gpu) {
-    engine->gpu()->warm_up(scheduler.token_budget, scheduler.max_sequences);
-  }
+  set_preemption_costs(scheduler, model.num_parameters(), engine->cache(),
+                       operations_per_byte(engine->runner().is_asynchronous(), engine_options.gpu.precision));
+  engine->runner().warm_up(scheduler.token_budget, scheduler.max_sequences);
   if (virtual_clock) {
     clock = std::make_unique<VirtualClock>();
   } else {
     clock = std::make_unique<RealClock>();
   }
-  server = std::make_unique<Server>(*engine, scheduler, *clock);
+  if (make_scheduler) {
+    server = std::make_unique<Server>(*engine, *clock,
+                                      make_scheduler(engine->manager(), scheduler, engine->options().prefix_cache));
+  } else {
+    server = std::make_unique<Server>(*engine, scheduler, *clock);
+  }
 }
 
 }  // namespace

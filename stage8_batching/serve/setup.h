@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <optional>
 #include <span>
@@ -22,7 +23,7 @@ void add_scheduler_options(common::Command& command, SchedulerOptions& scheduler
 // as an order of magnitude.
 std::int64_t operations_per_byte(bool on_gpu, Precision precision);
 // Sets the costs that Preemption::kAuto compares, for a model with so many parameters.
-void set_preemption_costs(SchedulerOptions& scheduler, std::int64_t num_parameters, const KvCacheShape& shape,
+void set_preemption_costs(SchedulerOptions& scheduler, std::int64_t num_parameters, const CacheSize& cache,
                           std::int64_t operations_per_byte);
 
 // The session's model or, if `synthetic` names a published shape, one of that shape with random weights.
@@ -44,9 +45,14 @@ class ServedModel {
   std::optional<common::Llama> synthetic_;
 };
 
+// Makes a scheduler of another kind than the server's own.
+using MakeScheduler = std::function<std::unique_ptr<Scheduler>(KvCacheManager& manager, const SchedulerOptions& options,
+                                                               bool use_prefix_cache)>;
+
 // A server with an engine whose forward passes are as large as its steps. The clock starts when all is ready.
 struct ServerSetup {
-  ServerSetup(const common::Llama& model, EngineOptions engine_options, SchedulerOptions scheduler, bool virtual_clock);
+  ServerSetup(const common::Llama& model, EngineOptions engine_options, SchedulerOptions scheduler, bool virtual_clock,
+              const MakeScheduler& make_scheduler = nullptr);
 
   std::unique_ptr<Engine> engine;
   std::unique_ptr<Clock> clock;

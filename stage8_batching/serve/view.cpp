@@ -29,7 +29,7 @@ std::string draw_blocks(const Server& server, int max_blocks, int columns, bool 
   const int num_blocks = manager.usage().total / manager.block_size();
   std::vector<common::MapCell> cells(static_cast<std::size_t>(num_blocks));
   std::vector<int> owner(static_cast<std::size_t>(num_blocks), -1);
-  for (const SequenceGroup* group : server.scheduler().running()) {
+  for (const auto& group : server.scheduler().running()) {
     const int id = group->id();
     for (const SequenceId sequence : group->sequences()) {
       for (const int block : manager.block_table(sequence)) {
@@ -181,7 +181,7 @@ class Live : public View {
     result.push_back(common::format("step %lld  %.2f s  %d tokens in this step", static_cast<long long>(report.index),
                                     report.end, report.num_tokens));
     std::string queue = common::format("queue  %zu waiting:", server.scheduler().waiting().size());
-    for (const SequenceGroup* group : server.scheduler().waiting()) {
+    for (const auto& group : server.scheduler().waiting()) {
       queue += common::format(" %d", group->id());
       if (static_cast<int>(queue.size()) > size.columns) {
         break;
@@ -207,7 +207,7 @@ class Live : public View {
   // A line for each sample of the running requests: letter, number, the end of its text.
   std::vector<std::string> running_lines(const Server& server) const {
     std::vector<std::string> result;
-    for (const SequenceGroup* group : server.scheduler().running()) {
+    for (const auto& group : server.scheduler().running()) {
       const int id = group->id();
       const std::string letter(1, common::owner_letter(id));
       const auto first = texts_.lower_bound({id, 0});

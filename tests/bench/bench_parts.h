@@ -14,16 +14,16 @@ namespace stage7 {
 // What decode attention is timed on.
 struct TimedCase {
   HeadShape shape;
-  BenchCase bench_case;
+  BenchCell cell;
 };
 
-// A pool for the largest of them.
+// A pool large enough for each of the cases.
 Pool pool_for(const std::vector<TimedCase>& cases);
 
-// One line about the machine, after measuring its read ceiling in the pool's memory, which is returned in GB/s.
+// Measures the read ceiling in the pool's memory, prints a line about the machine, and returns the ceiling in GB/s.
 double print_machine(const common::Stream& stream, const Pool& pool, std::ostream& output);
 
-// Microseconds of decode_attention, the plan excluded; or of contiguous_attention.
+// Microseconds of decode_attention, without the plan; or of contiguous_attention.
 double time_decode(const common::Stream& stream, const ColdBatches& sets, bool contiguous = false);
 double time_decode_plan(const common::Stream& stream, const ColdBatches& sets);
 
@@ -35,7 +35,7 @@ void print_float8_speed(const KernelBenchOptions& options, std::ostream& output)
 // For prompts over pages of this type: a row of print_ragged_speed's table or of print_float8_speed's.
 struct Prompts {
   std::string name;
-  std::vector<int> lengths;  // of new tokens
+  std::vector<int> lengths;  // new tokens of each sequence
   HeadShape shape;
   int past = 0;  // tokens of each sequence that are cached already
 };
@@ -47,7 +47,7 @@ struct PromptTiming {
 // Microseconds of write_to_slots for 8 kv heads of 128 dimensions, into blocks in random order.
 double time_writing(const common::Stream& stream, ScalarType type, int num_tokens);
 
-// Of ragged_attention, or of a step of the prompts' ladder.
+// Times ragged_attention, or a step of the prompts' ladder.
 PromptTiming time_prompts(const common::Stream& stream, const Prompts& prompts, const PromptStep* step = nullptr);
 double flops_of(const Prompts& prompts);
 

@@ -23,7 +23,7 @@ struct Row {
   double bytes;  // read and written
 };
 
-// Memory that has been written to: pages that never were can be read faster than real ones.
+// Memory that has been written to: pages that never were can be faster to read than real ones.
 common::DeviceMemory touched(std::size_t bytes) {
   common::DeviceMemory memory(bytes);
   CUDA_CHECK(cudaMemset(memory.data(), 1, bytes));
@@ -31,8 +31,8 @@ common::DeviceMemory touched(std::size_t bytes) {
   return memory;
 }
 
-// scattered: each token goes into a block of its own, as in a decode step; else into blocks in random order that it
-// shares with its neighbours, as in a prompt.
+// scattered: each token goes into a block of its own, as in a decode step. Otherwise tokens go into blocks in random
+// order that they share with their neighbours, as in a prompt.
 Row time_write(const common::Stream& stream, int num_tokens, bool scattered, ScalarType type = ScalarType::kBFloat16) {
   const PageShape shape = shape_of(1 << 14, type);
   const std::vector<int> blocks = shuffled(shape.num_blocks);
@@ -80,7 +80,7 @@ Row time_copy(const common::Stream& stream, int num_pairs) {
           2.0 * 2.0 * 2.0 * static_cast<double>(shape.elements_per_block()) * kLayers * num_pairs};
 }
 
-// The runtime's own copy as a yardstick. Not in a graph: there it is another, slower copy.
+// The runtime's own copy as a yardstick. It is not in a graph, where it would be another, slower copy.
 Row time_device_copy(const common::Stream& stream) {
   constexpr std::size_t kBytes = std::size_t{1} << 32;
   const common::DeviceMemory from = touched(kBytes);

@@ -33,7 +33,7 @@ PageShape page_shape(const HeadShape& shape, std::int64_t num_blocks) {
           .type = shape.type};
 }
 
-std::int64_t blocks_of_all_sets(const HeadShape& shape, const BenchCase& cell) {
+std::int64_t blocks_of_all_sets(const HeadShape& shape, const BenchCell& cell) {
   std::int64_t blocks = 0;
   for (const int length : lengths_of(cell)) {
     blocks += blocks_of(length, shape.block_size);
@@ -41,7 +41,7 @@ std::int64_t blocks_of_all_sets(const HeadShape& shape, const BenchCase& cell) {
   return blocks * num_sets_of(shape, cell);
 }
 
-// Pages of float8, filled with random numbers by way of `rows`, which are bfloat16.
+// Fills float8 pages with random numbers, by way of `rows`, which are bfloat16.
 void fill_with_float8(const Pages& pages, const common::DeviceMemory& rows) {
   const std::int64_t columns = std::int64_t{pages.shape.num_kv_heads} * pages.shape.head_dim;
   const auto num_rows = static_cast<std::int64_t>(rows.bytes() / 2) / columns;
@@ -76,15 +76,15 @@ std::string name_of(const HeadShape& shape) {
   return shape.block_size == 16 ? name : name + common::format(", blocks of %d", shape.block_size);
 }
 
-std::string name_of(const BenchCase& cell) {
+std::string name_of(const BenchCell& cell) {
   return std::to_string(cell.batch) + "x" + (cell.context == 0 ? "ragged" : std::to_string(cell.context));
 }
 
-BenchCase parse_case(const std::string& text) {
+BenchCell parse_cell(const std::string& text) {
   const std::size_t cross = text.find('x');
   if (cross != std::string::npos) {
     const std::string_view context = std::string_view(text).substr(cross + 1);
-    const BenchCase cell{.batch = positive_number(std::string_view(text).substr(0, cross)),
+    const BenchCell cell{.batch = positive_number(std::string_view(text).substr(0, cross)),
                          .context = positive_number(context)};
     const bool has_context = cell.context > 0 || context == "ragged";
     if (cell.batch > 0 && cell.batch <= 1024 && cell.context <= 1 << 20 && has_context) {
@@ -95,7 +95,7 @@ BenchCase parse_case(const std::string& text) {
                            common::quote(text));
 }
 
-std::vector<int> lengths_of(const BenchCase& cell) {
+std::vector<int> lengths_of(const BenchCell& cell) {
   std::vector<int> lengths(static_cast<std::size_t>(cell.batch), cell.context);
   if (cell.context == 0) {
     constexpr double kShortest = 250.0;
@@ -110,18 +110,18 @@ std::vector<int> lengths_of(const BenchCase& cell) {
   return lengths;
 }
 
-std::int64_t kv_bytes_of(const HeadShape& shape, const BenchCase& cell) {
+std::int64_t kv_bytes_of(const HeadShape& shape, const BenchCell& cell) {
   const std::vector<int> lengths = lengths_of(cell);
   const std::int64_t num_tokens = std::accumulate(lengths.begin(), lengths.end(), std::int64_t{0});
   const int row_bytes = shape.type == ScalarType::kFloat8 ? shape.head_dim + 1 : 2 * shape.head_dim;
   return 2 * num_tokens * shape.num_kv_heads * row_bytes;  // K and V
 }
 
-std::int64_t pool_bytes_of(const HeadShape& shape, const BenchCase& cell) {
+std::int64_t pool_bytes_of(const HeadShape& shape, const BenchCell& cell) {
   return 2 * page_shape(shape, blocks_of_all_sets(shape, cell)).elements() * bytes_of(shape.type);
 }
 
-int num_sets_of(const HeadShape& shape, const BenchCase& cell) {
+int num_sets_of(const HeadShape& shape, const BenchCell& cell) {
   const std::int64_t kv_bytes = kv_bytes_of(shape, cell);
   return static_cast<int>((kBytesOfAllSets + 2 * kv_bytes - 1) / (2 * kv_bytes)) * 2;
 }
@@ -182,11 +182,11 @@ Pool::Pool(std::int64_t bytes) {
   CUDA_CHECK(cudaDeviceSynchronize());
 }
 
-bool Pool::has_room_for(const HeadShape& shape, const BenchCase& cell) const {
+bool Pool::has_room_for(const HeadShape& shape, const BenchCell& cell) const {
   return static_cast<std::size_t>(pool_bytes_of(shape, cell)) <= 2 * keys.bytes();
 }
 
-ColdBatches::ColdBatches(const Pool& pool, const HeadShape& shape, const BenchCase& cell, PageOrder order)
+ColdBatches::ColdBatches(const Pool& pool, const HeadShape& shape, const BenchCell& cell, PageOrder order)
     : count_(num_sets_of(shape, cell)) {
   const std::int64_t num_blocks = blocks_of_all_sets(shape, cell);
   COMMON_CHECK(pool.has_room_for(shape, cell), "the pool is too small");

@@ -21,21 +21,21 @@ struct HeadShape {
 std::string name_of(const HeadShape& shape);  // "32/8 x 128", and the block size if it is not 16
 
 // Sequences x tokens of context. The ragged mix has sequences of 250 to 32,765 tokens, in geometric steps, shuffled.
-struct BenchCase {
+struct BenchCell {
   int batch = 1;
   int context = 0;  // 0: ragged
 };
 
-std::string name_of(const BenchCase& cell);  // "8x1024", "32xragged"
-BenchCase parse_case(const std::string& text);
-std::vector<int> lengths_of(const BenchCase& cell);
-std::int64_t kv_bytes_of(const HeadShape& shape, const BenchCase& cell);  // K and V of one call
+std::string name_of(const BenchCell& cell);  // "8x1024", "32xragged"
+BenchCell parse_cell(const std::string& text);
+std::vector<int> lengths_of(const BenchCell& cell);
+std::int64_t kv_bytes_of(const HeadShape& shape, const BenchCell& cell);  // K and V of one call
 
-// What a pool needs for all batches of a cell: twice its keys, which in float8 are all there is.
-std::int64_t pool_bytes_of(const HeadShape& shape, const BenchCase& cell);
+// How large a pool must be for all batches of a cell: twice its keys, since float8 stores nothing else.
+std::int64_t pool_bytes_of(const HeadShape& shape, const BenchCell& cell);
 
-// How many batches it takes until none of them is found in the cache: an even number.
-int num_sets_of(const HeadShape& shape, const BenchCase& cell);
+// How many batches it takes so that none is found in the cache: an even number.
+int num_sets_of(const HeadShape& shape, const BenchCell& cell);
 
 // A permutation of 0 … size - 1, the same each time.
 std::vector<int> shuffled(std::int64_t size);
@@ -47,11 +47,11 @@ std::vector<std::uint16_t> random_bf16(std::size_t size, std::uint64_t seed = 2)
 // One layer's K, or its V: random numbers in every slot.
 common::DeviceMemory random_pages(const PageShape& shape, std::uint64_t seed);
 
-// K and V of everything that is measured, one after the other.
+// The memory of all that is measured: K's and V's.
 struct Pool {
-  // Room for `bytes` of K and V together, or for what the device has if that is less.
+  // Allocates `bytes` for K and V together, or what the device has if that is less.
   explicit Pool(std::int64_t bytes);
-  bool has_room_for(const HeadShape& shape, const BenchCase& cell) const;
+  bool has_room_for(const HeadShape& shape, const BenchCell& cell) const;
 
   common::DeviceMemory keys;
   common::DeviceMemory values;
@@ -62,14 +62,14 @@ enum class PageOrder { kShuffled, kInOrder };
 // num_sets_of batches of a cell, which share lengths but no page.
 class ColdBatches {
  public:
-  ColdBatches(const Pool& pool, const HeadShape& shape, const BenchCase& cell, PageOrder order = PageOrder::kShuffled);
+  ColdBatches(const Pool& pool, const HeadShape& shape, const BenchCell& cell, PageOrder order = PageOrder::kShuffled);
 
   int count() const { return count_; }
   const Pages& pages() const { return pages_; }
   Batch batch(int set) const;
   // The same memory as a cache without blocks (contiguous_attention.h). For equal lengths and pages in order.
   Pages contiguous(int set) const;
-  // Random numbers for the queries; the output is not looked at.
+  // Random numbers for the queries. The output's contents do not matter.
   const void* queries() const { return queries_.data() != nullptr ? queries_.data() : pages_.keys; }
   void* output() const { return output_.data(); }
 
@@ -81,7 +81,7 @@ class ColdBatches {
   common::DeviceArray<int> table_starts_;
   common::DeviceArray<int> lengths_;
   common::DeviceMemory output_;
-  common::DeviceMemory queries_;  // of float8: its keys are no bfloat16 numbers
+  common::DeviceMemory queries_;  // for float8, whose keys are not bfloat16 numbers
 };
 
 }  // namespace

@@ -6,13 +6,13 @@
     compare_peers.py prompts
 
 Peers over pages of 16 tokens: FlashInfer (flashinfer-python; compiles its kernels at the first run), FlashAttention-3
-(flash_attn_interface, decode only), cuDNN (nvidia-cudnn-frontend, decode only). Over a contiguous cache, which is no
-substitute but a yardstick: PyTorch's scaled_dot_product_attention. What is missing is skipped with a line. Needs
+(flash_attn_interface, decode only), cuDNN (nvidia-cudnn-frontend, decode only). PyTorch's scaled_dot_product_attention runs
+over a contiguous cache, which is a yardstick and no substitute. A peer that is missing is skipped with a line. Needs
 PyTorch and a GPU.
 
-Method of decode: bfloat16; a CUDA graph of calls on many batches (600 MB of K and V or more in all, so that none is
-found in the cache), pages in random order, the median of the replays. Of prompts: the same on one batch, as arithmetic
-is their limit. All launches of a call count; plans, made once a step, do not. Every peer's output is compared with
+Method for decode: bfloat16; a CUDA graph of calls on many batches (600 MB of K and V or more in all, so that none is
+found in the cache), pages in random order, the median of the replays. For prompts: the same on one batch, because they are
+compute-bound. All launches of a call count; plans, made once a step, do not. Every peer's output is compared with
 float32 arithmetic before it is timed. This stage's own figures come from `build/kernel_bench`, run first, on the same
 machine and by the same method (decode with blocks shuffled over all sets, not set by set).
 """
@@ -36,7 +36,7 @@ SHAPES = "32/8x128,32/32x128"
 
 
 class InputError(Exception):
-    """What the caller can put right: one line for stderr."""
+    """An error that the user can put right: one line for stderr."""
 
 
 def split_row(line):
@@ -44,7 +44,7 @@ def split_row(line):
 
 
 def read_tables(text):
-    """The Markdown tables of a text: for each a list of rows, a row being {header: cell}."""
+    """The Markdown tables of a text, each a list of rows, each row a dictionary {header: cell}."""
     tables, header = [], None
     for line in text.splitlines():
         if not line.startswith("|"):
@@ -169,12 +169,12 @@ def measure_own(program, kernels):
 
 
 def microseconds_per_call(torch, calls):
-    """The median over replays of one graph of all calls (four at least: a replay has a price too), a call."""
+    """Microseconds of a call: the median over replays of one graph of all calls (at least four: a replay costs time too)."""
     calls = calls * -(-4 // len(calls))
     stream = torch.cuda.Stream()
     stream.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(stream):
-        for call in calls[:2]:  # what a peer sets up at its first call does not belong into the graph
+        for call in calls[:2]:  # what a peer sets up at its first call does not belong in the graph
             call()
     torch.cuda.synchronize()
     graph = torch.cuda.CUDAGraph()
@@ -222,7 +222,7 @@ def find_peers(names, say, all_peers=PEERS):
 
 
 def result_row(shape, cell, own, times, peers):
-    """One row of the table: cells as text, "-" for what there is not."""
+    """One row of the table: cells as text, "-" for a missing figure."""
     def text(microseconds):
         return "-" if microseconds is None else f"{microseconds:.3g}" if microseconds < 1000 else f"{microseconds:.0f}"
 
@@ -276,7 +276,7 @@ def compare_decode(torch, options, say):
 
 
 def prompt_row(shape, prompts, own, times, peers):
-    """One row of the table: cells as text, "-" for what there is not."""
+    """One row of the table: cells as text, "-" for a missing figure."""
     def text(microseconds):
         return f"{prompts.tera_operations(shape) / microseconds * 1e6:.0f}" if microseconds else "-"
 

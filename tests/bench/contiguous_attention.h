@@ -1,14 +1,14 @@
-// Decode attention over a cache without blocks: the same kernel, but for the table. Nothing else uses it.
+// Decode attention over a cache without blocks: the same kernel except for the table. Nothing else uses it.
 #pragma once
 
 #include "stage7/kernels/kernels.h"
 
 namespace stage7 {
 
-// cache: [num_sequences, num_kv_heads, capacity, head_dim], with num_sequences and capacity in the places of num_blocks
-// and block_size; sequence s of the batch has row s, whatever the batch's block tables say. Bfloat16, head_dim 128,
-// capacity a multiple of 16. workspace: as plan_decode fills it for pages with as many heads; what else is checked and
-// given is decode_attention's.
+// cache: [num_sequences, num_kv_heads, capacity, head_dim]: num_sequences takes the place of num_blocks, and capacity
+// that of block_size. Sequence s of the batch has row s, whatever the batch's block tables say. Bfloat16, head_dim 128,
+// capacity a multiple of 16. workspace: as plan_decode fills it for pages with as many heads. The other parameters and
+// checks are those of decode_attention.
 void contiguous_attention(const Pages& cache, const Batch& batch, const void* queries, void* output, void* workspace,
                           cudaStream_t stream, const DecodeOptions& options = {});
 

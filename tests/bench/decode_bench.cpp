@@ -1,4 +1,4 @@
-// Decode attention beside the read ceiling of this machine. What other kernels reach is in peers/.
+// Decode attention beside this machine's read ceiling. What other kernels reach is in peers/.
 #include <algorithm>
 #include <limits>
 #include <ostream>
@@ -25,7 +25,7 @@ const std::vector<TimedCase> kRows = {
     {kUngrouped, {32, 32768}}, {kUngrouped, {128, 1024}}, {kUngrouped, {128, 8192}}, {kUngrouped, {32, 0}},
 };
 
-// Shapes that nothing was tuned to.
+// Shapes that the kernels were not tuned for.
 const std::vector<HeadShape> kOtherShapes = {
     {.num_heads = 9, .num_kv_heads = 3, .head_dim = 64},
     {.num_heads = 28, .num_kv_heads = 4},
@@ -40,8 +40,8 @@ const std::vector<HeadShape> kOtherShapes = {
 std::vector<TimedCase> rows_of(const KernelBenchOptions& options) {
   std::vector<TimedCase> rows = kRows;
   if (!options.cell.empty()) {
-    const BenchCase wanted = parse_case(options.cell);
-    std::erase_if(rows, [&](const TimedCase& row) { return name_of(row.bench_case) != name_of(wanted); });
+    const BenchCell wanted = parse_cell(options.cell);
+    std::erase_if(rows, [&](const TimedCase& row) { return name_of(row.cell) != name_of(wanted); });
     if (rows.empty()) {
       rows = {{kGrouped, wanted}, {kUngrouped, wanted}};
     }
@@ -51,30 +51,30 @@ std::vector<TimedCase> rows_of(const KernelBenchOptions& options) {
     return rows;
   }
   for (const HeadShape& shape : kOtherShapes) {
-    for (const BenchCase& cell : {BenchCase{1, 8192}, BenchCase{8, 8192}, BenchCase{32, 8192}, BenchCase{32, 0}}) {
+    for (const BenchCell& cell : {BenchCell{1, 8192}, BenchCell{8, 8192}, BenchCell{32, 8192}, BenchCell{32, 0}}) {
       rows.push_back({shape, cell});
     }
   }
   return rows;
 }
 
-// What paging itself costs: the same kernel on as many bytes, without blocks and table, with blocks one after the
-// other, and with blocks in random order.
+// What paging itself costs: the same kernel on as many bytes, without blocks and table, with blocks in order, and with
+// blocks in random order.
 void print_paging(const common::Stream& stream, const Pool& pool, const std::vector<TimedCase>& rows,
                   std::ostream& output) {
   common::Table table({"heads", "cell", "contiguous", "blocks in order", "blocks shuffled", "difference"});
   common::Progress progress("measuring what paging costs", static_cast<std::int64_t>(rows.size()));
   for (const TimedCase& row : rows) {
     progress.advance();
-    if (row.shape.head_dim != 128 || row.shape.block_size != 16 || row.bench_case.context == 0 ||
-        !pool.has_room_for(row.shape, row.bench_case)) {
+    if (row.shape.head_dim != 128 || row.shape.block_size != 16 || row.cell.context == 0 ||
+        !pool.has_room_for(row.shape, row.cell)) {
       continue;
     }
-    const ColdBatches in_order(pool, row.shape, row.bench_case, PageOrder::kInOrder);
+    const ColdBatches in_order(pool, row.shape, row.cell, PageOrder::kInOrder);
     const double contiguous = time_decode(stream, in_order, true);
     const double ordered = time_decode(stream, in_order);
-    const double shuffled = time_decode(stream, ColdBatches(pool, row.shape, row.bench_case));
-    table.add_row({name_of(row.shape), name_of(row.bench_case), common::format_microseconds(contiguous),
+    const double shuffled = time_decode(stream, ColdBatches(pool, row.shape, row.cell));
+    table.add_row({name_of(row.shape), name_of(row.cell), common::format_microseconds(contiguous),
                    common::format_microseconds(ordered), common::format_microseconds(shuffled),
                    common::format("%+.1f %%", 100.0 * (shuffled / contiguous - 1.0))});
   }
@@ -120,11 +120,11 @@ void print_decode_speed(const KernelBenchOptions& options, std::ostream& output)
   double slowest_plan = 0.0;
   common::Progress progress("measuring decode attention", static_cast<std::int64_t>(rows.size()));
   for (const TimedCase& row : rows) {
-    const std::int64_t bytes = kv_bytes_of(row.shape, row.bench_case);
+    const std::int64_t bytes = kv_bytes_of(row.shape, row.cell);
     std::string time = "-";
     std::string part = "-";
-    if (pool.has_room_for(row.shape, row.bench_case)) {
-      const ColdBatches sets(pool, row.shape, row.bench_case);
+    if (pool.has_room_for(row.shape, row.cell)) {
+      const ColdBatches sets(pool, row.shape, row.cell);
       const double microseconds = time_decode(stream, sets);
       const double plan = time_decode_plan(stream, sets);
       fastest_plan = std::min(fastest_plan, plan);
@@ -132,8 +132,8 @@ void print_decode_speed(const KernelBenchOptions& options, std::ostream& output)
       time = common::format_microseconds(microseconds);
       part = common::format("%.1f %%", static_cast<double>(bytes) / microseconds / 10.0 / ceiling);
     }
-    table.add_row({name_of(row.shape), name_of(row.bench_case),
-                   common::format("%.1f", static_cast<double>(bytes) / 1e6), time, part});
+    table.add_row(
+        {name_of(row.shape), name_of(row.cell), common::format("%.1f", static_cast<double>(bytes) / 1e6), time, part});
     progress.advance();
   }
   progress.clear();
@@ -145,7 +145,7 @@ void print_decode_speed(const KernelBenchOptions& options, std::ostream& output)
   if (options.cell.empty()) {
     std::erase_if(few, [](const TimedCase& row) {
       const bool is_usual = row.shape.block_size == 16 && row.shape.num_heads == 32 && row.shape.num_kv_heads >= 8;
-      return !is_usual || (row.bench_case.context != 8192 && row.bench_case.batch * row.bench_case.context != 1024);
+      return !is_usual || (row.cell.context != 8192 && row.cell.batch * row.cell.context != 1024);
     });
   }
   print_paging(stream, pool, few, output);

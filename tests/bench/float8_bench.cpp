@@ -20,17 +20,17 @@ std::vector<TimedCase> decode_rows(const KernelBenchOptions& options) {
   const HeadShape grouped{.num_heads = 32, .num_kv_heads = 8};
   const HeadShape ungrouped{.num_heads = 32, .num_kv_heads = 32};
   if (!options.cell.empty()) {
-    return {{grouped, parse_case(options.cell)}, {ungrouped, parse_case(options.cell)}};
+    return {{grouped, parse_cell(options.cell)}, {ungrouped, parse_cell(options.cell)}};
   }
   std::vector<TimedCase> rows;
   for (const char* cell : {"1x1024", "1x8192", "1x32768", "8x8192", "32x1024", "8x32768", "32x8192", "128x1024",
                            "32x32768", "32xragged"}) {
-    rows.push_back({grouped, parse_case(cell)});
+    rows.push_back({grouped, parse_cell(cell)});
   }
   for (const char* cell : {"1x8192", "8x8192", "32x8192", "32xragged"}) {
-    rows.push_back({ungrouped, parse_case(cell)});
+    rows.push_back({ungrouped, parse_cell(cell)});
   }
-  const BenchCase large = parse_case("32x8192");
+  const BenchCell large = parse_cell("32x8192");
   for (const HeadShape& shape :
        {HeadShape{.num_heads = 32, .num_kv_heads = 8, .head_dim = 64}, HeadShape{.num_heads = 64, .num_kv_heads = 8},
         HeadShape{.num_heads = 32, .num_kv_heads = 2}, HeadShape{.num_heads = 16, .num_kv_heads = 8, .head_dim = 256},
@@ -47,7 +47,7 @@ void print_float8_speed(const KernelBenchOptions& options, std::ostream& output)
   const std::vector<TimedCase> rows = decode_rows(options);
   std::vector<TimedCase> all = rows;
   std::transform(rows.begin(), rows.end(), std::back_inserter(all), [](const TimedCase& row) {
-    return TimedCase{as_float8(row.shape), row.bench_case};
+    return TimedCase{as_float8(row.shape), row.cell};
   });
   const Pool pool = pool_for(all);
   const double ceiling = print_machine(stream, pool, output);
@@ -55,11 +55,11 @@ void print_float8_speed(const KernelBenchOptions& options, std::ostream& output)
   common::Progress progress("measuring decode attention", static_cast<std::int64_t>(rows.size()));
   for (const TimedCase& row : rows) {
     double times[2];
-    std::vector<std::string> cells = {name_of(row.shape), name_of(row.bench_case)};
+    std::vector<std::string> cells = {name_of(row.shape), name_of(row.cell)};
     for (const bool is_float8 : {false, true}) {
       const HeadShape shape = is_float8 ? as_float8(row.shape) : row.shape;
-      const auto bytes = static_cast<double>(kv_bytes_of(shape, row.bench_case));
-      const double microseconds = time_decode(stream, ColdBatches(pool, shape, row.bench_case));
+      const auto bytes = static_cast<double>(kv_bytes_of(shape, row.cell));
+      const double microseconds = time_decode(stream, ColdBatches(pool, shape, row.cell));
       times[is_float8 ? 1 : 0] = microseconds;
       cells.push_back(common::format("%.1f", bytes / 1e6));
       cells.push_back(common::format_microseconds(microseconds));

@@ -10,8 +10,8 @@ namespace stage7 {
 
 Pool pool_for(const std::vector<TimedCase>& cases) {
   std::int64_t bytes = 0;
-  for (const auto& [shape, bench_case] : cases) {
-    bytes = std::max(bytes, pool_bytes_of(shape, bench_case) + 8192);  // K's and V's memory is whole pages of 4,096
+  for (const auto& [shape, cell] : cases) {
+    bytes = std::max(bytes, pool_bytes_of(shape, cell) + 8192);  // K's and V's memory is whole pages of 4,096
   }
   return Pool(bytes);
 }

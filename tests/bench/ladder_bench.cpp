@@ -1,4 +1,4 @@
-// The ladders' tables: steps by batches, and steps by prompts.
+// The ladders' tables: a row for each step, a column for each batch or prompt.
 #include "stage7/ladder/ladder.h"
 
 #include <optional>
@@ -20,7 +20,7 @@ const HeadShape kUngrouped{.num_heads = 32, .num_kv_heads = 32};
 
 std::vector<TimedCase> cells_of(const KernelBenchOptions& options) {
   if (!options.cell.empty()) {
-    const BenchCase cell = parse_case(options.cell);
+    const BenchCell cell = parse_cell(options.cell);
     return {{kGrouped, cell}, {kUngrouped, cell}};
   }
   return {{kGrouped, {1, 1024}},  {kGrouped, {8, 1024}}, {kGrouped, {1, 8192}},
@@ -39,7 +39,7 @@ double time_step(const common::Stream& stream, const ColdBatches& sets, const La
   });
 }
 
-// The same number of bytes, in order and for their own sake: from the two halves of the pool by turns.
+// Reads the same number of bytes in order, and nothing else: the two halves of the pool in turn.
 double time_reading(const common::Stream& stream, const ColdBatches& sets, std::int64_t bytes) {
   return common::microseconds_per_call(stream, sets.count(), [&](int set) {
     const void* half = set % 2 == 0 ? sets.pages().keys : sets.pages().values;

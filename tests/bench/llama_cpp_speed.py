@@ -1,10 +1,10 @@
 #!/usr/bin/env python3
 """llama.cpp's speed on the same file: python3 tests/bench/llama_cpp_speed.py MODEL.gguf [--threads 2] [--stage 1]
 
-Needs the Python packages llama-cpp-python and gguf. Runs llama.cpp in turn with `build/stageN bench`, three times each: a
-prompt (512 tokens), some tokens after it (64), the fastest of four runs. Where weights are quantised, llama.cpp rounds
-activations to 8 bits and this program does not: --float32 compares on equal terms, with the model turned into an F32 file
-in a temporary folder. --plain keeps llama.cpp from rearranging weights for AMX, which crashes on some virtual machines.
+Needs the Python packages llama-cpp-python and gguf. Runs llama.cpp and `build/stageN bench` in turn, three times each: a
+prompt (512 tokens), some tokens after it (64), the fastest of four runs. With quantised weights, llama.cpp rounds
+activations to 8 bits and this program does not. --float32 compares on equal terms: it turns the model into an F32 file in a
+temporary folder. --plain keeps llama.cpp from rearranging weights for AMX, which crashes on some virtual machines.
 """
 
 import argparse

@@ -1,7 +1,8 @@
 """The other kernels: how each is called, on the same pages. compare_peers.py times them.
 
 A peer is a class whose constructor imports what it needs, and whose calls(batch) gives one function for each page set.
-Batches are of two kinds: decode (Batch, one query a sequence) and causal prompts (PromptBatch, a chunk each).
+There are two kinds of batches: decode (Batch, one query for each sequence) and causal prompts (PromptBatch, a chunk for
+each sequence).
 """
 
 import importlib
@@ -39,8 +40,8 @@ def num_sets_of(shape, cell):
 
 
 def block_tables_of(lengths):
-    """A table for each sequence: the blocks of one set, dealt out at random. All sets use the same numbers, each within
-    a stretch of memory of its own."""
+    """A table for each sequence: the blocks of one set in random order. All sets use the same numbers, each in its own
+    stretch of memory."""
     blocks = list(range(sum(blocks_of(length) for length in lengths)))
     random.Random(1).shuffle(blocks)
     tables = []
@@ -51,7 +52,7 @@ def block_tables_of(lengths):
 
 
 class Pages:
-    """K and V of `lengths` tokens, on the device, num_sets times over, and a query row for each of num_rows."""
+    """num_sets copies of K and V for `lengths` tokens, on the device, each with num_rows rows of queries."""
 
     def __init__(self, torch, shape, lengths, num_sets, num_rows):
         self.torch, self.shape, self.lengths, self.num_sets = torch, shape, lengths, num_sets
@@ -72,13 +73,13 @@ class Pages:
         return self.integers([table + [0] * (longest - len(table)) for table in self.tables])
 
     def page_lists(self):
-        """FlashInfer's form of the tables: where each begins, all of them in a row, tokens in each last page."""
+        """FlashInfer's form of the tables: where each begins, all tables joined, and the tokens in each last page."""
         starts = [0, *itertools.accumulate(len(table) for table in self.tables)]
         last = [(length - 1) % BLOCK_SIZE + 1 for length in self.lengths]
         return self.integers(starts), self.integers(sum(self.tables, [])), self.integers(last)
 
     def rows_first(self, pages):
-        """The same memory taken as [blocks, tokens, kv heads, head_dim], for peers that want it so."""
+        """The same memory viewed as [blocks, tokens, kv heads, head_dim], for peers that need this order."""
         return pages.view(self.num_blocks, BLOCK_SIZE, self.shape.num_kv_heads, self.shape.head_dim)
 
     def contiguous(self, pages):
@@ -141,7 +142,7 @@ class PromptBatch(Pages):
 
 
 class Peer:
-    """calls(batch): a function for each set, which runs attention once and returns [rows, heads, head_dim]."""
+    """calls(batch) returns a function for each set, which runs attention once and returns [rows, heads, head_dim]."""
 
     paged = True
     layout = "heads first"

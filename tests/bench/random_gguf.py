@@ -2,7 +2,7 @@
 """A file to measure servers with: python3 tests/bench/random_gguf.py OUT.gguf [--type Q4_K]
 
 91 million random weights in 8 layers, with the bundled model's tokenizer and a context of 4,096 tokens: large enough that
-arithmetic takes the time, and not the front end. Needs the Python packages gguf and numpy.
+arithmetic takes most of the time, not the front end. Needs the Python packages gguf and numpy.
 """
 
 import argparse
@@ -13,12 +13,12 @@ import numpy
 
 TALES = pathlib.Path(__file__).resolve().parent.parent.parent / "common/model/tales/tales-5m-q8_0.gguf"
 LAYERS, HIDDEN, FEED_FORWARD, HEADS, KV_HEADS, HEAD_DIM, CONTEXT = 8, 1024, 2816, 16, 4, 64, 4096
-# Where a block has its scale and its minimum, and the minimum that centres its values.
+# Where a block's scale and minimum are, and the minimum that centres its values.
 TYPES = {"Q8_0": (0, None, 0), "Q4_0": (0, None, 0), "Q4_K": (0, 2, 7.5), "Q5_K": (0, 2, 15.5), "Q6_K": (208, None, 0)}
 
 
 def random_blocks(generator, name, rows, cols):
-    """Random bytes with scales that keep activations as large as they are."""
+    """Random bytes, with scales that keep the size of activations."""
     kind = gguf.GGMLQuantizationType[name]
     size, num_bytes = gguf.GGML_QUANT_SIZES[kind]
     data = generator.integers(0, 256, (rows * cols // size, num_bytes), dtype=numpy.uint8)

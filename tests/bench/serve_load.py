@@ -5,17 +5,17 @@
     python3 tests/bench/serve_load.py http://127.0.0.1:8080 --concurrency 1 4 16 64
     python3 tests/bench/serve_load.py http://127.0.0.1:8080 --workload offline
 
---rate: requests arrive as a Poisson process, so many a second on average. --concurrency: so many are always being
-served. Several values make a sweep, several of --temperature another one within it; no two runs have a prompt in common,
-or a prefix cache would answer. Lengths have the shape of a chat trace (ShareGPT, as `compare` of stage 8 draws
-them); --workload offline is the published one of nano-vllm and Mini-SGLang: 256 requests, prompts and replies uniform
-in 100 to 1,024 tokens, all at once.
+--rate: requests arrive as a Poisson process, with this many a second on average. --concurrency: this many requests are in
+flight at all times. Several values make a sweep, and several values of --temperature a sweep within each. No two runs have
+a prompt in common, or a prefix cache would answer. Lengths have the distribution of a chat trace (ShareGPT, as `compare` of
+stage 8 draws them). --workload offline is the published one of nano-vllm and Mini-SGLang: 256 requests, prompts and replies
+uniform in 100 to 1,024 tokens, all at once.
 
-For each value: tokens a second, time to the first token and between tokens (P50 and P99; a server that sends several tokens
-at once has long times between them). A table, and with --svg a drawing. The clients are spread over --processes; where one of
-them has no time to spare, a line on stderr says that it is the clients' speed that was measured.
-Prompts are texts of about so many tokens (--words-per-token), or with --token-prompts lists of exactly so many tokens; replies
-are exactly as long as they are drawn, if the server knows "ignore_eos". Standard library only.
+Measures, for each value, tokens a second, time to the first token and time between tokens (P50 and P99; a server that sends
+several tokens at once has long times between them). Prints a table, and with --svg draws it. The clients are spread over
+--processes; if one of these has no time to spare, a line on stderr says that the clients' speed was measured instead.
+A prompt is a text of about the drawn number of tokens (--words-per-token), or with --token-prompts a list of exactly that
+many tokens. A reply is exactly as long as drawn if the server knows "ignore_eos". Standard library only.
 """
 
 import argparse
@@ -34,7 +34,7 @@ import urllib.parse
 
 MEAN_PROMPT = 161.31  # ShareGPT: Kwon et al., SOSP 2023, figure 11
 MEAN_REPLY = 337.99
-BUSY = 0.8  # of a client's time; above it, the client is what is measured
+BUSY = 0.8  # share of a client's time; above it, the client's speed is what is measured
 OFFLINE_REQUESTS = 256
 OFFLINE_LENGTHS = (100, 1024)
 WORDS = ("the old king went into the wood and there he met a wolf who said to him that his daughter was in the castle "
@@ -42,7 +42,7 @@ WORDS = ("the old king went into the wood and there he met a wolf who said to hi
 
 
 def percentile(values, share):
-    """The smallest value that at least this share of them do not exceed; nan if there are none."""
+    """The smallest value that at least this share of the values do not exceed; nan if there are no values."""
     ordered = sorted(values)
     return ordered[max(math.ceil(share * len(ordered)), 1) - 1] if ordered else math.nan
 
@@ -76,7 +76,7 @@ def poisson_times(count, rate, seed):
 def pieces_of(arrived, data):
     """The JSON documents of server-sent events, each with the time at which its line was complete.
 
-    arrived: (time, how many bytes were there then), ascending."""
+    arrived: (time, number of bytes received by then), ascending."""
     documents, begin, at = [], 0, 0
     while (end := data.find(b"\n", begin)) >= 0:
         while arrived[at][1] <= end:
@@ -146,7 +146,7 @@ class Client:
         finally:
             connection.close()
         times, usage, ended = [], {}, False
-        for at, event in documents:  # only now, so that reading one reply does not hold up the others
+        for at, event in documents:  # only now, so that parsing one reply does not delay the others
             if event is None:
                 ended = True
             elif "error" in event:
@@ -164,13 +164,13 @@ class Client:
 
 
 class Clients:
-    """One of the processes that send requests: (number, prompt tokens, reply tokens, temperature) each."""
+    """One of the processes that send requests. A request is (number, prompt tokens, reply tokens, temperature)."""
 
     def __init__(self, client, tasks, next_task, start, output):
         self.client, self.tasks, self.next_task, self.start, self.output = client, tasks, next_task, start, output
 
     def run(self, times, num_threads):
-        """times: when each request is sent, or None: the next one when one has ended."""
+        """times: when each request is sent; None: each is sent when another has ended."""
         results, threads = [], []
         self.start.wait()
         begin, used = time.perf_counter(), time.process_time()
@@ -218,7 +218,7 @@ def run(client, tasks, num_processes, times=None, concurrency=None):
 
 
 def processor_seconds(pid):
-    """Of all threads of a process on this machine, since it began (Linux)."""
+    """Processor time of all threads of a process on this machine since it began (Linux)."""
     fields = pathlib.Path(f"/proc/{pid}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
@@ -251,7 +251,7 @@ def table(rows):
 
 
 def drawing(rows, title):
-    """Three small bar charts beside each other, as SVG."""
+    """Three small bar charts, side by side, as SVG."""
     charts = [("tokens a second", [("", "tokens_per_second", 1.0)]),
               ("to the first token, ms", [("P50", "first_p50", 1e3), ("P99", "first_p99", 1e3)]),
               ("between tokens, ms", [("P50", "between_p50", 1e3), ("P99", "between_p99", 1e3)])]
@@ -287,22 +287,22 @@ def main():
     load.add_argument("--rate", type=float, nargs="+", help="requests a second")
     load.add_argument("--concurrency", type=int, nargs="+", help="requests at a time")
     parser.add_argument("--workload", choices=("chat", "offline"), default="chat")
-    parser.add_argument("--lengths", type=int, nargs=2, metavar=("PROMPT", "REPLY"), help="in place of a workload's: the same "
-                        "for all requests")
-    parser.add_argument("--max-length", type=int, default=1000, help="of a chat: prompt and reply of the longest, in tokens")
+    parser.add_argument("--lengths", type=int, nargs=2, metavar=("PROMPT", "REPLY"), help="the same for all requests, in place of "
+                        "a workload's")
+    parser.add_argument("--max-length", type=int, default=1000, help="chat workload: the most tokens of prompt and reply together")
     parser.add_argument("--token-prompts", action="store_true", help="send lists of tokens")
     parser.add_argument("--words-per-token", type=float, default=0.6)
-    parser.add_argument("--temperature", type=float, nargs="+", default=[0.0], help="several: each load with each of them")
+    parser.add_argument("--temperature", type=float, nargs="+", default=[0.0], help="with several, each load is run with each")
     parser.add_argument("--top-k", type=int)
     parser.add_argument("--top-p", type=float)
-    parser.add_argument("--processes", type=int, default=min(os.cpu_count() or 1, 8), help="that the clients are spread over")
-    parser.add_argument("--pid", type=int, help="of the server: count its processor time too, which says more than the clock on "
-                        "a machine that has other work")
+    parser.add_argument("--processes", type=int, default=min(os.cpu_count() or 1, 8), help="processes that share the clients")
+    parser.add_argument("--pid", type=int, help="the server's process id: count its processor time too, which says more than the "
+                        "clock on a machine that has other work")
     parser.add_argument("--model", help="its name (default: the first of /v1/models)")
     parser.add_argument("--api-key", default="")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--json", type=pathlib.Path, help="write the results to this file")
-    parser.add_argument("--svg", type=pathlib.Path, help="draw them into this file")
+    parser.add_argument("--svg", type=pathlib.Path, help="draw the results into this file")
     arguments = parser.parse_args()
     loads = arguments.rate or arguments.concurrency or [0]
     if arguments.workload == "offline":

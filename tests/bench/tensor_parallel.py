@@ -3,7 +3,7 @@
 
     python3 tests/bench/tensor_parallel.py build-cuda/stage8 [--gpus 2] [--model llama-3-8b] [--large llama-3-70b]
 
-Random weights in bfloat16. Prints a table; --large names a model that is tried on one GPU too, where it may not fit.
+Random weights in bfloat16. Prints a table. --large names a model that may not fit on one GPU; it is tried all the same.
 """
 
 import argparse
@@ -19,7 +19,7 @@ class Failed(Exception):
 
 
 def output_of(stage8, command, model, setting):
-    """What the command prints, and its notes."""
+    """What the command prints, including its notes."""
     try:
         done = subprocess.run([stage8, *command, "--synthetic", model, "--precision", "bf16", "--device", "gpu", *setting],
                               capture_output=True, text=True, timeout=60, check=False)

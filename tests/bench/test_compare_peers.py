@@ -120,7 +120,7 @@ class Peers(unittest.TestCase):
 
     def test_unknown_peer(self):
         with self.assertRaises(compare_peers.InputError):
-            compare_peers.find_peers(["flashinfer", "nobody"], [].append)
+            compare_peers.find_peers(["flashinfer", "missing"], [].append)
 
     def test_row(self):
         paged = types.SimpleNamespace(name="a", paged=True)

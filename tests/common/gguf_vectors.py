@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
 """What the Python package gguf makes of blocks of every type, for test_quantised.cpp: python3 tests/common/gguf_vectors.py
 
-The blocks are those of pseudo_random_blocks() in that file. Printed is a line a type: its name, the first weights, and
-the 64-bit FNV-1a hash of the bytes of all of them. Needs the packages gguf and numpy.
+The blocks are those of pseudo_random_blocks() in that file. Prints a line for each type: its name, the first weights, and
+the 64-bit FNV-1a hash of all weights' bytes. Needs the packages gguf and numpy.
 """
 
 import gguf

@@ -2,7 +2,7 @@
 """What llama.cpp computes, for test_peers.cpp and golden_tokenizers.json. Needs llama-cpp-python, gguf and numpy.
 
     python3 tests/common/peer_cases.py golden                       rewrites tests/golden/golden_tokenizers.json
-    python3 tests/common/peer_cases.py tokenizer OUT FILE.gguf ...  300 texts each in the tokens of these vocabularies
+    python3 tests/common/peer_cases.py tokenizer OUT FILE.gguf ...  300 texts in the tokens of each of these vocabularies
     python3 tests/common/peer_cases.py models OUT                   small models of random weights and their logits
     COURSE_PEERS=OUT build/tests/test_peers                         compares with all that is in OUT
 
@@ -35,7 +35,7 @@ def ignore_log(level, text, user_data):
 
 # --- Texts -------------------------------------------------------------------------------------------------------------
 
-# None has "</s>": llama.cpp takes it for a control token even of vocabularies in which it is ordinary text.
+# None has "</s>": llama.cpp treats it as a control token even in vocabularies where it is ordinary text.
 FIXED = [
     "", " ", "  ", "\n", "\n\n", " \n", "\n ", "\t", "\r\n", "a", " a", "  a", "a ", "a  ", "a\n", "Hello, world!",
     "I'm you're he's we'll they've it'd don't", "I'M YOU'RE HE'S WE'LL THEY'VE IT'D DON'T", "'S 'sa 's' ''s '",
@@ -287,8 +287,8 @@ def write_model_cases(folder):
         name = "-".join([architecture, *details, "tied" if tied else "untied", *types, str(shape)])
         path = folder / f"{name}.gguf"
         write_model(path, architecture, options, tied, types, shape)
-        # llama.cpp rounds activations to 8 bits where weights are quantised, and to the weights' 16 bits where they have
-        # as many: the same weights as F32 are what it is asked for.
+        # llama.cpp rounds activations to 8 bits for quantised weights, and to 16 bits for weights of 16 bits. So it gets
+        # the same weights as F32.
         exact = folder / "float32.tmp"
         write_float32(path, exact, architecture)
         tokens = [generator.randrange(VOCABULARY) for _ in range(100)]

@@ -48,7 +48,7 @@ TEST_CASE("compare: NaN and infinity never pass, on either side, at any toleranc
       CHECK_FALSE(tests::compare(std::vector<float>{other}, std::vector<double>{bad}, generous).empty());
     }
   }
-  // A tolerance that is no number allows nothing.
+  // A tolerance that is NaN allows nothing.
   CHECK_FALSE(tests::compare(std::vector<float>{1.0F}, std::vector<float>{1.0F},
                              {.absolute = std::numeric_limits<double>::quiet_NaN()})
                   .empty());
@@ -58,7 +58,7 @@ TEST_CASE("compare: one line says how many differ and which is worst") {
   const std::vector<double> expected = {1.0, 2.0, 3.0, 4.0};
   CHECK(tests::compare(std::vector<float>{1.0F, 2.5F, 3.75F, 4.5F}, expected, {.absolute = 0.25}) ==
         "3 of 4 differ, worst at [2]: actual 3.75, expected 3, bound 0.25");
-  // The largest excess over the bound, not the largest error.
+  // The worst value exceeds its bound the most; its error need not be the largest.
   CHECK(tests::compare(std::vector<float>{1.5F, 2.0F, 3.0F, 4.75F}, expected, {.relative = 0.125}) ==
         "2 of 4 differ, worst at [0]: actual 1.5, expected 1, bound 0.125");
   // The first value that is not finite, before and after worse neighbours.

@@ -1,4 +1,4 @@
-// Float8 as K and V are stored: what it can represent, and what a scale for each row makes of a row.
+// Float8 as K and V are stored: which numbers it has, and what a row becomes with a scale of its own.
 #include <cmath>
 #include <cstdint>
 #include <cstring>
@@ -52,7 +52,7 @@ TEST_CASE("float8: a row's largest element lies between 224 and 448 scales, and 
   CHECK(float8_exponent(448.0) == 0);
   CHECK(float8_exponent(448.1) == 1);
   CHECK(float8_exponent(0.0) == -40);
-  // Rows that differ by a power of 2 are rounded alike.
+  // Rows that differ by a power of 2 are rounded in the same way.
   const std::vector<float> row = {1.0F, -0.3F, 0.07F, 3.3F};
   std::vector<float> larger = row;
   for (float& x : larger) {
@@ -82,7 +82,7 @@ TEST_CASE("float8: 15 powers of 2 below the largest, an element is off by a sixt
     }
     squares += static_cast<double>(rows[i]) * rows[i];
     error_squares += error * error;
-    // A bfloat16 has 8 bits of mantissa, so what is stored is one.
+    // A bfloat16 has 8 bits of mantissa, so every stored number is a bfloat16.
     std::uint32_t bits = 0;
     std::memcpy(&bits, &stored[i], sizeof bits);
     CHECK((bits & 0xFFFF) == 0);

@@ -1,4 +1,5 @@
-// The GGUF reader: what it reads, what it refuses and how it says so, and the numbers it makes of stored tensors.
+// The GGUF reader: what it reads, what it refuses and with which message, and the numbers that it makes of stored
+// tensors.
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -34,7 +35,7 @@ namespace {
 
 const std::string kModelPath = std::string(COMMON_SOURCE_DIR) + "/common/model/tales/tales-5m-q8_0.gguf";
 
-// The complaint about a malformed file, without the file's name, which must stand in front of it. "" if it is accepted.
+// The error about a malformed file, without the file's name, which must come first. "" if the file is accepted.
 std::string parse_error(const Bytes& bytes) {
   const std::string message = error_of([&] { Gguf::parse(bytes, "bad.gguf"); });
   if (message.empty()) {
@@ -47,7 +48,7 @@ std::string parse_error(const Bytes& bytes) {
 
 std::string parse_error(const GgufBuilder& builder) { return parse_error(builder.build()); }
 
-// A builder with one tensor whose entry is given as it stands in the file.
+// A builder with one tensor, whose entry is given as it is in the file.
 GgufBuilder with_tensor(const std::vector<std::uint64_t>& dimensions, TensorType type, std::size_t num_bytes) {
   GgufBuilder builder;
   builder.tensors.push_back({"weight", dimensions, static_cast<std::uint32_t>(type), Bytes(num_bytes), {}});
@@ -61,7 +62,7 @@ std::vector<float> read_all(const Gguf& file, const std::string& name) {
   return values;
 }
 
-// A folder of its own under the system's, removed at the end.
+// A new folder among the system's temporary ones, removed at the end.
 class TemporaryFolder {
  public:
   TemporaryFolder() : path_(std::filesystem::temp_directory_path() / ("test_gguf_" + std::to_string(::getpid()))) {
@@ -335,7 +336,7 @@ TEST_CASE("files that cannot be opened are refused by path", "[gguf]") {
   CHECK(open_error(cut_path).starts_with(cut_path + ": the file is cut short or damaged"));
 }
 
-TEST_CASE("a mapped file reads as one in memory, twice", "[gguf]") {
+TEST_CASE("a mapped file has the contents of one in memory, also when read again", "[gguf]") {
   const TemporaryFolder folder;
   // Large enough that whole pages lie in the middle of it and are dropped after reading.
   std::vector<float> values(10000);
@@ -479,7 +480,7 @@ TEST_CASE("bools other than 0 and 1 and integers beyond 63 bits are refused", "[
   CHECK(parse_error(GgufBuilder().add_array("large", std::vector<std::uint64_t>{1, kLargest + 1})) == expected);
 }
 
-TEST_CASE("keys that are empty, too long or there twice are refused", "[gguf]") {
+TEST_CASE("keys that are empty, too long or repeated are refused", "[gguf]") {
   CHECK(parse_error(GgufBuilder().add("", "text")) ==
         "the key of metadata pair 0 has 0 bytes, and 1 to 65535 are allowed");
   CHECK(parse_error(GgufBuilder().add(std::string(65535, 'k'), std::uint8_t{1})).empty());
@@ -592,7 +593,7 @@ TEST_CASE("tensor data must be aligned, inside the file, and not overlap with an
   CHECK(parse_error(builder) == "the data of tensors \"a\" and \"b\" overlap");
 }
 
-TEST_CASE("tensor names that are empty, too long or there twice are refused", "[gguf]") {
+TEST_CASE("tensor names that are empty, too long or repeated are refused", "[gguf]") {
   const auto name_error = [](const std::string& name) {
     return parse_error(GgufBuilder().add_tensor("first", {1}, {0.0F}).add_tensor(name, {1}, {0.0F}));
   };
@@ -816,7 +817,7 @@ TEST_CASE("the bundled model's tensors", "[model]") {
 }
 
 // The figures were computed with the Python package "gguf" (gguf.dequantize, https://pypi.org/project/gguf/).
-TEST_CASE("the bundled model's weights are those another program reads", "[model]") {
+TEST_CASE("the bundled model's weights equal those that another program reads", "[model]") {
   const Gguf file = Gguf::open(kModelPath);
   struct Expected {
     std::string name;

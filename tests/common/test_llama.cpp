@@ -1,4 +1,4 @@
-// The Llama forward pass, held to an independent one: float64, plain loops, fed from the tensors of the same file.
+// The Llama forward pass, compared with an independent one: float64, plain loops, reading the tensors of the same file.
 // Attention comes from reference_decoder.h, so nothing here depends on a stage.
 #include <algorithm>
 #include <cmath>
@@ -58,11 +58,10 @@ namespace {
 
 // Logits here are of size 20 and below, and a float32 forward pass was measured within 4e-5 of float64: each of some 40
 // products and norms on the way to a logit adds a relative error of a few 2^-24. The bound leaves room for processors
-// that add in other orders, and is a hundredth of the thinnest margin that the workload may have.
+// that add in another order, and is a hundredth of the smallest margin that the workload may have.
 constexpr tests::Tolerance kRounding{1e-4, 1e-5};
 
-// What compare() and refusal() say when there is nothing to say. By comparing with it, a failed CHECK prints what they
-// said.
+// What compare() and refusal() return if all is well. Comparing with it makes a failed CHECK print what they returned.
 const std::string kNoComplaint;
 
 std::span<const float> all_of(const Matrix& matrix) { return {matrix.data(), static_cast<std::size_t>(matrix.size())}; }
@@ -124,7 +123,7 @@ void check_against_float64(const TinyModel& tiny) {
   check_against_float64(Gguf::parse(bytes, "tiny.gguf"), random_tokens(random, 24, tiny.vocab_size));
 }
 
-// The InputError that a file meets, without its name, which must stand in front. "" if it is accepted.
+// The InputError that reading a file throws, without the file's name, which must come first. "" if it is accepted.
 std::string refusal(const GgufBuilder& builder) {
   const Bytes bytes = builder.build();
   const Gguf file = Gguf::parse(bytes, "tiny.gguf");
@@ -137,7 +136,7 @@ std::string refusal(const GgufBuilder& builder) {
   return message.substr(std::string("tiny.gguf: ").size());
 }
 
-// The small model's file with one key set to another value.
+// The small model's file with another value for one key.
 template <typename T>
 std::string refusal_with(const std::string& key, const T& value, const TinyModel& tiny = {}) {
   return refusal(tiny.builder().remove(key).add(key, value));
@@ -147,7 +146,7 @@ std::string refusal_without(const std::string& key) { return refusal(TinyModel()
 
 // ---- Flat batches -------------------------------------------------------------------------------------------------
 
-// Some sequences' tokens in one flat pass: owner[row] says whose a row is.
+// Tokens of several sequences in one flat pass: owner[row] is the sequence of a row.
 class FlatBatch {
  public:
   FlatBatch(const Llama& model, std::size_t num_sequences)
@@ -209,7 +208,7 @@ Matrix logits_of(const Llama& model, std::span<const Token> tokens) {
   return tests::next_logits(model, cache, tokens);
 }
 
-// What forward() is given in the tests of its checks.
+// An attention for tests of forward()'s checks.
 Matrix zeros_like_q(int, const Matrix& q, const Matrix&, const Matrix&) { return Matrix::Zero(q.rows(), q.cols()); }
 
 }  // namespace
@@ -229,8 +228,8 @@ TEST_CASE("the bundled model's configuration", "[llama]") {
   CHECK(config.rms_epsilon == 1e-5F);
   CHECK(config.tied_output);
   CHECK(bundled_model().num_parameters() == 5049600);  // common/model/tales/MODEL.md
-  // All matrices and norms once, the embedding as output matrix among them, and one row of it as a lookup.
-  // Matrices take 34 bytes for 32 weights, the 13 norms four a weight.
+  // Every matrix and norm once, the embedding as the output matrix among them, and one row of the embedding as a
+  // lookup. Matrices take 34 bytes for 32 weights, and the 13 norms four bytes for each weight.
   CHECK(bundled_model().weight_bytes_per_token() == (5049600 - 13 * 256 + 256) / 32 * 34 + 4 * 13 * 256);
 }
 
@@ -292,7 +291,7 @@ TEST_CASE("a small model against float64", "[llama]") {
   }
 }
 
-// Metadata as files of these architectures have it: heads of a size of their own, a base of a million.
+// Metadata as in files of these architectures: a head size of their own, a base of a million.
 TinyModel small_model_of(const std::string& architecture) {
   TinyModel tiny;
   tiny.architecture = architecture;
@@ -339,7 +338,8 @@ TEST_CASE("rotations slowed for longer contexts, against float64", "[llama]") {
   }
 }
 
-// Llama 3.1 and later slow rotations by a rule with four numbers; files carry what comes of it, as rope_freqs.weight.
+// Llama 3.1 and later slow rotations by a rule with four numbers; files carry the resulting factors, as
+// rope_freqs.weight.
 TEST_CASE("the factors of Llama 3", "[llama]") {
   TinyModel tiny = small_model_of("llama");
   tiny.head_dim = 64;
@@ -372,7 +372,7 @@ TEST_CASE("models of every type of weights against float64", "[llama]") {
   }
 }
 
-TEST_CASE("positions say where a token stands, not the row", "[llama]") {
+TEST_CASE("positions say where a token is, not its row", "[llama]") {
   const Bytes bytes = TinyModel().builder().build();
   const Gguf file = Gguf::parse(bytes, "tiny.gguf");
   const Llama model(file);
@@ -391,7 +391,8 @@ TEST_CASE("positions say where a token stands, not the row", "[llama]") {
       });
   CHECK(tests::compare(all_of(model.logits(hidden)), SlowLlama(file).logits(tokens, 5), kRounding) == kNoComplaint);
 
-  // The logits alone would not do: rotation makes scores depend on distances only. So q is looked at as well.
+  // The logits alone would not show it, because rotation makes scores depend on distances only. So q is compared as
+  // well.
   Matrix unrotated;
   model.forward(tokens, std::vector<int>(4, 0), [&](int layer, const Matrix& q, const Matrix& k, const Matrix& v) {
     if (layer == 0) {
@@ -407,7 +408,7 @@ TEST_CASE("positions say where a token stands, not the row", "[llama]") {
   CHECK(std::abs(static_cast<double>(first_q(0, 1)) - (even * std::sin(angle) + odd * std::cos(angle))) < 1e-5);
 }
 
-TEST_CASE("attention is called once a layer, in order, with the promised shapes", "[llama]") {
+TEST_CASE("attention is called once for each layer, in order, with the promised shapes", "[llama]") {
   const LlamaConfig config = small_config();
   const Llama model(config, 1);
   std::vector<int> layers;
@@ -425,7 +426,7 @@ TEST_CASE("attention is called once a layer, in order, with the promised shapes"
   CHECK((logits.rows() == 1 && logits.cols() == 101));
 }
 
-TEST_CASE("greedy tokens and margins are those another program computed", "[llama][golden]") {
+TEST_CASE("greedy tokens and margins equal those of another program", "[llama][golden]") {
   std::ifstream stream(COMMON_SOURCE_DIR "/tests/golden/golden_greedy.json");
   REQUIRE(stream.is_open());
   const nlohmann::json golden = nlohmann::json::parse(stream);
@@ -482,7 +483,7 @@ TEST_CASE("no greedy choice of the workload is a near-tie", "[llama][golden]") {
 TEST_CASE("a sequence's rows do not depend on what else is in the batch", "[llama]") {
   Random random(11);
   const Llama& model = bundled_model();
-  // Alone, a token or four take linear()'s path for few tokens; together they take the other one.
+  // Alone, a few tokens take linear()'s path for few tokens; together they take the other path.
   const auto lengths = GENERATE(std::pair<int, int>{1, 1}, std::pair<int, int>{3, 2}, std::pair<int, int>{4, 9},
                                 std::pair<int, int>{17, 1});
   const bool interleaved = GENERATE(false, true);
@@ -514,7 +515,7 @@ TEST_CASE("a sequence's rows do not depend on what else is in the batch", "[llam
   }
 }
 
-TEST_CASE("chunks give what the whole gives", "[llama]") {
+TEST_CASE("a sequence in chunks has the logits of the whole sequence", "[llama]") {
   Random random(12);
   const Llama& model = bundled_model();
   const std::vector<Token> tokens = random_tokens(random, 40, 2048);
@@ -530,8 +531,8 @@ TEST_CASE("chunks give what the whole gives", "[llama]") {
   CHECK(tests::compare(all_of(logits), all_of(whole), kRounding) == kNoComplaint);
 }
 
-// Not to the bit: threads share out the output features, and how Eigen blocks a product, hence the order in which it
-// adds, follows from how many there are. Up to four tokens, sizes that are multiples of 16 were seen to be bit-equal.
+// Rounding differs: threads share the output features, and their number decides how Eigen blocks a product, and so the
+// order in which it adds. Up to four tokens, sizes that are multiples of 16 were seen to be bit-equal.
 TEST_CASE("the number of threads changes nothing but rounding", "[llama][threads]") {
   Random random(13);
   const bool bundled = GENERATE(true, false);
@@ -562,7 +563,7 @@ TEST_CASE("random weights follow the seed", "[llama]") {
   CHECK(tests::compare_bits(all_of(logits_of(Llama(config, 1), tokens)), all_of(logits)) == kNoComplaint);
   CHECK(tests::compare(all_of(logits_of(Llama(config, 2), tokens)), all_of(logits), {0.1, 0.0}) != kNoComplaint);
 
-  // Activations keep their size, so that the weights are fit for comparisons: logits near 1, neither 0 nor huge.
+  // Activations keep their size, so that the weights are fit for comparisons: logits are near 1, neither 0 nor huge.
   CHECK(logits.cwiseAbs().maxCoeff() < 10.0F);
   CHECK(logits.norm() / std::sqrt(static_cast<float>(logits.size())) > 0.3F);
 }
@@ -577,7 +578,7 @@ TEST_CASE("a synthetic model draws the same weights when it needs them", "[llama
   CHECK(lazy.logits(hidden) == eager.logits(hidden));
 }
 
-TEST_CASE("presets have as many parameters as the models are said to have", "[llama]") {
+TEST_CASE("presets have as many parameters as the published models", "[llama]") {
   // The models' cards: 6.74, 13.02 and 68.98 billion (Llama 2), 8.03, 70.55 and 1.24 billion (Llama 3), 134,515,008,
   // and 5,049,600.
   const std::vector<std::pair<std::string, double>> millions = {
@@ -596,7 +597,7 @@ TEST_CASE("presets have as many parameters as the models are said to have", "[ll
   }
   CHECK(Llama::synthetic(common::find_preset("smollm2-135m").config, 1).num_parameters() == 134515008);
   CHECK_THROWS_AS(common::find_preset("llama-9"), common::InputError);
-  // Of this one more is checked, because it is run beside other engines: its config.json, and its weights' number.
+  // More is checked of this one, because it is run beside other engines: its config.json, and its number of weights.
   const LlamaConfig& qwen3 = common::find_preset("qwen3-0.6b").config;
   CHECK((qwen3.vocab_size == 151936 && qwen3.hidden_size == 1024 && qwen3.feed_forward_size == 3072));
   CHECK((qwen3.num_layers == 28 && qwen3.num_heads == 16 && qwen3.num_kv_heads == 8 && qwen3.head_dim == 128));
@@ -639,7 +640,7 @@ TEST_CASE("a model keeps its file mapped", "[llama]") {
         kNoComplaint);
 }
 
-TEST_CASE("a moved model goes on working", "[llama]") {
+TEST_CASE("a model works after it was moved", "[llama]") {
   const std::vector<Token> tokens = {7, 8};
   Llama first(small_config(), 1);
   const Matrix logits = logits_of(first, tokens);
@@ -673,14 +674,14 @@ TEST_CASE("misuse of forward is caught", "[llama]") {
   CHECK(contains(complaint({1, 2}, {0, 1}, returning(0, 0)), shape));
 }
 
-TEST_CASE("what attention throws comes out of forward", "[llama]") {
+TEST_CASE("an exception from attention leaves forward", "[llama]") {
   const Llama model(small_config(), 1);
   const auto failing = [](int, const Matrix&, const Matrix&, const Matrix&) -> Matrix { throw InputError("no slots"); };
   CHECK(error_of<InputError>([&] { model.forward(std::vector<Token>{1}, std::vector<int>{0}, failing); }) ==
         "no slots");
 }
 
-TEST_CASE("files that say what is the default anyway are accepted", "[llama][errors]") {
+TEST_CASE("files that state the defaults are accepted", "[llama][errors]") {
   CHECK(refusal(TinyModel().builder()) == kNoComplaint);
   CHECK(refusal_with("llama.rope.scaling.type", std::string("none")) == kNoComplaint);
   CHECK(refusal_with("llama.expert_count", 0) == kNoComplaint);
@@ -690,7 +691,7 @@ TEST_CASE("files that say what is the default anyway are accepted", "[llama][err
   CHECK(refusal_with("llama.attention.layer_norm_rms_epsilon", 0.0F) == kNoComplaint);
 }
 
-TEST_CASE("keys that must be there", "[llama][errors]") {
+TEST_CASE("missing keys are named", "[llama][errors]") {
   for (const std::string key : {"general.architecture", "llama.context_length", "llama.embedding_length",
                                 "llama.block_count", "llama.feed_forward_length", "llama.attention.head_count",
                                 "llama.attention.layer_norm_rms_epsilon", "tokenizer.ggml.tokens"}) {
@@ -762,20 +763,20 @@ TEST_CASE("tensors that are missing or have another shape are named", "[llama][e
 
     GgufBuilder incomplete = complete;
     incomplete.tensors.erase(incomplete.tensors.begin() + static_cast<std::ptrdiff_t>(i));
-    // Without these two, a file is another complete model: tied output, plain rotation.
+    // A file without one of these two is another complete model: tied output, plain rotation.
     const bool optional = name == "output.weight" || name == "rope_freqs.weight";
     const std::string missing = refusal(incomplete);
     CHECK(
         (optional ? missing.empty() : missing.starts_with("tensor \"" + name + "\" is missing; it must have shape [")));
 
-    // One row more (of a vector: one number), in the file's order the last dimension.
+    // One row more (for a vector, one number), which is the last dimension in the file's order.
     GgufBuilder larger = complete;
     tests::GgufTensor& tensor = larger.tensors[i];
     const std::uint64_t rows = tensor.dimensions.back()++;
     tensor.data.resize(tensor.data.size() / rows * (rows + 1));
     CHECK(refusal(larger).starts_with("tensor \"" + name + "\" has shape ["));
 
-    // The same number of elements, otherwise arranged.
+    // The same number of elements in another shape.
     GgufBuilder reshaped = complete;
     reshaped.tensors[i].dimensions.push_back(1);
     CHECK(refusal(reshaped).starts_with("tensor \"" + name + "\" has shape [1, "));
@@ -830,8 +831,8 @@ TEST_CASE("tensors that would be left out of the computation", "[llama][errors]"
   CHECK(refusal(builder) == R"(tensor "a\x1b[2J\n\xe2\x80\xae" is not part of the Llama architecture)");
 }
 
-// The classical bound (Higham, "Accuracy and Stability of Numerical Algorithms", section 3.1): in whatever order n
-// products are added, the error is at most about n * 2^-24 times the sum of their sizes.
+// The classical bound (Higham, "Accuracy and Stability of Numerical Algorithms", section 3.1): if n products are added
+// in any order, the error is at most about n * 2^-24 times the sum of their magnitudes.
 TEST_CASE("linear agrees with loops in double", "[linear]") {
   const int num_threads = GENERATE(1, 2, 3, 4);
   const ThreadCount threads(num_threads);
@@ -867,7 +868,7 @@ TEST_CASE("linear agrees with loops in double", "[linear]") {
   }
 }
 
-TEST_CASE("linear: from 9 tokens on, a token's row is the same in every company, bit for bit", "[linear]") {
+TEST_CASE("linear: from 9 tokens on, a token's row does not depend on the other rows, bit for bit", "[linear]") {
   Random random(18);
   Matrix x(150, 100);
   Matrix weights(37, 100);

@@ -61,7 +61,7 @@ const RealModel* real_model() {
   return model.get();
 }
 
-// Beginning, greedy continuation and the logits after the prompt, as llama.cpp gives them.
+// The beginning, the greedy continuation and the logits after the prompt, computed by llama.cpp.
 struct Expected {
   std::string text;
   std::vector<Token> prompt;
@@ -82,7 +82,7 @@ double smallest_margin(const std::vector<tests::GreedyStep>& steps) {
 }
 
 // Two programs that add in float32 in different orders were measured within 1e-4 of each other, after 30 layers and
-// with logits of size 30. The thinnest margin below is 0.039.
+// with logits of size 30. The smallest margin below is 0.039.
 constexpr double kLogitTolerance = 1e-3;
 
 void check_continuation(const RealModel& real, const Expected& expected) {

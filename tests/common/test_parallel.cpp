@@ -53,7 +53,7 @@ void sleep_ms(int milliseconds) { std::this_thread::sleep_for(std::chrono::milli
 
 }  // namespace
 
-TEST_CASE("parallel_for: every index exactly once, at most one contiguous range a thread") {
+TEST_CASE("parallel_for: every index exactly once, at most one contiguous range for each thread") {
   for (int threads = 1; threads <= 5; ++threads) {
     const ThreadsForTest use(threads);
     CHECK(common::num_threads() == threads);
@@ -109,7 +109,7 @@ TEST_CASE("parallel_for: threads really run at the same time, the caller among t
   std::mutex mutex;
   std::set<std::thread::id> ids;
   std::atomic<int> arrived = 0;
-  // Each body waits for the other two: run one after the other, this would never end. The time limit makes it a
+  // Each body waits for the other two: one after another, they would never end. The time limit turns that into a
   // failure.
   const double limit = common::now_seconds() + 30.0;
   common::parallel_for(3, [&](int, int) {
@@ -196,7 +196,7 @@ TEST_CASE("parallel_for: tens of thousands of short loops lose nothing") {
   }
 }
 
-TEST_CASE("parallel_for: wakes threads that went to sleep, workers and caller") {
+TEST_CASE("parallel_for: wakes sleeping threads, workers and caller") {
   const ThreadsForTest use(3);
   std::vector<int> runs(3, 0);
   for (int loop = 0; loop < 60; ++loop) {
@@ -248,8 +248,8 @@ TEST_CASE("set_num_threads: n threads are the caller and n - 1 workers") {
     return std::distance(begin(tasks), end(tasks));
   };
   const ThreadsForTest use(1);
-  // The system lists a joined thread for a moment longer, and sanitizers have threads of their own: so the count must
-  // settle, and only differences are compared.
+  // The system lists a joined thread for a moment longer, and sanitizers have threads of their own. So the test waits
+  // until the count is stable, and compares only differences.
   sleep_ms(200);
   const auto alone = threads_of_process();
   common::set_num_threads(4);

@@ -112,8 +112,8 @@ TEST_CASE("models have llama.cpp's logits", "[peers]") {
       worst = std::max(worst, std::abs(logit - expected[i]));
       largest = std::max(largest, std::abs(expected[i]));
     }
-    // Two programs that add in float32 in different orders, with weights that make activations large: measured within
-    // 2e-5 of the largest logit.
+    // Two programs that add in float32 in different orders, with weights that make activations large, were measured
+    // within 2e-5 of the largest logit.
     CAPTURE(path, worst, largest);
     CHECK(worst < 2e-4 * largest);
     std::cout << common::format("%-50s logits up to %5.1f, off by at most %.6f\n", path.filename().string().c_str(),

@@ -31,7 +31,7 @@ PoolShape shape_of(const std::string& name, std::int64_t block_size = 16) {
   return {preset.config, preset.bytes_per_kv_element, block_size};
 }
 
-// 2 bytes per token, so that sizes can be read off: 1 layer, 1 head, 1 value of 1 byte.
+// 2 bytes per token, so that sizes are easy to read: 1 layer, 1 head, 1 value of 1 byte.
 PoolShape tiny_shape(std::int64_t block_size) {
   return {{.num_layers = 1, .num_heads = 1, .num_kv_heads = 1, .head_dim = 1}, 1, block_size};
 }
@@ -193,7 +193,7 @@ TEST_CASE("plan: with a mean length, (B - 1) / 2 slots of the last block are unu
 TEST_CASE("plan: a contiguous cache reserves the maximum length for every sequence", "[plan]") {
   CHECK(plan_pool(tiny_shape(16), 4095, demand_of({100}, 1024)).reserved_sequences == 1);
   CHECK(plan_pool(tiny_shape(16), 4096, demand_of({100}, 1024)).reserved_sequences == 2);
-  // So it never serves more sequences than blocks do, if the maximum length is a multiple of the block size.
+  // So it never serves more sequences than a cache in blocks, if the maximum length is a multiple of the block size.
   for (const std::int64_t length : {1, 16, 17, 1000, 1024}) {
     const PoolPlan mix = plan_pool(shape_of("tales-5m"), 600 * kMiB, demand_of({length}, 1024));
     CAPTURE(length);
@@ -201,7 +201,7 @@ TEST_CASE("plan: a contiguous cache reserves the maximum length for every sequen
   }
 }
 
-TEST_CASE("plan: lengths outside of 1 to the maximum length are input errors", "[plan]") {
+TEST_CASE("plan: lengths that are not from 1 to the maximum length are input errors", "[plan]") {
   const auto message = [](const PoolDemand& demand) {
     return error_of([&] { plan_pool(shape_of("tales-5m"), kGiB, demand); });
   };

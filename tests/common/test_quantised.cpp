@@ -1,5 +1,5 @@
-// Weights as files store them: what each type's blocks hold, by another program and by a definition written down a
-// second time here, and products that unpack blocks as they read them, bit for bit those of the floats.
+// Weights as files store them: what another program makes of each type's blocks, a second definition of each type
+// written down here, and products that unpack blocks as they read them, bit for bit equal to products of the floats.
 #include <algorithm>
 #include <array>
 #include <bit>
@@ -79,10 +79,10 @@ const std::vector<Quantised>& quantised_types() {
 
 constexpr std::size_t kNumBlocks = 50;
 
-// What compare() says when there is nothing to say.
+// What compare() returns if all is well.
 const std::string kNoComplaint;
 
-// Any bytes, but the scales of each block are finite.
+// Random bytes, but the scales of each block are finite.
 Bytes pseudo_random_blocks(std::size_t num_blocks, std::size_t block_bytes, const std::vector<std::size_t>& scales) {
   Bytes data(num_blocks * block_bytes);
   std::uint32_t state = 12345;
@@ -106,7 +106,7 @@ std::uint64_t fnv1a(std::span<const float> values) {
   return hash;
 }
 
-// A block's bytes, and numbers in it.
+// A block's bytes, and the numbers in it.
 class Block {
  public:
   explicit Block(std::span<const std::byte> data) : data_(data) {}
@@ -131,7 +131,7 @@ class Block {
   std::span<const std::byte> data_;
 };
 
-// Scale (or, 8 later, minimum) `index` of the eight six-bit ones in the twelve bytes from `begin` on.
+// Number `index` of the eight six-bit scales (or, with `minimum`, minimums) in the twelve bytes from `begin` on.
 int six_bit(const Block& block, std::size_t begin, std::size_t index, bool minimum) {
   const std::size_t first = begin + (minimum ? 4 : 0);
   if (index < 4) {
@@ -249,7 +249,7 @@ class ThreadCount {
 
 }  // namespace
 
-TEST_CASE("quantised blocks are what another program makes of them", "[quantised]") {
+TEST_CASE("quantised blocks give the weights that another program reads", "[quantised]") {
   for (const Quantised& quantised : quantised_types()) {
     const common::BlockFormat format = common::block_format(quantised.type);
     INFO(common::type_name(quantised.type));
@@ -272,10 +272,10 @@ TEST_CASE("quantised blocks agree with the definition, weight by weight", "[quan
     for (std::size_t i = 0; i < kNumBlocks * elements; ++i) {
       const Block block(std::span<const std::byte>(data).subspan(i / elements * block_bytes, block_bytes));
       // Doubles hold all products and sums here exactly, so this is the correctly rounded result. The reader rounds
-      // once too, since only its last operation is inexact: the bits must agree.
+      // only once too, in its last operation, so the bits must agree.
       expected.push_back(static_cast<float>(slow_weight(quantised.type, block, i % elements)));
     }
-    // -0 and 0 are one weight.
+    // -0 and 0 are the same weight.
     std::vector<float> actual = dequantized(quantised.type, data, expected.size());
     for (std::vector<float>* weights : {&actual, &expected}) {
       std::replace(weights->begin(), weights->end(), -0.0F, 0.0F);
@@ -284,7 +284,7 @@ TEST_CASE("quantised blocks agree with the definition, weight by weight", "[quan
   }
 }
 
-TEST_CASE("a product with a file's blocks is that with its floats, bit for bit", "[quantised]") {
+TEST_CASE("a product with a file's blocks equals the product with their floats, bit for bit", "[quantised]") {
   const ThreadCount threads(GENERATE(1, 2, 3));
   common::Random random(5);
   for (const TensorType type : tests::all_types()) {
@@ -303,7 +303,7 @@ TEST_CASE("a product with a file's blocks is that with its floats, bit for bit",
   }
 }
 
-TEST_CASE("a product with several tensors is that with all their rows", "[quantised]") {
+TEST_CASE("a product with several tensors equals the product with all their rows", "[quantised]") {
   const ThreadCount threads(GENERATE(1, 2, 5));
   common::Random random(6);
   constexpr Eigen::Index kCols = 768;
@@ -338,7 +338,7 @@ TEST_CASE("a product with several tensors is that with all their rows", "[quanti
   CHECK_THROWS_AS(weights.read_rows(497, 1, none.data()), common::CheckError);
 }
 
-TEST_CASE("rows that are no whole number of packets, and bytes that are not aligned", "[quantised]") {
+TEST_CASE("rows that are not a whole number of packets, and bytes that are not aligned", "[quantised]") {
   common::Random random(7);
   for (const TensorType type : {TensorType::F32, TensorType::F16, TensorType::BF16}) {
     for (const Eigen::Index cols : {1, 12, 33, 48, 100}) {

@@ -1,4 +1,4 @@
-// The reference attention, by hand and by its properties.
+// The reference attention, compared with results by hand, and its properties.
 #include <cmath>
 #include <cstddef>
 #include <vector>
@@ -16,8 +16,8 @@ using common::Matrix;
 }  // namespace
 
 TEST_CASE("reference attention: two tokens by hand") {
-  // One head of one dimension, so the scale is 1. The second query scores 2 * 0 = 0 and 2 * ln(3) / 2 = ln 3: weights
-  // 1/4 and 3/4. The first sees its own token alone.
+  // One head of one dimension, so the scale is 1. The second query's scores are 2 * 0 = 0 and 2 * ln(3) / 2 = ln 3:
+  // weights 1/4 and 3/4. The first query sees only its own token.
   Matrix q(2, 1);
   q << 5.0F, 2.0F;
   Matrix k(2, 1);
@@ -30,12 +30,12 @@ TEST_CASE("reference attention: two tokens by hand") {
   // The logarithm was rounded to float: 6e-8 relative, times a slope of 3/16 and values 8 apart.
   CHECK(std::abs(actual[1] - 14.0) < 1e-6);
 
-  // The last query alone, as in decoding, sees as much.
+  // The last query alone, as in decoding, sees the same tokens.
   CHECK(tests::reference_attention(q.bottomRows(1), k, v, 1, 1, 1) == std::vector<double>{actual[1]});
 }
 
 TEST_CASE("reference attention: scores are scaled by 1 / sqrt(head_dim)") {
-  // Four dimensions of q.k = 4 ln 3 and scale 1/2: a score of 2 ln 3, weights 1/10 and 9/10.
+  // Four dimensions give q.k = 4 ln 3, with scale 1/2: a score of 2 ln 3, weights 1/10 and 9/10.
   const Matrix q = Matrix::Constant(1, 4, 1.0F);
   Matrix k = Matrix::Zero(2, 4);
   k.row(1).setConstant(static_cast<float>(std::log(3.0)));
@@ -49,7 +49,7 @@ TEST_CASE("reference attention: scores are scaled by 1 / sqrt(head_dim)") {
 }
 
 TEST_CASE("reference attention: one-hot keys and huge scores pick one value") {
-  // Key p is 1e4 times the p-th unit vector. A query in the same form picks its position outright: other weights are
+  // Key p is 1e4 times the p-th unit vector. A query of the same form picks its position alone: the other weights are
   // exp(-5e7) = 0, exactly.
   constexpr int kLength = 4;
   const Matrix keys = Matrix::Identity(kLength, kLength) * 1e4F;
@@ -64,8 +64,7 @@ TEST_CASE("reference attention: one-hot keys and huge scores pick one value") {
   CHECK(tests::reference_attention(q, keys, v, 1, 1, kLength) ==
         std::vector<double>{21.0, 22.0, 23.0, 24.0, 41.0, 42.0, 43.0, 44.0});
 
-  // The first query matches the key of position 3, which it must not see; the scores of the three visible ones are
-  // equal.
+  // The first query matches the key of position 3, which it must not see; the three visible scores are equal.
   q.row(0) = keys.row(3);
   const std::vector<double> tied = tests::reference_attention(q, keys, v, 1, 1, kLength);
   for (std::size_t d = 0; d < kLength; ++d) {

@@ -1,4 +1,4 @@
-// The table of rounds, which sees of an engine only the tokens it draws and the manager's books.
+// The table of rounds, which sees only an engine's drawn tokens and the manager's books.
 #include "common/app/rounds.h"
 
 #include <map>

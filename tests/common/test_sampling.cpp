@@ -24,8 +24,8 @@ using common::Token;
 constexpr float kInfinity = std::numeric_limits<float>::infinity();
 constexpr float kNan = std::numeric_limits<float>::quiet_NaN();
 
-// Pearson's statistic. Its mean is the number of free counts and its variance twice that: a fair sampler exceeds
-// mean + 6 standard deviations less than once in ten thousand seeds (for the counts used here), and seeds are fixed.
+// Pearson's statistic. Its mean is the number of free counts and its variance twice that: with a fair sampler and the
+// counts used here, less than one seed in ten thousand exceeds mean + 6 standard deviations. The seeds are fixed.
 bool fits(const std::vector<int>& counts, const std::vector<double>& probabilities) {
   double draws = 0.0;
   for (const int count : counts) {
@@ -152,7 +152,7 @@ TEST_CASE("argmax: the largest, the lowest index on a tie") {
   CHECK(common::argmax(std::vector<float>{-kInfinity, -kInfinity, -3e38F}) == 2);
 }
 
-TEST_CASE("argmax: refuses what has no answer") {
+TEST_CASE("argmax: refuses logits without a maximum") {
   CHECK_THROWS_AS(common::argmax(std::vector<float>{}), CheckError);
   CHECK_THROWS_AS(common::argmax(std::vector<float>{-kInfinity, -kInfinity}), CheckError);
   for (std::size_t place = 0; place < 3; ++place) {
@@ -166,14 +166,14 @@ TEST_CASE("argmax: refuses what has no answer") {
 TEST_CASE("gumbel noise: exact at both ends and between, below its bound, with the double exponential's shape") {
   const auto exact = [](std::uint32_t bits) { return -std::log(-std::log1p(-(bits + 0.5) * 0x1.0p-32)); };
   const auto is_close = [&](std::uint32_t bits) {
-    // float32 rounds each logarithm and what lies between: a few units in the last place of numbers up to 23. Neither v
-    // nor 1 - v loses digits near 0.
+    // float32 rounds each logarithm and each result between: the error is a few units in the last place of numbers up
+    // to 23. Neither v nor 1 - v loses digits near 0.
     return std::abs(common::gumbel_noise(bits) - exact(bits)) < 1e-5;
   };
   CHECK(std::abs(common::gumbel_noise(0xFFFFFFFFU) - -3.130) < 0.001);
   CHECK(std::abs(common::gumbel_noise(0) - 22.874) < 0.001);
   for (int zeros = 0; zeros <= 32; ++zeros) {
-    // The smallest number with so many leading zeros has the largest noise.
+    // The smallest number with this many leading zeros has the largest noise.
     const auto smallest = static_cast<std::uint32_t>((std::uint64_t{1} << 32U) >> (zeros + 1U));
     CAPTURE(zeros, smallest);
     CHECK(common::gumbel_noise(smallest) <= common::max_gumbel_noise(zeros));
@@ -221,12 +221,12 @@ TEST_CASE("sample: the largest of logit / temperature + noise, although most noi
   CHECK(num_unlikely > 200);
 }
 
-TEST_CASE("sample: equal arguments give equal tokens; another seed, sample or position draws by itself") {
+TEST_CASE("sample: equal arguments give equal tokens; another seed, sample or position draws independently") {
   const std::vector<double> probabilities = {0.4, 0.1, 0.3, 0.2};
   const std::vector<float> logits = logits_of(probabilities);
   const SamplingOptions options = options_of(1.0F, 0, 1.0F, 3);
   const SamplingOptions next_seed = options_of(1.0F, 0, 1.0F, 4);
-  // How often each pair of tokens comes: first one draw, then one whose seed, sample or position is the next.
+  // Counts each pair of tokens: one draw, then a draw whose seed, sample or position is the next.
   std::vector<std::vector<int>> pairs(4, std::vector<int>(16, 0));
   for (int position = 0; position < 20000; ++position) {
     const Token drawn = common::sample(logits, options, position, 5);
@@ -250,8 +250,8 @@ TEST_CASE("sample: equal arguments give equal tokens; another seed, sample or po
   }
 }
 
-TEST_CASE("sample: rounding moves a draw only where two tokens are level") {
-  // A walk through cumulative probabilities would cross one of 5,000 boundaries, each of which every logit moves.
+TEST_CASE("sample: rounding moves a draw only if two tokens are nearly equal") {
+  // A walk through cumulative probabilities would have 5,000 boundaries, each of which every logit moves.
   Random random(12);
   std::vector<float> logits(5000);
   std::vector<float> rounded(5000);
@@ -298,8 +298,8 @@ TEST_CASE("sample: top-k and top-p keep the odds of what they keep") {
   CHECK(fits(count_samples(logits, options_of(1.0F, 0, 0.6F), 100000), best_two));
 }
 
-TEST_CASE("sample: a million draws for each filter are distributed as it says") {
-  // 30 tokens, of probabilities from 0.3 down; the exact ones are worked out here, token by token.
+TEST_CASE("sample: a million draws with each filter have the filter's distribution") {
+  // 30 tokens, of probabilities from 0.3 down. The exact distributions are computed here, token by token.
   Random random(31);
   std::vector<double> probabilities;
   double sum = 0.0;
@@ -353,15 +353,15 @@ TEST_CASE("sample: a million draws for each filter are distributed as it says") 
   }
 }
 
-TEST_CASE("sample: min-p keeps what is likely enough, measured by the best") {
+TEST_CASE("sample: min-p keeps tokens that are likely enough compared with the best") {
   const std::vector<float> logits = logits_of({0.1, 0.4, 0.2, 0.3});
   CHECK(tokens_drawn(logits, {.temperature = 1.0F, .min_p = 0.24F}) == std::set<Token>{0, 1, 2, 3});
   CHECK(tokens_drawn(logits, {.temperature = 1.0F, .min_p = 0.26F}) == std::set<Token>{1, 2, 3});
   CHECK(tokens_drawn(logits, {.temperature = 1.0F, .min_p = 1.0F}) == std::set<Token>{1});
   CHECK(tokens_drawn({2.0F, 2.0F, 1.0F}, {.temperature = 1.0F, .min_p = 1.0F}) == std::set<Token>{0, 1});
-  // Temperature comes first: the square roots of 0.1 and 0.4 are 1 to 2.
+  // Temperature comes first: the square roots of 0.1 and 0.4 are as 1 to 2.
   CHECK(tokens_drawn(logits, {.temperature = 2.0F, .min_p = 0.49F}) == std::set<Token>{0, 1, 2, 3});
-  // Then min-p, and half of what it leaves.
+  // Then min-p, and then top-p takes half of what min-p leaves.
   CHECK(tokens_drawn({0.0F, 0.0F, 0.0F, 0.0F, -1.0F, -1.0F, -1.0F, -1.0F},
                      {.temperature = 1.0F, .top_p = 0.5F, .min_p = 0.5F}) == std::set<Token>{0, 1});
 }
@@ -433,7 +433,7 @@ TEST_CASE("sample: top-k keeps k tokens, equal logits by lower id") {
 }
 
 TEST_CASE("sample: at a high temperature even the token with the largest logit may be cut") {
-  // Scores are told apart to 2^-25: the last three tokens are level, and the lowest id of them is kept.
+  // Scores are compared in units of 2^-25: the last three tokens are equal, and the lowest of their ids is kept.
   const std::vector<float> logits = {9.999999F, 10.0F, 10.000002F, 10.000003F};
   CHECK(tokens_drawn(logits, options_of(100.0F, 1, 1.0F)) == std::set<Token>{1});
   CHECK(tokens_drawn(logits, options_of(100.0F, 2, 1.0F)) == std::set<Token>{1, 2});
@@ -449,15 +449,15 @@ TEST_CASE("sample: top-p keeps the smallest set that reaches it") {
   CHECK(tokens_drawn(logits, options_of(1.0F, 0, 0.76F)) == std::set<Token>{0, 1, 2});
   CHECK(tokens_drawn(logits, options_of(1.0F, 0, 0.88F)) == std::set<Token>{0, 1, 2, 3});
   CHECK(tokens_drawn(logits, options_of(1.0F, 0, 0.0F)) == std::set<Token>{2});
-  // Equal logits have weights of exactly 1: half of four tokens is reached by two, and not by three.
+  // Equal logits have weights of exactly 1: two of four tokens reach one half, and the third is not needed.
   CHECK(tokens_drawn({0.0F, 0.0F, 0.0F, 0.0F}, options_of(1.0F, 0, 0.5F)) == std::set<Token>{0, 1});
 }
 
 TEST_CASE("sample: temperature comes first, then top-k, then top-p") {
-  // Half of the four tokens that top-k keeps, not of all eight.
+  // top-p keeps half of the four tokens that top-k keeps, not half of all eight.
   const std::vector<float> equal(8, 0.0F);
   CHECK(tokens_drawn(equal, options_of(1.0F, 4, 0.5F)) == std::set<Token>{0, 1});
-  // The best has 90 % at temperature 1, but 75 % at 2: too little to reach 80 % alone.
+  // The best token has 90 % at temperature 1, but 75 % at 2, which is too little to reach 80 % alone.
   const std::vector<float> logits = logits_of({0.9, 0.1});
   CHECK(tokens_drawn(logits, options_of(1.0F, 0, 0.8F)) == std::set<Token>{0});
   CHECK(tokens_drawn(logits, options_of(2.0F, 0, 0.8F)) == std::set<Token>{0, 1});
@@ -521,7 +521,7 @@ TEST_CASE("log_softmax: logarithms of the probabilities, however large the logit
     for (float& logit : logits) {
       logit += shift;
     }
-    // Adding 1024 rounds a logit to 2^-13 at worst: half of that, twice.
+    // Adding 1024 rounds a logit by up to half of 2^-13, and a difference of two logits by twice that.
     CHECK(tests::compare(common::log_softmax(logits), expected, {.absolute = 1.3e-4}).empty());
   }
   CHECK(common::log_softmax(std::vector<float>{3e38F, -3e38F})[0] == 0.0F);
@@ -529,7 +529,7 @@ TEST_CASE("log_softmax: logarithms of the probabilities, however large the logit
 }
 
 TEST_CASE("log_softmax: sums in double") {
-  // One token of weight 1 and 2^20 of weight 2^-25 each: in float every small one would be lost beside the 1.
+  // One token of weight 1 and 2^20 tokens of weight 2^-25 each: in float, every small one would be lost beside the 1.
   std::vector<float> logits((1U << 20U) + 1, static_cast<float>(-25.0 * std::log(2.0)));
   logits[0] = 0.0F;
   CHECK(std::abs(common::log_softmax(logits)[0] + std::log1p(1.0 / 32.0)) < 1e-6);

@@ -18,7 +18,7 @@ using tests::error_of;
 
 namespace {
 
-// A shell with three commands, and a note of every call.
+// A shell with three commands, which records every call.
 struct Example {
   Shell shell;
   std::vector<std::string> calls;
@@ -82,7 +82,7 @@ TEST_CASE("a semicolon separates the commands of a line", "[shell]") {
   CHECK(example.calls == Calls{"add 0 1", "show with 0", "say word", "add 1 2"});
   CHECK(example.num_errors == 0);
 
-  // Each command is right or wrong by itself.
+  // Each command on a line is right or wrong by itself.
   CHECK(example.run("add A; add C 4; no;") ==
         "error: usage: add NAME COUNT\n"
         "added\n"
@@ -121,7 +121,7 @@ TEST_CASE("with echo a script reads like a session", "[shell]") {
   CHECK(example.num_errors == 1);
 }
 
-TEST_CASE("wrong lines are answered, counted, and change nothing", "[shell]") {
+TEST_CASE("wrong lines print an error, are counted, and change nothing", "[shell]") {
   Example example;
   CHECK(example.run("free A\n") == "error: no command \"free\"; 'help' lists them\n");
   CHECK(example.run("Add A 1\n") == "error: no command \"Add\"; 'help' lists them\n");
@@ -134,7 +134,7 @@ TEST_CASE("wrong lines are answered, counted, and change nothing", "[shell]") {
   CHECK(example.calls.empty());
   CHECK(example.num_errors == 1);
 
-  // The next line runs all the same, and every wrong one counts.
+  // The next line runs all the same, and every wrong one is counted.
   CHECK(example.run("nonsense\nadd A 3\nadd A 0\nshow\nadd A -1\n") ==
         "error: no command \"nonsense\"; 'help' lists them\n"
         "added\n"
@@ -158,7 +158,7 @@ TEST_CASE("an error is one line, whatever was typed", "[shell]") {
   }
 }
 
-TEST_CASE("what is no user's error ends the run", "[shell]") {
+TEST_CASE("an error that is not the user's ends the run", "[shell]") {
   Example example;
   example.shell.add("break", "", "fail a check",
                     [](const Shell::Arguments&, std::ostream&) { COMMON_CHECK(false, "a bug"); });

@@ -75,7 +75,7 @@ TEST_CASE("stop strings: the text ends before the first of them") {
   CHECK(StopStrings().safe_length("END") == 3);
 }
 
-TEST_CASE("reply stream: what may be part of a stop string is held back, and shown when it is none") {
+TEST_CASE("reply stream: what may be part of a stop string is held back, and shown once it cannot be") {
   using Texts = std::vector<std::string>;
   CHECK(stream({"END"}, {1, 5, 6, 1}) == Texts{"a", "", "", "", ""});
   CHECK(stream({"END"}, {1, 5, 1, 1}) == Texts{"a", "", "Ea", "a", ""});
@@ -84,7 +84,7 @@ TEST_CASE("reply stream: what may be part of a stop string is held back, and sho
   CHECK(stream({}, {5, 6}) == Texts{"E", "ND", ""});
 }
 
-TEST_CASE("reply stream: a character is shown once it is whole") {
+TEST_CASE("reply stream: a character is shown once it is complete") {
   using Texts = std::vector<std::string>;
   CHECK(stream({}, {1, 8, 9}) == Texts{"a", "", "\xC3\xA9", ""});
   CHECK(stream({}, {10, 11}) == Texts{"", "\xF0\x9F\x98\x80", ""});

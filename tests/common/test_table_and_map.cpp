@@ -33,7 +33,7 @@ TEST_CASE("table: numbers align right, text left, as Markdown") {
 }
 
 TEST_CASE("table: what counts as a number") {
-  // A column of one cell is a number column exactly if its line of dashes ends in a colon.
+  // A single cell makes its column a number column exactly if the line of dashes ends in a colon.
   const auto is_number = [](const std::string& cell) {
     Table table({"h"});
     table.add_row({cell});
@@ -93,7 +93,7 @@ TEST_CASE("draw_map: letters in rows that open with an index") {
   CHECK_THROWS_AS(common::draw_map(cells, 0, false), CheckError);
 }
 
-TEST_CASE("draw_map: a colour says nothing about the character") {
+TEST_CASE("draw_map: the colour and the character are independent") {
   const std::vector<MapCell> cells = {{.color = 0, .fill = '3'}, {.color = 0, .fill = '_'}, {.fill = 'x'}, {}};
   CHECK(common::draw_map(cells, 4, false) == "   0  3_x.\n");
 }
@@ -112,7 +112,7 @@ TEST_CASE("draw_map: with color each number has a background, a negative one non
         "   0  " + on_a + "AA" + on_b + "B\033[0m.." + on_b + "B\033[0m\n   6  " + on_b + "B" + on_a + "A\033[0m\n");
   CHECK(common::draw_map(cells_of({-1, -2}), 6, true) == "   0  ..\n");
 
-  // A dozen neighbours are told apart by colour alone.
+  // A dozen neighbours differ by colour alone.
   std::set<std::string> looks;
   for (int color = 0; color < 12; ++color) {
     const std::vector<MapCell> cells = {{.color = color, .fill = '*'}};

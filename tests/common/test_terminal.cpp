@@ -1,4 +1,4 @@
-// What a terminal gets and a pipe does not: colour and progress.
+// What a terminal gets and a pipe does not: colour and a progress line.
 #include <fcntl.h>
 #include <unistd.h>
 
@@ -25,7 +25,7 @@ namespace {
 
 void sleep_ms(int milliseconds) { std::this_thread::sleep_for(std::chrono::milliseconds(milliseconds)); }
 
-// Puts a pseudo-terminal or a pipe in the place of stdout or stderr, and collects what is written.
+// Replaces stdout or stderr with a pseudo-terminal or a pipe, and collects what is written.
 class Redirect {
  public:
   Redirect(int descriptor, bool terminal) : descriptor_(descriptor), saved_(dup(descriptor)) {
@@ -59,7 +59,7 @@ class Redirect {
 
   bool ready() const { return ready_; }
 
-  // What came since the last call.
+  // What was written since the last call.
   std::string written() const {
     std::string text;
     std::array<char, 4096> buffer = {};
@@ -76,7 +76,7 @@ class Redirect {
   bool ready_ = false;
 };
 
-// Sets or unsets an environment variable and puts back what was there.
+// Sets or unsets an environment variable, and restores it at the end.
 class Variable {
  public:
   Variable(const char* name, const char* value) : name_(name) {
@@ -167,7 +167,7 @@ TEST_CASE("progress: silent unless stderr is a terminal that understands escape 
   CHECK(on_dumb_terminal.empty());
 }
 
-TEST_CASE("progress: into a pipe, long work writes a line from time to time, with the time that is left") {
+TEST_CASE("progress: into a pipe, long work writes a line from time to time, with the remaining time") {
   using std::chrono::milliseconds;
   std::string early;
   std::string first;
@@ -193,7 +193,7 @@ TEST_CASE("progress: into a pipe, long work writes a line from time to time, wit
   CHECK(count_of(next, "\n") == 1);
 }
 
-TEST_CASE("bench: a cache without --slots is as large as the text needs, and says so; one with it is as given") {
+TEST_CASE("bench: without --slots the cache is as large as the text needs, with a note; with --slots it is as given") {
   const common::Gguf file = common::Gguf::parse(common::default_model(), "the bundled model");
   common::Session session{file.name(), common::Llama(file), common::Tokenizer(file), {}, {}};
   session.bench_tokens = 5000;

@@ -65,7 +65,7 @@ TEST_CASE("quote: one line, escaped") {
   CHECK(common::quote("\xC2\xA0") == "\"\xC2\xA0\"");  // U+00A0 is the first above the control characters
 }
 
-TEST_CASE("quote: what changes the direction of a text is escaped, so that no reader is taken in") {
+TEST_CASE("quote: what changes the direction of a text is escaped, so that it cannot mislead") {
   CHECK(common::quote("a\u202Eb") == R"("a\xe2\x80\xaeb")");
   for (const char* const mark : {"\u061C", "\u200E", "\u200F", "\u2028", "\u2029", "\u202A", "\u202B", "\u202C",
                                  "\u202D", "\u202E", "\u2066", "\u2067", "\u2068", "\u2069"}) {
@@ -77,7 +77,7 @@ TEST_CASE("quote: what changes the direction of a text is escaped, so that no re
   }
 }
 
-TEST_CASE("quote: bytes that are no UTF-8 are escaped, so that the message is") {
+TEST_CASE("quote: bytes that are not UTF-8 are escaped, so that the message is UTF-8") {
   CHECK(common::quote("a\xFF"
                       "b") == R"("a\xffb")");
   CHECK(common::quote("\x80") == R"("\x80")");

@@ -1,4 +1,4 @@
-// Text that is shown while it comes: whole words, whole characters.
+// Text that is shown as it is generated: whole words, whole characters.
 #include "common/app/text_stream.h"
 
 #include <cstddef>
@@ -49,7 +49,7 @@ std::vector<std::string> shown_lines(const std::string& bytes) {
   return lines;
 }
 
-// The text in parts of so many bytes.
+// The text, written in parts of this many bytes.
 std::vector<std::string> wrapped(const std::string& text, int columns, int indent, std::size_t part) {
   std::ostringstream output;
   output << std::string(static_cast<std::size_t>(indent), ' ');
@@ -78,10 +78,10 @@ class Flushes : public std::streambuf {
 
 }  // namespace
 
-TEST_CASE("a word that does not fit into its line goes to the next as a whole, however its parts come") {
+TEST_CASE("a word that does not fit into its line moves to the next as a whole, in whatever parts it arrives") {
   for (const std::size_t part : {1, 2, 3, 7, 100}) {
     CAPTURE(part);
-    // Nine columns are used, as terminals differ in what they do after the last one.
+    // Nine columns are used, because terminals differ in what they do after the last one.
     CHECK(wrapped("the fisherman and his wife", 10, 0, part) ==
           std::vector<std::string>{"the ", "fisherman", "and his ", "wife"});
     CHECK(wrapped("a b", 10, 4, part) == std::vector<std::string>{"    a b"});
@@ -107,7 +107,7 @@ TEST_CASE("a terminal gets no control characters and no broken UTF-8 from a text
   CHECK(pipe.str() == "a\x1b[2Jb\xFF\n  c");
 }
 
-TEST_CASE("no character is split, and the texts stay in order when their tokens do not come so") {
+TEST_CASE("no character is split, and texts stay in order when their tokens arrive out of order") {
   const auto file = common::Gguf::parse(common::default_model(), "the bundled model");
   common::Session session{"tales", common::Llama(file), common::Tokenizer(file), {"one", "two"}, {}};
   const std::vector<std::string> texts = {"é 王 \U0001F600", "second"};

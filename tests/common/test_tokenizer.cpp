@@ -1,5 +1,5 @@
-// The tokenizer, its Unicode, and chat prompts. The golden file comes from an independent program; the rest uses small
-// vocabularies made here, in which every merge can be followed by eye.
+// The tokenizer, its Unicode classes, and chat prompts. The golden file comes from an independent program. The other
+// tests use small vocabularies made here, in which every merge can be followed by eye.
 #include "tests/support/catch.h"
 #include "tests/support/messages.h"
 
@@ -63,7 +63,7 @@ void append_utf8(char32_t code_point, std::string& out) {
   }
 }
 
-// One character for each byte, as GPT-2 spells them: the unprintable ones count on from U+0100.
+// The character with which GPT-2 spells a byte; unprintable bytes are U+0100 and up, in order.
 std::string spell_byte(int byte) {
   const auto printable = [](int b) { return (b >= 33 && b <= 126) || (b >= 161 && b <= 172) || b >= 174; };
   std::string spelling;
@@ -146,7 +146,7 @@ struct Vocabulary {
     return error_of([this] { tokenizer(); });
   }
 
-  // The spellings of the tokens that a text becomes, with a bar between.
+  // The spellings of a text's tokens, with a bar between two.
   std::string show(std::string_view text, bool parse_special = false) const {
     std::string result;
     for (const Token token : tokenizer().encode(text, parse_special)) {
@@ -156,7 +156,7 @@ struct Vocabulary {
   }
 };
 
-// Seldom a plain letter, mostly some character of any plane, surrogates left out.
+// Characters of any plane without surrogates; few are plain letters.
 std::string random_text(Random& random, int num_characters) {
   constexpr std::array<char32_t, 6> kLimits{0x80, 0x800, 0x3000, 0x10000, 0x20000, 0x110000};
   std::string text;
@@ -174,7 +174,7 @@ bool is_well_formed(const std::string& bytes) {
 
 using Pairs = std::vector<std::pair<std::string, std::string>>;
 
-// Makes the merge of lowest rank, the leftmost first, once; false if there is none.
+// Applies the merge of the lowest rank once, the leftmost on a tie; false if there is none.
 bool merge_once(const Pairs& merges, std::vector<std::string>& parts) {
   for (const auto& [left, right] : merges) {
     for (std::size_t at = 0; at + 1 < parts.size(); ++at) {
@@ -273,7 +273,7 @@ TEST_CASE("A long text without spaces is one piece and survives") {
 
 TEST_CASE("Text is cut into pieces before anything merges") {
   Vocabulary vocabulary;
-  // Every merge that a wrong cut would let happen.
+  // Every merge that a wrong cut would make possible.
   for (const auto& [left, right] :
        Pairs{{"Ġ", "Ġ"},  {"Ġ", "a"}, {"Ġ", "1"},  {"1", "2"}, {"Ġ", "!"}, {"'", "s"}, {"'", "S"}, {"'", "'"},
              {"Ġ", "'"},  {"Ċ", "Ċ"}, {"Ġ", "Ċ"},  {"Ċ", "Ġ"}, {"Ċ", "a"}, {"a", "!"}, {"a", "1"}, {"l", "l"},
@@ -656,7 +656,7 @@ constexpr const char* kPlainTemplate =
     "{% for message in messages %}{{'<|im_start|>' + message['role'] + '\\n' + message['content'] + '<|im_end|>' + "
     "'\\n'}}{% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{% endif %}";
 
-// The shape of SmolLM2-Instruct's, with a system prompt of its own.
+// The shape of SmolLM2-Instruct's template, with a system prompt of its own.
 std::string template_with_system_prompt(const std::string& newline) {
   std::string chat_template =
       "{% for message in messages %}{% if loop.first and messages[0]['role'] != 'system' %}"
@@ -742,7 +742,7 @@ TEST_CASE("Chat prompts follow the file's template") {
 
 namespace {
 
-// What follows are templates in the shape of those that model files have, without their branches for tools.
+// The templates below have the shape of those in model files, without the branches for tools.
 constexpr const char* kLlama2Template =
     "{% if messages[0]['role'] == 'system' %}{% set system_message = messages[0]['content'] %}{% endif %}"
     "{% for message in loop_messages %}{% if loop.index0 == 0 and system_message != false %}"
@@ -783,8 +783,8 @@ constexpr const char* kThinkingTemplate =
 struct FormatCase {
   std::string name;
   std::string chat_template;
-  std::string text;  // of a system prompt, a message, a reply and another message
-  std::string end;   // of a reply; empty: EOS
+  std::string text;  // a system prompt, a message, a reply and another message
+  std::string end;   // ends a reply; empty: EOS
 };
 
 std::vector<FormatCase> format_cases() {
@@ -853,7 +853,7 @@ TEST_CASE("Llama 2's format with a system prompt of its own") {
         "<s>[INST] <<SYS>>\nBe brief.\n<</SYS>>\n\nHello [/INST]");
 }
 
-TEST_CASE("A reply's own tokens are in the next prompt where the model wrote them") {
+TEST_CASE("A reply's own tokens are in the next prompt, where the model generated them") {
   for (const FormatCase& format : format_cases()) {
     CAPTURE(format.name);
     const tests::Bytes bytes = vocabulary_of(format).build();
@@ -861,7 +861,7 @@ TEST_CASE("A reply's own tokens are in the next prompt where the model wrote the
     const Tokenizer tokenizer(file);
     std::vector<ChatMessage> conversation = {{"user", "Hello"}};
     std::vector<Token> so_far = common::encode_chat(file, tokenizer, conversation);
-    // "Hi" letter by letter, as sampling may have it, and blanks that a template would trim.
+    // "Hi" letter by letter, as sampling may draw it, and blanks that a template would trim.
     const std::vector<Token> reply = {1 + ' ', 1 + 'H', 1 + 'i', 1 + '\n'};
     REQUIRE(tokenizer.encode(tokenizer.decode(reply)) != reply);
     so_far.insert(so_far.end(), reply.begin(), reply.end());
@@ -873,7 +873,7 @@ TEST_CASE("A reply's own tokens are in the next prompt where the model wrote the
   }
 }
 
-TEST_CASE("A reply ends with the token that its format has for that") {
+TEST_CASE("A reply ends with its format's end token") {
   for (const FormatCase& format : format_cases()) {
     CAPTURE(format.name);
     const tests::Bytes bytes = vocabulary_of(format).build();

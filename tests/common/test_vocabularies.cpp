@@ -1,5 +1,5 @@
-// Vocabularies as different models have them: the rules by which text is cut into pieces, and SentencePiece. The golden
-// tokens are llama.cpp's, of the bundled model's vocabulary under each rule (tests/common/peer_cases.py).
+// Vocabularies of different models: the rules that cut text into pieces, and SentencePiece. The golden tokens are
+// llama.cpp's, for the bundled model's vocabulary under each rule (tests/common/peer_cases.py).
 #include <array>
 #include <cstddef>
 #include <cstdint>
@@ -51,7 +51,7 @@ const Gguf& bundled_file() {
   return file;
 }
 
-// The bundled vocabulary under another rule.
+// The bundled vocabulary with another rule.
 Tokenizer byte_pairs(const std::string& rule) {
   tests::GgufBuilder builder;
   builder.add("tokenizer.ggml.model", "gpt2").add("tokenizer.ggml.pre", rule);
@@ -67,7 +67,7 @@ struct Pieces {
   std::vector<std::string> tokens = {"<unk>", "<s>", "</s>"};
   std::vector<std::int32_t> types = {kUnknown, kControl, kControl};
   std::vector<float> scores = {0.0F, 0.0F, 0.0F};
-  std::map<std::string, bool> flags;  // of metadata, by the end of their keys
+  std::map<std::string, bool> flags;  // in the metadata, by the end of their keys
 
   explicit Pieces(bool with_bytes = true) {
     for (int byte = 0; with_bytes && byte < 256; ++byte) {
@@ -102,7 +102,7 @@ struct Pieces {
     return error_of([this] { tokenizer(); });
   }
 
-  // The spellings of a text's tokens, with a bar between.
+  // The spellings of a text's tokens, with a bar between two.
   std::string show(std::string_view text, bool parse_special = false) const {
     std::string result;
     for (const Token token : tokenizer().encode(text, parse_special)) {
@@ -112,7 +112,7 @@ struct Pieces {
   }
 };
 
-// The tokens of the bundled model that are text, in order: a later merge has a lower score.
+// The text tokens of the bundled model, in order: a later merge has a lower score.
 Tokenizer sentence_pieces() {
   const Tokenizer bundled(bundled_file());
   Pieces pieces;
@@ -151,7 +151,7 @@ void append_utf8(char32_t code_point, std::string& out) {
   }
 }
 
-// Characters of all the kinds that rules tell apart, and some of any plane. Never U+2581, which is a blank to
+// Characters of all kinds that the rules distinguish, and some of any plane. Never U+2581, which is a blank to
 // SentencePiece.
 std::string random_text(Random& random) {
   constexpr std::u32string_view kKinds = U"  \n\r\tabcXYZ019'sStTlL.,!$+`中文éЖ½²٣😀\u00A0\u3000\u0301<|>_";
@@ -177,7 +177,7 @@ std::string show_pieces(std::string_view text, const std::string& rule) {
 
 }  // namespace
 
-TEST_CASE("The bundled vocabulary's tokens are llama.cpp's under every rule") {
+TEST_CASE("The bundled vocabulary's tokens equal llama.cpp's under every rule") {
   std::ifstream stream(COMMON_SOURCE_DIR "/tests/golden/golden_tokenizers.json");
   REQUIRE(stream.is_open());
   const nlohmann::json golden = nlohmann::json::parse(stream);
@@ -293,7 +293,7 @@ TEST_CASE("Llama 3's vocabulary has words that its merges do not make") {
   CHECK(encode("qwen2").size() == 4);
 }
 
-TEST_CASE("SentencePiece merges what has the highest score, and spells what it lacks in bytes") {
+TEST_CASE("SentencePiece merges by the highest score, and spells missing characters in bytes") {
   Pieces pieces;
   pieces.flags["add_space_prefix"] = false;
   for (const std::string character : {"a", "b", "c"}) {

@@ -31,12 +31,12 @@ using tests::Tolerance;
 
 namespace {
 
-// What the comparisons below return if there is nothing to say; a failing check then shows the text instead.
+// What the comparisons below return if all is well; a failing check then shows the difference instead.
 const std::string kNoDifference;
 
 constexpr std::array<int, 2> kBlockSizes = {4, 16};
 
-// Empty if the output of one head at one position agrees, for all of them; otherwise where the first difference is.
+// Compares head by head and position by position. Empty if all agree; otherwise where the first difference is.
 std::string compare_heads(const AttentionShape& shape, const Matrix& actual, std::span<const double> expected,
                           Eigen::Index context_length, Tolerance tolerance) {
   if (actual.size() != static_cast<Eigen::Index>(expected.size())) {
@@ -58,7 +58,7 @@ std::string compare_heads(const AttentionShape& shape, const Matrix& actual, std
   return "";
 }
 
-// Appends the tokens and compares every layer's output, computed in every way, with the reference. Empty if all agree.
+// Appends the tokens and compares every layer's output with the reference, for each variant. Empty if all agree.
 std::string append_and_compare(PagedSequences& sequences, int sequence, const TokenInputs& inputs) {
   const auto outputs = sequences.append(sequence, inputs);
   if (!outputs.has_value()) {
@@ -94,7 +94,7 @@ std::string append_in_chunks(PagedSequences& sequences, int sequence, int num_to
   return "";
 }
 
-// The same for a sequence of its own in a new cache that has just enough room.
+// The same for a sequence in a new cache that has just enough room for it.
 std::string prefill(const AttentionShape& shape, int block_size, int length, int chunk_size) {
   PagedSequences sequences(shape, (length + block_size - 1) / block_size, block_size);
   Random random(static_cast<std::uint64_t>(length) * 1000 + static_cast<std::uint64_t>(chunk_size));
@@ -104,7 +104,8 @@ std::string prefill(const AttentionShape& shape, int block_size, int length, int
   return append_in_chunks(sequences, 0, length, chunk_size, random);
 }
 
-// Leaves the free slots in an order of no pattern: fills the cache with one-block sequences, then frees them shuffled.
+// Leaves the free slots in an order without pattern: fills the cache with one-block sequences, then frees them
+// shuffled.
 void shuffle_free_slots(PagedSequences& sequences, int num_blocks, int block_size, Random& random) {
   constexpr int kFirstId = 1000;
   std::vector<int> order;
@@ -120,8 +121,8 @@ void shuffle_free_slots(PagedSequences& sequences, int num_blocks, int block_siz
   }
 }
 
-// One token whose q has `query` at dimension `q_dimension`, whose K has `key` at `k_dimension`, zeros elsewhere, the
-// same in all heads; V is random.
+// One token, with zeros in q and K except for `query` in q's q_dimension and `key` in K's k_dimension, the same in all
+// heads. V is random.
 TokenInputs one_hot_token(const AttentionShape& shape, int q_dimension, float query, int k_dimension, float key,
                           Random& random) {
   TokenInputs inputs = tests::random_inputs(shape, 1, random);
@@ -136,7 +137,7 @@ TokenInputs one_hot_token(const AttentionShape& shape, int q_dimension, float qu
   return inputs;
 }
 
-// Below another token's rows, so that they can be appended as one chunk.
+// Appends the token's rows below those of `all`, so that all can be appended as one chunk.
 void stack(const TokenInputs& below, TokenInputs& all) {
   if (all.empty()) {
     all = below;
@@ -152,7 +153,7 @@ void stack(const TokenInputs& below, TokenInputs& all) {
 }
 
 // Empty if the query at each position p got the V of position targets[p], to the last bit: the weight there is 1, and
-// the others are below 1e-38 and vanish when added.
+// the other weights are below 1e-38, so that they vanish when they are added.
 std::string compare_with_targets(const AttentionShape& shape, const Matrix& output, const Matrix& v,
                                  const std::vector<int>& targets) {
   std::vector<double> expected;
@@ -496,7 +497,7 @@ TEST_CASE("any order of starting, appending and freeing") {
         ++num_appended;
       }
     }
-    // Both outcomes have to come up, or the run has shown little.
+    // Both outcomes must have occurred, or the run has shown little.
     CHECK(num_refused > 5);
     CHECK(num_appended > 100);
   }

@@ -36,6 +36,16 @@ TEST_CASE("page layout: rows of float8 are K and V together, with their scales")
   }
 }
 
+TEST_CASE("page layout: a block takes half the bytes in bfloat16, and a quarter and the scales in float8") {
+  PageShape shape{
+      .num_blocks = 8, .num_kv_heads = 3, .block_size = 16, .head_dim = 64, .type = stage7::ScalarType::kFloat32};
+  CHECK(30 * shape.bytes_per_block() == 16 * 45 * 1024);  // SmolLM2-135M's 30 layers
+  shape.type = stage7::ScalarType::kBFloat16;
+  CHECK(2 * 30 * shape.bytes_per_block() == 16 * 45 * 1024);
+  shape.type = stage7::ScalarType::kFloat8;
+  CHECK(shape.bytes_per_block() == 16 * 3 * (2 * 64 + 4));
+}
+
 TEST_CASE("page layout: rows are counted in 64 bits") {
   const PageShape shape{.num_blocks = 1 << 20, .num_kv_heads = 8, .block_size = 16, .head_dim = 128};
   CHECK(row_offset(shape, (1 << 20) - 1, 7, 15) == (std::int64_t{1} << 34) - 128);

@@ -1,4 +1,4 @@
-// What the fuzzers have in common: options, seeds, counts of what came up, and the report of a failure.
+// What the fuzzers share: options, seeds, counts of what occurred, and the report of a failure.
 #pragma once
 
 #include <algorithm>
@@ -24,7 +24,7 @@ class FuzzFailure : public std::runtime_error {
   using std::runtime_error::runtime_error;
 };
 
-// How often each of these came up; a run in which one of them never did has shown little.
+// How often each event occurred; a run in which one of them never did has shown little.
 class FuzzCounts {
  public:
   explicit FuzzCounts(const std::vector<std::string_view>& names) {
@@ -61,9 +61,9 @@ class FuzzCounts {
 
 struct FuzzPlan {
   std::string unit;             // "operations" or "cases": what --operations or FUZZ_OPERATIONS counts
-  long long default_units = 0;  // of a run without options
+  long long default_units = 0;  // in a run without options
   int units_per_seed = 1;
-  long long rarest = 100;  // everything has to come up once in so many units, in a run of more than min_seeds
+  long long rarest = 100;  // each event has to occur once in this many units, in a run of more than min_seeds
   long long min_seeds = 10;
 };
 
@@ -81,7 +81,7 @@ inline long long fuzz_setting(const std::vector<std::string>& arguments, const s
   return value != nullptr ? std::stoll(value) : fallback;
 }
 
-// Runs one seed after the other until there are enough units or, with --seconds, until the time is up. run_seed(seed,
+// Runs one seed after another until there are enough units or, with --seconds, until the time is up. run_seed(seed,
 // counts) throws if an oracle disagrees. Returns the exit status.
 template <typename RunSeed>
 int run_fuzz(const std::vector<std::string>& arguments, const FuzzPlan& plan, FuzzCounts counts,

@@ -1,5 +1,5 @@
-// Throws broken files at the GGUF reader. It may refuse them with an InputError or read them; anything else (another
-// exception, a crash, a sanitizer's report) is a finding.
+// Passes broken files to the GGUF reader. The reader may refuse them with an InputError or read them; anything else
+// (another exception, a crash, a sanitizer's report) is a finding.
 //
 //   fuzz_gguf --seconds 10 --seed 1   mutates a small valid file; 1 on a finding, whose bytes are left in a file
 //   fuzz_gguf FILE...                 tries the given files, for instance such a finding
@@ -56,7 +56,7 @@ void read_metadata(const common::Gguf& file) {
   }
 }
 
-// True if the reader takes the file, false if it refuses it as it should.
+// True if the reader accepts the file, false if it refuses the file properly.
 bool accepts(std::span<const std::uint8_t> bytes) {
   try {
     const auto file = common::Gguf::parse(std::as_bytes(bytes), "fuzz");
@@ -126,7 +126,7 @@ class Generator {
 
 constexpr std::array<std::uint8_t, 12> kInterestingBytes = {0, 1, 2, 3, 8, 9, 14, 30, 32, 127, 128, 255};
 
-// Numbers that have broken parsers: small ones, powers of two and the size of the file, or a little off those.
+// Numbers that have broken parsers: small ones, powers of two, the size of the file, and neighbours of those.
 std::uint64_t pick_number(Generator& random, std::size_t size) {
   switch (random.below(4)) {
     case 0:
@@ -147,7 +147,7 @@ void overwrite(Input& input, T value, Generator& random) {
   }
 }
 
-// A run of at most 64 bytes (now and then of any length) of `source`.
+// A run of at most 64 bytes (sometimes of any length) of `source`.
 Input pick_chunk(const Input& source, Generator& random) {
   const std::size_t begin = random.below(source.size());
   const std::size_t limit = source.size() - begin;
@@ -168,7 +168,7 @@ void erase_chunk(Input& input, Generator& random) {
   input.erase(first, first + static_cast<std::ptrdiff_t>(length));
 }
 
-// Puts a stretch of `other` over the same or another place of `input`.
+// Copies a stretch of `other` over `input`, to the same place or another.
 void splice(Input& input, const Input& other, Generator& random) {
   const Input chunk = pick_chunk(other, random);
   const std::size_t begin = random.below(input.size());
@@ -220,7 +220,7 @@ Input to_input(const tests::Bytes& bytes) {
   return input;
 }
 
-// Several valid files: small ones reach the end of the parser more often after a mutation than one with everything.
+// Several valid files: after a mutation, a small one reaches the end of the parser more often than one with everything.
 std::vector<Input> make_seeds() {
   tests::GgufBuilder tensors_only;
   tensors_only.add_tensor("a", {2, 3}, {1, 2, 3, 4, 5, 6});
@@ -234,7 +234,7 @@ std::vector<Input> make_seeds() {
   return {to_input(tests::small_gguf().build()), to_input(tensors_only.build()), to_input(metadata_only.build())};
 }
 
-// The input being tried, written before it is tried: a crash leaves no time for it.
+// The input being tried. It is set before the attempt, because a crash leaves no time for it.
 Input current_input;
 std::string dump_path;
 
@@ -264,7 +264,7 @@ extern "C" void on_signal(int /*signal*/) {
   ::_exit(1);
 }
 
-// AddressSanitizer ends the process itself after its report; what it calls before that can be set.
+// AddressSanitizer ends the process itself after its report, and calls this before.
 void dump_on_crash() {
   if (__sanitizer_set_death_callback != nullptr) {
     __sanitizer_set_death_callback(dump_current_input);
@@ -276,7 +276,7 @@ void dump_on_crash() {
   std::signal(SIGABRT, on_signal);
 }
 
-// Whether the reader took `input`; nothing if it brought a finding, which is then on stderr.
+// Whether the reader accepted `input`; nothing if it was a finding, which has been printed to stderr.
 std::optional<bool> try_input(const Input& input) {
   try {
     return accepts(input);
@@ -311,8 +311,8 @@ int try_files(std::span<char* const> paths) {
   return 0;
 }
 
-// One file: a seed, mutated a few times or not at all. The latter must be accepted, else the fuzzer would be trying
-// nothing but the first check.
+// Tries one file: a seed, mutated a few times or not at all. A seed that is not mutated must be accepted, or else the
+// fuzzer would test nothing but the first check.
 std::optional<bool> run_once(const std::vector<Input>& seeds, Generator& random) {
   current_input = seeds[random.below(seeds.size())];
   const std::size_t num_mutations = random.below(6);

@@ -1,9 +1,9 @@
-// A manager and a cache of tiny size under random operations, beside a model that is too simple to be wrong. For every
-// stage from the second on.
+// A tiny manager and cache under random operations, beside a model that is too simple to be wrong. For stages 2 and
+// later.
 //
 // The model knows the tokens of each sequence, and how many blocks it should have. K and V of a position are a pure
-// function of the tokens up to there, so that it does not matter which sequence computed them, and whatever the cache
-// should hold can be computed again at any time. Free slots hold NaN.
+// function of the tokens up to there: it does not matter which sequence computed them, and the cache's expected
+// contents can be computed again at any time. Free slots hold NaN.
 #pragma once
 
 #include <algorithm>
@@ -32,7 +32,7 @@ inline void expect(bool condition, const char* what) {
   }
 }
 
-// The message is formatted only where it is needed.
+// The message is formatted only if the condition does not hold.
 template <typename... Arguments>
 void expect(bool condition, const char* what, const Arguments&... arguments) {
   if (!condition) {
@@ -82,12 +82,12 @@ class FuzzedPool {
     int length() const { return static_cast<int>(prefixes.size()); }
   };
 
-  // One random operation.
+  // Runs one random operation.
   virtual void step(const Snapshot& before) = 0;
-  // Comes before the cache is read or written.
+  // Called before the cache is read or written.
   virtual void prepare() {}
   virtual bool may_read() const { return true; }
-  // The sequence has a block of its own in place of a shared one.
+  // Called when a sequence has got a block of its own in place of a shared one.
   virtual void on_copy(int /*source*/, int /*destination*/) {}
 
   int below(int bound) { return static_cast<int>(random_.below(static_cast<std::uint64_t>(bound))); }
@@ -115,7 +115,7 @@ class FuzzedPool {
     const std::vector<int>& table_before = before.sequences.at(sequence).block_table;
     const int num_blocks = std::max(owner.num_blocks, blocks_for(owner.length() + num_tokens));
     const auto tail = static_cast<std::size_t>(owner.length() / block_size_);
-    // The only block that has tokens and gets more.
+    // Only the tail block has tokens and gets more.
     const bool copies =
         num_tokens > 0 && owner.length() % block_size_ != 0 && num_owners(before, table_before[tail]) > 1;
     const int missing = num_blocks - owner.num_blocks + (copies ? 1 : 0);
@@ -148,12 +148,12 @@ class FuzzedPool {
     return true;
   }
 
-  // Into slots that are reserved.
+  // Writes into reserved slots.
   void write(int sequence, int num_tokens) {
     std::vector<std::uint64_t>& prefixes = sequences_.at(sequence).prefixes;
     const auto length = static_cast<int>(prefixes.size());
     for (int i = 0; i < num_tokens; ++i) {
-      // Few different tokens, so that sequences often have the same text, and part later.
+      // There are few different tokens, so that sequences often begin with the same text.
       const std::uint64_t previous = prefixes.empty() ? 0 : prefixes.back();
       prefixes.push_back(common::Random(previous * 4 + static_cast<std::uint64_t>(below(3))).next());
     }
@@ -187,7 +187,7 @@ class FuzzedPool {
     }
   }
 
-  // The newest tokens of the sequence attend to all of it, as float64 would have it.
+  // Attention of the sequence's newest tokens over all of it is compared with float64.
   void attend(int sequence) {
     const std::vector<std::uint64_t>& prefixes = sequences_.at(sequence).prefixes;
     const auto length = static_cast<int>(prefixes.size());
@@ -250,7 +250,7 @@ class FuzzedPool {
     }
   }
 
-  // Every sequence finds its own K and V, to the bit, where slots() says they are.
+  // Every sequence finds its own K and V, to the bit, in the slots that slots() returns.
   void read_back() {
     prepare();
     for (const auto& [id, owner] : sequences_) {

@@ -1,6 +1,6 @@
-// Garbage, half requests and requests with something wrong in their head, framing or JSON, over sockets: the server
-// answers or closes, and afterwards serves as before with an empty pool. Every case is a function of its seed, which a
-// failure prints:
+// Sends garbage, half requests and requests with something wrong in their head, framing or JSON over sockets. The
+// server answers or closes, and afterwards it serves as before, with an empty pool. Every case is a function of its
+// seed, which a failure prints:
 //
 //   build/tests/http_fuzz_stage8 --requests 100000 --seed 1
 //   build-asan-ubsan/tests/http_fuzz_stage8 --seconds 20      as in .ci/run
@@ -38,7 +38,7 @@ std::string usually(Random& random, const std::vector<std::string>& texts) {
   return random.below(8) == 0 ? pick(random, texts) : texts.front();
 }
 
-// Values that a field may have, most of them wrong.
+// Values for a field, most of them wrong.
 std::string random_value(Random& random) {
   return pick(random, {"0",
                        "1",
@@ -163,7 +163,7 @@ std::string random_request(Random& random, FuzzCounts& counts) {
   return request + "Content-Length: " + length + "\r\n\r\n" + body;
 }
 
-// Bytes are changed, lost and doubled.
+// Changes, drops and doubles bytes.
 void damage(Random& random, std::string& text) {
   const std::uint64_t num_changes = random.below(6);
   for (std::uint64_t i = 0; i < num_changes && !text.empty(); ++i) {
@@ -216,7 +216,7 @@ void run_case(Fixture& fixture, std::uint64_t seed, FuzzCounts& counts) {
     }
     counts.add("cut off", is_cut ? 1 : 0);
     if (is_cut || random.below(4) == 0) {
-      continue;  // the client goes without listening
+      continue;  // the client leaves without reading the reply
     }
     const std::string reply = connection.read_until("\r\n\r\n", 3000);
     if (!reply.empty() && !reply.starts_with("HTTP/1.")) {

@@ -1,4 +1,4 @@
-// Random operations on sequences that share nothing. Compiled once for each stage, from the second on.
+// Random operations on sequences that share nothing. Compiled for each stage from 2 on.
 //
 //   paged_fuzz_stage2 [--operations N] [--seed S]      or with FUZZ_OPERATIONS and FUZZ_SEED in the environment
 #include <cstdint>

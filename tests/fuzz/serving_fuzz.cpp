@@ -1,5 +1,5 @@
-// Random requests that arrive, are cancelled, preempted and resumed, in pools that are far too small, against the texts
-// that each of them gets alone. Every case is a function of its seed, which a failure prints:
+// Random requests that arrive, are cancelled, preempted and resumed, in pools that are far too small. Their texts are
+// compared with those of the same requests served alone. Every case is a function of its seed, which a failure prints:
 //
 //   build/tests/serving_fuzz_stage8 --cases 300 --seed 1
 #include <cstdint>
@@ -58,7 +58,7 @@ void run_case(std::uint64_t seed, FuzzCounts& counts) {
   options.scheduler.preemption = static_cast<stage::Preemption>(random.below(3));
   options.scheduler.token_compute_cost = between(random, 1, 3);
   options.scheduler.block_swap_cost = between(random, 1, 9);
-  options.scheduler.static_batches = random.below(10) == 0;
+  options.static_batches = random.below(10) == 0;
   options.scheduler.run_ahead = random.below(2) == 0;
   tests::Serving serving(options);
 
@@ -66,17 +66,17 @@ void run_case(std::uint64_t seed, FuzzCounts& counts) {
   std::set<int> cancelled;
   const int num_tasks = between(random, 3, 12);
   std::vector<int> streamed(static_cast<std::size_t>(num_tasks));
-  serving.server.on_token([&](int id, int, common::Token) { streamed[static_cast<std::size_t>(id)] += 1; });
+  serving.on_token = [&](int id, int, common::Token) { streamed[static_cast<std::size_t>(id)] += 1; };
   while (static_cast<int>(tasks.size()) < num_tasks || !serving.server.is_idle()) {
     if (static_cast<int>(tasks.size()) < num_tasks && (serving.server.is_idle() || random.below(2) == 0)) {
       tasks.push_back(random_task(random, 3));
       counts.add("with several samples", tasks.back().num_samples > 1 ? 1 : 0);
       counts.add("beam searches", tasks.back().beam ? 1 : 0);
-      serving.server.submit(tasks.back());
+      serving.submit(tasks.back());
     }
     if (!tasks.empty() && random.below(40) == 0) {
       const int id = between(random, 0, static_cast<int>(tasks.size()) - 1);
-      if (!serving.server.output(id).finished) {
+      if (!serving.server.output(id).finished()) {
         serving.server.stop(id, common::FinishReason::kCancelled);
         cancelled.insert(id);
       }
@@ -106,7 +106,7 @@ void run_case(std::uint64_t seed, FuzzCounts& counts) {
     const bool is_cancelled = cancelled.contains(id);
     counts.add("cancelled", is_cancelled ? 1 : 0);
     if (is_cancelled && task.beam.has_value()) {
-      continue;  // nothing was promised
+      continue;  // a cancelled beam search promises nothing
     }
     if (const std::string problem = tests::compare_output(output, tests::served_alone(task), is_cancelled);
         !problem.empty()) {

@@ -1,8 +1,8 @@
-// Random operations on sequences that share blocks. Compiled once for each stage, from the fifth on.
+// Random operations on sequences that share blocks. Compiled for each stage from 5 on.
 //
 //   sharing_fuzz_stage5 [--operations N] [--seed S]      or with FUZZ_OPERATIONS and FUZZ_SEED in the environment
 //
-// Copies are carried out as late as is allowed: just before the next write. Free slots hold NaN by then.
+// Copies are carried out as late as allowed: just before the next write. By then, free slots hold NaN.
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
@@ -25,7 +25,7 @@ using tests::Snapshot;
 
 constexpr int kOperationsPerPool = 2000;
 constexpr int kMaxSequences = 6;
-// The long run is that of a release build.
+// Release builds run longer.
 constexpr long long kDefaultOperations = tests::kSanitized ? 100'000 : 1'000'000;
 
 class Pool : public tests::FuzzedPool {
@@ -68,7 +68,7 @@ class Pool : public tests::FuzzedPool {
       misuse(sequence);
       expect_unchanged(before, "a misuse that was noticed");
     } else if (choice < 22) {
-      foretell();
+      check_can_reserve();
       expect_unchanged(before, "can_reserve()");
     } else if (choice < 23) {
       take_copies();
@@ -86,7 +86,7 @@ class Pool : public tests::FuzzedPool {
     }
   }
 
-  // No block is taken, none is freed, and the child has those that hold tokens.
+  // A fork takes and frees no block, and the child gets the parent's blocks that hold tokens.
   void fork(int child, const Snapshot& before) {
     const auto parent = std::next(sequences_.begin(), below(static_cast<int>(sequences_.size())));
     const int num_blocks = blocks_for(parent->second.length());
@@ -104,7 +104,7 @@ class Pool : public tests::FuzzedPool {
   void on_copy(int source, int destination) override { planned_.emplace_back(source, destination); }
 
   void append(int sequence, int num_tokens, const Snapshot& before) {
-    // Slots that were reserved earlier may be written to without a second reserve, unless a fork came in between.
+    // Slots that were reserved earlier may be written without reserving again, unless a fork came in between.
     const bool reserved_ahead = num_tokens <= manager_.capacity(sequence) - manager_.length(sequence) &&
                                 tests::check_writable(manager_, sequence, num_tokens).empty();
     if ((reserved_ahead && below(2) == 0) || reserve(sequence, num_tokens, before)) {
@@ -113,7 +113,7 @@ class Pool : public tests::FuzzedPool {
     }
   }
 
-  // Blocks that only this sequence had are free again, and no others (stage 5, invariant 6).
+  // Frees a sequence: the blocks that only it had are free again, and no others (stage 5, invariant 6).
   void free(int sequence, const Snapshot& before) {
     std::vector<int> expected = before.free_blocks;
     for (const int block : before.sequences.at(sequence).block_table) {
@@ -134,8 +134,8 @@ class Pool : public tests::FuzzedPool {
     expect_others_unchanged(sequence, before);
   }
 
-  // can_reserve() says what happens if one sequence after the other is given room.
-  void foretell() {
+  // Compares can_reserve() with a count of the blocks that some sequences need, one after another.
+  void check_can_reserve() {
     std::vector<int> some;
     for (const auto& [id, owner] : sequences_) {
       some.insert(some.begin() + below(static_cast<int>(some.size()) + 1), id);
@@ -159,7 +159,7 @@ class Pool : public tests::FuzzedPool {
     expect(manager_.can_reserve(some, num_tokens) == (missing <= num_available),
            "can_reserve(%s, %d) is wrong: %d blocks are needed, and %d are available", tests::to_string(some).c_str(),
            num_tokens, missing, num_available);
-    counts_.add("foretold");
+    counts_.add("predicted");
   }
 
   void misuse(int sequence) {
@@ -175,7 +175,7 @@ class Pool : public tests::FuzzedPool {
     expect_refused("a question about an unknown sequence", [&] { manager_.can_reserve({&unknown, 1}, 1); });
   }
 
-  // The plan is as expected. The copies wait.
+  // The planned copies are the expected ones. They wait until prepare().
   void take_copies() {
     std::vector<stage::BlockCopy> copies = tests::take_copies(manager_);
     const bool equal = std::equal(copies.begin(), copies.end(), planned_.begin(), planned_.end(),
@@ -221,6 +221,6 @@ int main(int argc, char** argv) {
       {argv + 1, argv + argc},
       {.unit = "operations", .default_units = kDefaultOperations, .units_per_seed = kOperationsPerPool, .rarest = 400},
       FuzzCounts({"allocated", "reserved", "forked", "appended", "blocks copied", "of them together with others",
-                  "refused", "foretold", "read back", "attended", "misuses noticed"}),
+                  "refused", "predicted", "read back", "attended", "misuses noticed"}),
       [](std::uint64_t seed, FuzzCounts& counts) { Pool::make(seed, counts).run(kOperationsPerPool); });
 }

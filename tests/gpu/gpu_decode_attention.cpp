@@ -5,8 +5,12 @@
 #include "tests/gpu/gpu_fixtures.h"
 #include "tests/gpu/gpu_hand_worked.h"
 #include "tests/support/catch.h"
+#include "tests/support/stage_header.h"
 
-#include STAGE_HEADER(kernels / decode_ring.h)
+// Not formatted: spaces around the slash would become part of the path.
+// clang-format off
+#include STAGE_HEADER(kernels/decode_ring.h)
+// clang-format on
 
 namespace {
 

@@ -22,12 +22,9 @@
 
 // Not formatted: spaces around the slash would become part of the path.
 // clang-format off
-#include STAGE_HEADER(kernels/cuda_runner.h)
+#include STAGE_HEADER(gpu_runner.h)
 #include STAGE_HEADER(kernels/kernels.h)
 // clang-format on
-#if STAGE_NUMBER >= 8
-#include "tests/gpu/gpu_step.h"
-#endif
 
 using common::Matrix;
 using common::Token;
@@ -67,14 +64,17 @@ std::vector<common::Request> golden_requests() {
   return requests;
 }
 
+stage::GpuRunner& gpu_runner(stage::Engine& engine) { return dynamic_cast<stage::GpuRunner&>(engine.runner()); }
+
 // The K or V that the CPU's cache holds in these slots: [slots.size(), num_kv_heads * head_dim].
 Matrix cpu_rows(stage::Engine& engine, int layer, const std::vector<int>& slots, bool keys) {
-  const stage::KvCacheShape& shape = engine.cache().shape();
+  const stage::KvCache& cache = tests::cpu_runner(engine).kv_cache();
+  const stage::KvCacheShape& shape = cache.shape();
   Matrix rows(static_cast<Eigen::Index>(slots.size()), shape.num_kv_heads * shape.head_dim);
   for (std::size_t i = 0; i < slots.size(); ++i) {
     for (int head = 0; head < shape.num_kv_heads; ++head) {
       rows.block(static_cast<Eigen::Index>(i), head * shape.head_dim, 1, shape.head_dim) =
-          keys ? engine.cache().keys(layer, head, slots[i], 1) : engine.cache().values(layer, head, slots[i], 1);
+          keys ? cache.keys(layer, head, slots[i], 1) : cache.values(layer, head, slots[i], 1);
     }
   }
   return rows;
@@ -118,8 +118,9 @@ class Pair {
     const std::vector<int> slots = gpu_.manager().slots(sequence, 0, gpu_.manager().length(sequence));
     REQUIRE(slots == cpu_.manager().slots(sequence, 0, cpu_.manager().length(sequence)));
     for (const int layer : {0, 5}) {
-      CHECK(compare(gpu_.gpu()->keys(layer, slots), cpu_rows(cpu_, layer, slots, true), 2e-3F) == kNoDifference);
-      CHECK(compare(gpu_.gpu()->values(layer, slots), cpu_rows(cpu_, layer, slots, false), 2e-3F) == kNoDifference);
+      CHECK(compare(gpu_runner(gpu_).keys(layer, slots), cpu_rows(cpu_, layer, slots, true), 2e-3F) == kNoDifference);
+      CHECK(compare(gpu_runner(gpu_).values(layer, slots), cpu_rows(cpu_, layer, slots, false), 2e-3F) ==
+            kNoDifference);
     }
   }
 
@@ -254,19 +255,23 @@ TEST_CASE("GPU: copies that build on each other are carried out in their order (
                                   .num_kv_heads = config.num_kv_heads,
                                   .head_dim = config.head_dim};
 #if STAGE_NUMBER == 7
-  stage::CudaRunner runner(bundled().llama, shape, {}, 16);
+  stage::GpuRunner runner(bundled().llama, shape, {}, 16);
 #else
-  stage::CudaRunner runner(bundled().llama, shape, {}, 16, 1);
+  stage::GpuRunner runner(bundled().llama, shape, {}, 16, 1);
 #endif
-  const std::vector<int> table = {0, 1};
   std::vector<int> slots(8);
   std::iota(slots.begin(), slots.end(), 0);
   const std::vector<Token> tokens = some_tokens(8, 1);
-#if STAGE_NUMBER == 7
-  runner.forward({tokens, slots, slots, table, 8});
-#else
-  runner.forward(tests::make_step(tokens, {}, slots, slots, {0, 8}, {8}, table, {0, 2}, {7}));
-#endif
+  stage::RaggedBatch step;
+  step.tokens = tokens;
+  step.positions = slots;
+  step.slot_mapping = slots;
+  step.query_starts = {0, 8};
+  step.context_lengths = {8};
+  step.block_tables = {0, 1};
+  step.table_starts = {0, 2};
+  step.logits_rows = {7};
+  runner.enqueue(step);
   const Matrix first = runner.keys(3, std::vector<int>{0, 1, 2, 3});
   const Matrix second = runner.keys(3, std::vector<int>{4, 5, 6, 7});
   CHECK(compare(first, second, 1e-3F) != kNoDifference);
@@ -435,13 +440,13 @@ TEST_CASE("GPU: float8 pages go through forks, copies on write, chunks and cache
                               .block_size = options.block_size,
                               .head_dim = 32,
                               .type = stage::ScalarType::kFloat8};
-  CHECK(engine.cache().shape().bytes_per_slot() * options.block_size == 6 * page.elements());
+  CHECK(engine.cache().bytes_per_slot * options.block_size == 6 * page.elements());
   const auto rows = [&](int sequence, int count) {  // K and V of all layers
     const std::vector<int> slots = engine.manager().slots(sequence, 0, count);
     std::vector<Matrix> all;
     for (int layer = 0; layer < 6; ++layer) {
-      all.push_back(engine.gpu()->keys(layer, slots));
-      all.push_back(engine.gpu()->values(layer, slots));
+      all.push_back(gpu_runner(engine).keys(layer, slots));
+      all.push_back(gpu_runner(engine).values(layer, slots));
     }
     return all;
   };
@@ -505,19 +510,11 @@ TEST_CASE("GPU: too large a cache is refused in words, and leaves the memory as 
   const auto [before, total] = free_bytes();
   const common::LlamaConfig& config = small_model().config();
   const std::int64_t slot_bytes = 8LL * config.num_layers * config.num_kv_heads * config.head_dim;
-  const stage::KvCacheShape shape{.num_layers = config.num_layers,
-                                  .num_blocks = static_cast<int>(static_cast<std::int64_t>(total) / slot_bytes / 16),
-                                  .block_size = 16,
-                                  .num_heads = config.num_heads,
-                                  .num_kv_heads = config.num_kv_heads,
-                                  .head_dim = config.head_dim};
+  stage::EngineOptions options = options_for(stage::Device::kGpu);
+  options.num_slots = static_cast<int>(static_cast<std::int64_t>(total) / slot_bytes / 16) * 16;
   std::string message;
   try {
-#if STAGE_NUMBER == 7
-    stage::make_gpu_runner(small_model(), shape, {stage::Device::kGpu, stage::Precision::kFloat32}, 16);
-#else
-    stage::make_gpu_runner(small_model(), shape, {stage::Device::kGpu, stage::Precision::kFloat32}, 16, 16);
-#endif
+    stage::make_runner(small_model(), options);
   } catch (const common::InputError& error) {
     message = error.what();
   }

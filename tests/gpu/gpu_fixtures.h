@@ -1,4 +1,4 @@
-// Random batches on the device and the float64 answer to them, and what all attention kernels take and refuse.
+// Random batches on the device with their float64 answers, and what all attention kernels accept and refuse.
 #pragma once
 
 #include <cmath>
@@ -12,10 +12,10 @@
 
 namespace tests {
 
-// What a comparison returns if there is nothing to say; a failing check then shows the text instead.
+// What a comparison returns if all is well; a failing check then shows the difference instead.
 inline const std::string kNoDifference;
 
-// What the attention kernels are tested on: every type with every head_dim and block size that makes a difference.
+// What the attention kernels are tested on: every type with every head_dim and block size that matters.
 struct KernelShape {
   ScalarType type;
   int head_dim;
@@ -40,8 +40,8 @@ inline std::vector<KernelShape> kernel_shapes() {
   return shapes;
 }
 
-// Pages and a batch that were right, with one thing wrong, which every kernel has to refuse before it launches
-// anything. of_pages: it is about the pages' memory, which a plan does not get to see.
+// Valid pages and a valid batch with one mistake, which every kernel has to refuse before it launches anything.
+// of_pages: the mistake is in the pages' memory, which a plan does not see.
 struct BadBatch {
   const char* what;
   bool of_pages;
@@ -78,8 +78,8 @@ struct BatchSpec {
   int head_dim = 128;
   int block_size = 16;
   std::vector<int> context_lengths;
-  std::vector<int> query_lengths;  // empty: one each (decode)
-  int first_block = 0;             // blocks below are never used: for pools beyond 2^31 elements
+  std::vector<int> query_lengths;  // empty: one query for each sequence (decode)
+  int first_block = 0;             // lower blocks are never used: for pools beyond 2^31 elements
   bool in_order = false;           // blocks in physical order, one sequence after the other
   unsigned seed = 1;
   std::vector<float> value_sizes = {1.0F};  // what V is multiplied by, token by token, over and over
@@ -126,8 +126,8 @@ inline GpuBatch::GpuBatch(BatchSpec spec) : spec_(std::move(spec)) {
     // A decode batch has a row for each sequence, active or not.
     starts_.push_back(starts_.back() + (decode ? 1 : spec_.query_lengths[s]));
   }
-  // The last sequence's table comes first. The entry past the end of a table points outside of the pool: it must not be
-  // followed.
+  // The last sequence's table comes first. The entry after the end of a table points outside the pool: no kernel may
+  // follow it.
   std::vector<int> tables(static_cast<std::size_t>(num_blocks + num_sequences), 1 << 30);
   std::vector<int> table_starts(spec_.context_lengths.size());
   int table_end = static_cast<int>(tables.size());
@@ -185,15 +185,15 @@ inline GpuBatch::GpuBatch(BatchSpec spec) : spec_(std::move(spec)) {
        .queries = host_queries_});
 }
 
-// How far a result may be from the float64 reference, as a standard deviation times 8 (of the millions of numbers that
-// a test looks at, some lie 5 or 6 out). n tokens are visible; scores are of size 1, so weights are of size 1 / n; V is
-// of size 1, but for two tokens of size sqrt(n), which count as much as all others together. u is the type's unit
+// How far a result may be from the float64 reference: 8 standard deviations (of the millions of numbers that a test
+// looks at, some lie 5 or 6 out). n tokens are visible; scores are of size 1, so weights are of size 1 / n; V is of
+// size 1, except for two tokens of size sqrt(n), which count as much as all others together. u is the type's unit
 // roundoff.
 //
 // bfloat16: a weight is rounded before it meets V, and n independent errors of relative size u / sqrt(3) add up to
 // u / sqrt(n); the output is rounded once more, by u of itself at most. float32's own errors are far below.
 //
-// float8: the reference has K and V as they are stored, so the same holds. Where weights meet V they are rounded to
+// float8: the reference has K and V as they are stored, so the same holds. Before weights meet V, they are rounded to
 // float16, which is finer, or to bfloat16.
 //
 // float32: a weight is off by about 4 u: its score is a sum of head_dim products in fewer than 16 roundings, exp2f adds

@@ -1,15 +1,15 @@
-// One batch whose attention can be done by hand: 10 tokens behind a block table that jumps about.
+// A batch whose attention can be worked out by hand: 10 tokens behind a block table that jumps about.
 //
-// All keys are zero but that of token 9, which is 1 in dimension 0; V of token t is t in kv head 0 and 4 t in kv head
-// 1, in all dimensions: numbers that every type has. Query heads 0 and 2 are ln 3 * sqrt(head_dim) in dimension 0,
-// heads 1 and 3 are zero; heads 0 and 1 read kv head 0. So heads 0 and 2 weigh tokens 0 … 9 with 1, 1, … 1, 3, and
-// heads 1 and 3 all with 1:
+// All keys are zero except that of token 9, which is 1 in dimension 0. V of token t is t in kv head 0 and 4 t in kv
+// head 1, in all dimensions: numbers that every type has. Query heads 0 and 2 are ln 3 * sqrt(head_dim) in dimension 0,
+// heads 1 and 3 are zero; heads 0 and 1 read kv head 0. So heads 0 and 2 give tokens 0 … 9 the weights 1, 1, … 1, 3,
+// and heads 1 and 3 give all of them the weight 1:
 //
 //   token 9, heads 0 and 1:  (0 + 1 + … + 8 + 3 * 9) / 12 = 5.25   and   (0 + 1 + … + 9) / 10 = 4.5
 //   token 8, which does not see token 9:  (0 + 1 + … + 8) / 9 = 4, for both
 //
-// and four times that in heads 2 and 3. Float32 has blocks of 4 behind the table [7, 1, 3], bfloat16 blocks of 8 behind
-// [7, 1], float8 one of 16, 7.
+// and four times that in heads 2 and 3. Float32 has blocks of 4 and the table [7, 1, 3], bfloat16 blocks of 8 and
+// [7, 1], float8 a block of 16 and [7].
 #pragma once
 
 #include <cmath>
@@ -72,8 +72,8 @@ inline std::string HandWorked::check(const std::vector<float>& result, const std
   for (const double x : expected) {
     all.insert(all.end(), kHeadDim, x);
   }
-  // The query is rounded to the type, which moves the weight 3 by up to 1.1 roundings of itself and the result by a
-  // fifth of that times 9 - 4 or so: under 2 roundings of it. The output is rounded once more.
+  // The query is rounded to the type. This moves the weight 3 by up to 1.1 roundings of itself, and the result by a
+  // fifth of that times about 9 - 4: less than 2 roundings. The output is rounded once more.
   const double rounding = pages().shape.type == ScalarType::kFloat32 ? 0x1p-24 : 0x1p-8;
   return tests::compare(std::span(result).first(all.size()), all, {.absolute = 0.0, .relative = 4.0 * rounding});
 }

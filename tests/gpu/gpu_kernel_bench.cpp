@@ -78,11 +78,11 @@ TEST_CASE("Decode attention: a cache without blocks gives the bits of pages", "[
 
 // This needs no GPU.
 TEST_CASE("A cell is sequences x tokens, and its page sets exceed the cache", "[gpu]") {
-  CHECK(stage::name_of(stage::parse_case("8x1024")) == "8x1024");
-  CHECK(stage::name_of(stage::parse_case("32xragged")) == "32xragged");
+  CHECK(stage::name_of(stage::parse_cell("8x1024")) == "8x1024");
+  CHECK(stage::name_of(stage::parse_cell("32xragged")) == "32xragged");
   for (const char* text : {"", "8", "8x", "x8", "8x0", "0x8", "8x-1", "8x1024 ", "8xsome", "2000x8", "8x1x1"}) {
     CAPTURE(text);
-    CHECK_THROWS_AS(stage::parse_case(text), common::InputError);
+    CHECK_THROWS_AS(stage::parse_cell(text), common::InputError);
   }
   const std::vector<int> ragged = stage::lengths_of({.batch = 32, .context = 0});
   CHECK(*std::min_element(ragged.begin(), ragged.end()) == 250);
@@ -91,7 +91,7 @@ TEST_CASE("A cell is sequences x tokens, and its page sets exceed the cache", "[
   const stage::HeadShape shape;
   CHECK(stage::kv_bytes_of(shape, {.batch = 1, .context = 1024}) == 4 << 20);
   for (const char* text : {"1x1024", "8x8192", "128x8192", "32xragged"}) {
-    const stage::BenchCase cell = stage::parse_case(text);
+    const stage::BenchCell cell = stage::parse_cell(text);
     CAPTURE(text);
     CHECK(stage::num_sets_of(shape, cell) % 2 == 0);
     CHECK(stage::num_sets_of(shape, cell) * stage::kv_bytes_of(shape, cell) >= 600'000'000);

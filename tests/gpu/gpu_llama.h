@@ -1,4 +1,4 @@
-// The Llama forward pass on the GPU, run once, with attention computed on the host: nothing here depends on a stage.
+// Runs the Llama forward pass on the GPU once, with attention computed on the host: nothing here depends on a stage.
 #pragma once
 
 #include <cuda_bf16.h>
@@ -81,7 +81,7 @@ inline CudaAttentionFn on_host(const CudaLlama& model, const common::AttentionFn
   };
 }
 
-// Copies q: may be captured in a graph.
+// Copies q. May be captured in a graph.
 inline void copy_queries(const CudaAttentionCall& call, const CudaLlama& model) {
   const int columns = model.config().num_heads * model.config().head_dim;
   const auto bytes = static_cast<std::size_t>(call.num_tokens) *
@@ -89,7 +89,7 @@ inline void copy_queries(const CudaAttentionCall& call, const CudaLlama& model) 
   CUDA_CHECK(cudaMemcpyAsync(call.output, call.q, bytes, cudaMemcpyDeviceToDevice, call.stream));
 }
 
-// Logits of all tokens, or of the given rows of the forward pass. The logits are poisoned before.
+// Logits of all tokens, or of the given rows of the forward pass. Their memory is poisoned before.
 inline Matrix gpu_logits(CudaLlama& model, std::span<const int> tokens, std::span<const int> positions,
                          const CudaAttentionFn& attention, std::vector<int> rows = {}) {
   const common::Stream stream;

@@ -1,4 +1,4 @@
-// What the tests of the runner and of the engine on a GPU share.
+// What the GPU tests of the runner and of the engine share.
 #pragma once
 
 #include <cmath>
@@ -11,7 +11,7 @@
 
 namespace tests {
 
-// Empty if all are within `tolerance` of each other; a NaN is not.
+// Empty if all numbers are within `tolerance` of each other, and none is NaN.
 inline std::string compare(const common::Matrix& actual, const common::Matrix& expected, float tolerance) {
   if (actual.rows() != expected.rows() || actual.cols() != expected.cols()) {
     return "another shape";

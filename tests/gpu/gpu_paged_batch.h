@@ -1,4 +1,4 @@
-// Attention's inputs on the device, and calls of the kernels on them: what all tests of attention stand on.
+// Attention's inputs on the device, and calls of the kernels on them: the base of all tests of attention.
 #pragma once
 
 #include <cstddef>
@@ -11,22 +11,22 @@
 
 namespace tests {
 
-// What a test says about a batch, on the host.
+// A batch as the test describes it, on the host.
 struct BatchContents {
   stage::PageShape shape;
   int num_heads = 0;
   std::vector<int> context_lengths;
-  std::vector<int> block_tables;  // in any order, and perhaps with something in between
+  std::vector<int> block_tables;  // in any order, with gaps allowed
   std::vector<int> table_starts;  // [num_sequences]
   int max_blocks = 0;
   std::vector<int> query_starts;
-  std::vector<int> slots;     // of all cached tokens, sequence by sequence
+  std::vector<int> slots;     // those of all cached tokens, sequence by sequence
   std::vector<float> keys;    // [slots.size(), num_kv_heads * head_dim]
-  std::vector<float> values;  // likewise
+  std::vector<float> values;  // [slots.size(), num_kv_heads * head_dim]
   std::vector<float> queries;
 };
 
-// The same on the device: K and V in their slots, every other slot NaN, the output poisoned.
+// The batch on the device: K and V in their slots, NaN in every other slot, the output poisoned.
 class PagedBatch {
  public:
   const stage::Pages& pages() const { return pages_; }
@@ -39,9 +39,9 @@ class PagedBatch {
   // The output of the kernels that `launch` enqueues on `stream`, as floats. Output and workspace are poisoned first.
   std::vector<float> output_of(std::size_t workspace_bytes, const std::function<void(void* workspace)>& launch) const;
   std::vector<float> decode(const stage::DecodeOptions& options = {}, int num_runs = 1) const;
-  // The same with K and V of each sequence's last token not in the pages yet, but new rows for decode attention to
-  // store. `pages_are_equal`: afterwards the pages had the bytes that they have with that token written beforehand, or,
-  // if is_stored is false, the poison that was in its slot.
+  // The same, but the K and V of each sequence's last token are not in the pages: they are new rows, which decode
+  // attention has to store. `pages_are_equal`: afterwards the pages have the bytes that they have when that token was
+  // written beforehand or, if is_stored is false, still have the poison in its slot.
   struct Appended {
     std::vector<float> output;
     bool pages_are_equal = false;
@@ -130,8 +130,8 @@ inline std::vector<float> PagedBatch::output_of(std::size_t workspace_bytes,
   return to_floats(output.download(), stage::row_type(pages_.shape.type));
 }
 
-// num_runs calls after one plan, without a pause between them, as the layers of a model. Only the last one writes the
-// output that is returned.
+// num_runs calls after one plan, without a pause between them, like the layers of a model. Only the last call writes
+// the output that is returned.
 inline std::vector<float> PagedBatch::decode_runs(const stage::DecodeOptions& options, int num_runs,
                                                   const stage::NewRows& new_rows) const {
   const common::DeviceArray<std::byte> of_other_runs(output.size());

@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <atomic>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "common/app/workload.h"
@@ -68,10 +69,12 @@ std::vector<std::vector<common::Completion>> lone_texts(const std::vector<Genera
 
 // A fault at one of the calls that the runner makes. 0: none.
 std::atomic<int> calls_until_fault = 0;
+std::atomic<bool> is_wait = false;  // the call that failed
 
 // Several GPUs have a thread each, and it fails in one of them.
 void count_call(const char* call) {
   if (calls_until_fault > 0 && --calls_until_fault == 0) {
+    is_wait = std::string_view(call).find("Synchronize") != std::string_view::npos;
     throw common::CudaError(std::string("a fault in ") + call);
   }
 }
@@ -103,7 +106,9 @@ std::string serve_with_fault(stage::Engine& engine, const std::vector<Generation
       return "request " + std::to_string(i) + ": " + problem + " " + output.error;
     }
   }
-  if (num_failed > (is_over ? 0 : 1)) {
+  // A step that can't be waited for is lost, with all of its requests; a pass that can't begin is begun again.
+  const int max_failed = is_wait ? static_cast<int>(tasks.size()) : 1;
+  if (num_failed > (is_over ? 0 : max_failed)) {
     return std::to_string(num_failed) + " requests have failed";
   }
   if (engine.manager().usage().reserved != 0 || engine.manager().num_free_host_blocks() != 50) {

@@ -1,4 +1,4 @@
-// A cache and a step for stage 8's runner, array by array, without a manager.
+// A cache and a step for stage 8's runner, built array by array, without a manager.
 #pragma once
 
 #include <span>
@@ -13,7 +13,7 @@
 
 namespace tests {
 
-// The bundled model's, in blocks of 16.
+// The shape of the bundled model's cache, in blocks of 16.
 inline stage::KvCacheShape shape_of(int num_blocks) {
   const common::LlamaConfig& config = bundled().llama.config();
   return {.num_layers = config.num_layers,

@@ -8,6 +8,7 @@
 #include <functional>
 #include <memory>
 #include <numeric>
+#include <optional>
 #include <string>
 #include <tuple>
 #include <utility>
@@ -26,7 +27,7 @@
 
 // Not formatted: spaces around the slash would become part of the path.
 // clang-format off
-#include STAGE_HEADER(kernels/cuda_runner.h)
+#include STAGE_HEADER(gpu_runner.h)
 #include STAGE_HEADER(kernels/device_thread.h)
 #include STAGE_HEADER(kernels/tensor_parallel_runner.h)
 // clang-format on
@@ -188,19 +189,19 @@ TEST_CASE("Two GPUs: logits, keys and values are one GPU's, for every type of ca
         {Precision::kBFloat16, KvCacheType::kFloat8, WeightType::kFloat8, AllReduce::kPeer},
         {Precision::kBFloat16, KvCacheType::kFloat8, WeightType::kAuto, AllReduce::kPeer}}) {
     stage::GpuOptions options{.precision = precision, .kv_cache = kv_cache, .weights = weights};
-    stage::CudaRunner one(model, shape_of(24), options, 192, 8);
+    stage::GpuRunner one(model, shape_of(24), options, 192, 8);
     options.tensor_parallel = 2;
     options.all_reduce = all_reduce;
     stage::TensorParallelRunner two(model, shape_of(24), options, 192, 8);
     one.warm_up(192, 4);
     two.warm_up(192, 4);
     CHECK(one.num_recorded_steps() == two.num_recorded_steps());
-    stage::CudaRunner exact(model, shape_of(24), {}, 192, 8);
+    stage::GpuRunner exact(model, shape_of(24), {}, 192, 8);
     double error_of_one = 0.0;  // squared
     double error_of_two = 0.0;
     int lengths[2] = {0, 0};
     int salt = 0;
-    for (const auto& [first, second] : {std::pair{150, 30}, {20, 3}, {1, 1}, {1, 1}, {2, 1}}) {
+    for (const auto& [first, second] : {std::pair{150, 30}, {20, 3}, {1, 1}, {1, 1}, {1, 2}}) {
       const int counts[2] = {first, second};
       std::vector<Token> tokens;
       std::vector<int> positions;
@@ -222,15 +223,15 @@ TEST_CASE("Two GPUs: logits, keys and values are one GPU's, for every type of ca
       }
       const stage::RaggedBatch step = make_step(tokens, {}, positions, slots, starts, contexts, tables,
                                                 std::vector<int>{0, 12, 24}, {starts[1] - 1, starts[2] - 1});
-      one.forward(step);
-      two.forward(step);
+      one.enqueue(step);
+      two.enqueue(step);
       const Matrix expected = one.logits();
       const Matrix logits = two.logits();
       CAPTURE(salt);
       if (precision == stage::Precision::kFloat32) {
         CHECK(compare(logits, expected, 2e-3F) == kNoDifference);
       }
-      exact.forward(step);
+      exact.enqueue(step);
       const Matrix exact_logits = exact.logits();
       error_of_one += (expected - exact_logits).squaredNorm();
       error_of_two += (logits - exact_logits).squaredNorm();
@@ -260,19 +261,19 @@ TEST_CASE("Two GPUs: the smaller memory sizes the cache, and none is left behind
     SKIP_TEST(reason);
   }
   const common::Llama& model = bundled().llama;
-  const auto make = [&](int num_blocks, const stage::GpuCacheSize& size) {
+  const auto make = [&](int num_blocks, const std::optional<stage::MemoryShare>& share) {
     const stage::GpuOptions options{.tensor_parallel = 2};
-    return std::make_unique<stage::TensorParallelRunner>(model, shape_of(num_blocks), options, 64, 8, size);
+    return std::make_unique<stage::TensorParallelRunner>(model, shape_of(num_blocks), options, 64, 8, share);
   };
   make(4, {})->warm_up(64, 2);  // what a process takes once
   const std::int64_t before[2] = {free_bytes(0), free_bytes(1)};
   {
     const common::DeviceMemory taken = take_memory(4096 * kMiB);
-    const auto runner = make(0, {.memory_fraction = 0.5, .max_slots = std::int64_t{1} << 30});
+    const auto runner = make(0, stage::MemoryShare{.memory_fraction = 0.5, .max_slots = std::int64_t{1} << 30});
     // 1/2 of 4 GiB or a little less, of 6 layers' K and V of one kv head of 32 dimensions.
     const std::int64_t block_bytes = std::int64_t{2} * 6 * 16 * 32 * 4;
-    CHECK(runner->num_blocks() * block_bytes < 2048 * kMiB);
-    CHECK(runner->num_blocks() * block_bytes > 1024 * kMiB);
+    CHECK(runner->cache().num_blocks * block_bytes < 2048 * kMiB);
+    CHECK(runner->cache().num_blocks * block_bytes > 1024 * kMiB);
   }
   {
     const common::DeviceMemory taken = take_memory(1024 * kMiB);

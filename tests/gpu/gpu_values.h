@@ -1,4 +1,4 @@
-// What the tests of the CUDA kernels need of the two element types, and where the stage under test is.
+// Element types of the CUDA kernels as tests see them, and the headers of the stage under test.
 #pragma once
 
 #include <cuda_bf16.h>
@@ -12,8 +12,8 @@
 #include "common/math/sampling.h"
 #include "tests/support/float8.h"
 
-// GPU_STAGE_HEADER(kernels/kernels.h) is "stage7/kernels.h". Two steps, because # takes its argument before macros are
-// replaced.
+// GPU_STAGE_HEADER(kernels/kernels.h) is "stage7/kernels/kernels.h". It takes two macros, because # does not expand its
+// argument.
 #define GPU_TESTS_QUOTE(path) #path
 // Not formatted: spaces around the slash would become part of the path.
 // clang-format off
@@ -69,7 +69,7 @@ inline std::vector<float> rounded(const std::vector<float>& values, ScalarType t
   return to_floats(to_bytes(values, type), type);
 }
 
-// What pages of this type hold of rows of head_dim numbers, which come as rows of row_type(type).
+// What pages of this type hold after they stored rows of head_dim numbers, which come as rows of row_type(type).
 inline std::vector<float> stored(const std::vector<float>& rows, ScalarType type, int head_dim) {
   const std::vector<float> numbers = rounded(rows, stage::row_type(type));
   return type == ScalarType::kFloat8 ? through_float8(numbers, static_cast<std::size_t>(head_dim)) : numbers;
@@ -81,7 +81,7 @@ inline std::vector<float> random_values(std::size_t size, common::Random& random
   return values;
 }
 
-// All bits set: a NaN in every type, and a scale that is none.
+// All bits set: a NaN in every type, and an invalid scale.
 inline common::DeviceArray<std::byte> poisoned(std::int64_t elements, ScalarType type) {
   common::DeviceArray<std::byte> array(static_cast<std::size_t>(elements * stage::bytes_of(type)));
   CUDA_CHECK(cudaMemset(array.data(), 0xFF, array.size()));
@@ -94,7 +94,7 @@ inline bool is_poisoned(const common::DeviceArray<std::byte>& array) {
   return std::all_of(bytes.begin(), bytes.end(), [](std::byte x) { return x == std::byte{0xFF}; });
 }
 
-// A pointer that is aligned to less than the 16 bytes that the kernels read at once.
+// A pointer that is aligned to 2 bytes only; the kernels read 16 at once.
 inline void* off_by_2(const void* pointer) {
   return const_cast<std::byte*>(static_cast<const std::byte*>(pointer) + 2);
 }

@@ -2,16 +2,16 @@
 """Checks that neighbouring stages differ by one idea and by nothing else.
 
     python3 tests/repo/diff_check.py             check, and print how many lines each file changes
-    python3 tests/repo/diff_check.py --update    write down the present differences as the intended ones
+    python3 tests/repo/diff_check.py --update    make the present differences the intended ones
 
 Two rules, for every pair of neighbours stageN_*, stageM_* that is there:
 
 Manifest  tests/repo/stage_diffs.json names the files that differ, with the lines that git counts as added and removed,
           the files that are new, with their lines, and those that are gone. A fix that is made in one stage and not
-          carried forward to the later ones changes such a number, and turns red here. It is a ratchet and not a
-          limit: --update writes the present numbers, on purpose and with a reason in the commit's message. README.md,
-          its pictures and CMakeLists.txt do not count. The last row of a pair is the lesson's size: the stage's root,
-          kernels/ and ladder/.
+          carried forward to the later ones changes one of these numbers, and turns red here. The manifest is a
+          ratchet and not a limit: --update writes the present numbers, on purpose and with a reason in the commit's
+          message. README.md, its pictures and CMakeLists.txt do not count. The last row of a pair is the lesson's
+          size: the stage's root, kernels/ and ladder/.
 Hygiene   The name of a stage stands in its sources only in lines that begin with "namespace stage", which the diff
           command of the READMEs hides; no stage includes another one's files, and common/ includes none.
 """
@@ -45,7 +45,7 @@ def find_stages(root):
 
 
 def list_files(folder):
-    """Paths relative to the folder. Hidden files and what editors and Python leave behind are none of the stage's."""
+    """Paths relative to the folder. Hidden files and what editors and Python leave behind do not count."""
     paths = (path.relative_to(folder) for path in sorted(folder.rglob("*")) if path.is_file())
     return [path.as_posix() for path in paths
             if not any(part.startswith(".") or part == "__pycache__" for part in path.parts)
@@ -57,13 +57,13 @@ def is_counted(name):
 
 
 def is_lesson(name):
-    """What the README walks through: a stage's root, kernels/ and ladder/. demo/ only shows something, production/ has
-    topics' pages of its own."""
+    """What the README walks through: a stage's root, kernels/ and ladder/. demo/ only shows something, and production/
+    has pages of its own."""
     return is_counted(name) and not name.startswith(("demo/", "production/"))
 
 
 def changed_lines(before, after):
-    """[added, removed] lines, as the diff command of the READMEs counts them."""
+    """[added, removed] lines, counted as by the READMEs' diff command."""
     command = ["git", "diff", "--no-index", "--no-color", "--no-ext-diff", "--no-textconv", "--numstat", "-U0",
                "-I^namespace stage", "--", str(before), str(after)]
     result = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, check=False)
@@ -88,7 +88,7 @@ def differences(before, after):
 
 
 def lesson_size(before, found):
-    """(added, removed) lines of the lesson, whole files included. `found`: as differences() gives them."""
+    """(added, removed) lines of the lesson, including new and deleted files. `found`: what differences() returns."""
     changed = [count for name, count in found["changed"].items() if is_lesson(name)]
     added = sum(lines for name, lines in found["new"].items() if is_lesson(name))
     removed = sum(len((before / name).read_text(encoding="utf-8").splitlines())
@@ -97,7 +97,7 @@ def lesson_size(before, found):
 
 
 def check_manifest(expected, found):
-    """Both as differences() gives them."""
+    """Returns the failures. Both arguments: what differences() returns."""
     failures = []
     before, after = expected.get("changed", {}), found["changed"]
     for name in sorted(set(before) | set(after)):
@@ -191,7 +191,7 @@ def write_manifest(root):
     for before, after in zip(stages, stages[1:]):
         manifest[pair_name(before, after)] = differences(root / before, root / after)
     text = json.dumps(manifest, indent=2)
-    text = re.sub(r"\[\s+(\d+),\s+(\d+)\s+\]", r"[\1, \2]", text)  # a file's two numbers on its own line
+    text = re.sub(r"\[\s+(\d+),\s+(\d+)\s+\]", r"[\1, \2]", text)  # both numbers on the file's line
     (root / MANIFEST).write_text(text + "\n", encoding="utf-8")
 
 

@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
-"""Checks the drawing of the includes: no circle, no arrow upwards.
+"""Checks the graph of the includes: no circle, no arrow upwards.
 
     python3 tests/repo/include_check.py          check
-    python3 tests/repo/include_check.py --draw   print who includes whom between the folders
+    python3 tests/repo/include_check.py --draw   print which folder includes which
 
 A unit is a header with the source file of its name: what scheduler.cpp includes, the scheduler depends on.
 
@@ -20,7 +20,7 @@ from diff_check import INCLUDE, STAGE_FOLDER, find_stages, list_files
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent.parent
 SUFFIXES = (".h", ".cpp", ".cu", ".cuh")
-# What stands further down may include what stands above. The longest name that fits counts.
+# A later folder may include earlier ones. The longest name that fits counts.
 LAYERS = ["common/base", "common/math", "common/model", "common/cuda", "common/cuda/runtime", "common/cuda/several",
           "common/cuda/model", "common/app", "common/serving"]
 
@@ -34,7 +34,7 @@ def sources(root):
 
 
 def includes_of(root, file):
-    """The project's own files that a file includes. Generated headers and other projects' are none."""
+    """The project's own files that a file includes, without generated headers and other projects' headers."""
     for line in (root / file).read_text(encoding="utf-8").split("\n"):
         include = INCLUDE.match(line)
         if include and '"' in line:
@@ -60,7 +60,7 @@ def unit_of(file):
 
 
 def graph_of(root):
-    """{unit: {unit that it includes: the file that does}}."""
+    """{unit: {unit that it includes: the file that includes it}}."""
     graph = {}
     for file in sources(root):
         arrows = graph.setdefault(unit_of(file), {})
@@ -118,7 +118,7 @@ def check(root):
 
 
 def draw(root, log=print):
-    """Arrows between folders, with how many units have them."""
+    """Arrows between folders, and the number of units that have each."""
     arrows = {}
     for unit, others in graph_of(root).items():
         for other in others:

@@ -1,10 +1,10 @@
 #!/usr/bin/env python3
 """Runs clang-tidy over our C++ files, several in one go: python3 tests/repo/lint.py build-tsan [FILE]...
 
-Nearly all of clang-tidy's time goes into Eigen and the standard library, again in each file. So files of one folder that
-are compiled with the same flags are included into one and checked together; where that does not compile (two of them
-have helpers of one name), each is checked by itself. Of a file that a stage has taken over from the one before as it
-was, only the first is checked.
+Nearly all of clang-tidy's time goes into Eigen and the standard library, again for each file. So files of one folder that
+are compiled with the same flags are included into one and checked together. If that does not compile (two of them have
+helpers of the same name), each is checked by itself. A file that a stage has taken over unchanged from the stage before
+is not checked again.
 """
 
 import collections
@@ -33,7 +33,7 @@ def is_taken_over(file):
 
 
 def flags_of(entry):
-    """The compiler's arguments, without source, object and warnings: the compiler itself gives those, file by file."""
+    """The compiler's arguments, without source, object and warnings: the compiler itself warns, file by file."""
     words = shlex.split(entry["command"])
     if words[0].endswith("ccache"):
         words = words[1:]
@@ -56,7 +56,7 @@ def groups(build, wanted):
 
 
 def tidy(folder, name, flags, files):
-    """Returns clang-tidy's exit status and what it printed, errors of all these files together."""
+    """Returns clang-tidy's exit status and what it printed about all these files together."""
     source = folder / f"{name}.cpp"
     source.write_text("".join(f'#include "{file}"\n' for file in files), encoding="utf-8")
     # -bugprone-suspicious-include: it is about this file.

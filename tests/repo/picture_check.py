@@ -3,10 +3,10 @@
 
     python3 tests/repo/picture_check.py                        all stages, with the programs in build/
     python3 tests/repo/picture_check.py build/stage2           one of them
-    python3 tests/repo/picture_check.py --update               draw the files afresh, and remove what is not drawn any more
+    python3 tests/repo/picture_check.py --update               draw the files again, and remove those no longer drawn
 
-A stage's program lists its pictures (`stage2 picture`), and draws each into a file of its name beside the README. A README
-of the repository shows every one of them.
+A stage's program lists its pictures (`stage2 picture`), and draws each into a file of that name beside the README. Every
+picture is shown by a README of the repository.
 """
 
 import argparse
@@ -19,7 +19,7 @@ import xml.etree.ElementTree
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent.parent
 TIMEOUT_SECONDS = 300
-# Drawn by another command, with options.
+# Pictures that another command draws, with options.
 OTHERS = {
     8: {"compare": ["compare", "--requests", "24", "--slots", "1024", "--max-length", "256", "--block-size", "8",
                     "--virtual-clock", "--device", "cpu", "--plot"]},
@@ -44,13 +44,13 @@ def commands(program, number):
 
 
 def svg_of(output):
-    """Without what else the command prints."""
+    """The picture alone, without what else the command prints."""
     begin, end = output.find(b"<svg"), output.find(b"</svg>\n")
     return output[begin:end + len(b"</svg>\n")] if 0 <= begin < end else b""
 
 
 def check_drawing(drawing):
-    """What is wrong with a picture by itself, or an empty string."""
+    """What is wrong with a picture alone, or an empty string."""
     try:
         picture = xml.etree.ElementTree.fromstring(drawing)
     except xml.etree.ElementTree.ParseError as error:
@@ -66,7 +66,7 @@ def check_drawing(drawing):
 
 
 def shown_pictures(root):
-    """The files that the READMEs show, with a text for those who do not see them."""
+    """The files that the READMEs show with an alternative text."""
     result = set()
     for readme in root.glob("**/*.md"):
         for _, path in IMAGE.findall(readme.read_text(encoding="utf-8")):
@@ -107,7 +107,7 @@ def check_stage(program, folder, number, update, shown):
 def main():
     parser = argparse.ArgumentParser(description="Compares the READMEs' pictures with what the programs draw.")
     parser.add_argument("programs", nargs="*", type=pathlib.Path, help="stages' programs (default: build/stage*)")
-    parser.add_argument("--update", action="store_true", help="write the pictures' files afresh")
+    parser.add_argument("--update", action="store_true", help="write the pictures' files again")
     arguments = parser.parse_args()
     programs = arguments.programs or sorted(path for path in (ROOT / "build").glob("stage[0-9]") if path.is_file())
     if not programs:

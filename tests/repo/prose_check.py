@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Checks what a machine can check of the lessons' prose: python3 tests/repo/prose_check.py
 
-The code names of GLOSSARY.md's third column stand in the sources. No line outside tables and code is longer than 120
+The code names in GLOSSARY.md's third column occur in the sources. No line outside tables and code is longer than 120
 characters.
 """
 

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Tests that a reader can write the next stage: -DSTAGE3_DIR=FOLDER builds that folder in place of the original, which
-may be missing, and stage 3's tests judge it. A copy of stage 2 with another namespace, where everyone starts, is red;
-the answer is green.
+may be missing, and stage 3's tests judge it. A copy of stage 2 with another namespace, where every reader starts, is
+red; the answer is green.
 
     python3 tests/repo/test_own_stage.py build/common/libcommon.a build/tests/libtest_support.a \\
         [-DNAME=VALUE | -GGENERATOR]...
@@ -27,7 +27,7 @@ CMAKE_ARGUMENTS = []
 FAST_BUILD = ["-DCMAKE_BUILD_TYPE=Release", "-DCMAKE_CXX_FLAGS_RELEASE=-O0", "-DCOURSE_CUDA=OFF"]
 JOBS = str(min(2, os.cpu_count() or 1))
 
-# In place of common/CMakeLists.txt: nothing of it depends on the stage, so it is not compiled again.
+# In place of common/CMakeLists.txt: common/ does not depend on the stage, so it is not compiled again.
 READY_COMMON = """add_library(common STATIC IMPORTED GLOBAL)
 set_target_properties(common PROPERTIES IMPORTED_LOCATION {libraries[0]})
 target_include_directories(common INTERFACE ${{PROJECT_SOURCE_DIR}})
@@ -63,7 +63,7 @@ class OwnStage(unittest.TestCase):
     def setUpClass(cls):
         cls.folder = pathlib.Path(tempfile.mkdtemp(prefix="own_stage_"))
         cls.addClassCleanup(shutil.rmtree, cls.folder)
-        # The repository, but with one stage only, and with what no stage changes taken from the build that is there.
+        # The repository, but with one stage only; what no stage changes comes from the build that is there.
         cls.course = cls.folder / "course"
         cls.course.mkdir()
         for name in ("CMakeLists.txt", "CMakePresets.json", "stage3_online_softmax"):
@@ -90,7 +90,7 @@ class OwnStage(unittest.TestCase):
     def run_tests(self, *arguments, preset="stage3"):
         return run("ctest", "--preset", preset, *arguments, folder=self.course)
 
-    # The three steps of a reader, in one test: each goes on with the build of the one before.
+    # The three steps of a reader, in one test: each step continues the build of the step before.
     def test_a_copy_of_the_stage_before_is_red_and_the_answer_green_until_it_has_a_fault(self):
         # A copy of the stage before.
         stage = self.folder / "unfinished"
@@ -101,10 +101,10 @@ class OwnStage(unittest.TestCase):
         # It is a whole program, under its new name …
         self.succeed(*self.build_targets("stage3"))
         self.assertIn("stage3", self.succeed(str(self.build / "stage3"), "--help"))
-        # … and has nothing of what stage 3 is about.
+        # … and lacks what stage 3 is about.
         status, output = run(*self.build_targets("contract_stage3"))
         self.assertNotEqual(status, 0)
-        self.assertIn("SoftmaxMode", output)  # the compiler's words for what is missing differ
+        self.assertIn("SoftmaxMode", output)  # compilers word the error differently
         # ctest says so too: what could not be built has not passed.
         status, output = self.run_tests("-R", "contract_stage3")
         self.assertNotEqual(status, 0, output)

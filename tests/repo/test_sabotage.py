@@ -22,7 +22,7 @@ diff --git a/stage1_first/sum.py b/stage1_first/sum.py
 
 
 class FakeWorkshop(sabotage.Workshop):
-    """Instead of a compiler: the program is a shell script that looks at what the sources print."""
+    """Does without a compiler: the test program is a shell script that looks at what the sources print."""
 
     def __init__(self, root, scratch, test):
         super().__init__(root, scratch, 1)
@@ -39,7 +39,7 @@ class FakeWorkshop(sabotage.Workshop):
 
 
 class InARepository(unittest.TestCase):
-    """A small one, with a patch."""
+    """A small repository with a patch."""
 
     def setUp(self):
         folder = tempfile.TemporaryDirectory()
@@ -186,7 +186,7 @@ class Rounds(InARepository):
 
 
 class Patches(unittest.TestCase):
-    """The real ones. That their tests turn red takes a compiler, and is what sabotage.py itself checks."""
+    """The real patches. Whether their tests turn red takes a compiler: sabotage.py itself checks that."""
 
     def setUp(self):
         folder = sabotage.ROOT / sabotage.PATCHES

@@ -329,6 +329,15 @@ std::vector<common::Matrix> made_up_logits(const stage::SequenceGroup& group, in
   return result;
 }
 
+template <typename Group>
+void take(Group& group, std::vector<common::Matrix> logits) {
+#if STAGE_NUMBER < 8
+  group.take(std::move(logits));
+#else
+  group.take({{}, std::move(logits)}, 0.0);
+#endif
+}
+
 // Runs the group for num_steps steps without a failure. In the next one, call k of operator new fails, for every k:
 // then the group is destroyed, for which there is no memory either, and all that it held is free.
 template <typename Group, typename Options>
@@ -341,7 +350,7 @@ void fail_in_step(const Options& options, int num_steps) {
     Home home;
     std::unique_ptr<Group> group = home.start<Group>(request, options);
     for (int step = 0; step < num_steps; ++step) {
-      group->take(made_up_logits(*group, step));
+      take(*group, made_up_logits(*group, step));
       for (const int sequence : group->sequences()) {
         REQUIRE(home.manager.reserve(sequence, 1));
         home.manager.commit(sequence, 1);
@@ -353,7 +362,7 @@ void fail_in_step(const Options& options, int num_steps) {
     has_failed = false;
     allocations_until_failure = k;
     try {
-      group->take(std::move(logits));
+      take(*group, std::move(logits));
     } catch (const std::bad_alloc&) {
       has_failed = true;
     }

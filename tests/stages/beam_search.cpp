@@ -219,7 +219,14 @@ class ByHand {
     engine_->manager().commit(search_.live().front().sequence, length);
   }
 
-  stage::BeamSearch& search() { return search_; }
+  const stage::BeamSearch& search() const { return search_; }
+  void take(std::vector<common::Matrix> logits) {
+#if STAGE_NUMBER < 8
+    search_.take(std::move(logits));
+#else
+    search_.take({{}, std::move(logits)}, 0.0);
+#endif
+  }
   std::vector<std::vector<Token>> texts() const {
     std::vector<std::vector<Token>> result;
     for (const stage::Branch& branch : search_.live()) {
@@ -465,9 +472,9 @@ TEST_CASE("beam: ties go to the better branch, then to the lower token") {
   Request request = make_request(3, 4, 0);
   ByHand beam(request, {3, 1.0});
   const common::Matrix all_equal = logits_of({});
-  beam.search().take({all_equal});
+  beam.take({all_equal});
   CHECK(beam.texts() == std::vector<std::vector<Token>>{{0}, {1}, {2}});
-  beam.search().take({all_equal, all_equal, all_equal});
+  beam.take({all_equal, all_equal, all_equal});
   CHECK(beam.texts() == std::vector<std::vector<Token>>{{0, 0}, {0, 1}, {0, 2}});
 }
 
@@ -485,7 +492,7 @@ TEST_CASE("beam: a search ends as soon as the best score is out of reach, and no
     Request request = make_request(3, 3, 0);
     request.stop_tokens = {5};
     ByHand beam(request, {2, length_penalty});
-    beam.search().take({logits_of({{5, stops}, {7, goes_on}})});
+    beam.take({logits_of({{5, stops}, {7, goes_on}})});
     CHECK(beam.search().hypotheses().size() == 1);
     CHECK(beam.search().finished() == ends);
     CHECK(beam.texts() == (ends ? std::vector<std::vector<Token>>{} : std::vector<std::vector<Token>>{{7}}));

@@ -42,14 +42,14 @@ inline constexpr bool kIsContiguous = requires(const typename Stage::KvCacheMana
   manager.region(0);
 };
 
-// One sequence in a cache of its own, whose blocks lie in an order without pattern and whose unwritten slots are NaN.
+// One sequence in a cache of its own, with blocks in an order without pattern, and NaN in slots that were not written.
 template <typename Stage>
 class OneSequence {
  public:
   OneSequence(const AttentionShape& shape, int block_size, int max_length)
       : OneSequence(shape, (max_length + block_size - 1) / block_size + 3, block_size, max_length) {}
 
-  // The outputs, layer by layer. `mode` is what the stage's attention takes after the context length.
+  // Returns the outputs, layer by layer. `mode` is what the stage's attention takes after the context length.
   template <typename... Mode>
   std::vector<common::Matrix> append(const TokenInputs& inputs, Mode... mode) {
     const auto num_tokens = static_cast<int>(inputs.front().q.rows());
@@ -126,7 +126,7 @@ inline std::span<const float> values_of(const common::Matrix& matrix) {
   return {matrix.data(), static_cast<std::size_t>(matrix.size())};
 }
 
-// Empty if all layers agree: to the bit without a tolerance, otherwise within it.
+// Empty if all layers agree: bit for bit if there is no tolerance, otherwise within it.
 inline std::string compare_layers(const std::vector<common::Matrix>& actual,
                                   const std::vector<common::Matrix>& expected,
                                   const std::optional<tests::Tolerance>& tolerance, const char* what = "layer") {
@@ -149,7 +149,7 @@ inline std::string compare_logits(const std::vector<common::Matrix>& actual,
   return difference.empty() ? "" : difference + " (append 0 is the prompt, each further one a token)";
 }
 
-// How a sequence is appended: a prompt in chunks, then one token at a time.
+// How a sequence arrives: a prompt in chunks, then one token at a time.
 struct Arrival {
   int prompt = 0;
   int chunk_size = 0;
@@ -186,7 +186,7 @@ std::string compare_stages(const AttentionShape& shape, int block_size, const Ar
     }
     std::optional<tests::Tolerance> tolerance;
     if (!bits) {
-      // Either stage may be off by that much, and in different directions.
+      // Each stage may be off by that much, and in different directions.
       tolerance = rounding_tolerance(shape, length);
       tolerance->absolute *= 2.0;
     }
@@ -200,7 +200,7 @@ std::string compare_stages(const AttentionShape& shape, int block_size, const Ar
   return "";
 }
 
-// The same attention to the last bit, for prompts in chunks of any size and blocks of any size.
+// Attention is the same to the last bit, for prompts in chunks of any size and blocks of any size.
 template <typename Before, typename After>
 void check_same_attention() {
   for (const AttentionShape& shape : {AttentionShape{4, 2, 32, 1}, AttentionShape{3, 1, 33, 2}}) {
@@ -212,7 +212,7 @@ void check_same_attention() {
   }
 }
 
-// Random operations in a pool that is too small: the same blocks, and the same refusals.
+// Random operations in a pool that is too small give the same blocks and the same refusals.
 template <typename Before, typename After>
 void check_same_blocks() {
   typename Before::KvCacheManager before(7, 3);
@@ -244,11 +244,21 @@ void check_same_blocks() {
   }
 }
 
+// The K and V of an engine: its own up to stage 6, its runner's from then on.
+template <typename Stage>
+typename Stage::KvCache& kv_cache(typename Stage::Engine& engine) {
+  if constexpr (requires { typename Stage::CpuRunner; }) {
+    return dynamic_cast<typename Stage::CpuRunner&>(engine.runner()).kv_cache();
+  } else {
+    return engine.cache();
+  }
+}
+
 // The logits of a prompt and of some tokens after it, computed through Engine::append.
 template <typename Stage>
 std::vector<common::Matrix> engine_logits(const typename Stage::EngineOptions& options, int prompt, int num_decoded) {
   typename Stage::Engine engine(small_model(), options);
-  engine.cache().fill(std::numeric_limits<float>::quiet_NaN());
+  kv_cache<Stage>(engine).fill(std::numeric_limits<float>::quiet_NaN());
   REQUIRE(engine.manager().allocate(0, prompt + num_decoded));
   const std::vector<common::Token> tokens = make_request(prompt + num_decoded, 1).prompt;
   std::vector<common::Matrix> result;

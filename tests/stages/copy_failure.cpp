@@ -74,7 +74,7 @@ common::Matrix logits_of_fork(bool copy_fails) {
   options.gpu.device = stage::Device::kCpu;
 #endif
   stage::Engine engine(tests::small_model(), options);
-  engine.cache().fill(std::numeric_limits<float>::quiet_NaN());
+  tests::poison(engine);
   stage::KvCacheManager& manager = engine.manager();
   const std::vector<common::Token> prompt = tests::make_request(6, 1).prompt;
   REQUIRE(manager.allocate(0, 6));
@@ -137,7 +137,7 @@ std::vector<common::Matrix> logits_after_swaps(int fault) {
   options.num_host_slots = 64;
   options.gpu.device = stage::Device::kCpu;
   stage::Engine engine(tests::small_model(), options);
-  engine.cache().fill(std::numeric_limits<float>::quiet_NaN());
+  tests::poison(engine);
   stage::KvCacheManager& manager = engine.manager();
   for (const int sequence : {0, 1}) {
     const std::vector<common::Token> prompt = tests::make_request(9, 1, sequence).prompt;
@@ -204,7 +204,7 @@ TEST_CASE(
         options.scheduler.preemption = preemption;
         options.scheduler.run_ahead = run_ahead;
         tests::Serving serving(options);
-        serving.engine.on_layer([](int) { device_call(); });
+        tests::cpu_runner(serving.engine).on_layer([](int) { device_call(); });
         for (const stage::GenerationRequest& request : requests) {
           serving.server.submit(request);
         }

@@ -1,4 +1,4 @@
-// A tiny model and requests for it, for tests of engines: what it writes is nonsense, and always the same.
+// A tiny model and requests for it, for tests of engines: its texts are nonsense, and always the same.
 #pragma once
 
 #include <algorithm>
@@ -44,7 +44,7 @@ inline common::Request make_request(int num_tokens, int max_new_tokens, int salt
   return request;
 }
 
-// Where two texts part: "differs from token 4 on (17, expected 23)". Empty if they are equal.
+// Where two texts differ first: "differs from token 4 on (17, expected 23)". Empty if they are equal.
 inline std::string first_difference(const std::vector<common::Token>& actual,
                                     const std::vector<common::Token>& expected) {
   const auto [left, right] = std::mismatch(actual.begin(), actual.end(), expected.begin(), expected.end());
@@ -62,7 +62,7 @@ inline std::string count_of(int count, const std::string& thing) {
   return std::to_string(count) + " " + thing + (count == 1 ? "" : "s");
 }
 
-// What a wrong text points to, in a run with so many preemptions.
+// What a wrong text points to, after this many preemptions.
 inline std::string text_hint(int num_preemptions) {
   if (num_preemptions == 0) {
     return ", without a preemption: do all its positions lead to its own slots?";

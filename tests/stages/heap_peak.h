@@ -1,7 +1,8 @@
-// How much memory a computation takes from the heap at any one time, counted where it is taken: in malloc.
+// The peak of a computation's memory on the heap, counted in malloc.
 //
-// A program that links heap_peak.cpp has its malloc and its kin replaced by functions that count and hand on to the C
-// library's own. Without glibc, and under a sanitizer, which has a malloc of its own, TESTS_HEAP_PEAK is not defined.
+// In a program that links heap_peak.cpp, malloc and its relatives are replaced by functions that count and then call
+// the C library's own. Without glibc, and under a sanitizer, which has a malloc of its own, TESTS_HEAP_PEAK is not
+// defined.
 #pragma once
 
 #include <cstddef>
@@ -14,7 +15,7 @@
 
 namespace tests {
 
-// The most bytes that the call had allocated at one time, on all threads together.
+// The most bytes that were allocated at one time during the call, by all threads together.
 std::ptrdiff_t heap_peak(const std::function<void()>& action);
 
 }  // namespace tests

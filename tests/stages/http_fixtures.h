@@ -55,7 +55,7 @@ struct HttpFixtureOptions {
   bool pool_controls = true;
 };
 
-// Everything but the network.
+// All but the network.
 struct ApiFixture {
   explicit ApiFixture(const HttpFixtureOptions& options = {})
       : view(&default_session().tokenizer),
@@ -74,7 +74,7 @@ struct ApiFixture {
     return result;
   }
 
-  // The commands that the tests use, of those that the program has.
+  // A few of the program's commands, those that the tests use.
   static void add_demo_commands(common::Shell& shell, stage::KvCacheManager& manager) {
     shell.add("new", "NAME LENGTH", "", [&](const auto& arguments, std::ostream& output) {
       output << "made " << arguments[0] << "\n";
@@ -107,7 +107,7 @@ struct ApiFixture {
   stage::Api api;
 };
 
-// All that a stream has to say.
+// Reads a stream to its end.
 inline std::string read_all(stage::ReplyBody& stream) {
   std::string text;
   while (stream.read(text)) {
@@ -115,7 +115,7 @@ inline std::string read_all(stage::ReplyBody& stream) {
   return text;
 }
 
-// The JSON documents of server-sent events; "[DONE]" as a text.
+// The JSON documents of server-sent events; "[DONE]" becomes a string.
 inline std::vector<nlohmann::json> events_of(const std::string& text) {
   std::vector<nlohmann::json> events;
   const std::string prefix = "data: ";
@@ -127,7 +127,7 @@ inline std::vector<nlohmann::json> events_of(const std::string& text) {
   return events;
 }
 
-// What the choice's pieces add up to.
+// The text of one choice, joined from its pieces.
 inline std::string streamed_text(const std::string& text, int choice = 0) {
   std::string result;
   for (const nlohmann::json& event : events_of(text)) {
@@ -143,7 +143,7 @@ inline std::string streamed_text(const std::string& text, int choice = 0) {
   return result;
 }
 
-// The text that the request gets from a server of its own.
+// The text that the request gets from a server that serves nothing else.
 inline std::string text_alone(const std::string& prompt, int max_tokens, const common::SamplingOptions& sampling,
                               int sample_index = 0) {
   const common::Session& session = default_session();

@@ -1,5 +1,5 @@
-// A cache in which a token is a single number, driven as an engine drives it: what a sequence finds in its slots is
-// read at a glance. For every stage from the fifth on, which share blocks.
+// A cache in which a token is a single number, driven as an engine drives it, so that a test can tell at a glance what
+// a sequence finds in its slots. For stages 5 and later, which share blocks.
 #pragma once
 
 #include <cmath>
@@ -42,8 +42,7 @@ class NumberPool {
   }
 
 #if STAGE_NUMBER >= 6
-  // A sequence of these tokens, of which those that are not found in the prefix cache are written; each is its own
-  // number.
+  // A sequence of these tokens; each is its own number. Only tokens that are not in the prefix cache are written.
   void start_text(int sequence, const std::vector<common::Token>& tokens) {
     REQUIRE(manager_.allocate(sequence, tokens));
     const auto missing = std::span(tokens).subspan(static_cast<std::size_t>(manager_.length(sequence)));
@@ -64,7 +63,7 @@ class NumberPool {
   void execute_copies() { execute(take_copies(manager_)); }
   void execute(const std::vector<stage::BlockCopy>& copies) { cache_.copy_blocks(copies); }
 
-  // Into slots that are reserved, with all copies carried out.
+  // Writes into reserved slots, after all copies were carried out.
   void write(int sequence, const Numbers& numbers) {
     write_rows(sequence, numbers);
     manager_.commit(sequence, static_cast<int>(numbers.size()));

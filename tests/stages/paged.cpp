@@ -74,7 +74,7 @@ struct Run {
 // A new engine with a cache full of NaN.
 Run run(const std::vector<Request>& requests, const stage::EngineOptions& options) {
   stage::Engine engine(small_model(), options);
-  engine.cache().fill(kNaN);
+  tests::poison(engine);
   Run result;
   result.streamed.resize(requests.size());
   tests::EngineRun engine_run = tests::run_requests(engine, requests, [&](int request, Token token) {
@@ -82,7 +82,7 @@ Run run(const std::vector<Request>& requests, const stage::EngineOptions& option
   });
   result.completions = std::move(engine_run.completions);
   result.counters = std::move(engine_run.counters);
-  const int num_blocks = engine.cache().shape().num_blocks;
+  const int num_blocks = engine.manager().usage().total / options.block_size;
   result.ledger = check_ledger(engine.manager(), num_blocks, options.block_size);
   result.reserved = engine.manager().usage().reserved;
   return result;
@@ -466,7 +466,7 @@ TEST_CASE("engine: when a callback throws, no block is lost, and the engine can 
 
 TEST_CASE("engine: append takes blocks as it needs them, and refuses without a trace") {
   stage::Engine engine(small_model(), make_options(12, 4));
-  engine.cache().fill(kNaN);
+  tests::poison(engine);
   const std::vector<Token> tokens = make_request(12, 1).prompt;
   REQUIRE(engine.manager().allocate(0, 1));
   REQUIRE(engine.manager().allocate(1, 1));

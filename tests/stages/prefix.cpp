@@ -315,12 +315,12 @@ TEST_CASE("warm text equals cold text, even for prompts of whole blocks, in pool
     for (const int num_slots : {26, 40, 80, 4096}) {
       CAPTURE(block_size, num_slots);
       stage::Engine engine(small_model(), make_options(num_slots, block_size, true));
-      engine.cache().fill(std::numeric_limits<float>::quiet_NaN());
+      tests::poison(engine);
       CHECK(texts_of(engine, requests) == expected);
       CHECK(texts_of(engine, requests) == expected);  // asked twice
       CHECK(common::counter(engine.counters(), "prefix_hits") > 0);
       CHECK(engine.manager().usage().reserved == 0);
-      CHECK(check_ledger(engine.manager(), engine.cache().shape().num_blocks, block_size) == kNoProblem);
+      CHECK(check_ledger(engine.manager(), engine.manager().usage().total / block_size, block_size) == kNoProblem);
     }
   }
 }
@@ -412,7 +412,7 @@ TEST_CASE("sampling and beams start from cached blocks, and get the texts that t
   for (const int block_size : {1, 4, 5}) {
     stage::Engine cold(small_model(), make_options(512, block_size, false));
     stage::Engine warm(small_model(), make_options(512, block_size, true));
-    warm.cache().fill(std::numeric_limits<float>::quiet_NaN());
+    tests::poison(warm);
     texts_of(warm, {greedy});
     const auto run = [](auto& decoding) {
       while (!decoding.finished()) {
@@ -442,7 +442,7 @@ TEST_CASE("sampling and beams start from cached blocks, and get the texts that t
     tests::ParallelSampling salted_samples(warm, salted, 3);
     run(salted_samples);
     CHECK(common::counter(warm.counters(), "prefix_hits") == num_hits);
-    CHECK(check_ledger(warm.manager(), warm.cache().shape().num_blocks, block_size) == kNoProblem);
+    CHECK(check_ledger(warm.manager(), warm.manager().usage().total / block_size, block_size) == kNoProblem);
   }
 }
 

@@ -18,6 +18,10 @@
 #include STAGE_HEADER(batch.h)
 #include STAGE_HEADER(kv_cache.h)
 #include STAGE_HEADER(scheduler.h)
+// Not formatted: spaces around the slash would become part of the path.
+// clang-format off
+#include STAGE_HEADER(demo/static_scheduler.h)
+// clang-format on
 
 using stage::KvCacheManager;
 using stage::Preemption;
@@ -46,7 +50,7 @@ class CountedGroup : public stage::ParallelSampling {
     if (tokens.with_logits) {
       common::Matrix logits = common::Matrix::Zero(1, 2);
       logits(0, 1) = 1.0F;
-      take(std::vector<common::Matrix>(live().size(), logits));
+      take({{}, std::vector<common::Matrix>(live().size(), logits)}, 0.0);
     }
   }
 
@@ -68,23 +72,32 @@ SchedulerOptions make_options(int budget, int max_sequences = 64, Preemption pre
   return options;
 }
 
+enum class Batching { kContinuous, kStatic, kStaticReservingAhead };
+
 struct Bench {
-  Bench(int pool_blocks, int block_size, const SchedulerOptions& scheduler_options, int num_host_blocks = 0)
+  Bench(int pool_blocks, int block_size, const SchedulerOptions& scheduler_options, int num_host_blocks = 0,
+        Batching batching = Batching::kContinuous)
       : num_blocks(pool_blocks),
         options(scheduler_options),
-        manager(pool_blocks, block_size, stage::hash_block, num_host_blocks),
-        scheduler(manager, scheduler_options) {}
+        manager(pool_blocks, block_size, stage::hash_block, num_host_blocks) {
+    if (batching == Batching::kContinuous) {
+      scheduler = std::make_unique<Scheduler>(manager, options);
+    } else {
+      const bool reserve_ahead = batching == Batching::kStaticReservingAhead;
+      scheduler = std::make_unique<stage::StaticScheduler>(manager, options, true, reserve_ahead);
+    }
+  }
 
   CountedGroup& add(int prompt, int output, int num_sequences = 1) {
     groups.push_back(
-        std::make_unique<CountedGroup>(manager, ids, static_cast<int>(groups.size()), prompt, output, num_sequences));
-    scheduler.add(*groups.back());
+        std::make_shared<CountedGroup>(manager, ids, static_cast<int>(groups.size()), prompt, output, num_sequences));
+    scheduler->add(groups.back());
     return *groups.back();
   }
 
   // "A4 B1": the groups and how many tokens each got. Those that are finished end.
   std::string step() {
-    const stage::ScheduledStep step = scheduler.schedule();
+    const stage::ScheduledStep step = scheduler->schedule();
     copies = tests::take_copies(manager);
     is_memory_short = step.is_memory_short;
     preempted.clear();
@@ -105,7 +118,7 @@ struct Bench {
       auto& group = static_cast<CountedGroup&>(*scheduled.group);
       group.compute(scheduled.tokens);
       if (group.finished()) {
-        scheduler.remove(group);
+        scheduler->remove(group);
       }
     }
     CHECK(check_ledger(manager, num_blocks, manager.block_size()) == kNoProblem);
@@ -115,14 +128,14 @@ struct Bench {
   static std::string name(const stage::SequenceGroup& group) { return {static_cast<char>('A' + group.id())}; }
   std::string running() const {
     std::string text;
-    for (const stage::SequenceGroup* group : scheduler.running()) {
+    for (const auto& group : scheduler->running()) {
       text += name(*group);
     }
     return text;
   }
   std::string waiting() const {
     std::string text;
-    for (const stage::SequenceGroup* group : scheduler.waiting()) {
+    for (const auto& group : scheduler->waiting()) {
       text += name(*group);
     }
     return text;
@@ -132,8 +145,8 @@ struct Bench {
   SchedulerOptions options;
   KvCacheManager manager;
   stage::SequenceIds ids;
-  Scheduler scheduler;
-  std::vector<std::unique_ptr<CountedGroup>> groups;
+  std::unique_ptr<Scheduler> scheduler;
+  std::vector<std::shared_ptr<CountedGroup>> groups;
   std::vector<stage::BlockCopy> copies;  // planned by the last step
   std::string preempted;                 // by the last step: "Cr" to be computed again, "Cs" swapped
   bool is_memory_short = false;          // in the last step
@@ -211,7 +224,7 @@ TEST_CASE("a step computes at most its budget, and all of it if there is enough 
       CHECK((total == budget || bench.waiting().empty()));
     }
     CHECK(left == 0);
-    CHECK(bench.scheduler.running().empty());
+    CHECK(bench.scheduler->running().empty());
   }
 }
 
@@ -334,11 +347,11 @@ TEST_CASE("every step computes something until all have ended (stage 8, invarian
     const int block_size = between(1, 5);
     const int host_blocks = between(0, 30);
     SchedulerOptions options = make_options(between(3, 20), between(3, 9), static_cast<Preemption>(random.below(3)));
-    options.static_batches = round % 7 == 0;
-    Bench bench(3 * ((23 + block_size - 1) / block_size), block_size, options, host_blocks);
+    Bench bench(3 * ((23 + block_size - 1) / block_size), block_size, options, host_blocks,
+                round % 7 == 0 ? Batching::kStatic : Batching::kContinuous);
     int next = 0;
     for (int step = 0;
-         step < 3000 && (next < 12 || !bench.scheduler.running().empty() || !bench.scheduler.waiting().empty());
+         step < 3000 && (next < 12 || !bench.scheduler->running().empty() || !bench.scheduler->waiting().empty());
          ++step) {
       while (next < 12 && (random.below(3) == 0 || (bench.running() + bench.waiting()).empty())) {
         bench.add(between(1, 12), between(6, 12), between(1, 3));
@@ -359,9 +372,7 @@ TEST_CASE("every step computes something until all have ended (stage 8, invarian
 }
 
 TEST_CASE("static batches: no request is admitted before all have ended") {
-  SchedulerOptions options = make_options(8);
-  options.static_batches = true;
-  Bench bench(64, 4, options);
+  Bench bench(64, 4, make_options(8), 0, Batching::kStatic);
   bench.add(6, 2);
   bench.add(6, 5);
   CHECK(bench.step() == "A6 B2");
@@ -376,9 +387,7 @@ TEST_CASE("static batches: no request is admitted before all have ended") {
 }
 
 TEST_CASE("static batches: a batch stays open while only the budget keeps requests out") {
-  SchedulerOptions options = make_options(8);
-  options.static_batches = true;
-  Bench bench(64, 4, options);
+  Bench bench(64, 4, make_options(8), 0, Batching::kStatic);
   bench.add(8, 3);
   bench.add(4, 2);
   CHECK(bench.step() == "A8");
@@ -386,9 +395,7 @@ TEST_CASE("static batches: a batch stays open while only the budget keeps reques
 }
 
 TEST_CASE("reserving ahead: room for the longest text is taken at once, and is never too little") {
-  SchedulerOptions options = make_options(64);
-  options.reserve_ahead = true;
-  Bench bench(8, 4, options);
+  Bench bench(8, 4, make_options(64), 0, Batching::kStaticReservingAhead);
   bench.add(4, 12);  // 4 blocks
   bench.add(4, 12);
   bench.add(1, 1);

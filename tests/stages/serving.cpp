@@ -83,7 +83,7 @@ std::string preemptions_of(const Serving& serving, int id) {
 // Serves all of them at once, to the end. Returns the first problem.
 std::string serve(Serving& serving, const std::vector<GenerationRequest>& tasks) {
   for (const GenerationRequest& task : tasks) {
-    serving.server.submit(task);
+    serving.submit(task);
   }
   std::string problem = serving.run();
   for (std::size_t i = 0; problem.empty() && i < tasks.size(); ++i) {
@@ -160,14 +160,14 @@ TEST_CASE("log-probabilities are handed out with their tokens, and change none")
     const std::vector<common::Completion> expected = served_alone(task);
     task.request.num_logprobs = 2;
     Serving serving({});
-    serving.server.on_token([&](int id, int sample, Token token) {
+    serving.on_token = [&](int id, int sample, Token token) {
       const common::Completion& part = serving.server.output(id).completions[static_cast<std::size_t>(sample)];
       CHECK(part.logprobs.size() == part.tokens.size());
       CHECK(part.logprobs.back().drawn.token == token);
       CHECK(part.logprobs.back().best.size() == 2);
       CHECK(part.logprobs.back().best.front().logprob >= part.logprobs.back().drawn.logprob);
-    });
-    serving.server.submit(task);
+    };
+    serving.submit(task);
     CHECK(serving.run() == kNoProblem);
     CHECK(compare_output(serving.server.output(0), expected) == kNoProblem);
   }
@@ -310,7 +310,7 @@ TEST_CASE("a step's tokens are handed out once the next step is enqueued, if the
     int passes = 0;
     std::vector<int> passes_at_token;
     serving.server.on_pass([&](const stage::RaggedBatch&) { passes += 1; });
-    serving.server.on_token([&](int, int, Token) { passes_at_token.push_back(passes); });
+    serving.on_token = [&](int, int, Token) { passes_at_token.push_back(passes); };
     GenerationRequest task{make_request(5, 4, 1)};
     task.request.sampling.temperature = temperature;
     CHECK(serve(serving, {task}) == kNoProblem);
@@ -354,7 +354,7 @@ TEST_CASE("ten texts of 1,024 tokens in a pool for five") {
     std::vector<GenerationRequest> tasks;
     for (int i = 0; i < 10; ++i) {
       tasks.push_back({make_request(400 + i, 1024 - 400 - i, i)});
-      serving.server.submit(tasks.back());
+      serving.submit(tasks.back());
     }
     CHECK(serving.run() == kNoProblem);
     CHECK(preemptions(serving, preemption == Preemption::kSwap) > 0);
@@ -376,7 +376,7 @@ TEST_CASE("the golden prompts get the golden texts in batches, with preemption o
       options.scheduler.token_budget = 40;
       Serving serving(options, tests::bundled().llama);
       for (const tests::GoldenCase& golden : tests::golden_cases()) {
-        serving.server.submit({tests::greedy_request(golden.prompt, static_cast<int>(golden.generated_tokens.size()))});
+        serving.submit({tests::greedy_request(golden.prompt, static_cast<int>(golden.generated_tokens.size()))});
       }
       CHECK(serving.run() == kNoProblem);
       CHECK((num_blocks > 100 || tests::kSanitized || preemptions(serving, preemption == Preemption::kSwap) > 0));
@@ -390,8 +390,8 @@ TEST_CASE("the golden prompts get the golden texts in batches, with preemption o
 
 TEST_CASE("a step is one forward pass, and its copies are one batch") {
   Serving serving({});
-  serving.server.submit(sampled_request(6, 5, 4));
-  serving.server.submit(sampled_request(5, 5, 3, 1));
+  serving.submit(sampled_request(6, 5, 4));
+  serving.submit(sampled_request(5, 5, 3, 1));
   CHECK(serving.run() == kNoProblem);
   const auto counters = serving.server.counters();
   CHECK(common::counter(counters, "forward_passes") == static_cast<double>(serving.reports.size()));
@@ -407,11 +407,11 @@ TEST_CASE("several samples with room reserved ahead: a request that is not rejec
       ServingOptions options;
       options.block_size = block_size;
       options.num_blocks = num_blocks;
-      options.scheduler.static_batches = true;
-      options.scheduler.reserve_ahead = true;
+      options.static_batches = true;
+      options.reserve_ahead = true;
       Serving serving(options);
       const GenerationRequest request = sampled_request(6, 7, 2);
-      const int id = serving.server.submit(request);
+      const int id = serving.submit(request);
       CAPTURE(block_size, num_blocks);
       CHECK(serving.run() == kNoProblem);
       if (serving.server.output(id).finish_reason != FinishReason::kRejected) {
@@ -427,11 +427,11 @@ TEST_CASE("a step that throws is over: a request can be stopped at once, and fur
   stage::KvCacheManager& manager = serving.engine.manager();
   constexpr int kOther = 1000000;
   REQUIRE(manager.allocate(kOther, 64 * 4));
-  const int first = serving.server.submit({make_request(5, 3, 1)});
-  const int second = serving.server.submit({make_request(5, 3, 2)});
+  const int first = serving.submit({make_request(5, 3, 1)});
+  const int second = serving.submit({make_request(5, 3, 2)});
   CHECK(tests::is_refused_as_a_bug([&] { serving.server.step(); }));  // sequence kOther holds the whole cache
   serving.server.stop(first, FinishReason::kCancelled);
-  CHECK(serving.server.output(first).finished);
+  CHECK(serving.server.output(first).finished());
   manager.free(kOther);
   CHECK(serving.run() == kNoProblem);
   CHECK(compare_output(serving.server.output(second), served_alone({make_request(5, 3, 2)})) == kNoProblem);
@@ -444,7 +444,7 @@ TEST_CASE("sequence ids are reused, however many branches a search has had") {
     largest = std::max(largest, *std::max_element(batch.sequences.begin(), batch.sequences.end()));
   });
   for (int i = 0; i < 20; ++i) {
-    serving.server.submit(beam_request(4, 8, 4, i % 5));
+    serving.submit(beam_request(4, 8, 4, i % 5));
     CHECK(serving.run() == kNoProblem);
   }
   CHECK(largest < 8);  // 4 branches, and at most as many children while their parents live
@@ -496,7 +496,7 @@ TEST_CASE("what can never be served is rejected with the reason, and the others 
   const auto error = [&](const GenerationRequest& task) {
     const int id = server.submit(task);
     CHECK(server.output(id).finish_reason == FinishReason::kRejected);
-    CHECK(server.output(id).finished);
+    CHECK(server.output(id).finished());
     return server.output(id).error;
   };
   CHECK(tests::contains(error({make_request(0, 3)}), "empty"));
@@ -534,7 +534,7 @@ TEST_CASE("a request that fills the whole cache is served, as its last token is 
     options.num_blocks = 8;
     Serving serving(options);
     const GenerationRequest request{make_request(20, max_new_tokens)};
-    const int id = serving.server.submit(request);
+    const int id = serving.submit(request);
     CHECK(serving.run() == kNoProblem);
     CAPTURE(max_new_tokens, serving.server.output(id).error);
     CHECK((serving.server.output(id).finish_reason == FinishReason::kRejected) == (max_new_tokens == 14));
@@ -555,12 +555,12 @@ TEST_CASE("a request can be cancelled in every state, and leaves nothing behind 
     for (int steps = 0; steps < 30; ++steps) {
       Serving serving(options);
       for (const GenerationRequest& task : tasks) {
-        serving.server.submit(task);
+        serving.submit(task);
       }
       for (int i = 0; i < steps; ++i) {
         serving.server.step();
       }
-      if (serving.server.output(victim).finished) {
+      if (serving.server.output(victim).finished()) {
         break;
       }
       for (const int sequence : serving.engine_manager().sequences()) {
@@ -590,17 +590,17 @@ TEST_CASE("a callback may stop its own request, stop others and submit new ones"
   const std::vector<GenerationRequest> tasks = {
       {make_request(5, 9, 1)}, {make_request(6, 9, 2)}, {make_request(7, 9, 3)}};
   for (const GenerationRequest& task : tasks) {
-    serving.server.submit(task);
+    serving.submit(task);
   }
   int added = -1;
-  serving.server.on_token([&](int id, int, Token) {
+  serving.on_token = [&](int id, int, Token) {
     const std::size_t count = serving.server.output(id).completions.front().tokens.size();
     if (id == 0 && count == 3) {
       serving.server.stop(0, FinishReason::kStop);
       serving.server.stop(2, FinishReason::kCancelled);
-      added = serving.server.submit({make_request(4, 4, 4)});
+      added = serving.submit({make_request(4, 4, 4)});
     }
-  });
+  };
   CHECK(serving.run() == kNoProblem);
   CHECK(serving.server.output(0).completions.front().tokens.size() == 3);
   CHECK(serving.server.output(0).finish_reason == FinishReason::kStop);
@@ -667,15 +667,15 @@ TEST_CASE("a callback that throws fails its request and no other (stage 8, invar
     const std::vector<GenerationRequest> tasks = {
         {make_request(5, 6, 1)}, sampled_request(6, 7, 2, 2), {make_request(7, 8, 3)}};
     for (const GenerationRequest& task : tasks) {
-      serving.server.submit(task);
+      serving.submit(task);
     }
     int count = 0;
-    serving.server.on_token([&](int id, int, Token) {
+    serving.on_token = [&](int id, int, Token) {
       count += id == 1 ? 1 : 0;
       if (id == 1 && count == at) {
         throw std::runtime_error("the connection is closed");
       }
-    });
+    };
     CHECK(serving.run() == kNoProblem);
     CHECK(serving.server.output(1).finish_reason == FinishReason::kFailed);
     CHECK(serving.server.output(1).error == "the connection is closed");
@@ -684,30 +684,32 @@ TEST_CASE("a callback that throws fails its request and no other (stage 8, invar
   }
 }
 
-TEST_CASE("a run that is interrupted gives the callback for tokens back") {
+TEST_CASE("a run that is interrupted cancels its requests, and its callback is not called again") {
   for (const bool by_arrivals : {false, true}) {
     Serving serving({});
-    int num_tokens = 0;
-    serving.server.on_token([&](int, int, Token) { num_tokens += 1; });
+    int num_others = 0;
+    serving.on_token = [&](int, int, Token) { num_others += 1; };
+    serving.submit({make_request(5, 3, 2)});
     constexpr int kOther = 1000000;
     REQUIRE(serving.engine.manager().allocate(kOther, 64 * 4));  // the whole cache
     const std::vector<common::Request> requests = {make_request(5, 3, 1)};
+    int num_tokens = 0;
     CHECK(tests::is_refused_as_a_bug([&] {
       if (by_arrivals) {
         const std::vector<stage::ArrivingRequest> arriving = {{0.0, {requests[0]}, 0}};
-        stage::serve(serving.server, serving.clock, arriving, [](int, int, Token) {});
+        stage::serve(serving.server, serving.clock, arriving, [&](int, int, Token) { num_tokens += 1; });
       } else {
-        serving.server.run(requests, [](int, Token) {});
+        serving.server.run(requests, [&](int, Token) { num_tokens += 1; });
       }
     }));
+    CHECK(serving.server.output(1).finish_reason == FinishReason::kCancelled);
     serving.engine.manager().free(kOther);
     CHECK(serving.run() == kNoProblem);
     CAPTURE(by_arrivals);
+    CHECK(num_tokens == 0);
+    CHECK(num_others == 3);
+    serving.server.run(requests, [&](int, Token) { num_tokens += 1; });
     CHECK(num_tokens == 3);
-    serving.server.run(requests, [](int, Token) {});
-    serving.server.submit({make_request(5, 2, 1)});
-    CHECK(serving.run() == kNoProblem);
-    CHECK(num_tokens == 5);
   }
 }
 
@@ -720,7 +722,7 @@ TEST_CASE("a pass that throws in any layer is repeated for each request, and no 
       options.scheduler.run_ahead = at % 2 == 0;
       Serving serving(options);
       int pass = 0;
-      serving.engine.on_layer([&](int current) {
+      tests::cpu_runner(serving.engine).on_layer([&](int current) {
         pass += current == 0 ? 1 : 0;
         if (pass - 1 == at && current == layer) {
           pass += 1;  // once
@@ -730,6 +732,63 @@ TEST_CASE("a pass that throws in any layer is repeated for each request, and no 
       CAPTURE(layer, at);
       CHECK(serve(serving, mixed_requests()) == kNoProblem);
     }
+  }
+}
+
+TEST_CASE("a request is stopped and forgotten while its step is in flight, before a pass that throws") {
+  const std::vector<GenerationRequest> tasks = {{make_request(5, 8, 1)}, {make_request(6, 8, 2)}};
+  for (const std::size_t victim : {std::size_t{0}, std::size_t{1}}) {
+    for (int steps = 0; steps < 8; ++steps) {
+      ServingOptions options;
+      options.scheduler.run_ahead = true;
+      Serving serving(options);
+      for (const GenerationRequest& task : tasks) {
+        serving.submit(task);
+      }
+      for (int i = 0; i < steps; ++i) {
+        serving.server.step();
+      }
+      serving.server.stop(static_cast<int>(victim), FinishReason::kCancelled);
+      serving.server.forget(static_cast<int>(victim));
+      CAPTURE(victim, steps);
+      CHECK(tests::is_refused_as_a_bug([&] { serving.server.output(static_cast<int>(victim)); }));
+      bool has_thrown = false;
+      tests::cpu_runner(serving.engine).on_layer([&](int) {
+        if (!std::exchange(has_thrown, true)) {
+          throw std::runtime_error("a fault");
+        }
+      });
+      CHECK(serving.run() == kNoProblem);
+      CHECK(has_thrown);
+      // Alone in its step, the other request fails with the pass.
+      const stage::RequestOutput& other = serving.server.output(1 - static_cast<int>(victim));
+      CHECK(other.finish_reason == FinishReason::kFailed);
+      CHECK(compare_output(other, served_alone(tasks[1 - victim]), true) == kNoProblem);
+    }
+  }
+}
+
+TEST_CASE("a request ends at once: a sink may end and forget its own request, and others of the step") {
+  for (const bool run_ahead : {false, true}) {
+    ServingOptions options;
+    options.scheduler.run_ahead = run_ahead;
+    Serving serving(options);
+    int num_tokens = 0;
+    serving.on_token = [&](int id, int, Token) {
+      num_tokens += 1;
+      for (const int ended : {id, 1 - id}) {
+        serving.server.stop(ended, FinishReason::kCancelled);
+        CHECK(serving.server.output(ended).finished());
+        serving.server.forget(ended);
+      }
+    };
+    serving.submit(sampled_request(5, 8, 1, 1));
+    serving.submit({make_request(6, 8, 2)});
+    const int last = serving.server.submit({make_request(7, 3, 3)});
+    CHECK(serving.run() == kNoProblem);
+    CHECK(num_tokens == 1);
+    CHECK(compare_output(serving.server.output(last), served_alone({make_request(7, 3, 3)})) == kNoProblem);
+    CHECK(serving.server.num_requests() == 3);
   }
 }
 
@@ -746,7 +805,7 @@ TEST_CASE("a pass that throws loses no copy, of a write to a shared block or of 
       options.scheduler.run_ahead = layer == 0;
       Serving serving(options);
       std::size_t thrown_at = 1000;  // in which step
-      serving.engine.on_layer([&](int current) {
+      tests::cpu_runner(serving.engine).on_layer([&](int current) {
         if (current == layer && thrown_at != serving.reports.size()) {
           thrown_at = serving.reports.size();
           throw std::runtime_error("a transient fault");
@@ -760,7 +819,7 @@ TEST_CASE("a pass that throws loses no copy, of a write to a shared block or of 
                                                  sampled_request(4, 9, 2, 3),
                                                  {make_request(7, 14, 4)}};
       for (const GenerationRequest& request : requests) {
-        serving.server.submit(request);
+        serving.submit(request);
       }
       CHECK(serving.run() == kNoProblem);
       int num_finished = 0;
@@ -785,7 +844,7 @@ TEST_CASE("a request whose own pass throws again fails, and the others are serve
   options.num_blocks = 20;
   Serving serving(options);
   for (const GenerationRequest& task : tasks) {
-    serving.server.submit(task);
+    serving.submit(task);
   }
   // A pass whose batch holds the end of that prompt fails.
   bool alone = false;
@@ -822,7 +881,7 @@ TEST_CASE("blocks are taken from outside at the k-th step and freed later: the s
     std::vector<GenerationRequest> tasks;
     for (int i = 0; i < 4; ++i) {
       tasks.push_back({make_request(6 + i, 16, i)});
-      serving.server.submit(tasks.back());
+      serving.submit(tasks.back());
     }
     constexpr int kOther = 1000000;
     bool taken = false;
@@ -877,7 +936,7 @@ TEST_CASE("times: a virtual clock counts steps and tokens") {
   Serving serving({});
   stage::Metrics metrics;
   serving.server.on_step([&](const stage::StepReport& report) { metrics.add(report); });
-  serving.server.submit({make_request(5, 3)});
+  serving.submit({make_request(5, 3)});
   while (serving.server.step()) {
   }
   const stage::RequestOutput& output = serving.server.output(0);
@@ -938,8 +997,8 @@ TEST_CASE("forget: the output of a request that has ended goes as soon as those 
   serving.server.forget(1);
   CHECK(serving.server.output(0).completions.front().tokens.size() == 3);
   serving.server.forget(0);
-  CHECK_THROWS_AS(serving.server.output(0), std::out_of_range);
-  CHECK_THROWS_AS(serving.server.output(1), std::out_of_range);
+  CHECK_THROWS_AS(serving.server.output(0), common::CheckError);
+  CHECK_THROWS_AS(serving.server.output(1), common::CheckError);
   CHECK(serving.server.output(2).completions.front().tokens.size() == 3);
   CHECK(serving.server.num_requests() == 3);
   CHECK(serving.server.submit({make_request(2, 1)}) == 3);
@@ -969,7 +1028,7 @@ TEST_CASE("counters and the numbers of steps: a server that runs ahead has one s
     CHECK(serve(serving, {{make_request(6, 4)}}) == kNoProblem);
     counters[run_ahead ? 1 : 0] = serving.server.counters();
     CHECK(serving.reports.size() == (run_ahead ? 5 : 4));
-    serving.server.submit({make_request(5, 2)});
+    serving.submit({make_request(5, 2)});
     CHECK(serving.run() == kNoProblem);
     REQUIRE(serving.reports.size() == (run_ahead ? 8 : 6));
     for (std::size_t i = 0; i < serving.reports.size(); ++i) {
@@ -991,10 +1050,10 @@ TEST_CASE("memory is short while requests wait for blocks, and not while they wa
     options.num_blocks = num_blocks;
     options.scheduler.max_sequences = max_sequences;
     options.scheduler.token_budget = budget;
-    options.scheduler.static_batches = static_batches;
+    options.static_batches = static_batches;
     Serving serving(options);
     for (int i = 0; i < 4; ++i) {
-      serving.server.submit({make_request(8, 8, i)});
+      serving.submit({make_request(8, 8, i)});
     }
     CHECK(serving.run() == kNoProblem);
     return std::count_if(serving.reports.begin(), serving.reports.end(),
@@ -1009,32 +1068,25 @@ TEST_CASE("memory is short while requests wait for blocks, and not while they wa
 }
 
 TEST_CASE("auto: a CPU swaps, and a GPU recomputes where moving takes longer") {
-  const stage::KvCacheShape llama2_7b{.num_layers = 32,
-                                      .num_blocks = 1,
-                                      .block_size = 16,
-                                      .num_heads = 32,
-                                      .num_kv_heads = 32,
-                                      .head_dim = 128,
-                                      .bytes_per_element = 2};
-  const auto swap_is_cheaper = [&](std::int64_t num_parameters, const stage::KvCacheShape& shape, bool on_gpu) {
+  // In 16 bits: 32 layers of 32 kv heads of 128 dimensions.
+  const stage::CacheSize llama2_7b{.num_blocks = 1, .block_size = 16, .bytes_per_slot = 512 * 1024};
+  const auto swap_is_cheaper = [&](std::int64_t num_parameters, const stage::CacheSize& cache, bool on_gpu) {
     stage::SchedulerOptions options;
-    stage::set_preemption_costs(options, num_parameters, shape,
+    stage::set_preemption_costs(options, num_parameters, cache,
                                 stage::operations_per_byte(on_gpu, stage::Precision::kBFloat16));
-    return options.block_swap_cost < shape.block_size * options.token_compute_cost;
+    return options.block_swap_cost < cache.block_size * options.token_compute_cost;
   };
   CHECK(swap_is_cheaper(6'738'415'616, llama2_7b, false));
   CHECK_FALSE(swap_is_cheaper(6'738'415'616, llama2_7b, true));
-  stage::KvCacheShape llama2_70b = llama2_7b;
-  llama2_70b.num_layers = 80;
-  llama2_70b.num_heads = 64;
-  llama2_70b.num_kv_heads = 8;
+  // 80 layers of 8 kv heads.
+  const stage::CacheSize llama2_70b{.num_blocks = 1, .block_size = 16, .bytes_per_slot = 320 * 1024};
   CHECK(swap_is_cheaper(68'976'648'192, llama2_70b, true));
 }
 
 TEST_CASE("padding: sequences of 32, 16, 8 and 2 tokens in one step are 58 tokens, padded 128") {
   Serving serving({});
   for (const int num_tokens : {32, 16, 8, 2}) {
-    serving.server.submit({make_request(num_tokens, 1, num_tokens)});
+    serving.submit({make_request(num_tokens, 1, num_tokens)});
   }
   CHECK(serving.run() == kNoProblem);
   REQUIRE(serving.reports.size() == 1);
@@ -1050,12 +1102,12 @@ TEST_CASE("view: the plain view shows every token, even of a server that runs ah
     Serving serving(options, tests::bundled().llama);
     std::ostringstream output;
     const auto view = stage::make_view(stage::ViewKind::kPlain, output);
-    serving.server.on_token([&](int id, int sample, Token token) {
+    serving.on_token = [&](int id, int sample, Token token) {
       view->on_text(id, sample, tests::bundled().tokenizer.decode({&token, 1}));
-    });
+    };
     serving.server.on_step([&](const stage::StepReport& report) { view->on_step(serving.server, report); });
     for (const char* prompt : {"Once upon a time", "The king"}) {
-      serving.server.submit({tests::greedy_request(prompt, 3)});
+      serving.submit({tests::greedy_request(prompt, 3)});
     }
     while (serving.server.step()) {
     }
@@ -1149,9 +1201,9 @@ TEST_CASE("view: the live view fits the terminal, names each request's letter an
     });
     const std::string before = "\033[?1049h\033[?25l";  // the alternate screen, without a cursor
     CHECK(output.str() == before);
-    serving.server.on_token([&](int id, int sample, Token token) {
+    serving.on_token = [&](int id, int sample, Token token) {
       view->on_text(id, sample, tests::bundled().tokenizer.decode({&token, 1}));
-    });
+    };
     std::string last;  // frame with requests in it
     serving.server.on_step([&](const stage::StepReport& report) {
       output.str("");
@@ -1161,7 +1213,7 @@ TEST_CASE("view: the live view fits the terminal, names each request's letter an
     for (int i = 0; i < 20; ++i) {
       GenerationRequest request{tests::greedy_request(i % 2 == 0 ? "Once upon a time" : "The king", 200)};
       request.num_samples = i == 0 ? 3 : 1;
-      serving.server.submit(request);
+      serving.submit(request);
     }
     const auto begin = std::chrono::steady_clock::now();
     while (std::chrono::steady_clock::now() - begin < std::chrono::milliseconds(200) && serving.server.step()) {
@@ -1195,7 +1247,7 @@ TEST_CASE("metrics: a beam search has no time to its first token, and a time per
   Serving serving(ServingOptions{});
   stage::Metrics metrics;
   serving.server.on_step([&](const stage::StepReport& report) { metrics.add(report); });
-  serving.server.submit(beam_request(5, 6, 3));
+  serving.submit(beam_request(5, 6, 3));
   while (serving.server.step()) {
   }
   const std::string table = stage::metrics_table(serving.server, metrics);

@@ -1,4 +1,4 @@
-// A server over a small model, and the texts that its requests get when each is served alone.
+// A server over a small model, and the texts of its requests when each is served alone.
 #pragma once
 
 #include <algorithm>
@@ -15,6 +15,11 @@
 #include "tests/support/ledger.h"
 #include "tests/support/stage_api.h"
 
+// Not formatted: spaces around the slash would become part of the path.
+// clang-format off
+#include STAGE_HEADER(demo/static_scheduler.h)
+// clang-format on
+
 namespace tests {
 
 struct ServingOptions {
@@ -23,15 +28,25 @@ struct ServingOptions {
   int num_host_blocks = 0;
   bool prefix_cache = true;
   stage::SchedulerOptions scheduler = {.headroom = 0};  // tight, so that much happens
+  bool static_batches = false;
+  bool reserve_ahead = false;  // of static batches
 };
 
-// The cache is full of NaN where nothing was written.
+inline std::unique_ptr<stage::Scheduler> make_scheduler(stage::KvCacheManager& manager, const ServingOptions& options) {
+  if (options.static_batches) {
+    return std::make_unique<stage::StaticScheduler>(manager, options.scheduler, options.prefix_cache,
+                                                    options.reserve_ahead);
+  }
+  return std::make_unique<stage::Scheduler>(manager, options.scheduler, options.prefix_cache);
+}
+
+// Slots of the cache that were not written are NaN.
 struct Serving {
   explicit Serving(const ServingOptions& serving_options, const common::Llama& model = small_model())
       : options(serving_options),
         engine(model, engine_options(serving_options)),
-        server(engine, options.scheduler, clock) {
-    engine.cache().fill(std::numeric_limits<float>::quiet_NaN());
+        server(engine, clock, make_scheduler(engine.manager(), options)) {
+    poison(engine);
     server.on_step([this](const stage::StepReport& report) { reports.push_back(report); });
   }
 
@@ -45,6 +60,15 @@ struct Serving {
     result.max_sequences = options.scheduler.max_sequences;
     result.gpu.device = stage::Device::kCpu;
     return result;
+  }
+
+  // Its tokens go to on_token.
+  int submit(const stage::GenerationRequest& request) {
+    return server.submit(request, [this](int id, int sample, common::Token token) {
+      if (on_token) {
+        on_token(id, sample, token);
+      }
+    });
   }
 
   // The rules that hold after every step (stage 8, invariants 1 to 5). Empty if they do.
@@ -65,19 +89,26 @@ struct Serving {
     }
     int num_sequences = 0;
     int latest_running = -1;
-    for (const stage::SequenceGroup* group : server.scheduler().running()) {
+    for (const auto& group : server.scheduler().running()) {
       num_sequences += group->max_sequences();
       latest_running = std::max(latest_running, group->id());
+      if (group->output().state != stage::RequestState::kRunning) {
+        return "a running request's state is another";
+      }
     }
     if (num_sequences > options.scheduler.max_sequences) {
       return common::format("%d sequences run", num_sequences);
     }
     int before = latest_running;
-    for (const stage::SequenceGroup* group : server.scheduler().waiting()) {
+    for (const auto& group : server.scheduler().waiting()) {
       if (group->id() <= before) {
         return "a later arrival has overtaken an earlier one";
       }
       before = group->id();
+      if (group->output().state !=
+          (group->sequences().empty() ? stage::RequestState::kWaiting : stage::RequestState::kSwapped)) {
+        return "a waiting request's state is another";
+      }
       for (const int sequence : group->sequences()) {
         if (!engine_manager().is_swapped(sequence)) {
           return "a waiting request holds blocks";
@@ -87,7 +118,7 @@ struct Serving {
     return check_ledger(engine_manager(), options.num_blocks, options.block_size);
   }
 
-  // Empty if, after the last request, every block is free or cached, and every block of the host is free.
+  // Empty if, after the last request, every block is free or cached, and every host block is free.
   std::string leak() const {
     const stage::KvCacheManager& manager = engine_manager();
     if (manager.usage().reserved != 0 || !manager.sequences().empty()) {
@@ -97,7 +128,7 @@ struct Serving {
     return held == 0 ? "" : count_of(held, "host block") + " still in use at the end";
   }
 
-  // To the end. The first problem there is.
+  // Serves all requests. Returns the first problem, or an empty string.
   std::string run() {
     while (server.step()) {
       if (std::string found = problem(); !found.empty()) {
@@ -113,10 +144,11 @@ struct Serving {
   stage::VirtualClock clock;
   stage::Engine engine;
   std::vector<stage::StepReport> reports;
+  stage::TokenSink on_token;  // may be set while requests are served
   stage::Server server;
 };
 
-// What the request gets in a roomy server of its own, each sample of it alone.
+// What the request gets in a roomy server of its own, with each sample served alone.
 inline std::vector<common::Completion> served_alone(const stage::GenerationRequest& request,
                                                     const common::Llama& model = small_model()) {
   stage::EngineOptions options;
@@ -138,7 +170,7 @@ inline std::vector<common::Completion> served_alone(const stage::GenerationReque
   return result;
 }
 
-// Empty if the texts are those; `is_part`: the beginnings of those.
+// Empty if the texts are the expected ones; is_part: if they are beginnings of those.
 inline std::string compare_output(const stage::RequestOutput& output, const std::vector<common::Completion>& expected,
                                   bool is_part = false) {
   if (!is_part && output.completions.size() != expected.size()) {

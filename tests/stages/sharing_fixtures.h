@@ -1,5 +1,5 @@
-// Engines with several sequences of one prompt, for tests of what forks share: the texts they should write, and runs
-// beside others that hold the blocks. For every stage from the fifth on.
+// Engines with several sequences of one prompt, for tests of what forks share: the expected texts, and runs while other
+// sequences hold the blocks. For stages 5 and later.
 #pragma once
 
 #include <cstddef>
@@ -33,20 +33,21 @@ inline stage::EngineOptions make_options(int num_slots, int block_size) {
   return options;
 }
 
-// With a cache full of NaN.
+// The cache is full of NaN.
 inline std::unique_ptr<stage::Engine> make_engine(int num_slots, int block_size,
                                                   const common::Llama& model = small_model()) {
   auto engine = std::make_unique<stage::Engine>(model, make_options(num_slots, block_size));
-  engine->cache().fill(std::numeric_limits<float>::quiet_NaN());
+  poison(*engine);
   return engine;
 }
 
 inline std::string ledger(stage::Engine& engine) {
-  return check_ledger(engine.manager(), engine.cache().shape().num_blocks, engine.cache().shape().block_size);
+  const int block_size = engine.manager().block_size();
+  return check_ledger(engine.manager(), engine.manager().usage().total / block_size, block_size);
 }
 
 inline int blocks_in_use(stage::Engine& engine) {
-  return engine.manager().usage().reserved / engine.cache().shape().block_size;
+  return engine.manager().usage().reserved / engine.manager().block_size();
 }
 
 // What the request gets in a roomy engine of its own.
@@ -70,7 +71,7 @@ inline common::Request sampled_request(int num_tokens, int max_new_tokens, float
   return request;
 }
 
-// Every k-th token ends the text: often enough for some samples and beams to end early.
+// With every k-th token as a stop token, some samples and beams end early.
 inline std::vector<common::Token> every_kth_token(int k) {
   std::vector<common::Token> result;
   for (common::Token token = 0; token < kSmallVocabulary; token += k) {
@@ -132,7 +133,7 @@ inline State state_of(stage::Engine& engine, const Decoding& decoding) {
   return state;
 }
 
-// Sequences of one block each, which hold all blocks but num_left.
+// Sequences of one block each that hold all but num_left blocks.
 class Occupants {
  public:
   Occupants(stage::KvCacheManager& manager, int num_left) : manager_(manager) {
@@ -154,8 +155,9 @@ class Occupants {
   int count_ = 0;
 };
 
-// Runs the decoding to its end while others hold all blocks but num_left, and free one whenever a step is refused.
-// Returns how often that was; `problem` says what a refused step has changed (stage 5, invariant 7).
+// Runs the decoding to its end while other sequences hold all but num_left blocks, and frees one of them whenever a
+// step is refused. Returns the number of refused steps; `problem` says what a refused step has changed (stage 5,
+// invariant 7).
 template <typename Decoding>
 inline int run_beside_others(stage::Engine& engine, Decoding& decoding, int num_left, std::string& problem) {
   Occupants others(engine.manager(), num_left);

@@ -1,7 +1,8 @@
 // How each stage turns requests into text: by its engine up to stage 7, by the server over it from stage 8 on, so that
-// the tests run the loop that serves. The names are those of the stages before.
+// the tests run the loop that serves. Stage 8's server gets the names of the earlier stages' engine.
 #pragma once
 
+#include <limits>
 #include <memory>
 #include <span>
 #include <utility>
@@ -12,6 +13,9 @@
 #include "tests/support/stage_api.h"
 
 #include STAGE_HEADER(engine.h)
+#if STAGE_NUMBER >= 7
+#include STAGE_HEADER(cpu_runner.h)
+#endif
 #if STAGE_NUMBER >= 5
 #include STAGE_HEADER(decoding.h)
 #endif
@@ -28,9 +32,26 @@ struct EngineRun {
   common::Timing timing;
 };
 
+#if STAGE_NUMBER >= 7
+// Of an engine that computes on the CPU.
+inline stage::CpuRunner& cpu_runner(stage::Engine& engine) { return dynamic_cast<stage::CpuRunner&>(engine.runner()); }
+#endif
+
+// Fills the cache with NaN, so that a read of an unwritten slot shows. A GPU's is full of it from the start.
+inline void poison(stage::Engine& engine) {
+  constexpr float kNaN = std::numeric_limits<float>::quiet_NaN();
+#if STAGE_NUMBER < 7
+  engine.cache().fill(kNaN);
+#else
+  if (auto* const runner = dynamic_cast<stage::CpuRunner*>(&engine.runner())) {
+    runner->kv_cache().fill(kNaN);
+  }
+#endif
+}
+
 inline void ignore_token(int, common::Token) {}
 
-// All the requests, from the beginning to the end. chunk_size: of the engine, and the tokens of a step.
+// Runs all requests to their end. chunk_size: the engine's, and also the token budget of a step.
 inline EngineRun run_requests(stage::Engine& engine, std::span<const common::Request> requests,
                               const common::OnToken& on_token = ignore_token) {
   EngineRun run;
@@ -40,7 +61,7 @@ inline EngineRun run_requests(stage::Engine& engine, std::span<const common::Req
   run.timing = engine.timing();
 #else
   stage::VirtualClock clock;
-  // Tight, as the stages before, which leave no blocks free for requests to grow into.
+  // No headroom, as in the stages before, which leave no blocks free for requests to grow into.
   stage::Server server(engine, {.token_budget = engine.options().chunk_size, .headroom = 0}, clock);
   run.completions = server.run(requests, on_token);
   run.counters = server.counters();
@@ -53,7 +74,7 @@ inline EngineRun run_requests(stage::Engine& engine, std::span<const common::Req
 using ParallelSampling = stage::ParallelSampling;
 using BeamSearch = stage::BeamSearch;
 #elif STAGE_NUMBER >= 8
-// One group in a server of its own, step by step.
+// One sequence group in a server of its own, step by step.
 class ServedGroup {
  public:
   ServedGroup(stage::Engine& engine, const stage::GenerationRequest& request)
@@ -68,7 +89,7 @@ class ServedGroup {
     }
   }
 
-  // False if the blocks that others leave do not suffice.
+  // False if the free blocks are too few for the step.
   bool step() {
     try {
       return server_.step();
@@ -76,12 +97,12 @@ class ServedGroup {
       return false;
     }
   }
-  bool finished() const { return output().finished; }
+  bool finished() const { return output().finished(); }
   std::vector<stage::Branch> live() const {
-    for (const stage::SequenceGroup* group : server_.scheduler().running()) {
+    for (const auto& group : server_.scheduler().running()) {
       return group->live();
     }
-    for (const stage::SequenceGroup* group : server_.scheduler().waiting()) {
+    for (const auto& group : server_.scheduler().waiting()) {
       return group->live();
     }
     return {};
@@ -100,7 +121,7 @@ class ServedGroup {
 
 class ParallelSampling : public ServedGroup {
  public:
-  // The last parameter is the first sequence id of stages that do not choose ids themselves.
+  // The last parameter is the first sequence id, in stages where the caller chooses ids.
   ParallelSampling(stage::Engine& engine, const common::Request& request, int num_samples, int /*first*/ = 0)
       : ServedGroup(engine, {request, num_samples}) {}
 };

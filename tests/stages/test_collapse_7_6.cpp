@@ -7,6 +7,7 @@
 #include "stage6/attention.h"
 #include "stage6/engine.h"
 #include "stage7/attention.h"
+#include "stage7/cpu_runner.h"
 #include "stage7/engine.h"
 #include "tests/stages/collapse.h"
 
@@ -15,7 +16,10 @@ namespace {
 const std::string kNoDifference;
 
 TESTS_STAGE(Before, stage6);
-TESTS_STAGE(After, stage7);
+TESTS_STAGE(Stage7, stage7);
+struct After : Stage7 {
+  using CpuRunner = stage7::CpuRunner;
+};
 
 }  // namespace
 

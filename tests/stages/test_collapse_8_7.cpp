@@ -5,8 +5,10 @@
 #include <vector>
 
 #include "stage7/attention.h"
+#include "stage7/cpu_runner.h"
 #include "stage7/engine.h"
 #include "stage8/attention.h"
+#include "stage8/cpu_runner.h"
 #include "stage8/engine.h"
 #include "stage8/server.h"
 #include "tests/stages/collapse.h"
@@ -15,8 +17,14 @@ namespace {
 
 const std::string kNoDifference;
 
-TESTS_STAGE(Before, stage7);
-TESTS_STAGE(After, stage8);
+TESTS_STAGE(Stage7, stage7);
+struct Before : Stage7 {
+  using CpuRunner = stage7::CpuRunner;
+};
+TESTS_STAGE(Stage8, stage8);
+struct After : Stage8 {
+  using CpuRunner = stage8::CpuRunner;
+};
 
 }  // namespace
 
@@ -53,8 +61,8 @@ TEST_CASE("one request through the server: stage 7's text, and its cache to the 
       after_options.gpu.device = stage8::Device::kCpu;
       stage7::Engine before(tests::small_model(), before_options);
       stage8::Engine after(tests::small_model(), after_options);
-      before.cache().fill(0.0F);
-      after.cache().fill(0.0F);
+      tests::kv_cache<Before>(before).fill(0.0F);
+      tests::kv_cache<After>(after).fill(0.0F);
       stage8::SchedulerOptions scheduler;
       scheduler.token_budget = budget;
       stage8::VirtualClock clock;
@@ -66,8 +74,8 @@ TEST_CASE("one request through the server: stage 7's text, and its cache to the 
       CHECK(actual.front().finish_reason == expected.front().finish_reason);
       for (int layer = 0; layer < 2; ++layer) {
         for (int block = 0; block < 10; ++block) {
-          const common::MatrixView left = after.cache().keys(layer, 1, 4 * block, 4);
-          const common::MatrixView right = before.cache().keys(layer, 1, 4 * block, 4);
+          const common::MatrixView left = tests::kv_cache<After>(after).keys(layer, 1, 4 * block, 4);
+          const common::MatrixView right = tests::kv_cache<Before>(before).keys(layer, 1, 4 * block, 4);
           CHECK(tests::compare_bits({left.data(), 4 * 8}, {right.data(), 4 * 8}) == kNoDifference);
         }
       }

@@ -57,7 +57,7 @@ Run run(const std::vector<Request>& requests, const Configuration& configuration
   options.block_size = configuration.block_size;
 #endif
   stage::Engine engine(bundled().llama, options);
-  engine.cache().fill(std::numeric_limits<float>::quiet_NaN());
+  tests::poison(engine);
   Run result;
   result.streamed.resize(requests.size());
   const common::OnToken on_token = [&](int request, Token token) {

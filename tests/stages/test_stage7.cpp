@@ -4,10 +4,11 @@
 #include <string>
 
 #include "common/base/check.h"
+#include "stage7/cpu_runner.h"
 #include "stage7/engine.h"
-#include "stage7/gpu_runner.h"
 #include "tests/stages/engine_fixtures.h"
 
+using stage7::CpuRunner;
 using stage7::Device;
 using stage7::Engine;
 using stage7::EngineOptions;
@@ -36,7 +37,7 @@ std::string refusal(Device device, Precision precision, KvCacheType kv_cache = K
 
 bool has_gpu() {
   Engine engine(small_model(), {});
-  return engine.gpu() != nullptr;
+  return dynamic_cast<CpuRunner*>(&engine.runner()) == nullptr;
 }
 
 }  // namespace
@@ -57,7 +58,7 @@ TEST_CASE("the CPU computes in float32 only") {
   CHECK(refusal(Device::kCpu, Precision::kFloat32).empty());
   CHECK(tests::contains(refusal(Device::kCpu, Precision::kBFloat16), "float32"));
   Engine engine(small_model(), options_for(Device::kCpu, Precision::kFloat32));
-  CHECK(engine.gpu() == nullptr);
+  CHECK(dynamic_cast<CpuRunner*>(&engine.runner()) != nullptr);
 }
 
 TEST_CASE("float8 K and V without kernels for them end in one clear line (stage 7, invariant 7)") {
@@ -87,17 +88,6 @@ TEST_CASE("float8 weights without kernels for them end in one clear line (stage 
     CHECK(tests::contains(refusal_of(device, Precision::kFloat32), "--precision bf16"));
     CHECK(refusal_of(device, Precision::kBFloat16).empty() == has_gpu());
   }
-}
-
-TEST_CASE("a token's K and V take half the bytes in bfloat16, and a quarter and the scales in float8") {
-  stage7::KvCacheShape shape{
-      .num_layers = 30, .num_blocks = 1, .block_size = 16, .num_heads = 9, .num_kv_heads = 3, .head_dim = 64};
-  CHECK(shape.bytes_per_slot() == 45 * 1024);  // SmolLM2-135M
-  shape.bytes_per_element = 2;
-  CHECK(2 * shape.bytes_per_slot() == 45 * 1024);
-  shape.bytes_per_element = 1;
-  shape.scale_bytes = 4;
-  CHECK(shape.bytes_per_slot() == 30 * 3 * (2 * 64 + 4));
 }
 
 TEST_CASE("next draws the token that sampling from the logits draws") {

@@ -1,4 +1,4 @@
-// Random q, K and V for tests of attention, and how far two right answers may lie apart.
+// Random q, K and V for tests of attention, and how far two correct answers may differ.
 #pragma once
 
 #include <cmath>
@@ -18,11 +18,11 @@ struct AttentionShape {
   int num_layers = 1;
 };
 
-// What the model hands over for some new tokens in one layer.
+// What the model passes to attention in one layer, for some new tokens.
 struct LayerInput {
   common::Matrix q;  // [num_tokens, num_heads * head_dim]
   common::Matrix k;  // [num_tokens, num_kv_heads * head_dim]
-  common::Matrix v;  // likewise
+  common::Matrix v;  // [num_tokens, num_kv_heads * head_dim]
 };
 using TokenInputs = std::vector<LayerInput>;  // [num_layers]
 
@@ -48,11 +48,11 @@ inline constexpr double kUnitRoundoff = 1.0 / (1 << 24);
 
 // How far attention over random_inputs() may be from the exact result.
 //
-// Rounding errors scatter, so those of n additions grow like sqrt(n) (Higham and Mary, SIAM J. Sci. Comput. 41(5),
+// Rounding errors scatter, so the error of n additions grows like sqrt(n) (Higham and Mary, SIAM J. Sci. Comput. 41(5),
 // 2019). With standard normal q and K the scores have size 1 and an error of sqrt(head_dim) roundings, which becomes
 // the relative error of the weights; the sums over the context add sqrt(context_length) more. V reaches 4. The factor
-// 16 is this 4 and another 4 for the other order in which a stage may add. A misplaced row, head or weight changes the
-// output in the first or second digit, four orders of magnitude above.
+// 16 is this 4 times another 4, because a stage may add in another order. A misplaced row, head or weight changes the
+// output in its first or second digit, four orders of magnitude above.
 inline tests::Tolerance rounding_tolerance(const AttentionShape& shape, Eigen::Index context_length) {
   const double roundings =
       std::sqrt(static_cast<double>(shape.head_dim)) + std::sqrt(static_cast<double>(context_length));

@@ -1,8 +1,8 @@
-// The one way tests include Catch2: versions 2.13 (Debian 12) and 3.x (Ubuntu 24.04) keep their headers in different
-// places, and only the macros both have are used.
+// All tests include Catch2 through this file: versions 2.13 (Debian 12) and 3.x (Ubuntu 24.04) keep their headers in
+// different places, and tests use only the macros that both have.
 #pragma once
 
-// Pairs and optionals are printed too where a comparison fails, and not as {?}.
+// Lets a failed comparison print pairs and optionals, too, and not {?}.
 #define CATCH_CONFIG_ENABLE_ALL_STRINGMAKERS
 
 #if __has_include(<catch2/catch_all.hpp>)
@@ -21,7 +21,7 @@ void note_skipped(const std::string& reason);
 
 }  // namespace tests
 
-// Leaves the test case: for what needs a GPU or a file that is not there. (Catch2 has SKIP() from version 3.3 only.)
+// Leaves the test case if it needs a GPU or a file that is not there. (Catch2 has SKIP() from version 3.3 only.)
 #define SKIP_TEST(reason)          \
   do {                             \
     ::tests::note_skipped(reason); \

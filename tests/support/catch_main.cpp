@@ -1,4 +1,4 @@
-// main() of the test programs, compiled once: with Catch2 2.13 this file is the expensive one.
+// main() of the test programs, compiled once: with Catch2 2.13 this file takes long to compile.
 #if !__has_include(<catch2/catch_all.hpp>)
 #define CATCH_CONFIG_RUNNER
 #endif
@@ -9,7 +9,7 @@
 
 namespace {
 
-// What SKIP_RETURN_CODE in tests/CMakeLists.txt says.
+// The SKIP_RETURN_CODE in tests/CMakeLists.txt.
 constexpr int kSkippedExitCode = 77;
 std::atomic<int> num_skipped{0};
 

@@ -1,4 +1,4 @@
-// Compares floats, for every test that computes some. NaN and infinity never pass.
+// Compares floats, for all tests. NaN and infinity never pass.
 #pragma once
 
 #include <span>
@@ -12,8 +12,9 @@ struct Tolerance {
   double relative = 0.0;
 };
 
-// Empty if all values are finite and within the tolerance. Otherwise one line: how many are not, and the index, both
-// values and the bound of the one that exceeds its bound the most, or of the first that is not finite.
+// Empty if all values are finite and within the tolerance. Otherwise one line: how many values are not, and an index
+// with both values and the bound. It is the first value that is not finite, or else the one that exceeds its bound the
+// most.
 std::string compare(std::span<const float> actual, std::span<const double> expected, Tolerance tolerance);
 std::string compare(std::span<const float> actual, std::span<const float> expected, Tolerance tolerance);
 

@@ -1,5 +1,5 @@
-// Float8 as the stages from 7 on store K and V, from the definition: the nearest in a list of all e4m3 numbers. Nothing
-// of it is shared with the kernels.
+// Float8 as stages 7 and 8 store K and V, by its definition: the nearest of all e4m3 numbers. Shares nothing with the
+// kernels.
 #pragma once
 
 #include <algorithm>
@@ -25,7 +25,7 @@ inline double float8_value(std::uint8_t byte) {
   return (byte & 0x80) != 0 ? -size : size;
 }
 
-// The byte of the nearest number; of two that are equally near, the one whose last bit is 0. Beyond 448: 448.
+// The byte of the nearest number; on a tie, the one whose last bit is 0. Numbers beyond 448 become 448.
 inline std::uint8_t float8_byte(double x) {
   static const std::vector<double> numbers = [] {  // by byte, ascending
     std::vector<double> all;
@@ -59,7 +59,7 @@ inline int float8_exponent(double largest) {
   return exponent;
 }
 
-// What rows of head_dim numbers are once they have been stored.
+// What rows of head_dim numbers become when they are stored.
 inline std::vector<float> through_float8(std::span<const float> rows, std::size_t head_dim) {
   std::vector<float> result(rows.size());
   for (std::size_t begin = 0; begin < rows.size(); begin += head_dim) {

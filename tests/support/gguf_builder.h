@@ -105,7 +105,7 @@ struct GgufTensor {
 
 class GgufBuilder {
  public:
-  // Header fields that a malformed file may have wrong. The counts are those of the entries unless set.
+  // Header fields that a malformed file may have wrong. A count that is not set is the number of entries.
   std::string magic = "GGUF";
   std::uint32_t version = 3;
   std::optional<std::uint64_t> num_tensors;
@@ -126,12 +126,12 @@ class GgufBuilder {
     append(payload, static_cast<std::uint32_t>(gguf_value_type<T>()));
     append(payload, std::uint64_t{values.size()});
     for (const auto& value : values) {
-      append_value(payload, static_cast<const T&>(value));  // of a vector<bool>, a proxy
+      append_value(payload, static_cast<const T&>(value));  // a vector<bool> yields proxies
     }
     return add_raw(key, kGgufArray, payload);
   }
 
-  // Any type number and any bytes after it.
+  // Takes any type number, and any bytes after it.
   GgufBuilder& add_raw(const std::string& key, std::uint32_t type, const Bytes& payload) {
     Bytes pair;
     append_string(pair, key);
@@ -166,7 +166,7 @@ class GgufBuilder {
     return *this;
   }
 
-  // The same as F32.
+  // The same for F32.
   GgufBuilder& add_tensor(const std::string& name, const std::vector<std::int64_t>& shape,
                           const std::vector<float>& values) {
     Bytes data;
@@ -215,7 +215,7 @@ class GgufBuilder {
   std::size_t alignment_ = 32;
 };
 
-// Filler for tensor data: as float16 or bfloat16, and so as a scale at any place of a block, every value is finite.
+// Filler for tensor data: every value is finite, as float16 or bfloat16, and so as a scale at any place of a block.
 inline Bytes finite_data(std::size_t size) {
   Bytes data(size);
   for (std::size_t i = 0; i < size; ++i) {
@@ -224,7 +224,7 @@ inline Bytes finite_data(std::size_t size) {
   return data;
 }
 
-// Every type of metadata value, alone and in arrays, and one tensor of each type: what the reader accepts, in 4 KiB.
+// All that the reader accepts, in 4 KiB: every type of metadata value, alone and in arrays, and a tensor of each type.
 inline GgufBuilder small_gguf() {
   GgufBuilder builder;
   builder.add("general.architecture", "llama").set_alignment(64);

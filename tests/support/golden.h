@@ -1,4 +1,4 @@
-// The bundled model, and the texts that every stage has to write with it.
+// The bundled model, and the texts that every stage has to generate with it.
 #pragma once
 
 #include <algorithm>
@@ -20,9 +20,9 @@
 
 namespace tests {
 
-// Under sanitizers the full set would take a minute and a half for each stage. They look for accesses out of bounds,
-// and those do not depend on which words a prompt has: a few prompts and one size of chunk take every path. What the
-// text is, the other builds check in full.
+// Under sanitizers the full set would take a minute and a half for each stage. Sanitizers look for accesses out of
+// bounds, which do not depend on the words of a prompt: a few prompts and one chunk size take every path. The other
+// builds check all texts.
 inline constexpr std::size_t kMaxPrompts = kSanitized ? 2 : std::numeric_limits<std::size_t>::max();
 
 struct BundledModel {
@@ -70,7 +70,7 @@ inline common::Request greedy_request(const std::string& prompt, int max_new_tok
   return request;
 }
 
-// Empty if equal; otherwise the first step at which they part, and what was written up to there.
+// Empty if equal; otherwise the first step at which they differ, and the text up to there.
 inline std::string compare_tokens(const std::vector<common::Token>& actual,
                                   const std::vector<common::Token>& expected) {
   if (actual == expected) {

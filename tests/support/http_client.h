@@ -1,4 +1,4 @@
-// A client of a server on this machine, as simple as it can be: it sends bytes and reads bytes.
+// A minimal client of a server on this machine: it sends bytes and reads bytes.
 #pragma once
 
 #include <arpa/inet.h>
@@ -21,7 +21,7 @@ namespace tests {
 
 class HttpConnection {
  public:
-  // receive_buffer: bytes that the system keeps for a client that does not read; 0: as it likes.
+  // receive_buffer: bytes that the system keeps for a client that does not read; 0: the system's default.
   explicit HttpConnection(int port, int receive_buffer = 0) : socket_(::socket(AF_INET, SOCK_STREAM, 0)) {
     if (receive_buffer > 0) {
       setsockopt(socket_, SOL_SOCKET, SO_RCVBUF, &receive_buffer, sizeof(receive_buffer));
@@ -59,7 +59,7 @@ class HttpConnection {
     return true;
   }
 
-  // Some bytes; none at the end, or if nothing comes for so long.
+  // Some bytes; none at the end, or if none come within the timeout.
   std::string read_some(int timeout_milliseconds = 10'000) {
     pollfd state = {socket_, POLLIN, 0};
     std::array<char, 4096> bytes = {};
@@ -77,7 +77,7 @@ class HttpConnection {
     return count == 0 || (count < 0 && errno != EAGAIN && errno != EWOULDBLOCK);
   }
 
-  // All that comes until the text ends with `end`, or until nothing more comes.
+  // Reads until the text ends with `end`, or until nothing more comes.
   std::string read_until(std::string_view end, int timeout_milliseconds = 10'000) {
     std::string text;
     while (text.find(end) == std::string::npos) {
@@ -107,7 +107,7 @@ inline std::string http_post(const std::string& path, const std::string& body) {
          std::to_string(body.size()) + "\r\n\r\n" + body;
 }
 
-// Reads one reply with a Content-Length, or one in chunks.
+// Reads one reply, which has a Content-Length or comes in chunks.
 inline HttpReply read_reply(HttpConnection& connection) {
   HttpReply reply;
   const std::string text = connection.read_until("\r\n\r\n");

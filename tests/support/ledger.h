@@ -85,9 +85,9 @@ inline std::string check_lengths(const Snapshot& snapshot, int block_size) {
   return "";
 }
 
-// Until stage 4 a block has one owner, which may be the free list. From stage 5 on it is on the free list once and in
-// no table, or in as many tables as its reference count says, in each once (stage 5, invariant 1). From stage 6 on the
-// cached blocks are a second free list.
+// Up to stage 4, a block has one owner or is free. From stage 5 on, it is on the free list once and in no table, or in
+// as many tables as its reference count says, once in each (stage 5, invariant 1). From stage 6 on, the cached blocks
+// are a second free list.
 inline std::string check_owners(const Snapshot& snapshot, int num_blocks) {
   std::vector<int> owners(static_cast<std::size_t>(num_blocks), 0);
   std::vector<int> times_free = owners;
@@ -185,7 +185,7 @@ inline std::string check_ledger(const stage::KvCacheManager& manager, int num_bl
 }
 
 #if STAGE_NUMBER >= 5
-// For a sequence that has just been given room for num_tokens more: no block that they will be written to has another
+// For a sequence that has just been given room for num_tokens more: no block that these will be written to has another
 // owner (stage 5, invariant 3). Empty if so.
 inline std::string check_writable(const stage::KvCacheManager& manager, int sequence, int num_tokens) {
   for (const int slot : manager.slots(sequence, manager.length(sequence), num_tokens)) {

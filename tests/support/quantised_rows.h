@@ -1,4 +1,4 @@
-// Random weights of any type that files have.
+// Random weights of every type that files have.
 #pragma once
 
 #include <algorithm>
@@ -17,7 +17,7 @@
 
 namespace tests {
 
-// Where the float16 scale of a block is, and the one of its minimums if it has one. With a minimum of `centre` times
+// Where the float16 scale of a block is, and that of its minimums if it has minimums. With a minimum of `centre` times
 // the scale, weights are as often negative as positive.
 struct BlockScales {
   common::TensorType type;
@@ -51,7 +51,7 @@ inline std::uint16_t half_of(float value) {
   return static_cast<std::uint16_t>((bits >> 16U & 0x8000U) | (bits >> 13U & 0x7FFFU));
 }
 
-// `count` random weights of a type as they are stored, a whole number of blocks, of about this standard deviation.
+// `count` random weights, stored in a type, with about this standard deviation. `count` must be whole blocks.
 inline Bytes random_weights(common::Random& random, common::TensorType type, std::size_t count, float deviation) {
   const common::BlockFormat format = common::block_format(type);
   const auto put = [](Bytes& data, std::size_t at, auto value) { std::memcpy(data.data() + at, &value, sizeof value); };

@@ -1,5 +1,5 @@
-// Causal grouped-query attention in float64, written to be read rather than to be fast: the reference for every
-// implementation.
+// Causal grouped-query attention in float64, written to be read rather than to be fast: all implementations are
+// compared with it.
 #pragma once
 
 #include <vector>

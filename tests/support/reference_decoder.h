@@ -1,5 +1,5 @@
-// Generation without a cache of blocks: keys and values in plain growing matrices, attention in float64. Tests of the
-// model use it, so that what they say does not rest on any stage.
+// Generation without a cache of blocks: keys and values are plain growing matrices, attention is in float64. Tests of
+// the model use it, so that their results do not depend on any stage.
 #pragma once
 
 #include <algorithm>
@@ -44,7 +44,7 @@ class ReferenceCache {
     return result;
   }
 
-  // Tokens whose keys and values are here; during a forward pass, those of the last layer lag behind.
+  // Tokens whose keys and values are here. During a forward pass, the last layer's lag behind.
   int length() const { return static_cast<int>(keys_.back().rows()); }
 
  private:

@@ -1,5 +1,5 @@
-// All that the shared tests know of a stage's interface, in one place: where its headers are, and how tokens get into
-// its cache and are attended to. A stage that changes a signature changes one function here; the contract stays.
+// All that the shared tests know of a stage's interface, in one place: where its headers are, how tokens get into its
+// cache, and how they are attended to. A stage that changes a signature changes one function here; the contract stays.
 //
 // The build sets STAGE_NUMBER (3) and STAGE_NAMESPACE (stage3), and makes "stage3/" lead to the stage's folder.
 #pragma once
@@ -26,7 +26,7 @@ namespace tests {
 
 // ---- What differs from stage to stage ------------------------------------------------------------------------------
 
-// num_host_blocks: for what is swapped out; from stage 8 on.
+// num_host_blocks: room for swapped blocks; from stage 8 on.
 inline stage::KvCacheShape cache_shape(const AttentionShape& shape, int num_blocks, int block_size,
                                        [[maybe_unused]] int num_host_blocks = 0) {
   stage::KvCacheShape result;
@@ -67,14 +67,14 @@ inline bool start_sequence(stage::KvCacheManager& manager, int sequence, [[maybe
 #endif
 }
 
-// The ways in which the stage computes attention; all of them have to meet the contract.
+// The ways in which the stage computes attention; all have to meet the contract.
 #if STAGE_NUMBER < 3
 inline constexpr std::array<const char*, 1> kVariants = {"softmax over all scores at once"};
 #else
 inline constexpr std::array<const char*, 2> kVariants = {"online softmax", "safe softmax"};
 #endif
 
-// The newest q.rows() tokens of the sequence over all its context_length tokens.
+// The newest q.rows() tokens of the sequence attend to all its context_length tokens.
 inline common::Matrix attend(const stage::KvCache& cache, const stage::KvCacheManager& manager, int sequence, int layer,
                              const common::Matrix& q, int context_length, [[maybe_unused]] std::size_t variant) {
 #if STAGE_NUMBER == 1
@@ -87,13 +87,13 @@ inline common::Matrix attend(const stage::KvCache& cache, const stage::KvCacheMa
 #endif
 }
 
-// Under which head's index the cache keeps what a query head reads: until stage 4 every query head has its own copy.
+// The index of the cached head that a query head reads: before stage 4, every query head has its own copy.
 inline int stored_head(const AttentionShape& shape, int head) {
   return STAGE_NUMBER < 4 ? head : head / (shape.num_heads / shape.num_kv_heads);
 }
 
 #if STAGE_NUMBER >= 5
-// The copies that are pending, for a test that carries them out itself.
+// Removes the pending copies from the manager, for a test that carries them out itself.
 inline std::vector<stage::BlockCopy> take_copies(stage::KvCacheManager& manager) {
   std::vector<stage::BlockCopy> copies(manager.pending_copies().begin(), manager.pending_copies().end());
   manager.clear_pending_copies();
@@ -107,7 +107,7 @@ using Outputs = std::array<std::vector<common::Matrix>, kVariants.size()>;
 // ---- The same in every stage ---------------------------------------------------------------------------------------
 
 // A manager and its cache, driven as an engine drives them. Every slot that holds no live token is NaN, at first and
-// after each free(), so that one stale or foreign row that is read turns the output into NaN.
+// after each free(), so that reading one stale or foreign row turns the output into NaN.
 class PagedSequences {
  public:
   PagedSequences(const AttentionShape& shape, int num_blocks, int block_size)

@@ -2,7 +2,7 @@
 // the stage's folder.
 #pragma once
 
-// STAGE_HEADER(engine.h) is "stage3/engine.h". Two steps, because # takes its argument before macros are replaced.
+// STAGE_HEADER(engine.h) is "stage3/engine.h". It takes two macros, because # does not expand its argument.
 #define TESTS_QUOTE(path) #path
 // Not formatted: spaces around the slash would become part of the path.
 // clang-format off

@@ -1,5 +1,5 @@
-// A Llama of a few dozen numbers, written as a file, and an independent forward pass for it: float64, plain loops, fed
-// from the tensors of the same file.
+// A Llama of a few dozen numbers, written as a file, and an independent forward pass for it: float64, plain loops,
+// reading the tensors of the same file.
 #pragma once
 
 #include <algorithm>
@@ -103,8 +103,8 @@ class SlowLlama {
  private:
   std::string key(const std::string& rest) const { return architecture_ + "." + rest; }
 
-  // As the paper has it (arXiv 2309.00071, section 3.2): by how many times a pair turns over the context of training,
-  // with the ends of the ramp put at whole pairs, as its authors' program does.
+  // As in the paper (arXiv 2309.00071, section 3.2): by how many times a pair turns over the context of training. The
+  // ends of the ramp are moved to whole pairs, as in its authors' program.
   void slow_by_yarn(double base) {
     const double factor = file_.get_float(key("rope.scaling.factor"));
     const auto trained = static_cast<double>(file_.get_int(key("rope.scaling.original_context_length")));
@@ -188,7 +188,7 @@ class SlowLlama {
     }
   }
 
-  // One token's query against all keys so far, which end with its own.
+  // One token's query attends to all keys so far, the last of which is its own.
   Vector attend(const Vector& q, const std::vector<Vector>& keys, const std::vector<Vector>& values) const {
     const std::size_t num_queries_per_kv = q.size() / keys[0].size();
     Vector result(q.size(), 0.0);
@@ -202,7 +202,7 @@ class SlowLlama {
         for (std::size_t d = 0; d < head_dim_; ++d) {
           score += q[q_begin + d] * key[kv_begin + d];
         }
-        // Scores stay far below 700, so that exp() needs no maximum taken out first.
+        // Scores stay far below 700, so exp() does not overflow even without subtracting the maximum.
         weights.push_back(std::exp(score / std::sqrt(static_cast<double>(head_dim_))));
         sum += weights.back();
       }
@@ -242,10 +242,10 @@ class SlowLlama {
 
 // ---- Small models -------------------------------------------------------------------------------------------------
 
-// What a small file says of itself. Sizes lie off the width of vector registers on purpose.
+// What a small file says of itself. The sizes are deliberately no multiples of a vector register's width.
 struct TinyModel {
   std::string architecture = "llama";
-  common::TensorType type = common::TensorType::F32;  // of matrices; the second layer's are of other_type
+  common::TensorType type = common::TensorType::F32;  // the matrices'; other_type is the second layer's
   std::optional<common::TensorType> other_type;
   int vocab_size = 11;
   int hidden_size = 12;
@@ -259,13 +259,13 @@ struct TinyModel {
   bool tied = true;
   float epsilon = 1e-5F;
   bool float8 = false;  // the matrices of layers hold numbers that float8 with a scale for each row stores exactly
-  double spread = 1.5;  // of a product, if what is multiplied has 1
+  double spread = 1.5;  // standard deviation of a product whose input has 1
   std::optional<float> freq_base;
   std::vector<float> rope_factors;
   std::string scaling;  // linear or yarn, by 4
   std::optional<int> trained_length;
 
-  // common::Random weights, norms included, large enough for tokens to influence one another.
+  // Random weights and norms, large enough for tokens to influence one another.
   GgufBuilder builder() const {
     GgufBuilder result;
     add_metadata(result);

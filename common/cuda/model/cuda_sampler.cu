@@ -2,6 +2,7 @@
 
 #include <cmath>
 #include <limits>
+#include "common/cuda/ptx.cuh"
 
 #include "common/cuda/model/llama_kernels.h"
 #include "common/cuda/model/ranked.cuh"

@@ -8,6 +8,7 @@
 
 #include "common/cuda/model/fused_linear.h"
 #include "common/cuda/model/scalars.cuh"
+#include "common/cuda/ptx.cuh"
 
 namespace common {
 
@@ -56,7 +57,7 @@ struct AddToResidual {
 
   __device__ __forceinline__ void prefetch(int row) const {
     if (row < residual.num_cols) {
-      asm volatile("prefetch.global.L2 [%0];" ::"l"(residual.norm + row));
+      prefetch_to_l2(residual.norm + row);
     }
   }
   __device__ __forceinline__ float4 load_epilogue(int token, int row) const {

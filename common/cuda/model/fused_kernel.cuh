@@ -22,6 +22,7 @@
 #pragma once
 
 #include "common/cuda/model/fused_pieces.cuh"
+#include "common/cuda/ptx.cuh"
 #include "common/cuda/runtime/launch.h"
 
 namespace common {
@@ -65,9 +66,7 @@ class WeightRing {
   }
 
   // Until the oldest visit has arrived, which is the one that slot() reads.
-  __device__ __forceinline__ void wait() const {
-    asm volatile("cp.async.wait_group %0;" ::"n"(kStages - 1) : "memory");
-  }
+  __device__ __forceinline__ void wait() const { wait_copies<kStages - 1>(); }
   __device__ __forceinline__ const uint4& slot(int slot, int tile = 0) const { return *place(stage_, tile, slot); }
 
   // Done with the oldest visit: its place is given to the next one not yet copied.
@@ -97,7 +96,7 @@ class WeightRing {
       }
       ahead_.advance(tiles_.count, num_batches_);
     }
-    asm volatile("cp.async.commit_group;" ::: "memory");
+    commit_copies();
   }
 
   __device__ __forceinline__ uint4* place(int stage, int tile, int slot) const {

@@ -7,6 +7,7 @@
 
 #include "common/cuda/model/fused_linear.h"
 #include "common/cuda/model/scalars.cuh"
+#include "common/cuda/ptx.cuh"
 
 namespace common {
 
@@ -73,21 +74,11 @@ __device__ __forceinline__ float norm_scale(const FusedLinear& linear, int token
 
 // 16 bytes of x, which every block reads. Not by __ldcg: that reads what may change meanwhile, and has to go to the one
 // half of L2 whose line it is. What is read here has been written by launches that are over.
-__device__ __forceinline__ uint4 load_x_piece(const void* source) {
-  uint4 piece;
-  asm volatile("ld.global.L1::no_allocate.v4.u32 {%0, %1, %2, %3}, [%4];"
-               : "=r"(piece.x), "=r"(piece.y), "=r"(piece.z), "=r"(piece.w)
-               : "l"(source)
-               : "memory");
-  return piece;
-}
+__device__ __forceinline__ uint4 load_x_piece(const void* source) { return load_past_l1(source); }
 
 // 16 bytes from memory into shared memory; or 16 zero bytes, and memory is not touched.
 __device__ __forceinline__ void copy_async(uint4* shared, const void* global, bool exists) {
-  const auto address = static_cast<unsigned>(__cvta_generic_to_shared(shared));
-  asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16, %2;" ::"r"(address), "l"(global),
-               "r"(exists ? 16 : 0)
-               : "memory");
+  copy_vec_async(shared_address(shared), global, exists);
 }
 
 // Adds x * w, for 8 columns, to `even` + `odd`: what lane 4 g + t has of token g, times what lane 4 g' + t has of row
@@ -96,15 +87,8 @@ __device__ __forceinline__ void copy_async(uint4* shared, const void* global, bo
 // to the same sums wait for each other, so there are two sets of sums.
 __device__ __forceinline__ void multiply(float (&even)[2], float (&odd)[2], const uint4& x, const uint4& w,
                                          __nv_bfloat16) {
-  const auto step = [](float(&sums)[2], unsigned x0, unsigned x1, unsigned w0, unsigned w1) {
-    [[maybe_unused]] float unused[2];
-    asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %5}, {%7, %8}, "
-        "{%0, %1, %9, %9};"
-        : "+f"(sums[0]), "+f"(sums[1]), "=f"(unused[0]), "=f"(unused[1])
-        : "r"(x0), "r"(0U), "r"(x1), "r"(w0), "r"(w1), "f"(0.0F));
-  };
-  step(even, x.x, x.y, w.x, w.y);
-  step(odd, x.z, x.w, w.z, w.w);
+  multiply_add_upper(even, x.x, x.y, w.x, w.y);
+  multiply_add_upper(odd, x.z, x.w, w.z, w.w);
 }
 
 // Float32 has one token, whose columns t all lanes 4 g + t have; all sums are row g's.
@@ -128,10 +112,7 @@ __device__ __forceinline__ void interleave(uint4& low, uint4& high, unsigned zer
 
 // Sums 0 and 1 in lane 4 g + t are token g and rows 2 t and 2 t + 1, sums 2 and 3 are those of token g + 8.
 __device__ __forceinline__ void multiply_full(float (&sums)[4], const uint4& x, unsigned w0, unsigned w1) {
-  asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "
-      "{%0, %1, %2, %3};"
-      : "+f"(sums[0]), "+f"(sums[1]), "+f"(sums[2]), "+f"(sums[3])
-      : "r"(x.x), "r"(x.y), "r"(x.z), "r"(x.w), "r"(w0), "r"(w1));
+  multiply_add(sums, {x.x, x.y, x.z, x.w}, w0, w1);
 }
 
 __device__ __forceinline__ void store_sums(float2* place, float x, float y, bool add) {

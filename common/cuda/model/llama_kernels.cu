@@ -2,6 +2,7 @@
 
 #include <cuda_bf16.h>
 #include <cuda_fp8.h>
+#include "common/cuda/ptx.cuh"
 
 #include <algorithm>
 
@@ -119,13 +120,10 @@ __device__ __forceinline__ void meet_peers(const PartialSum& sum) {
   const auto peer = static_cast<int>(threadIdx.x);
   if (peer < sum.num_parts && peer != sum.rank) {
     __threadfence_system();
-    asm volatile("st.release.sys.global.u32 [%0], %1;" ::"l"(sum.arrived[peer] + sum.rank * kMaxPeerRows + blockIdx.x),
-                 "r"(number)
-                 : "memory");
+    store_release_system(sum.arrived[peer] + sum.rank * kMaxPeerRows + blockIdx.x, number);
     const unsigned* const flag = sum.arrived[sum.rank] + peer * kMaxPeerRows + blockIdx.x;
     for (unsigned tries = 1;; ++tries) {
-      unsigned arrived = 0;
-      asm volatile("ld.acquire.sys.global.u32 %0, [%1];" : "=r"(arrived) : "l"(flag) : "memory");
+      const unsigned arrived = load_acquire_system(flag);
       // A GPU that is ahead may have gone on to the next sum. Numbers begin anew after 2^32.
       if (static_cast<int>(arrived - number) >= 0 ||
           (tries % 4096 == 0 && *static_cast<const volatile int*>(sum.stop) != 0)) {

@@ -6,6 +6,7 @@
 #include <cstdint>
 
 #include "common/cuda/model/precision.h"
+#include "common/cuda/ptx.cuh"
 
 namespace common {
 
@@ -52,11 +53,7 @@ __device__ __forceinline__ void unpack_four(std::uint32_t four, std::uint32_t& e
   const auto unpack = [](std::uint32_t moved, std::uint32_t signs) {
     constexpr std::uint32_t kScale = 0x7B807B80;  // 2^120, twice
     constexpr std::uint32_t kMinusZero = 0x80008000;
-    std::uint32_t result;
-    asm("fma.rn.bf16x2 %0, %1, %2, %3;"
-        : "=r"(result)
-        : "r"((moved & 0x07F007F0U) | (signs & 0x80008000U)), "r"(kScale), "r"(kMinusZero));
-    return result;
+    return multiply_add_pairs((moved & 0x07F007F0U) | (signs & 0x80008000U), kScale, kMinusZero);
   };
   even = unpack(four << 4U, four << 8U);
   odd = unpack(four >> 4U, four);
@@ -78,13 +75,6 @@ struct Vec16 {
     return to_float(reinterpret_cast<const Scalar*>(&bits)[i]);
   }
 };
-
-// 2^x, to about 2 units in the last place: one instruction, where expf takes about ten. 2^-infinity is 0.
-__device__ __forceinline__ float exp2_fast(float x) {
-  float y;
-  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
-  return y;
-}
 
 // Four adjacent floats, read from L2, past L1: another launch wrote them, perhaps while this one was already running,
 // and they are used only once.

@@ -1,5 +1,5 @@
-// Kernel launches that may overlap with the previous launch, and the two instructions that make this safe. For .cu
-// files.
+// Kernel launches that may overlap with the previous launch. Two instructions make this safe (ptx.cuh):
+// wait_for_previous_launch() and allow_next_launch(). For .cu files.
 #pragma once
 
 #include <cuda_runtime.h>
@@ -65,25 +65,5 @@ void launch(void (*kernel)(Parameters...), dim3 grid, int threads, std::size_t s
             Overlap overlap, const Arguments&... arguments) {
   launch_clusters(kernel, grid, 1, threads, shared_bytes, stream, overlap, arguments...);
 }
-
-#ifdef __CUDACC__
-
-// Waits until the launch before this one has finished and its writes are visible.
-__device__ __forceinline__ void wait_for_previous_launch() {
-#if __CUDA_ARCH__ >= 900
-  asm volatile("griddepcontrol.wait;" ::: "memory");
-#endif
-}
-
-// Lets the next launch start as soon as there is room, even while the launch before this one still runs, unless this
-// one has called wait_for_previous_launch() before. So the next launch must not touch memory before it has waited
-// itself.
-__device__ __forceinline__ void allow_next_launch() {
-#if __CUDA_ARCH__ >= 900
-  asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
-#endif
-}
-
-#endif  // __CUDACC__
 
 }  // namespace common

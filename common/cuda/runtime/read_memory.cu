@@ -1,5 +1,7 @@
 #include "common/cuda/runtime/read_memory.h"
 
+#include "common/cuda/ptx.cuh"
+
 namespace common {
 namespace {
 
@@ -10,15 +12,6 @@ constexpr int kResident = 2;
 
 __device__ unsigned sink;
 
-// Volatile, so that the compiler keeps the order: all eight loads are in flight before the first result is used.
-__device__ __forceinline__ uint4 load_once(const uint4* address) {
-  uint4 x;
-  asm volatile("ld.global.cs.v4.u32 {%0, %1, %2, %3}, [%4];"
-               : "=r"(x.x), "=r"(x.y), "=r"(x.z), "=r"(x.w)
-               : "l"(address));
-  return x;
-}
-
 __global__ void __launch_bounds__(kThreads, kResident) read_all(const uint4* data, std::size_t size) {
   unsigned sum = 0;
   const auto add = [&](const uint4& x) { sum ^= x.x ^ x.y ^ x.z ^ x.w; };
@@ -26,10 +19,10 @@ __global__ void __launch_bounds__(kThreads, kResident) read_all(const uint4* dat
   for (std::size_t begin = blockIdx.x * kStretch; begin < size; begin += gridDim.x * kStretch) {
     const uint4* own = data + begin + threadIdx.x;
     if (begin + kStretch <= size) {
-      uint4 x[kUnroll];
+      uint4 x[kUnroll];  // all loads are in flight before the first result is used
 #pragma unroll
       for (int i = 0; i < kUnroll; ++i) {
-        x[i] = load_once(own + i * kThreads);
+        x[i] = load_streaming(own + i * kThreads);
       }
 #pragma unroll
       for (int i = 0; i < kUnroll; ++i) {
@@ -37,7 +30,7 @@ __global__ void __launch_bounds__(kThreads, kResident) read_all(const uint4* dat
       }
     } else {
       for (const uint4* at = own; at < data + size; at += kThreads) {
-        add(load_once(at));
+        add(load_streaming(at));
       }
     }
   }

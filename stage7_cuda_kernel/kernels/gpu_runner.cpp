@@ -1,11 +1,11 @@
-#include "cuda_runner.h"
+#include "../gpu_runner.h"
 
 #include <algorithm>
 #include <bit>
 #include <cstddef>
 #include <cstdint>
 #include <optional>
-#include <set>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -38,19 +38,24 @@ common::CudaLlama device_model(const common::Llama& model, const GpuOptions& opt
 }
 
 // Free functions of the kernels' names, which a runner's own members would hide.
-void launch_copies(void* keys, void* values, int num_layers, const PageShape& shape,
-                   const std::vector<PageCopy>& copies, const common::Stream& stream) {
-  copy_blocks(keys, values, num_layers, shape, copies.data(), static_cast<int>(copies.size()), stream.get());
+void launch_copies(void* keys, void* values, int num_layers, const PageShape& shape, std::span<const BlockCopy> copies,
+                   const common::Stream& stream) {
+  std::vector<PageCopy> launch;
+  for (const auto& [source, destination] : copies) {
+    launch.push_back({source, destination});
+  }
+  copy_blocks(keys, values, num_layers, shape, launch.data(), static_cast<int>(launch.size()), stream.get());
 }
 
 std::string why_unsupported(const PageShape& shape, int num_heads) { return unsupported(shape, num_heads); }
 
 }  // namespace
 
-struct CudaRunner::Impl {
+struct GpuRunner::Impl {
   Impl(const common::Llama& llama, const KvCacheShape& cache_shape, const GpuOptions& options, int chunk_size)
       : shape(page_shape(cache_shape, options)),
         num_layers(cache_shape.num_layers),
+        cache_size{cache_shape.num_blocks, shape.block_size, num_layers * shape.bytes_per_block() / shape.block_size},
         layer_bytes(static_cast<std::size_t>(shape.elements()) * static_cast<std::size_t>(bytes_of(shape.type))),
         model(device_model(llama, options, chunk_size)),
         keys(layer_bytes * static_cast<std::size_t>(num_layers)),
@@ -84,7 +89,7 @@ struct CudaRunner::Impl {
   }
 
   // One pass over all tokens: a single one is decode attention's, a chunk ragged attention's.
-  void run(int num_tokens) {
+  void run(int num_tokens, int num_rows) {
     const bool is_decode = num_tokens == 1;
     if (is_decode) {
       plan_decode(shape, batch(), decode_workspace.data(), stream.get());
@@ -105,14 +110,18 @@ struct CudaRunner::Impl {
       }
     };
     model.forward(inputs.tokens(), inputs.positions(), num_tokens, attend, stream.get());
-    model.logits(inputs.logits_rows(), 1, logits.data(), stream.get());
-    model.argmax(logits.data(), 1, argmax.data(), stream.get());
+    if (num_rows > 0) {
+      model.logits(inputs.logits_rows(), num_rows, logits.data(), stream.get());
+      model.argmax(logits.data(), num_rows, argmax.data(), stream.get());
+    }
   }
 
   common::Matrix read_back(int layer, std::span<const int> slots, bool want_keys);
+  double read_bandwidth() const;  // of the device's memory: bytes per second
 
   PageShape shape;
   int num_layers;
+  CacheSize cache_size;
   std::size_t layer_bytes;
   common::Stream stream;
   common::CudaLlama model;
@@ -125,106 +134,99 @@ struct CudaRunner::Impl {
   DeviceArray<float> logits;  // [1, vocab_size]
   DeviceArray<int> argmax{1};
   common::PinnedArray<int> argmax_on_host{1};
+  bool draws_tokens = true;  // what the last batch asked for
   // Five launches for each layer and four more, the same for every step of one token: recorded at the first such step,
   // and replayed with other numbers in the inputs.
   std::optional<common::Graph> decode_step;
 };
 
-std::string CudaRunner::unsupported(const common::LlamaConfig& config, const KvCacheShape& shape,
-                                    const GpuOptions& options) {
+std::string GpuRunner::unsupported(const common::LlamaConfig& config, const KvCacheShape& shape,
+                                   const GpuOptions& options) {
   const std::string reason = common::CudaLlama::unsupported(config, options.weights);
   return reason.empty() ? why_unsupported(page_shape(shape, options), shape.num_heads) : reason;
 }
 
-CudaRunner::CudaRunner(const common::Llama& model, const KvCacheShape& shape, const GpuOptions& options,
-                       int chunk_size) {
+GpuRunner::GpuRunner(const common::Llama& model, const KvCacheShape& shape, const GpuOptions& options, int chunk_size) {
   try {
     impl_ = std::make_unique<Impl>(model, shape, options, chunk_size);
   } catch (const common::OutOfDeviceMemory&) {
+    const PageShape pages = page_shape(shape, options);
     throw common::InputError("the GPU has no room for the model and " +
-                             common::format_bytes(shape.bytes_per_slot() * shape.num_slots()) +
+                             common::format_bytes(pages.num_blocks * shape.num_layers * pages.bytes_per_block()) +
                              " of K and V; a smaller cache (--slots) may fit");
   }
 }
 
-CudaRunner::~CudaRunner() = default;
+GpuRunner::~GpuRunner() = default;
 
-void CudaRunner::copy_blocks(std::span<const BlockCopy> copies) {
-  // A launch copies its blocks side by side, and the list is in order: where a copy depends on an earlier one, the next
-  // begins.
-  std::vector<PageCopy> launch;
-  std::set<int> read;
-  std::set<int> written;
-  const auto launch_all = [&] {
+const CacheSize& GpuRunner::cache() const { return impl_->cache_size; }
+
+void GpuRunner::copy_blocks(std::span<const BlockCopy> copies) {
+  while (!copies.empty()) {
+    const std::span<const BlockCopy> launch = independent_copies(copies);
     launch_copies(impl_->keys.data(), impl_->values.data(), impl_->num_layers, impl_->shape, launch, impl_->stream);
-    launch.clear();
-    read.clear();
-    written.clear();
-  };
-  for (const auto& [source, destination] : copies) {
-    if (written.contains(source) || written.contains(destination) || read.contains(destination)) {
-      launch_all();
-    }
-    launch.push_back({source, destination});
-    read.insert(source);
-    written.insert(destination);
+    copies = copies.subspan(launch.size());
   }
-  launch_all();
 }
 
-void CudaRunner::forward(const GpuStep& step) {
+void GpuRunner::enqueue(const RaggedBatch& batch) {
   try {
-    impl_->inputs.upload(step, impl_->shape.block_size, impl_->stream);
+    impl_->inputs.upload(batch, impl_->shape.block_size, impl_->stream);
     const int num_tokens = impl_->inputs.num_tokens();
-    if (num_tokens == 1) {
+    const int num_rows = impl_->inputs.num_rows();
+    if (num_tokens == 1 && num_rows == 1) {
       if (!impl_->decode_step) {
-        impl_->decode_step.emplace(impl_->stream, [&] { impl_->run(num_tokens); });
+        impl_->decode_step.emplace(impl_->stream, [&] { impl_->run(num_tokens, num_rows); });
       }
       impl_->decode_step->launch(impl_->stream);
     } else {
-      impl_->run(num_tokens);
+      impl_->run(num_tokens, num_rows);
     }
     CUDA_CHECK(cudaMemcpyAsync(impl_->argmax_on_host.data(), impl_->argmax.data(), sizeof(int), cudaMemcpyDeviceToHost,
                                impl_->stream.get()));
+    impl_->draws_tokens = batch.draws_tokens;
   } catch (...) {
     (void)cudaStreamSynchronize(impl_->stream.get());  // what was enqueued still reads the inputs
     throw;
   }
 }
 
-common::Matrix CudaRunner::logits() {
-  common::Matrix result(1, impl_->model.config().vocab_size);
-  CUDA_CHECK(cudaMemcpyAsync(result.data(), impl_->logits.data(),
-                             static_cast<std::size_t>(result.size()) * sizeof(float), cudaMemcpyDeviceToHost,
-                             impl_->stream.get()));
+StepResult GpuRunner::wait() {
+  StepResult result;
+  if (!impl_->draws_tokens) {
+    result.logits.resize(impl_->inputs.num_rows(), impl_->model.config().vocab_size);
+    CUDA_CHECK(cudaMemcpyAsync(result.logits.data(), impl_->logits.data(),
+                               static_cast<std::size_t>(result.logits.size()) * sizeof(float), cudaMemcpyDeviceToHost,
+                               impl_->stream.get()));
+  }
   impl_->stream.synchronize();
+  if (impl_->draws_tokens) {
+    result.tokens.assign(impl_->argmax_on_host.data(), impl_->argmax_on_host.data() + impl_->inputs.num_rows());
+  }
   return result;
 }
 
-common::Token CudaRunner::argmax_token() {
-  impl_->stream.synchronize();
-  return *impl_->argmax_on_host.data();
-}
+common::Matrix GpuRunner::keys(int layer, std::span<const int> slots) { return impl_->read_back(layer, slots, true); }
 
-common::Matrix CudaRunner::keys(int layer, std::span<const int> slots) { return impl_->read_back(layer, slots, true); }
-
-common::Matrix CudaRunner::values(int layer, std::span<const int> slots) {
+common::Matrix GpuRunner::values(int layer, std::span<const int> slots) {
   return impl_->read_back(layer, slots, false);
 }
 
-std::int64_t CudaRunner::weight_bytes_per_token() const { return impl_->model.weight_bytes_per_token(); }
+std::optional<ReadLimit> GpuRunner::read_limit() {
+  return ReadLimit{impl_->model.weight_bytes_per_token(), impl_->read_bandwidth()};
+}
 
-double CudaRunner::read_bandwidth() {
+double GpuRunner::Impl::read_bandwidth() const {
   constexpr std::size_t kBytes = std::size_t{1} << 31;  // far more than the L2 cache
-  if (impl_->keys.bytes() >= kBytes) {
-    return 1e9 * common::read_ceiling(impl_->stream, impl_->keys.data(), kBytes);
+  if (keys.bytes() >= kBytes) {
+    return 1e9 * common::read_ceiling(stream, keys.data(), kBytes);
   }
   const common::DeviceMemory memory(kBytes);
   CUDA_CHECK(cudaMemset(memory.data(), 0, memory.bytes()));
-  return 1e9 * common::read_ceiling(impl_->stream, memory.data(), memory.bytes());
+  return 1e9 * common::read_ceiling(stream, memory.data(), memory.bytes());
 }
 
-common::Matrix CudaRunner::Impl::read_back(int layer, std::span<const int> slots, bool want_keys) {
+common::Matrix GpuRunner::Impl::read_back(int layer, std::span<const int> slots, bool want_keys) {
   const int cols = shape.num_kv_heads * shape.head_dim;
   const std::size_t size = slots.size() * static_cast<std::size_t>(cols);
   const DeviceArray<int> device_slots(slots);

@@ -1,4 +1,4 @@
-#include "cuda_runner.h"
+#include "../gpu_runner.h"
 
 #include <algorithm>
 #include <array>
@@ -7,12 +7,12 @@
 #include <cstdint>
 #include <limits>
 #include <map>
-#include <set>
+#include <optional>
+#include <span>
 #include <string>
 #include <utility>
 #include <vector>
 
-#include "../cache_size.h"
 #include "common/base/check.h"
 #include "common/base/text.h"
 #include "common/cuda/model/cuda_llama.h"
@@ -30,9 +30,10 @@ namespace {
 
 using common::DeviceArray;
 
+// All but the number of blocks.
 PageShape page_shape(const KvCacheShape& shape, const GpuOptions& options) {
   const ScalarType type = options.precision == Precision::kFloat32 ? ScalarType::kFloat32 : ScalarType::kBFloat16;
-  return {.num_blocks = std::max(shape.num_blocks, 1),  // if it is not known yet
+  return {.num_blocks = 1,
           .num_kv_heads = shape.num_kv_heads,
           .block_size = shape.block_size,
           .head_dim = shape.head_dim,
@@ -51,9 +52,18 @@ std::size_t logits_size(int max_rows, int vocab_size) {
 }
 
 // Free functions of the kernels' names, which a runner's own members would hide.
-void launch_copies(void* keys, void* values, int num_layers, const PageShape& shape,
-                   const std::vector<PageCopy>& copies, const common::Stream& stream) {
-  copy_blocks(keys, values, num_layers, shape, copies.data(), static_cast<int>(copies.size()), stream.get());
+void launch_copies(void* keys, void* values, int num_layers, const PageShape& shape, std::span<const BlockCopy> copies,
+                   const common::Stream& stream) {
+  std::vector<PageCopy> launch;
+  for (const auto& [source, destination] : copies) {
+    launch.push_back({source, destination});
+  }
+  copy_blocks(keys, values, num_layers, shape, launch.data(), static_cast<int>(launch.size()), stream.get());
+}
+
+PageShape with_blocks(PageShape shape, int num_blocks) {
+  shape.num_blocks = num_blocks;
+  return shape;
 }
 
 std::string why_unsupported(const PageShape& shape, int num_heads) { return unsupported(shape, num_heads); }
@@ -69,28 +79,30 @@ int recorded_size(int num_sequences) {
 
 }  // namespace
 
-struct CudaRunner::Impl {
+struct GpuRunner::Impl {
   Impl(const common::Llama& llama, const KvCacheShape& cache_shape, const GpuOptions& options, int chunk_size,
-       int sequences_announced, const GpuCacheSize& size, common::Communicator* communicator)
+       int sequences_announced, const std::optional<MemoryShare>& share, common::Communicator* communicator)
       : peers(communicator),
-        shape(page_shape(cache_shape, options)),
+        block(page_shape(cache_shape, options)),
         num_layers(cache_shape.num_layers),
         model(device_model(llama, options, chunk_size, peers)),
         max_tokens(chunk_size),
         max_sequences(std::min(chunk_size, recorded_size(sequences_announced))),
-        max_blocks(std::min(cache_shape.num_blocks > 0 ? cache_shape.num_blocks : std::numeric_limits<int>::max(),
-                            (llama.config().context_length + shape.block_size - 1) / shape.block_size)),
+        max_blocks(std::min(share ? std::numeric_limits<int>::max() : cache_shape.num_blocks,
+                            (llama.config().context_length + block.block_size - 1) / block.block_size)),
         buffers{{{chunk_size, max_sequences, max_blocks}, {chunk_size, max_sequences, max_blocks}}},
-        decode_workspace(decode_workspace_bytes(shape, batch(buffers[0].inputs(), 0, max_sequences))),
-        ragged_workspace(ragged_workspace_bytes(shape, batch(buffers[0].inputs(), 0, max_sequences), chunk_size)),
+        decode_workspace(decode_workspace_bytes(block, batch(buffers[0].inputs(), 0, max_sequences))),
+        ragged_workspace(ragged_workspace_bytes(block, batch(buffers[0].inputs(), 0, max_sequences), chunk_size)),
         logits(logits_size(max_sequences, model.config().vocab_size)),
         gathered(peers == nullptr ? 0 : logits_size(max_sequences, llama.config().vocab_size)),
         whole_logits(gathered.size()),
         sampler(llama.config().vocab_size, max_sequences),
-        layer_bytes(size_pages(cache_shape, size)),
+        cache_size(sized(cache_shape, share)),
+        shape(with_blocks(block, cache_size.num_blocks)),
+        layer_bytes(static_cast<std::size_t>(shape.elements()) * static_cast<std::size_t>(bytes_of(shape.type))),
         keys(layer_bytes * static_cast<std::size_t>(num_layers)),
         values(shape.is_paired() ? 0 : layer_bytes * static_cast<std::size_t>(num_layers)),
-        host(shape, num_layers, cache_shape.num_host_blocks) {
+        host(shape, num_layers, cache_size.num_host_blocks) {
     // NaN, in any type, so that reading a slot that was never written shows.
     CUDA_CHECK(cudaMemsetAsync(keys.data(), 0xFF, keys.bytes(), stream.get()));
     if (!shape.is_paired()) {
@@ -98,38 +110,22 @@ struct CudaRunner::Impl {
     }
   }
 
-  // The bytes of a layer's K, or V. If the number of blocks is not given, chooses it by what the device has free.
-  std::size_t size_pages(KvCacheShape chosen, const GpuCacheSize& size) {
-    if (chosen.num_blocks == 0) {
+  // To be called once all else has its memory: a share is one of what the device has free.
+  CacheSize sized(const KvCacheShape& cache_shape, const std::optional<MemoryShare>& share) const {
+    CacheSize size{.num_blocks = cache_shape.num_blocks,
+                   .block_size = block.block_size,
+                   .bytes_per_slot = num_layers * block.bytes_per_block() / block.block_size,
+                   .num_host_blocks = cache_shape.num_host_blocks,
+                   .reason = ""};
+    if (share.has_value()) {
       std::size_t free_bytes = 0;
       std::size_t total_bytes = 0;
       CUDA_CHECK(cudaMemGetInfo(&free_bytes, &total_bytes));
-      const std::int64_t block_bytes = chosen.bytes_per_slot() * chosen.block_size;
-      const auto room = static_cast<std::int64_t>(size.memory_fraction * static_cast<double>(free_bytes)) / block_bytes;
-      // Slot numbers are ints.
-      const std::int64_t most = std::min<std::int64_t>((size.max_slots + chosen.block_size - 1) / chosen.block_size,
-                                                       std::numeric_limits<int>::max() / chosen.block_size);
-      const std::int64_t shared_room = peers == nullptr ? room : peers->smallest(room);
-      if (shared_room < 1) {
-        throw common::InputError("beside the model the GPU has " +
-                                 common::format_bytes(static_cast<std::int64_t>(free_bytes)) +
-                                 " free, of which --memory-fraction leaves no block of K and V");
-      }
-      chosen.num_blocks = static_cast<int>(std::min(shared_room, most));
-      if (peers != nullptr) {
-        shape.num_blocks = chosen.num_blocks;
-        return layer_size();
-      }
-      tell_cache_size(chosen, room > most ? "all that the sequences of a step can fill"
-                                          : common::format("%g of the ", size.memory_fraction) +
-                                                common::format_bytes(static_cast<std::int64_t>(free_bytes)) +
-                                                " that the GPU has free beside the model");
+      const auto own = static_cast<std::int64_t>(free_bytes);
+      fit_into_gpus(size, *share, peers == nullptr ? own : peers->smallest(own),
+                    peers == nullptr ? 1 : peers->shard().count);
     }
-    shape.num_blocks = chosen.num_blocks;
-    return layer_size();
-  }
-  std::size_t layer_size() const {
-    return static_cast<std::size_t>(shape.elements()) * static_cast<std::size_t>(bytes_of(shape.type));
+    return size;
   }
 
   // `count` of the step's sequences, from the `first` one on.
@@ -219,6 +215,12 @@ struct CudaRunner::Impl {
     return whole_logits.data();
   }
 
+  // step_age 0: the last one; 1: the one before it.
+  const StepBuffers& step(int step_age) const {
+    COMMON_CHECK(step_age == 0 || step_age == 1, "what the last two steps have drawn is kept");
+    return buffers[static_cast<std::size_t>((last + step_age) % 2)];
+  }
+
   // Before the host waits for the step: it may never end if another GPU has failed.
   void await(const StepBuffers& step) const {
     if (peers != nullptr) {
@@ -237,6 +239,7 @@ struct CudaRunner::Impl {
   }
 
   common::Matrix read_back(int layer, std::span<const int> slots, bool want_keys);
+  double read_bandwidth() const;  // of the device's memory: bytes per second
 
   ~Impl() {
     // Freeing memory waits for the GPU.
@@ -248,7 +251,7 @@ struct CudaRunner::Impl {
   Impl& operator=(const Impl&) = delete;
 
   common::Communicator* peers;  // nullptr: there are none
-  PageShape shape;
+  PageShape block;              // the shape of one: workspaces do not depend on how many there are
   int num_layers;
   common::Stream stream;
   common::CudaLlama model;
@@ -266,6 +269,8 @@ struct CudaRunner::Impl {
   common::CudaSampler sampler;
 
   // Last, as their size may depend on what the others leave free.
+  CacheSize cache_size;
+  PageShape shape;  // of all blocks
   std::size_t layer_bytes;
   common::DeviceMemory keys;    // [num_layers, num_blocks, num_kv_heads, block_size, head_dim]
   common::DeviceMemory values;  // likewise
@@ -274,58 +279,48 @@ struct CudaRunner::Impl {
   std::map<std::pair<int, int>, common::Graph> steps;  // by the buffers they use and the number of sequences
 };
 
-std::string CudaRunner::unsupported(const common::LlamaConfig& config, const KvCacheShape& shape,
-                                    const GpuOptions& options) {
+std::string GpuRunner::unsupported(const common::LlamaConfig& config, const KvCacheShape& shape,
+                                   const GpuOptions& options) {
   const std::string reason = common::CudaLlama::unsupported(config, options.weights);
   return reason.empty() ? why_unsupported(page_shape(shape, options), shape.num_heads) : reason;
 }
 
-CudaRunner::CudaRunner(const common::Llama& model, const KvCacheShape& shape, const GpuOptions& options, int chunk_size,
-                       int max_sequences, const GpuCacheSize& size, common::Communicator* peers) {
+GpuRunner::GpuRunner(const common::Llama& model, const KvCacheShape& shape, const GpuOptions& options, int chunk_size,
+                     int max_sequences, const std::optional<MemoryShare>& share, common::Communicator* peers) {
+  const std::int64_t block_bytes = shape.num_layers * page_shape(shape, options).bytes_per_block();
   try {
-    impl_ = std::make_unique<Impl>(model, shape, options, chunk_size, max_sequences, size, peers);
+    impl_ = std::make_unique<Impl>(model, shape, options, chunk_size, max_sequences, share, peers);
   } catch (const common::OutOfPinnedMemory&) {
-    throw common::InputError("the host has no room for " +
-                             common::format_bytes(shape.bytes_per_slot() * shape.block_size * shape.num_host_blocks) +
+    throw common::InputError("the host has no room for " + common::format_bytes(block_bytes * shape.num_host_blocks) +
                              " of swapped-out K and V; less of it (--host-slots) may fit");
   } catch (const common::OutOfDeviceMemory&) {
     throw common::InputError("the GPU has no room for the model and " +
-                             common::format_bytes(shape.bytes_per_slot() * shape.num_slots()) +
+                             common::format_bytes(block_bytes * shape.num_blocks) +
                              " of K and V; a smaller cache (--slots) may fit");
   }
 }
 
-CudaRunner::~CudaRunner() = default;
+GpuRunner::~GpuRunner() = default;
 
-void CudaRunner::copy_blocks(std::span<const BlockCopy> copies) {
-  // A launch copies its blocks side by side, and the list is in order: where a copy depends on an earlier one, the next
-  // begins.
-  std::vector<PageCopy> launch;
-  std::set<int> read;
-  std::set<int> written;
-  const auto launch_all = [&] {
+const CacheSize& GpuRunner::cache() const { return impl_->cache_size; }
+
+void GpuRunner::copy_blocks(std::span<const BlockCopy> copies) {
+  while (!copies.empty()) {
+    const std::span<const BlockCopy> independent = independent_copies(copies);
+    std::vector<BlockCopy> launch;
+    for (const BlockCopy& copy : independent) {
+      if (impl_->host.contains(copy.source) || impl_->host.contains(copy.destination)) {
+        impl_->host.copy(impl_->keys.data(), impl_->values.data(), copy.source, copy.destination, impl_->stream);
+      } else {
+        launch.push_back(copy);
+      }
+    }
     launch_copies(impl_->keys.data(), impl_->values.data(), impl_->num_layers, impl_->shape, launch, impl_->stream);
-    launch.clear();
-    read.clear();
-    written.clear();
-  };
-  for (const auto& [source, destination] : copies) {
-    if (impl_->host.contains(source) || impl_->host.contains(destination)) {
-      launch_all();
-      impl_->host.copy(impl_->keys.data(), impl_->values.data(), source, destination, impl_->stream);
-      continue;
-    }
-    if (written.contains(source) || written.contains(destination) || read.contains(destination)) {
-      launch_all();
-    }
-    launch.push_back({source, destination});
-    read.insert(source);
-    written.insert(destination);
+    copies = copies.subspan(independent.size());
   }
-  launch_all();
 }
 
-void CudaRunner::forward(const RaggedBatch& step) {
+void GpuRunner::enqueue(const RaggedBatch& step) {
   const auto num_sequences = static_cast<int>(step.context_lengths.size());
   const int size = recorded_size(num_sequences);
   const bool is_recorded = step.tokens.size() == step.context_lengths.size() &&
@@ -364,7 +359,7 @@ void CudaRunner::forward(const RaggedBatch& step) {
   impl_->last = next;
 }
 
-void CudaRunner::take_back(bool has_step) {
+void GpuRunner::take_back(bool has_step) {
   if (has_step) {
     impl_->last = 1 - impl_->last;
   }
@@ -373,11 +368,11 @@ void CudaRunner::take_back(bool has_step) {
   impl_->model.stop_sums();
 }
 
-bool CudaRunner::is_idle() const { return cudaStreamQuery(impl_->stream.get()) != cudaErrorNotReady; }
+bool GpuRunner::is_idle() const { return cudaStreamQuery(impl_->stream.get()) != cudaErrorNotReady; }
 
-void CudaRunner::disconnect() { impl_->end_waits(); }
+void GpuRunner::disconnect() { impl_->end_waits(); }
 
-void CudaRunner::warm_up(int max_tokens, int max_sequences) {
+void GpuRunner::warm_up(int max_tokens, int max_sequences) {
   const PageShape& shape = impl_->shape;
   const std::int64_t num_slots = shape.num_blocks * shape.block_size;
   const auto length = static_cast<int>(
@@ -398,7 +393,7 @@ void CudaRunner::warm_up(int max_tokens, int max_sequences) {
   chunk.block_tables.assign(static_cast<std::size_t>(num_blocks), 0);
   chunk.table_starts = {0, num_blocks};
   chunk.draws = {{{.temperature = 1.0F, .top_k = 1, .top_p = 0.5F}, 0, {}}};
-  forward(chunk);
+  enqueue(chunk);
   // Then a token each for inactive sequences. Both sets of buffers have recorded steps of their own.
   for (int size = 1; size <= max_size; size = recorded_size(size + 1)) {
     RaggedBatch inactive;
@@ -412,15 +407,15 @@ void CudaRunner::warm_up(int max_tokens, int max_sequences) {
       inactive.query_starts.push_back(row + 1);
     }
     for (std::size_t i = 0; i < impl_->buffers.size(); ++i) {
-      forward(inactive);
+      enqueue(inactive);
     }
   }
   drawn_tokens(0);
 }
 
-void CudaRunner::connect() { impl_->model.reset_sums(); }
+void GpuRunner::connect() { impl_->model.reset_sums(); }
 
-common::Matrix CudaRunner::logits() {
+common::Matrix GpuRunner::logits() {
   impl_->await(impl_->buffers[static_cast<std::size_t>(impl_->last)]);
   common::Matrix result(impl_->buffers[static_cast<std::size_t>(impl_->last)].inputs().num_rows(),
                         impl_->model.config().vocab_size);
@@ -431,36 +426,45 @@ common::Matrix CudaRunner::logits() {
   return result;
 }
 
-std::vector<common::Token> CudaRunner::drawn_tokens(int step_age) {
-  COMMON_CHECK(step_age == 0 || step_age == 1, "what the last two steps have drawn is kept");
-  const StepBuffers& step = impl_->buffers[static_cast<std::size_t>((impl_->last + step_age) % 2)];
+std::vector<common::Token> GpuRunner::drawn_tokens(int step_age) {
+  const StepBuffers& step = impl_->step(step_age);
   impl_->await(step);
   return step.argmax_on_host();
 }
 
-common::Matrix CudaRunner::keys(int layer, std::span<const int> slots) { return impl_->read_back(layer, slots, true); }
+bool GpuRunner::draws_tokens(int step_age) const { return impl_->step(step_age).draws_tokens(); }
 
-common::Matrix CudaRunner::values(int layer, std::span<const int> slots) {
+StepResult GpuRunner::wait(int step_age) {
+  if (draws_tokens(step_age)) {
+    return {drawn_tokens(step_age), {}};
+  }
+  COMMON_CHECK(step_age == 0, "the logits of the last step are kept");
+  return {{}, logits()};
+}
+
+common::Matrix GpuRunner::keys(int layer, std::span<const int> slots) { return impl_->read_back(layer, slots, true); }
+
+common::Matrix GpuRunner::values(int layer, std::span<const int> slots) {
   return impl_->read_back(layer, slots, false);
 }
 
-int CudaRunner::num_recorded_steps() const { return static_cast<int>(impl_->steps.size()); }
+int GpuRunner::num_recorded_steps() const { return static_cast<int>(impl_->steps.size()); }
 
-int CudaRunner::num_blocks() const { return static_cast<int>(impl_->shape.num_blocks); }
+std::optional<ReadLimit> GpuRunner::read_limit() {
+  return ReadLimit{impl_->model.weight_bytes_per_token(), impl_->read_bandwidth()};
+}
 
-std::int64_t CudaRunner::weight_bytes_per_token() const { return impl_->model.weight_bytes_per_token(); }
-
-double CudaRunner::read_bandwidth() {
+double GpuRunner::Impl::read_bandwidth() const {
   constexpr std::size_t kBytes = std::size_t{1} << 31;  // far more than the L2 cache
-  if (impl_->keys.bytes() >= kBytes) {
-    return 1e9 * common::read_ceiling(impl_->stream, impl_->keys.data(), kBytes);
+  if (keys.bytes() >= kBytes) {
+    return 1e9 * common::read_ceiling(stream, keys.data(), kBytes);
   }
   const common::DeviceMemory memory(kBytes);
   CUDA_CHECK(cudaMemset(memory.data(), 0, memory.bytes()));
-  return 1e9 * common::read_ceiling(impl_->stream, memory.data(), memory.bytes());
+  return 1e9 * common::read_ceiling(stream, memory.data(), memory.bytes());
 }
 
-common::Matrix CudaRunner::Impl::read_back(int layer, std::span<const int> slots, bool want_keys) {
+common::Matrix GpuRunner::Impl::read_back(int layer, std::span<const int> slots, bool want_keys) {
   const int cols = shape.num_kv_heads * shape.head_dim;
   const std::size_t size = slots.size() * static_cast<std::size_t>(cols);
   const DeviceArray<int> device_slots(slots);

@@ -1,0 +1,32 @@
+#include "batch.h"
+
+#include "common/base/check.h"
+
+namespace stage7 {
+
+void RaggedBatch::add(const KvCacheManager& manager, SequenceId sequence, std::span<const common::Token> next,
+                      bool with_logits) {
+  COMMON_CHECK(!next.empty(), "a sequence in the batch has at least one token");
+  const int first = manager.length(sequence);
+  const auto count = static_cast<int>(next.size());
+  const int context_length = first + count;
+  tokens.insert(tokens.end(), next.begin(), next.end());
+  for (int position = first; position < context_length; ++position) {
+    positions.push_back(position);
+  }
+  const std::vector<int> slots = manager.slots(sequence, first, count);
+  slot_mapping.insert(slot_mapping.end(), slots.begin(), slots.end());
+
+  query_starts.push_back(query_starts.back() + count);
+  context_lengths.push_back(context_length);
+  // Blocks reserved ahead hold nothing to read.
+  const int num_blocks = blocks_needed(context_length, manager.block_size());
+  const std::vector<int>& table = manager.block_table(sequence);
+  block_tables.insert(block_tables.end(), table.begin(), table.begin() + num_blocks);
+  table_starts.push_back(table_starts.back() + num_blocks);
+  if (with_logits) {
+    logits_rows.push_back(query_starts.back() - 1);
+  }
+}
+
+}  // namespace

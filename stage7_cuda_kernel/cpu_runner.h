@@ -1,0 +1,33 @@
+// Steps computed by this machine's processor, as in all stages before.
+#pragma once
+
+#include <span>
+
+#include "attention.h"
+#include "kv_cache.h"
+#include "runner.h"
+
+namespace stage7 {
+
+class CpuRunner : public Runner {
+ public:
+  // The model must outlive the runner.
+  CpuRunner(const common::Llama& model, const KvCacheShape& shape, SoftmaxMode softmax);
+
+  const CacheSize& cache() const override { return size_; }
+  void copy_blocks(std::span<const BlockCopy> copies) override { kv_cache_.copy_blocks(copies); }
+  void enqueue(const RaggedBatch& batch) override;
+  StepResult wait() override { return result_; }
+
+  // For tests.
+  KvCache& kv_cache() { return kv_cache_; }
+
+ private:
+  const common::Llama& model_;
+  KvCache kv_cache_;
+  SoftmaxMode softmax_;
+  CacheSize size_;
+  StepResult result_;  // of the last batch
+};
+
+}  // namespace

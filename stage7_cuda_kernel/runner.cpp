@@ -1,0 +1,90 @@
+#include "runner.h"
+
+#include <iostream>
+#include <set>
+#include <string>
+
+#include "common/base/check.h"
+#include "cpu_runner.h"
+#include "kv_cache.h"
+#ifdef COURSE_CUDA
+#include "common/cuda/runtime/device.h"
+#include "gpu_runner.h"
+#endif
+
+namespace stage7 {
+
+namespace {
+
+KvCacheShape cache_shape(const common::LlamaConfig& config, const EngineOptions& options) {
+  KvCacheShape shape;
+  shape.num_layers = config.num_layers;
+  shape.num_blocks = blocks_needed(options.num_slots, options.block_size);
+  shape.block_size = options.block_size;
+  shape.num_heads = config.num_heads;
+  shape.num_kv_heads = config.num_kv_heads;
+  shape.head_dim = config.head_dim;
+  return shape;
+}
+
+// Says it once, and on stderr, apart from the results.
+void tell(const std::string& note) {
+  static std::set<std::string> said;
+  if (said.insert(note).second) {
+    std::cerr << "note: " << note << "\n";
+  }
+}
+
+// Why no GPU can be used; empty if one can.
+std::string obstacle([[maybe_unused]] const common::LlamaConfig& config, [[maybe_unused]] const KvCacheShape& shape,
+                     const GpuOptions& options) {
+  const bool is_float8 = options.kv_cache == KvCacheType::kFloat8;
+  if (options.device == Device::kCpu && options.weights == WeightType::kFloat8) {
+    return "the CPU reads weights as the file has them, not in float8";
+  }
+  if (options.device == Device::kCpu) {
+    return is_float8 ? "the CPU stores K and V in float32 only" : "the CPU computes in float32 only";
+  }
+  if (is_float8 && options.precision != Precision::kBFloat16) {
+    return "K and V in float8 need --precision bf16: their kernels multiply them with queries of 16 bits";
+  }
+  if (options.weights == WeightType::kFloat8 && options.precision != Precision::kBFloat16) {
+    return "weights in float8 need --precision bf16: their kernels multiply them with activations of 16 bits";
+  }
+#ifdef COURSE_CUDA
+  return common::has_cuda_device() ? GpuRunner::unsupported(config, shape, options)
+                                   : common::device_obstacle();
+#else
+  return "this program was built without CUDA";
+#endif
+}
+
+}  // namespace
+
+std::unique_ptr<Runner> make_runner(const common::Llama& model, const EngineOptions& options) {
+  const KvCacheShape shape = cache_shape(model.config(), options);
+  const GpuOptions& gpu = options.gpu;
+  // What the CPU can do as well.
+  const bool is_exact =
+      gpu.precision == Precision::kFloat32 && gpu.kv_cache == KvCacheType::kAuto && gpu.weights == WeightType::kAuto;
+  if (gpu.device == Device::kCpu && is_exact) {
+    return std::make_unique<CpuRunner>(model, shape, options.softmax);
+  }
+  const std::string reason = obstacle(model.config(), shape, gpu);
+  if (reason.empty()) {
+#ifdef COURSE_CUDA
+    tell("computing on " + common::device_limits().name +
+         (gpu.precision == Precision::kFloat32 ? " in float32" : " in bfloat16") +
+         (gpu.kv_cache == KvCacheType::kFloat8 ? ", K and V in float8" : "") +
+         (gpu.weights == WeightType::kFloat8 ? ", weights in float8" : ""));
+    return std::make_unique<GpuRunner>(model, shape, gpu, options.chunk_size);
+#endif
+  }
+  if (gpu.device != Device::kAuto || !is_exact) {
+    throw common::InputError(reason);
+  }
+  tell("computing on the CPU: " + reason);
+  return std::make_unique<CpuRunner>(model, shape, options.softmax);
+}
+
+}  // namespace

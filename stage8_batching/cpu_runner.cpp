@@ -1,0 +1,62 @@
+#include "cpu_runner.h"
+
+#include <cstddef>
+#include <utility>
+
+#include "common/base/check.h"
+#include "common/math/sampling.h"
+
+namespace stage8 {
+namespace {
+
+common::Token draw(const RaggedBatch& batch, std::size_t row, std::span<const float> logits) {
+  if (batch.draws.empty()) {
+    return common::argmax(logits);
+  }
+  const Draw& draw = batch.draws[row];
+  const auto last = static_cast<std::size_t>(batch.logits_rows[row]);
+  return common::sample(logits, draw.options, batch.positions[last] + 1, draw.sample_index, draw.used,
+                        {&batch.tokens[last], 1});
+}
+
+}  // namespace
+
+CpuRunner::CpuRunner(const common::Llama& model, const KvCacheShape& shape, SoftmaxMode softmax,
+                     const std::string& reason)
+    : model_(model),
+      kv_cache_(shape),
+      softmax_(softmax),
+      size_{shape.num_blocks, shape.block_size, shape.bytes_per_slot(), shape.num_host_blocks, reason} {}
+
+void CpuRunner::enqueue(const RaggedBatch& given) {
+  RaggedBatch batch = given;
+  batch.resolve_pending(results_[last_].tokens);
+  const common::Matrix hidden =
+      model_.forward(batch.tokens, batch.positions,
+                     [&](int layer, const common::Matrix& q, const common::Matrix& k, const common::Matrix& v) {
+                       kv_cache_.write(layer, batch.slot_mapping, k, v);
+                       if (on_layer_) {
+                         on_layer_(layer);
+                       }
+                       return attention(kv_cache_, layer, q, batch, softmax_);
+                     });
+  StepResult result;
+  const common::Matrix logits = model_.logits(hidden(batch.logits_rows, Eigen::all));
+  if (batch.draws_tokens) {
+    for (Eigen::Index row = 0; row < logits.rows(); ++row) {
+      result.tokens.push_back(draw(batch, static_cast<std::size_t>(row),
+                                   {logits.row(row).data(), static_cast<std::size_t>(logits.cols())}));
+    }
+  } else {
+    result.logits = logits;
+  }
+  last_ = 1 - last_;
+  results_[last_] = std::move(result);
+}
+
+StepResult CpuRunner::wait(int step_age) {
+  COMMON_CHECK(step_age == 0 || step_age == 1, "what the last two steps have drawn is kept");
+  return results_[(last_ + static_cast<std::size_t>(step_age)) % 2];
+}
+
+}  // namespace

@@ -1,0 +1,42 @@
+// Steps computed by this machine's processor, as in all stages before.
+#pragma once
+
+#include <array>
+#include <cstddef>
+#include <functional>
+#include <span>
+#include <string>
+#include <utility>
+
+#include "attention.h"
+#include "kv_cache.h"
+#include "runner.h"
+
+namespace stage8 {
+
+class CpuRunner : public Runner {
+ public:
+  // The model must outlive the runner. reason: CacheSize's.
+  CpuRunner(const common::Llama& model, const KvCacheShape& shape, SoftmaxMode softmax, const std::string& reason = "");
+
+  const CacheSize& cache() const override { return size_; }
+  void copy_blocks(std::span<const BlockCopy> copies) override { kv_cache_.copy_blocks(copies); }
+  void enqueue(const RaggedBatch& batch) override;
+  StepResult wait(int step_age) override;
+  bool is_asynchronous() const override { return false; }
+
+  // For tests. on_layer: called before the attention of each layer; if it throws, the step has failed.
+  KvCache& kv_cache() { return kv_cache_; }
+  void on_layer(std::function<void(int layer)> callback) { on_layer_ = std::move(callback); }
+
+ private:
+  const common::Llama& model_;
+  KvCache kv_cache_;
+  SoftmaxMode softmax_;
+  CacheSize size_;
+  std::array<StepResult, 2> results_;  // of the steps of even and of odd number
+  std::size_t last_ = 0;               // which of them the last step has
+  std::function<void(int layer)> on_layer_;
+};
+
+}  // namespace

@@ -1,0 +1,27 @@
+// Older ways of serving, to compare with: static batches, in which no request joins before all others have ended, and
+// room that is reserved ahead.
+#pragma once
+
+#include "../scheduler.h"
+
+namespace stage8 {
+
+class StaticScheduler : public Scheduler {
+ public:
+  // reserve_ahead: a group takes the blocks of its longest possible text when it is admitted.
+  StaticScheduler(KvCacheManager& manager, const SchedulerOptions& options, bool use_prefix_cache, bool reserve_ahead)
+      : Scheduler(manager, options, use_prefix_cache), reserve_ahead_(reserve_ahead) {}
+
+  ScheduledStep schedule() override;
+
+ protected:
+  void admit_waiting(ScheduledStep& step) override;
+  bool find_room(SequenceGroup& group, const Admission& admission) override;
+
+ private:
+  bool reserve_ahead_;
+  bool is_open_ = false;          // to more groups
+  bool is_memory_short_ = false;  // blocks were missing when the batch was closed, or have been missing since
+};
+
+}  // namespace

@@ -1,0 +1,55 @@
+// What can be chosen about an engine, and about the runner under it.
+#pragma once
+
+#include <optional>
+
+#include "attention.h"
+#include "common/cuda/several/all_reduce.h"
+#include "common/cuda/model/precision.h"
+
+namespace stage8 {
+
+enum class Device { kAuto, kCpu, kGpu };
+using common::AllReduce;
+// Of weights, activations, K and V. Sums are float32 either way. float32 gives the text of all other stages; bfloat16
+// reads half the bytes.
+using common::Precision;
+// Of the weights of the layers: that of the precision, or float8 (e4m3 with a scale for each row), likewise.
+using common::WeightType;
+// Of K and V in the pages: that of the precision, or float8 (e4m3 with a scale for each token and head), which goes
+// with bfloat16.
+enum class KvCacheType { kAuto, kFloat8 };
+
+struct GpuOptions {
+  Device device = Device::kAuto;  // kAuto: the GPU if there is one, else the CPU, with a note on stderr
+  Precision precision = Precision::kFloat32;
+  KvCacheType kv_cache = KvCacheType::kAuto;
+  WeightType weights = WeightType::kAuto;
+  int tensor_parallel = 1;  // how many GPUs compute the model together, each with a part of every matrix
+  AllReduce all_reduce = AllReduce::kNccl;
+};
+
+struct EngineOptions {
+  // The cache's size, in tokens. Nothing: what fits, see cache_size.h.
+  std::optional<int> num_slots = 4096;
+  // What fits: on a GPU this share of the memory that weights and workspaces leave free; on a CPU min_slots, if they
+  // are not more than half of the free memory.
+  double memory_fraction = 0.9;
+  int min_slots = 4096;
+  // Max tokens of a prompt and its reply together; 0: as many as the model can have.
+  int context_length = 0;
+  // Max tokens in one forward pass: bounds the memory of the activations, however long the prompt is.
+  int chunk_size = 256;
+  // Max sequences in one forward pass: bounds the memory of the logits.
+  int max_sequences = 64;
+  // Slots in a block. The cache is rounded up to whole blocks.
+  int block_size = 16;
+  SoftmaxMode softmax = SoftmaxMode::kOnline;
+  // Whether sequences share blocks that others, live or ended, have computed.
+  bool prefix_cache = true;
+  GpuOptions gpu = {};
+  // Room in the host's memory for what is swapped out of the cache, in tokens.
+  int num_host_slots = 0;
+};
+
+}  // namespace

@@ -1,0 +1,11 @@
+// The 16-bit type of the kernels for tensor cores.
+#pragma once
+
+#include <cuda_bf16.h>
+
+namespace stage8 {
+
+// Queries and outputs where tensor cores compute, and K and V unless they are stored as float8.
+using Element = __nv_bfloat16;
+
+}  // namespace

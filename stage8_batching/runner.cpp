@@ -1,0 +1,133 @@
+#include "runner.h"
+
+#include <iostream>
+#include <optional>
+#include <set>
+#include <string>
+
+#include "common/base/check.h"
+#include "cpu_runner.h"
+#include "kv_cache.h"
+#ifdef COURSE_CUDA
+#include "common/cuda/runtime/device.h"
+#include "gpu_runner.h"
+#include "kernels/tensor_parallel_runner.h"
+#endif
+
+namespace stage8 {
+
+namespace {
+
+// With as many blocks as the options say, if they do.
+KvCacheShape cache_shape(const common::LlamaConfig& config, const EngineOptions& options) {
+  KvCacheShape shape;
+  shape.num_layers = config.num_layers;
+  shape.num_blocks = blocks_needed(options.num_slots.value_or(0), options.block_size);
+  shape.block_size = options.block_size;
+  shape.num_heads = config.num_heads;
+  shape.num_kv_heads = config.num_kv_heads;
+  shape.head_dim = config.head_dim;
+  shape.num_host_blocks = blocks_needed(options.num_host_slots, options.block_size);
+  return shape;
+}
+
+// Says it once, and on stderr, apart from the results.
+void tell(const std::string& note) {
+  static std::set<std::string> said;
+  if (said.insert(note).second) {
+    std::cerr << "note: " << note << "\n";
+  }
+}
+
+// Why no GPU can be used; empty if one can.
+std::string obstacle([[maybe_unused]] const common::LlamaConfig& config, [[maybe_unused]] const KvCacheShape& shape,
+                     const GpuOptions& options) {
+  const bool is_float8 = options.kv_cache == KvCacheType::kFloat8;
+  if (options.device == Device::kCpu && options.tensor_parallel > 1) {
+    return "--tensor-parallel is for GPUs";
+  }
+  if (options.device == Device::kCpu && options.weights == WeightType::kFloat8) {
+    return "the CPU reads weights as the file has them, not in float8";
+  }
+  if (options.device == Device::kCpu) {
+    return is_float8 ? "the CPU stores K and V in float32 only" : "the CPU computes in float32 only";
+  }
+  if (is_float8 && options.precision != Precision::kBFloat16) {
+    return "K and V in float8 need --precision bf16: their kernels multiply them with queries of 16 bits";
+  }
+  if (options.weights == WeightType::kFloat8 && options.precision != Precision::kBFloat16) {
+    return "weights in float8 need --precision bf16: their kernels multiply them with activations of 16 bits";
+  }
+#ifdef COURSE_CUDA
+  if (options.tensor_parallel > 1) {
+    return TensorParallelRunner::unsupported(config, shape, options);
+  }
+  return common::has_cuda_device() ? GpuRunner::unsupported(config, shape, options)
+                                   : common::device_obstacle();
+#else
+  return "this program was built without CUDA";
+#endif
+}
+
+std::unique_ptr<Runner> make_cpu_runner(const common::Llama& model, const EngineOptions& options, KvCacheShape shape) {
+  CacheSize size{shape.num_blocks, shape.block_size, shape.bytes_per_slot()};
+  if (!options.num_slots.has_value()) {
+    fit_into_host(size, options.min_slots);
+    shape.num_blocks = size.num_blocks;
+  }
+  return std::make_unique<CpuRunner>(model, shape, options.softmax, size.reason);
+}
+
+#ifdef COURSE_CUDA
+std::unique_ptr<Runner> make_gpu_runner(const common::Llama& model, const EngineOptions& options,
+                                        const KvCacheShape& shape) {
+  const GpuOptions& gpu = options.gpu;
+  const bool is_parallel = gpu.tensor_parallel > 1;
+  tell("computing on " + (is_parallel ? std::to_string(gpu.tensor_parallel) + " x " : std::string()) +
+       common::device_limits().name + (gpu.precision == Precision::kFloat32 ? " in float32" : " in bfloat16") +
+       (gpu.kv_cache == KvCacheType::kFloat8 ? ", K and V in float8" : "") +
+       (gpu.weights == WeightType::kFloat8 ? ", weights in float8" : ""));
+  std::optional<MemoryShare> share;
+  if (!options.num_slots.has_value()) {
+    share = memory_share(model.config(), options);
+  }
+  if (is_parallel) {
+    return std::make_unique<TensorParallelRunner>(model, shape, gpu, options.chunk_size, options.max_sequences, share);
+  }
+  return std::make_unique<GpuRunner>(model, shape, gpu, options.chunk_size, options.max_sequences, share);
+}
+#endif
+
+std::unique_ptr<Runner> choose_runner(const common::Llama& model, const EngineOptions& options) {
+  const KvCacheShape shape = cache_shape(model.config(), options);
+  const GpuOptions& gpu = options.gpu;
+  // What the CPU can do as well.
+  const bool is_exact = gpu.precision == Precision::kFloat32 && gpu.kv_cache == KvCacheType::kAuto &&
+                        gpu.weights == WeightType::kAuto && gpu.tensor_parallel == 1;
+  if (gpu.device == Device::kCpu && is_exact) {
+    return make_cpu_runner(model, options, shape);
+  }
+  const std::string reason = obstacle(model.config(), shape, gpu);
+  if (reason.empty()) {
+#ifdef COURSE_CUDA
+    return make_gpu_runner(model, options, shape);
+#endif
+  }
+  if (gpu.device != Device::kAuto || !is_exact) {
+    throw common::InputError(reason);
+  }
+  tell("computing on the CPU: " + reason);
+  return make_cpu_runner(model, options, shape);
+}
+
+}  // namespace
+
+std::unique_ptr<Runner> make_runner(const common::Llama& model, const EngineOptions& options) {
+  std::unique_ptr<Runner> runner = choose_runner(model, options);
+  if (!runner->cache().reason.empty()) {
+    tell(note(runner->cache()));
+  }
+  return runner;
+}
+
+}  // namespace

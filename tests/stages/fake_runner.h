@@ -1,0 +1,115 @@
+// A runner that computes as another one does, but for the faults that a test asks for: what an engine makes of failing
+// hardware, on any machine. For every stage from the seventh on.
+#pragma once
+
+#include <functional>
+#include <map>
+#include <memory>
+#include <optional>
+#include <span>
+#include <stdexcept>
+#include <utility>
+
+#include "tests/stages/stage_engine.h"
+
+#include STAGE_HEADER(runner.h)
+
+namespace tests {
+
+enum class RunnerCall { kCopy, kEnqueue, kWait };
+
+struct RunnerFault : std::runtime_error {
+  RunnerFault() : std::runtime_error("the runner has failed") {}
+};
+
+class FakeRunner : public stage::Runner {
+ public:
+  explicit FakeRunner(std::unique_ptr<stage::Runner> inner) : inner_(std::move(inner)) {}
+
+  // The next `count` such calls throw, before they do anything or after they have done it all. Calls that copy nothing
+  // do not count.
+  void fail(RunnerCall call, int count = 1, bool is_done = false) { faults_[call] = {count, is_done}; }
+  // Called with each result before the engine gets it.
+  void on_result(std::function<void(stage::StepResult&)> change) { change_ = std::move(change); }
+  int calls(RunnerCall call) { return calls_[call]; }  // failed ones included
+
+  const stage::CacheSize& cache() const override { return inner_->cache(); }
+  void copy_blocks(std::span<const stage::BlockCopy> copies) override {
+    if (!copies.empty()) {
+      with_fault(RunnerCall::kCopy, [&] { inner_->copy_blocks(copies); });
+    }
+  }
+  void enqueue(const stage::RaggedBatch& batch) override {
+    num_hidden_ = 0;
+    with_fault(RunnerCall::kEnqueue, [&] {
+      inner_->enqueue(batch);
+      num_hidden_ = 1;
+    });
+    num_hidden_ = 0;
+  }
+#if STAGE_NUMBER < 8
+  stage::StepResult wait() override {
+    stage::StepResult result;
+    with_fault(RunnerCall::kWait, [&] { result = inner_->wait(); });
+#else
+  // As a GPU's does, from the server's point of view.
+  bool is_asynchronous() const override { return true; }
+  stage::StepResult wait(int step_age) override {
+    stage::StepResult result;
+    with_fault(RunnerCall::kWait, [&] { result = inner_->wait(step_age + num_hidden_); });
+#endif
+    if (change_) {
+      change_(result);
+    }
+    return result;
+  }
+
+ private:
+  struct Fault {
+    int count = 0;
+    bool is_done = false;
+  };
+
+  template <typename Function>
+  void with_fault(RunnerCall call, const Function& function) {
+    calls_[call] += 1;
+    Fault& fault = faults_[call];
+    const bool fails = fault.count > 0;
+    fault.count -= fails ? 1 : 0;
+    if (fails && !fault.is_done) {
+      throw RunnerFault();
+    }
+    function();
+    if (fails) {
+      throw RunnerFault();
+    }
+  }
+
+  std::unique_ptr<stage::Runner> inner_;
+  int num_hidden_ = 0;  // steps that the inner runner has computed, and that count as not enqueued
+  std::map<RunnerCall, Fault> faults_;
+  std::map<RunnerCall, int> calls_;
+  std::function<void(stage::StepResult&)> change_;
+};
+
+// An engine on the CPU, and the runner that it has.
+struct FakeEngine {
+  explicit FakeEngine(const common::Llama& model, const stage::EngineOptions& given = {}) : options(on_cpu(given)) {
+    auto cpu = stage::make_runner(model, options);
+    auto fake = std::make_unique<FakeRunner>(std::move(cpu));
+    runner = fake.get();
+    engine.emplace(model, options, std::move(fake));
+  }
+
+  stage::EngineOptions options;
+  FakeRunner* runner = nullptr;
+  std::optional<stage::Engine> engine;
+
+ private:
+  static stage::EngineOptions on_cpu(stage::EngineOptions given) {
+    given.gpu.device = stage::Device::kCpu;
+    return given;
+  }
+};
+
+}  // namespace tests

@@ -1,0 +1,227 @@
+// What becomes of requests when the runner fails: at copying, at enqueuing, at waiting. Compiled once a stage.
+#include <memory>
+#include <span>
+#include <vector>
+
+#include "common/base/check.h"
+#include "tests/stages/engine_fixtures.h"
+#include "tests/stages/fake_runner.h"
+#include "tests/support/catch.h"
+
+using common::Token;
+using tests::FakeEngine;
+using tests::make_request;
+using tests::RunnerCall;
+using tests::RunnerFault;
+using tests::small_model;
+
+#if STAGE_NUMBER < 8
+namespace {
+
+std::vector<common::Request> three_requests() {
+  return {make_request(5, 7), make_request(9, 4, 1), make_request(3, 6, 2)};
+}
+
+std::vector<std::vector<Token>> texts(stage::Engine& engine) {
+  std::vector<std::vector<Token>> result;
+  for (const common::Completion& completion : tests::run_requests(engine, three_requests()).completions) {
+    result.push_back(completion.tokens);
+  }
+  return result;
+}
+
+}  // namespace
+
+TEST_CASE("runner: a step that fails ends the run, and no slot is lost: the next run writes what it should") {
+  FakeEngine undisturbed(small_model());
+  const auto expected = texts(*undisturbed.engine);
+  for (const RunnerCall call : {RunnerCall::kEnqueue, RunnerCall::kWait}) {
+    for (const bool is_done : {false, true}) {
+      FakeEngine fake(small_model());
+      fake.runner->fail(call, 1, is_done);
+      CHECK_THROWS_AS(texts(*fake.engine), RunnerFault);
+      CHECK(fake.engine->manager().sequences().empty());
+      CHECK(fake.engine->manager().usage().reserved == 0);
+      CHECK(texts(*fake.engine) == expected);
+    }
+  }
+}
+#endif
+
+TEST_CASE("runner: tokens whose step could not be enqueued are not in the cache, and can be appended again") {
+  const std::vector<Token> prompt = make_request(9, 1).prompt;
+  FakeEngine undisturbed(small_model());
+  REQUIRE(undisturbed.engine->start(0, prompt, 0));
+  const auto expected = undisturbed.engine->append(0, prompt);
+  for (const bool is_done : {false, true}) {
+    FakeEngine fake(small_model());
+    REQUIRE(fake.engine->start(0, prompt, 0));
+    fake.runner->fail(RunnerCall::kEnqueue, 1, is_done);
+    CHECK_THROWS_AS(fake.engine->append(0, prompt), RunnerFault);
+    CHECK(fake.engine->manager().length(0) == 0);
+    CHECK(fake.engine->append(0, prompt) == expected);
+  }
+}
+
+TEST_CASE("runner: a copy that fails stays planned until it has been carried out") {
+  const std::vector<Token> prompt = make_request(9, 1).prompt;
+  const std::vector<Token> next = {3};
+  FakeEngine undisturbed(small_model());
+  REQUIRE(undisturbed.engine->start(0, prompt, 0));
+  undisturbed.engine->append(0, prompt);
+  const auto expected = undisturbed.engine->append(0, next);
+  for (const bool is_done : {false, true}) {
+    FakeEngine fake(small_model());
+    REQUIRE(fake.engine->start(0, prompt, 0));
+    fake.engine->append(0, prompt);
+    fake.engine->manager().fork(0, 1);
+    fake.runner->fail(RunnerCall::kCopy, 1, is_done);
+    CHECK_THROWS_AS(fake.engine->append(1, next), RunnerFault);
+    CHECK(fake.engine->append(1, next) == expected);
+    CHECK(fake.runner->calls(RunnerCall::kCopy) == 2);
+  }
+}
+
+#if STAGE_NUMBER < 8
+TEST_CASE("runner: logits without a largest one end in words, not in a token") {
+  FakeEngine fake(small_model());
+  fake.runner->on_result([](stage::StepResult& result) { result.tokens.assign(result.tokens.size(), -1); });
+  CHECK_THROWS_AS(texts(*fake.engine), common::CheckError);
+}
+#else
+namespace {
+
+// A server over a runner that can fail, and two requests that share its steps.
+struct FakeServer {
+  explicit FakeServer(bool run_ahead)
+      : fake(small_model()), server(*fake.engine, {.headroom = 0, .run_ahead = run_ahead}, clock) {
+    for (const common::Request& request : requests) {
+      ids.push_back(server.submit({request}));
+    }
+  }
+
+  // Until all have ended. Then no slot is in use.
+  void run() {
+    while (server.step()) {
+    }
+    CHECK(fake.engine->manager().sequences().empty());
+    CHECK(fake.engine->manager().usage().reserved == 0);
+  }
+  bool has_failed(int id) const { return server.output(id).finish_reason == common::FinishReason::kFailed; }
+  const std::vector<Token>& tokens(int id) const { return server.output(id).completions.front().tokens; }
+  static std::vector<Token> expected(const common::Request& request) {
+    FakeEngine undisturbed(small_model());
+    return tests::run_requests(*undisturbed.engine, std::span(&request, 1)).completions.front().tokens;
+  }
+  // A new request gets its text.
+  void check_serves() {
+    const common::Request request = make_request(6, 5, 7);
+    const int id = server.submit({request});
+    run();
+    CHECK(tokens(id) == expected(request));
+  }
+
+  FakeEngine fake;
+  stage::VirtualClock clock;
+  stage::Server server;
+  std::vector<common::Request> requests = {make_request(5, 9), make_request(9, 9, 1)};
+  std::vector<int> ids;
+};
+
+}  // namespace
+
+TEST_CASE("runner: a step that cannot be enqueued, or be waited for at once, is done again, and no text changes") {
+  for (const RunnerCall call : {RunnerCall::kEnqueue, RunnerCall::kWait}) {
+    for (const bool run_ahead : {false, true}) {
+      for (const bool is_done : {false, true}) {
+        for (const int step : {0, 1, 4}) {
+          FakeServer served(run_ahead);
+          for (int i = 0; i < step; ++i) {
+            served.server.step();
+          }
+          served.fake.runner->fail(call, 1, is_done);
+          served.run();
+          for (std::size_t i = 0; i < served.ids.size(); ++i) {
+            CAPTURE(static_cast<int>(call), run_ahead, is_done, step, i, served.server.output(served.ids[i]).error);
+            CHECK(served.tokens(served.ids[i]) == FakeServer::expected(served.requests[i]));
+          }
+        }
+      }
+    }
+  }
+}
+
+TEST_CASE("runner: requests fail whose step cannot be waited for, and the server goes on") {
+  for (const bool run_ahead : {false, true}) {
+    FakeServer served(run_ahead);
+    served.server.step();
+    served.server.step();
+    served.fake.runner->fail(RunnerCall::kWait, 2);
+    served.run();
+    CHECK(served.has_failed(served.ids[0]));
+    CHECK(served.has_failed(served.ids[1]));
+    served.check_serves();
+  }
+}
+
+TEST_CASE("runner: a request that is stopped and forgotten while its step is in flight, which then fails") {
+  for (const int num_faults : {1, 2}) {
+    FakeServer served(true);
+    served.server.step();
+    served.server.step();
+    served.server.stop(served.ids[0], common::FinishReason::kCancelled);
+    served.server.forget(served.ids[0]);
+    served.fake.runner->fail(RunnerCall::kWait, num_faults);
+    CHECK_NOTHROW(served.server.step());
+    served.run();
+    CHECK(served.has_failed(served.ids[1]) == (num_faults == 2));
+    served.check_serves();
+  }
+}
+
+TEST_CASE("runner: a request whose logits have no largest one fails, and the others are served") {
+  for (const bool run_ahead : {false, true}) {
+    FakeServer served(run_ahead);
+    int step = 0;
+    served.fake.runner->on_result([&](stage::StepResult& result) {
+      if (++step == 3) {
+        REQUIRE(result.tokens.size() == 2);
+        result.tokens.front() = -1;
+      }
+    });
+    served.run();
+    CHECK(served.has_failed(served.ids[0]) != served.has_failed(served.ids[1]));
+    for (std::size_t i = 0; i < served.ids.size(); ++i) {
+      if (!served.has_failed(served.ids[i])) {
+        CHECK(served.tokens(served.ids[i]) == FakeServer::expected(served.requests[i]));
+      }
+    }
+    served.check_serves();
+  }
+}
+
+TEST_CASE("runner: copies of forks fail, and every sample gets its text") {
+  common::Request request = make_request(6, 8, 1);
+  request.sampling.temperature = 1.0F;
+  for (const bool is_done : {false, true}) {
+    FakeServer served(true);
+    const int id = served.server.submit({request, 3});
+    served.fake.runner->fail(RunnerCall::kCopy, 1, is_done);
+    served.run();
+    CHECK(served.fake.runner->calls(RunnerCall::kCopy) > 1);
+    for (int sample = 0; sample < 3; ++sample) {
+      common::Request lone = request;
+      lone.sample_index = sample;
+      CHECK(served.server.output(id).completions[static_cast<std::size_t>(sample)].tokens ==
+            FakeServer::expected(lone));
+    }
+  }
+}
+#endif
+
+TEST_CASE("runner: options are checked before one is built") {
+  stage::EngineOptions options;
+  options.chunk_size = 0;
+  options.gpu = {stage::Device::kCpu, stage::Precision::kBFloat16};  // for which there is no runner
+  CHECK_THROWS_AS(stage::Engine(small_model(), options), common::CheckError);
+}
