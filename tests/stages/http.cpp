@@ -1373,27 +1373,27 @@ TEST_CASE("HTTP: many large bodies at once are each read") {
 }
 
 TEST_CASE("what has ended is forgotten, so that a server's memory does not grow with its requests") {
+  constexpr int kRequests = 20;
   stage::EngineOptions options;
   options.gpu.device = stage::Device::kCpu;
   stage::Engine alone(tests::default_session().model, options);
   stage::RealClock clock;
   stage::Server server(alone, stage::SchedulerOptions{}, clock);
+  std::atomic<bool> have_all_ended = false;
   std::atomic<int> num_kept = -1;
-  std::atomic<int> num_requests = 0;
   common::EngineThread engine(
       [&](const common::EngineDemand&) { return std::make_unique<stage::EngineAdapter>(alone, server, clock, 256); },
       {},
       [&](const common::EngineNews&) {
         int kept = 0;
-        for (int id = 0; id < server.num_requests(); ++id) {
+        for (int id = 0; have_all_ended && id < kRequests; ++id) {
           try {
             server.output(id);
             kept += 1;
           } catch (const common::CheckError&) {  // forgotten
           }
         }
-        num_kept = kept;
-        num_requests = server.num_requests();
+        num_kept = have_all_ended ? kept : -1;
       });
   common::Request request;
   request.prompt = tests::default_session().tokenizer.encode_prompt(kPrompts[0]);
@@ -1401,7 +1401,7 @@ TEST_CASE("what has ended is forgotten, so that a server's memory does not grow 
   common::Request rejected = request;
   rejected.max_new_tokens = 1 << 20;
   common::EngineThread::Refusal refusal = common::EngineThread::Refusal::kNone;
-  for (int i = 0; i < 10; ++i) {
+  for (int i = 0; i < kRequests / 2; ++i) {
     const auto ticket = engine.submit({{request, 2}, {rejected, 1}}, refusal);
     REQUIRE(ticket != nullptr);
     REQUIRE(ticket->is_submitted(std::chrono::seconds(10)));
@@ -1413,8 +1413,10 @@ TEST_CASE("what has ended is forgotten, so that a server's memory does not grow 
     }  // the others are cancelled
   }
   CHECK(ApiFixture::wait_for([&] { return engine.drained(); }));
+  have_all_ended = true;
   engine.refresh();
-  CHECK(ApiFixture::wait_for([&] { return num_requests == 20 && num_kept == 0; }));
+  REQUIRE(ApiFixture::wait_for([&] { return num_kept >= 0; }));
+  CHECK(num_kept == 0);
 }
 
 TEST_CASE("a streamed text that ends like a stop string begins is sent to its last character") {
