@@ -5,9 +5,9 @@
 #include <cmath>
 
 #include "../kernels/checks.h"
+#include "../kernels/element.h"
 #include "../kernels/online_softmax.cuh"
 #include "../kernels/page_layout.h"
-#include "../kernels/element.h"
 #include "common/cuda/model/scalars.cuh"
 #include "common/cuda/runtime/launch.h"
 #include "ladder.h"
