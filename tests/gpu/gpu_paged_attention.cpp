@@ -126,11 +126,14 @@ TEST_CASE("Paged attention: a captured graph follows the lengths (stage 7, invar
   // Recorded for a batch in which every sequence is inactive, and replayed for one in which none is.
   common::DeviceArray<int> lengths(std::vector<int>(4, 0));
   step.batch.context_lengths = lengths.data();
-  const common::DeviceArray<std::byte> of_first_run(batch.output.size());
+  const int columns = batch.pages().shape.num_kv_heads * batch.pages().shape.head_dim;
+  const auto keys = tests::poisoned(4 * columns, ScalarType::kBFloat16);
+  const auto values = tests::poisoned(4 * columns, ScalarType::kBFloat16);
   const common::Graph graph(batch.stream, [&] {
     table.kernels->plan(batch.pages().shape, step, workspace, batch.stream.get());
     // The launch before attend() may write its rows and nothing else: this one stands in for the model's.
-    CUDA_CHECK(cudaMemsetAsync(of_first_run.data(), 0, of_first_run.size(), batch.stream.get()));
+    table.kernels->read_from_slots(batch.pages(), keys.data(), values.data(), columns, step.slot_mapping, 4,
+                                   batch.stream.get());
     table.kernels->attend(batch.pages(), step, {.queries = batch.queries.data()}, batch.output.data(), workspace,
                           batch.stream.get());
   });

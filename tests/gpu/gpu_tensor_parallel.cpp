@@ -297,7 +297,8 @@ TEST_CASE("Two GPUs: what can't be shared out is refused with its numbers") {
   }
   const common::LlamaConfig& config = bundled().llama.config();
   const auto reason = [&](int count) {
-    return stage::TensorParallelRunner::unsupported(config, shape_of(4), {.tensor_parallel = count});
+    return stage::TensorParallelRunner::unsupported(stage::kPlainKernels, config, shape_of(4),
+                                                    {.tensor_parallel = count});
   };
   CHECK(reason(1).empty());
   CHECK(reason(3) == "3 GPUs can't share 8 query heads evenly");
