@@ -24,8 +24,9 @@
 // All of that costs little: the code that writes a row knows the row's number.
 //
 // A float8 row has half as many vectors, and a scale of one byte (float8.cuh). With 128 dimensions, K of a tile would
-// be 2 KB and 16 bytes: a copy would be half as long as in bfloat16, and seven of eight copies would begin inside a line
-// of the memory, 128 bytes. So K and V of a tile lie together, for one copy, and tiles begin at multiples of 128 bytes:
+// be 2 KB and 16 bytes: a copy would be half as long as in bfloat16, and seven of eight copies would begin inside one
+// of the memory's 128-byte lines. So K and V of a tile lie together, for one copy, and tiles begin on multiples of 128
+// bytes:
 //
 //     K, 16 rows: 2,048 bytes | K's 16 scales | V's 16 scales | V, 16 rows: 2,048 bytes | 96 bytes of nothing
 //

@@ -1,5 +1,5 @@
-// Moves K and V as ../kernels/cache_kernels.cu does, with more bytes in flight, and converts to float8 and back. Nothing
-// is computed, so the measure is bytes read plus bytes written in a second, compared with a plain device-to-device
+// Moves K and V as ../kernels/cache_kernels.cu does, with more bytes in flight, and converts to float8 and back. It
+// computes nothing, so the measure is bytes read plus bytes written in a second, compared with a plain device-to-device
 // copy.
 #include <algorithm>
 
@@ -209,7 +209,7 @@ void launch_copy_slots(const Pages& pages, void* keys, void* values, std::int64_
 
 // One thread block moves kChunk vectors of one block of K or V in one layer; blockIdx.y counts layers, and keys and
 // values within a layer.
-// All of its loads are in flight before the first store. The order in which memory is touched limits it: the same kernel
+// All of its loads are in flight before the first store. Its limit is the order in which memory is touched: the kernel
 // copies 5 % faster when the plan's blocks happen to lie in order. (Tried on an H200: 128 to 1024 threads with 2 to 16
 // vectors each, bulk copies through shared memory by a persistent grid, other orders of pairs and layers. None was
 // faster; hints to L2 were worth 1.5 %.)

@@ -22,9 +22,9 @@ struct RaggedTile {
   COURSE_HOST_DEVICE constexpr int rows() const { return warps * rows_per_warp; }
 };
 
-// There are two shapes. For long prompts, a warp has 32 rows and multiplies every vector of K and V that it fetches from
-// shared memory with two blocks of 16 rows; the output of 32 rows of 128 dimensions takes half of the registers, so a
-// multiprocessor holds two thread blocks. Short prompts end after a few tiles: with fewer rows a warp, more thread
+// There are two shapes. For long prompts, a warp has 32 rows and multiplies every vector of K and V that it fetches
+// from shared memory with two blocks of 16 rows; the output of 32 rows of 128 dimensions takes half of the registers,
+// so a multiprocessor holds two thread blocks. Short prompts end after a few tiles: with fewer rows a warp, more thread
 // blocks wait for their first tile at the same time, and fewer rows of a diagonal tile see nothing.
 constexpr RaggedTile ragged_tile(int head_dim, bool is_short) {
   if (head_dim > 128) {
