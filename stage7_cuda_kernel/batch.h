@@ -24,7 +24,7 @@ struct RaggedBatch {
   bool draws_tokens = true;           // of those logits, the largest one's token is wanted; false: all of them are
 
   std::vector<int> query_starts = {0};  // [num_sequences + 1]: where each one's tokens begin
-  std::vector<int> context_lengths;     // [num_sequences], the new tokens included
+  std::vector<int> context_lengths;     // [num_sequences]; the new tokens are included
   std::vector<int> block_tables;        // one after the other: ceil(context_length / block_size) blocks each
   std::vector<int> table_starts = {0};  // [num_sequences + 1]: where each one's table begins
 

@@ -7,6 +7,7 @@
 #include <span>
 #include <string>
 
+#include "engine_options.h"
 #include "kv_cache.h"
 #include "runner.h"
 

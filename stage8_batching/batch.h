@@ -44,7 +44,7 @@ struct RaggedBatch {
   // not matter.
   std::vector<SequenceId> sequences;    // [num_sequences], each at most once
   std::vector<int> query_starts = {0};  // [num_sequences + 1]: where each one's tokens begin
-  std::vector<int> context_lengths;     // [num_sequences], the new tokens included
+  std::vector<int> context_lengths;     // [num_sequences]; the new tokens are included
   std::vector<int> block_tables;        // one after the other: ceil(context_length / block_size) blocks each
   std::vector<int> table_starts = {0};  // [num_sequences + 1]: where each one's table begins
 

@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "common/cuda/several/communicator.h"
+#include "engine_options.h"
 #include "kv_cache.h"
 #include "runner.h"
 

@@ -1,6 +1,6 @@
 // Moving K and V: into slots, out of slots, from block to block. Nothing is computed. A thread moves one vector of 16
-// bytes of K and the same one of V: neighbouring threads move neighbouring vectors, so that a warp's 32 accesses are
-// few and long ones for the memory.
+// bytes of K and the same one of V: neighbouring threads move neighbouring vectors, so that the memory sees a
+// warp's 32 accesses as few and long ones.
 #include <algorithm>
 
 #include "checks.h"
@@ -74,7 +74,7 @@ void launch_move(const PagedKernels& kernels, const Pages& pages, void* keys, vo
                  stream, common::Overlap::kNone, move);
 }
 
-// The list of copies is a parameter of the launch: it is not allocated, uploaded or waited for. Parameters have 4 KB.
+// The list of copies is a parameter of the launch: no allocation, no upload, no wait. Parameters have room for 4 KB.
 struct CopyList {
   static constexpr int kMaxCopies = 480;
   PageCopy copies[kMaxCopies];

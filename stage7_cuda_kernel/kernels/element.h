@@ -5,7 +5,7 @@
 
 namespace stage7 {
 
-// Queries and outputs where tensor cores compute, and K and V unless they are stored as float8.
+// Where tensor cores compute, queries and outputs have this type; so have K and V, unless they are stored as float8.
 using Element = __nv_bfloat16;
 
 }  // namespace

@@ -54,14 +54,14 @@ struct GpuRunner::Impl {
                                     (llama.config().context_length + shape.block_size - 1) / shape.block_size)),
         workspace(kernels.workspace_bytes(shape, step(chunk_size))),
         logits(static_cast<std::size_t>(llama.config().vocab_size)) {
-    // NaN, in any type, so that reading a slot that was never written shows.
+    // These bytes are NaN in every type, so that a read of a slot that was never written shows.
     CUDA_CHECK(cudaMemsetAsync(keys.data(), 0xFF, keys.bytes(), stream.get()));
     if (!shape.is_paired()) {
       CUDA_CHECK(cudaMemsetAsync(values.data(), 0xFF, values.bytes(), stream.get()));
     }
   }
 
-  // The one sequence's next tokens.
+  // The next tokens of the one sequence.
   Step step(int num_tokens) const {
     return {.batch = {.num_sequences = 1,
                       .num_heads = model.config().num_heads,
@@ -82,7 +82,7 @@ struct GpuRunner::Impl {
   }
 
   common::Matrix read_back(int layer, std::span<const int> slots, bool want_keys);
-  double read_bandwidth() const;  // of the device's memory: bytes per second
+  double read_bandwidth() const;  // the device memory's, in bytes per second
 
   const PagedKernels& kernels;
   PageShape shape;
@@ -92,14 +92,14 @@ struct GpuRunner::Impl {
   common::Stream stream;
   common::CudaLlama model;
   common::DeviceMemory keys;    // [num_layers, num_blocks, num_kv_heads, block_size, head_dim]
-  common::DeviceMemory values;  // likewise
+  common::DeviceMemory values;  // the same shape
 
   StepInputs inputs;
   common::DeviceMemory workspace;
   DeviceArray<float> logits;  // [1, vocab_size]
   DeviceArray<int> argmax{1};
   common::PinnedArray<int> argmax_on_host{1};
-  bool draws_tokens = true;  // what the last batch asked for
+  bool draws_tokens = true;  // whether the last batch asked for a token, not for logits
 };
 
 std::string GpuRunner::unsupported(const PagedKernels& kernels, const common::LlamaConfig& config,
@@ -144,7 +144,7 @@ void GpuRunner::enqueue(const RaggedBatch& batch) {
                                impl_->stream.get()));
     impl_->draws_tokens = batch.draws_tokens;
   } catch (...) {
-    (void)cudaStreamSynchronize(impl_->stream.get());  // what was enqueued still reads the inputs
+    (void)cudaStreamSynchronize(impl_->stream.get());  // launches in flight still read the inputs
     throw;
   }
 }

@@ -1,4 +1,4 @@
-// Where an element of K or V lies: the one place that knows, for all kernels.
+// Where an element of K or V lies. All kernels ask the functions of this file.
 //
 // Pages are [num_blocks, num_kv_heads, block_size, head_dim]. Inside one head's part of a block, 16-bit rows (one
 // token, one head) come in tiles of 16. A tile of rows of 256 bytes, 128 dimensions, is cut into two panels, columns of
@@ -18,14 +18,15 @@
 // takes 8 cycles (measured on an H200, 32 sequences of 32,768 tokens: 1,425 us without it, 996 with it).
 //
 // Why panels: Hopper's wgmma reads whole matrices out of shared memory by itself, and knows no rows longer than 128
-// bytes. A panel is what it calls a tile with 128-byte swizzle, so that a plain copy of 2 KB brings it what it wants
-// (prefill_kernel.cuh). Decode copies both panels, 4 KB, at once: to it they make no difference.
+// bytes. A panel is what wgmma calls a tile with 128-byte swizzle, so a plain copy of 2 KB brings it in the layout that
+// wgmma reads (prefill_kernel.cuh). Decode copies both panels, 4 KB, at once: panels make no difference to it.
 //
-// All of that costs little: what writes a row knows its number.
+// All of that costs little: the code that writes a row knows the row's number.
 //
-// Float8 rows have half as many vectors, and a scale each, one byte (float8.cuh). With 128 dimensions, K of a tile
-// would be 2 KB and 16 bytes: copies half as long as bfloat16's, and all but every eighth of them across the memory's
-// lines of 128 bytes. So K and V of a tile lie together, for one copy, and tiles begin at multiples of 128 bytes:
+// A float8 row has half as many vectors, and a scale of one byte (float8.cuh). With 128 dimensions, K of a tile would
+// be 2 KB and 16 bytes: a copy would be half as long as in bfloat16, and seven of eight copies would begin inside one
+// of the memory's 128-byte lines. So K and V of a tile lie together, for one copy, and tiles begin on multiples of 128
+// bytes:
 //
 //     K, 16 rows: 2,048 bytes | K's 16 scales | V's 16 scales | V, 16 rows: 2,048 bytes | 96 bytes of nothing
 //
@@ -42,21 +43,21 @@ namespace stage7 {
 inline constexpr int kVecBytes = 16;
 inline constexpr int kTileRows = 16;
 
-// Rows of a tile: 16, or 8 where blocks are not cut into tiles of 16. Neither float32 nor blocks of other sizes are
-// read by tensor cores: there a row by itself is a tile, which leaves rows as they are.
+// Rows of a tile: 16, or 8 where blocks are not cut into tiles of 16. Tensor cores read neither float32 nor blocks of
+// other sizes: there each row is a tile of its own, and rows lie in the plain order.
 COURSE_HOST_DEVICE int rows_per_tile(const PageShape& shape) {
   const bool has_tiles = shape.type != ScalarType::kFloat32 && shape.block_size % 8 == 0;
   return !has_tiles ? 1 : shape.block_size % kTileRows == 0 ? kTileRows : 8;
 }
 
-// Only rows of 256 bytes (head_dim 128 at 16 bits, 256 at 8) are cut, into two panels. Rows of 128 are a panel as they
-// are, and no other length is read by wgmma: those are one panel as wide as the row.
+// Only rows of 256 bytes (head_dim 128 at 16 bits, 256 at 8) are cut, into two panels. A row of 128 bytes is a panel as
+// it is. wgmma reads no other length: rows of other lengths are one panel as wide as the row.
 COURSE_HOST_DEVICE constexpr int vecs_per_panel(int vecs_per_row) { return vecs_per_row == 16 ? 8 : vecs_per_row; }
 
-// What the place of a vector is XORed with. Rows of 128, 256, 384 … bytes all begin in bank 0: their number modulo 8
-// does it. Rows of 64 or 192 bytes begin in banks 0 and 16 by turns, so pairs of rows need 4 masks, which also keep a
-// vector inside its row of 4 or 12. Of rows of 32 or 96 bytes, four begin in banks of their own, and two masks are
-// enough. Rows 8 apart have the same mask.
+// What the place of a vector is XORed with. Rows of 128, 256, 384 … bytes all begin in bank 0: the mask is the row's
+// number modulo 8. Rows of 64 or 192 bytes begin in banks 0 and 16 alternately, so pairs of rows need 4 masks, which
+// also keep a vector inside its row of 4 or 12. Four consecutive rows of 32 or 96 bytes begin in four different banks,
+// and two masks are enough. Rows 8 apart have the same mask.
 COURSE_HOST_DEVICE int swizzle_mask(int vecs_per_row, int row) {
   return vecs_per_row % 8 == 0   ? row & 7
          : vecs_per_row % 4 == 0 ? (row >> 1) & 3
@@ -64,7 +65,7 @@ COURSE_HOST_DEVICE int swizzle_mask(int vecs_per_row, int row) {
                                  : 0;
 }
 
-// In elements, from the beginning of the layer's keys or values: where the tile begins whose first row is `row`.
+// Where the tile whose first row is `row` begins, in elements from the beginning of the layer's keys or values.
 COURSE_HOST_DEVICE std::int64_t row_offset(const PageShape& shape, std::int64_t block, int kv_head, int row) {
   return ((block * shape.num_kv_heads + kv_head) * shape.block_size + row) * shape.elements_per_row();
 }
@@ -72,7 +73,7 @@ COURSE_HOST_DEVICE std::int64_t row_offset(const PageShape& shape, std::int64_t 
 // The place of vector `vec` of row `row` inside the row of a panel, in vectors.
 COURSE_HOST_DEVICE int swizzle(int vecs_per_row, int row, int vec) { return vec ^ swizzle_mask(vecs_per_row, row); }
 
-// The same from where the head's part of the block begins. tile_rows is a power of 2.
+// The same place, counted from where the head's part of the block begins. tile_rows is a power of 2.
 COURSE_HOST_DEVICE int vec_place(int vecs_per_row, int tile_rows, int row, int vec) {
   const int panel_vecs = vecs_per_panel(vecs_per_row);
   const int row_in_tile = row & (tile_rows - 1);
@@ -81,8 +82,8 @@ COURSE_HOST_DEVICE int vec_place(int vecs_per_row, int tile_rows, int row, int v
          swizzle(panel_vecs, row_in_tile, vec_in_panel);
 }
 
-// The same from where the layer's keys or values begin, in vectors: for what moves them one by one. For pages of
-// float32 and bfloat16.
+// The same place in vectors from where the layer's keys or values begin, for kernels that move vectors one by one. For
+// pages of float32 and bfloat16.
 struct PageVecs {
   int vecs_per_row;
   int num_kv_heads;
@@ -102,7 +103,7 @@ COURSE_HOST_DEVICE PageVecs page_vecs(const PageShape& shape) {
           .tile_rows = rows_per_tile(shape)};
 }
 
-// Where a dimension of a token's row of one head is, in elements, from where the layer's keys or values begin. For
+// Where a dimension of one head's row of a token lies, in elements from where the layer's keys or values begin. For
 // pages of float32 and bfloat16.
 COURSE_HOST_DEVICE std::int64_t element_offset(const PageShape& shape, std::int64_t block, int kv_head, int row,
                                                int dimension) {
@@ -111,9 +112,9 @@ COURSE_HOST_DEVICE std::int64_t element_offset(const PageShape& shape, std::int6
          dimension % elements_per_vec;
 }
 
-// K and V of a tile of 16 rows, one after the other, in bytes from where K begins: in the pages if K and V lie there
-// together (float8), and always in shared memory. Between them, float8 has K's scales and then V's, a byte for each
-// row.
+// K and V of a tile of 16 rows, one after the other, in bytes from where K begins. They lie so in shared memory, and
+// also in the pages if the pages hold float8. Between K and V, float8 has K's scales and then V's scales, a byte for
+// each row.
 struct PairLayout {
   int key_scales;
   int value_scales;
@@ -129,7 +130,7 @@ COURSE_HOST_DEVICE constexpr PairLayout pair_layout(ScalarType type, int head_di
           .values = matrix_bytes + 2 * scale_bytes,
           .bytes = 2 * (matrix_bytes + scale_bytes)};
 }
-// Of a pair's place in shared memory: a copy is faster from a multiple of 128 bytes to a multiple of 128 bytes.
+// The size of a pair's place in shared memory: a copy is faster if both ends begin at multiples of 128 bytes.
 COURSE_HOST_DEVICE constexpr int pair_place_bytes(ScalarType type, int head_dim) {
   return (pair_layout(type, head_dim).bytes + 127) / 128 * 128;
 }
@@ -147,16 +148,16 @@ struct SharedTile {
   static constexpr PairLayout kPair = pair_layout(kType, kHeadDim);
   static_assert(kPair.key_scales == kBytes);
 
-  // Where a panel begins, in elements of the pages: of a tile of tile_rows rows, from where row_offset leads.
+  // Where a panel of a tile with tile_rows rows begins, in elements of the pages, from where row_offset points.
   static COURSE_HOST_DEVICE constexpr int panel_offset(int panel, int tile_rows) {
     return panel * tile_rows * (kPanelRowBytes / (kType == ScalarType::kFloat8 ? 1 : 2));
   }
-  // Of the row's first vector, or of its second, in bytes: `place` from where row_begin leads.
+  // The offset in bytes of the row's first or second vector: `place` bytes behind row_begin.
   static COURSE_HOST_DEVICE constexpr int row_begin(int row) { return row * kPanelRowBytes; }
   static COURSE_HOST_DEVICE std::uint32_t place(int row, int vec) {
     return static_cast<std::uint32_t>(swizzle(kPanelVecs, row, vec) * kVecBytes);
   }
-  // The same `step` steps of two vectors further on.
+  // The same place, `step` steps of two vectors further.
   static COURSE_HOST_DEVICE std::uint32_t at_step(std::uint32_t place, int step) {
     return step / (kPanelVecs / 2) * kPanelBytes + (place ^ (step % (kPanelVecs / 2) * 2 * kVecBytes));
   }

@@ -1,4 +1,4 @@
-// What pages hold, and of which sizes. Plain C++: no CUDA toolkit is needed to read it.
+// What pages hold, and their sizes. Plain C++: including it needs no CUDA toolkit.
 #pragma once
 
 #include <cstdint>
@@ -7,14 +7,14 @@
 
 namespace stage7 {
 
-// Of what pages hold. kFloat8 is e4m3, one byte for each element, and each row has a scale (production/float8.cuh).
+// The type of what pages hold. kFloat8 is e4m3, one byte an element, and a scale for each row (production/float8.cuh).
 enum class ScalarType { kFloat32, kBFloat16, kFloat8 };
 
 COURSE_HOST_DEVICE constexpr int bytes_of(ScalarType type) {
   return type == ScalarType::kFloat32 ? 4 : type == ScalarType::kBFloat16 ? 2 : 1;
 }
 
-// Of queries, outputs and rows of K and V on their way to pages of this type.
+// The type of queries, outputs, and rows of K and V before they are stored in pages of this type.
 constexpr ScalarType row_type(ScalarType of_pages) {
   return of_pages == ScalarType::kFloat8 ? ScalarType::kBFloat16 : of_pages;
 }
@@ -28,10 +28,10 @@ struct PageShape {
   int head_dim = 0;  // a multiple of 8, up to 256
   ScalarType type = ScalarType::kBFloat16;
 
-  // Float8: K and V of a tile lie together, with their scales, in the array of keys, and there is none of values.
+  // Float8: the array of keys holds K, V and the scales of a tile together, and there is no array of values.
   COURSE_HOST_DEVICE bool is_paired() const { return type == ScalarType::kFloat8; }
   COURSE_HOST_DEVICE int elements_per_row() const {
-    const int scales = head_dim < 128 ? head_dim / 16 : 8;  // two, and what keeps tiles aligned (page_layout.h)
+    const int scales = head_dim < 128 ? head_dim / 16 : 8;  // a row's two, and padding to align tiles (page_layout.h)
     return is_paired() ? 2 * head_dim + scales : head_dim;
   }
   std::int64_t elements_per_block() const { return std::int64_t{num_kv_heads} * block_size * elements_per_row(); }

@@ -1,4 +1,4 @@
-// What a step of a GpuRunner reads: flat arrays, brought over by one copy.
+// What a step of a GpuRunner reads: flat arrays, which one copy brings to the device.
 #pragma once
 
 #include <algorithm>
@@ -21,7 +21,7 @@ class StepInputs {
         host_(kBlockTables * stride(max_tokens) + static_cast<std::size_t>(max_blocks)),
         device_(host_.size()) {}
 
-  // Enqueued: what comes next in the stream finds the inputs. Waits until the last upload has left the host.
+  // Enqueues the copy: what is enqueued after it finds the inputs. Waits first until the last upload has left the host.
   void upload(const RaggedBatch& batch, int block_size, const common::Stream& stream) {
     COMMON_CHECK(batch.num_sequences() == 1, "a step is of one sequence");
     const int context_length = batch.context_lengths.front();
@@ -76,7 +76,7 @@ class StepInputs {
     kTableStarts,
     kBlockTables
   };
-  // Of whole 16 bytes, and one more than there are tokens.
+  // A multiple of 16 bytes, with room for one number more than there are tokens.
   static std::size_t stride(int num_tokens) { return static_cast<std::size_t>(num_tokens) / 4 * 4 + 4; }
   void put(Array array, std::span<const int> values) {
     std::copy(values.begin(), values.end(), host_.data() + array * stride_);
@@ -88,7 +88,7 @@ class StepInputs {
   int num_tokens_ = 0;
   int num_rows_ = 0;
   std::size_t stride_ = 0;
-  // The arrays, [stride] each, and then the block table.
+  // The arrays, each [stride], and then the block table.
   common::PinnedArray<int> host_;
   common::DeviceArray<int> device_;
   common::Event uploaded_;

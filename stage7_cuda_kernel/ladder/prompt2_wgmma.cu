@@ -26,7 +26,7 @@ namespace {
 struct Rows : PrefillRows<ScalarType::kBFloat16, kPromptDimensions> {
   using PrefillRows::PrefillRows;
 
-  // From the last tile to the first.
+  // Copies the tiles from the last to the first.
   __device__ __forceinline__ void attend(int num_seen) {
     for (int tile = (num_seen - 1) / kTokens; tile >= 0; --tile) {
       add_last_tile<kTokens>(tile, min(num_seen - tile * kTokens, kTokens));

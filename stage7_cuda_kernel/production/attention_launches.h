@@ -1,50 +1,50 @@
 // The two kinds of attention behind the table of production_kernels.h, each with its plan: decode attention for
-// sequences with one new token, ragged attention for chunks of prompts. What kernels.h says of all functions holds here
-// too.
+// sequences with one new token, ragged attention for chunks of prompts. What kernels.h says about all functions holds
+// here too.
 #pragma once
 
 #include "../kernels/kernels.h"
 
 namespace stage7 {
 
-// How decode attention shares its work out. The rule decides unless a test or a measurement asks for something else.
+// How decode attention shares out its work. The defaults are used unless a test or a measurement sets something else.
 struct DecodeOptions {
   int num_workers = 0;  // thread blocks that share the work; 0: as many as the device holds at once
-  // The kernel may start while the launch before it in the stream still runs, and reads queries and new rows only when
-  // that one has finished. The plan, the tables, the lengths and the pages it reads at once: what writes them must have
-  // finished before the launch before this one can start. In a model's step that launch computes the queries.
+  // The kernel may start while the previous launch in the stream still runs, and reads queries and new rows only after
+  // the previous launch has finished. It reads the plan, the tables, the lengths and the pages at once: whatever writes
+  // these must have finished before the previous launch can start. In a model's step, that launch computes the queries.
   bool overlap_previous = false;
 };
 
-// K and V of a decode batch's tokens, for decode attention to store: what write_to_slots would do in a launch of its
-// own. Row i, [num_kv_heads * head_dim] of row_type(pages' type), goes to slot slot_mapping[i], which is that of
-// position context_length - 1; slot -1: it is not stored, but seen. Pointers and strides as in write_to_slots.
+// K and V of a decode batch's tokens, which decode attention stores; write_to_slots would need a launch of its own. Row
+// i, [num_kv_heads * head_dim] of row_type(pages' type), goes to slot slot_mapping[i], the slot of position
+// context_length - 1; with slot -1 the row is seen, but not stored. Pointers and strides as in write_to_slots.
 struct NewRows {
-  const void* keys = nullptr;  // nullptr: there are none, and the pages have all positions
+  const void* keys = nullptr;  // nullptr: there are no new rows; the pages have all positions
   const void* values = nullptr;
   std::int64_t row_stride = 0;
   const int* slot_mapping = nullptr;  // [num_sequences]
 };
 
-// Decode attention works in two steps. plan_decode, called once for each step, cuts the work of one layer into
-// equal shares; decode_attention, called for each layer, does it. Both take the same batch, shape and options, and the
+// Decode attention has two parts. plan_decode, called once for each step, cuts the work of one layer into equal
+// shares; decode_attention, called for each layer, does the work. Both take the same batch, shape and options, and the
 // same workspace.
 std::size_t decode_workspace_bytes(const PageShape& shape, const Batch& batch, const DecodeOptions& options = {});
 void plan_decode(const PageShape& shape, const Batch& batch, void* workspace, cudaStream_t stream,
                  const DecodeOptions& options = {});
 
 // queries, output: [num_sequences, num_heads * head_dim], of row_type(pages' type); one token for each sequence, which
-// sees all context_length positions. Query head h reads kv head h / (num_heads / num_kv_heads). Scores are scaled by 1
-// / sqrt(head_dim). The last position's K and V are in the pages, or new rows.
+// sees all context_length positions. Query head h reads kv head h / (num_heads / num_kv_heads). Scores are scaled by
+// 1 / sqrt(head_dim). K and V of the last position are in the pages, or are new rows.
 void decode_attention(const Pages& pages, const Batch& batch, const void* queries, void* output, void* workspace,
                       cudaStream_t stream, const DecodeOptions& options = {}, const NewRows& new_rows = {});
 
 // Causal attention of a ragged batch: prompts, chunks of prompts and single tokens side by side. Sequence s has the
-// query rows query_starts[s] … query_starts[s + 1] - 1 (query_starts: [num_sequences + 1]), which are the last tokens
-// of its context. queries, output: [query_starts' last entry, num_heads * head_dim]; num_tokens: at least the rows from
-// query_starts[0] on. No sequence has more rows than context. workspace: filled by plan_ragged, once for each step.
-// Work is shared out by query rows, never along the context: a sequence with one token is computed, but its whole
-// context is then walked by one thread block for each kv head. decode_attention is made for that.
+// query rows query_starts[s] … query_starts[s + 1] - 1 (query_starts: [num_sequences + 1]): the last tokens of its
+// context. queries, output: [query_starts' last entry, num_heads * head_dim]; num_tokens: at least the number of rows
+// from query_starts[0] on. No sequence has more rows than context. plan_ragged fills the workspace once for each step.
+// Work is shared out by query rows, never along the context: for a sequence with one token the result is right, but one
+// thread block for each kv head walks the whole context. decode_attention is made for such sequences.
 std::size_t ragged_workspace_bytes(const PageShape& shape, const Batch& batch, int num_tokens);
 void plan_ragged(const PageShape& shape, const Batch& batch, const int* query_starts, int num_tokens, void* workspace,
                  cudaStream_t stream);

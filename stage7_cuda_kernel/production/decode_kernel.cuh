@@ -2,23 +2,23 @@
 //
 // bytes: every K and V of the batch once. flops: 4 * num_heads * head_dim for each token; with a group of 4 that is 4
 // for each byte (8 with the columns that are padding), and tensor cores could do 160 in the time that the byte takes.
-// So the kernel is a memory copy with some arithmetic on the side, and is built like one: rings of tiles in flight
+// So the kernel is memory-bound, and is built like a copy with some arithmetic on the side: rings of tiles in flight
 // (tile_ring.cuh), equal shares (decode_plan.h), and nothing that makes the copies wait.
 //
-// The products are formed the other way round than on paper, S^T = K Q^T and O^T = V^T P^T. An mma is 16 rows by 8
+// The products are computed transposed: S^T = K Q^T and O^T = V^T P^T. An mma's result has 16 rows and 8
 // columns: tokens (or dimensions) fill the 16 rows, and a group of up to 8 query heads needs only one step of 8
-// columns, where Q on the left would fill 16 rows with at most 8 of use. A column of S^T, the scores of one query, then
+// columns; with Q on the left, at most 8 of 16 rows would be useful. A column of S^T, the scores of one query, then
 // lies in the same threads as that query's column of O^T: the rescaling of the online softmax needs no exchange between
 // threads.
 //
-// Float8 (float8.cuh) is brought into float16 in registers, where it is exact, and the scales are applied to what comes
-// out of the first product and what goes into the second:
+// Float8 (float8.cuh) is converted to float16 in registers, exactly, and the scales are applied to the result of the
+// first product and to the operand of the second:
 //
-//     score  = log2(e) / sqrt(head_dim) * (q . k) * K's scale        one multiplication for a token and query
+//     score  = log2(e) / sqrt(head_dim) * (q . k) * K's scale        one multiplication for each token and query
 //     output = sum of 2^score * V's scale * v                        2^score * 2^e is 2^(score + e): one addition
 //
-// So the online softmax of the weights that meet V keeps the largest score + e, and they are at most 1, as float16
-// needs it; the sum of weights is formed beside it, from the scores alone.
+// So the online softmax keeps the largest score + e, and the weights that are multiplied with V are at most 1, as
+// float16 needs. The sum of weights is computed separately, from the scores alone.
 #pragma once
 
 #include "../kernels/online_softmax.cuh"
@@ -38,16 +38,16 @@ namespace stage7 {
 template <ScalarType kType, int kHeadDim, int kQueryTiles>
 struct WarpAttention {
   static constexpr bool kFloat8 = kType == ScalarType::kFloat8;
-  static constexpr int kSteps = kHeadDim / 16;  // of 16 dimensions
+  static constexpr int kSteps = kHeadDim / 16;  // steps of 16 dimensions
   using Tile = SharedTile<kHeadDim, kType>;
-  static constexpr int kLoads = Tile::kVecs / 2;  // of two vectors, by ldmatrix
-  // V into registers before the softmax, if there are registers left: their loading hides behind it.
+  static constexpr int kLoads = Tile::kVecs / 2;  // an ldmatrix loads two vectors
+  // Load V into registers before the softmax if there are registers left: the softmax then hides the loads.
   static constexpr bool kValuesEarly = kQueryTiles * kSteps <= 8;
 
   std::uint32_t queries[kQueryTiles][kSteps][2];  // Q^T as the right operand of an mma
   float output[kQueryTiles][kSteps][4];           // O^T: 16 dimensions x 8 queries each
-  // Of this thread's two queries. The sum is that of the weights which this thread has formed itself. Float8: the
-  // largest score + e, e the exponent of V's scale, and the sum in units of it.
+  // The softmax of this thread's two queries. Its sum has only the weights that this thread has computed. Float8: it
+  // has the largest score + e, where e is the exponent of V's scale, and the sum is in units of V's scale.
   RunningSoftmax softmax[kQueryTiles][2];
 
   // queries: the group's rows of head_dim.
@@ -59,8 +59,8 @@ struct WarpAttention {
       const auto* row = reinterpret_cast<const std::uint32_t*>(group_queries + query * kHeadDim);
 #pragma unroll
       for (int step = 0; step < kSteps; ++step) {
-        // In which order a step adds its 16 dimensions does not matter, if K has the same. In float8, a thread's four
-        // are neighbours, as the four bytes are that it gets of a row.
+        // A step may add its 16 dimensions in any order, if K has the same order. In float8, a thread's four dimensions
+        // are neighbours, because the four bytes that it gets of a row are.
         const int first = kFloat8 ? step * 8 + lane % 4 * 2 : step * 8 + lane % 4;
         const int second = kFloat8 ? first + 1 : first + 4;
         queries[t][step][0] = query < group ? operand(row[first]) : 0;
@@ -77,7 +77,7 @@ struct WarpAttention {
     }
   }
 
-  // K and V of 16 tokens in shared memory, of which num_tokens exist.
+  // Adds a tile: K and V of 16 tokens in shared memory; the first num_tokens exist.
   __device__ __forceinline__ void add_tile(std::uint32_t keys, std::uint32_t values, int num_tokens, float scale) {
     std::uint32_t v[kLoads][4];
     float scores[kQueryTiles][4] = {};
@@ -90,7 +90,7 @@ struct WarpAttention {
 #pragma unroll
     for (int t = 0; t < kQueryTiles; ++t) {
       update_softmax(t, scores[t], num_tokens, scales);
-      // A result's upper and lower half are the left operand's layout; the transposed ones are the right operand's.
+      // The two halves of a result have the layout of a left operand; transposed, they have that of a right operand.
       weights[t][0] = common::transpose(pack_weights(scores[t][0], scores[t][1]));
       weights[t][1] = common::transpose(pack_weights(scores[t][2], scores[t][3]));
     }
@@ -108,8 +108,8 @@ struct WarpAttention {
     }
   }
 
-  // Leaves the results of queries 8 t to 8 t + 7, as far as the group has them, as part `part` of the exchange, whose
-  // queries from `first` on they are; unless there was no tile.
+  // Stores the results of queries 8 t to 8 t + 7, as far as the group has them, as part `part` of the exchange, where
+  // they are the queries from `first` on. Stores nothing if there was no tile.
   __device__ __forceinline__ void finish(const PartialSoftmax<kHeadDim>& exchange, int part, int t, int first,
                                          int group) const {
     const int lane = static_cast<int>(threadIdx.x) % 32;
@@ -132,7 +132,7 @@ struct WarpAttention {
   }
 
  private:
-  // What this thread's scores of tokens lane / 4 and lane / 4 + 8 are multiplied by, and what is added to them.
+  // The factors for this thread's scores of tokens lane / 4 and lane / 4 + 8, and what is added to the scores.
   struct TileScales {
     float of_keys[2];
     float of_values[2];
@@ -168,12 +168,12 @@ struct WarpAttention {
     }
   }
 
-  // S^T += K Q^T. Even and odd steps are summed apart: two chains of half the length keep the tensor core busier than
-  // one.
+  // S^T += K Q^T. Even and odd steps have sums of their own: two chains of half the length keep the tensor core busier
+  // than one.
   __device__ __forceinline__ void add_scores(float (&scores)[kQueryTiles][4], std::uint32_t keys) const {
     const int lane = static_cast<int>(threadIdx.x) % 32;
-    // Matrices: the lower vector of tokens 0-7 and 8-15, then the upper one. Of bfloat16 that is a step; of float8 each
-    // vector is one.
+    // Matrices: the lower vector of tokens 0-7 and 8-15, then the upper vector. In bfloat16 the two vectors are one
+    // step; in float8 each vector is a step.
     const int row = lane % 16;
     const std::uint32_t row_begin = keys + Tile::row_begin(row);
     const int place = Tile::place(row, lane / 16);
@@ -210,7 +210,7 @@ struct WarpAttention {
     }
   }
 
-  // V^T: matrices of the lower and the upper vector of tokens 0-7, then of tokens 8-15, transposed on loading.
+  // Loads V^T: matrices of the lower and the upper vector of tokens 0-7, then of tokens 8-15, transposed by the load.
   static __device__ __forceinline__ void load_values(std::uint32_t (&v)[kLoads][4], std::uint32_t values) {
     const int lane = static_cast<int>(threadIdx.x) % 32;
     const int row = lane / 16 * 8 + lane % 8;
@@ -222,9 +222,9 @@ struct WarpAttention {
     }
   }
 
-  // 16 dimensions of V^T. Transposing takes two bytes of float8 for one element: a thread gets dimensions 2 g and
-  // 2 g + 1, g = lane / 4, of one token, and then of the next. The mma's row g becomes dimension 2 g and its row g + 8
-  // dimension 2 g + 1, as finish() knows.
+  // 16 dimensions of V^T. The transposing load treats two bytes of float8 as one element: a thread gets dimensions 2 g
+  // and 2 g + 1, g = lane / 4, of one token, and then of the next. The mma's row g becomes dimension 2 g and its row g
+  // + 8 dimension 2 g + 1, as finish() knows.
   static __device__ __forceinline__ void values_of_step(std::uint32_t (&own)[4], const std::uint32_t (&v)[kLoads][4],
                                                         int step) {
     if constexpr (kFloat8) {
@@ -254,7 +254,7 @@ struct WarpAttention {
     return fmaxf(x, __shfl_xor_sync(~0U, x, 16));
   }
 
-  // Turns scores into weights 2^(scale * score - largest), and brings what came before to the new largest score.
+  // Turns scores into weights 2^(scale * score - largest), and rescales the earlier results to the new largest score.
   __device__ __forceinline__ void update_softmax(int t, float (&scores)[4], int num_tokens, const TileScales& scales) {
     if constexpr (kFloat8) {
 #pragma unroll
@@ -291,7 +291,7 @@ struct WarpAttention {
       }
       grew |= before != own.largest;
     }
-    if (__any_sync(~0U, grew)) {  // after a few tiles, rarely
+    if (__any_sync(~0U, grew)) {  // rare after a few tiles
 #pragma unroll
       for (int step = 0; step < kSteps; ++step) {
 #pragma unroll
@@ -303,9 +303,9 @@ struct WarpAttention {
   }
 };
 
-// A head of the share is done by all warps: joins their parts, and either writes the output or hands the result in; if
-// this thread block is the last of the head to hand in, it merges all of them. contributors: the thread blocks that
-// work on the head, this one among them. The exchange has room for 8 queries at a time.
+// Ends a head of the share: joins the parts of all warps, and either writes the output or stores a partial result in
+// the workspace; if this thread block is the head's last contributor, it merges all of its partial results.
+// contributors: the thread blocks that work on the head, this one included. The exchange has room for 8 queries.
 template <int kWarps, ScalarType kType, int kHeadDim, int kQueryTiles>
 __device__ __forceinline__ void finish_head(const WarpAttention<kType, kHeadDim, kQueryTiles>& attention,
                                             const PartialSoftmax<kHeadDim>& exchange, const DecodeWorkspace& workspace,
@@ -326,14 +326,14 @@ __device__ __forceinline__ void finish_head(const WarpAttention<kType, kHeadDim,
         store_partial<kHeadDim>(merged, workspace, own_place * group + query, dimension);
       }
     }
-    __syncthreads();  // the exchange may be written again; and all of a partial result has been stored
+    __syncthreads();  // the exchange may be overwritten; and the partial result is stored as a whole
   }
   if (whole) {
     return;
   }
   __shared__ bool is_last;
   if (threadIdx.x == 0) {
-    __threadfence();  // of all this block's stores, which the barrier has put before it
+    __threadfence();  // it covers all of this block's stores: the barrier has ordered them before it
     is_last = atomicAdd(workspace.arrivals + first_contributor, 1) == last_contributor - first_contributor;
     __threadfence();
   }
@@ -347,8 +347,8 @@ __device__ __forceinline__ void finish_head(const WarpAttention<kType, kHeadDim,
   merge_head<kHeadDim, kWarps>(exchange.outputs, workspace, output, group, first_contributor, last_contributor);
 }
 
-// The plan was made by an earlier launch of the same step, for which this one does not wait. It has finished all the
-// same (DecodeOptions::overlap_previous). What it has written is in L2; this multiprocessor's L1 is not asked.
+// An earlier launch of the same step made the plan. This kernel does not wait for that launch, which has finished all
+// the same (DecodeOptions::overlap_previous). The plan is in L2; the load bypasses this multiprocessor's L1.
 __device__ __forceinline__ TileRange load_share(const TileRange* share) {
   static_assert(sizeof(TileRange) == 3 * sizeof(int4));
   int4 words[3];
@@ -371,11 +371,11 @@ __global__ void __launch_bounds__(32 * kWarps, kResident)
   const int warp = static_cast<int>(threadIdx.x) / 32;
   const TileRange share = load_share(workspace.shares + blockIdx.x);
   if (share.num_tiles == 0) {
-    common::wait_for_previous_launch();  // or this launch might finish before the one before it
+    common::wait_for_previous_launch();  // else this launch might finish before the previous one
     return;
   }
   Ring ring(pages, batch, share, shared + warp * Ring::kBytes, barriers + warp * Ring::kBarrierBytes);
-  ring.start();  // before the queries are computed: what is read was written by steps that are over
+  ring.start();  // before the queries are computed: the tiles were written by earlier steps
   common::wait_for_previous_launch();
   common::allow_next_launch();
 
@@ -384,13 +384,13 @@ __global__ void __launch_bounds__(32 * kWarps, kResident)
   const PartialSoftmax<kHeadDim> exchange(shared + kWarps * Ring::kBytes, kWarps, exchanged_at_once(group));
   WarpAttention<kType, kHeadDim, kQueryTiles> attention;
   TileCursor head(batch, num_kv_heads, share);  // where the current head, or its rest, begins
-  int begin = 0;                                // the same, counted from the beginning of the share
-  int next = warp;                              // this warp's next tile, counted likewise
+  int begin = 0;                                // the same place, counted in tiles from the beginning of the share
+  int next = warp;                              // this warp's next tile, counted from the beginning of the share
   while (true) {
     const int head_end = begin + num_tiles_of(head.length) - head.tile;
     const int end = min(head_end, share.num_tiles);
     const std::int64_t first_row = std::int64_t{head.sequence} * batch.num_heads + head.kv_head * group;
-    // Whether the head's last tile, which has the new token, is this warp's. The row comes while the queries do.
+    // Whether this warp has the head's last tile, where the new token is. Its row is loaded together with the queries.
     NewRow<kType, kHeadDim> new_row;
     const bool has_new_row = new_rows.keys != nullptr && end == head_end && (end - 1) % kWarps == warp;
     if (has_new_row) {

@@ -1,4 +1,4 @@
-// The launch of decode attention: the kernel's template arguments that follow from the batch.
+// The launch of decode attention: it derives the kernel's template arguments from the batch.
 #pragma once
 
 #include <cmath>
@@ -36,7 +36,7 @@ void launch_decode(const DecodeCall& call) {
 
 template <ScalarType kType, int kHeadDim, int kQueryTiles, bool kContiguous>
 void choose_ring(const DecodeCall& call) {
-  // The rule's answers for this type and head_dim, as template arguments.
+  // What decode_ring returns for this type and head_dim, as template arguments.
   constexpr DecodeRing kFew = decode_ring(kType, kHeadDim, kQueryTiles * 8, false);
   constexpr DecodeRing kMany = decode_ring(kType, kHeadDim, kQueryTiles * 8, true);
   if (call.shape.many_heads) {
@@ -60,7 +60,7 @@ void choose_head_dim(const DecodeCall& call) {
   with_head_dim(call.pages.shape.head_dim, [&](auto head_dim) { choose_query_tiles<kType, head_dim>(call); });
 }
 
-// The same for float8, compiled by itself (decode_float8.cu): there are as many kernels as for bfloat16.
+// The same for float8, in a file of its own (decode_float8.cu): there are as many kernels as for bfloat16.
 void decode_float8(const DecodeCall& call);
 
 }  // namespace

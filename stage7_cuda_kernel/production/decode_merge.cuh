@@ -1,6 +1,6 @@
-// Decode attention's two merges. A head's result is in parts twice: the warps of a thread block meet in shared memory,
-// and the thread blocks that share a head meet in the workspace. online_softmax.cuh has the arithmetic of both; here is
-// which thread reads which part, and where the result goes.
+// Decode attention's two merges of a head: the parts of a thread block's warps are joined through shared memory, and
+// the partial results of the thread blocks that share the head are joined through the workspace. online_softmax.cuh has
+// the arithmetic of both; this file says which thread reads which part, and where the result goes.
 #pragma once
 
 #include "../kernels/element.h"
@@ -10,7 +10,7 @@
 
 namespace stage7 {
 
-// A thread block's result of a head that others work on too: a thread's dimensions of row `row` of the workspace.
+// Stores a thread's dimensions of a partial result in row `row` of the workspace.
 template <int kHeadDim, int kValues>
 __device__ __forceinline__ void store_partial(const SoftmaxRow<kValues>& merged, const DecodeWorkspace& workspace,
                                               int row, int dimension) {
@@ -20,7 +20,7 @@ __device__ __forceinline__ void store_partial(const SoftmaxRow<kValues>& merged,
   }
 }
 
-// Which place of the workspace a thread block's partial result of a head has, in heads: its second one if the head
+// The place of a thread block's partial result in the workspace, in heads: the thread block's second place if the head
 // begins with this thread block, else its first.
 __device__ __forceinline__ int partial_place(int contributor, int first_contributor) {
   return 2 * contributor + (contributor == first_contributor ? 1 : 0);
@@ -30,10 +30,9 @@ __device__ __forceinline__ int partial_place(int contributor, int first_contribu
 inline constexpr int kColumnValues = 4;
 using MergedColumn = SoftmaxRow<kColumnValues>;
 
-// Joins every num_parts-th of a head's contributors, beginning with the one numbered `part`. What costs time here is
-// not the bytes but the way to L2 and back, about 600 ns; so max_and_sum and values of several contributors are
-// loaded at once, before anything is known of the largest score. Loads pass L1 by: it does not see other blocks'
-// stores.
+// Joins every num_parts-th contributor of a head, beginning with number `part`. The time goes into the round trip to
+// L2, about 600 ns, and not into the bytes; so max_and_sum and values of several contributors are loaded at once,
+// before the largest score is known. Loads bypass L1, which does not see other blocks' stores.
 template <int kHeadDim>
 __device__ __forceinline__ MergedColumn merge_contributors(const DecodeWorkspace& workspace, int group, int column,
                                                            int first, int last, int part, int num_parts) {
@@ -69,8 +68,8 @@ __device__ __forceinline__ MergedColumn merge_contributors(const DecodeWorkspace
   return merged;
 }
 
-// The merge of a whole head by a thread block: a thread has a column of four dimensions, and where threads are left
-// over, several share a column's contributors and meet in the exchange's memory: 4 rows a warp are enough.
+// The merge of a whole head by a thread block: a thread has a column of four dimensions. If there are more threads than
+// columns, several threads share a column's contributors and join them in the exchange's memory; 4 rows a warp suffice.
 template <int kHeadDim, int kWarps>
 __device__ __forceinline__ void merge_head(void* memory, const DecodeWorkspace& workspace, Element* output, int group,
                                            int first, int last) {
@@ -97,7 +96,7 @@ __device__ __forceinline__ void merge_head(void* memory, const DecodeWorkspace& 
   if (part == 0) {
     store_output(merge_parts<kColumnValues>(exchange, num_parts, query, dimension), output + column * kColumnValues);
   }
-  __syncthreads();  // the exchange may be written again
+  __syncthreads();  // the exchange may be overwritten
 }
 
 }  // namespace

@@ -1,14 +1,14 @@
 // Float8 as K and V are stored: e4m3, and a scale for each token and head.
 //
-// e4m3 has a sign, 4 bits of exponent and 3 of mantissa: 0, the numbers 1 to 1.875 in steps of 1/8 times 2^-6 … 2^8, of
-// which 448 is the largest, below 2^-6 multiples of 2^-9, and one NaN (with either sign); no infinity. So a number is
-// off by 1/16 of itself at most wherever it lies between 2^-6 and 448, which are 15 powers of 2.
+// e4m3 has a sign, 4 bits of exponent and 3 of mantissa. Its numbers are 1 to 1.875 in steps of 1/8, times 2^-6 … 2^8,
+// up to 448; below 2^-6 the multiples of 2^-9, with 0; and one NaN (with either sign), but no infinity. So rounding
+// changes a number between 2^-6 and 448, a range of 15 powers of 2, by at most 1/16 of itself.
 //
 // A row, one token's K or V of one head, is divided by a scale of its own, so that its largest element lies between 224
-// and 448. It is known when the row is written, so nothing has to be measured beforehand, and no later token changes
-// it. The scale is a power of 2. It moves exponents and rounds nothing, and more digits of it would not help: a
+// and 448. The scale is known when the row is written, so nothing is measured beforehand, and no later token
+// changes it. The scale is a power of 2: it moves exponents and rounds nothing. More digits would not help, because a
 // floating-point number is as precise just above a power of 2 as elsewhere. So a scale is one byte, a float32's
-// exponent (known as e8m0), and what a byte stands for, e4m3 times scale, is a bfloat16 number, without rounding.
+// exponent (known as e8m0), and the value of an element, e4m3 times scale, is exactly a bfloat16 number.
 #pragma once
 
 #include <cuda_bf16.h>
@@ -22,10 +22,10 @@
 
 namespace stage7 {
 
-// The scale of a row by its largest absolute value: the smallest power of 2 with largest <= 448 scale. 448 is 1.75
-// times 2^8, so where the mantissa is above 1.75, it is 2^(exponent - 7), else 2^(exponent - 8). At least 2^-40, so
-// that a sum of weights in units of V's scale is far from float32's end (decode_kernel.cuh). The result is a float32's
-// exponent as it is stored, 127 more than the power. Infinity and NaN give 255, which is no scale.
+// The scale of a row whose largest absolute value is `largest`: the smallest power of 2 with largest <= 448 scale. 448
+// is 1.75 times 2^8, so if the mantissa is above 1.75, the scale is 2^(exponent - 7), else 2^(exponent - 8). It is at
+// least 2^-40, so that a sum of weights in units of V's scale stays far from float32's limit (decode_kernel.cuh). The
+// result is the stored exponent of a float32, 127 above the power. Infinity and NaN give 255, which is no scale.
 __device__ __forceinline__ std::uint32_t scale_bits(float largest) {
   constexpr std::uint32_t kSmallest = 127 - 40;
   const std::uint32_t bits = __float_as_uint(largest);
@@ -39,19 +39,19 @@ __device__ __forceinline__ std::uint32_t scale_bits(float largest) {
 
 __device__ __forceinline__ float scale_of(std::uint32_t bits) { return __uint_as_float(bits << 23); }
 
-// 1 / scale; 0 in place of a scale that is none.
+// 1 / scale; 0 if the bits are no scale.
 __device__ __forceinline__ float inverse_scale(std::uint32_t bits) {
   return __uint_as_float((254 - min(bits, 254U)) << 23);
 }
 
-// Four numbers, already divided by their scale, rounded to nearest, ties to even; the first is the lowest byte.
+// Rounds four numbers, already divided by their scale, to nearest, ties to even; the first becomes the lowest byte.
 __device__ __forceinline__ std::uint32_t pack_float8(float a, float b, float c, float d) {
   const std::uint32_t low = __nv_cvt_float2_to_fp8x2({a, b}, __NV_SATFINITE, __NV_E4M3);
   const std::uint32_t high = __nv_cvt_float2_to_fp8x2({c, d}, __NV_SATFINITE, __NV_E4M3);
   return low | high << 16;
 }
 
-// The largest absolute value of 16 elements, as the bits of a float32: in that order a NaN is above all numbers.
+// The largest absolute value of 16 elements, as the bits of a float32: compared as bits, a NaN is above all numbers.
 __device__ __forceinline__ std::uint32_t largest_bits(const common::Vec16<Element> (&vecs)[2]) {
   std::uint32_t largest = 0;
 #pragma unroll
@@ -73,7 +73,7 @@ __device__ __forceinline__ uint4 to_float8(const common::Vec16<Element> (&vecs)[
   return {words[0], words[1], words[2], words[3]};
 }
 
-// The lower two of four bytes as two float16, and the upper two: exact, and one instruction since Ada.
+// The lower two of four bytes, or the upper two, as two float16: exact, and one instruction since Ada.
 __device__ __forceinline__ std::uint32_t lower_halves(std::uint32_t bytes) {
   const __half2_raw pair = __nv_cvt_fp8x2_to_halfraw2(static_cast<__nv_fp8x2_storage_t>(bytes), __NV_E4M3);
   return reinterpret_cast<const std::uint32_t&>(pair);
@@ -86,7 +86,7 @@ __device__ __forceinline__ std::uint32_t scaled_pair(std::uint32_t halves, float
   return common::pack(pair.x * scale, pair.y * scale);
 }
 
-// 16 bytes of a row as what they stand for: 16 bfloat16, the first 8 and the others.
+// The values of 16 bytes of a row, as bfloat16: the first 8, then the last 8.
 __device__ __forceinline__ void to_bfloat16(uint4 (&to)[2], uint4 bytes, float scale) {
   to[0] = {scaled_pair(lower_halves(bytes.x), scale), scaled_pair(upper_halves(bytes.x), scale),
            scaled_pair(lower_halves(bytes.y), scale), scaled_pair(upper_halves(bytes.y), scale)};
@@ -100,7 +100,7 @@ __device__ __forceinline__ std::uint32_t pack_halves(float low, float high) {
   return reinterpret_cast<const std::uint32_t&>(pair);
 }
 
-// Two bfloat16 as two float16: exact for numbers of 2^-14 and more; from 65,536 on they are infinite.
+// Two bfloat16 as two float16: exact for numbers from 2^-14 on; numbers from 65,536 on become infinite.
 __device__ __forceinline__ std::uint32_t to_halves(std::uint32_t pair) {
   const float2 numbers = __bfloat1622float2(reinterpret_cast<const __nv_bfloat162&>(pair));
   return pack_halves(numbers.x, numbers.y);

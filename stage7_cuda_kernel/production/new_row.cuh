@@ -1,10 +1,10 @@
-// Decode attention's own writing of the new token: one row of K and one of V for each kv head.
+// How decode attention itself writes the new token: one row of K and one of V for each kv head.
 //
-// The token's tile is copied into shared memory with the others, before anything is known of the token itself: what the
-// copy brings in its row is whatever the page had there. The warp whose tile it is then puts the row into the tile and
-// into the page. No other thread block reads that row in this launch (a head's last tile is in one share, and a share's
-// tile with one warp), so nothing has to wait for the page: the row that is multiplied comes from where it was
-// computed.
+// The token's tile is copied into shared memory with the others, before the token's K and V are computed: in its row
+// the copy brings what the page had there before. The warp that has the tile then writes the row into the tile and into
+// the page. No other thread block reads that row in this launch (a head's last tile is in one share, and a share's tile
+// with one warp), so nothing has to wait for the page: the kernel multiplies the row that it got from the model, not
+// from the page.
 #pragma once
 
 #include "../kernels/element.h"
@@ -17,7 +17,7 @@
 
 namespace stage7 {
 
-// One warp's. Lanes have vectors of K and then of V: 16 lanes each, or all 32 and two vectors each.
+// The new row of one warp. 16 lanes have vectors of K and 16 of V; or all 32 lanes have a vector of K and one of V.
 template <ScalarType kType, int kHeadDim>
 class NewRow {
  public:
@@ -37,7 +37,7 @@ class NewRow {
     }
   }
 
-  // Puts them into row `row` of a tile in shared memory, and into their slot.
+  // Writes the loaded vectors into row `row` of a tile in shared memory, and into their slot.
   __device__ __forceinline__ void store(const Pages& pages, int kv_head, std::uint32_t tile, int row) const {
     const int block = slot_ / pages.shape.block_size;
     const int row_in_block = slot_ - block * pages.shape.block_size;
@@ -66,7 +66,7 @@ class NewRow {
         }
       }
     }
-    __syncwarp();  // the tile is read by all lanes
+    __syncwarp();  // all lanes read the tile
   }
 
  private:
@@ -74,8 +74,8 @@ class NewRow {
   using Tile = SharedTile<kHeadDim, kType>;
   static constexpr int kVecs = Tile::kVecs;
   static constexpr int kElementBytes = kFloat8 ? 1 : 2;
-  static constexpr int kLoads = 2 / kElementBytes;      // of 8 numbers, for a vector as it is stored
-  static constexpr int kLanes = kVecs <= 16 ? 16 : 32;  // for K, and as many for V
+  static constexpr int kLoads = 2 / kElementBytes;      // loads of 8 numbers for one stored vector
+  static constexpr int kLanes = kVecs <= 16 ? 16 : 32;  // lanes for K; V has the same number
   static constexpr int kParts = kLanes / 16;
 
   static __device__ __forceinline__ int vec() { return static_cast<int>(threadIdx.x) % kLanes; }
@@ -83,7 +83,7 @@ class NewRow {
     return kParts == 2 ? part == 1 : threadIdx.x % 32 >= kLanes;
   }
 
-  // The vector as pages have it; of float8 also the row's scale, which its lanes find together.
+  // The vector as pages store it; for float8 also the row's scale, which the row's lanes compute together.
   __device__ __forceinline__ uint4 to_stored(int part, std::uint32_t& scale) const {
     if constexpr (kFloat8) {
       std::uint32_t largest = vec() < kVecs ? largest_bits(loaded_[part]) : 0;

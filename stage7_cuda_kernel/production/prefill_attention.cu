@@ -1,4 +1,4 @@
-// The kernels of prefill_kernel.cuh.
+// The launches of prefill_kernel.cuh's kernels.
 #include "prefill_attention.h"
 
 #include "prefill_launch.cuh"
@@ -18,7 +18,7 @@ void choose_head_dim(const PrefillCall& call, int num_tasks, cudaStream_t stream
 }  // namespace
 
 bool prefill_serves(const PageShape& shape) {
-  // can_overlap: the kernel was compiled for this chip, which is the one that has wgmma.
+  // can_overlap: the kernel was compiled for this chip, the only one that has wgmma.
   return common::device_limits().compute_capability == 90 && common::can_overlap() &&
          (shape.head_dim == 64 || shape.head_dim == 128) && shape.block_size >= kTileRows;
 }

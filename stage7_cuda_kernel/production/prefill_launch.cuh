@@ -1,4 +1,4 @@
-// The launch of a kernel that is made as prefill_kernel.cuh says.
+// The launch of a kernel with the structure of prefill_kernel.cuh.
 #pragma once
 
 #include <algorithm>
@@ -21,7 +21,7 @@ inline PrefillCall prefill_call(const Pages& pages, const Batch& batch, const vo
           .scale = score_scale(pages.shape.head_dim)};
 }
 
-// Every multiprocessor has one thread block, which takes one task after the other.
+// Every multiprocessor has one thread block, which does one task after the other.
 template <ScalarType kType, int kHeadDim>
 void launch_prefill(void (*kernel)(PrefillCall), const PrefillCall& call, int num_tasks, cudaStream_t stream) {
   const std::int64_t max_work = std::int64_t{num_tasks} * call.pages.shape.num_kv_heads;

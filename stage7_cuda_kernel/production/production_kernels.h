@@ -1,16 +1,16 @@
 // The second table of kernels, faster than the plain ones and for float8 too.
 //
 // K and V are read for tensor cores, in tiles of certain sizes only: bfloat16 in blocks of 8, 16, 32 or 64 tokens,
-// float8 of 16, 32 or 64; a head_dim of 32, 64, 96, 128 or 256; 1 to 16 query heads to a kv head. What is said of all
-// functions in kernels.h holds here too.
+// float8 in blocks of 16, 32 or 64; a head_dim of 32, 64, 96, 128 or 256; 1 to 16 query heads to a kv head. What
+// kernels.h says about all functions holds here too.
 #pragma once
 
 #include "../kernels/kernels.h"
 
 namespace stage7 {
 
-// cache_kernels.cu moves K and V, step_attention.cpp computes with the launches of attention_launches.h. Float8 is
-// rounded to when a row is written, once; read back it is a bfloat16 number, and nothing is rounded.
+// cache_kernels.cu moves K and V, step_attention.cpp computes with the launches of attention_launches.h. A row is
+// rounded to float8 once, when it is written; each value read back is a bfloat16 number, without further rounding.
 class ProductionKernels : public PagedKernels {
  public:
   std::string unsupported(const PageShape& shape, int num_heads) const override;

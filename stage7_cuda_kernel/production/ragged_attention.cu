@@ -1,4 +1,4 @@
-// Ragged causal attention: the kernel's outline, its checks and its launch. The parts are in ragged_kernel.cuh.
+// Ragged causal attention: the kernel's outline, its checks and its launch. ragged_kernel.cuh has its parts.
 #include <cmath>
 
 #include "../kernels/checks.h"
@@ -14,7 +14,7 @@
 namespace stage7 {
 namespace {
 
-// blockIdx.x counts tasks and, fastest, kv heads: heads of one task take equally long.
+// blockIdx.x counts tasks, and within a task the kv heads, which take equally long.
 template <ScalarType kType, int kHeadDim, bool kShort>
 __global__ void __launch_bounds__(32 * RaggedTileOf<kHeadDim, kShort>::kTile.warps,
                                   RaggedTileOf<kHeadDim, kShort>::kTile.resident)
@@ -58,7 +58,7 @@ __global__ void __launch_bounds__(32 * RaggedTileOf<kHeadDim, kShort>::kTile.war
   __syncthreads();
 #endif
 
-  // A warp loads its own rows. Rows that do not exist repeat the last one, and are not stored.
+  // A warp loads its own rows. Rows that do not exist repeat the last row, and are not stored.
   const int first_row = task.first_row + warp * kRowsOfWarp;
   const auto row_begin = [&](int row) {
     return ((first_query + std::int64_t{row / group}) * batch.num_heads + kv_head * group + row % group) * kHeadDim;
@@ -87,7 +87,7 @@ __global__ void __launch_bounds__(32 * RaggedTileOf<kHeadDim, kShort>::kTile.war
 
   Rows rows;
   rows.start();
-  // The tokens that the first row of this warp sees, and the last one: 0 if there is no row.
+  // How many tokens the first row of this warp sees, and the last row: 0 if there is no row.
   const int seen_by_warp_first = seen_by_first + first_row / group;
   const int seen_by_last =
       first_row < end_row ? seen_by_first + (min(first_row + kRowsOfWarp, end_row) - 1) / group : 0;

@@ -17,7 +17,7 @@ struct RaggedLengths {
   const int* query_starts;
   const int* context_lengths;
   int group;
-  int rows;  // of a task
+  int rows;  // the rows of a task
 
   __device__ int num_queries(int s) const {
     return context_lengths[s] == 0 ? 0 : query_starts[s + 1] - query_starts[s];
@@ -30,17 +30,17 @@ struct RaggedLengths {
             .first_query = query_starts[s],
             .seen_by_first = context_lengths[s] - num_queries(s) + 1};
   }
-  // Of the task's last row, and so of the task.
+  // The tokens that the task's last row sees, and so the task.
   __device__ int visible_tokens(int s, int task) const {
     const int last_row = min((task + 1) * rows, num_queries(s) * group) - 1;
     return context_lengths[s] - num_queries(s) + last_row / group + 1;
   }
 };
 
-// Sorts by length into kThreads buckets: exact enough, and one pass of counting does it.
+// Sorts by length into kThreads buckets: exact enough, and one pass of counting suffices.
 __global__ void __launch_bounds__(kThreads) plan(RaggedWorkspace workspace, RaggedLengths lengths, int num_sequences) {
   __shared__ int longest;
-  __shared__ int places[kThreads];  // tasks of each bucket, then where the bucket begins
+  __shared__ int places[kThreads];  // the number of tasks in each bucket, then where the bucket begins
   const int thread = static_cast<int>(threadIdx.x);
   if (thread == 0) {
     longest = 1;
@@ -57,7 +57,7 @@ __global__ void __launch_bounds__(kThreads) plan(RaggedWorkspace workspace, Ragg
   const auto bucket = [&](int visible) {  // 0 for the longest
     return kThreads - 1 - static_cast<int>(std::int64_t{visible} * (kThreads - 1) / longest);
   };
-  // A warp takes a sequence, its lanes take tasks.
+  // A warp lists a sequence, each lane a task.
   for (int s = thread / 32; s < num_sequences; s += kThreads / 32) {
     for (int task = thread % 32; task < lengths.num_tasks(s); task += 32) {
       atomicAdd(&places[bucket(lengths.visible_tokens(s, task))], 1);

@@ -1,6 +1,6 @@
-// A GpuRunner that launches a step of one token as a whole: recorded at the first such step as a CUDA graph, replayed
-// at all others with other numbers in the inputs. A step has five launches for each layer and four more, and one by one
-// they take the host longer than they take the GPU.
+// A GpuRunner that launches a step of one token as a whole: the first such step is recorded as a CUDA graph, and all
+// later ones replay the graph with other numbers in the inputs. A step has five launches for each layer and four more;
+// one by one, they take the host longer than they take the GPU.
 #pragma once
 
 #include <optional>

@@ -1,4 +1,4 @@
-// A warp's own ring of tiles in shared memory: while it computes on one, the next ones are on their way.
+// A warp's own ring of tiles in shared memory: while the warp computes on one tile, the next ones are in flight.
 //
 // Every warp fills and empties its ring alone, so warps of a thread block never wait for each other while they stream.
 // On Hopper one thread starts the copy of a whole tile, two bulk copies (K, V), and a barrier in shared memory counts
@@ -20,8 +20,8 @@ struct TileCursor {
   int sequence;
   int kv_head;
   int tile;
-  int length;       // of the sequence
-  int table_start;  // likewise
+  int length;       // the sequence's
+  int table_start;  // the sequence's
 
   __device__ __forceinline__ TileCursor(const Batch& batch, int num_heads, const TileRange& share)
       : context_lengths(batch.context_lengths),
@@ -33,7 +33,7 @@ struct TileCursor {
         length(share.context_length),
         table_start(share.table_start) {}
 
-  // May be called only if there are that many tiles more.
+  // At least `count` tiles must be left.
   __device__ __forceinline__ void advance(int count) {
     tile += count;
     while (tile >= num_tiles_of(length)) {
@@ -51,18 +51,18 @@ struct TileCursor {
   __device__ __forceinline__ int num_tokens() const { return min(kTileTokens, length - tile * kTileTokens); }
 };
 
-// The tiles of one thread block that one warp sees: every num_warps-th, beginning with its own number.
-// kContiguous, for measuring what paging costs: no table is read, a sequence's block has the sequence's number.
+// The tiles of a thread block that one warp computes: every num_warps-th, beginning with the warp's number.
+// kContiguous, for measuring what paging costs: no table is read; a sequence's one block has the sequence's number.
 template <ScalarType kType, int kHeadDim, int kStages, int kWarps, bool kContiguous = false>
 class TileRing {
  public:
   using Tile = SharedTile<kHeadDim, kType>;
-  static constexpr int kMatrixBytes = Tile::kBytes;  // K, or V, of a tile
+  static constexpr int kMatrixBytes = Tile::kBytes;  // K or V of a tile
   static constexpr int kPlaceBytes = pair_place_bytes(kType, kHeadDim);
-  static constexpr int kBytes = kStages * kPlaceBytes;  // of one warp's ring
+  static constexpr int kBytes = kStages * kPlaceBytes;  // one warp's ring
   static constexpr int kBarrierBytes = kStages * static_cast<int>(sizeof(std::uint64_t));
 
-  // storage: kBytes, barriers: kBarrierBytes of this warp's own. Reads the tables, but no K and V yet.
+  // storage: kBytes of this warp's own, barriers: kBarrierBytes. Reads the tables, but no K and V yet.
   __device__ __forceinline__ TileRing(const Pages& pages, const Batch& batch, const TileRange& share, void* storage,
                                       void* barriers)
       : pages_(pages),
@@ -98,10 +98,10 @@ class TileRing {
   //
   // compute-sanitizer's racecheck (CUDA 13.0) warns of the reads that follow: "invalid async operation
   // synchronization", between lane 0's copy and lane 0's own reads, although the barrier that lane 0 has waited on
-  // counts that copy's bytes. It does not follow a copy's completion unless a __syncthreads comes between, as it does
-  // in ragged attention, of which it has nothing to say (FlashAttention met the like: AI/RACECHECK_TMA_HAZARD.md
-  // there, between warps). So for this ring alone it cannot tell right from wrong; the tests must, which repeat calls
-  // without a pause and compare bits. synccheck has to be told how many barriers there are: --num-cuda-barriers 256.
+  // counts that copy's bytes. It does not see a copy's completion unless a __syncthreads follows, as in ragged
+  // attention, where it reports nothing (FlashAttention found the same between warps: AI/RACECHECK_TMA_HAZARD.md of
+  // its repository). So for this ring racecheck cannot tell right from wrong, and the tests must: they repeat calls
+  // without a pause and compare bits. synccheck needs the number of barriers: --num-cuda-barriers 256.
   __device__ __forceinline__ void wait() {
 #if COURSE_BULK_COPY
     common::wait_barrier(barriers_ + stage_ * static_cast<int>(sizeof(std::uint64_t)), parity_);
@@ -114,9 +114,9 @@ class TileRing {
   __device__ __forceinline__ std::uint32_t keys() const { return storage_ + stage_ * kPlaceBytes; }
   __device__ __forceinline__ std::uint32_t values() const { return keys() + Tile::kPair.values; }
 
-  // Done with the tile: its place is given to the next one not yet copied. All lanes have read it with ordinary loads,
-  // and the copy engine writes there next: the manual asks for a fence between the two, whatever the direction (PTX
-  // ISA 9.0, section 9.7.9.25.2, "Async Proxy"), and __syncwarp puts every lane's before lane 0's copy.
+  // Releases the tile: the next tile not yet copied gets its place. All lanes have read it with ordinary loads, and the
+  // copy engine writes there next: the manual requires a fence between the two, in both directions (PTX ISA 9.0,
+  // section 9.7.9.25.2, "Async Proxy"), and __syncwarp orders every lane's fence before lane 0's copy.
   __device__ __forceinline__ void release() {
 #if COURSE_BULK_COPY
     common::fence_copy_engine();
@@ -171,12 +171,12 @@ class TileRing {
       }
     }
 #if !COURSE_BULK_COPY
-    common::commit_copies();  // empty or not: wait() counts groups
+    common::commit_copies();  // even an empty group: wait() counts groups
 #endif
   }
 
-  // K and V of the tile. Each is one stretch of memory, or, in blocks of 8, has panels of half the height in one block
-  // or two: a lane then copies a panel, into the upper or the lower half of one.
+  // Copies K and V of the tile. Each is one stretch of memory. In blocks of 8, panels have half the height and lie in
+  // one block or two: a lane then copies such a panel into the upper or the lower half of a panel of the tile.
   __device__ __forceinline__ void copy_tile(std::uint32_t target, int block_size, std::uint32_t barrier) {
     const int num_tokens = next_.num_tokens();
     const int row = kContiguous ? next_.tile * kTileTokens : next_.tile * kTileTokens % block_size;
@@ -216,7 +216,7 @@ class TileRing {
 #endif
   }
 
-  // Float8: K, V and their scales as the page has them.
+  // Float8: copies K, V and their scales as the page has them.
   __device__ __forceinline__ void copy_pair(std::uint32_t target, int row, std::uint32_t barrier) {
     const auto* pair =
         static_cast<const std::uint8_t*>(pages_.keys) + row_offset(pages_.shape, blocks_[0], next_.kv_head, row);
@@ -235,12 +235,12 @@ class TileRing {
   const Pages pages_;
   const int* const block_tables_;
   TileCursor next_;  // the next tile to copy
-  int num_left_;     // tiles of this warp not yet copied
+  int num_left_;     // this warp's tiles that are not copied yet
   int blocks_[2] = {0, 0};
   const std::uint32_t storage_;
   const std::uint32_t barriers_;
   const int lane_;
-  int stage_ = 0;  // of the tile in use
+  int stage_ = 0;  // where the tile in use lies
   int parity_ = 0;
 };
 

@@ -25,7 +25,7 @@ inline std::string unsupported_by_all(const PageShape& shape, int num_heads) {
   return {};
 }
 
-// kernels: those that are to serve the shape.
+// kernels: the table that has to serve the shape.
 inline void check_shape(const PagedKernels& kernels, const PageShape& shape, int num_heads) {
   COMMON_CHECK(shape.num_blocks > 0, "pages have blocks");
   const std::string reason = kernels.unsupported(shape, num_heads);
@@ -39,7 +39,7 @@ inline void check_pages(const PagedKernels& kernels, const Pages& pages) {
   COMMON_CHECK(is_aligned(pages.keys) && is_aligned(pages.values), "pages begin at multiples of 16 bytes");
 }
 
-// Rows of K and V of a batch's tokens, and the slots they belong to.
+// Checks the rows of K and V of a batch's tokens, and the slots that they go to.
 inline void check_rows(const PageShape& shape, const void* keys, const void* values, std::int64_t row_stride,
                        const int* slot_mapping) {
   const int vec = 16 / bytes_of(row_type(shape.type));

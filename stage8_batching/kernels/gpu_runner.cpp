@@ -82,7 +82,7 @@ struct GpuRunner::Impl {
         keys(layer_bytes * static_cast<std::size_t>(num_layers)),
         values(shape.is_paired() ? 0 : layer_bytes * static_cast<std::size_t>(num_layers)),
         host(shape, num_layers, cache_size.num_host_blocks) {
-    // NaN, in any type, so that reading a slot that was never written shows.
+    // These bytes are NaN in every type, so that a read of a slot that was never written shows.
     CUDA_CHECK(cudaMemsetAsync(keys.data(), 0xFF, keys.bytes(), stream.get()));
     if (!shape.is_paired()) {
       CUDA_CHECK(cudaMemsetAsync(values.data(), 0xFF, values.bytes(), stream.get()));
@@ -177,7 +177,7 @@ struct GpuRunner::Impl {
   }
 
   common::Matrix read_back(int layer, std::span<const int> slots, bool want_keys);
-  double read_bandwidth() const;  // of the device's memory: bytes per second
+  double read_bandwidth() const;  // the device memory's, in bytes per second
 
   // Freeing memory waits for the GPU, which may wait for others.
   void finish() noexcept {
@@ -212,7 +212,7 @@ struct GpuRunner::Impl {
   PageShape shape;  // of all blocks
   std::size_t layer_bytes;
   common::DeviceMemory keys;    // [num_layers, num_blocks, num_kv_heads, block_size, head_dim]
-  common::DeviceMemory values;  // likewise
+  common::DeviceMemory values;  // the same shape
   HostPages host;               // blocks from num_blocks on
 };
 

@@ -5,8 +5,8 @@
 // be captured in a CUDA graph. What changes from step to step (lengths, tables, slots) is read on the device, so a
 // captured graph stays valid as long as the pointers and the counts given here do.
 //
-// A runner is given a table of them, PagedKernels. Those of this folder are plain: they take any block size and any
-// group, and run on every GPU. production/ has a second table, faster, for fewer shapes and for float8 too.
+// A runner is given a table of kernels, PagedKernels. This folder's kernels are plain: they take any block size and any
+// group, and run on every GPU. production/ has a second table: faster, for fewer shapes, and for float8 too.
 #pragma once
 
 #include <cuda_runtime_api.h>
@@ -32,26 +32,26 @@ struct PageCopy {
   int destination = 0;
 };
 
-// Sequences as flat arrays. One of context_length 0 is inactive: its rows of the output stay untouched.
+// Sequences as flat arrays. A sequence with context_length 0 is inactive: its rows of the output stay untouched.
 struct Batch {
   int num_sequences = 0;
-  int num_heads = 0;                     // of queries: a multiple of num_kv_heads
-  const int* context_lengths = nullptr;  // [num_sequences], the new tokens included
+  int num_heads = 0;                     // query heads: a multiple of num_kv_heads
+  const int* context_lengths = nullptr;  // [num_sequences]; the new tokens are included
   const int* block_tables = nullptr;     // one after the other: at least ceil(context_length / block_size) blocks each
-  const int* table_starts = nullptr;     // [num_sequences]: where each one's table begins
-  int max_blocks_per_sequence = 0;       // no table is longer: all that the host knows of the lengths
+  const int* table_starts = nullptr;     // [num_sequences]: where each sequence's table begins
+  int max_blocks_per_sequence = 0;       // no table is longer; the host knows nothing else about the lengths
 
   COURSE_HOST_DEVICE const int* block_table(int sequence) const { return block_tables + table_starts[sequence]; }
 };
 
-// A step: each sequence of the batch with its new tokens, which are the last ones of its context. Sequence s has the
-// rows query_starts[s] … query_starts[s + 1] - 1 of queries, K, V and output; no sequence has more rows than context.
+// A step: each sequence of the batch with its new tokens, the last tokens of its context. Sequence s has the rows
+// query_starts[s] … query_starts[s + 1] - 1 of queries, K, V and output; no sequence has more rows than its context.
 struct Step {
   Batch batch;
-  int num_decodes = 0;  // so many sequences at the beginning of the batch have one row each: row s is sequence s's
-  int num_tokens = 0;   // rows: at least query_starts' last entry
+  int num_decodes = 0;                // the first num_decodes sequences have one row each: row s is sequence s's
+  int num_tokens = 0;                 // rows: at least the last entry of query_starts
   const int* query_starts = nullptr;  // [num_sequences + 1], from 0 on
-  const int* slot_mapping = nullptr;  // [num_tokens]: where each one's K and V go; -1: nowhere
+  const int* slot_mapping = nullptr;  // [num_tokens]: the slot of each token's K and V; -1: they are not stored
 };
 
 // What the model has computed of a step's tokens in one layer, of row_type(pages' type). Rows of K and V begin
@@ -60,7 +60,7 @@ struct Step {
 struct LayerRows {
   const void* queries = nullptr;  // [num_tokens, num_heads * head_dim]
   const void* keys = nullptr;     // [num_tokens, num_kv_heads * head_dim]; nullptr: K and V are in their slots already
-  const void* values = nullptr;   // likewise
+  const void* values = nullptr;   // as keys
   std::int64_t row_stride = 0;
 };
 
@@ -68,29 +68,29 @@ class PagedKernels {
  public:
   virtual ~PagedKernels() = default;
 
-  // Empty if these kernels can serve num_heads query heads over such pages; else one line for the user that says what
-  // they cannot do. All of them refuse what is named here.
+  // Empty if these kernels can serve num_heads query heads over such pages; else one line for the user that says why
+  // not. Every function refuses what is named here.
   virtual std::string unsupported(const PageShape& shape, int num_heads) const = 0;
 
-  // Copies row i of keys and of values, as in LayerRows, to slot slot_mapping[i]; slot -1 skips the row.
+  // Copies row i of keys and row i of values (see LayerRows) to slot slot_mapping[i]; slot -1 skips the row.
   virtual void write_to_slots(const Pages& pages, const void* keys, const void* values, std::int64_t row_stride,
                               const int* slot_mapping, int num_tokens, cudaStream_t stream) const = 0;
 
-  // The rows of the slots back in the plain order, for tests.
+  // Copies the rows of the slots back, in the plain order. For tests.
   virtual void read_from_slots(const Pages& pages, void* keys, void* values, std::int64_t row_stride,
                                const int* slot_mapping, int num_tokens, cudaStream_t stream) const = 0;
 
-  // Copies whole blocks in all layers at once. keys, values (unless paired): [num_layers, shape...]. copies: on the
-  // host; the launch takes the list along, so it may be gone when this returns (and a captured graph repeats it). No
-  // block may be the destination of two copies, or the destination of one and the source of another: the copies run
-  // side by side.
+  // Copies whole blocks in all layers at once. keys, values (unless paired): [num_layers, shape...]. copies lies on the
+  // host; the list is a parameter of the launch, so the caller may free it when this returns, and a captured graph
+  // repeats the same copies. No block may be the destination of two copies, or the destination of one and the source of
+  // another: the copies run concurrently.
   virtual void copy_blocks(void* keys, void* values, int num_layers, const PageShape& shape, const PageCopy* copies,
                            int num_copies, cudaStream_t stream) const = 0;
 
-  // What plan() and attend() need of memory, for steps that have no more of anything than `largest`.
+  // The memory that plan() and attend() need for any step in which no count exceeds that of `largest`.
   virtual std::size_t workspace_bytes(const PageShape& shape, const Step& largest) const = 0;
 
-  // Prepares attend(): once for each step, for all layers. The workspace begins at a multiple of 256 bytes.
+  // Prepares attend(): called once for each step, for all layers. The workspace begins at a multiple of 256 bytes.
   virtual void plan(const PageShape& shape, const Step& step, std::span<std::byte> workspace,
                     cudaStream_t stream) const = 0;
 

@@ -1,13 +1,13 @@
-// The online softmax, as all attention kernels keep it, and how the results of several are joined.
+// The online softmax that all attention kernels keep, and how several partial results are joined.
 //
-// It is stage 3's: on the way through the tokens, a query has the largest score so far, the sum of the weights
+// It is stage 3's: while a query passes through the tokens, it keeps the largest score so far, the sum of the weights
 // 2^(score - largest), and the sum of weights times V. A larger score multiplies both sums by
 // 2^(old largest - new largest), which is what they would have been had that score been known. Scores are in units of
 // log2(e), so that weights are powers of 2.
 //
-// Threads that have seen different tokens have a part of the result each. Parts are joined by the same rule: bring all
-// to the largest score of any, then add. So the result is that of one pass, but for rounding, and because parts are
-// added in a fixed order, equal shares give equal bits.
+// Threads that have seen different tokens each have a part of the result. Parts are joined by the same rule: rescale
+// each part to the largest score of all parts, then add. So the result is that of one pass, except for rounding; and
+// because parts are added in a fixed order, equal shares give equal bits.
 #pragma once
 
 #include <cuda_bf16.h>
@@ -20,18 +20,18 @@
 
 namespace stage8 {
 
-// What the product of a query and a key is multiplied by: scores are kept in units of log2(e), so that the weights are
-// powers of 2.
+// The factor for the product of a query and a key: scores are kept in units of log2(e), so that the weights are powers
+// of 2.
 inline float score_scale(int head_dim) {
   return static_cast<float>(1.4426950408889634 / std::sqrt(static_cast<double>(head_dim)));
 }
 
-// The two numbers that say what a weighted sum of V is worth.
+// The two numbers without which a weighted sum of V has no meaning.
 struct RunningSoftmax {
   float largest = -INFINITY;
-  float sum = 0.0F;  // of the weights 2^(score - largest)
+  float sum = 0.0F;  // the sum of the weights 2^(score - largest)
 
-  // To a larger score, or an equal one. Returns what the weighted sum of V has to be multiplied by.
+  // new_largest is not smaller than `largest`. Returns the factor for the weighted sum of V.
   __device__ __forceinline__ float raise_to(float new_largest) {
     const float factor = common::exp2_fast(largest - new_largest);
     largest = new_largest;
@@ -39,13 +39,13 @@ struct RunningSoftmax {
     return factor;
   }
 
-  // Of a score that is still to be multiplied by `scale`.
+  // The weight of a score that has not been multiplied by `scale` yet.
   __device__ __forceinline__ float weight_of(float score, float scale) const {
     return common::exp2_fast(fmaf(scale, score, -largest));
   }
 };
 
-// One query's online softmax and, of its weighted sum of V, the kValues dimensions that a thread has.
+// One query's online softmax, and the kValues dimensions of its weighted sum of V that a thread has.
 template <int kValues>
 struct SoftmaxRow : RunningSoftmax {
   float values[kValues] = {};
@@ -58,7 +58,7 @@ struct SoftmaxRow : RunningSoftmax {
     }
   }
 
-  // A token, by its weight and its V.
+  // Adds a token, given its weight and its V.
   template <typename Value>
   __device__ __forceinline__ void add(float weight, const Value& value) {
     sum += weight;
@@ -68,8 +68,8 @@ struct SoftmaxRow : RunningSoftmax {
     }
   }
 
-  // A part of the result, whose own largest score must not be above this row's. A part without tokens has the sum 0,
-  // and perhaps this row has seen none either: -infinity less -infinity is no number.
+  // Adds a part of the result; its largest score must not be above this row's. A part without tokens has the sum 0, and
+  // gets the weight 0: this row may have seen none either, and -infinity minus -infinity is a NaN.
   __device__ __forceinline__ void add_part(float2 max_and_sum, const float (&part)[kValues]) {
     const float weight = max_and_sum.y > 0.0F ? common::exp2_fast(max_and_sum.x - largest) : 0.0F;
     sum += weight * max_and_sum.y;
@@ -80,7 +80,7 @@ struct SoftmaxRow : RunningSoftmax {
   }
 };
 
-// Neighbouring floats in accesses as wide as their number allows, which is also what the address must be aligned to.
+// Loads neighbouring floats by the widest accesses that kCount allows; the address must be aligned to that width.
 template <int kCount>
 __device__ __forceinline__ void load_floats(float (&to)[kCount], const float* from) {
   if constexpr (kCount % 4 == 0) {
@@ -115,7 +115,7 @@ __device__ __forceinline__ void store_floats(float* to, const float (&from)[kCou
   }
 }
 
-// Where the parts of one head's result are put to be joined: num_parts for each of the head's `group` queries.
+// Where the parts of one head's result are stored to be joined: num_parts for each of the head's `group` queries.
 template <int kHeadDim>
 struct PartialSoftmax {
   // Four floats more than a row: threads that write the same dimension of neighbouring queries hit different banks.
@@ -124,12 +124,12 @@ struct PartialSoftmax {
   float2* maxima_and_sums;  // [num_parts, group]
   int group;
 
-  // A multiple of 16, so that several of them may lie one after the other.
+  // A multiple of 16, so that several PartialSoftmax may lie one after the other.
   static constexpr std::size_t bytes(int num_parts, int group) {
     const std::size_t size = static_cast<std::size_t>(num_parts * group) * (kPitch * sizeof(float) + sizeof(float2));
     return (size + 15) / 16 * 16;
   }
-  // memory: bytes() of it, at a multiple of 16.
+  // memory: bytes() bytes, at a multiple of 16.
   __device__ __forceinline__ PartialSoftmax(void* memory, int num_parts, int num_queries)
       : outputs(static_cast<float*>(memory)),
         maxima_and_sums(reinterpret_cast<float2*>(outputs + num_parts * num_queries * kPitch)),
@@ -140,7 +140,7 @@ struct PartialSoftmax {
     return maxima_and_sums[part * group + query];
   }
 
-  // A thread's dimensions, from `dimension` on. The thread with the first ones also stores the maximum and the sum.
+  // Stores a thread's dimensions, from `dimension` on. The thread with dimension 0 also stores the maximum and the sum.
   template <int kValues>
   __device__ __forceinline__ void store(int part, int query, const SoftmaxRow<kValues>& result, int dimension) const {
     store_floats(row(part, query) + dimension, result.values);
@@ -173,11 +173,11 @@ __device__ __forceinline__ SoftmaxRow<kValues> merge_parts(const PartialSoftmax<
   return merged;
 }
 
-// The merge of a query by a warp: each thread has so many neighbouring dimensions, from lane * kWarpValues on.
+// The merge of a query by a warp: each thread has kWarpValues neighbouring dimensions, from lane * kWarpValues on.
 template <int kHeadDim>
 constexpr int kWarpValues = kHeadDim / 32;
 
-// The finished row: a thread's dimensions, `output` being where the first of them goes.
+// Writes a thread's dimensions of the finished row, the first of them to `output`.
 template <int kValues>
 __device__ __forceinline__ void store_output(const SoftmaxRow<kValues>& merged, __nv_bfloat16* output) {
   const float inverse = 1.0F / merged.sum;

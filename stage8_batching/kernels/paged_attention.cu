@@ -1,14 +1,14 @@
-// Paged attention, plain: right for everything, and fast at nothing. A decode step's token, a chunk of a prompt, and
-// any mix of them are the same to it: rows of queries, each of which sees its own sequence up to itself.
+// Paged attention, plain: correct for every shape, and fast for none. A decode step's token, a chunk of a prompt, and
+// any mix of the two look the same to it: rows of queries, where each row sees its own sequence up to itself.
 //
 // A thread block computes one query head of one token. Its warps take the tokens of the context in turn: warp 0 the
 // positions 0, 8, 16 …, warp 1 the positions 1, 9, 17 …; in a warp, a lane has the dimensions lane, lane + 32, … of the
 // query, of K, of V and of the result. The block table says where a position's K and V are. Each warp runs stage 3's
-// online softmax over its own tokens (online_softmax.cuh), and what the eight have found is joined at the end.
+// online softmax over its own tokens (online_softmax.cuh); the results of the eight warps are joined at the end.
 //
 // Arithmetic is float32, whatever the pages hold: in float32 the result can be compared with the CPU's, digit by digit.
-// What makes it slow is the ladder's subject: query heads of a group read the same K and V each by itself, a context is
-// never shared out among thread blocks, and a load has to come back before the next token's begins.
+// The ladder shows why it is slow: each query head of a group reads the same K and V again, no context is shared out
+// among thread blocks, and a load has to come back before the next token's load begins.
 #include <cuda_bf16.h>
 
 #include <string>
@@ -25,9 +25,9 @@ namespace {
 
 constexpr int kWarps = 8;
 constexpr int kMaxDimensions = 256;
-constexpr int kValues = kMaxDimensions / 32;  // of a lane, as far as there are so many dimensions
+constexpr int kValues = kMaxDimensions / 32;  // a lane's dimensions at most
 
-// A row of the queries: whose token it is, and how many tokens of the context it sees.
+// A row of the queries: the sequence it belongs to, and how many tokens of the context it sees.
 struct QueryRow {
   int sequence;
   int visible;  // 0: the row belongs to no sequence, or to an inactive one
@@ -47,7 +47,7 @@ __device__ QueryRow find_row(int row, const Step& step) {
   return {sequence, step.batch.context_lengths[sequence] - rows_after};
 }
 
-// What one warp makes of every kWarps-th position.
+// What one warp computes from every kWarps-th position.
 template <typename Scalar>
 __device__ SoftmaxRow<kValues> attend_positions(const Pages& pages, const int* table, int kv_head, int visible,
                                                 const float (&query)[kValues], float scale) {
@@ -77,7 +77,7 @@ __device__ SoftmaxRow<kValues> attend_positions(const Pages& pages, const int* t
   return result;
 }
 
-// Where the warps' results meet.
+// Where the warps' results are joined.
 using Parts = PartialSoftmax<kMaxDimensions>;
 constexpr std::size_t kPartsBytes = Parts::bytes(kWarps, 1);
 

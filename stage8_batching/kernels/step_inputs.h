@@ -1,4 +1,4 @@
-// What a step of a GpuRunner reads: flat arrays, brought over by one copy.
+// What a step of a GpuRunner reads: flat arrays, which one copy brings to the device.
 #pragma once
 
 #include <algorithm>
@@ -83,7 +83,7 @@ class StepInputs {
     kTableStarts,
     kBlockTables
   };
-  // Of whole 16 bytes, and one more than there are tokens.
+  // A multiple of 16 bytes, with room for one number more than there are tokens.
   static std::size_t stride(int num_tokens) { return static_cast<std::size_t>(num_tokens) / 4 * 4 + 4; }
   int* host(Array array) const { return host_.data() + array * stride_; }
   const int* device(Array array) const { return device_.data() + array * stride_; }

@@ -1,6 +1,6 @@
-// Moving K and V as ../kernels/cache_kernels.cu does, with more bytes under way, and to float8 and back. Nothing is
-// computed, so the measure is bytes read plus bytes written in a second, beside what a plain device-to-device copy
-// reaches.
+// Moves K and V as ../kernels/cache_kernels.cu does, with more bytes in flight, and converts to float8 and back. It
+// computes nothing, so the measure is bytes read plus bytes written in a second, compared with a plain device-to-device
+// copy.
 #include <algorithm>
 
 #include "../kernels/checks.h"
@@ -24,10 +24,10 @@ struct SlotCopy {
   uint4* value_rows;
   const int* slot_mapping;
   std::int64_t row_stride;  // in vectors
-  std::int64_t num_vecs;    // of all rows of keys, those of tokens that only fill a group included
+  std::int64_t num_vecs;    // of all rows of keys, including tokens that only fill up a group
   int num_tokens;
-  int token_shift;  // tokens of a group, as a power of 2
-  int panel_shift;  // vectors of a panel's row, likewise
+  int token_shift;  // log2 of a group's tokens
+  int panel_shift;  // log2 of the vectors of a panel's row
   PageVecs layout;
 };
 
@@ -38,8 +38,8 @@ struct SlotCopy {
 template <bool kToSlots, int kUnroll>
 __global__ void __launch_bounds__(kThreads) copy_slots(SlotCopy copy) {
   const auto vecs_per_token = static_cast<unsigned>(copy.layout.num_kv_heads * copy.layout.vecs_per_row);
-  // In a decode step this launch sits between two others of a few microseconds: it starts while the one before runs
-  // out, and lets the next one do the same.
+  // In a decode step this launch stands between two others of a few microseconds: it starts while the previous launch
+  // ends, and lets the next one do the same.
   common::wait_for_previous_launch();
   common::allow_next_launch();
   std::int64_t paged[kUnroll];
@@ -80,19 +80,19 @@ __global__ void __launch_bounds__(kThreads) copy_slots(SlotCopy copy) {
   }
 }
 
-// The same for pages of float8. A row, one token's K or V of one head, is rounded on its way in, and is brought back to
-// bfloat16 on its way out.
+// The same for pages of float8. A row, one token's K or V of one head, is rounded when it is stored, and converted back
+// to bfloat16 when it is read.
 struct Float8Copy {
   std::uint8_t* pages;
   Element* rows[2];  // of keys, of values
   const int* slot_mapping;
   std::int64_t row_stride;  // in elements
   unsigned num_rows;        // of keys
-  unsigned lanes;           // threads for a row: 16 elements each, the number rounded up to a power of 2
+  unsigned lanes;           // threads for a row: 16 elements each; rounded up to a power of 2
   PageShape shape;
 };
 
-// Neighbouring threads have neighbouring parts of a row; those of one row find its largest element together.
+// Neighbouring threads have neighbouring parts of a row; the threads of one row find its largest element together.
 template <bool kToSlots>
 __global__ void __launch_bounds__(kThreads) copy_float8_slots(Float8Copy copy) {
   common::wait_for_previous_launch();
@@ -207,15 +207,15 @@ void launch_copy_slots(const Pages& pages, void* keys, void* values, std::int64_
                  common::Overlap::kPrevious, copy);
 }
 
-// One thread block moves kChunk vectors of one block of K or V in one layer; blockIdx.y counts layers, and
-// in each of them keys and values. All its
-// loads are under way before the first store. What limits it is the order in which memory is touched: the same kernel
+// One thread block moves kChunk vectors of one block of K or V in one layer; blockIdx.y counts layers, and keys and
+// values within a layer.
+// All of its loads are in flight before the first store. Its limit is the order in which memory is touched: the kernel
 // copies 5 % faster when the plan's blocks happen to lie in order. (Tried on an H200: 128 to 1024 threads with 2 to 16
 // vectors each, bulk copies through shared memory by a persistent grid, other orders of pairs and layers. None was
 // faster; hints to L2 were worth 1.5 %.)
 constexpr int kChunk = 8 * kThreads;
 
-// The list of copies is a parameter of the launch: it is not allocated, uploaded or waited for. Parameters have 4 KB.
+// The list of copies is a parameter of the launch: no allocation, no upload, no wait. Parameters have room for 4 KB.
 struct CopyList {
   static constexpr int kMaxCopies = 480;
   PageCopy copies[kMaxCopies];

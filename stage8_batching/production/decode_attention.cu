@@ -1,4 +1,4 @@
-// Decode attention: checks, and the choice of type. The kernel is in decode_kernel.cuh.
+// Decode attention: the checks, and the choice of the pages' type. The kernel is in decode_kernel.cuh.
 #include "attention_launches.h"
 #include "decode_launch.cuh"
 #include "production_kernels.h"

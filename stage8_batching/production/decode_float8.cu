@@ -1,4 +1,4 @@
-// Decode attention over K and V in float8: the kernels of decode_kernel.cuh, once more.
+// Decode attention over K and V in float8: the kernels of decode_kernel.cuh, compiled a second time.
 #include "decode_launch.cuh"
 
 namespace stage8 {

@@ -43,7 +43,7 @@ __device__ void sum_tiles(std::int64_t* tiles_before, const int* context_lengths
   __syncthreads();
 }
 
-// Where in the line of all tiles a share begins, and the other way round: which share has a tile.
+// Where in the line of all tiles a share begins, and which share has a given tile.
 struct Cuts {
   std::int64_t num_tiles;
   int num_shares;
@@ -57,7 +57,7 @@ struct Position {
   int sequence;
   int kv_head;
   int tile;
-  std::int64_t head_begin;  // of the line
+  std::int64_t head_begin;  // a place in the line of all tiles
   std::int64_t head_end;
 };
 
@@ -75,7 +75,7 @@ __device__ Position find(std::int64_t tile, const std::int64_t* tiles_before, in
 }
 
 // Where shares end. Sequences of nearly the same length need no share that spans two heads, and a share that ends where
-// its head ends has only one result to hand in, or none: a second one costs about as much as ten tiles.
+// its head ends stores only one partial result, or none: a second one costs about as much as ten tiles.
 enum class Cut {
   kWithinHeads,   // each head is cut into `count` shares: few heads, of about the same length
   kBetweenHeads,  // each share has `count` whole heads: more heads than thread blocks
@@ -88,10 +88,10 @@ struct Cutting {
   int count;
 };
 
-// One thread block merges a head: 256 rows in all, or reading them takes longer than more shares save.
+// One thread block merges a head: at most 256 rows, because reading more takes longer than more shares save.
 __device__ int max_shares_of_head(const DecodeShape& shape) { return 256 / shape.group; }
 
-// Equal parts of the line: as many as there are thread blocks, unless they would become too short, or too many for the
+// Equal parts of the line: one for each thread block, unless the parts would become too short, or too many for the
 // merge.
 __device__ Cutting cut_line(std::int64_t total, int num_heads, const DecodeShape& shape) {
   std::int64_t shares = (total + shape.min_tiles - 1) / shape.min_tiles;
@@ -100,20 +100,20 @@ __device__ Cutting cut_line(std::int64_t total, int num_heads, const DecodeShape
   return {Cut::kAnywhere, static_cast<int>(shares), 0};
 }
 
-// Each head in as many shares as there are thread blocks for it: for at most as many heads as thread blocks.
+// Each head is cut into one share for each of its thread blocks: for at most as many heads as thread blocks.
 __device__ Cutting cut_within_heads(int longest, int num_heads, const DecodeShape& shape) {
   const int parts = min(min(shape.num_workers / num_heads, max_shares_of_head(shape)),
                         (longest + shape.min_tiles - 1) / shape.min_tiles);
   return {Cut::kWithinHeads, num_heads * parts, parts};
 }
 
-// As many whole heads in each share as it takes to give all of them out: for more heads than thread blocks.
+// Each share has several whole heads, the fewest that leave no head over: for more heads than thread blocks.
 __device__ Cutting cut_between_heads(int num_heads, const DecodeShape& shape) {
   const int heads = (num_heads + shape.num_workers - 1) / shape.num_workers;
   return {Cut::kBetweenHeads, (num_heads + heads - 1) / heads, heads};
 }
 
-// The tiles of the longest share, which is how long the launch takes.
+// The number of tiles of the longest share: the launch takes as long as that share.
 __device__ std::int64_t longest_share(const Cutting& cutting, std::int64_t total, int longest) {
   switch (cutting.cut) {
     case Cut::kWithinHeads:
@@ -202,7 +202,7 @@ __device__ TileRange part_of_line(int c, const Cuts& cuts, const std::int64_t* t
           .context_length = context_lengths[first.sequence]};
 }
 
-// The tiles of the longest context, in all threads.
+// The number of tiles of the longest context; all threads get it.
 __device__ int longest_context(const int* context_lengths, int num_sequences) {
   __shared__ int longest;
   if (threadIdx.x == 0) {

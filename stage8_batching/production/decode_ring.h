@@ -1,4 +1,4 @@
-// The host's rule for the size of decode attention's thread blocks and rings.
+// The host's rule for the sizes of decode attention's thread blocks and rings.
 #pragma once
 
 #include "../kernels/kernels.h"
@@ -8,43 +8,43 @@
 
 namespace stage8 {
 
-// With less than about 100 KB of copies under way, a multiprocessor does not draw its share of the memory's bandwidth
-// (measured on an H200), and with more it need not be everywhere at once. All of its shared memory goes into rings, but
-// for what the exchange of partial results needs (decode_merge.cuh): 8 queries at a time.
+// With less than about 100 KB of copies in flight, a multiprocessor does not reach its share of the memory's bandwidth
+// (measured on an H200); with more in flight, it may pause now and then. All of its shared memory goes into rings,
+// except what the exchange of partial results needs (decode_merge.cuh): 8 queries at a time.
 struct DecodeRing {
   int warps;     // of a thread block
   int stages;    // tiles in flight for each warp
   int resident;  // thread blocks that a multiprocessor holds at once
 };
 
-// many_heads: there are more heads than multiprocessors, so that few of them are cut. Otherwise a head's result is put
-// together from many shares, and a multiprocessor has one large thread block instead of two small ones: fewer partial
-// results to merge, and more threads to merge them.
+// many_heads: there are more heads than multiprocessors, so that few heads are cut. Otherwise a head's result is put
+// together from many shares, and a multiprocessor has one large thread block instead of two small ones: there are fewer
+// partial results to merge, and more threads to merge them.
 constexpr DecodeRing decode_ring(ScalarType type, int head_dim, int group, bool many_heads) {
   const bool is_float8 = type == ScalarType::kFloat8;
   if (head_dim == 256) {
     return {4, is_float8 ? 4 : 2, 1};  // tiles of 16 KB: 128 KB, and up to 33 KB for the exchange
   }
-  const int stages = 256 / head_dim;  // so many tiles are 16 KB (for 96: 12)
+  const int stages = 256 / head_dim;  // this number of tiles is 16 KB (for 96: 12)
   if (is_float8) {
-    // Tiles of half the bytes, and more to do for each byte. Many warps with few tiles each were fastest (32 sequences
+    // A tile has half the bytes, and more work for each byte. Many warps with few tiles each were fastest (32 sequences
     // of 8,192 tokens: 146 us with 5 warps and 4 tiles, 138 with 8 and 2).
     return many_heads ? DecodeRing{group > 8 ? 6 : 8, stages, 2} : DecodeRing{group > 8 ? 8 : 10, 2 * stages, 1};
   }
-  if (group > 8) {  // more registers for each thread: fewer warps, and more tiles for each of them
+  if (group > 8) {  // a thread needs more registers: fewer warps, and more tiles for each warp
     return many_heads ? DecodeRing{4, 3 * stages / 2, 2} : DecodeRing{8, 3 * stages / 2, 1};  // 192 KB
   }
   return many_heads ? DecodeRing{5, stages, 2} : DecodeRing{10, stages, 1};  // 160 KB, and up to 42 for the exchange
 }
 
-// The queries of a group whose partial results meet at the same time.
+// How many queries of a group exchange their partial results at the same time.
 COURSE_HOST_DEVICE constexpr int exchanged_at_once(int group) { return group < 8 ? group : 8; }
 
-// Of one thread block, its static arrays included: its rings, the exchange, a barrier for each tile of the rings, and
-// whether it is the last one of a head.
+// The shared memory of one thread block, its static arrays included: its rings, the exchange, a barrier for each tile
+// of the rings, and the flag that it is the last contributor of a head.
 constexpr std::size_t decode_shared_bytes(const DecodeRing& ring, ScalarType type, int head_dim, int group) {
   const int tile_bytes = pair_place_bytes(type, head_dim);  // K and V of 16 tokens
-  const int row_bytes = (head_dim + 4) * 4 + 8;             // of the exchange
+  const int row_bytes = (head_dim + 4) * 4 + 8;             // of one query in the exchange
   const int bytes = ring.warps * (ring.stages * tile_bytes + exchanged_at_once(group) * row_bytes);
   const int barriers = ring.warps * ring.stages * 8;
   return static_cast<std::size_t>(bytes + barriers + 8);
@@ -53,7 +53,7 @@ constexpr std::size_t decode_shared_bytes(const DecodeRing& ring, ScalarType typ
 struct DecodeShape {
   int group;        // query heads that share a kv head
   int num_workers;  // thread blocks
-  int min_tiles;    // a share has at least so many, unless there is too little work for even one
+  int min_tiles;    // a share has at least min_tiles tiles, unless the whole work has fewer
   bool many_heads;
 };
 

@@ -16,7 +16,7 @@ bool run_with_head_dim(int head_dim, const Run& run, std::integer_sequence<int, 
   return ((head_dim == kHeadDims && (run(std::integral_constant<int, kHeadDims>{}), true)) || ...);
 }
 
-// Calls run with head_dim as a constant: run(std::integral_constant<int, 128>{}).
+// Calls `run` with head_dim as a constant: run(std::integral_constant<int, 128>{}).
 template <typename Run>
 void with_head_dim(int head_dim, const Run& run) {
   COMMON_CHECK(run_with_head_dim(head_dim, run, HeadDims{}), "there are kernels for this head dimension");

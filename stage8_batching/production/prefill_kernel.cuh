@@ -1,27 +1,28 @@
 // Causal attention of prompts on Hopper's tensor cores, with wgmma.
 //
 // flops: 4 * head_dim for each pair of a query head and a token it sees. bytes: a tile of K and V, 64 KB, comes from L2
-// once for 128 rows, 128 flops a byte. ragged_kernel.cuh does the same sums with mma, and reaches a third of what the
-// tensor cores can do: its warps are busy with fetching operands into registers, and a warp that waits for a product
-// cannot compute a softmax meanwhile. Here no warp fetches operands, and copies, products and softmax overlap:
+// once for 128 rows, 128 flops a byte. ragged_kernel.cuh computes the same with mma, and reaches a third of what the
+// tensor cores can do: its warps are busy fetching operands into registers, and a warp that waits for a product cannot
+// compute a softmax meanwhile. Here no warp fetches operands, and copies, products and softmax overlap:
 //
 //     warpgroup 0     takes work, copies queries, K and V into rings in shared memory   (40 registers a thread)
 //     warpgroup 1, 2  64 rows each; scores, softmax and output in registers              (232 registers a thread)
 //
-// - wgmma reads K and V out of shared memory as the pages have them: a page's panel (page_layout.h), 2 KB, is a part of
-//   a matrix that it knows. So a page costs one plain copy a panel, and no tile is ever rearranged. For O += P V it
-//   takes V transposed, again from the same bytes.
-// - A product is started and waited for later. The scores of the next tile are started before V of this one is added,
-//   so the tensor cores have V to multiply while the warpgroup turns the new scores into weights.
-// - The two warpgroups start their products by turns, so that one computes its softmax while the other's products run.
-// - Tasks are as ragged_plan.h has them, longest first. There are as many thread blocks as multiprocessors; each takes
-//   the next task when it has copied all of the last one, and its first tiles arrive while that is still computed.
-// - Tiles are walked from the last, where rows see different tokens, to the first. Only there scores are masked, and
-//   that tile is as short as it can be, in steps of 32 tokens.
+// - wgmma reads K and V from shared memory in the pages' layout: a page's panel (page_layout.h), 2 KB, is a part of one
+//   of wgmma's matrices. So a page costs one plain copy for each panel, and no tile is rearranged. For O += P V, wgmma
+//   reads V transposed from the same bytes.
+// - A warpgroup starts a product and waits for it later. It starts the scores of the next tile before it adds V of this
+//   tile, so the tensor cores multiply V while the warpgroup turns the new scores into weights.
+// - The two warpgroups start their products in turn, so that one computes its softmax while the other's products run.
+// - The tasks are those of ragged_plan.h, longest first. There are as many thread blocks as multiprocessors. A thread
+//   block gets its next task when it has copied all of the last one, and the first tiles of the next task arrive while
+//   the last one is still computed.
+// - Tiles are computed from the last to the first. Only in the last one do rows see different tokens; only its scores
+//   are masked, and it is as short as possible, in steps of 32 tokens.
 //
-// Float8 takes the same way, but for one more stop. Its pages are copied into a place of their own, and the warps of
-// warpgroup 0 bring them from there to bfloat16, scales included, into the rings. The others notice nothing, but that
-// they have 216 registers, since warpgroup 0 needs 72.
+// Float8 has one step more. Its pages are copied into a place of their own, and the warps of warpgroup 0 convert them
+// from there to bfloat16, scales included, into the rings. For the other warpgroups nothing changes, except that they
+// have 216 registers, because warpgroup 0 needs 72.
 //
 // On an H200, one prompt of 8,192 tokens with 32 heads over 8 kv heads of 128 dimensions: 342 TFLOP/s with mma, 563
 // here; 16 prompts of 512 tokens: 194 and 294.
@@ -44,18 +45,18 @@ template <int kHeadDim>
 struct PrefillShape {
   static constexpr int kConsumers = 2;  // warpgroups
   static constexpr int kRows = kConsumers * common::kWarpgroupRows;
-  static constexpr int kTokens = 128;  // a tile
+  static constexpr int kTokens = 128;  // of a tile
   static constexpr int kStages = kHeadDim == 128 ? 2 : 4;
-  static constexpr int kSlots = 2;  // of queries
+  static constexpr int kSlots = 2;  // places for queries
   static constexpr int kThreads = common::kWarpgroupThreads * (1 + kConsumers);
   static constexpr int kPanels = kHeadDim / 64;
-  static constexpr int kRowBytes = 128;                     // of a panel
-  static constexpr int kPanelBytes = kTokens * kRowBytes;   // of K or V
-  static constexpr int kTileBytes = kPanels * kPanelBytes;  // of K or V
+  static constexpr int kRowBytes = 128;                     // a row of a panel
+  static constexpr int kPanelBytes = kTokens * kRowBytes;   // a panel of K or V
+  static constexpr int kTileBytes = kPanels * kPanelBytes;  // a tile of K or V
   static constexpr int kQueryPanelBytes = common::kWarpgroupRows * kRowBytes;
-  static constexpr int kQueryBytes = kPanels * kQueryPanelBytes;  // of one warpgroup
+  static constexpr int kQueryBytes = kPanels * kQueryPanelBytes;  // one warpgroup's queries
 
-  // Of a vector in a warpgroup's queries.
+  // The place of a vector in a warpgroup's queries.
   static COURSE_HOST_DEVICE int query_place(int row, int vec) {
     return vec / 8 * kQueryPanelBytes + row * kRowBytes + (vec % 8 ^ row % 8) * kVecBytes;
   }
@@ -68,7 +69,7 @@ struct PrefillWork {
   int num_seen;  // tokens that the task's last row sees; 0: there is no more work
 };
 
-// Of K and of V, one tile as the pages have it, in four parts: each warp copies its own, and reads no other.
+// One tile of K and of V as the pages have it, in four parts: each warp copies its own part, and reads no other part.
 template <int kHeadDim>
 struct Float8Tiles {
   using Stored = SharedTile<kHeadDim, ScalarType::kFloat8>;
@@ -96,7 +97,7 @@ struct PrefillShared {
   std::conditional_t<kType == ScalarType::kFloat8, Float8Tiles<kHeadDim>, NoTiles> stored;
 };
 
-// The numbers of named barriers: turns of two warpgroups, threads of one of them, and the producers.
+// The numbers of the named barriers: for the turns of two warpgroups, for one warpgroup's threads, for the producers.
 inline constexpr int kTurn = 1;
 inline constexpr int kOwn = 3;
 inline constexpr int kProducers = 5;
@@ -117,10 +118,10 @@ __device__ __forceinline__ int group_of(const PrefillCall& call) {
   return call.batch.num_heads / call.pages.shape.num_kv_heads;
 }
 
-// Where the rows of a piece of work lie in queries and output: a row, then every step-th after it. Divides once.
+// Where the rows of a piece of work lie in queries and output: a row, then every step-th row after it. Divides once.
 struct QueryRows {
   std::int64_t offset;  // in rows of head_dim
-  int head;             // in the group
+  int head;             // its number in the group
   int group;
   int next_head;
   std::int64_t next_offset;
@@ -146,25 +147,25 @@ struct QueryRows {
 
 // ---- producers ---------------------------------------------------------------------------------------------------
 
-// A warpgroup that takes work, and copies what the others need for it: queries, then K and V, always as far ahead as
-// there is room.
+// The warpgroup that fetches work, and copies what the other two need for it: queries, then K and V, always as far
+// ahead as there is room.
 template <ScalarType kType, int kHeadDim>
 struct PrefillProducer {
   using Shape = PrefillShape<kHeadDim>;
   static constexpr int kWarps = common::kWarpgroupThreads / 32;
   static constexpr int kVecs = kHeadDim / 8;
-  static constexpr int kPieces = Shape::kTokens / kTileRows / kWarps;  // that a warp copies of a panel
+  static constexpr int kPieces = Shape::kTokens / kTileRows / kWarps;  // the pieces of a panel that a warp copies
   static constexpr int kPieceBytes = kTileRows * Shape::kRowBytes;
 
   const PrefillCall& call;
   PrefillShared<kType, kHeadDim>& shared;
   const int thread = static_cast<int>(threadIdx.x);
   const int lane = thread % 32;
-  const int first_piece = thread / 32 * kPieces;  // of this warp
+  const int first_piece = thread / 32 * kPieces;  // this warp's
   common::RingPosition<Shape::kStages> stage;
-  int stored_parity = 0;  // of float8's tiles
+  int stored_parity = 0;  // the parity of float8's tiles
 
-  // The next thread block that is free gets the longest task that is left.
+  // The first thread block that is free gets the longest task that is left.
   __device__ __forceinline__ int take_ticket() const { return thread == 0 ? atomicAdd(&call.queue->next, 1) : 0; }
 
   __device__ __forceinline__ PrefillWork work_of(int ticket) const {
@@ -172,7 +173,7 @@ struct PrefillProducer {
     const int total = call.queue->num_tasks * num_kv_heads;
     if (ticket >= total) {
       if (ticket == total + static_cast<int>(gridDim.x) - 1) {
-        call.queue->next = 0;  // every thread block has asked for the last time: for the next launch
+        call.queue->next = 0;  // for the next launch: every thread block has asked for the last time
       }
       return {};
     }
@@ -201,7 +202,7 @@ struct PrefillProducer {
     }
   }
 
-  // K or V of one tile. count: of its pieces; offset: of this thread's piece, in elements.
+  // Copies K or V of one tile. count: the number of its pieces; offset: where this thread's piece begins, in elements.
   __device__ __forceinline__ void copy_tile(unsigned char* tile, const void* pages, std::int64_t offset, int count,
                                             std::uint64_t& full, std::uint64_t& empty) const {
     const int piece = first_piece + lane % kPieces;
@@ -218,11 +219,11 @@ struct PrefillProducer {
     }
   }
 
-  // From the last tile to the first.
+  // Copies the tiles from the last to the first.
   __device__ __forceinline__ void copy_tiles(const int* table, int kv_head, int num_seen) {
     const int block_size = call.pages.shape.block_size;
     const int panel = lane / kPieces;
-    // Where this thread's piece begins, and its block, which is looked up a tile ahead.
+    // Where this thread's piece begins, and the piece's block, which is looked up one tile ahead.
     int token = (num_seen - 1) / Shape::kTokens * Shape::kTokens + (first_piece + lane % kPieces) * kTileRows;
     int block = token < num_seen ? table[token / block_size] : 0;
     int count = ((num_seen - 1) % Shape::kTokens + kTileRows) / kTileRows;
@@ -241,9 +242,9 @@ struct PrefillProducer {
     }
   }
 
-  // ---- float8: the same, with a stop ----
+  // ---- float8: copied, then converted ----
 
-  // K or V of this warp's part of a tile: `own` pieces, offset being that of lane i's.
+  // Copies K or V of this warp's part of a tile: `own` pieces; offset is where lane i's piece begins.
   __device__ __forceinline__ void fetch(bool is_key, std::int64_t offset, int own) const {
     constexpr int kBytes = Float8Tiles<kHeadDim>::kPieceBytes;
     const int which = is_key ? 0 : 1;
@@ -259,7 +260,7 @@ struct PrefillProducer {
     }
   }
 
-  // Waits for it, and puts it into a tile of the ring.
+  // Waits for that copy, and converts it into a tile of the ring.
   __device__ __forceinline__ void convert(bool is_key, int own, std::uint64_t& empty) const {
     using Stored = SharedTile<kHeadDim, kType>;
     const int which = is_key ? 0 : 1;
@@ -272,7 +273,7 @@ struct PrefillProducer {
       const int row = i / Stored::kVecs;
       const unsigned char* piece = pieces + row / kTileRows * Float8Tiles<kHeadDim>::kPieceBytes;
       const int row_in_piece = row % kTileRows;
-      // The place in the piece is i's own, so that neighbouring threads read neighbouring vectors.
+      // i is the place in the piece, so that neighbouring threads read neighbouring vectors.
       const int vec = swizzle(Stored::kPanelVecs, row_in_piece, i % Stored::kVecs);
       uint4 vecs[2];
       constexpr int kValuesInPiece = Stored::kPair.values - Stored::kPair.value_scales;
@@ -302,7 +303,7 @@ struct PrefillProducer {
 #pragma unroll
       for (const bool is_key : {true, false}) {
         convert(is_key, own, is_key ? shared.keys_empty[stage.place] : shared.values_empty[stage.place]);
-        // The tensor cores read what was stored, and the copy engine writes where it was loaded from.
+        // The tensor cores read what these stores wrote, and the copy engine overwrites what these loads read.
         common::fence_copy_engine();
         __syncwarp();
         if (lane == 0) {
@@ -357,29 +358,29 @@ struct PrefillRows {
   using Shared = PrefillShared<kType, kHeadDim>;
   static constexpr int kTokens = Shape::kTokens;
   static constexpr int kSteps = kHeadDim / 16;
-  // Weights need not be at most 1: the sum that divides the output at the end has grown as they have. So a new largest
-  // score is taken up only if it exceeds the last by more than this, and the output is hardly ever rescaled. A weight
-  // of up to 2^8 is as exact in bfloat16 as one below 1. (Conditional rescaling: Zadouri et al., FlashAttention-4,
+  // Weights may exceed 1: the sum that divides the output at the end grows with them. So a larger score becomes the new
+  // `largest` only if it exceeds the old one by more than kSlack, and the output is rarely rescaled. A weight of up to
+  // 2^8 is as exact in bfloat16 as one below 1. (Conditional rescaling: Zadouri et al., FlashAttention-4,
   // 2026. It is worth 2 % here.)
   static constexpr float kSlack = 8.0F;
 
   const PrefillCall& call;
   Shared& shared;
   const int warpgroup;
-  common::RingPosition<Shape::kStages> keys;    // of the tile whose scores come next
-  common::RingPosition<Shape::kStages> values;  // of the tile whose V is added next
-  int slot;                                     // of the queries
+  common::RingPosition<Shape::kStages> keys;    // the tile whose scores come next
+  common::RingPosition<Shape::kStages> values;  // the tile whose V is added next
+  int slot;                                     // the place of the queries
 
   float output[kHeadDim / 2];
   float scores[kTokens / 2];
   std::uint32_t weights[kTokens / 16][4];
-  RunningSoftmax softmax[2];  // of the thread's two rows; the sum is that of the weights it has formed itself
+  RunningSoftmax softmax[2];  // the thread's two rows; the sum has only the weights that the thread has computed
   float rescale[2];
-  int visible[2];  // tokens that they see
+  int visible[2];  // tokens that the two rows see
 
   __device__ __forceinline__ PrefillRows(const PrefillCall& c, Shared& s, int w) : call(c), shared(s), warpgroup(w) {}
 
-  // Turns: one warpgroup starts products while the other computes its softmax.
+  // The warpgroups take turns: one starts products while the other computes its softmax.
   __device__ __forceinline__ void wait_turn() const {
     common::wait_named(kTurn + warpgroup, Shape::kConsumers * common::kWarpgroupThreads);
   }
@@ -398,7 +399,7 @@ struct PrefillRows {
     }
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
-      softmax[half] = {.largest = -FLT_MAX};  // finite: a tile may show a row nothing yet
+      softmax[half] = {.largest = -FLT_MAX};  // finite: a row may see nothing of a tile
       const int row = work.task.first_row + warpgroup * common::kWarpgroupRows + warp * 16 + half * 8 + lane / 4;
       visible[half] = work.task.seen_by_first + min(row, work.task.end_row - 1) / group;
     }
@@ -464,8 +465,8 @@ struct PrefillRows {
     }
   }
 
-  // Scores become weights. Even and odd columns are summed apart: a warp has its scheduler nearly for itself, so no
-  // other warp fills the cycles between a sum and the next that needs it.
+  // Scores become weights. Even and odd columns have sums of their own: hardly any other warp shares this warp's
+  // scheduler and could fill the cycles between two dependent additions.
   template <int kColumns>
   __device__ __forceinline__ void update_softmax() {
 #pragma unroll
@@ -517,7 +518,7 @@ struct PrefillRows {
     }
   }
 
-  // Scores and weights of a tile that some rows do not see to its end, and V of none before it under way.
+  // Computes scores and weights of a tile that some rows do not see to its end, while no product with V is in flight.
   template <int kColumns>
   __device__ __forceinline__ void add_scores(int first_token) {
     wait_keys();
@@ -534,7 +535,7 @@ struct PrefillRows {
     pack_weights<kColumns>();
   }
 
-  // V of the tile before, and scores and weights of this one.
+  // Adds V of the previous tile, and computes scores and weights of this one.
   __device__ __forceinline__ void next_tile(bool is_last) {
     wait_turn();
     common::fence_products();
@@ -547,8 +548,8 @@ struct PrefillRows {
     common::fence_registers(scores);
     release_keys();
     update_softmax<kTokens>();
-    // The assembler likes to move the wait for V up to the one for the scores, which would leave the tensor cores
-    // without work during the softmax; but it moves nothing across this other wait.
+    // The assembler tends to move the wait for V up to the wait for the scores, which would leave the tensor cores
+    // without work during the softmax; but it moves nothing across wait_keys().
     if (!is_last) {
       wait_keys();
     }
@@ -570,7 +571,7 @@ struct PrefillRows {
     release_values();
   }
 
-  // The rows of V past the last that the task sees may hold anything, a NaN among others, and 0 times a NaN is a NaN.
+  // Clears the rows of V past the last one that the task sees: they may hold a NaN, and 0 times a NaN is a NaN.
   __device__ __forceinline__ void clear_values(int num_tokens, int end) const {
     wait_values();
     constexpr int kVecs = Shape::kRowBytes / kVecBytes;
@@ -585,7 +586,7 @@ struct PrefillRows {
     common::wait_named(kOwn + warpgroup, common::kWarpgroupThreads);
   }
 
-  // Its first `count` tokens, up to which kColumns rounds, are seen by some row.
+  // Some row sees the tile's first `count` tokens; kColumns is `count` rounded up.
   template <int kColumns>
   __device__ __forceinline__ void add_last_tile(int tile, int count) {
     add_scores<kColumns>(tile * kTokens);
@@ -595,7 +596,7 @@ struct PrefillRows {
     add_values<kColumns>();
   }
 
-  // All tiles, from the last to the first. At most the last two hold tokens that some rows do not see.
+  // Computes all tiles, from the last to the first. Only the last two may hold tokens that some rows do not see.
   template <bool kShortLastTile = true>
   __device__ __forceinline__ void attend(int num_seen) {
     const int last = (num_seen - 1) / kTokens;
@@ -629,7 +630,7 @@ struct PrefillRows {
     const int lane = static_cast<int>(threadIdx.x) % 32;
     const int warp = static_cast<int>(threadIdx.x) % common::kWarpgroupThreads / 32;
     unsigned char* rows = shared.queries[place][warpgroup] + warp * 16 * Shape::kRowBytes;
-    common::wait_named(kOwn + warpgroup, common::kWarpgroupThreads);  // all have read the queries
+    common::wait_named(kOwn + warpgroup, common::kWarpgroupThreads);  // all threads have read the queries
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
       float total = softmax[half].sum;
@@ -660,8 +661,8 @@ struct PrefillRows {
   }
 };
 
-// What a warpgroup of consumers does: one piece of work after the other, until there is no more. Rows: PrefillRows, or
-// what a step of the ladder makes of it.
+// What a warpgroup of consumers does: one piece of work after the other, until none is left. Rows: PrefillRows, or the
+// variant of it in a step of the ladder.
 template <typename Rows>
 __device__ __forceinline__ void consume(Rows& rows) {
   common::RingPosition<Rows::Shape::kSlots> slot;
@@ -674,7 +675,7 @@ __device__ __forceinline__ void consume(Rows& rows) {
     if (work.num_seen == 0) {
       return;
     }
-    common::fence_copy_engine();  // the queries came by ordinary copies
+    common::fence_copy_engine();  // the queries were stored by ordinary copies
     rows.start(work, slot.place);
     rows.attend(work.num_seen);
     rows.store(work, slot.place);
@@ -707,7 +708,7 @@ __device__ __forceinline__ void init_barriers(PrefillShared<kType, kHeadDim>& sh
   common::fence_barrier_init();
 }
 
-// What a thread block does.
+// The whole work of a thread block.
 template <ScalarType kType, int kHeadDim, typename Rows = PrefillRows<kType, kHeadDim>>
 __device__ __forceinline__ void prefill_block(const PrefillCall& call) {
   extern __shared__ __align__(1024) unsigned char memory[];

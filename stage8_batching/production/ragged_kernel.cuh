@@ -1,11 +1,11 @@
 // Ragged causal attention on tensor cores: one thread block, some rows of queries (ragged_plan.h), the tokens they see.
 //
 // flops: 4 * head_dim for each pair of a query head and a token it sees. bytes: a tile of K and V serves 128 rows,
-// which is 128 flops a byte from the L2 cache and far more from memory, so arithmetic is what counts here. A warp keeps
-// 32 rows of output in registers; every vector of K and V it fetches from shared memory is multiplied with two blocks
-// of 16 rows, because with one alone the fetching would take as long as the multiplying. The bulk copies of the next
-// tile run meanwhile, and of the two thread blocks of a multiprocessor one computes its softmax while the other
-// multiplies.
+// which is 128 flops a byte from the L2 cache and far more from memory: the kernel is compute-bound. A warp keeps
+// 32 rows of output in registers; it multiplies every vector of K and V that it fetches from shared memory with two
+// blocks of 16 rows, because with one block the fetches would take as long as the products. The bulk copies of the next
+// tile run meanwhile. A multiprocessor has two thread blocks: one computes its softmax while the other multiplies.
+//
 #pragma once
 
 #include "../kernels/online_softmax.cuh"
@@ -15,8 +15,8 @@
 
 namespace stage8 {
 
-// The same number, which the compiler cannot know: what is computed from it is computed again for every tile, instead
-// of being kept from tile to tile in registers, of which there are none left. (On an H200, one prompt of 8,192 tokens:
+// Returns x, but hides that from the compiler: it then computes what depends on x again for every tile, instead of
+// keeping the results from tile to tile in registers; no registers are left. (On an H200, one prompt of 8,192 tokens:
 // 327 TFLOP/s without it, 346 with it.)
 __device__ __forceinline__ std::uint32_t fresh(std::uint32_t x) {
   asm volatile("" : "+r"(x));
@@ -27,14 +27,14 @@ __device__ __forceinline__ std::uint32_t fresh(std::uint32_t x) {
 template <int kHeadDim, bool kShort>
 struct RaggedRows {
   static constexpr RaggedTile kTile = RaggedTileOf<kHeadDim, kShort>::kTile;
-  static constexpr int kBlocks = kTile.rows_per_warp / 16;  // of 16 rows
-  static constexpr int kSteps = kHeadDim / 16;              // of 16 dimensions
-  static constexpr int kColumns = kTile.tokens / 8;         // of 8 tokens
+  static constexpr int kBlocks = kTile.rows_per_warp / 16;  // blocks of 16 rows
+  static constexpr int kSteps = kHeadDim / 16;              // steps of 16 dimensions
+  static constexpr int kColumns = kTile.tokens / 8;         // columns of 8 tokens
   using Tile = SharedTile<kHeadDim>;
   static constexpr int kVecs = Tile::kVecs;
 
   float output[kBlocks][2 * kSteps][4];
-  RunningSoftmax softmax[kBlocks][2];  // the sum is that of the weights which this thread has formed itself
+  RunningSoftmax softmax[kBlocks][2];  // its sum has only the weights that this thread has computed
 
   __device__ __forceinline__ void start() {
 #pragma unroll
@@ -50,8 +50,8 @@ struct RaggedRows {
     }
   }
 
-  // S = Q K^T. queries: this warp's rows; keys: a tile, of which the rows see num_seen tokens or fewer. kMasked: the
-  // tile lies on the diagonal, and what no row sees is left out; elsewhere the code is free of such branches.
+  // S = Q K^T. queries: this warp's rows; keys: a tile; no row sees more than its first num_seen tokens. kMasked: the
+  // tile lies on the diagonal, and tokens that no row sees are skipped; other tiles do without these branches.
   template <bool kMasked>
   __device__ __forceinline__ void score(float (&scores)[kBlocks][kColumns][4], std::uint32_t queries,
                                         std::uint32_t keys, int num_seen) const {
@@ -95,8 +95,8 @@ struct RaggedRows {
     }
   }
 
-  // Takes the scores of the tokens from first_token on that the rows do not see out of the softmax. Row r of the
-  // sequence sees seen_by_first + r / group tokens.
+  // Masks the scores of tokens that a row does not see; the tile's first token is first_token. Row r of the sequence
+  // sees seen_by_first + r / group tokens.
   static __device__ __forceinline__ void mask(float (&scores)[kBlocks][kColumns][4], int first_token, int seen_by_first,
                                               int first_row, int group) {
     const int lane = static_cast<int>(threadIdx.x) % 32;
@@ -118,7 +118,7 @@ struct RaggedRows {
     }
   }
 
-  // Scores become weights 2^(scale * score - largest); what came before is brought to the new largest score.
+  // Scores become weights 2^(scale * score - largest); the earlier results are rescaled to the new largest score.
   __device__ __forceinline__ void update_softmax(float (&scores)[kBlocks][kColumns][4], float scale) {
     float rescale[kBlocks][2];
     bool grew = false;
@@ -150,7 +150,7 @@ struct RaggedRows {
         own.sum += added;
       }
     }
-    if (__any_sync(~0U, grew)) {  // after a few tiles, rarely
+    if (__any_sync(~0U, grew)) {  // rare after a few tiles
 #pragma unroll
       for (int b = 0; b < kBlocks; ++b) {
 #pragma unroll
@@ -164,7 +164,7 @@ struct RaggedRows {
     }
   }
 
-  // O += P V. A result's registers, rounded and packed in pairs, are a left operand's.
+  // O += P V. The registers of P, a result, become a left operand when they are rounded and packed in pairs.
   template <bool kMasked>
   __device__ __forceinline__ void add_values(const float (&weights)[kBlocks][kColumns][4], std::uint32_t values,
                                              int num_seen) {
@@ -199,7 +199,7 @@ struct RaggedRows {
     }
   }
 
-  // The finished rows, to where this warp's queries were: from there they travel in 16-byte vectors.
+  // Stores the finished rows where this warp's queries were: from there they are copied out in 16-byte vectors.
   __device__ __forceinline__ void store(std::uint32_t rows) {
     const int lane = static_cast<int>(threadIdx.x) % 32;
 #pragma unroll

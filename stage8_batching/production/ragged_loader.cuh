@@ -1,9 +1,9 @@
-// Brings tiles of K and V of one head into shared memory for ragged attention: the whole thread block waits for a tile
-// and releases it together.
+// Loads tiles of K and V of one head into shared memory for ragged attention. All threads of the block wait for a tile
+// together, and release it together.
 //
-// Float8 can't be copied as it is: threads load 16 bytes each, bring them to bfloat16, scale included, and store them
-// where a copy would have put them. From there on nothing knows of float8. No barrier counts the bytes of such a tile:
-// all threads have stored their part before they meet.
+// Float8 can't be copied as it is: threads load 16 bytes each, convert them to bfloat16, scale included, and store them
+// where a copy would have put them. No later code depends on float8. No barrier in shared memory counts the bytes of
+// such a tile: all threads have stored their part before they synchronize.
 #pragma once
 
 #include "../kernels/element.h"
@@ -18,7 +18,7 @@ struct RaggedShared {
   static constexpr RaggedTile kTile = RaggedTileOf<kHeadDim, kShort>::kTile;
   static constexpr int kRowBytes = 2 * kHeadDim;
   static constexpr int kQueryBytes = kTile.rows() * kRowBytes;
-  static constexpr int kTileBytes = kTile.tokens * kRowBytes;  // of K, or of V
+  static constexpr int kTileBytes = kTile.tokens * kRowBytes;  // a tile of K, or of V
   static constexpr int kBytes = kQueryBytes + 2 * kTile.stages * kTileBytes;
 };
 
@@ -35,14 +35,14 @@ struct RaggedLoader {
   const Pages& pages;
   const int* table;
   int kv_head;
-  int num_tokens;          // that the thread block sees
+  int num_tokens;          // how many the thread block sees
   std::uint32_t keys;      // [kStages] tiles
-  std::uint32_t values;    // likewise
+  std::uint32_t values;    // [kStages] tiles
   std::uint32_t barriers;  // [2 * kStages]: K's, then V's
 
   __device__ __forceinline__ int tokens_of(int tile) const { return min(kTokens, num_tokens - tile * kTokens); }
 
-  // Called by all threads of the block.
+  // All threads of the block call it.
   __device__ __forceinline__ void start_copy(int tile) const {
     const int stage = tile % kStages;
     const int block_size = pages.shape.block_size;
@@ -54,7 +54,7 @@ struct RaggedLoader {
       return convert(tile, count, key_tile, value_tile);
     }
 #if COURSE_BULK_COPY
-    // The first warp: a lane copies its block's part of K, then of V.
+    // In the first warp, a lane copies its block's part of K, then of V.
     if (thread < 32) {
       const std::uint32_t key_barrier = barriers + stage * 8;
       const std::uint32_t value_barrier = key_barrier + kStages * 8;
@@ -128,9 +128,9 @@ struct RaggedLoader {
     }
   }
 
-  // By all threads, when they have read a tile: its place may be copied to again after this. The tile was read with
-  // ordinary loads, and the copy engine writes there next: the manual asks for a fence between the two, whatever the
-  // direction (PTX ISA 9.0, section 9.7.9.25.2, "Async Proxy").
+  // All threads call it when they have read a tile; its place may then be overwritten. The tile was read with ordinary
+  // loads, and the copy engine writes there next: the manual requires a fence between the two, in both directions (PTX
+  // ISA 9.0, section 9.7.9.25.2, "Async Proxy").
   __device__ __forceinline__ void release() const {
 #if COURSE_BULK_COPY
     common::fence_copy_engine();
@@ -159,7 +159,7 @@ struct RaggedLoader {
 
   __device__ __forceinline__ void wait_values(int tile) const {
     if constexpr (kFloat8) {
-      return;  // they have come with the keys
+      return;  // the values came with the keys
     }
 #if COURSE_BULK_COPY
     common::wait_barrier(barriers + (kStages + tile % kStages) * 8, tile / kStages % 2);

@@ -1,4 +1,4 @@
-// The table's attention: which shapes it serves, and how a step is shared out between the two kinds of attention.
+// Attention of ProductionKernels: which shapes it serves, and how it splits a step into the two kinds of attention.
 #include <cstdint>
 
 #include "../kernels/checks.h"
@@ -12,7 +12,7 @@
 namespace stage8 {
 namespace {
 
-// `count` of the batch's sequences, from the `first` one on.
+// `count` sequences of the batch, from number `first` on.
 Batch part_of(const Batch& batch, int first, int count) {
   Batch part = batch;
   part.num_sequences = count;
@@ -23,14 +23,14 @@ Batch part_of(const Batch& batch, int first, int count) {
 
 std::size_t whole_lines(std::size_t bytes) { return (bytes + 255) / 256 * 256; }
 
-// A step as its two kinds of attention see it: sequences with one token are decode attention's, the others are ragged
-// attention's. Of the workspace, decode attention has the beginning and ragged attention the end, so that neither has
-// to know how much room there is for the other.
+// A step, split: decode attention computes the sequences with one token, ragged attention the others. Decode attention
+// uses the beginning of the workspace and ragged attention the end, so that neither has to know how much room the other
+// needs.
 struct SplitStep {
   Batch decodes;
   Batch chunks;
   int num_chunk_tokens;
-  const int* query_starts;  // of the chunks
+  const int* query_starts;  // the chunks' query_starts
 
   explicit SplitStep(const Step& step)
       : decodes(part_of(step.batch, 0, step.num_decodes)),
@@ -58,7 +58,7 @@ std::string ProductionKernels::unsupported(const PageShape& shape, int num_heads
   const int block_size = shape.block_size;
   const bool is_float8 = shape.type == ScalarType::kFloat8;
   const std::string kernels = is_float8 ? "the float8 kernels need " : "the bfloat16 kernels need ";
-  // A tile's scales are 16 bytes, which a copy takes as a whole: half a tile is no block.
+  // A tile's scales are 16 bytes, the smallest copy: a block cannot be half a tile.
   if ((block_size != 8 || is_float8) && block_size != 16 && block_size != 32 && block_size != 64) {
     return kernels + "blocks of " + (is_float8 ? "" : "8, ") + "16, 32 or 64 tokens, not " + std::to_string(block_size);
   }
@@ -104,8 +104,8 @@ void ProductionKernels::attend(const Pages& pages, const Step& step, const Layer
   const PageShape& shape = pages.shape;
   const SplitStep split(step);
   if (split.decodes.num_sequences > 0) {
-    // It may overlap with the launch before: that one computes the rows, and what decode attention reads at once was
-    // there before it began.
+    // It may overlap the previous launch, which computes the rows: what decode attention reads at once was written
+    // before that launch began.
     decode_attention(pages, split.decodes, rows.queries, output, workspace.data(), stream, {.overlap_previous = true},
                      {rows.keys, rows.values, rows.row_stride, step.slot_mapping});
   }

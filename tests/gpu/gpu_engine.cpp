@@ -23,9 +23,7 @@
 #include "tests/support/stage_api.h"
 #include "tests/support/tiny_llama.h"
 
-// Not formatted: spaces around the slash would become part of the path.
-// clang-format off
-// clang-format on
+#include STAGE_HEADER(make_runner.h)
 
 using common::Matrix;
 using common::Token;
