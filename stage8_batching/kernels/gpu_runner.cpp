@@ -179,13 +179,17 @@ struct GpuRunner::Impl {
   common::Matrix read_back(int layer, std::span<const int> slots, bool want_keys);
   double read_bandwidth() const;  // the device memory's, in bytes per second
 
+  // Whether what is enqueued has ended. Waits for it; false: it waits for other GPUs.
+  bool is_settled() const noexcept {
+    return peers == nullptr || peers->settle([&] { return buffers[0].is_finished() && buffers[1].is_finished(); });
+  }
+
   // Freeing memory waits for the GPU, which may wait for others.
-  void finish() noexcept {
-    if (peers != nullptr && !peers->settle([&] { return buffers[0].is_finished() && buffers[1].is_finished(); })) {
+  ~Impl() {
+    if (!is_settled()) {
       end_waits();
     }
   }
-  ~Impl() { finish(); }
   Impl(const Impl&) = delete;
   Impl& operator=(const Impl&) = delete;
 
@@ -313,7 +317,11 @@ const common::Stream& GpuRunner::stream() const { return impl_->stream; }
 
 int GpuRunner::max_sequences() const { return impl_->max_sequences; }
 
-void GpuRunner::finish() noexcept { impl_->finish(); }
+void GpuRunner::finish() noexcept {
+  if (!impl_->is_settled()) {
+    disconnect();
+  }
+}
 
 void GpuRunner::take_back(bool has_step) {
   if (has_step) {
