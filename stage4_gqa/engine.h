@@ -45,7 +45,7 @@ class Engine {
   KvCacheManager& manager() { return manager_; }
   KvCache& cache() { return cache_; }
 
-  // Counts of what has happened so far, the same on every machine.
+  // Counts of events so far, the same on every machine.
   std::vector<common::Counter> counters() const;
   common::Timing timing() const { return timing_; }
 

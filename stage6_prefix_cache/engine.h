@@ -37,7 +37,7 @@ class Engine {
   // A request that can never be served is rejected with the reason; the others are served all the same.
   std::vector<common::Completion> run(std::span<const common::Request> requests, const common::OnToken& on_token);
 
-  // Starts a sequence with room for these tokens, of which the first manager().length(sequence) are in the cache
+  // Starts a sequence with room for these tokens; the first manager().length(sequence) of them are in the cache
   // already. Returns false and changes nothing if there is no room.
   bool start(SequenceId sequence, std::span<const common::Token> tokens, std::uint64_t salt);
 
@@ -51,7 +51,7 @@ class Engine {
   KvCacheManager& manager() { return manager_; }
   KvCache& cache() { return cache_; }
 
-  // Counts of what has happened so far, the same on every machine.
+  // Counts of events so far, the same on every machine.
   std::vector<common::Counter> counters() const;
   common::Timing timing() const { return timing_; }
 

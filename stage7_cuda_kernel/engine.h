@@ -20,7 +20,7 @@ class Engine {
  public:
   // The model must outlive the engine.
   Engine(const common::Llama& model, const EngineOptions& options);
-  // The same with a runner of the caller's.
+  // The same with the caller's runner.
   Engine(const common::Llama& model, const EngineOptions& options, std::unique_ptr<Runner> runner);
 
   // Serves the requests in static batches, in order: as many as fit are admitted and run to their end, then the next.
@@ -28,7 +28,7 @@ class Engine {
   // A request that can never be served is rejected with the reason; the others are served all the same.
   std::vector<common::Completion> run(std::span<const common::Request> requests, const common::OnToken& on_token);
 
-  // Starts a sequence with room for these tokens, of which the first manager().length(sequence) are in the cache
+  // Starts a sequence with room for these tokens; the first manager().length(sequence) of them are in the cache
   // already. Returns false and changes nothing if there is no room.
   bool start(SequenceId sequence, std::span<const common::Token> tokens, std::uint64_t salt);
 
@@ -46,7 +46,7 @@ class Engine {
   const CacheSize& cache() const { return runner_->cache(); }
   Runner& runner() { return *runner_; }
 
-  // Counts of what has happened so far, the same on every machine.
+  // Counts of events so far, the same on every machine.
   std::vector<common::Counter> counters() const;
   common::Timing timing() const { return timing_; }
 

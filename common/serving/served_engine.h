@@ -36,8 +36,8 @@ struct RequestResult {
   std::string error;
   int prompt_tokens = 0;
   double arrival = 0.0;
-  double admission = -1.0;          // the first one; negative: never
-  std::vector<double> token_times;  // of the first sample's tokens
+  double admission = -1.0;          // when it was first admitted; negative: never
+  std::vector<double> token_times;  // when the first sample's tokens arrived
   double end = 0.0;
 };
 
@@ -108,7 +108,7 @@ class ServedEngine {
   virtual bool is_idle() const = 0;
   virtual const StepReport& last_step() const = 0;
 
-  // Counts of what has happened so far, the same on every machine.
+  // Counts of events so far, the same on every machine.
   virtual std::vector<Counter> counters() const = 0;
   // Measures it, so that nothing else may be computed. Nothing where the memory is the host's.
   virtual std::optional<ReadLimit> measure_read_limit() = 0;

@@ -1,5 +1,4 @@
-// Step 1: the formula, as it is written. A thread block for each query head; three passes; every score goes through
-// memory.
+// Step 1: the formula as it stands. A thread block for each query head; three passes; every score goes through memory.
 //
 // Scores first, with a thread for each token. Then the largest score, the weights 2^(score - largest) and their sum.
 // Then the output, with a thread for each dimension. Correct, and a fair picture of what a first kernel looks like.
