@@ -13,7 +13,8 @@ struct BlockCopy {
   int destination = 0;
 };
 
-// As many of the first copies as can be carried out side by side: none of them writes what another reads or writes.
+// The longest run of copies, from the first one on, that can be carried out in any order: none writes what another one
+// reads or writes.
 inline std::span<const BlockCopy> independent_copies(std::span<const BlockCopy> copies) {
   std::set<int> read;
   std::set<int> written;

@@ -24,8 +24,8 @@ class GpuRunner : public Runner {
   static std::string unsupported(const PagedKernels& kernels, const common::LlamaConfig& config,
                                  const KvCacheShape& shape, const GpuOptions& options);
 
-  // Allocates the device's memory for weights and K/V; throws InputError if it is too small. chunk_size: the largest
-  // number of tokens in one forward pass. The kernels must outlive the runner.
+  // Allocates the device's memory for weights and K/V. chunk_size: the largest number of tokens in one forward pass.
+  // Throws InputError if the memory is too small. The kernels must outlive the runner.
   GpuRunner(const common::Llama& model, const KvCacheShape& shape, const GpuOptions& options, int chunk_size,
             const PagedKernels& kernels);
   ~GpuRunner() override;
@@ -41,8 +41,8 @@ class GpuRunner : public Runner {
   common::Matrix values(int layer, std::span<const int> slots);
 
  protected:
-  // Launches the kernels of a step whose inputs are enqueued: one pass over all tokens, and the largest logit of each
-  // row. Steps with equal counts have the same launches; everything else is read on the device.
+  // Launches the kernels of a step whose inputs are enqueued: one pass over all tokens, and each row's largest logit.
+  // Steps with equal counts have the same launches; everything else is read on the device.
   virtual void launch(int num_tokens, int num_rows);
   const common::Stream& stream() const;
 

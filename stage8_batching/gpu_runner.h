@@ -26,11 +26,11 @@ class GpuRunner : public Runner {
   static std::string unsupported(const PagedKernels& kernels, const common::LlamaConfig& config,
                                  const KvCacheShape& shape, const GpuOptions& options);
 
-  // Allocates the device's memory for weights and K/V, and the host's for swapped blocks; throws InputError if either
-  // is too small. chunk_size: the largest number of tokens in one forward pass. max_sequences: the largest number of
-  // sequences in one. share: the rule for the number of blocks, in place of the shape's number. peers: the other GPUs,
-  // if this runner has one shard of the model; shape, cache(), keys(), values() and logits() then have this shard's
-  // heads only. The kernels must outlive the runner.
+  // Allocates the device's memory for weights and K/V. chunk_size: the largest number of tokens in one forward pass.
+  // Throws InputError if the memory is too small, or the host's memory for swapped blocks. max_sequences: the largest
+  // number of sequences in one pass. share: the rule for the number of blocks, in place of the shape's number. peers:
+  // the other GPUs, if this runner has one shard of the model; shape, cache(), keys(), values() and logits() then have
+  // this shard's heads only. The kernels must outlive the runner.
   GpuRunner(const common::Llama& model, const KvCacheShape& shape, const GpuOptions& options, int chunk_size,
             int max_sequences, const PagedKernels& kernels, const std::optional<MemoryShare>& share = {},
             common::Communicator* peers = nullptr);
@@ -72,8 +72,7 @@ class GpuRunner : public Runner {
   };
   // The number of sequences with which the step is computed: the batch's, then inactive ones with one token each.
   virtual int padded_sequences(const RaggedBatch& step) const;
-  // Launches the kernels of a step whose inputs are enqueued: one pass over all tokens, and the largest logit of each
-  // row.
+  // Launches the kernels of a step whose inputs are enqueued: one pass over all tokens, and each row's largest logit.
   virtual void launch(const StepCounts& counts);
   const common::Stream& stream() const;
   int max_sequences() const;  // in a step, inactive ones included

@@ -2,8 +2,8 @@
 // every request goes on from its own results.
 //
 // A request that finishes, is stopped or fails ends at once, also in the middle of a step: it leaves the scheduler, and
-// its blocks are free. Server and steps in flight share the request, so that a step finds it whatever has happened
-// meanwhile, and passes over it if it has ended. What may throw:
+// its blocks are free. Server and steps in flight share the request: a step finds it even if it has been forgotten
+// meanwhile, and skips it if it has ended. What may throw:
 //   - the request's sink, or the choice of its next token: only that request fails.
 //   - a forward pass. The request at fault is not known: each request of the pass gets a pass of its own, once, and
 //     fails if that one throws too. Nothing has been committed, so that no other request is affected.
