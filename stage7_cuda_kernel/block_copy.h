@@ -13,8 +13,7 @@ struct BlockCopy {
   int destination = 0;
 };
 
-// The longest run of copies, from the first one on, that can be carried out in any order: none writes what another one
-// reads or writes.
+// The longest prefix of copies that can be carried out in any order: none writes what another one reads or writes.
 inline std::span<const BlockCopy> independent_copies(std::span<const BlockCopy> copies) {
   std::set<int> read;
   std::set<int> written;

@@ -13,8 +13,8 @@ struct BlockCopy {
   int destination = 0;
 };
 
-// The longest run of copies, from the first one on, that can be carried out in any order: none writes what another one
-// reads or writes. So all of them can also be repeated if one fails.
+// The longest prefix of copies that can be carried out in any order: none writes what another one reads or writes. So
+// all of them can also be repeated if one fails.
 inline std::span<const BlockCopy> independent_copies(std::span<const BlockCopy> copies) {
   std::set<int> read;
   std::set<int> written;

@@ -12,7 +12,7 @@ namespace common {
 // A server's counts, and its current state.
 struct ServerState {
   Tally tally;
-  EngineStatus status;  // all zeros if the engine has failed
+  EngineStatus status;  // if the engine has failed: nothing runs, waits or is stored
   PoolSizes sizes;
   int num_posted = 0;  // requests that wait for the engine to take them
 
