@@ -31,11 +31,14 @@ class HttpServer {
   // Binds to the address and begins to serve. The api must outlive the object. Throws InputError if the address can't
   // be had.
   HttpServer(Api& api, const HttpOptions& options);
-  // Accepts no more connections, and waits for the replies that are being sent; for clients that do not read theirs,
-  // one time-out.
+  // Accepts no more connections, and waits for the replies that are being sent: a second for a client that reads
+  // nothing of its own, and one time-out at most.
   ~HttpServer();
   HttpServer(const HttpServer&) = delete;
   HttpServer& operator=(const HttpServer&) = delete;
+
+  // The end is near: from now on, a client may stop reading for a second, no longer for a time-out.
+  void prepare_to_end();
 
   int port() const;
   bool is_on_loopback() const;  // only this machine reaches the address
