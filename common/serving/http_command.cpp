@@ -56,7 +56,7 @@ void run_http(const ServedModel& model, const MakeEngine& make_engine, const Htt
   std::signal(SIGTERM, note_signal);
   std::signal(SIGINT, note_signal);
   {
-    const HttpServer server(api, http);
+    HttpServer server(api, http);
     const PoolSizes sizes = thread.sizes();
     const bool is_v6 = http.host.find(':') != std::string::npos;
     const std::string url =
@@ -72,6 +72,7 @@ void run_http(const ServedModel& model, const MakeEngine& make_engine, const Htt
       std::this_thread::sleep_for(kPoll);
     }
     thread.drain();
+    server.prepare_to_end();
     std::cout << "ending: new requests are refused, and those that have come are served to their end\n" << std::flush;
     while (!thread.drained()) {
       std::this_thread::sleep_for(kPoll);

@@ -160,15 +160,32 @@ bool receive(Connection& connection) {
   return count >= 0 || would_wait();
 }
 
-// False: the connection is broken, or the client has read nothing for `timeout`.
-bool send_all(int socket, std::string_view bytes, std::chrono::milliseconds timeout) {
+// For how long a client may read nothing. It becomes shorter while replies are being sent.
+class ReplyTimeout {
+ public:
+  explicit ReplyTimeout(std::chrono::milliseconds usual) : limit_(usual) {}
+  std::chrono::milliseconds limit() const { return limit_; }
+  void shorten() { limit_ = std::min(limit_.load(), kLastWait); }
+
+ private:
+  static constexpr std::chrono::milliseconds kLastWait{1000};
+  std::atomic<std::chrono::milliseconds> limit_;
+};
+
+// False: the connection is broken, or the client has read nothing for too long.
+bool send_all(int socket, std::string_view bytes, const ReplyTimeout& reply_timeout) {
+  constexpr std::chrono::milliseconds kTick{100};
+  auto last_sent = SteadyClock::now();
   while (!bytes.empty()) {
     const ssize_t sent = ::send(socket, bytes.data(), bytes.size(), MSG_NOSIGNAL);
     pollfd state = {socket, POLLOUT, 0};
     if (sent > 0) {
       bytes.remove_prefix(static_cast<std::size_t>(sent));
-    } else if (!would_wait() || poll(&state, 1, static_cast<int>(timeout.count())) <= 0) {
+      last_sent = SteadyClock::now();
+    } else if (!would_wait() || SteadyClock::now() - last_sent >= reply_timeout.limit()) {
       return false;
+    } else {
+      poll(&state, 1, static_cast<int>(std::min(kTick, reply_timeout.limit()).count()));
     }
   }
   return true;
@@ -176,7 +193,7 @@ bool send_all(int socket, std::string_view bytes, std::chrono::milliseconds time
 
 // Whether the client has gone, asked while a reply is made. A client that has closed only its sending half still reads.
 // The system reports a client that has closed everything only when bytes are sent: `probe`, which clients skip.
-bool has_hung_up(Connection& connection, std::string_view probe, std::chrono::milliseconds timeout) {
+bool has_hung_up(Connection& connection, std::string_view probe, const ReplyTimeout& reply_timeout) {
   constexpr std::size_t kMaxAhead = 1 << 16;  // of requests that follow this one
   pollfd state = {connection.socket.get(), POLLIN, 0};
   if (poll(&state, 1, 0) <= 0) {
@@ -188,7 +205,7 @@ bool has_hung_up(Connection& connection, std::string_view probe, std::chrono::mi
   if (connection.has_ended || connection.received.size() > kMaxAhead) {
     return false;
   }
-  return !receive(connection) || (connection.has_ended && !send_all(connection.socket.get(), probe, timeout));
+  return !receive(connection) || (connection.has_ended && !send_all(connection.socket.get(), probe, reply_timeout));
 }
 
 ApiRequest api_request(const Connection& connection) {
@@ -297,6 +314,7 @@ struct HttpServer::Impl {
   std::size_t max_open = 0;
   std::array<Socket, 2> wake_pipe;
   std::atomic<bool> is_ending = false;
+  ReplyTimeout reply_timeout;
   std::atomic<int> num_large_bodies = 0;
 
   // Used by the thread that reads.
@@ -321,7 +339,8 @@ HttpServer::Impl::Impl(Api& answering, const HttpOptions& given)
       options(given),
       listener(listen_on(given)),
       port(port_of(listener.get())),
-      is_on_loopback(common::is_on_loopback(listener.get())) {
+      is_on_loopback(common::is_on_loopback(listener.get())),
+      reply_timeout(given.timeout) {
   // Three times as many connections may wait as are served, if the system allows the program that number of files.
   constexpr rlim_t kOtherFiles = 64;
   rlimit files = {};
@@ -340,6 +359,7 @@ HttpServer::Impl::Impl(Api& answering, const HttpOptions& given)
 }
 
 HttpServer::Impl::~Impl() {
+  reply_timeout.shorten();
   is_ending = true;
   wake();
   thread.join();
@@ -482,7 +502,7 @@ void HttpServer::Impl::advance(Connections::iterator connection) {
       if (!reader.has_head() && reader.read_head(connection->received)) {
         connection->refusal = api.refusal(api_request(*connection));  // before the body is read
         if (!connection->refusal.has_value() && reader.head().has("expect") && connection->received.empty()) {
-          send_all(connection->socket.get(), kContinue, std::chrono::milliseconds(0));
+          send_all(connection->socket.get(), kContinue, ReplyTimeout(std::chrono::milliseconds(0)));
         }
       }
       const bool is_whole = reader.has_head() && reader.read_body(connection->received);
@@ -572,7 +592,7 @@ void HttpServer::Impl::work() {
 // False: the connection is broken.
 bool HttpServer::Impl::answer(Connection& connection) const {
   const HttpHead& head = connection.reader.head();
-  const auto is_gone = [&] { return has_hung_up(connection, head.is_version_1_0 ? "" : kContinue, options.timeout); };
+  const auto is_gone = [&] { return has_hung_up(connection, head.is_version_1_0 ? "" : kContinue, reply_timeout); };
   ApiReply reply =
       connection.refusal.has_value() ? std::move(*connection.refusal) : api.handle(api_request(connection), is_gone);
   connection.large_body.reset();
@@ -593,7 +613,7 @@ bool HttpServer::Impl::answer(Connection& connection) const {
     text += reply.body;
   }
   const bool is_sent =
-      send_all(connection.socket.get(), text, options.timeout) &&
+      send_all(connection.socket.get(), text, reply_timeout) &&
       (reply.stream == nullptr || head.method == "HEAD" || send_stream(connection, *reply.stream, is_in_chunks));
   if (connection.closes) {
     // Closed with something unread, the connection would be reset, and the client might lose the reply.
@@ -614,18 +634,20 @@ bool HttpServer::Impl::send_stream(Connection& connection, ReplyBody& body, bool
   while (goes_on) {
     std::string text;
     goes_on = body.read(text);
-    const bool is_lost = text.empty() ? has_hung_up(connection, framed(":\n\n"), options.timeout)  // a comment
-                                      : !send_all(connection.socket.get(), framed(text), options.timeout);
+    const bool is_lost = text.empty() ? has_hung_up(connection, framed(":\n\n"), reply_timeout)  // a comment
+                                      : !send_all(connection.socket.get(), framed(text), reply_timeout);
     if (is_lost) {
       return false;
     }
   }
-  return !is_in_chunks || send_all(connection.socket.get(), "0\r\n\r\n", options.timeout);
+  return !is_in_chunks || send_all(connection.socket.get(), "0\r\n\r\n", reply_timeout);
 }
 
 HttpServer::HttpServer(Api& api, const HttpOptions& options) : impl_(std::make_unique<Impl>(api, options)) {}
 
 HttpServer::~HttpServer() = default;
+
+void HttpServer::prepare_to_end() { impl_->reply_timeout.shorten(); }
 
 int HttpServer::port() const { return impl_->port; }
 

@@ -31,11 +31,14 @@ class HttpServer {
   // Binds to the address and begins to serve. The api must outlive the object. Throws InputError if it can't bind to
   // the address.
   HttpServer(Api& api, const HttpOptions& options);
-  // Accepts no more connections, and waits for the replies in flight; for clients that do not read their replies, it
-  // waits one time-out.
+  // Accepts no more connections, and waits for the replies in flight: a second for a client that does not read its
+  // reply, and one time-out at most.
   ~HttpServer();
   HttpServer(const HttpServer&) = delete;
   HttpServer& operator=(const HttpServer&) = delete;
+
+  // The end is near: from now on, a client may stop reading for a second, no longer for a time-out.
+  void prepare_to_end();
 
   int port() const;
   bool is_on_loopback() const;  // only this machine reaches the address

@@ -1300,6 +1300,29 @@ TEST_CASE("HTTP: the server's end does not wait long for clients that read nothi
   CHECK(std::chrono::steady_clock::now() - start < 3 * kTimeout);
 }
 
+TEST_CASE("HTTP: once the end is near, no client is waited for that has stopped reading") {
+  HttpFixture fixture({.num_slots = 16384}, 64, std::chrono::seconds(60));
+  json body = completion_body(kPrompts[0], 300, 1.0);
+  body["stream"] = true;
+  body["ignore_eos"] = true;
+  body["n"] = 4;
+  body["logprobs"] = 20;  // some megabytes in all, more than the system keeps for a reader
+  std::vector<HttpConnection> clients;
+  for (int i = 0; i < 2; ++i) {
+    clients.emplace_back(fixture.server->port(), 4096);
+    clients.back().send(http_post("/v1/completions", body.dump()));
+  }
+  const auto num_running = [&] { return fixture.engine.state().status.num_running; };
+  REQUIRE(ApiFixture::wait_for([&] { return num_running() == 2; }));
+  REQUIRE(ApiFixture::wait_for([&] { return num_running() == 0; }));  // computed, whether it is read or not
+  fixture.server->prepare_to_end();
+  std::this_thread::sleep_for(std::chrono::milliseconds(2500));
+  CHECK(clients[0].read_until("[DONE]").find("[DONE]") == std::string::npos);
+  const auto start = std::chrono::steady_clock::now();
+  fixture.server.reset();
+  CHECK(std::chrono::steady_clock::now() - start < std::chrono::seconds(5));
+}
+
 TEST_CASE("a failure outside a step ends the engine with its reason, and not the program") {
   std::atomic<bool> fails = false;
   common::PoolView view(&tests::default_session().tokenizer);
