@@ -1,4 +1,4 @@
-// Turns requests into text: admits them while the cache has room, computes their prompts, then a token of each in turn.
+// Turns requests into text: admits them while the cache has room, computes their prompts, then a token each in turn.
 #pragma once
 
 #include <cstdint>
@@ -43,7 +43,7 @@ class Engine {
   KvCacheManager& manager() { return manager_; }
   KvCache& cache() { return cache_; }
 
-  // Counts of what has happened so far, the same on every machine.
+  // Counts of events so far, the same on every machine.
   std::vector<common::Counter> counters() const;
   common::Timing timing() const { return timing_; }
 
@@ -60,7 +60,7 @@ class Engine {
   int slots_to_reserve(const common::Request& request) const;
   // Computes what the cache lacks, the whole prompt at first, and draws the next token.
   void step(Generation& generation, const common::OnToken& on_token);
-  // Books a round, in which each request of the batch got one token, and frees the slots of the finished ones.
+  // Counts a round, in which each request of the batch got one token, and frees the slots of finished requests.
   void end_round(std::vector<Generation>& batch);
   common::Matrix forward(SequenceId sequence, std::span<const common::Token> tokens);
 
@@ -71,7 +71,7 @@ class Engine {
   common::Timing timing_;
   std::int64_t forward_passes_ = 0;
   std::int64_t kv_bytes_read_ = 0;
-  // Summed over the rounds, each of which gives every request of the batch one token.
+  // Summed over the rounds; a round gives every request of the batch one token.
   std::int64_t rounds_ = 0;
   std::int64_t slots_reserved_ = 0;
   std::int64_t slots_used_ = 0;

@@ -24,7 +24,7 @@ struct Usage {
   int total = 0;
   // Owned by a sequence.
   int reserved = 0;
-  // Of those, holding a token.
+  // Reserved slots that hold a token.
   int used = 0;
 };
 
@@ -43,8 +43,8 @@ class KvCacheManager {
   // The slot mapping of positions first … first + count - 1, which must be reserved: [count].
   std::vector<int> slots(SequenceId sequence, int first, int count) const;
 
-  // Counts num_tokens more tokens towards the length: their K and V have been written, in all layers. They must be
-  // reserved.
+  // Counts num_tokens more tokens towards the length: their K and V have been written, in all layers. Their slots must
+  // be reserved.
   void commit(SequenceId sequence, int num_tokens);
 
   // Ends the sequence and frees all slots that it owns.
@@ -53,7 +53,7 @@ class KvCacheManager {
   // How many tokens have their K and V in the cache. The next token's position is the length.
   int length(SequenceId sequence) const;
 
-  // How many tokens fit into the slots that it owns.
+  // How many tokens fit into the sequence's slots.
   int capacity(SequenceId sequence) const;
 
   // Position p of the sequence lives in slot region.first + p.

@@ -1,4 +1,4 @@
-// The floats: K and V of every token in every layer. The cache knows slots and nothing of sequences.
+// The floats: K and V of every token in every layer. The cache knows slots, but no sequences.
 //
 // Layout of a layer's K, and of its V: [num_blocks, num_heads, block_size, head_dim]. One head's part of a block is
 // then a dense block_size x head_dim matrix. A contiguous arena is a single block that holds all slots.

@@ -40,7 +40,7 @@ bool KvCacheManager::reserve(SequenceId sequence, int num_tokens) {
   if (num_tokens > capacity(sequence) - owner.length + free_slots) {
     return false;
   }
-  // What may throw comes first: if memory runs out, nothing has changed.
+  // Everything that may throw comes first: if memory runs out, nothing has changed.
   owner.block_table.reserve(static_cast<std::size_t>(blocks_needed(owner.length + num_tokens, block_size_)));
   while (num_tokens > capacity(sequence) - owner.length) {
     owner.block_table.push_back(free_blocks_.back());

@@ -13,7 +13,7 @@ namespace stage3 {
 namespace {
 
 // What a pass over the blocks computes. The safe form makes two passes: it knows each query's largest score before it
-// forms the first weight, so that nothing has to be rescaled.
+// computes the first weight, so that nothing has to be rescaled.
 enum class Pass { kMaximum, kOutput };
 std::vector<Pass> passes(SoftmaxMode mode) {
   return mode == SoftmaxMode::kSafe ? std::vector{Pass::kMaximum, Pass::kOutput} : std::vector{Pass::kOutput};
@@ -31,7 +31,7 @@ void OnlineSoftmax::add(int first_row, Eigen::Ref<common::Matrix> scores, const 
     const Eigen::Index row = first_row + i;
     const float previous = row_max(row);
     const float maximum = std::max(previous, scores.row(i).maxCoeff());
-    const float rescale = std::exp(previous - maximum);  // what came before was formed with `previous`
+    const float rescale = std::exp(previous - maximum);  // the earlier results were computed with `previous`
     row_max(row) = maximum;
     row_sum(row) = row_sum(row) * rescale + common::exponentials(scores.row(i), maximum);
     output.row(row) *= rescale;

@@ -6,11 +6,11 @@
 
 namespace stage3 {
 
-// Online: one pass over the blocks, which rescales what came before whenever a larger score turns up (Milakov and
-// Gimelshein, arXiv 1805.02867). Safe: two passes, the first of which finds the largest score.
+// Online: one pass over the blocks, which rescales the earlier results whenever a larger score turns up (Milakov and
+// Gimelshein, arXiv 1805.02867). Safe: two passes; the first one finds the largest score.
 enum class SoftmaxMode { kOnline, kSafe };
 
-// Softmax over scores that arrive block by block: what each row of them has to remember of the blocks so far.
+// Softmax over scores that arrive block by block: what each row of scores keeps about the blocks so far.
 struct OnlineSoftmax {
   Eigen::VectorXf row_max;  // the largest score
   Eigen::VectorXf row_sum;  // sum of exp(score - row_max)
@@ -27,7 +27,7 @@ struct OnlineSoftmax {
 };
 
 // q: [num_queries, num_heads * head_dim], the last num_queries of the sequence's context_length tokens, whose K and V
-// have been written already: a token sees itself. Query i sees positions 0 … context_length - num_queries + i, and
+// are in the cache already: a token sees itself. Query i sees positions 0 … context_length - num_queries + i, and
 // position p lives in block block_table[p / block_size], row p % block_size.
 // Returns softmax(q k^T / sqrt(head_dim)) v, head by head: [num_queries, num_heads * head_dim].
 common::Matrix attention(const KvCache& cache, int layer, const common::Matrix& q, std::span<const int> block_table,

@@ -60,7 +60,7 @@ void show(const KvCacheManager& manager, std::ostream& output) {
                            usage.total - usage.reserved);
 }
 
-// A small cache, driven by kScript or, with --shell, by standard input.
+// A small cache; its commands come from kScript or, with --shell, from standard input.
 void demo(int num_slots, bool shell_only) {
   KvCacheManager manager(num_slots / 4, 4);  // blocks of 4 slots
   common::Shell shell;

@@ -12,7 +12,7 @@ namespace stage4 {
 
 using SequenceId = int;
 
-// Blocks that hold num_tokens tokens.
+// How many blocks hold num_tokens tokens.
 int blocks_needed(int num_tokens, int block_size);
 
 // Counted in slots. reserved - used is internal fragmentation: at most block_size - 1 slots for each sequence.
@@ -20,7 +20,7 @@ struct Usage {
   int total = 0;
   // Owned by a sequence.
   int reserved = 0;
-  // Of those, holding a token.
+  // Reserved slots that hold a token.
   int used = 0;
 };
 
@@ -39,8 +39,8 @@ class KvCacheManager {
   // The slot mapping of positions first … first + count - 1, which must be reserved: [count].
   std::vector<int> slots(SequenceId sequence, int first, int count) const;
 
-  // Counts num_tokens more tokens towards the length: their K and V have been written, in all layers. They must be
-  // reserved.
+  // Counts num_tokens more tokens towards the length: their K and V have been written, in all layers. Their slots must
+  // be reserved.
   void commit(SequenceId sequence, int num_tokens);
 
   // Ends the sequence and frees all slots that it owns.
@@ -49,7 +49,7 @@ class KvCacheManager {
   // How many tokens have their K and V in the cache. The next token's position is the length.
   int length(SequenceId sequence) const;
 
-  // How many tokens fit into the slots that it owns.
+  // How many tokens fit into the sequence's slots.
   int capacity(SequenceId sequence) const;
 
   // The sequence's blocks in order: ceil(length / block_size) of them, or more where slots are reserved ahead.
@@ -72,7 +72,7 @@ class KvCacheManager {
 
   int num_blocks_;
   int block_size_;
-  std::vector<int> free_blocks_;  // a stack: the block freed last is used first, while it is still in the caches
+  std::vector<int> free_blocks_;  // a stack: the block freed last is used first, while CPU caches still hold it
   std::map<SequenceId, Sequence> sequences_;
 };
 

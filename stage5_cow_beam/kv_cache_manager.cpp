@@ -42,7 +42,7 @@ bool KvCacheManager::reserve(SequenceId sequence, int num_tokens) {
   if (!can_reserve({&sequence, 1}, num_tokens)) {
     return false;
   }
-  // What may throw comes first: if memory runs out, nothing has changed.
+  // Everything that may throw comes first: if memory runs out, nothing has changed.
   owner.block_table.reserve(static_cast<std::size_t>(blocks_needed(owner.length + num_tokens, block_size_)));
   if (num_tokens > 0 && owner.length % block_size_ != 0) {
     int& block = owner.block_table[static_cast<std::size_t>(owner.length / block_size_)];
@@ -77,7 +77,7 @@ bool KvCacheManager::can_reserve(std::span<const SequenceId> sequences, int num_
 void KvCacheManager::fork(SequenceId parent, SequenceId child) {
   check_is_new(child);
   Sequence copy = find(parent);
-  // Blocks that the parent has reserved ahead hold nothing to share.
+  // Blocks that the parent has reserved ahead hold no tokens to share.
   copy.block_table.resize(static_cast<std::size_t>(blocks_needed(copy.length, block_size_)));
   for (const int block : (sequences_[child] = std::move(copy)).block_table) {
     reference_counts_[static_cast<std::size_t>(block)] += 1;

@@ -15,7 +15,7 @@ namespace stage5 {
 
 using SequenceId = int;
 
-// Blocks that hold num_tokens tokens.
+// How many blocks hold num_tokens tokens.
 int blocks_needed(int num_tokens, int block_size);
 
 // Counted in slots. reserved - used is internal fragmentation: at most block_size - 1 slots for each sequence.
@@ -23,7 +23,7 @@ struct Usage {
   int total = 0;
   // Owned by one sequence or by several; a slot counts once.
   int reserved = 0;
-  // Of those, holding a token.
+  // Reserved slots that hold a token.
   int used = 0;
 };
 
@@ -47,16 +47,16 @@ class KvCacheManager {
   // now on. CheckError if the child's id is live.
   void fork(SequenceId parent, SequenceId child);
 
-  // The copies that are planned and not carried out yet. They come in this order, and before anything else is written.
+  // The planned copies that are not carried out yet. They must be carried out in this order, before any other write.
   std::span<const BlockCopy> pending_copies() const { return pending_copies_; }
-  // To be called once all of them have been carried out.
+  // To be called after all of them have been carried out.
   void clear_pending_copies() { pending_copies_.clear(); }
 
   // The slot mapping of positions first … first + count - 1, which must be reserved: [count].
   std::vector<int> slots(SequenceId sequence, int first, int count) const;
 
-  // Counts num_tokens more tokens towards the length: their K and V have been written, in all layers. They must be
-  // reserved.
+  // Counts num_tokens more tokens towards the length: their K and V have been written, in all layers. Their slots must
+  // be reserved.
   void commit(SequenceId sequence, int num_tokens);
 
   // Ends the sequence and frees the blocks that no other sequence owns.
@@ -65,7 +65,7 @@ class KvCacheManager {
   // How many tokens have their K and V in the cache. The next token's position is the length.
   int length(SequenceId sequence) const;
 
-  // How many tokens fit into the slots that it owns.
+  // How many tokens fit into the sequence's slots.
   int capacity(SequenceId sequence) const;
 
   // The sequence's blocks in order: ceil(length / block_size) of them, or more where slots are reserved ahead.
@@ -93,7 +93,7 @@ class KvCacheManager {
 
   int num_blocks_;
   int block_size_;
-  std::vector<int> free_blocks_;  // a stack: the block freed last is used first, while it is still in the caches
+  std::vector<int> free_blocks_;  // a stack: the block freed last is used first, while CPU caches still hold it
   std::map<SequenceId, Sequence> sequences_;
   std::vector<int> reference_counts_;  // by block
   std::vector<BlockCopy> pending_copies_;

@@ -61,7 +61,7 @@ void show(const KvCacheManager& manager, std::ostream& output) {
          << sharing_summary(manager) << "\n";
 }
 
-// A small cache, driven by kScript or, with --shell, by standard input.
+// A small cache; its commands come from kScript or, with --shell, from standard input.
 void demo(int num_slots, bool shell_only, int block_size) {
   KvCacheManager manager(blocks_needed(num_slots, block_size), block_size);
   common::Shell shell;

@@ -126,7 +126,7 @@ void ParallelSampling::accept(std::span<const common::Token> drawn) {
     ends.push_back(stops || static_cast<int>(completion.tokens.size()) == request_.max_new_tokens);
     live_[i].tokens.push_back(drawn[i]);
   }
-  // What may throw comes first: until here, no live branch has lost its sequence.
+  // Everything that may throw comes first: until here, no live branch has lost its sequence.
   std::size_t num_live = 0;
   for (std::size_t i = 0; i < live_.size(); ++i) {
     if (ends[i]) {

@@ -1,4 +1,4 @@
-// Turns requests into text: admits them while the cache has room, computes their prompts, then a token of each in turn.
+// Turns requests into text: admits them while the cache has room, computes their prompts, then a token each in turn.
 #pragma once
 
 #include <cstdint>
@@ -37,7 +37,7 @@ class Engine {
   // A request that can never be served is rejected with the reason; the others are served all the same.
   std::vector<common::Completion> run(std::span<const common::Request> requests, const common::OnToken& on_token);
 
-  // Starts a sequence with room for these tokens, of which the first manager().length(sequence) are in the cache
+  // Starts a sequence with room for these tokens; the first manager().length(sequence) of them are in the cache
   // already. Returns false and changes nothing if there is no room.
   bool start(SequenceId sequence, std::span<const common::Token> tokens, std::uint64_t salt);
 
@@ -51,7 +51,7 @@ class Engine {
   KvCacheManager& manager() { return manager_; }
   KvCache& cache() { return cache_; }
 
-  // Counts of what has happened so far, the same on every machine.
+  // Counts of events so far, the same on every machine.
   std::vector<common::Counter> counters() const;
   common::Timing timing() const { return timing_; }
 
@@ -68,7 +68,7 @@ class Engine {
   // Computes what the cache lacks, the whole prompt at first, and draws the next token. Returns false and changes
   // nothing if there are too few slots.
   bool step(Generation& generation, const common::OnToken& on_token);
-  // Books a round, in which each request of the batch got one token, and frees the slots of the finished ones.
+  // Counts a round, in which each request of the batch got one token, and frees the slots of finished requests.
   void end_round(std::vector<Generation>& batch);
   common::Matrix forward(SequenceId sequence, std::span<const common::Token> tokens);
 
@@ -81,7 +81,7 @@ class Engine {
   std::int64_t kv_bytes_read_ = 0;
   std::int64_t preemptions_ = 0;
   std::int64_t blocks_copied_ = 0;
-  // Summed over the rounds, each of which gives every request of the batch one token.
+  // Summed over the rounds; a round gives every request of the batch one token.
   std::int64_t rounds_ = 0;
   std::int64_t slots_reserved_ = 0;
   std::int64_t slots_used_ = 0;

@@ -1,4 +1,4 @@
-// The floats: K and V of every token in every layer. The cache knows slots and nothing of sequences.
+// The floats: K and V of every token in every layer. The cache knows slots, but no sequences.
 //
 // Layout of a layer's K, and of its V: [num_blocks, num_kv_heads, block_size, head_dim]. One head's part of a block is
 // then a dense block_size x head_dim matrix. A contiguous arena is a single block that holds all slots.
@@ -36,7 +36,7 @@ class KvCache {
   // Writes some tokens' K and V of one layer. k, v: [slots.size(), num_kv_heads * head_dim]; row i goes to slots[i].
   void write(int layer, std::span<const int> slots, const common::Matrix& k, const common::Matrix& v);
 
-  // Carries out the copies in this order: K and V of all heads, in all layers.
+  // Carries out the copies in this order; a copy has K and V of all heads, in all layers.
   void copy_blocks(std::span<const BlockCopy> copies);
 
   // A view of one head's K or V in slots first_slot … first_slot + count - 1 of one block: [count, head_dim], not

@@ -17,7 +17,7 @@ namespace stage6 {
 
 using SequenceId = int;
 
-// Blocks that hold num_tokens tokens.
+// How many blocks hold num_tokens tokens.
 int blocks_needed(int num_tokens, int block_size);
 
 // Counted in slots. reserved - used is internal fragmentation: at most block_size - 1 slots for each sequence.
@@ -25,9 +25,9 @@ struct Usage {
   int total = 0;
   // Owned by one sequence or by several; a slot counts once.
   int reserved = 0;
-  // Of those, holding a token.
+  // Reserved slots that hold a token.
   int used = 0;
-  // Owned by no sequence, but holding tokens that are kept until the slots are needed.
+  // Owned by no sequence, but still holding tokens, until the slots are needed.
   int cached = 0;
 };
 
@@ -39,9 +39,9 @@ class KvCacheManager {
   // adds more. Returns false and changes nothing if there are too few free blocks. CheckError if the id is live.
   bool allocate(SequenceId sequence, int num_tokens);
 
-  // The same for known tokens: full blocks that already hold the first of them are shared, and length() says how many
-  // tokens that saves. At least one token is left to compute, or there would be no logits. Only sequences with the same
-  // salt share blocks.
+  // The same for known tokens: full blocks that already hold the first tokens are shared, and length() says how many
+  // tokens that saves. At least one token is left to compute: without it there would be no logits. Only sequences with
+  // the same salt share blocks.
   bool allocate(SequenceId sequence, std::span<const common::Token> tokens, std::uint64_t salt = 0);
 
   // Makes sure that num_tokens tokens beyond the length have slots, in blocks that no other sequence owns: a partly
@@ -56,16 +56,16 @@ class KvCacheManager {
   // now on. CheckError if the child's id is live.
   void fork(SequenceId parent, SequenceId child);
 
-  // The copies that are planned and not carried out yet. They come in this order, and before anything else is written.
+  // The planned copies that are not carried out yet. They must be carried out in this order, before any other write.
   std::span<const BlockCopy> pending_copies() const { return pending_copies_; }
-  // To be called once all of them have been carried out.
+  // To be called after all of them have been carried out.
   void clear_pending_copies() { pending_copies_.clear(); }
 
   // The slot mapping of positions first … first + count - 1, which must be reserved: [count].
   std::vector<int> slots(SequenceId sequence, int first, int count) const;
 
-  // Counts num_tokens more tokens towards the length: their K and V have been written, in all layers. They must be
-  // reserved.
+  // Counts num_tokens more tokens towards the length: their K and V have been written, in all layers. Their slots must
+  // be reserved.
   void commit(SequenceId sequence, int num_tokens);
 
   // The same for known tokens: blocks that are full now are published, and can be shared from now on.
@@ -78,7 +78,7 @@ class KvCacheManager {
   // How many tokens have their K and V in the cache. The next token's position is the length.
   int length(SequenceId sequence) const;
 
-  // How many tokens fit into the slots that it owns.
+  // How many tokens fit into the sequence's slots.
   int capacity(SequenceId sequence) const;
 
   // The sequence's blocks in order: ceil(length / block_size) of them, or more where slots are reserved ahead.
@@ -89,7 +89,7 @@ class KvCacheManager {
   int block_size() const { return block_size_; }
   const std::vector<int>& free_blocks() const { return free_blocks_; }
   const PrefixCache& prefix_cache() const { return prefix_cache_; }
-  void reset_prefix_cache();  // what was computed so far will not be found
+  void reset_prefix_cache();  // forgets which blocks hold which text
   // How many block tables contain the block; 0: it is free or cached.
   int reference_count(int block) const { return reference_counts_.at(static_cast<std::size_t>(block)); }
   Usage usage() const;
@@ -111,7 +111,7 @@ class KvCacheManager {
 
   int num_blocks_;
   int block_size_;
-  std::vector<int> free_blocks_;  // a stack: the block freed last is used first, while it is still in the caches
+  std::vector<int> free_blocks_;  // a stack: the block freed last is used first, while CPU caches still hold it
   std::map<SequenceId, Sequence> sequences_;
   std::vector<int> reference_counts_;  // by block
   std::vector<BlockCopy> pending_copies_;

@@ -48,7 +48,7 @@ void PrefixCache::publish(int block, int parent, std::span<const common::Token> 
   entry.text = same < 0 ? ++last_text_ : entries_.at(same).text;
   entry.salt = salt;
   try {
-    // What may throw comes first: if memory runs out, the block stays unpublished.
+    // Everything that may throw comes first: if memory runs out, the block stays unpublished.
     entry.tokens.assign(tokens.begin(), tokens.end());
     std::vector<int>& same_hash = blocks_with_hash_[entry.hash];
     same_hash.reserve(same_hash.size() + 1);
@@ -57,7 +57,7 @@ void PrefixCache::publish(int block, int parent, std::span<const common::Token> 
     entries_[block] = std::move(entry);
     in_use_.splice(in_use_.end(), node);
     same_hash.push_back(block);
-  } catch (const std::bad_alloc&) {  // its text will be computed again, which is no reason to fail
+  } catch (const std::bad_alloc&) {  // an unpublished text is computed again: no reason to fail
   }
 }
 

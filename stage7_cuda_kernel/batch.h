@@ -1,5 +1,5 @@
-// A step's work as flat arrays, with all that a forward pass needs to know about it. Built once per step, read by every
-// layer; on a GPU, one copy brings it over.
+// A step's work as flat arrays, with everything that a forward pass needs to know about it. Built once a step, read by
+// every layer; one copy brings it to a GPU.
 //
 //   sequence A, 4 tokens of its prompt          tokens          a4 a5 a6 a7
 //                                                positions        4  5  6  7
@@ -15,20 +15,20 @@
 
 namespace stage7 {
 
-// The arrays have room for many sequences, and a step of this stage is of one.
+// The arrays have room for many sequences; a step of this stage has one.
 struct RaggedBatch {
   std::vector<common::Token> tokens;  // [num_tokens]
   std::vector<int> positions;         // [num_tokens], each in its own sequence
   std::vector<int> slot_mapping;      // [num_tokens]
-  std::vector<int> logits_rows;       // of the tokens whose logits are wanted, ascending
-  bool draws_tokens = true;           // of those logits, the largest one's token is wanted; false: all of them are
+  std::vector<int> logits_rows;       // the rows whose logits are needed, ascending
+  bool draws_tokens = true;           // whether the result is the largest logit's token; false: the logits
 
-  std::vector<int> query_starts = {0};  // [num_sequences + 1]: where each one's tokens begin
+  std::vector<int> query_starts = {0};  // [num_sequences + 1]: where each sequence's tokens begin
   std::vector<int> context_lengths;     // [num_sequences]; the new tokens are included
   std::vector<int> block_tables;        // one after the other: ceil(context_length / block_size) blocks each
-  std::vector<int> table_starts = {0};  // [num_sequences + 1]: where each one's table begins
+  std::vector<int> table_starts = {0};  // [num_sequences + 1]: where each sequence's table begins
 
-  // Adds a sequence's next tokens, whose slots must be reserved. with_logits: the logits after the last one are wanted.
+  // Adds a sequence's next tokens, whose slots must be reserved. with_logits: the logits after the last one are needed.
   void add(const KvCacheManager& manager, SequenceId sequence, std::span<const common::Token> next, bool with_logits);
 
   std::size_t num_sequences() const { return context_lengths.size(); }

@@ -1,4 +1,4 @@
-// What is to be copied, planned by KvCacheManager and carried out by KvCache: neither needs to know the other.
+// A copy of a block: KvCacheManager plans it and KvCache carries it out, so that neither needs to know the other.
 #pragma once
 
 #include <cstddef>
@@ -7,13 +7,13 @@
 
 namespace stage7 {
 
-// The K and V of block `source`, in all layers, are to be copied to block `destination`.
+// K and V of block `source`, in all layers, have to be copied to block `destination`.
 struct BlockCopy {
   int source = 0;
   int destination = 0;
 };
 
-// As many of the first copies as can be carried out side by side: none of them writes what another reads or writes.
+// The longest prefix of copies that can be carried out in any order: none writes what another one reads or writes.
 inline std::span<const BlockCopy> independent_copies(std::span<const BlockCopy> copies) {
   std::set<int> read;
   std::set<int> written;

@@ -1,4 +1,4 @@
-// Steps computed by this machine's processor, as in all stages before.
+// Computes steps on this machine's processor, as in all earlier stages.
 #pragma once
 
 #include <span>

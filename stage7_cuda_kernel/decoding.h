@@ -1,5 +1,5 @@
-// Several continuations of one prompt: sequences that are forked where their texts diverge, and share all blocks
-// before.
+// Several continuations of one prompt: sequences that are forked where their texts diverge, and share all earlier
+// blocks.
 #pragma once
 
 #include <cstddef>
@@ -12,11 +12,11 @@
 
 namespace stage7 {
 
-// One of the continuations.
+// One continuation.
 struct Branch {
   SequenceId sequence = 0;
   std::vector<common::Token> tokens;  // after the prompt; the cache lacks the last one
-  double log_probability = 0.0;       // natural logarithm, of all of them together; a beam search keeps it
+  double log_probability = 0.0;       // natural logarithm for all tokens together; kept by a beam search only
 };
 
 // What parallel sampling and beam search have in common: the live branches. Their sequences end with this object.
@@ -48,10 +48,10 @@ class SequenceGroup {
   // them.
   std::optional<std::vector<common::Matrix>> advance();
 
-  // A copy of that live branch, in a forked sequence of its own. It joins the live branches, as the last one, so that
-  // its sequence ends with the group whatever is thrown.
+  // Copies that live branch, with a forked sequence of its own. The copy becomes the last live branch, so that its
+  // sequence ends with the group even if something throws.
   Branch fork(std::size_t parent);
-  // Ends the branch's sequence, which frees the blocks that no other branch shares.
+  // Ends the branch's sequence, and so frees the blocks that no other branch shares.
   void free(const Branch& branch) { engine_.manager().free(branch.sequence); }
 
   Engine& engine_;
@@ -86,14 +86,14 @@ struct BeamOptions {
 // A finished text.
 struct Hypothesis {
   std::vector<common::Token> tokens;  // without the stop token
-  double log_probability = 0.0;       // with it
+  double log_probability = 0.0;       // with the stop token
   double score = 0.0;
   common::FinishReason finish_reason = common::FinishReason::kLength;
 };
 
 // Keeps the `width` most probable continuations, finished ones included, and extends each unfinished one by every token
 // of the vocabulary. Ties go to the better branch, then to the lower token id. The search ends when all `width` are
-// finished, or when no live branch can still beat the best score; those that are live then are dropped.
+// finished, or when no live branch can still beat the best score; the live branches are then dropped.
 class BeamSearch : public SequenceGroup {
  public:
   BeamSearch(Engine& engine, const common::Request& request, const BeamOptions& options, SequenceId first_sequence = 0);
@@ -104,7 +104,7 @@ class BeamSearch : public SequenceGroup {
 
  private:
   struct Candidate {
-    std::size_t parent = 0;  // which live branch
+    std::size_t parent = 0;  // the live branch's index
     common::Token token = 0;
     double log_probability = 0.0;
   };

@@ -13,7 +13,7 @@
 namespace stage7 {
 namespace {
 
-// Before a runner is built from them.
+// Checks the options before a runner is built from them.
 const EngineOptions& checked(const EngineOptions& options) {
   COMMON_CHECK(options.chunk_size > 0, "a chunk has at least one token");
   return options;

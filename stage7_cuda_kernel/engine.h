@@ -1,4 +1,4 @@
-// Turns requests into text: admits them while the cache has room, computes their prompts, then a token of each in turn.
+// Turns requests into text: admits them while the cache has room, computes their prompts, then a token each in turn.
 #pragma once
 
 #include <cstdint>
@@ -20,7 +20,7 @@ class Engine {
  public:
   // The model must outlive the engine.
   Engine(const common::Llama& model, const EngineOptions& options);
-  // The same with a runner of the caller's.
+  // The same with the caller's runner.
   Engine(const common::Llama& model, const EngineOptions& options, std::unique_ptr<Runner> runner);
 
   // Serves the requests in static batches, in order: as many as fit are admitted and run to their end, then the next.
@@ -28,7 +28,7 @@ class Engine {
   // A request that can never be served is rejected with the reason; the others are served all the same.
   std::vector<common::Completion> run(std::span<const common::Request> requests, const common::OnToken& on_token);
 
-  // Starts a sequence with room for these tokens, of which the first manager().length(sequence) are in the cache
+  // Starts a sequence with room for these tokens; the first manager().length(sequence) of them are in the cache
   // already. Returns false and changes nothing if there is no room.
   bool start(SequenceId sequence, std::span<const common::Token> tokens, std::uint64_t salt);
 
@@ -46,7 +46,7 @@ class Engine {
   const CacheSize& cache() const { return runner_->cache(); }
   Runner& runner() { return *runner_; }
 
-  // Counts of what has happened so far, the same on every machine.
+  // Counts of events so far, the same on every machine.
   std::vector<common::Counter> counters() const;
   common::Timing timing() const { return timing_; }
 
@@ -63,10 +63,10 @@ class Engine {
   // Computes what the cache lacks, the whole prompt at first, and draws the next token. Returns false and changes
   // nothing if there are too few slots.
   bool step(Generation& generation, const common::OnToken& on_token);
-  // Books a round, in which each request of the batch got one token, and frees the slots of the finished ones.
+  // Counts a round, in which each request of the batch got one token, and frees the slots of finished requests.
   void end_round(std::vector<Generation>& batch);
-  // What append() and next() share: draws_tokens says which of its two results a step leaves. Nothing, if there are too
-  // few slots.
+  // What append() and next() share; draws_tokens says whether the result is a token or the logits. Returns nothing if
+  // there are too few slots.
   std::optional<StepResult> compute(SequenceId sequence, std::span<const common::Token> tokens, bool draws_tokens);
   void forward(SequenceId sequence, std::span<const common::Token> tokens, bool is_last, bool draws_tokens);
 
@@ -79,7 +79,7 @@ class Engine {
   std::int64_t kv_bytes_read_ = 0;
   std::int64_t preemptions_ = 0;
   std::int64_t blocks_copied_ = 0;
-  // Summed over the rounds, each of which gives every request of the batch one token.
+  // Summed over the rounds; a round gives every request of the batch one token.
   std::int64_t rounds_ = 0;
   std::int64_t slots_reserved_ = 0;
   std::int64_t slots_used_ = 0;

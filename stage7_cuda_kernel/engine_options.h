@@ -1,4 +1,4 @@
-// What can be chosen about an engine, and about the runner under it.
+// The options of an engine and of its runner.
 #pragma once
 
 #include "attention.h"
@@ -7,13 +7,14 @@
 namespace stage7 {
 
 enum class Device { kAuto, kCpu, kGpu };
-// Of weights, activations, K and V. Sums are float32 either way. float32 gives the text of all other stages; bfloat16
-// reads half the bytes.
+// The type of weights, activations, K and V. Sums are always float32. float32 gives the text of all other stages;
+// bfloat16 reads half the bytes.
 using common::Precision;
-// Of the weights of the layers: that of the precision, or float8 (e4m3 with a scale for each row), likewise.
+// The type of the layers' weights: the precision's, or float8 (e4m3 with a scale for each row), which reads fewer
+// bytes.
 using common::WeightType;
-// Of K and V in the pages: that of the precision, or float8 (e4m3 with a scale for each token and head), which goes
-// with bfloat16.
+// The type of K and V in the pages: the precision's, or float8 (e4m3 with a scale for each token and head), which needs
+// bfloat16.
 enum class KvCacheType { kAuto, kFloat8 };
 
 struct GpuOptions {

@@ -1,4 +1,4 @@
-// Steps computed by a GPU: pages, the model's weights, and a table of kernels. This header is free of CUDA;
+// Computes steps on a GPU: pages, the model's weights, and a table of kernels. This header needs no CUDA;
 // kernels/gpu_runner.cpp implements it, in builds with CUDA.
 #pragma once
 
@@ -25,7 +25,7 @@ class GpuRunner : public Runner {
   static std::string unsupported(const PagedKernels& kernels, const common::LlamaConfig& config,
                                  const KvCacheShape& shape, const GpuOptions& options);
 
-  // Takes the device's memory for weights and K/V. chunk_size: the largest number of tokens in one forward pass.
+  // Allocates the device's memory for weights and K/V. chunk_size: the largest number of tokens in one forward pass.
   // Throws InputError if the memory is too small. The kernels must outlive the runner.
   GpuRunner(const common::Llama& model, const KvCacheShape& shape, const GpuOptions& options, int chunk_size,
             const PagedKernels& kernels);
@@ -42,8 +42,8 @@ class GpuRunner : public Runner {
   common::Matrix values(int layer, std::span<const int> slots);
 
  protected:
-  // Launches the kernels of a step whose inputs are on their way: one pass over all tokens, and the largest logit of
-  // each of its rows. Steps of equal numbers are the same launches; what else differs is read on the device.
+  // Launches the kernels of a step whose inputs are enqueued: one pass over all tokens, and each row's largest logit.
+  // Steps with equal counts have the same launches; everything else is read on the device.
   virtual void launch(int num_tokens, int num_rows);
   const common::Stream& stream() const;
 

@@ -48,7 +48,7 @@ bool KvCacheManager::allocate(SequenceId sequence, std::span<const common::Token
   if (num_blocks > num_available() - num_evictable) {
     return false;
   }
-  // What may throw comes first: if memory runs out, nothing has changed.
+  // Everything that may throw comes first: if memory runs out, nothing has changed.
   Sequence owner = {hits, static_cast<int>(hits.size()) * block_size_, {}, salt};
   owner.block_table.reserve(hits.size() + static_cast<std::size_t>(num_blocks));
   sequences_[sequence] = std::move(owner);
@@ -67,7 +67,7 @@ bool KvCacheManager::reserve(SequenceId sequence, int num_tokens) {
   if (!can_reserve({&sequence, 1}, num_tokens)) {
     return false;
   }
-  // What may throw comes first: if memory runs out, nothing has changed.
+  // Everything that may throw comes first: if memory runs out, nothing has changed.
   owner.block_table.reserve(static_cast<std::size_t>(blocks_needed(owner.length + num_tokens, block_size_)));
   if (num_tokens > 0 && owner.length % block_size_ != 0) {
     int& block = owner.block_table[static_cast<std::size_t>(owner.length / block_size_)];
@@ -102,7 +102,7 @@ bool KvCacheManager::can_reserve(std::span<const SequenceId> sequences, int num_
 void KvCacheManager::fork(SequenceId parent, SequenceId child) {
   check_is_new(child);
   Sequence copy = find(parent);
-  // Blocks that the parent has reserved ahead hold nothing to share.
+  // Blocks that the parent has reserved ahead hold no tokens to share.
   copy.block_table.resize(static_cast<std::size_t>(blocks_needed(copy.length, block_size_)));
   for (const int block : (sequences_[child] = std::move(copy)).block_table) {
     reference_counts_[static_cast<std::size_t>(block)] += 1;
@@ -126,12 +126,12 @@ void KvCacheManager::commit(SequenceId sequence, int num_tokens) {
   const auto tail = static_cast<std::size_t>(owner.length / block_size_);
   COMMON_CHECK(num_tokens == 0 || reference_count(owner.block_table[tail]) == 1, "committed into a shared block");
   owner.length += num_tokens;
-  owner.tail.clear();  // it is not known which tokens these are
+  owner.tail.clear();  // the tokens are not known
 }
 
 void KvCacheManager::commit(SequenceId sequence, std::span<const common::Token> tokens) {
   Sequence& owner = find(sequence);
-  // What may throw comes first: if memory runs out, nothing has changed.
+  // Everything that may throw comes first: if memory runs out, nothing has changed.
   std::vector<common::Token> known = owner.tail;
   const bool all_known = static_cast<int>(known.size()) == owner.length % block_size_;
   known.insert(known.end(), tokens.begin(), tokens.end());
@@ -198,7 +198,7 @@ void KvCacheManager::reset_prefix_cache() {
   const std::vector<int> blocks = prefix_cache_.reset();
   free_blocks_.insert(free_blocks_.end(), blocks.begin(), blocks.end());
   for (auto& [id, sequence] : sequences_) {
-    sequence.tail.clear();  // or it would be published once its block is full
+    sequence.tail.clear();  // else the block would be published when it is full
   }
 }
 

@@ -67,7 +67,7 @@ void show(const KvCacheManager& manager, std::ostream& output) {
          << sharing_summary(manager) << "\n";
 }
 
-// A small cache, driven by kScript or, with --shell, by standard input.
+// A small cache; its commands come from kScript or, with --shell, from standard input.
 void demo(int num_slots, bool shell_only, int block_size) {
   KvCacheManager manager(blocks_needed(num_slots, block_size), block_size);
   common::Shell shell;
@@ -188,7 +188,7 @@ int run(int argc, char** argv) {
   ReuseOptions reuse;
   common::Command& prefix_command = add_prefix_command(program, reuse);
   add_engine_options(prefix_command, reuse.engine);
-  prefix_command.remove("--no-prefix-cache");  // it shows both
+  prefix_command.remove("--no-prefix-cache");  // the command runs with and without the cache
 
   int demo_slots = 32;
   int demo_block_size = 4;

@@ -1,4 +1,4 @@
-// Chooses the runner: the one place that knows which there are.
+// Chooses the runner. Only this file knows all kinds of runners.
 #pragma once
 
 #include <memory>
@@ -9,9 +9,9 @@
 
 namespace stage7 {
 
-// On a GPU or on the CPU: by request or, with Device::kAuto and a note on stderr, on the CPU if there is no GPU or its
-// kernels do not support the shape. Throws InputError if the options can't be met, or if the memory is too small. The
-// model must outlive the runner.
+// A runner on a GPU or on the CPU, as the options say. With Device::kAuto it is the GPU, or the CPU with a note on
+// stderr if there is no GPU or its kernels do not support the shape. Throws InputError if the options can't be met, or
+// if the memory is too small. The model must outlive the runner.
 std::unique_ptr<Runner> make_runner(const common::Llama& model, const EngineOptions& options);
 
 }  // namespace

@@ -19,10 +19,10 @@ using HashFunction =
     std::function<BlockHash(BlockHash parent, std::span<const common::Token> tokens, std::uint64_t salt)>;
 BlockHash hash_block(BlockHash parent, std::span<const common::Token> tokens, std::uint64_t salt);
 
-// Counts of what happened so far.
+// Counts of events so far.
 struct PrefixStatistics {
   std::int64_t lookups = 0;       // sequences that were looked up
-  std::int64_t hits = 0;          // those that found at least one block
+  std::int64_t hits = 0;          // lookups that found at least one block
   std::int64_t tokens_saved = 0;  // in the blocks found
   std::int64_t evictions = 0;     // blocks
 };
@@ -49,7 +49,7 @@ class PrefixCache {
   void make_evictable(int block);
   // The evictable block has an owner again.
   void reacquire(int block);
-  // Removes the block that has been evictable for longest, and returns it.
+  // Evicts the block that has been evictable for the longest time, and returns it.
   int evict();
   // Evictable blocks, the next one to be evicted first.
   const std::list<int>& evictable() const { return evictable_; }
@@ -69,7 +69,7 @@ class PrefixCache {
   struct Entry {
     BlockHash hash = 0;
     TextId text = 0;
-    TextId parent_text = 0;  // 0: nothing comes before
+    TextId parent_text = 0;  // 0: it is the first block
     std::vector<common::Token> tokens;
     std::uint64_t salt = 0;
     bool is_evictable = false;
@@ -84,7 +84,7 @@ class PrefixCache {
   HashFunction hash_;
   TextId last_text_ = 0;
   std::unordered_map<int, Entry> entries_;                            // by block
-  std::unordered_map<BlockHash, std::vector<int>> blocks_with_hash_;  // in the order they were published in
+  std::unordered_map<BlockHash, std::vector<int>> blocks_with_hash_;  // in order of publication
   std::list<int> evictable_;
   std::list<int> in_use_;  // the other published blocks; a change between the lists allocates no memory
   PrefixStatistics statistics_;

@@ -1,4 +1,4 @@
-// Where the model, K and V are and a step is computed: the one seam between an engine and the hardware. The engine
+// Holds the model, K and V, and computes steps: the one seam between an engine and the hardware. The engine
 // decides what a step has, and never asks whether a CPU (cpu_runner.h) or a GPU (gpu_runner.h) computes it.
 #pragma once
 
@@ -13,25 +13,25 @@
 
 namespace stage7 {
 
-// What an engine needs to know of the cache, wherever it is.
+// What an engine needs to know about the cache, on a CPU or a GPU.
 struct CacheSize {
   int num_blocks = 0;
   int block_size = 0;               // slots in a block
-  std::int64_t bytes_per_slot = 0;  // of one token's K and V, in all layers and heads
+  std::int64_t bytes_per_slot = 0;  // one token's K and V, in all layers and heads
 };
 
-// What a batch asked for: by row of its logits, one or the other.
+// The result of a batch, by row of its logits: tokens or logits, as the batch asked.
 struct StepResult {
-  // [num_rows]: those with the largest logits. Where a logit is NaN or all are -inf: -1 on a GPU, and on a CPU, enqueue
-  // throws CheckError.
+  // [num_rows]: those with the largest logits. If a logit is NaN, or all are -inf, the token is -1 on a GPU; on a CPU,
+  // enqueue throws CheckError.
   std::vector<common::Token> tokens;
   common::Matrix logits;  // [num_rows, vocab_size]
 };
 
-// What bounds the speed of decoding: in each step all weights are read, and K and V.
+// The limit of decoding's speed: each step reads all weights, and K and V.
 struct ReadLimit {
   std::int64_t weight_bytes_per_token = 0;
-  double bytes_per_second = 0.0;  // of the memory with weights and cache, measured
+  double bytes_per_second = 0.0;  // measured, for the memory that has weights and cache
 };
 
 class Runner {
@@ -40,17 +40,17 @@ class Runner {
 
   virtual const CacheSize& cache() const = 0;
 
-  // Carries out the copies in this order: K and V of all heads, in all layers.
+  // Carries out the copies in this order; a copy has K and V of all heads, in all layers.
   virtual void copy_blocks(std::span<const BlockCopy> copies) = 0;
 
-  // Computes the tokens and stores their K and V in their slots. A CPU has done so when this returns, a GPU has begun.
-  // If it throws, none of it is left running.
+  // Computes the tokens and stores their K and V in their slots. A CPU has finished when this returns, a GPU has begun.
+  // If it throws, no part of the step is still running.
   virtual void enqueue(const RaggedBatch& batch) = 0;
 
-  // What the last batch asked for, once it is computed.
+  // Waits until the last batch is computed, and returns its result.
   virtual StepResult wait() = 0;
 
-  // Measures it. Nothing where it is the host's, as on a CPU.
+  // Measures the limit. Returns nothing on a CPU, where it is the host's.
   virtual std::optional<ReadLimit> read_limit() { return std::nullopt; }
 };
 

@@ -11,7 +11,7 @@
 namespace stage8 {
 namespace {
 
-// Each row as a matrix of its own: [1, cols].
+// Splits the rows into matrices of their own: [1, cols].
 std::vector<common::Matrix> split_rows(const common::Matrix& rows) {
   std::vector<common::Matrix> result;
   for (Eigen::Index row = 0; row < rows.rows(); ++row) {

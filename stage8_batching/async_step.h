@@ -1,6 +1,6 @@
 // A step that is enqueued before the tokens of the previous step are known. On a GPU, the host is always a step ahead:
-// while step 2 is computed, it collects the tokens of step 1, schedules step 3 and enqueues it. The tokens that step 3
-// needs from step 2 are not known then: the batch says where step 2 will leave them, and the GPU reads them there
+// while step 2 is computed, it collects the tokens of step 1, schedules step 3 and enqueues it. Step 3 needs tokens of
+// step 2 that are not known then: the batch says where step 2 will store them, and the GPU reads them there
 // (PendingToken).
 //
 //   GPU   |  step 1                   |  step 2                      |  step 3                      |
@@ -23,21 +23,21 @@ class InFlightStep {
   // Slots must be reserved for all scheduled tokens.
   InFlightStep(const KvCacheManager& manager, std::vector<ScheduledGroup> groups);
 
-  // Waits for the result, once the batch has been enqueued. step_age: how many have been enqueued since, 0 or 1.
+  // Waits for the result of the enqueued batch. step_age: how many batches have been enqueued since, 0 or 1.
   void collect(Runner& runner, int step_age);
 
   const std::vector<ScheduledGroup>& groups() const { return groups_; }
   RaggedBatch& batch() { return batch_; }
-  // Whether another step can be scheduled before these tokens are known: every group goes on from one drawn token.
+  // Whether another step can be scheduled before these tokens are known: every group continues from one drawn token.
   bool can_run_ahead() const { return can_run_ahead_; }
-  // Once it is collected: the tokens by row, if they are drawn.
+  // After collect(): the tokens by row, if the step draws tokens.
   const std::vector<common::Token>& tokens() const { return tokens_; }
-  // Once it is collected: what a group gets, whose rows are num_rows from `first` on.
+  // After collect(): the result of the group whose num_rows rows begin at `first`.
   GroupResult result(int first, int num_rows) const;
-  double waiting_seconds() const { return waiting_seconds_; }  // for what goes on while the host does something else
+  double waiting_seconds() const { return waiting_seconds_; }  // for steps that are computed while the host works
 
  private:
-  // Those of the group's sequences that have a single token, or those that have more.
+  // Adds the group's sequences that have a single token, or those that have more.
   void add(const KvCacheManager& manager, const ScheduledGroup& scheduled, bool single);
 
   std::vector<ScheduledGroup> groups_;

@@ -20,7 +20,7 @@ void RaggedBatch::add(const KvCacheManager& manager, SequenceId sequence, std::s
   sequences.push_back(sequence);
   query_starts.push_back(query_starts.back() + count);
   context_lengths.push_back(context_length);
-  // Blocks reserved ahead hold nothing to read.
+  // Blocks that are reserved ahead hold no tokens yet.
   const int num_blocks = blocks_needed(context_length, manager.block_size());
   const std::vector<int>& table = manager.block_table(sequence);
   block_tables.insert(block_tables.end(), table.begin(), table.begin() + num_blocks);

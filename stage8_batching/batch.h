@@ -1,5 +1,5 @@
-// A step's work as flat arrays: the tokens of many sequences, one after the other and without padding, with all that a
-// forward pass needs to know about them. Built once per step, read by every layer; on a GPU, one copy brings it over.
+// A step's work as flat arrays: the tokens of many sequences, one after the other and without padding, and everything
+// that a forward pass needs to know about them. Built once a step, read by every layer; one copy brings it to a GPU.
 //
 //   A and B decode, sequence C is prefilled       tokens          a9 | b2 | c4 c5 c6 c7
 //                                                 positions        9 |  2 |  4  5  6  7
@@ -17,8 +17,7 @@
 
 namespace stage8 {
 
-// A token that is not known yet: tokens[index] of this step is what the previous step draws from row `row` of its
-// logits.
+// A token that is not known yet: the previous step draws tokens[index] of this step from row `row` of its logits.
 struct PendingToken {
   int index = 0;
   int row = 0;
@@ -28,27 +27,27 @@ struct PendingToken {
 struct Draw {
   common::SamplingOptions options;
   int sample_index = 0;
-  std::vector<common::Token> used;  // for a repetition penalty: the text up to here, but for the row's own token
+  std::vector<common::Token> used;  // for a repetition penalty: the text so far, without the row's own token
 };
 
 struct RaggedBatch {
   std::vector<common::Token> tokens;         // [num_tokens]
-  std::vector<PendingToken> pending_tokens;  // those that are not known yet
+  std::vector<PendingToken> pending_tokens;  // the tokens that are not known yet
   std::vector<int> positions;                // [num_tokens], each in its own sequence
   std::vector<int> slot_mapping;             // [num_tokens]; -1: K and V are not stored
-  std::vector<int> logits_rows;              // of the tokens whose logits are wanted, ascending
-  bool draws_tokens = true;                  // of those logits, a token each is wanted; false: all of them are
-  std::vector<Draw> draws;                   // by row of logits; empty: the largest logit's token is taken, if any
+  std::vector<int> logits_rows;              // the rows whose logits are needed, ascending
+  bool draws_tokens = true;                  // whether the result is one token for each of them; false: the logits
+  std::vector<Draw> draws;                   // by row of logits; empty: the token with the largest logit, if any
 
   // A GPU computes sequences with one token by another kernel than longer ones, so those come first, unless speed does
   // not matter.
   std::vector<SequenceId> sequences;    // [num_sequences], each at most once
-  std::vector<int> query_starts = {0};  // [num_sequences + 1]: where each one's tokens begin
+  std::vector<int> query_starts = {0};  // [num_sequences + 1]: where each sequence's tokens begin
   std::vector<int> context_lengths;     // [num_sequences]; the new tokens are included
   std::vector<int> block_tables;        // one after the other: ceil(context_length / block_size) blocks each
-  std::vector<int> table_starts = {0};  // [num_sequences + 1]: where each one's table begins
+  std::vector<int> table_starts = {0};  // [num_sequences + 1]: where each sequence's table begins
 
-  // Adds a sequence's next tokens, whose slots must be reserved. with_logits: the logits after the last one are wanted.
+  // Adds a sequence's next tokens, whose slots must be reserved. with_logits: the logits after the last one are needed.
   void add(const KvCacheManager& manager, SequenceId sequence, std::span<const common::Token> next, bool with_logits);
   // Fills in the pending tokens. drawn: the tokens of the previous step, by row of its logits.
   void resolve_pending(std::span<const common::Token> drawn);

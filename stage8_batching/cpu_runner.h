@@ -1,4 +1,4 @@
-// Steps computed by this machine's processor, as in all stages before.
+// Computes steps on this machine's processor, as in all earlier stages.
 #pragma once
 
 #include <array>
@@ -34,8 +34,8 @@ class CpuRunner : public Runner {
   KvCache kv_cache_;
   SoftmaxMode softmax_;
   CacheSize size_;
-  std::array<StepResult, 2> results_;  // of the steps of even and of odd number
-  std::size_t last_ = 0;               // which of them the last step has
+  std::array<StepResult, 2> results_;  // one for steps with even numbers, one for odd numbers
+  std::size_t last_ = 0;               // the index of the last step's result
   std::function<void(int layer)> on_layer_;
 };
 

@@ -46,7 +46,7 @@ std::vector<SequenceId> SequenceGroup::sequences() const {
 ScheduledTokens SequenceGroup::tokens_to_compute() const {
   const SequenceId first = live_.front().sequence;
   if (text_length(live_.front()) == max_tokens() + 1) {
-    return {};  // the last one is not known yet
+    return {};  // the last token is not known yet
   }
   if (live_.size() == 1 || !manager_.contains(live_.back().sequence)) {
     return {{first}, {common_prefix_length() - manager_.length(first)}, live_.size() == 1};
@@ -87,7 +87,7 @@ std::vector<common::Token> SequenceGroup::tokens(SequenceId sequence, int first,
     result.push_back(position < prompt_length ? request_.prompt[static_cast<std::size_t>(position)]
                                               : branch->tokens[static_cast<std::size_t>(position - prompt_length)]);
   }
-  result.resize(static_cast<std::size_t>(count));  // one that is not known yet is 0
+  result.resize(static_cast<std::size_t>(count));  // a token that is not known yet is 0
   return result;
 }
 
@@ -195,7 +195,7 @@ std::optional<Draw> ParallelSampling::draw(SequenceId sequence) const {
 }
 
 void ParallelSampling::accept(std::span<const common::Token> drawn, double now) {
-  const std::vector<std::size_t> samples = sample_of_;  // by token
+  const std::vector<std::size_t> samples = sample_of_;  // by drawn token
   std::vector<bool> ends;                               // by live branch
   for (std::size_t i = 0; i < live_.size(); ++i) {
     common::Completion& completion = output_.completions[sample_of_[i]];
@@ -210,7 +210,7 @@ void ParallelSampling::accept(std::span<const common::Token> drawn, double now) 
     ends.push_back(stops || static_cast<int>(completion.tokens.size()) == request_.max_new_tokens);
     live_[i].tokens.push_back(drawn[i]);
   }
-  // What may throw comes first: until here, no live branch has lost its sequence.
+  // Everything that may throw comes first: until here, no live branch has lost its sequence.
   std::size_t num_live = 0;
   for (std::size_t i = 0; i < live_.size(); ++i) {
     if (ends[i]) {

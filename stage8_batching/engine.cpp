@@ -11,7 +11,7 @@
 namespace stage8 {
 namespace {
 
-// Before a runner is built from them.
+// Checks the options before a runner is built from them.
 const EngineOptions& checked(const EngineOptions& options) {
   COMMON_CHECK(options.chunk_size > 0, "a chunk has at least one token");
   COMMON_CHECK(options.max_sequences > 0, "a forward pass has at least one sequence");
@@ -103,7 +103,7 @@ void Engine::forward(const RaggedBatch& batch) {
     const std::span<const BlockCopy> copies = independent_copies(manager_.pending_copies());
     runner_->copy_blocks(copies);
     blocks_copied_ += static_cast<std::int64_t>(copies.size());
-    manager_.clear_pending_copies(copies.size());  // those that follow may overwrite what these have read
+    manager_.clear_pending_copies(copies.size());  // later copies may overwrite what these have read
   }
 
   runner_->enqueue(batch);

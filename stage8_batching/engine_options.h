@@ -1,4 +1,4 @@
-// What can be chosen about an engine, and about the runner under it.
+// The options of an engine and of its runner.
 #pragma once
 
 #include <optional>
@@ -11,13 +11,14 @@ namespace stage8 {
 
 enum class Device { kAuto, kCpu, kGpu };
 using common::AllReduce;
-// Of weights, activations, K and V. Sums are float32 either way. float32 gives the text of all other stages; bfloat16
-// reads half the bytes.
+// The type of weights, activations, K and V. Sums are always float32. float32 gives the text of all other stages;
+// bfloat16 reads half the bytes.
 using common::Precision;
-// Of the weights of the layers: that of the precision, or float8 (e4m3 with a scale for each row), likewise.
+// The type of the layers' weights: the precision's, or float8 (e4m3 with a scale for each row), which reads fewer
+// bytes.
 using common::WeightType;
-// Of K and V in the pages: that of the precision, or float8 (e4m3 with a scale for each token and head), which goes
-// with bfloat16.
+// The type of K and V in the pages: the precision's, or float8 (e4m3 with a scale for each token and head), which needs
+// bfloat16.
 enum class KvCacheType { kAuto, kFloat8 };
 
 struct GpuOptions {
@@ -30,13 +31,13 @@ struct GpuOptions {
 };
 
 struct EngineOptions {
-  // The cache's size, in tokens. Nothing: what fits, see cache_size.h.
+  // The cache's size, in tokens. Absent: as large as fits, see cache_size.h.
   std::optional<int> num_slots = 4096;
-  // What fits: on a GPU this share of the memory that weights and workspaces leave free; on a CPU min_slots, if they
-  // are not more than half of the free memory.
+  // As large as fits: on a GPU this share of the memory that weights and workspaces leave free; on a CPU min_slots, if
+  // they need at most half of the free memory.
   double memory_fraction = 0.9;
   int min_slots = 4096;
-  // Max tokens of a prompt and its reply together; 0: as many as the model can have.
+  // Max tokens of a prompt and its reply together; 0: the model's limit.
   int context_length = 0;
   // Max tokens in one forward pass: bounds the memory of the activations, however long the prompt is.
   int chunk_size = 256;
@@ -48,7 +49,7 @@ struct EngineOptions {
   // Whether sequences share blocks that others, live or ended, have computed.
   bool prefix_cache = true;
   GpuOptions gpu = {};
-  // Room in the host's memory for what is swapped out of the cache, in tokens.
+  // Room in the host's memory for sequences that are swapped out, in tokens.
   int num_host_slots = 0;
 };
 

@@ -1,4 +1,4 @@
-// Steps computed by a GPU: pages, the model's weights, and a table of kernels. This header is free of CUDA;
+// Computes steps on a GPU: pages, the model's weights, and a table of kernels. This header needs no CUDA;
 // kernels/gpu_runner.cpp implements it, in builds with CUDA.
 #pragma once
 
@@ -27,11 +27,11 @@ class GpuRunner : public Runner {
   static std::string unsupported(const PagedKernels& kernels, const common::LlamaConfig& config,
                                  const KvCacheShape& shape, const GpuOptions& options);
 
-  // Takes the device's memory for weights and K/V. chunk_size: the largest number of tokens in one forward pass.
-  // Throws InputError if the memory is too small, or the host's for the blocks that are swapped out. max_sequences: the
-  // largest number of sequences, likewise. share: how many blocks there are, in place of the shape's number. peers: of
-  // a model that several GPUs compute together, this one's shard; the shape has its heads alone, and so have cache(),
-  // keys(), values() and logits(). The kernels must outlive the runner.
+  // Allocates the device's memory for weights and K/V. chunk_size: the largest number of tokens in one forward pass.
+  // Throws InputError if the memory is too small, or the host's memory for swapped blocks. max_sequences: the largest
+  // number of sequences in one pass. share: the rule for the number of blocks, in place of the shape's number. peers:
+  // the other GPUs, if this runner has one shard of the model; shape, cache(), keys(), values() and logits() then have
+  // this shard's heads only. The kernels must outlive the runner.
   GpuRunner(const common::Llama& model, const KvCacheShape& shape, const GpuOptions& options, int chunk_size,
             int max_sequences, const PagedKernels& kernels, const std::optional<MemoryShare>& share = {},
             common::Communicator* peers = nullptr);
@@ -46,17 +46,17 @@ class GpuRunner : public Runner {
   std::optional<ReadLimit> read_limit() override;
 
   // The parts of wait(): whether that step's batch asked for tokens; all logits of the last step; the tokens of one of
-  // the last two.
+  // the last two steps.
   bool draws_tokens(int step_age) const;
   common::Matrix logits();
   std::vector<common::Token> drawn_tokens(int step_age);
 
-  // With peers, of which one has failed, in this order. The step before the failed one ends, which all have enqueued
-  // whole; has_step: the failed one has been enqueued here.
+  // After a peer has failed, to be called in this order. take_back waits for the step before the failed one, which
+  // every peer has enqueued completely, and drops the failed step; has_step: this peer has enqueued it.
   void take_back(bool has_step);
-  bool is_idle() const;       // whether nothing that is enqueued waits for another GPU
-  virtual void disconnect();  // ends what does
-  void connect();             // once that is done for all, and before the next step of any
+  bool is_idle() const;       // whether no enqueued work waits for another GPU
+  virtual void disconnect();  // ends work that waits for another GPU
+  void connect();             // after disconnect() of all peers, and before the next step of any peer
 
   // For tests: K or V of all heads in these slots, read back: [slots.size(), num_kv_heads * head_dim].
   common::Matrix keys(int layer, std::span<const int> slots);
@@ -65,20 +65,19 @@ class GpuRunner : public Runner {
  protected:
   // What a step's launches depend on; all else is read on the device.
   struct StepCounts {
-    int buffers = 0;        // which of the two steps that can be enqueued at once
-    int num_tokens = 0;     // inactive sequences' included
-    int num_sequences = 0;  // likewise
-    int num_decodes = 0;    // sequences with one token before the first longer one, likewise
-    int num_rows = 0;       // whose logits are computed, likewise
+    int buffers = 0;     // the index of the step's buffers: two steps can be enqueued at once
+    int num_tokens = 0;  // here and below, inactive sequences are included
+    int num_sequences = 0;
+    int num_decodes = 0;  // sequences with one token before the first longer one
+    int num_rows = 0;     // rows whose logits are computed
   };
-  // With how many sequences the step is computed: those beyond its own are inactive, and have a token each.
+  // The number of sequences with which the step is computed: the batch's, then inactive ones with one token each.
   virtual int padded_sequences(const RaggedBatch& step) const;
-  // Launches the kernels of a step whose inputs are on their way: one pass over all tokens, and the largest logit of
-  // each row.
+  // Launches the kernels of a step whose inputs are enqueued: one pass over all tokens, and each row's largest logit.
   virtual void launch(const StepCounts& counts);
   const common::Stream& stream() const;
-  int max_sequences() const;  // of a step, inactive ones included
-  // Waits for what is enqueued, or ends it if it waits for a GPU that has failed. Twice does no harm.
+  int max_sequences() const;  // in a step, inactive ones included
+  // Waits for all enqueued work, or ends it if it waits for a GPU that has failed. May be called twice.
   void finish() noexcept;
 
  private:

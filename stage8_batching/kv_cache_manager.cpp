@@ -55,7 +55,7 @@ bool KvCacheManager::allocate(SequenceId sequence, std::span<const common::Token
   if (num_blocks > num_available() - num_evictable - admission.spare_blocks) {
     return false;
   }
-  // What may throw comes first: if memory runs out, nothing has changed.
+  // Everything that may throw comes first: if memory runs out, nothing has changed.
   Sequence owner = {hits, static_cast<int>(hits.size()) * block_size_, {}, salt};
   owner.block_table.reserve(hits.size() + static_cast<std::size_t>(num_blocks));
   sequences_[sequence] = std::move(owner);
@@ -76,7 +76,7 @@ bool KvCacheManager::reserve(SequenceId sequence, int num_tokens) {
   if (!can_reserve({&sequence, 1}, num_tokens)) {
     return false;
   }
-  // What may throw comes first: if memory runs out, nothing has changed.
+  // Everything that may throw comes first: if memory runs out, nothing has changed.
   owner.block_table.reserve(static_cast<std::size_t>(blocks_needed(owner.length + num_tokens, block_size_)));
   if (num_tokens > 0 && owner.length % block_size_ != 0) {
     int& block = owner.block_table[static_cast<std::size_t>(owner.length / block_size_)];
@@ -124,7 +124,7 @@ bool KvCacheManager::can_reserve(std::span<const SequenceId> sequences, int num_
 void KvCacheManager::fork(SequenceId parent, SequenceId child) {
   check_is_new(child);
   Sequence copy = find(parent);
-  // Blocks that the parent has reserved ahead hold nothing to share.
+  // Blocks that the parent has reserved ahead hold no tokens to share.
   copy.block_table.resize(static_cast<std::size_t>(blocks_needed(copy.length, block_size_)));
   for (const int block : (sequences_[child] = std::move(copy)).block_table) {
     reference_counts_[static_cast<std::size_t>(block)] += 1;
@@ -148,12 +148,12 @@ void KvCacheManager::commit(SequenceId sequence, int num_tokens) {
   const auto tail = static_cast<std::size_t>(owner.length / block_size_);
   COMMON_CHECK(num_tokens == 0 || reference_count(owner.block_table[tail]) == 1, "committed into a shared block");
   owner.length += num_tokens;
-  owner.tail.clear();  // it is not known which tokens these are
+  owner.tail.clear();  // the tokens are not known
 }
 
 void KvCacheManager::commit(SequenceId sequence, std::span<const common::Token> tokens) {
   Sequence& owner = find(sequence);
-  // What may throw comes first: if memory runs out, nothing has changed.
+  // Everything that may throw comes first: if memory runs out, nothing has changed.
   std::vector<common::Token> known = owner.tail;
   const bool all_known = static_cast<int>(known.size()) == owner.length % block_size_;
   known.insert(known.end(), tokens.begin(), tokens.end());
@@ -188,7 +188,7 @@ void KvCacheManager::free(SequenceId sequence) {
 }
 
 bool KvCacheManager::swap_out(std::span<const SequenceId> sequences) {
-  // What may throw comes first: if a check fails or memory runs out, nothing has changed.
+  // Everything that may throw comes first: if a check fails or memory runs out, nothing has changed.
   std::map<int, int> host_blocks;                         // by block
   std::map<int, std::vector<common::Token>> host_tokens;  // by host block, of published blocks
   for (const SequenceId id : sequences) {
@@ -218,7 +218,7 @@ bool KvCacheManager::swap_out(std::span<const SequenceId> sequences) {
   }
   for (const SequenceId id : sequences) {
     Sequence& sequence = find(id);
-    // From the end, as in free(), so that the last block is evicted first. Blocks reserved ahead hold nothing to copy.
+    // From the end, as in free(), so that the last block is evicted first. Blocks reserved ahead need no copy.
     for (std::size_t i = sequence.block_table.size(); i-- > 0;) {
       const int block = sequence.block_table[i];
       if (static_cast<int>(i) < blocks_needed(sequence.length, block_size_)) {
@@ -260,7 +260,7 @@ bool KvCacheManager::swap_in(std::span<const SequenceId> sequences, int spare_bl
       const int block = blocks.at(host_block);
       sequence.block_table[i] = block;
       reference_counts_[static_cast<std::size_t>(block)] += 1;
-      // What was published before is published again, if the blocks before it are.
+      // A block that was published before is published again, if the blocks before it are.
       if (const auto tokens = host_tokens_.find(host_block);
           tokens != host_tokens_.end() && !prefix_cache_.contains(block)) {
         prefix_cache_.publish(block, i == 0 ? -1 : sequence.block_table[i - 1], tokens->second, sequence.salt);
@@ -332,7 +332,7 @@ void KvCacheManager::reset_prefix_cache() {
   const std::vector<int> blocks = prefix_cache_.reset();
   free_blocks_.insert(free_blocks_.end(), blocks.begin(), blocks.end());
   for (auto& [id, sequence] : sequences_) {
-    sequence.tail.clear();  // or it would be published once its block is full
+    sequence.tail.clear();  // else the block would be published when it is full
   }
   for (auto& [id, sequence] : swapped_) {
     sequence.tail.clear();

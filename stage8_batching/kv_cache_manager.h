@@ -19,7 +19,7 @@ namespace stage8 {
 
 using SequenceId = int;
 
-// Blocks that hold num_tokens tokens.
+// How many blocks hold num_tokens tokens.
 int blocks_needed(int num_tokens, int block_size);
 
 // Counted in slots. reserved - used is internal fragmentation: at most block_size - 1 slots for each sequence.
@@ -27,15 +27,15 @@ struct Usage {
   int total = 0;
   // Owned by one sequence or by several; a slot counts once.
   int reserved = 0;
-  // Of those, holding a token.
+  // Reserved slots that hold a token.
   int used = 0;
-  // Owned by no sequence, but holding tokens that are kept until the slots are needed.
+  // Owned by no sequence, but still holding tokens, until the slots are needed.
   int cached = 0;
 };
 
 // The terms on which a sequence is admitted to the cache.
 struct Admission {
-  // At most this many of the tokens that are not found in the cache get slots for now.
+  // Max tokens that get slots for now, besides those found in the cache.
   int max_tokens = std::numeric_limits<int>::max();
   // Blocks that must stay free for running sequences to grow into.
   int spare_blocks = 0;
@@ -45,16 +45,16 @@ struct Admission {
 
 class KvCacheManager {
  public:
-  // num_host_blocks: blocks in the host's memory for what is swapped out, numbered from num_blocks on.
+  // num_host_blocks: blocks in the host's memory for swapped sequences, numbered from num_blocks on.
   KvCacheManager(int num_blocks, int block_size, HashFunction hash = hash_block, int num_host_blocks = 0);
 
   // Starts a sequence and reserves slots for its first num_tokens tokens, in blocks that may lie anywhere; reserve()
   // adds more. Returns false and changes nothing if there are too few free blocks. CheckError if the id is live.
   bool allocate(SequenceId sequence, int num_tokens);
 
-  // The same for known tokens: full blocks that already hold the first of them are shared, and length() says how many
-  // tokens that saves. At least one token is left to compute, or there would be no logits. Only sequences with the same
-  // salt share blocks.
+  // The same for known tokens: full blocks that already hold the first tokens are shared, and length() says how many
+  // tokens that saves. At least one token is left to compute: without it there would be no logits. Only sequences with
+  // the same salt share blocks.
   bool allocate(SequenceId sequence, std::span<const common::Token> tokens, std::uint64_t salt = 0,
                 const Admission& admission = {});
 
@@ -73,9 +73,9 @@ class KvCacheManager {
   // now on. CheckError if the child's id is live.
   void fork(SequenceId parent, SequenceId child);
 
-  // The copies that are planned and not carried out yet. They come in this order, and before anything else is written.
+  // The planned copies that are not carried out yet. They must be carried out in this order, before any other write.
   std::span<const BlockCopy> pending_copies() const { return pending_copies_; }
-  // To be called once all of them have been carried out.
+  // To be called after all of them have been carried out.
   void clear_pending_copies() { pending_copies_.clear(); }
   // The same for the first `count` of them.
   void clear_pending_copies(std::size_t count) {
@@ -85,8 +85,8 @@ class KvCacheManager {
   // The slot mapping of positions first … first + count - 1, which must be reserved: [count].
   std::vector<int> slots(SequenceId sequence, int first, int count) const;
 
-  // Counts num_tokens more tokens towards the length: their K and V have been written, in all layers. They must be
-  // reserved.
+  // Counts num_tokens more tokens towards the length: their K and V have been written, in all layers. Their slots must
+  // be reserved.
   void commit(SequenceId sequence, int num_tokens);
 
   // The same for known tokens: blocks that are full now are published, and can be shared from now on.
@@ -96,22 +96,22 @@ class KvCacheManager {
   // the sequence's last block is the first to be evicted.
   void free(SequenceId sequence);
 
-  // Moves the sequences to the host's memory: plans the copies, one per block even if several of them own it, and frees
-  // their blocks. Until they are swapped in they can only be freed. Returns false and changes nothing if there are too
-  // few host blocks.
+  // Moves the sequences to the host's memory: plans the copies, one for each block even if several sequences own it,
+  // and frees their blocks. Until the sequences are swapped in, they can only be freed. Returns false and changes
+  // nothing if there are too few host blocks.
   bool swap_out(std::span<const SequenceId> sequences);
-  // Moves all of them back, into blocks that may lie anywhere. Returns false and changes nothing if fewer than
+  // Moves the sequences back, into blocks that may lie anywhere. Returns false and changes nothing if fewer than
   // spare_blocks blocks would stay free.
   bool swap_in(std::span<const SequenceId> sequences, int spare_blocks = 0);
   bool is_swapped(SequenceId sequence) const { return swapped_.contains(sequence); }
-  // The slots of these sequences alone; a shared block counts once.
+  // The slots of these sequences only; a shared block counts once.
   Usage usage_of(std::span<const SequenceId> sequences) const;
   int num_free_host_blocks() const { return static_cast<int>(free_host_blocks_.size()); }
 
   // How many tokens have their K and V in the cache. The next token's position is the length.
   int length(SequenceId sequence) const;
 
-  // How many tokens fit into the slots that it owns.
+  // How many tokens fit into the sequence's slots.
   int capacity(SequenceId sequence) const;
 
   // The sequence's blocks in order: ceil(length / block_size) of them, or more where slots are reserved ahead.
@@ -122,7 +122,7 @@ class KvCacheManager {
   int block_size() const { return block_size_; }
   const std::vector<int>& free_blocks() const { return free_blocks_; }
   const PrefixCache& prefix_cache() const { return prefix_cache_; }
-  void reset_prefix_cache();  // what was computed so far will not be found
+  void reset_prefix_cache();  // forgets which blocks hold which text
   // How many block tables contain the block; 0: it is free or cached.
   int reference_count(int block) const { return reference_counts_.at(static_cast<std::size_t>(block)); }
   Usage usage() const;
@@ -145,14 +145,14 @@ class KvCacheManager {
 
   int num_blocks_;
   int block_size_;
-  std::vector<int> free_blocks_;  // a stack: the block freed last is used first, while it is still in the caches
+  std::vector<int> free_blocks_;  // a stack: the block freed last is used first, while CPU caches still hold it
   std::map<SequenceId, Sequence> sequences_;
   std::vector<int> reference_counts_;  // by block, host blocks included
   std::vector<BlockCopy> pending_copies_;
   PrefixCache prefix_cache_;
-  std::map<SequenceId, Sequence> swapped_;  // their block tables name host blocks
+  std::map<SequenceId, Sequence> swapped_;  // their block tables contain host blocks
   std::vector<int> free_host_blocks_;
-  std::map<int, std::vector<common::Token>> host_tokens_;  // of the host blocks that were published
+  std::map<int, std::vector<common::Token>> host_tokens_;  // by host block, if it was published before
 };
 
 }  // namespace

@@ -102,7 +102,7 @@ void add_demo_commands(common::Shell& shell, KvCacheManager& manager) {
   shell.add("show", "", "the cache, slot by slot", [&](const auto&, std::ostream& output) { show(manager, output); });
 }
 
-// A small cache, driven by kScript or, with --shell, by standard input.
+// A small cache; its commands come from kScript or, with --shell, from standard input.
 void demo(int num_slots, bool shell_only, int block_size) {
   KvCacheManager manager(blocks_needed(num_slots, block_size), block_size);
   common::Shell shell;
@@ -214,7 +214,7 @@ int run(int argc, char** argv) {
   };
   common::Command& bench_command = program.add_bench(bench_target, attention_target);
   add_engine_options(bench_command, options);
-  bench_command.remove("--context-length");  // --prompt-tokens and --new-tokens say it
+  bench_command.remove("--context-length");  // it follows from --prompt-tokens and --new-tokens
 
   program.add_block_commands(options.block_size, start_engine);
   DecodingOptions decoding;
@@ -223,7 +223,7 @@ int run(int argc, char** argv) {
   ReuseOptions reuse;
   common::Command& prefix_command = add_prefix_command(program, reuse);
   add_engine_options(prefix_command, reuse.engine);
-  prefix_command.remove("--no-prefix-cache");  // it shows both
+  prefix_command.remove("--no-prefix-cache");  // the command runs with and without the cache
   prefix_command.remove("--context-length");
   common::ServeOptions serving;
   EngineOptions served_engine{.num_slots = std::nullopt};
@@ -238,7 +238,7 @@ int run(int argc, char** argv) {
   CompareOptions comparison;
   common::Command& compare_command = add_compare_command(program, comparison);
   add_engine_options(compare_command, comparison.engine, true);
-  compare_command.remove("--context-length");  // --max-length says it
+  compare_command.remove("--context-length");  // it follows from --max-length
   add_scheduler_options(compare_command, comparison.scheduler, comparison.engine);
 
   int demo_slots = 32;

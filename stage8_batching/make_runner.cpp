@@ -23,7 +23,7 @@ namespace stage8 {
 
 namespace {
 
-// With as many blocks as the options say, if they do.
+// num_blocks: from the options, if they have a number of slots.
 KvCacheShape cache_shape(const common::LlamaConfig& config, const EngineOptions& options) {
   KvCacheShape shape;
   shape.num_layers = config.num_layers;
@@ -36,7 +36,7 @@ KvCacheShape cache_shape(const common::LlamaConfig& config, const EngineOptions&
   return shape;
 }
 
-// Says it once, and on stderr, apart from the results.
+// Prints a note on stderr, apart from the results.
 void tell(const std::string& note) {
   static std::set<std::string> said;
   if (said.insert(note).second) {
@@ -45,7 +45,7 @@ void tell(const std::string& note) {
 }
 
 #ifdef COURSE_CUDA
-// The one place that knows of production/: where it is built, its runner is used, and its kernels if they can.
+// The one place that knows production/: if it is built, its runner is used, and its kernels if they serve the shape.
 #ifdef COURSE_PRODUCTION
 using BuiltRunner = RecordingRunner;
 #else
@@ -54,7 +54,7 @@ using BuiltRunner = GpuRunner;
 
 struct KernelChoice {
   const PagedKernels& kernels = kPlainKernels;
-  std::string note;  // why they are not the faster ones
+  std::string note;  // why the faster kernels are not used
 };
 
 KernelChoice choose_kernels([[maybe_unused]] const common::LlamaConfig& config,
@@ -144,7 +144,7 @@ std::unique_ptr<Runner> make_gpu_runner(const common::Llama& model, const Engine
 std::unique_ptr<Runner> choose_runner(const common::Llama& model, const EngineOptions& options) {
   const KvCacheShape shape = cache_shape(model.config(), options);
   const GpuOptions& gpu = options.gpu;
-  // What the CPU can do as well.
+  // Whether the options ask for nothing that only a GPU has.
   const bool is_exact = gpu.precision == Precision::kFloat32 && gpu.kv_cache == KvCacheType::kAuto &&
                         gpu.weights == WeightType::kAuto && gpu.tensor_parallel == 1;
   if (gpu.device == Device::kCpu && is_exact) {

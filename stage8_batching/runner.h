@@ -1,4 +1,4 @@
-// Where the model, K and V are and a step is computed: the one seam between an engine and the hardware. The engine
+// Holds the model, K and V, and computes steps: the one seam between an engine and the hardware. The engine
 // decides what a step has, and never asks whether a CPU (cpu_runner.h) or a GPU (gpu_runner.h) computes it.
 #pragma once
 
@@ -14,18 +14,18 @@
 
 namespace stage8 {
 
-// What a batch asked for: by row of its logits, one or the other.
+// The result of a batch, by row of its logits: tokens or logits, as the batch asked.
 struct StepResult {
-  // [num_rows]: those that the batch's draws say, or with the largest logits. Where a logit is NaN or +inf, or all are
-  // -inf: -1 on a GPU, and on a CPU, enqueue throws CheckError.
+  // [num_rows]: drawn as the batch's draws say, or those with the largest logits. If a logit is NaN or +inf, or all are
+  // -inf, the token is -1 on a GPU; on a CPU, enqueue throws CheckError.
   std::vector<common::Token> tokens;
   common::Matrix logits;  // [num_rows, vocab_size]
 };
 
-// What bounds the speed of decoding: in each step all weights are read, and K and V.
+// The limit of decoding's speed: each step reads all weights, and K and V.
 struct ReadLimit {
   std::int64_t weight_bytes_per_token = 0;
-  double bytes_per_second = 0.0;  // of the memory with weights and cache, measured
+  double bytes_per_second = 0.0;  // measured, for the memory that has weights and cache
 };
 
 class Runner {
@@ -34,25 +34,25 @@ class Runner {
 
   virtual const CacheSize& cache() const = 0;
 
-  // Carries out the copies in this order: K and V of all heads, in all layers.
+  // Carries out the copies in this order; a copy has K and V of all heads, in all layers.
   virtual void copy_blocks(std::span<const BlockCopy> copies) = 0;
 
-  // Computes the tokens and stores their K and V in their slots. A CPU has done so when this returns, a GPU has begun.
-  // If it throws, none of it is left running, and the step before counts as the last one.
+  // Computes the tokens and stores their K and V in their slots. A CPU has finished when this returns, a GPU has begun.
+  // If it throws, no part of the step is still running, and the previous step counts as the last one.
   virtual void enqueue(const RaggedBatch& batch) = 0;
 
-  // What a batch asked for, once it is computed. step_age 0: the last one; 1: the one before it, even if the last one
-  // is still running. All logits are there for the last one only.
+  // Waits until a batch is computed, and returns its result. step_age 0: the last batch; 1: the one before it, even if
+  // the last one is still running. Logits are kept for the last batch only.
   virtual StepResult wait(int step_age) = 0;
 
   // Whether enqueue() returns before the step is computed, so that the host can prepare the next one meanwhile.
   virtual bool is_asynchronous() const = 0;
 
-  // Does in advance what is slow the first time, for chunks of up to max_tokens tokens and steps of up to max_sequences
-  // sequences with one token each. Leaves K and V as they are.
+  // Does in advance all work that is slow the first time, for chunks of up to max_tokens tokens and steps of up to
+  // max_sequences sequences with one token each. Leaves K and V unchanged.
   virtual void warm_up(int /*max_tokens*/, int /*max_sequences*/) {}
 
-  // Measures it. Nothing where it is the host's, as on a CPU.
+  // Measures the limit. Returns nothing on a CPU, where it is the host's.
   virtual std::optional<ReadLimit> read_limit() { return std::nullopt; }
 };
 

@@ -35,7 +35,7 @@ ScheduledStep Scheduler::schedule() {
   for (std::size_t i = 0; all_scheduled && i < running_.size(); ++i) {
     all_scheduled = schedule_group(i, step);
   }
-  // What has just been preempted is not resumed in the same step.
+  // A group that has just been preempted is not resumed in the same step.
   if (all_scheduled && step.preempted.empty()) {
     admit_waiting(step);
   }
@@ -52,7 +52,7 @@ bool Scheduler::schedule_group(std::size_t index, ScheduledStep& step) {
                                                            : schedule_chunks(index, std::move(tokens), step);
 }
 
-// One token for each of several sequences: all of them or none.
+// Schedules one token for each of several sequences: for all of them or for none.
 bool Scheduler::schedule_last_tokens(std::size_t index, ScheduledTokens tokens, ScheduledStep& step) {
   const auto count = static_cast<int>(tokens.sequences.size());
   if (count > budget_left(step)) {
@@ -71,7 +71,7 @@ bool Scheduler::schedule_last_tokens(std::size_t index, ScheduledTokens tokens, 
   return true;
 }
 
-// As many tokens of each sequence as budget and blocks allow.
+// Schedules as many tokens of each sequence as budget and blocks allow.
 bool Scheduler::schedule_chunks(std::size_t index, ScheduledTokens tokens, ScheduledStep& step) {
   bool all_scheduled = true;
   std::size_t num_scheduled = 0;

@@ -1,7 +1,7 @@
-// Decides which requests run in the next step. Integers only: no floats and no model. First come, first served: of all
-// unfinished requests the earliest arrivals run, and a step schedules none while an earlier one lacks budget or blocks.
+// Decides which requests run in the next step. Integers only: no floats and no model. First come, first served: the
+// earliest of the unfinished requests run, and a step schedules no request while an earlier one lacks budget or blocks.
 //
-//   running   A B C        every step: the running ones in order, then from the queue while budget and blocks last
+//   running   A B C        every step: first the running ones in order, then the queue while budget and blocks last
 //   waiting   D E F        a block is missing for B: C, the latest, is preempted, and is the first to be resumed
 #pragma once
 
@@ -22,13 +22,13 @@ enum class Preemption { kRecompute, kSwap, kAuto };
 
 struct SchedulerOptions {
   int token_budget = 256;  // max tokens in a step
-  int max_sequences = 64;  // that run at once
-  // Blocks that admission leaves free for each running sequence. With 0 the cache is fuller, but groups are more often
-  // admitted only to be preempted in the next step.
+  int max_sequences = 64;  // max sequences that run at once
+  // Blocks that admission leaves free for each running sequence. With 0 the cache is fuller, but more groups are
+  // admitted and then preempted in the next step.
   int headroom = 1;
   Preemption preemption = Preemption::kRecompute;
-  // kAuto swaps if that costs less than computing again. Costs of moving a block out and in, and of computing a token,
-  // in any common unit.
+  // kAuto swaps if swapping costs less than computing again. The costs of moving a block out and in, and of computing a
+  // token, in any common unit.
   std::int64_t block_swap_cost = 1;
   std::int64_t token_compute_cost = 1;
   // Whether a step is scheduled and enqueued before the tokens of the previous step are known, so that a GPU does not
@@ -36,8 +36,8 @@ struct SchedulerOptions {
   std::optional<bool> run_ahead = std::nullopt;
 };
 
-// What a step computes for one group. tokens.with_logits: all that the cache lacks, so that there are logits to go on
-// from.
+// What a step computes for one group. tokens.with_logits: everything that the cache lacks, so that the step ends with
+// logits.
 struct ScheduledGroup {
   std::shared_ptr<SequenceGroup> group;  // shared: the request may end, and be forgotten, while the step is in flight
   ScheduledTokens tokens;
@@ -51,11 +51,11 @@ struct ScheduledStep {
     SequenceGroup* group = nullptr;
     bool swapped = false;
   };
-  std::vector<ScheduledGroup> groups;  // in order of arrival
+  std::vector<ScheduledGroup> groups;  // by arrival, earliest first
   std::vector<SequenceGroup*> admitted;
   std::vector<Preempted> preempted;
   int num_tokens = 0;
-  // Whether requests wait because blocks are missing, and not for the budget or for the limit on sequences.
+  // Whether requests wait because blocks are missing, and not because of the budget or the limit on sequences.
   bool is_memory_short = false;
 };
 
@@ -76,7 +76,7 @@ class Scheduler {
   // call.
   virtual ScheduledStep schedule();
 
-  // The max sequences of a group that can run when it is alone, within the limits of a step.
+  // Max sequences of a group that can still run alone, within the limits of a step.
   int max_group_size() const { return std::min(options_.token_budget, options_.max_sequences); }
 
   const KvCacheManager& manager() const { return manager_; }
@@ -88,7 +88,8 @@ class Scheduler {
   int budget_left(const ScheduledStep& step) const { return options_.token_budget - step.num_tokens; }
   // Starts waiting groups, in order of arrival, while budget and blocks last.
   virtual void admit_waiting(ScheduledStep& step);
-  // Takes blocks for what the group has, or for its prompt. Returns false and changes nothing if there are too few.
+  // Allocates blocks for the group's swapped sequences, or for its prompt. Returns false and changes nothing if there
+  // are too few blocks.
   virtual bool find_room(SequenceGroup& group, const Admission& admission);
 
   KvCacheManager& manager_;
@@ -98,7 +99,7 @@ class Scheduler {
   bool schedule_group(std::size_t index, ScheduledStep& step);
   bool schedule_last_tokens(std::size_t index, ScheduledTokens tokens, ScheduledStep& step);
   bool schedule_chunks(std::size_t index, ScheduledTokens tokens, ScheduledStep& step);
-  // Preempts the latest running arrival. Returns false if that is running_[index] itself.
+  // Preempts the running group that arrived last. Returns false if that is running_[index] itself.
   bool preempt_latest(std::size_t index, ScheduledStep& step);
   bool is_swap_cheaper(std::span<const SequenceId> sequences) const;
 

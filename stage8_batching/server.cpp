@@ -53,7 +53,7 @@ int Server::submit(const GenerationRequest& request, TokenSink sink, std::option
 
 int Server::reject(const std::string& reason, double arrival) {
   const int id = num_requests();
-  // A request without a prompt that ends before it waits.
+  // A request without a prompt, which ends before it enters the queue.
   requests_.push_back(
       std::make_shared<ParallelSampling>(engine_.manager(), engine_.sequence_ids(), id, common::Request{}, 1));
   requests_.back()->output().arrival = arrival;
@@ -160,7 +160,7 @@ std::string Server::rejection(const GenerationRequest& request) const {
     return common::format("%d sequences at once, and a step has room for 1 to %d", num_sequences,
                           scheduler_->max_group_size());
   }
-  // It must fit when it is alone: then it can always be served once all later arrivals are preempted.
+  // The request must fit when it runs alone: then it can be served once all later arrivals are preempted.
   const int block_size = engine_.manager().block_size();
   const int slots = max_slots_of(request.request, num_sequences, block_size);
   if (const int total = engine_.manager().usage().total / block_size; slots / block_size > total) {
@@ -172,7 +172,7 @@ std::string Server::rejection(const GenerationRequest& request) const {
   return "";
 }
 
-// One forward pass for all groups or, if that throws, one for each.
+// One forward pass for all groups or, if that throws, one for each group.
 void Server::compute(const std::vector<ScheduledGroup>& groups) {
   std::optional<std::string> error = forward(groups);
   if (!error.has_value()) {
@@ -188,8 +188,8 @@ void Server::compute(const std::vector<ScheduledGroup>& groups) {
   }
 }
 
-// Computes the groups' tokens in one pass, and collects the step before. Returns what the pass has thrown; then the
-// groups can be computed again.
+// Computes the groups' tokens in one pass, and collects the previous step. Returns the error that the pass has thrown;
+// the groups can then be computed again.
 std::optional<std::string> Server::forward(std::vector<ScheduledGroup> groups) {
   InFlightStep step(engine_.manager(), std::move(groups));
   std::optional<std::string> error;
@@ -208,7 +208,7 @@ std::optional<std::string> Server::forward(std::vector<ScheduledGroup> groups) {
   }
   step.batch().resolve_pending(drawn);
   clock_.step_computed(step.batch().num_tokens());
-  engine_.commit(step.batch());  // but for requests that have just ended
+  engine_.commit(step.batch());  // except for requests that have just ended
   const std::vector<int>& lengths = step.batch().context_lengths;
   report_.num_read = std::accumulate(lengths.begin(), lengths.end(), report_.num_read);
   report_.usage = slot_usage(engine_.manager());
@@ -245,7 +245,7 @@ std::vector<common::Token> Server::collect(int step_age) {
     for (const ScheduledGroup& scheduled : step.groups()) {
       end(*scheduled.group, common::FinishReason::kFailed, error.what());
     }
-    return std::vector<common::Token>(step.batch().logits_rows.size());  // of requests that have ended
+    return std::vector<common::Token>(step.batch().logits_rows.size());  // their requests have ended
   }
   report_.waiting_seconds += step.waiting_seconds();
   int row = 0;
@@ -266,7 +266,7 @@ std::vector<common::Token> Server::collect(int step_age) {
   return step.tokens();
 }
 
-// Does nothing if it has ended already.
+// Does nothing if the request has ended already.
 void Server::end(SequenceGroup& group, common::FinishReason reason, const std::string& error) {
   if (group.output().finished()) {
     return;

@@ -2,12 +2,12 @@
 // every request goes on from its own results.
 //
 // A request that finishes, is stopped or fails ends at once, also in the middle of a step: it leaves the scheduler, and
-// its blocks are free. Server and steps in flight share the request, so that a step finds it whatever has happened
-// meanwhile, and passes over it if it has ended. What may throw:
-//   - the request's sink, or its next token cannot be chosen: that request fails, and no other.
-//   - a forward pass. Which of its requests is at fault is not known: each of them gets a pass of its own, once, and
-//     fails if that one throws too. Nothing has been committed, so that no other request notices.
-//   - the wait for a step in flight. A device's error stays, so that there is no second try: its requests fail.
+// its blocks are free. Server and steps in flight share the request: a step finds it even if it has been forgotten
+// meanwhile, and skips it if it has ended. What may throw:
+//   - the request's sink, or the choice of its next token: only that request fails.
+//   - a forward pass. The request at fault is not known: each request of the pass gets a pass of its own, once, and
+//     fails if that one throws too. Nothing has been committed, so that no other request is affected.
+//   - the wait for a step in flight. A device's error is permanent, so a second try is useless: its requests fail.
 //   - anything else, such as a scheduler that finds nothing to compute: step() throws, and no request has changed. It
 //     can be called again.
 #pragma once
@@ -58,7 +58,7 @@ class Server {
   void on_step(std::function<void(const StepReport&)> callback) { on_step_ = std::move(callback); }
 
   // Puts the request at the end of the queue and returns its id, counted from 0. A request that can never be served is
-  // rejected: it has ended when this returns. sink: gets its tokens. arrival: now, if it is absent.
+  // rejected: it has ended when this returns. sink: receives its tokens. arrival: absent means now.
   int submit(const GenerationRequest& request, TokenSink sink = nullptr, std::optional<double> arrival = std::nullopt);
 
   // Records a request that the caller rejects, with the reason, and returns its id.
@@ -83,7 +83,7 @@ class Server {
   const Scheduler& scheduler() const { return *scheduler_; }
   Engine& engine() const { return engine_; }
   common::Timing timing() const { return totals_.timing; }
-  // Those of the steps, and the engine's.
+  // The counters of the steps, and the engine's.
   std::vector<common::Counter> counters() const;
 
  private:
@@ -99,12 +99,12 @@ class Server {
   Engine& engine_;
   Clock& clock_;
   std::deque<std::shared_ptr<SequenceGroup>> requests_;  // by id, from num_dropped_ on; null: forgotten
-  int num_dropped_ = 0;                                  // of forgotten requests, those before all others
+  int num_dropped_ = 0;                                  // forgotten requests at the beginning, no longer stored
   std::unique_ptr<Scheduler> scheduler_;
   std::function<void(const RaggedBatch&)> on_pass_;
   std::function<void(const StepReport&)> on_step_;
   std::optional<InFlightStep> in_flight_;  // the previous step, until its results are collected
-  std::vector<int> ended_;                 // the requests that have ended and are in no report yet
+  std::vector<int> ended_;                 // requests that have ended and are in no report yet
   std::int64_t num_steps_ = 0;
   StepReport report_;  // of the current step, or of the last one
   StepTotals totals_;

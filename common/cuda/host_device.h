@@ -1,4 +1,4 @@
-// Functions for host and device alike, in headers that need no CUDA toolkit.
+// Marks functions for both host and device, in headers that need no CUDA toolkit.
 #pragma once
 
 #ifdef __CUDACC__

@@ -7,7 +7,7 @@ namespace common {
 // kBFloat16: weights and activations in bfloat16; sums, norms and the residual stream in float32.
 enum class Precision { kFloat32, kBFloat16 };
 
-// Of the matrices of the layers: that of the precision, or float8 (e4m3 with a scale for each row), which goes with
+// The type of the layers' matrices: the precision's, or float8 (e4m3 with a scale for each row), which needs
 // bfloat16. The embedding and the output matrix keep the precision.
 enum class WeightType { kAuto, kFloat8 };
 

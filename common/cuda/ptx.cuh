@@ -1,21 +1,21 @@
-// The instructions that kernels use beyond plain CUDA C++: one vocabulary for all of them, a function for each. Names
+// The instructions that kernels use beyond plain CUDA C++: one function for each, for all kernels. Names
 // follow the PTX manual (https://docs.nvidia.com/cuda/parallel-thread-execution/). Destinations come first, as there.
-// What is not marked otherwise exists from compute capability 8.0 on.
+// Unless marked otherwise, an instruction exists from compute capability 8.0 on.
 #pragma once
 
 #include <cuda.h>
 
 #include <cstdint>
 
-// Whether the chip compiled for has asynchronous copies of whole stretches of memory, barriers that count their bytes,
-// and clusters: compute capability 9.0 and newer. Older chips copy 16 bytes for each thread.
+// Whether the target chip has asynchronous copies of whole stretches of memory, barriers that count their bytes, and
+// clusters: compute capability 9.0 and newer. On older chips each thread copies 16 bytes.
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
 #define COURSE_BULK_COPY 1
 #else
 #define COURSE_BULK_COPY 0
 #endif
 
-// Whether it has wgmma: compute capability 9.0 alone, and only in what is compiled for 90a.
+// Whether the target chip has wgmma: only compute capability 9.0, and only in code compiled for 90a.
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ == 900
 #ifndef __CUDA_ARCH_FEAT_SM90_ALL
 #error "kernels for compute capability 9.0 are compiled for 90a: wgmma exists on this one architecture only"
@@ -61,7 +61,7 @@ __device__ __forceinline__ void load_matrices(std::uint32_t (&m)[4], std::uint32
                : "memory");
 }
 
-// The same, each matrix transposed on the way.
+// The same; the load transposes each matrix.
 __device__ __forceinline__ void load_matrices_transposed(std::uint32_t (&m)[4], std::uint32_t address) {
   asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
                : "=r"(m[0]), "=r"(m[1]), "=r"(m[2]), "=r"(m[3])
@@ -96,7 +96,7 @@ __device__ __forceinline__ void multiply_add_halves(float (&c)[4], const std::ui
       : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
 }
 
-// The same with bfloat16, of an a whose lower eight rows are zeros: the upper half of c.
+// The same with bfloat16 and an a whose lower eight rows are zeros: computes the upper half of c.
 __device__ __forceinline__ void multiply_add_upper(float (&c)[2], std::uint32_t a0, std::uint32_t a1, std::uint32_t b0,
                                                    std::uint32_t b1) {
   [[maybe_unused]] float unused[2];
@@ -108,17 +108,17 @@ __device__ __forceinline__ void multiply_add_upper(float (&c)[2], std::uint32_t 
 
 // ---- accesses to global memory -----------------------------------------------------------------------------------
 
-// How long L2 keeps what an access brings.
+// How long L2 keeps the line of an access.
 using CachePolicy = std::uint64_t;
 
-// No longer than it must: what is read, or written, once.
+// As short as possible: for data that is read, or written, once.
 __device__ __forceinline__ CachePolicy streaming_policy() {
   CachePolicy policy;
   asm("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(policy));
   return policy;
 }
 
-// As long as it can: what all thread blocks read.
+// As long as possible: for data that all thread blocks read.
 __device__ __forceinline__ CachePolicy keeping_policy() {
   CachePolicy policy;
   asm("createpolicy.fractional.L2::evict_last.b64 %0, 1.0;" : "=l"(policy));
@@ -140,7 +140,7 @@ __device__ __forceinline__ void store_once(uint4* to, uint4 x, CachePolicy polic
                : "memory");
 }
 
-// Not kept in L1 afterwards.
+// L1 does not keep the line.
 __device__ __forceinline__ uint4 load_past_l1(const void* from) {
   uint4 x;
   asm volatile("ld.global.L1::no_allocate.v4.u32 {%0, %1, %2, %3}, [%4];"
@@ -150,7 +150,7 @@ __device__ __forceinline__ uint4 load_past_l1(const void* from) {
   return x;
 }
 
-// Volatile, so that the compiler keeps the order of several.
+// Volatile, so that the compiler keeps the order of several loads.
 __device__ __forceinline__ uint4 load_streaming(const uint4* from) {
   uint4 x;
   asm volatile("ld.global.cs.v4.u32 {%0, %1, %2, %3}, [%4];" : "=r"(x.x), "=r"(x.y), "=r"(x.z), "=r"(x.w) : "l"(from));
@@ -161,7 +161,7 @@ __device__ __forceinline__ void prefetch_to_l2(const void* from) {
   asm volatile("prefetch.global.L2 [%0];" ::"l"(from));
 }
 
-// Between GPUs: what a thread has written before the store is visible to who has seen it by the load.
+// Between GPUs: writes before the store are visible to a thread whose load has seen the stored value.
 __device__ __forceinline__ void store_release_system(unsigned* to, unsigned x) {
   asm volatile("st.release.sys.global.u32 [%0], %1;" ::"l"(to), "r"(x) : "memory");
 }
@@ -198,21 +198,21 @@ __device__ __forceinline__ std::uint32_t load_byte(std::uint32_t address) {
 
 // ---- asynchronous copies of 16 bytes for each thread -------------------------------------------------------------
 
-// Not through L1.
+// Bypasses L1.
 __device__ __forceinline__ void copy_vec_async(std::uint32_t shared, const void* global) {
   asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(shared), "l"(global) : "memory");
 }
 
-// The same, and L2 gets the line of 128 bytes. What does not exist is not read: zeros take its place.
+// The same, and L2 gets the line of 128 bytes. If the vector does not exist, it is not read: zeros are stored.
 __device__ __forceinline__ void copy_vec_async(std::uint32_t shared, const void* global, bool exists) {
   asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16, %2;" ::"r"(shared), "l"(global), "r"(exists ? 16 : 0)
                : "memory");
 }
 
-// Ends a group of this thread's copies: they are waited for together.
+// Ends a group of this thread's copies, for wait_copies().
 __device__ __forceinline__ void commit_copies() { asm volatile("cp.async.commit_group;" ::: "memory"); }
 
-// Waits until at most `pending` of this thread's groups are under way.
+// Waits until at most `pending` of this thread's groups are in flight.
 template <int pending>
 __device__ __forceinline__ void wait_copies() {
   asm volatile("cp.async.wait_group %0;" ::"n"(pending) : "memory");
@@ -230,15 +230,15 @@ __device__ __forceinline__ void arrive_named(int barrier, int threads) {
 
 // ---- launches that overlap (launch.h) ----------------------------------------------------------------------------
 
-// Waits until the launch before this one has finished and its writes are visible. Before 9.0 it always has.
+// Waits until the previous launch has finished and its writes are visible. Before 9.0 it always has.
 __device__ __forceinline__ void wait_for_previous_launch() {
 #if __CUDA_ARCH__ >= 900
   asm volatile("griddepcontrol.wait;" ::: "memory");
 #endif
 }
 
-// Lets the next launch start as soon as there is room, even while the launch before this one still runs, unless this
-// one has called wait_for_previous_launch() before. So the next launch must not touch memory before it has waited
+// Lets the next launch start as soon as there is room, even while the previous launch still runs, unless this launch
+// has called wait_for_previous_launch() before. So the next launch must not touch memory before it has waited
 // itself.
 __device__ __forceinline__ void allow_next_launch() {
 #if __CUDA_ARCH__ >= 900
@@ -269,7 +269,7 @@ __device__ __forceinline__ void arrive_expecting(std::uint32_t barrier, int byte
   asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(barrier), "r"(bytes) : "memory");
 }
 
-// Arrives as soon as all that this thread has copied with copy_vec_async has come. One of the expected arrivals.
+// Arrives as soon as all of this thread's copy_vec_async have finished. Counts as one of the expected arrivals.
 __device__ __forceinline__ void arrive_when_copied(std::uint32_t barrier) {
   asm volatile("cp.async.mbarrier.arrive.noinc.shared::cta.b64 [%0];" ::"r"(barrier) : "memory");
 }
@@ -296,8 +296,8 @@ __device__ __forceinline__ void copy_bulk(std::uint32_t shared, const void* glob
                : "memory");
 }
 
-// A piece of a matrix, as large as the map says, from this column and row on. What lies outside of the matrix becomes
-// zeros, and the barrier counts it as well.
+// Copies a piece of a matrix, as large as the map says, from this column and row on. Elements outside of the matrix
+// become zeros, and the barrier counts them as well.
 __device__ __forceinline__ void copy_panel(std::uint32_t shared, const CUtensorMap& map, int column, int row,
                                            std::uint32_t barrier, CachePolicy policy) {
   asm volatile(
@@ -313,12 +313,12 @@ __device__ __forceinline__ void prefetch_map(const CUtensorMap& map) {
   asm volatile("prefetch.tensormap [%0];" ::"l"(&map) : "memory");
 }
 
-// Orders this thread's ordinary accesses to shared memory before the copy engine's that follow.
+// Orders this thread's ordinary accesses to shared memory before later accesses of the copy engine.
 __device__ __forceinline__ void fence_copy_engine() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
 
-// ---- clusters: thread blocks that run side by side and reach into each other's shared memory ---------------------
+// ---- clusters: thread blocks that run concurrently and access each other's shared memory -------------------------
 
-// All threads of the cluster meet, and see what was written to shared memory before.
+// A barrier for all threads of the cluster; they then see all earlier writes to shared memory.
 __device__ __forceinline__ void wait_for_cluster() {
   asm volatile("barrier.cluster.arrive.release.aligned;\nbarrier.cluster.wait.acquire.aligned;" ::: "memory");
 }
@@ -342,28 +342,28 @@ __device__ __forceinline__ float2 load_of_block(const float2* place, int rank) {
 
 // ---- wgmma: four warps, a warpgroup, multiply 64 rows at once ----------------------------------------------------
 //
-// The tensor cores fetch operands out of shared memory themselves. An mma needs both in registers: every 16x16 of it
-// costs loads, addresses and registers, and its issue slots keep the warp from everything else. wgmma is asynchronous
-// as well: a warpgroup starts it, goes on computing something else, and waits for it later.
+// The tensor cores fetch operands from shared memory themselves. An mma reads both operands from registers: every 16x16
+// costs loads, addresses and registers, and issue slots that the warp's other work needs. wgmma is also asynchronous: a
+// warpgroup starts it, continues with other work, and waits for it later.
 //
 // A matrix lies in shared memory in panels of 64 columns of 16 bits, 128 bytes; row r of a panel begins 128 r bytes
-// after it, and its vectors of 16 bytes are swizzled by r % 8, so that 8 rows' vectors of equal number lie in different
-// banks. Panels begin at multiples of 1,024 bytes. Of 8-bit numbers a panel has 128 columns.
+// after it, and its vectors of 16 bytes are swizzled by r % 8, so that vectors with equal numbers of 8 rows lie in
+// different banks. Panels begin at multiples of 1,024 bytes. A panel of 8-bit numbers has 128 columns.
 
 inline constexpr int kPanelColumns = 64;
 inline constexpr int kPanelRowBytes = 128;
 inline constexpr int kWarpgroupThreads = 128;
 inline constexpr int kWarpgroupRows = 64;
 
-// The hardware is told where a matrix begins and how far apart its pieces of 8 rows are (1,024 bytes), and panels, in a
-// descriptor of 64 bits.
+// A descriptor of 64 bits tells the hardware where a matrix begins, the distance of its pieces of 8 rows (1,024 bytes),
+// and the distance of panels.
 struct SharedMatrix {
   std::uint32_t low;  // the address and the distance of panels, in units of 16 bytes
 
   __device__ __forceinline__ SharedMatrix(std::uint32_t address, int panel_stride)
       : low(__shfl_sync(~0U, (address & 0x3FFFF) >> 4 | static_cast<std::uint32_t>(panel_stride >> 4) << 16, 0)) {}
 
-  // Of the part that begins `bytes` further on.
+  // The descriptor of the part that begins `bytes` further.
   __device__ __forceinline__ std::uint64_t descriptor(int bytes) const {
     constexpr std::uint32_t kHigh = 1024 >> 4 | 1U << 30;  // the distance of 8 rows; 128-byte swizzle
     std::uint64_t result;
@@ -372,31 +372,31 @@ struct SharedMatrix {
   }
 };
 
-// The same of a single panel, by an address that is known to be the same in all of a warp's threads.
+// The same for a single panel, whose address must be equal in all threads of a warp.
 __device__ __forceinline__ std::uint64_t panel_descriptor(std::uint32_t address) {
   constexpr std::uint64_t kRowsAndSwizzle = (std::uint64_t{1024 >> 4} << 32) | (std::uint64_t{1} << 62);
   return kRowsAndSwizzle | (std::uint64_t{1} << 16) | ((address & 0x3FFFF) >> 4);
 }
-// 16 columns further on in the panel, and 64 rows.
+// Advances a descriptor by 16 columns within the panel, and by 64 rows.
 inline constexpr std::uint64_t kDescriptorStep = 32 >> 4;
 inline constexpr std::uint64_t kDescriptorBlock = 64 * kPanelRowBytes >> 4;
 
 #if COURSE_WGMMA
 
-// Before the first of some products, so that registers and shared memory are as they were written.
+// To be called before the first of several products: orders earlier writes to registers before them.
 __device__ __forceinline__ void fence_products() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
 
-// Ends a group of products: they are waited for together.
+// Ends a group of products, for wait_products().
 __device__ __forceinline__ void commit_products() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
 
-// Waits until at most `pending` groups are under way.
+// Waits until at most `pending` groups are in flight.
 template <int pending>
 __device__ __forceinline__ void wait_products() {
   asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(pending) : "memory");
 }
 
-// The compiler does not know that a product writes its registers later. This keeps it from reading them earlier: their
-// values are, as far as it knows, made here.
+// The compiler does not know that a product writes its registers later. This keeps the compiler from reading them too
+// early: it must assume that their values are written here.
 template <int kCount>
 __device__ __forceinline__ void fence_registers(float (&registers)[kCount]) {
 #pragma unroll
@@ -406,7 +406,7 @@ __device__ __forceinline__ void fence_registers(float (&registers)[kCount]) {
 }
 
 // A result c of 64 rows and n columns takes n / 2 registers of each thread: warp w has rows 16 w to 16 w + 15, and in
-// them a thread has, of each 8 columns, what it has of an mma's result.
+// each 8 columns of these rows a thread has the same elements as of an mma's result.
 
 #define COMMON_REGISTERS_8 "%0, %1, %2, %3, %4, %5, %6, %7"
 #define COMMON_REGISTERS_16 COMMON_REGISTERS_8 ", %8, %9, %10, %11, %12, %13, %14, %15"
@@ -457,8 +457,8 @@ __device__ __forceinline__ void multiply_rows(float (&c)[kCount], std::uint64_t 
                : __VA_ARGS__                                                                                   \
                : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(static_cast<int>(adds)))
 
-// The same with a in registers, four 8x8 matrices of each warp as for an mma. They are read until the product has been
-// waited for.
+// The same with a in registers, four 8x8 matrices of each warp as for an mma. The registers must stay unchanged until
+// the product has been waited for.
 template <int kColumns>
 __device__ __forceinline__ void multiply_registers_by_rows(float (&c)[kColumns / 2], const std::uint32_t (&a)[4],
                                                            std::uint64_t b, bool adds) {
@@ -481,8 +481,8 @@ __device__ __forceinline__ void multiply_registers_by_rows(float (&c)[kColumns /
                : __VA_ARGS__                                                                              \
                : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b))
 
-// c += a b: a likewise, and b, 16 rows and kColumns columns, in shared memory. That b's rows run along the sum is what
-// the last operand, the transpose bit, says.
+// c += a b, with a in registers and b, 16 rows and kColumns columns, in shared memory. The last operand, the transpose
+// bit, says that the sum runs over b's rows.
 template <int kColumns>
 __device__ __forceinline__ void multiply_registers_by_columns(float (&c)[kColumns / 2], const std::uint32_t (&a)[4],
                                                               std::uint64_t b) {
@@ -507,8 +507,8 @@ __device__ __forceinline__ void multiply_registers_by_columns(float (&c)[kColumn
 #undef COMMON_REGISTERS_16
 #undef COMMON_REGISTERS_8
 
-// All threads of a thread block start with equally many registers. A warpgroup that only copies gives most of its own
-// back, and those that compute take them.
+// All threads of a thread block start with the same number of registers. A warpgroup that only copies releases most of
+// its registers, and warpgroups that compute get them.
 template <int kRegisters>
 __device__ __forceinline__ void shrink_registers() {
   asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(kRegisters));

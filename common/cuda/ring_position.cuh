@@ -6,7 +6,7 @@ namespace common {
 template <int kPlaces>
 struct RingPosition {
   int place = 0;
-  int parity = 0;  // of the rounds that are over: the phase of the place's barriers (ptx.cuh, wait_barrier)
+  int parity = 0;  // of the number of finished rounds: the phase of the place's barriers (ptx.cuh, wait_barrier)
   __device__ __forceinline__ void advance() {
     if (++place == kPlaces) {
       place = 0;

@@ -24,7 +24,7 @@ using nlohmann::ordered_json;
 
 constexpr std::chrono::milliseconds kWait{100};
 
-// A reply may end in the middle of a character, and what a client sent is echoed in errors.
+// A reply may end in the middle of a character, and errors quote a client's text, which may be no UTF-8.
 std::string dump(const ordered_json& document) {
   return document.dump(-1, ' ', false, ordered_json::error_handler_t::replace);
 }
@@ -48,7 +48,7 @@ ordered_json error_json(int status, const std::string& message, const std::strin
 
 std::string event(const ordered_json& document) { return "data: " + dump(document) + "\n\n"; }
 
-// Compares all of both, so that the time says nothing about where they differ.
+// Compares all bytes, so that the time does not depend on where the texts differ.
 bool is_equal_secret(std::string_view left, std::string_view right) {
   unsigned difference = left.size() == right.size() ? 0 : 1;
   for (std::size_t i = 0; i < std::min(left.size(), right.size()); ++i) {
@@ -159,7 +159,7 @@ class Completions : public ReplyBody {
   void wait() { ticket_->wait(kWait); }
 
  private:
-  // What has come of a text since the last event.
+  // The part of a text since the last event.
   struct Piece {
     std::string text;
     std::vector<TokenLogprobs> logprobs;
@@ -258,7 +258,7 @@ class Completions : public ReplyBody {
       for (std::size_t sample = 0; sample < output.completions.size(); ++sample) {
         const Completion& completion = output.completions[sample];
         const std::size_t choice = choice_of(i, static_cast<int>(sample));
-        if (wanted_.requests[i].length_penalty.has_value()) {  // a search knows its texts only now
+        if (wanted_.requests[i].length_penalty.has_value()) {  // a beam search knows its texts only now
           std::string whole;
           for (const Token token : completion.tokens) {
             whole += texts_[choice].add(token);
@@ -355,7 +355,7 @@ constexpr std::array<Route, 14> kRoutes = {{
     {.path = "/pool/demo", .method = "POST", .is_control = true},
 }};
 
-// The page, with or without what steers the pool.
+// The page, with or without the controls of the pool.
 std::string page_text(bool has_controls) {
   std::string text(page());
   const std::string body = "<body>";
@@ -462,7 +462,7 @@ ApiReply Api::route(const ApiRequest& request, const std::function<bool()>& is_g
     return detokenize(request);
   }
   if (path == "/pool/events") {
-    constexpr int kMaxWatchers = 128;  // each has a thread, which would be missing for a completion
+    constexpr int kMaxWatchers = 128;  // each one keeps a thread that completions could use
     if (view_.num_watchers() >= kMaxWatchers) {
       return error_reply(503, "too many clients watch the pool");
     }
@@ -495,7 +495,7 @@ ApiReply Api::complete(const ApiRequest& request, bool is_chat, const std::funct
     case EngineThread::Refusal::kNone:
       break;
   }
-  // A request that can't be served is an error, not a reply that begins.
+  // A request that can't be served gets an error, not the beginning of a reply.
   ordered_json head = {{"id", format("%s-%s-%lld", is_chat ? "chatcmpl" : "cmpl", reply_ids_.c_str(),
                                      static_cast<long long>(num_replies_++))},
                        {"object", ""},

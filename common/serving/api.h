@@ -22,18 +22,18 @@ struct ApiRequest {
   std::string method;  // GET, POST
   std::string path;    // without the query
   std::string body = {};
-  std::string authorization = {};  // the headers of these names; empty: there is none
+  std::string authorization = {};  // the values of these headers; empty: absent
   std::string content_type = {};
   std::string origin = {};
   std::string host = {};
-  bool is_on_loopback = false;  // it came to an address that only this machine reaches
+  bool is_on_loopback = false;  // whether it came to an address that only this machine reaches
 };
 
-// A reply that comes piece by piece. Its end stops what it waited for.
+// A reply that comes piece by piece. Its destructor cancels the work for it.
 class ReplyBody {
  public:
   virtual ~ReplyBody() = default;
-  // Appends what there is to send to `text`; waits for it, but at most about a tenth of a second. False: that was all.
+  // Waits for text to send, at most about a tenth of a second, and appends it to `text`. False: the reply is complete.
   virtual bool read(std::string& text) = 0;
 };
 
@@ -46,13 +46,13 @@ struct ApiReply {
 };
 
 struct ApiOptions {
-  std::string model_name;  // in replies, and the only one that requests may name
-  std::string api_key;     // empty: none is asked for
+  std::string model_name;  // in replies; the only name that requests may have
+  std::string api_key;     // empty: no key is needed
   MakeDemoPool make_demo_pool;
-  bool pool_controls = false;  // clients may pause the pool, step it and make it anew, and run the demonstration
+  bool pool_controls = false;  // clients may pause, step and restart the pool, and run the demonstration
 };
 
-// An error in OpenAI's shape. param: the field that is wrong, if it is one.
+// An error in OpenAI's format. param: the wrong field, if there is one.
 ApiReply error_reply(int status, const std::string& message, const std::string& param = "",
                      const std::string& code = "");
 
@@ -64,7 +64,7 @@ class Api {
 
   // is_gone: whether the client has hung up; asked now and then while a reply is not ready.
   ApiReply handle(const ApiRequest& request, const std::function<bool()>& is_gone);
-  // The reply to a request that is refused whatever its body is, which then need not be read.
+  // The reply to a request that is refused for its head alone, so that its body need not be read.
   std::optional<ApiReply> refusal(const ApiRequest& request) const;
 
  private:
@@ -83,7 +83,7 @@ class Api {
   DemoPool demo_;
   std::atomic<std::uint64_t> next_seed_;
   std::atomic<std::int64_t> num_replies_ = 0;
-  std::string reply_ids_;  // what the ids of this server's replies have in common, and no other server's
+  std::string reply_ids_;  // the common part of the ids of this server's replies, different on every server
   std::int64_t created_;   // when the server began, in seconds since 1970
 };
 

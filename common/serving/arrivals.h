@@ -1,4 +1,4 @@
-// When requests arrive and how long they are: a trace, read from a file or drawn at random. And a run of one.
+// When requests arrive and how long they are: a trace, read from a file or drawn at random; and serve(), which runs it.
 #pragma once
 
 #include <cstdint>
@@ -30,9 +30,9 @@ void check_rate(double rate);
 // Arrival times of a Poisson process: gaps of mean 1 / rate, exponentially distributed. Rate 0: all at time 0.
 std::vector<double> poisson_times(int count, double rate, std::uint64_t seed);
 
-// Lengths in the shape of a published trace of conversations, ShareGPT as served in Kwon et al., SOSP 2023, figure 11:
-// prompts of 161 tokens and replies of 338 on average, and a few that are much longer. Here: log-normal, cut so that
-// prompt and reply fit into max_length.
+// Lengths distributed as in a published trace of conversations, ShareGPT as served in Kwon et al., SOSP 2023, figure
+// 11: prompts of 161 tokens and replies of 338 on average, and a few that are much longer. Here: log-normal, cut so
+// that prompt and reply fit into max_length.
 std::vector<Arrival> chat_arrivals(int count, double rate, int max_length, std::uint64_t seed);
 
 // The offline workload that nano-vllm and Mini-SGLang publish figures for: 256 requests at once, prompts and replies of
@@ -43,20 +43,20 @@ std::vector<Arrival> offline_arrivals(std::uint64_t seed);
 struct ArrivingRequest {
   double time = 0.0;
   ServedRequest request;
-  // The text ends after this many tokens, as if the model had drawn a stop token; 0: it ends by itself.
+  // The text ends after this number of tokens, as if the model had drawn a stop token; 0: it ends by itself.
   int output_tokens = 0;
-  // Why it is rejected on arrival; empty: the server decides.
+  // The reason to reject the request on arrival; empty: the engine decides.
   std::string rejection = {};
 };
 
-// What is called while requests are served; either may be null.
+// The callbacks of serve(); each may be null.
 struct ServeCallbacks {
   std::function<void(int id, int sample, Token token)> on_token = nullptr;
   std::function<void(const StepReport& report)> on_step = nullptr;  // after each step
 };
 
-// Serves all requests, each from its arrival time on. Returns their results in the same order, which is that of their
-// ids. Cancels them if a step throws.
+// Serves all requests, each from its arrival time on. Returns their results in the same order, the order of their ids.
+// Cancels the requests if a step throws.
 std::vector<RequestResult> serve(ServedEngine& engine, const std::vector<ArrivingRequest>& requests,
                                  const ServeCallbacks& callbacks = {});
 

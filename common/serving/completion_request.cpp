@@ -22,7 +22,7 @@ using nlohmann::json;
   throw ApiError(400, "'" + name + "' " + message, name);
 }
 
-// Fields that would change the reply, if they had a value other than the one that changes nothing.
+// Refuses fields that are not supported, unless their value changes nothing.
 void refuse_unsupported(const Fields& fields) {
   for (const char* const name : {"frequency_penalty", "presence_penalty"}) {
     if (fields.number(name, -2.0, 2.0, 0.0) != 0.0) {
@@ -48,8 +48,8 @@ void refuse_unsupported(const Fields& fields) {
   }
 }
 
-// Fields with a value that would change a text that is drawn, and changes nothing in a search. Temperature 0 asks for
-// the likeliest text, as a search does, and 1 is the default.
+// Refuses values that change a drawn text but not a beam search. Temperature 0 asks for the likeliest text, as a search
+// does, and 1 is the default.
 void refuse_with_beams(const SamplingOptions& sampling, bool has_logprobs) {
   const std::array<std::pair<const char*, bool>, 6> unused = {
       {{"temperature", sampling.temperature != 0.0F && sampling.temperature != 1.0F},
@@ -144,7 +144,7 @@ StopStrings stop_strings_of(const ServedModel& model, const Fields& fields) {
   return {strings, [&model](std::span<const Token> tokens) { return model.decode(tokens); }};
 }
 
-// A text: "logprobs" is how many of the best tokens are wanted. A chat: whether, and "top_logprobs" how many.
+// For a text, "logprobs" is the number of best tokens. For a chat, it is a flag, and "top_logprobs" is the number.
 void read_logprobs(const Fields& fields, CompletionRequest& result) {
   constexpr int kMaxLogprobs = 20;
   if (result.is_chat) {
@@ -170,7 +170,7 @@ int max_new_tokens(const CompletionLimits& limits, int prompt_length, int num_te
 }  // namespace
 
 Fields::Fields(const std::string& body) {
-  // Documents are read in a loop, but copied and compared by calls within calls, for which a thread has little room.
+  // Documents are parsed in a loop, but copied and compared recursively, and a thread's stack is small.
   constexpr int kMaxDepth = 32;
   const auto check_depth = [](int depth, json::parse_event_t, const json&) {
     if (depth > kMaxDepth) {

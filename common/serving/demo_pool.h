@@ -11,8 +11,8 @@
 
 namespace common {
 
-// Adds the commands of `demo --shell`, for a new pool of so many blocks. Returns what describes that pool: its
-// sequences are the snapshot's owners, each by the number of its letter.
+// Adds the commands of `demo --shell`, for a new pool of num_blocks blocks. Returns a function that describes the pool:
+// the snapshot's owners are its sequences, each with the number of its letter.
 using MakeDemoPool = std::function<std::function<PoolSnapshot()>(Shell& shell, int num_blocks, int block_size)>;
 
 class DemoPool {

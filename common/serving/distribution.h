@@ -1,4 +1,4 @@
-// Distributions of measured values, in a form that grows with each value or in one that does not.
+// Distributions of measured values: one form grows with each value, the other one does not.
 #pragma once
 
 #include <cstdint>
@@ -7,8 +7,8 @@
 
 namespace common {
 
-// Of a set of numbers; all 0 if it is empty, which is not the same as numbers that are 0. median and p99: the smallest
-// that at least 50 % or 99 % of them do not exceed.
+// Summarises a set of numbers; an empty set has only zeros, which is not the same as numbers that are 0. median and
+// p99: the smallest number that at least 50 % or 99 % of the numbers do not exceed.
 struct Spread {
   double mean = 0.0;
   double median = 0.0;
@@ -17,19 +17,19 @@ struct Spread {
 };
 Spread spread_of(std::vector<double> values);
 
-// Whether a distribution keeps each value, as a run with an end can do, or counts values alone.
+// Whether a distribution keeps each value, for a run with an end, or only counts the values.
 enum class Keep { kCounts, kValues };
 
 class Distribution {
  public:
-  // bounds: ascending; how many values are at most each of them is counted.
+  // bounds: ascending; for each bound, the values that are at most as large are counted.
   Distribution(Keep keep, std::span<const double> bounds) : keep_(keep), bounds_(bounds), counts_(bounds.size()) {}
   void add(double value);
 
   std::span<const double> bounds() const { return bounds_; }
-  // How many values are above the bound before and at most this one.
+  // For each bound, how many values are at most as large, but above the previous bound.
   std::span<const std::int64_t> counts() const { return counts_; }
-  std::int64_t count() const { return count_; }  // of all values, those above the last bound included
+  std::int64_t count() const { return count_; }  // all values, including those above the last bound
   double sum() const { return sum_; }
   // CheckError unless the values are kept.
   Spread spread() const;

@@ -36,12 +36,12 @@ std::string message_of(const std::exception& error) {
 
 }  // namespace
 
-// Takes news to tickets, in order, on a thread of its own: to wake a client's thread takes microseconds, and a step has
-// a token for each of hundreds of clients.
+// Delivers news to tickets, in order, on a thread of its own: waking a client's thread takes microseconds, and a step
+// may have tokens for hundreds of clients.
 class EngineThread::Messenger {
  public:
   Messenger() : thread_([this] { run(); }) {}
-  // Delivers what has been sent.
+  // Delivers all news that were sent.
   ~Messenger() {
     {
       const std::lock_guard lock(mutex_);
@@ -53,7 +53,7 @@ class EngineThread::Messenger {
   Messenger(const Messenger&) = delete;
   Messenger& operator=(const Messenger&) = delete;
 
-  // On the engine's thread. `change`: what becomes of the ticket, under its lock.
+  // On the engine's thread. `change` is applied to the ticket under its lock.
   void add(std::shared_ptr<Ticket::State> ticket, std::function<void(Ticket::State&)> change) {
     added_.push_back({std::move(ticket), std::move(change)});
   }
@@ -97,7 +97,7 @@ class EngineThread::Messenger {
     }
   }
 
-  // All that follows one another for a ticket, which is woken once. `message` goes on to the next one.
+  // Delivers consecutive messages for one ticket, and wakes it once. `message` advances to the next ticket's.
   static void deliver(std::vector<Message>::const_iterator& message, std::vector<Message>::const_iterator end) {
     Ticket::State& state = *message->ticket;
     {
@@ -109,7 +109,7 @@ class EngineThread::Messenger {
     state.news.notify_all();
   }
 
-  std::vector<Message> added_;  // of the engine's thread alone
+  std::vector<Message> added_;  // used by the engine's thread only
 
   std::mutex mutex_;
   std::condition_variable wake_;
@@ -160,7 +160,7 @@ int Ticket::id(std::size_t index) const {
   return state_->entries.at(index).id;
 }
 
-// Takes a request's tokens and its end to its ticket.
+// Sends a request's tokens and its end to its ticket.
 class EngineThread::Sink : public RequestSink {
  public:
   explicit Sink(EngineThread& engine_thread) : engine_thread_(engine_thread) {}
@@ -337,7 +337,7 @@ void EngineThread::loop() {
   }
 }
 
-// Takes the inbox, and then makes one step or waits. False: the thread is to end.
+// Empties the inbox, then computes one step or waits. False: the thread has to end.
 bool EngineThread::advance() {
   take_inbox();
   bool is_stopping = false;
@@ -349,7 +349,7 @@ bool EngineThread::advance() {
     end_all("the server has ended");
     return false;
   }
-  // Draining is not paused: the program would not end.
+  // A pause does not stop draining: the program would not end.
   if ((!is_paused_ || steps_to_run_ > 0 || is_draining_) && engine_ && !engine_->is_idle()) {
     steps_to_run_ = std::max(steps_to_run_ - 1, 0);
     engine_->step();
@@ -364,7 +364,7 @@ bool EngineThread::advance() {
   return true;
 }
 
-// One by one: if a command throws, those after it are still to be taken.
+// Removes commands one by one: if one throws, the later ones stay in the inbox.
 void EngineThread::take_inbox() {
   std::size_t num_commands = 0;
   {
@@ -390,7 +390,7 @@ void EngineThread::take_inbox() {
 
 void EngineThread::submit_all(const std::shared_ptr<Ticket::State>& state, const std::vector<ServedRequest>& requests,
                               double handed_over) {
-  if (!engine_) {  // they came before it was known
+  if (!engine_) {  // the requests came before the failure was known
     refuse_from(0, state, failure());
     return;
   }
@@ -461,7 +461,7 @@ void EngineThread::fail(const std::string& reason) {
   show();
 }
 
-// The ticket's requests from this one on, of which the engine knows nothing.
+// Refuses the ticket's requests from this one on; the engine has not received them.
 void EngineThread::refuse_from(std::size_t first, const std::shared_ptr<Ticket::State>& state,
                                const std::string& error) {
   const std::size_t num_requests = state->entries.size();
@@ -475,7 +475,7 @@ void EngineThread::refuse_from(std::size_t first, const std::shared_ptr<Ticket::
   messenger_->add(state, [](Ticket::State& ticket) { ticket.num_submitted = ticket.entries.size(); });
 }
 
-// Tells its ticket that the request has ended without an engine.
+// Reports to the ticket that the request has ended without an engine.
 void EngineThread::refuse(const Client& client, const std::string& error) {
   RequestResult result;
   result.finish_reason = FinishReason::kCancelled;
@@ -483,7 +483,7 @@ void EngineThread::refuse(const Client& client, const std::string& error) {
   hand_over(client, std::move(result));
 }
 
-// A request's result, to its ticket.
+// Sends a request's result to its ticket.
 void EngineThread::hand_over(const Client& client, RequestResult result) {
   const auto told = std::make_shared<RequestResult>(std::move(result));
   messenger_->add(client.ticket, [index = client.index, told](Ticket::State& ticket) {
@@ -523,7 +523,7 @@ void EngineThread::show(const StepReport* report) {
   try {
     news.failure = failure();
     on_change_(news);
-  } catch (const std::exception&) {  // it may be what has failed
+  } catch (const std::exception&) {  // this call itself may be what failed before
   }
 }
 

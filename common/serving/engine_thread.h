@@ -1,5 +1,5 @@
-// The engine's loop on a thread of its own. Other threads hand requests over and wait for their tokens; none of them
-// touches the engine, the scheduler or the cache.
+// The engine's loop on a thread of its own. Other threads submit requests and wait for their tokens; only the engine's
+// thread uses the engine, the scheduler and the cache.
 //
 //   HTTP threads    submit ──► inbox ───────────────────► engine thread: take the inbox, run one step, hand out tokens
 //                   wait   ◄── ticket ◄── messenger ◄────
@@ -28,8 +28,8 @@
 namespace common {
 
 struct EngineThreadOptions {
-  int max_queue = 512;  // requests that wait, in the inbox or in the engine's queue
-  bool paused = false;  // begin without computing, until run() or step()
+  int max_queue = 512;  // max requests that wait, in the inbox or in the engine's queue
+  bool paused = false;  // compute no step until run() or step()
 };
 
 // A token of the ticket's request `index`.
@@ -40,37 +40,38 @@ struct TokenEvent {
   std::optional<TokenLogprobs> logprobs;  // if the request wants them
 };
 
-// What there is to show, on the engine's thread.
+// A change to show, reported on the engine's thread.
 struct EngineNews {
   const ServedEngine* engine = nullptr;  // null: it has failed
   const Tally* tally = nullptr;
-  const StepReport* report = nullptr;  // of the step that has just ended, if it was one
+  const StepReport* report = nullptr;  // the step that has just ended; null: the change was no step
   std::int64_t num_generated = 0;      // tokens of all samples, since the beginning
   bool is_paused = false;
-  bool is_still = false;  // no step follows at once
+  bool is_still = false;  // whether no step follows at once
   std::string failure = {};
 };
 
 class EngineThread;
 
-// What a thread holds that waits for its requests: one for each prompt. Its end cancels those that have not ended.
+// Held by a client's thread while it waits for its requests, one for each prompt. The destructor cancels requests that
+// have not ended.
 class Ticket {
  public:
   ~Ticket();
   Ticket(const Ticket&) = delete;
   Ticket& operator=(const Ticket&) = delete;
 
-  // The tokens since the last call, in order. Waits for something to happen, at most this long.
+  // Waits for news, at most `timeout`, and returns the tokens since the last call, in order.
   std::vector<TokenEvent> wait(std::chrono::milliseconds timeout);
-  // Whether the engine has seen all of the requests: those that it rejected have ended. Waits for it, at most this
-  // long.
+  // Whether the engine has received all of the requests: those that it rejected have ended. Waits for that, at most
+  // `timeout`.
   bool is_submitted(std::chrono::milliseconds timeout) const;
-  bool has_ended() const;  // all of them
+  bool has_ended() const;  // whether all requests have ended
   std::size_t size() const;
   bool has_ended(std::size_t index) const;
-  // Of a request that has ended.
+  // The result of a request that has ended.
   const RequestResult& result(std::size_t index) const;
-  int id(std::size_t index) const;  // the engine's; -1: not submitted
+  int id(std::size_t index) const;  // the engine's id; -1: not submitted
 
  private:
   friend class EngineThread;
@@ -84,34 +85,34 @@ class Ticket {
 
 class EngineThread {
  public:
-  // Throws what making the engine throws. on_change: called on the engine's thread after each step, and after anything
-  // else that changes what is shown.
+  // Throws what make_engine throws. on_change: called on the engine's thread after each step, and after every other
+  // change that the page shows.
   EngineThread(MakeEngine make_engine, const EngineThreadOptions& options,
                std::function<void(const EngineNews&)> on_change = nullptr);
-  // Cancels what has not ended.
+  // Cancels requests that have not ended.
   ~EngineThread();
   EngineThread(const EngineThread&) = delete;
   EngineThread& operator=(const EngineThread&) = delete;
 
   enum class Refusal { kNone, kQueueFull, kDraining, kFailed };
-  // Hands the requests over, all or none. Null: refused, with the reason in `refusal`.
+  // Submits all of the requests or none. Null: they are refused, with the reason in `refusal`.
   std::unique_ptr<Ticket> submit(std::vector<ServedRequest> requests, Refusal& refusal);
 
   void pause();
   void run();
   void step();  // one step, and then pause
   bool is_paused() const { return is_paused_; }
-  // Ends all requests and makes the engine anew. Returns once that is done. Throws InputError, and keeps the sizes
-  // before, if they are not possible. If those have become impossible too, there is no engine until a restart succeeds,
-  // and failure() says so.
+  // Ends all requests, makes a new engine, and then returns. If these sizes are not possible, keeps the old sizes and
+  // throws InputError. If the old sizes have become impossible too, there is no engine until a restart succeeds, and
+  // failure() says so.
   void restart(const PoolSizes& sizes);
   PoolSizes sizes() const;
 
-  // Refuses new requests from now on; drained() says when the last one has ended.
+  // Refuses new requests from now on; drained() says whether the last one has ended.
   void drain();
   bool is_draining() const { return is_draining_; }
   bool drained() const;
-  // Why there is no engine, and no request is taken; empty: there is one.
+  // Why there is no engine, so that requests are refused; empty: there is one.
   std::string failure() const;
 
   // Calls on_change, for a client that has just begun to watch.
@@ -126,7 +127,7 @@ class EngineThread {
   friend class Ticket;
   class Messenger;
   class Sink;
-  // Whose request it is.
+  // The ticket of a request, and its index there.
   struct Client {
     std::shared_ptr<Ticket::State> ticket;
     int index = 0;
@@ -151,19 +152,19 @@ class EngineThread {
   EngineThreadOptions options_;
   std::function<void(const EngineNews&)> on_change_;
 
-  // Touched by the engine's thread alone.
+  // Used by the engine's thread only.
   std::unique_ptr<ServedEngine> engine_;   // null: it has failed
-  std::optional<PoolSizes> wanted_sizes_;  // by a restart
-  std::map<int, Client> clients_;          // of the requests that have not ended, by id
+  std::optional<PoolSizes> wanted_sizes_;  // a restart's
+  std::map<int, Client> clients_;          // by id, for requests that have not ended
   int next_id_ = 0;
-  std::string end_error_;  // why requests are being ended that have no error of their own
+  std::string end_error_;  // the error of requests that are ended without an error of their own
   std::int64_t num_generated_ = 0;
   int steps_to_run_ = 0;
 
   mutable std::mutex mutex_;
   std::condition_variable wake_;
   std::deque<std::function<void()>> inbox_;
-  int num_live_ = 0;  // that have not ended, those in the inbox included
+  int num_live_ = 0;  // requests that have not ended, including those in the inbox
   bool is_stopping_ = false;
   std::string failure_;
   ServerState state_;

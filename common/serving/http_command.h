@@ -1,4 +1,4 @@
-// `serve --http`: the server on a network address, until it is told to end.
+// `serve --http`: the server on a network address, until a signal ends it.
 #pragma once
 
 #include <optional>
@@ -27,7 +27,8 @@ struct HttpCommandOptions {
 // Adds the options of the command `serve` that go with --http.
 void add_http_options(Command& command, HttpCommandOptions& options);
 
-// Serves until SIGTERM or SIGINT, then ends the requests that have come, and returns. A second signal ends at once.
+// Serves until SIGTERM or SIGINT, then completes the requests that have arrived, and returns. A second signal ends it
+// at once.
 void run_http(const ServedModel& model, const MakeEngine& make_engine, const HttpCommandOptions& options);
 
 }  // namespace common

@@ -23,7 +23,7 @@ std::string_view trimmed(std::string_view text) {
   return begin == std::string_view::npos ? "" : text.substr(begin, text.find_last_not_of(" \t") + 1 - begin);
 }
 
-// All of `text` as a number without a sign. False: it is none, or too large.
+// Parses all of `text` as a number without a sign. False: it is no such number, or too large.
 bool parse_size(std::string_view text, int base, std::size_t& result) {
   const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), result, base);
   return !text.empty() && error == std::errc() && end == text.data() + text.size();
@@ -59,7 +59,7 @@ bool HttpHead::has(std::string_view name) const {
   return std::any_of(fields.begin(), fields.end(), [&](const auto& field) { return field.first == name; });
 }
 
-// A line without its end. False: it is not complete. `total` counts the bytes of these lines.
+// Reads a line, without its end. False: the line is not complete. `total` counts the bytes of these lines.
 bool HttpRequestReader::read_line(std::string& received, std::size_t max_bytes, std::size_t& total,
                                   std::string& line) const {
   const std::size_t end = received.find('\n');
@@ -172,7 +172,7 @@ bool HttpRequestReader::read_body(std::string& received) {
   return remaining_ == 0;
 }
 
-// As much of the body, or of the chunk, as there is.
+// Removes the bytes of the body, or of the chunk, that have arrived.
 void HttpRequestReader::take(std::string& received) {
   const std::size_t size = std::min(remaining_, received.size());
   body_.append(received, 0, size);

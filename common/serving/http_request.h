@@ -12,7 +12,7 @@
 
 namespace common {
 
-// The request can't be understood, or is too large. What follows it on the connection can't be understood either.
+// The request is malformed or too large. Later bytes on the connection can't be understood either.
 class HttpError : public std::runtime_error {
  public:
   HttpError(int status, const std::string& message) : std::runtime_error(message), status_(status) {}
@@ -29,7 +29,7 @@ struct HttpHead {
   bool is_version_1_0 = false;
   bool keeps_alive = false;  // the client may send another request on the connection
 
-  // Empty: there is none. The name is in lower case.
+  // Empty: there is no such field. The name is in lower case.
   std::string field(std::string_view name) const;
   bool has(std::string_view name) const;
 };
@@ -41,8 +41,8 @@ class HttpRequestReader {
  public:
   explicit HttpRequestReader(std::size_t max_body_bytes) : max_body_bytes_(max_body_bytes) {}
 
-  // Take what belongs to the request from the front of `received`. Return whether the head, or the whole request, is
-  // complete. Throw HttpError.
+  // Both remove the request's bytes from the front of `received`, and return whether the head, or the whole request, is
+  // complete. Both throw HttpError.
   bool read_head(std::string& received);
   bool read_body(std::string& received);
 
@@ -67,9 +67,9 @@ class HttpRequestReader {
   bool has_head_ = false;
   std::size_t head_bytes_ = 0;
   bool is_chunked_ = false;
-  std::size_t remaining_ = 0;  // bytes of the body, or of the chunk
+  std::size_t remaining_ = 0;  // bytes that the body, or the chunk, still lacks
   Part part_ = Part::kSize;
-  std::size_t line_bytes_ = 0;  // of a chunk's size, or of all fields after the chunks
+  std::size_t line_bytes_ = 0;  // bytes of a chunk's size line, or of all fields after the chunks
   std::string body_;
 };
 

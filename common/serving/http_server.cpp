@@ -36,7 +36,7 @@ namespace {
 using SteadyClock = std::chrono::steady_clock;
 using SteadyTime = SteadyClock::time_point;
 
-// Closes it at its end.
+// Owns a descriptor, and closes it.
 class Socket {
  public:
   explicit Socket(int descriptor = -1) : descriptor_(descriptor) {}
@@ -56,7 +56,7 @@ class Socket {
   int descriptor_;
 };
 
-// Calls of it never wait, and programs that are started do not inherit it.
+// Makes calls on the descriptor return at once, and keeps child processes from inheriting it.
 void set_flags(int descriptor) {
   fcntl(descriptor, F_SETFL, fcntl(descriptor, F_GETFL) | O_NONBLOCK);
   fcntl(descriptor, F_SETFD, FD_CLOEXEC);
@@ -64,7 +64,7 @@ void set_flags(int descriptor) {
 
 bool would_wait() { return errno == EAGAIN || errno == EWOULDBLOCK || errno == EINTR; }
 
-// Of this end of the socket.
+// The address of this end of the socket.
 sockaddr_storage own_address(int socket) {
   sockaddr_storage own = {};
   socklen_t size = sizeof(own);
@@ -114,10 +114,10 @@ Socket listen_on(const HttpOptions& options) {
   return result;
 }
 
-// Says nothing to a client, which has to skip it; one that waits for it begins to send the body.
+// Has no meaning to most clients, which must skip it; a client that waits for it begins to send the body.
 constexpr std::string_view kContinue = "HTTP/1.1 100 Continue\r\n\r\n";
 
-// Counts one more while it lives.
+// Increments a counter during its own lifetime.
 class Counted {
  public:
   explicit Counted(std::atomic<int>& count) : count_(count) { count_ += 1; }
@@ -135,7 +135,7 @@ struct Connection {
 
   Socket socket;
   bool is_on_loopback;
-  std::string received;  // and not yet taken by the reader
+  std::string received;  // bytes that the reader has not used yet
   HttpRequestReader reader;
   std::optional<Counted> large_body;      // until the API has answered
   std::optional<ApiReply> refusal;        // in place of the API's reply
@@ -147,7 +147,7 @@ struct Connection {
   SteadyTime last_read = since;
 };
 
-// Reads what there is. False: the connection is broken.
+// Reads all bytes that have arrived. False: the connection is broken.
 bool receive(Connection& connection) {
   std::array<char, 1 << 14> bytes;  // NOLINT(cppcoreguidelines-pro-type-member-init): recv() fills it
   const ssize_t count = recv(connection.socket.get(), bytes.data(), bytes.size(), 0);
@@ -160,7 +160,7 @@ bool receive(Connection& connection) {
   return count >= 0 || would_wait();
 }
 
-// False: the connection is broken, or the client has read nothing for so long.
+// False: the connection is broken, or the client has read nothing for `timeout`.
 bool send_all(int socket, std::string_view bytes, std::chrono::milliseconds timeout) {
   while (!bytes.empty()) {
     const ssize_t sent = ::send(socket, bytes.data(), bytes.size(), MSG_NOSIGNAL);
@@ -174,8 +174,8 @@ bool send_all(int socket, std::string_view bytes, std::chrono::milliseconds time
   return true;
 }
 
-// Whether the client has gone, asked while a reply is made. One that has closed its sending half alone still reads. The
-// system tells it from one that has closed everything only when something is sent: `probe`, which says nothing.
+// Whether the client has gone, asked while a reply is made. A client that has closed only its sending half still reads.
+// The system reports a client that has closed everything only when bytes are sent: `probe`, which clients skip.
 bool has_hung_up(Connection& connection, std::string_view probe, std::chrono::milliseconds timeout) {
   constexpr std::size_t kMaxAhead = 1 << 16;  // of requests that follow this one
   pollfd state = {connection.socket.get(), POLLIN, 0};
@@ -272,7 +272,7 @@ struct HttpServer::Impl {
   Impl(const Impl&) = delete;
   Impl& operator=(const Impl&) = delete;
 
-  using Connections = std::list<Connection>;  // one moves from list to list without an allocation, which could fail
+  using Connections = std::list<Connection>;  // moving an element between lists allocates nothing, so it can't fail
 
   void run();
   void wait_for_news();
@@ -299,10 +299,10 @@ struct HttpServer::Impl {
   std::atomic<bool> is_ending = false;
   std::atomic<int> num_large_bodies = 0;
 
-  // Of the thread that reads.
-  Connections waiting;   // for their next request, or for the rest of it
-  bool is_full = false;  // all connections that may be open are, and are served
-  SteadyTime end;        // once it is ending: when the last replies are cut off
+  // Used by the thread that reads.
+  Connections waiting;   // for their next request, or for the rest of one
+  bool is_full = false;  // the maximum of connections is open, and all of them are served
+  SteadyTime end;        // when the last replies are cut off, once the server is ending
 
   std::mutex mutex;
   std::condition_variable has_request;
@@ -322,7 +322,7 @@ HttpServer::Impl::Impl(Api& answering, const HttpOptions& given)
       listener(listen_on(given)),
       port(port_of(listener.get())),
       is_on_loopback(common::is_on_loopback(listener.get())) {
-  // Of those that wait, there may be three times as many as are served, if the system allows the program so many files.
+  // Three times as many connections may wait as are served, if the system allows the program that number of files.
   constexpr rlim_t kOtherFiles = 64;
   rlimit files = {};
   getrlimit(RLIMIT_NOFILE, &files);
@@ -372,8 +372,8 @@ void HttpServer::Impl::run() {
   }
 }
 
-// Takes back what the workers have answered. True: the server ends, and the last reply is sent. Clients that do not
-// read theirs have one time-out more.
+// Collects the connections that the workers have answered. True: the server ends, and the last reply is sent. Clients
+// that do not read their replies have one more time-out.
 bool HttpServer::Impl::is_over() {
   const std::lock_guard lock(mutex);
   waiting.splice(waiting.end(), returned);
@@ -418,8 +418,8 @@ void HttpServer::Impl::wait_for_news() {
   }
 }
 
-// Bounds the memory of all bodies together: of those that are large, only some are read at a time. The others wait,
-// which is not counted as their client's time.
+// Bounds the memory of all bodies together: only some large bodies are read at a time. The others wait; that time does
+// not count as their client's.
 bool HttpServer::Impl::may_read(Connection& connection) {
   constexpr std::size_t kLarge = 1 << 17;
   constexpr int kMaxLargeBodies = 32;
@@ -471,7 +471,7 @@ bool HttpServer::Impl::make_room() {
   return true;
 }
 
-// Reads on in the request.
+// Continues to read the request.
 void HttpServer::Impl::advance(Connections::iterator connection) {
   HttpRequestReader& reader = connection->reader;
   connection->has_news = false;
@@ -516,7 +516,7 @@ void HttpServer::Impl::hand_over(Connections::iterator connection) {
     if (num_idle < requests.size() && workers.size() < static_cast<std::size_t>(options.max_connections)) {
       try {
         workers.emplace_back([this] { work(); });
-      } catch (const std::exception&) {  // the system has no more threads: those that there are take it
+      } catch (const std::exception&) {  // the system has no more threads: an existing worker gets it
         if (workers.empty()) {
           requests.clear();
         }

@@ -1,5 +1,5 @@
-// Carries an Api over HTTP/1.1: sockets, time-outs, and the threads that answer. It has what an API needs and no more:
-// no ranges, no compression, no other transfer encoding than chunks.
+// Serves an Api over HTTP/1.1: sockets, time-outs, and the threads that answer. It has only what an API needs: no
+// ranges, no compression, no transfer encoding except chunks.
 #pragma once
 
 #include <chrono>
@@ -13,12 +13,12 @@ namespace common {
 
 struct HttpOptions {
   std::string host = "127.0.0.1";
-  int port = 8080;                       // 0: any that is free
-  std::size_t max_body_bytes = 1 << 20;  // of a request
-  // For a client to send the next part of its request, or to read the next part of the reply. The whole request, from
-  // the reply before it or the connection's beginning, may take kWholeRequest times as long.
+  int port = 8080;                       // 0: any free port
+  std::size_t max_body_bytes = 1 << 20;  // in a request
+  // The time for a client to send the next part of its request, or to read the next part of the reply. The whole
+  // request, counted from the previous reply or the connection's beginning, may take kWholeRequest times as long.
   std::chrono::milliseconds timeout{5000};
-  int max_connections = 1024;  // served at once, each by a thread; others wait, at most three times as many
+  int max_connections = 1024;  // served at once, each by a thread; at most three times as many others wait
 };
 
 inline constexpr int kWholeRequest = 4;
@@ -28,11 +28,11 @@ HttpOptions parse_address(const std::string& address);
 
 class HttpServer {
  public:
-  // Binds to the address and begins to serve. The api must outlive the object. Throws InputError if the address can't
-  // be had.
+  // Binds to the address and begins to serve. The api must outlive the object. Throws InputError if it can't bind to
+  // the address.
   HttpServer(Api& api, const HttpOptions& options);
-  // Accepts no more connections, and waits for the replies that are being sent; for clients that do not read theirs,
-  // one time-out.
+  // Accepts no more connections, and waits for the replies in flight; for clients that do not read their replies, it
+  // waits one time-out.
   ~HttpServer();
   HttpServer(const HttpServer&) = delete;
   HttpServer& operator=(const HttpServer&) = delete;

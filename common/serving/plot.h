@@ -20,7 +20,7 @@ struct Chart {
   std::vector<Curve> curves;
 };
 
-// The charts one below the other, with one legend. title and description are for those who do not see them.
+// The charts one below the other, with one legend. title and description are the text for screen readers.
 std::string draw_charts(const std::vector<Chart>& charts, const std::string& title, const std::string& description);
 
 }  // namespace common

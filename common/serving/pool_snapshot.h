@@ -12,17 +12,17 @@ namespace common {
 // Counted in slots, as in a stage's cache manager.
 struct SlotUsage {
   int total = 0;
-  int reserved = 0;  // by sequences; a shared slot counts once
-  int used = 0;      // of those, holding a token
+  int reserved = 0;  // owned by sequences; a shared slot counts once
+  int used = 0;      // reserved slots that hold a token
   int cached = 0;    // owned by no sequence, but holding tokens that may be found again
 };
 
-// What a prefix cache has done since it was made.
+// A prefix cache's counts since it was made.
 struct PrefixFigures {
   std::int64_t lookups = 0;       // sequences that were looked up
-  std::int64_t hits = 0;          // that found at least one block
+  std::int64_t hits = 0;          // lookups that found at least one block
   std::int64_t tokens_saved = 0;  // found in the cache, and not computed
-  std::int64_t evictions = 0;     // cached blocks whose contents were given up
+  std::int64_t evictions = 0;     // blocks that were evicted
 };
 
 // The spans in it belong to the cache: they are valid until it changes.
@@ -33,8 +33,8 @@ struct PoolSnapshot {
   };
   struct Owner {
     int id = 0;                            // the request's
-    std::vector<Sequence> sequences = {};  // those in the cache
-    bool is_swapped = false;               // whether it has others, in the host's memory
+    std::vector<Sequence> sequences = {};  // its sequences in the cache
+    bool is_swapped = false;               // whether it has other sequences, in the host's memory
     std::vector<std::span<const Token>> texts = {};
   };
 
@@ -45,16 +45,16 @@ struct PoolSnapshot {
   std::vector<int> cached_blocks = {};
 };
 
-// What is in a block.
+// The contents of a block.
 struct BlockState {
   int owner = -1;      // the first request that owns it
-  int num_owners = 0;  // requests
+  int num_owners = 0;  // requests that own it
   int num_tables = 0;  // block tables that contain it
   int num_tokens = 0;  // in its slots
   bool is_cached = false;
 };
 
-// Of the first max_blocks blocks of the pool, or of all if it has fewer.
+// The states of the pool's first max_blocks blocks, or of all blocks if there are fewer.
 std::vector<BlockState> block_states(const PoolSnapshot& pool, int max_blocks);
 
 }  // namespace common

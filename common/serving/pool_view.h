@@ -21,8 +21,8 @@
 namespace common {
 
 // {"block_size": 4, "total": 8, "owner": [...], "owners": [...], "fill": [...]}: of each block the owner's name (-1:
-// free, -2: cached), the number of block tables that contain it, and the slots that hold a token. Only the first
-// blocks of a large pool.
+// free, -2: cached), the number of block tables that contain it, and the number of slots that hold a token. A large
+// pool shows its first blocks only.
 nlohmann::ordered_json blocks_json(const PoolSnapshot& pool);
 
 class PoolView {
@@ -34,7 +34,7 @@ class PoolView {
   // made.
   void update(const EngineNews& news);
 
-  // Any thread. The state after `version`; waits for it, but not longer than this. The same version: there is none.
+  // Any thread. Waits for a state after `version`, at most `timeout`, and returns it. The same version: there is none.
   struct State {
     std::int64_t version = 0;
     std::shared_ptr<const std::string> json;  // null at first
@@ -42,7 +42,7 @@ class PoolView {
   State wait(std::int64_t version, std::chrono::milliseconds timeout);
 
   int num_watchers() const { return num_watchers_; }
-  // While an object of this lives, states are made.
+  // States are made only while a Watcher exists.
   class Watcher {
    public:
     explicit Watcher(PoolView& view) : view_(view) { view_.num_watchers_ += 1; }
@@ -60,7 +60,7 @@ class PoolView {
 
   const Tokenizer* tokenizer_;
   // On the engine's thread.
-  std::deque<std::string> events_;  // the last ones
+  std::deque<std::string> events_;  // the latest ones
   std::int64_t num_events_ = 0;
   StepReport report_;
   std::deque<std::pair<double, std::int64_t>> progress_;  // time, tokens written so far

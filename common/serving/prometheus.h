@@ -9,15 +9,15 @@
 
 namespace common {
 
-// A server's counts, and what there is at the moment.
+// A server's counts, and its current state.
 struct ServerState {
   Tally tally;
-  EngineStatus status;  // of an engine that has failed: nothing runs, waits or is stored
+  EngineStatus status;  // if the engine has failed: nothing runs, waits or is stored
   PoolSizes sizes;
   int num_posted = 0;  // requests that wait for the engine to take them
 
   int num_waiting() const { return status.num_waiting + num_posted; }
-  double cache_usage() const {  // blocks with an owner, share of all
+  double cache_usage() const {  // the share of blocks with an owner
     return status.slots.total > 0 ? static_cast<double>(status.slots.reserved) / status.slots.total : 0.0;
   }
 };

@@ -1,5 +1,5 @@
-// What a server has to know of an engine: a few calls, and what they say. Nothing else in this folder depends on how
-// requests are scheduled, where their K and V are, or which stage does it.
+// What a server has to know about an engine: a few calls, and their results. Nothing else in this folder depends on how
+// requests are scheduled, where their K and V are, or which stage computes them.
 //
 //   clients ──► EngineThread, serve() ──► ServedEngine ◄── a stage's adapter ──► its scheduler, cache and model
 //
@@ -25,45 +25,46 @@ namespace common {
 struct ServedRequest {
   Request request;
   int num_samples = 1;
-  // Given: they are the hypotheses of a beam search as wide, compared by log-probability / length ^ length_penalty.
+  // If given, the texts are the hypotheses of a beam search of this width, compared by log-probability / length ^
+  // length_penalty.
   std::optional<double> length_penalty = std::nullopt;
 };
 
-// What has become of a request that has ended. Times are in seconds of the engine's clock.
+// The result of a request that has ended. Times are in seconds of the engine's clock.
 struct RequestResult {
   std::vector<Completion> completions;  // one for each sample; of a beam search, best first
   FinishReason finish_reason = FinishReason::kRejected;
   std::string error;
   int prompt_tokens = 0;
   double arrival = 0.0;
-  double admission = -1.0;          // the first one; negative: never
-  std::vector<double> token_times;  // of the first sample's tokens
+  double admission = -1.0;          // when it was first admitted; negative: never
+  std::vector<double> token_times;  // when the first sample's tokens arrived
   double end = 0.0;
 };
 
-// Where a request's tokens and its end go. May call submit() and cancel().
+// Receives a request's tokens and its end. May call submit() and cancel().
 class RequestSink {
  public:
   virtual ~RequestSink() = default;
-  // A beam search knows its texts only at the end, and calls this for none. logprobs: null unless the request wants
-  // them. If it throws, the request fails, and no other.
+  // Not called for a beam search, which knows its texts only at the end. logprobs: null unless the request wants them.
+  // If it throws, only that request fails.
   virtual void on_token(int id, int sample, Token token, const TokenLogprobs* logprobs) = 0;
   // The last call. It must not throw.
   virtual void on_end(int id, RequestResult result) = 0;
 };
 
-// What can be chosen anew while a server runs: the engine is then made again.
+// Sizes that can be changed while a server runs: a new engine is then made.
 struct PoolSizes {
   int num_slots = 0;
   int block_size = 0;
   int token_budget = 0;
 };
 
-// An engine as it was made.
+// The properties with which an engine was made.
 struct EngineDescription {
   PoolSizes sizes;
   int max_sequences = 0;    // in one step
-  int num_host_blocks = 0;  // for what is swapped out
+  int num_host_blocks = 0;  // for sequences that are swapped out
   int context_length = 0;   // max tokens of a prompt and its reply together
 };
 
@@ -71,17 +72,17 @@ struct EngineDescription {
 struct ReadLimit {
   std::int64_t weight_bytes = 0;
   std::int64_t bytes_per_slot = 0;
-  double bytes_per_second = 0.0;  // that the memory gives
+  double bytes_per_second = 0.0;  // the memory's speed
 };
 
-// The state of the moment, in numbers that cost nothing.
+// The current state, in numbers that take no time to collect.
 struct EngineStatus {
   int num_running = 0;
   int num_waiting = 0;
   SlotUsage slots = {};
   int num_host_blocks_used = 0;
   std::int64_t blocks_copied = 0;  // since the engine was made
-  PrefixFigures prefix;            // likewise
+  PrefixFigures prefix;            // since the engine was made
 };
 
 class ServedEngine {
@@ -94,32 +95,32 @@ class ServedEngine {
   virtual PoolSnapshot pool() const = 0;
   virtual Clock& clock() = 0;
 
-  // Puts the request at the end of the queue and returns its id. One that can never be served has ended when this
+  // Puts the request at the end of the queue and returns its id. A request that can never be served has ended when this
   // returns.
   virtual int submit(const ServedRequest& request, double arrival, std::unique_ptr<RequestSink> sink) = 0;
   // Records a request that the caller rejects, with the reason, and returns its id.
   virtual int reject(const std::string& reason, double arrival, std::unique_ptr<RequestSink> sink) = 0;
-  // Ends a request in whatever state it is, and keeps its text so far: at once or, if a step is being computed, with
-  // it. Does nothing if the request has ended.
+  // Ends a request in any state, and keeps its text so far: at once or, while a step is computed, with that step. Does
+  // nothing if the request has ended.
   virtual void cancel(int id, FinishReason reason) = 0;
 
-  // Computes one step, and then tells the requests that it has ended. False: there was nothing to do.
+  // Computes one step, then calls on_end for the requests that it has ended. False: there was nothing to do.
   virtual bool step() = 0;
   virtual bool is_idle() const = 0;
   virtual const StepReport& last_step() const = 0;
 
-  // Counts of what has happened so far, the same on every machine.
+  // Counts of events so far, the same on every machine.
   virtual std::vector<Counter> counters() const = 0;
-  // Measures it, so that nothing else may be computed. Nothing where the memory is the host's.
+  // Measures the limit; nothing else may be computed meanwhile. Returns nothing if the memory is the host's.
   virtual std::optional<ReadLimit> measure_read_limit() = 0;
 };
 
-// What an engine is made for.
+// What an engine has to be made for.
 struct EngineDemand {
-  std::vector<ServedRequest> requests = {};  // all that will come; none: any that the model can take
-  std::optional<PoolSizes> sizes = {};       // in place of the options'
+  std::vector<ServedRequest> requests = {};  // all that will arrive; empty: any that the model can serve
+  std::optional<PoolSizes> sizes = {};       // in place of the options' sizes
   bool virtual_clock = false;
-  // Is called with the arrays of each forward pass, as text.
+  // Called with the arrays of each forward pass, as text.
   std::function<void(const std::string& batch)> on_pass = nullptr;
 };
 

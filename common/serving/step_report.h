@@ -15,18 +15,18 @@ struct StepReport {
   double begin = 0.0;
   double end = 0.0;
   double scheduling_seconds = 0.0;  // on the machine's own clock
-  double computing_seconds = 0.0;   // likewise
+  double computing_seconds = 0.0;   // on the machine's own clock
   double waiting_seconds = 0.0;     // of computing_seconds: waiting for the GPU
   int num_tokens = 0;
-  std::vector<int> num_queries;  // of these, by sequence of the batch
+  std::vector<int> num_queries;  // how many of them each sequence of the batch has
   std::vector<bool> is_chunk;    // by sequence: whether other steps compute the rest of what the cache lacks
   std::int64_t num_read = 0;     // tokens whose K and V the attention has read
   std::vector<int> served;       // the requests in the batch, in order of arrival
   std::vector<int> num_served;   // how many tokens each of them got
   std::vector<int> admitted;
   std::vector<int> swapped_out;  // preempted, and moved to the host's memory
-  std::vector<int> recomputed;   // preempted, and their blocks freed: they will be computed again
-  std::vector<int> ended;        // in this step, or since the step before
+  std::vector<int> recomputed;   // preempted, and their blocks freed: they are computed again later
+  std::vector<int> ended;        // in this step, or since the previous step
   int num_running = 0;
   int num_waiting = 0;
   bool is_memory_short = false;  // requests wait because blocks are missing
@@ -37,8 +37,8 @@ struct StepReport {
   int padded_tokens() const;
 };
 
-// Sums over the steps that computed something. A server that runs ahead has others, which only collect the tokens of
-// the step before.
+// Sums over the steps that computed something. A server that runs ahead also has steps that only collect the tokens of
+// the previous step.
 struct StepTotals {
   std::int64_t steps = 0;
   std::int64_t tokens = 0;

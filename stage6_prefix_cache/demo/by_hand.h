@@ -16,7 +16,7 @@ struct HandBlock {
   std::vector<int> scores;
   std::vector<float> weights = {};  // exp(score - row_max)
   int row_max = 0;                  // the largest score so far, in units of ln 2
-  float rescale = 0.0F;             // what the sums so far are multiplied by; 0 for the first block, which finds none
+  float rescale = 0.0F;  // the factor for the sums so far; 0 for the first block, before which there are none
   float row_sum = 0.0F;
   float output = 0.0F;
 };

@@ -12,7 +12,7 @@
 
 namespace stage7 {
 
-// What the live sequences hold, and what they would hold if each had blocks of its own.
+// The blocks that the live sequences own, and the number that they would own without sharing.
 struct SharingFigures {
   int blocks = 0;
   int separate_blocks = 0;
@@ -24,7 +24,7 @@ SharingFigures sharing_figures(const KvCacheManager& manager);
 // "blocks 8, separate caches 20: 60.0 % saved; slots ..."
 std::string sharing_summary(const KvCacheManager& manager);
 
-// The shell's commands `fork` and `write`; and what a write into a shared block leaves to do, in words.
+// The shell's commands `fork` and `write`; `write` says in words which copy it causes.
 void add_sharing_commands(common::Shell& shell, KvCacheManager& manager);
 void print_copies(std::ostream& output, std::span<const BlockCopy> copies);
 

@@ -48,8 +48,8 @@ struct Batch {
 // query_starts[s] … query_starts[s + 1] - 1 of queries, K, V and output; no sequence has more rows than its context.
 struct Step {
   Batch batch;
-  int num_decodes = 0;  // the first num_decodes sequences have one row each: row s is sequence s's
-  int num_tokens = 0;   // rows: at least the last entry of query_starts
+  int num_decodes = 0;                // the first num_decodes sequences have one row each: row s is sequence s's
+  int num_tokens = 0;                 // rows: at least the last entry of query_starts
   const int* query_starts = nullptr;  // [num_sequences + 1], from 0 on
   const int* slot_mapping = nullptr;  // [num_tokens]: the slot of each token's K and V; -1: they are not stored
 };

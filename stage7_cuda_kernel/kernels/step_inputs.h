@@ -51,9 +51,9 @@ class StepInputs {
     uploaded_.record(stream);
   }
 
-  // Of the last upload.
+  // The counts of the last upload.
   int num_tokens() const { return num_tokens_; }
-  int num_rows() const { return num_rows_; }  // whose logits are wanted
+  int num_rows() const { return num_rows_; }  // rows whose logits are needed
   int max_blocks() const { return max_blocks_; }
   // On the device.
   const int* context_lengths() const { return device(kContextLengths); }

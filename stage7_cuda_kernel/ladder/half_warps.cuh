@@ -1,4 +1,4 @@
-// Attention by half-warps: 16 threads have one row of K or V between them, 8 dimensions each.
+// Attention by half-warps: 16 threads share one row of K or V, 8 dimensions each.
 //
 // attend_range() is the idea of step 3, and steps 4 and 5 keep it: one pass over the tokens, everything in registers. A
 // half-warp has seen some of the tokens, and runs an online softmax (kernels/online_softmax.cuh) for each query.
@@ -11,10 +11,10 @@ namespace stage7 {
 
 inline constexpr int kHalfWarps = kThreads / kVecsPerRow;
 
-// What half a warp knows of one query's output. Each thread has the dimensions of its vector.
+// A half-warp's part of one query's output. Each thread has the dimensions of its vector.
 using HalfWarpRow = SoftmaxRow<kVecElements>;
 
-// Leaves it where the half-warps of a thread block meet: merge_parts joins them.
+// Stores a half-warp's row in the exchange of the thread block, where merge_parts joins all rows.
 __device__ __forceinline__ void store_half_warp(const HalfWarpRow& row, const PartialSoftmax<kDimensions>& exchange,
                                                 int query) {
   const int thread = static_cast<int>(threadIdx.x);
@@ -30,7 +30,7 @@ __device__ __forceinline__ float dot(const ElementVec& a, const ElementVec& b) {
   return sum;
 }
 
-// The sum over the 16 threads, in all of them.
+// The sum over the 16 threads; each of them gets it.
 __device__ __forceinline__ float over_half_warp(float x) {
 #pragma unroll
   for (int distance = kVecsPerRow / 2; distance > 0; distance /= 2) {
@@ -40,7 +40,7 @@ __device__ __forceinline__ float over_half_warp(float x) {
 }
 
 // Tokens begin … end - 1 (at least one), shared out over the half-warps of the thread block; all of them call it.
-// kUnroll: the tokens of a half-warp whose K and V are under way at once.
+// kUnroll: a half-warp's tokens whose K and V are in flight at once.
 template <int kQueries, int kUnroll>
 __device__ __forceinline__ void attend_range(const HeadPages& head, const ElementVec (&queries)[kQueries], float scale,
                                              int begin, int end, HalfWarpRow (&rows)[kQueries]) {
@@ -51,7 +51,7 @@ __device__ __forceinline__ void attend_range(const HeadPages& head, const Elemen
     ElementVec values[kUnroll];
 #pragma unroll
     for (int i = 0; i < kUnroll; ++i) {
-      // Past the end: the last token again, with weight 0. All threads stay together, and `largest` is always a score.
+      // Past the end: the last token again, with weight 0. No thread diverges, and `largest` is always a score.
       const int position = min(begin + i * kHalfWarps + half_warp, end - 1);
       const std::int64_t offset = head.vec_offset(position, vec);
       keys[i] = load_vec(head.keys + offset);

@@ -5,7 +5,7 @@
 namespace stage7 {
 
 std::span<const LadderStep> ladder() {
-  // Copied at the first call: other files' constants exist by then.
+  // Copied at the first call, when other files' constants exist.
   static const std::array steps = {kNaive, kCoalesced, kOnlineSoftmax, kSplit, kGroup, kTensorCores, kBalanced};
   return steps;
 }

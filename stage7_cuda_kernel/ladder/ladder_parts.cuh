@@ -1,4 +1,4 @@
-// What the steps of the ladder share and none of them is about: arguments, the walk through the block table, and the
+// What the steps of the ladder share, and what no step is about: arguments, the walk through the block table, and the
 // reduction over a thread block.
 #pragma once
 
@@ -28,7 +28,7 @@ struct LadderCall {
   Batch batch;
   const Element* queries;  // [num_sequences, num_heads, kDimensions]
   Element* output;         // the same
-  float scale;             // of scores, into units of log2(e): weights are powers of 2
+  float scale;             // brings scores into units of log2(e): weights are powers of 2
 };
 
 inline void check_ladder(const PageShape& shape, const Batch& batch) {
@@ -47,10 +47,10 @@ inline LadderCall ladder_call(const Pages& pages, const Batch& batch, const void
   return {pages, batch, static_cast<const Element*>(queries), static_cast<Element*>(output), scale};
 }
 
-// The longest context that the tables have room for: what the host can know, as the lengths are on the device.
+// The longest context that the tables have room for. The host knows no more: the lengths are on the device.
 inline int max_context(const Batch& batch) { return batch.max_blocks_per_sequence * kBlockTokens; }
 
-// Of the scores of all query heads, for the steps that keep them in memory.
+// The size of the scores of all query heads, for the steps that keep them in memory.
 inline std::size_t score_bytes(const PageShape& shape, const Batch& batch) {
   check_ladder(shape, batch);
   return sizeof(float) * static_cast<std::size_t>(batch.num_sequences) * static_cast<std::size_t>(batch.num_heads) *
@@ -75,12 +75,12 @@ struct HeadPages {
         table(call.batch.block_table(sequence)),
         shape(call.pages.shape),
         kv_head(head) {
-    shape.type = ScalarType::kBFloat16;  // check_ladder has made sure of it; the compiler computes addresses with it
+    shape.type = ScalarType::kBFloat16;  // check_ladder has checked it; the compiler computes addresses with it
     shape.head_dim = kDimensions;
     shape.block_size = kBlockTokens;
   }
 
-  // Of vector `vector` of the token's row, in elements, in keys and in values alike.
+  // Where vector `vec` of the token's row lies, in elements; the same in keys and in values.
   __device__ __forceinline__ std::int64_t vec_offset(int position, int vec) const {
     const int row = position % kBlockTokens;
     return row_offset(shape, table[position / kBlockTokens], kv_head, 0) +
@@ -109,7 +109,7 @@ __device__ __forceinline__ void write_output(const LadderCall& call, const Parti
 template <typename Operation>
 __device__ float over_thread_block(float own, Operation operation) {
   __shared__ float parts[kThreads];
-  __syncthreads();  // the numbers of a call before this one may still be read
+  __syncthreads();  // threads may still read the numbers of an earlier call
   parts[threadIdx.x] = own;
   __syncthreads();
   float result = parts[0];

@@ -2,17 +2,17 @@
 // ../production/ragged_kernel.cuh, which the stage still uses for other chips, for short prompts and for other head
 // sizes.
 //
-// A thread block has 128 rows (a row is one query head of one token), each of its four warps 32 of them, and walks the
-// tokens that they see in tiles of 64. Copies of the next tile are under way while one is computed, and two thread
-// blocks share a multiprocessor, so that one multiplies while the other computes its softmax.
+// A thread block has 128 rows (a row is one query head of one token), 32 for each of its four warps, and walks the
+// tokens that these rows see in tiles of 64. Copies of the next tile are in flight while one is computed, and two
+// thread blocks share a multiprocessor, so that one multiplies while the other computes its softmax.
 //
 // flops for one prompt of 8,192 tokens, 32 heads of 128 dimensions: 4 * 32 * 128 * 8,192^2 / 2 = 550 G. bytes: a tile
-// of K and V serves 128 rows, 128 flops for each byte that comes from L2; memory has nothing to do.
+// of K and V serves 128 rows, 128 flops for each byte that comes from L2; memory is not the limit.
 // measured: 1x8192 341 Tflop/s, 4x2048 290, 16x512 191 on an NVIDIA H200, 2026-11-22
 //
 // Why it is slow: the device could do 750 (production/KERNELS.md, "Where the machine's numbers come from"). An mma has
-// 16 rows and wants both operands in registers. All of K and V that a warp multiplies, it first fetches from shared
-// memory, with instructions that take the place of others, into registers that its output needs.
+// 16 rows and reads both operands from registers. A warp first fetches all of K and V that it multiplies from shared
+// memory; that costs instructions, and registers that its output needs.
 #include "prompt_parts.cuh"
 
 namespace stage7 {

@@ -2,11 +2,11 @@
 // shared memory by themselves (common/cuda/ptx.cuh).
 //
 // So a warp's registers hold output and scores and nothing else, and its instructions are the softmax. Because wgmma
-// reads a page's panels as they lie, K and V need nothing but copies; a third warpgroup does them (PrefillProducer), as
-// far ahead as the rings have room. The two that compute take turns: one starts its products, then lets the other one
-// start, and computes its softmax meanwhile.
+// reads a page's panels as they lie, K and V need only be copied; a third warpgroup copies them (PrefillProducer), as
+// far ahead as the rings have room. The two warpgroups that compute take turns: one starts its products, then lets the
+// other one start, and computes its softmax meanwhile.
 //
-// Here every product is waited for at once: scores, softmax, then V, tile by tile.
+// Here a warpgroup waits for each product at once: scores, softmax, then V, tile by tile.
 //
 //     warpgroup 1   K Q^T | softmax        | P V  | K Q^T | softmax
 //     warpgroup 2         | K Q^T | softmax       | P V   | K Q^T | softmax
@@ -14,8 +14,8 @@
 // flops and bytes: as step 1.
 // measured: 1x8192 472 Tflop/s, 4x2048 441, 16x512 275 on an NVIDIA H200, 2026-11-22
 //
-// Why it is faster: no instruction fetches an operand. Where it is not yet: the tensor cores rest whenever both
-// warpgroups are in their softmax, and a tile of 128 tokens on the diagonal is computed whole, though half of it is
+// Why it is faster: no instruction fetches an operand. Where it is still slow: the tensor cores idle whenever both
+// warpgroups compute their softmax, and a tile of 128 tokens on the diagonal is computed whole, though half of it is
 // masked.
 #include "prompt_parts.cuh"
 

@@ -1,19 +1,19 @@
-// Prompts, step 3: products beside the softmax. wgmma is asynchronous: it is started, and waited for later.
+// Prompts, step 3: products during the softmax. wgmma is asynchronous: a warpgroup starts it, and waits for it later.
 //
 // The scores of the next tile are started before V of this one is added (next_tile in ../production/prefill_kernel.cuh,
-// and attend, which calls it). Both products are then under way. The first to end are the scores, and while the
-// warpgroup makes weights of them, the tensor cores still have V to multiply.
+// and attend, which calls it). Both products are then in flight. The scores end first, and while the warpgroup turns
+// them into weights, the tensor cores still have V to multiply.
 //
 //     warpgroup 1   K Q^T (tile 1), P V (tile 0) | softmax (tile 1)             | K Q^T (tile 2), P V (tile 1) | …
 //     warpgroup 2                                | K Q^T (tile 1), P V (tile 0) | softmax (tile 1)             | …
 //
-// The last tile, which comes first, is added as in step 2: there is nothing yet to put beside it.
+// The last tile, which comes first, is added as in step 2: no other product can run meanwhile.
 //
 // flops and bytes: as step 1.
 // measured: 1x8192 534 Tflop/s, 4x2048 444, 16x512 268 on an NVIDIA H200, 2026-11-22
 //
-// Why it is faster: a tensor core that has two products to do does not wait for a softmax. Where it is not: short
-// prompts, which are hardly more than their diagonal; they are 2 % slower.
+// Why it is faster: a tensor core with two products to compute does not wait for a softmax. Where it is not: short
+// prompts are hardly more than their diagonal; they are 2 % slower.
 #include "prompt_parts.cuh"
 
 namespace stage7 {

@@ -5,7 +5,7 @@
 namespace stage7 {
 
 std::span<const PromptStep> prompt_ladder() {
-  // Copied at the first call: other files' constants exist by then.
+  // Copied at the first call, when other files' constants exist.
   static const std::array steps = {kPromptMma, kPromptWgmma, kPromptOverlap, kPromptDiagonal};
   return steps;
 }

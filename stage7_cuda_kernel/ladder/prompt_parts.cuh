@@ -1,4 +1,4 @@
-// What the steps of the prompts' ladder share: checks, and the launch of a kernel that takes a PrefillCall.
+// What the steps of the prompts' ladder share: the checks, and the launch of a kernel whose argument is a PrefillCall.
 #pragma once
 
 #include "../kernels/checks.h"

@@ -2,7 +2,7 @@
 //
 // The results of a head lie in the workspace just as those of half-warps lie in shared memory (PartialSoftmax in
 // online_softmax.cuh: for each part and query the largest score, the sum of weights, and the weighted sum of V), and
-// are joined by the same arithmetic. A step itself has the kernel that walks a piece, and says what it takes: a
+// are joined by the same arithmetic. A step itself has the kernel that walks a piece, and describes it with a
 // SplitStep.
 #pragma once
 
@@ -14,9 +14,9 @@ namespace stage7 {
 
 struct Splits {
   unsigned char* memory;
-  int count;        // of each context; 1: nothing to merge, outputs are written at once
-  int num_heads;    // that are walked: query heads, or kv heads if a group walks together
-  int num_queries;  // that walk together
+  int count;        // pieces of a context; 1: nothing to merge, outputs are written at once
+  int num_heads;    // query heads, or kv heads if a group is computed together
+  int num_queries;  // query heads that are computed together
   std::size_t bytes_per_head;
 
   std::size_t bytes(int num_sequences) const {
@@ -27,8 +27,8 @@ struct Splits {
   }
 };
 
-// As many pieces as give every multiprocessor `resident` thread blocks, but none shorter than 128 tokens: a piece costs
-// its part of the merge. All contexts are cut into equally many, because the host does not know their lengths.
+// Enough pieces for `resident` thread blocks on every multiprocessor, but none shorter than 128 tokens: each piece adds
+// to the merge. All contexts have the same number of pieces, because the host does not know their lengths.
 inline Splits choose_splits(const PageShape& shape, const Batch& batch, int num_heads, int resident, void* memory) {
   constexpr int kMinTokens = 128;
   check_ladder(shape, batch);
@@ -49,7 +49,7 @@ struct Piece {
   int sequence;
   int head;
   int split;
-  int length;  // of the whole context; 0: there is nothing to do, and nothing to hand in
+  int length;  // of the whole context; 0: there is nothing to do, and no result to store
   int begin;
   int end;
 
@@ -64,7 +64,7 @@ struct Piece {
   }
 };
 
-// Joins the num_parts results of a thread block, and writes the output, or this piece's result. All threads call it.
+// Joins the num_parts results of a thread block, and writes the output or this piece's result. All threads call it.
 __device__ __forceinline__ void finish_piece(const LadderCall& call, const Splits& splits, const Piece& piece,
                                              const PartialSoftmax<kDimensions>& exchange, int num_parts) {
   constexpr int kValues = kWarpValues<kDimensions>;
@@ -82,13 +82,13 @@ __device__ __forceinline__ void finish_piece(const LadderCall& call, const Split
   }
 }
 
-// What a step chooses.
+// The properties of a step's kernel.
 struct SplitStep {
-  bool groups_together;  // a thread block walks a kv head for its whole group, or one query head
+  bool groups_together;  // whether a thread block computes a kv head's whole group; else one query head
   int resident;          // thread blocks that a multiprocessor holds at once
   int threads;
-  int num_parts;           // results in a thread block, which meet in shared memory
-  std::size_t ring_bytes;  // of shared memory, besides
+  int num_parts;           // a thread block's results, which are joined in shared memory
+  std::size_t ring_bytes;  // further shared memory
   void (*(*kernel_for)(int num_queries))(LadderCall, Splits);
 
   Splits splits(const PageShape& shape, const Batch& batch, void* workspace) const {
@@ -96,7 +96,7 @@ struct SplitStep {
   }
 };
 
-// The second launch (step4_split.cu). Without effect if nothing was cut.
+// The second launch (step4_split.cu). Does nothing if no context was cut.
 void merge_splits(const LadderCall& call, const Splits& splits, cudaStream_t stream);
 
 template <const SplitStep& step>

@@ -1,4 +1,4 @@
-// Step 1: the formula, written down. A thread block for each query head; three passes; every score goes through memory.
+// Step 1: the formula as it stands. A thread block for each query head; three passes; every score goes through memory.
 //
 // Scores first, with a thread for each token. Then the largest score, the weights 2^(score - largest) and their sum.
 // Then the output, with a thread for each dimension. Correct, and a fair picture of what a first kernel looks like.
@@ -11,11 +11,12 @@
 //
 // Why it is slow: in the first pass neighbouring threads read neighbouring tokens, 256 bytes apart. An instruction of a
 // warp loads 32 elements of 2 bytes, and memory moves in sectors of 32 bytes: 1,024 bytes for 64. The other 15
-// elements of each sector are needed by the next 15 instructions, if the cache still has it by then. The third pass
-// loads 64 neighbouring bytes for a warp, but all four warps walk all tokens. Both compute an address for each element:
-// a token costs a query head 169 instructions of a warp (83 and 85 in the two passes), of which 8 are products: 1,417 M
-// in all, and the device starts 132 x 4 in each of 1.8 G cycles a second, so 1.5 ms if none ever waited. Memory is
-// not the reason: the caches catch what is loaded again, and 1.4 GB come from memory (both counted by Nsight Compute).
+// elements of each sector are needed by the next 15 instructions, if the cache still has the sector by then. The third
+// pass loads 64 neighbouring bytes for a warp, but all four warps walk all tokens. Both compute an address for each
+// element: a token costs a query head 169 instructions of a warp (83 and 85 in the two passes), of which 8 are
+// products: 1,417 M in all, and the device starts 132 x 4 in each of 1.8 G cycles a second, so 1.5 ms if none ever
+// waited. Memory is not the reason: the caches catch what is loaded again, and 1.4 GB come from memory (both counted by
+// Nsight Compute).
 #include "ladder_parts.cuh"
 
 namespace stage7 {
@@ -57,7 +58,7 @@ __global__ void __launch_bounds__(kThreads) attend(LadderCall call, float* all_s
     scores[position] = exp2f(scores[position] - largest);
     sum += scores[position];
   }
-  sum = over_thread_block(sum, [](float a, float b) { return a + b; });  // also: all weights are written
+  sum = over_thread_block(sum, [](float a, float b) { return a + b; });  // its barrier: all weights are written
 
   float output = 0.0F;
   for (int position = 0; position < length; ++position) {

@@ -4,10 +4,10 @@
 // A row of K or V is 256 bytes: half a warp reads it with one load of 16 bytes for each thread, and the warp reads two
 // rows. All that is loaded is used at once, the block is looked up once for each row, and an instruction moves 512
 // bytes in place of 64. A score is spread over 16 threads, 8 products each; four exchanges between the threads join
-// them. Each half-warp has four tokens' loads on their way before it uses the first, because a load takes about 600 ns:
-// to draw 4,500 GB/s, Little's law needs 4,500 * 600 = 2.7 MB under way, 20 KB for each multiprocessor, all the time;
-// several times that in practice, since a load takes longer when memory is busy, and requests come in bursts (step 6
-// keeps 192 KB).
+// them. Each half-warp has four tokens' loads in flight before it uses the first, because a load takes about 600 ns:
+// to reach 4,500 GB/s, Little's law needs 4,500 * 600 = 2.7 MB in flight, 20 KB for each multiprocessor, all the time;
+// several times that in practice, because a load takes longer when memory is busy, and requests come in bursts (step 6
+// keeps 192 KB in flight).
 //
 // The permutation of vectors (page_layout.h) costs nothing here: the half-warp reads all 16 of them anyway.
 //
@@ -23,10 +23,10 @@
 namespace stage7 {
 namespace {
 
-constexpr int kUnroll = 4;  // tokens of a half-warp under way at once
+constexpr int kUnroll = 4;  // a half-warp's tokens in flight
 
-// all_scores: [num_sequences, num_heads, context]. The 1 tells the compiler that registers may hold four loads: left to
-// itself, it is content with 32 and loads one token after the other.
+// all_scores: [num_sequences, num_heads, context]. The 1 lets the compiler use enough registers for four loads: by
+// default it uses 32 and loads one token after the other.
 __global__ void __launch_bounds__(kThreads, 1) attend(LadderCall call, float* all_scores, int context) {
   extern __shared__ __align__(16) unsigned char shared[];
   const auto query_head = static_cast<int>(blockIdx.x);
@@ -46,7 +46,7 @@ __global__ void __launch_bounds__(kThreads, 1) attend(LadderCall call, float* al
   for (int begin = 0; begin < length; begin += kHalfWarps * kUnroll) {
     ElementVec keys[kUnroll];
 #pragma unroll
-    for (int i = 0; i < kUnroll; ++i) {  // past the end: the last token again, so that all threads stay together
+    for (int i = 0; i < kUnroll; ++i) {  // past the end: the last token again, so that no thread diverges
       keys[i] = load_vec(head.keys + head.vec_offset(min(begin + i * kHalfWarps + half_warp, length - 1), vec));
     }
 #pragma unroll

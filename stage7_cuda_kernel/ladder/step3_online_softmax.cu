@@ -8,8 +8,8 @@
 // gone, and so is the workspace. flops: 4.3 G, and a few more for rescaling.
 // measured: 1x8192 256 us (3%), 32x8192 605 us (39%), 32xragged 1,058 us (19%) on an NVIDIA H200, 2026-11-22
 //
-// Why it is faster: twice the loads under way, for V does not wait for all of K; no barrier between passes; 49
-// instructions for a token and query head in place of 62. Without groups (MHA) a large batch is read at the ceiling
+// Why it is faster: twice the loads in flight, because V does not wait for all of K; no barrier between passes; 49
+// instructions for a token and query head instead of 62. Without groups (MHA) a large batch is read at the ceiling
 // from here on, and no later step is faster. With groups the four heads find each other's K and V in L1 (1.2 GB go
 // through L2, 1.1 come from memory), but each of them unpacks and multiplies for itself: 412 M instructions, 433 us at
 // the least. And with one sequence of 1,024 tokens there are 32 thread blocks for 132 multiprocessors, in this step as
@@ -19,8 +19,8 @@
 namespace stage7 {
 namespace {
 
-// The 8: registers for eight thread blocks on a multiprocessor, which are enough for the K and V of four tokens. Left
-// to itself, the compiler is content with fewer, and not all of a thread's loads are under way at once.
+// The 8: registers for eight thread blocks on a multiprocessor, enough for K and V of four tokens. By default the
+// compiler uses fewer registers, and not all of a thread's loads are in flight at once.
 __global__ void __launch_bounds__(kThreads, 8) attend(LadderCall call) {
   extern __shared__ __align__(16) unsigned char shared[];
   const auto query_head = static_cast<int>(blockIdx.x);

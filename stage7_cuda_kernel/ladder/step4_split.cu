@@ -1,8 +1,8 @@
-// Step 4: split the context. Several thread blocks go through one head's tokens, and a second launch joins their
+// Step 4: split the context. Several thread blocks share one head's tokens, and a second launch joins their
 // results.
 //
 // Decoding has one query a sequence, so steps 1 to 3 have sequences x heads thread blocks: 32 for a single sequence,
-// and there are 132 multiprocessors with room for 8 each. Cutting the context gives as many as the device has room for
+// and there are 132 multiprocessors with room for 8 each. Cutting the context gives as many as the device can hold
 // ("Flash-Decoding", https://pytorch.org/blog/flash-decoding/). The price is the partial results, 536 bytes for each
 // piece and query head, written and read once more, and a launch that cannot begin before the last piece is done.
 //
@@ -39,7 +39,7 @@ __global__ void __launch_bounds__(kThreads, kResident) attend(LadderCall call, S
   finish_piece(call, splits, piece, exchange, kHalfWarps);
 }
 
-// A warp for each query. Its loads do not wait for each other, but all of them wait for the launch.
+// A warp for each query. Its loads do not wait for each other, but all of them wait for the launch before.
 __global__ void merge(LadderCall call, Splits splits) {
   const auto head = static_cast<int>(blockIdx.x);
   const auto sequence = static_cast<int>(blockIdx.y);

@@ -1,7 +1,7 @@
 // Step 5: the group reads together. One thread block walks a kv head for all query heads that share it.
 //
-// Stage 4's idea, and what grouped-query attention is for: K and V of a token are loaded once, and every query of the
-// group uses them while they are in registers. A thread keeps 8 dimensions of each query and of each output.
+// It is stage 4's idea, and the purpose of grouped-query attention: K and V of a token are loaded once, and every query
+// of the group uses them while they are in registers. A thread keeps 8 dimensions of each query and of each output.
 //
 // bytes for 32 x 8,192: each byte of K and V is loaded once, 1.07 GB in place of 4.3. flops: 4.3 G, 4 for a byte; but
 // on plain arithmetic units, where a score also costs four exchanges between threads. A group of 4 takes 845
@@ -24,7 +24,7 @@ namespace {
 // kQueries: the group, rounded up to a power of 2; the queries past its end repeat the last one.
 template <int kQueries>
 __global__ void __launch_bounds__(kThreads) attend(LadderCall call, Splits splits) {
-  constexpr int kUnroll = kQueries <= 4 ? 4 : kQueries == 8 ? 2 : 1;  // what the registers have room for
+  constexpr int kUnroll = kQueries <= 4 ? 4 : kQueries == 8 ? 2 : 1;  // tokens that fit into the registers
   extern __shared__ __align__(16) unsigned char shared[];
   const Piece piece(call, splits);
   if (piece.length == 0) {

@@ -1,13 +1,13 @@
 // Step 7: equal shares. The kernel that the stage uses; its parts are in ../production.
 //
 // All tiles of all heads of all sequences stand in one line, and n thread blocks, as many as the device holds at once,
-// get the n-th part each (decode_plan.h draws it). A share may begin in the middle of one head and end in another one,
-// so no thread block waits for the longest sequence, and no second round of thread blocks runs half empty. The plan is
-// made on the device, once for each decode step, for all layers.
+// get the n-th part each (decode_plan.h has a picture). A share may begin in the middle of one head and end in another
+// one, so no thread block waits for the longest sequence, and no second round of thread blocks runs half empty. The
+// plan is made on the device, once for each decode step, for all layers.
 //
-// The results of a head that was cut meet in the workspace, and the last thread block to hand in, as an atomic
-// counter tells it, merges them: the second launch is gone. A launch may also begin while the one before still drains
-// (programmatic dependent launch), so that tables and plan are read by the time K and V may be.
+// The results of a head that was cut are collected in the workspace. An atomic counter shows which thread block is the
+// last to store its result, and that one merges them: the second launch is gone. A launch may also begin while the
+// previous one still ends (programmatic dependent launch), so that tables and plan are read by the time K and V may be.
 //
 // bytes for 32 x 8,192: 1.07 GB, each once, and at most two partial results of 2 KB (a group of 4) for each thread
 // block: 1 MB. flops: 4.3 G.
@@ -17,8 +17,8 @@
 // each step. And a merge in the same launch is slower than a second launch if one thread block reads the results of
 // many one after the other, 600 ns each; so it loads eight of them at once (merge_contributors). Slower alternatives:
 // one head for each thread block where heads are few; cutting heads that need not be cut, since a thread block that
-// ends in another head hands in two results; many small thread blocks where every head is cut, for the number of
-// partial results is what the merge pays for (decode_ring.h has the rule).
+// ends in another head stores two results; many small thread blocks where every head is cut, because the cost of the
+// merge is the number of partial results (decode_ring.h has the rule).
 #include "../production/attention_launches.h"
 #include "ladder_parts.cuh"
 

@@ -5,7 +5,6 @@
 // 32 rows of output in registers; it multiplies every vector of K and V that it fetches from shared memory with two
 // blocks of 16 rows, because with one block the fetches would take as long as the products. The bulk copies of the next
 // tile run meanwhile. A multiprocessor has two thread blocks: one computes its softmax while the other multiplies.
-//
 #pragma once
 
 #include "../kernels/online_softmax.cuh"

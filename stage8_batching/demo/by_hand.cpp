@@ -22,7 +22,7 @@ std::string join(const std::vector<Number>& numbers, Text text) {
   return result;
 }
 
-// "1.125 + 1.875 = 3": what was there, brought to the new maximum, and what the block adds.
+// "1.125 + 1.875 = 3": the sum so far, rescaled to the new maximum, and what the block adds.
 std::string sum_text(float before, float rescale, float after) {
   const float kept = before * rescale;
   return kept > 0.0F ? decimal(kept) + " + " + decimal(after - kept) + " = " + decimal(after) : decimal(after);

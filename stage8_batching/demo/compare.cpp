@@ -24,13 +24,13 @@
 namespace stage8 {
 namespace {
 
-// The model computes all of them in the same ragged batches: what differs is memory, and when a request may join.
+// The model computes all policies in the same ragged batches: they differ in memory, and in when a request may join.
 struct ServingPolicy {
   const char* name;
   bool static_batches;
   bool reserve_ahead;
-  bool knows_lengths;  // the reply's length is known on arrival, as on no real server
-  int max_sequences;   // 0: as many as the options say
+  bool knows_lengths;  // whether the reply's length is known on arrival; on a real server it never is
+  int max_sequences;   // 0: the options' number
 };
 constexpr std::array<ServingPolicy, 5> kPolicies = {{{"one at a time", false, false, false, 1},
                                                      {"reserved: the longest", true, true, false, 0},

@@ -82,7 +82,7 @@ GenerationRequest generation_request(const common::ServedRequest& request) {
   return {request.request, request.num_samples};
 }
 
-// Sets a flag for as long as it lives.
+// Sets a flag during its own lifetime.
 class ScopedFlag {
  public:
   explicit ScopedFlag(bool& flag) : flag_(flag) { flag_ = true; }
@@ -94,7 +94,7 @@ class ScopedFlag {
   bool& flag_;
 };
 
-// What an engine is made of, for as long as it lives.
+// Owns the parts of a served engine.
 struct EngineParts {
   std::unique_ptr<Engine> engine;
   std::unique_ptr<common::Clock> clock;
@@ -108,7 +108,7 @@ class OwningAdapter : private EngineParts, public EngineAdapter {
         EngineAdapter(*EngineParts::engine, *EngineParts::server, *EngineParts::clock, token_budget) {}
 };
 
-// On a CPU, cache and host memory are one allocation: if it fails, the larger one is what to make smaller.
+// On a CPU, cache and host memory are one allocation: if it fails, the error names the larger one.
 std::unique_ptr<Engine> make_engine(const common::Llama& model, const EngineOptions& options) {
   try {
     return std::make_unique<Engine>(model, options);
@@ -178,7 +178,7 @@ common::PoolSnapshot::Owner EngineAdapter::describe(const SequenceGroup& group) 
   for (const common::Completion& completion : group.output().completions) {
     owner.texts.emplace_back(completion.tokens);
   }
-  if (owner.texts.empty()) {  // so far, or a search
+  if (owner.texts.empty()) {  // before the first token, or in a beam search
     for (const Branch& branch : group.live()) {
       owner.texts.emplace_back(branch.tokens);
     }
@@ -209,7 +209,7 @@ int EngineAdapter::add_client(int id, std::unique_ptr<common::RequestSink> sink,
 void EngineAdapter::cancel(int id, common::FinishReason reason) {
   if (clients_.contains(id)) {
     server_.stop(id, reason);
-    if (!is_in_step_) {  // else step() does, and the sink that has called this still lives
+    if (!is_in_step_) {  // else step() does it: the sink that has called this must stay alive until then
       settle(id);
     }
   }
@@ -230,7 +230,7 @@ bool EngineAdapter::step() {
   return true;
 }
 
-// If the request has ended, tells its client, and forgets it.
+// If the request has ended, reports that to its client, and forgets the request.
 void EngineAdapter::settle(int id) {
   const auto found = clients_.find(id);
   if (found == clients_.end() || !server_.output(id).finished()) {

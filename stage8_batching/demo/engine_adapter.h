@@ -1,5 +1,5 @@
-// The stage's server as what common/serving asks of an engine, and the options with which the commands that serve make
-// it.
+// Implements common/serving's interface of an engine with the stage's server, and has the options of the commands that
+// serve.
 #pragma once
 
 #include <cstdint>
@@ -20,20 +20,20 @@
 
 namespace stage8 {
 
-// Budget, limit, preemption, host memory: for each command that schedules.
+// Adds the options for budget, limit, preemption and host memory to a command that schedules.
 void add_scheduler_options(common::Command& command, SchedulerOptions& scheduler, EngineOptions& engine);
 
 // How many operations a processor does in the time in which it copies a byte between the cache and the host's memory,
 // as an order of magnitude.
 std::int64_t operations_per_byte(bool on_gpu, Precision precision);
-// Sets the costs that Preemption::kAuto compares, for a model with so many parameters.
+// Sets the costs that Preemption::kAuto compares, for a model with num_parameters parameters.
 void set_preemption_costs(SchedulerOptions& scheduler, std::int64_t num_parameters, const CacheSize& cache,
                           std::int64_t operations_per_byte);
 
 // A batch's arrays, one per line; a '|' stands between sequences.
 std::string format_batch(const RaggedBatch& batch);
 
-// A server with an engine and a clock that are there already, and outlive the object.
+// A server with the caller's engine and clock, which must outlive the adapter.
 class EngineAdapter : public common::ServedEngine {
  public:
   EngineAdapter(Engine& engine, Server& server, common::Clock& clock, int token_budget);
@@ -69,7 +69,7 @@ class EngineAdapter : public common::ServedEngine {
   Server& server_;
   common::Clock& clock_;
   int token_budget_;
-  std::unordered_map<int, Client> clients_;  // of the requests that have not ended, by id
+  std::unordered_map<int, Client> clients_;  // by id, for requests that have not ended
   common::StepReport last_step_;
   bool is_in_step_ = false;
 };

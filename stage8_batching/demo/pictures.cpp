@@ -30,7 +30,7 @@ constexpr int kBlockSize = 4;
 constexpr common::TextStyle kHeading{.size = 17.0, .bold = true};
 constexpr common::TextStyle kCaption{.size = 15.0, .hue = Hue::kGrey};
 
-// What the lesson's run looks like after a step.
+// The state of the lesson's run after a step.
 struct Moment {
   std::map<int, std::vector<int>> tables;  // by request
   std::vector<int> preempted;

@@ -50,8 +50,8 @@ std::string draw_pool(const KvCacheManager& manager, const std::vector<int>& par
          (list.size() <= columns.list_columns ? list : list.substr(0, columns.list_columns - 3) + "...");
 }
 
-// For each branch the one that it continues, counted from 1 in the order before the step. It has that one's sequence,
-// or one forked from it.
+// For each branch the number of its parent, counted from 1 in the order before the step. A branch has its parent's
+// sequence, or a sequence forked from it.
 std::vector<int> find_parents(std::span<const Branch> parents, std::span<const Branch> live) {
   std::vector<int> numbers;
   for (const Branch& branch : live) {
@@ -70,7 +70,7 @@ std::vector<int> find_parents(std::span<const Branch> parents, std::span<const B
 
 double blocks_copied(const Engine& engine) { return common::counter(engine.counters(), "blocks_copied"); }
 
-// Sums over the steps of a run, and what its fullest step held.
+// Sums over the steps of a run, and the figures of its fullest step.
 struct SharingTotals {
   int steps = 0;
   int max_blocks = 0;
@@ -162,7 +162,7 @@ void print_text(const std::string& label, const std::string& text) {
   std::cout << label << common::quote(text, 400) << "\n";
 }
 
-// make(request) says how it is to be served; print shows the texts.
+// make(request) returns the request for the server; print shows the texts.
 template <typename Make, typename Print>
 void run_prompts(const common::Session& session, const DecodingOptions& options, const Make& make, const Print& print) {
   EngineOptions engine_options = options.engine;

@@ -1,5 +1,5 @@
-// Older ways of serving, to compare with: static batches, in which no request joins before all others have ended, and
-// room that is reserved ahead.
+// Older policies, for comparison: static batches, which no request joins before all others have ended, and room that is
+// reserved ahead.
 #pragma once
 
 #include "../scheduler.h"
@@ -8,7 +8,7 @@ namespace stage8 {
 
 class StaticScheduler : public Scheduler {
  public:
-  // reserve_ahead: a group takes the blocks of its longest possible text when it is admitted.
+  // reserve_ahead: admission allocates the blocks of the group's longest possible text.
   StaticScheduler(KvCacheManager& manager, const SchedulerOptions& options, bool use_prefix_cache, bool reserve_ahead)
       : Scheduler(manager, options, use_prefix_cache), reserve_ahead_(reserve_ahead) {}
 
@@ -20,7 +20,7 @@ class StaticScheduler : public Scheduler {
 
  private:
   bool reserve_ahead_;
-  bool is_open_ = false;          // to more groups
+  bool is_open_ = false;          // whether more groups may join the batch
   bool is_memory_short_ = false;  // blocks were missing when the batch was closed, or have been missing since
 };
 

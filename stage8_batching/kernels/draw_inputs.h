@@ -1,4 +1,4 @@
-// How a step of a GpuRunner draws its tokens: brought over like its other inputs, if there is anything to draw.
+// How a step of a GpuRunner draws its tokens: inputs that are copied like the others, if there is anything to draw.
 #pragma once
 
 #include <algorithm>
@@ -42,7 +42,7 @@ class DrawInputs {
     copy(host_rows_.data(), rows_.data(), step.draws.size(), stream);
     if (!used.empty()) {
       if (host_used_ == nullptr || host_used_->size() < used.size()) {
-        // The host's part last: its size says that both have room.
+        // The host's array grows last: its size is the capacity of both.
         common::DeviceArray<int> larger(2 * used.size());
         host_used_ = std::make_unique<common::PinnedArray<int>>(2 * used.size());
         used_ = std::move(larger);

@@ -28,7 +28,7 @@ namespace {
 
 using common::DeviceArray;
 
-// All but the number of blocks.
+// The shape without the number of blocks.
 PageShape page_shape(const KvCacheShape& shape, const GpuOptions& options) {
   const ScalarType type = options.precision == Precision::kFloat32 ? ScalarType::kFloat32 : ScalarType::kBFloat16;
   return {.num_blocks = 1,
@@ -89,7 +89,7 @@ struct GpuRunner::Impl {
     }
   }
 
-  // To be called once all else has its memory: a share is one of what the device has free.
+  // To be called when everything else is allocated: the share is a part of the memory that is still free.
   CacheSize sized(const KvCacheShape& cache_shape, const std::optional<MemoryShare>& share) const {
     CacheSize size{.num_blocks = cache_shape.num_blocks,
                    .block_size = block.block_size,
@@ -126,8 +126,8 @@ struct GpuRunner::Impl {
             shape.is_paired() ? nullptr : static_cast<std::byte*>(values.data()) + first, shape};
   }
 
-  // Puts the tokens that are drawn in place of those with the largest logits. Not recorded: what it launches depends on
-  // the options of the requests.
+  // Replaces tokens with the largest logits by drawn tokens. Not recorded: its launches depend on the requests'
+  // options.
   void draw(const StepBuffers& own, const StepBuffers& other) {
     common::Draws draws = own.draws();
     if (draws.num_rows > 0) {
@@ -139,7 +139,7 @@ struct GpuRunner::Impl {
     }
   }
 
-  // The logits of all GPUs' tokens: [num_rows, vocab_size]. Every GPU gets them, and draws the same tokens.
+  // Every GPU gets the logits of the whole vocabulary, [num_rows, vocab_size], and draws the same tokens.
   float* gather_logits(int num_rows) {
     const auto own_bytes = static_cast<std::size_t>(model.config().vocab_size) * sizeof(float);
     const auto count = static_cast<std::size_t>(peers->shard().count);
@@ -154,20 +154,20 @@ struct GpuRunner::Impl {
     return whole_logits.data();
   }
 
-  // step_age 0: the last one; 1: the one before it.
+  // step_age 0: the last step; 1: the one before it.
   const StepBuffers& buffers_of(int step_age) const {
     COMMON_CHECK(step_age == 0 || step_age == 1, "what the last two steps have drawn is kept");
     return buffers[static_cast<std::size_t>((last + step_age) % 2)];
   }
 
-  // Before the host waits for the step: it may never end if another GPU has failed.
+  // To be called before the host waits for the step: the step may never end if another GPU has failed.
   void await(const StepBuffers& step) const {
     if (peers != nullptr) {
       peers->wait([&] { return step.is_finished(); });
     }
   }
 
-  // What has been enqueued and waits for other GPUs ends.
+  // Ends enqueued work that waits for other GPUs.
   void end_waits() noexcept {
     model.stop_sums();
     peers->abort();
@@ -195,25 +195,25 @@ struct GpuRunner::Impl {
 
   const PagedKernels& kernels;
   common::Communicator* peers;  // nullptr: there are none
-  PageShape block;              // the shape of one: workspaces do not depend on how many there are
+  PageShape block;              // with one block: workspaces do not depend on the number of blocks
   int num_layers;
   common::Stream stream;
   common::CudaLlama model;
 
-  int max_tokens;                      // of a step
-  int max_sequences;                   // of a step, inactive ones included
+  int max_tokens;                      // in a step
+  int max_sequences;                   // in a step, inactive ones included
   int max_blocks;                      // of a sequence
-  std::array<StepBuffers, 2> buffers;  // of the steps of even and of odd number
-  int last = 0;                        // which of them the last enqueued step has
+  std::array<StepBuffers, 2> buffers;  // for steps with even numbers, and with odd numbers
+  int last = 0;                        // the index of the last enqueued step's buffers
   common::DeviceMemory workspace;
   DeviceArray<float> logits;        // [num_rows, vocab_size]
   DeviceArray<float> gathered;      // with peers: [number of GPUs, num_rows, vocab_size]
   DeviceArray<float> whole_logits;  // with peers: [num_rows, vocab_size of the whole model]
   common::CudaSampler sampler;
 
-  // Last, as their size may depend on what the others leave free.
+  // These are last, because their size may depend on the memory that the others leave free.
   CacheSize cache_size;
-  PageShape shape;  // of all blocks
+  PageShape shape;  // with all blocks
   std::size_t layer_bytes;
   common::DeviceMemory keys;    // [num_layers, num_blocks, num_kv_heads, block_size, head_dim]
   common::DeviceMemory values;  // the same shape
@@ -286,7 +286,7 @@ void GpuRunner::enqueue(const RaggedBatch& step) {
     if (impl_->peers == nullptr) {
       own.abandon(impl_->stream);
     } else {
-      impl_->peers->fail();  // the rest is for all of them together to do
+      impl_->peers->fail();  // recovery needs all peers together
     }
     throw;
   }
@@ -342,10 +342,10 @@ void GpuRunner::warm_up(int max_tokens, int max_sequences) {
   const auto length = static_cast<int>(
       std::min<std::int64_t>({max_tokens, impl_->max_tokens, num_slots, impl_->model.config().context_length}));
   const int max_size = std::min(max_sequences, impl_->max_sequences);
-  // Steps of more tokens take so long that asking the matrix library first hardly counts.
+  // A step with more tokens takes so long that the query of the matrix library hardly counts.
   constexpr int kMaxPrepared = 1024;
   impl_->model.prepare(std::min(length, kMaxPrepared), std::min(max_size, kMaxPrepared));
-  // A chunk, over a table that names block 0 all the time; its K and V go nowhere.
+  // A chunk, over a table whose entries are all block 0; its K and V are not stored.
   const int num_blocks = (length + shape.block_size - 1) / shape.block_size;
   RaggedBatch chunk;
   chunk.tokens.assign(static_cast<std::size_t>(length), 0);

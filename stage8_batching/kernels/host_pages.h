@@ -1,4 +1,4 @@
-// Room in the processor's memory for blocks that are swapped out.
+// Room in the host's memory for blocks that are swapped out.
 #pragma once
 
 #include <algorithm>
@@ -25,8 +25,8 @@ class HostPages {
 
   bool contains(int block) const { return static_cast<std::size_t>(block) >= num_blocks_; }
 
-  // Moves a block, in all layers, between the device's pages ([num_layers, num_blocks, …] each) and this memory: one of
-  // the two is here. Enqueued, not waited for: what is here is pinned.
+  // Copies a block, in all layers, between the device's pages (each [num_layers, num_blocks, …]) and this memory: one
+  // of source and destination is a host block. Enqueues the copy and returns at once: this memory is pinned.
   void copy(void* keys, void* values, int source, int destination, const common::Stream& stream) {
     move(static_cast<std::byte*>(keys), keys_.data(), source, destination, stream);
     if (!is_paired_) {
@@ -35,18 +35,18 @@ class HostPages {
   }
 
  private:
-  // At least one, so that there is something to own.
+  // At least one byte, so that there is an allocation to own.
   std::size_t bytes(int num_host_blocks) const {
     return block_bytes_ * num_layers_ * static_cast<std::size_t>(num_host_blocks) + 1;
   }
 
-  // Where a block is in the first layer, and how many bytes further in each of the next ones.
+  // Where a block is in the first layer, and the distance in bytes from layer to layer.
   struct Layers {
     std::byte* first;
     std::size_t pitch;
   };
 
-  // A block's layers lie one after the other here, and a whole layer apart on the device.
+  // A block's layers lie one after the other in host memory, and a whole layer apart on the device.
   void move(std::byte* pages, std::byte* host, int source, int destination, const common::Stream& stream) const {
     COMMON_CHECK(contains(source) != contains(destination), "a swap is between device and host");
     const bool is_out = contains(destination);
@@ -72,7 +72,7 @@ class HostPages {
   static constexpr std::size_t kMaxPitch = 0x7FFFFFFF;  // cudaDevAttrMaxPitch of every GPU so far
 
   std::size_t num_layers_;
-  std::size_t num_blocks_;  // on the device: host blocks are numbered from here on
+  std::size_t num_blocks_;  // on the device; the numbers of host blocks begin with it
   std::size_t block_bytes_;
   bool is_paired_;  // K and V lie together
   common::PinnedArray<std::byte> keys_;

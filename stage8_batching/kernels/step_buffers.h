@@ -1,5 +1,4 @@
-// The inputs and the tokens of a step, while it is enqueued and while it is computed: which stream copies them, and
-// what waits for what.
+// The inputs and the tokens of a step in flight: which stream copies them, and which work waits for which.
 #pragma once
 
 #include <cstddef>
@@ -13,9 +12,9 @@
 
 namespace stage8 {
 
-// Those of one of the two steps that can be enqueued at once. While the other one is being computed, this one's inputs
-// and tokens are copied in a stream of their own, so that nothing lies between the kernels of two steps; otherwise the
-// copies are in the kernels' stream.
+// The buffers of one of the two steps that can be in flight at once. While the other step is computed, this step's
+// inputs and tokens are copied in a stream of their own, so that nothing stands between the kernels of two steps;
+// otherwise the copies are in the kernels' stream.
 class StepBuffers {
  public:
   StepBuffers(int max_tokens, int max_sequences, int max_blocks)
@@ -24,7 +23,7 @@ class StepBuffers {
         argmax_(static_cast<std::size_t>(max_sequences)),
         on_host_(argmax_.size()) {}
 
-  // What comes next in `stream` finds the inputs. Waits for the last step that used these buffers.
+  // Work enqueued after this in `stream` finds the inputs. Waits for the last step that used these buffers.
   void begin(const RaggedBatch& step, int block_size, int padded_sequences, const StepBuffers& other,
              const common::Stream& stream) {
     finished_.wait();
@@ -39,7 +38,7 @@ class StepBuffers {
     }
   }
 
-  // The step has been enqueued: what it leaves in argmax() goes to the host.
+  // Called when the step is enqueued: copies what the step stores in argmax() to the host.
   void end(const common::Stream& stream) {
     computed_.record(stream);
     const common::Stream& path = uses_own_stream_ ? copies_ : stream;
@@ -52,7 +51,7 @@ class StepBuffers {
     finished_.record(path);
   }
 
-  // Between begin and end something has thrown: what was enqueued still reads the inputs, so it has to finish.
+  // Called if something throws between begin and end: enqueued work still reads the inputs, so it has to finish.
   void abandon(const common::Stream& stream) const noexcept {
     (void)cudaStreamSynchronize(copies_.get());
     (void)cudaStreamSynchronize(stream.get());
@@ -61,11 +60,11 @@ class StepBuffers {
   // Whether the last step that used these buffers has ended, and its tokens are on the host.
   bool is_finished() const { return finished_.is_done(); }
 
-  bool draws_tokens() const { return draws_tokens_; }  // what the batch asked for
+  bool draws_tokens() const { return draws_tokens_; }  // whether the batch asked for tokens, not for logits
   const StepInputs& inputs() const { return inputs_; }
   const common::Draws& draws() const { return draws_.draws(); }
-  int* argmax() const { return argmax_.data(); }  // device, [num_rows]; in the end, the tokens that are drawn
-  // The same on the host. Waits.
+  int* argmax() const { return argmax_.data(); }  // on the device, [num_rows]; drawn tokens replace some at the end
+  // The same on the host. Waits for the step.
   std::vector<common::Token> argmax_on_host() const {
     finished_.wait();
     return {on_host_.data(), on_host_.data() + inputs_.num_rows()};

@@ -13,9 +13,9 @@
 
 namespace stage8 {
 
-// The sequences with a single token that come first are decode attention's, the others ragged attention's. Where an
-// array lies depends on the number of tokens alone, so that a recorded step finds it again, however long the contexts
-// are: block tables lie one after the other, at the end, and an array says where each one begins.
+// Decode attention computes the sequences with a single token, which come first, and ragged attention the others. Where
+// an array lies depends only on the number of tokens, so that a recorded step finds it again, however long the contexts
+// are: block tables lie one after the other, at the end, and an array says where each table begins.
 class StepInputs {
  public:
   StepInputs(int max_tokens, int max_sequences, int max_blocks)
@@ -26,8 +26,8 @@ class StepInputs {
               static_cast<std::size_t>(max_sequences) * static_cast<std::size_t>(max_blocks)),
         device_(host_.size()) {}
 
-  // padded_sequences: as many as the batch's, or more; those beyond are inactive and have one token each: a recorded
-  // step has as many as it was recorded with. The last upload, and the step that read it, must be over.
+  // padded_sequences: the batch's number of sequences, or more; the additional ones are inactive and have one token
+  // each: a recorded step has a fixed number. The last upload, and the step that read it, must be over.
   void upload(const RaggedBatch& batch, int block_size, int padded_sequences, const common::Stream& stream) {
     const auto num_sequences = static_cast<int>(batch.num_sequences());
     const int padding = padded_sequences - num_sequences;
@@ -54,11 +54,11 @@ class StepInputs {
     CUDA_CHECK(cudaMemcpyAsync(device_.data(), host_.data(), used * sizeof(int), cudaMemcpyHostToDevice, stream.get()));
   }
 
-  // Of the last upload.
+  // The counts of the last upload.
   int num_tokens() const { return num_tokens_; }    // padding included
   int num_decodes() const { return num_decodes_; }  // sequences with one token before the first longer one
-  int num_rows() const { return num_rows_; }        // whose logits are wanted, padding excluded
-  int max_blocks() const { return max_blocks_; }    // of a sequence, in any step
+  int num_rows() const { return num_rows_; }        // rows whose logits are needed, padding excluded
+  int max_blocks() const { return max_blocks_; }    // the most that a sequence can have, in any step
   // On the device.
   const int* context_lengths() const { return device(kContextLengths); }
   const int* query_starts() const { return device(kQueryStarts); }  // [num_sequences + 1]
@@ -68,7 +68,7 @@ class StepInputs {
   const int* slot_mapping() const { return device(kSlots); }
   const int* table_starts() const { return device(kTableStarts); }  // [num_sequences], in block_tables
   const int* block_tables() const { return device(kBlockTables); }  // one after the other
-  // [num_tokens]: which of the step before's rows has drawn the token; -1: the token is known.
+  // [num_tokens]: the row of the previous step that draws the token; -1: the token is known.
   const int* pending_rows() const { return device(kPendingRows); }
 
  private:
@@ -88,7 +88,7 @@ class StepInputs {
   int* host(Array array) const { return host_.data() + array * stride_; }
   const int* device(Array array) const { return device_.data() + array * stride_; }
 
-  // The values, and then `padding` times the same one. Returns where they end.
+  // Stores the values, and then padded_value `padding` times. Returns the end.
   int* put(Array array, std::span<const int> values, int padding = 0, int padded_value = 0) {
     return std::fill_n(std::copy(values.begin(), values.end(), host(array)), padding, padded_value);
   }

@@ -207,12 +207,11 @@ void launch_copy_slots(const Pages& pages, void* keys, void* values, std::int64_
                  common::Overlap::kPrevious, copy);
 }
 
-// One thread block moves kChunk vectors of one block of K or V in one layer; blockIdx.y counts layers, and keys and
-// values within a layer.
-// All of its loads are in flight before the first store. Its limit is the order in which memory is touched: the kernel
-// copies 5 % faster when the plan's blocks happen to lie in order. (Tried on an H200: 128 to 1024 threads with 2 to 16
-// vectors each, bulk copies through shared memory by a persistent grid, other orders of pairs and layers. None was
-// faster; hints to L2 were worth 1.5 %.)
+// One thread block moves kChunk vectors of one block of K or V in one layer; blockIdx.y counts layers, and in each of
+// them keys and values. All of its loads are in flight before the first store. Its limit is the order in which memory
+// is touched: the kernel copies 5 % faster when the plan's blocks happen to lie in order. (Tried on an H200: 128 to
+// 1024 threads with 2 to 16 vectors each, bulk copies through shared memory by a persistent grid, other orders of pairs
+// and layers. None was faster; hints to L2 were worth 1.5 %.)
 constexpr int kChunk = 8 * kThreads;
 
 // The list of copies is a parameter of the launch: no allocation, no upload, no wait. Parameters have room for 4 KB.

@@ -1,4 +1,4 @@
-// A thread with a GPU of its own, which carries out one task after the other.
+// A thread with a GPU of its own; it runs one task after the other.
 #pragma once
 
 #include <cuda_runtime_api.h>
@@ -23,7 +23,7 @@ class DeviceThread {
   DeviceThread(const DeviceThread&) = delete;
   DeviceThread& operator=(const DeviceThread&) = delete;
 
-  // finish() has to follow. It waits, and returns what the task has thrown, or null.
+  // finish() must follow: it waits, and returns the exception that the task has thrown, or null.
   void start(std::function<void()> task) {
     task_ = std::move(task);
     hand_over(kWorking);
@@ -41,7 +41,7 @@ class DeviceThread {
     state_.notify_all();
   }
 
-  // Being woken takes as long as enqueuing a step, and the next step is seldom far.
+  // Spins: waking a thread takes as long as enqueuing a step, and the next step usually comes soon.
   void wait_while(State state) const {
     constexpr std::chrono::milliseconds kWatchful(5);
     const auto start = std::chrono::steady_clock::now();
@@ -52,7 +52,7 @@ class DeviceThread {
   }
 
   void loop() {
-    (void)cudaSetDevice(device_);  // if that fails, so does everything that follows
+    (void)cudaSetDevice(device_);  // if this fails, every later call fails too
     for (;;) {
       wait_while(kIdle);
       if (!task_) {

@@ -5,7 +5,7 @@
 namespace stage8 {
 namespace {
 
-// Steps are recorded for 1, 2, 4, 8, 16, 24, … sequences. Inactive ones fill them up.
+// Steps are recorded for 1, 2, 4, 8, 16, 24, … sequences. Inactive sequences fill the rest.
 int recorded_size(int num_sequences) {
   int size = 1;
   while (size < num_sequences) {
@@ -48,7 +48,7 @@ void RecordingRunner::launch(const StepCounts& counts) {
 void RecordingRunner::warm_up(int max_tokens, int max_sequences) {
   const int max_size = std::min(recorded_size(max_sequences), this->max_sequences());
   GpuRunner::warm_up(max_tokens, max_size);
-  // A token each for inactive sequences. Both sets of buffers have recorded steps of their own.
+  // Inactive sequences have one token each. Both sets of buffers have recorded steps of their own.
   for (int size = 1; size <= max_size; size = recorded_size(size + 1)) {
     RaggedBatch inactive;
     inactive.tokens.assign(static_cast<std::size_t>(size), 0);
@@ -67,7 +67,7 @@ void RecordingRunner::warm_up(int max_tokens, int max_sequences) {
 }
 
 void RecordingRunner::disconnect() {
-  steps_.clear();  // they belong to the connection
+  steps_.clear();  // recorded steps belong to the connection
   GpuRunner::disconnect();
 }
 

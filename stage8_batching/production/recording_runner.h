@@ -1,6 +1,6 @@
-// A GpuRunner that launches a step with one token for each sequence as a whole: recorded as a CUDA graph when a step of
-// its size first comes, and replayed with other numbers in the inputs. A step has five launches for each layer and four
-// more, and one by one they take the host longer than they take the GPU.
+// A GpuRunner that launches a step with one token for each sequence as a whole: the first step of a size is recorded as
+// a CUDA graph, and later ones replay the graph with other numbers in the inputs. A step has five launches for each
+// layer and four more; one by one, they take the host longer than they take the GPU.
 #pragma once
 
 #include <map>
@@ -14,17 +14,17 @@ namespace stage8 {
 
 class RecordingRunner : public GpuRunner {
  public:
-  // As GpuRunner, but for the memory of up to seven sequences more.
+  // As GpuRunner, with memory for up to seven more sequences.
   RecordingRunner(const common::Llama& model, const KvCacheShape& shape, const GpuOptions& options, int chunk_size,
                   int max_sequences, const PagedKernels& kernels, const std::optional<MemoryShare>& share = {},
                   common::Communicator* peers = nullptr);
-  ~RecordingRunner() override { finish(); }  // before the steps that may be running are gone
+  ~RecordingRunner() override { finish(); }  // before the recorded steps, which may still run, are destroyed
 
-  // Records the steps of all sizes too.
+  // Also records the steps of all sizes.
   void warm_up(int max_tokens, int max_sequences) override;
   void disconnect() override;
 
-  // For tests. Steps recorded so far: after warming up, none of up to max_sequences sequences is recorded any more.
+  // For tests. Steps recorded so far: after warm_up, no step of up to max_sequences sequences is recorded any more.
   int num_recorded_steps() const { return static_cast<int>(steps_.size()); }
 
  protected:

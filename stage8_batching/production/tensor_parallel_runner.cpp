@@ -55,7 +55,7 @@ TensorParallelRunner::TensorParallelRunner(const common::Llama& model, const KvC
 }
 
 TensorParallelRunner::~TensorParallelRunner() {
-  // A GPU may still read what lies on another one.
+  // A GPU may still read the memory of another one.
   (void)run([&](std::size_t rank) { runners_[rank]->drawn_tokens(0); });
   (void)run([&](std::size_t rank) { runners_[rank].reset(); });
 }
@@ -81,8 +81,8 @@ void TensorParallelRunner::run_all(const Task& task) {
 
 void TensorParallelRunner::disconnect(const std::vector<std::exception_ptr>& thrown) {
   is_connected_ = false;
-  // When the last GPU aborts, NCCL frees what its kernels use, so nothing may be left of them. Those GPUs abort first
-  // that wait for another one, and their kernels end. The GPU that has enqueued least waits for none.
+  // When the last GPU aborts, NCCL frees what its kernels use, so no kernel may still run. GPUs that wait for another
+  // GPU abort first, and their kernels end. The GPU that has enqueued least waits for no other.
   std::vector<int> is_idle(runners_.size(), 1);
   std::atomic<int> num_idle = 0;
   (void)run([&](std::size_t rank) {
@@ -107,7 +107,7 @@ void TensorParallelRunner::disconnect(const std::vector<std::exception_ptr>& thr
 
 void TensorParallelRunner::run_together(const Task& task) {
   if (group_.failed_rank() >= 0) {
-    if (is_connected_) {  // only a thread that waited for a step has noticed
+    if (is_connected_) {  // a GPU has failed, and only a thread that waited for a step knows
       disconnect(std::vector<std::exception_ptr>(runners_.size()));
     }
     group_.renew();
@@ -126,7 +126,7 @@ void TensorParallelRunner::run_together(const Task& task) {
   if (failed < 0) {
     return;
   }
-  // Those that have not noticed have enqueued what never ends.
+  // GPUs without an exception have enqueued work that never ends.
   disconnect(thrown);
   try {
     std::rethrow_exception(thrown[static_cast<std::size_t>(failed)]);

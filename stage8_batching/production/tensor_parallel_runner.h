@@ -1,5 +1,5 @@
-// A model that several GPUs compute together, each with its heads of every block: a runner that has runners. All of
-// them get the same steps, so one block table serves them all.
+// Several GPUs compute a model together, each with its heads of every block: a runner that has runners. All of them get
+// the same steps, so one block table serves all GPUs.
 #pragma once
 
 #include <cstddef>
@@ -19,12 +19,12 @@ namespace stage8 {
 
 class TensorParallelRunner : public Runner {
  public:
-  // Why so many GPUs can't compute this model with this cache; empty if they can.
+  // Why this number of GPUs can't compute this model with this cache; empty if they can.
   static std::string unsupported(const PagedKernels& kernels, const common::LlamaConfig& config,
                                  const KvCacheShape& shape, const GpuOptions& options);
 
-  // As GpuRunner, but for the number of GPUs, whose shards are loaded at the same time. The GPU with the least memory
-  // says how many blocks there are. Throws InputError also if the GPUs do not find each other.
+  // As GpuRunner, for several GPUs, whose shards are loaded at the same time. The GPU with the least memory determines
+  // the number of blocks. Throws InputError also if the GPUs cannot connect.
   TensorParallelRunner(const common::Llama& model, const KvCacheShape& shape, const GpuOptions& options, int chunk_size,
                        int max_sequences, const PagedKernels& kernels, const std::optional<MemoryShare>& share = {});
   ~TensorParallelRunner() override;
@@ -33,7 +33,7 @@ class TensorParallelRunner : public Runner {
 
   const CacheSize& cache() const override { return size_; }
   void copy_blocks(std::span<const BlockCopy> copies) override;
-  // If it throws on one GPU, it is taken back on all; the next step connects them anew.
+  // If it throws on one GPU, the step is dropped on all GPUs; the next step connects them again.
   void enqueue(const RaggedBatch& step) override;
   StepResult wait(int step_age) override;
   bool is_asynchronous() const override { return true; }
@@ -49,15 +49,15 @@ class TensorParallelRunner : public Runner {
 
  private:
   using Task = std::function<void(std::size_t rank)>;
-  // Runs the task in every GPU's thread. Returns what each has thrown, if anything.
+  // Runs the task in every GPU's thread. Returns the exception of each, or null.
   std::vector<std::exception_ptr> run(const Task& task);
   // The same; rethrows the first.
   void run_all(const Task& task);
-  // For a task in which the GPUs wait for each other: if one fails, none is left waiting.
+  // For a task in which the GPUs wait for each other: if one fails, no other waits for ever.
   void run_together(const Task& task);
-  // Ends what waits on those GPUs that have not thrown, and all connections.
+  // Ends the waits of GPUs that have not thrown, and closes all connections.
   void disconnect(const std::vector<std::exception_ptr>& thrown);
-  // Of what each GPU has for its heads or its tokens, all, side by side.
+  // The columns that each GPU has for its heads or its tokens, side by side in one matrix.
   common::Matrix side_by_side(const std::function<common::Matrix(GpuRunner&)>& part);
 
   common::NcclGroup group_;

@@ -473,5 +473,5 @@ TEST_CASE("Device memory that is not there is a clear error", "[gpu]") {
   CHECK_THROWS_AS(common::DeviceMemory(std::size_t{1} << 50), common::OutOfDeviceMemory);
   CUDA_CHECK(cudaMemGetInfo(&after, &total));
   CHECK(before == after);
-  CHECK(common::DeviceMemory(1024).data() != nullptr);  // the failure has left nothing behind
+  CHECK(common::DeviceMemory(1024).data() != nullptr);  // the failure has left no error behind
 }

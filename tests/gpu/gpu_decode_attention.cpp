@@ -1,4 +1,4 @@
-// Decode attention of production/ against float64 on the same rounded inputs, over everything its callers may choose.
+// production/'s decode attention against float64 on the same rounded inputs, over everything that callers may choose.
 #include <algorithm>
 #include <array>
 
@@ -23,7 +23,7 @@ std::vector<int> boundary_lengths(int block_size) {
   return {1, block_size - 1, 0, block_size, block_size + 1, 3 * block_size, 15, 16, 17, 100, 0, 257};
 }
 
-// Storing the last tokens itself, decode attention gives the same bits and leaves the same pages.
+// If decode attention stores the last tokens itself, the result has the same bits and the pages are the same.
 void check_new_rows(const GpuBatch& batch, const std::vector<float>& expected, const stage::DecodeOptions& options = {},
                     int num_runs = 1) {
   const auto appended = batch.decode_new_rows(options, num_runs);
@@ -118,7 +118,7 @@ TEST_CASE("Decode attention: however the work is cut, the result is the same (st
     CAPTURE(tests::name_of(type), group, head_dim, num_workers);
     const std::vector<float> once = batch.decode({.num_workers = num_workers});
     CHECK(batch.check(once) == tests::kNoDifference);
-    // Again, and several times over without a pause in between: equal to the bit.
+    // Repeated several times without a pause: every result has the same bits.
     const std::vector<float> again = batch.decode({.num_workers = num_workers}, 5);
     CHECK(std::memcmp(once.data(), again.data(), once.size() * sizeof(float)) == 0);
     check_new_rows(batch, once, {.num_workers = num_workers}, 3);
@@ -231,7 +231,7 @@ TEST_CASE("Decode attention: bad arguments are refused before anything is launch
   }
   GpuBatch good({.context_lengths = {20}, .query_lengths = {}});
   const common::DeviceArray<std::byte> workspace =
-      tests::poisoned(std::int64_t{1} << 23, ScalarType::kBFloat16);  // in which no plan may appear
+      tests::poisoned(std::int64_t{1} << 23, ScalarType::kBFloat16);  // no plan may be written to it
   struct Call {
     stage::Pages pages;
     stage::Batch batch;

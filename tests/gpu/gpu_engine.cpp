@@ -1,4 +1,4 @@
-// The engine with its cache on the device: the texts of the CPU, and pages that hold what the CPU's cache holds.
+// The engine with its cache on the device must produce the CPU's texts, and pages that hold what the CPU's cache holds.
 #include "tests/support/catch.h"
 
 #include <algorithm>
@@ -398,8 +398,8 @@ TEST_CASE("GPU: how far K and V, or weights, in float8 move the next token (stag
   };
   struct Difference {
     double equal = 0.0;
-    double mean = 0.0;      // of the log-probability
-    double absolute = 0.0;  // of the same
+    double mean = 0.0;      // mean change of the log-probability
+    double absolute = 0.0;  // mean absolute change
   };
   std::array<Difference, 4> found;
   struct Compared {
@@ -450,11 +450,11 @@ TEST_CASE("GPU: how far K and V, or weights, in float8 move the next token (stag
   CHECK(found[1].equal > 0.85);
   CHECK(std::abs(found[1].mean) < 0.05);
   CHECK(found[1].absolute < 0.2);
-  CHECK(found[1].absolute > 0.0);  // it is another cache
+  CHECK(found[1].absolute > 0.0);  // the cache has another type
   CHECK(found[3].equal > 0.85);
   CHECK(std::abs(found[3].mean) < 0.05);
   CHECK(found[3].absolute < 0.2);
-  CHECK(found[3].absolute > 0.0);  // these are other weights
+  CHECK(found[3].absolute > 0.0);  // the weights have another type
 }
 #endif  // COURSE_PRODUCTION
 
@@ -516,7 +516,7 @@ TEST_CASE("GPU: a prompt's last chunk may be shorter than the others") {
   if (!common::has_cuda_device()) {
     SKIP_TEST("there is no GPU");
   }
-  // Short chunks are cut into smaller tiles, of which there may be more than of a long one.
+  // Short chunks are cut into smaller tiles, and may have more of them than a long chunk.
   for (const int chunk_size : {256, 257, 300, 511}) {
     stage::EngineOptions options = options_for(stage::Device::kGpu, stage::Precision::kBFloat16);
     options.chunk_size = chunk_size;

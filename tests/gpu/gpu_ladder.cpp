@@ -13,7 +13,7 @@ namespace {
 using tests::BatchSpec;
 using tests::GpuBatch;
 
-// What the step makes of the batch.
+// The step's output for the batch.
 std::vector<float> run(const stage::LadderStep& step, const GpuBatch& batch) {
   const stage::PageShape& shape = batch.pages().shape;
   return batch.output_of(step.workspace_bytes(shape, batch.batch()), [&](void* workspace) {

@@ -1,4 +1,4 @@
-// The Llama forward pass on the GPU, held to the CPU's.
+// The Llama forward pass on the GPU, compared with the CPU's.
 #include <array>
 #include <cmath>
 #include <numeric>
@@ -207,7 +207,7 @@ TEST_CASE("GPU Llama: shapes that fit no tile, and logits of chosen rows", "[gpu
   }
 }
 
-// What architectures differ in: biases, norms of heads, which numbers are rotated together and how fast.
+// The differences between architectures: biases, norms of heads, which numbers are rotated together and how fast.
 TEST_CASE("GPU Llama: every architecture against float64", "[gpu]") {
   if (!common::has_cuda_device()) {
     SKIP_TEST("there is no GPU");
@@ -221,7 +221,7 @@ TEST_CASE("GPU Llama: every architecture against float64", "[gpu]") {
   tiny.spread = 0.8;
   const int variant = GENERATE(0, 1, 2);
   if (variant == 0) {
-    tiny.head_dim = 80;  // more than a warp takes at once
+    tiny.head_dim = 80;  // more than a warp computes at once
     tiny.freq_base = 1e6F;
   } else if (variant == 1) {
     tiny.num_heads = 7;

@@ -192,7 +192,7 @@ TEST_CASE("GPU Llama: what is too large is refused in one sentence, and nothing 
   small.num_layers = 1;
   LlamaConfig large = common::find_preset("llama-3-8b").config;
   large.num_layers = 4000;
-  // From here on the driver and the libraries have taken what they keep.
+  // From here on, the driver and the libraries hold all the memory that they keep.
   (void)CudaLlama(small, 1, Precision::kFloat32, 100);
   (void)refusal(large, 1);
   const std::size_t before = free_bytes();

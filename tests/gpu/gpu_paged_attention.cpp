@@ -155,7 +155,7 @@ TEST_CASE("Paged attention: bad arguments are refused before anything is launche
   const KernelTable table = GENERATE(from_range(tests::kernel_tables()));
   CAPTURE(table.name);
   GpuBatch good({.context_lengths = {20}, .query_lengths = {20}});
-  const auto memory = tests::poisoned(std::int64_t{1} << 20, ScalarType::kBFloat16);  // in which no plan may appear
+  const auto memory = tests::poisoned(std::int64_t{1} << 20, ScalarType::kBFloat16);  // no plan may be written to it
   struct Call {
     stage::Pages pages;
     stage::Step step;

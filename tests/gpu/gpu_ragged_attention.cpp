@@ -1,4 +1,4 @@
-// Ragged causal attention of production/ against float64 on the same rounded inputs.
+// production/'s ragged causal attention against float64 on the same rounded inputs.
 #include <functional>
 #include <limits>
 #include <vector>
@@ -132,7 +132,7 @@ TEST_CASE("Ragged attention: bad arguments are refused before anything is launch
   }
   GpuBatch good({.context_lengths = {20}, .query_lengths = {20}});
   const common::DeviceArray<std::byte> workspace =
-      tests::poisoned(std::int64_t{1} << 20, ScalarType::kBFloat16);  // in which no plan may appear
+      tests::poisoned(std::int64_t{1} << 20, ScalarType::kBFloat16);  // no plan may be written to it
   struct Call {
     stage::Pages pages;
     stage::Batch batch;

@@ -259,7 +259,7 @@ TEST_CASE("GPU: a step that can't be computed leaves the one before as it was") 
   CHECK_THROWS_AS(runner.enqueue(make_step(std::span(tokens).first(1), {}, slots, slots, std::vector{0, 1},
                                            std::vector{1}, zeros, std::vector{0, 1000}, std::vector{0})),
                   common::CheckError);
-  // 17 tokens of context, of which the table covers 16.
+  // 17 tokens of context, and a table for 16 of them.
   CHECK_THROWS_AS(runner.enqueue(make_step(std::span(tokens).first(1), {}, slots, slots, std::vector{0, 1},
                                            std::vector{17}, table, std::vector{0, 1}, std::vector{0})),
                   common::CheckError);
@@ -287,7 +287,7 @@ TEST_CASE("GPU: a step has at most the sequences that were announced, and the lo
     const tests::BuiltRunner runner(bundled().llama, shape_of(4), {}, kTokens, max_sequences);
     return static_cast<double>(before - free_bytes());
   };
-  bytes_of_runner(1);  // what CUDA itself keeps
+  bytes_of_runner(1);  // allocates what CUDA itself keeps
   const double logits = 4.0 * kTokens * bundled().llama.config().vocab_size;
   CHECK(bytes_of_runner(kTokens) - bytes_of_runner(1) > 0.9 * logits);
 

@@ -1,4 +1,4 @@
-// Sampling on the GPU, held to the CPU's: the same token from the same logits, whatever the options.
+// Sampling on the GPU, compared with the CPU's: equal logits give equal tokens, whatever the options.
 #include <algorithm>
 #include <cmath>
 #include <cstddef>
@@ -29,7 +29,7 @@ class Rows {
  public:
   Rows(int vocab_size, int max_rows) : vocab_size_(vocab_size), sampler_(vocab_size, max_rows) {}
 
-  // used: of every row, the last one by the step's tokens, of which every other one is pending.
+  // used: every row's used tokens; the last one comes from the step's tokens, and every other one of those is pending.
   std::vector<Token> draw(const std::vector<float>& logits, const std::vector<SamplingOptions>& options,
                           const std::vector<Token>& used = {0}) {
     const auto num_rows = static_cast<int>(options.size());

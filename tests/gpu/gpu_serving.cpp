@@ -1,4 +1,4 @@
-// The server with its cache on the device: the texts of lone runs on the CPU, with a step always ahead.
+// The server with its cache on the device, always a step ahead, must produce the texts of single runs on the CPU.
 #include "tests/support/catch.h"
 
 #include <algorithm>
@@ -110,7 +110,7 @@ std::string serve_with_fault(stage::Engine& engine, const std::vector<Generation
       return "request " + std::to_string(i) + ": " + problem + " " + output.error;
     }
   }
-  // A step that can't be waited for is lost, with all of its requests; a pass that can't begin is begun again.
+  // If the wait for a step fails, all of its requests fail; a pass that can't begin is tried again.
   const int max_failed = is_wait ? static_cast<int>(tasks.size()) : 1;
   if (num_failed > (is_over ? 0 : max_failed)) {
     return std::to_string(num_failed) + " requests have failed";
@@ -152,7 +152,7 @@ TEST_CASE("GPU: the k-th device call fails, for every k of a run: the other text
   bool is_over = false;
   int k = 0;
   CHECK(serve_with_fault(engine, tasks, expected, 1 << 30, is_over) == kNoProblem);
-  // Several GPUs are connected anew after a fault, which takes a second.
+  // After a fault, several GPUs are connected again, which takes a second.
   const int stride = kNumGpus == 1 ? 1 : 97;
   for (is_over = false; !is_over;) {
     k += stride;

@@ -1,5 +1,5 @@
-// Two GPUs that compute one model: what they tell each other, and what becomes of it when one of them fails. The texts
-// that they serve are gpu_serving.cpp's, which is built for two GPUs as well.
+// Two GPUs that compute one model: how they exchange data, and what happens when one of them fails. gpu_serving.cpp,
+// which is also built for two GPUs, tests their texts.
 #include <algorithm>
 #include <cmath>
 #include <cstddef>
@@ -83,7 +83,7 @@ std::string try_sums(NcclGroup& group, int rank) {
       rank == 0 ? std::vector{~0ULL, 3ULL} : std::vector{1ULL, 1ULL << 60};
   const common::DeviceArray<unsigned long long> ranks(own_ranks);
   peers.gather(values.data(), 2, all.data(), stream.get());
-  // In a recorded step, of which every replay adds anew.
+  // In a recorded step: every replay adds the parts again.
   const auto graph = std::make_unique<common::Graph>(
       stream, [&] { peers.sum(values.data(), 2, common::Precision::kFloat32, stream.get()); });
   graph->launch(stream);
@@ -104,7 +104,7 @@ std::string try_sums(NcclGroup& group, int rank) {
   return peers.smallest(rank == 0 ? 7 : 5) == 5 ? "" : "smallest";
 }
 
-// What the GPU has free.
+// The GPU's free memory.
 std::int64_t free_bytes(int device) {
   std::size_t free = 0;
   std::size_t total = 0;
@@ -114,7 +114,7 @@ std::int64_t free_bytes(int device) {
   return static_cast<std::int64_t>(free);
 }
 
-// Memory of GPU 1, until no more than so many bytes are free.
+// Allocates memory of GPU 1 until at most bytes_left bytes are free.
 common::DeviceMemory take_memory(std::int64_t bytes_left) {
   const std::int64_t free = free_bytes(1);
   CUDA_CHECK(cudaSetDevice(1));
@@ -140,7 +140,7 @@ TEST_CASE("Two GPUs: sums, and none that waits for a GPU that has failed") {
     }
   };
   CHECK(threads.run(sums) == std::vector<std::string>(2));
-  // GPU 1 does not come, and says so or does not.
+  // GPU 1 does not take part, and reports that or not.
   for (const bool says_so : {true, false}) {
     const std::vector<std::string> problems = threads.run([&](int rank) {
       const common::Stream stream;
@@ -153,7 +153,7 @@ TEST_CASE("Two GPUs: sums, and none that waits for a GPU that has failed") {
           group[rank].wait([&] { return done.is_done(); });
         } catch (...) {
           group[rank].abort();
-          stream.synchronize();  // what was enqueued ends
+          stream.synchronize();  // the enqueued work ends
           throw;
         }
       } else if (says_so) {
@@ -266,7 +266,7 @@ TEST_CASE("Two GPUs: the smaller memory sizes the cache, and none is left behind
     return std::make_unique<stage::TensorParallelRunner>(model, shape_of(num_blocks), options, 64, 8,
                                                          tests::built_kernels(options), share);
   };
-  make(4, {})->warm_up(64, 2);  // what a process takes once
+  make(4, {})->warm_up(64, 2);  // allocates what a process allocates only once
   const std::int64_t before[2] = {free_bytes(0), free_bytes(1)};
   {
     const common::DeviceMemory taken = take_memory(4096 * kMiB);

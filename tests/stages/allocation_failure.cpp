@@ -29,7 +29,7 @@ namespace {
 int allocations_until_failure = -1;  // -1: none fails
 bool has_run_out = false;            // whether one has failed
 
-// What the checks below return if all is well; a failing one then shows the text instead.
+// The result of a check below that finds nothing; a failing check then shows its text instead.
 const std::string kNoProblem;
 
 void* allocate_or_fail(std::size_t size) {
@@ -62,7 +62,7 @@ namespace {
 constexpr int kNumBlocks = 12;
 constexpr int kBlockSize = 4;
 
-// What a manager says of itself, in words.
+// A manager's state, in words.
 std::string state_of(const KvCacheManager& manager) {
 #if STAGE_NUMBER == 1
   std::string result;
@@ -132,7 +132,7 @@ void compute(KvCacheManager& manager, int sequence, const std::vector<common::To
                  std::span<const common::Token>(tokens).subspan(static_cast<std::size_t>(manager.length(sequence))));
 }
 
-// Publishes a text, whatever part of it has been published already: it is found then.
+// Publishes a text, even if a part of it has been published already. Afterwards it is found.
 std::string check_publishing(KvCacheManager& manager) {
   const std::vector<common::Token> text = count_from(1, 3 * kBlockSize + 2);
   compute(manager, 8, text);
@@ -294,7 +294,7 @@ namespace {
 
 constexpr int kPromptLength = 6;
 
-// What the sequences of a group live in.
+// The objects that a group's sequences need.
 struct Home {
 #if STAGE_NUMBER < 8
   std::unique_ptr<stage::Engine> engine = tests::make_engine(kNumBlocks * kBlockSize, kBlockSize);

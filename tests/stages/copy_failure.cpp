@@ -35,7 +35,7 @@ struct CopyFailure : std::runtime_error {
 
 bool next_copy_fails = false;
 
-// A fault once so many device calls have been made: copies, and layers of a forward pass. 0: none.
+// The device call that fails, counted from 1: calls are copies, and layers of a forward pass. 0: none fails.
 int calls_until_fault = 0;
 
 void device_call() {

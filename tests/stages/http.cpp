@@ -399,7 +399,7 @@ TEST_CASE("what is wrong with a request is said in OpenAI's shape, with the fiel
     CHECK(reply.status == 400);
     CHECK(param_of(reply) == "messages");
   }
-  // What changes nothing is taken: clients send it.
+  // Fields that change nothing are accepted: clients send them.
   for (const json& body :
        {with("presence_penalty", 0), with("tools", json::array()), with("logit_bias", json::object()),
         with("response_format", {{"type", "text"}}), with("user", "me"), with("stop", nullptr),
@@ -1050,7 +1050,7 @@ TEST_CASE("the scheme of a key and the type of a body ignore their case") {
 
 namespace {
 
-// What comes after the text has been sent, until the server closes the connection or says no more.
+// The reply after the text has been sent, until the server closes the connection or sends no more.
 std::string conversation(int port, const std::string& text, bool closes_half = false) {
   HttpConnection connection(port);
   connection.send(text);
@@ -1122,7 +1122,7 @@ TEST_CASE("HTTP: no request is understood in another one's body") {
     CHECK(status_of(replies) == status);
     CHECK(num_replies(replies) == 1);
   }
-  // What is whole leaves the connection open for the next one, whatever became of it.
+  // A complete request leaves the connection open for the next one, whatever its reply.
   for (const auto& [status, head] : {requests[0], requests[1], requests[4]}) {
     const std::string replies = conversation(fixture.server->port(), std::string(head).append(inner).append(inner));
     CHECK(status_of(replies) == status);

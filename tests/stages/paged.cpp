@@ -34,7 +34,7 @@ using tests::take_snapshot;
 
 namespace {
 
-// What the checks below return if all is well; a failing one then shows the text instead.
+// The result of a check below that finds nothing; a failing check then shows its text instead.
 const std::string kNoProblem;
 
 constexpr float kNaN = std::numeric_limits<float>::quiet_NaN();
@@ -88,7 +88,7 @@ Run run(const std::vector<Request>& requests, const stage::EngineOptions& option
   return result;
 }
 
-// What the request gets in a roomy engine of its own.
+// The request's text in a roomy engine of its own.
 std::vector<Token> tokens_alone(const Request& request) {
   return run({request}, make_options(4096, 16)).completions[0].tokens;
 }

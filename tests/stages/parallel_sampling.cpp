@@ -207,7 +207,8 @@ TEST_CASE("samples and beams in engines of 1, 2, 3 … blocks: rejected, refused
   CHECK(num_rejected == 5);  // the request itself needs 11 slots
   CHECK(num_stopped > 2);
 #else
-  // What may run out of blocks is rejected: three sequences of 5 blocks need 11, the prompt's 2 full ones in common.
+  // A request that may run out of blocks is rejected: three sequences of 5 blocks need 11, the prompt's 2 full ones in
+  // common.
   CHECK(num_rejected == 10);
   CHECK(num_stopped == 0);
 #endif

@@ -1,4 +1,5 @@
-// What becomes of requests when the runner fails: at copying, at enqueuing, at waiting. Compiled once a stage.
+// What happens with requests when the runner fails: in a copy, while enqueuing, in a wait. Compiled once for each
+// stage.
 #include <memory>
 #include <span>
 #include <vector>

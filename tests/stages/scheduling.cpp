@@ -41,7 +41,7 @@ class CountedGroup : public stage::ParallelSampling {
   CountedGroup(KvCacheManager& manager, stage::SequenceIds& ids, int id, int prompt, int output, int num_sequences)
       : ParallelSampling(manager, ids, id, request(id, prompt, output), num_sequences) {}
 
-  // What a forward pass would do.
+  // Does what a forward pass would do.
   void compute(const ScheduledTokens& tokens) {
     for (std::size_t i = 0; i < tokens.sequences.size(); ++i) {
       manager_.commit(tokens.sequences[i], tokens.num_tokens[i]);

@@ -1,4 +1,4 @@
-// Whole servers: every request gets the text of a lone run, whatever the schedule, and a failure affects no other.
+// Whole servers: every request gets the text of a single run, whatever the schedule, and a failure affects no other.
 #include "tests/support/catch.h"
 
 #include <algorithm>

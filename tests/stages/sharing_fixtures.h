@@ -50,7 +50,7 @@ inline int blocks_in_use(stage::Engine& engine) {
   return engine.manager().usage().reserved / engine.manager().block_size();
 }
 
-// What the request gets in a roomy engine of its own.
+// The request's text in a roomy engine of its own.
 inline common::Completion alone(const common::Request& request) {
   const auto engine = make_engine(4096, 16);
   return run_requests(*engine, std::span(&request, 1)).completions.front();

@@ -32,7 +32,7 @@ using tests::kMaxPrompts;
 
 namespace {
 
-// What a comparison returns if there is nothing to say; a failing check then shows the text instead.
+// The result of a comparison that finds no difference; a failing check then shows its text instead.
 const std::string kNoDifference;
 
 struct Run {
@@ -41,7 +41,7 @@ struct Run {
   std::vector<common::Counter> counters;
 };
 
-// What must not change a text.
+// Settings that must not change a text.
 struct Configuration {
   int chunk_size = 256;  // from stage 8 on: the token budget of a step
   int num_slots = 4096;

@@ -69,7 +69,7 @@ Run run(const std::vector<Request>& requests, const stage1::EngineOptions& optio
   return result;
 }
 
-// What the request gets in an engine of its own.
+// The request's text in an engine of its own.
 std::vector<Token> tokens_alone(const Request& request) {
   return run({request}, make_options(4096)).completions[0].tokens;
 }

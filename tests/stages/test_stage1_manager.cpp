@@ -94,7 +94,7 @@ class Oracle {
   std::map<SequenceId, Sequence> sequences_;
 };
 
-// What came up in a run of random operations; a run in which little came up has shown little.
+// The cases that a run of random operations has reached; a run with few cases proves little.
 struct FuzzCounts {
   int allocated = 0;
   int refused = 0;

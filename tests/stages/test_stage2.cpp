@@ -91,7 +91,7 @@ TEST_CASE("gather reads no slot beyond the length: the rest of the last block an
     CHECK(gathered.v.rows() == length);
     CHECK(gathered.k.allFinite());
     CHECK(gathered.v.allFinite());
-    // What is reserved ahead is not read either.
+    // Slots reserved ahead are not read either.
     const stage2::HeadKv with_room = stage2::gather(cache, 0, 0, std::vector<int>{7, 1, 3, 0, 5}, length);
     CHECK(with_room.k == gathered.k);
     CHECK(with_room.v == gathered.v);

@@ -1,4 +1,4 @@
-// What stage 7 adds where there is no GPU: the choice of the device. The kernels' own tests are gpu_*.cpp.
+// Stage 7 without a GPU: the choice of the device. The kernels' own tests are gpu_*.cpp.
 #include "tests/support/catch.h"
 
 #include <string>
@@ -25,7 +25,7 @@ EngineOptions options_for(Device device, Precision precision, KvCacheType kv_cac
   return options;
 }
 
-// What the user is told; empty if the engine can be had.
+// The message for the user; empty if the engine can be made.
 std::string refusal(Device device, Precision precision, KvCacheType kv_cache = KvCacheType::kAuto) {
   try {
     const Engine engine(small_model(), options_for(device, precision, kv_cache));

@@ -29,7 +29,7 @@ bool is_aligned(const void* pointer) { return reinterpret_cast<std::uintptr_t>(p
 struct CudaLlama::Impl {
   Communicator* peers;  // nullptr: this GPU has the whole model
   Shard shard;
-  LlamaConfig config;  // of the shard
+  LlamaConfig config;  // the shard's
   Precision precision;
   WeightType weight_type;
   int max_tokens;
@@ -50,10 +50,10 @@ struct CudaLlama::Impl {
   DeviceMemory activated;        // [., feed_forward_size]
   DeviceMemory argmax_scratch;
   DeviceMemory unpacked;  // with float8, the largest matrix of a layer
-  // With peers: sums of which this GPU has a part, of a fused product in float32; and ranks of logits.
+  // With peers: the sums to which this GPU adds a part, a fused product's in float32; and ranks of logits.
   PeerSums sums;
   DeviceArray<unsigned long long> ranks;
-  int num_tokens = 0;  // of the last forward
+  int num_tokens = 0;  // the last forward's
 
   using Layer = CudaLlamaWeights::Layer;
   using LayerMatrix = CudaLlamaWeights::LayerMatrix;
@@ -93,14 +93,14 @@ struct CudaLlama::Impl {
   int first_token() const { return shard.rank * config.vocab_size; }
   int longest_row() const { return std::max({config.hidden_size, q_cols, config.feed_forward_size}); }
   bool has_float8() const { return weight_type == WeightType::kFloat8; }
-  // Elements.
+  // The number of elements of the largest matrix.
   std::size_t largest_matrix() const {
     const std::int64_t rows = std::max(q_cols + 2 * kv_cols, 2 * config.feed_forward_size);
     return static_cast<std::size_t>(rows * config.hidden_size);
   }
   int max_fused() const { return max_fused_tokens(precision, weight_type, longest_row()); }
   ProductKernel kernel_for(int tokens) const { return product_kernel(precision, weight_type, tokens, longest_row()); }
-  // Of the output matrix, which is never float8.
+  // For the output matrix, which is never float8.
   int max_fused_logits() const { return max_fused_tokens(precision, WeightType::kAuto, longest_row()); }
   ProductKernel logits_kernel(int rows) const {
     return product_kernel(precision, WeightType::kAuto, rows, longest_row());
@@ -220,7 +220,7 @@ struct CudaLlama::Impl {
   MatrixProduct down_product(const Layer& layer, int tokens) const {
     return residual_product(activated.data(), layer.down.data, tokens, config.feed_forward_size, kDown);
   }
-  // Added to the residual stream at once, unless it is one of several GPUs' parts of a sum.
+  // The product is added to the residual stream at once, unless it is a part of a sum over several GPUs.
   MatrixProduct residual_product(const void* x, const void* matrix, int tokens, int num_cols, Added which) const {
     return {.x = x,
             .weights = matrix,
@@ -291,7 +291,7 @@ struct CudaLlama::Impl {
     add(kOutput, output_product(layer, num_tokens), layer.output, layer.feed_forward_norm, stream);
     multiply(gate_up_product(layer, num_tokens), layer.gate_up, stream);
     gated_silu(precision, gate_up.data(), config.feed_forward_size, num_tokens, activated.data(), stream);
-    // Of the last layer's result only some rows are normalised, for their logits.
+    // Only some rows of the last layer's result are normalised, for their logits.
     add(kDown, down_product(layer, num_tokens), layer.down,
         index + 1 < config.num_layers ? norm_of_layer(index + 1) : nullptr, stream);
   }

@@ -1,5 +1,5 @@
 // The Llama forward pass on the GPU, with the interface of the CPU's (common/model/llama.h): flat tokens, and one
-// attention callback for each layer. It knows nothing of caches. This header can be included without nvcc.
+// attention callback for each layer. It does not depend on caches. This header can be included without nvcc.
 //
 // A layer is computed in one of two ways. With few tokens, up to 64 on Hopper or 128 with float8 weights, reading the
 // weights takes most of the time: four kernels for each layer, besides attention's, each fuse a matrix product with
@@ -27,12 +27,12 @@ namespace common {
 
 // One layer's attention. All pointers are device pointers, in the model's precision; the work is enqueued on `stream`.
 // If its first launch may overlap with the previous one (programmatic dependent launch), it must execute
-// griddepcontrol.wait before it reads what any launch of this forward pass has written. What was enqueued on the stream
-// before the pass has finished by then: its first launch lets no other start sooner (look_up_kernel).
+// griddepcontrol.wait before it reads what any launch of this forward pass has written. All work enqueued before
+// the pass has finished by then: the pass's first launch lets no other start sooner (look_up_kernel).
 struct CudaAttentionCall {
   int layer = 0;
   int num_tokens = 0;
-  // The two numbers that are rotated together always lie next to each other here, in q as in k.
+  // Two numbers that are rotated together always lie next to each other here, in q and in k.
   const void* q = nullptr;         // [num_tokens, num_heads * head_dim], rotary embedding applied
   const void* k = nullptr;         // [num_tokens, num_kv_heads * head_dim], rotary embedding applied; rows of k and of
   const void* v = nullptr;         //   v begin kv_row_stride elements apart
@@ -43,7 +43,7 @@ struct CudaAttentionCall {
 
 // Tokens that the host does not know yet, because the step that computes them has not finished. Device pointers.
 struct CudaPendingTokens {
-  const int* rows = nullptr;    // [num_tokens]: token i is tokens[rows[i]]; -1 if it is known; nullptr if all are
+  const int* rows = nullptr;    // [num_tokens]: token i is tokens[rows[i]]; -1 if it is known; nullptr: all are known
   const int* tokens = nullptr;  // the result of argmax() in the previous step
 };
 
@@ -57,9 +57,9 @@ class CudaLlama {
   // Uploads the weights. Throws OutOfDeviceMemory, and frees everything, if they and the activations of max_tokens
   // tokens do not fit. Throws InputError if the shape is not supported.
   //
-  // peers: of a model that several GPUs compute together, this one's shard alone. Everything below is then about the
-  // shard (config() has its heads, and logits() are those of its tokens) except for what argmax finds. It outlives
-  // this.
+  // peers: the other GPUs, if several compute the model together; this object then has one shard. Everything below is
+  // then about the shard (config() has its heads, and logits() are those of its tokens), except argmax's result. peers
+  // must outlive this object.
   CudaLlama(const Llama& model, Precision precision, int max_tokens, WeightType weights = WeightType::kAuto,
             Communicator* peers = nullptr);
 
@@ -78,13 +78,13 @@ class CudaLlama {
   Precision precision() const;
   int max_tokens() const;
 
-  // tokens, positions: device, [num_tokens], with 1 to max_tokens of them. Calls attention once for each layer, in
+  // tokens, positions: device, [num_tokens], 1 to max_tokens. Calls attention once for each layer, in
   // order. Everything is enqueued on `stream` and may be captured in a CUDA graph; tokens and positions are read when
   // it runs. A token outside of the vocabulary results in NaN.
   void forward(const int* tokens, const int* positions, int num_tokens, const CudaAttentionFn& attention,
                cudaStream_t stream, const CudaPendingTokens& pending = {});
 
-  // rows: device, [num_rows], indices of rows of the last forward. One that is out of range results in NaN.
+  // rows: device, [num_rows], indices of rows of the last forward. An index out of range results in NaN.
   // logits: device, [num_rows, vocab_size] float32. The final norm is part of this.
   void logits(const int* rows, int num_rows, float* logits, cudaStream_t stream);
 
@@ -98,7 +98,8 @@ class CudaLlama {
   void prepare(int num_tokens, int num_rows);
   std::size_t num_prepared() const;  // shapes of products that have an algorithm
 
-  // With peers, of which one has failed: sums that wait for it end; and before the next step, on all of them.
+  // After a peer has failed: stop_sums ends sums that wait for it; reset_sums is called before the next step, on all
+  // GPUs.
   void stop_sums() noexcept;
   void reset_sums();
 

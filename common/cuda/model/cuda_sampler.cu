@@ -123,8 +123,8 @@ struct Row {
   }
 };
 
-// Finds the bucket in which the sum of counts, each times weight_of(bucket), reaches a target, which target_of(total)
-// says. Leaves its number, its count, and what the buckets before it leave to be reached, in shared memory.
+// Finds the bucket in which the sum of counts, each times weight_of(bucket), reaches the target target_of(total).
+// Stores its number, its count, and the rest of the target after the buckets before it, in shared memory.
 template <typename WeightOf, typename TargetOf>
 __device__ void find_bucket(CutShared& shared, const WeightOf& weight_of, const TargetOf& target_of) {
   const int thread = static_cast<int>(threadIdx.x);
@@ -168,7 +168,7 @@ __device__ void find_bucket(CutShared& shared, const WeightOf& weight_of, const 
   __syncthreads();
 }
 
-// The first `wanted` of the kept tokens of bucket `upper` of depths, in order. It has so many.
+// Keeps the first `wanted` kept tokens of bucket `upper` of depths, in order. The bucket has at least as many.
 __device__ Kept keep_in_bucket(CutShared& shared, const Row& row, const Kept& kept, int upper, std::uint64_t wanted) {
   constexpr int kMask = kBuckets - 1;
   const auto one = [](int) { return std::uint64_t{1}; };
@@ -183,7 +183,7 @@ __device__ Kept keep_in_bucket(CutShared& shared, const Row& row, const Kept& ke
   if (wanted == shared.in_bucket) {
     return {depth, depth == kept.depth ? kept.token : 0x7FFFFFFF};
   }
-  // Those that are left are level, and the lower ids are kept.
+  // The remaining tokens have equal depths; those with the lowest ids are kept.
   row.count(shared, [&](std::uint32_t other, int token) {
     return other == depth && kept.has(other, token) ? token >> kDigitBits : -1;
   });
@@ -293,7 +293,7 @@ __global__ void __launch_bounds__(kDrawThreads)
   if (last_kept != nullptr) {
     kept = last_kept[row];
   }
-  // A sum to beat: most tokens cannot reach it with any noise.
+  // A lower bound for the best sum: most tokens cannot reach it with any noise.
   float best_score = kept.has(0, most_likely) ? gumbel_noise(noise_bits(key, most_likely)) : -INFINITY;
   unsigned long long best = 0;
   if (kept.has(0, most_likely)) {

@@ -18,9 +18,9 @@ struct Draws {
   int num_rows = 0;
   bool have_cuts = false;       // whether a row has top_k or top_p
   bool have_penalties = false;  // whether a row has a repetition penalty
-  // For penalties: tokens that have been used, of all rows, repetitions allowed; and for each row of logits the row of
-  // the step's tokens from which it came. That token has been used too: tokens[i], or if pending_rows[i] is not -1,
-  // pending_tokens[that].
+  // For penalties: the used tokens of all rows, repetitions allowed; and for each row of logits its row of the step's
+  // tokens. The token of that row i counts as used too: tokens[i], or pending_tokens[pending_rows[i]] if
+  // pending_rows[i] is not -1.
   const int* used = nullptr;
   const int* token_rows = nullptr;
   const int* tokens = nullptr;
@@ -32,8 +32,8 @@ class CudaSampler {
  public:
   CudaSampler(int vocab_size, int max_rows);
 
-  // next_tokens: [num_rows], the token with the largest logit of each row (-1: there is none), which is replaced by the
-  // one that is drawn; -1 if a logit is +inf. A repetition penalty changes the logits, [num_rows, vocab_size]. Enqueues
+  // next_tokens: [num_rows], the token with the largest logit of each row (-1: there is none); the drawn token replaces
+  // it, or -1 if a logit is +inf. A repetition penalty changes the logits, [num_rows, vocab_size]. Enqueues
   // all work on the stream.
   void draw(float* logits, const Draws& draws, int* next_tokens, cudaStream_t stream);
 

@@ -9,9 +9,9 @@ struct SamplingOptions;
 
 struct DrawParameters {
   std::uint64_t noise_key = 0;
-  float temperature = 0.0F;  // 0: the largest logit
-  float min_score = 0.0F;    // -inf: min_p keeps all
-  int top_k = 0;             // 0: all
+  float temperature = 0.0F;  // 0: the token with the largest logit
+  float min_score = 0.0F;    // -inf: min_p keeps all tokens
+  int top_k = 0;             // 0: all tokens
   float top_p = 1.0F;
   float repetition_penalty = 1.0F;
   int first_used = 0;  // of the row's used tokens, for the repetition penalty

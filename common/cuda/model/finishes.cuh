@@ -1,5 +1,5 @@
-// What becomes of the sums of a product: of rows `row` and `row` + 1 for one token. load_epilogue() loads what that
-// needs while the sums are under way. Called by whole warps, of which the lanes with `exists` have something.
+// What a kernel does with the sums of a product: those of rows `row` and `row` + 1 for one token. load_epilogue() loads
+// what that needs while the sums are computed. Whole warps call these; lanes with `exists` have sums.
 #pragma once
 
 #include <cuda_bf16.h>
@@ -50,7 +50,7 @@ struct RotateAndSplit {
   }
 };
 
-// kSquaresColumns: of each sum of squares. The lanes of a warp that have them are neighbours, two columns each.
+// kSquaresColumns: the columns of each sum of squares. The lanes that have these columns are neighbours, two each.
 template <typename Scalar, int kSquaresColumns>
 struct AddToResidual {
   Residual residual{};

@@ -1,9 +1,9 @@
 // A decode step reads every weight once for one token, or for a few: 2 operations a weight and token, where the chip
-// could do 300 in the time that the weight takes to arrive. So this is about keeping memory busy, also between
-// launches, of which a step has hundreds:
+// could do 300 in the time that the weight takes to arrive. So the kernel must keep memory busy, also between the
+// hundreds of launches of a step:
 //
-// - Weights do not depend on the launch before. A thread block starts copying as much of its share as fits into a
-//   ring in shared memory, and only then waits for the launch before to finish.
+// - Weights do not depend on the previous launch. A thread block starts copying as much of its share as fits into a
+//   ring in shared memory, and only then waits for the previous launch to finish.
 // - The ring has 192 KB: a multiprocessor has room for nothing else. With half of that, two launches fit side by side
 //   and the second could start even earlier, but a step of Llama-3.2-1B took 914 us and not 826 (H200): what the first
 //   still has to load waits behind the second's weights, and where a multiprocessor has room for two, two blocks of one
@@ -48,8 +48,8 @@ __device__ __forceinline__ int first_column(int batch) {
   return (batch * kSlots * Shape::kWarps + warp) * Shape::kPieceColumns + lane % 4 * Shape::kColumns;
 }
 
-// The weights on their way into shared memory. A visit is a batch of columns of a tile, or of two in float8; the ring
-// holds kStages visits, and a thread fills and reads its own 16 bytes of each slot.
+// The copies of weights into shared memory. A visit is a batch of columns of a tile, or of two tiles in float8; the
+// ring holds kStages visits, and a thread fills and reads its own 16 bytes of each slot.
 template <typename Shape, int kSlots, int kStages>
 class WeightRing {
  public:
@@ -65,18 +65,18 @@ class WeightRing {
     }
   }
 
-  // Until the oldest visit has arrived, which is the one that slot() reads.
+  // Waits for the oldest visit, which slot() reads.
   __device__ __forceinline__ void wait() const { wait_copies<kStages - 1>(); }
   __device__ __forceinline__ const uint4& slot(int slot, int tile = 0) const { return *place(stage_, tile, slot); }
 
-  // Done with the oldest visit: its place is given to the next one not yet copied.
+  // Releases the oldest visit: the next visit not yet copied gets its place.
   __device__ __forceinline__ void release() {
     copy_next(stage_);
     stage_ = stage_ + 1 == kStages ? 0 : stage_ + 1;
   }
 
  private:
-  // One visit is one group of copies, also when there is nothing left to copy: so waiting can count groups.
+  // One visit is one group of copies, even if there is nothing left to copy: so wait() can count groups.
   __device__ __forceinline__ void copy_next(int stage) {
     using Weight = typename Shape::Weight;
     constexpr int kStride = Shape::kColumnsOfSlot;
@@ -108,10 +108,10 @@ class WeightRing {
   const int num_batches_;
   uint4* const ring_;  // this thread's first slot
   Visit<Shape> ahead_;
-  int stage_ = 0;  // of the oldest visit
+  int stage_ = 0;  // where the oldest visit lies
 };
 
-// What a thread has of x, in registers: a batch of columns of one token in each eight.
+// A thread's part of x, in registers: a batch of columns of one token in each eight tokens.
 template <typename Shape, int kSlots>
 class Activations {
  public:
@@ -217,7 +217,7 @@ __device__ __forceinline__ void multiply_tile(const uint4 (&x)[kSlots][kPieces][
   }
 }
 
-// What a thread finishes in one pass over a group's sums: those of one token and two rows of the product.
+// The sums that a thread finishes in one pass over a group: those of one token and two rows of the product.
 template <typename Shape>
 struct SumPair {
   int tile;  // of the group
@@ -236,7 +236,7 @@ struct SumPair {
   }
 };
 
-// Where the warps' sums of a group of tiles meet, and the norm's scale of each token, in shared memory.
+// The exchange of the warps' sums of a group of tiles, and the norm's scale of each token, in shared memory.
 template <typename Shape>
 struct GroupSums {
   float2 of_warps[Shape::kGroup][Shape::kWarps][Shape::kPairs];
@@ -270,7 +270,7 @@ struct GroupSums {
   }
 };
 
-// Finish: what becomes of the sums. load_epilogue() loads what it needs for that while the sums are under way.
+// Finish: what happens with the sums. load_epilogue() loads what it needs for that while the sums are computed.
 // kSlots: pieces of one tile that a warp visits at a time: a batch. kStages: visits that the ring holds.
 template <typename Shape, typename Finish, int kSlots, int kStages, bool kManyBatches>
 __global__ void __launch_bounds__(Shape::kThreads, Shape::kTokens == 8 && Shape::kThreads == 256 ? 2 : 1)

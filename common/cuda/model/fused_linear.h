@@ -1,5 +1,5 @@
 // Matrix products for the tokens of a decode step, with everything around them fused in. Reading the weights takes most
-// of the time, so the weights are on their way before the launch before has finished. Two kernels do that: one for a
+// of the time, so their copies start before the previous launch has finished. Two kernels do that: one for a
 // handful of tokens (fused_kernel.cuh), and on Hopper one for some dozens (tiled_kernel.cuh).
 #pragma once
 

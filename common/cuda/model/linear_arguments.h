@@ -1,4 +1,4 @@
-// What a fused product is given (fused_linear.h), for those who call it and for the kernels that compute it.
+// The arguments of a fused product (fused_linear.h), for its callers and for the kernels that compute it.
 #pragma once
 
 #include <cuda_runtime_api.h>
@@ -12,11 +12,11 @@ namespace common {
 
 // Every pointer is a device pointer; weights and x are in the model's precision.
 //
-// The norm is spread over three launches, so that it costs none of its own. What writes the residual stream also
-// writes it times the next norm's weights, as x, and the sums of its squares, one for every few columns. The product of
-// x and the weights is then divided by the root of the mean square: one number for each token.
-inline constexpr int kSquaresColumns = 8;       // of a sum, which a tile of kRows has
-inline constexpr int kTileSquaresColumns = 64;  // of a sum, which a warp of kTiles has
+// The norm is spread over three launches, so that it needs no launch of its own. The kernel that writes the residual
+// stream also writes it times the next norm's weights, as x, and the sums of its squares, one for every few columns.
+// The product of x and the weights is then divided by the root of the mean square: one number for each token.
+inline constexpr int kSquaresColumns = 8;       // of one sum in kRows: a tile's
+inline constexpr int kTileSquaresColumns = 64;  // of one sum in kTiles: a warp's
 
 struct FusedLinear {
   ProductKernel kernel = ProductKernel::kRows;  // or kTiles
@@ -29,7 +29,7 @@ struct FusedLinear {
   int num_tokens = 0;
   const void* x = nullptr;         // [num_x_rows, num_cols]
   const int* rows = nullptr;       // [num_tokens], which rows of x; nullptr: the first num_tokens, as kTiles wants it
-  int num_x_rows = 0;              // a row beyond gives NaN
+  int num_x_rows = 0;              // a row beyond them gives NaN
   const float* squares = nullptr;  // [num_x_rows, num_cols / the kernel's columns of a sum, rounded up]; nullptr: x is
                                    //   what it is
   float epsilon = 0.0F;
@@ -46,7 +46,7 @@ struct Rotary {
   static Rotary none(int num_rows, const float* bias) { return {.kv_rows = num_rows / 2, .bias = bias}; }
 };
 
-// What is written with the residual stream for the product that comes next.
+// The residual stream, and what is written with it for the next product.
 struct Residual {
   float* values = nullptr;      // [num_tokens, num_cols]
   const float* norm = nullptr;  // [num_cols], the next norm's weights

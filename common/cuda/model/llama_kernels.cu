@@ -92,7 +92,7 @@ __global__ void __launch_bounds__(kThreads) look_up_kernel(Lookup lookup, Residu
   }
 }
 
-// Eight neighbouring numbers, which another kernel has written, perhaps on another GPU.
+// Loads eight neighbouring numbers that another kernel has written, perhaps on another GPU.
 __device__ __forceinline__ void load_eight(const float* source, float (&values)[kSquaresColumns]) {
   const float4 first = __ldcv(reinterpret_cast<const float4*>(source));
   const float4 second = __ldcv(reinterpret_cast<const float4*>(source) + 1);
@@ -109,7 +109,7 @@ __device__ __forceinline__ void load_eight(const __nv_bfloat16* source, float (&
   }
 }
 
-// Tells the other GPUs' blocks for the same row that this GPU's part is there, and waits until theirs are.
+// Reports to the other GPUs' blocks for the same row that this GPU's part is stored, and waits for theirs.
 //
 // Blocks that wait keep their places on the multiprocessors, so there may be more rows than places only because every
 // GPU starts its blocks in the order of their rows: the lowest row that has not met has its block running, or next in

@@ -40,21 +40,21 @@ inline constexpr int kMaxPeerRows = 512;  // tokens, if the parts lie on several
 struct PartialSum {
   const void* parts[kMaxPeers] = {};
   int num_parts = 0;  // 0: nothing is added
-  // If they lie on several GPUs, of which this is number `rank`.
+  // This GPU's number, if the parts lie on several GPUs.
   int rank = 0;
-  unsigned* num_sums = nullptr;       // [kMaxPeerRows]: of each row so far; nullptr: all parts are here
+  unsigned* num_sums = nullptr;       // [kMaxPeerRows]: each row's sums so far; nullptr: all parts are on this GPU
   unsigned* arrived[kMaxPeers] = {};  // each GPU's, [kMaxPeers, kMaxPeerRows]: for how many sums a GPU's part is there
   const int* stop = nullptr;          // on the host: if not 0, no part is waited for
 };
 
-// Where the residual stream goes too, normalised. A launch of its own would take longer than that.
+// A second output: the normalised residual stream. A launch of its own would take longer.
 struct Normed {
   void* output = nullptr;  // [num_tokens, num_cols], in the model's precision; nullptr: nowhere
   float epsilon = 0.0F;    // the weights are Residual::norm
 };
 
-// Adds the sum to the residual stream, and writes what goes with that, as fused_add does with a product. type: of the
-// parts.
+// Adds the sum to the residual stream, and writes the rest of Residual, as fused_add does with a product. type: the
+// parts' type.
 void add_sum(Precision precision, const PartialSum& sum, Precision type, int num_tokens, const Residual& residual,
              const Normed& normed, cudaStream_t stream);
 
@@ -72,7 +72,7 @@ void rms_norm(Precision precision, const Norm& norm, int num_tokens, void* outpu
 
 inline constexpr int kMaxHeadDim = 256;
 
-// Of each head of Q and of K.
+// The norms of each head of Q and of K.
 struct HeadNorms {
   const float* q = nullptr;  // [head_dim]; nullptr: heads are not normalised
   const float* k = nullptr;  // [head_dim]
@@ -92,8 +92,9 @@ std::size_t argmax_scratch_bytes(int num_rows);
 void argmax_rows(const float* logits, int vocab_size, int num_rows, void* scratch, int* next_tokens,
                  cudaStream_t stream);
 
-// The same in two steps, for logits that are shared out among GPUs. This one has the logits of vocab_size tokens from
-// first_token on; ranks: [num_rows], of its largest ones. The largest rank of all GPUs is then turned into its token.
+// argmax in two steps, for logits that are shared out among GPUs. This GPU has the logits of vocab_size tokens from
+// first_token on; ranks: [num_rows], the ranks of its largest logits. The largest rank of all GPUs is then turned into
+// its token.
 void rank_rows(const float* logits, int vocab_size, int first_token, int num_rows, void* scratch,
                unsigned long long* ranks, cudaStream_t stream);
 void tokens_of_ranks(const unsigned long long* ranks, int num_rows, int* next_tokens, cudaStream_t stream);

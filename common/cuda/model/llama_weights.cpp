@@ -43,8 +43,8 @@ class Uploader {
  public:
   explicit Uploader(Precision precision) : precision_(precision), staging_(kStagingFloats) {}
 
-  // Row first + i of `source`, of `num_rows` rows, becomes row to_row + i * row_step of destination: of its columns
-  // the shard's part.
+  // Row first + i of `source`, for num_rows rows, becomes row to_row + i * row_step of destination: only the shard's
+  // part of its columns.
   void rows(const WeightMatrix& source, std::int64_t first, std::int64_t num_rows,
             const CudaLlamaWeights::LayerMatrix& destination, std::int64_t to_row, int row_step,
             const Shard& shard = {}) {
@@ -108,8 +108,8 @@ void upload_array(const void* source, std::size_t bytes, void* destination) {
   CUDA_CHECK(cudaMemcpy(destination, source, bytes, cudaMemcpyHostToDevice));
 }
 
-// Of a model that rotates the first half of a head with the second: the numbers that belong together next to each
-// other. values: those of the first num_heads heads, and others, which stay where they are.
+// For a model that rotates the first half of a head with the second half: puts numbers that are rotated together next
+// to each other. values: those of the first num_heads heads, then others, which stay where they are.
 RowVector halves_side_by_side(const RowVector& values, int num_heads, int head_dim) {
   RowVector result = values;
   for (int head = 0; head < num_heads; ++head) {
@@ -232,7 +232,7 @@ void CudaLlamaWeights::draw(std::uint64_t seed) {
   const std::int64_t hidden = config_.hidden_size;
   std::uint64_t drawn = static_cast<std::uint64_t>(shard_.rank) << 40;
   Uploader float8_rows(precision_);
-  // whole_cols: of the matrix of which the columns are a part.
+  // whole_cols: the columns of the whole matrix; cols is the shard's part.
   const auto draw_matrix = [&](const LayerMatrix& matrix, std::int64_t rows, std::int64_t cols,
                                std::int64_t whole_cols = 0) {
     const float half_width = std::sqrt(3.0F / static_cast<float>(std::max(cols, whole_cols)));

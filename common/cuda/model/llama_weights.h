@@ -21,19 +21,19 @@ class CudaLlamaWeights {
   // of a whole model. Throws OutOfDeviceMemory.
   CudaLlamaWeights(const LlamaConfig& config, Precision precision, WeightType type, const Shard& shard = {});
 
-  void upload(const LlamaWeights& weights);  // of the whole model
+  void upload(const LlamaWeights& weights);  // the whole model's
   void draw(std::uint64_t seed);             // the distribution of Llama(config, seed), but other numbers
 
   struct LayerMatrix {
     void* data = nullptr;
-    float* row_scales = nullptr;  // [rows], of float8
+    float* row_scales = nullptr;  // [rows], for float8 only
   };
   struct Layer {
     float* attention_norm = nullptr;     // [hidden_size]
     LayerMatrix qkv;                     // [(num_heads + 2 * num_kv_heads) * head_dim, hidden_size]: Q, K and V rows
     float* qkv_bias = nullptr;           // [(num_heads + 2 * num_kv_heads) * head_dim]; nullptr if there is none
     float* q_norm = nullptr;             // [head_dim]; nullptr if heads are not normalised
-    float* k_norm = nullptr;             // [head_dim]; likewise
+    float* k_norm = nullptr;             // [head_dim]; nullptr if heads are not normalised
     LayerMatrix output;                  // [hidden_size, num_heads * head_dim]
     float* feed_forward_norm = nullptr;  // [hidden_size]
     LayerMatrix gate_up;  // [2 * feed_forward_size, hidden_size]: each gate row is followed by its up row,
@@ -50,7 +50,7 @@ class CudaLlamaWeights {
 
  private:
   LlamaConfig whole_;
-  LlamaConfig config_;  // of the shard
+  LlamaConfig config_;  // the shard's
   Precision precision_;
   WeightType type_;
   Shard shard_;

@@ -1,8 +1,8 @@
-// Sums to which several GPUs contribute a part each, and which are added to the residual stream of each of them.
+// Sums of parts from several GPUs; each GPU adds the sum to its residual stream.
 //
-// NCCL adds up the parts, and its sum is added to the residual stream. With few tokens a step has two sums in every
-// layer of some KB each, which take longer to begin than to be moved. With AllReduce::kPeer the kernel that adds to the
-// residual stream then reads the other GPUs' parts where they lie: the thread blocks for a token tell each other
+// NCCL adds up the parts, and its sum is added to the residual stream. With few tokens, every layer has two sums of
+// some KB each; starting such a sum takes longer than moving its bytes. With AllReduce::kPeer the kernel that adds to
+// the residual stream then reads the other GPUs' parts where they lie: the thread blocks for a token tell each other
 // that their GPU's part is there, and then all read all parts, in the same order.
 #pragma once
 
@@ -22,19 +22,19 @@ namespace common {
 
 class PeerSums {
  public:
-  // Of two sums in turn: while a GPU still reads one's parts, another writes the next one's. bytes: of a part, or 0 if
-  // there are no peers. All of them have to construct this. Throws OutOfDeviceMemory.
+  // There are two sums, used in turn: while a GPU still reads the parts of one, another GPU writes the parts of the
+  // next. bytes: the size of a part, or 0 without peers. All peers must construct this. Throws OutOfDeviceMemory.
   PeerSums(Communicator* peers, std::size_t bytes);
 
   // This GPU's part of sum 0 or 1: [num_tokens, num_cols].
   void* part(int which) const { return parts_[static_cast<std::size_t>(which)].data(); }
-  // Adds the sum of all parts to the residual stream. part_type: of the parts, the same everywhere.
+  // Adds the sum of all parts to the residual stream. part_type: the parts' type, equal on all GPUs.
   void add(int which, Precision part_type, Precision precision, int num_tokens, const Residual& residual,
            const Normed& normed, cudaStream_t stream);
 
-  // A GPU has failed: sums that wait for its part end without it.
+  // To be called when a GPU has failed: sums that wait for its part end without it.
   void stop() noexcept;
-  // Afterwards, before the next sum on any GPU, and when none is left running.
+  // To be called after stop(), when no sum is still running and before the next sum on any GPU.
   void reset();
 
  private:

@@ -3,7 +3,7 @@
 namespace common {
 namespace {
 
-// Of weights, in elements. Measured on an H200, a step of a whole model:
+// A row of weights, in elements. Measured on an H200, a step of a whole model:
 //
 //     longest row             tokens       rows      tiles    library
 //     1,536 (SmolLM2-135M)        32     705 us     799 us     868 us

@@ -12,14 +12,14 @@ enum class ProductKernel {
 };
 constexpr int max_tiled_tokens(bool float8) { return float8 ? 128 : 64; }
 
-// Whether there is kTiles: the GPU has its instructions, and the build its kernels.
+// Whether kTiles can be used: the GPU has its instructions, and the build its kernels.
 bool can_tile(Precision precision);
 
-// The fastest for so many tokens, of a model whose longest row of weights has so many columns. The measurements
-// are in product_kernel.cpp.
+// The fastest kernel for num_tokens tokens, for a model whose longest row of weights has longest_row columns. The
+// measurements are in product_kernel.cpp.
 ProductKernel product_kernel(Precision precision, WeightType weights, int num_tokens, int longest_row);
 
-// The largest number of tokens for which that is a fused product.
+// The largest number of tokens for which product_kernel() is a fused product.
 int max_fused_tokens(Precision precision, WeightType weights, int longest_row);
 
 }  // namespace common

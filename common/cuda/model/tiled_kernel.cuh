@@ -5,8 +5,8 @@
 // or 128 with float8 weights, takes tokens.
 //
 // - Two threads have the copy engine fill a ring: a stage is 64 columns of a tile's rows, or 128 of float8 weights, and
-//   of all tokens' x. The weights are on their way before the launch before has finished, x follows when it has.
-// - A warpgroup or two multiply what has arrived.
+//   of all tokens' x. The copies of weights start before the previous launch has finished, those of x afterwards.
+// - One or two warpgroups multiply what has arrived.
 // - A thread block has some tiles of the weights, one after the other; the ring goes on filling while a tile is
 //   finished. Where there are fewer tiles than multiprocessors, a cluster of blocks shares a tile: each multiplies some
 //   of the columns, and the sums are added up through the cluster's shared memory, always in the same order.
@@ -29,7 +29,7 @@
 
 namespace common {
 
-// One of the finishes. Which one is decided at run time: that takes no time that shows, and there are a fourth as many
+// One of the finishes. It is chosen at run time: that costs no measurable time, and there are a fourth as many
 // kernels to compile.
 struct TileFinish {
   enum class Kind { kRotateAndSplit, kGeneralRotateAndSplit, kAddToResidual, kGatedSilu, kStoreLogits };
@@ -86,7 +86,7 @@ struct TileShape {
   static constexpr int kWeightBytes = kRows * kPanelRowBytes;
   static constexpr int kXPanelBytes = kTokens * kPanelRowBytes;
   static constexpr int kStageBytes = kWeightBytes + kXPanels * kXPanelBytes;
-  // Of 64 rows of a token, that a warp finishes: as many as there are registers for beside the sums.
+  // How many pieces of 64 rows of a token a warp finishes at once: as many as fit into registers beside the sums.
   static constexpr int kPiecesAtOnce = kBlocks * kTokens >= 128 ? 4 : 8;
   // The sums' way through shared memory: some tokens at a time, or all when the ring is free for it. The pitch puts
   // what a warp writes into different banks.
@@ -163,9 +163,9 @@ __device__ __forceinline__ void fill_ring(const CUtensorMap& matrix, const TileW
   }
 }
 
-// Some warps, of which this is thread `thread`: the norm's scale of each token that this block finishes, which is one
-// over the root of the mean square, from the sums of squares. A thread has a token, and its loads are all under way
-// before the first is added.
+// Computes the norm's scale of each token that this block finishes, one over the root of the mean square, from the sums
+// of squares. `thread`: this thread's number among those that call it. A thread has a token, and all of its loads are
+// in flight before the first value is added.
 template <typename Shape>
 __device__ __forceinline__ void find_scales(const FusedLinear& linear, const TileWork& work, int thread,
                                             int num_threads, float (&scales)[Shape::kTokens]) {
@@ -218,9 +218,9 @@ __device__ __forceinline__ void multiply_stage(std::uint32_t weights, std::uint3
   commit_products();
 }
 
-// The same of float8, in groups of products of which two are under way at a time: while the tensor cores multiply, the
-// weights of the next group are unpacked. begun() is called when the products before have finished. Returns when the
-// weights have been read; the last group is waited for later.
+// The same for float8, in groups of products, two in flight at a time: while the tensor cores multiply, the weights of
+// the next group are unpacked. begun() is called when the previous products have finished. Returns when the weights
+// have been read; the caller waits for the last group later.
 template <typename Shape, typename Begun>
 __device__ __forceinline__ void multiply_float8_stage(std::uint32_t weights, std::uint32_t x, bool adds,
                                                       float (&sums)[Shape::kBlocks][Shape::kTokens / 2],
@@ -280,7 +280,7 @@ __device__ __forceinline__ void multiply_tile(const TileWork& work, std::uint32_
   const int row_group = warpgroup % Shape::kRowGroups;
   const int column_group = warpgroup / Shape::kRowGroups;
   const std::uint32_t own_rows = static_cast<std::uint32_t>(row_group * Shape::kBlocks * 64 * kPanelRowBytes);
-  int multiplied = -1;  // the stage whose products are under way
+  int multiplied = -1;  // the stage whose products are in flight
   // For float8, no fence_copy_engine() comes between the weights' ordinary loads and the copy that follows them, though
   // the manual asks for one between the two proxies (tile_ring.cuh in the stages has it). The loads have ended, because
   // their products have, and the barrier orders the copy after this arrival, as in CUTLASS's pipelines. With a fence
@@ -382,8 +382,8 @@ __device__ __forceinline__ void store_sums(const float (&sums)[Shape::kBlocks][S
   }
 }
 
-// Finishes a tile's sums: a warp takes 64 rows of a token at a time, two for each lane, and has some of these under way
-// at once. begin() is called when the first loads are under way: it waits for the sums.
+// Finishes a tile's sums: a warp finishes 64 rows of a token at a time, two for each lane, with several such pieces in
+// flight. begin() is called when the first loads are in flight: it waits for the sums.
 template <typename Shape, typename Finish, typename Begin>
 __device__ __forceinline__ void finish_tokens(const FusedLinear& linear, const Finish& finish, const TileWork& work,
                                               int tile, int first_token, int last_token, const float* sums,

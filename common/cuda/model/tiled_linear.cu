@@ -147,7 +147,7 @@ TilePlan plan_tiles(const FusedLinear& linear, int row_step, const ClusterCounts
       continue;
     }
     const int at_once = clusters.at(static_cast<std::size_t>(ranks));
-    if (at_once == 0) {  // a part of a GPU may have no group of so many multiprocessors
+    if (at_once == 0) {  // a slice of a GPU may have no group of `ranks` multiprocessors
       continue;
     }
     for (int rounds = 1; rounds <= (ranks > 1 ? 1 : 1 + linear.num_rows / at_once); ++rounds) {

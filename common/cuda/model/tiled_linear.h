@@ -14,13 +14,13 @@ namespace common {
 using ClusterCounts = std::array<int, 9>;
 ClusterCounts max_clusters();  // on the current device
 
-// row_step: what a tile's rows must be a multiple of. Without rows if the GPU has room for no tile.
+// row_step: a tile's rows must be a multiple of it. The plan has no rows if the GPU has no room for a tile.
 TilePlan plan_tiles(const FusedLinear& linear, int row_step, const ClusterCounts& clusters);
 
 // x must be the first num_tokens rows of linear.x.
 void tiled_product(const FusedLinear& linear, const TileFinish& finish, cudaStream_t stream);
 
-// With a plan of one's own.
+// The same with the caller's plan.
 void launch_tiled(const FusedLinear& linear, const TileFinish& finish, const TilePlan& plan, cudaStream_t stream);
 
 }  // namespace common

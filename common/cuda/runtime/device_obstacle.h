@@ -10,11 +10,11 @@ struct DeviceFindings {
   int driver_version = 0;      // newest CUDA version that the driver supports, 12040 for 12.4; 0: there is no driver
   int runtime_version = 0;     // CUDA version of the build
   std::string error;           // what CUDA says when it is asked for devices, unless there is none; else empty
-  int num_devices = 0;         // that the program may use
-  std::string name;            // of the first
+  int num_devices = 0;         // how many the program may use
+  std::string name;            // the first device's
   int compute_capability = 0;  // 90 for 9.0
   bool has_kernels = false;    // the build has kernels that run on it, or that the driver can compile for it
-  std::string architectures;   // that the build has kernels for, as CMake has them: "80;90a"
+  std::string architectures;   // for which the build has kernels, as CMake lists them: "80;90a"
 };
 
 inline constexpr int kMinComputeCapability = 80;

@@ -30,8 +30,8 @@ inline bool can_overlap() {
 // need much shared memory then follow each other without a pause. A kernel that relies on L1 is slower for it.
 enum class Overlap { kNone, kPrevious, kPreviousWithoutL1 };
 
-// Lets the kernel have that much shared memory at its launches, and without_l1 all on-chip memory as such. Remembers
-// what has been set, because setting it takes as long as launching a kernel.
+// Gives the kernel's launches shared_bytes of shared memory; without_l1: configures all on-chip memory as shared
+// memory. Remembers what is set, because setting an attribute takes as long as launching a kernel.
 void prepare_kernel(const void* kernel, std::size_t shared_bytes, bool without_l1);
 
 // Starts kernel<<<grid, threads, shared_bytes, stream>>>(arguments...) in clusters of cluster_size blocks.

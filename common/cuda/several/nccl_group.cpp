@@ -34,7 +34,7 @@ void check_nccl(ncclResult_t result, const char* call, int line) {
                     ncclGetErrorString(result));
   }
 }
-// With the hook of CUDA_CHECK, so that tests let these calls fail too.
+// Has the hook of CUDA_CHECK, so that tests can make these calls fail too.
 #define NCCL_CHECK(call)                 \
   do {                                   \
     if (device_call_hook != nullptr) {   \
@@ -43,7 +43,7 @@ void check_nccl(ncclResult_t result, const char* call, int line) {
     check_nccl((call), #call, __LINE__); \
   } while (false)
 
-// The thread's device, which is put back.
+// Restores the thread's current device at its end.
 class CurrentDevice {
  public:
   CurrentDevice() { CUDA_CHECK(cudaGetDevice(&device_)); }
@@ -66,7 +66,7 @@ struct Shared {
   std::condition_variable changed;
   int failed_rank = -1;
   std::atomic<bool> has_failed = false;
-  // Of exchange(), by rank. None can begin the next one before all have left this one's wait with its answer.
+  // exchange()'s numbers, by rank. No GPU can begin the next exchange before all have left this one's wait.
   std::vector<std::int64_t> numbers = std::vector<std::int64_t>(static_cast<std::size_t>(count));
   int num_given = 0;
   std::vector<std::int64_t> answer;
@@ -206,8 +206,8 @@ struct NcclGroup::Impl {
     for (std::size_t i = 0; i < comms.size(); ++i) {
       communicators[i]->begin(comms[i]);
     }
-    // Connections are made when they are first needed, by all GPUs together, and differ for few and for many bytes. A
-    // thread that waits for that could not be told that another one has failed, so they are made here.
+    // NCCL connects the GPUs at the first use, all together, and differently for few and for many bytes. A thread that
+    // waits for a connection could not learn that another one has failed, so the connections are made here.
     constexpr std::size_t kMany = std::size_t{1} << 20;
     std::vector<std::unique_ptr<Stream>> streams;
     std::vector<DeviceArray<float>> values;
@@ -218,7 +218,7 @@ struct NcclGroup::Impl {
     }
     for (const std::size_t count : {std::size_t{1}, kMany / 16, kMany}) {
       NCCL_CHECK(ncclGroupStart());
-      // What is wrong with one of the calls, the end of the group says.
+      // ncclGroupEnd reports the errors of these calls.
       for (std::size_t i = 0; i < comms.size(); ++i) {
         float* const own = values[i].data();
         (void)ncclAllReduce(own, own, count, ncclFloat32, ncclSum, comms[i], streams[i]->get());
@@ -246,7 +246,7 @@ std::string NcclGroup::unsupported(int count) {
   if (!has_cuda_device()) {
     return device_obstacle();
   }
-  // All have equal parts of the model and of the cache, and must come to the same plans.
+  // All GPUs have equal parts of the model and of the cache, and must choose the same plans.
   const auto properties = [](int device) {
     cudaDeviceProp found{};
     CUDA_CHECK(cudaGetDeviceProperties(&found, device));

@@ -10,7 +10,7 @@ namespace common {
 
 class NcclGroup {
  public:
-  // Why there can be no group of so many; empty if there can.
+  // Why there can be no group of `count` GPUs; empty if there can.
   static std::string unsupported(int count);
 
   // max_wait: seconds, for Communicator::wait and settle.
@@ -21,11 +21,11 @@ class NcclGroup {
 
   Communicator& operator[](int rank);
 
-  // The rank that has failed first; -1: none.
+  // The rank that failed first; -1: none has failed.
   int failed_rank() const;
   // For a thread that fails while it does not use its communicator.
   void fail(int rank);
-  // After a failure, once all communicators are aborted: begins anew.
+  // After a failure, when all communicators are aborted: connects them again.
   void renew();
 
  private:

@@ -34,7 +34,7 @@ LlamaConfig shard_config(const LlamaConfig& config, int count) {
 
 LlamaWeights shard_rows(const LlamaWeights& weights, const LlamaConfig& config, const Shard& shard) {
   COMMON_CHECK(why_not_shared(config, shard.count).empty(), "the model can be shared out");
-  // Of each of the parts that lie on top of each other, the shard's rows.
+  // The shard's rows of each of the parts that lie below each other.
   const auto rows_of = [&](const WeightMatrix& whole, const auto&... part_rows) {
     WeightMatrix own;
     Eigen::Index first = 0;

@@ -1,6 +1,6 @@
-// How a model is shared out among several GPUs. Of the matrices that read the residual stream each GPU has some of the
-// rows, and of those that add to it the columns that go with them: its heads, its part of the feed-forward layer, its
-// part of the vocabulary. Norms are small, and every GPU has them.
+// How a model is shared out among several GPUs. Each GPU has some rows of the matrices that read the residual stream,
+// and the matching columns of the matrices that add to it: its heads, its part of the feed-forward layer, its part of
+// the vocabulary. Norms are small, and every GPU has all of them.
 #pragma once
 
 #include <string>
@@ -11,16 +11,17 @@ namespace common {
 
 struct Shard {
   int rank = 0;
-  int count = 1;  // of GPUs
+  int count = 1;  // the number of GPUs
 };
 
-// Why so many GPUs can't share the model evenly; empty if they can.
+// Why `count` GPUs can't share the model evenly; empty if they can.
 std::string why_not_shared(const LlamaConfig& config, int count);
 
-// What each of them computes: a model with fewer heads, a narrower feed-forward layer and fewer tokens.
+// The model that each GPU computes: it has fewer heads, a narrower feed-forward layer and fewer tokens.
 LlamaConfig shard_config(const LlamaConfig& config, int count);
 
-// The rows that a GPU has, of those matrices that are cut by rows. The others are whole. Views, as the weights are.
+// A GPU's rows of the matrices that are cut by rows; all other matrices are whole. The result has views, as the
+// weights.
 LlamaWeights shard_rows(const LlamaWeights& weights, const LlamaConfig& config, const Shard& shard);
 
 }  // namespace common
