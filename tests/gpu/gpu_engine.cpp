@@ -176,8 +176,8 @@ TEST_CASE("GPU: the lesson's runner, kernel by kernel and with plain kernels, ge
 #if STAGE_NUMBER == 7
   auto runner = std::make_unique<tests::LessonRunner>(bundled().llama, shape, options.gpu, options.chunk_size);
 #else
-  auto runner = std::make_unique<tests::LessonRunner>(bundled().llama, shape, options.gpu, options.chunk_size, 8);
-  options.max_sequences = 8;
+  auto runner = std::make_unique<tests::LessonRunner>(bundled().llama, shape, options.gpu, options.chunk_size,
+                                                      options.max_sequences);
 #endif
   stage::Engine engine(bundled().llama, options, std::move(runner));
   const std::vector<common::Completion> completions = run(engine, golden_requests());

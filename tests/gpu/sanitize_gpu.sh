@@ -2,7 +2,7 @@
 # Runs the kernels' tests under compute-sanitizer, with each of its tools: tests/gpu/sanitize_gpu.sh [TEST CASES]
 #
 # By default some small cases; "*" is all of them, and slow. What racecheck warns of in decode attention's ring is
-# explained in stage7_cuda_kernel/kernels/tile_ring.cuh.
+# explained in stage7_cuda_kernel/production/tile_ring.cuh.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/../.."
 cases=${1:-*by hand*,*a new row*,Blocks are copied in every layer*}
