@@ -57,7 +57,6 @@ void InFlightStep::add(const KvCacheManager& manager, const ScheduledGroup& sche
     }
     std::optional<Draw> draw = scheduled.group->draw(sequence);
     batch_.draws_tokens = batch_.draws_tokens && draw.has_value();
-    can_run_ahead_ = can_run_ahead_ && draw.has_value() && scheduled.group->max_sequences() == 1;
     batch_.draws.push_back(std::move(draw).value_or(Draw{}));
     if (const std::optional<int> row = scheduled.group->pending_row()) {
       batch_.pending_tokens.push_back({batch_.num_tokens() - 1, *row});

@@ -129,7 +129,7 @@ int block_of(int token) { return kTable[static_cast<std::size_t>(token / kTokens
 std::int64_t byte_of(int kv_head, int token, int vec) {
   const int row = token % kTokens;
   return row_offset(kShape, block_of(token), kv_head, 0) * kElementBytes +
-         vec_place(kVecsPerRow, rows_per_tile(kShape), row, vec) * std::int64_t{kVecBytes};
+         vec_place(kVecsPerRow, kTokens, row, vec) * std::int64_t{kVecBytes};
 }
 
 struct Read {

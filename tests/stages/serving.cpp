@@ -459,6 +459,37 @@ TEST_CASE("a step that throws is over: a request can be stopped at once, and fur
   CHECK(compare_output(serving.server.output(second), served_alone({make_request(5, 3, 2)})) == kNoProblem);
 }
 
+TEST_CASE("in a batch, sequences with one token come first, and every request gets its own row") {
+  // The second request has a prompt of one token, in the same step as the first one's prompt; the third is sampled
+  // twice.
+  std::vector<GenerationRequest> requests = {
+      {make_request(7, 6, 0)}, {make_request(1, 6, 1)}, sampled_request(9, 5, 2, 2)};
+  for (const bool run_ahead : {false, true}) {
+    ServingOptions options;
+    options.scheduler.run_ahead = run_ahead;
+    options.scheduler.token_budget = 12;
+    Serving serving(options);
+    int num_mixed = 0;
+    serving.server.on_pass([&](const stage::RaggedBatch& batch) {
+      bool has_longer = false;
+      for (std::size_t i = 0; i < batch.num_sequences(); ++i) {
+        const bool is_single = batch.num_queries(i) == 1;
+        CHECK_FALSE((is_single && has_longer));
+        num_mixed += is_single && batch.num_queries(batch.num_sequences() - 1) > 1 ? 1 : 0;
+        has_longer = has_longer || !is_single;
+      }
+    });
+    for (const GenerationRequest& request : requests) {
+      serving.server.submit(request);
+    }
+    CHECK(serving.run() == kNoProblem);
+    CHECK(num_mixed > 0);
+    for (std::size_t i = 0; i < requests.size(); ++i) {
+      CHECK(compare_output(serving.server.output(static_cast<int>(i)), served_alone(requests[i])) == kNoProblem);
+    }
+  }
+}
+
 TEST_CASE("sequence ids are reused, however many branches a search has had") {
   Serving serving({});
   int largest = 0;
