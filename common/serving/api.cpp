@@ -336,7 +336,7 @@ struct Route {
   const char* path;
   const char* method;
   bool is_open = false;     // without a key
-  bool is_control = false;  // of the pool
+  bool is_control = false;  // whether it controls the pool
 };
 constexpr std::array<Route, 14> kRoutes = {{
     {.path = "/", .method = "GET", .is_open = true},

@@ -194,7 +194,7 @@ bool send_all(int socket, std::string_view bytes, const ReplyTimeout& reply_time
 // Whether the client has gone, asked while a reply is made. A client that has closed only its sending half still reads.
 // The system reports a client that has closed everything only when bytes are sent: `probe`, which clients skip.
 bool has_hung_up(Connection& connection, std::string_view probe, const ReplyTimeout& reply_timeout) {
-  constexpr std::size_t kMaxAhead = 1 << 16;  // of requests that follow this one
+  constexpr std::size_t kMaxAhead = 1 << 16;  // bytes of requests that follow this one
   pollfd state = {connection.socket.get(), POLLIN, 0};
   if (poll(&state, 1, 0) <= 0) {
     return false;

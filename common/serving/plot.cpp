@@ -82,7 +82,7 @@ class ChartDrawing {
     svg.vertical_text({16.0, y_of(y_max_ / 2.0)}, chart_.y_label, label(Anchor::kMiddle));
   }
 
-  // Of points that fall on the same pixel one is enough.
+  // One of several points on the same pixel is enough.
   std::vector<Point> corners(const Curve& curve) const {
     std::vector<Point> result;
     for (const auto& [x, y] : curve.points) {

@@ -147,7 +147,7 @@ void print_texts(const Session& session, const std::vector<RequestResult>& resul
   }
 }
 
-// Of each request its texts and times.
+// Every request's texts and times.
 nlohmann::ordered_json results_json(const Session& session, const std::vector<RequestResult>& results, bool has_texts) {
   nlohmann::ordered_json entries = nlohmann::ordered_json::array();
   for (std::size_t id = 0; id < results.size(); ++id) {

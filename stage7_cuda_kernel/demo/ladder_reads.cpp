@@ -29,7 +29,7 @@ constexpr int kLength = 10;
 const PageShape kShape = {
     .num_blocks = 8, .num_kv_heads = kKvHeads, .block_size = kTokens, .head_dim = kRowBytes / kElementBytes};
 
-// The toy device holds so many thread blocks at once: small ones (steps 1 to 4), or ones that walk for a whole group.
+// How many thread blocks the toy device holds at once: small ones (steps 1 to 4), or ones that compute a whole group.
 constexpr int kSmallPlaces = 24;
 constexpr int kLargePlaces = 6;
 
@@ -125,7 +125,7 @@ int longest_walk(const std::vector<ThreadBlock>& blocks) {
 
 int block_of(int token) { return kTable[static_cast<std::size_t>(token / kTokens)]; }
 
-// Of a vector of a token's key, from the beginning of the layer's keys.
+// The place of a vector of a token's key, from the beginning of the layer's keys.
 std::int64_t byte_of(int kv_head, int token, int vec) {
   const int row = token % kTokens;
   return row_offset(kShape, block_of(token), kv_head, 0) * kElementBytes +

@@ -25,7 +25,7 @@ constexpr double kLeft = 24.0;
 constexpr double kRight = kWidth - kLeft;
 constexpr common::TextStyle kHeading{.size = 17.0, .bold = true};
 
-// Of an H200 with 132 multiprocessors: NVIDIA's H100 white paper (registers, shared memory, L2) and H200 data sheet
+// An H200 with 132 multiprocessors: NVIDIA's H100 white paper (registers, shared memory, L2) and H200 data sheet
 // (device memory, PCIe); 128 bytes are the 32 banks of shared memory.
 struct Memory {
   const char* name;

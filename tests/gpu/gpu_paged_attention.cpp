@@ -123,7 +123,7 @@ TEST_CASE("Paged attention: a captured graph follows the lengths (stage 7, invar
   const std::size_t bytes = table.kernels->workspace_bytes(batch.pages().shape, step);
   const common::DeviceArray<std::byte> memory(bytes);
   const std::span<std::byte> workspace(memory.data(), bytes);
-  // Recorded for a batch in which every sequence is inactive, and replayed for one in which none is.
+  // Recorded for a batch in which every sequence is inactive, and replayed for a batch in which every one is active.
   common::DeviceArray<int> lengths(std::vector<int>(4, 0));
   step.batch.context_lengths = lengths.data();
   const int columns = batch.pages().shape.num_kv_heads * batch.pages().shape.head_dim;
@@ -271,8 +271,8 @@ TEST_CASE("Rows that one table has written, the other reads", "[gpu]") {
   const int block_size = GENERATE(8, 16, 64);
   const int head_dim = GENERATE(32, 64, 96, 128, 256);
   CAPTURE(block_size, head_dim);
-  // Written by the plain kernels. The others compute as if they had written the rows themselves, and the other way
-  // round.
+  // Rows that the plain kernels wrote give the same result as rows that the other kernels wrote themselves, and vice
+  // versa.
   GpuBatch batch(
       {.head_dim = head_dim, .block_size = block_size, .context_lengths = {300, 77, 5}, .query_lengths = {1, 40, 5}});
   for (const KernelTable& table : tests::kernel_tables()) {

@@ -185,7 +185,8 @@ TEST_CASE("GPU: a step takes up the tokens of the one before, which the host has
   if (!common::has_cuda_device()) {
     SKIP_TEST("there is no GPU");
   }
-  // Two prompts, then single tokens, the rows in turn the other way round; beside it, everything token by token.
+  // Two prompts, then single tokens, with the order of rows reversed in every other step; beside it, everything
+  // token by token.
   const common::LlamaConfig& config = bundled().llama.config();
   const stage::KvCacheShape shape{.num_layers = config.num_layers,
                                   .num_blocks = 8,

@@ -163,7 +163,7 @@ TEST_CASE("GPU: rows with options of their own, over large vocabularies, twice t
     std::vector<float> logits;
     std::vector<SamplingOptions> options(std::begin(kFilters), std::end(kFilters));
     options.push_back({.temperature = 1.0F, .top_k = 100000, .top_p = 0.999F});
-    options.push_back({.temperature = 1.0F, .top_p = 0.5F});  // of logits that are all level
+    options.push_back({.temperature = 1.0F, .top_p = 0.5F});  // the logits are all equal
     const std::size_t num_rows = options.size();
     for (std::size_t i = 0; i < num_rows; ++i) {
       const std::vector<float> row = i + 1 == num_rows ? std::vector<float>(static_cast<std::size_t>(vocab_size), 1.5F)

@@ -52,7 +52,7 @@ std::string text_of(const common::ApiReply& reply, std::size_t choice = 0) {
   return json::parse(reply.body)["choices"].at(choice)["text"].get<std::string>();
 }
 
-// Of an error.
+// The field that an error names.
 std::string param_of(const common::ApiReply& reply) {
   const json param = json::parse(reply.body).at("error").at("param");
   return param.is_null() ? "" : param.get<std::string>();

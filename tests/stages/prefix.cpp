@@ -553,7 +553,7 @@ class NamedSlots {
     return true;
   }
 
-  // Of the first `length` tokens: another one for every text of up to 60 tokens.
+  // A hash of the first `length` tokens: a different one for every text of up to 60 tokens.
   static std::uint64_t name(const Text& text, std::size_t length) {
     std::uint64_t name = 1 + text.salt;
     for (std::size_t i = 0; i < length; ++i) {

@@ -134,7 +134,7 @@ __device__ void find_bucket(CutShared& shared, const WeightOf& weight_of, const 
     const std::uint32_t count = shared.counts[i * kCutThreads + thread];
     own += count != 0 ? count * weight_of(thread * kBucketsPerThread + i) : 0;
   }
-  std::uint64_t before = own;  // of all threads up to this one, in the end without this one
+  std::uint64_t before = own;  // the sum over all threads up to this one; in the end without this one
 #pragma unroll
   for (int distance = 1; distance < 32; distance *= 2) {
     const std::uint64_t other = __shfl_up_sync(0xFFFFFFFFU, before, distance);

@@ -1,4 +1,4 @@
-// How a thread block of a fused product shares its work out: part of fused_kernel.cuh.
+// How a thread block of a fused product shares out its work: part of fused_kernel.cuh.
 #pragma once
 
 #include <cuda_bf16.h>
@@ -42,8 +42,8 @@ __device__ __forceinline__ int row_of_x(const FusedLinear& linear, int token) {
   return row >= 0 && row < linear.num_x_rows ? row : -1;
 }
 
-// One over the root of the mean square of a token's row of x, from the sums of its squares; in each of the kLanes
-// neighbouring lanes of a warp that call it, lane 0 to kLanes - 1. NaN for a row that does not exist.
+// One over the root of the mean square of a token's row of x, from the sums of its squares. kLanes neighbouring lanes
+// of a warp, `lane` 0 to kLanes - 1, call it together, and each gets the result. NaN for a row that does not exist.
 template <int kLanes>
 __device__ __forceinline__ float norm_scale(const FusedLinear& linear, int token, int lane) {
   const int row = row_of_x(linear, token);
@@ -55,7 +55,7 @@ __device__ __forceinline__ float norm_scale(const FusedLinear& linear, int token
   float sum = 0.0F;
 #pragma unroll 1
   for (int first = lane; first < count; first += 8 * kLanes) {
-    float values[8];  // all under way before the first is added
+    float values[8];  // all loads are in flight before the first value is added
 #pragma unroll
     for (int i = 0; i < 8; ++i) {
       values[i] = first + kLanes * i < count ? __ldcg(squares + first + kLanes * i) : 0.0F;
@@ -72,11 +72,11 @@ __device__ __forceinline__ float norm_scale(const FusedLinear& linear, int token
   return row >= 0 ? rsqrtf(sum / static_cast<float>(linear.num_cols) + linear.epsilon) : __int_as_float(0x7FFFFFFF);
 }
 
-// 16 bytes of x, which every block reads. Not by __ldcg: that reads what may change meanwhile, and has to go to the one
-// half of L2 whose line it is. What is read here has been written by launches that are over.
+// 16 bytes of x, which every block reads. Not by __ldcg: that load allows for concurrent changes, and has to go to the
+// half of L2 that owns the line. The data here was written by launches that have finished.
 __device__ __forceinline__ uint4 load_x_piece(const void* source) { return load_past_l1(source); }
 
-// 16 bytes from memory into shared memory; or 16 zero bytes, and memory is not touched.
+// Copies 16 bytes from memory into shared memory; if they do not exist, stores 16 zero bytes instead.
 __device__ __forceinline__ void copy_async(uint4* shared, const void* global, bool exists) {
   copy_vec_async(shared_address(shared), global, exists);
 }
@@ -101,8 +101,8 @@ __device__ __forceinline__ void multiply(float (&even)[2], float (&odd)[2], cons
 
 // For 9 tokens or more, all of the tensor core's 16 tokens are there, or it multiplies twice. Makes of 8 columns of
 // tokens g (low) and g + 8 (high) what it takes for the first and the second 8 of them: 4 registers in a row each. The
-// compiler would rather copy them together again before every product, so the copying looks like work to it: zero is
-// zero, but it does not know.
+// compiler would otherwise repeat the copies before every product, so `zero`, which it does not know, makes them look
+// like arithmetic.
 __device__ __forceinline__ void interleave(uint4& low, uint4& high, unsigned zero) {
   const uint4 first = {low.x | zero, high.x | zero, low.y | zero, high.y | zero};
   const uint4 second = {low.z | zero, high.z | zero, low.w | zero, high.w | zero};
@@ -119,7 +119,8 @@ __device__ __forceinline__ void store_sums(float2* place, float x, float y, bool
   *place = add ? float2{place->x + x, place->y + y} : float2{x, y};
 }
 
-// Keeps what multiply() gave in `sums`, [token, pair of rows]: each lane adds to what it has stored itself before.
+// Stores multiply()'s results in `sums`, [token, pair of rows], or adds them to the sums that the lane itself has
+// stored there.
 __device__ __forceinline__ void store_partial(float2* sums, int lane, const float (&even)[2], const float (&odd)[2],
                                               bool add, __nv_bfloat16) {
   store_sums(sums + lane, even[0] + odd[0], even[1] + odd[1], add);
@@ -158,7 +159,7 @@ __device__ __forceinline__ void multiply_float8(float (&sums)[2][kEights][4], co
   multiply_word(1, first.w, second.w, &uint4::w);
 }
 
-// Keeps what that gave of one of the tiles: `tile` is its sums 0, or 2, in [token, row].
+// Stores that result for one of the tiles: `tile` points to its sums 0, or 2, in [token, row].
 template <int kEights>
 __device__ __forceinline__ void store_float8(float* sums, int lane, const float (&even)[kEights][4],
                                              const float (&odd)[kEights][4], int tile, bool add) {
@@ -173,8 +174,8 @@ __device__ __forceinline__ void store_float8(float* sums, int lane, const float 
   }
 }
 
-// The order in which a block visits its tiles: one after the other in a group, columns in batches that the threads hold
-// x for.
+// The order in which a block visits its tiles: one after the other within a group, in batches of columns for which the
+// threads hold x.
 template <typename Shape>
 struct Visit {
   int group = 0;  // its first tile

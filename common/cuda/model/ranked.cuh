@@ -1,4 +1,4 @@
-// Numbers by which the largest float is found, with its place.
+// Numbers that find the largest float together with its place.
 #pragma once
 
 namespace common {

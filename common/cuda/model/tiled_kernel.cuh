@@ -1,8 +1,8 @@
-// A product for some dozens of tokens. Weights are still what is waited for, but a kernel by rows (fused_kernel.cuh)
-// has every thread block read all of x for a few rows of weights, and an instruction for every 16 columns of 8 rows and
-// 16 tokens. So here weights come in tiles of up to 256 rows, and wgmma multiplies them where they lie in shared
-// memory: of its two sides, the one that is always 64 takes rows of weights, and the one that can be chosen, 16 to 64,
-// or 128 with float8 weights, takes tokens.
+// A product for some dozens of tokens. It is still bound by reading the weights, but in a kernel by rows
+// (fused_kernel.cuh) every thread block reads all of x for a few rows of weights, and an instruction multiplies only 16
+// columns of 8 rows and 16 tokens. So here weights come in tiles of up to 256 rows, and wgmma multiplies them where
+// they lie in shared memory: of its two sides, the one that is always 64 takes rows of weights, and the one that can be
+// chosen, 16 to 64, or 128 with float8 weights, takes tokens.
 //
 // - Two threads have the copy engine fill a ring: a stage is 64 columns of a tile's rows, or 128 of float8 weights, and
 //   of all tokens' x. The copies of weights start before the previous launch has finished, those of x afterwards.
@@ -14,7 +14,7 @@
 //   row, and what is written needs neighbouring rows of one token.
 // - The norm's scale of a token, as always here, is applied to the finished sums; so is float8's scale of a row.
 // - wgmma does not multiply float8 by bfloat16, but it also takes weights from registers. A thread loads those that are
-//   its own part of 16 columns and unpacks them there, while the products of the columns before are under way.
+//   its own part of 16 columns and unpacks them there, while the products of the previous columns are in flight.
 #pragma once
 
 #include <cuda_bf16.h>
@@ -39,7 +39,7 @@ struct TileFinish {
   GatedSilu<__nv_bfloat16> gated_silu;
   StoreLogits store_logits;
 
-  // Calls run() with the one.
+  // Calls run() with the chosen finish.
   template <typename Run>
   __device__ __forceinline__ void visit(const Run& run) const {
     switch (kind) {
@@ -88,8 +88,8 @@ struct TileShape {
   static constexpr int kStageBytes = kWeightBytes + kXPanels * kXPanelBytes;
   // How many pieces of 64 rows of a token a warp finishes at once: as many as fit into registers beside the sums.
   static constexpr int kPiecesAtOnce = kBlocks * kTokens >= 128 ? 4 : 8;
-  // The sums' way through shared memory: some tokens at a time, or all when the ring is free for it. The pitch puts
-  // what a warp writes into different banks.
+  // The sums go through shared memory: some tokens at a time, or all when the ring's memory is free. The pitch spreads
+  // a warp's writes over different banks.
   static constexpr int kTokensAtOnce = kTokens < 32 ? kTokens : 32;
   static constexpr int kSumPitch = kRows + 4;
   // Half of the column groups' sums at a time are added to the other half's.
@@ -103,7 +103,7 @@ struct TileShape {
   static_assert(kTokens / kTokensAtOnce * kSumBytes <= kRingBytes);
 };
 
-// What lies in shared memory behind the ring.
+// The contents of shared memory behind the ring.
 template <typename Shape>
 struct TileMemory {
   float sums[Shape::kSumFloats];
@@ -122,7 +122,7 @@ struct TileWork {
   int num_rounds;
   int first_stage;
   int last_stage;
-  int num_tokens;  // that this block finishes: rank, rank + ranks, …
+  int num_tokens;  // how many this block finishes: rank, rank + ranks, …
 
   __device__ __forceinline__ TileWork(const FusedLinear& linear, const TilePlan& tile_plan, int stage_columns)
       : plan(tile_plan) {
@@ -228,7 +228,7 @@ __device__ __forceinline__ void multiply_float8_stage(std::uint32_t weights, std
   constexpr int kSteps = Shape::kStageColumns / 16;
   constexpr int kStepsOfPanel = kPanelColumns / 16;
   constexpr int kStepsOfGroup = 4 / Shape::kBlocks;
-  // Of a warp's 16 rows, the words of two steps at a time: a piece of 16 bytes is a row's 16 columns.
+  // The words of a warp's 16 rows, two steps at a time: a piece of 16 bytes is a row's 16 columns.
   const std::uint32_t lane = threadIdx.x % 32;
   const std::uint32_t row = threadIdx.x % 128 / 32 * 16 + lane % 16;
   const std::uint32_t piece = lane / 16 ^ row % 8;
@@ -395,7 +395,7 @@ __device__ __forceinline__ void finish_tokens(const FusedLinear& linear, const F
   const int warp = static_cast<int>(threadIdx.x) / 32;
   const int first_row = tile * work.plan.rows;
   const int num_rows = min(work.plan.rows, linear.num_rows - first_row);  // of the tile
-  // Of this block's tokens, by number.
+  // The tokens that this block finishes, by number.
   const int first = (first_token + work.plan.ranks - 1 - work.rank) / work.plan.ranks;
   const int last = (last_token + work.plan.ranks - 1 - work.rank) / work.plan.ranks;
   const auto token_of = [&](int number) { return work.rank + number * work.plan.ranks; };

@@ -15,7 +15,8 @@ int tile_tokens(int num_tokens) { return num_tokens > 64 ? 128 : num_tokens > 32
 // Larger ones with many tokens leave the ring too few stages, or the sums too few registers.
 constexpr int max_tile_rows(int tokens, bool is_float8) { return tokens > (is_float8 ? 64 : 32) ? 128 : 256; }
 
-// [rows, cols] of bfloat16, or of float8, as the copy engine is told about it: copies bring `box_rows` rows of a panel.
+// The copy engine's description of a matrix, [rows, cols] of bfloat16 or float8: a copy brings `box_rows` rows of a
+// panel.
 CUtensorMap matrix_map(const void* matrix, int rows, int cols, int box_rows, bool is_float8 = false) {
   using Encode = decltype(&cuTensorMapEncodeTiled);
   static const Encode encode = [] {
@@ -110,8 +111,8 @@ struct Overhead {
   double nanoseconds;
 };
 
-// What a launch takes besides its stages: a cluster's exchange of sums has to be worth it. With float8 weights that is
-// more, because the ring fills, and is waited for, in half the time.
+// A launch's overhead besides its stages: a cluster's exchange of sums has to be worth it. It is larger with float8
+// weights, because the ring fills, and is waited for, in half the time.
 constexpr Overhead kOverheads[] = {{1, 600.0}, {2, 1600.0}, {3, 2400.0}, {4, 1800.0}, {8, 3000.0}};
 constexpr Overhead kFloat8Overheads[] = {{1, 3200.0}, {2, 5500.0}, {3, 5700.0}, {4, 5500.0}, {8, 6900.0}};
 
