@@ -432,8 +432,9 @@ class Output(ProgramTest):
 
     def test_an_interrupt_leaves_no_empty_file(self):
         path = self.folder / "result.json"
-        process = subprocess.Popen([PROGRAM, "generate", "--json", str(path), "--threads", "1"],
-                                   stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        prompts = ["--prompt", "Once upon a time"] * 40  # seconds of work
+        process = subprocess.Popen([PROGRAM, "generate", *prompts, "--max-new-tokens", "400", "--json", str(path),
+                                    "--threads", "1"], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
         time.sleep(0.2)
         process.send_signal(signal.SIGINT)
         process.wait(timeout=TIMEOUT_SECONDS)
