@@ -37,8 +37,6 @@ namespace {
 // The result of a check below that finds nothing; a failing check then shows its text instead.
 const std::string kNoProblem;
 
-constexpr float kNaN = std::numeric_limits<float>::quiet_NaN();
-
 // Block table [7, 1, 3] in 8 blocks of 4, the example of the READMEs: eight one-block sequences hold blocks 0 to 7;
 // those of 3, 1 and 7 end, in this order, and the last block freed is the first to be used again.
 void set_up_example(KvCacheManager& manager) {
