@@ -68,13 +68,13 @@ struct ApiFixture {
   static common::MakeEngine engines(const HttpFixtureOptions& options,
                                     const common::Llama& model = default_session().model) {
     return [options, &model](const common::EngineDemand& demand) {
-      stage::EngineOptions engine;
-      engine.num_slots = options.num_slots;
-      engine.block_size = options.block_size;
-      engine.gpu.device = stage::Device::kCpu;
+      stage::EngineOptions engine_options;
+      engine_options.num_slots = options.num_slots;
+      engine_options.block_size = options.block_size;
+      engine_options.gpu.device = stage::Device::kCpu;
       stage::SchedulerOptions scheduler;
       scheduler.token_budget = options.token_budget;
-      return stage::make_served_engine(model, engine, scheduler, demand);
+      return stage::make_served_engine(model, engine_options, scheduler, demand);
     };
   }
 
