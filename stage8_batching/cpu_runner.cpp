@@ -28,11 +28,11 @@ CpuRunner::CpuRunner(const common::Llama& model, const KvCacheShape& shape, Soft
       softmax_(softmax),
       size_{shape.num_blocks, shape.block_size, shape.bytes_per_slot(), shape.num_host_blocks, reason} {}
 
-void CpuRunner::enqueue(const RaggedBatch& given) {
-  RaggedBatch batch = given;
-  batch.resolve_pending(results_[last_].tokens);
+void CpuRunner::enqueue(const RaggedBatch& batch) {
+  RaggedBatch known = batch;
+  known.resolve_pending(results_[last_].tokens);
   const common::Matrix hidden =
-      model_.forward(batch.tokens, batch.positions,
+      model_.forward(known.tokens, batch.positions,
                      [&](int layer, const common::Matrix& q, const common::Matrix& k, const common::Matrix& v) {
                        kv_cache_.write(layer, batch.slot_mapping, k, v);
                        if (on_layer_) {
@@ -44,7 +44,7 @@ void CpuRunner::enqueue(const RaggedBatch& given) {
   const common::Matrix logits = model_.logits(hidden(batch.logits_rows, Eigen::all));
   if (batch.draws_tokens) {
     for (Eigen::Index row = 0; row < logits.rows(); ++row) {
-      result.tokens.push_back(draw(batch, static_cast<std::size_t>(row),
+      result.tokens.push_back(draw(known, static_cast<std::size_t>(row),
                                    {logits.row(row).data(), static_cast<std::size_t>(logits.cols())}));
     }
   } else {

@@ -23,16 +23,15 @@ std::string escape_bytes(std::string_view bytes) {
 // Characters that may mislead a reader: U+0080 to U+009F, which terminals may execute like the control characters below
 // ' '; line and paragraph separators; and marks, embeddings, overrides and isolates, which change the direction of a
 // text and so the order in which its characters are shown.
-bool is_deceptive(std::string_view character) {
-  const auto lies_between = [&](std::string_view first, std::string_view last) {
-    return character.size() == first.size() && character >= first && character <= last;
-  };
-  return lies_between("\u0080", "\u009F") || lies_between("\u061C", "\u061C") || lies_between("\u200E", "\u200F") ||
-         lies_between("\u2028", "\u202E") || lies_between("\u2066", "\u2069");
+bool is_deceptive(char32_t code_point) {
+  const auto lies_between = [&](char32_t first, char32_t last) { return code_point >= first && code_point <= last; };
+  return lies_between(0x80, 0x9F) || code_point == 0x61C || lies_between(0x200E, 0x200F) ||
+         lies_between(0x2028, 0x202E) || lies_between(0x2066, 0x2069);
 }
 
+// character: valid UTF-8.
 std::string escape_character(std::string_view character) {
-  if (is_deceptive(character)) {
+  if (is_deceptive(decode_utf8(character, 0).code_point)) {
     return escape_bytes(character);
   }
   if (character.size() > 1) {

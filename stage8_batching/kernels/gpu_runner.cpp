@@ -265,15 +265,15 @@ void GpuRunner::copy_blocks(std::span<const BlockCopy> copies) {
 
 int GpuRunner::padded_sequences(const RaggedBatch& step) const { return static_cast<int>(step.num_sequences()); }
 
-void GpuRunner::enqueue(const RaggedBatch& step) {
+void GpuRunner::enqueue(const RaggedBatch& batch) {
   const int next = 1 - impl_->last;
   StepBuffers& own = impl_->buffers[static_cast<std::size_t>(next)];
   const StepBuffers& other = impl_->buffers[static_cast<std::size_t>(impl_->last)];
   try {
-    const int num_sequences = padded_sequences(step);
-    const int padding = num_sequences - static_cast<int>(step.num_sequences());
+    const int num_sequences = padded_sequences(batch);
+    const int padding = num_sequences - static_cast<int>(batch.num_sequences());
     impl_->await(own);
-    own.begin(step, impl_->shape.block_size, num_sequences, other, impl_->stream);
+    own.begin(batch, impl_->shape.block_size, num_sequences, other, impl_->stream);
     const StepInputs& inputs = own.inputs();
     launch({.buffers = next,
             .num_tokens = inputs.num_tokens(),
