@@ -827,6 +827,7 @@ TEST_CASE("tensors that would be left out of the computation", "[llama][errors]"
   CHECK(refusal_with("llama.block_count", 1) == "tensor \"blk.1.attn_k.weight\" is not part of the Llama architecture");
   // A name of the file is quoted: the terminal shows it, and executes nothing of it.
   GgufBuilder builder = TinyModel().builder();
+  // NOLINTNEXTLINE(misc-misleading-bidirectional): it must not reach the terminal
   builder.add_tensor("a\x1b[2J\n\u202E", {2}, std::vector<float>(2));
   CHECK(refusal(builder) == R"(tensor "a\x1b[2J\n\xe2\x80\xae" is not part of the Llama architecture)");
 }

@@ -66,6 +66,7 @@ TEST_CASE("quote: one line, escaped") {
 }
 
 TEST_CASE("quote: what changes the direction of a text is escaped, so that it cannot mislead") {
+  // NOLINTBEGIN(misc-misleading-bidirectional): they are what is escaped
   CHECK(common::quote("a\u202Eb") == R"("a\xe2\x80\xaeb")");
   for (const char* const mark : {"\u061C", "\u200E", "\u200F", "\u2028", "\u2029", "\u202A", "\u202B", "\u202C",
                                  "\u202D", "\u202E", "\u2066", "\u2067", "\u2068", "\u2069"}) {
@@ -75,6 +76,7 @@ TEST_CASE("quote: what changes the direction of a text is escaped, so that it ca
   for (const char* const harmless : {"\u061B", "\u061D", "\u200D", "\u2010", "\u2027", "\u202F", "\u2065", "\u206A"}) {
     CHECK(common::quote(harmless) == "\"" + std::string(harmless) + "\"");
   }
+  // NOLINTEND(misc-misleading-bidirectional)
 }
 
 TEST_CASE("quote: bytes that are not UTF-8 are escaped, so that the message is UTF-8") {
