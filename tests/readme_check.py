@@ -156,7 +156,7 @@ def renewed(expected, actual):
 # A program that can use a GPU says on stderr, in one line, whether it does.
 WHERE = re.compile(r"^note: computing on ")
 # A program that takes long says from time to time how far it is.
-PROGRESS = re.compile(r"^[^|]+: [\d,]+ of [\d,]+ \([\d.]+ %\), \d+ s left$")
+PROGRESS = re.compile(r"^[^|]+: [\d,]+ of [\d,]+ \([\d.]+ %\)(, \d+ s left)?$")
 
 
 def run(text, root):
