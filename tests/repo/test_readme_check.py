@@ -31,6 +31,10 @@ class Comparing(CheckedReadme):
         self.assertEqual(self.check("```console\n$ printf 'a\\nb\\n'\na\nb\n```\n"), 0)
         self.assertIn("1 outputs compared", self.logged())
 
+    def test_progress_is_no_output(self):
+        self.assertEqual(self.check("```console\n$ echo 'blocks: 0 of 24 (0.0 %)' >&2; echo 'blocks: 1,000 of 2,400 (41.7 %), "
+                                    "9 s left' >&2; echo a\na\n```\n"), 0)
+
     def test_wrong_line_fails_and_is_shown(self):
         self.assertEqual(self.check("```console\n$ printf 'a\\nb\\n'\na\nc\n```\n"), 1)
         self.assertIn("README.md:2", self.logged())
