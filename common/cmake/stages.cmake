@@ -62,6 +62,11 @@ function(add_stage folder)
     add_library(${stage}_ladder STATIC ${steps})
     target_link_libraries(${stage}_ladder PUBLIC ${stage}_lib PRIVATE course_warnings)
   endif()
+  # The kernels for machines without a GPU: the lesson's, and the ladder's first steps.
+  if(steps AND TARGET course_executor)
+    file(GLOB on_host CONFIGURE_DEPENDS ${directory}/kernels/*.cu)
+    course_add_host_kernels(${stage}_on_host ${on_host})
+  endif()
   # Puts the path into the command line of every dependent, so that a change of STAGE<N>_DIR rebuilds them. File times
   # do not, if the other folder's headers are older than the objects.
   target_compile_definitions(${stage}_lib PUBLIC STAGE${number}_SOURCE_DIR="${directory}"

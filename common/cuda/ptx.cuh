@@ -7,6 +7,14 @@
 
 #include <cstdint>
 
+#ifdef COURSE_EXECUTOR
+// The same functions for a machine without a GPU.
+#include "common/cuda/executor/ptx_on_host.h"
+#else
+
+// A launch's dynamic shared memory, by this name in the function.
+#define COURSE_DYNAMIC_SHARED(alignment, name) extern __shared__ __align__(alignment) unsigned char name[]
+
 // Whether the target chip has asynchronous copies of whole stretches of memory, barriers that count their bytes, and
 // clusters: compute capability 9.0 and newer. On older chips each thread copies 16 bytes.
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
@@ -521,3 +529,5 @@ __device__ __forceinline__ void grow_registers() {
 #endif  // COURSE_WGMMA
 
 }  // namespace common
+
+#endif  // COURSE_EXECUTOR

@@ -28,7 +28,7 @@ constexpr int kUnroll = 4;  // a half-warp's tokens in flight
 // all_scores: [num_sequences, num_heads, context]. The 1 lets the compiler use enough registers for four loads: by
 // default it uses 32 and loads one token after the other.
 __global__ void __launch_bounds__(kThreads, 1) attend(LadderCall call, float* all_scores, int context) {
-  extern __shared__ __align__(16) unsigned char shared[];
+  COURSE_DYNAMIC_SHARED(16, shared);
   const auto query_head = static_cast<int>(blockIdx.x);
   const auto sequence = static_cast<int>(blockIdx.y);
   const auto thread = static_cast<int>(threadIdx.x);

@@ -22,7 +22,7 @@ namespace {
 // The 8: registers for eight thread blocks on a multiprocessor, enough for K and V of four tokens. By default the
 // compiler uses fewer registers, and not all of a thread's loads are in flight at once.
 __global__ void __launch_bounds__(kThreads, 8) attend(LadderCall call) {
-  extern __shared__ __align__(16) unsigned char shared[];
+  COURSE_DYNAMIC_SHARED(16, shared);
   const auto query_head = static_cast<int>(blockIdx.x);
   const auto sequence = static_cast<int>(blockIdx.y);
   const auto thread = static_cast<int>(threadIdx.x);

@@ -23,7 +23,7 @@ namespace {
 constexpr int kResident = 8;
 
 __global__ void __launch_bounds__(kThreads, kResident) attend(LadderCall call, Splits splits) {
-  extern __shared__ __align__(16) unsigned char shared[];
+  COURSE_DYNAMIC_SHARED(16, shared);
   const Piece piece(call, splits);
   if (piece.length == 0) {
     return;

@@ -25,7 +25,7 @@ namespace {
 template <int kQueries>
 __global__ void __launch_bounds__(kThreads) attend(LadderCall call, Splits splits) {
   constexpr int kUnroll = kQueries <= 4 ? 4 : kQueries == 8 ? 2 : 1;  // tokens that fit into the registers
-  extern __shared__ __align__(16) unsigned char shared[];
+  COURSE_DYNAMIC_SHARED(16, shared);
   const Piece piece(call, splits);
   if (piece.length == 0) {
     return;

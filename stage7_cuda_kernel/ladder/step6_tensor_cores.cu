@@ -36,7 +36,7 @@ using Ring = TileRing<ScalarType::kBFloat16, kDimensions, kStages, kWarps>;
 // kQueryTiles: tiles of 8 queries.
 template <int kQueryTiles>
 __global__ void __launch_bounds__(32 * kWarps, kResident) attend(LadderCall call, Splits splits) {
-  extern __shared__ __align__(128) unsigned char shared[];
+  COURSE_DYNAMIC_SHARED(128, shared);
   __shared__ __align__(8) unsigned char barriers[kWarps * Ring::kBarrierBytes];
   const auto warp = static_cast<int>(threadIdx.x) / 32;
   const Piece piece(call, splits);

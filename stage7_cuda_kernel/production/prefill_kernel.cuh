@@ -711,7 +711,7 @@ __device__ __forceinline__ void init_barriers(PrefillShared<kType, kHeadDim>& sh
 // The whole work of a thread block.
 template <ScalarType kType, int kHeadDim, typename Rows = PrefillRows<kType, kHeadDim>>
 __device__ __forceinline__ void prefill_block(const PrefillCall& call) {
-  extern __shared__ __align__(1024) unsigned char memory[];
+  COURSE_DYNAMIC_SHARED(1024, memory);
   auto& shared = *reinterpret_cast<PrefillShared<kType, kHeadDim>*>(memory);
   if (threadIdx.x == 0) {
     init_barriers(shared);

@@ -366,7 +366,7 @@ __global__ void __launch_bounds__(32 * kWarps, kResident)
     decode_kernel(Pages pages, Batch batch, const Element* queries, NewRows new_rows, Element* output,
                   DecodeWorkspace workspace, float scale) {
   using Ring = TileRing<kType, kHeadDim, kStages, kWarps, kContiguous>;
-  extern __shared__ __align__(128) unsigned char shared[];
+  COURSE_DYNAMIC_SHARED(128, shared);
   __shared__ __align__(8) unsigned char barriers[kWarps * Ring::kBarrierBytes];
   const int warp = static_cast<int>(threadIdx.x) / 32;
   const TileRange share = load_share(workspace.shares + blockIdx.x);

@@ -26,7 +26,7 @@ __global__ void __launch_bounds__(32 * RaggedTileOf<kHeadDim, kShort>::kTile.war
   constexpr int kRowsOfWarp = kTile.rows_per_warp;
   constexpr int kTokens = kTile.tokens;
   constexpr int kStages = kTile.stages;
-  extern __shared__ __align__(128) unsigned char shared[];
+  COURSE_DYNAMIC_SHARED(128, shared);
   __shared__ __align__(8) std::uint64_t barriers[2 * kStages];
   const int num_kv_heads = pages.shape.num_kv_heads;
   const int kv_head = static_cast<int>(blockIdx.x) % num_kv_heads;

@@ -1,0 +1,249 @@
+#include "common/cuda/executor/counts.h"
+
+#include <algorithm>
+#include <array>
+#include <tuple>
+#include <unordered_map>
+#include <utility>
+#include <vector>
+
+#include "common/base/check.h"
+#include "common/cuda/executor/accesses.h"
+
+namespace common::executor {
+namespace {
+
+constexpr std::uintptr_t kSectorBytes = 32;
+constexpr int kBanks = 32;
+constexpr int kWordBytes = 4;
+
+bool counting = false;
+Counts counts;
+std::vector<std::uintptr_t> sectors_read;  // with repetitions, made unique now and then
+
+void note_sectors(std::uintptr_t begin, std::uintptr_t end) {
+  for (std::uintptr_t sector = begin / kSectorBytes; sector * kSectorBytes < end; ++sector) {
+    sectors_read.push_back(sector);
+  }
+}
+
+void make_unique(std::vector<std::uintptr_t>& numbers) {
+  std::sort(numbers.begin(), numbers.end());
+  numbers.erase(std::unique(numbers.begin(), numbers.end()), numbers.end());
+}
+
+// The different units of `size` bytes that the accesses touch.
+int different(const Access* const* accesses, std::size_t count, std::uintptr_t size) {
+  std::vector<std::uintptr_t> all;
+  for (std::size_t i = 0; i < count; ++i) {
+    const Access& access = *accesses[i];
+    for (std::uintptr_t unit = access.address / size;
+         unit * size < access.address + static_cast<std::uintptr_t>(access.bytes); ++unit) {
+      all.push_back(unit);
+    }
+  }
+  make_unique(all);
+  return static_cast<int>(all.size());
+}
+
+// Passes through shared memory for lanes that are served together.
+int passes_of(const Access* const* accesses, std::size_t count) {
+  std::vector<std::uintptr_t> words;
+  for (std::size_t i = 0; i < count; ++i) {
+    const std::uintptr_t first = accesses[i]->address / kWordBytes;
+    const std::uintptr_t last =
+        (accesses[i]->address + static_cast<std::uintptr_t>(accesses[i]->bytes) - 1) / kWordBytes;
+    for (std::uintptr_t word = first; word <= last; ++word) {
+      words.push_back(word);
+    }
+  }
+  make_unique(words);
+  std::array<int, kBanks> of_bank{};
+  for (const std::uintptr_t word : words) {
+    ++of_bank[word % kBanks];
+  }
+  return *std::max_element(of_bank.begin(), of_bank.end());
+}
+
+// One request: the accesses of a warp's lanes, of which lane_of tells the lane.
+void count_request(const std::vector<std::pair<int, const Access*>>& lanes) {
+  const Access& first = *lanes.front().second;
+  Requests& of = first.space == Space::kGlobal ? (first.is_store ? counts.global_stores : counts.global_loads)
+                                               : (first.is_store ? counts.shared_stores : counts.shared_loads);
+  ++of.requests;
+  std::vector<const Access*> accesses;
+  for (const auto& [lane, access] : lanes) {
+    of.bytes += access->bytes;
+    accesses.push_back(access);
+    if (first.space == Space::kGlobal && !first.is_store) {
+      note_sectors(access->address, access->address + static_cast<std::uintptr_t>(access->bytes));
+    }
+  }
+  if (first.space == Space::kGlobal) {
+    of.units += different(accesses.data(), accesses.size(), kSectorBytes);
+    const auto smallest = static_cast<std::uintptr_t>(first.bytes);
+    const auto bytes = static_cast<std::uintptr_t>(different(accesses.data(), accesses.size(), smallest)) * smallest;
+    of.ideal += static_cast<std::int64_t>((bytes + kSectorBytes - 1) / kSectorBytes);
+    return;
+  }
+  const int lanes_together = kWarpThreads * kWordBytes / std::max(first.bytes, kWordBytes);
+  for (int begin = 0; begin < kWarpThreads; begin += lanes_together) {
+    std::vector<const Access*> together;
+    for (const auto& [lane, access] : lanes) {
+      if (lane >= begin && lane < begin + lanes_together) {
+        together.push_back(access);
+      }
+    }
+    if (!together.empty()) {
+      of.units += passes_of(together.data(), together.size());
+      ++of.ideal;
+    }
+  }
+}
+
+}  // namespace
+
+bool can_count() {
+#ifdef COURSE_COUNTED
+  return true;
+#else
+  return false;
+#endif
+}
+
+bool is_counting() { return counting; }
+
+void note_access(const void* instruction, const void* pointer, int bytes, bool is_store) {
+  if (!runs_kernel()) {
+    return;
+  }
+  const auto address = reinterpret_cast<std::uintptr_t>(pointer);
+  const Space space = check_access(address, bytes, is_store);
+  LaneLog* log = current_log();
+  if (log != nullptr && space != Space::kOther) {
+    log->push_back({instruction, address, bytes, is_store, space});
+  }
+}
+
+Counts count(const std::function<void()>& work) {
+  COMMON_CHECK(can_count(), "these kernels were compiled so that their accesses can be counted");
+  counts = {};
+  sectors_read.clear();
+  counting = true;
+  try {
+    work();
+  } catch (...) {
+    counting = false;
+    throw;
+  }
+  counting = false;
+  make_unique(sectors_read);
+  counts.distinct_bytes = static_cast<std::int64_t>(sectors_read.size() * kSectorBytes);
+  return counts;
+}
+
+void note_instruction(Instruction instruction) {
+  if (counting) {
+    std::int64_t* const of[] = {&counts.shuffles, &counts.votes, &counts.matrix_loads, &counts.matrix_products};
+    ++*of[static_cast<int>(instruction)];
+  }
+}
+
+void note_shared_rows(const void* row) { note_access(__builtin_return_address(0), row, 16, false); }
+
+void note_async_copy(const void* instruction, const void* to, const void* from, int bytes) {
+  if (from != nullptr) {
+    note_access(instruction, from, bytes, false);
+  }
+  note_access(instruction, to, bytes, true);
+  counts.async_copies += counting ? 1 : 0;
+}
+
+void count_barrier() { counts.barriers += counting ? 1 : 0; }
+
+void count_bulk_copy(std::uintptr_t from, int bytes) {
+  ++counts.bulk_copies;
+  counts.bulk_bytes += bytes;
+  note_sectors(from, from + static_cast<std::uintptr_t>(bytes));
+}
+
+void count_requests(LaneLog* const (&logs)[kWarpThreads]) {
+  // The same instruction for the same time: one request.
+  struct Key {
+    const void* instruction;
+    int time;
+    int lane;
+    const Access* access;
+  };
+  std::vector<Key> keys;
+  std::unordered_map<const void*, int> times;
+  for (int lane = 0; lane < kWarpThreads; ++lane) {
+    if (logs[lane] == nullptr) {
+      continue;
+    }
+    times.clear();
+    for (const Access& access : *logs[lane]) {
+      keys.push_back({access.instruction, times[access.instruction]++, lane, &access});
+    }
+  }
+  std::sort(keys.begin(), keys.end(), [](const Key& a, const Key& b) {
+    return std::tie(a.instruction, a.time, a.lane) < std::tie(b.instruction, b.time, b.lane);
+  });
+  std::vector<std::pair<int, const Access*>> lanes;
+  for (std::size_t i = 0; i < keys.size(); ++i) {
+    lanes.emplace_back(keys[i].lane, keys[i].access);
+    if (i + 1 == keys.size() || keys[i + 1].instruction != keys[i].instruction || keys[i + 1].time != keys[i].time) {
+      count_request(lanes);
+      lanes.clear();
+    }
+  }
+  for (LaneLog* log : logs) {
+    if (log != nullptr) {
+      log->clear();
+    }
+  }
+  if (sectors_read.size() > std::size_t{1} << 22U) {
+    make_unique(sectors_read);
+  }
+}
+
+}  // namespace common::executor
+
+#ifdef COURSE_COUNTED
+
+// What the compiler calls at each access in the kernels' files, see counts.h.
+// NOLINTBEGIN: the names are the compiler's
+extern "C" {
+void __tsan_init() {}
+void __tsan_func_entry(void*) {}
+void __tsan_func_exit() {}
+#define COURSE_ACCESS(name, bytes, is_store) \
+  void name(void* address) { common::executor::note_access(__builtin_return_address(0), address, bytes, is_store); }
+#define COURSE_ACCESSES(bytes)                                                         \
+  COURSE_ACCESS(__tsan_read##bytes, bytes, false)                                      \
+  COURSE_ACCESS(__tsan_write##bytes, bytes, true)                                      \
+  COURSE_ACCESS(__tsan_unaligned_read##bytes, bytes, false)                            \
+  COURSE_ACCESS(__tsan_unaligned_write##bytes, bytes, true)                            \
+  COURSE_ACCESS(__tsan_volatile_read##bytes, bytes, false)                             \
+  COURSE_ACCESS(__tsan_volatile_write##bytes, bytes, true)                             \
+  void __tsan_read_write##bytes(void* address) {                                       \
+    common::executor::note_access(__builtin_return_address(0), address, bytes, false); \
+    common::executor::note_access(__builtin_return_address(0), address, bytes, true);  \
+  }
+COURSE_ACCESSES(1)
+COURSE_ACCESSES(2)
+COURSE_ACCESSES(4)
+COURSE_ACCESSES(8)
+COURSE_ACCESSES(16)
+void __tsan_read_range(void* address, unsigned long bytes) {
+  common::executor::note_access(__builtin_return_address(0), address, static_cast<int>(bytes), false);
+}
+void __tsan_write_range(void* address, unsigned long bytes) {
+  common::executor::note_access(__builtin_return_address(0), address, static_cast<int>(bytes), true);
+}
+void __tsan_vptr_update(void**, void*) {}
+void __tsan_vptr_read(void**) {}
+}
+// NOLINTEND
+
+#endif
