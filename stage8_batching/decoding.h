@@ -8,6 +8,7 @@
 #include <optional>
 #include <span>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "batch.h"
@@ -73,7 +74,6 @@ struct RequestOutput {
   std::vector<double> token_times;  // when the first sample's tokens arrived
   double end = 0.0;
   int preemptions = 0;
-  bool lacks_tokens = false;  // the last step has computed only a part of what the cache lacked
 
   bool finished() const { return state == RequestState::kFinished; }
 };
@@ -133,15 +133,18 @@ class SequenceGroup {
   // complete.
   void on_computed();
   // Extends the live branches and passes their tokens to the sink. result: a row for each live branch, in order.
-  virtual void take(GroupResult result, double now) = 0;
+  virtual void extend(GroupResult result, double now) = 0;
   // Ends all live branches. The group has finished.
   void end(common::FinishReason reason, const std::string& error, double now);
 
-  // How the token after the sequence's last one is drawn, if take() needs only that token. Nothing if take() needs the
-  // logits.
-  virtual std::optional<Draw> draw(SequenceId) const { return std::nullopt; }
-  // For a group with one branch, whose next token is being computed as row `row` of a step in flight. Until take(), the
-  // token counts as part of the text, so that the following step can be scheduled.
+  // To be called once for each step that computes tokens of the group. is_last: they are all that the cache lacks.
+  // Returns whether they are a chunk: a part of that, or what earlier chunks have left.
+  bool begin_chunk(bool is_last) { return std::exchange(lacks_tokens_, !is_last) || !is_last; }
+  // How the token after the sequence's last one is drawn, if extend() needs only that token. Nothing if extend() needs
+  // the logits.
+  virtual std::optional<SamplingRow> sampling_row(SequenceId) const { return std::nullopt; }
+  // For a group with one branch, whose next token is being computed as row `row` of a step in flight. Until extend(),
+  // the token counts as part of the text, so that the following step can be scheduled.
   void run_ahead(int row) { pending_row_ = row; }
   std::optional<int> pending_row() const { return pending_row_; }  // none: all tokens are known
 
@@ -168,6 +171,7 @@ class SequenceGroup {
   bool has_blocks(const Branch& branch) const;
 
   int id_;
+  bool lacks_tokens_ = false;  // the last step has computed only a part of what the cache lacked
 };
 
 // num_samples texts drawn from one prompt, which is computed once. An ordinary request has one sample.
@@ -178,9 +182,9 @@ class ParallelSampling : public SequenceGroup {
                    TokenSink sink = nullptr);
 
   int max_sequences() const override { return num_samples_; }
-  void take(GroupResult result, double now) override;
+  void extend(GroupResult result, double now) override;
   // Nothing for the prompt's logits if several samples are drawn from them, or if log-probabilities are needed.
-  std::optional<Draw> draw(SequenceId sequence) const override;
+  std::optional<SamplingRow> sampling_row(SequenceId sequence) const override;
 
  private:
   // Appends these tokens, one for each live branch, and ends the branches that are finished.
@@ -207,7 +211,7 @@ class BeamSearch : public SequenceGroup {
   // The finished texts, best first.
   const std::vector<Hypothesis>& hypotheses() const { return output_.hypotheses; }
   int max_sequences() const override { return options_.width; }
-  void take(GroupResult result, double now) override;
+  void extend(GroupResult result, double now) override;
 
  private:
   struct Candidate {

@@ -253,7 +253,7 @@ std::vector<common::Token> Server::collect(int step_age) {
     SequenceGroup& group = *scheduled.group;
     if (scheduled.num_rows() > 0 && !group.finished()) {
       try {
-        group.take(step.result(row, scheduled.num_rows()), clock_.now());
+        group.extend(step.result(row, scheduled.num_rows()), clock_.now());
         if (group.finished()) {
           end(group, group.output().completions.front().finish_reason);
         }
@@ -290,8 +290,8 @@ void Server::report_schedule(const ScheduledStep& step) {
   report_.num_running = static_cast<int>(scheduler_->running().size());
   for (const ScheduledGroup& scheduled : step.groups) {
     const std::vector<int>& counts = scheduled.tokens.num_tokens;
-    const bool had_part = std::exchange(scheduled.group->output().lacks_tokens, !scheduled.tokens.with_logits);
-    report_.is_chunk.insert(report_.is_chunk.end(), counts.size(), had_part || !scheduled.tokens.with_logits);
+    const bool is_chunk = scheduled.group->begin_chunk(scheduled.tokens.with_logits);
+    report_.is_chunk.insert(report_.is_chunk.end(), counts.size(), is_chunk);
     report_.num_queries.insert(report_.num_queries.end(), counts.begin(), counts.end());
     report_.served.push_back(scheduled.group->id());
     report_.num_served.push_back(std::accumulate(counts.begin(), counts.end(), 0));

@@ -50,7 +50,7 @@ class CountedGroup : public stage::ParallelSampling {
     if (tokens.with_logits) {
       common::Matrix logits = common::Matrix::Zero(1, 2);
       logits(0, 1) = 1.0F;
-      take({{}, std::vector<common::Matrix>(live().size(), logits)}, 0.0);
+      extend({{}, std::vector<common::Matrix>(live().size(), logits)}, 0.0);
     }
   }
 
