@@ -52,11 +52,11 @@ function(add_stage folder)
       target_compile_definitions(${stage}_lib PUBLIC COURSE_PRODUCTION)
     endif()
   endif()
-  # The ladder of kernels, for tests and benchmarks: no program of a stage needs it. Its upper steps are kernels of
+  # The ladder of kernels, for tests and benchmarks: no program of a stage needs it. Its last rows are kernels of
   # production/.
   file(GLOB steps CONFIGURE_DEPENDS ${directory}/ladder/*.cu ${directory}/ladder/*.cpp)
   if(NOT COURSE_PRODUCTION)
-    list(FILTER steps INCLUDE REGEX "/step[1-5]_[a-z_]+\\.cu$")
+    list(FILTER steps EXCLUDE REGEX "/(production|prompt[a-z0-9_]*)\\.(cu|cpp)$")
   endif()
   if(kernels AND steps)
     add_library(${stage}_ladder STATIC ${steps})
