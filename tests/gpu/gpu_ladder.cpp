@@ -6,7 +6,9 @@
 // clang-format off
 #include GPU_STAGE_HEADER(kernels/page_layout.h)
 #include GPU_STAGE_HEADER(ladder/ladder.h)
+#ifdef COURSE_PRODUCTION
 #include GPU_STAGE_HEADER(ladder/prompt_ladder.h)
+#endif
 // clang-format on
 
 namespace {
@@ -155,6 +157,8 @@ TEST_CASE("The ladder refuses shapes that it is not for", "[gpu]") {
   }
 }
 
+#ifdef COURSE_PRODUCTION
+
 namespace {
 
 std::vector<float> run(const stage::PromptStep& step, const GpuBatch& batch) {
@@ -201,3 +205,5 @@ TEST_CASE("The prompts' ladder refuses shapes that it is not for", "[gpu]") {
     CHECK_THROWS_AS(run(step, batch), common::CheckError);
   }
 }
+
+#endif  // COURSE_PRODUCTION
