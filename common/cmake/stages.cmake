@@ -52,19 +52,19 @@ function(add_stage folder)
       target_compile_definitions(${stage}_lib PUBLIC COURSE_PRODUCTION)
     endif()
   endif()
-  # The ladder of kernels, for tests and benchmarks: no program of a stage needs it. Its upper steps are kernels of
+  # The ladder of kernels, for tests and benchmarks: no program of a stage needs it. Its last rows are kernels of
   # production/.
   file(GLOB steps CONFIGURE_DEPENDS ${directory}/ladder/*.cu ${directory}/ladder/*.cpp)
   if(NOT COURSE_PRODUCTION)
-    list(FILTER steps INCLUDE REGEX "/step[1-5]_[a-z_]+\\.cu$")
+    list(FILTER steps EXCLUDE REGEX "/(production|prompt[a-z0-9_]*)\\.(cu|cpp)$")
   endif()
   if(kernels AND steps)
     add_library(${stage}_ladder STATIC ${steps})
     target_link_libraries(${stage}_ladder PUBLIC ${stage}_lib PRIVATE course_warnings)
   endif()
-  # The kernels for machines without a GPU: the lesson's, and the ladder's first steps.
+  # The lesson's kernels and the ladder for machines without a GPU.
   if(steps AND TARGET course_executor)
-    file(GLOB on_host CONFIGURE_DEPENDS ${directory}/kernels/*.cu)
+    file(GLOB on_host CONFIGURE_DEPENDS ${directory}/kernels/*.cu ${directory}/ladder/step*.cu ${directory}/ladder/ladder.cpp)
     course_add_host_kernels(${stage}_on_host ${on_host})
   endif()
   # Puts the path into the command line of every dependent, so that a change of STAGE<N>_DIR rebuilds them. File times

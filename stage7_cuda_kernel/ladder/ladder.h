@@ -1,8 +1,15 @@
-// The ladder: seven kernels for one job, decode attention over pages. Each adds one idea to the one before.
+// The ladder: seven kernels for one job, decode attention over pages. Each adds one idea to the one before, and has a
+// file of its own, where all of it stands: the walk through the block table, the arithmetic, the launch. The last row
+// is the kernel of production/.
 //
-// A step has the arguments of decode_attention (production/attention_launches.h), but supports bfloat16, head_dim 128
-// and blocks of 16 tokens only, so that nothing but the idea is in its file. Read them in order; `bench --ladder`
-// measures them side by side.
+// The steps serve bfloat16, head_dim 128, blocks of 16 tokens and groups of up to 8 query heads only, so that nothing
+// but the idea is in a file. Read them in order, each as its difference to the one before:
+//
+//     git diff --no-index step2_coalesced.cu step3_online_softmax.cu
+//
+// The head of a file has bytes and flops of an example, what was measured (at a commit: with the form that the step had
+// there, on pages in the order of kernels/page_layout.h), and the reasons. Instructions are those of the loops that
+// `nvcc -cubin -arch=sm_90a` and `nvdisasm -c` print, CUDA 13.0.
 #pragma once
 
 #include <cstddef>
@@ -12,14 +19,20 @@
 
 namespace stage7 {
 
+// Where the vectors of a row lie in the part of a block that one kv head has: one row after the other, as on the CPU
+// (kPlain), or in the order of kernels/page_layout.h (kSwizzled), which copies of whole pages need.
+enum class RowOrder { kPlain, kSwizzled };
+
 struct LadderStep {
   const char* name;
   std::size_t (*workspace_bytes)(const PageShape& shape, const Batch& batch);
   // Called once for each decode step, and finished before `decode` begins; null if there is nothing to plan.
   void (*plan)(const PageShape& shape, const Batch& batch, void* workspace, cudaStream_t stream);
-  // Called once for each layer. Argument checks, errors and context_length 0: as decode_attention.
+  // Called once for each layer. Leaves the rows of a sequence with context_length 0 as they are.
   void (*decode)(const Pages& pages, const Batch& batch, const void* queries, void* output, void* workspace,
                  cudaStream_t stream);
+  RowOrder rows = RowOrder::kPlain;  // of the pages that it reads
+  int min_capability = 80;           // the compute capability that it needs, times 10
 };
 
 std::span<const LadderStep> ladder();
@@ -31,5 +44,6 @@ extern const LadderStep kSplit;
 extern const LadderStep kGroup;
 extern const LadderStep kTensorCores;
 extern const LadderStep kBalanced;
+extern const LadderStep kProduction;  // with COURSE_PRODUCTION
 
 }  // namespace

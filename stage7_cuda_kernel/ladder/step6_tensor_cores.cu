@@ -1,88 +1,283 @@
-// Step 6: tensor cores, and copies that no computation waits for.
+// Step 6: tensor cores. A group's queries are a matrix, and so are the keys of a block.
 //
-// The two ideas need each other. The products of a tile of 16 tokens with up to 8 queries are 8 instructions of a warp
-// for the scores and 8 for the output (WarpAttention in decode_kernel.cuh: S^T = K Q^T, O^T = V^T P^T), and some 300
-// of all kinds together, where step 5 takes 1,700. They read K and V from shared memory; and there the tensor memory
-// accelerator (TMA), the copy engine of a multiprocessor, can put them, a page-head of 4 KB with one instruction, while
-// the warp computes on an earlier tile (TileRing in tile_ring.cuh). So the bytes in flight do not depend on how many
-// registers the arithmetic leaves: 4 warps x 3 tiles x 8 KB = 96 KB for a thread block, two of them on a
-// multiprocessor.
+// The products of a tile, 16 tokens of one kv head, with up to 8 queries are 8 instructions of a warp for the scores
+// and 8 for the output. They are computed transposed, S^T = K Q^T and O^T = V^T P^T, because a product has 16 rows and
+// 8 columns: tokens and dimensions fill the rows, and a group needs only 8 columns. A column of S^T, the scores of a
+// query, then lies in the same lanes as that query's column of O^T.
 //
-//     warp 0   tile 0 | tile 4 | tile 8  …     each warp has its own ring of three tiles: it waits for its
-//     warp 1   tile 1 | tile 5 | tile 9  …     oldest one, computes, and copies the next one into the same
-//     warp 2   tile 2 | tile 6 | tile 10 …     place. Warps synchronize once, at the end.
-//     warp 3   tile 3 | tile 7 | tile 11 …
+// A product's operands are in registers, in an arrangement that ldmatrix makes out of rows in shared memory. So a warp
+// copies its tile there first (cp.async: not by way of registers), and waits. An ldmatrix reads the same vector of 8
+// rows at once. Rows are 256 bytes apart, so all 8 would lie in the same 4 of the 32 banks: 8 accesses one after the
+// other. Therefore vector v of row r is stored at place v ^ r % 8, and the 8 vectors lie in 8 different columns of 16
+// bytes, which together are all 32 banks: one access. This is a swizzle. The copy makes it: each lane says where its
+// vector goes.
 //
 // bytes for 32 x 8,192: 1.07 GB, each once. flops: 4.3 G; the tensor cores do 8.6 G, for 4 of 8 columns are padding,
 // and could do 190 G in the time that the bytes take.
-// measured: 1x8192 20.7 us (35%), 32x8192 256 us (92%), 32xragged 475 us (42%) on an NVIDIA H200, 2026-11-22
 //
-// Why it is faster: 39 M instructions instead of 222, and copies that are started while others are still in flight. The
-// kernel is memory-bound: arithmetic costs no time. Where it is not: all contexts are cut into the same number of
-// pieces. In a ragged batch the longest piece sets the kernel's time, and most of the device idles meanwhile; 256 heads
-// on 264 places are one round, 300 heads would be two; and the second launch costs as much as in step 4.
-#include "../production/decode_kernel.cuh"
-#include "splits.cuh"
+// Why it is faster: 259 instructions of a warp for a tile and a group of 4 where step 5 takes 1,622, 34 M in all: the
+// device starts them in 36 us. Copies need no registers, so 4 thread blocks with 4 tiles of 8 KB each, 128 KB, can be
+// in flight on a multiprocessor. Where it is not: a warp that computes has no copy in flight, others have to. All
+// contexts are cut into the same number of pieces: in a ragged batch the longest piece sets the time, and most of the
+// device idles meanwhile. And the second launch costs as much as in step 4.
+#include <algorithm>
+
+#include "ladder_call.cuh"
 
 namespace stage7 {
 namespace {
 
 constexpr int kWarps = 4;
-constexpr int kStages = 3;
-constexpr int kResident = 2;
+constexpr int kThreads = 32 * kWarps;
+static_assert(kThreads == kDimensions);  // a thread for each dimension of the output
 
-using Ring = TileRing<ScalarType::kBFloat16, kDimensions, kStages, kWarps>;
+using Vec = common::Vec16<Element>;  // 16 bytes: what a thread copies at once
+constexpr int kVecElements = Vec::kElements;
+constexpr int kVecsPerRow = kDimensions / kVecElements;  // 16: half a warp copies a row
+constexpr int kTileBytes = kBlockTokens * kVecsPerRow * static_cast<int>(sizeof(Vec));
+constexpr int kSteps = kDimensions / 16;  // a product takes 16 dimensions
+constexpr int kQueries = 8;               // columns of a product; past the group's end they are padding
+constexpr int kResident = 4;              // thread blocks on a multiprocessor
 
-// kQueryTiles: tiles of 8 queries.
-template <int kQueryTiles>
-__global__ void __launch_bounds__(32 * kWarps, kResident) attend(LadderCall call, Splits splits) {
-  COURSE_DYNAMIC_SHARED(128, shared);
-  __shared__ __align__(8) unsigned char barriers[kWarps * Ring::kBarrierBytes];
-  const auto warp = static_cast<int>(threadIdx.x) / 32;
-  const Piece piece(call, splits);
-  if (piece.length == 0) {
-    return;
-  }
-  const int first_tile = piece.begin / kTileTokens;
-  const int end_tile = num_tiles_of(piece.end);
-  TileRange share{};
-  share.sequence = piece.sequence;
-  share.kv_head = piece.head;
-  share.tile = first_tile;
-  share.num_tiles = end_tile - first_tile;
-  share.context_length = piece.length;
-  share.table_start = call.batch.table_starts[piece.sequence];
-  Ring ring(call.pages, call.batch, share, shared + warp * Ring::kBytes, barriers + warp * Ring::kBarrierBytes);
-  ring.start();
+// What a thread block has found in its piece of a context, for one query.
+struct Partial {
+  float output[kDimensions];
+  float largest;
+  float sum;
+};
 
-  const PartialSoftmax<kDimensions> exchange(shared + kWarps * Ring::kBytes, kWarps, splits.num_queries);
-  WarpAttention<ScalarType::kBFloat16, kDimensions, kQueryTiles> attention;
-  attention.start(call.queries + head_row(call, piece.sequence, piece.head * splits.num_queries), splits.num_queries);
-  for (int tile = first_tile + warp; tile < end_tile; tile += kWarps) {
-    const int num_tokens = min(kTileTokens, piece.length - tile * kTileTokens);
-    ring.wait();
-    if (num_tokens < kTileTokens) {
-      ring.clear_values_from(num_tokens);
-    }
-    attention.add_tile(ring.keys(), ring.values(), num_tokens, call.scale);
-    ring.release();
-  }
-#pragma unroll
-  for (int t = 0; t < kQueryTiles; ++t) {
-    attention.finish(exchange, warp, t, t * 8, splits.num_queries);
-  }
-  finish_piece(call, splits, piece, exchange, kWarps);
+// A context is cut between blocks, into as many pieces as the host says, or as it has blocks: no piece is empty.
+__device__ int num_pieces(int length, int splits) { return min(splits, (length + kBlockTokens - 1) / kBlockTokens); }
+
+// Where a tile begins, the part of a block that one kv head has, in keys and in values.
+__device__ std::int64_t tile_offset(const LadderCall& call, const int* table, int kv_head, int tile) {
+  const std::int64_t block = table[tile];
+  return (block * call.num_kv_heads + kv_head) * kBlockTokens * kDimensions;
 }
 
-constexpr SplitStep kStep = {.groups_together = true,
-                             .resident = kResident,
-                             .threads = 32 * kWarps,
-                             .num_parts = kWarps,
-                             .ring_bytes = kWarps * Ring::kBytes,
-                             .kernel_for = [](int num_queries) { return num_queries <= 8 ? attend<1> : attend<2>; }};
+// Where a vector of a row lies in a tile in shared memory: swizzled.
+__device__ std::uint32_t vec_address(std::uint32_t tile, int row, int vec) {
+  return tile + static_cast<std::uint32_t>((row * kVecsPerRow + (vec ^ (row % 8))) * static_cast<int>(sizeof(Vec)));
+}
+
+// Begins to copy a tile's first num_tokens rows. The other rows become zeros: 0 times a NaN would be a NaN.
+__device__ void copy_tile(std::uint32_t tile, const Element* rows, int num_tokens) {
+  const int lane = static_cast<int>(threadIdx.x) % 32;
+#pragma unroll
+  for (int i = 0; i < kBlockTokens * kVecsPerRow / 32; ++i) {
+    const int row = i * 2 + lane / kVecsPerRow;
+    const int vec = lane % kVecsPerRow;
+    common::copy_vec_async(vec_address(tile, row, vec), rows + row * kDimensions + vec * kVecElements,
+                           row < num_tokens);
+  }
+  common::commit_copies();
+}
+
+// Lanes with the same lane % 4 have the scores of the same two queries, for different tokens.
+__device__ float max_over_tokens(float x) {
+  x = fmaxf(x, __shfl_xor_sync(~0U, x, 4));
+  x = fmaxf(x, __shfl_xor_sync(~0U, x, 8));
+  return fmaxf(x, __shfl_xor_sync(~0U, x, 16));
+}
+__device__ float sum_over_tokens(float x) {
+  x += __shfl_xor_sync(~0U, x, 4);
+  x += __shfl_xor_sync(~0U, x, 8);
+  return x + __shfl_xor_sync(~0U, x, 16);
+}
+
+__global__ void __launch_bounds__(kThreads, kResident) attend(LadderCall call, int splits, Partial* partials) {
+  __shared__ __align__(128) unsigned char tiles[kWarps][2][kTileBytes];
+  const auto thread = static_cast<int>(threadIdx.x);
+  const int warp = thread / 32;
+  const int lane = thread % 32;
+  const auto kv_head = static_cast<int>(blockIdx.x);
+  const auto sequence = static_cast<int>(blockIdx.y);
+  const auto piece = static_cast<int>(blockIdx.z);
+  const int length = call.context_lengths[sequence];
+  const int pieces = num_pieces(length, splits);
+  if (piece >= pieces) {
+    return;
+  }
+  const int num_blocks = (length + kBlockTokens - 1) / kBlockTokens;
+  const int first = num_blocks * piece / pieces;
+  const int end = num_blocks * (piece + 1) / pieces;
+  const int* table = call.block_tables + call.table_starts[sequence];
+  const int group = call.num_heads / call.num_kv_heads;
+  const std::int64_t first_row = std::int64_t{sequence} * call.num_heads + kv_head * group;
+  const std::uint32_t keys = common::shared_address(tiles[warp][0]);
+  const std::uint32_t values = common::shared_address(tiles[warp][1]);
+
+  // Q^T as the right operand: lane t has dimensions 2 (t % 4), the next, and both 8 further, of query t / 4.
+  std::uint32_t queries[kSteps][2];
+  const auto* pairs = reinterpret_cast<const std::uint32_t*>(call.queries + (first_row + lane / 4) * kDimensions);
+#pragma unroll
+  for (int step = 0; step < kSteps; ++step) {
+    queries[step][0] = lane / 4 < group ? pairs[step * 8 + lane % 4] : 0;
+    queries[step][1] = lane / 4 < group ? pairs[step * 8 + lane % 4 + 4] : 0;
+  }
+
+  // The warp's online softmaxes over every fourth tile. A lane has queries 2 (t % 4) and the next: of the output, O^T,
+  // dimensions t / 4 and t / 4 + 8 of each step; of the sum, what its own tokens add.
+  float largest[2] = {-INFINITY, -INFINITY};
+  float sum[2] = {};
+  float output[kSteps][4] = {};
+  for (int tile = first + warp; tile < end; tile += kWarps) {
+    const int num_tokens = min(kBlockTokens, length - tile * kBlockTokens);
+    const std::int64_t offset = tile_offset(call, table, kv_head, tile);
+    copy_tile(keys, call.keys + offset, num_tokens);
+    copy_tile(values, call.values + offset, num_tokens);
+
+    common::wait_copies<1>();
+    __syncwarp();
+    float scores[4] = {};  // S^T = K Q^T: tokens t / 4 and t / 4 + 8
+#pragma unroll
+    for (int step = 0; step < kSteps; ++step) {
+      std::uint32_t k[4];
+      common::load_matrices(k, vec_address(keys, lane % 16, 2 * step + lane / 16));
+      common::multiply_add(scores, k, queries[step][0], queries[step][1]);
+    }
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      float& low = scores[i];
+      float& high = scores[i + 2];
+      low = lane / 4 < num_tokens ? low * call.scale : -INFINITY;
+      high = lane / 4 + 8 < num_tokens ? high * call.scale : -INFINITY;
+      const float new_largest = fmaxf(largest[i], max_over_tokens(fmaxf(low, high)));
+      const float factor = common::exp2_fast(largest[i] - new_largest);
+      largest[i] = new_largest;
+      low = common::exp2_fast(low - new_largest);
+      high = common::exp2_fast(high - new_largest);
+      sum[i] = sum[i] * factor + low + high;
+#pragma unroll
+      for (int step = 0; step < kSteps; ++step) {
+        output[step][i] *= factor;
+        output[step][i + 2] *= factor;
+      }
+    }
+    // P^T as the right operand: the halves of a result, transposed.
+    const std::uint32_t weights[2] = {common::transpose(common::pack(scores[0], scores[1])),
+                                      common::transpose(common::pack(scores[2], scores[3]))};
+
+    common::wait_copies<0>();
+    __syncwarp();
+#pragma unroll
+    for (int step = 0; step < kSteps; ++step) {  // O^T += V^T P^T; the load transposes V
+      std::uint32_t v[4];
+      common::load_matrices_transposed(v, vec_address(values, lane / 16 * 8 + lane % 8, 2 * step + lane / 8 % 2));
+      common::multiply_add(output[step], v, weights[0], weights[1]);
+    }
+    __syncwarp();  // the warp has read its tile
+  }
+
+  // The warps' results, joined: a thread for each dimension, one query after the other.
+  __shared__ float maxima[kWarps];
+  __shared__ float sums[kWarps];
+  __shared__ float outputs[kWarps][kDimensions];
+#pragma unroll
+  for (int i = 0; i < 2; ++i) {
+    sum[i] = sum_over_tokens(sum[i]);
+  }
+#pragma unroll
+  for (int query = 0; query < kQueries; ++query) {
+    if (query == group) {
+      return;
+    }
+    __syncthreads();  // threads may still read the results of the query before
+    if (lane == query / 2) {
+      maxima[warp] = largest[query % 2];
+      sums[warp] = sum[query % 2];
+    }
+    if (lane % 4 == query / 2) {
+#pragma unroll
+      for (int step = 0; step < kSteps; ++step) {
+        outputs[warp][step * 16 + lane / 4] = output[step][query % 2];
+        outputs[warp][step * 16 + lane / 4 + 8] = output[step][query % 2 + 2];
+      }
+    }
+    __syncthreads();
+    float joined_largest = -INFINITY;
+    for (int i = 0; i < kWarps; ++i) {
+      joined_largest = fmaxf(joined_largest, maxima[i]);
+    }
+    float joined_sum = 0.0F;
+    float joined = 0.0F;
+    for (int i = 0; i < kWarps; ++i) {
+      const float weight = common::exp2_fast(maxima[i] - joined_largest);
+      joined_sum += weight * sums[i];
+      joined += weight * outputs[i][thread];
+    }
+    const std::int64_t row = first_row + query;
+    if (splits == 1) {
+      call.output[row * kDimensions + thread] = common::from_float<Element>(joined / joined_sum);
+      continue;
+    }
+    Partial& partial = partials[row * splits + piece];
+    partial.output[thread] = joined;
+    if (thread == 0) {
+      partial.largest = joined_largest;
+      partial.sum = joined_sum;
+    }
+  }
+}
+
+// The second launch: joins the pieces as a thread block joins its warps.
+__global__ void __launch_bounds__(kThreads) merge(LadderCall call, int splits, const Partial* partials) {
+  const auto thread = static_cast<int>(threadIdx.x);
+  const auto head = static_cast<int>(blockIdx.x);
+  const auto sequence = static_cast<int>(blockIdx.y);
+  const int pieces = num_pieces(call.context_lengths[sequence], splits);
+  if (pieces == 0) {
+    return;
+  }
+  const std::int64_t row = std::int64_t{sequence} * call.num_heads + head;
+  partials += row * splits;
+  float joined_largest = -INFINITY;
+  for (int i = 0; i < pieces; ++i) {
+    joined_largest = fmaxf(joined_largest, partials[i].largest);
+  }
+  float joined_sum = 0.0F;
+  float joined = 0.0F;
+  for (int i = 0; i < pieces; ++i) {
+    const float weight = common::exp2_fast(partials[i].largest - joined_largest);
+    joined_sum += weight * partials[i].sum;
+    joined += weight * partials[i].output[thread];
+  }
+  call.output[row * kDimensions + thread] = common::from_float<Element>(joined / joined_sum);
+}
+
+// Enough pieces for kResident thread blocks on every multiprocessor, but none shorter than 128 tokens if all contexts
+// were as long as the longest may be: each piece adds to the merge. The host does not know the lengths.
+int num_splits(const Batch& batch, int num_heads) {
+  constexpr int kMinBlocks = 8;
+  const int slots = kResident * common::device_limits().num_multiprocessors;
+  const int most = (batch.max_blocks_per_sequence + kMinBlocks - 1) / kMinBlocks;
+  return std::clamp(slots / std::max(1, batch.num_sequences * num_heads), 1, most);
+}
+
+std::size_t workspace_bytes(const PageShape& shape, const Batch& batch) {
+  check_ladder(shape, batch);
+  return sizeof(Partial) * static_cast<std::size_t>(batch.num_sequences) * static_cast<std::size_t>(batch.num_heads) *
+         static_cast<std::size_t>(num_splits(batch, shape.num_kv_heads));
+}
+
+void decode(const Pages& pages, const Batch& batch, const void* queries, void* output, void* workspace,
+            cudaStream_t stream) {
+  const LadderCall call = ladder_call(pages, batch, queries, output);
+  if (call.num_sequences == 0) {
+    return;
+  }
+  auto* partials = static_cast<Partial*>(workspace);
+  const int splits = num_splits(batch, call.num_kv_heads);
+  common::launch(attend, grid_of(call.num_kv_heads, call.num_sequences, splits), kThreads, 0, stream,
+                 common::Overlap::kNone, call, splits, partials);
+  if (splits > 1) {
+    common::launch(merge, grid_of(call.num_heads, call.num_sequences), kThreads, 0, stream, common::Overlap::kNone,
+                   call, splits, partials);
+  }
+}
 
 }  // namespace
 
-const LadderStep kTensorCores = {"6 tensor cores", split_workspace_bytes<kStep>, nullptr, decode_split<kStep>};
+const LadderStep kTensorCores = {"6 tensor cores", workspace_bytes, nullptr, decode};
 
 }  // namespace
