@@ -94,8 +94,6 @@ void add_engine_options(common::Command& command, EngineOptions& options) {
   command.option("--slots", options.num_slots, {1, 1 << 24}, "size of the cache, in tokens");
   command.option("--chunk", options.chunk_size, {1, 1 << 16}, "max prompt tokens in one forward pass");
   command.option("--block-size", options.block_size, {1, 1 << 16}, "slots in a block");
-  command.choice("--softmax", options.softmax, {{"online", SoftmaxMode::kOnline}, {"safe", SoftmaxMode::kSafe}},
-                 "online (one pass over the blocks) or safe (two)");
 }
 
 // One sequence with random K and V, for `bench --attention`.

@@ -106,8 +106,6 @@ void add_engine_options(common::Command& command, EngineOptions& options) {
   command.option("--chunk", options.chunk_size, {1, 1 << 16}, "max prompt tokens in one forward pass");
   command.option("--block-size", options.block_size, {1, 1 << 16}, "slots in a block");
   command.flag_off("--no-prefix-cache", options.prefix_cache, "compute again what other sequences have computed");
-  command.choice("--softmax", options.softmax, {{"online", SoftmaxMode::kOnline}, {"safe", SoftmaxMode::kSafe}},
-                 "online (one pass over the blocks) or, on the CPU, safe (two)");
   command.choice("--device", options.gpu.device,
                  {{"auto", Device::kAuto}, {"cpu", Device::kCpu}, {"gpu", Device::kGpu}},
                  "cpu, gpu, or auto: the GPU if there is one");

@@ -125,8 +125,6 @@ void add_engine_options(common::Command& command, EngineOptions& options, bool h
   }
   command.option("--block-size", options.block_size, {1, 1 << 16}, "slots in a block");
   command.flag_off("--no-prefix-cache", options.prefix_cache, "compute again what other sequences have computed");
-  command.choice("--softmax", options.softmax, {{"online", SoftmaxMode::kOnline}, {"safe", SoftmaxMode::kSafe}},
-                 "online (one pass over the blocks) or, on the CPU, safe (two)");
   command.choice("--device", options.gpu.device,
                  {{"auto", Device::kAuto}, {"cpu", Device::kCpu}, {"gpu", Device::kGpu}},
                  "cpu, gpu, or auto: the GPU if there is one");
