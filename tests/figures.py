@@ -9,7 +9,8 @@
 a table. Each has a date, the commit that it came with, and the command that printed it (or "source", for what others
 publish and for what is defined). A table has "columns", {name: unit}, and "rows", {name: values}. A key is the names from
 the file's to the column's: `h200.read_ceiling`, `h200.decode.32.1b`. Digits are kept as they are written, so that 76.0 is
-printed as 76.0. The ladder's figures are those of stage 7's ladder/figures.json, from which its picture is drawn.
+printed as 76.0. The ladder's figures are those of stage 7's ladder/figures.json, from which its picture is drawn. After
+another measurement: change values, date and commit there, then --write, then mend the prose that --check names.
 
 **Tables.** What stands between
 
@@ -373,8 +374,10 @@ def check(root=ROOT, pages=PAGES, log=print):
     for page in pages:
         text = (root / page).read_text(encoding="utf-8")
         problems += [f"{page}:{line}: {problem}" for line, problem in check_page(text, templates, figures)]
+    for name in sorted(source for source in sources if not (root / source).exists()):
+        problems.append(f"{FOLDER}/sources.json: there is no {name}")
     files = sorted({path.relative_to(root).as_posix() for pattern in SOURCES for path in root.glob(pattern) if
-                    path.suffix in SUFFIXES} | sources.keys())
+                    path.suffix in SUFFIXES} | {source for source in sources if (root / source).exists()})
     for source in files:
         text = re.sub(r"\n[ \t]*// ?", "\n", (root / source).read_text(encoding="utf-8"))
         problems += [f"{source}:{text.count(chr(10), 0, position) + 1}: {problem}"

@@ -197,6 +197,10 @@ class Sources(Folder):
         self.put(self.FILE, "// It takes 700 ns.\n")
         self.red("gpu.load is 600 ns", "text\n")
 
+    def test_file_that_does_not_exist(self):
+        self.put("tests/bench/measured/sources.json", json.dumps({self.FILE: ["gpu.load"]}))
+        self.red("there is no common/cuda/kernel.cuh", "text\n")
+
 
 class Repository(unittest.TestCase):
     def test_every_template_can_be_generated(self):
