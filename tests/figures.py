@@ -68,11 +68,10 @@ UNITS = {
     "Gflop/s": ("flops", 1e9), "GFLOP/s": ("flops", 1e9), "KB": ("bytes", 1e3), "MB": ("bytes", 1e6), "GB": ("bytes", 1e9),
     "TB": ("bytes", 1e12), "KiB": ("bytes", 2.0**10), "MiB": ("bytes", 2.0**20), "GiB": ("bytes", 2.0**30), "%": ("share", 1.0),
 }  # fmt: skip
-NUMBER = r"(?<![\w.,^])(\d[\d,]*(?:\.\d+)?)(?![\d.,]*\d)"
-MEASURED_UNITS = sorted((re.escape(unit).replace(r"\ ", r"\s") for unit, (kind, _) in UNITS.items() if
-                         kind in ("time", "bandwidth", "tokens", "flops") and unit != "s"), key=len, reverse=True)
+NUMBER = r"(?<![\w.,^])(\d+(?:,\d{3})*(?:\.\d+)?)(?![\d.,]*\d)"
+# A number of one of these kinds is measured, unless it is in whole seconds; and so is what one of these finds.
+MEASURED_KINDS = ("time", "bandwidth", "tokens", "flops")
 MEASURED = [
-    re.compile(NUMBER + r"\s?(" + "|".join(MEASURED_UNITS) + r")(?![\w/])"),
     re.compile(NUMBER + r"\s?(%)\sof\s(?:the\s)?(?:memory's|read|ceiling|reading|bandwidth)"),
     re.compile(r"(?:GPU|[HABV]\d00|RTX\s\d+)[^.;:]{0,30}?\s(?:has|with)\s" + NUMBER + r"\s(GB|GiB)(?!/)"),
     re.compile(NUMBER + r"\s(GB|GiB)\sof\s(?:device\s)?memory"),
@@ -134,7 +133,7 @@ class Figures:
 
     def add_ladder(self, content):
         """h200.ladder.step3.32x8192 and its h200.ladder.step3.32x8192_share; `reading` is the last row."""
-        origin = {"machine": content["machine"], "date": content["date"], "command": content["command"]}
+        origin = {field: content[field] for field in ("machine", "date", "commit", "command")}
         self.set("h200.ladder.ceiling", content["read_ceiling_gigabytes_per_second"], "GB/s", origin)
         for step in content["steps"]:
             row = "step" + step["step"].split()[0] if step["step"][0].isdigit() else "reading"
@@ -237,6 +236,9 @@ def fits(text, value):
 
 def says(number, text_unit, value, unit):
     """Whether "number text_unit" in a text is the value of an entry."""
+    digits = number.replace(",", "").lstrip("0.")
+    if not text_unit and len(digits if "." in number else digits.rstrip("0")) < 2 and float(number.replace(",", "")) != value:
+        return False  # a 2 somewhere is no rounding of 1.8, but 2.0 may be one of 2.04
     if not unit:
         return not text_unit and fits(number, value)
     kind, factor = UNITS[unit]
@@ -245,10 +247,19 @@ def says(number, text_unit, value, unit):
 
 
 def numbers_of(text):
-    """(position, number, unit or "") of all numbers in a text."""
+    """(position, number, unit or "") of all numbers in a text. In "2, 3 or 4 us" all are microseconds, and may be bare."""
     units = "|".join(sorted((re.escape(unit).replace(r"\ ", r"\s") for unit in UNITS), key=len, reverse=True))
-    for match in re.finditer(NUMBER + rf"(?:\s?({units})(?![\w/]))?", text):
-        yield match.start(), match.group(1), " ".join((match.group(2) or "").split())
+    following = ("", 0, "")  # the next number's unit and place, and what may stand before it
+    found = []
+    for match in reversed(list(re.finditer(NUMBER + rf"(?:\s?({units})(?![\w/]))?", text))):
+        unit = " ".join((match.group(2) or "").split())
+        found.append((match.start(), match.group(1), unit))
+        join = r"\s(?:to|and|or)\s"
+        if not unit and following[0] and re.fullmatch(following[2], text[match.end():following[1]]):
+            unit, join = following[0], r",\s"
+            found.append((match.start(), match.group(1), unit))
+        following = (unit, match.start(), join)
+    return found[::-1]
 
 
 def check_text(text, entries, figures):
@@ -263,11 +274,12 @@ def check_text(text, entries, figures):
     for entry, value, unit in values:
         if not any(says(number, text_unit, value, unit) for _, number, text_unit in numbers):
             yield 0, f"{entry} is {value:,.6g}{' ' + unit if unit else ''}, which the text does not say"
-    for pattern in MEASURED:
-        for match in pattern.finditer(text):
-            number, unit = match.group(1), " ".join(match.group(2).split())
-            if not any(says(number, unit, value, entry_unit) for _, value, entry_unit in values):
-                yield match.start(1), f"{number} {unit} stands by hand: no entry below it has this value"
+    measured = [(position, number, unit) for position, number, unit in numbers if unit not in ("", "s") and
+                UNITS[unit][0] in MEASURED_KINDS]
+    measured += [(match.start(1), match.group(1), match.group(2)) for pattern in MEASURED for match in pattern.finditer(text)]
+    for position, number, unit in sorted(set(measured)):
+        if not any(says(number, unit, value, entry_unit) for _, value, entry_unit in values):
+            yield position, f"{number} {unit} stands by hand: no entry below it has this value"
 
 
 def split_entries(text):

@@ -118,6 +118,16 @@ class Prose(Folder):
                        "4,577 %", "14,577", "4.577 GB/s"):
             self.red("does not say", f"{number}\n<!-- figures: gpu.read_ceiling -->\n")
 
+    def test_numbers_that_share_a_unit(self):
+        mark = "\n<!-- figures: gpu.decode.1.rate, gpu.decode.32.rate, gpu.decode.1.share, gpu.decode.32.share -->\n"
+        for between in (" to ", " and ", " or\n"):
+            self.green(f"1,269{between}30,849 tokens/s, 66{between}57 %" + mark)
+            self.red("1,265 tokens/s stands by hand", f"1,269, 1,265{between}30,849 tokens/s, 66{between}57 %" + mark)
+
+    def test_digit_without_a_unit_is_no_rounding(self):
+        self.red("is 6.6, which the text does not say", "7 heads and 6.5\n<!-- figures: gpu.decode.1.share / 10 -->\n")
+        self.green("6.6 heads\n<!-- figures: gpu.decode.1.share / 10 -->\n")
+
     def test_expressions(self):
         self.green("A step takes 32 / 30,849 = 1.04 ms,\n24.3 times, and 57 %.\n<!-- figures: gpu.decode.32.rate,\n"
                    "    32 / gpu.decode.32.rate s, gpu.decode.32.rate / gpu.decode.1.rate, gpu.decode.32.share -->\n")
@@ -172,7 +182,7 @@ class Data(Folder):
 
     def test_ladder_is_read_where_it_is(self):
         self.put(figures.LADDER.as_posix(), json.dumps({
-            "machine": "one GPU", "date": "2026-11-22", "command": "bench", "read_ceiling_gigabytes_per_second": 4568,
+            "machine": "one GPU", "date": "2026-11-22", "commit": "abc", "command": "bench", "read_ceiling_gigabytes_per_second": 4568,
             "cells": ["1x1024", "32x8192, MHA"],
             "steps": [{"step": "1 naive", "microseconds": [168, 2690], "percent": [1, 35]},
                       {"step": "reading alone", "microseconds": [2.72, 938], "percent": [34, 100]}]}))
