@@ -4,6 +4,7 @@
     python3 tests/figures.py --check              do the pages and file heads say what the data says? (readme_check.py asks too)
     python3 tests/figures.py --write              renew the generated tables
     python3 tests/figures.py --list h200.decode   the keys that begin so, with value, unit, date and command
+    python3 tests/figures.py --suggest PAGE       the figures by hand in any page, and the keys that have their value
 
 **Data.** tests/bench/measured/NAME.json holds what one machine measured: "machine", and under "figures" either one value or
 a table. Each has a date, the commit that it came with, and the command that printed it (or "source", for what others
@@ -416,16 +417,32 @@ def show(prefix):
             print(f"{key:45} {value:>12,} {unit:10} {origin.get('date', ''):10}  {origin.get('command') or origin.get('source')}")
 
 
+def suggest(page, root=ROOT, log=print):
+    """For the one who binds a page: its problems, and below each the keys that would end it."""
+    figures, templates = Figures(root), read_templates(root)
+    for line, problem in check_page((root / page).read_text(encoding="utf-8"), templates, figures):
+        log(f"{page}:{line}: {problem}")
+        number, _, unit = problem.partition(" stands by hand")[0].partition(" ")
+        if re.fullmatch(NUMBER, number) and unit in UNITS:
+            for key, (value, key_unit, _) in figures.values.items():
+                if key_unit and says(number, unit, float(value), key_unit):
+                    log(f"    {key} is {value:,} {key_unit}")
+
+
 def main():
     parser = argparse.ArgumentParser(description="Puts measured figures into pages and checks them.")
     group = parser.add_mutually_exclusive_group(required=True)
     group.add_argument("--check", action="store_true", help="compare pages and file heads with the data")
     group.add_argument("--write", action="store_true", help="renew the generated tables, then check")
     group.add_argument("--list", metavar="PREFIX", help="show the keys that begin so")
+    group.add_argument("--suggest", metavar="PAGE", help="show what a page has by hand, and keys with these values")
     arguments = parser.parse_args()
     try:
         if arguments.list is not None:
             show(arguments.list)
+            return 0
+        if arguments.suggest:
+            suggest(arguments.suggest)
             return 0
         if arguments.write:
             write()

@@ -137,6 +137,14 @@ class Prose(Folder):
             self.red("page0.md:1", f"A step takes 1.04 ms.\n<!-- figures: {entry} -->\n")
 
 
+class Suggestions(Folder):
+    def test_keys_with_a_figure_s_value(self):
+        self.put("page.md", "It reads 4.6 TB/s and takes\n3 us.\n")
+        figures.suggest("page.md", self.root, self.log.append)
+        self.assertEqual([line.partition(": ")[0] for line in self.log],
+                         ["page.md:1", "    gpu.read_ceiling is 4,577 GB/s", "page.md:2"])
+
+
 class Tables(Folder):
     def test_generated_table_passes(self):
         self.green(TABLE)
