@@ -126,6 +126,8 @@ class Figures:
     def set(self, key, value, unit, origin):
         if not KEY.fullmatch(key):
             raise FigureError(f"{key} can be no key: names of letters, digits and underscores, with dots between them")
+        if key in self.values:
+            raise FigureError(f"{key} is there twice")
         if unit and unit not in UNITS:
             raise FigureError(f"{key}: {unit} is no unit that is known")
         if not isinstance(value, decimal.Decimal):
@@ -133,13 +135,13 @@ class Figures:
         self.values[key] = (value, unit, origin)
 
     def add_ladder(self, content):
-        """h200.ladder.step3.32x8192 and its h200.ladder.step3.32x8192_share; `reading` is the last row."""
+        """h200.ladder.step3.32x8192 and its h200.ladder.step3.32x8192_share; rows without a number go by their first word."""
         origin = {field: content[field] for field in ("machine", "date", "commit", "command")}
         self.set("h200.ladder.ceiling", content["read_ceiling_gigabytes_per_second"], "GB/s", origin)
         for step in content["steps"]:
-            row = "step" + step["step"].split()[0] if step["step"][0].isdigit() else "reading"
-            self.rows[f"h200.ladder.{row}"] = []
-            for cell, time, share in zip(content["cells"], step["microseconds"], step["percent"]):
+            word = step["step"].split()[0]
+            row = f"step{word}" if word.isdigit() else word
+            for cell, time, share in zip(content["cells"], step["microseconds"], step["percent"], strict=True):
                 column = "mha" if "MHA" in cell else cell
                 self.set(f"h200.ladder.{row}.{column}", time, "us", origin)
                 self.set(f"h200.ladder.{row}.{column}_share", share, "%", origin)

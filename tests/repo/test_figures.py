@@ -188,6 +188,12 @@ class Data(Folder):
             self.put("tests/bench/measured/gpu.json", text)
             self.red(problem, "text\n")
 
+    def test_key_that_is_there_twice(self):
+        data = json.loads(json.dumps(DATA))
+        data["figures"]["decode.1.rate"] = DATA["figures"]["load"]
+        self.put("tests/bench/measured/gpu.json", json.dumps(data))
+        self.red("gpu.decode.1.rate is there twice", "text\n")
+
     def test_ladder_is_read_where_it_is(self):
         self.put(figures.LADDER.as_posix(), json.dumps({
             "machine": "one GPU", "date": "2026-11-22", "commit": "abc", "command": "bench", "read_ceiling_gigabytes_per_second": 4568,
