@@ -152,8 +152,9 @@ std::string Server::rejection(const GenerationRequest& request) const {
   if (request.request.num_logprobs < 0) {
     return "logprobs must be at least 0";
   }
-  if (request.beam.has_value() && !std::isfinite(request.beam->length_penalty)) {
-    return "the length penalty is not a number";
+  if (request.beam.has_value() &&
+      !(std::isfinite(request.beam->length_penalty) && request.beam->length_penalty >= 0.0)) {
+    return "the length penalty is below 0 or not a number";
   }
   const int num_sequences = request.beam ? request.beam->width : request.num_samples;
   if (num_sequences < 1 || num_sequences > scheduler_->max_group_size()) {
