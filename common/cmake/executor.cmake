@@ -38,7 +38,7 @@ function(course_add_host_kernels name)
     list(APPEND sources ${source})
   endforeach()
   add_library(${name} STATIC ${sources})
-  target_link_libraries(${name} PUBLIC course_executor PRIVATE course_warnings)
+  target_link_libraries(${name} PUBLIC course_executor)
   target_include_directories(${name} PUBLIC ${PROJECT_BINARY_DIR}/stages)
   target_compile_options(${name} PRIVATE -Wno-unknown-pragmas -fno-strict-aliasing)
   # The compiler reports each access (common/cuda/executor/counts.h). -O2: the same accesses in every kind of build.

@@ -62,10 +62,16 @@ function(add_stage folder)
     add_library(${stage}_ladder STATIC ${steps})
     target_link_libraries(${stage}_ladder PUBLIC ${stage}_lib PRIVATE course_warnings)
   endif()
-  # The lesson's kernels and the ladder for machines without a GPU.
+  # The kernels for machines without a GPU: the lesson's and the ladder's, and those of production/ that need no wgmma.
   if(steps AND TARGET course_executor)
     file(GLOB on_host CONFIGURE_DEPENDS ${directory}/kernels/*.cu ${directory}/ladder/step*.cu ${directory}/ladder/ladder.cpp)
     course_add_host_kernels(${stage}_on_host ${on_host})
+    if(COURSE_PRODUCTION)
+      file(GLOB on_host CONFIGURE_DEPENDS ${directory}/production/*.cu ${directory}/production/s*.cpp)
+      course_add_host_kernels(${stage}_production_on_host ${on_host})
+      target_link_libraries(${stage}_production_on_host PUBLIC ${stage}_on_host)
+      target_compile_definitions(${stage}_production_on_host PUBLIC COURSE_PRODUCTION)
+    endif()
   endif()
   # Puts the path into the command line of every dependent, so that a change of STAGE<N>_DIR rebuilds them. File times
   # do not, if the other folder's headers are older than the objects.

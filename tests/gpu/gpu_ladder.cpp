@@ -1,11 +1,10 @@
 // Every step of the ladder against float64: the slow kernels of a lesson have to be as right as the fast ones.
 #include "tests/gpu/gpu_fixtures.h"
+#include "tests/gpu/gpu_ladder_pages.h"
 #include "tests/support/catch.h"
 
 // Not formatted: spaces around the slash would become part of the path.
 // clang-format off
-#include GPU_STAGE_HEADER(kernels/page_layout.h)
-#include GPU_STAGE_HEADER(ladder/ladder.h)
 #ifdef COURSE_PRODUCTION
 #include GPU_STAGE_HEADER(ladder/prompt_ladder.h)
 #endif
@@ -16,72 +15,16 @@ namespace {
 using tests::BatchSpec;
 using tests::GpuBatch;
 
-// The keys or the values of pages in the plain order: [num_blocks, num_kv_heads, block_size, head_dim].
-std::vector<std::byte> in_plain_order(const void* of_pages, const stage::PageShape& shape) {
-  const auto size = static_cast<std::size_t>(shape.elements() * stage::bytes_of(shape.type));
-  std::vector<std::byte> stored(size);
-  CUDA_CHECK(cudaMemcpy(stored.data(), of_pages, size, cudaMemcpyDeviceToHost));
-  std::vector<std::byte> plain(size);
-  const int vecs_per_row = shape.head_dim * stage::bytes_of(shape.type) / stage::kVecBytes;
-  std::byte* to = plain.data();
-  for (std::int64_t block = 0; block < shape.num_blocks; ++block) {
-    for (int head = 0; head < shape.num_kv_heads; ++head) {
-      for (int row = 0; row < shape.block_size; ++row) {
-        for (int vec = 0; vec < vecs_per_row; ++vec, to += stage::kVecBytes) {
-          const std::int64_t place =
-              stage::row_offset(shape, block, head, 0) * stage::bytes_of(shape.type) +
-              stage::vec_place(vecs_per_row, stage::rows_per_tile(shape), row, vec) * std::int64_t{stage::kVecBytes};
-          std::memcpy(to, stored.data() + place, stage::kVecBytes);
-        }
-      }
-    }
-  }
-  return plain;
-}
-
-// A batch's pages in the order that a step reads.
-class PagesInOrder {
- public:
-  explicit PagesInOrder(const GpuBatch& batch)
-      : keys_(in_plain_order(batch.pages().keys, batch.pages().shape)),
-        values_(in_plain_order(batch.pages().values, batch.pages().shape)),
-        swizzled_(batch.pages()),
-        plain_{keys_.data(), values_.data(), batch.pages().shape} {}
-
-  const stage::Pages& of(const stage::LadderStep& step) const {
-    return step.rows == stage::RowOrder::kPlain ? plain_ : swizzled_;
-  }
-
- private:
-  common::DeviceArray<std::byte> keys_;
-  common::DeviceArray<std::byte> values_;
-  stage::Pages swizzled_;
-  stage::Pages plain_;
-};
-
 bool runs_here(const stage::LadderStep& step) {
   return common::device_limits().compute_capability >= step.min_capability;
 }
 
-// The step's output for the batch.
-std::vector<float> run(const stage::LadderStep& step, const GpuBatch& batch, const PagesInOrder& pages) {
-  const stage::PageShape& shape = batch.pages().shape;
-  return batch.output_of(step.workspace_bytes(shape, batch.batch()), [&](void* workspace) {
-    if (step.plan != nullptr) {
-      step.plan(shape, batch.batch(), workspace, batch.stream.get());
-      batch.stream.synchronize();
-    }
-    step.decode(pages.of(step), batch.batch(), batch.queries.data(), batch.output.data(), workspace,
-                batch.stream.get());
-  });
-}
-
 // Every step against the reference.
 void check_all(GpuBatch& batch) {
-  const PagesInOrder pages(batch);
+  const tests::PagesInOrder pages(batch);
   for (const stage::LadderStep& step : stage::ladder()) {
     if (runs_here(step)) {
-      const std::string wrong = batch.check(run(step, batch, pages));
+      const std::string wrong = batch.check(tests::run_step(step, batch, pages));
       CAPTURE(step.name, wrong);
       CHECK(wrong.empty());
     }
@@ -124,14 +67,14 @@ TEST_CASE("The ladder: a step gives the same bits each time", "[gpu]") {
     SKIP_TEST("there is no GPU");
   }
   const GpuBatch batch({.context_lengths = {700, 0, 2000, 33}, .query_lengths = {}});
-  const PagesInOrder pages(batch);
+  const tests::PagesInOrder pages(batch);
   for (const stage::LadderStep& step : stage::ladder()) {
     if (!runs_here(step)) {
       continue;
     }
     CAPTURE(step.name);
-    const std::vector<float> once = run(step, batch, pages);
-    const std::vector<float> again = run(step, batch, pages);
+    const std::vector<float> once = tests::run_step(step, batch, pages);
+    const std::vector<float> again = tests::run_step(step, batch, pages);
     CHECK(std::memcmp(once.data(), again.data(), once.size() * sizeof(float)) == 0);
   }
 }

@@ -143,6 +143,12 @@ T atomicAdd(T* to, T x) {
   *to = before + x;
   return before;
 }
+template <typename T>
+T atomicMax(T* to, T x) {
+  const T before = *to;
+  *to = before < x ? x : before;
+  return before;
+}
 inline void __threadfence() {}
 
 inline void __syncthreads() { common::executor::synchronize_block(); }

@@ -148,6 +148,7 @@ struct Thread {
 };
 
 thread_local Thread* current = nullptr;
+bool combines = false;  // the last lane to arrive works for all: its accesses then are no thread's
 
 // Stacks from mmap, so that what is not touched takes no memory.
 class Stacks {
@@ -296,7 +297,9 @@ void end_meetings(int warp_index) {
       continue;
     }
     count_lanes(warp_index);
+    combines = true;
     meeting.combine(meeting.of_lanes);
+    combines = false;
     for (int lane = 0; lane < kWarpThreads; ++lane) {
       if ((meeting.arrived >> lane & 1U) != 0) {
         threads[static_cast<std::size_t>(warp_index * kWarpThreads + lane)]->state = State::kReady;
@@ -688,7 +691,7 @@ std::size_t free_bytes() { return DeviceArena::kBytes - arena().used(); }
 
 // ---- for the counts ----------------------------------------------------------------------------------------------
 
-bool runs_kernel() { return current != nullptr; }
+bool runs_kernel() { return current != nullptr && !combines; }
 LaneLog* current_log() { return current == nullptr || !is_counting() ? nullptr : &current->log; }
 
 #ifdef __ELF__

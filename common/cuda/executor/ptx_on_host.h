@@ -5,6 +5,7 @@
 #include <cstring>
 
 #include "common/cuda/executor/cuda_on_host.h"
+#include "common/cuda/executor/small_floats.h"
 
 #define COURSE_BULK_COPY 1
 #define COURSE_WGMMA 0
@@ -21,16 +22,6 @@ namespace executor {
 
 inline float upper_bfloat16(std::uint32_t pair) { return __uint_as_float(pair & 0xFFFF0000U); }
 inline float lower_bfloat16(std::uint32_t pair) { return __uint_as_float(pair << 16U); }
-
-// A float16's value.
-inline float float_of_half(std::uint32_t bits) {
-  const int exponent = static_cast<int>(bits >> 10U & 31U);
-  const auto mantissa = static_cast<float>(bits & 1023U);
-  const float magnitude = exponent == 0    ? ldexpf(mantissa, -24)
-                          : exponent == 31 ? (mantissa == 0.0F ? INFINITY : NAN)
-                                           : ldexpf(1024.0F + mantissa, exponent - 25);
-  return (bits & 0x8000U) != 0 ? -magnitude : magnitude;
-}
 
 }  // namespace executor
 
@@ -212,6 +203,13 @@ inline void copy_bulk(std::uint32_t shared, const void* global, int bytes, std::
   executor::copy_bulk(shared, global, bytes, barrier);
 }
 inline void fence_copy_engine() {}
+
+// ---- wgmma: absent; the shapes of its operands -------------------------------------------------------------------
+
+inline constexpr int kPanelColumns = 64;
+inline constexpr int kPanelRowBytes = 128;
+inline constexpr int kWarpgroupThreads = 128;
+inline constexpr int kWarpgroupRows = 64;
 
 }  // namespace common
 

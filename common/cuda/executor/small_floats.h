@@ -1,0 +1,89 @@
+// float16 and float8 (e4m3) on the executor.
+#pragma once
+
+#include <algorithm>
+#include <cmath>
+#include <cstdint>
+
+#include "common/cuda/executor/cuda_on_host.h"
+
+namespace common::executor {
+
+// The bits of the nearest number with so many bits of mantissa whose least normal number is 2^least_exponent; of two,
+// the even one. Without sign, and without an upper limit.
+inline std::uint32_t round_to_small(float size, int mantissa_bits, int least_exponent) {
+  const int exponent = size == 0.0F ? least_exponent : std::max(std::ilogb(size), least_exponent);
+  const float units = std::nearbyint(std::ldexp(size, mantissa_bits - exponent));
+  return (static_cast<std::uint32_t>(exponent - least_exponent) << mantissa_bits) + static_cast<std::uint32_t>(units);
+}
+
+inline std::uint16_t half_of_float(float x) {
+  const std::uint32_t sign = std::signbit(x) ? 0x8000U : 0U;
+  if (std::isnan(x)) {
+    return 0x7FFF;
+  }
+  const std::uint32_t bits = std::fabs(x) < 65536.0F ? round_to_small(std::fabs(x), 10, -14) : 0x7C00U;
+  return static_cast<std::uint16_t>(sign | std::min(bits, 0x7C00U));
+}
+
+inline float float_of_half(std::uint32_t bits) {
+  const int exponent = static_cast<int>(bits >> 10U & 31U);
+  const auto mantissa = static_cast<float>(bits & 1023U);
+  const float size = exponent == 0    ? std::ldexp(mantissa, -24)
+                     : exponent == 31 ? (mantissa == 0.0F ? INFINITY : NAN)
+                                      : std::ldexp(1024.0F + mantissa, exponent - 25);
+  return (bits & 0x8000U) != 0 ? -size : size;
+}
+
+// Beyond 448: 448.
+inline std::uint8_t float8_of_float(float x) {
+  const std::uint32_t sign = std::signbit(x) ? 0x80U : 0U;
+  if (std::isnan(x)) {
+    return 0x7F;
+  }
+  return static_cast<std::uint8_t>(sign | std::min(round_to_small(std::min(std::fabs(x), 448.0F), 3, -6), 0x7EU));
+}
+
+inline float float_of_float8(std::uint32_t bits) {
+  const int exponent = static_cast<int>(bits >> 3U & 15U);
+  const auto mantissa = static_cast<float>(bits & 7U);
+  const float size = exponent == 15 && mantissa == 7.0F ? NAN
+                     : exponent == 0                    ? std::ldexp(mantissa, -9)
+                                                        : std::ldexp(8.0F + mantissa, exponent - 10);
+  return (bits & 0x80U) != 0 ? -size : size;
+}
+
+}  // namespace common::executor
+
+struct __half {
+  std::uint16_t bits;
+};
+struct alignas(4) __half2 {
+  __half x;
+  __half y;
+};
+struct alignas(4) __half2_raw {
+  std::uint16_t x;
+  std::uint16_t y;
+};
+inline __half2 __floats2half2_rn(float x, float y) {
+  return {{common::executor::half_of_float(x)}, {common::executor::half_of_float(y)}};
+}
+inline float2 __half22float2(__half2 pair) {
+  return {common::executor::float_of_half(pair.x.bits), common::executor::float_of_half(pair.y.bits)};
+}
+
+using __nv_fp8x2_storage_t = std::uint16_t;
+enum __nv_saturation_t { __NV_SATFINITE };
+enum __nv_fp8_interpretation_t { __NV_E4M3 };
+inline __nv_fp8x2_storage_t __nv_cvt_float2_to_fp8x2(float2 x, __nv_saturation_t /*saturation*/,
+                                                     __nv_fp8_interpretation_t /*kind*/) {
+  const unsigned high = common::executor::float8_of_float(x.y);
+  return static_cast<__nv_fp8x2_storage_t>(high << 8U | common::executor::float8_of_float(x.x));
+}
+inline __half2_raw __nv_cvt_fp8x2_to_halfraw2(__nv_fp8x2_storage_t pair, __nv_fp8_interpretation_t /*kind*/) {
+  const auto half = [](unsigned byte) {
+    return common::executor::half_of_float(common::executor::float_of_float8(byte & 0xFFU));
+  };
+  return {half(pair), half(pair >> 8U)};
+}
