@@ -6,9 +6,7 @@
 // clang-format off
 #include GPU_STAGE_HEADER(kernels/page_layout.h)
 #include GPU_STAGE_HEADER(ladder/ladder.h)
-#ifdef COURSE_PRODUCTION
 #include GPU_STAGE_HEADER(ladder/prompt_ladder.h)
-#endif
 // clang-format on
 
 namespace {
@@ -48,9 +46,7 @@ class PagesInOrder {
         swizzled_(batch.pages()),
         plain_{keys_.data(), values_.data(), batch.pages().shape} {}
 
-  const stage::Pages& of(const stage::LadderStep& step) const {
-    return step.rows == stage::RowOrder::kPlain ? plain_ : swizzled_;
-  }
+  const stage::Pages& of(stage::RowOrder rows) const { return rows == stage::RowOrder::kPlain ? plain_ : swizzled_; }
 
  private:
   common::DeviceArray<std::byte> keys_;
@@ -71,7 +67,7 @@ std::vector<float> run(const stage::LadderStep& step, const GpuBatch& batch, con
       step.plan(shape, batch.batch(), workspace, batch.stream.get());
       batch.stream.synchronize();
     }
-    step.decode(pages.of(step), batch.batch(), batch.queries.data(), batch.output.data(), workspace,
+    step.decode(pages.of(step.rows), batch.batch(), batch.queries.data(), batch.output.data(), workspace,
                 batch.stream.get());
   });
 }
@@ -157,17 +153,26 @@ TEST_CASE("The ladder refuses shapes that it is not for", "[gpu]") {
   }
 }
 
-#ifdef COURSE_PRODUCTION
-
 namespace {
 
-std::vector<float> run(const stage::PromptStep& step, const GpuBatch& batch) {
+bool runs_here(const stage::PromptStep& step) {
+#ifdef COURSE_EXECUTOR
+  return !step.uses_wgmma;  // the executor has none
+#else
+  return !step.uses_wgmma || common::device_limits().compute_capability == 90;
+#endif
+}
+
+std::vector<float> run(const stage::PromptStep& step, const GpuBatch& batch, const PagesInOrder& pages) {
   const stage::PageShape& shape = batch.pages().shape;
-  const std::size_t bytes = stage::ragged_workspace_bytes(shape, batch.batch(), batch.num_tokens());
+  const std::size_t bytes =
+      step.workspace_bytes == nullptr ? 0 : step.workspace_bytes(shape, batch.batch(), batch.num_tokens());
   return batch.output_of(bytes, [&](void* workspace) {
-    stage::plan_ragged(shape, batch.batch(), batch.query_starts(), batch.num_tokens(), workspace, batch.stream.get());
-    step.attend(batch.pages(), batch.batch(), batch.queries.data(), batch.output.data(),
-                stage::ragged_workspace(workspace, shape, batch.batch(), batch.num_tokens()), batch.stream.get());
+    if (step.plan != nullptr) {
+      step.plan(shape, batch.batch(), batch.query_starts(), batch.num_tokens(), workspace, batch.stream.get());
+    }
+    step.attend(pages.of(step.rows), batch.batch(), batch.query_starts(), batch.queries.data(), batch.output.data(),
+                batch.num_tokens(), workspace, batch.stream.get());
   });
 }
 
@@ -178,18 +183,16 @@ TEST_CASE("The prompts' ladder: every step, whole prompts and chunks, borders of
     SKIP_TEST("there is no GPU");
   }
   for (const int group : {1, 3, 16}) {
-    for (const int block_size : {16, 64}) {
-      GpuBatch batch({.num_kv_heads = 1,
-                      .group = group,
-                      .block_size = block_size,
-                      .context_lengths = {383, 384, 385, 1, 1000, 0, 640, 513},
-                      .query_lengths = {383, 384, 385, 1, 600, 0, 33, 513}});
-      for (const stage::PromptStep& step : stage::prompt_ladder()) {
-        if (step.serves(batch.pages().shape)) {
-          const std::string wrong = batch.check(run(step, batch));
-          CAPTURE(step.name, group, block_size, wrong);
-          CHECK(wrong.empty());
-        }
+    GpuBatch batch({.num_kv_heads = 1,
+                    .group = group,
+                    .context_lengths = {383, 384, 385, 1, 1000, 0, 640, 513},
+                    .query_lengths = {383, 384, 385, 1, 600, 0, 33, 513}});
+    const PagesInOrder pages(batch);
+    for (const stage::PromptStep& step : stage::prompt_ladder()) {
+      if (runs_here(step)) {
+        const std::string wrong = batch.check(run(step, batch, pages));
+        CAPTURE(step.name, group, wrong);
+        CHECK(wrong.empty());
       }
     }
   }
@@ -199,11 +202,13 @@ TEST_CASE("The prompts' ladder refuses shapes that it is not for", "[gpu]") {
   if (!common::has_cuda_device()) {
     SKIP_TEST("there is no GPU");
   }
-  GpuBatch batch({.head_dim = 64, .context_lengths = {300}, .query_lengths = {300}});
-  for (const stage::PromptStep& step : stage::prompt_ladder()) {
-    CAPTURE(step.name);
-    CHECK_THROWS_AS(run(step, batch), common::CheckError);
+  for (const BatchSpec& spec : {BatchSpec{.head_dim = 64, .context_lengths = {300}, .query_lengths = {300}},
+                                BatchSpec{.block_size = 64, .context_lengths = {300}, .query_lengths = {300}}}) {
+    const GpuBatch batch(spec);
+    const PagesInOrder pages(batch);
+    for (const stage::PromptStep& step : stage::prompt_ladder()) {
+      CAPTURE(step.name);
+      CHECK_THROWS_AS(run(step, batch, pages), common::CheckError);
+    }
   }
 }
-
-#endif  // COURSE_PRODUCTION
