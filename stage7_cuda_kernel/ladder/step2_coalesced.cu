@@ -72,9 +72,8 @@ __device__ float over_thread_block(float own, Operation operation) {
   return result;
 }
 
-// all_scores: [num_sequences, num_heads, max_context]. The 1 lets the compiler use enough registers for four loads: by
-// default it uses 32 and loads one token after the other.
-__global__ void __launch_bounds__(kThreads, 1) attend(LadderCall call, float* all_scores) {
+// all_scores: [num_sequences, num_heads, max_context]
+__global__ void __launch_bounds__(kThreads) attend(LadderCall call, float* all_scores) {
   const auto thread = static_cast<int>(threadIdx.x);
   const int half_warp = thread / kVecsPerRow;
   const int vec = thread % kVecsPerRow;
