@@ -56,7 +56,7 @@ function(add_stage folder)
   # production/.
   file(GLOB steps CONFIGURE_DEPENDS ${directory}/ladder/*.cu ${directory}/ladder/*.cpp)
   if(NOT COURSE_PRODUCTION)
-    list(FILTER steps EXCLUDE REGEX "/(production|prompt[a-z0-9_]*)\\.(cu|cpp)$")
+    list(FILTER steps EXCLUDE REGEX "/(prompt_)?production\\.cu$")
   endif()
   if(kernels AND steps)
     add_library(${stage}_ladder STATIC ${steps})

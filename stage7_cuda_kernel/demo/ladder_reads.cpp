@@ -125,7 +125,12 @@ int longest_walk(const std::vector<ThreadBlock>& blocks) {
 
 int block_of(int token) { return kTable[static_cast<std::size_t>(token / kTokens)]; }
 
-// The place of a vector of a token's key, from the beginning of the layer's keys.
+// The place of a vector of a token's key, from the beginning of the layer's keys, with rows in the plain order.
+std::int64_t plain_byte_of(int kv_head, int token, int vec) {
+  return row_offset(kShape, block_of(token), kv_head, token % kTokens) * kElementBytes + vec * std::int64_t{kVecBytes};
+}
+
+// The same in the order of page_layout.h.
 std::int64_t byte_of(int kv_head, int token, int vec) {
   const int row = token % kTokens;
   return row_offset(kShape, block_of(token), kv_head, 0) * kElementBytes +
@@ -140,10 +145,10 @@ struct Read {
   int bytes;
 };
 
-// The first load of K by the first warp of the first thread block. From step 6 on a copy that one thread orders.
+// The first load of K by the first warp of the first thread block. In step 7 a copy that one thread orders.
 std::vector<Read> first_load(int step) {
   std::vector<Read> reads;
-  if (step >= 6) {
+  if (step == kBalanced) {
     const std::int64_t first = row_offset(kShape, kTable[0], 0, 0) * kElementBytes;
     return {{0, 0, 0, first, kTokens * kRowBytes}};
   }
@@ -151,7 +156,7 @@ std::vector<Read> first_load(int step) {
     const int token = step == 1 ? thread : thread / kVecsPerRow;
     const int vec = step == 1 ? 0 : thread % kVecsPerRow;
     if (token < kLength) {
-      reads.push_back({thread, token, vec, byte_of(0, token, vec), step == 1 ? kElementBytes : kVecBytes});
+      reads.push_back({thread, token, vec, plain_byte_of(0, token, vec), step == 1 ? kElementBytes : kVecBytes});
     }
   }
   return reads;

@@ -1,12 +1,18 @@
 #include "prompt_ladder.h"
 
-#include <array>
+#include <vector>
 
 namespace stage7 {
 
 std::span<const PromptStep> prompt_ladder() {
   // Copied at the first call, when other files' constants exist.
-  static const std::array steps = {kPromptMma, kPromptWgmma, kPromptOverlap, kPromptDiagonal};
+  static const std::vector<PromptStep> steps = [] {
+    std::vector<PromptStep> all = {kPromptPlain, kPromptMma, kPromptWgmma};
+#ifdef COURSE_PRODUCTION
+    all.push_back(kPromptProduction);
+#endif
+    return all;
+  }();
   return steps;
 }
 

@@ -1,30 +1,32 @@
-// The second ladder: causal attention of prompts, from Ampere's matrix instruction to the kernel that Hopper runs.
-//
-// A step has the arguments of ragged_attention, after plan_ragged (attention_launches.h), but supports bfloat16,
-// head_dim 128 and long prompts (more than 256 tokens on average) only. The first step is a kernel of its own. The
-// others are built from the parts of ../production/prefill_kernel.cuh; a step's file has what the step does
-// differently: read that file beside them.
+// The second ladder: causal attention of prompts, from plain arithmetic to Hopper's matrix instruction. As in the first
+// one (ladder.h), a step has a file of its own, where all of it stands, serves bfloat16, head_dim 128 and blocks of 16
+// tokens, and the last row is the kernel of production/.
 #pragma once
 
-#include <span>
-
-#include "../production/prefill_attention.h"
+#include "ladder.h"
 
 namespace stage7 {
 
 struct PromptStep {
   const char* name;
-  bool (*serves)(const PageShape& shape);  // whether this device can run it
-  // tasks: plan_ragged's result. queries, output: [num_tokens, num_heads, head_dim].
-  void (*attend)(const Pages& pages, const Batch& batch, const void* queries, void* output,
-                 const RaggedWorkspace& tasks, cudaStream_t stream);
+  // Causal attention for num_tokens rows of queries, whose K and V are in the pages. A row sees its own sequence up to
+  // itself; sequence s has the rows query_starts[s] to query_starts[s + 1] - 1, its last tokens. queries, output:
+  // [num_tokens, num_heads, head_dim].
+  void (*attend)(const Pages& pages, const Batch& batch, const int* query_starts, const void* queries, void* output,
+                 int num_tokens, void* workspace, cudaStream_t stream);
+  RowOrder rows = RowOrder::kPlain;  // of the pages that it reads
+  bool uses_wgmma = false;           // runs on compute capability 9.0 only
+  // Null if there is no workspace. The plan is made once for all layers, and finished before `attend` begins.
+  std::size_t (*workspace_bytes)(const PageShape& shape, const Batch& batch, int num_tokens) = nullptr;
+  void (*plan)(const PageShape& shape, const Batch& batch, const int* query_starts, int num_tokens, void* workspace,
+               cudaStream_t stream) = nullptr;
 };
 
 std::span<const PromptStep> prompt_ladder();
 
+extern const PromptStep kPromptPlain;
 extern const PromptStep kPromptMma;
 extern const PromptStep kPromptWgmma;
-extern const PromptStep kPromptOverlap;
-extern const PromptStep kPromptDiagonal;
+extern const PromptStep kPromptProduction;  // with COURSE_PRODUCTION
 
 }  // namespace

@@ -4,8 +4,8 @@
 // A row of K or V is 256 bytes: half a warp reads it with a load of 16 bytes for each thread, and the warp reads two
 // rows. All that is loaded is used at once: 16 sectors for 512 bytes. The block table is read once for each row. A
 // score is spread over 16 threads, 8 products each; four exchanges between the threads join them. Each half-warp has
-// four tokens' loads in flight before it uses the first, because a load takes about 600 ns: to reach 4,500 GB/s,
-// Little's law needs 4,500 * 600 = 2.7 MB in flight, 20 KB for each multiprocessor, all the time; several times that in
+// four tokens' loads in flight before it uses the first, because a load takes about 600 ns: to reach 4,577 GB/s,
+// Little's law needs 4,577 * 600 = 2.7 MB in flight, 20 KB for each multiprocessor, all the time; several times that in
 // practice, because a load takes longer when memory is busy, and requests come in bursts.
 //
 // bytes and flops for 32 x 8,192: as step 1, 4.3 GB loaded and 4.3 Gflop.
@@ -72,9 +72,8 @@ __device__ float over_thread_block(float own, Operation operation) {
   return result;
 }
 
-// all_scores: [num_sequences, num_heads, max_context]. The 1 lets the compiler use enough registers for four loads: by
-// default it uses 32 and loads one token after the other.
-__global__ void __launch_bounds__(kThreads, 1) attend(LadderCall call, float* all_scores) {
+// all_scores: [num_sequences, num_heads, max_context]
+__global__ void __launch_bounds__(kThreads) attend(LadderCall call, float* all_scores) {
   const auto thread = static_cast<int>(threadIdx.x);
   const int half_warp = thread / kVecsPerRow;
   const int vec = thread % kVecsPerRow;

@@ -661,8 +661,7 @@ struct PrefillRows {
   }
 };
 
-// What a warpgroup of consumers does: one piece of work after the other, until none is left. Rows: PrefillRows, or the
-// variant of it in a step of the ladder.
+// What a warpgroup of consumers does: one piece of work after the other, until none is left. Rows: PrefillRows.
 template <typename Rows>
 __device__ __forceinline__ void consume(Rows& rows) {
   common::RingPosition<Rows::Shape::kSlots> slot;

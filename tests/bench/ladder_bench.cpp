@@ -63,13 +63,10 @@ void print_prompt_ladder(const common::Stream& stream, std::ostream& output) {
   for (const PromptStep& step : prompt_ladder()) {
     std::vector<std::string> row = {step.name};
     for (const Prompts& prompts : all) {
-      const bool serves = step.serves({.num_kv_heads = kGrouped.num_kv_heads,
-                                       .block_size = kGrouped.block_size,
-                                       .head_dim = kGrouped.head_dim,
-                                       .type = kGrouped.type});
-      row.push_back(!serves ? "-"
-                            : common::format(
-                                  "%.0f", flops_of(prompts) / time_prompts(stream, prompts, &step).microseconds / 1e6));
+      const bool runs_here = !step.uses_wgmma || common::device_limits().compute_capability == 90;
+      row.push_back(!runs_here ? "-"
+                               : common::format("%.0f", flops_of(prompts) /
+                                                            time_prompts(stream, prompts, &step).microseconds / 1e6));
       progress.advance();
     }
     table.add_row(std::move(row));

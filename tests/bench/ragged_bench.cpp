@@ -81,8 +81,8 @@ PromptTiming time_prompts(const common::Stream& stream, const Prompts& row, cons
       stream, 4,
       [&](int) {
         if (step != nullptr) {
-          step->attend(pages, batch, queries.data(), output.data(),
-                       ragged_workspace(workspace.data(), shape, batch, starts.back()), stream.get());
+          step->attend(pages, batch, device_starts.data(), queries.data(), output.data(), starts.back(),
+                       workspace.data(), stream.get());
           return;
         }
         ragged_attention(pages, batch, device_starts.data(), queries.data(), output.data(), starts.back(),

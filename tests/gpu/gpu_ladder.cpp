@@ -5,9 +5,7 @@
 
 // Not formatted: spaces around the slash would become part of the path.
 // clang-format off
-#ifdef COURSE_PRODUCTION
 #include GPU_STAGE_HEADER(ladder/prompt_ladder.h)
-#endif
 // clang-format on
 
 namespace {
@@ -100,17 +98,23 @@ TEST_CASE("The ladder refuses shapes that it is not for", "[gpu]") {
   }
 }
 
-#ifdef COURSE_PRODUCTION
-
 namespace {
 
-std::vector<float> run(const stage::PromptStep& step, const GpuBatch& batch) {
+bool runs_here(const stage::PromptStep& step) {
+  // The executor has no wgmma.
+  return !step.uses_wgmma || (common::device_limits().compute_capability == 90 && !tests::kOnExecutor);
+}
+
+std::vector<float> run(const stage::PromptStep& step, const GpuBatch& batch, const tests::PagesInOrder& pages) {
   const stage::PageShape& shape = batch.pages().shape;
-  const std::size_t bytes = stage::ragged_workspace_bytes(shape, batch.batch(), batch.num_tokens());
+  const std::size_t bytes =
+      step.workspace_bytes == nullptr ? 0 : step.workspace_bytes(shape, batch.batch(), batch.num_tokens());
   return batch.output_of(bytes, [&](void* workspace) {
-    stage::plan_ragged(shape, batch.batch(), batch.query_starts(), batch.num_tokens(), workspace, batch.stream.get());
-    step.attend(batch.pages(), batch.batch(), batch.queries.data(), batch.output.data(),
-                stage::ragged_workspace(workspace, shape, batch.batch(), batch.num_tokens()), batch.stream.get());
+    if (step.plan != nullptr) {
+      step.plan(shape, batch.batch(), batch.query_starts(), batch.num_tokens(), workspace, batch.stream.get());
+    }
+    step.attend(pages.of(step.rows), batch.batch(), batch.query_starts(), batch.queries.data(), batch.output.data(),
+                batch.num_tokens(), workspace, batch.stream.get());
   });
 }
 
@@ -121,18 +125,16 @@ TEST_CASE("The prompts' ladder: every step, whole prompts and chunks, borders of
     SKIP_TEST("there is no GPU");
   }
   for (const int group : {1, 3, 16}) {
-    for (const int block_size : {16, 64}) {
-      GpuBatch batch({.num_kv_heads = 1,
-                      .group = group,
-                      .block_size = block_size,
-                      .context_lengths = {383, 384, 385, 1, 1000, 0, 640, 513},
-                      .query_lengths = {383, 384, 385, 1, 600, 0, 33, 513}});
-      for (const stage::PromptStep& step : stage::prompt_ladder()) {
-        if (step.serves(batch.pages().shape)) {
-          const std::string wrong = batch.check(run(step, batch));
-          CAPTURE(step.name, group, block_size, wrong);
-          CHECK(wrong.empty());
-        }
+    GpuBatch batch({.num_kv_heads = 1,
+                    .group = group,
+                    .context_lengths = {383, 384, 385, 1, 1000, 0, 640, 513},
+                    .query_lengths = {383, 384, 385, 1, 600, 0, 33, 513}});
+    const tests::PagesInOrder pages(batch);
+    for (const stage::PromptStep& step : stage::prompt_ladder()) {
+      if (runs_here(step)) {
+        const std::string wrong = batch.check(run(step, batch, pages));
+        CAPTURE(step.name, group, wrong);
+        CHECK(wrong.empty());
       }
     }
   }
@@ -142,11 +144,13 @@ TEST_CASE("The prompts' ladder refuses shapes that it is not for", "[gpu]") {
   if (!common::has_cuda_device()) {
     SKIP_TEST("there is no GPU");
   }
-  GpuBatch batch({.head_dim = 64, .context_lengths = {300}, .query_lengths = {300}});
-  for (const stage::PromptStep& step : stage::prompt_ladder()) {
-    CAPTURE(step.name);
-    CHECK_THROWS_AS(run(step, batch), common::CheckError);
+  for (const BatchSpec& spec : {BatchSpec{.head_dim = 64, .context_lengths = {300}, .query_lengths = {300}},
+                                BatchSpec{.block_size = 64, .context_lengths = {300}, .query_lengths = {300}}}) {
+    const GpuBatch batch(spec);
+    const tests::PagesInOrder pages(batch);
+    for (const stage::PromptStep& step : stage::prompt_ladder()) {
+      CAPTURE(step.name);
+      CHECK_THROWS_AS(run(step, batch, pages), common::CheckError);
+    }
   }
 }
-
-#endif  // COURSE_PRODUCTION

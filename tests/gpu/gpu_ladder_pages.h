@@ -47,9 +47,7 @@ class PagesInOrder {
         swizzled_(batch.pages()),
         plain_{keys_.data(), values_.data(), batch.pages().shape} {}
 
-  const stage::Pages& of(const stage::LadderStep& step) const {
-    return step.rows == stage::RowOrder::kPlain ? plain_ : swizzled_;
-  }
+  const stage::Pages& of(stage::RowOrder rows) const { return rows == stage::RowOrder::kPlain ? plain_ : swizzled_; }
 
  private:
   common::DeviceArray<std::byte> keys_;
@@ -66,7 +64,7 @@ inline std::vector<float> run_step(const stage::LadderStep& step, const GpuBatch
       step.plan(shape, batch.batch(), workspace, batch.stream.get());
       batch.stream.synchronize();
     }
-    step.decode(pages.of(step), batch.batch(), batch.queries.data(), batch.output.data(), workspace,
+    step.decode(pages.of(step.rows), batch.batch(), batch.queries.data(), batch.output.data(), workspace,
                 batch.stream.get());
   });
 }

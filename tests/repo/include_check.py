@@ -10,7 +10,7 @@ Circles     No unit of common/ or of a stage depends on itself, directly or thro
             through headers that sources of other names implement: who includes such a header depends on its sources.
 Layers      A folder of common/ includes only its own files and those of the folders before it in LAYERS.
 Production  production/ of a stage is included by its own files and by one other unit, which chooses; and by the last
-            steps of ladder/, which lead up to its kernels.
+            rows of ladder/, which are its kernels.
 """
 
 import argparse
@@ -146,7 +146,8 @@ def check(root):
                 failures.append(f"{file}: {above} comes before {below} and includes {included}")
             stage = pathlib.PurePosixPath(unit).parts[0]
             if STAGE_FOLDER.match(stage) and included.startswith(f"{stage}/production/") \
-                    and not unit.startswith((f"{stage}/production/", f"{stage}/ladder/")):
+                    and not unit.startswith(f"{stage}/production/") \
+                    and unit not in (f"{stage}/ladder/production", f"{stage}/ladder/prompt_production"):
                 choosers.setdefault(stage, set()).add(unit)
     for stage, units in sorted(choosers.items()):
         if len(units) > 1:
