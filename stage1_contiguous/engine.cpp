@@ -146,7 +146,7 @@ void Engine::step(Generation& generation, const common::OnToken& on_token) {
       append(generation.sequence, std::span<const common::Token>(generation.tokens).subspan(length));
   COMMON_CHECK(logits.has_value(), "slots that were reserved are missing");
   const common::Token token =
-      common::draw(request, {logits->data(), static_cast<std::size_t>(logits->cols())}, completion);
+      common::next_token(request, {logits->data(), static_cast<std::size_t>(logits->cols())}, completion);
   if (std::find(request.stop_tokens.begin(), request.stop_tokens.end(), token) != request.stop_tokens.end()) {
     completion.finish_reason = common::FinishReason::kStop;
     generation.finished = true;

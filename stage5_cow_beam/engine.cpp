@@ -152,7 +152,7 @@ bool Engine::step(Generation& generation, const common::OnToken& on_token) {
     return false;
   }
   const common::Token token =
-      common::draw(request, {logits->data(), static_cast<std::size_t>(logits->cols())}, completion);
+      common::next_token(request, {logits->data(), static_cast<std::size_t>(logits->cols())}, completion);
   if (std::find(request.stop_tokens.begin(), request.stop_tokens.end(), token) != request.stop_tokens.end()) {
     completion.finish_reason = common::FinishReason::kStop;
     generation.finished = true;

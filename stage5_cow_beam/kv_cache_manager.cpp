@@ -48,12 +48,12 @@ bool KvCacheManager::reserve(SequenceId sequence, int num_tokens) {
     int& block = owner.block_table[static_cast<std::size_t>(owner.length / block_size_)];
     if (reference_count(block) > 1) {  // the last owner writes in place
       pending_copies_.push_back({block, -1});
-      pending_copies_.back().destination = take_block();
+      pending_copies_.back().destination = allocate_block();
       release_block(std::exchange(block, pending_copies_.back().destination));
     }
   }
   while (num_tokens > capacity(sequence) - owner.length) {
-    owner.block_table.push_back(take_block());
+    owner.block_table.push_back(allocate_block());
   }
   return true;
 }
@@ -146,7 +146,7 @@ Usage KvCacheManager::usage() const {
   return usage;
 }
 
-int KvCacheManager::take_block() {
+int KvCacheManager::allocate_block() {
   const int block = free_blocks_.back();
   free_blocks_.pop_back();
   reference_counts_[static_cast<std::size_t>(block)] = 1;

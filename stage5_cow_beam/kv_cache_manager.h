@@ -88,7 +88,7 @@ class KvCacheManager {
   void check_is_new(SequenceId sequence) const;
   Sequence& find(SequenceId sequence);
   const Sequence& find(SequenceId sequence) const;
-  int take_block();
+  int allocate_block();
   void release_block(int block);
 
   int num_blocks_;

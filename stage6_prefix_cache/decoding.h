@@ -36,7 +36,7 @@ class SequenceGroup {
   // repeated once some are free.
   bool step();
   // The second half of a step: extends the live branches. logits: [1, vocab_size] for each of them, in order.
-  virtual void take(std::vector<common::Matrix> logits) = 0;
+  virtual void extend(std::vector<common::Matrix> logits) = 0;
   // Ends the sequences of all live branches.
   void free_blocks();
   // The live branches' sequences that are in the cache.
@@ -67,7 +67,7 @@ class ParallelSampling : public SequenceGroup {
   ParallelSampling(Engine& engine, const common::Request& request, int num_samples, SequenceId first_sequence = 0);
 
   const std::vector<common::Completion>& completions() const { return completions_; }
-  void take(std::vector<common::Matrix> logits) override;
+  void extend(std::vector<common::Matrix> logits) override;
 
  private:
   // Appends these tokens, one for each live branch, and ends the branches that are finished.
@@ -100,7 +100,7 @@ class BeamSearch : public SequenceGroup {
 
   // The finished texts, best first.
   const std::vector<Hypothesis>& hypotheses() const { return hypotheses_; }
-  void take(std::vector<common::Matrix> logits) override;
+  void extend(std::vector<common::Matrix> logits) override;
 
  private:
   struct Candidate {

@@ -54,7 +54,7 @@ std::vector<SequenceId> SequenceGroup::sequences() const {
 bool SequenceGroup::step() {
   std::optional<std::vector<common::Matrix>> logits = advance();
   if (logits.has_value()) {
-    take(std::move(*logits));
+    extend(std::move(*logits));
   }
   return logits.has_value();
 }
@@ -98,7 +98,7 @@ ParallelSampling::ParallelSampling(Engine& engine, const common::Request& reques
   }
 }
 
-void ParallelSampling::take(std::vector<common::Matrix> logits) {
+void ParallelSampling::extend(std::vector<common::Matrix> logits) {
   while (live_.size() < sample_of_.size()) {  // the prompt has just been computed, once for all samples
     fork(0);
     logits.push_back(logits.front());
@@ -106,7 +106,7 @@ void ParallelSampling::take(std::vector<common::Matrix> logits) {
   std::vector<common::Token> drawn;
   for (std::size_t i = 0; i < live_.size(); ++i) {
     const std::size_t sample = sample_of_[i];
-    drawn.push_back(common::draw(request_, row(logits[i]), completions_[sample], static_cast<int>(sample)));
+    drawn.push_back(common::next_token(request_, row(logits[i]), completions_[sample], static_cast<int>(sample)));
   }
   accept(drawn);
 }
@@ -147,7 +147,7 @@ BeamSearch::BeamSearch(Engine& engine, const common::Request& request, const Bea
   COMMON_CHECK(std::isfinite(options.length_penalty), "the length penalty is not a number");
 }
 
-void BeamSearch::take(std::vector<common::Matrix> logits) {
+void BeamSearch::extend(std::vector<common::Matrix> logits) {
   std::vector<Branch> live;
   std::vector<bool> inherited(live_.size());  // whether a child has taken over the parent's sequence
   for (const Candidate& candidate : best_candidates(logits)) {

@@ -107,7 +107,8 @@ std::optional<common::Token> Engine::next(SequenceId sequence, std::span<const c
     COMMON_CHECK(result->tokens.front() >= 0, "a logit is NaN, or all are -inf");
     return result->tokens.front();
   }
-  return common::draw(request, {result->logits.data(), static_cast<std::size_t>(result->logits.cols())}, completion);
+  return common::next_token(request, {result->logits.data(), static_cast<std::size_t>(result->logits.cols())},
+                            completion);
 }
 
 std::optional<StepResult> Engine::compute(SequenceId sequence, std::span<const common::Token> tokens,

@@ -73,12 +73,12 @@ bool KvCacheManager::reserve(SequenceId sequence, int num_tokens) {
     int& block = owner.block_table[static_cast<std::size_t>(owner.length / block_size_)];
     if (reference_count(block) > 1) {  // the last owner writes in place
       pending_copies_.push_back({block, -1});
-      pending_copies_.back().destination = take_block();
+      pending_copies_.back().destination = allocate_block();
       release_block(std::exchange(block, pending_copies_.back().destination));
     }
   }
   while (num_tokens > capacity(sequence) - owner.length) {
-    owner.block_table.push_back(take_block());
+    owner.block_table.push_back(allocate_block());
   }
   return true;
 }
@@ -206,7 +206,7 @@ int KvCacheManager::num_available() const {
   return static_cast<int>(free_blocks_.size() + prefix_cache_.evictable().size());
 }
 
-int KvCacheManager::take_block() {
+int KvCacheManager::allocate_block() {
   if (free_blocks_.empty()) {
     free_blocks_.push_back(prefix_cache_.evict());
   }

@@ -106,7 +106,7 @@ class KvCacheManager {
   Sequence& find(SequenceId sequence);
   const Sequence& find(SequenceId sequence) const;
   int num_available() const;  // blocks without an owner: free ones, and cached ones that can be evicted
-  int take_block();
+  int allocate_block();
   void release_block(int block);
 
   int num_blocks_;

@@ -33,7 +33,7 @@ KvCacheShape cache_shape(const common::LlamaConfig& config, const EngineOptions&
 }
 
 // Prints a note on stderr, apart from the results.
-void tell(const std::string& note) {
+void print_note(const std::string& note) {
   static std::set<std::string> said;
   if (said.insert(note).second) {
     std::cerr << "note: " << note << "\n";
@@ -108,17 +108,17 @@ std::unique_ptr<Runner> make_runner(const common::Llama& model, const EngineOpti
   if (reason.empty()) {
 #ifdef COURSE_CUDA
     const KernelChoice choice = choose_kernels(model.config(), shape, gpu);
-    tell("computing on " + common::device_limits().name +
-         (gpu.precision == Precision::kFloat32 ? " in float32" : " in bfloat16") +
-         (gpu.kv_cache == KvCacheType::kFloat8 ? ", K and V in float8" : "") +
-         (gpu.weights == WeightType::kFloat8 ? ", weights in float8" : "") + choice.note);
+    print_note("computing on " + common::device_limits().name +
+               (gpu.precision == Precision::kFloat32 ? " in float32" : " in bfloat16") +
+               (gpu.kv_cache == KvCacheType::kFloat8 ? ", K and V in float8" : "") +
+               (gpu.weights == WeightType::kFloat8 ? ", weights in float8" : "") + choice.note);
     return std::make_unique<BuiltRunner>(model, shape, gpu, options.chunk_size, choice.kernels);
 #endif
   }
   if (gpu.device != Device::kAuto || !is_exact) {
     throw common::InputError(reason);
   }
-  tell("computing on the CPU: " + reason);
+  print_note("computing on the CPU: " + reason);
   return std::make_unique<CpuRunner>(model, shape, options.softmax);
 }
 

@@ -37,9 +37,9 @@ InFlightStep::InFlightStep(const KvCacheManager& manager, std::vector<ScheduledG
     }
   }
   can_run_ahead_ = can_run_ahead_ && batch_.draws_tokens;
-  const auto is_greedy = [](const Draw& draw) { return common::is_greedy(draw.options); };
-  if (!batch_.draws_tokens || std::all_of(batch_.draws.begin(), batch_.draws.end(), is_greedy)) {
-    batch_.draws.clear();
+  const auto is_greedy = [](const SamplingRow& row) { return common::is_greedy(row.options); };
+  if (!batch_.draws_tokens || std::all_of(batch_.sampling_rows.begin(), batch_.sampling_rows.end(), is_greedy)) {
+    batch_.sampling_rows.clear();
   }
 }
 
@@ -55,9 +55,9 @@ void InFlightStep::add(const KvCacheManager& manager, const ScheduledGroup& sche
     if (!tokens.with_logits) {
       continue;
     }
-    std::optional<Draw> draw = scheduled.group->draw(sequence);
-    batch_.draws_tokens = batch_.draws_tokens && draw.has_value();
-    batch_.draws.push_back(std::move(draw).value_or(Draw{}));
+    std::optional<SamplingRow> sampling = scheduled.group->sampling_row(sequence);
+    batch_.draws_tokens = batch_.draws_tokens && sampling.has_value();
+    batch_.sampling_rows.push_back(std::move(sampling).value_or(SamplingRow{}));
     if (const std::optional<int> row = scheduled.group->pending_row()) {
       batch_.pending_tokens.push_back({batch_.num_tokens() - 1, *row});
     }

@@ -24,7 +24,7 @@ struct PendingToken {
 };
 
 // How the token after a row of logits is drawn.
-struct Draw {
+struct SamplingRow {
   common::SamplingOptions options;
   int sample_index = 0;
   std::vector<common::Token> used;  // for a repetition penalty: the text so far, without the row's own token
@@ -37,7 +37,7 @@ struct RaggedBatch {
   std::vector<int> slot_mapping;             // [num_tokens]; -1: K and V are not stored
   std::vector<int> logits_rows;              // the rows whose logits are needed, ascending
   bool draws_tokens = true;                  // whether the result is one token for each of them; false: the logits
-  std::vector<Draw> draws;                   // by row of logits; empty: the token with the largest logit, if any
+  std::vector<SamplingRow> sampling_rows;    // by row of logits; empty: the token with the largest logit, if any
 
   // A GPU computes sequences with one token by another kernel than longer ones, so those come first, unless speed does
   // not matter.

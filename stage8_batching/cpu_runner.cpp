@@ -9,13 +9,13 @@
 namespace stage8 {
 namespace {
 
-common::Token draw(const RaggedBatch& batch, std::size_t row, std::span<const float> logits) {
-  if (batch.draws.empty()) {
+common::Token sampled_token(const RaggedBatch& batch, std::size_t row, std::span<const float> logits) {
+  if (batch.sampling_rows.empty()) {
     return common::argmax(logits);
   }
-  const Draw& draw = batch.draws[row];
+  const SamplingRow& sampling = batch.sampling_rows[row];
   const auto last = static_cast<std::size_t>(batch.logits_rows[row]);
-  return common::sample(logits, draw.options, batch.positions[last] + 1, draw.sample_index, draw.used,
+  return common::sample(logits, sampling.options, batch.positions[last] + 1, sampling.sample_index, sampling.used,
                         {&batch.tokens[last], 1});
 }
 
@@ -44,8 +44,8 @@ void CpuRunner::enqueue(const RaggedBatch& batch) {
   const common::Matrix logits = model_.logits(hidden(batch.logits_rows, Eigen::all));
   if (batch.draws_tokens) {
     for (Eigen::Index row = 0; row < logits.rows(); ++row) {
-      result.tokens.push_back(draw(known, static_cast<std::size_t>(row),
-                                   {logits.row(row).data(), static_cast<std::size_t>(logits.cols())}));
+      result.tokens.push_back(sampled_token(known, static_cast<std::size_t>(row),
+                                            {logits.row(row).data(), static_cast<std::size_t>(logits.cols())}));
     }
   } else {
     result.logits = logits;

@@ -164,7 +164,7 @@ ParallelSampling::ParallelSampling(KvCacheManager& manager, SequenceIds& ids, in
   }
 }
 
-void ParallelSampling::take(GroupResult result, double now) {
+void ParallelSampling::extend(GroupResult result, double now) {
   pending_row_.reset();
   output_.completions.resize(static_cast<std::size_t>(num_samples_), {{}, common::FinishReason::kLength, ""});
   while (live_.size() < sample_of_.size()) {  // the prompt has just been computed, once for all samples
@@ -175,7 +175,7 @@ void ParallelSampling::take(GroupResult result, double now) {
   for (std::size_t i = 0; i < result.logits.size(); ++i) {
     const std::size_t sample = sample_of_[i];
     drawn.push_back(
-        common::draw(request_, row(result.logits[i]), output_.completions[sample], static_cast<int>(sample)));
+        common::next_token(request_, row(result.logits[i]), output_.completions[sample], static_cast<int>(sample)));
   }
   for (const common::Token token : drawn) {
     COMMON_CHECK(token >= 0, "a logit is NaN or +inf, or all are -inf");
@@ -183,7 +183,7 @@ void ParallelSampling::take(GroupResult result, double now) {
   accept(drawn, now);
 }
 
-std::optional<Draw> ParallelSampling::draw(SequenceId sequence) const {
+std::optional<SamplingRow> ParallelSampling::sampling_row(SequenceId sequence) const {
   if (live_.size() < sample_of_.size() || request_.num_logprobs > 0) {
     return std::nullopt;
   }
@@ -191,11 +191,11 @@ std::optional<Draw> ParallelSampling::draw(SequenceId sequence) const {
   while (live_[branch].sequence != sequence) {
     ++branch;
   }
-  Draw draw{request_.sampling, request_.sample_index + static_cast<int>(sample_of_[branch]), {}};
+  SamplingRow sampling{request_.sampling, request_.sample_index + static_cast<int>(sample_of_[branch]), {}};
   if (request_.sampling.repetition_penalty != 1.0F) {
-    draw.used = tokens(sequence, 0, text_length(live_[branch]) - 1);
+    sampling.used = tokens(sequence, 0, text_length(live_[branch]) - 1);
   }
-  return draw;
+  return sampling;
 }
 
 void ParallelSampling::accept(std::span<const common::Token> drawn, double now) {
@@ -248,7 +248,7 @@ BeamSearch::BeamSearch(KvCacheManager& manager, SequenceIds& ids, int id, const 
   COMMON_CHECK(std::isfinite(options.length_penalty), "the length penalty is not a number");
 }
 
-void BeamSearch::take(GroupResult result, double /*now*/) {
+void BeamSearch::extend(GroupResult result, double /*now*/) {
   std::vector<Branch> live;
   std::vector<bool> inherited(live_.size());  // whether a child has taken over the parent's sequence
   for (const Candidate& candidate : best_candidates(result.logits)) {

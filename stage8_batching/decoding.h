@@ -139,16 +139,16 @@ class SequenceGroup {
   // branches when the common prefix is complete and they have no sequences yet.
   void on_computed();
   // Extends the live branches and passes their tokens to the sink. result: a row for each live branch, in order.
-  virtual void take(GroupResult result, double now) = 0;
+  virtual void extend(GroupResult result, double now) = 0;
   // Ends all live branches. The group has finished.
   void end(common::FinishReason reason, const std::string& error, double now);
 
-  // How the token after the sequence's last one is drawn, if take() needs only that token. Nothing if take() needs the
-  // logits.
-  virtual std::optional<Draw> draw(SequenceId) const { return std::nullopt; }
-  // For a group with one branch, whose next token is being computed as row `row` of a step in flight. Until take(), the
-  // token counts as part of the text, so that the following step can be scheduled. If the group is preempted
-  // in between, take() gets the token all the same, so that it is known when the group is resumed.
+  // How the token after the sequence's last one is drawn, if extend() needs only that token. Nothing if extend() needs
+  // the logits.
+  virtual std::optional<SamplingRow> sampling_row(SequenceId) const { return std::nullopt; }
+  // For a group with one branch, whose next token is being computed as row `row` of a step in flight. Until extend(),
+  // the token counts as part of the text, so that the following step can be scheduled. If the group is preempted in
+  // between, extend() gets the token all the same, so that it is known when the group is resumed.
   void run_ahead(int row) { pending_row_ = row; }
   std::optional<int> pending_row() const { return pending_row_; }  // none: all tokens are known
 
@@ -187,9 +187,9 @@ class ParallelSampling : public SequenceGroup {
                    TokenSink sink = nullptr);
 
   int max_sequences() const override { return num_samples_; }
-  void take(GroupResult result, double now) override;
+  void extend(GroupResult result, double now) override;
   // Nothing for the prompt's logits if several samples are drawn from them, or if log-probabilities are needed.
-  std::optional<Draw> draw(SequenceId sequence) const override;
+  std::optional<SamplingRow> sampling_row(SequenceId sequence) const override;
 
  private:
   // Appends these tokens, one for each live branch, and ends the branches that are finished.
@@ -216,7 +216,7 @@ class BeamSearch : public SequenceGroup {
   // The finished texts, best first.
   const std::vector<Hypothesis>& hypotheses() const { return output_.hypotheses; }
   int max_sequences() const override { return options_.width; }
-  void take(GroupResult result, double now) override;
+  void extend(GroupResult result, double now) override;
 
  private:
   struct Candidate {

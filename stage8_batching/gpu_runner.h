@@ -51,9 +51,9 @@ class GpuRunner : public Runner {
   common::Matrix logits();
   std::vector<common::Token> drawn_tokens(int step_age);
 
-  // After a peer has failed, to be called in this order. take_back waits for the step before the failed one, which
+  // After a peer has failed, to be called in this order. drop_step waits for the step before the failed one, which
   // every peer has enqueued completely, and drops the failed step; has_step: this peer has enqueued it.
-  void take_back(bool has_step);
+  void drop_step(bool has_step);
   bool is_idle() const;       // whether no enqueued work waits for another GPU
   virtual void disconnect();  // ends work that waits for another GPU
   void connect();             // after disconnect() of all peers, and before the next step of any peer

@@ -37,7 +37,7 @@ KvCacheShape cache_shape(const common::LlamaConfig& config, const EngineOptions&
 }
 
 // Prints a note on stderr, apart from the results.
-void tell(const std::string& note) {
+void print_note(const std::string& note) {
   static std::set<std::string> said;
   if (said.insert(note).second) {
     std::cerr << "note: " << note << "\n";
@@ -122,10 +122,10 @@ std::unique_ptr<Runner> make_gpu_runner(const common::Llama& model, const Engine
   const GpuOptions& gpu = options.gpu;
   const bool is_parallel = gpu.tensor_parallel > 1;
   const KernelChoice choice = choose_kernels(model.config(), shape, gpu);
-  tell("computing on " + (is_parallel ? std::to_string(gpu.tensor_parallel) + " x " : std::string()) +
-       common::device_limits().name + (gpu.precision == Precision::kFloat32 ? " in float32" : " in bfloat16") +
-       (gpu.kv_cache == KvCacheType::kFloat8 ? ", K and V in float8" : "") +
-       (gpu.weights == WeightType::kFloat8 ? ", weights in float8" : "") + choice.note);
+  print_note("computing on " + (is_parallel ? std::to_string(gpu.tensor_parallel) + " x " : std::string()) +
+             common::device_limits().name + (gpu.precision == Precision::kFloat32 ? " in float32" : " in bfloat16") +
+             (gpu.kv_cache == KvCacheType::kFloat8 ? ", K and V in float8" : "") +
+             (gpu.weights == WeightType::kFloat8 ? ", weights in float8" : "") + choice.note);
   std::optional<MemoryShare> share;
   if (!options.num_slots.has_value()) {
     share = memory_share(model.config(), options);
@@ -159,7 +159,7 @@ std::unique_ptr<Runner> choose_runner(const common::Llama& model, const EngineOp
   if (gpu.device != Device::kAuto || !is_exact) {
     throw common::InputError(reason);
   }
-  tell("computing on the CPU: " + reason);
+  print_note("computing on the CPU: " + reason);
   return make_cpu_runner(model, options, shape);
 }
 
@@ -168,7 +168,7 @@ std::unique_ptr<Runner> choose_runner(const common::Llama& model, const EngineOp
 std::unique_ptr<Runner> make_runner(const common::Llama& model, const EngineOptions& options) {
   std::unique_ptr<Runner> runner = choose_runner(model, options);
   if (!runner->cache().reason.empty()) {
-    tell(note(runner->cache()));
+    print_note(note(runner->cache()));
   }
   return runner;
 }

@@ -234,7 +234,7 @@ std::vector<common::Token> Server::collect(int step_age) {
     SequenceGroup& group = *scheduled.group;
     if (scheduled.num_rows() > 0 && !group.finished()) {
       try {
-        group.take(step.result(row, scheduled.num_rows()), clock_.now());
+        group.extend(step.result(row, scheduled.num_rows()), clock_.now());
         if (group.finished()) {
           end(group, group.output().completions.front().finish_reason);
         }

@@ -6,7 +6,7 @@ namespace common {
 
 bool is_greedy(const Request& request) { return is_greedy(request.sampling) && request.num_logprobs == 0; }
 
-Token draw(const Request& request, std::span<const float> logits, Completion& completion, int sample) {
+Token next_token(const Request& request, std::span<const float> logits, Completion& completion, int sample) {
   const auto position = static_cast<std::int64_t>(request.prompt.size() + completion.tokens.size());
   const Token token = common::sample(logits, request.sampling, position, request.sample_index + sample, request.prompt,
                                      completion.tokens);

@@ -46,7 +46,7 @@ struct Completion {
 
 // Draws the next token of the text that the completion has so far, and adds its log-probabilities to the completion if
 // the request wants them; does not append the token. sample: which of the request's texts it is.
-Token draw(const Request& request, std::span<const float> logits, Completion& completion, int sample = 0);
+Token next_token(const Request& request, std::span<const float> logits, Completion& completion, int sample = 0);
 
 // A number that a run reports. The name is its key in JSON ("slots_used") and, with spaces, its label in the report.
 struct Counter {

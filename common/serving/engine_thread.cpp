@@ -339,7 +339,7 @@ void EngineThread::loop() {
 
 // Empties the inbox, then computes one step or waits. False: the thread has to end.
 bool EngineThread::advance() {
-  take_inbox();
+  empty_inbox();
   bool is_stopping = false;
   {
     const std::lock_guard lock(mutex_);
@@ -365,7 +365,7 @@ bool EngineThread::advance() {
 }
 
 // Removes commands one by one: if one throws, the later ones stay in the inbox.
-void EngineThread::take_inbox() {
+void EngineThread::empty_inbox() {
   std::size_t num_commands = 0;
   {
     const std::lock_guard lock(mutex_);

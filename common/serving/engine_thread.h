@@ -135,7 +135,7 @@ class EngineThread {
   void loop();
   bool advance();
   void restart_engine();
-  void take_inbox();
+  void empty_inbox();
   void submit_all(const std::shared_ptr<Ticket::State>& state, const std::vector<ServedRequest>& requests,
                   double handed_over);
   void cancel(const std::shared_ptr<Ticket::State>& state);

@@ -143,9 +143,9 @@ std::string draw_copy_on_write() {
 class RecordedSearch : public BeamSearch {
  public:
   using BeamSearch::BeamSearch;
-  void take(std::vector<common::Matrix> logits) override {
+  void extend(std::vector<common::Matrix> logits) override {
     last_logits = logits;
-    BeamSearch::take(std::move(logits));
+    BeamSearch::extend(std::move(logits));
   }
   std::vector<common::Matrix> last_logits;
 };

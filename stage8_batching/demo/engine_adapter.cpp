@@ -202,7 +202,7 @@ int EngineAdapter::reject(const std::string& reason, double arrival, std::unique
 
 int EngineAdapter::add_client(int id, std::unique_ptr<common::RequestSink> sink, int prompt_tokens) {
   clients_[id] = {std::move(sink), prompt_tokens};
-  settle(id);  // if it was rejected
+  report_end(id);  // if it was rejected
   return id;
 }
 
@@ -210,7 +210,7 @@ void EngineAdapter::cancel(int id, common::FinishReason reason) {
   if (clients_.contains(id)) {
     server_.stop(id, reason);
     if (!is_in_step_) {  // else step() does it: the sink that has called this must stay alive until then
-      settle(id);
+      report_end(id);
     }
   }
 }
@@ -225,13 +225,13 @@ bool EngineAdapter::step() {
   }
   last_step_.blocks_copied = engine_.blocks_copied() - copied;
   for (const int id : last_step_.ended) {
-    settle(id);
+    report_end(id);
   }
   return true;
 }
 
 // If the request has ended, reports that to its client, and forgets the request.
-void EngineAdapter::settle(int id) {
+void EngineAdapter::report_end(int id) {
   const auto found = clients_.find(id);
   if (found == clients_.end() || !server_.output(id).finished()) {
     return;

@@ -62,7 +62,7 @@ class EngineAdapter : public common::ServedEngine {
     int prompt_tokens = 0;
   };
   int add_client(int id, std::unique_ptr<common::RequestSink> sink, int prompt_tokens);
-  void settle(int id);
+  void report_end(int id);
   common::PoolSnapshot::Owner describe(const SequenceGroup& group) const;
 
   Engine& engine_;

@@ -128,14 +128,15 @@ struct GpuRunner::Impl {
 
   // Replaces tokens with the largest logits by drawn tokens. Not recorded: its launches depend on the requests'
   // options.
-  void draw(const StepBuffers& own, const StepBuffers& other) {
-    common::Draws draws = own.draws();
-    if (draws.num_rows > 0) {
-      draws.token_rows = own.inputs().logits_rows();
-      draws.tokens = own.inputs().tokens();
-      draws.pending_rows = own.inputs().pending_rows();
-      draws.pending_tokens = other.argmax();
-      sampler.draw(peers == nullptr ? logits.data() : gather_logits(draws.num_rows), draws, own.argmax(), stream.get());
+  void sample(const StepBuffers& own, const StepBuffers& other) {
+    common::SamplingBatch batch = own.sampling();
+    if (batch.num_rows > 0) {
+      batch.token_rows = own.inputs().logits_rows();
+      batch.tokens = own.inputs().tokens();
+      batch.pending_rows = own.inputs().pending_rows();
+      batch.pending_tokens = other.argmax();
+      sampler.sample(peers == nullptr ? logits.data() : gather_logits(batch.num_rows), batch, own.argmax(),
+                     stream.get());
     }
   }
 
@@ -180,13 +181,14 @@ struct GpuRunner::Impl {
   double read_bandwidth() const;  // the device memory's, in bytes per second
 
   // Whether what is enqueued has ended. Waits for it; false: it waits for other GPUs.
-  bool is_settled() const noexcept {
-    return peers == nullptr || peers->settle([&] { return buffers[0].is_finished() && buffers[1].is_finished(); });
+  bool wait_for_both_steps() const noexcept {
+    return peers == nullptr ||
+           peers->wait_quietly([&] { return buffers[0].is_finished() && buffers[1].is_finished(); });
   }
 
   // Freeing memory waits for the GPU, which may wait for others.
   ~Impl() {
-    if (!is_settled()) {
+    if (!wait_for_both_steps()) {
       end_waits();
     }
   }
@@ -280,7 +282,7 @@ void GpuRunner::enqueue(const RaggedBatch& batch) {
             .num_sequences = num_sequences,
             .num_decodes = inputs.num_decodes() + padding,
             .num_rows = inputs.num_rows() + padding});
-    impl_->draw(own, other);
+    impl_->sample(own, other);
     own.end(impl_->stream);
   } catch (...) {
     if (impl_->peers == nullptr) {
@@ -318,17 +320,17 @@ const common::Stream& GpuRunner::stream() const { return impl_->stream; }
 int GpuRunner::max_sequences() const { return impl_->max_sequences; }
 
 void GpuRunner::finish() noexcept {
-  if (!impl_->is_settled()) {
+  if (!impl_->wait_for_both_steps()) {
     disconnect();
   }
 }
 
-void GpuRunner::take_back(bool has_step) {
+void GpuRunner::drop_step(bool has_step) {
   if (has_step) {
     impl_->last = 1 - impl_->last;
   }
   const StepBuffers& before = impl_->buffers[static_cast<std::size_t>(impl_->last)];
-  (void)impl_->peers->settle([&] { return before.is_finished(); });
+  (void)impl_->peers->wait_quietly([&] { return before.is_finished(); });
   impl_->model.stop_sums();
 }
 
@@ -356,7 +358,7 @@ void GpuRunner::warm_up(int max_tokens, int max_sequences) {
   chunk.context_lengths = {length};
   chunk.block_tables.assign(static_cast<std::size_t>(num_blocks), 0);
   chunk.table_starts = {0, num_blocks};
-  chunk.draws = {{{.temperature = 1.0F, .top_k = 1, .top_p = 0.5F}, 0, {}}};
+  chunk.sampling_rows = {{{.temperature = 1.0F, .top_k = 1, .top_p = 0.5F}, 0, {}}};
   enqueue(chunk);
   drawn_tokens(0);
 }

@@ -7,7 +7,7 @@
 #include "../batch.h"
 #include "common/cuda/runtime/device.h"
 #include "common/cuda/runtime/pinned.h"
-#include "draw_inputs.h"
+#include "sampling_inputs.h"
 #include "step_inputs.h"
 
 namespace stage8 {
@@ -19,7 +19,7 @@ class StepBuffers {
  public:
   StepBuffers(int max_tokens, int max_sequences, int max_blocks)
       : inputs_(max_tokens, max_sequences, max_blocks),
-        draws_(max_sequences),
+        sampling_(max_sequences),
         argmax_(static_cast<std::size_t>(max_sequences)),
         on_host_(argmax_.size()) {}
 
@@ -31,7 +31,7 @@ class StepBuffers {
     uses_own_stream_ = !other.computed_.is_done();
     const common::Stream& path = uses_own_stream_ ? copies_ : stream;
     inputs_.upload(step, block_size, padded_sequences, path);
-    draws_.upload(step, path);
+    sampling_.upload(step, path);
     if (uses_own_stream_) {
       uploaded_.record(copies_);
       stream.wait(uploaded_);
@@ -62,7 +62,7 @@ class StepBuffers {
 
   bool draws_tokens() const { return draws_tokens_; }  // whether the batch asked for tokens, not for logits
   const StepInputs& inputs() const { return inputs_; }
-  const common::Draws& draws() const { return draws_.draws(); }
+  const common::SamplingBatch& sampling() const { return sampling_.batch(); }
   int* argmax() const { return argmax_.data(); }  // on the device, [num_rows]; drawn tokens replace some at the end
   // The same on the host. Waits for the step.
   std::vector<common::Token> argmax_on_host() const {
@@ -78,7 +78,7 @@ class StepBuffers {
   common::Event computed_;
   common::Event finished_;
   StepInputs inputs_;
-  DrawInputs draws_;
+  SamplingInputs sampling_;
   common::DeviceArray<int> argmax_;
   common::PinnedArray<int> on_host_;
 };

@@ -88,8 +88,8 @@ void TensorParallelRunner::disconnect(const std::vector<std::exception_ptr>& thr
   (void)run([&](std::size_t rank) {
     if (runners_[rank]) {
       GpuRunner& runner = *runners_[rank];
-      runner.take_back(!thrown[rank]);
-      (void)group_[static_cast<int>(rank)].settle([&] { return runner.is_idle() || num_idle > 0; });
+      runner.drop_step(!thrown[rank]);
+      (void)group_[static_cast<int>(rank)].wait_quietly([&] { return runner.is_idle() || num_idle > 0; });
       is_idle[rank] = runner.is_idle() ? 1 : 0;
     }
     num_idle += is_idle[rank];

@@ -25,7 +25,7 @@
 
 // Not formatted: spaces around the slash would become part of the path.
 // clang-format off
-#include STAGE_HEADER(kernels/draw_inputs.h)
+#include STAGE_HEADER(kernels/sampling_inputs.h)
 #include STAGE_HEADER(kernels/host_pages.h)
 #ifdef COURSE_PRODUCTION
 #include STAGE_HEADER(production/tensor_parallel_runner.h)
@@ -158,7 +158,7 @@ TEST_CASE("GPU: with one GPU, a model that is shared out is the whole model") {
       length += count;
       stage::RaggedBatch step =
           make_step(tokens, {}, positions, positions, {0, count}, {length}, table, {0, 20}, {count - 1});
-      step.draws = {{{.temperature = 0.9F, .top_k = 40, .top_p = 0.9F, .seed = 3}, 0, {}}};
+      step.sampling_rows = {{{.temperature = 0.9F, .top_k = 40, .top_p = 0.9F, .seed = 3}, 0, {}}};
       plain.enqueue(step);
       shared.enqueue(step);
       CAPTURE(length);
@@ -496,11 +496,11 @@ TEST_CASE("GPU: used tokens that find no room on the device find it at the next 
     SKIP_TEST("there is no GPU");
   }
   const common::Stream stream;
-  stage::DrawInputs inputs(1);
+  stage::SamplingInputs inputs(1);
   stage::RaggedBatch step;
   step.positions = {0};
   step.logits_rows = {0};
-  step.draws = {{.options = {.repetition_penalty = 1.5F}, .used = {1, 2, 3, 4}}};
+  step.sampling_rows = {{.options = {.repetition_penalty = 1.5F}, .used = {1, 2, 3, 4}}};
   common::device_call_hook = [](const char* call) {
     if (std::string_view(call) == "cudaMalloc") {
       throw common::OutOfDeviceMemory("as if the GPU's memory were full");
@@ -510,8 +510,8 @@ TEST_CASE("GPU: used tokens that find no room on the device find it at the next 
   common::device_call_hook = nullptr;
   inputs.upload(step, stream);
   stream.synchronize();
-  REQUIRE(inputs.draws().used != nullptr);
+  REQUIRE(inputs.batch().used != nullptr);
   std::vector<int> used(4);
-  CUDA_CHECK(cudaMemcpy(used.data(), inputs.draws().used, sizeof(int) * used.size(), cudaMemcpyDefault));
-  CHECK(used == step.draws[0].used);
+  CUDA_CHECK(cudaMemcpy(used.data(), inputs.batch().used, sizeof(int) * used.size(), cudaMemcpyDefault));
+  CHECK(used == step.sampling_rows[0].used);
 }

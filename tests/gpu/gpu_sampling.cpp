@@ -17,9 +17,9 @@
 namespace {
 
 using common::DeviceArray;
-using common::DrawParameters;
 using common::Random;
 using common::SamplingOptions;
+using common::SamplingParameters;
 using common::Token;
 
 constexpr float kInfinity = std::numeric_limits<float>::infinity();
@@ -30,14 +30,14 @@ class Rows {
   Rows(int vocab_size, int max_rows) : vocab_size_(vocab_size), sampler_(vocab_size, max_rows) {}
 
   // used: every row's used tokens; the last one comes from the step's tokens, and every other one of those is pending.
-  std::vector<Token> draw(const std::vector<float>& logits, const std::vector<SamplingOptions>& options,
-                          const std::vector<Token>& used = {0}) {
+  std::vector<Token> sample(const std::vector<float>& logits, const std::vector<SamplingOptions>& options,
+                            const std::vector<Token>& used = {0}) {
     const auto num_rows = static_cast<int>(options.size());
-    std::vector<DrawParameters> parameters;
+    std::vector<SamplingParameters> parameters;
     std::vector<Token> most_likely;
     for (int i = 0; i < num_rows; ++i) {
       const SamplingOptions& row = options[static_cast<std::size_t>(i)];
-      parameters.push_back(common::draw_parameters(row, i % 5, i));
+      parameters.push_back(common::sampling_parameters(row, i % 5, i));
       parameters.back().first_used = 0;
       parameters.back().num_used = static_cast<int>(used.size()) - 1;
       const std::span<const float> row_logits = std::span(logits).subspan(
@@ -51,25 +51,25 @@ class Rows {
       pending_rows[i] = i % 2 == 0 ? 1 : -1;
     }
     const DeviceArray<float> device_logits(logits);
-    const DeviceArray<DrawParameters> rows(parameters);
+    const DeviceArray<SamplingParameters> rows(parameters);
     const DeviceArray<int> next(most_likely);
     const DeviceArray<int> device_used(used);
     const DeviceArray<int> device_token_rows(token_rows);
     const DeviceArray<int> tokens(std::vector<int>(options.size(), used.back()));
     const DeviceArray<int> device_pending(pending_rows);
     const DeviceArray<int> pending_tokens(std::vector<int>{-7, used.back()});
-    common::Draws draws{.rows = rows.data(), .num_rows = num_rows};
-    draws.have_cuts = std::any_of(options.begin(), options.end(),
+    common::SamplingBatch batch{.rows = rows.data(), .num_rows = num_rows};
+    batch.have_cuts = std::any_of(options.begin(), options.end(),
                                   [](const SamplingOptions& row) { return row.top_k > 0 || row.top_p < 1.0F; });
-    draws.have_penalties = std::any_of(options.begin(), options.end(),
+    batch.have_penalties = std::any_of(options.begin(), options.end(),
                                        [](const SamplingOptions& row) { return row.repetition_penalty != 1.0F; });
-    draws.used = device_used.data();
-    draws.token_rows = device_token_rows.data();
-    draws.tokens = tokens.data();
-    draws.pending_rows = device_pending.data();
-    draws.pending_tokens = pending_tokens.data();
+    batch.used = device_used.data();
+    batch.token_rows = device_token_rows.data();
+    batch.tokens = tokens.data();
+    batch.pending_rows = device_pending.data();
+    batch.pending_tokens = pending_tokens.data();
     const common::Stream stream;
-    sampler_.draw(device_logits.data(), draws, next.data(), stream.get());
+    sampler_.sample(device_logits.data(), batch, next.data(), stream.get());
     stream.synchronize();
     return next.download();
   }
@@ -142,7 +142,7 @@ TEST_CASE("GPU: ten thousand draws for each filter are the CPU's, to the last on
       logits.insert(logits.end(), row.begin(), row.end());
     }
     for (std::size_t filter = 0; filter < std::size(kFilters); ++filter) {
-      const std::vector<Token> drawn = rows.draw(logits, std::vector<SamplingOptions>(kRows, kFilters[filter]), used);
+      const std::vector<Token> drawn = rows.sample(logits, std::vector<SamplingOptions>(kRows, kFilters[filter]), used);
       for (int i = 0; i < kRows; ++i) {
         const std::span<const float> row = std::span(logits).subspan(
             static_cast<std::size_t>(i) * static_cast<std::size_t>(vocab_size), static_cast<std::size_t>(vocab_size));
@@ -172,8 +172,8 @@ TEST_CASE("GPU: rows with options of their own, over large vocabularies, twice t
     }
     Rows rows(vocab_size, 64);
     const std::vector<Token> used = {5, 6, 7};
-    const std::vector<Token> drawn = rows.draw(logits, options, used);
-    CHECK(rows.draw(logits, options, used) == drawn);
+    const std::vector<Token> drawn = rows.sample(logits, options, used);
+    CHECK(rows.sample(logits, options, used) == drawn);
     for (std::size_t i = 0; i < num_rows; ++i) {
       CAPTURE(vocab_size, i);
       const std::span<const float> row =
@@ -202,7 +202,7 @@ TEST_CASE("GPU: what has no answer draws -1, and leaves the other rows alone") {
   for (const SamplingOptions& options :
        {SamplingOptions{.temperature = 1.0F}, SamplingOptions{.temperature = 1.0F, .top_k = 9, .top_p = 0.9F}}) {
     for (int round = 0; round < 2; ++round) {
-      const std::vector<Token> drawn = rows.draw(logits, std::vector<SamplingOptions>(4, options));
+      const std::vector<Token> drawn = rows.sample(logits, std::vector<SamplingOptions>(4, options));
       CHECK(drawn == std::vector<Token>{-1, -1, -1, common::sample(good, options, 3, 3)});
     }
   }

@@ -53,7 +53,7 @@ def metrics_of(server):
     return values
 
 
-def settled(server):
+def metrics_when_idle(server):
     """The metrics once nothing runs; the last ones after ten seconds."""
     for _ in range(100):
         values = metrics_of(server)
@@ -134,7 +134,7 @@ def main():
             for rest, gone in (("", lambda index: False), (", every fourth hangs up", lambda index: index % 4 == 1)):
                 clients = Clients(server, prompts, arguments.max_tokens, temperature, gone)
                 as_expected &= check(name + rest, clients, expected, lambda index, gone=gone: not gone(index))
-                scraped.append((name + rest, settled(server)))
+                scraped.append((name + rest, metrics_when_idle(server)))
         code, _, errors = server.end()
     for name in scraped[-1][1]:
         if name.split("{")[0] in METRICS:

@@ -330,11 +330,11 @@ std::vector<common::Matrix> made_up_logits(const stage::SequenceGroup& group, in
 }
 
 template <typename Group>
-void take(Group& group, std::vector<common::Matrix> logits) {
+void extend(Group& group, std::vector<common::Matrix> logits) {
 #if STAGE_NUMBER < 8
-  group.take(std::move(logits));
+  group.extend(std::move(logits));
 #else
-  group.take({{}, std::move(logits)}, 0.0);
+  group.extend({{}, std::move(logits)}, 0.0);
 #endif
 }
 
@@ -350,7 +350,7 @@ void fail_in_step(const Options& options, int num_steps) {
     Home home;
     std::unique_ptr<Group> group = home.start<Group>(request, options);
     for (int step = 0; step < num_steps; ++step) {
-      take(*group, made_up_logits(*group, step));
+      extend(*group, made_up_logits(*group, step));
       for (const int sequence : group->sequences()) {
         REQUIRE(home.manager.reserve(sequence, 1));
         home.manager.commit(sequence, 1);
@@ -362,7 +362,7 @@ void fail_in_step(const Options& options, int num_steps) {
     has_failed = false;
     allocations_until_failure = k;
     try {
-      take(*group, std::move(logits));
+      extend(*group, std::move(logits));
     } catch (const std::bad_alloc&) {
       has_failed = true;
     }

@@ -220,11 +220,11 @@ class ByHand {
   }
 
   const stage::BeamSearch& search() const { return search_; }
-  void take(std::vector<common::Matrix> logits) {
+  void extend(std::vector<common::Matrix> logits) {
 #if STAGE_NUMBER < 8
-    search_.take(std::move(logits));
+    search_.extend(std::move(logits));
 #else
-    search_.take({{}, std::move(logits)}, 0.0);
+    search_.extend({{}, std::move(logits)}, 0.0);
 #endif
   }
   std::vector<std::vector<Token>> texts() const {
@@ -472,9 +472,9 @@ TEST_CASE("beam: ties go to the better branch, then to the lower token") {
   Request request = make_request(3, 4, 0);
   ByHand beam(request, {3, 1.0});
   const common::Matrix all_equal = logits_of({});
-  beam.take({all_equal});
+  beam.extend({all_equal});
   CHECK(beam.texts() == std::vector<std::vector<Token>>{{0}, {1}, {2}});
-  beam.take({all_equal, all_equal, all_equal});
+  beam.extend({all_equal, all_equal, all_equal});
   CHECK(beam.texts() == std::vector<std::vector<Token>>{{0, 0}, {0, 1}, {0, 2}});
 }
 
@@ -492,7 +492,7 @@ TEST_CASE("beam: a search ends as soon as the best score is out of reach, and no
     Request request = make_request(3, 3, 0);
     request.stop_tokens = {5};
     ByHand beam(request, {2, length_penalty});
-    beam.take({logits_of({{5, stops}, {7, goes_on}})});
+    beam.extend({logits_of({{5, stops}, {7, goes_on}})});
     CHECK(beam.search().hypotheses().size() == 1);
     CHECK(beam.search().finished() == ends);
     CHECK(beam.texts() == (ends ? std::vector<std::vector<Token>>{} : std::vector<std::vector<Token>>{{7}}));

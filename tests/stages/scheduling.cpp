@@ -54,7 +54,7 @@ class CountedGroup : public stage::ParallelSampling {
         logits.emplace_back(common::Matrix::Zero(1, 16));
         logits.back()(0, static_cast<Eigen::Index>(i)) = 1.0F;
       }
-      take({{}, std::move(logits)}, 0.0);
+      extend({{}, std::move(logits)}, 0.0);
     }
   }
 

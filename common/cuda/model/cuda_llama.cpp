@@ -326,7 +326,7 @@ CudaLlama::CudaLlama(const Llama& model, Precision precision, int max_tokens, We
 CudaLlama::CudaLlama(const LlamaConfig& config, std::uint64_t seed, Precision precision, int max_tokens,
                      WeightType weights, Communicator* peers)
     : impl_(std::make_unique<Impl>(config, precision, max_tokens, weights, peers)) {
-  impl_->weights.draw(seed);
+  impl_->weights.randomize(seed);
 }
 
 CudaLlama::CudaLlama(CudaLlama&&) noexcept = default;

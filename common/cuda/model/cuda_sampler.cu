@@ -18,11 +18,11 @@ constexpr int kPenaltyThreads = 256;
 
 // A block for each row. A token may have been used several times, and the thread that marks it first changes its logit.
 __global__ void __launch_bounds__(kPenaltyThreads)
-    penalise_kernel(float* logits, int vocab_size, Draws draws, std::uint32_t* marks, int words_per_row) {
+    penalise_kernel(float* logits, int vocab_size, SamplingBatch batch, std::uint32_t* marks, int words_per_row) {
   wait_for_previous_launch();
   allow_next_launch();
   const int row = static_cast<int>(blockIdx.x);
-  const DrawParameters parameters = draws.rows[row];
+  const SamplingParameters parameters = batch.rows[row];
   if (parameters.repetition_penalty == 1.0F) {
     return;
   }
@@ -30,11 +30,11 @@ __global__ void __launch_bounds__(kPenaltyThreads)
   std::uint32_t* const row_marks = marks + std::int64_t{row} * words_per_row;
   const auto used_token = [&](int i) {
     if (i < parameters.num_used) {
-      return draws.used[parameters.first_used + i];
+      return batch.used[parameters.first_used + i];
     }
-    const int token_row = draws.token_rows[row];
-    const int pending_row = draws.pending_rows[token_row];
-    return pending_row >= 0 ? draws.pending_tokens[pending_row] : draws.tokens[token_row];
+    const int token_row = batch.token_rows[row];
+    const int pending_row = batch.pending_rows[token_row];
+    return pending_row >= 0 ? batch.pending_tokens[pending_row] : batch.tokens[token_row];
   };
   for (int i = static_cast<int>(threadIdx.x); i <= parameters.num_used; i += kPenaltyThreads) {
     const int token = used_token(i);
@@ -221,14 +221,14 @@ __device__ Kept keep_top_p(CutShared& shared, const Row& row, const Kept& kept, 
 
 // A block for each row.
 __global__ void __launch_bounds__(kCutThreads)
-    cut_kernel(const float* logits, int vocab_size, const DrawParameters* rows, const int* most_likely,
+    cut_kernel(const float* logits, int vocab_size, const SamplingParameters* rows, const int* most_likely,
                Kept* last_kept) {
   extern __shared__ CutShared cut_shared[];
   CutShared& shared = *cut_shared;
   wait_for_previous_launch();
   allow_next_launch();
   const int index = static_cast<int>(blockIdx.x);
-  const DrawParameters parameters = rows[index];
+  const SamplingParameters parameters = rows[index];
   const int best = __ldcg(most_likely + index);
   Kept kept;
   if (parameters.temperature > 0.0F && best >= 0) {
@@ -248,9 +248,9 @@ __global__ void __launch_bounds__(kCutThreads)
 
 // ---- Noise and the largest sum -------------------------------------------------------------------------------------
 
-constexpr int kDrawThreads = 256;
+constexpr int kSampleThreads = 256;
 constexpr int kPerThread = 16;
-constexpr int kLogitsPerBlock = kPerThread * kDrawThreads;
+constexpr int kLogitsPerBlock = kPerThread * kSampleThreads;
 
 struct Best {
   unsigned long long rank;
@@ -266,10 +266,10 @@ __device__ __forceinline__ float warp_max(float value) {
 }
 
 // blockIdx.y: the row. last_kept is nullptr if no row has top_k or top_p.
-__global__ void __launch_bounds__(kDrawThreads)
-    draw_kernel(const float* logits, int vocab_size, const DrawParameters* rows, const Kept* last_kept, Best* scratch,
-                int* next_tokens) {
-  __shared__ unsigned long long best_of_warps[kDrawThreads / 32];
+__global__ void __launch_bounds__(kSampleThreads)
+    sample_kernel(const float* logits, int vocab_size, const SamplingParameters* rows, const Kept* last_kept,
+                  Best* scratch, int* next_tokens) {
+  __shared__ unsigned long long best_of_warps[kSampleThreads / 32];
   wait_for_previous_launch();
   allow_next_launch();
   const int row = static_cast<int>(blockIdx.y);
@@ -283,7 +283,7 @@ __global__ void __launch_bounds__(kDrawThreads)
   const int first = static_cast<int>(blockIdx.x) * kLogitsPerBlock + static_cast<int>(threadIdx.x);
 #pragma unroll
   for (int i = 0; i < kPerThread; ++i) {
-    const int token = first + i * kDrawThreads;
+    const int token = first + i * kSampleThreads;
     values[i] = token < vocab_size ? __ldcg(row_logits + token) : -INFINITY;
   }
   const float max_logit = __ldcg(row_logits + most_likely);
@@ -304,7 +304,7 @@ __global__ void __launch_bounds__(kDrawThreads)
     if (i == 1 || i % 4 == 0) {
       best_score = warp_max(best_score);  // the warp's best so far rules out more than the thread's
     }
-    const int token = first + i * kDrawThreads;
+    const int token = first + i * kSampleThreads;
     const float score = score_of(values[i], max_logit, temperature);
     if (token >= vocab_size || !(score >= min_score) || score + max_gumbel_noise(32) < best_score) {
       continue;
@@ -354,23 +354,23 @@ CudaSampler::CudaSampler(int vocab_size, int max_rows)
   CUDA_CHECK(cudaMemset(used_.data(), 0, used_.bytes()));
 }
 
-void CudaSampler::draw(float* logits, const Draws& draws, int* next_tokens, cudaStream_t stream) {
-  COMMON_CHECK(draws.num_rows > 0 && draws.num_rows <= max_rows_, "1 to max_rows rows are drawn");
-  const dim3 rows(static_cast<unsigned>(draws.num_rows));
+void CudaSampler::sample(float* logits, const SamplingBatch& batch, int* next_tokens, cudaStream_t stream) {
+  COMMON_CHECK(batch.num_rows > 0 && batch.num_rows <= max_rows_, "1 to max_rows rows are drawn");
+  const dim3 rows(static_cast<unsigned>(batch.num_rows));
   auto* const best = static_cast<Best*>(best_.data());
   auto* const last_kept = static_cast<Kept*>(last_kept_.data());
-  if (draws.have_penalties) {
-    launch(penalise_kernel, rows, kPenaltyThreads, 0, stream, Overlap::kPreviousWithoutL1, logits, vocab_size_, draws,
+  if (batch.have_penalties) {
+    launch(penalise_kernel, rows, kPenaltyThreads, 0, stream, Overlap::kPreviousWithoutL1, logits, vocab_size_, batch,
            static_cast<std::uint32_t*>(used_.data()), (vocab_size_ + 31) / 32);
-    argmax_rows(logits, vocab_size_, draws.num_rows, best + max_rows_, next_tokens, stream);
+    argmax_rows(logits, vocab_size_, batch.num_rows, best + max_rows_, next_tokens, stream);
   }
-  if (draws.have_cuts) {
+  if (batch.have_cuts) {
     launch(cut_kernel, rows, kCutThreads, sizeof(CutShared), stream, Overlap::kPreviousWithoutL1, logits, vocab_size_,
-           draws.rows, next_tokens, last_kept);
+           batch.rows, next_tokens, last_kept);
   }
   const dim3 grid(static_cast<unsigned>((vocab_size_ + kLogitsPerBlock - 1) / kLogitsPerBlock), rows.x);
-  launch(draw_kernel, grid, kDrawThreads, 0, stream, Overlap::kPreviousWithoutL1, logits, vocab_size_, draws.rows,
-         draws.have_cuts ? last_kept : nullptr, best, next_tokens);
+  launch(sample_kernel, grid, kSampleThreads, 0, stream, Overlap::kPreviousWithoutL1, logits, vocab_size_, batch.rows,
+         batch.have_cuts ? last_kept : nullptr, best, next_tokens);
 }
 
 }  // namespace common

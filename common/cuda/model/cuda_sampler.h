@@ -7,14 +7,14 @@
 #include <cstddef>
 #include <cstdint>
 
-#include "common/cuda/model/draw_parameters.h"
+#include "common/cuda/model/sampling_parameters.h"
 #include "common/cuda/runtime/device.h"
 
 namespace common {
 
 // All pointers are device pointers.
-struct Draws {
-  const DrawParameters* rows = nullptr;  // [num_rows]
+struct SamplingBatch {
+  const SamplingParameters* rows = nullptr;  // [num_rows]
   int num_rows = 0;
   bool have_cuts = false;       // whether a row has top_k or top_p
   bool have_penalties = false;  // whether a row has a repetition penalty
@@ -35,7 +35,7 @@ class CudaSampler {
   // next_tokens: [num_rows], the token with the largest logit of each row (-1: there is none); the drawn token replaces
   // it, or -1 if a logit is +inf. A repetition penalty changes the logits, [num_rows, vocab_size]. Enqueues
   // all work on the stream.
-  void draw(float* logits, const Draws& draws, int* next_tokens, cudaStream_t stream);
+  void sample(float* logits, const SamplingBatch& batch, int* next_tokens, cudaStream_t stream);
 
  private:
   int vocab_size_;

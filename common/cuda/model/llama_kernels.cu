@@ -446,7 +446,7 @@ __global__ void __launch_bounds__(kThreads)
 }
 
 template <typename Scalar>
-__global__ void draw_uniform_kernel(std::uint64_t seed, std::uint64_t first, float half_width, std::int64_t size,
+__global__ void fill_uniform_kernel(std::uint64_t seed, std::uint64_t first, float half_width, std::int64_t size,
                                     Scalar* destination) {
   for (std::int64_t i = std::int64_t{blockIdx.x} * kThreads + threadIdx.x; i < size;
        i += std::int64_t{gridDim.x} * kThreads) {
@@ -577,10 +577,10 @@ void unpack_float8(const void* weights, const float* row_scales, std::int64_t nu
          static_cast<const uint4*>(weights), row_scales, num_vectors, num_cols / 16, static_cast<uint4*>(output));
 }
 
-void draw_uniform(Precision precision, std::uint64_t seed, std::uint64_t first, float half_width, std::int64_t size,
+void fill_uniform(Precision precision, std::uint64_t seed, std::uint64_t first, float half_width, std::int64_t size,
                   void* destination, cudaStream_t stream) {
   with_scalar(precision, [&]<typename Scalar>(Scalar) {
-    draw_uniform_kernel<<<blocks_for(size), kThreads, 0, stream>>>(seed, first, half_width, size,
+    fill_uniform_kernel<<<blocks_for(size), kThreads, 0, stream>>>(seed, first, half_width, size,
                                                                    static_cast<Scalar*>(destination));
   });
   CUDA_CHECK(cudaGetLastError());

@@ -115,7 +115,7 @@ void store_rows_float8(const float* source, std::int64_t num_rows, int num_cols,
                        float* row_scales, cudaStream_t stream);
 
 // Uniform in (-half_width, half_width). Element i depends only on seed and first + i.
-void draw_uniform(Precision precision, std::uint64_t seed, std::uint64_t first, float half_width, std::int64_t size,
+void fill_uniform(Precision precision, std::uint64_t seed, std::uint64_t first, float half_width, std::int64_t size,
                   void* destination, cudaStream_t stream);
 
 void fill_floats(float* destination, std::int64_t size, float value, cudaStream_t stream);

@@ -73,12 +73,12 @@ class Uploader {
   }
 
   // Float8 rows, uniform in (-half_width, half_width), drawn from number `first` on.
-  void draw(std::uint64_t seed, std::uint64_t first, float half_width, std::int64_t num_rows, std::int64_t cols,
-            const CudaLlamaWeights::LayerMatrix& destination) {
+  void randomize(std::uint64_t seed, std::uint64_t first, float half_width, std::int64_t num_rows, std::int64_t cols,
+                 const CudaLlamaWeights::LayerMatrix& destination) {
     const std::int64_t rows_at_once = std::max<std::int64_t>(1, kStagingFloats / cols);
     for (std::int64_t row = 0; row < num_rows; row += rows_at_once) {
       const std::int64_t count = std::min<std::int64_t>(rows_at_once, num_rows - row);
-      draw_uniform(Precision::kFloat32, seed, first + static_cast<std::uint64_t>(row * cols), half_width, count * cols,
+      fill_uniform(Precision::kFloat32, seed, first + static_cast<std::uint64_t>(row * cols), half_width, count * cols,
                    staging_.data(), nullptr);
       store(count, cols, destination, row, 1);
     }
@@ -228,25 +228,25 @@ void CudaLlamaWeights::upload(const LlamaWeights& whole) {
   CUDA_CHECK(cudaDeviceSynchronize());
 }
 
-void CudaLlamaWeights::draw(std::uint64_t seed) {
+void CudaLlamaWeights::randomize(std::uint64_t seed) {
   const std::int64_t hidden = config_.hidden_size;
   std::uint64_t drawn = static_cast<std::uint64_t>(shard_.rank) << 40;
   Uploader float8_rows(precision_);
   // whole_cols: the columns of the whole matrix; cols is the shard's part.
-  const auto draw_matrix = [&](const LayerMatrix& matrix, std::int64_t rows, std::int64_t cols,
-                               std::int64_t whole_cols = 0) {
+  const auto randomize_matrix = [&](const LayerMatrix& matrix, std::int64_t rows, std::int64_t cols,
+                                    std::int64_t whole_cols = 0) {
     const float half_width = std::sqrt(3.0F / static_cast<float>(std::max(cols, whole_cols)));
     if (matrix.row_scales != nullptr) {
-      float8_rows.draw(seed, drawn, half_width, rows, cols, matrix);
+      float8_rows.randomize(seed, drawn, half_width, rows, cols, matrix);
     } else {
-      draw_uniform(precision_, seed, drawn, half_width, rows * cols, matrix.data, nullptr);
+      fill_uniform(precision_, seed, drawn, half_width, rows * cols, matrix.data, nullptr);
     }
     drawn += static_cast<std::uint64_t>(rows * cols);
   };
-  draw_matrix({embedding}, config_.vocab_size, hidden);
+  randomize_matrix({embedding}, config_.vocab_size, hidden);
   fill_floats(output_norm, hidden, 1.0F, nullptr);
   if (!config_.tied_output) {
-    draw_matrix({output}, config_.vocab_size, hidden);
+    randomize_matrix({output}, config_.vocab_size, hidden);
   }
   std::vector<double> radians;
   radians.reserve(static_cast<std::size_t>(config_.head_dim / 2));
@@ -256,7 +256,7 @@ void CudaLlamaWeights::draw(std::uint64_t seed) {
   upload_array(radians.data(), radians.size() * sizeof(double), frequencies);
   for (const Layer& layer : layers) {
     fill_floats(layer.attention_norm, hidden, 1.0F, nullptr);
-    draw_matrix(layer.qkv, qkv_rows(config_), hidden);
+    randomize_matrix(layer.qkv, qkv_rows(config_), hidden);
     if (config_.qkv_bias) {
       fill_floats(layer.qkv_bias, qkv_rows(config_), 0.0F, nullptr);
     }
@@ -264,10 +264,10 @@ void CudaLlamaWeights::draw(std::uint64_t seed) {
       fill_floats(layer.q_norm, config_.head_dim, 1.0F, nullptr);
       fill_floats(layer.k_norm, config_.head_dim, 1.0F, nullptr);
     }
-    draw_matrix(layer.output, hidden, q_rows(config_), q_rows(whole_));
+    randomize_matrix(layer.output, hidden, q_rows(config_), q_rows(whole_));
     fill_floats(layer.feed_forward_norm, hidden, 1.0F, nullptr);
-    draw_matrix(layer.gate_up, 2 * std::int64_t{config_.feed_forward_size}, hidden);
-    draw_matrix(layer.down, hidden, config_.feed_forward_size, whole_.feed_forward_size);
+    randomize_matrix(layer.gate_up, 2 * std::int64_t{config_.feed_forward_size}, hidden);
+    randomize_matrix(layer.down, hidden, config_.feed_forward_size, whole_.feed_forward_size);
   }
   CUDA_CHECK(cudaDeviceSynchronize());
 }

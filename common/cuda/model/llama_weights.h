@@ -22,7 +22,7 @@ class CudaLlamaWeights {
   CudaLlamaWeights(const LlamaConfig& config, Precision precision, WeightType type, const Shard& shard = {});
 
   void upload(const LlamaWeights& weights);  // the whole model's
-  void draw(std::uint64_t seed);             // the distribution of Llama(config, seed), but other numbers
+  void randomize(std::uint64_t seed);        // the distribution of Llama(config, seed), but other numbers
 
   struct LayerMatrix {
     void* data = nullptr;

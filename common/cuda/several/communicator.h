@@ -39,7 +39,7 @@ class Communicator {
   // may then never end.
   virtual void wait(const std::function<bool()>& is_done) = 0;
   // The same for work that every GPU has certainly enqueued. Returns false if it takes too long.
-  virtual bool settle(const std::function<bool()>& is_done) noexcept = 0;
+  virtual bool wait_quietly(const std::function<bool()>& is_done) noexcept = 0;
   // Reports to the others that this GPU has failed.
   virtual void fail() noexcept = 0;
   // Ends this GPU's enqueued work that waits for other GPUs, with wrong results, and reports that to the others. There

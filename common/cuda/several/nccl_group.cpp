@@ -147,7 +147,7 @@ class NcclCommunicator : public Communicator {
     }
   }
 
-  bool settle(const std::function<bool()>& is_done) noexcept override {
+  bool wait_quietly(const std::function<bool()>& is_done) noexcept override {
     const auto start = std::chrono::steady_clock::now();
     try {
       while (!is_done()) {

@@ -13,7 +13,7 @@ class NcclGroup {
   // Why there can be no group of `count` GPUs; empty if there can.
   static std::string unsupported(int count);
 
-  // max_wait: seconds, for Communicator::wait and settle.
+  // max_wait: seconds, for Communicator::wait and wait_quietly.
   NcclGroup(int count, double max_wait, AllReduce all_reduce = AllReduce::kNccl);
   ~NcclGroup();
   NcclGroup(const NcclGroup&) = delete;

@@ -1,12 +1,12 @@
 // Apart from the kernels, so that nvcc need not read what the host's sampling includes.
-#include "common/cuda/model/draw_parameters.h"
+#include "common/cuda/model/sampling_parameters.h"
 
 #include "common/math/gumbel.h"
 #include "common/math/sampling.h"
 
 namespace common {
 
-DrawParameters draw_parameters(const SamplingOptions& options, int sample_index, std::int64_t position) {
+SamplingParameters sampling_parameters(const SamplingOptions& options, int sample_index, std::int64_t position) {
   return {.noise_key = noise_key(options.seed, sample_index, position),
           .temperature = options.temperature,
           .min_score = min_score(options),

@@ -15,31 +15,31 @@
 
 namespace stage8 {
 
-class DrawInputs {
+class SamplingInputs {
  public:
-  explicit DrawInputs(int max_rows)
+  explicit SamplingInputs(int max_rows)
       : host_rows_(static_cast<std::size_t>(max_rows)), rows_(static_cast<std::size_t>(max_rows)) {}
 
   // The last upload, and the step that read it, must be over.
   void upload(const RaggedBatch& step, const common::Stream& stream) {
-    draws_ = {.rows = rows_.data(), .num_rows = static_cast<int>(step.draws.size())};
-    if (step.draws.empty()) {
+    batch_ = {.rows = rows_.data(), .num_rows = static_cast<int>(step.sampling_rows.size())};
+    if (step.sampling_rows.empty()) {
       return;
     }
-    COMMON_CHECK(step.draws.size() == step.logits_rows.size(), "each row of logits has a token drawn");
+    COMMON_CHECK(step.sampling_rows.size() == step.logits_rows.size(), "each row of logits has a token drawn");
     std::vector<int> used;
-    for (std::size_t i = 0; i < step.draws.size(); ++i) {
-      const Draw& draw = step.draws[i];
+    for (std::size_t i = 0; i < step.sampling_rows.size(); ++i) {
+      const SamplingRow& wanted = step.sampling_rows[i];
       const int position = step.positions[static_cast<std::size_t>(step.logits_rows[i])] + 1;
-      common::DrawParameters& row = host_rows_.data()[i];
-      row = common::draw_parameters(draw.options, draw.sample_index, position);
+      common::SamplingParameters& row = host_rows_.data()[i];
+      row = common::sampling_parameters(wanted.options, wanted.sample_index, position);
       row.first_used = static_cast<int>(used.size());
-      row.num_used = static_cast<int>(draw.used.size());
-      used.insert(used.end(), draw.used.begin(), draw.used.end());
-      draws_.have_cuts = draws_.have_cuts || (row.temperature > 0.0F && (row.top_k > 0 || row.top_p < 1.0F));
-      draws_.have_penalties = draws_.have_penalties || row.repetition_penalty != 1.0F;
+      row.num_used = static_cast<int>(wanted.used.size());
+      used.insert(used.end(), wanted.used.begin(), wanted.used.end());
+      batch_.have_cuts = batch_.have_cuts || (row.temperature > 0.0F && (row.top_k > 0 || row.top_p < 1.0F));
+      batch_.have_penalties = batch_.have_penalties || row.repetition_penalty != 1.0F;
     }
-    copy(host_rows_.data(), rows_.data(), step.draws.size(), stream);
+    copy(host_rows_.data(), rows_.data(), step.sampling_rows.size(), stream);
     if (!used.empty()) {
       if (host_used_ == nullptr || host_used_->size() < used.size()) {
         // The host's array grows last: its size is the capacity of both.
@@ -50,10 +50,10 @@ class DrawInputs {
       std::copy(used.begin(), used.end(), host_used_->data());
       copy(host_used_->data(), used_.data(), used.size(), stream);
     }
-    draws_.used = used_.data();
+    batch_.used = used_.data();
   }
 
-  const common::Draws& draws() const { return draws_; }
+  const common::SamplingBatch& batch() const { return batch_; }
 
  private:
   template <typename T>
@@ -61,11 +61,11 @@ class DrawInputs {
     CUDA_CHECK(cudaMemcpyAsync(device, host, count * sizeof(T), cudaMemcpyHostToDevice, stream.get()));
   }
 
-  common::PinnedArray<common::DrawParameters> host_rows_;
-  common::DeviceArray<common::DrawParameters> rows_;
+  common::PinnedArray<common::SamplingParameters> host_rows_;
+  common::DeviceArray<common::SamplingParameters> rows_;
   std::unique_ptr<common::PinnedArray<int>> host_used_;
   common::DeviceArray<int> used_;
-  common::Draws draws_;
+  common::SamplingBatch batch_;
 };
 
 }  // namespace

@@ -7,7 +7,7 @@ namespace common {
 
 struct SamplingOptions;
 
-struct DrawParameters {
+struct SamplingParameters {
   std::uint64_t noise_key = 0;
   float temperature = 0.0F;  // 0: the token with the largest logit
   float min_score = 0.0F;    // -inf: min_p keeps all tokens
@@ -18,6 +18,6 @@ struct DrawParameters {
   int num_used = 0;
 };
 
-DrawParameters draw_parameters(const SamplingOptions& options, int sample_index, std::int64_t position);
+SamplingParameters sampling_parameters(const SamplingOptions& options, int sample_index, std::int64_t position);
 
 }  // namespace common
