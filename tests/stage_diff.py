@@ -334,6 +334,7 @@ class Pair:
     files: list
     errors: list
     num_notes: int
+    left_out: str = ""  # what is not shown although it belongs to the lesson, and why
 
     def size(self):
         files = [file for file in self.files if file.is_lesson()]
@@ -353,6 +354,9 @@ class Pair:
             self.files = found
         elif not with_all:
             self.files = [file for file in self.files if file.is_lesson()]
+            if "stage7" not in self.before + self.after and any(map(is_for_gpu, self.files)):
+                self.files = [file for file in self.files if not is_for_gpu(file)]
+                self.left_out = "What only a GPU needs is left out: gpu_runner.h, kernels/. With --all it is shown."
 
 
 def is_named(file, name):
@@ -361,9 +365,14 @@ def is_named(file, name):
     return name in (file, path.name, path.stem) or (name.endswith("/") and file.startswith(name))
 
 
+def is_for_gpu(file):
+    return file.name == "gpu_runner.h" or file.name.startswith(("kernels/", "ladder/"))
+
+
 def read_pair(root, before, after):
     """Between neighbours, every note has to find its hunk. For stages further apart, the notes come from the lessons of
-    all stages after the first, and only those count whose lines are still there."""
+    all stages after the first, and only those count whose lines are still there; where several lessons have one, the
+    last."""
     files = compare(root / before, root / after)
     stages = diff_check.find_stages(root)
     lessons = stages[stages.index(before) + 1:stages.index(after) + 1]
@@ -382,6 +391,9 @@ def read_pair(root, before, after):
         files, more = attach(files, notes, where)
         errors += more if len(lessons) == 1 else []
         num_notes += len(notes)
+        for place in files + [piece for file in files for hunk in file.hunks for piece in hunk.pieces]:
+            if any(note in notes for note in place.notes):
+                place.notes = [note for note in place.notes if note in notes]
     return Pair(before, after, title, files, errors, num_notes)
 
 
@@ -475,6 +487,9 @@ def print_pair(pair, paint, width):
     yield paint(pair.title, "bold")
     yield f"{pair.before} -> {pair.after}: {pair.size()}"
     yield ""
+    if pair.left_out:
+        yield pair.left_out
+        yield ""
     column = max((len(file.name) for file in pair.files), default=0)
     for file in pair.files:
         num_notes = len({id(note) for note in file.notes} |
@@ -852,7 +867,8 @@ def page(pair, root, html_file):
                        for file in pair.files)
     notes = NotesToShow()
     return PAGE.format(title=html.escape(pair.title), before=pair.before, after=pair.after, size=pair.size(),
-                       no_notes="" if pair.num_notes else " The lesson has no notes on these changes yet.",
+                       no_notes=(" " + pair.left_out if pair.left_out else "")
+                       + ("" if pair.num_notes else " The lesson has no notes on these changes yet."),
                        contents=contents, files="\n".join(file_html(file, link, notes) for file in pair.files))
 
 
