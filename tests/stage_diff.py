@@ -334,6 +334,7 @@ class Pair:
     files: list
     errors: list
     num_notes: int
+    are_apart: bool = False  # not neighbours
     left_out: str = ""  # what is not shown although it belongs to the lesson, and why
 
     def size(self):
@@ -354,7 +355,7 @@ class Pair:
             self.files = found
         elif not with_all:
             self.files = [file for file in self.files if file.is_lesson()]
-            if "stage7" not in self.before + self.after and any(map(is_for_gpu, self.files)):
+            if self.are_apart and any(map(is_for_gpu, self.files)):
                 self.files = [file for file in self.files if not is_for_gpu(file)]
                 self.left_out = "What only a GPU needs is left out: gpu_runner.h, kernels/. With --all it is shown."
 
@@ -394,7 +395,7 @@ def read_pair(root, before, after):
         for place in files + [piece for file in files for hunk in file.hunks for piece in hunk.pieces]:
             if any(note in notes for note in place.notes):
                 place.notes = [note for note in place.notes if note in notes]
-    return Pair(before, after, title, files, errors, num_notes)
+    return Pair(before, after, title, files, errors, num_notes, len(lessons) > 1)
 
 
 # ---------------------------------------------------------------------------------------------------------------------
