@@ -366,14 +366,24 @@ def is_named(file, name):
     return name in (file, path.name, path.stem) or (name.endswith("/") and file.startswith(name))
 
 
+def drop_older_notes(file, notes):
+    """Leaves a file's pieces the notes of this lesson alone, if it has any on the file. What an older lesson says of the
+    whole file stays, unless this one does too."""
+    pieces = [piece for hunk in file.hunks for piece in hunk.pieces]
+    if any(note in notes for place in [file, *pieces] for note in place.notes):
+        for piece in pieces:
+            piece.notes = [note for note in piece.notes if note in notes]
+    if any(note in notes for note in file.notes):
+        file.notes = [note for note in file.notes if note in notes]
+
+
 def is_for_gpu(file):
     return file.name == "gpu_runner.h" or file.name.startswith(("kernels/", "ladder/"))
 
 
 def read_pair(root, before, after):
     """Between neighbours, every note has to find its hunk. For stages further apart, the notes come from the lessons of
-    all stages after the first, and only those count whose lines are still there; where several lessons have one, the
-    last."""
+    all stages after the first, and only those count whose lines are still there: the last lesson's that has any."""
     files = compare(root / before, root / after)
     stages = diff_check.find_stages(root)
     lessons = stages[stages.index(before) + 1:stages.index(after) + 1]
@@ -392,9 +402,8 @@ def read_pair(root, before, after):
         files, more = attach(files, notes, where)
         errors += more if len(lessons) == 1 else []
         num_notes += len(notes)
-        for place in files + [piece for file in files for hunk in file.hunks for piece in hunk.pieces]:
-            if any(note in notes for note in place.notes):
-                place.notes = [note for note in place.notes if note in notes]
+        for file in files:
+            drop_older_notes(file, notes)
     return Pair(before, after, title, files, errors, num_notes, len(lessons) > 1)
 
 
