@@ -108,6 +108,8 @@ std::vector<common::Counter> Engine::counters() const {
           {"slots_total", static_cast<double>(options_.num_slots)},
           {"slots_reserved", static_cast<double>(slots_reserved_) / rounds},
           {"slots_used", static_cast<double>(slots_used_) / rounds},
+          {"slots_to_come", static_cast<double>(slots_reserved_ - slots_used_ - slots_never_used_) / rounds},
+          {"slots_never_used", static_cast<double>(slots_never_used_) / rounds},
           {"kv_bytes_per_token", static_cast<double>(cache_.shape().bytes_per_slot())},
           {"kv_bytes_read", static_cast<double>(kv_bytes_read_)}};
 }
@@ -167,6 +169,13 @@ void Engine::end_round(std::vector<Generation>& batch) {
   slots_reserved_ += usage.reserved;
   slots_used_ += usage.used;
   requests_held_ += static_cast<std::int64_t>(batch.size());
+  for (Generation& generation : batch) {
+    generation.rounds += 1;
+    if (generation.finished) {  // its text is as long as it will get: what is empty was reserved for nothing
+      const int never_used = manager_.capacity(generation.sequence) - manager_.length(generation.sequence);
+      slots_never_used_ += std::int64_t{generation.rounds} * never_used;
+    }
+  }
   std::erase_if(batch, [&](const Generation& generation) {
     if (generation.finished) {
       manager_.free(generation.sequence);

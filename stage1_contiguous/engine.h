@@ -54,6 +54,7 @@ class Engine {
     const common::Request* request = nullptr;
     common::Completion* completion = nullptr;
     std::vector<common::Token> tokens;  // the prompt and the tokens drawn so far; the cache may lack the last ones
+    int rounds = 0;                     // in which its slots were reserved
     bool finished = false;
   };
 
@@ -75,6 +76,7 @@ class Engine {
   std::int64_t rounds_ = 0;
   std::int64_t slots_reserved_ = 0;
   std::int64_t slots_used_ = 0;
+  std::int64_t slots_never_used_ = 0;  // of finished requests: until then it is not known
   std::int64_t requests_held_ = 0;
   int max_running_ = 0;
 };

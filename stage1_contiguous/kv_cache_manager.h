@@ -18,8 +18,8 @@ struct Region {
   int size = 0;
 };
 
-// Counted in slots. reserved - used is internal fragmentation; free slots in holes that are too small are external
-// fragmentation.
+// Counted in slots. What is reserved and not used waits for tokens to come, or is never used: internal fragmentation.
+// Free slots in holes that are too small are external fragmentation.
 struct Usage {
   int total = 0;
   // Owned by a sequence.

@@ -96,9 +96,8 @@ void add_engine_options(common::Command& command, EngineOptions& options) {
 }
 
 // One sequence with random K and V, for `bench --attention`.
-common::AttentionTarget attention_target(const common::AttentionShape& shape) {
+common::AttentionTarget attention_target(const common::AttentionShape& shape, int block_size) {
   const int length = shape.context_length;
-  const int block_size = EngineOptions().block_size;
   const int num_blocks = blocks_needed(length, block_size);
   const auto manager = std::make_shared<KvCacheManager>(num_blocks, block_size);
   const auto cache = std::make_shared<KvCache>(
@@ -151,7 +150,10 @@ int run(int argc, char** argv) {
     const auto append = [&](std::span<const common::Token> tokens) { return engine->append(0, tokens); };
     return common::BenchTarget{start, append, engine->cache().shape().bytes_per_slot()};
   };
-  add_engine_options(program.add_bench(bench_target, attention_target), options);
+  const auto block_attention = [&](const common::AttentionShape& shape) {
+    return attention_target(shape, options.block_size);
+  };
+  add_engine_options(program.add_bench(bench_target, block_attention), options);
 
   program.add_block_commands(options.block_size, start_engine);
 

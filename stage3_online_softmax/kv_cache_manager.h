@@ -15,7 +15,7 @@ using SequenceId = int;
 // How many blocks hold num_tokens tokens.
 int blocks_needed(int num_tokens, int block_size);
 
-// Counted in slots. reserved - used is internal fragmentation: at most block_size - 1 slots for each sequence.
+// Counted in slots. reserved - used is the empty end of each sequence's last block: at most block_size - 1 slots.
 struct Usage {
   int total = 0;
   // Owned by a sequence.

@@ -6,11 +6,8 @@
 
 namespace stage4 {
 
-// Online: one pass over the blocks, which rescales the earlier results whenever a larger score turns up (Milakov and
-// Gimelshein, arXiv 1805.02867). Safe: two passes; the first one finds the largest score.
-enum class SoftmaxMode { kOnline, kSafe };
-
-// Softmax over scores that arrive block by block: what each row of scores keeps about the blocks so far.
+// Softmax over scores that arrive block by block: what each row of scores keeps about the blocks so far. Whenever a
+// larger score turns up, the earlier results are rescaled (Milakov and Gimelshein, arXiv 1805.02867).
 struct OnlineSoftmax {
   Eigen::VectorXf row_max;  // the largest score
   Eigen::VectorXf row_sum;  // sum of exp(score - row_max)
@@ -21,9 +18,6 @@ struct OnlineSoftmax {
   // Adds a block to the rows from first_row on. scores: [rows, count], -inf where masked; they become the weights.
   // values: [count, head_dim].
   void add(int first_row, Eigen::Ref<common::Matrix> scores, const common::MatrixView& values);
-
-  // Only raises row_max to the largest scores of the block: the first pass of the safe form.
-  void add_max(int first_row, Eigen::Ref<common::Matrix> scores);
 };
 
 // q: [num_queries, num_heads * head_dim], the last num_queries of the sequence's context_length tokens, whose K and V
@@ -31,6 +25,6 @@ struct OnlineSoftmax {
 // position p lives in block block_table[p / block_size], row p % block_size.
 // Returns softmax(q k^T / sqrt(head_dim)) v, head by head: [num_queries, num_heads * head_dim].
 common::Matrix attention(const KvCache& cache, int layer, const common::Matrix& q, std::span<const int> block_table,
-                         int context_length, SoftmaxMode mode = SoftmaxMode::kOnline);
+                         int context_length);
 
 }  // namespace

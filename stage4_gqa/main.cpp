@@ -94,14 +94,11 @@ void add_engine_options(common::Command& command, EngineOptions& options) {
   command.option("--slots", options.num_slots, {1, 1 << 24}, "size of the cache, in tokens");
   command.option("--chunk", options.chunk_size, {1, 1 << 16}, "max prompt tokens in one forward pass");
   command.option("--block-size", options.block_size, {1, 1 << 16}, "slots in a block");
-  command.choice("--softmax", options.softmax, {{"online", SoftmaxMode::kOnline}, {"safe", SoftmaxMode::kSafe}},
-                 "online (one pass over the blocks) or safe (two)");
 }
 
 // One sequence with random K and V, for `bench --attention`.
-common::AttentionTarget attention_target(const common::AttentionShape& shape) {
+common::AttentionTarget attention_target(const common::AttentionShape& shape, int block_size) {
   const int length = shape.context_length;
-  const int block_size = EngineOptions().block_size;
   const int num_blocks = blocks_needed(length, block_size);
   const auto manager = std::make_shared<KvCacheManager>(num_blocks, block_size);
   const auto cache = std::make_shared<KvCache>(
@@ -149,7 +146,10 @@ int run(int argc, char** argv) {
     const auto append = [&](std::span<const common::Token> tokens) { return engine->append(0, tokens); };
     return common::BenchTarget{start, append, engine->cache().shape().bytes_per_slot()};
   };
-  add_engine_options(program.add_bench(bench_target, attention_target), options);
+  const auto block_attention = [&](const common::AttentionShape& shape) {
+    return attention_target(shape, options.block_size);
+  };
+  add_engine_options(program.add_bench(bench_target, block_attention), options);
 
   program.add_block_commands(options.block_size, start_engine);
 

@@ -22,7 +22,6 @@ struct EngineOptions {
   int chunk_size = 256;
   // Slots in a block. The cache is rounded up to whole blocks.
   int block_size = 16;
-  SoftmaxMode softmax = SoftmaxMode::kOnline;
 };
 
 class Engine {

@@ -144,7 +144,7 @@ BeamSearch::BeamSearch(Engine& engine, const common::Request& request, const Bea
                        SequenceId first_sequence)
     : SequenceGroup(engine, request, first_sequence), options_(options) {
   COMMON_CHECK(options.width > 0, "a beam is at least one branch wide");
-  COMMON_CHECK(std::isfinite(options.length_penalty), "the length penalty is not a number");
+  COMMON_CHECK(std::isfinite(options.length_penalty) && options.length_penalty >= 0.0, "the length penalty is below 0");
 }
 
 void BeamSearch::extend(std::vector<common::Matrix> logits) {
@@ -216,14 +216,9 @@ void BeamSearch::finish(std::vector<common::Token> tokens, double log_probabilit
 }
 
 bool BeamSearch::can_win(const Branch& branch) const {
-  if (hypotheses_.empty()) {
-    return true;
-  }
-  // A log probability can only fall from here, and the score is largest at the shortest or at the longest possible
-  // length.
-  const double bound = std::max(score(branch.log_probability, branch.tokens.size() + 1),
-                                score(branch.log_probability, static_cast<std::size_t>(request_.max_new_tokens)));
-  return bound > hypotheses_.front().score;
+  // A log probability can only fall from here, and the longest possible text divides it by most.
+  const double bound = score(branch.log_probability, static_cast<std::size_t>(request_.max_new_tokens));
+  return hypotheses_.empty() || bound > hypotheses_.front().score;
 }
 
 }  // namespace

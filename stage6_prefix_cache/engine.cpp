@@ -206,7 +206,7 @@ common::Matrix Engine::forward(SequenceId sequence, std::span<const common::Toke
   common::Matrix hidden = model_.forward(
       tokens, positions, [&](int layer, const common::Matrix& q, const common::Matrix& k, const common::Matrix& v) {
         cache_.write(layer, slot_mapping, k, v);
-        return attention(cache_, layer, q, manager_.block_table(sequence), length + num_tokens, options_.softmax);
+        return attention(cache_, layer, q, manager_.block_table(sequence), length + num_tokens);
       });
   forward_passes_ += 1;
   kv_bytes_read_ += cache_.shape().bytes_per_slot() * (length + num_tokens);

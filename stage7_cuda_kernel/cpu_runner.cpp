@@ -8,20 +8,17 @@
 
 namespace stage7 {
 
-CpuRunner::CpuRunner(const common::Llama& model, const KvCacheShape& shape, SoftmaxMode softmax)
-    : model_(model),
-      kv_cache_(shape),
-      softmax_(softmax),
-      size_{shape.num_blocks, shape.block_size, shape.bytes_per_slot()} {}
+CpuRunner::CpuRunner(const common::Llama& model, const KvCacheShape& shape)
+    : model_(model), kv_cache_(shape), size_{shape.num_blocks, shape.block_size, shape.bytes_per_slot()} {}
 
 void CpuRunner::enqueue(const RaggedBatch& batch) {
   COMMON_CHECK(batch.num_sequences() == 1, "a step is of one sequence");
-  const common::Matrix hidden = model_.forward(
-      batch.tokens, batch.positions,
-      [&](int layer, const common::Matrix& q, const common::Matrix& k, const common::Matrix& v) {
-        kv_cache_.write(layer, batch.slot_mapping, k, v);
-        return attention(kv_cache_, layer, q, batch.block_tables, batch.context_lengths.front(), softmax_);
-      });
+  const common::Matrix hidden =
+      model_.forward(batch.tokens, batch.positions,
+                     [&](int layer, const common::Matrix& q, const common::Matrix& k, const common::Matrix& v) {
+                       kv_cache_.write(layer, batch.slot_mapping, k, v);
+                       return attention(kv_cache_, layer, q, batch.block_tables, batch.context_lengths.front());
+                     });
   StepResult result;
   const common::Matrix logits = model_.logits(hidden(batch.logits_rows, Eigen::all));
   if (batch.draws_tokens) {

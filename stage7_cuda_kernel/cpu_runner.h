@@ -12,7 +12,7 @@ namespace stage7 {
 class CpuRunner : public Runner {
  public:
   // The model must outlive the runner.
-  CpuRunner(const common::Llama& model, const KvCacheShape& shape, SoftmaxMode softmax);
+  CpuRunner(const common::Llama& model, const KvCacheShape& shape);
 
   const CacheSize& cache() const override { return size_; }
   void copy_blocks(std::span<const BlockCopy> copies) override { kv_cache_.copy_blocks(copies); }
@@ -25,7 +25,6 @@ class CpuRunner : public Runner {
  private:
   const common::Llama& model_;
   KvCache kv_cache_;
-  SoftmaxMode softmax_;
   CacheSize size_;
   StepResult result_;  // of the last batch
 };

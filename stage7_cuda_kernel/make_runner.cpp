@@ -102,7 +102,7 @@ std::unique_ptr<Runner> make_runner(const common::Llama& model, const EngineOpti
   const bool is_exact =
       gpu.precision == Precision::kFloat32 && gpu.kv_cache == KvCacheType::kAuto && gpu.weights == WeightType::kAuto;
   if (gpu.device == Device::kCpu && is_exact) {
-    return std::make_unique<CpuRunner>(model, shape, options.softmax);
+    return std::make_unique<CpuRunner>(model, shape);
   }
   const std::string reason = obstacle(model.config(), shape, gpu);
   if (reason.empty()) {
@@ -119,7 +119,7 @@ std::unique_ptr<Runner> make_runner(const common::Llama& model, const EngineOpti
     throw common::InputError(reason);
   }
   print_note("computing on the CPU: " + reason);
-  return std::make_unique<CpuRunner>(model, shape, options.softmax);
+  return std::make_unique<CpuRunner>(model, shape);
 }
 
 }  // namespace

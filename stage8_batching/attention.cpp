@@ -3,23 +3,12 @@
 #include <algorithm>
 #include <cmath>
 #include <limits>
-#include <vector>
 
 #include "common/base/check.h"
 #include "common/base/parallel.h"
 #include "common/math/product.h"
 
 namespace stage8 {
-namespace {
-
-// What a pass over the blocks computes. The safe form makes two passes: it knows each query's largest score before it
-// computes the first weight, so that nothing has to be rescaled.
-enum class Pass { kMaximum, kOutput };
-std::vector<Pass> passes(SoftmaxMode mode) {
-  return mode == SoftmaxMode::kSafe ? std::vector{Pass::kMaximum, Pass::kOutput} : std::vector{Pass::kOutput};
-}
-
-}  // namespace
 
 OnlineSoftmax::OnlineSoftmax(int num_rows, int head_dim)
     : row_max(Eigen::VectorXf::Constant(num_rows, std::numeric_limits<float>::lowest())),
@@ -39,14 +28,8 @@ void OnlineSoftmax::add(int first_row, Eigen::Ref<common::Matrix> scores, const 
   common::multiply_add(scores, values, output.middleRows(first_row, scores.rows()));
 }
 
-void OnlineSoftmax::add_max(int first_row, Eigen::Ref<common::Matrix> scores) {
-  for (Eigen::Index i = 0; i < scores.rows(); ++i) {
-    row_max(first_row + i) = std::max(row_max(first_row + i), scores.row(i).maxCoeff());
-  }
-}
-
 common::Matrix attention(const KvCache& cache, int layer, const common::Matrix& q, std::span<const int> block_table,
-                         int context_length, SoftmaxMode mode) {
+                         int context_length) {
   const int head_dim = cache.shape().head_dim;
   const int num_heads = cache.shape().num_heads;
   const int num_kv_heads = cache.shape().num_kv_heads;
@@ -67,27 +50,21 @@ common::Matrix attention(const KvCache& cache, int layer, const common::Matrix& 
       const common::Matrix group_q = scaled_q.middleCols(kv_head * group * head_dim, group * head_dim);
       const common::MatrixView rows_q(group_q.data(), num_queries * group, head_dim);
       OnlineSoftmax softmax(num_queries * group, head_dim);
-      for (const Pass pass : passes(mode)) {
-        for (int first = 0; first < context_length; first += block_size) {
-          const int slot = block_table[static_cast<std::size_t>(first / block_size)] * block_size;
-          const int count = std::min(block_size, context_length - first);  // the last block may be partly filled
-          // Queries before this one lie before the whole block and see none of it.
-          const int first_query = std::max(0, first - (context_length - num_queries));
-          const int first_row = first_query * group;
-          const int num_rows = (num_queries - first_query) * group;
-          auto scores = scratch.topLeftCorner(num_rows, count);
-          common::multiply_transposed(rows_q.middleRows(first_row, num_rows), cache.keys(layer, kv_head, slot, count),
-                                      scores);
-          for (int i = 0; i < num_rows; ++i) {
-            const int num_visible = context_length - num_queries + first_query + i / group + 1 - first;
-            scores.row(i).tail(std::max(0, count - num_visible)).setConstant(-std::numeric_limits<float>::infinity());
-          }
-          if (pass == Pass::kMaximum) {
-            softmax.add_max(first_row, scores);
-          } else {
-            softmax.add(first_row, scores, cache.values(layer, kv_head, slot, count));
-          }
+      for (int first = 0; first < context_length; first += block_size) {
+        const int slot = block_table[static_cast<std::size_t>(first / block_size)] * block_size;
+        const int count = std::min(block_size, context_length - first);  // the last block may be partly filled
+        // Queries before this one lie before the whole block and see none of it.
+        const int first_query = std::max(0, first - (context_length - num_queries));
+        const int first_row = first_query * group;
+        const int num_rows = (num_queries - first_query) * group;
+        auto scores = scratch.topLeftCorner(num_rows, count);
+        common::multiply_transposed(rows_q.middleRows(first_row, num_rows), cache.keys(layer, kv_head, slot, count),
+                                    scores);
+        for (int i = 0; i < num_rows; ++i) {
+          const int num_visible = context_length - num_queries + first_query + i / group + 1 - first;
+          scores.row(i).tail(std::max(0, count - num_visible)).setConstant(-std::numeric_limits<float>::infinity());
         }
+        softmax.add(first_row, scores, cache.values(layer, kv_head, slot, count));
       }
       softmax.output.array().colwise() /= softmax.row_sum.array();
       output.middleCols(kv_head * group * head_dim, group * head_dim) =

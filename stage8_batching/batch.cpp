@@ -37,14 +37,13 @@ void RaggedBatch::resolve_pending(std::span<const common::Token> drawn) {
   pending_tokens.clear();
 }
 
-common::Matrix attention(const KvCache& cache, int layer, const common::Matrix& q, const RaggedBatch& batch,
-                         SoftmaxMode mode) {
+common::Matrix attention(const KvCache& cache, int layer, const common::Matrix& q, const RaggedBatch& batch) {
   COMMON_CHECK(q.rows() == batch.num_tokens(), "the batch has one query for each token");
   common::Matrix output(q.rows(), q.cols());
   for (std::size_t i = 0; i < batch.num_sequences(); ++i) {
     const common::Matrix queries = q.middleRows(batch.query_starts[i], batch.num_queries(i));
     output.middleRows(batch.query_starts[i], batch.num_queries(i)) =
-        attention(cache, layer, queries, batch.block_table(i), batch.context_lengths[i], mode);
+        attention(cache, layer, queries, batch.block_table(i), batch.context_lengths[i]);
   }
   return output;
 }

@@ -69,7 +69,6 @@ struct RaggedBatch {
 
 // Causal attention of every sequence's new tokens over that sequence's own past: one loop over the segments of the
 // batch. q: [num_tokens, num_heads * head_dim]; returns the same shape.
-common::Matrix attention(const KvCache& cache, int layer, const common::Matrix& q, const RaggedBatch& batch,
-                         SoftmaxMode mode);
+common::Matrix attention(const KvCache& cache, int layer, const common::Matrix& q, const RaggedBatch& batch);
 
 }  // namespace

@@ -21,11 +21,9 @@ common::Token sampled_token(const RaggedBatch& batch, std::size_t row, std::span
 
 }  // namespace
 
-CpuRunner::CpuRunner(const common::Llama& model, const KvCacheShape& shape, SoftmaxMode softmax,
-                     const std::string& reason)
+CpuRunner::CpuRunner(const common::Llama& model, const KvCacheShape& shape, const std::string& reason)
     : model_(model),
       kv_cache_(shape),
-      softmax_(softmax),
       size_{shape.num_blocks, shape.block_size, shape.bytes_per_slot(), shape.num_host_blocks, reason} {}
 
 void CpuRunner::enqueue(const RaggedBatch& batch) {
@@ -38,7 +36,7 @@ void CpuRunner::enqueue(const RaggedBatch& batch) {
                        if (on_layer_) {
                          on_layer_(layer);
                        }
-                       return attention(kv_cache_, layer, q, batch, softmax_);
+                       return attention(kv_cache_, layer, q, batch);
                      });
   StepResult result;
   const common::Matrix logits = model_.logits(hidden(batch.logits_rows, Eigen::all));

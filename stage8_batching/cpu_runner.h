@@ -17,7 +17,7 @@ namespace stage8 {
 class CpuRunner : public Runner {
  public:
   // The model must outlive the runner. reason: CacheSize's.
-  CpuRunner(const common::Llama& model, const KvCacheShape& shape, SoftmaxMode softmax, const std::string& reason = "");
+  CpuRunner(const common::Llama& model, const KvCacheShape& shape, const std::string& reason = "");
 
   const CacheSize& cache() const override { return size_; }
   void copy_blocks(std::span<const BlockCopy> copies) override { kv_cache_.copy_blocks(copies); }
@@ -32,7 +32,6 @@ class CpuRunner : public Runner {
  private:
   const common::Llama& model_;
   KvCache kv_cache_;
-  SoftmaxMode softmax_;
   CacheSize size_;
   std::array<StepResult, 2> results_;  // one for steps with even numbers, one for odd numbers
   std::size_t last_ = 0;               // the index of the last step's result

@@ -245,7 +245,7 @@ BeamSearch::BeamSearch(KvCacheManager& manager, SequenceIds& ids, int id, const 
                        const BeamOptions& options)
     : SequenceGroup(manager, ids, id, request, nullptr), options_(options) {  // its best text is known only at the end
   COMMON_CHECK(options.width > 0, "a beam is at least one branch wide");
-  COMMON_CHECK(std::isfinite(options.length_penalty), "the length penalty is not a number");
+  COMMON_CHECK(std::isfinite(options.length_penalty) && options.length_penalty >= 0.0, "the length penalty is below 0");
 }
 
 void BeamSearch::extend(GroupResult result, double /*now*/) {
@@ -320,14 +320,9 @@ void BeamSearch::finish(std::vector<common::Token> tokens, double log_probabilit
 }
 
 bool BeamSearch::can_win(const Branch& branch) const {
-  if (output_.hypotheses.empty()) {
-    return true;
-  }
-  // A log probability can only fall from here, and the score is largest at the shortest or at the longest possible
-  // length.
-  const double bound = std::max(score(branch.log_probability, branch.tokens.size() + 1),
-                                score(branch.log_probability, static_cast<std::size_t>(request_.max_new_tokens)));
-  return bound > output_.hypotheses.front().score;
+  // A log probability can only fall from here, and the longest possible text divides it by most.
+  const double bound = score(branch.log_probability, static_cast<std::size_t>(request_.max_new_tokens));
+  return output_.hypotheses.empty() || bound > output_.hypotheses.front().score;
 }
 
 }  // namespace

@@ -8,6 +8,7 @@
 #include <optional>
 #include <span>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "batch.h"
@@ -73,7 +74,6 @@ struct RequestOutput {
   std::vector<double> token_times;  // when the first sample's tokens arrived
   double end = 0.0;
   int preemptions = 0;
-  bool lacks_tokens = false;  // the last step has computed only a part of what the cache lacked
 
   bool finished() const { return state == RequestState::kFinished; }
 };
@@ -143,6 +143,10 @@ class SequenceGroup {
   // Ends all live branches. The group has finished.
   void end(common::FinishReason reason, const std::string& error, double now);
 
+  // To be called once for each step that computes tokens of the group. is_last: they are all that the cache lacks.
+  // Returns whether they are a chunk: a part of that, or what earlier chunks have left.
+  bool begin_chunk(bool is_last) { return std::exchange(lacks_tokens_, !is_last) || !is_last; }
+
   // How the token after the sequence's last one is drawn, if extend() needs only that token. Nothing if extend() needs
   // the logits.
   virtual std::optional<SamplingRow> sampling_row(SequenceId) const { return std::nullopt; }
@@ -177,6 +181,7 @@ class SequenceGroup {
   bool has_blocks(const Branch& branch) const;
 
   int id_;
+  bool lacks_tokens_ = false;  // the last step has computed only a part of what the cache lacked
 };
 
 // num_samples texts drawn from one prompt, which is computed once. An ordinary request has one sample.
@@ -201,7 +206,8 @@ class ParallelSampling : public SequenceGroup {
 
 struct BeamOptions {
   int width = 4;
-  // Hypotheses are compared by log_probability / length ^ length_penalty: 0 favours short ones, 1 compares the means.
+  // Hypotheses are compared by log_probability / length ^ length_penalty, which is at least 0: 0 compares sums, which
+  // favours short texts, and 1 compares means.
   double length_penalty = 1.0;
 };
 

@@ -45,7 +45,6 @@ struct EngineOptions {
   int max_sequences = 64;
   // Slots in a block. The cache is rounded up to whole blocks.
   int block_size = 16;
-  SoftmaxMode softmax = SoftmaxMode::kOnline;
   // Whether sequences share blocks that others, live or ended, have computed.
   bool prefix_cache = true;
   GpuOptions gpu = {};

@@ -126,8 +126,6 @@ void add_engine_options(common::Command& command, EngineOptions& options, bool h
   }
   command.option("--block-size", options.block_size, {1, 1 << 16}, "slots in a block");
   command.flag_off("--no-prefix-cache", options.prefix_cache, "compute again what other sequences have computed");
-  command.choice("--softmax", options.softmax, {{"online", SoftmaxMode::kOnline}, {"safe", SoftmaxMode::kSafe}},
-                 "online (one pass over the blocks) or, on the CPU, safe (two)");
   command.choice("--device", options.gpu.device,
                  {{"auto", Device::kAuto}, {"cpu", Device::kCpu}, {"gpu", Device::kGpu}},
                  "cpu, gpu, or auto: the GPU if there is one");
@@ -144,9 +142,8 @@ void add_engine_options(common::Command& command, EngineOptions& options, bool h
 }
 
 // One sequence with random K and V, for `bench --attention`.
-common::AttentionTarget attention_target(const common::AttentionShape& shape) {
+common::AttentionTarget attention_target(const common::AttentionShape& shape, int block_size) {
   const int length = shape.context_length;
-  const int block_size = EngineOptions().block_size;
   const int num_blocks = blocks_needed(length, block_size);
   const auto manager = std::make_shared<KvCacheManager>(num_blocks, block_size);
   const auto cache = std::make_shared<KvCache>(
@@ -213,7 +210,10 @@ int run(int argc, char** argv) {
     }
     return target;
   };
-  common::Command& bench_command = program.add_bench(bench_target, attention_target);
+  const auto block_attention = [&](const common::AttentionShape& shape) {
+    return attention_target(shape, options.block_size);
+  };
+  common::Command& bench_command = program.add_bench(bench_target, block_attention);
   add_engine_options(bench_command, options);
   bench_command.remove("--context-length");  // it follows from --prompt-tokens and --new-tokens
 

@@ -113,7 +113,7 @@ std::unique_ptr<Runner> make_cpu_runner(const common::Llama& model, const Engine
     fit_into_host(size, options.min_slots);
     shape.num_blocks = size.num_blocks;
   }
-  return std::make_unique<CpuRunner>(model, shape, options.softmax, size.reason);
+  return std::make_unique<CpuRunner>(model, shape, size.reason);
 }
 
 #ifdef COURSE_CUDA

@@ -16,8 +16,8 @@ namespace stage8 {
 
 // The result of a batch, by row of its logits: tokens or logits, as the batch asked.
 struct StepResult {
-  // [num_rows]: drawn as the batch's draws say, or those with the largest logits. If a logit is NaN or +inf, or all are
-  // -inf, the token is -1 on a GPU; on a CPU, enqueue throws CheckError.
+  // [num_rows]: drawn as the batch's sampling_rows say, or those with the largest logits. If a logit is NaN or +inf, or
+  // all are -inf, the token is -1 on a GPU; on a CPU, enqueue throws CheckError.
   std::vector<common::Token> tokens;
   common::Matrix logits;  // [num_rows, vocab_size]
 };

@@ -141,8 +141,9 @@ std::string Server::rejection(const GenerationRequest& request) const {
   if (request.request.num_logprobs < 0) {
     return "logprobs must be at least 0";
   }
-  if (request.beam.has_value() && !std::isfinite(request.beam->length_penalty)) {
-    return "the length penalty is not a number";
+  if (request.beam.has_value() &&
+      !(std::isfinite(request.beam->length_penalty) && request.beam->length_penalty >= 0.0)) {
+    return "the length penalty is below 0 or not a number";
   }
   const int num_sequences = request.beam ? request.beam->width : request.num_samples;
   if (num_sequences < 1 || num_sequences > scheduler_->max_group_size()) {
@@ -278,8 +279,8 @@ void Server::report_schedule(const ScheduledStep& step, double begin) {
   report_.num_running = static_cast<int>(scheduler_->running().size());
   for (const ScheduledGroup& scheduled : step.groups) {
     const std::vector<int>& counts = scheduled.tokens.num_tokens;
-    const bool had_part = std::exchange(scheduled.group->output().lacks_tokens, !scheduled.tokens.with_logits);
-    report_.is_chunk.insert(report_.is_chunk.end(), counts.size(), had_part || !scheduled.tokens.with_logits);
+    const bool is_chunk = scheduled.group->begin_chunk(scheduled.tokens.with_logits);
+    report_.is_chunk.insert(report_.is_chunk.end(), counts.size(), is_chunk);
     report_.num_queries.insert(report_.num_queries.end(), counts.begin(), counts.end());
     report_.served.push_back(scheduled.group->id());
     report_.num_served.push_back(std::accumulate(counts.begin(), counts.end(), 0));

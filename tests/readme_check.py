@@ -1,5 +1,6 @@
 #!/usr/bin/env python3
-"""Runs the commands of the READMEs and compares what they print with what the READMEs say.
+"""Runs the commands of the READMEs and compares what they print with what the READMEs say; then asks figures.py whether what
+they say of measurements is what was measured.
 
     python3 tests/readme_check.py                 README.md, RESULTS.md and the pages of all stages
     python3 tests/readme_check.py --update        rewrite the expected output in place
@@ -28,6 +29,8 @@ import re
 import subprocess
 import sys
 import time
+
+import figures
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 TIMEOUT_SECONDS = 900
@@ -233,6 +236,9 @@ def main():
         print("error: there is no README.md to check", file=sys.stderr)
         return 1
     failures = sum(check_readme(path, update=arguments.update) for path in readmes)
+    if arguments.update:
+        figures.write()
+    failures += figures.check()
     return 1 if failures else 0
 
 

@@ -9,7 +9,7 @@
     python3 tests/stage_diff.py 3 4 --size           how large it is, as git counts it
     python3 tests/stage_diff.py --check [3 4]        whether every note belongs to a hunk, and which hunks have none
 
-The notes are paragraphs of part 5 ("The diff") of the later stage's README.md. A comment, invisible in the
+The notes are paragraphs of part 6 ("The diff") of the later stage's README.md. A comment, invisible in the
 rendered README, says what the paragraphs after it explain, up to the next such comment or the next heading:
 
     <!-- hunk: attention.cpp -->                the whole file

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <iostream>
 #include <limits>
+#include <string>
 #include <vector>
 
 #include "common/app/progress.h"
@@ -122,7 +123,7 @@ void print_attention_speed(const std::function<AttentionTarget(const AttentionSh
   AttentionShape shape{1, 32, 8, 128, 0};  // one layer of Llama-3-8B
   Matrix q(1, shape.num_heads * shape.head_dim);
   std::generate_n(q.data(), q.size(), [&] { return static_cast<float>(random.normal()); });
-  Table table({"context", "KV bytes", "us a call", "GB/s", "of read bandwidth", "spent copying"});
+  std::vector<std::vector<std::string>> rows;
   Progress progress("measuring", 0);
   for (int context = 64; context <= max_context; context *= 2) {
     shape.context_length = context;
@@ -130,10 +131,12 @@ void print_attention_speed(const std::function<AttentionTarget(const AttentionSh
     shape.num_layers = std::max(2, static_cast<int>(kColdBytes / repeated_bytes));
     const AttentionTarget target = make_target(shape);
     const double seconds = fastest_layer(shape.num_layers, [&](int layer) { target.attend(layer, q); });
-    const double copy_seconds = target.copy ? fastest_layer(shape.num_layers, target.copy) : 0.0;
     const double rate = static_cast<double>(target.bytes) / seconds;
-    table.add_row({std::to_string(context), format_bytes(target.bytes), format("%.1f", 1e6 * seconds),
-                   format("%.1f", rate / 1e9), format_percent(rate, bandwidth), format_percent(copy_seconds, seconds)});
+    rows.push_back({std::to_string(context), format_bytes(target.bytes), format("%.1f", 1e6 * seconds),
+                    format("%.1f", rate / 1e9), format_percent(rate, bandwidth)});
+    if (target.copy) {
+      rows.back().push_back(format_percent(fastest_layer(shape.num_layers, target.copy), seconds));
+    }
     progress.advance();
   }
   progress.clear();
@@ -144,6 +147,14 @@ void print_attention_speed(const std::function<AttentionTarget(const AttentionSh
   const AttentionTarget cached = make_target(shape);
   const double cached_seconds = fastest_layer(1, [&](int layer) { cached.attend(layer, q); });
   const auto a_token = [&](double seconds) { return format("%.2f us a token", 1e6 * seconds / shape.context_length); };
+  std::vector<std::string> header = {"context", "KV bytes", "us a call", "GB/s", "of read bandwidth"};
+  if (cached.copy) {
+    header.emplace_back("spent copying");
+  }
+  Table table(header);
+  for (const std::vector<std::string>& row : rows) {
+    table.add_row(row);
+  }
   std::cout << table.to_string() << "this thread can read " << gigabytes_per_second(bandwidth) << ", that is "
             << a_token(static_cast<double>(cached.bytes) / bandwidth)
             << "; with K and V in its cache already: " << a_token(cached_seconds) << '\n';

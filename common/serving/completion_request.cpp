@@ -333,7 +333,7 @@ CompletionRequest parse_completion(const std::string& body, bool is_chat, const 
         seed->is_number_unsigned() ? seed->get<std::uint64_t>() : static_cast<std::uint64_t>(seed->get<std::int64_t>());
   }
   ServedRequest wanted{request, result.num_texts};
-  const double length_penalty = fields.number("length_penalty", -10.0, 10.0, 1.0);
+  const double length_penalty = fields.number("length_penalty", 0.0, 10.0, 1.0);
   if (fields.boolean("use_beam_search", false)) {
     refuse_with_beams(request.sampling, result.has_logprobs);
     wanted.length_penalty = length_penalty;

@@ -59,13 +59,14 @@ std::string draw_reservations() {
   start(manager, 2, 8, 2);
   start(manager, 3, 8, 5);
   Svg svg(
-      kWidth, 330, "Internal and external fragmentation in one arena of 32 slots",
-      "Above, four requests have reserved eight neighbouring slots each, and use 3, 8, 2 and 5 of them. Below, A and C "
+      kWidth, 330, "What reservations waste in one arena of 32 slots",
+      "Above, four requests have reserved eight neighbouring slots each, and use 3, 8, 2 and 5 of them; the rest is "
+      "reserved and empty. Below, A and C "
       "have ended. Sixteen slots are free, in two holes of eight, so that a request for twelve neighbouring slots is "
       "refused.");
   const common::TextStyle heading{.size = 17.0, .bold = true};
   const Usage full = manager.usage();
-  svg.text({kLeft, 34.0}, "Internal fragmentation", heading);
+  svg.text({kLeft, 34.0}, "Reserved and empty", heading);
   svg.text({kWidth - kLeft, 34.0}, common::format("%d of %d reserved slots hold a token", full.used, full.reserved),
            {.size = 16.0, .anchor = common::Anchor::kEnd, .hue = Hue::kGrey});
   draw_arena(svg, 48.0, manager);

@@ -5,7 +5,7 @@
 // rows. All that is loaded is used at once, the block is looked up once for each row, and an instruction moves 512
 // bytes in place of 64. A score is spread over 16 threads, 8 products each; four exchanges between the threads join
 // them. Each half-warp has four tokens' loads in flight before it uses the first, because a load takes about 600 ns:
-// to reach 4,500 GB/s, Little's law needs 4,500 * 600 = 2.7 MB in flight, 20 KB for each multiprocessor, all the time;
+// to reach 4,577 GB/s, Little's law needs 4,577 * 600 = 2.7 MB in flight, 20 KB for each multiprocessor, all the time;
 // several times that in practice, because a load takes longer when memory is busy, and requests come in bursts (step 6
 // keeps 192 KB in flight).
 //

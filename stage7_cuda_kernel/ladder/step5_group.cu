@@ -6,7 +6,7 @@
 // bytes for 32 x 8,192: each byte of K and V is loaded once, 1.07 GB in place of 4.3. flops: 4.3 G, 4 for a byte; but
 // on plain arithmetic units, where a score also costs four exchanges between threads. A group of 4 takes 845
 // instructions of a warp for 8 tokens, 222 M in all, of 132 x 4 that the device starts in each of 1.8 G cycles a
-// second: 235 us, just what the bytes take. Neither hides the other completely. measured: 1x8192 29.5 us (25%), 32x8192
+// second: 234 us, just what the bytes take. Neither hides the other completely. measured: 1x8192 29.5 us (25%), 32x8192
 // 329 us (72%), 32xragged 849 us (24%) on an NVIDIA H200, 2026-11-22
 //
 // Why it is faster: 26 instructions for a token and query head in place of 49. Not because of the bytes: L1 had caught

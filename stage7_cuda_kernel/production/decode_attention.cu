@@ -1,14 +1,14 @@
 // Decode attention: the checks, and the choice of the pages' type. The kernel is in decode_kernel.cuh.
 #include "attention_launches.h"
 #include "decode_launch.cuh"
-#include "production_kernels.h"
+#include "supported_shapes.h"
 
 namespace stage7 {
 
 void decode_attention(const Pages& pages, const Batch& batch, const void* queries, void* output, void* workspace,
                       cudaStream_t stream, const DecodeOptions& options, const NewRows& new_rows) {
-  check_pages(kProductionKernels, pages);
-  check_batch(kProductionKernels, pages.shape, batch);
+  check_pages(kProductionShapes, pages);
+  check_batch(kProductionShapes, pages.shape, batch);
   if (batch.num_sequences == 0) {
     return;
   }

@@ -5,8 +5,8 @@
 #include "../kernels/checks.h"
 #include "attention_launches.h"
 #include "common/cuda/runtime/launch.h"
-#include "decode_ring.h"
-#include "production_kernels.h"
+#include "decode_shape.h"
+#include "supported_shapes.h"
 
 namespace stage7 {
 namespace {
@@ -244,14 +244,14 @@ __global__ void __launch_bounds__(kThreads)
 }  // namespace
 
 std::size_t decode_workspace_bytes(const PageShape& shape, const Batch& batch, const DecodeOptions& options) {
-  check_batch(kProductionKernels, shape, batch);
+  check_batch(kProductionShapes, shape, batch);
   const DecodeShape decode = decode_shape(shape, batch, options);
   return decode_workspace(nullptr, decode.num_workers, decode.group, shape.head_dim, batch.num_sequences).bytes;
 }
 
 void plan_decode(const PageShape& shape, const Batch& batch, void* workspace, cudaStream_t stream,
                  const DecodeOptions& options) {
-  check_batch(kProductionKernels, shape, batch);
+  check_batch(kProductionShapes, shape, batch);
   if (batch.num_sequences == 0) {
     return;
   }

@@ -24,8 +24,8 @@
 // from there to bfloat16, scales included, into the rings. For the other warpgroups nothing changes, except that they
 // have 216 registers, because warpgroup 0 needs 72.
 //
-// On an H200, one prompt of 8,192 tokens with 32 heads over 8 kv heads of 128 dimensions: 342 TFLOP/s with mma, 563
-// here; 16 prompts of 512 tokens: 194 and 294.
+// On an H200, one prompt of 8,192 tokens with 32 heads over 8 kv heads of 128 dimensions: 341 TFLOP/s with mma, 548
+// here; 16 prompts of 512 tokens: 191 and 292.
 #pragma once
 
 #include <cfloat>

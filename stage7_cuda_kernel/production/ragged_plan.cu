@@ -5,8 +5,8 @@
 #include "../kernels/checks.h"
 #include "attention_launches.h"
 #include "common/cuda/runtime/launch.h"
-#include "production_kernels.h"
 #include "ragged_plan.h"
+#include "supported_shapes.h"
 
 namespace stage7 {
 namespace {
@@ -88,14 +88,14 @@ __global__ void __launch_bounds__(kThreads) plan(RaggedWorkspace workspace, Ragg
 }  // namespace
 
 std::size_t ragged_workspace_bytes(const PageShape& shape, const Batch& batch, int num_tokens) {
-  check_batch(kProductionKernels, shape, batch);
+  check_batch(kProductionShapes, shape, batch);
   COMMON_CHECK(num_tokens >= 0, "a batch has no tokens or some");
   return ragged_workspace(nullptr, shape, batch, num_tokens).bytes;
 }
 
 void plan_ragged(const PageShape& shape, const Batch& batch, const int* query_starts, int num_tokens, void* workspace,
                  cudaStream_t stream) {
-  check_batch(kProductionKernels, shape, batch);
+  check_batch(kProductionShapes, shape, batch);
   COMMON_CHECK(num_tokens >= 0, "a batch has no tokens or some");
   if (batch.num_sequences == 0 || num_tokens == 0) {
     return;

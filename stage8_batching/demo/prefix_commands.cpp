@@ -1,8 +1,10 @@
 #include "prefix_commands.h"
 
 #include <algorithm>
+#include <cmath>
 #include <cstdint>
 #include <iostream>
+#include <string>
 #include <vector>
 
 #include "common/app/progress.h"
@@ -49,6 +51,12 @@ EngineOptions with_prefix_cache(EngineOptions options, bool on) {
   return options;
 }
 
+// More digits of a time that is measured once would be noise.
+std::string two_digits(double milliseconds) {
+  const double unit = std::pow(10.0, std::floor(std::log10(std::max(milliseconds, 1.0))) - 1.0);
+  return common::format(unit < 1.0 ? "%.1f" : "%.0f", std::round(milliseconds / unit) * unit);
+}
+
 void print_users(const common::Session& session, const TokenSource& source, const ReuseOptions& options) {
   std::cout << common::format("%d users, a prompt of %d tokens in common and %d tokens of each one's own\n\n",
                               options.num_users, options.prefix_tokens, options.user_tokens);
@@ -72,8 +80,8 @@ void print_users(const common::Session& session, const TokenSource& source, cons
     const Usage usage = engine.manager().usage();
     table.add_row({on ? "on" : "off", common::format_count(computed),
                    common::format_count(usage.reserved / engine.manager().block_size()),
-                   common::format_bytes(engine.cache().bytes_per_slot * usage.reserved), common::format("%.1f", first),
-                   common::format("%.1f", others / std::max(options.num_users - 1, 1))});
+                   common::format_bytes(engine.cache().bytes_per_slot * usage.reserved), two_digits(first),
+                   two_digits(others / std::max(options.num_users - 1, 1))});
   }
   progress.clear();
   std::cout << table.to_string();
@@ -103,8 +111,8 @@ void print_conversation(const common::Session& session, const TokenSource& sourc
     }
     engine.manager().free(turn);
     table.add_row({std::to_string(turn + 1), std::to_string(num_tokens), std::to_string(warm.num_cached),
-                   std::to_string(num_tokens - warm.num_cached), common::format("%.1f", cold.milliseconds),
-                   common::format("%.1f", warm.milliseconds)});
+                   std::to_string(num_tokens - warm.num_cached), two_digits(cold.milliseconds),
+                   two_digits(warm.milliseconds)});
     progress.advance();
   }
   progress.clear();

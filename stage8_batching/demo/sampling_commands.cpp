@@ -282,7 +282,7 @@ common::Command& add_beam_command(common::Program& program, DecodingOptions& opt
       "beam", "Search for the likeliest text of each prompt",
       [&](const common::Session& session) { run_beams(session, options); }, {.sampling = false});
   command.option("--beams", options.beam.width, {1, 1024}, "hypotheses kept");
-  command.option("--length-penalty", options.beam.length_penalty, {-10.0, 10.0},
+  command.option("--length-penalty", options.beam.length_penalty, {0.0, 10.0},
                  "0 favours short texts, 1 compares mean log probabilities");
   command.flag("--trace", options.trace, "show the pool at every step");
   return command;

@@ -25,14 +25,14 @@ inline std::string unsupported_by_all(const PageShape& shape, int num_heads) {
   return {};
 }
 
-// kernels: the table that has to serve the shape.
-inline void check_shape(const PagedKernels& kernels, const PageShape& shape, int num_heads) {
+// kernels, here and below: what has to serve the shape, a PagedKernels or anything else with its `unsupported`.
+inline void check_shape(const auto& kernels, const PageShape& shape, int num_heads) {
   COMMON_CHECK(shape.num_blocks > 0, "pages have blocks");
   const std::string reason = kernels.unsupported(shape, num_heads);
   COMMON_CHECK(reason.empty(), reason);
 }
 
-inline void check_pages(const PagedKernels& kernels, const Pages& pages) {
+inline void check_pages(const auto& kernels, const Pages& pages) {
   check_shape(kernels, pages.shape, pages.shape.num_kv_heads);
   COMMON_CHECK(pages.keys != nullptr && (pages.values != nullptr || pages.shape.is_paired()),
                "pages have keys and values");
@@ -54,7 +54,7 @@ inline void check_copies(const PageCopy* copies, int num_copies, int num_layers)
   COMMON_CHECK(num_copies >= 0 && (num_copies == 0 || copies != nullptr), "copies are given");
 }
 
-inline void check_batch(const PagedKernels& kernels, const PageShape& shape, const Batch& batch) {
+inline void check_batch(const auto& kernels, const PageShape& shape, const Batch& batch) {
   COMMON_CHECK(batch.num_sequences >= 0, "a batch has no sequences or some");
   check_shape(kernels, shape, batch.num_heads);
   COMMON_CHECK(batch.num_sequences == 0 ||
@@ -63,7 +63,7 @@ inline void check_batch(const PagedKernels& kernels, const PageShape& shape, con
   COMMON_CHECK(batch.max_blocks_per_sequence > 0, "block tables have entries");
 }
 
-inline void check_step(const PagedKernels& kernels, const PageShape& shape, const Step& step) {
+inline void check_step(const auto& kernels, const PageShape& shape, const Step& step) {
   check_batch(kernels, shape, step.batch);
   COMMON_CHECK(step.num_tokens >= 0, "a step has no tokens or some");
   COMMON_CHECK(

@@ -10,6 +10,7 @@
 #include "common/cuda/runtime/launch.h"
 #include "float8.cuh"
 #include "production_kernels.h"
+#include "supported_shapes.h"
 
 namespace stage8 {
 namespace {
@@ -171,7 +172,7 @@ void launch_copy_float8(const Pages& pages, void* keys, void* values, std::int64
 template <bool kToSlots>
 void launch_copy_slots(const Pages& pages, void* keys, void* values, std::int64_t row_stride, const int* slot_mapping,
                        int num_tokens, cudaStream_t stream) {
-  check_pages(kProductionKernels, pages);
+  check_pages(kProductionShapes, pages);
   const PageShape& shape = pages.shape;
   COMMON_CHECK(num_tokens >= 0, "a batch has no tokens or some");
   if (num_tokens == 0) {
@@ -260,7 +261,7 @@ void ProductionKernels::read_from_slots(const Pages& pages, void* keys, void* va
 
 void ProductionKernels::copy_blocks(void* keys, void* values, int num_layers, const PageShape& shape,
                                     const PageCopy* copies, int num_copies, cudaStream_t stream) const {
-  check_pages(kProductionKernels, {keys, values, shape});
+  check_pages(kProductionShapes, {keys, values, shape});
   check_copies(copies, num_copies, num_layers);
   if (num_copies == 0) {
     return;

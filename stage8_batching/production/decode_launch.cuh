@@ -7,6 +7,7 @@
 #include "common/cuda/runtime/launch.h"
 #include "decode_kernel.cuh"
 #include "decode_ring.h"
+#include "decode_shape.h"
 #include "head_dims.h"
 
 namespace stage8 {

@@ -1,10 +1,10 @@
 // The host's rule for the sizes of decode attention's thread blocks and rings.
 #pragma once
 
+#include <cstddef>
+
 #include "../kernels/kernels.h"
 #include "../kernels/page_layout.h"
-#include "attention_launches.h"
-#include "common/cuda/runtime/device.h"
 
 namespace stage8 {
 
@@ -48,29 +48,6 @@ constexpr std::size_t decode_shared_bytes(const DecodeRing& ring, ScalarType typ
   const int bytes = ring.warps * (ring.stages * tile_bytes + exchanged_at_once(group) * row_bytes);
   const int barriers = ring.warps * ring.stages * 8;
   return static_cast<std::size_t>(bytes + barriers + 8);
-}
-
-struct DecodeShape {
-  int group;        // query heads that share a kv head
-  int num_workers;  // thread blocks
-  int min_tiles;    // a share has at least min_tiles tiles, unless the whole work has fewer
-  bool many_heads;
-};
-
-inline DecodeShape decode_shape(const PageShape& shape, const Batch& batch, const DecodeOptions& options) {
-  const int group = batch.num_heads / shape.num_kv_heads;
-  const int num_multiprocessors = common::device_limits().num_multiprocessors;
-  // The lengths are known on the device only, so the number of heads decides.
-  // Chips before Hopper have no room for the large thread block.
-  const bool many_heads = batch.num_sequences * shape.num_kv_heads > num_multiprocessors ||
-                          decode_shared_bytes(decode_ring(shape.type, shape.head_dim, group, false), shape.type,
-                                              shape.head_dim, group) > common::device_limits().shared_bytes_per_block;
-  const DecodeRing ring = decode_ring(shape.type, shape.head_dim, group, many_heads);
-  const int resident = ring.resident * num_multiprocessors;
-  return {.group = group,
-          .num_workers = options.num_workers > 0 ? options.num_workers : resident,
-          .min_tiles = ring.warps,
-          .many_heads = many_heads};
 }
 
 }  // namespace

@@ -7,9 +7,9 @@
 #include "common/cuda/runtime/launch.h"
 #include "head_dims.h"
 #include "prefill_attention.h"
-#include "production_kernels.h"
 #include "ragged_kernel.cuh"
 #include "ragged_loader.cuh"
+#include "supported_shapes.h"
 
 namespace stage8 {
 namespace {
@@ -185,8 +185,8 @@ void mma_attention(const Pages& pages, const Batch& batch, const void* queries, 
 
 void ragged_attention(const Pages& pages, const Batch& batch, const int* query_starts, const void* queries,
                       void* output, int num_tokens, const void* workspace, cudaStream_t stream) {
-  check_pages(kProductionKernels, pages);
-  check_batch(kProductionKernels, pages.shape, batch);
+  check_pages(kProductionShapes, pages);
+  check_batch(kProductionShapes, pages.shape, batch);
   COMMON_CHECK(num_tokens >= 0, "a batch has no tokens or some");
   if (batch.num_sequences == 0 || num_tokens == 0) {
     return;

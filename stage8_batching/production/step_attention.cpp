@@ -1,13 +1,11 @@
-// Attention of ProductionKernels: which shapes it serves, and how it splits a step into the two kinds of attention.
+// Attention of ProductionKernels: how it splits a step into the two kinds of attention.
 #include <cstdint>
 
 #include "../kernels/checks.h"
 #include "attention_launches.h"
-#include "common/cuda/runtime/device.h"
-#include "decode_ring.h"
-#include "head_dims.h"
 #include "production_kernels.h"
 #include "ragged_plan.h"
+#include "supported_shapes.h"
 
 namespace stage8 {
 namespace {
@@ -48,35 +46,7 @@ struct SplitStep {
 const ProductionKernels kProductionKernels{};
 
 std::string ProductionKernels::unsupported(const PageShape& shape, int num_heads) const {
-  if (shape.type == ScalarType::kFloat32) {
-    return "the production kernels are for bfloat16 and float8";
-  }
-  if (std::string reason = unsupported_by_all(shape, num_heads); !reason.empty()) {
-    return reason;
-  }
-  const int head_dim = shape.head_dim;
-  const int block_size = shape.block_size;
-  const bool is_float8 = shape.type == ScalarType::kFloat8;
-  const std::string kernels = is_float8 ? "the float8 kernels need " : "the bfloat16 kernels need ";
-  // A tile's scales are 16 bytes, the smallest copy: a block cannot be half a tile.
-  if ((block_size != 8 || is_float8) && block_size != 16 && block_size != 32 && block_size != 64) {
-    return kernels + "blocks of " + (is_float8 ? "" : "8, ") + "16, 32 or 64 tokens, not " + std::to_string(block_size);
-  }
-  if (!is_head_dim(head_dim)) {
-    return kernels + "a head dimension of " + list_head_dims() + ", not " + std::to_string(head_dim);
-  }
-  const int group = num_heads / shape.num_kv_heads;
-  if (group > 16) {
-    return kernels + "at most 16 query heads to a kv head, not " + std::to_string(group);
-  }
-  const std::size_t shared_bytes =
-      decode_shared_bytes(decode_ring(shape.type, head_dim, group, true), shape.type, head_dim, group);
-  if (common::has_cuda_device() && shared_bytes > common::device_limits().shared_bytes_per_block) {
-    return kernels + std::to_string(shared_bytes) + " bytes of shared memory for " + std::to_string(group) +
-           " query heads of " + std::to_string(head_dim) + " dimensions to a kv head, and a thread block on " +
-           common::device_limits().name + " can have " + std::to_string(common::device_limits().shared_bytes_per_block);
-  }
-  return {};
+  return kProductionShapes.unsupported(shape, num_heads);
 }
 
 std::size_t ProductionKernels::workspace_bytes(const PageShape& shape, const Step& largest) const {

@@ -58,7 +58,7 @@ std::string compare_heads(const AttentionShape& shape, const Matrix& actual, std
   return "";
 }
 
-// Appends the tokens and compares every layer's output with the reference, for each variant. Empty if all agree.
+// Appends the tokens and compares every layer's output with the reference. Empty if all agree.
 std::string append_and_compare(PagedSequences& sequences, int sequence, const TokenInputs& inputs) {
   const auto outputs = sequences.append(sequence, inputs);
   if (!outputs.has_value()) {
@@ -70,12 +70,10 @@ std::string append_and_compare(PagedSequences& sequences, int sequence, const To
     const std::vector<double> expected = tests::reference_attention(
         inputs[layer].q, written.k, written.v, shape.num_heads, shape.num_kv_heads, shape.head_dim);
     const Eigen::Index context_length = written.k.rows();
-    for (std::size_t variant = 0; variant < tests::kVariants.size(); ++variant) {
-      const std::string difference = compare_heads(shape, (*outputs)[variant][layer], expected, context_length,
-                                                   rounding_tolerance(shape, context_length));
-      if (!difference.empty()) {
-        return common::format("%s, sequence %d, layer %zu, ", tests::kVariants[variant], sequence, layer) + difference;
-      }
+    const std::string difference =
+        compare_heads(shape, (*outputs)[layer], expected, context_length, rounding_tolerance(shape, context_length));
+    if (!difference.empty()) {
+      return common::format("sequence %d, layer %zu, ", sequence, layer) + difference;
     }
   }
   return "";
@@ -168,20 +166,16 @@ std::string compare_with_targets(const AttentionShape& shape, const Matrix& outp
   return compare_heads(shape, output, expected, static_cast<Eigen::Index>(targets.size()), Tolerance{0.0, 0.0});
 }
 
-// Appends the rows of `all` in chunks and joins the outputs of layer 0, one matrix for each variant.
-std::array<Matrix, tests::kVariants.size()> append_rows_in_chunks(PagedSequences& sequences, int sequence,
-                                                                  const TokenInputs& all, int chunk_size) {
+// Appends the rows of `all` in chunks and joins the outputs of layer 0.
+Matrix append_rows_in_chunks(PagedSequences& sequences, int sequence, const TokenInputs& all, int chunk_size) {
   const auto length = static_cast<int>(all[0].q.rows());
-  std::array<Matrix, tests::kVariants.size()> joined;
-  joined.fill(Matrix(all[0].q.rows(), all[0].q.cols()));
+  Matrix joined(all[0].q.rows(), all[0].q.cols());
   for (int first = 0; first < length; first += chunk_size) {
     const int count = std::min(chunk_size, length - first);
     const auto rows = [&](const Matrix& matrix) { return Matrix(matrix.middleRows(first, count)); };
     const auto outputs = sequences.append(sequence, {{rows(all[0].q), rows(all[0].k), rows(all[0].v)}});
     REQUIRE(outputs.has_value());
-    for (std::size_t variant = 0; variant < joined.size(); ++variant) {
-      joined[variant].middleRows(first, count) = (*outputs)[variant].front();
-    }
+    joined.middleRows(first, count) = outputs->front();
   }
   return joined;
 }
@@ -335,11 +329,10 @@ TEST_CASE("equal scores give the mean of what a query sees") {
     for (int position = 0; position < kLength; ++position) {
       expected.insert(expected.end(), std::size_t{4} * 20, position / 2.0);
     }
-    for (const Matrix& output : append_rows_in_chunks(sequences, 0, inputs, chunk_size)) {
-      // At most kLength products and sums of values up to kLength.
-      const Tolerance tolerance{kLength * kLength * kUnitRoundoff, 0.0};
-      CHECK(compare_heads(shape, output, expected, kLength, tolerance) == kNoDifference);
-    }
+    const Matrix output = append_rows_in_chunks(sequences, 0, inputs, chunk_size);
+    // At most kLength products and sums of values up to kLength.
+    const Tolerance tolerance{kLength * kLength * kUnitRoundoff, 0.0};
+    CHECK(compare_heads(shape, output, expected, kLength, tolerance) == kNoDifference);
   }
 }
 
@@ -361,9 +354,8 @@ TEST_CASE("huge scores pick one token and overflow nothing") {
       CAPTURE(block_size, chunk_size);
       PagedSequences sequences(shape, 3, block_size);
       REQUIRE(sequences.start(0, length));
-      for (const Matrix& output : append_rows_in_chunks(sequences, 0, inputs, chunk_size)) {
-        CHECK(compare_with_targets(shape, output, inputs[0].v, targets) == kNoDifference);
-      }
+      const Matrix output = append_rows_in_chunks(sequences, 0, inputs, chunk_size);
+      CHECK(compare_with_targets(shape, output, inputs[0].v, targets) == kNoDifference);
     }
   }
 }
@@ -388,9 +380,8 @@ TEST_CASE("scores that are all far below zero still pick the largest") {
         PagedSequences sequences(shape, 3, block_size);
         REQUIRE(sequences.start(0, length));
         // A query after the best key picks that; one before it picks itself, the nearest that it sees.
-        for (const Matrix& output : append_rows_in_chunks(sequences, 0, inputs, chunk_size)) {
-          CHECK(compare_with_targets(shape, output, inputs[0].v, targets) == kNoDifference);
-        }
+        const Matrix output = append_rows_in_chunks(sequences, 0, inputs, chunk_size);
+        CHECK(compare_with_targets(shape, output, inputs[0].v, targets) == kNoDifference);
       }
     }
   }

@@ -43,11 +43,6 @@ void add_block(OnlineSoftmax& softmax, int first_row, const common::Matrix& scor
   softmax.add(first_row, weights, common::MatrixView(values.data(), values.rows(), 1));
 }
 
-void add_max(OnlineSoftmax& softmax, int first_row, const common::Matrix& scores) {
-  common::Matrix scaled = scores * kLn2;
-  softmax.add_max(first_row, scaled);
-}
-
 common::Matrix row(std::vector<float> scores) {
   return Eigen::Map<common::Matrix>(scores.data(), 1, static_cast<Eigen::Index>(scores.size()));
 }
@@ -205,19 +200,4 @@ TEST_CASE("reading blocks: two heads of 4 dimensions, with queries that are divi
   CHECK(head_0 == kAsExpected);
   const std::string head_1 = compare("the result", output(0, 4), 166.875 / 2.75);
   CHECK(head_1 == kAsExpected);
-}
-
-TEST_CASE("safe form: add_max raises the largest scores and touches nothing else, by hand") {
-  OnlineSoftmax softmax(2, 1);
-  add_max(softmax, 0, row({1, 3}));
-  const std::string after_1_and_3 = compare_row(softmax, 0, 3, 0, 0);
-  CHECK(after_1_and_3 == kAsExpected);
-  add_max(softmax, 0, row({2, 0}));
-  const std::string after_2_and_0 = compare_row(softmax, 0, 3, 0, 0);
-  CHECK(after_2_and_0 == kAsExpected);
-  const int first_row = 1;
-  add_max(softmax, first_row, row({-4, 5}));
-  CAPTURE(first_row);
-  CHECK(compare_row(softmax, 0, 3, 0, 0) == kAsExpected);
-  CHECK(compare_row(softmax, 1, 5, 0, 0) == kAsExpected);
 }

@@ -3,6 +3,7 @@
 
 #include <cstdint>
 #include <span>
+#include <string_view>
 #include <vector>
 
 #include "common/base/check.h"
@@ -65,6 +66,17 @@ TEST_CASE("prefix cache: what is published is found, a block at a time, up to th
     cache.publish(3, 9, Tokens{5, 6}, 0);     // its parent is unknown
     CHECK_FALSE(cache.contains(3));
   }
+}
+
+TEST_CASE("prefix cache: what is published after one text is not found after another that collides with it") {
+  const auto text = [](std::string_view characters) { return Tokens(characters.begin(), characters.end()); };
+  PrefixCache cache(4, everything_collides);
+  cache.publish(7, -1, text("cats"), 0);
+  cache.publish(1, 7, text("_eat"), 0);
+  cache.publish(3, -1, text("dogs"), 0);
+  cache.publish(6, 3, text("_eat"), 0);
+  CHECK(cache.find(text("dogs_eat_fish"), 0) == std::vector{3, 6});
+  CHECK(cache.find(text("cats_eat_fish"), 0) == std::vector{7, 1});
 }
 
 TEST_CASE("prefix cache: what is published is a full block, and is published once") {

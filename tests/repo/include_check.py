@@ -6,7 +6,8 @@
 
 A unit is a header with the source file of its name: what scheduler.cpp includes, the scheduler depends on.
 
-Circles     No unit of common/ or of a stage depends on itself, directly or through others.
+Circles     No unit of common/ or of a stage depends on itself, directly or through others. Nor does a source file do so
+            through headers that sources of other names implement: who includes such a header depends on its sources.
 Layers      A folder of common/ includes only its own files and those of the folders before it in LAYERS.
 Production  production/ of a stage is included by its own files and by one other unit, which chooses; and by the last
             steps of ladder/, which lead up to its kernels.
@@ -14,6 +15,7 @@ Production  production/ of a stage is included by its own files and by one other
 
 import argparse
 import pathlib
+import re
 import sys
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent))
@@ -21,6 +23,10 @@ from diff_check import INCLUDE, STAGE_FOLDER, find_stages, list_files
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent.parent
 SUFFIXES = (".h", ".cpp", ".cu", ".cuh")
+# What an unindented line of a header declares: a class, an object or a function that is defined elsewhere.
+DECLARED = re.compile(r"^(?:(?:class|struct) (\w+)(?: final)?(?: :|\s*\{)"
+                      r"|extern [\w:<> ]+ (\w+)"
+                      r"|(?!using|inline|constexpr|#|/)[\w:<>,&* ]+[ &*](\w+)\()", re.MULTILINE)
 # A later folder may include earlier ones. The longest name that fits counts.
 LAYERS = ["common/base", "common/math", "common/model", "common/cuda", "common/cuda/runtime", "common/cuda/several",
           "common/cuda/model", "common/app", "common/serving"]
@@ -71,6 +77,35 @@ def graph_of(root):
     return graph
 
 
+def implemented_elsewhere(root, files):
+    """{header without a source of its name: the sources that include it and define what it declares}."""
+    with_source = {unit_of(file) for file in files if file.suffix in (".cpp", ".cu")}
+    texts = {file: (root / file).read_text(encoding="utf-8") for file in files}
+    sources_of = {}
+    for source in files:
+        for header in includes_of(root, source) if source.suffix in (".cpp", ".cu") else []:
+            if header not in texts or header.suffix != ".h" or unit_of(header) in with_source:
+                continue
+            defined = [rf"{name}\b[({{]|{name}::~?\w+\(" for found in DECLARED.findall(texts[header])
+                       for name in found if name]
+            if defined and re.search(rf"^(?:[\w:<>,&*]+[ &*]+)*(?:{'|'.join(defined)})", texts[source], re.MULTILINE):
+                sources_of.setdefault(header, []).append(source)
+    return sources_of
+
+
+def source_graph(root):
+    """{source: {source of another name that implements a header that it includes: the header}}."""
+    files = list(sources(root))
+    sources_of = implemented_elsewhere(root, files)
+    graph = {}
+    for file in files:
+        arrows = graph.setdefault(str(file), {}) if file.suffix in (".cpp", ".cu") else {}
+        for header in includes_of(root, file):
+            if file not in sources_of.get(header, []):
+                arrows.update((str(source), str(header)) for source in sources_of.get(header, []))
+    return graph
+
+
 def find_circles(graph):
     """One circle for each strongly connected set of units, as a list of units."""
     circles, state, path = [], {}, []
@@ -101,7 +136,8 @@ def layer_of(unit):
 def check(root):
     """All failures, one line each."""
     graph = graph_of(root)
-    failures = ["a circle of includes: " + " -> ".join(circle) for circle in find_circles(graph)]
+    failures = ["a circle of includes: " + " -> ".join(circle)
+                for circle in find_circles(graph) + find_circles(source_graph(root))]
     choosers = {}
     for unit, arrows in sorted(graph.items()):
         for included, file in sorted(arrows.items()):

@@ -1,7 +1,8 @@
 #!/usr/bin/env python3
 """Checks what a machine can check of the lessons' prose: python3 tests/repo/prose_check.py
 
-The code names in GLOSSARY.md's third column occur in the sources. No line outside tables and code is longer than 120
+The code names in GLOSSARY.md's third column occur in the sources, no term of its first column is explained twice, and the
+words that a reader searches for are among them. No line outside tables and code is longer than 120
 characters.
 """
 
@@ -12,6 +13,8 @@ import sys
 ROOT = pathlib.Path(__file__).resolve().parent.parent.parent
 SOURCES = (".h", ".cpp", ".cu", ".cuh")
 MAX_LENGTH = 120
+SEARCHED = ("memory-bound", "compute-bound", "roofline", "arithmetic intensity", "occupancy", "bank conflict", "divergence",
+            "in flight", "time to first token", "coalesced", "sector")
 
 
 def code_names(text):
@@ -21,6 +24,15 @@ def code_names(text):
         if line.startswith("| ") and len(cells) == 5:
             for name in re.findall(r"`([^`]+)`", cells[2]):
                 yield number, name
+
+
+def terms(text):
+    """Yields (line number, term) for each term of a table's first cell, which may have several, with one stage behind them."""
+    for number, line in enumerate(text.splitlines(), start=1):
+        cell = line.strip("|").split("|")[0].strip()
+        if line.startswith("| ") and re.search(r" \([1-8]\)$", cell):
+            for term in cell[:-len(" (1)")].split(", "):
+                yield number, term
 
 
 def source_words():
@@ -44,12 +56,19 @@ def long_lines(text):
 
 def main():
     problems = []
-    names = list(code_names((ROOT / "GLOSSARY.md").read_text(encoding="utf-8")))
+    glossary = (ROOT / "GLOSSARY.md").read_text(encoding="utf-8")
+    names = list(code_names(glossary))
     if len(names) < 30:
         sys.exit(f"GLOSSARY.md: only {len(names)} names found in its tables")
     words = source_words()
     problems += [f"GLOSSARY.md:{number}: `{name}` stands in no source file of common/ or of a stage"
                  for number, name in names if name not in words]
+    places = {}
+    for number, term in terms(glossary):
+        if term in places:
+            problems.append(f"GLOSSARY.md:{number}: {term} stands in line {places[term]} already")
+        places.setdefault(term, number)
+    problems += [f"GLOSSARY.md: {term} is missing" for term in SEARCHED if term not in places]
     pages = [*ROOT.glob("*.md"), *ROOT.glob("stage[1-8]_*/*.md")]
     for page in sorted(pages):
         problems += [f"{page.relative_to(ROOT)}:{number}: {length} characters in a line of prose, {MAX_LENGTH} at most"

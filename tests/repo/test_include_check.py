@@ -44,6 +44,26 @@ class Includes(unittest.TestCase):
         self.write("stage7_gpu/choice.h", "")
         self.assert_failure("circle", "runner", "choice")
 
+    def plant_table_and_launch(self):
+        """A table whose sources call a launch, which another source implements."""
+        self.write("stage7_gpu/production/table.h",
+                   "class Table {\n  int attend() const;\n};\nextern const Table kTable;\n")
+        self.write("stage7_gpu/production/launches.h", "int launch(int count,\n           int size);\n")
+        self.write("stage7_gpu/production/step.cpp",
+                   '#include "launches.h"\n#include "table.h"\nint Table::attend() const { return launch(1, 2); }\n')
+        self.write("stage7_gpu/production/plan.cu", '#include "launches.h"\nint launch(int count, int size) {}\n')
+
+    def test_a_table_above_its_launches_passes(self):
+        self.plant_table_and_launch()
+        self.assertEqual(include_check.check(self.root), [])
+
+    def test_a_circle_through_headers_that_others_implement_fails(self):
+        self.plant_table_and_launch()
+        self.write("stage7_gpu/production/plan.cu",
+                   '#include "launches.h"\n#include "table.h"\n'
+                   'int launch(int count, int size) { return kTable.attend(); }\n')
+        self.assert_failure("circle", "production/plan.cu", "production/step.cpp")
+
     def test_an_arrow_upwards_fails(self):
         self.write("common/base/check.cpp", '#include "common/base/check.h"\n#include "common/math/lanes.h"\n')
         self.write("common/math/lanes.h", "")

@@ -49,9 +49,8 @@ class OneSequence {
   OneSequence(const AttentionShape& shape, int block_size, int max_length)
       : OneSequence(shape, (max_length + block_size - 1) / block_size + 3, block_size, max_length) {}
 
-  // Returns the outputs, layer by layer. `mode` is what the stage's attention takes after the context length.
-  template <typename... Mode>
-  std::vector<common::Matrix> append(const TokenInputs& inputs, Mode... mode) {
+  // Returns the outputs, layer by layer.
+  std::vector<common::Matrix> append(const TokenInputs& inputs) {
     const auto num_tokens = static_cast<int>(inputs.front().q.rows());
     REQUIRE(manager_.reserve(0, num_tokens));
     const int length = manager_.length(0);
@@ -64,7 +63,7 @@ class OneSequence {
       if constexpr (kIsContiguous<Stage>) {
         outputs.push_back(Stage::attention(cache_, layer, q, manager_.region(0).first, length + num_tokens));
       } else {
-        outputs.push_back(Stage::attention(cache_, layer, q, manager_.block_table(0), length + num_tokens, mode...));
+        outputs.push_back(Stage::attention(cache_, layer, q, manager_.block_table(0), length + num_tokens));
       }
     }
     manager_.commit(0, num_tokens);
@@ -166,11 +165,9 @@ struct Arrival {
   }
 };
 
-// Runs the same random tokens through both stages. Empty if every output agreed. `mode` goes to the later stage, and
-// with kBothTakeMode to the earlier one too.
-template <typename Before, typename After, bool kBothTakeMode = false, typename... Mode>
-std::string compare_stages(const AttentionShape& shape, int block_size, const Arrival& arrival, bool bits,
-                           Mode... mode) {
+// Runs the same random tokens through both stages. Empty if every output agreed.
+template <typename Before, typename After>
+std::string compare_stages(const AttentionShape& shape, int block_size, const Arrival& arrival, bool bits) {
   OneSequence<Before> before(shape, block_size, arrival.length());
   OneSequence<After> after(shape, block_size, arrival.length());
   common::Random random(static_cast<std::uint64_t>(arrival.length()) * 100 + static_cast<std::uint64_t>(block_size));
@@ -178,19 +175,14 @@ std::string compare_stages(const AttentionShape& shape, int block_size, const Ar
   for (const int num_tokens : arrival.chunks()) {
     const TokenInputs inputs = random_inputs(shape, num_tokens, random);
     length += num_tokens;
-    std::vector<common::Matrix> expected;
-    if constexpr (kBothTakeMode) {
-      expected = before.append(inputs, mode...);
-    } else {
-      expected = before.append(inputs);
-    }
+    const std::vector<common::Matrix> expected = before.append(inputs);
     std::optional<tests::Tolerance> tolerance;
     if (!bits) {
       // Each stage may be off by that much, and in different directions.
       tolerance = rounding_tolerance(shape, length);
       tolerance->absolute *= 2.0;
     }
-    const std::string difference = compare_layers(after.append(inputs, mode...), expected, tolerance);
+    const std::string difference = compare_layers(after.append(inputs), expected, tolerance);
     if (!difference.empty()) {
       return common::format("%d heads on %d of %d, block size %d, %d new tokens of %d, ", shape.num_heads,
                             shape.num_kv_heads, shape.head_dim, block_size, num_tokens, length) +

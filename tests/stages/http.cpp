@@ -373,6 +373,7 @@ TEST_CASE("what is wrong with a request is said in OpenAI's shape, with the fiel
       {with("best_of", 5), 400, "best_of"},
       {with("length_penalty", 2), 400, "length_penalty"},
       {with_beams("length_penalty", 99), 400, "length_penalty"},
+      {with_beams("length_penalty", -1), 400, "length_penalty"},
       {with_beams("temperature", 0.8), 400, "temperature"},
       {with_beams("top_p", 0.9), 400, "top_p"},
       {with_beams("top_k", 40), 400, "top_k"},

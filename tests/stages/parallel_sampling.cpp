@@ -158,6 +158,7 @@ TEST_CASE("sampling and beams: what can never be served is rejected, and misuse 
   CHECK_THROWS_AS(ParallelSampling(*engine, make_request(4, 4), 0), Misuse);
   CHECK_THROWS_AS(BeamSearch(*engine, make_request(4, 4), {0, 1.0}), Misuse);
   CHECK_THROWS_AS(BeamSearch(*engine, make_request(4, 4), {2, std::nan("")}), Misuse);
+  CHECK_THROWS_AS(BeamSearch(*engine, make_request(4, 4), {2, -1.0}), Misuse);
   CHECK(blocks_in_use(*engine) == 0);
   CHECK(ledger(*engine) == kNoProblem);
 }

@@ -231,7 +231,7 @@ TEST_CASE("batch: attention of two sequences is that of each alone, over its own
   common::Matrix expected(3, 12);
   expected.topRows(1) = stage::attention(cache, 1, q.topRows(1), manager.block_table(kX), 11);
   expected.bottomRows(2) = stage::attention(cache, 1, q.bottomRows(2), manager.block_table(kY), 6);
-  CHECK(stage::attention(cache, 1, q, batch, stage::SoftmaxMode::kOnline) == expected);
+  CHECK(stage::attention(cache, 1, q, batch) == expected);
 }
 
 TEST_CASE("a worked schedule of three requests: budget 6, blocks of 4, 6 blocks") {

@@ -519,7 +519,7 @@ class Sharing(ProgramTest):
                          run("sample", *self.PROMPT, "--temperature", "0.8").stdout)
 
     def test_length_penalty_out_of_range(self):
-        for value in ("nan", "inf", "-inf", "11", "much"):
+        for value in ("nan", "inf", "-inf", "-0.5", "11", "much"):
             with self.subTest(value=value):
                 self.assert_usage_error(run("beam", *self.PROMPT, "--length-penalty", value), "--length-penalty")
 

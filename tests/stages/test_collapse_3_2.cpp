@@ -14,7 +14,6 @@
 #include "stage3/engine.h"
 #include "tests/stages/collapse.h"
 
-using stage3::SoftmaxMode;
 using tests::Arrival;
 using tests::AttentionShape;
 
@@ -27,17 +26,14 @@ TESTS_STAGE(Streamed, stage3);
 
 constexpr std::array<AttentionShape, 6> kShapes = {
     {{1, 1, 5, 1}, {4, 2, 32, 1}, {3, 1, 33, 1}, {8, 8, 64, 1}, {6, 2, 1, 2}, {8, 1, 20, 1}}};
-constexpr std::array<SoftmaxMode, 2> kModes = {SoftmaxMode::kOnline, SoftmaxMode::kSafe};
 
 }  // namespace
 
 TEST_CASE("one block that the sequence fills is stage 2, bit for bit") {
   for (const AttentionShape& shape : kShapes) {
     for (const int prompt : {1, 2, 5, 16, 17, 40}) {
-      for (const SoftmaxMode mode : kModes) {
-        CHECK(tests::compare_stages<Gathered, Streamed>(shape, prompt, Arrival{prompt, prompt, 0}, true, mode) ==
-              kNoDifference);
-      }
+      CHECK(tests::compare_stages<Gathered, Streamed>(shape, prompt, Arrival{prompt, prompt, 0}, true) ==
+            kNoDifference);
     }
   }
 }
@@ -46,10 +42,8 @@ TEST_CASE("one block with room to spare is stage 2, bit for bit") {
   for (const AttentionShape& shape : kShapes) {
     for (const int prompt : {1, 2, 5, 15, 16, 17, 40}) {
       for (const int chunk_size : {prompt, 1, 7}) {
-        for (const SoftmaxMode mode : kModes) {
-          CHECK(tests::compare_stages<Gathered, Streamed>(shape, 64, Arrival{prompt, chunk_size, 3}, true, mode) ==
-                kNoDifference);
-        }
+        CHECK(tests::compare_stages<Gathered, Streamed>(shape, 64, Arrival{prompt, chunk_size, 3}, true) ==
+              kNoDifference);
       }
     }
   }
@@ -60,10 +54,8 @@ TEST_CASE("many blocks are stage 2, within rounding") {
     for (const int block_size : {1, 3, 4, 16}) {
       for (const int prompt : {1, block_size + 1, 3 * block_size, 37}) {
         for (const int chunk_size : {prompt, 1, 7}) {
-          for (const SoftmaxMode mode : kModes) {
-            CHECK(tests::compare_stages<Gathered, Streamed>(shape, block_size, Arrival{prompt, chunk_size, 2}, false,
-                                                            mode) == kNoDifference);
-          }
+          CHECK(tests::compare_stages<Gathered, Streamed>(shape, block_size, Arrival{prompt, chunk_size, 2}, false) ==
+                kNoDifference);
         }
       }
     }
@@ -71,25 +63,20 @@ TEST_CASE("many blocks are stage 2, within rounding") {
 }
 
 TEST_CASE("a long context is stage 2, within rounding") {
-  for (const SoftmaxMode mode : kModes) {
-    CHECK(tests::compare_stages<Gathered, Streamed>(AttentionShape{4, 2, 64, 1}, 16, Arrival{700, 256, 5}, false,
-                                                    mode) == kNoDifference);
-  }
+  CHECK(tests::compare_stages<Gathered, Streamed>(AttentionShape{4, 2, 64, 1}, 16, Arrival{700, 256, 5}, false) ==
+        kNoDifference);
 }
 
 TEST_CASE("logits through the engine are those of stage 2, within rounding") {
   stage2::EngineOptions gathered;
   stage3::EngineOptions streamed;
-  for (const SoftmaxMode mode : kModes) {
-    for (const int block_size : {1, 3, 16, 64}) {
-      gathered.block_size = block_size;
-      streamed.block_size = block_size;
-      streamed.softmax = mode;
-      CAPTURE(block_size);
-      // Logits of this model have size 1; two layers of float32 sums of up to 48 terms keep five digits and more.
-      CHECK(tests::compare_logits(tests::engine_logits<Streamed>(streamed, 21, 6),
-                                  tests::engine_logits<Gathered>(gathered, 21, 6),
-                                  tests::Tolerance{1e-5, 1e-5}) == kNoDifference);
-    }
+  for (const int block_size : {1, 3, 16, 64}) {
+    gathered.block_size = block_size;
+    streamed.block_size = block_size;
+    CAPTURE(block_size);
+    // Logits of this model have size 1; two layers of float32 sums of up to 48 terms keep five digits and more.
+    CHECK(tests::compare_logits(tests::engine_logits<Streamed>(streamed, 21, 6),
+                                tests::engine_logits<Gathered>(gathered, 21, 6),
+                                tests::Tolerance{1e-5, 1e-5}) == kNoDifference);
   }
 }

@@ -28,15 +28,8 @@ constexpr std::array<AttentionShape, 6> kShared = {
     {{2, 1, 5, 1}, {4, 2, 32, 1}, {3, 1, 33, 1}, {16, 2, 64, 1}, {6, 2, 1, 2}, {8, 1, 20, 1}}};
 constexpr std::array<int, 5> kBlockSizes = {1, 3, 4, 16, 64};
 
-// The two stages' modes are different types of the same meaning; each stage's attention is given its own.
-struct Mode {
-  bool safe = false;
-  operator stage3::SoftmaxMode() const { return safe ? stage3::SoftmaxMode::kSafe : stage3::SoftmaxMode::kOnline; }
-  operator stage4::SoftmaxMode() const { return safe ? stage4::SoftmaxMode::kSafe : stage4::SoftmaxMode::kOnline; }
-};
-
-std::string compare(const AttentionShape& shape, int block_size, const Arrival& arrival, bool bits, bool safe) {
-  return tests::compare_stages<Repeated, Grouped, true>(shape, block_size, arrival, bits, Mode{safe});
+std::string compare(const AttentionShape& shape, int block_size, const Arrival& arrival, bool bits) {
+  return tests::compare_stages<Repeated, Grouped>(shape, block_size, arrival, bits);
 }
 
 }  // namespace
@@ -45,9 +38,7 @@ TEST_CASE("a kv head for every query head is stage 3, bit for bit") {
   for (const AttentionShape& shape : kOneToOne) {
     for (const int block_size : kBlockSizes) {
       for (const int chunk_size : {37, 1, 7}) {
-        for (const bool safe : {false, true}) {
-          CHECK(compare(shape, block_size, Arrival{37, chunk_size, 2}, true, safe) == kNoDifference);
-        }
+        CHECK(compare(shape, block_size, Arrival{37, chunk_size, 2}, true) == kNoDifference);
       }
     }
   }
@@ -57,9 +48,7 @@ TEST_CASE("query heads that share a kv head get what repeated K and V give, with
   for (const AttentionShape& shape : kShared) {
     for (const int block_size : kBlockSizes) {
       for (const int chunk_size : {37, 1, 7}) {
-        for (const bool safe : {false, true}) {
-          CHECK(compare(shape, block_size, Arrival{37, chunk_size, 2}, false, safe) == kNoDifference);
-        }
+        CHECK(compare(shape, block_size, Arrival{37, chunk_size, 2}, false) == kNoDifference);
       }
     }
   }
@@ -83,7 +72,7 @@ TEST_CASE("bytes of a token fall by exactly the number of query heads to a kv he
 }
 
 TEST_CASE("a long context is stage 3, within rounding") {
-  CHECK(compare(AttentionShape{8, 2, 64, 1}, 16, Arrival{700, 256, 5}, false, false) == kNoDifference);
+  CHECK(compare(AttentionShape{8, 2, 64, 1}, 16, Arrival{700, 256, 5}, false) == kNoDifference);
 }
 
 TEST_CASE("logits through the engine are those of stage 3, within rounding") {

@@ -28,13 +28,6 @@ constexpr std::array<AttentionShape, 5> kShapes = {
     {{1, 1, 5, 1}, {4, 2, 32, 1}, {3, 1, 33, 1}, {16, 2, 64, 1}, {6, 2, 1, 2}}};
 constexpr std::array<int, 5> kBlockSizes = {1, 3, 4, 16, 64};
 
-// The two stages' modes are different types of the same meaning; each stage's attention is given its own.
-struct Mode {
-  bool safe = false;
-  operator stage4::SoftmaxMode() const { return safe ? stage4::SoftmaxMode::kSafe : stage4::SoftmaxMode::kOnline; }
-  operator stage5::SoftmaxMode() const { return safe ? stage5::SoftmaxMode::kSafe : stage5::SoftmaxMode::kOnline; }
-};
-
 template <typename Stage>
 struct Run {
   std::vector<common::Completion> completions;
@@ -88,10 +81,8 @@ TEST_CASE("attention is stage 4, bit for bit") {
   for (const AttentionShape& shape : kShapes) {
     for (const int block_size : kBlockSizes) {
       for (const int chunk_size : {37, 1, 7}) {
-        for (const bool safe : {false, true}) {
-          CHECK(tests::compare_stages<Separate, Shared, true>(shape, block_size, Arrival{37, chunk_size, 2}, true,
-                                                              Mode{safe}) == kNoDifference);
-        }
+        CHECK(tests::compare_stages<Separate, Shared>(shape, block_size, Arrival{37, chunk_size, 2}, true) ==
+              kNoDifference);
       }
     }
   }

@@ -182,6 +182,8 @@ TEST_CASE("engine: counters of one request, by hand") {
   CHECK(result.counter("slots_total") == 30);
   CHECK(result.counter("slots_reserved") == 8);
   CHECK(result.counter("slots_used") == 6);
+  CHECK(result.counter("slots_to_come") == 1);         // 2, 1 and 0
+  CHECK(result.counter("slots_never_used") == 1);      // the last token's, in every round
   const double bytes_per_token = 2.0 * 2 * 4 * 8 * 4;  // K and V, layers, heads, head_dim, bytes
   CHECK(result.counter("kv_bytes_per_token") == bytes_per_token);
   CHECK(result.counter("kv_bytes_read") / bytes_per_token == 24);
@@ -194,9 +196,11 @@ TEST_CASE("engine: counters of two requests side by side, by hand") {
   const Run result = run({make_request(5, 3), make_request(2, 1)}, make_options(30));
   CHECK(result.counter("max_requests_at_once") == 2);
   CHECK(result.counter("forward_passes") == 4);
-  CHECK(result.counter("requests_held") == 4.0 / 3);    // 2, 1, 1
-  CHECK(result.counter("slots_reserved") == 27.0 / 3);  // 8 + 3, 8, 8
-  CHECK(result.counter("slots_used") == 20.0 / 3);      // 5 + 2, 6, 7
+  CHECK(result.counter("requests_held") == 4.0 / 3);     // 2, 1, 1
+  CHECK(result.counter("slots_reserved") == 27.0 / 3);   // 8 + 3, 8, 8
+  CHECK(result.counter("slots_used") == 20.0 / 3);       // 5 + 2, 6, 7
+  CHECK(result.counter("slots_to_come") == 3.0 / 3);     // 2 + 0, 1, 0
+  CHECK(result.counter("slots_never_used") == 4.0 / 3);  // 1 + 1, 1, 1
   const double bytes_per_token = result.counter("kv_bytes_per_token");
   CHECK(result.counter("kv_bytes_read") / bytes_per_token == 20);
   CHECK(result.timing.prefill_tokens == 7);
@@ -214,7 +218,9 @@ TEST_CASE("engine: reserving the whole context") {
   for (std::size_t i = 0; i < requests.size(); ++i) {
     CHECK(result.completions[i].tokens == tokens_alone(requests[i]));
   }
-  CHECK(run({make_request(5, 3)}, options).counter("slots_reserved") == kSmallContext);
+  const Run lone = run({make_request(5, 3)}, options);
+  CHECK(lone.counter("slots_reserved") == kSmallContext);
+  CHECK(lone.counter("slots_never_used") == kSmallContext - 7);  // of the 3 new tokens, 2 are computed
 
   options.num_slots = kSmallContext - 1;
   const Run rejected = run({make_request(5, 3)}, options);

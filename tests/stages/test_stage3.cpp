@@ -1,20 +1,16 @@
 // Stage 3's own tests: scores that make a running maximum hard, and memory that does not grow with the context.
 #include "tests/support/catch.h"
 
-#include <algorithm>
 #include <array>
 #include <cmath>
 #include <cstddef>
 #include <limits>
-#include <span>
 #include <string>
 #include <vector>
 
 #include "common/base/parallel.h"
 #include "common/math/sampling.h"
 #include "stage3/attention.h"
-#include "stage3/engine.h"
-#include "tests/stages/engine_fixtures.h"
 #include "tests/stages/heap_peak.h"
 #include "tests/support/attention_inputs.h"
 #include "tests/support/compare.h"
@@ -24,7 +20,6 @@ using common::Matrix;
 using common::Random;
 using stage3::KvCache;
 using stage3::KvCacheShape;
-using stage3::SoftmaxMode;
 using tests::AttentionShape;
 
 namespace {
@@ -34,7 +29,6 @@ const std::string kNoDifference;
 constexpr float kNaN = std::numeric_limits<float>::quiet_NaN();
 constexpr float kInfinity = std::numeric_limits<float>::infinity();
 constexpr float kLowest = std::numeric_limits<float>::lowest();
-constexpr std::array<SoftmaxMode, 2> kModes = {SoftmaxMode::kOnline, SoftmaxMode::kSafe};
 constexpr std::array<int, 4> kBlockSizes = {1, 3, 4, 16};
 
 KvCacheShape cache_shape(const AttentionShape& shape, int num_blocks, int block_size) {
@@ -74,7 +68,7 @@ Blocks store(const AttentionShape& shape, int block_size, const Matrix& k, const
 
 // One head of 4 dimensions, whose scores are exactly those given: q = (2, 0, 0, 0) is (1, 0, 0, 0) after the scaling by
 // 1 / sqrt(4), and k = (score, 0, 0, 0). The queries are those of all positions, or of the last num_queries.
-// Empty if both forms agree with the reference at every block size.
+// Empty if the output agrees with the reference at every block size.
 std::string check_scores(const std::vector<float>& scores, int num_queries) {
   const AttentionShape shape{1, 1, 4, 1};
   const auto length = static_cast<Eigen::Index>(scores.size());
@@ -89,14 +83,11 @@ std::string check_scores(const std::vector<float>& scores, int num_queries) {
   const std::vector<double> expected = tests::reference_attention(q, k, v, 1, 1, 4);
   for (const int block_size : kBlockSizes) {
     const Blocks blocks = store(shape, block_size, k, v);
-    for (const SoftmaxMode mode : kModes) {
-      const Matrix output = stage3::attention(blocks.cache, 0, q, blocks.block_table, static_cast<int>(length), mode);
-      const std::string difference = tests::compare({output.data(), static_cast<std::size_t>(output.size())}, expected,
-                                                    tests::rounding_tolerance(shape, length));
-      if (!difference.empty()) {
-        return (mode == SoftmaxMode::kSafe ? "safe, blocks of " : "online, blocks of ") + std::to_string(block_size) +
-               ": " + difference;
-      }
+    const Matrix output = stage3::attention(blocks.cache, 0, q, blocks.block_table, static_cast<int>(length));
+    const std::string difference = tests::compare({output.data(), static_cast<std::size_t>(output.size())}, expected,
+                                                  tests::rounding_tolerance(shape, length));
+    if (!difference.empty()) {
+      return "blocks of " + std::to_string(block_size) + ": " + difference;
     }
   }
   return "";
@@ -135,11 +126,9 @@ TEST_CASE("weights 1 and 3, computed by hand, in two blocks") {
     const Blocks blocks = store({1, 1, 4, 1}, 1, k, v);
     Matrix q = Matrix::Zero(1, 4);
     q(0, 0) = 2.0F;
-    for (const SoftmaxMode mode : kModes) {
-      const Matrix output = stage3::attention(blocks.cache, 0, q, blocks.block_table, 2, mode);
-      CAPTURE(larger_first, output(0, 0));
-      CHECK((output - Matrix::Constant(1, 4, 4.0F)).cwiseAbs().maxCoeff() < 1e-5F);
-    }
+    const Matrix output = stage3::attention(blocks.cache, 0, q, blocks.block_table, 2);
+    CAPTURE(larger_first, output(0, 0));
+    CHECK((output - Matrix::Constant(1, 4, 4.0F)).cwiseAbs().maxCoeff() < 1e-5F);
   }
 }
 
@@ -212,68 +201,30 @@ TEST_CASE("a query of a chunk sees nothing after itself, whatever stands there")
   const Matrix v = tests::random_matrix(kLength, 4, random);
   for (const int block_size : kBlockSizes) {
     const Blocks blocks = store(shape, block_size, k, v);
-    for (const SoftmaxMode mode : kModes) {
-      for (const int num_queries : {1, 2, 5, kLength}) {
-        const Matrix output =
-            stage3::attention(blocks.cache, 0, q.topRows(num_queries), blocks.block_table, kLength, mode);
-        CAPTURE(block_size, num_queries);
-        // The weights of all but the newest token that a query sees are below 1e-38, and vanish when added.
-        CHECK(output == v.bottomRows(num_queries));
-      }
+    for (const int num_queries : {1, 2, 5, kLength}) {
+      const Matrix output = stage3::attention(blocks.cache, 0, q.topRows(num_queries), blocks.block_table, kLength);
+      CAPTURE(block_size, num_queries);
+      // The weights of all but the newest token that a query sees are below 1e-38, and vanish when added.
+      CHECK(output == v.bottomRows(num_queries));
     }
   }
 }
 
-TEST_CASE("the safe form knows the largest score of all blocks before it forms the first weight") {
-  // The first block's values are so large that two of them, with weights of 1, are more than a float holds: a sum that
-  // was built with the first block's own maximum is infinite, and no rescaling makes it finite. With the second block's
-  // maximum, their weights are 0 from the start.
-  Matrix k = Matrix::Zero(4, 4);
-  k.col(0) << 0.0F, 0.0F, 200.0F, 200.0F;
-  Matrix v = Matrix::Constant(4, 4, 3e38F);
-  v.bottomRows(2).setConstant(5.0F);
-  const Blocks blocks = store({1, 1, 4, 1}, 2, k, v);
-  Matrix q = Matrix::Zero(1, 4);
-  q(0, 0) = 2.0F;
-  const Matrix output = stage3::attention(blocks.cache, 0, q, blocks.block_table, 4, SoftmaxMode::kSafe);
-  CHECK(output == Matrix::Constant(1, 4, 5.0F));
-}
-
-TEST_CASE("both forms agree, and neither depends on the number of threads") {
+TEST_CASE("the output does not depend on the number of threads") {
   const AttentionShape shape{6, 3, 20, 1};
   const int num_threads_before = common::num_threads();
   Random random(3);
   const tests::TokenInputs inputs = tests::random_inputs(shape, 70, random);
   const Blocks blocks = store(shape, 16, inputs[0].k, inputs[0].v);
-  std::array<Matrix, 2> outputs;
-  for (std::size_t mode = 0; mode < kModes.size(); ++mode) {
-    for (const int num_threads : {1, 2, 4, 7}) {
-      common::set_num_threads(num_threads);
-      const Matrix output = stage3::attention(blocks.cache, 0, inputs[0].q, blocks.block_table, 70, kModes[mode]);
-      outputs[mode] = num_threads == 1 ? output : outputs[mode];
-      CAPTURE(mode, num_threads);
-      CHECK(output == outputs[mode]);
-    }
+  Matrix expected;
+  for (const int num_threads : {1, 2, 4, 7}) {
+    common::set_num_threads(num_threads);
+    const Matrix output = stage3::attention(blocks.cache, 0, inputs[0].q, blocks.block_table, 70);
+    expected = num_threads == 1 ? output : expected;
+    CAPTURE(num_threads);
+    CHECK(output == expected);
   }
   common::set_num_threads(num_threads_before);
-  const auto size = static_cast<std::size_t>(outputs[0].size());
-  CHECK(tests::compare(std::span<const float>(outputs[0].data(), size), std::span<const float>(outputs[1].data(), size),
-                       tests::rounding_tolerance(shape, 70)) == kNoDifference);
-}
-
-TEST_CASE("online is the default, and the engine takes either form") {
-  CHECK(stage3::EngineOptions().softmax == SoftmaxMode::kOnline);
-  const std::vector<common::Request> requests = {tests::make_request(20, 12)};
-  std::array<std::vector<common::Token>, 2> texts;
-  for (std::size_t mode = 0; mode < kModes.size(); ++mode) {
-    stage3::EngineOptions options;
-    options.softmax = kModes[mode];
-    options.block_size = 4;
-    stage3::Engine engine(tests::small_model(), options);
-    texts[mode] = engine.run(requests, [](int, common::Token) {})[0].tokens;
-  }
-  CHECK(texts[0].size() == 12);
-  CHECK(texts[0] == texts[1]);
 }
 
 #ifdef TESTS_HEAP_PEAK
@@ -287,18 +238,15 @@ TEST_CASE("no buffer grows with the context") {
   // One float for each position of one head: the least that a buffer over the context could take.
   constexpr std::ptrdiff_t kSmallestGrowth = (kLong - kShort) * std::ptrdiff_t{sizeof(float)};
   CHECK(tests::heap_peak([] { const Matrix buffer = Matrix::Ones(1, kLong - kShort); }) >= kSmallestGrowth);
-  for (const SoftmaxMode mode : kModes) {
-    for (const int num_queries : {1, 8}) {
-      const Matrix q = inputs[0].q.topRows(num_queries);
-      const auto peak = [&](int context_length) {
-        return tests::heap_peak(
-            [&] { stage3::attention(blocks.cache, 0, q, blocks.block_table, context_length, mode); });
-      };
-      peak(kShort);  // whatever is set up once
-      const std::ptrdiff_t peak_short = peak(kShort);
-      CAPTURE(num_queries, peak_short);
-      CHECK(peak(kLong) < peak_short + kSmallestGrowth / 2);
-    }
+  for (const int num_queries : {1, 8}) {
+    const Matrix q = inputs[0].q.topRows(num_queries);
+    const auto peak = [&](int context_length) {
+      return tests::heap_peak([&] { stage3::attention(blocks.cache, 0, q, blocks.block_table, context_length); });
+    };
+    peak(kShort);  // whatever is set up once
+    const std::ptrdiff_t peak_short = peak(kShort);
+    CAPTURE(num_queries, peak_short);
+    CHECK(peak(kLong) < peak_short + kSmallestGrowth / 2);
   }
 }
 #endif

@@ -25,7 +25,6 @@ using common::Matrix;
 using common::Random;
 using stage4::KvCache;
 using stage4::KvCacheShape;
-using stage4::SoftmaxMode;
 using tests::AttentionShape;
 
 namespace {
@@ -34,7 +33,6 @@ const std::string kNoDifference;
 
 constexpr float kNaN = std::numeric_limits<float>::quiet_NaN();
 constexpr int kBlockSize = 4;
-constexpr std::array<SoftmaxMode, 2> kModes = {SoftmaxMode::kOnline, SoftmaxMode::kSafe};
 
 // As many query heads to a kv head as the name says: 1, 3, 4, 8, and all of them.
 constexpr std::array<AttentionShape, 6> kShapes = {
@@ -64,7 +62,7 @@ std::vector<int> slots_of(const std::vector<int>& block_table, int length) {
 // The lesson's example: ten tokens in the blocks 7, 1 and 3, with eight query heads on two kv heads. Head dimensions
 // are as many as tokens. A value is 100 * kv head + position in all its dimensions; what is not written is NaN. Returns
 // the first dimension of what each query head of the last num_queries gets: [num_queries, 8].
-Matrix attend_to_ten_tokens(const Matrix& q, const Matrix& k, int num_queries, SoftmaxMode mode) {
+Matrix attend_to_ten_tokens(const Matrix& q, const Matrix& k, int num_queries) {
   const std::vector<int> block_table = {7, 1, 3};
   KvCache cache(cache_shape({8, 2, 10, 1}, 8));
   cache.fill(kNaN);
@@ -73,7 +71,7 @@ Matrix attend_to_ten_tokens(const Matrix& q, const Matrix& k, int num_queries, S
     return static_cast<float>(100 * kv_head + position);
   });
   cache.write(0, slots_of(block_table, 10), k, v);
-  const Matrix output = stage4::attention(cache, 0, q.bottomRows(num_queries), block_table, 10, mode);
+  const Matrix output = stage4::attention(cache, 0, q.bottomRows(num_queries), block_table, 10);
   return Matrix::NullaryExpr(num_queries, 8,
                              [&](Eigen::Index query, Eigen::Index head) { return output(query, 10 * head); });
 }
@@ -168,17 +166,14 @@ TEST_CASE("query head h reads kv head h / group") {
       return static_cast<float>(kv_head);
     });
     cache.write(0, slots_of(block_table, kLength), inputs[0].k, v);
-    for (const SoftmaxMode mode : kModes) {
-      for (const int num_queries : {1, 4, kLength}) {
-        CAPTURE(shape.num_heads, shape.num_kv_heads, num_queries);
-        const Matrix output =
-            stage4::attention(cache, 0, inputs[0].q.bottomRows(num_queries), block_table, kLength, mode);
-        for (int head = 0; head < shape.num_heads; ++head) {
-          const int kv_head = head / (shape.num_heads / shape.num_kv_heads);
-          const Matrix part = output.middleCols(Eigen::Index{head} * shape.head_dim, shape.head_dim);
-          CAPTURE(head, part(0, 0), kv_head);
-          CHECK((part.array() - static_cast<float>(kv_head)).abs().maxCoeff() < 1e-4F);
-        }
+    for (const int num_queries : {1, 4, kLength}) {
+      CAPTURE(shape.num_heads, shape.num_kv_heads, num_queries);
+      const Matrix output = stage4::attention(cache, 0, inputs[0].q.bottomRows(num_queries), block_table, kLength);
+      for (int head = 0; head < shape.num_heads; ++head) {
+        const int kv_head = head / (shape.num_heads / shape.num_kv_heads);
+        const Matrix part = output.middleCols(Eigen::Index{head} * shape.head_dim, shape.head_dim);
+        CAPTURE(head, part(0, 0), kv_head);
+        CHECK((part.array() - static_cast<float>(kv_head)).abs().maxCoeff() < 1e-4F);
       }
     }
   }
@@ -199,24 +194,22 @@ TEST_CASE("rows: each query head of each query finds what it asks for") {
       q(position, 10 * head + dimension_of(asks_for(position, head), head / 4)) = 100.0F * std::sqrt(10.0F);
     }
   }
-  for (const SoftmaxMode mode : kModes) {
-    for (const int num_queries : {1, 2, 10}) {
-      const Matrix found = attend_to_ten_tokens(q, k, num_queries, mode);
-      std::string difference;
-      for (int query = 0; query < num_queries && difference.empty(); ++query) {
-        for (int head = 0; head < 8 && difference.empty(); ++head) {
-          const int position = 10 - num_queries + query;
-          const int expected = 100 * (head / 4) + asks_for(position, head);
-          if (!(std::abs(found(query, head) - static_cast<float>(expected)) < 1e-3F)) {
-            difference = row_name(query, position, head) + " finds " + number(found(query, head)) + ", not " +
-                         std::to_string(expected);
-          }
+  for (const int num_queries : {1, 2, 10}) {
+    const Matrix found = attend_to_ten_tokens(q, k, num_queries);
+    std::string difference;
+    for (int query = 0; query < num_queries && difference.empty(); ++query) {
+      for (int head = 0; head < 8 && difference.empty(); ++head) {
+        const int position = 10 - num_queries + query;
+        const int expected = 100 * (head / 4) + asks_for(position, head);
+        if (!(std::abs(found(query, head) - static_cast<float>(expected)) < 1e-3F)) {
+          difference = row_name(query, position, head) + " finds " + number(found(query, head)) + ", not " +
+                       std::to_string(expected);
         }
       }
-      INFO("a value is 100 * kv head + position");
-      CAPTURE(num_queries);
-      CHECK(difference == kNoDifference);
     }
+    INFO("a value is 100 * kv head + position");
+    CAPTURE(num_queries);
+    CHECK(difference == kNoDifference);
   }
 }
 
@@ -224,24 +217,22 @@ TEST_CASE("rows: all query heads of a query see the same tokens") {
   // All scores are 0, so that a row gets the mean of the positions it sees: 0 … n - 1 have the mean (n - 1) / 2.
   const Matrix q = Matrix::Zero(10, 80);
   const Matrix k = Matrix::Zero(10, 20);
-  for (const SoftmaxMode mode : kModes) {
-    for (const int num_queries : {1, 2, 10}) {
-      const Matrix means = attend_to_ten_tokens(q, k, num_queries, mode);
-      std::string difference;
-      for (int query = 0; query < num_queries && difference.empty(); ++query) {
-        for (int head = 0; head < 8 && difference.empty(); ++head) {
-          const int position = 10 - num_queries + query;
-          const int kv_head = head / 4;
-          const float num_seen = 2.0F * (means(query, head) - static_cast<float>(100 * kv_head)) + 1.0F;
-          if (!(std::abs(num_seen - static_cast<float>(position + 1)) < 1e-3F)) {
-            difference = row_name(query, position, head) + " sees " + number(num_seen) + " tokens, not " +
-                         std::to_string(position + 1);
-          }
+  for (const int num_queries : {1, 2, 10}) {
+    const Matrix means = attend_to_ten_tokens(q, k, num_queries);
+    std::string difference;
+    for (int query = 0; query < num_queries && difference.empty(); ++query) {
+      for (int head = 0; head < 8 && difference.empty(); ++head) {
+        const int position = 10 - num_queries + query;
+        const int kv_head = head / 4;
+        const float num_seen = 2.0F * (means(query, head) - static_cast<float>(100 * kv_head)) + 1.0F;
+        if (!(std::abs(num_seen - static_cast<float>(position + 1)) < 1e-3F)) {
+          difference = row_name(query, position, head) + " sees " + number(num_seen) + " tokens, not " +
+                       std::to_string(position + 1);
         }
       }
-      CAPTURE(num_queries);
-      CHECK(difference == kNoDifference);
     }
+    CAPTURE(num_queries);
+    CHECK(difference == kNoDifference);
   }
 }
 
@@ -254,16 +245,14 @@ TEST_CASE("random K and V in every head: groups of 1, 3, 4, 8 and all agree with
     Random random(3);
     const tests::TokenInputs inputs = tests::random_inputs(shape, kLength, random);
     cache.write(0, slots_of(block_table, kLength), inputs[0].k, inputs[0].v);
-    for (const SoftmaxMode mode : kModes) {
-      for (const int num_queries : {1, 4, 5, kLength}) {
-        const Matrix q = inputs[0].q.bottomRows(num_queries);
-        const std::vector<double> expected = tests::reference_attention(q, inputs[0].k, inputs[0].v, shape.num_heads,
-                                                                        shape.num_kv_heads, shape.head_dim);
-        const Matrix output = stage4::attention(cache, 0, q, block_table, kLength, mode);
-        CAPTURE(shape.num_heads, shape.num_kv_heads, num_queries);
-        CHECK(tests::compare({output.data(), static_cast<std::size_t>(output.size())}, expected,
-                             tests::rounding_tolerance(shape, kLength)) == kNoDifference);
-      }
+    for (const int num_queries : {1, 4, 5, kLength}) {
+      const Matrix q = inputs[0].q.bottomRows(num_queries);
+      const std::vector<double> expected =
+          tests::reference_attention(q, inputs[0].k, inputs[0].v, shape.num_heads, shape.num_kv_heads, shape.head_dim);
+      const Matrix output = stage4::attention(cache, 0, q, block_table, kLength);
+      CAPTURE(shape.num_heads, shape.num_kv_heads, num_queries);
+      CHECK(tests::compare({output.data(), static_cast<std::size_t>(output.size())}, expected,
+                           tests::rounding_tolerance(shape, kLength)) == kNoDifference);
     }
   }
 }

@@ -4,7 +4,6 @@
 // The build sets STAGE_NUMBER (3) and STAGE_NAMESPACE (stage3), and makes "stage3/" lead to the stage's folder.
 #pragma once
 
-#include <array>
 #include <cstddef>
 #include <limits>
 #include <map>
@@ -67,23 +66,13 @@ inline bool start_sequence(stage::KvCacheManager& manager, int sequence, [[maybe
 #endif
 }
 
-// The ways in which the stage computes attention; all have to meet the contract.
-#if STAGE_NUMBER < 3
-inline constexpr std::array<const char*, 1> kVariants = {"softmax over all scores at once"};
-#else
-inline constexpr std::array<const char*, 2> kVariants = {"online softmax", "safe softmax"};
-#endif
-
 // The newest q.rows() tokens of the sequence attend to all its context_length tokens.
 inline common::Matrix attend(const stage::KvCache& cache, const stage::KvCacheManager& manager, int sequence, int layer,
-                             const common::Matrix& q, int context_length, [[maybe_unused]] std::size_t variant) {
+                             const common::Matrix& q, int context_length) {
 #if STAGE_NUMBER == 1
   return stage::attention(cache, layer, q, manager.region(sequence).first, context_length);
-#elif STAGE_NUMBER == 2
-  return stage::attention(cache, layer, q, manager.block_table(sequence), context_length);
 #else
-  const auto mode = variant == 0 ? stage::SoftmaxMode::kOnline : stage::SoftmaxMode::kSafe;
-  return stage::attention(cache, layer, q, manager.block_table(sequence), context_length, mode);
+  return stage::attention(cache, layer, q, manager.block_table(sequence), context_length);
 #endif
 }
 
@@ -101,8 +90,8 @@ inline std::vector<stage::BlockCopy> take_copies(stage::KvCacheManager& manager)
 }
 #endif
 
-// [num_variants][num_layers] of [num_tokens, num_heads * head_dim].
-using Outputs = std::array<std::vector<common::Matrix>, kVariants.size()>;
+// [num_layers] of [num_tokens, num_heads * head_dim].
+using Outputs = std::vector<common::Matrix>;
 
 // ---- The same in every stage ---------------------------------------------------------------------------------------
 
@@ -139,10 +128,7 @@ class PagedSequences {
       cache_.write(static_cast<int>(layer), slot_mapping, k, v);
       append_rows(k, written[layer].k);
       append_rows(v, written[layer].v);
-      for (std::size_t variant = 0; variant < kVariants.size(); ++variant) {
-        outputs[variant].push_back(
-            attend(cache_, manager_, sequence, static_cast<int>(layer), q, length + num_tokens, variant));
-      }
+      outputs.push_back(attend(cache_, manager_, sequence, static_cast<int>(layer), q, length + num_tokens));
     }
     manager_.commit(sequence, num_tokens);
     return outputs;

@@ -18,7 +18,7 @@ double microseconds_per_call(const Stream& stream, int num_calls, const std::fun
 // GB/s of read_memory(). The memory should be far larger than the L2 cache.
 double read_ceiling(const Stream& stream, const void* memory, std::size_t bytes);
 
-// "NVIDIA H200, driver 580.159.04, CUDA 13.0, read ceiling 4,560 GB/s"
+// "NVIDIA H200, driver 580.159.04, CUDA 13.0, read ceiling 4,577 GB/s"
 std::string machine_line(double ceiling);
 
 // "6.02", "12.8", "251", "16,020": at least three significant digits.
