@@ -47,7 +47,8 @@ struct RaggedBatch {
   std::vector<int> block_tables;        // one after the other: ceil(context_length / block_size) blocks each
   std::vector<int> table_starts = {0};  // [num_sequences + 1]: where each sequence's table begins
 
-  // Adds a sequence's next tokens, whose slots must be reserved. with_logits: the logits after the last one are needed.
+  // Adds a sequence's next tokens, all of which are stored: their slots must be reserved. with_logits: the logits after
+  // the last one are needed.
   void add(const KvCacheManager& manager, SequenceId sequence, std::span<const common::Token> next, bool with_logits);
   // Fills in the pending tokens. drawn: the tokens of the previous step, by row of its logits.
   void resolve_pending(std::span<const common::Token> drawn);

@@ -51,6 +51,10 @@ ScheduledTokens SequenceGroup::tokens_to_compute() const {
   if (live_.size() == 1 || !manager_.contains(live_.back().sequence)) {
     return {{first}, {common_prefix_length() - manager_.length(first)}, live_.size() == 1};
   }
+  return tokens_of_branches();
+}
+
+ScheduledTokens SequenceGroup::tokens_of_branches() const {
   ScheduledTokens last_tokens{{}, {}, true};
   ScheduledTokens rest;
   for (const Branch& branch : live_) {
@@ -122,7 +126,7 @@ Branch SequenceGroup::fork(std::size_t parent) {
 }
 
 void SequenceGroup::free(const Branch& branch) {
-  if (has_blocks(branch)) {  // not if the group was preempted while its last tokens were computed
+  if (has_blocks(branch)) {  // not if the group was preempted while the step with its last token was in flight
     manager_.free(branch.sequence);
   }
   ids_.give_back(branch.sequence);

@@ -82,7 +82,9 @@ struct RequestOutput {
 // request fails.
 using TokenSink = std::function<void(int id, int sample, common::Token token)>;
 
-// The next tokens of some of a group's sequences.
+// The next tokens of some of a group's sequences. A prompt of 6 whose first 4 are computed, of sequence 2, is
+// {{2}, {2}, true}: two tokens, and then logits. If only one of them is scheduled, {{2}, {1}, false} is what is left of
+// it.
 struct ScheduledTokens {
   std::vector<SequenceId> sequences;
   std::vector<int> num_tokens;  // by sequence, at least 1
@@ -119,7 +121,11 @@ class SequenceGroup {
 
   // The live branches' sequences that are in the cache or swapped out.
   std::vector<SequenceId> sequences() const;
-  // What the cache lacks of a group with blocks. Empty only while the last token is being computed.
+  // What a group with blocks computes next. Empty only while the last token is being computed. A single sequence: all
+  // that the cache lacks, with logits. Several sequences:
+  //   1. until they have been forked: what the first lacks of the common prefix. No logits.
+  //   2. while one lacks more than its last token: for each such sequence, what it lacks but for that one. No logits.
+  //   3. a token for each, with logits.
   ScheduledTokens tokens_to_compute() const;
   // Starts the first branch's sequence with room for the common prefix. Returns false and changes nothing if these
   // terms leave no room.
@@ -129,8 +135,8 @@ class SequenceGroup {
 
   // The tokens at the sequence's positions first … first + count - 1.
   std::vector<common::Token> tokens(SequenceId sequence, int first, int count) const;
-  // To be called after some of the tokens have been committed. Forks the other branches once the common prefix is
-  // complete.
+  // The server calls it after each step that has computed some of the tokens, once they are committed. Forks the other
+  // branches when the common prefix is complete and they have no sequences yet.
   void on_computed();
   // Extends the live branches and passes their tokens to the sink. result: a row for each live branch, in order.
   virtual void extend(GroupResult result, double now) = 0;
@@ -140,11 +146,13 @@ class SequenceGroup {
   // To be called once for each step that computes tokens of the group. is_last: they are all that the cache lacks.
   // Returns whether they are a chunk: a part of that, or what earlier chunks have left.
   bool begin_chunk(bool is_last) { return std::exchange(lacks_tokens_, !is_last) || !is_last; }
+
   // How the token after the sequence's last one is drawn, if extend() needs only that token. Nothing if extend() needs
   // the logits.
   virtual std::optional<SamplingRow> sampling_row(SequenceId) const { return std::nullopt; }
   // For a group with one branch, whose next token is being computed as row `row` of a step in flight. Until extend(),
-  // the token counts as part of the text, so that the following step can be scheduled.
+  // the token counts as part of the text, so that the following step can be scheduled. If the group is preempted in
+  // between, extend() gets the token all the same, so that it is known when the group is resumed.
   void run_ahead(int row) { pending_row_ = row; }
   std::optional<int> pending_row() const { return pending_row_; }  // none: all tokens are known
 
@@ -168,6 +176,8 @@ class SequenceGroup {
   // How many tokens the first branch computes before the others are forked from it: all that the branches have in
   // common, but no branch's last token. For a single branch: all its tokens.
   int common_prefix_length() const;
+  // tokens_to_compute() of several sequences that have been forked.
+  ScheduledTokens tokens_of_branches() const;
   bool has_blocks(const Branch& branch) const;
 
   int id_;

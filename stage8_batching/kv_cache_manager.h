@@ -97,14 +97,17 @@ class KvCacheManager {
   void free(SequenceId sequence);
 
   // Moves the sequences to the host's memory: plans the copies, one for each block even if several sequences own it,
-  // and frees their blocks. Until the sequences are swapped in, they can only be freed. Returns false and changes
-  // nothing if there are too few host blocks.
+  // and releases their blocks as free() does, from the end of each table. Blocks reserved ahead are only released.
+  // Published blocks stay in the prefix cache until they are evicted. Until the sequences are swapped in, they can only
+  // be freed. Returns false and changes nothing if there are too few host blocks. CheckError, with nothing changed, if
+  // a sequence is not there, is out already or is given twice.
   bool swap_out(std::span<const SequenceId> sequences);
-  // Moves the sequences back, into blocks that may lie anywhere. Returns false and changes nothing if fewer than
-  // spare_blocks blocks would stay free.
+  // Moves the sequences back, into blocks that may lie anywhere, with the same owners as before. What was published is
+  // published again under its new number. Returns false and changes nothing if fewer than spare_blocks blocks would
+  // stay without an owner. CheckError, with nothing changed, if a sequence is not swapped out or is given twice.
   bool swap_in(std::span<const SequenceId> sequences, int spare_blocks = 0);
   bool is_swapped(SequenceId sequence) const { return swapped_.contains(sequence); }
-  // The slots of these sequences only; a shared block counts once.
+  // The slots up to the lengths of these sequences, in whole blocks; a shared block counts once.
   Usage usage_of(std::span<const SequenceId> sequences) const;
   int num_free_host_blocks() const { return static_cast<int>(free_host_blocks_.size()); }
 

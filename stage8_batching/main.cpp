@@ -26,6 +26,7 @@
 #include "demo/pictures.h"
 #include "demo/prefix_commands.h"
 #include "demo/sampling_commands.h"
+#include "demo/steps_by_hand.h"
 #include "engine.h"
 #include "kv_cache.h"
 
@@ -250,6 +251,8 @@ int run(int argc, char** argv) {
   command.option("--block-size", demo_block_size, {1, 1024}, "slots in a block");
   command.flag("--shell", shell_only, "read commands from standard input instead; 'help' lists them");
   add_by_hand_command(program);
+  StepsOptions steps;
+  add_steps_command(program, steps);
   program.add_pictures(pictures());
   return program.run(argc, argv);
 }

@@ -52,7 +52,6 @@ bool Scheduler::schedule_group(std::size_t index, ScheduledStep& step) {
                                                            : schedule_chunks(index, std::move(tokens), step);
 }
 
-// Schedules one token for each of several sequences: for all of them or for none.
 bool Scheduler::schedule_last_tokens(std::size_t index, ScheduledTokens tokens, ScheduledStep& step) {
   const auto count = static_cast<int>(tokens.sequences.size());
   if (count > budget_left(step)) {
@@ -71,7 +70,6 @@ bool Scheduler::schedule_last_tokens(std::size_t index, ScheduledTokens tokens, 
   return true;
 }
 
-// Schedules as many tokens of each sequence as budget and blocks allow.
 bool Scheduler::schedule_chunks(std::size_t index, ScheduledTokens tokens, ScheduledStep& step) {
   bool all_scheduled = true;
   std::size_t num_scheduled = 0;
@@ -133,10 +131,7 @@ bool Scheduler::preempt_latest(std::size_t index, ScheduledStep& step) {
     return false;
   }
   SequenceGroup& latest = *running_.back();
-  const std::vector<SequenceId> sequences = latest.sequences();
-  const bool swapped = options_.preemption != Preemption::kRecompute &&
-                       (options_.preemption == Preemption::kSwap || is_swap_cheaper(sequences)) &&
-                       manager_.swap_out(sequences);  // false if host memory is full
+  const bool swapped = swap_out(latest);
   if (!swapped) {
     latest.free_blocks();
   }
@@ -146,6 +141,14 @@ bool Scheduler::preempt_latest(std::size_t index, ScheduledStep& step) {
   num_sequences_ -= latest.max_sequences();
   step.preempted.push_back({&latest, swapped});
   return true;
+}
+
+bool Scheduler::swap_out(const SequenceGroup& group) {
+  if (options_.preemption != Preemption::kRecompute) {
+    const std::vector<SequenceId> sequences = group.sequences();
+    return (options_.preemption == Preemption::kSwap || is_swap_cheaper(sequences)) && manager_.swap_out(sequences);
+  }
+  return false;
 }
 
 bool Scheduler::is_swap_cheaper(std::span<const SequenceId> sequences) const {

@@ -23,8 +23,9 @@ enum class Preemption { kRecompute, kSwap, kAuto };
 struct SchedulerOptions {
   int token_budget = 256;  // max tokens in a step
   int max_sequences = 64;  // max sequences that run at once
-  // Blocks that admission leaves free for each running sequence. With 0 the cache is fuller, but more groups are
-  // admitted and then preempted in the next step.
+  // Admission leaves at least headroom * n blocks without an owner, for running sequences to grow into. n is the sum of
+  // max_sequences() of the groups that run already; the new group does not count, so that alone it may fill the cache.
+  // With 0 the cache is fuller, but more groups are admitted and then preempted in the next step.
   int headroom = 1;
   Preemption preemption = Preemption::kRecompute;
   // kAuto swaps if swapping costs less than computing again. The costs of moving a block out and in, and of computing a
@@ -49,13 +50,14 @@ struct ScheduledGroup {
 struct ScheduledStep {
   struct Preempted {
     SequenceGroup* group = nullptr;
-    bool swapped = false;
+    bool swapped = false;  // whether its blocks really moved to the host, not whether they were meant to
   };
   std::vector<ScheduledGroup> groups;  // by arrival, earliest first
   std::vector<SequenceGroup*> admitted;
   std::vector<Preempted> preempted;
   int num_tokens = 0;
-  // Whether requests wait because blocks are missing, and not because of the budget or the limit on sequences.
+  // Whether requests wait because blocks are missing, and not because of the budget or the limit on sequences: a
+  // running group found no block, or the first of the queue was refused for want of blocks.
   bool is_memory_short = false;
 };
 
@@ -72,8 +74,8 @@ class Scheduler {
   // Removes the group, running or waiting, and frees its blocks.
   void remove(SequenceGroup& group);
 
-  // Decides on the next step, and reserves its slots. The whole step must be computed and committed before the next
-  // call.
+  // Decides on the next step, and reserves its slots. Before the next call, the whole step must have been committed
+  // (Engine::commit): computed or, if steps run ahead, at least enqueued.
   virtual ScheduledStep schedule();
 
   // Max sequences of a group that can still run alone, within the limits of a step.
@@ -86,21 +88,33 @@ class Scheduler {
 
  protected:
   int budget_left(const ScheduledStep& step) const { return options_.token_budget - step.num_tokens; }
-  // Starts waiting groups, in order of arrival, while budget and blocks last.
+  // Starts waiting groups, in order of arrival, until the budget is used up or the first of the queue is refused: it
+  // has too many sequences or finds too few blocks. Schedules what it starts, and stops after a group that got less
+  // than the cache lacks.
   virtual void admit_waiting(ScheduledStep& step);
-  // Allocates blocks for the group's swapped sequences, or for its prompt. Returns false and changes nothing if there
-  // are too few blocks.
+  // Allocates blocks for the group's swapped sequences, or for as much of its prompt as the step may compute. Returns
+  // false and changes nothing if there are too few blocks.
   virtual bool find_room(SequenceGroup& group, const Admission& admission);
 
   KvCacheManager& manager_;
 
  private:
-  // Schedules running_[index]. Returns false if it gets less than the cache lacks: then no later group gets anything.
+  // Schedules running_[index]. Returns false if it gets less than its tokens_to_compute(): then no later group gets
+  // anything.
   bool schedule_group(std::size_t index, ScheduledStep& step);
+  // Schedules one token for each of several sequences, or nothing at all. Looks at the budget first: without budget, no
+  // group is preempted.
   bool schedule_last_tokens(std::size_t index, ScheduledTokens tokens, ScheduledStep& step);
+  // Schedules as many tokens of each sequence, in order, as budget and blocks allow. For missing blocks it preempts;
+  // only if there is no later group does it take fewer tokens. After a sequence that got too little, no further one
+  // gets any.
   bool schedule_chunks(std::size_t index, ScheduledTokens tokens, ScheduledStep& step);
-  // Preempts the running group that arrived last. Returns false if that is running_[index] itself.
+  // Preempts the running group that arrived last: all its sequences lose their blocks, and it is the first of the
+  // queue. Returns false if that is running_[index] itself. In either case blocks are missing: is_memory_short.
   bool preempt_latest(std::size_t index, ScheduledStep& step);
+  // Moves the group's blocks to the host if the options say so. Returns false and changes nothing if they do not, or if
+  // the host has no room.
+  bool swap_out(const SequenceGroup& group);
   bool is_swap_cheaper(std::span<const SequenceId> sequences) const;
 
   SchedulerOptions options_;
@@ -108,7 +122,7 @@ class Scheduler {
   // Both in order of arrival, and all running before all waiting.
   std::vector<std::shared_ptr<SequenceGroup>> running_;
   std::deque<std::shared_ptr<SequenceGroup>> waiting_;
-  int num_sequences_ = 0;  // max sequences of the running groups
+  int num_sequences_ = 0;  // sum of max_sequences() of the running groups: changes with every change of running_
 };
 
 }  // namespace

@@ -75,31 +75,20 @@ bool Server::step() {
   if (is_idle()) {
     return false;
   }
-  report_ = {};
-  report_.index = num_steps_;
-  report_.begin = clock_.now();
-  const double start = common::now_seconds();
+  const double begin = begin_report();
   const ScheduledStep scheduled = scheduler_->schedule();
-  report_schedule(scheduled);
-  report_.usage = slot_usage(engine_.manager());
-  report_.scheduling_seconds = common::now_seconds() - start;
+  report_schedule(scheduled, begin);
   if (scheduled.groups.empty()) {
-    COMMON_CHECK(in_flight_.has_value(),
-                 "the scheduler computes nothing, or sequences that are not the server's hold the cache");
+    COMMON_CHECK(
+        in_flight_.has_value(),
+        "schedule() computes nothing although requests wait: sequences that are not the server's hold the cache "
+        "(manager().sequences()), or the scheduler refuses what fits (budget, max_sequences, headroom) or does "
+        "not free the blocks of what it preempts");
     collect(0);
   } else {
     compute(scheduled.groups);
   }
-  report_.computing_seconds = common::now_seconds() - start - report_.scheduling_seconds;
-
-  report_.end = clock_.now();
-  report_.num_waiting = static_cast<int>(scheduler_->waiting().size());
-  report_.ended = std::exchange(ended_, {});
-  num_steps_ += 1;
-  totals_.add(report_);
-  if (on_step_) {
-    on_step_(report_);
-  }
+  end_report(begin);
   return true;
 }
 
@@ -173,7 +162,6 @@ std::string Server::rejection(const GenerationRequest& request) const {
   return "";
 }
 
-// One forward pass for all groups or, if that throws, one for each group.
 void Server::compute(const std::vector<ScheduledGroup>& groups) {
   std::optional<std::string> error = forward(groups);
   if (!error.has_value()) {
@@ -189,8 +177,6 @@ void Server::compute(const std::vector<ScheduledGroup>& groups) {
   }
 }
 
-// Computes the groups' tokens in one pass, and collects the previous step. Returns the error that the pass has thrown;
-// the groups can then be computed again.
 std::optional<std::string> Server::forward(std::vector<ScheduledGroup> groups) {
   InFlightStep step(engine_.manager(), std::move(groups));
   std::optional<std::string> error;
@@ -208,11 +194,8 @@ std::optional<std::string> Server::forward(std::vector<ScheduledGroup> groups) {
     return error;
   }
   step.batch().resolve_pending(drawn);
-  clock_.step_computed(step.batch().num_tokens());
   engine_.commit(step.batch());  // except for requests that have just ended
-  const std::vector<int>& lengths = step.batch().context_lengths;
-  report_.num_read = std::accumulate(lengths.begin(), lengths.end(), report_.num_read);
-  report_.usage = slot_usage(engine_.manager());
+  report_pass(step.batch());
   const bool runs_ahead =
       step.can_run_ahead() && scheduler_->options().run_ahead.value_or(engine_.runner().is_asynchronous());
   int row = 0;
@@ -232,8 +215,6 @@ std::optional<std::string> Server::forward(std::vector<ScheduledGroup> groups) {
   return std::nullopt;
 }
 
-// Collects the step in flight, if there is one, and gives its requests their results. Returns its tokens if it draws
-// any.
 std::vector<common::Token> Server::collect(int step_age) {
   if (!in_flight_.has_value()) {
     return {};
@@ -285,7 +266,14 @@ SequenceGroup& Server::find(int id) const {
   return *requests_[static_cast<std::size_t>(index)];
 }
 
-void Server::report_schedule(const ScheduledStep& step) {
+double Server::begin_report() {
+  report_ = {};
+  report_.index = num_steps_;
+  report_.begin = clock_.now();
+  return common::now_seconds();
+}
+
+void Server::report_schedule(const ScheduledStep& step, double begin) {
   report_.num_tokens = step.num_tokens;
   report_.is_memory_short = step.is_memory_short;
   report_.num_running = static_cast<int>(scheduler_->running().size());
@@ -306,6 +294,26 @@ void Server::report_schedule(const ScheduledStep& step) {
   for (const auto& [group, swapped] : step.preempted) {
     (swapped ? report_.swapped_out : report_.recomputed).push_back(group->id());
     group->output().preemptions += 1;
+  }
+  report_.usage = slot_usage(engine_.manager());
+  report_.scheduling_seconds = common::now_seconds() - begin;
+}
+
+void Server::report_pass(const RaggedBatch& batch) {
+  clock_.step_computed(batch.num_tokens());
+  report_.num_read = std::accumulate(batch.context_lengths.begin(), batch.context_lengths.end(), report_.num_read);
+  report_.usage = slot_usage(engine_.manager());
+}
+
+void Server::end_report(double begin) {
+  report_.computing_seconds = common::now_seconds() - begin - report_.scheduling_seconds;
+  report_.end = clock_.now();
+  report_.num_waiting = static_cast<int>(scheduler_->waiting().size());
+  report_.ended = std::exchange(ended_, {});
+  num_steps_ += 1;
+  totals_.add(report_);
+  if (on_step_) {
+    on_step_(report_);
   }
 }
 

@@ -67,8 +67,8 @@ class Server {
   // Ends a request in whatever state it is, and keeps its text so far. Does nothing if it has ended already.
   void stop(int id, common::FinishReason reason);
 
-  // Runs one step. Returns false if there was nothing to do. CheckError if nothing can be computed because sequences of
-  // other callers hold the cache; the call can be repeated once they have freed blocks.
+  // Runs one step. Returns false if there was nothing to do. CheckError if the scheduler has found nothing to compute,
+  // because sequences of other callers hold the cache; the call can be repeated once they have freed blocks.
   bool step();
   bool is_idle() const { return scheduler_->running().empty() && scheduler_->waiting().empty() && !in_flight_; }
 
@@ -88,11 +88,23 @@ class Server {
 
  private:
   std::string rejection(const GenerationRequest& request) const;
+  // One forward pass for all groups. If it throws, one for each group that has not finished, and a group whose own pass
+  // throws too ends with kFailed and the error.
   void compute(const std::vector<ScheduledGroup>& groups);
+  // Computes the groups' tokens in one pass, and commits them. Its results are collected at once, or by the next call
+  // if the step runs ahead; collects the step before in any case. Returns the error if the pass has thrown: then
+  // nothing is committed, no step is in flight, and the groups can be computed again.
   std::optional<std::string> forward(std::vector<ScheduledGroup> groups);
+  // Waits for the step in flight, if there is one, and gives its requests their results: those that have finished
+  // meanwhile are passed over, and what throws ends its own request. step_age: how many steps have been enqueued since.
+  // Returns the tokens by row, if the step draws any. If the wait throws, all its requests fail.
   std::vector<common::Token> collect(int step_age);
   void end(SequenceGroup& group, common::FinishReason reason, const std::string& error = "");
-  void report_schedule(const ScheduledStep& step);
+  // The report of a step, in the order of these calls. Times are in seconds.
+  double begin_report();  // returns when the step has begun
+  void report_schedule(const ScheduledStep& step, double begin);
+  void report_pass(const RaggedBatch& batch);
+  void end_report(double begin);
   // CheckError if there is no such request, or if it has been forgotten.
   SequenceGroup& find(int id) const;
 

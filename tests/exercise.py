@@ -58,6 +58,7 @@ class ExerciseError(Exception):
 #   run, shows                 a program of the build with its options, and lines that it prints once all is solved
 #   [[milestone]]              in the order in which they are written; numbered from 1
 #     title, minutes, task     what to do, in the lesson's words
+#     optional                 true: the milestone may be left out; said wherever it is named
 #     tests                    test cases that are red without its solution, and green with it and all earlier ones
 #     idea, code, pitfall      the three hints
 #     [[milestone.blank]]      a body that is taken out:
@@ -84,6 +85,10 @@ class Milestone:
     tests: list  # names of test cases: * at the end for anything, "program:: " in front, "~" to leave out
     hints: dict
     blanks: list
+    optional: bool = False
+
+    def remark(self):
+        return ", optional" if self.optional else ""
 
 
 @dataclasses.dataclass
@@ -137,7 +142,8 @@ def read_exercise(path):
         at = f"{where}, milestone {index}"
         milestone = Milestone(index, take(entry, "title", str, at), take(entry, "minutes", int, at),
                               " ".join(take(entry, "task", str, at).split()), take(entry, "tests", list, at),
-                              {name: take(entry, name, str, at) for name, _ in HINTS}, [])
+                              {name: take(entry, name, str, at) for name, _ in HINTS}, [],
+                              take(entry, "optional", bool, at, False))
         for blank in take(entry, "blank", list, at):
             milestone.blanks.append(Blank(take(blank, "file", str, at), take(blank, "function", str, at),
                                           take(blank, "inside", str, at, " ").strip(),
@@ -572,8 +578,12 @@ def list_exercises(root, exercises):
             done = progress is not None and milestone.number in progress["passed"]
             mark = PAINT("done", "green") if done else "    "
             print(f"   {mark} {exercise.number}.{milestone.number}  {milestone.title}  "
-                  + PAINT(f"{milestone.minutes} min", "dim"))
+                  + PAINT(f"{milestone.minutes} min{milestone.remark()}", "dim"))
         print()
+
+
+def all_required(exercise, progress):
+    return all(milestone.number in progress["passed"] for milestone in exercise.milestones if not milestone.optional)
 
 
 def where_to_write(exercise, milestone):
@@ -588,7 +598,7 @@ def where_to_write(exercise, milestone):
 
 def introduce(exercise, milestone):
     print(PAINT(f"Milestone {exercise.number}.{milestone.number}: {milestone.title}", "bold") +
-          PAINT(f"   about {milestone.minutes} minutes", "dim"))
+          PAINT(f"   about {milestone.minutes} minutes{milestone.remark()}", "dim"))
     print(wrapped(milestone.task, "  "))
     for line in where_to_write(exercise, milestone):
         print(f"    {line}")
@@ -659,7 +669,8 @@ def test_all(exercise, build):
 def test_milestone(exercise, milestone, build, progress):
     """Whether it passes."""
     selected = build.select(exercise, milestone)
-    print(PAINT(f"Milestone {exercise.number}.{milestone.number}: {milestone.title}", "bold"), flush=True)
+    print(PAINT(f"Milestone {exercise.number}.{milestone.number}: {milestone.title}", "bold")
+          + (" (optional)" if milestone.optional else ""), flush=True)
     status, output = build.build(sorted({program for program, _ in selected}))
     if status != 0:
         print(PAINT("  It does not compile:", "red"))
@@ -686,6 +697,9 @@ def test_milestone(exercise, milestone, build, progress):
     if failed_at(output):
         after = "After this line" if "Unknown expression after the reported line" in output else "Line"
         print(f"  {after} of the test: {failed_at(output)}")
+    if milestone.optional:
+        print("\n  This milestone is optional" + (": your stage has all that the lesson asks for."
+                                                if all_required(exercise, progress) else "."))
     print("\n  What to write:")
     print(wrapped(milestone.task, "    "))
     for line in where_to_write(exercise, milestone):
@@ -703,7 +717,7 @@ def run_tests(root, exercise, which):
     chosen = exercise.milestones if which in ("", "all") else [exercise.milestone(which)]
     build = Build(root / BUILD, {exercise.number: folder})
     if not (build.folder / "CMakeCache.txt").exists():
-        print(f"The first build, in {BUILD}/, takes a minute or two.", flush=True)
+        print(f"The first build, in {BUILD}/, takes a minute or two, on one processor four.", flush=True)
     build.configure()
     if which == "all":
         return test_all(exercise, build)
@@ -719,6 +733,8 @@ def run_tests(root, exercise, which):
     left = [milestone for milestone in exercise.milestones if milestone.number not in progress["passed"]]
     print()
     if left:
+        if left[0].optional and all_required(exercise, progress):
+            print("Your stage has all that the lesson asks for. What is left is optional.\n")
         introduce(exercise, left[0])
     else:
         congratulate(exercise)

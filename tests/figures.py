@@ -52,6 +52,7 @@ PAGES = (
     "README.md",
     "RESULTS.md",
     "stage7_cuda_kernel/production/KERNELS.md",
+    "stage8_batching/README.md",
     "stage8_batching/SERVING.md",
     "stage8_batching/production/TENSOR_PARALLEL.md",
 )

@@ -334,6 +334,8 @@ class Pair:
     files: list
     errors: list
     num_notes: int
+    are_apart: bool = False  # not neighbours
+    left_out: str = ""  # what is not shown although it belongs to the lesson, and why
 
     def size(self):
         files = [file for file in self.files if file.is_lesson()]
@@ -353,6 +355,9 @@ class Pair:
             self.files = found
         elif not with_all:
             self.files = [file for file in self.files if file.is_lesson()]
+            if self.are_apart and any(map(is_for_gpu, self.files)):
+                self.files = [file for file in self.files if not is_for_gpu(file)]
+                self.left_out = "What only a GPU needs is left out: gpu_runner.h, kernels/. With --all it is shown."
 
 
 def is_named(file, name):
@@ -361,9 +366,24 @@ def is_named(file, name):
     return name in (file, path.name, path.stem) or (name.endswith("/") and file.startswith(name))
 
 
+def drop_older_notes(file, notes):
+    """Leaves a file's pieces the notes of this lesson alone, if it has any on the file. What an older lesson says of the
+    whole file stays, unless this one does too."""
+    pieces = [piece for hunk in file.hunks for piece in hunk.pieces]
+    if any(note in notes for place in [file, *pieces] for note in place.notes):
+        for piece in pieces:
+            piece.notes = [note for note in piece.notes if note in notes]
+    if any(note in notes for note in file.notes):
+        file.notes = [note for note in file.notes if note in notes]
+
+
+def is_for_gpu(file):
+    return file.name == "gpu_runner.h" or file.name.startswith(("kernels/", "ladder/"))
+
+
 def read_pair(root, before, after):
     """Between neighbours, every note has to find its hunk. For stages further apart, the notes come from the lessons of
-    all stages after the first, and only those count whose lines are still there."""
+    all stages after the first, and only those count whose lines are still there: the last lesson's that has any."""
     files = compare(root / before, root / after)
     stages = diff_check.find_stages(root)
     lessons = stages[stages.index(before) + 1:stages.index(after) + 1]
@@ -382,7 +402,9 @@ def read_pair(root, before, after):
         files, more = attach(files, notes, where)
         errors += more if len(lessons) == 1 else []
         num_notes += len(notes)
-    return Pair(before, after, title, files, errors, num_notes)
+        for file in files:
+            drop_older_notes(file, notes)
+    return Pair(before, after, title, files, errors, num_notes, len(lessons) > 1)
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -475,6 +497,9 @@ def print_pair(pair, paint, width):
     yield paint(pair.title, "bold")
     yield f"{pair.before} -> {pair.after}: {pair.size()}"
     yield ""
+    if pair.left_out:
+        yield pair.left_out
+        yield ""
     column = max((len(file.name) for file in pair.files), default=0)
     for file in pair.files:
         num_notes = len({id(note) for note in file.notes} |
@@ -852,7 +877,8 @@ def page(pair, root, html_file):
                        for file in pair.files)
     notes = NotesToShow()
     return PAGE.format(title=html.escape(pair.title), before=pair.before, after=pair.after, size=pair.size(),
-                       no_notes="" if pair.num_notes else " The lesson has no notes on these changes yet.",
+                       no_notes=(" " + pair.left_out if pair.left_out else "")
+                       + ("" if pair.num_notes else " The lesson has no notes on these changes yet."),
                        contents=contents, files="\n".join(file_html(file, link, notes) for file in pair.files))
 
 

@@ -8,7 +8,8 @@ namespace stage8 {
 
 class StaticScheduler : public Scheduler {
  public:
-  // reserve_ahead: admission allocates the blocks of the group's longest possible text.
+  // reserve_ahead: admission allocates the blocks of the longest possible text of the group's first sequence. Others of
+  // the group, and what was swapped out, get theirs as they grow.
   StaticScheduler(KvCacheManager& manager, const SchedulerOptions& options, bool use_prefix_cache, bool reserve_ahead)
       : Scheduler(manager, options, use_prefix_cache), reserve_ahead_(reserve_ahead) {}
 

@@ -174,6 +174,23 @@ class Diff(Stages):
             self.assertIn(text, out)
         self.assertNotIn("A table is", out)  # what it explains has gone again
 
+    def test_stages_further_apart_without_a_gpu_and_with_the_last_lesson_s_word(self):
+        self.write("stage3_third/CMakeLists.txt", "add_stage(stage3_third)\n")
+        self.write("stage3_third/engine.cpp", ENGINE.format(number=3))
+        self.write("stage3_third/kernels/plain.cu", "void plain() {}\n")
+        self.write("stage3_third/gpu_runner.h", "class GpuRunner;\n")
+        self.write("stage3_third/README.md", "# Stage 3: queues\n\n## 5. The diff\n\n<!-- hunk: engine.cpp second -->\n"
+                   "What is said last.\n")
+        status, out, error = self.run_main("1", "3")
+        self.assertEqual((status, error), (0, ""))
+        self.assertIn("What only a GPU needs is left out", out)
+        self.assertNotIn("void plain", out)
+        self.assertNotIn("class GpuRunner", out)
+        self.assertIn("What is said last.", out)
+        self.assertNotIn("**The second** function", out)
+        self.assertIn("+void plain() {}", self.run_main("1", "3", "--all")[1])
+        self.assertIn("+void plain() {}", self.run_main("2", "3")[1])
+
     def test_what_is_no_code_is_left_out(self):
         out = self.show()
         for name in ("README.md", "CMakeLists.txt", "picture.svg"):

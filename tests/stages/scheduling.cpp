@@ -34,8 +34,8 @@ namespace {
 
 const std::string kNoProblem;
 
-// A prompt of the given length, then one token a step for each of its sequences, the same for all. No two prompts
-// begin alike.
+// A prompt of the given length, then one token a step for each of its sequences: their first tokens are the same, later
+// ones are not. No two prompts begin alike.
 class CountedGroup : public stage::ParallelSampling {
  public:
   CountedGroup(KvCacheManager& manager, stage::SequenceIds& ids, int id, int prompt, int output, int num_sequences)
@@ -44,13 +44,17 @@ class CountedGroup : public stage::ParallelSampling {
   // Does what a forward pass would do.
   void compute(const ScheduledTokens& tokens) {
     for (std::size_t i = 0; i < tokens.sequences.size(); ++i) {
-      manager_.commit(tokens.sequences[i], tokens.num_tokens[i]);
+      const stage::SequenceId sequence = tokens.sequences[i];
+      manager_.commit(sequence, this->tokens(sequence, manager_.length(sequence), tokens.num_tokens[i]));
     }
     on_computed();
     if (tokens.with_logits) {
-      common::Matrix logits = common::Matrix::Zero(1, 2);
-      logits(0, 1) = 1.0F;
-      extend({{}, std::vector<common::Matrix>(live().size(), logits)}, 0.0);
+      std::vector<common::Matrix> logits;
+      for (std::size_t i = 0; i < live().size(); ++i) {
+        logits.emplace_back(common::Matrix::Zero(1, 16));
+        logits.back()(0, static_cast<Eigen::Index>(i)) = 1.0F;
+      }
+      extend({{}, std::move(logits)}, 0.0);
     }
   }
 
@@ -125,6 +129,20 @@ struct Bench {
     return text;
   }
 
+  // "015 23 4": the block tables of the running groups' sequences.
+  std::string tables() const {
+    std::string text;
+    for (const auto& group : scheduler->running()) {
+      for (const stage::SequenceId sequence : group->sequences()) {
+        text += text.empty() ? "" : " ";
+        for (const int block : manager.block_table(sequence)) {
+          text += std::to_string(block);
+        }
+      }
+    }
+    return text;
+  }
+
   static std::string name(const stage::SequenceGroup& group) { return {static_cast<char>('A' + group.id())}; }
   std::string running() const {
     std::string text;
@@ -155,7 +173,8 @@ struct Bench {
 }  // namespace
 
 TEST_CASE("batch: the arrays of two sequences, with no more of a table than the context needs") {
-  // Part 6 of the lesson: X computes its eleventh token in the blocks 7, 1 and 3, Y the last two of six in 2 and 5.
+  // Part 7 of the lesson, "By hand": X computes its eleventh token in the blocks 7, 1 and 3, Y the last two of six in 2
+  // and 5.
   KvCacheManager manager(8, 4);
   constexpr int kX = 0;
   constexpr int kY = 1;
@@ -189,6 +208,32 @@ TEST_CASE("batch: the arrays of two sequences, with no more of a table than the 
   CHECK(batch.sequences == std::vector<stage::SequenceId>{kX, kY});
 }
 
+TEST_CASE("batch: attention of two sequences is that of each alone, over its own blocks") {
+  constexpr int kBlockSize = 4;
+  constexpr int kX = 0;
+  constexpr int kY = 1;
+  KvCacheManager manager(8, kBlockSize);
+  stage::KvCache cache({2, 8, kBlockSize, 4, 2, 3});  // 4 query heads and 2 of K and V, of 3 dimensions
+  const auto fill = [&](int sequence, int length) {
+    REQUIRE(manager.allocate(sequence, length));
+    const common::Matrix keys = common::Matrix::Random(length, 6);
+    const common::Matrix values = common::Matrix::Random(length, 6);
+    cache.write(1, manager.slots(sequence, 0, length), keys, values);
+  };
+  fill(kX, 11);
+  fill(kY, 6);
+  manager.commit(kX, 10);
+  manager.commit(kY, 4);
+  stage::RaggedBatch batch;
+  batch.add(manager, kX, std::vector<common::Token>{100}, true);
+  batch.add(manager, kY, std::vector<common::Token>{104, 105}, true);
+  const common::Matrix q = common::Matrix::Random(3, 12);
+  common::Matrix expected(3, 12);
+  expected.topRows(1) = stage::attention(cache, 1, q.topRows(1), manager.block_table(kX), 11);
+  expected.bottomRows(2) = stage::attention(cache, 1, q.bottomRows(2), manager.block_table(kY), 6);
+  CHECK(stage::attention(cache, 1, q, batch) == expected);
+}
+
 TEST_CASE("a worked schedule of three requests: budget 6, blocks of 4, 6 blocks") {
   // The README's example. A: 5 tokens and 4 more, B: 6 and 3, C: 4 and 2.
   Bench bench(6, 4, make_options(6));
@@ -201,7 +246,7 @@ TEST_CASE("a worked schedule of three requests: budget 6, blocks of 4, 6 blocks"
   CHECK(bench.running() == "ABC");
   CHECK(bench.step() == "A1 B1 C1");  // A and C have all their tokens
   CHECK(bench.running().empty());
-  CHECK(bench.manager.free_blocks().size() == 6);
+  CHECK(bench.manager.usage().reserved == 0);
 }
 
 TEST_CASE("a step computes at most its budget, and all of it if there is enough work (stage 8, invariant 1)") {
@@ -226,6 +271,20 @@ TEST_CASE("a step computes at most its budget, and all of it if there is enough 
     CHECK(left == 0);
     CHECK(bench.scheduler->running().empty());
   }
+}
+
+TEST_CASE("the limit on sequences: a request more waits until one has ended (stage 8, invariant 1)") {
+  Bench bench(64, 4, make_options(100, 2));
+  bench.add(4, 2);
+  bench.add(4, 4);
+  bench.add(4, 2);
+  bench.add(4, 2);
+  CHECK(bench.step() == "A4 B4");
+  CHECK(bench.waiting() == "CD");
+  CHECK_FALSE(bench.is_memory_short);
+  CHECK(bench.step() == "A1 B1");  // A has all its tokens
+  CHECK(bench.step() == "B1 C4");
+  CHECK(bench.waiting() == "D");
 }
 
 TEST_CASE("the limit on sequences counts all that a group may come to have (stage 8, invariant 1)") {
@@ -255,25 +314,153 @@ TEST_CASE("no request is admitted before an earlier one, even where only the lat
   CHECK(bench.step() == "B16 C1");
 }
 
-TEST_CASE("the latest arrival is preempted for an earlier one, as a whole, and resumed first (stage 8, invariant 3)") {
-  for (const Preemption preemption : {Preemption::kRecompute, Preemption::kSwap}) {
-    Bench bench(6, 4, make_options(64, 64, preemption), 6);
+TEST_CASE("the latest arrival is preempted for an earlier one, and resumed first (stage 8, invariant 3)") {
+  // The table of the lesson: `stage8 steps`. A: 6 tokens and 8 more, B: 6 and 8, C: 4 and 8.
+  Bench bench(6, 4, make_options(8));
+  bench.add(6, 8);
+  bench.add(6, 8);
+  bench.add(4, 8);
+  CHECK(bench.step() == "A6 B2");
+  CHECK(bench.step() == "A1 B4 C3");
+  CHECK(bench.step() == "A1 B1 C1");
+  CHECK(bench.tables() == "01 23 4");
+  CHECK(bench.step() == "A1 B1");  // A opens the last block. C needs one and is the latest: it waits with what it has
+  CHECK(bench.preempted.empty());
+  CHECK(bench.tables() == "015 23 4");
+  CHECK(bench.step() == "A1 B1");
+  CHECK(bench.preempted == "Cr");  // for B, which gets its block
+  CHECK(bench.tables() == "015 234");
+  CHECK(bench.is_memory_short);
+  CHECK(bench.step() == "A1 B1");
+  CHECK(bench.step() == "A1 B1");
+  CHECK(bench.step() == "A1");
+  CHECK(bench.preempted == "Br");
+  CHECK(bench.waiting() == "BC");
+  CHECK(bench.step() == "B4 C4");  // 8 of B's 12 tokens are found in the prefix cache
+  CHECK(bench.tables() == "234 5");
+  CHECK(bench.step() == "B1 C1");
+  for (int i = 0; i < 6; ++i) {
+    CAPTURE(i);
+    CHECK(bench.step() == "C1");
+  }
+  CHECK(bench.scheduler->running().empty());
+}
+
+TEST_CASE("what has been preempted leaves its place to others, and takes one again when it is resumed") {
+  Bench bench(4, 4, make_options(64, 2));
+  bench.add(8, 5);
+  bench.add(8, 2);
+  bench.add(1, 2);
+  CHECK(bench.step() == "A8 B8");
+  CHECK(bench.step() == "A1");
+  CHECK(bench.preempted == "Br");
+  CHECK(bench.waiting() == "BC");
+  CHECK(bench.step() == "A1");  // B, first in the queue, finds one block of the three that it needs
+  CHECK(bench.step() == "A1");
+  CHECK(bench.step() == "A1");
+  CHECK(bench.running().empty());
+  CHECK(bench.step() == "B5 C1");  // B's first block is in the prefix cache; A has taken the second
+}
+
+TEST_CASE("a group is preempted as a whole, and goes on as a whole or not at all (stage 8, invariant 3)") {
+  for (const int num_blocks : {6, 7}) {
+    Bench bench(num_blocks, 4, make_options(64));
     bench.add(8, 8);
     bench.add(7, 3, 2);  // two sequences
-    bench.add(20, 2);
+    bench.add(24, 2);
+    CAPTURE(num_blocks);
     CHECK(bench.step() == "A8 B7");
-    CHECK(bench.step() == "A1 B2");  // A takes a block, and B one to copy its shared block to: all six are in use
+    CHECK(bench.step() == "A1 B2");  // A takes a block, and B one to copy its shared block to: six are in use
     CHECK(bench.waiting() == "C");
     CHECK(bench.step() == "A1");  // B needs two more and is the latest: it waits with what it has
     CHECK(bench.preempted.empty());
     CHECK(bench.running() == "AB");
+    CHECK(static_cast<int>(bench.manager.free_blocks().size()) == num_blocks - 6);
     CHECK(bench.step() == "A1");
     CHECK(bench.step() == "A1");
-    CHECK(bench.step() == "A1");  // A's third block is full: both of B's sequences are preempted
-    CHECK(bench.preempted == (preemption == Preemption::kSwap ? "Bs" : "Br"));
+    CHECK(bench.step() == "A1");  // A's third block is full
+    CHECK(bench.preempted == (num_blocks == 6 ? "Br" : ""));
+    CHECK(bench.running() == (num_blocks == 6 ? "A" : "AB"));
+    CHECK(bench.waiting() == (num_blocks == 6 ? "BC" : "C"));
+  }
+}
+
+TEST_CASE(
+    "a preempted group is computed again in three phases: what all have in common, the rest of each, a token each") {
+  Bench bench(8, 4, make_options(8));
+  bench.add(6, 8);
+  bench.add(6, 8, 2);
+  bench.add(4, 8);
+  CHECK(bench.step() == "A6 B2");
+  CHECK(bench.step() == "A1 B4 C3");
+  CHECK(bench.step() == "A1 B2 C1");  // each of B's samples writes its second token into a block of its own
+  CHECK(bench.tables() == "01 25 23 4");
+  CHECK(bench.step() == "A1 B2 C1");
+  CHECK(bench.step() == "A1 B2");
+  CHECK(bench.preempted == "Cr");
+  CHECK(bench.tables() == "016 257 234");
+  CHECK(bench.step() == "A1 B2");
+  CHECK(bench.step() == "A1 B2");
+  CHECK(bench.step() == "A1");
+  CHECK(bench.preempted == "Br");
+  CHECK(bench.step() == "B3 C5");  // 7 tokens in common, of which 4 are found; then the second sample is forked
+  CHECK(bench.tables() == "24 24 75");
+  CHECK(bench.step() == "B8");  // four tokens each, without the last; the budget leaves nothing for C
+  CHECK(bench.tables() == "236 241 75");
+  CHECK(bench.step() == "B2 C1");
+}
+
+TEST_CASE(
+    "an earlier group's chunk preempts a later one, before it makes do with fewer tokens (stage 8, invariant 2)") {
+  Bench bench(9, 4, make_options(16));
+  bench.add(6, 8, 2);
+  bench.add(4, 12);
+  for (int i = 0; i < 6; ++i) {
+    bench.step();
+  }
+  // As if A had been preempted and resumed: it has blocks for the 7 tokens that its two texts have in common.
+  bench.groups[0]->free_blocks();
+  bench.manager.reset_prefix_cache();
+  REQUIRE(bench.groups[0]->allocate({}));
+  constexpr int kOther = 100;
+  REQUIRE(bench.manager.allocate(kOther, 12));
+  CHECK(bench.step() == "A7 B1");
+  CHECK(bench.manager.free_blocks().size() == 1);
+  CHECK(bench.step() == "A8");  // two times four tokens; one alone would fit without preempting
+  CHECK(bench.preempted == "Br");
+}
+
+TEST_CASE("a group of three needs a budget for three: with less it waits, and so do all that came later") {
+  Bench bench(16, 4, make_options(3));
+  bench.add(1, 3);
+  bench.add(2, 3, 3);
+  bench.add(1, 2);
+  CHECK(bench.step() == "A1 B2");
+  CHECK(bench.step() == "A1");
+  CHECK(bench.step() == "A1");
+  CHECK(bench.step() == "B3");
+  CHECK(bench.step() == "B3");
+  CHECK(bench.step() == "C1");
+}
+
+TEST_CASE("the latest arrival is swapped out, with all its sequences (stage 8, invariant 3)") {
+  for (const int num_host_blocks : {3, 2}) {
+    Bench bench(6, 4, make_options(64, 64, Preemption::kSwap), num_host_blocks);
+    bench.add(8, 8);
+    bench.add(7, 3, 2);
+    CAPTURE(num_host_blocks);
+    CHECK(bench.step() == "A8 B7");
+    CHECK(bench.step() == "A1 B2");
+    for (int i = 0; i < 4; ++i) {
+      CHECK(bench.step() == "A1");
+    }
+    // Three blocks. Without room for them on the host, B is computed again after all, and the report says so.
+    CHECK(bench.preempted == (num_host_blocks == 3 ? "Bs" : "Br"));
+    CHECK(bench.copies.size() == (num_host_blocks == 3 ? 3 : 0));
     CHECK(bench.running() == "A");
-    CHECK(bench.waiting() == "BC");
-    CHECK(bench.copies.size() == (preemption == Preemption::kSwap ? 3 : 0));
+    CHECK(bench.waiting() == "B");
+    CHECK(bench.groups[1]->output().state ==
+          (num_host_blocks == 3 ? stage::RequestState::kSwapped : stage::RequestState::kWaiting));
   }
 }
 
@@ -336,7 +523,11 @@ TEST_CASE("a prompt gets as many tokens as there are blocks for, one chunk after
   CHECK(bench.step() == "A5");
 }
 
-TEST_CASE("every step computes something until all have ended (stage 8, invariant 4)") {
+namespace {
+
+// Random requests in tight pools, to the end. Checks after every step that it computed something, and that all that run
+// arrived before all that wait. Returns how many were preempted.
+int serve_at_random(bool with_groups, bool with_swapping) {
   common::Random random(5);
   const auto between = [&](int least, int most) {
     return least +
@@ -346,20 +537,21 @@ TEST_CASE("every step computes something until all have ended (stage 8, invarian
   for (int round = 0; round < 300; ++round) {
     const int block_size = between(1, 5);
     const int host_blocks = between(0, 30);
-    SchedulerOptions options = make_options(between(3, 20), between(3, 9), static_cast<Preemption>(random.below(3)));
-    Bench bench(3 * ((23 + block_size - 1) / block_size), block_size, options, host_blocks,
-                round % 7 == 0 ? Batching::kStatic : Batching::kContinuous);
+    const auto preemption = static_cast<Preemption>(random.below(3));
+    SchedulerOptions options =
+        make_options(between(3, 20), between(3, 9), with_swapping ? preemption : Preemption::kRecompute);
+    Bench bench((with_groups ? 3 : 2) * ((23 + block_size - 1) / block_size), block_size, options, host_blocks,
+                with_swapping && round % 7 == 0 ? Batching::kStatic : Batching::kContinuous);
     int next = 0;
     for (int step = 0;
          step < 3000 && (next < 12 || !bench.scheduler->running().empty() || !bench.scheduler->waiting().empty());
          ++step) {
       while (next < 12 && (random.below(3) == 0 || (bench.running() + bench.waiting()).empty())) {
-        bench.add(between(1, 12), between(6, 12), between(1, 3));
+        bench.add(between(1, 12), between(6, 12), with_groups ? between(1, 3) : 1);
         next += 1;
       }
       REQUIRE_FALSE(bench.step().empty());
       num_preempted += static_cast<int>(bench.preempted.size()) / 2;
-      // All that run arrived before all that wait, and both are in order.
       const std::string all = bench.running() + bench.waiting();
       REQUIRE(std::is_sorted(all.begin(), all.end()));
     }
@@ -368,7 +560,21 @@ TEST_CASE("every step computes something until all have ended (stage 8, invarian
     CHECK(bench.manager.usage().reserved == 0);
     CHECK(bench.manager.num_free_host_blocks() == host_blocks);
   }
-  CHECK(num_preempted > 60);
+  return num_preempted;
+}
+
+}  // namespace
+
+TEST_CASE("every step computes something until all have ended: single sequences (stage 8, invariant 4)") {
+  CHECK(serve_at_random(false, false) > 60);
+}
+
+TEST_CASE("every step computes something until all have ended: with groups (stage 8, invariant 4)") {
+  CHECK(serve_at_random(true, false) > 60);
+}
+
+TEST_CASE("every step computes something until all have ended: with swapping and static batches (invariant 4)") {
+  CHECK(serve_at_random(true, true) > 60);
 }
 
 TEST_CASE("static batches: no request is admitted before all have ended") {

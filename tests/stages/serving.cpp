@@ -149,6 +149,62 @@ TEST_CASE("budgets of 1 and 2 still serve requests of one sequence") {
   }
 }
 
+TEST_CASE("the loop: requests of one sequence in a tight pool, in every order, get the texts of lone runs") {
+  std::vector<GenerationRequest> tasks;
+  for (int i = 0; i < 5; ++i) {
+    tasks.push_back({make_request(3 + 4 * i, 14 - 2 * i, i)});
+  }
+  for (int rotation = 0; rotation < 5; ++rotation) {
+    std::rotate(tasks.begin(), tasks.begin() + 1, tasks.end());
+    ServingOptions options;
+    options.num_blocks = 9;
+    options.scheduler.token_budget = 12;
+    Serving serving(options);
+    CAPTURE(rotation);
+    CHECK(serve(serving, tasks) == kNoProblem);
+    CHECK(preemptions(serving, false) > 0);
+  }
+}
+
+TEST_CASE("the loop: each request gets the token after its own last row, in the step that computes it") {
+  ServingOptions options;
+  options.scheduler.token_budget = 16;
+  Serving serving(options);
+  std::vector<std::string> handed_out;
+  serving.on_token = [&](int id, int, Token) {
+    handed_out.push_back(common::format("%d after pass %zu", id, serving.reports.size()));
+  };
+  // A prompt of 20 is more than a step's 16 tokens: it gets no token before its last chunk.
+  CHECK(serve(serving, {{make_request(2, 2, 1)}, {make_request(20, 1, 2)}}) == kNoProblem);
+  CHECK(handed_out == std::vector<std::string>{"0 after pass 0", "0 after pass 1", "1 after pass 1"});
+}
+
+TEST_CASE("the loop: a pass that throws is repeated for each request, and only one that throws alone fails") {
+  const std::vector<GenerationRequest> tasks = {
+      {make_request(4, 4, 1)}, {make_request(9, 4, 2)}, {make_request(14, 4, 3)}};
+  Serving serving({});
+  for (const GenerationRequest& task : tasks) {
+    serving.submit(task);
+  }
+  std::vector<std::size_t> sizes;  // of the passes, in sequences
+  serving.server.on_pass([&](const stage::RaggedBatch& batch) {
+    sizes.push_back(batch.num_sequences());
+    const std::vector<int>& lengths = batch.context_lengths;
+    // The first pass, and every pass that is to find request 1's second token.
+    if (sizes.size() == 1 || std::find(lengths.begin(), lengths.end(), 10) != lengths.end()) {
+      throw std::runtime_error("a fault");
+    }
+  });
+  CHECK(serving.run() == kNoProblem);
+  CHECK(sizes == std::vector<std::size_t>{3, 1, 1, 1, 3, 1, 1, 1, 2, 2});
+  CHECK(serving.server.output(1).finish_reason == FinishReason::kFailed);
+  CHECK(serving.server.output(1).error == "a fault");
+  for (const int id : {0, 2}) {
+    const auto& task = tasks[static_cast<std::size_t>(id)];
+    CHECK(compare_output(serving.server.output(id), served_alone(task)) == kNoProblem);
+  }
+}
+
 TEST_CASE("a stop string ends the samples in which it comes, and no other, whatever runs ahead") {
   // Token i is spelled "<i>".
   const auto decode = [](std::span<const Token> tokens) {
@@ -321,6 +377,48 @@ TEST_CASE("sampled texts do not depend on neighbours, preemption or running ahea
     }
   }
   CHECK(num_preempted > 4);
+}
+
+TEST_CASE(
+    "running ahead: a request is preempted while its token is in flight, which is handed out and computed later") {
+  for (const Preemption preemption : {Preemption::kRecompute, Preemption::kSwap}) {
+    ServingOptions options;
+    options.num_blocks = 5;
+    options.num_host_blocks = 5;
+    options.scheduler.preemption = preemption;
+    options.scheduler.run_ahead = true;
+    Serving serving(options);
+    int handed_out = 0;  // request 1's tokens
+    serving.on_token = [&](int id, int, Token) { handed_out += id; };
+    bool resumed = false;
+    serving.server.on_pass([&](const stage::RaggedBatch& batch) {
+      if (!resumed && serving.server.output(0).finished()) {
+        resumed = true;
+        CHECK(batch.context_lengths == std::vector{10});
+        CHECK(batch.pending_tokens.empty());
+      }
+    });
+    const std::vector<GenerationRequest> tasks = {{make_request(8, 6, 1)}, {make_request(9, 3, 2)}};
+    for (const GenerationRequest& task : tasks) {
+      serving.submit(task);
+    }
+    const stage::SequenceGroup* victim = serving.server.scheduler().waiting().back().get();
+    CAPTURE(static_cast<int>(preemption));
+    REQUIRE(serving.server.step());  // both prompts, in two blocks and in three
+    CHECK(victim->pending_row() == 1);
+    CHECK(handed_out == 0);
+    REQUIRE(serving.server.step());  // request 0 needs a block, while request 1's first token is in flight
+    CHECK(preemptions(serving, preemption == Preemption::kSwap) == 1);
+    CHECK(handed_out == 1);
+    CHECK_FALSE(victim->pending_row().has_value());
+    CHECK(serving.problem() == kNoProblem);
+    CHECK(serving.run() == kNoProblem);
+    CHECK(resumed);
+    for (const int id : {0, 1}) {
+      const auto& task = tasks[static_cast<std::size_t>(id)];
+      CHECK(compare_output(serving.server.output(id), served_alone(task)) == kNoProblem);
+    }
+  }
 }
 
 TEST_CASE("a step's tokens are handed out once the next step is enqueued, if the server runs ahead") {
