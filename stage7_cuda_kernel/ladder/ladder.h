@@ -28,7 +28,8 @@ struct LadderStep {
   std::size_t (*workspace_bytes)(const PageShape& shape, const Batch& batch);
   // Called once for each decode step, and finished before `decode` begins; null if there is nothing to plan.
   void (*plan)(const PageShape& shape, const Batch& batch, void* workspace, cudaStream_t stream);
-  // Called once for each layer. Leaves the rows of a sequence with context_length 0 as they are.
+  // Called once for each layer. Leaves the rows of a sequence with context_length 0 as they are. The launch before it
+  // in the stream may write the queries, and nothing else that is read here.
   void (*decode)(const Pages& pages, const Batch& batch, const void* queries, void* output, void* workspace,
                  cudaStream_t stream);
   RowOrder rows = RowOrder::kPlain;  // of the pages that it reads

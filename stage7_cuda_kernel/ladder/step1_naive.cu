@@ -11,11 +11,13 @@
 // 3d7b00e
 //
 // Why it is slow: it moves two bytes at a time. A token costs a query head 85 instructions of a warp, 23 in the first
-// pass and 62 in the third, where all four warps walk all tokens; 8 of them are products. That is 713 M in all, and the
-// device starts 132 x 4 in each of 1.8 G cycles a second: 0.75 ms if none ever waited. And they wait: in the first pass
-// neighbouring threads read neighbouring tokens, 256 bytes apart, so a load of a warp asks for 32 sectors of 32 bytes
-// and uses 2 bytes of each. The other 15 elements of a sector are for the next 15 loads, if the cache still has it. It
-// mostly has: 1.4 GB come from memory (Nsight Compute). The bytes of K and V are not what the step waits for.
+// pass and 62 in the third, where all four warps walk all tokens; 20 of them are loads and 8 are products. That is 713
+// M in all, and the device starts 132 x 4 in each of 1.8 G cycles a second: 0.75 ms if none ever waited. And they wait:
+// in the first pass neighbouring threads read neighbouring tokens, 256 bytes apart, so a load of a warp asks for 32
+// sectors of 32 bytes and uses 2 bytes of each. That makes 148 sectors for a token and query head, where 28 would hold
+// all that the loads ask for. The other 15 elements of a sector are for the next 15 loads, if the cache still has it.
+// It mostly has: 1.4 GB come from memory (Nsight Compute, at 3d7b00e). The bytes of K and V are not what the step waits
+// for.
 #include "ladder_call.cuh"
 
 namespace stage7 {

@@ -15,7 +15,7 @@
 // bytes for 32 x 8,192: 1.07 GB, each once. flops: 4.3 G; the tensor cores do 8.6 G, for 4 of 8 columns are padding,
 // and could do 190 G in the time that the bytes take.
 //
-// Why it is faster: 259 instructions of a warp for a tile and a group of 4 where step 5 takes 1,622, 34 M in all: the
+// Why it is faster: 261 instructions of a warp for a tile and a group of 4 where step 5 takes 1,622, 34 M in all: the
 // device starts them in 36 us. Copies need no registers, so 4 thread blocks with 4 tiles of 8 KB each, 128 KB, can be
 // in flight on a multiprocessor. Where it is not: a warp that computes has no copy in flight, others have to. All
 // contexts are cut into the same number of pieces: in a ragged batch the longest piece sets the time, and most of the
@@ -85,11 +85,117 @@ __device__ float sum_over_tokens(float x) {
   return x + __shfl_xor_sync(~0U, x, 16);
 }
 
+// One warp's online softmaxes over the tiles that it sees. A lane t has queries 2 (t % 4) and the next.
+struct WarpAttention {
+  std::uint32_t queries[kSteps][2];  // Q^T as the right operand: dimensions 2 (t % 4), the next, and both 8 further, of
+                                     // query t / 4
+  float largest[2];
+  float sum[2];             // what the lane's own tokens add
+  float output[kSteps][4];  // O^T: dimensions t / 4 and t / 4 + 8 of each step
+
+  __device__ void start(const Element* group_queries, int group) {
+    const int lane = static_cast<int>(threadIdx.x) % 32;
+    const auto* pairs = reinterpret_cast<const std::uint32_t*>(group_queries + lane / 4 * kDimensions);
+#pragma unroll
+    for (int step = 0; step < kSteps; ++step) {
+      queries[step][0] = lane / 4 < group ? pairs[step * 8 + lane % 4] : 0;
+      queries[step][1] = lane / 4 < group ? pairs[step * 8 + lane % 4 + 4] : 0;
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        output[step][i] = 0.0F;
+      }
+    }
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      largest[i] = -INFINITY;
+      sum[i] = 0.0F;
+    }
+  }
+
+  // The weights of a tile, P^T as the right operand.
+  __device__ void weigh(std::uint32_t (&weights)[2], std::uint32_t keys, int num_tokens, float scale) {
+    const int lane = static_cast<int>(threadIdx.x) % 32;
+    float scores[4] = {};  // S^T = K Q^T: tokens t / 4 and t / 4 + 8
+#pragma unroll
+    for (int step = 0; step < kSteps; ++step) {
+      std::uint32_t k[4];
+      common::load_matrices(k, vec_address(keys, lane % 16, 2 * step + lane / 16));
+      common::multiply_add(scores, k, queries[step][0], queries[step][1]);
+    }
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      float& low = scores[i];
+      float& high = scores[i + 2];
+      low = lane / 4 < num_tokens ? low * scale : -INFINITY;
+      high = lane / 4 + 8 < num_tokens ? high * scale : -INFINITY;
+      const float new_largest = fmaxf(largest[i], max_over_tokens(fmaxf(low, high)));
+      const float factor = common::exp2_fast(largest[i] - new_largest);
+      largest[i] = new_largest;
+      low = common::exp2_fast(low - new_largest);
+      high = common::exp2_fast(high - new_largest);
+      sum[i] = sum[i] * factor + low + high;
+#pragma unroll
+      for (int step = 0; step < kSteps; ++step) {
+        output[step][i] *= factor;
+        output[step][i + 2] *= factor;
+      }
+    }
+    // The halves of a result, transposed, are a right operand.
+    weights[0] = common::transpose(common::pack(scores[0], scores[1]));
+    weights[1] = common::transpose(common::pack(scores[2], scores[3]));
+  }
+
+  // O^T += V^T P^T; the load transposes V.
+  __device__ void add(std::uint32_t values, const std::uint32_t (&weights)[2]) {
+    const int lane = static_cast<int>(threadIdx.x) % 32;
+#pragma unroll
+    for (int step = 0; step < kSteps; ++step) {
+      std::uint32_t v[4];
+      common::load_matrices_transposed(v, vec_address(values, lane / 16 * 8 + lane % 8, 2 * step + lane / 8 % 2));
+      common::multiply_add(output[step], v, weights[0], weights[1]);
+    }
+  }
+};
+
+// The warps' results for one query, joined: each thread gets its dimension. All threads of the thread block call it.
+__device__ __forceinline__ void join_warps(const WarpAttention& own, int query, float& joined_largest,
+                                           float& joined_sum, float& joined) {
+  __shared__ float maxima[kWarps];
+  __shared__ float sums[kWarps];
+  __shared__ float outputs[kWarps][kDimensions];
+  const int warp = static_cast<int>(threadIdx.x) / 32;
+  const int lane = static_cast<int>(threadIdx.x) % 32;
+  const float sum = sum_over_tokens(own.sum[query % 2]);
+  __syncthreads();  // threads may still read the results of the query before
+  if (lane == query / 2) {
+    maxima[warp] = own.largest[query % 2];
+    sums[warp] = sum;
+  }
+  if (lane % 4 == query / 2) {
+#pragma unroll
+    for (int step = 0; step < kSteps; ++step) {
+      outputs[warp][step * 16 + lane / 4] = own.output[step][query % 2];
+      outputs[warp][step * 16 + lane / 4 + 8] = own.output[step][query % 2 + 2];
+    }
+  }
+  __syncthreads();
+  joined_largest = -INFINITY;
+  for (int i = 0; i < kWarps; ++i) {
+    joined_largest = fmaxf(joined_largest, maxima[i]);
+  }
+  joined_sum = 0.0F;
+  joined = 0.0F;
+  for (int i = 0; i < kWarps; ++i) {
+    const float weight = common::exp2_fast(maxima[i] - joined_largest);
+    joined_sum += weight * sums[i];
+    joined += weight * outputs[i][threadIdx.x];
+  }
+}
+
 __global__ void __launch_bounds__(kThreads, kResident) attend(LadderCall call, int splits, Partial* partials) {
   __shared__ __align__(128) unsigned char tiles[kWarps][2][kTileBytes];
   const auto thread = static_cast<int>(threadIdx.x);
   const int warp = thread / 32;
-  const int lane = thread % 32;
   const auto kv_head = static_cast<int>(blockIdx.x);
   const auto sequence = static_cast<int>(blockIdx.y);
   const auto piece = static_cast<int>(blockIdx.z);
@@ -107,20 +213,8 @@ __global__ void __launch_bounds__(kThreads, kResident) attend(LadderCall call, i
   const std::uint32_t keys = common::shared_address(tiles[warp][0]);
   const std::uint32_t values = common::shared_address(tiles[warp][1]);
 
-  // Q^T as the right operand: lane t has dimensions 2 (t % 4), the next, and both 8 further, of query t / 4.
-  std::uint32_t queries[kSteps][2];
-  const auto* pairs = reinterpret_cast<const std::uint32_t*>(call.queries + (first_row + lane / 4) * kDimensions);
-#pragma unroll
-  for (int step = 0; step < kSteps; ++step) {
-    queries[step][0] = lane / 4 < group ? pairs[step * 8 + lane % 4] : 0;
-    queries[step][1] = lane / 4 < group ? pairs[step * 8 + lane % 4 + 4] : 0;
-  }
-
-  // The warp's online softmaxes over every fourth tile. A lane has queries 2 (t % 4) and the next: of the output, O^T,
-  // dimensions t / 4 and t / 4 + 8 of each step; of the sum, what its own tokens add.
-  float largest[2] = {-INFINITY, -INFINITY};
-  float sum[2] = {};
-  float output[kSteps][4] = {};
+  WarpAttention own;
+  own.start(call.queries + first_row * kDimensions, group);
   for (int tile = first + warp; tile < end; tile += kWarps) {
     const int num_tokens = min(kBlockTokens, length - tile * kBlockTokens);
     const std::int64_t offset = tile_offset(call, table, kv_head, tile);
@@ -129,83 +223,23 @@ __global__ void __launch_bounds__(kThreads, kResident) attend(LadderCall call, i
 
     common::wait_copies<1>();
     __syncwarp();
-    float scores[4] = {};  // S^T = K Q^T: tokens t / 4 and t / 4 + 8
-#pragma unroll
-    for (int step = 0; step < kSteps; ++step) {
-      std::uint32_t k[4];
-      common::load_matrices(k, vec_address(keys, lane % 16, 2 * step + lane / 16));
-      common::multiply_add(scores, k, queries[step][0], queries[step][1]);
-    }
-#pragma unroll
-    for (int i = 0; i < 2; ++i) {
-      float& low = scores[i];
-      float& high = scores[i + 2];
-      low = lane / 4 < num_tokens ? low * call.scale : -INFINITY;
-      high = lane / 4 + 8 < num_tokens ? high * call.scale : -INFINITY;
-      const float new_largest = fmaxf(largest[i], max_over_tokens(fmaxf(low, high)));
-      const float factor = common::exp2_fast(largest[i] - new_largest);
-      largest[i] = new_largest;
-      low = common::exp2_fast(low - new_largest);
-      high = common::exp2_fast(high - new_largest);
-      sum[i] = sum[i] * factor + low + high;
-#pragma unroll
-      for (int step = 0; step < kSteps; ++step) {
-        output[step][i] *= factor;
-        output[step][i + 2] *= factor;
-      }
-    }
-    // P^T as the right operand: the halves of a result, transposed.
-    const std::uint32_t weights[2] = {common::transpose(common::pack(scores[0], scores[1])),
-                                      common::transpose(common::pack(scores[2], scores[3]))};
-
+    std::uint32_t weights[2];
+    own.weigh(weights, keys, num_tokens, call.scale);
     common::wait_copies<0>();
     __syncwarp();
-#pragma unroll
-    for (int step = 0; step < kSteps; ++step) {  // O^T += V^T P^T; the load transposes V
-      std::uint32_t v[4];
-      common::load_matrices_transposed(v, vec_address(values, lane / 16 * 8 + lane % 8, 2 * step + lane / 8 % 2));
-      common::multiply_add(output[step], v, weights[0], weights[1]);
-    }
+    own.add(values, weights);
     __syncwarp();  // the warp has read its tile
   }
 
-  // The warps' results, joined: a thread for each dimension, one query after the other.
-  __shared__ float maxima[kWarps];
-  __shared__ float sums[kWarps];
-  __shared__ float outputs[kWarps][kDimensions];
-#pragma unroll
-  for (int i = 0; i < 2; ++i) {
-    sum[i] = sum_over_tokens(sum[i]);
-  }
 #pragma unroll
   for (int query = 0; query < kQueries; ++query) {
     if (query == group) {
       return;
     }
-    __syncthreads();  // threads may still read the results of the query before
-    if (lane == query / 2) {
-      maxima[warp] = largest[query % 2];
-      sums[warp] = sum[query % 2];
-    }
-    if (lane % 4 == query / 2) {
-#pragma unroll
-      for (int step = 0; step < kSteps; ++step) {
-        outputs[warp][step * 16 + lane / 4] = output[step][query % 2];
-        outputs[warp][step * 16 + lane / 4 + 8] = output[step][query % 2 + 2];
-      }
-    }
-    __syncthreads();
-    float joined_largest = -INFINITY;
-    for (int i = 0; i < kWarps; ++i) {
-      joined_largest = fmaxf(joined_largest, maxima[i]);
-    }
-    float joined_sum = 0.0F;
-    float joined = 0.0F;
-    for (int i = 0; i < kWarps; ++i) {
-      const float weight = common::exp2_fast(maxima[i] - joined_largest);
-      joined_sum += weight * sums[i];
-      joined += weight * outputs[i][thread];
-    }
+    float joined_largest;
+    float joined_sum;
+    float joined;
+    join_warps(own, query, joined_largest, joined_sum, joined);
     const std::int64_t row = first_row + query;
     if (splits == 1) {
       call.output[row * kDimensions + thread] = common::from_float<Element>(joined / joined_sum);

@@ -146,6 +146,113 @@ __device__ float sum_over_tokens(float x) {
   return x + __shfl_xor_sync(~0U, x, 16);
 }
 
+// One warp's online softmaxes over the tiles that it sees. A lane t has queries 2 (t % 4) and the next.
+struct WarpAttention {
+  std::uint32_t queries[kSteps][2];  // Q^T as the right operand: dimensions 2 (t % 4), the next, and both 8 further, of
+                                     // query t / 4
+  float largest[2];
+  float sum[2];             // what the lane's own tokens add
+  float output[kSteps][4];  // O^T: dimensions t / 4 and t / 4 + 8 of each step
+
+  __device__ void start(const Element* group_queries, int group) {
+    const int lane = static_cast<int>(threadIdx.x) % 32;
+    const auto* pairs = reinterpret_cast<const std::uint32_t*>(group_queries + lane / 4 * kDimensions);
+#pragma unroll
+    for (int step = 0; step < kSteps; ++step) {
+      queries[step][0] = lane / 4 < group ? pairs[step * 8 + lane % 4] : 0;
+      queries[step][1] = lane / 4 < group ? pairs[step * 8 + lane % 4 + 4] : 0;
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        output[step][i] = 0.0F;
+      }
+    }
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      largest[i] = -INFINITY;
+      sum[i] = 0.0F;
+    }
+  }
+
+  // The weights of a tile, P^T as the right operand.
+  __device__ void weigh(std::uint32_t (&weights)[2], std::uint32_t keys, int num_tokens, float scale) {
+    const int lane = static_cast<int>(threadIdx.x) % 32;
+    float scores[4] = {};  // S^T = K Q^T: tokens t / 4 and t / 4 + 8
+#pragma unroll
+    for (int step = 0; step < kSteps; ++step) {
+      std::uint32_t k[4];
+      common::load_matrices(k, vec_address(keys, lane % 16, 2 * step + lane / 16));
+      common::multiply_add(scores, k, queries[step][0], queries[step][1]);
+    }
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      float& low = scores[i];
+      float& high = scores[i + 2];
+      low = lane / 4 < num_tokens ? low * scale : -INFINITY;
+      high = lane / 4 + 8 < num_tokens ? high * scale : -INFINITY;
+      const float new_largest = fmaxf(largest[i], max_over_tokens(fmaxf(low, high)));
+      const float factor = common::exp2_fast(largest[i] - new_largest);
+      largest[i] = new_largest;
+      low = common::exp2_fast(low - new_largest);
+      high = common::exp2_fast(high - new_largest);
+      sum[i] = sum[i] * factor + low + high;
+#pragma unroll
+      for (int step = 0; step < kSteps; ++step) {
+        output[step][i] *= factor;
+        output[step][i + 2] *= factor;
+      }
+    }
+    // The halves of a result, transposed, are a right operand.
+    weights[0] = common::transpose(common::pack(scores[0], scores[1]));
+    weights[1] = common::transpose(common::pack(scores[2], scores[3]));
+  }
+
+  // O^T += V^T P^T; the load transposes V.
+  __device__ void add(std::uint32_t values, const std::uint32_t (&weights)[2]) {
+    const int lane = static_cast<int>(threadIdx.x) % 32;
+#pragma unroll
+    for (int step = 0; step < kSteps; ++step) {
+      std::uint32_t v[4];
+      common::load_matrices_transposed(v, vec_address(values, lane / 16 * 8 + lane % 8, 2 * step + lane / 8 % 2));
+      common::multiply_add(output[step], v, weights[0], weights[1]);
+    }
+  }
+};
+
+// The warps' results for one query, joined: each thread gets its dimension. All threads of the thread block call it.
+__device__ __forceinline__ void join_warps(const WarpAttention& own, int query, float& joined_largest,
+                                           float& joined_sum, float& joined) {
+  __shared__ float maxima[kWarps];
+  __shared__ float sums[kWarps];
+  __shared__ float outputs[kWarps][kDimensions];
+  const int warp = static_cast<int>(threadIdx.x) / 32;
+  const int lane = static_cast<int>(threadIdx.x) % 32;
+  const float sum = sum_over_tokens(own.sum[query % 2]);
+  __syncthreads();  // threads may still read the results of the query before
+  if (lane == query / 2) {
+    maxima[warp] = own.largest[query % 2];
+    sums[warp] = sum;
+  }
+  if (lane % 4 == query / 2) {
+#pragma unroll
+    for (int step = 0; step < kSteps; ++step) {
+      outputs[warp][step * 16 + lane / 4] = own.output[step][query % 2];
+      outputs[warp][step * 16 + lane / 4 + 8] = own.output[step][query % 2 + 2];
+    }
+  }
+  __syncthreads();
+  joined_largest = -INFINITY;
+  for (int i = 0; i < kWarps; ++i) {
+    joined_largest = fmaxf(joined_largest, maxima[i]);
+  }
+  joined_sum = 0.0F;
+  joined = 0.0F;
+  for (int i = 0; i < kWarps; ++i) {
+    const float weight = common::exp2_fast(maxima[i] - joined_largest);
+    joined_sum += weight * sums[i];
+    joined += weight * outputs[i][threadIdx.x];
+  }
+}
+
 __global__ void __launch_bounds__(kThreads, kResident) attend(LadderCall call, Work work) {
   COURSE_DYNAMIC_SHARED(128, rings);  // [kWarps, kStages, 2, kTileBytes]
   __shared__ std::uint64_t barriers[kWarps][kStages];
@@ -164,14 +271,14 @@ __global__ void __launch_bounds__(kThreads, kResident) attend(LadderCall call, W
   const std::uint32_t ring = common::shared_address(rings) + warp * kStages * 2 * kTileBytes;
 
   // The warp's tiles are every fourth one of the share: its n-th is copied to place n % kStages of its ring.
-  int own = share_begin(total, shares, share) + warp;
+  int next = share_begin(total, shares, share) + warp;
   if (lane == 0) {
     for (int stage = 0; stage < kStages; ++stage) {
       common::init_barrier(common::shared_address(&barriers[warp][stage]), 1);
     }
     common::fence_barrier_init();
-    for (int stage = 0; stage < kStages && own + stage * kWarps < end; ++stage) {
-      copy_tile(call, work, own + stage * kWarps, ring + stage * 2 * kTileBytes,
+    for (int stage = 0; stage < kStages && next + stage * kWarps < end; ++stage) {
+      copy_tile(call, work, next + stage * kWarps, ring + stage * 2 * kTileBytes,
                 common::shared_address(&barriers[warp][stage]));
     }
   }
@@ -179,29 +286,17 @@ __global__ void __launch_bounds__(kThreads, kResident) attend(LadderCall call, W
   common::wait_for_previous_launch();  // which writes the queries, and may still read the workspace
 
   int n = 0;
-  for (int begin = own - warp; begin < end;) {  // a head after the other, as far as it is in the share
+  for (int begin = next - warp; begin < end;) {  // a head after the other, as far as it is in the share
     const Place place = find_tile(call, work, begin);
     const int head_begin = begin - place.tile;
     const int head_end = head_begin + place.num_tiles;
     const int length = call.context_lengths[place.sequence];
     const std::int64_t first_row = std::int64_t{place.sequence} * call.num_heads + place.kv_head * group;
 
-    // Q^T as the right operand: lane t has dimensions 2 (t % 4), the next, and both 8 further, of query t / 4.
-    std::uint32_t queries[kSteps][2];
-    const auto* pairs = reinterpret_cast<const std::uint32_t*>(call.queries + (first_row + lane / 4) * kDimensions);
-#pragma unroll
-    for (int step = 0; step < kSteps; ++step) {
-      queries[step][0] = lane / 4 < group ? pairs[step * 8 + lane % 4] : 0;
-      queries[step][1] = lane / 4 < group ? pairs[step * 8 + lane % 4 + 4] : 0;
-    }
-
-    // The warp's online softmaxes over its tiles. A lane has queries 2 (t % 4) and the next: of the output, O^T,
-    // dimensions t / 4 and t / 4 + 8 of each step; of the sum, what its own tokens add.
-    float largest[2] = {-INFINITY, -INFINITY};
-    float sum[2] = {};
-    float output[kSteps][4] = {};
-    for (; own < min(head_end, end); own += kWarps, ++n) {
-      const int num_tokens = min(kBlockTokens, length - (own - head_begin) * kBlockTokens);
+    WarpAttention own;
+    own.start(call.queries + first_row * kDimensions, group);
+    for (; next < min(head_end, end); next += kWarps, ++n) {
+      const int num_tokens = min(kBlockTokens, length - (next - head_begin) * kBlockTokens);
       const std::uint32_t keys = ring + n % kStages * 2 * kTileBytes;
       const std::uint32_t values = keys + kTileBytes;
       const std::uint32_t barrier = common::shared_address(&barriers[warp][n % kStages]);
@@ -213,86 +308,26 @@ __global__ void __launch_bounds__(kThreads, kResident) attend(LadderCall call, W
         common::fence_copy_engine();
         __syncwarp();
       }
-      float scores[4] = {};  // S^T = K Q^T: tokens t / 4 and t / 4 + 8
-#pragma unroll
-      for (int step = 0; step < kSteps; ++step) {
-        std::uint32_t k[4];
-        common::load_matrices(k, vec_address(keys, lane % 16, 2 * step + lane / 16));
-        common::multiply_add(scores, k, queries[step][0], queries[step][1]);
-      }
-#pragma unroll
-      for (int i = 0; i < 2; ++i) {
-        float& low = scores[i];
-        float& high = scores[i + 2];
-        low = lane / 4 < num_tokens ? low * call.scale : -INFINITY;
-        high = lane / 4 + 8 < num_tokens ? high * call.scale : -INFINITY;
-        const float new_largest = fmaxf(largest[i], max_over_tokens(fmaxf(low, high)));
-        const float factor = common::exp2_fast(largest[i] - new_largest);
-        largest[i] = new_largest;
-        low = common::exp2_fast(low - new_largest);
-        high = common::exp2_fast(high - new_largest);
-        sum[i] = sum[i] * factor + low + high;
-#pragma unroll
-        for (int step = 0; step < kSteps; ++step) {
-          output[step][i] *= factor;
-          output[step][i + 2] *= factor;
-        }
-      }
-      // P^T as the right operand: the halves of a result, transposed.
-      const std::uint32_t weights[2] = {common::transpose(common::pack(scores[0], scores[1])),
-                                        common::transpose(common::pack(scores[2], scores[3]))};
-
-#pragma unroll
-      for (int step = 0; step < kSteps; ++step) {  // O^T += V^T P^T; the load transposes V
-        std::uint32_t v[4];
-        common::load_matrices_transposed(v, vec_address(values, lane / 16 * 8 + lane % 8, 2 * step + lane / 8 % 2));
-        common::multiply_add(output[step], v, weights[0], weights[1]);
-      }
+      std::uint32_t weights[2];
+      own.weigh(weights, keys, num_tokens, call.scale);
+      own.add(values, weights);
       __syncwarp();  // the warp has read its tile
-      if (lane == 0 && own + kStages * kWarps < end) {
-        copy_tile(call, work, own + kStages * kWarps, keys, barrier);
+      if (lane == 0 && next + kStages * kWarps < end) {
+        copy_tile(call, work, next + kStages * kWarps, keys, barrier);
       }
     }
 
-    // The warps' results, joined: a thread for each dimension, one query after the other.
     const bool is_whole = place.tile == 0 && head_end <= end;
     Partial* partials = partials_of(work, share, place.tile == 0, group);
-    __shared__ float maxima[kWarps];
-    __shared__ float sums[kWarps];
-    __shared__ float outputs[kWarps][kDimensions];
-#pragma unroll
-    for (int i = 0; i < 2; ++i) {
-      sum[i] = sum_over_tokens(sum[i]);
-    }
 #pragma unroll
     for (int query = 0; query < kQueries; ++query) {
       if (query == group) {
         break;
       }
-      __syncthreads();  // threads may still read the results of the query before
-      if (lane == query / 2) {
-        maxima[warp] = largest[query % 2];
-        sums[warp] = sum[query % 2];
-      }
-      if (lane % 4 == query / 2) {
-#pragma unroll
-        for (int step = 0; step < kSteps; ++step) {
-          outputs[warp][step * 16 + lane / 4] = output[step][query % 2];
-          outputs[warp][step * 16 + lane / 4 + 8] = output[step][query % 2 + 2];
-        }
-      }
-      __syncthreads();
-      float joined_largest = -INFINITY;
-      for (int i = 0; i < kWarps; ++i) {
-        joined_largest = fmaxf(joined_largest, maxima[i]);
-      }
-      float joined_sum = 0.0F;
-      float joined = 0.0F;
-      for (int i = 0; i < kWarps; ++i) {
-        const float weight = common::exp2_fast(maxima[i] - joined_largest);
-        joined_sum += weight * sums[i];
-        joined += weight * outputs[i][thread];
-      }
+      float joined_largest;
+      float joined_sum;
+      float joined;
+      join_warps(own, query, joined_largest, joined_sum, joined);
       const std::int64_t row = first_row + query;
       if (is_whole) {
         call.output[row * kDimensions + thread] = common::from_float<Element>(joined / joined_sum);
