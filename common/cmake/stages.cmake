@@ -65,7 +65,7 @@ function(add_stage folder)
   # The kernels for machines without a GPU: the lesson's and the ladder's, and those of production/ that need no wgmma.
   if(steps AND TARGET course_executor)
     file(GLOB on_host CONFIGURE_DEPENDS ${directory}/kernels/*.cu ${directory}/ladder/step*.cu
-         ${directory}/ladder/prompt[12]_*.cu ${directory}/ladder/ladder.cpp ${directory}/ladder/prompt_ladder.cpp)
+         ${directory}/ladder/prompt[1-3]_*.cu ${directory}/ladder/ladder.cpp ${directory}/ladder/prompt_ladder.cpp)
     course_add_host_kernels(${stage}_on_host ${on_host})
     if(COURSE_PRODUCTION)
       file(GLOB on_host CONFIGURE_DEPENDS ${directory}/production/*.cu ${directory}/production/s*.cpp)
