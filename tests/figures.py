@@ -10,7 +10,8 @@
 a table. Each has a date, the commit that it came with, and the command that printed it (or "source", for what others
 publish and for what is defined). A table has "columns", {name: unit}, and "rows", {name: values}. A key is the names from
 the file's to the column's: `h200.read_ceiling`, `h200.decode.32.1b`. Digits are kept as they are written, so that 76.0 is
-printed as 76.0. The ladder's figures are those of stage 7's ladder/figures.json, from which its picture is drawn. After
+printed as 76.0. The ladder's figures are those of stage 7's ladder/figures.json, from which its picture is drawn; a step
+without microseconds has not been measured yet, and has no keys. After
 another measurement: change values, date and commit there, then --write, then mend the prose that --check names.
 
 **Tables.** What stands between
@@ -51,6 +52,12 @@ LADDER = pathlib.PurePath("stage7_cuda_kernel/ladder/figures.json")
 PAGES = (
     "README.md",
     "RESULTS.md",
+    "stage1_contiguous/README.md",
+    "stage2_blocks/README.md",
+    "stage3_online_softmax/README.md",
+    "stage4_gqa/README.md",
+    "stage5_cow_beam/README.md",
+    "stage6_prefix_cache/README.md",
     "stage7_cuda_kernel/production/KERNELS.md",
     "stage8_batching/README.md",
     "stage8_batching/SERVING.md",
@@ -140,6 +147,8 @@ class Figures:
         origin = {field: content[field] for field in ("machine", "date", "commit", "command")}
         self.set("h200.ladder.ceiling", content["read_ceiling_gigabytes_per_second"], "GB/s", origin)
         for step in content["steps"]:
+            if "microseconds" not in step:
+                continue
             word = step["step"].split()[0]
             row = f"step{word}" if word.isdigit() else word
             for cell, time, share in zip(content["cells"], step["microseconds"], step["percent"], strict=True):

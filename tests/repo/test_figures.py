@@ -198,11 +198,12 @@ class Data(Folder):
         self.put(figures.LADDER.as_posix(), json.dumps({
             "machine": "one GPU", "date": "2026-11-22", "commit": "abc", "command": "bench", "read_ceiling_gigabytes_per_second": 4568,
             "cells": ["1x1024", "32x8192, MHA"],
-            "steps": [{"step": "1 naive", "microseconds": [168, 2690], "percent": [1, 35]},
+            "steps": [{"step": "1 naive", "microseconds": [168, 2690], "percent": [1, 35]}, {"step": "2 coalesced"},
                       {"step": "reading alone", "microseconds": [2.72, 938], "percent": [34, 100]}]}))
         self.green("168 us, 2,690 us (35 %), 2.72 us\n"
                    "<!-- figures: h200.ladder.step1.1x1024, h200.ladder.step1.mha, h200.ladder.step1.mha_share,\n"
                    "    h200.ladder.reading.1x1024 -->\n")
+        self.red("there is no figure h200.ladder.step2.1x1024", "168 us\n<!-- figures: h200.ladder.step2.1x1024 -->\n")
 
 
 class Sources(Folder):
