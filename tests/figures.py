@@ -10,7 +10,8 @@
 a table. Each has a date, the commit that it came with, and the command that printed it (or "source", for what others
 publish and for what is defined). A table has "columns", {name: unit}, and "rows", {name: values}. A key is the names from
 the file's to the column's: `h200.read_ceiling`, `h200.decode.32.1b`. Digits are kept as they are written, so that 76.0 is
-printed as 76.0. The ladder's figures are those of stage 7's ladder/figures.json, from which its picture is drawn. After
+printed as 76.0. The ladder's figures are those of stage 7's ladder/figures.json, from which its picture is drawn; a step
+without microseconds has not been measured yet, and has no keys. After
 another measurement: change values, date and commit there, then --write, then mend the prose that --check names.
 
 **Tables.** What stands between
@@ -27,7 +28,12 @@ a row with " | " between them, and {expression ; format} a number in Python's fo
 
 Each entry is a key or an expression of keys and numbers, with the unit of its result behind it (an expression with % is a
 ratio; none means a bare number). Its value has to stand in the text, rounded correctly, in that unit or another of its
-kind. And each figure in the text that looks measured (milliseconds, microseconds, nanoseconds, tokens a second, GB/s,
+kind. "shown" before an expression takes its numbers from the page's own output between `measured: begin` and `measured:
+end`, where all of them have to stand: after a renewal of that output, --check names the prose that quotes it.
+
+    <!-- figures: shown 1385.0 / 1024, shown 88.2 % -->
+
+And each figure in the text that looks measured (milliseconds, microseconds, nanoseconds, tokens a second, GB/s,
 TB/s, flop/s, a share of the memory's speed, a GPU's gigabytes) has to be the value of an entry. Code, output between
 `measured: begin` and `measured: end`, and what stands in backticks is no prose.
 
@@ -51,6 +57,12 @@ LADDER = pathlib.PurePath("stage7_cuda_kernel/ladder/figures.json")
 PAGES = (
     "README.md",
     "RESULTS.md",
+    "stage1_contiguous/README.md",
+    "stage2_blocks/README.md",
+    "stage3_online_softmax/README.md",
+    "stage4_gqa/README.md",
+    "stage5_cow_beam/README.md",
+    "stage6_prefix_cache/README.md",
     "stage7_cuda_kernel/production/KERNELS.md",
     "stage8_batching/README.md",
     "stage8_batching/SERVING.md",
@@ -140,6 +152,8 @@ class Figures:
         origin = {field: content[field] for field in ("machine", "date", "commit", "command")}
         self.set("h200.ladder.ceiling", content["read_ceiling_gigabytes_per_second"], "GB/s", origin)
         for step in content["steps"]:
+            if "microseconds" not in step:
+                continue
             word = step["step"].split()[0]
             row = f"step{word}" if word.isdigit() else word
             for cell, time, share in zip(content["cells"], step["microseconds"], step["percent"], strict=True):
@@ -266,12 +280,13 @@ def numbers_of(text):
     return found[::-1]
 
 
-def check_text(text, entries, figures):
+def check_text(text, entries, figures, shown=frozenset()):
     """Yields (position, problem): what in a text is bound to no entry, and which entries do not stand in it."""
     values = []
     for entry in entries:
         try:
-            values.append((entry, *figures.evaluate(entry)))
+            quoted = entry.removeprefix("shown ")
+            values.append((entry, *(figures.evaluate(entry) if quoted == entry else shown_value(quoted, shown))))
         except FigureError as error:
             yield 0, str(error)
     numbers = list(numbers_of(text))
@@ -284,6 +299,30 @@ def check_text(text, entries, figures):
     for position, number, unit in sorted(set(measured)):
         if not any(says(number, unit, value, entry_unit) for _, value, entry_unit in values):
             yield position, f"{number} {unit} stands by hand: no entry below it has this value"
+
+
+def shown_value(text, shown):
+    """(value, unit) of an entry that quotes the page's own measured output, of which `shown` has the numbers."""
+    unit = next((unit for unit in UNITS if text.endswith(" " + unit)), "")
+    expression = text.removesuffix(" " + unit) if unit else text
+    for number in re.findall(r"\d+(?:\.\d+)?", expression):
+        if number not in shown:
+            raise FigureError(f"shown {text}: no measured output of this page has {number}")
+    try:
+        return compute(ast.parse(expression.strip(), mode="eval").body, {}), unit
+    except SyntaxError:
+        raise FigureError(f"shown {text} is no expression") from None
+
+
+def shown_numbers(lines):
+    """The numbers, as expressions write them, in the output that a page shows between its marks of what was measured."""
+    result, measured = set(), False
+    for line in lines:
+        if line.startswith("<!-- measured:"):
+            measured = line.startswith("<!-- measured: begin")
+        elif measured and not line.startswith("$ "):
+            result.update(number.replace(",", "") for number in re.findall(NUMBER, line))
+    return result
 
 
 def split_entries(text):
@@ -299,13 +338,14 @@ def plain(lines):
 def check_page(text, templates, figures):
     """Yields (line number, problem)."""
     lines = text.split("\n")
+    shown = shown_numbers(lines)
     block, first = [], 0
     index = 0
 
     def finish(entries):
         nonlocal block
         content, block = plain(block), []
-        for position, problem in check_text(content, entries, figures):
+        for position, problem in check_text(content, entries, figures, shown):
             yield first + content.count("\n", 0, position), problem
         rows = [line for line in content.split("\n") if line.startswith("|")]
         if not entries and any(HEADER_UNIT.search(row) and re.search(r"\|\s*" + NUMBER, row + rows[-1]) for row in rows):

@@ -17,7 +17,8 @@ HTML comments, outside the fence, change what a block has to do:
     <!-- not run -->              right before the fence: slow, or not possible on every machine
     <!-- exit status: N -->       right before the fence: its commands end with N instead of 0
     <!-- measured: begin ... -->  until <!-- measured: end -->: times of one machine; run, not compared,
-                                  renewed by --update
+                                  renewed by --update; runs once for all pages that are checked together, so that
+                                  they show the same times
 """
 
 import argparse
@@ -183,8 +184,12 @@ def check_command(command, expected, status, actual):
     return "\n".join(difflib.unified_diff(expected, actual, "in the README", "printed now", lineterm=""))
 
 
-def check_readme(path, root=ROOT, update=False, log=print):
-    """Returns the number of failures in one README. With update, rewrites it first where the output differs."""
+def check_readme(path, root=ROOT, update=False, log=print, runs=None):
+    """Returns the number of failures in one README. With update, rewrites it first where the output differs.
+
+    runs: what measured commands printed on other pages, {command: (exit status, lines)}; what they print here is added.
+    """
+    runs = {} if runs is None else runs
     name = path.relative_to(root)
     lines = path.read_text(encoding="utf-8").split("\n")
     failures = compared = only_run = 0
@@ -197,7 +202,12 @@ def check_readme(path, root=ROOT, update=False, log=print):
     replacements = []
     for command in commands:
         expected = normalise(lines[command.output_begin:command.output_end])
-        status, actual = run(command.text, root)
+        if not command.measured:
+            status, actual = run(command.text, root)
+        else:
+            if command.text not in runs:
+                runs[command.text] = run(command.text, root)
+            status, actual = runs[command.text]
         failure = check_command(command, expected, status, actual)
         if update and status == command.exit_status and expected and (failure or command.measured):
             replacements.append((command, renewed(expected, actual)))
@@ -235,7 +245,8 @@ def main():
     if not readmes:
         print("error: there is no README.md to check", file=sys.stderr)
         return 1
-    failures = sum(check_readme(path, update=arguments.update) for path in readmes)
+    runs = {}
+    failures = sum(check_readme(path, update=arguments.update, runs=runs) for path in readmes)
     if arguments.update:
         figures.write()
     failures += figures.check()

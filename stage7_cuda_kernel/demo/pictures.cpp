@@ -89,17 +89,21 @@ nlohmann::json read_ladder() {
 std::string draw_ladder() {
   const nlohmann::json ladder = read_ladder();
   const auto cells = ladder.at("cells").get<std::vector<std::string>>();
-  Svg svg(kWidth, 446, "The ladder of decode kernels: how much of the memory's bandwidth each step uses",
-          "Seven kernels and, below them, one that only reads. For one sequence of 8,192 tokens, for 32 of them, and "
-          "for 32 of different lengths, the share of the memory's bandwidth that each reaches. Each step helps some of "
-          "the batches; only the last one serves all three.");
+  const nlohmann::json& steps = ladder.at("steps");
+  constexpr double kTop = 84.0;
+  constexpr double kRow = 38.0;
+  const double bottom = kTop + kRow * static_cast<double>(steps.size());
+  Svg svg(
+      kWidth, static_cast<int>(bottom) + 76,
+      "The ladder of decode kernels: how much of the memory's bandwidth each step uses",
+      "Seven steps, the kernel in production and, below them, one that only reads. For one sequence of 8,192 tokens, "
+      "for 32 of them, and for 32 of different lengths, the share of the memory's bandwidth that each reaches. Each "
+      "step helps some of the batches; the kernel in production serves all three.");
   const std::array<std::pair<const char*, const char*>, 3> panels = {
       {{"1x8192", "1 x 8,192 tokens"}, {"32x8192", "32 x 8,192 tokens"}, {"32xragged", "32, mixed lengths"}}};
   constexpr double kFirst = 184.0;
   constexpr double kPitch = 178.0;
   constexpr double kBar = 104.0;  // at 100 %
-  constexpr double kRow = 38.0;
-  constexpr double kTop = 84.0;
   svg.text({kLeft, 32.0}, "Share of the memory's bandwidth, step by step", kHeading);
   for (std::size_t panel = 0; panel < panels.size(); ++panel) {
     const double x = kFirst + kPitch * static_cast<double>(panel);
@@ -108,10 +112,18 @@ std::string draw_ladder() {
     svg.text({x, 66.0}, panels[panel].second, {.size = 16.0, .hue = Hue::kGrey, .bold = true});
     int previous = 100;  // the first step gains nothing
     double y = kTop;
-    for (const nlohmann::json& step : ladder.at("steps")) {
-      const int percent = step.at("percent").at(cell).get<int>();
+    for (const nlohmann::json& step : steps) {
       const auto name = step.at("step").get<std::string>();
       const bool reads_only = name == "reading alone";
+      if (panel == 0) {
+        svg.text({kLeft, y + 19.0}, name, {.size = 16.0, .hue = reads_only ? Hue::kGrey : Hue::kInk});
+      }
+      if (!step.contains("percent")) {
+        svg.text({x, y + 19.0}, "not measured yet", {.size = 16.0, .hue = Hue::kGrey});
+        y += kRow;
+        continue;
+      }
+      const int percent = step.at("percent").at(cell).get<int>();
       const bool better = !reads_only && percent >= previous + 5;  // a step that this batch gains from
       const Hue hue = reads_only ? Hue::kGrey : better ? Hue::kGreen : Hue::kBlue;
       const double width = std::max(2.0, kBar * percent / 100.0);
@@ -119,17 +131,15 @@ std::string draw_ladder() {
       svg.box({x, y, width, kRow - 12.0}, {hue, Fill::kStrong, 0.0, 2.0});
       svg.text({x + kBar + 8.0, y + 19.0}, common::format("%d %%", percent),
                {.size = 16.0, .hue = better ? Hue::kGreen : Hue::kInk, .bold = better});
-      if (panel == 0) {
-        svg.text({kLeft, y + 19.0}, name, {.size = 16.0, .hue = reads_only ? Hue::kGrey : Hue::kInk});
-      }
       previous = percent;
       y += kRow;
     }
   }
-  svg.legend({kLeft, kTop + 8.0 * kRow + 20.0},
+  svg.legend({kLeft, bottom + 20.0},
              {{Hue::kGreen, Fill::kStrong, "gains 5 points or more"}, {Hue::kBlue, Fill::kStrong, "gains less"}});
-  svg.text({kLeft, kTop + 8.0 * kRow + 46.0},
-           ladder.at("machine").get<std::string>() + "; " + ladder.at("date").get<std::string>(),
+  const auto text_of = [&](const char* name) { return ladder.at(name).get<std::string>(); };
+  svg.text({kLeft, bottom + 46.0}, text_of("machine"), {.size = 14.0, .hue = Hue::kGrey});
+  svg.text({kLeft, bottom + 64.0}, text_of("date") + ", at " + text_of("commit") + ", " + text_of("form"),
            {.size = 14.0, .hue = Hue::kGrey});
   return svg.to_string();
 }

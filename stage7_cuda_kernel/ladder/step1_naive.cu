@@ -8,7 +8,7 @@
 // flops: 4 * 32 * 128 * 262,144 = 4.3 G, so 4 for each byte of K and V: far below the 160 that the device could do in
 // the time it reads a byte.
 // measured: 1x8192 1,325 us (1%), 32x8192 2,672 us (9%), 32xragged 5,759 us (3%) on an NVIDIA H200, 2026-11-22, at
-// 3d7b00e
+// 3d7b00e, with the form that the step had there
 //
 // Why it is slow: it moves two bytes at a time. A token costs a query head 85 instructions of a warp, 23 in the first
 // pass and 62 in the third, where all four warps walk all tokens; 20 of them are loads and 8 are products. That is 713

@@ -10,7 +10,7 @@
 //
 // bytes and flops for 32 x 8,192: as step 1, 4.3 GB loaded and 4.3 Gflop.
 // measured: 1x8192 354 us (2%), 32x8192 794 us (30%), 32xragged 1,620 us (12%) on an NVIDIA H200, 2026-11-22, at
-// 3d7b00e
+// 3d7b00e, with the form that the step had there
 //
 // Why it is faster: not because memory delivers fewer bytes. It is 57 instructions for a token and query head in place
 // of 85, since an address serves 8 elements. It is an eighth of the loads, 2.5 in place of 20, and an eighth of the

@@ -8,12 +8,12 @@
 // bytes for 32 x 8,192: still 4.3 GB loaded, since each query head reads the K and V of its group; the scores are gone,
 // and so is the workspace. flops: 4.3 G, and a few more for rescaling.
 // measured: 1x8192 256 us (3%), 32x8192 605 us (39%), 32xragged 1,058 us (19%) on an NVIDIA H200, 2026-11-22, at
-// 3d7b00e
+// 3d7b00e, with the form that the step had there
 //
 // Why it is faster: twice the loads in flight, because V does not wait for all of K; no barrier between passes; 46
 // instructions for a token and query head instead of 57. Without groups (MHA) a large batch is read at the ceiling from
 // here on, and no later step is faster. With groups the four heads find each other's K and V in L1 (1.2 GB go through
-// L2, 1.1 come from memory), but each of them unpacks and multiplies for itself: 382 M instructions, 401 us at the
+// L2, 1.1 come from memory), but each of them unpacks and multiplies for itself: 382 M instructions, 402 us at the
 // least. And with one sequence of 1,024 tokens there are 32 thread blocks for 132 multiprocessors, in this step as in
 // the steps before: three of four are idle.
 #include "ladder_call.cuh"

@@ -137,6 +137,24 @@ class Prose(Folder):
             self.red("page0.md:1", f"A step takes 1.04 ms.\n<!-- figures: {entry} -->\n")
 
 
+class Shown(Folder):
+    OUTPUT = ("<!-- measured: begin (one machine) -->\n```console\n$ bench 7.5\n| 1,024 | 1385.0 | 88.2 % |\n```\n"
+              "<!-- measured: end -->\n\n")
+
+    def test_prose_that_quotes_the_page_s_output(self):
+        prose = "It takes 1.35 us (1,385 / 1,024), and 88 % of it copying.\n"
+        mark = "<!-- figures: shown 1385.0 / 1024 us, shown 1385.0, shown 88.2 % -->\n"
+        self.green(self.OUTPUT + prose + mark)
+        self.red("which the text does not say", self.OUTPUT + prose.replace("1.35", "1.36") + mark)
+        self.red("no measured output of this page has 1385.0", self.OUTPUT.replace("1385.0", "1401.2") + prose + mark)
+        self.red("no measured output of this page has 1385.0", prose + mark)
+
+    def test_only_output_counts(self):
+        self.red("has 7.5", self.OUTPUT + "7.5\n<!-- figures: shown 7.5 -->\n")
+        self.red("has 6.5", self.OUTPUT + "6.5\n<!-- figures: shown 6.5 -->\n")
+        self.red("is no expression", self.OUTPUT + "88.2\n<!-- figures: shown 88.2 + -->\n")
+
+
 class Suggestions(Folder):
     def test_keys_with_a_figure_s_value(self):
         self.put("page.md", "It reads 4.6 TB/s and takes\n3 us.\n")
@@ -198,11 +216,12 @@ class Data(Folder):
         self.put(figures.LADDER.as_posix(), json.dumps({
             "machine": "one GPU", "date": "2026-11-22", "commit": "abc", "command": "bench", "read_ceiling_gigabytes_per_second": 4568,
             "cells": ["1x1024", "32x8192, MHA"],
-            "steps": [{"step": "1 naive", "microseconds": [168, 2690], "percent": [1, 35]},
+            "steps": [{"step": "1 naive", "microseconds": [168, 2690], "percent": [1, 35]}, {"step": "2 coalesced"},
                       {"step": "reading alone", "microseconds": [2.72, 938], "percent": [34, 100]}]}))
         self.green("168 us, 2,690 us (35 %), 2.72 us\n"
                    "<!-- figures: h200.ladder.step1.1x1024, h200.ladder.step1.mha, h200.ladder.step1.mha_share,\n"
                    "    h200.ladder.reading.1x1024 -->\n")
+        self.red("there is no figure h200.ladder.step2.1x1024", "168 us\n<!-- figures: h200.ladder.step2.1x1024 -->\n")
 
 
 class Sources(Folder):

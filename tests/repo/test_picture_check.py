@@ -6,6 +6,7 @@ import re
 import tempfile
 import unittest
 
+import figures
 from repo import picture_check
 
 GOOD = ('<svg xmlns="http://www.w3.org/2000/svg"><title>t</title><desc>d</desc>'
@@ -65,18 +66,20 @@ class PictureCheck(unittest.TestCase):
 
 class Ladder(unittest.TestCase):
     def test_the_picture_and_the_table_have_the_same_figures(self):
-        folder = picture_check.ROOT / "stage7_cuda_kernel"
-        figures = json.loads((folder / "ladder/figures.json").read_text(encoding="utf-8"))
-        text = "".join(path.read_text(encoding="utf-8") for path in sorted(folder.glob("*.md")))
-        table = re.search(r"<!-- ladder:begin -->\n(.*?)<!-- ladder:end -->", text, re.DOTALL).group(1)
-        self.assertIn(f"{figures['machine']}, read ceiling {figures['read_ceiling_gigabytes_per_second']:,} GB/s; "
-                      f"{figures['date']}:", table)
-        rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in table.splitlines() if line[:1] == "|"]
-        self.assertEqual(rows[0][1:], figures["cells"])
-        for row, step in zip(rows[2:], figures["steps"], strict=True):
+        root = picture_check.ROOT
+        ladder = json.loads((root / figures.LADDER).read_text(encoding="utf-8"))
+        table = figures.render(figures.read_templates(root)["ladder"], figures.Figures(root))
+        self.assertIn(f"{ladder['machine']}, read ceiling {ladder['read_ceiling_gigabytes_per_second']:,} GB/s; "
+                      f"{ladder['date']}, at {ladder['commit']}, {ladder['form']}:", " ".join(table))
+        rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in table if line[:1] == "|"]
+        self.assertEqual(rows[0][1:], ladder["cells"])
+        for row, step in zip(rows[2:], ladder["steps"], strict=True):
             self.assertEqual(row[0], step["step"])
+            if "microseconds" not in step:
+                self.assertEqual(row[1:], ["not measured yet"] * len(ladder["cells"]))
+                continue
             for cell, microseconds, percent in zip(row[1:], step["microseconds"], step["percent"], strict=True):
-                time, share = re.fullmatch(r"([\d.,]+) \((\d+)%\)", cell).groups()
+                time, share = re.fullmatch(r"([\d.,]+) \((\d+) %\)", cell).groups()
                 self.assertEqual((float(time.replace(",", "")), int(share)), (microseconds, percent))
 
 

@@ -138,6 +138,23 @@ class Update(CheckedReadme):
         self.assertEqual(self.check(text.format("new", "old"), update=True), 0)
         self.assertEqual(self.path.read_text(encoding="utf-8"), text.format("new", "new"))
 
+    def test_pages_show_the_same_run_of_a_measured_command(self):
+        text = "<!-- measured: begin -->\n```console\n$ echo again >> runs; wc -l < runs\nold\n```\n<!-- measured: end -->\n"
+        runs = {}
+        for name in ("README.md", "OTHER.md"):
+            path = self.root / name
+            path.write_text(text, encoding="utf-8")
+            self.assertEqual(readme_check.check_readme(path, self.root, True, self.log.append, runs), 0)
+            self.assertEqual(path.read_text(encoding="utf-8"), text.replace("old", "1"))
+
+    def test_a_command_that_is_not_measured_runs_on_each_page(self):
+        text = "```console\n$ echo again >> runs; wc -l < runs\n{}\n```\n"
+        runs = {}
+        for name, number in (("README.md", 1), ("OTHER.md", 2)):
+            path = self.root / name
+            path.write_text(text.format(number), encoding="utf-8")
+            self.assertEqual(readme_check.check_readme(path, self.root, False, self.log.append, runs), 0)
+
     def test_keeps_an_ellipsis(self):
         self.assertEqual(self.check("```console\n$ seq 9\n1\n...\n8\n8\n```\n", update=True), 0)
         self.assertEqual(self.path.read_text(encoding="utf-8"), "```console\n$ seq 9\n1\n...\n8\n9\n```\n")
