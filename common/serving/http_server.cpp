@@ -555,13 +555,9 @@ void HttpServer::Impl::hand_over(Connections::iterator connection) {
     requests.splice(requests.end(), waiting, connection);
     if (num_idle < requests.size() && workers.size() < static_cast<std::size_t>(options.max_connections)) {
       try {
-        const auto worker = workers.emplace(workers.end());
-        try {
-          *worker = std::thread([this, worker] { work(worker); });
-        } catch (const std::exception&) {
-          workers.erase(worker);
-          throw;
-        }
+        std::list<std::thread> added(1);
+        added.front() = std::thread([this, self = added.begin()] { work(self); });
+        workers.splice(workers.end(), added);
       } catch (const std::exception&) {  // the system has no more threads: an existing worker gets it
         if (workers.empty()) {
           requests.clear();
