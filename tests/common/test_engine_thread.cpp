@@ -322,7 +322,7 @@ TEST_CASE(
     while (shown.empty() && std::chrono::steady_clock::now() < deadline) {
       shown = fixture.failure_on_the_page();
     }
-    CHECK(shown == "broken");
+    REQUIRE(shown == "broken");
     fixture.engine.restart(kSizes);
     fixture.engine.run();
     CHECK(fixture.failure_on_the_page().empty());
