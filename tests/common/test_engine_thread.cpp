@@ -281,8 +281,7 @@ TEST_CASE("engine thread: the messenger has no memory for a token, and delivers 
   }
 }
 
-TEST_CASE(
-    "engine thread: whatever throws in it, all clients get one error, and the page shows that there is no engine") {
+TEST_CASE("engine thread: whatever throws in it, all clients get one error, and the page shows it") {
   for (const Call call : {Call::kSubmit, Call::kStatus, Call::kCancel, Call::kStep, Call::kOnChange}) {
     CAPTURE(static_cast<int>(call));
     Fixture fixture(true);
