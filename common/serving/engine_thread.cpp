@@ -34,6 +34,14 @@ std::string message_of(const std::exception& error) {
   return dynamic_cast<const std::bad_alloc*>(&error) != nullptr ? "not enough memory" : error.what();
 }
 
+std::string message_of(const std::exception_ptr& thrown) {
+  try {
+    std::rethrow_exception(thrown);
+  } catch (const std::exception& error) {
+    return message_of(error);
+  }
+}
+
 }  // namespace
 
 // Delivers news to tickets, in order, on a thread of its own: waking a client's thread takes microseconds, and a step
@@ -221,11 +229,11 @@ std::unique_ptr<Ticket> EngineThread::submit(std::vector<ServedRequest> requests
     if (refusal != Refusal::kNone) {
       return nullptr;
     }
-    state_.num_posted += count;
-    num_live_ += count;
     inbox_.emplace_back([this, state, requests = std::move(requests), handed_over = now_seconds()]() {
       submit_all(state, requests, handed_over);
     });
+    state_.num_posted += count;  // counted only now: there may be no memory for the line above
+    num_live_ += count;
   }
   wake_.notify_all();
   return std::unique_ptr<Ticket>(new Ticket(*this, std::move(state)));
@@ -323,16 +331,17 @@ void EngineThread::restart_engine() {
 
 void EngineThread::loop() {
   bool goes_on = true;
-  std::string failure;
+  std::exception_ptr failure;
   while (goes_on) {
     try {
-      if (!failure.empty()) {
-        fail(failure);
-        failure.clear();
+      if (failure != nullptr) {
+        fail(message_of(failure));
+        failure = nullptr;
       }
       goes_on = advance();
-    } catch (const std::exception& error) {  // no request's fault: the engine fails only the one that throws
-      failure = message_of(error);
+    } catch (const std::exception&) {  // no request's fault: the engine fails only the one that throws
+      // This needs no memory. A fail() that has thrown is called again, with the first reason.
+      failure = failure != nullptr ? failure : std::current_exception();
     }
   }
 }
@@ -390,29 +399,20 @@ void EngineThread::empty_inbox() {
 
 void EngineThread::submit_all(const std::shared_ptr<Ticket::State>& state, const std::vector<ServedRequest>& requests,
                               double handed_over) {
+  arriving_ = {state, 0};
   if (!engine_) {  // the requests came before the failure was known
-    refuse_from(0, state, failure());
+    refuse_arriving(failure());
     return;
   }
   const double arrival = engine_->clock().now() - (now_seconds() - handed_over);
   std::vector<int> ids;
   ids.reserve(requests.size());
-  try {
-    for (const ServedRequest& request : requests) {
-      clients_[next_id_] = {state, static_cast<int>(ids.size())};  // first: a rejected one ends in submit()
-      const int id = engine_->submit(request, arrival, std::make_unique<Sink>(*this));
-      COMMON_CHECK(id == next_id_, "an engine counts its requests");
-      ids.push_back(next_id_++);
-    }
-  } catch (const std::exception& error) {  // the engine fails, and ends those that it knows of
-    clients_.erase(next_id_);
-    refuse_from(ids.size(), state, message_of(error));
-    throw;
-  }
-  {
-    const std::lock_guard lock(mutex_);
-    state_.num_posted -= static_cast<int>(requests.size());
-    state_.status = engine_->status();  // together, or a full queue would have a gap
+  for (const ServedRequest& request : requests) {
+    clients_[next_id_] = {state, arriving_.index};  // first: a rejected one ends in submit()
+    arriving_.index += 1;
+    const int id = engine_->submit(request, arrival, std::make_unique<Sink>(*this));
+    COMMON_CHECK(id == next_id_, "an engine counts its requests");
+    ids.push_back(next_id_++);
   }
   messenger_->add(state, [ids](Ticket::State& ticket) {
     for (std::size_t i = 0; i < ids.size(); ++i) {
@@ -420,6 +420,10 @@ void EngineThread::submit_all(const std::shared_ptr<Ticket::State>& state, const
     }
     ticket.num_submitted = ids.size();
   });
+  const std::lock_guard lock(mutex_);
+  state_.status = engine_->status();  // together, or a full queue would have a gap
+  state_.num_posted -= static_cast<int>(requests.size());
+  arriving_ = {};
 }
 
 void EngineThread::cancel(const std::shared_ptr<Ticket::State>& state) {
@@ -452,6 +456,7 @@ void EngineThread::fail(const std::string& reason) {
     const std::lock_guard lock(mutex_);
     failure_ = reason;
   }
+  refuse_arriving(reason);
   while (!clients_.empty()) {
     refuse(clients_.begin()->second, reason);
     clients_.erase(clients_.begin());
@@ -461,18 +466,20 @@ void EngineThread::fail(const std::string& reason) {
   show();
 }
 
-// Refuses the ticket's requests from this one on; the engine has not received them.
-void EngineThread::refuse_from(std::size_t first, const std::shared_ptr<Ticket::State>& state,
-                               const std::string& error) {
-  const std::size_t num_requests = state->entries.size();
-  {
-    const std::lock_guard lock(mutex_);
-    state_.num_posted -= static_cast<int>(num_requests);
+// Refuses the requests that are being submitted, except those that the engine has received. Goes on where it was if it
+// has thrown before.
+void EngineThread::refuse_arriving(const std::string& error) {
+  if (arriving_.ticket == nullptr) {
+    return;
   }
-  for (std::size_t i = first; i < num_requests; ++i) {
-    refuse({state, static_cast<int>(i)}, error);
+  const auto num_requests = static_cast<int>(arriving_.ticket->entries.size());
+  for (; arriving_.index < num_requests; ++arriving_.index) {
+    refuse(arriving_, error);
   }
-  messenger_->add(state, [](Ticket::State& ticket) { ticket.num_submitted = ticket.entries.size(); });
+  messenger_->add(arriving_.ticket, [](Ticket::State& ticket) { ticket.num_submitted = ticket.entries.size(); });
+  arriving_ = {};
+  const std::lock_guard lock(mutex_);
+  state_.num_posted -= num_requests;
 }
 
 // Reports to the ticket that the request has ended without an engine.

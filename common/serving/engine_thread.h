@@ -142,7 +142,7 @@ class EngineThread {
   void end_all(const std::string& error);
   void fail(const std::string& reason);
   void refuse(const Client& client, const std::string& error);
-  void refuse_from(std::size_t first, const std::shared_ptr<Ticket::State>& state, const std::string& error);
+  void refuse_arriving(const std::string& error);
   void hand_over(const Client& client, RequestResult result);
   void count(const StepReport* report = nullptr);
   void show(const StepReport* report = nullptr);
@@ -156,6 +156,7 @@ class EngineThread {
   std::unique_ptr<ServedEngine> engine_;   // null: it has failed
   std::optional<PoolSizes> wanted_sizes_;  // a restart's
   std::map<int, Client> clients_;          // by id, for requests that have not ended
+  Client arriving_;                        // the first of its ticket's requests that clients_ does not know yet
   int next_id_ = 0;
   std::string end_error_;  // the error of requests that are ended without an error of their own
   std::int64_t num_generated_ = 0;

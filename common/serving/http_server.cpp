@@ -302,7 +302,9 @@ struct HttpServer::Impl {
   void drop_late_ones();
   bool is_over();
   void wake() const;
-  void work();
+  void work(std::list<std::thread>::iterator self);
+  void join_ended();
+  static void join(std::list<std::thread>& threads);
   bool answer(Connection& connection) const;
   bool send_stream(Connection& connection, ReplyBody& body, bool is_in_chunks) const;
 
@@ -327,9 +329,10 @@ struct HttpServer::Impl {
   Connections requests;  // with a whole request, or a refusal
   Connections answered;  // each by a worker
   Connections returned;
-  std::vector<std::thread> workers;
-  std::size_t num_idle = 0;  // workers
-  bool is_done = false;      // no request will come
+  std::list<std::thread> workers;
+  std::list<std::thread> ended_workers;  // to be joined
+  std::size_t num_idle = 0;              // workers
+  bool is_done = false;                  // no request will come
 
   std::thread thread;
 };
@@ -368,9 +371,15 @@ HttpServer::Impl::~Impl() {
     is_done = true;
   }
   has_request.notify_all();
-  for (std::thread& worker : workers) {
-    worker.join();
+  join(workers);
+  join(ended_workers);
+}
+
+void HttpServer::Impl::join(std::list<std::thread>& threads) {
+  for (std::thread& ending : threads) {
+    ending.join();
   }
+  threads.clear();
 }
 
 void HttpServer::Impl::wake() const {
@@ -389,7 +398,18 @@ void HttpServer::Impl::run() {
       connection = next;
     }
     drop_late_ones();
+    join_ended();
   }
+}
+
+// Joins the workers that have ended, outside the lock that they end with.
+void HttpServer::Impl::join_ended() {
+  std::list<std::thread> ended;
+  {
+    const std::lock_guard lock(mutex);
+    ended.swap(ended_workers);
+  }
+  join(ended);
 }
 
 // Collects the connections that the workers have answered. True: the server ends, and the last reply is sent. Clients
@@ -535,7 +555,9 @@ void HttpServer::Impl::hand_over(Connections::iterator connection) {
     requests.splice(requests.end(), waiting, connection);
     if (num_idle < requests.size() && workers.size() < static_cast<std::size_t>(options.max_connections)) {
       try {
-        workers.emplace_back([this] { work(); });
+        std::list<std::thread> added(1);
+        added.front() = std::thread([this, self = added.begin()] { work(self); });
+        workers.splice(workers.end(), added);
       } catch (const std::exception&) {  // the system has no more threads: an existing worker gets it
         if (workers.empty()) {
           requests.clear();
@@ -562,9 +584,16 @@ void HttpServer::Impl::drop_late_ones() {
   }
 }
 
-void HttpServer::Impl::work() {
+// A worker ends when there is nothing to do and enough others are idle: after a burst, hundreds would keep their
+// stacks.
+void HttpServer::Impl::work(std::list<std::thread>::iterator self) {
+  constexpr std::size_t kMaxIdle = 8;
   std::unique_lock lock(mutex);
   while (true) {
+    if (requests.empty() && num_idle >= kMaxIdle && !is_done) {
+      ended_workers.splice(ended_workers.end(), workers, self);
+      return;
+    }
     num_idle += 1;
     has_request.wait(lock, [&] { return !requests.empty() || is_done; });
     num_idle -= 1;

@@ -9,12 +9,17 @@
 #include <chrono>
 #include <cmath>
 #include <cstddef>
+#include <filesystem>
 #include <fstream>
+#include <iostream>
+#include <iterator>
 #include <memory>
 #include <nlohmann/json.hpp>
 #include <set>
+#include <sstream>
 #include <stdexcept>
 #include <string>
+#include <system_error>
 #include <thread>
 #include <tuple>
 #include <utility>
@@ -706,6 +711,10 @@ TEST_CASE("commands of the demonstration run on a pool of their own") {
   CHECK(made["sequences"][0]["table"].size() == 2);
   CHECK(run("new A 6")["output"].get<std::string>().find("error:") != std::string::npos);
   CHECK(run("help")["output"].get<std::string>().find("new NAME LENGTH") != std::string::npos);
+  // Other threads write to std::cout meanwhile: it stays theirs.
+  std::ostringstream terminal;
+  terminal << static_cast<const void*>(std::cout.rdbuf());
+  CHECK(run("terminal")["output"] == terminal.str());
   const json fresh = json::parse(fixture.post("/pool/demo", {{"blocks", 3}, {"block_size", 2}}).body);
   CHECK(fresh["blocks"]["total"] == 3);
   CHECK(fresh["sequences"].empty());
@@ -1003,9 +1012,10 @@ TEST_CASE("a request's time and id are its own") {
         .count();
   };
   std::set<std::string> ids;
-  for (int i = 0; i < 2; ++i) {
-    ApiFixture fixture;
-    std::this_thread::sleep_for(std::chrono::milliseconds(1100));
+  std::array<ApiFixture, 2> fixtures;
+  const auto start = now();
+  REQUIRE(ApiFixture::wait_for([&] { return now() > start; }));  // the clock counts seconds
+  for (ApiFixture& fixture : fixtures) {
     for (const char* const path : {"/v1/completions", "/v1/completions", "/v1/chat/completions"}) {
       json body = {{"max_tokens", 1}};
       body[path == std::string("/v1/completions") ? "prompt" : "messages"] =
@@ -1021,17 +1031,49 @@ TEST_CASE("a request's time and id are its own") {
 }
 
 TEST_CASE("clients steer the pool only where --pool-controls lets them") {
-  ApiFixture fixture({.pool_controls = false});
-  for (const char* const path : {"/pool/pause", "/pool/run", "/pool/step", "/pool/restart", "/pool/demo"}) {
-    const common::ApiReply reply = fixture.post(path, json::object());
-    CHECK(reply.status == 403);
-    CHECK(reply.body.find("--pool-controls") != std::string::npos);
+  const std::vector<std::pair<std::string, json>> controls = {{"/pool/pause", json::object()},
+                                                              {"/pool/step", json::object()},
+                                                              {"/pool/restart", {{"slots", 128}}},
+                                                              {"/pool/demo", {{"line", "new A 6"}}},
+                                                              {"/pool/run", json::object()}};
+  const auto steps_of = [](ApiFixture& of) { return of.engine.state().tally.steps.steps; };
+  for (const bool is_paused : {false, true}) {
+    ApiFixture watched({.paused = is_paused, .pool_controls = false});
+    common::Request request;
+    request.prompt = tests::default_session().tokenizer.encode_prompt(kPrompts[0]);
+    request.max_new_tokens = 8;
+    common::EngineThread::Refusal refusal = common::EngineThread::Refusal::kNone;
+    const auto ticket = watched.engine.submit({{request, 1}}, refusal);
+    for (const auto& [path, body] : controls) {
+      const common::ApiReply reply = watched.post(path, body);
+      CHECK(reply.status == 403);
+      CHECK(reply.body.find("--pool-controls") != std::string::npos);
+      CHECK(reply.body.find("made A") == std::string::npos);
+      CHECK(watched.engine.is_paused() == is_paused);
+    }
+    CHECK(watched.engine.sizes().num_slots == 1024);
+    CHECK((!is_paused || steps_of(watched) == 0));
   }
-  CHECK_FALSE(fixture.engine.is_paused());
+  ApiFixture fixture({.pool_controls = false});
   CHECK(fixture.get("/pool/events").status == 200);
   CHECK(fixture.get("/").body.find("<body class=\"watch-only\">") != std::string::npos);
+
   ApiFixture steered;
   CHECK(steered.get("/").body.find("<body>") != std::string::npos);
+  CHECK(json::parse(steered.post("/pool/pause", json::object()).body)["paused"] == true);
+  CHECK(steered.engine.is_paused());
+  json body = completion_body(kPrompts[0], 8);
+  body["stream"] = true;
+  const common::ApiReply reply = steered.post("/v1/completions", body);
+  CHECK(steps_of(steered) == 0);
+  CHECK(steered.post("/pool/step", json::object()).status == 200);
+  CHECK(ApiFixture::wait_for([&] { return steps_of(steered) == 1; }));
+  CHECK(json::parse(steered.post("/pool/demo", {{"line", "new A 6"}}).body)["output"] == "made A\n");
+  CHECK(steps_of(steered) == 1);
+  CHECK(json::parse(steered.post("/pool/run", json::object()).body)["paused"] == false);
+  CHECK(streamed_text(read_all(*reply.stream)) == text_alone(kPrompts[0], 8, {}));
+  CHECK(steered.post("/pool/restart", {{"slots", 128}}).status == 200);
+  CHECK(steered.engine.sizes().num_slots == 128);
 }
 
 TEST_CASE("the scheme of a key and the type of a body ignore their case") {
@@ -1281,6 +1323,44 @@ TEST_CASE("HTTP: connections that are idle, or that no thread is left for, do no
   CHECK(std::chrono::steady_clock::now() - start < std::chrono::seconds(2));
 }
 
+namespace {
+
+// Of this program; 0: the system does not say.
+std::ptrdiff_t num_threads() {
+  std::error_code error;
+  const std::filesystem::directory_iterator threads("/proc/self/task", error);
+  return error ? 0 : std::distance(begin(threads), end(threads));
+}
+
+}  // namespace
+
+TEST_CASE("HTTP: the threads of a burst of clients end with it") {
+  HttpFixture fixture;
+  const std::string request = http_post("/v1/completions", completion_body(kPrompts[0], 2).dump());
+  REQUIRE(fixture.ask(request).status == 200);  // what computes has its threads now
+  const std::ptrdiff_t before = num_threads();
+  if (before == 0) {
+    WARN("the system does not say how many threads the program has: not tested");
+    return;
+  }
+  constexpr int kClients = 40;
+  for (int burst = 0; burst < 2; ++burst) {
+    fixture.engine.pause();
+    std::vector<HttpConnection> clients;
+    for (int i = 0; i < kClients; ++i) {
+      clients.emplace_back(fixture.server->port());
+      clients.back().send(request);
+    }
+    REQUIRE(ApiFixture::wait_for([&] { return fixture.engine.state().num_waiting() == kClients; }));
+    CHECK(num_threads() >= before + kClients - 1);
+    fixture.engine.run();
+    for (HttpConnection& client : clients) {
+      CHECK(read_reply(client).status == 200);
+    }
+    CHECK(ApiFixture::wait_for([&] { return num_threads() < before + 10; }));
+  }
+}
+
 TEST_CASE("HTTP: the server's end does not wait long for clients that read nothing") {
   constexpr std::chrono::milliseconds kTimeout{500};
   HttpFixture fixture({.num_slots = 16384}, 64, kTimeout);
@@ -1356,6 +1436,17 @@ TEST_CASE("a failure outside a step ends the engine with its reason, and not the
     return state.json != nullptr && json::parse(*state.json).contains(name);
   };
   CHECK(ApiFixture::wait_for([&] { return state_says("failure"); }));
+  common::Api api(tests::default_model(), engine, view,
+                  {"tales-5m", {}, stage::demo_pools(ApiFixture::add_demo_commands)});
+  const std::string body = completion_body(kPrompts[0], 2).dump();
+  for (const common::ApiRequest& asked :
+       {common::ApiRequest{.method = "GET", .path = "/health"},
+        common::ApiRequest{
+            .method = "POST", .path = "/v1/completions", .body = body, .content_type = "application/json"}}) {
+    const common::ApiReply reply = api.handle(asked, [] { return false; });
+    CHECK(reply.status == 503);
+    CHECK(reply.body.find("the view is broken") != std::string::npos);
+  }
   // And another engine can take its place.
   fails = false;
   engine.restart({64, 4, 64});

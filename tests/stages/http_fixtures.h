@@ -3,6 +3,7 @@
 
 #include <chrono>
 #include <functional>
+#include <iostream>
 #include <memory>
 #include <nlohmann/json.hpp>
 #include <string>
@@ -78,12 +79,14 @@ struct ApiFixture {
     };
   }
 
-  // A few of the program's commands, those that the tests use.
+  // A few of the program's commands, those that the tests use; and one that writes which buffer std::cout has.
   static void add_demo_commands(common::Shell& shell, stage::KvCacheManager& manager) {
     shell.add("new", "NAME LENGTH", "", [&](const auto& arguments, std::ostream& output) {
       output << "made " << arguments[0] << "\n";
       manager.allocate(common::sequence_named(manager, arguments[0], false), common::parse_count(arguments[1], 1));
     });
+    shell.add("terminal", "", "",
+              [](const auto&, std::ostream& output) { output << static_cast<const void*>(std::cout.rdbuf()); });
   }
 
   common::ApiReply post(const std::string& path, const nlohmann::json& body) {

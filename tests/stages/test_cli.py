@@ -270,6 +270,11 @@ class Options(ProgramTest):
                 with self.subTest(option=option, value=value):
                     self.assert_usage_error(run("generate", "--prompt", "Once", option, value), option)
 
+    def test_slot_numbers_are_ints(self):
+        for value in ("16777217", "2147483647", "2147483648", "4294967296"):
+            with self.subTest(value=value):
+                self.assert_usage_error(run("generate", "--prompt", "Once", "--slots", value), "--slots")
+
     def test_counts_that_are_no_numbers(self):
         for option in ("--max-new-tokens", "--slots", "--chunk", "--threads", "--top-k"):
             for value in ("many", "1.5", "99999999999999999999", ""):
