@@ -51,6 +51,7 @@ LADDER = pathlib.PurePath("stage7_cuda_kernel/ladder/figures.json")
 PAGES = (
     "README.md",
     "RESULTS.md",
+    "stage7_cuda_kernel/README.md",
     "stage7_cuda_kernel/production/KERNELS.md",
     "stage8_batching/README.md",
     "stage8_batching/SERVING.md",

@@ -76,7 +76,7 @@ class Ladder(unittest.TestCase):
         for row, step in zip(rows[2:], figures["steps"], strict=True):
             self.assertEqual(row[0], step["step"])
             for cell, microseconds, percent in zip(row[1:], step["microseconds"], step["percent"], strict=True):
-                time, share = re.fullmatch(r"([\d.,]+) \((\d+)%\)", cell).groups()
+                time, share = re.fullmatch(r"([\d.,]+) \((\d+) ?%\)", cell).groups()
                 self.assertEqual((float(time.replace(",", "")), int(share)), (microseconds, percent))
 
 
