@@ -95,6 +95,20 @@ TEST_CASE("block copy: a request of a warp is 512 bytes in 16 sectors") {
   CHECK(counts.global_stores.units <= 128 * 16);
 }
 
+TEST_CASE("plain attention: decodes beside chunks of prompts") {
+  for (const ScalarType type : {ScalarType::kFloat32, ScalarType::kBFloat16}) {
+    for (const int head_dim : {40, 128}) {
+      GpuBatch batch({.type = type,
+                      .group = 3,
+                      .head_dim = head_dim,
+                      .context_lengths = {1, 17, 0, 40, 33},
+                      .query_lengths = {1, 1, 0, 9, 0}});
+      CAPTURE(tests::name_of(type), head_dim);
+      CHECK(batch.check(batch.attend(stage::kPlainKernels, 2).output) == tests::kNoDifference);
+    }
+  }
+}
+
 TEST_CASE("step 2 is right") { check_step(2); }
 
 TEST_CASE("step 2: an eighth of the requests, and all of each sector is used") {
