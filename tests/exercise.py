@@ -436,6 +436,9 @@ class Build:
             matched = [(candidate, case) for candidate, cases in programs.items() for case in cases
                        if (not separator or candidate.startswith(program + "_") or candidate == program) and
                        (case == name or (name.endswith("*") and case.startswith(name[:-1])))]
+            if not matched and separator and program.startswith("executor_"):
+                raise ExerciseError("kernels are tested with Boost.Context, which was not found\n"
+                                    "Debian and Ubuntu: sudo apt-get install libboost-context-dev")
             if not matched:
                 raise ExerciseError(f"exercise {exercise.number}, milestone {milestone.number}: no test case is called "
                                     f"'{pattern}'")
@@ -482,7 +485,8 @@ EIGEN_CHECKS = {
 
 def essence(output):
     """The part of a failed test's output to read first: the TODO that was called, or the first failure."""
-    todo = re.search(r"^\s*(TODO \d+: .*(?:\n(?!\s*$|=====|-----).*)*)", output, re.MULTILINE)
+    # A kernel's message begins with the thread that it comes from.
+    todo = re.search(r"^\s*(?:block \(.*\), thread \d+: )?(TODO \d+: .*(?:\n(?!\s*$|=====|-----).*)*)", output, re.MULTILINE)
     if todo:
         return [" ".join(todo.group(1).split())]
     # Eigen's own checks are on, and end the program; so are the standard library's, which uses other quotes.

@@ -63,6 +63,7 @@ PAGES = (
     "stage4_gqa/README.md",
     "stage5_cow_beam/README.md",
     "stage6_prefix_cache/README.md",
+    "stage7_cuda_kernel/README.md",
     "stage7_cuda_kernel/production/KERNELS.md",
     "stage8_batching/README.md",
     "stage8_batching/SERVING.md",

@@ -7,6 +7,7 @@
 #include <boost/context/fiber.hpp>
 #include <cstring>
 #include <deque>
+#include <exception>
 #include <map>
 #include <memory>
 #include <mutex>
@@ -369,6 +370,20 @@ void resume(Thread& thread) {
   current = nullptr;
 }
 
+// An exception ends the kernel. It must not leave the fibre, and fail() leaves it for good: not inside of a handler.
+void run_body(Thread& own) {
+  std::string thrown;
+  try {
+    (*block.body)();
+    own.state = State::kEnded;
+  } catch (const std::exception& error) {
+    thrown = error.what();
+  }
+  if (own.state != State::kEnded) {
+    fail(thrown);
+  }
+}
+
 // A thread's fibre lives as long as the program, and runs one block's thread after another.
 std::unique_ptr<Thread> make_thread(int index) {
   auto thread = std::make_unique<Thread>();
@@ -384,8 +399,7 @@ std::unique_ptr<Thread> make_thread(int index) {
 #endif
                                           own->scheduler = std::move(scheduler);
                                           while (true) {
-                                            (*block.body)();
-                                            own->state = State::kEnded;
+                                            run_body(*own);
                                             yield();
                                           }
                                           return std::move(own->scheduler);
