@@ -206,8 +206,8 @@ class ParallelSampling : public SequenceGroup {
 
 struct BeamOptions {
   int width = 4;
-  // Hypotheses are compared by log_probability / length ^ length_penalty, which is at least 0: 0 compares sums, which
-  // favours short texts, and 1 compares means.
+  // Hypotheses are compared by log_probability / length ^ length_penalty. The penalty is 0 or more: 0 compares sums,
+  // which favours short texts, and 1 compares means.
   double length_penalty = 1.0;
 };
 

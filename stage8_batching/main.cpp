@@ -35,7 +35,7 @@ namespace {
 
 constexpr const char* kIdea = "Requests join and leave the batch at every step: continuous batching.";
 
-// B shares the first half of A's prompt; C finds all of it after A has ended; D needs the room.
+// B shares three blocks of A's prompt; C finds the same three after both have ended; D needs the room.
 constexpr const char* kScript = R"(prompt A once_upon_a_time
 prompt B once_upon_a_hill
 show

@@ -16,7 +16,8 @@ rendered README, says what the paragraphs after it explain, up to the next such 
     <!-- hunk: attention.cpp rescale -->        the changes to attention.cpp that contain `rescale`
     <!-- hunk end -->                           what follows explains no hunk
 
-Comments that follow each other share the paragraphs after them. The text is looked for in lines that were added or
+Comments that follow each other share the paragraphs after them, which are printed once: at the first of these comments
+whose file is shown. The text is looked for in lines that were added or
 removed, best as a whole word; if it stands in none of them, in the lines around and in the name of the function. A comment that matches
 nothing is an error. The files named first by such comments are shown first.
 
@@ -186,14 +187,16 @@ def whole_file(path, kind):
 
 
 def cut_into_pieces(hunk):
-    """A piece begins where changes begin, and inside an addition with each paragraph."""
+    """A piece begins where changes begin, and inside an addition with each paragraph; an empty line at the beginning of
+    the addition belongs to the paragraph after it."""
     starts = {0}
     for index in range(1, len(hunk.lines)):
         before, line = hunk.lines[index - 1], hunk.lines[index]
         if line.kind != " " and before.kind == " ":
             starts.add(index)
         elif line.kind == "+" and before.kind == "+" and not before.text.strip() and re.match(r"\s*[^\s}]", line.text):
-            starts.add(index)
+            if any(line.kind != " " and line.text.strip() for line in hunk.lines[max(starts):index]):
+                starts.add(index)
     # The unchanged lines at the top belong to the first piece's surroundings: a note stands before them.
     first = next(index for index, line in enumerate(hunk.lines) if line.kind != " ")
     starts = sorted(starts - {first} | {0}) + [len(hunk.lines)]
@@ -241,6 +244,8 @@ def compare(before, after):
 class Note:
     markers: list  # (line number, file, text)
     text: str
+    # Files and pieces, in the order of the markers.
+    places: list = dataclasses.field(default_factory=list, compare=False, repr=False)
 
 
 def diff_section(readme):
@@ -319,10 +324,10 @@ def attach(files, notes, where="README.md"):
                 errors.append(f"{where}:{number}: no hunk of {name} contains '{text}'")
             for hunk, _ in found:
                 hunk.has_note = True
-            if not text and note not in file.notes:
-                file.notes.append(note)
-            elif text and found and note not in found[0][1].notes:
-                found[0][1].notes.append(note)
+            place = found[0][1] if text and found else file if not text else None
+            if place is not None and not any(note is other for other in place.notes):
+                place.notes.append(note)
+                note.places.append(place)
     return sorted(files, key=lambda file: order_key(file.name, order)), errors
 
 
@@ -412,16 +417,18 @@ def read_pair(root, before, after):
 
 
 class NotesToShow:
-    """Each note is shown once: at the first of its hunks that is shown."""
+    """Each note is shown once: at the first of its markers whose file is among these."""
 
-    def __init__(self):
-        self.shown = []
+    def __init__(self, files):
+        places = [place for file in files for place in [file, *(piece for hunk in file.hunks for piece in hunk.pieces)]]
+        self.homes = {}  # the list of notes at a place, by the note that is shown there
+        for note in (note for place in places for note in place.notes):
+            self.homes[id(note)] = next(home.notes for home in note.places
+                                        if any(home is place for place in places) and
+                                        any(note is other for other in home.notes))
 
     def __call__(self, notes):
-        for note in notes:
-            if not any(note is other for other in self.shown):
-                self.shown.append(note)
-                yield note
+        return [note for note in notes if self.homes[id(note)] is notes]
 
 
 class Paint:
@@ -509,7 +516,7 @@ def print_pair(pair, paint, width):
     if not pair.num_notes:
         yield ""
         yield paint("  The lesson has no notes on these changes yet.", "dim")
-    notes = NotesToShow()
+    notes = NotesToShow(pair.files)
     for file in pair.files:
         yield ""
         yield paint("═" * text_width, "blue")
@@ -517,8 +524,9 @@ def print_pair(pair, paint, width):
         for note in notes(file.notes):
             yield from note_lines(note, text_width, paint)
         if file.kind == "gone":
-            for note in notes([note for hunk in file.hunks for piece in hunk.pieces for note in piece.notes]):
-                yield from note_lines(note, text_width, paint)
+            for piece in (piece for hunk in file.hunks for piece in hunk.pieces):
+                for note in notes(piece.notes):
+                    yield from note_lines(note, text_width, paint)
             continue
         for hunk in file.hunks:
             yield ""
@@ -875,7 +883,7 @@ def page(pair, root, html_file):
 
     contents = "".join(f'<a href="#{html.escape(file.name)}">{html.escape(file.name)}<span>{file.size()}</span></a>'
                        for file in pair.files)
-    notes = NotesToShow()
+    notes = NotesToShow(pair.files)
     return PAGE.format(title=html.escape(pair.title), before=pair.before, after=pair.after, size=pair.size(),
                        no_notes=(" " + pair.left_out if pair.left_out else "")
                        + ("" if pair.num_notes else " The lesson has no notes on these changes yet."),

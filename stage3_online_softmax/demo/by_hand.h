@@ -21,7 +21,7 @@ struct HandBlock {
   float output = 0.0F;
 };
 
-// Ten tokens in the blocks 7, 1 and 3.
+// Ten tokens in blocks 7, 1 and 3.
 std::vector<HandBlock> online_softmax_by_hand();
 
 std::string fraction(float power_of_two);  // "1/4" or "2"

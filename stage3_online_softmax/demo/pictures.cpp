@@ -37,7 +37,7 @@ void draw_row(Svg& svg, double x, double y, std::size_t count, Hue hue, Text tex
 std::string draw_online_softmax() {
   const std::vector<HandBlock> steps = online_softmax_by_hand();
   Svg svg(
-      kWidth, 434, "Online softmax over the blocks 7, 1 and 3",
+      kWidth, 434, "Online softmax over blocks 7, 1 and 3",
       "Three blocks are read one after the other. After each, the query keeps three numbers: the largest score so far, "
       "the sum of the weights, and the sum of weights times values. A block with a larger score halves what came "
       "before. In the end 16.6875 divided by 2.75 is 6.068.");

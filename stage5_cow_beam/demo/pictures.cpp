@@ -88,7 +88,7 @@ void draw_tables_and_pool(Svg& svg, double y, const KvCacheManager& manager) {
   }
 }
 
-// Three sequences of ten tokens in the blocks 7, 1 and 3; the blocks 6, 5 … are free.
+// Three sequences of ten tokens in blocks 7, 1 and 3; blocks 6, 5 … are free.
 std::string draw_copy_on_write() {
   KvCacheManager manager(kNumBlocks, kBlockSize);
   for (int block = 0; block < kNumBlocks; ++block) {

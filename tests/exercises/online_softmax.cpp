@@ -155,7 +155,7 @@ TEST_CASE("online softmax: a score of minus infinity has no weight") {
   CHECK(compare_row(softmax, 0, 2, 1, 3) == kAsExpected);
 }
 
-TEST_CASE("reading blocks: the last of ten tokens in the blocks [7, 1, 3], by hand") {
+TEST_CASE("reading blocks: the last of ten tokens in blocks [7, 1, 3], by hand") {
   INFO(kUnwritten);
   CHECK(compare("the result", attend(1)(0, 0), 16.6875 / 2.75) == kAsExpected);
 }

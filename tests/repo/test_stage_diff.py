@@ -229,6 +229,20 @@ class Notes(Stages):
         self.assertLess(out.index("+int first()"), out.index("│ A table"))
         self.assertLess(out.index("│ A table"), out.index("+// All of them."))
 
+    def test_a_note_stands_at_the_first_of_its_markers(self):
+        self.edit("stage2_second/README.md", "<!-- hunk: table.cpp -->\n", "<!-- hunk: engine.cpp second -->\n")
+        out = self.show()
+        self.assertLess(out.index("\nengine.cpp "), out.index("\ntable.h "))
+        self.assertLess(out.index("\ntable.h "), out.index("│ A table is *new*."))
+        self.assertEqual(out.count("A table is *new*."), 1)
+        out = self.show("engine.cpp")  # the first marker's file is not shown
+        self.assertLess(out.index("│ A table is *new*."), out.index("-int second"))
+
+    def test_an_empty_line_before_an_addition_is_not_cut_off_by_the_note(self):
+        self.write("stage2_second/table.h", "\n// All of them.\nint rows();\n\n// One.\nint row();\n")
+        self.edit("stage2_second/README.md", "hunk: table.h", "hunk: table.h rows")
+        self.assertIn("+\n+// All of them.", self.show())
+
     def test_check_passes_and_names_hunks_without_a_note(self):
         status, out, error = self.run_main("--check")
         self.assertEqual((status, error), (0, ""))

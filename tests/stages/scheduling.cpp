@@ -173,7 +173,7 @@ struct Bench {
 }  // namespace
 
 TEST_CASE("batch: the arrays of two sequences, with no more of a table than the context needs") {
-  // Part 7 of the lesson, "By hand": X computes its eleventh token in the blocks 7, 1 and 3, Y the last two of six in 2
+  // Part 7 of the lesson, "By hand": X computes its eleventh token in blocks 7, 1 and 3, Y the last two of six in 2
   // and 5.
   KvCacheManager manager(8, 4);
   constexpr int kX = 0;

@@ -59,7 +59,7 @@ std::vector<int> slots_of(const std::vector<int>& block_table, int length) {
   return slots;
 }
 
-// The lesson's example: ten tokens in the blocks 7, 1 and 3, with eight query heads on two kv heads. Head dimensions
+// The lesson's example: ten tokens in blocks 7, 1 and 3, with eight query heads on two kv heads. Head dimensions
 // are as many as tokens. A value is 100 * kv head + position in all its dimensions; what is not written is NaN. Returns
 // the first dimension of what each query head of the last num_queries gets: [num_queries, 8].
 Matrix attend_to_ten_tokens(const Matrix& q, const Matrix& k, int num_queries) {
