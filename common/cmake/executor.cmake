@@ -45,6 +45,7 @@ function(course_add_host_kernels name)
   if(COURSE_SANITIZE MATCHES thread)
     target_compile_options(${name} PRIVATE -fno-sanitize=thread)
   elseif(NOT COURSE_SANITIZE)
-    target_compile_options(${name} PRIVATE -O2 -fsanitize=thread -fno-threadsafe-statics)
+    target_compile_options(${name} PRIVATE -O2 -fno-tree-vectorize -fno-tree-slp-vectorize -fsanitize=thread
+                                           -fno-threadsafe-statics)
   endif()
 endfunction()

@@ -157,7 +157,7 @@ inline void __syncwarp(unsigned mask = ~0U) { common::executor::synchronize_warp
 template <typename T>
 T __shfl_sync(unsigned mask, T x, int lane, int width = 32) {
   const int own = common::executor::lane();
-  return common::executor::shuffle(mask, x, own / width * width + lane % width);
+  return common::executor::shuffle(mask, x, own / width * width + (lane & (width - 1)));
 }
 template <typename T>
 T __shfl_xor_sync(unsigned mask, T x, int distance) {
@@ -175,7 +175,7 @@ T __shfl_up_sync(unsigned mask, T x, int distance) {
 }
 inline unsigned __ballot_sync(unsigned mask, bool vote) { return common::executor::ballot(mask, vote); }
 inline bool __any_sync(unsigned mask, bool vote) { return common::executor::ballot(mask, vote) != 0; }
-inline bool __all_sync(unsigned mask, bool vote) { return common::executor::ballot(mask, vote) == mask; }
+inline bool __all_sync(unsigned mask, bool vote) { return common::executor::ballot(mask, !vote) == 0; }
 
 // Byte i of the result is byte `selector`'s i-th digit of the eight bytes of b and a.
 inline unsigned __byte_perm(unsigned a, unsigned b, unsigned selector) {
