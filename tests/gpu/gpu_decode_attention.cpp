@@ -108,12 +108,13 @@ TEST_CASE("Decode attention: however the work is cut, the result is the same (st
   const auto type = GENERATE(ScalarType::kBFloat16, ScalarType::kFloat8);
   const int group = GENERATE(from_range(tests::some_of({3}, {1, 3, 4, 16})));
   const int head_dim = GENERATE(from_range(tests::some_of({128}, {32, 64, 96, 128, 256})));
-  GpuBatch batch({.type = type,
-                  .num_kv_heads = 3,
-                  .group = group,
-                  .head_dim = head_dim,
-                  .context_lengths = tests::some_of({70, 1, 0, 200, 33, 16, 0}, {700, 1, 0, 2000, 33, 16, 1024, 512, 0}),
-                  .query_lengths = {}});
+  GpuBatch batch(
+      {.type = type,
+       .num_kv_heads = 3,
+       .group = group,
+       .head_dim = head_dim,
+       .context_lengths = tests::some_of({70, 1, 0, 200, 33, 16, 0}, {700, 1, 0, 2000, 33, 16, 1024, 512, 0}),
+       .query_lengths = {}});
   for (const int num_workers : tests::some_of({1, 3, 40, 132}, {1, 2, 3, 7, 40, 132, 264, 1000})) {
     CAPTURE(tests::name_of(type), group, head_dim, num_workers);
     const std::vector<float> once = batch.decode({.num_workers = num_workers});

@@ -114,6 +114,7 @@ struct dim3 {
 
 inline int min(int a, int b) { return a < b ? a : b; }
 inline int max(int a, int b) { return a > b ? a : b; }
+inline int __clz(int x) { return x == 0 ? 32 : __builtin_clz(static_cast<unsigned>(x)); }
 inline float __fdividef(float a, float b) { return a / b; }
 inline float rsqrtf(float x) { return 1.0F / sqrtf(x); }
 inline float __uint_as_float(unsigned bits) { return __builtin_bit_cast(float, bits); }

@@ -61,7 +61,7 @@ class DeviceArena {
   }
 
   void* allocate(std::size_t bytes) {
-    std::uintptr_t place = begin_ + kAlignment;  // a gap before the first, too
+    std::uintptr_t place = begin_ + kAlignment;         // a gap before the first, too
     for (const auto& [address, size] : allocations_) {  // first fit
       if (place + bytes + kAlignment <= address) {
         break;
@@ -298,9 +298,13 @@ struct Block {
 
 Block block;
 std::vector<std::unique_ptr<Thread>> threads;
-std::mt19937_64 random_numbers;
 std::uint64_t seed = 0;
 std::mutex one_grid_at_a_time;
+
+std::mt19937_64& random_numbers() {  // a seed may be set before main() begins
+  static std::mt19937_64 numbers;
+  return numbers;
+}
 
 std::string place_of(const Thread& thread) {
   const Index3& b = block.index;
@@ -513,7 +517,7 @@ void abandon_threads() {
   threads.clear();
 }
 
-bool chance() { return seed != 0 && random_numbers() % 2 == 0; }
+bool chance() { return seed != 0 && random_numbers()() % 2 == 0; }
 
 void run_block() {
   static_shared.begin_block();
@@ -546,13 +550,13 @@ void run_block() {
   while (block.num_alive > 0) {
     bool went_on = false;
     if (seed != 0) {
-      std::shuffle(warp_order.begin(), warp_order.end(), random_numbers);
+      std::shuffle(warp_order.begin(), warp_order.end(), random_numbers());
     }
     for (const int warp : warp_order) {
       for (bool again = true; again;) {  // as long as one of its lanes can go on
         again = false;
         if (seed != 0) {
-          std::shuffle(lane_order.begin(), lane_order.end(), random_numbers);
+          std::shuffle(lane_order.begin(), lane_order.end(), random_numbers());
         }
         for (const int lane : lane_order) {
           const int index = warp * kWarpThreads + lane;
@@ -593,7 +597,7 @@ void run_block() {
 
 void set_seed(std::uint64_t new_seed) {
   seed = new_seed;
-  random_numbers.seed(new_seed);
+  random_numbers().seed(new_seed);
 }
 
 void run_grid(Index3 grid, Index3 size, std::size_t shared_bytes, const std::function<void()>& thread) {
