@@ -3,7 +3,7 @@
 
     python3 tests/sabotage.py                        all of them
     python3 tests/sabotage.py missing_rescale ...    only these patches of tests/sabotage/, with the tests' output
-    python3 tests/sabotage.py --gpu                  the bugs in kernels, which need a GPU and are left out otherwise
+    python3 tests/sabotage.py --gpu                  the bugs in kernels on a GPU; those that need one are left out otherwise
 
 A patch begins with three lines that say what it is about:
 
@@ -12,7 +12,11 @@ A patch begins with three lines that say what it is about:
     # bug: what came before is not scaled down when a larger score turns up
 
 The test is a program of the build, alone or with one of its test cases. It has to pass without the patch and to fail
-with it. Everything happens in a copy of the sources with a build of its own (--scratch, by default build/sabotage), which
+with it. A fourth line names the test of a kernel's bug where there is no GPU, if the kernel runs on the executor:
+
+    # executor: executor_paged_attention_stage7 "Paged attention: weights 1 and 3, computed by hand"
+
+Everything happens in a copy of the sources with a build of its own (--scratch, by default build/sabotage), which
 is kept: the next run compiles only what has changed. Only the programs that the patches name are built. Bugs in different
 stages are planted side by side, because no stage sees another one's sources.
 """
@@ -33,7 +37,7 @@ ROOT = pathlib.Path(__file__).resolve().parent.parent
 PATCHES = pathlib.Path("tests/sabotage")
 TEST_TIMEOUT_SECONDS = 120
 SKIPPED = 77  # the exit status of a test program that could not try everything
-HEADER = re.compile(r"^# (stage|test|bug): (.+)$")
+HEADER = re.compile(r"^# (stage|test|executor|bug): (.+)$")
 
 
 class SabotageError(Exception):
@@ -48,6 +52,7 @@ class Patch:
     program: str
     case: str  # empty: the whole program
     bug: str
+    on_executor: tuple[str, str] | None = None  # program and case where there is no GPU
 
     def stands_alone(self):
         """Whether the test may see other stages than its own. Then no other bug may be planted beside this one."""
@@ -55,6 +60,12 @@ class Patch:
 
     def needs_gpu(self):
         return self.program.startswith("gpu_")
+
+    def without_gpu(self):
+        """The same bug, for the executor to find, if it runs this kernel."""
+        if self.on_executor is None:
+            return self
+        return dataclasses.replace(self, program=self.on_executor[0], case=self.on_executor[1])
 
     def test(self):
         return f'{self.program} "{self.case}"' if self.case else self.program
@@ -70,10 +81,15 @@ def read_patch(path):
     missing = [field for field in ("stage", "test", "bug") if field not in fields]
     if missing:
         raise SabotageError(f"{path.name}: the first lines lack '# {missing[0]}: ...'")
-    words = shlex.split(fields["test"])
-    if len(words) > 2:
-        raise SabotageError(f"{path.name}: '# test:' is a program and at most one quoted test case")
-    return Patch(path.stem, path, fields["stage"], words[0], words[1] if len(words) == 2 else "", fields["bug"])
+
+    def program_and_case(field):
+        words = shlex.split(fields[field])
+        if len(words) > 2:
+            raise SabotageError(f"{path.name}: '# {field}:' is a program and at most one quoted test case")
+        return words[0], words[1] if len(words) == 2 else ""
+
+    return Patch(path.stem, path, fields["stage"], *program_and_case("test"), fields["bug"],
+                 program_and_case("executor") if "executor" in fields else None)
 
 
 def run(command, folder, timeout=None):
@@ -288,7 +304,7 @@ def main():
     parser.add_argument("patches", nargs="*", help="names of patches in tests/sabotage (default: all)")
     parser.add_argument("--scratch", type=pathlib.Path, default=ROOT / "build" / "sabotage",
                         help="folder for the copy and its build (default: build/sabotage)")
-    parser.add_argument("--gpu", action="store_true", help="the bugs in kernels instead, on a Hopper GPU")
+    parser.add_argument("--gpu", action="store_true", help="the bugs in kernels alone, on a Hopper GPU")
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="compilations at a time")
     arguments = parser.parse_args()
     start = time.monotonic()
@@ -301,6 +317,8 @@ def main():
         paths = [path for path in paths if path.stem in arguments.patches]
     try:
         patches = [read_patch(path) for path in paths]
+        if not arguments.gpu:
+            patches = [patch.without_gpu() for patch in patches]
         left_out = [patch for patch in patches if patch.needs_gpu() != arguments.gpu]
         patches = [patch for patch in patches if patch.needs_gpu() == arguments.gpu]
         if left_out and not arguments.gpu:

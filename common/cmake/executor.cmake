@@ -3,7 +3,7 @@
 # Adds course_executor: the executor, and the part of common/cuda/runtime that kernels are launched with. Boost.Context
 # switches between a kernel's threads.
 function(course_add_executor)
-  find_package(Boost 1.74 QUIET COMPONENTS context)
+  find_package(Boost 1.74 QUIET CONFIG COMPONENTS context)
   if(NOT TARGET Boost::context)
     message(STATUS "Boost.Context: not found, so kernels are not run without a GPU (Debian and Ubuntu: libboost-context-dev)")
     return()
@@ -45,6 +45,7 @@ function(course_add_host_kernels name)
   if(COURSE_SANITIZE MATCHES thread)
     target_compile_options(${name} PRIVATE -fno-sanitize=thread)
   elseif(NOT COURSE_SANITIZE)
-    target_compile_options(${name} PRIVATE -O2 -fsanitize=thread -fno-threadsafe-statics)
+    target_compile_options(${name} PRIVATE -O2 -fno-tree-vectorize -fno-tree-slp-vectorize -fsanitize=thread
+                                           -fno-threadsafe-statics)
   endif()
 endfunction()

@@ -64,8 +64,8 @@ function(add_stage folder)
   endif()
   # The kernels for machines without a GPU: the lesson's and the ladder's, and those of production/ that need no wgmma.
   if(steps AND TARGET course_executor)
-    file(GLOB on_host CONFIGURE_DEPENDS ${directory}/kernels/*.cu ${directory}/ladder/step*.cu
-         ${directory}/ladder/prompt[1-3]_*.cu ${directory}/ladder/ladder.cpp ${directory}/ladder/prompt_ladder.cpp)
+    file(GLOB on_host CONFIGURE_DEPENDS ${directory}/kernels/*.cu ${directory}/ladder/*.cu ${directory}/ladder/*.cpp)
+    list(FILTER on_host EXCLUDE REGEX "/(prompt_)?production\\.cu$")
     course_add_host_kernels(${stage}_on_host ${on_host})
     if(COURSE_PRODUCTION)
       file(GLOB on_host CONFIGURE_DEPENDS ${directory}/production/*.cu ${directory}/production/s*.cpp)

@@ -24,7 +24,7 @@ struct KernelShape {
 
 inline std::vector<KernelShape> kernel_shapes() {
   std::vector<KernelShape> shapes;
-  for (const int block_size : {8, 16, 32, 64}) {
+  for (const int block_size : some_of({16}, {8, 16, 32, 64})) {
     for (const int head_dim : {32, 64, 96, 128, 256}) {
       shapes.push_back({ScalarType::kBFloat16, head_dim, block_size});
       if (block_size >= 16) {

@@ -47,7 +47,7 @@ TEST_CASE("Paged attention: every type, head_dim, group and block size, decodes 
     SKIP_TEST("there is no GPU");
   }
   const auto [table, type, block_size, head_dim] = GENERATE(from_range(tests::served_shapes()));
-  for (const int group : tests::kOnExecutor ? std::vector<int>{1, 3} : std::vector<int>{1, 3, 16, 17}) {
+  for (const int group : tests::some_of({3}, {1, 3, 16, 17})) {
     CAPTURE(table.name, tests::name_of(type), head_dim, block_size, group);
     if (!serves(table, type, group)) {
       continue;

@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <cstring>
 #include <numeric>
+#include <utility>
 #include <vector>
 
 #include "common/cuda/runtime/device.h"
@@ -41,6 +42,10 @@ inline constexpr bool kOnExecutor = true;
 #else
 inline constexpr bool kOnExecutor = false;
 #endif
+
+inline std::vector<int> some_of(std::vector<int> on_executor, std::vector<int> all) {
+  return kOnExecutor ? std::move(on_executor) : std::move(all);
+}
 
 inline const char* name_of(ScalarType type) {
   return type == ScalarType::kFloat32 ? "float32" : type == ScalarType::kBFloat16 ? "bfloat16" : "float8";
@@ -81,10 +86,8 @@ struct ServedShape {
 
 inline std::vector<ServedShape> served_shapes() {
   std::vector<ServedShape> shapes;
-  const std::vector<int> block_sizes =
-      kOnExecutor ? std::vector<int>{12, 16} : std::vector<int>{1, 3, 8, 12, 16, 24, 64, 100};
-  const std::vector<int> head_dims =
-      kOnExecutor ? std::vector<int>{24, 256} : std::vector<int>{8, 24, 32, 64, 80, 96, 128, 256};
+  const std::vector<int> block_sizes = some_of({12, 16}, {1, 3, 8, 12, 16, 24, 64, 100});
+  const std::vector<int> head_dims = some_of({24, 256}, {8, 24, 32, 64, 80, 96, 128, 256});
   for (const KernelTable& table : kernel_tables()) {
     for (const ScalarType type : {ScalarType::kFloat32, ScalarType::kBFloat16, ScalarType::kFloat8}) {
       for (const int block_size : block_sizes) {

@@ -211,6 +211,26 @@ void count_requests(LaneLog* const (&logs)[kWarpThreads]) {
 
 #ifdef COURSE_COUNTED
 
+namespace common::executor {
+namespace {
+
+// A structure that the compiler copies as a whole. A GPU takes as many instructions as it has aligned parts.
+void note_range(const void* instruction, const void* pointer, std::size_t bytes, bool is_store) {
+  auto address = reinterpret_cast<std::uintptr_t>(pointer);
+  while (bytes > 0) {
+    std::size_t part = 16;
+    while (part > bytes || address % part != 0) {
+      part /= 2;
+    }
+    note_access(instruction, reinterpret_cast<const void*>(address), static_cast<int>(part), is_store);
+    address += part;
+    bytes -= part;
+  }
+}
+
+}  // namespace
+}  // namespace common::executor
+
 // What the compiler calls at each access in the kernels' files, see counts.h.
 // NOLINTBEGIN: the names are the compiler's
 extern "C" {
@@ -236,10 +256,10 @@ COURSE_ACCESSES(4)
 COURSE_ACCESSES(8)
 COURSE_ACCESSES(16)
 void __tsan_read_range(void* address, unsigned long bytes) {
-  common::executor::note_access(__builtin_return_address(0), address, static_cast<int>(bytes), false);
+  common::executor::note_range(__builtin_return_address(0), address, bytes, false);
 }
 void __tsan_write_range(void* address, unsigned long bytes) {
-  common::executor::note_access(__builtin_return_address(0), address, static_cast<int>(bytes), true);
+  common::executor::note_range(__builtin_return_address(0), address, bytes, true);
 }
 void __tsan_vptr_update(void**, void*) {}
 void __tsan_vptr_read(void**) {}

@@ -1,9 +1,10 @@
-// What a kernel asks of memory, counted while the executor runs it: exactly, and the same on every machine.
+// What a kernel asks of memory, counted while the executor runs it: exactly, whatever order the threads run in. The
+// course's figures are counted in kernels that g++ compiled.
 //
 // The kernels' files are compiled with -fsanitize=thread and linked without its runtime: the compiler then calls a
-// function at each access, with its address, and these functions are ours. The place in the program that an access is
-// made from is the instruction. The accesses that a warp's lanes make from the same place, for the same time since they
-// last met, are one request, as on a GPU.
+// function at each access, with its address, and these functions are ours. They are called from the place in the
+// program where the access is, which stands for the instruction. If several lanes of a warp make an access there, each
+// for the n-th time since all lanes last met, that is one request, as on a GPU.
 //
 // Memory moves in sectors of 32 bytes. A request for global memory takes as many sectors as its lanes touch. Shared
 // memory has 32 banks of 4 bytes, and each gives one word at a time: a request takes as many passes ("wavefronts" in

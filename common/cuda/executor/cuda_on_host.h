@@ -114,6 +114,7 @@ struct dim3 {
 
 inline int min(int a, int b) { return a < b ? a : b; }
 inline int max(int a, int b) { return a > b ? a : b; }
+inline int __clz(int x) { return x == 0 ? 32 : __builtin_clz(static_cast<unsigned>(x)); }
 inline float __fdividef(float a, float b) { return a / b; }
 inline float rsqrtf(float x) { return 1.0F / sqrtf(x); }
 inline float __uint_as_float(unsigned bits) { return __builtin_bit_cast(float, bits); }
@@ -157,7 +158,7 @@ inline void __syncwarp(unsigned mask = ~0U) { common::executor::synchronize_warp
 template <typename T>
 T __shfl_sync(unsigned mask, T x, int lane, int width = 32) {
   const int own = common::executor::lane();
-  return common::executor::shuffle(mask, x, own / width * width + lane % width);
+  return common::executor::shuffle(mask, x, own / width * width + (lane & (width - 1)));
 }
 template <typename T>
 T __shfl_xor_sync(unsigned mask, T x, int distance) {
@@ -175,7 +176,7 @@ T __shfl_up_sync(unsigned mask, T x, int distance) {
 }
 inline unsigned __ballot_sync(unsigned mask, bool vote) { return common::executor::ballot(mask, vote); }
 inline bool __any_sync(unsigned mask, bool vote) { return common::executor::ballot(mask, vote) != 0; }
-inline bool __all_sync(unsigned mask, bool vote) { return common::executor::ballot(mask, vote) == mask; }
+inline bool __all_sync(unsigned mask, bool vote) { return common::executor::ballot(mask, !vote) == 0; }
 
 // Byte i of the result is byte `selector`'s i-th digit of the eight bytes of b and a.
 inline unsigned __byte_perm(unsigned a, unsigned b, unsigned selector) {

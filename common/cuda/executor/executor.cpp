@@ -29,6 +29,7 @@
 #ifdef COURSE_ADDRESS_SANITIZER
 #include <sanitizer/asan_interface.h>
 #include <sanitizer/common_interface_defs.h>
+#include <sanitizer/lsan_interface.h>
 #endif
 
 namespace common::executor {
@@ -61,7 +62,7 @@ class DeviceArena {
   }
 
   void* allocate(std::size_t bytes) {
-    std::uintptr_t place = begin_;
+    std::uintptr_t place = begin_ + kAlignment;         // a gap before the first, too
     for (const auto& [address, size] : allocations_) {  // first fit
       if (place + bytes + kAlignment <= address) {
         break;
@@ -127,6 +128,54 @@ DeviceArena& arena() {
 
 alignas(1024) unsigned char dynamic_memory[kMaxSharedBytes];
 
+#ifdef __ELF__
+extern "C" char __bss_start[];  // NOLINT: the linker's name for where data without a value begins
+extern "C" char _end[];         // NOLINT: and ends
+
+// A kernel's static arrays in shared memory are static variables of the program. What a block has not touched holds
+// what an earlier block left, or zeros: it is overwritten before it is first accessed.
+class StaticShared {
+ public:
+  bool has(std::uintptr_t address) const { return address - begin() < size(); }
+
+  void touch(std::uintptr_t address, int bytes) {
+    touched_.resize(size());
+    for (std::size_t i = address - begin(); i < std::min(address - begin() + static_cast<std::size_t>(bytes), size());
+         ++i) {
+      if (!touched_[i]) {
+        touched_[i] = true;
+        by_this_block_.push_back(i);
+        __bss_start[i] = static_cast<char>(0xFF);
+      }
+    }
+  }
+
+  void begin_block() {
+    for (const std::size_t i : by_this_block_) {
+      touched_[i] = false;
+    }
+    by_this_block_.clear();
+  }
+
+ private:
+  static std::uintptr_t begin() { return reinterpret_cast<std::uintptr_t>(__bss_start); }
+  static std::size_t size() { return reinterpret_cast<std::uintptr_t>(_end) - begin(); }
+
+  std::vector<bool> touched_;
+  std::vector<std::size_t> by_this_block_;
+};
+#else
+// Other linkers do not say where such variables lie: there, accesses to static arrays are not counted.
+class StaticShared {
+ public:
+  bool has(std::uintptr_t /*address*/) const { return false; }
+  void touch(std::uintptr_t /*address*/, int /*bytes*/) {}
+  void begin_block() {}
+};
+#endif
+
+StaticShared static_shared;
+
 // ---- threads -----------------------------------------------------------------------------------------------------
 
 enum class State { kReady, kAtWarp, kAtBlock, kAtNamed, kAtBarrier, kEnded, kFailed };
@@ -160,9 +209,17 @@ class Stacks {
 #else
   static constexpr std::size_t kBytes = 128 * 1024;
 #endif
+  static constexpr std::size_t kGuardBytes = 16 * 1024;  // whole pages, wherever pages are not larger
+
   boost::context::stack_context allocate() {
     void* memory = mmap(nullptr, kBytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANON | MAP_NORESERVE, -1, 0);
     COMMON_CHECK(memory != MAP_FAILED, "there is address space for a thread's stack");
+    // A stack grows downwards: one that overflows ends the program, and not another thread's variables.
+    (void)mprotect(memory, kGuardBytes, PROT_NONE);
+#ifdef COURSE_ADDRESS_SANITIZER
+    // A thread at fault is not unwound: what its stack points to is no leak.
+    __lsan_register_root_region(static_cast<char*>(memory) + kGuardBytes, kBytes - kGuardBytes);
+#endif
     boost::context::stack_context context;
     context.size = kBytes;
     context.sp = static_cast<char*>(memory) + kBytes;
@@ -170,7 +227,11 @@ class Stacks {
     return context;
   }
   void deallocate(boost::context::stack_context& context) noexcept {
-    munmap(static_cast<char*>(context.sp) - context.size, context.size);
+    char* const memory = static_cast<char*>(context.sp) - context.size;
+#ifdef COURSE_ADDRESS_SANITIZER
+    __lsan_unregister_root_region(memory + kGuardBytes, kBytes - kGuardBytes);
+#endif
+    munmap(memory, context.size);
   }
   void* begin = nullptr;  // of the one allocated last
 };
@@ -186,7 +247,7 @@ struct Meeting {
 
 struct Warp {
   unsigned alive = 0;
-  std::vector<Meeting> meetings;  // of disjoint masks
+  std::vector<Meeting> meetings;  // of different masks
 };
 
 struct NamedBarrier {
@@ -238,9 +299,13 @@ struct Block {
 
 Block block;
 std::vector<std::unique_ptr<Thread>> threads;
-std::mt19937_64 random_numbers;
 std::uint64_t seed = 0;
 std::mutex one_grid_at_a_time;
+
+std::mt19937_64& random_numbers() {  // a seed may be set before main() begins
+  static std::mt19937_64 numbers;
+  return numbers;
+}
 
 std::string place_of(const Thread& thread) {
   const Index3& b = block.index;
@@ -278,6 +343,12 @@ void wait_as(State state, const char* where) {
 
 Warp& warp_of(const Thread& thread) { return block.warps[static_cast<std::size_t>(thread.index / kWarpThreads)]; }
 
+// The lanes that a warp began with: the last one of a block may have fewer than 32.
+unsigned existing_lanes(int warp) {
+  const int count = std::min(block.num_threads - warp * kWarpThreads, kWarpThreads);
+  return ~0U >> (kWarpThreads - count);
+}
+
 void count_lanes(int warp) {
   if (is_counting()) {
     LaneLog* logs[kWarpThreads] = {};
@@ -297,7 +368,10 @@ void end_meetings(int warp_index) {
       ++i;
       continue;
     }
-    count_lanes(warp_index);
+    // Lanes outside of the mask may be anywhere: what they have accessed by now depends on who ran first.
+    if ((existing_lanes(warp_index) & ~meeting.mask) == 0) {
+      count_lanes(warp_index);
+    }
     combines = true;
     meeting.combine(meeting.of_lanes);
     combines = false;
@@ -448,9 +522,10 @@ void abandon_threads() {
   threads.clear();
 }
 
-bool chance() { return seed != 0 && random_numbers() % 2 == 0; }
+bool chance() { return seed != 0 && random_numbers()() % 2 == 0; }
 
 void run_block() {
+  static_shared.begin_block();
   std::fill_n(dynamic_memory, block.shared_bytes, static_cast<unsigned char>(0xFF));  // NaN
   const auto num_warps = static_cast<std::size_t>((block.num_threads + kWarpThreads - 1) / kWarpThreads);
   block.warps.assign(num_warps, {});
@@ -480,13 +555,13 @@ void run_block() {
   while (block.num_alive > 0) {
     bool went_on = false;
     if (seed != 0) {
-      std::shuffle(warp_order.begin(), warp_order.end(), random_numbers);
+      std::shuffle(warp_order.begin(), warp_order.end(), random_numbers());
     }
     for (const int warp : warp_order) {
       for (bool again = true; again;) {  // as long as one of its lanes can go on
         again = false;
         if (seed != 0) {
-          std::shuffle(lane_order.begin(), lane_order.end(), random_numbers);
+          std::shuffle(lane_order.begin(), lane_order.end(), random_numbers());
         }
         for (const int lane : lane_order) {
           const int index = warp * kWarpThreads + lane;
@@ -527,7 +602,7 @@ void run_block() {
 
 void set_seed(std::uint64_t new_seed) {
   seed = new_seed;
-  random_numbers.seed(new_seed);
+  random_numbers().seed(new_seed);
 }
 
 void run_grid(Index3 grid, Index3 size, std::size_t shared_bytes, const std::function<void()>& thread) {
@@ -541,6 +616,7 @@ void run_grid(Index3 grid, Index3 size, std::size_t shared_bytes, const std::fun
   block.num_threads = static_cast<int>(size.x * size.y * size.z);
   block.shared_bytes = shared_bytes;
   block.body = &thread;
+  combines = false;
   set_accessible(dynamic_memory, sizeof(dynamic_memory), false);
   set_accessible(dynamic_memory, shared_bytes, true);
   for (unsigned z = 0; z < grid.z; ++z) {
@@ -610,9 +686,6 @@ void meet_warp(unsigned mask, const char* name, void* own, void (*combine)(OfLan
   for (Meeting& other : warp.meetings) {
     if (other.mask == mask) {
       meeting = &other;
-    } else if ((other.mask & mask) != 0) {
-      fail(std::string("is at ") + name + " with a mask that shares lanes with another one that is waited for, at " +
-           other.name);
     }
   }
   if (meeting == nullptr) {
@@ -683,6 +756,7 @@ void copy_bulk(std::uint32_t shared, const void* global, int bytes, std::uint32_
     fail("starts a bulk copy that is not aligned to 16 bytes");
   }
   (void)check_access(from, bytes, false);
+  (void)check_access(reinterpret_cast<std::uintptr_t>(shared_pointer(shared)), bytes, true);
   if (is_counting()) {
     count_bulk_copy(from, bytes);
   }
@@ -694,8 +768,12 @@ void copy_bulk(std::uint32_t shared, const void* global, int bytes, std::uint32_
                           .barrier = barrier});
 }
 
-void* allocate(std::size_t bytes) { return arena().allocate(bytes); }
+void* allocate(std::size_t bytes) {
+  const std::lock_guard lock(one_grid_at_a_time);
+  return arena().allocate(bytes);
+}
 void free(void* pointer) {
+  const std::lock_guard lock(one_grid_at_a_time);
   if (pointer != nullptr) {
     arena().free(pointer);
   }
@@ -708,42 +786,38 @@ std::size_t free_bytes() { return DeviceArena::kBytes - arena().used(); }
 bool runs_kernel() { return current != nullptr && !combines; }
 LaneLog* current_log() { return current == nullptr || !is_counting() ? nullptr : &current->log; }
 
-#ifdef __ELF__
-extern "C" char __bss_start[];  // NOLINT: the linker's name for where data without a value begins
-extern "C" char _end[];         // NOLINT: and ends
-#endif
+namespace {
+
+void fail_access(int bytes, bool is_store, const char* where) {
+  fail(std::string(is_store ? "writes " : "reads ") + std::to_string(bytes) + " bytes " + where);
+}
+
+}  // namespace
 
 Space check_access(std::uintptr_t address, int bytes, bool is_store) {
-  const auto stack = reinterpret_cast<std::uintptr_t>(current->stack_begin);
-  if (address - stack < current->stack_bytes) {
+  if (address - reinterpret_cast<std::uintptr_t>(current->stack_begin) < current->stack_bytes) {
     return Space::kOther;
   }
+  Space space = Space::kOther;
   if (arena().has(address)) {
+    space = Space::kGlobal;
     if (!arena().is_allocated(address, static_cast<std::size_t>(bytes))) {
-      fail(std::string(is_store ? "writes " : "reads ") + std::to_string(bytes) +
-           " bytes of global memory outside of all arrays");
+      fail_access(bytes, is_store, "of global memory outside of all arrays");
     }
-    if (address % static_cast<std::uintptr_t>(std::min(bytes, 16)) != 0) {
-      fail(std::string(is_store ? "writes " : "reads ") + std::to_string(bytes) +
-           " bytes at an address that is no multiple of that");
+  } else if (const std::uintptr_t offset = address - reinterpret_cast<std::uintptr_t>(dynamic_memory);
+             offset < sizeof(dynamic_memory)) {
+    space = Space::kShared;
+    if (offset + static_cast<std::uintptr_t>(bytes) > block.shared_bytes) {
+      fail_access(bytes, is_store, "of shared memory that the launch does not ask for");
     }
-    return Space::kGlobal;
+  } else if (static_shared.has(address)) {
+    space = Space::kShared;
+    static_shared.touch(address, bytes);
   }
-  const auto dynamic = reinterpret_cast<std::uintptr_t>(dynamic_memory);
-  if (address - dynamic < sizeof(dynamic_memory)) {
-    if (address - dynamic + static_cast<std::uintptr_t>(bytes) > block.shared_bytes) {
-      fail(std::string(is_store ? "writes " : "reads ") + std::to_string(bytes) +
-           " bytes of shared memory that the launch does not ask for");
-    }
-    return Space::kShared;
+  if (space != Space::kOther && address % static_cast<std::uintptr_t>(std::clamp(bytes, 1, 16)) != 0) {
+    fail_access(bytes, is_store, "at an address that is no multiple of that");
   }
-#ifdef __ELF__
-  const bool is_static =
-      address >= reinterpret_cast<std::uintptr_t>(__bss_start) && address < reinterpret_cast<std::uintptr_t>(_end);
-  return is_static ? Space::kShared : Space::kOther;
-#else
-  return Space::kOther;
-#endif
+  return space;
 }
 
 }  // namespace common::executor
