@@ -4,7 +4,7 @@
 #include <cstdint>
 #include <vector>
 
-#include "common/cuda/executor/warp.h"
+#include "common/cuda/executor/warp_size.h"
 
 namespace common::executor {
 

@@ -9,6 +9,7 @@
 
 #include "common/base/check.h"
 #include "common/cuda/executor/accesses.h"
+#include "common/cuda/executor/warp.h"
 
 namespace common::executor {
 namespace {

@@ -21,6 +21,8 @@
 #include <stdexcept>
 #include <string>
 
+#include "common/cuda/executor/warp_size.h"
+
 namespace common::executor {
 
 // A fault of the kernel: what() says which block and thread, and what is wrong.
@@ -35,7 +37,6 @@ struct Index3 {
   unsigned z = 1;
 };
 
-inline constexpr int kWarpThreads = 32;
 inline constexpr int kMaxBlockThreads = 1024;
 // As an H200 has them.
 inline constexpr int kNumMultiprocessors = 132;

@@ -6,8 +6,6 @@
 #include <utility>
 #include <vector>
 
-#include "common/cuda/runtime/device.h"
-
 namespace common::executor {
 
 struct Graph {
@@ -170,9 +168,3 @@ cudaError_t cudaEventElapsedTime(float* milliseconds, cudaEvent_t first, cudaEve
 cudaError_t cudaFuncSetAttribute(const void* /*kernel*/, cudaFuncAttribute /*attribute*/, int /*value*/) {
   return cudaSuccess;
 }
-
-namespace common {
-
-bool can_load_kernels() { return true; }
-
-}  // namespace common
