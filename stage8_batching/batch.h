@@ -27,7 +27,7 @@ struct PendingToken {
 struct SamplingRow {
   common::SamplingOptions options;
   int sample_index = 0;
-  std::vector<common::Token> used;  // for a repetition penalty: the text so far, without the row's own token
+  std::vector<common::Token> used;  // for a repetition penalty: the text so far, but for the row's input token
 };
 
 struct RaggedBatch {
