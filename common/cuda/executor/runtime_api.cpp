@@ -91,7 +91,9 @@ cudaError_t cudaMemGetInfo(std::size_t* free, std::size_t* total) {
   return cudaSuccess;
 }
 cudaError_t cudaMemset(void* to, int byte, std::size_t bytes) {
-  std::memset(to, byte, bytes);
+  if (bytes > 0) {
+    std::memset(to, byte, bytes);
+  }
   return cudaSuccess;
 }
 cudaError_t cudaMemcpy(void* to, const void* from, std::size_t bytes, cudaMemcpyKind /*kind*/) {

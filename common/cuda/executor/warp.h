@@ -59,7 +59,10 @@ inline unsigned ballot(unsigned mask, bool vote) {
     note_instruction(Instruction::kVote);
     unsigned bits = 0;
     for (int i = 0; i < kWarpThreads; ++i) {
-      bits |= (of_lanes[i] != nullptr && static_cast<const Own*>(of_lanes[i])->vote ? 1U : 0U) << i;
+      const auto* of_lane = static_cast<const Own*>(of_lanes[i]);
+      if (of_lane != nullptr && of_lane->vote) {
+        bits |= 1U << i;
+      }
     }
     for (void* lane : of_lanes) {
       if (lane != nullptr) {
