@@ -17,6 +17,8 @@ function(course_add_executor)
   target_include_directories(course_executor BEFORE PUBLIC ${cuda}/executor/include)
   target_compile_definitions(course_executor PRIVATE COURSE_CUDA_ARCHITECTURES="the executor")
   target_link_libraries(course_executor PUBLIC common PRIVATE Boost::context course_warnings)
+  # Boost 1.74 asks LLVM's library for a trait that C++20 has dropped.
+  target_compile_definitions(course_executor PRIVATE _LIBCPP_ENABLE_CXX20_REMOVED_TYPE_TRAITS)
   if(COURSE_SANITIZE MATCHES thread)
     # A thread of a kernel is no thread to this sanitizer, and it would take the functions that count accesses for itself.
     target_compile_options(course_executor PRIVATE -fno-sanitize=thread)

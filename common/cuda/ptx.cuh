@@ -13,7 +13,9 @@
 #else
 
 // A launch's dynamic shared memory, by this name in the function.
-#define COURSE_DYNAMIC_SHARED(alignment, name) extern __shared__ __align__(alignment) unsigned char name[]
+#define COURSE_DYNAMIC_SHARED(alignment, name) \
+  extern __shared__ __align__(alignment)       \
+  unsigned char name[]
 
 // Whether the target chip has asynchronous copies of whole stretches of memory, barriers that count their bytes, and
 // clusters: compute capability 9.0 and newer. On older chips each thread copies 16 bytes.

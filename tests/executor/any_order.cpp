@@ -9,7 +9,7 @@
 
 namespace {
 
-const bool is_seeded = [] {
+const bool kIsSeeded = [] {
   if (const char* text = std::getenv("COURSE_EXECUTOR_SEED"); text != nullptr) {
     const std::string wanted = text;
     const std::uint64_t seed = wanted == "random" ? std::random_device{}() : std::stoull(wanted);

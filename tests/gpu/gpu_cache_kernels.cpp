@@ -234,7 +234,7 @@ TEST_CASE("Blocks are copied in every layer (stage 7, invariant 5)", "[gpu]") {
       .num_blocks = 9, .num_kv_heads = 3, .block_size = block_size, .head_dim = head_dim, .type = type};
   common::Random random(5);
   const auto random_bytes = [&] {
-    std::vector<std::byte> all(static_cast<std::size_t>(kLayers * shape.elements() * stage::bytes_of(type)));
+    std::vector<std::byte> all(static_cast<std::size_t>(kLayers * shape.elements() * stage::bytes_of(shape.type)));
     std::generate(all.begin(), all.end(), [&] { return static_cast<std::byte>(random.below(256)); });
     return all;
   };

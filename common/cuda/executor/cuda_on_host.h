@@ -12,6 +12,8 @@
 #include "common/cuda/executor/executor.h"
 #include "common/cuda/executor/warp.h"
 
+// NOLINTBEGIN(readability-identifier-naming): the names are CUDA's
+
 #define COURSE_EXECUTOR 1
 
 #define __global__
@@ -213,3 +215,5 @@ inline __nv_bfloat162 __floats2bfloat162_rn(float x, float y) {
   return {__float2bfloat16_rn(x), __float2bfloat16_rn(y)};
 }
 inline float2 __bfloat1622float2(__nv_bfloat162 pair) { return {__bfloat162float(pair.x), __bfloat162float(pair.y)}; }
+
+// NOLINTEND(readability-identifier-naming)

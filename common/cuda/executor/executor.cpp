@@ -74,7 +74,7 @@ class DeviceArena {
     }
     allocations_[place] = bytes;
     used_ += bytes;
-    void* pointer = reinterpret_cast<void*>(place);
+    void* pointer = reinterpret_cast<void*>(place);  // NOLINT(performance-no-int-to-ptr): addresses are what it keeps
     set_accessible(pointer, bytes, true);
     return pointer;
   }
@@ -205,7 +205,7 @@ bool combines = false;  // the last lane to arrive works for all: its accesses t
 // Stacks from mmap, so that what is not touched takes no memory.
 class Stacks {
  public:
-  using traits_type = boost::context::stack_traits;
+  using traits_type = boost::context::stack_traits;  // NOLINT(readability-identifier-naming): boost's name
 #ifdef COURSE_ADDRESS_SANITIZER
   static constexpr std::size_t kBytes = 512 * 1024;
 #else
@@ -355,7 +355,8 @@ void count_lanes(int warp) {
   if (is_counting()) {
     LaneLog* logs[kWarpThreads] = {};
     for (int i = 0; i < kWarpThreads && warp * kWarpThreads + i < block.num_threads; ++i) {
-      logs[i] = &threads[static_cast<std::size_t>(warp * kWarpThreads + i)]->log;
+      const int thread = warp * kWarpThreads + i;
+      logs[i] = &threads[static_cast<std::size_t>(thread)]->log;
     }
     count_requests(logs);
   }
@@ -379,7 +380,8 @@ void end_meetings(int warp_index) {
     combines = false;
     for (int lane = 0; lane < kWarpThreads; ++lane) {
       if ((meeting.arrived >> lane & 1U) != 0) {
-        threads[static_cast<std::size_t>(warp_index * kWarpThreads + lane)]->state = State::kReady;
+        const int thread = warp_index * kWarpThreads + lane;
+        threads[static_cast<std::size_t>(thread)]->state = State::kReady;
       }
     }
     warp.meetings.erase(warp.meetings.begin() + static_cast<std::ptrdiff_t>(i));

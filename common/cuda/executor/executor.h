@@ -48,7 +48,7 @@ inline constexpr std::size_t kMaxSharedBytes = 227 * 1024;
 void set_seed(std::uint64_t seed);
 
 // Runs a grid of blocks, each of as many threads, that all call `thread`. Returns when they have ended.
-void run_grid(Index3 grid, Index3 block, std::size_t shared_bytes, const std::function<void()>& thread);
+void run_grid(Index3 grid, Index3 size, std::size_t shared_bytes, const std::function<void()>& thread);
 
 // ---- what a kernel's thread calls --------------------------------------------------------------------------------
 
@@ -68,7 +68,7 @@ void* shared_pointer(std::uint32_t address);
 // Waits until all threads of the block that have not ended are here.
 void synchronize_block();
 // Barriers by number, for `threads` threads of the block. Without `waits` a thread only arrives.
-void synchronize_named(int barrier, int threads, bool waits);
+void synchronize_named(int number, int num_threads, bool waits);
 
 // Waits until the lanes of the mask have called it with the same name. The last one to arrive calls combine with what
 // all of them brought; then all go on. of_lanes[i]: what lane i brought, or nullptr if it is not in the mask.
@@ -81,10 +81,10 @@ void commit_copies();
 void wait_copies(int pending);
 
 // Barriers in shared memory that count arrivals and bytes: 8 bytes each.
-void init_barrier(std::uint32_t barrier, int arrivals);
-void arrive(std::uint32_t barrier, int expected_bytes);
-void arrive_when_copied(std::uint32_t barrier);
-void wait_barrier(std::uint32_t barrier, int parity);
+void init_barrier(std::uint32_t address, int arrivals);
+void arrive(std::uint32_t address, int expected_bytes);
+void arrive_when_copied(std::uint32_t address);
+void wait_barrier(std::uint32_t address, int parity);
 void copy_bulk(std::uint32_t shared, const void* global, int bytes, std::uint32_t barrier);
 
 // ---- the device's memory -----------------------------------------------------------------------------------------

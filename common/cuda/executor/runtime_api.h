@@ -8,6 +8,8 @@
 
 #include "common/cuda/executor/cuda_on_host.h"
 
+// NOLINTBEGIN(readability-identifier-naming): the names are CUDA's
+
 enum cudaError_t {
   cudaSuccess = 0,
   cudaErrorInvalidValue = 1,
@@ -124,3 +126,5 @@ cudaError_t cudaLaunchKernelEx(const cudaLaunchConfig_t* config, void (*kernel)(
                                    shared_bytes, [&] { std::apply(kernel, values); });
       });
 }
+
+// NOLINTEND(readability-identifier-naming)

@@ -7,6 +7,8 @@
 
 #include "common/cuda/executor/cuda_on_host.h"
 
+// NOLINTBEGIN(readability-identifier-naming,performance-unnecessary-value-param): names and parameters are CUDA's
+
 namespace common::executor {
 
 // The bits of the nearest number with so many bits of mantissa whose least normal number is 2^least_exponent; of two,
@@ -87,3 +89,5 @@ inline __half2_raw __nv_cvt_fp8x2_to_halfraw2(__nv_fp8x2_storage_t pair, __nv_fp
   };
   return {half(pair), half(pair >> 8U)};
 }
+
+// NOLINTEND(readability-identifier-naming,performance-unnecessary-value-param)
