@@ -47,7 +47,8 @@ constexpr std::size_t decode_shared_bytes(const DecodeRing& ring, ScalarType typ
   const int row_bytes = (head_dim + 4) * 4 + 8;             // of one query in the exchange
   const int bytes = ring.warps * (ring.stages * tile_bytes + exchanged_at_once(group) * row_bytes);
   const int barriers = ring.warps * ring.stages * 8;
-  return static_cast<std::size_t>(bytes + barriers + 8);
+  const int bytes_in_all = bytes + barriers + 8;
+  return static_cast<std::size_t>(bytes_in_all);
 }
 
 }  // namespace

@@ -151,6 +151,7 @@ TEST_CASE("budgets of 1 and 2 still serve requests of one sequence") {
 
 TEST_CASE("the loop: requests of one sequence in a tight pool, in every order, get the texts of lone runs") {
   std::vector<GenerationRequest> tasks;
+  tasks.reserve(5);
   for (int i = 0; i < 5; ++i) {
     tasks.push_back({make_request(3 + 4 * i, 14 - 2 * i, i)});
   }
