@@ -345,7 +345,7 @@ __global__ void __launch_bounds__(kThreads, kResident) attend(LadderCall call, W
       continue;
     }
 
-    // Whoever stores the last part of a head joins the parts; the head begins in the first one.
+    // The thread block that stores the last part of a head joins the parts; the head begins in the first one.
     const int first_share = share_of(total, shares, head_begin);
     const int parts = share_of(total, shares, head_end - 1) - first_share + 1;
     int* arrivals = work.arrivals + place.sequence * call.num_kv_heads + place.kv_head;

@@ -1,5 +1,5 @@
 // COURSE_EXECUTOR_SEED=7 executor_ladder_stage7: a kernel's threads run in the random order of this seed, and copies
-// land at random times. "random": of a seed that nobody knows yet, which is printed.
+// land at random times. "random": of a seed drawn at the start, which is printed.
 #include <cstdlib>
 #include <iostream>
 #include <random>

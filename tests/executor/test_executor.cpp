@@ -110,7 +110,7 @@ TEST_CASE("Executor: a block's barrier does not wait for threads that have ended
   CHECK(sums.download() == std::vector<int>(50, 50));
 }
 
-TEST_CASE("Executor: a hang says who waits where, and the next launch works") {
+TEST_CASE("Executor: a hang says which threads wait where, and the next launch works") {
   CHECK(error_of([] { run(tests::wait_at_different_barriers, 2, 64, 0); }) ==
         "block (0, 0, 0) hangs: 0 of its 64 threads have ended, 32 wait at __syncthreads (the first is thread 0), 32 "
         "wait at a named barrier (the first is thread 32)");

@@ -497,7 +497,7 @@ void on_end(const Thread& thread) {
   end_block_barrier();
 }
 
-// Who waits for what, when nobody can go on.
+// Which threads wait for what, when none can go on.
 std::string describe_hang() {
   std::map<std::string, std::pair<int, int>> waiting;  // what for: how many, and the first
   for (int i = 0; i < block.num_threads; ++i) {

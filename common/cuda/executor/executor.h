@@ -3,7 +3,7 @@
 //   grid    block 0, then block 1, then …
 //   block   its threads take turns. A thread runs until it has to wait: for its warp (a shuffle, a vote, a matrix
 //           instruction), for its block (__syncthreads), or for a copy. If no thread can go on, the oldest copy in
-//           flight lands; if there is none, the kernel hangs, and an Error says who waits for what.
+//           flight lands; if there is none, the kernel hangs, and an Error says which threads wait for what.
 //
 // A copy in flight lands as late as it may, so that a kernel that reads too early finds old data. Shared memory that a
 // block has not written holds NaN. Memory of the "device" is a range of addresses of its own: an access in it but
