@@ -14,6 +14,7 @@
 #include "common/base/platform.h"
 #include "common/base/text.h"
 #include "demo/pictures.h"
+#include "demo/scene.h"
 #include "engine.h"
 
 namespace stage1 {
@@ -147,6 +148,7 @@ int run(int argc, char** argv) {
   command.option("--slots", demo_slots, {4, 1 << 16}, "size of the cache, in tokens");
   command.flag("--shell", shell_only, "read commands from standard input instead; 'help' lists them");
   program.add_pictures(pictures());
+  program.add_scenes(scenes());
   return program.run(argc, argv);
 }
 

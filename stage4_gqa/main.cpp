@@ -16,6 +16,7 @@
 #include "common/base/text.h"
 #include "demo/by_hand.h"
 #include "demo/pictures.h"
+#include "demo/scene.h"
 #include "engine.h"
 
 namespace stage4 {
@@ -161,6 +162,7 @@ int run(int argc, char** argv) {
   command.flag("--shell", shell_only, "read commands from standard input instead; 'help' lists them");
   add_by_hand_command(program);
   program.add_pictures(pictures());
+  program.add_scenes(scenes());
   return program.run(argc, argv);
 }
 

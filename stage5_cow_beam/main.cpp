@@ -17,6 +17,7 @@
 #include "demo/by_hand.h"
 #include "demo/pictures.h"
 #include "demo/sampling_commands.h"
+#include "demo/scene.h"
 #include "engine.h"
 
 namespace stage5 {
@@ -170,6 +171,7 @@ int run(int argc, char** argv) {
   command.flag("--shell", shell_only, "read commands from standard input instead; 'help' lists them");
   add_by_hand_command(program);
   program.add_pictures(pictures());
+  program.add_scenes(scenes());
   return program.run(argc, argv);
 }
 

@@ -19,6 +19,7 @@
 #include "demo/pictures.h"
 #include "demo/prefix_commands.h"
 #include "demo/sampling_commands.h"
+#include "demo/scene.h"
 #include "engine.h"
 
 namespace stage6 {
@@ -180,6 +181,7 @@ int run(int argc, char** argv) {
   command.flag("--shell", shell_only, "read commands from standard input instead; 'help' lists them");
   add_by_hand_command(program);
   program.add_pictures(pictures());
+  program.add_scenes(scenes());
   return program.run(argc, argv);
 }
 

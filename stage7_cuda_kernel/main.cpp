@@ -20,6 +20,7 @@
 #include "demo/pictures.h"
 #include "demo/prefix_commands.h"
 #include "demo/sampling_commands.h"
+#include "demo/scene.h"
 #include "engine.h"
 #include "kv_cache.h"
 
@@ -202,6 +203,7 @@ int run(int argc, char** argv) {
   int ladder_step = 0;
   add_ladder_commands(program, ladder_step);
   program.add_pictures(pictures());
+  program.add_scenes(scenes());
   return program.run(argc, argv);
 }
 

@@ -1,9 +1,8 @@
 #include "make_runner.h"
 
-#include <iostream>
-#include <set>
 #include <string>
 
+#include "common/app/notes.h"
 #include "common/base/check.h"
 #include "cpu_runner.h"
 #include "kv_cache.h"
@@ -30,14 +29,6 @@ KvCacheShape cache_shape(const common::LlamaConfig& config, const EngineOptions&
   shape.num_kv_heads = config.num_kv_heads;
   shape.head_dim = config.head_dim;
   return shape;
-}
-
-// Prints a note on stderr, apart from the results.
-void print_note(const std::string& note) {
-  static std::set<std::string> said;
-  if (said.insert(note).second) {
-    std::cerr << "note: " << note << "\n";
-  }
 }
 
 #ifdef COURSE_CUDA
@@ -108,17 +99,17 @@ std::unique_ptr<Runner> make_runner(const common::Llama& model, const EngineOpti
   if (reason.empty()) {
 #ifdef COURSE_CUDA
     const KernelChoice choice = choose_kernels(model.config(), shape, gpu);
-    print_note("computing on " + common::device_limits().name +
-               (gpu.precision == Precision::kFloat32 ? " in float32" : " in bfloat16") +
-               (gpu.kv_cache == KvCacheType::kFloat8 ? ", K and V in float8" : "") +
-               (gpu.weights == WeightType::kFloat8 ? ", weights in float8" : "") + choice.note);
+    common::print_note("computing on " + common::device_limits().name +
+                       (gpu.precision == Precision::kFloat32 ? " in float32" : " in bfloat16") +
+                       (gpu.kv_cache == KvCacheType::kFloat8 ? ", K and V in float8" : "") +
+                       (gpu.weights == WeightType::kFloat8 ? ", weights in float8" : "") + choice.note);
     return std::make_unique<BuiltRunner>(model, shape, gpu, options.chunk_size, choice.kernels);
 #endif
   }
   if (gpu.device != Device::kAuto || !is_exact) {
     throw common::InputError(reason);
   }
-  print_note("computing on the CPU: " + reason);
+  common::note_cpu(reason);
   return std::make_unique<CpuRunner>(model, shape);
 }
 

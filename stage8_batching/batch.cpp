@@ -37,6 +37,16 @@ void RaggedBatch::resolve_pending(std::span<const common::Token> drawn) {
   pending_tokens.clear();
 }
 
+common::Token sampled_token(const RaggedBatch& batch, std::size_t row, std::span<const float> logits) {
+  if (batch.sampling_rows.empty()) {
+    return common::argmax(logits);
+  }
+  const SamplingRow& sampling = batch.sampling_rows[row];
+  const auto last = static_cast<std::size_t>(batch.logits_rows[row]);
+  return common::sample(logits, sampling.options, batch.positions[last] + 1, sampling.sample_index, sampling.used,
+                        {&batch.tokens[last], 1});
+}
+
 common::Matrix attention(const KvCache& cache, int layer, const common::Matrix& q, const RaggedBatch& batch) {
   COMMON_CHECK(q.rows() == batch.num_tokens(), "the batch has one query for each token");
   common::Matrix output(q.rows(), q.cols());

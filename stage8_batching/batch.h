@@ -7,6 +7,7 @@
 //                                                 context_lengths 10    3    8
 #pragma once
 
+#include <cstddef>
 #include <span>
 #include <vector>
 
@@ -35,7 +36,7 @@ struct RaggedBatch {
   std::vector<PendingToken> pending_tokens;  // the tokens that are not known yet
   std::vector<int> positions;                // [num_tokens], each in its own sequence
   std::vector<int> slot_mapping;             // [num_tokens]; -1: K and V are not stored
-  std::vector<int> logits_rows;              // the rows whose logits are needed, ascending
+  std::vector<int> logits_rows;              // the rows whose logits are needed
   bool draws_tokens = true;                  // whether the result is one token for each of them; false: the logits
   std::vector<SamplingRow> sampling_rows;    // by row of logits; empty: the token with the largest logit, if any
 
@@ -66,6 +67,9 @@ struct RaggedBatch {
                  static_cast<std::size_t>(table_starts[i + 1] - table_starts[i]));
   }
 };
+
+// Draws the token after a row of logits, on the host, as its sampling row says. No token may be pending.
+common::Token sampled_token(const RaggedBatch& batch, std::size_t row, std::span<const float> logits);
 
 // Causal attention of every sequence's new tokens over that sequence's own past: one loop over the segments of the
 // batch. q: [num_tokens, num_heads * head_dim]; returns the same shape.

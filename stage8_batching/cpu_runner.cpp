@@ -4,22 +4,8 @@
 #include <utility>
 
 #include "common/base/check.h"
-#include "common/math/sampling.h"
 
 namespace stage8 {
-namespace {
-
-common::Token sampled_token(const RaggedBatch& batch, std::size_t row, std::span<const float> logits) {
-  if (batch.sampling_rows.empty()) {
-    return common::argmax(logits);
-  }
-  const SamplingRow& sampling = batch.sampling_rows[row];
-  const auto last = static_cast<std::size_t>(batch.logits_rows[row]);
-  return common::sample(logits, sampling.options, batch.positions[last] + 1, sampling.sample_index, sampling.used,
-                        {&batch.tokens[last], 1});
-}
-
-}  // namespace
 
 CpuRunner::CpuRunner(const common::Llama& model, const KvCacheShape& shape, const std::string& reason)
     : model_(model),

@@ -184,7 +184,7 @@ void ParallelSampling::extend(GroupResult result, double now) {
 }
 
 std::optional<SamplingRow> ParallelSampling::sampling_row(SequenceId sequence) const {
-  if (live_.size() < sample_of_.size() || request_.num_logprobs > 0) {
+  if (live_.size() < sample_of_.size() || common::needs_logits(request_)) {
     return std::nullopt;
   }
   std::size_t branch = 0;
@@ -204,7 +204,9 @@ void ParallelSampling::accept(std::span<const common::Token> drawn, double now) 
   for (std::size_t i = 0; i < live_.size(); ++i) {
     common::Completion& completion = output_.completions[sample_of_[i]];
     bool stops = is_stop_token(request_, drawn[i]);
-    if (!stops) {
+    if (stops) {
+      completion.stop_token = drawn[i];
+    } else {
       completion.tokens.push_back(drawn[i]);
       stops = request_.stop_strings.found_after(completion.tokens);
     }
@@ -253,7 +255,7 @@ void BeamSearch::extend(GroupResult result, double /*now*/) {
   std::vector<bool> inherited(live_.size());  // whether a child has taken over the parent's sequence
   for (const Candidate& candidate : best_candidates(result.logits)) {
     if (is_stop_token(request_, candidate.token)) {
-      finish(live_[candidate.parent].tokens, candidate.log_probability, common::FinishReason::kStop);
+      finish(live_[candidate.parent].tokens, candidate.log_probability, candidate.token);
       continue;
     }
     live.push_back(inherited[candidate.parent] ? fork(candidate.parent) : live_[candidate.parent]);
@@ -271,12 +273,13 @@ void BeamSearch::extend(GroupResult result, double /*now*/) {
   const bool longest = !live_.empty() && static_cast<int>(live_.front().tokens.size()) == request_.max_new_tokens;
   for (const Branch& branch : live_) {
     if (longest) {
-      finish(branch.tokens, branch.log_probability, common::FinishReason::kLength);
+      finish(branch.tokens, branch.log_probability, std::nullopt);
     }
   }
   if (longest || std::none_of(live_.begin(), live_.end(), [&](const Branch& branch) { return can_win(branch); })) {
     for (const Hypothesis& hypothesis : output_.hypotheses) {
       output_.completions.push_back({hypothesis.tokens, hypothesis.finish_reason, ""});
+      output_.completions.back().stop_token = hypothesis.stop_token;
     }
     for (const Branch& branch : live_) {
       free(branch);
@@ -310,9 +313,11 @@ double BeamSearch::score(double log_probability, std::size_t length) const {
   return log_probability / std::pow(static_cast<double>(length), options_.length_penalty);
 }
 
-void BeamSearch::finish(std::vector<common::Token> tokens, double log_probability, common::FinishReason reason) {
-  const std::size_t length = tokens.size() + (reason == common::FinishReason::kStop ? 1 : 0);
-  Hypothesis hypothesis{std::move(tokens), log_probability, score(log_probability, length), reason};
+void BeamSearch::finish(std::vector<common::Token> tokens, double log_probability,
+                        std::optional<common::Token> stop_token) {
+  const std::size_t length = tokens.size() + (stop_token.has_value() ? 1 : 0);
+  const auto reason = stop_token.has_value() ? common::FinishReason::kStop : common::FinishReason::kLength;
+  Hypothesis hypothesis{std::move(tokens), log_probability, score(log_probability, length), reason, stop_token};
   const auto place =
       std::upper_bound(output_.hypotheses.begin(), output_.hypotheses.end(), hypothesis,
                        [](const Hypothesis& left, const Hypothesis& right) { return left.score > right.score; });

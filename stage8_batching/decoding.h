@@ -52,6 +52,7 @@ struct Hypothesis {
   double log_probability = 0.0;       // with the stop token
   double score = 0.0;
   common::FinishReason finish_reason = common::FinishReason::kLength;
+  std::optional<common::Token> stop_token = std::nullopt;
 };
 
 enum class RequestState {
@@ -71,6 +72,7 @@ struct RequestOutput {
   std::vector<Hypothesis> hypotheses;  // a beam search's finished texts, best first
   double arrival = 0.0;
   double admission = -1.0;          // when it was first admitted; negative: never
+  int cached_tokens = 0;            // how much of the prompt the cache had then
   std::vector<double> token_times;  // when the first sample's tokens arrived
   double end = 0.0;
   int preemptions = 0;
@@ -111,6 +113,7 @@ class SequenceGroup {
   SequenceGroup& operator=(const SequenceGroup&) = delete;
 
   int id() const { return id_; }
+  const common::Request& request() const { return request_; }
   const RequestOutput& output() const { return output_; }
   RequestOutput& output() { return output_; }  // scheduler and server write state and times here
   const std::vector<Branch>& live() const { return live_; }
@@ -193,7 +196,7 @@ class ParallelSampling : public SequenceGroup {
 
   int max_sequences() const override { return num_samples_; }
   void extend(GroupResult result, double now) override;
-  // Nothing for the prompt's logits if several samples are drawn from them, or if log-probabilities are needed.
+  // Nothing for the prompt's logits if several samples are drawn from them, or if the request needs logits itself.
   std::optional<SamplingRow> sampling_row(SequenceId sequence) const override;
 
  private:
@@ -233,7 +236,7 @@ class BeamSearch : public SequenceGroup {
 
   std::vector<Candidate> best_candidates(const std::vector<common::Matrix>& logits) const;
   double score(double log_probability, std::size_t length) const;
-  void finish(std::vector<common::Token> tokens, double log_probability, common::FinishReason reason);
+  void finish(std::vector<common::Token> tokens, double log_probability, std::optional<common::Token> stop_token);
   bool can_win(const Branch& branch) const;
 
   BeamOptions options_;

@@ -30,6 +30,8 @@ struct GpuOptions {
   AllReduce all_reduce = AllReduce::kNccl;
 };
 
+inline constexpr int kMaxDrafts = 8;
+
 struct EngineOptions {
   // The cache's size, in tokens. Absent: as large as fits, see cache_size.h.
   std::optional<int> num_slots = 4096;
@@ -50,6 +52,9 @@ struct EngineOptions {
   GpuOptions gpu = {};
   // Room in the host's memory for sequences that are swapped out, in tokens.
   int num_host_slots = 0;
+  // Max drafts of a step for requests that do not say, up to kMaxDrafts. A draft is a guess of how a text goes on,
+  // computed together with the text's last token.
+  int num_speculative_tokens = 0;
 };
 
 }  // namespace

@@ -2,6 +2,7 @@
 // kernels/gpu_runner.cpp implements it, in builds with CUDA.
 #pragma once
 
+#include <functional>
 #include <memory>
 #include <optional>
 #include <span>
@@ -20,6 +21,9 @@ class Stream;
 namespace stage8 {
 
 class PagedKernels;  // kernels/kernels.h
+class StepSampler;   // kernels/step_sampler.h
+
+using MakeSampler = std::function<std::unique_ptr<StepSampler>(int vocab_size, int max_rows)>;
 
 class GpuRunner : public Runner {
  public:
@@ -31,10 +35,11 @@ class GpuRunner : public Runner {
   // Throws InputError if the memory is too small, or the host's memory for swapped blocks. max_sequences: the largest
   // number of sequences in one pass. share: the rule for the number of blocks, in place of the shape's number. peers:
   // the other GPUs, if this runner has one shard of the model; shape, cache(), keys(), values() and logits() then have
-  // this shard's heads only. The kernels must outlive the runner.
+  // this shard's heads only. The kernels must outlive the runner. make_sampler: what draws tokens,
+  // made before the cache takes its share; without it, the host draws.
   GpuRunner(const common::Llama& model, const KvCacheShape& shape, const GpuOptions& options, int chunk_size,
             int max_sequences, const PagedKernels& kernels, const std::optional<MemoryShare>& share = {},
-            common::Communicator* peers = nullptr);
+            common::Communicator* peers = nullptr, const MakeSampler& make_sampler = {});
   ~GpuRunner() override;
 
   const CacheSize& cache() const override;

@@ -23,9 +23,12 @@
 #include "demo/by_hand.h"
 #include "demo/compare.h"
 #include "demo/engine_adapter.h"
+#include "demo/make_server.h"
 #include "demo/pictures.h"
 #include "demo/prefix_commands.h"
 #include "demo/sampling_commands.h"
+#include "demo/scene.h"
+#include "demo/speculation.h"
 #include "demo/steps_by_hand.h"
 #include "engine.h"
 #include "kv_cache.h"
@@ -172,13 +175,15 @@ int run(int argc, char** argv) {
     const auto engine = std::make_shared<Engine>(session.model, sized);
     return [engine, &options](std::span<const common::Request> requests, const common::OnToken& on_token) {
       RealClock clock;
-      Server server(*engine, {.token_budget = options.chunk_size}, clock);
-      std::vector<common::Completion> completions = server.run(requests, on_token);
-      return common::RunResult{std::move(completions), server.counters(), server.timing()};
+      const std::unique_ptr<Server> server = make_server(*engine, {.token_budget = options.chunk_size}, clock);
+      std::vector<common::Completion> completions = server->run(requests, on_token);
+      return common::RunResult{std::move(completions), server->counters(), server->timing()};
     };
   };
-  add_engine_options(program.add_generate(start_engine), options);
-  add_engine_options(program.add_chat(start_engine), options);
+  for (common::Command* command : {&program.add_generate(start_engine), &program.add_chat(start_engine)}) {
+    add_engine_options(*command, options);
+    add_speculation_option(*command, options);
+  }
 
   std::optional<Engine> engine;
   std::uint64_t num_benches = 0;
@@ -196,8 +201,8 @@ int run(int argc, char** argv) {
         throw common::InputError(reason);
       }
       RealClock clock;
-      Server server(*engine, {.token_budget = options.chunk_size}, clock);
-      const auto completions = server.run({&request, 1}, [&](int, common::Token) { on_token(); });
+      const std::unique_ptr<Server> server = make_server(*engine, {.token_budget = options.chunk_size}, clock);
+      const auto completions = server->run({&request, 1}, [&](int, common::Token) { on_token(); });
       if (completions.front().finish_reason == common::FinishReason::kFailed) {
         throw std::runtime_error(completions.front().error);
       }
@@ -215,6 +220,7 @@ int run(int argc, char** argv) {
   };
   common::Command& bench_command = program.add_bench(bench_target, block_attention);
   add_engine_options(bench_command, options);
+  add_speculation_option(bench_command, options);
   bench_command.remove("--context-length");  // it follows from --prompt-tokens and --new-tokens
 
   program.add_block_commands(options.block_size, start_engine);
@@ -235,12 +241,17 @@ int run(int argc, char** argv) {
         return make_served_engine(model, served_engine, served_scheduler, demand);
       });
   add_engine_options(serve_command, served_engine, true);
+  add_speculation_option(serve_command, served_engine);
   add_scheduler_options(serve_command, served_scheduler, served_engine);
   CompareOptions comparison;
   common::Command& compare_command = add_compare_command(program, comparison);
   add_engine_options(compare_command, comparison.engine, true);
   compare_command.remove("--context-length");  // it follows from --max-length
   add_scheduler_options(compare_command, comparison.scheduler, comparison.engine);
+
+  SpeculateOptions speculation;
+  common::Command& speculate_command = add_speculate_command(program, speculation);
+  add_engine_options(speculate_command, speculation.engine);
 
   int demo_slots = 32;
   int demo_block_size = 4;
@@ -254,6 +265,7 @@ int run(int argc, char** argv) {
   StepsOptions steps;
   add_steps_command(program, steps);
   program.add_pictures(pictures());
+  program.add_scenes(scenes());
   return program.run(argc, argv);
 }
 

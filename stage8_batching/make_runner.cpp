@@ -1,10 +1,9 @@
 #include "make_runner.h"
 
-#include <iostream>
 #include <optional>
-#include <set>
 #include <string>
 
+#include "common/app/notes.h"
 #include "common/base/check.h"
 #include "cpu_runner.h"
 #include "kv_cache.h"
@@ -36,16 +35,8 @@ KvCacheShape cache_shape(const common::LlamaConfig& config, const EngineOptions&
   return shape;
 }
 
-// Prints a note on stderr, apart from the results.
-void print_note(const std::string& note) {
-  static std::set<std::string> said;
-  if (said.insert(note).second) {
-    std::cerr << "note: " << note << "\n";
-  }
-}
-
 #ifdef COURSE_CUDA
-// The one place that knows production/: if it is built, its runner is used, and its kernels if they serve the shape.
+// If production/ is built, its runner is used, and its kernels if they serve the shape.
 #ifdef COURSE_PRODUCTION
 using BuiltRunner = RecordingRunner;
 #else
@@ -122,10 +113,11 @@ std::unique_ptr<Runner> make_gpu_runner(const common::Llama& model, const Engine
   const GpuOptions& gpu = options.gpu;
   const bool is_parallel = gpu.tensor_parallel > 1;
   const KernelChoice choice = choose_kernels(model.config(), shape, gpu);
-  print_note("computing on " + (is_parallel ? std::to_string(gpu.tensor_parallel) + " x " : std::string()) +
-             common::device_limits().name + (gpu.precision == Precision::kFloat32 ? " in float32" : " in bfloat16") +
-             (gpu.kv_cache == KvCacheType::kFloat8 ? ", K and V in float8" : "") +
-             (gpu.weights == WeightType::kFloat8 ? ", weights in float8" : "") + choice.note);
+  common::print_note("computing on " + (is_parallel ? std::to_string(gpu.tensor_parallel) + " x " : std::string()) +
+                     common::device_limits().name +
+                     (gpu.precision == Precision::kFloat32 ? " in float32" : " in bfloat16") +
+                     (gpu.kv_cache == KvCacheType::kFloat8 ? ", K and V in float8" : "") +
+                     (gpu.weights == WeightType::kFloat8 ? ", weights in float8" : "") + choice.note);
   std::optional<MemoryShare> share;
   if (!options.num_slots.has_value()) {
     share = memory_share(model.config(), options);
@@ -159,7 +151,7 @@ std::unique_ptr<Runner> choose_runner(const common::Llama& model, const EngineOp
   if (gpu.device != Device::kAuto || !is_exact) {
     throw common::InputError(reason);
   }
-  print_note("computing on the CPU: " + reason);
+  common::note_cpu(reason);
   return make_cpu_runner(model, options, shape);
 }
 
@@ -168,7 +160,7 @@ std::unique_ptr<Runner> choose_runner(const common::Llama& model, const EngineOp
 std::unique_ptr<Runner> make_runner(const common::Llama& model, const EngineOptions& options) {
   std::unique_ptr<Runner> runner = choose_runner(model, options);
   if (!runner->cache().reason.empty()) {
-    print_note(note(runner->cache()));
+    common::print_note(note(runner->cache()));
   }
   return runner;
 }

@@ -179,12 +179,13 @@ void Server::compute(const std::vector<ScheduledGroup>& groups) {
 
 std::optional<std::string> Server::forward(std::vector<ScheduledGroup> groups) {
   InFlightStep step(engine_.manager(), std::move(groups));
+  const RaggedBatch& batch = batch_to_compute(step);
   std::optional<std::string> error;
   try {
     if (on_pass_) {
-      on_pass_(step.batch());
+      on_pass_(batch);
     }
-    engine_.forward(step.batch());
+    engine_.forward(batch);
   } catch (const std::exception& thrown) {
     error = thrown.what();
   }
@@ -195,9 +196,8 @@ std::optional<std::string> Server::forward(std::vector<ScheduledGroup> groups) {
   }
   step.batch().resolve_pending(drawn);
   engine_.commit(step.batch());  // except for requests that have just ended
-  report_pass(step.batch());
-  const bool runs_ahead =
-      step.can_run_ahead() && scheduler_->options().run_ahead.value_or(engine_.runner().is_asynchronous());
+  report_pass(batch);
+  const bool runs_ahead = may_run_ahead(step);
   int row = 0;
   for (const ScheduledGroup& scheduled : step.groups()) {
     if (!scheduled.group->finished()) {
@@ -235,7 +235,7 @@ std::vector<common::Token> Server::collect(int step_age) {
     SequenceGroup& group = *scheduled.group;
     if (scheduled.num_rows() > 0 && !group.finished()) {
       try {
-        group.extend(step.result(row, scheduled.num_rows()), clock_.now());
+        extend(step, scheduled, row);
         if (group.finished()) {
           end(group, group.output().completions.front().finish_reason);
         }
@@ -246,6 +246,14 @@ std::vector<common::Token> Server::collect(int step_age) {
     row += scheduled.num_rows();
   }
   return step.tokens();
+}
+
+bool Server::may_run_ahead(const InFlightStep& step) const {
+  return step.can_run_ahead() && scheduler_->options().run_ahead.value_or(engine_.runner().is_asynchronous());
+}
+
+void Server::extend(const InFlightStep& step, const ScheduledGroup& scheduled, int row) {
+  scheduled.group->extend(step.result(row, scheduled.num_rows()), clock_.now());
 }
 
 // Does nothing if the request has ended already.
@@ -289,6 +297,7 @@ void Server::report_schedule(const ScheduledStep& step, double begin) {
     report_.admitted.push_back(group->id());
     if (group->output().admission < 0.0) {
       group->output().admission = report_.begin;
+      group->output().cached_tokens = engine_.manager().length(group->live().front().sequence);
     }
   }
   for (const auto& [group, swapped] : step.preempted) {

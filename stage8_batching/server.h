@@ -50,6 +50,7 @@ class Server {
   Server(Engine& engine, const SchedulerOptions& options, Clock& clock);
   // With a scheduler of another kind, over the engine's manager.
   Server(Engine& engine, Clock& clock, std::unique_ptr<Scheduler> scheduler);
+  virtual ~Server() = default;
   Server(const Server&) = delete;
   Server& operator=(const Server&) = delete;
 
@@ -86,8 +87,23 @@ class Server {
   // The counters of the steps, and the engine's.
   std::vector<common::Counter> counters() const;
 
+ protected:
+  // Why the request can never be served; empty if it can.
+  virtual std::string rejection(const GenerationRequest& request) const;
+  // What the runner computes for the step. Only what is in step.batch() is committed.
+  virtual const RaggedBatch& batch_to_compute(InFlightStep& step) { return step.batch(); }
+  // Whether the next step is scheduled before the tokens of this one are known.
+  virtual bool may_run_ahead(const InFlightStep& step) const;
+  // Gives a group the results of a step: its rows begin at `row`.
+  virtual void extend(const InFlightStep& step, const ScheduledGroup& scheduled, int row);
+  virtual void report_schedule(const ScheduledStep& step, double begin);  // see begin_report()
+
+  Engine& engine_;
+  Clock& clock_;
+  std::unique_ptr<Scheduler> scheduler_;
+  StepReport report_;  // of the current step, or of the last one
+
  private:
-  std::string rejection(const GenerationRequest& request) const;
   // One forward pass for all groups. If it throws, one for each group that has not finished, and a group whose own pass
   // throws too ends with kFailed and the error.
   void compute(const std::vector<ScheduledGroup>& groups);
@@ -100,25 +116,20 @@ class Server {
   // Returns the tokens by row, if the step draws any. If the wait throws, all its requests fail.
   std::vector<common::Token> collect(int step_age);
   void end(SequenceGroup& group, common::FinishReason reason, const std::string& error = "");
-  // The report of a step, in the order of these calls. Times are in seconds.
+  // The report of a step, in the order of these calls: report_schedule() is the second. Times are in seconds.
   double begin_report();  // returns when the step has begun
-  void report_schedule(const ScheduledStep& step, double begin);
   void report_pass(const RaggedBatch& batch);
   void end_report(double begin);
   // CheckError if there is no such request, or if it has been forgotten.
   SequenceGroup& find(int id) const;
 
-  Engine& engine_;
-  Clock& clock_;
   std::deque<std::shared_ptr<SequenceGroup>> requests_;  // by id, from num_dropped_ on; null: forgotten
   int num_dropped_ = 0;                                  // forgotten requests at the beginning, no longer stored
-  std::unique_ptr<Scheduler> scheduler_;
   std::function<void(const RaggedBatch&)> on_pass_;
   std::function<void(const StepReport&)> on_step_;
   std::optional<InFlightStep> in_flight_;  // the previous step, until its results are collected
   std::vector<int> ended_;                 // requests that have ended and are in no report yet
   std::int64_t num_steps_ = 0;
-  StepReport report_;  // of the current step, or of the last one
   StepTotals totals_;
 };
 

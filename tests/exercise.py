@@ -64,6 +64,8 @@ class ExerciseError(Exception):
 #     [[milestone.blank]]      a body that is taken out:
 #       file, function           a name, or a name with the beginning of its parameters
 #       inside                   optional: only the block after this text
+#       also                     optional: other files with nearly the same body. It is blank there too, so that it gives no
+#                                answer away, and is filled in when the milestone is green
 #       todo                     what it has to do, said when it is called
 
 
@@ -74,6 +76,7 @@ class Blank:
     function: str
     inside: str
     todo: str
+    filled_in: bool = False  # not by the reader, but when the milestone is green
 
 
 @dataclasses.dataclass
@@ -148,6 +151,11 @@ def read_exercise(path):
             milestone.blanks.append(Blank(take(blank, "file", str, at), take(blank, "function", str, at),
                                           take(blank, "inside", str, at, " ").strip(),
                                           " ".join(take(blank, "todo", str, at).split())))
+            own = milestone.blanks[-1]
+            for name in take(blank, "also", list, at, [""]):
+                if name:
+                    todo = f"nearly what you write in {own.file}. It is filled in when milestone {index} is green."
+                    milestone.blanks.append(Blank(name, own.function, own.inside, todo, True))
             if blank:
                 raise ExerciseError(f"{at}: a blank has no '{next(iter(blank))}'")
         if entry:
@@ -469,7 +477,8 @@ class Build:
 
 
 # What it means when a check in one of Eigen's headers fails.
-NAN = "nan: a slot was read that has not been written (tests fill the cache with NaN), or a number overflowed."
+NAN = ("nan: a slot or shared memory was read before it was written (tests fill both with NaN), or it is -inf minus -inf "
+       "(a piece without tokens), or a number overflowed.")
 EIGEN_CHECKS = {
     "Block": "because a row, column, head, tail or block reaches beyond its matrix",
     "VectorBlock": "because a segment, head or tail reaches beyond its vector",
@@ -559,7 +568,8 @@ def read_progress(folder):
         progress = json.loads((folder / PROGRESS).read_text(encoding="utf-8"))
     except (OSError, ValueError):
         progress = {}
-    return {"passed": list(progress.get("passed", [])), "hints": dict(progress.get("hints", {}))}
+    return {"passed": list(progress.get("passed", [])), "hints": dict(progress.get("hints", {})),
+            "red": list(progress.get("red", []))}  # each that has been red; not in passed, too: it was last seen red
 
 
 def write_progress(folder, progress):
@@ -594,10 +604,22 @@ def where_to_write(exercise, milestone):
     """file: function, function; file: function"""
     by_file = {}
     for blank in milestone.blanks:
+        if blank.filled_in:
+            continue
         name = blank.function.partition("(")[0].split("::")[-1]
         if name not in by_file.setdefault(blank.file, []):
             by_file[blank.file].append(name)
     return [f"{exercise.folder()}/{name}: {', '.join(functions)}" for name, functions in by_file.items()]
+
+
+def still_blank(root, exercise, milestone):
+    """The names of the milestone's functions whose bodies are still a TODO, in the order of its text."""
+    names = []
+    for file in dict.fromkeys(blank.file for blank in milestone.blanks):
+        path = root / exercise.folder() / file
+        text = path.read_text(encoding="utf-8") if path.exists() else ""
+        names += re.findall(rf'\bTODO\({milestone.number},\s*"([^":]+):', text)
+    return list(dict.fromkeys(names))
 
 
 def introduce(exercise, milestone):
@@ -670,7 +692,28 @@ def test_all(exercise, build):
     return 1 if status else 0
 
 
-def test_milestone(exercise, milestone, build, progress):
+def fill_in(root, exercise, milestone):
+    """Puts the course's body in place of each TODO that the reader does not write. Returns the files."""
+    changed = []
+    for blank in milestone.blanks:
+        path = root / exercise.folder() / blank.file
+        if not blank.filled_in or not path.exists():
+            continue
+        text = path.read_text(encoding="utf-8")
+        solution = (root / exercise.stage / blank.file).read_text(encoding="utf-8")
+        try:
+            begin, end = find_body(text, blank)
+        except ExerciseError:  # the reader has changed it: it is theirs
+            continue
+        if f"TODO({milestone.number}, " in text[begin:end]:
+            first, last = find_body(solution, blank)
+            path.write_text(text[:begin] + solution[first:last] + text[end:], encoding="utf-8")
+            if blank.file not in changed:
+                changed.append(blank.file)
+    return changed
+
+
+def test_milestone(root, exercise, milestone, build, progress):
     """Whether it passes."""
     selected = build.select(exercise, milestone)
     print(PAINT(f"Milestone {exercise.number}.{milestone.number}: {milestone.title}", "bold")
@@ -690,12 +733,19 @@ def test_milestone(exercise, milestone, build, progress):
                 first = (program, case, output)
     if first is None:
         progress["passed"] = sorted({*progress["passed"], milestone.number})
+        filled = fill_in(root, exercise, milestone)
+        if filled:
+            print(wrapped(f"Filled in where the same is needed again, as the course has it: {', '.join(filled)}", "  "))
         return True
     program, case, output = first
     progress["passed"] = [number for number in progress["passed"] if number != milestone.number]
+    progress["red"] = sorted({*progress["red"], milestone.number})
     print(f"\n  {num_passed} of {len(selected)} pass. The first that does not: {PAINT(case, 'bold')}")
     for line in essence(output):
         print(wrapped(line, "    ") if line.startswith(("TODO", "A check of Eigen's")) else "    " + line)
+    missing = still_blank(root, exercise, milestone)
+    if len(missing) > 1 and "TODO " in output:
+        print(wrapped(f"Not written yet, {len(missing)} functions: {', '.join(missing)}", "  "))
     if re.search(r"\bnan\b", " ".join(essence(output))):
         print(f"  {NAN}")
     if failed_at(output):
@@ -728,7 +778,7 @@ def run_tests(root, exercise, which):
     progress = read_progress(folder)
     passed = True
     for milestone in chosen:
-        passed = test_milestone(exercise, milestone, build, progress)
+        passed = test_milestone(root, exercise, milestone, build, progress)
         write_progress(folder, progress)
         if not passed:
             break
@@ -739,7 +789,11 @@ def run_tests(root, exercise, which):
     if left:
         if left[0].optional and all_required(exercise, progress):
             print("Your stage has all that the lesson asks for. What is left is optional.\n")
-        introduce(exercise, left[0])
+        if left[0].number in progress["red"] and left[0].number < max(progress["passed"]):  # not new to the reader
+            print(PAINT(f"Milestone {exercise.number}.{left[0].number}: {left[0].title}", "bold") +
+                  f" was last seen red: test it again, with --test {left[0].number}.")
+        else:
+            introduce(exercise, left[0])
     else:
         congratulate(exercise)
     return 0
@@ -771,7 +825,7 @@ def show_solution(root, exercise, word):
     print(PAINT(f"Milestone {exercise.number}.{milestone.number}: {milestone.title}", "bold"))
     shown = set()
     for blank in milestone.blanks:
-        if (blank.file, blank.function) in shown:
+        if blank.filled_in or (blank.file, blank.function) in shown:
             continue
         shown.add((blank.file, blank.function))
         path = f"{exercise.stage}/{blank.file}"

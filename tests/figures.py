@@ -47,28 +47,16 @@ import json
 import operator
 import pathlib
 import re
+import shutil
+import subprocess
 import sys
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 FOLDER = pathlib.PurePath("tests/bench/measured")
 LADDER = pathlib.PurePath("stage7_cuda_kernel/ladder/figures.json")
 
-# The pages whose figures have to be bound.
-PAGES = (
-    "README.md",
-    "RESULTS.md",
-    "stage1_contiguous/README.md",
-    "stage2_blocks/README.md",
-    "stage3_online_softmax/README.md",
-    "stage4_gqa/README.md",
-    "stage5_cow_beam/README.md",
-    "stage6_prefix_cache/README.md",
-    "stage7_cuda_kernel/README.md",
-    "stage7_cuda_kernel/production/KERNELS.md",
-    "stage8_batching/README.md",
-    "stage8_batching/SERVING.md",
-    "stage8_batching/production/TENSOR_PARALLEL.md",
-)
+# The pages whose figures have to be bound: a stage's lesson may have several.
+PAGES = ("README.md", "RESULTS.md", "stage*/*.md", "stage*/production/*.md")
 
 # And the files in whose heads and comments they have to be.
 SOURCES = ("stage7_cuda_kernel/ladder/*", "stage[78]_*/production/*", "stage[78]_*/kernels/*", "common/cuda/**/*")
@@ -418,9 +406,26 @@ def renew(text, templates, figures):
     return "\n".join(result)
 
 
-def check(root=ROOT, pages=PAGES, log=print):
+def find_pages(root):
+    return [path.relative_to(root).as_posix() for pattern in PAGES for path in sorted(root.glob(pattern))]
+
+
+def unknown_commits(root, commits):
+    """Those that a checkout with its whole history does not have."""
+    def git(*arguments):
+        result = subprocess.run(["git", "-C", str(root), "-c", "safe.directory=*", *arguments], stdout=subprocess.PIPE,
+                                stderr=subprocess.DEVNULL, check=False, encoding="utf-8")
+        return result.stdout.strip() if result.returncode == 0 else None
+
+    if not (root / ".git").exists() or not shutil.which("git") or git("rev-parse", "--is-shallow-repository") != "false":
+        return []
+    return sorted(commit for commit in commits if git("rev-parse", "--verify", "--quiet", commit + "^{commit}") is None)
+
+
+def check(root=ROOT, pages=None, log=print):
     """Returns the number of problems."""
     problems = []
+    pages = find_pages(root) if pages is None else pages
     try:
         figures = Figures(root)
         templates = read_templates(root)
@@ -431,6 +436,8 @@ def check(root=ROOT, pages=PAGES, log=print):
     for page in pages:
         text = (root / page).read_text(encoding="utf-8")
         problems += [f"{page}:{line}: {problem}" for line, problem in check_page(text, templates, figures)]
+    commits = {origin["commit"] for _, _, origin in figures.values.values() if "commit" in origin}
+    problems += [f"{FOLDER}: there is no commit {commit}" for commit in unknown_commits(root, commits)]
     for name in sorted(source for source in sources if not (root / source).exists()):
         problems.append(f"{FOLDER}/sources.json: there is no {name}")
     files = sorted({path.relative_to(root).as_posix() for pattern in SOURCES for path in root.glob(pattern) if
@@ -445,9 +452,9 @@ def check(root=ROOT, pages=PAGES, log=print):
     return len(problems)
 
 
-def write(root=ROOT, pages=PAGES, log=print):
+def write(root=ROOT, pages=None, log=print):
     figures, templates = Figures(root), read_templates(root)
-    for page in pages:
+    for page in find_pages(root) if pages is None else pages:
         text = (root / page).read_text(encoding="utf-8")
         renewed = renew(text, templates, figures)
         if renewed != text:

@@ -140,10 +140,11 @@ def apply_patch(path, folder):
 
 
 def copy_sources(root, folder):
-    """Makes the folder hold exactly the repository's sources. Files that are right already keep their time."""
+    """Makes the folder hold exactly the repository's sources, beside build/. Files that are right already keep their time."""
     names = set(list_sources(root))
     for path in sorted(folder.rglob("*")):
-        if path.is_file() and path.relative_to(folder).as_posix() not in names:
+        name = path.relative_to(folder)
+        if path.is_file() and name.parts[0] != "build" and name.as_posix() not in names:
             path.unlink()
     for name in sorted(names):
         source, copy = root / name, folder / name
@@ -165,10 +166,10 @@ def patched_files(patch):
 
 
 class Workshop:
-    """A copy of the sources and its build."""
+    """A copy of the sources, and its build where a checkout has it: a compiler cache takes what both compile alike."""
 
     def __init__(self, root, scratch, jobs, gpu=False):
-        self.sources = scratch / "sources"
+        self.sources = scratch
         self.build_folder = scratch / "build"
         self.jobs = jobs
         self.gpu = gpu
@@ -179,7 +180,8 @@ class Workshop:
         # Little optimisation, so that the tests can run soon. The libraries' own checks are on.
         cuda = ["-DCOURSE_CUDA=ON", "-DCMAKE_CUDA_ARCHITECTURES=90a"] if self.gpu else ["-DCOURSE_CUDA=OFF"]
         run_checked(["cmake", "-S", str(self.sources), "-B", str(self.build_folder), "-G", "Ninja",
-                     "-DCMAKE_BUILD_TYPE=Release", "-DCMAKE_CXX_FLAGS_RELEASE=-O1", "-DCOURSE_WERROR=OFF", *cuda],
+                     "-DCMAKE_BUILD_TYPE=Release", "-DCMAKE_CXX_FLAGS_RELEASE=-O1 -D_GLIBCXX_ASSERTIONS",
+                     "-DCOURSE_WERROR=OFF", *cuda],
                     self.sources, "configuring")
 
     def build(self, programs):

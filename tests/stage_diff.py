@@ -9,8 +9,9 @@
     python3 tests/stage_diff.py 3 4 --size           how large it is, as git counts it
     python3 tests/stage_diff.py --check [3 4]        whether every note belongs to a hunk, and which hunks have none
 
-The notes are paragraphs of part 6 ("The diff") of the later stage's README.md. A comment, invisible in the
-rendered README, says what the paragraphs after it explain, up to the next such comment or the next heading:
+The notes are paragraphs of the part "The diff" of the later stage's lesson: of its README.md, then of the pages beside it to
+which README.md links, in that order. A comment, invisible in the rendered page, says what the paragraphs after it explain, up
+to the next such comment or the next heading:
 
     <!-- hunk: attention.cpp -->                the whole file
     <!-- hunk: attention.cpp rescale -->        the changes to attention.cpp that contain `rescale`
@@ -31,6 +32,7 @@ import dataclasses
 import difflib
 import functools
 import html
+import itertools
 import os
 import pathlib
 import re
@@ -40,6 +42,11 @@ import sys
 import textwrap
 
 from repo import diff_check
+
+try:
+    import markup
+except ImportError:
+    markup = None  # what is printed needs none of it
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 
@@ -53,6 +60,8 @@ READING_ORDER = [
     "demo/pictures.h", "demo/pictures.cpp", "production/",
 ]
 NAMESPACE_LINE = re.compile(r"^namespace stage")
+INSTALL = ("needs markdown-it-py and pygments: sudo apt-get install python3-markdown-it python3-pygments, or "
+           "python3 -m pip install markdown-it-py pygments")
 HUNK_HEADER = re.compile(r"^@@ -(\d+)(?:,(\d+))? \+(\d+)(?:,(\d+))? @@ ?(.*)$")
 MARKER = re.compile(r"^\s*<!--\s*hunk(?::\s*(?P<file>\S+)(?:\s+(?P<text>.*?))?|\s+end)\s*-->\s*$")
 ALMOST_MARKER = re.compile(r"^\s*<!--\s*hunks?\b")
@@ -72,6 +81,10 @@ class Line:
     text: str
     old: int = 0  # line numbers; 0: not in that stage
     new: int = 0
+    coloured: list = dataclasses.field(default=None, compare=False, repr=False)  # as markup.colour_lines() has it
+
+    def html(self, marked=()):
+        return markup.code_html(self.coloured or [("", self.text)], marked)
 
 
 @dataclasses.dataclass
@@ -102,6 +115,7 @@ class File:
     kind: str  # "changed", "new" or "gone"
     hunks: list
     notes: list = dataclasses.field(default_factory=list)  # on the file as a whole
+    paths: tuple = (None, None)  # of the earlier and the later one
 
     def count(self, kind):
         return sum(line.kind == kind for hunk in self.hunks for line in hunk.raw)
@@ -231,8 +245,19 @@ def compare(before, after):
             if hunks:
                 files.append(File(name, "changed", hunks))
     for file in files:
-        for hunk in file.hunks:
-            hunk.pieces = cut_into_pieces(hunk) if hunk.lines else []
+        file.paths = (before / file.name, after / file.name)
+    return cut(files)
+
+
+def all_new(folder):
+    """The files of a folder that is compared with nothing."""
+    names = sorted(filter(is_shown, diff_check.list_files(folder)), key=order_key)
+    return cut([File(name, "new", [whole_file(folder / name, "+")], paths=(None, folder / name)) for name in names])
+
+
+def cut(files):
+    for hunk in (hunk for file in files for hunk in file.hunks):
+        hunk.pieces = cut_into_pieces(hunk) if hunk.lines else []
     return files
 
 
@@ -244,6 +269,7 @@ def compare(before, after):
 class Note:
     markers: list  # (line number, file, text)
     text: str
+    where: str = "README.md"  # the page
     # Files and pieces, in the order of the markers.
     places: list = dataclasses.field(default_factory=list, compare=False, repr=False)
 
@@ -271,7 +297,7 @@ def read_notes(readme, where="README.md"):
         marker = None if fenced else MARKER.match(line)
         if marker and marker.group("file"):
             if current is None or current.text.strip():
-                current = Note([], "")
+                current = Note([], "", where)
                 notes.append(current)
             current.markers.append((number, marker.group("file"), (marker.group("text") or "").strip("`")))
         elif marker or (not fenced and line.startswith("#")):
@@ -307,7 +333,7 @@ def matching_pieces(file, text):
             if text in hunk.heading or any(text in line.text for line in hunk.lines)]
 
 
-def attach(files, notes, where="README.md"):
+def attach(files, notes):
     """Gives each note to the pieces it explains, and puts the files into the notes' order. Returns (files, errors)."""
     errors, order = [], []
     by_name = {file.name: file for file in files}
@@ -315,13 +341,13 @@ def attach(files, notes, where="README.md"):
         for number, name, text in note.markers:
             file = by_name.get(name)
             if file is None:
-                errors.append(f"{where}:{number}: {name} does not differ between the two stages")
+                errors.append(f"{note.where}:{number}: {name} does not differ between the two stages")
                 continue
             if name not in order:
                 order.append(name)
             found = matching_pieces(file, text) if text else [(hunk, None) for hunk in file.hunks]
             if not found:
-                errors.append(f"{where}:{number}: no hunk of {name} contains '{text}'")
+                errors.append(f"{note.where}:{number}: no hunk of {name} contains '{text}'")
             for hunk, _ in found:
                 hunk.has_note = True
             place = found[0][1] if text and found else file if not text else None
@@ -382,6 +408,14 @@ def drop_older_notes(file, notes):
         file.notes = [note for note in file.notes if note in notes]
 
 
+def lesson_pages(folder):
+    """README.md and the pages beside it to which it links, in the order of the links."""
+    readme = folder / "README.md"
+    text = readme.read_text(encoding="utf-8") if readme.exists() else ""
+    names = dict.fromkeys(["README.md", *re.findall(r"\]\(([\w.-]+\.md)(?:#[^)]*)?\)", text)])
+    return [folder / name for name in names if (folder / name).exists()]
+
+
 def is_for_gpu(file):
     return file.name == "gpu_runner.h" or file.name.startswith(("kernels/", "ladder/"))
 
@@ -394,17 +428,15 @@ def read_pair(root, before, after):
     lessons = stages[stages.index(before) + 1:stages.index(after) + 1]
     title, errors, num_notes = after, [], 0
     for lesson in lessons:
-        readme = root / lesson / "README.md"
-        text = readme.read_text(encoding="utf-8") if readme.exists() else ""
-        heading = re.search(r"^# (.+)$", text, re.MULTILINE)
+        pages = [(f"{lesson}/{path.name}", path.read_text(encoding="utf-8")) for path in lesson_pages(root / lesson)]
+        heading = re.search(r"^# (.+)$", pages[0][1], re.MULTILINE) if pages else None
         title = heading.group(1) if heading else lesson
-        where = f"{lesson}/README.md"
         try:
-            notes = read_notes(text, where)
+            notes = [note for where, text in pages for note in read_notes(text, where)]
         except DiffError as error:
             errors.append(str(error))
             notes = []
-        files, more = attach(files, notes, where)
+        files, more = attach(files, notes)
         errors += more if len(lessons) == 1 else []
         num_notes += len(notes)
         for file in files:
@@ -441,6 +473,11 @@ class Paint:
         if not self.on or not text:
             return text
         return "".join(f"\x1b[{self.CODES[style]}m" for style in styles) + text + "\x1b[0m"
+
+
+def table_cells(line):
+    cells = re.sub(r"(`[^`]*`)", lambda m: m.group(1).replace("|", "\x01"), line.strip().strip("|"))
+    return [cell.strip().replace("\x01", "|").replace("\\|", "|") for cell in re.split(r"(?<!\\)\|", cells)]
 
 
 def pad_table(rows):
@@ -549,114 +586,15 @@ def print_pair(pair, paint, width):
 # As a page
 
 
-def inline_markdown(text, link):
-    """Code spans, links, pictures' names, strong and emphasis."""
-    kept = []
-
-    def keep(fragment):
-        kept.append(fragment)
-        return f"\x00{len(kept) - 1}\x00"
-
-    text = re.sub(r"(`+)(.+?)\1", lambda m: keep(f"<code>{html.escape(m.group(2).strip())}</code>"), text)
-    text = html.escape(text, quote=False)
-    text = re.sub(r"!\[([^\]]*)\]\(([^)\s]+)\)", lambda m: keep(link(m.group(2), html.unescape(m.group(1)), True)), text)
-    text = re.sub(r"\[([^\]]*)\]\(([^)\s]+)\)",
-                  lambda m: keep(f'<a href="{html.escape(link(m.group(2), "", False))}">') + m.group(1) + keep("</a>"), text)
-    text = re.sub(r"&lt;(https?://[^\s&]+)&gt;", lambda m: keep(f'<a href="{m.group(1)}">{m.group(1)}</a>'), text)
-    text = re.sub(r"\*\*(\S(?:.*?\S)?)\*\*", r"<strong>\1</strong>", text)
-    text = re.sub(r"(?<![\w*])\*(\S(?:[^*]*\S)?)\*(?![\w*])", r"<em>\1</em>", text)
-    while "\x00" in text:
-        text = re.sub("\x00(\\d+)\x00", lambda m: kept[int(m.group(1))], text)
-    return text
-
-
-def table_cells(line):
-    cells = re.sub(r"(`[^`]*`)", lambda m: m.group(1).replace("|", "\x01"), line.strip().strip("|"))
-    return [cell.strip().replace("\x01", "|").replace("\\|", "|") for cell in re.split(r"(?<!\\)\|", cells)]
-
-
-def render_table(rows, link):
-    aligns = []
-    for cell in table_cells(rows[1]):
-        aligns.append("right" if cell.endswith(":") and not cell.startswith(":") else "left")
-    body = []
-    for index, row in enumerate(rows[:1] + rows[2:]):
-        tag = "td" if index else "th"
-        cells = (f'<{tag} class="{align}">{inline_markdown(cell, link)}</{tag}>'
-                 for cell, align in zip(table_cells(row), aligns))
-        body.append(f"<tr>{''.join(cells)}</tr>")
-    return f'<div class="scroll"><table class="data">{"".join(body)}</table></div>'
-
-
-def render_markdown(text, link):
-    """As much of Markdown as the lessons use: paragraphs, lists, tables, code blocks and what inline_markdown knows."""
-    result, lines, index = [], text.split("\n"), 0
-    while index < len(lines):
-        line = lines[index]
-        if not line.strip() or re.match(r"\s*(<!--.*-->|</?(details|summary)\b.*>)\s*$", line):
-            index += 1
-        elif line.lstrip().startswith("```"):
-            end = next((i for i in range(index + 1, len(lines)) if lines[i].lstrip().startswith("```")), len(lines))
-            code = textwrap.dedent("\n".join(lines[index + 1:end]))
-            result.append(f'<pre class="scroll">{html.escape(code, quote=False)}</pre>')
-            index = end + 1
-        elif line.lstrip().startswith("|") and index + 1 < len(lines) and re.match(r"\s*\|[\s:|-]+$", lines[index + 1]):
-            end = index
-            while end < len(lines) and lines[end].lstrip().startswith("|"):
-                end += 1
-            result.append(render_table(lines[index:end], link))
-            index = end
-        elif re.match(r"\s*([-*]|\d+\.)\s", line):
-            tag = "ol" if re.match(r"\s*\d", line) else "ul"
-            items = []
-            while index < len(lines) and lines[index].strip():
-                item = re.match(r"\s*(?:[-*]|\d+\.)\s+(.*)$", lines[index])
-                if item:
-                    items.append(item.group(1))
-                else:
-                    items[-1] += " " + lines[index].strip()
-                index += 1
-            result.append(f"<{tag}>{''.join(f'<li>{inline_markdown(item, link)}</li>' for item in items)}</{tag}>")
-        else:
-            paragraph = []
-            while index < len(lines) and lines[index].strip() and not lines[index].lstrip().startswith(("```", "|")):
-                paragraph.append(lines[index].strip())
-                index += 1
-            if not paragraph:  # a table's line without a table
-                paragraph.append(lines[index].strip())
-                index += 1
-            result.append(f"<p>{inline_markdown(' '.join(paragraph), link)}</p>")
-    return "\n".join(result)
-
-
-KEYWORDS = ("alignas auto bool break case catch char class const constexpr continue default do double else enum explicit "
-            "false float for friend if inline int long namespace new noexcept nullptr operator override private protected "
-            "public return short signed sizeof static struct switch template this throw true try typename union unsigned "
-            "using virtual void while __device__ __global__ __host__ __restrict__ __shared__").split()
-TOKEN = re.compile(r'(?P<comment>//.*)|(?P<string>"(?:\\.|[^"\\])*"|\'(?:\\.|[^\'\\])+\')|(?P<directive>^\s*#\s*\w+)|'
-                   r"(?P<word>\b(?:" + "|".join(KEYWORDS) + r")\b)")
 WORDS = re.compile(r"\w+|\s+|.")
 
 
-def code_html(text, marked=()):
-    """The line with comments, strings and keywords in colour, and `marked` (begin, end) ranges as what changed in it."""
-    style = [""] * len(text)
-    for token in TOKEN.finditer(text):
-        style[token.start():token.end()] = [token.lastgroup[0]] * (token.end() - token.start())
-    changed = [False] * len(text)
-    for begin, end in marked:
-        changed[begin:end] = [True] * (end - begin)
-    result, index = [], 0
-    while index < len(text):
-        end = index
-        while end < len(text) and (style[end], changed[end]) == (style[index], changed[index]):
-            end += 1
-        part = html.escape(text[index:end], quote=False)
-        if style[index]:
-            part = f'<i class="{style[index]}">{part}</i>'
-        result.append(f"<mark>{part}</mark>" if changed[index] else part)
-        index = end
-    return "".join(result)
+def colour(file):
+    """Gives the lines their colours: those that they have in the whole file, for a comment may begin above a hunk."""
+    old, new = ([] if kind == file.kind else markup.colour_lines(path.read_text(encoding="utf-8"), file.name)
+                for kind, path in zip(("new", "gone"), file.paths))
+    for line in (line for hunk in file.hunks for line in hunk.lines):
+        line.coloured = old[line.old - 1] if line.kind == "-" else new[line.new - 1]
 
 
 @functools.lru_cache(maxsize=None)
@@ -746,9 +684,24 @@ def line_class(line):
     return {"+": "add", "-": "del", " ": "same"}[line.kind]
 
 
+# A box of code side by side needs a window of this many pixels for lines of so many characters; in a narrower one it is
+# shown as one column. By tens of characters: each has a rule in the page's style sheet.
+LINE_LENGTHS = range(60, 131, 10)
+NUM_FIRST = 5  # places that a reader is sent to first
+
+
+def window_for(length):
+    return round(2 * (7.13 * length + 68) + 50)  # two columns of 0.74rem, their numbers and padding; margins
+
+
+def line_length(lines):
+    longest = max((len(line.text.expandtabs(2)) for line in lines), default=0)
+    return next((length for length in LINE_LENGTHS if longest <= length), LINE_LENGTHS[-1])
+
+
 def piece_html(piece, kind):
     if kind != "changed":
-        code = "".join(f'<span class="line {line_class(line)}"><b>{line.new or line.old}</b>{code_html(line.text) or " "}</span>'
+        code = "".join(f'<span class="line {line_class(line)}"><b>{line.new or line.old}</b>{line.html() or " "}</span>'
                        for line in piece.lines)
         return f'<div class="scroll"><pre class="whole">{code}</pre></div>'
     rows = side_by_side(piece.lines)
@@ -758,25 +711,54 @@ def piece_html(piece, kind):
         if line is None:
             return '<td class="none"></td><td class="none"></td>'
         style = line_class(line)
-        return f'<td class="n {style}">{number}</td><td class="{style}">{code_html(line.text, marks.get(id(line), ()))}</td>'
+        return f'<td class="n {style}">{number}</td><td class="{style}">{line.html(marks.get(id(line), ()))}</td>'
 
     table = "".join(f"<tr>{half(old, old.old if old else 0)}{half(new, new.new if new else 0)}</tr>" for old, new in rows)
-    stacked = "".join(f'<span class="line {line_class(line)}"><b>{line.kind}</b>{code_html(line.text, marks.get(id(line), ()))}'
+    stacked = "".join(f'<span class="line {line_class(line)}"><b>{line.kind}</b>{line.html(marks.get(id(line), ()))}'
                       "</span>" for line in piece.lines)
-    return (f'<table class="sides"><colgroup><col class="n"><col><col class="n"><col></colgroup>{table}</table>'
-            f'<div class="scroll stacked"><pre class="whole">{stacked}</pre></div>')
+    return (f'<div class="l{line_length(piece.lines)}"><div class="scroll sides"><table class="sides"><colgroup><col class="n">'
+            f'<col><col class="n"><col></colgroup>{table}</table></div>'
+            f'<div class="scroll stacked"><pre class="whole">{stacked}</pre></div></div>')
 
 
-def file_html(file, link, notes):
+def first_places(files, notes):
+    """[(file, hunk, note)], in reading order: where the lesson has most to say. All of them if they are few. `notes`: which
+    of a place's notes are shown there."""
+    noted = [(file, hunk, note) for file in files if file.kind != "gone"
+             for hunk, place in [(None, file), *((hunk, piece) for hunk in file.hunks for piece in hunk.pieces)]
+             for note in notes(place.notes)]
+    longest = sorted(noted, key=lambda place: len(place[2].text), reverse=True)[:NUM_FIRST]
+    return [place for place in noted if any(place is other for other in longest)]
+
+
+def first_sentence(note):
+    """Of the first paragraph, up to a list, a table or code."""
+    lines = itertools.takewhile(lambda line: line.strip() and not re.match(r"\s*(```|\||[-*]\s)", line), note.text.split("\n"))
+    text = re.sub(r"!?\[([^\]]*)\]\([^)]*\)", r"\1", " ".join(" ".join(lines).split()))
+    return re.sub(r":$", ".", (re.match(r".*?[^.]\.(?:\*\*)?(?=\s|$)", text) or re.match(r".*", text)).group(0))
+
+
+def first_html(places):
+    """Links to the places, each with the first sentence of its note."""
+    items = []
+    for number, (file, hunk, note) in enumerate(places, start=1):
+        where = html.escape(file.name) + (f", <code>{html.escape(hunk.heading.strip())}</code>" if hunk and hunk.heading else "")
+        sentence = markup.Markdown().render_inline(first_sentence(note))
+        items.append(f'<li><a href="#first-{number}">{where}</a>: {sentence}</li>')
+    return f'<section class="first"><h2>Read these first</h2><ol>{"".join(items)}</ol></section>' if items else ""
+
+
+def file_html(file, markdown, notes, first):
+    """first: [(file, hunk, note)]: what is open when the page is; all else is a click away."""
     def notes_html(some):
         for note in notes(some):
-            yield f"<aside>{render_markdown(note.text, link)}</aside>"
+            number = next((index for index, place in enumerate(first, start=1) if place[2] is note), 0)
+            anchor = f' id="first-{number}"' if number else ""
+            yield f"<aside{anchor}>{markdown.render(note.text)}</aside>"
 
+    is_first = any(place[0] is file for place in first)
     parts = [*notes_html(file.notes)]
     for hunk in file.hunks:
-        if file.kind == "changed":
-            heading = f"line {hunk.first_line()}" + (f", in <code>{html.escape(hunk.heading)}</code>" if hunk.heading else "")
-            parts.append(f'<p class="where">{heading}</p>')
         # Pieces without a note between them are one box.
         boxes = []
         for piece in hunk.pieces:
@@ -784,11 +766,19 @@ def file_html(file, link, notes):
                 boxes[-1].lines = boxes[-1].lines + piece.lines
             else:
                 boxes.append(Piece(piece.lines, piece.notes))
+        inside = []
         for box in boxes:
-            parts += notes_html(box.notes)
-            parts.append(f'<div class="box">{piece_html(box, file.kind)}</div>')
-    is_open = " open" if file.kind != "gone" and (file.is_core() or any(hunk.has_note for hunk in file.hunks)) else ""
-    return (f'<details id="{html.escape(file.name)}"{is_open}><summary><h2>{html.escape(file.name)}</h2>'
+            inside += notes_html(box.notes)
+            inside.append(f'<div class="box">{piece_html(box, file.kind)}</div>')
+        if file.kind == "changed":
+            heading = f"line {hunk.first_line()}" + (f", in <code>{html.escape(hunk.heading)}</code>" if hunk.heading else "")
+            added, removed = (sum(line.kind == kind for line in hunk.lines) for kind in "+-")
+            is_open = " open" if hunk.has_note or not first else ""
+            parts.append(f'<details class="hunk"{is_open}><summary class="where">{heading} <span>+{added} -{removed}</span>'
+                         f'</summary>{"".join(inside)}</details>')
+        else:
+            parts += inside
+    return (f'<details id="{html.escape(file.name)}"{" open" if is_first else ""}><summary><h2>{html.escape(file.name)}</h2>'
             f"<span>{html.escape(file.size())}</span></summary>{''.join(parts)}</details>")
 
 
@@ -801,13 +791,15 @@ PAGE = """<!DOCTYPE html>
 <style>
 :root {{ color-scheme: light dark; --page: #fff; --text: #1d2127; --soft: #5c6570; --line: #d9dee4; --box: #f7f8fa; --add: #e3f6e8;
   --del: #fdeaea; --mark-add: #a6e3b5; --mark-del: #f6bcbc; --note: #fff7df; --note-line: #d8a400; --link: #0b57b7; --none: #eef0f3;
-  --comment: #5d6b5d; --string: #8a3b00; --word: #7a1fa2; }}
+  --comment: #5d6b5d; --string: #8a3b00; --word: #7a1fa2;
+  --type: #0b5f73; --function: #1d4fa0; }}
 @media (prefers-color-scheme: dark) {{ :root {{ --page: #15181c; --text: #dfe4ea; --soft: #98a2ae; --line: #333a43; --box: #1b1f25;
   --add: #14301e; --del: #3a1a1d; --mark-add: #22693a; --mark-del: #7d2f35; --note: #2b2615; --note-line: #c79a16; --link: #7db4ff;
-  --none: #191c21; --comment: #93a893; --string: #e6a877; --word: #d3a0ee; }} }}
+  --none: #191c21; --comment: #93a893; --string: #e6a877; --word: #d3a0ee;
+  --type: #7fcbdd; --function: #9dc1ff; }} }}
 * {{ box-sizing: border-box; }}
 html {{ -webkit-text-size-adjust: 100%; }}
-body {{ margin: 0 auto; max-width: 1900px; padding: 1.5rem; background: var(--page); color: var(--text);
+body {{ margin: 0 auto; max-width: 2000px; padding: 1.5rem; background: var(--page); color: var(--text);
   font: 16px/1.55 system-ui, sans-serif; overflow-wrap: break-word; }}
 h1 {{ margin: 0; font-size: 1.6rem; line-height: 1.25; }}
 a {{ color: var(--link); }}
@@ -823,16 +815,23 @@ summary {{ cursor: pointer; position: sticky; top: 0; z-index: 1; background: va
 summary h2 {{ display: inline; font: 600 1.05rem ui-monospace, SFMono-Regular, Menlo, Consolas, "DejaVu Sans Mono", monospace; }}
 summary span {{ color: var(--soft); font-size: .9rem; margin-left: .8rem; white-space: nowrap; }}
 aside {{ background: var(--note); border-left: 4px solid var(--note-line); border-radius: 0 6px 6px 0; padding: .15rem 1rem;
-  margin: .8rem 0 .5rem; max-width: 78rem; }}
-aside p, aside ul, aside ol {{ margin: .6rem 0; max-width: 46rem; }}
+  margin: .8rem 0 .5rem; width: fit-content; max-width: min(100%, 78rem); scroll-margin-top: 3.5rem; }}
+aside p, aside ul, aside ol {{ margin: .6rem 0; max-width: 52rem; }}
+aside pre {{ margin: 0; width: max-content; min-width: 100%; }}
+aside pre code {{ background: none; padding: 0; }}
+aside .scroll {{ margin: .6rem 0; }}
 aside pre {{ font-size: .82rem; background: var(--page); border: 1px solid var(--line); border-radius: 5px; padding: .6rem .8rem; }}
 aside img {{ max-width: 100%; height: auto; background: #fff; border-radius: 5px; }}
-.where {{ color: var(--soft); font-size: .85rem; margin: 1rem 0 .3rem; }}
+.first ol {{ margin: .3rem 0 1.2rem; max-width: 60rem; }}
+.first h2 {{ font-size: 1.05rem; margin: 0; }}
+details.hunk {{ border-top: 0; padding: 0; }}
+summary.where {{ position: static; color: var(--soft); font-size: .85rem; margin: .6rem 0 .3rem; padding: 0; }}
 .box {{ border: 1px solid var(--line); border-radius: 6px; background: var(--box); overflow: hidden; margin-bottom: .5rem; }}
 .scroll {{ overflow-x: auto; max-width: 100%; }}
-table.sides {{ width: 100%; table-layout: fixed; border-collapse: collapse; font-size: .76rem; line-height: 1.5; }}
+table.sides {{ width: 100%; min-width: max-content; border-collapse: collapse; font-size: .74rem; line-height: 1.5; }}
+table.sides col {{ width: calc(50% - 3.2rem); }}
 table.sides col.n {{ width: 3.2rem; }}
-table.sides td {{ vertical-align: top; white-space: pre-wrap; overflow-wrap: anywhere; padding: 0 .5rem; tab-size: 2; }}
+table.sides td {{ vertical-align: top; white-space: pre; padding: 0 .5rem; tab-size: 2; }}
 table.sides td.n {{ text-align: right; color: var(--soft); user-select: none; padding: 0 .5rem 0 0; }}
 table.sides td:nth-child(3) {{ border-left: 1px solid var(--line); }}
 pre.whole {{ margin: 0; width: max-content; min-width: 100%; font-size: .76rem; line-height: 1.5; }}
@@ -844,14 +843,13 @@ pre.whole b {{ display: inline-block; width: 3.2rem; padding-right: .7rem; text-
 .add {{ background: var(--add); }} .del {{ background: var(--del); }} .none {{ background: var(--none); }}
 mark {{ color: inherit; border-radius: 2px; }}
 .add mark {{ background: var(--mark-add); }} .del mark {{ background: var(--mark-del); }}
-i {{ font-style: normal; }} i.c {{ color: var(--comment); }} i.s {{ color: var(--string); }} i.w, i.d {{ color: var(--word); }}
-table.data {{ border-collapse: collapse; font-size: .9rem; margin: .4rem 0; }}
-table.data th, table.data td {{ border: 1px solid var(--line); padding: .2rem .6rem; }}
-.right {{ text-align: right; }} .left {{ text-align: left; }}
+i {{ font-style: normal; }} i.c {{ color: var(--comment); }} i.s, i.m {{ color: var(--string); }}
+i.w, i.d {{ color: var(--word); }} i.t {{ color: var(--type); }} i.f {{ color: var(--function); }}
+aside table {{ border-collapse: collapse; font-size: .9rem; }}
+aside th, aside td {{ border: 1px solid var(--line); padding: .2rem .6rem; text-align: left; }}
+{widths}
 @media (max-width: 900px) {{
   body {{ padding: .9rem; }}
-  table.sides {{ display: none; }}
-  .stacked {{ display: block; }}
   nav {{ columns: auto; }}
   aside {{ padding: .1rem .8rem; }}
 }}
@@ -859,7 +857,9 @@ table.data th, table.data td {{ border: 1px solid var(--line); padding: .2rem .6
 </head>
 <body>
 <h1>{title}</h1>
-<p class="lead">{before} → {after}: {size}. In reading order; left as it was, right as it is.{no_notes}</p>
+<p class="lead">{before} → {after}: {size}. In reading order; left as it was, right as it is; what is
+closed opens with a click.{no_notes}</p>
+{first}
 <nav>{contents}</nav>
 {files}
 </body>
@@ -868,26 +868,38 @@ table.data th, table.data td {{ border: 1px solid var(--line); padding: .2rem .6
 
 
 def page(pair, root, html_file):
+    if markup is None:
+        raise DiffError(f"--html {INSTALL}")
     folder = root / pair.after
 
-    def link(target, alt, is_picture):
-        if re.match(r"[a-z]+:", target) or target.startswith("#"):
-            return f"<em>{html.escape(alt)}</em>" if is_picture else target
+    def is_elsewhere(target):
+        return re.match(r"[a-z]+:", target) or target.startswith("#")
+
+    def link(target):
+        return target if is_elsewhere(target) else \
+            pathlib.Path(os.path.relpath(folder / target, html_file.resolve().parent)).as_posix()
+
+    def picture(target, alt):
         path = folder / target
-        if not is_picture:
-            return pathlib.Path(os.path.relpath(path, html_file.resolve().parent)).as_posix()
-        if path.suffix != ".svg" or not path.is_file():
+        if is_elsewhere(target) or path.suffix != ".svg" or not path.is_file():
             return f"<em>{html.escape(alt)}</em>"
         data = base64.b64encode(path.read_bytes()).decode("ascii")
         return f'<img alt="{html.escape(alt)}" src="data:image/svg+xml;base64,{data}">'
 
     contents = "".join(f'<a href="#{html.escape(file.name)}">{html.escape(file.name)}<span>{file.size()}</span></a>'
                        for file in pair.files)
+    for file in pair.files:
+        colour(file)
+    markdown = markup.Markdown(link, picture)
     notes = NotesToShow(pair.files)
+    first = first_places(pair.files, notes)
+    widths = "\n".join(f"@media (max-width: {window_for(length)}px) {{ .l{length} > .sides {{ display: none; }} "
+                       f".l{length} > .stacked {{ display: block; }} }}" for length in LINE_LENGTHS)
     return PAGE.format(title=html.escape(pair.title), before=pair.before, after=pair.after, size=pair.size(),
                        no_notes=(" " + pair.left_out if pair.left_out else "")
                        + ("" if pair.num_notes else " The lesson has no notes on these changes yet."),
-                       contents=contents, files="\n".join(file_html(file, link, notes) for file in pair.files))
+                       contents=contents, first=first_html(first), widths=widths,
+                       files="\n".join(file_html(file, markdown, notes, first) for file in pair.files))
 
 
 # ---------------------------------------------------------------------------------------------------------------------

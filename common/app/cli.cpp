@@ -18,7 +18,10 @@
 #include <utility>
 
 #include "common/app/conversation.h"
+#include "common/app/drawing_options.h"
 #include "common/app/json.h"
+#include "common/app/line_reader.h"
+#include "common/app/notes.h"
 #include "common/app/plan.h"
 #include "common/app/progress.h"
 #include "common/app/result_file.h"
@@ -35,6 +38,7 @@
 #include "common/model/default_model.h"
 #include "common/model/gguf.h"
 #include "common/model/presets.h"
+#include "common/model/recommended_sampling.h"
 
 namespace common {
 namespace {
@@ -88,12 +92,16 @@ void print_logprobs(const Session& session, const Completion& completion) {
   }
 }
 
-void print_texts(const Session& session, const RunResult& result) {
+void print_texts(const Session& session, const RunResult& result, bool is_quiet) {
   for (std::size_t i = 0; i < result.completions.size(); ++i) {
+    const Completion& completion = result.completions[i];
+    const std::string text = session.text_of(completion);
+    if (is_quiet) {
+      std::cout << text << '\n';
+      continue;
+    }
     print_prompt(std::cout, i, session.prompts[i]);
-    const std::string& error = result.completions[i].error;
-    const std::string text = session.text_of(result.completions[i]);
-    WordWrap(std::cout, wrap_columns(std::cout), kTextIndent).write(error.empty() ? text : "no reply: " + error);
+    WordWrap(std::cout, wrap_columns(std::cout), kTextIndent).write(text + why_nothing(completion));
     std::cout << '\n';
     print_logprobs(session, result.completions[i]);
   }
@@ -116,11 +124,15 @@ void print_counters(const RunResult& result) {
   std::cout << '\n' << table.to_string();
 }
 
+// Replies of no more than a token have no speed: a prompt's computation gives the first one.
 void print_timing(const Timing& timing) {
-  std::cout << format("\nprompts  %s tokens/s\nreplies  %s tokens/s, %.2f ms a token\n",
-                      tokens_per_second(timing.prefill_tokens, timing.prefill_seconds).c_str(),
-                      tokens_per_second(timing.decode_tokens, timing.decode_seconds).c_str(),
-                      timing.milliseconds_per_token());
+  std::cout << format("\nprompts  %s tokens/s\n",
+                      tokens_per_second(timing.prefill_tokens, timing.prefill_seconds).c_str());
+  if (timing.decode_tokens > 0) {
+    std::cout << format("replies  %s tokens/s, %.2f ms a token\n",
+                        tokens_per_second(timing.decode_tokens, timing.decode_seconds).c_str(),
+                        timing.milliseconds_per_token());
+  }
 }
 
 nlohmann::ordered_json to_json(const Session& session, const TokenLogprobs& logprobs) {
@@ -149,6 +161,7 @@ std::string to_json(const std::string& stage, const Session& session, const RunR
     entry["prompt_tokens"] = session.requests[i].prompt.size();
     entry["text"] = session.text_of(completion);
     entry["tokens"] = completion.tokens;
+    entry["finish_reason"] = to_string(completion.finish_reason);
     for (const TokenLogprobs& logprobs : completion.logprobs) {
       entry["logprobs"].push_back(to_json(session, logprobs));
     }
@@ -222,6 +235,9 @@ Session load(const SessionOptions& options) {
   if (fixed_workload && options.chat) {
     throw InputError("--chat needs a --prompt to answer");
   }
+  if (options.chat && !has_chat_template(file)) {
+    print_note("the model has no chat template: with --chat, too, it goes on with the prompt");
+  }
   if (!options.system_prompt.empty() && !options.chat) {
     throw InputError("--system needs --chat: a prompt that is continued has no roles");
   }
@@ -277,14 +293,73 @@ void draw_picture(const PictureOptions& options) {
   }
 }
 
+struct SceneOptions {
+  std::vector<SceneScript> scripts;
+  std::string name;
+  bool shell = false;
+  bool record = false;
+};
+
+// Prints the state after each command. A wrong command is no reason to stop: its line says what is wrong.
+void play_scene(const SceneScript& script, bool shell) {
+  const std::unique_ptr<Scene> scene = make_scene(script);
+  std::cout << first_state(script, *scene) << '\n';
+  int num_wrong = 0;
+  const auto play = [&](const std::string& commands) {
+    for (const std::string& command : split_commands(commands)) {
+      const std::string state = state_after(*scene, command);
+      num_wrong += nlohmann::json::parse(state).contains("error") ? 1 : 0;
+      std::cout << state << std::endl;
+    }
+  };
+  if (!shell) {
+    play(script.commands);
+  }
+  for (std::string line; shell && std::getline(std::cin, line);) {
+    play(line);
+  }
+  if (num_wrong > 0) {
+    throw InputError(counted(num_wrong, "command") + (num_wrong == 1 ? " was" : " were") +
+                     " wrong; \"error\" in the states above says why");
+  }
+}
+
+// {"name": {"title": "...", "states": [...]}, ...}
+void record_scenes(const std::vector<SceneScript>& scripts) {
+  nlohmann::ordered_json record;
+  for (const SceneScript& script : scripts) {
+    const std::unique_ptr<Scene> scene = make_scene(script);
+    nlohmann::ordered_json states = {nlohmann::ordered_json::parse(first_state(script, *scene))};
+    for (const std::string& command : split_commands(script.commands)) {
+      states.push_back(nlohmann::ordered_json::parse(state_after(*scene, command)));
+    }
+    record[script.name] = {{"title", script.title}, {"states", std::move(states)}};
+  }
+  std::cout << record.dump() << '\n';
+}
+
+void run_scenes(const SceneOptions& options) {
+  if (options.record) {
+    record_scenes(options.scripts);
+    return;
+  }
+  for (const SceneScript& script : options.scripts) {
+    if (options.name == script.name) {
+      play_scene(script, options.shell);
+    }
+  }
+}
+
 struct GenerateOptions {
   SessionOptions session;
   std::string json_path;
   bool stream = false;
+  bool quiet = false;
 };
 
 // Ctrl-C ends the run, and the texts so far are printed. A result that goes into a file is there whole or not at all.
-RunResult run_interruptibly(const Session& session, bool is_streamed, bool has_texts, const StartEngine& start_engine) {
+RunResult run_interruptibly(const Session& session, bool is_streamed, bool is_quiet, bool has_texts,
+                            const StartEngine& start_engine) {
   std::int64_t total = 0;
   for (const Request& request : session.requests) {
     total += request.max_new_tokens;
@@ -295,7 +370,7 @@ RunResult run_interruptibly(const Session& session, bool is_streamed, bool has_t
   }
   const double start = now_seconds();
   RunResult so_far{std::vector<Completion>(session.requests.size()), {}, {}};
-  TextStream stream(session, std::cout);
+  TextStream stream(session, std::cout, is_quiet);
   std::int64_t num_tokens = 0;
   try {
     Progress progress("generating", total);
@@ -322,7 +397,10 @@ RunResult run_interruptibly(const Session& session, bool is_streamed, bool has_t
   if (is_streamed) {
     stream.finish(so_far.completions);
   } else {
-    print_texts(session, so_far);
+    print_texts(session, so_far, is_quiet);
+  }
+  if (is_quiet) {
+    throw Interrupted();
   }
   std::cout << format("\ninterrupted after %s tokens, %s tokens/s\n", format_count(num_tokens).c_str(),
                       tokens_per_second(num_tokens, now_seconds() - start).c_str());
@@ -334,7 +412,7 @@ void generate(const std::string& stage, const GenerateOptions& options, const St
   const Session session = load(options.session);
   const bool is_live = is_terminal(std::cout) && !json.is_wanted() && options.session.num_logprobs == 0;
   const bool is_streamed = options.stream || is_live;
-  RunResult result = run_interruptibly(session, is_streamed, !json.is_wanted(), start);
+  RunResult result = run_interruptibly(session, is_streamed, options.quiet, !json.is_wanted(), start);
   const std::int64_t tokens_computed = result.timing.prefill_tokens + result.timing.decode_tokens;
   result.counters.insert(
       result.counters.begin(),
@@ -347,10 +425,12 @@ void generate(const std::string& stage, const GenerateOptions& options, const St
     json.write(to_json(stage, session, result));
   } else {
     if (!is_streamed) {
-      print_texts(session, result);
+      print_texts(session, result, options.quiet);
     }
-    print_counters(result);
-    print_timing(result.timing);
+    if (!options.quiet) {
+      print_counters(result);
+      print_timing(result.timing);
+    }
   }
   if (!std::cout.flush()) {
     throw InputError("can't write to standard output");
@@ -362,7 +442,13 @@ void generate(const std::string& stage, const GenerateOptions& options, const St
   }
 }
 
-void chat(const SessionOptions& options, const StartEngine& start) {
+struct ChatCommandOptions {
+  SessionOptions session;
+  bool keeps_history = false;
+};
+
+void chat(const ChatCommandOptions& chat_options, const StartEngine& start) {
+  const SessionOptions& options = chat_options.session;
   // The most that stage 8 makes room for unless --slots says more: the other stages' default.
   constexpr int kMaxRoom = 4096;
   constexpr int kReplyTokens = 512;
@@ -374,6 +460,7 @@ void chat(const SessionOptions& options, const StartEngine& start) {
   session.requests.resize(1);
   Request& request = session.requests.front();
   request.stop_tokens = chat_stop_tokens(*session.file, session.tokenizer);
+  request.sampling = with_recommendations(options.sampling, *session.file);
   if (!has_chat_template(*session.file)) {  // a reply ends where its paragraph does
     const std::vector<Token> line_end = session.tokenizer.encode("\n");
     request.stop_tokens.insert(request.stop_tokens.end(), line_end.begin(), line_end.end());
@@ -386,7 +473,8 @@ void chat(const SessionOptions& options, const StartEngine& start) {
   request.max_new_tokens = is_given ? options.max_new_tokens : usual;
   const int enough_tokens = is_given || has_chat_template(*session.file) ? 0 : kParagraphTokens / 2;
   check_utf8(options.system_prompt);
-  if (Conversation(session, run, options.system_prompt, enough_tokens).converse(std::cout) > 0) {
+  const std::string history_path = chat_options.keeps_history ? state_path("chat_history") : "";
+  if (Conversation(session, run, options.system_prompt, enough_tokens).converse(std::cout, history_path) > 0) {
     throw InputError("not every line could be answered");
   }
 }
@@ -407,16 +495,7 @@ void add_prompt_options(Command& command, SessionOptions& options) {
 }
 
 void add_sampling_options(Command& command, SessionOptions& options) {
-  command.option("--temperature", options.sampling.temperature, {0.0, 100.0}, "0 always takes the most likely token");
-  command.option("--top-k", options.sampling.top_k, {0, 1 << 24},
-                 "sample only from the k most likely tokens; 0: from all");
-  command.option("--top-p", options.sampling.top_p, {0.0, 1.0},
-                 "sample only from the most likely tokens that together reach this probability");
-  command.option("--min-p", options.sampling.min_p, {0.0, 1.0},
-                 "sample only from tokens at least this many times as likely as the most likely one");
-  command.option("--repetition-penalty", options.sampling.repetition_penalty, {0.01, 100.0},
-                 "above 1, tokens of the prompt and the reply become less likely");
-  command.option("--seed", options.sampling.seed, "random seed; prompt i (from 0) is sampled with seed + i");
+  add_drawing_options(command, options.sampling);
   command.option("--sample-index", options.sample_index, {0, 1 << 24},
                  "different indices draw different texts from one prompt and seed");
   const auto add_stop_string = [&options](const std::string& text) {
@@ -442,25 +521,33 @@ Command& Program::add_generate(StartEngine start) {
   command.option("--logprobs", options->session.num_logprobs, {0, kMaxLogprobs},
                  "print each token's log-probability, and those of N most likely tokens");
   command.flag("--stream", options->stream, "write each token as it comes, as on a terminal");
+  command.flag("--quiet", options->quiet, "write the texts alone: no prompts, no counters, no times");
   command.option("--json", options->json_path, "write texts, counters and timings to a file instead ('-': stdout)");
+  command.exclude("--quiet", "--json");
+  command.exclude("--quiet", "--logprobs");
   command.exclude("--stream", "--json");
   command.exclude("--stream", "--logprobs");
   return command;
 }
 
 Command& Program::add_chat(StartEngine start) {
-  const auto options = std::make_shared<SessionOptions>();
+  const auto all = std::make_shared<ChatCommandOptions>();
+  SessionOptions* const options = &all->session;
   options->max_new_tokens = 0;  // not given
   options->sampling.temperature = 0.7F;
   options->sampling.top_k = 40;
   options->sampling.top_p = 0.95F;
   Command& command = command_line_.add("chat", "Talk with the model: what you type is answered, line by line",
-                                       [options, start = std::move(start)] { chat(*options, start); });
+                                       [all, start = std::move(start)] { chat(*all, start); });
   add_model_options(command, *options);
   command.option("--system", options->system_prompt, "what the model is told first");
   command.option("--max-new-tokens", options->max_new_tokens, {1, 1 << 24},
                  "maximum number of tokens of a reply (default: 512; 120 if the model has no chat template)");
   add_sampling_options(command, *options);
+  if (LineReader::can_edit()) {
+    command.flag("--keep-history", all->keeps_history,
+                 "keep what is typed for the next conversation, in a file under $XDG_STATE_HOME (or ~/.local/state)");
+  }
   return command;
 }
 
@@ -468,7 +555,13 @@ Command& Program::add_session_command(const std::string& name, const std::string
                                       std::function<void(const Session&)> run, const SessionInput& input) {
   const auto options = std::make_shared<SessionOptions>();
   options->sampling = input.default_sampling;
-  Command& command = command_line_.add(name, description, [options, run = std::move(run)] { run(load(*options)); });
+  Command& command =
+      command_line_.add(name, description, [options, run = std::move(run), before_loading = input.before_loading] {
+        if (before_loading) {
+          before_loading();
+        }
+        run(load(*options));
+      });
   add_model_options(command, *options);
   if (input.prompts) {
     add_prompt_options(command, *options);
@@ -526,6 +619,23 @@ void Program::add_pictures(std::vector<Picture> pictures) {
   command.option("--svg", options->path, "write it to this file ('-': stdout)");
 }
 
+void Program::add_scenes(std::vector<SceneScript> scripts) {
+  const auto options = std::make_shared<SceneOptions>();
+  std::vector<std::pair<std::string, std::string>> names;
+  names.reserve(scripts.size());
+  for (const SceneScript& script : scripts) {
+    names.emplace_back(script.name, script.name);
+  }
+  options->name = names.front().first;
+  options->scripts = std::move(scripts);
+  Command& command = command_line_.add("scene", "Go through an example of the lesson: a line of JSON for each state",
+                                       [options] { run_scenes(*options); });
+  command.choice("name", options->name, names, "which one");
+  command.flag("--shell", options->shell, "read commands from standard input instead");
+  command.flag("--record", options->record, "all of them in one document, for the course's site");
+  command.exclude("--shell", "--record");
+}
+
 Command& Program::add_command(const std::string& name, const std::string& description, std::function<void()> run) {
   return command_line_.add(name, description, std::move(run));
 }
@@ -544,7 +654,7 @@ int Program::run(int argc, char** argv) {
     std::cerr << name_ << ": " << error.what() << '\n';
   } catch (const CheckError& error) {
     std::cerr << name_ << ": a bug: " << error.what() << '\n';
-    return 2;
+    return 70;
   } catch (const std::bad_alloc&) {
     std::cerr << name_ << ": not enough memory; a smaller cache (--slots) may fit\n";
   } catch (const std::runtime_error& error) {  // from a library, such as CUDA

@@ -7,6 +7,7 @@
 
 #include "common/app/bench.h"
 #include "common/app/command.h"
+#include "common/app/scene.h"
 #include "common/app/session.h"
 #include "common/app/svg.h"
 #include "common/model/generation.h"
@@ -33,6 +34,7 @@ struct SessionInput {
   bool prompts = true;   // --prompt, --chat, --max-new-tokens; without: the fixed workload
   bool sampling = true;  // --temperature to --stop
   SamplingOptions default_sampling = {};
+  std::function<void()> before_loading = {};  // called once the options are known
 };
 
 class Program {
@@ -61,11 +63,14 @@ class Program {
   // `picture`: draws one of these as SVG, or lists them.
   void add_pictures(std::vector<Picture> pictures);
 
+  // `scene`: goes through one of these, or through commands of its own. At least one.
+  void add_scenes(std::vector<SceneScript> scripts);
+
   // Any other command.
   Command& add_command(const std::string& name, const std::string& description, std::function<void()> run);
 
-  // Parses and runs. Returns the exit code: 0; 1 on bad input, 2 on a bug, both after one line on stderr; CLI11's
-  // codes, 100 or more, on usage errors; 130 if Ctrl-C has ended the command.
+  // Parses and runs. Returns the exit code: 0; 1 on bad input and 70 (EX_SOFTWARE of sysexits.h) on a bug, both after
+  // one line on stderr; 2 on usage errors; 130 if Ctrl-C has ended the command.
   int run(int argc, char** argv);
 
  private:

@@ -4,7 +4,10 @@
 #include <algorithm>
 #include <charconv>
 #include <cstdlib>
+#include <iostream>
+#include <iterator>
 #include <limits>
+#include <numeric>
 #include <sstream>
 #include <string_view>
 #include <system_error>
@@ -57,28 +60,14 @@ class HelpFormatter : public CLI::Formatter {
   std::string make_description(const CLI::App* command) const override { return wrap(command->get_description(), 0); }
 };
 
-[[noreturn]] void refuse(const std::string& name, const std::string& problem) {
-  throw CLI::ValidationError(name, problem);
-}
-
 template <typename Integer>
-Integer parse_integer(const std::string& name, const std::string& text, Range<Integer> range) {
+Integer parse_integer(const std::string& text, Range<Integer> range) {
   Integer value = 0;
   const char* const end = text.data() + text.size();
   const auto [at, error] = std::from_chars(text.data(), end, value);
   if (error != std::errc() || at != end || value < range.min || value > range.max) {
-    refuse(name, quote(text) + " is not a whole number from " + std::to_string(range.min) + " to " +
+    throw InputError(quote(text) + " is not a whole number from " + std::to_string(range.min) + " to " +
                      std::to_string(range.max));
-  }
-  return value;
-}
-
-double parse_real(const std::string& name, const std::string& text, Range<double> range) {
-  char* end = nullptr;
-  const double value = std::strtod(text.c_str(), &end);
-  const bool is_number = !text.empty() && end == text.c_str() + text.size();
-  if (!is_number || !(value >= range.min && value <= range.max)) {  // NaN fails both comparisons
-    refuse(name, quote(text) + format(" is not a number from %g to %g", range.min, range.max));
   }
   return value;
 }
@@ -86,9 +75,13 @@ double parse_real(const std::string& name, const std::string& text, Range<double
 // An option with one value. `set` is called with its text.
 CLI::Option& add(CLI::App& app, const std::string& name, const std::string& value_name, const std::string& default_text,
                  const std::string& help, std::function<void(const std::string&)> set) {
-  const auto set_each = [set = std::move(set)](const std::vector<std::string>& texts) {
-    for (const std::string& text : texts) {
-      set(text);
+  const auto set_each = [name, set = std::move(set)](const std::vector<std::string>& texts) {
+    try {
+      for (const std::string& text : texts) {
+        set(text);
+      }
+    } catch (const InputError& error) {
+      throw CLI::ValidationError(name, error.what());
     }
     return true;
   };
@@ -103,7 +96,7 @@ void add_integer(CLI::App& app, const std::string& name, Integer& value, Range<I
                  const std::string& help) {
   const bool shows_default = value >= range.min && value <= range.max;
   add(app, name, "N", shows_default ? std::to_string(value) : "", help,
-      [name, &value, range](const std::string& text) { value = parse_integer(name, text, range); });
+      [&value, range](const std::string& text) { value = parse_number(text, range); });
 }
 
 template <typename Real>
@@ -111,7 +104,7 @@ void add_real(CLI::App& app, const std::string& name, Real& value, Range<double>
   const auto real = static_cast<double>(value);
   const bool shows_default = real >= range.min && real <= range.max;
   add(app, name, "X", shows_default ? format("%g", real) : "", help,
-      [name, &value, range](const std::string& text) { value = static_cast<Real>(parse_real(name, text, range)); });
+      [&value, range](const std::string& text) { value = static_cast<Real>(parse_number(text, range)); });
 }
 
 std::string lower_case(std::string text) {
@@ -121,7 +114,86 @@ std::string lower_case(std::string text) {
   return text;
 }
 
+// How many characters have to be inserted, left out or replaced, or neighbours swapped, to make one word of the other
+// (the restricted Damerau-Levenshtein distance).
+std::size_t edit_distance(std::string_view from, std::string_view to) {
+  std::vector<std::size_t> before;  // the row before the last
+  std::vector<std::size_t> last(to.size() + 1);
+  std::iota(last.begin(), last.end(), std::size_t{0});
+  for (std::size_t i = 1; i <= from.size(); ++i) {
+    std::vector<std::size_t> row = {i};
+    for (std::size_t j = 1; j <= to.size(); ++j) {
+      const std::size_t replaced = last[j - 1] + (from[i - 1] == to[j - 1] ? 0 : 1);
+      row.push_back(std::min({last[j] + 1, row[j - 1] + 1, replaced}));
+      if (i > 1 && j > 1 && from[i - 1] == to[j - 2] && from[i - 2] == to[j - 1]) {
+        row[j] = std::min(row[j], before[j - 2] + 1);
+      }
+    }
+    before = std::exchange(last, std::move(row));
+  }
+  return last.back();
+}
+
+// "; did you mean --prompt?", or nothing if none of the names is near.
+std::string suggestion(std::string_view word, const std::vector<std::string>& names) {
+  const auto bare = [](std::string_view name) {
+    return name.substr(std::min(name.find_first_not_of('-'), name.size()));
+  };
+  const std::string_view typed = bare(word.substr(0, word.find('=')));
+  std::size_t least = typed.size() / 3 + 1;  // more would be another word
+  std::string nearest;
+  for (const std::string& name : names) {
+    const std::string_view candidate = bare(name);
+    const bool is_begun = typed.size() > 2 && candidate.starts_with(typed);
+    if (const std::size_t distance = is_begun ? 1 : edit_distance(typed, candidate); distance < least) {
+      least = distance;
+      nearest = name;
+    }
+  }
+  return nearest.empty() ? "" : "; did you mean " + nearest + "?";
+}
+
+// "--prompt" and so on.
+std::vector<std::string> option_names(const CLI::App& command) {
+  std::vector<std::string> names;
+  for (const CLI::Option* const option : command.get_options()) {
+    const std::vector<std::string>& long_names = option->get_lnames();
+    std::transform(long_names.begin(), long_names.end(), std::back_inserter(names),
+                   [](const std::string& name) { return "--" + name; });
+  }
+  return names;
+}
+
+// The first word of the command line that CLI11 could not use, and what may have been meant: CLI11 itself names all
+// such words, last one first.
+std::string unexpected_word(const CLI::App& program, const CLI::App& command, int argc, const char* const* argv) {
+  const std::vector<std::string> unused = program.remaining(true);
+  const auto* const found = std::find_first_of(argv + 1, argv + argc, unused.begin(), unused.end());
+  const std::string word = found != argv + argc ? *found : unused.empty() ? "" : unused.front();
+  if (!word.starts_with('-')) {
+    const bool has_prompt = command.get_option_no_throw("--prompt") != nullptr;
+    return "unexpected " + quote(word) + (has_prompt ? "; a text to continue goes after --prompt" : "");
+  }
+  return "no option " + quote(word) + suggestion(word, option_names(command));
+}
+
 }  // namespace
+
+int parse_number(const std::string& text, Range<int> range) { return parse_integer(text, range); }
+
+std::int64_t parse_number(const std::string& text, Range<std::int64_t> range) { return parse_integer(text, range); }
+
+std::uint64_t parse_number(const std::string& text, Range<std::uint64_t> range) { return parse_integer(text, range); }
+
+double parse_number(const std::string& text, Range<double> range) {
+  char* end = nullptr;
+  const double value = std::strtod(text.c_str(), &end);
+  const bool is_number = !text.empty() && end == text.c_str() + text.size();
+  if (!is_number || !(value >= range.min && value <= range.max)) {  // NaN fails both comparisons
+    throw InputError(quote(text) + format(" is not a number from %g to %g", range.min, range.max));
+  }
+  return value;
+}
 
 void Command::option(const std::string& name, int& value, Range<int> range, const std::string& help) {
   add_integer(app_, name, value, range, help);
@@ -129,7 +201,7 @@ void Command::option(const std::string& name, int& value, Range<int> range, cons
 
 void Command::option(const std::string& name, std::optional<int>& value, Range<int> range, const std::string& help) {
   add(app_, name, "N", value ? std::to_string(*value) : "", help,
-      [name, &value, range](const std::string& text) { value = parse_integer(name, text, range); });
+      [&value, range](const std::string& text) { value = parse_number(text, range); });
 }
 
 void Command::option(const std::string& name, std::int64_t& value, Range<std::int64_t> range, const std::string& help) {
@@ -162,14 +234,7 @@ void Command::option(const std::string& name, std::vector<std::string>& values, 
 }
 
 void Command::option(const std::string& name, std::function<void(const std::string&)> set, const std::string& help) {
-  const auto set_or_refuse = [name, set = std::move(set)](const std::string& text) {
-    try {
-      set(text);
-    } catch (const InputError& error) {
-      refuse(name, error.what());
-    }
-  };
-  add(app_, name, "TEXT", "", help, set_or_refuse).multi_option_policy(CLI::MultiOptionPolicy::TakeAll);
+  add(app_, name, "TEXT", "", help, std::move(set)).multi_option_policy(CLI::MultiOptionPolicy::TakeAll);
 }
 
 void Command::choice(const std::string& name, const std::vector<std::string>& words,
@@ -179,10 +244,10 @@ void Command::choice(const std::string& name, const std::vector<std::string>& wo
     alternatives += (alternatives.empty() ? "" : "|") + word;
   }
   add(app_, name, alternatives, default_word, help,
-      [name, words, alternatives, set = std::move(set)](const std::string& text) {
+      [words, alternatives, set = std::move(set)](const std::string& text) {
         const auto found = std::find(words.begin(), words.end(), lower_case(text));
         if (found == words.end()) {
-          refuse(name, quote(text) + " is not one of " + alternatives);
+          throw InputError(quote(text) + " is not one of " + alternatives);
         }
         set(static_cast<std::size_t>(found - words.begin()));
       });
@@ -237,15 +302,38 @@ Command& CommandLine::add(const std::string& name, const std::string& descriptio
 }
 
 int CommandLine::run(int argc, const char* const* argv) {
+  constexpr int kUsageError = 2;
+  std::string who = app_->get_name();
+  const auto refuse = [&](const std::string& problem) {
+    std::cerr << who << ": " << problem << '\n' << "try '" << who << " --help'\n";
+    return kUsageError;
+  };
+  if (argc < 2) {
+    std::cerr << app_->help();
+    return kUsageError;
+  }
+  const CLI::App* command = app_.get();
+  std::vector<std::string> names;
+  for (const Command& each : commands_) {
+    names.push_back(each.app_.get_name());
+    command = names.back() == argv[1] ? &each.app_ : command;
+  }
+  if (command != app_.get()) {
+    who += " " + command->get_name();
+  } else if (argv[1][0] != '-') {
+    return refuse("no command " + quote(argv[1]) + suggestion(argv[1], names));
+  } else if (app_->get_option_no_throw(argv[1]) == nullptr) {
+    return refuse("no option " + quote(argv[1]) + suggestion(argv[1], option_names(*app_)));
+  }
   try {
-    const auto is_given = [&](const Command& command) { return command.app_.get_name() == argv[1]; };
-    if (argc > 1 && argv[1][0] != '-' && std::none_of(commands_.begin(), commands_.end(), is_given)) {
-      throw CLI::ParseError("there is no command " + quote(argv[1]), CLI::ExitCodes::ExtrasError);
-    }
     app_->parse(argc, argv);
     return 0;
+  } catch (const CLI::ExtrasError&) {
+    return refuse(unexpected_word(*app_, *command, argc, argv));
+  } catch (const CLI::Success& request) {  // --help, --version
+    return app_->exit(request);
   } catch (const CLI::ParseError& error) {
-    return app_->exit(error);
+    return refuse(error.what());
   }
 }
 

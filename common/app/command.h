@@ -26,6 +26,12 @@ struct Range {
   Number max;
 };
 
+// The number that the text is. Throws InputError unless it is one in the range.
+int parse_number(const std::string& text, Range<int> range);
+std::int64_t parse_number(const std::string& text, Range<std::int64_t> range);
+std::uint64_t parse_number(const std::string& text, Range<std::uint64_t> range);
+double parse_number(const std::string& text, Range<double> range);
+
 // Each option sets a variable, whose value before is the default. --help shows the default if it is in the option's
 // range: an int that is 0 for "not given" has a range from 1, and its help text states the default in words.
 class Command {
@@ -91,8 +97,8 @@ class CommandLine {
 
   Command& add(const std::string& name, const std::string& description, std::function<void()> run);
 
-  // Runs the command. Returns 0, or CLI11's code (100 or more) after printing a usage error to stderr. Does not catch
-  // what the command throws.
+  // Runs the command. Returns 0, or 2 after printing a usage error to stderr: program and command, the word as it was
+  // typed, and what may have been meant. Without a command it lists them there. Does not catch what the command throws.
   int run(int argc, const char* const* argv);
 
  private:

@@ -2,16 +2,28 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <cstdlib>
+#include <exception>
+#include <filesystem>
+#include <fstream>
+#include <functional>
 #include <iostream>
 #include <iterator>
+#include <limits>
+#include <nlohmann/json.hpp>
 #include <optional>
 #include <ostream>
 #include <span>
 #include <string_view>
+#include <system_error>
 #include <utility>
 
+#include "common/app/command.h"
+#include "common/app/drawing_options.h"
+#include "common/app/result_file.h"
 #include "common/app/text_stream.h"
 #include "common/base/check.h"
+#include "common/base/machine.h"
 #include "common/base/platform.h"
 #include "common/base/text.h"
 #include "common/base/utf8.h"
@@ -20,10 +32,122 @@ namespace common {
 namespace {
 
 constexpr const char* kHelp =
-    "  /reset        begin a new conversation\n"
-    "  /system TEXT  begin a new one with this system prompt; without TEXT: show it\n"
-    "  /quit         end, as Ctrl-D does; Ctrl-C ends a reply\n"
-    "  /help         this list\n";
+    "  /regenerate      another reply to the last message\n"
+    "  /reset           begin a new conversation\n"
+    "  /system TEXT     begin a new one with this system prompt; without TEXT: show it\n"
+    "  /set NAME VALUE  how replies are drawn; without a NAME: show all settings\n"
+    "  /save FILE       write the conversation to a file; /load FILE goes on with it\n"
+    "  /quit            end, as Ctrl-D does; Ctrl-C ends a reply\n"
+    "  /help            this list\n"
+    "A line that ends with \\ goes on in the next one; \"\"\" begins and ends a message of several lines.\n";
+
+constexpr std::string_view kBlanks = " \t\r\n";
+constexpr std::string_view kQuotes = "\"\"\"";
+
+// The settings of /set: an option's name without its dashes, and with _ or - between its words.
+class Settings {
+ public:
+  void option(const std::string& name, int& value, Range<int> range, const std::string&) {
+    add(
+        name, [&value] { return std::to_string(value); },
+        [&value, range](const std::string& text) { value = parse_number(text, range); });
+  }
+  void option(const std::string& name, std::uint64_t& value, const std::string&) {
+    add(
+        name, [&value] { return std::to_string(value); },
+        [&value](const std::string& text) {
+          value = parse_number(text, Range<std::uint64_t>{0, std::numeric_limits<std::uint64_t>::max()});
+        });
+  }
+  void option(const std::string& name, float& value, Range<double> range, const std::string&) {
+    add(
+        name, [&value] { return format("%g", static_cast<double>(value)); },
+        [&value, range](const std::string& text) { value = static_cast<float>(parse_number(text, range)); });
+  }
+
+  // "temperature 0.7, top_k 40"
+  std::string to_string() const {
+    std::string result;
+    for (const Setting& setting : settings_) {
+      result += (result.empty() ? "" : ", ") + setting.name + " " + setting.get();
+    }
+    return result;
+  }
+
+  // Returns the setting's name. Throws InputError if there is none of that name, or the value is not one of its own.
+  std::string set(std::string name, const std::string& value) {
+    std::replace(name.begin(), name.end(), '-', '_');
+    for (const Setting& setting : settings_) {
+      if (setting.name == name) {
+        try {
+          setting.set(value);
+        } catch (const InputError& error) {
+          throw InputError(name + ": " + error.what());
+        }
+        return name;
+      }
+    }
+    throw InputError("no setting " + quote(name) + "; there are: " + to_string());
+  }
+
+ private:
+  struct Setting {
+    std::string name;
+    std::function<std::string()> get;
+    std::function<void(const std::string&)> set;
+  };
+  void add(const std::string& option, std::function<std::string()> get, std::function<void(const std::string&)> set) {
+    std::string name = option.substr(2);
+    std::replace(name.begin(), name.end(), '-', '_');
+    settings_.push_back({std::move(name), std::move(get), std::move(set)});
+  }
+  std::vector<Setting> settings_;
+};
+
+// A path as shells read it: "~/" is the user's folder.
+std::string expanded(const std::string& path) {
+  const char* const home = std::getenv("HOME");
+  return path.starts_with("~/") && home != nullptr ? home + path.substr(1) : path;
+}
+
+// "1 message", "3 messages"
+std::string count_messages(std::size_t count) { return format("%zu message%s", count, count == 1 ? "" : "s"); }
+
+// Throws InputError if opening the path could wait for ever, or would be no file that is whole at once.
+void check_regular(const std::string& path) {
+  std::error_code error;
+  const std::filesystem::file_status status = std::filesystem::status(path, error);
+  if (std::filesystem::exists(status) && !std::filesystem::is_regular_file(status)) {
+    throw InputError(path + ": this is no regular file");
+  }
+}
+
+// Writes a file, or throws InputError and leaves the one that was there before as it was.
+void write_whole(const std::string& path, const std::string& text) {
+  std::error_code error;
+  const std::filesystem::path target = std::filesystem::weakly_canonical(path, error);  // behind a link
+  const std::string beside = target.string() + ".part";
+  try {
+    ResultFile(beside).write(text);
+    std::filesystem::rename(beside, target);
+  } catch (const std::exception&) {
+    std::filesystem::remove(beside, error);
+    throw InputError("can't write to '" + path + "'");
+  }
+}
+
+// The tokens of a message that was read from a file. Empty: there are none, or not of this vocabulary.
+std::vector<Token> tokens_of(const nlohmann::json& message, int vocab_size) {
+  std::vector<Token> tokens;
+  for (const nlohmann::json& entry : message.value("tokens", nlohmann::json::array())) {
+    // A number that is no int has no value as one.
+    if (!entry.is_number_integer() || entry < 0 || entry >= vocab_size) {
+      return {};
+    }
+    tokens.push_back(entry);
+  }
+  return tokens;
+}
 
 // The reply as its tokens, up to a stop string, which may end within one.
 std::vector<Token> kept_tokens(const Session& session, std::span<const Token> tokens, const std::string& text) {
@@ -87,29 +211,32 @@ Conversation::Conversation(const Session& session, const RunRequests& run, std::
       run_(run),
       system_prompt_(std::move(system_prompt)),
       enough_tokens_(enough_tokens),
+      drawn_(session.requests.front()),
       num_slots_(static_cast<int>(counter(run({}, [](int, Token) {}).counters, "slots_total"))) {
+  drawn_.prompt.clear();
   reset();
 }
 
 bool Conversation::is_typed() const { return is_input_terminal() && is_terminal(std::cout); }
 
-int Conversation::converse(std::ostream& output) {
+int Conversation::converse(std::ostream& output, const std::string& history_path) {
   const NoteInterrupts interrupts;
+  LineReader reader(history_path);
   if (is_typed()) {
     greet(output);
   }
   int num_errors = 0;
   bool was_interrupted = false;
   while (true) {
-    output << (is_typed() ? "> " : "") << std::flush;
-    std::string line;
-    const LineInput input = read_line(line);
+    output.flush();
+    std::string message;
+    const LineInput input = read_message(reader, message);
     if (input == LineInput::kInterrupted) {
       NoteInterrupts::clear();
       if (!is_typed()) {
         throw Interrupted();
       }
-      output << '\n';
+      output << "^C\n";
       if (was_interrupted) {
         return num_errors;
       }
@@ -117,13 +244,16 @@ int Conversation::converse(std::ostream& output) {
       note(output, "Ctrl-C once more, or Ctrl-D, ends");
       continue;
     }
-    if (input == LineInput::kEnd || line == "/quit") {
+    if (input == LineInput::kEnd || message == "/quit") {
       output << (input == LineInput::kEnd && is_typed() ? "\n" : "");
       return num_errors;
     }
     try {
-      if (line.find_first_not_of(" \t\r") != std::string::npos && !run_command(line, output)) {
-        answer(line, output);
+      if (message.find_first_not_of(kBlanks) != std::string::npos) {
+        reader.remember(message);
+        if (!run_command(message, output)) {
+          answer(message, output);
+        }
       }
     } catch (const InputError& error) {
       output.flush();
@@ -141,6 +271,30 @@ int Conversation::converse(std::ostream& output) {
   }
 }
 
+// A line; or the lines up to one that does not end with a backslash; or those between two marks of three quotes.
+LineInput Conversation::read_message(LineReader& reader, std::string& message) {
+  const std::string more = "... ";
+  LineInput input = reader.read("> ", message);
+  const bool is_quoted = input == LineInput::kLine && message.starts_with(kQuotes);
+  if (is_quoted) {
+    message.erase(0, kQuotes.size());
+  }
+  const auto is_open = [&] { return is_quoted ? !message.ends_with(kQuotes) : message.ends_with('\\'); };
+  std::string line;
+  while (input == LineInput::kLine && is_open()) {
+    message.resize(message.size() - (is_quoted ? 0 : 1));
+    input = reader.read(more, line);
+    if (input == LineInput::kLine) {
+      message += '\n' + line;
+    }
+  }
+  if (is_quoted && message.ends_with(kQuotes)) {
+    message.resize(message.size() - kQuotes.size());
+  }
+  // What stands before the end of the input is a message too.
+  return input == LineInput::kEnd && !message.empty() ? LineInput::kLine : input;
+}
+
 void Conversation::greet(std::ostream& output) const {
   std::string text = "A conversation with " + session_.model_name +
                      ". /help lists the commands, Ctrl-C ends a reply, Ctrl-D the program.";
@@ -150,11 +304,12 @@ void Conversation::greet(std::ostream& output) const {
   WordWrap(output, wrap_columns(output), 0).write(text + "\n\n");
 }
 
-// Returns false if the line is not a command.
-bool Conversation::run_command(const std::string& line, std::ostream& output) {
-  if (line.front() != '/') {
+// Returns false if the message is not a command.
+bool Conversation::run_command(const std::string& message, std::ostream& output) {
+  if (message.front() != '/') {
     return false;
   }
+  const std::string line = message.substr(0, message.find_last_not_of(kBlanks) + 1);
   const std::string command = line.substr(0, line.find(' '));
   const std::size_t begin = line.find_first_not_of(' ', command.size());
   const std::string text = begin == std::string::npos ? "" : line.substr(begin);
@@ -169,10 +324,109 @@ bool Conversation::run_command(const std::string& line, std::ostream& output) {
     check_utf8(text);
     system_prompt_ = text;
     reset();
+  } else if (command == "/set") {
+    change_setting(text, output);
+  } else if (command == "/regenerate" && text.empty()) {
+    regenerate(output);
+  } else if (command == "/save" || command == "/load") {
+    if (text.empty() || text.find('\n') != std::string::npos) {  // a paste may have several lines
+      throw InputError(command + " needs the name of a file, and nothing else");
+    }
+    command == "/save" ? save(expanded(text), output) : load(expanded(text), output);
   } else {
     throw InputError("no command " + quote(line) + "; /help lists them");
   }
   return true;
+}
+
+// text: "NAME VALUE", or empty.
+void Conversation::change_setting(const std::string& text, std::ostream& output) {
+  Settings settings;
+  add_drawing_options(settings, drawn_.sampling);
+  settings.option("--max-tokens", drawn_.max_new_tokens, {1, 1 << 24}, "");
+  if (!text.empty()) {
+    const std::size_t end = std::min(text.find_first_of(" ="), text.size());
+    const std::size_t begin = std::min(text.find_first_not_of(" =", end), text.size());
+    const std::string name = settings.set(text.substr(0, end), text.substr(begin));
+    if (name == "seed") {
+      num_replies_ = 0;  // the same messages get the same replies
+    } else if (name == "max_tokens") {
+      enough_tokens_ = 0;
+    }
+  }
+  note(output, settings.to_string());
+}
+
+void Conversation::regenerate(std::ostream& output) {
+  if (messages_.empty() || messages_.back().role != "assistant") {
+    throw InputError("there is no reply yet");
+  }
+  if (is_greedy(drawn_.sampling)) {
+    note(output, "the temperature is 0: the reply is the same");
+  }
+  const std::vector<ChatMessage> before = messages_;
+  messages_.pop_back();
+  const std::string message = std::exchange(messages_.back().content, "");
+  messages_.pop_back();
+  try {
+    answer(message, output);
+  } catch (const InputError&) {
+    messages_ = before;
+    throw;
+  }
+}
+
+// The messages as JSON, in the form in which OpenAI's API takes them. A reply also has its tokens: its text may be
+// encoded as others, which the cache does not hold.
+void Conversation::save(const std::string& path, std::ostream& output) const {
+  check_regular(path);
+  nlohmann::ordered_json document = {{"model", session_.model_name}, {"messages", nlohmann::ordered_json::array()}};
+  for (const ChatMessage& message : messages_) {
+    document["messages"].push_back({{"role", message.role}, {"content", message.content}});
+    if (!message.tokens.empty()) {
+      document["messages"].back()["tokens"] = message.tokens;
+    }
+  }
+  write_whole(path, document.dump(2, ' ', false, nlohmann::ordered_json::error_handler_t::replace) + "\n");
+  note(output, count_messages(messages_.size()) + " in " + path);
+}
+
+// Reads what save() has written, or messages without tokens. Throws InputError, and changes nothing, if it is neither.
+void Conversation::load(const std::string& path, std::ostream& output) {
+  constexpr std::uintmax_t kMaxBytes = 64 << 20;
+  std::vector<ChatMessage> messages;
+  check_regular(path);
+  try {
+    std::ifstream file(path);
+    if (!file) {
+      throw InputError(path + ": cannot open");
+    }
+    if (std::error_code error; std::filesystem::file_size(path, error) > kMaxBytes) {
+      throw InputError(path + ": it is larger than any conversation, 64 MiB");
+    }
+    const nlohmann::json document = nlohmann::json::parse(file);
+    for (const nlohmann::json& entry : document.at("messages").get_ref<const nlohmann::json::array_t&>()) {
+      ChatMessage message{entry.at("role"), entry.at("content")};
+      const bool is_system = messages.empty() && message.role == "system";
+      const bool is_reply = !messages.empty() && messages.back().role == "user";
+      if (!is_system && message.role != (is_reply ? "assistant" : "user")) {
+        throw InputError(path + ": messages of user and assistant do not take turns");
+      }
+      std::vector<Token> tokens = tokens_of(entry, session_.model.config().vocab_size);
+      if (is_reply && session_.tokenizer.decode(tokens) == message.content) {  // else of another model
+        message.tokens = std::move(tokens);
+      }
+      messages.push_back(std::move(message));
+    }
+  } catch (const nlohmann::json::exception&) {
+    throw InputError(path + ": it is no conversation that /save has written");
+  }
+  if (!messages.empty() && messages.back().role == "user") {
+    messages.pop_back();  // it has no reply
+  }
+  messages_ = std::move(messages);
+  system_prompt_ = !messages_.empty() && messages_.front().role == "system" ? messages_.front().content : "";
+  note(output, count_messages(messages_.size()) + " from " + path);
 }
 
 void Conversation::reset() {
@@ -186,21 +440,23 @@ int Conversation::room() const { return std::min(session_.model.config().context
 
 void Conversation::note(std::ostream& output, const std::string& text) const {
   const bool color = use_color(output);
-  output << (color ? "\x1b[2m[" : "[") << text << (color ? "]\x1b[0m\n" : "]\n");
+  output << (color ? "\x1b[2m" : "");
+  WordWrap(output, wrap_columns(output), 0).write("[" + text + "]");
+  output << (color ? "\x1b[0m\n" : "\n");
 }
 
-void Conversation::answer(const std::string& line, std::ostream& output) {
+void Conversation::answer(const std::string& message, std::ostream& output) {
   const std::string where = num_slots_ < session_.model.config().context_length ? "the cache (--slots)" : "the context";
   std::vector<ChatMessage> messages = messages_;
-  messages.push_back({"user", line});
+  messages.push_back({"user", message});
   Completion reply;
   int max_new_tokens = 0;
   // A model without a template may take the message for the end of a paragraph: then the reply is the next paragraph.
   for (const char* const ending : {"", "\n"}) {
-    messages.back().content = line + ending;
+    messages.back().content = message + ending;
     std::vector<Token> prompt = encode_chat(*session_.file, session_.tokenizer, messages);
     const auto num_tokens = static_cast<int>(prompt.size());
-    max_new_tokens = std::min(session_.requests.front().max_new_tokens, room() - num_tokens);
+    max_new_tokens = std::min(drawn_.max_new_tokens, room() - num_tokens);
     if (max_new_tokens < 1) {
       throw InputError(
           format("with this message, the conversation has %d tokens, and %s has %d: /reset begins a new one",
@@ -214,16 +470,17 @@ void Conversation::answer(const std::string& line, std::ostream& output) {
   const std::string text = session_.text_of(reply);
   messages.push_back({"assistant", text, kept_tokens(session_, reply.tokens, text)});
   messages_ = std::move(messages);
-  if (reply.finish_reason == FinishReason::kLength && max_new_tokens < session_.requests.front().max_new_tokens) {
+  if (reply.finish_reason == FinishReason::kLength && max_new_tokens < drawn_.max_new_tokens) {
     note(output, where + format(" of %d tokens is full: /reset begins a new conversation", room()));
   } else if (reply.finish_reason == FinishReason::kLength) {
-    note(output, format("cut after %d tokens (--max-new-tokens)", max_new_tokens));
+    note(output,
+         format("cut after %d tokens (%s)", max_new_tokens, is_typed() ? "/set max_tokens" : "--max-new-tokens"));
   }
 }
 
-// Writes the reply, and what the cache saved. Ctrl-C ends it.
+// Writes the reply, and what the cache saved; on a terminal also how fast it was. Ctrl-C ends it.
 Completion Conversation::reply_to(std::vector<Token> prompt, int max_new_tokens, std::ostream& output) {
-  Request request = session_.requests.front();
+  Request request = drawn_;
   const auto num_tokens = static_cast<std::int64_t>(prompt.size());
   request.prompt = std::move(prompt);
   request.max_new_tokens = max_new_tokens;
@@ -233,7 +490,12 @@ Completion Conversation::reply_to(std::vector<Token> prompt, int max_new_tokens,
   ReplyWriter writer(
       request, [this](std::span<const Token> tokens) { return session_.tokenizer.decode(tokens); }, output);
   bool is_ended = false;
+  const double start = now_seconds();
+  double first_token = 0.0;  // when it came
+  double last_token = 0.0;
   const auto on_token = [&](int, Token token) {
+    last_token = now_seconds();
+    first_token = so_far.tokens.empty() ? last_token : first_token;
     so_far.tokens.push_back(token);
     writer.add(token);
     const bool is_long = enough_tokens_ > 0 && std::ssize(so_far.tokens) >= enough_tokens_;
@@ -256,11 +518,24 @@ Completion Conversation::reply_to(std::vector<Token> prompt, int max_new_tokens,
   if (so_far.tokens.empty() && !has_chat_template(*session_.file)) {
     return so_far;
   }
-  output << '\n';
+  output << (is_typed() && NoteInterrupts::is_noted() ? "^C\n" : "\n");
+  std::string said;
+  if (is_typed() && !so_far.tokens.empty()) {
+    said = format("%zu tokens, the first after %.0f ms", so_far.tokens.size(), 1e3 * (first_token - start));
+    constexpr std::size_t kTokensOfASpeed = 8;  // fewer tell nothing: a server that runs ahead hands them out in pairs
+    if (so_far.tokens.size() > kTokensOfASpeed) {
+      said +=
+          format(", then %.0f tokens/s", static_cast<double>(so_far.tokens.size() - 1) / (last_token - first_token));
+    }
+  }
   const std::optional<std::int64_t> found = tokens_found(run_({}, [](int, Token) {}).counters);
   if (found.has_value() && (messages_.size() > 1 || *found > found_before)) {
-    note(output, format("%s of the conversation's %s tokens were in the prefix cache",
-                        format_count(*found - found_before).c_str(), format_count(num_tokens).c_str()));
+    said += (said.empty() ? "" : "; ") + format("%s of the conversation's %s tokens were in the prefix cache",
+                                                format_count(*found - found_before).c_str(),
+                                                format_count(num_tokens).c_str());
+  }
+  if (!said.empty()) {
+    note(output, said);
   }
   return so_far;
 }

@@ -6,6 +6,7 @@
 #include <string>
 #include <vector>
 
+#include "common/app/line_reader.h"
 #include "common/app/session.h"
 #include "common/model/chat.h"
 #include "common/model/generation.h"
@@ -19,17 +20,24 @@ class Conversation {
   // with at least this many ends at the end of a sentence; 0: it does not.
   Conversation(const Session& session, const RunRequests& run, std::string system_prompt, int enough_tokens = 0);
 
-  // Answers each line of standard input until its end. On a terminal there are a greeting and prompts, and Ctrl-C ends
-  // a reply; a second one in a row ends the conversation. While reading a pipe, Ctrl-C throws Interrupted. What is
-  // wrong with a line is said in one line on stderr. Returns the number of such lines.
-  int converse(std::ostream& output);
+  // Answers the messages of standard input until its end. A message is a line; one that ends with a backslash goes on
+  // in the next, and one that begins with """ goes on to the next """. On a terminal there are a greeting, prompts and
+  // a line editor, what is typed during a reply waits until it has ended, and Ctrl-C ends a reply; a second one in a
+  // row ends the conversation. While reading a pipe, Ctrl-C throws Interrupted. What is wrong with a message is said in
+  // one line on stderr. Returns the number of such messages. history_path: as for a LineReader.
+  int converse(std::ostream& output, const std::string& history_path = "");
 
  private:
   bool is_typed() const;
   void greet(std::ostream& output) const;
-  bool run_command(const std::string& line, std::ostream& output);
+  static LineInput read_message(LineReader& reader, std::string& message);
+  bool run_command(const std::string& message, std::ostream& output);
+  void change_setting(const std::string& text, std::ostream& output);
+  void regenerate(std::ostream& output);
+  void save(const std::string& path, std::ostream& output) const;
+  void load(const std::string& path, std::ostream& output);
   void reset();
-  void answer(const std::string& line, std::ostream& output);
+  void answer(const std::string& message, std::ostream& output);
   Completion reply_to(std::vector<Token> prompt, int max_new_tokens, std::ostream& output);
   int room() const;
   void note(std::ostream& output, const std::string& text) const;
@@ -38,6 +46,7 @@ class Conversation {
   const RunRequests& run_;
   std::string system_prompt_;
   int enough_tokens_;
+  Request drawn_;  // how replies are drawn, and how long they may be; without a prompt
   std::vector<ChatMessage> messages_;
   int num_slots_;  // the cache's
   int num_replies_ = 0;

@@ -1,5 +1,6 @@
 #include "common/app/progress.h"
 
+#include <algorithm>
 #include <cstdio>
 #include <iostream>
 #include <utility>
@@ -41,7 +42,8 @@ void Progress::advance(std::int64_t steps) {
             format_percent(static_cast<double>(done_), static_cast<double>(total_)) + ")";
     if (done_ > 0) {
       const double seconds = std::chrono::duration<double>(now - start_).count();
-      line += format(", %.0f s left", seconds * static_cast<double>(total_ - done_) / static_cast<double>(done_));
+      line += format(", %.0f s left", seconds * static_cast<double>(std::max<std::int64_t>(total_ - done_, 0)) /
+                                          static_cast<double>(done_));
     }
   }
   std::fprintf(stderr, "%s%s%s", redraws_ ? kWipeLine : "", line.c_str(), redraws_ ? "" : "\n");

@@ -1,6 +1,5 @@
 #include "common/app/shell.h"
 
-#include <charconv>
 #include <iostream>
 #include <istream>
 #include <ostream>
@@ -11,40 +10,6 @@
 #include "common/base/text.h"
 
 namespace common {
-namespace {
-
-std::vector<std::string> split_words(const std::string& text) {
-  std::istringstream stream(text);
-  std::vector<std::string> words;
-  for (std::string word; stream >> word;) {
-    words.push_back(word);
-  }
-  return words;
-}
-
-}  // namespace
-
-int sequence_id(std::string_view name) {
-  if (name.size() != 1 || name[0] < 'A' || name[0] > 'Z') {
-    throw InputError("a sequence is named by a letter from A to Z, not " + quote(name));
-  }
-  return name[0] - 'A';
-}
-
-char sequence_name(int id) {
-  COMMON_CHECK(id >= 0 && id < 26, "sequences in a demonstration are named A to Z");
-  return static_cast<char>('A' + id);
-}
-
-int parse_count(std::string_view text, int min) {
-  int value = 0;
-  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
-  if (error != std::errc() || end != text.data() + text.size() || value < min) {
-    throw InputError("expected a number from " + std::to_string(min) + " up, not " + quote(text));
-  }
-  return value;
-}
-
 void Shell::add(const std::string& name, const std::string& usage, const std::string& help,
                 std::function<void(const Arguments&, std::ostream&)> run) {
   commands_[name] = {usage, help, split_words(usage).size(), std::move(run)};

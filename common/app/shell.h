@@ -6,33 +6,15 @@
 #include <iosfwd>
 #include <map>
 #include <string>
-#include <string_view>
 #include <vector>
 
-#include "common/base/check.h"
+#include "common/app/words.h"
 
 namespace common {
 
-// Sequences in a demonstration have one-letter names, A to Z: sequence 0 to 25.
-int sequence_id(std::string_view name);  // throws InputError for any other name
-char sequence_name(int id);
-
-// The sequence of that name. Throws InputError unless the stage's manager has it (live) or does not have it (!live).
-template <typename Manager>
-int sequence_named(const Manager& manager, const std::string& name, bool live) {
-  const int sequence = sequence_id(name);
-  if (manager.contains(sequence) != live) {
-    throw InputError("sequence " + name + (live ? " is not there" : " is there already"));
-  }
-  return sequence;
-}
-
-// A whole number, at least `min`. Throws InputError with the text if it is anything else.
-int parse_count(std::string_view text, int min);
-
 class Shell {
  public:
-  using Arguments = std::vector<std::string>;
+  using Arguments = Words;
 
   // usage: the arguments, "NAME COUNT". Their number is checked before `run` is called. `run` prints to the stream that
   // it is given: a shell may serve others than a terminal.

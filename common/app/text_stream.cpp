@@ -15,8 +15,6 @@ namespace {
 
 constexpr std::string_view kUnreadable = "\xEF\xBF\xBD";  // U+FFFD
 
-bool is_control(char32_t code_point) { return code_point < 0x20 || (code_point >= 0x7F && code_point < 0xA0); }
-
 }  // namespace
 
 WordWrap::WordWrap(std::ostream& output, int columns, int indent)
@@ -42,7 +40,7 @@ void WordWrap::write(std::string_view text) {
       }
     } else {
       const char32_t code_point = length > 0 ? decode_utf8(bytes, 0).code_point : 0;
-      const bool is_readable = length > 0 && !is_control(code_point);
+      const bool is_readable = length > 0 && !is_deceptive(code_point);
       write_character(is_readable ? bytes : kUnreadable, is_readable ? display_columns(code_point) : 1);
     }
   }
@@ -92,7 +90,16 @@ void print_prompt(std::ostream& output, std::size_t number, const std::string& p
          << std::string(kTextIndent, ' ');
 }
 
-TextStream::TextStream(const Session& session, std::ostream& output) : session_(session), output_(output) {
+std::string why_nothing(const Completion& completion) {
+  if (!completion.error.empty()) {
+    return (completion.tokens.empty() ? "no reply: " : "\nno reply: ") + completion.error;
+  }
+  const bool is_empty = completion.tokens.empty() && completion.finish_reason == FinishReason::kStop;
+  return is_empty ? "(nothing: the model ended the text at once)" : "";
+}
+
+TextStream::TextStream(const Session& session, std::ostream& output, bool is_quiet)
+    : session_(session), output_(output), is_quiet_(is_quiet) {
   const auto decode = [this](std::span<const Token> tokens) { return session_.tokenizer.decode(tokens); };
   for (const Request& request : session.requests) {
     texts_.push_back({.reply = ReplyStream(request.stop_strings, decode)});
@@ -110,11 +117,10 @@ void TextStream::add(int request, Token token) {
 }
 
 void TextStream::finish(std::span<const Completion> completions) {
-  for (std::size_t i = 0; i < completions.size(); ++i) {
-    if (!completions[i].error.empty()) {
+  for (std::size_t i = 0; i < completions.size() && !is_quiet_; ++i) {
+    if (const std::string reason = why_nothing(completions[i]); !reason.empty()) {
       Text& text = texts_.at(i);
-      text.waiting += text.reply.finish();
-      text.waiting.append(text.num_tokens > 0 ? "\nno reply: " : "no reply: ").append(completions[i].error);
+      text.waiting += text.reply.finish() + reason;
     }
   }
   write_waiting(true);
@@ -130,8 +136,10 @@ void TextStream::write_waiting(bool is_end) {
   while (current_ < texts_.size()) {
     Text& text = texts_[current_];
     if (!wrap_.has_value()) {
-      print_prompt(output_, current_, session_.prompts[current_]);
-      wrap_.emplace(output_, wrap_columns(output_), kTextIndent);
+      if (!is_quiet_) {
+        print_prompt(output_, current_, session_.prompts[current_]);
+      }
+      wrap_.emplace(output_, wrap_columns(output_), is_quiet_ ? 0 : kTextIndent);
     }
     const bool has_ended = is_end || this->has_ended(current_);
     if (has_ended) {

@@ -44,7 +44,8 @@ int wrap_columns(const std::ostream& stream);
 // all texts before it are known to have ended.
 class TextStream {
  public:
-  TextStream(const Session& session, std::ostream& output);
+  // is_quiet: the texts alone, each with a line end.
+  TextStream(const Session& session, std::ostream& output, bool is_quiet = false);
   TextStream(const TextStream&) = delete;
   TextStream& operator=(const TextStream&) = delete;
 
@@ -64,6 +65,7 @@ class TextStream {
 
   const Session& session_;
   std::ostream& output_;
+  bool is_quiet_;
   std::vector<Text> texts_;
   std::size_t current_ = 0;
   std::optional<WordWrap> wrap_;  // the current text's, once it has begun
@@ -72,5 +74,9 @@ class TextStream {
 // Prints the line above a text, "12  "prompt"", dimmed on a terminal, and the blanks before the text.
 void print_prompt(std::ostream& output, std::size_t number, const std::string& prompt);
 inline constexpr int kTextIndent = 4;
+
+// What a person is told in place of a text: "no reply: ..." or that the model has ended it at once. Empty: there is
+// one.
+std::string why_nothing(const Completion& completion);
 
 }  // namespace common

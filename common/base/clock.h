@@ -7,14 +7,15 @@
 #include <thread>
 
 #include "common/base/machine.h"
+#include "common/base/platform.h"
 
 namespace common {
 
 class Clock {
  public:
   virtual ~Clock() = default;
-  virtual double now() const = 0;  // seconds since it was made
-  virtual void wait_until(double time) = 0;
+  virtual double now() const = 0;                  // seconds since it was made
+  virtual void wait_until(double time) = 0;        // or until Ctrl-C is noted
   virtual void step_computed(int num_tokens) = 0;  // called after each forward pass
 };
 
@@ -22,9 +23,9 @@ class RealClock : public Clock {
  public:
   double now() const override { return now_seconds() - start_; }
   void wait_until(double time) override {
-    for (double left = time - now(); left > 0.0; left = time - now()) {
-      std::this_thread::sleep_for(
-          std::chrono::duration<double>(std::min(left, 3600.0)));  // a far longer time would overflow
+    constexpr double kSecondsAtOnce = 0.05;
+    for (double left = time - now(); left > 0.0 && !NoteInterrupts::is_noted(); left = time - now()) {
+      std::this_thread::sleep_for(std::chrono::duration<double>(std::min(left, kSecondsAtOnce)));
     }
   }
   void step_computed(int) override {}

@@ -3,11 +3,13 @@
 #if defined(__unix__) || defined(__APPLE__)
 #define COURSE_POSIX 1
 #include <fcntl.h>
+#include <langinfo.h>
 #include <poll.h>
 #include <sys/ioctl.h>
 #include <sys/mman.h>
 #include <sys/resource.h>
 #include <sys/stat.h>
+#include <termios.h>
 #include <unistd.h>
 #endif
 #ifdef __linux__
@@ -16,6 +18,7 @@
 
 #include <array>
 #include <cerrno>
+#include <clocale>
 #include <csignal>
 #include <cstdlib>
 #include <cstring>
@@ -90,19 +93,45 @@ namespace {
 
 const char* volatile text_on_interrupt = nullptr;
 
+// What HeldTyping has changed: the settings before, valid while is_held.
+termios settings_before = {};
+volatile std::sig_atomic_t is_held = 0;
+volatile std::sig_atomic_t are_pastes_marked = 0;
+constexpr std::string_view kMarkPastes = "\033[?2004h";
+constexpr std::string_view kMarkNoPastes = "\033[?2004l";
+
+void write_escape(std::string_view text) {
+  [[maybe_unused]] const ssize_t written = ::write(STDOUT_FILENO, text.data(), text.size());
+}
+
+// All that it calls may be called by a handler of signals.
+void restore_terminal() {
+  if (are_pastes_marked != 0) {
+    write_escape(kMarkNoPastes);
+  }
+  if (is_held != 0) {
+    ::tcsetattr(STDIN_FILENO, TCSADRAIN, &settings_before);
+  }
+}
+
 extern "C" void write_and_end(int number) {
   if (const char* const text = text_on_interrupt; text != nullptr) {
     [[maybe_unused]] const ssize_t written = ::write(STDOUT_FILENO, text, std::strlen(text));
   }
+  restore_terminal();
   ::signal(number, SIG_DFL);
   ::raise(number);
 }
+
+volatile std::sig_atomic_t are_interrupts_noted = 0;
 
 }  // namespace
 
 void write_on_interrupt(const char* text) {
   text_on_interrupt = text;
-  ::signal(SIGINT, text != nullptr ? write_and_end : SIG_DFL);
+  if (are_interrupts_noted == 0) {
+    ::signal(SIGINT, text != nullptr ? write_and_end : SIG_DFL);
+  }
 }
 
 namespace {
@@ -115,11 +144,25 @@ extern "C" void note_interrupt(int number) {
   const int error = errno;
   num_interrupts = num_interrupts + 1;
   if (num_interrupts > 2) {
-    ::signal(number, SIG_DFL);
-    ::raise(number);
+    write_and_end(number);
   }
   [[maybe_unused]] const ssize_t written = ::write(interrupt_pipe[1], "", 1);
   errno = error;
+}
+
+volatile std::sig_atomic_t has_terminal_changed = 0;
+
+extern "C" void note_change(int) {
+  const int error = errno;
+  has_terminal_changed = 1;
+  [[maybe_unused]] const ssize_t written = ::write(interrupt_pipe[1], "", 1);
+  errno = error;
+}
+
+void drain_interrupt_pipe() {
+  std::array<char, 16> bytes = {};
+  while (::read(interrupt_pipe[0], bytes.data(), bytes.size()) > 0) {
+  }
 }
 
 // Input that has been read but not yet returned as a line.
@@ -150,6 +193,7 @@ NoteInterrupts::NoteInterrupts() {
       ::fcntl(end, F_SETFD, FD_CLOEXEC);
     }
   }
+  are_interrupts_noted = 1;
   handler_before = ::signal(SIGINT, note_interrupt);
   if (handler_before == SIG_IGN) {
     ::signal(SIGINT, SIG_IGN);
@@ -157,6 +201,7 @@ NoteInterrupts::NoteInterrupts() {
 }
 
 NoteInterrupts::~NoteInterrupts() {
+  are_interrupts_noted = 0;
   ::signal(SIGINT, handler_before);
   for (int& end : interrupt_pipe) {
     ::close(end);
@@ -167,10 +212,88 @@ NoteInterrupts::~NoteInterrupts() {
 bool NoteInterrupts::is_noted() { return num_interrupts > 0; }
 
 void NoteInterrupts::clear() {
-  std::array<char, 16> bytes = {};
-  while (::read(interrupt_pipe[0], bytes.data(), bytes.size()) > 0) {
-  }
+  drain_interrupt_pipe();
   num_interrupts = 0;
+}
+
+InputWait wait_for_input() {
+  while (true) {
+    std::array<pollfd, 2> ends = {pollfd{STDIN_FILENO, POLLIN, 0}, pollfd{interrupt_pipe[0], POLLIN, 0}};
+    const bool is_broken_off = ::poll(ends.data(), ends.size(), -1) < 0 && errno == EINTR;
+    if (NoteInterrupts::is_noted()) {
+      return InputWait::kInterrupted;
+    }
+    if (has_terminal_changed != 0) {
+      has_terminal_changed = 0;
+      drain_interrupt_pipe();
+      if (are_pastes_marked != 0) {
+        write_escape(kMarkPastes);  // after Ctrl-Z, a shell has switched it off
+      }
+      return InputWait::kChanged;
+    }
+    if (!is_broken_off) {
+      return InputWait::kReady;
+    }
+  }
+}
+
+HeldTyping::HeldTyping(bool is_edited) : is_edited_(is_edited) {
+  if (!is_input_terminal() || ::tcgetattr(STDIN_FILENO, &settings_before) != 0) {
+    return;
+  }
+  is_held = 1;
+  for (const int number : {SIGTERM, SIGHUP, SIGQUIT}) {
+    if (::signal(number, write_and_end) == SIG_IGN) {
+      ::signal(number, SIG_IGN);
+    }
+  }
+  ::signal(SIGWINCH, note_change);
+  ::signal(SIGCONT, note_change);
+  if (is_edited) {
+    are_pastes_marked = 1;
+    write_escape(kMarkPastes);
+  }
+  hold();
+}
+
+HeldTyping::~HeldTyping() {
+  if (is_held == 0) {
+    return;
+  }
+  restore_terminal();
+  is_held = 0;
+  are_pastes_marked = 0;
+  for (const int number : {SIGTERM, SIGHUP, SIGQUIT, SIGWINCH, SIGCONT}) {
+    ::signal(number, SIG_DFL);
+  }
+}
+
+void HeldTyping::hold() {
+  if (is_held != 0) {
+    termios settings = settings_before;
+    settings.c_lflag &= ~static_cast<tcflag_t>(ECHO);
+    if (is_edited_) {  // without an editor, the system goes on gathering lines, and Ctrl-D stays the input's end
+      settings.c_lflag &= ~static_cast<tcflag_t>(ICANON);
+      settings.c_cc[VMIN] = 1;
+      settings.c_cc[VTIME] = 0;
+    }
+    ::tcsetattr(STDIN_FILENO, TCSADRAIN, &settings);
+  }
+}
+
+void HeldTyping::release() {
+  if (is_held != 0) {
+    ::tcsetattr(STDIN_FILENO, TCSADRAIN, &settings_before);
+  }
+}
+
+bool use_utf8_locale() {
+  for (const char* const name : {"", "C.UTF-8", "en_US.UTF-8", "UTF-8"}) {
+    if (std::setlocale(LC_CTYPE, name) != nullptr && std::string_view(::nl_langinfo(CODESET)) == "UTF-8") {
+      return true;
+    }
+  }
+  return false;
 }
 
 LineInput read_line(std::string& line) {
@@ -178,12 +301,12 @@ LineInput read_line(std::string& line) {
     if (take_line(line, false)) {
       return LineInput::kLine;
     }
-    std::array<pollfd, 2> ends = {pollfd{STDIN_FILENO, POLLIN, 0}, pollfd{interrupt_pipe[0], POLLIN, 0}};
-    if (::poll(ends.data(), ends.size(), -1) < 0 && errno == EINTR) {
-      continue;  // the handler has written to the pipe
-    }
-    if (NoteInterrupts::is_noted()) {
+    const InputWait wait = wait_for_input();
+    if (wait == InputWait::kInterrupted) {
       return LineInput::kInterrupted;
+    }
+    if (wait == InputWait::kChanged) {
+      continue;
     }
     std::array<char, 4096> bytes = {};
     const ssize_t count = ::read(STDIN_FILENO, bytes.data(), bytes.size());
@@ -195,6 +318,12 @@ LineInput read_line(std::string& line) {
     }
     input_ahead().append(bytes.data(), static_cast<std::size_t>(count));
   }
+}
+
+bool has_gpu_driver() {
+  std::error_code ignored;
+  // Of Linux, and of Linux under Windows.
+  return std::filesystem::exists("/dev/nvidiactl", ignored) || std::filesystem::exists("/dev/dxg", ignored);
 }
 
 std::int64_t peak_resident_bytes() {
@@ -291,6 +420,14 @@ NoteInterrupts::NoteInterrupts() = default;
 NoteInterrupts::~NoteInterrupts() = default;
 bool NoteInterrupts::is_noted() { return false; }
 void NoteInterrupts::clear() {}
+
+InputWait wait_for_input() { return InputWait::kReady; }
+HeldTyping::HeldTyping(bool) {}
+HeldTyping::~HeldTyping() = default;
+void HeldTyping::hold() {}
+void HeldTyping::release() {}
+bool use_utf8_locale() { return false; }
+bool has_gpu_driver() { return false; }
 
 LineInput read_line(std::string& line) { return std::getline(std::cin, line) ? LineInput::kLine : LineInput::kEnd; }
 

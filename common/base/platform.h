@@ -40,7 +40,8 @@ class Interrupted : public std::exception {
   const char* what() const noexcept override { return "interrupted"; }
 };
 
-// While it lives, Ctrl-C (SIGINT) is only noted; the third one that has not been cleared ends the program all the same.
+// While it lives, Ctrl-C (SIGINT) is only noted; the third one that has not been cleared ends the program all the same
+// (and what write_on_interrupt() and HeldTyping have arranged is done).
 // A signal that was ignored from the start, as in a shell's background jobs, stays ignored. At most one object exists
 // at a time.
 class NoteInterrupts {
@@ -54,6 +55,36 @@ class NoteInterrupts {
   static void clear();
 };
 
+// Waits until standard input can be read, or has ended.
+enum class InputWait {
+  kReady,
+  kInterrupted,  // Ctrl-C has been noted
+  kChanged,      // while typing is held: the terminal has another size, or the program continues after Ctrl-Z
+};
+InputWait wait_for_input();
+
+// While typing is held, the terminal that standard input is connected to does not show what is typed, which waits until
+// it is read; Ctrl-C and Ctrl-Z work. For a line editor (`is_edited`), it is read character by character, and a paste
+// is marked as such (bracketed paste): it comes between ESC [200~ and ESC [201~. The destructor, and a signal that ends
+// the program, undo all that. Without a terminal nothing happens. At most one object exists at a time.
+class HeldTyping {
+ public:
+  explicit HeldTyping(bool is_edited);
+  ~HeldTyping();
+  HeldTyping(const HeldTyping&) = delete;
+  HeldTyping& operator=(const HeldTyping&) = delete;
+
+  void hold();     // the constructor does it too
+  void release();  // the terminal shows, and lets edit, a line as it did before
+
+ private:
+  bool is_edited_;
+};
+
+// Makes the C library take characters for UTF-8, whatever the environment says of languages. Returns whether it does.
+// Not to be called while other threads run that depend on the locale.
+bool use_utf8_locale();
+
 // Reads a line of standard input, and removes its line end, which the last line may lack. Nothing else may read
 // standard input.
 enum class LineInput {
@@ -62,6 +93,9 @@ enum class LineInput {
   kInterrupted,  // Ctrl-C has been noted; what was typed before it is lost
 };
 LineInput read_line(std::string& line);
+
+// Whether the driver of an NVIDIA GPU is there, whatever a program may do with it.
+bool has_gpu_driver();
 
 // The peak resident memory of this process, in bytes; 0 where the system does not report it.
 std::int64_t peak_resident_bytes();

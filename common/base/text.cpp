@@ -20,22 +20,10 @@ std::string escape_bytes(std::string_view bytes) {
   return escaped;
 }
 
-// Characters that may mislead a reader: U+0080 to U+009F, which terminals may execute like the control characters below
-// ' '; line and paragraph separators; and marks, embeddings, overrides and isolates, which change the direction of a
-// text and so the order in which its characters are shown.
-bool is_deceptive(char32_t code_point) {
-  const auto lies_between = [&](char32_t first, char32_t last) { return code_point >= first && code_point <= last; };
-  return lies_between(0x80, 0x9F) || code_point == 0x61C || lies_between(0x200E, 0x200F) ||
-         lies_between(0x2028, 0x202E) || lies_between(0x2066, 0x2069);
-}
-
 // character: valid UTF-8.
 std::string escape_character(std::string_view character) {
-  if (is_deceptive(decode_utf8(character, 0).code_point)) {
-    return escape_bytes(character);
-  }
   if (character.size() > 1) {
-    return std::string(character);
+    return is_deceptive(decode_utf8(character, 0).code_point) ? escape_bytes(character) : std::string(character);
   }
   switch (character[0]) {
     case '\n':
@@ -51,11 +39,16 @@ std::string escape_character(std::string_view character) {
     default:
       break;
   }
-  const bool printable = character[0] >= ' ' && character[0] <= '~';
-  return printable ? std::string(character) : escape_bytes(character);
+  return is_deceptive(static_cast<unsigned char>(character[0])) ? escape_bytes(character) : std::string(character);
 }
 
 }  // namespace
+
+bool is_deceptive(char32_t code_point) {
+  const auto lies_between = [&](char32_t first, char32_t last) { return code_point >= first && code_point <= last; };
+  return code_point < 0x20 || lies_between(0x7F, 0x9F) || code_point == 0x61C || lies_between(0x200E, 0x200F) ||
+         lies_between(0x2028, 0x202E) || lies_between(0x2066, 0x2069);
+}
 
 std::string format(const char* pattern, ...) {
   std::va_list arguments;

@@ -79,6 +79,18 @@ else()
   list(APPEND course_missing_packages libxxhash-dev)
 endif()
 
+# Optional: `chat` edits its lines with it. Systems without pkg-config files for it (macOS) have it too, so it is found
+# by name.
+find_path(LIBEDIT_INCLUDE_DIR histedit.h)
+find_library(LIBEDIT_LIBRARY edit)
+mark_as_advanced(LIBEDIT_INCLUDE_DIR LIBEDIT_LIBRARY)
+add_library(course_libedit INTERFACE)
+if(COURSE_LIBEDIT AND LIBEDIT_INCLUDE_DIR AND LIBEDIT_LIBRARY)
+  target_include_directories(course_libedit SYSTEM INTERFACE ${LIBEDIT_INCLUDE_DIR})
+  target_link_libraries(course_libedit INTERFACE ${LIBEDIT_LIBRARY})
+  target_compile_definitions(course_libedit INTERFACE COURSE_LIBEDIT)
+endif()
+
 if(COURSE_TESTS)
   find_package(Catch2 QUIET)
   if(NOT TARGET Catch2::Catch2)

@@ -2,8 +2,8 @@
 
 # add_stage(stage3_online_softmax): the only line of a stage's CMakeLists.txt.
 #
-#   stage3_lib   every .cpp of the folder and of demo/, but main.cpp; with CUDA, kernels/ too, and production/ unless
-#                COURSE_PRODUCTION is OFF
+#   stage3_lib   every .cpp of the folder and of demo/, but main.cpp, and of production/'s own folders; with CUDA, kernels/
+#                too, and all of production/. With COURSE_PRODUCTION OFF nothing of production/
 #   stage3       main.cpp; the program lands at the top of the build folder
 #   build/stages/stage3 -> the folder, so that tests write #include "stage3/attention.h" wherever the sources are
 #
@@ -38,8 +38,13 @@ function(add_stage folder)
       list(APPEND kernels ${production})
     endif()
   endif()
+  set(host_production "")
+  if(COURSE_PRODUCTION)
+    # What needs no CUDA there has a folder of its own.
+    file(GLOB host_production CONFIGURE_DEPENDS ${directory}/production/*/*.cpp)
+  endif()
 
-  add_library(${stage}_lib STATIC ${sources} ${kernels})
+  add_library(${stage}_lib STATIC ${sources} ${kernels} ${host_production})
   target_include_directories(${stage}_lib PUBLIC ${PROJECT_BINARY_DIR}/stages)
   target_link_libraries(${stage}_lib PUBLIC common PRIVATE course_warnings)
   course_precompile_eigen(${stage}_lib)
@@ -48,13 +53,17 @@ function(add_stage folder)
   endif()
   if(kernels)
     target_link_libraries(${stage}_lib PUBLIC course_cuda)
-    if(COURSE_PRODUCTION)
-      target_compile_definitions(${stage}_lib PUBLIC COURSE_PRODUCTION)
-    endif()
+  endif()
+  if(COURSE_PRODUCTION AND (kernels OR host_production))
+    target_compile_definitions(${stage}_lib PUBLIC COURSE_PRODUCTION)
   endif()
   # The ladder of kernels, for tests and benchmarks: no program of a stage needs it. Its last rows are kernels of
   # production/.
   file(GLOB steps CONFIGURE_DEPENDS ${directory}/ladder/*.cu ${directory}/ladder/*.cpp)
+  if(steps)  # whose measurements a picture shows
+    set_source_files_properties(${directory}/demo/pictures.cpp PROPERTIES
+      COMPILE_DEFINITIONS STAGE_SOURCE_DIR="${directory}")
+  endif()
   if(NOT COURSE_PRODUCTION)
     list(FILTER steps EXCLUDE REGEX "/(prompt_)?production\\.cu$")
   endif()
@@ -75,9 +84,10 @@ function(add_stage folder)
     endif()
   endif()
   # Puts the path into the command line of every dependent, so that a change of STAGE<N>_DIR rebuilds them. File times
-  # do not, if the other folder's headers are older than the objects.
-  target_compile_definitions(${stage}_lib PUBLIC STAGE${number}_SOURCE_DIR="${directory}"
-                             PRIVATE STAGE_SOURCE_DIR="${directory}")
+  # do not, if the other folder's headers are older than the objects. Relative, so that commands are the same in every
+  # checkout, for a compiler cache.
+  file(RELATIVE_PATH relative ${PROJECT_SOURCE_DIR} ${directory})
+  target_compile_definitions(${stage}_lib PUBLIC STAGE${number}_SOURCE_DIR="${relative}")
 
   add_executable(${stage} ${directory}/main.cpp)
   target_compile_definitions(${stage} PRIVATE STAGE_NAME="${stage}")

@@ -16,6 +16,10 @@
 #define COURSE_DYNAMIC_SHARED(alignment, name) \
   extern __shared__ __align__(alignment)       \
   unsigned char name[]
+// The same, as one object.
+#define COURSE_SHARED_OBJECT(Type, name)  \
+  extern __shared__ Type name##_memory[]; \
+  Type& name = *name##_memory
 
 // Whether the target chip has asynchronous copies of whole stretches of memory, barriers that count their bytes, and
 // clusters: compute capability 9.0 and newer. On older chips each thread copies 16 bytes.
@@ -248,8 +252,8 @@ __device__ __forceinline__ void wait_for_previous_launch() {
 }
 
 // Lets the next launch start as soon as there is room, even while the previous launch still runs, unless this launch
-// has called wait_for_previous_launch() before. So the next launch must not touch memory before it has waited
-// itself.
+// has called wait_for_previous_launch() before. So until the next launch has waited itself, it must not read what this
+// one may still write, nor write what this one may still read.
 __device__ __forceinline__ void allow_next_launch() {
 #if __CUDA_ARCH__ >= 900
   asm volatile("griddepcontrol.launch_dependents;" ::: "memory");

@@ -14,7 +14,7 @@
 #include <cstdint>
 #include <cstring>
 
-#if (defined(__AVX512F__) || defined(__F16C__)) && !defined(COMMON_PLAIN_LANES)
+#if (defined(__AVX512F__) || defined(__AVX2__) || defined(__F16C__)) && !defined(COMMON_PLAIN_LANES)
 #include <immintrin.h>
 #endif
 
@@ -36,9 +36,94 @@ inline float float_of_half(std::uint16_t half) {
 #endif
 }
 
-#if defined(__GNUC__) && !defined(COMMON_PLAIN_LANES)
+#if defined(__GNUC__) && defined(__AVX2__) && !defined(__AVX512F__) && !defined(COMMON_PLAIN_LANES)
 
-// One AVX-512 register, or two or four of a smaller machine.
+namespace lanes {
+using EightFloats [[gnu::vector_size(32)]] = float;
+using EightIntegers [[gnu::vector_size(32)]] = std::int32_t;
+
+// Two registers of eight lanes. g++ keeps a vector that is wider than a register in memory, and so every sum in a loop.
+template <typename Number, typename Eight>
+struct Pair {
+  using Register = Eight;
+  std::array<Register, 2> half;
+
+  Number operator[](std::size_t i) const { return half[i / 8][i % 8]; }
+  friend Pair operator+(const Pair& a, Number b) { return {{a.half[0] + b, a.half[1] + b}}; }
+  friend Pair operator-(const Pair& a, Number b) { return {{a.half[0] - b, a.half[1] - b}}; }
+  friend Pair operator*(const Pair& a, Number b) { return {{a.half[0] * b, a.half[1] * b}}; }
+  friend Pair operator&(const Pair& a, Number b) { return {{a.half[0] & b, a.half[1] & b}}; }
+  friend Pair operator<<(const Pair& a, int b) { return {{a.half[0] << b, a.half[1] << b}}; }
+  friend Pair operator>>(const Pair& a, int b) { return {{a.half[0] >> b, a.half[1] >> b}}; }
+  friend Pair operator|(const Pair& a, const Pair& b) { return {{a.half[0] | b.half[0], a.half[1] | b.half[1]}}; }
+  friend Pair operator+(const Pair& a, const Pair& b) { return {{a.half[0] + b.half[0], a.half[1] + b.half[1]}}; }
+  friend Pair operator*(const Pair& a, const Pair& b) { return {{a.half[0] * b.half[0], a.half[1] * b.half[1]}}; }
+  Pair& operator+=(const Pair& b) { return *this = *this + b; }
+  Pair& operator*=(Number b) { return *this = *this * b; }
+};
+}  // namespace lanes
+
+using Packet = lanes::Pair<float, lanes::EightFloats>;
+using Integers = lanes::Pair<std::int32_t, lanes::EightIntegers>;
+
+inline void load_uint8(const std::uint8_t* data, Integers& out) {
+  for (std::size_t i = 0; i < 2; ++i) {
+    const __m128i bytes = _mm_loadl_epi64(reinterpret_cast<const __m128i*>(data + 8 * i));
+    out.half[i] = reinterpret_cast<Integers::Register>(_mm256_cvtepu8_epi32(bytes));
+  }
+}
+inline void load_int8(const std::uint8_t* data, Integers& out) {
+  for (std::size_t i = 0; i < 2; ++i) {
+    const __m128i bytes = _mm_loadl_epi64(reinterpret_cast<const __m128i*>(data + 8 * i));
+    out.half[i] = reinterpret_cast<Integers::Register>(_mm256_cvtepi8_epi32(bytes));
+  }
+}
+inline void load_uint16(const std::uint8_t* data, Integers& out) {
+  for (std::size_t i = 0; i < 2; ++i) {
+    const __m128i halves = _mm_loadu_si128(reinterpret_cast<const __m128i*>(data + 16 * i));
+    out.half[i] = reinterpret_cast<Integers::Register>(_mm256_cvtepu16_epi32(halves));
+  }
+}
+
+inline void shift_by_lane(std::uint32_t bits, Integers& out) {
+  constexpr Integers::Register kLane = {0, 1, 2, 3, 4, 5, 6, 7};
+  const auto number = static_cast<std::int32_t>(bits);
+  out.half[0] = (Integers::Register{} + number) >> kLane;
+  out.half[1] = (Integers::Register{} + number) >> (kLane + 8);
+}
+
+inline void look_up(const std::array<std::int32_t, kNumLanes>& table, const Integers& index, Integers& out) {
+  const __m256i low = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(table.data()));
+  const __m256i high = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(table.data() + 8));
+  for (std::size_t i = 0; i < 2; ++i) {
+    const auto at = reinterpret_cast<__m256i>(index.half[i]);
+    const __m256i is_high = _mm256_cmpgt_epi32(at, _mm256_set1_epi32(7));
+    out.half[i] = reinterpret_cast<Integers::Register>(
+        _mm256_blendv_epi8(_mm256_permutevar8x32_epi32(low, at), _mm256_permutevar8x32_epi32(high, at), is_high));
+  }
+}
+
+inline void to_floats(const Integers& integers, Packet& out) {
+  for (std::size_t i = 0; i < 2; ++i) {
+    out.half[i] = __builtin_convertvector(integers.half[i], Packet::Register);
+  }
+}
+
+// The floats that have these bits, and the bits that these floats have.
+inline void floats_of_bits(const Integers& bits, Packet& out) {
+  for (std::size_t i = 0; i < 2; ++i) {
+    out.half[i] = reinterpret_cast<Packet::Register>(bits.half[i]);
+  }
+}
+inline void bits_of_floats(const Packet& floats, Integers& out) {
+  for (std::size_t i = 0; i < 2; ++i) {
+    out.half[i] = reinterpret_cast<Integers::Register>(floats.half[i]);
+  }
+}
+
+#elif defined(__GNUC__) && !defined(COMMON_PLAIN_LANES)
+
+// One AVX-512 register, or four of a smaller machine.
 using Packet [[gnu::vector_size(4 * kNumLanes)]] = float;
 using Integers [[gnu::vector_size(4 * kNumLanes)]] = std::int32_t;
 
@@ -200,7 +285,16 @@ inline void spread_bytes(const std::array<std::uint32_t, 4>& words, Integers& ou
 }
 
 // Floats in memory need not be aligned.
-inline void load(const float* data, Packet& out) { std::memcpy(&out, data, sizeof out); }
+template <typename Lanes>
+inline void load(const float* data, Lanes& out) {
+  if constexpr (requires { out.half; }) {
+    // As one, g++ may copy them in smaller pieces, through memory.
+    std::memcpy(&out.half[0], data, sizeof out.half[0]);
+    std::memcpy(&out.half[1], data + kNumLanes / 2, sizeof out.half[1]);
+  } else {
+    std::memcpy(&out, data, sizeof out);
+  }
+}
 inline void store(const Packet& packet, float* data) { std::memcpy(data, &packet, sizeof packet); }
 
 inline float sum_of(const Packet& packet) {

@@ -118,17 +118,42 @@ std::vector<Candidate> keep_most_likely(std::span<const float> logits, float max
   return candidates;
 }
 
-std::vector<float> penalise(std::span<const float> logits, float repetition_penalty, std::span<const Token> prompt,
-                            std::span<const Token> reply) {
+bool has_penalties(const SamplingOptions& options) {
+  return options.repetition_penalty != 1.0F || options.presence_penalty != 0.0F || options.frequency_penalty != 0.0F;
+}
+
+// Applies the options that depend on the token alone and on the tokens before, in the order that SamplingOptions says.
+std::vector<float> adjusted(std::span<const float> logits, const SamplingOptions& options,
+                            std::span<const Token> prompt, std::span<const Token> reply) {
   std::vector<float> result(logits.begin(), logits.end());
+  for (const auto& [token, bias] : options.logit_bias) {
+    if (token >= 0 && static_cast<std::size_t>(token) < result.size()) {
+      result[static_cast<std::size_t>(token)] += bias;
+    }
+  }
+  if (!has_penalties(options)) {
+    return result;
+  }
   std::vector<bool> is_used(logits.size());
+  std::vector<int> num_in_reply(logits.size());
   for (const std::span<const Token> tokens : {prompt, reply}) {
     for (const Token token : tokens) {
       const auto index = static_cast<std::size_t>(token);
       if (index < result.size() && !is_used[index]) {
         is_used[index] = true;
-        result[index] = penalised(result[index], repetition_penalty);
+        result[index] = penalised(result[index], options.repetition_penalty);
       }
+    }
+  }
+  for (const Token token : reply) {
+    const auto index = static_cast<std::size_t>(token);
+    if (index < result.size()) {
+      num_in_reply[index] += 1;
+    }
+  }
+  for (std::size_t index = 0; index < result.size(); ++index) {
+    if (num_in_reply[index] > 0) {
+      result[index] -= options.presence_penalty + options.frequency_penalty * static_cast<float>(num_in_reply[index]);
     }
   }
   return result;
@@ -167,7 +192,22 @@ std::string problem_of(const SamplingOptions& options) {
   if (!std::isfinite(options.repetition_penalty) || options.repetition_penalty <= 0.0F) {
     return "repetition_penalty must be more than 0";
   }
+  if (!std::isfinite(options.presence_penalty) || !std::isfinite(options.frequency_penalty)) {
+    return "presence_penalty and frequency_penalty must be finite";
+  }
+  if (!std::all_of(options.logit_bias.begin(), options.logit_bias.end(),
+                   [](const TokenBias& entry) { return std::isfinite(entry.bias); })) {
+    return "each logit_bias must be finite";
+  }
   return "";
+}
+
+bool needs_host(const SamplingOptions& options) {
+  return options.presence_penalty != 0.0F || options.frequency_penalty != 0.0F || !options.logit_bias.empty();
+}
+
+bool is_greedy(const SamplingOptions& options) {
+  return options.temperature == 0.0F && options.repetition_penalty == 1.0F && !needs_host(options);
 }
 
 float min_score(const SamplingOptions& options) { return std::log(options.min_p); }
@@ -176,8 +216,8 @@ Token sample(std::span<const float> logits, const SamplingOptions& options, std:
              std::span<const Token> prompt, std::span<const Token> reply) {
   COMMON_CHECK(problem_of(options).empty(), problem_of(options));
   std::vector<float> changed;
-  if (options.repetition_penalty != 1.0F) {
-    changed = penalise(logits, options.repetition_penalty, prompt, reply);
+  if (has_penalties(options) || !options.logit_bias.empty()) {
+    changed = adjusted(logits, options, prompt, reply);
     logits = changed;
   }
   const Token most_likely = argmax(logits);

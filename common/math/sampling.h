@@ -25,7 +25,14 @@ class Random {
   std::uint64_t num_drawn_ = 0;
 };
 
-// In the order in which they apply: repetition_penalty, temperature, min_p, top_k, top_p (vLLM's order).
+// Added to a token's logit. A token outside of the vocabulary has none.
+struct TokenBias {
+  Token token = 0;
+  float bias = 0.0F;
+};
+
+// In the order in which they apply: logit_bias, repetition_penalty, frequency_penalty and presence_penalty,
+// temperature, min_p, top_k, top_p (vLLM's order).
 struct SamplingOptions {
   float temperature = 0.0F;  // 0 is greedy
   int top_k = 0;             // keep the k most likely tokens; 0 keeps all
@@ -33,15 +40,21 @@ struct SamplingOptions {
   float min_p = 0.0F;        // keep tokens that are at least min_p times as likely as the most likely one
   float repetition_penalty = 1.0F;  // divides positive logits of tokens that have been used, multiplies negative ones
   std::uint64_t seed = 0;
+  // OpenAI's penalties count the reply alone: subtracted from the logit of a token that it has, and once more for each
+  // time.
+  float presence_penalty = 0.0F;
+  float frequency_penalty = 0.0F;
+  std::vector<TokenBias> logit_bias = {};
 };
 
 // Why the options can't be used; empty if they can.
 std::string problem_of(const SamplingOptions& options);
 
 // Whether the next token is always the one with the largest logit.
-inline bool is_greedy(const SamplingOptions& options) {
-  return options.temperature == 0.0F && options.repetition_penalty == 1.0F;
-}
+bool is_greedy(const SamplingOptions& options);
+
+// Whether the options have what sample() applies and a GPU's sampler does not know: such rows are drawn on the host.
+bool needs_host(const SamplingOptions& options);
 
 // The least score (common/math/gumbel.h) that min_p keeps. Computed on the host, also for a GPU.
 float min_score(const SamplingOptions& options);
@@ -53,7 +66,7 @@ Token argmax(std::span<const float> logits);
 // Draws one token: of the tokens that the options keep, the one with the largest logit / temperature + Gumbel noise
 // (common/math/gumbel.h), the lowest id on a tie. `position` is the number of tokens before this one, prompt included.
 // `sample_index` makes several texts from one prompt and seed differ. `prompt` and `reply` are the tokens before, which
-// only the repetition penalty needs. Equal arguments give equal tokens: no state is kept between calls. Throws
+// only penalties need. Equal arguments give equal tokens: no state is kept between calls. Throws
 // CheckError on options out of range and on logits that argmax refuses or that contain +inf.
 Token sample(std::span<const float> logits, const SamplingOptions& options, std::int64_t position, int sample_index = 0,
              std::span<const Token> prompt = {}, std::span<const Token> reply = {});

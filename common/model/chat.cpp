@@ -1,12 +1,14 @@
 #include "common/model/chat.h"
 
 #include <algorithm>
+#include <array>
 #include <cstddef>
 #include <optional>
 #include <string_view>
 #include <utility>
 
 #include "common/base/check.h"
+#include "common/base/text.h"
 
 namespace common {
 namespace {
@@ -63,11 +65,19 @@ std::optional<std::string> read_literal(std::string_view text, std::size_t begin
 
 enum class Format { kPlain, kChatMl, kLlama2, kLlama3, kGemma };
 
+constexpr const char* kQwen3 = "qwen3";  // ChatML, with thoughts
+constexpr std::array<std::pair<const char*, Format>, 5> kFormats = {{{"chatml", Format::kChatMl},
+                                                                     {"llama2", Format::kLlama2},
+                                                                     {"llama3", Format::kLlama3},
+                                                                     {"gemma", Format::kGemma},
+                                                                     {"none", Format::kPlain}}};
+
 struct Template {
   Format format = Format::kPlain;
   std::optional<std::string> system_prompt = std::nullopt;  // default, if a conversation has none
   std::string system_opening = {};                          // Llama 3.1 and later: precedes any system prompt
   bool drops_thoughts = false;                              // Qwen 3: earlier replies lose what is before </think>
+  bool switches_thinking = false;                           // Qwen 3: may begin the reply with an empty thought
   bool repeats_bos = false;                                 // Llama 2: before each user message
   bool trims = false;                                       // the messages
 };
@@ -136,7 +146,9 @@ Template recognise(const Gguf& file) {
   if (is_chat_ml && contains(program, "'<|im_start|>assistant\\n'")) {
     return {.format = Format::kChatMl,
             .system_prompt = default_system_prompt(file, chat_template),
-            .drops_thoughts = contains(program, ".split('</think>')[-1]")};
+            .drops_thoughts = contains(program, ".split('</think>')[-1]"),
+            .switches_thinking =
+                contains(program, "enable_thinking") && contains(program, "'<think>\\n\\n</think>\\n\\n'")};
   }
   constexpr std::string_view kLlama3 =
       "'<|start_header_id|>'+message['role']+'<|end_header_id|>\\n\\n'+message['content']";
@@ -156,6 +168,31 @@ Template recognise(const Gguf& file) {
     return {.format = Format::kGemma, .trims = trims};
   }
   refuse(file, "its format is not supported (supported: ChatML, Llama 2, Llama 3, Qwen, Gemma)");
+}
+
+// A format by its name, as the template of its first model is. Without a default system prompt or dates: those are a
+// file's own.
+Template named(const std::string& name) {
+  const auto* const found =
+      std::find_if(kFormats.begin(), kFormats.end(), [&](const auto& known) { return name == known.first; });
+  if (name == kQwen3) {
+    return {.format = Format::kChatMl, .drops_thoughts = true, .switches_thinking = true};
+  }
+  if (found == kFormats.end()) {
+    std::string names;
+    for (const std::string& known : chat_formats()) {
+      names += (names.empty() ? "" : ", ") + known;
+    }
+    throw InputError("there is no chat template of the name " + quote(name) + " (known: " + names + ")");
+  }
+  const Format format = found->second;
+  return {.format = format,
+          .repeats_bos = format == Format::kLlama2,
+          .trims = format == Format::kLlama2 || format == Format::kLlama3 || format == Format::kGemma};
+}
+
+Template template_of(const Gguf& file, const ChatOptions& options) {
+  return options.format.empty() ? recognise(file) : named(options.format);
 }
 
 // --- A conversation in pieces -----------------------------------------------------------------------------------
@@ -252,7 +289,7 @@ void add_plain(Pieces& pieces, const std::vector<ChatMessage>& messages) {
   }
 }
 
-void add_chat_ml(Pieces& pieces, const std::vector<ChatMessage>& messages) {
+void add_chat_ml(Pieces& pieces, const std::vector<ChatMessage>& messages, bool has_empty_thought) {
   for (const ChatMessage& message : messages) {
     pieces.special(kStart);
     pieces.text(message.role + "\n");
@@ -262,6 +299,9 @@ void add_chat_ml(Pieces& pieces, const std::vector<ChatMessage>& messages) {
   }
   pieces.special(kStart);
   pieces.text("assistant\n");
+  if (has_empty_thought) {
+    pieces.text("<think>\n\n</think>\n\n");
+  }
 }
 
 void add_llama2(Pieces& pieces, const Template& chat_template, const std::vector<ChatMessage>& messages) {
@@ -318,8 +358,8 @@ void add_gemma(Pieces& pieces, const std::vector<ChatMessage>& messages) {
   pieces.text("model\n");
 }
 
-std::vector<Piece> pieces_of(const Gguf& file, std::span<const ChatMessage> messages) {
-  const Template chat_template = recognise(file);
+std::vector<Piece> pieces_of(const Gguf& file, std::span<const ChatMessage> messages, const ChatOptions& options) {
+  const Template chat_template = template_of(file, options);
   const std::vector<ChatMessage> conversation = completed(chat_template, messages);
   Pieces pieces(file, chat_template);
   switch (chat_template.format) {
@@ -327,7 +367,7 @@ std::vector<Piece> pieces_of(const Gguf& file, std::span<const ChatMessage> mess
       add_plain(pieces, conversation);
       break;
     case Format::kChatMl:
-      add_chat_ml(pieces, conversation);
+      add_chat_ml(pieces, conversation, chat_template.switches_thinking && !options.enable_thinking);
       break;
     case Format::kLlama2:
       add_llama2(pieces, chat_template, conversation);
@@ -354,9 +394,34 @@ Token find_special(const Gguf& file, const Tokenizer& tokenizer, std::string_vie
 
 bool has_chat_template(const Gguf& file) { return file.has(kTemplateKey); }
 
-std::vector<Token> encode_chat(const Gguf& file, const Tokenizer& tokenizer, std::span<const ChatMessage> messages) {
+std::vector<std::string> chat_formats() {
+  std::vector<std::string> names;
+  names.reserve(kFormats.size() + 1);
+  for (const auto& [name, format] : kFormats) {
+    names.emplace_back(name);
+  }
+  names.insert(names.begin() + 1, kQwen3);
+  return names;
+}
+
+std::string chat_format(const Gguf& file, const ChatOptions& options) {
+  const Template chat_template = template_of(file, options);
+  if (chat_template.switches_thinking) {
+    return kQwen3;
+  }
+  return std::find_if(kFormats.begin(), kFormats.end(),
+                      [&](const auto& known) { return known.second == chat_template.format; })
+      ->first;
+}
+
+bool can_switch_thinking(const Gguf& file, const ChatOptions& options) {
+  return template_of(file, options).switches_thinking;
+}
+
+std::vector<Token> encode_chat(const Gguf& file, const Tokenizer& tokenizer, std::span<const ChatMessage> messages,
+                               const ChatOptions& options) {
   std::vector<Token> result;
-  for (const Piece& piece : pieces_of(file, messages)) {
+  for (const Piece& piece : pieces_of(file, messages, options)) {
     std::vector<Token> tokens = piece.tokens;
     if (piece.is_special) {
       tokens = {find_special(file, tokenizer, piece.text)};
@@ -371,12 +436,12 @@ std::vector<Token> encode_chat(const Gguf& file, const Tokenizer& tokenizer, std
   return result;
 }
 
-std::vector<Token> chat_stop_tokens(const Gguf& file, const Tokenizer& tokenizer) {
+std::vector<Token> chat_stop_tokens(const Gguf& file, const Tokenizer& tokenizer, const ChatOptions& options) {
   std::vector<Token> result;
   if (tokenizer.eos().has_value()) {
     result.push_back(*tokenizer.eos());
   }
-  const Format format = recognise(file).format;
+  const Format format = template_of(file, options).format;
   const char* const end = format == Format::kChatMl   ? "<|im_end|>"
                           : format == Format::kLlama3 ? "<|eot_id|>"
                           : format == Format::kGemma  ? "<end_of_turn>"
@@ -387,9 +452,9 @@ std::vector<Token> chat_stop_tokens(const Gguf& file, const Tokenizer& tokenizer
   return result;
 }
 
-std::string apply_chat_template(const Gguf& file, std::span<const ChatMessage> messages) {
+std::string apply_chat_template(const Gguf& file, std::span<const ChatMessage> messages, const ChatOptions& options) {
   std::string text;
-  for (const Piece& piece : pieces_of(file, messages)) {
+  for (const Piece& piece : pieces_of(file, messages, options)) {
     text += piece.text;
   }
   return text;

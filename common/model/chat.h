@@ -28,19 +28,35 @@ struct ChatMessage {
 
 bool has_chat_template(const Gguf& file);
 
+struct ChatOptions {
+  std::string format = {};  // one of chat_formats(), in place of the file's template; empty: the file's
+  // False: the reply begins behind an empty thought, as Qwen 3's template does it. Changes nothing if
+  // !can_switch_thinking().
+  bool enable_thinking = true;
+};
+
+// "chatml", "llama2" …: the formats of above, and "none".
+std::vector<std::string> chat_formats();
+// The format of the file's template, or the one chosen. Throws InputError as encode_chat() does.
+std::string chat_format(const Gguf& file, const ChatOptions& options = {});
+bool can_switch_thinking(const Gguf& file, const ChatOptions& options = {});
+
 // The tokens of a conversation, up to where the answer begins. If the template has a default system prompt, it is put
 // in front of messages that do not begin with a system message. BOS comes first if the model uses it and the
 // conversation does not begin with it anyway.
 // Only the template itself produces special tokens: "<|im_end|>" inside a message is encoded as its ten characters, so
 // a message cannot end itself and continue in another role.
-// Throws InputError if the file's chat template is none of the above, and on invalid UTF-8.
-std::vector<Token> encode_chat(const Gguf& file, const Tokenizer& tokenizer, std::span<const ChatMessage> messages);
+// Throws InputError if the file's chat template is none of the above, or if there is no format of the name chosen, and
+// on invalid UTF-8.
+std::vector<Token> encode_chat(const Gguf& file, const Tokenizer& tokenizer, std::span<const ChatMessage> messages,
+                               const ChatOptions& options = {});
 
 // The tokens that end a reply: EOS, and the template's own.
-std::vector<Token> chat_stop_tokens(const Gguf& file, const Tokenizer& tokenizer);
+std::vector<Token> chat_stop_tokens(const Gguf& file, const Tokenizer& tokenizer, const ChatOptions& options = {});
 
 // The same conversation as text, for reading. Do not encode this with parse_special to make a prompt: special
 // spellings inside the messages would become special tokens. encode_chat() is the safe way.
-std::string apply_chat_template(const Gguf& file, std::span<const ChatMessage> messages);
+std::string apply_chat_template(const Gguf& file, std::span<const ChatMessage> messages,
+                                const ChatOptions& options = {});
 
 }  // namespace common

@@ -3,6 +3,7 @@
 
 #include <cstdint>
 #include <functional>
+#include <optional>
 #include <span>
 #include <string>
 #include <string_view>
@@ -23,10 +24,18 @@ struct Request {
   std::uint64_t cache_salt = 0;    // requests with different salts never share blocks of a prefix cache
   StopStrings stop_strings = {};   // each ends the text: the token that completes it is the last one
   int num_logprobs = 0;            // log-probabilities of each token and of this many most likely ones; 0: none
+  int min_tokens = 0;              // no stop token is drawn before so many others
+  // The reply begins with these, whatever the logits say: so a given text's log-probabilities are found.
+  std::vector<Token> forced = {};
+  // Max drafts of a step, by an engine that speculates; absent: as the engine's options say.
+  std::optional<int> num_speculative_tokens = std::nullopt;
 };
 
 // Whether the next token is always the one with the largest logit, and nothing else of the logits is wanted.
 bool is_greedy(const Request& request);
+
+// Whether each token has to be drawn by next_token(), from the logits: a runner's own sampler does not know how.
+bool needs_logits(const Request& request);
 
 enum class FinishReason {
   kLength,     // max_new_tokens were generated
@@ -35,6 +44,7 @@ enum class FinishReason {
   kCancelled,  // stopped on request
   kFailed,     // an error while it ran: `error` says which
 };
+std::string_view to_string(FinishReason reason);  // "length", "stop", "rejected", "cancelled", "failed"
 
 struct Completion {
   std::vector<Token> tokens;  // without the prompt
@@ -42,6 +52,8 @@ struct Completion {
   std::string error;
   // One entry for each token, then one for a stop token if one was drawn. Empty unless the request wants them.
   std::vector<TokenLogprobs> logprobs = {};
+  // The stop token that ended the text, from an engine that serves clients: they are told. Others leave it empty.
+  std::optional<Token> stop_token = std::nullopt;
 };
 
 // Draws the next token of the text that the completion has so far, and adds its log-probabilities to the completion if

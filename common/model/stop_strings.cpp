@@ -53,6 +53,18 @@ bool StopStrings::found_after(std::span<const Token> reply) const {
   return cut(tail).size() < tail.size();
 }
 
+std::optional<std::string> StopStrings::first_in(std::string_view text) const {
+  const std::string* first = nullptr;
+  std::size_t begin = std::string_view::npos;
+  for (const std::string& string : strings_) {
+    if (const std::size_t at = text.find(string); at < begin) {
+      begin = at;
+      first = &string;
+    }
+  }
+  return first != nullptr ? std::optional(*first) : std::nullopt;
+}
+
 std::string StopStrings::cut(std::string_view text) const {
   std::size_t end = text.size();
   for (const std::string& string : strings_) {

@@ -3,6 +3,7 @@
 
 #include <cstddef>
 #include <functional>
+#include <optional>
 #include <span>
 #include <string>
 #include <string_view>
@@ -25,6 +26,8 @@ class StopStrings {
   bool empty() const { return strings_.empty(); }
   // Whether the reply's last token completes one of them. To be asked after every token.
   bool found_after(std::span<const Token> reply) const;
+  // The one that begins first in the text; of several that begin there, the one that was given first.
+  std::optional<std::string> first_in(std::string_view text) const;
   // The text up to the first of them.
   std::string cut(std::string_view text) const;
   // How many bytes of the text may be shown while more may follow: all but an end that may turn out to be the beginning

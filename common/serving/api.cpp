@@ -2,16 +2,22 @@
 
 #include <algorithm>
 #include <array>
+#include <charconv>
 #include <chrono>
+#include <cstddef>
 #include <map>
 #include <nlohmann/json.hpp>
 #include <optional>
 #include <random>
+#include <set>
 #include <span>
 #include <string_view>
+#include <thread>
 
 #include "common/base/check.h"
 #include "common/base/text.h"
+#include "common/model/chat.h"
+#include "common/model/recommended_sampling.h"
 #include "common/serving/completion_request.h"
 #include "common/serving/http_request.h"
 #include "common/serving/page.h"
@@ -31,12 +37,30 @@ std::string dump(const ordered_json& document) {
 
 ApiReply json_reply(const ordered_json& document) { return {.body = dump(document)}; }
 
+// The message without places in this program's source, "/home/me/common/base/a.cpp:12: ", which are not for clients.
+std::string without_places(std::string message) {
+  for (const char* const ending : {".cpp:", ".h:", ".cu:", ".cuh:"}) {
+    for (std::size_t at = message.find(ending); at != std::string::npos; at = message.find(ending, at)) {
+      const std::size_t number = at + std::string_view(ending).size();
+      const std::size_t after = message.find_first_not_of("0123456789", number);
+      const std::size_t begin = message.rfind(' ', at) + 1;  // 0: there is no blank
+      if (after == number || after == std::string::npos || message.compare(after, 2, ": ") != 0) {
+        at = number;
+        continue;
+      }
+      message.erase(begin, after + 2 - begin);
+      at = begin;
+    }
+  }
+  return message;
+}
+
 ordered_json error_json(int status, const std::string& message, const std::string& param, const std::string& code) {
   const char* const type = status == 401   ? "authentication_error"
                            : status == 429 ? "rate_limit_error"
                            : status >= 500 ? "server_error"
                                            : "invalid_request_error";
-  ordered_json error = {{"message", message}, {"type", type}, {"param", nullptr}, {"code", nullptr}};
+  ordered_json error = {{"message", without_places(message)}, {"type", type}, {"param", nullptr}, {"code", nullptr}};
   if (!param.empty()) {
     error["param"] = param;
   }
@@ -74,6 +98,15 @@ bool is_local_name(std::string host) {
   return host.empty() || host == "localhost" || host == "[::1]" || is_v4;
 }
 
+// Whether a client's own id of a request may stand in a header and in the log.
+bool is_plain_id(std::string_view id) {
+  constexpr std::size_t kMaxLength = 128;
+  return !id.empty() && id.size() <= kMaxLength && std::all_of(id.begin(), id.end(), [](char c) {
+    const bool is_letter = (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z');
+    return is_letter || (c >= '0' && c <= '9') || c == '-' || c == '_' || c == '.';
+  });
+}
+
 bool is_failed(const RequestResult& output) {
   return output.finish_reason == FinishReason::kFailed || output.finish_reason == FinishReason::kCancelled ||
          output.finish_reason == FinishReason::kRejected;
@@ -83,6 +116,12 @@ int status_of(const RequestResult& output) {
   return output.finish_reason == FinishReason::kRejected    ? 400
          : output.finish_reason == FinishReason::kCancelled ? 503
                                                             : 500;
+}
+
+// How many characters UTF-8 text has. Bytes that continue a character count with the one before.
+std::size_t num_characters(std::string_view text) {
+  return static_cast<std::size_t>(std::count_if(
+      text.begin(), text.end(), [](char byte) { return (static_cast<unsigned char>(byte) & 0xC0U) != 0x80U; }));
 }
 
 const char* finish_reason_of(const Completion& completion) {
@@ -99,6 +138,7 @@ class Completions : public ReplyBody {
       texts_.insert(texts_.end(), static_cast<std::size_t>(wanted_.num_texts),
                     ReplyStream(request.request.stop_strings, decode));
     }
+    offsets_.resize(texts_.size());
   }
 
   bool read(std::string& text) override {
@@ -108,7 +148,12 @@ class Completions : public ReplyBody {
     }
     std::map<std::size_t, Piece> added;  // by choice
     for (const TokenEvent& event : ticket_->wait(kWait)) {
-      const std::size_t choice = choice_of(static_cast<std::size_t>(event.index), event.sample);
+      const auto index = static_cast<std::size_t>(event.index);
+      if (index >= num_written()) {
+        continue;
+      }
+      const std::size_t choice = choice_of(index, event.sample);
+      num_streamed_ += 1;
       added[choice].text += texts_[choice].add(event.token);
       if (event.logprobs.has_value()) {
         added[choice].logprobs.push_back(*event.logprobs);
@@ -130,31 +175,71 @@ class Completions : public ReplyBody {
     document["object"] = wanted_.is_chat ? "chat.completion" : "text_completion";
     document["choices"] = ordered_json::array();
     for (std::size_t i = 0; i < ticket_->size(); ++i) {
-      const RequestResult& output = ticket_->result(i);
-      if (is_failed(output)) {
-        return error_reply(status_of(output), output.error);
-      }
-      for (std::size_t sample = 0; sample < output.completions.size(); ++sample) {
-        const Completion& completion = output.completions[sample];
-        const std::string text = wanted_.requests[i].request.stop_strings.cut(model_.decode(completion.tokens));
-        ordered_json choice = {{"index", choice_of(i, static_cast<int>(sample))}};
-        if (wanted_.is_chat) {
-          choice["message"] = {{"role", "assistant"}, {"content", text}};
-        } else {
-          choice["text"] = text;
-        }
-        // A stop token is no part of the text.
-        choice["logprobs"] = logprobs_json(
-            std::span(completion.logprobs).first(std::min(completion.logprobs.size(), completion.tokens.size())));
-        choice["finish_reason"] = finish_reason_of(completion);
-        document["choices"].push_back(choice);
+      if (const RequestResult& output = ticket_->result(i); is_failed(output)) {
+        ApiReply failed = error_reply(status_of(output), output.error);
+        failed.figures = figures();
+        return failed;
       }
     }
+    const std::vector<Completion> none(static_cast<std::size_t>(wanted_.num_texts));
+    for (std::size_t i = 0; i < num_prompts(); ++i) {
+      const std::vector<Completion>& completions = wanted_.is_prompt_only ? none : ticket_->result(i).completions;
+      for (std::size_t sample = 0; sample < completions.size(); ++sample) {
+        document["choices"].push_back(choice_json(i, static_cast<int>(sample), completions[sample]));
+      }
+    }
+    if (wanted_.is_chat && wanted_.num_prompt_logprobs.has_value()) {
+      document["prompt_logprobs"] = prompt_logprobs(0);
+    }
     document["usage"] = usage();
-    return json_reply(document);
+    ApiReply reply = json_reply(document);
+    reply.figures = figures();
+    return reply;
+  }
+
+  std::optional<ReplyFigures> figures() const override {
+    ReplyFigures figures;
+    std::set<std::string> ends;
+    for (const ServedRequest& prompt : wanted_.requests) {
+      figures.prompt_tokens += prompt.request.prompt.size();
+    }
+    if (wanted_.is_prompt_only) {
+      ends = {"length"};
+    }
+    for (std::size_t i = 0; i < ticket_->size(); ++i) {
+      if (!ticket_->has_ended(i)) {
+        continue;
+      }
+      const RequestResult& output = ticket_->result(i);
+      if (i < num_written()) {
+        figures.cached_tokens += static_cast<std::size_t>(output.cached_tokens);
+        for (const Completion& completion : output.completions) {
+          figures.output_tokens += completion.tokens.size();
+          ends.insert(finish_reason_of(completion));
+        }
+      }
+      if (is_failed(output)) {
+        ends = {output.finish_reason == FinishReason::kRejected ? "rejected" : "failed"};
+      }
+    }
+    if (!ticket_->has_ended()) {
+      figures.output_tokens = num_streamed_;
+      return figures;
+    }
+    for (const std::string& end : ends) {
+      figures.end += (figures.end.empty() ? "" : ", ") + end;
+    }
+    return figures;
   }
 
   const Ticket& ticket() const { return *ticket_; }
+  std::string id() const { return head_["id"].get<std::string>(); }
+  // Throws ApiError if the request was rejected because its context is too long.
+  void check_context(std::size_t index, int max_context) const {
+    if (index < num_written() && ticket_->result(index).finish_reason == FinishReason::kRejected) {
+      common::check_context(wanted_, index, max_context);
+    }
+  }
   // Waits for something to happen, and keeps nothing of it.
   void wait() { ticket_->wait(kWait); }
 
@@ -169,18 +254,110 @@ class Completions : public ReplyBody {
     return index * static_cast<std::size_t>(wanted_.num_texts) + static_cast<std::size_t>(sample);
   }
 
+  std::size_t num_prompts() const { return wanted_.requests.size(); }
+  // How many of the ticket's requests write texts: one for each prompt, or none. The others are scores.
+  std::size_t num_written() const { return wanted_.is_prompt_only ? 0 : num_prompts(); }
+
   std::string spelling(Token token) const { return model_.decode({&token, 1}, true); }
 
-  ordered_json logprobs_json(std::span<const TokenLogprobs> tokens) const {
+  ordered_json choice_json(std::size_t index, int sample, const Completion& completion) const {
+    const Request& request = wanted_.requests[index].request;
+    const std::string text = (wanted_.echoes.empty() ? "" : wanted_.echoes[index]) +
+                             request.stop_strings.cut(model_.decode(completion.tokens));
+    ordered_json choice = {{"index", choice_of(index, sample)}};
+    if (wanted_.is_chat) {
+      choice["message"] = {{"role", "assistant"}, {"content", text}};
+    } else {
+      choice["text"] = text;
+    }
+    // A stop token is no part of the text.
+    const std::size_t count = std::min(completion.logprobs.size(), completion.tokens.size());
+    const auto tokens = std::span(completion.logprobs).first(count);
+    choice["logprobs"] =
+        wanted_.has_logprobs && !wanted_.echoes.empty() ? echoed_logprobs(index, tokens) : logprobs_json(tokens, 0);
+    choice["finish_reason"] = finish_reason_of(completion);
+    choice["stop_reason"] = stop_reason_of(index, completion);
+    if (!wanted_.is_chat && wanted_.num_prompt_logprobs.has_value()) {
+      choice["prompt_logprobs"] = prompt_logprobs(index);
+    }
+    return choice;
+  }
+
+  // vLLM's: what the request asked for that has ended the text, a stop text or a token; null: something else has, such
+  // as the model's own end.
+  ordered_json stop_reason_of(std::size_t index, const Completion& completion) const {
+    if (completion.finish_reason != FinishReason::kStop) {
+      return nullptr;
+    }
+    const Request& request = wanted_.requests[index].request;
+    if (completion.stop_token.has_value()) {
+      const auto own = std::span(request.stop_tokens).first(wanted_.num_own_stop_tokens);
+      const bool is_own = std::find(own.begin(), own.end(), *completion.stop_token) != own.end();
+      return is_own ? ordered_json(nullptr) : ordered_json(*completion.stop_token);
+    }
+    const std::optional<std::string> stop = request.stop_strings.first_in(model_.decode(completion.tokens));
+    return stop.has_value() ? ordered_json(*stop) : ordered_json(nullptr);
+  }
+
+  // The prompt's tokens but for its first one, for which there is no probability.
+  std::span<const TokenLogprobs> scores_of(std::size_t index) const {
+    const std::size_t count = wanted_.requests[index].request.prompt.size() - 1;
+    return std::span(ticket_->result(num_written() + index).completions.at(0).logprobs).first(count);
+  }
+
+  // vLLM's: for each token of the prompt, by token, its probability and those of the most likely ones.
+  ordered_json prompt_logprobs(std::size_t index) const {
+    const auto entry_of = [&](const TokenLogprob& entry, std::size_t rank) {
+      return ordered_json{{"logprob", entry.logprob}, {"rank", rank}, {"decoded_token", spelling(entry.token)}};
+    };
+    ordered_json result = ordered_json::array({nullptr});
+    for (const TokenLogprobs& token : scores_of(index)) {
+      ordered_json entries = {
+          {std::to_string(token.drawn.token), entry_of(token.drawn, static_cast<std::size_t>(token.rank))}};
+      const std::span<const TokenLogprob> best = best_of(token, *wanted_.num_prompt_logprobs);
+      for (std::size_t i = 0; i < best.size(); ++i) {
+        entries.emplace(std::to_string(best[i].token), entry_of(best[i], i + 1));
+      }
+      result.push_back(std::move(entries));
+    }
+    return result;
+  }
+
+  ordered_json echoed_logprobs(std::size_t index, std::span<const TokenLogprobs> reply) const {
+    const Token first = wanted_.requests[index].request.prompt.front();
+    ordered_json result;
+    result["tokens"].push_back(spelling(first));
+    result["token_logprobs"].push_back(nullptr);
+    result["top_logprobs"].push_back(nullptr);
+    result["text_offset"].push_back(0);
+    std::size_t offset = num_characters(model_.decode({&first, 1}));
+    for (const std::span<const TokenLogprobs> tokens : {scores_of(index), reply}) {
+      const ordered_json added = text_logprobs(tokens, offset);
+      for (const auto& [name, values] : result.items()) {
+        values.insert(values.end(), added[name].begin(), added[name].end());
+      }
+      offset = offset_after(tokens, offset);
+    }
+    return result;
+  }
+
+  // offset: where the first token's text begins, in characters.
+  ordered_json logprobs_json(std::span<const TokenLogprobs> tokens, std::size_t offset) const {
     if (!wanted_.has_logprobs) {
       return nullptr;
     }
-    return wanted_.is_chat ? chat_logprobs(tokens) : text_logprobs(tokens);
+    return wanted_.is_chat ? chat_logprobs(tokens) : text_logprobs(tokens, offset);
   }
 
-  std::span<const TokenLogprob> best_of(const TokenLogprobs& token) const {
-    const auto count = static_cast<std::size_t>(wanted_.num_top_logprobs);
-    return std::span(token.best).first(std::min(count, token.best.size()));
+  std::size_t offset_after(std::span<const TokenLogprobs> tokens, std::size_t offset) const {
+    for (const TokenLogprobs& token : tokens) {
+      offset += num_characters(model_.decode({&token.drawn.token, 1}));
+    }
+    return offset;
+  }
+
+  static std::span<const TokenLogprob> best_of(const TokenLogprobs& token, int max_count) {
+    return std::span(token.best).first(std::min(static_cast<std::size_t>(max_count), token.best.size()));
   }
 
   ordered_json chat_logprobs(std::span<const TokenLogprobs> tokens) const {
@@ -193,7 +370,7 @@ class Completions : public ReplyBody {
     for (const TokenLogprobs& token : tokens) {
       ordered_json entry = entry_of(token.drawn);
       entry["top_logprobs"] = ordered_json::array();
-      for (const TokenLogprob& other : best_of(token)) {
+      for (const TokenLogprob& other : best_of(token, wanted_.num_top_logprobs)) {
         entry["top_logprobs"].push_back(entry_of(other));
       }
       content.push_back(std::move(entry));
@@ -201,24 +378,31 @@ class Completions : public ReplyBody {
     return {{"content", std::move(content)}};
   }
 
-  ordered_json text_logprobs(std::span<const TokenLogprobs> tokens) const {
+  ordered_json text_logprobs(std::span<const TokenLogprobs> tokens, std::size_t offset) const {
     ordered_json result = {{"tokens", ordered_json::array()},
                            {"token_logprobs", ordered_json::array()},
-                           {"top_logprobs", ordered_json::array()}};
+                           {"top_logprobs", ordered_json::array()},
+                           {"text_offset", ordered_json::array()}};
     for (const TokenLogprobs& token : tokens) {
       result["tokens"].push_back(spelling(token.drawn.token));
       result["token_logprobs"].push_back(token.drawn.logprob);
       ordered_json best = {{spelling(token.drawn.token), token.drawn.logprob}};
-      for (const TokenLogprob& other : best_of(token)) {
+      for (const TokenLogprob& other : best_of(token, wanted_.num_top_logprobs)) {
         best[spelling(other.token)] = other.logprob;
       }
       result["top_logprobs"].push_back(std::move(best));
+      // A token inside a character is where the character is, which is counted with its first byte.
+      const std::string text = model_.decode({&token.drawn.token, 1});
+      const bool is_inside = offset > 0 && !text.empty() && num_characters(text.substr(0, 1)) == 0;
+      result["text_offset"].push_back(is_inside ? offset - 1 : offset);
+      offset = offset_after({&token, 1}, offset);
     }
     return result;
   }
 
-  ordered_json chunk(std::size_t index, ordered_json delta, const ordered_json& finish_reason,
-                     std::span<const TokenLogprobs> logprobs = {}) const {
+  // end: {"finish_reason": ..., "stop_reason": ...}; empty: the text goes on.
+  ordered_json chunk(std::size_t index, ordered_json delta, const ordered_json& end = ordered_json::object(),
+                     std::span<const TokenLogprobs> logprobs = {}, std::size_t offset = 0) const {
     ordered_json document = head_;
     document["object"] = wanted_.is_chat ? "chat.completion.chunk" : "text_completion";
     ordered_json choice = {{"index", index}};
@@ -227,8 +411,9 @@ class Completions : public ReplyBody {
     } else {
       choice["text"] = delta.value("content", "");
     }
-    choice["logprobs"] = logprobs.empty() ? ordered_json(nullptr) : logprobs_json(logprobs);
-    choice["finish_reason"] = finish_reason;
+    choice["logprobs"] = logprobs.empty() ? ordered_json(nullptr) : logprobs_json(logprobs, offset);
+    choice["finish_reason"] = end.value("finish_reason", ordered_json());
+    choice["stop_reason"] = end.value("stop_reason", ordered_json());
     document["choices"] = ordered_json::array({choice});
     if (wanted_.include_usage) {
       document["usage"] = nullptr;
@@ -238,13 +423,18 @@ class Completions : public ReplyBody {
 
   void begin(std::string& text) const {
     for (std::size_t choice = 0; wanted_.is_chat && choice < texts_.size(); ++choice) {
-      text += event(chunk(choice, {{"role", "assistant"}, {"content", ""}}, nullptr));
+      text += event(chunk(choice, {{"role", "assistant"}, {"content", ""}}));
+    }
+    for (std::size_t choice = 0; !wanted_.echoes.empty() && choice < texts_.size(); ++choice) {
+      const std::string& prompt = wanted_.echoes[choice / static_cast<std::size_t>(wanted_.num_texts)];
+      text += event(chunk(choice, {{"content", prompt}}));
     }
   }
 
-  void add_piece(std::string& text, std::size_t choice, const Piece& piece) const {
+  void add_piece(std::string& text, std::size_t choice, const Piece& piece) {
     if (!piece.text.empty() || !piece.logprobs.empty()) {
-      text += event(chunk(choice, {{"content", piece.text}}, nullptr, piece.logprobs));
+      text += event(chunk(choice, {{"content", piece.text}}, ordered_json::object(), piece.logprobs, offsets_[choice]));
+      offsets_[choice] = offset_after(piece.logprobs, offsets_[choice]);
     }
   }
 
@@ -266,11 +456,16 @@ class Completions : public ReplyBody {
           add_piece(text, choice, {whole, {}});
         }
         add_piece(text, choice, {texts_[choice].finish(), {}});
-        text += event(chunk(choice, ordered_json::object(), finish_reason_of(completion)));
+        text += event(
+            chunk(choice, ordered_json::object(),
+                  {{"finish_reason", finish_reason_of(completion)}, {"stop_reason", stop_reason_of(i, completion)}}));
       }
     }
+    for (std::size_t choice = 0; wanted_.is_prompt_only && choice < texts_.size(); ++choice) {
+      text += event(chunk(choice, ordered_json::object(), {{"finish_reason", "length"}}));
+    }
     if (wanted_.include_usage) {
-      ordered_json last = chunk(0, ordered_json::object(), nullptr);
+      ordered_json last = chunk(0, ordered_json::object());
       last["choices"] = ordered_json::array();
       last["usage"] = usage();
       text += event(last);
@@ -279,17 +474,11 @@ class Completions : public ReplyBody {
   }
 
   ordered_json usage() const {
-    std::size_t prompt_tokens = 0;
-    std::size_t completion_tokens = 0;
-    for (std::size_t i = 0; i < ticket_->size(); ++i) {
-      prompt_tokens += wanted_.requests[i].request.prompt.size();
-      for (const Completion& completion : ticket_->result(i).completions) {
-        completion_tokens += completion.tokens.size();
-      }
-    }
-    return {{"prompt_tokens", prompt_tokens},
-            {"completion_tokens", completion_tokens},
-            {"total_tokens", prompt_tokens + completion_tokens}};
+    const ReplyFigures counted = figures().value();
+    return {{"prompt_tokens", counted.prompt_tokens},
+            {"completion_tokens", counted.output_tokens},
+            {"total_tokens", counted.prompt_tokens + counted.output_tokens},
+            {"prompt_tokens_details", {{"cached_tokens", counted.cached_tokens}}}};
   }
 
   const ServedModel& model_;
@@ -297,30 +486,32 @@ class Completions : public ReplyBody {
   std::unique_ptr<Ticket> ticket_;
   ordered_json head_;  // the fields that all parts of the reply have
   bool has_begun_ = false;
-  std::vector<ReplyStream> texts_;  // by choice
+  std::vector<ReplyStream> texts_;    // by choice
+  std::vector<std::size_t> offsets_;  // by choice: the characters whose tokens' log-probabilities have been sent
+  std::size_t num_streamed_ = 0;      // tokens
 };
 
-// The pool's states, as they come.
-class PoolStates : public ReplyBody {
+// The pool's records, as they come: many steps take less time than one draws on a screen.
+class PoolRecords : public ReplyBody {
  public:
-  PoolStates(PoolView& view, EngineThread& engine) : view_(view), engine_(engine), watcher_(view) {
-    version_ = view_.wait(-1, std::chrono::milliseconds(0)).version;
-    engine_.refresh();
-  }
+  PoolRecords(PoolView& view, EngineThread& engine) : engine_(engine), watcher_(view) {}
   bool read(std::string& text) override {
-    const PoolView::State state = view_.wait(version_, kWait);
-    if (state.version != version_ && state.json != nullptr) {
-      version_ = state.version;
-      text += "data: " + *state.json + "\n\n";
+    constexpr std::chrono::milliseconds kBetweenReads{33};
+    std::this_thread::sleep_until(next_read_);
+    if (watcher_.needs_whole()) {
+      engine_.refresh();
     }
+    for (const std::string& record : watcher_.read(kWait)) {
+      text += "data: " + record + "\n\n";
+    }
+    next_read_ = std::chrono::steady_clock::now() + kBetweenReads;
     return !engine_.is_draining();
   }
 
  private:
-  PoolView& view_;
   EngineThread& engine_;
   PoolView::Watcher watcher_;
-  std::int64_t version_ = 0;
+  std::chrono::steady_clock::time_point next_read_ = {};
 };
 
 std::int64_t seconds_since_1970() {
@@ -338,11 +529,15 @@ struct Route {
   bool is_open = false;     // without a key
   bool is_control = false;  // whether it controls the pool
 };
-constexpr std::array<Route, 14> kRoutes = {{
+constexpr std::string_view kModels = "/v1/models/";  // a model's name follows
+constexpr std::array<Route, 17> kRoutes = {{
     {.path = "/", .method = "GET", .is_open = true},
     {.path = "/health", .method = "GET", .is_open = true},
     {.path = "/metrics", .method = "GET", .is_open = true},
+    {.path = "/favicon.ico", .method = "GET", .is_open = true},
+    {.path = "/version", .method = "GET", .is_open = true},
     {.path = "/v1/models", .method = "GET"},
+    {.path = kModels.data(), .method = "GET"},
     {.path = "/v1/completions", .method = "POST"},
     {.path = "/v1/chat/completions", .method = "POST"},
     {.path = "/tokenize", .method = "POST"},
@@ -355,14 +550,66 @@ constexpr std::array<Route, 14> kRoutes = {{
     {.path = "/pool/demo", .method = "POST", .is_control = true},
 }};
 
-// The page, with or without the controls of the pool.
-std::string page_text(bool has_controls) {
-  std::string text(page());
-  const std::string body = "<body>";
-  if (const std::size_t at = text.find(body); !has_controls && at != std::string::npos) {
-    text.replace(at, body.size(), "<body class=\"watch-only\">");
+// Null: there is none.
+const Route* find_route(std::string_view path) {
+  const std::string_view known = path.starts_with(kModels) && path.size() > kModels.size() ? kModels : path;
+  const auto* const found =
+      std::find_if(kRoutes.begin(), kRoutes.end(), [&](const Route& route) { return known == route.path; });
+  return found == kRoutes.end() || path == kModels ? nullptr : found;
+}
+
+std::string allowed_methods(const Route& route) { return route.method == std::string("GET") ? "GET, HEAD" : "POST"; }
+
+// "a/b" of "a%2Fb". What is no escape stays.
+std::string unescaped(std::string_view text) {
+  std::string result;
+  for (std::size_t i = 0; i < text.size(); ++i) {
+    unsigned char byte = 0;
+    const char* const digits = text.data() + i + 1;
+    if (text[i] == '%' && i + 2 < text.size() && std::from_chars(digits, digits + 2, byte, 16).ptr == digits + 2) {
+      result += static_cast<char>(byte);
+      i += 2;
+    } else {
+      result += text[i];
+    }
   }
-  return text;
+  return result;
+}
+
+// What a load balancer asks for: requests are sent to a server with 200, and to none with 503.
+ApiReply health_reply(const char* state, const std::string& failure = "") {
+  ordered_json document = {{"status", state}};
+  if (!failure.empty()) {
+    document["error"] = without_places(failure);
+  }
+  ApiReply reply = json_reply(document);
+  if (state != std::string_view("ready")) {
+    reply.status = 503;
+    reply.headers.emplace_back("Retry-After", "1");
+    reply.problem = failure.empty() ? state : failure;
+  }
+  return reply;
+}
+
+// Four blocks, three of them with an owner.
+constexpr const char* kIcon =
+    R"(<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 16 16"><path fill="#2a6fb0" d="M1 1h6v6H1z"/>)"
+    R"(<path fill="#d9822b" d="M9 1h6v6H9z"/><path fill="#3d8f5f" d="M1 9h6v6H1z"/>)"
+    R"(<path fill="none" stroke="#888" d="M9.5 9.5h5v5h-5z"/></svg>)";
+
+// The page, and what it may offer.
+ApiReply page_reply(bool has_controls, bool has_chat) {
+  std::string text = page();
+  const std::string body = "<body>";
+  text.replace(text.find(body), body.size(),
+               format("<body data-controls=\"%d\" data-chat=\"%d\">", has_controls ? 1 : 0, has_chat ? 1 : 0));
+  // Whatever a text of a model or a client might smuggle in, it reaches no other server.
+  const char* const policy =
+      "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; connect-src 'self'; img-src data:; "
+      "base-uri 'none'; form-action 'none'; frame-ancestors 'none'";
+  return {.content_type = "text/html; charset=utf-8",
+          .body = std::move(text),
+          .headers = {{"Content-Security-Policy", policy}}};
 }
 
 }  // namespace
@@ -370,6 +617,7 @@ std::string page_text(bool has_controls) {
 ApiReply error_reply(int status, const std::string& message, const std::string& param, const std::string& code) {
   ApiReply reply = json_reply(error_json(status, message, param, code));
   reply.status = status;
+  reply.problem = message;
   if (status == 429 || status == 503) {
     reply.headers.emplace_back("Retry-After", "1");
   } else if (status == 401) {
@@ -378,20 +626,35 @@ ApiReply error_reply(int status, const std::string& message, const std::string& 
   return reply;
 }
 
+ApiReply starting_reply(const std::string& path) {
+  return path == "/health" ? health_reply("starting") : error_reply(503, "the server is starting");
+}
+
 Api::Api(const ServedModel& model, EngineThread& engine, PoolView& view, const ApiOptions& options)
     : model_(model),
       engine_(engine),
       view_(view),
       options_(options),
+      defaults_{options.model_name, recommended_sampling(*model.session().file), options.chat_format},
+      chat_problem_(chat_problem(model, options.chat_format)),
       demo_(options.make_demo_pool),
       next_seed_(model.session().requests.front().sampling.seed),
       reply_ids_(random_digits()),
       created_(seconds_since_1970()) {}
 
 ApiReply Api::handle(const ApiRequest& request, const std::function<bool()>& is_gone) {
+  return with_headers(request, reply_to(request, is_gone));
+}
+
+std::optional<ApiReply> Api::refusal(const ApiRequest& request) const {
+  std::optional<ApiReply> reply = refused(request);
+  return reply.has_value() ? std::optional(with_headers(request, std::move(*reply))) : std::nullopt;
+}
+
+ApiReply Api::reply_to(const ApiRequest& request, const std::function<bool()>& is_gone) {
   try {
-    std::optional<ApiReply> refused = refusal(request);
-    return refused.has_value() ? std::move(*refused) : route(request, is_gone);
+    std::optional<ApiReply> reply = refused(request);
+    return reply.has_value() ? std::move(*reply) : route(request, is_gone);
   } catch (const ApiError& error) {
     return error_reply(error.status(), error.what(), error.param(), error.code());
   } catch (const InputError& error) {
@@ -401,20 +664,52 @@ ApiReply Api::handle(const ApiRequest& request, const std::function<bool()>& is_
   }
 }
 
-std::optional<ApiReply> Api::refusal(const ApiRequest& request) const {
+bool Api::is_allowed_origin(const std::string& origin) const {
+  return std::any_of(options_.cors_origins.begin(), options_.cors_origins.end(),
+                     [&](const std::string& allowed) { return allowed == "*" || allowed == origin; });
+}
+
+// Lets the browser show the reply to a page of another site, if the site is one of --cors.
+// And adds the request's id, if the client has given it one.
+ApiReply Api::with_headers(const ApiRequest& request, ApiReply reply) const {
+  if (!options_.cors_origins.empty()) {
+    reply.headers.emplace_back("Vary", "Origin");
+  }
+  if (!request.origin.empty() && is_allowed_origin(request.origin)) {
+    reply.headers.emplace_back("Access-Control-Allow-Origin", request.origin);
+    reply.headers.emplace_back("Access-Control-Expose-Headers", "X-Request-Id, X-Request-Ids, Retry-After");
+  }
+  if (is_plain_id(request.request_id)) {
+    reply.headers.emplace_back(kRequestId, request.request_id);
+  }
+  return reply;
+}
+
+std::optional<ApiReply> Api::refused(const ApiRequest& request) const {
   // A site can point its own name at 127.0.0.1. To the browser, its page and this server are then one site.
   if (request.is_on_loopback && options_.api_key.empty() && !is_local_name(request.host)) {
     return error_reply(403, "the host " + quote(request.host) +
                                 " is refused: without --api-key, this address is localhost, 127.0.0.1 or [::1]");
   }
-  const auto* const found =
-      std::find_if(kRoutes.begin(), kRoutes.end(), [&](const Route& known) { return request.path == known.path; });
-  if (found == kRoutes.end()) {
-    return error_reply(404, "there is no " + quote(request.path));
+  const Route* const found = find_route(request.path);
+  if (found == nullptr) {
+    return error_reply(404, request.path == "/v1/embeddings" ? "there are no embeddings: this server writes texts"
+                                                             : "there is no " + quote(request.path));
+  }
+  if (request.method == "OPTIONS" && !options_.cors_origins.empty()) {  // a browser asks before it sends, without a key
+    ApiReply reply{.content_type = "text/plain", .headers = {{"Allow", allowed_methods(*found) + ", OPTIONS"}}};
+    if (is_allowed_origin(request.origin)) {
+      reply.headers.emplace_back("Access-Control-Allow-Methods", allowed_methods(*found));
+      reply.headers.emplace_back("Access-Control-Allow-Headers", request.requested_headers.empty()
+                                                                     ? "Authorization, Content-Type"
+                                                                     : request.requested_headers);
+      reply.headers.emplace_back("Access-Control-Max-Age", "600");
+    }
+    return reply;
   }
   if (request.method != found->method && !(request.method == "HEAD" && found->method == std::string("GET"))) {
-    ApiReply reply = error_reply(405, std::string(found->path) + " is for " + found->method);
-    reply.headers.emplace_back("Allow", found->method);
+    ApiReply reply = error_reply(405, request.path + " is for " + allowed_methods(*found));
+    reply.headers.emplace_back("Allow", allowed_methods(*found));
     return reply;
   }
   if (!found->is_open && !is_authorized(request)) {
@@ -427,8 +722,9 @@ std::optional<ApiReply> Api::refusal(const ApiRequest& request) const {
     // A page of another site can make a browser send a request, but only with types like text/plain or after asking.
     const std::string type = to_lower(request.content_type.substr(0, request.content_type.find_first_of("; \t")));
     const bool is_foreign = !request.origin.empty() && authority_of(request.origin) != request.host;
-    if (is_foreign) {
-      return error_reply(403, "requests of other sites' pages are refused");
+    if (is_foreign && !is_allowed_origin(request.origin)) {
+      return error_reply(403,
+                         "requests of other sites' pages are refused: this server's --cors names none of that site");
     }
     if (type != "application/json") {
       return error_reply(415, "the body must be of the type application/json");
@@ -440,17 +736,24 @@ std::optional<ApiReply> Api::refusal(const ApiRequest& request) const {
 ApiReply Api::route(const ApiRequest& request, const std::function<bool()>& is_gone) {
   const std::string& path = request.path;
   if (path == "/") {
-    return {.content_type = "text/html; charset=utf-8", .body = page_text(options_.pool_controls)};
+    const bool has_chat =
+        chat_problem_.empty() && chat_format(*model_.session().file, {options_.chat_format}) != "none";
+    return page_reply(options_.pool_controls, has_chat);
   }
   if (path == "/health") {
-    const std::string failure = engine_.is_draining() ? "the server is ending" : engine_.failure();
-    return failure.empty() ? ApiReply{.content_type = "text/plain"} : error_reply(503, failure);
+    return health();
   }
   if (path == "/metrics") {
     return {.content_type = "text/plain; version=0.0.4", .body = metrics_text(engine_.state(), options_.model_name)};
   }
-  if (path == "/v1/models") {
-    return models();
+  if (path == "/favicon.ico") {
+    return {.content_type = "image/svg+xml", .body = kIcon, .headers = {{"Cache-Control", "max-age=86400"}}};
+  }
+  if (path == "/version") {
+    return json_reply({{"version", COURSE_VERSION}});
+  }
+  if (path.starts_with("/v1/models")) {
+    return models(path);
   }
   if (path == "/v1/completions" || path == "/v1/chat/completions") {
     return complete(request, path == "/v1/chat/completions", is_gone);
@@ -468,7 +771,7 @@ ApiReply Api::route(const ApiRequest& request, const std::function<bool()>& is_g
     }
     return {.content_type = "text/event-stream",
             .headers = {{"Cache-Control", "no-store"}},
-            .stream = std::make_unique<PoolStates>(view_, engine_)};
+            .stream = std::make_unique<PoolRecords>(view_, engine_)};
   }
   return pool(request);
 }
@@ -481,10 +784,20 @@ bool Api::is_authorized(const ApiRequest& request) const {
 
 ApiReply Api::complete(const ApiRequest& request, bool is_chat, const std::function<bool()>& is_gone) {
   const PoolSizes sizes = engine_.sizes();
-  const CompletionLimits limits{engine_.max_context(), sizes.num_slots, sizes.block_size};
-  CompletionRequest wanted = parse_completion(request.body, is_chat, model_, options_.model_name, limits, next_seed_);
+  const CompletionLimits limits{engine_.max_context(), engine_.max_sequences(), sizes.token_budget,
+                                sizes.num_slots,       sizes.block_size,        engine_.max_drafts()};
+  if (is_chat) {
+    check_chat();
+  }
+  CompletionRequest wanted = parse_completion(request.body, is_chat, model_, defaults_, limits, next_seed_);
+  check_queue(wanted, engine_.max_queue());
+  if (wanted.is_prompt_only) {
+    check_prompts(wanted, limits.max_context);
+  }
+  std::vector<ServedRequest> submitted = wanted.is_prompt_only ? std::vector<ServedRequest>() : wanted.requests;
+  submitted.insert(submitted.end(), wanted.scores.begin(), wanted.scores.end());
   EngineThread::Refusal refusal = EngineThread::Refusal::kNone;
-  std::unique_ptr<Ticket> ticket = engine_.submit(wanted.requests, refusal);
+  std::unique_ptr<Ticket> ticket = engine_.submit(std::move(submitted), refusal);
   switch (refusal) {
     case EngineThread::Refusal::kQueueFull:
       throw ApiError(429, "the queue is full", "", "queue_full");
@@ -503,7 +816,13 @@ ApiReply Api::complete(const ApiRequest& request, bool is_chat, const std::funct
                        {"model", options_.model_name}};
   const bool is_streamed = wanted.is_streamed;
   auto texts = std::make_unique<Completions>(model_, std::move(wanted), std::move(ticket), std::move(head));
+  const std::string reply_id = texts->id();
   while (!texts->ticket().is_submitted(kWait)) {
+    if (is_gone()) {
+      return error_reply(499, "the client has gone");  // the reply is not read
+    }
+  }
+  while (is_streamed && options_.streams_wait && !texts->ticket().has_news(kWait)) {
     if (is_gone()) {
       return error_reply(499, "the client has gone");  // the reply is not read
     }
@@ -511,6 +830,7 @@ ApiReply Api::complete(const ApiRequest& request, bool is_chat, const std::funct
   std::string request_ids;
   for (std::size_t i = 0; i < texts->ticket().size(); ++i) {
     if (texts->ticket().has_ended(i) && is_failed(texts->ticket().result(i))) {
+      texts->check_context(i, limits.max_context);
       return error_reply(status_of(texts->ticket().result(i)), texts->ticket().result(i).error);
     }
     request_ids += format("%s%d", i == 0 ? "" : ",", texts->ticket().id(i));
@@ -528,24 +848,50 @@ ApiReply Api::complete(const ApiRequest& request, bool is_chat, const std::funct
     }
     reply = texts->reply();
   }
-  reply.headers.emplace_back("X-Request-Ids", request_ids);  // the server's, as they are on the page
+  if (!request_ids.empty()) {
+    reply.headers.emplace_back("X-Request-Ids", request_ids);  // the engine's, as they are on the page
+  }
+  if (!is_plain_id(request.request_id)) {
+    reply.headers.emplace_back(kRequestId, reply_id);
+  }
   return reply;
 }
 
-ApiReply Api::models() const {
-  return json_reply({{"object", "list"},
-                     {"data", ordered_json::array({{{"id", options_.model_name},
-                                                    {"object", "model"},
-                                                    {"created", created_},
-                                                    {"owned_by", "course"},
-                                                    {"max_model_len", engine_.max_context()}}})}});
+// A chat that the model's file has no known template for. The reason is the operator's, and was told at the start.
+void Api::check_chat() const {
+  if (!chat_problem_.empty()) {
+    throw ApiError(400,
+                   "this model's chat template is not one that this server knows, so it has no chats; there are texts "
+                   "at /v1/completions; a template is chosen where the server is started (--chat-template)",
+                   "messages");
+  }
+}
+
+ApiReply Api::health() const {
+  const std::string failure = engine_.failure();
+  return health_reply(engine_.is_drain_announced() ? "draining" : failure.empty() ? "ready" : "failed", failure);
+}
+
+ApiReply Api::models(const std::string& path) const {
+  const ordered_json model = {{"id", options_.model_name},
+                              {"object", "model"},
+                              {"created", created_},
+                              {"owned_by", "course"},
+                              {"max_model_len", engine_.max_context()}};
+  if (!path.starts_with(kModels)) {
+    return json_reply({{"object", "list"}, {"data", ordered_json::array({model})}});
+  }
+  check_model(unescaped(path.substr(kModels.size())), options_.model_name);
+  return json_reply(model);
 }
 
 ApiReply Api::tokenize(const ApiRequest& request) const {
   const Fields fields(request.body);
+  check_model(fields.text("model", options_.model_name), options_.model_name);
   std::vector<Token> tokens;
-  if (const json* const messages = fields.find("messages"); messages != nullptr) {
-    tokens = chat_prompt(model_, *messages);
+  if (fields.find("messages") != nullptr) {
+    check_chat();
+    tokens = chat_prompt(model_, fields, defaults_);
   } else if (fields.find("prompt") == nullptr) {
     throw ApiError(400, "'prompt' is missing", "prompt");
   } else {
@@ -553,15 +899,18 @@ ApiReply Api::tokenize(const ApiRequest& request) const {
     tokens = fields.boolean("add_special_tokens", true) ? model_.session().tokenizer.encode_prompt(text)
                                                         : model_.session().tokenizer.encode(text);
   }
+  fields.refuse_others();
   return json_reply({{"count", tokens.size()}, {"max_model_len", engine_.max_context()}, {"tokens", tokens}});
 }
 
 ApiReply Api::detokenize(const ApiRequest& request) const {
   const Fields fields(request.body);
+  check_model(fields.text("model", options_.model_name), options_.model_name);
   const json* const tokens = fields.find("tokens");
   if (tokens == nullptr || !tokens->is_array()) {
     throw ApiError(400, "'tokens' must be a list of tokens", "tokens");
   }
+  fields.refuse_others();
   std::string text;
   if (!tokens->empty()) {
     text = model_.decode(text_prompt(model_, *tokens, "tokens"));
@@ -584,6 +933,9 @@ ApiReply Api::pool(const ApiRequest& request) {
     sizes.num_slots = fields.integer("slots", 1, kMaxSlots, sizes.num_slots);
     sizes.block_size = fields.integer("block_size", 1, kMaxBlockSize, sizes.block_size);
     sizes.token_budget = fields.integer("budget", 1, kMaxBlockSize, sizes.token_budget);
+    if (fields.find("swap") != nullptr) {
+      sizes.swaps = fields.boolean("swap", false);
+    }
     fields.refuse_others();
     engine_.restart(sizes);
   } else {

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <atomic>
+#include <cstddef>
 #include <cstdint>
 #include <functional>
 #include <memory>
@@ -11,6 +12,7 @@
 #include <utility>
 #include <vector>
 
+#include "common/serving/completion_request.h"
 #include "common/serving/demo_pool.h"
 #include "common/serving/engine_thread.h"
 #include "common/serving/pool_view.h"
@@ -26,13 +28,25 @@ struct ApiRequest {
   std::string content_type = {};
   std::string origin = {};
   std::string host = {};
-  bool is_on_loopback = false;  // whether it came to an address that only this machine reaches
+  std::string requested_headers = {};  // Access-Control-Request-Headers
+  bool is_on_loopback = false;         // whether it came to an address that only this machine reaches
+  std::string request_id = {};         // X-Request-Id
+};
+
+// What the texts of a reply took and gave, all prompts and samples together.
+struct ReplyFigures {
+  std::size_t prompt_tokens = 0;
+  std::size_t cached_tokens = 0;  // of the prompts, found in the prefix cache
+  std::size_t output_tokens = 0;
+  std::string end;  // why they ended: "stop", "length", "length, stop"; empty: they have not
 };
 
 // A reply that comes piece by piece. Its destructor cancels the work for it.
 class ReplyBody {
  public:
   virtual ~ReplyBody() = default;
+  // So far. Nothing if it is no reply with texts.
+  virtual std::optional<ReplyFigures> figures() const { return std::nullopt; }
   // Waits for text to send, at most about a tenth of a second, and appends it to `text`. False: the reply is complete.
   virtual bool read(std::string& text) = 0;
 };
@@ -43,6 +57,8 @@ struct ApiReply {
   std::string body = {};
   std::vector<std::pair<std::string, std::string>> headers = {};
   std::unique_ptr<ReplyBody> stream = nullptr;  // in place of the body
+  std::optional<ReplyFigures> figures = {};     // of the body's texts
+  std::string problem = {};                     // of an error, for the operator: clients are told no places of it
 };
 
 struct ApiOptions {
@@ -50,11 +66,20 @@ struct ApiOptions {
   std::string api_key;     // empty: no key is needed
   MakeDemoPool make_demo_pool;
   bool pool_controls = false;  // clients may pause, step and restart the pool, and run the demonstration
+  std::vector<std::string> cors_origins = {};  // whose pages may use the API: "https://example.org", or "*" for all
+  std::string chat_format = {};                // as ChatOptions; empty: that of the model's file
+  bool streams_wait = false;  // a stream begins with its first token: until then a proxy may ask another server
 };
+
+// The header with a request's id: the client's own or, of a reply with texts, that of its body.
+inline constexpr const char* kRequestId = "X-Request-Id";
 
 // An error in OpenAI's format. param: the wrong field, if there is one.
 ApiReply error_reply(int status, const std::string& message, const std::string& param = "",
                      const std::string& code = "");
+
+// The reply to every request that comes before there is an Api.
+ApiReply starting_reply(const std::string& path);
 
 // All functions may be called by any thread, at the same time.
 class Api {
@@ -68,10 +93,16 @@ class Api {
   std::optional<ApiReply> refusal(const ApiRequest& request) const;
 
  private:
+  ApiReply reply_to(const ApiRequest& request, const std::function<bool()>& is_gone);
+  std::optional<ApiReply> refused(const ApiRequest& request) const;
+  ApiReply with_headers(const ApiRequest& request, ApiReply reply) const;
+  bool is_allowed_origin(const std::string& origin) const;
   ApiReply route(const ApiRequest& request, const std::function<bool()>& is_gone);
+  void check_chat() const;
   bool is_authorized(const ApiRequest& request) const;
   ApiReply complete(const ApiRequest& request, bool is_chat, const std::function<bool()>& is_gone);
-  ApiReply models() const;
+  ApiReply health() const;
+  ApiReply models(const std::string& path) const;
   ApiReply tokenize(const ApiRequest& request) const;
   ApiReply detokenize(const ApiRequest& request) const;
   ApiReply pool(const ApiRequest& request);
@@ -80,6 +111,8 @@ class Api {
   EngineThread& engine_;
   PoolView& view_;
   ApiOptions options_;
+  RequestDefaults defaults_;
+  std::string chat_problem_;  // why there are no chats; empty: there are
   DemoPool demo_;
   std::atomic<std::uint64_t> next_seed_;
   std::atomic<std::int64_t> num_replies_ = 0;

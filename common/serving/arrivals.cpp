@@ -123,8 +123,14 @@ std::vector<RequestResult> serve(ServedEngine& engine, const std::vector<Arrivin
   std::vector<RequestResult> results(requests.size());
   std::vector<int> ids;
   std::size_t next = 0;
+  const auto is_ended = [&] { return callbacks.is_ended && callbacks.is_ended(); };
+  const auto cancel_all = [&] {
+    for (const int id : ids) {
+      engine.cancel(id, FinishReason::kCancelled);
+    }
+  };
   try {
-    while (next < requests.size() || !engine.is_idle()) {
+    while (!is_ended() && (next < requests.size() || !engine.is_idle())) {
       if (engine.is_idle()) {
         engine.clock().wait_until(requests[next].time);
       }
@@ -138,12 +144,16 @@ std::vector<RequestResult> serve(ServedEngine& engine, const std::vector<Arrivin
         callbacks.on_step(engine.last_step());
       }
     }
-  } catch (...) {
-    for (const int id : ids) {
-      engine.cancel(id, FinishReason::kCancelled);
+    if (next < requests.size() || !engine.is_idle()) {
+      cancel_all();
+      while (engine.step()) {  // what is in flight ends with its step
+      }
     }
+  } catch (...) {
+    cancel_all();
     throw;
   }
+  results.resize(next);
   return results;
 }
 

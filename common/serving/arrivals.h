@@ -53,10 +53,13 @@ struct ArrivingRequest {
 struct ServeCallbacks {
   std::function<void(int id, int sample, Token token)> on_token = nullptr;
   std::function<void(const StepReport& report)> on_step = nullptr;  // after each step
+  // Asked before each step, and while serve() waits: true ends the run.
+  std::function<bool()> is_ended = nullptr;
 };
 
 // Serves all requests, each from its arrival time on. Returns their results in the same order, the order of their ids.
-// Cancels the requests if a step throws.
+// Cancels the requests if a step throws. If the run is ended before its time, the requests that have arrived are
+// cancelled and keep their texts so far, and the others have no results.
 std::vector<RequestResult> serve(ServedEngine& engine, const std::vector<ArrivingRequest>& requests,
                                  const ServeCallbacks& callbacks = {});
 

@@ -2,10 +2,15 @@
 
 #include <algorithm>
 #include <array>
+#include <charconv>
 #include <cmath>
 #include <cstddef>
+#include <cstdint>
 #include <limits>
+#include <set>
 #include <span>
+#include <string_view>
+#include <system_error>
 #include <utility>
 
 #include "common/base/check.h"
@@ -18,27 +23,54 @@ namespace {
 
 using nlohmann::json;
 
+constexpr std::size_t kMaxShown = 64;  // bytes of what a client has sent, in a message
+
+// 'name', or "na\nme" if it would do something to a terminal.
+std::string shown(const std::string& name) {
+  const std::string quoted = quote(name, kMaxShown);
+  return quoted == "\"" + name + "\"" ? "'" + name + "'" : quoted;
+}
+
 [[noreturn]] void refuse(const std::string& name, const std::string& message) {
-  throw ApiError(400, "'" + name + "' " + message, name);
+  throw ApiError(400, shown(name) + " " + message, name);
+}
+
+// Refuses an object's fields that are not known, unless they are null or empty.
+void refuse_unknown(const json& object, const std::string& place, const std::set<std::string_view>& known) {
+  for (const auto& [name, value] : object.items()) {
+    if (!value.empty() && !known.contains(name)) {
+      throw ApiError(400, shown(place) + " has a field that is not known: " + quote(name, kMaxShown), place);
+    }
+  }
+}
+
+// Where the body stops being JSON, and why. The library's message: "[...] parse error at line 1, column 8: syntax error
+// while parsing value - invalid literal; last read: 'x'; expected ...".
+std::string problem_of_body(const json::parse_error& error) {
+  const std::string_view what = error.what();
+  if (what.find("surrogate") != std::string_view::npos) {
+    return format(
+        "the body has an unpaired surrogate at byte %zu: \\uD800 to \\uDBFF needs one of \\uDC00 to \\uDFFF after it",
+        error.byte);
+  }
+  const std::string_view separator = " - ";
+  const std::size_t found = what.find(separator);
+  std::string_view reason = found == std::string_view::npos ? what : what.substr(found + separator.size());
+  for (const char* const later : {"; last read", "; expected"}) {
+    reason = reason.substr(0, reason.find(later));
+  }
+  return format("the body is not JSON: at byte %zu: ", error.byte).append(reason);
 }
 
 // Refuses fields that are not supported, unless their value changes nothing.
 void refuse_unsupported(const Fields& fields) {
-  for (const char* const name : {"frequency_penalty", "presence_penalty"}) {
-    if (fields.number(name, -2.0, 2.0, 0.0) != 0.0) {
-      refuse(name, "is not supported");
-    }
-  }
-  for (const char* const name : {"logit_bias", "tools", "functions", "response_format", "suffix", "guided_json",
-                                 "prompt_logprobs", "logits_processors"}) {
+  for (const char* const name :
+       {"tools", "functions", "response_format", "suffix", "guided_json", "logits_processors"}) {
     const json* const value = fields.find(name);
     const bool is_plain = value != nullptr && value->is_object() && value->value("type", json()) == "text";
     if (value != nullptr && !value->empty() && !is_plain) {
       refuse(name, "is not supported");
     }
-  }
-  if (fields.boolean("echo", false)) {
-    refuse("echo", "is not supported");
   }
   // Clients of other servers send these; they change no text.
   for (const char* const name :
@@ -48,35 +80,86 @@ void refuse_unsupported(const Fields& fields) {
   }
 }
 
-// Refuses values that change a drawn text but not a beam search. Temperature 0 asks for the likeliest text, as a search
-// does, and 1 is the default.
-void refuse_with_beams(const SamplingOptions& sampling, bool has_logprobs) {
-  const std::array<std::pair<const char*, bool>, 6> unused = {
+// Refuses fields that change a drawn text, or how it is drawn, but not a beam search. Temperature 0 asks for the
+// likeliest text, as a search does, and 1 is OpenAI's default.
+void refuse_with_beams(const Fields& fields, const Request& request) {
+  const SamplingOptions& sampling = request.sampling;
+  const std::array<std::pair<const char*, bool>, 11> changes = {
       {{"temperature", sampling.temperature != 0.0F && sampling.temperature != 1.0F},
        {"top_p", sampling.top_p != 1.0F},
        {"top_k", sampling.top_k != 0},
        {"min_p", sampling.min_p != 0.0F},
        {"repetition_penalty", sampling.repetition_penalty != 1.0F},
-       {"logprobs", has_logprobs}}};
-  for (const auto& [name, is_given] : unused) {
-    if (is_given) {
+       {"presence_penalty", sampling.presence_penalty != 0.0F},
+       {"frequency_penalty", sampling.frequency_penalty != 0.0F},
+       {"logit_bias", !sampling.logit_bias.empty()},
+       {"min_tokens", request.min_tokens > 0},
+       {"num_speculative_tokens", request.num_speculative_tokens.value_or(0) > 0},
+       {"logprobs", request.num_logprobs > 0}}};
+  for (const auto& [name, is_changed] : changes) {
+    if (is_changed && fields.find(name) != nullptr) {
       refuse(name, "and 'use_beam_search' exclude each other");
     }
   }
 }
 
-std::string content_of(const json& message) {
+// Where a list or an object has more entries, it is refused: each prompt of the request has a copy.
+constexpr std::size_t kMaxBiases = 1024;
+constexpr std::size_t kMaxStopTokens = 64;
+
+int vocabulary_of(const ServedModel& model) { return model.get().config().vocab_size; }
+
+// "logit_bias": {"50256": -100}
+std::vector<TokenBias> logit_bias_of(const ServedModel& model, const Fields& fields) {
+  constexpr double kMaxBias = 100.0;
+  const json* const value = fields.find("logit_bias");
+  std::vector<TokenBias> result;
+  if (value == nullptr) {
+    return result;
+  }
+  if (!value->is_object() || value->size() > kMaxBiases) {
+    refuse("logit_bias", format("must be an object with at most %zu tokens and their biases", kMaxBiases));
+  }
+  for (const auto& [key, bias] : value->items()) {
+    Token token = 0;
+    const auto [end, error] = std::from_chars(key.data(), key.data() + key.size(), token);
+    // Only one spelling of each number, so that no token has two biases.
+    const bool is_number = error == std::errc() && end == key.data() + key.size() && std::to_string(token) == key;
+    if (!is_number || token < 0 || token >= vocabulary_of(model)) {
+      refuse("logit_bias", "has a name that is no token of the vocabulary: " + quote(key));
+    }
+    if (!bias.is_number() || !(std::abs(bias.get<double>()) <= kMaxBias)) {
+      refuse("logit_bias", format("must have biases from %g to %g", -kMaxBias, kMaxBias));
+    }
+    result.push_back({token, bias.get<float>()});
+  }
+  return result;
+}
+
+// "stop_token_ids": [2, 128001]
+std::vector<Token> stop_tokens_of(const ServedModel& model, const Fields& fields) {
+  const json* const value = fields.find("stop_token_ids");
+  if (value == nullptr) {
+    return {};
+  }
+  if (!value->is_array() || value->size() > kMaxStopTokens) {
+    refuse("stop_token_ids", format("must be a list of at most %zu tokens", kMaxStopTokens));
+  }
+  return value->empty() ? std::vector<Token>() : text_prompt(model, *value, "stop_token_ids");
+}
+
+std::string content_of(const json& message, const std::string& place) {
   const json content = message.value("content", json());
   if (content.is_string()) {
     return content.get<std::string>();
   }
   if (!content.is_array()) {
-    refuse("messages", "has a message whose content is neither text nor a list of parts");
+    refuse(place + ".content", "must be a text or a list of parts");
   }
   std::string text;
   for (const json& part : content) {
     if (!part.is_object() || part.value("type", json()) != "text" || !part.value("text", json()).is_string()) {
-      refuse("messages", "has a part that is not text");
+      refuse(place + ".content", "has a part that is not text");
     }
     text += part["text"].get<std::string>();
   }
@@ -88,17 +171,16 @@ bool is_list_of_tokens(const json& value) {
          std::all_of(value.begin(), value.end(), [](const json& entry) { return entry.is_number_integer(); });
 }
 
-std::vector<std::vector<Token>> prompts_of(const ServedModel& model, const Fields& fields, bool is_chat) {
-  const char* const name = is_chat ? "messages" : "prompt";
+// The prompts of a request for texts, each as it was sent: a text, or tokens.
+std::vector<json> sent_prompts(const Fields& fields) {
+  const char* const name = "prompt";
   const json* const value = fields.find(name);
   if (value == nullptr) {
     refuse(name, "is missing");
   }
-  if (is_chat) {
-    return {chat_prompt(model, *value)};
-  }
   if (value->is_string() || is_list_of_tokens(*value)) {
-    return {text_prompt(model, *value)};
+    std::vector<json> one(1, *value);  // no braces: a json would take them for a list
+    return one;
   }
   if (!value->is_array() || value->empty()) {
     refuse(name, "must be a text, a list of tokens, or a list of these");
@@ -107,10 +189,7 @@ std::vector<std::vector<Token>> prompts_of(const ServedModel& model, const Field
   if (value->size() > kMaxPrompts) {
     refuse(name, format("must be at most %zu prompts", kMaxPrompts));
   }
-  std::vector<std::vector<Token>> prompts;
-  for (const json& prompt : *value) {
-    prompts.push_back(text_prompt(model, prompt));
-  }
+  std::vector<json> prompts(value->begin(), value->end());
   return prompts;
 }
 
@@ -167,7 +246,95 @@ int max_new_tokens(const CompletionLimits& limits, int prompt_length, int num_te
   return std::max(std::min(length, limits.max_context) - prompt_length, 1);
 }
 
+// "n": as many as a step has room for.
+int num_texts_of(const Fields& fields, const CompletionLimits& limits) {
+  const json* const value = fields.find("n");
+  const bool is_whole = value == nullptr || value->is_number_unsigned();
+  const auto wanted = value != nullptr && is_whole ? value->get<std::uint64_t>() : 1;
+  const int most = std::min(limits.max_sequences, limits.token_budget);
+  if (!is_whole || wanted < 1 || wanted > static_cast<std::uint64_t>(most)) {
+    refuse("n", format("must be a whole number from 1 to %d (%s)", most,
+                       most == limits.max_sequences ? "--max-sequences" : "--budget"));
+  }
+  return static_cast<int>(wanted);
+}
+
+SamplingOptions sampling_of(const ServedModel& model, const Fields& fields, const SamplingOptions& defaults) {
+  constexpr int kMaxInt = std::numeric_limits<int>::max();
+  constexpr double kMinPenalty = 0.01;
+  constexpr double kMaxPenalty = 100.0;
+  constexpr double kMaxSubtracted = 2.0;  // OpenAI's
+  const auto number = [&](const char* name, double min, double max, float fallback) {
+    return fields.find(name) == nullptr ? fallback : static_cast<float>(fields.number(name, min, max, 0.0));
+  };
+  SamplingOptions result = defaults;
+  result.temperature = number("temperature", 0.0, 100.0, defaults.temperature);
+  result.top_p = number("top_p", 0.0, 1.0, defaults.top_p);
+  result.top_k = std::max(fields.integer("top_k", -1, kMaxInt, defaults.top_k), 0);  // vLLM's -1: all
+  result.min_p = number("min_p", 0.0, 1.0, defaults.min_p);
+  result.repetition_penalty = number("repetition_penalty", kMinPenalty, kMaxPenalty, defaults.repetition_penalty);
+  result.presence_penalty = number("presence_penalty", -kMaxSubtracted, kMaxSubtracted, 0.0F);
+  result.frequency_penalty = number("frequency_penalty", -kMaxSubtracted, kMaxSubtracted, 0.0F);
+  result.logit_bias = logit_bias_of(model, fields);
+  return result;
+}
+
+ChatOptions chat_options(const ServedModel& model, const Fields& fields, const RequestDefaults& defaults) {
+  const char* const name = "chat_template_kwargs";
+  ChatOptions options{.format = defaults.chat_format};
+  const json* const value = fields.find(name);
+  if (value == nullptr) {
+    return options;
+  }
+  if (!value->is_object()) {
+    refuse(name, "must be an object");
+  }
+  for (const auto& [key, entry] : value->items()) {
+    if (key != "enable_thinking" || !entry.is_boolean()) {
+      refuse(name, "must be {\"enable_thinking\": true or false}");
+    }
+    options.enable_thinking = entry.get<bool>();
+    if (options.enable_thinking && !can_switch_thinking(*model.session().file, options)) {
+      refuse(name, "asks for thoughts, and this model's chat template has none");
+    }
+  }
+  return options;
+}
+
+// A request whose reply is forced to be the prompt behind its first token, and has the tokens' log-probabilities.
+ServedRequest scoring_request(const std::vector<Token>& prompt, int num_logprobs, std::uint64_t cache_salt) {
+  Request request;
+  request.prompt = {prompt.front()};
+  request.forced.assign(prompt.begin() + 1, prompt.end());
+  request.max_new_tokens = std::max(static_cast<int>(request.forced.size()), 1);
+  request.num_logprobs = std::max(num_logprobs, 1);
+  request.cache_salt = cache_salt;
+  return {request};
+}
+
+// What is asked of the prompt itself: "echo", "prompt_logprobs", and log-probabilities for what is echoed.
+void read_prompt_wishes(const Fields& fields, CompletionRequest& result, bool& is_echoed) {
+  constexpr int kMaxLogprobs = 20;
+  is_echoed = !result.is_chat && fields.boolean("echo", false);
+  if (fields.find("prompt_logprobs") != nullptr) {
+    result.num_prompt_logprobs = fields.integer("prompt_logprobs", 0, kMaxLogprobs, 0);
+    if (result.is_streamed) {
+      refuse("prompt_logprobs", "and 'stream' exclude each other");
+    }
+  }
+  if (is_echoed && result.has_logprobs && result.is_streamed) {
+    refuse("echo", "with 'logprobs' and 'stream' exclude each other");
+  }
+}
+
 }  // namespace
+
+void check_model(const std::string& wanted, const std::string& served) {
+  if (wanted != served) {
+    throw ApiError(404, "the model " + quote(wanted) + " is not here; this is " + quote(served), "model",
+                   "model_not_found");
+  }
+}
 
 Fields::Fields(const std::string& body) {
   // Documents are parsed in a loop, but copied and compared recursively, and a thread's stack is small.
@@ -178,9 +345,15 @@ Fields::Fields(const std::string& body) {
     }
     return true;
   };
-  object_ = json::parse(body, check_depth, false);
-  if (object_.is_discarded()) {
-    throw ApiError(400, "the body is not JSON");
+  try {
+    object_ = json::parse(body, check_depth);
+  } catch (const json::parse_error& error) {
+    throw ApiError(400, problem_of_body(error));
+  } catch (const json::out_of_range& error) {  // "[...] number overflow parsing '1e999'"
+    const std::string_view what = error.what();
+    const std::size_t begin = std::min(what.find('\''), what.size() - 1) + 1;
+    throw ApiError(400, "the body has a number that is out of range: " +
+                            quote(what.substr(begin, what.rfind('\'') - begin), kMaxShown));
   }
   if (!object_.is_object()) {
     throw ApiError(400, "the body is not a JSON object");
@@ -243,21 +416,30 @@ std::string Fields::text(const std::string& name, const std::string& fallback) c
   return value != nullptr ? value->get<std::string>() : fallback;
 }
 
-std::vector<Token> chat_prompt(const ServedModel& model, const json& messages) {
+std::vector<Token> chat_prompt(const ServedModel& model, const Fields& fields, const RequestDefaults& defaults) {
   const Session& session = model.session();
-  if (!messages.is_array() || messages.empty()) {
+  const json* const messages = fields.find("messages");
+  if (messages == nullptr) {
+    refuse("messages", "is missing");
+  }
+  if (!messages->is_array() || messages->empty()) {
     refuse("messages", "must be a list of messages");
   }
   std::vector<ChatMessage> conversation;
-  for (const json& message : messages) {
-    const json role = message.is_object() ? message.value("role", json()) : json();
+  for (const json& message : *messages) {
+    const std::string place = format("messages[%zu]", conversation.size());
+    if (!message.is_object()) {
+      refuse(place, "must be a message");
+    }
+    const json role = message.value("role", json());
     const bool is_known = role == "system" || role == "developer" || role == "user" || role == "assistant";
     if (!is_known) {
-      refuse("messages", "has a message whose role is not system, user or assistant");
+      refuse(place + ".role", "must be system, developer, user or assistant");
     }
-    conversation.push_back({role == "developer" ? "system" : role.get<std::string>(), content_of(message)});
+    refuse_unknown(message, place, {"role", "content", "name"});
+    conversation.push_back({role == "developer" ? "system" : role.get<std::string>(), content_of(message, place)});
   }
-  return encode_chat(*session.file, session.tokenizer, conversation);
+  return encode_chat(*session.file, session.tokenizer, conversation, chat_options(model, fields, defaults));
 }
 
 std::vector<Token> text_prompt(const ServedModel& model, const json& prompt, const std::string& name) {
@@ -279,55 +461,65 @@ std::vector<Token> text_prompt(const ServedModel& model, const json& prompt, con
 }
 
 CompletionRequest parse_completion(const std::string& body, bool is_chat, const ServedModel& model,
-                                   const std::string& model_name, const CompletionLimits& limits,
+                                   const RequestDefaults& defaults, const CompletionLimits& limits,
                                    std::atomic<std::uint64_t>& next_seed) {
   constexpr int kMaxInt = std::numeric_limits<int>::max();
-  constexpr int kMaxTexts = 1024;
-  constexpr double kMinPenalty = 0.01;
-  constexpr double kMaxPenalty = 100.0;
   constexpr int kDefaultMaxTokens = 16;  // OpenAI's, for a text; a chat may take all the room there is
   const Fields fields(body);
-  if (const std::string name = fields.text("model", model_name); name != model_name) {
-    throw ApiError(404, "the model '" + name + "' is not here; this is '" + model_name + "'", "model",
-                   "model_not_found");
-  }
+  check_model(fields.text("model", defaults.model_name), defaults.model_name);
   refuse_unsupported(fields);
 
   CompletionRequest result;
   result.is_chat = is_chat;
-  result.num_texts = fields.integer("n", 1, kMaxTexts, 1);
+  result.num_texts = num_texts_of(fields, limits);
   result.is_streamed = fields.boolean("stream", false);
   if (const json* const options = fields.find("stream_options"); options != nullptr) {
     const json usage = options->is_object() ? options->value("include_usage", json(false)) : json();
     if (!usage.is_boolean()) {
       refuse("stream_options", "must be {\"include_usage\": true or false}");
     }
+    refuse_unknown(*options, "stream_options", {"include_usage"});
+    if (!result.is_streamed) {
+      refuse("stream_options", "needs \"stream\": true");
+    }
     result.include_usage = usage.get<bool>();
   }
+  read_logprobs(fields, result);
+  bool is_echoed = false;
+  read_prompt_wishes(fields, result, is_echoed);
 
   Request request;
-  const int max_tokens = fields.integer("max_tokens", 1, kMaxInt, is_chat ? 0 : kDefaultMaxTokens);
-  request.max_new_tokens = fields.integer("max_completion_tokens", 1, kMaxInt, max_tokens);
-  request.sampling.temperature = static_cast<float>(fields.number("temperature", 0.0, 100.0, 1.0));
-  request.sampling.top_p = static_cast<float>(fields.number("top_p", 0.0, 1.0, 1.0));
-  request.sampling.top_k = fields.integer("top_k", -1, kMaxInt, 0);
-  request.sampling.top_k = std::max(request.sampling.top_k, 0);  // vLLM's -1: all
-  request.sampling.min_p = static_cast<float>(fields.number("min_p", 0.0, 1.0, 0.0));
-  request.sampling.repetition_penalty =
-      static_cast<float>(fields.number("repetition_penalty", kMinPenalty, kMaxPenalty, 1.0));
+  const int least = is_echoed || result.num_prompt_logprobs.has_value() ? 0 : 1;  // 0: the prompt alone is wanted
+  const int max_tokens = fields.integer("max_tokens", least, kMaxInt, is_chat ? -1 : kDefaultMaxTokens);
+  request.max_new_tokens = fields.integer("max_completion_tokens", least, kMaxInt, max_tokens);
+  for (const char* const name : {"max_tokens", "max_completion_tokens"}) {
+    result.max_tokens_field = fields.find(name) != nullptr ? name : result.max_tokens_field;
+  }
+  result.is_prompt_only = request.max_new_tokens == 0;
+  request.max_new_tokens = result.is_prompt_only ? 1 : request.max_new_tokens;
+  request.sampling = sampling_of(model, fields, defaults.sampling);
   request.stop_strings = stop_strings_of(model, fields);
-  read_logprobs(fields, result);
   request.num_logprobs = result.has_logprobs ? std::max(result.num_top_logprobs, 1) : 0;
   request.cache_salt = salt_of(fields.text("cache_salt", ""));
   if (!fields.boolean("ignore_eos", false)) {
     const Session& session = model.session();
-    request.stop_tokens =
-        is_chat ? chat_stop_tokens(*session.file, session.tokenizer) : session.requests.front().stop_tokens;
+    request.stop_tokens = is_chat ? chat_stop_tokens(*session.file, session.tokenizer, {defaults.chat_format})
+                                  : session.requests.front().stop_tokens;
+    result.num_own_stop_tokens = request.stop_tokens.size();
+  }
+  const std::vector<Token> stop_tokens = stop_tokens_of(model, fields);
+  request.stop_tokens.insert(request.stop_tokens.end(), stop_tokens.begin(), stop_tokens.end());
+  request.min_tokens = fields.integer("min_tokens", 0, kMaxInt, 0);
+  if (request.max_new_tokens > 0 && request.min_tokens > request.max_new_tokens) {
+    refuse("min_tokens", "must be at most 'max_tokens'");
+  }
+  if (const char* const name = "num_speculative_tokens"; fields.find(name) != nullptr) {
+    request.num_speculative_tokens = fields.integer(name, 0, limits.max_drafts, 0);
   }
   const json* const seed = fields.find("seed");
   if (seed != nullptr) {
     if (!seed->is_number_integer()) {
-      refuse("seed", "must be a whole number");
+      refuse("seed", "must be a whole number from -9223372036854775808 to 18446744073709551615");
     }
     request.sampling.seed =
         seed->is_number_unsigned() ? seed->get<std::uint64_t>() : static_cast<std::uint64_t>(seed->get<std::int64_t>());
@@ -335,28 +527,106 @@ CompletionRequest parse_completion(const std::string& body, bool is_chat, const 
   ServedRequest wanted{request, result.num_texts};
   const double length_penalty = fields.number("length_penalty", 0.0, 10.0, 1.0);
   if (fields.boolean("use_beam_search", false)) {
-    refuse_with_beams(request.sampling, result.has_logprobs);
+    refuse_with_beams(fields, request);
+    wanted.request.sampling = {};
     wanted.length_penalty = length_penalty;
   } else if (length_penalty != 1.0) {
     refuse("length_penalty", "needs \"use_beam_search\": true");
   }
-  if (fields.integer("best_of", 1, kMaxTexts, result.num_texts) != result.num_texts) {
+  if (fields.integer("best_of", 1, kMaxInt, result.num_texts) != result.num_texts) {
     refuse("best_of", "is not supported");
   }
-  std::vector<std::vector<Token>> prompts = prompts_of(model, fields, is_chat);
+  std::vector<std::vector<Token>> prompts;
+  if (is_chat) {
+    prompts.push_back(chat_prompt(model, fields, defaults));
+  } else {
+    for (const json& sent : sent_prompts(fields)) {
+      prompts.push_back(text_prompt(model, sent));
+      if (is_echoed) {
+        result.echoes.push_back(sent.is_string() ? sent.get<std::string>() : model.decode(prompts.back()));
+      }
+    }
+  }
   fields.refuse_others();
+  const bool has_scores = result.num_prompt_logprobs.has_value() || (is_echoed && result.has_logprobs);
+  // All of them are in memory at once, and in the reply some hundred bytes each.
+  constexpr std::size_t kMaxScores = 1 << 18;
+  std::size_t num_tokens = 0;
+  for (const std::vector<Token>& prompt : prompts) {
+    num_tokens += prompt.size();
+  }
+  const int num_logprobs = std::max(result.num_prompt_logprobs.value_or(0), result.num_top_logprobs);
+  if (has_scores && num_tokens * static_cast<std::size_t>(num_logprobs + 1) > kMaxScores) {
+    refuse(is_echoed && result.has_logprobs ? "logprobs" : "prompt_logprobs",
+           format("asks for more than %zu probabilities of the prompts' tokens", kMaxScores));
+  }
   for (std::vector<Token>& prompt : prompts) {
+    if (has_scores && !prompt.empty()) {
+      result.scores.push_back(scoring_request(prompt, num_logprobs, request.cache_salt));
+    }
     ServedRequest added = wanted;
     if (seed == nullptr) {
       added.request.sampling.seed = next_seed++;
     }
-    if (added.request.max_new_tokens == 0) {
+    if (added.request.max_new_tokens < 0) {
       added.request.max_new_tokens = max_new_tokens(limits, static_cast<int>(prompt.size()), result.num_texts);
     }
     added.request.prompt = std::move(prompt);
     result.requests.push_back(std::move(added));
   }
   return result;
+}
+
+void check_context(const CompletionRequest& wanted, std::size_t index, int max_context) {
+  const Request& request = wanted.requests.at(index).request;
+  const auto length = static_cast<std::int64_t>(request.prompt.size());
+  if (length + (wanted.is_prompt_only ? 0 : request.max_new_tokens) <= max_context) {
+    return;
+  }
+  const std::string field = wanted.is_chat ? "messages" : "prompt";
+  const std::string name = wanted.requests.size() > 1 ? format("%s[%zu]", field.c_str(), index) : field;
+  const std::string limit = format("this server's maximum context length is %d tokens", max_context);
+  if (length >= max_context) {
+    throw ApiError(400,
+                   limit + format(", and '%s' has %lld%s", name.c_str(), static_cast<long long>(length),
+                                  length == max_context ? ", which leaves no room for a reply" : ""),
+                   field, "context_length_exceeded");
+  }
+  const bool is_default = wanted.max_tokens_field.empty();
+  const std::string limiting = is_default ? "max_tokens" : wanted.max_tokens_field;
+  throw ApiError(
+      400,
+      limit + format(", and '%s' has %lld, so that '%s' can be at most %lld; it is %d%s", name.c_str(),
+                     static_cast<long long>(length), limiting.c_str(), static_cast<long long>(max_context - length),
+                     request.max_new_tokens, is_default ? " by default" : ""),
+      limiting, "context_length_exceeded");
+}
+
+void check_prompts(const CompletionRequest& wanted, int max_context) {
+  for (std::size_t i = 0; i < wanted.requests.size(); ++i) {
+    if (wanted.requests[i].request.prompt.empty()) {
+      throw ApiError(400, "the prompt is empty");  // as the engine says it
+    }
+    check_context(wanted, i, max_context);
+  }
+}
+
+void check_queue(const CompletionRequest& wanted, int max_queue) {
+  const std::size_t num_prompts = wanted.requests.size();
+  const std::size_t num_written = wanted.is_prompt_only ? 0 : num_prompts;
+  if (num_written + wanted.scores.size() <= static_cast<std::size_t>(max_queue)) {
+    return;
+  }
+  const std::string limit = format("this server's queue has room for %d (--max-queue)", max_queue);
+  if (num_prompts == 1) {
+    throw ApiError(400, "the prompt's log-probabilities need a second request, and " + limit, "prompt_logprobs");
+  }
+  throw ApiError(
+      400,
+      format("'prompt' has %zu prompts%s, and ", num_prompts,
+             wanted.scores.empty() || num_written == 0 ? "" : ", whose log-probabilities need as many requests again") +
+          limit,
+      "prompt");
 }
 
 }  // namespace common

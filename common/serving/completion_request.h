@@ -2,14 +2,17 @@
 #pragma once
 
 #include <atomic>
+#include <cstddef>
 #include <cstdint>
 #include <nlohmann/json.hpp>
+#include <optional>
 #include <set>
 #include <stdexcept>
 #include <string>
 #include <utility>
 #include <vector>
 
+#include "common/math/sampling.h"
 #include "common/serving/served_engine.h"
 #include "common/serving/served_model.h"
 
@@ -30,14 +33,25 @@ class ApiError : public std::runtime_error {
   std::string code_;
 };
 
+// Throws ApiError unless a request's model is the one that is served.
+void check_model(const std::string& wanted, const std::string& served);
+
 struct CompletionRequest {
   std::vector<ServedRequest> requests;  // one for each prompt
-  int num_texts = 1;                    // for each prompt
+  // For the log-probabilities of the prompts' own tokens: a request for each prompt, whose reply is forced to be the
+  // prompt behind its first token. Empty: they are not wanted.
+  std::vector<ServedRequest> scores;
+  std::vector<std::string> echoes;  // "echo": the prompts' texts, which the replies' follow; empty: not wanted
+  int num_texts = 1;                // for each prompt
   bool is_chat = false;
   bool is_streamed = false;
   bool include_usage = false;  // whether the last event has the usage
   bool has_logprobs = false;
-  int num_top_logprobs = 0;  // how many of the most likely tokens, besides the drawn one
+  int num_top_logprobs = 0;                               // how many of the most likely tokens, besides the drawn one
+  std::optional<int> num_prompt_logprobs = std::nullopt;  // "prompt_logprobs": the same, for the prompt's tokens
+  bool is_prompt_only = false;          // "max_tokens": 0. Only the scores are computed, and nothing if there are none
+  std::size_t num_own_stop_tokens = 0;  // how many of a request's stop tokens, the first ones, are the model's own
+  std::string max_tokens_field = {};    // which field said how long a reply may be; empty: none
 };
 
 // The fields of a JSON object that a client has sent, and their checks. Each function throws ApiError, which names the
@@ -60,23 +74,42 @@ class Fields {
   mutable std::set<std::string> asked_for_;
 };
 
+// What requests are read with.
+struct RequestDefaults {
+  std::string model_name;         // the only one that requests may have
+  SamplingOptions sampling = {};  // of requests that do not say
+  std::string chat_format = {};   // as ChatOptions; empty: that of the model's file
+};
+
 // The prompt of a chat: the model's template or, if there is none, the messages one after another, for the model to
-// continue.
-std::vector<Token> chat_prompt(const ServedModel& model, const nlohmann::json& messages);
+// continue. Reads "messages" and "chat_template_kwargs".
+std::vector<Token> chat_prompt(const ServedModel& model, const Fields& fields, const RequestDefaults& defaults);
 
 // The tokens of the field `name`: a text, or tokens.
 std::vector<Token> text_prompt(const ServedModel& model, const nlohmann::json& prompt,
                                const std::string& name = "prompt");
 
-// max_context: the limit of one text, prompt included. num_slots, block_size: the whole cache's.
+// max_context: the limit of one text, prompt included. max_sequences, token_budget: of one step, in which each
+// text of a prompt has a token. num_slots, block_size: the whole cache's. max_drafts: of one step and text.
 struct CompletionLimits {
   int max_context = 0;
+  int max_sequences = 0;
+  int token_budget = 0;
   int num_slots = 0;
   int block_size = 0;
+  int max_drafts = 0;
 };
 // next_seed: for prompts whose request has no seed; each use increments it.
 CompletionRequest parse_completion(const std::string& body, bool is_chat, const ServedModel& model,
-                                   const std::string& model_name, const CompletionLimits& limits,
+                                   const RequestDefaults& defaults, const CompletionLimits& limits,
                                    std::atomic<std::uint64_t>& next_seed);
+
+// Throws ApiError if the engine has rejected the prompt `index` because it and its reply are longer than max_context.
+void check_context(const CompletionRequest& wanted, std::size_t index, int max_context);
+// Throws ApiError unless the prompts alone are something that the engine could compute: for requests that it does not
+// see, because nothing is to be written.
+void check_prompts(const CompletionRequest& wanted, int max_context);
+// Throws ApiError if the requests together are more than the queue can ever hold.
+void check_queue(const CompletionRequest& wanted, int max_queue);
 
 }  // namespace common

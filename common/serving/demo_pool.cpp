@@ -4,8 +4,6 @@
 #include <sstream>
 #include <utility>
 
-#include "common/serving/pool_view.h"
-
 namespace common {
 
 std::string DemoPool::run(const std::string& line) {
@@ -35,7 +33,7 @@ std::string DemoPool::state(const std::string& output) const {
   }
   nlohmann::ordered_json document;
   document["output"] = output;
-  document["blocks"] = blocks_json(pool);
+  document["blocks"] = {{"block_size", pool.block_size}, {"total", pool.num_blocks}, {"cached", pool.cached_blocks}};
   document["sequences"] = std::move(sequences);
   return document.dump(-1, ' ', false, nlohmann::ordered_json::error_handler_t::replace);
 }

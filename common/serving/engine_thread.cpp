@@ -26,6 +26,7 @@ struct Ticket::State {
   std::size_t num_submitted = 0;
   std::size_t num_ended = 0;
   std::size_t num_ended_told = 0;  // when wait() returned last
+  std::atomic<bool> is_abandoned = false;
 };
 
 namespace {
@@ -128,14 +129,15 @@ class EngineThread::Messenger {
 
 Ticket::~Ticket() {
   if (!has_ended()) {
-    engine_thread_.post([&engine_thread = engine_thread_, state = state_] { engine_thread.cancel(state); });
+    engine_thread_.abandon(*state_);
   }
 }
 
 std::vector<TokenEvent> Ticket::wait(std::chrono::milliseconds timeout) {
   std::unique_lock lock(state_->mutex);
-  state_->news.wait_for(lock, timeout,
-                        [&] { return !state_->tokens.empty() || state_->num_ended != state_->num_ended_told; });
+  state_->news.wait_for(lock, timeout, [&] {
+    return state_->entries.empty() || !state_->tokens.empty() || state_->num_ended != state_->num_ended_told;
+  });
   state_->num_ended_told = state_->num_ended;
   return std::exchange(state_->tokens, {});
 }
@@ -143,6 +145,12 @@ std::vector<TokenEvent> Ticket::wait(std::chrono::milliseconds timeout) {
 bool Ticket::is_submitted(std::chrono::milliseconds timeout) const {
   std::unique_lock lock(state_->mutex);
   return state_->news.wait_for(lock, timeout, [&] { return state_->num_submitted == state_->entries.size(); });
+}
+
+bool Ticket::has_news(std::chrono::milliseconds timeout) const {
+  std::unique_lock lock(state_->mutex);
+  return state_->news.wait_for(
+      lock, timeout, [&] { return state_->entries.empty() || !state_->tokens.empty() || state_->num_ended > 0; });
 }
 
 bool Ticket::has_ended() const {
@@ -176,6 +184,13 @@ class EngineThread::Sink : public RequestSink {
   void on_token(int id, int sample, Token token, const TokenLogprobs* logprobs) override {
     const Client& client = engine_thread_.clients_.at(id);
     engine_thread_.num_generated_ += 1;
+    if (sample == 0) {
+      const double now = engine_thread_.engine_->clock().now();
+      if (last_token_.has_value()) {
+        engine_thread_.between_tokens_.push_back(now - *last_token_);
+      }
+      last_token_ = now;
+    }
     TokenEvent event{client.index, sample, token, std::nullopt};
     if (logprobs != nullptr) {
       event.logprobs = *logprobs;
@@ -188,12 +203,18 @@ class EngineThread::Sink : public RequestSink {
     if (result.error.empty()) {
       result.error = engine_thread_.end_error_;
     }
+    if (!last_token_.has_value()) {  // a beam search: its tokens come now
+      for (const Completion& completion : result.completions) {
+        engine_thread_.num_generated_ += static_cast<std::int64_t>(completion.tokens.size());
+      }
+    }
     engine_thread_.hand_over(engine_thread_.clients_.at(id), std::move(result));
     engine_thread_.clients_.erase(id);
   }
 
  private:
   EngineThread& engine_thread_;
+  std::optional<double> last_token_;  // when the first sample's last one came
 };
 
 EngineThread::EngineThread(MakeEngine make_engine, const EngineThreadOptions& options,
@@ -258,27 +279,39 @@ void EngineThread::restart(const PoolSizes& sizes) {
   const auto done = std::make_shared<std::promise<void>>();
   std::future<void> result = done->get_future();
   post([this, sizes, done] {
-    const std::optional<PoolSizes> before = wanted_sizes_;
-    end_all("the pool was made anew");
-    wanted_sizes_ = sizes;
-    std::string problem;
     try {
-      restart_engine();
-      done->set_value();
+      restart_engine(sizes);
+    } catch (const InputError&) {
+      done->set_exception(std::current_exception());
       return;
-    } catch (const std::exception& error) {
-      problem = "this pool can't be made: " + message_of(error);
+    } catch (...) {  // the loop fails the engine, and the caller has to hear of it too
+      done->set_exception(std::current_exception());
+      throw;
     }
-    wanted_sizes_ = before;
-    try {
-      restart_engine();
-    } catch (const std::exception& error) {
-      problem += "; nor can the one before be made again: " + message_of(error);
-      fail("there is no pool: " + message_of(error));
-    }
-    done->set_exception(std::make_exception_ptr(InputError(problem)));
+    done->set_value();
   });
   result.get();
+}
+
+void EngineThread::restart_engine(const PoolSizes& sizes) {
+  const std::optional<PoolSizes> before = wanted_sizes_;
+  end_all("the pool was made anew");
+  wanted_sizes_ = sizes;
+  std::string problem;
+  try {
+    restart_engine();
+    return;
+  } catch (const std::exception& error) {
+    problem = "this pool can't be made: " + message_of(error);
+  }
+  wanted_sizes_ = before;
+  try {
+    restart_engine();
+  } catch (const std::exception& error) {
+    problem += "; nor can the one before be made again: " + message_of(error);
+    fail("there is no pool: " + message_of(error));
+  }
+  throw InputError(problem);
 }
 
 PoolSizes EngineThread::sizes() const {
@@ -287,6 +320,7 @@ PoolSizes EngineThread::sizes() const {
 }
 
 void EngineThread::drain() {
+  announce_drain();
   is_draining_ = true;
   run();
 }
@@ -294,6 +328,10 @@ void EngineThread::drain() {
 bool EngineThread::drained() const {
   const std::lock_guard lock(mutex_);
   return num_live_ == 0;
+}
+
+void EngineThread::end_requests(const std::string& error) {
+  post([this, error] { end_all(error); });
 }
 
 std::string EngineThread::failure() const {
@@ -314,17 +352,29 @@ void EngineThread::post(std::function<void()> command) {
   wake_.notify_all();
 }
 
+void EngineThread::abandon(Ticket::State& state) noexcept {
+  {
+    const std::lock_guard lock(mutex_);
+    state.is_abandoned = true;
+    has_abandoned_ = true;
+  }
+  wake_.notify_all();
+}
+
 void EngineThread::restart_engine() {
   engine_.reset();  // first: there may be no memory for two
   engine_ = make_engine_({.sizes = wanted_sizes_});
   const EngineDescription engine = engine_->description();
   max_context_ = std::min(engine.context_length, engine_->status().slots.total);
+  max_sequences_ = engine.max_sequences;
+  max_drafts_ = engine.max_drafts;
   {
     const std::lock_guard lock(mutex_);
     failure_.clear();
     state_.sizes = engine.sizes;
   }
   next_id_ = 0;
+  num_pools_ += 1;
   count();
   show();
 }
@@ -369,18 +419,20 @@ bool EngineThread::advance() {
     return true;
   }
   std::unique_lock lock(mutex_);
-  wake_.wait(lock, [&] { return !inbox_.empty() || is_stopping_; });
+  wake_.wait(lock, [&] { return !inbox_.empty() || has_abandoned_ || is_stopping_; });
   return true;
 }
 
 // Removes commands one by one: if one throws, the later ones stay in the inbox.
 void EngineThread::empty_inbox() {
   std::size_t num_commands = 0;
+  bool has_abandoned = false;
   {
     const std::lock_guard lock(mutex_);
     num_commands = inbox_.size();
+    has_abandoned = std::exchange(has_abandoned_, false);
   }
-  if (num_commands == 0) {
+  if (num_commands == 0 && !has_abandoned) {
     return;
   }
   for (std::size_t i = 0; i < num_commands; ++i) {
@@ -391,6 +443,9 @@ void EngineThread::empty_inbox() {
       inbox_.pop_front();
     }
     command();
+  }
+  if (has_abandoned) {  // after the commands, which may have submitted them
+    cancel_abandoned();
   }
   count();
   messenger_->send();
@@ -426,10 +481,10 @@ void EngineThread::submit_all(const std::shared_ptr<Ticket::State>& state, const
   arriving_ = {};
 }
 
-void EngineThread::cancel(const std::shared_ptr<Ticket::State>& state) {
+void EngineThread::cancel_abandoned() {
   std::vector<int> ids;
   for (const auto& [id, client] : clients_) {
-    if (client.ticket == state) {
+    if (client.ticket->is_abandoned) {
       ids.push_back(id);
     }
   }
@@ -509,6 +564,11 @@ void EngineThread::hand_over(const Client& client, RequestResult result) {
 void EngineThread::count(const StepReport* report) {
   const std::lock_guard lock(mutex_);
   state_.status = engine_ ? engine_->status() : EngineStatus{.prefix = state_.status.prefix};
+  state_.num_generated = num_generated_;
+  for (const double seconds : between_tokens_) {
+    state_.between_tokens_seconds.add(seconds);
+  }
+  between_tokens_.clear();
   if (report != nullptr) {
     state_.tally.add(*report);
   }
@@ -519,7 +579,11 @@ void EngineThread::show(const StepReport* report) {
     return;
   }
   // No other thread changes the tally, so that it is read without the lock.
-  EngineNews news{.engine = engine_.get(), .tally = &state_.tally, .report = report, .num_generated = num_generated_};
+  EngineNews news{.engine = engine_.get(),
+                  .pool = num_pools_ - 1,
+                  .tally = &state_.tally,
+                  .report = report,
+                  .num_generated = num_generated_};
   if (engine_) {
     news.is_paused = is_paused_ && steps_to_run_ == 0;
     news.is_still = news.is_paused || engine_->is_idle();

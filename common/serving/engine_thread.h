@@ -43,6 +43,7 @@ struct TokenEvent {
 // A change to show, reported on the engine's thread.
 struct EngineNews {
   const ServedEngine* engine = nullptr;  // null: it has failed
+  int pool = 0;                          // counted from 0: each restart makes another
   const Tally* tally = nullptr;
   const StepReport* report = nullptr;  // the step that has just ended; null: the change was no step
   std::int64_t num_generated = 0;      // tokens of all samples, since the beginning
@@ -66,6 +67,8 @@ class Ticket {
   // Whether the engine has received all of the requests: those that it rejected have ended. Waits for that, at most
   // `timeout`.
   bool is_submitted(std::chrono::milliseconds timeout) const;
+  // Whether there is a token or an end to return for wait(). Waits for that, at most `timeout`.
+  bool has_news(std::chrono::milliseconds timeout) const;
   bool has_ended() const;  // whether all requests have ended
   std::size_t size() const;
   bool has_ended(std::size_t index) const;
@@ -104,14 +107,20 @@ class EngineThread {
   bool is_paused() const { return is_paused_; }
   // Ends all requests, makes a new engine, and then returns. If these sizes are not possible, keeps the old sizes and
   // throws InputError. If the old sizes have become impossible too, there is no engine until a restart succeeds, and
-  // failure() says so.
+  // failure() says so. Also throws what ends the engine meanwhile, such as bad_alloc.
   void restart(const PoolSizes& sizes);
   PoolSizes sizes() const;
 
+  // Only says from now on that the server will drain: requests can be sent elsewhere before they are
+  // refused.
+  void announce_drain() { is_drain_announced_ = true; }
+  bool is_drain_announced() const { return is_drain_announced_; }
   // Refuses new requests from now on; drained() says whether the last one has ended.
   void drain();
   bool is_draining() const { return is_draining_; }
   bool drained() const;
+  // Ends all requests that have come, with this error. Returns at once; drained() says when it is done.
+  void end_requests(const std::string& error);
   // Why there is no engine, so that requests are refused; empty: there is one.
   std::string failure() const;
 
@@ -122,6 +131,10 @@ class EngineThread {
   ServerState state() const;
   // The longest text that one request can have, prompt included: the model's context, or the whole cache.
   int max_context() const { return max_context_; }
+  // In one step.
+  int max_sequences() const { return max_sequences_; }
+  int max_drafts() const { return max_drafts_; }
+  int max_queue() const { return options_.max_queue; }
 
  private:
   friend class Ticket;
@@ -135,10 +148,11 @@ class EngineThread {
   void loop();
   bool advance();
   void restart_engine();
+  void restart_engine(const PoolSizes& sizes);
   void empty_inbox();
   void submit_all(const std::shared_ptr<Ticket::State>& state, const std::vector<ServedRequest>& requests,
                   double handed_over);
-  void cancel(const std::shared_ptr<Ticket::State>& state);
+  void cancel_abandoned();
   void end_all(const std::string& error);
   void fail(const std::string& reason);
   void refuse(const Client& client, const std::string& error);
@@ -147,6 +161,8 @@ class EngineThread {
   void count(const StepReport* report = nullptr);
   void show(const StepReport* report = nullptr);
   void post(std::function<void()> command);
+  // For a client that has gone. Needs no memory: a destructor calls it.
+  void abandon(Ticket::State& state) noexcept;
 
   MakeEngine make_engine_;
   EngineThreadOptions options_;
@@ -158,20 +174,26 @@ class EngineThread {
   std::map<int, Client> clients_;          // by id, for requests that have not ended
   Client arriving_;                        // the first of its ticket's requests that clients_ does not know yet
   int next_id_ = 0;
+  int num_pools_ = 0;
   std::string end_error_;  // the error of requests that are ended without an error of their own
   std::int64_t num_generated_ = 0;
+  std::vector<double> between_tokens_;  // seconds that the state does not have yet
   int steps_to_run_ = 0;
 
   mutable std::mutex mutex_;
   std::condition_variable wake_;
   std::deque<std::function<void()>> inbox_;
-  int num_live_ = 0;  // requests that have not ended, including those in the inbox
+  int num_live_ = 0;            // requests that have not ended, including those in the inbox
+  bool has_abandoned_ = false;  // whether there are requests whose clients have gone
   bool is_stopping_ = false;
   std::string failure_;
   ServerState state_;
   std::atomic<bool> is_paused_ = false;
+  std::atomic<bool> is_drain_announced_ = false;
   std::atomic<bool> is_draining_ = false;
   std::atomic<int> max_context_ = 0;
+  std::atomic<int> max_sequences_ = 0;
+  std::atomic<int> max_drafts_ = 0;
   std::unique_ptr<Messenger> messenger_;
   std::thread thread_;
 };

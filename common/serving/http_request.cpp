@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <charconv>
+#include <string>
 #include <system_error>
 
 namespace common {
@@ -27,6 +28,10 @@ std::string_view trimmed(std::string_view text) {
 bool parse_size(std::string_view text, int base, std::size_t& result) {
   const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), result, base);
   return !text.empty() && error == std::errc() && end == text.data() + text.size();
+}
+
+HttpError too_large(std::size_t max_body_bytes) {
+  return {413, "the body is too large: this server takes " + std::to_string(max_body_bytes) + " bytes"};
 }
 
 // Whether a list like "keep-alive, Upgrade" has the word, whatever its case.
@@ -152,7 +157,7 @@ void HttpRequestReader::check_head() {
     throw HttpError(400, "the body's length is no number");
   }
   if (remaining_ > max_body_bytes_) {
-    throw HttpError(413, "the body is too large");
+    throw too_large(max_body_bytes_);
   }
   if (head_.has("content-encoding")) {  // a small body could become a huge one
     throw HttpError(415, "compressed bodies are not supported");
@@ -193,7 +198,7 @@ bool HttpRequestReader::read_chunks(std::string& received) {
           throw HttpError(400, "a chunk's size is no number");
         }
         if (remaining_ > max_body_bytes_ - body_.size()) {
-          throw HttpError(413, "the body is too large");
+          throw too_large(max_body_bytes_);
         }
         part_ = remaining_ > 0 ? Part::kData : Part::kTrailer;
         line_bytes_ = 0;

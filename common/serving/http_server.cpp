@@ -15,6 +15,8 @@
 #include <cerrno>
 #include <charconv>
 #include <condition_variable>
+#include <cstddef>
+#include <ctime>
 #include <exception>
 #include <iterator>
 #include <list>
@@ -217,7 +219,22 @@ ApiRequest api_request(const Connection& connection) {
           head.field("content-type"),
           head.field("origin"),
           head.field("host"),
-          connection.is_on_loopback};
+          head.field("access-control-request-headers"),
+          connection.is_on_loopback,
+          head.field("x-request-id")};
+}
+
+// "Sun, 06 Nov 1994 08:49:37 GMT", in English whatever the locale.
+std::string http_date() {
+  constexpr std::array kDays = {"Sun", "Mon", "Tue", "Wed", "Thu", "Fri", "Sat"};
+  constexpr std::array kMonths = {"Jan", "Feb", "Mar", "Apr", "May", "Jun", "Jul", "Aug", "Sep", "Oct", "Nov", "Dec"};
+  constexpr int kFirstYear = 1900;
+  const std::time_t now = std::time(nullptr);
+  std::tm utc = {};
+  ::gmtime_r(&now, &utc);
+  return format("%s, %02d %s %04d %02d:%02d:%02d GMT", kDays[static_cast<std::size_t>(utc.tm_wday)], utc.tm_mday,
+                kMonths[static_cast<std::size_t>(utc.tm_mon)], kFirstYear + utc.tm_year, utc.tm_hour, utc.tm_min,
+                utc.tm_sec);
 }
 
 const char* reason_of(int status) {
@@ -284,7 +301,7 @@ HttpOptions parse_address(const std::string& address) {
 //                  ▲                              │
 //                  └──────── returned ◄───────────┘
 struct HttpServer::Impl {
-  Impl(Api& answering, const HttpOptions& given);
+  explicit Impl(const HttpOptions& given);
   ~Impl();
   Impl(const Impl&) = delete;
   Impl& operator=(const Impl&) = delete;
@@ -308,13 +325,14 @@ struct HttpServer::Impl {
   bool answer(Connection& connection) const;
   bool send_stream(Connection& connection, ReplyBody& body, bool is_in_chunks) const;
 
-  Api& api;
+  std::atomic<Api*> api = nullptr;  // null: starting
   HttpOptions options;
   Socket listener;
   int port = 0;
   bool is_on_loopback = false;
   std::size_t max_open = 0;
   std::array<Socket, 2> wake_pipe;
+  std::atomic<bool> is_near_end = false;
   std::atomic<bool> is_ending = false;
   ReplyTimeout reply_timeout;
   std::atomic<int> num_large_bodies = 0;
@@ -337,9 +355,8 @@ struct HttpServer::Impl {
   std::thread thread;
 };
 
-HttpServer::Impl::Impl(Api& answering, const HttpOptions& given)
-    : api(answering),
-      options(given),
+HttpServer::Impl::Impl(const HttpOptions& given)
+    : options(given),
       listener(listen_on(given)),
       port(port_of(listener.get())),
       is_on_loopback(common::is_on_loopback(listener.get())),
@@ -520,7 +537,10 @@ void HttpServer::Impl::advance(Connections::iterator connection) {
   } else {
     try {
       if (!reader.has_head() && reader.read_head(connection->received)) {
-        connection->refusal = api.refusal(api_request(*connection));  // before the body is read
+        Api* const answering = api;
+        connection->refusal = answering != nullptr
+                                  ? answering->refusal(api_request(*connection))  // no body is read yet
+                                  : starting_reply(reader.head().path);
         if (!connection->refusal.has_value() && reader.head().has("expect") && connection->received.empty()) {
           send_all(connection->socket.get(), kContinue, ReplyTimeout(std::chrono::milliseconds(0)));
         }
@@ -621,15 +641,20 @@ void HttpServer::Impl::work(std::list<std::thread>::iterator self) {
 // False: the connection is broken.
 bool HttpServer::Impl::answer(Connection& connection) const {
   const HttpHead& head = connection.reader.head();
+  const SteadyTime begin = SteadyClock::now();
   const auto is_gone = [&] { return has_hung_up(connection, head.is_version_1_0 ? "" : kContinue, reply_timeout); };
-  ApiReply reply =
-      connection.refusal.has_value() ? std::move(*connection.refusal) : api.handle(api_request(connection), is_gone);
+  ApiReply reply = connection.refusal.has_value() ? std::move(*connection.refusal)
+                                                  : api.load()->handle(api_request(connection), is_gone);
   connection.large_body.reset();
   const bool is_in_chunks = reply.stream != nullptr && !head.is_version_1_0;
-  connection.closes = connection.closes || is_ending || !head.keeps_alive || (reply.stream != nullptr && !is_in_chunks);
+  connection.closes =
+      connection.closes || is_near_end || is_ending || !head.keeps_alive || (reply.stream != nullptr && !is_in_chunks);
   std::string text = format("HTTP/1.1 %d %s\r\nContent-Type: ", reply.status, reason_of(reply.status)) +
-                     reply.content_type + "\r\nConnection: " + (connection.closes ? "close" : "keep-alive") + "\r\n";
+                     reply.content_type + "\r\nDate: " + http_date() +
+                     "\r\nConnection: " + (connection.closes ? "close" : "keep-alive") + "\r\n";
+  std::string id;
   for (const auto& [name, value] : reply.headers) {
+    id = name == kRequestId ? value : id;
     text.append(name).append(": ").append(value).append("\r\n");
   }
   if (is_in_chunks) {
@@ -644,6 +669,16 @@ bool HttpServer::Impl::answer(Connection& connection) const {
   const bool is_sent =
       send_all(connection.socket.get(), text, reply_timeout) &&
       (reply.stream == nullptr || head.method == "HEAD" || send_stream(connection, *reply.stream, is_in_chunks));
+  if (options.on_answered) {
+    options.on_answered({.method = head.method,
+                         .path = head.path,
+                         .status = reply.status,
+                         .figures = reply.stream != nullptr ? reply.stream->figures() : reply.figures,
+                         .seconds = std::chrono::duration<double>(SteadyClock::now() - begin).count(),
+                         .is_read = is_sent,
+                         .id = id,
+                         .problem = reply.problem});
+  }
   if (connection.closes) {
     // Closed with something unread, the connection would be reset, and the client might lose the reply.
     ::shutdown(connection.socket.get(), SHUT_WR);
@@ -672,11 +707,18 @@ bool HttpServer::Impl::send_stream(Connection& connection, ReplyBody& body, bool
   return !is_in_chunks || send_all(connection.socket.get(), "0\r\n\r\n", reply_timeout);
 }
 
-HttpServer::HttpServer(Api& api, const HttpOptions& options) : impl_(std::make_unique<Impl>(api, options)) {}
+HttpServer::HttpServer(const HttpOptions& options) : impl_(std::make_unique<Impl>(options)) {}
+
+HttpServer::HttpServer(Api& api, const HttpOptions& options) : HttpServer(options) { serve(api); }
 
 HttpServer::~HttpServer() = default;
 
-void HttpServer::prepare_to_end() { impl_->reply_timeout.shorten(); }
+void HttpServer::serve(Api& api) { impl_->api = &api; }
+
+void HttpServer::prepare_to_end() {
+  impl_->reply_timeout.shorten();
+  impl_->is_near_end = true;
+}
 
 int HttpServer::port() const { return impl_->port; }
 

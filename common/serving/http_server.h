@@ -4,10 +4,12 @@
 
 #include <chrono>
 #include <cstddef>
+#include <functional>
 #include <memory>
 #include <string>
 
 #include "common/serving/api.h"
+#include "common/serving/request_log.h"
 
 namespace common {
 
@@ -19,6 +21,8 @@ struct HttpOptions {
   // request, counted from the previous reply or the connection's beginning, may take kWholeRequest times as long.
   std::chrono::milliseconds timeout{5000};
   int max_connections = 1024;  // served at once, each by a thread; at most three times as many others wait
+  // Called with each request that has been answered, by several threads at once.
+  std::function<void(const AnsweredRequest&)> on_answered = nullptr;
 };
 
 inline constexpr int kWholeRequest = 4;
@@ -28,8 +32,10 @@ HttpOptions parse_address(const std::string& address);
 
 class HttpServer {
  public:
-  // Binds to the address and begins to serve. The api must outlive the object. Throws InputError if it can't bind to
-  // the address.
+  // Binds to the address; until serve() is called, all replies say that the server is starting. Throws InputError if it
+  // can't bind to the address.
+  explicit HttpServer(const HttpOptions& options);
+  // The same, and serves.
   HttpServer(Api& api, const HttpOptions& options);
   // Accepts no more connections, and waits for the replies in flight: a second for a client that does not read its
   // reply, and one time-out at most.
@@ -37,7 +43,10 @@ class HttpServer {
   HttpServer(const HttpServer&) = delete;
   HttpServer& operator=(const HttpServer&) = delete;
 
-  // The end is near: from now on, a client may stop reading for a second, no longer for a time-out.
+  // Serves from now on. The api must outlive the object.
+  void serve(Api& api);
+  // The end is near: from now on, a client may stop reading for a second, no longer for a time-out, and each connection
+  // is closed after its reply.
   void prepare_to_end();
 
   int port() const;

@@ -1,10 +1,10 @@
-// The page that shows the pool: page.html, compiled in.
+// The page that shows the pool, compiled in: page/page.html with its style sheet and its scripts, as one document.
 #pragma once
 
-#include <string_view>
+#include <string>
 
 namespace common {
 
-std::string_view page();
+std::string page();
 
 }  // namespace common

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <array>
+#include <cmath>
 
 #include "common/app/svg.h"
 #include "common/base/text.h"
@@ -43,6 +44,12 @@ double tick_distance(double maximum) {
   return power * (factor < 1.5 ? 1.0 : factor < 3.5 ? 2.0 : factor < 7.5 ? 5.0 : 10.0);
 }
 
+// The end of an axis that has to reach `maximum`: a tick, which has a label.
+double up_to_tick(double maximum) {
+  const double distance = tick_distance(maximum);
+  return distance * std::ceil(maximum / distance - 1e-9);
+}
+
 class ChartDrawing {
  public:
   ChartDrawing(const Chart& chart, double top) : chart_(chart), top_(top), y_max_(chart.y_max) {
@@ -52,8 +59,9 @@ class ChartDrawing {
         y_max_ = chart.y_max > 0.0 ? chart.y_max : std::max(y_max_, y);
       }
     }
-    x_max_ = x_max_ > 0.0 ? x_max_ : 1.0;
-    y_max_ = y_max_ > 0.0 ? y_max_ : 1.0;
+    last_x_ = x_max_;
+    x_max_ = up_to_tick(x_max_ > 0.0 ? x_max_ : 1.0);
+    y_max_ = up_to_tick(y_max_ > 0.0 ? y_max_ : 1.0);
   }
 
   void draw(Svg& svg) const {
@@ -79,14 +87,16 @@ class ChartDrawing {
       svg.text({x_of(value), y_of(0.0) + 18.0}, format("%g", value), label(Anchor::kMiddle));
     }
     svg.text({x_of(x_max_ / 2.0), y_of(0.0) + 38.0}, chart_.x_label, label(Anchor::kMiddle));
-    svg.vertical_text({16.0, y_of(y_max_ / 2.0)}, chart_.y_label, label(Anchor::kMiddle));
+    if (!chart_.y_label.empty()) {
+      svg.vertical_text({16.0, y_of(y_max_ / 2.0)}, chart_.y_label, label(Anchor::kMiddle));
+    }
   }
 
   // One of several points on the same pixel is enough.
   std::vector<Point> corners(const Curve& curve) const {
     std::vector<Point> result;
     for (const auto& [x, y] : curve.points) {
-      if (result.empty() || x_of(x) - result.back().x >= 0.7 || x >= x_max_) {
+      if (result.empty() || x_of(x) - result.back().x >= 0.7 || x >= last_x_) {
         result.push_back({x_of(x), y_of(y)});
       }
     }
@@ -95,7 +105,8 @@ class ChartDrawing {
 
   const Chart& chart_;
   double top_;
-  double x_max_ = 0.0;
+  double last_x_ = 0.0;  // of the points
+  double x_max_ = 0.0;   // of the axis
   double y_max_;
 };
 

@@ -23,26 +23,34 @@ struct PrefixFigures {
   std::int64_t hits = 0;          // lookups that found at least one block
   std::int64_t tokens_saved = 0;  // found in the cache, and not computed
   std::int64_t evictions = 0;     // blocks that were evicted
+  // Of requests that were admitted for the first time: after a preemption a request finds its own text again.
+  std::int64_t prompt_tokens = 0;  // looked up: the whole prompts
+  std::int64_t prompt_tokens_found = 0;
 };
 
 // The spans in it belong to the cache: they are valid until it changes.
 struct PoolSnapshot {
   struct Sequence {
     std::span<const int> block_table;
-    int length = 0;  // tokens in the cache
+    int length = 0;                  // tokens in the cache
+    int id = 0;                      // used again once the sequence has ended
+    std::vector<Token> tokens = {};  // those in the cache, by position; empty: they have no text
   };
   struct Owner {
     int id = 0;                            // the request's
     std::vector<Sequence> sequences = {};  // its sequences in the cache
     bool is_swapped = false;               // whether it has other sequences, in the host's memory
     std::vector<std::span<const Token>> texts = {};
+    int prompt_tokens = 0;
+    int max_tokens = 0;  // of one sequence in the cache, prompt included: what a contiguous region would reserve
   };
 
   int num_blocks = 0;
   int block_size = 0;
   std::vector<Owner> running = {};
-  std::vector<Owner> waiting = {};  // in the order of the queue
-  std::vector<int> cached_blocks = {};
+  std::vector<Owner> waiting = {};                         // in the order of the queue
+  std::vector<int> cached_blocks = {};                     // the next one to be evicted first
+  std::vector<std::span<const Token>> cached_tokens = {};  // theirs, in the same order
 };
 
 // The contents of a block.

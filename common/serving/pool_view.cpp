@@ -1,183 +1,336 @@
 #include "common/serving/pool_view.h"
 
 #include <algorithm>
-#include <map>
+#include <iterator>
 #include <nlohmann/json.hpp>
 #include <set>
-#include <span>
+#include <tuple>
+#include <utility>
 
 #include "common/base/machine.h"
-#include "common/base/text.h"
 
 namespace common {
 namespace {
 
 using nlohmann::ordered_json;
 
-constexpr int kMaxBlocks = 2048;
-constexpr std::size_t kMaxEvents = 40;
-constexpr std::size_t kMaxRequests = 64;  // shown of the batch, and of the queue
-constexpr std::size_t kMaxTokensShown = 48;
-constexpr double kSecondsBetweenStates = 0.04;
-constexpr double kSpeedSeconds = 2.0;  // tokens a second are a mean over so long
+constexpr std::size_t kMaxRunning = 512;       // shown of the batch
+constexpr std::size_t kMaxWaiting = 256;       // shown of the queue
+constexpr std::size_t kMaxDrawnBlocks = 8192;  // as in page/drawing.js
+constexpr std::size_t kMaxTextTokens = 4096;   // of one sequence; the rest of a longer one is drawn without text
+constexpr std::size_t kMaxSteps = 512;         // in one record
+constexpr std::size_t kMaxRecords = 2048;      // kept for clients that read slowly
+constexpr std::size_t kMaxRecordBytes = 8 << 20;
+// A record that takes long to make is followed by a pause of so many times that long.
+constexpr double kLongRecordSeconds = 0.0005;
+constexpr double kPauseAfterLongRecord = 19.0;
 
-// Texts may end in the middle of a character.
+// A token may be a part of a character.
 std::string dump(const ordered_json& document) {
   return document.dump(-1, ' ', false, ordered_json::error_handler_t::replace);
 }
 
-std::string list(const std::vector<int>& ids) {
-  std::string text;
-  for (const int id : ids) {
-    text += (text.empty() ? "" : ", ") + std::to_string(id);
+template <typename Values>
+std::size_t equal_beginning(const Values& left, std::span<const typename Values::value_type> right) {
+  const std::size_t count = std::min(left.size(), right.size());
+  const auto end = left.begin() + static_cast<std::ptrdiff_t>(count);
+  return static_cast<std::size_t>(std::mismatch(left.begin(), end, right.begin()).first - left.begin());
+}
+
+// A sequence that computes one token has it drawn next, even if that was a prompt of one token.
+int prompt_tokens_of(const StepReport& report) {
+  int count = 0;
+  for (std::size_t i = 0; i < report.num_queries.size(); ++i) {
+    count += report.num_queries[i] > 1 || report.is_chunk[i] ? report.num_queries[i] : 0;
   }
-  return text;
+  return count;
+}
+
+ordered_json steps_json(std::span<const StepReport> steps) {
+  ordered_json list = ordered_json::array();
+  for (const StepReport& step : steps) {
+    const int prompt_tokens = prompt_tokens_of(step);
+    const double milliseconds = 1000.0 * (step.scheduling_seconds + step.computing_seconds);
+    list.push_back({step.index, prompt_tokens, step.num_tokens - prompt_tokens,
+                    static_cast<double>(static_cast<std::int64_t>(100.0 * milliseconds)) / 100.0,
+                    step.recomputed.size() + step.swapped_out.size(), step.copies.size()});
+  }
+  return list;
+}
+
+ordered_json happened_json(std::span<const StepReport> steps) {
+  std::map<std::string, std::vector<int>> ids;
+  ordered_json copies = ordered_json::array();
+  std::map<int, int> batch;
+  for (const StepReport& step : steps) {
+    for (const auto& [name, list] :
+         {std::pair{"admitted", &step.admitted}, std::pair{"ended", &step.ended},
+          std::pair{"recomputed", &step.recomputed}, std::pair{"swapped_out", &step.swapped_out}}) {
+      if (!list->empty()) {
+        ids[name].insert(ids[name].end(), list->begin(), list->end());
+      }
+    }
+    for (const BlockMove& copy : step.copies) {
+      copies.push_back({copy.source, copy.destination});
+    }
+    for (std::size_t i = 0; i < step.served.size(); ++i) {
+      batch[step.served[i]] += step.num_served[i];
+    }
+  }
+  ordered_json happened = ids;
+  if (ids.empty()) {
+    happened = ordered_json::object();
+  }
+  if (!copies.empty()) {
+    happened["copies"] = std::move(copies);
+  }
+  happened["batch"] = ordered_json::array();
+  for (const auto& [id, count] : batch) {
+    happened["batch"].push_back({id, count});
+  }
+  return happened;
+}
+
+std::vector<int> ids_of(const std::vector<PoolSnapshot::Owner>& requests) {
+  std::vector<int> ids;
+  ids.reserve(requests.size());
+  for (const PoolSnapshot::Owner& request : requests) {
+    ids.push_back(request.id);
+  }
+  return ids;
 }
 
 }  // namespace
 
-ordered_json blocks_json(const PoolSnapshot& pool) {
-  constexpr int kFree = -1;
-  constexpr int kCached = -2;
-  std::vector<int> owners;
-  std::vector<int> num_tables;
-  std::vector<int> num_tokens;
-  for (const BlockState& block : block_states(pool, kMaxBlocks)) {
-    owners.push_back(block.is_cached ? kCached : block.num_tables == 0 ? kFree : block.owner);
-    num_tables.push_back(block.num_tables);
-    num_tokens.push_back(block.num_tokens);
-  }
-  return {{"block_size", pool.block_size},
-          {"total", pool.num_blocks},
-          {"owner", owners},
-          {"owners", num_tables},
-          {"fill", num_tokens}};
-}
-
 void PoolView::update(const EngineNews& news) {
-  if (news.report != nullptr) {
-    note_events(news);
-  }
-  const double now = now_seconds();
-  if (num_watchers_ == 0 || (!news.is_still && now - made_at_ < kSecondsBetweenStates)) {
+  if (num_watchers_ == 0) {
+    forget();
     return;
   }
-  made_at_ = now;
-  auto json =
-      std::make_shared<const std::string>(news.engine == nullptr ? dump({{"failure", news.failure}}) : to_json(news));
+  if (news.report != nullptr && steps_.size() < kMaxSteps) {
+    steps_.push_back(*news.report);
+  }
+  const double begin = now_seconds();
+  if (!news.is_still && begin < next_record_at_) {
+    return;
+  }
+  if (news.engine == nullptr) {
+    forget();
+    publish(dump({{"failure", news.failure}}), true);
+    wants_whole_ = true;
+    return;
+  }
+  const bool is_whole = wants_whole_.exchange(false);
+  publish(record_of(news, is_whole), is_whole);
+  // One that took long because the machine was busy counts little: the typical time at most doubles.
+  const double end = now_seconds();
+  record_seconds_ = std::min(end - begin, std::max(2.0 * record_seconds_, kLongRecordSeconds / 8.0));
+  next_record_at_ = record_seconds_ > kLongRecordSeconds ? end + kPauseAfterLongRecord * record_seconds_ : end;
+}
+
+void PoolView::forget() {
+  steps_.clear();
+  requests_.clear();
+  running_.clear();
+  waiting_.clear();
+  cached_.clear();
+  sizes_.clear();
+}
+
+void PoolView::publish(std::string json, bool is_whole) {
   {
     const std::lock_guard lock(mutex_);
-    state_.version += 1;
-    state_.json = std::move(json);
+    num_bytes_ += json.size();
+    records_.push_back({std::move(json), is_whole});
+    while (records_.size() > 1 && (records_.size() > kMaxRecords || num_bytes_ > kMaxRecordBytes)) {
+      num_bytes_ -= records_.front().json.size();
+      records_.pop_front();
+      first_ += 1;
+    }
   }
   changed_.notify_all();
 }
 
-PoolView::State PoolView::wait(std::int64_t version, std::chrono::milliseconds timeout) {
-  std::unique_lock lock(mutex_);
-  changed_.wait_for(lock, timeout, [&] { return state_.version != version; });
-  return state_;
-}
-
-void PoolView::note_events(const EngineNews& news) {
-  report_ = *news.report;
-  const StepReport& report = report_;
-  const auto note = [&](const std::string& text) {
-    events_.push_back(format("step %lld: ", static_cast<long long>(report.index)) + text);
-    num_events_ += 1;
-    if (events_.size() > kMaxEvents) {
-      events_.pop_front();
-    }
-  };
-  const auto note_ids = [&](const char* what, const std::vector<int>& ids) {
-    if (!ids.empty()) {
-      note(what + list(ids));
-    }
-  };
-  note_ids("swapped out, because a block was missing: ", report.swapped_out);
-  note_ids("preempted, because a block was missing: ", report.recomputed);
-  note_ids("admitted: ", report.admitted);
-  if (report.blocks_copied > 0) {
-    note(format("%lld block%s copied", static_cast<long long>(report.blocks_copied),
-                report.blocks_copied == 1 ? "" : "s"));
-  }
-  note_ids("ended: ", report.ended);
-  const double now = now_seconds();
-  progress_.emplace_back(now, news.num_generated);
-  while (now - progress_.front().first > kSpeedSeconds) {
-    progress_.pop_front();
-  }
-}
-
-std::string PoolView::to_json(const EngineNews& news) const {
+std::string PoolView::record_of(const EngineNews& news, bool is_whole) {
   const EngineDescription engine = news.engine->description();
   const EngineStatus status = news.engine->status();
-  const PoolSnapshot pool = news.engine->pool();
-  std::map<int, int> served;  // tokens in the last step, by request
-  for (std::size_t i = 0; i < report_.served.size(); ++i) {
-    served[report_.served[i]] = report_.num_served[i];
+  PoolSnapshot pool = news.engine->pool();
+  const std::size_t num_running = pool.running.size();
+  const std::size_t num_waiting = pool.waiting.size();
+  pool.running.resize(std::min(num_running, kMaxRunning));
+  pool.waiting.resize(std::min(num_waiting, kMaxWaiting));
+  ordered_json record;
+  if (is_whole) {
+    const std::vector<StepReport> steps = std::move(steps_);
+    forget();
+    steps_ = steps;
+    record["whole"] = true;
   }
-  const auto text_of = [&](std::span<const Token> tokens) {
-    tokens = tokens.last(std::min(tokens.size(), kMaxTokensShown));
-    return tokenizer_ == nullptr ? std::to_string(tokens.size()) + " tokens" : tokenizer_->decode(tokens);
-  };
-  const auto describe = [&](const PoolSnapshot::Owner& request) {
-    ordered_json entry = {{"id", request.id}, {"served", served.contains(request.id) ? served[request.id] : 0}};
-    std::set<int> blocks;
-    int length = 0;
-    entry["tables"] = ordered_json::array();
-    entry["swapped"] = request.is_swapped;
-    for (const PoolSnapshot::Sequence& sequence : request.sequences) {
-      blocks.insert(sequence.block_table.begin(), sequence.block_table.end());
-      length = std::max(length, sequence.length);
-      entry["tables"].push_back(sequence.block_table);
+  const ordered_json sizes = {{"slots", engine.sizes.num_slots},         {"block_size", engine.sizes.block_size},
+                              {"budget", engine.sizes.token_budget},     {"blocks", pool.num_blocks},
+                              {"host_blocks", engine.num_host_blocks},   {"max_sequences", engine.max_sequences},
+                              {"context_length", engine.context_length}, {"pool", news.pool}};
+  if (std::string text = sizes.dump(); text != sizes_) {
+    sizes_ = std::move(text);
+    record["sizes"] = sizes;
+  }
+  record["paused"] = news.is_paused;
+  record["steps"] = steps_json(steps_);
+  record["happened"] = happened_json(steps_);
+  steps_.clear();
+  for (const auto& [name, known, now] : {std::tuple{"running", &running_, ids_of(pool.running)},
+                                         std::tuple{"waiting", &waiting_, ids_of(pool.waiting)}}) {
+    if (is_whole || *known != now) {
+      *known = now;
+      record[name] = now;
     }
-    entry["blocks"] = blocks.size();
-    entry["length"] = length;
-    entry["texts"] = ordered_json::array();
-    for (const std::span<const Token> text : request.texts) {
-      entry["texts"].push_back(text_of(text));
+  }
+  std::set<int> shown(running_.begin(), running_.end());
+  shown.insert(waiting_.begin(), waiting_.end());
+  std::erase_if(requests_, [&](const auto& known) { return !shown.contains(known.first); });
+  record["requests"] = ordered_json::array();
+  for (const auto* const requests : {&pool.running, &pool.waiting}) {
+    for (const PoolSnapshot::Owner& request : *requests) {
+      if (ordered_json changes = changes_of(request); !changes.empty()) {
+        record["requests"].push_back(std::move(changes));
+      }
     }
-    return entry;
-  };
-  const auto describe_first = [&](const std::vector<PoolSnapshot::Owner>& requests) {
-    ordered_json entries = ordered_json::array();
-    for (std::size_t i = 0; i < std::min(requests.size(), kMaxRequests); ++i) {
-      entries.push_back(describe(requests[i]));
+  }
+  add_cached(pool, record);
+  record["num_running"] = num_running;
+  record["num_waiting"] = num_waiting;
+  record["counters"] = {{"used", status.slots.used},           {"reserved", status.slots.reserved},
+                        {"cached", status.slots.cached},       {"host_used", status.num_host_blocks_used},
+                        {"generated", news.num_generated},     {"preemptions", news.tally->num_preemptions()},
+                        {"copied", status.blocks_copied},      {"moved", status.blocks_moved},
+                        {"lookups", status.prefix.lookups},    {"hits", status.prefix.hits},
+                        {"saved", status.prefix.tokens_saved}, {"evictions", status.prefix.evictions}};
+  return dump(record);
+}
+
+// Empty: nothing has changed.
+ordered_json PoolView::changes_of(const PoolSnapshot::Owner& request) {
+  const auto [found, is_new] = requests_.try_emplace(request.id);
+  KnownRequest& known = found->second;
+  ordered_json changes;
+  if (is_new || known.is_swapped != request.is_swapped) {
+    known.is_swapped = request.is_swapped;
+    changes = {{"prompt", request.prompt_tokens}, {"max", request.max_tokens}, {"swapped", request.is_swapped}};
+  }
+  ordered_json sequences = ordered_json::array();
+  std::set<int> ids;
+  for (const PoolSnapshot::Sequence& sequence : request.sequences) {
+    ids.insert(sequence.id);
+    if (ordered_json entry = changes_of(sequence, known.sequences[sequence.id]); !entry.empty()) {
+      sequences.push_back(std::move(entry));
     }
-    return entries;
-  };
-  const double seconds = progress_.empty() ? 0.0 : progress_.back().first - progress_.front().first;
-  ordered_json document;
-  document["paused"] = news.is_paused;
-  document["generated"] = news.num_generated;
-  document["step"] = report_.index;
-  document["step_tokens"] = report_.num_tokens;
-  document["blocks"] = blocks_json(pool);
-  document["host"] = {{"total", engine.num_host_blocks}, {"used", status.num_host_blocks_used}};
-  document["running"] = describe_first(pool.running);
-  document["num_running"] = pool.running.size();
-  document["waiting"] = describe_first(pool.waiting);
-  document["num_waiting"] = pool.waiting.size();
-  document["counters"] = {
-      {"slots", status.slots.total},
-      {"used", status.slots.used},
-      {"reserved", status.slots.reserved},
-      {"cached", status.slots.cached},
-      {"preemptions", news.tally->num_preemptions()},
-      {"copied", status.blocks_copied},
-      {"prefix_lookups", status.prefix.lookups},
-      {"prefix_hits", status.prefix.hits},
-      {"tokens_saved", status.prefix.tokens_saved},
-      {"evictions", status.prefix.evictions},
-      {"tokens_per_second",
-       seconds > 0.1 ? static_cast<double>(progress_.back().second - progress_.front().second) / seconds : 0.0}};
-  document["sizes"] = {{"slots", status.slots.total},
-                       {"block_size", engine.sizes.block_size},
-                       {"budget", engine.sizes.token_budget},
-                       {"max_sequences", engine.max_sequences}};
-  document["events"] = {{"last", num_events_}, {"texts", events_}};
-  return dump(document);
+  }
+  std::vector<int> gone;
+  for (const auto& [id, sequence] : known.sequences) {
+    if (!ids.contains(id)) {
+      gone.push_back(id);
+    }
+  }
+  std::erase_if(known.sequences, [&](const auto& sequence) { return !ids.contains(sequence.first); });
+  if (!sequences.empty()) {
+    changes["sequences"] = std::move(sequences);
+  }
+  if (!gone.empty()) {
+    changes["gone"] = gone;
+  }
+  if (!changes.empty()) {
+    changes["id"] = request.id;
+  }
+  return changes;
+}
+
+ordered_json PoolView::changes_of(const PoolSnapshot::Sequence& sequence, KnownSequence& known) const {
+  const std::span<const Token> tokens =
+      std::span(sequence.tokens).first(std::min(sequence.tokens.size(), kMaxTextTokens));
+  const std::size_t same_blocks = equal_beginning(known.block_table, sequence.block_table);
+  const std::size_t same_tokens = equal_beginning(known.tokens, tokens);
+  if (known.length == sequence.length && same_blocks == known.block_table.size() &&
+      same_blocks == sequence.block_table.size() && same_tokens == known.tokens.size() && known.length > 0) {
+    return {};
+  }
+  known.block_table.assign(sequence.block_table.begin(), sequence.block_table.end());
+  known.tokens.assign(tokens.begin(), tokens.end());
+  known.length = sequence.length;
+  ordered_json changes = {{"id", sequence.id}, {"length", sequence.length}};
+  changes["from"] = same_blocks;
+  changes["blocks"] = sequence.block_table.subspan(same_blocks);
+  changes["at"] = same_tokens;
+  changes["texts"] = texts_of(tokens.subspan(same_tokens));
+  return changes;
+}
+
+void PoolView::add_cached(const PoolSnapshot& pool, ordered_json& record) {
+  const std::size_t num_drawn = std::min(static_cast<std::size_t>(pool.num_blocks), kMaxDrawnBlocks);
+  std::vector<bool> is_cached(num_drawn);
+  cached_.resize(num_drawn);
+  ordered_json added = ordered_json::array();
+  for (std::size_t i = 0; i < pool.cached_blocks.size(); ++i) {
+    const auto block = static_cast<std::size_t>(pool.cached_blocks[i]);
+    if (block >= num_drawn) {
+      continue;
+    }
+    is_cached[block] = true;
+    const std::span<const Token> tokens = pool.cached_tokens[i];
+    if (!std::equal(tokens.begin(), tokens.end(), cached_[block].begin(), cached_[block].end())) {
+      cached_[block].assign(tokens.begin(), tokens.end());
+      added.push_back({block, texts_of(tokens)});
+    }
+  }
+  std::vector<std::size_t> removed;
+  for (std::size_t block = 0; block < num_drawn; ++block) {
+    if (!is_cached[block] && !cached_[block].empty()) {
+      cached_[block].clear();
+      removed.push_back(block);
+    }
+  }
+  if (!added.empty()) {
+    record["cached"] = std::move(added);
+  }
+  if (!removed.empty()) {
+    record["uncached"] = removed;
+  }
+}
+
+ordered_json PoolView::texts_of(std::span<const Token> tokens) const {
+  ordered_json texts = ordered_json::array();
+  for (const Token& token : tokens) {
+    texts.push_back(tokenizer_ == nullptr ? std::to_string(token) : tokenizer_->decode({&token, 1}, true));
+  }
+  return texts;
+}
+
+PoolView::Watcher::Watcher(PoolView& view) : view_(view) {
+  const std::lock_guard lock(view_.mutex_);
+  next_ = view_.first_ + static_cast<std::int64_t>(view_.records_.size());
+  view_.num_watchers_ += 1;
+  view_.wants_whole_ = true;
+}
+
+std::vector<std::string> PoolView::Watcher::read(std::chrono::milliseconds timeout) {
+  std::vector<std::string> result;
+  std::unique_lock lock(view_.mutex_);
+  const auto end = [&] { return view_.first_ + static_cast<std::int64_t>(view_.records_.size()); };
+  view_.changed_.wait_for(lock, timeout, [&] { return next_ < end(); });
+  if (next_ < view_.first_) {
+    needs_whole_ = true;
+    next_ = end();
+  }
+  for (; next_ < end(); ++next_) {
+    const Record& record = view_.records_[static_cast<std::size_t>(next_ - view_.first_)];
+    needs_whole_ = needs_whole_ && !record.is_whole;
+    if (!needs_whole_) {
+      result.push_back(record.json);
+    }
+  }
+  if (needs_whole_) {  // again, in case that making it has failed
+    view_.wants_whole_ = true;
+  }
+  return result;
 }
 
 }  // namespace common

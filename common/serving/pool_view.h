@@ -1,75 +1,117 @@
-// The state of the pool as JSON, for the page: blocks with their owners, queue, running batch, counters. Made from the
-// real manager and scheduler on the engine's thread, and only while it is watched.
+// The pool as JSON, for the page: blocks, block tables with their tokens' texts, queue, counters. Made from the real
+// manager and scheduler on the engine's thread, and only while a client watches.
+//
+// A watcher gets one whole record and then, for each step, a record of what has changed since the one before:
+//
+//   {"whole": true,                                     only in the first: forget what was known
+//    "sizes": {...}, "paused": false,                   sizes: where they have changed, or the pool was made anew
+//    "steps": [[index, prompt tokens, decoded tokens, milliseconds, preempted, copied], ...],   since the last record
+//    "happened": {"admitted": [ids], "ended": [ids], "recomputed": [ids], "swapped_out": [ids],
+//                 "copies": [[source, destination], ...], "batch": [[id, tokens], ...]},
+//    "running": [ids], "waiting": [ids],                where they have changed; what is in neither has ended
+//    "requests": [{"id": 7, "prompt": 12, "max": 75, "swapped": false, "gone": [sequence ids],
+//                  "sequences": [{"id": 3, "length": 9, "from": 2, "blocks": [12], "at": 8, "texts": [" wolf"]}]}],
+//    "cached": [[block, [texts]], ...], "uncached": [blocks],
+//    "num_running": 1, "num_waiting": 0, "counters": {...}}
+//
+// Only requests that have changed are listed, with the sequences that have: a block table is what it was before entry
+// `from`, and then `blocks`; the texts are those before position `at`, and then `texts`. {"failure": "..."}: there is
+// no engine.
 #pragma once
 
 #include <atomic>
 #include <chrono>
 #include <condition_variable>
+#include <cstddef>
 #include <cstdint>
 #include <deque>
-#include <memory>
+#include <map>
 #include <mutex>
 #include <nlohmann/json_fwd.hpp>
+#include <span>
 #include <string>
-#include <utility>
 #include <vector>
 
 #include "common/model/tokenizer.h"
 #include "common/serving/engine_thread.h"
 #include "common/serving/pool_snapshot.h"
+#include "common/serving/step_report.h"
 
 namespace common {
 
-// {"block_size": 4, "total": 8, "owner": [...], "owners": [...], "fill": [...]}: of each block the owner's name (-1:
-// free, -2: cached), the number of block tables that contain it, and the number of slots that hold a token. A large
-// pool shows its first blocks only.
-nlohmann::ordered_json blocks_json(const PoolSnapshot& pool);
-
 class PoolView {
  public:
-  // tokenizer: null if the model's tokens are no text. Must outlive the object.
+  // tokenizer: null if the model's tokens are no text; their numbers are shown. Must outlive the object.
   explicit PoolView(const Tokenizer* tokenizer) : tokenizer_(tokenizer) {}
 
-  // On the engine's thread, when something has changed. While steps follow each other, at most 25 states a second are
-  // made.
+  // On the engine's thread, when something has changed. Makes a record of each step while that takes little time. With
+  // hundreds of sequences a record may stand for several steps, so that records take a twentieth of the time at most.
   void update(const EngineNews& news);
 
-  // Any thread. Waits for a state after `version`, at most `timeout`, and returns it. The same version: there is none.
-  struct State {
-    std::int64_t version = 0;
-    std::shared_ptr<const std::string> json;  // null at first
-  };
-  State wait(std::int64_t version, std::chrono::milliseconds timeout);
-
   int num_watchers() const { return num_watchers_; }
-  // States are made only while a Watcher exists.
+
+  // One client's reading. Records are made only while a Watcher exists.
   class Watcher {
    public:
-    explicit Watcher(PoolView& view) : view_(view) { view_.num_watchers_ += 1; }
+    explicit Watcher(PoolView& view);
     ~Watcher() { view_.num_watchers_ -= 1; }
     Watcher(const Watcher&) = delete;
     Watcher& operator=(const Watcher&) = delete;
 
+    // Waits for records, at most `timeout`, and returns those since the last call, oldest first.
+    std::vector<std::string> read(std::chrono::milliseconds timeout);
+    // Whether the next record has to be a whole one, which an update makes: at first, and when this client has read so
+    // slowly that records are gone.
+    bool needs_whole() const { return needs_whole_; }
+
    private:
     PoolView& view_;
+    std::int64_t next_ = 0;  // record to read next
+    bool needs_whole_ = true;
   };
 
  private:
-  void note_events(const EngineNews& news);
-  std::string to_json(const EngineNews& news) const;
+  struct Record {
+    std::string json;
+    bool is_whole = false;
+  };
+  // What watchers know of a sequence, and of a request.
+  struct KnownSequence {
+    std::vector<int> block_table;
+    std::vector<Token> tokens;
+    int length = 0;
+  };
+  struct KnownRequest {
+    bool is_swapped = false;
+    std::map<int, KnownSequence> sequences;
+  };
+
+  void publish(std::string json, bool is_whole);
+  std::string record_of(const EngineNews& news, bool is_whole);
+  nlohmann::ordered_json changes_of(const PoolSnapshot::Owner& request);
+  nlohmann::ordered_json changes_of(const PoolSnapshot::Sequence& sequence, KnownSequence& known) const;
+  void add_cached(const PoolSnapshot& pool, nlohmann::ordered_json& record);
+  nlohmann::ordered_json texts_of(std::span<const Token> tokens) const;
+  void forget();
 
   const Tokenizer* tokenizer_;
   // On the engine's thread.
-  std::deque<std::string> events_;  // the latest ones
-  std::int64_t num_events_ = 0;
-  StepReport report_;
-  std::deque<std::pair<double, std::int64_t>> progress_;  // time, tokens written so far
-  double made_at_ = 0.0;
+  std::vector<StepReport> steps_;  // since the last record
+  std::map<int, KnownRequest> requests_;
+  std::vector<int> running_;
+  std::vector<int> waiting_;
+  std::vector<std::vector<Token>> cached_;  // by block; empty: it is not cached
+  std::string sizes_;
+  double record_seconds_ = 0.0;  // what it typically takes to make a record
+  double next_record_at_ = 0.0;
 
   std::atomic<int> num_watchers_ = 0;
+  std::atomic<bool> wants_whole_ = true;
   std::mutex mutex_;
   std::condition_variable changed_;
-  State state_;
+  std::deque<Record> records_;
+  std::int64_t first_ = 0;  // number of records_.front()
+  std::size_t num_bytes_ = 0;
 };
 
 }  // namespace common

@@ -66,12 +66,19 @@ std::string metrics_text(const ServerState& state, const std::string& model_name
           format(",block_size=\"%d\",num_gpu_blocks=\"%d\"} 1\n", sizes.block_size, num_blocks);
   value("vllm:num_preemptions_total", "counter", "Requests that lost their blocks, swapped or to be recomputed.",
         static_cast<double>(tally.num_preemptions()));
+  value("vllm:spec_decode_num_draft_tokens_total", "counter", "Guesses of the next tokens that were computed.",
+        static_cast<double>(tally.steps.drafts));
+  value("vllm:spec_decode_num_accepted_tokens_total", "counter", "Those that have become text.",
+        static_cast<double>(tally.steps.accepted));
   value("vllm:prompt_tokens_total", "counter", "Tokens of the prompts of requests that were admitted and have ended.",
         static_cast<double>(tally.prompt_tokens));
-  value("vllm:generation_tokens_total", "counter", "Tokens written by requests that have ended, of all samples.",
-        static_cast<double>(tally.output_tokens));
-  value("vllm:prefix_cache_hits_total", "counter", "Tokens that were found in the prefix cache.",
-        static_cast<double>(status.prefix.tokens_saved));
+  value("vllm:generation_tokens_total", "counter", "Tokens written, of all samples.",
+        static_cast<double>(state.num_generated));
+  // As in vLLM, without what a request finds when it is resumed after a preemption.
+  value("vllm:prefix_cache_queries_total", "counter", "Tokens of prompts that were looked up in the prefix cache.",
+        static_cast<double>(status.prefix.prompt_tokens));
+  value("vllm:prefix_cache_hits_total", "counter", "Those that were found.",
+        static_cast<double>(status.prefix.prompt_tokens_found));
   value("course:prefix_cache_lookups_total", "counter", "Sequences that were looked up in the prefix cache.",
         static_cast<double>(status.prefix.lookups));
   value("course:prefix_cache_lookups_with_hits_total", "counter", "Those that found at least one block.",
@@ -90,7 +97,7 @@ std::string metrics_text(const ServerState& state, const std::string& model_name
   value("course:requests_failed_total", "counter", "Requests that ended by an error.",
         static_cast<double>(tally.num_ended(FinishReason::kFailed)));
   histogram("vllm:time_to_first_token_seconds", "From arrival to the first token.", tally.first_token_seconds);
-  histogram("vllm:inter_token_latency_seconds", "Between two tokens of a text.", tally.between_tokens_seconds);
+  histogram("vllm:inter_token_latency_seconds", "Between two tokens of a text.", state.between_tokens_seconds);
   histogram("vllm:request_queue_time_seconds", "From arrival to admission.", tally.queue_seconds);
   histogram("vllm:e2e_request_latency_seconds", "From arrival to the end.", tally.request_seconds);
   histogram("vllm:iteration_tokens_total", "Tokens computed in a step.", tally.step_tokens);

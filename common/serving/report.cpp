@@ -49,6 +49,10 @@ std::string report_table(const ServedEngine& engine, const Tally& tally, const s
   }
   add("steps", format_count(tally.steps.steps));
   add("tokens computed", format_count(tally.steps.tokens));
+  if (tally.steps.drafts > 0) {
+    add("of these, drafts: all, accepted",
+        format("%lld, %lld", static_cast<long long>(tally.steps.drafts), static_cast<long long>(tally.steps.accepted)));
+  }
   add("tokens that padding would have added", format_count(tally.steps.padded_tokens - tally.steps.tokens));
   add("requests running, mean and max", format("%.1f, %d", tally.running.value(), tally.steps.max_running));
   add("blocks in use", format_percent(tally.blocks_used.value(), 1.0));

@@ -7,6 +7,7 @@
 #include <filesystem>
 #include <fstream>
 #include <iostream>
+#include <iterator>
 #include <map>
 #include <memory>
 #include <nlohmann/json.hpp>
@@ -18,6 +19,7 @@
 #include "common/app/result_file.h"
 #include "common/app/token_source.h"
 #include "common/base/check.h"
+#include "common/base/platform.h"
 #include "common/base/text.h"
 #include "common/model/stop_strings.h"
 #include "common/serving/arrivals.h"
@@ -147,11 +149,20 @@ void print_texts(const Session& session, const std::vector<RequestResult>& resul
   }
 }
 
-// Every request's texts and times.
-nlohmann::ordered_json results_json(const Session& session, const std::vector<RequestResult>& results, bool has_texts) {
+// Why a request's sample ended: by itself, or with its request.
+FinishReason reason_of(const Completion& completion, const RequestResult& result, int max_new_tokens) {
+  const bool is_whole = completion.finish_reason == FinishReason::kStop ||
+                        std::ssize(completion.tokens) == std::ptrdiff_t{max_new_tokens};
+  return is_whole ? completion.finish_reason : result.finish_reason;
+}
+
+// Every request's texts and times, and why they ended.
+nlohmann::ordered_json results_json(const Session& session, const std::vector<ArrivingRequest>& requests,
+                                    const std::vector<RequestResult>& results, bool has_texts) {
   nlohmann::ordered_json entries = nlohmann::ordered_json::array();
   for (std::size_t id = 0; id < results.size(); ++id) {
     const RequestResult& result = results[id];
+    const int max_new_tokens = requests[id].request.request.max_new_tokens;
     nlohmann::ordered_json entry;
     entry["request"] = id;
     entry["arrival_seconds"] = result.arrival;
@@ -159,11 +170,13 @@ nlohmann::ordered_json results_json(const Session& session, const std::vector<Re
       entry["first_token_seconds"] = result.token_times.front();
     }
     entry["end_seconds"] = result.end;
+    entry["finish_reason"] = to_string(result.finish_reason);
     if (!result.error.empty()) {
       entry["error"] = result.error;
     }
     for (const Completion& completion : result.completions) {
-      nlohmann::ordered_json written = {{"tokens", completion.tokens}};
+      nlohmann::ordered_json written = {{"tokens", completion.tokens},
+                                        {"finish_reason", to_string(reason_of(completion, result, max_new_tokens))}};
       if (has_texts) {
         written["text"] = session.text_of(completion);
       }
@@ -181,12 +194,14 @@ void check_served(const std::vector<RequestResult>& results) {
   }
 }
 
-void run_serve(const Session& session, const ServeOptions& options, const MakeEngineFor& make_engine) {
+void run_serve(const Session& session, const ServeOptions& options, const MakeEngineFor& make_engine,
+               std::unique_ptr<HttpServer> server) {
   const ResultFile json(options.json_path);
   const ServedModel model(session, options.synthetic);
   if (options.http.address.has_value()) {
     run_http(
-        model, [&](const EngineDemand& demand) { return make_engine(model.get(), demand); }, options.http);
+        model, [&](const EngineDemand& demand) { return make_engine(model.get(), demand); }, options.http,
+        std::move(server));
     return;
   }
   const std::vector<ArrivingRequest> requests = make_requests(session, model.get().config(), options);
@@ -208,6 +223,7 @@ void run_serve(const Session& session, const ServeOptions& options, const MakeEn
     };
   }
   const std::unique_ptr<ServedEngine> engine = make_engine(model.get(), demand);
+  const NoteInterrupts interrupts;  // Ctrl-C ends the run, and all that is asked for is written
   const ViewKind view_kind = has_texts ? options.view : ViewKind::kQuiet;
   std::unique_ptr<View> view = make_view(view_kind, std::cout);
   std::unique_ptr<TraceWriter> trace;
@@ -231,7 +247,9 @@ void run_serve(const Session& session, const ServeOptions& options, const MakeEn
       trace->add(report);
     }
   };
+  callbacks.is_ended = NoteInterrupts::is_noted;
   const std::vector<RequestResult> results = serve(*engine, requests, callbacks);
+  const bool is_interrupted = NoteInterrupts::is_noted();
   view.reset();  // a live one leaves its screen
   for (const RequestResult& result : results) {
     tally.add(result);
@@ -239,13 +257,14 @@ void run_serve(const Session& session, const ServeOptions& options, const MakeEn
   if (trace) {
     trace->finish(results);
   }
-  const std::optional<ReadLimit> limit = engine->measure_read_limit();
+  const std::optional<ReadLimit> limit = is_interrupted ? std::nullopt : engine->measure_read_limit();
   if (json.is_wanted()) {
     nlohmann::ordered_json document;
     document["model"] = options.synthetic.empty() ? session.model_name : options.synthetic;
     document["clock"] = options.virtual_clock ? "virtual" : "real";
+    document["interrupted"] = is_interrupted;
     document.update(report_json(*engine, tally, limit));
-    document["outputs"] = results_json(session, results, !model.is_synthetic());
+    document["outputs"] = results_json(session, requests, results, !model.is_synthetic());
     // A reply may end in the middle of a character.
     json.write(document.dump(2, ' ', false, nlohmann::ordered_json::error_handler_t::replace) + "\n");
   }
@@ -257,6 +276,15 @@ void run_serve(const Session& session, const ServeOptions& options, const MakeEn
   if (!json_only) {
     std::cout << report_table(*engine, tally, limit);
   }
+  if (is_interrupted) {
+    if (!json_only) {
+      std::cout << format("\ninterrupted: %lld of %zu requests had not ended, and %zu of these had not arrived\n",
+                          static_cast<long long>(tally.num_ended(FinishReason::kCancelled)) + std::ssize(requests) -
+                              std::ssize(results),
+                          requests.size(), requests.size() - results.size());
+    }
+    throw Interrupted();
+  }
   check_served(results);
   if (options.shown_step >= next_step) {
     throw InputError(
@@ -267,11 +295,19 @@ void run_serve(const Session& session, const ServeOptions& options, const MakeEn
 }  // namespace
 
 Command& add_serve_command(Program& program, ServeOptions& options, MakeEngineFor make_engine) {
-  Command& command =
-      program.add_session_command("serve", "Serve requests that arrive while others run, and show it",
-                                  [&options, make_engine = std::move(make_engine)](const Session& session) {
-                                    run_serve(session, options, make_engine);
-                                  });
+  const auto server = std::make_shared<std::unique_ptr<HttpServer>>();
+  SessionInput input;
+  input.before_loading = [&options, server] {
+    if (options.http.address.has_value()) {
+      *server = listen_http(options.http);
+    }
+  };
+  Command& command = program.add_session_command(
+      "serve", "Serve requests that arrive while others run, and show it",
+      [&options, server, make_engine = std::move(make_engine)](const Session& session) {
+        run_serve(session, options, make_engine, std::move(*server));
+      },
+      input);
   command.option("--arrivals", options.arrivals,
                  "poisson:RATE, in requests a second, or a file with lines \"seconds prompt_tokens output_tokens\"; "
                  "default: all at once");

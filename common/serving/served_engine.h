@@ -36,6 +36,7 @@ struct RequestResult {
   FinishReason finish_reason = FinishReason::kRejected;
   std::string error;
   int prompt_tokens = 0;
+  int cached_tokens = 0;  // of the prompt, found in the prefix cache
   double arrival = 0.0;
   double admission = -1.0;          // when it was first admitted; negative: never
   std::vector<double> token_times;  // when the first sample's tokens arrived
@@ -58,6 +59,8 @@ struct PoolSizes {
   int num_slots = 0;
   int block_size = 0;
   int token_budget = 0;
+  // Whether preempted requests move to the host's memory; absent: as the engine's options say.
+  std::optional<bool> swaps = std::nullopt;
 };
 
 // The properties with which an engine was made.
@@ -66,6 +69,7 @@ struct EngineDescription {
   int max_sequences = 0;    // in one step
   int num_host_blocks = 0;  // for sequences that are swapped out
   int context_length = 0;   // max tokens of a prompt and its reply together
+  int max_drafts = 0;       // that a request may ask for, in each step
 };
 
 // What bounds the speed of decoding: each step reads all weights, and K and V of the tokens before.
@@ -81,8 +85,10 @@ struct EngineStatus {
   int num_waiting = 0;
   SlotUsage slots = {};
   int num_host_blocks_used = 0;
-  std::int64_t blocks_copied = 0;  // since the engine was made
-  PrefixFigures prefix;            // since the engine was made
+  // Since the engine was made.
+  std::int64_t blocks_copied = 0;
+  std::int64_t blocks_moved = 0;  // of these, between the pool and the host's memory
+  PrefixFigures prefix;
 };
 
 class ServedEngine {

@@ -1,7 +1,10 @@
 #include "common/serving/served_model.h"
 
 #include <filesystem>
+#include <vector>
 
+#include "common/base/check.h"
+#include "common/model/chat.h"
 #include "common/model/presets.h"
 
 namespace common {
@@ -30,6 +33,18 @@ std::string ServedModel::decode(std::span<const Token> tokens, bool show_special
     text += std::to_string(token);
   }
   return text;
+}
+
+std::string chat_problem(const ServedModel& model, const std::string& chat_format) {
+  const Session& session = model.session();
+  const std::vector<ChatMessage> messages = {{"system", "x"}, {"user", "x"}};
+  try {
+    encode_chat(*session.file, session.tokenizer, messages, {chat_format});
+    chat_stop_tokens(*session.file, session.tokenizer, {chat_format});
+  } catch (const InputError& error) {
+    return error.what();
+  }
+  return "";
 }
 
 }  // namespace common

@@ -28,4 +28,8 @@ class ServedModel {
   std::optional<Llama> synthetic_;
 };
 
+// Why the model can't chat: the message of the InputError that a chat would throw. Empty: it can. chat_format: as
+// ChatOptions.
+std::string chat_problem(const ServedModel& model, const std::string& chat_format);
+
 }  // namespace common

@@ -19,13 +19,20 @@ void StepTotals::add(const StepReport& report) {
   for (std::size_t i = 0; i < report.num_queries.size(); ++i) {
     const int count = report.num_queries[i];
     const double share = seconds * count / report.num_tokens;
-    if (report.is_chunk[i]) {
+    const int num_drafts = i < report.num_drafts.size() ? report.num_drafts[i] : 0;
+    if (num_drafts > 0) {
+      drafted += 1;
+      drafts += num_drafts;
+      timing.add(1, share);
+    } else if (report.is_chunk[i]) {
       timing.prefill_tokens += count;
       timing.prefill_seconds += share;
     } else {
       timing.add(static_cast<std::size_t>(count), share);
     }
   }
+  accepted += report.num_accepted;
+  timing.decode_tokens += report.num_accepted;
   steps += 1;
   tokens += report.num_tokens;
   padded_tokens += report.padded_tokens();
@@ -39,14 +46,23 @@ std::vector<Counter> counters_of(const StepTotals& totals) {
   const auto mean = [&](std::int64_t sum) {
     return static_cast<double>(sum) / static_cast<double>(std::max<std::int64_t>(totals.steps, 1));
   };
-  return {{"max_requests_at_once", static_cast<double>(totals.max_running)},
-          {"requests_held", mean(totals.running)},
-          {"steps", static_cast<double>(totals.steps)},
-          {"padded_tokens", static_cast<double>(totals.padded_tokens)},
-          {"slots_reserved", mean(totals.slots_reserved)},
-          {"slots_used", mean(totals.slots_used)},
-          {"preemptions", static_cast<double>(totals.swapped_out + totals.recomputed)},
-          {"swapped_out", static_cast<double>(totals.swapped_out)}};
+  std::vector<Counter> counters = {{"max_requests_at_once", static_cast<double>(totals.max_running)},
+                                   {"requests_held", mean(totals.running)},
+                                   {"steps", static_cast<double>(totals.steps)},
+                                   {"padded_tokens", static_cast<double>(totals.padded_tokens)},
+                                   {"slots_reserved", mean(totals.slots_reserved)},
+                                   {"slots_used", mean(totals.slots_used)},
+                                   {"preemptions", static_cast<double>(totals.swapped_out + totals.recomputed)},
+                                   {"swapped_out", static_cast<double>(totals.swapped_out)}};
+  if (totals.drafts > 0) {
+    const std::vector<Counter> of_drafts = {
+        {"drafts", static_cast<double>(totals.drafts)},
+        {"drafts_accepted", static_cast<double>(totals.accepted)},
+        {"tokens_a_step_with_drafts",
+         1.0 + static_cast<double>(totals.accepted) / static_cast<double>(totals.drafted)}};
+    counters.insert(counters.end(), of_drafts.begin(), of_drafts.end());
+  }
+  return counters;
 }
 
 }  // namespace common

@@ -9,6 +9,12 @@
 
 namespace common {
 
+// A block copied to another. From the pool's number of blocks on, numbers are those of blocks in the host's memory.
+struct BlockMove {
+  int source = 0;
+  int destination = 0;
+};
+
 // One step as it happened. Requests by id.
 struct StepReport {
   std::int64_t index = 0;  // counted from 0
@@ -19,6 +25,8 @@ struct StepReport {
   double waiting_seconds = 0.0;     // of computing_seconds: waiting for the GPU
   int num_tokens = 0;
   std::vector<int> num_queries;  // how many of them each sequence of the batch has
+  std::vector<int> num_drafts;   // by sequence: how many of its tokens are drafts, guesses of how the text goes on
+  int num_accepted = 0;          // drafts that have become text, of all sequences
   std::vector<bool> is_chunk;    // by sequence: whether other steps compute the rest of what the cache lacks
   std::int64_t num_read = 0;     // tokens whose K and V the attention has read
   std::vector<int> served;       // the requests in the batch, in order of arrival
@@ -31,7 +39,8 @@ struct StepReport {
   int num_waiting = 0;
   bool is_memory_short = false;  // requests wait because blocks are missing
   std::int64_t blocks_copied = 0;
-  SlotUsage usage;  // right after the forward pass, when the cache is fullest
+  std::vector<BlockMove> copies;  // these copies, in order
+  SlotUsage usage;                // right after the forward pass, when the cache is fullest
 
   // What num_tokens would be if all sequences were padded to the longest.
   int padded_tokens() const;
@@ -43,6 +52,9 @@ struct StepTotals {
   std::int64_t steps = 0;
   std::int64_t tokens = 0;
   std::int64_t padded_tokens = 0;
+  std::int64_t drafted = 0;   // how often a sequence has computed drafts
+  std::int64_t drafts = 0;    // these drafts
+  std::int64_t accepted = 0;  // those that have become text
   std::int64_t slots_reserved = 0;
   std::int64_t slots_used = 0;
   std::int64_t running = 0;

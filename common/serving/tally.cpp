@@ -1,6 +1,7 @@
 #include "common/serving/tally.h"
 
 #include <algorithm>
+#include <numeric>
 #include <span>
 #include <utility>
 #include <vector>
@@ -33,12 +34,15 @@ void Tally::add(const StepReport& report) {
     slots_used_while_memory_short.add(share(report.usage.used), seconds);
   }
   running.add(report.num_running, seconds);
-  // Every sequence has one token, and none of them is a part of more: a request may have several sequences.
-  const bool is_decoding = report.num_tokens > 0 && report.num_tokens == static_cast<int>(report.num_queries.size()) &&
+  // Every sequence has one token, besides drafts, and none of them is a part of more: a request may have several
+  // sequences.
+  const int num_drafts = std::accumulate(report.num_drafts.begin(), report.num_drafts.end(), 0);
+  const auto num_sequences = static_cast<int>(report.num_queries.size());
+  const bool is_decoding = report.num_tokens > 0 && report.num_tokens - num_drafts == num_sequences &&
                            std::find(report.is_chunk.begin(), report.is_chunk.end(), true) == report.is_chunk.end();
   if (std::exchange(is_decoding_, is_decoding) && is_decoding) {
     decode_steps += 1;
-    decode_tokens += report.num_tokens;
+    decode_tokens += num_sequences + report.num_accepted;
     decode_reads += report.num_read;
     host_seconds.add(report.scheduling_seconds + report.computing_seconds - report.waiting_seconds);
     decode_seconds += seconds;

@@ -1,7 +1,11 @@
 #include "common/serving/trace.h"
 
 #include <cstddef>
+#include <ios>
 #include <nlohmann/json.hpp>
+#include <ostream>
+#include <string_view>
+#include <vector>
 
 #include "common/base/check.h"
 #include "common/base/text.h"
@@ -35,14 +39,21 @@ Json lane_name(int lane, const std::string& name) {
 
 }  // namespace
 
-TraceWriter::TraceWriter(const std::string& path) : path_(path), file_(path) {
+TraceWriter::TraceWriter(const std::string& path) : path_(path), file_(path), can_seek_(file_.tellp() >= 0) {
   if (!file_) {
     throw InputError("can't write to '" + path + "'");
   }
-  file_ << "[\n";
+  waiting_ = "[\n";
+  name_lane(0, "steps");
+  flush(false);
 }
 
 void TraceWriter::add(const StepReport& report) {
+  for (const std::vector<int>* const ids : {&report.admitted, &report.served}) {
+    for (const int id : *ids) {
+      name_lane(lane_of(id), format("request %d", id));
+    }
+  }
   Json step = span(format("step %lld", static_cast<long long>(report.index)), 0, report.begin, report.end);
   step["args"] = {{"tokens", report.num_tokens}, {"padded_tokens", report.padded_tokens()}};
   write(step.dump());
@@ -68,28 +79,47 @@ void TraceWriter::add(const StepReport& report) {
   count("slots", {{"used", report.usage.used},
                   {"unused in blocks", report.usage.reserved - report.usage.used},
                   {"cached", report.usage.cached}});
+  flush(false);
 }
 
 void TraceWriter::finish(std::span<const RequestResult> results) {
-  write(lane_name(0, "steps").dump());
   for (std::size_t i = 0; i < results.size(); ++i) {
     const auto id = static_cast<int>(i);
     const RequestResult& result = results[i];
-    write(lane_name(lane_of(id), format("request %d", id)).dump());
+    name_lane(lane_of(id), format("request %d", id));  // one that was rejected has taken part in no step
     if (result.admission > result.arrival) {
       write(span("waits", lane_of(id), result.arrival, result.admission).dump());
     }
   }
-  file_ << "\n]\n";
+  flush(true);
   file_.close();
   if (!file_) {
     throw InputError("can't write to '" + path_ + "'");
   }
 }
 
+void TraceWriter::name_lane(int lane, const std::string& name) {
+  if (named_.insert(lane).second) {
+    write(lane_name(lane, name).dump());
+  }
+}
+
 void TraceWriter::write(const std::string& event) {
-  file_ << (is_first_ ? "" : ",\n") << event;
+  waiting_ += (is_first_ ? "" : ",\n") + event;
   is_first_ = false;
+}
+
+// One write for events and end: between two of them the file is whole.
+void TraceWriter::flush(bool is_last) {
+  constexpr std::string_view kEnd = "\n]\n";
+  if (can_seek_ || is_last) {
+    waiting_ += kEnd;
+  }
+  file_ << waiting_ << std::flush;
+  waiting_.clear();
+  if (can_seek_ && !is_last) {
+    file_.seekp(-static_cast<std::streamoff>(kEnd.size()), std::ios::cur);
+  }
 }
 
 }  // namespace common

@@ -1,7 +1,9 @@
 #include "common/serving/view.h"
 
 #include <algorithm>
+#include <cstddef>
 #include <iostream>
+#include <iterator>
 #include <map>
 #include <span>
 #include <sstream>
@@ -14,6 +16,7 @@
 #include "common/base/platform.h"
 #include "common/base/text.h"
 #include "common/base/utf8.h"
+#include "common/model/unicode.h"
 
 namespace common {
 namespace {
@@ -89,7 +92,14 @@ class Plain : public View {
   std::map<std::pair<int, int>, std::string> written_;  // in this step, by request and sample
 };
 
-// The line's first `columns` characters. Escape sequences are kept, and count for nothing.
+// The length in bytes of the character at `at`, and how many columns it takes. A byte that begins no character is one
+// of its own.
+std::pair<std::size_t, int> character_at(std::string_view text, std::size_t at) {
+  const std::size_t length = valid_utf8_length(text.substr(at));
+  return {std::max<std::size_t>(length, 1), length > 0 ? display_columns(decode_utf8(text, at).code_point) : 1};
+}
+
+// The line's first `columns` columns. Escape sequences are kept, and count for nothing.
 std::string cut_line(const std::string& line, int columns) {
   std::string result;
   int width = 0;
@@ -100,13 +110,60 @@ std::string cut_line(const std::string& line, int columns) {
       at = end == std::string::npos ? line.size() : end + 1;
       continue;
     }
-    const std::size_t length = std::max<std::size_t>(valid_utf8_length(std::string_view(line).substr(at)), 1);
-    if (width++ < columns) {
+    const auto [length, taken] = character_at(line, at);
+    width += taken;
+    if (width <= columns) {
       result += line.substr(at, length);
     }
     at += length;
   }
   return result;
+}
+
+// The text's last `columns` columns.
+std::string last_columns(std::string_view text, int columns) {
+  int width = 0;
+  for (std::size_t at = 0; at < text.size(); at += character_at(text, at).first) {
+    width += character_at(text, at).second;
+  }
+  while (width > columns) {
+    const auto [length, taken] = character_at(text, 0);
+    text.remove_prefix(length);
+    width -= taken;
+  }
+  return std::string(text);
+}
+
+// The text in lines of at most `columns` columns, broken anywhere.
+std::vector<std::string> broken(std::string_view text, int columns) {
+  std::vector<std::string> lines(1);
+  int width = 0;
+  for (std::size_t at = 0; at < text.size();) {
+    const auto [length, taken] = character_at(text, at);
+    if (width + taken > columns && width > 0) {
+      lines.emplace_back();
+      width = 0;
+    }
+    lines.back() += text.substr(at, length);
+    width += taken;
+    at += length;
+  }
+  return lines;
+}
+
+// "queue  30 waiting: 12 13 14 and 27 more": as many as fit, in whole numbers.
+std::string queue_line(const std::vector<PoolSnapshot::Owner>& waiting, int columns) {
+  std::string line = format("queue  %zu waiting:", waiting.size());
+  for (std::size_t i = 0; i < waiting.size(); ++i) {
+    const std::string number = format(" %d", waiting[i].id);
+    const std::string rest = format(" and %zu more", waiting.size() - i);
+    const bool is_last = i + 1 == waiting.size();
+    if (static_cast<int>(line.size() + number.size() + (is_last ? 0 : rest.size())) > columns) {
+      return line + rest;
+    }
+    line += number;
+  }
+  return line;
 }
 
 // Redraws the terminal's alternate screen, so that what was there before is there again afterwards.
@@ -151,25 +208,22 @@ class Live : public View {
   std::vector<std::string> lines(const PoolSnapshot& pool, const StepReport& report, TerminalSize size) const {
     constexpr int kColumnsOfIndex = 8;
     constexpr int kOtherLines = 4;  // head, queue, batch, legend
-    const int columns = std::clamp((size.columns - kColumnsOfIndex) / 8 * 8, 8, 64);
+    const int columns = std::max((size.columns - kColumnsOfIndex) / 8 * 8, 8);
     const int room = std::max(size.rows - kOtherLines, 2);
-    const std::vector<std::string> texts = running_lines(pool);
+    std::vector<std::string> texts = running_lines(pool, size.columns, 1);
     // The blocks get what they need, if half of the room is left to the texts or they do not need it.
     const int map_lines = (pool.num_blocks + columns - 1) / columns;
     const int num_map_lines = std::min(map_lines, std::max(room - static_cast<int>(texts.size()), room / 2));
+    // If there are lines left, each text gets more than one.
+    if (const int num_each = (room - num_map_lines) / std::max<int>(static_cast<int>(texts.size()), 1); num_each > 1) {
+      texts = running_lines(pool, size.columns, num_each);
+    }
     const int num_texts = std::min(static_cast<int>(texts.size()), room - num_map_lines);
 
     std::vector<std::string> result;
     result.push_back(format("step %lld  %.2f s  %d tokens in this step", static_cast<long long>(report.index),
                             report.end, report.num_tokens));
-    std::string queue = format("queue  %zu waiting:", pool.waiting.size());
-    for (const PoolSnapshot::Owner& request : pool.waiting) {
-      queue += format(" %d", request.id);
-      if (static_cast<int>(queue.size()) > size.columns) {
-        break;
-      }
-    }
-    result.push_back(queue);
+    result.push_back(queue_line(pool.waiting, size.columns));
     const int hidden = static_cast<int>(texts.size()) - num_texts;
     result.push_back(format("batch  %zu running", pool.running.size()) +
                      (hidden > 0 ? format(", %d lines not shown", hidden) : ""));
@@ -186,8 +240,8 @@ class Live : public View {
     return result;
   }
 
-  // A line for each sample of the running requests: letter, number, the end of its text.
-  std::vector<std::string> running_lines(const PoolSnapshot& pool) const {
+  // For each sample of the running requests: letter, number, and the end of its text, in at most num_each lines.
+  std::vector<std::string> running_lines(const PoolSnapshot& pool, int columns, int num_each) const {
     std::vector<std::string> result;
     for (const PoolSnapshot::Owner& request : pool.running) {
       const int id = request.id;
@@ -198,19 +252,41 @@ class Live : public View {
                          (request.texts.front().empty() ? "(its prompt is computed)" : "(a search)"));
       }
       for (auto entry = first; entry != texts_.end() && entry->first.first == id; ++entry) {
-        result.push_back(letter + format("%5s  ", name_of(id, entry->first.second).c_str()) + tail(entry->second));
+        std::string head = letter + format("%5s  ", name_of(id, entry->first.second).c_str());
+        const int width = std::max(columns - static_cast<int>(head.size()), 1);
+        for (const std::string& line : tail(entry->second, width, num_each)) {
+          result.push_back(head + line);
+          head.assign(head.size(), ' ');
+        }
       }
     }
     return result;
   }
 
-  static std::string tail(std::string_view text) {
-    constexpr std::size_t kMaxBytes = 72;
-    std::size_t first = text.size() - std::min(text.size(), kMaxBytes);
+  // The text's last lines, at most num_lines. If they are several, whole lines are left out, so that a text that grows
+  // stands still until its last line is full.
+  static std::vector<std::string> tail(std::string_view text, int columns, int num_lines) {
+    constexpr std::size_t kBytesPerColumn = 2;                              // at most: the rest need not be looked at
+    const auto width = static_cast<std::size_t>(std::max(columns - 2, 1));  // between quotes
+    const std::size_t enough = kBytesPerColumn * width * static_cast<std::size_t>(num_lines);
+    std::size_t first = (text.size() - std::min(text.size(), enough) + width - 1) / width * width;
+    first = std::min(first, text.size());
     while (first < text.size() && (static_cast<unsigned char>(text[first]) & 0xC0U) == 0x80U) {
       first += 1;  // not into the middle of a character
     }
-    return quote(text.substr(first));
+    std::string escaped = quote(text.substr(first), text.size());
+    escaped = escaped.substr(1, escaped.size() - 2);
+    const int inside = std::max(columns - 2, 1);
+    if (num_lines == 1) {
+      return {'"' + last_columns(escaped, inside) + '"'};
+    }
+    std::vector<std::string> lines = broken(escaped, inside);
+    lines.erase(lines.begin(), lines.begin() + std::max<std::ptrdiff_t>(std::ssize(lines) - num_lines, 0));
+    for (std::string& line : lines) {
+      line.insert(line.begin(), &line == &lines.front() ? '"' : ' ');
+    }
+    lines.back() += '"';
+    return lines;
   }
 
   std::ostream& output_;

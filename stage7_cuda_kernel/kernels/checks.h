@@ -49,7 +49,7 @@ inline void check_rows(const PageShape& shape, const void* keys, const void* val
                "rows hold all heads and begin at multiples of 16 bytes");
 }
 
-inline void check_copies(const PageCopy* copies, int num_copies, int num_layers) {
+inline void check_copies(const BlockCopy* copies, int num_copies, int num_layers) {
   COMMON_CHECK(num_layers > 0 && num_layers < 32768, "a cache has layers");
   COMMON_CHECK(num_copies >= 0 && (num_copies == 0 || copies != nullptr), "copies are given");
 }

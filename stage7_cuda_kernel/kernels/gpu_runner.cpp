@@ -126,10 +126,7 @@ const CacheSize& GpuRunner::cache() const { return impl_->cache_size; }
 
 void GpuRunner::copy_blocks(std::span<const BlockCopy> copies) {
   while (!copies.empty()) {
-    std::vector<PageCopy> launch;
-    for (const auto& [source, destination] : independent_copies(copies)) {
-      launch.push_back({source, destination});
-    }
+    const std::span<const BlockCopy> launch = independent_copies(copies);
     impl_->kernels.copy_blocks(impl_->keys.data(), impl_->values.data(), impl_->num_layers, impl_->shape, launch.data(),
                                static_cast<int>(launch.size()), impl_->stream.get());
     copies = copies.subspan(launch.size());

@@ -9,12 +9,11 @@
 // practice, because a load takes longer when memory is busy, and requests come in bursts.
 //
 // bytes and flops for 32 x 8,192: as step 1, 4.3 GB loaded and 4.3 Gflop.
-// measured: 1x8192 354 us (2%), 32x8192 794 us (30%), 32xragged 1,620 us (12%) on an NVIDIA H200, 2026-11-22, at
-// 3d7b00e, with the form that the step had there
+// measured: 1x8192 597 us (1%), 32x8192 824 us (28%), 32xragged 2,429 us (8%) on an NVIDIA H200, 2026-11-23, at 8705779
 //
 // Why it is faster: not because memory delivers fewer bytes. It is 57 instructions for a token and query head in place
 // of 85, since an address serves 8 elements. It is an eighth of the loads, 2.5 in place of 20, and an eighth of the
-// sectors that they ask for, 17.5 in place of 148. And L2 delivers 1.4 GB in place of 3.3 (Nsight Compute, at 3d7b00e).
+// sectors that they ask for, 17.5 in place of 148 (as the executor counts).
 // Where it is still slow: a single sequence. Its 32 thread blocks leave 100 multiprocessors idle, and walk the context
 // twice.
 #include "ladder_call.cuh"

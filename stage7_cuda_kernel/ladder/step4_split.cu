@@ -8,8 +8,8 @@
 // bytes for 32 x 8,192: 4.3 GB loaded, as before. There are 1,024 heads already, so nothing is cut (num_splits). For 1
 // x 8,192 a context is cut into 33 pieces of 248 tokens: 34 MB of K and V, each loaded four times, and 0.5 MB of
 // partial results. flops: 4.3 G; merging adds 2 for each number of a partial result.
-// measured: 1x8192 31.0 us (24%), 32x8192 609 us (39%), 32xragged 1,089 us (18%) on an NVIDIA H200, 2026-11-22, at
-// 3d7b00e, with the form that the step had there
+// measured: 1x8192 26.2 us (28%), 32x8192 572 us (41%), 32xragged 1,072 us (19%) on an NVIDIA H200, 2026-11-23, at
+// 8705779
 //
 // Why it is faster: a single sequence has the whole device. Where it is not: a batch that fills the device anyway. And
 // the second launch is not free: on its own it takes 5 us for 1,024 tokens, and 12 where it joins 33 pieces, half as
@@ -192,8 +192,8 @@ __global__ void __launch_bounds__(kThreads) merge(LadderCall call, int splits, c
   call.output[row * kDimensions + thread] = common::from_float<Element>(joined / joined_sum);
 }
 
-// Enough pieces for kResident thread blocks on every multiprocessor, but none shorter than 128 tokens if all contexts
-// were as long as the longest may be: each piece adds to the merge. The host does not know the lengths.
+// kResident places on every multiprocessor, divided by sequences and heads, rounded down; at most one piece for each 8
+// blocks of the longest context, rounded up: each piece adds to the merge. The lengths are known on the device.
 int num_splits(const Batch& batch, int num_heads) {
   constexpr int kMinBlocks = 8;
   const int slots = kResident * common::device_limits().num_multiprocessors;

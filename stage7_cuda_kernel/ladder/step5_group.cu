@@ -7,8 +7,8 @@
 // on plain arithmetic units, where a score also costs four exchanges between threads. A group of 4 takes 811
 // instructions of a warp for 8 tokens, 213 M in all, of 132 x 4 that the device starts in each of 1.8 G cycles a
 // second: 224 us, nearly what the bytes take. Neither hides the other completely.
-// measured: 1x8192 29.5 us (25%), 32x8192 329 us (72%), 32xragged 849 us (24%) on an NVIDIA H200, 2026-11-22, at
-// 3d7b00e, with the form that the step had there
+// measured: 1x8192 23.0 us (32%), 32x8192 354 us (66%), 32xragged 1,001 us (20%) on an NVIDIA H200, 2026-11-23, at
+// 8705779
 //
 // Why it is faster: 25 instructions for a token and query head in place of 46. Not because of the bytes: L1 had caught
 // the repeated reads. Where it is not: one sequence, which has 8 heads to share out in place of 32. Its context is cut
@@ -212,8 +212,8 @@ __global__ void __launch_bounds__(kThreads) merge(LadderCall call, int splits, c
   call.output[row * kDimensions + thread] = common::from_float<Element>(joined / joined_sum);
 }
 
-// Enough pieces for kResident thread blocks on every multiprocessor, but none shorter than 128 tokens if all contexts
-// were as long as the longest may be: each piece adds to the merge. The host does not know the lengths.
+// kResident places on every multiprocessor, divided by sequences and heads, rounded down; at most one piece for each 8
+// blocks of the longest context, rounded up: each piece adds to the merge. The lengths are known on the device.
 int num_splits(const Batch& batch, int num_heads) {
   constexpr int kMinBlocks = 8;
   const int slots = kResident * common::device_limits().num_multiprocessors;

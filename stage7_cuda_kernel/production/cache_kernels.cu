@@ -218,13 +218,13 @@ constexpr int kChunk = 8 * kThreads;
 // The list of copies is a parameter of the launch: no allocation, no upload, no wait. Parameters have room for 4 KB.
 struct CopyList {
   static constexpr int kMaxCopies = 480;
-  PageCopy copies[kMaxCopies];
+  BlockCopy copies[kMaxCopies];
 };
 
 __global__ void __launch_bounds__(kThreads)
     copy_block_chunks(uint4* keys, uint4* values, const __grid_constant__ CopyList list, std::int64_t vecs_per_block,
                       std::int64_t vecs_per_layer, int chunks_per_block, int num_arrays) {
-  const PageCopy copy = list.copies[blockIdx.x / chunks_per_block];
+  const BlockCopy copy = list.copies[blockIdx.x / chunks_per_block];
   const std::int64_t begin = std::int64_t{blockIdx.x % chunks_per_block} * kChunk + threadIdx.x;
   uint4* layer = (blockIdx.y % num_arrays == 0 ? keys : values) + blockIdx.y / num_arrays * vecs_per_layer;
   const uint4* source = layer + copy.source * vecs_per_block;
@@ -260,7 +260,7 @@ void ProductionKernels::read_from_slots(const Pages& pages, void* keys, void* va
 }
 
 void ProductionKernels::copy_blocks(void* keys, void* values, int num_layers, const PageShape& shape,
-                                    const PageCopy* copies, int num_copies, cudaStream_t stream) const {
+                                    const BlockCopy* copies, int num_copies, cudaStream_t stream) const {
   check_pages(kProductionShapes, {keys, values, shape});
   check_copies(copies, num_copies, num_layers);
   if (num_copies == 0) {

@@ -20,23 +20,17 @@
 // - Tiles are computed from the last to the first. Only in the last one do rows see different tokens; only its scores
 //   are masked, and it is as short as possible, in steps of 32 tokens.
 //
-// Float8 has one step more. Its pages are copied into a place of their own, and the warps of warpgroup 0 convert them
-// from there to bfloat16, scales included, into the rings. For the other warpgroups nothing changes, except that they
-// have 216 registers, because warpgroup 0 needs 72.
-//
 // On an H200, one prompt of 8,192 tokens with 32 heads over 8 kv heads of 128 dimensions: 341 TFLOP/s with mma, 548
 // here; 16 prompts of 512 tokens: 191 and 292.
 #pragma once
 
 #include <cfloat>
-#include <type_traits>
 
 #include "../kernels/element.h"
 #include "../kernels/online_softmax.cuh"
 #include "common/cuda/model/scalars.cuh"
 #include "common/cuda/ptx.cuh"
 #include "common/cuda/ring_position.cuh"
-#include "float8.cuh"
 #include "ragged_plan.h"
 
 namespace stage7 {
@@ -69,24 +63,14 @@ struct PrefillWork {
   int num_seen;  // tokens that the task's last row sees; 0: there is no more work
 };
 
-// One tile of K and of V as the pages have it, in four parts: each warp copies its own part, and reads no other part.
+// It begins at a multiple of 1024 bytes, and so do its matrices: wgmma's swizzle depends on the address.
 template <int kHeadDim>
-struct Float8Tiles {
-  using Stored = SharedTile<kHeadDim, ScalarType::kFloat8>;
-  static constexpr int kWarps = common::kWarpgroupThreads / 32;
-  static constexpr int kPieces = PrefillShape<kHeadDim>::kTokens / kTileRows / kWarps;
-  static constexpr int kPieceBytes = Stored::kPair.value_scales;  // K and its scales; V's scales and V
-  alignas(128) unsigned char bytes[kWarps][2][kPieces * kPieceBytes];
-  std::uint64_t full[kWarps][2];
-};
-struct NoTiles {};
-
-template <ScalarType kType, int kHeadDim>
 struct PrefillShared {
   using Shape = PrefillShape<kHeadDim>;
-  alignas(1024) unsigned char queries[Shape::kSlots][Shape::kConsumers][Shape::kQueryBytes];
-  alignas(1024) unsigned char keys[Shape::kStages][Shape::kTileBytes];
-  alignas(1024) unsigned char values[Shape::kStages][Shape::kTileBytes];
+  static_assert(Shape::kQueryBytes % 1024 == 0 && Shape::kTileBytes % 1024 == 0);
+  unsigned char queries[Shape::kSlots][Shape::kConsumers][Shape::kQueryBytes];
+  unsigned char keys[Shape::kStages][Shape::kTileBytes];
+  unsigned char values[Shape::kStages][Shape::kTileBytes];
   PrefillWork work[Shape::kSlots];
   std::uint64_t queries_full[Shape::kSlots];
   std::uint64_t queries_empty[Shape::kSlots];
@@ -94,7 +78,6 @@ struct PrefillShared {
   std::uint64_t keys_empty[Shape::kStages];
   std::uint64_t values_full[Shape::kStages];
   std::uint64_t values_empty[Shape::kStages];
-  std::conditional_t<kType == ScalarType::kFloat8, Float8Tiles<kHeadDim>, NoTiles> stored;
 };
 
 // The numbers of the named barriers: for the turns of two warpgroups, for one warpgroup's threads, for the producers.
@@ -147,23 +130,73 @@ struct QueryRows {
 
 // ---- producers ---------------------------------------------------------------------------------------------------
 
-// The warpgroup that fetches work, and copies what the other two need for it: queries, then K and V, always as far
-// ahead as there is room.
-template <ScalarType kType, int kHeadDim>
-struct PrefillProducer {
+// How a thread of the first warpgroup loads K and V into the rings: with its warp, it copies them.
+template <int kHeadDim>
+struct TileCopier {
   using Shape = PrefillShape<kHeadDim>;
   static constexpr int kWarps = common::kWarpgroupThreads / 32;
-  static constexpr int kVecs = kHeadDim / 8;
   static constexpr int kPieces = Shape::kTokens / kTileRows / kWarps;  // the pieces of a panel that a warp copies
   static constexpr int kPieceBytes = kTileRows * Shape::kRowBytes;
+  static constexpr int kProducerRegisters = 40;
+  static constexpr int kConsumerRegisters = 232;
 
   const PrefillCall& call;
-  PrefillShared<kType, kHeadDim>& shared;
-  const int thread = static_cast<int>(threadIdx.x);
-  const int lane = thread % 32;
-  const int first_piece = thread / 32 * kPieces;  // this warp's
+  PrefillShared<kHeadDim>& shared;
+  const int lane = static_cast<int>(threadIdx.x) % 32;
+  const int first_piece = static_cast<int>(threadIdx.x) / 32 * kPieces;  // this warp's
   common::RingPosition<Shape::kStages> stage;
-  int stored_parity = 0;  // the parity of float8's tiles
+
+  // Copies K or V of one tile. count: the number of its pieces; offset: where this thread's piece begins, in elements.
+  __device__ __forceinline__ void copy_tile(unsigned char* tile, const void* pages, std::int64_t offset, int count,
+                                            std::uint64_t& full, std::uint64_t& empty) const {
+    const int piece = first_piece + lane % kPieces;
+    const int panel = lane / kPieces;
+    common::wait_barrier(common::shared_address(&empty), stage.parity ^ 1);
+    if (lane == 0) {
+      const int own = max(0, min(kPieces, count - first_piece));
+      common::arrive_expecting(common::shared_address(&full), own * Shape::kPanels * kPieceBytes);
+    }
+    __syncwarp();
+    if (piece < count && panel < Shape::kPanels) {
+      common::copy_bulk(common::shared_address(tile) + panel * Shape::kPanelBytes + piece * kPieceBytes,
+                        static_cast<const Element*>(pages) + offset, kPieceBytes, common::shared_address(&full));
+    }
+  }
+
+  // Loads the tiles of a piece of work, from the last to the first.
+  __device__ __forceinline__ void load(const int* table, int kv_head, int num_seen) {
+    const int block_size = call.pages.shape.block_size;
+    const int panel = lane / kPieces;
+    // Where this thread's piece begins, and the piece's block, which is looked up one tile ahead.
+    int token = (num_seen - 1) / Shape::kTokens * Shape::kTokens + (first_piece + lane % kPieces) * kTileRows;
+    int block = token < num_seen ? table[token / block_size] : 0;
+    int count = ((num_seen - 1) % Shape::kTokens + kTileRows) / kTileRows;
+    for (; token >= 0; token -= Shape::kTokens) {
+      const std::int64_t offset = row_offset(call.pages.shape, block, kv_head, token % block_size) +
+                                  SharedTile<kHeadDim>::panel_offset(panel, kTileRows);
+      if (token >= Shape::kTokens) {
+        block = table[(token - Shape::kTokens) / block_size];
+      }
+      copy_tile(shared.keys[stage.place], call.pages.keys, offset, count, shared.keys_full[stage.place],
+                shared.keys_empty[stage.place]);
+      copy_tile(shared.values[stage.place], call.pages.values, offset, count, shared.values_full[stage.place],
+                shared.values_empty[stage.place]);
+      stage.advance();
+      count = Shape::kTokens / kTileRows;
+    }
+  }
+};
+
+// The warpgroup that fetches work, and loads what the other two need for it: queries, then K and V, always as far
+// ahead as there is room.
+template <int kHeadDim>
+struct PrefillProducer {
+  using Shape = PrefillShape<kHeadDim>;
+  static constexpr int kVecs = kHeadDim / 8;
+
+  const PrefillCall& call;
+  PrefillShared<kHeadDim>& shared;
+  const int thread = static_cast<int>(threadIdx.x);
 
   // The first thread block that is free gets the longest task that is left.
   __device__ __forceinline__ int take_ticket() const { return thread == 0 ? atomicAdd(&call.queue->next, 1) : 0; }
@@ -202,125 +235,8 @@ struct PrefillProducer {
     }
   }
 
-  // Copies K or V of one tile. count: the number of its pieces; offset: where this thread's piece begins, in elements.
-  __device__ __forceinline__ void copy_tile(unsigned char* tile, const void* pages, std::int64_t offset, int count,
-                                            std::uint64_t& full, std::uint64_t& empty) const {
-    const int piece = first_piece + lane % kPieces;
-    const int panel = lane / kPieces;
-    common::wait_barrier(common::shared_address(&empty), stage.parity ^ 1);
-    if (lane == 0) {
-      const int own = max(0, min(kPieces, count - first_piece));
-      common::arrive_expecting(common::shared_address(&full), own * Shape::kPanels * kPieceBytes);
-    }
-    __syncwarp();
-    if (piece < count && panel < Shape::kPanels) {
-      common::copy_bulk(common::shared_address(tile) + panel * Shape::kPanelBytes + piece * kPieceBytes,
-                        static_cast<const Element*>(pages) + offset, kPieceBytes, common::shared_address(&full));
-    }
-  }
-
-  // Copies the tiles from the last to the first.
-  __device__ __forceinline__ void copy_tiles(const int* table, int kv_head, int num_seen) {
-    const int block_size = call.pages.shape.block_size;
-    const int panel = lane / kPieces;
-    // Where this thread's piece begins, and the piece's block, which is looked up one tile ahead.
-    int token = (num_seen - 1) / Shape::kTokens * Shape::kTokens + (first_piece + lane % kPieces) * kTileRows;
-    int block = token < num_seen ? table[token / block_size] : 0;
-    int count = ((num_seen - 1) % Shape::kTokens + kTileRows) / kTileRows;
-    for (; token >= 0; token -= Shape::kTokens) {
-      const std::int64_t offset = row_offset(call.pages.shape, block, kv_head, token % block_size) +
-                                  SharedTile<kHeadDim>::panel_offset(panel, kTileRows);
-      if (token >= Shape::kTokens) {
-        block = table[(token - Shape::kTokens) / block_size];
-      }
-      copy_tile(shared.keys[stage.place], call.pages.keys, offset, count, shared.keys_full[stage.place],
-                shared.keys_empty[stage.place]);
-      copy_tile(shared.values[stage.place], call.pages.values, offset, count, shared.values_full[stage.place],
-                shared.values_empty[stage.place]);
-      stage.advance();
-      count = Shape::kTokens / kTileRows;
-    }
-  }
-
-  // ---- float8: copied, then converted ----
-
-  // Copies K or V of this warp's part of a tile: `own` pieces; offset is where lane i's piece begins.
-  __device__ __forceinline__ void fetch(bool is_key, std::int64_t offset, int own) const {
-    constexpr int kBytes = Float8Tiles<kHeadDim>::kPieceBytes;
-    const int which = is_key ? 0 : 1;
-    const std::uint32_t full = common::shared_address(&shared.stored.full[thread / 32][which]);
-    if (lane == 0) {
-      common::arrive_expecting(full, own * kBytes);
-    }
-    __syncwarp();
-    if (lane < own) {
-      common::copy_bulk(common::shared_address(shared.stored.bytes[thread / 32][which]) + lane * kBytes,
-                        static_cast<const std::uint8_t*>(call.pages.keys) + offset + (is_key ? 0 : kBytes), kBytes,
-                        full);
-    }
-  }
-
-  // Waits for that copy, and converts it into a tile of the ring.
-  __device__ __forceinline__ void convert(bool is_key, int own, std::uint64_t& empty) const {
-    using Stored = SharedTile<kHeadDim, kType>;
-    const int which = is_key ? 0 : 1;
-    const unsigned char* pieces = shared.stored.bytes[thread / 32][which];
-    unsigned char* tile = is_key ? shared.keys[stage.place] : shared.values[stage.place];
-    common::wait_barrier(common::shared_address(&shared.stored.full[thread / 32][which]), stored_parity);
-    common::wait_barrier(common::shared_address(&empty), stage.parity ^ 1);
-#pragma unroll 4
-    for (int i = lane; i < own * kTileRows * Stored::kVecs; i += 32) {
-      const int row = i / Stored::kVecs;
-      const unsigned char* piece = pieces + row / kTileRows * Float8Tiles<kHeadDim>::kPieceBytes;
-      const int row_in_piece = row % kTileRows;
-      // i is the place in the piece, so that neighbouring threads read neighbouring vectors.
-      const int vec = swizzle(Stored::kPanelVecs, row_in_piece, i % Stored::kVecs);
-      uint4 vecs[2];
-      constexpr int kValuesInPiece = Stored::kPair.values - Stored::kPair.value_scales;
-      to_bfloat16(
-          vecs, reinterpret_cast<const uint4*>(piece + (is_key ? 0 : kValuesInPiece))[i % (kTileRows * Stored::kVecs)],
-          scale_of(piece[(is_key ? Stored::kPair.key_scales : 0) + row_in_piece]));
-      unsigned char* to = tile + vec / 4 * Shape::kPanelBytes + (first_piece * kTileRows + row) * Shape::kRowBytes;
-      const int place = vec % 4 * 2 ^ row % 8;
-      *reinterpret_cast<uint4*>(to + place * kVecBytes) = vecs[0];
-      *reinterpret_cast<uint4*>(to + (place ^ 1) * kVecBytes) = vecs[1];
-    }
-  }
-
-  __device__ __forceinline__ void convert_tiles(const int* table, int kv_head, int num_seen) {
-    const int block_size = call.pages.shape.block_size;
-    int token = (num_seen - 1) / Shape::kTokens * Shape::kTokens + (first_piece + lane % kPieces) * kTileRows;
-    int block = token < num_seen ? table[token / block_size] : 0;
-    const auto offset = [&] { return row_offset(call.pages.shape, block, kv_head, token % block_size); };
-    int own = max(0, min(kPieces, ((num_seen - 1) % Shape::kTokens + kTileRows) / kTileRows - first_piece));
-    fetch(true, offset(), own);
-    fetch(false, offset(), own);
-    while (token >= 0) {
-      token -= Shape::kTokens;
-      if (token >= 0) {
-        block = table[token / block_size];
-      }
-#pragma unroll
-      for (const bool is_key : {true, false}) {
-        convert(is_key, own, is_key ? shared.keys_empty[stage.place] : shared.values_empty[stage.place]);
-        // The tensor cores read what these stores wrote, and the copy engine overwrites what these loads read.
-        common::fence_copy_engine();
-        __syncwarp();
-        if (lane == 0) {
-          common::arrive(
-              common::shared_address(is_key ? &shared.keys_full[stage.place] : &shared.values_full[stage.place]));
-        }
-        if (token >= 0) {
-          fetch(is_key, offset(), kPieces);
-        }
-      }
-      own = kPieces;
-      stored_parity ^= 1;
-      stage.advance();
-    }
-  }
-
-  __device__ __forceinline__ void run() {
+  template <typename Tiles>
+  __device__ __forceinline__ void run(Tiles& tiles) const {
     common::RingPosition<Shape::kSlots> slot;
     int ticket = take_ticket();
     while (true) {
@@ -339,12 +255,7 @@ struct PrefillProducer {
       copy_queries(work, slot.place);
       common::arrive_when_copied(full);
       ticket = take_ticket();
-      const int* table = call.batch.block_table(work.task.sequence);
-      if constexpr (kType == ScalarType::kFloat8) {
-        convert_tiles(table, work.kv_head, work.num_seen);
-      } else {
-        copy_tiles(table, work.kv_head, work.num_seen);
-      }
+      tiles.load(call.batch.block_table(work.task.sequence), work.kv_head, work.num_seen);
       slot.advance();
     }
   }
@@ -352,10 +263,9 @@ struct PrefillProducer {
 
 // ---- consumers ---------------------------------------------------------------------------------------------------
 
-template <ScalarType kType, int kHeadDim>
+template <int kHeadDim>
 struct PrefillRows {
   using Shape = PrefillShape<kHeadDim>;
-  using Shared = PrefillShared<kType, kHeadDim>;
   static constexpr int kTokens = Shape::kTokens;
   static constexpr int kSteps = kHeadDim / 16;
   // Weights may exceed 1: the sum that divides the output at the end grows with them. So a larger score becomes the new
@@ -365,7 +275,7 @@ struct PrefillRows {
   static constexpr float kSlack = 8.0F;
 
   const PrefillCall& call;
-  Shared& shared;
+  PrefillShared<kHeadDim>& shared;
   const int warpgroup;
   common::RingPosition<Shape::kStages> keys;    // the tile whose scores come next
   common::RingPosition<Shape::kStages> values;  // the tile whose V is added next
@@ -378,7 +288,8 @@ struct PrefillRows {
   float rescale[2];
   int visible[2];  // tokens that the two rows see
 
-  __device__ __forceinline__ PrefillRows(const PrefillCall& c, Shared& s, int w) : call(c), shared(s), warpgroup(w) {}
+  __device__ __forceinline__ PrefillRows(const PrefillCall& c, PrefillShared<kHeadDim>& s, int w)
+      : call(c), shared(s), warpgroup(w) {}
 
   // The warpgroups take turns: one starts products while the other computes its softmax.
   __device__ __forceinline__ void wait_turn() const {
@@ -597,11 +508,10 @@ struct PrefillRows {
   }
 
   // Computes all tiles, from the last to the first. Only the last two may hold tokens that some rows do not see.
-  template <bool kShortLastTile = true>
   __device__ __forceinline__ void attend(int num_seen) {
     const int last = (num_seen - 1) / kTokens;
     const int count = num_seen - last * kTokens;
-    switch (kShortLastTile ? (count + 31) / 32 : 4) {
+    switch ((count + 31) / 32) {
       case 1:
         add_last_tile<32>(last, count);
         break;
@@ -659,33 +569,32 @@ struct PrefillRows {
       to.advance();
     }
   }
+
+  // One piece of work after the other, until none is left.
+  __device__ __forceinline__ void run() {
+    common::RingPosition<Shape::kSlots> next;
+    if (warpgroup == 1) {
+      pass_turn();
+    }
+    while (true) {
+      common::wait_barrier(common::shared_address(&shared.queries_full[next.place]), next.parity);
+      const PrefillWork& work = shared.work[next.place];
+      if (work.num_seen == 0) {
+        return;
+      }
+      common::fence_copy_engine();  // the queries were stored by ordinary copies
+      start(work, next.place);
+      attend(work.num_seen);
+      store(work, next.place);
+      __syncwarp();
+      release(shared.queries_empty[next.place]);
+      next.advance();
+    }
+  }
 };
 
-// What a warpgroup of consumers does: one piece of work after the other, until none is left. Rows: PrefillRows.
-template <typename Rows>
-__device__ __forceinline__ void consume(Rows& rows) {
-  common::RingPosition<Rows::Shape::kSlots> slot;
-  if (rows.warpgroup == 1) {
-    rows.pass_turn();
-  }
-  while (true) {
-    common::wait_barrier(common::shared_address(&rows.shared.queries_full[slot.place]), slot.parity);
-    const PrefillWork& work = rows.shared.work[slot.place];
-    if (work.num_seen == 0) {
-      return;
-    }
-    common::fence_copy_engine();  // the queries were stored by ordinary copies
-    rows.start(work, slot.place);
-    rows.attend(work.num_seen);
-    rows.store(work, slot.place);
-    __syncwarp();
-    rows.release(rows.shared.queries_empty[slot.place]);
-    slot.advance();
-  }
-}
-
-template <ScalarType kType, int kHeadDim>
-__device__ __forceinline__ void init_barriers(PrefillShared<kType, kHeadDim>& shared) {
+template <int kHeadDim>
+__device__ __forceinline__ void init_barriers(PrefillShared<kHeadDim>& shared) {
   using Shape = PrefillShape<kHeadDim>;
   constexpr int kWarps = 4 * Shape::kConsumers;
   for (int i = 0; i < Shape::kSlots; ++i) {
@@ -698,41 +607,36 @@ __device__ __forceinline__ void init_barriers(PrefillShared<kType, kHeadDim>& sh
     common::init_barrier(common::shared_address(&shared.keys_empty[i]), kWarps);
     common::init_barrier(common::shared_address(&shared.values_empty[i]), kWarps);
   }
-  if constexpr (kType == ScalarType::kFloat8) {
-    for (auto& of_warp : shared.stored.full) {
-      common::init_barrier(common::shared_address(&of_warp[0]), 1);
-      common::init_barrier(common::shared_address(&of_warp[1]), 1);
-    }
-  }
-  common::fence_barrier_init();
 }
 
-// The whole work of a thread block.
-template <ScalarType kType, int kHeadDim, typename Rows = PrefillRows<kType, kHeadDim>>
-__device__ __forceinline__ void prefill_block(const PrefillCall& call) {
-  COURSE_DYNAMIC_SHARED(1024, memory);
-  auto& shared = *reinterpret_cast<PrefillShared<kType, kHeadDim>*>(memory);
-  if (threadIdx.x == 0) {
-    init_barriers(shared);
-  }
+// The work of a thread block whose barriers are initialised. Tiles: how producers load tiles, such as TileCopier.
+template <int kHeadDim, typename Tiles, typename Shared>
+__device__ __forceinline__ void prefill_block(const PrefillCall& call, Shared& shared) {
   __syncthreads();
   if (threadIdx.x < common::kWarpgroupThreads) {
-    common::shrink_registers<kType == ScalarType::kFloat8 ? 72 : 40>();
-    PrefillProducer<kType, kHeadDim>{call, shared}.run();
+    common::shrink_registers<Tiles::kProducerRegisters>();
+    // Made here: before the branch, it would take registers from the consumers, and their products would not overlap.
+    Tiles tiles{call, shared};
+    PrefillProducer<kHeadDim>{call, shared}.run(tiles);
   } else {
-    common::grow_registers<kType == ScalarType::kFloat8 ? 216 : 232>();
-    Rows rows(call, shared, static_cast<int>(threadIdx.x) / common::kWarpgroupThreads - 1);
-    consume(rows);
+    common::grow_registers<Tiles::kConsumerRegisters>();
+    PrefillRows<kHeadDim>(call, shared, static_cast<int>(threadIdx.x) / common::kWarpgroupThreads - 1).run();
   }
 }
 
 #endif  // COURSE_WGMMA
 
-template <ScalarType kType, int kHeadDim>
+template <int kHeadDim>
 __global__ void __launch_bounds__(PrefillShape<kHeadDim>::kThreads, 1)
     prefill_kernel(const __grid_constant__ PrefillCall call) {
 #if COURSE_WGMMA
-  prefill_block<kType, kHeadDim>(call);
+  COURSE_DYNAMIC_SHARED(1024, memory);
+  auto& shared = *reinterpret_cast<PrefillShared<kHeadDim>*>(memory);
+  if (threadIdx.x == 0) {
+    init_barriers(shared);
+    common::fence_barrier_init();
+  }
+  prefill_block<kHeadDim, TileCopier<kHeadDim>>(call, shared);
 #endif
 }
 

@@ -59,7 +59,7 @@ std::vector<common::ArrivingRequest> make_requests(const common::Session& sessio
 }
 
 Run run_policy(const common::Llama& model, const CompareOptions& options, const ServingPolicy& policy,
-               const std::vector<common::ArrivingRequest>& requests) {
+               const std::vector<common::ArrivingRequest>& requests, std::int64_t num_tokens) {
   SchedulerOptions scheduler = options.scheduler;
   scheduler.max_sequences = policy.max_sequences > 0 ? policy.max_sequences : scheduler.max_sequences;
   const auto make_scheduler = [&](KvCacheManager& manager, const SchedulerOptions& chosen,
@@ -73,14 +73,16 @@ Run run_policy(const common::Llama& model, const CompareOptions& options, const 
       make_served_engine(model, options.engine, scheduler, {.virtual_clock = options.virtual_clock}, make_scheduler);
   Run run;
   run.slots.name = run.running.name = policy.name;
-  common::Progress progress(policy.name, static_cast<std::int64_t>(requests.size()));
+  // In tokens: the requests of a static batch end late and all at once.
+  common::Progress progress(std::string(policy.name) + ", tokens", num_tokens);
+  const auto on_token = [&](int, int, common::Token) { progress.advance(); };
   const auto on_step = [&](const common::StepReport& report) {
     run.tally.add(report);
     run.slots.points.emplace_back(report.end, 100.0 * report.usage.used / report.usage.total);
     run.running.points.emplace_back(report.end, report.num_running);
-    progress.advance(static_cast<std::int64_t>(report.ended.size()));
   };
-  for (const common::RequestResult& result : common::serve(*engine, requests, {.on_step = on_step})) {
+  for (const common::RequestResult& result :
+       common::serve(*engine, requests, {.on_token = on_token, .on_step = on_step})) {
     run.tally.add(result);
   }
   COMMON_CHECK(run.tally.num_finished() == static_cast<std::int64_t>(requests.size()), "a request was not served");
@@ -115,11 +117,12 @@ void run_compare(const common::Session& session, const CompareOptions& options) 
       static_cast<double>(output_tokens) / options.num_requests, max_length, *options.engine.num_slots);
 
   common::Table table({"served with", "at once", "max", "slots used", "memory short", "tokens/s", "x", "P50", "P99"});
-  common::Chart slots{"slots that hold a token, % of the cache", "seconds", "%", 100.0, {}};
+  common::Chart slots{"slots that hold a token, % of the cache", "seconds", "", 100.0, {}};
   common::Chart running{"requests at once", "seconds", "requests", 0.0, {}};
   double first = 0.0;
   for (const ServingPolicy& policy : std::span(kPolicies).subspan(options.alone ? 0 : 1)) {
-    const Run run = run_policy(model, options, policy, make_requests(session, model, arrivals, max_length, policy));
+    const Run run =
+        run_policy(model, options, policy, make_requests(session, model, arrivals, max_length, policy), output_tokens);
     const double speed = run.tally.output_tokens_per_second();
     first = first > 0.0 ? first : speed;
     const common::Spread per_token = run.tally.per_token_seconds.spread();

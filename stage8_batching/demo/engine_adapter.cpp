@@ -8,6 +8,7 @@
 #include "../cache_size.h"
 #include "common/base/check.h"
 #include "common/base/text.h"
+#include "make_server.h"
 
 namespace stage8 {
 
@@ -68,11 +69,14 @@ common::PoolSnapshot blocks_of(const KvCacheManager& manager) {
   pool.num_blocks = manager.usage().total / manager.block_size();
   const auto& cached = manager.prefix_cache().evictable();
   pool.cached_blocks.assign(cached.begin(), cached.end());
+  for (const int block : cached) {
+    pool.cached_tokens.emplace_back(manager.prefix_cache().tokens(block));
+  }
   return pool;
 }
 
 common::PoolSnapshot::Sequence describe_sequence(const KvCacheManager& manager, SequenceId sequence) {
-  return {manager.block_table(sequence), manager.length(sequence)};
+  return {manager.block_table(sequence), manager.length(sequence), sequence};
 }
 
 GenerationRequest generation_request(const common::ServedRequest& request) {
@@ -128,12 +132,24 @@ EngineAdapter::EngineAdapter(Engine& engine, Server& server, common::Clock& cloc
   server.on_step([this](const common::StepReport& report) { last_step_ = report; });
 }
 
+void EngineAdapter::watch_passes(std::function<void(const std::string&)> on_pass) {
+  server_.on_pass([this, on_pass = std::move(on_pass)](const RaggedBatch& batch) {
+    for (const auto& [source, destination] : server_.scheduler().manager().pending_copies()) {
+      copies_.push_back({source, destination});
+    }
+    if (on_pass) {
+      on_pass(format_batch(batch));
+    }
+  });
+}
+
 common::EngineDescription EngineAdapter::description() const {
   const EngineOptions& options = engine_.options();
   return {.sizes = {*options.num_slots, options.block_size, token_budget_},
           .max_sequences = options.max_sequences,
           .num_host_blocks = blocks_needed(options.num_host_slots, options.block_size),
-          .context_length = engine_.context_length()};
+          .context_length = engine_.context_length(),
+          .max_drafts = max_drafts()};
 }
 
 common::EngineStatus EngineAdapter::status() const {
@@ -148,7 +164,9 @@ common::EngineStatus EngineAdapter::status() const {
   status.num_host_blocks_used =
       blocks_needed(engine_.options().num_host_slots, manager.block_size()) - manager.num_free_host_blocks();
   status.blocks_copied = engine_.blocks_copied();
-  status.prefix = {prefix.lookups, prefix.hits, prefix.tokens_saved, prefix.evictions};
+  status.blocks_moved = blocks_moved_;
+  status.prefix = {prefix.lookups,   prefix.hits,    prefix.tokens_saved,
+                   prefix.evictions, prompt_tokens_, prompt_tokens_found_};
   return status;
 }
 
@@ -168,11 +186,16 @@ common::PoolSnapshot::Owner EngineAdapter::describe(const SequenceGroup& group) 
   const KvCacheManager& manager = server_.scheduler().manager();
   common::PoolSnapshot::Owner owner;
   owner.id = group.id();
+  owner.max_tokens = group.max_tokens();
+  if (const auto client = clients_.find(group.id()); client != clients_.end()) {
+    owner.prompt_tokens = client->second.prompt_tokens;
+  }
   for (const SequenceId sequence : group.sequences()) {
     if (manager.is_swapped(sequence)) {
       owner.is_swapped = true;
     } else {
       owner.sequences.push_back(describe_sequence(manager, sequence));
+      owner.sequences.back().tokens = group.tokens(sequence, 0, owner.sequences.back().length);
     }
   }
   for (const common::Completion& completion : group.output().completions) {
@@ -217,6 +240,7 @@ void EngineAdapter::cancel(int id, common::FinishReason reason) {
 
 bool EngineAdapter::step() {
   const std::int64_t copied = engine_.blocks_copied();
+  copies_.clear();
   {
     const ScopedFlag guard(is_in_step_);
     if (!server_.step()) {
@@ -224,10 +248,29 @@ bool EngineAdapter::step() {
     }
   }
   last_step_.blocks_copied = engine_.blocks_copied() - copied;
+  last_step_.copies = copies_;
+  count_step();
   for (const int id : last_step_.ended) {
     report_end(id);
   }
   return true;
+}
+
+// Adds the last step to the counts that the server does not keep.
+void EngineAdapter::count_step() {
+  for (const int id : last_step_.admitted) {
+    const auto client = clients_.find(id);
+    const RequestOutput& output = server_.output(id);
+    const bool is_first_time = output.admission == last_step_.begin;  // not back from a preemption
+    if (engine_.options().prefix_cache && is_first_time && client != clients_.end()) {
+      prompt_tokens_ += client->second.prompt_tokens;
+      prompt_tokens_found_ += output.cached_tokens;
+    }
+  }
+  const int num_blocks = engine_.cache().num_blocks;
+  for (const auto& [source, destination] : copies_) {
+    blocks_moved_ += source >= num_blocks || destination >= num_blocks ? 1 : 0;
+  }
 }
 
 // If the request has ended, reports that to its client, and forgets the request.
@@ -241,6 +284,7 @@ void EngineAdapter::report_end(int id) {
                                .finish_reason = output.finish_reason.value(),
                                .error = output.error,
                                .prompt_tokens = found->second.prompt_tokens,
+                               .cached_tokens = output.cached_tokens,
                                .arrival = output.arrival,
                                .admission = output.admission,
                                .token_times = output.token_times,
@@ -273,6 +317,10 @@ std::unique_ptr<common::ServedEngine> make_served_engine(const common::Llama& mo
     engine.num_slots = demand.sizes->num_slots;
     engine.block_size = demand.sizes->block_size;
     scheduler.token_budget = demand.sizes->token_budget;
+    if (demand.sizes->swaps.has_value()) {
+      scheduler.preemption = *demand.sizes->swaps ? Preemption::kSwap : Preemption::kRecompute;
+      engine.num_host_slots = *demand.sizes->swaps ? 2 * *engine.num_slots : 0;  // more than the pool can lose at once
+    }
   }
   engine.chunk_size = scheduler.token_budget;
   engine.max_sequences = scheduler.max_sequences;
@@ -291,12 +339,11 @@ std::unique_ptr<common::ServedEngine> make_served_engine(const common::Llama& mo
     parts.server = std::make_unique<Server>(*parts.engine, *parts.clock,
                                             make_scheduler(parts.engine->manager(), scheduler, engine.prefix_cache));
   } else {
-    parts.server = std::make_unique<Server>(*parts.engine, scheduler, *parts.clock);
+    parts.server = make_server(*parts.engine, scheduler, *parts.clock);
   }
-  if (demand.on_pass) {
-    parts.server->on_pass([on_pass = demand.on_pass](const RaggedBatch& batch) { on_pass(format_batch(batch)); });
-  }
-  return std::make_unique<OwningAdapter>(std::move(parts), scheduler.token_budget);
+  auto adapter = std::make_unique<OwningAdapter>(std::move(parts), scheduler.token_budget);
+  adapter->watch_passes(demand.on_pass);
+  return adapter;
 }
 
 common::MakeDemoPool demo_pools(std::function<void(common::Shell&, KvCacheManager&)> add_commands) {

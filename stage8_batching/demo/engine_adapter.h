@@ -40,6 +40,10 @@ class EngineAdapter : public common::ServedEngine {
   EngineAdapter(const EngineAdapter&) = delete;
   EngineAdapter& operator=(const EngineAdapter&) = delete;
 
+  // From now on, step reports have the copies of blocks. Takes the server's on_pass, so that the server must not
+  // outlive the adapter. on_pass: called with the arrays of each forward pass, as text; may be null.
+  void watch_passes(std::function<void(const std::string& batch)> on_pass);
+
   common::EngineDescription description() const override;
   common::EngineStatus status() const override;
   common::PoolSnapshot pool() const override;
@@ -63,6 +67,7 @@ class EngineAdapter : public common::ServedEngine {
   };
   int add_client(int id, std::unique_ptr<common::RequestSink> sink, int prompt_tokens);
   void report_end(int id);
+  void count_step();
   common::PoolSnapshot::Owner describe(const SequenceGroup& group) const;
 
   Engine& engine_;
@@ -71,6 +76,10 @@ class EngineAdapter : public common::ServedEngine {
   int token_budget_;
   std::unordered_map<int, Client> clients_;  // by id, for requests that have not ended
   common::StepReport last_step_;
+  std::int64_t prompt_tokens_ = 0;         // of requests that have been admitted and looked up in the prefix cache
+  std::int64_t prompt_tokens_found_ = 0;   // of these, in the cache at that time
+  std::int64_t blocks_moved_ = 0;          // between the pool and the host's memory
+  std::vector<common::BlockMove> copies_;  // of the current step
   bool is_in_step_ = false;
 };
 

@@ -262,12 +262,117 @@ std::string draw_run_ahead() {
   return svg.to_string();
 }
 
+// The lesson's sequence of ten tokens in blocks 7, 1 and 3 computes its eleventh and three drafts; one of them is
+// right.
+std::string draw_speculation() {
+  constexpr int kNumBlocks = 8;
+  constexpr int kFirst = 8;  // the first position in the picture
+  constexpr int kCount = 8;
+  constexpr int kLength = 10;
+  constexpr int kNumDrafts = 3;
+  const std::array<const char*, kCount> text = {"queen", "had", "a", "cat", ",", "", "", ""};
+  const std::array<const char*, kNumDrafts> drafts = {"cat", ".", "and"};
+  const std::array<const char*, kNumDrafts + 1> drawn = {"cat", ",", "the", "so"};
+  KvCacheManager manager(kNumBlocks, kBlockSize);
+  for (int block = 0; block < kNumBlocks; ++block) {
+    COMMON_CHECK(manager.allocate(10 + block, kBlockSize), "the picture's pool has room for it");
+  }
+  for (const int block : {6, 3, 1, 7}) {
+    manager.free(10 + block);
+  }
+  COMMON_CHECK(manager.allocate(0, kLength), "the picture's pool has room for it");
+  manager.commit(0, kLength);
+  COMMON_CHECK(manager.reserve(0, 1 + kNumDrafts), "the picture's pool has room for the drafts");
+  const std::vector<int> slots = manager.slots(0, kFirst, kCount);
+  const int computed = manager.length(0);
+  int num_accepted = 0;  // as SpeculatingServer::extend
+  while (num_accepted < kNumDrafts && std::string(drawn.at(static_cast<std::size_t>(num_accepted))) ==
+                                          drafts.at(static_cast<std::size_t>(num_accepted))) {
+    ++num_accepted;
+  }
+  manager.commit(0, 1 + num_accepted);
+  const int length = manager.length(0);
+
+  Svg svg(
+      kWidth, 424, "A step computes a token and three drafts, and takes two of them back",
+      "Above, positions 10 to 13 are computed in one step: the text's last token and three drafts, each in its slot. "
+      "In the middle, the row of each draws a token: the first draft is what the row before it draws, the second is "
+      "not. Below, positions 10 and 11 count; the two slots behind them are written again by the next step.");
+  constexpr double kLeftCell = 150.0;
+  constexpr double kPitch = (kRight - kLeftCell) / kCount;
+  const auto cell = [&](double y, int position) {
+    return Box{kLeftCell + kPitch * (position - kFirst) + 2.0, y, kPitch - 4.0, 40.0};
+  };
+  const auto row = [&](double y, const std::string& name) { svg.text({kLeft, y + 26.0}, name, kCaption); };
+  svg.text({kLeft, 34.0}, "One step: the last token, and three drafts behind it", kHeading);
+  row(48.0, "position");
+  row(76.0, "slot");
+  for (int i = 0; i < kCount; ++i) {
+    svg.label(cell(48.0, kFirst + i), std::to_string(kFirst + i), kCaption);
+    svg.label(cell(76.0, kFirst + i), std::to_string(slots.at(static_cast<std::size_t>(i))),
+              {.size = 16.0, .hue = Hue::kInk, .code = true});
+  }
+  row(116.0, "computed");
+  row(186.0, "drawn behind it");
+  for (int i = 0; i < kCount; ++i) {
+    const int position = kFirst + i;
+    const int draft = position - computed - 1;
+    const bool is_draft = draft >= 0 && draft < kNumDrafts;
+    const bool is_old = position < computed;
+    const Hue hue = is_draft ? Hue::kOrange : position <= computed ? Hue::kBlue : Hue::kGrey;
+    const Fill fill = position <= computed || is_draft ? Fill::kSoft : Fill::kPaper;
+    svg.box(cell(116.0, position), {hue, fill, is_old ? 1.0 : 2.0, 3.0, is_draft});
+    svg.label(cell(116.0, position),
+              is_draft               ? drafts.at(static_cast<std::size_t>(draft))
+              : position <= computed ? text.at(static_cast<std::size_t>(i))
+                                     : "",
+              {.size = 16.0, .hue = hue, .bold = !is_old});
+    if (position >= computed && position <= computed + kNumDrafts) {
+      const int which = position - computed;
+      const bool counts = which <= num_accepted;
+      svg.label(cell(186.0, position), drawn.at(static_cast<std::size_t>(which)),
+                {.size = 16.0, .hue = counts ? Hue::kGreen : Hue::kGrey, .bold = counts});
+      if (which < kNumDrafts && counts) {  // to the draft that it is compared with
+        const Box from = cell(186.0, position);
+        const Box to = cell(116.0, position + 1);
+        svg.curve({from.right() - 14.0, from.y + 6.0}, {to.x + 22.0, to.bottom() + 3.0},
+                  {.hue = which < num_accepted ? Hue::kGreen : Hue::kRed, .width = 2.0, .arrow = true});
+      }
+    }
+  }
+  svg.line({{kLeft, 244.0}, {kRight, 244.0}}, {.hue = Hue::kGrey, .width = 0.7});
+  svg.text({kLeft, 280.0},
+           common::format("Afterwards: length %d, and the text's last token is \"%s\"", length,
+                          text.at(static_cast<std::size_t>(length - kFirst))),
+           kHeading);
+  row(296.0, "in the cache");
+  for (int i = 0; i < kCount; ++i) {
+    const int position = kFirst + i;
+    const bool counts = position < length;
+    const bool taken_back = !counts && position <= computed + kNumDrafts;
+    svg.box(cell(296.0, position), {counts       ? Hue::kBlue
+                                    : taken_back ? Hue::kRed
+                                                 : Hue::kGrey,
+                                    counts       ? Fill::kSoft
+                                    : taken_back ? Fill::kHatched
+                                                 : Fill::kPaper,
+                                    1.0, 3.0});
+    svg.label(cell(296.0, position), counts ? text.at(static_cast<std::size_t>(i)) : "",
+              {.size = 16.0, .hue = Hue::kBlue, .bold = position >= computed});
+  }
+  svg.legend({kLeft, 376.0}, {{Hue::kBlue, Fill::kSoft, "text"},
+                              {Hue::kOrange, Fill::kSoft, "draft"},
+                              {Hue::kRed, Fill::kHatched, "taken back: written again by the next step"}});
+  return svg.to_string();
+}
+
 }  // namespace
 
 std::vector<common::Picture> pictures() {
   return {{"run_ahead", "a step's work on host and GPU", draw_run_ahead},
           {"preemption", "three requests in six blocks, step by step", draw_preemption},
-          {"swapping", "a sequence leaves for host memory and comes back", draw_swapping}};
+          {"swapping", "a sequence leaves for host memory and comes back", draw_swapping},
+          {"speculation", "drafts in their slots, accepted and taken back", draw_speculation}};
 }
 
 }  // namespace

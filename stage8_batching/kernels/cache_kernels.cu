@@ -25,6 +25,8 @@ struct RowMove {
   int num_tokens;
 };
 
+// blockIdx.x counts the vectors of all tokens by kThreads: vectors of a row fastest, then heads, then tokens. Slot s is
+// row s % block_size of block s / block_size.
 template <bool kToSlots>
 __global__ void __launch_bounds__(kThreads) move_rows(RowMove move) {
   const PageVecs& layout = move.layout;
@@ -77,7 +79,7 @@ void launch_move(const PagedKernels& kernels, const Pages& pages, void* keys, vo
 // The list of copies is a parameter of the launch: no allocation, no upload, no wait. Parameters have room for 4 KB.
 struct CopyList {
   static constexpr int kMaxCopies = 480;
-  PageCopy copies[kMaxCopies];
+  BlockCopy copies[kMaxCopies];
 };
 
 // blockIdx.x counts the vectors of a block by kThreads, blockIdx.y the copies, blockIdx.z the layers.
@@ -87,7 +89,7 @@ __global__ void __launch_bounds__(kThreads) copy_vecs(uint4* keys, uint4* values
   if (vec >= vecs_per_block) {
     return;
   }
-  const PageCopy copy = list.copies[blockIdx.y];
+  const BlockCopy copy = list.copies[blockIdx.y];
   const std::int64_t layer = blockIdx.z * vecs_per_layer;
   const std::int64_t source = layer + copy.source * vecs_per_block + vec;
   const std::int64_t destination = layer + copy.destination * vecs_per_block + vec;
@@ -108,8 +110,8 @@ void PlainKernels::read_from_slots(const Pages& pages, void* keys, void* values,
   launch_move<false>(*this, pages, keys, values, row_stride, slot_mapping, num_tokens, stream);
 }
 
-void PlainKernels::copy_blocks(void* keys, void* values, int num_layers, const PageShape& shape, const PageCopy* copies,
-                               int num_copies, cudaStream_t stream) const {
+void PlainKernels::copy_blocks(void* keys, void* values, int num_layers, const PageShape& shape,
+                               const BlockCopy* copies, int num_copies, cudaStream_t stream) const {
   check_pages(*this, {keys, values, shape});
   check_copies(copies, num_copies, num_layers);
   const std::int64_t vecs_per_block = shape.elements_per_block() * bytes_of(shape.type) / kVecBytes;

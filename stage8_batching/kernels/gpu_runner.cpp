@@ -6,6 +6,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <limits>
+#include <memory>
 #include <optional>
 #include <span>
 #include <string>
@@ -14,7 +15,6 @@
 #include "common/base/check.h"
 #include "common/base/text.h"
 #include "common/cuda/model/cuda_llama.h"
-#include "common/cuda/model/cuda_sampler.h"
 #include "common/cuda/runtime/device.h"
 #include "common/cuda/runtime/pinned.h"
 #include "common/cuda/runtime/timing.h"
@@ -22,6 +22,7 @@
 #include "kernels.h"
 #include "step_buffers.h"
 #include "step_inputs.h"
+#include "step_sampler.h"
 
 namespace stage8 {
 namespace {
@@ -59,7 +60,7 @@ PageShape with_blocks(PageShape shape, int num_blocks) {
 struct GpuRunner::Impl {
   Impl(const common::Llama& llama, const KvCacheShape& cache_shape, const GpuOptions& options, int chunk_size,
        int sequences_announced, const PagedKernels& table, const std::optional<MemoryShare>& share,
-       common::Communicator* communicator)
+       common::Communicator* communicator, const MakeSampler& make_sampler)
       : kernels(table),
         peers(communicator),
         block(page_shape(cache_shape, options)),
@@ -73,9 +74,8 @@ struct GpuRunner::Impl {
         workspace(kernels.workspace_bytes(
             block, step(buffers[0].inputs(), {.num_tokens = chunk_size, .num_sequences = max_sequences}))),
         logits(logits_size(max_sequences, model.config().vocab_size)),
-        gathered(peers == nullptr ? 0 : logits_size(max_sequences, llama.config().vocab_size)),
-        whole_logits(gathered.size()),
-        sampler(llama.config().vocab_size, max_sequences),
+        sampler(make_sampler ? make_sampler(llama.config().vocab_size, max_sequences)
+                             : std::make_unique<HostSampler>(llama.config().vocab_size)),
         cache_size(sized(cache_shape, share)),
         shape(with_blocks(block, cache_size.num_blocks)),
         layer_bytes(static_cast<std::size_t>(shape.elements()) * static_cast<std::size_t>(bytes_of(shape.type))),
@@ -124,35 +124,6 @@ struct GpuRunner::Impl {
     const std::size_t first = layer_bytes * static_cast<std::size_t>(layer);
     return {static_cast<std::byte*>(keys.data()) + first,
             shape.is_paired() ? nullptr : static_cast<std::byte*>(values.data()) + first, shape};
-  }
-
-  // Replaces tokens with the largest logits by drawn tokens. Not recorded: its launches depend on the requests'
-  // options.
-  void sample(const StepBuffers& own, const StepBuffers& other) {
-    common::SamplingBatch batch = own.sampling();
-    if (batch.num_rows > 0) {
-      batch.token_rows = own.inputs().logits_rows();
-      batch.tokens = own.inputs().tokens();
-      batch.pending_rows = own.inputs().pending_rows();
-      batch.pending_tokens = other.argmax();
-      sampler.sample(peers == nullptr ? logits.data() : gather_logits(batch.num_rows), batch, own.argmax(),
-                     stream.get());
-    }
-  }
-
-  // Every GPU gets the logits of the whole vocabulary, [num_rows, vocab_size], and draws the same tokens.
-  float* gather_logits(int num_rows) {
-    const auto own_bytes = static_cast<std::size_t>(model.config().vocab_size) * sizeof(float);
-    const auto count = static_cast<std::size_t>(peers->shard().count);
-    const std::size_t own_size = logits_size(num_rows, model.config().vocab_size);
-    peers->gather(logits.data(), own_size, gathered.data(), stream.get());
-    for (std::size_t rank = 0; rank < count; ++rank) {
-      const auto first = rank * static_cast<std::size_t>(model.config().vocab_size);
-      CUDA_CHECK(cudaMemcpy2DAsync(whole_logits.data() + first, count * own_bytes, gathered.data() + rank * own_size,
-                                   own_bytes, own_bytes, static_cast<std::size_t>(num_rows), cudaMemcpyDeviceToDevice,
-                                   stream.get()));
-    }
-    return whole_logits.data();
   }
 
   // step_age 0: the last step; 1: the one before it.
@@ -208,10 +179,8 @@ struct GpuRunner::Impl {
   std::array<StepBuffers, 2> buffers;  // for steps with even numbers, and with odd numbers
   int last = 0;                        // the index of the last enqueued step's buffers
   common::DeviceMemory workspace;
-  DeviceArray<float> logits;        // [num_rows, vocab_size]
-  DeviceArray<float> gathered;      // with peers: [number of GPUs, num_rows, vocab_size]
-  DeviceArray<float> whole_logits;  // with peers: [num_rows, vocab_size of the whole model]
-  common::CudaSampler sampler;
+  DeviceArray<float> logits;  // [num_rows, vocab_size]
+  std::unique_ptr<StepSampler> sampler;
 
   // These are last, because their size may depend on the memory that the others leave free.
   CacheSize cache_size;
@@ -230,10 +199,11 @@ std::string GpuRunner::unsupported(const PagedKernels& kernels, const common::Ll
 
 GpuRunner::GpuRunner(const common::Llama& model, const KvCacheShape& shape, const GpuOptions& options, int chunk_size,
                      int max_sequences, const PagedKernels& kernels, const std::optional<MemoryShare>& share,
-                     common::Communicator* peers) {
+                     common::Communicator* peers, const MakeSampler& make_sampler) {
   const std::int64_t block_bytes = shape.num_layers * page_shape(shape, options).bytes_per_block();
   try {
-    impl_ = std::make_unique<Impl>(model, shape, options, chunk_size, max_sequences, kernels, share, peers);
+    impl_ =
+        std::make_unique<Impl>(model, shape, options, chunk_size, max_sequences, kernels, share, peers, make_sampler);
   } catch (const common::OutOfPinnedMemory&) {
     throw common::InputError("the host has no room for " + common::format_bytes(block_bytes * shape.num_host_blocks) +
                              " of swapped-out K and V; less of it (--host-slots) may fit");
@@ -251,12 +221,12 @@ const CacheSize& GpuRunner::cache() const { return impl_->cache_size; }
 void GpuRunner::copy_blocks(std::span<const BlockCopy> copies) {
   while (!copies.empty()) {
     const std::span<const BlockCopy> independent = independent_copies(copies);
-    std::vector<PageCopy> launch;
+    std::vector<BlockCopy> launch;
     for (const BlockCopy& copy : independent) {
       if (impl_->host.contains(copy.source) || impl_->host.contains(copy.destination)) {
         impl_->host.copy(impl_->keys.data(), impl_->values.data(), copy.source, copy.destination, impl_->stream);
       } else {
-        launch.push_back({copy.source, copy.destination});
+        launch.push_back(copy);
       }
     }
     impl_->kernels.copy_blocks(impl_->keys.data(), impl_->values.data(), impl_->num_layers, impl_->shape, launch.data(),
@@ -275,14 +245,23 @@ void GpuRunner::enqueue(const RaggedBatch& batch) {
     const int num_sequences = padded_sequences(batch);
     const int padding = num_sequences - static_cast<int>(batch.num_sequences());
     impl_->await(own);
-    own.begin(batch, impl_->shape.block_size, num_sequences, other, impl_->stream);
+    const common::Stream& path = own.begin(batch, impl_->shape.block_size, num_sequences, other, impl_->stream);
+    impl_->sampler->upload(static_cast<std::size_t>(next), batch, path);
+    own.end_uploads(impl_->stream);
     const StepInputs& inputs = own.inputs();
     launch({.buffers = next,
             .num_tokens = inputs.num_tokens(),
             .num_sequences = num_sequences,
             .num_decodes = inputs.num_decodes() + padding,
             .num_rows = inputs.num_rows() + padding});
-    impl_->sample(own, other);
+    impl_->sampler->draw(static_cast<std::size_t>(next),
+                         {.logits = impl_->logits.data(),
+                          .token_rows = inputs.logits_rows(),
+                          .tokens = inputs.tokens(),
+                          .pending_rows = inputs.pending_rows(),
+                          .pending_tokens = other.argmax(),
+                          .next_tokens = own.argmax()},
+                         impl_->stream);
     own.end(impl_->stream);
   } catch (...) {
     if (impl_->peers == nullptr) {

@@ -16,6 +16,7 @@
 #include <span>
 #include <string>
 
+#include "../block_copy.h"
 #include "common/cuda/host_device.h"
 #include "page_shape.h"
 
@@ -25,11 +26,6 @@ struct Pages {
   void* keys = nullptr;
   void* values = nullptr;  // not used if the shape is paired
   PageShape shape;
-};
-
-struct PageCopy {
-  int source = 0;
-  int destination = 0;
 };
 
 // Sequences as flat arrays. A sequence with context_length 0 is inactive: its rows of the output stay untouched.
@@ -84,7 +80,7 @@ class PagedKernels {
   // host; the list is a parameter of the launch, so the caller may free it when this returns, and a captured graph
   // repeats the same copies. No block may be the destination of two copies, or the destination of one and the source of
   // another: the copies run concurrently.
-  virtual void copy_blocks(void* keys, void* values, int num_layers, const PageShape& shape, const PageCopy* copies,
+  virtual void copy_blocks(void* keys, void* values, int num_layers, const PageShape& shape, const BlockCopy* copies,
                            int num_copies, cudaStream_t stream) const = 0;
 
   // The memory that plan() and attend() need for any step in which no count exceeds that of `largest`.
@@ -111,7 +107,7 @@ class PlainKernels : public PagedKernels {
                       const int* slot_mapping, int num_tokens, cudaStream_t stream) const override;
   void read_from_slots(const Pages& pages, void* keys, void* values, std::int64_t row_stride, const int* slot_mapping,
                        int num_tokens, cudaStream_t stream) const override;
-  void copy_blocks(void* keys, void* values, int num_layers, const PageShape& shape, const PageCopy* copies,
+  void copy_blocks(void* keys, void* values, int num_layers, const PageShape& shape, const BlockCopy* copies,
                    int num_copies, cudaStream_t stream) const override;
   std::size_t workspace_bytes(const PageShape& shape, const Step& largest) const override;
   void plan(const PageShape& shape, const Step& step, std::span<std::byte> workspace,

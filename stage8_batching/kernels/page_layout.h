@@ -1,10 +1,28 @@
 // Where an element of K or V lies. All kernels ask the functions of this file.
 //
-// Pages are [num_blocks, num_kv_heads, block_size, head_dim]. Inside one head's part of a block, 16-bit rows (one
-// token, one head) come in tiles of 16. A tile of rows of 256 bytes, 128 dimensions, is cut into two panels, columns of
-// 128 bytes: [tile][panel][16 rows][128 bytes]. A panel's row is 8 vectors of 16 bytes, and vector p of row r is stored
-// at place p ^ r % 8: a swizzle, as it is called. Rows of any other length are one panel. With 128 dimensions and 16
-// tokens a block:
+// Pages are [num_blocks, num_kv_heads, block_size, head_dim]. A row is one token's K or V of one head, and row_offset
+// says where it begins: with rows one after the other, as in float32, that is all there is to know.
+#pragma once
+
+#include <cstdint>
+
+#include "page_shape.h"
+
+namespace stage8 {
+
+// Where a row begins, in elements from the beginning of the layer's keys or values. A row has elements_per_row()
+// elements, which is head_dim except in float8. (Where rows come in tiles, it is asked for the first row of a tile, and
+// says where the tile begins.)
+COURSE_HOST_DEVICE std::int64_t row_offset(const PageShape& shape, std::int64_t block, int kv_head, int row) {
+  return ((block * shape.num_kv_heads + kv_head) * shape.block_size + row) * shape.elements_per_row();
+}
+
+// ---- tiles, panels and swizzles: for tensor cores and the copy engine (the end of stage 7's second page) ----------
+//
+// Inside one head's part of a block, 16-bit rows come in tiles of 16. A tile of rows of 256 bytes, 128 dimensions, is
+// cut into two panels, columns of 128 bytes: [tile][panel][16 rows][128 bytes]. A panel's row is 8 vectors of 16 bytes,
+// and vector p of row r is stored at place p ^ r % 8: a swizzle, as it is called. Rows of any other length are one
+// panel. With 128 dimensions and 16 tokens a block:
 //
 //     panel 0: dimensions 0-63                 panel 1: dimensions 64-127
 //     row 0    0 1 2 3 4 5 6 7                 row 0    8  9 10 11 12 13 14 15      2 KB each; one after the other
@@ -32,13 +50,6 @@
 //
 // (Measured on an H200, 32 sequences of 8,192 tokens, only copying: 137 us apart, 131 together and aligned.) Smaller
 // heads are aligned to head_dim bytes. Scales and alignment cost 3 % together, and half of it with 256 dimensions.
-#pragma once
-
-#include <cstdint>
-
-#include "page_shape.h"
-
-namespace stage8 {
 
 inline constexpr int kVecBytes = 16;
 inline constexpr int kTileRows = 16;
@@ -63,11 +74,6 @@ COURSE_HOST_DEVICE int swizzle_mask(int vecs_per_row, int row) {
          : vecs_per_row % 4 == 0 ? (row >> 1) & 3
          : vecs_per_row % 2 == 0 ? (row >> 2) & 1
                                  : 0;
-}
-
-// Where the tile whose first row is `row` begins, in elements from the beginning of the layer's keys or values.
-COURSE_HOST_DEVICE std::int64_t row_offset(const PageShape& shape, std::int64_t block, int kv_head, int row) {
-  return ((block * shape.num_kv_heads + kv_head) * shape.block_size + row) * shape.elements_per_row();
 }
 
 // The place of vector `vec` of row `row` inside the row of a panel, in vectors.

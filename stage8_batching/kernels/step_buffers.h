@@ -7,7 +7,6 @@
 #include "../batch.h"
 #include "common/cuda/runtime/device.h"
 #include "common/cuda/runtime/pinned.h"
-#include "sampling_inputs.h"
 #include "step_inputs.h"
 
 namespace stage8 {
@@ -19,19 +18,21 @@ class StepBuffers {
  public:
   StepBuffers(int max_tokens, int max_sequences, int max_blocks)
       : inputs_(max_tokens, max_sequences, max_blocks),
-        sampling_(max_sequences),
         argmax_(static_cast<std::size_t>(max_sequences)),
         on_host_(argmax_.size()) {}
 
-  // Work enqueued after this in `stream` finds the inputs. Waits for the last step that used these buffers.
-  void begin(const RaggedBatch& step, int block_size, int padded_sequences, const StepBuffers& other,
-             const common::Stream& stream) {
+  // Waits for the last step that used these buffers. Returns the stream that copies the inputs; more may be copied in
+  // it. Work enqueued in `stream` after end_uploads() finds them.
+  const common::Stream& begin(const RaggedBatch& step, int block_size, int padded_sequences, const StepBuffers& other,
+                              const common::Stream& stream) {
     finished_.wait();
     draws_tokens_ = step.draws_tokens;
     uses_own_stream_ = !other.computed_.is_done();
     const common::Stream& path = uses_own_stream_ ? copies_ : stream;
     inputs_.upload(step, block_size, padded_sequences, path);
-    sampling_.upload(step, path);
+    return path;
+  }
+  void end_uploads(const common::Stream& stream) {
     if (uses_own_stream_) {
       uploaded_.record(copies_);
       stream.wait(uploaded_);
@@ -62,7 +63,6 @@ class StepBuffers {
 
   bool draws_tokens() const { return draws_tokens_; }  // whether the batch asked for tokens, not for logits
   const StepInputs& inputs() const { return inputs_; }
-  const common::SamplingBatch& sampling() const { return sampling_.batch(); }
   int* argmax() const { return argmax_.data(); }  // on the device, [num_rows]; drawn tokens replace some at the end
   // The same on the host. Waits for the step.
   std::vector<common::Token> argmax_on_host() const {
@@ -78,7 +78,6 @@ class StepBuffers {
   common::Event computed_;
   common::Event finished_;
   StepInputs inputs_;
-  SamplingInputs sampling_;
   common::DeviceArray<int> argmax_;
   common::PinnedArray<int> on_host_;
 };

@@ -1,17 +1,33 @@
-// The launches of prefill_kernel.cuh's kernels.
+// The launches of the kernels in prefill_kernel.cuh and prefill_float8.cuh.
 #include "prefill_attention.h"
 
-#include "prefill_launch.cuh"
+#include <algorithm>
+#include <cstdint>
+
+#include "../kernels/checks.h"
+#include "common/cuda/runtime/launch.h"
+#include "prefill_float8.cuh"
+#include "prefill_kernel.cuh"
 
 namespace stage8 {
 namespace {
 
-template <ScalarType kType>
-void choose_head_dim(const PrefillCall& call, int num_tasks, cudaStream_t stream) {
-  if (call.pages.shape.head_dim == 64) {
-    launch_prefill<kType, 64>(prefill_kernel<kType, 64>, call, num_tasks, stream);
+// Every multiprocessor has one thread block, which does one task after the other.
+template <typename Shared>
+void launch(void (*kernel)(PrefillCall), const PrefillCall& call, int num_tasks, cudaStream_t stream) {
+  const std::int64_t max_work = std::int64_t{num_tasks} * call.pages.shape.num_kv_heads;
+  COMMON_CHECK(max_work < std::int64_t{1} << 31, "too many tokens for one launch");
+  const std::int64_t grid = std::min<std::int64_t>(max_work, common::device_limits().num_multiprocessors);
+  common::launch(kernel, dim3(static_cast<unsigned>(grid)), Shared::Shape::kThreads, sizeof(Shared), stream,
+                 common::Overlap::kNone, call);
+}
+
+template <int kHeadDim>
+void choose_type(const PrefillCall& call, int num_tasks, cudaStream_t stream) {
+  if (call.pages.shape.type == ScalarType::kFloat8) {
+    launch<Float8PrefillShared<kHeadDim>>(prefill_float8_kernel<kHeadDim>, call, num_tasks, stream);
   } else {
-    launch_prefill<kType, 128>(prefill_kernel<kType, 128>, call, num_tasks, stream);
+    launch<PrefillShared<kHeadDim>>(prefill_kernel<kHeadDim>, call, num_tasks, stream);
   }
 }
 
@@ -25,11 +41,17 @@ bool prefill_serves(const PageShape& shape) {
 
 void prefill_attention(const Pages& pages, const Batch& batch, const void* queries, void* output,
                        const RaggedWorkspace& workspace, cudaStream_t stream) {
-  const PrefillCall call = prefill_call(pages, batch, queries, output, workspace);
-  if (pages.shape.type == ScalarType::kFloat8) {
-    choose_head_dim<ScalarType::kFloat8>(call, workspace.num_tasks, stream);
+  const PrefillCall call{.pages = pages,
+                         .batch = batch,
+                         .queries = static_cast<const Element*>(queries),
+                         .output = static_cast<Element*>(output),
+                         .queue = workspace.queue,
+                         .tasks = workspace.tasks,
+                         .scale = score_scale(pages.shape.head_dim)};
+  if (pages.shape.head_dim == 64) {
+    choose_type<64>(call, workspace.num_tasks, stream);
   } else {
-    choose_head_dim<ScalarType::kBFloat16>(call, workspace.num_tasks, stream);
+    choose_type<128>(call, workspace.num_tasks, stream);
   }
 }
 

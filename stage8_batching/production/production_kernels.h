@@ -18,7 +18,7 @@ class ProductionKernels : public PagedKernels {
                       const int* slot_mapping, int num_tokens, cudaStream_t stream) const override;
   void read_from_slots(const Pages& pages, void* keys, void* values, std::int64_t row_stride, const int* slot_mapping,
                        int num_tokens, cudaStream_t stream) const override;
-  void copy_blocks(void* keys, void* values, int num_layers, const PageShape& shape, const PageCopy* copies,
+  void copy_blocks(void* keys, void* values, int num_layers, const PageShape& shape, const BlockCopy* copies,
                    int num_copies, cudaStream_t stream) const override;
   std::size_t workspace_bytes(const PageShape& shape, const Step& largest) const override;
   void plan(const PageShape& shape, const Step& step, std::span<std::byte> workspace,

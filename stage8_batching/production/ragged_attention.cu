@@ -173,16 +173,6 @@ void choose_head_dim(const RaggedCall& call) {
 
 }  // namespace
 
-void mma_attention(const Pages& pages, const Batch& batch, const void* queries, void* output,
-                   const RaggedWorkspace& workspace, bool is_short, cudaStream_t stream) {
-  const RaggedCall call{pages, batch, queries, output, workspace, is_short, stream};
-  if (pages.shape.type == ScalarType::kFloat8) {
-    choose_head_dim<ScalarType::kFloat8>(call);
-  } else {
-    choose_head_dim<ScalarType::kBFloat16>(call);
-  }
-}
-
 void ragged_attention(const Pages& pages, const Batch& batch, const int* query_starts, const void* queries,
                       void* output, int num_tokens, const void* workspace, cudaStream_t stream) {
   check_pages(kProductionShapes, pages);
@@ -200,7 +190,12 @@ void ragged_attention(const Pages& pages, const Batch& batch, const int* query_s
   if (!is_short && prefill_serves(pages.shape)) {
     return prefill_attention(pages, batch, queries, output, tasks, stream);
   }
-  mma_attention(pages, batch, queries, output, tasks, is_short, stream);
+  const RaggedCall call{pages, batch, queries, output, tasks, is_short, stream};
+  if (pages.shape.type == ScalarType::kFloat8) {
+    choose_head_dim<ScalarType::kFloat8>(call);
+  } else {
+    choose_head_dim<ScalarType::kBFloat16>(call);
+  }
 }
 
 }  // namespace

@@ -1,6 +1,9 @@
 #include "recording_runner.h"
 
 #include <algorithm>
+#include <memory>
+
+#include "device_sampler.h"
 
 namespace stage8 {
 namespace {
@@ -19,7 +22,10 @@ int recorded_size(int num_sequences) {
 RecordingRunner::RecordingRunner(const common::Llama& model, const KvCacheShape& shape, const GpuOptions& options,
                                  int chunk_size, int max_sequences, const PagedKernels& kernels,
                                  const std::optional<MemoryShare>& share, common::Communicator* peers)
-    : GpuRunner(model, shape, options, chunk_size, recorded_size(max_sequences), kernels, share, peers) {}
+    : GpuRunner(model, shape, options, chunk_size, recorded_size(max_sequences), kernels, share, peers,
+                [peers](int vocab_size, int max_rows) {
+                  return std::make_unique<DeviceSampler>(vocab_size, max_rows, peers);
+                }) {}
 
 int RecordingRunner::padded_sequences(const RaggedBatch& step) const {
   const auto num_sequences = static_cast<int>(step.num_sequences());

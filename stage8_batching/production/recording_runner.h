@@ -1,6 +1,7 @@
 // A GpuRunner that launches a step with one token for each sequence as a whole: the first step of a size is recorded as
 // a CUDA graph, and later ones replay the graph with other numbers in the inputs. A step has five launches for each
-// layer and four more; one by one, they take the host longer than they take the GPU.
+// layer and four more; one by one, they take the host longer than they take the GPU. And tokens are drawn on the device
+// (device_sampler.h).
 #pragma once
 
 #include <map>

@@ -67,7 +67,7 @@ Row time_copy(const common::Stream& stream, int num_pairs) {
   const common::DeviceMemory keys = touched(bytes);
   const common::DeviceMemory values = touched(bytes);
   const std::vector<int> blocks = shuffled(shape.num_blocks);
-  std::vector<PageCopy> copies;
+  std::vector<BlockCopy> copies;
   for (std::size_t i = 0; i < blocks.size(); i += 2) {
     copies.push_back({blocks[i], blocks[i + 1]});
   }

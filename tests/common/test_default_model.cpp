@@ -7,6 +7,7 @@
 
 #include "common/model/default_model.h"
 #include "tests/support/catch.h"
+#include "tests/support/paths.h"
 
 namespace {
 
@@ -18,7 +19,7 @@ std::string_view bundled() {
 }  // namespace
 
 TEST_CASE("the embedded model is the file in the repository") {
-  std::ifstream file(COMMON_SOURCE_DIR "/common/model/tales/tales-5m-q8_0.gguf", std::ios::binary);
+  std::ifstream file(tests::source_path("common/model/tales/tales-5m-q8_0.gguf"), std::ios::binary);
   REQUIRE(file.is_open());
   const std::string expected{std::istreambuf_iterator<char>(file), std::istreambuf_iterator<char>()};
   REQUIRE(bundled().size() == 5438752);  // common/model/tales/MODEL.md

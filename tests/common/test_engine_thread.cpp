@@ -267,6 +267,63 @@ TEST_CASE("engine thread: a client for whom there is no memory is not counted as
   }
 }
 
+TEST_CASE("engine thread: a client without memory can leave, and its requests end") {
+  Fixture fixture(true);
+  auto ticket = fixture.submit(2);
+  REQUIRE(ticket != nullptr);
+  fail_allocations(Thread::kClient, 0, 1 << 20);
+  ticket.reset();
+  is_armed = false;
+  fixture.engine.restart(kSizes);  // after all that the thread still had to do
+  CHECK(fixture.engine.drained());
+  // One that leaves takes no other's requests along.
+  fixture.engine.pause();
+  ticket = fixture.submit(1);
+  const auto other = fixture.submit(1);
+  ticket.reset();
+  fixture.engine.run();
+  CHECK(tokens_of(*other) == Texts{kAllTokens});
+  CHECK(fixture.engine.drained());
+}
+
+TEST_CASE("engine thread: wherever memory runs out in a restart, its caller hears of it") {
+  // Of two failures, the second may be in what answers the first.
+  const int num_failures = GENERATE(1, 2);
+  Fixture fixture;
+  bool goes_on = true;
+  int num_answers = 0;
+  for (int first = 0; goes_on; ++first) {
+    CAPTURE(num_failures, first);
+    fixture.engine.pause();
+    const auto ticket = fixture.submit(2);
+    REQUIRE(ticket != nullptr);
+    REQUIRE(ticket->is_submitted(kPatience));
+    fail_allocations(Thread::kEngine, first, num_failures);
+    std::string answer;
+    try {
+      fixture.engine.restart(kSizes);
+    } catch (const common::InputError&) {
+      answer = "the pool";
+    } catch (const std::bad_alloc&) {
+      answer = "the memory";
+    } catch (const std::exception& error) {
+      answer = error.what();
+    }
+    is_armed = false;
+    CHECK((answer.empty() || answer == "the pool" || answer == "the memory"));
+    num_answers += answer == "the memory" ? 1 : 0;
+    goes_on = has_run_out;
+    fixture.engine.run();
+    tokens_of(*ticket);
+    CHECK(ticket->has_ended());
+    fixture.engine.restart(kSizes);
+    const auto next = fixture.submit(1);
+    REQUIRE(next != nullptr);
+    CHECK(tokens_of(*next) == Texts{kAllTokens});
+  }
+  CHECK(num_answers > 0);
+}
+
 TEST_CASE("engine thread: the messenger has no memory for a token, and delivers it later") {
   for (int first = 0; first < 4; ++first) {
     Fixture fixture;

@@ -21,6 +21,7 @@
 #include "tests/support/compare.h"
 #include "tests/support/gguf_builder.h"
 #include "tests/support/messages.h"
+#include "tests/support/paths.h"
 
 using common::Gguf;
 using common::InputError;
@@ -30,10 +31,11 @@ using tests::Bytes;
 using tests::contains;
 using tests::error_of;
 using tests::GgufBuilder;
+using tests::source_path;
 
 namespace {
 
-const std::string kModelPath = std::string(COMMON_SOURCE_DIR) + "/common/model/tales/tales-5m-q8_0.gguf";
+const std::string kModelPath = source_path("common/model/tales/tales-5m-q8_0.gguf");
 
 // The error about a malformed file, without the file's name, which must come first. "" if the file is accepted.
 std::string parse_error(const Bytes& bytes) {

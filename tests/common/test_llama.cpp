@@ -32,6 +32,7 @@
 #include "tests/support/compare.h"
 #include "tests/support/gguf_builder.h"
 #include "tests/support/messages.h"
+#include "tests/support/paths.h"
 #include "tests/support/quantised_rows.h"
 #include "tests/support/reference_decoder.h"
 #include "tests/support/sanitizers.h"
@@ -52,6 +53,7 @@ using tests::error_of;
 using tests::GgufBuilder;
 using tests::ReferenceCache;
 using tests::SlowLlama;
+using tests::source_path;
 using tests::TinyModel;
 
 namespace {
@@ -427,7 +429,7 @@ TEST_CASE("attention is called once for each layer, in order, with the promised 
 }
 
 TEST_CASE("greedy tokens and margins equal those of another program", "[llama][golden]") {
-  std::ifstream stream(COMMON_SOURCE_DIR "/tests/golden/golden_greedy.json");
+  std::ifstream stream(source_path("tests/golden/golden_greedy.json"));
   REQUIRE(stream.is_open());
   const nlohmann::json golden = nlohmann::json::parse(stream);
   const common::Tokenizer tokenizer(bundled_file());
@@ -634,7 +636,7 @@ TEST_CASE("weights are the file's own bytes", "[llama]") {
 }
 
 TEST_CASE("a model keeps its file mapped", "[llama]") {
-  const Llama model(Gguf::open(COMMON_SOURCE_DIR "/common/model/tales/tales-5m-q8_0.gguf"));  // the Gguf is gone
+  const Llama model(Gguf::open(source_path("common/model/tales/tales-5m-q8_0.gguf")));  // the Gguf is gone
   const std::vector<Token> tokens = {1, 2, 3};
   CHECK(tests::compare_bits(all_of(logits_of(model, tokens)), all_of(logits_of(bundled_model(), tokens))) ==
         kNoComplaint);

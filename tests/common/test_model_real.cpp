@@ -30,6 +30,7 @@
 #include "common/model/llama.h"
 #include "common/model/tokenizer.h"
 #include "tests/support/catch.h"
+#include "tests/support/paths.h"
 #include "tests/support/reference_decoder.h"
 
 using common::ChatMessage;
@@ -38,6 +39,7 @@ using common::Llama;
 using common::LlamaConfig;
 using common::Token;
 using common::Tokenizer;
+using tests::source_path;
 
 namespace {
 
@@ -51,7 +53,7 @@ struct RealModel {
 
 std::string model_path() {
   const char* path = std::getenv("COURSE_MODEL");
-  return path != nullptr && *path != '\0' ? path : COMMON_SOURCE_DIR "/models/SmolLM2-135M-Instruct.Q4_1.gguf";
+  return path != nullptr && *path != '\0' ? path : source_path("models/SmolLM2-135M-Instruct.Q4_1.gguf");
 }
 
 // Null if there is no such file; a file that cannot be read as a model is an error. Loaded once for all cases.

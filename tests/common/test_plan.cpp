@@ -12,6 +12,7 @@
 #include "common/model/presets.h"
 #include "tests/support/catch.h"
 #include "tests/support/messages.h"
+#include "tests/support/paths.h"
 
 namespace {
 
@@ -21,6 +22,7 @@ using common::PoolPlan;
 using common::PoolShape;
 using tests::contains;
 using tests::error_of;
+using tests::source_path;
 
 constexpr std::int64_t kKiB = 1024;
 constexpr std::int64_t kMiB = 1024 * kKiB;
@@ -334,7 +336,7 @@ TEST_CASE("plan: prints a mix of lengths", "[plan]") {
 }
 
 TEST_CASE("plan: takes the shape from a file, and other bytes and block sizes", "[plan]") {
-  const std::string model = std::string(COMMON_SOURCE_DIR) + "/common/model/tales/tales-5m-q8_0.gguf";
+  const std::string model = source_path("common/model/tales/tales-5m-q8_0.gguf");
   CHECK(contains(run_plan({"--model", model}).out, "6 layers, 8 query heads, 2 KV heads, 32 values per head, 2 bytes"));
   CHECK(run_plan({"--model", model, "--bytes", "4"}).out == run_plan({"--preset", "tales-5m"}).out);
   CHECK(contains(run_plan({"--preset", "llama-2-7b", "--bytes", "1"}).out, "256 KiB"));

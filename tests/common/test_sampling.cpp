@@ -11,6 +11,7 @@
 #include "common/base/check.h"
 #include "common/math/gumbel.h"
 #include "common/math/sampling.h"
+#include "common/model/generation.h"
 #include "tests/support/catch.h"
 #include "tests/support/compare.h"
 
@@ -391,6 +392,65 @@ TEST_CASE("sample: the repetition penalty makes used tokens less likely, each on
   CHECK_FALSE(fits(counts, probabilities));
 }
 
+TEST_CASE("sample: presence and frequency penalties count the reply alone, and a bias is added to its token") {
+  const std::vector<float> logits = {2.0F, 1.5F, -1.0F, -1.5F};
+  const auto greedy = [&](const SamplingOptions& options, const std::vector<Token>& reply) {
+    return common::sample(logits, options, 9, 0, std::vector<Token>{0, 0, 0}, reply);
+  };
+  CHECK(greedy({.presence_penalty = 2.0F}, {}) == 0);  // the prompt's tokens do not count
+  CHECK(greedy({.presence_penalty = 0.6F}, {0}) == 1);
+  CHECK(greedy({.presence_penalty = 0.4F}, {0, 0, 0}) == 0);  // once, however often
+  CHECK(greedy({.frequency_penalty = 0.2F}, {0, 0}) == 0);
+  CHECK(greedy({.frequency_penalty = 0.2F}, {0, 0, 0}) == 1);
+  CHECK(greedy({.presence_penalty = 0.3F, .frequency_penalty = 0.3F}, {0}) == 1);
+  CHECK(greedy({.presence_penalty = -4.0F}, {2}) == 2);  // a negative one rewards
+  CHECK(greedy({.frequency_penalty = 2.0F}, {-1, 4, 1 << 30}) == 0);
+  CHECK(greedy({.logit_bias = {{3, 4.0F}}}, {}) == 3);
+  CHECK(greedy({.logit_bias = {{3, 3.4F}}}, {}) == 0);
+  CHECK(greedy({.logit_bias = {{0, -100.0F}, {1, -100.0F}, {-1, 100.0F}, {4, 100.0F}}}, {}) == 2);
+  // In this order: (-1 + 2) / 2 is 0.5, and -1 * 2 + 2 would be 0.
+  CHECK(common::sample(std::vector<float>{0.25F, -1.0F}, {.repetition_penalty = 2.0F, .logit_bias = {{1, 2.0F}}}, 9, 0,
+                       std::vector<Token>{1}) == 1);
+  for (const SamplingOptions& options :
+       {SamplingOptions{.presence_penalty = 0.1F}, SamplingOptions{.frequency_penalty = -0.1F},
+        SamplingOptions{.logit_bias = {{0, 0.0F}}}}) {
+    CHECK(common::needs_host(options));
+    CHECK_FALSE(common::is_greedy(options));
+  }
+  CHECK_FALSE(common::needs_host({.temperature = 1.0F, .top_k = 5, .repetition_penalty = 2.0F}));
+  CHECK(common::is_greedy(SamplingOptions{}));
+}
+
+TEST_CASE("next_token: the forced tokens first, then none that stops before there are enough") {
+  const std::vector<float> logits = {3.0F, 2.0F, 1.0F, 0.0F};
+  common::Request request;
+  request.prompt = {0};
+  request.max_new_tokens = 9;
+  request.stop_tokens = {0, 1, 77};
+  common::Completion completion;
+  const auto next = [&] {
+    const Token token = common::next_token(request, logits, completion);
+    completion.tokens.push_back(token);
+    return token;
+  };
+  CHECK_FALSE(common::needs_logits(request));
+  request.min_tokens = 2;
+  CHECK(common::needs_logits(request));
+  CHECK_FALSE(common::is_greedy(request));
+  CHECK(next() == 2);
+  CHECK(next() == 2);
+  CHECK(next() == 0);
+  completion = {};
+  request.min_tokens = 0;
+  request.num_logprobs = 1;
+  request.forced = {3, 0};
+  CHECK(next() == 3);
+  CHECK(next() == 0);
+  CHECK(next() == 0);
+  CHECK(completion.logprobs[0].rank == 4);  // the model's own
+  CHECK(completion.logprobs[0].drawn.logprob == completion.logprobs[1].drawn.logprob - 3.0F);
+}
+
 TEST_CASE("scores: weights are powers of e, to 7 digits and the last unit, and ranks are exact") {
   for (std::uint32_t index = 0; index < common::kNumClasses; ++index) {
     const double exact = std::exp(-(index + 0.5) / 1024.0) * 0x1.0p40;
@@ -506,7 +566,9 @@ TEST_CASE("sample: refuses logits and options that make no sense") {
         options_of(1.0F, -1, 1.0F), options_of(1.0F, 0, -0.1F), options_of(1.0F, 0, 1.1F), options_of(1.0F, 0, kNan),
         SamplingOptions{.min_p = -0.1F}, SamplingOptions{.min_p = 1.1F}, SamplingOptions{.min_p = kNan},
         SamplingOptions{.repetition_penalty = 0.0F}, SamplingOptions{.repetition_penalty = -1.0F},
-        SamplingOptions{.repetition_penalty = kNan}, SamplingOptions{.repetition_penalty = kInfinity}}) {
+        SamplingOptions{.repetition_penalty = kNan}, SamplingOptions{.repetition_penalty = kInfinity},
+        SamplingOptions{.presence_penalty = kNan}, SamplingOptions{.frequency_penalty = kInfinity},
+        SamplingOptions{.logit_bias = {{0, 0.0F}, {1, kNan}}}, SamplingOptions{.logit_bias = {{0, -kInfinity}}}}) {
     CAPTURE(options.temperature, options.top_k, options.top_p, options.min_p, options.repetition_penalty);
     CHECK_FALSE(common::problem_of(options).empty());
     CHECK_THROWS_AS(common::sample(logits, options, 0), CheckError);

@@ -2,7 +2,13 @@
 #include <algorithm>
 #include <cmath>
 #include <cstddef>
+#include <filesystem>
+#include <fstream>
+#include <iterator>
 #include <limits>
+#include <memory>
+#include <nlohmann/json.hpp>
+#include <optional>
 #include <sstream>
 #include <string>
 #include <vector>
@@ -10,9 +16,12 @@
 #include "common/base/check.h"
 #include "common/serving/arrivals.h"
 #include "common/serving/distribution.h"
+#include "common/serving/plot.h"
 #include "common/serving/pool_snapshot.h"
 #include "common/serving/prometheus.h"
 #include "common/serving/report.h"
+#include "common/serving/trace.h"
+#include "common/serving/view.h"
 #include "tests/support/catch.h"
 
 using common::Arrival;
@@ -173,6 +182,35 @@ TEST_CASE("tally: /metrics and the report count the same requests and steps") {
   }
 }
 
+TEST_CASE("tally: drafts are no tokens of the reply until they are accepted, and no prompt's either") {
+  common::Tally tally;
+  common::StepReport step;
+  step.num_tokens = 6;  // one text with three drafts, and one with one
+  step.num_queries = {4, 2};
+  step.num_drafts = {3, 1};
+  step.num_accepted = 2;
+  step.is_chunk = {false, false};
+  step.usage = {16, 12, 11, 0};
+  step.scheduling_seconds = 0.25;
+  step.computing_seconds = 0.5;
+  step.end = 0.75;
+  tally.add(step);
+  tally.add(step);  // only the second of two such steps in a row is known to decode from its beginning to its end
+  CHECK(tally.decode_tokens == 4);
+  CHECK(tally.steps.tokens == 12);
+  CHECK(tally.steps.timing.prefill_tokens == 0);
+  CHECK(tally.steps.timing.decode_tokens == 8);
+  CHECK(tally.steps.timing.decode_seconds == 1.5);
+  const std::vector<common::Counter> counters = common::counters_of(tally.steps);
+  CHECK(common::counter(counters, "drafts") == 8.0);
+  CHECK(common::counter(counters, "drafts_accepted") == 4.0);
+  CHECK(common::counter(counters, "tokens_a_step_with_drafts") == 2.0);
+  const common::ServerState state{.tally = tally, .status = {}, .sizes = {16, 4, 8}};
+  const std::string text = common::metrics_text(state, "m");
+  CHECK(text.find("vllm:spec_decode_num_draft_tokens_total{model_name=\"m\"} 8\n") != std::string::npos);
+  CHECK(text.find("vllm:spec_decode_num_accepted_tokens_total{model_name=\"m\"} 4\n") != std::string::npos);
+}
+
 TEST_CASE("report: reading weights, K and V at full speed is a share of the time of the steps that decode") {
   common::Tally tally;
   tally.decode_steps = 2;
@@ -181,4 +219,141 @@ TEST_CASE("report: reading weights, K and V at full speed is a share of the time
   CHECK(common::roofline_share(tally, common::ReadLimit{1000, 100, 12000.0}) == 0.5);
   CHECK(common::roofline_share(tally, std::nullopt) == 0.0);
   CHECK(common::roofline_share(common::Tally(), common::ReadLimit{1000, 100, 12000.0}) == 0.0);
+}
+
+namespace {
+
+std::string content_of(const std::filesystem::path& path) {
+  std::ifstream file(path);
+  return {std::istreambuf_iterator<char>(file), {}};
+}
+
+// An engine that shows a pool and computes nothing.
+class ShownEngine : public common::ServedEngine {
+ public:
+  common::PoolSnapshot shown;
+
+  common::EngineDescription description() const override { return {}; }
+  common::EngineStatus status() const override { return {}; }
+  common::PoolSnapshot pool() const override { return shown; }
+  common::Clock& clock() override { return clock_; }
+  int submit(const common::ServedRequest&, double, std::unique_ptr<common::RequestSink>) override { return 0; }
+  int reject(const std::string&, double, std::unique_ptr<common::RequestSink>) override { return 0; }
+  void cancel(int, common::FinishReason) override {}
+  bool step() override { return false; }
+  bool is_idle() const override { return true; }
+  const common::StepReport& last_step() const override { return report_; }
+  std::vector<common::Counter> counters() const override { return {}; }
+  std::optional<common::ReadLimit> measure_read_limit() override { return std::nullopt; }
+
+ private:
+  common::VirtualClock clock_;
+  common::StepReport report_;
+};
+
+// The lines of the live view's frame, without escape sequences.
+std::vector<std::string> frame_of(const ShownEngine& engine, const std::vector<std::string>& texts, int columns,
+                                  int rows) {
+  std::ostringstream output;
+  const auto view = common::make_view(common::ViewKind::kLive, output, [&] {
+    return common::TerminalSize{columns, rows};
+  });
+  for (std::size_t id = 0; id < texts.size(); ++id) {
+    view->on_text(static_cast<int>(id), 0, texts[id]);
+  }
+  output.str("");
+  view->on_step(engine, engine.last_step());
+  std::vector<std::string> lines;
+  std::istringstream frame(output.str().substr(3));
+  for (std::string line; std::getline(frame, line);) {
+    lines.push_back(line.substr(0, line.find('\033')));
+  }
+  return lines;
+}
+
+}  // namespace
+
+TEST_CASE("trace: after each step the file is JSON, and a lane has its name before its first event") {
+  const auto path = std::filesystem::temp_directory_path() / "course_trace.json";
+  common::TraceWriter trace(path.string());
+  std::size_t num_events = 0;
+  const auto check = [&] {
+    nlohmann::json events = nlohmann::json::parse(content_of(path));
+    CHECK(events.size() > num_events);
+    num_events = events.size();
+    return events;
+  };
+  CHECK(check().front()["args"]["name"] == "steps");
+  for (int step = 0; step < 3; ++step) {
+    common::StepReport report;
+    report.index = step;
+    report.served = {step, step + 1};
+    report.num_served = {1, 1};
+    report.admitted = {step + 1};
+    trace.add(report);
+    check();
+  }
+  std::vector<common::RequestResult> results(6);
+  results[1].admission = 0.5;
+  trace.finish(results);
+  std::vector<bool> is_named(8);
+  for (const nlohmann::json& event : check()) {
+    const std::size_t lane = event["tid"];
+    if (event["ph"] == "M") {
+      CHECK_FALSE(is_named.at(lane));
+      is_named.at(lane) = true;
+    }
+    CHECK(is_named.at(lane));
+  }
+  CHECK(std::count(is_named.begin(), is_named.end(), true) == 7);  // the steps, and all six requests
+  std::filesystem::remove(path);
+}
+
+TEST_CASE("plot: the axes end with a label, and an axis without a unit has none") {
+  const common::Chart chart{"slots, % of the cache", "seconds", "", 100.0, {{"one", {{0.0, 10.0}, {23.4, 50.0}}}}};
+  const std::string svg = common::draw_charts({chart}, "title", "description");
+  CHECK(svg.find(">25</text>") != std::string::npos);
+  CHECK(svg.find(">30</text>") == std::string::npos);
+  CHECK(svg.find(">100</text>") != std::string::npos);
+  CHECK(svg.find("></text>") == std::string::npos);
+}
+
+TEST_CASE("view: the live view uses the terminal's width and height, and cuts no number") {
+  ShownEngine engine;
+  engine.shown.num_blocks = 1000;
+  engine.shown.block_size = 16;
+  std::vector<std::string> texts;
+  for (int id = 0; id < 4; ++id) {
+    engine.shown.running.push_back({.id = id, .texts = {{}}});
+    texts.emplace_back(2000, static_cast<char>('a' + id));
+  }
+  for (int id = 100; id < 160; ++id) {
+    engine.shown.waiting.push_back({.id = id});
+  }
+  for (const auto& [columns, rows] : {std::pair(80, 24), std::pair(200, 50), std::pair(120, 30)}) {
+    CAPTURE(columns, rows);
+    const std::vector<std::string> lines = frame_of(engine, texts, columns, rows);
+    REQUIRE(lines.size() <= static_cast<std::size_t>(rows));
+    CHECK(lines.size() + 4 > static_cast<std::size_t>(rows));  // less than a line for each text is left over
+    const std::string& queue = lines.at(1);
+    CHECK(queue.starts_with("queue  60 waiting: 100 101 "));
+    CHECK(queue.ends_with(" more"));
+    CHECK(queue.size() <= static_cast<std::size_t>(columns));
+    CHECK(queue.size() + 4 > static_cast<std::size_t>(columns));
+    const std::size_t listed = static_cast<std::size_t>(std::count(queue.begin(), queue.end(), ' ')) - 6;
+    CHECK(queue.find("and " + std::to_string(60 - listed) + " more") != std::string::npos);
+    CHECK(lines.at(3).starts_with("A    0  \"aaa"));
+    CHECK(lines.at(3).size() + 2 > static_cast<std::size_t>(columns));
+    const auto map =
+        std::find_if(lines.begin(), lines.end(), [](const std::string& line) { return line.starts_with("   0  "); });
+    REQUIRE(map != lines.end());
+    CHECK(map->size() + 10 > static_cast<std::size_t>(columns));
+  }
+  engine.shown.waiting.resize(3);
+  CHECK(frame_of(engine, texts, 80, 24).at(1) == "queue  3 waiting: 100 101 102");
+  // Two columns each: cut by columns, not by characters.
+  engine.shown.num_blocks = 16;
+  const std::vector<std::string> wide = frame_of(engine, {"王王王王王王王王王王王王王王王王王王王王"}, 31, 24);
+  CHECK(wide.at(3) == "A    0  \"王王王王王王王王王王");
+  CHECK(wide.at(4) == "         王王王王王王王王王王\"");
 }

@@ -91,3 +91,12 @@ TEST_CASE("reply stream: a character is shown once it is complete") {
   CHECK(stream({}, {8}) == Texts{"", "\xC3"});
   CHECK(stream({}, {9, 1}) == Texts{"\xA9", "a", ""});  // the rest of no character
 }
+
+TEST_CASE("stop strings: the one that a text was cut at is the first in the text, and then the first that was given") {
+  const StopStrings stop({"never", "the king", "the", "he"}, decode);
+  CHECK(stop.first_in("once the king") == "the king");
+  CHECK(stop.first_in("once the queen") == "the");
+  CHECK(stop.first_in("once he") == "he");
+  CHECK_FALSE(stop.first_in("once").has_value());
+  CHECK_FALSE(StopStrings().first_in("once").has_value());
+}

@@ -6,6 +6,7 @@
 #include <chrono>
 #include <cstddef>
 #include <cstdlib>
+#include <filesystem>
 #include <iostream>
 #include <memory>
 #include <sstream>
@@ -14,6 +15,7 @@
 #include <utility>
 
 #include "common/app/cli.h"
+#include "common/app/notes.h"
 #include "common/app/progress.h"
 #include "common/base/machine.h"
 #include "common/base/platform.h"
@@ -142,6 +144,37 @@ TEST_CASE("use_color: a terminal has color unless NO_COLOR says otherwise") {
     CHECK_FALSE(colors_with(STDERR_FILENO, true, value).second);
   }
   CHECK_FALSE(colors_with(STDOUT_FILENO, true, nullptr, "dumb").first);
+}
+
+TEST_CASE(
+    "notes: that there is no GPU is remembered until the reason changes; with a driver it is a surprise each time") {
+  const auto folder = std::filesystem::temp_directory_path() / ("course_notes_" + std::to_string(getpid()));
+  const Variable state("XDG_STATE_HOME", folder.c_str());
+  const std::string path = common::state_path("cpu_note");
+  CHECK(path == (folder / "paged_attention_course" / "cpu_note").string());
+  CHECK_FALSE(common::is_cpu_worth_a_note("no GPU", false, false, path));  // it would not be read
+  CHECK(common::is_cpu_worth_a_note("no GPU", false, true, path));
+  CHECK_FALSE(common::is_cpu_worth_a_note("no GPU", false, true, path));
+  CHECK(common::is_cpu_worth_a_note("no CUDA", false, true, path));
+  CHECK_FALSE(common::is_cpu_worth_a_note("no CUDA", false, true, path));
+  for (const bool is_terminal : {false, true}) {
+    CHECK(common::is_cpu_worth_a_note("an old driver", true, is_terminal, path));
+    CHECK(common::is_cpu_worth_a_note("an old driver", true, is_terminal, path));
+  }
+  CHECK(common::is_cpu_worth_a_note("no GPU", false, true, ""));  // nowhere to remember it
+  CHECK(common::is_cpu_worth_a_note("no GPU", false, true, "/dev/null/note"));
+  std::filesystem::remove_all(folder);
+}
+
+TEST_CASE("notes: state is under XDG_STATE_HOME, if that is absolute, or else under the user's folder") {
+  const Variable home("HOME", "/home/someone");
+  for (const char* const relative : {static_cast<const char*>(nullptr), "", "state"}) {
+    const Variable state("XDG_STATE_HOME", relative);
+    CHECK(common::state_path("x") == "/home/someone/.local/state/paged_attention_course/x");
+  }
+  const Variable state("XDG_STATE_HOME", nullptr);
+  const Variable no_home("HOME", nullptr);
+  CHECK(common::state_path("x").empty());
 }
 
 TEST_CASE("progress: silent unless stderr is a terminal that understands escape sequences") {

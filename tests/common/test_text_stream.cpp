@@ -102,6 +102,10 @@ TEST_CASE("a terminal gets no control characters and no broken UTF-8 from a text
   std::ostringstream terminal;
   WordWrap(terminal, 40, 0).write("a\x1b[2Jb\xFF");
   CHECK(terminal.str() == "a\xEF\xBF\xBD[2Jb\xEF\xBF\xBD");
+  std::ostringstream directed;
+  const std::string right_to_left = {'a', '\xE2', '\x80', '\xAE', 'b'};  // U+202E turns what follows
+  WordWrap(directed, 40, 0).write(right_to_left);
+  CHECK(directed.str() == "a\uFFFDb");
   std::ostringstream pipe;
   WordWrap(pipe, 0, 2).write("a\x1b[2Jb\xFF\nc");
   CHECK(pipe.str() == "a\x1b[2Jb\xFF\n  c");
@@ -137,4 +141,29 @@ TEST_CASE("no character is split, and texts stay in order when their tokens arri
   }
   CHECK(all == " 0  \"one\"\n    " + texts[0] + "\n 1  \"two\"\n    " + texts[1] + "\n");
   CHECK(flushes.parts.size() > 5);
+}
+
+TEST_CASE("a text that the model ends at once is said to be nothing, and a quiet stream has the texts alone") {
+  const auto file = common::Gguf::parse(common::default_model(), "the bundled model");
+  common::Session session{"tales", common::Llama(file), common::Tokenizer(file), {"one", "two", "three"}, {}};
+  session.requests.resize(3);
+  for (common::Request& request : session.requests) {
+    request.max_new_tokens = 8;
+  }
+  const std::vector<common::Token> tokens = session.tokenizer.encode("king");
+  std::vector<common::Completion> completions(3);
+  completions[0].finish_reason = common::FinishReason::kStop;
+  completions[1] = {tokens, common::FinishReason::kFailed, "why"};
+  completions[2] = {{}, common::FinishReason::kRejected, "too long"};
+  for (const bool is_quiet : {false, true}) {
+    std::ostringstream output;
+    common::TextStream stream(session, output, is_quiet);
+    for (const common::Token token : tokens) {
+      stream.add(1, token);
+    }
+    stream.finish(completions);
+    CHECK(output.str() == (is_quiet ? "\nking\n\n"
+                                    : " 0  \"one\"\n    (nothing: the model ended the text at once)\n 1  \"two\"\n"
+                                      "    king\n    no reply: why\n 2  \"three\"\n    no reply: too long\n"));
+  }
 }

@@ -2,12 +2,14 @@
 // tests use small vocabularies made here, in which every merge can be followed by eye.
 #include "tests/support/catch.h"
 #include "tests/support/messages.h"
+#include "tests/support/paths.h"
 
 #include <algorithm>
 #include <array>
 #include <cstddef>
 #include <cstdint>
 #include <fstream>
+#include <map>
 #include <nlohmann/json.hpp>
 #include <optional>
 #include <string>
@@ -33,6 +35,7 @@ using common::Token;
 using common::Tokenizer;
 using tests::contains;
 using tests::error_of;
+using tests::source_path;
 
 namespace {
 
@@ -40,7 +43,7 @@ constexpr int kNormal = 1;
 constexpr int kControl = 3;
 constexpr int kUserDefined = 4;
 
-Gguf bundled_file() { return Gguf::open(std::string(COMMON_SOURCE_DIR) + "/common/model/tales/tales-5m-q8_0.gguf"); }
+Gguf bundled_file() { return Gguf::open(source_path("common/model/tales/tales-5m-q8_0.gguf")); }
 
 // Appends the UTF-8 form of a Unicode scalar value.
 void append_utf8(char32_t code_point, std::string& out) {
@@ -200,7 +203,7 @@ char to_char(unsigned value) { return static_cast<char>(static_cast<unsigned cha
 
 TEST_CASE("Golden texts of the bundled model have the tokens of an independent program") {
   const Tokenizer tokenizer{bundled_file()};
-  std::ifstream golden_file(std::string(COMMON_SOURCE_DIR) + "/tests/golden/golden_tokens.json");
+  std::ifstream golden_file(source_path("tests/golden/golden_tokens.json"));
   REQUIRE(golden_file.good());
   const nlohmann::json golden = nlohmann::json::parse(golden_file);
   REQUIRE(golden["cases"].size() == 257);
@@ -947,6 +950,55 @@ TEST_CASE("Chat prompts and BOS") {
   const Token letter_u = 1 + 'u';
   CHECK(first_tokens(0) == std::vector<Token>{0, start});
   CHECK(first_tokens(start) == std::vector<Token>{start, letter_u});  // there already
+}
+
+TEST_CASE("A chat format chosen by name is that of its first model, whatever the file has") {
+  const std::vector<ChatMessage> conversation{
+      {"system", "Be kind."}, {"user", " Hello"}, {"assistant", "Hi there"}, {"user", "Bye"}};
+  const std::map<std::string, std::string> names = {{"ChatML", "chatml"},  {"Qwen that thinks", "qwen3"},
+                                                    {"Llama 2", "llama2"}, {"Llama 3", "llama3"},
+                                                    {"Gemma", "gemma"},    {"no template", "none"}};
+  for (FormatCase format : format_cases()) {
+    if (!names.contains(format.name)) {
+      continue;
+    }
+    const std::string& name = names.at(format.name);
+    CAPTURE(name);
+    format.chat_template = "{{ nobody knows }}";
+    const tests::Bytes bytes = vocabulary_of(format).build();
+    const Gguf file = Gguf::parse(bytes, "chat.gguf");
+    CHECK(common::apply_chat_template(file, conversation, {name}) == format.text);
+    CHECK(common::chat_format(file, {name}) == name);
+    CHECK(common::can_switch_thinking(file, {name}) == (name == "qwen3"));
+    const std::vector<Token> stops = common::chat_stop_tokens(file, Tokenizer(file), {name});
+    CHECK(std::count(stops.begin(), stops.end(), Tokenizer(file).find(format.end).value_or(-1)) ==
+          (format.end.empty() ? 0 : 1));
+  }
+  CHECK(common::chat_formats().size() == names.size());
+  const tests::Bytes bytes = Vocabulary().build();
+  CHECK(contains(error_of([&] { common::apply_chat_template(Gguf::parse(bytes, "chat.gguf"), {}, {"Alpaca"}); }),
+                 "there is no chat template of the name \"Alpaca\" (known: chatml, qwen3, "));
+}
+
+TEST_CASE("Qwen 3's thoughts are switched off by an empty one, where the template says so") {
+  const std::vector<ChatMessage> hello{{"user", "Hello"}};
+  const std::string thought = "<think>\n\n</think>\n\n";
+  std::string switching = kThinkingTemplate;
+  switching +=
+      "{%- if enable_thinking is defined and enable_thinking is false %}{{- '<think>\\n\\n</think>\\n\\n' }}{%- endif "
+      "%}";
+  for (const auto& [chat_template, can] :
+       {std::pair(switching, true), std::pair<std::string, bool>(kThinkingTemplate, false)}) {
+    const tests::Bytes bytes = chat_vocabulary(chat_template).build();
+    const Gguf file = Gguf::parse(bytes, "chat.gguf");
+    const auto text = [&](bool thinks) {
+      return common::apply_chat_template(file, hello, {.enable_thinking = thinks});
+    };
+    CHECK(common::can_switch_thinking(file) == can);
+    CHECK(common::chat_format(file) == (can ? "qwen3" : "chatml"));
+    CHECK(text(true) == kHelloText);
+    CHECK(text(false) == kHelloText + (can ? thought : ""));
+  }
 }
 
 TEST_CASE("A vocabulary without the template's special tokens cannot chat") {

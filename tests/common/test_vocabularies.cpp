@@ -23,6 +23,7 @@
 #include "tests/support/catch.h"
 #include "tests/support/gguf_builder.h"
 #include "tests/support/messages.h"
+#include "tests/support/paths.h"
 
 using common::Gguf;
 using common::PieceRule;
@@ -31,6 +32,7 @@ using common::Token;
 using common::Tokenizer;
 using tests::contains;
 using tests::error_of;
+using tests::source_path;
 
 namespace {
 
@@ -178,7 +180,7 @@ std::string show_pieces(std::string_view text, const std::string& rule) {
 }  // namespace
 
 TEST_CASE("The bundled vocabulary's tokens equal llama.cpp's under every rule") {
-  std::ifstream stream(COMMON_SOURCE_DIR "/tests/golden/golden_tokenizers.json");
+  std::ifstream stream(source_path("tests/golden/golden_tokenizers.json"));
   REQUIRE(stream.is_open());
   const nlohmann::json golden = nlohmann::json::parse(stream);
   std::map<std::string, Tokenizer> tokenizers;

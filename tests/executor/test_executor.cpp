@@ -1,5 +1,6 @@
 // The executor itself: what a kernel's threads may and may not do, and that counts are exact.
 #include <cmath>
+#include <cstdint>
 #include <cstring>
 #include <functional>
 #include <limits>
@@ -149,6 +150,10 @@ TEST_CASE("Executor: an access outside of an array, or not aligned, is an error"
   }
   CHECK(error_of([&] { run(tests::read_at, 3, 40, 0, from.data(), 0, 1, out.data() + 1); }) ==
         "block (2, 0, 0), thread 1: writes 4 bytes of global memory outside of all arrays");
+  // NOLINTNEXTLINE(performance-no-int-to-ptr): a page that no program has
+  const auto* const nowhere = reinterpret_cast<const float*>(std::uintptr_t{4096});
+  CHECK(error_of([&] { run(tests::read_at, 3, 40, 0, nowhere, 1, 35, out.data()); }) ==
+        "block (0, 0, 0), thread 35: reads 4 bytes at address 0x1004, where there is no memory");
   CHECK(error_of([&] { run(tests::read_2_bytes_off, 1, 1, 0, from.data(), out.data()); }) ==
         "block (0, 0, 0), thread 0: reads 4 bytes at an address that is no multiple of that");
   CHECK(error_of([&] { run(tests::read_shared_at, 1, 1, 100, 25, out.data()); }) ==

@@ -3,7 +3,8 @@
 // comment beside it.
 #include <algorithm>
 #include <cstddef>
-#include <string>
+#include <cstdint>
+#include <iterator>
 #include <vector>
 
 #include "common/cuda/executor/counts.h"
@@ -25,17 +26,38 @@ constexpr PageShape kShape{
 
 const stage::LadderStep& step(int number) { return stage::ladder()[static_cast<std::size_t>(number - 1)]; }
 
-// Contexts that end before, at and behind the end of a block, an absent sequence, and one that is cut into pieces.
+// Contexts that end before, at and behind the end of a block, an absent sequence, and contexts that are cut into pieces
+// beside some that are too short for it.
+constexpr int kContexts[] = {1, 15, 0, 16, 17, 48, 127, 257};
+
+// Weights are at most 2^127, and their sum at least 2^-126, so scores beyond that have to be taken relative to the
+// largest: all very small; or large first, small then, and larger still at the end.
+std::vector<std::vector<float>> large_scores() {
+  std::vector<float> steps(96, 200.0F);
+  std::fill(steps.begin() + 32, steps.begin() + 64, -200.0F);
+  std::fill(steps.begin() + 64, steps.end(), 400.0F);
+  return {{-300.0F}, steps};
+}
+
+void check_output(int number, const tests::BatchSpec& spec) {
+  GpuBatch batch(spec);
+  const tests::PagesInOrder pages(batch);
+  CHECK(batch.check(tests::run_step(step(number), batch, pages)) == tests::kNoDifference);
+}
+
 void check_step(int number) {
-  const std::vector<std::vector<int>> batches = {{1, 15, 0, 16, 17, 48, 127, 129}, {1025}};
-  for (const std::vector<int>& lengths : batches) {
-    for (const int group : {1, 3, 4, 8}) {
-      GpuBatch batch({.group = group, .context_lengths = lengths, .query_lengths = {}});
-      const tests::PagesInOrder pages(batch);
-      const std::string wrong = batch.check(tests::run_step(step(number), batch, pages));
-      CAPTURE(group, lengths.front(), wrong);
-      CHECK(wrong.empty());
-    }
+  for (const int group : {1, 3, 4, 8}) {
+    CAPTURE(group);
+    check_output(
+        number, {.group = group, .context_lengths = {std::begin(kContexts), std::end(kContexts)}, .query_lengths = {}});
+    check_output(number, {.group = group, .context_lengths = {1025}, .query_lengths = {}});
+  }
+  for (const std::vector<float>& shifts : large_scores()) {
+    const float first_score = shifts.front();
+    CAPTURE(first_score);
+    check_output(
+        number,
+        {.num_kv_heads = 1, .context_lengths = {5, 40, 64, 96, 257}, .query_lengths = {}, .score_shifts = shifts});
   }
 }
 
@@ -82,7 +104,7 @@ TEST_CASE("block copy: a request of a warp is 512 bytes in 16 sectors") {
   }
   const auto keys = tests::poisoned(kShape.elements(), kShape.type);
   const auto values = tests::poisoned(kShape.elements(), kShape.type);
-  const std::vector<stage::PageCopy> copies = {{0, 3}};
+  const std::vector<stage::BlockCopy> copies = {{0, 3}};
   const common::Stream stream;
   const Counts counts = common::executor::count([&] {
     stage::kPlainKernels.copy_blocks(keys.data(), values.data(), 1, kShape, copies.data(), 1, stream.get());
@@ -93,6 +115,34 @@ TEST_CASE("block copy: a request of a warp is 512 bytes in 16 sectors") {
   CHECK(counts.global_loads.units <= 128 * 16);
   CHECK(counts.global_stores.requests <= 128);
   CHECK(counts.global_stores.units <= 128 * 16);
+}
+
+TEST_CASE("block copy: addresses of more than 32 bits") {
+  // The blocks that are copied are 64 GB behind where the pages begin. Only these two exist: what lies before them is
+  // never accessed, so it takes no memory.
+  constexpr std::int64_t kFirst = std::int64_t{1} << 21;
+  PageShape shape = kShape;
+  shape.num_blocks = kFirst + 2;
+  const auto block_bytes = static_cast<std::size_t>(shape.elements_per_block() * stage::bytes_of(shape.type));
+  CHECK(kFirst * static_cast<std::int64_t>(block_bytes) / 16 == std::int64_t{1} << 32);
+  std::vector<std::byte> contents(2 * block_bytes);
+  for (std::size_t i = 0; i < block_bytes; ++i) {
+    contents[i] = static_cast<std::byte>(i % 251);
+  }
+  const DeviceArray<std::byte> keys(contents);
+  const DeviceArray<std::byte> values(contents);
+  const auto pages_of = [&](const DeviceArray<std::byte>& blocks) {
+    // NOLINTNEXTLINE(performance-no-int-to-ptr): an address outside of the array is what is wanted
+    return reinterpret_cast<void*>(reinterpret_cast<std::uintptr_t>(blocks.data()) -
+                                   static_cast<std::uintptr_t>(kFirst) * block_bytes);
+  };
+  const std::vector<stage::BlockCopy> copies = {{static_cast<int>(kFirst), static_cast<int>(kFirst) + 1}};
+  const common::Stream stream;
+  stage::kPlainKernels.copy_blocks(pages_of(keys), pages_of(values), 1, shape, copies.data(), 1, stream.get());
+  stream.synchronize();
+  std::copy_n(contents.begin(), block_bytes, contents.begin() + static_cast<std::ptrdiff_t>(block_bytes));
+  CHECK((keys.download() == contents));
+  CHECK((values.download() == contents));
 }
 
 TEST_CASE("plain attention: decodes beside chunks of prompts") {
@@ -106,6 +156,16 @@ TEST_CASE("plain attention: decodes beside chunks of prompts") {
       CAPTURE(tests::name_of(type), head_dim);
       CHECK(batch.check(batch.attend(stage::kPlainKernels, 2).output) == tests::kNoDifference);
     }
+  }
+}
+
+TEST_CASE("plain attention: scores far below and above 0") {
+  for (const std::vector<float>& shifts : large_scores()) {
+    const float first_score = shifts.front();
+    CAPTURE(first_score);
+    GpuBatch batch(
+        {.num_kv_heads = 1, .context_lengths = {5, 40, 64, 96}, .query_lengths = {}, .score_shifts = shifts});
+    CHECK(batch.check(batch.attend(stage::kPlainKernels, 4).output) == tests::kNoDifference);
   }
 }
 
@@ -149,6 +209,8 @@ TEST_CASE("step 4: as many pieces as fill the device") {
   };
   // 132 multiprocessors with room for 8 thread blocks each are 1,056 places, and there are 4 query heads to a kv head.
   CHECK(partials(1, {1024}) == 4 * 8);                    // 264 places for each head, but only 8 pieces of 128 tokens
+  CHECK(partials(1, {128}) == 4 * 1);                     // 8 blocks: a piece
+  CHECK(partials(1, {129}) == 4 * 2);                     // 9 blocks: two, since blocks / 8 is rounded up
   CHECK(partials(8, {8192}) == 32 * 33);                  // 33 places for each head
   CHECK(partials(8, {1024, 1024, 1024}) == 96 * 8);       // 11 places, 8 pieces of 128 tokens
   CHECK(partials(8, std::vector<int>(32, 256)) == 1024);  // one place for each head: nothing is cut

@@ -67,6 +67,40 @@ std::string random_value(Random& random) {
                        "{\"a\":"});
 }
 
+// Tokens and their biases: few or many, twice the same, of this vocabulary or of none.
+std::string random_biases(Random& random) {
+  std::string result = "{";
+  const std::uint64_t count = random.below(8) == 0 ? random.below(3000) : random.below(6);
+  for (std::uint64_t i = 0; i < count; ++i) {
+    result += (i == 0 ? "\"" : ", \"") + std::to_string(random.below(2) == 0 ? i : random.below(10)) + "\": ";
+    result += random.below(40) == 0 ? random_value(random) : pick(random, {"1", "-100", "0.5", "100", "-0", "1e-308"});
+  }
+  return result + (random.below(60) == 0 ? ", \"-1\": 5}" : random.below(60) == 0 ? ", \"05\": 5}" : "}");
+}
+
+// A field of this server with a value of its own kind, most of them right.
+std::string likely_field(Random& random) {
+  switch (random.below(8)) {
+    case 0:
+      return R"("logit_bias": )" + random_biases(random);
+    case 1:
+      return R"("presence_penalty": )" + pick(random, {"2", "-2", "0.1", "1e308", "-1e308", "1e-320", "2.0001"});
+    case 2:
+      return R"("frequency_penalty": )" + pick(random, {"2", "-2", "0.1", "1e308", "null", "-0.0"});
+    case 3:
+      return R"("stop_token_ids": )" + pick(random, {"[1,2,3,3,3]", "[]", "[0]", "[-1]", "[99999999999999999999]"});
+    case 4:
+      return R"("min_tokens": )" + pick(random, {"3", "0", "2", "2147483647", "-2147483649"});
+    case 5:
+      return R"("echo": true, "logprobs": )" + pick(random, {"1", "0", "null", "20"});
+    case 6:
+      return R"("prompt_logprobs": )" + pick(random, {"0", "1", "20", "21"});
+    default:
+      return R"("chat_template_kwargs": {"enable_thinking": )" +
+             pick(random, {"false}", "true}", "0}", "false, \"x\": 1}"});
+  }
+}
+
 std::string repeated(const std::string& text, std::uint64_t times) {
   std::string result;
   for (std::uint64_t i = 0; i < times; ++i) {
@@ -97,13 +131,45 @@ std::string random_body(Random& random, FuzzCounts& counts) {
   if (kind == 5) {
     body = R"({"messages": [{"role": "user", "content": )" + random_value(random) + "}]";
   }
+  while (random.below(3) == 0) {
+    body += ", " + likely_field(random);
+    counts.add("own fields");
+  }
   const std::uint64_t num_fields = random.below(4);
   for (std::uint64_t i = 0; i < num_fields; ++i) {  // also one that is there already
     body += ", \"" +
-            pick(random, {"prompt",   "messages", "max_tokens", "temperature", "top_p",           "top_k",
-                          "min_p",    "n",        "seed",       "stream",      "stream_options",  "stop",
-                          "logprobs", "model",    "cache_salt", "tools",       "use_beam_search", "repetition_penalty",
-                          "tokens",   "line",     "blocks",     "ignore_eos",  "response_format", "prompt\xFF"}) +
+            pick(random, {"prompt",
+                          "messages",
+                          "max_tokens",
+                          "temperature",
+                          "top_p",
+                          "top_k",
+                          "min_p",
+                          "n",
+                          "seed",
+                          "stream",
+                          "stream_options",
+                          "stop",
+                          "logprobs",
+                          "model",
+                          "cache_salt",
+                          "tools",
+                          "use_beam_search",
+                          "repetition_penalty",
+                          "tokens",
+                          "line",
+                          "blocks",
+                          "ignore_eos",
+                          "response_format",
+                          "prompt\xFF",
+                          "logit_bias",
+                          "presence_penalty",
+                          "frequency_penalty",
+                          "stop_token_ids",
+                          "min_tokens",
+                          "echo",
+                          "prompt_logprobs",
+                          "chat_template_kwargs"}) +
             "\": " + (kind == 2 || kind == 3 ? deep_value(random) : random_value(random));
   }
   return body + "}";
@@ -137,8 +203,9 @@ std::string random_request(Random& random, FuzzCounts& counts) {
   const std::string body = random_body(random, counts);
   const std::string path =
       pick(random, {"/v1/completions", "/v1/completions", "/v1/completions", "/v1/chat/completions", "/tokenize",
-                    "/detokenize", "/", "/metrics", "/pool/demo", "/pool/step", "/%00", "/../etc", "*", "x"});
-  std::string request = usually(random, {"POST", "GET", "HEAD", "PUT", "\x01"}) + " " + path + " " +
+                    "/detokenize", "/", "/metrics", "/v1/models/x", "/v1/models/%", "/version", "/favicon.ico",
+                    "/pool/demo", "/pool/step", "/%00", "/../etc", "*", "x"});
+  std::string request = usually(random, {"POST", "GET", "HEAD", "PUT", "OPTIONS", "\x01"}) + " " + path + " " +
                         usually(random, {"HTTP/1.1", "HTTP/1.0", "HTTP/9", ""}) + "\r\n";
   request +=
       usually(random, {"Host: localhost\r\n", "Host: 127.0.0.1:1\r\n", "host:\r\n", "Host: example.org\r\n", ""});
@@ -147,6 +214,8 @@ std::string random_request(Random& random, FuzzCounts& counts) {
                        "Content-Type: text/plain\r\n", "Content-Type: application/json\r\nContent-Encoding: gzip\r\n",
                        "no colon\r\n", "Range: bytes=5-1,0-,0-\r\nContent-Type: application/json\r\n",
                        "Expect: 100-continue\r\nContent-Type: application/json\r\n"});
+  request += usually(random, {"", "Origin: https://ours.example\r\n", "Origin: null\r\n",
+                              "Origin: https://ours.example\r\nAccess-Control-Request-Headers: x, y\r\n"});
   if (random.below(8) == 0) {
     request += pick(random,
                     {"X: " + std::string(random.below(1 << 15), 'x') + "\r\n", repeated("X: y\r\n", random.below(3000)),
@@ -182,7 +251,7 @@ void damage(Random& random, std::string& text) {
 }
 
 struct Fixture : ApiFixture {
-  Fixture() : ApiFixture({.num_slots = 512}) {
+  Fixture() : ApiFixture({.num_slots = 512, .cors_origins = {"https://ours.example"}}) {
     common::HttpOptions options;
     options.port = 0;
     options.timeout = std::chrono::milliseconds(20);  // most requests are never complete
@@ -254,6 +323,6 @@ int main(int argc, char** argv) {
   Fixture fixture;
   return tests::run_fuzz({argv + 1, argv + argc},
                          {.unit = "requests", .default_units = kDefaultRequests, .units_per_seed = kRequestsPerSeed},
-                         FuzzCounts({"served", "refused", "cut off", "in chunks", "deep", "followed"}),
+                         FuzzCounts({"served", "refused", "cut off", "in chunks", "deep", "followed", "own fields"}),
                          [&](std::uint64_t seed, FuzzCounts& counts) { run_case(fixture, seed, counts); });
 }

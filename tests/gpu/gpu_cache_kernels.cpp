@@ -242,20 +242,20 @@ TEST_CASE("Blocks are copied in every layer (stage 7, invariant 5)", "[gpu]") {
   const std::vector<std::byte> values = random_bytes();
   const DeviceArray<std::byte> device_keys(keys);
   const DeviceArray<std::byte> device_values(values);
-  const std::vector<stage::PageCopy> copies = {{0, 8}, {0, 3}, {5, 1}, {7, 2}};
+  const std::vector<stage::BlockCopy> copies = {{0, 8}, {0, 3}, {5, 1}, {7, 2}};
   const common::Stream stream;
   {
-    const auto short_lived = std::make_unique<std::vector<stage::PageCopy>>(copies);
+    const auto short_lived = std::make_unique<std::vector<stage::BlockCopy>>(copies);
     table.kernels->copy_blocks(device_keys.data(), device_values.data(), kLayers, shape, short_lived->data(),
                                static_cast<int>(copies.size()), stream.get());
-    std::fill(short_lived->begin(), short_lived->end(), stage::PageCopy{1, 7});
+    std::fill(short_lived->begin(), short_lived->end(), stage::BlockCopy{1, 7});
   }
   stream.synchronize();
   auto expected_keys = keys;
   auto expected_values = values;
   const auto bytes = static_cast<std::size_t>(shape.elements_per_block() * stage::bytes_of(type));
   for (std::size_t layer = 0; layer < kLayers; ++layer) {
-    for (const stage::PageCopy& copy : copies) {
+    for (const stage::BlockCopy& copy : copies) {
       const std::size_t from = (layer * 9 + static_cast<std::size_t>(copy.source)) * bytes;
       const std::size_t to = (layer * 9 + static_cast<std::size_t>(copy.destination)) * bytes;
       std::memcpy(&expected_keys[to], &keys[from], bytes);
@@ -291,11 +291,11 @@ TEST_CASE("Blocks are copied in a pool of more than 2^31 elements (stage 7, inva
            (std::size_t{kBlocks} * static_cast<std::size_t>(layer) + static_cast<std::size_t>(block)) * bytes;
   };
   // All bytes of a block are equal, and each block that is copied has a value of its own.
-  const std::vector<stage::PageCopy> copies = {{2, kBlocks - 1}, {kBlocks - 2, 1}};
+  const std::vector<stage::BlockCopy> copies = {{2, kBlocks - 1}, {kBlocks - 2, 1}};
   int fill = 0;
   for (const DeviceArray<std::byte>* pool : {&keys, &values}) {
     for (int layer = 0; layer < kLayers; ++layer) {
-      for (const stage::PageCopy& copy : copies) {
+      for (const stage::BlockCopy& copy : copies) {
         CUDA_CHECK(cudaMemset(at(*pool, layer, copy.source), ++fill, bytes));
       }
     }
@@ -309,7 +309,7 @@ TEST_CASE("Blocks are copied in a pool of more than 2^31 elements (stage 7, inva
   std::vector<std::byte> block(bytes);
   for (const DeviceArray<std::byte>* pool : {&keys, &values}) {
     for (int layer = 0; layer < kLayers; ++layer) {
-      for (const stage::PageCopy& copy : copies) {
+      for (const stage::BlockCopy& copy : copies) {
         const std::vector<std::byte> expected(bytes, static_cast<std::byte>(++fill));
         for (const int number : {copy.source, copy.destination}) {
           CAPTURE(layer, number, fill);
@@ -332,10 +332,10 @@ TEST_CASE("Block copy: a list of any length (stage 7, invariant 5)", "[gpu]") {
       .num_blocks = 2600, .num_kv_heads = 1, .block_size = 16, .head_dim = 32, .type = ScalarType::kBFloat16};
   const auto block_bytes = static_cast<std::size_t>(shape.elements_per_block() * 2);
   std::vector<std::byte> pages(static_cast<std::size_t>(shape.num_blocks) * block_bytes);
-  std::vector<stage::PageCopy> copies(static_cast<std::size_t>(count));
+  std::vector<stage::BlockCopy> copies(static_cast<std::size_t>(count));
   std::generate(copies.begin(), copies.end(), [i = 0]() mutable {
     const int source = i++;
-    return stage::PageCopy{source, 2599 - source};
+    return stage::BlockCopy{source, 2599 - source};
   });
   for (std::size_t i = 0; i < pages.size(); ++i) {
     pages[i] = static_cast<std::byte>((i / block_bytes * 7 + i / block_bytes / 256) % 251);
@@ -345,7 +345,7 @@ TEST_CASE("Block copy: a list of any length (stage 7, invariant 5)", "[gpu]") {
   const common::Stream stream;
   table.kernels->copy_blocks(keys.data(), values.data(), 1, shape, copies.data(), count, stream.get());
   stream.synchronize();
-  for (const stage::PageCopy& copy : copies) {
+  for (const stage::BlockCopy& copy : copies) {
     std::memcpy(&pages[static_cast<std::size_t>(copy.destination) * block_bytes],
                 &pages[static_cast<std::size_t>(copy.source) * block_bytes], block_bytes);
   }
@@ -365,7 +365,7 @@ TEST_CASE("Slots and blocks: bad arguments are refused before anything is launch
   const auto values = tests::poisoned(shape.elements(), shape.type);
   const DeviceArray<std::byte> rows(std::vector<std::byte>(std::size_t{64} * 256 * 2, std::byte{1}));
   const DeviceArray<int> slots(std::vector<int>{0, 1, 2, 3});
-  const std::vector<stage::PageCopy> copies = {{0, 1}};
+  const std::vector<stage::BlockCopy> copies = {{0, 1}};
   const common::Stream stream;
   struct Call {
     stage::Pages pages;
@@ -375,7 +375,7 @@ TEST_CASE("Slots and blocks: bad arguments are refused before anything is launch
     const int* slots;
     int count;  // of tokens, or of copies
     int num_layers;
-    const stage::PageCopy* copies;
+    const stage::BlockCopy* copies;
   };
   const Call right{
       {keys.data(), values.data(), shape}, rows.data(), rows.data(), 256, slots.data(), 1, 1, copies.data()};

@@ -66,7 +66,7 @@ TEST_CASE("Decode attention: a cache without blocks gives the bits of pages", "[
   cache.shape.block_size = kCapacity;
   stage::Batch without_table = batch.batch();
   without_table.block_tables = without_table.context_lengths;  // not read
-  CUDA_CHECK(cudaMemset(batch.output.data(), 0xFF, batch.output.size()));
+  CUDA_CHECK(cudaMemset(batch.output.data(), tests::kUnwritten, batch.output.size()));
   CUDA_CHECK(cudaDeviceSynchronize());
   stage::contiguous_attention(cache, without_table, batch.queries.data(), batch.output.data(), workspace.data(),
                               batch.stream.get());

@@ -37,7 +37,8 @@ class PagedBatch {
   std::vector<int> table_starts() const { return table_starts_.download(); }
   int num_tokens() const { return num_tokens_; }
 
-  // The output of the kernels that `launch` enqueues on `stream`, as floats. Output and workspace are poisoned first.
+  // The output of the kernels that `launch` enqueues on `stream`, as floats. Before, the workspace is poisoned, and
+  // the output filled with kUnwritten.
   std::vector<float> output_of(std::size_t workspace_bytes, const std::function<void(void* workspace)>& launch) const;
   // With K and V of the new tokens not in the pages yet. `pages_are_equal`: afterwards the pages had the bytes that
   // they have with these tokens written beforehand, or, if they were not to be stored, the poison that was in their
@@ -140,7 +141,7 @@ inline std::vector<float> PagedBatch::output_of(std::size_t workspace_bytes,
                                                 const std::function<void(void* workspace)>& launch) const {
   const common::DeviceArray<std::byte> workspace(workspace_bytes);
   CUDA_CHECK(cudaMemset(workspace.data(), 0xFF, workspace.size()));
-  CUDA_CHECK(cudaMemset(output.data(), 0xFF, output.size()));
+  CUDA_CHECK(cudaMemset(output.data(), kUnwritten, output.size()));
   CUDA_CHECK(cudaDeviceSynchronize());
   launch(workspace.data());
   stream.synchronize();

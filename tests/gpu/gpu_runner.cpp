@@ -25,9 +25,9 @@
 
 // Not formatted: spaces around the slash would become part of the path.
 // clang-format off
-#include STAGE_HEADER(kernels/sampling_inputs.h)
 #include STAGE_HEADER(kernels/host_pages.h)
 #ifdef COURSE_PRODUCTION
+#include STAGE_HEADER(production/sampling_inputs.h)
 #include STAGE_HEADER(production/tensor_parallel_runner.h)
 #endif
 // clang-format on
@@ -491,6 +491,7 @@ TEST_CASE("GPU: too little room for swapped-out blocks is blamed on --host-slots
   CHECK(message.find("--slots") == std::string::npos);
 }
 
+#ifdef COURSE_PRODUCTION
 TEST_CASE("GPU: used tokens that find no room on the device find it at the next attempt") {
   if (!common::has_cuda_device()) {
     SKIP_TEST("there is no GPU");
@@ -515,3 +516,41 @@ TEST_CASE("GPU: used tokens that find no room on the device find it at the next 
   CUDA_CHECK(cudaMemcpy(used.data(), inputs.batch().used, sizeof(int) * used.size(), cudaMemcpyDefault));
   CHECK(used == step.sampling_rows[0].used);
 }
+
+TEST_CASE("GPU: the lesson's runner, which draws on the host, draws what the device draws") {
+  if (!common::has_cuda_device()) {
+    SKIP_TEST("there is no GPU");
+  }
+  // A prompt, then tokens that are pending when they are enqueued, with a penalty for all tokens before.
+  const std::vector<Token> prompt = some_tokens(9, 1);
+  std::vector<int> positions(20);
+  std::iota(positions.begin(), positions.end(), 0);
+  const std::vector<int> table = {0, 1};
+  const auto draw = [&](stage::GpuRunner& runner) {
+    std::vector<Token> drawn;
+    for (int step = 0; step < 8; ++step) {
+      const int first = step == 0 ? 0 : 8 + step;
+      const int count = step == 0 ? 9 : 1;
+      const auto own = std::span(positions).subspan(static_cast<std::size_t>(first), static_cast<std::size_t>(count));
+      const std::vector<Token> tokens = step == 0 ? prompt : std::vector<Token>{0};
+      const std::vector<stage::PendingToken> pending =
+          step == 0 ? std::vector<stage::PendingToken>{} : std::vector<stage::PendingToken>{{0, 0}};
+      stage::RaggedBatch batch = make_step(tokens, pending, own, own, std::vector{0, count}, std::vector{first + count},
+                                           std::span(table).first(static_cast<std::size_t>((first + count + 15) / 16)),
+                                           std::vector{0, (first + count + 15) / 16}, std::vector{count - 1});
+      batch.sampling_rows = {{.options = {.temperature = 0.9F, .top_p = 0.9F, .repetition_penalty = 1.2F, .seed = 5},
+                              .sample_index = 0,
+                              .used = prompt}};
+      runner.enqueue(batch);
+      if (step > 0) {
+        drawn.push_back(runner.drawn_tokens(1)[0]);
+      }
+    }
+    drawn.push_back(runner.drawn_tokens(0)[0]);
+    return drawn;
+  };
+  tests::LessonRunner on_host(bundled().llama, shape_of(4), {}, 16, 8);
+  stage::RecordingRunner on_device(bundled().llama, shape_of(4), {}, 16, 8, stage::kPlainKernels);
+  CHECK(draw(on_host) == draw(on_device));
+}
+#endif  // COURSE_PRODUCTION

@@ -4,6 +4,8 @@
 #include <cuda_bf16.h>
 
 #include <algorithm>
+#include <bit>
+#include <cstdint>
 #include <cstring>
 #include <numeric>
 #include <utility>
@@ -162,6 +164,12 @@ inline bool is_poisoned(const common::DeviceArray<std::byte>& array) {
   const std::vector<std::byte> bytes = array.download();
   return std::all_of(bytes.begin(), bytes.end(), [](std::byte x) { return x == std::byte{0xFF}; });
 }
+
+// What outputs are filled with before a kernel runs: large numbers, about 8e37. With a NaN, a row that must not be
+// written would look untouched to a kernel that divides 0 by 0.
+inline constexpr int kUnwritten = 0x7E;
+
+inline bool is_unwritten(float x) { return std::bit_cast<std::uint32_t>(x) >> 16 == 0x7E7E; }
 
 // A pointer that is aligned to 2 bytes only; the kernels read 16 at once.
 inline void* off_by_2(const void* pointer) {

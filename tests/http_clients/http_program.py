@@ -14,9 +14,12 @@ READY = re.compile(r"on (http://\S+)/v1,")
 class HttpProgram:
     """A running server. Use it in a `with` statement."""
 
-    def __init__(self, program, *options, gpu=False, host="127.0.0.1"):
-        environment = os.environ | ({} if gpu else {"CUDA_VISIBLE_DEVICES": ""})
-        self.process = subprocess.Popen([program, "serve", "--http", host + ":0", *options], env=environment,
+    def __init__(self, program, *options, gpu=False, host="127.0.0.1", port=0, quiet=True,
+                 environment=None):
+        environment = os.environ | ({} if gpu else {"CUDA_VISIBLE_DEVICES": ""}) | (environment or {})
+        # Quiet, because the lines are read only at the end, and a pipe that is full would stop the server.
+        options = (*(("--quiet",) if quiet else ()), *options)
+        self.process = subprocess.Popen([program, "serve", "--http", f"{host}:{port}", *options], env=environment,
                                         stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
                                         text=True)
         self.first_line = self.process.stdout.readline()

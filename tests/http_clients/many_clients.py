@@ -80,7 +80,7 @@ class Clients:
 
     def read(self, index):
         body = {"prompt": self.prompts[index], "max_tokens": self.max_tokens, "temperature": self.temperature,
-                "seed": 7 + index, "stream": True}
+                "seed": 7 + index, "stream": True, "top_k": 0, "top_p": 1}  # as `generate` draws
         connection = self.server.connect()
         connection.connect()
         self.barrier.wait()

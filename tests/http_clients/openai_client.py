@@ -18,6 +18,15 @@ import openai
 PROMPTS = ["Once upon a time", "The king had a garden", "A wolf", "The old woman opened the door and"]
 
 
+# As `generate` draws: what is not given is as the model recommends it.
+UNCUT = {"top_p": 1, "extra_body": {"top_k": 0}}
+
+
+def counts(usage):
+    """Without what the prefix cache had, which a second request finds."""
+    return usage.prompt_tokens, usage.completion_tokens, usage.total_tokens
+
+
 def generated(program, max_tokens, temperature, seed):
     """The texts of `generate`. Prompt i is sampled with seed + i."""
     command = [program, "generate", "--device", "cpu", "--max-new-tokens", str(max_tokens), "--temperature",
@@ -38,13 +47,14 @@ def check_one_by_one(client, program):
     for temperature in (0, 0.8):
         expected = generated(program, 40, temperature, 7)
         for i, prompt in enumerate(PROMPTS):
-            options = {"model": model, "prompt": prompt, "max_tokens": 40, "temperature": temperature, "seed": 7 + i}
+            options = {"model": model, "prompt": prompt, "max_tokens": 40, "temperature": temperature, "seed": 7 + i,
+                       **UNCUT}
             whole = client.completions.create(**options)
             check(f"completion, temperature {temperature}", whole.choices[0].text, expected[i])
             pieces = client.completions.create(**options, stream=True, stream_options={"include_usage": True})
             chunks = list(pieces)
             check("streamed", "".join(chunk.choices[0].text for chunk in chunks if chunk.choices), expected[i])
-            check("usage", chunks[-1].usage, whole.usage)
+            check("usage", counts(chunks[-1].usage), counts(whole.usage))
     messages = [{"role": "user", "content": PROMPTS[0]}]
     options = {"model": model, "messages": messages, "max_tokens": 40, "temperature": 0}
     chat = client.chat.completions.create(**options, logprobs=True, top_logprobs=2)
@@ -53,17 +63,65 @@ def check_one_by_one(client, program):
     pieces = client.chat.completions.create(**options, stream=True)
     check("streamed chat", "".join(piece.choices[0].delta.content or "" for piece in pieces),
           chat.choices[0].message.content)
-    texts = client.completions.create(model=model, prompt=PROMPTS[0], max_tokens=12, temperature=1, seed=3, n=4)
+    texts = client.completions.create(model=model, prompt=PROMPTS[0], max_tokens=12, temperature=1, seed=3, n=4,
+                                      **UNCUT)
     check("several texts", len({choice.text for choice in texts.choices}), 4)
     stop = chat.choices[0].message.content[10:14]
     stopped = client.completions.create(model=model, prompt=PROMPTS[0], max_tokens=40, temperature=0, stop=[stop])
     check("stop string", stopped.choices[0].text, chat.choices[0].message.content.split(stop)[0])
-    for wrong, kind in (({"max_tokens": 0}, openai.BadRequestError), ({"model": "gpt-4"}, openai.NotFoundError)):
+    check_errors(client, model)
+    check_fields(client, model)
+
+
+def check_errors(client, model):
+    for wrong, param in (({"max_tokens": 0}, "max_tokens"), ({"presence_penalty": 3}, "presence_penalty"),
+                         ({"logit_bias": {"-1": 5}}, "logit_bias"), ({"extra_body": {"min_tokens": -1}}, "min_tokens"),
+                         ({"extra_body": {"tools": [{"type": "function"}]}}, "tools")):
         try:
             client.completions.create(**({"model": model, "prompt": "x"} | wrong))
             sys.exit(f"{wrong}: taken")
-        except kind as error:
-            check("error", error.body["message"] != "", True)
+        except openai.BadRequestError as error:
+            check("a wrong field", (error.param, error.body["message"] != ""), (param, True))
+    for call in (lambda: client.completions.create(model="gpt-4", prompt="x"), lambda: client.models.retrieve("gpt/4"),
+                 lambda: client.embeddings.create(model=model, input="x")):
+        try:
+            call()
+            sys.exit("taken, although it is not here")
+        except openai.NotFoundError as error:
+            check("not here", error.body["message"] != "", True)
+
+
+def check_fields(client, model):
+    check("one model", client.models.retrieve(model), client.models.list().data[0])
+    plain = {"model": model, "prompt": PROMPTS[1] + " with many trees, and under the trees there was a well, and", "max_tokens": 30,
+             "temperature": 0}
+    text = client.completions.create(**plain)
+    again = client.completions.create(**plain)
+    check("cached tokens", (again.usage.prompt_tokens_details.cached_tokens > 0, again.choices[0].text),
+          (True, text.choices[0].text))
+    penalised = client.completions.create(**plain, presence_penalty=2, frequency_penalty=2)
+    check("penalties", penalised.choices[0].text != text.choices[0].text, True)
+    forced = client.completions.create(**plain | {"max_tokens": 3}, logit_bias={"5": 100})
+    check("logit_bias", len(set(forced.choices[0].text)), 1)
+    echoed = client.completions.create(**plain | {"max_tokens": 5}, echo=True, logprobs=1, n=2)
+    check("echo", [(plain["prompt"] + text.choices[0].text).startswith(choice.text) for choice in echoed.choices],
+          [True, True])
+    logprobs = echoed.choices[0].logprobs
+    check("offsets", [echoed.choices[0].text[begin:].startswith(token) for token, begin in
+                      zip(logprobs.tokens[1:], logprobs.text_offset[1:])], [True] * (len(logprobs.tokens) - 1))
+    check("no probability for the first token", logprobs.token_logprobs[0], None)
+    scored = client.completions.create(**plain, extra_body={"prompt_logprobs": 2, "min_tokens": 30})
+    check("prompt_logprobs", len(scored.choices[0].prompt_logprobs), scored.usage.prompt_tokens)
+    messages = [{"role": "user", "content": PROMPTS[0]}]
+    chats = client.chat.completions.create(model=model, messages=messages, max_tokens=8, n=3, temperature=1, seed=1,
+                                           frequency_penalty=0.5, extra_body={"chat_template_kwargs": {"enable_thinking": False}})
+    check("three replies of a chat", len(chats.choices), 3)
+    streamed = {}
+    for chunk in client.chat.completions.create(model=model, messages=messages, max_tokens=8, n=3, temperature=1, seed=1,
+                                                frequency_penalty=0.5, stream=True):
+        for choice in chunk.choices:
+            streamed[choice.index] = streamed.get(choice.index, "") + (choice.delta.content or "")
+    check("streamed", streamed, {choice.index: choice.message.content for choice in chats.choices})
 
 
 async def check_at_once(url, program, num_clients):
@@ -76,7 +134,7 @@ async def check_at_once(url, program, num_clients):
     async def one(number):
         i, seed = number % len(PROMPTS), number // len(PROMPTS) % 8
         stream = await client.completions.create(model=model, prompt=PROMPTS[i], max_tokens=64, temperature=0.8,
-                                                 seed=seed + i, stream=True)
+                                                 seed=seed + i, stream=True, **UNCUT)
         text = ""
         async for piece in stream:
             text += piece.choices[0].text

@@ -1,23 +1,26 @@
 #!/usr/bin/env python3
-"""The page of `serve --http` in a real browser: python3 tests/http_clients/page_test.py build/stage8 [--pictures FOLDER]
+"""The page of `serve --http` in headless Chromium: python3 tests/http_clients/page_test.py build/stage8 [--pictures FOLDER] [--measure]
 
-Needs the package `playwright` from PyPI, in an environment outside of the repository, and Debian's `chromium`. Types a prompt
-and looks for blocks in the pool, tries fork, write and free by hand, steps, pauses, provokes a preemption, makes the pool
-anew, uses the keyboard alone, and looks for anything that does not fit into 390 pixels, in light and dark.
---pictures keeps screenshots.
+Needs a `chromium` and nothing else; where there is none, it says so and exits with 77, which ctest counts as skipped.
+--pictures keeps screenshots in three sizes, light and dark.
 """
 
 import argparse
+import http.client
+import json
 import pathlib
-import re
-import shutil
+import signal
+import struct
 import sys
+import tempfile
+import time
+import urllib.parse
 
+import devtools
 import http_program
-from playwright import sync_api
 
-OPTIONS = ["--device", "cpu", "--pool-controls",
-           "--slots", "128", "--block-size", "4", "--budget", "64", "--headroom", "0"]
+SMALL = ["--device", "cpu", "--pool-controls", "--slots", "256", "--block-size", "4", "--budget", "64", "--paused"]
+SIZES = ((1400, 900), (1920, 1080))
 
 
 def check(name, condition, seen=""):
@@ -26,172 +29,617 @@ def check(name, condition, seen=""):
     print(f"{name}: yes")
 
 
-class Page:
-    def __init__(self, browser, url, width, scheme, headers=None):
-        self.context = browser.new_context(viewport={"width": width, "height": 900}, color_scheme=scheme,
-                                           reduced_motion="reduce")
-        self.page = self.context.new_page()
-        self.problems = []
-        self.page.on("pageerror", lambda error: self.problems.append(str(error)))
-        self.page.on("request", lambda request: self.problems.append(request.url)
-                     if not request.url.startswith(url) else None)
-        self.page.goto(url + "/")
-        self.wait_for("the state", lambda: "step" in self.text("state"))
-
-    def text(self, name):
-        return self.page.inner_text("#" + name)
-
-    def pool(self, name="pool"):
-        """(owned, shared, cached, free)"""
-        return tuple(int(number) for number in re.findall(r"\d+", self.page.get_attribute("#" + name, "aria-label")))
-
-    def wait_for(self, name, condition, seconds=20):
-        for _ in range(int(seconds * 20)):
-            if condition():
-                print(f"{name}: yes")
-                return
-            self.page.wait_for_timeout(50)
-        sys.exit(f"{name}: no; pool {self.pool()}, state {self.text('state')}, problem {self.text('problem')}")
-
-    def command(self, line):
-        self.page.fill("#line", line)
-        self.page.press("#line", "Enter")
-        self.page.wait_for_function("line => document.getElementById('output').textContent.includes('> ' + line)", arg=line)
-        return self.pool("demo-pool")
+def text(page, name):
+    return page.evaluate(f"document.getElementById('{name}').textContent")
 
 
-def check_prompts(page):
-    page.page.click("#pause")
-    page.wait_for("paused", lambda: page.text("state").startswith("paused"))
-    page.page.fill("#prompts", "Once upon a time")
-    page.page.fill("#samples", "2")
-    page.page.fill("#max-tokens", "40")
-    page.page.click("#submit")
-    page.wait_for("the request waits", lambda: "no request" not in page.text("waiting"))
-    check("an empty pool", page.pool()[0] == 0, page.pool())
-    page.page.click("#step")
-    page.wait_for("blocks appear, and both samples share them", lambda: page.pool()[:2] == (2, 2))
-    page.page.click("#step")
-    page.wait_for("a write copies the block that is not full", lambda: page.text("number-blocks-copied") == "1")
-    check("one block is still shared", page.pool()[:2] == (3, 1), page.pool())
-    page.page.click("#run")
-    page.wait_for("the texts are complete", lambda: page.page.locator("#replies button").count() == 0, 60)
-    check("two texts", all(page.page.locator("#replies .text").nth(i).inner_text().strip() for i in range(2)))
-    page.wait_for("the blocks are given back, and full ones are cached", lambda: page.pool()[0] == 0 and page.pool()[2] > 0)
-    check("tokens are counted", int(page.text("number-tokens-written")) > 60)
-    page.page.check("#beams")
-    check("a search has no temperature", page.page.is_disabled("#temperature"))
-    page.page.fill("#max-tokens", "8")
-    page.page.click("#submit")
-    page.wait_for("beams are served", lambda: page.page.locator("#replies .text").count() == 4
-                  and all(page.page.locator("#replies .text").all_inner_texts()), 60)
-    page.page.uncheck("#beams")
+def click(page, name):
+    page.evaluate(f"document.getElementById('{name}').click()")
 
 
-def check_preemption(page):
-    page.page.fill("#prompts", "\n".join(["Once upon a time", "The king had a garden", "A wolf"]))
-    page.page.fill("#samples", "1")
-    page.page.fill("#temperature", "0")
-    page.page.fill("#max-tokens", "90")
-    page.page.click("#pause")
-    page.page.press("#prompts", "Control+Enter")
-    page.wait_for("all three wait", lambda: page.text("number-running-waiting") == "0, 3")
-    page.page.click("#run")
-    page.wait_for("a preemption", lambda: int(page.text("number-preemptions")) > 0, 60)
-    check("it is in the log", "preempted, because a block was missing" in page.text("log"))
-    page.wait_for("all three end", lambda: page.page.locator("#replies button").count() == 0, 60)
+def ask(page, prompts, max_tokens=16, samples=1, beams=False):
+    page.evaluate(f"""(() => {{
+        const set = (name, value) => document.getElementById(name).value = value;
+        set('prompts', {json.dumps(chr(10).join(prompts))}); set('max-tokens', {max_tokens}); set('samples', {samples});
+        document.getElementById('beams').checked = {json.dumps(beams)}; set('seed', 3);
+        document.getElementById('send').requestSubmit(); }})()""")
 
 
-def check_by_hand(page):
-    page.page.click("text=empty the pool")
-    page.wait_for("an empty pool of eight", lambda: page.pool("demo-pool") == (0, 0, 0, 8))
-    check("new: two blocks", page.command("new A 6") == (2, 0, 0, 6), page.pool("demo-pool"))
-    page.command("append A 6")
-    check("fork shares both", page.command("fork A B") == (2, 2, 0, 6), page.pool("demo-pool"))
-    check("write copies one", page.command("write B") == (3, 1, 0, 5), page.pool("demo-pool"))
-    check("and says so", "copied to block" in page.text("output"), page.text("output"))
-    check("free frees what is not shared", page.command("free B") == (2, 0, 0, 6), page.pool("demo-pool"))
-    page.page.click("#chips >> text=free A")
-    page.wait_for("a click does the same", lambda: page.pool("demo-pool") == (0, 0, 0, 8))
-    page.command("prompt C once_upon_a_time")
-    check("a prompt's blocks stay cached", page.command("free C")[2] == 4, page.pool("demo-pool"))
-    check("and are found again", "12 of 16 tokens are in the cache" in (page.command("prompt D once_upon_a_hill"), page.text("output"))[1],
-          page.text("output"))
-    check("a wrong command is an error", "error:" in (page.command("fork Z Y"), page.text("output"))[1])
+def end_all(page):
+    """Lets the server finish everything."""
+    click(page, "run")
+    page.wait_for("timeline.latest.step >= 0 && timeline.latest.requests.size === 0 && !document.querySelector('#replies button')", 30)
 
 
-def check_sizes(page):
-    before = page.pool()
-    page.page.focus("#slots")
-    page.page.keyboard.press("ArrowRight")
-    page.wait_for("the pool is made anew, twice as large", lambda: sum(page.pool()[i] for i in (0, 2, 3)) == 64)
-    check("it had half of that", before[0] + before[2] + before[3] == 32, before)
-    page.page.keyboard.press("ArrowLeft")
-    page.wait_for("and as it was", lambda: sum(page.pool()[i] for i in (0, 2, 3)) == 32)
+def point_of(page, view, rect):
+    """Where the first slot of a block or a cell is on the screen."""
+    return page.evaluate(f"""(() => {{ const box = views.{view}.getBoundingClientRect(), rect = {rect};
+        return [box.left + rect.x + 12, box.top + rect.y + 20]; }})()""")
+
+
+# The share of a rectangle's left edge, of a block in the pool or of a cell in the tables, that has the frame's colour.
+FRAME = """((view, rect) => {
+    const canvas = views[view], size = rect.height ?? rect.size, context = canvas.getContext('2d');
+    const pixels = context.getImageData(rect.x - 1, rect.y + 2, 1, size - 4).data;
+    const hex = views.theme.lit.replace('#', ''), level = parseInt(hex[0] + hex[0], 16);
+    let lit = 0;
+    for (let at = 0; at < pixels.length; at += 4) lit += Math.abs(pixels[at] - level) < 40 && pixels[at + 3] > 200;
+    return lit / (pixels.length / 4); })"""
+
+
+def framed(page, view, rect):
+    page.evaluate("new Promise((resume) => requestAnimationFrame(() => requestAnimationFrame(resume)))")
+    return page.evaluate(f"{FRAME}('{view}', {rect})") > 0.8
+
+
+def pool_rect(block):
+    return f"blockRect(views.poolLayout, {block})"
+
+
+def table_rect(row, index):
+    return f"cellRect(views.tablesLayout, views.tablesLayout.rows[{row}], {index})"
+
+
+def check_joined(page):
+    ask(page, ["The king had a garden"], samples=2)
+    page.wait_for("timeline.latest.numWaiting === 1")
+    click(page, "step")
+    page.wait_for("timeline.latest.step === 0")
+    page.move(*point_of(page, "pool", pool_rect(1)))
+    page.wait_for("views.target?.block === 1")
+    check("a sentence says what a block is", text(page, "sentence") ==
+          "block 1: logical block 1 of sequence 1 of request 0, 2 of 4 slots, shared with sequence 2 of request 0", text(page, "sentence"))
+    check("the block is lit in the pool", framed(page, "pool", pool_rect(1)))
+    check("and in both block tables", framed(page, "tables", table_rect(0, 1)) and framed(page, "tables", table_rect(1, 1)))
+    check("no other cell is", not framed(page, "pool", pool_rect(5)) and not framed(page, "tables", table_rect(0, 0)))
+    click(page, "step")
+    page.wait_for("timeline.latest.step === 1")
+    check("a write to a shared block is a copy from block to block",
+          page.evaluate("JSON.stringify(timeline.latest.happened.copyOnWrites)") == "[[1,2]]",
+          page.evaluate("JSON.stringify(timeline.latest.happened)"))
+    check("and the step says so", text(page, "time-title") == "Step 1: copied on write: block 1 to 2", text(page, "time-title"))
+    page.move(*point_of(page, "tables", table_rect(0, 1)))
+    page.wait_for("views.target?.index === 1")
+    block = page.evaluate("views.target.block")
+    check("pointing at a table lights the pool", framed(page, "pool", pool_rect(block)))
+    check("the sentence has the token's text", "is “·" in text(page, "sentence"), text(page, "sentence"))
+    page.move(5, 5)
+    page.wait_for("views.target === null")
+    end_all(page)
+
+
+def check_time(page):
+    ask(page, ["Once upon a time"], max_tokens=40)
+    page.wait_for("timeline.latest.numWaiting + timeline.latest.numRunning > 0 || timeline.latest.step > 30")
+    end_all(page)
+    page.wait_for("timeline.latest.step >= 40")
+    numbers = page.evaluate("timeline.snapshots.filter((shown) => shown.steps.length).map((shown) => shown.step)")
+    check("every step is there", numbers == list(range(len(numbers))), numbers)
+    click(page, "back")
+    page.evaluate("timeline.hold(timeline.snapshots.length - 20)")
+    step, length = page.evaluate("[timeline.shown.step, [...timeline.shown.requests.values()][0].sequences.values().next().value.length]")
+    click(page, "forward")
+    check("a step forward is one token more", page.evaluate(
+        "[timeline.shown.step, [...timeline.shown.requests.values()][0].sequences.values().next().value.length]") == [step + 1, length + 1])
+    check("the views show it", page.evaluate("views.snapshot === timeline.shown") and f"held: step {step + 1}" in text(page, "moment"),
+          text(page, "moment"))
+    page.evaluate("document.getElementById('strip').focus()")
+    page.key("ArrowLeft")
+    page.key("ArrowLeft")
+    check("arrow keys step back", page.evaluate("timeline.shown.step") == step - 1)
+    check("and the slider says where", page.evaluate("document.getElementById('strip').getAttribute('aria-valuenow')") is not None)
+    left, top = page.evaluate("(() => { const box = document.getElementById('strip').getBoundingClientRect(); return [box.left, box.top]; })()")
+    page.click(left + 74 + 5 * 4 + 2, top + 40)
+    check("a click on a bar shows its step", page.evaluate("timeline.shown.step") == 4, page.evaluate("timeline.shown.step"))
+    ends = []
+    page.call("Input.dispatchMouseEvent", type="mousePressed", x=left + 90, y=top + 40, button="left", buttons=1, clickCount=1)
+    for x in range(90, 230, 20):
+        page.call("Input.dispatchMouseEvent", type="mouseMoved", x=left + x, y=top + 40, button="left", buttons=1)
+        ends.append(page.evaluate("[timeline.end, timeline.shown.step]"))
+    page.call("Input.dispatchMouseEvent", type="mouseReleased", x=left + 230, y=top + 40, button="left")
+    check("the strip does not scroll while it is dragged in", len({end for end, _ in ends}) == 1 and [step for _, step in ends] ==
+          list(range(ends[0][1], ends[0][1] + 4 * len(ends), 4)), ends)
+    page.evaluate("timeline.hold(2)")
+    number, latest = page.evaluate("[timeline.shown.number, timeline.latest.number]")
+    page.evaluate("document.getElementById('strip').focus()")
+    page.evaluate("ask('/v1/completions', {prompt: 'A', max_tokens: 4}).then((reply) => reply.json()).then(() => 1)")
+    page.wait_for(f"timeline.latest.number > {latest}")
+    check("new steps don't move what is held", page.evaluate("timeline.shown.number") == number)
+    page.key("End")
+    check("End is live again", page.evaluate("timeline.isLive"))
+
+
+def check_edges(page):
+    """More steps than the strip has room for: dragging beyond an edge of it scrolls."""
+    click(page, "run")
+    while page.evaluate("timeline.numBars") < page.evaluate("timeline.barCount(timeline.canvas.clientWidth)") + 40:
+        page.evaluate("ask('/v1/completions', {prompt: 'A wolf', max_tokens: 120, ignore_eos: true}).then((reply) => reply.json()).then(() => 1)")
+        page.wait_for("timeline.latest.numRunning + timeline.latest.numWaiting === 0")
+    page.evaluate("timeline.live()")
+    left, top, width = page.evaluate("(() => { const box = timeline.canvas.getBoundingClientRect(); return [box.left, box.top, box.width]; })()")
+
+    def mouse(kind, x, buttons):
+        page.call("Input.dispatchMouseEvent", type=kind, x=left + x, y=top + 40, button="left" if buttons or kind == "mouseReleased" else "none",
+                  buttons=buttons, clickCount=1)
+
+    def frame():
+        page.evaluate("new Promise((resume) => requestAnimationFrame(() => requestAnimationFrame(resume)))")
+
+    frame()
+    end, count = page.evaluate("[timeline.end, timeline.barCount(timeline.canvas.clientWidth)]")
+    mouse("mousePressed", 30, 1)
+    time.sleep(0.3)
+    check("a press beside the bars does not scroll", page.evaluate("timeline.end") == end, page.evaluate("[timeline.end, timeline.at]"))
+    mouse("mouseReleased", 30, 0)
+    mouse("mousePressed", 200, 1)
+    mouse("mouseMoved", 40, 1)
+    page.wait_for(f"timeline.end === {count}", 20)
+    number = page.evaluate("timeline.shown.number")
+    check("dragging beyond the left edge scrolls to the first step that is kept", page.evaluate(
+        "timeline.shown.number === timeline.snapshots.find((snapshot) => snapshot.steps.length).number"), number)
+    mouse("mouseReleased", 40, 0)
+    frame()
+    check("and the strip stays where it was left", page.evaluate("[timeline.end, timeline.shown.number]") == [count, number],
+          page.evaluate("[timeline.end, timeline.shown.number]"))
+    mouse("mousePressed", 200, 1)
+    mouse("mouseMoved", width - 3, 1)
+    page.wait_for("timeline.end === timeline.numBars && timeline.shown.number === timeline.latest.number", 20)
+    check("the right edge leads to the last step", True)
+    mouse("mouseMoved", 40, 1)
+    page.wait_for("timeline.end < timeline.numBars")
+    mouse("mouseMoved", 60, 0)  # let go where the page did not hear of it
+    frame()
+    end = page.evaluate("timeline.end")
+    time.sleep(0.3)
+    check("a button that was let go elsewhere does not go on scrolling", page.evaluate("timeline.end") == end)
+    mouse("mouseReleased", 60, 0)
+    page.evaluate("timeline.hold(timeline.snapshots.length - 100)")
+    frame()
+    number, end = page.evaluate("[timeline.shown.number, timeline.end]")
+    bars = page.evaluate("timeline.bars(timeline.canvas.clientWidth).bars.map((step) => step.number)")
+    while page.evaluate("timeline.snapshots.length") < 600 or page.evaluate("timeline.snapshots[0].number") < 5:
+        page.evaluate("ask('/v1/completions', {prompt: 'A wolf', max_tokens: 120, ignore_eos: true}).then((reply) => reply.json()).then(() => 1)")
+        page.wait_for("timeline.latest.numRunning + timeline.latest.numWaiting === 0")
+        if page.evaluate("timeline.shown.number") != number:
+            break
+    frame()
+    seen = page.evaluate("timeline.bars(timeline.canvas.clientWidth).bars.map((step) => step.number)")
+    check("steps that are forgotten at the beginning do not move what is looked at", page.evaluate("timeline.shown.number") == number and seen == bars,
+          [seen[:1], bars[:1], page.evaluate("[timeline.shown.number, timeline.end]"), number, end])
+    page.evaluate("timeline.live()")
+
+
+def check_replies(page):
+    """Replies are shown as far as they were written at the step that is shown."""
+    click(page, "run")
+    end_all(page)
+    page.evaluate("document.getElementById('replies').replaceChildren()")
+    click(page, "pause")
+    page.wait_for("timeline.latest.paused")
+    before = page.evaluate("timeline.latest.number")
+    ask(page, ["The king had a garden", "A wolf"], max_tokens=9, samples=2)
+    page.wait_for("timeline.latest.numWaiting === 2")
+    end_all(page)
+
+    def texts():
+        return page.evaluate("[...document.querySelectorAll('#replies li')].map((item) => item.hidden ? null : "
+                             "[...item.querySelectorAll('.text')].map((text) => text.textContent))")
+
+    whole = texts()
+    check("both replies have two texts", len(whole) == 2 and all(text for item in whole for text in item), whole)
+    steps = page.evaluate(f"timeline.snapshots.filter((shown) => shown.number > {before} && shown.steps.length).map((shown) => shown.number)")
+
+    def at(number):
+        page.evaluate(f"timeline.hold(timeline.snapshots.findIndex((shown) => shown.number === {number}))")
+        return texts()
+
+    check("after the prompts' step nothing of them is in the pool", at(steps[0]) == [["", ""], ["", ""]], at(steps[0]))
+    lengths = []
+    for number in steps[:-1]:
+        shown = at(number)
+        check("each text is shown to where its table is", all(full.startswith(part) for one, other in zip(whole, shown)
+              for full, part in zip(one, other)), shown)
+        lengths.append(sum(len(part) for item in shown for part in item))
+    check("and grows from step to step", lengths == sorted(lengths) and lengths[1] > 0 and len(set(lengths)) > 5, lengths)
+    known = page.evaluate(f"""(() => {{ const shown = timeline.snapshots.find((snapshot) => snapshot.number === {steps[4]}), [request] = shown.requests.values();
+        return [...request.sequences.values()].map((sequence) => sequence.texts.slice(request.prompt).join('')); }})()""")
+    check("it is the text that the tables have", sorted(known) == sorted(at(steps[4])[0]), [known, at(steps[4])])
+    check("at the last step they are whole", at(steps[-1]) == whole, at(steps[-1]))
+    check("before they were sent they are not there", at(before - 1) == [None, None] if before else True, texts())
+    page.evaluate("timeline.live()")
+    check("live, all of it is there", texts() == whole and page.evaluate("document.getElementById('replies-title').hidden"))
+
+
+def check_words(page):
+    """What a newcomer has to know stands where the word does."""
+    words = page.evaluate("[...document.querySelectorAll('.word')].map((word) => [word.textContent, word.getAttribute('aria-description')])")
+    check("each word has a meaning", all(meaning and meaning != "undefined" for _, meaning in words), words)
+    names = {name.lower() for name, _ in words}
+    for name in ("blocks", "slots", "block tables", "shared", "cached", "swapped out", "preemptions", "blocks copied", "prompt tokens found cached"):
+        check(f"{name} is explained where it stands", name in names, names)
+    page.evaluate("document.getElementById('pool-count').querySelector('.word').focus()")
+    check("by key", page.evaluate("!document.getElementById('meaning').hidden") and text(page, "meaning") == "a few slots, side by side; blocks are given out whole",
+          text(page, "meaning"))
+    page.key("ArrowRight")
+    check("the next one too", text(page, "meaning") == "room for one token's notes", text(page, "meaning"))
+    page.key("Escape")
+    check("Escape closes it", page.evaluate("document.getElementById('meaning').hidden"))
+    page.move(*page.evaluate("(() => { const box = document.querySelector('#tables-words .word').getBoundingClientRect(); return [box.left + 5, box.top + 5]; })()"))
+    check("and by pointing at it", text(page, "meaning").startswith("which blocks a sequence has"), text(page, "meaning"))
+    box = page.evaluate("(() => { const box = document.getElementById('meaning').getBoundingClientRect(); return [box.left, box.top, box.right, box.bottom]; })()")
+    check("inside the window", box[0] >= 0 and box[1] >= 0 and box[2] <= 1400 and box[3] <= 900, box)
+    page.move(5, 5)
+    page.evaluate("document.activeElement.blur()")
+    missing = page.evaluate("kWords.filter(([, name]) => !meanings.has(name)).map(([, name]) => name)")
+    check("the glossary has them all", missing == [], missing)
 
 
 def check_keyboard(page):
-    page.page.evaluate("document.activeElement.blur()")
-    page.page.keyboard.press("p")
-    page.wait_for("key p pauses", lambda: page.text("state").startswith("paused"))
-    page.page.keyboard.press("r")
-    page.wait_for("key r runs", lambda: page.text("state").startswith("running"))
-    names = []
-    for _ in range(45):
-        page.page.keyboard.press("Tab")
-        names.append(page.page.evaluate("document.activeElement.id || document.activeElement.textContent"))
-    for name in ("pause", "prompts", "submit", "slots", "budget", "line"):
-        check(f"Tab reaches {name}", name in names or name == "pause", names)
+    click(page, "pause")
+    page.wait_for("timeline.latest.paused")
+    ask(page, ["The king had a garden", "A wolf"])
+    page.wait_for("timeline.latest.numWaiting === 2")
+    click(page, "step")
+    page.wait_for("timeline.latest.numRunning === 2")
+    page.evaluate("document.activeElement.blur()")
+    seen = []
+    for _ in range(75):
+        page.key("Tab")
+        seen.append(page.evaluate("document.activeElement.id || document.activeElement.textContent"))
+    for name in ("step", "Beams", "pool", "tables", "tab-ask", "prompts", "submit", "strip", "back", "live"):
+        check(f"Tab reaches {name}", name in seen, seen)
+    order = [seen.index(name) for name in ("step", "Beams", "pool", "tables", "prompts", "strip")]
+    check("in the order of the screen", order == sorted(order), seen)
+    page.evaluate("views.point(null, 'pool', false); views.pool.focus()")
+    page.key("Home")
+    page.key("ArrowRight")
+    check("arrow keys reach a block", text(page, "sentence").startswith("block 1: "), text(page, "sentence"))
+    page.evaluate("views.tables.focus()")
+    page.key("Escape")
+    page.key("ArrowDown")
+    page.key("ArrowDown")
+    check("and a place in a table", "logical block 0 of request" in text(page, "sentence"), text(page, "sentence"))
+    check("of the second request", page.evaluate("views.target.request") == page.evaluate("timeline.latest.running[1]"))
+    page.key("Escape")
+    page.evaluate("document.activeElement.blur()")
+    page.key("r")
+    page.wait_for("!timeline.latest.paused")
+    end_all(page)
 
 
-def check_width(page, width):
-    widest = page.page.evaluate("document.documentElement.scrollWidth")
-    check(f"nothing is wider than {width} pixels", widest <= width, widest)
+def check_heights(page):
+    places = {}
+    for count in (0, 1, 8, 64):
+        if count:
+            click(page, "pause")
+            page.wait_for("timeline.latest.paused")
+            ask(page, [f"A wolf {i}" for i in range(count)], max_tokens=12)
+            page.wait_for(f"timeline.latest.numWaiting === {count}")
+            click(page, "step")
+            page.wait_for("timeline.latest.numRunning > 0")
+        for width, height in SIZES:
+            page.size(width, height)
+            page.evaluate("new Promise((resume) => requestAnimationFrame(() => requestAnimationFrame(resume)))")
+            found = page.evaluate("""[document.documentElement.scrollHeight, ...['pool', 'tables', 'sentence', 'strip', 'side'].flatMap((name) => {
+                const box = document.getElementById(name).getBoundingClientRect(); return [box.left, box.top, box.width, box.height]; })]""")
+            check(f"{count} requests: {width}x{height} holds all", found[0] == height, found)
+            bottom = page.evaluate("document.getElementById('time').getBoundingClientRect().bottom")
+            check("and is as high as the screen", height - 20 < bottom <= height, bottom)
+            check("and all is where it was", places.setdefault((width, height), found) == found, (places[width, height], found))
+        if count:
+            end_all(page)
+    page.size(*SIZES[0])
+
+
+def check_idle(page):
+    end_all(page)
+    page.wait_for("document.getElementById('number-tokens-a-second').textContent === 'idle'", 3)
+    check("nothing runs: no tokens a second", text(page, "state").startswith("idle"), text(page, "state"))
+
+
+def check_scenes(page, browser):
+    for name, counter in (("Preempted: computed again", "recomputed"), ("Preempted: swapped out", "swapped_out")):
+        number = page.evaluate("timeline.latest.number")
+        page.evaluate(f"[...document.querySelectorAll('#scenes button')].find((button) => button.textContent === '{name}').click()")
+        page.wait_for(f"timeline.snapshots.some((snapshot) => snapshot.number > {number} && snapshot.happened.{counter}.length) && timeline.latest.requests.size === 0")
+        check(f"{name}: says what to watch", text(page, "watch").startswith(name))
+        check("and plays it slowly", page.evaluate("timeline.isPlaying"))
+        check("the setting is the server's", page.evaluate("document.getElementById('swap').checked") == (counter == "swapped_out"))
+        page.evaluate("timeline.pace = 0.002; timeline.play(timeline.snapshots.length - 8, () => showMoment(shownChapter))")
+        page.wait_for("!timeline.isPlaying")
+        check("it ends where its moment is", page.evaluate(f"timeline.shown.happened.{counter}.length") > 0)
+        click(page, "live")
+        click(page, "show-moment")
+        check("which a button shows again", page.evaluate(f"timeline.shown.happened.{counter}.length") > 0)
+        check("the bar names its regions, and what would wait", text(page, "regions-text").startswith(
+            "In one contiguous region each, requests 0 and 2 would fit, request" + (" 1 would wait" if counter == "swapped_out" else "s 1 and 3 would wait")),
+            text(page, "regions-text"))
+        check("the counts are of this scene", text(page, "number-preemptions") == "1", text(page, "number-preemptions"))
+        check("the state says that it is not now", text(page, "state").startswith("showing step 17 of ") and "(server idle)" in text(page, "state"),
+              text(page, "state"))
+        page.evaluate(f"timeline.hold(timeline.snapshots.findLastIndex((snapshot) => snapshot.happened.{counter}.length))")
+        check("the step says who", "no block was free" in text(page, "time-title"), text(page, "time-title"))
+    check("what is swapped out has its blocks in the host's memory",
+          page.evaluate("[...timeline.shown.requests.values()].some((request) => request.swapped && request.hostBlocks > 0)"))
+    other = browser.open(page.evaluate("location.href"))
+    other.wait_for("timeline.latest.sizes.blocks > 0")
+    found = [text(other, "number-blocks-copied"), text(other, "number-blocks-moved")]
+    page.call("Page.bringToFront")
+    check("nor are they in a page that was opened after them", found == ["0", str(page.evaluate("timeline.latest.counters.moved"))], found)
+    check("swaps are no copies on write", text(page, "number-blocks-copied") == "0" and int(text(page, "number-blocks-moved")) > 7,
+          [text(page, "number-blocks-copied"), text(page, "number-blocks-moved")])
+    check("and none of the four is computed again", not page.evaluate(
+        f"timeline.snapshots.some((snapshot) => snapshot.number > {number} && snapshot.happened.recomputed.length)"))
+    page.evaluate(f"timeline.hold(timeline.snapshots.findIndex((snapshot) => snapshot.number === {number}))")
+    check("an older step has the caption of its scene", text(page, "watch").startswith("Preempted: computed again") and page.evaluate(
+        "document.querySelector('#scenes [aria-pressed]').textContent") == "Preempted: computed again", text(page, "watch"))
+    click(page, "restore")
+    page.wait_for("timeline.latest.sizes.slots === 256")
+    timeline = page.evaluate("timeline.live()")
+    check("the pool is as before", timeline is None)
+
+
+def check_hostile(page):
+    prompts = ["<script>window.isBroken = 1</script><img src=x onerror='window.isBroken = 1'>", "abc\u202edef \u2066ghi\u200f", "日本語 \U0001f43a"]
+    click(page, "pause")
+    page.wait_for("timeline.latest.paused")
+    ask(page, prompts)
+    page.wait_for("timeline.latest.numWaiting === 3")
+    known = page.evaluate("timeline.latest.number")
+    for step in range(3):  # their prompts are longer than one step's budget
+        click(page, "step")
+        page.wait_for(f"timeline.latest.number > {known + step}")
+    page.wait_for("timeline.latest.numRunning === 3")
+    check("texts are no code", page.evaluate("window.isBroken === undefined && !document.querySelector('#replies script, #replies img')"))
+    seen = page.evaluate("""[...timeline.latest.requests.values()].flatMap((request) => [...request.sequences.values()].flatMap((sequence) =>
+        sequence.texts.map((_, position) => sentenceOf(timeline.latest, {block: sequence.blocks[Math.floor(position / 4)], sequence: sequence.id,
+        request: request.id, index: Math.floor(position / 4), position})))).join('\\n')""")
+    check("no sentence turns its direction around", "\u202e" not in seen and "\u200f" not in seen)
+    check("and half characters are marked", "\ufffd" in seen or "本" in seen, seen)
+    check("nor does a reply", page.evaluate("!/[\\u202e\\u2066\\u200f]/.test(document.getElementById('replies').textContent)"))
+    end_all(page)
+
+
+def check_many(page):
+    """200 requests at once, and what drawing them takes."""
+    page.evaluate("views.frameTimes.length = 0; traffic.bytes = 0; traffic.begin = performance.now()")
+    ask(page, [f"A wolf {i}" for i in range(200)], max_tokens=8)
+    page.wait_for("timeline.latest.numRunning + timeline.latest.numWaiting > 100 || timeline.latest.counters.generated > 0")
+    end_all(page)
+    texts = page.evaluate("[...document.querySelectorAll('#replies li')].slice(0, 200).filter((item) => item.reply.texts[0].full !== '').length")
+    check("200 requests at once have 200 texts", texts == 200, texts)
+    times = sorted(page.evaluate("views.frameTimes"))
+    seconds = page.evaluate("(performance.now() - traffic.begin) / 1000")
+    print(f"a frame takes {times[len(times) // 2]:.1f} ms, at most {times[-1]:.1f}; {page.evaluate('traffic.bytes') / 1000:.0f} kB in {seconds:.1f} s")
+
+
+def check_motion(page):
+    page.call("Emulation.setEmulatedMedia", features=[{"name": "prefers-reduced-motion", "value": "reduce"}])
+    number = page.evaluate("timeline.latest.number")
+    page.evaluate("document.querySelector('#scenes button').click()")
+    page.wait_for(f"timeline.at !== null && timeline.shown.number > {number} && timeline.latest.requests.size === 0")
+    check("with reduced motion, a scene waits at its first step", page.evaluate("timeline.at !== null && !timeline.isPlaying"))
+    click(page, "restore")
+    page.wait_for("timeline.latest.sizes.slots === 256")
+    page.evaluate("timeline.live()")
+
+
+def check_phone(browser, url):
+    page = browser.open(url + "/", 390, 844, is_phone=True, is_dark=True)
+    page.call("Emulation.setTouchEmulationEnabled", enabled=True)
+    page.wait_for("timeline.latest.sizes.blocks > 0")
+    height = page.evaluate("document.documentElement.scrollHeight")
+    check("a phone: nothing is wider than it", page.evaluate("document.documentElement.scrollWidth") <= 390)
+    tops = page.evaluate("['strip', 'pool', 'sentence', 'tables', 'side'].map((name) => document.getElementById(name).getBoundingClientRect().top)")
+    check("in order of importance", tops == sorted(tops) and tops[0] < 400, tops)
+    ask(page, ["A wolf"] * 8, max_tokens=8)
+    page.wait_for("timeline.latest.step > 0")
+    page.wait_for("timeline.latest.requests.size === 0")
+    check("and as high as before", page.evaluate("document.documentElement.scrollHeight") == height)
+    page.evaluate("timeline.hold(timeline.snapshots.length - 4)")
+    page.evaluate("new Promise((resume) => requestAnimationFrame(() => requestAnimationFrame(resume)))")
+    page.touch(*point_of(page, "pool", pool_rect(2)))
+    page.wait_for("views.target?.block === 2", 3)
+    check("a touch says what a block is", text(page, "sentence").startswith("block 2: "))
+    page.touch(*page.evaluate("(() => { const box = document.querySelector('#pool-count .word').getBoundingClientRect(); return [box.left + 8, box.top + 8]; })()"))
+    page.wait_for("!document.getElementById('meaning').hidden", 3)
+    check("and what a word means", text(page, "meaning").startswith("a few slots"), text(page, "meaning"))
+    check("no error on the phone", not page.problems, page.problems)
+
+
+def contrast(page, is_dark):
+    """The worst contrast of the colours that text has on what lies behind it, as WCAG counts it."""
+    page.dark(is_dark)
+    return page.evaluate("""(() => {
+        const style = getComputedStyle(document.body), context = document.createElement('canvas').getContext('2d');
+        const parse = (color) => { context.fillStyle = color; context.fillRect(0, 0, 1, 1); return [...context.getImageData(0, 0, 1, 1).data]; };
+        const light = (color) => { const [r, g, b] = parse(color).map((level) => level / 255).map((level) => level <= 0.04045 ? level / 12.92 :
+            ((level + 0.055) / 1.055) ** 2.4); return 0.2126 * r + 0.7152 * g + 0.0722 * b; };
+        const ratio = (one, other) => { const [low, high] = [light(one), light(other)].sort((a, b) => a - b); return (high + 0.05) / (low + 0.05); };
+        const value = (name) => style.getPropertyValue(name).trim(), theme = themeOf(document.body);
+        const pairs = [['--text', '--back'], ['--text', '--card'], ['--dim', '--back'], ['--dim', '--card'], ['--dim', '--free'], ['--accent', '--card'],
+            ['--bad', '--card'], ['--prompt', '--card'], ['--on-accent', '--accent']].map(([text, back]) => ratio(value(text), value(back)));
+        for (let id = 0; id < 60; ++id) pairs.push(ratio(theme.onOwner, colorOf(theme, id)));
+        return Math.min(...pairs); })()""")
+
+
+def check_colors(page):
+    for is_dark in (False, True):
+        worst = contrast(page, is_dark)
+        check(f"text has a contrast of 4.5 at least, {'dark' if is_dark else 'light'}", worst >= 4.5, worst)
+    page.dark(False)
+
+
+def check_old_steps(url):
+    """A client that asks for what was before gets what is now."""
+    for headers in ({}, {"Last-Event-ID": "-5"}, {"Last-Event-ID": "0"}):
+        connection = http.client.HTTPConnection(urllib.parse.urlsplit(url).netloc, timeout=10)
+        connection.request("GET", "/pool/events?from=-1&step=99999999999999999999", headers=headers)
+        reply = connection.getresponse()
+        record = json.loads(reply.readline().removeprefix(b"data: "))
+        check(f"a whole record comes first {headers}", record["whole"] and "sizes" in record)
+        connection.close()
+
+
+def check_lost(page, server):
+    problems = list(page.problems)
+    check("no error, and nothing from elsewhere", not problems and all(address.startswith((server.url, "data:")) for address in page.addresses), problems)
+    server.process.send_signal(signal.SIGSTOP)
+    page.wait_for("document.body.classList.contains('lost')", 8)
+    check("a server that is silent is lost", text(page, "state") == "server lost" and "does not answer" in text(page, "problem"),
+          text(page, "problem"))
+    check("and so are its numbers", text(page, "number-tokens-a-second") == "–")
+    server.process.send_signal(signal.SIGCONT)
+    page.wait_for("!document.body.classList.contains('lost') && timeline.latest.sizes.blocks > 0", 8)
+    check("it can come back", text(page, "problem") == "", text(page, "problem"))
+    server.process.kill()
+    page.wait_for("document.body.classList.contains('lost')", 8)
+    check("one that has ended is lost too", text(page, "state") == "server lost")
+    page.evaluate("document.querySelector('#scenes button').click()")
+    page.wait_for("document.getElementById('problem').textContent.includes('does not answer')")
+    check("a scene does not begin without a server", page.evaluate("document.querySelector('#scenes [aria-pressed]') === null"))
+    ask(page, ["One", "Two"])
+    page.wait_for("!document.querySelector('#replies button')")
+    check("no prompt waits for it", page.evaluate("[...document.querySelectorAll('#replies li')].slice(0, 2).every((item) => "
+                                                  "item.textContent.includes('does not answer'))"))
+
+
+def check_without_controls(browser, program):
+    with http_program.HttpProgram(program, "--device", "cpu", "--api-key", "secret") as server:
+        page = browser.open(server.url + "/")
+        page.wait_for("!document.getElementById('key').hidden")
+        page.evaluate("document.getElementById('api-key').value = 'secret'; document.getElementById('key').requestSubmit()")
+        page.wait_for("timeline.latest.sizes.blocks > 0")
+        check("the page asks for the key", True)
+        check("without --pool-controls the page says so", "--pool-controls" in text(page, "watch"))
+        check("and offers nothing that is off", page.evaluate(
+            "[...document.querySelectorAll('#scenes button:not(#restore)')].every((button) => button.disabled) && "
+            "document.querySelector('.controls').offsetParent === null && document.getElementById('tab-sizes').hidden"))
+
+
+LLAMA2 = ("{{ '<<SYS>>\\n' + system_message }}{% for message in messages %}{{ bos_token + '[INST] ' + message['content'] + ' [/INST]' }}"
+          "{% endfor %}")
+
+
+def with_template(model):
+    """The bytes of a GGUF file with a chat template: an entry more in its header, and the alignment after it."""
+    sizes = {0: 1, 1: 1, 2: 2, 3: 2, 4: 4, 5: 4, 6: 4, 7: 1, 10: 8, 11: 8, 12: 8}
+    num_tensors, num_entries = struct.unpack_from("<QQ", model, 8)
+    at = 24
+
+    def skip_text(at):
+        return at + 8 + struct.unpack_from("<Q", model, at)[0]
+
+    def skip_value(kind, at):
+        if kind == 8:
+            return skip_text(at)
+        if kind != 9:
+            return at + sizes[kind]
+        kind, count = struct.unpack_from("<IQ", model, at)
+        at += 12
+        if kind in sizes:
+            return at + count * sizes[kind]
+        for _ in range(count):
+            at = skip_value(kind, at)
+        return at
+
+    for _ in range(num_entries):
+        at = skip_text(at)
+        at = skip_value(struct.unpack_from("<I", model, at)[0], at + 4)
+    entries_end = at
+    for _ in range(num_tensors):
+        at = skip_text(at)
+        at += 4 + 8 * struct.unpack_from("<I", model, at)[0] + 4 + 8
+    name, value = b"tokenizer.chat_template", LLAMA2.encode()
+    entry = struct.pack("<Q", len(name)) + name + struct.pack("<IQ", 8, len(value)) + value
+    head = model[:16] + struct.pack("<Q", num_entries + 1) + model[24:entries_end] + entry + model[entries_end:at]
+    return head + bytes(-len(head) % 32) + model[at + -at % 32:]
+
+
+def check_chat(browser, program):
+    model = pathlib.Path(__file__).parents[2] / "common/model/tales/tales-5m-q8_0.gguf"
+    with tempfile.TemporaryDirectory() as folder:
+        path = pathlib.Path(folder) / "chat.gguf"
+        path.write_bytes(with_template(model.read_bytes()))
+        with http_program.HttpProgram(program, "--device", "cpu", "--model", str(path)) as server:
+            page = browser.open(server.url + "/")
+            page.wait_for("timeline.latest.sizes.blocks > 0")
+            click(page, "tab-chat")
+            for turn in ("first", "second"):
+                page.evaluate("document.getElementById('message').value = 'Tell me of <b>a wolf</b>.'; document.getElementById('say').requestSubmit()")
+                page.wait_for("conversation.length === 2 || document.getElementById('problem').textContent", 20)
+                check(f"the {turn} message is answered", text(page, "problem") == "" and page.evaluate("conversation[1].content.length > 0"),
+                      text(page, "problem"))
+                check("what was said is text", page.evaluate("!document.querySelector('#turns b') && document.querySelectorAll('#turns li').length === 2"))
+                click(page, "forget")
+            check("the second was found in the cache", page.evaluate("timeline.latest.counters.saved > 0"))
+            check("no error in the chat", not page.problems, page.problems)
+
+
+def measure(browser, program):
+    """256 requests in a pool of 4096 blocks."""
+    options = ["--device", "cpu", "--slots", str(4096 * 16), "--block-size", "16", "--budget", "1024", "--max-sequences", "256"]
+    with http_program.HttpProgram(program, *options) as server:
+        page = browser.open(server.url + "/", 1920, 1080)
+        page.wait_for("timeline.latest.sizes.blocks === 4096")
+        page.evaluate("views.frameTimes.length = 0; traffic.bytes = 0; traffic.records = 0; traffic.begin = performance.now()")
+        page.evaluate("attempt(() => post(Array.from({length: 256}, (_, index) => 'A wolf ' + index), {max_tokens: 160, seed: 1})).then(() => 1)")
+        page.wait_for("timeline.latest.numRunning === 256", 60)
+        page.wait_for("timeline.latest.requests.size === 0", 120)
+        times = sorted(page.evaluate("views.frameTimes"))
+        num_bytes, records, seconds = page.evaluate("[traffic.bytes, traffic.records, (performance.now() - traffic.begin) / 1000]")
+        print(f"drawing takes {times[len(times) // 2]:.1f} ms (median), {times[int(0.95 * len(times))]:.1f} ms (95 %); "
+              f"a record has {num_bytes / records / 1000:.1f} kB; {records} records in {seconds:.1f} s")
+
+
+def take_pictures(program, folder):
+    folder.mkdir(parents=True, exist_ok=True)
+    for width, height in (*SIZES, (390, 844)):
+        for is_dark in (False, True):
+            # Of its own, because a browser has six connections for all its pages.
+            with devtools.Browser() as browser, http_program.HttpProgram(program, *SMALL) as server:
+                page = browser.open(server.url + "/", width, height, width < 500, is_dark)
+                ask(page, ["The king had a garden", "A wolf", "Once upon a time"], max_tokens=30, samples=2)
+                page.wait_for("timeline.latest.numWaiting === 3")
+                for step in range(12):
+                    click(page, "step")
+                    page.wait_for(f"timeline.latest.step === {step}")
+                page.evaluate("views.point({block: 1}, 'pool', true)")
+                page.evaluate("explain(document.querySelector('#pool-count .word'), meanings.get('block'))")
+                time.sleep(0.2)
+                page.picture(folder / f"{width}-{'dark' if is_dark else 'light'}.png")
 
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("program")
     parser.add_argument("--pictures", type=pathlib.Path)
+    parser.add_argument("--measure", action="store_true", help="what a large pool takes, and nothing else")
     arguments = parser.parse_args()
-    with http_program.HttpProgram(arguments.program, *OPTIONS) as server, sync_api.sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=shutil.which("chromium"), args=["--no-sandbox"])
-        for width, scheme in ((1280, "light"), (390, "dark"), (1280, "dark"), (390, "light")):
-            page = Page(browser, server.url, width, scheme)
-            if scheme == "light":
-                check_by_hand(page)
-                check_prompts(page)
-                check_preemption(page)
-                check_sizes(page)
-            check_keyboard(page)
-            check_width(page, width)
-            if arguments.pictures:
-                arguments.pictures.mkdir(parents=True, exist_ok=True)
-                page.page.click("#pause")
-                page.page.fill("#max-tokens", "110")
-                page.page.click("#submit")
-                for _ in range(40):
-                    page.page.click("#step")
-                page.wait_for("requests run", lambda: page.pool()[0] > 12)
-                page.page.screenshot(path=arguments.pictures / f"page-{width}-{scheme}.png", full_page=True)
-                page.page.click("#run")
-            check("no error, and nothing from elsewhere", not page.problems, page.problems)
-            page.context.close()
-        browser.close()
-        code, _, errors = server.end()
-        check("the server ends", code == 0, errors)
-    with http_program.HttpProgram(arguments.program, *OPTIONS, "--api-key", "secret") as server, \
-            sync_api.sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=shutil.which("chromium"), args=["--no-sandbox"])
-        page = browser.new_page()
-        page.goto(server.url + "/")
-        page.wait_for_selector("#key", state="visible")
-        page.fill("#api-key", "secret")
-        page.press("#api-key", "Enter")
-        page.wait_for_function("document.getElementById('state').textContent.includes('step')")
-        print("the page asks for the key: yes")
-        browser.close()
+    if devtools.program() is None:
+        print("skipped: there is no Chromium (on Debian, the package chromium)")
+        sys.exit(77)
+    begin = time.monotonic()
+    with devtools.Browser() as browser:
+        if arguments.measure:
+            return measure(browser, arguments.program)
+        with http_program.HttpProgram(arguments.program, *SMALL) as server:
+            page = browser.open(server.url + "/")
+            page.wait_for("timeline.latest.sizes.blocks > 0")
+            for part in (check_joined, check_time, check_replies, check_words, check_edges, check_keyboard, check_heights):
+                part(page)
+            check_scenes(page, browser)
+            for part in (check_hostile, check_many, check_idle, check_motion, check_colors):
+                part(page)
+            check_phone(browser, server.url)
+            check_old_steps(server.url)
+            check_lost(page, server)
+        check_without_controls(browser, arguments.program)
+        check_chat(browser, arguments.program)
+        if arguments.pictures:
+            take_pictures(arguments.program, arguments.pictures)
+    print(f"{time.monotonic() - begin:.1f} s")
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

@@ -9,8 +9,8 @@ A unit is a header with the source file of its name: what scheduler.cpp includes
 Circles     No unit of common/ or of a stage depends on itself, directly or through others. Nor does a source file do so
             through headers that sources of other names implement: who includes such a header depends on its sources.
 Layers      A folder of common/ includes only its own files and those of the folders before it in LAYERS.
-Production  production/ of a stage is included by its own files and by one other unit, which chooses; and by the last
-            rows of ladder/, which are its kernels.
+Production  A folder of a stage's production/ is included by production/ and by one other unit, which chooses; and by the
+            last rows of ladder/, which are its kernels.
 """
 
 import argparse
@@ -148,10 +148,10 @@ def check(root):
             if STAGE_FOLDER.match(stage) and included.startswith(f"{stage}/production/") \
                     and not unit.startswith(f"{stage}/production/") \
                     and unit not in (f"{stage}/ladder/production", f"{stage}/ladder/prompt_production"):
-                choosers.setdefault(stage, set()).add(unit)
-    for stage, units in sorted(choosers.items()):
+                choosers.setdefault(str(pathlib.PurePosixPath(included).parent), set()).add(unit)
+    for folder, units in sorted(choosers.items()):
         if len(units) > 1:
-            failures.append(f"{stage}/production/ is included by more than the one place that chooses: "
+            failures.append(f"{folder}/ is included by more than the one place that chooses: "
                             + ", ".join(sorted(units)))
     return failures
 

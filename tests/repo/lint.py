@@ -1,14 +1,17 @@
 #!/usr/bin/env python3
 """Runs clang-tidy over our C++ files, several in one go: python3 tests/repo/lint.py build-tsan [FILE]...
 
-Nearly all of clang-tidy's time goes into Eigen and the standard library, again for each file. So files of one folder that
-are compiled with the same flags are included into one and checked together. If that does not compile (two of them have
-helpers of the same name), each is checked by itself. A file that a stage has taken over unchanged from the stage before
-is not checked again.
+Nearly all of clang-tidy's time goes into Eigen and the standard library, again for each file. So files that are compiled
+with the same flags are included into one and checked together. If that does not compile (two of them have helpers of the
+same name), each half is checked by itself. A file that a stage has taken over unchanged from the stage before
+is not checked again, and nor is what was clean before: texts after the preprocessor that had no warnings are
+remembered by their hashes, in build-tsan/lint/clean/ or the folder that LINT_CACHE names.
 """
 
 import collections
 import concurrent.futures
+import functools
+import hashlib
 import json
 import os
 import pathlib
@@ -18,7 +21,7 @@ import subprocess
 import sys
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent.parent
-FILES_AT_ONCE = 8
+FILES_AT_ONCE = 12
 
 
 def text(file):
@@ -41,7 +44,7 @@ def flags_of(entry):
 
 
 def groups(build, wanted):
-    """(flags, files) to check together."""
+    """(flags, files) to check together: files of common/, of a stage or of tests/, as long as their definitions agree."""
     by_flags, seen = collections.defaultdict(list), set()
     for entry in json.loads((build / "compile_commands.json").read_text(encoding="utf-8")):
         file = pathlib.Path(entry["file"])
@@ -49,31 +52,74 @@ def groups(build, wanted):
             continue
         seen.add(file)
         if not is_taken_over(file) and (not wanted or file in wanted):
-            by_flags[(file.parent, tuple(flags_of(entry)))].append(file)
+            flags = flags_of(entry)
+            by_flags[(file.relative_to(ROOT).parts[0], tuple(word for word in flags if not word.startswith("-D")))].append(
+                (file, dict(word.partition("=")[::2] for word in flags if word.startswith("-D"))))
     for (_, flags), files in by_flags.items():
-        for begin in range(0, len(files), FILES_AT_ONCE):
-            yield flags, files[begin:begin + FILES_AT_ONCE]
+        together, definitions = [], {}
+        for file, own in files:
+            if len(together) == FILES_AT_ONCE or any(definitions.get(name, own[name]) != own[name] for name in own):
+                yield with_definitions(flags, definitions), together
+                together, definitions = [], {}
+            together = together + [file]
+            definitions = definitions | own
+        yield with_definitions(flags, definitions), together
 
 
-def tidy(folder, name, flags, files):
+def with_definitions(flags, definitions):
+    return [*flags, *(f"{name}={value}" if value else name for name, value in definitions.items())]
+
+
+@functools.cache
+def rules():
+    """What a verdict depends on beside the text: the version, the checks and this file."""
+    version = subprocess.run(["clang-tidy", "--version"], stdout=subprocess.PIPE, check=True).stdout
+    return version + (ROOT / ".clang-tidy").read_bytes() + pathlib.Path(__file__).read_bytes()
+
+
+def fingerprint(source, flags, files):
+    """A hash of all that clang-tidy sees, comments and macros included; None if it does not compile."""
+    result = subprocess.run([*flags, "-E", "-C", "-dD", "-P", str(source)], stdout=subprocess.PIPE,
+                            stderr=subprocess.DEVNULL, check=False)
+    if result.returncode != 0:
+        return None
+    names = "\n".join(str(file.relative_to(ROOT)) for file in files).encode()
+    # The source includes its files by absolute paths, which differ between checkouts.
+    text = result.stdout.replace(str(ROOT).encode(), b"")
+    return hashlib.sha256(rules() + b"\0" + names + b"\0" + text).hexdigest()
+
+
+def tidy(folder, source, flags, files):
     """Returns clang-tidy's exit status and what it printed about all these files together."""
-    source = folder / f"{name}.cpp"
-    source.write_text("".join(f'#include "{file}"\n' for file in files), encoding="utf-8")
+    clean = pathlib.Path(os.environ.get("LINT_CACHE") or folder / "clean")
+    key = fingerprint(source, flags, files)
+    if key and (clean / key).exists():
+        return 0, ""
     # -bugprone-suspicious-include: it is about this file.
     command = ["clang-tidy", "--quiet", f"--config-file={ROOT / '.clang-tidy'}", "--checks=-bugprone-suspicious-include",
                rf"--header-filter={re.escape(str(ROOT))}/(common|tests|stage[0-9]+[^/]*)/.*\.(h|cpp)$",
                str(source), "--", *flags[1:]]
     result = subprocess.run(command, cwd=folder.parent, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, check=False,
                             encoding="utf-8", errors="replace")
+    if key and result.returncode == 0:
+        clean.mkdir(parents=True, exist_ok=True)
+        (clean / key).touch()
     return result.returncode, result.stdout
 
 
-def check(folder, number, flags, files):
-    status, output = tidy(folder, f"group{number}", flags, files)
-    if status != 0 and len(files) > 1 and "clang-diagnostic-error" in output:
-        results = [tidy(folder, f"group{number}_{index}", flags, [file]) for index, file in enumerate(files)]
-        return max(result[0] for result in results), "".join(result[1] for result in results if result[0])
-    return status, output
+def compiles(source, flags):
+    return subprocess.run([*flags, "-fsyntax-only", str(source)], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+                          check=False).returncode == 0
+
+
+def check(folder, name, flags, files):
+    source = folder / f"{name}.cpp"
+    source.write_text("".join(f'#include "{file}"\n' for file in files), encoding="utf-8")
+    if len(files) > 1 and not compiles(source, flags):
+        half = len(files) // 2
+        results = [check(folder, f"{name}_{part}", flags, some) for part, some in enumerate((files[:half], files[half:]))]
+        return max(result[0] for result in results), "".join(result[1] for result in results)
+    return tidy(folder, source, flags, files)
 
 
 def main():
@@ -84,7 +130,7 @@ def main():
     jobs = list(groups(build, wanted))
     failed = 0
     with concurrent.futures.ThreadPoolExecutor(os.cpu_count() or 1) as pool:
-        running = [pool.submit(check, folder, number, *job) for number, job in enumerate(jobs)]
+        running = [pool.submit(check, folder, f"group{number}", *job) for number, job in enumerate(jobs)]
         for (_, files), future in zip(jobs, running):
             status, output = future.result()
             failed += status != 0

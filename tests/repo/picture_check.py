@@ -18,7 +18,7 @@ import sys
 import xml.etree.ElementTree
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent.parent
-TIMEOUT_SECONDS = 300
+TIMEOUT_SECONDS = 600
 # Pictures that another command draws, with options.
 OTHERS = {
     8: {"compare": ["compare", "--requests", "24", "--slots", "1024", "--max-length", "256", "--block-size", "8",

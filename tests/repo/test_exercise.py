@@ -213,6 +213,42 @@ int sum(int a, int b) const noexcept { return a + b; }
         self.assert_error("there is no stage2_second/difference.cpp", "2")
 
 
+class FilledIn(Course):
+    """A body that stands in a second file too: blank in both, written in one, filled in in the other."""
+    COPY = SUM.replace("result += value;", "result += 2 * value;")
+
+    def setUp(self):
+        super().setUp()
+        self.write("stage2_second/twice.cpp", self.COPY)
+        self.edit('todo = "add the values, and return \\"their\\" sum."', 'todo = "add."\nalso = ["twice.cpp"]')
+        self.succeed("2")
+
+    def fill_in(self):
+        milestone = self.exercise().milestones[0]
+        return exercise.fill_in(self.root, self.exercise(), milestone)
+
+    def test_it_is_blank_and_not_the_readers_to_write(self):
+        todo = 'TODO(1, "sum: nearly what you write in sum.cpp. It is filled in when milestone 1 is green.")'
+        self.assertIn(todo, self.read("my_stage2/twice.cpp").replace('"\n          "', ""))
+        self.assertNotIn("2 * value", self.read("my_stage2/twice.cpp"))
+        self.assertNotIn("twice.cpp", self.succeed("2"))
+        self.assertNotIn("twice.cpp", self.succeed("2", "--solution", "1"))
+
+    def test_it_is_filled_in_once_and_nothing_else_changes(self):
+        before = self.read("my_stage2/sum.cpp")
+        self.assertEqual(self.fill_in(), ["twice.cpp"])
+        self.assertEqual(self.read("my_stage2/twice.cpp"), self.COPY.replace('#include "sum.h"', '#include "sum.h"\n'
+                                                                             '#include "todo.h"'))
+        self.assertEqual(self.read("my_stage2/sum.cpp"), before)
+        self.assertEqual(self.fill_in(), [])
+
+    def test_what_the_reader_has_written_there_stays(self):
+        for text in (self.COPY.replace("2 * value", "3 * value"), "// all mine\n"):
+            self.write("my_stage2/twice.cpp", text)
+            self.assertEqual(self.fill_in(), [])
+            self.assertEqual(self.read("my_stage2/twice.cpp"), text)
+
+
 class Description(Course):
     def test_mistakes_are_named(self):
         for before, after, message in (('about = "sums"\n', "", "'about' is missing"),
@@ -254,6 +290,51 @@ class Commands(Course):
         self.assertIn("TODO(1, ", self.read("my_stage2/sum.cpp"))
         self.succeed("2", "--fresh")
         self.assertTrue((self.root / "my_stage2.old2").exists())
+
+    def test_a_red_message_names_all_functions_that_are_missing(self):
+        class Build:
+            jobs = 1
+            def select(self, *_): return [("program", "case")]
+            def build(self, *_): return 0, ""
+            def run_case(self, *_): return False, "a.cpp:3: FAILED:\n  TODO 2: add: add the value.\n\n"
+
+        def message(text):
+            self.write("my_stage2/sum.cpp", text)
+            output = io.StringIO()
+            with contextlib.redirect_stdout(output):
+                exercise.test_milestone(self.root, self.exercise(), self.exercise().milestones[1], Build(), {"passed": [], "red": []})
+            return output.getvalue()
+
+        self.assertIn("Not written yet, 2 functions: sum, add\n", message('TODO(1, "x: y");TODO(2, "sum: z"); TODO(2, "add:"\n"x");'))
+        self.assertNotIn("Not written yet", message('TODO(2, "add: add");'))
+
+    def test_a_milestone_that_was_red_is_not_introduced_as_if_it_were_new(self):
+        red = set()  # the milestones whose test fails
+
+        class FakeBuild(exercise.Build):
+            def configure(self):
+                pass
+
+            def select(self, exercise_of_it, milestone):
+                return [("sum_stage2", f"test {milestone.number}")]
+
+            def build(self, targets, keep_going=False):
+                return 0, ""
+
+            def run_case(self, program, name, environment=None):
+                return int(name.split()[1]) not in red, "sum.cpp:1: FAILED:\n"
+
+        self.succeed("2")
+        with mock.patch.object(exercise, "Build", FakeBuild):
+            self.assertRegex(self.succeed("2", "--test", "2"), r"Milestone 2\.1: Adding up +about 10 min")  # it is new
+            red.add(1)
+            self.assertEqual(self.run_main("2", "--test", "1")[0], 1)
+            out = self.succeed("2", "--test", "2")
+            self.assertIn("Milestone 2.1: Adding up was last seen red: test it again, with --test 1.", out)
+            self.assertNotIn("about 10 min", out)
+            red.clear()
+            self.assertNotIn("last seen red", self.succeed("2", "--test", "1"))
+            self.assertNotIn("last seen red", self.succeed("2", "--test", "2"))
 
     def test_hints_come_one_by_one(self):
         self.succeed("2")

@@ -2,6 +2,7 @@
 
 import json
 import pathlib
+import subprocess
 import tempfile
 import unittest
 
@@ -199,6 +200,10 @@ class Data(Folder):
             self.put("tests/bench/measured/gpu.json", json.dumps(data))
             self.red("a date, a commit and a command, or a source", "text\n")
 
+    def test_commit_that_the_history_does_not_have(self):
+        subprocess.run(["git", "init", "--quiet", str(self.root)], check=True)
+        self.red("there is no commit abc", "text\n")
+
     def test_row_with_too_few_values_and_unknown_unit(self):
         for text, problem in ((json.dumps(DATA).replace("[1269, 66]", "[1269]"), "1 values in 2 columns"),
                               (json.dumps(DATA).replace('"ns"', '"days"'), "days is no unit"),
@@ -222,6 +227,17 @@ class Data(Folder):
                    "<!-- figures: h200.ladder.step1.1x1024, h200.ladder.step1.mha, h200.ladder.step1.mha_share,\n"
                    "    h200.ladder.reading.1x1024 -->\n")
         self.red("there is no figure h200.ladder.step2.1x1024", "168 us\n<!-- figures: h200.ladder.step2.1x1024 -->\n")
+
+
+class Pages(Folder):
+    def test_every_page_of_a_stage_is_checked(self):
+        for page in ("README.md", "stage2_blocks/README.md", "stage2_blocks/MORE.md", "stage2_blocks/production/NOTES.md"):
+            self.put(page, "Kernels are fast.\n")
+        self.assertEqual(figures.check(self.root, log=self.log.append), 0)
+        self.assertIn("checked the figures of 4 pages", self.log[-1])
+        self.put("stage2_blocks/MORE.md", "It reads 4,577 GB/s.\n")
+        self.assertEqual(figures.check(self.root, log=self.log.append), 1)
+        self.assertIn("stage2_blocks/MORE.md:1: 4,577 GB/s stands by hand", self.log[-2])
 
 
 class Sources(Folder):

@@ -73,6 +73,13 @@ class Includes(unittest.TestCase):
         self.write("stage7_gpu/main.cpp", '#include "production/fast.h"\n')
         self.assert_failure("more than the one place", "stage7_gpu/choice", "stage7_gpu/main")
 
+    def test_a_folder_of_production_has_a_chooser_of_its_own(self):
+        self.write("stage7_gpu/production/topic/topic.h", '#include "../fast.h"\n')
+        self.write("stage7_gpu/main.cpp", '#include "production/topic/topic.h"\n')
+        self.assertEqual(include_check.check(self.root), [])
+        self.write("stage7_gpu/other.cpp", '#include "production/topic/topic.h"\n')
+        self.assert_failure("production/topic/ is included by more than the one place", "stage7_gpu/other")
+
     def test_other_projects_headers_are_none_of_ours(self):
         self.write("common/base/check.h", '#include <common/math/product.h>\n#include "utf8proc.h"\n')
         self.assertEqual(include_check.check(self.root), [])

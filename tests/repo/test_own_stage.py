@@ -35,7 +35,7 @@ add_library(ready_test_support STATIC IMPORTED GLOBAL)
 set_target_properties(ready_test_support PROPERTIES IMPORTED_LOCATION {libraries[1]})
 target_link_libraries(ready_test_support INTERFACE Catch2::Catch2)  # after it, as a static library has to be
 target_link_libraries(common INTERFACE ready_test_support Eigen3::Eigen CLI11::CLI11 nlohmann_json::nlohmann_json
-                      course_utf8proc course_xxhash Threads::Threads)
+                      course_libedit course_utf8proc course_xxhash Threads::Threads)
 """
 
 

@@ -76,7 +76,7 @@ class Ladder(unittest.TestCase):
         for row, step in zip(rows[2:], ladder["steps"], strict=True):
             self.assertEqual(row[0], step["step"])
             if "microseconds" not in step:
-                self.assertEqual(row[1:], ["not measured yet"] * len(ladder["cells"]))
+                self.assertEqual(row[1:], ["–"] * len(ladder["cells"]))
                 continue
             for cell, microseconds, percent in zip(row[1:], step["microseconds"], step["percent"], strict=True):
                 time, share = re.fullmatch(r"([\d.,]+) \((\d+) %\)", cell).groups()

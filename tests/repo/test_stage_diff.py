@@ -287,6 +287,17 @@ class Notes(Stages):
         self.edit("stage2_second/README.md", "<!-- hunk end -->", "<!-- hunk: kv_cache.h -->\n\n<!-- hunk end -->")
         self.assertIn("no paragraph follows", self.run_main("--check")[1])
 
+    def test_a_lesson_may_have_several_pages(self):
+        self.edit("stage2_second/README.md", "An introduction.", "An introduction, and [more](MORE.md#the-diff).")
+        self.write("stage2_second/MORE.md", "# More\n\n## The diff\n\n<!-- hunk: kv_cache.h -->\nFrom the other page.\n")
+        self.write("stage2_second/OTHER.md", "# Not a page\n\n## The diff\n\n<!-- hunk: nothing.cpp -->\nNo link leads here.\n")
+        out = self.show()
+        self.assertIn("Stage 2: sums", out)
+        self.assertLess(out.index("A table is"), out.index("From the other page."))
+        self.assertLess(out.index("From the other page."), out.index("+struct KvCache"))
+        self.edit("stage2_second/MORE.md", "kv_cache.h", "engine.h")
+        self.assertIn("error: stage2_second/MORE.md:5: engine.h does not differ", self.run_main("--check")[1])
+
     def test_a_lesson_without_notes_is_just_the_diff(self):
         self.write("stage2_second/README.md", "# Stage 2\n\n## 5. The diff\n\nNothing.\n")
         self.assertIn("no notes on these changes yet", self.show())
@@ -305,6 +316,7 @@ class Notes(Stages):
         self.assertIn("\x1b[1mThe second\x1b[0m", out)
 
 
+@unittest.skipIf(stage_diff.markup is None, "needs markdown-it-py and pygments")
 class Page(Stages):
     class Balanced(html.parser.HTMLParser):
         VOID = {"meta", "col", "img"}
@@ -336,12 +348,43 @@ class Page(Stages):
         text = self.page()
         self.assertIn('<p><strong>The second</strong> function gives <code>2 &lt; 3</code>. See '
                       '<a href="https://example.org/paper">the paper</a>.</p>', text)
-        self.assertIn('<tr><td class="left">x</td><td class="right">10</td></tr>', text)
+        self.assertRegex(text, r'<td>x</td>\s*<td style="text-align:right">10</td>')
         self.assertIn("A table is <em>new</em>.", text)
-        self.assertIn('<pre class="scroll">// ## no heading', text)
+        self.assertIn('<pre><code><i class="c">// ## no heading</i>', text)
+
+    def test_a_reader_is_sent_to_the_longest_notes_first_and_what_has_none_is_closed(self):
+        text = self.page()
+        section = text[text.index('<section class="first">'):text.index("</section>")]
+        targets = re.findall(r'<a href="#(first-\d)">', section)
+        self.assertEqual(targets, re.findall(r'<aside id="(first-\d)">', text))
+        self.assertGreater(len(targets), 1)
+        self.assertIn(": <strong>The second</strong> function gives <code>2 &lt; 3</code>.</li>", section)
+        with mock.patch("stage_diff.NUM_FIRST", 1):
+            text = self.page()
+        self.assertEqual(len(re.findall(r'<aside id="first-', text)), 1)
+        files = re.findall(r'<details id="([^"]+)"( open)?>', text)
+        self.assertEqual(sum(bool(is_open) for _, is_open in files), 1, files)
+        self.assertGreater(len(files), 1)
+
+    def test_a_first_sentence_ends_before_a_list_and_with_a_full_stop(self):
+        for text, sentence in (("One. Two.", "One."), ("The parts:\n- a\n- b", "The parts."), ("See [x](y.h)\nfor `a - b`. More.",
+                               "See x for `a - b`."), ("It is 0.5 of it... and more. Then.", "It is 0.5 of it... and more."),
+                               ("Code:\n```cpp\nx. y\n```", "Code."), ("**Lead.** Rest.", "**Lead.**")):
+            self.assertEqual(stage_diff.first_sentence(stage_diff.Note([], text)), sentence)
+
+    def test_no_line_of_code_is_wrapped(self):
+        text = self.page()
+        self.assertNotIn("pre-wrap", text)
+        long = stage_diff.Piece([stage_diff.Line("-", "x" * 118), stage_diff.Line("+", "y" * 97)])
+        self.assertTrue(stage_diff.piece_html(long, "changed").startswith('<div class="l120">'))
+        self.assertTrue(stage_diff.piece_html(stage_diff.Piece([stage_diff.Line("-", "x")]), "changed").startswith('<div class="l60">'))
+        # Two halves of 120 columns fit into a window of 1920 pixels, and are stacked in one of 1400.
+        self.assertLess(stage_diff.window_for(120), 1905)
+        self.assertGreater(stage_diff.window_for(90), 1400)
+        self.assertIn(f"@media (max-width: {stage_diff.window_for(120)}px) {{ .l120 > .sides {{ display: none; }}", text)
 
     def test_what_changed_inside_a_line_is_marked(self):
-        self.assertIn("<mark>2</mark>; }", self.page())
+        self.assertIn('<mark><i class="m">2</i></mark>; }', self.page())
 
     def test_links_and_pictures_of_the_lesson(self):
         self.edit("stage2_second/README.md", "A table is", "![rows](picture.svg) [code](table.h) A table is")
@@ -349,9 +392,9 @@ class Page(Stages):
         self.assertIn('<a href="stage2_second/table.h">code</a>', text)
         self.assertIn('<img alt="rows" src="data:image/svg+xml;base64,', text)
 
-    def test_lists_and_code_with_signs(self):
-        rendered = stage_diff.render_markdown("- one `a*b*c`\n  more\n- two\n\n1. x", lambda target, alt, picture: target)
-        self.assertEqual(rendered, "<ul><li>one <code>a*b*c</code> more</li><li>two</li></ul>\n<ol><li>x</li></ol>")
+    def test_code_has_the_colours_of_its_whole_file(self):
+        self.write("stage2_second/table.h", "/* Rows,\nint of_a_comment;\n*/\nint rows() { return 1; }\n")
+        self.assertIn('<i class="c">int of_a_comment;</i>', self.page())
 
     def test_alignment_keeps_every_line_once(self):
         old = [stage_diff.Line("-", text) for text in ("int a = 1;", "int gone;", "return a + b;")]
@@ -364,6 +407,12 @@ class Page(Stages):
 
 
 class Mistakes(Stages):
+    def test_without_the_packages_everything_but_a_page_works(self):
+        with mock.patch("stage_diff.markup", None):
+            self.assert_one_error("--html needs markdown-it-py and pygments: sudo apt-get install", "1", "2", "--html", "x.html")
+            self.assertIn("+int size();", self.show())
+            self.assertEqual(self.run_main("--check")[0], 0)
+
     def test_arguments(self):
         self.assert_one_error("two stages are compared")
         self.assert_one_error("two stages are compared", "2")
@@ -372,6 +421,9 @@ class Mistakes(Stages):
         self.assert_one_error("the earlier stage comes first", "2", "1")
         self.assert_one_error("does not differ from itself", "2", "2")
         self.assert_one_error("--nonsense", "1", "2", "--nonsense")
+
+    @unittest.skipIf(stage_diff.markup is None, "needs markdown-it-py and pygments")
+    def test_a_page_that_can_t_be_written(self):
         self.assert_one_error("can't write", "1", "2", "--html", str(self.root / "no" / "page.html"))
 
     def test_without_git(self):

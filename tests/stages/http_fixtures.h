@@ -19,6 +19,7 @@
 #include "common/serving/http_server.h"
 #include "common/serving/pool_view.h"
 #include "common/serving/served_model.h"
+#include "tests/support/sanitizers.h"
 #include "tests/support/stage_api.h"
 
 // Not formatted: spaces around the slash would become part of the path.
@@ -49,12 +50,14 @@ inline const common::ServedModel& default_model() {
 
 struct HttpFixtureOptions {
   int num_slots = 1024;
+  int context_length = 0;  // the model's
   int block_size = 4;
   int token_budget = 64;
   int max_queue = 64;
   bool paused = false;
   std::string api_key = {};
   bool pool_controls = true;
+  std::vector<std::string> cors_origins = {};
 };
 
 // All but the network.
@@ -64,13 +67,15 @@ struct ApiFixture {
         engine(engines(options), {options.max_queue, options.paused},
                [this](const common::EngineNews& news) { view.update(news); }),
         api(default_model(), engine, view,
-            {"tales-5m", options.api_key, stage::demo_pools(add_demo_commands), options.pool_controls}) {}
+            {"tales-5m", options.api_key, stage::demo_pools(add_demo_commands), options.pool_controls,
+             options.cors_origins}) {}
 
   static common::MakeEngine engines(const HttpFixtureOptions& options,
                                     const common::Llama& model = default_session().model) {
     return [options, &model](const common::EngineDemand& demand) {
       stage::EngineOptions engine_options;
       engine_options.num_slots = options.num_slots;
+      engine_options.context_length = options.context_length;
       engine_options.block_size = options.block_size;
       engine_options.gpu.device = stage::Device::kCpu;
       stage::SchedulerOptions scheduler;
@@ -98,14 +103,15 @@ struct ApiFixture {
   }
   // Waits for a condition that another thread brings about. False: it took too long.
   static bool wait_for(const std::function<bool()>& condition) {
-    constexpr int kMaxMilliseconds = 20'000;
-    for (int i = 0; i < kMaxMilliseconds; ++i) {
-      if (condition()) {
-        return true;
+    // A hang, not a slow machine.
+    const auto deadline = std::chrono::steady_clock::now() + std::chrono::seconds(tests::kSanitized ? 120 : 20);
+    while (!condition()) {
+      if (std::chrono::steady_clock::now() > deadline) {
+        return false;
       }
       std::this_thread::sleep_for(std::chrono::milliseconds(1));
     }
-    return false;
+    return true;
   }
   bool is_pool_empty() const { return engine.state().cache_usage() == 0.0; }
 

@@ -1,7 +1,13 @@
 // What happens with requests when the runner fails: in a copy, while enqueuing, in a wait. Compiled once for each
 // stage.
+#include <Eigen/Core>
+
+#include <chrono>
+#include <cstddef>
 #include <memory>
 #include <span>
+#include <thread>
+#include <utility>
 #include <vector>
 
 #include "common/base/check.h"
@@ -87,15 +93,30 @@ TEST_CASE("runner: a copy that fails stays planned until it has been carried out
 TEST_CASE("runner: logits without a largest one end in words, not in a token") {
   FakeEngine fake(small_model());
   fake.runner->on_result([](stage::StepResult& result) { result.tokens.assign(result.tokens.size(), -1); });
-  CHECK_THROWS_AS(texts(*fake.engine), common::CheckError);
+  const common::Request request = make_request(9, 1);  // a single token, which is never appended
+  CHECK_THROWS_AS(tests::run_requests(*fake.engine, std::span(&request, 1)), common::CheckError);
+}
+
+TEST_CASE("runner: a greedy token is all that is fetched, and logits only to draw from them") {
+  FakeEngine fake(small_model());
+  std::vector<std::pair<std::size_t, Eigen::Index>> fetched;  // tokens and logits, step by step
+  fake.runner->on_result(
+      [&](stage::StepResult& result) { fetched.emplace_back(result.tokens.size(), result.logits.size()); });
+  common::Request request = make_request(9, 1);
+  for (const float temperature : {0.0F, 1.5F}) {
+    request.sampling.temperature = temperature;
+    (void)tests::run_requests(*fake.engine, std::span(&request, 1));
+  }
+  CHECK(fetched == std::vector<std::pair<std::size_t, Eigen::Index>>{{1, 0}, {0, small_model().config().vocab_size}});
 }
 #else
 namespace {
 
 // A server over a runner that can fail, and two requests that share its steps.
 struct FakeServer {
-  explicit FakeServer(bool run_ahead)
-      : fake(small_model()), server(*fake.engine, {.headroom = 0, .run_ahead = run_ahead}, clock) {
+  explicit FakeServer(bool run_ahead, int token_budget = 256)
+      : fake(small_model()),
+        server(*fake.engine, {.token_budget = token_budget, .headroom = 0, .run_ahead = run_ahead}, clock) {
     for (const common::Request& request : requests) {
       ids.push_back(server.submit({request}));
     }
@@ -103,16 +124,20 @@ struct FakeServer {
 
   // Until all have ended. Then no slot is in use.
   void run() {
-    while (server.step()) {
+    while (!server.is_idle()) {
+      REQUIRE(server.step());
     }
+    REQUIRE_FALSE(server.step());  // or a loop over it never ends
     CHECK(fake.engine->manager().sequences().empty());
     CHECK(fake.engine->manager().usage().reserved == 0);
   }
   bool has_failed(int id) const { return server.output(id).finish_reason == common::FinishReason::kFailed; }
   const std::vector<Token>& tokens(int id) const { return server.output(id).completions.front().tokens; }
   static std::vector<Token> expected(const common::Request& request) {
-    FakeEngine undisturbed(small_model());
-    return tests::run_requests(*undisturbed.engine, std::span(&request, 1)).completions.front().tokens;
+    stage::EngineOptions options;
+    options.gpu.device = stage::Device::kCpu;
+    stage::Engine undisturbed(small_model(), options);
+    return tests::run_requests(undisturbed, std::span(&request, 1)).completions.front().tokens;
   }
   // A new request gets its text.
   void check_serves() {
@@ -130,6 +155,29 @@ struct FakeServer {
 };
 
 }  // namespace
+
+TEST_CASE("the loop: a wait that throws fails all requests of the step, also a chunk without a row, and no other") {
+  FakeServer served(false, 8);  // the first step computes the first prompt, and 3 of the second's 9 tokens
+  const common::Request request = make_request(6, 5, 2);
+  const int waiting = served.server.submit({request});
+  served.fake.runner->fail(RunnerCall::kWait, 1);
+  CHECK_NOTHROW(served.server.step());
+  CHECK(served.fake.runner->calls(RunnerCall::kWait) == 1);
+  CHECK(served.has_failed(served.ids[0]));
+  CHECK(served.has_failed(served.ids[1]));
+  CHECK_FALSE(served.has_failed(waiting));
+  served.run();
+  CHECK(served.tokens(waiting) == FakeServer::expected(request));
+}
+
+TEST_CASE("the loop: how long a step has been waited for is in its report") {
+  FakeServer served(false);
+  served.fake.runner->on_result([](stage::StepResult&) { std::this_thread::sleep_for(std::chrono::milliseconds(2)); });
+  double waiting_seconds = 0.0;
+  served.server.on_step([&](const stage::StepReport& report) { waiting_seconds = report.waiting_seconds; });
+  REQUIRE(served.server.step());
+  CHECK(waiting_seconds >= 1e-3);
+}
 
 TEST_CASE("runner: a step that cannot be enqueued is done again, and no text changes") {
   for (const bool run_ahead : {false, true}) {

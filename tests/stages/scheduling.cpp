@@ -2,6 +2,7 @@
 #include "tests/support/catch.h"
 
 #include <algorithm>
+#include <cstdint>
 #include <deque>
 #include <initializer_list>
 #include <iterator>
@@ -10,6 +11,8 @@
 #include <string>
 #include <vector>
 
+#include "common/base/check.h"
+#include "common/base/text.h"
 #include "common/math/sampling.h"
 #include "tests/stages/engine_fixtures.h"
 #include "tests/support/ledger.h"
@@ -99,11 +102,26 @@ struct Bench {
     return *groups.back();
   }
 
+  // If it fails, the message says which groups have changed their list: one that preempts itself is among them.
+  stage::ScheduledStep schedule() {
+    const auto lists = [&] { return "running '" + running() + "' and waiting '" + waiting() + "'"; };
+    const std::string before = lists();
+    try {
+      return scheduler->schedule();
+    } catch (const common::CheckError& error) {
+      throw common::CheckError(error.what() + (" in schedule(), with " + before + " before, and now ") + lists());
+    }
+  }
+
   // "A4 B1": the groups and how many tokens each got. Those that are finished end.
   std::string step() {
-    const stage::ScheduledStep step = scheduler->schedule();
+    const stage::ScheduledStep step = schedule();
     copies = tests::take_copies(manager);
     is_memory_short = step.is_memory_short;
+    admitted.clear();
+    for (const stage::SequenceGroup* group : step.admitted) {
+      admitted += name(*group);
+    }
     preempted.clear();
     for (const auto& [group, swapped] : step.preempted) {
       preempted += name(*group) + (swapped ? "s" : "r");
@@ -118,6 +136,7 @@ struct Bench {
     }
     CHECK(num_tokens == step.num_tokens);
     CHECK(num_tokens <= options.token_budget);
+    REQUIRE(wrong_flags(step) == kNoProblem);
     for (const stage::ScheduledGroup& scheduled : step.groups) {
       auto& group = static_cast<CountedGroup&>(*scheduled.group);
       group.compute(scheduled.tokens);
@@ -126,6 +145,24 @@ struct Bench {
       }
     }
     CHECK(check_ledger(manager, num_blocks, manager.block_size()) == kNoProblem);
+    return text;
+  }
+
+  // "B got 1 of 6 tokens, and with_logits is true": the groups of a step, not yet computed, whose flag does not say
+  // whether they got all that the cache lacks.
+  static std::string wrong_flags(const stage::ScheduledStep& step) {
+    std::string text;
+    for (const stage::ScheduledGroup& scheduled : step.groups) {
+      const ScheduledTokens missing = scheduled.group->tokens_to_compute();
+      const ScheduledTokens& got = scheduled.tokens;
+      if (got.with_logits != (missing.with_logits && got.num_tokens == missing.num_tokens)) {
+        text += name(*scheduled.group) +
+                common::format(" got %d of %d tokens, and with_logits is %s; ",
+                               std::accumulate(got.num_tokens.begin(), got.num_tokens.end(), 0),
+                               std::accumulate(missing.num_tokens.begin(), missing.num_tokens.end(), 0),
+                               got.with_logits ? "true" : "false");
+      }
+    }
     return text;
   }
 
@@ -139,6 +176,16 @@ struct Bench {
           text += std::to_string(block);
         }
       }
+    }
+    return text;
+  }
+
+  // "A running, B waiting".
+  std::string states() const {
+    const char* const names[] = {"waiting", "running", "swapped", "finished"};
+    std::string text;
+    for (const auto& group : groups) {
+      text += (text.empty() ? "" : ", ") + name(*group) + " " + names[static_cast<int>(group->output().state)];
     }
     return text;
   }
@@ -166,6 +213,7 @@ struct Bench {
   std::unique_ptr<Scheduler> scheduler;
   std::vector<std::shared_ptr<CountedGroup>> groups;
   std::vector<stage::BlockCopy> copies;  // planned by the last step
+  std::string admitted;                  // by the last step
   std::string preempted;                 // by the last step: "Cr" to be computed again, "Cs" swapped
   bool is_memory_short = false;          // in the last step
 };
@@ -173,7 +221,7 @@ struct Bench {
 }  // namespace
 
 TEST_CASE("batch: the arrays of two sequences, with no more of a table than the context needs") {
-  // Part 7 of the lesson, "By hand": X computes its eleventh token in blocks 7, 1 and 3, Y the last two of six in 2
+  // Part 8 of the lesson, "By hand": X computes its eleventh token in blocks 7, 1 and 3, Y the last two of six in 2
   // and 5.
   KvCacheManager manager(8, 4);
   constexpr int kX = 0;
@@ -222,16 +270,24 @@ TEST_CASE("batch: attention of two sequences is that of each alone, over its own
   };
   fill(kX, 11);
   fill(kY, 6);
-  manager.commit(kX, 10);
+  manager.commit(kX, 8);
   manager.commit(kY, 4);
   stage::RaggedBatch batch;
-  batch.add(manager, kX, std::vector<common::Token>{100}, true);
+  batch.add(manager, kX, std::vector<common::Token>{100, 101, 102}, true);
   batch.add(manager, kY, std::vector<common::Token>{104, 105}, true);
-  const common::Matrix q = common::Matrix::Random(3, 12);
-  common::Matrix expected(3, 12);
-  expected.topRows(1) = stage::attention(cache, 1, q.topRows(1), manager.block_table(kX), 11);
-  expected.bottomRows(2) = stage::attention(cache, 1, q.bottomRows(2), manager.block_table(kY), 6);
-  CHECK(stage::attention(cache, 1, q, batch) == expected);
+  const common::Matrix q = common::Matrix::Random(5, 12);
+  const common::Matrix expected[] = {stage::attention(cache, 1, q.topRows(3), manager.block_table(kX), 11),
+                                     stage::attention(cache, 1, q.bottomRows(2), manager.block_table(kY), 6)};
+  const common::Matrix output = stage::attention(cache, 1, q, batch);
+  REQUIRE(output.rows() == 5);
+  std::string wrong;
+  for (int row = 0; row < 5; ++row) {
+    const int sequence = row < 3 ? 0 : 1;
+    if (output.row(row) != expected[sequence].row(row - 3 * sequence)) {
+      wrong += common::format("row %d, which is row %d of sequence %d; ", row, row - 3 * sequence, sequence);
+    }
+  }
+  CHECK(wrong == kNoProblem);
 }
 
 TEST_CASE("a worked schedule of three requests: budget 6, blocks of 4, 6 blocks") {
@@ -301,6 +357,54 @@ TEST_CASE("the limit on sequences counts all that a group may come to have (stag
   CHECK(bench.step() == "B4 C4");
 }
 
+TEST_CASE("what is admitted runs: it is in the step's list of admissions, once, and its state says so") {
+  Bench bench(64, 4, make_options(6));
+  bench.add(5, 4);
+  bench.add(6, 3);
+  bench.add(4, 2);
+  CHECK(bench.step() == "A5 B1");
+  CHECK(bench.admitted == "AB");
+  CHECK(bench.states() == "A running, B running, C waiting");
+  CHECK(bench.step() == "A1 B5");
+  CHECK(bench.admitted.empty());
+  CHECK(bench.step() == "A1 B1 C4");
+  CHECK(bench.admitted == "C");
+}
+
+TEST_CASE("admission takes blocks for the tokens that the step may still compute, and not for the whole prompt") {
+  Bench bench(64, 4, make_options(6));
+  bench.add(4, 2);
+  bench.add(20, 2);
+  CHECK(bench.step() == "A4 B2");
+  CHECK(bench.tables() == "0 1");
+}
+
+TEST_CASE("admission uses the prefix cache only if the scheduler is told to") {
+  for (const bool use_prefix_cache : {true, false}) {
+    Bench bench(64, 4, make_options(64));
+    bench.scheduler = std::make_unique<Scheduler>(bench.manager, bench.options, use_prefix_cache);
+    bench.add(8, 1);
+    CHECK(bench.step() == "A8");
+    const auto again = std::make_shared<CountedGroup>(bench.manager, bench.ids, 0, 8, 1, 1);  // the same prompt
+    bench.scheduler->add(again);
+    CAPTURE(use_prefix_cache);
+    CHECK(bench.step() == (use_prefix_cache ? "A4" : "A8"));
+  }
+}
+
+TEST_CASE("a request that gets no token is not in the step") {
+  Bench bench(64, 4, make_options(6));
+  bench.add(4, 9);
+  bench.add(2, 9);
+  CHECK(bench.step() == "A4 B2");
+  CHECK(bench.step() == "A1 B1");
+  // As if A had been preempted and resumed: it lacks all its six tokens, and they are the whole budget.
+  bench.groups[0]->free_blocks();
+  bench.manager.reset_prefix_cache();
+  REQUIRE(bench.groups[0]->allocate({}));
+  CHECK(bench.step() == "A6");  // and no "B0"
+}
+
 TEST_CASE("no request is admitted before an earlier one, even where only the later one fits (stage 8, invariant 2)") {
   Bench bench(8, 4, make_options(64));
   bench.add(17, 4);  // 5 blocks of 8
@@ -360,6 +464,39 @@ TEST_CASE("what has been preempted leaves its place to others, and takes one aga
   CHECK(bench.step() == "A1");
   CHECK(bench.running().empty());
   CHECK(bench.step() == "B5 C1");  // B's first block is in the prefix cache; A has taken the second
+}
+
+TEST_CASE("what has been preempted is running no more: its state, and the places of all its sequences") {
+  Bench bench(4, 4, make_options(6, 4));
+  bench.add(4, 6);
+  bench.add(12, 2, 3);  // may come to have three sequences: with A, the four that there are places for
+  CHECK(bench.step() == "A4 B2");
+  CHECK(bench.step() == "A1 B5");
+  CHECK(bench.step() == "A1 B1");
+  CHECK(bench.step() == "A1");
+  CHECK(bench.step() == "A1");
+  CHECK(bench.states() == "A running, B running");
+  CHECK(bench.step() == "A1");  // A's ninth token takes a block of B's, and is its last
+  CHECK(bench.preempted == "Br");
+  CHECK(bench.states().ends_with("B waiting"));
+  CHECK(bench.step().starts_with("B"));  // there are four places again: B finds its three
+  CHECK(bench.states().ends_with("B running"));
+}
+
+TEST_CASE("memory is short where a request pauses for want of a block and others wait, though none is preempted") {
+  Bench bench(4, 4, make_options(6, 1));
+  bench.add(13, 2);
+  bench.add(1, 2);  // waits for a place
+  CHECK(bench.step() == "A6");
+  CHECK_FALSE(bench.is_memory_short);
+  constexpr int kOther = 100;
+  REQUIRE(bench.manager.allocate(kOther, 8));
+  CHECK(bench.step() == "A2");
+  CHECK(bench.preempted.empty());
+  CHECK(bench.is_memory_short);
+  bench.manager.free(kOther);
+  CHECK(bench.step() == "A5");
+  CHECK_FALSE(bench.is_memory_short);
 }
 
 TEST_CASE("a group is preempted as a whole, and goes on as a whole or not at all (stage 8, invariant 3)") {
@@ -611,28 +748,28 @@ TEST_CASE("reserving ahead: room for the longest text is taken at once, and is n
   CHECK(bench.waiting() == "C");
 }
 
-TEST_CASE("auto compares the bytes that a swap moves with the tokens that would be recomputed") {
-  for (const bool swap_is_cheap : {false, true}) {
-    SchedulerOptions options = make_options(64, 64, Preemption::kAuto);
-    options.block_swap_cost = 10;
-    options.token_compute_cost = swap_is_cheap ? 6 : 5;  // B holds 2 blocks and 4 tokens: 20 against 24 or 20
-    Bench bench(4, 3, options, 4);
-    bench.add(6, 4);
-    bench.add(4, 4);
-    CHECK(bench.step() == "A6 B4");
-    CHECK(bench.step() == "A1");
-    CHECK(bench.preempted == (swap_is_cheap ? "Bs" : "Br"));
-  }
-}
+namespace {
 
-TEST_CASE("auto: costs of any unit are multiplied without overflow") {
+// "Bs" or "Br": how the later of two requests is preempted. It holds 2 blocks and 4 tokens.
+std::string preempted_at_cost(std::int64_t block_swap_cost, std::int64_t token_compute_cost) {
   SchedulerOptions options = make_options(64, 64, Preemption::kAuto);
-  options.block_swap_cost = 5'000'000'000;
-  options.token_compute_cost = 3'300'000'000;  // B holds 2 blocks and 4 tokens: 10.0e9 against 13.2e9
+  options.block_swap_cost = block_swap_cost;
+  options.token_compute_cost = token_compute_cost;
   Bench bench(4, 3, options, 4);
   bench.add(6, 4);
   bench.add(4, 4);
-  CHECK(bench.step() == "A6 B4");
-  CHECK(bench.step() == "A1");
-  CHECK(bench.preempted == "Bs");
+  REQUIRE(bench.step() == "A6 B4");
+  REQUIRE(bench.step() == "A1");
+  return bench.preempted;
+}
+
+}  // namespace
+
+TEST_CASE("auto compares the bytes that a swap moves with the tokens that would be recomputed") {
+  CHECK(preempted_at_cost(10, 5) == "Br");  // 20 against 20
+  CHECK(preempted_at_cost(10, 6) == "Bs");  // 20 against 24
+}
+
+TEST_CASE("auto: costs of any unit are multiplied without overflow") {
+  CHECK(preempted_at_cost(5'000'000'000, 3'300'000'000) == "Bs");  // 10.0e9 against 13.2e9
 }

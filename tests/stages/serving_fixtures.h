@@ -18,6 +18,9 @@
 // Not formatted: spaces around the slash would become part of the path.
 // clang-format off
 #include STAGE_HEADER(demo/static_scheduler.h)
+#ifdef COURSE_PRODUCTION
+#include STAGE_HEADER(production/speculation/speculating_server.h)
+#endif
 // clang-format on
 
 namespace tests {
@@ -30,14 +33,28 @@ struct ServingOptions {
   stage::SchedulerOptions scheduler = {.headroom = 0};  // tight, so that much happens
   bool static_batches = false;
   bool reserve_ahead = false;  // of static batches
+  bool speculates = false;     // drafts whenever a request may have some, as if they cost nothing
 };
 
-inline std::unique_ptr<stage::Scheduler> make_scheduler(stage::KvCacheManager& manager, const ServingOptions& options) {
+inline std::unique_ptr<stage::Server> make_server(stage::Engine& engine, stage::VirtualClock& clock,
+                                                  const ServingOptions& options) {
+  stage::KvCacheManager& manager = engine.manager();
   if (options.static_batches) {
-    return std::make_unique<stage::StaticScheduler>(manager, options.scheduler, options.prefix_cache,
-                                                    options.reserve_ahead);
+    return std::make_unique<stage::Server>(
+        engine, clock,
+        std::make_unique<stage::StaticScheduler>(manager, options.scheduler, options.prefix_cache,
+                                                 options.reserve_ahead));
   }
-  return std::make_unique<stage::Scheduler>(manager, options.scheduler, options.prefix_cache);
+#ifdef COURSE_PRODUCTION
+  if (options.speculates) {
+    return std::make_unique<stage::SpeculatingServer>(
+        engine, clock,
+        std::make_unique<stage::SpeculatingScheduler>(manager, options.scheduler, options.prefix_cache, 0,
+                                                      stage::TokenCost{.per_token = 0.0, .max_tokens = 64}));
+  }
+#endif
+  return std::make_unique<stage::Server>(
+      engine, clock, std::make_unique<stage::Scheduler>(manager, options.scheduler, options.prefix_cache));
 }
 
 // Slots of the cache that were not written are NaN.
@@ -45,7 +62,8 @@ struct Serving {
   explicit Serving(const ServingOptions& serving_options, const common::Llama& model = small_model())
       : options(serving_options),
         engine(model, engine_options(serving_options)),
-        server(engine, clock, make_scheduler(engine.manager(), options)) {
+        owned_server(make_server(engine, clock, options)),
+        server(*owned_server) {
     poison(engine);
     server.on_step([this](const stage::StepReport& report) { reports.push_back(report); });
   }
@@ -71,8 +89,17 @@ struct Serving {
     });
   }
 
+  void submit_all(const std::vector<stage::GenerationRequest>& requests) {
+    for (const stage::GenerationRequest& request : requests) {
+      submit(request);
+    }
+  }
+
   // The rules that hold after every step (stage 8, invariants 1 to 5). Empty if they do.
   std::string problem() const {
+    if (reports.empty()) {
+      return "a step without a report";
+    }
     const stage::StepReport& report = reports.back();
     int num_tokens = 0;
     for (const int count : report.num_served) {
@@ -130,12 +157,19 @@ struct Serving {
 
   // Serves all requests. Returns the first problem, or an empty string.
   std::string run() {
-    while (server.step()) {
+    while (true) {
+      const bool is_idle = server.is_idle();
+      if (server.step() == is_idle) {
+        return is_idle ? "step() is true although there is nothing to do: a loop over it never ends"
+                       : "step() is false although a request has not ended";
+      }
+      if (is_idle) {
+        return leak();
+      }
       if (std::string found = problem(); !found.empty()) {
         return found;
       }
     }
-    return leak();
   }
 
   const stage::KvCacheManager& engine_manager() const { return const_cast<stage::Engine&>(engine).manager(); }
@@ -145,7 +179,8 @@ struct Serving {
   stage::Engine engine;
   std::vector<stage::StepReport> reports;
   stage::TokenSink on_token;  // may be set while requests are served
-  stage::Server server;
+  std::unique_ptr<stage::Server> owned_server;
+  stage::Server& server;
 };
 
 // What the request gets in a roomy server of its own, with each sample served alone.

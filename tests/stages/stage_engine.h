@@ -62,6 +62,7 @@ inline EngineRun run_requests(stage::Engine& engine, std::span<const common::Req
   stage::VirtualClock clock;
   // No headroom, as in the stages before, which leave no blocks free for requests to grow into.
   stage::Server server(engine, {.token_budget = engine.options().chunk_size, .headroom = 0}, clock);
+  COMMON_CHECK(!server.step(), "step() is true although there is nothing to do: run() would never end");
   run.completions = server.run(requests, on_token);
   run.counters = server.counters();
   run.timing = server.timing();

@@ -2,7 +2,7 @@
 """What a stage's program answers to bad input: python3 tests/stages/test_cli.py build/stage1
 
 Bad input (a file, a prompt, a request that cannot fit) ends with exit code 1 and exactly one line on standard error that
-names the problem. A wrong option ends with CLI11's own exit code, 100 or more, and names the option.
+names the problem. A wrong option ends with exit code 2, and a line that names program, command and option.
 """
 
 import fcntl
@@ -43,9 +43,9 @@ def stage_number():
     return int(re.sub(r"\D", "", pathlib.Path(PROGRAM).name) or 0)
 
 
-def run(*arguments, stdout=subprocess.PIPE):
+def run(*arguments, stdout=subprocess.PIPE, environment=None):
     result = subprocess.run([PROGRAM, *arguments], stdin=subprocess.DEVNULL, stdout=stdout, stderr=subprocess.PIPE,
-                            timeout=TIMEOUT_SECONDS, check=False)
+                            timeout=TIMEOUT_SECONDS, check=False, env=os.environ | (environment or {}))
     result.stderr, result.notes = WHERE.subn(b"", result.stderr)
     result.sizes = [int(size.replace(b",", b"")) for size in SIZE.findall(result.stderr)]
     result.stderr = PROGRESS.sub(b"", SIZE.sub(b"", result.stderr))
@@ -68,13 +68,13 @@ class ProgramTest(unittest.TestCase):
             self.assertIn(word.lower(), message.lower())
 
     def assert_usage_error(self, result, *words):
-        """CLI11's exit code; the first line names the problem, a second one at most points to --help."""
+        """Exit code 2; the first line names the program and the problem, the second one points to --help."""
         message = result.stderr.decode("utf-8", errors="replace")
-        self.assertGreaterEqual(result.returncode, 100, message)
+        self.assertEqual(result.returncode, 2, message)
         lines = message.splitlines()
-        self.assertIn(len(lines), (1, 2), message)
-        if len(lines) == 2:
-            self.assertIn("--help", lines[1])
+        self.assertEqual(len(lines), 2, message)
+        self.assertTrue(lines[0].startswith(f"stage{stage_number() or ''}"), message)
+        self.assertIn("--help", lines[1])
         for word in words:
             self.assertIn(word.lower(), lines[0].lower())
 
@@ -139,15 +139,26 @@ class Gpu(ProgramTest):
         if b"--device" not in run("generate", "--help").stdout:
             self.skipTest("the stage computes on the CPU")
 
-    def test_without_a_gpu_it_says_so_once_and_goes_on(self):
+    def test_without_a_gpu_it_goes_on(self):
         automatic = run("generate", "--prompt", "a", "--max-new-tokens", "2")
         self.assertEqual((automatic.returncode, automatic.stderr), (0, b""))
         asked_for = run("generate", "--prompt", "a", "--max-new-tokens", "2", "--device", "gpu")
-        self.assertEqual(automatic.notes, 1)
         if asked_for.returncode != 0:
             self.assert_bad_input(asked_for, "gpu" if b"GPU" in asked_for.stderr else "cuda")
         on_cpu = run("generate", "--prompt", "a", "--max-new-tokens", "2", "--device", "cpu")
         self.assertEqual((on_cpu.returncode, on_cpu.stderr, on_cpu.notes), (0, b"", 0))
+
+    def test_that_there_is_no_gpu_is_said_once_on_a_terminal_and_never_into_a_pipe(self):
+        if os.path.exists("/dev/nvidiactl") or os.path.exists("/dev/dxg"):
+            self.skipTest("with a GPU's driver it is a surprise, and said in every run")
+        command = ("generate", "--prompt", "a", "--max-new-tokens", "2")
+        state = {"XDG_STATE_HOME": str(self.folder)}
+        self.assertEqual(run(*command).notes, 0)
+        shown = [Terminal.session(self, *command, typed=b"", environment=state) for _ in range(2)]
+        self.assertIn("note: computing on the CPU: ", shown[0])
+        self.assertNotIn("note: computing", shown[1])
+        (self.folder / "paged_attention_course/cpu_note").write_text("another reason\n", encoding="utf-8")
+        self.assertIn("note: computing on the CPU: ", Terminal.session(self, *command, typed=b"", environment=state))
 
     def test_the_cpu_has_one_precision(self):
         self.assert_bad_input(run("generate", "--prompt", "a", "--device", "cpu", "--precision", "bf16"), "float32")
@@ -225,10 +236,39 @@ class Prompt(ProgramTest):
     def test_longer_than_the_context_together_with_the_reply(self):
         self.assert_bad_input(run("generate", "--prompt", "Once", "--max-new-tokens", "5000"), "1024")
 
-    def test_chat_without_a_template_continues_the_text(self):
+    def test_chat_without_a_template_continues_the_text_and_says_so(self):
         prompt = ("--prompt", "Who are you?", "--max-new-tokens", "12", "--json", "-")
-        texts = [json.loads(run("generate", *option, *prompt).stdout)["requests"][0]["text"] for option in ((), ("--chat",))]
+        plain, chat = (run("generate", *option, *prompt) for option in ((), ("--chat",)))
+        texts = [json.loads(result.stdout)["requests"][0]["text"] for result in (plain, chat)]
         self.assertEqual(texts[0], texts[1])
+        self.assertEqual(plain.stderr, b"")
+        self.assertRegex(chat.stderr, rb"^note: the model has no chat template[^\n]+\n$")
+
+    def test_quiet_prints_the_texts_alone(self):
+        prompts = ("--prompt", "The king", "--prompt", "Once upon a time", "--max-new-tokens", "12")
+        texts = [request["text"] for request in json.loads(run("generate", *prompts, "--json", "-").stdout)["requests"]]
+        for option in ((), ("--stream",)):
+            result = run("generate", *prompts, "--quiet", *option)
+            self.assertEqual((result.returncode, result.stderr), (0, b""))
+            self.assertEqual(result.stdout.decode(), "".join(text + "\n" for text in texts))
+        self.assert_usage_error(run("generate", *prompts, "--quiet", "--json", "-"), "--quiet")
+
+    def test_json_says_why_a_text_ended(self):
+        prompts = ("--prompt", "The old woman opened the door and", "--prompt", "king " * 1100, "--max-new-tokens", "20")
+        requests = json.loads(run("generate", *prompts, "--stop", "o-m", "--json", "-").stdout)["requests"]
+        self.assertEqual([request["finish_reason"] for request in requests], ["stop", "rejected"])
+        one = json.loads(run("generate", *prompts[:2], "--max-new-tokens", "2", "--json", "-").stdout)["requests"][0]
+        self.assertEqual(one["finish_reason"], "length")
+
+    def test_a_reply_of_one_token_has_no_speed(self):
+        result = run("generate", "--prompt", "The king", "--max-new-tokens", "1")
+        self.assertEqual(result.returncode, 0)
+        self.assertIn(b"\nprompts  ", result.stdout)
+        self.assertNotIn(b"\nreplies", result.stdout)
+
+    def test_what_changes_the_direction_of_a_text_is_escaped_in_a_prompts_echo(self):
+        shown = run("generate", "--prompt", "The \u202egnik\x1b[2J", "--max-new-tokens", "2").stdout
+        self.assertIn(b'"The \\xe2\\x80\\xaegnik\\x1b[2J"', shown)
 
 
 class Cache(ProgramTest):
@@ -358,8 +398,29 @@ class Options(ProgramTest):
         self.assertEqual((result.returncode, result.stderr), (0, b""))
         self.assertRegex(result.stdout.decode(), r"^stage\d+ of paged_attention_course \d+\.\d+\n$")
 
-    def test_no_command(self):
-        self.assert_usage_error(run(), "subcommand")
+    def test_without_a_command_they_are_listed(self):
+        result = run()
+        self.assertEqual((result.returncode, result.stdout), (2, b""))
+        for command in (b"\n  generate  ", b"\n  chat  ", b"\n  bench  ", b"\n  demo  "):
+            self.assertIn(command, result.stderr)
+
+    def test_a_wrong_word_is_named_as_it_was_typed_with_what_may_have_been_meant(self):
+        program = run("--version").stdout.decode().split()[0]
+        for arguments, problem in (
+                (("genrate",), 'no command "genrate"; did you mean generate?'),
+                (("--hlp",), 'no option "--hlp"; did you mean --help?'),
+                (("generate", "--promt", "hi"), 'no option "--promt"; did you mean --prompt?'),
+                (("generate", "--prompt", "hi", "--temprature=2", "x"), 'no option "--temprature=2"; did you mean --temperature?'),
+                (("generate", "-seed", "2"), 'no option "-seed"; did you mean --seed?'),
+                (("generate", "--max-new", "2"), 'no option "--max-new"; did you mean --max-new-tokens?'),
+                (("generate", "--zzzzzz"), 'no option "--zzzzzz"'),
+                (("generate", "hi"), 'unexpected "hi"; a text to continue goes after --prompt'),
+                (("demo", "\x1b[2J"), 'unexpected "\\x1b[2J"'),
+                (("generate", "--slots", "x"), '--slots: "x" is not a whole number from 1 to 16777216')):
+            who = " ".join((program, arguments[0])) if arguments[0] in ("generate", "demo") else program
+            result = run(*arguments)
+            self.assertEqual((result.returncode, result.stdout), (2, b""))
+            self.assertEqual(result.stderr.decode(), f"{who}: {problem}\ntry '{who} --help'\n")
 
     def test_option_without_its_value(self):
         self.assert_usage_error(run("generate", "--prompt"), "--prompt")
@@ -788,12 +849,72 @@ class Serving(ProgramTest):
         for event in events:
             self.assertGreaterEqual(event["ts"], 0)
 
+    def test_every_moment_of_a_trace_is_json_with_its_lanes_named(self):
+        path = self.folder / "trace.json"
+        with subprocess.Popen([PROGRAM, "serve", *self.PROMPTS[:2], "--device", "cpu", "--max-new-tokens", "900", "--stop",
+                               "zzz", "--requests", "64", "--view", "quiet", "--trace", str(path)],
+                              stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as process:
+            while not path.exists() or path.stat().st_size < 20000:
+                self.assertIsNone(process.poll(), "it has ended too early to be killed")
+                time.sleep(0.01)
+            for _ in range(20):  # a reader that comes while a step is written sees that step or the one before
+                json.loads(path.read_text(encoding="utf-8"))
+            process.kill()
+        events = json.loads(path.read_text(encoding="utf-8"))
+        named = set()
+        for event in events:
+            self.assertTrue(event["ph"] == "M" or event["tid"] in named, event)
+            named |= {event["tid"]} if event["ph"] == "M" else set()
+        self.assertGreater(len(named), 2)
+
+    def test_ctrl_c_writes_all_that_is_asked_for(self):
+        results, trace = self.folder / "results.json", self.folder / "trace.json"
+        with subprocess.Popen([PROGRAM, "serve", *self.PROMPTS[:2], "--device", "cpu", "--max-new-tokens", "900",
+                               "--requests", "40", "--arrivals", "poisson:4", "--json", str(results), "--trace", str(trace)],
+                              stdout=subprocess.PIPE, stderr=subprocess.DEVNULL) as process:
+            while b"0:" not in process.stdout.readline():
+                pass
+            process.send_signal(signal.SIGINT)
+            output = process.communicate(timeout=TIMEOUT_SECONDS)[0].decode()
+        self.assertEqual(process.returncode, 130)
+        self.assertRegex(output, r"(?m)^  0  \".+\"")
+        self.assertIn("| requests finished ", output)
+        missing = int(re.search(r"interrupted: \d+ of 40 requests had not ended, and (\d+) of these had not arrived\n$",
+                                output).group(1))
+        document = json.loads(results.read_text(encoding="utf-8"))
+        self.assertTrue(document["interrupted"])
+        self.assertEqual(len(document["outputs"]), 40 - missing)
+        self.assertGreater(missing, 0)
+        # More arrive than can be served, so that some run when it comes.
+        cancelled = [output for output in document["outputs"] if output["finish_reason"] == "cancelled"]
+        self.assertTrue(cancelled)
+        for output in cancelled:
+            self.assertEqual([completion["finish_reason"] for completion in output["completions"]], ["cancelled"])
+        self.assertTrue(document["outputs"][0]["completions"][0]["text"])
+        self.assertIn("request 0", {event["args"]["name"] for event in json.loads(trace.read_text(encoding="utf-8"))
+                                    if event["ph"] == "M"})
+
+    def test_ctrl_c_ends_a_wait_for_the_next_request(self):
+        path = self.folder / "arrivals"
+        path.write_text("0 5 3\n1000 5 3\n", encoding="utf-8")
+        with subprocess.Popen([PROGRAM, "serve", "--device", "cpu", "--arrivals", str(path)],
+                              stdout=subprocess.PIPE, stderr=subprocess.DEVNULL) as process:
+            while b"ends" not in process.stdout.readline():
+                pass
+            time.sleep(0.2)  # it waits
+            process.send_signal(signal.SIGINT)
+            output = process.communicate(timeout=30)[0].decode()
+        self.assertEqual(process.returncode, 130)
+        self.assertIn("1 of 2 requests had not ended, and 1 of these had not arrived", output)
+
     def test_the_plot_is_well_formed(self):
         path = self.folder / "plot.svg"
         result = run("compare", "--virtual-clock", "--requests", "6", "--max-length", "48", "--slots", "96",
                      "--block-size", "4", "--plot", str(path))
         self.assertEqual((result.returncode, result.stderr), (0, b""))
-        self.assertEqual(xml.etree.ElementTree.parse(path).getroot().tag, "{http://www.w3.org/2000/svg}svg")
+        plot = xml.etree.ElementTree.parse(path).getroot()
+        self.assertEqual(plot.tag, "{http://www.w3.org/2000/svg}svg")
+        self.assertEqual(sum("%" in (text.text or "") for text in plot.iter("{http://www.w3.org/2000/svg}text")), 1)
 
     def test_the_offline_workload_needs_a_model_with_room_for_it(self):
         self.assert_bad_input(run("serve", "--workload", "offline"), "2048 tokens", "1024")
@@ -807,12 +928,14 @@ class Serving(ProgramTest):
 
 
 class Terminal(ProgramTest):
-    def session(self, *arguments, typed, rows=24, columns=80, kind="xterm", until=None):
+    def session(self, *arguments, typed, rows=24, columns=80, kind="xterm", until=None, environment=None, code=0):
         """What a terminal of that size shows; until: ends the program once it has shown that."""
         main, end = pty.openpty()
         fcntl.ioctl(end, termios.TIOCSWINSZ, struct.pack("HHHH", rows, columns, 0, 0))
-        environment = {name: value for name, value in os.environ.items() if name != "NO_COLOR"} | {"TERM": kind}
-        process = subprocess.Popen([PROGRAM, *arguments], stdin=end, stdout=end, stderr=end, env=environment)
+        environment = ({name: value for name, value in os.environ.items() if name != "NO_COLOR"} | {"TERM": kind}
+                       | (environment or {}))
+        process = subprocess.Popen([PROGRAM, *arguments], stdin=end, stdout=end, stderr=end, env=environment,
+                                   start_new_session=True, preexec_fn=lambda: fcntl.ioctl(0, termios.TIOCSCTTY, 0))
         os.close(end)
         os.write(main, typed)
         shown = b""
@@ -829,9 +952,9 @@ class Terminal(ProgramTest):
             if not piece:
                 break
         os.close(main)
-        code = process.wait(timeout=TIMEOUT_SECONDS)
+        ended = process.wait(timeout=TIMEOUT_SECONDS)
         if until is None:
-            self.assertEqual(code, 0, shown)
+            self.assertEqual(ended, code, shown)
         return shown.decode(errors="replace")
 
     def test_the_shell_greets_and_prompts(self):
@@ -871,6 +994,30 @@ class Terminal(ProgramTest):
             self.assertLessEqual(frame.count("\n"), 23)
         self.assertIn("output tokens a second", after)
 
+    def test_ctrl_c_leaves_the_live_view_and_prints_the_report(self):
+        if stage_number() < 8:
+            self.skipTest("the stage has no live view")
+        main, end = pty.openpty()
+        fcntl.ioctl(end, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 80, 0, 0))
+        with subprocess.Popen([PROGRAM, "serve", "--requests", "24", "--arrivals", "poisson:3", "--device", "cpu"], stdin=end,
+                              stdout=end, stderr=end, env=os.environ | {"TERM": "xterm"}, start_new_session=True,
+                              preexec_fn=lambda: fcntl.ioctl(0, termios.TIOCSCTTY, 0)) as process:
+            os.close(end)
+            shown = b""
+            while shown.count(b"\x1b[H") < 3:
+                shown += os.read(main, 65536)
+            os.write(main, b"\x03")
+            try:
+                while piece := os.read(main, 65536):
+                    shown += piece
+            except OSError:  # the other end is closed
+                pass
+        os.close(main)
+        self.assertEqual(process.returncode, 130)
+        after = shown.partition(b"\x1b[?1049l")[2]
+        for part in (b'  0  "', b"| requests finished", b"interrupted: "):
+            self.assertIn(part, after)
+
 
 class Http(ProgramTest):
     BODY = {"prompt": "Once upon a time", "max_tokens": 400, "temperature": 0, "ignore_eos": True, "stream": True}
@@ -891,7 +1038,10 @@ class Http(ProgramTest):
 
     def test_options_that_have_no_effect_without_http_or_with_it(self):
         for option, value in (("--api-key", "x"), ("--max-queue", "5"), ("--max-connections", "5"),
-                              ("--client-timeout", "5"), ("--pool-controls", None)):
+                              ("--client-timeout", "5"), ("--pool-controls", None), ("--api-key-file", "x"),
+                              ("--served-model-name", "x"), ("--chat-template", "none"), ("--cors", "*"),
+                              ("--quiet", None), ("--drain-notice", "2"), ("--drain-seconds", "9"),
+                              ("--streams-wait", None)):
             arguments = (option,) if value is None else (option, value)
             self.assert_usage_error(run("serve", "--prompt", "x", *arguments), option, "--http")
         self.assert_usage_error(run("serve", "--http", "127.0.0.1:0", "--paused"), "--paused", "--pool-controls")
@@ -917,7 +1067,61 @@ class Http(ProgramTest):
             connection.close()
             output, errors = server.process.communicate(timeout=TIMEOUT_SECONDS)
             self.assertEqual(server.process.returncode, 0, errors)
-            self.assertIn("ending", output)
+            self.assertIn("draining: 1 request runs", output)
+
+    def test_a_key_of_a_file_or_of_the_environment_is_asked_for(self):
+        with tempfile.TemporaryDirectory() as folder:
+            path = os.path.join(folder, "key")
+            for content, problem in (("", "no API key"), ("\n", "empty"), ("a b\n", "one word"), ("a\nb\n", "more than one"),
+                                     ("\u00e9\n", "ASCII"), (None, "cannot read")):
+                if content is None:
+                    os.remove(path)
+                else:
+                    pathlib.Path(path).write_text(content, encoding="utf-8")
+                self.assert_bad_input(run("serve", "--http", "127.0.0.1:0", "--api-key-file", path), path, problem)
+            self.assert_bad_input(run("serve", "--http", "127.0.0.1:0", "--api-key", ""), "--api-key", "empty")
+            self.assert_bad_input(run("serve", "--http", "127.0.0.1:0", environment={"COURSE_API_KEY": ""}),
+                                  "COURSE_API_KEY", "empty")
+            self.assert_usage_error(run("serve", "--http", "127.0.0.1:0", "--api-key", "x", "--api-key-file", path),
+                                    "--api-key")
+            pathlib.Path(path).write_text("secret\r\n", encoding="utf-8")
+            for options, environment in ((("--api-key-file", path), {"COURSE_API_KEY": "other"}),
+                                         ((), {"COURSE_API_KEY": "secret"})):
+                with http_program.HttpProgram(PROGRAM, "--device", "cpu", *options, environment=environment) as server:
+                    statuses = []
+                    for key in ("", "Bearer other", "bearer secret"):
+                        connection = server.connect()
+                        connection.request("GET", "/v1/models", headers={"Authorization": key} if key else {})
+                        statuses.append(connection.getresponse().status)
+                        connection.close()
+                    self.assertEqual(statuses, [401, 401, 200])
+
+    def test_the_terminal_says_what_is_served_and_has_a_line_for_each_request(self):
+        body = {"prompt": "Once upon a time", "max_tokens": 3, "temperature": 0}
+        with http_program.HttpProgram(PROGRAM, "--device", "cpu", "--served-model-name", "mine", "--chat-template",
+                                      "none", quiet=False) as server:
+            self.assertTrue(server.first_line.startswith("mine on "), server.first_line)
+            self.assertIn("chats without a template", server.first_line)
+            self.assertEqual(server.post("/v1/completions", body | {"model": "mine"})[1]["model"], "mine")
+            self.assertEqual(server.post("/v1/completions", body | {"model": "tales-5m"})[0], 404)
+            server.post("/v1/completions", body | {"top_p": 7})
+            code, output, errors = server.end()
+        self.assertEqual(code, 0, errors)
+        # A line is written when its reply has been sent, so two of them may change places.
+        lines = output.splitlines()
+        self.assertEqual(len(lines), 4, output)
+        for line in (r"POST /v1/completions 200, 6 tokens in \(0 cached\), 3 out, \d+ ms: length, cmpl-[0-9a-f]+-0",
+                     r"POST /v1/completions 404, .*",
+                     r"""POST /v1/completions 400, \d+ ms: "'top_p' must be a number from 0 to 1\"""",
+                     r"(ending|draining).*"):
+            self.assertEqual(sum(re.fullmatch(line, found) is not None for found in lines), 1, (line, output))
+
+    def test_bad_templates_and_origins_are_refused_at_the_start(self):
+        address = ("serve", "--http", "127.0.0.1:0")
+        self.assert_bad_input(run(*address, "--chat-template", "alpaca"), "alpaca", "known: chatml, qwen3")
+        self.assert_bad_input(run(*address, "--chat-template", "chatml"), "<|im_start|>")
+        for origin in ("example.org", "https://example.org/"):
+            self.assert_bad_input(run(*address, "--cors", origin), "--cors", "https://example.org")
 
     def test_an_address_that_others_reach_is_open_only_with_a_note(self):
         for options, note in (((), True), (("--api-key", "x"), False)):

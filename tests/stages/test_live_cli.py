@@ -10,6 +10,7 @@ import os
 import pathlib
 import pty
 import re
+import resource
 import select
 import signal
 import struct
@@ -31,11 +32,12 @@ def start(*arguments, **streams):
                                                                "stderr": subprocess.PIPE} | streams))
 
 
-def on_terminal(*arguments, typed=(), columns=80, term="xterm"):
+def on_terminal(*arguments, typed=(), columns=80, term="xterm", state="/nonexistent"):
     """Exit code and what the terminal gets. typed: pairs (what is waited for, what is then typed)."""
     main, end = pty.openpty()
     fcntl.ioctl(end, termios.TIOCSWINSZ, struct.pack("HHHH", 24, columns, 0, 0))
-    environment = {name: value for name, value in os.environ.items() if name != "NO_COLOR"} | {"TERM": term}
+    environment = {name: value for name, value in os.environ.items() if name != "NO_COLOR"} | {"TERM": term,
+                                                                                                       "XDG_STATE_HOME": state}
     process = start(*arguments, stdin=end, stdout=end, stderr=end, env=environment, start_new_session=True,
                     preexec_fn=lambda: fcntl.ioctl(0, termios.TIOCSCTTY, 0))
     os.close(end)
@@ -56,6 +58,9 @@ def on_terminal(*arguments, typed=(), columns=80, term="xterm"):
         while typed and typed[0][0] in shown[seen:]:
             seen = shown.index(typed[0][0], seen) + len(typed[0][0])
             os.write(main, typed.pop(0)[1])
+    flags = termios.tcgetattr(main)[3]
+    assert flags & termios.ECHO and flags & termios.ICANON, "the terminal is not as it was before"
+    assert shown.count(b"\x1b[?2004h") == shown.count(b"\x1b[?2004l"), "pastes are still marked"
     os.close(main)
     return process.wait(timeout=TIMEOUT_SECONDS), shown.decode(errors="replace").replace("\r\n", "\n")
 
@@ -105,7 +110,7 @@ class Streaming(ProgramTest):
     def test_ctrl_c_keeps_the_text(self):
         code, shown = on_terminal(*LONG, typed=[(b"there", b"\x03")])
         self.assertEqual(code, 130, shown)
-        self.assertRegex(shown, r"there.*\n\ninterrupted after \d+ tokens, [\d.]+ tokens/s\n$")
+        self.assertRegex(shown, r"(?s)there.*\n\ninterrupted after \d+ tokens, [\d.]+ tokens/s\n$")
         self.assertNotIn("| counter", shown)
 
     def test_an_interrupt_keeps_the_text_in_a_pipe_too(self):
@@ -258,6 +263,189 @@ class Chat(ProgramTest):
         self.assertNotIn("ends]", shown, "Ctrl-C came during the reply")
         self.assertLess(len(shown.split("^C")[0]), 1500)
         self.assertGreater(len(shown.split("The king\n")[1].split("> ")[0]), 5)
+
+    def test_ctrl_d_that_is_typed_during_a_reply_ends_the_program_after_it(self):
+        code, shown = on_terminal("chat", *self.GREEDY, typed=[(b"\n> ", b"Once upon a time\r"), (b"there", b"\x04")])
+        self.assertEqual(code, 0, shown)
+        self.assertIn("24 tokens, the first", shown)
+
+    def edited(self):
+        if b"--keep-history" not in run("chat", "--help").stdout:
+            self.skipTest("this build has no line editor")
+        return ("chat", "--temperature", "0", "--max-new-tokens", "4")
+
+    def typed_messages(self, *typed, **options):
+        """What the program understood: the user's messages of a conversation in which this is typed, each at a prompt."""
+        path = self.folder / "conversation"
+        at_prompt = b"\n> "
+        code, shown = on_terminal(*self.edited(), *options.pop("arguments", ()), **options, typed=[
+            *((at_prompt, text.encode()) for text in typed), (at_prompt, f"/save {path}\r".encode()), (b"messages in", b""),
+            (b"> ", b"\x04")])
+        self.assertEqual(code, 0, shown)
+        # A model without a template may have taken a message for the end of a paragraph.
+        return [message["content"].removesuffix("\n") for message in json.loads(path.read_text(encoding="utf-8"))["messages"]
+                if message["role"] == "user"]
+
+    def test_lines_are_edited_and_found_again(self):
+        left, up, home, delete = "\x1b[D", "\x1b[A", "\x01", "\x1b[3~"
+        self.assertEqual(
+            self.typed_messages(f"Once upon a tme{left}{left}i\r", f"xking{home}{delete}The \r", f"{up}{up}s\r",
+                                "日本語\x7f\x7fはな\x7f\r", "one two\x17three\r"),
+            ["Once upon a time", "The king", "Once upon a times", "日は", "one three"])
+
+    def test_wide_characters_leave_nothing_behind(self):
+        code, shown = on_terminal(*self.edited(), typed=[(b"\n> ", "日本語".encode()), ("語".encode(), b"\x7f"),
+                                                         (b"\x1b[K", b"\x15/quit\r")])
+        self.assertEqual(code, 0, shown)
+        # "> " and two characters take six columns: the seventh, where the third began, is where it is erased from.
+        self.assertIn("\x1b[7G\x1b[K", shown)
+
+    def test_a_paste_is_one_message_and_can_be_edited(self):
+        paste = "\x1b[200~first\rsecond \x1b[31m\tline\r\x1b[201~"
+        self.assertEqual(self.typed_messages(paste + "!\r", "The king\r"), ["first\nsecond [31m\tline!", "The king"])
+
+    def test_messages_of_several_lines(self):
+        self.assertEqual(self.typed_messages("one \\\rtwo\r", '\"\"\"three\rfour\"\"\"\r'), ["one \ntwo", "three\nfour"])
+        told = chat(*self.GREEDY, lines=["Once upon\\", "a time", '"""The', 'king"""', "/save " + str(self.folder / "x")])
+        self.assertEqual((told.returncode, told.errors), (0, []))
+        messages = json.loads((self.folder / "x").read_text(encoding="utf-8"))["messages"]
+        self.assertEqual([messages[0]["content"], messages[2]["content"]], ["Once upon\na time", "The\nking"])
+
+    def test_what_is_typed_during_a_reply_waits_until_it_has_ended(self):
+        path = self.folder / "conversation"
+        code, shown = on_terminal("chat", "--max-new-tokens", "900", typed=[
+            (b"\n> ", b"Once upon a time\r"), (b"there", b"Zebras\r/save " + str(path).encode() + b"\r"),
+            (b"messages in", b""), (b"> ", b"\x04")])
+        self.assertEqual(code, 0, shown)
+        reply = shown.split("there", 1)[1].split("\n\x1b[2m[")[0]
+        self.assertGreater(len(reply), 100)
+        self.assertNotIn("Zebras", reply)
+        self.assertNotIn("/save", reply)
+        messages = json.loads(path.read_text(encoding="utf-8"))["messages"]
+        self.assertEqual([message["content"].strip() for message in messages[::2]], ["Once upon a time", "Zebras"])
+
+    def test_a_signal_that_ends_the_program_leaves_the_terminal_as_it_was(self):
+        with self.subTest("Ctrl-\\ at the prompt"):
+            self.assertEqual(on_terminal("chat", typed=[(b"\n> ", b"abc\x1c")])[0], -signal.SIGQUIT)
+        with self.subTest("Ctrl-\\ in a reply"):
+            self.assertEqual(on_terminal("chat", "--max-new-tokens", "900", typed=[
+                (b"\n> ", b"Once upon a time\r"), (b"there", b"\x1c")])[0], -signal.SIGQUIT)
+
+    def test_what_was_typed_is_kept_for_the_next_conversation_if_that_is_asked_for(self):
+        state = str(self.folder)
+        self.typed_messages("The king\r", state=state)
+        self.assertEqual(list(self.folder.glob("paged_attention_course/chat*")), [])
+        self.typed_messages("The king\r", "\x1b[200~two\rlines\x1b[201~\r", state=state, arguments=("--keep-history",))
+        history, = self.folder.glob("paged_attention_course/chat*")
+        self.assertEqual(history.stat().st_mode & 0o777, 0o600)
+        up = "\x1b[A"
+        # The last thing that was typed is /save.
+        self.assertEqual(self.typed_messages(up + up + "\r", up * 4 + "\r", state=state, arguments=("--keep-history",)),
+                         ["two\nlines", "The king"])
+
+    def test_on_a_terminal_each_reply_has_its_speed_and_what_the_cache_saved(self):
+        code, shown = on_terminal("chat", *self.GREEDY, columns=160, typed=[
+            (b"\n> ", b"Once upon a time\n"), (b"\n> ", b"The king\n"), (b"\n> ", b"\x04")])
+        self.assertEqual(code, 0, shown)
+        self.assertEqual(len(re.findall(r"\[24 tokens, the first after \d+ ms, then [\d,]+ tokens/s[;\]]", shown)), 2, shown)
+        if stage_number() >= 6:
+            self.assertRegex(shown, r"tokens/s; [\d,]+ of the conversation's [\d,]+ tokens were in the prefix cache\]")
+
+    def test_settings_are_shown_and_changed(self):
+        result = chat("--max-new-tokens", "24", lines=["/set", "/set temperature 0", "/set top-k 7", "/set max_tokens = 5",
+                                                       "Once upon a time", "/set", "/set top_p 2", "/set size 3"])
+        notes = [line for line in result.stdout_text.splitlines() if line.startswith("[temperature")]
+        self.assertEqual(notes[0], "[temperature 0.7, top_k 40, top_p 0.95, min_p 0, repetition_penalty 1, seed 0, max_tokens 24]")
+        self.assertEqual(notes[-1], "[temperature 0, top_k 7, top_p 0.95, min_p 0, repetition_penalty 1, seed 0, max_tokens 5]")
+        self.assertIn("cut after 5 tokens", result.stdout_text)
+        greedy = chat("--temperature", "0", "--max-new-tokens", "5", lines=["Once upon a time"]).stdout_text
+        self.assertIn(greedy, result.stdout_text)
+        self.assertEqual(result.errors[0], 'error: top_p: "2" is not a number from 0 to 1')
+        self.assertRegex(result.errors[1], r'^error: no setting "size"; there are: temperature')
+
+    def test_a_reply_is_drawn_anew_in_place_of_the_last(self):
+        path = self.folder / "conversation"
+        result = chat("--max-new-tokens", "12", lines=["/regenerate", "Once upon a time", "/regenerate", f"/save {path}"])
+        self.assertEqual(result.errors[0], "error: there is no reply yet")
+        replies = [line for line in result.stdout_text.splitlines() if not line.startswith("[")]
+        self.assertEqual(len(set(replies)), 2, replies)
+        messages = json.loads(path.read_text(encoding="utf-8"))["messages"]
+        self.assertEqual([message["role"] for message in messages], ["user", "assistant"])
+        self.assertEqual(messages[1]["content"].strip(), replies[1])
+        self.assertIn("the reply is the same", chat(*self.GREEDY, lines=["Once", "/regenerate"]).stdout_text)
+
+    def test_a_saved_conversation_goes_on(self):
+        path = self.folder / "conversation"
+        whole = chat(*self.GREEDY, "--system", "There was a bear.", lines=["Once upon a time", f"/save {path}", "The king"])
+        rest = chat(*self.GREEDY, lines=[f"/load {path}", "The king", "/system"])
+        self.assertEqual(rest.errors, [])
+        texts = [[line for line in result.stdout_text.splitlines() if not line.startswith("[")] for result in (whole, rest)]
+        self.assertEqual(texts[1], texts[0][1:])
+        self.assertIn('[system: "There was a bear."]', rest.stdout_text)
+        for content, problem in (("{}", "no conversation"), ("x", "no conversation"),
+                                 ('{"messages": [{"role": "assistant", "content": "x"}]}', "do not take turns"),
+                                 ('{"messages": [{"role": "user", "content": 5}]}', "no conversation")):
+            path.write_text(content, encoding="utf-8")
+            self.assertIn(problem, chat(lines=[f"/load {path}"]).errors[0])
+        self.assertIn("cannot open", chat(lines=["/load " + str(self.folder / "none")]).errors[0])
+        self.assertIn("can't write", chat(lines=["Once", f"/save {self.folder}/none/x"]).errors[0])
+        self.assertIn("needs the name", chat(lines=["/save"]).errors[0])
+
+    def test_a_conversation_that_cannot_be_saved_does_not_cost_the_one_before(self):
+        path, link = self.folder / "conversation", self.folder / "link"
+        path.write_text("{}", encoding="utf-8")
+        link.symlink_to(path)
+        self.assertEqual(chat(*self.GREEDY, lines=["Once upon a time", f"/save {link}"]).errors, [])
+        before = path.read_text(encoding="utf-8")
+        self.assertTrue(link.is_symlink())
+
+        def limit_files():  # as a full disk
+            signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+            resource.setrlimit(resource.RLIMIT_FSIZE, (64, 64))
+
+        with start("chat", *self.GREEDY, preexec_fn=limit_files) as process:
+            _, errors = process.communicate(f"The king\n/save {path}\n".encode(), timeout=TIMEOUT_SECONDS)
+        self.assertIn(f"can't write to '{path}'".encode(), errors)
+        self.assertEqual(path.read_text(encoding="utf-8"), before)
+        self.assertEqual(sorted(self.folder.iterdir()), [path, link])
+
+    def test_files_that_are_no_conversations_change_nothing(self):
+        path, kept = self.folder / "broken", self.folder / "kept"
+        pipe = self.folder / "pipe"
+        os.mkfifo(pipe)
+        for content in ('{"messages": null}', '{"messages": {"a": {"role": "user", "content": "x"}}}', '{"messages": "x"}', "[" * 100_000,
+                        '{"messages": [{"role": "user", "content": ' + "[" * 100_000, "\0" * 100, '{"messages": [null]}'):
+            path.write_text(content, encoding="utf-8")
+            result = chat(*self.GREEDY, lines=["/system There was a bear.", f"/load {path}", "/system", f"/save {kept}"])
+            self.assertIn("no conversation", result.errors[0], content[:50])
+            self.assertIn('[system: "There was a bear."]', result.stdout_text)
+            self.assertIn("[1 message in ", result.stdout_text)
+        with open(path, "wb") as file:
+            file.truncate(100 << 20)
+        for place, problem in ((path, "larger than"), (self.folder, "no regular file"), (pipe, "no regular file")):
+            result = chat(*self.GREEDY, lines=[f"/load {place}", "Once upon a time"])
+            self.assertIn(problem, result.errors[0])
+            self.assertIn("there was", result.stdout_text, "the conversation goes on")
+        for place in (self.folder, pipe):
+            self.assertIn("no regular file", chat(lines=[f"/save {place}"]).errors[0])
+
+    def test_tokens_that_a_saved_conversation_cannot_have_are_not_used(self):
+        path = self.folder / "conversation"
+        whole = chat(*self.GREEDY, lines=["Once upon a time", f"/save {path}", "The king"]).stdout_text.splitlines()
+        reply = [line for line in whole if not line.startswith("[")][-1]
+        document = json.loads(path.read_text(encoding="utf-8"))
+        for tokens in ([1e30, 5], [10 ** 30], [-1], [2 ** 32 + 5], [5], ["a"], "abc", {"a": 5}):
+            document["messages"][1]["tokens"] = tokens
+            path.write_text(json.dumps(document), encoding="utf-8")
+            result = chat(*self.GREEDY, lines=[f"/load {path}", "The king"])
+            self.assertEqual(result.errors, [], tokens)
+            self.assertIn("[2 messages from ", result.stdout_text)
+            self.assertIn(reply[:20], result.stdout_text)
+
+    def test_several_lines_are_no_name_of_a_file(self):
+        result = chat(*self.GREEDY, lines=[f'"""/save {self.folder}/a', 'b"""'])
+        self.assertIn("needs the name of a file", result.errors[0])
+        self.assertEqual(list(self.folder.glob("a*")), [])
 
     def test_ctrl_c_twice_at_an_empty_prompt_ends(self):
         code, shown = on_terminal("chat", typed=[(b"\n> ", b"\x03"), (b"ends]", b""), (b"> ", b"\x03")])

@@ -5,9 +5,11 @@
 
 #include <math.h>
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
+#include <type_traits>
 
 #include "common/cuda/executor/executor.h"
 #include "common/cuda/executor/warp.h"
@@ -116,11 +118,15 @@ struct dim3 {
 
 inline int min(int a, int b) { return a < b ? a : b; }
 inline int max(int a, int b) { return a > b ? a : b; }
+inline unsigned max(unsigned a, unsigned b) { return a > b ? a : b; }
+inline unsigned long long max(unsigned long long a, unsigned long long b) { return a > b ? a : b; }
 inline int __clz(int x) { return x == 0 ? 32 : __builtin_clz(static_cast<unsigned>(x)); }
 inline float __fdividef(float a, float b) { return a / b; }
 inline float rsqrtf(float x) { return 1.0F / sqrtf(x); }
 inline float __uint_as_float(unsigned bits) { return __builtin_bit_cast(float, bits); }
 inline unsigned __float_as_uint(float x) { return __builtin_bit_cast(unsigned, x); }
+inline float __int_as_float(int bits) { return __builtin_bit_cast(float, bits); }
+inline int __float_as_int(float x) { return __builtin_bit_cast(int, x); }
 
 template <typename T>
 T __ldcg(const T* from) {
@@ -141,7 +147,7 @@ void __stcs(T* to, T x) {
 
 // The blocks run one after another, and a thread is not interrupted between two accesses.
 template <typename T>
-T atomicAdd(T* to, T x) {
+T atomicAdd(T* to, std::type_identity_t<T> x) {
   const T before = *to;
   *to = before + x;
   return before;
@@ -150,6 +156,18 @@ template <typename T>
 T atomicMax(T* to, T x) {
   const T before = *to;
   *to = before < x ? x : before;
+  return before;
+}
+template <typename T>
+T atomicOr(T* to, std::type_identity_t<T> x) {
+  const T before = *to;
+  *to = before | x;
+  return before;
+}
+template <typename T>
+T atomicExch(T* to, std::type_identity_t<T> x) {
+  const T before = *to;
+  *to = x;
   return before;
 }
 inline void __threadfence() {}
@@ -175,6 +193,12 @@ template <typename T>
 T __shfl_up_sync(unsigned mask, T x, int distance) {
   const int lane = common::executor::lane();
   return common::executor::shuffle(mask, x, lane >= distance ? lane - distance : lane);
+}
+inline int __reduce_max_sync(unsigned mask, int x) {
+  for (int distance = 1; distance < 32; distance *= 2) {
+    x = std::max(x, __shfl_xor_sync(mask, x, distance));
+  }
+  return x;
 }
 inline unsigned __ballot_sync(unsigned mask, bool vote) { return common::executor::ballot(mask, vote); }
 inline bool __any_sync(unsigned mask, bool vote) { return common::executor::ballot(mask, vote) != 0; }

@@ -1,6 +1,7 @@
 #include "common/cuda/executor/executor.h"
 
 #include <sys/mman.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <array>
@@ -13,10 +14,12 @@
 #include <mutex>
 #include <random>
 #include <string>
+#include <unordered_set>
 #include <utility>
 #include <vector>
 
 #include "common/base/check.h"
+#include "common/base/text.h"
 #include "common/cuda/executor/accesses.h"
 
 #ifdef __SANITIZE_ADDRESS__
@@ -793,8 +796,26 @@ LaneLog* current_log() { return current == nullptr || !is_counting() ? nullptr :
 
 namespace {
 
-void fail_access(int bytes, bool is_store, const char* where) {
-  fail(std::string(is_store ? "writes " : "reads ") + std::to_string(bytes) + " bytes " + where);
+void fail_access(int bytes, bool is_store, const std::string& where) {
+  fail((is_store ? "writes " : "reads ") + std::to_string(bytes) + " bytes " + where);
+}
+
+// Whether there is any memory at an address of the host's. A page that had some once counts as having it.
+bool is_mapped(std::uintptr_t address) {
+  static const auto page_bytes = static_cast<std::uintptr_t>(sysconf(_SC_PAGESIZE));
+  static std::unordered_set<std::uintptr_t> mapped;
+  static std::uintptr_t last = 0;
+  const std::uintptr_t page = address / page_bytes;
+  if (page == last || mapped.contains(page)) {
+    last = page;
+    return true;
+  }
+  // NOLINTNEXTLINE(performance-no-int-to-ptr): the address is all there is
+  if (msync(reinterpret_cast<void*>(page * page_bytes), page_bytes, MS_ASYNC) != 0) {
+    return false;
+  }
+  mapped.insert(page);
+  return true;
 }
 
 }  // namespace
@@ -820,6 +841,10 @@ Space check_access(std::uintptr_t address, int bytes, bool is_store) {
 #ifdef COURSE_COUNTED  // elsewhere, the compiler does not report all accesses
     static_shared.touch(address, bytes);
 #endif
+  } else if (!is_mapped(address)) {  // it would end the program
+    fail_access(
+        bytes, is_store,
+        common::format("at address 0x%llx, where there is no memory", static_cast<unsigned long long>(address)));
   }
   if (space != Space::kOther && address % static_cast<std::uintptr_t>(std::clamp(bytes, 1, 16)) != 0) {
     fail_access(bytes, is_store, "at an address that is no multiple of that");

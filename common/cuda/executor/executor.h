@@ -7,9 +7,9 @@
 //
 // A copy in flight lands as late as it may, so that a kernel that reads too early finds old data. Shared memory that a
 // block has not written holds NaN. Memory of the "device" is a range of addresses of its own: an access in it but
-// outside of its allocations is an Error, as is one that is not aligned. (The host's own memory is not checked, and
-// under a sanitizer the sanitizer checks in the executor's place.) Arithmetic is that of the host's compiler: results
-// differ from a GPU's in rounding.
+// outside of its allocations is an Error, as is one that is not aligned, and one where there is no memory at all. (The
+// host's own memory is not checked, and under a sanitizer the sanitizer checks in the executor's place.) Arithmetic is
+// that of the host's compiler: results differ from a GPU's in rounding.
 //
 // What memory would have to do is counted (counts.h). Kernels are written in CUDA C++ as always; cuda_on_host.h gives
 // the host's compiler the words that it lacks, and ptx_on_host.h the instructions.

@@ -85,6 +85,8 @@ cudaError_t cudaFree(void* pointer) {
   common::executor::free(pointer);
   return cudaSuccess;
 }
+cudaError_t cudaHostAlloc(void** pointer, std::size_t bytes, unsigned /*flags*/) { return cudaMalloc(pointer, bytes); }
+cudaError_t cudaFreeHost(void* pointer) { return cudaFree(pointer); }
 cudaError_t cudaMemGetInfo(std::size_t* free, std::size_t* total) {
   *free = free_bytes();
   *total = total_bytes();
@@ -104,6 +106,15 @@ cudaError_t cudaMemcpy(void* to, const void* from, std::size_t bytes, cudaMemcpy
 }
 cudaError_t cudaMemcpyAsync(void* to, const void* from, std::size_t bytes, cudaMemcpyKind kind, cudaStream_t stream) {
   return enqueue(stream, [=] { (void)cudaMemcpy(to, from, bytes, kind); });
+}
+cudaError_t cudaMemcpy2DAsync(void* to, std::size_t to_pitch, const void* from, std::size_t from_pitch,
+                              std::size_t width, std::size_t height, cudaMemcpyKind kind, cudaStream_t stream) {
+  return enqueue(stream, [=] {
+    for (std::size_t row = 0; row < height; ++row) {
+      (void)cudaMemcpy(static_cast<std::byte*>(to) + row * to_pitch,
+                       static_cast<const std::byte*>(from) + row * from_pitch, width, kind);
+    }
+  });
 }
 cudaError_t cudaMemsetAsync(void* to, int byte, std::size_t bytes, cudaStream_t stream) {
   return enqueue(stream, [=] { (void)cudaMemset(to, byte, bytes); });

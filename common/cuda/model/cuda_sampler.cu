@@ -223,8 +223,7 @@ __device__ Kept keep_top_p(CutShared& shared, const Row& row, const Kept& kept, 
 __global__ void __launch_bounds__(kCutThreads)
     cut_kernel(const float* logits, int vocab_size, const SamplingParameters* rows, const int* most_likely,
                Kept* last_kept) {
-  extern __shared__ CutShared cut_shared[];
-  CutShared& shared = *cut_shared;
+  COURSE_SHARED_OBJECT(CutShared, shared);
   wait_for_previous_launch();
   allow_next_launch();
   const int index = static_cast<int>(blockIdx.x);

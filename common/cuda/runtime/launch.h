@@ -24,8 +24,8 @@ inline bool can_overlap() {
 }
 
 // kPrevious: the kernel may start while the previous launch still runs (programmatic dependent launch, which has no
-// effect below compute capability 9.0), so it must call wait_for_previous_launch() before it touches memory that
-// earlier launches read or write. kPreviousWithoutL1: the same, and all on-chip memory of a multiprocessor is
+// effect below compute capability 9.0), so it must call wait_for_previous_launch() before it reads what that launch may
+// write, or writes what it may read. kPreviousWithoutL1: the same, and all on-chip memory of a multiprocessor is
 // configured as shared memory. Because that configuration can change only while a multiprocessor is idle, launches that
 // need much shared memory then follow each other without a pause. A kernel that relies on L1 is slower for it.
 enum class Overlap { kNone, kPrevious, kPreviousWithoutL1 };

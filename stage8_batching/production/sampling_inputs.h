@@ -1,4 +1,4 @@
-// How a step of a GpuRunner draws its tokens: inputs that are copied like the others, if there is anything to draw.
+// How a step draws its tokens, for the device: inputs that are copied like the others, if there is anything to draw.
 #pragma once
 
 #include <algorithm>

@@ -1,0 +1,17 @@
+// How a model wants its tokens drawn.
+#pragma once
+
+#include "common/math/sampling.h"
+#include "common/model/gguf.h"
+
+namespace common {
+
+// For conversations, and for requests that do not say: temperature 0.7, top_k 40, top_p 0.95; in place of each of them
+// and of min_p and the repetition penalty, what the file recommends (general.sampling.temp, .top_k, .top_p, .min_p,
+// .penalty_repeat, as llama.cpp writes them). A recommendation that makes no sense is none.
+SamplingOptions recommended_sampling(const Gguf& file);
+
+// What was chosen, and the recommendation for all that still is as it is without one.
+SamplingOptions with_recommendations(const SamplingOptions& chosen, const Gguf& file);
+
+}  // namespace common

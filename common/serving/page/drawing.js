@@ -1,0 +1,461 @@
+"use strict";
+// From a snapshot to a drawing: pure functions, which know nothing of the page around them: the live page and the widgets
+// of the course's site (common/site/widgets) draw with them. Sizes in CSS pixels.
+//
+//   const layout = poolLayout(snapshot.sizes.blocks, width, height);
+//   drawPool(context, snapshot, layout, themeOf(element), {lit: new Set([12])});
+
+// What is drawn differs in shape too, and not in colour alone:
+//   in a table   filled with its owner's colour, a mark for each slot that holds a token
+//   shared       the same, in a double frame, with the number of tables
+//   cached       hatched, without a number of an owner
+//   free         an empty frame
+//   swapped out  dotted
+
+function themeOf(element) {
+  const style = getComputedStyle(element), value = (name) => style.getPropertyValue(name).trim();
+  return {text: value("--text"), dim: value("--dim"), line: value("--line"), card: value("--card"), free: value("--free"),
+          hatch: value("--hatch"), accent: value("--accent"), bad: value("--bad"), prompt: value("--prompt"), lit: value("--lit"),
+          onOwner: value("--on-owner"), lightness: Number(value("--owner-lightness")), saturation: Number(value("--owner-saturation"))};
+}
+
+// A canvas with as many pixels as its place has, and its context in CSS pixels.
+function sizedContext(canvas) {
+  const ratio = window.devicePixelRatio || 1, width = canvas.clientWidth, height = canvas.clientHeight;
+  if (canvas.width !== Math.round(width * ratio) || canvas.height !== Math.round(height * ratio)) {
+    canvas.width = Math.round(width * ratio);
+    canvas.height = Math.round(height * ratio);
+  }
+  const context = canvas.getContext("2d");
+  context.setTransform(ratio, 0, 0, ratio, 0, 0);
+  return {context, width, height};
+}
+
+const hueOf = (id) => (id * 137.5 + 210) % 360;
+const colors = new Map();
+function colorOf(theme, id, isFaint = false) {
+  const name = `${id},${isFaint},${theme.lightness}`;
+  if (!colors.has(name)) {
+    if (colors.size > 5000) colors.clear();
+    colors.set(name, `hsl(${hueOf(id)} ${theme.saturation}% ${theme.lightness}% / ${isFaint ? 0.35 : 1})`);
+  }
+  return colors.get(name);
+}
+
+const kMaxDrawn = 8192;  // blocks; of a larger pool the first are drawn
+
+// The largest cells with which so many blocks fill a width and a height.
+function poolLayout(count, width, height) {
+  const drawn = Math.min(count, kMaxDrawn);
+  let cell = Math.min(92, Math.floor(Math.sqrt(width * height / Math.max(drawn, 1))) + 1);
+  const columnsOf = () => Math.max(1, Math.floor(width / cell));
+  while (cell > 3 && Math.ceil(drawn / columnsOf()) * cell > height) cell -= 1;
+  return {drawn, count, width, height, cell, columns: columnsOf(), gap: cell >= 24 ? 3 : cell >= 8 ? 2 : 1};
+}
+
+function blockRect(layout, block) {
+  const {cell, columns, gap} = layout;
+  return {x: (block % columns) * cell, y: Math.floor(block / columns) * cell, size: cell - gap};
+}
+
+function blockAt(layout, x, y) {
+  const column = Math.floor(x / layout.cell), block = Math.floor(y / layout.cell) * layout.columns + column;
+  return x >= 0 && y >= 0 && column < layout.columns && block < layout.drawn ? block : undefined;
+}
+
+// A tile of diagonal lines, made once for each colour: thousands of cells are hatched in each frame.
+const hatches = new Map();
+function hatch(context, x, y, width, height, color) {
+  if (!hatches.has(color)) {
+    const tile = Object.assign(document.createElement("canvas"), {width: 10, height: 10}), lines = tile.getContext("2d");
+    lines.scale(2, 2);
+    lines.strokeStyle = color;
+    lines.lineWidth = 1.1;
+    for (const [fromX, fromY, toX, toY] of [[-1, 6, 6, -1], [-1, 1, 1, -1], [4, 6, 6, 4]]) {
+      lines.moveTo(fromX, fromY);
+      lines.lineTo(toX, toY);
+    }
+    lines.stroke();
+    const pattern = context.createPattern(tile, "repeat");
+    pattern.setTransform(new DOMMatrix().scale(0.5));
+    hatches.set(color, pattern);
+  }
+  context.fillStyle = hatches.get(color);
+  context.fillRect(x, y, width, height);
+}
+
+function dots(context, x, y, width, height, color) {
+  context.fillStyle = color;
+  for (let row = y + 3; row < y + height - 1; row += 5) {
+    for (let column = x + 3; column < x + width - 1; column += 5) context.fillRect(column, row, 2, 2);
+  }
+}
+
+// state: {kind: "free" | "cached" | "owned" | "host", owner, filled, slots, tables, label}
+function drawBlock(context, x, y, width, height, state, theme) {
+  const isSmall = Math.min(width, height) < 9;
+  if (state.kind === "free") {
+    context.fillStyle = theme.free;
+    context.fillRect(x, y, width, height);
+    if (!isSmall) {
+      context.strokeStyle = theme.line;
+      context.lineWidth = 1;
+      context.strokeRect(x + 0.5, y + 0.5, width - 1, height - 1);
+    }
+  } else if (state.kind === "cached") {
+    context.fillStyle = theme.free;
+    context.fillRect(x, y, width, height);
+    hatch(context, x, y, width, height, theme.hatch);
+  } else if (state.kind === "host") {
+    context.fillStyle = colorOf(theme, state.owner);
+    context.fillRect(x, y, width, height);
+    dots(context, x, y, width, height, theme.onOwner);
+  } else {
+    const color = colorOf(theme, state.owner);
+    context.fillStyle = theme.card;
+    context.fillRect(x, y, width, height);
+    context.fillStyle = colorOf(theme, state.owner, true);
+    context.fillRect(x, y, width, height);
+    context.fillStyle = color;
+    if (height < 24 || state.slots > 64) {  // no room for a mark for each slot: a bar, which leaves the number readable
+      const bar = width >= 17 ? 5 : height;
+      context.fillRect(x, y + height - bar, width * state.filled / state.slots, bar);
+    } else {
+      drawSlots(context, x, y, width, height, state, color, theme);
+    }
+    if (state.tables > 1) {
+      context.strokeStyle = theme.text;
+      context.lineWidth = isSmall ? 1 : 1.5;
+      context.strokeRect(x + 0.75, y + 0.75, width - 1.5, height - 1.5);
+      if (!isSmall) context.strokeRect(x + 3.25, y + 3.25, width - 6.5, height - 6.5);
+    }
+  }
+  if (state.label !== undefined && width >= 17) {
+    const text = state.tables > 1 && width >= 34 ? `${state.label} ×${state.tables}` : String(state.label);
+    context.font = `600 ${height >= 24 ? 10 : 9}px system-ui, sans-serif`;
+    context.textBaseline = height >= 24 ? "top" : "middle";
+    context.textAlign = "left";
+    if (state.kind === "cached" || state.kind === "host") {
+      context.fillStyle = theme.card;
+      context.fillRect(x + 3, height >= 24 ? y + 3 : y + height / 2 - 6, context.measureText(text).width + 4, 12);
+    }
+    context.fillStyle = state.kind === "free" ? theme.dim : theme.text;
+    context.fillText(text, x + 5, height >= 24 ? y + 5 : y + height / 2 - (state.kind === "owned" ? 1.5 : -0.5), width - 6);
+  }
+}
+
+// Below the number: a mark for each slot, solid where a token is stored.
+function drawSlots(context, x, y, width, height, state, color, theme) {
+  const top = y + 16, room = {width: width - 8, height: height - 20};
+  let columns = 1;
+  while (columns < state.slots && Math.min(room.width / columns, room.height / Math.ceil(state.slots / columns)) <
+         Math.min(room.width / (columns + 1), room.height / Math.ceil(state.slots / (columns + 1)))) columns += 1;
+  const size = Math.min(room.width / columns, room.height / Math.ceil(state.slots / columns));
+  for (let slot = 0; slot < state.slots; ++slot) {
+    const left = x + 4 + (slot % columns) * size, up = top + Math.floor(slot / columns) * size, side = Math.max(1.5, size - 1.5);
+    if (slot < state.filled) {
+      context.fillStyle = color;
+      context.fillRect(left, up, side, side);
+      if (size > 5) {
+        context.strokeStyle = theme.onOwner;
+        context.lineWidth = 0.5;
+        context.strokeRect(left, up, side, side);
+      }
+    } else if (size > 3) {
+      context.strokeStyle = theme.hatch;
+      context.lineWidth = 0.75;
+      context.strokeRect(left + 0.5, up + 0.5, side - 1, side - 1);
+    }
+  }
+}
+
+function stateOf(snapshot, block) {
+  const places = placesOf(snapshot).get(block), slots = snapshot.sizes.block_size;
+  if (places) {
+    let filled = 0;
+    for (const place of places) filled = Math.max(filled, filledSlots(place, slots));
+    return {kind: "owned", owner: places[0].request.id, filled, slots, tables: places.length, label: block};
+  }
+  return {kind: snapshot.cached.has(block) ? "cached" : "free", owner: -1, filled: 0, slots, tables: 0, label: block};
+}
+
+function frame(context, x, y, width, height, theme) {
+  context.strokeStyle = theme.card;
+  context.lineWidth = 5;
+  context.strokeRect(x - 1, y - 1, width + 2, height + 2);
+  context.strokeStyle = theme.lit;
+  context.lineWidth = 2.5;
+  context.strokeRect(x - 1, y - 1, width + 2, height + 2);
+}
+
+// bend: how far its middle is off the straight line.
+function arrow(context, from, to, color, bend = 0) {
+  const length = Math.hypot(to.x - from.x, to.y - from.y) || 1, head = 8;
+  const middle = {x: (from.x + to.x) / 2 - 2 * bend * (to.y - from.y) / length, y: (from.y + to.y) / 2 + 2 * bend * (to.x - from.x) / length};
+  const angle = Math.atan2(to.y - middle.y, to.x - middle.x);
+  context.strokeStyle = context.fillStyle = color;
+  context.lineWidth = 2.5;
+  context.beginPath();
+  context.moveTo(from.x, from.y);
+  context.quadraticCurveTo(middle.x, middle.y, to.x, to.y);
+  context.stroke();
+  context.beginPath();
+  context.moveTo(to.x, to.y);
+  for (const turn of [2.6, -2.6]) context.lineTo(to.x + head * Math.cos(angle + turn), to.y + head * Math.sin(angle + turn));
+  context.fill();
+}
+
+function caption(context, text, x, y, layout, theme, maxWidth = layout.width, color = theme.bad) {
+  context.font = "600 11px system-ui, sans-serif";
+  const width = Math.min(maxWidth, context.measureText(text).width + 8);
+  const left = Math.max(0, Math.min(layout.width - width, x - width / 2)), top = Math.max(0, Math.min(layout.height - 16, y - 8));
+  context.fillStyle = color;
+  context.fillRect(left, top, width, 16);
+  context.fillStyle = theme.card;
+  context.textAlign = "left";
+  context.textBaseline = "middle";
+  context.fillText(text, left + 3, top + 8.5, width - 6);
+}
+
+// lit: blocks to put a frame around. What the snapshot's step did is drawn where it did it.
+function drawPool(context, snapshot, layout, theme, {lit = new Set()} = {}) {
+  context.clearRect(0, 0, layout.width, layout.height);
+  for (let block = 0; block < layout.drawn; ++block) {
+    const {x, y, size} = blockRect(layout, block);
+    drawBlock(context, x, y, size, size, stateOf(snapshot, block), theme);
+  }
+  const center = (block) => {
+    const {x, y, size} = blockRect(layout, block);
+    return {x: x + size / 2, y: y + size / 2};
+  };
+  const captions = [];
+  for (const block of snapshot.happened.evicted) {
+    if (block >= layout.drawn) continue;
+    const {x, y, size} = blockRect(layout, block);
+    const isReused = placesOf(snapshot).has(block);
+    if (size >= 64) caption(context, isReused ? "reused" : "evicted", x + size - 24, y + 9, layout, theme, 46, theme.dim);
+    else if (size >= 6) {  // no room for a word beside the block's number: a corner
+      context.fillStyle = theme.dim;
+      context.beginPath();
+      context.moveTo(x + size / 2, y);
+      context.lineTo(x + size, y);
+      context.lineTo(x + size, y + size / 2);
+      context.fill();
+    }
+  }
+  let numOut = 0, numIn = 0;
+  snapshot.happened.copies.forEach(([from, to], index) => {
+    if (from < layout.count && to < layout.count) {
+      if (from >= layout.drawn || to >= layout.drawn) return;
+      arrow(context, center(from), center(to), theme.bad, 6 + 5 * index);
+      const {x, y, size} = blockRect(layout, to);
+      captions.push([`copy of ${from}`, {x: x + size / 2, y: y + size - 6}, Math.max(size, 30)]);
+    } else {  // to the host's memory below, or from there
+      const {x, y} = center(Math.min(from, to)), reach = layout.cell * 0.55;
+      if (to < from) numIn += 1; else numOut += 1;
+      if (to < from) arrow(context, {x, y: y + reach}, {x, y}, theme.bad);
+      else arrow(context, {x, y}, {x, y: y + reach}, theme.bad);
+    }
+  });
+  const moves = [...(numOut ? [`${numOut} swapped out ↓`] : []), ...(numIn ? [`${numIn} swapped in ↑`] : [])].join(", ");
+  if (moves) captions.push([moves, {x: layout.width / 2, y: layout.height}]);
+  for (const [text, at, width] of captions.slice(0, 12)) caption(context, text, at.x, at.y, layout, theme, width);
+  for (const block of lit) {
+    if (block >= layout.drawn) continue;
+    const {x, y, size} = blockRect(layout, block);
+    frame(context, x, y, size, size, theme);
+  }
+}
+
+// Blocks in the host's memory, in groups by the request that is swapped out.
+function drawHost(context, snapshot, width, height, theme) {
+  context.clearRect(0, 0, width, height);
+  context.font = "11px system-ui, sans-serif";
+  context.textBaseline = "middle";
+  context.textAlign = "left";
+  context.fillStyle = theme.dim;
+  const used = snapshot.counters.host_used ?? 0, total = snapshot.sizes.host_blocks;
+  const text = total ? `host's memory: ${used} of ${total}` : "no room in the host's memory: preempted requests are computed again";
+  context.fillText(text, 0, height / 2, width);
+  let x = context.measureText("host's memory: 0000 of 0000").width + 8;
+  if (!total) return;
+  const blocks = [...snapshot.requests.values()].filter((request) => request.swapped).flatMap((request) => Array(request.hostBlocks).fill(request.id));
+  const cell = Math.max(4, Math.min(24, Math.floor((width - x) / Math.max(blocks.length, 1))));
+  for (const owner of blocks) {
+    drawBlock(context, x, (height - cell) / 2, cell - 2, cell - 2, {kind: "host", owner, label: owner}, theme);
+    x += cell;
+  }
+}
+
+// A bar of all slots, with a region for each request that would fit: solid where tokens are, hatched where reserved.
+function drawRegions(context, snapshot, width, height, theme) {
+  context.clearRect(0, 0, width, height);
+  context.fillStyle = theme.free;
+  context.fillRect(0, 0, width, height);
+  const scale = width / Math.max(snapshot.sizes.slots, 1);
+  for (const {id, begin, length, need} of regionsOf(snapshot).regions) {
+    context.fillStyle = colorOf(theme, id);
+    context.fillRect(begin * scale, 0, length * scale, height);
+    if ((need - length) * scale > 2) hatch(context, (begin + length) * scale, 0, (need - length) * scale, height, theme.hatch);
+    if (need * scale < 4) continue;
+    context.strokeStyle = theme.text;
+    context.lineWidth = 1;
+    context.strokeRect(begin * scale + 0.5, 0.5, need * scale - 1, height - 1);
+    if (need * scale < 22) continue;
+    context.fillStyle = theme.card;
+    context.fillRect(begin * scale + 2, 2, 17, height - 4);
+    context.fillStyle = theme.text;
+    context.font = "600 10px system-ui, sans-serif";
+    context.textAlign = "center";
+    context.textBaseline = "middle";
+    context.fillText(id, begin * scale + 10.5, height / 2 + 0.5, 16);
+  }
+}
+
+// ---- Block tables ----
+
+const kLabelWidth = 62, kSlotWidth = 40, kSlotHeight = 15, kHeaderHeight = 13, kQueueHeight = 19;
+
+// Rows of sequences, and where their logical blocks are. hasTexts: with the tokens' texts in the slots, which have
+// slotWidth or more.
+function tablesLayout(snapshot, width, hasTexts, slotWidth = kSlotWidth) {
+  const size = snapshot.sizes.block_size, slotColumns = size <= 16 ? Math.min(size, 4) : 8;
+  const withTexts = hasTexts && size <= 32;
+  const cellHeight = withTexts ? kHeaderHeight + Math.ceil(size / slotColumns) * kSlotHeight + 2 : 17;
+  const gap = withTexts ? 4 : 2, least = withTexts ? slotColumns * slotWidth + 4 : 34;
+  const columns = Math.max(1, Math.floor((width - kLabelWidth) / (least + gap)));
+  const cellWidth = withTexts ? Math.floor((width - kLabelWidth) / columns) - gap : least;  // texts take what there is
+  const rows = [];
+  let y = 3;
+  let isFirst = true;  // of those that are swapped out
+  for (const id of [...snapshot.running, ...snapshot.waiting]) {
+    const request = snapshot.requests.get(id);
+    for (const sequence of request.sequences.values()) {
+      const height = Math.max(1, Math.ceil(sequence.blocks.length / columns)) * (cellHeight + gap) + (withTexts ? 4 : 2);
+      rows.push({request, sequence, y, height});
+      y += height;
+    }
+    if (request.sequences.size === 0) {
+      rows.push({request, sequence: null, y, height: kQueueHeight, isFirst: request.swapped && isFirst});
+      isFirst &&= !request.swapped;
+      y += kQueueHeight;
+    }
+  }
+  return {rows, width, height: y + 4, cellWidth, cellHeight, gap, columns, withTexts, slotColumns};
+}
+
+function cellRect(layout, row, index) {
+  return {x: kLabelWidth + (index % layout.columns) * (layout.cellWidth + layout.gap),
+          y: row.y + Math.floor(index / layout.columns) * (layout.cellHeight + layout.gap) + 1, width: layout.cellWidth, height: layout.cellHeight};
+}
+
+// The row whose label is at a point.
+const labelAt = (layout, x, y) => x >= kLabelWidth ? undefined : layout?.rows.find((row) => y >= row.y && y < row.y + row.height);
+
+// The place in a table at a point, as sentenceOf() takes it.
+function placeAt(snapshot, layout, x, y) {
+  let low = 0, high = layout.rows.length - 1;
+  while (low < high) {
+    const middle = (low + high + 1) >> 1;
+    if (layout.rows[middle].y <= y) low = middle; else high = middle - 1;
+  }
+  const row = layout.rows[low];
+  if (!row?.sequence || x < kLabelWidth) return undefined;
+  const column = Math.floor((x - kLabelWidth) / (layout.cellWidth + layout.gap));
+  const index = Math.floor((y - row.y) / (layout.cellHeight + layout.gap)) * layout.columns + column;
+  if (column >= layout.columns || row.sequence.blocks[index] === undefined) return undefined;
+  const place = {block: row.sequence.blocks[index], sequence: row.sequence.id, request: row.request.id, index};
+  if (layout.withTexts) {
+    const cell = cellRect(layout, row, index), size = snapshot.sizes.block_size;
+    const slotColumn = Math.min(layout.slotColumns - 1, Math.floor((x - cell.x - 2) / ((cell.width - 4) / layout.slotColumns)));
+    const slot = Math.floor((y - cell.y - kHeaderHeight) / kSlotHeight) * layout.slotColumns + slotColumn;
+    if (slot >= 0 && slot < size && index * size + slot < row.sequence.length) place.position = index * size + slot;
+  }
+  return place;
+}
+
+function drawTables(context, snapshot, layout, scrollTop, height, theme, {lit = new Set()} = {}) {
+  context.clearRect(0, 0, layout.width, height);
+  const size = snapshot.sizes.block_size, batch = new Map(snapshot.happened.batch);
+  context.save();
+  context.translate(0, -scrollTop);
+  for (const row of layout.rows) {
+    if (row.y + row.height < scrollTop || row.y > scrollTop + height) continue;
+    drawRowLabel(context, row, batch, theme);
+    if (!row.sequence) {
+      drawQueued(context, snapshot, row, layout, theme);
+      continue;
+    }
+    row.sequence.blocks.forEach((block, index) => {
+      const cell = cellRect(layout, row, index);
+      if (cell.y + cell.height < scrollTop || cell.y > scrollTop + height) return;
+      const tables = placesOf(snapshot).get(block)?.length ?? 1;
+      const filled = filledSlots({sequence: row.sequence, index}, size);
+      if (layout.withTexts) drawTexts(context, cell, layout, row, index, {block, tables, filled, size}, theme);
+      else drawBlock(context, cell.x, cell.y, cell.width, cell.height, {kind: "owned", owner: row.request.id, filled, slots: size, tables, label: block}, theme);
+      if (lit.has(block)) frame(context, cell.x, cell.y, cell.width, cell.height, theme);
+    });
+  }
+  context.restore();
+}
+
+function drawRowLabel(context, row, batch, theme) {
+  const sequences = [...row.request.sequences.keys()], number = row.sequence ? sequences.indexOf(row.sequence.id) : 0;
+  context.fillStyle = colorOf(theme, row.request.id);
+  context.fillRect(0, row.y + 2, 32, 15);
+  context.fillStyle = theme.onOwner;
+  context.font = "600 11px system-ui, sans-serif";
+  context.textBaseline = "middle";
+  context.textAlign = "center";
+  context.fillText(nameOf(row.request), 16, row.y + 10, 30);
+  context.textAlign = "left";
+  context.font = "10px system-ui, sans-serif";
+  context.fillStyle = theme.dim;
+  if (sequences.length > 1) context.fillText(`.${number + 1}`, 34, row.y + 10, 26);
+  const served = number === 0 ? batch.get(row.request.id) : 0;
+  if (served && sequences.length < 2) context.fillText(`+${served}`, 36, row.y + 10, 24);
+  if (row.sequence && row.height > 30) context.fillText(`${row.sequence.length} tokens`, 0, row.y + 25, 58);
+}
+
+function drawQueued(context, snapshot, row, layout, theme) {
+  const {request} = row;
+  const text = request.swapped ? `swapped out: ${request.hostBlocks} block${request.hostBlocks === 1 ? "" : "s"} in the host's memory; ${row.isFirst ? "comes back first" : "then this one"}`
+    : request.wasPreempted ? "preempted: it lost its blocks, and is computed again when some are free"
+    : `waits in the queue, with a prompt of ${request.prompt} tokens`;
+  context.font = "12px system-ui, sans-serif";
+  context.fillStyle = request.swapped || request.wasPreempted ? theme.bad : theme.dim;
+  context.fillText(text, kLabelWidth, row.y + 10, layout.width - kLabelWidth);
+}
+
+// A logical block: its number, the physical block that it is, and its slots with the texts of their tokens.
+function drawTexts(context, cell, layout, row, index, {block, tables, filled, size}, theme) {
+  const slotWidth = (cell.width - 4) / layout.slotColumns;
+  context.fillStyle = colorOf(theme, row.request.id, true);
+  context.fillRect(cell.x, cell.y, cell.width, cell.height);
+  context.textBaseline = "middle";
+  context.font = "600 10px system-ui, sans-serif";
+  context.fillStyle = theme.text;
+  context.textAlign = "left";
+  context.fillText(`${index} → block ${block}${tables > 1 ? `  ×${tables}` : ""}`, cell.x + 4, cell.y + 7.5, cell.width - 8);
+  context.font = "11px ui-monospace, monospace";
+  for (let slot = 0; slot < size; ++slot) {
+    const x = cell.x + 2 + (slot % layout.slotColumns) * slotWidth, y = cell.y + kHeaderHeight + Math.floor(slot / layout.slotColumns) * kSlotHeight;
+    const text = row.sequence.texts[index * size + slot];
+    if (slot < filled) {
+      context.fillStyle = colorOf(theme, row.request.id);
+      context.fillRect(x + 0.5, y + 0.5, slotWidth - 1, kSlotHeight - 1.5);
+      context.fillStyle = theme.onOwner;
+      if (text !== undefined) context.fillText(/^<.+>$/.test(text) ? "⊢" : visible(text).slice(0, 12), x + 2, y + 7.5, slotWidth - 4);
+    } else {
+      context.strokeStyle = theme.hatch;
+      context.lineWidth = 0.75;
+      context.strokeRect(x + 1, y + 1, slotWidth - 2, kSlotHeight - 3);
+    }
+  }
+  if (tables > 1) {
+    context.strokeStyle = theme.text;
+    context.lineWidth = 1.2;
+    context.strokeRect(cell.x + 0.6, cell.y + 0.6, cell.width - 1.2, cell.height - 1.2);
+    context.strokeRect(cell.x - 1.6, cell.y - 1.6, cell.width + 3.2, cell.height + 3.2);
+  }
+}

@@ -1,0 +1,654 @@
+"use strict";
+// The page around the views: the connection, the counters, the forms.
+
+const hasControls = document.body.dataset.controls === "1", hasChat = document.body.dataset.chat === "1";
+let key = sessionStorage.getItem("key") || "";
+
+function element(name, properties = {}, ...children) {
+  const made = Object.assign(document.createElement(name), properties);
+  made.append(...children);
+  return made;
+}
+
+const headers = () => ({"Content-Type": "application/json", ...(key ? {Authorization: "Bearer " + key} : {})});
+
+// What a message for a command line says, put for a slider.
+const complain = (text) => { $("problem").textContent = plain(text.replace(/--slots (\d+) would do/, "$1 slots would do (under Pool)")); };
+
+async function ask(path, body, options = {}) {
+  let reply;
+  try {
+    reply = await fetch(path, {method: body === undefined ? "GET" : "POST", headers: headers(),
+                               body: body === undefined ? undefined : JSON.stringify(body), ...options});
+  } catch (error) {
+    throw options.signal?.aborted ? error : new Error("the server does not answer");
+  }
+  $("key").hidden = reply.status !== 401;
+  if (!reply.ok) {
+    const error = await reply.json().catch(() => null);
+    throw new Error(error?.error?.message ?? `the server answers ${reply.status}`);
+  }
+  return reply;
+}
+
+// Calls onEvent with the JSON of each server-sent event, to the end of the reply.
+async function readEvents(reply, onEvent, onBytes = () => {}) {
+  const reader = reply.body.getReader(), decoder = new TextDecoder();
+  let text = "";
+  for (;;) {
+    const {value, done} = await reader.read();
+    if (done) return;
+    onBytes(value.length);
+    text += decoder.decode(value, {stream: true});
+    const events = text.split("\n\n");
+    text = events.pop();
+    for (const event of events) {
+      if (event.startsWith("data: ") && event !== "data: [DONE]") onEvent(JSON.parse(event.slice(6)));
+    }
+  }
+}
+
+async function attempt(action) {
+  try {
+    complain("");
+    return await action();
+  } catch (error) {
+    complain(error.message);
+  }
+}
+
+// ---- What is shown ----
+
+const views = new Views((sentence) => {
+  $("sentence").textContent = plain(sentence) || "Point at a block, in the pool or in a table, to see what it is and where else it is used. Or use Tab and the arrow keys.";
+});
+const timeline = new Timeline($("strip"), showSnapshot);
+const traffic = {bytes: 0, records: 0, begin: performance.now()};  // for measurements
+let failure = "", firstSizes = null, isLost = true, shownRegions = "";
+
+// ---- Words, explained where they stand ----
+
+// A word that says what it means when it is pointed at, touched, or reached by key: by Tab to the first of its group, and
+// by arrow keys to the others.
+function wordFor(text, meaning) {
+  const word = element("span", {className: "word", textContent: text, onpointerenter: () => explain(word, meaning),
+                                onpointerleave: () => explain(document.activeElement === word ? word : null, meaning),
+                                onfocus: () => { reachBy(word); explain(word, meaning); }, onblur: () => explain(null)});
+  word.setAttribute("role", "note");
+  word.setAttribute("aria-description", meaning);
+  word.onkeydown = (event) => {
+    if (event.key === "Escape") explain(null);
+    const by = {ArrowLeft: -1, ArrowRight: 1}[event.key], words = wordsBeside(word);
+    if (by === undefined) return;
+    event.preventDefault();
+    words[(words.indexOf(word) + by + words.length) % words.length].focus();
+  };
+  return word;
+}
+const wordsBeside = (word) => [...word.closest("[data-words]").querySelectorAll(".word")];
+function reachBy(word) {
+  for (const other of wordsBeside(word)) other.tabIndex = other === word ? 0 : -1;
+}
+
+let explained = null;
+function explain(word, meaning) {
+  const bubble = $("meaning");
+  explained = word;
+  bubble.hidden = word === null;
+  if (word === null) return;
+  bubble.textContent = meaning;
+  const at = word.getBoundingClientRect(), {width, height} = bubble.getBoundingClientRect();
+  const isBelow = at.bottom + 4 + height <= window.innerHeight;
+  bubble.style.left = `${Math.max(4, Math.min(at.left, window.innerWidth - width - 4))}px`;
+  bubble.style.top = `${isBelow ? at.bottom + 4 : at.top - 4 - height}px`;
+}
+
+// The glossary's words, as they stand in texts; longer ones first.
+const kWords = [["prefix found", "prefix hit"], ["copied on write", "copy-on-write"], ["copy-on-write", "copy-on-write"], ["block tables", "block table"],
+                ["swapped out", "swapped out"], ["preempted", "preempted"], ["computed again", "computed again"], ["physical", "physical block"],
+                ["logical", "logical block"], ["sequence", "sequence"], ["evicted", "evicted"], ["in a table", "block table"], ["shared", "shared"],
+                ["cached", "cached"], ["free", "free"], ["blocks", "block"], ["slots", "slot"], ["slot", "slot"]];
+const meanings = new Map([...document.querySelectorAll("#glossary dt")].flatMap((word) => word.textContent.split(", ")
+  .map((name) => [name, word.nextElementSibling.textContent])));
+
+// A text with each of the words explained where it first stands, if `place` does not have it already.
+function showWords(place, text) {
+  if (place.text === text) return;
+  place.text = text;
+  const known = new Set(), spellings = kWords.map(([spelling]) => spelling).join("|");
+  const parts = text.split(new RegExp(`\\b(${spellings})\\b`, "i")).map((part, index) => {
+    const name = index % 2 ? kWords.find(([spelling]) => spelling === part.toLowerCase())[1] : undefined;
+    if (name === undefined || known.has(name)) return part;
+    known.add(name);
+    return wordFor(part, meanings.get(name));
+  });
+  place.replaceChildren(...parts);
+  const first = place.closest("[data-words]").querySelector(".word");
+  if (first) reachBy(first);
+  if (explained && !explained.isConnected) explain(null);
+}
+
+const percent = (part, whole) => `${Math.round(100 * part / Math.max(whole, 1))} %`;
+
+// The counts are of this pool: a scene makes a new one.
+const kMeanings = {
+  "tokens a second": "over the last two seconds, of all requests together",
+  "running": "requests that have blocks, and get a token in each step",
+  "waiting": "requests in the queue, without blocks",
+  "slots in use": "slots that hold a token, of all in the pool",
+  "preemptions": "times that a running request lost its blocks because none was free",
+  "blocks copied": "copy-on-write: a sequence had to write into a block that others share, and got a copy of its own",
+  "blocks moved": "swapped out to the host's memory, or back",
+  "prompt tokens found cached": "in blocks that were in the pool already, so they were not computed",
+  "evictions": "cached blocks whose text was given up because a block was needed",
+  "tokens written": "in replies"};
+
+function showNumbers(snapshot) {
+  const {counters, atStart, sizes} = snapshot;
+  const numbers = {"tokens a second": speed(), "running": snapshot.numRunning, "waiting": snapshot.numWaiting,
+                   "slots in use": percent(counters.used ?? 0, sizes.slots), "preemptions": (counters.preemptions ?? 0) - (atStart.preemptions ?? 0),
+                   "blocks copied": (counters.copied ?? 0) - (counters.moved ?? 0), "blocks moved": counters.moved ?? 0,
+                   "prompt tokens found cached": counters.saved ?? 0, "evictions": counters.evictions ?? 0,
+                   "tokens written": (counters.generated ?? 0) - (atStart.generated ?? 0)};
+  for (const [name, value] of Object.entries(numbers)) {
+    const id = "number-" + name.replaceAll(" ", "-");
+    if (!$(id)) {
+      $("numbers").append(element("div", {}, element("dt", {}, wordFor(name, kMeanings[name])), element("dd", {id})));
+      reachBy($("numbers").querySelector(".word"));
+    }
+    if ($(id).textContent !== String(value)) $(id).textContent = value;
+  }
+}
+
+// Over the last two seconds, and nothing as soon as nothing is computed.
+let progress = [];
+function speed() {
+  const {latest} = timeline, now = performance.now();
+  progress = progress.filter(([time]) => now - time < 2000);
+  if (isLost) return "–";
+  if (latest.paused) return "paused";
+  if (latest.numRunning + latest.numWaiting === 0) return "idle";
+  const [first, last] = [progress[0], progress.at(-1)];
+  return first && last[0] - first[0] > 100 ? String(Math.round(1000 * (last[1] - first[1]) / (last[0] - first[0]))) : "…";
+}
+
+// The last step of the pool that a snapshot is of.
+function lastStepOf(index) {
+  let last = index;
+  while (last + 1 < timeline.snapshots.length && !timeline.snapshots[last + 1].isNewPool) last += 1;
+  return timeline.snapshots[last].step;
+}
+
+function showState() {
+  const {latest, shown} = timeline;
+  const isIdle = latest.numRunning + latest.numWaiting === 0;
+  const activity = latest.paused ? "paused" : isIdle ? "idle" : "running";
+  $("state").textContent = failure ? "the engine has failed" : isLost ? "server lost" :
+    timeline.isLive ? `${activity}, step ${Math.max(0, latest.step)}` :
+    `showing step ${Math.max(0, shown.step)} of ${Math.max(0, lastStepOf(timeline.at))} (server ${activity})`;
+  document.body.classList.toggle("lost", isLost || failure !== "");
+  $("replies-title").hidden = timeline.isLive || $("replies").children.length === 0;
+  $("pause").disabled = latest.paused || isLost;
+  $("run").disabled = !latest.paused || isLost;
+  $("step").disabled = isLost;
+  $("live").setAttribute("aria-pressed", timeline.isLive);
+  $("play").setAttribute("aria-pressed", timeline.isPlaying);
+  $("back").disabled = timeline.at === 0 || timeline.snapshots.length < 2;
+  $("forward").disabled = timeline.isLive && !(hasControls && latest.paused);
+  const where = timeline.isLive ? "live" : timeline.isPlaying ? "played slowly" : "held";
+  const missed = shown.steps.length > 1 ? ` (with the ${shown.steps.length - 1} before it)` : "";
+  const took = shown.steps.length ? `, ${shown.steps.at(-1).milliseconds.toFixed(1)} ms` : "";
+  $("moment").textContent = shown.step < 0 ? "no step yet" : `${where}: step ${shown.step}${missed}${took}`;
+  const story = storyOf(shown);
+  showWords($("time-title"), story ? `Step ${shown.step}: ${story}` : "Steps");
+  showNumbers(shown);
+}
+
+// What the bar under the pool shows, and the same in blocks.
+function regionsSentence(snapshot, places) {
+  const {regions, refused, reserved, used} = regionsOf(snapshot), {counters} = snapshot;
+  if (regions.length + refused.length === 0) return "This bar shows the same requests in one contiguous region each, as long as the longest text that they may become.";
+  const named = (ids, many) => ids.length > 3 ? `${ids.length} ${many}` : plural("request", ids);
+  const fit = `${regions.length ? named(regions.map((region) => region.id), "requests") : "none"} would fit`;
+  const wait = refused.length ? `, ${named(refused, regions.length ? "others" : "requests")} would wait` : "";
+  const empty = used ? `; ${percent(reserved - used, reserved)} of the slots reserved would be empty` : "";
+  let blocks = snapshot.numRunning ? `${snapshot.numRunning} run, ${percent(counters.reserved - counters.used, counters.reserved)} of their slots are empty` : "all wait as yet";
+  const all = [...places.values()].reduce((sum, list) => sum + list.length, 0);
+  if (all > places.size) blocks += `; ${places.size} blocks used, ${all} without sharing`;
+  return `In one contiguous region each, ${fit}${wait}${empty}. In blocks, ${blocks}.`;
+}
+
+function showSnapshot(snapshot) {
+  showChapter();
+  views.show(snapshot);
+  const places = placesOf(snapshot), {sizes} = snapshot;
+  let shared = 0;
+  for (const list of places.values()) shared += list.length > 1;
+  const free = sizes.blocks - places.size - snapshot.cached.size;
+  const counts = `${places.size} in tables, ${shared} of them shared, ${snapshot.cached.size} cached, ${Math.max(0, free)} free`;
+  showWords($("pool-count"), `${sizes.blocks} blocks of ${sizes.block_size} slots` + (sizes.blocks > kMaxDrawn ? ` (the first ${kMaxDrawn} are drawn)` : ""));
+  $("pool").setAttribute("aria-label", `Map of the pool's blocks: ${counts}. Arrow keys move from block to block.`);
+  const text = regionsSentence(snapshot, places);
+  if (text !== shownRegions) {
+    $("regions-text").textContent = shownRegions = text;
+    $("regions").title = $("regions-text").title = text + " Hatched: reserved, and nothing in it yet.";
+    $("regions").setAttribute("aria-label", text);
+  }
+  showState();
+  showReplies();
+}
+
+function takeRecord(record) {
+  traffic.records += 1;
+  failure = record.failure ?? "";
+  if (failure) {
+    complain("the engine has failed: " + failure);
+    return showState();
+  }
+  const snapshot = applyRecord(timeline.latest, record);
+  progress.push([performance.now(), snapshot.counters.generated]);
+  const story = storyOf(snapshot);
+  if (story && snapshot.steps.length) {
+    $("log").prepend(element("li", {textContent: `step ${snapshot.step}: ${story}`}));
+    while ($("log").children.length > 200) $("log").lastChild.remove();
+  }
+  timeline.add(snapshot);
+  if (record.sizes) showSizes(record.sizes);
+  if (!timeline.isLive) showState();
+}
+
+// ---- The connection ----
+
+let lastHeard = performance.now(), stream = null;
+
+async function watch() {
+  for (;;) {
+    stream = new AbortController();
+    try {
+      const reply = await ask("/pool/events", undefined, {signal: stream.signal});
+      isLost = false;
+      complain("");
+      lastHeard = performance.now();
+      await readEvents(reply, takeRecord, (count) => {
+        lastHeard = performance.now();
+        traffic.bytes += count;
+      });
+      lose("the server has ended");
+    } catch (error) {
+      lose(error.name === "TypeError" || error.name === "AbortError" ? "the server does not answer" : error.message);
+    }
+    await new Promise((resume) => setTimeout(resume, 1000));
+  }
+}
+
+function lose(reason) {
+  if (!isLost || timeline.latest.step < 0) {
+    complain(`${new Date().toLocaleTimeString()}: ${reason}. What you see is how it was then. Asking again every second.`);
+  }
+  isLost = true;
+  showState();
+}
+
+// A stream can be silent because nothing happens, or because the server is gone.
+setInterval(async () => {
+  showNumbers(timeline.shown);
+  if (isLost || performance.now() - lastHeard < 2500) return;
+  lastHeard = performance.now();
+  try {
+    await fetch("/health", {signal: AbortSignal.timeout(2000)});
+  } catch {
+    stream.abort();
+  }
+}, 500);
+
+// ---- Steering ----
+
+const control = (action, body = {}) => attempt(() => ask("/pool/" + action, body));
+const stepOnce = () => { timeline.live(); return control("step"); };
+$("pause").onclick = () => control("pause");
+$("step").onclick = stepOnce;
+$("run").onclick = () => { timeline.live(); control("run"); };
+$("back").onclick = () => timeline.move(-1);
+$("forward").onclick = () => timeline.isLive ? stepOnce() : timeline.move(1);
+$("play").onclick = () => timeline.isPlaying ? timeline.hold(timeline.at) : timeline.play();
+$("live").onclick = () => timeline.live();
+document.addEventListener("keydown", (event) => {
+  if (event.ctrlKey || event.metaKey || event.altKey || event.target.matches("input, textarea")) return;
+  const action = hasControls && {p: "pause", s: "step", r: "run"}[event.key];
+  if (action) $(action).click();
+});
+
+let restart = 0;
+const sizeOf = (id) => 2 ** $(id).value;
+function showSizes({pool, ...sizes}) {
+  firstSizes ??= sizes;
+  for (const [id, value] of [["slots", sizes.slots], ["block-size", sizes.block_size], ["budget", sizes.budget]]) {
+    $(id).value = Math.round(Math.log2(value));
+    $(id + "-value").textContent = value;
+  }
+  $("swap").checked = sizes.host_blocks > 0;
+  const isChanged = JSON.stringify(firstSizes) !== JSON.stringify(sizes);
+  $("restore").hidden = !isChanged;
+  $("restore").textContent = `Back to ${firstSizes.slots} slots`;
+}
+for (const id of ["slots", "block-size", "budget", "swap"]) {
+  $(id).oninput = () => {
+    if (id !== "swap") $(id + "-value").textContent = sizeOf(id);
+    clearTimeout(restart);  // one for all moves of a slider
+    restart = setTimeout(() => {
+      control("restart", {slots: sizeOf("slots"), block_size: sizeOf("block-size"), budget: sizeOf("budget"), swap: $("swap").checked});
+      beginChapter({});
+    }, 600);
+  };
+}
+
+$("key").onsubmit = (event) => {
+  event.preventDefault();
+  key = $("api-key").value;
+  sessionStorage.setItem("key", key);
+  $("key").hidden = true;
+  complain("");
+};
+
+// ---- Tabs ----
+
+const tabs = [...document.querySelectorAll("[role=tab]")].filter((tab) => hasControls || !["tab-hand", "tab-sizes"].includes(tab.id)).filter((tab) => hasChat || tab.id !== "tab-chat");
+for (const tab of document.querySelectorAll("[role=tab]")) tab.hidden = !tabs.includes(tab);
+function selectTab(selected) {
+  for (const tab of tabs) {
+    tab.setAttribute("aria-selected", tab === selected);
+    tab.tabIndex = tab === selected ? 0 : -1;
+    $(tab.getAttribute("aria-controls")).hidden = tab !== selected;
+  }
+}
+for (const tab of tabs) {
+  tab.onclick = () => selectTab(tab);
+  tab.onkeydown = (event) => {
+    const by = {ArrowLeft: -1, ArrowRight: 1}[event.key];
+    if (!by) return;
+    const next = tabs[(tabs.indexOf(tab) + by + tabs.length) % tabs.length];
+    selectTab(next);
+    next.focus();
+  };
+}
+
+// ---- Prompts ----
+
+function tagOf(id) {
+  const tag = element("span", {className: "tag", textContent: id});
+  tag.dataset.owner = id;
+  tag.style.setProperty("--owner", colorOf(themeOf(document.body), id));
+  return tag;
+}
+
+// Each as long as it was at the step that is shown.
+let replies = [];  // {item, texts: [{element, full}], isSearch, id, pool, number}; the last three as writtenAt() takes them
+let areCut = false;
+
+function addReply(item, elements, isSearch = false) {
+  const {latest} = timeline;
+  const reply = {item, isSearch, texts: elements.map((place) => ({element: place, full: ""})), pool: latest.sizes.pool, number: latest.number};
+  replies.push(reply);
+  return reply;
+}
+function extendReply(reply, index, piece) {
+  reply.texts[index].full += piece;
+  if (areCut) showReply(reply); else reply.texts[index].element.append(plain(piece));
+}
+function showReply(reply) {
+  const written = timeline.isLive ? "all" : reply.id === undefined ? "none" : writtenAt(timeline.snapshots, timeline.at, reply);
+  reply.item.hidden = written === "none";
+  for (const {element, full} of reply.texts) {
+    let length = full.length;
+    if (Array.isArray(written)) {  // a search has its texts at its end
+      length = reply.isSearch ? 0 : Math.max(...written.map((text) => lengthOf(text, full)));
+    }
+    const shown = plain(length < 0 ? full : full.slice(0, length));  // none of the texts: this one had ended
+    if (element.textContent !== shown) element.textContent = shown;
+  }
+}
+function showReplies() {
+  if (timeline.isLive && !areCut) return;
+  areCut = !timeline.isLive;
+  replies.forEach(showReply);
+}
+
+// Sends all prompts in one request, so that they are queued together, and shows the texts as they come. Returns when
+// the server has them or, with firstOnly, when the first token is there.
+async function post(prompts, {firstOnly = false, ...options}) {
+  const body = {prompt: prompts, stream: true, ...options}, samples = options.n ?? 1;
+  const abort = new AbortController(), list = $("replies");
+  const items = prompts.map((prompt) => {
+    const item = element("li", {}, element("span", {className: "dim", textContent: plain(prompt) + " "}));
+    const texts = Array.from({length: samples}, () => element("div", {className: "text", dir: "auto"}));
+    item.append(...texts);
+    item.reply = addReply(item, texts, options.use_beam_search);
+    return item;
+  });
+  const stop = element("button", {type: "button", textContent: "Cancel", onclick: () => abort.abort()});
+  items[0].firstChild.after(stop);
+  list.prepend(...items);
+  while (list.children.length > 300) list.lastChild.remove();
+  replies = replies.filter((reply) => reply.item.isConnected);
+  const end = (error) => {
+    const reason = error && (abort.signal.aborted ? "cancelled" : plain(error.message));
+    if (error) for (const item of items) item.append(element("p", {className: "dim", textContent: reason}));
+    stop.remove();
+  };
+  try {
+    const reply = await ask("/v1/completions", body, {signal: abort.signal});
+    reply.headers.get("X-Request-Ids").split(",").forEach((id, index) => {
+      items[index].prepend(tagOf(Number(id)));
+      items[index].reply.id = Number(id);
+    });
+    await new Promise((begun) => {
+      readEvents(reply, (event) => {
+        if (event.error) throw new Error(event.error.message);
+        for (const choice of event.choices) {
+          extendReply(items[Math.floor(choice.index / samples)].reply, choice.index % samples, choice.text);
+        }
+        begun();
+      }).then(() => end(), end).finally(begun);
+      if (!firstOnly) begun();
+    });
+  } catch (error) {
+    end(error);
+    throw error;
+  }
+}
+
+$("beams").onchange = () => { $("temperature").disabled = $("beams").checked; };
+$("send").onsubmit = (event) => {
+  event.preventDefault();
+  const prompts = $("prompts").value.split("\n").filter((line) => line.trim() !== "").map((line) => $("prefix").value + line);
+  const options = {max_tokens: Number($("max-tokens").value), n: Number($("samples").value)};
+  if ($("seed").value !== "") options.seed = Number($("seed").value);
+  if ($("beams").checked) options.use_beam_search = true;
+  else options.temperature = Number($("temperature").value);
+  timeline.live();
+  beginChapter({text: kOwn});
+  if (prompts.length) attempt(() => post(prompts, options));
+};
+$("prompts").onkeydown = (event) => {
+  if (event.key === "Enter" && (event.ctrlKey || event.metaKey)) $("send").requestSubmit();
+};
+
+// ---- Scenes ----
+
+async function until(condition) {
+  for (let waited = 0; waited < 100 && !condition(); ++waited) await new Promise((resume) => setTimeout(resume, 20));
+}
+
+async function runScene(scene, button) {
+  await attempt(async () => {
+    timeline.live();
+    const before = timeline.latest.sizes.pool;
+    await ask("/pool/restart", scene.sizes);
+    await ask("/pool/run", {});
+    await until(() => timeline.latest.sizes.pool !== before);  // so that what is sent is known to be in the new one
+    beginChapter({scene, button});
+    playAfter(timeline.latest.number);
+    await scene.send(post);
+  });
+}
+
+// What the strip is of, in order: scenes, and what the reader has sent. The caption goes with the step that is shown.
+const chapters = [{number: 0}];  // {number: of the first snapshot, scene?, button?, text?}
+let shownChapter = null;
+function beginChapter(chapter) {
+  chapters.push({number: timeline.latest.number + 1, ...chapter});
+  showChapter();
+}
+function showChapter() {
+  const number = timeline.isLive ? Infinity : timeline.shown.number;
+  const chapter = chapters.findLast((known) => known.number <= number) ?? chapters[0];
+  if (chapter === shownChapter) return;
+  shownChapter = chapter;
+  for (const other of $("scenes").children) other.removeAttribute("aria-pressed");
+  chapter.button?.setAttribute("aria-pressed", "true");
+  const {scene} = chapter;
+  showWords($("watch"), scene ? scene.watch : chapter.text ?? kStart);
+  if (scene) $("watch").prepend(element("b", {textContent: `${scene.name}. `}));
+  $("watch").title = $("watch").textContent;
+  $("show-moment").hidden = !scene;
+}
+// The index of the step that has what the chapter's scene is about, or -1.
+function momentIn(chapter) {
+  const end = chapters[chapters.indexOf(chapter) + 1]?.number ?? Infinity;
+  const begin = timeline.snapshots.findIndex((snapshot) => snapshot.number >= chapter.number);
+  const after = timeline.snapshots.findIndex((snapshot) => snapshot.number >= end);
+  return begin < 0 ? -1 : momentOf(chapter.scene, timeline.snapshots, begin, after < 0 ? timeline.snapshots.length : after);
+}
+function showMoment(chapter) {
+  const index = momentIn(chapter);
+  if (index >= 0) timeline.hold(index);
+  return index >= 0;
+}
+$("show-moment").onclick = () => {
+  if (!showMoment(shownChapter)) complain("that step has not been computed yet, or is no longer kept");
+};
+function playAfter(number) {
+  const chapter = chapters.at(-1);
+  const add = timeline.add.bind(timeline);
+  timeline.add = (snapshot) => {
+    add(snapshot);
+    const index = timeline.snapshots.findIndex((known) => known.number > number && known.steps.length && known.requests.size);
+    if (index < 0) return;
+    delete timeline.add;
+    if (matchMedia("(prefers-reduced-motion: reduce)").matches) timeline.hold(index);
+    else timeline.play(index, () => showMoment(chapter) || timeline.live());
+  };
+}
+makeScenes($("scenes"), hasControls, runScene);
+$("scenes").append(element("button", {id: "restore", hidden: true, onclick: () => {
+  const {slots, block_size, budget, host_blocks} = firstSizes;
+  timeline.live();
+  control("restart", {slots, block_size, budget, swap: host_blocks > 0});
+  beginChapter({});
+}}));
+const kOwn = "What you have sent. The prompts are queued together; each step computes a part of them and a token more for each reply.";
+const kStart = hasControls ? "To continue a text, the model keeps notes (keys and values) on every token. One slot holds one token's notes; a block is a few slots. " +
+  "Choose a scene: it makes a small pool, sends its requests, and shows what happened step by step. That ends what runs."
+  : "The scenes need a small pool of their own, and this server was started without --pool-controls, so they are off. What is sent to it is drawn all the same.";
+$("watch-only").hidden = hasControls;
+showChapter();
+
+// ---- Chat ----
+
+let conversation = [];
+$("forget").onclick = () => {
+  conversation = [];
+  $("turns").replaceChildren();
+};
+$("message").onkeydown = (event) => {
+  if (event.key !== "Enter" || event.shiftKey) return;
+  event.preventDefault();
+  $("say").requestSubmit();
+};
+let isTalking = false;
+$("say").onsubmit = (event) => {
+  event.preventDefault();
+  const content = $("message").value.trim();
+  if (content === "" || isTalking) return;
+  isTalking = true;
+  $("message").value = "";
+  timeline.live();
+  beginChapter({text: kOwn});
+  const answer = element("div", {className: "text", dir: "auto"});
+  $("turns").append(element("li", {className: "user text", textContent: plain(content), dir: "auto"}), element("li", {}, answer));
+  const messages = [...conversation, {role: "user", content}];
+  let text = "";
+  const shown = addReply(answer.parentElement, [answer]);
+  attempt(async () => {
+    const reply = await ask("/v1/chat/completions", {messages, stream: true});
+    shown.id = Number(reply.headers.get("X-Request-Ids"));
+    answer.before(tagOf(shown.id));
+    await readEvents(reply, (part) => {
+      if (part.error) throw new Error(part.error.message);
+      const piece = part.choices[0]?.delta.content ?? "";
+      text += piece;
+      extendReply(shown, 0, piece);
+      $("turns").scrollTop = $("turns").scrollHeight;
+    });
+    conversation = [...messages, {role: "assistant", content: text}];
+  }).finally(() => { isTalking = false; });
+};
+
+// ---- By hand ----
+
+async function demo(body) {
+  const state = await (await ask("/pool/demo", body)).json(), {blocks, sequences} = state;
+  const snapshot = {...emptySnapshot(), sizes: {blocks: blocks.total, block_size: blocks.block_size, slots: blocks.total * blocks.block_size, host_blocks: 0},
+                    running: sequences.map((sequence) => sequence.id), cached: new Map(blocks.cached.map((block) => [block, []]))};
+  for (const {id, length, table} of sequences) {
+    snapshot.requests.set(id, {id, sequences: new Map([[id, {id, length, blocks: table, texts: []}]])});
+  }
+  const places = placesOf(snapshot), shared = [...places.values()].filter((list) => list.length > 1).length;
+  $("demo-pool").setAttribute("aria-label", `${places.size} blocks in tables, ${shared} of them shared, ${blocks.cached.length} cached, ` +
+    `${blocks.total - places.size - blocks.cached.length} free`);
+  const {context, width, height} = sizedContext($("demo-pool"));
+  drawPool(context, snapshot, poolLayout(blocks.total, width, height), views.theme);
+  $("demo-tables").replaceChildren(...sequences.map((sequence) => element("tr", {},
+    element("th", {}, Object.assign(tagOf(sequence.id), {textContent: sequence.name})), element("td", {textContent: `${sequence.length} tokens`}),
+    element("td", {textContent: `blocks ${sequence.table.join(", ")}`}))));
+  if (body.line) {
+    $("output").textContent += `> ${body.line}\n${plain(state.output)}`;
+    $("output").scrollTop = $("output").scrollHeight;
+  }
+}
+
+$("demo").onsubmit = (event) => {
+  event.preventDefault();
+  attempt(() => demo({line: $("line").value}));
+  $("line").value = "";
+};
+for (const line of ["new A 6", "append A 6", "fork A B", "write B", "free A", "free B", "prompt C once_upon_a_time",
+                    "prompt D once_upon_a_hill", "free C", "free D", "show", "help"]) {
+  $("chips").append(element("button", {type: "button", textContent: line, onclick: () => attempt(() => demo({line}))}));
+}
+$("chips").append(element("button", {type: "button", textContent: "empty the pool", onclick: () => attempt(() => demo({blocks: 8, block_size: 4}))}));
+$("tab-hand").addEventListener("click", () => attempt(() => demo({line: ""})));
+
+// ---- The legend, drawn by what draws the blocks ----
+
+function drawLegend() {
+  const states = {owned: {kind: "owned", owner: 7, filled: 3, slots: 4, tables: 1}, shared: {kind: "owned", owner: 7, filled: 4, slots: 4, tables: 2},
+                  cached: {kind: "cached"}, free: {kind: "free"}, host: {kind: "host", owner: 7}};
+  for (const canvas of document.querySelectorAll("[data-legend]")) {
+    const {context, width, height} = sizedContext(canvas);
+    context.clearRect(0, 0, width, height);
+    context.scale(width / 44, height / 44);  // as it looks in a small pool
+    drawBlock(context, 2, 2, 40, 40, states[canvas.dataset.legend], views.theme);
+  }
+}
+drawLegend();
+matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => {
+  views.theme = themeOf(document.body);
+  drawLegend();
+  for (const tag of document.querySelectorAll(".tag")) tag.style.setProperty("--owner", colorOf(views.theme, Number(tag.dataset.owner)));
+});
+$("help").onclick = () => $("glossary").showModal();
+showWords($("tables-words"), $("tables-words").textContent);
+for (const item of document.querySelectorAll(".legend li")) showWords(item.lastElementChild, item.textContent);
+views.point(null, "pool", false);
+watch();

@@ -1,0 +1,73 @@
+"use strict";
+// Prepared scenes: what the pool has to be, what is sent, what to watch, and in which of the steps that is to be seen.
+// The server computes them at its own speed; the page then shows them step by step.
+
+const kStory = ["Once upon a time", "The king had a garden", "A wolf", "There was a poor woodcutter", "The queen said", "In the middle of the forest",
+                "A fox met", "The youngest son"];
+const kShared = "There was once a king who had three sons, and the youngest of them was called the simpleton. One day the king said to them, " +
+  "whoever brings me the most beautiful ring shall have the kingdom. The eldest";
+
+const kScenes = [
+  {name: "Blocks, not regions", sizes: {slots: 240, block_size: 4, budget: 64, swap: false},
+   send: (post) => post(kStory, {max_tokens: 90, stop: [".", ";"], temperature: 0.8, seed: 3}),
+   watch: "Each of the 8 may write 90 tokens, and most end after a dozen. Look at the bar under the pool: regions of full length for two would take it all, " +
+     "and stay hatched, reserved for nothing. Blocks are taken one by one, so all 8 run.",
+   isMoment: (step, best) => step.numRunning >= (best?.numRunning ?? 1)},
+  {name: "A shared beginning", sizes: {slots: 512, block_size: 8, budget: 128, swap: false},
+   send: async (post) => {
+     await post([kShared + " went east"], {max_tokens: 12, temperature: 0, firstOnly: true});
+     await post([" went west", " rode away", " took a boat", " asked the wind"].map((end) => kShared + end), {max_tokens: 20, temperature: 0});
+   },
+   watch: "The first request computes its prompt. The four that follow begin alike: their tables point at the same blocks (double frame, ×n), and only what differs is computed: " +
+     "see how short their prompt bars are.",
+   isMoment: (step) => step.happened.found > 0},
+  {name: "Samples and copy-on-write", sizes: {slots: 256, block_size: 4, budget: 64, swap: false},
+   send: (post) => post(["The king had a garden"], {max_tokens: 14, n: 4, temperature: 1, seed: 5}),
+   watch: "Four samples share the prompt's blocks. In the step after, each has a word of its own to write into the last one, which is only partly full: " +
+     "the arrows are the copies. The last owner writes in place.",
+   isMoment: (step, best) => !best && step.happened.copyOnWrites.length > 0},
+  {name: "Beams", sizes: {slots: 256, block_size: 4, budget: 64, swap: false},
+   send: (post) => post(["Once upon a time"], {max_tokens: 18, n: 4, use_beam_search: true}),
+   watch: "In each step the four best continuations go on. A beam that splits shares all its blocks with its twin and copies one when it writes; one that loses gives back only " +
+     "what no other shares.",
+   isMoment: (step, best) => step.happened.copyOnWrites.length > (best?.happened.copyOnWrites.length ?? 0)},
+  {name: "Preempted: computed again", sizes: {slots: 96, block_size: 4, budget: 64, swap: false},
+   send: (post) => post(kStory.slice(0, 4), {max_tokens: 44, temperature: 0.8, seed: 1, ignore_eos: true}),
+   watch: "Four texts grow until no block is free. The latest request then loses its blocks and goes back to the queue (▼ in the strip). When there is room it computes prompt and " +
+     "text again: a hatched bar.",
+   isMoment: (step, best) => !best && step.happened.recomputed.length > 0},
+  {name: "Preempted: swapped out", sizes: {slots: 96, block_size: 4, budget: 64, swap: true},
+   send: (post) => post(kStory.slice(0, 4), {max_tokens: 44, temperature: 0.8, seed: 1, ignore_eos: true}),
+   watch: "The same four texts, but the latest request's blocks are copied to the host's memory (dotted, under the pool), and come back later into other blocks: same logical order, " +
+     "new numbers. The host has room for all of them here, so nothing is computed again.",
+   isMoment: (step, best) => !best && step.happened.swapped_out.length > 0},
+  {name: "A full queue", sizes: {slots: 160, block_size: 4, budget: 64, swap: false},
+   send: (post) => post(Array.from({length: 24}, (_, index) => kStory[index % kStory.length]), {max_tokens: 24, temperature: 0.8, seed: 1, ignore_eos: true}),
+   watch: "24 requests at once, blocks for a few. Those that do not fit wait, in the order in which they came. Whenever one ends, its blocks are free, and in the step after it the " +
+     "next is admitted, without a pause for the others. One that was let in too early is preempted (▼) and waits first in line.",
+   isMoment: (step, best, before) => !best && step.happened.admitted.length > 0 && (before?.happened.ended.length ?? 0) > 0},
+];
+
+// The index of the step, among the snapshots from begin to end, that has what the scene is about, or -1.
+function momentOf(scene, snapshots, begin, end) {
+  let best = -1;
+  for (let index = begin; index < end; ++index) {
+    if (snapshots[index].steps.length === 0) continue;
+    const is = scene.isMoment(snapshots[index], snapshots[best] ?? null, snapshots[index - 1]);
+    if (is) best = index;
+  }
+  return best;
+}
+
+// Buttons for the scenes. run(scene): starts one.
+function makeScenes(place, hasControls, run) {
+  kScenes.forEach((scene, index) => {
+    const button = document.createElement("button");
+    button.textContent = scene.name;
+    button.dataset.scene = index;
+    button.disabled = !hasControls;
+    if (!hasControls) button.title = "needs a server with --pool-controls: the scene makes a small pool";
+    button.onclick = () => run(scene, button);
+    place.append(button);
+  });
+}

@@ -1,0 +1,268 @@
+"use strict";
+// From records (common/serving/pool_view.h) to snapshots. A snapshot is the whole state after a step. It never changes,
+// so that going back in time is looking at an older one; consecutive snapshots share what a step did not change.
+//
+//   snapshot = {number, step, steps, sizes, paused, running: [ids], waiting: [ids], requests: Map(id -> request),
+//               cached: Map(block -> texts), counters, atStart, numRunning, numWaiting, happened}
+//   atStart: the counters when its pool was made
+//   request  = {id, name, prompt, max, swapped, hostBlocks, wasPreempted, sequences: Map(id -> {id, length, blocks, texts})}
+
+const emptySnapshot = () => ({number: 0, step: -1, steps: [], paused: false, running: [], waiting: [], requests: new Map(),
+                              cached: new Map(), counters: {}, atStart: {}, numRunning: 0, numWaiting: 0,
+                              sizes: {slots: 0, block_size: 1, blocks: 0, host_blocks: 0}, happened: noEvents()});
+const noEvents = () => ({admitted: [], ended: [], recomputed: [], swapped_out: [], copies: [], evicted: [], found: 0, moves: 0, batch: []});
+
+function applyRequest(old, change) {
+  const request = {id: change.id, prompt: change.prompt ?? old?.prompt ?? 0, max: change.max ?? old?.max ?? 0,
+                   swapped: change.swapped ?? old?.swapped ?? false, sequences: new Map(old?.sequences ?? [])};
+  for (const id of change.gone ?? []) request.sequences.delete(id);
+  for (const {id, length, from, blocks, at, texts} of change.sequences ?? []) {
+    const before = request.sequences.get(id);
+    request.sequences.set(id, {id, length, blocks: [...(before?.blocks.slice(0, from) ?? []), ...blocks],
+                               texts: [...(before?.texts.slice(0, at) ?? []), ...texts]});
+  }
+  return request;
+}
+
+// What a row of the tables is, with what stands beside it.
+function rowSentence(snapshot, {request, sequence}) {
+  if (!sequence) return `request ${request.id}, in the queue: no blocks in the pool`;
+  const served = new Map(snapshot.happened.batch).get(request.id) ?? 0;
+  return `${ownerName({request, sequence})}: ${sequence.length} token${sequence.length === 1 ? "" : "s"} in the pool; ${served} computed in this step` +
+    (request.sequences.size > 1 ? ", by all its sequences together" : "");
+}
+
+// The texts in a block of a sequence.
+const textsIn = (sequence, index, blockSize) => sequence.texts.slice(index * blockSize, (index + 1) * blockSize);
+
+// Cached blocks that have an owner again were found by their text, or evicted to make room for another.
+function evictedBlocks(before, after, record) {
+  const gone = new Set(record.uncached ?? []);
+  if (gone.size === 0) return [];
+  for (const {id} of record.requests) {
+    for (const sequence of after.requests.get(id)?.sequences.values() ?? []) {
+      sequence.blocks.forEach((block, index) => {
+        const found = gone.has(block) &&
+          textsIn(sequence, index, after.sizes.block_size).join("") === before.cached.get(block).join("");
+        if (found) gone.delete(block);
+      });
+    }
+  }
+  return [...gone];
+}
+
+function applyRecord(last, record) {
+  const before = record.whole ? {...emptySnapshot(), number: last.number, step: last.step, sizes: last.sizes} : last;
+  const next = {number: last.number + 1, sizes: record.sizes ?? before.sizes, paused: record.paused, counters: record.counters,
+                running: record.running ?? before.running, waiting: record.waiting ?? before.waiting,
+                numRunning: record.num_running, numWaiting: record.num_waiting, happened: {...noEvents(), ...record.happened},
+                requests: new Map(), cached: before.cached};
+  // Pools are numbered. A server that was started again has a first one too, and counts its steps and look-ups from 0.
+  next.isNewPool = (last.sizes.pool !== undefined && next.sizes.pool !== last.sizes.pool) ||
+    (last.step >= 0 && (record.counters.lookups < last.counters.lookups || record.steps[0]?.[0] <= last.step));
+  const {preemptions, generated} = last.counters;
+  next.atStart = next.isNewPool ? {preemptions, generated} : last.atStart;
+  const {blocks} = next.sizes;
+  const copies = next.happened.copies;
+  const changes = new Map(record.requests.map((change) => [change.id, change]));
+  for (const id of [...next.running, ...next.waiting]) {
+    const old = before.requests.get(id), change = changes.get(id);
+    let request = change ? applyRequest(old, change) : old ?? applyRequest(null, {id});
+    const isPreempted = next.happened.recomputed.includes(id) || next.happened.swapped_out.includes(id);
+    if (isPreempted && !request.wasPreempted) request = {...request, wasPreempted: true};
+    if (old?.wasPreempted && !request.wasPreempted) request = {...request, wasPreempted: true};
+    if (request.swapped) {  // how many blocks it had is known from the last time that it had them
+      const held = old?.hostBlocks ?? new Set([...(old?.sequences.values() ?? [])].flatMap((sequence) => sequence.blocks)).size;
+      if (request.hostBlocks !== held) request = {...request, hostBlocks: held};
+    }
+    next.requests.set(id, request);
+  }
+  if (record.cached || record.uncached) {
+    next.cached = new Map(before.cached);
+    for (const block of record.uncached ?? []) next.cached.delete(block);
+    for (const [block, texts] of record.cached ?? []) next.cached.set(block, texts);
+    next.happened.evicted = record.whole ? [] : evictedBlocks(before, next, record);
+    next.happened.oldTexts = new Map(next.happened.evicted.map((block) => [block, before.cached.get(block) ?? []]));
+  }
+  next.steps = record.steps.map(([index, prompt, decoded, milliseconds, preempted, copied]) => ({index, prompt, decoded, milliseconds,
+    preempted, copied, evicted: 0, number: next.number}));
+  if (next.steps.length) {
+    next.steps.at(-1).evicted = next.happened.evicted.length;
+    next.happened.copyOnWrites = copies.filter(([from, to]) => from < blocks && to < blocks);
+    if (next.steps.length === 1) next.steps[0].copied = next.happened.copyOnWrites.length;  // swaps have a mark of their own
+  }
+  next.happened.moves = copies.length - (next.happened.copyOnWrites?.length ?? 0);
+  next.happened.found = next.steps.length === 0 ? 0 : Math.max(0, record.counters.saved - (next.isNewPool ? 0 : last.counters.saved ?? 0));
+  next.step = next.steps.at(-1)?.index ?? (next.isNewPool ? -1 : before.step);
+  return next;
+}
+
+// How much of a reply its beginning `text` is, or -1 if that is none. In `text`, a part of a character is U+FFFD for each
+// of its bytes.
+function lengthOf(text, reply) {
+  let at = 0, most = 0;  // most: how many characters may stand where the bytes are
+  for (const part of text.split(/(\ufffd+)/)) {
+    if (part.startsWith("\ufffd")) {
+      most = part.length;
+    } else if (part !== "") {
+      const found = reply.indexOf(part, at);
+      if (found < 0 || found > at + most) return -1;
+      at = found + part.length;
+      most = 0;
+    }
+  }
+  return at;
+}
+
+// What a request's sequences had written in the snapshot `at`: the texts that are in the pool there or, if it was
+// preempted, those that it had last. "none": it had not come yet; "all": it had ended.
+// reply: {id, pool, number}: the request, its pool, and the number of the latest snapshot when it was sent.
+function writtenAt(snapshots, at, reply) {
+  const requestIn = (snapshot) => snapshot?.sizes.pool === reply.pool ? snapshot.requests.get(reply.id) : undefined;
+  if (snapshots[at].number < reply.number) return "none";
+  if (!requestIn(snapshots[at])) return snapshots.findIndex(requestIn) > at ? "none" : "all";
+  let best = [""], most = 0;
+  for (let index = at; requestIn(snapshots[index]); --index) {
+    const {prompt, sequences, wasPreempted} = requestIn(snapshots[index]);
+    const texts = [...sequences.values()].map((sequence) => sequence.texts.slice(prompt).join(""));
+    const length = Math.max(0, ...texts.map((text) => text.length));
+    if (length > most) [best, most] = [texts, length];
+    if (most > 0 && !wasPreempted) break;
+  }
+  return best;
+}
+
+// By block: its places in block tables, as {request, sequence, index}. Computed for snapshots that are looked at.
+function placesOf(snapshot) {
+  if (!snapshot.places) {
+    const places = new Map();
+    for (const id of snapshot.running.concat(snapshot.waiting)) {
+      const request = snapshot.requests.get(id);
+      for (const sequence of request?.sequences.values() ?? []) {
+        sequence.blocks.forEach((block, index) => {
+          const list = places.get(block);
+          const place = {request, sequence, index};
+          if (list) list.push(place); else places.set(block, [place]);
+        });
+      }
+    }
+    Object.defineProperty(snapshot, "places", {value: places, configurable: true});
+  }
+  return snapshot.places;
+}
+
+const filledSlots = (place, blockSize) => Math.max(0, Math.min(blockSize, place.sequence.length - place.index * blockSize));
+
+// ---- In one sentence ----
+
+// Control characters, and those that turn the direction of text around, as their numbers.
+const visible = (text) => text.replace(/[\p{Cc}\p{Cf}\p{Zl}\p{Zp}]/gu, (character) => character === "\n" ? "↵" : character === "\t" ? "⇥"
+  : `‹${character.codePointAt(0).toString(16).toUpperCase()}›`).replaceAll(" ", "·");
+const plain = (text) => text.replace(/[\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069]/g, "\ufffd");
+
+// Requests of a server have numbers and no names.
+const nameOf = (request) => request.name ?? request.id;
+
+function ownerName({request, sequence}) {
+  if (request.sequences.size === 1) return `request ${nameOf(request)}`;
+  return `sequence ${[...request.sequences.keys()].indexOf(sequence.id) + 1} of request ${nameOf(request)}`;
+}
+
+function shortList(names) {
+  const shown = names.slice(0, 4).map(String);
+  if (names.length > 4) shown.push(`${names.length - 4} more`);
+  return shown.length < 2 ? shown.join("") : shown.slice(0, -1).join(", ") + " and " + shown.at(-1);
+}
+const plural = (word, names) => `${word}${names.length === 1 ? "" : "s"} ${shortList(names)}`;
+
+// "request 9", "requests 2, 3 and 4", "sequences 1 and 2 of request 0 and requests 5 and 6"
+function ownerNames(places) {
+  const whole = places.filter((place) => place.request.sequences.size === 1).map((place) => place.request.id), parts = [];
+  const forked = new Map();
+  for (const place of places.filter((candidate) => candidate.request.sequences.size > 1)) {
+    forked.set(place.request, [...(forked.get(place.request) ?? []), place]);
+  }
+  for (const [request, list] of [...forked].slice(0, 3)) {
+    const ids = [...request.sequences.keys()];
+    parts.push(`${plural("sequence", list.map((place) => ids.indexOf(place.sequence.id) + 1))} of request ${request.id}`);
+  }
+  if (whole.length) parts.push(plural("request", whole));
+  return parts.join(", and with ");
+}
+
+// target: {block}, or {block, sequence, index, position}: a place in a table, and a token there.
+function sentenceOf(snapshot, target) {
+  if (!target) return "";
+  const {block} = target, size = snapshot.sizes.block_size;
+  const places = placesOf(snapshot).get(block) ?? [];
+  const mine = places.find((place) => place.sequence.id === target.sequence && place.index === target.index) ?? places[0];
+  const {happened} = snapshot;
+  let text;
+  if (mine) {
+    const others = places.filter((place) => place !== mine);
+    text = `block ${block}: logical block ${mine.index} of ${ownerName(mine)}, ${filledSlots(mine, size)} of ${size} slots` +
+      (others.length ? `, shared with ${ownerNames(others)}` : "");
+    if (target.position !== undefined && mine.sequence.texts[target.position] !== undefined) {
+      const written = mine.sequence.texts[target.position];
+      text += `; token ${target.position} is “${visible(written)}”${/^<.+>$/.test(written) ? ", a mark (⊢) and no text" : ""}, in slot ${block * size + target.position % size}`;
+    }
+  } else if (snapshot.cached.has(block)) {
+    text = `block ${block}: cached. In no block table, but it still holds “${visible(snapshot.cached.get(block).join("")).slice(0, 60)}”, ` +
+      "for a text that is the same from its start up to here, until it is evicted. It counts as available";
+  } else {
+    text = `block ${block}: free`;
+  }
+  const copies = happened.copyOnWrites ?? [], from = copies.find((copy) => copy[1] === block);
+  const to = copies.filter((copy) => copy[0] === block).map((copy) => String(copy[1]));
+  if (from) text += `. In this step it became the copy of block ${from[0]}, because a sequence wrote to a block that others share`;
+  if (to.length) text += `. In this step it was copied to ${plural("block", to)}, for sequences that shared it and write something else`;
+  if (happened.evicted.includes(block)) {
+    text += `. In this step it was reused: its old text “${visible(happened.oldTexts.get(block).join("")).slice(0, 40)}” is no longer cached`;
+  }
+  return text;
+}
+
+// What a step did, for the strip and the log.
+function storyOf(snapshot) {
+  const {happened} = snapshot, story = [];
+  const ids = shortList;
+  if (happened.admitted.length) story.push(`admitted ${ids(happened.admitted)}`);
+  if (happened.recomputed.length) story.push(`preempted ${ids(happened.recomputed)}: no block was free; its blocks are given to others, and it will be computed again`);
+  if (happened.swapped_out.length) story.push(`swapped out ${ids(happened.swapped_out)}: no block was free; its blocks moved to the host's memory`);
+  if (happened.copyOnWrites?.length) story.push(`copied on write: ${shortList(happened.copyOnWrites.map(([from, to]) => `block ${from} to ${to}`))}`);
+  if (happened.found) story.push(`prefix found: ${happened.found} prompt tokens were cached, and were not computed`);
+  if (happened.moves) story.push(`${happened.moves} block${happened.moves === 1 ? "" : "s"} moved between the pool and the host`);
+  if (happened.evicted.length) story.push(`evicted block${happened.evicted.length === 1 ? "" : "s"} ${ids(happened.evicted)}`);
+  if (happened.ended.length) story.push(`ended ${ids(happened.ended)}`);
+  return story.join(" · ");
+}
+
+// The kinds of events in a step that are worth a longer look.
+function eventsOf({happened, steps}) {
+  if (!steps.length) return [];
+  const counts = {preempted: happened.recomputed.length, swapped: happened.moves, copied: happened.copyOnWrites?.length,
+                  evicted: happened.evicted.length, found: happened.found};
+  return Object.keys(counts).filter((name) => counts[name] > 0);
+}
+
+// The same requests in one contiguous region each, as stage 1 stores them: first fit, in order of arrival.
+function regionsOf(snapshot) {
+  const {slots} = snapshot.sizes, regions = [];
+  const refused = [];
+  let end = 0, used = 0;
+  const ids = [...snapshot.running, ...snapshot.waiting].sort((left, right) => left - right);
+  for (const id of ids) {
+    const request = snapshot.requests.get(id), sequences = [...request.sequences.values()];
+    const length = sequences.reduce((sum, sequence) => sum + sequence.length, 0);
+    const need = request.max * Math.max(1, sequences.length);
+    if (request.swapped) continue;  // it is in the host's memory
+    if (end + need > slots) {
+      refused.push(id);
+      continue;
+    }
+    regions.push({id, begin: end, length, need});
+    end += need;
+    used += length;
+  }
+  return {regions, refused, reserved: end, used};
+}

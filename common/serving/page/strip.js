@@ -1,0 +1,220 @@
+"use strict";
+// Time: the last steps as bars, and which of them the views show.
+
+const kMaxSnapshots = 600;
+
+class Timeline {
+  // onShow(snapshot): another one is to be shown.
+  constructor(canvas, onShow) {
+    this.canvas = canvas;
+    this.onShow = onShow;
+    this.snapshots = [emptySnapshot()];
+    this.at = null;  // index of the snapshot shown; null: always the latest
+    this.timer = null;
+    this.pace = 1;  // of playing: a test has it smaller
+    this.end = 0;  // where the bars end, of all that are kept: it stays as long as the step shown is in sight
+    this.scrolling = null;
+    this.isDirty = false;
+    canvas.addEventListener("keydown", (event) => {
+      const by = {ArrowLeft: -1, ArrowRight: 1, ArrowDown: -1, ArrowUp: 1, PageUp: 10, PageDown: -10, Home: -kMaxSnapshots}[event.key];
+      if (event.key === "End") this.live();
+      else if (by !== undefined) this.move(by);
+      else return;
+      event.preventDefault();
+    });
+    const stopScrolling = () => clearInterval(this.scrolling);
+    const xOf = (event) => event.clientX - canvas.getBoundingClientRect().left;
+    canvas.addEventListener("pointerdown", (event) => {
+      if (event.button !== 0) return;
+      canvas.setPointerCapture(event.pointerId);
+      this.holdBarAt(xOf(event));
+    });
+    canvas.addEventListener("pointermove", (event) => {
+      stopScrolling();
+      if ((event.buttons & 1) === 0 || !canvas.hasPointerCapture(event.pointerId)) return;
+      // At an edge it goes on by itself, the faster the further out.
+      const x = xOf(event), beyond = Math.max(0, x - canvas.clientWidth + 8) + Math.min(0, x - kStripLeft);
+      const by = Math.sign(beyond) * Math.min(10, Math.ceil(Math.abs(beyond) / 10));
+      this.holdBarAt(x);
+      if (by) {
+        this.scrolling = setInterval(() => {
+          const least = Math.min(this.numBars, this.barCount(canvas.clientWidth));
+          this.end = Math.max(least, Math.min(this.numBars, this.end + by));
+          this.holdBarAt(x);
+        }, 50);
+      }
+    });
+    for (const name of ["pointerup", "pointercancel", "lostpointercapture"]) canvas.addEventListener(name, stopScrolling);
+    new ResizeObserver(() => this.invalidate()).observe(canvas);
+  }
+
+  get latest() { return this.snapshots.at(-1); }
+  get shown() { return this.at === null ? this.latest : this.snapshots[this.at]; }
+  get isLive() { return this.at === null; }
+
+  add(snapshot) {
+    // A pause or an arrival is no step: it takes the place of the snapshot before, and goes back to it are not by halves.
+    // A new pool does not: the last step in the one before stays as it was.
+    const isStep = snapshot.steps.length > 0;
+    if (!isStep && !snapshot.isNewPool) {
+      const {steps, happened, isNewPool, number} = this.latest;
+      this.snapshots[this.snapshots.length - 1] = {...snapshot, steps, happened, isNewPool, number};
+    } else {
+      this.snapshots.push(snapshot);
+    }
+    if (this.snapshots.length > kMaxSnapshots) {
+      const gone = this.snapshots.shift();
+      this.end -= gone.steps.length;
+      if (this.at !== null) this.at = Math.max(0, this.at - 1);
+    }
+    this.invalidate();
+    if (this.at === null) this.onShow(this.latest);
+  }
+
+  hold(index) {
+    this.stop();
+    this.at = Math.max(0, Math.min(this.snapshots.length - 1, index));
+    this.changed();
+  }
+  move(by) {
+    const index = (this.at ?? this.snapshots.length - 1) + by;
+    if (this.at === null && by > 0) return;
+    if (index >= this.snapshots.length) this.live(); else this.hold(index);
+  }
+  live() {
+    this.stop();
+    this.at = null;
+    this.changed();
+  }
+  changed() {
+    this.invalidate();
+    this.onShow(this.shown);
+  }
+
+  // Shows step after step until it has caught up with the server and nothing runs; then calls onEnd. Steps in which
+  // something happened are held for longer, the first two of each kind longest.
+  play(index = this.at ?? 0, onEnd = () => this.live()) {
+    this.hold(index);
+    const seen = new Map();
+    const next = () => {
+      const events = eventsOf(this.shown);
+      for (const name of events) seen.set(name, (seen.get(name) ?? 0) + 1);
+      const isNew = events.some((name) => seen.get(name) <= 2);
+      this.timer = setTimeout(() => {
+        if (this.at + 1 < this.snapshots.length) {
+          this.at += 1;
+        } else if (this.latest.requests.size === 0) {
+          return onEnd();
+        }
+        next();
+        this.changed();
+      }, this.pace * (isNew ? kEventMilliseconds : events.length ? kRepeatedMilliseconds : kStepMilliseconds));
+    };
+    next();
+    this.changed();
+  }
+  stop() {
+    clearTimeout(this.timer);
+    this.timer = null;
+  }
+  get isPlaying() { return this.timer !== null; }
+
+  get numBars() { return this.snapshots.reduce((sum, snapshot) => sum + snapshot.steps.length, 0); }
+  bars(width) {
+    const all = this.snapshots.flatMap((snapshot) => snapshot.steps), count = this.barCount(width);
+    let end = all.length;
+    if (this.at !== null) {
+      const last = all.findLastIndex((step) => step.number <= this.shown.number);
+      end = Math.min(all.length, Math.max(this.end, count));
+      const isInSight = last < end && last >= end - count;
+      if (!isInSight) end = Math.min(all.length, Math.max(last + 1 + Math.floor(count / 2), count));
+    }
+    return {bars: all.slice(Math.max(0, end - count), end), end};
+  }
+  barCount(width) { return Math.max(1, Math.floor((width - kStripLeft) / kBarWidth)); }
+  barAt(x) {
+    const {bars} = this.bars(this.canvas.clientWidth);
+    return bars[Math.max(0, Math.min(bars.length - 1, Math.floor((x - kStripLeft) / kBarWidth)))];
+  }
+  holdBarAt(x) {
+    const bar = this.barAt(x);
+    if (this.at === null) this.end = this.numBars;  // as they are drawn
+    if (bar) this.hold(this.snapshots.findIndex((snapshot) => snapshot.number === bar.number));
+  }
+
+  invalidate() {
+    if (this.isDirty) return;
+    this.isDirty = true;
+    requestAnimationFrame(() => {
+      this.isDirty = false;
+      this.draw();
+    });
+  }
+
+  draw() {
+    const {context, width, height} = sizedContext(this.canvas), theme = themeOf(document.body);
+    const {bars, end} = this.bars(width), barWidth = kBarWidth, shown = this.shown;
+    this.end = end;
+    context.clearRect(0, 0, width, height);
+    context.font = "10px system-ui, sans-serif";
+    context.textBaseline = "middle";
+    context.textAlign = "right";
+    const rows = [["preempted", "preempted"], ["copied", "copied"], ["evicted", "evicted"]], top = 36;
+    rows.forEach(([name], index) => {
+      context.fillStyle = theme.dim;
+      context.fillText(name, kStripLeft - 6, 6 + index * 12);
+    });
+    const most = Math.max(8, ...bars.map((step) => step.prompt + step.decoded)), scale = (height - top - 2) / most;
+    context.fillStyle = theme.dim;
+    context.fillText(`${most} tokens`, kStripLeft - 6, top + 6);
+    context.fillStyle = theme.prompt;
+    context.fillText("▨ prompt", kStripLeft - 6, height - 20);
+    context.fillStyle = theme.accent;
+    context.fillText("■ decode", kStripLeft - 6, height - 8);
+    bars.forEach((step, index) => {
+      if (index > 0 && step.index <= bars[index - 1].index) {  // a new pool counts from 0
+        context.strokeStyle = theme.dim;
+        context.lineWidth = 1;
+        context.setLineDash([3, 3]);
+        context.beginPath();
+        context.moveTo(kStripLeft + index * barWidth - 1.5, 0);
+        context.lineTo(kStripLeft + index * barWidth - 1.5, height);
+        context.stroke();
+        context.setLineDash([]);
+      }
+      const x = kStripLeft + index * barWidth, decoded = step.decoded && Math.max(2, step.decoded * scale), prompt = step.prompt * scale;
+      if (step.number === shown.number && shown.steps.length) {
+        context.fillStyle = theme.free;
+        context.fillRect(x - 1, 0, barWidth, height);
+        context.strokeStyle = theme.lit;
+        context.lineWidth = 1.5;
+        context.strokeRect(x - 1, 0.75, barWidth, height - 1.5);
+      }
+      context.fillStyle = theme.accent;
+      context.fillRect(x, height - decoded, barWidth - 1, decoded);
+      if (prompt) {
+        hatch(context, x, height - decoded - prompt, barWidth - 1, prompt, theme.prompt);
+        context.strokeStyle = theme.prompt;
+        context.lineWidth = 1;
+        context.strokeRect(x + 0.5, height - decoded - prompt + 0.5, barWidth - 2, Math.max(0, prompt - 1));
+      }
+      context.fillStyle = theme.bad;
+      if (step.preempted) { context.beginPath(); context.moveTo(x - 1, 2); context.lineTo(x + 5, 2); context.lineTo(x + 2, 10); context.fill(); }
+      if (step.copied) { context.beginPath(); context.moveTo(x + 2, 13); context.lineTo(x + 5, 18); context.lineTo(x + 2, 23); context.lineTo(x - 1, 18); context.fill(); }
+      if (step.evicted) { context.strokeStyle = theme.bad; context.lineWidth = 1.5; context.strokeRect(x - 0.5, 27, 5, 6); }
+    });
+    if (bars.length === 0) {
+      context.textAlign = "left";
+      context.fillStyle = theme.dim;
+      context.font = "13px system-ui, sans-serif";
+      context.fillText("A bar for each step of the server comes here: how many tokens it computed, of prompts and of replies.", kStripLeft + 8, height / 2, width - kStripLeft - 10);
+    }
+    const first = this.snapshots[0], {canvas} = this;
+    canvas.setAttribute("aria-valuemin", Math.max(0, first.step));
+    canvas.setAttribute("aria-valuemax", Math.max(0, this.latest.step));
+    canvas.setAttribute("aria-valuenow", Math.max(0, shown.step));
+    canvas.setAttribute("aria-valuetext", `step ${shown.step}${this.isLive ? ", live" : ""}. ${storyOf(shown)}`);
+  }
+}
+const kStripLeft = 74, kBarWidth = 5;
+const kStepMilliseconds = 300, kRepeatedMilliseconds = 600, kEventMilliseconds = 2500;

@@ -1,0 +1,191 @@
+"use strict";
+// The two views of one snapshot, joined: what is pointed at in one is lit in both.
+
+const $ = (id) => document.getElementById(id);
+
+// onPoint(sentence): what is pointed at has changed.
+class Views {
+  constructor(onPoint) {
+    this.onPoint = onPoint;
+    this.snapshot = emptySnapshot();
+    this.target = null;     // {block, sequence?, request?, index?, position?}
+    this.from = "pool";     // the view that it was chosen in
+    this.isPinned = false;  // chosen by key, click or touch: leaving with the pointer keeps it
+    this.frameTimes = [];   // of the last drawings, in milliseconds
+    this.isDirty = false;
+    this.theme = themeOf(document.body);
+    this.pool = $("pool");
+    this.tables = $("tables");
+    this.scroll = $("tables-scroll");
+    const redraw = () => { this.theme = themeOf(document.body); this.invalidate(); };
+    matchMedia("(prefers-color-scheme: dark)").addEventListener("change", redraw);
+    new ResizeObserver(redraw).observe(document.body);
+    new ResizeObserver(redraw).observe(this.pool.parentElement);
+    this.scroll.addEventListener("scroll", () => this.invalidate());
+    for (const id of ["lines", "texts"]) $(id).addEventListener("change", () => this.invalidate());
+    this.listen(this.pool, "pool", (x, y) => {
+      const block = this.poolLayout && blockAt(this.poolLayout, x, y);
+      return block === undefined ? null : {block};
+    });
+    this.listen(this.tables, "tables", (x, y) => {
+      this.row = labelAt(this.tablesLayout, x, y + this.scroll.scrollTop);
+      return placeAt(this.snapshot, this.tablesLayout, x, y + this.scroll.scrollTop) ?? null;
+    });
+    this.pool.addEventListener("keydown", (event) => this.movePool(event));
+    this.tables.addEventListener("keydown", (event) => this.moveTables(event));
+  }
+
+  show(snapshot) {
+    this.snapshot = snapshot;
+    this.row = null;
+    if (this.target?.sequence !== undefined) {  // the table may have another block there now
+      const sequence = snapshot.requests.get(this.target.request)?.sequences.get(this.target.sequence);
+      const block = sequence?.blocks[this.target.index];
+      this.target = block === undefined ? {block: this.target.block} : {...this.target, block};
+    }
+    if (this.target && this.target.block >= snapshot.sizes.blocks) this.target = null;
+    this.tell();
+    this.invalidate();
+  }
+
+  point(target, from, isPinned) {
+    this.target = target;
+    this.from = from;
+    this.isPinned = isPinned && target !== null;
+    this.tell();
+    this.invalidate();
+  }
+
+  tell() { this.onPoint(this.target || !this.row ? sentenceOf(this.snapshot, this.target) : rowSentence(this.snapshot, this.row)); }
+
+  listen(canvas, name, targetAt) {
+    const at = (event) => {
+      const box = canvas.getBoundingClientRect();
+      return targetAt(event.clientX - box.left, event.clientY - box.top);
+    };
+    canvas.addEventListener("pointermove", (event) => {
+      if (event.pointerType === "mouse" && !this.isPinned) this.point(at(event), name, false);
+    });
+    canvas.addEventListener("pointerleave", () => { this.row = null; if (!this.isPinned) this.point(null, name, false); });
+    canvas.addEventListener("click", (event) => {
+      const target = at(event), isSame = this.isPinned && target && target.block === this.target?.block;
+      this.point(isSame ? null : target, name, true);
+    });
+    canvas.addEventListener("focus", () => {
+      if (!this.target && canvas.matches(":focus-visible")) this.first(name);
+    });
+  }
+
+  first(name) {
+    if (name === "pool") return this.snapshot.sizes.blocks > 0 && this.point({block: 0}, name, true);
+    const row = this.tablesLayout?.rows.find((candidate) => candidate.sequence?.blocks.length);
+    if (row) this.point(this.placeIn(row, 0), name, true);
+  }
+
+  placeIn(row, index) {
+    const at = Math.max(0, Math.min(row.sequence.blocks.length - 1, index));
+    return {block: row.sequence.blocks[at], sequence: row.sequence.id, request: row.request.id, index: at};
+  }
+
+  movePool(event) {
+    const {columns, drawn} = this.poolLayout;
+    const step = {ArrowLeft: -1, ArrowRight: 1, ArrowUp: -columns, ArrowDown: columns, Home: -drawn, End: drawn}[event.key];
+    if (event.key === "Escape") this.point(null, "pool", false);
+    if (step === undefined || drawn === 0) return;
+    event.preventDefault();
+    const block = this.target ? Math.max(0, Math.min(drawn - 1, this.target.block + step)) : 0;
+    this.point({block}, "pool", true);
+  }
+
+  moveTables(event) {
+    const rows = this.tablesLayout.rows.filter((row) => row.sequence?.blocks.length);
+    if (event.key === "Escape") this.point(null, "tables", false);
+    if (!["ArrowLeft", "ArrowRight", "ArrowUp", "ArrowDown", "Home", "End"].includes(event.key) || rows.length === 0) return;
+    event.preventDefault();
+    let at = rows.findIndex((row) => row.sequence.id === this.target?.sequence && row.request.id === this.target?.request);
+    if (at < 0) return this.first("tables");
+    at = Math.max(0, Math.min(rows.length - 1, at + ({ArrowUp: -1, ArrowDown: 1}[event.key] ?? 0)));
+    const last = rows[at].sequence.blocks.length - 1;
+    const index = {ArrowLeft: this.target.index - 1, ArrowRight: this.target.index + 1, Home: 0, End: last}[event.key] ?? this.target.index;
+    this.point(this.placeIn(rows[at], index), "tables", true);
+    const cell = cellRect(this.tablesLayout, rows[at], this.target.index), room = this.scroll.clientHeight;
+    if (cell.y < this.scroll.scrollTop) this.scroll.scrollTop = cell.y - 4;
+    if (cell.y + cell.height > this.scroll.scrollTop + room) this.scroll.scrollTop = cell.y + cell.height - room + 4;
+  }
+
+  // One drawing for all changes between two frames of the screen.
+  invalidate() {
+    if (this.isDirty) return;
+    this.isDirty = true;
+    requestAnimationFrame(() => {
+      this.isDirty = false;
+      const begin = performance.now();
+      this.draw();
+      this.frameTimes.push(performance.now() - begin);
+      if (this.frameTimes.length > 300) this.frameTimes.shift();
+    });
+  }
+
+  draw() {
+    const {snapshot, theme} = this, lit = new Set(this.target ? [this.target.block] : []);
+    const pool = sizedContext(this.pool);
+    this.poolLayout = poolLayout(snapshot.sizes.blocks, pool.width, pool.height);
+    drawPool(pool.context, snapshot, this.poolLayout, theme, {lit});
+    const tables = sizedContext(this.tables);
+    let numSequences = 0;  // with many, seeing them all is worth more than reading them
+    for (const id of snapshot.running) numSequences += snapshot.requests.get(id).sequences.size;
+    this.tablesLayout = tablesLayout(snapshot, tables.width, $("texts").checked && numSequences <= 16);
+    $("tables-size").style.height = `${this.tablesLayout.height}px`;
+    drawTables(tables.context, snapshot, this.tablesLayout, this.scroll.scrollTop, tables.height, theme, {lit});
+    if (snapshot.requests.size === 0) this.drawNothing(tables);
+    const host = sizedContext($("host"));
+    drawHost(host.context, snapshot, host.width, host.height, theme);
+    const regions = sizedContext($("regions"));
+    drawRegions(regions.context, snapshot, regions.width, regions.height, theme);
+    this.drawLines();
+  }
+
+  drawNothing({context, width, height}) {
+    context.fillStyle = this.theme.dim;
+    context.font = "13px system-ui, sans-serif";
+    context.textAlign = "center";
+    context.textBaseline = "middle";
+    const lines = ["Nothing runs. Choose a scene above, or send a prompt.",
+                   "Each request then gets a row here: its logical blocks 0, 1, 2, … in order,",
+                   "each with the physical block that holds it. That row is the block table."];
+    lines.forEach((line, index) => context.fillText(line, width / 2, height / 2 + (index - 1) * 20, width - 10));
+  }
+
+  // From the block in the pool to each of its places in the tables.
+  drawLines() {
+    const {context, width, height} = sizedContext($("overlay"));
+    context.clearRect(0, 0, width, height);
+    if (!this.target || !$("lines").checked || this.target.block >= this.poolLayout.drawn) return;
+    const origin = $("overlay").getBoundingClientRect(), pool = this.pool.getBoundingClientRect(), scroll = this.scroll.getBoundingClientRect();
+    const rect = blockRect(this.poolLayout, this.target.block);
+    const isBeside = scroll.left >= pool.right;
+    const from = {x: pool.left - origin.left + rect.x + rect.size / (isBeside ? 1 : 2), y: pool.top - origin.top + rect.y + rect.size / (isBeside ? 2 : 1)};
+    let drawn = 0;
+    context.beginPath();
+    context.rect(0, 0, width, scroll.bottom - origin.top);
+    context.clip();
+    for (const row of this.tablesLayout.rows) {
+      row.sequence?.blocks.forEach((block, index) => {
+        if (block !== this.target.block || drawn >= 32) return;
+        const cell = cellRect(this.tablesLayout, row, index), y = cell.y - this.scroll.scrollTop;
+        if (y + cell.height < 0 || y > scroll.height) return;
+        drawn += 1;
+        const to = {x: scroll.left - origin.left + cell.x, y: scroll.top - origin.top + y + cell.height / 2};
+        for (const [color, lineWidth] of [[this.theme.card, 5], [this.theme.lit, 2]]) {
+          context.strokeStyle = color;
+          context.lineWidth = lineWidth;
+          context.beginPath();
+          context.moveTo(from.x, from.y);
+          if (isBeside) context.bezierCurveTo((from.x + to.x) / 2, from.y, (from.x + to.x) / 2, to.y, to.x, to.y);
+          else context.bezierCurveTo(from.x, (from.y + to.y) / 2, to.x - 30, to.y, to.x, to.y);
+          context.stroke();
+        }
+      });
+    }
+  }
+}

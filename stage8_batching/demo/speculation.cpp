@@ -1,0 +1,187 @@
+#include "speculation.h"
+
+#include <algorithm>
+#include <array>
+#include <cstdint>
+#include <iostream>
+#include <memory>
+#include <numeric>
+#include <span>
+#include <stdexcept>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "common/app/table.h"
+#include "common/base/check.h"
+#include "common/base/machine.h"
+#include "common/base/text.h"
+#include "make_server.h"
+
+namespace stage8 {
+namespace {
+
+// One kind of text.
+struct Workload {
+  std::string name;
+  std::vector<common::Request> requests = {};
+};
+
+// What some requests have shown.
+struct Sums {
+  double seconds = 0.0;  // that decode
+  int tokens = 0;        // of replies, without the first: a prompt's step draws it
+  int drafts = 0;
+  int accepted = 0;
+
+  void add(const Sums& other) {
+    seconds += other.seconds;
+    tokens += other.tokens;
+    drafts += other.drafts;
+    accepted += other.accepted;
+  }
+};
+
+// Serves the request alone, adds up what it shows, and returns its text.
+std::vector<common::Token> serve(Engine& engine, const common::Request& request, int num_drafts, Sums& sums) {
+  RealClock clock;
+  const std::unique_ptr<Server> server = make_server(
+      engine, {.token_budget = engine.options().chunk_size, .max_sequences = engine.options().max_sequences}, clock);
+  common::Request run = request;
+  run.num_speculative_tokens = num_drafts;
+  const int id = server->submit({.request = run});
+  while (server->step()) {
+  }
+  const RequestOutput& output = server->output(id);
+  if (!output.error.empty()) {
+    throw common::InputError(output.error);
+  }
+  sums.seconds += server->timing().decode_seconds;
+  sums.tokens += static_cast<int>(output.token_times.size()) - 1;
+  for (const common::Counter& counter : server->counters()) {
+    sums.drafts += counter.name == "drafts" ? static_cast<int>(counter.value) : 0;
+    sums.accepted += counter.name == "drafts_accepted" ? static_cast<int>(counter.value) : 0;
+  }
+  return output.completions.front().tokens;
+}
+
+// The session's requests greedily and at temperature 1; and with replies that are made to repeat their prompt, as a
+// model's are that quotes: the bundled one does not.
+std::vector<Workload> workloads(std::span<const common::Request> requests) {
+  std::vector<Workload> result = {{"greedy"}, {"temperature 1"}, {"quotes"}};
+  for (const common::Request& request : requests) {
+    common::Request changed = request;
+    changed.stop_tokens.clear();
+    changed.sampling = {};
+    result[0].requests.push_back(changed);
+    changed.sampling.temperature = 1.0F;
+    result[1].requests.push_back(changed);
+    changed.sampling = {};
+    while (static_cast<int>(changed.forced.size()) < changed.max_new_tokens) {
+      changed.forced.push_back(changed.prompt[changed.forced.size() % changed.prompt.size()]);
+    }
+    result[2].requests.push_back(changed);
+  }
+  return result;
+}
+
+void print_texts(Engine& engine, std::span<const common::Request> requests, const SpeculateOptions& options) {
+  common::Table table({"texts", "drafts", "accepted", "tokens a step", "plain", "with drafts", "gain"});
+  std::uint64_t salt = 0;
+  for (const Workload& workload : workloads(requests)) {
+    Sums plain;
+    Sums drafted;
+    for (common::Request request : workload.requests) {
+      Sums best_plain;
+      Sums best_drafted;
+      // In turns, and the fastest of each: what else the machine does only makes a run slower.
+      for (int round = 0; round < options.rounds; ++round) {
+        std::array<std::vector<common::Token>, 2> texts;
+        for (const bool has_drafts : {false, true}) {
+          Sums sums;
+          request.cache_salt = ++salt;  // finds nothing of earlier runs
+          texts[has_drafts ? 1 : 0] =
+              serve(engine, request, has_drafts ? options.engine.num_speculative_tokens : 0, sums);
+          Sums& best = has_drafts ? best_drafted : best_plain;
+          best = round == 0 || sums.seconds < best.seconds ? sums : best;
+        }
+        // In 16 bits, tokens whose logits differ by rounding may change places.
+        if (texts[0] != texts[1] && options.engine.gpu.precision == Precision::kFloat32) {
+          throw std::runtime_error("a text with drafts differs from the one without");
+        }
+      }
+      plain.add(best_plain);
+      drafted.add(best_drafted);
+    }
+    const double per_step = static_cast<double>(drafted.tokens) / std::max(drafted.tokens - drafted.accepted, 1);
+    table.add_row({workload.name, std::to_string(drafted.drafts), std::to_string(drafted.accepted),
+                   common::format("%.2f", per_step), common::format("%.0f tokens/s", plain.tokens / plain.seconds),
+                   common::format("%.0f tokens/s", drafted.tokens / drafted.seconds),
+                   common::format("%.2f", plain.seconds / drafted.seconds)});
+  }
+  std::cout << table.to_string();
+}
+
+// The time of steps with several tokens of one sequence, over that of a step with one.
+void print_costs(Engine& engine, const SpeculateOptions& options) {
+  constexpr int kContext = 128;
+  constexpr int kSteps = 16;
+  constexpr int kMaxTokens = 16;
+  const SequenceId sequence = engine.sequence_ids().take();
+  const std::vector<common::Token> text(kContext, 1);
+  if (!engine.start(sequence, text, 0) || !engine.compute(sequence, text, true)) {
+    throw common::InputError("the cache is too small to measure steps");
+  }
+  COMMON_CHECK(engine.manager().reserve(sequence, kMaxTokens), "the cache has room for a few tokens more");
+  common::Table table({"tokens in a step", "time", "each beyond the first"});
+  const auto seconds_of = [&](int count) {
+    const double begin = common::now_seconds();
+    for (int step = 0; step < kSteps; ++step) {
+      RaggedBatch batch;
+      batch.add(engine.manager(), sequence, std::span(text).first(static_cast<std::size_t>(count)), false);
+      batch.logits_rows.resize(static_cast<std::size_t>(count));
+      std::iota(batch.logits_rows.begin(), batch.logits_rows.end(), 0);
+      engine.forward(batch);  // never committed, so that the same slots are written again
+      engine.runner().wait(0);
+    }
+    return common::now_seconds() - begin;
+  };
+  double single = 0.0;
+  for (const int count : {1, 2, 3, 4, 6, 8, 12, 16}) {
+    double best = seconds_of(count);
+    for (int round = 1; round < options.rounds; ++round) {
+      best = std::min(best, seconds_of(count));
+    }
+    single = count == 1 ? best : single;
+    table.add_row({std::to_string(count), common::format("%.2f", best / single),
+                   count == 1 ? "" : common::format("%.2f", (best / single - 1.0) / (count - 1))});
+  }
+  engine.manager().free(sequence);
+  engine.sequence_ids().give_back(sequence);
+  std::cout << "\n" << table.to_string();
+}
+
+}  // namespace
+
+void add_speculation_option(common::Command& command, EngineOptions& options) {
+  command.option("--speculate", options.num_speculative_tokens, {0, kMaxDrafts},
+                 "max drafts a step: tokens looked up in the text itself, computed as guesses of how it goes on");
+}
+
+common::Command& add_speculate_command(common::Program& program, SpeculateOptions& options) {
+  common::Command& command = program.add_session_command(
+      "speculate", "Measure what drafts gain, beside plain decoding, and what more tokens in a step cost",
+      [&options](const common::Session& session) {
+        EngineOptions sized = options.engine;
+        sized.num_slots = options.engine.num_slots.value_or(4096);
+        Engine engine(session.model, sized);
+        print_texts(engine, session.requests, options);
+        print_costs(engine, options);
+      },
+      {.sampling = false});
+  command.option("--speculate", options.engine.num_speculative_tokens, {1, kMaxDrafts}, "max drafts a step");
+  command.option("--rounds", options.rounds, {1, 1000}, "how often each is measured; the fastest counts");
+  return command;
+}
+
+}  // namespace

@@ -1,0 +1,94 @@
+// Decides which drafts a step computes: guesses of how a text goes on (drafter.h). The server puts them behind the
+// text's last token (speculating_server.h).
+//
+// Drafts take what a step leaves: each request first gets what it gets without them. They never preempt.
+#pragma once
+
+#include <map>
+#include <span>
+#include <vector>
+
+#include "../../engine_options.h"
+#include "../../scheduler.h"
+
+namespace stage8 {
+
+// What more tokens than one cost in a step that reads all weights anyway. Where it has not been measured, a token more
+// is never worth it.
+struct TokenCost {
+  double per_token = 1.0;  // added by each, as a share of the time of a step with one token
+  int max_tokens = 1;      // in a step; each beyond that costs as much as in a step of its own
+};
+
+inline constexpr TokenCost kCpuTokenCost = {.per_token = 0.4, .max_tokens = 8};
+
+// Whether a request's drafts pay: an account in units of a step with one token. A draft costs what it adds to the step,
+// and an accepted one saves a step. Without a balance there are no drafts for a while, each time for longer.
+class DraftAccount {
+ public:
+  // cost_per_draft: TokenCost::per_token.
+  explicit DraftAccount(double cost_per_draft);
+  // To be called once a step. Whether the request may draft in this one.
+  bool may_draft();
+  // Books a step with drafts.
+  void book(int num_drafts, int num_accepted);
+  // How many drafts to try: a few at first, more once all have been accepted twice in a row.
+  int num_drafts(int max_drafts) const;
+  // How many of the text's last tokens must occur before. The dearer a draft is, the surer it has to be.
+  int min_match() const { return min_match_; }
+
+ private:
+  double cost_per_draft_;
+  int min_match_;
+  int length_;
+  bool is_steady_ = false;  // whether all of the last drafts were accepted
+  double balance_ = 0.0;
+  int pause_ = 0;  // steps
+  int next_pause_;
+};
+
+class SpeculatingScheduler : public Scheduler {
+ public:
+  // default_drafts: for requests that do not say how many they want.
+  SpeculatingScheduler(KvCacheManager& manager, const SchedulerOptions& options, bool use_prefix_cache,
+                       int default_drafts, const TokenCost& cost);
+
+  // The step's num_tokens has the drafts, too; its groups do not.
+  ScheduledStep schedule() override;
+
+  // The sequence's drafts in the step that was scheduled last: as many for all sequences of a group, with slots behind
+  // the sequence's own token.
+  std::span<const common::Token> drafts_of(SequenceId sequence) const;
+  bool has_drafts() const { return !drafts_.empty(); }
+  // Whether the next step cannot be scheduled before it is known which tokens the last one has drawn.
+  bool is_awaited() const { return is_awaited_; }
+  // So many of the group's last drafts, of all its sequences, have become text.
+  void count_accepted(const SequenceGroup& group, int count);
+
+ protected:
+  std::map<SequenceId, std::vector<common::Token>> drafts_;
+  bool is_awaited_ = false;
+
+ private:
+  struct Request {
+    DraftAccount account;
+    int drafts = 0;    // of its last step
+    int accepted = 0;  // of these
+  };
+
+  // Max drafts of a step for the group.
+  int max_drafts(const SequenceGroup& group) const;
+  // Adds drafts to what the step computes for the group.
+  void add_drafts(const ScheduledGroup& scheduled, ScheduledStep& step);
+  // Reserves slots for drafts of all these sequences. Returns how many each can have, up to num_drafts.
+  int reserve_drafts(const std::vector<SequenceId>& sequences, int num_drafts);
+  // The request's entry, with its last drafts booked.
+  Request& find(const SequenceGroup& group);
+  void forget_ended();
+
+  int default_drafts_;
+  TokenCost cost_;
+  std::map<int, Request> requests_;  // by id, those that have drafted
+};
+
+}  // namespace

@@ -1,0 +1,143 @@
+#include "speculating_server.h"
+
+#include <algorithm>
+#include <cstddef>
+#include <iterator>
+#include <span>
+#include <utility>
+#include <vector>
+
+#include "common/base/check.h"
+#include "common/base/text.h"
+
+namespace stage8 {
+
+SpeculatingServer::SpeculatingServer(Engine& engine, Clock& clock, std::unique_ptr<SpeculatingScheduler> scheduler)
+    : Server(engine, clock, std::move(scheduler)), speculating_(dynamic_cast<SpeculatingScheduler&>(*scheduler_)) {}
+
+std::string SpeculatingServer::rejection(const GenerationRequest& request) const {
+  std::string reason = Server::rejection(request);
+  const int drafts = request.request.num_speculative_tokens.value_or(0);
+  if (reason.empty() && (drafts < 0 || drafts > kMaxDrafts)) {
+    reason = common::format("%d drafts in a step, and this server computes up to %d", drafts, kMaxDrafts);
+  }
+  return reason;
+}
+
+const RaggedBatch& SpeculatingServer::batch_to_compute(InFlightStep& step) {
+  const RaggedBatch& own = step.batch();
+  first_rows_.clear();
+  if (!speculating_.has_drafts()) {
+    return own;
+  }
+  batch_ = {};
+  batch_.draws_tokens = own.draws_tokens;
+  batch_.sampling_rows = own.sampling_rows;
+  // Only a CPU computes drafts so far: there, sequences with one token need not come first.
+  std::vector<int> places;  // by token of the step: where it stands in this batch
+  for (std::size_t i = 0; i < own.num_sequences(); ++i) {
+    const std::span<const common::Token> known = own.tokens_of(i);
+    const std::span<const common::Token> drafts = speculating_.drafts_of(own.sequences[i]);
+    std::vector<common::Token> tokens(known.begin(), known.end());
+    tokens.insert(tokens.end(), drafts.begin(), drafts.end());
+    for (int place = batch_.num_tokens(); places.size() < static_cast<std::size_t>(own.query_starts[i + 1]); ++place) {
+      places.push_back(place);
+    }
+    batch_.add(engine_.manager(), own.sequences[i], tokens, false);
+  }
+  for (const int row : own.logits_rows) {
+    batch_.logits_rows.push_back(places[static_cast<std::size_t>(row)]);
+  }
+  for (const PendingToken& pending : own.pending_tokens) {
+    batch_.pending_tokens.push_back({places[static_cast<std::size_t>(pending.index)], pending.row});
+  }
+  for (std::size_t i = 0; i < own.num_sequences(); ++i) {
+    const int last = own.query_starts[i + 1] - 1;
+    const auto row = std::find(own.logits_rows.begin(), own.logits_rows.end(), last) - own.logits_rows.begin();
+    add_rows(own.sequences[i], static_cast<std::size_t>(row), places[static_cast<std::size_t>(last)]);
+  }
+  return batch_;
+}
+
+void SpeculatingServer::add_rows(SequenceId sequence, std::size_t row, int index) {
+  first_rows_[sequence] = static_cast<int>(batch_.logits_rows.size());
+  for (std::size_t left = speculating_.drafts_of(sequence).size(); left > 0; --left) {
+    if (!batch_.sampling_rows.empty()) {
+      SamplingRow behind = batch_.sampling_rows[row];
+      behind.used.push_back(batch_.tokens[static_cast<std::size_t>(index)]);  // its text has all tokens before
+      row = batch_.sampling_rows.size();
+      batch_.sampling_rows.push_back(std::move(behind));
+    }
+    batch_.logits_rows.push_back(++index);
+  }
+}
+
+bool SpeculatingServer::may_run_ahead(const InFlightStep& step) const {
+  return !speculating_.is_awaited() && Server::may_run_ahead(step);
+}
+
+void SpeculatingServer::extend(const InFlightStep& step, const ScheduledGroup& scheduled, int row) {
+  SequenceGroup& group = *scheduled.group;
+  Server::extend(step, scheduled, row);
+  const auto num_drafts = static_cast<int>(speculating_.drafts_of(scheduled.tokens.sequences.front()).size());
+  for (int draft = 0; draft < num_drafts && !group.finished(); ++draft) {
+    const auto is_right = [&](const Branch& branch) {
+      return branch.tokens.back() == speculating_.drafts_of(branch.sequence)[static_cast<std::size_t>(draft)];
+    };
+    if (!std::all_of(group.live().begin(), group.live().end(), is_right)) {
+      return;
+    }
+    commit_last(group);
+    const auto num_accepted = static_cast<int>(group.live().size());
+    report_.num_accepted += num_accepted;
+    speculating_.count_accepted(group, num_accepted);
+    group.extend(result_behind(step, group, draft), clock_.now());
+  }
+}
+
+GroupResult SpeculatingServer::result_behind(const InFlightStep& step, const SequenceGroup& group, int draft) const {
+  GroupResult result;
+  for (const Branch& branch : group.live()) {
+    GroupResult row = step.result(first_rows_.at(branch.sequence) + draft, 1);
+    std::move(row.tokens.begin(), row.tokens.end(), std::back_inserter(result.tokens));
+    std::move(row.logits.begin(), row.logits.end(), std::back_inserter(result.logits));
+  }
+  return result;
+}
+
+void SpeculatingServer::commit_last(const SequenceGroup& group) {
+  RaggedBatch accepted;
+  for (const Branch& branch : group.live()) {
+    accepted.add(engine_.manager(), branch.sequence, {&branch.tokens.back(), 1}, false);
+  }
+  engine_.commit(accepted);
+}
+
+void SpeculatingServer::report_schedule(const ScheduledStep& step, double begin) {
+  Server::report_schedule(step, begin);
+  for (std::size_t i = 0; i < step.groups.size(); ++i) {
+    for (const SequenceId sequence : step.groups[i].tokens.sequences) {
+      const auto num_drafts = static_cast<int>(speculating_.drafts_of(sequence).size());
+      report_.num_queries[report_.num_drafts.size()] += num_drafts;
+      report_.num_drafts.push_back(num_drafts);
+      report_.num_served[i] += num_drafts;
+    }
+  }
+}
+
+std::unique_ptr<SpeculatingServer> make_speculating_server(Engine& engine, const SchedulerOptions& options,
+                                                           Clock& clock) {
+  const int num_drafts = engine.options().num_speculative_tokens;
+  const bool is_on_gpu = engine.runner().is_asynchronous();
+  if (num_drafts > kMaxDrafts) {
+    throw common::InputError(common::format("--speculate: at most %d drafts a step", kMaxDrafts));
+  }
+  if (num_drafts > 0 && is_on_gpu) {
+    throw common::InputError("--speculate: drafts are computed on the CPU only so far (--device cpu)");
+  }
+  auto scheduler = std::make_unique<SpeculatingScheduler>(engine.manager(), options, engine.options().prefix_cache,
+                                                          num_drafts, is_on_gpu ? TokenCost{} : kCpuTokenCost);
+  return std::make_unique<SpeculatingServer>(engine, clock, std::move(scheduler));
+}
+
+}  // namespace

@@ -1,0 +1,54 @@
+// A server whose steps also compute drafts: guesses of how a text goes on, behind the text's last token
+// (speculating_scheduler.h). Where a guess is right, the step has computed several tokens of the text at once. Only
+// what the text turns out to be is taken up, so that drafts change no text. SPECULATION.md has the lesson.
+//
+// Drafts are in the batch that the runner computes, and nowhere else: the step that is committed does not have them.
+#pragma once
+
+#include <map>
+#include <memory>
+#include <string>
+
+#include "../../server.h"
+#include "speculating_scheduler.h"
+
+namespace stage8 {
+
+class SpeculatingServer : public Server {
+ public:
+  // Engine and clock must outlive the server.
+  SpeculatingServer(Engine& engine, Clock& clock, std::unique_ptr<SpeculatingScheduler> scheduler);
+
+ protected:
+  std::string rejection(const GenerationRequest& request) const override;
+  // With each sequence's drafts behind its own token. Their rows of logits come after all others.
+  const RaggedBatch& batch_to_compute(InFlightStep& step) override;
+  // Not if a request waits for its token, to look it up.
+  bool may_run_ahead(const InFlightStep& step) const override;
+  // Gives the group its own token, and then takes up its drafts, one by one, as long as each is the next token of all
+  // its texts: its K and V are in their slots, so it is committed, and the rows behind it give the texts their next
+  // tokens.
+  void extend(const InFlightStep& step, const ScheduledGroup& scheduled, int row) override;
+  void report_schedule(const ScheduledStep& step, double begin) override;
+
+ private:
+  // Adds the rows of logits behind the sequence's drafts to batch_, and how the tokens after them are drawn. row: the
+  // row of logits behind its own token, which is batch_.tokens[index].
+  void add_rows(SequenceId sequence, std::size_t row, int index);
+  // The rows behind one draft of each live branch.
+  GroupResult result_behind(const InFlightStep& step, const SequenceGroup& group, int draft) const;
+  // Commits the last token of each live branch.
+  void commit_last(const SequenceGroup& group);
+
+  SpeculatingScheduler& speculating_;  // the server's scheduler
+  // Of the last step. One with drafts does not run ahead, so that they are collected before the next one has some.
+  RaggedBatch batch_;
+  std::map<SequenceId, int> first_rows_;  // where the rows behind a sequence's drafts begin
+};
+
+// With a scheduler for what tokens cost on the engine's runner. Throws InputError if the engine's options ask for too
+// many drafts, or for drafts on a GPU.
+std::unique_ptr<SpeculatingServer> make_speculating_server(Engine& engine, const SchedulerOptions& options,
+                                                           Clock& clock);
+
+}  // namespace

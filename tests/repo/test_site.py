@@ -1,0 +1,441 @@
+"""Tests of the site: what its converter makes of the lessons' Markdown, and of all pages their links, sizes, headings and colours."""
+
+import contextlib
+import html.parser
+import io
+import os
+import pathlib
+import re
+import sys
+import tempfile
+import unittest
+from unittest import mock
+
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent.parent / "site"))
+
+import build_site
+import stage_diff
+
+MAX_PAGE = 500_000  # bytes
+# Colours of site.css: what stands on what.
+BACKGROUNDS = ("page", "panel", "raised", "note", "good", "accent-soft")
+CODE = ("text", "comment", "string", "number", "word", "type", "function", "directive")
+PAIRS = [*((name, back) for name in ("text", "link") for back in BACKGROUNDS),
+         *(("soft", back) for back in ("page", "panel", "raised", "add", "del", "accent-soft", "good")),
+         *((name, back) for name in CODE for back in ("page", "panel", "add", "del", "mark-add", "mark-del")),
+         ("on-accent", "accent"), ("accent", "page")]
+README = """# The course
+
+Two words: a *block* table is one, `block table` is code, and a [block table](#the-course) a link. A block
+table again.
+
+[Stage 1](stage1_first/README.md), [Stage 2](stage2_second/README.md#2-the-diff), [code](stage2_second/table.h)
+
+## More
+
+![Two
+rows](stage2_second/rows.svg)
+
+Again block tables, and a table of weights.
+
+<!-- figures: nothing -->
+    indented
+
+<!-- widget: pool -->
+
+1. one
+
+```console
+$ ls a \\
+    b
+...
+a
+$ pwd
+```
+
+<details><summary>Answer</summary>
+
+**Yes.**
+
+</details>
+"""
+LESSON = """# Stage 2: sums
+
+> **Before you start** read stage 1.
+
+## 1. First lines
+
+> **Milestone 1: rows** (5 minutes). Write `rows`.
+>
+> `python3 tests/exercise.py 2 --test 1` is red before.
+
+## 2. The diff
+
+An introduction.
+
+<!-- hunk: engine.cpp second -->
+**The second** function gives `2 < 3`.
+
+<!-- hunk: table.h -->
+A table is *new*.
+
+<!-- hunk end -->
+Not a note.
+
+## 3. By hand
+"""
+GLOSSARY = """# Glossary
+
+| term | meaning | in the code | in vLLM | in the paper |
+| --- | --- | --- | --- | --- |
+| block table (1) | the blocks of a *sequence* | `x` | – | – |
+| logical, physical block (1) | the n-th of a text; where it lies | `x` | – | – |
+| weight (1) | what softmax makes of a score | `x` | – | – |
+"""
+ENGINE = """#include "engine.h"
+
+int first() {{ return 1; }}
+
+// One,
+// two,
+// three,
+// four,
+// five,
+// six,
+// seven.
+int second() {{ return {number}; }}
+"""
+PICTURE = """<svg xmlns="http://www.w3.org/2000/svg" width="72" height="41" viewBox="0 0 72 41">
+<style>
+.ink{fill:#1f2328}
+@media (prefers-color-scheme:dark){
+.ink{fill:#f0f6fc}
+}
+</style>
+</svg>
+"""
+
+
+class Reader(html.parser.HTMLParser):
+    """What is wrong with a page's form, and what it names."""
+    VOID = {"meta", "link", "img", "input", "br", "col", "circle", "path"}
+
+    def __init__(self, text):
+        super().__init__()
+        self.open, self.problems, self.ids, self.links, self.sources, self.headings = [], [], [], [], [], []
+        self.feed(text)
+        self.problems += [f"<{tag}> is not closed" for tag in self.open]
+        self.problems += [f"the id {name} stands there twice" for name in set(self.ids) if self.ids.count(name) > 1]
+
+    def handle_starttag(self, tag, attributes):
+        values = dict(attributes)
+        if tag not in self.VOID:
+            self.open.append(tag)
+        if "id" in values:
+            self.ids.append(values["id"])
+        if tag == "a":
+            self.links.append(values.get("href"))
+        if tag in ("script", "img") and "src" in values:
+            self.sources.append(values["src"])
+        if tag == "link":
+            self.sources.append(values["href"])
+        if tag == "img" and not values.get("alt", "").strip():
+            self.problems.append(f"the picture {values.get('src')} has no text")
+        if re.fullmatch("h[1-6]", tag):
+            self.headings.append(int(tag[1]))
+
+    def handle_startendtag(self, tag, attributes):
+        self.handle_starttag(tag, attributes)
+        if tag not in self.VOID:
+            self.open.pop()
+
+    def handle_endtag(self, tag):
+        if tag in self.VOID:
+            return
+        if not self.open or self.open.pop() != tag:
+            self.problems.append(f"</{tag}> closes nothing")
+
+
+def check_page(site, path, readers):
+    """What is wrong with a page of a site."""
+    page = readers[path]
+    problems = list(page.problems)
+    if page.headings.count(1) != 1:
+        problems.append(f"{page.headings.count(1)} headings of the first order")
+    problems += [f"a heading of order {after} follows one of order {before}"
+                 for before, after in zip(page.headings, page.headings[1:]) if after > before + 1]
+    for source in page.sources:
+        if source.startswith("data:"):
+            continue
+        if ":" in source or not (path.parent / source).resolve().is_file():
+            problems.append(f"there is no {source}")
+    for link in page.links:
+        if not link:
+            problems.append("a link leads nowhere")
+        elif not re.match(r"https?:", link):
+            name, _, fragment = link.partition("#")
+            target = pathlib.Path(os.path.normpath(path.parent / name)) if name else path
+            if target not in readers:
+                problems.append(f"nothing is at {link}")
+            elif fragment and fragment not in readers[target].ids:
+                problems.append(f"there is no #{fragment} in {target.relative_to(site)}")
+    if path.stat().st_size > MAX_PAGE:
+        problems.append(f"{path.stat().st_size} bytes")
+    return [f"{path.relative_to(site)}: {problem}" for problem in problems]
+
+
+def luminance(color):
+    red, green, blue = (int(color[at:at + 2], 16) / 255 for at in (1, 3, 5))
+    red, green, blue = (part / 12.92 if part <= 0.04045 else ((part + 0.055) / 1.055) ** 2.4 for part in (red, green, blue))
+    return 0.2126 * red + 0.7152 * green + 0.0722 * blue
+
+
+def contrast(one, other):
+    """As WCAG 2 counts it, from 1 to 21."""
+    low, high = sorted((luminance(one), luminance(other)))
+    return (high + 0.05) / (low + 0.05)
+
+
+class Folder(unittest.TestCase):
+    def setUp(self):
+        folder = tempfile.TemporaryDirectory()
+        self.addCleanup(folder.cleanup)
+        self.root, self.out = pathlib.Path(folder.name) / "course", pathlib.Path(folder.name) / "site"
+        for number, stage in ((1, "stage1_first"), (2, "stage2_second")):
+            self.write(f"{stage}/CMakeLists.txt", f"add_stage({stage})\n")
+            self.write(f"{stage}/README.md", f"# Stage {number}: first\n\nA block table.\n")
+            self.write(f"{stage}/engine.cpp", ENGINE.format(number=number))
+        self.write("README.md", README)
+        self.write("GLOSSARY.md", GLOSSARY)
+        self.write("stage2_second/README.md", LESSON)
+        self.write("stage2_second/table.h", "int size();\n\n// Rows.\nint rows();\n")
+        self.write("stage2_second/rows.svg", PICTURE)
+
+    def write(self, name, text):
+        path = self.root / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text, encoding="utf-8")
+
+    def run_main(self):
+        """(exit status, what was printed, what went to stderr)"""
+        out, error = io.StringIO(), io.StringIO()
+        with contextlib.redirect_stdout(out), contextlib.redirect_stderr(error):
+            status = build_site.main([str(self.out)], self.root)
+        return status, out.getvalue(), error.getvalue()
+
+    def page(self, name):
+        status, _, error = self.run_main()
+        self.assertEqual((status, error), (0, ""))
+        return (self.out / name).read_text(encoding="utf-8")
+
+
+class WithoutPackages(Folder):
+    def test_it_says_what_to_install(self):
+        with mock.patch("build_site.markup", None):
+            status, _, error = self.run_main()
+        self.assertEqual((status, error.count("\n")), (1, 1))
+        self.assertIn("error: the site needs markdown-it-py and pygments: sudo apt-get install", error)
+
+
+@unittest.skipIf(build_site.markup is None, "needs markdown-it-py and pygments")
+class Converter(Folder):
+    def test_commands_have_buttons_and_what_they_print_has_none(self):
+        text = self.page("index.html")
+        self.assertIn('<div class="command"><code>ls a \\\n    b</code><button type="button" class="copy"', text)
+        self.assertIn('<pre class="out"><span class="gap">…</span>\na</pre>', text)
+        self.assertIn('<div class="command"><code>pwd</code><button', text)
+
+    def test_comments_are_gone_and_indented_code_is_code(self):
+        text = self.page("index.html")
+        self.assertNotIn("figures", text)
+        self.assertIn('<div class="scroll listing"><pre><code>indented</code></pre></div>', text)
+
+    def test_an_answer_is_folded(self):
+        self.assertIn("<details><summary>Answer</summary>\n<p><strong>Yes.</strong></p>\n</details>", self.page("index.html"))
+
+    def test_terms_are_explained_once_in_a_section_and_in_prose_alone(self):
+        text = self.page("index.html")
+        found = re.findall(r'<a class="term" href="([^"]*)" data-term="([^"]*)">([^<]*)</a>', text)
+        self.assertEqual(found, [("glossary.html#term-block-table", "block table", "block\ntable"),
+                                 ("glossary.html#term-block-table", "block table", "block tables")])
+        self.assertIn('<tr>\n<td id="term-block-table">block table (1)</td>', self.page("glossary.html"))
+        terms = (self.out / "assets/glossary.js").read_text(encoding="utf-8")
+        self.assertIn('"block table":[1,"the blocks of a sequence"]', terms)
+        self.assertIn('"physical block":[1,"where it lies"]', terms)
+
+    def test_everyday_words_are_terms_in_their_own_stage_alone(self):
+        terms = build_site.glossary.read("| group (4) | heads | x | y | z |\n| slot (1) | room | x | y | z |\n")
+        for stage, expected in ((0, ["slots"]), (1, ["slots"]), (4, ["group", "slots"]), (5, ["slots"])):
+            parts = build_site.glossary.Finder(terms, stage).find("A group of slots")
+            self.assertEqual([part for part, term in parts if term], expected, stage)
+
+    def test_a_picture_is_there_for_both_colours(self):
+        text = self.page("index.html")
+        self.assertIn('<img class="on-light" src="stage2_second/rows.svg" alt="Two rows" width="72" height="41"', text)
+        self.assertIn('<img class="on-dark" src="stage2_second/rows.dark.svg" alt="Two rows"', text)
+        light, dark = ((self.out / "stage2_second" / name).read_text(encoding="utf-8") for name in ("rows.svg", "rows.dark.svg"))
+        self.assertNotIn("@media", light + dark)
+        self.assertNotIn("f0f6fc", light)
+        self.assertIn(".ink{fill:#f0f6fc}", dark)
+
+    def test_milestones_and_prefaces(self):
+        text = self.page("stage2_second/index.html")
+        self.assertIn('<blockquote class="preface">', text)
+        self.assertIn('<blockquote class="milestone">', text)
+        self.assertRegex(text, r'<span class="do"><code>python3 tests/exercise.py 2 --test 1</code><button[^>]*>Copy</button></span> is red')
+        self.assertNotIn("<code>rows</code><button", text)
+
+    def test_hunks_stand_beside_their_paragraphs(self):
+        text = self.page("stage2_second/index.html")
+        says, asides = re.findall(r'<div class="say note">(.*?)</div>\n<aside', text, re.DOTALL), re.findall(r"<aside.*?</aside>", text, re.DOTALL)
+        self.assertEqual(len(says), 2)
+        self.assertEqual(len(asides), 2)
+        self.assertIn("<strong>The second</strong>", says[0])
+        self.assertIn('<span class="name">engine.cpp</span>', asides[0])
+        self.assertRegex(asides[0], r'<span class="del" data-n="-12">.*<mark><i class="m">1</i></mark>')
+        self.assertRegex(asides[0], r'<span class="add" data-n="\+12">.*<mark><i class="m">2</i></mark>')
+        self.assertIn('href="../code/stage2_second/engine.cpp.html#L9"', asides[0])
+        self.assertIn("new, 4 lines", asides[1])
+        walk = text[text.index('<div class="walk"'):text.rindex("3. By hand")]
+        self.assertIn("An introduction.", walk)
+        self.assertIn('<div class="say"><p>Not a note.</p>', walk)
+        self.assertNotIn("<aside", text[text.index("Not a note"):])
+
+    def test_the_first_stage_has_its_code_beside_it(self):
+        self.write("stage1_first/README.md", "# Stage 1: first\n\n## 2. The code\n\n<!-- hunk: engine.cpp second -->\nOf **two**.\n")
+        text = self.page("stage1_first/index.html")
+        self.assertIn('<aside class="hunks" aria-label="Code: engine.cpp">', text)
+        self.assertRegex(text, r'data-n="12">.*second')
+        self.write("stage1_first/README.md", "# Stage 1: first\n\n## 2. The code\n\n<!-- hunk: engine.cpp third -->\nOf **two**.\n")
+        self.assertIn("no hunk of engine.cpp contains 'third'", self.run_main()[2])
+        self.write("stage1_first/README.md", "# Stage 1: first\n")
+        self.write("stage2_second/README.md", LESSON.replace("hunk: table.h", "hunk: stable.h"))
+        status, _, error = self.run_main()
+        self.assertEqual(status, 1)
+        self.assertIn("stable.h does not differ between the two stages", error)
+
+    def test_a_function_added_after_another_is_not_called_by_its_name(self):
+        self.write("stage2_second/engine.cpp", ENGINE.format(number=1) + "\nint third() { return 3; }\n")
+        self.write("stage2_second/README.md", LESSON.replace("engine.cpp second", "engine.cpp third"))
+        self.assertNotIn('<code class="where">', self.page("stage2_second/index.html"))
+
+    def test_a_long_hunk_is_cut(self):
+        self.write("stage2_second/table.h", "".join(f"int row{number}();\n" for number in range(100)))
+        text = self.page("stage2_second/index.html")
+        self.assertIn('<a class="more" href="diff-1-2.html#file-table.h">44 more lines</a>', text)
+        self.assertNotIn("row99", text)
+        self.assertIn("row99", self.page("stage2_second/diff-1-2.html"))
+
+    def test_the_whole_diff(self):
+        self.write("stage2_second/main.cpp", "int main() {}\n")
+        text = self.page("stage2_second/diff-1-2.html")
+        self.assertIn('<div class="remark"><p><strong>The second</strong>', text)
+        self.assertIn('<details class="of-file" id="file-table.h" open>', text)
+        self.assertIn('<details class="of-file" id="file-main.cpp">', text)  # the lesson says nothing of it
+
+    def test_a_link_inside_the_lesson_leads_there_from_the_whole_diff(self):
+        self.write("stage2_second/README.md", LESSON.replace("A table is *new*.", "A [table](#1-first-lines) of [rows](table.h)."))
+        text = self.page("stage2_second/diff-1-2.html")
+        self.assertIn('A <a href="index.html#1-first-lines">table</a> of <a href="../code/stage2_second/table.h.html">rows</a>.', text)
+
+    def test_widgets_if_there_are_any(self):
+        self.assertNotIn("widget", self.page("index.html"))
+        (self.out / "widgets").mkdir()
+        (self.out / "widgets/widgets.js").write_text("// one\n", encoding="utf-8")
+        text = self.page("index.html")
+        self.assertIn('<div class="widget" data-widget="pool"></div>', text)
+        self.assertIn('<script defer src="widgets/widgets.js"></script>', text)
+        self.assertTrue((self.out / "widgets/widgets.js").is_file())
+        self.assertNotIn("widget", (self.out / "stage2_second/index.html").read_text(encoding="utf-8"))
+
+    def test_a_dead_link_is_an_error(self):
+        for wrong in ("[x](nowhere.cpp)", "![x](nowhere.svg)"):
+            self.write("stage1_first/README.md", f"# Stage 1: first\n\n{wrong}\n")
+            status, _, error = self.run_main()
+            self.assertEqual(status, 1)
+            self.assertRegex(error, r"error: stage1_first/README.md: .*nowhere")
+
+    def test_a_page_that_is_no_longer_made_is_removed_and_nothing_else(self):
+        self.page("index.html")
+        (self.out / "mine.txt").write_text("mine", encoding="utf-8")
+        (self.root / "stage2_second/table.h").unlink()
+        self.write("stage2_second/README.md", "# Stage 2: sums\n\n## 2. The diff\n")
+        self.write("README.md", README.replace("[code](stage2_second/table.h)", ""))
+        self.assertTrue((self.out / "code/stage2_second/table.h.html").exists())
+        self.page("index.html")
+        self.assertFalse((self.out / "code/stage2_second/table.h.html").exists())
+        self.assertTrue((self.out / "mine.txt").exists())
+
+    def test_the_search_knows_every_section(self):
+        self.page("index.html")
+        index = (self.out / "assets/search.js").read_text(encoding="utf-8")
+        self.assertIn('["stage2_second/index.html","2-the-diff","2. The diff"', index)
+        self.assertIn("The second function gives 2 < 3.", index)
+
+    def test_what_is_wrong_with_a_page_is_found(self):
+        self.page("index.html")
+        path = self.out / "index.html"
+        for wrong, said in (("<h1>x</h1>", "2 headings"), ("<h4>x</h4>", "order 4 follows"), ("<b>", "closes nothing"),
+                            ('<a href="nowhere.html">x</a>', "nothing is at"), ('<a href="#nowhere">x</a>', "there is no #nowhere"),
+                            ('<img src="nowhere.png" alt="x">', "there is no nowhere.png"), ('<img src="x" alt="">', "has no text"),
+                            ('<i id="main"></i>', "stands there twice"), ('<script src="https://x/y.js"></script>', "there is no https")):
+            readers = {page: Reader(page.read_text(encoding="utf-8")) for page in self.out.rglob("*.html")}
+            self.assertEqual(check_page(self.out, path, readers), [])
+            readers[path] = Reader(path.read_text(encoding="utf-8").replace("</article>", wrong + "</article>"))
+            self.assertIn(said, " ".join(check_page(self.out, path, readers)), wrong)
+
+
+class Colours(unittest.TestCase):
+    def test_every_text_has_contrast_enough(self):
+        self.assertAlmostEqual(contrast("#ffffff", "#000000"), 21)
+        style = (build_site.THEME / "site.css").read_text(encoding="utf-8")
+        for name, pattern in (("light", r":root \{(.*?)\n\}"), ("dark", r":root\[data-theme=dark\] \{(.*?)\n\}")):
+            colors = dict(re.findall(r"--([\w-]+): (#[0-9a-f]{6});", re.search(pattern, style, re.DOTALL).group(1)))
+            pale = [f"{text} on {back}: {contrast(colors[text], colors[back]):.2f}" for text, back in PAIRS
+                    if contrast(colors[text], colors[back]) < 4.5]
+            self.assertEqual(pale, [], name)
+
+
+@unittest.skipIf(build_site.markup is None, "needs markdown-it-py and pygments")
+class Repository(unittest.TestCase):
+    @classmethod
+    def setUpClass(cls):
+        folder = tempfile.TemporaryDirectory()
+        cls.addClassCleanup(folder.cleanup)
+        cls.out = pathlib.Path(folder.name)
+        cls.site = build_site.Site(build_site.ROOT, cls.out)
+        cls.site.make()
+        cls.readers = {page: Reader(page.read_text(encoding="utf-8")) for page in cls.out.rglob("*.html")}
+
+    def test_all_pages_are_whole(self):
+        self.assertEqual(self.site.errors, [])
+        self.assertGreater(len(self.readers), 100)
+        problems = [problem for path in sorted(self.readers) for problem in check_page(self.out, path, self.readers)]
+        self.assertEqual(problems, [])
+
+    def test_every_note_has_its_hunks_beside_it(self):
+        num_notes = 0
+        for page in self.site.pages:
+            if page.stage:
+                _, lines = self.site.notes_of(page, (build_site.ROOT / page.source).read_text(encoding="utf-8"))
+                notes = {id(note) for note in lines.values()}
+                text = (self.out / page.target).read_text(encoding="utf-8")
+                asides = re.findall(r"<aside class=\"hunks\".*?</aside>", text, re.DOTALL)
+                self.assertEqual(len(asides), len(notes), page.source)
+                self.assertTrue(all('<details class="hunk"' in aside for aside in asides), page.source)
+                num_notes += len(notes)
+        self.assertGreater(num_notes, 80)
+
+    def test_nothing_comes_from_elsewhere(self):
+        for path in self.out.rglob("*"):
+            if path.suffix in (".css", ".js") and path.name != "search.js":
+                self.assertNotRegex(path.read_text(encoding="utf-8"), r"@import|url\(|https?://|\bfetch\(", path.name)
+
+    def test_every_page_of_a_lesson_is_there(self):
+        for path in [*build_site.ROOT.glob("*.md"), *build_site.ROOT.glob("stage[1-8]_*/**/*.md")]:
+            self.assertIn(path.relative_to(build_site.ROOT).as_posix(), self.site.by_source)
+
+
+if __name__ == "__main__":
+    os.chdir(pathlib.Path(__file__).parent.parent)
+    unittest.main()

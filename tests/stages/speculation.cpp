@@ -1,0 +1,277 @@
+// Drafts: how they are looked up, which of them become text, and what a step with them leaves behind. The numbers of
+// invariants are SPECULATION.md's.
+#include <algorithm>
+#include <cstddef>
+#include <functional>
+#include <memory>
+#include <numeric>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "tests/stages/serving_fixtures.h"
+#include "tests/support/catch.h"
+#include "tests/support/messages.h"
+
+// Not formatted: spaces around the slash would become part of the path.
+// clang-format off
+#include STAGE_HEADER(production/speculation/drafter.h)
+#include STAGE_HEADER(demo/make_server.h)
+#include STAGE_HEADER(production/speculation/speculating_server.h)
+// clang-format on
+
+namespace {
+
+const std::string kNoProblem;
+
+using Tokens = std::vector<common::Token>;
+
+// Drafts what a test says, wherever a request decodes.
+class ScriptedScheduler : public stage::SpeculatingScheduler {
+ public:
+  using Script = std::function<Tokens(const stage::SequenceGroup&)>;
+  ScriptedScheduler(stage::KvCacheManager& manager, const stage::SchedulerOptions& options, Script script)
+      : SpeculatingScheduler(manager, options, true, 0, {}), script_(std::move(script)) {}
+
+  stage::ScheduledStep schedule() override {
+    stage::ScheduledStep step = SpeculatingScheduler::schedule();  // which drafts nothing by itself
+    for (const stage::ScheduledGroup& scheduled : step.groups) {
+      const Tokens draft = script_(*scheduled.group);
+      const auto count = static_cast<int>(draft.size());
+      if (!scheduled.tokens.with_logits || scheduled.group->live().front().tokens.empty() || count == 0) {
+        continue;
+      }
+      is_awaited_ = true;
+      for (const int sequence : scheduled.tokens.sequences) {
+        REQUIRE(manager_.reserve(sequence, 1 + count));
+        drafts_[sequence] = draft;
+        step.num_tokens += count;
+      }
+    }
+    return step;
+  }
+
+ private:
+  Script script_;
+};
+
+struct Scripted {
+  Scripted(const common::Request& request, const ScriptedScheduler::Script& script, int block_size = 4)
+      : engine(tests::small_model(),
+               {.num_slots = 64, .block_size = block_size, .gpu = {.device = stage::Device::kCpu}}),
+        server(engine, clock,
+               std::make_unique<ScriptedScheduler>(engine.manager(), stage::SchedulerOptions{}, script)) {
+    tests::poison(engine);
+    server.on_step([this](const stage::StepReport& report) { reports.push_back(report); });
+    server.submit({.request = request});
+  }
+
+  stage::VirtualClock clock;
+  stage::Engine engine;
+  stage::SpeculatingServer server;
+  std::vector<stage::StepReport> reports;
+};
+
+Tokens plain_text(const common::Request& request) { return tests::served_alone({.request = request}).front().tokens; }
+
+}  // namespace
+
+TEST_CASE("a draft is what followed the latest place with the text's last tokens, three of them if it can") {
+  using stage::look_up_draft;
+  const auto draft = [](const Tokens& text, int max_tokens = 2) { return look_up_draft(text, max_tokens).tokens; };
+  CHECK(draft({1, 2, 3, 4, 5, 1, 2, 3}) == Tokens{4, 5});
+  CHECK(draft({1, 2, 3, 4, 9, 2, 3, 5, 1, 2, 3}) == Tokens{4, 9});  // three equal ones count more than two later ones
+  CHECK(draft({1, 2, 3, 4, 1, 2, 3, 5, 1, 2, 3}) == Tokens{5, 1});  // the latest of two places
+  CHECK(draft({7, 3, 4, 8, 3}) == Tokens{4, 8});                    // one token, if no more are equal
+  CHECK(draft({1, 2, 3, 4}).empty());
+  CHECK(draft({}).empty());
+  CHECK(draft({5}).empty());
+  CHECK(draft({5, 5}, 4) == Tokens{5, 5, 5, 5});           // it goes on with itself
+  CHECK(draft({1, 2, 1, 2}, 5) == Tokens{1, 2, 1, 2, 1});  // with the period 2
+  CHECK(look_up_draft(Tokens{7, 3, 4, 8, 3}, 2, 2).tokens.empty());
+  CHECK(look_up_draft(Tokens{1, 2, 3, 4, 5, 1, 2, 3}, 2).matched == 3);
+}
+
+TEST_CASE("SPECULATION.md, invariant 1: a step takes up exactly the drafts that plain decoding draws") {
+  for (const float temperature : {0.0F, 0.9F}) {
+    for (const float penalty : {1.0F, 2.0F}) {
+      for (int salt = 0; salt < 4; ++salt) {
+        common::Request request = tests::make_request(5, 12, salt);
+        request.sampling = {.temperature = temperature, .repetition_penalty = penalty, .seed = 7};
+        const Tokens text = plain_text(request);
+        REQUIRE(text.size() == 12);
+        for (int num_right = 0; num_right <= 3; ++num_right) {
+          INFO("temperature " << temperature << ", penalty " << penalty << ", salt " << salt << ", right "
+                              << num_right);
+          Scripted scripted(request, [&](const stage::SequenceGroup& group) {
+            const Tokens& written = group.live().front().tokens;
+            Tokens draft;
+            for (std::size_t i = written.size(); draft.size() < 3 && i + 1 < text.size(); ++i) {
+              const bool is_right = static_cast<int>(draft.size()) < num_right;
+              draft.push_back(is_right ? text[i] : (text[i] + 1) % tests::kSmallVocabulary);
+            }
+            return draft;
+          });
+          REQUIRE(scripted.server.step());  // the prompt
+          REQUIRE(scripted.server.step());
+          CHECK(scripted.reports.back().num_drafts == std::vector<int>{3});
+          CHECK(scripted.reports.back().num_accepted == num_right);
+          CHECK(scripted.server.output(0).completions.front().tokens.size() == static_cast<std::size_t>(2 + num_right));
+          while (scripted.server.step()) {
+          }
+          CHECK(tests::to_string(scripted.server.output(0).completions.front().tokens) == tests::to_string(text));
+        }
+      }
+    }
+  }
+}
+
+TEST_CASE("SPECULATION.md, invariants 2 and 3: what was not accepted counts for nothing and is not found by others") {
+  const common::Request request = tests::make_request(5, 12);
+  const Tokens text = plain_text(request);
+  const common::Token wrong = (text[1] + 1) % tests::kSmallVocabulary;
+  // Behind the prompt's 5 tokens and the first of the reply: a block of 4 would be full with two more tokens.
+  Scripted scripted(request, [&](const stage::SequenceGroup& group) {
+    return group.live().front().tokens.size() == 1 ? Tokens{wrong, wrong, wrong} : Tokens{};
+  });
+  const stage::KvCacheManager& manager = scripted.engine.manager();
+  REQUIRE(scripted.server.step());
+  REQUIRE(scripted.server.step());
+  REQUIRE(scripted.reports.back().num_drafts == std::vector<int>{3});
+  CHECK(scripted.reports.back().num_accepted == 0);
+  const int sequence = scripted.server.scheduler().running().front()->live().front().sequence;
+  CHECK(manager.length(sequence) == 6);
+  CHECK(manager.capacity(sequence) == 12);  // room that the next tokens take
+  CHECK_FALSE(manager.prefix_cache().contains(manager.block_table(sequence)[1]));
+
+  // A prompt of the rejected tokens must not find a block with them.
+  common::Request poisoned = request;
+  poisoned.prompt.insert(poisoned.prompt.end(), {text[0], wrong, wrong, wrong});
+  poisoned.max_new_tokens = 6;
+  const int second = scripted.server.submit({.request = poisoned});
+  while (scripted.server.step()) {
+  }
+  CHECK(scripted.server.output(second).cached_tokens == 4);
+  CHECK(tests::to_string(scripted.server.output(0).completions.front().tokens) == tests::to_string(text));
+  CHECK(tests::to_string(scripted.server.output(second).completions.front().tokens) ==
+        tests::to_string(plain_text(poisoned)));
+}
+
+TEST_CASE("SPECULATION.md, invariant 4: a request that looks its tokens up does not run ahead") {
+  tests::ServingOptions options;
+  options.speculates = true;
+  options.scheduler.run_ahead = true;
+  tests::Serving serving(options);
+  stage::GenerationRequest request{.request = tests::make_request(6, 12)};
+  SECTION("with drafts") {
+    request.request.num_speculative_tokens = 4;
+    const int id = serving.submit(request);
+    while (serving.server.step()) {
+      const auto& running = serving.server.scheduler().running();
+      CHECK((running.empty() || !running.front()->pending_row().has_value()));
+    }
+    CHECK(tests::compare_output(serving.server.output(id), tests::served_alone(request)) == kNoProblem);
+  }
+  SECTION("without") {
+    serving.submit(request);
+    serving.server.step();
+    CHECK(serving.server.scheduler().running().front()->pending_row().has_value());
+  }
+}
+
+TEST_CASE("SPECULATION.md, invariant 5: drafts take only what a step leaves of cheap tokens") {
+  common::Request request = tests::make_request(4, 24);
+  for (int i = 0; i < 12; ++i) {
+    request.prompt.push_back(request.prompt[static_cast<std::size_t>(i)]);  // a period of 4
+  }
+  stage::VirtualClock clock;
+  stage::Engine engine(tests::small_model(), {.num_slots = 512, .gpu = {.device = stage::Device::kCpu}});
+  constexpr int kMaxTokens = 6;
+  stage::SpeculatingServer server(
+      engine, clock,
+      std::make_unique<stage::SpeculatingScheduler>(engine.manager(), stage::SchedulerOptions{}, true, 4,
+                                                    stage::TokenCost{.per_token = 0.0, .max_tokens = kMaxTokens}));
+  int most_drafts = 0;
+  int sequences_with_drafts = 0;
+  server.on_step([&](const stage::StepReport& report) {
+    const int num_drafts = std::accumulate(report.num_drafts.begin(), report.num_drafts.end(), 0);
+    const bool has_prompt = report.num_tokens - num_drafts > static_cast<int>(report.served.size());
+    CHECK((num_drafts == 0 || (!has_prompt && report.num_tokens <= kMaxTokens)));
+    most_drafts = std::max(most_drafts, num_drafts);
+    sequences_with_drafts =
+        std::max(sequences_with_drafts, num_drafts > 0 ? static_cast<int>(report.served.size()) : 0);
+  });
+  const auto serve = [&](int num_requests) {
+    for (int i = 0; i < num_requests; ++i) {
+      common::Request sampled = request;
+      sampled.sampling = {.temperature = 0.3F, .seed = static_cast<std::uint64_t>(i)};
+      server.submit({.request = sampled});
+    }
+    most_drafts = 0;
+    while (server.step()) {
+    }
+  };
+  serve(1);
+  CHECK(most_drafts >= 3);
+  serve(4);
+  CHECK(most_drafts >= 1);
+  serve(8);
+  CHECK(sequences_with_drafts < 6);  // six texts fill the step without drafts
+}
+
+TEST_CASE("a request whose drafts do not pay stops drafting for longer and longer, and begins again") {
+  stage::DraftAccount account(0.3);
+  CHECK(account.may_draft());
+  CHECK(account.num_drafts(8) == 3);
+  CHECK(account.num_drafts(1) == 1);
+  std::vector<int> pauses;
+  for (int i = 0; i < 6; ++i) {
+    account.book(3, 0);
+    pauses.push_back(1);
+    for (; !account.may_draft(); ++pauses.back()) {
+    }
+  }
+  CHECK(pauses == std::vector<int>{16, 32, 64, 128, 256, 256});
+  account.book(3, 3);
+  CHECK(account.may_draft());
+  CHECK(account.num_drafts(8) == 3);
+  account.book(3, 3);
+  CHECK(account.num_drafts(8) == 7);
+  account.book(7, 1);  // it lives on what the last ones have earned
+  CHECK(account.may_draft());
+  CHECK(account.num_drafts(8) == 3);
+  for (int i = 0; i < 4; ++i) {
+    account.book(3, 0);
+  }
+  CHECK_FALSE(account.may_draft());
+}
+
+TEST_CASE("the dearer a draft is, the surer it has to be") {
+  CHECK(stage::DraftAccount(0.3).min_match() == 3);
+  CHECK(stage::DraftAccount(0.1).min_match() == 2);
+  stage::DraftAccount cheap(0.0);
+  CHECK(cheap.min_match() == 1);
+  CHECK(cheap.num_drafts(8) == 3);
+  for (int i = 0; i < 100; ++i) {
+    cheap.book(3, 0);  // where a draft costs nothing, none is too many
+    CHECK(cheap.may_draft());
+  }
+}
+
+TEST_CASE("how many drafts a request may ask for") {
+  tests::ServingOptions options;
+  options.speculates = true;
+  tests::Serving serving(options);
+  stage::GenerationRequest request{.request = tests::make_request(4, 4)};
+  for (const int wanted : {-1, 9, 1000}) {
+    request.request.num_speculative_tokens = wanted;
+    const stage::RequestOutput& output = serving.server.output(serving.submit(request));
+    CHECK(output.finish_reason == common::FinishReason::kRejected);
+    CHECK(output.error == std::to_string(wanted) + " drafts in a step, and this server computes up to 8");
+  }
+  stage::EngineOptions engine_options{.gpu = {.device = stage::Device::kCpu}};
+  engine_options.num_speculative_tokens = 9;
+  stage::Engine engine(tests::small_model(), engine_options);
+  stage::VirtualClock clock;
+  CHECK_THROWS_AS(stage::make_server(engine, {}, clock), common::InputError);
+}
