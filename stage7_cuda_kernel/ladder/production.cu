@@ -9,7 +9,7 @@
 // bytes for 32 x 8,192: 1.07 GB, each once, and at most two partial results of 2 KB (a group of 4) for each thread
 // block: 1 MB. flops: 4.3 G.
 // measured: 1x8192 12.8 us (57%), 32x8192 249 us (94%), 32xragged 222 us (90%) on an NVIDIA H200, 2026-11-23, at
-// 8705779
+// 5fcb232
 #include "../production/attention_launches.h"
 #include "ladder_call.cuh"
 

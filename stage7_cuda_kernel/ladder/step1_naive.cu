@@ -8,7 +8,7 @@
 // flops: 4 * 32 * 128 * 262,144 = 4.3 G, so 4 for each byte of K and V: far below the 164 that the device could do in
 // the time it reads a byte.
 // measured: 1x8192 2,992 us (0%), 32x8192 6,910 us (3%), 32xragged 13,993 us (1%) on an NVIDIA H200, 2026-11-23, at
-// 8705779
+// 5fcb232
 //
 // Why it is slow: it moves two bytes at a time. A token costs a query head 85 instructions of a warp, 23 in the first
 // pass and 62 in the third, where all four warps walk all tokens; 20 of them are loads and 8 are products. That is 713
@@ -16,7 +16,7 @@
 // in the first pass neighbouring threads read neighbouring tokens, 256 bytes apart, so a load of a warp asks for 32
 // sectors of 32 bytes and uses 2 bytes of each. That makes 148 sectors for a token and query head, where 28 would hold
 // all that the loads ask for. The other 15 elements of a sector are for the next 15 loads, if the cache still has it.
-// It mostly has: 1.4 GB come from memory (Nsight Compute, at 8705779). The bytes of K and V are not what the step waits
+// It mostly has: 1.4 GB come from memory (Nsight Compute, at 5fcb232). The bytes of K and V are not what the step waits
 // for, but the cache, which looks up 32 lines for each such load.
 #include "ladder_call.cuh"
 

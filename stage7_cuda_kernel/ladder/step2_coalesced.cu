@@ -9,7 +9,7 @@
 // practice, because a load takes longer when memory is busy, and requests come in bursts.
 //
 // bytes and flops for 32 x 8,192: as step 1, 4.3 GB loaded and 4.3 Gflop.
-// measured: 1x8192 597 us (1%), 32x8192 824 us (28%), 32xragged 2,429 us (8%) on an NVIDIA H200, 2026-11-23, at 8705779
+// measured: 1x8192 597 us (1%), 32x8192 824 us (28%), 32xragged 2,429 us (8%) on an NVIDIA H200, 2026-11-23, at 5fcb232
 //
 // Why it is faster: not because memory delivers fewer bytes. It is 57 instructions for a token and query head in place
 // of 85, since an address serves 8 elements. It is an eighth of the loads, 2.5 in place of 20, and an eighth of the

@@ -8,7 +8,7 @@
 // bytes for 32 x 8,192: still 4.3 GB loaded, since each query head reads the K and V of its group; the scores are gone,
 // and so is the workspace. flops: 4.3 G, and a few more for rescaling.
 // measured: 1x8192 249 us (3%), 32x8192 572 us (41%), 32xragged 1,026 us (20%) on an NVIDIA H200, 2026-11-23, at
-// 8705779
+// 5fcb232
 //
 // Why it is faster: twice the loads in flight, because V does not wait for all of K; no barrier between passes; 46
 // instructions for a token and query head instead of 57. Without groups (MHA) a large batch is read at the ceiling from

@@ -9,7 +9,7 @@
 // x 8,192 a context is cut into 33 pieces of 248 tokens: 34 MB of K and V, each loaded four times, and 0.5 MB of
 // partial results. flops: 4.3 G; merging adds 2 for each number of a partial result.
 // measured: 1x8192 26.2 us (28%), 32x8192 572 us (41%), 32xragged 1,072 us (19%) on an NVIDIA H200, 2026-11-23, at
-// 8705779
+// 5fcb232
 //
 // Why it is faster: a single sequence has the whole device. Where it is not: a batch that fills the device anyway. And
 // the second launch is not free: on its own it takes 5 us for 1,024 tokens, and 12 where it joins 33 pieces, half as

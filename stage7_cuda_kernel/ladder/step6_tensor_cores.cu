@@ -15,7 +15,7 @@
 // bytes for 32 x 8,192: 1.07 GB, each once. flops: 4.3 G; the tensor cores do 8.6 G, for 4 of 8 columns are padding,
 // and could do 190 G in the time that the bytes take.
 // measured: 1x8192 20.0 us (37%), 32x8192 252 us (93%), 32xragged 331 us (60%) on an NVIDIA H200, 2026-11-23, at
-// 8705779
+// 5fcb232
 //
 // Why it is faster: 261 instructions of a warp for a tile and a group of 4 where step 5 takes 1,622, 34 M in all: the
 // device starts them in 36 us. Copies need no registers, so 4 thread blocks with 4 tiles of 8 KB each, 128 KB, can be

@@ -24,7 +24,7 @@
 // bytes for 32 x 8,192: 1.07 GB, each once, and at most two partial results of 2 KB (a group of 4) for each thread
 // block: 1 MB. flops: 4.3 G.
 // measured: 1x8192 16.7 us (44%), 32x8192 272 us (86%), 32xragged 240 us (84%) on an NVIDIA H200, 2026-11-23, at
-// 8705779
+// 5fcb232
 //
 // Why it is faster: for ragged batches by the balance, for a single sequence by the merge and the early start. What it
 // costs: a search in the plan for each tile, and a merge for nearly every head, because shares end anywhere. A batch of
