@@ -2,6 +2,7 @@
 """Every figure that a machine measured has one source, tests/bench/measured/; this puts figures into pages and checks them.
 
     python3 tests/figures.py --check              do the pages and file heads say what the data says? (readme_check.py asks too)
+    python3 tests/figures.py --commits            the commits that the data cites and this history does not have
     python3 tests/figures.py --write              renew the generated tables
     python3 tests/figures.py --list h200.decode   the keys that begin so, with value, unit, date and command
     python3 tests/figures.py --suggest PAGE       the figures by hand in any page, and the keys that have their value
@@ -47,7 +48,6 @@ import json
 import operator
 import pathlib
 import re
-import shutil
 import subprocess
 import sys
 
@@ -410,16 +410,16 @@ def find_pages(root):
     return [path.relative_to(root).as_posix() for pattern in PAGES for path in sorted(root.glob(pattern))]
 
 
-def unknown_commits(root, commits):
-    """Those that a checkout with its whole history does not have."""
-    def git(*arguments):
-        result = subprocess.run(["git", "-C", str(root), "-c", "safe.directory=*", *arguments], stdout=subprocess.PIPE,
-                                stderr=subprocess.DEVNULL, check=False, encoding="utf-8")
-        return result.stdout.strip() if result.returncode == 0 else None
-
-    if not (root / ".git").exists() or not shutil.which("git") or git("rev-parse", "--is-shallow-repository") != "false":
-        return []
-    return sorted(commit for commit in commits if git("rev-parse", "--verify", "--quiet", commit + "^{commit}") is None)
+def unknown_commits(root=ROOT, log=print):
+    """Those that the data cites and the checkout's history does not have; their number. Not part of check: who has the
+    files without their history cannot mend it."""
+    commits = {origin["commit"] for _, _, origin in Figures(root).values.values() if "commit" in origin}
+    unknown = [commit for commit in sorted(commits) if subprocess.run(
+        ["git", "-C", str(root), "rev-parse", "--verify", "--quiet", commit + "^{commit}"],
+        stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, check=False).returncode != 0]
+    for commit in unknown:
+        log(f"{FOLDER}: there is no commit {commit}")
+    return len(unknown)
 
 
 def check(root=ROOT, pages=None, log=print):
@@ -436,8 +436,6 @@ def check(root=ROOT, pages=None, log=print):
     for page in pages:
         text = (root / page).read_text(encoding="utf-8")
         problems += [f"{page}:{line}: {problem}" for line, problem in check_page(text, templates, figures)]
-    commits = {origin["commit"] for _, _, origin in figures.values.values() if "commit" in origin}
-    problems += [f"{FOLDER}: there is no commit {commit}" for commit in unknown_commits(root, commits)]
     for name in sorted(source for source in sources if not (root / source).exists()):
         problems.append(f"{FOLDER}/sources.json: there is no {name}")
     files = sorted({path.relative_to(root).as_posix() for pattern in SOURCES for path in root.glob(pattern) if
@@ -484,6 +482,7 @@ def main():
     parser = argparse.ArgumentParser(description="Puts measured figures into pages and checks them.")
     group = parser.add_mutually_exclusive_group(required=True)
     group.add_argument("--check", action="store_true", help="compare pages and file heads with the data")
+    group.add_argument("--commits", action="store_true", help="list cited commits that this history does not have")
     group.add_argument("--write", action="store_true", help="renew the generated tables, then check")
     group.add_argument("--list", metavar="PREFIX", help="show the keys that begin so")
     group.add_argument("--suggest", metavar="PAGE", help="show what a page has by hand, and keys with these values")
@@ -492,6 +491,8 @@ def main():
         if arguments.list is not None:
             show(arguments.list)
             return 0
+        if arguments.commits:
+            return 1 if unknown_commits() else 0
         if arguments.suggest:
             suggest(arguments.suggest)
             return 0

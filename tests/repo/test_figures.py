@@ -202,7 +202,9 @@ class Data(Folder):
 
     def test_commit_that_the_history_does_not_have(self):
         subprocess.run(["git", "init", "--quiet", str(self.root)], check=True)
-        self.red("there is no commit abc", "text\n")
+        self.assertEqual(figures.unknown_commits(self.root, self.log.append), 1)
+        self.assertIn("there is no commit abc", self.log[-1])
+        self.assertEqual(figures.check(self.root, [], self.log.append), 0)
 
     def test_row_with_too_few_values_and_unknown_unit(self):
         for text, problem in ((json.dumps(DATA).replace("[1269, 66]", "[1269]"), "1 values in 2 columns"),
