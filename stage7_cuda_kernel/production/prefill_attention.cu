@@ -33,12 +33,6 @@ void choose_type(const PrefillCall& call, int num_tasks, cudaStream_t stream) {
 
 }  // namespace
 
-bool prefill_serves(const PageShape& shape) {
-  // can_overlap: the kernel was compiled for this chip, the only one that has wgmma.
-  return common::device_limits().compute_capability == 90 && common::can_overlap() &&
-         (shape.head_dim == 64 || shape.head_dim == 128) && shape.block_size >= kTileRows;
-}
-
 void prefill_attention(const Pages& pages, const Batch& batch, const void* queries, void* output,
                        const RaggedWorkspace& workspace, cudaStream_t stream) {
   const PrefillCall call{.pages = pages,
@@ -47,11 +41,12 @@ void prefill_attention(const Pages& pages, const Batch& batch, const void* queri
                          .output = static_cast<Element*>(output),
                          .queue = workspace.queue,
                          .tasks = workspace.tasks,
+                         .partials = workspace.partials,
                          .scale = score_scale(pages.shape.head_dim)};
   if (pages.shape.head_dim == 64) {
-    choose_type<64>(call, workspace.num_tasks, stream);
+    choose_type<64>(call, workspace.shape.max_tasks, stream);
   } else {
-    choose_type<128>(call, workspace.num_tasks, stream);
+    choose_type<128>(call, workspace.shape.max_tasks, stream);
   }
 }
 

@@ -5,10 +5,7 @@
 
 namespace stage7 {
 
-// Whether prefill_attention is compiled for this device and serves these pages.
-bool prefill_serves(const PageShape& shape);
-
-// ragged_attention for long prompts.
+// ragged_attention for pages that has_warpgroups() names.
 void prefill_attention(const Pages& pages, const Batch& batch, const void* queries, void* output,
                        const RaggedWorkspace& workspace, cudaStream_t stream);
 

@@ -87,7 +87,7 @@ struct TileConverter {
     }
   }
 
-  __device__ __forceinline__ void load(const int* table, int kv_head, int num_seen) {
+  __device__ __forceinline__ void load(const int* table, int kv_head, int first_token, int num_seen) {
     const int block_size = call.pages.shape.block_size;
     int token = (num_seen - 1) / Shape::kTokens * Shape::kTokens + (first_piece + lane % kPieces) * kTileRows;
     int block = token < num_seen ? table[token / block_size] : 0;
@@ -95,9 +95,9 @@ struct TileConverter {
     int own = max(0, min(kPieces, ((num_seen - 1) % Shape::kTokens + kTileRows) / kTileRows - first_piece));
     fetch(true, offset(), own);
     fetch(false, offset(), own);
-    while (token >= 0) {
+    while (token >= first_token) {
       token -= Shape::kTokens;
-      if (token >= 0) {
+      if (token >= first_token) {
         block = table[token / block_size];
       }
 #pragma unroll
@@ -110,7 +110,7 @@ struct TileConverter {
           common::arrive(
               common::shared_address(is_key ? &shared.keys_full[stage.place] : &shared.values_full[stage.place]));
         }
-        if (token >= 0) {
+        if (token >= first_token) {
           fetch(is_key, offset(), kPieces);
         }
       }

@@ -17,6 +17,8 @@
 // - The tasks are those of ragged_plan.h, longest first. There are as many thread blocks as multiprocessors. A thread
 //   block gets its next task when it has copied all of the last one, and the first tiles of the next task arrive while
 //   the last one is still computed.
+// - A task may be a part of a context. Then its rows are stored as floats, for ragged_merge.cu.
+// - A task of up to 64 rows leaves one warpgroup without work: reading K and V then takes longer than the products.
 // - Tiles are computed from the last to the first. Only in the last one do rows see different tokens; only its scores
 //   are masked, and it is as short as possible, in steps of 32 tokens.
 //
@@ -60,7 +62,7 @@ struct PrefillShape {
 struct PrefillWork {
   RaggedTask task;
   int kv_head;
-  int num_seen;  // tokens that the task's last row sees; 0: there is no more work
+  int num_seen;  // where the task's tokens end; 0: there is no more work
 };
 
 // It begins at a multiple of 1024 bytes, and so do its matrices: wgmma's swizzle depends on the address.
@@ -92,6 +94,7 @@ struct PrefillCall {
   Element* output;
   RaggedQueue* queue;
   const RaggedTask* tasks;
+  RaggedPartials partials;
   float scale;
 };
 
@@ -163,18 +166,18 @@ struct TileCopier {
     }
   }
 
-  // Loads the tiles of a piece of work, from the last to the first.
-  __device__ __forceinline__ void load(const int* table, int kv_head, int num_seen) {
+  // Loads the tiles of a piece of work, from the last to the one that begins with first_token.
+  __device__ __forceinline__ void load(const int* table, int kv_head, int first_token, int num_seen) {
     const int block_size = call.pages.shape.block_size;
     const int panel = lane / kPieces;
     // Where this thread's piece begins, and the piece's block, which is looked up one tile ahead.
     int token = (num_seen - 1) / Shape::kTokens * Shape::kTokens + (first_piece + lane % kPieces) * kTileRows;
     int block = token < num_seen ? table[token / block_size] : 0;
     int count = ((num_seen - 1) % Shape::kTokens + kTileRows) / kTileRows;
-    for (; token >= 0; token -= Shape::kTokens) {
+    for (; token >= first_token; token -= Shape::kTokens) {
       const std::int64_t offset = row_offset(call.pages.shape, block, kv_head, token % block_size) +
                                   SharedTile<kHeadDim>::panel_offset(panel, kTileRows);
-      if (token >= Shape::kTokens) {
+      if (token - Shape::kTokens >= first_token) {
         block = table[(token - Shape::kTokens) / block_size];
       }
       copy_tile(shared.keys[stage.place], call.pages.keys, offset, count, shared.keys_full[stage.place],
@@ -213,7 +216,7 @@ struct PrefillProducer {
     PrefillWork work;
     work.task = call.tasks[ticket / num_kv_heads];
     work.kv_head = ticket % num_kv_heads;
-    work.num_seen = work.task.seen_by_first + (work.task.end_row - 1) / group_of(call);
+    work.num_seen = work.task.end_token;
     return work;
   }
 
@@ -255,7 +258,7 @@ struct PrefillProducer {
       copy_queries(work, slot.place);
       common::arrive_when_copied(full);
       ticket = take_ticket();
-      tiles.load(call.batch.block_table(work.task.sequence), work.kv_head, work.num_seen);
+      tiles.load(call.batch.block_table(work.task.sequence), work.kv_head, work.task.first_token, work.num_seen);
       slot.advance();
     }
   }
@@ -508,7 +511,7 @@ struct PrefillRows {
   }
 
   // Computes all tiles, from the last to the first. Only the last two may hold tokens that some rows do not see.
-  __device__ __forceinline__ void attend(int num_seen) {
+  __device__ __forceinline__ void attend(int first, int num_seen) {
     const int last = (num_seen - 1) / kTokens;
     const int count = num_seen - last * kTokens;
     switch ((count + 31) / 32) {
@@ -524,15 +527,52 @@ struct PrefillRows {
       default:
         add_last_tile<128>(last, count);
     }
-    if (last > 0) {
+    if (last > first) {
       add_scores<kTokens>((last - 1) * kTokens);
-      if (last > 1) {
+      if (last > first + 1) {
         wait_keys();
       }
-      for (int tile = last - 2; tile >= 0; --tile) {
-        next_tile(tile == 0);
+      for (int tile = last - 2; tile >= first; --tile) {
+        next_tile(tile == first);
       }
       add_values<kTokens>();
+    }
+  }
+
+  // What a warpgroup without rows does for as many tiles: it releases them, and passes its turns on.
+  __device__ __forceinline__ void skip(int num_tiles) {
+    for (int tile = 0; tile < num_tiles; ++tile) {
+      wait_keys();
+      wait_turn();
+      pass_turn();
+      release_keys();
+      wait_values();
+      release_values();
+    }
+  }
+
+  // Stores the rows of a part of the context as they are.
+  __device__ __forceinline__ void store_part(const PrefillWork& work) const {
+    const int lane = static_cast<int>(threadIdx.x) % 32;
+    const int warp = static_cast<int>(threadIdx.x) % common::kWarpgroupThreads / 32;
+    const std::int64_t place =
+        RaggedPartials::place_of(work.task, work.task.part, work.kv_head, call.pages.shape.num_kv_heads) * Shape::kRows;
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      float total = softmax[half].sum;
+      total += __shfl_xor_sync(~0U, total, 1);
+      total += __shfl_xor_sync(~0U, total, 2);
+      const int row = warpgroup * common::kWarpgroupRows + warp * 16 + half * 8 + lane / 4;
+      if (work.task.first_row + row < work.task.end_row) {
+        if (lane % 4 == 0) {
+          call.partials.max_and_sum[place + row] = make_float2(softmax[half].largest, total);
+        }
+        float* to = call.partials.outputs + (place + row) * kHeadDim + lane % 4 * 2;
+#pragma unroll
+        for (int n = 0; n < kHeadDim / 8; ++n) {
+          *reinterpret_cast<float2*>(to + n * 8) = make_float2(output[n * 4 + half * 2], output[n * 4 + half * 2 + 1]);
+        }
+      }
     }
   }
 
@@ -582,10 +622,18 @@ struct PrefillRows {
       if (work.num_seen == 0) {
         return;
       }
-      common::fence_copy_engine();  // the queries were stored by ordinary copies
-      start(work, next.place);
-      attend(work.num_seen);
-      store(work, next.place);
+      if (work.task.first_row + warpgroup * common::kWarpgroupRows >= work.task.end_row) {
+        skip((work.num_seen - work.task.first_token + kTokens - 1) / kTokens);
+      } else {
+        common::fence_copy_engine();  // the queries were stored by ordinary copies
+        start(work, next.place);
+        attend(work.task.first_token / kTokens, work.num_seen);
+        if (work.task.num_parts > 1) {
+          store_part(work);
+        } else {
+          store(work, next.place);
+        }
+      }
       __syncwarp();
       release(shared.queries_empty[next.place]);
       next.advance();

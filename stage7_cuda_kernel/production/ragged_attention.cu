@@ -9,6 +9,7 @@
 #include "prefill_attention.h"
 #include "ragged_kernel.cuh"
 #include "ragged_loader.cuh"
+#include "ragged_merge.h"
 #include "supported_shapes.h"
 
 namespace stage7 {
@@ -19,7 +20,7 @@ template <ScalarType kType, int kHeadDim, bool kShort>
 __global__ void __launch_bounds__(32 * RaggedTileOf<kHeadDim, kShort>::kTile.warps,
                                   RaggedTileOf<kHeadDim, kShort>::kTile.resident)
     ragged_kernel(Pages pages, Batch batch, const Element* queries, Element* output, const RaggedTask* tasks,
-                  float scale) {
+                  RaggedPartials partials, float scale) {
   using Shared = RaggedShared<kHeadDim, kShort>;
   using Rows = RaggedRows<kHeadDim, kShort>;
   constexpr RaggedTile kTile = RaggedTileOf<kHeadDim, kShort>::kTile;
@@ -39,13 +40,14 @@ __global__ void __launch_bounds__(32 * RaggedTileOf<kHeadDim, kShort>::kTile.war
   const int group = batch.num_heads / num_kv_heads;
   const int first_query = task.first_query;
   const int end_row = task.end_row;
-  const int seen_by_first = task.seen_by_first;
+  const int seen_by_first = task.seen_by_first - task.first_token;  // of the task's part; below 1: nothing
   const std::uint32_t query_tile = common::shared_address(shared);
   const RaggedLoader<kType, kHeadDim, kShort> loader{
       .pages = pages,
       .table = batch.block_table(task.sequence),
       .kv_head = kv_head,
-      .num_tokens = seen_by_first + (end_row - 1) / group,
+      .first_token = task.first_token,
+      .num_tokens = task.end_token - task.first_token,
       .keys = query_tile + Shared::kQueryBytes,
       .values = query_tile + Shared::kQueryBytes + kStages * Shared::kTileBytes,
       .barriers = common::shared_address(barriers)};
@@ -122,6 +124,12 @@ __global__ void __launch_bounds__(32 * RaggedTileOf<kHeadDim, kShort>::kTile.war
     loader.commit();
   }
 
+  if (task.num_parts > 1) {
+    const std::int64_t place =
+        RaggedPartials::place_of(task, task.part, kv_head, num_kv_heads) * kTile.rows() + warp * kRowsOfWarp;
+    rows.store_part(partials.outputs + place * kHeadDim, partials.max_and_sum + place, end_row - first_row);
+    return;
+  }
   rows.store(own_rows);
   __syncwarp();
   for (int i = lane; i < kRowsOfWarp * kVecs; i += 32) {
@@ -140,7 +148,6 @@ struct RaggedCall {
   const void* queries;
   void* output;
   const RaggedWorkspace& workspace;
-  bool is_short;
   cudaStream_t stream;
 };
 
@@ -148,18 +155,18 @@ template <ScalarType kType, int kHeadDim, bool kShort>
 void launch_ragged(const RaggedCall& call) {
   constexpr RaggedTile kTile = RaggedTileOf<kHeadDim, kShort>::kTile;
   const float scale = score_scale(kHeadDim);
-  const std::int64_t grid = std::int64_t{call.workspace.num_tasks} * call.pages.shape.num_kv_heads;
+  const std::int64_t grid = std::int64_t{call.workspace.shape.max_tasks} * call.pages.shape.num_kv_heads;
   COMMON_CHECK(grid < std::int64_t{1} << 31, "too many tokens for one launch");
   common::launch(ragged_kernel<kType, kHeadDim, kShort>, dim3(static_cast<unsigned>(grid)), 32 * kTile.warps,
                  RaggedShared<kHeadDim, kShort>::kBytes, call.stream, common::Overlap::kNone, call.pages, call.batch,
                  static_cast<const Element*>(call.queries), static_cast<Element*>(call.output), call.workspace.tasks,
-                 scale);
+                 call.workspace.partials, scale);
 }
 
 template <ScalarType kType, int kHeadDim>
 void choose_tile(const RaggedCall& call) {
   if constexpr (kHeadDim <= 128) {
-    if (call.is_short) {
+    if (call.workspace.shape.kernel == RaggedKernel::kShort) {
       return launch_ragged<kType, kHeadDim, true>(call);
     }
   }
@@ -174,7 +181,8 @@ void choose_head_dim(const RaggedCall& call) {
 }  // namespace
 
 void ragged_attention(const Pages& pages, const Batch& batch, const int* query_starts, const void* queries,
-                      void* output, int num_tokens, const void* workspace, cudaStream_t stream) {
+                      void* output, int num_tokens, const void* workspace, cudaStream_t stream,
+                      const RaggedOptions& options) {
   check_pages(kProductionShapes, pages);
   check_batch(kProductionShapes, pages.shape, batch);
   COMMON_CHECK(num_tokens >= 0, "a batch has no tokens or some");
@@ -185,16 +193,20 @@ void ragged_attention(const Pages& pages, const Batch& batch, const int* query_s
                "query_starts, queries and output are given");
   COMMON_CHECK(is_aligned(queries) && is_aligned(output), "queries and output begin at multiples of 16 bytes");
   COMMON_CHECK(workspace != nullptr && is_aligned(workspace), "a workspace is given");
-  const RaggedWorkspace tasks = ragged_workspace(const_cast<void*>(workspace), pages.shape, batch, num_tokens);
-  const bool is_short = prompts_are_short(pages.shape, batch, num_tokens);
-  if (!is_short && prefill_serves(pages.shape)) {
-    return prefill_attention(pages, batch, queries, output, tasks, stream);
-  }
-  const RaggedCall call{pages, batch, queries, output, tasks, is_short, stream};
-  if (pages.shape.type == ScalarType::kFloat8) {
-    choose_head_dim<ScalarType::kFloat8>(call);
+  const RaggedWorkspace own = ragged_workspace(const_cast<void*>(workspace), pages.shape, batch, num_tokens, options);
+  if (own.shape.kernel == RaggedKernel::kWarpgroups) {
+    COMMON_CHECK(has_warpgroups(pages.shape), "wgmma serves this device and these pages");
+    prefill_attention(pages, batch, queries, output, own, stream);
   } else {
-    choose_head_dim<ScalarType::kBFloat16>(call);
+    const RaggedCall call{pages, batch, queries, output, own, stream};
+    if (pages.shape.type == ScalarType::kFloat8) {
+      choose_head_dim<ScalarType::kFloat8>(call);
+    } else {
+      choose_head_dim<ScalarType::kBFloat16>(call);
+    }
+  }
+  if (own.shape.max_places > 0) {
+    merge_parts_of_contexts(own, pages.shape, batch.num_heads, output, stream);
   }
 }
 

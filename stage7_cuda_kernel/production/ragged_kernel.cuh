@@ -7,6 +7,8 @@
 // tile run meanwhile. A multiprocessor has two thread blocks: one computes its softmax while the other multiplies.
 #pragma once
 
+#include <cfloat>
+
 #include "../kernels/online_softmax.cuh"
 #include "common/cuda/model/scalars.cuh"
 #include "common/cuda/ptx.cuh"
@@ -45,7 +47,7 @@ struct RaggedRows {
           output[b][n][i] = 0.0F;
         }
       }
-      softmax[b][0] = softmax[b][1] = {};
+      softmax[b][0] = softmax[b][1] = {.largest = -FLT_MAX};  // finite: a row may see nothing of a part's first tile
     }
   }
 
@@ -198,6 +200,13 @@ struct RaggedRows {
     }
   }
 
+  // The sums of both rows of a block of 16, with all threads' weights.
+  __device__ __forceinline__ float sum_of(int block, int half) const {
+    float total = softmax[block][half].sum;
+    total += __shfl_xor_sync(~0U, total, 1);
+    return total + __shfl_xor_sync(~0U, total, 2);
+  }
+
   // Stores the finished rows where this warp's queries were: from there they are copied out in 16-byte vectors.
   __device__ __forceinline__ void store(std::uint32_t rows) {
     const int lane = static_cast<int>(threadIdx.x) % 32;
@@ -205,10 +214,7 @@ struct RaggedRows {
     for (int b = 0; b < kBlocks; ++b) {
 #pragma unroll
       for (int half = 0; half < 2; ++half) {
-        float total = softmax[b][half].sum;
-        total += __shfl_xor_sync(~0U, total, 1);
-        total += __shfl_xor_sync(~0U, total, 2);
-        const float inverse = 1.0F / total;
+        const float inverse = 1.0F / sum_of(b, half);
         const int row = b * 16 + half * 8 + lane / 4;
 #pragma unroll
         for (int n = 0; n < 2 * kSteps; ++n) {
@@ -216,6 +222,29 @@ struct RaggedRows {
           const std::uint32_t pair =
               common::pack(output[b][n][half * 2] * inverse, output[b][n][half * 2 + 1] * inverse);
           common::store_word(address, pair);
+        }
+      }
+    }
+  }
+
+  // Stores the first num_rows rows as they are: the context has other parts.
+  __device__ __forceinline__ void store_part(float* outputs, float2* max_and_sum, int num_rows) const {
+    const int lane = static_cast<int>(threadIdx.x) % 32;
+#pragma unroll
+    for (int b = 0; b < kBlocks; ++b) {
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+        const float total = sum_of(b, half);
+        const int row = b * 16 + half * 8 + lane / 4;
+        if (row < num_rows) {
+          if (lane % 4 == 0) {
+            max_and_sum[row] = make_float2(softmax[b][half].largest, total);
+          }
+#pragma unroll
+          for (int n = 0; n < 2 * kSteps; ++n) {
+            *reinterpret_cast<float2*>(outputs + row * kHeadDim + n * 8 + lane % 4 * 2) =
+                make_float2(output[b][n][half * 2], output[b][n][half * 2 + 1]);
+          }
         }
       }
     }

@@ -22,7 +22,7 @@ struct RaggedShared {
   static constexpr int kBytes = kQueryBytes + 2 * kTile.stages * kTileBytes;
 };
 
-// Tile i has the tokens from i * kTile.tokens on.
+// Tile i has the tokens from first_token + i * kTile.tokens on.
 template <ScalarType kType, int kHeadDim, bool kShort>
 struct RaggedLoader {
   static constexpr bool kFloat8 = kType == ScalarType::kFloat8;
@@ -35,7 +35,8 @@ struct RaggedLoader {
   const Pages& pages;
   const int* table;
   int kv_head;
-  int num_tokens;          // how many the thread block sees
+  int first_token;         // a multiple of kPartTokens
+  int num_tokens;          // how many the thread block sees from there on
   std::uint32_t keys;      // [kStages] tiles
   std::uint32_t values;    // [kStages] tiles
   std::uint32_t barriers;  // [2 * kStages]: K's, then V's
@@ -71,15 +72,16 @@ struct RaggedLoader {
         for (int i = thread; i < (count + 7) / 8 * Panels::kPanels; i += 32) {
           const int part = i / Panels::kPanels;
           const int panel = i % Panels::kPanels;
-          const std::int64_t offset = row_offset(pages.shape, table[tile * kTokens / 8 + part], kv_head, 0) +
-                                      Panels::panel_offset(panel, kTileRows / 2);
+          const std::int64_t offset =
+              row_offset(pages.shape, table[(first_token + tile * kTokens) / 8 + part], kv_head, 0) +
+              Panels::panel_offset(panel, kTileRows / 2);
           const int place = part / 2 * Panels::kBytes + panel * Panels::kPanelBytes + part % 2 * kBytes;
           common::copy_bulk(key_tile + place, static_cast<const Element*>(pages.keys) + offset, kBytes, key_barrier);
           common::copy_bulk(value_tile + place, static_cast<const Element*>(pages.values) + offset, kBytes,
                             value_barrier);
         }
       } else if (thread * kTileRows < count) {
-        const int token = tile * kTokens + thread * kTileRows;
+        const int token = first_token + tile * kTokens + thread * kTileRows;
         const std::int64_t offset = row_offset(pages.shape, table[token / block_size], kv_head, token % block_size);
         common::copy_bulk(key_tile + thread * Panels::kBytes, static_cast<const Element*>(pages.keys) + offset,
                           Panels::kBytes, key_barrier);
@@ -92,7 +94,7 @@ struct RaggedLoader {
     const int tile_rows = rows_per_tile(pages.shape);
     for (int i = thread; i < count * kVecs; i += kThreads) {
       const int row = i / kVecs;
-      const int token = tile * kTokens + row;
+      const int token = first_token + tile * kTokens + row;
       const std::int64_t offset =
           row_offset(pages.shape, table[token / block_size], kv_head, 0) +
           vec_place(kVecs, tile_rows, token % block_size, i % kVecs) * (kVecBytes / static_cast<int>(sizeof(Element)));
@@ -110,7 +112,7 @@ struct RaggedLoader {
       const int row = i / Stored::kVecs;
       const int vec = i % Stored::kVecs;
       const int row_in_tile = row % kTileRows;
-      const int token = tile * kTokens + row - row_in_tile;
+      const int token = first_token + tile * kTokens + row - row_in_tile;
       const auto* pair = static_cast<const std::uint8_t*>(pages.keys) +
                          row_offset(pages.shape, table[token / block_size], kv_head, token % block_size);
       const int from = vec_place(Stored::kVecs, kTileRows, row_in_tile, vec) * kVecBytes;

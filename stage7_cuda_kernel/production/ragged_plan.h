@@ -8,6 +8,7 @@
 
 #include "../kernels/kernels.h"
 #include "../kernels/page_layout.h"
+#include "attention_launches.h"
 
 namespace stage7 {
 
@@ -39,47 +40,67 @@ struct RaggedTileOf {
   static constexpr RaggedTile kTile = ragged_tile(kHeadDim, kShort);
 };
 
-// 32 bytes, read as two 16-byte loads: all that a thread block needs to know before its first copy.
+// A context is cut at multiples of this number of tokens, which is a whole number of every kernel's tiles.
+inline constexpr int kPartTokens = 128;
+
+// 48 bytes: all that a thread block needs to know before its first copy.
 struct alignas(16) RaggedTask {
   int sequence;       // -1: nothing to do
   int first_row;      // the task's first row
   int end_row;        // one past the task's last row
   int first_query;    // the sequence's first row of the queries
   int seen_by_first;  // tokens that the sequence's first row sees
-  int unused[3];
+  // The task's part of the context. The last part ends with what the last row sees; others at a multiple of
+  // kPartTokens.
+  int first_token;
+  int end_token;
+  int part;
+  int num_parts;    // into how many parts the context is cut; 1: the task writes the output
+  int first_place;  // counted over the parts of one kv head, where the parts before this context's first are
+  int unused[2];
 };
 
 // The tasks that are left, for thread blocks that do one task after the other (prefill_kernel.cuh).
 struct alignas(16) RaggedQueue {
-  int num_tasks;  // how many tasks exist
-  int next;       // the next task, counted over all kv heads; 0 between launches
+  int num_tasks;   // how many tasks exist
+  int next;        // the next task, counted over all kv heads; 0 between launches
+  int num_merges;  // how many rows of tasks have a context that is cut
+};
+
+// The results of parts: a place for each part and kv head, as many rows as a task has. Not yet divided by the sum.
+struct RaggedPartials {
+  float* outputs;       // [num_places, rows, head_dim]
+  float2* max_and_sum;  // [num_places, rows]: largest score, sum of weights; the sum of a row that sees nothing is 0
+
+  static COURSE_HOST_DEVICE std::int64_t place_of(const RaggedTask& task, int part, int kv_head, int num_kv_heads) {
+    return std::int64_t{task.first_place} * num_kv_heads + kv_head * task.num_parts + part;
+  }
+};
+
+// What host and device know of a step before the plan is made.
+struct RaggedShape {
+  RaggedKernel kernel;
+  int rows;         // of a task
+  int num_workers;  // thread blocks that the device holds at once
+  int max_tasks;    // parts included
+  int max_places;   // for parts; 0: no context is cut, and there is nothing to merge
+  int part_tokens;  // 0: the plan decides how long parts are
 };
 
 struct RaggedWorkspace {
   RaggedQueue* queue;
-  RaggedTask* tasks;  // [num_tasks]; those that see the most tokens come first
-  int num_tasks;      // the room for tasks, from numbers that the host knows
+  RaggedTask* tasks;   // [max_tasks]; the longest come first
+  RaggedTask* merges;  // [max_places / 2]: part 0 of each context that is cut, in any order
+  RaggedPartials partials;
+  RaggedShape shape;
   std::size_t bytes;
 };
 
-// The lengths are known on the device only, so their average decides. Measured on an H200, 32 query heads over 8 kv
-// heads of 128 dimensions: 64 prompts of 128 tokens run 12 % faster in the short shape, 16 prompts of 512 tokens 5 %
-// slower.
-inline bool prompts_are_short(const PageShape& shape, const Batch& batch, int num_tokens) {
-  return shape.head_dim <= 128 && num_tokens <= std::int64_t{256} * batch.num_sequences;
-}
+// Whether RaggedKernel::kWarpgroups is compiled for this device and serves these pages.
+bool has_warpgroups(const PageShape& shape);
 
-inline RaggedWorkspace ragged_workspace(void* memory, const PageShape& shape, const Batch& batch, int num_tokens) {
-  const int rows = ragged_tile(shape.head_dim, prompts_are_short(shape, batch, num_tokens)).rows();
-  const std::int64_t num_rows = std::int64_t{num_tokens} * (batch.num_heads / shape.num_kv_heads);
-  // Every sequence may leave one task partly filled.
-  const std::int64_t num_tasks = num_rows / rows + batch.num_sequences;
-  // Fewer tokens may be cut into the shorter tiles and then make more tasks: there is room for these too.
-  const std::int64_t max_tasks =
-      num_rows / ragged_tile(shape.head_dim, shape.head_dim <= 128).rows() + batch.num_sequences;
-  auto* queue = static_cast<RaggedQueue*>(memory);
-  return {queue, memory == nullptr ? nullptr : reinterpret_cast<RaggedTask*>(queue + 1), static_cast<int>(num_tasks),
-          sizeof(RaggedQueue) + static_cast<std::size_t>(max_tasks) * sizeof(RaggedTask)};
-}
+// From numbers that the host knows; equal arguments give equal places.
+RaggedWorkspace ragged_workspace(void* memory, const PageShape& shape, const Batch& batch, int num_tokens,
+                                 const RaggedOptions& options = {});
 
 }  // namespace

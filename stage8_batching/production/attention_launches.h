@@ -39,16 +39,36 @@ void plan_decode(const PageShape& shape, const Batch& batch, void* workspace, cu
 void decode_attention(const Pages& pages, const Batch& batch, const void* queries, void* output, void* workspace,
                       cudaStream_t stream, const DecodeOptions& options = {}, const NewRows& new_rows = {});
 
+// The kernels behind ragged_attention.
+enum class RaggedKernel {
+  kChosen,      // the one that suits the step (ragged_plan.cu)
+  kShort,       // ragged_kernel.cuh, mma: few rows a warp
+  kWide,        // ragged_kernel.cuh, mma: many rows a warp
+  kWarpgroups,  // prefill_kernel.cuh, wgmma
+};
+
+// How ragged attention computes. The defaults are used unless a test or a measurement sets something else.
+struct RaggedOptions {
+  RaggedKernel kernel = RaggedKernel::kChosen;  // must serve the pages
+  int part_tokens = 0;  // contexts are cut into parts of at most so many tokens; 0: as the plan decides
+};
+
 // Causal attention of a ragged batch: prompts, chunks of prompts and single tokens side by side. Sequence s has the
 // query rows query_starts[s] … query_starts[s + 1] - 1 (query_starts: [num_sequences + 1]): the last tokens of its
 // context. queries, output: [query_starts' last entry, num_heads * head_dim]; num_tokens: at least the number of rows
-// from query_starts[0] on. No sequence has more rows than context. plan_ragged fills the workspace once for each step.
-// Work is shared out by query rows, never along the context: for a sequence with one token the result is right, but one
-// thread block for each kv head walks the whole context. decode_attention is made for such sequences.
+// from query_starts[0] on. No sequence has more rows than context. plan_ragged fills the workspace once for each step;
+// all three functions take the same shape, batch, num_tokens and options. Work is shared out by query rows, and where
+// these are too few for all multiprocessors, along the context too. A sequence with one token may be among them;
+// decode_attention is made for such sequences.
 std::size_t ragged_workspace_bytes(const PageShape& shape, const Batch& batch, int num_tokens);
+std::size_t ragged_workspace_bytes(const PageShape& shape, const Batch& batch, int num_tokens,
+                                   const RaggedOptions& options);
 void plan_ragged(const PageShape& shape, const Batch& batch, const int* query_starts, int num_tokens, void* workspace,
                  cudaStream_t stream);
+void plan_ragged(const PageShape& shape, const Batch& batch, const int* query_starts, int num_tokens, void* workspace,
+                 cudaStream_t stream, const RaggedOptions& options);
 void ragged_attention(const Pages& pages, const Batch& batch, const int* query_starts, const void* queries,
-                      void* output, int num_tokens, const void* workspace, cudaStream_t stream);
+                      void* output, int num_tokens, const void* workspace, cudaStream_t stream,
+                      const RaggedOptions& options = {});
 
 }  // namespace

@@ -29,6 +29,7 @@ double time_decode_plan(const common::Stream& stream, const ColdBatches& sets);
 
 void print_decode_speed(const KernelBenchOptions& options, std::ostream& output);
 void print_ragged_speed(std::ostream& output);
+void print_chunk_speed(std::ostream& output);
 void print_cache_speed(std::ostream& output);
 void print_float8_speed(const KernelBenchOptions& options, std::ostream& output);
 
@@ -37,7 +38,8 @@ struct Prompts {
   std::string name;
   std::vector<int> lengths;  // new tokens of each sequence
   HeadShape shape;
-  int past = 0;  // tokens of each sequence that are cached already
+  int past = 0;      // tokens of each sequence that are cached already
+  int num_sets = 1;  // of pages, used in turn: enough of them, and none is found in the L2 cache
 };
 struct PromptStep;  // stage7_cuda_kernel/ladder/prompt_ladder.h
 struct PromptTiming {
@@ -48,7 +50,8 @@ struct PromptTiming {
 double time_writing(const common::Stream& stream, ScalarType type, int num_tokens);
 
 // Times ragged_attention, or a step of the prompts' ladder.
-PromptTiming time_prompts(const common::Stream& stream, const Prompts& prompts, const PromptStep* step = nullptr);
+PromptTiming time_prompts(const common::Stream& stream, const Prompts& prompts, const PromptStep* step = nullptr,
+                          const RaggedOptions& options = {});
 double flops_of(const Prompts& prompts);
 
 }  // namespace

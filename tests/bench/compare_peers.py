@@ -4,6 +4,7 @@
     compare_peers.py                                          decode and prompts, every peer that can be imported
     compare_peers.py decode --cells 1x1024,32xragged --shapes 64/8x128
     compare_peers.py prompts
+    compare_peers.py chunks                                   a few new tokens after a cached prefix
 
 Peers over pages of 16 tokens: FlashInfer (flashinfer-python; compiles its kernels at the first run), FlashAttention-3
 (flash_attn_interface, decode only), cuDNN (nvidia-cudnn-frontend, decode only). PyTorch's scaled_dot_product_attention runs
@@ -11,8 +12,7 @@ over a contiguous cache, which is a yardstick and no substitute. A peer that is 
 PyTorch and a GPU.
 
 Method for decode: bfloat16; a CUDA graph of calls on many batches (600 MB of K and V or more in all, so that none is
-found in the cache), pages in random order, the median of the replays. For prompts: the same on one batch, because they are
-compute-bound. All launches of a call count; plans, made once a step, do not. Every peer's output is compared with
+found in the cache), pages in random order, the median of the replays. For prompts and chunks: the same on one batch. All launches of a call count; plans, made once a step, do not. Every peer's output is compared with
 float32 arithmetic before it is timed. This stage's own figures come from `build/kernel_bench`, run first, on the same
 machine and by the same method (decode with blocks shuffled over all sets, not set by set).
 """
@@ -109,6 +109,17 @@ PROMPT_ROWS = [  # those of `build/kernel_bench ragged`
     (Shape(28, 4, 128), ONE), (Shape(64, 8, 128), ONE), (Shape(16, 8, 256), ONE),
 ]
 
+SMALL = Shape(32, 8, 64)
+CHUNK_ROWS = [  # those of `build/kernel_bench chunks`: sequences, new tokens of each, tokens before them
+    (GROUPED, (1, 8, 4000)), (GROUPED, (1, 16, 4000)), (GROUPED, (1, 8, 32000)), (GROUPED, (1, 64, 1000)),
+    (GROUPED, (1, 128, 8000)), (GROUPED, (1, 512, 16000)), (GROUPED, (1, 512, 32000)), (GROUPED, (1, 2000, 2000)),
+    (GROUPED, (4, 64, 2000)), (GROUPED, (4, 16, 30000)), (GROUPED, (8, 256, 4000)), (GROUPED, (8, 32, 8000)),
+    (GROUPED, (16, 128, 4000)), (GROUPED, (16, 32, 1000)), (GROUPED, (32, 100, 8000)), (GROUPED, (64, 16, 2000)),
+    (GROUPED, (64, 8, 500)), (GROUPED, (64, 64, 500)), (GROUPED, (64, 128, 0)), (GROUPED, (16, 512, 0)),
+    (Shape(32, 32, 128), (1, 128, 8000)), (Shape(32, 32, 128), (8, 64, 2000)), (Shape(64, 8, 128), (1, 128, 8000)),
+    (Shape(64, 8, 128), (8, 16, 4000)), (SMALL, (1, 16, 4000)), (SMALL, (8, 128, 4000)),
+]
+
 
 def parse_shape(text):
     try:
@@ -146,15 +157,15 @@ def read_own(text):
     return own
 
 
-def read_own_prompts(text):
-    """{(shape, prompts): microseconds} of what `build/kernel_bench ragged` printed."""
+def read_own_prompts(text, column="prompts"):
+    """{(shape, prompts): microseconds} of what `build/kernel_bench ragged` printed, or chunks."""
     own = {}
     for table in read_tables(text):
-        if table and {"heads", "prompts", "us"} <= set(table[0]):
+        if table and {"heads", column, "us"} <= set(table[0]):
             for row in table:
-                own[row["heads"].replace(" ", ""), row["prompts"]] = float(row["us"].replace(",", ""))
+                own[row["heads"].replace(" ", ""), row[column]] = float(row["us"].replace(",", ""))
     if not own:
-        raise InputError("the stage's program printed no table of prompts")
+        raise InputError(f"the stage's program printed no table of {column}")
     return own
 
 
@@ -221,15 +232,20 @@ def find_peers(names, say, all_peers=PEERS):
     return peers
 
 
+def microseconds_text(microseconds):
+    return "-" if microseconds is None else f"{microseconds:.3g}" if microseconds < 1000 else f"{microseconds:.0f}"
+
+
+def ratio_text(own, times, peers):
+    """The best paged peer's time over this stage's."""
+    paged = [times[peer.name] for peer in peers if peer.paged and times[peer.name] is not None]
+    return f"{min(paged) / own:.2f}" if paged and own else "-"
+
+
 def result_row(shape, cell, own, times, peers):
     """One row of the table: cells as text, "-" for a missing figure."""
-    def text(microseconds):
-        return "-" if microseconds is None else f"{microseconds:.3g}" if microseconds < 1000 else f"{microseconds:.0f}"
-
-    paged = [times[peer.name] for peer in peers if peer.paged and times[peer.name] is not None]
-    ratio = f"{min(paged) / own:.2f}" if paged and own else "-"
-    return [str(shape), str(cell), f"{kv_bytes_of(shape, cell) / 1e6:.1f}", text(own),
-            *(text(times[peer.name]) for peer in peers), ratio]
+    return [str(shape), str(cell), f"{kv_bytes_of(shape, cell) / 1e6:.1f}", microseconds_text(own),
+            *(microseconds_text(times[peer.name]) for peer in peers), ratio_text(own, times, peers)]
 
 
 def time_peers(torch, peers, make_batch, what, say):
@@ -280,9 +296,7 @@ def prompt_row(shape, prompts, own, times, peers):
     def text(microseconds):
         return f"{prompts.tera_operations(shape) / microseconds * 1e6:.0f}" if microseconds else "-"
 
-    paged = [times[peer.name] for peer in peers if peer.paged and times[peer.name] is not None]
-    ratio = f"{min(paged) / own:.2f}" if paged and own else "-"
-    return [str(shape), prompts.name, text(own), *(text(times[peer.name]) for peer in peers), ratio]
+    return [str(shape), prompts.name, text(own), *(text(times[peer.name]) for peer in peers), ratio_text(own, times, peers)]
 
 
 def compare_prompts(torch, options, say):
@@ -297,9 +311,23 @@ def compare_prompts(torch, options, say):
         print(f"| {' | '.join(row)} |", flush=True)
 
 
+def compare_chunks(torch, options, say):
+    peers = [peer for peer in find_peers(options.peers.split(","), say, PROMPT_PEERS) if peer.paged]
+    own = {} if options.no_own else read_own_prompts(own_text(options, "chunks"), "chunks")
+    print("\nChunks after a cached prefix, microseconds a call:\n")
+    print_header(["heads", "chunks", "this stage", *(peer.name for peer in peers), "best paged peer / this stage"])
+    for shape, (batch, new, past) in CHUNK_ROWS:
+        chunks = Prompts(f"{batch}x{new} after {past}", (new,) * batch, past)
+        times = time_peers(torch, peers, lambda s=shape, c=chunks: PromptBatch(torch, s, c), f"{shape} {chunks.name}", say)
+        microseconds = own.get((str(shape), chunks.name))
+        row = [str(shape), chunks.name, microseconds_text(microseconds),
+               *(microseconds_text(times[peer.name]) for peer in peers), ratio_text(microseconds, times, peers)]
+        print(f"| {' | '.join(row)} |", flush=True)
+
+
 def main(arguments=None):
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("what", nargs="?", choices=("decode", "prompts", "all"), default="all",
+    parser.add_argument("what", nargs="?", choices=("decode", "prompts", "chunks", "all"), default="all",
                         help="what to compare (default: %(default)s)")
     parser.add_argument("--cells", default=CELLS,
                         help="of decode: sequences x tokens, separated by commas (default: %(default)s)")
@@ -323,7 +351,7 @@ def main(arguments=None):
         if not torch.cuda.is_available():
             raise InputError("PyTorch sees no GPU")
         print(f"{torch.cuda.get_device_name()}, PyTorch {torch.__version__}", flush=True)
-        for what, table in (("decode", compare_decode), ("prompts", compare_prompts)):
+        for what, table in (("decode", compare_decode), ("prompts", compare_prompts), ("chunks", compare_chunks)):
             if options.what in (what, "all"):
                 table(torch, options, lambda line: print(line, file=sys.stderr, flush=True))
     except (InputError, OSError) as error:

@@ -24,8 +24,9 @@ double print_machine(const common::Stream& stream, const Pool& pool, std::ostrea
 }
 
 void print_kernel_speed(const std::string& which, std::ostream& output, const KernelBenchOptions& options) {
-  if (which != "decode" && which != "ragged" && which != "cache" && which != "float8" && which != "all") {
-    throw common::InputError("kernels to measure are decode, ragged, cache, float8 or all, not " + which);
+  if (which != "decode" && which != "ragged" && which != "chunks" && which != "cache" && which != "float8" &&
+      which != "all") {
+    throw common::InputError("kernels to measure are decode, ragged, chunks, cache, float8 or all, not " + which);
   }
   if (!common::has_cuda_device()) {
     throw common::InputError("measuring kernels needs a GPU of compute capability 8.0 or newer");
@@ -35,6 +36,9 @@ void print_kernel_speed(const std::string& which, std::ostream& output, const Ke
   }
   if (which == "ragged" || which == "all") {
     print_ragged_speed(output);
+  }
+  if (which == "chunks") {
+    print_chunk_speed(output);
   }
   if (which == "cache" || which == "all") {
     print_cache_speed(output);

@@ -1,5 +1,7 @@
 // Causal attention of prompts and chunks. What other kernels reach is in peers/.
 #include <algorithm>
+#include <cstddef>
+#include <limits>
 #include <ostream>
 
 #include "common/app/progress.h"
@@ -34,9 +36,53 @@ std::vector<Prompts> rows() {
           {"1x8192", one, {.num_heads = 16, .num_kv_heads = 8, .head_dim = 256}}};
 }
 
+struct Chunks {
+  int num_sequences;
+  int new_tokens;  // of each
+  int past;
+  HeadShape shape = kGrouped;
+};
+
+std::vector<Chunks> chunks() {
+  const HeadShape ungrouped{.num_heads = 32, .num_kv_heads = 32};
+  const HeadShape wide_group{.num_heads = 64, .num_kv_heads = 8};
+  const HeadShape small{.num_heads = 32, .num_kv_heads = 8, .head_dim = 64};
+  return {{1, 8, 4000},
+          {1, 16, 4000},
+          {1, 8, 32000},
+          {1, 64, 1000},
+          {1, 128, 8000},
+          {1, 100, 8000},
+          {1, 512, 16000},
+          {1, 512, 32000},
+          {1, 560, 8000},
+          {1, 2000, 2000},
+          {4, 64, 2000},
+          {4, 16, 30000},
+          {8, 256, 4000},
+          {8, 32, 8000},
+          {16, 128, 4000},
+          {16, 32, 1000},
+          {32, 100, 8000},
+          {64, 16, 2000},
+          {64, 8, 500},
+          {64, 64, 500},
+          {64, 128, 0},
+          {4, 64, 0},
+          {16, 512, 0},
+          {1, 256, 0},
+          {8, 128, 4000, small},
+          {1, 16, 4000, small},
+          {1, 128, 8000, ungrouped},
+          {8, 64, 2000, ungrouped},
+          {1, 128, 8000, wide_group},
+          {8, 16, 4000, wide_group}};
+}
+
 }  // namespace
 
-PromptTiming time_prompts(const common::Stream& stream, const Prompts& row, const PromptStep* step) {
+PromptTiming time_prompts(const common::Stream& stream, const Prompts& row, const PromptStep* step,
+                          const RaggedOptions& options) {
   std::vector<int> starts = {0};
   std::vector<int> contexts;
   for (const int length : row.lengths) {
@@ -51,8 +97,10 @@ PromptTiming time_prompts(const common::Stream& stream, const Prompts& row, cons
                         .block_size = block_size,
                         .head_dim = row.shape.head_dim,
                         .type = row.shape.type};
-  const common::DeviceMemory keys = random_pages(shape, 2);
-  const common::DeviceMemory values = random_pages(shape, 3);
+  PageShape all_sets = shape;
+  all_sets.num_blocks *= row.num_sets;
+  const common::DeviceMemory keys = random_pages(all_sets, 2);
+  const common::DeviceMemory values = random_pages(all_sets, 3);
   const std::size_t columns =
       static_cast<std::size_t>(row.shape.num_heads) * static_cast<std::size_t>(row.shape.head_dim);
   const common::DeviceArray<std::uint16_t> queries(random_bf16(static_cast<std::size_t>(starts.back()) * columns));
@@ -70,25 +118,28 @@ PromptTiming time_prompts(const common::Stream& stream, const Prompts& row, cons
                     .block_tables = device_tables.data(),
                     .table_starts = device_table_starts.data(),
                     .max_blocks_per_sequence = max_blocks};
-  const common::DeviceMemory workspace(ragged_workspace_bytes(shape, batch, starts.back()));
+  const common::DeviceMemory workspace(ragged_workspace_bytes(shape, batch, starts.back(), options));
   const auto plan = [&](int) {
-    plan_ragged(shape, batch, device_starts.data(), starts.back(), workspace.data(), stream.get());
+    plan_ragged(shape, batch, device_starts.data(), starts.back(), workspace.data(), stream.get(), options);
   };
   plan(0);
   stream.synchronize();
-  const Pages pages{keys.data(), values.data(), shape};
   const double microseconds = common::microseconds_per_call(
-      stream, 4,
-      [&](int) {
+      stream, std::max(4, row.num_sets),
+      [&](int call) {
+        const std::size_t set =
+            static_cast<std::size_t>(call % row.num_sets) * (keys.bytes() / all_sets.num_blocks) * shape.num_blocks;
+        const Pages pages{static_cast<std::byte*>(keys.data()) + set, static_cast<std::byte*>(values.data()) + set,
+                          shape};
         if (step != nullptr) {
           step->attend(pages, batch, device_starts.data(), queries.data(), output.data(), starts.back(),
                        workspace.data(), stream.get());
           return;
         }
         ragged_attention(pages, batch, device_starts.data(), queries.data(), output.data(), starts.back(),
-                         workspace.data(), stream.get());
+                         workspace.data(), stream.get(), options);
       },
-      200e3);
+      row.num_sets > 1 ? 60e3 : 200e3);
   return {microseconds, common::microseconds_per_call(stream, 20, plan, 1e3)};
 }
 
@@ -114,6 +165,40 @@ void print_ragged_speed(std::ostream& output) {
   }
   progress.clear();
   output << "Causal attention, bfloat16, random blocks, 8,192 new tokens in most rows.\n" << table.to_string() << "\n";
+}
+
+void print_chunk_speed(std::ostream& output) {
+  const common::Stream stream;
+  const Pool pool(std::int64_t{2} << 30);
+  const double ceiling = print_machine(stream, pool, output);
+  common::Table table({"heads", "chunks", "us", "cold us", "TFLOP/s", "of the ceiling", "plan us", "mma, whole",
+                       "mma, parts", "wgmma, whole"});
+  const std::vector<Chunks> all = chunks();
+  common::Progress progress("measuring chunks after a cached prefix", static_cast<std::int64_t>(all.size()));
+  for (const Chunks& row : all) {
+    const int context = row.past + row.new_tokens;
+    Prompts prompts{common::format("%dx%d after %d", row.num_sequences, row.new_tokens, row.past),
+                    std::vector<int>(static_cast<std::size_t>(row.num_sequences), row.new_tokens), row.shape, row.past};
+    const auto time = [&](const RaggedOptions& options) {
+      return common::format_microseconds(time_prompts(stream, prompts, nullptr, options).microseconds);
+    };
+    const PromptTiming chosen = time_prompts(stream, prompts);
+    constexpr int kWhole = std::numeric_limits<int>::max() / 2;
+    const RaggedKernel mma = row.new_tokens > 256 ? RaggedKernel::kWide : RaggedKernel::kShort;
+    const std::string others[] = {time({mma, kWhole}), time({mma, 0}), time({RaggedKernel::kWarpgroups, kWhole})};
+    prompts.num_sets = std::min(32, num_sets_of(row.shape, {row.num_sequences, context}));
+    const double cold = time_prompts(stream, prompts).microseconds;
+    const double bytes = static_cast<double>(kv_bytes_of(row.shape, {row.num_sequences, context}));
+    table.add_row({name_of(row.shape), prompts.name, common::format_microseconds(chosen.microseconds),
+                   common::format_microseconds(cold),
+                   common::format("%.0f", flops_of(prompts) / chosen.microseconds / 1e6),
+                   common::format("%.0f %%", 100.0 * bytes / cold / 1e3 / ceiling), common::format("%.1f", chosen.plan),
+                   others[0], others[1], others[2]});
+    progress.advance();
+  }
+  progress.clear();
+  output << "Chunks of prompts after a cached prefix, bfloat16, random blocks. Cold: K and V are not in the L2 cache.\n"
+         << table.to_string() << "\n";
 }
 
 }  // namespace

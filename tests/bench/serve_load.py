@@ -7,7 +7,8 @@
 
 --rate: requests arrive as a Poisson process, with this many a second on average. --concurrency: this many requests are in
 flight at all times. Several values make a sweep, and several values of --temperature a sweep within each. No two runs have
-a prompt in common, or a prefix cache would answer. Lengths have the distribution of a chat trace (ShareGPT, as `compare` of
+a prompt in common, or a prefix cache would answer, unless --shared-prefix says how much of it: with 8000, prompts of 8,100
+tokens differ in their last 100, and the time to the first token is that of a hit. Lengths have the distribution of a chat trace (ShareGPT, as `compare` of
 stage 8 draws them). --workload offline is the published one of nano-vllm and Mini-SGLang: 256 requests, prompts and replies
 uniform in 100 to 1,024 tokens, all at once.
 
@@ -21,6 +22,7 @@ many tokens. A reply is exactly as long as drawn if the server knows "ignore_eos
 import argparse
 import concurrent.futures
 import http.client
+import itertools
 import json
 import math
 import multiprocessing
@@ -102,6 +104,7 @@ class Client:
         self.token_prompts = arguments.token_prompts
         self.words_per_token = arguments.words_per_token
         self.seed = arguments.seed
+        self.shared_prefix = arguments.shared_prefix
         self.fields = {name: getattr(arguments, name) for name in ("top_k", "top_p") if getattr(arguments, name) is not None}
         self.model = arguments.model or self.first_model()
 
@@ -119,10 +122,12 @@ class Client:
         return json.loads(text)["data"][0]["id"]
 
     def prompt(self, number, num_tokens):
-        generator = random.Random(f"{self.seed} {number}")
+        shared, own = random.Random(self.seed), random.Random(f"{self.seed} {number}")
+        generators = itertools.chain(itertools.repeat(shared, self.shared_prefix), itertools.repeat(own))
         if self.token_prompts:
-            return [generator.randrange(10, 1000) for _ in range(num_tokens)]
-        return " ".join(generator.choice(WORDS) for _ in range(max(1, round(num_tokens * self.words_per_token))))
+            return [generator.randrange(10, 1000) for generator in itertools.islice(generators, num_tokens)]
+        num_words = max(1, round(num_tokens * self.words_per_token))
+        return " ".join(generator.choice(WORDS) for generator in itertools.islice(generators, num_words))
 
     def request(self, number, prompt_tokens, reply_tokens, temperature):
         """{"error"} or {"first", "between", "tokens", "prompt_tokens"}, in seconds; "first" is None without a text."""
@@ -291,6 +296,8 @@ def main():
                         "a workload's")
     parser.add_argument("--max-length", type=int, default=1000, help="chat workload: the most tokens of prompt and reply together")
     parser.add_argument("--token-prompts", action="store_true", help="send lists of tokens")
+    parser.add_argument("--shared-prefix", type=int, default=0, help="tokens (without --token-prompts, words) with which all "
+                        "prompts begin")
     parser.add_argument("--words-per-token", type=float, default=0.6)
     parser.add_argument("--temperature", type=float, nargs="+", default=[0.0], help="with several, each load is run with each")
     parser.add_argument("--top-k", type=int)

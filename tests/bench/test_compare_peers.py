@@ -34,6 +34,12 @@ PROMPTS = """
 | 32/8 x 128 | 1x8192    | 1,000 |     3.1 |     550 |
 | 32/8 x 128 | 4096 … 64 |   340 |     3.1 |     520 |
 """
+CHUNKS = """
+| heads      | chunks            |    us | cold us |
+| :--------- | :---------------- | ----: | ------: |
+| 32/8 x 128 | 1x16 after 4000   |  13.6 |    15.5 |
+| 32/8 x 128 | 32x100 after 8000 | 1,066 |     963 |
+"""
 
 
 class Parsing(unittest.TestCase):
@@ -169,15 +175,17 @@ class CommandLine(unittest.TestCase):
         self.assertIn("skipped: fa3", err)
         self.assertNotIn("prompts", out)
 
-    def test_both_tables_from_one_file(self):
+    def test_all_tables_from_one_file(self):
         with tempfile.TemporaryDirectory() as folder, mock.patch.dict(sys.modules, {"flashinfer": None}):
             path = pathlib.Path(folder) / "own.txt"
-            path.write_text(OUTPUT + PROMPTS, encoding="utf-8")
+            path.write_text(OUTPUT + PROMPTS + CHUNKS, encoding="utf-8")
             status, out, err = self.run_main("--peers", "flashinfer-fa3", "--own", str(path), "--cells", "1x1024",
                                              "--shapes", "32/8x128", torch=self.fake_torch(True))
         self.assertEqual(status, 0, err)
         self.assertIn("| 32/8x128 | 1x1024 | 4.2 | 6.02 | - |", out)
         self.assertIn("| 32/8x128 | 1x8192 | 550 | - |", out)
+        self.assertIn("| 32/8x128 | 1x16 after 4000 | 13.6 | - |", out)
+        self.assertIn("| 32/8x128 | 32x100 after 8000 | 1066 | - |", out)
 
 
 if __name__ == "__main__":

@@ -110,6 +110,12 @@ class ServeLoad(unittest.TestCase):
         self.assertEqual(sum(body["max_tokens"] for body in FakeServer.bodies), 2 * rows[0]["tokens"])
         self.assertIn("| 4 at once |", output)
 
+    def test_shared_prefix(self):
+        self.run_main("--requests", "3", "--lengths", "9", "1", "--token-prompts", "--shared-prefix", "6")
+        prompts = [body["prompt"] for body in FakeServer.bodies]
+        self.assertEqual([len(prompt) for prompt in prompts], [9] * 3)
+        self.assertEqual((len({str(prompt[:6]) for prompt in prompts}), len({str(prompt[6:]) for prompt in prompts})), (1, 3))
+
     def test_no_prompt_comes_twice(self):
         for option in ("--token-prompts", "--words-per-token=2"):
             with mock.patch.object(serve_load, "draw_lengths", lambda *_: [(8, 2)] * 5):

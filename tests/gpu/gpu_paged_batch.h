@@ -53,7 +53,7 @@ class PagedBatch {
 #ifdef COURSE_PRODUCTION
   std::vector<float> decode(const stage::DecodeOptions& options = {}, int num_runs = 1) const;
   Appended decode_new_rows(const stage::DecodeOptions& options = {}, int num_runs = 1, bool is_stored = true) const;
-  std::vector<float> ragged() const;
+  std::vector<float> ragged(const stage::RaggedOptions& options = {}, int num_runs = 1) const;
 #endif
 
   common::Stream stream;
@@ -230,11 +230,15 @@ inline PagedBatch::Appended PagedBatch::decode_new_rows(const stage::DecodeOptio
   });
 }
 
-inline std::vector<float> PagedBatch::ragged() const {
-  return output_of(stage::ragged_workspace_bytes(pages_.shape, batch_, num_tokens_), [&](void* workspace) {
-    stage::plan_ragged(pages_.shape, batch_, query_starts_.data(), num_tokens_, workspace, stream.get());
-    stage::ragged_attention(pages_, batch_, query_starts_.data(), queries.data(), output.data(), num_tokens_, workspace,
-                            stream.get());
+// num_runs calls after one plan, as the layers of a model.
+inline std::vector<float> PagedBatch::ragged(const stage::RaggedOptions& options, int num_runs) const {
+  const std::size_t bytes = stage::ragged_workspace_bytes(pages_.shape, batch_, num_tokens_, options);
+  return output_of(bytes, [&](void* workspace) {
+    stage::plan_ragged(pages_.shape, batch_, query_starts_.data(), num_tokens_, workspace, stream.get(), options);
+    for (int i = 0; i < num_runs; ++i) {
+      stage::ragged_attention(pages_, batch_, query_starts_.data(), queries.data(), output.data(), num_tokens_,
+                              workspace, stream.get(), options);
+    }
   });
 }
 

@@ -7,10 +7,32 @@
 #include "tests/gpu/gpu_hand_worked.h"
 #include "tests/support/catch.h"
 
+// clang-format off
+#include GPU_STAGE_HEADER(production/ragged_plan.h)
+// clang-format on
+
 namespace {
 
+using stage::RaggedKernel;
 using tests::GpuBatch;
 using tests::ScalarType;
+
+// How many tasks the plan makes of the batch, parts of contexts counted, and how many contexts of tasks it cuts.
+struct Tasks {
+  int num_tasks;
+  int num_merges;
+};
+Tasks planned(const GpuBatch& batch) {
+  const stage::PageShape& shape = batch.pages().shape;
+  const common::DeviceArray<std::byte> memory(stage::ragged_workspace_bytes(shape, batch.batch(), batch.num_tokens()));
+  stage::plan_ragged(shape, batch.batch(), batch.query_starts(), batch.num_tokens(), memory.data(), batch.stream.get());
+  batch.stream.synchronize();
+  const stage::RaggedWorkspace workspace =
+      stage::ragged_workspace(memory.data(), shape, batch.batch(), batch.num_tokens());
+  stage::RaggedQueue queue{};
+  CUDA_CHECK(cudaMemcpy(&queue, workspace.queue, sizeof(queue), cudaMemcpyDeviceToHost));
+  return {queue.num_tasks, queue.num_merges};
+}
 
 }  // namespace
 
@@ -113,6 +135,82 @@ TEST_CASE("Ragged attention: one row for each sequence is decode attention", "[g
   }
   GpuBatch batch({.context_lengths = {90, 1, 400, 1000}, .query_lengths = {}});
   CHECK(batch.check(batch.ragged()) == tests::kNoDifference);
+}
+
+TEST_CASE("Ragged attention: however contexts are cut, the result is the same", "[gpu]") {
+  if (!common::has_cuda_device()) {
+    SKIP_TEST("there is no GPU");
+  }
+  const auto type = GENERATE(ScalarType::kBFloat16, ScalarType::kFloat8);
+  const int head_dim = GENERATE(from_range(tests::some_of({64}, {64, 128})));
+  const int group = GENERATE(from_range(tests::some_of({4}, {1, 4, 8})));
+  CAPTURE(tests::name_of(type), head_dim, group);
+  // Chunks after cached prefixes. Contexts end around the borders of parts, and chunks begin before such borders, so
+  // that some rows see nothing of the last part.
+  GpuBatch batch({.type = type,
+                  .num_kv_heads = 2,
+                  .group = group,
+                  .head_dim = head_dim,
+                  .context_lengths = tests::some_of({129, 0, 260, 384}, {127, 128, 129, 0, 260, 383, 384, 385, 641, 1}),
+                  .query_lengths = tests::some_of({2, 0, 9, 1}, {1, 8, 2, 0, 200, 1, 16, 2, 40, 1})});
+  for (const int part_tokens : tests::some_of({128, 256}, {0, 128, 256, 1 << 20})) {
+    for (const RaggedKernel kernel : {RaggedKernel::kShort, RaggedKernel::kWide, RaggedKernel::kChosen}) {
+      if (tests::kOnExecutor && kernel == RaggedKernel::kChosen) {
+        continue;  // it is one of the others
+      }
+      CAPTURE(part_tokens, static_cast<int>(kernel));
+      const std::vector<float> result = batch.ragged({kernel, part_tokens});
+      CHECK(batch.check(result) == tests::kNoDifference);
+      // The order in which parts are computed is left to chance, the order in which they are added is not.
+      CHECK(batch.ragged({kernel, part_tokens}, 2) == result);
+    }
+  }
+}
+
+TEST_CASE("Ragged attention: parts of contexts, for other shapes", "[gpu]") {
+  if (!common::has_cuda_device()) {
+    SKIP_TEST("there is no GPU");
+  }
+  const auto type = GENERATE(ScalarType::kBFloat16, ScalarType::kFloat8);
+  const int head_dim = GENERATE(from_range(tests::some_of({32, 256}, {32, 64, 96, 128, 256})));
+  const int block_size = GENERATE(from_range(tests::some_of({64}, {16, 64, 8})));
+  CAPTURE(tests::name_of(type), head_dim, block_size);
+  if (type == ScalarType::kFloat8 && block_size == 8) {
+    return;  // there are no such pages
+  }
+  GpuBatch batch({.type = type,
+                  .num_kv_heads = 1,
+                  .group = 5,
+                  .head_dim = head_dim,
+                  .block_size = block_size,
+                  .context_lengths = {400, 150},
+                  .query_lengths = {30, 150}});
+  CHECK(batch.check(batch.ragged({RaggedKernel::kChosen, 128})) == tests::kNoDifference);
+}
+
+TEST_CASE("Ragged attention: a few tokens after a long context keep all multiprocessors busy", "[gpu]") {
+  if (!common::has_cuda_device()) {
+    SKIP_TEST("there is no GPU");
+  }
+  const int num_multiprocessors = common::device_limits().num_multiprocessors;
+  GpuBatch chunk({.num_kv_heads = 2,
+                  .group = 4,
+                  .head_dim = 64,
+                  .context_lengths = tests::some_of({1500}, {4000}),
+                  .query_lengths = {9}});
+  const Tasks of_chunk = planned(chunk);
+  CHECK(of_chunk.num_merges == 1);
+  CHECK(of_chunk.num_tasks > 8);
+  CHECK(chunk.check(chunk.ragged()) == tests::kNoDifference);
+  // A context that is as short as a task's smallest part stays whole; so do contexts that are many in any case.
+  GpuBatch prompt({.num_kv_heads = 2, .group = 4, .head_dim = 64, .context_lengths = {100}, .query_lengths = {100}});
+  CHECK(planned(prompt).num_merges == 0);
+  GpuBatch many({.num_kv_heads = 8,
+                 .group = 1,
+                 .head_dim = 32,
+                 .context_lengths = std::vector<int>(static_cast<std::size_t>(num_multiprocessors), 300),
+                 .query_lengths = std::vector<int>(static_cast<std::size_t>(num_multiprocessors), 2)});
+  CHECK(planned(many).num_merges == 0);
 }
 
 TEST_CASE("Ragged attention: a pool of more than 2^31 elements (stage 7, invariant 1)", "[gpu]") {
