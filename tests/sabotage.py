@@ -3,6 +3,7 @@
 
     python3 tests/sabotage.py                        all of them
     python3 tests/sabotage.py missing_rescale ...    only these patches of tests/sabotage/, with the tests' output
+    python3 tests/sabotage.py --stages 0 3 6         only bugs in common/ and in these stages
     python3 tests/sabotage.py --gpu                  the bugs in kernels on a GPU; those that need one are left out otherwise
 
 A patch begins with three lines that say what it is about:
@@ -57,6 +58,11 @@ class Patch:
     def stands_alone(self):
         """Whether the test may see other stages than its own. Then no other bug may be planted beside this one."""
         return not self.program.endswith("_" + self.stage.partition("_")[0])
+
+    def stage_number(self):
+        """Of the stage that is changed: "3"; "0" for common/."""
+        match = re.match(r"stage(\d+)_", self.stage)
+        return match.group(1) if match else "0"
 
     def needs_gpu(self):
         return self.program.startswith("gpu_")
@@ -304,6 +310,7 @@ def check(patches, workshop, log=print, show=lambda output: None):
 def main():
     parser = argparse.ArgumentParser(description="Plants classic bugs and demands that a test turns red for each.")
     parser.add_argument("patches", nargs="*", help="names of patches in tests/sabotage (default: all)")
+    parser.add_argument("--stages", nargs="+", metavar="N", help="only bugs in these stages; 0 is common/")
     parser.add_argument("--scratch", type=pathlib.Path, default=ROOT / "build" / "sabotage",
                         help="folder for the copy and its build (default: build/sabotage)")
     parser.add_argument("--gpu", action="store_true", help="the bugs in kernels alone, on a Hopper GPU")
@@ -321,6 +328,8 @@ def main():
         patches = [read_patch(path) for path in paths]
         if not arguments.gpu:
             patches = [patch.without_gpu() for patch in patches]
+        if arguments.stages:
+            patches = [patch for patch in patches if patch.stage_number() in arguments.stages]
         left_out = [patch for patch in patches if patch.needs_gpu() != arguments.gpu]
         patches = [patch for patch in patches if patch.needs_gpu() == arguments.gpu]
         if left_out and not arguments.gpu:

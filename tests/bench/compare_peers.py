@@ -233,7 +233,7 @@ def find_peers(names, say, all_peers=PEERS):
 
 
 def microseconds_text(microseconds):
-    return "-" if microseconds is None else f"{microseconds:.3g}" if microseconds < 1000 else f"{microseconds:.0f}"
+    return "-" if microseconds is None else f"{microseconds:.3g}" if microseconds < 999.5 else f"{microseconds:.0f}"
 
 
 def ratio_text(own, times, peers):

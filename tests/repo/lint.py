@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Runs clang-tidy over our C++ files, several in one go: python3 tests/repo/lint.py build-tsan [FILE]...
+"""Runs clang-tidy over our C++ files, several in one go: python3 tests/repo/lint.py build-tsan [FILE or folder]...
 
 Nearly all of clang-tidy's time goes into Eigen and the standard library, again for each file. So files that are compiled
 with the same flags are included into one and checked together. If that does not compile (two of them have helpers of the
@@ -51,7 +51,7 @@ def groups(build, wanted):
         if file in seen or file.suffix != ".cpp" or not file.is_relative_to(ROOT) or file.is_relative_to(build):
             continue
         seen.add(file)
-        if not is_taken_over(file) and (not wanted or file in wanted):
+        if not is_taken_over(file) and (not wanted or any(file.is_relative_to(path) for path in wanted)):
             flags = flags_of(entry)
             by_flags[(file.relative_to(ROOT).parts[0], tuple(word for word in flags if not word.startswith("-D")))].append(
                 (file, dict(word.partition("=")[::2] for word in flags if word.startswith("-D"))))

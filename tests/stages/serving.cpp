@@ -1400,7 +1400,7 @@ TEST_CASE("view: the live view fits the terminal, names each request's letter an
     std::string last;  // frame with requests in it
     std::vector<common::ArrivingRequest> requests;
     for (int i = 0; i < 20; ++i) {
-      requests.push_back({0.0, {tests::greedy_request(i % 2 == 0 ? "Once upon a time" : "The king", 200)}});
+      requests.push_back({0.0, {tests::greedy_request(i % 2 == 0 ? "Once upon a time" : "The king", 80)}});
       requests.back().request.num_samples = i == 0 ? 3 : 1;
     }
     common::serve(measured.engine, requests,
