@@ -1,4 +1,4 @@
-// Prompts, the last row: what the stage uses (../production/prefill_kernel.cuh; for short prompts and other chips
+// Prompts, the last row: what the stage uses (../production/prefill_kernel.cuh; on other chips and for other shapes
 // ../production/ragged_kernel.cuh).
 //
 // It is step 3 for every group, more sizes of heads and blocks, and float8. It is faster for four things

@@ -218,7 +218,7 @@ __global__ void __launch_bounds__(kThreads)
     workspace.tasks[i] = {.sequence = -1};
   }
   __syncthreads();
-  // A warp visits a sequence, each lane a task. is_task: the same lanes of the warp visit nothing.
+  // A warp visits a sequence, 32 tasks at a time, each lane one of them; is_task: whether there is one for this lane.
   const auto for_each_task = [&](const auto& visit) {
     for (int s = warp; s < num_sequences; s += kWarps) {
       for (int first = 0; first < lengths.num_tasks(s); first += 32) {
