@@ -141,11 +141,11 @@ class Site:
             self.pairs[key] = pair
         return self.pairs[key]
 
-    def notes_of(self, page, text):
-        """The pair that a lesson explains, and {number of a comment's line: the note that it belongs to}."""
+    def notes_of(self, page, text, start):
+        """The pair that a lesson explains, from stage `start` on, and {number of a comment's line: the note that it belongs to}."""
         folder = self.stages[page.stage - 1]
         if page.stage > 1:
-            pair = self.pair_of(self.stages[page.stage - 2], folder)
+            pair = self.pair_of(self.stages[start - 1], folder)
             notes = stage_diff.read_notes(text, page.source)
         else:
             notes = stage_diff.read_notes(re.sub(r"(?m)^(##\s+(?:\d+\.\s+)?The )code$", r"\1diff", text), page.source)
@@ -292,7 +292,32 @@ class Site:
     def diff_pages(self, stage):
         return [(f"The whole diff, {start} → {stage}", self.diff_target(start, stage)) for _, _, start in self.diffs_of(stage)]
 
-    def make_lesson(self, page):
+    def make_lessons(self, page):
+        """A page, and one more for each other stage that its code can be compared with."""
+        self.make_lesson(page, page.stage - 1)
+        starts = [start for _, _, start in self.diffs_of(page.stage)][1:] if page.stage else []
+        if starts and stage_diff.read_notes((self.root / page.source).read_text(encoding="utf-8"), page.source):
+            for start in starts:
+                self.make_lesson(page, start)
+
+    def lesson_target(self, page, start):
+        return page.target if start == page.stage - 1 else page.target.replace(".html", f"-from-{start}.html")
+
+    def compared_html(self, page, start, text):
+        """What stands above the first hunk: with which stage the code is compared, and where all changes are."""
+        folder = "/".join(page.target.split("/")[:-1])
+        heading = next((line.lstrip("# ") for line in text.splitlines() if line.startswith("## ") and
+                        lesson.WALK_HEADING.match(line.lstrip("# "))), "")
+        others = [f'<a href="{relative(folder + "/x", self.lesson_target(page, other))}#{lesson.anchor_of(heading, set())}">'
+                  f"stage {other}</a>" for _, _, other in self.diffs_of(page.stage) if other != start]
+        instead = f" (instead: against {', '.join(others)})" if others else ""
+        links = ", ".join(f'<a href="{relative(folder + "/x", target)}">{html.escape(name[0].lower() + name[1:])}</a>'
+                          for name, target in self.diff_pages(page.stage))
+        return (f'<p class="whole-diff">Beside a paragraph stands what it speaks of: changes against stage {start}{instead}. '
+                f"All changes, with these notes: {links}.</p>\n") if links else ""
+
+    def make_lesson(self, page, start):
+        own, page = page, dataclasses.replace(page, target=self.lesson_target(page, start))
         text = (self.root / page.source).read_text(encoding="utf-8")
         body = lesson.Lesson(lambda target: self.resolve(page, target), lambda target, alt: self.picture(page, target, alt),
                              glossary.Finder(self.terms, page.stage),
@@ -302,7 +327,7 @@ class Site:
         beside, intro = None, ""
         if page.stage:
             folder = self.stages[page.stage - 1]
-            pair, notes = self.notes_of(page, text)
+            pair, notes = self.notes_of(page, text, start)
             seen = set()
 
             def box_html(box):
@@ -318,21 +343,17 @@ class Site:
                 seen.add(id(note))
                 return "".join(map(box_html, walk.boxes_beside(pair, note)))
 
-            links = ", ".join(f'<a href="{relative(page.target, target)}">{html.escape(name[0].lower() + name[1:])}</a>'
-                              for name, target in self.diff_pages(page.stage))
-            if links:
-                intro = (f'<p class="whole-diff">Beside a paragraph stands what it speaks of: changes against stage {page.stage - 1}. '
-                         f"All changes, with these notes: {links}.</p>\n")
+            intro = self.compared_html(own, start, text)
         rendered = body.body(text, beside, intro)
         if page.source == "README.md":
             rendered = self.with_start(rendered)
         if body.is_glossary:
             self.index += [[page.target, term.anchor, term.name, self.say(term.meaning)] for term in self.terms]
-        for section in body.sections if not body.is_glossary else ():
+        for section in body.sections if not body.is_glossary and own == page else ():
             self.index.append([page.target, section.anchor, section.title, " ".join(" ".join(section.text).split())])
         first = next((" ".join(" ".join(section.text).split()) for section in body.sections if section.text), "")
         self.write_page(page.target, page.title, rendered, page.stage, self.contents_html(body.sections),
-                        self.siblings_html(page.target, page.stage), self.around_html(page),
+                        self.siblings_html(own.target, page.stage), self.around_html(own),
                         "home" if page.source == "README.md" else "lesson", first[:160])
 
     def with_start(self, rendered):
@@ -469,7 +490,7 @@ class Site:
             for before, after, start in self.diffs_of(stage):
                 self.make_diff(before, after, start, stage)
         for page in self.pages:
-            self.make_lesson(page)
+            self.make_lessons(page)
         for stage in self.stages:
             self.code_page(stage)
             for name in sorted(self.tracked):
