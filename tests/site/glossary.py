@@ -5,7 +5,8 @@ import re
 
 # Words that also mean something else. These are found on the pages of the stage that introduces the term alone ...
 EVERYDAY = {"group", "round", "branch", "split", "merge", "step", "vector", "tile", "panel", "ring", "scale", "stream", "graph",
-            "launch", "thread", "lane", "grid", "request", "sequence", "draft", "sink", "kernel", "greedy", "decode", "query"}
+            "launch", "thread", "lane", "grid", "request", "sequence", "draft", "sink", "kernel", "greedy", "decode", "query",
+            "commit", "publish", "reserve"}
 # ... and these nowhere: a weight is mostly the model's, a page mostly the one that is being read.
 NEVER = {"weight", "value", "key", "length", "score", "page", "plan", "share"}
 ROW = re.compile(r"^\|\s*(?P<terms>[^|]+?) \((?P<stage>[1-8])\)\s*\|\s*(?P<meaning>[^|]*?)\s*\|")
