@@ -411,8 +411,8 @@ def find_pages(root):
 
 
 def unknown_commits(root=ROOT, log=print):
-    """Those that the data cites and the checkout's history does not have; their number. Not part of check: who has the
-    files without their history cannot mend it."""
+    """Those that the data cites and the checkout's history does not have; their number. Not part of check: in a copy
+    without the history, nothing could be done about it."""
     commits = {origin["commit"] for _, _, origin in Figures(root).values.values() if "commit" in origin}
     unknown = [commit for commit in sorted(commits) if subprocess.run(
         ["git", "-C", str(root), "rev-parse", "--verify", "--quiet", commit + "^{commit}"],
