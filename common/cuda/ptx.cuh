@@ -39,6 +39,14 @@
 #define COURSE_WGMMA 0
 #endif
 
+// Whether the target chip is older than compute capability 8.0, and what it lacks is in a file of its own.
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 800
+#include "common/cuda/ptx_before_80.cuh"
+#define COURSE_BEFORE_80 1
+#else
+#define COURSE_BEFORE_80 0
+#endif
+
 namespace common {
 
 // Shared memory's own 32-bit addresses, which the instructions below take.
@@ -55,12 +63,16 @@ __device__ __forceinline__ float exp2_fast(float x) {
   return y;
 }
 
+#if !COURSE_BEFORE_80
+
 // a b + c, of two bfloat16 in each register.
 __device__ __forceinline__ std::uint32_t multiply_add_pairs(std::uint32_t a, std::uint32_t b, std::uint32_t c) {
   std::uint32_t result;
   asm("fma.rn.bf16x2 %0, %1, %2, %3;" : "=r"(result) : "r"(a), "r"(b), "r"(c));
   return result;
 }
+
+#endif
 
 // ---- matrices: ldmatrix, mma -------------------------------------------------------------------------------------
 //
@@ -89,6 +101,8 @@ __device__ __forceinline__ std::uint32_t transpose(std::uint32_t m) {
   asm("movmatrix.sync.aligned.m8n8.trans.b16 %0, %1;" : "=r"(result) : "r"(m));
   return result;
 }
+
+#if !COURSE_BEFORE_80
 
 // c += a b with a: 16x16 (matrices: upper left, lower left, upper right, lower right), b: 16x8 stored transposed
 // (upper, lower), c: 16x8 in float32: thread t has c[0], c[1] at row t / 4, columns 2 (t % 4) and the next, c[2], c[3]
@@ -120,7 +134,11 @@ __device__ __forceinline__ void multiply_add_upper(float (&c)[2], std::uint32_t 
       : "r"(a0), "r"(0U), "r"(a1), "r"(b0), "r"(b1), "f"(0.0F));
 }
 
+#endif
+
 // ---- accesses to global memory -----------------------------------------------------------------------------------
+
+#if !COURSE_BEFORE_80
 
 // How long L2 keeps the line of an access.
 using CachePolicy = std::uint64_t;
@@ -153,6 +171,8 @@ __device__ __forceinline__ void store_once(uint4* to, uint4 x, CachePolicy polic
                "r"(x.y), "r"(x.z), "r"(x.w), "l"(policy)
                : "memory");
 }
+
+#endif
 
 // L1 does not keep the line.
 __device__ __forceinline__ uint4 load_past_l1(const void* from) {
@@ -212,6 +232,8 @@ __device__ __forceinline__ std::uint32_t load_byte(std::uint32_t address) {
 
 // ---- asynchronous copies of 16 bytes for each thread -------------------------------------------------------------
 
+#if !COURSE_BEFORE_80
+
 // Bypasses L1.
 __device__ __forceinline__ void copy_vec_async(std::uint32_t shared, const void* global) {
   asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(shared), "l"(global) : "memory");
@@ -231,6 +253,8 @@ template <int pending>
 __device__ __forceinline__ void wait_copies() {
   asm volatile("cp.async.wait_group %0;" ::"n"(pending) : "memory");
 }
+
+#endif
 
 // ---- barriers of some of a thread block's threads ----------------------------------------------------------------
 

@@ -258,10 +258,18 @@ struct Best {
 
 // The largest value of a warp, in every lane. None is NaN.
 __device__ __forceinline__ float warp_max(float value) {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 800
+#pragma unroll
+  for (int distance = 16; distance > 0; distance /= 2) {
+    value = fmaxf(value, __shfl_xor_sync(0xFFFFFFFFU, value, distance));
+  }
+  return value;
+#else
   int bits = __float_as_int(value);
   bits ^= (bits >> 31) & 0x7FFFFFFF;  // so that floats compare as ints do
   bits = __reduce_max_sync(0xFFFFFFFFU, bits);
   return __int_as_float(bits ^ ((bits >> 31) & 0x7FFFFFFF));
+#endif
 }
 
 // blockIdx.y: the row. last_kept is nullptr if no row has top_k or top_p.
