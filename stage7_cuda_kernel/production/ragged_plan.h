@@ -9,30 +9,9 @@
 #include "../kernels/kernels.h"
 #include "../kernels/page_layout.h"
 #include "attention_launches.h"
+#include "ragged_tile.h"
 
 namespace stage7 {
-
-// The sizes of a thread block's work.
-struct RaggedTile {
-  int warps;
-  int rows_per_warp;  // query rows; an mma multiplies 16
-  int tokens;         // of a tile of K, and of V
-  int stages;         // tiles in shared memory
-  int resident;       // thread blocks that a multiprocessor holds at once
-
-  COURSE_HOST_DEVICE constexpr int rows() const { return warps * rows_per_warp; }
-};
-
-// There are two shapes. For long prompts, a warp has 32 rows and multiplies every vector of K and V that it fetches
-// from shared memory with two blocks of 16 rows; the output of 32 rows of 128 dimensions takes half of the registers,
-// so a multiprocessor holds two thread blocks. Short prompts end after a few tiles: with fewer rows a warp, more thread
-// blocks wait for their first tile at the same time, and fewer rows of a diagonal tile see nothing.
-constexpr RaggedTile ragged_tile(int head_dim, bool is_short) {
-  if (head_dim > 128) {
-    return {4, 16, 64, 2, 1};
-  }
-  return is_short ? RaggedTile{4, 16, 32, 2, 4} : RaggedTile{4, 32, 64, 2, 2};
-}
 
 // The shape as a constant, for device code.
 template <int kHeadDim, bool kShort>

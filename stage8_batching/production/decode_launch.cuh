@@ -40,7 +40,14 @@ void choose_ring(const DecodeCall& call) {
   // What decode_ring returns for this type and head_dim, as template arguments.
   constexpr DecodeRing kFew = decode_ring(kType, kHeadDim, kQueryTiles * 8, false);
   constexpr DecodeRing kMany = decode_ring(kType, kHeadDim, kQueryTiles * 8, true);
-  if (call.shape.many_heads) {
+  if (call.shape.small_rings) {
+    if constexpr (common::kServesSmallMemory) {
+      constexpr DecodeRing kSmall = small_decode_ring(kType, kHeadDim, kQueryTiles * 8);
+      launch_decode<kType, kHeadDim, kQueryTiles, kSmall.warps, kSmall.stages, kSmall.resident, kContiguous>(call);
+    } else {
+      throw common::CudaError(common::kNeedsMoreSharedMemory);
+    }
+  } else if (call.shape.many_heads) {
     launch_decode<kType, kHeadDim, kQueryTiles, kMany.warps, kMany.stages, kMany.resident, kContiguous>(call);
   } else {
     launch_decode<kType, kHeadDim, kQueryTiles, kFew.warps, kFew.stages, kFew.resident, kContiguous>(call);

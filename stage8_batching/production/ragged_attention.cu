@@ -169,6 +169,10 @@ void choose_tile(const RaggedCall& call) {
     if (call.workspace.shape.kernel == RaggedKernel::kShort) {
       return launch_ragged<kType, kHeadDim, true>(call);
     }
+  } else if constexpr (common::kServesSmallMemory) {
+    if (ragged_shared_bytes(kHeadDim, false) > common::shared_bytes_per_block()) {
+      return launch_ragged<kType, kHeadDim, true>(call);
+    }
   }
   launch_ragged<kType, kHeadDim, false>(call);
 }

@@ -1,11 +1,13 @@
 #include "supported_shapes.h"
 
+#include <algorithm>
 #include <cstddef>
 
 #include "../kernels/checks.h"
 #include "common/cuda/runtime/device.h"
 #include "decode_ring.h"
 #include "head_dims.h"
+#include "ragged_tile.h"
 
 namespace stage8 {
 
@@ -31,12 +33,15 @@ std::string ProductionShapes::unsupported(const PageShape& shape, int num_heads)
   if (group > 16) {
     return kernels + "at most 16 query heads to a kv head, not " + std::to_string(group);
   }
-  const std::size_t shared_bytes =
-      decode_shared_bytes(decode_ring(shape.type, head_dim, group, true), shape.type, head_dim, group);
-  if (common::has_cuda_device() && shared_bytes > common::device_limits().shared_bytes_per_block) {
+  const bool is_small = common::serves_small_memory();
+  const DecodeRing ring =
+      is_small ? small_decode_ring(shape.type, head_dim, group) : decode_ring(shape.type, head_dim, group, true);
+  const std::size_t shared_bytes = std::max(decode_shared_bytes(ring, shape.type, head_dim, group),
+                                            ragged_shared_bytes(head_dim, head_dim > 128 && is_small));
+  if (common::has_cuda_device() && shared_bytes > common::shared_bytes_per_block()) {
     return kernels + std::to_string(shared_bytes) + " bytes of shared memory for " + std::to_string(group) +
            " query heads of " + std::to_string(head_dim) + " dimensions to a kv head, and a thread block on " +
-           common::device_limits().name + " can have " + std::to_string(common::device_limits().shared_bytes_per_block);
+           common::device_limits().name + " can have " + std::to_string(common::shared_bytes_per_block());
   }
   return {};
 }

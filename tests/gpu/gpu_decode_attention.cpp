@@ -84,6 +84,51 @@ TEST_CASE("Decode attention: what its thread blocks need of shared memory is kno
   CHECK(bytes(ScalarType::kBFloat16, 128, 7) <= 99 * 1024);
   CHECK(bytes(ScalarType::kBFloat16, 128, 8) > 99 * 1024);
   CHECK(bytes(ScalarType::kFloat8, 256, 16) <= 163 * 1024);
+  for (const ScalarType type : {ScalarType::kBFloat16, ScalarType::kFloat8}) {
+    for (const int head_dim : {32, 64, 96, 128, 256}) {
+      for (int group = 1; group <= 16; ++group) {
+        CAPTURE(tests::name_of(type), head_dim, group);
+        const auto ring = stage::small_decode_ring(type, head_dim, group);
+        CHECK(stage::decode_shared_bytes(ring, type, head_dim, group) <= 99 * 1024);
+      }
+    }
+  }
+}
+
+// As on an RTX 3090 or 4090. On a GPU with more, the limit is forced; but not every build has these kernels.
+TEST_CASE("Decode attention: thread blocks with 99 KB of shared memory (stage 7, invariant 2)", "[gpu]") {
+  if (!common::has_cuda_device()) {
+    SKIP_TEST("there is no GPU");
+  }
+  const tests::SharedMemoryLimit limit(99 << 10);
+  const auto [type, head_dim, block_size] = GENERATE(from_range(tests::kernel_shapes()));
+  for (const int group : tests::some_of({8, 16}, {1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16})) {
+    CAPTURE(tests::name_of(type), head_dim, block_size, group);
+    const auto usual = stage::decode_ring(type, head_dim, group, true);
+    const bool is_usual = stage::decode_shared_bytes(usual, type, head_dim, group) <= 99 * 1024;
+    if (tests::kOnExecutor && is_usual) {
+      continue;  // the kernels of other tests
+    }
+    GpuBatch batch({.type = type,
+                    .num_kv_heads = 2,
+                    .group = group,
+                    .head_dim = head_dim,
+                    .block_size = block_size,
+                    .context_lengths = boundary_lengths(block_size),
+                    .query_lengths = {},
+                    .seed = static_cast<unsigned>(group)});
+    const std::string reason = stage::kProductionKernels.unsupported(batch.pages().shape, 2 * group);
+    if (!common::serves_small_memory()) {
+      CHECK(reason.empty() == is_usual);
+      continue;
+    }
+    REQUIRE(reason == "");
+    const std::vector<float> result = batch.decode();
+    CHECK(batch.check(result) == tests::kNoDifference);
+    check_new_rows(batch, result);
+    const std::vector<float> cut = batch.decode({.num_workers = 40}, 2);  // several thread blocks share a head
+    CHECK(batch.check(cut) == tests::kNoDifference);
+  }
 }
 
 TEST_CASE("Decode attention: long contexts", "[gpu]") {
@@ -308,4 +353,38 @@ TEST_CASE("Decode attention: float8 rows of all sizes in one context", "[gpu]") 
                   .value_sizes = {value_size, 0.0F, 30.0F * value_size, 0.01F * value_size, 3.0F * value_size}});
   CHECK(batch.check(batch.decode()) == tests::kNoDifference);
   CHECK(batch.check(batch.ragged()) == tests::kNoDifference);
+}
+
+// For tests/gpu/sanitize_gpu.sh: each kernel, for few heads, one of them cut, and for more heads than multiprocessors.
+TEST_CASE("Decode attention: each kernel in a small case", "[.sanitize]") {
+  if (!common::has_cuda_device()) {
+    SKIP_TEST("there is no GPU");
+  }
+  constexpr int kKvHeads = 8;
+  const auto type = GENERATE(ScalarType::kBFloat16, ScalarType::kFloat8);
+  for (const int head_dim : {32, 64, 96, 128, 256}) {
+    for (const int group : {3, 16}) {
+      CAPTURE(tests::name_of(type), head_dim, group);
+      BatchSpec spec{.type = type,
+                     .num_kv_heads = 2,
+                     .group = group,
+                     .head_dim = head_dim,
+                     .context_lengths = {500, 0, 17, 40},
+                     .query_lengths = {}};
+      GpuBatch few(spec);
+      const std::vector<float> of_few = few.decode();
+      CHECK(few.check(of_few) == tests::kNoDifference);
+      check_new_rows(few, of_few);
+      if (common::serves_small_memory()) {
+        const tests::SharedMemoryLimit limit(99 << 10);
+        CHECK(few.check(few.decode()) == tests::kNoDifference);
+      }
+      spec.num_kv_heads = kKvHeads;
+      spec.context_lengths.assign(static_cast<std::size_t>(common::device_limits().num_multiprocessors / kKvHeads + 1),
+                                  17);
+      spec.context_lengths[1] = 300;
+      GpuBatch many(spec);
+      CHECK(many.check(many.decode()) == tests::kNoDifference);
+    }
+  }
 }

@@ -188,6 +188,35 @@ TEST_CASE("Ragged attention: parts of contexts, for other shapes", "[gpu]") {
   CHECK(batch.check(batch.ragged({RaggedKernel::kChosen, 128})) == tests::kNoDifference);
 }
 
+// As on an RTX 3090 or 4090. On a GPU with more, the limit is forced; but not every build has these kernels.
+TEST_CASE("Ragged attention: thread blocks with 99 KB of shared memory (stage 7, invariant 2)", "[gpu]") {
+  if (!common::has_cuda_device()) {
+    SKIP_TEST("there is no GPU");
+  }
+  const tests::SharedMemoryLimit limit(99 << 10);
+  const auto type = GENERATE(ScalarType::kBFloat16, ScalarType::kFloat8);
+  const int head_dim = GENERATE(from_range(tests::some_of({256}, {32, 64, 96, 128, 256})));
+  const int block_size = GENERATE(from_range(tests::some_of({16}, {16, 64, 8})));
+  CAPTURE(tests::name_of(type), head_dim, block_size);
+  if (type == ScalarType::kFloat8 && block_size == 8) {
+    return;  // there are no such pages
+  }
+  GpuBatch batch({.type = type,
+                  .num_kv_heads = 1,
+                  .group = 3,
+                  .head_dim = head_dim,
+                  .block_size = block_size,
+                  .context_lengths = {150, 1, 0, 200},
+                  .query_lengths = {150, 1, 0, 9}});
+  if (!stage::kProductionKernels.unsupported(batch.pages().shape, 3).empty()) {
+    CHECK(!common::serves_small_memory());
+    return;
+  }
+  for (const RaggedKernel kernel : {RaggedKernel::kShort, RaggedKernel::kWide}) {
+    CHECK(batch.check(batch.ragged({kernel, 128})) == tests::kNoDifference);
+  }
+}
+
 TEST_CASE("Ragged attention: a few tokens after a long context keep all multiprocessors busy", "[gpu]") {
   if (!common::has_cuda_device()) {
     SKIP_TEST("there is no GPU");
@@ -295,4 +324,26 @@ TEST_CASE("Ragged attention: bad arguments are refused before anything is launch
   good.stream.synchronize();
   CHECK(tests::is_poisoned(workspace));
   CHECK(tests::is_poisoned(good.output));
+}
+
+// For tests/gpu/sanitize_gpu.sh: each kernel, with contexts whole and cut.
+TEST_CASE("Ragged attention: each kernel in a small case", "[.sanitize]") {
+  if (!common::has_cuda_device()) {
+    SKIP_TEST("there is no GPU");
+  }
+  const auto type = GENERATE(ScalarType::kBFloat16, ScalarType::kFloat8);
+  for (const int head_dim : {32, 64, 96, 128, 256}) {
+    GpuBatch batch({.type = type,
+                    .num_kv_heads = 1,
+                    .group = 3,
+                    .head_dim = head_dim,
+                    .context_lengths = {300, 33, 0, 1},
+                    .query_lengths = {70, 33, 0, 1}});
+    for (const RaggedKernel kernel : {RaggedKernel::kShort, RaggedKernel::kWide, RaggedKernel::kChosen}) {
+      for (const int part_tokens : {0, 128}) {
+        CAPTURE(tests::name_of(type), head_dim, static_cast<int>(kernel), part_tokens);
+        CHECK(batch.check(batch.ragged({kernel, part_tokens})) == tests::kNoDifference);
+      }
+    }
+  }
 }

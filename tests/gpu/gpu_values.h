@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <bit>
+#include <cstddef>
 #include <cstdint>
 #include <cstring>
 #include <numeric>
@@ -48,6 +49,18 @@ inline constexpr bool kOnExecutor = false;
 inline std::vector<int> some_of(std::vector<int> on_executor, std::vector<int> all) {
   return kOnExecutor ? std::move(on_executor) : std::move(all);
 }
+
+// As long as it lives, kernels get no more shared memory for a thread block.
+class SharedMemoryLimit {
+ public:
+  explicit SharedMemoryLimit(std::size_t bytes) : before_(std::exchange(common::shared_memory_limit, bytes)) {}
+  ~SharedMemoryLimit() { common::shared_memory_limit = before_; }
+  SharedMemoryLimit(const SharedMemoryLimit&) = delete;
+  SharedMemoryLimit& operator=(const SharedMemoryLimit&) = delete;
+
+ private:
+  std::size_t before_;
+};
 
 inline const char* name_of(ScalarType type) {
   return type == ScalarType::kFloat32 ? "float32" : type == ScalarType::kBFloat16 ? "bfloat16" : "float8";

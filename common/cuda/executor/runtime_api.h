@@ -87,7 +87,9 @@ cudaError_t cudaEventElapsedTime(float* milliseconds, cudaEvent_t first, cudaEve
 
 enum cudaFuncAttribute { cudaFuncAttributeMaxDynamicSharedMemorySize, cudaFuncAttributePreferredSharedMemoryCarveout };
 enum { cudaSharedmemCarveoutMaxShared = 100 };
-struct cudaFuncAttributes {};
+struct cudaFuncAttributes {
+  std::size_t sharedSizeBytes;  // static arrays: not known here
+};
 template <typename Kernel>
 cudaError_t cudaFuncGetAttributes(cudaFuncAttributes* /*attributes*/, Kernel* /*kernel*/) {
   return cudaSuccess;

@@ -37,21 +37,6 @@ void launch_ring(const FusedLinear& linear, const Finish& finish, cudaStream_t s
   }
 }
 
-// A block may have 227 KB of shared memory on Hopper and on Blackwell in data centres, 163 KB on an A100, and 99 KB on
-// smaller chips. A build for the former alone has half as many kernels, and takes half as long.
-constexpr bool needs_small_ring() {
-#ifdef __CUDA_ARCH_LIST__
-  for (const int architecture : {__CUDA_ARCH_LIST__}) {
-    if (architecture != 900 && architecture != 1000 && architecture != 1030) {
-      return true;
-    }
-  }
-  return false;
-#else
-  return true;
-#endif
-}
-
 // Whether 64 KB hold all that a thread block copies, of a product that has a block for every multiprocessor.
 constexpr int kSmallRing = 64 << 10;
 template <typename Shape>
@@ -70,7 +55,7 @@ void launch_tokens(const FusedLinear& linear, const Finish& finish, cudaStream_t
   COMMON_CHECK(linear.num_rows > 0 && linear.num_cols > 0 && linear.num_cols % Shape::kColumns == 0,
                "rows are 16-byte pieces");
   COMMON_CHECK(linear.weights != nullptr && linear.x != nullptr, "there is something to multiply");
-  if (device_limits().shared_bytes_per_block >= std::size_t{216} << 10) {
+  if (shared_bytes_per_block() >= std::size_t{216} << 10) {
     if constexpr (kTokens == 8) {
       if (fits_small_ring<Shape>(linear)) {
         return launch_ring<Shape, kSmallRing>(linear, finish, stream);
@@ -79,10 +64,10 @@ void launch_tokens(const FusedLinear& linear, const Finish& finish, cudaStream_t
     // Unpacking takes time, which twice the warps hide. With more tokens, their x would not fit into registers.
     constexpr int kWarps = Shape::kFloat8 && kTokens == 8 ? 16 : 8;
     launch_ring<RowShape<Scalar, Weight, kTokens, kWarps>, 192 << 10>(linear, finish, stream);
-  } else if constexpr (needs_small_ring()) {
+  } else if constexpr (kServesSmallMemory) {
     launch_ring<Shape, kTokens == 8 ? kSmallRing : 48 << 10>(linear, finish, stream);
   } else {
-    throw CudaError("these kernels were built for GPUs with more shared memory than this one has");
+    throw CudaError(kNeedsMoreSharedMemory);
   }
 }
 

@@ -1,10 +1,13 @@
 #include "common/cuda/runtime/device.h"
 
+#include <limits>
+
 #include "common/cuda/runtime/device_obstacle.h"
 
 namespace common {
 
 DeviceCallHook device_call_hook = nullptr;
+std::size_t shared_memory_limit = std::numeric_limits<std::size_t>::max();
 
 void cuda_failed(cudaError_t error, const char* call, const char* file, int line) {
   const std::string message = std::string(file) + ":" + std::to_string(line) + ": " + call + ": " +

@@ -4,6 +4,7 @@
 
 #include <cuda_runtime_api.h>
 
+#include <algorithm>
 #include <array>
 #include <atomic>
 #include <cstddef>
@@ -52,6 +53,9 @@ inline bool has_cuda_device() { return device_obstacle().empty(); }
 // Whether the current device can load the kernels that this build has (probe.cu).
 bool can_load_kernels();
 
+// Whether this build has the kernels for GPUs on which a thread block has less than 227 KB of shared memory (launch.h).
+bool serves_small_memory();
+
 int current_device();
 
 // A value for each device, determined when it is first asked for.
@@ -89,6 +93,14 @@ struct DeviceLimits {
   std::size_t shared_bytes_per_block = 0;  // the maximum, which a kernel gets after cudaFuncSetAttribute
 };
 const DeviceLimits& device_limits();
+
+// For tests: thread blocks can have this much shared memory and no more, as on a smaller GPU.
+extern std::size_t shared_memory_limit;
+
+// The maximum on the current device.
+inline std::size_t shared_bytes_per_block() {
+  return std::min(device_limits().shared_bytes_per_block, shared_memory_limit);
+}
 
 // Untyped device memory.
 class DeviceMemory {

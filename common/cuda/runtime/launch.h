@@ -23,6 +23,24 @@ inline bool can_overlap() {
   return false;
 }
 
+// Whether this file's kernels are compiled for a GPU with less shared memory than Hopper and Blackwell in data centres
+// have. There a thread block can have 227 KB, on an A100 163 KB, and on smaller chips 99 KB. A build for the former
+// alone leaves out the kernels with small rings: half of those for products.
+constexpr bool kServesSmallMemory = [] {
+#ifdef __CUDA_ARCH_LIST__
+  for (const int architecture : {__CUDA_ARCH_LIST__}) {
+    if (architecture != 900 && architecture != 1000 && architecture != 1030) {
+      return true;
+    }
+  }
+  return false;
+#else
+  return true;
+#endif
+}();
+inline constexpr const char* kNeedsMoreSharedMemory =
+    "these kernels were built for GPUs with more shared memory than this one has";
+
 // kPrevious: the kernel may start while the previous launch still runs (programmatic dependent launch, which has no
 // effect below compute capability 9.0), so it must call wait_for_previous_launch() before it reads what that launch may
 // write, or writes what it may read. kPreviousWithoutL1: the same, and all on-chip memory of a multiprocessor is

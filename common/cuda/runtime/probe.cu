@@ -1,6 +1,7 @@
 // A kernel that does nothing: if the device can load it, it can load all others, which were compiled for the same
 // architectures.
 #include "common/cuda/runtime/device.h"
+#include "common/cuda/runtime/launch.h"
 
 namespace common {
 namespace {
@@ -15,5 +16,7 @@ bool can_load_kernels() {
   (void)cudaGetLastError();
   return error == cudaSuccess;
 }
+
+bool serves_small_memory() { return kServesSmallMemory; }
 
 }  // namespace common
