@@ -163,3 +163,20 @@ TEST_CASE("The prompts' ladder refuses shapes that it is not for", "[gpu]") {
     }
   }
 }
+
+// For tests/gpu/sanitize_gpu.sh.
+TEST_CASE("The ladders: each step in a small case", "[.sanitize]") {
+  if (!common::has_cuda_device()) {
+    SKIP_TEST("there is no GPU");
+  }
+  GpuBatch decodes({.num_kv_heads = 2, .group = 4, .context_lengths = {300, 0, 17}, .query_lengths = {}});
+  check_all(decodes);
+  GpuBatch prompts({.num_kv_heads = 1, .group = 3, .context_lengths = {130, 0, 40}, .query_lengths = {130, 0, 5}});
+  const tests::PagesInOrder pages(prompts);
+  for (const stage::PromptStep& step : stage::prompt_ladder()) {
+    if (runs_here(step)) {
+      CAPTURE(step.name);
+      CHECK(prompts.check(run(step, prompts, pages)) == tests::kNoDifference);
+    }
+  }
+}

@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "common/app/workload.h"
+#include "common/cuda/runtime/read_memory.h"
 #include "common/model/default_model.h"
 #include "common/model/gguf.h"
 #include "common/model/presets.h"
@@ -315,6 +316,53 @@ TEST_CASE("GPU Llama: float8 weights by rows, by tiles and by the library are th
     const auto first = std::span(tokens).first(static_cast<std::size_t>(num_tokens));
     const Matrix logits = gpu_logits(model, first, first, attention);
     CHECK(complaint(logits, expected.topRows(num_tokens), Precision::kBFloat16, config.num_layers) == kNoComplaint);
+  }
+}
+
+// For tests/gpu/sanitize_gpu.sh: products by rows, by tiles and by the library, what is fused with them and what stands
+// around them.
+TEST_CASE("GPU Llama: each kernel in a small case", "[.sanitize]") {
+  if (!common::has_cuda_device()) {
+    SKIP_TEST("there is no GPU");
+  }
+  tests::TinyModel tiny;
+  tiny.architecture = GENERATE("llama", "qwen2", "qwen3");
+  tiny.vocab_size = 101;
+  tiny.hidden_size = 208;
+  tiny.num_heads = 7;
+  tiny.num_kv_heads = 1;
+  tiny.head_dim = 16;
+  tiny.feed_forward_size = 2064;
+  tiny.write_head_dim = true;
+  tiny.spread = 0.8;
+  tiny.float8 = true;
+  const tests::Bytes bytes = tiny.builder().build();
+  const common::Gguf file = common::Gguf::parse(bytes, "tiny.gguf");
+  const std::vector<int> chunks = {1, 9, 20, 40, 130};
+  Random random(3);
+  const std::vector<int> tokens = random_numbers(random, 200, tiny.vocab_size);
+  const std::vector<double> expected = tests::SlowLlama(file).logits(tokens);
+  struct Kind {
+    Precision precision;
+    common::WeightType weights;
+  };
+  for (const Kind& kind :
+       {Kind{Precision::kFloat32, common::WeightType::kAuto}, Kind{Precision::kBFloat16, common::WeightType::kAuto},
+        Kind{Precision::kBFloat16, common::WeightType::kFloat8}}) {
+    CAPTURE(tiny.architecture, static_cast<int>(kind.precision), static_cast<int>(kind.weights));
+    CudaLlama model(Llama(file), kind.precision, 130, kind.weights);
+    const Matrix logits = logits_in_chunks(model, tokens, chunks);
+    const Eigen::Map<const Eigen::VectorXd> exact(expected.data(), static_cast<Eigen::Index>(expected.size()));
+    const Eigen::Map<const Eigen::VectorXf> computed(logits.data(), logits.size());
+    CHECK((computed.cast<double>() - exact).norm() / exact.norm() <= bfloat16_bound(tiny.num_layers, 15.0));
+    const common::Stream stream;
+    const common::DeviceArray<float> row(std::vector<float>(logits.data(), logits.data() + tiny.vocab_size));
+    const common::DeviceArray<int> next(1);
+    model.argmax(row.data(), 1, next.data(), stream.get());
+    CHECK(next.download() == std::vector<int>{common::argmax(tests::row_of(logits, 0))});
+    const CudaLlama drawn(model.config(), 7, kind.precision, 4, kind.weights);
+    common::read_memory(stream, row.data(), row.size() * sizeof(float) / 16 * 16);
+    stream.synchronize();
   }
 }
 

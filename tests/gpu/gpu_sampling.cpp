@@ -207,3 +207,23 @@ TEST_CASE("GPU: what has no answer draws -1, and leaves the other rows alone") {
     }
   }
 }
+
+// For tests/gpu/sanitize_gpu.sh: a row for each filter.
+TEST_CASE("GPU: each kernel of sampling in a small case", "[.sanitize]") {
+  if (!common::has_cuda_device()) {
+    SKIP_TEST("there is no GPU");
+  }
+  constexpr int kVocabulary = 3001;
+  const std::vector<Token> used = {3, 17, 900, 3, -1, 2000};
+  const std::vector<SamplingOptions> options(std::begin(kFilters), std::end(kFilters));
+  Random random(8);
+  std::vector<float> logits;
+  std::vector<Token> expected;
+  for (std::size_t i = 0; i < options.size(); ++i) {
+    const std::vector<float> row = random_logits(random, kVocabulary, static_cast<int>(i));
+    logits.insert(logits.end(), row.begin(), row.end());
+    expected.push_back(common::sample(row, options[i], static_cast<int>(i), static_cast<int>(i) % 5, used));
+  }
+  Rows rows(kVocabulary, static_cast<int>(options.size()));
+  CHECK(rows.sample(logits, options, used) == expected);
+}

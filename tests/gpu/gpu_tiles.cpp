@@ -38,29 +38,9 @@ __nv_bfloat16 random_bfloat16(common::Random& random) {
   return __float2bfloat16_rn(static_cast<float>(random.normal()));
 }
 
-}  // namespace
-
-TEST_CASE("Tiles are cut for the clusters that the GPU has room for") {
-  // A product with few rows, which several blocks share where they can.
-  const FusedLinear linear{
-      .kernel = common::ProductKernel::kTiles, .num_rows = 512, .num_cols = 8192, .num_tokens = 32};
-  CHECK(tests::planned_ranks(linear, {0, 132, 66, 43, 32, 22, 16, 15, 15}) > 1);
-  // A slice of a GPU may have room for no cluster of several blocks, or for nothing.
-  CHECK(tests::planned_ranks(linear, {0, 14, 0, 0, 0, 0, 0, 0, 0}) == 1);
-  CHECK(tests::planned_ranks(linear, {}) == 0);
-}
-
-TEST_CASE("GPU tiles: every size of tile and cluster, for every number of tokens, against float64", "[gpu]") {
-  if (!common::has_cuda_device() || !common::can_tile(common::Precision::kBFloat16)) {
-    SKIP_TEST("there is no GPU that multiplies by tiles");
-  }
+// A product of random numbers, with every size of tile and cluster that it can have.
+void check_tiles(bool float8, int num_rows, int num_cols, const std::vector<int>& token_counts) {
   constexpr int kMaxTokens = 128;
-  const bool float8 = GENERATE(false, true);
-  // Rows and columns: fewer than a tile or a panel has, no multiple of either, many of both.
-  const auto shape = GENERATE(std::pair{64, 16}, std::pair{8, 2064}, std::pair{1000, 272}, std::pair{666, 1552},
-                              std::pair{1536, 1040});
-  const int num_rows = shape.first;
-  const int num_cols = shape.second;
   common::Random random(7);
   const auto size = static_cast<std::size_t>(num_rows) * static_cast<std::size_t>(num_cols);
   DoubleMatrix weights(num_rows, num_cols);
@@ -101,7 +81,7 @@ TEST_CASE("GPU tiles: every size of tile and cluster, for every number of tokens
   // The products are exact, and each addition of 16 of them to a sum cuts off less than 2^-21 of it.
   const int num_additions = num_cols / 16 + 1;
   const double tolerance = num_additions * 0x1p-21;
-  for (const int num_tokens : {1, 16, 17, 32, 33, 64, 65, 128}) {
+  for (const int num_tokens : token_counts) {
     if (num_tokens > common::max_tiled_tokens(float8)) {
       continue;
     }
@@ -137,4 +117,35 @@ TEST_CASE("GPU tiles: every size of tile and cluster, for every number of tokens
       }
     }
   }
+}
+
+}  // namespace
+
+TEST_CASE("Tiles are cut for the clusters that the GPU has room for") {
+  // A product with few rows, which several blocks share where they can.
+  const FusedLinear linear{
+      .kernel = common::ProductKernel::kTiles, .num_rows = 512, .num_cols = 8192, .num_tokens = 32};
+  CHECK(tests::planned_ranks(linear, {0, 132, 66, 43, 32, 22, 16, 15, 15}) > 1);
+  // A slice of a GPU may have room for no cluster of several blocks, or for nothing.
+  CHECK(tests::planned_ranks(linear, {0, 14, 0, 0, 0, 0, 0, 0, 0}) == 1);
+  CHECK(tests::planned_ranks(linear, {}) == 0);
+}
+
+TEST_CASE("GPU tiles: every size of tile and cluster, for every number of tokens, against float64", "[gpu]") {
+  if (!common::has_cuda_device() || !common::can_tile(common::Precision::kBFloat16)) {
+    SKIP_TEST("there is no GPU that multiplies by tiles");
+  }
+  const bool float8 = GENERATE(false, true);
+  // Rows and columns: fewer than a tile or a panel has, no multiple of either, many of both.
+  const auto shape = GENERATE(std::pair{64, 16}, std::pair{8, 2064}, std::pair{1000, 272}, std::pair{666, 1552},
+                              std::pair{1536, 1040});
+  check_tiles(float8, shape.first, shape.second, {1, 16, 17, 32, 33, 64, 65, 128});
+}
+
+// For tests/gpu/sanitize_gpu.sh.
+TEST_CASE("GPU tiles: each kernel in a small case", "[.sanitize]") {
+  if (!common::has_cuda_device() || !common::can_tile(common::Precision::kBFloat16)) {
+    SKIP_TEST("there is no GPU that multiplies by tiles");
+  }
+  check_tiles(GENERATE(false, true), 400, 528, {17, 64, 65});
 }

@@ -1,19 +1,46 @@
 #!/usr/bin/env bash
-# Runs the kernels' tests under compute-sanitizer, with each of its tools: tests/gpu/sanitize_gpu.sh [TEST CASES]
+# Runs small cases of all kernels of one GPU under compute-sanitizer, and prints a line for each tool and program:
 #
-# By default some small cases; "*" is all of them, and slow. What racecheck warns of in decode attention's ring is
-# explained in stage7_cuda_kernel/production/tile_ring.cuh.
+#   tests/gpu/sanitize_gpu.sh            with memcheck, racecheck, initcheck and synccheck
+#   tests/gpu/sanitize_gpu.sh memcheck   with one of them
+#
+# Each kernel has a case tagged [sanitize], which no other run includes, or a test that is small in any case. The tools'
+# output is kept in build/sanitize/. Fails on errors, not on warnings: what racecheck warns of in decode attention's
+# ring is explained in stage7_cuda_kernel/production/tile_ring.cuh.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/../.."
-cases=${1:-*by hand*,*a new row*,Blocks are copied in every layer*}
+programs=(
+  gpu_decode_attention_stage7 '[sanitize],*by hand*,*captured graph*'
+  gpu_ragged_attention_stage7 '[sanitize],*by hand*'
+  gpu_cache_kernels_stage7 'Rows land in*,Float8 rows are*,Many rows take*,Blocks are copied in every layer*'
+  gpu_paged_attention_stage7 '*by hand*,*captured graph*,Rows that one table*'
+  gpu_ladder_stage7 '[sanitize]'
+  gpu_llama '[sanitize]'
+)
+tools=("$@")
+[[ $# != 0 ]] || tools=(memcheck racecheck initcheck synccheck)
+mkdir -p build/sanitize
 failed=0
-for tool in memcheck racecheck initcheck "synccheck --num-cuda-barriers 256"; do
-  for program in build/tests/gpu_{decode_attention,ragged_attention,cache_kernels}_stage7; do
-    echo "--- $tool: $program"
+for tool in "${tools[@]}"; do
+  options=(--tool "$tool")
+  [[ $tool != synccheck ]] || options+=(--num-cuda-barriers 256)
+  for ((i = 0; i < ${#programs[@]}; i += 2)); do
+    program=${programs[i]}
+    log=build/sanitize/$tool-$program.log
+    started=$SECONDS
     status=0
-    # shellcheck disable=SC2086  # the tool's option is a word of its own
-    compute-sanitizer --tool $tool --error-exitcode 1 "$program" "$cases" || status=$?
-    [[ $status == 0 || $status == 77 ]] || failed=1
+    compute-sanitizer "${options[@]}" "build/tests/$program" "${programs[i + 1]}" >"$log" 2>&1 || status=$?
+    # "ERROR SUMMARY: 0 errors", or racecheck's "RACECHECK SUMMARY: 2 hazards displayed (0 errors, 2 warnings)".
+    summary=$(grep -oE '(ERROR|RACECHECK) SUMMARY: .*' "$log" | tail -n 1) || summary=": compute-sanitizer ended early"
+    tests=$(grep -E 'All tests passed|^test cases:' "$log" | tail -n 1) || tests="no test ended"
+    verdict=ok
+    if [[ $status != 0 && $status != 77 ]] || ! [[ $summary =~ [\ \(]0\ errors ]]; then
+      verdict=FAILED
+      failed=1
+    fi
+    printf '%-7s %-9s %-28s %s; %s; %d s\n' \
+      "$verdict" "$tool" "$program" "${summary#*: }" "$tests" $((SECONDS - started))
+    [[ $verdict == ok ]] || printf '        see %s\n' "$log"
   done
 done
 exit $failed
