@@ -36,10 +36,11 @@ class GpuRunner : public Runner {
   // number of sequences in one pass. share: the rule for the number of blocks, in place of the shape's number. peers:
   // the other GPUs, if this runner has one shard of the model; shape, cache(), keys(), values() and logits() then have
   // this shard's heads only. The kernels must outlive the runner. make_sampler: what draws tokens,
-  // made before the cache takes its share; without it, the host draws.
+  // made before the cache takes its share; without it, the host draws. max_rows: of logits in one pass, if a sequence
+  // may have several; else there are max_sequences at most.
   GpuRunner(const common::Llama& model, const KvCacheShape& shape, const GpuOptions& options, int chunk_size,
             int max_sequences, const PagedKernels& kernels, const std::optional<MemoryShare>& share = {},
-            common::Communicator* peers = nullptr, const MakeSampler& make_sampler = {});
+            common::Communicator* peers = nullptr, const MakeSampler& make_sampler = {}, int max_rows = 0);
   ~GpuRunner() override;
 
   const CacheSize& cache() const override;

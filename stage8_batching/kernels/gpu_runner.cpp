@@ -60,7 +60,7 @@ PageShape with_blocks(PageShape shape, int num_blocks) {
 struct GpuRunner::Impl {
   Impl(const common::Llama& llama, const KvCacheShape& cache_shape, const GpuOptions& options, int chunk_size,
        int sequences_announced, const PagedKernels& table, const std::optional<MemoryShare>& share,
-       common::Communicator* communicator, const MakeSampler& make_sampler)
+       common::Communicator* communicator, const MakeSampler& make_sampler, int rows_announced)
       : kernels(table),
         peers(communicator),
         block(page_shape(cache_shape, options)),
@@ -68,13 +68,14 @@ struct GpuRunner::Impl {
         model(device_model(llama, options, chunk_size, peers)),
         max_tokens(chunk_size),
         max_sequences(std::min(chunk_size, sequences_announced)),
+        max_rows(std::min(chunk_size, std::max(sequences_announced, rows_announced))),
         max_blocks(std::min(share ? std::numeric_limits<int>::max() : cache_shape.num_blocks,
                             (llama.config().context_length + block.block_size - 1) / block.block_size)),
-        buffers{{{chunk_size, max_sequences, max_blocks}, {chunk_size, max_sequences, max_blocks}}},
+        buffers{{{chunk_size, max_sequences, max_rows, max_blocks}, {chunk_size, max_sequences, max_rows, max_blocks}}},
         workspace(kernels.workspace_bytes(
             block, step(buffers[0].inputs(), {.num_tokens = chunk_size, .num_sequences = max_sequences}))),
-        logits(logits_size(max_sequences, model.config().vocab_size)),
-        sampler(make_sampler ? make_sampler(llama.config().vocab_size, max_sequences)
+        logits(logits_size(max_rows, model.config().vocab_size)),
+        sampler(make_sampler ? make_sampler(llama.config().vocab_size, max_rows)
                              : std::make_unique<HostSampler>(llama.config().vocab_size)),
         cache_size(sized(cache_shape, share)),
         shape(with_blocks(block, cache_size.num_blocks)),
@@ -175,6 +176,7 @@ struct GpuRunner::Impl {
 
   int max_tokens;                      // in a step
   int max_sequences;                   // in a step, inactive ones included
+  int max_rows;                        // of logits, of a step
   int max_blocks;                      // of a sequence
   std::array<StepBuffers, 2> buffers;  // for steps with even numbers, and with odd numbers
   int last = 0;                        // the index of the last enqueued step's buffers
@@ -199,11 +201,11 @@ std::string GpuRunner::unsupported(const PagedKernels& kernels, const common::Ll
 
 GpuRunner::GpuRunner(const common::Llama& model, const KvCacheShape& shape, const GpuOptions& options, int chunk_size,
                      int max_sequences, const PagedKernels& kernels, const std::optional<MemoryShare>& share,
-                     common::Communicator* peers, const MakeSampler& make_sampler) {
+                     common::Communicator* peers, const MakeSampler& make_sampler, int max_rows) {
   const std::int64_t block_bytes = shape.num_layers * page_shape(shape, options).bytes_per_block();
   try {
-    impl_ =
-        std::make_unique<Impl>(model, shape, options, chunk_size, max_sequences, kernels, share, peers, make_sampler);
+    impl_ = std::make_unique<Impl>(model, shape, options, chunk_size, max_sequences, kernels, share, peers,
+                                   make_sampler, max_rows);
   } catch (const common::OutOfPinnedMemory&) {
     throw common::InputError("the host has no room for " + common::format_bytes(block_bytes * shape.num_host_blocks) +
                              " of swapped-out K and V; less of it (--host-slots) may fit");

@@ -16,9 +16,9 @@ namespace stage8 {
 // otherwise the copies are in the kernels' stream.
 class StepBuffers {
  public:
-  StepBuffers(int max_tokens, int max_sequences, int max_blocks)
-      : inputs_(max_tokens, max_sequences, max_blocks),
-        argmax_(static_cast<std::size_t>(max_sequences)),
+  StepBuffers(int max_tokens, int max_sequences, int max_rows, int max_blocks)
+      : inputs_(max_tokens, max_sequences, max_rows, max_blocks),
+        argmax_(static_cast<std::size_t>(max_rows)),
         on_host_(argmax_.size()) {}
 
   // Waits for the last step that used these buffers. Returns the stream that copies the inputs; more may be copied in

@@ -18,9 +18,10 @@ namespace stage8 {
 // are: block tables lie one after the other, at the end, and an array says where each table begins.
 class StepInputs {
  public:
-  StepInputs(int max_tokens, int max_sequences, int max_blocks)
+  StepInputs(int max_tokens, int max_sequences, int max_rows, int max_blocks)
       : max_tokens_(max_tokens),
         max_sequences_(max_sequences),
+        max_rows_(max_rows),
         max_blocks_(max_blocks),
         host_(kBlockTables * stride(max_tokens) +
               static_cast<std::size_t>(max_sequences) * static_cast<std::size_t>(max_blocks)),
@@ -109,7 +110,9 @@ class StepInputs {
         "a step has at most the tokens that were announced");
     COMMON_CHECK(batch.positions.size() == batch.tokens.size() && batch.slot_mapping.size() == batch.tokens.size(),
                  "each token has a position and a slot");
-    COMMON_CHECK(batch.logits_rows.size() <= count, "a sequence has one row of logits at most");
+    COMMON_CHECK(
+        static_cast<int>(batch.logits_rows.size()) <= max_rows_ && batch.logits_rows.size() <= batch.tokens.size(),
+        "a step has at most the rows of logits that were announced, and one for each token");
     for (std::size_t s = 0; s < count; ++s) {
       const int context_length = batch.context_lengths[s];  // 0: inactive
       const auto num_blocks = static_cast<int>(batch.block_table(s).size());
@@ -122,6 +125,7 @@ class StepInputs {
 
   int max_tokens_;
   int max_sequences_;
+  int max_rows_;
   int max_blocks_;
   int num_tokens_ = 0;
   int num_decodes_ = 0;

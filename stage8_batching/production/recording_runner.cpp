@@ -4,6 +4,7 @@
 #include <memory>
 
 #include "device_sampler.h"
+#include "speculation/token_cost.h"
 
 namespace stage8 {
 namespace {
@@ -22,10 +23,12 @@ int recorded_size(int num_sequences) {
 RecordingRunner::RecordingRunner(const common::Llama& model, const KvCacheShape& shape, const GpuOptions& options,
                                  int chunk_size, int max_sequences, const PagedKernels& kernels,
                                  const std::optional<MemoryShare>& share, common::Communicator* peers)
-    : GpuRunner(model, shape, options, chunk_size, recorded_size(max_sequences), kernels, share, peers,
-                [peers](int vocab_size, int max_rows) {
-                  return std::make_unique<DeviceSampler>(vocab_size, max_rows, peers);
-                }) {}
+    : GpuRunner(
+          model, shape, options, chunk_size, recorded_size(max_sequences), kernels, share, peers,
+          [peers](int vocab_size, int max_rows) {
+            return std::make_unique<DeviceSampler>(vocab_size, max_rows, peers);
+          },
+          kGpuTokenCost.max_tokens) {}
 
 int RecordingRunner::padded_sequences(const RaggedBatch& step) const {
   const auto num_sequences = static_cast<int>(step.num_sequences());
@@ -37,13 +40,14 @@ int RecordingRunner::padded_sequences(const RaggedBatch& step) const {
 
 void RecordingRunner::launch(const StepCounts& counts) {
   const int size = counts.num_sequences;
-  const bool is_recorded =
-      size == recorded_size(size) && counts.num_tokens == size && counts.num_decodes == size && counts.num_rows == size;
-  if (!is_recorded) {
+  const bool has_one_token_each =
+      size == recorded_size(size) && counts.num_tokens == size && counts.num_decodes == size;
+  const bool has_one_sequence = size == 1 && counts.num_tokens <= kGpuTokenCost.max_tokens;
+  if (counts.num_rows != counts.num_tokens || !(has_one_token_each || has_one_sequence)) {
     GpuRunner::launch(counts);
     return;
   }
-  const std::pair key(counts.buffers, size);
+  const std::tuple key(counts.buffers, size, counts.num_tokens);
   auto found = steps_.find(key);
   if (found == steps_.end()) {
     found = steps_.try_emplace(key, stream(), [&] { GpuRunner::launch(counts); }).first;

@@ -1,12 +1,13 @@
 // A GpuRunner that launches a step with one token for each sequence as a whole: the first step of a size is recorded as
 // a CUDA graph, and later ones replay the graph with other numbers in the inputs. A step has five launches for each
-// layer and four more; one by one, they take the host longer than they take the GPU. And tokens are drawn on the device
-// (device_sampler.h).
+// layer and four more; one by one, they take the host longer than they take the GPU. The same holds for a step with a
+// few tokens of one sequence and a row of logits for each of them (SPECULATION.md); with several sequences, there are
+// too many sizes to record. And tokens are drawn on the device (device_sampler.h).
 #pragma once
 
 #include <map>
 #include <optional>
-#include <utility>
+#include <tuple>
 
 #include "../gpu_runner.h"
 #include "common/cuda/runtime/device.h"
@@ -15,17 +16,18 @@ namespace stage8 {
 
 class RecordingRunner : public GpuRunner {
  public:
-  // As GpuRunner, with memory for up to seven more sequences.
+  // As GpuRunner, with memory for up to seven more sequences, and for the rows of logits of a step with drafts.
   RecordingRunner(const common::Llama& model, const KvCacheShape& shape, const GpuOptions& options, int chunk_size,
                   int max_sequences, const PagedKernels& kernels, const std::optional<MemoryShare>& share = {},
                   common::Communicator* peers = nullptr);
   ~RecordingRunner() override { finish(); }  // before the recorded steps, which may still run, are destroyed
 
-  // Also records the steps of all sizes.
+  // Also records the steps of all sizes with one token for each sequence.
   void warm_up(int max_tokens, int max_sequences) override;
   void disconnect() override;
 
-  // For tests. Steps recorded so far: after warm_up, no step of up to max_sequences sequences is recorded any more.
+  // For tests. Steps recorded so far: after warm_up, no step with one token for each of up to max_sequences sequences
+  // is recorded any more.
   int num_recorded_steps() const { return static_cast<int>(steps_.size()); }
 
  protected:
@@ -33,7 +35,8 @@ class RecordingRunner : public GpuRunner {
   void launch(const StepCounts& counts) override;
 
  private:
-  std::map<std::pair<int, int>, common::Graph> steps_;  // by the buffers they use and the number of sequences
+  // By the buffers that they use, and the numbers of sequences and of tokens.
+  std::map<std::tuple<int, int, int>, common::Graph> steps_;
 };
 
 }  // namespace

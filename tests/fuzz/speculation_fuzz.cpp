@@ -91,6 +91,18 @@ stage::GenerationRequest random_task(Random& random) {
   return task;
 }
 
+// Kernels want sequences with one token first. Empty if they are.
+std::string problem_of_order(const stage::RaggedBatch& batch) {
+  bool has_longer = false;
+  for (std::size_t i = 0; i < batch.num_sequences(); ++i) {
+    if (batch.num_queries(i) == 1 && has_longer) {
+      return "a sequence with one token comes after one with more";
+    }
+    has_longer = has_longer || batch.num_queries(i) > 1;
+  }
+  return "";
+}
+
 // What a step has committed and published is text (SPECULATION.md, invariants 2 and 3). Empty if it is.
 std::string problem_of_drafts(const tests::Serving& serving) {
   const stage::KvCacheManager& manager = serving.engine_manager();
@@ -179,6 +191,9 @@ void run_case(std::uint64_t seed, FuzzCounts& counts) {
   std::vector<int> written_before(tasks.size());
   std::vector<bool> has_accepted(tasks.size());
   serving.on_token = [&](int id, int, common::Token) { streamed[static_cast<std::size_t>(id)] += 1; };
+  std::string order;
+  serving.server.on_pass(
+      [&](const stage::RaggedBatch& batch) { order = order.empty() ? problem_of_order(batch) : order; });
   std::size_t num_submitted = 0;
   while (num_submitted < tasks.size() || !serving.server.is_idle()) {
     if (num_submitted < tasks.size() && (serving.server.is_idle() || random.below(3) == 0)) {
@@ -201,6 +216,7 @@ void run_case(std::uint64_t seed, FuzzCounts& counts) {
     counts.add("accepted", report.num_accepted);
     std::string problem = serving.problem();
     problem = problem.empty() ? problem_of_drafts(serving) : problem;
+    problem = problem.empty() ? order : problem;
     if (!problem.empty()) {
       throw FuzzFailure(problem);
     }

@@ -21,8 +21,9 @@ constexpr double kMaxBalance = 4.0;  // so that it is soon noticed when a text n
 }  // namespace
 
 // In tales of the bundled model, the token behind a match of one, two or three is right in 17, 32 and 58 of 100 places.
-DraftAccount::DraftAccount(double cost_per_draft)
+DraftAccount::DraftAccount(double cost_per_draft, double cost_of_waiting)
     : cost_per_draft_(cost_per_draft),
+      cost_of_waiting_(cost_of_waiting),
       min_match_(cost_per_draft < 0.06   ? 1
                  : cost_per_draft < 0.15 ? 2
                                          : 3),
@@ -35,14 +36,14 @@ bool DraftAccount::may_draft() {
 }
 
 void DraftAccount::book(int num_drafts, int num_accepted) {
-  balance_ = std::min(balance_ + num_accepted - cost_per_draft_ * num_drafts, kMaxBalance);
-  if (num_accepted == num_drafts) {
+  balance_ = std::min(balance_ + num_accepted - cost_per_draft_ * num_drafts - cost_of_waiting_, kMaxBalance);
+  if (num_drafts > 0 && num_accepted == num_drafts) {
     length_ = is_steady_ ? 2 * num_drafts + 1 : num_drafts;
     next_pause_ = kFirstPause;
-  } else {
+  } else if (num_drafts > 0) {
     length_ = kFirstLength;
   }
-  is_steady_ = num_accepted == num_drafts;
+  is_steady_ = num_drafts > 0 ? num_accepted == num_drafts : is_steady_;
   if (balance_ < 0.0) {
     balance_ = 0.0;
     pause_ = std::exchange(next_pause_, std::min(2 * next_pause_, kMaxPause));
@@ -92,8 +93,12 @@ void SpeculatingScheduler::add_drafts(const ScheduledGroup& scheduled, Scheduled
     return;
   }
   Request& request = find(group);
+  // A request that pauses looks on, where it costs nothing: behind the step in flight.
   if (!request.account.may_draft()) {
-    return;
+    if (cost_.waiting == 0.0 || !repeats(group, request.account.min_match())) {
+      return;
+    }
+    request.account.resume();
   }
   // If this step ran ahead, the next one could not look up what it draws.
   is_awaited_ = true;
@@ -103,6 +108,7 @@ void SpeculatingScheduler::add_drafts(const ScheduledGroup& scheduled, Scheduled
   if (!is_decoding) {
     return;
   }
+  request.waits = true;
   // Never longer than the text may become.
   int num_drafts = std::min(request.account.num_drafts(wanted), room);
   for (const SequenceId sequence : tokens.sequences) {
@@ -128,6 +134,18 @@ void SpeculatingScheduler::add_drafts(const ScheduledGroup& scheduled, Scheduled
   request.drafts = num_sequences * num_drafts;
 }
 
+bool SpeculatingScheduler::repeats(const SequenceGroup& group, int min_match) {
+  constexpr int kSeen = 2;  // right ones in a row
+  const Branch& branch = group.live().front();
+  const auto known = static_cast<int>(group.request().prompt.size() + branch.tokens.size());
+  if (static_cast<int>(branch.tokens.size()) < kSeen) {
+    return false;
+  }
+  const std::vector<common::Token> text = group.tokens(branch.sequence, 0, known);
+  const std::span before = std::span(text).first(text.size() - kSeen);
+  return std::ranges::equal(look_up_draft(before, kSeen, min_match).tokens, std::span(text).last(kSeen));
+}
+
 int SpeculatingScheduler::reserve_drafts(const std::vector<SequenceId>& sequences, int num_drafts) {
   while (num_drafts > 0 && !manager_.can_reserve(sequences, 1 + num_drafts)) {
     --num_drafts;
@@ -139,10 +157,12 @@ int SpeculatingScheduler::reserve_drafts(const std::vector<SequenceId>& sequence
 }
 
 SpeculatingScheduler::Request& SpeculatingScheduler::find(const SequenceGroup& group) {
-  Request& request = requests_.try_emplace(group.id(), Request{DraftAccount(cost_.per_token)}).first->second;
-  if (request.drafts > 0) {
+  Request& request =
+      requests_.try_emplace(group.id(), Request{DraftAccount(cost_.per_token, cost_.waiting)}).first->second;
+  if (request.drafts > 0 || request.waits) {
     request.account.book(request.drafts, request.accepted);
   }
+  request.waits = false;
   request.drafts = 0;
   request.accepted = 0;
   return request;

@@ -10,27 +10,21 @@
 
 #include "../../engine_options.h"
 #include "../../scheduler.h"
+#include "token_cost.h"
 
 namespace stage8 {
-
-// What more tokens than one cost in a step that reads all weights anyway. Where it has not been measured, a token more
-// is never worth it.
-struct TokenCost {
-  double per_token = 1.0;  // added by each, as a share of the time of a step with one token
-  int max_tokens = 1;      // in a step; each beyond that costs as much as in a step of its own
-};
-
-inline constexpr TokenCost kCpuTokenCost = {.per_token = 0.4, .max_tokens = 8};
 
 // Whether a request's drafts pay: an account in units of a step with one token. A draft costs what it adds to the step,
 // and an accepted one saves a step. Without a balance there are no drafts for a while, each time for longer.
 class DraftAccount {
  public:
-  // cost_per_draft: TokenCost::per_token.
-  explicit DraftAccount(double cost_per_draft);
+  // cost_per_draft: TokenCost::per_token. cost_of_waiting: TokenCost::waiting.
+  explicit DraftAccount(double cost_per_draft, double cost_of_waiting = 0.0);
   // To be called once a step. Whether the request may draft in this one.
   bool may_draft();
-  // Books a step with drafts.
+  // Ends a pause: drafts would have been right.
+  void resume() { pause_ = 0; }
+  // Books a step whose tokens are waited for, to be looked up, with its drafts or without any.
   void book(int num_drafts, int num_accepted);
   // How many drafts to try: a few at first, more once all have been accepted twice in a row.
   int num_drafts(int max_drafts) const;
@@ -39,6 +33,7 @@ class DraftAccount {
 
  private:
   double cost_per_draft_;
+  double cost_of_waiting_;
   int min_match_;
   int length_;
   bool is_steady_ = false;  // whether all of the last drafts were accepted
@@ -72,17 +67,20 @@ class SpeculatingScheduler : public Scheduler {
  private:
   struct Request {
     DraftAccount account;
-    int drafts = 0;    // of its last step
-    int accepted = 0;  // of these
+    bool waits = false;  // whether its last step could have had drafts, so that its tokens are waited for
+    int drafts = 0;      // of its last step
+    int accepted = 0;    // of these
   };
 
   // Max drafts of a step for the group.
   int max_drafts(const SequenceGroup& group) const;
+  // Whether drafts of the last tokens that are known would have been right.
+  static bool repeats(const SequenceGroup& group, int min_match);
   // Adds drafts to what the step computes for the group.
   void add_drafts(const ScheduledGroup& scheduled, ScheduledStep& step);
   // Reserves slots for drafts of all these sequences. Returns how many each can have, up to num_drafts.
   int reserve_drafts(const std::vector<SequenceId>& sequences, int num_drafts);
-  // The request's entry, with its last drafts booked.
+  // The request's entry, with its last step booked.
   Request& find(const SequenceGroup& group);
   void forget_ended();
 

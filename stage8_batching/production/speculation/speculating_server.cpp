@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cstddef>
 #include <iterator>
+#include <numeric>
 #include <span>
 #include <utility>
 #include <vector>
@@ -33,17 +34,20 @@ const RaggedBatch& SpeculatingServer::batch_to_compute(InFlightStep& step) {
   batch_ = {};
   batch_.draws_tokens = own.draws_tokens;
   batch_.sampling_rows = own.sampling_rows;
-  // Only a CPU computes drafts so far: there, sequences with one token need not come first.
-  std::vector<int> places;  // by token of the step: where it stands in this batch
-  for (std::size_t i = 0; i < own.num_sequences(); ++i) {
-    const std::span<const common::Token> known = own.tokens_of(i);
-    const std::span<const common::Token> drafts = speculating_.drafts_of(own.sequences[i]);
-    std::vector<common::Token> tokens(known.begin(), known.end());
-    tokens.insert(tokens.end(), drafts.begin(), drafts.end());
-    for (int place = batch_.num_tokens(); places.size() < static_cast<std::size_t>(own.query_starts[i + 1]); ++place) {
-      places.push_back(place);
+  std::vector<int> places(own.tokens.size());   // by token of the step: where it stands in this batch
+  for (const bool is_single : {true, false}) {  // sequences with one token come first, and drafts are further tokens
+    for (std::size_t i = 0; i < own.num_sequences(); ++i) {
+      const std::span<const common::Token> known = own.tokens_of(i);
+      const std::span<const common::Token> drafts = speculating_.drafts_of(own.sequences[i]);
+      std::vector<common::Token> tokens(known.begin(), known.end());
+      tokens.insert(tokens.end(), drafts.begin(), drafts.end());
+      if ((tokens.size() == 1) != is_single) {
+        continue;
+      }
+      const auto first = places.begin() + own.query_starts[i];
+      std::iota(first, first + own.num_queries(i), batch_.num_tokens());
+      batch_.add(engine_.manager(), own.sequences[i], tokens, false);
     }
-    batch_.add(engine_.manager(), own.sequences[i], tokens, false);
   }
   for (const int row : own.logits_rows) {
     batch_.logits_rows.push_back(places[static_cast<std::size_t>(row)]);
@@ -128,15 +132,12 @@ void SpeculatingServer::report_schedule(const ScheduledStep& step, double begin)
 std::unique_ptr<SpeculatingServer> make_speculating_server(Engine& engine, const SchedulerOptions& options,
                                                            Clock& clock) {
   const int num_drafts = engine.options().num_speculative_tokens;
-  const bool is_on_gpu = engine.runner().is_asynchronous();
   if (num_drafts > kMaxDrafts) {
     throw common::InputError(common::format("--speculate: at most %d drafts a step", kMaxDrafts));
   }
-  if (num_drafts > 0 && is_on_gpu) {
-    throw common::InputError("--speculate: drafts are computed on the CPU only so far (--device cpu)");
-  }
+  const TokenCost& cost = engine.runner().is_asynchronous() ? kGpuTokenCost : kCpuTokenCost;
   auto scheduler = std::make_unique<SpeculatingScheduler>(engine.manager(), options, engine.options().prefix_cache,
-                                                          num_drafts, is_on_gpu ? TokenCost{} : kCpuTokenCost);
+                                                          num_drafts, cost);
   return std::make_unique<SpeculatingServer>(engine, clock, std::move(scheduler));
 }
 

@@ -21,7 +21,8 @@ class SpeculatingServer : public Server {
 
  protected:
   std::string rejection(const GenerationRequest& request) const override;
-  // With each sequence's drafts behind its own token. Their rows of logits come after all others.
+  // With each sequence's drafts behind its own token. Their rows of logits come after all others, so that the step's
+  // own rows keep their numbers, although sequences with drafts come after those with one token.
   const RaggedBatch& batch_to_compute(InFlightStep& step) override;
   // Not if a request waits for its token, to look it up.
   bool may_run_ahead(const InFlightStep& step) const override;
@@ -47,7 +48,7 @@ class SpeculatingServer : public Server {
 };
 
 // With a scheduler for what tokens cost on the engine's runner. Throws InputError if the engine's options ask for too
-// many drafts, or for drafts on a GPU.
+// many drafts.
 std::unique_ptr<SpeculatingServer> make_speculating_server(Engine& engine, const SchedulerOptions& options,
                                                            Clock& clock);
 
