@@ -4,19 +4,24 @@
 #include <array>
 #include <cstdint>
 #include <iostream>
+#include <limits>
 #include <memory>
 #include <numeric>
+#include <optional>
 #include <span>
 #include <stdexcept>
 #include <string>
 #include <utility>
 #include <vector>
 
+#include "../make_runner.h"
 #include "common/app/table.h"
 #include "common/base/check.h"
 #include "common/base/machine.h"
 #include "common/base/text.h"
+#include "common/model/presets.h"
 #include "make_server.h"
+#include "quoting_runner.h"
 
 namespace stage8 {
 namespace {
@@ -25,12 +30,13 @@ namespace {
 struct Workload {
   std::string name;
   std::vector<common::Request> requests = {};
+  bool quotes = false;  // whether each reply is made to repeat its prompt, as a model's is that quotes
 };
 
 // What some requests have shown.
 struct Sums {
-  double seconds = 0.0;  // that decode
-  int tokens = 0;        // of replies, without the first: a prompt's step draws it
+  double seconds = 0.0;  // from the first token on
+  int tokens = 0;        // after it: a prompt's step draws the first
   int drafts = 0;
   int accepted = 0;
 
@@ -42,33 +48,47 @@ struct Sums {
   }
 };
 
-// Serves the request alone, adds up what it shows, and returns its text.
-std::vector<common::Token> serve(Engine& engine, const common::Request& request, int num_drafts, Sums& sums) {
+// Serves copies of the request, and nothing beside them. Adds up what they show, and returns their texts, one after the
+// other. salt: the last one used.
+std::vector<common::Token> serve(Engine& engine, const common::Request& request, int num_copies, int num_drafts,
+                                 std::uint64_t& salt, Sums& sums) {
   RealClock clock;
   const std::unique_ptr<Server> server = make_server(
       engine, {.token_budget = engine.options().chunk_size, .max_sequences = engine.options().max_sequences}, clock);
   common::Request run = request;
   run.num_speculative_tokens = num_drafts;
-  const int id = server->submit({.request = run});
+  for (int copy = 0; copy < num_copies; ++copy) {
+    run.sample_index = copy;
+    run.cache_salt = ++salt;  // finds nothing of earlier runs, nor of the other copies
+    server->submit({.request = run});
+  }
   while (server->step()) {
   }
-  const RequestOutput& output = server->output(id);
-  if (!output.error.empty()) {
-    throw common::InputError(output.error);
+  std::vector<common::Token> texts;
+  double begin = std::numeric_limits<double>::infinity();
+  double end = 0.0;
+  for (int id = 0; id < num_copies; ++id) {
+    const RequestOutput& output = server->output(id);
+    if (!output.error.empty()) {
+      throw common::InputError(output.error);
+    }
+    begin = std::min(begin, output.token_times.front());
+    end = std::max(end, output.token_times.back());
+    sums.tokens += static_cast<int>(output.token_times.size()) - 1;
+    const std::vector<common::Token>& text = output.completions.front().tokens;
+    texts.insert(texts.end(), text.begin(), text.end());
   }
-  sums.seconds += server->timing().decode_seconds;
-  sums.tokens += static_cast<int>(output.token_times.size()) - 1;
+  sums.seconds += end - begin;
   for (const common::Counter& counter : server->counters()) {
     sums.drafts += counter.name == "drafts" ? static_cast<int>(counter.value) : 0;
     sums.accepted += counter.name == "drafts_accepted" ? static_cast<int>(counter.value) : 0;
   }
-  return output.completions.front().tokens;
+  return texts;
 }
 
-// The session's requests greedily and at temperature 1; and with replies that are made to repeat their prompt, as a
-// model's are that quotes: the bundled one does not.
+// The session's requests greedily, at temperature 1, and with replies that quote.
 std::vector<Workload> workloads(std::span<const common::Request> requests) {
-  std::vector<Workload> result = {{"greedy"}, {"temperature 1"}, {"quotes"}};
+  std::vector<Workload> result = {{"greedy"}, {"temperature 1"}, {.name = "quotes", .quotes = true}};
   for (const common::Request& request : requests) {
     common::Request changed = request;
     changed.stop_tokens.clear();
@@ -77,9 +97,6 @@ std::vector<Workload> workloads(std::span<const common::Request> requests) {
     changed.sampling.temperature = 1.0F;
     result[1].requests.push_back(changed);
     changed.sampling = {};
-    while (static_cast<int>(changed.forced.size()) < changed.max_new_tokens) {
-      changed.forced.push_back(changed.prompt[changed.forced.size() % changed.prompt.size()]);
-    }
     result[2].requests.push_back(changed);
   }
   return result;
@@ -91,7 +108,9 @@ void print_texts(Engine& engine, std::span<const common::Request> requests, cons
   for (const Workload& workload : workloads(requests)) {
     Sums plain;
     Sums drafted;
-    for (common::Request request : workload.requests) {
+    for (const common::Request& request : workload.requests) {
+      dynamic_cast<QuotingRunner&>(engine.runner())
+          .quote(workload.quotes ? request.prompt : std::vector<common::Token>());
       Sums best_plain;
       Sums best_drafted;
       // In turns, and the fastest of each: what else the machine does only makes a run slower.
@@ -99,9 +118,8 @@ void print_texts(Engine& engine, std::span<const common::Request> requests, cons
         std::array<std::vector<common::Token>, 2> texts;
         for (const bool has_drafts : {false, true}) {
           Sums sums;
-          request.cache_salt = ++salt;  // finds nothing of earlier runs
-          texts[has_drafts ? 1 : 0] =
-              serve(engine, request, has_drafts ? options.engine.num_speculative_tokens : 0, sums);
+          texts[has_drafts ? 1 : 0] = serve(engine, request, options.copies,
+                                            has_drafts ? options.engine.num_speculative_tokens : 0, salt, sums);
           Sums& best = has_drafts ? best_drafted : best_plain;
           best = round == 0 || sums.seconds < best.seconds ? sums : best;
         }
@@ -122,7 +140,8 @@ void print_texts(Engine& engine, std::span<const common::Request> requests, cons
   std::cout << table.to_string();
 }
 
-// The time of steps with several tokens of one sequence, over that of a step with one.
+// The time of steps with several tokens of one sequence, over that of a step with one. On a GPU, that is one which is
+// enqueued before the tokens of the step before are known.
 void print_costs(Engine& engine, const SpeculateOptions& options) {
   constexpr int kContext = 128;
   constexpr int kSteps = 16;
@@ -134,7 +153,8 @@ void print_costs(Engine& engine, const SpeculateOptions& options) {
   }
   COMMON_CHECK(engine.manager().reserve(sequence, kMaxTokens), "the cache has room for a few tokens more");
   common::Table table({"tokens in a step", "time", "each beyond the first"});
-  const auto seconds_of = [&](int count) {
+  const bool can_run_ahead = engine.runner().is_asynchronous();
+  const auto seconds_of = [&](int count, bool runs_ahead) {
     const double begin = common::now_seconds();
     for (int step = 0; step < kSteps; ++step) {
       RaggedBatch batch;
@@ -142,19 +162,32 @@ void print_costs(Engine& engine, const SpeculateOptions& options) {
       batch.logits_rows.resize(static_cast<std::size_t>(count));
       std::iota(batch.logits_rows.begin(), batch.logits_rows.end(), 0);
       engine.forward(batch);  // never committed, so that the same slots are written again
-      engine.runner().wait(0);
+      if (!runs_ahead || step > 0) {
+        engine.runner().wait(runs_ahead ? 1 : 0);
+      }
     }
+    engine.runner().wait(0);
     return common::now_seconds() - begin;
   };
+  const auto fastest = [&](int count, bool runs_ahead) {
+    double best = seconds_of(count, runs_ahead);
+    for (int round = 1; round < options.rounds; ++round) {
+      best = std::min(best, seconds_of(count, runs_ahead));
+    }
+    return best;
+  };
+  double unit = 0.0;
+  if (can_run_ahead) {
+    unit = fastest(1, true);
+    table.add_row({"1, run ahead", "1.00", ""});
+  }
   double single = 0.0;
   for (const int count : {1, 2, 3, 4, 6, 8, 12, 16}) {
-    double best = seconds_of(count);
-    for (int round = 1; round < options.rounds; ++round) {
-      best = std::min(best, seconds_of(count));
-    }
-    single = count == 1 ? best : single;
-    table.add_row({std::to_string(count), common::format("%.2f", best / single),
-                   count == 1 ? "" : common::format("%.2f", (best / single - 1.0) / (count - 1))});
+    const double seconds = fastest(count, false);
+    single = count == 1 ? seconds : single;
+    unit = unit == 0.0 ? single : unit;
+    table.add_row({std::to_string(count), common::format("%.2f", seconds / unit),
+                   count == 1 ? "" : common::format("%.2f", (seconds - single) / unit / (count - 1))});
   }
   engine.manager().free(sequence);
   engine.sequence_ids().give_back(sequence);
@@ -174,12 +207,21 @@ common::Command& add_speculate_command(common::Program& program, SpeculateOption
       [&options](const common::Session& session) {
         EngineOptions sized = options.engine;
         sized.num_slots = options.engine.num_slots.value_or(4096);
-        Engine engine(session.model, sized);
+        std::optional<common::Llama> synthetic;
+        if (!options.synthetic.empty()) {
+          synthetic = common::Llama::synthetic(common::find_preset(options.synthetic).config, 1);
+        }
+        const common::Llama& model = synthetic ? *synthetic : session.model;
+        Engine engine(model, sized, std::make_unique<QuotingRunner>(make_runner(model, sized)));
         print_texts(engine, session.requests, options);
         print_costs(engine, options);
       },
       {.sampling = false});
   command.option("--speculate", options.engine.num_speculative_tokens, {1, kMaxDrafts}, "max drafts a step");
+  command.option("--copies", options.copies, {1, 64}, "how many copies of each text are served together");
+  command.option("--synthetic", options.synthetic,
+                 "random weights in the shape of a published model: " + common::preset_names());
+  command.exclude("--synthetic", "--model");
   command.option("--rounds", options.rounds, {1, 1000}, "how often each is measured; the fastest counts");
   return command;
 }

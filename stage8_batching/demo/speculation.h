@@ -2,6 +2,7 @@
 #pragma once
 
 #include <optional>
+#include <string>
 
 #include "../engine.h"
 #include "common/app/cli.h"
@@ -11,6 +12,8 @@ namespace stage8 {
 struct SpeculateOptions {
   EngineOptions engine = {.num_slots = std::nullopt, .num_speculative_tokens = kMaxDrafts};
   int rounds = 9;
+  int copies = 1;         // of each text, served together
+  std::string synthetic;  // a published model's name, for random weights of its shape; empty: the session's model
 };
 
 // `options` must live as long as the command.

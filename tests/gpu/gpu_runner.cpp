@@ -308,6 +308,56 @@ TEST_CASE("GPU: a step has at most the sequences that were announced, and the lo
 }
 
 #ifdef COURSE_PRODUCTION
+TEST_CASE("GPU: each of a sequence's tokens can have a row of logits, in a step that is recorded") {
+  if (!common::has_cuda_device()) {
+    SKIP_TEST("there is no GPU");
+  }
+  // After a context of 150 tokens, and in the second round of some more, so that recorded steps find longer contexts.
+  // Steps that are repeated write the same slots again, with other tokens.
+  const std::vector<int> counts = {2, 3, 9, 5, 16};
+  for (const stage::GpuOptions& type : kCacheTypes) {
+    tests::BuiltRunner together(bundled().llama, shape_of(20), type, 150, 2);
+    tests::BuiltRunner alone(bundled().llama, shape_of(20), type, 150, 2);
+    std::vector<int> table(20);
+    std::iota(table.begin(), table.end(), 0);
+    std::vector<int> positions(320);
+    std::iota(positions.begin(), positions.end(), 0);
+    const auto step = [&](const std::vector<Token>& tokens, int first, std::vector<int> rows) {
+      const auto count = static_cast<int>(tokens.size());
+      const auto own = std::span(positions).subspan(static_cast<std::size_t>(first), tokens.size());
+      return make_step(tokens, {}, own, own, {0, count}, {first + count}, table, {0, 20}, std::move(rows));
+    };
+    const std::vector<Token> prompt = some_tokens(150, 1);
+    together.enqueue(step(prompt, 0, {149}));
+    alone.enqueue(step(prompt, 0, {149}));
+    const float tolerance = type.kv_cache == stage::KvCacheType::kFloat8    ? 1.0F
+                            : type.precision == stage::Precision::kBFloat16 ? 0.25F
+                                                                            : 2e-3F;
+    int length = 150;
+    for (int round = 0; round < 4; ++round) {
+      for (const int count : counts) {
+        const std::vector<Token> tokens = some_tokens(count, 100 * round + count);
+        std::vector<int> rows(tokens.size());
+        std::iota(rows.begin(), rows.end(), 0);
+        together.enqueue(step(tokens, length, rows));
+        const Matrix logits = together.logits();
+        const std::vector<Token> drawn = together.drawn_tokens(0);
+        REQUIRE(logits.rows() == count);
+        for (int row = 0; row < count; ++row) {
+          alone.enqueue(step({tokens[static_cast<std::size_t>(row)]}, length + row, {0}));
+          const Matrix own = logits.row(row);
+          CAPTURE(round, count, row);
+          CHECK(compare(own, alone.logits(), tolerance) == kNoDifference);
+          CHECK(drawn[static_cast<std::size_t>(row)] ==
+                common::argmax({own.data(), static_cast<std::size_t>(own.cols())}));
+        }
+        length += round % 2 == 0 ? 0 : count;
+      }
+    }
+    CHECK(together.num_recorded_steps() == 2 * static_cast<int>(counts.size()));
+  }
+}
+
 TEST_CASE("GPU: after warming up no step is recorded, however long the contexts grow") {
   if (!common::has_cuda_device()) {
     SKIP_TEST("there is no GPU");

@@ -1,0 +1,169 @@
+// Drafts on a GPU, in float32: every text is the one that plain decoding gives on the CPU (SPECULATION.md, invariant
+// 1).
+#include <algorithm>
+#include <numeric>
+#include <string>
+#include <vector>
+
+#include "common/app/workload.h"
+#include "common/cuda/runtime/device.h"
+#include "common/math/sampling.h"
+#include "tests/stages/serving_fixtures.h"
+#include "tests/support/catch.h"
+#include "tests/support/golden.h"
+
+using stage::GenerationRequest;
+using tests::bundled;
+
+namespace {
+
+const std::string kNoProblem;
+
+int between(common::Random& random, int least, int most) {
+  return least + static_cast<int>(random.below(static_cast<std::uint64_t>(most - least) + 1));
+}
+
+// Prompts of the fixed workload, every other one twice, so that there is more to look up; drawn in all ways.
+std::vector<GenerationRequest> workload_tasks() {
+  std::vector<GenerationRequest> tasks;
+  for (const common::WorkloadItem& item : common::workload()) {
+    const auto i = static_cast<int>(tasks.size());
+    const std::string prompt = i % 2 == 0 ? item.prompt : item.prompt + " " + item.prompt;
+    GenerationRequest task{tests::greedy_request(prompt, std::min(item.max_new_tokens, 40))};
+    common::SamplingOptions& sampling = task.request.sampling;
+    sampling.temperature = i % 3 == 0 ? 0.0F : 0.5F;
+    sampling.seed = static_cast<std::uint64_t>(i);
+    sampling.top_k = i % 4 == 1 ? 20 : 0;
+    sampling.top_p = i % 4 == 2 ? 0.9F : 1.0F;
+    sampling.repetition_penalty = i % 5 == 4 ? 1.1F : 1.0F;
+    task.request.num_logprobs = i % 6 == 5 ? 2 : 0;  // fetches logits
+    task.num_samples = i % 6 == 2 ? 2 : 1;
+    tasks.push_back(std::move(task));
+  }
+  return tasks;
+}
+
+struct Totals {
+  int drafts = 0;
+  int accepted = 0;
+  int swapped_out = 0;
+  int recomputed = 0;
+  double hits = 0.0;
+  std::int64_t copies = 0;
+};
+
+}  // namespace
+
+TEST_CASE("GPU: texts with drafts are those of lone runs without, whatever is around them") {
+  if (!common::has_cuda_device()) {
+    SKIP_TEST("there is no GPU");
+  }
+  const std::vector<GenerationRequest> tasks = workload_tasks();
+  std::vector<std::vector<common::Completion>> expected;
+  for (const GenerationRequest& task : tasks) {
+    expected.push_back(tests::served_alone(task, bundled().llama));
+  }
+  Totals totals;
+  for (std::uint64_t seed = 1; seed <= 40; ++seed) {
+    CAPTURE(seed);
+    common::Random random(seed);
+    stage::EngineOptions options;
+    options.gpu.device = stage::Device::kGpu;
+    options.block_size = between(random, 1, 20);
+    options.num_slots = random.below(4) == 0 ? 4096 : between(random, 460, 700);
+    options.num_host_slots = random.below(2) == 0 ? 0 : 400;
+    options.chunk_size = between(random, 12, 100);
+    options.max_sequences = between(random, 2, 10);
+    options.prefix_cache = random.below(4) > 0;
+    options.num_speculative_tokens = between(random, 1, stage::kMaxDrafts);
+    stage::SchedulerOptions scheduler{.token_budget = options.chunk_size,
+                                      .max_sequences = options.max_sequences,
+                                      .headroom = between(random, 0, 1),
+                                      .preemption = static_cast<stage::Preemption>(random.below(3))};
+    if (random.below(4) == 0) {
+      scheduler.run_ahead = random.below(2) == 0;
+    }
+    stage::Engine engine(bundled().llama, options);
+    stage::VirtualClock clock;
+    // As if drafts and waiting cost nothing, or as it is.
+    std::unique_ptr<stage::SpeculatingServer> server;
+    if (random.below(2) == 0) {
+      const stage::TokenCost free = {.per_token = 0.0, .max_tokens = stage::kGpuTokenCost.max_tokens};
+      server = std::make_unique<stage::SpeculatingServer>(
+          engine, clock,
+          std::make_unique<stage::SpeculatingScheduler>(engine.manager(), scheduler, options.prefix_cache,
+                                                        options.num_speculative_tokens, free));
+    } else {
+      server = stage::make_speculating_server(engine, scheduler, clock);
+    }
+    server->on_step([&](const stage::StepReport& report) {
+      totals.drafts += std::accumulate(report.num_drafts.begin(), report.num_drafts.end(), 0);
+      totals.accepted += report.num_accepted;
+      totals.swapped_out += static_cast<int>(report.swapped_out.size());
+      totals.recomputed += static_cast<int>(report.recomputed.size());
+    });
+    std::size_t num_submitted = 0;
+    while (num_submitted < tasks.size() || !server->is_idle()) {
+      if (num_submitted < tasks.size() && (server->is_idle() || random.below(3) == 0)) {
+        server->submit(tasks[num_submitted++]);
+      }
+      server->step();
+    }
+    for (std::size_t i = 0; i < tasks.size(); ++i) {
+      CAPTURE(i);
+      CHECK(tests::compare_output(server->output(static_cast<int>(i)), expected[i]) == kNoProblem);
+    }
+    CHECK(engine.manager().usage().reserved == 0);
+    totals.hits += common::counter(server->counters(), "prefix_hits");
+    totals.copies += engine.blocks_copied();
+  }
+  CAPTURE(totals.drafts, totals.accepted, totals.swapped_out, totals.recomputed, totals.hits, totals.copies);
+  CHECK(totals.accepted > 300);
+  CHECK(totals.accepted < totals.drafts);
+  CHECK(totals.swapped_out > 10);
+  CHECK(totals.recomputed > 10);
+  CHECK(totals.hits > 10);
+  CHECK(totals.copies > 10);
+}
+
+TEST_CASE("GPU: in 16 bits, texts with drafts are served to their ends, in every type of cache and weights") {
+  if (!common::has_cuda_device()) {
+    SKIP_TEST("there is no GPU");
+  }
+  std::vector<GenerationRequest> tasks = workload_tasks();
+  for (const stage::GpuOptions& type :
+       {stage::GpuOptions{.precision = stage::Precision::kBFloat16},
+        stage::GpuOptions{.precision = stage::Precision::kBFloat16, .kv_cache = stage::KvCacheType::kFloat8},
+        stage::GpuOptions{.precision = stage::Precision::kBFloat16, .weights = stage::WeightType::kFloat8}}) {
+    stage::EngineOptions options{.num_slots = 4096, .gpu = type, .num_speculative_tokens = 8};
+    options.gpu.device = stage::Device::kGpu;
+    int num_accepted[2] = {};
+    int num_equal = 0;
+    std::vector<std::vector<common::Token>> texts[2];
+    for (const bool has_drafts : {false, true}) {
+      options.num_speculative_tokens = has_drafts ? 8 : 0;
+      stage::Engine engine(bundled().llama, options);
+      stage::VirtualClock clock;
+      const auto server = stage::make_speculating_server(engine, {}, clock);
+      server->on_step(
+          [&](const stage::StepReport& report) { num_accepted[has_drafts ? 1 : 0] += report.num_accepted; });
+      for (GenerationRequest task : tasks) {
+        task.request.sampling.temperature = 0.0F;
+        task.num_samples = 1;
+        const int id = server->submit(task);
+        while (server->step()) {
+        }
+        REQUIRE(server->output(id).error == kNoProblem);
+        texts[has_drafts ? 1 : 0].push_back(server->output(id).completions.front().tokens);
+      }
+    }
+    for (std::size_t i = 0; i < tasks.size(); ++i) {
+      num_equal += texts[0][i] == texts[1][i] ? 1 : 0;
+    }
+    CAPTURE(static_cast<int>(type.kv_cache), static_cast<int>(type.weights), num_accepted[1], num_equal);
+    CHECK(num_accepted[0] == 0);
+    CHECK(num_accepted[1] > 20);
+    // Tokens whose logits are nearly equal may change places, and the text goes on differently.
+    CHECK(num_equal >= static_cast<int>(tasks.size()) / 2);
+  }
+}
