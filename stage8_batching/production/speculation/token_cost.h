@@ -1,4 +1,4 @@
-// What more tokens than one cost in a step that reads all weights anyway. `stage8 speculate` measures it.
+// What more tokens than one cost in a step that reads all weights anyway. The command `speculate` measures it.
 #pragma once
 
 namespace stage8 {
