@@ -43,8 +43,11 @@ common::Token sampled_token(const RaggedBatch& batch, std::size_t row, std::span
   }
   const SamplingRow& sampling = batch.sampling_rows[row];
   const auto last = static_cast<std::size_t>(batch.logits_rows[row]);
-  return common::sample(logits, sampling.options, batch.positions[last] + 1, sampling.sample_index, sampling.used,
-                        {&batch.tokens[last], 1});
+  std::vector<common::Token> text = sampling.used;
+  text.push_back(batch.tokens[last]);
+  const auto prompt_length = static_cast<std::size_t>(sampling.prompt_length);
+  return common::sample(logits, sampling.options, batch.positions[last] + 1, sampling.sample_index,
+                        std::span(text).first(prompt_length), std::span(text).subspan(prompt_length));
 }
 
 common::Matrix attention(const KvCache& cache, int layer, const common::Matrix& q, const RaggedBatch& batch) {

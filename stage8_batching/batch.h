@@ -28,7 +28,8 @@ struct PendingToken {
 struct SamplingRow {
   common::SamplingOptions options;
   int sample_index = 0;
-  std::vector<common::Token> used;  // for a repetition penalty: the text so far, but for the row's input token
+  std::vector<common::Token> used;  // for penalties: the text so far, but for the row's input token
+  int prompt_length = 0;            // how many of these tokens, and then of the input token, are the prompt's
 };
 
 struct RaggedBatch {

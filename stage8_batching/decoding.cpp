@@ -191,9 +191,11 @@ std::optional<SamplingRow> ParallelSampling::sampling_row(SequenceId sequence) c
   while (live_[branch].sequence != sequence) {
     ++branch;
   }
-  SamplingRow sampling{request_.sampling, request_.sample_index + static_cast<int>(sample_of_[branch]), {}};
-  if (request_.sampling.repetition_penalty != 1.0F) {
+  SamplingRow sampling{
+      common::sampling_options(request_), request_.sample_index + static_cast<int>(sample_of_[branch]), {}};
+  if (common::has_penalties(request_.sampling)) {
     sampling.used = tokens(sequence, 0, text_length(live_[branch]) - 1);
+    sampling.prompt_length = static_cast<int>(request_.prompt.size());
   }
   return sampling;
 }

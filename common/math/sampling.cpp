@@ -118,14 +118,19 @@ std::vector<Candidate> keep_most_likely(std::span<const float> logits, float max
   return candidates;
 }
 
-bool has_penalties(const SamplingOptions& options) {
-  return options.repetition_penalty != 1.0F || options.presence_penalty != 0.0F || options.frequency_penalty != 0.0F;
+bool changes_logits(const SamplingOptions& options) {
+  return has_penalties(options) || !options.logit_bias.empty() || !options.late_tokens.empty();
 }
 
-// Applies the options that depend on the token alone and on the tokens before, in the order that SamplingOptions says.
-std::vector<float> adjusted(std::span<const float> logits, const SamplingOptions& options,
+// Applies the options that depend on the token, its position and the tokens before, in the order that SamplingOptions says.
+std::vector<float> adjusted(std::span<const float> logits, const SamplingOptions& options, std::int64_t position,
                             std::span<const Token> prompt, std::span<const Token> reply) {
   std::vector<float> result(logits.begin(), logits.end());
+  for (const Token token : options.late_tokens) {
+    if (position < options.min_length && token >= 0 && static_cast<std::size_t>(token) < result.size()) {
+      result[static_cast<std::size_t>(token)] = -std::numeric_limits<float>::infinity();
+    }
+  }
   for (const auto& [token, bias] : options.logit_bias) {
     if (token >= 0 && static_cast<std::size_t>(token) < result.size()) {
       result[static_cast<std::size_t>(token)] += bias;
@@ -153,7 +158,8 @@ std::vector<float> adjusted(std::span<const float> logits, const SamplingOptions
   }
   for (std::size_t index = 0; index < result.size(); ++index) {
     if (num_in_reply[index] > 0) {
-      result[index] -= options.presence_penalty + options.frequency_penalty * static_cast<float>(num_in_reply[index]);
+      result[index] = penalised_in_reply(result[index], options.presence_penalty, options.frequency_penalty,
+                                         num_in_reply[index]);
     }
   }
   return result;
@@ -202,12 +208,10 @@ std::string problem_of(const SamplingOptions& options) {
   return "";
 }
 
-bool needs_host(const SamplingOptions& options) {
-  return options.presence_penalty != 0.0F || options.frequency_penalty != 0.0F || !options.logit_bias.empty();
-}
+bool is_greedy(const SamplingOptions& options) { return options.temperature == 0.0F && !changes_logits(options); }
 
-bool is_greedy(const SamplingOptions& options) {
-  return options.temperature == 0.0F && options.repetition_penalty == 1.0F && !needs_host(options);
+bool has_penalties(const SamplingOptions& options) {
+  return options.repetition_penalty != 1.0F || options.presence_penalty != 0.0F || options.frequency_penalty != 0.0F;
 }
 
 float min_score(const SamplingOptions& options) { return std::log(options.min_p); }
@@ -216,8 +220,8 @@ Token sample(std::span<const float> logits, const SamplingOptions& options, std:
              std::span<const Token> prompt, std::span<const Token> reply) {
   COMMON_CHECK(problem_of(options).empty(), problem_of(options));
   std::vector<float> changed;
-  if (has_penalties(options) || !options.logit_bias.empty()) {
-    changed = adjusted(logits, options, prompt, reply);
+  if (changes_logits(options)) {
+    changed = adjusted(logits, options, position, prompt, reply);
     logits = changed;
   }
   const Token most_likely = argmax(logits);

@@ -31,7 +31,7 @@ struct TokenBias {
   float bias = 0.0F;
 };
 
-// In the order in which they apply: logit_bias, repetition_penalty, frequency_penalty and presence_penalty,
+// In the order in which they apply: late_tokens, logit_bias, repetition_penalty, frequency_penalty and presence_penalty,
 // temperature, min_p, top_k, top_p (vLLM's order).
 struct SamplingOptions {
   float temperature = 0.0F;  // 0 is greedy
@@ -45,6 +45,9 @@ struct SamplingOptions {
   float presence_penalty = 0.0F;
   float frequency_penalty = 0.0F;
   std::vector<TokenBias> logit_bias = {};
+  // Not drawn as long as the text, prompt included, is shorter than min_length.
+  std::vector<Token> late_tokens = {};
+  std::int64_t min_length = 0;
 };
 
 // Why the options can't be used; empty if they can.
@@ -53,8 +56,8 @@ std::string problem_of(const SamplingOptions& options);
 // Whether the next token is always the one with the largest logit.
 bool is_greedy(const SamplingOptions& options);
 
-// Whether the options have what sample() applies and a GPU's sampler does not know: such rows are drawn on the host.
-bool needs_host(const SamplingOptions& options);
+// Whether the tokens before play a part.
+bool has_penalties(const SamplingOptions& options);
 
 // The least score (common/math/gumbel.h) that min_p keeps. Computed on the host, also for a GPU.
 float min_score(const SamplingOptions& options);

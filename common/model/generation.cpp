@@ -1,8 +1,7 @@
 #include "common/model/generation.h"
 
 #include <cstddef>
-#include <limits>
-#include <vector>
+#include <cstdint>
 
 #include "common/base/check.h"
 
@@ -10,39 +9,30 @@ namespace common {
 
 namespace {
 
-// The logits with which no stop token can be drawn.
-std::vector<float> without_stop_tokens(std::span<const float> logits, std::span<const Token> stop_tokens) {
-  std::vector<float> result(logits.begin(), logits.end());
-  for (const Token token : stop_tokens) {
-    if (token >= 0 && static_cast<std::size_t>(token) < result.size()) {
-      result[static_cast<std::size_t>(token)] = -std::numeric_limits<float>::infinity();
-    }
-  }
-  return result;
-}
-
 Token draw(const Request& request, std::span<const float> logits, const Completion& completion, int sample) {
   const std::size_t length = completion.tokens.size();
   if (length < request.forced.size()) {
     return request.forced[length];
   }
-  std::vector<float> changed;
-  if (static_cast<std::int64_t>(length) < request.min_tokens && !request.stop_tokens.empty()) {
-    changed = without_stop_tokens(logits, request.stop_tokens);
-    logits = changed;
-  }
   const auto position = static_cast<std::int64_t>(request.prompt.size() + length);
-  return common::sample(logits, request.sampling, position, request.sample_index + sample, request.prompt,
+  return common::sample(logits, sampling_options(request), position, request.sample_index + sample, request.prompt,
                         completion.tokens);
 }
 
 }  // namespace
 
-bool is_greedy(const Request& request) { return is_greedy(request.sampling) && !needs_logits(request); }
+bool is_greedy(const Request& request) { return is_greedy(sampling_options(request)) && !needs_logits(request); }
 
-bool needs_logits(const Request& request) {
-  return request.num_logprobs > 0 || request.min_tokens > 0 || !request.forced.empty() || needs_host(request.sampling);
+SamplingOptions sampling_options(const Request& request) {
+  SamplingOptions options = request.sampling;
+  if (request.min_tokens > 0) {
+    options.late_tokens = request.stop_tokens;
+    options.min_length = static_cast<std::int64_t>(request.prompt.size()) + request.min_tokens;
+  }
+  return options;
 }
+
+bool needs_logits(const Request& request) { return request.num_logprobs > 0 || !request.forced.empty(); }
 
 std::string_view to_string(FinishReason reason) {
   switch (reason) {

@@ -34,6 +34,9 @@ struct Request {
 // Whether the next token is always the one with the largest logit, and nothing else of the logits is wanted.
 bool is_greedy(const Request& request);
 
+// How each token is drawn: the request's options, with its stop tokens as late ones if it has min_tokens.
+SamplingOptions sampling_options(const Request& request);
+
 // Whether each token has to be drawn by next_token(), from the logits: a runner's own sampler does not know how.
 bool needs_logits(const Request& request);
 

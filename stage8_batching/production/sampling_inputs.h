@@ -28,29 +28,29 @@ class SamplingInputs {
     }
     COMMON_CHECK(step.sampling_rows.size() == step.logits_rows.size(), "each row of logits has a token drawn");
     std::vector<int> used;
+    std::vector<common::SamplingBias> biases;
     for (std::size_t i = 0; i < step.sampling_rows.size(); ++i) {
       const SamplingRow& wanted = step.sampling_rows[i];
       const int position = step.positions[static_cast<std::size_t>(step.logits_rows[i])] + 1;
       common::SamplingParameters& row = host_rows_.data()[i];
       row = common::sampling_parameters(wanted.options, wanted.sample_index, position);
+      // Only a repetition penalty asks for the prompt.
+      const auto size = static_cast<int>(wanted.used.size());
+      const int num_left_out = row.repetition_penalty != 1.0F ? 0 : std::min(wanted.prompt_length, size);
       row.first_used = static_cast<int>(used.size());
-      row.num_used = static_cast<int>(wanted.used.size());
-      used.insert(used.end(), wanted.used.begin(), wanted.used.end());
+      row.num_used = size - num_left_out;
+      row.prompt_length = wanted.prompt_length - num_left_out;
+      used.insert(used.end(), wanted.used.begin() + num_left_out, wanted.used.end());
+      const std::vector<common::SamplingBias> own_biases = common::sampling_biases(wanted.options, position);
+      row.first_bias = static_cast<int>(biases.size());
+      row.num_biases = static_cast<int>(own_biases.size());
+      biases.insert(biases.end(), own_biases.begin(), own_biases.end());
       batch_.have_cuts = batch_.have_cuts || (row.temperature > 0.0F && (row.top_k > 0 || row.top_p < 1.0F));
-      batch_.have_penalties = batch_.have_penalties || row.repetition_penalty != 1.0F;
+      batch_.change_logits = batch_.change_logits || row.has_penalties() || row.num_biases > 0;
     }
     copy(host_rows_.data(), rows_.data(), step.sampling_rows.size(), stream);
-    if (!used.empty()) {
-      if (host_used_ == nullptr || host_used_->size() < used.size()) {
-        // The host's array grows last: its size is the capacity of both.
-        common::DeviceArray<int> larger(2 * used.size());
-        host_used_ = std::make_unique<common::PinnedArray<int>>(2 * used.size());
-        used_ = std::move(larger);
-      }
-      std::copy(used.begin(), used.end(), host_used_->data());
-      copy(host_used_->data(), used_.data(), used.size(), stream);
-    }
-    batch_.used = used_.data();
+    batch_.used = used_.upload(used, stream);
+    batch_.biases = biases_.upload(biases, stream);
   }
 
   const common::SamplingBatch& batch() const { return batch_; }
@@ -61,10 +61,34 @@ class SamplingInputs {
     CUDA_CHECK(cudaMemcpyAsync(device, host, count * sizeof(T), cudaMemcpyHostToDevice, stream.get()));
   }
 
+  // As many numbers as a step has.
+  template <typename T>
+  class GrowingArray {
+   public:
+    const T* upload(const std::vector<T>& values, const common::Stream& stream) {
+      if (values.empty()) {
+        return device_.data();
+      }
+      if (host_ == nullptr || host_->size() < values.size()) {
+        // The host's array grows last: its size is the capacity of both.
+        common::DeviceArray<T> larger(2 * values.size());
+        host_ = std::make_unique<common::PinnedArray<T>>(2 * values.size());
+        device_ = std::move(larger);
+      }
+      std::copy(values.begin(), values.end(), host_->data());
+      copy(host_->data(), device_.data(), values.size(), stream);
+      return device_.data();
+    }
+
+   private:
+    std::unique_ptr<common::PinnedArray<T>> host_;
+    common::DeviceArray<T> device_;
+  };
+
   common::PinnedArray<common::SamplingParameters> host_rows_;
   common::DeviceArray<common::SamplingParameters> rows_;
-  std::unique_ptr<common::PinnedArray<int>> host_used_;
-  common::DeviceArray<int> used_;
+  GrowingArray<int> used_;
+  GrowingArray<common::SamplingBias> biases_;
   common::SamplingBatch batch_;
 };
 

@@ -414,12 +414,20 @@ TEST_CASE("sample: presence and frequency penalties count the reply alone, and a
                        std::vector<Token>{1}) == 1);
   for (const SamplingOptions& options :
        {SamplingOptions{.presence_penalty = 0.1F}, SamplingOptions{.frequency_penalty = -0.1F},
-        SamplingOptions{.logit_bias = {{0, 0.0F}}}}) {
-    CHECK(common::needs_host(options));
+        SamplingOptions{.logit_bias = {{0, 0.0F}}}, SamplingOptions{.late_tokens = {0}},
+        SamplingOptions{.repetition_penalty = 1.1F}}) {
     CHECK_FALSE(common::is_greedy(options));
   }
-  CHECK_FALSE(common::needs_host({.temperature = 1.0F, .top_k = 5, .repetition_penalty = 2.0F}));
   CHECK(common::is_greedy(SamplingOptions{}));
+}
+
+TEST_CASE("sample: late tokens are not drawn before there are enough others, whatever their logits and biases") {
+  const std::vector<float> logits = {1.0F, kInfinity, std::nanf(""), 3.0F};
+  const SamplingOptions options = {
+      .temperature = 0.5F, .logit_bias = {{0, 50.0F}, {3, 50.0F}}, .late_tokens = {3, 2, -1, 1, 4}, .min_length = 7};
+  CHECK(common::sample(logits, options, 6) == 0);
+  CHECK_THROWS_AS(common::sample(logits, options, 7), common::CheckError);
+  CHECK(common::sample(std::vector<float>{1.0F, 2.0F, 3.0F, 3.5F}, options, 7) == 3);
 }
 
 TEST_CASE("next_token: the forced tokens first, then none that stops before there are enough") {
@@ -434,9 +442,9 @@ TEST_CASE("next_token: the forced tokens first, then none that stops before ther
     completion.tokens.push_back(token);
     return token;
   };
-  CHECK_FALSE(common::needs_logits(request));
+  CHECK(common::is_greedy(request));
   request.min_tokens = 2;
-  CHECK(common::needs_logits(request));
+  CHECK_FALSE(common::needs_logits(request));
   CHECK_FALSE(common::is_greedy(request));
   CHECK(next() == 2);
   CHECK(next() == 2);
@@ -444,6 +452,7 @@ TEST_CASE("next_token: the forced tokens first, then none that stops before ther
   completion = {};
   request.min_tokens = 0;
   request.num_logprobs = 1;
+  CHECK(common::needs_logits(request));
   request.forced = {3, 0};
   CHECK(next() == 3);
   CHECK(next() == 0);

@@ -12,22 +12,38 @@
 namespace common {
 namespace {
 
-// ---- Penalties -----------------------------------------------------------------------------------------------------
+// ---- Biases and penalties ------------------------------------------------------------------------------------------
 
-constexpr int kPenaltyThreads = 256;
+constexpr int kChangeThreads = 1024;
 
-// A block for each row. A token may have been used several times, and the thread that marks it first changes its logit.
-__global__ void __launch_bounds__(kPenaltyThreads)
-    penalise_kernel(float* logits, int vocab_size, SamplingBatch batch, std::uint32_t* marks, int words_per_row) {
+// A block for each row. uses: a number for each token of the row, zero before and after: 1 if the text has the token,
+// and 2 more for each time that the reply has it.
+__global__ void __launch_bounds__(kChangeThreads)
+    change_kernel(float* logits, int vocab_size, SamplingBatch batch, unsigned* uses) {
   wait_for_previous_launch();
   allow_next_launch();
   const int row = static_cast<int>(blockIdx.x);
+  const auto thread = static_cast<int>(threadIdx.x);
   const SamplingParameters parameters = batch.rows[row];
-  if (parameters.repetition_penalty == 1.0F) {
+  float* const row_logits = logits + std::int64_t{row} * vocab_size;
+  const auto is_token = [=](int token) { return token >= 0 && token < vocab_size; };
+
+  const SamplingBias* const biases = batch.biases + parameters.first_bias;
+  for (int i = thread; i < parameters.num_biases; i += kChangeThreads) {
+    const int token = biases[i].token;
+    if (!is_token(token) || (i > 0 && biases[i - 1].token == token)) {
+      continue;  // a token's first entry is for all of its entries
+    }
+    float logit = __ldcg(row_logits + token);
+    for (int j = i; j < parameters.num_biases && biases[j].token == token; ++j) {
+      logit = biases[j].bias == -INFINITY ? -INFINITY : logit + biases[j].bias;
+    }
+    row_logits[token] = logit;
+  }
+  if (!parameters.has_penalties()) {
     return;
   }
-  float* const row_logits = logits + std::int64_t{row} * vocab_size;
-  std::uint32_t* const row_marks = marks + std::int64_t{row} * words_per_row;
+  unsigned* const row_uses = uses + std::int64_t{row} * vocab_size;
   const auto used_token = [&](int i) {
     if (i < parameters.num_used) {
       return batch.used[parameters.first_used + i];
@@ -36,21 +52,27 @@ __global__ void __launch_bounds__(kPenaltyThreads)
     const int pending_row = batch.pending_rows[token_row];
     return pending_row >= 0 ? batch.pending_tokens[pending_row] : batch.tokens[token_row];
   };
-  for (int i = static_cast<int>(threadIdx.x); i <= parameters.num_used; i += kPenaltyThreads) {
+  for (int i = thread; i <= parameters.num_used; i += kChangeThreads) {
     const int token = used_token(i);
-    if (token >= 0 && token < vocab_size) {
-      const std::uint32_t bit = 1U << (token % 32);
-      if ((atomicOr(&row_marks[token / 32], bit) & bit) == 0) {
-        row_logits[token] = penalised(__ldcg(row_logits + token), parameters.repetition_penalty);
+    if (is_token(token)) {
+      atomicOr(&row_uses[token], 1U);
+      if (i >= parameters.prompt_length) {
+        atomicAdd(&row_uses[token], 2U);
       }
     }
   }
   __syncthreads();
-  for (int i = static_cast<int>(threadIdx.x); i <= parameters.num_used; i += kPenaltyThreads) {
+  for (int i = thread; i <= parameters.num_used; i += kChangeThreads) {
     const int token = used_token(i);
-    if (token >= 0 && token < vocab_size) {
-      row_marks[token / 32] = 0;
+    const unsigned number = is_token(token) ? atomicExch(&row_uses[token], 0U) : 0;
+    if (number == 0) {
+      continue;  // or another thread has the token
     }
+    float logit = penalised(__ldcg(row_logits + token), parameters.repetition_penalty);
+    if (const auto count = static_cast<int>(number / 2); count > 0) {
+      logit = penalised_in_reply(logit, parameters.presence_penalty, parameters.frequency_penalty, count);
+    }
+    row_logits[token] = logit;
   }
 }
 
@@ -355,10 +377,9 @@ CudaSampler::CudaSampler(int vocab_size, int max_rows)
       max_rows_(max_rows),
       best_((sizeof(Best) + argmax_scratch_bytes(1)) * static_cast<std::size_t>(max_rows)),
       last_kept_(sizeof(Kept) * static_cast<std::size_t>(max_rows)),
-      used_(static_cast<std::size_t>(max_rows) * static_cast<std::size_t>((vocab_size + 31) / 32) *
-            sizeof(std::uint32_t)) {
+      uses_(static_cast<std::size_t>(max_rows) * static_cast<std::size_t>(vocab_size) * sizeof(unsigned)) {
   CUDA_CHECK(cudaMemset(best_.data(), 0, best_.bytes()));
-  CUDA_CHECK(cudaMemset(used_.data(), 0, used_.bytes()));
+  CUDA_CHECK(cudaMemset(uses_.data(), 0, uses_.bytes()));
 }
 
 void CudaSampler::sample(float* logits, const SamplingBatch& batch, int* next_tokens, cudaStream_t stream) {
@@ -366,9 +387,9 @@ void CudaSampler::sample(float* logits, const SamplingBatch& batch, int* next_to
   const dim3 rows(static_cast<unsigned>(batch.num_rows));
   auto* const best = static_cast<Best*>(best_.data());
   auto* const last_kept = static_cast<Kept*>(last_kept_.data());
-  if (batch.have_penalties) {
-    launch(penalise_kernel, rows, kPenaltyThreads, 0, stream, Overlap::kPreviousWithoutL1, logits, vocab_size_, batch,
-           static_cast<std::uint32_t*>(used_.data()), (vocab_size_ + 31) / 32);
+  if (batch.change_logits) {
+    launch(change_kernel, rows, kChangeThreads, 0, stream, Overlap::kPreviousWithoutL1, logits, vocab_size_, batch,
+           static_cast<unsigned*>(uses_.data()));
     argmax_rows(logits, vocab_size_, batch.num_rows, best + max_rows_, next_tokens, stream);
   }
   if (batch.have_cuts) {

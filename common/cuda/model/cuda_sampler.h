@@ -17,7 +17,8 @@ struct SamplingBatch {
   const SamplingParameters* rows = nullptr;  // [num_rows]
   int num_rows = 0;
   bool have_cuts = false;       // whether a row has top_k or top_p
-  bool have_penalties = false;  // whether a row has a repetition penalty
+  bool change_logits = false;   // whether a row has a penalty or a bias
+  const SamplingBias* biases = nullptr;  // of all rows
   // For penalties: the used tokens of all rows, repetitions allowed; and for each row of logits its row of the step's
   // tokens. The token of that row i counts as used too: tokens[i], or pending_tokens[pending_rows[i]] if
   // pending_rows[i] is not -1.
@@ -33,8 +34,8 @@ class CudaSampler {
   CudaSampler(int vocab_size, int max_rows);
 
   // next_tokens: [num_rows], the token with the largest logit of each row (-1: there is none); the drawn token replaces
-  // it, or -1 if a logit is +inf. A repetition penalty changes the logits, [num_rows, vocab_size]. Enqueues
-  // all work on the stream.
+  // it, or -1 if a logit is +inf. Penalties and biases change the logits, [num_rows, vocab_size]. Enqueues all work on
+  // the stream.
   void sample(float* logits, const SamplingBatch& batch, int* next_tokens, cudaStream_t stream);
 
  private:
@@ -42,7 +43,7 @@ class CudaSampler {
   int max_rows_;
   DeviceMemory best_;       // [max_rows], zero between calls
   DeviceMemory last_kept_;  // [max_rows]: the last token that top_k and top_p keep
-  DeviceMemory used_;       // [max_rows, vocab_size bits], zero between calls
+  DeviceMemory uses_;       // [max_rows, vocab_size] of 32 bits, zero between calls
 };
 
 }  // namespace common

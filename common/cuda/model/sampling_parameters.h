@@ -2,6 +2,9 @@
 #pragma once
 
 #include <cstdint>
+#include <vector>
+
+#include "common/cuda/host_device.h"
 
 namespace common {
 
@@ -14,10 +17,29 @@ struct SamplingParameters {
   int top_k = 0;             // 0: all tokens
   float top_p = 1.0F;
   float repetition_penalty = 1.0F;
-  int first_used = 0;  // of the row's used tokens, for the repetition penalty
+  float presence_penalty = 0.0F;
+  float frequency_penalty = 0.0F;
+  int first_used = 0;  // of the row's used tokens, for penalties
   int num_used = 0;
+  int prompt_length = 0;  // how many of them are the prompt's, the row's own token among them as the last one
+  int first_bias = 0;     // of the row's biases
+  int num_biases = 0;
+
+  COURSE_HOST_DEVICE bool has_penalties() const {
+    return repetition_penalty != 1.0F || presence_penalty != 0.0F || frequency_penalty != 0.0F;
+  }
+};
+
+// Added to a token's logit. -inf takes its place.
+struct SamplingBias {
+  int token = 0;
+  float bias = 0.0F;
 };
 
 SamplingParameters sampling_parameters(const SamplingOptions& options, int sample_index, std::int64_t position);
+
+// The late tokens of a position, with a bias of -inf each, and logit_bias: by token, those of one token in the order in
+// which they apply.
+std::vector<SamplingBias> sampling_biases(const SamplingOptions& options, std::int64_t position);
 
 }  // namespace common
