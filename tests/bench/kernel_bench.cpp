@@ -25,8 +25,9 @@ double print_machine(const common::Stream& stream, const Pool& pool, std::ostrea
 
 void print_kernel_speed(const std::string& which, std::ostream& output, const KernelBenchOptions& options) {
   if (which != "decode" && which != "ragged" && which != "chunks" && which != "cache" && which != "float8" &&
-      which != "all") {
-    throw common::InputError("kernels to measure are decode, ragged, chunks, cache, float8 or all, not " + which);
+      which != "sampling" && which != "all") {
+    throw common::InputError("kernels to measure are decode, ragged, chunks, cache, float8, sampling or all, not " +
+                             which);
   }
   if (!common::has_cuda_device()) {
     throw common::InputError("measuring kernels needs a GPU of compute capability 8.0 or newer");
@@ -45,6 +46,9 @@ void print_kernel_speed(const std::string& which, std::ostream& output, const Ke
   }
   if (which == "float8") {
     print_float8_speed(options, output);
+  }
+  if (which == "sampling") {
+    print_sampling_speed(output);
   }
 }
 

@@ -18,11 +18,19 @@ namespace {
 
 using common::DeviceArray;
 using common::Random;
+using common::SamplingBias;
 using common::SamplingOptions;
 using common::SamplingParameters;
 using common::Token;
 
 constexpr float kInfinity = std::numeric_limits<float>::infinity();
+constexpr int kPromptLength = 2;  // of the used tokens
+
+// What the CPU draws from a row of them.
+Token sampled(std::span<const float> logits, const SamplingOptions& options, int row, const std::vector<Token>& used) {
+  const auto prompt = std::span(used).first(std::min<std::size_t>(kPromptLength, used.size()));
+  return common::sample(logits, options, row, row % 5, prompt, std::span(used).subspan(prompt.size()));
+}
 
 // What the GPU draws from these rows: row i at position i, sample i % 5.
 class Rows {
@@ -34,12 +42,17 @@ class Rows {
                             const std::vector<Token>& used = {0}) {
     const auto num_rows = static_cast<int>(options.size());
     std::vector<SamplingParameters> parameters;
+    std::vector<SamplingBias> biases;
     std::vector<Token> most_likely;
     for (int i = 0; i < num_rows; ++i) {
       const SamplingOptions& row = options[static_cast<std::size_t>(i)];
       parameters.push_back(common::sampling_parameters(row, i % 5, i));
-      parameters.back().first_used = 0;
       parameters.back().num_used = static_cast<int>(used.size()) - 1;
+      parameters.back().prompt_length = kPromptLength;
+      const std::vector<SamplingBias> own_biases = common::sampling_biases(row, i);
+      parameters.back().first_bias = static_cast<int>(biases.size());
+      parameters.back().num_biases = static_cast<int>(own_biases.size());
+      biases.insert(biases.end(), own_biases.begin(), own_biases.end());
       const std::span<const float> row_logits = std::span(logits).subspan(
           static_cast<std::size_t>(i) * static_cast<std::size_t>(vocab_size_), static_cast<std::size_t>(vocab_size_));
       most_likely.push_back(is_usable(row_logits) ? common::argmax(row_logits) : -1);
@@ -52,6 +65,7 @@ class Rows {
     }
     const DeviceArray<float> device_logits(logits);
     const DeviceArray<SamplingParameters> rows(parameters);
+    const DeviceArray<SamplingBias> device_biases(biases);
     const DeviceArray<int> next(most_likely);
     const DeviceArray<int> device_used(used);
     const DeviceArray<int> device_token_rows(token_rows);
@@ -61,8 +75,10 @@ class Rows {
     common::SamplingBatch batch{.rows = rows.data(), .num_rows = num_rows};
     batch.have_cuts = std::any_of(options.begin(), options.end(),
                                   [](const SamplingOptions& row) { return row.top_k > 0 || row.top_p < 1.0F; });
-    batch.have_penalties = std::any_of(options.begin(), options.end(),
-                                       [](const SamplingOptions& row) { return row.repetition_penalty != 1.0F; });
+    batch.change_logits = std::any_of(parameters.begin(), parameters.end(), [](const SamplingParameters& row) {
+      return row.has_penalties() || row.num_biases > 0;
+    });
+    batch.biases = device_biases.data();
     batch.used = device_used.data();
     batch.token_rows = device_token_rows.data();
     batch.tokens = tokens.data();
@@ -120,6 +136,17 @@ const SamplingOptions kFilters[] = {
     {.temperature = 0.0F, .repetition_penalty = 1.3F},
     {.temperature = 1.7F, .top_k = 50, .top_p = 0.8F, .min_p = 0.01F, .repetition_penalty = 0.7F},
     {.temperature = 1e-30F, .top_k = 3},
+    {.temperature = 1.0F, .top_k = 40, .top_p = 0.95F},
+    {.temperature = 0.8F, .top_k = 5000},
+    {.temperature = 0.9F, .presence_penalty = 0.8F, .frequency_penalty = -0.3F},
+    {.temperature = 0.9F, .top_k = 20, .repetition_penalty = 1.2F, .frequency_penalty = 0.9F},
+    {.logit_bias = {{17, 9.0F}, {3, 4.0F}, {17, -5.0F}, {-1, 1.0F}, {1 << 20, 1.0F}, {900, -100.0F}}},
+    {.temperature = 1.2F,
+     .top_p = 0.9F,
+     .presence_penalty = 0.4F,
+     .logit_bias = {{12, 8.0F}, {3, 8.0F}},
+     .late_tokens = {12, 500, 501},
+     .min_length = 100},
     {},
 };
 
@@ -146,7 +173,7 @@ TEST_CASE("GPU: ten thousand draws for each filter are the CPU's, to the last on
       for (int i = 0; i < kRows; ++i) {
         const std::span<const float> row = std::span(logits).subspan(
             static_cast<std::size_t>(i) * static_cast<std::size_t>(vocab_size), static_cast<std::size_t>(vocab_size));
-        const Token expected = common::sample(row, kFilters[filter], i, i % 5, used);
+        const Token expected = sampled(row, kFilters[filter], i, used);
         num_wrong[filter] += drawn[static_cast<std::size_t>(i)] != expected ? 1 : 0;
       }
     }
@@ -178,7 +205,7 @@ TEST_CASE("GPU: rows with options of their own, over large vocabularies, twice t
       CAPTURE(vocab_size, i);
       const std::span<const float> row =
           std::span(logits).subspan(i * static_cast<std::size_t>(vocab_size), static_cast<std::size_t>(vocab_size));
-      CHECK(drawn[i] == common::sample(row, options[i], static_cast<int>(i), static_cast<int>(i) % 5, used));
+      CHECK(drawn[i] == sampled(row, options[i], static_cast<int>(i), used));
     }
   }
 }

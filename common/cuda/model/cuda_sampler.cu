@@ -76,7 +76,98 @@ __global__ void __launch_bounds__(kChangeThreads)
   }
 }
 
-// ---- Top-k and top-p -----------------------------------------------------------------------------------------------
+// ---- Noise and the largest sum -------------------------------------------------------------------------------------
+
+// The largest value of a warp, in every lane. None is NaN.
+__device__ __forceinline__ float warp_max(float value) {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 800
+#pragma unroll
+  for (int distance = 16; distance > 0; distance /= 2) {
+    value = fmaxf(value, __shfl_xor_sync(0xFFFFFFFFU, value, distance));
+  }
+  return value;
+#else
+  int bits = __float_as_int(value);
+  bits ^= (bits >> 31) & 0x7FFFFFFF;  // so that floats compare as ints do
+  bits = __reduce_max_sync(0xFFFFFFFFU, bits);
+  return __int_as_float(bits ^ ((bits >> 31) & 0x7FFFFFFF));
+#endif
+}
+
+// The largest number of a block, in thread 0.
+template <int kThreads>
+__device__ unsigned long long block_max(unsigned long long value) {
+  __shared__ unsigned long long of_warps[kThreads / 32];
+#pragma unroll
+  for (int distance = 16; distance > 0; distance /= 2) {
+    value = max(value, __shfl_xor_sync(0xFFFFFFFFU, value, distance));
+  }
+  if (threadIdx.x % 32 == 0) {
+    of_warps[threadIdx.x / 32] = value;
+  }
+  __syncthreads();
+  if (threadIdx.x == 0) {
+    for (const unsigned long long other : of_warps) {
+      value = max(value, other);
+    }
+  }
+  return value;
+}
+
+// The best of the tokens that a thread has considered.
+struct Draw {
+  std::uint64_t key;
+  float best_score = -INFINITY;  // a lower bound for the best sum: most tokens cannot reach it with any noise
+  unsigned long long best = 0;
+
+  // Before the others, so that there is a bound.
+  __device__ void begin(int most_likely) {
+    best_score = gumbel_noise(noise_bits(key, most_likely));
+    best = ranked(best_score, static_cast<unsigned>(most_likely));
+  }
+  template <typename IsKept>
+  __device__ void consider(float score, int token, const IsKept& is_kept) {
+    if (score + max_gumbel_noise(32) < best_score) {
+      return;
+    }
+    const std::uint32_t bits = noise_bits(key, token);
+    if (score + max_gumbel_noise(__clz(static_cast<int>(bits))) < best_score || !is_kept()) {
+      return;
+    }
+    const float sum = score + gumbel_noise(bits);
+    best = max(best, ranked(sum, static_cast<unsigned>(token)));
+    best_score = fmaxf(best_score, sum);
+  }
+};
+
+// ---- Top-k and top-p: the candidates -------------------------------------------------------------------------------
+//
+// Few tokens of a row can be kept. bound_kernel reads a sixteenth of the row and guesses a depth before which there are
+// some hundreds. sample_kernel, which reads the whole row, lists them. cut_kernel sorts the list and draws from it. If
+// the list turns out to be too long, or not to have all that is kept, it goes over the row itself, once for each digit
+// of what it looks for: the same tokens are kept. So a row is read once, and 1/16 of it before.
+
+constexpr int kMaxCandidates = 2048;
+constexpr int kSampledShare = 16;
+
+struct CutRow {
+  unsigned long long weight;  // with top_p and no top_k: of all tokens that min_p keeps
+  unsigned num_candidates;    // tokens that min_p keeps with a depth below the bound; kMaxCandidates of them are listed
+  std::uint32_t depth_bound;
+};
+
+__device__ __forceinline__ bool has_top_k(const SamplingParameters& row, int vocab_size) {
+  return row.top_k > 0 && row.top_k < vocab_size;
+}
+
+__device__ __forceinline__ bool is_cut(const SamplingParameters& row, int vocab_size) {
+  return row.temperature > 0.0F && (has_top_k(row, vocab_size) || row.top_p < 1.0F);
+}
+
+// In the order of depth, then id.
+__device__ __forceinline__ unsigned long long candidate(std::uint32_t depth, int token) {
+  return static_cast<unsigned long long>(depth) << 32 | static_cast<unsigned>(token);
+}
 
 constexpr int kCutThreads = 1024;
 constexpr int kDigitBits = 15;
@@ -86,12 +177,181 @@ constexpr int kLoads = 8;  // in flight for each thread
 static_assert(kMaxDepth == (1U << (2 * kDigitBits)) - 1 && kClassBits == kDigitBits);
 
 struct CutShared {
-  std::uint32_t counts[kBuckets];  // bucket b's is at place_of(b)
+  union {
+    std::uint32_t counts[kBuckets];  // bucket b's is at place_of(b)
+    unsigned long long candidates[kMaxCandidates];
+  };
   std::uint64_t warp_sums[kCutThreads / 32];
   std::uint64_t missing;
   std::uint32_t in_bucket;
   int bucket;
 };
+
+struct Prefix {
+  std::uint64_t before;  // the sum of the threads with lower numbers
+  std::uint64_t total;
+};
+
+// Of a block of kCutThreads. warp_sums must not be in use.
+__device__ Prefix block_prefix(std::uint64_t own, std::uint64_t* warp_sums) {
+  const int thread = static_cast<int>(threadIdx.x);
+  Prefix result = {own, 0};
+#pragma unroll
+  for (int distance = 1; distance < 32; distance *= 2) {
+    const std::uint64_t other = __shfl_up_sync(0xFFFFFFFFU, result.before, distance);
+    result.before += thread % 32 >= distance ? other : 0;
+  }
+  if (thread % 32 == 31) {
+    warp_sums[thread / 32] = result.before;
+  }
+  __syncthreads();
+  for (int warp = 0; warp < kCutThreads / 32; ++warp) {
+    result.before += warp < thread / 32 ? warp_sums[warp] : 0;
+    result.total += warp_sums[warp];
+  }
+  result.before -= own;
+  return result;
+}
+
+// Levels of depth, for a rough count: 64 for each power of two. Lower numbers are levels of their own.
+constexpr int kLevelBits = 6;
+constexpr int kNumLevels = 2 * kCutThreads;  // some more than there are
+__device__ int level_of(std::uint32_t depth) {
+  const int shift = max(31 - __clz(static_cast<int>(depth)) - kLevelBits, 0);
+  return (shift << kLevelBits) + static_cast<int>(depth >> shift);
+}
+__device__ std::uint32_t first_depth_of(int level) {
+  const int shift = max((level >> kLevelBits) - 1, 0);
+  return static_cast<std::uint32_t>(level - (shift << kLevelBits)) << shift;
+}
+
+// A block for each row. Chooses the depth bound, and clears the rest of its CutRow.
+__global__ void __launch_bounds__(kCutThreads)
+    bound_kernel(const float* logits, int vocab_size, const SamplingParameters* rows, const int* most_likely,
+                 CutRow* cuts) {
+  __shared__ unsigned counts[kNumLevels];
+  __shared__ std::uint64_t warp_sums[kCutThreads / 32];
+  __shared__ std::uint32_t bound;
+  wait_for_previous_launch();
+  allow_next_launch();
+  const int index = static_cast<int>(blockIdx.x);
+  const auto thread = static_cast<int>(threadIdx.x);
+  const SamplingParameters parameters = rows[index];
+  const int best = __ldcg(most_likely + index);
+  if (!is_cut(parameters, vocab_size) || best < 0) {
+    return;
+  }
+  // Nothing of kMaxDepth is a candidate: it has no weight, and cannot win.
+  const bool is_hopeless = has_top_k(parameters, vocab_size) && parameters.top_k > kMaxCandidates;
+  if (vocab_size <= kMaxCandidates || is_hopeless) {
+    if (thread == 0) {
+      cuts[index] = {0, 0, is_hopeless ? 0 : kMaxDepth};
+    }
+    return;
+  }
+  counts[2 * thread] = 0;
+  counts[2 * thread + 1] = 0;
+  if (thread == 0) {
+    bound = kMaxDepth;
+  }
+  __syncthreads();
+  // Every 16th sector of 8 numbers.
+  const float* const row_logits = logits + std::int64_t{index} * vocab_size;
+  const float max_logit = __ldcg(row_logits + best);
+  for (int first = thread; first < vocab_size / kSampledShare; first += kLoads * kCutThreads) {
+    float values[kLoads];
+#pragma unroll
+    for (int i = 0; i < kLoads; ++i) {
+      const int place = first + i * kCutThreads;
+      const int token = place / 8 * 8 * kSampledShare + place % 8;
+      values[i] = place < vocab_size / kSampledShare ? __ldcg(row_logits + token) : -INFINITY;
+    }
+#pragma unroll
+    for (int i = 0; i < kLoads; ++i) {
+      const float score = score_of(values[i], max_logit, parameters.temperature);
+      if (const std::uint32_t depth = depth_of(score); score >= parameters.min_score && depth < kMaxDepth) {
+        atomicAdd(&counts[level_of(depth)], 1U);
+      }
+    }
+  }
+  __syncthreads();
+  // A sixteenth of top_k tokens are expected among those read. With twice as many and 16 more, there are hardly ever
+  // too few. How many top-p keeps is not known; they are those before 64 of the numbers read, as good as always.
+  const unsigned wanted =
+      has_top_k(parameters, vocab_size) ? static_cast<unsigned>(min(16 + parameters.top_k / 8, 96)) : 64;
+  const unsigned own = counts[2 * thread] + counts[2 * thread + 1];
+  const std::uint64_t before = block_prefix(own, warp_sums).before;
+  if (before < wanted && wanted <= before + own) {
+    const int level = 2 * thread + (wanted <= before + counts[2 * thread] ? 0 : 1);
+    bound = min(first_depth_of(level + 1), kMaxDepth);
+  }
+  __syncthreads();
+  if (thread == 0) {
+    cuts[index] = {0, 0, bound};
+  }
+}
+
+// The tokens that top_k and top_p keep, from the list of candidates: shared.candidates, sorted, begins with them.
+// Returns their number, or -1 if the list does not have all.
+__device__ int keep_listed(CutShared& shared, const SamplingParameters& row, int vocab_size, const CutRow& cut,
+                           const unsigned long long* list) {
+  const auto thread = static_cast<int>(threadIdx.x);
+  const bool is_top_k = has_top_k(row, vocab_size);
+  const bool has_all = cut.depth_bound == kMaxDepth || cut.depth_bound > depth_of(row.min_score);
+  const auto count = static_cast<int>(min(cut.num_candidates, kMaxCandidates + 1U));
+  if (count > kMaxCandidates || count == 0 || (is_top_k && count < row.top_k && !has_all)) {
+    return -1;
+  }
+  // A bitonic sort. Up to a distance of 32, both numbers of a pair are in the 64 that the same warp has had in hand.
+  int size = 2;
+  while (size < count) {
+    size *= 2;
+  }
+  for (int i = thread; i < size; i += kCutThreads) {
+    shared.candidates[i] = i < count ? __ldcg(list + i) : ~0ULL;
+  }
+  for (int length = 2; length <= size; length *= 2) {
+    for (int distance = length / 2; distance > 0; distance /= 2) {
+      if (distance >= 32 || length == 2) {
+        __syncthreads();
+      } else {
+        __syncwarp();
+      }
+      if (thread < size / 2) {
+        const int low = thread / distance * 2 * distance + thread % distance;
+        const unsigned long long first = shared.candidates[low];
+        const unsigned long long second = shared.candidates[low + distance];
+        if ((first > second) == ((low & length) == 0)) {
+          shared.candidates[low] = second;
+          shared.candidates[low + distance] = first;
+        }
+      }
+    }
+  }
+  __syncthreads();
+  const int num_kept = is_top_k ? min(count, row.top_k) : count;
+  if (row.top_p >= 1.0F) {
+    return num_kept;
+  }
+  const auto weight_at = [&](int i) {
+    const auto depth = static_cast<std::uint32_t>(shared.candidates[i] >> 32);
+    return i < num_kept ? weight_of_class(class_of(depth)) : 0;
+  };
+  const std::uint64_t weight = 2 * thread < num_kept ? weight_at(2 * thread) : 0;
+  const std::uint64_t next_weight = 2 * thread + 1 < num_kept ? weight_at(2 * thread + 1) : 0;
+  const auto [before, listed] = block_prefix(weight + next_weight, shared.warp_sums);
+  const std::uint64_t target = top_p_target(row.top_p, is_top_k ? listed : cut.weight);
+  if (target > listed) {
+    return -1;
+  }
+  if (before < target && target <= before + weight + next_weight) {
+    shared.bucket = 2 * thread + (target <= before + weight ? 1 : 2);
+  }
+  __syncthreads();
+  return shared.bucket;
+}
+
+// ---- Top-k and top-p: over the whole row ---------------------------------------------------------------------------
 
 // Thread t sums up buckets 32 t … 32 t + 31: neighbouring threads' are in neighbouring banks.
 __device__ __forceinline__ int place_of(int bucket) {
@@ -143,6 +403,31 @@ struct Row {
     }
     __syncthreads();
   }
+
+  // Considers all tokens that are kept.
+  __device__ void consider_kept(Draw& draw, const Kept& kept, int most_likely) const {
+    if (kept.has(0, most_likely)) {  // others may be level with it
+      draw.begin(most_likely);
+    }
+    for (int begin = 0; begin < vocab_size; begin += kLoads * kCutThreads) {
+      draw.best_score = warp_max(draw.best_score);
+      const int first = begin + static_cast<int>(threadIdx.x);
+      float values[kLoads];
+#pragma unroll
+      for (int i = 0; i < kLoads; ++i) {
+        const int token = first + i * kCutThreads;
+        values[i] = token < vocab_size ? __ldcg(logits + token) : -INFINITY;
+      }
+#pragma unroll
+      for (int i = 0; i < kLoads; ++i) {
+        const int token = first + i * kCutThreads;
+        const float score = score_of(values[i], max_logit, temperature);
+        if (token < vocab_size && score >= min_score) {
+          draw.consider(score, token, [&] { return kept.has(depth_of(score), token); });
+        }
+      }
+    }
+  }
 };
 
 // Finds the bucket in which the sum of counts, each times weight_of(bucket), reaches the target target_of(total).
@@ -156,22 +441,7 @@ __device__ void find_bucket(CutShared& shared, const WeightOf& weight_of, const 
     const std::uint32_t count = shared.counts[i * kCutThreads + thread];
     own += count != 0 ? count * weight_of(thread * kBucketsPerThread + i) : 0;
   }
-  std::uint64_t before = own;  // the sum over all threads up to this one; in the end without this one
-#pragma unroll
-  for (int distance = 1; distance < 32; distance *= 2) {
-    const std::uint64_t other = __shfl_up_sync(0xFFFFFFFFU, before, distance);
-    before += thread % 32 >= distance ? other : 0;
-  }
-  if (thread % 32 == 31) {
-    shared.warp_sums[thread / 32] = before;
-  }
-  __syncthreads();
-  std::uint64_t total = 0;
-  for (int warp = 0; warp < kCutThreads / 32; ++warp) {
-    before += warp < thread / 32 ? shared.warp_sums[warp] : 0;
-    total += shared.warp_sums[warp];
-  }
-  before -= own;
+  auto [before, total] = block_prefix(own, shared.warp_sums);
   const std::uint64_t target = target_of(total);
   if (before < target && target <= before + own) {
     int bucket = thread * kBucketsPerThread;
@@ -243,31 +513,54 @@ __device__ Kept keep_top_p(CutShared& shared, const Row& row, const Kept& kept, 
 
 // A block for each row.
 __global__ void __launch_bounds__(kCutThreads)
-    cut_kernel(const float* logits, int vocab_size, const SamplingParameters* rows, const int* most_likely,
-               Kept* last_kept) {
+    cut_kernel(const float* logits, int vocab_size, const SamplingParameters* rows, const CutRow* cuts,
+               const unsigned long long* lists, int* next_tokens) {
   COURSE_SHARED_OBJECT(CutShared, shared);
   wait_for_previous_launch();
   allow_next_launch();
   const int index = static_cast<int>(blockIdx.x);
+  const auto thread = static_cast<int>(threadIdx.x);
   const SamplingParameters parameters = rows[index];
-  const int best = __ldcg(most_likely + index);
-  Kept kept;
-  if (parameters.temperature > 0.0F && best >= 0) {
-    const float* const row_logits = logits + std::int64_t{index} * vocab_size;
-    const Row row = {row_logits, vocab_size, __ldcg(row_logits + best), parameters.temperature, parameters.min_score};
-    if (parameters.top_k > 0 && parameters.top_k < vocab_size && row.max_logit < INFINITY) {
+  const int best = __ldcg(next_tokens + index);
+  if (!is_cut(parameters, vocab_size) || best < 0) {
+    return;
+  }
+  const float* const row_logits = logits + std::int64_t{index} * vocab_size;
+  const Row row = {row_logits, vocab_size, __ldcg(row_logits + best), parameters.temperature, parameters.min_score};
+  if (!(row.max_logit < INFINITY)) {
+    if (thread == 0) {
+      next_tokens[index] = -1;
+    }
+    return;
+  }
+  const CutRow cut = {__ldcg(&cuts[index].weight), __ldcg(&cuts[index].num_candidates),
+                      __ldcg(&cuts[index].depth_bound)};
+  const int num_kept = keep_listed(shared, parameters, vocab_size, cut, lists + std::int64_t{index} * kMaxCandidates);
+  Draw draw = {parameters.noise_key};
+  if (num_kept >= 0) {
+    for (int i = thread; i < num_kept; i += kCutThreads) {
+      const auto token = static_cast<int>(shared.candidates[i] & 0xFFFFFFFFU);
+      const float score = score_of(__ldcg(row_logits + token), row.max_logit, parameters.temperature);
+      draw.consider(score, token, [] { return true; });
+    }
+  } else {
+    __syncthreads();
+    Kept kept;
+    if (has_top_k(parameters, vocab_size)) {
       kept = keep_top_k(shared, row, kept, static_cast<std::uint64_t>(parameters.top_k));
     }
-    if (parameters.top_p < 1.0F && row.max_logit < INFINITY) {
+    if (parameters.top_p < 1.0F) {
       kept = keep_top_p(shared, row, kept, parameters.top_p);
     }
+    row.consider_kept(draw, kept, best);
   }
-  if (threadIdx.x == 0) {
-    last_kept[index] = kept;
+  const unsigned long long drawn = block_max<kCutThreads>(draw.best);
+  if (thread == 0) {
+    next_tokens[index] = static_cast<int>(~static_cast<unsigned>(drawn));
   }
 }
 
-// ---- Noise and the largest sum -------------------------------------------------------------------------------------
+// ---- A pass over all rows ------------------------------------------------------------------------------------------
 
 constexpr int kSampleThreads = 256;
 constexpr int kPerThread = 16;
@@ -278,33 +571,59 @@ struct Best {
   unsigned num_finished;  // blocks
 };
 
-// The largest value of a warp, in every lane. None is NaN.
-__device__ __forceinline__ float warp_max(float value) {
-#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 800
+// Adds the candidates among a block's logits to the row's list; values[i] is that of token first + i * kSampleThreads.
+__device__ __forceinline__ void list_candidates(const float (&values)[kPerThread], int first, int vocab_size,
+                                                float max_logit, const SamplingParameters& row, CutRow& cut,
+                                                unsigned long long* list) {
+  const auto lane = static_cast<int>(threadIdx.x) % 32;
+  const std::uint32_t bound = __ldcg(&cut.depth_bound);
+  const bool is_weight_needed = !has_top_k(row, vocab_size);
+  unsigned long long weight = 0;
+  unsigned found = 0;  // a bit for each value
 #pragma unroll
-  for (int distance = 16; distance > 0; distance /= 2) {
-    value = fmaxf(value, __shfl_xor_sync(0xFFFFFFFFU, value, distance));
+  for (int i = 0; i < kPerThread; ++i) {
+    const int token = first + i * kSampleThreads;
+    const float score = score_of(values[i], max_logit, row.temperature);
+    if (token < vocab_size && score >= row.min_score) {
+      const std::uint32_t depth = depth_of(score);
+      found |= (depth < bound ? 1U : 0U) << i;
+      weight += is_weight_needed ? weight_of_class(class_of(depth)) : 0;
+    }
   }
-  return value;
-#else
-  int bits = __float_as_int(value);
-  bits ^= (bits >> 31) & 0x7FFFFFFF;  // so that floats compare as ints do
-  bits = __reduce_max_sync(0xFFFFFFFFU, bits);
-  return __int_as_float(bits ^ ((bits >> 31) & 0x7FFFFFFF));
-#endif
+  const int own = __popc(found);
+  int up_to_own = own;
+#pragma unroll
+  for (int distance = 1; distance < 32; distance *= 2) {
+    const int other = __shfl_up_sync(0xFFFFFFFFU, up_to_own, distance);
+    up_to_own += lane >= distance ? other : 0;
+    weight += __shfl_xor_sync(0xFFFFFFFFU, weight, distance);
+  }
+  if (lane == 31 && weight > 0) {
+    atomicAdd(&cut.weight, weight);
+  }
+  if (__any_sync(0xFFFFFFFFU, own > 0)) {
+    unsigned place = lane == 31 ? atomicAdd(&cut.num_candidates, static_cast<unsigned>(up_to_own)) : 0;
+    place = __shfl_sync(0xFFFFFFFFU, place, 31) + static_cast<unsigned>(up_to_own - own);
+#pragma unroll
+    for (int i = 0; i < kPerThread; ++i) {
+      if ((found >> i & 1U) != 0 && place < kMaxCandidates) {
+        const float score = score_of(values[i], max_logit, row.temperature);
+        list[place++] = candidate(depth_of(score), first + i * kSampleThreads);
+      }
+    }
+  }
 }
 
-// blockIdx.y: the row. last_kept is nullptr if no row has top_k or top_p.
+// blockIdx.y: the row. Draws from those without top_k and top_p, and lists the candidates of the others.
 __global__ void __launch_bounds__(kSampleThreads)
-    sample_kernel(const float* logits, int vocab_size, const SamplingParameters* rows, const Kept* last_kept,
-                  Best* scratch, int* next_tokens) {
-  __shared__ unsigned long long best_of_warps[kSampleThreads / 32];
+    sample_kernel(const float* logits, int vocab_size, const SamplingParameters* rows, CutRow* cuts,
+                  unsigned long long* lists, Best* scratch, int* next_tokens) {
   wait_for_previous_launch();
   allow_next_launch();
   const int row = static_cast<int>(blockIdx.y);
-  const float temperature = rows[row].temperature;
+  const SamplingParameters parameters = rows[row];
   const int most_likely = __ldcg(next_tokens + row);
-  if (temperature == 0.0F || most_likely < 0) {
+  if (parameters.temperature == 0.0F || most_likely < 0) {
     return;
   }
   const float* const row_logits = logits + std::int64_t{row} * vocab_size;
@@ -316,48 +635,28 @@ __global__ void __launch_bounds__(kSampleThreads)
     values[i] = token < vocab_size ? __ldcg(row_logits + token) : -INFINITY;
   }
   const float max_logit = __ldcg(row_logits + most_likely);
-  const std::uint64_t key = rows[row].noise_key;
-  const float min_score = rows[row].min_score;
-  Kept kept;
-  if (last_kept != nullptr) {
-    kept = last_kept[row];
+  if (is_cut(parameters, vocab_size)) {
+    if (max_logit < INFINITY) {
+      list_candidates(values, first, vocab_size, max_logit, parameters, cuts[row],
+                      lists + std::int64_t{row} * kMaxCandidates);
+    }
+    return;
   }
-  // A lower bound for the best sum: most tokens cannot reach it with any noise.
-  float best_score = kept.has(0, most_likely) ? gumbel_noise(noise_bits(key, most_likely)) : -INFINITY;
-  unsigned long long best = 0;
-  if (kept.has(0, most_likely)) {
-    best = ranked(best_score, static_cast<unsigned>(most_likely));
-  }
+  Draw draw = {parameters.noise_key};
+  draw.begin(most_likely);
 #pragma unroll
   for (int i = 0; i < kPerThread; ++i) {
     if (i == 1 || i % 4 == 0) {
-      best_score = warp_max(best_score);  // the warp's best so far rules out more than the thread's
+      draw.best_score = warp_max(draw.best_score);  // the warp's best so far rules out more than the thread's
     }
     const int token = first + i * kSampleThreads;
-    const float score = score_of(values[i], max_logit, temperature);
-    if (token >= vocab_size || !(score >= min_score) || score + max_gumbel_noise(32) < best_score) {
-      continue;
+    const float score = score_of(values[i], max_logit, parameters.temperature);
+    if (token < vocab_size && score >= parameters.min_score) {
+      draw.consider(score, token, [] { return true; });
     }
-    const std::uint32_t bits = noise_bits(key, token);
-    if (score + max_gumbel_noise(__clz(static_cast<int>(bits))) < best_score || !kept.has(depth_of(score), token)) {
-      continue;
-    }
-    const float sum = score + gumbel_noise(bits);
-    best = max(best, ranked(sum, static_cast<unsigned>(token)));
-    best_score = fmaxf(best_score, sum);
   }
-#pragma unroll
-  for (int distance = 16; distance > 0; distance /= 2) {
-    best = max(best, __shfl_xor_sync(0xFFFFFFFFU, best, distance));
-  }
-  if (threadIdx.x % 32 == 0) {
-    best_of_warps[threadIdx.x / 32] = best;
-  }
-  __syncthreads();
+  unsigned long long best = block_max<kSampleThreads>(draw.best);
   if (threadIdx.x == 0) {
-    for (const unsigned long long other : best_of_warps) {
-      best = max(best, other);
-    }
     Best& shared = scratch[row];
     atomicMax(&shared.rank, best);
     __threadfence();
@@ -376,7 +675,8 @@ CudaSampler::CudaSampler(int vocab_size, int max_rows)
     : vocab_size_(vocab_size),
       max_rows_(max_rows),
       best_((sizeof(Best) + argmax_scratch_bytes(1)) * static_cast<std::size_t>(max_rows)),
-      last_kept_(sizeof(Kept) * static_cast<std::size_t>(max_rows)),
+      cuts_(sizeof(CutRow) * static_cast<std::size_t>(max_rows)),
+      candidates_(sizeof(unsigned long long) * kMaxCandidates * static_cast<std::size_t>(max_rows)),
       uses_(static_cast<std::size_t>(max_rows) * static_cast<std::size_t>(vocab_size) * sizeof(unsigned)) {
   CUDA_CHECK(cudaMemset(best_.data(), 0, best_.bytes()));
   CUDA_CHECK(cudaMemset(uses_.data(), 0, uses_.bytes()));
@@ -386,19 +686,24 @@ void CudaSampler::sample(float* logits, const SamplingBatch& batch, int* next_to
   COMMON_CHECK(batch.num_rows > 0 && batch.num_rows <= max_rows_, "1 to max_rows rows are drawn");
   const dim3 rows(static_cast<unsigned>(batch.num_rows));
   auto* const best = static_cast<Best*>(best_.data());
-  auto* const last_kept = static_cast<Kept*>(last_kept_.data());
+  auto* const cuts = static_cast<CutRow*>(cuts_.data());
+  auto* const lists = static_cast<unsigned long long*>(candidates_.data());
   if (batch.change_logits) {
     launch(change_kernel, rows, kChangeThreads, 0, stream, Overlap::kPreviousWithoutL1, logits, vocab_size_, batch,
            static_cast<unsigned*>(uses_.data()));
     argmax_rows(logits, vocab_size_, batch.num_rows, best + max_rows_, next_tokens, stream);
   }
   if (batch.have_cuts) {
-    launch(cut_kernel, rows, kCutThreads, sizeof(CutShared), stream, Overlap::kPreviousWithoutL1, logits, vocab_size_,
-           batch.rows, next_tokens, last_kept);
+    launch(bound_kernel, rows, kCutThreads, 0, stream, Overlap::kPreviousWithoutL1, logits, vocab_size_, batch.rows,
+           next_tokens, cuts);
   }
   const dim3 grid(static_cast<unsigned>((vocab_size_ + kLogitsPerBlock - 1) / kLogitsPerBlock), rows.x);
   launch(sample_kernel, grid, kSampleThreads, 0, stream, Overlap::kPreviousWithoutL1, logits, vocab_size_, batch.rows,
-         batch.have_cuts ? last_kept : nullptr, best, next_tokens);
+         cuts, lists, best, next_tokens);
+  if (batch.have_cuts) {
+    launch(cut_kernel, rows, kCutThreads, sizeof(CutShared), stream, Overlap::kPreviousWithoutL1, logits, vocab_size_,
+           batch.rows, cuts, lists, next_tokens);
+  }
 }
 
 }  // namespace common

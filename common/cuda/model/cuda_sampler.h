@@ -16,8 +16,8 @@ namespace common {
 struct SamplingBatch {
   const SamplingParameters* rows = nullptr;  // [num_rows]
   int num_rows = 0;
-  bool have_cuts = false;       // whether a row has top_k or top_p
-  bool change_logits = false;   // whether a row has a penalty or a bias
+  bool have_cuts = false;                // whether a row has top_k or top_p
+  bool change_logits = false;            // whether a row has a penalty or a bias
   const SamplingBias* biases = nullptr;  // of all rows
   // For penalties: the used tokens of all rows, repetitions allowed; and for each row of logits its row of the step's
   // tokens. The token of that row i counts as used too: tokens[i], or pending_tokens[pending_rows[i]] if
@@ -41,9 +41,10 @@ class CudaSampler {
  private:
   int vocab_size_;
   int max_rows_;
-  DeviceMemory best_;       // [max_rows], zero between calls
-  DeviceMemory last_kept_;  // [max_rows]: the last token that top_k and top_p keep
-  DeviceMemory uses_;       // [max_rows, vocab_size] of 32 bits, zero between calls
+  DeviceMemory best_;        // [max_rows], zero between calls
+  DeviceMemory cuts_;        // [max_rows]: for top_k and top_p
+  DeviceMemory candidates_;  // [max_rows, at most so many]: the tokens that they may keep
+  DeviceMemory uses_;        // [max_rows, vocab_size] of 32 bits, zero between calls
 };
 
 }  // namespace common
