@@ -113,7 +113,7 @@ stage::SamplingRow random_row(common::Random& random, int vocab_size) {
   row.sample_index = static_cast<int>(random.below(3));
   common::SamplingOptions& options = row.options;
   options.temperature = one_of<float>(random, {0.0F, 1e-30F, 0.3F, 1.0F, 1.0F, 2.0F, 100.0F});
-  options.top_k = one_of<int>(random, {0, 0, 1, 5, 40, 300, 3000, vocab_size, vocab_size + 1});
+  options.top_k = one_of<int>(random, {0, 0, 1, 5, 40, 300, 1500, 3000, vocab_size, vocab_size + 1});
   options.top_p = one_of<float>(random, {1.0F, 1.0F, 0.95F, 0.5F, 0.0F, 0.9999F});
   options.min_p = one_of<float>(random, {0.0F, 0.0F, 0.01F, 0.5F, 1.0F});
   options.seed = random.next();

@@ -125,20 +125,27 @@ TEST_CASE("penalties and biases change a text as they change its logits, and no 
   changed_body.update({{"presence_penalty", 1.5}, {"frequency_penalty", 0.5}, {"repetition_penalty", 1.2}});
   changed_body["logit_bias"] = {{std::to_string(encode(" the").back()), -100},
                                 {std::to_string(encode(" castle").back()), 2.5}};
-  // In the same steps: rows whose tokens the runner may draw, and rows for which it hands out logits.
-  std::vector<std::string> texts(6);
-  std::vector<std::thread> clients;
-  for (std::size_t i = 0; i < texts.size(); ++i) {
-    clients.emplace_back([&, i] {
-      const common::ApiReply reply = fixture.post("/v1/completions", i % 2 == 0 ? body : changed_body);
-      texts[i] = text_of(json::parse(reply.body));
-    });
-  }
-  for (std::thread& client : clients) {
-    client.join();
-  }
-  for (std::size_t i = 0; i < texts.size(); ++i) {
-    CHECK(texts[i] == (i % 2 == 0 ? plain : penalised));
+  // The runner draws all tokens; or, in the same steps, there are rows for which it hands out logits.
+  for (const bool with_logits : {false, true}) {
+    std::vector<std::string> texts(6);
+    std::vector<std::thread> clients;
+    for (std::size_t i = 0; i < texts.size(); ++i) {
+      json own = i % 2 == 0 ? body : changed_body;
+      if (with_logits && i >= 4) {
+        own["logprobs"] = 1;
+      }
+      clients.emplace_back([&, i, own] {
+        const common::ApiReply reply = fixture.post("/v1/completions", own);
+        texts[i] = text_of(json::parse(reply.body));
+      });
+    }
+    for (std::thread& client : clients) {
+      client.join();
+    }
+    for (std::size_t i = 0; i < texts.size(); ++i) {
+      CAPTURE(with_logits, i);
+      CHECK(texts[i] == (i % 2 == 0 ? plain : penalised));
+    }
   }
   // A bias of 100 is as good as a choice.
   json chosen = greedy_body(3);
