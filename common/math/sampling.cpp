@@ -122,7 +122,8 @@ bool changes_logits(const SamplingOptions& options) {
   return has_penalties(options) || !options.logit_bias.empty() || !options.late_tokens.empty();
 }
 
-// Applies the options that depend on the token, its position and the tokens before, in the order that SamplingOptions says.
+// Applies the options that depend on the token, its position and the tokens before, in the order that SamplingOptions
+// says.
 std::vector<float> adjusted(std::span<const float> logits, const SamplingOptions& options, std::int64_t position,
                             std::span<const Token> prompt, std::span<const Token> reply) {
   std::vector<float> result(logits.begin(), logits.end());
@@ -158,8 +159,8 @@ std::vector<float> adjusted(std::span<const float> logits, const SamplingOptions
   }
   for (std::size_t index = 0; index < result.size(); ++index) {
     if (num_in_reply[index] > 0) {
-      result[index] = penalised_in_reply(result[index], options.presence_penalty, options.frequency_penalty,
-                                         num_in_reply[index]);
+      result[index] =
+          penalised_in_reply(result[index], options.presence_penalty, options.frequency_penalty, num_in_reply[index]);
     }
   }
   return result;

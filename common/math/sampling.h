@@ -31,8 +31,8 @@ struct TokenBias {
   float bias = 0.0F;
 };
 
-// In the order in which they apply: late_tokens, logit_bias, repetition_penalty, frequency_penalty and presence_penalty,
-// temperature, min_p, top_k, top_p (vLLM's order).
+// In the order in which they apply: late_tokens, logit_bias, repetition_penalty, frequency_penalty and
+// presence_penalty, temperature, min_p, top_k, top_p (vLLM's order).
 struct SamplingOptions {
   float temperature = 0.0F;  // 0 is greedy
   int top_k = 0;             // keep the k most likely tokens; 0 keeps all

@@ -184,6 +184,12 @@ TEST_CASE("GPU: sampled texts are the CPU's, whatever the filter, and do not dep
     sampling.top_p = i % 3 == 2 ? 0.9F : 1.0F;
     sampling.min_p = i % 5 == 3 ? 0.05F : 0.0F;
     sampling.repetition_penalty = i % 5 == 4 ? 1.2F : 1.0F;
+    sampling.presence_penalty = i % 5 == 2 ? 0.7F : 0.0F;
+    sampling.frequency_penalty = i % 5 >= 3 ? 0.4F : 0.0F;
+    if (i % 4 == 3) {
+      sampling.logit_bias = {{300, 3.0F}, {12, -100.0F}};
+      tasks[i].request.min_tokens = 8;
+    }
     tasks[i].num_samples = i == 6 ? 3 : 1;
   }
   const std::vector<std::vector<common::Completion>> expected = lone_texts(tasks);

@@ -493,6 +493,9 @@ TEST_CASE("sampled texts do not depend on neighbours, preemption or running ahea
     sampling.top_p = i == 2 ? 0.9F : 1.0F;
     sampling.min_p = i == 4 ? 0.05F : 0.0F;
     sampling.repetition_penalty = i >= 4 ? 1.5F : 1.0F;
+    sampling.presence_penalty = i == 3 ? 0.8F : 0.0F;
+    sampling.frequency_penalty = i == 5 ? 0.6F : 0.0F;
+    sampling.logit_bias = i == 2 ? std::vector<common::TokenBias>{{3, 2.0F}, {9, -4.0F}} : sampling.logit_bias;
   }
   tasks[0].request.stop_tokens = {served_alone(tasks[0]).front().tokens[4]};
   tasks.push_back({make_request(4, 9, 8)});
