@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <iterator>
 #include <nlohmann/json.hpp>
+#include <numeric>
 #include <set>
 #include <tuple>
 #include <utility>
@@ -37,11 +38,13 @@ std::size_t equal_beginning(const Values& left, std::span<const typename Values:
   return static_cast<std::size_t>(std::mismatch(left.begin(), end, right.begin()).first - left.begin());
 }
 
-// A sequence that computes one token has it drawn next, even if that was a prompt of one token.
+// A sequence that computes one token has it drawn next, even if that was a prompt of one token. Drafts stand behind
+// such a token only.
 int prompt_tokens_of(const StepReport& report) {
   int count = 0;
   for (std::size_t i = 0; i < report.num_queries.size(); ++i) {
-    count += report.num_queries[i] > 1 || report.is_chunk[i] ? report.num_queries[i] : 0;
+    const bool has_drafts = i < report.num_drafts.size() && report.num_drafts[i] > 0;
+    count += (report.num_queries[i] > 1 && !has_drafts) || report.is_chunk[i] ? report.num_queries[i] : 0;
   }
   return count;
 }
@@ -53,7 +56,8 @@ ordered_json steps_json(std::span<const StepReport> steps) {
     const double milliseconds = 1000.0 * (step.scheduling_seconds + step.computing_seconds);
     list.push_back({step.index, prompt_tokens, step.num_tokens - prompt_tokens,
                     static_cast<double>(static_cast<std::int64_t>(100.0 * milliseconds)) / 100.0,
-                    step.recomputed.size() + step.swapped_out.size(), step.copies.size()});
+                    step.recomputed.size() + step.swapped_out.size(), step.copies.size(),
+                    std::accumulate(step.num_drafts.begin(), step.num_drafts.end(), 0), step.num_accepted});
   }
   return list;
 }
@@ -166,10 +170,15 @@ std::string PoolView::record_of(const EngineNews& news, bool is_whole) {
     steps_ = steps;
     record["whole"] = true;
   }
-  const ordered_json sizes = {{"slots", engine.sizes.num_slots},         {"block_size", engine.sizes.block_size},
-                              {"budget", engine.sizes.token_budget},     {"blocks", pool.num_blocks},
-                              {"host_blocks", engine.num_host_blocks},   {"max_sequences", engine.max_sequences},
-                              {"context_length", engine.context_length}, {"pool", news.pool}};
+  const ordered_json sizes = {{"slots", engine.sizes.num_slots},
+                              {"block_size", engine.sizes.block_size},
+                              {"budget", engine.sizes.token_budget},
+                              {"blocks", pool.num_blocks},
+                              {"host_blocks", engine.num_host_blocks},
+                              {"max_sequences", engine.max_sequences},
+                              {"context_length", engine.context_length},
+                              {"max_drafts", engine.max_drafts},
+                              {"pool", news.pool}};
   if (std::string text = sizes.dump(); text != sizes_) {
     sizes_ = std::move(text);
     record["sizes"] = sizes;
@@ -177,6 +186,9 @@ std::string PoolView::record_of(const EngineNews& news, bool is_whole) {
   record["paused"] = news.is_paused;
   record["steps"] = steps_json(steps_);
   record["happened"] = happened_json(steps_);
+  if (!steps_.empty() && !steps_.back().drafts.empty()) {
+    record["happened"]["drafts"] = drafts_json(steps_.back());
+  }
   steps_.clear();
   for (const auto& [name, known, now] : {std::tuple{"running", &running_, ids_of(pool.running)},
                                          std::tuple{"waiting", &waiting_, ids_of(pool.waiting)}}) {
@@ -199,13 +211,30 @@ std::string PoolView::record_of(const EngineNews& news, bool is_whole) {
   add_cached(pool, record);
   record["num_running"] = num_running;
   record["num_waiting"] = num_waiting;
-  record["counters"] = {{"used", status.slots.used},           {"reserved", status.slots.reserved},
-                        {"cached", status.slots.cached},       {"host_used", status.num_host_blocks_used},
-                        {"generated", news.num_generated},     {"preemptions", news.tally->num_preemptions()},
-                        {"copied", status.blocks_copied},      {"moved", status.blocks_moved},
-                        {"lookups", status.prefix.lookups},    {"hits", status.prefix.hits},
-                        {"saved", status.prefix.tokens_saved}, {"evictions", status.prefix.evictions}};
+  record["counters"] = {{"used", status.slots.used},
+                        {"reserved", status.slots.reserved},
+                        {"cached", status.slots.cached},
+                        {"host_used", status.num_host_blocks_used},
+                        {"generated", news.num_generated},
+                        {"preemptions", news.tally->num_preemptions()},
+                        {"copied", status.blocks_copied},
+                        {"moved", status.blocks_moved},
+                        {"lookups", status.prefix.lookups},
+                        {"hits", status.prefix.hits},
+                        {"saved", status.prefix.tokens_saved},
+                        {"evictions", status.prefix.evictions},
+                        {"found", status.prefix.prompt_tokens_found},
+                        {"drafts", news.tally->steps.drafts},
+                        {"accepted", news.tally->steps.accepted}};
   return dump(record);
+}
+
+ordered_json PoolView::drafts_json(const StepReport& step) const {
+  ordered_json list = ordered_json::array();
+  for (const SequenceDrafts& drafts : step.drafts) {
+    list.push_back({drafts.request, drafts.sequence, drafts.position, drafts.num_accepted, texts_of(drafts.tokens)});
+  }
+  return list;
 }
 
 // Empty: nothing has changed.

@@ -5,9 +5,11 @@
 //
 //   {"whole": true,                                     only in the first: forget what was known
 //    "sizes": {...}, "paused": false,                   sizes: where they have changed, or the pool was made anew
-//    "steps": [[index, prompt tokens, decoded tokens, milliseconds, preempted, copied], ...],   since the last record
+//    "steps": [[index, prompt tokens, decoded tokens, milliseconds, preempted, copied, drafts, accepted], ...],
+//                                                       since the last record; drafts are among the decoded tokens
 //    "happened": {"admitted": [ids], "ended": [ids], "recomputed": [ids], "swapped_out": [ids],
-//                 "copies": [[source, destination], ...], "batch": [[id, tokens], ...]},
+//                 "copies": [[source, destination], ...], "batch": [[id, tokens], ...],
+//                 "drafts": [[id, sequence id, position of the first, accepted, [texts]], ...]},   of the last step
 //    "running": [ids], "waiting": [ids],                where they have changed; what is in neither has ended
 //    "requests": [{"id": 7, "prompt": 12, "max": 75, "swapped": false, "gone": [sequence ids],
 //                  "sequences": [{"id": 3, "length": 9, "from": 2, "blocks": [12], "at": 8, "texts": [" wolf"]}]}],
@@ -91,6 +93,7 @@ class PoolView {
   nlohmann::ordered_json changes_of(const PoolSnapshot::Owner& request);
   nlohmann::ordered_json changes_of(const PoolSnapshot::Sequence& sequence, KnownSequence& known) const;
   void add_cached(const PoolSnapshot& pool, nlohmann::ordered_json& record);
+  nlohmann::ordered_json drafts_json(const StepReport& step) const;
   nlohmann::ordered_json texts_of(std::span<const Token> tokens) const;
   void forget();
 

@@ -15,6 +15,15 @@ struct BlockMove {
   int destination = 0;
 };
 
+// The drafts of a sequence in a step: guesses of how its text goes on. Those that have become text come first.
+struct SequenceDrafts {
+  int request = 0;
+  int sequence = 0;  // as in PoolSnapshot
+  int position = 0;  // of the first
+  std::vector<Token> tokens = {};
+  int num_accepted = 0;  // of them
+};
+
 // One step as it happened. Requests by id.
 struct StepReport {
   std::int64_t index = 0;  // counted from 0
@@ -39,8 +48,9 @@ struct StepReport {
   int num_waiting = 0;
   bool is_memory_short = false;  // requests wait because blocks are missing
   std::int64_t blocks_copied = 0;
-  std::vector<BlockMove> copies;  // these copies, in order
-  SlotUsage usage;                // right after the forward pass, when the cache is fullest
+  std::vector<BlockMove> copies;       // these copies, in order
+  std::vector<SequenceDrafts> drafts;  // of the sequences that have some
+  SlotUsage usage;                     // right after the forward pass, when the cache is fullest
 
   // What num_tokens would be if all sequences were padded to the longest.
   int padded_tokens() const;

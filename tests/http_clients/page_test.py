@@ -9,6 +9,7 @@ import argparse
 import http.client
 import json
 import pathlib
+import re
 import signal
 import struct
 import sys
@@ -379,6 +380,94 @@ def check_scenes(page, browser):
     check("the pool is as before", timeline is None)
 
 
+def check_found_again(page, server):
+    """What a preempted request finds of its own is told apart, as /metrics does."""
+    page.evaluate("ask('/pool/restart', {slots: 96, block_size: 4, budget: 64, swap: false}).then(() => 1)")
+    page.wait_for("timeline.latest.sizes.slots === 96")
+    number = page.evaluate("timeline.latest.number")
+    for prompts, max_tokens in ((["A wolf", "The king", "A fox"], 36), (["A wolf went into the forest and met a bear", "A wolf went into the forest and met a hare"], 4)):
+        click(page, "pause")
+        page.wait_for("timeline.latest.paused")
+        page.evaluate(f"attempt(() => post({json.dumps(prompts)}, {{max_tokens: {max_tokens}, temperature: 0, ignore_eos: true}})).then(() => 1)")
+        page.wait_for(f"timeline.latest.numWaiting === {len(prompts)}")
+        end_all(page)
+    found, again = page.evaluate(f"timeline.snapshots.filter((shown) => shown.number > {number}).reduce((sum, {{happened}}) => "
+                                 "[sum[0] + happened.found, sum[1] + happened.foundAgain], [0, 0])")
+    metrics = page.evaluate("ask('/metrics').then((reply) => reply.text())")
+    hits = int(re.search(r"^vllm:prefix_cache_hits_total\{.*\} (\d+)$", metrics, re.MULTILINE).group(1))
+    check("a resumed request has found its own blocks", again > 0, [found, again])
+    check("they are no prefix hits, as in /metrics", found == hits > 0, [found, hits])
+    check("the counter says both", text(page, "number-prompt-tokens-found-cached") == f"{hits} + {again} again",
+          text(page, "number-prompt-tokens-found-cached"))
+    page.evaluate("timeline.hold(timeline.snapshots.findLastIndex((shown) => shown.happened.foundAgain))")
+    check("and the step", f"found again: {again} tokens of a preempted request" in text(page, "time-title"), text(page, "time-title"))
+    click(page, "restore")
+    page.wait_for("timeline.latest.sizes.slots === 256")
+    page.evaluate("timeline.live()")
+
+
+def check_drafts(page):
+    """Drafts are seen as drafts, in both views and in the strip."""
+    check("no drafts, no legend of them", page.evaluate("document.getElementById('draft-legend').hidden"))
+    page.evaluate("[...document.querySelectorAll('#scenes button')].find((button) => button.textContent === 'Drafts').click()")
+    page.wait_for("shownChapter.scene?.name === 'Drafts' && timeline.latest.counters.drafts > 0 && timeline.latest.requests.size === 0 && !timeline.isPlaying")
+    drafts = page.evaluate("timeline.shown.happened.drafts[0]")
+    check("the scene ends where a draft was accepted and another one taken back", 0 < drafts["accepted"] < len(drafts["texts"]), drafts)
+    check("the step says so", f"drafts: {drafts['accepted']} of {len(drafts['texts'])} accepted" in text(page, "time-title"), text(page, "time-title"))
+    steps = page.evaluate("timeline.snapshots.slice(0, timeline.at + 1).filter((shown) => shown.sizes.pool === timeline.shown.sizes.pool).flatMap((shown) => shown.steps)")
+    check("drafts are no prompt tokens", [step["prompt"] > 0 for step in steps] == [True] + [False] * (len(steps) - 1), steps)
+    sums = [sum(step[name] for step in steps) for name in ("accepted", "drafts")]
+    check("the counter agrees with the steps", text(page, "number-drafts-accepted") == f"{sums[0]} of {sums[1]}", [text(page, "number-drafts-accepted"), sums])
+    after = page.evaluate("(() => { const at = timeline.at + 1, [request] = timeline.snapshots[at].requests.values(); "
+                          "return [...request.sequences.values()][0].texts; })()")
+    begin, accepted = drafts["position"], drafts["accepted"]
+    check("what was accepted is text", after[begin:begin + accepted] == drafts["texts"][:accepted], [after, drafts])
+    check("and what was taken back is not", after[begin + accepted] != drafts["texts"][accepted], [after, drafts])
+
+    def slot_rect(position):
+        return page.evaluate(f"""(() => {{ const {{tablesLayout: layout, snapshot}} = views, size = snapshot.sizes.block_size, row = layout.rows[0];
+            const cell = cellRect(layout, row, Math.floor({position} / size)), slot = {position} % size, width = (cell.width - 4) / layout.slotColumns;
+            return [cell.x + 2 + slot % layout.slotColumns * width, cell.y + kHeaderHeight + Math.floor(slot / layout.slotColumns) * kSlotHeight, width]; }})()""")
+
+    def has_color(name, left, top, width, height):
+        """Whether a colour of the theme is in a part of the tables' drawing."""
+        page.evaluate("new Promise((resume) => requestAnimationFrame(() => requestAnimationFrame(resume)))")
+        return page.evaluate(f"""(() => {{ const context = document.createElement('canvas').getContext('2d');
+            context.fillStyle = views.theme.{name}; context.fillRect(0, 0, 1, 1);
+            const wanted = context.getImageData(0, 0, 1, 1).data, {{data}} = views.tables.getContext('2d').getImageData({left}, {top}, {width}, {height});
+            for (let at = 0; at < data.length; at += 4) if ([0, 1, 2].every((part) => Math.abs(data[at + part] - wanted[part]) < 24) && data[at + 3] > 250) return true;
+            return false; }})()""")
+
+    def is_struck(position):
+        left, top, width = slot_rect(position)
+        return has_color("bad", left + 1, top + 6, width - 2, 4)
+
+    def is_framed(position):
+        left, top, width = slot_rect(position)
+        return has_color("text", left + width - 3.5, top + 4, 4, 6)
+
+    places = range(begin - 1, begin + len(drafts["texts"]))
+    check("accepted drafts are framed in their table", [is_framed(place) for place in places] == [begin <= place < begin + accepted for place in places], [is_framed(place) for place in places])
+    check("and those taken back struck through", [is_struck(place) for place in places] == [place >= begin + accepted for place in places])
+    size = page.evaluate("timeline.shown.sizes.block_size")
+    left, top, _ = slot_rect(begin + accepted)
+    box = page.evaluate("(() => { const box = views.tables.getBoundingClientRect(); return [box.left, box.top]; })()")
+    page.move(box[0] + left + 8, box[1] + top + 6)
+    page.wait_for("views.target !== null")
+    check("the sentence says what a slot held", "held the draft “" in text(page, "sentence") and "taken back" in text(page, "sentence"), text(page, "sentence"))
+    page.move(5, 5)
+    block = page.evaluate(f"[...timeline.shown.requests.values()][0].sequences.values().next().value.blocks[{(begin + accepted) // size}]")
+    page.evaluate(f"views.point({{block: {block}}}, 'pool', true)")
+    check("and what a block did", "draft" in text(page, "sentence"), text(page, "sentence"))
+    check("the legend has them", page.evaluate("!document.getElementById('draft-legend').hidden"))
+    fits = page.evaluate("(() => { const list = document.getElementById('numbers'); return [list.scrollWidth, list.clientWidth]; })()")
+    check("all numbers fit", fits[0] <= fits[1], fits)
+    page.evaluate("views.point(null, 'pool', false)")
+    click(page, "restore")
+    page.wait_for("timeline.latest.sizes.slots === 256")
+    page.evaluate("timeline.live()")
+
+
 def check_hostile(page):
     prompts = ["<script>window.isBroken = 1</script><img src=x onerror='window.isBroken = 1'>", "abc\u202edef \u2066ghi\u200f", "日本語 \U0001f43a"]
     click(page, "pause")
@@ -561,19 +650,103 @@ def check_chat(browser, program):
     with tempfile.TemporaryDirectory() as folder:
         path = pathlib.Path(folder) / "chat.gguf"
         path.write_bytes(with_template(model.read_bytes()))
-        with http_program.HttpProgram(program, "--device", "cpu", "--model", str(path)) as server:
-            page = browser.open(server.url + "/")
-            page.wait_for("timeline.latest.sizes.blocks > 0")
-            click(page, "tab-chat")
-            for turn in ("first", "second"):
-                page.evaluate("document.getElementById('message').value = 'Tell me of <b>a wolf</b>.'; document.getElementById('say').requestSubmit()")
-                page.wait_for("conversation.length === 2 || document.getElementById('problem').textContent", 20)
-                check(f"the {turn} message is answered", text(page, "problem") == "" and page.evaluate("conversation[1].content.length > 0"),
-                      text(page, "problem"))
-                check("what was said is text", page.evaluate("!document.querySelector('#turns b') && document.querySelectorAll('#turns li').length === 2"))
-                click(page, "forget")
-            check("the second was found in the cache", page.evaluate("timeline.latest.counters.saved > 0"))
-            check("no error in the chat", not page.problems, page.problems)
+        with http_program.HttpProgram(program, "--device", "cpu", "--pool-controls", "--model", str(path)) as server:
+            converse(browser.open(server.url + "/"), server)
+
+
+def said(page):
+    """The conversation as it is shown: texts without numbers and notes."""
+    return page.evaluate("[...document.querySelectorAll('#turns li')].map((item) => (item.querySelector('.text') ?? item).textContent)")
+
+
+def note(page):
+    return page.evaluate("document.querySelector('#turns li:last-child p').textContent")
+
+
+def say(page, message, waits=True):
+    page.evaluate("document.getElementById('message').focus()")
+    page.call("Input.insertText", text=message)
+    page.key("Enter", 13)
+    if waits:
+        page.wait_for("talk === null", 30)
+
+
+def begin_reply(page):
+    """A reply that has begun and does not end, because the server computes step by step."""
+    click(page, "pause")
+    page.wait_for("timeline.latest.paused")
+    say(page, "Tell it to its end.", waits=False)
+    page.wait_for("timeline.latest.numWaiting === 1")
+    lengths = []
+    while len(set(lengths)) < 4:
+        step = page.evaluate("timeline.latest.step")
+        click(page, "step")
+        page.wait_for(f"timeline.latest.step > {step}")
+        lengths.append(page.evaluate("document.querySelector('#turns li:last-child .text').textContent.length"))
+    check("a reply comes in pieces", lengths == sorted(lengths) and page.evaluate("talk !== null"), lengths)
+
+
+def converse(page, server):
+    """Several turns, by key, with a model that has a chat template."""
+    page.wait_for("timeline.latest.sizes.blocks > 0")
+    check("a model with a template is talked to", page.evaluate("document.querySelector('[role=tab][aria-selected=true]').id") == "tab-chat")
+    page.evaluate("document.getElementById('chat-tokens').value = 40; document.getElementById('chat-seed').value = 3")
+    say(page, "Tell me of <b>a wolf</b>.")
+    check("a message is answered", text(page, "problem") == "" and len(said(page)) == 2 and said(page)[1] != "", [text(page, "problem"), said(page)])
+    check("what was said is text", page.evaluate("!document.querySelector('#turns b')"))
+    first = page.evaluate("conversation")
+    say(page, "And then?")
+    check("the next message has what was said before it", page.evaluate("conversation.slice(0, 2)") == first and len(said(page)) == 4, said(page))
+    prompt, found = map(int, re.match(r"prompt: (\d+) tokens, (\d+) of them found in the pool", note(page)).groups())
+    check("which is found in the pool", 0 < found < prompt, note(page))
+    _, reply = server.post("/v1/chat/completions", {"messages": [*first, {"role": "user", "content": "And then?"}], "max_tokens": 40, "seed": 3})
+    check("the reply is the one of /v1/chat/completions", reply["choices"][0]["message"]["content"] == said(page)[3], [reply, said(page)])
+    conversation = page.evaluate("conversation")
+    click(page, "again")
+    page.wait_for("talk === null", 30)
+    check("once more, with the same seed, is the same", page.evaluate("conversation") == conversation and len(said(page)) == 4, page.evaluate("conversation"))
+    page.evaluate("document.getElementById('chat-tokens').value = 400; document.getElementById('chat-seed').value = ''")
+    for how in ("the button", "Escape"):
+        begin_reply(page)
+        page.call("Input.insertText", text="typed meanwhile")
+        page.key("Enter", 13)
+        check("what is typed meanwhile waits", page.evaluate("document.getElementById('message').value") == "typed meanwhile" and page.evaluate("talk !== null"))
+        page.evaluate("document.getElementById('message').value = ''")
+        if how == "Escape":
+            page.key("Escape")
+        else:
+            click(page, "stop-reply")
+        page.wait_for("talk === null", 5)
+        check(f"{how} stops it", note(page) == "stopped", note(page))
+        page.wait_for("timeline.latest.numRunning === 0", 5)
+        check("in the engine too", True)
+        check("and it stays in the conversation", page.evaluate("conversation.at(-1).content") == said(page)[-1], said(page))
+    page.evaluate("document.getElementById('chat-tokens').value = 99999")
+    click(page, "run")
+    say(page, "This is not allowed.")
+    check("a refusal is shown, and the message is kept", "max_tokens" in text(page, "problem") and
+          page.evaluate("document.getElementById('message').value") == "This is not allowed.", text(page, "problem"))
+    check("and is no part of the conversation", page.evaluate("conversation.length") == 8, page.evaluate("conversation"))
+    page.evaluate("document.getElementById('chat-tokens').value = 400; document.getElementById('message').value = ''")
+    begin_reply(page)
+    click(page, "forget")
+    page.wait_for("timeline.latest.numRunning === 0", 5)
+    check("a new conversation ends the one before", said(page) == [] and page.evaluate("talk === null && conversation.length === 0"), said(page))
+    click(page, "run")
+    page.evaluate("document.getElementById('chat-tokens').value = 8; document.getElementById('system').value = 'You are a wolf.'")
+    say(page, "Who are you?")
+    page.wait_for("timeline.snapshots.some((shown) => [...shown.requests.values()].some((request) => [...request.sequences.values()]"
+                  ".some((sequence) => sequence.texts.join('').includes('You are a wolf.'))))", 5)
+    check("a system message is part of the prompt", True)
+    check("no error in the chat but the refusal", all("400" in problem for problem in page.problems), page.problems)
+    page.evaluate("document.getElementById('chat-tokens').value = 400")
+    begin_reply(page)
+    server.process.kill()
+    page.wait_for("talk === null", 10)
+    check("a lost server is said under the reply", "the server does not answer" in note(page), note(page))
+    say(page, "Are you there?")
+    check("and a message to it is kept", page.evaluate("document.getElementById('message').value") == "Are you there?" and
+          page.evaluate("conversation.length") == 4, said(page))
 
 
 def measure(browser, program):
@@ -629,6 +802,8 @@ def main():
             for part in (check_joined, check_time, check_replies, check_words, check_edges, check_keyboard, check_heights):
                 part(page)
             check_scenes(page, browser)
+            check_found_again(page, server)
+            check_drafts(page)
             for part in (check_hostile, check_many, check_idle, check_motion, check_colors):
                 part(page)
             check_phone(browser, server.url)

@@ -11,6 +11,7 @@
 //   cached       hatched, without a number of an owner
 //   free         an empty frame
 //   swapped out  dotted
+//   a draft      accepted: framed inside; taken back: hatched, its text struck through
 
 function themeOf(element) {
   const style = getComputedStyle(element), value = (name) => style.getPropertyValue(name).trim();
@@ -91,7 +92,8 @@ function dots(context, x, y, width, height, color) {
   }
 }
 
-// state: {kind: "free" | "cached" | "owned" | "host", owner, filled, slots, tables, label}
+// state: {kind: "free" | "cached" | "owned" | "host", owner, filled, slots, tables, label, drafts}; drafts as draftsIn()
+// has them
 function drawBlock(context, x, y, width, height, state, theme) {
   const isSmall = Math.min(width, height) < 9;
   if (state.kind === "free") {
@@ -120,6 +122,9 @@ function drawBlock(context, x, y, width, height, state, theme) {
     if (height < 24 || state.slots > 64) {  // no room for a mark for each slot: a bar, which leaves the number readable
       const bar = width >= 17 ? 5 : height;
       context.fillRect(x, y + height - bar, width * state.filled / state.slots, bar);
+      for (const {slot, isAccepted} of state.drafts ?? []) {
+        drawDraft(context, x + width * slot / state.slots, y + height - bar, width / state.slots, bar, isAccepted, theme);
+      }
     } else {
       drawSlots(context, x, y, width, height, state, color, theme);
     }
@@ -166,7 +171,22 @@ function drawSlots(context, x, y, width, height, state, color, theme) {
       context.lineWidth = 0.75;
       context.strokeRect(left + 0.5, up + 0.5, side - 1, side - 1);
     }
+    const draft = state.drafts?.find((candidate) => candidate.slot === slot);
+    if (draft) drawDraft(context, left, up, side, side, draft.isAccepted, theme);
   }
+}
+
+// The mark of a slot that held a draft, over the slot.
+function drawDraft(context, x, y, width, height, isAccepted, theme) {
+  const line = Math.min(width, height) > 8 ? 2 : 1;
+  if (!isAccepted) hatch(context, x, y, width, height, theme.hatch);
+  context.strokeStyle = isAccepted ? theme.text : theme.bad;
+  context.lineWidth = line;
+  if (isAccepted) return context.strokeRect(x + line / 2 + 0.5, y + line / 2 + 0.5, width - line - 1, height - line - 1);
+  context.beginPath();
+  context.moveTo(x + 1, y + height / 2);
+  context.lineTo(x + width - 1, y + height / 2);
+  context.stroke();
 }
 
 function stateOf(snapshot, block) {
@@ -174,7 +194,8 @@ function stateOf(snapshot, block) {
   if (places) {
     let filled = 0;
     for (const place of places) filled = Math.max(filled, filledSlots(place, slots));
-    return {kind: "owned", owner: places[0].request.id, filled, slots, tables: places.length, label: block};
+    const drafts = snapshot.happened.drafts.length ? places.flatMap((place) => draftsIn(snapshot, place)) : [];
+    return {kind: "owned", owner: places[0].request.id, filled, slots, tables: places.length, label: block, drafts};
   }
   return {kind: snapshot.cached.has(block) ? "cached" : "free", owner: -1, filled: 0, slots, tables: 0, label: block};
 }
@@ -369,7 +390,8 @@ function placeAt(snapshot, layout, x, y) {
     const cell = cellRect(layout, row, index), size = snapshot.sizes.block_size;
     const slotColumn = Math.min(layout.slotColumns - 1, Math.floor((x - cell.x - 2) / ((cell.width - 4) / layout.slotColumns)));
     const slot = Math.floor((y - cell.y - kHeaderHeight) / kSlotHeight) * layout.slotColumns + slotColumn;
-    if (slot >= 0 && slot < size && index * size + slot < row.sequence.length) place.position = index * size + slot;
+    const isDraft = draftsIn(snapshot, {...row, index}).some((draft) => draft.slot === slot);
+    if (slot >= 0 && slot < size && (isDraft || index * size + slot < row.sequence.length)) place.position = index * size + slot;
   }
   return place;
 }
@@ -390,9 +412,9 @@ function drawTables(context, snapshot, layout, scrollTop, height, theme, {lit = 
       const cell = cellRect(layout, row, index);
       if (cell.y + cell.height < scrollTop || cell.y > scrollTop + height) return;
       const tables = placesOf(snapshot).get(block)?.length ?? 1;
-      const filled = filledSlots({sequence: row.sequence, index}, size);
-      if (layout.withTexts) drawTexts(context, cell, layout, row, index, {block, tables, filled, size}, theme);
-      else drawBlock(context, cell.x, cell.y, cell.width, cell.height, {kind: "owned", owner: row.request.id, filled, slots: size, tables, label: block}, theme);
+      const filled = filledSlots({sequence: row.sequence, index}, size), drafts = draftsIn(snapshot, {...row, index});
+      if (layout.withTexts) drawTexts(context, cell, layout, row, index, {block, tables, filled, size, drafts}, theme);
+      else drawBlock(context, cell.x, cell.y, cell.width, cell.height, {kind: "owned", owner: row.request.id, filled, slots: size, tables, label: block, drafts}, theme);
       if (lit.has(block)) frame(context, cell.x, cell.y, cell.width, cell.height, theme);
     });
   }
@@ -428,7 +450,7 @@ function drawQueued(context, snapshot, row, layout, theme) {
 }
 
 // A logical block: its number, the physical block that it is, and its slots with the texts of their tokens.
-function drawTexts(context, cell, layout, row, index, {block, tables, filled, size}, theme) {
+function drawTexts(context, cell, layout, row, index, {block, tables, filled, size, drafts}, theme) {
   const slotWidth = (cell.width - 4) / layout.slotColumns;
   context.fillStyle = colorOf(theme, row.request.id, true);
   context.fillRect(cell.x, cell.y, cell.width, cell.height);
@@ -450,6 +472,19 @@ function drawTexts(context, cell, layout, row, index, {block, tables, filled, si
       context.strokeStyle = theme.hatch;
       context.lineWidth = 0.75;
       context.strokeRect(x + 1, y + 1, slotWidth - 2, kSlotHeight - 3);
+    }
+    const draft = drafts.find((candidate) => candidate.slot === slot);
+    if (draft?.isAccepted === false) {  // hatched around its text, which stays readable
+      const guess = visible(draft.text).slice(0, 12), width = Math.min(slotWidth - 4, context.measureText(guess).width + 2);
+      hatch(context, x + 0.5, y + 0.5, slotWidth - 1, kSlotHeight - 1.5, theme.hatch);
+      context.fillStyle = theme.card;
+      context.fillRect(x + 2, y + 1.5, width, kSlotHeight - 4);
+      context.fillStyle = theme.text;
+      context.fillText(guess, x + 2, y + 7.5, slotWidth - 4);
+      context.fillStyle = theme.bad;
+      context.fillRect(x + 1, y + 8, width + 2, 1);
+    } else if (draft) {
+      drawDraft(context, x, y, slotWidth, kSlotHeight, true, theme);
     }
   }
   if (tables > 1) {

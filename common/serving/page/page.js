@@ -36,7 +36,9 @@ async function readEvents(reply, onEvent, onBytes = () => {}) {
   const reader = reply.body.getReader(), decoder = new TextDecoder();
   let text = "";
   for (;;) {
-    const {value, done} = await reader.read();
+    const {value, done} = await reader.read().catch((error) => {
+      throw error.name === "AbortError" ? error : new Error("the server does not answer");
+    });
     if (done) return;
     onBytes(value.length);
     text += decoder.decode(value, {stream: true});
@@ -107,7 +109,7 @@ function explain(word, meaning) {
 const kWords = [["prefix found", "prefix hit"], ["copied on write", "copy-on-write"], ["copy-on-write", "copy-on-write"], ["block tables", "block table"],
                 ["swapped out", "swapped out"], ["preempted", "preempted"], ["computed again", "computed again"], ["physical", "physical block"],
                 ["logical", "logical block"], ["sequence", "sequence"], ["evicted", "evicted"], ["in a table", "block table"], ["shared", "shared"],
-                ["cached", "cached"], ["free", "free"], ["blocks", "block"], ["slots", "slot"], ["slot", "slot"]];
+                ["drafts", "draft"], ["draft", "draft"], ["taken back", "taken back"], ["cached", "cached"], ["free", "free"], ["blocks", "block"], ["slots", "slot"], ["slot", "slot"]];
 const meanings = new Map([...document.querySelectorAll("#glossary dt")].flatMap((word) => word.textContent.split(", ")
   .map((name) => [name, word.nextElementSibling.textContent])));
 
@@ -139,24 +141,27 @@ const kMeanings = {
   "preemptions": "times that a running request lost its blocks because none was free",
   "blocks copied": "copy-on-write: a sequence had to write into a block that others share, and got a copy of its own",
   "blocks moved": "swapped out to the host's memory, or back",
-  "prompt tokens found cached": "in blocks that were in the pool already, so they were not computed",
+  "prompt tokens found cached": "in blocks that were in the pool already, so they were not computed; “again”: by requests that came back from a preemption",
+  "drafts accepted": "guesses of the next tokens that became text, of all that were computed",
   "evictions": "cached blocks whose text was given up because a block was needed",
   "tokens written": "in replies"};
 
 function showNumbers(snapshot) {
-  const {counters, atStart, sizes} = snapshot;
+  const {counters, atStart, sizes} = snapshot, drafts = (counters.drafts ?? 0) - (atStart.drafts ?? 0);
   const numbers = {"tokens a second": speed(), "running": snapshot.numRunning, "waiting": snapshot.numWaiting,
                    "slots in use": percent(counters.used ?? 0, sizes.slots), "preemptions": (counters.preemptions ?? 0) - (atStart.preemptions ?? 0),
-                   "blocks copied": (counters.copied ?? 0) - (counters.moved ?? 0), "blocks moved": counters.moved ?? 0,
-                   "prompt tokens found cached": counters.saved ?? 0, "evictions": counters.evictions ?? 0,
-                   "tokens written": (counters.generated ?? 0) - (atStart.generated ?? 0)};
-  for (const [name, value] of Object.entries(numbers)) {
+                   "blocks copied": (counters.copied ?? 0) - (counters.moved ?? 0), "blocks moved": sizes.host_blocks ? counters.moved ?? 0 : null,
+                   "prompt tokens found cached": (counters.found ?? 0) + (foundAgain(counters) ? ` + ${foundAgain(counters)} again` : ""),
+                   "drafts accepted": drafts ? `${(counters.accepted ?? 0) - (atStart.accepted ?? 0)} of ${drafts}` : null,
+                   "evictions": counters.evictions ?? 0, "tokens written": (counters.generated ?? 0) - (atStart.generated ?? 0)};
+  for (const [name, value] of Object.entries(numbers)) {  // null: there is no such thing here
     const id = "number-" + name.replaceAll(" ", "-");
     if (!$(id)) {
       $("numbers").append(element("div", {}, element("dt", {}, wordFor(name, kMeanings[name])), element("dd", {id})));
       reachBy($("numbers").querySelector(".word"));
     }
-    if ($(id).textContent !== String(value)) $(id).textContent = value;
+    $(id).parentElement.hidden = value === null;
+    if (value !== null && $(id).textContent !== String(value)) $(id).textContent = value;
   }
 }
 
@@ -202,6 +207,11 @@ function showState() {
   const story = storyOf(shown);
   showWords($("time-title"), story ? `Step ${shown.step}: ${story}` : "Steps");
   showNumbers(shown);
+  const hasDrafts = timeline.snapshots.some((snapshot) => snapshot.happened.drafts.length > 0);
+  if ($("draft-legend").hidden === hasDrafts) {
+    $("draft-legend").hidden = !hasDrafts;
+    drawLegend();
+  }
 }
 
 // What the bar under the pool shows, and the same in blocks.
@@ -327,6 +337,7 @@ function showSizes({pool, ...sizes}) {
     $(id + "-value").textContent = value;
   }
   $("swap").checked = sizes.host_blocks > 0;
+  for (const button of document.querySelectorAll("[data-needs-drafts]")) button.disabled = !hasControls || sizes.max_drafts === 0;
   const isChanged = JSON.stringify(firstSizes) !== JSON.stringify(sizes);
   $("restore").hidden = !isChanged;
   $("restore").textContent = `Back to ${firstSizes.slots} slots`;
@@ -487,6 +498,7 @@ async function runScene(scene, button) {
     await ask("/pool/run", {});
     await until(() => timeline.latest.sizes.pool !== before);  // so that what is sent is known to be in the new one
     beginChapter({scene, button});
+    selectTab($("tab-ask"));  // its replies are there
     playAfter(timeline.latest.number);
     await scene.send(post);
   });
@@ -506,6 +518,7 @@ function showChapter() {
   shownChapter = chapter;
   for (const other of $("scenes").children) other.removeAttribute("aria-pressed");
   chapter.button?.setAttribute("aria-pressed", "true");
+  if (chapter.button) $("scenes").scrollLeft = chapter.button.offsetLeft - $("scenes").offsetLeft - 8;
   const {scene} = chapter;
   showWords($("watch"), scene ? scene.watch : chapter.text ?? kStart);
   if (scene) $("watch").prepend(element("b", {textContent: `${scene.name}. `}));
@@ -555,44 +568,112 @@ showChapter();
 
 // ---- Chat ----
 
-let conversation = [];
+// Each message sends the whole conversation; the server keeps none of it, but for the blocks that are still in the pool.
+let conversation = [];  // {role, content}, by turns
+let talk = null;        // what stops the reply that is being written; null: none is
+const kTalk = "Each message sends the whole conversation again, as one prompt. What of it is still in the pool is found and not computed.";
+
 $("forget").onclick = () => {
+  talk?.abort();
+  talk = null;
   conversation = [];
   $("turns").replaceChildren();
+  showTalk();
 };
 $("message").onkeydown = (event) => {
-  if (event.key !== "Enter" || event.shiftKey) return;
+  if (event.key !== "Enter" || event.shiftKey || event.isComposing) return;
   event.preventDefault();
-  $("say").requestSubmit();
+  $("say").requestSubmit();  // during a reply, what is typed waits
 };
-let isTalking = false;
+$("chat").addEventListener("keydown", (event) => { if (event.key === "Escape") talk?.abort(); });
+$("stop-reply").onclick = () => talk?.abort();
+$("again").onclick = () => {
+  conversation.pop();
+  const {content} = conversation.pop();
+  for (let count = 0; count < 2; ++count) $("turns").lastChild.remove();
+  sayTo(content);
+};
 $("say").onsubmit = (event) => {
   event.preventDefault();
   const content = $("message").value.trim();
-  if (content === "" || isTalking) return;
-  isTalking = true;
+  if (content === "" || talk) return;
   $("message").value = "";
+  sayTo(content);
+};
+
+function showTalk() {
+  $("say-it").disabled = talk !== null;
+  $("stop-reply").disabled = talk === null;
+  $("again").disabled = talk !== null || conversation.length === 0;
+}
+
+// What is not given is as the model's file recommends it, or as the server has it.
+function chatOptions() {
+  const options = {stream: true, stream_options: {include_usage: true}};
+  for (const [name, id] of [["temperature", "chat-temperature"], ["max_tokens", "chat-tokens"], ["seed", "chat-seed"]]) {
+    if ($(id).value !== "") options[name] = Number($(id).value);
+  }
+  return options;
+}
+
+// Under a reply: what its prompt cost, and how fast it was.
+function talkNote({usage, reason, begin}) {
+  const found = usage?.prompt_tokens_details?.cached_tokens ?? 0, written = usage?.completion_tokens ?? 0, seconds = (performance.now() - begin) / 1000;
+  const parts = usage && begin ? [`prompt: ${usage.prompt_tokens} tokens, ${found} of them found in the pool`,
+    `${written} written` + (written > 4 ? `, ${(written / seconds).toPrecision(2)} a second` : "")] : [];
+  if (reason) parts.push(reason);
+  return element("p", {className: "dim small", textContent: plain(parts.join("; "))});
+}
+
+async function sayTo(content) {
+  const mine = talk = new AbortController(), messages = [...conversation, {role: "user", content}], system = $("system").value.trim();
+  const answer = element("div", {className: "text", dir: "auto"}), said = element("li", {className: "user text", textContent: plain(content), dir: "auto"});
+  const item = element("li", {ariaBusy: "true"}, answer), turns = $("turns");
   timeline.live();
-  beginChapter({text: kOwn});
-  const answer = element("div", {className: "text", dir: "auto"});
-  $("turns").append(element("li", {className: "user text", textContent: plain(content), dir: "auto"}), element("li", {}, answer));
-  const messages = [...conversation, {role: "user", content}];
-  let text = "";
-  const shown = addReply(answer.parentElement, [answer]);
-  attempt(async () => {
-    const reply = await ask("/v1/chat/completions", {messages, stream: true});
+  beginChapter({text: kTalk});
+  turns.append(said, item);
+  turns.scrollTop = turns.scrollHeight;
+  showTalk();
+  let text = "", end = {};
+  replies = replies.filter((reply) => reply.item.isConnected);
+  const shown = addReply(item, [answer]);
+  try {
+    complain("");
+    const body = {messages: system ? [{role: "system", content: system}, ...messages] : messages, ...chatOptions()};
+    const reply = await ask("/v1/chat/completions", body, {signal: mine.signal});
     shown.id = Number(reply.headers.get("X-Request-Ids"));
     answer.before(tagOf(shown.id));
     await readEvents(reply, (part) => {
       if (part.error) throw new Error(part.error.message);
+      end.usage = part.usage ?? end.usage;
       const piece = part.choices[0]?.delta.content ?? "";
+      if (part.choices[0]?.finish_reason === "length") end.reason = "cut off: it has no room for more tokens";
+      if (piece === "") return;
+      end.begin ??= performance.now();
       text += piece;
+      const isAtEnd = turns.scrollHeight - turns.scrollTop - turns.clientHeight < 40;  // else the reader looks at what was before
       extendReply(shown, 0, piece);
-      $("turns").scrollTop = $("turns").scrollHeight;
+      if (isAtEnd) turns.scrollTop = turns.scrollHeight;
     });
-    conversation = [...messages, {role: "assistant", content: text}];
-  }).finally(() => { isTalking = false; });
-};
+  } catch (error) {
+    end.reason = mine.signal.aborted ? "stopped" : error.message;
+    if (!mine.signal.aborted) complain(error.message);
+  }
+  if (!item.isConnected) return;  // a new conversation has begun
+  talk = null;
+  // A reply that was stopped is what was said; one that never began was not.
+  if (text !== "") conversation = [...messages, {role: "assistant", content: text}];
+  else if (end.reason) {
+    end.reason += "; not a part of the conversation";
+    if ($("message").value === "") $("message").value = content;
+  }
+  item.ariaBusy = "false";
+  item.append(talkNote(end));
+  turns.scrollTop = turns.scrollHeight;
+  showTalk();
+}
+if (hasChat) selectTab($("tab-chat"));
+showTalk();
 
 // ---- By hand ----
 
@@ -637,8 +718,15 @@ function drawLegend() {
   for (const canvas of document.querySelectorAll("[data-legend]")) {
     const {context, width, height} = sizedContext(canvas);
     context.clearRect(0, 0, width, height);
+    const {legend} = canvas.dataset;
+    if (legend === "accepted" || legend === "takenBack") {  // marks of slots
+      context.fillStyle = legend === "accepted" ? colorOf(views.theme, 7) : views.theme.card;
+      context.fillRect(0, 0, width, height);
+      drawDraft(context, 0, 0, width, height, legend === "accepted", views.theme);
+      continue;
+    }
     context.scale(width / 44, height / 44);  // as it looks in a small pool
-    drawBlock(context, 2, 2, 40, 40, states[canvas.dataset.legend], views.theme);
+    drawBlock(context, 2, 2, 40, 40, states[legend], views.theme);
   }
 }
 drawLegend();
@@ -649,6 +737,6 @@ matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => {
 });
 $("help").onclick = () => $("glossary").showModal();
 showWords($("tables-words"), $("tables-words").textContent);
-for (const item of document.querySelectorAll(".legend li")) showWords(item.lastElementChild, item.textContent);
+for (const item of document.querySelectorAll(".legend li > span, #draft-legend > span")) showWords(item, item.textContent);
 views.point(null, "pool", false);
 watch();

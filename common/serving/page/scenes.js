@@ -46,7 +46,15 @@ const kScenes = [
    watch: "24 requests at once, blocks for a few. Those that do not fit wait, in the order in which they came. Whenever one ends, its blocks are free, and in the step after it the " +
      "next is admitted, without a pause for the others. One that was let in too early is preempted (▼) and waits first in line.",
    isMoment: (step, best, before) => !best && step.happened.admitted.length > 0 && (before?.happened.ended.length ?? 0) > 0},
+  {name: "Drafts", needsDrafts: true, sizes: {slots: 128, block_size: 4, budget: 64, swap: false},
+   send: (post) => post(["The cat said, who is there? The dog said, who is there? The cock said,"], {max_tokens: 32, temperature: 0, num_speculative_tokens: 4}),
+   watch: "Where the text repeats itself, what follows is looked up in it: drafts, which a step computes behind the text's last token. Those that the model would write anyway " +
+     "(framed) become text: several tokens in one step. The others (struck through) are taken back: their slots are written again.",
+   isMoment: (step, best) => numOutcomes(step) > (best ? numOutcomes(best) : 0)},
 ];
+
+// Of two: drafts that were accepted, drafts that were taken back.
+const numOutcomes = ({steps}) => (steps.at(-1).accepted > 0) + (steps.at(-1).drafts > steps.at(-1).accepted && steps.at(-1).accepted > 0);
 
 // The index of the step, among the snapshots from begin to end, that has what the scene is about, or -1.
 function momentOf(scene, snapshots, begin, end) {
@@ -65,6 +73,7 @@ function makeScenes(place, hasControls, run) {
     const button = document.createElement("button");
     button.textContent = scene.name;
     button.dataset.scene = index;
+    if (scene.needsDrafts) button.dataset.needsDrafts = "";
     button.disabled = !hasControls;
     if (!hasControls) button.title = "needs a server with --pool-controls: the scene makes a small pool";
     button.onclick = () => run(scene, button);

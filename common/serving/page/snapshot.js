@@ -5,12 +5,15 @@
 //   snapshot = {number, step, steps, sizes, paused, running: [ids], waiting: [ids], requests: Map(id -> request),
 //               cached: Map(block -> texts), counters, atStart, numRunning, numWaiting, happened}
 //   atStart: the counters when its pool was made
+//   happened: what pool_view.h says, and found: prompt tokens that were in the pool when their request was first admitted;
+//   foundAgain: those that a preempted one found of its own; drafts: [{request, sequence, position, accepted, texts}]
 //   request  = {id, name, prompt, max, swapped, hostBlocks, wasPreempted, sequences: Map(id -> {id, length, blocks, texts})}
 
 const emptySnapshot = () => ({number: 0, step: -1, steps: [], paused: false, running: [], waiting: [], requests: new Map(),
                               cached: new Map(), counters: {}, atStart: {}, numRunning: 0, numWaiting: 0,
                               sizes: {slots: 0, block_size: 1, blocks: 0, host_blocks: 0}, happened: noEvents()});
-const noEvents = () => ({admitted: [], ended: [], recomputed: [], swapped_out: [], copies: [], evicted: [], found: 0, moves: 0, batch: []});
+const noEvents = () => ({admitted: [], ended: [], recomputed: [], swapped_out: [], copies: [], evicted: [], found: 0, foundAgain: 0, moves: 0, batch: [],
+                         drafts: []});
 
 function applyRequest(old, change) {
   const request = {id: change.id, prompt: change.prompt ?? old?.prompt ?? 0, max: change.max ?? old?.max ?? 0,
@@ -27,9 +30,24 @@ function applyRequest(old, change) {
 // What a row of the tables is, with what stands beside it.
 function rowSentence(snapshot, {request, sequence}) {
   if (!sequence) return `request ${request.id}, in the queue: no blocks in the pool`;
-  const served = new Map(snapshot.happened.batch).get(request.id) ?? 0;
+  const served = new Map(snapshot.happened.batch).get(request.id) ?? 0, drafts = draftsOf(snapshot, request.id, sequence.id);
   return `${ownerName({request, sequence})}: ${sequence.length} token${sequence.length === 1 ? "" : "s"} in the pool; ${served} computed in this step` +
-    (request.sequences.size > 1 ? ", by all its sequences together" : "");
+    (request.sequences.size > 1 ? ", by all its sequences together" : "") +
+    (drafts ? `; ${drafts.texts.length} of them drafts (guesses), of which ${drafts.accepted} became text` : "");
+}
+
+// A sequence's drafts in the snapshot's step, if it had some.
+const draftsOf = (snapshot, request, sequence) =>
+  snapshot.happened.drafts.find((drafts) => drafts.request === request && drafts.sequence === sequence);
+
+// Those in one of its logical blocks, as {position, slot, text, isAccepted}.
+function draftsIn(snapshot, {request, sequence, index}) {
+  const drafts = snapshot.happened.drafts.length ? draftsOf(snapshot, request.id, sequence.id) : undefined;
+  if (!drafts) return [];
+  const begin = index * snapshot.sizes.block_size;
+  return drafts.texts.map((text, number) => ({position: drafts.position + number, slot: drafts.position + number - begin, text,
+                                              isAccepted: number < drafts.accepted}))
+    .filter(({slot}) => slot >= 0 && slot < snapshot.sizes.block_size);
 }
 
 // The texts in a block of a sequence.
@@ -60,8 +78,8 @@ function applyRecord(last, record) {
   // Pools are numbered. A server that was started again has a first one too, and counts its steps and look-ups from 0.
   next.isNewPool = (last.sizes.pool !== undefined && next.sizes.pool !== last.sizes.pool) ||
     (last.step >= 0 && (record.counters.lookups < last.counters.lookups || record.steps[0]?.[0] <= last.step));
-  const {preemptions, generated} = last.counters;
-  next.atStart = next.isNewPool ? {preemptions, generated} : last.atStart;
+  const {preemptions, generated, drafts, accepted} = last.counters;
+  next.atStart = next.isNewPool ? {preemptions, generated, drafts, accepted} : last.atStart;
   const {blocks} = next.sizes;
   const copies = next.happened.copies;
   const changes = new Map(record.requests.map((change) => [change.id, change]));
@@ -84,18 +102,26 @@ function applyRecord(last, record) {
     next.happened.evicted = record.whole ? [] : evictedBlocks(before, next, record);
     next.happened.oldTexts = new Map(next.happened.evicted.map((block) => [block, before.cached.get(block) ?? []]));
   }
-  next.steps = record.steps.map(([index, prompt, decoded, milliseconds, preempted, copied]) => ({index, prompt, decoded, milliseconds,
-    preempted, copied, evicted: 0, number: next.number}));
+  next.steps = record.steps.map(([index, prompt, decoded, milliseconds, preempted, copied, drafts, accepted]) => ({index, prompt, decoded,
+    milliseconds, preempted, copied, drafts, accepted, evicted: 0, number: next.number}));
+  next.happened.drafts = next.happened.drafts.map(([request, sequence, position, taken, texts]) => ({request, sequence, position, accepted: taken, texts}));
   if (next.steps.length) {
     next.steps.at(-1).evicted = next.happened.evicted.length;
     next.happened.copyOnWrites = copies.filter(([from, to]) => from < blocks && to < blocks);
     if (next.steps.length === 1) next.steps[0].copied = next.happened.copyOnWrites.length;  // swaps have a mark of their own
   }
   next.happened.moves = copies.length - (next.happened.copyOnWrites?.length ?? 0);
-  next.happened.found = next.steps.length === 0 ? 0 : Math.max(0, record.counters.saved - (next.isNewPool ? 0 : last.counters.saved ?? 0));
+  // What of the counters was before the first record that this page has is not known.
+  const isKnown = next.steps.length > 0 && (next.isNewPool || last.counters.lookups !== undefined);
+  const since = (count) => isKnown ? Math.max(0, count(record.counters) - (next.isNewPool ? 0 : count(last.counters))) : 0;
+  next.happened.found = since(({found}) => found);
+  next.happened.foundAgain = since(foundAgain);
   next.step = next.steps.at(-1)?.index ?? (next.isNewPool ? -1 : before.step);
   return next;
 }
+
+// Prompt tokens that requests found again when they came back from a preemption. /metrics counts those in no prefix hit.
+const foundAgain = ({saved, found}) => Math.max(0, (saved ?? 0) - (found ?? 0));
 
 // How much of a reply its beginning `text` is, or -1 if that is none. In `text`, a part of a character is U+FFFD for each
 // of its bytes.
@@ -206,6 +232,7 @@ function sentenceOf(snapshot, target) {
       const written = mine.sequence.texts[target.position];
       text += `; token ${target.position} is “${visible(written)}”${/^<.+>$/.test(written) ? ", a mark (⊢) and no text" : ""}, in slot ${block * size + target.position % size}`;
     }
+    text += draftSentence(draftsIn(snapshot, mine), target.position, block * size);
   } else if (snapshot.cached.has(block)) {
     text = `block ${block}: cached. In no block table, but it still holds “${visible(snapshot.cached.get(block).join("")).slice(0, 60)}”, ` +
       "for a text that is the same from its start up to here, until it is evicted. It counts as available";
@@ -222,6 +249,17 @@ function sentenceOf(snapshot, target) {
   return text;
 }
 
+// What the step did with the drafts in a block; of one slot, if a position is given. first: the block's first slot.
+function draftSentence(drafts, position, first) {
+  const one = drafts.find((draft) => draft.position === position);
+  if (one?.isAccepted) return ". It was a draft, looked up in the text, and the model draws the same: one step, one token more";
+  if (one) return `. Slot ${first + one.slot} held the draft “${visible(one.text)}”: the model draws another token there, so it was taken back. The slot is written again`;
+  if (drafts.length === 0 || position !== undefined) return "";
+  const accepted = drafts.filter((draft) => draft.isAccepted).length, back = drafts.length - accepted;
+  return `. In this step it held ${drafts.length} draft${drafts.length === 1 ? "" : "s"} (guesses): ` +
+    [...(accepted ? [`${accepted} became text`] : []), ...(back ? [`${back} ${back === 1 ? "was" : "were"} taken back`] : [])].join(", ");
+}
+
 // What a step did, for the strip and the log.
 function storyOf(snapshot) {
   const {happened} = snapshot, story = [];
@@ -231,6 +269,9 @@ function storyOf(snapshot) {
   if (happened.swapped_out.length) story.push(`swapped out ${ids(happened.swapped_out)}: no block was free; its blocks moved to the host's memory`);
   if (happened.copyOnWrites?.length) story.push(`copied on write: ${shortList(happened.copyOnWrites.map(([from, to]) => `block ${from} to ${to}`))}`);
   if (happened.found) story.push(`prefix found: ${happened.found} prompt tokens were cached, and were not computed`);
+  if (happened.foundAgain) story.push(`found again: ${happened.foundAgain} tokens of a preempted request were still cached`);
+  const drafts = snapshot.steps.reduce((sum, step) => sum + step.drafts, 0), accepted = snapshot.steps.reduce((sum, step) => sum + step.accepted, 0);
+  if (drafts) story.push(`drafts: ${accepted} of ${drafts} accepted` + (accepted < drafts ? ", the rest taken back" : ""));
   if (happened.moves) story.push(`${happened.moves} block${happened.moves === 1 ? "" : "s"} moved between the pool and the host`);
   if (happened.evicted.length) story.push(`evicted block${happened.evicted.length === 1 ? "" : "s"} ${ids(happened.evicted)}`);
   if (happened.ended.length) story.push(`ended ${ids(happened.ended)}`);
@@ -241,7 +282,8 @@ function storyOf(snapshot) {
 function eventsOf({happened, steps}) {
   if (!steps.length) return [];
   const counts = {preempted: happened.recomputed.length, swapped: happened.moves, copied: happened.copyOnWrites?.length,
-                  evicted: happened.evicted.length, found: happened.found};
+                  evicted: happened.evicted.length, found: happened.found, foundAgain: happened.foundAgain,
+                  accepted: steps.at(-1).accepted, takenBack: steps.at(-1).drafts - steps.at(-1).accepted};
   return Object.keys(counts).filter((name) => counts[name] > 0);
 }
 

@@ -159,8 +159,8 @@ class Timeline {
     context.font = "10px system-ui, sans-serif";
     context.textBaseline = "middle";
     context.textAlign = "right";
-    const rows = [["preempted", "preempted"], ["copied", "copied"], ["evicted", "evicted"]], top = 36;
-    rows.forEach(([name], index) => {
+    const rows = ["preempted", "copied", "evicted", ...(bars.some((step) => step.drafts) ? ["drafts"] : [])], top = 12 * rows.length;
+    rows.forEach((name, index) => {
       context.fillStyle = theme.dim;
       context.fillText(name, kStripLeft - 6, 6 + index * 12);
     });
@@ -168,9 +168,9 @@ class Timeline {
     context.fillStyle = theme.dim;
     context.fillText(`${most} tokens`, kStripLeft - 6, top + 6);
     context.fillStyle = theme.prompt;
-    context.fillText("▨ prompt", kStripLeft - 6, height - 20);
+    context.fillText("▨ prompt", kStripLeft - 6, height - 18);
     context.fillStyle = theme.accent;
-    context.fillText("■ decode", kStripLeft - 6, height - 8);
+    context.fillText("■ decode", kStripLeft - 6, height - 7);
     bars.forEach((step, index) => {
       if (index > 0 && step.index <= bars[index - 1].index) {  // a new pool counts from 0
         context.strokeStyle = theme.dim;
@@ -182,7 +182,8 @@ class Timeline {
         context.stroke();
         context.setLineDash([]);
       }
-      const x = kStripLeft + index * barWidth, decoded = step.decoded && Math.max(2, step.decoded * scale), prompt = step.prompt * scale;
+      const x = kStripLeft + index * barWidth, prompt = step.prompt * scale, back = (step.drafts - step.accepted) * scale;
+      const decoded = step.decoded && Math.max(2, (step.decoded - step.drafts + step.accepted) * scale), base = decoded + back;
       if (step.number === shown.number && shown.steps.length) {
         context.fillStyle = theme.free;
         context.fillRect(x - 1, 0, barWidth, height);
@@ -192,15 +193,32 @@ class Timeline {
       }
       context.fillStyle = theme.accent;
       context.fillRect(x, height - decoded, barWidth - 1, decoded);
+      if (step.accepted) {  // of the decoded: a line between them and the tokens that plain decoding would have computed
+        context.fillStyle = theme.card;
+        context.fillRect(x, height - decoded + step.accepted * scale - 1, barWidth - 1, 1);
+      }
+      if (back) {
+        context.strokeStyle = theme.dim;
+        context.lineWidth = 1;
+        context.strokeRect(x + 0.5, height - base + 0.5, barWidth - 2, Math.max(0, back - 1));
+      }
       if (prompt) {
-        hatch(context, x, height - decoded - prompt, barWidth - 1, prompt, theme.prompt);
+        hatch(context, x, height - base - prompt, barWidth - 1, prompt, theme.prompt);
         context.strokeStyle = theme.prompt;
         context.lineWidth = 1;
-        context.strokeRect(x + 0.5, height - decoded - prompt + 0.5, barWidth - 2, Math.max(0, prompt - 1));
+        context.strokeRect(x + 0.5, height - base - prompt + 0.5, barWidth - 2, Math.max(0, prompt - 1));
       }
       context.fillStyle = theme.bad;
       if (step.preempted) { context.beginPath(); context.moveTo(x - 1, 2); context.lineTo(x + 5, 2); context.lineTo(x + 2, 10); context.fill(); }
       if (step.copied) { context.beginPath(); context.moveTo(x + 2, 13); context.lineTo(x + 5, 18); context.lineTo(x + 2, 23); context.lineTo(x - 1, 18); context.fill(); }
+      if (step.drafts) {  // solid: some were accepted; hollow: all were taken back
+        context.beginPath();
+        for (const [right, down] of [[-1, 46], [2, 39], [5, 46]]) context.lineTo(x + right, down);
+        context.closePath();
+        context.fillStyle = context.strokeStyle = theme.accent;
+        context.lineWidth = 1;
+        if (step.accepted) context.fill(); else context.stroke();
+      }
       if (step.evicted) { context.strokeStyle = theme.bad; context.lineWidth = 1.5; context.strokeRect(x - 0.5, 27, 5, 6); }
     });
     if (bars.length === 0) {

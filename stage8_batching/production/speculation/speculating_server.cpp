@@ -95,6 +95,9 @@ void SpeculatingServer::extend(const InFlightStep& step, const ScheduledGroup& s
     const auto num_accepted = static_cast<int>(group.live().size());
     report_.num_accepted += num_accepted;
     speculating_.count_accepted(group, num_accepted);
+    for (common::SequenceDrafts& drafts : report_.drafts) {
+      drafts.num_accepted += drafts.request == group.id() ? 1 : 0;
+    }
     group.extend(result_behind(step, group, draft), clock_.now());
   }
 }
@@ -121,10 +124,15 @@ void SpeculatingServer::report_schedule(const ScheduledStep& step, double begin)
   Server::report_schedule(step, begin);
   for (std::size_t i = 0; i < step.groups.size(); ++i) {
     for (const SequenceId sequence : step.groups[i].tokens.sequences) {
-      const auto num_drafts = static_cast<int>(speculating_.drafts_of(sequence).size());
+      const std::span<const common::Token> drafts = speculating_.drafts_of(sequence);
+      const auto num_drafts = static_cast<int>(drafts.size());
       report_.num_queries[report_.num_drafts.size()] += num_drafts;
       report_.num_drafts.push_back(num_drafts);
       report_.num_served[i] += num_drafts;
+      if (num_drafts > 0) {
+        const int position = engine_.manager().length(sequence) + 1;  // behind the text's last token
+        report_.drafts.push_back({step.groups[i].group->id(), sequence, position, {drafts.begin(), drafts.end()}});
+      }
     }
   }
 }
