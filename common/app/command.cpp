@@ -333,7 +333,9 @@ int CommandLine::run(int argc, const char* const* argv) {
   } catch (const CLI::Success& request) {  // --help, --version
     return app_->exit(request);
   } catch (const CLI::ParseError& error) {
-    return refuse(error.what());
+    const std::string problem = error.what();
+    const bool lacks_value = problem.find(": 1 required ") != std::string::npos;  // "--seed: 1 required N missing"
+    return refuse(lacks_value ? problem.substr(0, problem.find(':')) + " needs a value" : problem);
   }
 }
 

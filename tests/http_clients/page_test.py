@@ -425,13 +425,13 @@ def check_drafts(page):
     check("and what was taken back is not", after[begin + accepted] != drafts["texts"][accepted], [after, drafts])
 
     def slot_rect(position):
+        page.evaluate("new Promise((resume) => requestAnimationFrame(() => requestAnimationFrame(resume)))")
         return page.evaluate(f"""(() => {{ const {{tablesLayout: layout, snapshot}} = views, size = snapshot.sizes.block_size, row = layout.rows[0];
             const cell = cellRect(layout, row, Math.floor({position} / size)), slot = {position} % size, width = (cell.width - 4) / layout.slotColumns;
             return [cell.x + 2 + slot % layout.slotColumns * width, cell.y + kHeaderHeight + Math.floor(slot / layout.slotColumns) * kSlotHeight, width]; }})()""")
 
     def has_color(name, left, top, width, height):
         """Whether a colour of the theme is in a part of the tables' drawing."""
-        page.evaluate("new Promise((resume) => requestAnimationFrame(() => requestAnimationFrame(resume)))")
         return page.evaluate(f"""(() => {{ const context = document.createElement('canvas').getContext('2d');
             context.fillStyle = views.theme.{name}; context.fillRect(0, 0, 1, 1);
             const wanted = context.getImageData(0, 0, 1, 1).data, {{data}} = views.tables.getContext('2d').getImageData({left}, {top}, {width}, {height});

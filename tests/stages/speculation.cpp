@@ -116,6 +116,11 @@ TEST_CASE("SPECULATION.md, invariant 1: a step takes up exactly the drafts that 
           REQUIRE(scripted.server.step());
           CHECK(scripted.reports.back().num_drafts == std::vector<int>{3});
           CHECK(scripted.reports.back().num_accepted == num_right);
+          REQUIRE(scripted.reports.back().drafts.size() == 1);
+          const common::SequenceDrafts& drafts = scripted.reports.back().drafts.front();
+          CHECK(drafts.position == 6);  // behind the prompt's 5 tokens and the first of the reply
+          CHECK(drafts.tokens.size() == 3);
+          CHECK(drafts.num_accepted == num_right);
           CHECK(scripted.server.output(0).completions.front().tokens.size() == static_cast<std::size_t>(2 + num_right));
           while (scripted.server.step()) {
           }

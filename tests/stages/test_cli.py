@@ -412,6 +412,7 @@ class Options(ProgramTest):
                 (("generate", "--promt", "hi"), 'no option "--promt"; did you mean --prompt?'),
                 (("generate", "--prompt", "hi", "--temprature=2", "x"), 'no option "--temprature=2"; did you mean --temperature?'),
                 (("generate", "-seed", "2"), 'no option "-seed"; did you mean --seed?'),
+                (("generate", "--prompt", "hi", "--seed"), "--seed needs a value"),
                 (("generate", "--max-new", "2"), 'no option "--max-new"; did you mean --max-new-tokens?'),
                 (("generate", "--zzzzzz"), 'no option "--zzzzzz"'),
                 (("generate", "hi"), 'unexpected "hi"; a text to continue goes after --prompt'),
