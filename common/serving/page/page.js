@@ -637,9 +637,9 @@ async function sayTo(content) {
   let text = "", end = {};
   replies = replies.filter((reply) => reply.item.isConnected);
   const shown = addReply(item, [answer]);
+  const body = {messages: system ? [{role: "system", content: system}, ...messages] : messages, ...chatOptions()};
   try {
     complain("");
-    const body = {messages: system ? [{role: "system", content: system}, ...messages] : messages, ...chatOptions()};
     const reply = await ask("/v1/chat/completions", body, {signal: mine.signal});
     shown.id = Number(reply.headers.get("X-Request-Ids"));
     answer.before(tagOf(shown.id));
@@ -647,7 +647,7 @@ async function sayTo(content) {
       if (part.error) throw new Error(part.error.message);
       end.usage = part.usage ?? end.usage;
       const piece = part.choices[0]?.delta.content ?? "";
-      if (part.choices[0]?.finish_reason === "length") end.reason = "cut off: it has no room for more tokens";
+      if (part.choices[0]?.finish_reason === "length") end.reason = body.max_tokens ? `cut off after ${body.max_tokens} tokens` : "cut off: there is no room for more";
       if (piece === "") return;
       end.begin ??= performance.now();
       text += piece;
