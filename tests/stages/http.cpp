@@ -668,6 +668,54 @@ TEST_CASE("the pool's state shows blocks, owners and texts, step by step") {
   CHECK(state["cached"][0][1].size() == 4);
 }
 
+#ifdef COURSE_PRODUCTION
+TEST_CASE("drafts are in the record of their step with what became of them, and are no prompt") {
+  ApiFixture fixture({.num_slots = 128, .paused = true});
+  json body = completion_body("The cat said, who is there? The dog said, who is there? The cock said,", 32);
+  body["num_speculative_tokens"] = 4;
+  body["stream"] = true;
+  const common::ApiReply reply = fixture.post("/v1/completions", body);
+  PoolReader watched(fixture);
+  watched.next();
+  std::vector<json> texts;  // of the sequence's tokens
+  int num_drafts = 0;
+  int num_accepted = 0;
+  json record = {{"num_running", 1}};
+  for (int step = 0; record["num_running"] == 1; ++step) {
+    fixture.engine.step();
+    record = watched.next_step();
+    REQUIRE(record["steps"].size() == 1);
+    CHECK((record["steps"][0][1] > 0) == (step == 0));
+    const json drafts = record["happened"].value("drafts", json::array());
+    CHECK(record["steps"][0][6] == (drafts.empty() ? 0 : drafts[0][4].size()));
+    CHECK(record["steps"][0][7] == (drafts.empty() ? json(0) : drafts[0][3]));
+    for (const json& draft : drafts) {
+      num_drafts += static_cast<int>(draft[4].size());
+      num_accepted += draft[3].get<int>();
+    }
+    if (record["requests"].empty()) {
+      continue;  // it has ended
+    }
+    const json& sequence = record["requests"][0]["sequences"][0];
+    texts.resize(sequence["at"].get<std::size_t>());
+    texts.insert(texts.end(), sequence["texts"].begin(), sequence["texts"].end());
+    for (const json& draft : drafts) {
+      const auto position = draft[2].get<std::size_t>();
+      const auto accepted = draft[3].get<std::size_t>();
+      CHECK(draft[1] == sequence["id"]);
+      CHECK(texts.size() == position + accepted);  // the text's own token is in front of them
+      for (std::size_t i = 0; i < accepted; ++i) {
+        CHECK(draft[4][i] == texts[position + i]);
+      }
+    }
+  }
+  CHECK(0 < num_accepted);
+  CHECK(num_accepted < num_drafts);
+  CHECK(record["counters"]["drafts"] == num_drafts);
+  CHECK(record["counters"]["accepted"] == num_accepted);
+}
+#endif
+
 TEST_CASE("a client that reads the pool's records too slowly begins anew") {
   ApiFixture fixture({.num_slots = 64, .paused = true});
   common::PoolView::Watcher watcher(fixture.view);
