@@ -154,7 +154,7 @@ COMMON_HOST_DEVICE inline float penalised(float logit, float repetition_penalty)
   return logit > 0.0F ? logit / repetition_penalty : logit * repetition_penalty;
 }
 
-// What a logit becomes if its token is in the reply so many times, at least once (OpenAI's penalties).
+// What a logit becomes if its token is in the reply `count` times, at least once (OpenAI's penalties).
 COMMON_HOST_DEVICE inline float penalised_in_reply(float logit, float presence_penalty, float frequency_penalty,
                                                    int count) {
   return logit - fused(frequency_penalty, static_cast<float>(count), presence_penalty);
