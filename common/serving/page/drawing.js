@@ -179,6 +179,10 @@ function drawSlots(context, x, y, width, height, state, color, theme) {
 // The mark of a slot that held a draft, over the slot.
 function drawDraft(context, x, y, width, height, isAccepted, theme) {
   const line = Math.min(width, height) > 8 ? 2 : 1;
+  if (width < 5) {  // a slot of a bar: of its whole height, or of half
+    context.fillStyle = isAccepted ? theme.text : theme.bad;
+    return context.fillRect(x, y, Math.max(1, width - 0.5), isAccepted ? height : height / 2);
+  }
   if (!isAccepted) hatch(context, x, y, width, height, theme.hatch);
   context.strokeStyle = isAccepted ? theme.text : theme.bad;
   context.lineWidth = line;

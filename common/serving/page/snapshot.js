@@ -271,7 +271,7 @@ function storyOf(snapshot) {
   if (happened.found) story.push(`prefix found: ${happened.found} prompt tokens were cached, and were not computed`);
   if (happened.foundAgain) story.push(`found again: ${happened.foundAgain} tokens of a preempted request were still cached`);
   const drafts = snapshot.steps.reduce((sum, step) => sum + step.drafts, 0), accepted = snapshot.steps.reduce((sum, step) => sum + step.accepted, 0);
-  if (drafts) story.push(`drafts: ${accepted} of ${drafts} accepted` + (accepted < drafts ? ", the rest taken back" : ""));
+  if (drafts) story.push(accepted === 0 ? `drafts: ${drafts}, all taken back` : `drafts: ${accepted} of ${drafts} accepted` + (accepted < drafts ? ", the rest taken back" : ""));
   if (happened.moves) story.push(`${happened.moves} block${happened.moves === 1 ? "" : "s"} moved between the pool and the host`);
   if (happened.evicted.length) story.push(`evicted block${happened.evicted.length === 1 ? "" : "s"} ${ids(happened.evicted)}`);
   if (happened.ended.length) story.push(`ended ${ids(happened.ended)}`);
