@@ -529,6 +529,8 @@ def check_phone(browser, url):
     page.evaluate("new Promise((resume) => requestAnimationFrame(() => requestAnimationFrame(resume)))")
     page.touch(*point_of(page, "pool", pool_rect(2)))
     page.wait_for("views.target?.block === 2", 3)
+    check("held, all is where it was", page.evaluate("['strip', 'pool', 'sentence', 'tables', 'side'].map((name) => document.getElementById(name)"
+                                                     ".getBoundingClientRect().top)") == tops, tops)
     check("a touch says what a block is", text(page, "sentence").startswith("block 2: "))
     page.touch(*page.evaluate("(() => { const box = document.querySelector('#pool-count .word').getBoundingClientRect(); return [box.left + 8, box.top + 8]; })()"))
     page.wait_for("!document.getElementById('meaning').hidden", 3)
