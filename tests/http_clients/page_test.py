@@ -531,6 +531,9 @@ def check_phone(browser, url):
     page.wait_for("views.target?.block === 2", 3)
     check("held, all is where it was", page.evaluate("['strip', 'pool', 'sentence', 'tables', 'side'].map((name) => document.getElementById(name)"
                                                      ".getBoundingClientRect().top)") == tops, tops)
+    box = page.evaluate("(() => { const pill = document.getElementById('state'), box = pill.getBoundingClientRect(); "
+                        "return [box.left, box.top, box.right, pill.scrollHeight, pill.clientHeight]; })()")
+    check("and the state is readable", box[0] >= 0 and box[1] >= 0 and box[2] <= 390 and box[3] <= box[4], box)
     check("a touch says what a block is", text(page, "sentence").startswith("block 2: "))
     page.touch(*page.evaluate("(() => { const box = document.querySelector('#pool-count .word').getBoundingClientRect(); return [box.left + 8, box.top + 8]; })()"))
     page.wait_for("!document.getElementById('meaning').hidden", 3)
