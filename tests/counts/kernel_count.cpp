@@ -1,7 +1,9 @@
 // build/kernel_count: what the steps of the ladder ask of memory, counted while the executor runs them. Needs no GPU;
 // the numbers are the same on every machine.
 #include <CLI/CLI.hpp>
+#include <algorithm>
 #include <iostream>
+#include <nlohmann/json.hpp>
 #include <string>
 #include <vector>
 
@@ -9,6 +11,7 @@
 #include "common/base/check.h"
 #include "common/base/text.h"
 #include "common/cuda/executor/counts.h"
+#include "tests/counts/warp_loads.h"
 #include "tests/gpu/gpu_fixtures.h"
 #include "tests/gpu/gpu_ladder_pages.h"
 
@@ -20,6 +23,11 @@ struct Options {
   int step = 0;  // 0: all
   int context = 1024;
   int group = 4;
+};
+
+struct SceneOptions {
+  std::string name;
+  bool record = false;
 };
 
 std::string per(std::int64_t count, std::int64_t of) {
@@ -81,6 +89,30 @@ void print_step(const std::string& name, const Counts& counts) {
   std::cout << instructions.to_string();
 }
 
+// As the stages' programs print theirs (common/app/scene.h). Returns whether there is such a scene.
+bool print_scenes(const SceneOptions& options, const tests::GpuBatch& batch, const tests::PagesInOrder& pages) {
+  const std::vector<tests::WarpScene> scenes = tests::warp_scenes(batch, pages);
+  if (options.record) {
+    nlohmann::ordered_json record;
+    for (const tests::WarpScene& scene : scenes) {
+      record[scene.name] = {{"title", scene.title}, {"states", scene.states}};
+    }
+    std::cout << record.dump() << '\n';
+    return true;
+  }
+  const auto found = std::find_if(scenes.begin(), scenes.end(),
+                                  [&](const tests::WarpScene& scene) { return scene.name == options.name; });
+  if (found == scenes.end()) {
+    std::cerr << "error: no scene " << common::quote(options.name) << "; there are: " << scenes.front().name << " to "
+              << scenes.back().name << '\n';
+    return false;
+  }
+  for (const nlohmann::ordered_json& state : found->states) {
+    std::cout << state.dump() << '\n';
+  }
+  return true;
+}
+
 }  // namespace
 
 int main(int argc, char** argv) {
@@ -94,6 +126,11 @@ int main(int argc, char** argv) {
   app.add_option("--group", options.group, "query heads that share the one kv head")
       ->check(CLI::Range(1, 8))
       ->capture_default_str();
+  SceneOptions scene_options;
+  CLI::App* scene = app.add_subcommand("scene", "What a warp of a step loads, load by load: a line of JSON for each");
+  CLI::Option* name = scene->add_option("name", scene_options.name, "warp-loads-1 to warp-loads-7");
+  scene->add_flag("--record", scene_options.record, "all of them in one document, for the course's site")
+      ->excludes(name);
   CLI11_PARSE(app, argc, argv);
   if (!common::executor::can_count()) {
     std::cerr << "error: under a sanitizer, accesses are not counted\n";
@@ -102,6 +139,9 @@ int main(int argc, char** argv) {
   const tests::GpuBatch batch(
       {.num_kv_heads = 1, .group = options.group, .context_lengths = {options.context}, .query_lengths = {}});
   const tests::PagesInOrder pages(batch);
+  if (*scene) {
+    return print_scenes(scene_options, batch, pages) ? 0 : 2;
+  }
   std::cout << "One sequence of " << common::format_count(options.context) << " tokens, " << options.group
             << " query heads that share one kv head of 128 dimensions, bfloat16.\n\n";
   std::vector<std::pair<std::string, Counts>> rows;

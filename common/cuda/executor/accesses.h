@@ -16,6 +16,13 @@ struct Access {
   std::int32_t bytes;
   bool is_store;
   Space space;
+  bool is_bulk = false;  // a copy that the lane orders from the copy engine
+};
+
+// Whose accesses they are.
+struct WarpPlace {
+  int block;  // of its grid, counted along x, then y, then z
+  int warp;   // of its block
 };
 
 // One for each lane: what it has accessed since its warp last met.
@@ -28,13 +35,13 @@ Space check_access(std::uintptr_t address, int bytes, bool is_store);
 bool runs_kernel();
 
 // Called when the lanes meet, or have ended: logs[i] is lane i's. Clears them.
-void count_requests(LaneLog* const (&logs)[kWarpThreads]);
+void count_requests(LaneLog* const (&logs)[kWarpThreads], WarpPlace place);
+void count_grid();
 void count_barrier();
 // An access of the thread that runs: checked, and counted if that is wanted. A copy of 16 bytes, for which `from` may
 // be nullptr: zeros are stored.
 void note_access(const void* instruction, const void* pointer, int bytes, bool is_store);
 void note_async_copy(const void* instruction, const void* to, const void* from, int bytes);
-void count_bulk_copy(std::uintptr_t from, int bytes);
 bool is_counting();
 
 }  // namespace common::executor

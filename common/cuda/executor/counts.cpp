@@ -20,6 +20,8 @@ constexpr int kWordBytes = 4;
 
 bool counting = false;
 Counts counts;
+int num_grids = 0;
+const std::function<void(const WarpLoad&)>* see_load = nullptr;
 std::vector<std::uintptr_t> sectors_read;  // with repetitions, made unique now and then
 
 void note_sectors(std::uintptr_t begin, std::uintptr_t end) {
@@ -66,8 +68,28 @@ int passes_of(const Access* const* accesses, std::size_t count) {
   return *std::max_element(of_bank.begin(), of_bank.end());
 }
 
-// One request: the accesses of a warp's lanes, of which lane_of tells the lane.
-void count_request(const std::vector<std::pair<int, const Access*>>& lanes) {
+// An access of a warp's lanes that they make together.
+using Together = std::vector<std::pair<int, const Access*>>;
+
+void show_load(const Together& lanes, WarpPlace place) {
+  const Access& first = *lanes.front().second;
+  if (see_load == nullptr || first.space != Space::kGlobal || first.is_store) {
+    return;
+  }
+  WarpLoad load{.grid = num_grids - 1, .block = place.block, .warp = place.warp, .is_bulk = first.is_bulk, .lanes = {}};
+  for (const auto& [lane, access] : lanes) {
+    load.lanes.push_back({lane, access->address, access->bytes});
+  }
+  (*see_load)(load);
+}
+
+void count_bulk_copy(const Access& access) {
+  ++counts.bulk_copies;
+  counts.bulk_bytes += access.bytes;
+  note_sectors(access.address, access.address + static_cast<std::uintptr_t>(access.bytes));
+}
+
+void count_request(const Together& lanes) {
   const Access& first = *lanes.front().second;
   Requests& of = first.space == Space::kGlobal ? (first.is_store ? counts.global_stores : counts.global_loads)
                                                : (first.is_store ? counts.shared_stores : counts.shared_loads);
@@ -126,18 +148,22 @@ void note_access(const void* instruction, const void* pointer, int bytes, bool i
   }
 }
 
-Counts count(const std::function<void()>& work) {
+Counts count(const std::function<void()>& work, const std::function<void(const WarpLoad&)>& see) {
   COMMON_CHECK(can_count(), "these kernels were compiled so that their accesses can be counted");
   counts = {};
   sectors_read.clear();
+  num_grids = 0;
+  see_load = see ? &see : nullptr;
   counting = true;
   try {
     work();
   } catch (...) {
     counting = false;
+    see_load = nullptr;
     throw;
   }
   counting = false;
+  see_load = nullptr;
   make_unique(sectors_read);
   counts.distinct_bytes = static_cast<std::int64_t>(sectors_read.size() * kSectorBytes);
   return counts;
@@ -162,13 +188,9 @@ void note_async_copy(const void* instruction, const void* to, const void* from, 
 
 void count_barrier() { counts.barriers += counting ? 1 : 0; }
 
-void count_bulk_copy(std::uintptr_t from, int bytes) {
-  ++counts.bulk_copies;
-  counts.bulk_bytes += bytes;
-  note_sectors(from, from + static_cast<std::uintptr_t>(bytes));
-}
+void count_grid() { num_grids += counting ? 1 : 0; }
 
-void count_requests(LaneLog* const (&logs)[kWarpThreads]) {
+void count_requests(LaneLog* const (&logs)[kWarpThreads], WarpPlace place) {
   // The same instruction for the same time: one request.
   struct Key {
     const void* instruction;
@@ -190,12 +212,28 @@ void count_requests(LaneLog* const (&logs)[kWarpThreads]) {
   std::sort(keys.begin(), keys.end(), [](const Key& a, const Key& b) {
     return std::tie(a.instruction, a.time, a.lane) < std::tie(b.instruction, b.time, b.lane);
   });
-  std::vector<std::pair<int, const Access*>> lanes;
+  std::vector<Together> requests(1);
   for (std::size_t i = 0; i < keys.size(); ++i) {
-    lanes.emplace_back(keys[i].lane, keys[i].access);
-    if (i + 1 == keys.size() || keys[i + 1].instruction != keys[i].instruction || keys[i + 1].time != keys[i].time) {
-      count_request(lanes);
-      lanes.clear();
+    requests.back().emplace_back(keys[i].lane, keys[i].access);
+    if (i + 1 == keys.size() || keys[i + 1].instruction != keys[i].instruction || keys[i + 1].time != keys[i].time ||
+        keys[i].access->is_bulk) {
+      if (keys[i].access->is_bulk) {
+        count_bulk_copy(*keys[i].access);
+      } else {
+        count_request(requests.back());
+      }
+      requests.emplace_back();
+    }
+  }
+  requests.pop_back();
+  if (see_load != nullptr) {  // a log is in order
+    std::sort(requests.begin(), requests.end(), [&](const Together& a, const Together& b) {
+      const auto& [a_lane, a_access] = a.front();
+      const auto& [b_lane, b_access] = b.front();
+      return std::tuple(a_access - logs[a_lane]->data(), a_lane) < std::tuple(b_access - logs[b_lane]->data(), b_lane);
+    });
+    for (const Together& request : requests) {
+      show_load(request, place);
     }
   }
   for (LaneLog* log : logs) {

@@ -14,6 +14,7 @@
 
 #include <cstdint>
 #include <functional>
+#include <vector>
 
 namespace common::executor {
 
@@ -49,7 +50,22 @@ struct Counts {
 // Whether the kernels were compiled so that accesses can be counted. Not so under a sanitizer.
 bool can_count();
 
-// What the grids ask of memory that `work` runs.
-Counts count(const std::function<void()>& work);
+// A load from global memory as a warp makes it: a request, or a copy that one lane orders from the copy engine.
+struct WarpLoad {
+  struct OfLane {
+    int lane;
+    std::uintptr_t address;
+    int bytes;
+  };
+  int grid = 0;   // of those that run, from 0
+  int block = 0;  // of the grid
+  int warp = 0;   // of the block
+  bool is_bulk = false;
+  std::vector<OfLane> lanes;  // that take part
+};
+
+// What the grids ask of memory that `work` runs. `see`, if there is one, is called with each load; those of a warp come
+// in the order in which its lowest lane makes them.
+Counts count(const std::function<void()>& work, const std::function<void(const WarpLoad&)>& see = {});
 
 }  // namespace common::executor

@@ -361,7 +361,8 @@ void count_lanes(int warp) {
       const int thread = warp * kWarpThreads + i;
       logs[i] = &threads[static_cast<std::size_t>(thread)]->log;
     }
-    count_requests(logs);
+    const Index3& at = block.index;
+    count_requests(logs, {static_cast<int>(at.x + block.grid.x * (at.y + block.grid.y * at.z)), warp});
   }
 }
 
@@ -619,6 +620,7 @@ void run_grid(Index3 grid, Index3 size, std::size_t shared_bytes, const std::fun
                "a block has 1 to 1,024 threads");
   COMMON_CHECK(shared_bytes <= kMaxSharedBytes, "a block has at most 227 KB of shared memory");
   const std::lock_guard lock(one_grid_at_a_time);
+  count_grid();
   block.grid = grid;
   block.size = size;
   block.num_threads = static_cast<int>(size.x * size.y * size.z);
@@ -766,7 +768,7 @@ void copy_bulk(std::uint32_t shared, const void* global, int bytes, std::uint32_
   (void)check_access(from, bytes, false);
   (void)check_access(reinterpret_cast<std::uintptr_t>(shared_pointer(shared)), bytes, true);
   if (is_counting()) {
-    count_bulk_copy(from, bytes);
+    current->log.push_back({__builtin_return_address(0), from, bytes, false, Space::kGlobal, true});
   }
   block.copies.push_back({.thread = current->index,
                           .to = shared_pointer(shared),
