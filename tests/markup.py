@@ -84,10 +84,23 @@ def code_html(line, marked=()):
     return "".join(result)
 
 
-def block_html(text, language):
-    """A fenced block of a lesson."""
+def colour_block(text, language):
+    """The lines of a fenced block of a lesson."""
     name = {"cpp": "x.cpp", "cuda": "x.cu"}.get(language, "x." + language if language else "x.txt")
-    return "\n".join(map(code_html, colour_lines(text.rstrip("\n"), name)))
+    return colour_lines(text.rstrip("\n"), name)
+
+
+def block_html(text, language):
+    return "\n".join(map(code_html, colour_block(text, language)))
+
+
+MAX_WHOLE = 36  # characters of a line that has room everywhere
+
+
+def indent_style(text):
+    """For a line that may be broken: how far it is indented, as an attribute (see pre.code in site.css)."""
+    columns = len(text) - len(text.lstrip(" "))
+    return f' style="--in:{columns}"' if columns and len(text) > MAX_WHOLE else ""
 
 
 # ---------------------------------------------------------------------------------------------------------------------

@@ -80,7 +80,9 @@ class SchedulerScene : public common::Scene {
         },
         [this](const Words& words) { return add(words); });
     add_command(
-        "step", [](const Words&) { return "do the next step"; }, [this](const Words&) { return step(); });
+        // As `stage8 steps` counts them.
+        "step", [this](const Words&) { return "do step " + std::to_string(num_steps_); },
+        [this](const Words&) { return step(); });
     add_command(
         "stop NAME", [](const Words& words) { return "stop " + words[0]; },
         [this](const Words& words) { return stop(words[0]); });
@@ -219,16 +221,16 @@ class SchedulerScene : public common::Scene {
     note_copies();
     note_evicted(cached, taken_back);
     said += said_of_tokens(scheduled);
-    std::vector<std::string> ended;
+    std::string ended;
     for (const ScheduledGroup& group : scheduled.groups) {
+      const std::vector<int> table = manager_.block_table(group.group->sequences().front());
       static_cast<CountedRequest&>(*group.group).compute(group.tokens);
       if (group.group->finished()) {
-        ended.push_back(name_of(*group.group));
+        ended += " Then " + name_of(*group.group) + " ends, and gives back " + listed("block", table) + ".";
         end(group.group->id());
       }
     }
-    return said +
-           (ended.empty() ? "" : std::string(" ") + listed_names(ended) + (ended.size() == 1 ? " ends." : " end."));
+    return said + ended;
   }
 
   std::string said_of_preempted(const ScheduledStep& step) {

@@ -4,7 +4,9 @@
 #include <cstring>
 #include <functional>
 #include <limits>
+#include <set>
 #include <string>
+#include <tuple>
 #include <vector>
 
 #include "common/cuda/executor/counts.h"
@@ -427,6 +429,69 @@ TEST_CASE("Executor: requests, sectors and passes are counted exactly, in any or
     const Counts shuffled = count([&] { run(tests::shuffle_halves, 1, 32, 0, out.data(), out.data() + 32); });
     CHECK(shuffled.shuffles == 3);
     CHECK(shuffled.votes == 0);
+  }
+}
+
+TEST_CASE("Executor: each load of a warp is shown to who asks, in the order in which it is made") {
+  if (!common::executor::can_count()) {
+    return;
+  }
+  using common::executor::WarpLoad;
+  const Seed seed(GENERATE(0, 1, 2));
+  const DeviceArray<float> from(numbers(128 * 5));
+  const DeviceArray<float> to(128 * 5);
+  const auto address = reinterpret_cast<std::uintptr_t>(from.data());
+  std::vector<WarpLoad> loads;
+  const auto see = [&](const WarpLoad& load) { loads.push_back(load); };
+  SECTION("by grid, block, warp and lane") {
+    const Counts counts = common::executor::count(
+        [&] {
+          run(tests::load_strided, 1, 32, 0, from.data(), to.data(), 2);
+          run(tests::load_strided, 2, 40, 0, from.data(), to.data(), 2);
+        },
+        see);
+    REQUIRE(loads.size() == 5);
+    CHECK(counts.global_loads.requests == 5);
+    std::set<std::tuple<int, int, int, std::size_t>> who;
+    for (const WarpLoad& load : loads) {
+      who.insert({load.grid, load.block, load.warp, load.lanes.size()});
+      CHECK_FALSE(load.is_bulk);
+      for (std::size_t i = 0; i < load.lanes.size(); ++i) {
+        CHECK(load.lanes[i].lane == static_cast<int>(i));
+        CHECK(load.lanes[i].address == address + 8 * (32 * static_cast<std::uintptr_t>(load.warp) + i));
+        CHECK(load.lanes[i].bytes == 4);
+      }
+    }
+    CHECK(who == std::set<std::tuple<int, int, int, std::size_t>>{
+                     {0, 0, 0, 32}, {1, 0, 0, 32}, {1, 0, 1, 8}, {1, 1, 0, 32}, {1, 1, 1, 8}});
+  }
+  SECTION("a loop, which the lanes leave one after the other") {
+    (void)common::executor::count([&] { run(tests::load_by_lane, 1, 32, 0, from.data(), to.data()); }, see);
+    REQUIRE(loads.size() == 32);
+    for (std::size_t i = 0; i < loads.size(); ++i) {
+      CHECK(loads[i].lanes.size() == 32 - i);
+      CHECK(loads[i].lanes.front().address == address + 32 * i);
+    }
+  }
+  SECTION("bulk copies, each a lane's") {
+    const Counts counts =
+        common::executor::count([&] { run(tests::copy_tiles, 1, 128, 0, from.data(), to.data(), 5); }, see);
+    REQUIRE(loads.size() == 5);
+    CHECK(counts.bulk_copies == 5);
+    CHECK(counts.bulk_bytes == 5 * 512);
+    CHECK(counts.global_loads.requests == 0);
+    CHECK(counts.distinct_bytes == 5 * 512);
+    for (std::size_t i = 0; i < loads.size(); ++i) {
+      CHECK(loads[i].is_bulk);
+      REQUIRE(loads[i].lanes.size() == 1);
+      CHECK(loads[i].lanes.front().address == address + 512 * i);
+      CHECK(loads[i].lanes.front().bytes == 512);
+    }
+  }
+  SECTION("nothing once count() has ended") {
+    (void)common::executor::count([] {}, see);
+    (void)common::executor::count([&] { run(tests::load_strided, 1, 32, 0, from.data(), to.data(), 1); });
+    CHECK(loads.empty());
   }
 }
 

@@ -62,7 +62,7 @@ class Page:
     target: str  # path in the site
     title: str
     stage: int  # 0: of none
-    pair: object = None  # of a lesson: what it adds to the stage before
+    start: int = 0  # the stage that its code is compared with, if that is not the one before
 
     def short(self):
         """Its name among the pages of its stage."""
@@ -182,7 +182,10 @@ class Site:
         path = os.path.normpath(os.path.join(os.path.dirname(page.source), path)).replace(os.sep, "/")
         fragment = "#" + fragment if fragment else ""
         if path in self.by_source:
-            return relative(page.target, self.by_source[path].target) + fragment
+            other = self.by_source[path]
+            if page.start and page.stage == other.stage:  # who compares with that stage goes on doing so
+                other = self.compared(other, page.start)
+            return relative(page.target, other.target) + fragment
         found = self.code_page(path)
         if not found:
             self.errors.append(f"{page.source}: nothing is at {target}")
@@ -295,10 +298,19 @@ class Site:
     def make_lessons(self, page):
         """A page, and one more for each other stage that its code can be compared with."""
         self.make_lesson(page, page.stage - 1)
+        for start in self.other_starts(page):
+            self.make_lesson(page, start)
+
+    def compared(self, page, start):
+        """The page with its code beside that of stage `start`, if it is there."""
+        if start not in self.other_starts(page):
+            return page
+        return dataclasses.replace(page, target=self.lesson_target(page, start), start=start)
+
+    def other_starts(self, page):
         starts = [start for _, _, start in self.diffs_of(page.stage)][1:] if page.stage else []
-        if starts and stage_diff.read_notes((self.root / page.source).read_text(encoding="utf-8"), page.source):
-            for start in starts:
-                self.make_lesson(page, start)
+        has_notes = starts and stage_diff.read_notes((self.root / page.source).read_text(encoding="utf-8"), page.source)
+        return starts if has_notes else []
 
     def lesson_target(self, page, start):
         return page.target if start == page.stage - 1 else page.target.replace(".html", f"-from-{start}.html")
@@ -317,7 +329,7 @@ class Site:
                 f"All changes, with these notes: {links}.</p>\n") if links else ""
 
     def make_lesson(self, page, start):
-        own, page = page, dataclasses.replace(page, target=self.lesson_target(page, start))
+        own, page = page, self.compared(page, start)
         text = (self.root / page.source).read_text(encoding="utf-8")
         body = lesson.Lesson(lambda target: self.resolve(page, target), lambda target, alt: self.picture(page, target, alt),
                              glossary.Finder(self.terms, page.stage),
@@ -385,6 +397,7 @@ class Site:
         sources = {note.where: self.by_source[note.where] for file in files for place in
                    [file, *(piece for hunk in file.hunks for piece in hunk.pieces)] for note in place.notes}
         groups = {}
+        sources = {where: self.compared(page, start) for where, page in sources.items()}
         renderers = {where: markup.Markdown(lambda link, page=page: self.resolve_from(page, link, target),
                                             lambda link, alt: f"<em>{html.escape(alt)}</em>") for where, page in sources.items()}
         for file in files:
@@ -439,7 +452,7 @@ class Site:
             while lines and not lines[-1]:
                 lines = lines[:-1]
             shown = lines[:MAX_CODE_LINES]
-            rows = "".join(f'<span id="L{number}">{markup.code_html(line) or " "}</span>'
+            rows = "".join(f'<span id="L{number}"{markup.indent_style("".join(part for _, part in line))}>{markup.code_html(line) or " "}</span>'
                            for number, line in enumerate(shown, start=1))
             rest = f"<p>The first {MAX_CODE_LINES:,} of {len(lines):,} lines.</p>" if len(shown) < len(lines) else ""
             body = f'<h1 class="path">{crumbs}</h1>\n{rest}<pre class="code file"><code>{rows}</code></pre>'

@@ -84,6 +84,10 @@ class Lesson(markup.Markdown):
         token = tokens[index]
         if token.info.strip() == "console":
             return console_html(token.content)
+        if token.info.strip() in ("cpp", "cuda"):
+            rows = "".join(f'<span{markup.indent_style("".join(text for _, text in line))}>{markup.code_html(line) or " "}</span>'
+                           for line in markup.colour_block(token.content, token.info.strip()))
+            return f'<div class="scroll listing"><pre class="code"><code>{rows}</code></pre></div>\n'
         code = markup.block_html(token.content, token.info.strip())
         return f'<div class="scroll listing"><pre><code>{code}</code></pre></div>\n'
 

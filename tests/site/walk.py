@@ -4,6 +4,7 @@ import dataclasses
 import html
 import re
 
+import markup
 import stage_diff
 
 MAX_LINES = 56  # of a hunk beside a paragraph; the rest is in the page of the whole diff
@@ -113,7 +114,7 @@ def lines_html(file, lines):
     for line in lines:
         kind = classes[line.kind] if file.kind == "changed" else "ctx"
         sign = line.kind if file.kind == "changed" else ""
-        rows.append(f'<span class="{kind}" data-n="{sign}{line.new or line.old}">{line.html(marks.get(id(line), ())) or " "}</span>')
+        rows.append(f'<span class="{kind}" data-n="{sign}{line.new or line.old}"{markup.indent_style(line.text)}>{line.html(marks.get(id(line), ())) or " "}</span>')
     kind = " whole" if file.kind != "changed" else ""
     return f'<pre class="code{kind}"><code>{"".join(rows)}</code></pre>'
 

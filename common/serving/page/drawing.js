@@ -16,7 +16,7 @@
 function themeOf(element) {
   const style = getComputedStyle(element), value = (name) => style.getPropertyValue(name).trim();
   return {text: value("--text"), dim: value("--dim"), line: value("--line"), card: value("--card"), free: value("--free"),
-          hatch: value("--hatch"), accent: value("--accent"), bad: value("--bad"), prompt: value("--prompt"), lit: value("--lit"),
+          hatch: value("--hatch"), accent: value("--accent"), onAccent: value("--on-accent"), bad: value("--bad"), prompt: value("--prompt"), lit: value("--lit"),
           onOwner: value("--on-owner"), lightness: Number(value("--owner-lightness")), saturation: Number(value("--owner-saturation"))};
 }
 
@@ -35,6 +35,7 @@ function sizedContext(canvas) {
 const hueOf = (id) => (id * 137.5 + 210) % 360;
 const colors = new Map();
 function colorOf(theme, id, isFaint = false) {
+  if (theme.owners?.[id]) return theme.owners[id] + (isFaint ? "59" : "");
   const name = `${id},${isFaint},${theme.lightness}`;
   if (!colors.has(name)) {
     if (colors.size > 5000) colors.clear();
@@ -54,13 +55,14 @@ function poolLayout(count, width, height) {
   return {drawn, count, width, height, cell, columns: columnsOf(), gap: cell >= 24 ? 3 : cell >= 8 ? 2 : 1};
 }
 
+// Cells are squares, unless the layout has a rowHeight.
 function blockRect(layout, block) {
-  const {cell, columns, gap} = layout;
-  return {x: (block % columns) * cell, y: Math.floor(block / columns) * cell, size: cell - gap};
+  const {cell, columns, gap, rowHeight = cell} = layout;
+  return {x: (block % columns) * cell, y: Math.floor(block / columns) * rowHeight, size: cell - gap, height: rowHeight - gap};
 }
 
 function blockAt(layout, x, y) {
-  const column = Math.floor(x / layout.cell), block = Math.floor(y / layout.cell) * layout.columns + column;
+  const column = Math.floor(x / layout.cell), block = Math.floor(y / (layout.rowHeight ?? layout.cell)) * layout.columns + column;
   return x >= 0 && y >= 0 && column < layout.columns && block < layout.drawn ? block : undefined;
 }
 
@@ -149,11 +151,11 @@ function drawBlock(context, x, y, width, height, state, theme) {
   }
 }
 
-// Below the number: a mark for each slot, solid where a token is stored.
+// Below the number, if there is one: a mark for each slot, solid where a token is stored.
 function drawSlots(context, x, y, width, height, state, color, theme) {
-  const top = y + 16, room = {width: width - 8, height: height - 20};
-  let columns = 1;
-  while (columns < state.slots && Math.min(room.width / columns, room.height / Math.ceil(state.slots / columns)) <
+  const top = y + (state.label === undefined ? 4 : 16), room = {width: width - 8, height: y + height - 4 - top};
+  let columns = state.columns ?? 1;
+  while (!state.columns && columns < state.slots && Math.min(room.width / columns, room.height / Math.ceil(state.slots / columns)) <
          Math.min(room.width / (columns + 1), room.height / Math.ceil(state.slots / (columns + 1)))) columns += 1;
   const size = Math.min(room.width / columns, room.height / Math.ceil(state.slots / columns));
   for (let slot = 0; slot < state.slots; ++slot) {
@@ -199,7 +201,8 @@ function stateOf(snapshot, block) {
     let filled = 0;
     for (const place of places) filled = Math.max(filled, filledSlots(place, slots));
     const drafts = snapshot.happened.drafts.length ? places.flatMap((place) => draftsIn(snapshot, place)) : [];
-    return {kind: "owned", owner: places[0].request.id, filled, slots, tables: places.length, label: block, drafts};
+    return {kind: "owned", owner: places[0].request.id, filled, slots, columns: snapshot.sizes.columns, tables: places.length,
+            label: block, drafts};
   }
   return {kind: snapshot.cached.has(block) ? "cached" : "free", owner: -1, filled: 0, slots, tables: 0, label: block};
 }
@@ -246,12 +249,12 @@ function caption(context, text, x, y, layout, theme, maxWidth = layout.width, co
 function drawPool(context, snapshot, layout, theme, {lit = new Set()} = {}) {
   context.clearRect(0, 0, layout.width, layout.height);
   for (let block = 0; block < layout.drawn; ++block) {
-    const {x, y, size} = blockRect(layout, block);
-    drawBlock(context, x, y, size, size, stateOf(snapshot, block), theme);
+    const {x, y, size, height} = blockRect(layout, block);
+    drawBlock(context, x, y, size, height, stateOf(snapshot, block), theme);
   }
   const center = (block) => {
-    const {x, y, size} = blockRect(layout, block);
-    return {x: x + size / 2, y: y + size / 2};
+    const {x, y, size, height} = blockRect(layout, block);
+    return {x: x + size / 2, y: y + height / 2};
   };
   const captions = [];
   for (const block of snapshot.happened.evicted) {
@@ -273,10 +276,10 @@ function drawPool(context, snapshot, layout, theme, {lit = new Set()} = {}) {
     if (from < layout.count && to < layout.count) {
       if (from >= layout.drawn || to >= layout.drawn) return;
       arrow(context, center(from), center(to), theme.bad, 6 + 5 * index);
-      const {x, y, size} = blockRect(layout, to);
-      captions.push([`copy of ${from}`, {x: x + size / 2, y: y + size - 6}, Math.max(size, 30)]);
+      const {x, y, size, height} = blockRect(layout, to);
+      captions.push([`copy of ${from}`, {x: x + size / 2, y: y + height - 6}, Math.max(size, 30)]);
     } else {  // to the host's memory below, or from there
-      const {x, y} = center(Math.min(from, to)), reach = layout.cell * 0.55;
+      const {x, y} = center(Math.min(from, to)), reach = (layout.rowHeight ?? layout.cell) * 0.55;
       if (to < from) numIn += 1; else numOut += 1;
       if (to < from) arrow(context, {x, y: y + reach}, {x, y}, theme.bad);
       else arrow(context, {x, y}, {x, y: y + reach}, theme.bad);
@@ -287,8 +290,8 @@ function drawPool(context, snapshot, layout, theme, {lit = new Set()} = {}) {
   for (const [text, at, width] of captions.slice(0, 12)) caption(context, text, at.x, at.y, layout, theme, width);
   for (const block of lit) {
     if (block >= layout.drawn) continue;
-    const {x, y, size} = blockRect(layout, block);
-    frame(context, x, y, size, size, theme);
+    const {x, y, size, height} = blockRect(layout, block);
+    frame(context, x, y, size, height, theme);
   }
 }
 

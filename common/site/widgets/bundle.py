@@ -2,7 +2,7 @@
 """Makes the files that a page with widgets loads: bundle.py FOLDER [--compiled stage2,stage5] stage2=build/stage2 …
 
 FOLDER/widgets.js            the widgets, with the live page's drawing code and their style sheet
-FOLDER/stage2_scenes.js      what `stage2 scene --record` prints
+FOLDER/stage2_scenes.js      what `stage2 scene --record` prints; stage 7's comes from kernel_count
 FOLDER/stage2_wasm.js        is there already for the stages that --compiled names
 """
 
@@ -14,6 +14,8 @@ import subprocess
 
 HERE = pathlib.Path(__file__).resolve().parent
 PAGE = HERE.parents[1] / "serving/page"
+# Stages whose scenes another program records: what is in them cannot run in a page.
+RECORDERS = {"stage7": "kernel_count"}
 SOURCES = {"stage8": ["kv_cache_manager", "prefix_cache", "scheduler"], "stage6": ["kv_cache_manager", "prefix_cache"],
            "stage3": ["attention"]}
 
@@ -36,9 +38,10 @@ def main():
     for stage, program in (entry.split("=", 1) for entry in arguments.programs):
         record = subprocess.run([program, "scene", "--record"], capture_output=True, text=True, check=True).stdout
         stages[stage] = {"scenes": list(json.loads(record)), "isCompiled": stage in arguments.compiled.split(","),
+                         "program": RECORDERS.get(stage, stage), "canCompile": stage not in RECORDERS,
                          "sources": SOURCES.get(stage, ["kv_cache_manager"])}
         (arguments.folder / f"{stage}_scenes.js").write_text(f'courseRecordedScenes("{stage}", {record.strip()});\n')
-    styles = switched((PAGE / "palette.css").read_text()) + (HERE / "widgets.css").read_text()
+    styles = "".join(switched(path.read_text()) for path in (PAGE / "palette.css", HERE / "widgets.css"))
     parts = ["(() => {", '"use strict";', *((PAGE / name).read_text() for name in ("snapshot.js", "drawing.js")),
              f"const kStages = {json.dumps(stages)};", f"const kStyles = {json.dumps(styles)};",
              (HERE / "widgets.js").read_text(), "})();"]

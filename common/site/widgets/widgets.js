@@ -62,9 +62,18 @@ function snapshotOf(state) {
       hostBlocks: request.host_blocks, wasPreempted: request.preempted, sequences: new Map(request.sequences.map((sequence) => [sequence.id, sequence]))});
   }
   const batch = state.requests.filter((request) => request.computed > 0).map((request) => [request.id, request.computed]);
-  return {...emptySnapshot(), sizes: state.sizes, running: state.running, waiting: state.waiting, requests, cached: new Map(state.cached ?? []),
+  // A short row of slots stands side by side, as in the lessons' pictures.
+  const sizes = {...state.sizes, columns: Math.min(state.sizes.block_size, 4)};
+  return {...emptySnapshot(), sizes, running: state.running, waiting: state.waiting, requests, cached: new Map(state.cached ?? []),
           counters: {host_used: state.requests.reduce((sum, request) => sum + request.host_blocks, 0)},
           happened: {...noEvents(), copies: state.copies, evicted: state.evicted, batch}};
+}
+
+// The first owners have the colours of the lessons' pictures.
+const kNumOwnColors = 5;
+function widgetTheme(root) {
+  const style = getComputedStyle(root);
+  return {...themeOf(root), owners: Array.from({length: kNumOwnColors}, (_, id) => style.getPropertyValue(`--owner-${id}`).trim())};
 }
 
 // Blocks that are not as they were.
@@ -123,9 +132,13 @@ class Widget {
     const number = this.stage.replace("stage", "");
     const mode = this.scene
       ? `Runs stage ${number}'s own code in this page: ${kStages[this.stage].sources.map((name) => `\`${name}\``).join(", ")}, compiled to WebAssembly.`
+      : !kStages[this.stage].canCompile ? `Recorded by \`build/${kStages[this.stage].program} scene ${this.name}\` while the kernel ran on the executor, ` +
+        "as g++ compiled it. A page cannot run it, so there are no commands of your own."
       : kStages[this.stage].isCompiled ? "This browser cannot run the stage's code (WebAssembly with exceptions); what it shows was recorded."
       : `Recorded by \`build/${this.stage} scene ${this.name}\`. Built with Emscripten, this page would run the stage's code, and take commands of your own.`;
-    this.said = element("p", {className: "widget-said", attributes: {role: "status", "aria-live": "polite"}});
+    this.step = element("b", {className: "widget-step"});
+    this.said = element("p", {className: "widget-said"});
+    this.after = element("h4", {className: "widget-after"});
     this.next = element("button", {type: "button", className: "widget-next", onclick: () => this.forward()});
     this.back = element("button", {type: "button", className: "widget-back", textContent: "◀ back", onclick: () => this.show(this.at - 1)});
     this.again = element("button", {type: "button", className: "widget-again", textContent: "start again", onclick: () => this.reset()});
@@ -138,7 +151,8 @@ class Widget {
     this.root.replaceChildren(
       element("p", {className: "widget-title", textContent: this.recorded.title}),
       element("p", {className: "widget-mode"}, ...withCode(mode)),
-      this.said, ...this.parts(),
+      element("div", {className: "widget-what", attributes: {role: "status", "aria-live": "polite"}}, this.step, this.said),
+      this.after, ...this.parts(),
       element("div", {className: "widget-controls"}, this.next, this.back, this.again,
               element("div", {className: "widget-time"}, this.slider, this.moment)));
     if (this.scene) {
@@ -160,7 +174,30 @@ class Widget {
     this.host = element("canvas", {attributes: {"aria-hidden": "true"}});
     this.lists = element("div", {className: "widget-lists"});
     this.counters = element("dl");
-    return [this.pool, this.host, this.lists, this.tablesTitle, this.tables, this.counters];
+    return [this.pool, this.host, this.legend(), this.lists, this.tablesTitle, this.tables, this.counters];
+  }
+
+  // What a block may look like in this scene, as drawBlock() draws it.
+  legend() {
+    const {states} = this.recorded, [{sizes}] = states, size = sizes.block_size;
+    const isShared = states.some(({references}) => references.some((count) => count > 1));
+    const owned = (filled, tables = 1) => ({kind: "owned", owner: 0, filled, slots: size, columns: Math.min(size, 4), tables});
+    const entries = size === 1 ? [[owned(1), "a slot with a token"], [owned(0), "reserved, but empty"], [{kind: "free"}, "free"]]
+      : [[owned(Math.ceil(size / 2)), `a sequence's block, with ${Math.ceil(size / 2)} of ${size} slots used`], ...(isShared ? [[owned(size, 2), "in several block tables"]] : []),
+         ...(states.some(({cached}) => cached?.length) ? [[{kind: "cached"}, "cached: nobody's, but still findable"]] : []), [{kind: "free"}, "free"]];
+    entries.push([{...owned(size), isLit: true}, "changed by this step"]);
+    this.swatches = entries.map(([look]) => ({look, canvas: element("canvas", {attributes: {"aria-hidden": "true"}})}));
+    const arrow = states.some(({copies}) => copies.length) ? [element("span", {}, element("span", {className: "widget-arrow", textContent: "→"}), "copied")] : [];
+    return element("p", {className: "widget-legend"}, ...entries.map(([, text], index) => element("span", {}, this.swatches[index].canvas, text)), ...arrow);
+  }
+
+  drawLegend(theme) {
+    for (const {look, canvas} of this.swatches) {
+      const {context, width, height} = sizedContext(canvas);
+      context.clearRect(0, 0, width, height);
+      drawBlock(context, 3, 3, width - 6, height - 6, look, theme);
+      if (look.isLit) frame(context, 3, 3, width - 6, height - 6, theme);
+    }
   }
 
   reset() {
@@ -216,11 +253,13 @@ class Widget {
   show(step) {
     this.at = Math.max(0, Math.min(step, this.commands.length));
     const state = this.states[this.at], upcoming = this.at < this.commands.length ? this.states[this.at + 1] : this.isLesson ? this.script[this.at] : undefined;
+    this.step.textContent = this.at ? state.label[0].toUpperCase() + state.label.slice(1) : "Before the first step";
+    this.after.textContent = this.at ? this.afterText : "What is there";
     this.say(state.said);
     this.slider.max = this.last;
     this.slider.value = this.at;
-    this.moment.textContent = this.at ? `after ${this.at} of ${this.last} commands` : "before the first command";
-    this.slider.setAttribute("aria-valuetext", `${this.moment.textContent}. ${state.said}`);
+    this.moment.textContent = `${this.at} of ${this.last}`;
+    this.slider.setAttribute("aria-valuetext", `${this.step.textContent}. ${state.said}`);
     this.back.disabled = this.at === 0;
     this.again.disabled = this.commands.length === 0;
     this.next.disabled = !upcoming;
@@ -234,6 +273,8 @@ class Widget {
     }));
     this.draw();
   }
+
+  get afterText() { return "After this step"; }
 
   snapshotOf(state) { return snapshotOf(state); }
 
@@ -249,6 +290,10 @@ class Widget {
     } else {
       this.lists.append(...state.requests.map((request) => this.regionOf(request)));
     }
+    this.fillCounters(state);
+  }
+
+  fillCounters(state) {
     const before = this.states[this.at - 1]?.counters ?? state.counters;
     this.counters.replaceChildren(...Object.entries(state.counters).map(([name, value]) => element("div", {}, element("dt", {textContent: name}),
       element("dd", {textContent: value.toLocaleString("en"), className: value === before[name] ? "" : "widget-new"}))));
@@ -260,7 +305,7 @@ class Widget {
       tag.style.border = "1px dashed var(--hatch)";
       tag.style.color = "var(--dim)";
     } else {
-      tag.style.background = `hsl(${hueOf(id)} calc(var(--owner-saturation) * 1%) calc(var(--owner-lightness) * 1%))`;
+      tag.style.background = id < kNumOwnColors ? `var(--owner-${id})` : `hsl(${hueOf(id)} calc(var(--owner-saturation) * 1%) calc(var(--owner-lightness) * 1%))`;
     }
     return tag;
   }
@@ -283,14 +328,16 @@ class Widget {
   }
 
   draw() {
-    const snapshot = this.snapshots[this.at], theme = themeOf(this.root), {blocks, block_size: size} = snapshot.sizes;
+    const snapshot = this.snapshots[this.at], theme = widgetTheme(this.root), {blocks, block_size: size} = snapshot.sizes;
     const width = this.pool.clientWidth;
     if (!width) return;
+    this.drawLegend(theme);
     let columns = size > 1 ? 8 : 16;
     while (columns > 1 && width / columns < (size > 1 ? 56 : 36)) columns /= 2;
-    const rows = Math.ceil(blocks / columns), cell = Math.min(78, Math.floor((width - 4) / columns));
-    this.pool.style.height = `${rows * cell + 4}px`;
-    const pool = sizedContext(this.pool), layout = poolLayout(blocks, columns * cell, rows * cell);
+    const rows = Math.ceil(blocks / columns), cell = Math.min(78, Math.floor((width - 4) / columns)), rowHeight = size > 1 ? 56 : cell;
+    this.pool.style.height = `${rows * rowHeight + 4}px`;
+    const pool = sizedContext(this.pool);
+    const layout = {drawn: blocks, count: blocks, width: columns * cell, height: rows * rowHeight, cell, rowHeight, columns, gap: 3};
     pool.context.translate(2, 2);  // frames are a little larger than their blocks
     drawPool(pool.context, snapshot, layout, theme, {lit: this.changed});
     const fade = 1 - (performance.now() - this.flashBegin) / kFlashMilliseconds;
@@ -298,8 +345,8 @@ class Widget {
       pool.context.globalAlpha = 0.55 * fade;
       pool.context.fillStyle = theme.accent;
       for (const block of this.changed) {
-        const {x, y, size: side} = blockRect(layout, block);
-        pool.context.fillRect(x, y, side, side);
+        const {x, y, size: side, height} = blockRect(layout, block);
+        pool.context.fillRect(x, y, side, height);
       }
       pool.context.globalAlpha = 1;
     }
@@ -372,15 +419,124 @@ class SoftmaxWidget extends Widget {
   draw() {}
 }
 
+// What one warp of a ladder's step loads: lanes above, and below them the rows of K and V, a column for each token, in sectors.
+class LoadsWidget extends Widget {
+  snapshotOf(state) { return state; }
+
+  get afterText() { return "The load, and what the ones before it have taken"; }
+
+  parts() {
+    this.picture = element("canvas", {attributes: {role: "img"}});
+    this.between = element("p", {className: "widget-mode"});
+    this.counters = element("dl");
+    const {whole} = this.recorded.states[0], number = (value) => value.toLocaleString("en");
+    const totals = [["requests", number(whole.requests)], ["sectors", number(whole.sectors)], ["sectors of a request", (whole.sectors / whole.requests).toFixed(2)],
+                    ["fewest possible sectors", number(whole.fewest)],
+                    ...(whole.bulk_copies ? [["bulk copies", number(whole.bulk_copies)], ["bytes of bulk copies", number(whole.bulk_bytes)]] : [])];
+    const swatch = (kind, text) => element("span", {}, element("span", {className: `widget-sector widget-${kind}`}), text);
+    return [this.picture,
+      element("p", {className: "widget-legend"}, swatch("asked", "bytes that lanes ask for"), swatch("fetched", "the rest of their sectors"),
+              swatch("earlier", "taken by an earlier load that is shown"), swatch("untouched", "by none of them")),
+      this.between, element("h4", {textContent: "This warp, all its loads of K and V so far"}), this.counters,
+      element("h4", {}, "The whole kernel, as ", element("code", {textContent: whole.command}), " counts its global loads"),
+      element("div", {className: "widget-whole"}, ...totals.map(([name, value]) => element("span", {}, `${name} `, element("b", {textContent: value}))))];
+  }
+
+  fill(state) {
+    this.fillCounters(state);
+    const others = (state.between ?? []).map(([name, count]) => `${name}${count > 1 ? ` (${count} times)` : ""}`);
+    this.between.textContent = others.length ? `Just before it, the warp loads ${others.length > 1 ? others.slice(0, -1).join(", ") + " and " : ""}${others.at(-1)}.` : "";
+  }
+
+  draw() {
+    const width = this.picture.clientWidth;
+    if (!width) return;
+    const {memory} = this.recorded.states[0], {tokens, blocks} = memory, size = tokens.length / blocks.length, numSectors = memory.row_bytes / 32;
+    const theme = widgetTheme(this.root), state = this.states[this.at];
+    const left = 16, gap = 10, column = (width - left - gap * (blocks.length - 1)) / Math.max(tokens.length, 32), row = 11;
+    const laneWidth = (width - left) / 32, lanesHeight = 16, arraysTop = [78, 78 + numSectors * row + 34], height = arraysTop[1] + numSectors * row + 18;
+    this.picture.style.height = `${height}px`;
+    const {context} = sizedContext(this.picture);
+    context.clearRect(0, 0, width, height);
+    const xOf = (token) => { const index = tokens.indexOf(token); return left + index * column + Math.floor(index / size) * gap; };
+    const text = (said, x, y, color = theme.dim, font = "11px system-ui, sans-serif", align = "left") => {
+      Object.assign(context, {font, fillStyle: color, textAlign: align, textBaseline: "middle"});
+      context.fillText(said, x, y);
+    };
+    const parts = state.parts ?? [], active = new Set(parts.map(([lane]) => lane));
+    text("lanes of the warp", left, 7);
+    for (let lane = 0; lane < 32; ++lane) {
+      const x = left + lane * laneWidth;
+      context.fillStyle = active.has(lane) ? theme.accent : theme.free;
+      context.fillRect(x, 16, laneWidth - 1.5, lanesHeight);
+      if (laneWidth >= 14 || lane % 4 === 0) text(lane, x + (laneWidth - 1.5) / 2, 24.5, active.has(lane) ? theme.onAccent : theme.dim, "10px system-ui, sans-serif", "center");
+    }
+    const sectorOf = (byte) => Math.floor(byte / 32);
+    ["K", "V"].forEach((name, array) => {
+      const top = arraysTop[array];
+      text(name, 2, top + numSectors * row / 2, theme.text, "600 12px system-ui, sans-serif");
+      blocks.forEach(([block, first]) => {
+        const x = xOf(first), room = size * column;
+        const said = [`block ${block}, tokens ${first} to ${first + size - 1}`, `block ${block}`].find((one) => context.measureText(one).width < room) ?? "";
+        text(said, x, top - 9, theme.dim, "10.5px system-ui, sans-serif");
+      });
+      const earlier = new Set();
+      for (const before of this.states.slice(1, this.at)) {
+        if (before.of !== name) continue;
+        for (const [, token, byte, bytes] of before.parts) {
+          for (let sector = sectorOf(byte); sector <= sectorOf(byte + bytes - 1); ++sector) earlier.add(`${token},${sector}`);
+        }
+      }
+      for (const token of tokens) {
+        for (let sector = 0; sector < numSectors; ++sector) {
+          context.fillStyle = theme.free;
+          context.fillRect(xOf(token), top + sector * row, column - 1.5, row - 1.5);
+          if (earlier.has(`${token},${sector}`)) hatch(context, xOf(token), top + sector * row, column - 1.5, row - 1.5, theme.hatch);
+        }
+      }
+      if (state.of !== name) return;
+      for (const [, token, byte, bytes] of parts) {
+        for (let sector = sectorOf(byte); sector <= sectorOf(byte + bytes - 1); ++sector) {
+          context.fillStyle = theme.owners[1];
+          context.fillRect(xOf(token), top + sector * row, column - 1.5, row - 1.5);
+        }
+      }
+      for (const [, token, byte, bytes] of parts) {
+        for (let sector = sectorOf(byte); sector <= sectorOf(byte + bytes - 1); ++sector) {
+          const begin = Math.max(byte, sector * 32) - sector * 32, end = Math.min(byte + bytes, sector * 32 + 32) - sector * 32;
+          context.fillStyle = theme.accent;
+          context.fillRect(xOf(token) + begin / 32 * (column - 1.5), top + sector * row, Math.max(1.5, (end - begin) / 32 * (column - 1.5)), row - 1.5);
+        }
+      }
+      context.strokeStyle = theme.accent;
+      context.lineWidth = 1;
+      context.globalAlpha = 0.45;
+      // Of a lane that asks for several rows, to the first.
+      const seen = new Set();
+      for (const [lane, token, byte] of parts) {
+        if (seen.has(lane)) continue;
+        seen.add(lane);
+        const x = xOf(token) + ((byte % 32) / 32) * (column - 1.5) + 1, from = left + lane * laneWidth + laneWidth / 2;
+        context.beginPath();
+        context.moveTo(from, 16 + lanesHeight);
+        context.bezierCurveTo(from, 56, x, 48, x, top + sectorOf(byte) * row);
+        context.stroke();
+      }
+      context.globalAlpha = 1;
+    });
+    this.picture.setAttribute("aria-label", state.said);
+  }
+}
+
 async function make(root) {
   const name = root.dataset.widget;
   const stage = Object.keys(kStages).find((candidate) => kStages[candidate].scenes.includes(name));
   if (!stage) {
-    root.textContent = `There is no widget ${name}.`;
+    root.textContent = `Nothing has recorded the scene ${name}: this site was built without the program that does.`;
     return;
   }
   await loadScript(`${stage}_scenes.js`);
-  const recorded = recordings.get(stage)[name], Kind = recorded.states[0].sizes ? Widget : SoftmaxWidget;
+  const recorded = recordings.get(stage)[name], [first] = recorded.states, Kind = first.sizes ? Widget : first.memory ? LoadsWidget : SoftmaxWidget;
   root.widget = new Kind(root, stage, name, recorded, await loadModule(stage));
 }
 

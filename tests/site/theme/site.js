@@ -86,12 +86,40 @@ function openHunks() {
   follow();
 }
 
-let isChosen = false;  // by a click or the keyboard: until the page is scrolled
+// A paragraph that is chosen, by a click, the keyboard or a link to its heading, stays so until the page is scrolled by a hand's breadth from where
+// it has come to rest: a link's own scrolling, which may take a while, chooses nothing.
+const kReleaseDistance = 60;
+const kRestMilliseconds = 150;
+let chosen = null;  // {state, note, at: where the page rested, null while it moves}
+let restTimer = 0;
+
+function choose(state, note) {
+  if (!isWide.matches) return;
+  activate(state, note);
+  chosen = {state, note, at: null};
+  waitForRest();
+}
+
+function waitForRest() {
+  clearTimeout(restTimer);
+  restTimer = setTimeout(() => { if (chosen && chosen.at === null) chosen.at = scrollY; }, kRestMilliseconds);
+}
+
+function followUnlessChosen() {
+  if (!chosen) {
+    follow();
+  } else if (chosen.at === null) {
+    waitForRest();
+  } else if (Math.abs(scrollY - chosen.at) > kReleaseDistance) {
+    chosen = null;
+    follow();
+  }
+}
+
 for (const state of walks) {
   for (const note of state.notes) {
-    const choose = () => { if (isWide.matches) { activate(state, note); isChosen = true; } };
-    note.addEventListener("click", choose);
-    note.addEventListener("focusin", choose);
+    note.addEventListener("click", () => choose(state, note));
+    note.addEventListener("focusin", () => choose(state, note));
   }
 }
 isWide.addEventListener("change", openHunks);
@@ -116,7 +144,7 @@ addEventListener("scroll", () => {
   isAsked = true;
   requestAnimationFrame(() => {
     isAsked = false;
-    if (isChosen) isChosen = false; else follow();
+    followUnlessChosen();
     showPlace();
     hideMeaning();
   });
@@ -139,8 +167,20 @@ function openTarget() {
   if (!target) return;
   for (let element = target; element; element = element.parentElement) if (element.tagName === "DETAILS") element.open = true;
   target.scrollIntoView();
+  // The first paragraph of a part, or of a section in it, is what the link is about, however short it is.
+  const isFrom = (note) => note === target || note.contains(target) || target.compareDocumentPosition(note) & Node.DOCUMENT_POSITION_FOLLOWING;
+  const part = target.closest("section");
+  for (const state of walks) {
+    if (!part?.contains(state.walk)) continue;
+    const note = state.notes.find(isFrom);
+    if (note) choose(state, note);
+  }
 }
 addEventListener("hashchange", openTarget);
+document.addEventListener("click", (event) => {  // to where one has been before: no hashchange
+  const link = event.target.closest("a");
+  if (link && link.hash && link.href === location.href) setTimeout(openTarget);
+});
 openTarget();
 
 // Terms: what they mean, by pointer, touch and keyboard.
