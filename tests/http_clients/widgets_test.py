@@ -2,7 +2,8 @@
 """The widgets of the course's site in headless Chromium: widgets_test.py build/site/widgets stage2=build/stage2 … [--pictures FOLDER]
 
 A page from file:// with every widget, each of which goes through its scene by clicks: what it shows is compared with what
-`build/stage2 scene` prints at each step, and the ledger of the blocks is checked. Once with the stages' code as WebAssembly,
+`build/stage2 scene` prints at each step, and the ledger of the blocks is checked. (Stage 7's scenes come from kernel_count, and
+are recorded in any case.) Once with the stages' code as WebAssembly,
 where the site has it, and once with the recorded scenes alone. Needs a `chromium`; where there is none, it says so and
 exits with 77, which ctest counts as skipped. --pictures keeps screenshots, wide, narrow and dark.
 """
@@ -12,6 +13,7 @@ import json
 import pathlib
 import re
 import shutil
+import subprocess
 import sys
 import tempfile
 import time
@@ -35,7 +37,8 @@ def check(name, condition, seen=""):
 # What the page shows of a widget: its state, and the elements that a reader sees.
 SHOWN = """((name) => { const root = document.querySelector(`[data-widget="${name}"]`), widget = root.widget;
     const {command, label, ...state} = widget.states[widget.at];
-    return {state, command, said: root.querySelector('.widget-said').textContent,
+    return {state, command, step: root.querySelector('.widget-step').textContent, legend: root.querySelectorAll('.widget-legend > span').length,
+            whole: root.querySelector('.widget-whole')?.textContent, said: root.querySelector('.widget-said').textContent,
             counters: Object.fromEntries([...root.querySelectorAll('dl div')].map((item) =>
                 [item.children[0].textContent, Number(item.children[1].textContent.replaceAll(',', ''))])),
             free: [...root.querySelectorAll('.widget-list:first-child .widget-chip')].map((chip) => Number(chip.textContent)),
@@ -52,18 +55,46 @@ def compare(name, page, expected, is_pool):
     state = {key: value for key, value in expected.items() if key not in ("command", "label")}
     assert shown["state"] == state, f"{where}: {shown['state']} and not {state}"
     assert shown["said"] == expected["said"], f"{where}: {shown['said']}"
-    if is_pool:
+    label = expected.get("label", "before the first step")
+    assert shown["step"] == label[0].upper() + label[1:], f"{where}: {shown['step']}"
+    if "counters" in expected:
         assert shown["counters"] == expected["counters"], f"{where}: {shown['counters']}"
+        assert shown["legend"] > 2, f"{where}: {shown['legend']}"
+    if is_pool:
         if expected["sizes"]["block_size"] > 1:
             assert shown["free"] == expected["free"], f"{where}: {shown['free']}"
         check_state(shown["state"])
     return shown
 
 
+def check_loads(page, name, program, states):
+    """What a warp loads: the whole kernel's counts are those that the program prints, and each load is seen."""
+    whole = states[0]["whole"]
+    _, *arguments = whole["command"].split()
+    printed = subprocess.run([program, *arguments], capture_output=True, text=True, check=True).stdout
+    row = re.search(r"^\| global loads +\| +([\d,]+) \| +[\d,]+ \| +([\d,]+) \| +([\d.]+) \| +([\d,]+) \|$", printed, re.MULTILINE).groups()
+    shown = page.evaluate(f"{SHOWN}('{name}')")["whole"]
+    numbers = re.findall(r"[\d,.]*\d", shown)
+    assert numbers[:4] == list(row), [numbers, row]
+    pixels = []
+    for step in range(len(states)):
+        pixels.append(page.evaluate(f"""(() => {{ const {{widget}} = document.querySelector('[data-widget="{name}"]'); widget.goTo({step});
+            const [red, green, blue] = getComputedStyle(widget.root.querySelector('.widget-asked')).backgroundColor.match(/\\d+/g).map(Number);
+            const {{data}} = widget.picture.getContext('2d').getImageData(0, 0, widget.picture.width, widget.picture.height);
+            let count = 0;
+            for (let i = 0; i < data.length; i += 4) if (data[i] === red && data[i + 1] === green && data[i + 2] === blue) count += 1;
+            return count; }})()"""))
+    assert pixels[0] == 0 and min(pixels[1:]) > 100, pixels
+    page.evaluate(f"document.querySelector('[data-widget=\"{name}\"]').widget.goTo(0)")
+
+
 def play(page, name, program, is_live):
     states = states_of(program, name)
     is_pool = "sizes" in states[0]
     compare(name, page, states[0], is_pool)
+    if "whole" in states[0]:
+        check_loads(page, name, program, states)
+        press(page, name, ".widget-again")
     for state in states[1:]:
         shown = page.evaluate(f"{SHOWN}('{name}')")
         assert shown["next"] == "▶ " + state["label"], shown["next"]
@@ -102,7 +133,8 @@ def play_own(page, name, program, states, at):
     check(f"{name}: {len(commands)} commands, {len(commands) - at} of them the reader's, and wrong ones", True)
 
 
-def run(folder, programs, scenes, is_live, browser):
+def run(folder, programs, stages, is_live, browser):
+    scenes = {stage: stages[stage]["scenes"] for stage in stages}
     names = [name for stage in scenes for name in scenes[stage]]
     with tempfile.TemporaryDirectory() as temporary:
         root = pathlib.Path(temporary)
@@ -120,9 +152,10 @@ def run(folder, programs, scenes, is_live, browser):
                 page.evaluate(f"document.querySelector('[data-widget=\"{name}\"]').scrollIntoView()")
                 page.wait_for(f"Boolean(document.querySelector('[data-widget=\"{name}\"]').widget)", 20)
                 mode = page.evaluate(f"document.querySelector('[data-widget=\"{name}\"] .widget-mode').textContent")
-                check(f"{name} says where its states come from", ("compiled to WebAssembly" in mode) == is_live and
-                      ("Recorded by" in mode) == (not is_live), mode)
-                play(page, name, programs[stage], is_live)
+                is_own = is_live and stages[stage]["canCompile"]
+                check(f"{name} says where its states come from", ("compiled to WebAssembly" in mode) == is_own and
+                      (f"Recorded by build/{pathlib.Path(programs[stage]).name} scene {name}" in mode) == (not is_own), mode)
+                play(page, name, programs[stage], is_own)
                 check(f"{name} is as wide as the page", page.evaluate("document.documentElement.scrollWidth <= innerWidth"))
         card = f"getComputedStyle(document.querySelector('[data-widget=\"{names[0]}\"]')).backgroundColor"
         colours = [page.evaluate(f"(() => {{ document.documentElement.dataset.theme = '{theme}'; return {card}; }})()")
@@ -175,7 +208,7 @@ def main():
         return
     with devtools.Browser() as browser:
         for is_live in ([True] if any(entry["isCompiled"] for entry in stages.values()) else []) + [False]:
-            run(arguments.folder, programs, scenes, is_live, browser)
+            run(arguments.folder, programs, stages, is_live, browser)
 
 
 if __name__ == "__main__":

@@ -137,6 +137,8 @@ class Reader(html.parser.HTMLParser):
             self.links.append(values.get("href"))
         if tag in ("script", "img") and "src" in values:
             self.sources.append(values["src"])
+        if tag == "script" and "src" in values and "defer" not in values:
+            self.problems.append(f"{values['src']} holds up the first paint")
         if tag == "link":
             self.sources.append(values["href"])
         if tag == "img" and not values.get("alt", "").strip():
@@ -435,6 +437,14 @@ class Repository(unittest.TestCase):
         # Stage 6 has no runner: what stage 7 has put into it is new there.
         self.assertRegex(other.read_text(encoding="utf-8"), r'<span class="name">runner\.h</span>[^/]*<span class="size">new, ')
         self.assertFalse(any(entry[0].endswith("-from-6.html") for entry in self.site.index))
+        # Whoever compares with stage 6 goes on doing so.
+        self.assertIn('href="part2-from-6.html"', re.search(r"<article>.*</article>", other.read_text(encoding="utf-8"), re.DOTALL).group())
+        for path in (self.out / "stage8_batching").glob("diff-6-8*.html"):
+            text = path.read_text(encoding="utf-8")
+            remarks = re.findall(r'<div class="remark">.*?</div>', text, re.DOTALL)
+            links = [link for remark in remarks for link in re.findall(r'href="([^"#]*)', remark)]
+            self.assertFalse([link for link in links if link in ("index.html", "part2.html")], path.name)
+        self.assertIn("index-from-6.html#", (self.out / "stage8_batching/diff-6-8.html").read_text(encoding="utf-8"))
 
     def test_nothing_comes_from_elsewhere(self):
         for path in self.out.rglob("*"):

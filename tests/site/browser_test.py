@@ -104,6 +104,49 @@ def check_walk(page, site):
     check("and open with a click", page.evaluate("document.querySelector('.hunks pre').offsetHeight > 0"))
 
 
+def check_headings(page, site):
+    """A link to a part or a section of the walk lights the first paragraph that follows, however short it is."""
+    page.size(*WIDE)
+    go(page, site, LESSON)
+    anchors = page.evaluate("""(() => { const section = document.querySelector('.walk').closest('section');
+        return [...section.querySelectorAll('h2, h3')].map((heading) => heading.id); })()""")
+    check("the walk has sections", len(anchors) > 2, anchors)
+    for anchor in [*anchors, anchors[0]]:
+        page.evaluate(f"document.querySelector('.contents a[href=\"#{anchor}\"]').click()")
+        expected = page.evaluate(f"""[...document.querySelectorAll('.note')].findIndex((note) =>
+            document.getElementById('{anchor}').compareDocumentPosition(note) & Node.DOCUMENT_POSITION_FOLLOWING)""")
+        page.evaluate("new Promise((resume) => { let timer; const wait = () => { clearTimeout(timer); timer = setTimeout(resume, 400); };"
+                      " addEventListener('scroll', wait); wait(); })")
+        active = page.evaluate("[...document.querySelectorAll('.note')].findIndex((note) => note.classList.contains('active'))")
+        check(f"a link to {anchor} lights what follows it", active == expected, [active, expected])
+    page.evaluate("document.documentElement.style.scrollBehavior = 'auto'; scrollBy(0, 3000)")
+    settle(page)
+    settle(page)
+    check("until one reads on", page.evaluate("[...document.querySelectorAll('.note')].findIndex((note) => note.classList.contains('active'))") > expected)
+
+
+# Lines of code of which a part cannot be seen, and what scrolls without saying so.
+CUT = """(() => {
+    for (const details of document.querySelectorAll('details')) details.open = true;
+    const isCut = (line) => line.scrollWidth > line.clientWidth + 1 || line.getBoundingClientRect().right > line.closest('.box, .listing').getBoundingClientRect().right + 1;
+    const lines = [...document.querySelectorAll('.box pre.code span, .listing pre.code span')].filter((line) => line.offsetHeight > 0 && isCut(line));
+    const silent = [...document.querySelectorAll('.scroll')].filter((one) => one.scrollWidth > one.clientWidth && !getComputedStyle(one).backgroundImage.includes('gradient'));
+    return {cut: lines.slice(0, 3).map((line) => line.textContent), silent: silent.length, wrapped: [...document.querySelectorAll('pre.code span')].filter((line) =>
+        line.offsetHeight > 30).length};
+})()"""
+
+
+def check_lines(page, site):
+    for name in (LESSON, "stage2_blocks/index.html", "stage5_cow_beam/diff-4-5.html"):
+        for size in (WIDE, NARROW):
+            page.size(*size)
+            go(page, site, name)
+            seen = page.evaluate(CUT)
+            check(f"{name}, {size[0]} pixels: all of a long line is seen", not seen["cut"] and (seen["wrapped"] > 0 or size == WIDE), seen)
+            check(f"{name}, {size[0]} pixels: what scrolls shows it", seen["silent"] == 0, seen)
+    page.size(*WIDE)
+
+
 def check_keyboard(page, site):
     page.size(*WIDE)
     go(page, site, LESSON)
@@ -243,7 +286,7 @@ def main():
         made = time.monotonic()
         with devtools.Browser() as browser:
             page = browser.open((site / "index.html").as_uri(), *WIDE)
-            for part in (check_walk, check_keyboard, check_touch, check_search, check_switch, check_copy, check_print, check_plain):
+            for part in (check_walk, check_headings, check_lines, check_keyboard, check_touch, check_search, check_switch, check_copy, check_print, check_plain):
                 part(page, site)
             num_pages = check_pages(page, site)
             if options.pictures:

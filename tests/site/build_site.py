@@ -318,9 +318,7 @@ class Site:
     def compared_html(self, page, start, text):
         """What stands above the first hunk: with which stage the code is compared, and where all changes are."""
         folder = "/".join(page.target.split("/")[:-1])
-        heading = next((line.lstrip("# ") for line in text.splitlines() if line.startswith("## ") and
-                        lesson.WALK_HEADING.match(line.lstrip("# "))), "")
-        others = [f'<a href="{relative(folder + "/x", self.lesson_target(page, other))}#{lesson.anchor_of(heading, set())}">'
+        others = [f'<a href="{relative(folder + "/x", self.lesson_target(page, other))}#{walk_anchor(text)}">'
                   f"stage {other}</a>" for _, _, other in self.diffs_of(page.stage) if other != start]
         instead = f" (instead: against {', '.join(others)})" if others else ""
         links = ", ".join(f'<a href="{relative(folder + "/x", target)}">{html.escape(name[0].lower() + name[1:])}</a>'
@@ -416,6 +414,11 @@ class Site:
         lead = (f"<h1>From stage {start} to stage {stage}: the whole diff</h1>\n<p>{html.escape(pair.before)} → "
                 f"{html.escape(pair.after)}: {html.escape(pair.size())}. In reading order, with the lesson's notes; hunks of which it "
                 "has nothing to say are closed, and open with a click.</p>\n")
+        page = self.by_source.get(f"{after}/README.md")
+        if page:
+            readme = (self.root / page.source).read_text(encoding="utf-8")
+            lead = lead.replace("with the lesson's notes", f'with <a href="{relative(target, self.lesson_target(page, start))}#{walk_anchor(readme)}">'
+                                "the lesson</a>'s notes")
         if pair.are_apart:
             lead += "<p>What only a GPU needs is left out.</p>\n"
         if gone:
@@ -517,6 +520,13 @@ class Site:
                     self.make_code(path, target)
         self.make_pictures()
         self.make_assets()
+
+
+def walk_anchor(text):
+    """Of the part of a lesson that has its code beside it."""
+    heading = next((line.lstrip("# ") for line in text.splitlines() if line.startswith("## ") and
+                    lesson.WALK_HEADING.match(line.lstrip("# "))), "")
+    return lesson.anchor_of(heading, set()) if heading else "main"
 
 
 def stage_diff_colour(file):

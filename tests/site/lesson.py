@@ -38,6 +38,11 @@ def copy_button(what="command"):
     return f'<button type="button" class="copy" aria-label="Copy the {what}">Copy</button>'
 
 
+def command_html(command):
+    """A line may be broken between words, and not behind the hyphens of an option."""
+    return re.sub(r"(?<!\S)-[\w-]+(?!\S)", lambda found: f'<span class="n">{found.group()}</span>', html.escape(command, quote=False))
+
+
 def console_html(text):
     """A block of commands, each with its button, and what they print."""
     parts, output, command = [], [], None
@@ -57,10 +62,15 @@ def console_html(text):
         else:
             output.append(line)
         if command is not None and not command.endswith("\\"):
-            parts.append(f'<div class="command"><code>{html.escape(command, quote=False)}</code>{copy_button()}</div>')
+            parts.append(f'<div class="command"><code>{command_html(command)}</code>{copy_button()}</div>')
             command = None
     flush()
     return f'<div class="console">{"".join(parts)}</div>\n'
+
+
+def unbroken(text):
+    """A number and its unit, and a difference as short as N - 1, stay in a line."""
+    return re.sub(r"(?<=\b\w) ([-%]) (?=\d\b)", "\u00a0\\1\u00a0", re.sub(r"(?<=\d)[ \n](?=(?:%|us|ms|ns|B|KB|MB|GB|TB|GB/s)(?!\w))", "\u00a0", text))
 
 
 class Lesson(markup.Markdown):
@@ -102,8 +112,8 @@ class Lesson(markup.Markdown):
     def text(self, tokens, index, *_):
         content = tokens[index].content
         if self.in_link or tokens[index].meta.get("no terms"):
-            return html.escape(content, quote=False)
-        return "".join(self.term_html(part, term) if term else html.escape(part, quote=False)
+            return unbroken(html.escape(content, quote=False))
+        return "".join(self.term_html(part, term) if term else unbroken(html.escape(part, quote=False))
                        for part, term in self.finder.find(content))
 
     def term_html(self, text, term):

@@ -40,6 +40,9 @@ class Box:
         return " ".join(f"{sign}{self.count(kind)}" for kind, sign in (("+", "+"), ("-", "−")) if self.count(kind))
 
 
+FUNCTION = re.compile(r"[A-Za-z][^;=]*[\w:~]+\([^;]*$")  # the first line of a function's body
+
+
 def begins_something(line):
     """Whether a line of code begins a function, a type or the comment above one."""
     return bool(re.match(r"[A-Za-z/]", line)) and not line.startswith("#")
@@ -84,12 +87,16 @@ def boxes_beside(pair, note):
                 if line.kind != " ":
                     break
                 around.insert(0, line)
-            found = [Box(file, hunk.heading, around + [line for part in hunk.pieces[begin:end] for line in part.lines])]
+            # What a piece further down is in is not what git names above the hunk.
+            before = [line.text for part in hunk.pieces[:begin] for line in part.lines if line.kind != "-" and FUNCTION.match(line.text)]
+            found = [Box(file, before[-1] if before else hunk.heading, around + [line for part in hunk.pieces[begin:end] for line in part.lines])]
         else:
             found = [Box(file, hunk.heading, hunk.lines) for hunk in file.hunks]
         for box in found:
             result.setdefault(box.key(), box)
-    return list(result.values())
+    # Of a file from above to below, whatever the order in which the note names its parts.
+    files = list(dict.fromkeys(box.file.name for box in result.values()))
+    return sorted(result.values(), key=lambda box: (files.index(box.file.name), next((line.new for line in box.lines if line.new), box.lines[0].old)))
 
 
 def marks_of(lines):

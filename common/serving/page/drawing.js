@@ -287,12 +287,12 @@ function drawPool(context, snapshot, layout, theme, {lit = new Set()} = {}) {
   });
   const moves = [...(numOut ? [`${numOut} swapped out ↓`] : []), ...(numIn ? [`${numIn} swapped in ↑`] : [])].join(", ");
   if (moves) captions.push([moves, {x: layout.width / 2, y: layout.height}]);
-  for (const [text, at, width] of captions.slice(0, 12)) caption(context, text, at.x, at.y, layout, theme, width);
   for (const block of lit) {
     if (block >= layout.drawn) continue;
     const {x, y, size, height} = blockRect(layout, block);
     frame(context, x, y, size, height, theme);
   }
+  for (const [text, at, width] of captions.slice(0, 12)) caption(context, text, at.x, at.y, layout, theme, width);
 }
 
 // Blocks in the host's memory, in groups by the request that is swapped out.
@@ -307,10 +307,10 @@ function drawHost(context, snapshot, width, height, theme) {
   context.fillText(text, 0, height / 2, width);
   let x = context.measureText("host's memory: 0000 of 0000").width + 8;
   if (!total) return;
-  const blocks = [...snapshot.requests.values()].filter((request) => request.swapped).flatMap((request) => Array(request.hostBlocks).fill(request.id));
+  const blocks = [...snapshot.requests.values()].filter((request) => request.swapped).flatMap((request) => Array(request.hostBlocks).fill(request));
   const cell = Math.max(4, Math.min(24, Math.floor((width - x) / Math.max(blocks.length, 1))));
-  for (const owner of blocks) {
-    drawBlock(context, x, (height - cell) / 2, cell - 2, cell - 2, {kind: "host", owner, label: owner}, theme);
+  for (const request of blocks) {
+    drawBlock(context, x, (height - cell) / 2, cell - 2, cell - 2, {kind: "host", owner: request.id, label: nameOf(request)}, theme);
     x += cell;
   }
 }

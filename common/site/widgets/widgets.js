@@ -258,7 +258,7 @@ class Widget {
     this.say(state.said);
     this.slider.max = this.last;
     this.slider.value = this.at;
-    this.moment.textContent = `${this.at} of ${this.last}`;
+    this.moment.textContent = `${this.at} of ${this.last} done`;
     this.slider.setAttribute("aria-valuetext", `${this.step.textContent}. ${state.said}`);
     this.back.disabled = this.at === 0;
     this.again.disabled = this.commands.length === 0;
@@ -337,7 +337,7 @@ class Widget {
     const rows = Math.ceil(blocks / columns), cell = Math.min(78, Math.floor((width - 4) / columns)), rowHeight = size > 1 ? 56 : cell;
     this.pool.style.height = `${rows * rowHeight + 4}px`;
     const pool = sizedContext(this.pool);
-    const layout = {drawn: blocks, count: blocks, width: columns * cell, height: rows * rowHeight, cell, rowHeight, columns, gap: 3};
+    const layout = {drawn: blocks, count: blocks, width: columns * cell, height: rows * rowHeight, cell, rowHeight, columns, gap: size > 1 ? 7 : 6};
     pool.context.translate(2, 2);  // frames are a little larger than their blocks
     drawPool(pool.context, snapshot, layout, theme, {lit: this.changed});
     const fade = 1 - (performance.now() - this.flashBegin) / kFlashMilliseconds;
@@ -495,6 +495,8 @@ class LoadsWidget extends Widget {
         }
       }
       if (state.of !== name) return;
+      this.drawLines(context, parts, theme.accent, (lane) => left + (lane + 0.5) * laneWidth, 16 + lanesHeight,
+                     (token, byte) => xOf(token) + byte % 32 / 32 * (column - 1.5) + 1, (byte) => top + sectorOf(byte) * row);
       for (const [, token, byte, bytes] of parts) {
         for (let sector = sectorOf(byte); sector <= sectorOf(byte + bytes - 1); ++sector) {
           context.fillStyle = theme.owners[1];
@@ -508,23 +510,26 @@ class LoadsWidget extends Widget {
           context.fillRect(xOf(token) + begin / 32 * (column - 1.5), top + sector * row, Math.max(1.5, (end - begin) / 32 * (column - 1.5)), row - 1.5);
         }
       }
-      context.strokeStyle = theme.accent;
-      context.lineWidth = 1;
-      context.globalAlpha = 0.45;
-      // Of a lane that asks for several rows, to the first.
-      const seen = new Set();
-      for (const [lane, token, byte] of parts) {
-        if (seen.has(lane)) continue;
-        seen.add(lane);
-        const x = xOf(token) + ((byte % 32) / 32) * (column - 1.5) + 1, from = left + lane * laneWidth + laneWidth / 2;
-        context.beginPath();
-        context.moveTo(from, 16 + lanesHeight);
-        context.bezierCurveTo(from, 56, x, 48, x, top + sectorOf(byte) * row);
-        context.stroke();
-      }
-      context.globalAlpha = 1;
     });
     this.picture.setAttribute("aria-label", state.said);
+  }
+
+  // From a lane to what it asks for; if that is several rows, to the first.
+  drawLines(context, parts, color, xOfLane, yOfLanes, xOf, yOf) {
+    const seen = new Set();
+    context.strokeStyle = color;
+    context.lineWidth = 1;
+    context.globalAlpha = 0.4;
+    for (const [lane, token, byte] of parts) {
+      if (seen.has(lane)) continue;
+      seen.add(lane);
+      const from = xOfLane(lane), x = xOf(token, byte);
+      context.beginPath();
+      context.moveTo(from, yOfLanes);
+      context.bezierCurveTo(from, 56, x, 48, x, yOf(byte));
+      context.stroke();
+    }
+    context.globalAlpha = 1;
   }
 }
 
