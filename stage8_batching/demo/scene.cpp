@@ -80,7 +80,7 @@ class SchedulerScene : public common::Scene {
         },
         [this](const Words& words) { return add(words); });
     add_command(
-        // As `stage8 steps` counts them.
+        // Numbered as the command `steps` does.
         "step", [this](const Words&) { return "do step " + std::to_string(num_steps_); },
         [this](const Words&) { return step(); });
     add_command(
