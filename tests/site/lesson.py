@@ -123,7 +123,7 @@ class Lesson(markup.Markdown):
     def code_inline(self, tokens, index, *_):
         content = tokens[index].content
         kind = ' class="n"' if len(content) <= MAX_UNBROKEN else ""
-        code = f"<code{kind}>{html.escape(content, quote=False)}</code>"
+        code = f"<code{kind}>{html.escape(content, quote=False) if kind else command_html(content)}</code>"
         # The command of a milestone.
         if self.box == "milestone" and index == 0 and content.startswith("python3 "):
             return f'<span class="do">{code}{copy_button()}</span>'

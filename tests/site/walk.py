@@ -25,10 +25,19 @@ class Box:
         """The function that the changes are in. git names the one before, if they begin with one of their own."""
         first = next((line.text for line in self.lines if line.kind != " " and line.text.strip()), "")
         if begins_something(first):
-            return ""
+            return "" if len(self.lines) == sum(len(hunk.lines) for hunk in self.file.hunks) else self.what_begins()
         heading = self.heading.strip().rstrip("{").strip()
         called = re.match(r"[^(]*?([\w:~]+)\(", heading)
         return called.group(1) if called else heading
+
+    def what_begins(self):
+        """The first function or type that begins in the lines."""
+        for line in self.lines:
+            found = line.kind != "-" and (re.match(r"(?:class|struct|enum class) (\w+)", line.text) or
+                                          FUNCTION.match(line.text) and re.match(r"[^(]*?([\w:~]+)\(", line.text))
+            if found:
+                return found.group(1)
+        return ""
 
     def count(self, kind):
         return sum(line.kind == kind for line in self.lines)
