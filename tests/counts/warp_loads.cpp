@@ -198,9 +198,10 @@ std::string said(const Load& load, int number, int total, bool is_known) {
   }
   const auto num_lanes = static_cast<int>(lanes.size());
   const int bytes = bytes_of(load);
-  std::string text = format_count(number) + " of the warp's " + format_count(total) + " of " + load.of + ": ";
+  std::string text = "Number " + format_count(number) + " of the warp's " + format_count(total) +
+                     (load.is_bulk ? " copies of " : " loads of ") + load.of + ". ";
   if (load.is_bulk) {
-    text += "lane " + std::to_string(*lanes.begin()) + " orders " + format_count(bytes) + " bytes at once, all of ";
+    text += "Lane " + std::to_string(*lanes.begin()) + " orders " + format_count(bytes) + " bytes at once, all of ";
   } else {
     text += counted(num_lanes, "lane") + (num_lanes == 1 ? " asks for " : " ask for ") +
             counted(bytes / num_lanes, "byte") + " each, of ";

@@ -76,6 +76,13 @@ def check_loads(page, name, program, states):
     shown = page.evaluate(f"{SHOWN}('{name}')")["whole"]
     numbers = re.findall(r"[\d,.]*\d", shown)
     assert numbers[:4] == list(row), [numbers, row]
+    # A load's sectors are those that its lanes' bytes lie in.
+    for before, state in zip(states, states[1:]):
+        grown = {key: state["counters"][key] - before["counters"][key] for key in state["counters"]}
+        sectors = {(token, sector) for _, token, first, size in state["parts"] for sector in range(first // 32, (first + size - 1) // 32 + 1)}
+        if grown["loads so far"] == 1:
+            assert grown["sectors"] == len(sectors) and grown["bytes asked for"] == sum(size for *_, size in state["parts"]), [grown, state]
+        assert {token for token, _ in sectors} <= set(states[0]["memory"]["tokens"]), state
     pixels = []
     for step in range(len(states)):
         pixels.append(page.evaluate(f"""(() => {{ const {{widget}} = document.querySelector('[data-widget="{name}"]'); widget.goTo({step});

@@ -105,7 +105,22 @@ def boxes_beside(pair, note):
             result.setdefault(box.key(), box)
     # Of a file from above to below, whatever the order in which the note names its parts.
     files = list(dict.fromkeys(box.file.name for box in result.values()))
-    return sorted(result.values(), key=lambda box: (files.index(box.file.name), next((line.new for line in box.lines if line.new), box.lines[0].old)))
+    ordered = sorted(result.values(), key=lambda box: (files.index(box.file.name), next((line.new for line in box.lines if line.new), box.lines[0].old)))
+    return joined(ordered)
+
+
+def joined(boxes):
+    """Boxes that meet or overlap in a hunk are one, unless it would have to be cut."""
+    result = []
+    for box in boxes:
+        places = {id(line): (number, index) for number, hunk in enumerate(box.file.hunks) for index, line in enumerate(hunk.lines)}
+        before = result[-1] if result and result[-1].file is box.file else None
+        if before and len(before.lines) + len(box.lines) <= MAX_LINES and places[id(before.lines[-1])] >= (places[id(box.lines[0])][0], places[id(box.lines[0])][1] - 1):
+            known = {id(line) for line in before.lines}
+            result[-1] = dataclasses.replace(before, lines=before.lines + [line for line in box.lines if id(line) not in known])
+        else:
+            result.append(box)
+    return result
 
 
 def marks_of(lines):
