@@ -284,7 +284,7 @@ class Converter(Folder):
         text = self.page("stage2_second/index.html")
         self.assertIn('<blockquote class="preface">', text)
         self.assertIn('<blockquote class="milestone">', text)
-        self.assertRegex(text, r'<span class="do"><code>python3 tests/exercise.py 2 --test 1</code><button[^>]*>Copy</button></span> is red')
+        self.assertRegex(text, r'<span class="do"><code>python3 tests/exercise.py 2 <span class="n">--test</span> 1</code><button[^>]*>Copy</button></span> is red')
         self.assertNotIn("<code>rows</code><button", text)
 
     def test_hunks_stand_beside_their_paragraphs(self):
@@ -320,6 +320,29 @@ class Converter(Folder):
         self.write("stage2_second/engine.cpp", ENGINE.format(number=1) + "\nint third() { return 3; }\n")
         self.write("stage2_second/README.md", LESSON.replace("engine.cpp second", "engine.cpp third"))
         self.assertNotIn('<code class="where">', self.page("stage2_second/index.html"))
+
+    def test_a_hunk_is_named_by_what_it_is_in_or_begins(self):
+        ends = "\n".join(f"// {number}" for number in range(3))
+        code = "int third(int x) {{\n  return x;\n}}\n" + ends + "\n\nint fourth(int x) {{\n  return x + {number};\n}}\n"
+        self.write("stage1_first/engine.cpp", ENGINE.format(number=1) + code.format(number=1))
+        self.write("stage2_second/engine.cpp", ENGINE.format(number=2) + code.format(number=2) + "\nint fifth(int x) {\n  return 5;\n}\n")
+        self.write("stage2_second/README.md", LESSON.replace("<!-- hunk: table.h -->", "<!-- hunk: engine.cpp return x + 2 -->").replace(
+            "<!-- hunk end -->", "<!-- hunk: engine.cpp fifth -->\nFive.\n\n<!-- hunk end -->"))
+        names = re.findall(r'<span class="name">engine.cpp</span> <code class="where">([^<]*)', self.page("stage2_second/index.html"))
+        self.assertEqual(names[-2:], ["fourth", "fifth"])
+
+    def test_hunks_of_a_note_that_meet_are_one(self):
+        self.write("stage2_second/table.h", "int first_row();\n\nint second_row();\n\nint third_row();\n")
+        self.write("stage2_second/README.md", LESSON.replace("<!-- hunk: table.h -->", "<!-- hunk: table.h third_row -->\n<!-- hunk: table.h second_row -->"))
+        asides = re.findall(r"<aside.*?</aside>", self.page("stage2_second/index.html"), re.DOTALL)
+        self.assertEqual(asides[1].count("<details"), 1)
+        self.assertRegex(asides[1], r"(?s)second_row.*third_row")
+
+    def test_a_long_line_says_how_far_it_is_indented(self):
+        self.write("stage2_second/table.h", "struct Table {\n  int a_name_that_is_long_enough_for_a_line_of_its_own;\n  int x;\n};\n")
+        text = self.page("stage2_second/index.html")
+        self.assertRegex(text, r'<span class="ctx" data-n="2" style="--in:2">  <i class="t">int </i>a_name')
+        self.assertRegex(text, r'<span class="ctx" data-n="3">  <i')
 
     def test_a_long_hunk_is_cut(self):
         self.write("stage2_second/table.h", "".join(f"int row{number}();\n" for number in range(100)))
