@@ -88,7 +88,8 @@ class Places {
   }
 
   int block_of(int token) const {
-    return tables_[static_cast<std::size_t>(first_entry_ + token / pages_.shape.block_size)];
+    const int entry = first_entry_ + token / pages_.shape.block_size;
+    return tables_[static_cast<std::size_t>(entry)];
   }
   int row_bytes() const { return row_bytes_; }
 

@@ -432,6 +432,22 @@ TEST_CASE("Executor: requests, sectors and passes are counted exactly, in any or
   }
 }
 
+TEST_CASE("Executor: a lane that copies zeros takes no part in the load") {
+  if (!common::executor::can_count()) {
+    return;
+  }
+  const DeviceArray<float> from(numbers(128));
+  const DeviceArray<float> to(128);
+  std::vector<common::executor::WarpLoad> loads;
+  const Counts counts = common::executor::count([&] { run(tests::arrive_by_copies, 1, 32, 0, from.data(), to.data()); },
+                                                [&](const common::executor::WarpLoad& load) { loads.push_back(load); });
+  CHECK(counts.global_loads.requests == 1);
+  CHECK(counts.global_loads.bytes == 31 * 16);
+  CHECK(counts.global_loads.units == 16);
+  REQUIRE(loads.size() == 1);
+  CHECK(loads.front().lanes.size() == 31);
+}
+
 TEST_CASE("Executor: each load of a warp is shown to who asks, in the order in which it is made") {
   if (!common::executor::can_count()) {
     return;

@@ -181,6 +181,8 @@ void note_shared_rows(const void* row) { note_access(__builtin_return_address(0)
 void note_async_copy(const void* instruction, const void* to, const void* from, int bytes) {
   if (from != nullptr) {
     note_access(instruction, from, bytes, false);
+  } else if (LaneLog* log = current_log(); log != nullptr) {
+    log->push_back({instruction, 0, 0, false, Space::kGlobal});  // the lane is there, and loads nothing
   }
   note_access(instruction, to, bytes, true);
   counts.async_copies += counting ? 1 : 0;
@@ -214,9 +216,14 @@ void count_requests(LaneLog* const (&logs)[kWarpThreads], WarpPlace place) {
   });
   std::vector<Together> requests(1);
   for (std::size_t i = 0; i < keys.size(); ++i) {
-    requests.back().emplace_back(keys[i].lane, keys[i].access);
+    if (keys[i].access->bytes > 0) {
+      requests.back().emplace_back(keys[i].lane, keys[i].access);
+    }
     if (i + 1 == keys.size() || keys[i + 1].instruction != keys[i].instruction || keys[i + 1].time != keys[i].time ||
         keys[i].access->is_bulk) {
+      if (requests.back().empty()) {
+        continue;
+      }
       if (keys[i].access->is_bulk) {
         count_bulk_copy(*keys[i].access);
       } else {
