@@ -97,6 +97,15 @@ def block_html(text, language):
 MAX_WHOLE = 36  # characters of a line that has room everywhere
 
 
+UNBROKEN = re.compile(r"\S{22}")
+PLACES = re.compile(r"(\(|::|-&gt;|(?<=[\w\])])\.)(?=[A-Za-z_]|<i )")
+
+
+def breakable(code, text):
+    """A line of code as HTML that may be broken inside of what has no space: behind a bracket, a dot or a scope. text: the line."""
+    return PLACES.sub(r"\1<wbr>", code) if UNBROKEN.search(text) else code
+
+
 def indent_style(text):
     """For a line that may be broken: how far it is indented, as an attribute (see pre.code in site.css)."""
     columns = len(text) - len(text.lstrip(" "))

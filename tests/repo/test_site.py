@@ -14,6 +14,7 @@ from unittest import mock
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent.parent / "site"))
 
 import build_site
+import markup
 import stage_diff
 
 MAX_PAGE = 500_000  # bytes
@@ -343,6 +344,13 @@ class Converter(Folder):
         text = self.page("stage2_second/index.html")
         self.assertRegex(text, r'<span class="ctx" data-n="2" style="--in:2">  <i class="t">int </i>a_name')
         self.assertRegex(text, r'<span class="ctx" data-n="3">  <i')
+
+    def test_what_has_no_space_may_be_broken_behind_brackets_dots_and_scopes(self):
+        def breakable(text):
+            return markup.breakable(markup.code_html(markup.colour_lines(text, "x.cpp")[0]), text)
+        self.assertEqual(re.sub("<i [^>]*>|</i>", "", breakable("  owner.table.push_back(free_blocks.back(), a->b, 1.5F, std::min(1));")),
+                         "  owner.<wbr>table.<wbr>push_back(<wbr>free_blocks.<wbr>back(), a-&gt;<wbr>b, 1.5F, std::<wbr>min(1));")
+        self.assertNotIn("<wbr>", breakable("owner.table(a)"))
 
     def test_a_long_hunk_is_cut(self):
         self.write("stage2_second/table.h", "".join(f"int row{number}();\n" for number in range(100)))

@@ -38,7 +38,7 @@ except ImportError:
 
 ROOT = stage_diff.ROOT
 THEME = HERE / "theme"
-MAX_PAGE = 400_000  # bytes of a page with a whole diff; a longer one is cut at its folders
+MAX_PAGE = 440_000  # bytes of a page with a whole diff; a longer one is cut at its folders
 MAX_CODE_LINES = 5000
 IS_ELSEWHERE = re.compile(r"[a-z][a-z0-9+.-]*:")
 TEXT_SUFFIXES = (".h", ".cpp", ".cu", ".cuh", ".py", ".json", ".md", ".txt", ".patch", ".toml", ".sh", ".cmake", ".js", ".css",
@@ -455,8 +455,9 @@ class Site:
             while lines and not lines[-1]:
                 lines = lines[:-1]
             shown = lines[:MAX_CODE_LINES]
-            rows = "".join(f'<span id="L{number}"{markup.indent_style("".join(part for _, part in line))}>{markup.code_html(line) or " "}</span>'
-                           for number, line in enumerate(shown, start=1))
+            texts = ["".join(part for _, part in line) for line in shown]
+            rows = "".join(f'<span id="L{number}"{markup.indent_style(text)}>{markup.breakable(markup.code_html(line), text) or " "}</span>'
+                           for number, (line, text) in enumerate(zip(shown, texts), start=1))
             rest = f"<p>The first {MAX_CODE_LINES:,} of {len(lines):,} lines.</p>" if len(shown) < len(lines) else ""
             body = f'<h1 class="path">{crumbs}</h1>\n{rest}<pre class="code file"><code>{rows}</code></pre>'
             self.index.append([target, "", path, ""])

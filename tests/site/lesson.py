@@ -95,8 +95,9 @@ class Lesson(markup.Markdown):
         if token.info.strip() == "console":
             return console_html(token.content)
         if token.info.strip() in ("cpp", "cuda"):
-            rows = "".join(f'<span{markup.indent_style("".join(text for _, text in line))}>{markup.code_html(line) or " "}</span>'
-                           for line in markup.colour_block(token.content, token.info.strip()))
+            lines = [(line, "".join(text for _, text in line)) for line in markup.colour_block(token.content, token.info.strip())]
+            rows = "".join(f'<span{markup.indent_style(text)}>{markup.breakable(markup.code_html(line), text) or " "}</span>'
+                           for line, text in lines)
             return f'<div class="scroll listing"><pre class="code"><code>{rows}</code></pre></div>\n'
         code = markup.block_html(token.content, token.info.strip())
         return f'<div class="scroll listing"><pre><code>{code}</code></pre></div>\n'

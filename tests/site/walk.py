@@ -145,7 +145,8 @@ def lines_html(file, lines):
     for line in lines:
         kind = classes[line.kind] if file.kind == "changed" else "ctx"
         sign = line.kind if file.kind == "changed" else ""
-        rows.append(f'<span class="{kind}" data-n="{sign}{line.new or line.old}"{markup.indent_style(line.text)}>{line.html(marks.get(id(line), ())) or " "}</span>')
+        rows.append(f'<span class="{kind}" data-n="{sign}{line.new or line.old}"{markup.indent_style(line.text)}>'
+                    f'{markup.breakable(line.html(marks.get(id(line), ())), line.text) or " "}</span>')
     kind = " whole" if file.kind != "changed" else ""
     return f'<pre class="code{kind}"><code>{"".join(rows)}</code></pre>'
 
