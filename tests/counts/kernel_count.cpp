@@ -1,5 +1,5 @@
 // build/kernel_count: what the steps of the ladder ask of memory, counted while the executor runs them. Needs no GPU;
-// the numbers are the same on every machine.
+// the numbers are the same on every machine. `scene` prints what one warp loads, load by load, for the course's site.
 #include <CLI/CLI.hpp>
 #include <algorithm>
 #include <iostream>
