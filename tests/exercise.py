@@ -11,7 +11,8 @@
     python3 tests/exercise.py --check [4 ...]  for the course: every milestone is red before its solution and green after
 
 my_stage4/ is stage 4 with some bodies replaced by a TODO, which says what is missing when it is called. The tests are
-built in build-exercise/, which takes a minute or two the first time.
+built in build-exercise/, which takes a minute or two the first time. Besides the stages' exercises there is one with a word
+for a name, on a page beside a stage's lesson: all of the stage but that page's code is there in its folder.
 """
 
 import argparse
@@ -44,7 +45,7 @@ TEST_TIMEOUT_SECONDS = 120
 SKIPPED = 77  # the exit status of a test program that could not try everything
 NOT_COPIED = ("README.md", "CMakeLists.txt")
 HINTS = (("idea", "The idea"), ("code", "In pseudo-code"), ("pitfall", "The pitfall"))
-SWITCH = "COURSE_EXERCISE_BLANK"  # "4:2": in the check's build, stage 4 has its milestones from 2 on blank
+SWITCH = "COURSE_EXERCISE_BLANK"  # "4:2": in the check's build, exercise 4 has its milestones from 2 on blank
 
 
 class ExerciseError(Exception):
@@ -52,7 +53,8 @@ class ExerciseError(Exception):
 
 
 # ---------------------------------------------------------------------------------------------------------------------
-# What an exercise is: tests/exercises/stage<number>.toml
+# What an exercise is: tests/exercises/stage<number>.toml, whose name is the number, or stage<number>_<name>.toml: another one
+# of that stage, which leaves gaps in other files than the first.
 #
 #   stage, about, optional     the folder; what is written, in a few words; what may be left out ("nothing.")
 #   run, shows                 a program of the build with its options, and lines that it prints once all is solved
@@ -96,7 +98,8 @@ class Milestone:
 
 @dataclasses.dataclass
 class Exercise:
-    number: int
+    name: str
+    number: int  # of the stage
     stage: str
     about: str
     optional: str
@@ -105,7 +108,7 @@ class Exercise:
     milestones: list
 
     def folder(self):
-        return f"my_stage{self.number}"
+        return f"my_stage{self.number}" + ("" if self.name == str(self.number) else f"_{self.name}")
 
     def minutes(self):
         return sum(milestone.minutes for milestone in self.milestones)
@@ -117,7 +120,7 @@ class Exercise:
         for milestone in self.milestones:
             if word == str(milestone.number):
                 return milestone
-        raise ExerciseError(f"exercise {self.number} has no milestone '{word}'; it has 1 to {len(self.milestones)}")
+        raise ExerciseError(f"exercise {self.name} has no milestone '{word}'; it has 1 to {len(self.milestones)}")
 
 
 def take(table, name, kind, where, default=None):
@@ -135,10 +138,11 @@ def read_exercise(path):
         table = tomllib.loads(path.read_text(encoding="utf-8"))
     except tomllib.TOMLDecodeError as error:
         raise ExerciseError(f"{where}: {error}") from error
-    number = re.fullmatch(r"stage(\d+)\.toml", where)
-    if not number:
-        raise ExerciseError(f"{where}: the name has to be stage<number>.toml")
-    exercise = Exercise(int(number.group(1)), take(table, "stage", str, where), take(table, "about", str, where),
+    match = re.fullmatch(r"stage(\d+)(?:_([a-z]+))?\.toml", where)
+    if not match:
+        raise ExerciseError(f"{where}: the name has to be stage<number>.toml or stage<number>_<name>.toml")
+    number, name = match.groups()
+    exercise = Exercise(name or number, int(number), take(table, "stage", str, where), take(table, "about", str, where),
                         take(table, "optional", str, where), take(table, "run", str, where),
                         take(table, "shows", list, where), [])
     for index, entry in enumerate(take(table, "milestone", list, where), start=1):
@@ -168,7 +172,7 @@ def read_exercise(path):
 
 def read_exercises(root):
     paths = sorted((root / EXERCISES).glob("*.toml"), key=lambda path: (len(path.name), path.name))
-    return {exercise.number: exercise for exercise in map(read_exercise, paths)}
+    return {exercise.name: exercise for exercise in map(read_exercise, paths)}
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -303,22 +307,20 @@ def switched_text(text, name, exercise):
         return text
     for begin, _, milestone, blank in reversed(places(text, pairs, f"{exercise.stage}/{name}")):
         message = f"{blank.function.partition('(')[0].split('::')[-1]}: {blank.todo}".replace("\\", "\\\\").replace('"', '\\"')
-        check = f'if (exercise::is_blank({exercise.number}, {milestone.number})) TODO({milestone.number}, "{message}");'
+        check = f'if (exercise::is_blank("{exercise.name}", {milestone.number})) TODO({milestone.number}, "{message}");'
         text = text[:begin + 1] + " " + check + text[begin + 1:]
     return include_todo(text, name)
 
 
 SWITCHED_HEADER = """
-#include <cstdio>
 #include <cstdlib>
 
 namespace exercise {
 
-inline bool is_blank(int stage, int milestone) {
-  const char* text = std::getenv("%s");
-  int which = 0;
-  int first = 0;
-  return text != nullptr && std::sscanf(text, "%%d:%%d", &which, &first) == 2 && which == stage && milestone >= first;
+inline bool is_blank(const std::string& name, int milestone) {
+  const char* value = std::getenv("%s");
+  const std::string text = value == nullptr ? "" : value;
+  return text.compare(0, name.size() + 1, name + ":") == 0 && milestone >= std::atoi(text.c_str() + name.size() + 1);
 }
 
 }  // namespace exercise
@@ -353,6 +355,20 @@ def folder_texts(root, exercise, switched=False):
         texts[name] = switched_text(text, name, exercise) if switched else blank_text(text, name, exercise, pair)
     header = (root / EXERCISES / "todo.h").read_text(encoding="utf-8")
     texts["todo.h"] = header + SWITCHED_HEADER if switched else header
+    return texts
+
+
+def stage_texts(root, exercises, switched=False):
+    """The same with the blanks of several exercises of one stage."""
+    texts = folder_texts(root, exercises[0], switched)
+    names = {blank.file for _, blank in exercises[0].blanks()}
+    for exercise in exercises[1:]:
+        own = {blank.file for _, blank in exercise.blanks()}
+        if own & names:
+            raise ExerciseError(f"{exercise.name}: {', '.join(sorted(own & names))} has gaps of another exercise, too")
+        names |= own
+        others = folder_texts(root, exercise, switched)
+        texts.update({name: others[name] for name in own})
     return texts
 
 
@@ -448,14 +464,14 @@ class Build:
                 raise ExerciseError("kernels are tested with Boost.Context, which was not found\n"
                                     "Debian and Ubuntu: sudo apt-get install libboost-context-dev")
             if not matched:
-                raise ExerciseError(f"exercise {exercise.number}, milestone {milestone.number}: no test case is called "
+                raise ExerciseError(f"exercise {exercise.name}, milestone {milestone.number}: no test case is called "
                                     f"'{pattern}'")
             if without:
                 result = [pair for pair in result if pair not in matched]
             else:
                 result += [pair for pair in matched if pair not in result]
         if not result:
-            raise ExerciseError(f"exercise {exercise.number}, milestone {milestone.number}: no test is left")
+            raise ExerciseError(f"exercise {exercise.name}, milestone {milestone.number}: no test is left")
         return result
 
     def build(self, targets, keep_going=False):
@@ -586,12 +602,12 @@ def list_exercises(root, exercises):
         folder = root / exercise.folder()
         progress = read_progress(folder) if folder.exists() else None
         state = "" if progress is None else f"{len(progress['passed'])} of {len(exercise.milestones)} milestones done"
-        print(PAINT(f"{exercise.number}  {exercise.about}", "bold") + PAINT(f"   {duration(exercise.minutes())}", "dim") +
+        print(PAINT(f"{exercise.name}  {exercise.about}", "bold") + PAINT(f"   {duration(exercise.minutes())}", "dim") +
               (f"   {state}" if state else ""))
         for milestone in exercise.milestones:
             done = progress is not None and milestone.number in progress["passed"]
             mark = PAINT("done", "green") if done else "    "
-            print(f"   {mark} {exercise.number}.{milestone.number}  {milestone.title}  "
+            print(f"   {mark} {exercise.name}.{milestone.number}  {milestone.title}  "
                   + PAINT(f"{milestone.minutes} min{milestone.remark()}", "dim"))
         print()
 
@@ -623,7 +639,7 @@ def still_blank(root, exercise, milestone):
 
 
 def introduce(exercise, milestone):
-    print(PAINT(f"Milestone {exercise.number}.{milestone.number}: {milestone.title}", "bold") +
+    print(PAINT(f"Milestone {exercise.name}.{milestone.number}: {milestone.title}", "bold") +
           PAINT(f"   about {milestone.minutes} minutes{milestone.remark()}", "dim"))
     print(wrapped(milestone.task, "  "))
     for line in where_to_write(exercise, milestone):
@@ -634,7 +650,7 @@ def make_folder(root, exercise, fresh):
     folder = root / exercise.folder()
     if folder.exists() and not fresh:
         print(f"{exercise.folder()}/ is there already, and stays as it is. To start over: python3 tests/exercise.py "
-              f"{exercise.number} --fresh\n")
+              f"{exercise.name} --fresh\n")
     else:
         texts = folder_texts(root, exercise)
         if folder.exists():
@@ -655,7 +671,7 @@ def make_folder(root, exercise, fresh):
     left = [milestone for milestone in exercise.milestones if milestone.number not in progress["passed"]]
     if left:
         introduce(exercise, left[0])
-        print(f"\nThen: python3 tests/exercise.py {exercise.number} --test     "
+        print(f"\nThen: python3 tests/exercise.py {exercise.name} --test     "
               f"(stuck? --hint {left[0].number})")
     else:
         congratulate(exercise)
@@ -670,13 +686,13 @@ def congratulate(exercise):
     if "--virtual-clock" not in exercise.run:
         print("(and times several times as long as the lesson's: this build is made to compile fast and to check much)")
     print(f"All tests of the stage, some of which ask for more than the milestones: python3 tests/exercise.py "
-          f"{exercise.number} --test all")
+          f"{exercise.name} --test all")
 
 
 def require_folder(root, exercise):
     folder = root / exercise.folder()
     if not (folder / "main.cpp").exists():
-        raise ExerciseError(f"there is no {exercise.folder()}/ yet: python3 tests/exercise.py {exercise.number} makes it")
+        raise ExerciseError(f"there is no {exercise.folder()}/ yet: python3 tests/exercise.py {exercise.name} makes it")
     return folder
 
 
@@ -716,7 +732,7 @@ def fill_in(root, exercise, milestone):
 def test_milestone(root, exercise, milestone, build, progress):
     """Whether it passes."""
     selected = build.select(exercise, milestone)
-    print(PAINT(f"Milestone {exercise.number}.{milestone.number}: {milestone.title}", "bold")
+    print(PAINT(f"Milestone {exercise.name}.{milestone.number}: {milestone.title}", "bold")
           + (" (optional)" if milestone.optional else ""), flush=True)
     status, output = build.build(sorted({program for program, _ in selected}))
     if status != 0:
@@ -762,7 +778,7 @@ def test_milestone(root, exercise, milestone, build, progress):
         print("  The fault may also lie in an earlier milestone's function that this test calls.")
     quoted = case.replace("[", "\\[").replace("]", "\\]").replace(",", "\\,")
     print(f"  This test alone: {BUILD}/tests/{program} \"{quoted}\"")
-    print(f"  A hint: python3 tests/exercise.py {exercise.number} --hint {milestone.number}")
+    print(f"  A hint: python3 tests/exercise.py {exercise.name} --hint {milestone.number}")
     return False
 
 
@@ -790,7 +806,7 @@ def run_tests(root, exercise, which):
         if left[0].optional and all_required(exercise, progress):
             print("Your stage has all that the lesson asks for. What is left is optional.\n")
         if left[0].number in progress["red"] and left[0].number < max(progress["passed"]):  # not new to the reader
-            print(PAINT(f"Milestone {exercise.number}.{left[0].number}: {left[0].title}", "bold") +
+            print(PAINT(f"Milestone {exercise.name}.{left[0].number}: {left[0].title}", "bold") +
                   f" was last seen red: test it again, with --test {left[0].number}.")
         else:
             introduce(exercise, left[0])
@@ -806,7 +822,7 @@ def give_hint(root, exercise, word):
     shown = min(progress["hints"].get(str(milestone.number), 0) + 1, len(HINTS))
     progress["hints"][str(milestone.number)] = shown
     write_progress(folder, progress)
-    print(PAINT(f"Milestone {exercise.number}.{milestone.number}: {milestone.title}", "bold"))
+    print(PAINT(f"Milestone {exercise.name}.{milestone.number}: {milestone.title}", "bold"))
     for name, title in HINTS[:shown]:
         text = milestone.hints[name]
         print(f"\n{PAINT(title, 'cyan')}")
@@ -815,14 +831,14 @@ def give_hint(root, exercise, word):
     if shown < len(HINTS):
         print(f"{len(HINTS) - shown} more: the same command again.")
     else:
-        print(f"That was the last one. The answer: python3 tests/exercise.py {exercise.number} --solution {milestone.number}")
+        print(f"That was the last one. The answer: python3 tests/exercise.py {exercise.name} --solution {milestone.number}")
 
 
 def show_solution(root, exercise, word):
     """What to change in the reader's functions to have the course's."""
     milestone = exercise.milestone(word)
     folder = root / exercise.folder()
-    print(PAINT(f"Milestone {exercise.number}.{milestone.number}: {milestone.title}", "bold"))
+    print(PAINT(f"Milestone {exercise.name}.{milestone.number}: {milestone.title}", "bold"))
     shown = set()
     for blank in milestone.blanks:
         if blank.filled_in or (blank.file, blank.function) in shown:
@@ -865,20 +881,22 @@ def check_texts(root, exercise):
 
 
 class Checker:
-    """All exercises in one build folder, each stage taken from a folder of its own."""
+    """All exercises in one build folder, each stage taken from a folder of its own. (So two exercises of one stage take no
+    longer to compile than one.)"""
 
     def __init__(self, root, exercises, jobs, log=print):
         self.root = root
         self.exercises = exercises
         self.log = log
         scratch = root / "build" / "exercises"
-        self.folders = {exercise.number: scratch / exercise.folder() for exercise in exercises}
+        self.folders = {exercise.number: scratch / f"my_stage{exercise.number}" for exercise in exercises}
         self.build = Build(scratch / "build", self.folders, jobs)
         self.selected = {}
 
     def write(self, switched):
-        for exercise in self.exercises:
-            write_texts(self.folders[exercise.number], folder_texts(self.root, exercise, switched))
+        for number, folder in self.folders.items():
+            of_stage = [exercise for exercise in self.exercises if exercise.number == number]
+            write_texts(folder, stage_texts(self.root, of_stage, switched))
 
     def targets(self):
         return sorted({program for cases in self.selected.values() for program, _ in cases})
@@ -902,40 +920,40 @@ class Checker:
         self.build.configure()
         for exercise in self.exercises:
             for milestone in exercise.milestones:
-                self.selected[exercise.number, milestone.number] = self.build.select(exercise, milestone)
+                self.selected[exercise.name, milestone.number] = self.build.select(exercise, milestone)
         self.build_all("the blank stages")
         problems = []
         # As the reader gets it, each milestone is red, because of what is blank and for no other reason.
         jobs = [((*key, program, case), program, case, {}) for key, cases in self.selected.items() for program, case in cases]
-        for (number, milestone, _, case), (passed, output) in self.run_all(jobs).items():
+        for (name, milestone, _, case), (passed, output) in self.run_all(jobs).items():
             if passed:
-                problems.append(f"{number}.{milestone}: green although all is blank: {case}")
+                problems.append(f"{name}.{milestone}: green although all is blank: {case}")
             elif "TODO " not in output:
-                problems.append(f"{number}.{milestone}: red, but not by a TODO: {case}")
+                problems.append(f"{name}.{milestone}: red, but not by a TODO: {case}")
         # With the solutions up to a milestone, its tests and all earlier ones are green. Without its own solution, its
         # tests are red, and name the TODO.
         self.write(switched=True)
         self.build_all("the solutions")
         jobs = []
-        for (number, milestone), cases in self.selected.items():
-            last = len(next(e for e in self.exercises if e.number == number).milestones)
+        for (name, milestone), cases in self.selected.items():
+            last = len(next(e for e in self.exercises if e.name == name).milestones)
             for program, case in cases:
                 for first_blank in range(milestone, last + 2):
-                    jobs.append(((number, milestone, program, case, first_blank), program, case,
-                                 {SWITCH: f"{number}:{first_blank}"}))
+                    jobs.append(((name, milestone, program, case, first_blank), program, case,
+                                 {SWITCH: f"{name}:{first_blank}"}))
         self.log(f"running {len(jobs)} tests with and without their solutions")
-        for (number, milestone, _, case, first_blank), (passed, output) in self.run_all(jobs).items():
+        for (name, milestone, _, case, first_blank), (passed, output) in self.run_all(jobs).items():
             if first_blank > milestone and not passed:
-                problems.append(f"{number}.{milestone}: red although solved, with milestones from {first_blank} on blank: "
+                problems.append(f"{name}.{milestone}: red although solved, with milestones from {first_blank} on blank: "
                                 f"{case}\n    " + "\n    ".join(essence(output)))
             if first_blank == milestone and passed:
-                problems.append(f"{number}.{milestone}: green without its solution: {case}")
+                problems.append(f"{name}.{milestone}: green without its solution: {case}")
             if first_blank == milestone and not passed and f"TODO {milestone}: " not in output:
-                problems.append(f"{number}.{milestone}: red, but not by its TODO: {case}\n    " + "\n    ".join(essence(output)))
+                problems.append(f"{name}.{milestone}: red, but not by its TODO: {case}\n    " + "\n    ".join(essence(output)))
         for exercise in self.exercises:
-            cases = sum(len(self.selected[exercise.number, milestone.number]) for milestone in exercise.milestones)
-            wrong = sum(problem.startswith(f"{exercise.number}.") for problem in problems)
-            self.log(f"exercise {exercise.number}: {len(exercise.milestones)} milestones, {cases} tests"
+            cases = sum(len(self.selected[exercise.name, milestone.number]) for milestone in exercise.milestones)
+            wrong = sum(problem.startswith(f"{exercise.name}.") for problem in problems)
+            self.log(f"exercise {exercise.name}: {len(exercise.milestones)} milestones, {cases} tests"
                      + (f", {wrong} FAILURES" if wrong else ": red while blank, green when solved"))
         return problems + self.check_shows()
 
@@ -949,7 +967,7 @@ class Checker:
                 continue
             _, output = run([program, *words[1:]], TEST_TIMEOUT_SECONDS, {"CUDA_VISIBLE_DEVICES": "", "NO_COLOR": "1"})
             squeezed = [" ".join(line.split()) for line in output.split("\n")]
-            problems += [f"{exercise.number}: build/{exercise.run} does not print '{line}'" for line in exercise.shows
+            problems += [f"{exercise.name}: build/{exercise.run} does not print '{line}'" for line in exercise.shows
                          if " ".join(line.split()) not in squeezed]
         return problems
 
@@ -968,13 +986,13 @@ class Checker:
                 start, last = time.monotonic(), 0
                 try:
                     for first_blank in range(len(exercise.milestones) + 1, 0, -1):
-                        if not self.build.run_case(*job, {SWITCH: f"{exercise.number}:{first_blank}"})[0]:
+                        if not self.build.run_case(*job, {SWITCH: f"{exercise.name}:{first_blank}"})[0]:
                             break
                         last = first_blank
                 except ExerciseError as error:
-                    return f"{exercise.number} -  {job[0]:<24} {error}"
+                    return f"{exercise.name} -  {job[0]:<24} {error}"
                 needs = "-" if last <= 1 else last - 1
-                return f"{exercise.number} {needs}  {job[0]:<24} {time.monotonic() - start:5.1f} s  {job[1]}"
+                return f"{exercise.name} {needs}  {job[0]:<24} {time.monotonic() - start:5.1f} s  {job[1]}"
 
             jobs = [(program, case) for program, cases in sorted(programs.items()) for case in cases]
             with concurrent.futures.ThreadPoolExecutor(self.build.jobs) as pool:
@@ -985,17 +1003,23 @@ class Checker:
 def choose(exercises, words):
     chosen = []
     for word in words:
-        number = re.fullmatch(r"(?:stage)?(\d+)", word)
-        if not number or int(number.group(1)) not in exercises:
-            there = ", ".join(map(str, exercises)) or "none"
+        name = re.sub(r"^stage(?=\d+$)", "", word)
+        if name not in exercises:
+            there = ", ".join(exercises) or "none"
             raise ExerciseError(f"there is no exercise '{word}'; there are {there}")
-        chosen.append(exercises[int(number.group(1))])
+        chosen.append(exercises[name])
     return chosen
+
+
+def with_others(exercises, chosen):
+    """The chosen exercises and, behind a stage's own, the others of that stage."""
+    names = {exercise.name for exercise in chosen}
+    return [exercise for exercise in exercises.values() if exercise.name in names or str(exercise.number) in names]
 
 
 def run_check(root, exercises, jobs, levels):
     start = time.monotonic()
-    problems = [f"{exercise.number}: {problem}" for exercise in exercises for problem in check_texts(root, exercise)]
+    problems = [f"{exercise.name}: {problem}" for exercise in exercises for problem in check_texts(root, exercise)]
     if not problems:
         checker = Checker(root, exercises, jobs)
         if levels:
@@ -1030,7 +1054,7 @@ def main(arguments=None, root=ROOT):
         exercises = read_exercises(root)
         chosen = choose(exercises, options.stages)
         if options.check or options.levels:
-            return run_check(root, chosen or list(exercises.values()), options.jobs, options.levels)
+            return run_check(root, with_others(exercises, chosen) or list(exercises.values()), options.jobs, options.levels)
         asks = options.test is not None or options.hint or options.solution or options.fresh
         if len(chosen) > 1 or (asks and not chosen):
             raise ExerciseError("one stage at a time: python3 tests/exercise.py 4 --test")

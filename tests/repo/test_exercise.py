@@ -123,7 +123,7 @@ class Course(unittest.TestCase):
         self.write("tests/exercises/stage2.toml", TOML.replace(before, after))
 
     def exercise(self):
-        return exercise.read_exercises(self.root)[2]
+        return exercise.read_exercises(self.root)["2"]
 
     def run_main(self, *arguments):
         out, error = io.StringIO(), io.StringIO()
@@ -181,8 +181,8 @@ int sum(int a, int b) const noexcept { return a + b; }
 
     def test_solutions_can_be_switched_off_and_are_the_original(self):
         text = exercise.folder_texts(self.root, self.exercise(), switched=True)["sum.cpp"]
-        self.assertEqual(text.count("exercise::is_blank(2, 1)"), 1)
-        self.assertEqual(text.count("exercise::is_blank(2, 2)"), 2)
+        self.assertEqual(text.count('exercise::is_blank("2", 1)'), 1)
+        self.assertEqual(text.count('exercise::is_blank("2", 2)'), 2)
         text = re.sub(r' if \(exercise::is_blank\(.*?"\);', "", text).replace('\n#include "todo.h"', "", 1)
         self.assertEqual(text, SUM)
 
@@ -195,7 +195,7 @@ int sum(int a, int b) const noexcept { return a + b; }
     def test_a_todo_is_indented_as_its_function_whatever_its_signature(self):
         milestone = exercise.Milestone(1, "t", 1, "t", ["*"], {}, [exercise.Blank("sum.cpp", "sum", "", "add.")])
         text = exercise.blank_text('#include "sum.h"\n\nint sum(int a,\n        int b) {\n  return a + b;\n}\n', "sum.cpp",
-                                   exercise.Exercise(2, "stage2", "a", "nothing.", "run", ["shown"], [milestone]))
+                                   exercise.Exercise("2", 2, "stage2", "a", "nothing.", "run", ["shown"], [milestone]))
         self.assertIn('        int b) {\n  TODO(1, "sum: add.");\n}\n', text)
 
     def test_what_is_copied(self):
@@ -453,6 +453,60 @@ FAILED: x.o
             self.assertEqual(exercise.test_cases(path), ['one, "quoted"', "two parts"])
 
 
+class OfOneStage(Course):
+    """A second exercise of a stage, with a name of its own."""
+
+    def setUp(self):
+        super().setUp()
+        self.write("stage2_second/extra/more.cpp", '#include "more.h"\n\nint twice(int a) { return 2 * a; }\n')
+        self.write("tests/exercises/stage2_more.toml", """stage = "stage2_second"
+about = "more"
+optional = "nothing."
+run = "stage2 sum"
+shows = ["sum 3"]
+[[milestone]]
+title = "Twice"
+minutes = 5
+task = "Double it."
+tests = ["twice"]
+idea = "Two."
+code = "2 * a"
+pitfall = "None."
+[[milestone.blank]]
+file = "extra/more.cpp"
+function = "twice"
+todo = "double it."
+""")
+        self.exercises = exercise.read_exercises(self.root)
+
+    def test_it_has_a_name_and_a_folder_of_its_own(self):
+        self.assertEqual(list(self.exercises), ["2", "more"])
+        self.assertIn("python3 tests/exercise.py more --test", self.succeed("more"))
+        self.assertEqual((self.root / "my_stage2_more/sum.cpp").read_text(encoding="utf-8"), SUM)
+        self.assertIn("TODO(1, ", (self.root / "my_stage2_more/extra/more.cpp").read_text(encoding="utf-8"))
+        self.assertIn("more.1  Twice", self.succeed())
+        self.assert_error("there is no exercise 'less'; there are 2, more", "less")
+
+    def test_the_check_takes_both_and_builds_the_stage_once(self):
+        both = exercise.with_others(self.exercises, exercise.choose(self.exercises, ["stage2"]))
+        self.assertEqual([found.name for found in both], ["2", "more"])
+        checker = exercise.Checker(self.root, both, 1)
+        self.assertEqual(list(checker.folders), [2])
+        checker.write(switched=False)
+        for name in ("sum.cpp", "extra/more.cpp"):
+            self.assertIn("TODO(", (checker.folders[2] / name).read_text(encoding="utf-8"))
+        checker.write(switched=True)
+        self.assertIn('is_blank("more", 1)', (checker.folders[2] / "extra/more.cpp").read_text(encoding="utf-8"))
+        alone = exercise.with_others(self.exercises, exercise.choose(self.exercises, ["more"]))
+        self.assertEqual([found.name for found in alone], ["more"])
+
+    def test_two_do_not_leave_gaps_in_one_file(self):
+        self.write("tests/exercises/stage2_same.toml", TOML)
+        exercises = exercise.read_exercises(self.root)
+        with self.assertRaisesRegex(exercise.ExerciseError, "sum.cpp has gaps of another exercise"):
+            exercise.stage_texts(self.root, list(exercises.values()))
+
+
 class Selection(unittest.TestCase):
     def setUp(self):
         self.build = exercise.Build(pathlib.Path("nowhere"), {})
@@ -461,7 +515,7 @@ class Selection(unittest.TestCase):
 
     def select(self, *tests):
         milestone = exercise.Milestone(1, "t", 1, "t", list(tests), {}, [])
-        return self.build.select(exercise.Exercise(2, "stage2_x", "", "", "", [], [milestone]), milestone)
+        return self.build.select(exercise.Exercise("2", 2, "stage2_x", "", "", "", [], [milestone]), milestone)
 
     def test_by_name_by_beginning_and_by_program(self):
         self.assertEqual(self.select("manager: a"), [("paged_stage2", "manager: a")])
@@ -483,12 +537,12 @@ class Repository(unittest.TestCase):
         self.exercises = exercise.read_exercises(exercise.ROOT)
 
     def test_each_stage_has_one(self):
-        stages = [found.stage for found in self.exercises.values()]
+        stages = [found.stage for name, found in self.exercises.items() if name == str(found.number)]
         self.assertEqual(stages, exercise.diff_check.find_stages(exercise.ROOT))
 
     def test_each_fits_its_stage(self):
-        for number, found in self.exercises.items():
-            with self.subTest(number):
+        for name, found in self.exercises.items():
+            with self.subTest(name):
                 self.assertEqual(exercise.check_texts(exercise.ROOT, found), [])
                 self.assertGreaterEqual(len(found.milestones), 2)
                 for switched in (False, True):
@@ -496,18 +550,18 @@ class Repository(unittest.TestCase):
                     for milestone, blank in found.blanks():
                         self.assertIn("todo.h", texts[blank.file])
                 texts = exercise.folder_texts(exercise.ROOT, found)
-                for name in {blank.file for _, blank in found.blanks()}:
-                    for line in texts[name].split("\n"):
+                for file in {blank.file for _, blank in found.blanks()}:
+                    for line in texts[file].split("\n"):
                         self.assertLessEqual(len(line), 120, line)
 
     def test_each_test_is_written_somewhere(self):
-        names = [name for path in (exercise.ROOT / "tests").rglob("*.cpp") for name in exercise.test_cases(path)]
-        for number, found in self.exercises.items():
+        cases = [case for path in (exercise.ROOT / "tests").rglob("*.cpp") for case in exercise.test_cases(path)]
+        for name, found in self.exercises.items():
             for milestone in found.milestones:
                 for pattern in milestone.tests:
                     wanted = pattern.removeprefix("~").partition(":: ")[2] or pattern.removeprefix("~")
-                    self.assertTrue(any(name == wanted or (wanted.endswith("*") and name.startswith(wanted[:-1]))
-                                        for name in names), f"{number}.{milestone.number}: {pattern}")
+                    self.assertTrue(any(case == wanted or (wanted.endswith("*") and case.startswith(wanted[:-1]))
+                                        for case in cases), f"{name}.{milestone.number}: {pattern}")
 
     def test_a_readers_folder_is_ignored_by_git(self):
         text = (exercise.ROOT / ".gitignore").read_text(encoding="utf-8").split("\n")

@@ -5,6 +5,7 @@
 #include <functional>
 #include <memory>
 #include <numeric>
+#include <sstream>
 #include <string>
 #include <utility>
 #include <vector>
@@ -26,26 +27,26 @@ const std::string kNoProblem;
 
 using Tokens = std::vector<common::Token>;
 
-// Drafts what a test says, wherever a request decodes.
+// Drafts what a test says, wherever a request decodes: for each of its texts, as many tokens for one as for another.
 class ScriptedScheduler : public stage::SpeculatingScheduler {
  public:
-  using Script = std::function<Tokens(const stage::SequenceGroup&)>;
+  using Script = std::function<Tokens(const Tokens& text, std::size_t sample)>;  // text: what it has written
   ScriptedScheduler(stage::KvCacheManager& manager, const stage::SchedulerOptions& options, Script script)
       : SpeculatingScheduler(manager, options, true, 0, {}), script_(std::move(script)) {}
 
   stage::ScheduledStep schedule() override {
     stage::ScheduledStep step = SpeculatingScheduler::schedule();  // which drafts nothing by itself
     for (const stage::ScheduledGroup& scheduled : step.groups) {
-      const Tokens draft = script_(*scheduled.group);
-      const auto count = static_cast<int>(draft.size());
-      if (!scheduled.tokens.with_logits || scheduled.group->live().front().tokens.empty() || count == 0) {
-        continue;
-      }
-      is_awaited_ = true;
-      for (const int sequence : scheduled.tokens.sequences) {
-        REQUIRE(manager_.reserve(sequence, 1 + count));
-        drafts_[sequence] = draft;
-        step.num_tokens += count;
+      for (std::size_t i = 0; i < scheduled.tokens.sequences.size(); ++i) {
+        const Tokens& text = scheduled.group->live()[i].tokens;
+        const Tokens draft = scheduled.tokens.with_logits && !text.empty() ? script_(text, i) : Tokens();
+        const auto count = static_cast<int>(draft.size());
+        if (count > 0) {
+          is_awaited_ = true;
+          REQUIRE(manager_.reserve(scheduled.tokens.sequences[i], 1 + count));
+          drafts_[scheduled.tokens.sequences[i]] = draft;
+          step.num_tokens += count;
+        }
       }
     }
     return step;
@@ -56,14 +57,19 @@ class ScriptedScheduler : public stage::SpeculatingScheduler {
 };
 
 struct Scripted {
-  Scripted(const common::Request& request, const ScriptedScheduler::Script& script, int block_size = 4)
+  Scripted(const stage::GenerationRequest& request, const ScriptedScheduler::Script& script, int block_size = 4)
       : engine(tests::small_model(),
                {.num_slots = 64, .block_size = block_size, .gpu = {.device = stage::Device::kCpu}}),
         server(engine, clock,
                std::make_unique<ScriptedScheduler>(engine.manager(), stage::SchedulerOptions{}, script)) {
     tests::poison(engine);
     server.on_step([this](const stage::StepReport& report) { reports.push_back(report); });
-    server.submit({.request = request});
+    server.submit(request);
+  }
+
+  void step() {
+    REQUIRE(server.step());
+    REQUIRE(server.output(0).error == kNoProblem);
   }
 
   stage::VirtualClock clock;
@@ -92,6 +98,62 @@ TEST_CASE("a draft is what followed the latest place with the text's last tokens
   CHECK(look_up_draft(Tokens{1, 2, 3, 4, 5, 1, 2, 3}, 2).matched == 3);
 }
 
+TEST_CASE("a draft is looked up: SPECULATION.md's three texts") {
+  const auto draft = [](const std::string& text, int min_match = 1) {
+    std::vector<std::string> words;  // a word's first place is its token
+    Tokens tokens;
+    std::istringstream stream(text);
+    for (std::string word; stream >> word;) {
+      const auto place = std::find(words.begin(), words.end(), word);
+      tokens.push_back(static_cast<common::Token>(place - words.begin()));
+      words.insert(words.end(), place == words.end() ? 1 : 0, word);
+    }
+    std::string result;
+    for (const common::Token token : stage::look_up_draft(tokens, 3, min_match).tokens) {
+      result += (result.empty() ? "" : " ") + words.at(static_cast<std::size_t>(token));
+    }
+    return result;
+  };
+  CHECK(draft("the king had a cat . and the queen had a") == "cat . and");
+  CHECK(draft("ha ha") == "ha ha ha");
+  CHECK(draft("once upon a time") == "");
+  CHECK(draft("the king had a cat . and the queen had a", 3) == "");  // two equal tokens are too few
+}
+
+TEST_CASE("an accepted draft is committed: it counts, and a block is published as soon as text fills it") {
+  stage::Engine engine(tests::small_model(),
+                       {.num_slots = 32, .block_size = 4, .gpu = {.device = stage::Device::kCpu}});
+  stage::KvCacheManager& manager = engine.manager();
+  const common::Request request = tests::make_request(5, 12);
+  stage::ParallelSampling group(manager, engine.sequence_ids(), 0, request, 1);
+  REQUIRE(group.allocate({}));
+  const int sequence = group.live().front().sequence;
+  const Tokens drafts = {1, 2, 3, 4};
+  // The prompt, the reply's first token and the drafts are computed; the last two drafts turn out to be wrong.
+  const auto computed = [&](const Tokens& tokens) {
+    REQUIRE(manager.reserve(sequence, static_cast<int>(tokens.size())));
+    stage::RaggedBatch batch;
+    batch.add(manager, sequence, tokens, false);
+    engine.forward(batch);
+    return batch;
+  };
+  engine.commit(computed(request.prompt));
+  group.extend({.tokens = {0}, .logits = {}}, 0.0);
+  computed({0, 1, 2, 3, 4});
+  stage::RaggedBatch own;
+  own.add(manager, sequence, Tokens{0}, false);
+  engine.commit(own);
+  REQUIRE(manager.length(sequence) == 6);
+  const int block = manager.block_table(sequence)[1];
+  for (const int expected_length : {7, 8}) {
+    CHECK_FALSE(manager.prefix_cache().contains(block));
+    group.extend({.tokens = {drafts[static_cast<std::size_t>(expected_length - 7)]}, .logits = {}}, 0.0);
+    stage::commit_last(engine, group);
+    CHECK(manager.length(sequence) == expected_length);
+  }
+  CHECK(manager.prefix_cache().contains(block));
+}
+
 TEST_CASE("SPECULATION.md, invariant 1: a step takes up exactly the drafts that plain decoding draws") {
   for (const float temperature : {0.0F, 0.9F}) {
     for (const float penalty : {1.0F, 2.0F}) {
@@ -103,8 +165,7 @@ TEST_CASE("SPECULATION.md, invariant 1: a step takes up exactly the drafts that 
         for (int num_right = 0; num_right <= 3; ++num_right) {
           INFO("temperature " << temperature << ", penalty " << penalty << ", salt " << salt << ", right "
                               << num_right);
-          Scripted scripted(request, [&](const stage::SequenceGroup& group) {
-            const Tokens& written = group.live().front().tokens;
+          Scripted scripted({request}, [&](const Tokens& written, std::size_t) {
             Tokens draft;
             for (std::size_t i = written.size(); draft.size() < 3 && i + 1 < text.size(); ++i) {
               const bool is_right = static_cast<int>(draft.size()) < num_right;
@@ -112,8 +173,8 @@ TEST_CASE("SPECULATION.md, invariant 1: a step takes up exactly the drafts that 
             }
             return draft;
           });
-          REQUIRE(scripted.server.step());  // the prompt
-          REQUIRE(scripted.server.step());
+          scripted.step();  // the prompt
+          scripted.step();
           CHECK(scripted.reports.back().num_drafts == std::vector<int>{3});
           CHECK(scripted.reports.back().num_accepted == num_right);
           REQUIRE(scripted.reports.back().drafts.size() == 1);
@@ -131,17 +192,44 @@ TEST_CASE("SPECULATION.md, invariant 1: a step takes up exactly the drafts that 
   }
 }
 
+TEST_CASE("SPECULATION.md, invariant 1, of two samples: both take up a draft, or neither does") {
+  stage::GenerationRequest request{.request = tests::make_request(5, 12), .num_samples = 2};
+  request.request.sampling = {.temperature = 0.9F, .seed = 7};
+  const std::vector<common::Completion> texts = tests::served_alone(request);
+  REQUIRE(texts[0].tokens != texts[1].tokens);
+  REQUIRE(std::min(texts[0].tokens.size(), texts[1].tokens.size()) == 12);
+  for (const std::size_t wrong : {0, 1, 2}) {  // the sample whose second draft is wrong, or none
+    INFO("wrong " << wrong);
+    Scripted scripted(request, [&](const Tokens& written, std::size_t sample) {
+      if (written.size() != 1) {
+        return Tokens();
+      }
+      const Tokens& text = texts[sample].tokens;
+      return Tokens{text[1], sample == wrong ? (text[2] + 1) % tests::kSmallVocabulary : text[2]};
+    });
+    while (scripted.server.output(0).completions.empty() || scripted.server.output(0).completions[0].tokens.empty()) {
+      scripted.step();
+    }
+    scripted.step();
+    CHECK(scripted.reports.back().num_drafts == std::vector<int>{2, 2});
+    CHECK(scripted.reports.back().num_accepted == (wrong == 2 ? 4 : 2));
+    while (scripted.server.step()) {
+    }
+    CHECK(tests::compare_output(scripted.server.output(0), texts) == kNoProblem);
+  }
+}
+
 TEST_CASE("SPECULATION.md, invariants 2 and 3: what was not accepted counts for nothing and is not found by others") {
   const common::Request request = tests::make_request(5, 12);
   const Tokens text = plain_text(request);
   const common::Token wrong = (text[1] + 1) % tests::kSmallVocabulary;
   // Behind the prompt's 5 tokens and the first of the reply: a block of 4 would be full with two more tokens.
-  Scripted scripted(request, [&](const stage::SequenceGroup& group) {
-    return group.live().front().tokens.size() == 1 ? Tokens{wrong, wrong, wrong} : Tokens{};
+  Scripted scripted({request}, [&](const Tokens& written, std::size_t) {
+    return written.size() == 1 ? Tokens{wrong, wrong, wrong} : Tokens{};
   });
   const stage::KvCacheManager& manager = scripted.engine.manager();
-  REQUIRE(scripted.server.step());
-  REQUIRE(scripted.server.step());
+  scripted.step();
+  scripted.step();
   REQUIRE(scripted.reports.back().num_drafts == std::vector<int>{3});
   CHECK(scripted.reports.back().num_accepted == 0);
   const int sequence = scripted.server.scheduler().running().front()->live().front().sequence;

@@ -91,7 +91,7 @@ void SpeculatingServer::extend(const InFlightStep& step, const ScheduledGroup& s
     if (!std::all_of(group.live().begin(), group.live().end(), is_right)) {
       return;
     }
-    commit_last(group);
+    commit_last(engine_, group);
     const auto num_accepted = static_cast<int>(group.live().size());
     report_.num_accepted += num_accepted;
     speculating_.count_accepted(group, num_accepted);
@@ -112,14 +112,6 @@ GroupResult SpeculatingServer::result_behind(const InFlightStep& step, const Seq
   return result;
 }
 
-void SpeculatingServer::commit_last(const SequenceGroup& group) {
-  RaggedBatch accepted;
-  for (const Branch& branch : group.live()) {
-    accepted.add(engine_.manager(), branch.sequence, {&branch.tokens.back(), 1}, false);
-  }
-  engine_.commit(accepted);
-}
-
 void SpeculatingServer::report_schedule(const ScheduledStep& step, double begin) {
   Server::report_schedule(step, begin);
   for (std::size_t i = 0; i < step.groups.size(); ++i) {
@@ -135,6 +127,14 @@ void SpeculatingServer::report_schedule(const ScheduledStep& step, double begin)
       }
     }
   }
+}
+
+void commit_last(Engine& engine, const SequenceGroup& group) {
+  RaggedBatch accepted;
+  for (const Branch& branch : group.live()) {
+    accepted.add(engine.manager(), branch.sequence, {&branch.tokens.back(), 1}, false);
+  }
+  engine.commit(accepted);
 }
 
 std::unique_ptr<SpeculatingServer> make_speculating_server(Engine& engine, const SchedulerOptions& options,

@@ -38,14 +38,16 @@ class SpeculatingServer : public Server {
   void add_rows(SequenceId sequence, std::size_t row, int index);
   // The rows behind one draft of each live branch.
   GroupResult result_behind(const InFlightStep& step, const SequenceGroup& group, int draft) const;
-  // Commits the last token of each live branch.
-  void commit_last(const SequenceGroup& group);
 
   SpeculatingScheduler& speculating_;  // the server's scheduler
   // Of the last step. One with drafts does not run ahead, so that they are collected before the next one has some.
   RaggedBatch batch_;
   std::map<SequenceId, int> first_rows_;  // where the rows behind a sequence's drafts begin
 };
+
+// Each text of the group ends with a token that was computed as its draft, so that K and V are in its slot already:
+// counts it as part of the cache, and publishes the block that it fills.
+void commit_last(Engine& engine, const SequenceGroup& group);
 
 // With a scheduler for what tokens cost on the engine's runner. Throws InputError if the engine's options ask for too
 // many drafts.
