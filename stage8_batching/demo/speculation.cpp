@@ -3,9 +3,11 @@
 #include <algorithm>
 #include <array>
 #include <cstdint>
+#include <fstream>
 #include <iostream>
 #include <limits>
 #include <memory>
+#include <nlohmann/json.hpp>
 #include <numeric>
 #include <optional>
 #include <span>
@@ -15,10 +17,14 @@
 #include <vector>
 
 #include "../make_runner.h"
+#include "common/app/notes.h"
+#include "common/app/result_file.h"
 #include "common/app/table.h"
 #include "common/base/check.h"
 #include "common/base/machine.h"
 #include "common/base/text.h"
+#include "common/base/utf8.h"
+#include "common/model/chat.h"
 #include "common/model/presets.h"
 #include "make_server.h"
 #include "quoting_runner.h"
@@ -87,10 +93,11 @@ std::vector<common::Token> serve(Engine& engine, const common::Request& request,
 }
 
 // The session's requests greedily, at temperature 1, and with replies that quote.
-std::vector<Workload> workloads(std::span<const common::Request> requests) {
+std::vector<Workload> workloads(std::span<const common::Request> requests, int max_new_tokens) {
   std::vector<Workload> result = {{"greedy"}, {"temperature 1"}, {.name = "quotes", .quotes = true}};
   for (const common::Request& request : requests) {
     common::Request changed = request;
+    changed.max_new_tokens = max_new_tokens;
     changed.stop_tokens.clear();
     changed.sampling = {};
     result[0].requests.push_back(changed);
@@ -102,10 +109,88 @@ std::vector<Workload> workloads(std::span<const common::Request> requests) {
   return result;
 }
 
-void print_texts(Engine& engine, std::span<const common::Request> requests, const SpeculateOptions& options) {
+// A file of prompts of several kinds: a line "== KIND" begins a prompt, which goes on to the next such line.
+struct PromptOfKind {
+  std::string kind;
+  std::string text = {};
+};
+
+std::vector<PromptOfKind> read_prompts(const std::string& path) {
+  std::ifstream file(path, std::ios::binary);
+  std::vector<PromptOfKind> prompts;
+  for (std::string line; std::getline(file, line);) {
+    if (line.starts_with("== ")) {
+      prompts.push_back({line.substr(3)});
+    } else if (prompts.empty()) {
+      throw common::InputError(path + ": a file of prompts begins with a line \"== KIND\"");
+    } else {
+      prompts.back().text += (prompts.back().text.empty() ? "" : "\n") + line;
+    }
+  }
+  if (prompts.empty()) {
+    throw common::InputError(path + ": cannot read prompts");
+  }
+  for (PromptOfKind& prompt : prompts) {
+    prompt.text.erase(prompt.text.find_last_not_of('\n') + 1);
+    if (prompt.text.empty()) {
+      throw common::InputError(path + ": a prompt of the kind " + common::quote(prompt.kind) + " is empty");
+    }
+    try {
+      common::check_utf8(prompt.text);
+    } catch (const common::InputError& error) {
+      throw common::InputError(path + ": " + error.what());
+    }
+  }
+  return prompts;
+}
+
+// Greedy replies by kind, and all of them at temperature 1. A reply ends where the model ends it.
+std::vector<Workload> workloads(const common::Session& session, const std::string& path, int max_new_tokens) {
+  const common::Gguf& file = *session.file;
+  const bool is_chat = common::has_chat_template(file);
+  if (!is_chat) {
+    common::print_note("the model has no chat template: it goes on with the prompts");
+  }
+  std::vector<Workload> result;
+  Workload sampled = {"all, temperature 1"};
+  for (const PromptOfKind& prompt : read_prompts(path)) {
+    common::Request request;
+    request.prompt =
+        is_chat ? common::encode_chat(file, session.tokenizer, std::vector{common::ChatMessage{"user", prompt.text}})
+                : session.tokenizer.encode_prompt(prompt.text);
+    request.max_new_tokens = max_new_tokens;
+    request.stop_tokens = common::chat_stop_tokens(file, session.tokenizer);
+    request.sampling.seed = sampled.requests.size();
+    if (result.empty() || result.back().name != prompt.kind) {
+      result.push_back({prompt.kind});
+    }
+    result.back().requests.push_back(request);
+    request.sampling.temperature = 1.0F;
+    sampled.requests.push_back(std::move(request));
+  }
+  result.push_back(std::move(sampled));
+  return result;
+}
+
+// The same greedy requests for other engines (tests/bench/vllm_drafts.py).
+std::string tokens_of(const std::vector<Workload>& workloads) {
+  nlohmann::ordered_json document;
+  for (const Workload& workload : std::span(workloads).first(workloads.size() - 1)) {
+    for (const common::Request& request : workload.requests) {
+      document["max_new_tokens"] = request.max_new_tokens;
+      document["stop_tokens"] = request.stop_tokens;
+      document["prompts"].push_back({{"kind", workload.name}, {"tokens", request.prompt}});
+    }
+  }
+  return document.dump() + "\n";
+}
+
+void print_texts(Engine& engine, const std::vector<Workload>& workloads, const SpeculateOptions& options) {
   common::Table table({"texts", "drafts", "accepted", "tokens a step", "plain", "with drafts", "gain"});
   std::uint64_t salt = 0;
-  for (const Workload& workload : workloads(requests)) {
+  int num_texts = 0;
+  int num_different = 0;
+  for (const Workload& workload : workloads) {
     Sums plain;
     Sums drafted;
     for (const common::Request& request : workload.requests) {
@@ -113,6 +198,7 @@ void print_texts(Engine& engine, std::span<const common::Request> requests, cons
           .quote(workload.quotes ? request.prompt : std::vector<common::Token>());
       Sums best_plain;
       Sums best_drafted;
+      bool is_different = false;
       // In turns, and the fastest of each: what else the machine does only makes a run slower.
       for (int round = 0; round < options.rounds; ++round) {
         std::array<std::vector<common::Token>, 2> texts;
@@ -124,10 +210,13 @@ void print_texts(Engine& engine, std::span<const common::Request> requests, cons
           best = round == 0 || sums.seconds < best.seconds ? sums : best;
         }
         // In 16 bits, tokens whose logits differ by rounding may change places.
-        if (texts[0] != texts[1] && options.engine.gpu.precision == Precision::kFloat32) {
+        is_different = is_different || texts[0] != texts[1];
+        if (is_different && options.engine.gpu.precision == Precision::kFloat32) {
           throw std::runtime_error("a text with drafts differs from the one without");
         }
       }
+      ++num_texts;
+      num_different += is_different ? 1 : 0;
       plain.add(best_plain);
       drafted.add(best_drafted);
     }
@@ -138,6 +227,12 @@ void print_texts(Engine& engine, std::span<const common::Request> requests, cons
                    common::format("%.2f", plain.seconds / drafted.seconds)});
   }
   std::cout << table.to_string();
+  if (num_different > 0) {
+    std::cout << common::format(
+        "\n%d of %d texts differ from those without drafts: in 16 bits, tokens with nearly equal logits\n"
+        "change places where a step rounds differently\n",
+        num_different, num_texts);
+  }
 }
 
 // The time of steps with several tokens of one sequence, over that of a step with one. On a GPU, that is one which is
@@ -205,6 +300,14 @@ common::Command& add_speculate_command(common::Program& program, SpeculateOption
   common::Command& command = program.add_session_command(
       "speculate", "Measure what drafts gain, beside plain decoding, and what more tokens in a step cost",
       [&options](const common::Session& session) {
+        const common::ResultFile tokens(options.tokens);
+        const std::vector<Workload> texts = options.prompts.empty()
+                                                ? workloads(session.requests, options.max_new_tokens)
+                                                : workloads(session, options.prompts, options.max_new_tokens);
+        if (tokens.is_wanted()) {
+          tokens.write(tokens_of(texts));
+          return;
+        }
         EngineOptions sized = options.engine;
         sized.num_slots = options.engine.num_slots.value_or(4096);
         std::optional<common::Llama> synthetic;
@@ -213,10 +316,20 @@ common::Command& add_speculate_command(common::Program& program, SpeculateOption
         }
         const common::Llama& model = synthetic ? *synthetic : session.model;
         Engine engine(model, sized, std::make_unique<QuotingRunner>(make_runner(model, sized)));
-        print_texts(engine, session.requests, options);
+        print_texts(engine, texts, options);
         print_costs(engine, options);
       },
       {.sampling = false});
+  command.option("--prompts", options.prompts,
+                 "a file with prompts of several kinds, each after a line \"== KIND\": a row for each kind");
+  command.option("--tokens", options.tokens,
+                 "only write these prompts as tokens into a file (-: standard output), for other engines");
+  command.require("--tokens", "--prompts");
+  command.exclude("--prompts", "--prompt");
+  command.exclude("--prompts", "--prompt-file");
+  command.exclude("--prompts", "--chat");  // the model's template, if it has one
+  command.remove("--max-new-tokens");      // also for the prompts of the file
+  command.option("--max-new-tokens", options.max_new_tokens, {1, 1 << 24}, "maximum number of tokens of a reply");
   command.option("--speculate", options.engine.num_speculative_tokens, {1, kMaxDrafts}, "max drafts a step");
   command.option("--copies", options.copies, {1, 64}, "how many copies of each text are served together");
   command.option("--synthetic", options.synthetic,

@@ -14,6 +14,9 @@ struct SpeculateOptions {
   int rounds = 9;
   int copies = 1;         // of each text, served together
   std::string synthetic;  // a published model's name, for random weights of its shape; empty: the session's model
+  int max_new_tokens = 64;
+  std::string prompts;  // a file with prompts of several kinds; empty: the session's prompts
+  std::string tokens;   // where these prompts are written as tokens, and nothing is measured; empty: nowhere
 };
 
 // `options` must live as long as the command.

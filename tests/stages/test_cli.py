@@ -473,6 +473,50 @@ class Options(ProgramTest):
                     self.assert_usage_error(run(command, option, "1"), option)
 
 
+class Drafts(ProgramTest):
+    """`speculate` with a file of prompts."""
+
+    def setUp(self):
+        super().setUp()
+        if stage_number() < 8:
+            self.skipTest("this stage has no drafts")
+        self.prompts = self.folder / "prompts.txt"
+
+    def speculate(self, text, *arguments):
+        self.prompts.write_text(text, encoding="utf-8")
+        return run("speculate", "--device", "cpu", "--prompts", str(self.prompts), "--max-new-tokens", "6", "--rounds", "1",
+                   *arguments)
+
+    def test_a_row_for_each_kind_of_prompt_and_one_for_all(self):
+        result = self.speculate("== tale\nOnce upon a time\n\n== tale\nA wolf\n== other\nThe king\n")
+        if b"needs production/" in result.stderr:
+            self.skipTest("this build computes no drafts")
+        self.assertEqual(result.returncode, 0, result.stderr)
+        rows = [line.split("|")[1].strip() for line in result.stdout.decode().split("\n\n")[0].splitlines()[2:]]
+        self.assertEqual(rows, ["tale", "other", "all, temperature 1"])
+
+    def test_prompts_as_tokens(self):
+        result = self.speculate("== tale\nA wolf\n== other\nA\nwolf\n\n", "--tokens", "-")
+        written = json.loads(result.stdout)
+        self.assertEqual(written["max_new_tokens"], 6)
+        self.assertEqual([prompt["kind"] for prompt in written["prompts"]], ["tale", "other"])
+        self.assertTrue(all(prompt["tokens"] for prompt in written["prompts"]))
+
+    def test_a_file_that_has_no_prompts(self):
+        for text, words in (("", "cannot read"), ("A wolf\n", "== KIND"), ("== tale\n\n== tale\nA wolf\n", "is empty"),
+                            ("== tale\n\xff".encode("latin-1"), "UTF-8")):
+            with self.subTest(text=text):
+                if isinstance(text, bytes):
+                    self.prompts.write_bytes(text)
+                    result = run("speculate", "--prompts", str(self.prompts))
+                else:
+                    result = self.speculate(text)
+                result.stderr = re.sub(rb"^note: the model has no chat template[^\n]*\n", b"", result.stderr)
+                self.assert_bad_input(result, str(self.prompts), words)
+        self.assert_usage_error(run("speculate", "--prompts", str(self.prompts), "--prompt", "A"), "--prompt")
+        self.assert_usage_error(run("speculate", "--tokens", "-"), "--prompts")
+
+
 class Output(ProgramTest):
     def test_json_into_a_missing_folder(self):
         path = str(self.folder / "missing" / "result.json")
