@@ -330,9 +330,12 @@ TEST_CASE("GPU: each of a sequence's tokens can have a row of logits, in a step 
     const std::vector<Token> prompt = some_tokens(150, 1);
     together.enqueue(step(prompt, 0, {149}));
     alone.enqueue(step(prompt, 0, {149}));
-    const float tolerance = type.kv_cache == stage::KvCacheType::kFloat8    ? 1.0F
-                            : type.precision == stage::Precision::kBFloat16 ? 0.25F
-                                                                            : 2e-3F;
+    // In 16 bits, products of several rows round differently from those of one, and a row moves as a whole: its logits,
+    // which are 6.7 in size, moved by 0.28 at most, and with float8 K and V by 1.16. The largest of 2,048 normal
+    // numbers is 3.3 times their size: 0.013 and 0.05 of the row. Bounds are three times as far. A wrong row is 0.7
+    // away on average, and 1 in 300 pairs is nearer than 0.05 (1 in 50: 0.15).
+    const double bound = type.kv_cache == stage::KvCacheType::kFloat8 ? 0.15 : 0.04;
+    const bool is_exact = type.precision == stage::Precision::kFloat32;
     int length = 150;
     for (int round = 0; round < 4; ++round) {
       for (const int count : counts) {
@@ -347,7 +350,12 @@ TEST_CASE("GPU: each of a sequence's tokens can have a row of logits, in a step 
           alone.enqueue(step({tokens[static_cast<std::size_t>(row)]}, length + row, {0}));
           const Matrix own = logits.row(row);
           CAPTURE(round, count, row);
-          CHECK(compare(own, alone.logits(), tolerance) == kNoDifference);
+          const Matrix expected = alone.logits();
+          if (is_exact) {
+            CHECK(compare(own, expected, 2e-3F) == kNoDifference);
+          } else {
+            CHECK((own - expected).norm() / expected.norm() <= bound);  // nor a NaN
+          }
           CHECK(drawn[static_cast<std::size_t>(row)] ==
                 common::argmax({own.data(), static_cast<std::size_t>(own.cols())}));
         }

@@ -1,7 +1,8 @@
-// Drafts on a GPU, in float32: every text is the one that plain decoding gives on the CPU (SPECULATION.md, invariant
+// Drafts on a GPU. In float32, every text is the one that plain decoding gives on the CPU (SPECULATION.md, invariant
 // 1).
 #include <algorithm>
 #include <numeric>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -41,6 +42,40 @@ std::vector<GenerationRequest> workload_tasks() {
     tasks.push_back(std::move(task));
   }
   return tasks;
+}
+
+std::vector<common::Token> serve(stage::Engine& engine, const common::Request& request, int& num_accepted) {
+  stage::VirtualClock clock;
+  const auto server = stage::make_speculating_server(engine, {}, clock);
+  server->on_step([&](const stage::StepReport& report) { num_accepted += report.num_accepted; });
+  const int id = server->submit({.request = request});
+  while (server->step()) {
+  }
+  REQUIRE(server->output(id).error == kNoProblem);
+  return server->output(id).completions.front().tokens;
+}
+
+// How far a token's logit is below the largest one, at most, if each step computes one token of the text.
+float largest_deficit(stage::Engine& engine, const std::vector<common::Token>& prompt,
+                      const std::vector<common::Token>& text) {
+  const stage::SequenceId sequence = engine.sequence_ids().take();
+  REQUIRE(engine.start(sequence, prompt, 0));
+  float deficit = 0.0F;
+  std::span<const common::Token> next = prompt;
+  for (const common::Token& token : text) {
+    REQUIRE(engine.manager().reserve(sequence, static_cast<int>(next.size())));
+    stage::RaggedBatch batch;
+    batch.add(engine.manager(), sequence, next, true);
+    batch.draws_tokens = false;
+    engine.forward(batch);
+    const common::Matrix logits = engine.runner().wait(0).logits;
+    engine.commit(batch);
+    deficit = std::max(deficit, logits.maxCoeff() - logits(0, token));
+    next = {&token, 1};
+  }
+  engine.manager().free(sequence);
+  engine.sequence_ids().give_back(sequence);
+  return deficit;
 }
 
 struct Totals {
@@ -126,44 +161,40 @@ TEST_CASE("GPU: texts with drafts are those of lone runs without, whatever is ar
   CHECK(totals.copies > 10);
 }
 
-TEST_CASE("GPU: in 16 bits, texts with drafts are served to their ends, in every type of cache and weights") {
+TEST_CASE("GPU: in 16 bits, each token of a text with drafts is one that plain decoding could draw, in every type") {
   if (!common::has_cuda_device()) {
     SKIP_TEST("there is no GPU");
   }
-  std::vector<GenerationRequest> tasks = workload_tasks();
+  // The bundled model hardly repeats itself in replies of 40 tokens. Behind these prompts it does at once.
+  const std::vector<std::string> prompts = {
+      "The lion said to the fox, \"Come.\" The fox said to the lion, \"Come.\" The lion said to the fox, \"Come.\" The "
+      "fox "
+      "said to the lion, \"Come.\" The lion said",
+      "The cat said, \"No.\" The dog said, \"No.\" The cat said, \"No.\" The dog said, \"No.\" The cat said, \"No.\" "
+      "The dog "
+      "said,",
+      "He ran and ran and ran and ran and ran and ran and", "\"Gold, gold, gold, gold, gold, gold,"};
   for (const stage::GpuOptions& type :
        {stage::GpuOptions{.precision = stage::Precision::kBFloat16},
         stage::GpuOptions{.precision = stage::Precision::kBFloat16, .kv_cache = stage::KvCacheType::kFloat8},
         stage::GpuOptions{.precision = stage::Precision::kBFloat16, .weights = stage::WeightType::kFloat8}}) {
-    stage::EngineOptions options{.num_slots = 4096, .gpu = type, .num_speculative_tokens = 8};
+    stage::EngineOptions options{.num_slots = 4096, .prefix_cache = false, .gpu = type, .num_speculative_tokens = 8};
     options.gpu.device = stage::Device::kGpu;
-    int num_accepted[2] = {};
-    int num_equal = 0;
-    std::vector<std::vector<common::Token>> texts[2];
-    for (const bool has_drafts : {false, true}) {
-      options.num_speculative_tokens = has_drafts ? 8 : 0;
+    // Two logits that differ by rounding may change places, and then a text goes on differently. So each token is
+    // compared with what plain decoding of the same text would draw: that logit is larger by so little. A row's logits
+    // move by up to 0.28 in bfloat16 and 1.16 with float8 K and V (gpu_runner.cpp), and both may, in opposite
+    // directions.
+    const float most = type.kv_cache == stage::KvCacheType::kFloat8 ? 2.4F : 0.6F;
+    int num_accepted = 0;
+    for (const std::string& prompt : prompts) {
       stage::Engine engine(bundled().llama, options);
-      stage::VirtualClock clock;
-      const auto server = stage::make_speculating_server(engine, {}, clock);
-      server->on_step(
-          [&](const stage::StepReport& report) { num_accepted[has_drafts ? 1 : 0] += report.num_accepted; });
-      for (GenerationRequest task : tasks) {
-        task.request.sampling.temperature = 0.0F;
-        task.num_samples = 1;
-        const int id = server->submit(task);
-        while (server->step()) {
-        }
-        REQUIRE(server->output(id).error == kNoProblem);
-        texts[has_drafts ? 1 : 0].push_back(server->output(id).completions.front().tokens);
-      }
+      const common::Request request = tests::greedy_request(prompt, 100);
+      const std::vector<common::Token> text = serve(engine, request, num_accepted);
+      CAPTURE(static_cast<int>(type.kv_cache), static_cast<int>(type.weights), prompt);
+      CHECK(text.size() == 100);
+      CHECK(largest_deficit(engine, request.prompt, text) <= most);
     }
-    for (std::size_t i = 0; i < tasks.size(); ++i) {
-      num_equal += texts[0][i] == texts[1][i] ? 1 : 0;
-    }
-    CAPTURE(static_cast<int>(type.kv_cache), static_cast<int>(type.weights), num_accepted[1], num_equal);
-    CHECK(num_accepted[0] == 0);
-    CHECK(num_accepted[1] > 20);
-    // Tokens whose logits are nearly equal may change places, and the text goes on differently.
-    CHECK(num_equal >= static_cast<int>(tasks.size()) / 2);
+    CAPTURE(static_cast<int>(type.kv_cache), static_cast<int>(type.weights), num_accepted);
+    CHECK(num_accepted > 30);  // 90 in float32
   }
 }

@@ -313,7 +313,7 @@ TEST_CASE("SPECULATION.md, invariant 5: drafts take only what a step leaves of c
 }
 
 TEST_CASE("a request whose drafts do not pay stops drafting for longer and longer, and begins again") {
-  stage::DraftAccount account(0.3);
+  stage::DraftAccount account({.per_token = 0.3});
   CHECK(account.may_draft());
   CHECK(account.num_drafts(8) == 3);
   CHECK(account.num_drafts(1) == 1);
@@ -340,9 +340,12 @@ TEST_CASE("a request whose drafts do not pay stops drafting for longer and longe
 }
 
 TEST_CASE("the dearer a draft is, the surer it has to be") {
-  CHECK(stage::DraftAccount(0.3).min_match() == 3);
-  CHECK(stage::DraftAccount(0.1).min_match() == 2);
-  stage::DraftAccount cheap(0.0);
+  CHECK(stage::DraftAccount({.per_token = 0.3}).min_match() == 3);
+  CHECK(stage::DraftAccount({.per_token = 0.1}).min_match() == 2);
+  CHECK(stage::DraftAccount({.per_token = 0.1, .per_step = 0.2}).min_match() == 3);  // with 0.2, three cost 0.5
+  CHECK(stage::DraftAccount(stage::kCpuTokenCost).min_match() == 3);
+  CHECK(stage::DraftAccount(stage::kGpuTokenCost).min_match() == 1);
+  stage::DraftAccount cheap({.per_token = 0.0});
   CHECK(cheap.min_match() == 1);
   CHECK(cheap.num_drafts(8) == 3);
   for (int i = 0; i < 100; ++i) {

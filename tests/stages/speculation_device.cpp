@@ -65,6 +65,7 @@ class DeviceRunner : public tests::FakeRunner {
     const bool has_drafts = batch.logits_rows.size() > batch.num_sequences();
     num_steps += 1;
     num_mixed += has_single && has_drafts ? 1 : 0;
+    num_pending += has_drafts && !batch.pending_tokens.empty() ? 1 : 0;
     num_ahead += is_seen_ ? 0 : 1;
     is_seen_ = false;
     previous_positions_ = std::exchange(next_positions_, {});
@@ -86,8 +87,9 @@ class DeviceRunner : public tests::FakeRunner {
 
   std::string problem;  // the first
   int num_steps = 0;
-  int num_mixed = 0;  // with drafts, and a sequence with one token
-  int num_ahead = 0;  // enqueued before the tokens of the step before were seen
+  int num_mixed = 0;    // with drafts, and a sequence with one token
+  int num_pending = 0;  // with drafts, and a token that is not known yet
+  int num_ahead = 0;    // enqueued before the tokens of the step before were seen
 
  private:
   int max_rows_;
@@ -222,6 +224,39 @@ TEST_CASE("drafts on a device: sequences with one token come first, and the text
   CHECK(num_ahead > 100);
   CHECK(num_accepted > 200);
   CHECK(num_preempted > 20);
+}
+
+// A request that drafts keeps all steps from running ahead, but not while it is swapped out. When it comes back, the
+// others' tokens are not known, and its own are. (It stands behind them in the batch, so that they keep their places.)
+TEST_CASE("drafts on a device: a request that is swapped in drafts beside tokens that are not known yet") {
+  int num_pending = 0;
+  for (std::uint64_t seed = 1; seed <= 60; ++seed) {
+    CAPTURE(seed);
+    common::Random random(seed);
+    std::vector<stage::GenerationRequest> tasks;
+    for (const int most_drafts : {0, 0, stage::kMaxDrafts}) {
+      tasks.push_back(random_task(random));
+      tasks.back().request.num_speculative_tokens = most_drafts;
+      tasks.back().request.max_new_tokens = most_drafts == 0 ? between(random, 14, 26) : 26;
+      tasks.back().request.num_logprobs = 0;
+      tasks.back().num_samples = 1;
+    }
+    const stage::EngineOptions options{.num_slots = 64, .block_size = 2, .prefix_cache = false, .num_host_slots = 64};
+    Device device(options, {.headroom = 0, .preemption = stage::Preemption::kSwap});
+    for (const stage::GenerationRequest& task : tasks) {
+      device.server->submit(task);
+    }
+    while (device.server->step()) {
+    }
+    CHECK(device.runner->problem == kNoProblem);
+    for (std::size_t id = 0; id < tasks.size(); ++id) {
+      CAPTURE(id);
+      CHECK(tests::compare_output(device.server->output(static_cast<int>(id)), tests::served_alone(tasks[id])) ==
+            kNoProblem);
+    }
+    num_pending += device.runner->num_pending;
+  }
+  CHECK(num_pending > 5);
 }
 
 TEST_CASE("drafts on a device: a request whose text does not repeat itself runs ahead, and one that quotes drafts") {

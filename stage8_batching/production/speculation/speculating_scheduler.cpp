@@ -21,14 +21,10 @@ constexpr double kMaxBalance = 4.0;  // so that it is soon noticed when a text n
 }  // namespace
 
 // In tales of the bundled model, the token behind a match of one, two or three is right in 17, 32 and 58 of 100 places.
-DraftAccount::DraftAccount(double cost_per_draft, double cost_of_waiting)
-    : cost_per_draft_(cost_per_draft),
-      cost_of_waiting_(cost_of_waiting),
-      min_match_(cost_per_draft < 0.06   ? 1
-                 : cost_per_draft < 0.15 ? 2
-                                         : 3),
-      length_(kFirstLength),
-      next_pause_(kFirstPause) {}
+DraftAccount::DraftAccount(const TokenCost& cost) : cost_(cost), length_(kFirstLength), next_pause_(kFirstPause) {
+  const double per_draft = cost.per_token + cost.per_step / kFirstLength;
+  min_match_ = per_draft < 0.06 ? 1 : per_draft < 0.15 ? 2 : 3;
+}
 
 bool DraftAccount::may_draft() {
   pause_ = std::max(pause_ - 1, 0);
@@ -36,7 +32,8 @@ bool DraftAccount::may_draft() {
 }
 
 void DraftAccount::book(int num_drafts, int num_accepted) {
-  balance_ = std::min(balance_ + num_accepted - cost_per_draft_ * num_drafts - cost_of_waiting_, kMaxBalance);
+  const double cost = cost_.per_token * num_drafts + (num_drafts > 0 ? cost_.per_step : 0.0) + cost_.waiting;
+  balance_ = std::min(balance_ + num_accepted - cost, kMaxBalance);
   if (num_drafts > 0 && num_accepted == num_drafts) {
     length_ = is_steady_ ? 2 * num_drafts + 1 : num_drafts;
     next_pause_ = kFirstPause;
@@ -157,8 +154,7 @@ int SpeculatingScheduler::reserve_drafts(const std::vector<SequenceId>& sequence
 }
 
 SpeculatingScheduler::Request& SpeculatingScheduler::find(const SequenceGroup& group) {
-  Request& request =
-      requests_.try_emplace(group.id(), Request{DraftAccount(cost_.per_token, cost_.waiting)}).first->second;
+  Request& request = requests_.try_emplace(group.id(), Request{DraftAccount(cost_)}).first->second;
   if (request.drafts > 0 || request.waits) {
     request.account.book(request.drafts, request.accepted);
   }

@@ -14,12 +14,11 @@
 
 namespace stage8 {
 
-// Whether a request's drafts pay: an account in units of a step with one token. A draft costs what it adds to the step,
+// Whether a request's drafts pay: an account in units of a step with one token. Drafts cost what they add to the step,
 // and an accepted one saves a step. Without a balance there are no drafts for a while, each time for longer.
 class DraftAccount {
  public:
-  // cost_per_draft: TokenCost::per_token. cost_of_waiting: TokenCost::waiting.
-  explicit DraftAccount(double cost_per_draft, double cost_of_waiting = 0.0);
+  explicit DraftAccount(const TokenCost& cost);
   // To be called once a step. Whether the request may draft in this one.
   bool may_draft();
   // Ends a pause: drafts would have been right.
@@ -32,8 +31,7 @@ class DraftAccount {
   int min_match() const { return min_match_; }
 
  private:
-  double cost_per_draft_;
-  double cost_of_waiting_;
+  TokenCost cost_;
   int min_match_;
   int length_;
   bool is_steady_ = false;  // whether all of the last drafts were accepted
