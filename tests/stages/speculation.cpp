@@ -339,6 +339,15 @@ TEST_CASE("a request whose drafts do not pay stops drafting for longer and longe
   CHECK_FALSE(account.may_draft());
 }
 
+TEST_CASE("a step is booked with what it costs beside its drafts: other kernels, and that the host waits") {
+  stage::DraftAccount account({.per_token = 0.0, .per_step = 0.5, .waiting = 0.25});
+  account.book(3, 1);  // leaves 0.25
+  account.book(0, 0);  // nothing
+  CHECK(account.may_draft());
+  account.book(0, 0);
+  CHECK_FALSE(account.may_draft());
+}
+
 TEST_CASE("the dearer a draft is, the surer it has to be") {
   CHECK(stage::DraftAccount({.per_token = 0.3}).min_match() == 3);
   CHECK(stage::DraftAccount({.per_token = 0.1}).min_match() == 2);
