@@ -195,6 +195,6 @@ TEST_CASE("GPU: in 16 bits, each token of a text with drafts is one that plain d
       CHECK(largest_deficit(engine, request.prompt, text) <= most);
     }
     CAPTURE(static_cast<int>(type.kv_cache), static_cast<int>(type.weights), num_accepted);
-    CHECK(num_accepted > 30);  // 90 in float32
+    CHECK(num_accepted > 30);  // 83 in float32
   }
 }
