@@ -28,7 +28,7 @@ RecordingRunner::RecordingRunner(const common::Llama& model, const KvCacheShape&
           [peers](int vocab_size, int max_rows) {
             return std::make_unique<DeviceSampler>(vocab_size, max_rows, peers);
           },
-          kGpuTokenCost.max_tokens) {}
+          kMaxGpuTokens) {}
 
 int RecordingRunner::padded_sequences(const RaggedBatch& step) const {
   const auto num_sequences = static_cast<int>(step.num_sequences());
@@ -42,7 +42,7 @@ void RecordingRunner::launch(const StepCounts& counts) {
   const int size = counts.num_sequences;
   const bool has_one_token_each =
       size == recorded_size(size) && counts.num_tokens == size && counts.num_decodes == size;
-  const bool has_one_sequence = size == 1 && counts.num_tokens <= kGpuTokenCost.max_tokens;
+  const bool has_one_sequence = size == 1 && counts.num_tokens <= kMaxGpuTokens;
   if (counts.num_rows != counts.num_tokens || !(has_one_token_each || has_one_sequence)) {
     GpuRunner::launch(counts);
     return;

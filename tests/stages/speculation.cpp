@@ -353,7 +353,9 @@ TEST_CASE("the dearer a draft is, the surer it has to be") {
   CHECK(stage::DraftAccount({.per_token = 0.1}).min_match() == 2);
   CHECK(stage::DraftAccount({.per_token = 0.1, .per_step = 0.2}).min_match() == 3);  // with 0.2, three cost 0.5
   CHECK(stage::DraftAccount(stage::kCpuTokenCost).min_match() == 3);
-  CHECK(stage::DraftAccount(stage::kGpuTokenCost).min_match() == 1);
+  CHECK(stage::DraftAccount(stage::gpu_token_cost(32, 15e9)).min_match() == 1);  // the shape of Llama 3 8B
+  CHECK(stage::DraftAccount(stage::gpu_token_cost(16, 2.5e9)).min_match() == 2);
+  CHECK(stage::DraftAccount(stage::gpu_token_cost(6, 10e6)).min_match() == 3);
   stage::DraftAccount cheap({.per_token = 0.0});
   CHECK(cheap.min_match() == 1);
   CHECK(cheap.num_drafts(8) == 3);

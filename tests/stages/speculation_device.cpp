@@ -54,7 +54,7 @@ class DeviceRunner : public tests::FakeRunner {
 
   explicit DeviceRunner(std::unique_ptr<stage::Runner> inner, int max_sequences, Script script = {})
       : FakeRunner(std::move(inner)),
-        max_rows_(std::max(max_sequences, stage::kGpuTokenCost.max_tokens)),
+        max_rows_(std::max(max_sequences, stage::kMaxGpuTokens)),
         script_(std::move(script)) {}
 
   void enqueue(const stage::RaggedBatch& batch) override {
@@ -107,7 +107,8 @@ struct Device {
     auto made = std::make_unique<DeviceRunner>(stage::make_runner(model, own), own.max_sequences, script);
     runner = made.get();
     engine = std::make_unique<stage::Engine>(model, own, std::move(made));
-    server = stage::make_speculating_server(*engine, scheduler, clock);
+    // As for a large model: for small ones, drafts on a GPU hardly ever pay.
+    server = stage::make_speculating_server(*engine, scheduler, clock, stage::gpu_token_cost(16, 2.5e9));
     server->on_step([this](const stage::StepReport& report) {
       num_drafts += std::accumulate(report.num_drafts.begin(), report.num_drafts.end(), 0);
       num_accepted += report.num_accepted;

@@ -4,6 +4,7 @@
 #include <cstddef>
 #include <iterator>
 #include <numeric>
+#include <optional>
 #include <span>
 #include <utility>
 #include <vector>
@@ -137,15 +138,24 @@ void commit_last(Engine& engine, const SequenceGroup& group) {
   engine.commit(accepted);
 }
 
+TokenCost token_cost(Engine& engine) {
+  if (!engine.runner().is_asynchronous()) {
+    return kCpuTokenCost;
+  }
+  const GpuOptions& gpu = engine.options().gpu;
+  const double bytes = gpu.weights == WeightType::kFloat8 ? 1.0 : gpu.precision == Precision::kBFloat16 ? 2.0 : 4.0;
+  const common::Llama& model = engine.model();
+  return gpu_token_cost(model.config().num_layers, bytes * static_cast<double>(model.num_parameters()));
+}
+
 std::unique_ptr<SpeculatingServer> make_speculating_server(Engine& engine, const SchedulerOptions& options,
-                                                           Clock& clock) {
+                                                           Clock& clock, const std::optional<TokenCost>& cost) {
   const int num_drafts = engine.options().num_speculative_tokens;
   if (num_drafts > kMaxDrafts) {
     throw common::InputError(common::format("--speculate: at most %d drafts a step", kMaxDrafts));
   }
-  const TokenCost& cost = engine.runner().is_asynchronous() ? kGpuTokenCost : kCpuTokenCost;
   auto scheduler = std::make_unique<SpeculatingScheduler>(engine.manager(), options, engine.options().prefix_cache,
-                                                          num_drafts, cost);
+                                                          num_drafts, cost.value_or(token_cost(engine)));
   return std::make_unique<SpeculatingServer>(engine, clock, std::move(scheduler));
 }
 

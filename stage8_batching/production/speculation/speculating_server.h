@@ -7,6 +7,7 @@
 
 #include <map>
 #include <memory>
+#include <optional>
 #include <string>
 
 #include "../../server.h"
@@ -49,9 +50,12 @@ class SpeculatingServer : public Server {
 // counts it as part of the cache, and publishes the block that it fills.
 void commit_last(Engine& engine, const SequenceGroup& group);
 
-// With a scheduler for what tokens cost on the engine's runner. Throws InputError if the engine's options ask for too
-// many drafts.
+// What tokens cost on the engine's runner.
+TokenCost token_cost(Engine& engine);
+
+// With a scheduler for these costs, or for others. Throws InputError if the engine's options ask for too many drafts.
 std::unique_ptr<SpeculatingServer> make_speculating_server(Engine& engine, const SchedulerOptions& options,
-                                                           Clock& clock);
+                                                           Clock& clock,
+                                                           const std::optional<TokenCost>& cost = std::nullopt);
 
 }  // namespace

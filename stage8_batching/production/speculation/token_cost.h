@@ -13,9 +13,24 @@ struct TokenCost {
 
 inline constexpr TokenCost kCpuTokenCost = {.per_token = 0.4, .max_tokens = 8};
 
-// On an H100, llama-3.2-1b's step took 1.03 times as long where the host waited for it, then 1.25 with two tokens of a
-// sequence, for which other kernels compute products and attention, and 1.37 with 16; llama-3-8b's took 1.01, 1.10 and
-// 1.09. These numbers are between the two models'.
-inline constexpr TokenCost kGpuTokenCost = {.per_token = 0.01, .max_tokens = 16, .per_step = 0.12, .waiting = 0.02};
+// On a GPU, a step takes as long as its weights are on their way from memory, and some time for each layer. With two
+// tokens of a sequence, other kernels compute products and attention, each layer takes longer by about as much in all
+// models, and further tokens up to 16 are nearly free. So the smaller a model is, the larger is the share that drafts
+// cost. Measured on an H100: llama-3.2-1b's step took 1.03 times as long where the host waited for it, then 1.25 with
+// two tokens and 1.37 with 16; llama-3-8b's 1.01, 1.10 and 1.09; the bundled model's 1.24, 2.03 and 2.14. From the
+// number of layers and the bytes of the weights, this says 1.03, 1.25 and 1.39; 1.00, 1.09 and 1.23; 1.33, 2.38 and
+// 2.52.
+inline constexpr int kMaxGpuTokens = 16;
+inline TokenCost gpu_token_cost(int num_layers, double weight_bytes) {
+  constexpr double kBytesPerSecond = 3.1e12;
+  constexpr double kLayer = 12e-6;            // seconds
+  constexpr double kLayerWithDrafts = 13e-6;  // in addition
+  constexpr double kWaiting = 25e-6;
+  const double step = weight_bytes / kBytesPerSecond + num_layers * kLayer;
+  return {.per_token = 0.01,
+          .max_tokens = kMaxGpuTokens,
+          .per_step = num_layers * kLayerWithDrafts / step,
+          .waiting = kWaiting / step};
+}
 
 }  // namespace
