@@ -16,10 +16,6 @@
 #define COURSE_DYNAMIC_SHARED(alignment, name) \
   extern __shared__ __align__(alignment)       \
   unsigned char name[]
-// The same, as one object.
-#define COURSE_SHARED_OBJECT(Type, name)  \
-  extern __shared__ Type name##_memory[]; \
-  Type& name = *name##_memory
 
 // Whether the target chip has asynchronous copies of whole stretches of memory, barriers that count their bytes, and
 // clusters: compute capability 9.0 and newer. On older chips each thread copies 16 bytes.

@@ -12,6 +12,7 @@
 #include "common/cuda/model/llama_kernels.h"
 #include "common/cuda/runtime/device.h"
 #include "common/math/sampling.h"
+#include "tests/gpu/gpu_values.h"
 #include "tests/support/catch.h"
 #include "tests/support/stage_api.h"
 
@@ -204,6 +205,12 @@ TEST_CASE("Samplers: the device draws what the host draws, whatever the options,
   for (const int vocab_size : {50, 700, 2048, 2049, 6001}) {
     stage::HostSampler host(vocab_size);
     stage::DeviceSampler device(vocab_size, kRows, nullptr);
+    // As on a GPU with less shared memory, where the counts of top-k and top-p lie in device memory.
+    constexpr std::size_t kSmall = 99 * 1024;
+    stage::DeviceSampler on_small_gpu = [&] {
+      const tests::SharedMemoryLimit limit(kSmall);
+      return stage::DeviceSampler(vocab_size, kRows, nullptr);
+    }();
     common::Random random(static_cast<std::uint64_t>(vocab_size));
     for (std::size_t round = 0; round < 6; ++round) {
       Step step{.vocab_size = vocab_size,
@@ -230,6 +237,8 @@ TEST_CASE("Samplers: the device draws what the host draws, whatever the options,
         CAPTURE(vocab_size, round, row, options.temperature, options.top_k, options.top_p, options.min_p);
         CHECK(drawn[row] == expected[row]);
       }
+      const tests::SharedMemoryLimit limit(kSmall);
+      CHECK(draw(on_small_gpu, round % 2, step) == expected);
     }
   }
 }

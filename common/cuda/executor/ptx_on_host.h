@@ -215,4 +215,3 @@ inline constexpr int kWarpgroupRows = 64;
 
 // A launch's dynamic shared memory; see ptx.cuh.
 #define COURSE_DYNAMIC_SHARED(alignment, name) unsigned char* const name = ::common::executor::dynamic_shared()
-#define COURSE_SHARED_OBJECT(Type, name) Type& name = *reinterpret_cast<Type*>(::common::executor::dynamic_shared())

@@ -176,15 +176,38 @@ constexpr int kBucketsPerThread = kBuckets / kCutThreads;
 constexpr int kLoads = 8;  // in flight for each thread
 static_assert(kMaxDepth == (1U << (2 * kDigitBits)) - 1 && kClassBits == kDigitBits);
 
-struct CutShared {
-  union {
-    std::uint32_t counts[kBuckets];  // bucket b's is at place_of(b)
-    unsigned long long candidates[kMaxCandidates];
-  };
+// What both forms of CutShared have.
+struct CutResults {
   std::uint64_t warp_sums[kCutThreads / 32];
   std::uint64_t missing;
   std::uint32_t in_bucket;
   int bucket;
+};
+
+// kCountsApart: the counts do not fit into the shared memory that a thread block can have (99 KB on most GPUs), and lie
+// in device memory. Then they are read where atomicAdd() changes them, in L2.
+template <bool kCountsApart>
+struct CutShared : CutResults {
+  union {
+    std::uint32_t own_counts[kBuckets];  // bucket b's is at place_of(b)
+    unsigned long long candidates[kMaxCandidates];
+  };
+  __device__ void use_counts(std::uint32_t* /*apart*/) {}
+  __device__ std::uint32_t* counts() { return own_counts; }
+  __device__ std::uint32_t count_at(int place) const { return own_counts[place]; }
+};
+template <>
+struct CutShared<true> : CutResults {
+  unsigned long long candidates[kMaxCandidates];
+  std::uint32_t* counts_apart;  // [kBuckets] of the row
+  // For all threads; they have to meet before the first use.
+  __device__ void use_counts(std::uint32_t* apart) {
+    if (threadIdx.x == 0) {
+      counts_apart = apart;
+    }
+  }
+  __device__ std::uint32_t* counts() { return counts_apart; }
+  __device__ std::uint32_t count_at(int place) const { return __ldcg(counts_apart + place); }
 };
 
 struct Prefix {
@@ -293,7 +316,8 @@ __global__ void __launch_bounds__(kCutThreads)
 
 // The tokens that top_k and top_p keep, from the list of candidates: shared.candidates, sorted, begins with them.
 // Returns their number, or -1 if the list does not have all.
-__device__ int keep_listed(CutShared& shared, const SamplingParameters& row, int vocab_size, const CutRow& cut,
+template <typename Shared>
+__device__ int keep_listed(Shared& shared, const SamplingParameters& row, int vocab_size, const CutRow& cut,
                            const unsigned long long* list) {
   const auto thread = static_cast<int>(threadIdx.x);
   const bool is_top_k = has_top_k(row, vocab_size);
@@ -376,11 +400,11 @@ struct Row {
   float min_score;
 
   // Counts the tokens that min-p keeps by bucket_of(depth, token); -1: not at all.
-  template <typename BucketOf>
-  __device__ void count(CutShared& shared, const BucketOf& bucket_of) const {
+  template <typename Shared, typename BucketOf>
+  __device__ void count(Shared& shared, const BucketOf& bucket_of) const {
     __syncthreads();
     for (int i = static_cast<int>(threadIdx.x); i < kBuckets; i += kCutThreads) {
-      shared.counts[i] = 0;
+      shared.counts()[i] = 0;
     }
     __syncthreads();
     for (int first = static_cast<int>(threadIdx.x); first < vocab_size; first += kLoads * kCutThreads) {
@@ -396,7 +420,7 @@ struct Row {
         const float score = score_of(values[i], max_logit, temperature);
         if (token < vocab_size && score >= min_score) {
           if (const int bucket = bucket_of(depth_of(score), token); bucket >= 0) {
-            atomicAdd(&shared.counts[place_of(bucket)], 1U);
+            atomicAdd(&shared.counts()[place_of(bucket)], 1U);
           }
         }
       }
@@ -432,13 +456,13 @@ struct Row {
 
 // Finds the bucket in which the sum of counts, each times weight_of(bucket), reaches the target target_of(total).
 // Stores its number, its count, and the rest of the target after the buckets before it, in shared memory.
-template <typename WeightOf, typename TargetOf>
-__device__ void find_bucket(CutShared& shared, const WeightOf& weight_of, const TargetOf& target_of) {
+template <typename Shared, typename WeightOf, typename TargetOf>
+__device__ void find_bucket(Shared& shared, const WeightOf& weight_of, const TargetOf& target_of) {
   const int thread = static_cast<int>(threadIdx.x);
   std::uint64_t own = 0;
 #pragma unroll 4
   for (int i = 0; i < kBucketsPerThread; ++i) {
-    const std::uint32_t count = shared.counts[i * kCutThreads + thread];
+    const std::uint32_t count = shared.count_at(i * kCutThreads + thread);
     own += count != 0 ? count * weight_of(thread * kBucketsPerThread + i) : 0;
   }
   auto [before, total] = block_prefix(own, shared.warp_sums);
@@ -446,7 +470,7 @@ __device__ void find_bucket(CutShared& shared, const WeightOf& weight_of, const 
   if (before < target && target <= before + own) {
     int bucket = thread * kBucketsPerThread;
     for (;; ++bucket) {
-      const std::uint32_t count = shared.counts[place_of(bucket)];
+      const std::uint32_t count = shared.count_at(place_of(bucket));
       const std::uint64_t sum = count != 0 ? count * weight_of(bucket) : 0;
       if (target <= before + sum) {
         shared.in_bucket = count;
@@ -461,7 +485,8 @@ __device__ void find_bucket(CutShared& shared, const WeightOf& weight_of, const 
 }
 
 // Keeps the first `wanted` kept tokens of bucket `upper` of depths, in order. The bucket has at least as many.
-__device__ Kept keep_in_bucket(CutShared& shared, const Row& row, const Kept& kept, int upper, std::uint64_t wanted) {
+template <typename Shared>
+__device__ Kept keep_in_bucket(Shared& shared, const Row& row, const Kept& kept, int upper, std::uint64_t wanted) {
   constexpr int kMask = kBuckets - 1;
   const auto one = [](int) { return std::uint64_t{1}; };
   const auto missing = [&](std::uint64_t) { return wanted; };
@@ -490,20 +515,23 @@ __device__ Kept keep_in_bucket(CutShared& shared, const Row& row, const Kept& ke
 }
 
 // The tokens that are kept, counted by the upper digit of their depth.
-__device__ void count_kept(CutShared& shared, const Row& row, const Kept& kept) {
+template <typename Shared>
+__device__ void count_kept(Shared& shared, const Row& row, const Kept& kept) {
   row.count(shared, [&](std::uint32_t depth, int token) {
     return kept.has(depth, token) ? static_cast<int>(depth >> kDigitBits) : -1;
   });
 }
 
-__device__ Kept keep_top_k(CutShared& shared, const Row& row, const Kept& kept, std::uint64_t top_k) {
+template <typename Shared>
+__device__ Kept keep_top_k(Shared& shared, const Row& row, const Kept& kept, std::uint64_t top_k) {
   count_kept(shared, row, kept);
   find_bucket(
       shared, [](int) { return std::uint64_t{1}; }, [&](std::uint64_t total) { return min(top_k, total); });
   return keep_in_bucket(shared, row, kept, shared.bucket, shared.missing);
 }
 
-__device__ Kept keep_top_p(CutShared& shared, const Row& row, const Kept& kept, float top_p) {
+template <typename Shared>
+__device__ Kept keep_top_p(Shared& shared, const Row& row, const Kept& kept, float top_p) {
   count_kept(shared, row, kept);
   const auto weight = [](int bucket) { return weight_of_class(static_cast<std::uint32_t>(bucket)); };
   find_bucket(shared, weight, [&](std::uint64_t total) { return top_p_target(top_p, total); });
@@ -511,11 +539,13 @@ __device__ Kept keep_top_p(CutShared& shared, const Row& row, const Kept& kept, 
   return keep_in_bucket(shared, row, kept, shared.bucket, (shared.missing + each - 1) / each);
 }
 
-// A block for each row.
+// A block for each row. counts: [rows, kBuckets] if kCountsApart.
+template <bool kCountsApart>
 __global__ void __launch_bounds__(kCutThreads)
     cut_kernel(const float* logits, int vocab_size, const SamplingParameters* rows, const CutRow* cuts,
-               const unsigned long long* lists, int* next_tokens) {
-  COURSE_SHARED_OBJECT(CutShared, shared);
+               const unsigned long long* lists, std::uint32_t* counts, int* next_tokens) {
+  COURSE_DYNAMIC_SHARED(16, memory);
+  auto& shared = *reinterpret_cast<CutShared<kCountsApart>*>(memory);
   wait_for_previous_launch();
   allow_next_launch();
   const int index = static_cast<int>(blockIdx.x);
@@ -544,6 +574,7 @@ __global__ void __launch_bounds__(kCutThreads)
       draw.consider(score, token, [] { return true; });
     }
   } else {
+    shared.use_counts(counts + std::int64_t{index} * kBuckets);
     __syncthreads();
     Kept kept;
     if (has_top_k(parameters, vocab_size)) {
@@ -669,6 +700,9 @@ __global__ void __launch_bounds__(kSampleThreads)
   }
 }
 
+// Whether a thread block can have as much shared memory as cut_kernel<false> needs.
+bool has_room_for_counts() { return sizeof(CutShared<false>) + 1024 <= shared_bytes_per_block(); }
+
 }  // namespace
 
 CudaSampler::CudaSampler(int vocab_size, int max_rows)
@@ -677,6 +711,7 @@ CudaSampler::CudaSampler(int vocab_size, int max_rows)
       best_((sizeof(Best) + argmax_scratch_bytes(1)) * static_cast<std::size_t>(max_rows)),
       cuts_(sizeof(CutRow) * static_cast<std::size_t>(max_rows)),
       candidates_(sizeof(unsigned long long) * kMaxCandidates * static_cast<std::size_t>(max_rows)),
+      counts_(has_room_for_counts() ? 0 : sizeof(std::uint32_t) * kBuckets * static_cast<std::size_t>(max_rows)),
       uses_(static_cast<std::size_t>(max_rows) * static_cast<std::size_t>(vocab_size) * sizeof(unsigned)) {
   CUDA_CHECK(cudaMemset(best_.data(), 0, best_.bytes()));
   CUDA_CHECK(cudaMemset(uses_.data(), 0, uses_.bytes()));
@@ -701,8 +736,16 @@ void CudaSampler::sample(float* logits, const SamplingBatch& batch, int* next_to
   launch(sample_kernel, grid, kSampleThreads, 0, stream, Overlap::kPreviousWithoutL1, logits, vocab_size_, batch.rows,
          cuts, lists, best, next_tokens);
   if (batch.have_cuts) {
-    launch(cut_kernel, rows, kCutThreads, sizeof(CutShared), stream, Overlap::kPreviousWithoutL1, logits, vocab_size_,
-           batch.rows, cuts, lists, next_tokens);
+    auto* const counts = static_cast<std::uint32_t*>(counts_.data());
+    const auto cut = [&](auto kernel, std::size_t shared_bytes) {
+      launch(kernel, rows, kCutThreads, shared_bytes, stream, Overlap::kPreviousWithoutL1, logits, vocab_size_,
+             batch.rows, cuts, lists, counts, next_tokens);
+    };
+    if (counts == nullptr) {
+      cut(cut_kernel<false>, sizeof(CutShared<false>));
+    } else {
+      cut(cut_kernel<true>, sizeof(CutShared<true>));
+    }
   }
 }
 

@@ -44,6 +44,7 @@ class CudaSampler {
   DeviceMemory best_;        // [max_rows], zero between calls
   DeviceMemory cuts_;        // [max_rows]: for top_k and top_p
   DeviceMemory candidates_;  // [max_rows, at most so many]: the tokens that they may keep
+  DeviceMemory counts_;      // [max_rows, 2^15] of 32 bits, where thread blocks have no room for them; else empty
   DeviceMemory uses_;        // [max_rows, vocab_size] of 32 bits, zero between calls
 };
 
