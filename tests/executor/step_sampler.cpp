@@ -179,7 +179,9 @@ TEST_CASE("Samplers: the device draws what the host draws, from tokens that were
         const auto own = std::span(step.logits).subspan(row * kVocabSize, kVocabSize);
         std::generate(own.begin(), own.end(), [&] { return static_cast<float>(2.0 * random.normal()); });
         // Rows 4 and 5 like best what they had before, at a price that a penalty makes too high.
-        own[static_cast<std::size_t>(before[row])] += row == 4 || row == 5 ? 10.0F : 0.0F;
+        if (row == 4 || row == 5) {
+          own[static_cast<std::size_t>(before[row])] += 10.0F;
+        }
         own[100] = row == 7 ? std::nanf("") : row == 8 ? kInfinity : own[100];
         const bool is_pending = number > 0 && row < 7;
         step.pending_rows.push_back(is_pending ? static_cast<int>(row) : -1);

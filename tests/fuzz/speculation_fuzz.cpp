@@ -62,7 +62,7 @@ stage::GenerationRequest random_task(Random& random) {
     request.sampling.repetition_penalty = 1.0F + 0.1F * static_cast<float>(between(random, 1, 5));
   }
   if (random.below(8) == 0) {
-    request.sampling.frequency_penalty = 0.02F;  // drawn on the host, from logits
+    request.sampling.frequency_penalty = 0.02F;
   }
   if (random.below(4) == 0) {
     request.num_logprobs = between(random, 1, 3);

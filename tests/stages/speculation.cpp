@@ -348,6 +348,12 @@ TEST_CASE("a step is booked with what it costs beside its drafts: other kernels,
   CHECK_FALSE(account.may_draft());
 }
 
+TEST_CASE("a draft that is right in all of a request's texts saves one step") {
+  stage::DraftAccount account({.per_token = 0.1, .per_step = 1.0});
+  account.book(1, 1, 4);  // costs 1.4, and saves a step with four tokens: 1.3
+  CHECK_FALSE(account.may_draft());
+}
+
 TEST_CASE("the dearer a draft is, the surer it has to be") {
   CHECK(stage::DraftAccount({.per_token = 0.3}).min_match() == 3);
   CHECK(stage::DraftAccount({.per_token = 0.1}).min_match() == 2);

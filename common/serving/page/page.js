@@ -590,7 +590,8 @@ $("stop-reply").onclick = () => talk?.abort();
 $("again").onclick = () => {
   conversation.pop();
   const {content} = conversation.pop();
-  for (let count = 0; count < 2; ++count) $("turns").lastChild.remove();
+  // What is no part of the conversation goes with what came before it.
+  for (let count = 0; count < 2; $("turns").lastChild.remove()) count += $("turns").lastChild.dataset.dropped === undefined ? 1 : 0;
   sayTo(content);
 };
 $("say").onsubmit = (event) => {
@@ -663,8 +664,9 @@ async function sayTo(content) {
   talk = null;
   // A reply that was stopped is what was said; one that never began was not.
   if (text !== "") conversation = [...messages, {role: "assistant", content: text}];
-  else if (end.reason) {
-    end.reason += "; not a part of the conversation";
+  else {
+    end.reason = `${end.reason ?? "nothing"}; not a part of the conversation`;
+    said.dataset.dropped = item.dataset.dropped = "";
     if ($("message").value === "") $("message").value = content;
   }
   item.ariaBusy = "false";

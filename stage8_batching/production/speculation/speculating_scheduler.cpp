@@ -31,9 +31,11 @@ bool DraftAccount::may_draft() {
   return pause_ == 0;
 }
 
-void DraftAccount::book(int num_drafts, int num_accepted) {
-  const double cost = cost_.per_token * num_drafts + (num_drafts > 0 ? cost_.per_step : 0.0) + cost_.waiting;
-  balance_ = std::min(balance_ + num_accepted - cost, kMaxBalance);
+void DraftAccount::book(int num_drafts, int num_accepted, int num_sequences) {
+  const double cost =
+      cost_.per_token * num_drafts * num_sequences + (num_drafts > 0 ? cost_.per_step : 0.0) + cost_.waiting;
+  const double saved = num_accepted * (1.0 + cost_.per_token * (num_sequences - 1));  // steps with a token of each
+  balance_ = std::min(balance_ + saved - cost, kMaxBalance);
   if (num_drafts > 0 && num_accepted == num_drafts) {
     length_ = is_steady_ ? 2 * num_drafts + 1 : num_drafts;
     next_pause_ = kFirstPause;
@@ -69,9 +71,9 @@ std::span<const common::Token> SpeculatingScheduler::drafts_of(SequenceId sequen
   return found == drafts_.end() ? std::span<const common::Token>() : found->second;
 }
 
-void SpeculatingScheduler::count_accepted(const SequenceGroup& group, int count) {
+void SpeculatingScheduler::count_accepted(const SequenceGroup& group) {
   if (const auto found = requests_.find(group.id()); found != requests_.end()) {
-    found->second.accepted += count;
+    found->second.accepted += 1;
   }
 }
 
@@ -128,7 +130,8 @@ void SpeculatingScheduler::add_drafts(const ScheduledGroup& scheduled, Scheduled
     drafts_[tokens.sequences[i]] = std::move(drafts[i]);
   }
   step.num_tokens += num_sequences * num_drafts;
-  request.drafts = num_sequences * num_drafts;
+  request.drafts = num_drafts;
+  request.num_sequences = num_sequences;
 }
 
 bool SpeculatingScheduler::repeats(const SequenceGroup& group, int min_match) {
@@ -140,7 +143,8 @@ bool SpeculatingScheduler::repeats(const SequenceGroup& group, int min_match) {
   }
   const std::vector<common::Token> text = group.tokens(branch.sequence, 0, known);
   const std::span before = std::span(text).first(text.size() - kSeen);
-  return std::ranges::equal(look_up_draft(before, kSeen, min_match).tokens, std::span(text).last(kSeen));
+  const std::vector<common::Token> drafts = look_up_draft(before, kSeen, min_match).tokens;
+  return std::equal(drafts.begin(), drafts.end(), text.end() - kSeen, text.end());
 }
 
 int SpeculatingScheduler::reserve_drafts(const std::vector<SequenceId>& sequences, int num_drafts) {
@@ -156,7 +160,7 @@ int SpeculatingScheduler::reserve_drafts(const std::vector<SequenceId>& sequence
 SpeculatingScheduler::Request& SpeculatingScheduler::find(const SequenceGroup& group) {
   Request& request = requests_.try_emplace(group.id(), Request{DraftAccount(cost_)}).first->second;
   if (request.drafts > 0 || request.waits) {
-    request.account.book(request.drafts, request.accepted);
+    request.account.book(request.drafts, request.accepted, request.num_sequences);
   }
   request.waits = false;
   request.drafts = 0;

@@ -23,8 +23,9 @@ class DraftAccount {
   bool may_draft();
   // Ends a pause: drafts would have been right.
   void resume() { pause_ = 0; }
-  // Books a step whose tokens are waited for, to be looked up, with its drafts or without any.
-  void book(int num_drafts, int num_accepted);
+  // Books a step whose tokens are waited for, to be looked up, with its drafts or without any. The numbers of drafts
+  // are those of each of the request's sequences.
+  void book(int num_drafts, int num_accepted, int num_sequences = 1);
   // How many drafts to try: a few at first, more once all have been accepted twice in a row.
   int num_drafts(int max_drafts) const;
   // How many of the text's last tokens must occur before. The dearer a draft is, the surer it has to be.
@@ -55,8 +56,8 @@ class SpeculatingScheduler : public Scheduler {
   bool has_drafts() const { return !drafts_.empty(); }
   // Whether the next step cannot be scheduled before it is known which tokens the last one has drawn.
   bool is_awaited() const { return is_awaited_; }
-  // So many of the group's last drafts, of all its sequences, have become text.
-  void count_accepted(const SequenceGroup& group, int count);
+  // One more of the group's last drafts has become text, in all its sequences.
+  void count_accepted(const SequenceGroup& group);
 
  protected:
   std::map<SequenceId, std::vector<common::Token>> drafts_;
@@ -66,8 +67,9 @@ class SpeculatingScheduler : public Scheduler {
   struct Request {
     DraftAccount account;
     bool waits = false;  // whether its last step could have had drafts, so that its tokens are waited for
-    int drafts = 0;      // of its last step
+    int drafts = 0;      // of its last step, for each of its sequences
     int accepted = 0;    // of these
+    int num_sequences = 1;
   };
 
   // Max drafts of a step for the group.

@@ -93,11 +93,11 @@ void SpeculatingServer::extend(const InFlightStep& step, const ScheduledGroup& s
       return;
     }
     commit_last(engine_, group);
-    const auto num_accepted = static_cast<int>(group.live().size());
-    report_.num_accepted += num_accepted;
-    speculating_.count_accepted(group, num_accepted);
+    report_.num_accepted += static_cast<int>(group.live().size());
+    speculating_.count_accepted(group);
     for (common::SequenceDrafts& drafts : report_.drafts) {
-      drafts.num_accepted += drafts.request == group.id() ? 1 : 0;
+      const auto is_its = [&](const Branch& branch) { return branch.sequence == drafts.sequence; };
+      drafts.num_accepted += std::any_of(group.live().begin(), group.live().end(), is_its) ? 1 : 0;
     }
     group.extend(result_behind(step, group, draft), clock_.now());
   }
@@ -145,7 +145,8 @@ TokenCost token_cost(Engine& engine) {
   const GpuOptions& gpu = engine.options().gpu;
   const double bytes = gpu.weights == WeightType::kFloat8 ? 1.0 : gpu.precision == Precision::kBFloat16 ? 2.0 : 4.0;
   const common::Llama& model = engine.model();
-  return gpu_token_cost(model.config().num_layers, bytes * static_cast<double>(model.num_parameters()));
+  return gpu_token_cost(model.config().num_layers,
+                        bytes * static_cast<double>(model.num_parameters()) / gpu.tensor_parallel);
 }
 
 std::unique_ptr<SpeculatingServer> make_speculating_server(Engine& engine, const SchedulerOptions& options,
