@@ -621,7 +621,7 @@ function chatOptions() {
 function talkNote({usage, reason, begin}) {
   const found = usage?.prompt_tokens_details?.cached_tokens ?? 0, written = usage?.completion_tokens ?? 0, seconds = (performance.now() - begin) / 1000;
   const parts = usage && begin ? [`prompt: ${usage.prompt_tokens} tokens, ${found} of them found in the pool`,
-    `${written} written` + (written > 4 ? `, ${(written / seconds).toPrecision(2)} a second` : "")] : [];
+    `${written} written` + (written > 4 ? `, ${Number((written / seconds).toPrecision(2))} a second` : "")] : [];
   if (reason) parts.push(reason);
   return element("p", {className: "dim small", textContent: plain(parts.join("; "))});
 }
