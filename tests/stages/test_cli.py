@@ -902,8 +902,14 @@ class Serving(ProgramTest):
             while not path.exists() or path.stat().st_size < 20000:
                 self.assertIsNone(process.poll(), "it has ended too early to be killed")
                 time.sleep(0.01)
-            for _ in range(20):  # a reader that comes while a step is written sees that step or the one before
+            for _ in range(20):  # stopped, it is between two writes: beside a write, a reader could see half of it
+                process.send_signal(signal.SIGSTOP)
+                os.waitpid(process.pid, os.WUNTRACED)
                 json.loads(path.read_text(encoding="utf-8"))
+                process.send_signal(signal.SIGCONT)
+                time.sleep(0.01)
+            process.send_signal(signal.SIGSTOP)
+            os.waitpid(process.pid, os.WUNTRACED)
             process.kill()
         events = json.loads(path.read_text(encoding="utf-8"))
         named = set()
