@@ -902,15 +902,17 @@ class Serving(ProgramTest):
             while not path.exists() or path.stat().st_size < 20000:
                 self.assertIsNone(process.poll(), "it has ended too early to be killed")
                 time.sleep(0.01)
-            for _ in range(20):  # stopped, it is between two writes: beside a write, a reader could see half of it
+            try:
+                for _ in range(20):  # stopped, it is between two writes: beside a write, a reader could see half of it
+                    process.send_signal(signal.SIGSTOP)
+                    os.waitpid(process.pid, os.WUNTRACED)
+                    json.loads(path.read_text(encoding="utf-8"))
+                    process.send_signal(signal.SIGCONT)
+                    time.sleep(0.01)
                 process.send_signal(signal.SIGSTOP)
                 os.waitpid(process.pid, os.WUNTRACED)
-                json.loads(path.read_text(encoding="utf-8"))
-                process.send_signal(signal.SIGCONT)
-                time.sleep(0.01)
-            process.send_signal(signal.SIGSTOP)
-            os.waitpid(process.pid, os.WUNTRACED)
-            process.kill()
+            finally:
+                process.kill()
         events = json.loads(path.read_text(encoding="utf-8"))
         named = set()
         for event in events:
