@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <array>
 #include <map>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -33,6 +34,7 @@ constexpr common::TextStyle kCaption{.size = 15.0, .hue = Hue::kGrey};
 // The state of the lesson's run after a step.
 struct Moment {
   std::map<int, std::vector<int>> tables;  // by request
+  std::set<int> computed;                  // requests with tokens in the step
   std::vector<int> preempted;
   std::vector<int> ended;
 };
@@ -47,11 +49,14 @@ std::vector<Moment> run_three_requests(int num_blocks) {
   VirtualClock clock;
   Server server(engine, {.token_budget = 8, .headroom = 0}, clock);
   std::vector<Moment> moments;
-  server.on_pass([&](const RaggedBatch&) {
+  server.on_pass([&](const RaggedBatch& batch) {
     Moment& moment = moments.emplace_back();
     for (const auto& group : server.scheduler().running()) {
       for (const SequenceId sequence : group->sequences()) {
         moment.tables[group->id()] = engine.manager().block_table(sequence);
+        if (std::find(batch.sequences.begin(), batch.sequences.end(), sequence) != batch.sequences.end()) {
+          moment.computed.insert(group->id());
+        }
       }
     }
   });
@@ -72,8 +77,9 @@ std::string draw_preemption() {
   const std::vector<Moment> moments = run_three_requests(kNumBlocks);
   Svg svg(kWidth, 452, "Three requests in six blocks, step by step",
           "Each column is a step, each row a block, and its letter the request that owns it. When a block is missing, "
-          "the latest request is preempted: its blocks go to the earlier ones, and it waits until there is room. In "
-          "the end all have been served.");
+          "the latest request is preempted: its blocks go to the earlier ones, and it waits until there is room. If no "
+          "later request runs that could be preempted, it pauses and keeps its blocks. In the end all have been "
+          "served.");
   constexpr double kFirst = 126.0;
   constexpr double kTop = 76.0;
   constexpr double kRow = 30.0;
@@ -86,7 +92,6 @@ std::string draw_preemption() {
   constexpr int kNumRequests = 3;
   const double states = kTop + kRow * kNumBlocks + 50.0;
   svg.text({kLeft, states - 16.0}, "What each request does", kHeading);
-  std::array<bool, kNumRequests> has_run{};
   std::array<bool, kNumRequests> has_ended{};
   for (int request = 0; request < kNumRequests; ++request) {
     svg.text({kLeft, states + 40.0 * request + 24.0}, common::format("request %c", common::sequence_name(request)),
@@ -115,11 +120,12 @@ std::string draw_preemption() {
       const auto index = static_cast<std::size_t>(request);
       const Hue hue = common::owner_hue(request);
       const Box box{x + 1.0, states + 40.0 * request + 4.0, pitch - 2.0, 30.0};
-      const bool runs = moment.tables.contains(request);
+      const bool is_running = moment.tables.contains(request);
       const bool preempted = std::count(moment.preempted.begin(), moment.preempted.end(), request) > 0;
-      if (runs) {
+      if (is_running && moment.computed.contains(request)) {
         svg.box(box, {hue, Fill::kStrong, 0.0, 3.0});
-        has_run[index] = true;
+      } else if (is_running) {
+        svg.box({box.x + 1.0, box.y + 1.0, box.width - 2.0, box.height - 2.0}, {hue, Fill::kPaper, 2.0, 3.0});
       } else if (!has_ended[index]) {
         svg.box(box, {preempted ? Hue::kRed : hue, Fill::kHatched, preempted ? 2.5 : 1.0, 3.0});
       }
@@ -128,7 +134,8 @@ std::string draw_preemption() {
       }
     }
   }
-  svg.legend({kLeft, states + 142.0}, {{Hue::kBlue, Fill::kStrong, "runs"},
+  svg.legend({kLeft, states + 142.0}, {{Hue::kBlue, Fill::kStrong, "computes"},
+                                       {Hue::kBlue, Fill::kPaper, "pauses"},
                                        {Hue::kBlue, Fill::kHatched, "waits"},
                                        {Hue::kRed, Fill::kHatched, "preempted in this step"}});
   return svg.to_string();
