@@ -132,10 +132,10 @@ class Widget {
     const number = this.stage.replace("stage", "");
     const mode = this.scene
       ? `Runs stage ${number}'s own code in this page: ${kStages[this.stage].sources.map((name) => `\`${name}\``).join(", ")}, compiled to WebAssembly.`
-      : !kStages[this.stage].canCompile ? `Recorded by \`build/${kStages[this.stage].program} scene ${this.name}\` while the kernel ran on the executor, ` +
-        "as g++ compiled it. A page cannot run it, so there are no commands of your own."
-      : kStages[this.stage].isCompiled ? "This browser cannot run the stage's code (WebAssembly with exceptions); what it shows was recorded."
-      : `Recorded by \`build/${this.stage} scene ${this.name}\`. Built with Emscripten, this page would run the stage's code, and take commands of your own.`;
+      : !kStages[this.stage].canCompile ? `Recorded by \`build/${kStages[this.stage].program} scene ${this.name}\`, which runs the kernel on the executor.`
+      : `Recorded by \`build/${this.stage} scene ${this.name}\`, from stage ${number}'s own code. ` + (kStages[this.stage].isCompiled
+        ? "In a browser that runs WebAssembly with exceptions, the page also takes commands of your own."
+        : "With Emscripten installed when the site is built, the page also takes commands of your own.");
     this.step = element("b", {className: "widget-step"});
     this.said = element("p", {className: "widget-said"});
     this.after = element("h4", {className: "widget-after"});
