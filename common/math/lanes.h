@@ -13,6 +13,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
+#include <type_traits>
 
 #if (defined(__AVX512F__) || defined(__AVX2__) || defined(__F16C__)) && !defined(COMMON_PLAIN_LANES)
 #include <immintrin.h>
@@ -370,6 +371,26 @@ template <int kBits, typename Number>
 inline void scale_low_bits(const Integers& lanes, const Number& number, float scale, float offset, Packet& out) {
   const auto scaled = [&](const Integers& q, Packet& result) { scale_lanes(q, scale, offset, result); };
   map_low_bits<kBits>(lanes, number, scaled, out);
+}
+
+// Covers rows by kernels that hold the sums of up to four of them in registers: calls run(count, row) for four rows as
+// long as there are four, and once for those that are left. count is a constant, for a template's argument.
+template <typename Run>
+inline void by_rows(Eigen::Index num_rows, const Run& run) {
+  Eigen::Index row = 0;
+  for (; row + 4 <= num_rows; row += 4) {
+    run(std::integral_constant<int, 4>(), row);
+  }
+  switch (num_rows - row) {
+    case 3:
+      return run(std::integral_constant<int, 3>(), row);
+    case 2:
+      return run(std::integral_constant<int, 2>(), row);
+    case 1:
+      return run(std::integral_constant<int, 1>(), row);
+    default:
+      return;
+  }
 }
 
 }  // namespace common

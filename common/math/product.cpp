@@ -229,18 +229,6 @@ void add_product_rows(Rows a, Rows b, Eigen::Index n, Eigen::Index k, float* c, 
   }
 }
 
-// Covers all rows: calls four(row) for four rows at a time, then one(row) for each row left.
-template <typename Four, typename One>
-void by_rows(Eigen::Index num_rows, const Four& four, const One& one) {
-  Eigen::Index row = 0;
-  for (; row + 4 <= num_rows; row += 4) {
-    four(row);
-  }
-  for (; row < num_rows; ++row) {
-    one(row);
-  }
-}
-
 }  // namespace
 
 PackedRows::PackedRows(const Eigen::Ref<const Matrix>& rows) : rows_(rows.rows()), cols_(rows.cols()) {
@@ -292,13 +280,10 @@ void multiply_transposed(const Eigen::Ref<const Matrix>& a, const Eigen::Ref<con
                     {c.data(), c.outerStride(), packs_b});
     return;
   }
-  const auto run = [&](auto kernel, Eigen::Index row) {
-    kernel(Rows{a.data() + row * a.outerStride(), a.outerStride()}, b_rows, b.rows(), a.cols(),
-           c.data() + row * c.outerStride(), c.outerStride());
-  };
-  by_rows(
-      a.rows(), [&](Eigen::Index row) { run(dot_product_rows<4>, row); },
-      [&](Eigen::Index row) { run(dot_product_rows<1>, row); });
+  by_rows(a.rows(), [&](auto count, Eigen::Index row) {
+    dot_product_rows<count>({a.data() + row * a.outerStride(), a.outerStride()}, b_rows, b.rows(), a.cols(),
+                            c.data() + row * c.outerStride(), c.outerStride());
+  });
 }
 
 void multiply_add(const Eigen::Ref<const Matrix>& a, const Eigen::Ref<const Matrix>& b, Eigen::Ref<Matrix> c) {
@@ -312,13 +297,10 @@ void multiply_add(const Eigen::Ref<const Matrix>& a, const Eigen::Ref<const Matr
   for (Eigen::Index first = 0; first < b.rows(); first += kDepth) {
     const Eigen::Index depth = std::min(kDepth, b.rows() - first);
     const Rows b_rows{b.data() + first * b.outerStride(), b.outerStride()};
-    const auto run = [&](auto kernel, Eigen::Index row) {
-      kernel(Rows{a.data() + row * a.outerStride() + first, a.outerStride()}, b_rows, b.cols(), depth,
-             c.data() + row * c.outerStride(), c.outerStride());
-    };
-    by_rows(
-        a.rows(), [&](Eigen::Index row) { run(add_product_rows<4>, row); },
-        [&](Eigen::Index row) { run(add_product_rows<1>, row); });
+    by_rows(a.rows(), [&](auto count, Eigen::Index row) {
+      add_product_rows<count>({a.data() + row * a.outerStride() + first, a.outerStride()}, b_rows, b.cols(), depth,
+                              c.data() + row * c.outerStride(), c.outerStride());
+    });
   }
 }
 

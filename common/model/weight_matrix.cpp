@@ -74,16 +74,10 @@ void multiply_few_tokens(const Matrix& x, const WeightMatrix::Part& part, Eigen:
                          Matrix& y) {
   blocks::with_format(part.type, [&](auto of_type) {
     using Format = decltype(of_type);
-    const auto run = [&](auto kernel, Eigen::Index token) {
-      kernel(x.data() + token * x.cols(), x.cols(), part, begin, end, x.cols(), y.data() + token * y.cols(), y.cols());
-    };
-    Eigen::Index token = 0;
-    for (; token + 4 <= x.rows(); token += 4) {
-      run(multiply_blocks<Format, 4>, token);
-    }
-    for (; token < x.rows(); ++token) {
-      run(multiply_blocks<Format, 1>, token);
-    }
+    by_rows(x.rows(), [&](auto count, Eigen::Index token) {
+      multiply_blocks<Format, count>(x.data() + token * x.cols(), x.cols(), part, begin, end, x.cols(),
+                                     y.data() + token * y.cols(), y.cols());
+    });
   });
 }
 

@@ -20,6 +20,7 @@
 #include "common/base/check.h"
 #include "common/base/parallel.h"
 #include "common/base/text.h"
+#include "common/math/product.h"
 #include "common/math/sampling.h"
 #include "common/model/default_model.h"
 #include "common/model/dequantize.h"
@@ -881,6 +882,26 @@ TEST_CASE("linear: from 9 tokens on, a token's row does not depend on the other 
   for (const int num_tokens : {9, 15, 16, 17, 40, 64, 65, 145}) {
     CHECK(common::linear(x.topRows(num_tokens), weights) == all.topRows(num_tokens));
     CHECK(common::linear(x.bottomRows(num_tokens), weights) == all.bottomRows(num_tokens));
+  }
+}
+
+TEST_CASE("linear: up to 8 tokens, a token's row is what it is alone, bit for bit", "[linear]") {
+  Random random(19);
+  Matrix x(8, 100);
+  Matrix weights(37, 100);
+  std::generate_n(x.data(), x.size(), [&] { return static_cast<float>(random.normal()); });
+  std::generate_n(weights.data(), weights.size(), [&] { return static_cast<float>(random.normal()); });
+  for (int num_tokens = 1; num_tokens <= 8; ++num_tokens) {
+    const Matrix product = common::linear(x.topRows(num_tokens), weights);
+    Matrix sum = Matrix::Ones(num_tokens, 37);
+    common::multiply_add(x.topRows(num_tokens), weights.transpose(), sum);
+    for (int token = 0; token < num_tokens; ++token) {
+      Matrix alone = Matrix::Ones(1, 37);
+      common::multiply_add(x.row(token), weights.transpose(), alone);
+      CAPTURE(num_tokens, token);
+      CHECK(product.row(token) == common::linear(x.row(token), weights));
+      CHECK(sum.row(token) == alone);
+    }
   }
 }
 

@@ -294,7 +294,7 @@ TEST_CASE("a product with a file's blocks equals the product with their floats, 
       WeightMatrix weights;
       weights.append(type, data, rows, cols);
       const Matrix floats = floats_of(weights);
-      for (const Eigen::Index num_tokens : {1, 2, 4, 5, 8, 9, 16, 33, 64, 65, 100}) {
+      for (const Eigen::Index num_tokens : {1, 2, 3, 4, 5, 6, 7, 8, 9, 16, 33, 64, 65, 100}) {
         const Matrix x = random_matrix(random, num_tokens, cols);
         CAPTURE(common::type_name(type), rows, num_tokens, common::num_threads());
         CHECK(same_bits(common::linear(x, weights), common::linear(x, floats)));
