@@ -12,7 +12,7 @@ namespace stage8 {
 
 namespace {
 
-// With the text's last token, four and eight tokens: products on a CPU take rows by fours.
+// With the text's last token, four and eight tokens: products on a CPU take up to four rows at once.
 constexpr int kFirstLength = 3;
 constexpr int kFirstPause = 16;
 constexpr int kMaxPause = 256;
