@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstddef>
+#include <iterator>
 #include <utility>
 
 #include "common/base/check.h"
@@ -25,10 +26,16 @@ std::size_t whole_characters(std::string_view text) {
   return text.size();
 }
 
+// Where the string begins in the text if it ends after the first num_passed bytes; npos: it is not there.
+std::size_t find_after(std::string_view text, std::size_t num_passed, const std::string& string) {
+  const std::size_t min_end = num_passed + 1;
+  return text.find(string, min_end > string.size() ? min_end - string.size() : 0);
+}
+
 }  // namespace
 
-StopStrings::StopStrings(std::vector<std::string> strings, Decode decode)
-    : strings_(std::move(strings)), decode_(std::move(decode)) {
+StopStrings::StopStrings(std::vector<std::string> strings, Decode decode, int min_tokens)
+    : strings_(std::move(strings)), decode_(std::move(decode)), min_tokens_(min_tokens) {
   for (const std::string& string : strings_) {
     if (string.empty()) {
       throw InputError("a stop string needs a text: the empty one would end every reply");
@@ -38,11 +45,11 @@ StopStrings::StopStrings(std::vector<std::string> strings, Decode decode)
 }
 
 bool StopStrings::found_after(std::span<const Token> reply) const {
-  if (empty() || reply.empty()) {
+  if (empty() || std::ssize(reply) <= min_tokens_) {
     return false;
   }
-  // The text before the last token has no stop string, so one that is complete now begins less than max_size_ bytes
-  // before that token. Tokens may have no bytes, and then more of them are needed.
+  // One that the last token completes begins less than max_size_ bytes before that token. Tokens may have no bytes, and
+  // then more of them are needed.
   const std::size_t last_size = decode_(reply.last(1)).size();
   std::size_t count = std::min(reply.size(), max_size_ + 1);
   std::string tail = decode_(reply.last(count));
@@ -50,14 +57,19 @@ bool StopStrings::found_after(std::span<const Token> reply) const {
     count = std::min(reply.size(), 2 * count);
     tail = decode_(reply.last(count));
   }
-  return cut(tail).size() < tail.size();
+  return first_in(tail, tail.size() - last_size).has_value();
 }
 
-std::optional<std::string> StopStrings::first_in(std::string_view text) const {
+std::size_t StopStrings::num_passed(std::span<const Token> reply) const {
+  const auto count = static_cast<std::size_t>(min_tokens_);
+  return empty() || count == 0 ? 0 : decode_(reply.first(std::min(count, reply.size()))).size();
+}
+
+std::optional<std::string> StopStrings::first_in(std::string_view text, std::size_t num_passed) const {
   const std::string* first = nullptr;
   std::size_t begin = std::string_view::npos;
   for (const std::string& string : strings_) {
-    if (const std::size_t at = text.find(string); at < begin) {
+    if (const std::size_t at = find_after(text, num_passed, string); at < begin) {
       begin = at;
       first = &string;
     }
@@ -65,10 +77,10 @@ std::optional<std::string> StopStrings::first_in(std::string_view text) const {
   return first != nullptr ? std::optional(*first) : std::nullopt;
 }
 
-std::string StopStrings::cut(std::string_view text) const {
+std::string StopStrings::cut(std::string_view text, std::size_t num_passed) const {
   std::size_t end = text.size();
   for (const std::string& string : strings_) {
-    end = std::min(end, text.find(string));
+    end = std::min(end, find_after(text, num_passed, string));
   }
   return std::string(text.substr(0, end));
 }
@@ -92,7 +104,9 @@ std::string ReplyStream::add(Token token) {
     return "";
   }
   held_ += decode_({&token, 1});
-  std::string before_stop = stop_strings_.cut(held_);
+  num_tokens_ += 1;
+  num_passed_ = num_tokens_ <= stop_strings_.min_tokens() ? held_.size() : num_passed_;
+  std::string before_stop = stop_strings_.cut(held_, num_passed_);
   if (before_stop.size() < held_.size()) {
     is_stopped_ = true;
     held_.clear();
@@ -101,6 +115,7 @@ std::string ReplyStream::add(Token token) {
   const std::size_t safe = std::min(stop_strings_.safe_length(held_), whole_characters(held_));
   std::string shown = held_.substr(0, safe);
   held_.erase(0, safe);
+  num_passed_ -= std::min(num_passed_, safe);
   return shown;
 }
 

@@ -20,16 +20,21 @@ class StopStrings {
   using Decode = std::function<std::string(std::span<const Token>)>;
 
   StopStrings() = default;  // none
+  // None ends within the text of the reply's first min_tokens tokens, as in vLLM: it ends a reply that has more.
   // Throws InputError on an empty string, which would end every reply.
-  StopStrings(std::vector<std::string> strings, Decode decode);
+  StopStrings(std::vector<std::string> strings, Decode decode, int min_tokens = 0);
 
   bool empty() const { return strings_.empty(); }
   // Whether the reply's last token completes one of them. To be asked after every token.
   bool found_after(std::span<const Token> reply) const;
-  // The one that begins first in the text; of several that begin there, the one that was given first.
-  std::optional<std::string> first_in(std::string_view text) const;
+  int min_tokens() const { return min_tokens_; }
+  // The bytes of the reply's text in which none ends.
+  std::size_t num_passed(std::span<const Token> reply) const;
+  // The one that begins first in the text, of those that end after its first num_passed bytes; of several that begin
+  // there, the one that was given first.
+  std::optional<std::string> first_in(std::string_view text, std::size_t num_passed = 0) const;
   // The text up to the first of them.
-  std::string cut(std::string_view text) const;
+  std::string cut(std::string_view text, std::size_t num_passed = 0) const;
   // How many bytes of the text may be shown while more may follow: all but an end that may turn out to be the beginning
   // of a stop string.
   std::size_t safe_length(std::string_view text) const;
@@ -38,6 +43,7 @@ class StopStrings {
   std::vector<std::string> strings_;
   std::size_t max_size_ = 0;
   Decode decode_;
+  int min_tokens_ = 0;
 };
 
 // A reply's text while it is generated. What may be part of a stop string, or is the first part of a character, is held
@@ -57,6 +63,8 @@ class ReplyStream {
   StopStrings stop_strings_;
   StopStrings::Decode decode_;
   std::string held_;
+  int num_tokens_ = 0;
+  std::size_t num_passed_ = 0;  // bytes of held_ in which no stop string ends
   bool is_stopped_ = false;
 };
 

@@ -262,8 +262,9 @@ class Completions : public ReplyBody {
 
   ordered_json choice_json(std::size_t index, int sample, const Completion& completion) const {
     const Request& request = wanted_.requests[index].request;
+    const StopStrings& stop = request.stop_strings;
     const std::string text = (wanted_.echoes.empty() ? "" : wanted_.echoes[index]) +
-                             request.stop_strings.cut(model_.decode(completion.tokens));
+                             stop.cut(model_.decode(completion.tokens), stop.num_passed(completion.tokens));
     ordered_json choice = {{"index", choice_of(index, sample)}};
     if (wanted_.is_chat) {
       choice["message"] = {{"role", "assistant"}, {"content", text}};
@@ -295,7 +296,9 @@ class Completions : public ReplyBody {
       const bool is_own = std::find(own.begin(), own.end(), *completion.stop_token) != own.end();
       return is_own ? ordered_json(nullptr) : ordered_json(*completion.stop_token);
     }
-    const std::optional<std::string> stop = request.stop_strings.first_in(model_.decode(completion.tokens));
+    const StopStrings& strings = request.stop_strings;
+    const std::optional<std::string> stop =
+        strings.first_in(model_.decode(completion.tokens), strings.num_passed(completion.tokens));
     return stop.has_value() ? ordered_json(*stop) : ordered_json(nullptr);
   }
 
@@ -337,6 +340,13 @@ class Completions : public ReplyBody {
         values.insert(values.end(), added[name].begin(), added[name].end());
       }
       offset = offset_after(tokens, offset);
+    }
+    // A blank that a tokenizer puts in front of a text is the first token's, and is not in what was sent.
+    const std::size_t num_decoded = num_characters(model_.decode(wanted_.requests[index].request.prompt));
+    const std::size_t num_sent = num_characters(wanted_.echoes[index]);
+    const std::size_t num_added = std::max(num_decoded, num_sent) - num_sent;
+    for (ordered_json& position : result["text_offset"]) {
+      position = std::max(position.get<std::size_t>(), num_added) - num_added;
     }
     return result;
   }

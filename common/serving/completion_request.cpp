@@ -198,8 +198,8 @@ std::uint64_t salt_of(const std::string& text) {
   return text.empty() ? 0 : std::max<std::uint64_t>(hash, 1);
 }
 
-// "stop": a text, or several.
-StopStrings stop_strings_of(const ServedModel& model, const Fields& fields) {
+// "stop": a text, or several. None ends a reply before its first min_tokens tokens.
+StopStrings stop_strings_of(const ServedModel& model, const Fields& fields, int min_tokens) {
   constexpr std::size_t kMaxStopStrings = 16;
   constexpr std::size_t kMaxStopLength = 1024;  // in bytes; each prompt of the request has a copy
   const json* const value = fields.find("stop");
@@ -220,7 +220,7 @@ StopStrings stop_strings_of(const ServedModel& model, const Fields& fields) {
     }
     strings.push_back(entry.get<std::string>());
   }
-  return {strings, [&model](std::span<const Token> tokens) { return model.decode(tokens); }};
+  return {strings, [&model](std::span<const Token> tokens) { return model.decode(tokens); }, min_tokens};
 }
 
 // For a text, "logprobs" is the number of best tokens. For a chat, it is a flag, and "top_logprobs" is the number.
@@ -490,15 +490,25 @@ CompletionRequest parse_completion(const std::string& body, bool is_chat, const 
 
   Request request;
   const int least = is_echoed || result.num_prompt_logprobs.has_value() ? 0 : 1;  // 0: the prompt alone is wanted
-  const int max_tokens = fields.integer("max_tokens", least, kMaxInt, is_chat ? -1 : kDefaultMaxTokens);
-  request.max_new_tokens = fields.integer("max_completion_tokens", least, kMaxInt, max_tokens);
+  const auto num_tokens_of = [&](const char* name, int fallback) {
+    if (const json* const value = fields.find(name); least > 0 && value != nullptr && *value == 0) {
+      refuse(name, std::string("can be 0 only with ") + (is_chat ? "" : "'echo' or ") + "'prompt_logprobs'");
+    }
+    return fields.integer(name, least, kMaxInt, fallback);
+  };
+  const int max_tokens = num_tokens_of("max_tokens", is_chat ? -1 : kDefaultMaxTokens);
+  request.max_new_tokens = num_tokens_of("max_completion_tokens", max_tokens);
   for (const char* const name : {"max_tokens", "max_completion_tokens"}) {
     result.max_tokens_field = fields.find(name) != nullptr ? name : result.max_tokens_field;
   }
   result.is_prompt_only = request.max_new_tokens == 0;
   request.max_new_tokens = result.is_prompt_only ? 1 : request.max_new_tokens;
   request.sampling = sampling_of(model, fields, defaults.sampling);
-  request.stop_strings = stop_strings_of(model, fields);
+  request.min_tokens = fields.integer("min_tokens", 0, kMaxInt, 0);
+  if (request.max_new_tokens > 0 && request.min_tokens > request.max_new_tokens) {
+    refuse("min_tokens", "must be at most 'max_tokens'");
+  }
+  request.stop_strings = stop_strings_of(model, fields, request.min_tokens);
   request.num_logprobs = result.has_logprobs ? std::max(result.num_top_logprobs, 1) : 0;
   request.cache_salt = salt_of(fields.text("cache_salt", ""));
   if (!fields.boolean("ignore_eos", false)) {
@@ -509,10 +519,6 @@ CompletionRequest parse_completion(const std::string& body, bool is_chat, const 
   }
   const std::vector<Token> stop_tokens = stop_tokens_of(model, fields);
   request.stop_tokens.insert(request.stop_tokens.end(), stop_tokens.begin(), stop_tokens.end());
-  request.min_tokens = fields.integer("min_tokens", 0, kMaxInt, 0);
-  if (request.max_new_tokens > 0 && request.min_tokens > request.max_new_tokens) {
-    refuse("min_tokens", "must be at most 'max_tokens'");
-  }
   if (const char* const name = "num_speculative_tokens"; fields.find(name) != nullptr) {
     request.num_speculative_tokens = fields.integer(name, 0, limits.max_drafts, 0);
   }

@@ -26,8 +26,9 @@ std::string decode(std::span<const Token> tokens) {
 }
 
 // What is shown after each token, and at the end.
-std::vector<std::string> stream(const std::vector<std::string>& strings, const std::vector<Token>& tokens) {
-  ReplyStream reply(StopStrings(strings, decode), decode);
+std::vector<std::string> stream(const std::vector<std::string>& strings, const std::vector<Token>& tokens,
+                                int min_tokens = 0) {
+  ReplyStream reply(StopStrings(strings, decode, min_tokens), decode);
   std::vector<std::string> shown;
   shown.reserve(tokens.size() + 1);
   for (const Token token : tokens) {
@@ -38,8 +39,8 @@ std::vector<std::string> stream(const std::vector<std::string>& strings, const s
 }
 
 // After how many tokens the first stop string is complete; -1: never.
-int stops_after(const std::vector<std::string>& strings, const std::vector<Token>& tokens) {
-  const StopStrings stop(strings, decode);
+int stops_after(const std::vector<std::string>& strings, const std::vector<Token>& tokens, int min_tokens = 0) {
+  const StopStrings stop(strings, decode, min_tokens);
   for (std::size_t count = 1; count <= tokens.size(); ++count) {
     if (stop.found_after(std::span(tokens).first(count))) {
       return static_cast<int>(count);
@@ -99,4 +100,34 @@ TEST_CASE("stop strings: the one that a text was cut at is the first in the text
   CHECK(stop.first_in("once he") == "he");
   CHECK_FALSE(stop.first_in("once").has_value());
   CHECK_FALSE(StopStrings().first_in("once").has_value());
+}
+
+TEST_CASE("stop strings: none ends within the first min_tokens tokens") {
+  using Texts = std::vector<std::string>;
+  CHECK(stops_after({"END"}, {1, 4, 1, 4}, 1) == 2);
+  CHECK(stops_after({"END"}, {1, 4, 1, 4}, 2) == 4);
+  CHECK(stops_after({"END"}, {1, 4, 1, 4}, 4) == -1);
+  CHECK(stops_after({"END"}, {1, 5, 6, 1}, 2) == 3);   // begins within them, and ends after them
+  CHECK(stops_after({"END"}, {4, 0, 0, 1}, 2) == -1);  // a token without text ends none
+  CHECK(stops_after({"aba"}, {3, 3, 3}, 2) == 3);      // one that is passed by may overlap the one that counts
+  CHECK(stream({"END"}, {1, 4, 1, 4}, 2) == Texts{"a", "", "ENDa", "", ""});
+  CHECK(stream({"END"}, {1, 4, 1}, 3) == Texts{"a", "", "ENDa", ""});
+  CHECK(stream({"END"}, {1, 5, 6, 1}, 2) == Texts{"a", "", "", "", ""});
+  CHECK(stream({"aba"}, {3, 3, 3}, 2) == Texts{"", "ab", "", ""});
+  // Streamed and whole, a text ends at the same place.
+  for (const std::vector<Token>& tokens : std::vector<std::vector<Token>>{{3, 3, 3, 3}, {1, 4, 5, 6}, {4, 8, 9, 4}}) {
+    for (int min_tokens = 0; min_tokens <= 4; ++min_tokens) {
+      const std::vector<std::string> strings = {"aba", "END"};
+      const StopStrings stop(strings, decode, min_tokens);
+      const int count = stops_after(strings, tokens, min_tokens);
+      const auto reply = std::span(tokens).first(count < 0 ? tokens.size() : static_cast<std::size_t>(count));
+      std::string shown;
+      for (const std::string& text : stream(strings, {reply.begin(), reply.end()}, min_tokens)) {
+        shown += text;
+      }
+      CAPTURE(tokens, min_tokens);
+      CHECK(stop.first_in(decode(reply), stop.num_passed(reply)).has_value() == (count >= 0));
+      CHECK(stop.cut(decode(reply), stop.num_passed(reply)) == shown);
+    }
+  }
 }

@@ -160,6 +160,8 @@ def check_replies(client, model):
     check("stop_reason, a token", (stopped.finish_reason, stopped.model_extra["stop_reason"]), ("stop", ids[-2]))
     kept = client.completions.create(**options, extra_body={"stop_token_ids": [ids[-2]], "min_tokens": 6})
     check("min_tokens before a stop token", kept.usage.completion_tokens, 6)
+    kept = client.completions.create(**options, stop=words[1], extra_body={"min_tokens": 6})
+    check("min_tokens before a stop text", kept.choices[0].text, choice.text)
     long = client.completions.create(**options | {"max_tokens": 300}, extra_body={"ignore_eos": True})
     check("ignore_eos", (long.usage.completion_tokens, long.choices[0].finish_reason), (300, "length"))
     nothing = client.completions.create(**options | {"max_tokens": 0}, echo=True, logprobs=0)

@@ -14,6 +14,7 @@
 #include <utility>
 #include <vector>
 
+#include "common/base/text.h"
 #include "common/math/sampling.h"
 #include "common/model/chat.h"
 #include "common/model/gguf.h"
@@ -64,10 +65,11 @@ std::string header_of(const common::ApiReply& reply, const std::string& name) {
 // A server of the bundled model, whose file has another chat template and another name.
 struct OtherFile {
   explicit OtherFile(const tests::GgufBuilder& builder, const std::string& chat_format = {},
-                     std::vector<std::string> cors_origins = {})
+                     std::vector<std::string> cors_origins = {},
+                     const common::Gguf& tokenizer = *tests::default_session().file)
       : session{kPath,
                 common::Llama(*tests::default_session().file),
-                common::Tokenizer(*tests::default_session().file),
+                common::Tokenizer(tokenizer),
                 {},
                 tests::default_session().requests},
         bytes(builder.build()),
@@ -180,6 +182,26 @@ TEST_CASE("stop_token_ids end a text, and min_tokens keeps it going") {
   CHECK(longer["top_logprobs"][2].size() == 2);
   CHECK(longer["top_logprobs"][2].contains(tokens[2].get<std::string>()));
   CHECK(text_of(whole).starts_with(text_of(early)));
+}
+
+TEST_CASE("min_tokens holds back stop texts too, in a stream as in a whole reply") {
+  ApiFixture fixture;
+  const std::string whole = text_of(reply_to(fixture, greedy_body(24)));
+  json body = greedy_body(24);
+  body["stop"] = "e";
+  const std::size_t first = whole.find('e');
+  CHECK(text_of(reply_to(fixture, body)) == whole.substr(0, first));
+  body["min_tokens"] = 8;
+  const json reply = reply_to(fixture, body);
+  CHECK(reply["choices"][0]["finish_reason"] == "stop");
+  CHECK(reply["choices"][0]["stop_reason"] == "e");
+  CHECK(reply["usage"]["completion_tokens"] > 8);
+  CHECK(text_of(reply).size() > first);
+  CHECK(whole.starts_with(text_of(reply) + "e"));
+  body["stream"] = true;
+  CHECK(streamed_text(read_all(*fixture.post("/v1/completions", body).stream)) == text_of(reply));
+  body.update({{"stream", false}, {"min_tokens", 24}});
+  CHECK(text_of(reply_to(fixture, body)) == whole);
 }
 
 #ifdef COURSE_PRODUCTION
@@ -926,4 +948,71 @@ TEST_CASE("the offset of a token inside a character is the character's") {
   CHECK(num_at(1) > 1);
   CHECK(num_at(0) + num_at(1) == static_cast<std::ptrdiff_t>(count));
   CHECK(offsets[count] == 2);
+}
+
+TEST_CASE("echo: a token without text stands where the next one begins, and a blank put in front is not counted") {
+  ApiFixture fixture;
+  json body = greedy_body(1);
+  body.update({{"echo", true}, {"logprobs", 0}, {"prompt", {0, 65, 0, 66}}});
+  const json special = reply_to(fixture, body)["choices"][0];
+  CHECK(special["text"].get<std::string>().starts_with("ab"));
+  CHECK(special["logprobs"]["tokens"][0] == "<|endoftext|>");
+  CHECK(special["logprobs"]["tokens"][2] == "<|endoftext|>");
+  CHECK(special["logprobs"]["text_offset"] == json({0, 0, 1, 1, 2}));
+
+  const tests::Bytes pieces = [] {  // SentencePiece's: three special tokens, a blank, two letters, one with a blank
+    const std::string blank = "\xE2\x96\x81";
+    std::vector<std::string> tokens = {"<unk>", "<s>", "</s>", blank, "a", "b", blank + "a"};
+    std::vector<float> scores = {0, 0, 0, -3, -2, -2, -1};
+    std::vector<std::int32_t> types = {2, 3, 3, 1, 1, 1, 1};
+    for (unsigned byte = 0; byte < 256; ++byte) {
+      tokens.push_back(common::format("<0x%02X>", byte));
+      scores.push_back(0);
+      types.push_back(6);
+    }
+    tests::GgufBuilder builder;
+    builder.add("tokenizer.ggml.model", "llama").add("tokenizer.ggml.bos_token_id", 1);
+    builder.add("tokenizer.ggml.eos_token_id", 2).add_array("tokenizer.ggml.tokens", tokens);
+    builder.add_array("tokenizer.ggml.scores", scores).add_array("tokenizer.ggml.token_type", types);
+    return builder.build();
+  }();
+  tests::GgufBuilder builder;
+  builder.add("general.architecture", "llama");
+  OtherFile other(builder, "", {}, common::Gguf::parse(pieces, "pieces.gguf"));
+  body.update({{"max_tokens", 0}, {"prompt", "ab a"}});
+  const json blank = json::parse(other.post("/v1/completions", body).body)["choices"][0];
+  CHECK(blank["text"] == "ab a");
+  CHECK(blank["logprobs"]["tokens"] == json({"<s>", " a", "b", " a"}));
+  CHECK(blank["logprobs"]["text_offset"] == json({0, 0, 1, 2}));
+}
+
+TEST_CASE("max_tokens 0 is refused with what makes it legal") {
+  ApiFixture fixture;
+  for (const std::string name : {"max_tokens", "max_completion_tokens"}) {
+    json body = greedy_body(4);
+    body[name] = 0;
+    CHECK(error_of(fixture.post("/v1/completions", body))["message"] ==
+          "'" + name + "' can be 0 only with 'echo' or 'prompt_logprobs'");
+    body[name] = -1;
+    CHECK(error_of(fixture.post("/v1/completions", body))["message"] ==
+          "'" + name + "' must be a whole number from 1 to 2147483647");
+    json chat = kChat;
+    chat[name] = 0;
+    CHECK(error_of(fixture.post("/v1/chat/completions", chat))["message"] ==
+          "'" + name + "' can be 0 only with 'prompt_logprobs'");
+  }
+}
+
+TEST_CASE("of a name that a body has twice, the last value counts, as in other servers") {
+  ApiFixture fixture;
+  const auto twice = [&](const std::string& fields) {
+    return fixture.api.handle({.method = "POST",
+                               .path = "/v1/completions",
+                               .body = R"({"prompt": "a", "temperature": 0, )" + fields + "}",
+                               .content_type = "application/json"},
+                              [] { return false; });
+  };
+  CHECK(json::parse(twice(R"("max_tokens": 9, "max_tokens": 2)").body)["usage"]["completion_tokens"] == 2);
+  CHECK(json::parse(twice(R"("max_tokens": "x", "max_tokens": 2)").body)["usage"]["completion_tokens"] == 2);
+  CHECK(error_of(twice(R"("max_tokens": 2, "max_tokens": "x")"))["param"] == "max_tokens");
 }
