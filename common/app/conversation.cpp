@@ -34,12 +34,13 @@ namespace {
 constexpr const char* kHelp =
     "  /regenerate      another reply to the last message\n"
     "  /reset           begin a new conversation\n"
-    "  /system TEXT     begin a new one with this system prompt; without TEXT: show it\n"
+    "  /system TEXT     begin a new one with this system prompt; no TEXT: show it\n"
     "  /set NAME VALUE  how replies are drawn; without a NAME: show all settings\n"
     "  /save FILE       write the conversation to a file; /load FILE goes on with it\n"
     "  /quit            end, as Ctrl-D does; Ctrl-C ends a reply\n"
     "  /help            this list\n"
-    "A line that ends with \\ goes on in the next one; \"\"\" begins and ends a message of several lines.\n";
+    "A line that ends with \\ goes on in the next one; \"\"\" begins and ends a message\n"
+    "of several lines.\n";
 
 constexpr std::string_view kBlanks = " \t\r\n";
 constexpr std::string_view kQuotes = "\"\"\"";

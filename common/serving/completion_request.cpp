@@ -145,7 +145,7 @@ std::vector<Token> stop_tokens_of(const ServedModel& model, const Fields& fields
   if (!value->is_array() || value->size() > kMaxStopTokens) {
     refuse("stop_token_ids", format("must be a list of at most %zu tokens", kMaxStopTokens));
   }
-  return value->empty() ? std::vector<Token>() : text_prompt(model, *value, "stop_token_ids");
+  return value->empty() ? std::vector<Token>() : token_list(model, *value, "stop_token_ids");
 }
 
 std::string content_of(const json& message, const std::string& place) {
@@ -169,6 +169,17 @@ std::string content_of(const json& message, const std::string& place) {
 bool is_list_of_tokens(const json& value) {
   return value.is_array() && !value.empty() &&
          std::all_of(value.begin(), value.end(), [](const json& entry) { return entry.is_number_integer(); });
+}
+
+std::vector<Token> text_prompt(const ServedModel& model, const json& prompt) {
+  const char* const name = "prompt";
+  if (prompt.is_string()) {
+    return model.session().tokenizer.encode_prompt(prompt.get<std::string>());
+  }
+  if (!is_list_of_tokens(prompt)) {
+    refuse(name, "must be a text, a list of tokens, or a list of these");
+  }
+  return token_list(model, prompt, name);
 }
 
 // The prompts of a request for texts, each as it was sent: a text, or tokens.
@@ -442,16 +453,13 @@ std::vector<Token> chat_prompt(const ServedModel& model, const Fields& fields, c
   return encode_chat(*session.file, session.tokenizer, conversation, chat_options(model, fields, defaults));
 }
 
-std::vector<Token> text_prompt(const ServedModel& model, const json& prompt, const std::string& name) {
-  if (prompt.is_string()) {
-    return model.session().tokenizer.encode_prompt(prompt.get<std::string>());
-  }
-  if (!is_list_of_tokens(prompt)) {
-    refuse(name, "must be a text, a list of tokens, or a list of these");
+std::vector<Token> token_list(const ServedModel& model, const json& list, const std::string& name) {
+  if (!is_list_of_tokens(list)) {
+    refuse(name, "must be a list of tokens");
   }
   std::vector<Token> tokens;
-  for (const json& entry : prompt) {
-    const auto vocabulary = static_cast<std::uint64_t>(model.get().config().vocab_size);
+  for (const json& entry : list) {
+    const auto vocabulary = static_cast<std::uint64_t>(vocabulary_of(model));
     if (entry.get<std::int64_t>() < 0 || entry.get<std::uint64_t>() >= vocabulary) {
       refuse(name, "has a token that is not in the vocabulary");
     }

@@ -85,9 +85,8 @@ struct RequestDefaults {
 // continue. Reads "messages" and "chat_template_kwargs".
 std::vector<Token> chat_prompt(const ServedModel& model, const Fields& fields, const RequestDefaults& defaults);
 
-// The tokens of the field `name`: a text, or tokens.
-std::vector<Token> text_prompt(const ServedModel& model, const nlohmann::json& prompt,
-                               const std::string& name = "prompt");
+// The tokens of the field `name`, at least one.
+std::vector<Token> token_list(const ServedModel& model, const nlohmann::json& list, const std::string& name);
 
 // max_context: the limit of one text, prompt included. max_sequences, token_budget: of one step, in which each
 // text of a prompt has a token. num_slots, block_size: the whole cache's. max_drafts: of one step and text.

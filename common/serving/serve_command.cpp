@@ -92,7 +92,7 @@ std::vector<ArrivingRequest> make_requests(const Session& session, const LlamaCo
   }
   std::ifstream file(options.arrivals);
   if (!file) {
-    throw InputError("can't read '" + options.arrivals + "'");
+    throw InputError("can't read '" + options.arrivals + "', the file of --arrivals (random times: poisson:RATE)");
   }
   const TokenSource source(session, config.vocab_size);
   for (const Arrival& arrival : read_arrivals(file, options.arrivals)) {

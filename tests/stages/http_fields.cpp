@@ -919,6 +919,9 @@ TEST_CASE("fields inside fields are refused by name and place, and /tokenize kno
                                             "'messages[1]' has a field that is not known: \"tool_calls\""));
   CHECK(refused(with("messages", {user, user, user, {{"role", "x"}}})).first == "messages[3].role");
   CHECK(refused(with("messages", {user, {{"role", "user"}}})).first == "messages[1].content");
+  CHECK(refused({{"prompt", "x"}, {"stop_token_ids", {"5"}}}, "/v1/completions").second ==
+        "'stop_token_ids' must be a list of tokens");
+  CHECK(refused({{"tokens", {"5"}}}, "/detokenize").second == "'tokens' must be a list of tokens");
   CHECK(refused(with("a\nb", 1)).second == "\"a\\nb\" is not a field of this request");
   CHECK(refused(with("seed", 1.5)).second ==
         "'seed' must be a whole number from -9223372036854775808 to 18446744073709551615");

@@ -766,7 +766,7 @@ class Serving(ProgramTest):
         for rate in ("", "0", "-3", "nan", "soon"):
             self.assert_bad_input(run("serve", *self.PROMPTS, "--arrivals", "poisson:" + rate), "poisson")
         missing = str(self.folder / "missing")
-        self.assert_bad_input(run("serve", "--arrivals", missing), missing)
+        self.assert_bad_input(run("serve", "--arrivals", missing), missing, "poisson:RATE")
         path = self.folder / "trace"
         path.write_text("0 5 3\n1 5\n", encoding="utf-8")
         self.assert_bad_input(run("serve", "--arrivals", str(path)), str(path), "line 2")

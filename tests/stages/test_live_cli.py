@@ -228,6 +228,7 @@ class Chat(ProgramTest):
         self.assertEqual(len(result.errors), 2)
         for line in ("/reset", "/system TEXT", "/quit", "there was"):
             self.assertIn(line, result.stdout_text)
+        self.assertLessEqual(max(map(len, chat(lines=["/help"]).stdout_text.split("\n"))), 80)
         with start("chat", *self.GREEDY) as process:
             _, errors = process.communicate(b"Once \xff\nThe king\n", timeout=TIMEOUT_SECONDS)
         self.assertIn(b"invalid UTF-8", errors)
