@@ -583,7 +583,11 @@ CompletionRequest parse_completion(const std::string& body, bool is_chat, const 
       added.request.sampling.seed = next_seed++;
     }
     if (added.request.max_new_tokens < 0) {
-      added.request.max_new_tokens = max_new_tokens(limits, static_cast<int>(prompt.size()), result.num_texts);
+      const auto length = static_cast<int>(prompt.size());
+      added.request.max_new_tokens = max_new_tokens(limits, length, result.num_texts);
+      if (length < limits.max_context && request.min_tokens > added.request.max_new_tokens) {
+        refuse("min_tokens", format("must be at most %d: a reply has no more room", added.request.max_new_tokens));
+      }
     }
     added.request.prompt = std::move(prompt);
     result.requests.push_back(std::move(added));

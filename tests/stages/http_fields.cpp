@@ -202,6 +202,15 @@ TEST_CASE("min_tokens holds back stop texts too, in a stream as in a whole reply
   CHECK(streamed_text(read_all(*fixture.post("/v1/completions", body).stream)) == text_of(reply));
   body.update({{"stream", false}, {"min_tokens", 24}});
   CHECK(text_of(reply_to(fixture, body)) == whole);
+  // A chat without max_tokens has the room that its context leaves.
+  json chat = kChat;
+  chat.erase("max_tokens");
+  chat["min_tokens"] = 1024;
+  const auto room = 1024 - static_cast<int>(encode("Once upon a time").size());
+  CHECK(error_of(fixture.post("/v1/chat/completions", chat))["message"] ==
+        "'min_tokens' must be at most " + std::to_string(room) + ": a reply has no more room");
+  chat["messages"][0]["content"] = std::string(5000, 'x');
+  CHECK(error_of(fixture.post("/v1/chat/completions", chat))["code"] == "context_length_exceeded");
 }
 
 #ifdef COURSE_PRODUCTION
