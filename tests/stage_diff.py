@@ -722,11 +722,11 @@ def piece_html(piece, kind):
 
 
 def first_places(files, notes):
-    """[(file, hunk, note)], in reading order: where the lesson has most to say. All of them if they are few. `notes`: which
-    of a place's notes are shown there."""
+    """[(file, hunk, note)], in reading order: where the lesson has most to say, but not of what it leaves out. All of them if
+    they are few. `notes`: which of a place's notes are shown there."""
     noted = [(file, hunk, note) for file in files if file.kind != "gone"
              for hunk, place in [(None, file), *((hunk, piece) for hunk in file.hunks for piece in hunk.pieces)]
-             for note in notes(place.notes)]
+             for note in notes(place.notes) if "no part of the lesson" not in first_sentence(note)]
     longest = sorted(noted, key=lambda place: len(place[2].text), reverse=True)[:NUM_FIRST]
     return [place for place in noted if any(place is other for other in longest)]
 

@@ -362,9 +362,20 @@ class Converter(Folder):
     def test_the_whole_diff(self):
         self.write("stage2_second/main.cpp", "int main() {}\n")
         text = self.page("stage2_second/diff-1-2.html")
-        self.assertIn('<div class="remark"><p><strong>The second</strong>', text)
+        self.assertIn('<div class="remark" id="first-1"><p><strong>The second</strong>', text)
         self.assertIn('<details class="of-file" id="file-table.h" open>', text)
         self.assertIn('<details class="of-file" id="file-main.cpp">', text)  # the lesson says nothing of it
+
+    def test_the_whole_diff_says_what_to_read_first(self):
+        text = self.page("stage2_second/diff-1-2.html")
+        first = re.search(r'<section class="first"><h2>Read these first</h2><ol>(.*?)</ol>', text).group(1)
+        links = re.findall(r'<a href="(#first-\d)">', first)
+        self.assertEqual(links[0], "#first-1")
+        self.assertRegex(first, r'engine.cpp</a>: <strong>The second</strong>')
+        for number in range(1, len(links) + 1):
+            self.assertEqual(text.count(f'<div class="remark" id="first-{number}">'), 1)
+        self.write("stage2_second/README.md", LESSON.replace("**The second** ", "**The second** is no part of the lesson. It "))
+        self.assertNotIn("The second", re.search(r"Read these first.*?</section>", self.page("stage2_second/diff-1-2.html")).group(0))
 
     def test_a_link_inside_the_lesson_leads_there_from_the_whole_diff(self):
         self.write("stage2_second/README.md", LESSON.replace("A table is *new*.", "A [table](#1-first-lines) of [rows](table.h)."))

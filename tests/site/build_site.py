@@ -103,6 +103,13 @@ def colour_file(text, suffix):
     return markup.colour_lines(text, "file" + suffix)
 
 
+def first_html(places):
+    """places: [(link, file, note)]"""
+    items = "".join(f'<li><a href="{link}">{html.escape(file.name)}</a>: '
+                    f"{markup.Markdown().render_inline(stage_diff.first_sentence(note))}</li>" for link, file, note in places)
+    return f'<section class="first"><h2>Read these first</h2><ol>{items}</ol></section>\n' if items else ""
+
+
 class Site:
     def __init__(self, root, out):
         self.root, self.out = root, out
@@ -398,9 +405,10 @@ class Site:
         sources = {where: self.compared(page, start) for where, page in sources.items()}
         renderers = {where: markup.Markdown(lambda link, page=page: self.resolve_from(page, link, target),
                                             lambda link, alt: f"<em>{html.escape(alt)}</em>") for where, page in sources.items()}
+        first = stage_diff.first_places(files, notes)
         for file in files:
             text = walk.file_html(file, notes, lambda note: renderers[note.where].render(note.text),
-                                  self.code_link(target, after, file))
+                                  self.code_link(target, after, file), [note for _, _, note in first])
             groups.setdefault(file.name.partition("/")[0] + "/" if "/" in file.name else "", []).append((file, text))
         size = sum(len(text.encode()) for group in groups.values() for _, text in group)
         parts = {target: [item for group in groups.values() for item in group]}
@@ -426,7 +434,9 @@ class Site:
         for part, group in parts.items():
             links = iter([relative(part, where[file.name]) if where[file.name] != part else "" for file in files])
             listed = re.sub(r"\{\}", lambda _, links=links: next(links), rows)
-            body = lead + f'<ul class="files">{listed}</ul>\n' + "\n".join(text for _, text in group)
+            places = [(f'{relative(part, where[file.name]) if where[file.name] != part else ""}#first-{number}', file, note)
+                      for number, (file, _, note) in enumerate(first, start=1)]
+            body = lead + first_html(places) + f'<ul class="files">{listed}</ul>\n' + "\n".join(text for _, text in group)
             self.write_page(part, f"From stage {start} to stage {stage}", body, stage, "", self.siblings_html(target, stage),
                             "", "diff")
 

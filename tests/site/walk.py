@@ -165,10 +165,15 @@ def box_html(box, file_link, whole_link, is_open=False):
             f'<p class="from">{link}</p></div></details>')
 
 
-def file_html(file, notes, render, file_link):
-    """A file of the page of a whole diff."""
+def first_id(note, first):
+    number = next((number for number, other in enumerate(first, start=1) if other is note), 0)
+    return f' id="first-{number}"' if number else ""
+
+
+def file_html(file, notes, render, file_link, first):
+    """A file of the page of a whole diff. first: the notes that the page's list sends a reader to."""
     def notes_html(some):
-        return "".join(f'<div class="remark">{render(note)}</div>' for note in notes(some))
+        return "".join(f'<div class="remark"{first_id(note, first)}>{render(note)}</div>' for note in notes(some))
 
     head = (f'<h2><span class="name">{html.escape(file.name)}</span></h2> <span class="size">{html.escape(file.size())}</span>')
     has_note = bool(file.notes) or any(hunk.has_note for hunk in file.hunks)
