@@ -342,9 +342,8 @@ class Completions : public ReplyBody {
       offset = offset_after(tokens, offset);
     }
     // A blank that a tokenizer puts in front of a text is the first token's, and is not in what was sent.
-    const std::size_t num_decoded = num_characters(model_.decode(wanted_.requests[index].request.prompt));
-    const std::size_t num_sent = num_characters(wanted_.echoes[index]);
-    const std::size_t num_added = std::max(num_decoded, num_sent) - num_sent;
+    const std::string decoded = model_.decode(wanted_.requests[index].request.prompt);
+    const std::size_t num_added = decoded == " " + wanted_.echoes[index] ? 1 : 0;
     for (ordered_json& position : result["text_offset"]) {
       position = std::max(position.get<std::size_t>(), num_added) - num_added;
     }
