@@ -132,6 +132,11 @@ void write_on_interrupt(const char* text) {
   if (are_interrupts_noted == 0) {
     ::signal(SIGINT, text != nullptr ? write_and_end : SIG_DFL);
   }
+  for (const int number : {SIGTERM, SIGHUP, SIGQUIT}) {
+    if (::signal(number, text != nullptr ? write_and_end : SIG_DFL) == SIG_IGN) {
+      ::signal(number, SIG_IGN);
+    }
+  }
 }
 
 namespace {

@@ -30,8 +30,9 @@ struct TerminalSize {
 };
 TerminalSize terminal_size(const std::ostream& stream);
 
-// Arranges that `text` is written to standard output, which is a terminal, if a signal from the keyboard (Ctrl-C) ends
-// the program: it undoes what the program has done to the terminal. The pointer must stay valid. Null cancels this.
+// Arranges that `text` is written to standard output, which is a terminal, if Ctrl-C or another signal (SIGTERM,
+// SIGHUP, SIGQUIT) ends the program: it undoes what the program has done to the terminal. The pointer must stay valid.
+// Null cancels this. Not while HeldTyping lives, which does the same for those signals.
 void write_on_interrupt(const char* text);
 
 // Thrown to end work because of Ctrl-C.

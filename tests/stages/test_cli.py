@@ -1071,6 +1071,27 @@ class Terminal(ProgramTest):
         for part in (b'  0  "', b"| requests finished", b"interrupted: "):
             self.assertIn(part, after)
 
+    def test_a_signal_that_ends_the_program_leaves_the_live_view(self):
+        if stage_number() < 8:
+            self.skipTest("the stage has no live view")
+        for number in (signal.SIGTERM, signal.SIGHUP):
+            main, end = pty.openpty()
+            with subprocess.Popen([PROGRAM, "serve", "--requests", "24", "--arrivals", "poisson:3", "--device", "cpu"],
+                                  stdin=end, stdout=end, stderr=end, env=os.environ | {"TERM": "xterm"}) as process:
+                os.close(end)
+                shown = b""
+                while shown.count(b"\x1b[H") < 3:
+                    shown += os.read(main, 65536)
+                process.send_signal(number)
+                try:
+                    while piece := os.read(main, 65536):
+                        shown += piece
+                except OSError:  # the other end is closed
+                    pass
+            os.close(main)
+            self.assertEqual(process.returncode, -number)
+            self.assertTrue(shown.endswith(b"\x1b[?25h\x1b[?1049l"), shown[-40:])
+
 
 class Http(ProgramTest):
     BODY = {"prompt": "Once upon a time", "max_tokens": 400, "temperature": 0, "ignore_eos": True, "stream": True}
