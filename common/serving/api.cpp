@@ -139,6 +139,7 @@ class Completions : public ReplyBody {
                     ReplyStream(request.request.stop_strings, decode));
     }
     offsets_.resize(texts_.size());
+    num_tokens_.resize(texts_.size());
   }
 
   bool read(std::string& text) override {
@@ -154,6 +155,7 @@ class Completions : public ReplyBody {
       }
       const std::size_t choice = choice_of(index, event.sample);
       num_streamed_ += 1;
+      num_tokens_[choice] += 1;
       added[choice].text += texts_[choice].add(event.token);
       if (event.logprobs.has_value()) {
         added[choice].logprobs.push_back(*event.logprobs);
@@ -425,7 +427,7 @@ class Completions : public ReplyBody {
     choice["stop_reason"] = end.value("stop_reason", ordered_json());
     document["choices"] = ordered_json::array({choice});
     if (wanted_.include_usage) {
-      document["usage"] = nullptr;
+      document["usage"] = wanted_.has_running_usage ? running_usage(index) : ordered_json(nullptr);
     }
     return document;
   }
@@ -457,6 +459,7 @@ class Completions : public ReplyBody {
       for (std::size_t sample = 0; sample < output.completions.size(); ++sample) {
         const Completion& completion = output.completions[sample];
         const std::size_t choice = choice_of(i, static_cast<int>(sample));
+        num_tokens_[choice] = completion.tokens.size();
         if (wanted_.requests[i].length_penalty.has_value()) {  // a beam search knows its texts only now
           std::string whole;
           for (const Token token : completion.tokens) {
@@ -482,6 +485,15 @@ class Completions : public ReplyBody {
     text += "data: [DONE]\n\n";
   }
 
+  // vLLM's "continuous_usage_stats": of one text, so far.
+  ordered_json running_usage(std::size_t choice) const {
+    const std::size_t index = choice / static_cast<std::size_t>(wanted_.num_texts);
+    const std::size_t prompt_tokens = wanted_.requests[index].request.prompt.size();
+    return {{"prompt_tokens", prompt_tokens},
+            {"completion_tokens", num_tokens_[choice]},
+            {"total_tokens", prompt_tokens + num_tokens_[choice]}};
+  }
+
   ordered_json usage() const {
     const ReplyFigures counted = figures().value();
     return {{"prompt_tokens", counted.prompt_tokens},
@@ -495,9 +507,10 @@ class Completions : public ReplyBody {
   std::unique_ptr<Ticket> ticket_;
   ordered_json head_;  // the fields that all parts of the reply have
   bool has_begun_ = false;
-  std::vector<ReplyStream> texts_;    // by choice
-  std::vector<std::size_t> offsets_;  // by choice: the characters whose tokens' log-probabilities have been sent
-  std::size_t num_streamed_ = 0;      // tokens
+  std::vector<ReplyStream> texts_;       // by choice
+  std::vector<std::size_t> offsets_;     // by choice: the characters whose tokens' log-probabilities have been sent
+  std::vector<std::size_t> num_tokens_;  // by choice
+  std::size_t num_streamed_ = 0;         // tokens
 };
 
 // The pool's records, as they come: many steps take less time than one draws on a screen.

@@ -483,14 +483,16 @@ CompletionRequest parse_completion(const std::string& body, bool is_chat, const 
   result.is_streamed = fields.boolean("stream", false);
   if (const json* const options = fields.find("stream_options"); options != nullptr) {
     const json usage = options->is_object() ? options->value("include_usage", json(false)) : json();
-    if (!usage.is_boolean()) {
-      refuse("stream_options", "must be {\"include_usage\": true or false}");
+    const json running = options->is_object() ? options->value("continuous_usage_stats", json(false)) : json();
+    if (!usage.is_boolean() || !running.is_boolean()) {
+      refuse("stream_options", "must be {\"include_usage\": true or false}, or with \"continuous_usage_stats\" too");
     }
-    refuse_unknown(*options, "stream_options", {"include_usage"});
+    refuse_unknown(*options, "stream_options", {"include_usage", "continuous_usage_stats"});
     if (!result.is_streamed) {
       refuse("stream_options", "needs \"stream\": true");
     }
     result.include_usage = usage.get<bool>();
+    result.has_running_usage = result.include_usage && running.get<bool>();
   }
   read_logprobs(fields, result);
   bool is_echoed = false;

@@ -45,7 +45,8 @@ struct CompletionRequest {
   int num_texts = 1;                // for each prompt
   bool is_chat = false;
   bool is_streamed = false;
-  bool include_usage = false;  // whether the last event has the usage
+  bool include_usage = false;      // whether the last event has the usage
+  bool has_running_usage = false;  // and each other event that of its text so far
   bool has_logprobs = false;
   int num_top_logprobs = 0;                               // how many of the most likely tokens, besides the drawn one
   std::optional<int> num_prompt_logprobs = std::nullopt;  // "prompt_logprobs": the same, for the prompt's tokens

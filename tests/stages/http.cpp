@@ -17,7 +17,9 @@
 #include <iterator>
 #include <memory>
 #include <nlohmann/json.hpp>
+#include <optional>
 #include <set>
+#include <span>
 #include <sstream>
 #include <stdexcept>
 #include <string>
@@ -252,6 +254,19 @@ TEST_CASE("several texts of a prompt, several prompts, beams, and the same seed 
   const std::vector<json> parsed = events_of(events);
   CHECK(parsed.back() == "[DONE]");
   CHECK(parsed[parsed.size() - 2]["usage"]["completion_tokens"] == 36);
+
+  body["stream_options"]["continuous_usage_stats"] = true;
+  std::array<int, 3> num_tokens = {};
+  const std::vector<json> counted = events_of(read_all(*fixture.post("/v1/completions", body).stream));
+  for (const json& event : std::span(counted).first(counted.size() - 2)) {
+    int& before = num_tokens.at(event["choices"][0]["index"].get<std::size_t>());
+    const int so_far = event["usage"]["completion_tokens"].get<int>();
+    CHECK(so_far >= before);
+    CHECK(event["usage"]["total_tokens"] == event["usage"]["prompt_tokens"].get<int>() + so_far);
+    before = so_far;
+  }
+  CHECK(num_tokens == std::array{12, 12, 12});
+  CHECK(counted[counted.size() - 2]["usage"]["completion_tokens"] == 36);
 
   const json prompts = {{"prompt", {kPrompts[0], kPrompts[1]}}, {"max_tokens", 8}, {"temperature", 0}};
   const common::ApiReply both = fixture.post("/v1/completions", prompts);

@@ -915,6 +915,10 @@ TEST_CASE("fields inside fields are refused by name and place, and /tokenize kno
   CHECK(refused(body).second == "'stream_options' has a field that is not known: \"chunk_size\"");
   body["stream_options"] = {{"include_usage", true}};
   CHECK(fixture.post("/v1/chat/completions", body).status == 200);
+  body["stream_options"]["continuous_usage_stats"] = 1;
+  CHECK(refused(body).first == "stream_options");
+  body["stream_options"]["continuous_usage_stats"] = true;
+  CHECK(fixture.post("/v1/chat/completions", body).status == 200);
   body["stream"] = false;
   CHECK(refused(body) ==
         std::pair<std::string, std::string>("stream_options", "'stream_options' needs \"stream\": true"));
