@@ -124,7 +124,10 @@ void PoolView::update(const EngineNews& news) {
     wants_whole_ = true;
     return;
   }
-  const bool is_whole = wants_whole_.exchange(false);
+  // A new pool's blocks and requests are not those of the one before, though they have the same numbers.
+  const bool is_new = news.pool != pool_;
+  pool_ = news.pool;
+  const bool is_whole = wants_whole_.exchange(false) || is_new;
   publish(record_of(news, is_whole), is_whole);
   // One that took long because the machine was busy counts little: the typical time at most doubles.
   const double end = now_seconds();
@@ -233,6 +236,9 @@ ordered_json PoolView::drafts_json(const StepReport& step) const {
   ordered_json list = ordered_json::array();
   for (const SequenceDrafts& drafts : step.drafts) {
     list.push_back({drafts.request, drafts.sequence, drafts.position, drafts.num_accepted, texts_of(drafts.tokens)});
+    if (drafts.drawn.has_value()) {
+      list.back().push_back(texts_of({&*drafts.drawn, 1}).front());
+    }
   }
   return list;
 }

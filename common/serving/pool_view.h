@@ -3,13 +3,15 @@
 //
 // A watcher gets one whole record and then, for each step, a record of what has changed since the one before:
 //
-//   {"whole": true,                                     only in the first: forget what was known
+//   {"whole": true,                                     only in the first, and in a new pool's: forget what was known
 //    "sizes": {...}, "paused": false,                   sizes: where they have changed, or the pool was made anew
 //    "steps": [[index, prompt tokens, decoded tokens, milliseconds, preempted, copied, drafts, accepted], ...],
 //                                                       since the last record; drafts are among the decoded tokens
 //    "happened": {"admitted": [ids], "ended": [ids], "recomputed": [ids], "swapped_out": [ids],
 //                 "copies": [[source, destination], ...], "batch": [[id, tokens], ...],
-//                 "drafts": [[id, sequence id, position of the first, accepted, [texts]], ...]},   of the last step
+//                 "drafts": [[id, sequence id, position of the first, accepted, [texts], drawn], ...]},
+//                                                       of the last step; drawn: the text that the model drew behind
+//                                                       the accepted ones, missing if the sequence has ended
 //    "running": [ids], "waiting": [ids],                where they have changed; what is in neither has ended
 //    "requests": [{"id": 7, "prompt": 12, "max": 75, "swapped": false, "gone": [sequence ids],
 //                  "sequences": [{"id": 3, "length": 9, "from": 2, "blocks": [12], "at": 8, "texts": [" wolf"]}]}],
@@ -105,6 +107,7 @@ class PoolView {
   std::vector<int> waiting_;
   std::vector<std::vector<Token>> cached_;  // by block; empty: it is not cached
   std::string sizes_;
+  int pool_ = -1;                // the latest record's
   double record_seconds_ = 0.0;  // what it typically takes to make a record
   double next_record_at_ = 0.0;
 

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <vector>
 
 #include "common/model/generation.h"
@@ -22,6 +23,9 @@ struct SequenceDrafts {
   int position = 0;  // of the first
   std::vector<Token> tokens = {};
   int num_accepted = 0;  // of them
+  // What the model drew behind those, in place of the first one that was rejected, if any was. The cache lacks it as
+  // yet. Nothing if the sequence has ended.
+  std::optional<Token> drawn = std::nullopt;
 };
 
 // One step as it happened. Requests by id.

@@ -249,11 +249,25 @@ bool EngineAdapter::step() {
   }
   last_step_.blocks_copied = engine_.blocks_copied() - copied;
   last_step_.copies = copies_;
+  add_drawn();
   count_step();
   for (const int id : last_step_.ended) {
     report_end(id);
   }
   return true;
+}
+
+// Behind drafts, the last step drew what their texts end with now.
+void EngineAdapter::add_drawn() {
+  for (common::SequenceDrafts& drafts : last_step_.drafts) {
+    for (const auto& group : server_.scheduler().running()) {
+      for (const Branch& branch : group->live()) {
+        if (group->id() == drafts.request && branch.sequence == drafts.sequence) {
+          drafts.drawn = branch.tokens.back();
+        }
+      }
+    }
+  }
 }
 
 // Adds the last step to the counts that the server does not keep.

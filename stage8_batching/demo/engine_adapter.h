@@ -67,6 +67,7 @@ class EngineAdapter : public common::ServedEngine {
   };
   int add_client(int id, std::unique_ptr<common::RequestSink> sink, int prompt_tokens);
   void report_end(int id);
+  void add_drawn();
   void count_step();
   common::PoolSnapshot::Owner describe(const SequenceGroup& group) const;
 

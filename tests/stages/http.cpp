@@ -695,6 +695,8 @@ TEST_CASE("drafts are in the record of their step with what became of them, and 
   std::vector<json> texts;  // of the sequence's tokens
   int num_drafts = 0;
   int num_accepted = 0;
+  std::optional<std::pair<std::size_t, json>> drawn;  // in the step before, behind accepted drafts: position and text
+  int num_drawn = 0;
   json record = {{"num_running", 1}};
   for (int step = 0; record["num_running"] == 1; ++step) {
     fixture.engine.step();
@@ -714,6 +716,12 @@ TEST_CASE("drafts are in the record of their step with what became of them, and 
     const json& sequence = record["requests"][0]["sequences"][0];
     texts.resize(sequence["at"].get<std::size_t>());
     texts.insert(texts.end(), sequence["texts"].begin(), sequence["texts"].end());
+    if (drawn.has_value()) {
+      REQUIRE(drawn->first < texts.size());
+      CHECK(texts[drawn->first] == drawn->second);
+      num_drawn += 1;
+      drawn.reset();
+    }
     for (const json& draft : drafts) {
       const auto position = draft[2].get<std::size_t>();
       const auto accepted = draft[3].get<std::size_t>();
@@ -722,10 +730,14 @@ TEST_CASE("drafts are in the record of their step with what became of them, and 
       for (std::size_t i = 0; i < accepted; ++i) {
         CHECK(draft[4][i] == texts[position + i]);
       }
+      REQUIRE(draft.size() == 6);  // the text goes on
+      CHECK((accepted == draft[4].size() || draft[5] != draft[4][accepted]));
+      drawn.emplace(position + accepted, draft[5]);
     }
   }
   CHECK(0 < num_accepted);
   CHECK(num_accepted < num_drafts);
+  CHECK(num_drawn > 1);
   CHECK(record["counters"]["drafts"] == num_drafts);
   CHECK(record["counters"]["accepted"] == num_accepted);
 }
@@ -808,6 +820,18 @@ TEST_CASE("the pool can be made anew, and what was in it is told so") {
   CHECK(fixture.engine.is_paused());
   fixture.post("/pool/run", json::object());
   CHECK(text_of(fixture.post("/v1/completions", completion_body(kPrompts[0], 8))) == text_alone(kPrompts[0], 8, {}));
+
+  // Who watches is told to forget the old pool's blocks, also those that a smaller one does not have.
+  PoolReader watched(fixture);
+  REQUIRE_FALSE(watched.next()["cached"].empty());
+  CHECK(fixture.post("/pool/restart", {{"slots", 8}}).status == 200);
+  json record = watched.next();
+  while (!record.contains("sizes")) {
+    record = watched.next();
+  }
+  CHECK(record["sizes"]["pool"] == 3);
+  CHECK(record.value("whole", false));
+  CHECK_FALSE(record.contains("cached"));
 }
 
 TEST_CASE("a pool that can't be made again leaves a server that says so, and is whole once one can be made") {
