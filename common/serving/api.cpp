@@ -619,12 +619,17 @@ constexpr const char* kIcon =
     R"(<path fill="#d9822b" d="M9 1h6v6H9z"/><path fill="#3d8f5f" d="M1 9h6v6H1z"/>)"
     R"(<path fill="none" stroke="#888" d="M9.5 9.5h5v5h-5z"/></svg>)";
 
-// The page, and what it may offer.
-ApiReply page_reply(bool has_controls, bool has_chat) {
+// The page, what it may offer, and how tokens are drawn where a request does not say.
+ApiReply page_reply(bool has_controls, bool has_chat, const SamplingOptions& sampling) {
   std::string text = page();
   const std::string body = "<body>";
   text.replace(text.find(body), body.size(),
-               format("<body data-controls=\"%d\" data-chat=\"%d\">", has_controls ? 1 : 0, has_chat ? 1 : 0));
+               format("<body data-controls=\"%d\" data-chat=\"%d\" data-sampling='{\"temperature\": %g, \"top_k\": %d, "
+                      "\"top_p\": %g, \"min_p\": %g, \"repetition_penalty\": %g, \"presence_penalty\": 0, "
+                      "\"frequency_penalty\": 0}'>",
+                      has_controls ? 1 : 0, has_chat ? 1 : 0, static_cast<double>(sampling.temperature), sampling.top_k,
+                      static_cast<double>(sampling.top_p), static_cast<double>(sampling.min_p),
+                      static_cast<double>(sampling.repetition_penalty)));
   // Whatever a text of a model or a client might smuggle in, it reaches no other server.
   const char* const policy =
       "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; connect-src 'self'; img-src data:; "
@@ -760,7 +765,7 @@ ApiReply Api::route(const ApiRequest& request, const std::function<bool()>& is_g
   if (path == "/") {
     const bool has_chat =
         chat_problem_.empty() && chat_format(*model_.session().file, {options_.chat_format}) != "none";
-    return page_reply(options_.pool_controls, has_chat);
+    return page_reply(options_.pool_controls, has_chat, defaults_.sampling);
   }
   if (path == "/health") {
     return health();

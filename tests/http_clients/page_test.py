@@ -248,7 +248,107 @@ def check_replies(page):
     check("at the last step they are whole", at(steps[-1]) == whole, at(steps[-1]))
     check("before they were sent they are not there", at(before - 1) == [None, None] if before else True, texts())
     page.evaluate("timeline.live()")
-    check("live, all of it is there", texts() == whole and page.evaluate("document.getElementById('replies-title').hidden"))
+    check("live, all of it is there", texts() == whole and text(page, "replies-title") == "Replies of “What you sent”.", text(page, "replies-title"))
+    tags = "[...document.querySelectorAll('#replies li')].filter((item) => !item.hidden).map((item) => item.querySelector('.tag').textContent)"
+    before, ids = page.evaluate("timeline.latest.number"), page.evaluate(tags)
+    page.evaluate("ask('/pool/restart', {slots: 256, block_size: 4, budget: 64, swap: false}).then(() => 1)")
+    page.wait_for("timeline.latest.isNewPool")
+    check("in a new pool there is none of them", page.evaluate(tags) == [], page.evaluate(tags))
+    page.evaluate("attempt(() => post(['A fox'], {max_tokens: 3, seed: 1})).then(() => 1)")
+    page.wait_for("timeline.latest.step >= 0 && !document.querySelector('#replies button')")
+    check("but the reply of its own request", page.evaluate(tags) == ["0"], page.evaluate(tags))
+    check("and it says where the others are", text(page, "replies-title") == "Replies of “New pool”. Those of earlier pools are shown with their steps.",
+          text(page, "replies-title"))
+    page.evaluate(f"timeline.hold(timeline.snapshots.findIndex((shown) => shown.number === {before}))")
+    check("which is there", page.evaluate(tags) == ids, [page.evaluate(tags), ids])
+    page.evaluate("timeline.live()")
+
+
+def check_more(page):
+    """The folded fields, Stop, and how fast a reply was."""
+    page.evaluate("document.getElementById('more-ask').open = true")
+    server = page.evaluate("Object.fromEntries(kMore.map(([name]) => [name, document.getElementById(`ask-${name}`).placeholder]))")
+    check("the folded fields show the server's defaults", server == {"top_k": "40", "top_p": "0.95", "min_p": "0", "repetition_penalty": "1",
+                                                                     "presence_penalty": "0", "frequency_penalty": "0"}, server)
+    page.evaluate("window.asked = []; window.plainFetch = fetch; window.fetch = (path, options) => { asked.push(options.body); return plainFetch(path, options); }")
+    click(page, "run")
+    page.wait_for("!timeline.latest.paused")
+
+    def sent(fields):
+        page.evaluate(f"for (const [id, value] of Object.entries({json.dumps(fields)})) document.getElementById(id).value = value")
+        ask(page, ["A wolf"], max_tokens=40)
+        page.wait_for("timeline.latest.counters.generated > 0 && !document.querySelector('#replies button')")
+        body = json.loads(page.evaluate("asked.filter((body) => body?.includes('prompt')).at(-1)"))
+        return {name: body.get(name) for name in ("top_k", "top_p", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty", "stop")}
+
+    nothing = dict.fromkeys(("ask-top_k", "ask-top_p", "ask-min_p", "ask-repetition_penalty", "ask-presence_penalty", "ask-frequency_penalty", "ask-stop"), "")
+    check("what is empty is not sent", set(sent(nothing).values()) == {None}, page.evaluate("asked.at(-1)"))
+    pace = page.evaluate("document.querySelector('#replies li .pace').textContent")
+    usage = page.evaluate("plainFetch('/v1/completions', {method: 'POST', headers: headers(), body: JSON.stringify({...JSON.parse(asked.findLast("
+                          "(body) => body?.includes('prompt'))), stream: false, stream_options: null})}).then((reply) => reply.json())")["usage"]
+    check("a reply says how long it is, and how fast it was", re.fullmatch(rf"{usage['completion_tokens']} tokens, [\d.]+ tokens/s", pace), [usage, pace])
+    found = sent({"ask-top_k": 5, "ask-top_p": 0.5, "ask-min_p": 0.1, "ask-repetition_penalty": 1.2, "ask-presence_penalty": 0.3, "ask-frequency_penalty": -0.2,
+                  "ask-stop": " the\n."})
+    check("what is given is sent", found == {"top_k": 5, "top_p": 0.5, "min_p": 0.1, "repetition_penalty": 1.2, "presence_penalty": 0.3, "frequency_penalty": -0.2,
+                                             "stop": [" the", "."]}, found)
+    check("and the server takes it", text(page, "problem") == "" and page.evaluate("!document.querySelector('#replies li').textContent.includes(' the')"), text(page, "problem"))
+    sent(nothing)
+    page.evaluate("window.fetch = plainFetch; document.getElementById('more-ask').open = false")
+    click(page, "pause")
+    page.wait_for("timeline.latest.paused")
+    for how in ("the button", "Escape"):
+        check("nothing runs, nothing to stop", page.evaluate("document.getElementById('stop').disabled"))
+        ask(page, ["A wolf", "A fox"], max_tokens=50)
+        page.wait_for("timeline.latest.numWaiting === 2")
+        click(page, "step")
+        page.wait_for("timeline.latest.numRunning === 2")
+        if how == "Escape":
+            page.evaluate("document.getElementById('prompts').focus()")
+            page.key("Escape")
+        else:
+            click(page, "stop")
+        page.wait_for("timeline.latest.numRunning === 0 && !document.querySelector('#replies button')", 5)
+        ends = page.evaluate("[...document.querySelectorAll('#replies li')].slice(0, 2).map((item) => item.lastChild.textContent)")
+        check(f"{how} stops a reply", ends == ["stopped", "stopped"], ends)
+    page.evaluate("document.activeElement.blur()")
+    check("chat is off without a template, and says why", page.evaluate("document.getElementById('tab-chat').getAttribute('aria-disabled')") == "true")
+    click(page, "tab-chat")
+    check("where it would be", page.evaluate("document.getElementById('no-chat').offsetParent !== null && document.getElementById('say').offsetParent === null") and
+          "no chat template" in text(page, "no-chat"), text(page, "no-chat"))
+    click(page, "tab-ask")
+
+
+def check_regions(page):
+    """The bar of regions says what it shows, as the blocks do."""
+    click(page, "pause")
+    page.wait_for("timeline.latest.paused")
+    ask(page, ["The king had a garden", "A wolf", "Once upon a time"], max_tokens=100)
+    page.wait_for("timeline.latest.numWaiting === 3")
+    click(page, "step")
+    page.wait_for("timeline.latest.numRunning === 3")
+    first, last = page.evaluate("[timeline.latest.running[0], timeline.latest.running[2]]")
+    box = page.evaluate("(() => { const box = views.regions.getBoundingClientRect(); return [box.left, box.top, box.width, box.height]; })()")
+    check("it is high enough to be touched", box[3] >= 24, box)
+    page.move(box[0] + 4, box[1] + 8)
+    page.wait_for("views.target?.region !== undefined")
+    check("pointing at a region says whose it is", re.fullmatch(rf"request {first}, if it had one contiguous region: slots 0 to 104, as many as its text may become\. "
+                                                              r"6 would hold a token, 99 would be reserved and empty \(hatched\)", text(page, "sentence")), text(page, "sentence"))
+    page.move(box[0] + box[2] - 4, box[1] + 8)
+    page.wait_for("views.target?.region === -1")
+    check("and behind them all, what does not fit", "are left, and request" in text(page, "sentence") and "it would wait" in text(page, "sentence"), text(page, "sentence"))
+    page.move(5, 5)
+    page.wait_for("views.target === null")
+    page.evaluate("views.regions.focus()")
+    page.key("Home")
+    check("by key", text(page, "sentence").startswith(f"request {first}, "), text(page, "sentence"))
+    page.key("ArrowRight")
+    second = text(page, "sentence")
+    page.key("End")
+    check("from region to region", second.startswith("request ") and text(page, "sentence").startswith("slots "), [second, text(page, "sentence")])
+    check("request by request", last in page.evaluate("regionsOf(timeline.latest).refused"))
+    page.key("Escape")
+    page.evaluate("document.activeElement.blur()")
+    end_all(page)
 
 
 def check_words(page):
@@ -271,6 +371,12 @@ def check_words(page):
     check("inside the window", box[0] >= 0 and box[1] >= 0 and box[2] <= 1400 and box[3] <= 900, box)
     page.move(5, 5)
     page.evaluate("document.activeElement.blur()")
+    check("what +4 means is on the page", "+4: tokens computed in this step" in page.evaluate("document.querySelector('.options').textContent"))
+    check("and when lines are drawn", "pointed at" in page.evaluate("document.getElementById('lines').parentElement.textContent"))
+    labels = page.evaluate("['server-label', 'picture-label'].map((id) => { const label = document.getElementById(id), box = label.getBoundingClientRect(); "
+                           "return label.offsetParent !== null && box.right <= innerWidth && box.bottom <= innerHeight && label.textContent; })")
+    check("each set of buttons says what it steers", all(labels) and "server" in labels[0] and "picture" in labels[1], labels)
+    check("forward is of the picture alone", page.evaluate("timeline.isLive && document.getElementById('forward').disabled"))
     missing = page.evaluate("kWords.filter(([, name]) => !meanings.has(name)).map(([, name]) => name)")
     check("the glossary has them all", missing == [], missing)
 
@@ -282,14 +388,14 @@ def check_keyboard(page):
     page.wait_for("timeline.latest.numWaiting === 2")
     click(page, "step")
     page.wait_for("timeline.latest.numRunning === 2")
-    page.evaluate("document.activeElement.blur()")
+    page.evaluate("document.getElementById('help').focus()")  # from the top
     seen = []
-    for _ in range(75):
+    for _ in range(85):
         page.key("Tab")
         seen.append(page.evaluate("document.activeElement.id || document.activeElement.textContent"))
-    for name in ("step", "Beams", "pool", "tables", "tab-ask", "prompts", "submit", "strip", "back", "live"):
+    for name in ("step", "Beams", "pool", "regions", "tables", "tab-ask", "prompts", "submit", "strip", "back", "live"):
         check(f"Tab reaches {name}", name in seen, seen)
-    order = [seen.index(name) for name in ("step", "Beams", "pool", "tables", "prompts", "strip")]
+    order = [seen.index(name) for name in ("Beams", "pool", "regions", "tables", "prompts", "strip", "step", "back")]
     check("in the order of the screen", order == sorted(order), seen)
     page.evaluate("views.point(null, 'pool', false); views.pool.focus()")
     page.key("Home")
@@ -339,11 +445,14 @@ def check_idle(page):
 
 
 def check_scenes(page, browser):
-    for name, counter in (("Preempted: computed again", "recomputed"), ("Preempted: swapped out", "swapped_out")):
+    for name, counter, kind in (("Preempted: computed again", "recomputed", "preempted"), ("Preempted: swapped out", "swapped_out", "swapped out")):
         number = page.evaluate("timeline.latest.number")
-        page.evaluate(f"[...document.querySelectorAll('#scenes button')].find((button) => button.textContent === '{name}').click()")
-        page.wait_for(f"timeline.snapshots.some((snapshot) => snapshot.number > {number} && snapshot.happened.{counter}.length) && timeline.latest.requests.size === 0")
-        check(f"{name}: says what to watch", text(page, "watch").startswith(name))
+        for begin in (number, None):  # the second time it is open already
+            begin = page.evaluate("timeline.latest.number") if begin is None else begin
+            page.evaluate(f"[...document.querySelectorAll('#scenes button')].find((button) => button.textContent === '{name}').click()")
+            page.wait_for(f"timeline.snapshots.some((snapshot) => snapshot.number > {begin} && snapshot.happened.{counter}.length) && timeline.latest.requests.size === 0")
+        check("pressed again, it is named once", text(page, "watch").count(name) == 1, text(page, "watch"))
+        check(f"{name}: says what to watch", text(page, "watch").startswith(name + ". "))
         check("and plays it slowly", page.evaluate("timeline.isPlaying"))
         check("the setting is the server's", page.evaluate("document.getElementById('swap').checked") == (counter == "swapped_out"))
         page.evaluate("timeline.pace = 0.002; timeline.play(timeline.snapshots.length - 8, () => showMoment(shownChapter))")
@@ -353,13 +462,20 @@ def check_scenes(page, browser):
         click(page, "show-moment")
         check("which a button shows again", page.evaluate(f"timeline.shown.happened.{counter}.length") > 0)
         check("the bar names its regions, and what would wait", text(page, "regions-text").startswith(
-            "In one contiguous region each, requests 0 and 2 would fit, request" + (" 1 would wait" if counter == "swapped_out" else "s 1 and 3 would wait")),
-            text(page, "regions-text"))
+            "In one contiguous region each, requests 0 and 2 would fit, requests 1 and 3 would wait"), text(page, "regions-text"))
         check("the counts are of this scene", text(page, "number-preemptions") == "1", text(page, "number-preemptions"))
         check("the state says that it is not now", text(page, "state").startswith("showing step 17 of ") and "(server idle)" in text(page, "state"),
               text(page, "state"))
+        check("the step says who, and why", f"{kind} 3: too few blocks were left, free or cached; it" in text(page, "time-title"), text(page, "time-title"))
+        check("what is cached then was released in this step", page.evaluate(
+            "timeline.shown.cached.size > 0 && [...timeline.shown.cached.keys()].every((block) => timeline.shown.happened.released.get(block) === 3)"),
+            page.evaluate("[timeline.shown.step, [...timeline.shown.cached.keys()], [...timeline.shown.happened.released]]"))
+        page.evaluate("views.point({block: [...timeline.shown.cached.keys()][0]}, 'pool', true)")
+        check("and says so", text(page, "sentence").endswith("In this step request 3, which was preempted, released it"), text(page, "sentence"))
+        page.evaluate("views.point(null, 'pool', false)")
         page.evaluate(f"timeline.hold(timeline.snapshots.findLastIndex((snapshot) => snapshot.happened.{counter}.length))")
-        check("the step says who", "no block was free" in text(page, "time-title"), text(page, "time-title"))
+        check("the replies are the scene's", page.evaluate("[...document.querySelectorAll('#replies li')].filter((item) => !item.hidden).map((item) => item.querySelector('.tag').textContent)")
+              == ["0", "1", "2", "3"] and text(page, "replies-title").startswith(f"Replies of “{name}”, as far as"), text(page, "replies-title"))
     check("what is swapped out has its blocks in the host's memory",
           page.evaluate("[...timeline.shown.requests.values()].some((request) => request.swapped && request.hostBlocks > 0)"))
     other = browser.open(page.evaluate("location.href"))
@@ -371,6 +487,9 @@ def check_scenes(page, browser):
           [text(page, "number-blocks-copied"), text(page, "number-blocks-moved")])
     check("and none of the four is computed again", not page.evaluate(
         f"timeline.snapshots.some((snapshot) => snapshot.number > {number} && snapshot.happened.recomputed.length)"))
+    names = drawn_texts(page)
+    check("the strip names both scenes", "Preempted: computed again" in names and "Preempted: swapped out" in names, names)
+    check("what another scene did is pale", page.evaluate(MARKS) == [[0.35], [1]], page.evaluate(MARKS))
     page.evaluate(f"timeline.hold(timeline.snapshots.findIndex((snapshot) => snapshot.number === {number}))")
     check("an older step has the caption of its scene", text(page, "watch").startswith("Preempted: computed again") and page.evaluate(
         "document.querySelector('#scenes [aria-pressed]').textContent") == "Preempted: computed again", text(page, "watch"))
@@ -378,6 +497,59 @@ def check_scenes(page, browser):
     page.wait_for("timeline.latest.sizes.slots === 256")
     timeline = page.evaluate("timeline.live()")
     check("the pool is as before", timeline is None)
+
+
+# How opaque the marks of evictions are: in the pools before the one that is shown, and in that one.
+MARKS = """(() => { const context = timeline.canvas.getContext('2d'), marks = [], plain = context.strokeRect;
+    context.strokeRect = function (x, y, width, height) { if (width === 5 && height === 6) marks.push([x, context.globalAlpha]); plain.call(context, x, y, width, height); };
+    timeline.draw();
+    delete context.strokeRect;
+    const {bars} = timeline.bars(timeline.canvas.clientWidth), here = timeline.shown.poolsSeen;
+    const isHere = (x) => bars[Math.floor((x + 0.5 - kStripLeft) / kBarWidth)].pool === here;
+    return [false, true].map((wanted) => [...new Set(marks.filter(([x]) => isHere(x) === wanted).map(([, alpha]) => Math.round(100 * alpha) / 100))]); })()"""
+
+
+def drawn_texts(page):
+    """What is written in the strip."""
+    return page.evaluate("""(() => { const context = timeline.canvas.getContext('2d'), texts = [], plain = context.fillText;
+        context.fillText = function (text, ...at) { texts.push(text); plain.call(context, text, ...at); };
+        timeline.draw();
+        delete context.fillText;
+        return texts; })()""")
+
+
+def check_copies(page):
+    """What a step copied is drawn beside the slots, and not over them."""
+    page.evaluate("timeline.pace = 0.002; [...document.querySelectorAll('#scenes button')].find((button) => button.textContent === 'Samples and copy-on-write').click()")
+    page.wait_for("shownChapter.scene?.name.startsWith('Samples') && timeline.latest.requests.size === 0 && !timeline.isPlaying && timeline.at !== null", 20)
+    copies = page.evaluate("timeline.shown.happened.copyOnWrites")
+    check("the scene ends where three blocks are copied", len(copies) == 3, copies)
+    page.evaluate("new Promise((resume) => requestAnimationFrame(() => requestAnimationFrame(resume)))")
+    count = """((block, isInside) => { const {x, y, size, height} = blockRect(views.poolLayout, block), context = document.createElement('canvas').getContext('2d');
+        context.fillStyle = views.theme.bad; context.fillRect(0, 0, 1, 1);
+        const wanted = context.getImageData(0, 0, 1, 1).data, [left, top, width, down] = isInside ? [x + 4, y + 16, size - 8, height - 20] : [x - 2, y - 2, size + 4, height + 8];
+        const {data} = views.pool.getContext('2d').getImageData(left, top, width, down);
+        let found = 0;
+        for (let at = 0; at < data.length; at += 4) found += [0, 1, 2].every((part) => Math.abs(data[at + part] - wanted[part]) < 40) && data[at + 3] > 200;
+        return found; })"""
+    blocks = page.evaluate("timeline.shown.sizes.blocks")
+    covered = page.evaluate(f"Array.from({{length: {blocks}}}, (_, block) => block).filter((block) => {count}(block, true) > 0)")
+    check("no slot is covered", covered == [], covered)
+    marked = page.evaluate(f"{json.dumps(copies)}.every(([from, to]) => {count}(from, false) > 0 && {count}(to, false) > 40)")
+    check("and each copy is marked", marked)
+    # Another way: up, down, and along, in a pool of many rows.
+    crossed = page.evaluate("""(() => { const layout = poolLayout(64, 400, 400), inside = [];
+        for (const [from, to] of [[0, 63], [63, 0], [9, 10], [10, 9], [3, 11], [11, 3], [7, 56], [56, 7], [8, 8 + layout.columns]]) {
+            const way = copyWay(layout, from, to, 1);
+            for (let at = 1; at < way.length; ++at) for (let share = 0; share <= 1; share += 0.01) {
+                const x = way[at - 1].x + share * (way[at].x - way[at - 1].x), y = way[at - 1].y + share * (way[at].y - way[at - 1].y), block = blockAt(layout, x, y);
+                if (block === undefined) continue;
+                const rect = blockRect(layout, block);
+                if (x > rect.x + 2 && x < rect.x + rect.size - 2 && y > rect.y + 2 && y < rect.y + rect.height - 2) inside.push([from, to, block]);
+            } }
+        return inside; })()""")
+    check("the ways lead between the blocks", crossed == [], crossed)
+    page.evaluate("timeline.live()")
 
 
 def check_found_again(page, server):
@@ -399,6 +571,11 @@ def check_found_again(page, server):
     check("they are no prefix hits, as in /metrics", found == hits > 0, [found, hits])
     check("the counter says both", text(page, "number-prompt-tokens-found-cached") == f"{hits} + {again} again",
           text(page, "number-prompt-tokens-found-cached"))
+    page.evaluate("document.getElementById('number-prompt-tokens-found-cached').querySelector('.word').focus()")
+    check("“again” is explained by key", text(page, "meaning").startswith("what of a request that comes back from a preemption is still cached"), text(page, "meaning"))
+    page.key("ArrowRight")
+    check("among the other words", page.evaluate("document.activeElement.textContent") != "again" and not page.evaluate("document.getElementById('meaning').hidden"))
+    page.evaluate("document.activeElement.blur()")
     page.evaluate("timeline.hold(timeline.snapshots.findLastIndex((shown) => shown.happened.foundAgain))")
     check("and the step", f"found again: {again} tokens of a preempted request" in text(page, "time-title"), text(page, "time-title"))
     click(page, "restore")
@@ -423,6 +600,9 @@ def check_drafts(page):
     begin, accepted = drafts["position"], drafts["accepted"]
     check("what was accepted is text", after[begin:begin + accepted] == drafts["texts"][:accepted], [after, drafts])
     check("and what was taken back is not", after[begin + accepted] != drafts["texts"][accepted], [after, drafts])
+    check("what the model drew is text there", drafts["drawn"] == after[begin + accepted], [after, drafts])
+    instead = "“" + drafts["drawn"].replace(" ", "·") + "”"
+    check("the step says what it is", f"drawn instead: {instead}" in text(page, "time-title"), text(page, "time-title"))
 
     def slot_rect(position):
         page.evaluate("new Promise((resume) => requestAnimationFrame(() => requestAnimationFrame(resume)))")
@@ -455,6 +635,14 @@ def check_drafts(page):
     page.move(box[0] + left + 8, box[1] + top + 6)
     page.wait_for("views.target !== null")
     check("the sentence says what a slot held", "held the draft “" in text(page, "sentence") and "taken back" in text(page, "sentence"), text(page, "sentence"))
+    check("and what comes there instead", f"the model drew {instead} instead" in text(page, "sentence"), text(page, "sentence"))
+
+    def says_instead(index):
+        left, top, width = page.evaluate(f"(() => {{ const cell = {table_rect(0, index)}; return [cell.x, cell.y, cell.width]; }})()")
+        return has_color("accent", left + width / 2, top + 1, width / 2 - 3, 11)
+
+    last = (begin + accepted) // size
+    check("which stands in its block of the table, and in no other", [says_instead(index) for index in range(last + 1)] == [False] * last + [True])
     page.move(5, 5)
     block = page.evaluate(f"[...timeline.shown.requests.values()][0].sequences.values().next().value.blocks[{(begin + accepted) // size}]")
     page.evaluate(f"views.point({{block: {block}}}, 'pool', true)")
@@ -520,7 +708,7 @@ def check_phone(browser, url):
     height = page.evaluate("document.documentElement.scrollHeight")
     check("a phone: nothing is wider than it", page.evaluate("document.documentElement.scrollWidth") <= 390)
     tops = page.evaluate("['strip', 'pool', 'sentence', 'tables', 'side'].map((name) => document.getElementById(name).getBoundingClientRect().top)")
-    check("in order of importance", tops == sorted(tops) and tops[0] < 400, tops)
+    check("in order of importance", tops == sorted(tops) and tops[0] < 844 / 2, tops)
     ask(page, ["A wolf"] * 8, max_tokens=8)
     page.wait_for("timeline.latest.step > 0")
     page.wait_for("timeline.latest.requests.size === 0")
@@ -535,6 +723,11 @@ def check_phone(browser, url):
                         "return [box.left, box.top, box.right, pill.scrollHeight, pill.clientHeight]; })()")
     check("and the state is readable", box[0] >= 0 and box[1] >= 0 and box[2] <= 390 and box[3] <= box[4], box)
     check("a touch says what a block is", text(page, "sentence").startswith("block 2: "))
+    page.evaluate("views.regions.scrollIntoView({block: 'center'})")
+    page.touch(*page.evaluate("(() => { const box = views.regions.getBoundingClientRect(); return [box.left + 4, box.top + 8]; })()"))
+    page.wait_for("views.target?.region !== undefined", 3)
+    check("and what a region is", text(page, "sentence").startswith("request "), text(page, "sentence"))
+    page.evaluate("scrollTo(0, 0)")
     page.touch(*page.evaluate("(() => { const box = document.querySelector('#pool-count .word').getBoundingClientRect(); return [box.left + 8, box.top + 8]; })()"))
     page.wait_for("!document.getElementById('meaning').hidden", 3)
     check("and what a word means", text(page, "meaning").startswith("a few slots"), text(page, "meaning"))
@@ -699,7 +892,8 @@ def converse(page, server):
     say(page, "Tell me of <b>a wolf</b>.")
     check("a message is answered", text(page, "problem") == "" and len(said(page)) == 2 and said(page)[1] != "", [text(page, "problem"), said(page)])
     check("what was said is text", page.evaluate("!document.querySelector('#turns b')"))
-    check("an end by length says so", note(page).endswith("cut off after 40 tokens") == ("; 40 written" in note(page)), note(page))
+    check("an end by length says so", note(page).endswith("cut off after 40 tokens") == ("; reply: 40 tokens" in note(page)), note(page))
+    check("and how fast it was", re.search(r"; reply: \d+ tokens, [\d.]+ tokens/s", note(page)), note(page))
     first = page.evaluate("conversation")
     say(page, "And then?")
     check("the next message has what was said before it", page.evaluate("conversation.slice(0, 2)") == first and len(said(page)) == 4, said(page))
@@ -805,9 +999,10 @@ def main():
         with http_program.HttpProgram(arguments.program, *SMALL) as server:
             page = browser.open(server.url + "/")
             page.wait_for("timeline.latest.sizes.blocks > 0")
-            for part in (check_joined, check_time, check_replies, check_words, check_edges, check_keyboard, check_heights):
+            for part in (check_joined, check_time, check_replies, check_words, check_more, check_regions, check_edges, check_keyboard, check_heights):
                 part(page)
             check_scenes(page, browser)
+            check_copies(page)
             check_found_again(page, server)
             check_drafts(page)
             for part in (check_hostile, check_many, check_idle, check_motion, check_colors):

@@ -1273,7 +1273,9 @@ TEST_CASE("clients steer the pool only where --pool-controls lets them") {
   }
   ApiFixture fixture({.pool_controls = false});
   CHECK(fixture.get("/pool/events").status == 200);
-  CHECK(fixture.get("/").body.find("<body data-controls=\"0\" data-chat=\"0\">") != std::string::npos);
+  const std::string page = fixture.get("/").body;
+  CHECK(page.find("<body data-controls=\"0\" data-chat=\"0\"") != std::string::npos);
+  CHECK(page.find("data-sampling='{\"temperature\": 0.7, \"top_k\": 40, \"top_p\": 0.95,") != std::string::npos);
 
   ApiFixture steered;
   CHECK(steered.get("/").body.find("<body data-controls=\"1\"") != std::string::npos);

@@ -11,6 +11,7 @@
 //   cached       hatched, without a number of an owner
 //   free         an empty frame
 //   swapped out  dotted
+//   a copy       in a frame, with the block that it was copied from: 7 ← 3
 //   a draft      accepted: framed inside; taken back: hatched, its text struck through
 
 function themeOf(element) {
@@ -52,7 +53,7 @@ function poolLayout(count, width, height) {
   let cell = Math.min(92, Math.floor(Math.sqrt(width * height / Math.max(drawn, 1))) + 1);
   const columnsOf = () => Math.max(1, Math.floor(width / cell));
   while (cell > 3 && Math.ceil(drawn / columnsOf()) * cell > height) cell -= 1;
-  return {drawn, count, width, height, cell, columns: columnsOf(), gap: cell >= 24 ? 3 : cell >= 8 ? 2 : 1};
+  return {drawn, count, width, height, cell, columns: columnsOf(), gap: cell >= 40 ? 6 : cell >= 24 ? 4 : cell >= 8 ? 2 : 1};
 }
 
 // Cells are squares, unless the layout has a rowHeight.
@@ -94,8 +95,8 @@ function dots(context, x, y, width, height, color) {
   }
 }
 
-// state: {kind: "free" | "cached" | "owned" | "host", owner, filled, slots, tables, label, drafts}; drafts as draftsIn()
-// has them
+// state: {kind: "free" | "cached" | "owned" | "host", owner, filled, slots, tables, label, drafts, copyOf}; drafts as
+// draftsIn() has them
 function drawBlock(context, x, y, width, height, state, theme) {
   const isSmall = Math.min(width, height) < 9;
   if (state.kind === "free") {
@@ -147,7 +148,16 @@ function drawBlock(context, x, y, width, height, state, theme) {
       context.fillRect(x + 3, height >= 24 ? y + 3 : y + height / 2 - 6, context.measureText(text).width + 4, 12);
     }
     context.fillStyle = state.kind === "free" ? theme.dim : theme.text;
-    context.fillText(text, x + 5, height >= 24 ? y + 5 : y + height / 2 - (state.kind === "owned" ? 1.5 : -0.5), width - 6);
+    const line = height >= 24 ? y + 5 : y + height / 2 - (state.kind === "owned" ? 1.5 : -0.5);
+    context.fillText(text, x + 5, line, width - 6);
+    const end = context.measureText(text).width + 7, origin = `← ${state.copyOf}`;
+    if (state.copyOf !== undefined && width - end > 18) {
+      const room = Math.min(context.measureText(origin).width, width - end - 5);
+      context.fillStyle = theme.card;  // on an owner's colour it would be hard to read
+      context.fillRect(x + end, height >= 24 ? y + 3 : line - 6, room + 4, 12);
+      context.fillStyle = theme.bad;
+      context.fillText(origin, x + end + 2, line, room);
+    }
   }
 }
 
@@ -233,11 +243,11 @@ function arrow(context, from, to, color, bend = 0) {
   context.fill();
 }
 
-function caption(context, text, x, y, layout, theme, maxWidth = layout.width, color = theme.bad) {
+function caption(context, text, x, y, layout, theme) {
   context.font = "600 11px system-ui, sans-serif";
-  const width = Math.min(maxWidth, context.measureText(text).width + 8);
+  const width = Math.min(46, context.measureText(text).width + 8);
   const left = Math.max(0, Math.min(layout.width - width, x - width / 2)), top = Math.max(0, Math.min(layout.height - 16, y - 8));
-  context.fillStyle = color;
+  context.fillStyle = theme.dim;
   context.fillRect(left, top, width, 16);
   context.fillStyle = theme.card;
   context.textAlign = "left";
@@ -245,23 +255,75 @@ function caption(context, text, x, y, layout, theme, maxWidth = layout.width, co
   context.fillText(text, left + 3, top + 8.5, width - 6);
 }
 
+const kLeastForWays = 24;  // smaller cells have no gaps to draw in, and no marks of slots that an arrow would hide
+
+// The way of a copy from block to block: through the gaps between blocks, so that it hides no slot. lane: how far it is from
+// the gap's middle. In the same row it leaves and arrives below.
+function copyWay(layout, from, to, lane) {
+  const source = blockRect(layout, from), target = blockRect(layout, to), half = layout.gap / 2, rowHeight = layout.rowHeight ?? layout.cell;
+  const rows = Math.round((target.y - source.y) / rowHeight), isDown = rows >= 0;
+  const leave = source.x + source.size / 2 - 5, arrive = target.x + target.size / 2 + 5;
+  const begin = isDown ? source.y + source.height : source.y, gap = begin + (isDown ? half : -half) + lane;
+  const end = rows > 0 ? target.y : target.y + target.height;
+  const way = [{x: leave, y: begin}, {x: leave, y: gap}];
+  if (rows > 1 || rows < -1) {
+    const beside = target.x + target.size + half + lane, last = end + (rows > 0 ? -half : half) + lane;
+    way.push({x: beside, y: gap}, {x: beside, y: last}, {x: arrive, y: last});
+  } else {
+    way.push({x: arrive, y: gap});
+  }
+  return [...way, {x: arrive, y: end + (rows > 0 ? 1 : -1)}];
+}
+
+// Copies of the same block share its way.
+function drawCopies(context, copies, layout, theme) {
+  const sources = [...new Set(copies.map(([from]) => from))];
+  for (const [from, to] of copies) {
+    const lane = [0, 1, -1][sources.indexOf(from) % 3] * layout.gap / 3, way = copyWay(layout, from, to, lane);
+    context.strokeStyle = context.fillStyle = theme.bad;
+    context.lineWidth = 1.5;
+    context.lineJoin = "round";
+    context.beginPath();
+    for (const {x, y} of way) context.lineTo(x, y);
+    context.stroke();
+    const {x, y} = way.at(-1), back = Math.sign(way.at(-2).y - y) || 1;
+    context.beginPath();
+    for (const [right, up] of [[0, -2], [4.5, 4.5], [-4.5, 4.5]]) context.lineTo(x + right, y + up * back);
+    context.fill();
+    context.beginPath();
+    context.arc(way[0].x, way[0].y, 2.5, 0, 2 * Math.PI);
+    context.fill();
+  }
+}
+
+// A block that moved to the host's memory below, or from there: a mark at its lower edge.
+function drawMove(context, block, isOut, layout, theme) {
+  const {x, y, size, height} = blockRect(layout, block), reach = Math.max(2, Math.min(4.5, size / 6)), edge = y + height;
+  context.fillStyle = theme.bad;
+  context.beginPath();
+  for (const [right, down] of [[-1, -1], [1, -1], [0, 1]]) context.lineTo(x + size / 2 + 1.3 * reach * right, edge + reach * (isOut ? down : -down));
+  context.fill();
+}
+
 // lit: blocks to put a frame around. What the snapshot's step did is drawn where it did it.
 function drawPool(context, snapshot, layout, theme, {lit = new Set()} = {}) {
-  context.clearRect(0, 0, layout.width, layout.height);
+  context.clearRect(-4, -4, layout.width + 8, layout.height + 8);  // frames are a little larger than their blocks
+  const isInside = ([from, to]) => from < layout.count && to < layout.count;
+  const copies = snapshot.happened.copies.filter((copy) => isInside(copy) && Math.max(...copy) < layout.drawn);
+  const origins = new Map(copies.map(([from, to]) => [to, from]));
   for (let block = 0; block < layout.drawn; ++block) {
     const {x, y, size, height} = blockRect(layout, block);
-    drawBlock(context, x, y, size, height, stateOf(snapshot, block), theme);
+    drawBlock(context, x, y, size, height, {...stateOf(snapshot, block), copyOf: origins.get(block)}, theme);
+    if (!origins.has(block) || layout.cell < kLeastForWays) continue;
+    context.strokeStyle = theme.bad;
+    context.lineWidth = 1.5;
+    context.strokeRect(x - 0.25, y - 0.25, size + 0.5, height + 0.5);
   }
-  const center = (block) => {
-    const {x, y, size, height} = blockRect(layout, block);
-    return {x: x + size / 2, y: y + height / 2};
-  };
-  const captions = [];
   for (const block of snapshot.happened.evicted) {
     if (block >= layout.drawn) continue;
     const {x, y, size} = blockRect(layout, block);
     const isReused = placesOf(snapshot).has(block);
-    if (size >= 64) caption(context, isReused ? "reused" : "evicted", x + size - 24, y + 9, layout, theme, 46, theme.dim);
+    if (size >= 64 && !origins.has(block)) caption(context, isReused ? "reused" : "evicted", x + size - 24, y + 9, layout, theme);
     else if (size >= 6) {  // no room for a word beside the block's number: a corner
       context.fillStyle = theme.dim;
       context.beginPath();
@@ -271,28 +333,26 @@ function drawPool(context, snapshot, layout, theme, {lit = new Set()} = {}) {
       context.fill();
     }
   }
-  let numOut = 0, numIn = 0;
-  snapshot.happened.copies.forEach(([from, to], index) => {
-    if (from < layout.count && to < layout.count) {
-      if (from >= layout.drawn || to >= layout.drawn) return;
-      arrow(context, center(from), center(to), theme.bad, 6 + 5 * index);
-      const {x, y, size, height} = blockRect(layout, to);
-      captions.push([`copy of ${from}`, {x: x + size / 2, y: y + height - 6}, Math.max(size, 30)]);
-    } else {  // to the host's memory below, or from there
-      const {x, y} = center(Math.min(from, to)), reach = (layout.rowHeight ?? layout.cell) * 0.55;
-      if (to < from) numIn += 1; else numOut += 1;
-      if (to < from) arrow(context, {x, y: y + reach}, {x, y}, theme.bad);
-      else arrow(context, {x, y}, {x, y: y + reach}, theme.bad);
-    }
-  });
-  const moves = [...(numOut ? [`${numOut} swapped out ↓`] : []), ...(numIn ? [`${numIn} swapped in ↑`] : [])].join(", ");
-  if (moves) captions.push([moves, {x: layout.width / 2, y: layout.height}]);
   for (const block of lit) {
     if (block >= layout.drawn) continue;
     const {x, y, size, height} = blockRect(layout, block);
     frame(context, x, y, size, height, theme);
   }
-  for (const [text, at, width] of captions.slice(0, 12)) caption(context, text, at.x, at.y, layout, theme, width);
+  const center = (block) => {
+    const {x, y, size, height} = blockRect(layout, block);
+    return {x: x + size / 2, y: y + height / 2};
+  };
+  if (layout.cell >= kLeastForWays) drawCopies(context, copies, layout, theme);
+  else copies.forEach(([from, to], index) => arrow(context, center(from), center(to), theme.bad, 6 + 5 * index));
+  for (const [from, to] of snapshot.happened.copies.filter((copy) => !isInside(copy) && Math.min(...copy) < layout.drawn)) {
+    drawMove(context, Math.min(from, to), from < to, layout, theme);
+  }
+}
+
+// How many blocks the step moved to the host's memory, and from there.
+function movesText({happened, sizes}) {
+  const numOut = happened.copies.filter(([, to]) => to >= sizes.blocks).length, numIn = happened.copies.filter(([from]) => from >= sizes.blocks).length;
+  return [...(numOut ? [`${numOut} swapped out ↓`] : []), ...(numIn ? [`${numIn} swapped in ↑`] : [])].join(", ");
 }
 
 // Blocks in the host's memory, in groups by the request that is swapped out.
@@ -304,8 +364,11 @@ function drawHost(context, snapshot, width, height, theme) {
   context.fillStyle = theme.dim;
   const used = snapshot.counters.host_used ?? 0, total = snapshot.sizes.host_blocks;
   const text = total ? `host's memory: ${used} of ${total}` : "no room in the host's memory: preempted requests are computed again";
-  context.fillText(text, 0, height / 2, width);
-  let x = context.measureText("host's memory: 0000 of 0000").width + 8;
+  const moves = total ? movesText(snapshot) : "";
+  context.fillText(text, 0, height / 2 - (moves ? 7 : 0), width);
+  context.fillStyle = theme.bad;
+  context.fillText(moves, 0, height / 2 + 7, width);
+  let x = Math.max(context.measureText("host's memory: 0000 of 0000").width, context.measureText(moves).width) + 8;
   if (!total) return;
   const blocks = [...snapshot.requests.values()].filter((request) => request.swapped).flatMap((request) => Array(request.hostBlocks).fill(request));
   const cell = Math.max(4, Math.min(24, Math.floor((width - x) / Math.max(blocks.length, 1))));
@@ -316,7 +379,8 @@ function drawHost(context, snapshot, width, height, theme) {
 }
 
 // A bar of all slots, with a region for each request that would fit: solid where tokens are, hatched where reserved.
-function drawRegions(context, snapshot, width, height, theme) {
+// lit: the request whose region to put a frame around, or kRest.
+function drawRegions(context, snapshot, width, height, theme, lit) {
   context.clearRect(0, 0, width, height);
   context.fillStyle = theme.free;
   context.fillRect(0, 0, width, height);
@@ -338,6 +402,14 @@ function drawRegions(context, snapshot, width, height, theme) {
     context.textBaseline = "middle";
     context.fillText(id, begin * scale + 10.5, height / 2 + 0.5, 16);
   }
+  const part = regionParts(snapshot).find(({id}) => id === lit);
+  if (part) frame(context, part.begin * scale + 2, 3, part.need * scale - 4, height - 6, theme);
+}
+
+// The request whose region is at a point of the bar, or kRest.
+function regionAt(snapshot, width, x) {
+  const slot = x * snapshot.sizes.slots / Math.max(width, 1);
+  return regionParts(snapshot).find(({begin, need}) => slot >= begin && slot < begin + need)?.id;
 }
 
 // ---- Block tables ----
@@ -404,7 +476,7 @@ function placeAt(snapshot, layout, x, y) {
 }
 
 function drawTables(context, snapshot, layout, scrollTop, height, theme, {lit = new Set()} = {}) {
-  context.clearRect(0, 0, layout.width, height);
+  context.clearRect(-4, 0, layout.width + 8, height);
   const size = snapshot.sizes.block_size, batch = new Map(snapshot.happened.batch);
   context.save();
   context.translate(0, -scrollTop);
@@ -449,7 +521,7 @@ function drawRowLabel(context, row, batch, theme) {
 function drawQueued(context, snapshot, row, layout, theme) {
   const {request} = row;
   const text = request.swapped ? `swapped out: ${request.hostBlocks} block${request.hostBlocks === 1 ? "" : "s"} in the host's memory; ${row.isFirst ? "comes back first" : "then this one"}`
-    : request.wasPreempted ? "preempted: it lost its blocks, and is computed again when some are free"
+    : request.wasPreempted ? "preempted: it released its blocks, and is computed again when there is room"
     : `waits in the queue, with a prompt of ${request.prompt} tokens`;
   context.font = "12px system-ui, sans-serif";
   context.fillStyle = request.swapped || request.wasPreempted ? theme.bad : theme.dim;
@@ -465,7 +537,15 @@ function drawTexts(context, cell, layout, row, index, {block, tables, filled, si
   context.font = "600 10px system-ui, sans-serif";
   context.fillStyle = theme.text;
   context.textAlign = "left";
-  context.fillText(`${index} → block ${block}${tables > 1 ? `  ×${tables}` : ""}`, cell.x + 4, cell.y + 7.5, cell.width - 8);
+  const name = `${index} → block ${block}${tables > 1 ? `  ×${tables}` : ""}`, instead = drafts.find(({drawn}) => drawn !== undefined);
+  context.fillText(name, cell.x + 4, cell.y + 7.5, cell.width - 8);
+  if (instead) {  // the first draft that was taken back, and what the model drew
+    const text = `instead: ${visible(instead.drawn)}`, room = Math.min(context.measureText(text).width, cell.width - context.measureText(name).width - 16);
+    context.fillStyle = theme.card;
+    context.fillRect(cell.x + cell.width - room - 6, cell.y + 1, room + 4, 12);
+    context.fillStyle = theme.accent;
+    context.fillText(text, cell.x + cell.width - room - 4, cell.y + 7.5, room);
+  }
   context.font = "11px ui-monospace, monospace";
   for (let slot = 0; slot < size; ++slot) {
     const x = cell.x + 2 + (slot % layout.slotColumns) * slotWidth, y = cell.y + kHeaderHeight + Math.floor(slot / layout.slotColumns) * kSlotHeight;
@@ -490,6 +570,11 @@ function drawTexts(context, cell, layout, row, index, {block, tables, filled, si
       context.fillText(guess, x + 2, y + 7.5, slotWidth - 4);
       context.fillStyle = theme.bad;
       context.fillRect(x + 1, y + 8, width + 2, 1);
+      if (draft === instead) {
+        context.strokeStyle = theme.accent;
+        context.lineWidth = 1.5;
+        context.strokeRect(x + 0.75, y + 0.75, slotWidth - 1.5, kSlotHeight - 2);
+      }
     } else if (draft) {
       drawDraft(context, x, y, slotWidth, kSlotHeight, true, theme);
     }

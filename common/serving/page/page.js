@@ -2,6 +2,7 @@
 // The page around the views: the connection, the counters, the forms.
 
 const hasControls = document.body.dataset.controls === "1", hasChat = document.body.dataset.chat === "1";
+const defaults = JSON.parse(document.body.dataset.sampling ?? "{}");  // the server's, of requests that do not say
 let key = sessionStorage.getItem("key") || "";
 
 function element(name, properties = {}, ...children) {
@@ -80,7 +81,7 @@ function wordFor(text, meaning) {
   word.setAttribute("aria-description", meaning);
   word.onkeydown = (event) => {
     if (event.key === "Escape") explain(null);
-    const by = {ArrowLeft: -1, ArrowRight: 1}[event.key], words = wordsBeside(word);
+    const by = {ArrowLeft: -1, ArrowRight: 1}[event.key], words = wordsBeside(word).filter((other) => other.offsetParent !== null);
     if (by === undefined) return;
     event.preventDefault();
     words[(words.indexOf(word) + by + words.length) % words.length].focus();
@@ -106,7 +107,7 @@ function explain(word, meaning) {
 }
 
 // The glossary's words, as they stand in texts; longer ones first.
-const kWords = [["prefix found", "prefix hit"], ["copied on write", "copy-on-write"], ["copy-on-write", "copy-on-write"], ["block tables", "block table"],
+const kWords = [["prefix found", "prefix hit"], ["found again", "found again"], ["copied on write", "copy-on-write"], ["copy-on-write", "copy-on-write"], ["block tables", "block table"],
                 ["swapped out", "swapped out"], ["preempted", "preempted"], ["computed again", "computed again"], ["physical", "physical block"],
                 ["logical", "logical block"], ["sequence", "sequence"], ["evicted", "evicted"], ["in a table", "block table"], ["shared", "shared"],
                 ["drafts", "draft"], ["draft", "draft"], ["taken back", "taken back"], ["cached", "cached"], ["free", "free"], ["blocks", "block"], ["slots", "slot"], ["slot", "slot"]];
@@ -138,7 +139,7 @@ const kMeanings = {
   "running": "requests that have blocks, and get a token in each step",
   "waiting": "requests in the queue, without blocks",
   "slots in use": "slots that hold a token, of all in the pool",
-  "preemptions": "times that a running request lost its blocks because none was free",
+  "preemptions": "times that a running request released its blocks, because too few were left, free or cached",
   "blocks copied": "copy-on-write: a sequence had to write into a block that others share, and got a copy of its own",
   "blocks moved": "swapped out to the host's memory, or back",
   "prompt tokens found cached": "in blocks that were in the pool already, so they were not computed; “again”: by requests that came back from a preemption",
@@ -161,7 +162,12 @@ function showNumbers(snapshot) {
       reachBy($("numbers").querySelector(".word"));
     }
     $(id).parentElement.hidden = value === null;
-    if (value !== null && $(id).textContent !== String(value)) $(id).textContent = value;
+    if (value === null || $(id).textContent === String(value)) continue;
+    $(id).textContent = value;
+    if (!String(value).endsWith(" again")) continue;
+    $(id).textContent = value.slice(0, -5);
+    $(id).append(wordFor("again", meanings.get("found again")));
+    reachBy($("numbers").querySelector(".word"));
   }
 }
 
@@ -192,14 +198,14 @@ function showState() {
     timeline.isLive ? `${activity}, step ${Math.max(0, latest.step)}` :
     `showing step ${Math.max(0, shown.step)} of ${Math.max(0, lastStepOf(timeline.at))} (server ${activity})`;
   document.body.classList.toggle("lost", isLost || failure !== "");
-  $("replies-title").hidden = timeline.isLive || $("replies").children.length === 0;
   $("pause").disabled = latest.paused || isLost;
   $("run").disabled = !latest.paused || isLost;
   $("step").disabled = isLost;
   $("live").setAttribute("aria-pressed", timeline.isLive);
   $("play").setAttribute("aria-pressed", timeline.isPlaying);
+  $("play").textContent = timeline.isPlaying ? "hold" : "slowly";
   $("back").disabled = timeline.at === 0 || timeline.snapshots.length < 2;
-  $("forward").disabled = timeline.isLive && !(hasControls && latest.paused);
+  $("forward").disabled = timeline.isLive;
   const where = timeline.isLive ? "live" : timeline.isPlaying ? "played slowly" : "held";
   const missed = shown.steps.length > 1 ? ` (with the ${shown.steps.length - 1} before it)` : "";
   const took = shown.steps.length ? `, ${shown.steps.at(-1).milliseconds.toFixed(1)} ms` : "";
@@ -221,7 +227,7 @@ function regionsSentence(snapshot, places) {
   const named = (ids, many) => ids.length > 3 ? `${ids.length} ${many}` : plural("request", ids);
   const fit = `${regions.length ? named(regions.map((region) => region.id), "requests") : "none"} would fit`;
   const wait = refused.length ? `, ${named(refused, regions.length ? "others" : "requests")} would wait` : "";
-  const empty = used ? `; ${percent(reserved - used, reserved)} of the slots reserved would be empty` : "";
+  const empty = used ? `; ${percent(reserved - used, reserved)} of the slots reserved would be empty (hatched)` : "";
   let blocks = snapshot.numRunning ? `${snapshot.numRunning} run, ${percent(counters.reserved - counters.used, counters.reserved)} of their slots are empty` : "all wait as yet";
   const all = [...places.values()].reduce((sum, list) => sum + list.length, 0);
   if (all > places.size) blocks += `; ${places.size} blocks used, ${all} without sharing`;
@@ -241,8 +247,8 @@ function showSnapshot(snapshot) {
   const text = regionsSentence(snapshot, places);
   if (text !== shownRegions) {
     $("regions-text").textContent = shownRegions = text;
-    $("regions").title = $("regions-text").title = text + " Hatched: reserved, and nothing in it yet.";
-    $("regions").setAttribute("aria-label", text);
+    $("regions-text").title = text;
+    $("regions").setAttribute("aria-label", `${text} Arrow keys move from region to region.`);
   }
   showState();
   showReplies();
@@ -262,6 +268,8 @@ function takeRecord(record) {
     $("log").prepend(element("li", {textContent: `step ${snapshot.step}: ${story}`}));
     while ($("log").children.length > 200) $("log").lastChild.remove();
   }
+  if (snapshot.isNewPool && !isSceneComing) beginChapter({name: "New pool"});
+  isSceneComing &&= !snapshot.isNewPool;
   timeline.add(snapshot);
   if (record.sizes) showSizes(record.sizes);
   if (!timeline.isLive) showState();
@@ -319,7 +327,7 @@ $("pause").onclick = () => control("pause");
 $("step").onclick = stepOnce;
 $("run").onclick = () => { timeline.live(); control("run"); };
 $("back").onclick = () => timeline.move(-1);
-$("forward").onclick = () => timeline.isLive ? stepOnce() : timeline.move(1);
+$("forward").onclick = () => timeline.move(1);
 $("play").onclick = () => timeline.isPlaying ? timeline.hold(timeline.at) : timeline.play();
 $("live").onclick = () => timeline.live();
 document.addEventListener("keydown", (event) => {
@@ -348,7 +356,6 @@ for (const id of ["slots", "block-size", "budget", "swap"]) {
     clearTimeout(restart);  // one for all moves of a slider
     restart = setTimeout(() => {
       control("restart", {slots: sizeOf("slots"), block_size: sizeOf("block-size"), budget: sizeOf("budget"), swap: $("swap").checked});
-      beginChapter({});
     }, 600);
   };
 }
@@ -363,8 +370,13 @@ $("key").onsubmit = (event) => {
 
 // ---- Tabs ----
 
-const tabs = [...document.querySelectorAll("[role=tab]")].filter((tab) => hasControls || !["tab-hand", "tab-sizes"].includes(tab.id)).filter((tab) => hasChat || tab.id !== "tab-chat");
+const tabs = [...document.querySelectorAll("[role=tab]")].filter((tab) => hasControls || !["tab-hand", "tab-sizes"].includes(tab.id));
 for (const tab of document.querySelectorAll("[role=tab]")) tab.hidden = !tabs.includes(tab);
+if (!hasChat) {  // it stays, so that a reader learns why there is none
+  $("tab-chat").setAttribute("aria-disabled", true);
+  $("no-chat").hidden = false;
+  $("turns").hidden = $("say").hidden = true;
+}
 function selectTab(selected) {
   for (const tab of tabs) {
     tab.setAttribute("aria-selected", tab === selected);
@@ -392,13 +404,14 @@ function tagOf(id) {
   return tag;
 }
 
-// Each as long as it was at the step that is shown.
-let replies = [];  // {item, texts: [{element, full}], isSearch, id, pool, number}; the last three as writtenAt() takes them
-let areCut = false;
+// Each as long as it was at the step that is shown, and only those of the pool that is shown: in another one, the same
+// numbers and colours are other requests'. Turns of a conversation stay: each message sends them all.
+let replies = [];  // {item, texts: [{element, full}], isSearch, isTurn, chapter, id, pool, number}; the last three as writtenAt() takes them
+let areCut = false, repliesPool = 0;
 
-function addReply(item, elements, isSearch = false) {
-  const {latest} = timeline;
-  const reply = {item, isSearch, texts: elements.map((place) => ({element: place, full: ""})), pool: latest.sizes.pool, number: latest.number};
+function addReply(item, elements, {isSearch = false, isTurn = false} = {}) {
+  const {poolsSeen, number} = timeline.latest;
+  const reply = {item, isSearch, isTurn, texts: elements.map((place) => ({element: place, full: ""})), chapter: chapters.at(-1).name, pool: poolsSeen, number};
   replies.push(reply);
   return reply;
 }
@@ -407,8 +420,11 @@ function extendReply(reply, index, piece) {
   if (areCut) showReply(reply); else reply.texts[index].element.append(plain(piece));
 }
 function showReply(reply) {
-  const written = timeline.isLive ? "all" : reply.id === undefined ? "none" : writtenAt(timeline.snapshots, timeline.at, reply);
-  reply.item.hidden = written === "none";
+  const {isLive, shown} = timeline, isPast = shown.poolsSeen > reply.pool;
+  const written = isPast ? "past" : isLive ? "all" : reply.id === undefined ? "none" : writtenAt(timeline.snapshots, timeline.at, reply);
+  reply.item.hidden = written === "none" || (isPast && !reply.isTurn);
+  reply.item.classList.toggle("partly", Array.isArray(written));
+  if (reply.isTurn) for (const tag of reply.item.querySelectorAll(".tag")) tag.hidden = isPast;
   for (const {element, full} of reply.texts) {
     let length = full.length;
     if (Array.isArray(written)) {  // a search has its texts at its end
@@ -419,32 +435,102 @@ function showReply(reply) {
   }
 }
 function showReplies() {
-  if (timeline.isLive && !areCut) return;
-  areCut = !timeline.isLive;
-  replies.forEach(showReply);
+  const {isLive, shown} = timeline;
+  if (!isLive || areCut || repliesPool !== shown.poolsSeen) {
+    areCut = !isLive;
+    repliesPool = shown.poolsSeen;
+    replies.forEach(showReply);
+  }
+  showRepliesTitle();
 }
+function showRepliesTitle() {
+  const {isLive, shown} = timeline, listed = replies.filter(({item, isTurn}) => item.isConnected && !isTurn), here = listed.filter(({item}) => !item.hidden);
+  const names = [...new Set(here.map(({chapter}) => chapter))].join("”, “");
+  const parts = here.length ? [`Replies of “${names}”${isLive ? "" : ", as far as they were written at the step shown"}.`] : listed.length ? ["No reply yet at the step shown."] : [];
+  if (listed.some(({pool}) => pool < shown.poolsSeen)) parts.push("Those of earlier pools are shown with their steps.");
+  $("replies-title").textContent = parts.join(" ");
+  $("replies-title").hidden = parts.length === 0;
+}
+
+// How much was written, and how fast. pace: {written, first, sent, begin, last}: tokens, and those that came first, together;
+// when the prompt was sent, and when the first and the last token came.
+const newPace = () => ({written: 0, sent: performance.now()});
+function paceOf({written, first, sent, begin, last}) {
+  const text = `${written} token${written === 1 ? "" : "s"}`;
+  if (written <= 4) return text;
+  // A short one may come all at once: then it is measured from when it was asked for.
+  const perSecond = 1000 * (last - begin > kLeastMilliseconds ? (written - first) / (last - begin) : written / (last - sent));
+  return `${text}, ${Number(perSecond.toPrecision(2))} tokens/s`;
+}
+const kLeastMilliseconds = 20;
+function count(pace, written) {
+  if (written === pace.written) return;
+  pace.written = written;
+  pace.last = performance.now();
+  pace.begin ??= pace.last;
+  pace.first ??= written;
+}
+const kStreamed = {stream: true, stream_options: {include_usage: true, continuous_usage_stats: true}};
+
+// What is folded away in both forms: fields of the API, each with the server's default in it as long as it is empty.
+const kMore = [["top_k", "Top-k (0: all)"], ["top_p", "Top-p"], ["min_p", "Min-p"], ["repetition_penalty", "Repetition penalty"],
+               ["presence_penalty", "Presence penalty"], ["frequency_penalty", "Frequency penalty"]];
+function makeMore(place, prefix) {
+  const fields = kMore.map(([name, label]) => element("label", {}, label, element("input", {id: `${prefix}-${name}`, type: "number", step: "any", placeholder: defaults[name] ?? ""})));
+  place.append(element("p", {className: "dim", textContent: "Empty fields: the server's defaults, which stand in them."}),
+               element("fieldset", {id: `${prefix}-sampling`}, element("div", {className: "row"}, ...fields)),
+               element("label", {}, "Stop texts, one on each line", element("textarea", {id: `${prefix}-stop`, rows: 2, placeholder: "none"})));
+}
+function moreOptions(prefix) {
+  const options = {}, stop = $(`${prefix}-stop`).value.split("\n").filter((line) => line !== "");
+  for (const [name] of $(`${prefix}-sampling`).disabled ? [] : kMore) {
+    if ($(`${prefix}-${name}`).value !== "") options[name] = Number($(`${prefix}-${name}`).value);
+  }
+  if (stop.length) options.stop = stop;
+  return options;
+}
+makeMore($("more-ask"), "ask");
+makeMore($("more-chat"), "chat");
+$("temperature").title = `the server's default is ${defaults.temperature}`;
+$("chat-temperature").placeholder = defaults.temperature ?? "default";
+
+// Requests for replies that have not ended.
+const running = new Set();
+function stopRunning() {
+  for (const abort of running) abort.abort();
+}
+$("stop").onclick = stopRunning;
+$("ask").addEventListener("keydown", (event) => { if (event.key === "Escape") stopRunning(); });
 
 // Sends all prompts in one request, so that they are queued together, and shows the texts as they come. Returns when
 // the server has them or, with firstOnly, when the first token is there.
 async function post(prompts, {firstOnly = false, ...options}) {
-  const body = {prompt: prompts, stream: true, ...options}, samples = options.n ?? 1;
+  const body = {prompt: prompts, ...kStreamed, ...options}, samples = options.n ?? 1;
   const abort = new AbortController(), list = $("replies");
   const items = prompts.map((prompt) => {
     const item = element("li", {}, element("span", {className: "dim", textContent: plain(prompt) + " "}));
     const texts = Array.from({length: samples}, () => element("div", {className: "text", dir: "auto"}));
     item.append(...texts);
-    item.reply = addReply(item, texts, options.use_beam_search);
+    item.reply = addReply(item, texts, {isSearch: options.use_beam_search});
+    item.pace = newPace();
+    item.counts = Array(samples).fill(0);  // tokens of each text
     return item;
   });
-  const stop = element("button", {type: "button", textContent: "Cancel", onclick: () => abort.abort()});
+  const stop = element("button", {type: "button", textContent: "Stop", onclick: () => abort.abort()});
   items[0].firstChild.after(stop);
   list.prepend(...items);
   while (list.children.length > 300) list.lastChild.remove();
   replies = replies.filter((reply) => reply.item.isConnected);
+  showRepliesTitle();
+  running.add(abort);
+  $("stop").disabled = false;
   const end = (error) => {
-    const reason = error && (abort.signal.aborted ? "cancelled" : plain(error.message));
+    const reason = error && (abort.signal.aborted ? "stopped" : plain(error.message));
     if (error) for (const item of items) item.append(element("p", {className: "dim", textContent: reason}));
+    for (const item of error ? [] : items) item.append(element("p", {className: "dim small pace", textContent: paceOf(item.pace)}));
     stop.remove();
+    running.delete(abort);
+    $("stop").disabled = running.size === 0;
   };
   try {
     const reply = await ask("/v1/completions", body, {signal: abort.signal});
@@ -456,7 +542,10 @@ async function post(prompts, {firstOnly = false, ...options}) {
       readEvents(reply, (event) => {
         if (event.error) throw new Error(event.error.message);
         for (const choice of event.choices) {
-          extendReply(items[Math.floor(choice.index / samples)].reply, choice.index % samples, choice.text);
+          const item = items[Math.floor(choice.index / samples)];
+          item.counts[choice.index % samples] = event.usage.completion_tokens;
+          count(item.pace, item.counts.reduce((sum, tokens) => sum + tokens));
+          extendReply(item.reply, choice.index % samples, choice.text);
         }
         begun();
       }).then(() => end(), end).finally(begun);
@@ -468,16 +557,16 @@ async function post(prompts, {firstOnly = false, ...options}) {
   }
 }
 
-$("beams").onchange = () => { $("temperature").disabled = $("beams").checked; };
+$("beams").onchange = () => { $("temperature").disabled = $("ask-sampling").disabled = $("beams").checked; };
 $("send").onsubmit = (event) => {
   event.preventDefault();
   const prompts = $("prompts").value.split("\n").filter((line) => line.trim() !== "").map((line) => $("prefix").value + line);
-  const options = {max_tokens: Number($("max-tokens").value), n: Number($("samples").value)};
+  const options = {max_tokens: Number($("max-tokens").value), n: Number($("samples").value), ...moreOptions("ask")};
   if ($("seed").value !== "") options.seed = Number($("seed").value);
   if ($("beams").checked) options.use_beam_search = true;
   else options.temperature = Number($("temperature").value);
   timeline.live();
-  beginChapter({text: kOwn});
+  beginChapter({name: "What you sent", text: kOwn});
   if (prompts.length) attempt(() => post(prompts, options));
 };
 $("prompts").onkeydown = (event) => {
@@ -494,10 +583,16 @@ async function runScene(scene, button) {
   await attempt(async () => {
     timeline.live();
     const before = timeline.latest.sizes.pool;
-    await ask("/pool/restart", scene.sizes);
-    await ask("/pool/run", {});
-    await until(() => timeline.latest.sizes.pool !== before);  // so that what is sent is known to be in the new one
-    beginChapter({scene, button});
+    isSceneComing = true;
+    try {
+      await ask("/pool/restart", scene.sizes);
+      await ask("/pool/run", {});
+      await until(() => timeline.latest.sizes.pool !== before);  // so that what is sent is known to be in the new one
+    } catch (error) {
+      isSceneComing = false;
+      throw error;
+    }
+    beginChapter({name: scene.name, scene, button});
     selectTab($("tab-ask"));  // its replies are there
     playAfter(timeline.latest.number);
     await scene.send(post);
@@ -505,23 +600,24 @@ async function runScene(scene, button) {
 }
 
 // What the strip is of, in order: scenes, and what the reader has sent. The caption goes with the step that is shown.
-const chapters = [{number: 0}];  // {number: of the first snapshot, scene?, button?, text?}
-let shownChapter = null;
+const chapters = [{number: 0, name: ""}];  // {number: of the first snapshot, name, scene?, button?, text?}
+let shownChapter = null, isSceneComing = false;
+const chapterOf = (number) => chapters.findLast((known) => known.number <= number) ?? chapters[0];
+timeline.partOf = chapterOf;
 function beginChapter(chapter) {
   chapters.push({number: timeline.latest.number + 1, ...chapter});
   showChapter();
 }
 function showChapter() {
-  const number = timeline.isLive ? Infinity : timeline.shown.number;
-  const chapter = chapters.findLast((known) => known.number <= number) ?? chapters[0];
+  const chapter = chapterOf(timeline.isLive ? Infinity : timeline.shown.number);
   if (chapter === shownChapter) return;
   shownChapter = chapter;
   for (const other of $("scenes").children) other.removeAttribute("aria-pressed");
   chapter.button?.setAttribute("aria-pressed", "true");
   if (chapter.button) $("scenes").scrollLeft = chapter.button.offsetLeft - $("scenes").offsetLeft - 8;
   const {scene} = chapter;
-  showWords($("watch"), scene ? scene.watch : chapter.text ?? kStart);
-  if (scene) $("watch").prepend(element("b", {textContent: `${scene.name}. `}));
+  $("watch-name").textContent = scene ? `${scene.name}. ` : "";
+  showWords($("watch-text"), scene ? scene.watch : chapter.text ?? kStart);
   $("watch").title = $("watch").textContent;
   $("show-moment").hidden = !scene;
 }
@@ -557,7 +653,6 @@ $("scenes").append(element("button", {id: "restore", hidden: true, onclick: () =
   const {slots, block_size, budget, host_blocks} = firstSizes;
   timeline.live();
   control("restart", {slots, block_size, budget, swap: host_blocks > 0});
-  beginChapter({});
 }}));
 const kOwn = "What you have sent. The prompts are queued together; each step computes a part of them and a token more for each reply.";
 const kStart = hasControls ? "To continue a text, the model keeps notes (keys and values) on every token. One slot holds one token's notes; a block is a few slots. " +
@@ -610,7 +705,7 @@ function showTalk() {
 
 // What is not given is as the model's file recommends it, or as the server has it.
 function chatOptions() {
-  const options = {stream: true, stream_options: {include_usage: true}};
+  const options = {...kStreamed, ...moreOptions("chat")};
   for (const [name, id] of [["temperature", "chat-temperature"], ["max_tokens", "chat-tokens"], ["seed", "chat-seed"]]) {
     if ($(id).value !== "") options[name] = Number($(id).value);
   }
@@ -618,10 +713,9 @@ function chatOptions() {
 }
 
 // Under a reply: what its prompt cost, and how fast it was.
-function talkNote({usage, reason, begin}) {
-  const found = usage?.prompt_tokens_details?.cached_tokens ?? 0, written = usage?.completion_tokens ?? 0, seconds = (performance.now() - begin) / 1000;
-  const parts = usage && begin ? [`prompt: ${usage.prompt_tokens} tokens, ${found} of them found in the pool`,
-    `${written} written` + (written > 4 ? `, ${Number((written / seconds).toPrecision(2))} a second` : "")] : [];
+function talkNote({usage, reason, pace}) {
+  const found = usage?.prompt_tokens_details?.cached_tokens ?? 0;
+  const parts = usage && pace.begin ? [`prompt: ${usage.prompt_tokens} tokens, ${found} of them found in the pool`, `reply: ${paceOf(pace)}`] : [];
   if (reason) parts.push(reason);
   return element("p", {className: "dim small", textContent: plain(parts.join("; "))});
 }
@@ -631,13 +725,13 @@ async function sayTo(content) {
   const answer = element("div", {className: "text", dir: "auto"}), said = element("li", {className: "user text", textContent: plain(content), dir: "auto"});
   const item = element("li", {ariaBusy: "true"}, answer), turns = $("turns");
   timeline.live();
-  beginChapter({text: kTalk});
+  beginChapter({name: "Chat", text: kTalk});
   turns.append(said, item);
   turns.scrollTop = turns.scrollHeight;
   showTalk();
-  let text = "", end = {};
+  let text = "", end = {pace: newPace()};
   replies = replies.filter((reply) => reply.item.isConnected);
-  const shown = addReply(item, [answer]);
+  const shown = addReply(item, [answer], {isTurn: true});
   const body = {messages: system ? [{role: "system", content: system}, ...messages] : messages, ...chatOptions()};
   try {
     complain("");
@@ -646,11 +740,11 @@ async function sayTo(content) {
     answer.before(tagOf(shown.id));
     await readEvents(reply, (part) => {
       if (part.error) throw new Error(part.error.message);
-      end.usage = part.usage ?? end.usage;
+      if (part.choices.length === 0) end.usage = part.usage;
+      else count(end.pace, part.usage.completion_tokens);
       const piece = part.choices[0]?.delta.content ?? "";
       if (part.choices[0]?.finish_reason === "length") end.reason = body.max_tokens ? `cut off after ${body.max_tokens} tokens` : "cut off: there is no room for more";
       if (piece === "") return;
-      end.begin ??= performance.now();
       text += piece;
       const isAtEnd = turns.scrollHeight - turns.scrollTop - turns.clientHeight < 40;  // else the reader looks at what was before
       extendReply(shown, 0, piece);

@@ -33,8 +33,8 @@ const kScenes = [
    isMoment: (step, best) => step.happened.copyOnWrites.length > (best?.happened.copyOnWrites.length ?? 0)},
   {name: "Preempted: computed again", sizes: {slots: 96, block_size: 4, budget: 64, swap: false},
    send: (post) => post(kStory.slice(0, 4), {max_tokens: 44, temperature: 0.8, seed: 1, ignore_eos: true}),
-   watch: "Four texts grow until no block is free. The latest request then loses its blocks and goes back to the queue (▼ in the strip). When there is room it computes prompt and " +
-     "text again: a hatched bar.",
+   watch: "Four texts grow until no block is left, free or cached. The latest request then releases its blocks and goes back to the queue (▼ in the strip). When there is room it " +
+     "computes prompt and text again, but for what is still cached: a hatched bar.",
    isMoment: (step, best) => !best && step.happened.recomputed.length > 0},
   {name: "Preempted: swapped out", sizes: {slots: 96, block_size: 4, budget: 64, swap: true},
    send: (post) => post(kStory.slice(0, 4), {max_tokens: 44, temperature: 0.8, seed: 1, ignore_eos: true}),
@@ -49,7 +49,7 @@ const kScenes = [
   {name: "Drafts", needsDrafts: true, sizes: {slots: 128, block_size: 4, budget: 64, swap: false},
    send: (post) => post(["The cat said, who is there? The dog said, who is there? The cock said,"], {max_tokens: 32, temperature: 0, num_speculative_tokens: 4}),
    watch: "Where the text repeats itself, what follows is looked up in it: drafts, which a step computes behind the text's last token. Those that the model would write anyway " +
-     "(framed) become text: several tokens in one step. The others (struck through) are taken back: their slots are written again.",
+     "(framed) become text: several tokens in one step. The others (struck through) are taken back: the table says what the model drew instead.",
    isMoment: (step, best) => numOutcomes(step) > (best ? numOutcomes(best) : 0)},
 ];
 

@@ -3,17 +3,19 @@
 // so that going back in time is looking at an older one; consecutive snapshots share what a step did not change.
 //
 //   snapshot = {number, step, steps, sizes, paused, running: [ids], waiting: [ids], requests: Map(id -> request),
-//               cached: Map(block -> texts), counters, atStart, numRunning, numWaiting, happened}
-//   atStart: the counters when its pool was made
+//               cached: Map(block -> texts), counters, atStart, poolsSeen, numRunning, numWaiting, happened}
+//   atStart: the counters when its pool was made; poolsSeen: how many pools this page has seen before it
 //   happened: what pool_view.h says, and found: prompt tokens that were in the pool when their request was first admitted;
-//   foundAgain: those that a preempted one found of its own; drafts: [{request, sequence, position, accepted, texts}]
-//   request  = {id, name, prompt, max, swapped, hostBlocks, wasPreempted, sequences: Map(id -> {id, length, blocks, texts})}
+//   foundAgain: those that a preempted one found of its own; drafts: [{request, sequence, position, accepted, texts, drawn}],
+//   drawn: what the model drew behind those accepted; released: Map(block -> preempted request that had it)
+//   request  = {id, name, prompt, max, swapped, hostBlocks, wasPreempted, sequences: Map(id -> {id, length, blocks, texts}),
+//               lastHeld: {sequences, tokens}}, how many it has in the pool or, since its preemption, had
 
 const emptySnapshot = () => ({number: 0, step: -1, steps: [], paused: false, running: [], waiting: [], requests: new Map(),
-                              cached: new Map(), counters: {}, atStart: {}, numRunning: 0, numWaiting: 0,
+                              cached: new Map(), counters: {}, atStart: {}, poolsSeen: 0, numRunning: 0, numWaiting: 0,
                               sizes: {slots: 0, block_size: 1, blocks: 0, host_blocks: 0}, happened: noEvents()});
 const noEvents = () => ({admitted: [], ended: [], recomputed: [], swapped_out: [], copies: [], evicted: [], found: 0, foundAgain: 0, moves: 0, batch: [],
-                         drafts: []});
+                         drafts: [], released: new Map()});
 
 function applyRequest(old, change) {
   const request = {id: change.id, prompt: change.prompt ?? old?.prompt ?? 0, max: change.max ?? old?.max ?? 0,
@@ -24,6 +26,8 @@ function applyRequest(old, change) {
     request.sequences.set(id, {id, length, blocks: [...(before?.blocks.slice(0, from) ?? []), ...blocks],
                                texts: [...(before?.texts.slice(0, at) ?? []), ...texts]});
   }
+  const held = [...request.sequences.values()];
+  request.lastHeld = held.length || !old ? {sequences: Math.max(1, held.length), tokens: held.reduce((sum, {length}) => sum + length, 0)} : old.lastHeld;
   return request;
 }
 
@@ -46,7 +50,8 @@ function draftsIn(snapshot, {request, sequence, index}) {
   if (!drafts) return [];
   const begin = index * snapshot.sizes.block_size;
   return drafts.texts.map((text, number) => ({position: drafts.position + number, slot: drafts.position + number - begin, text,
-                                              isAccepted: number < drafts.accepted}))
+                                              isAccepted: number < drafts.accepted, isFirstBack: number === drafts.accepted,
+                                              drawn: number === drafts.accepted ? drafts.drawn : undefined}))
     .filter(({slot}) => slot >= 0 && slot < snapshot.sizes.block_size);
 }
 
@@ -80,6 +85,7 @@ function applyRecord(last, record) {
     (last.step >= 0 && (record.counters.lookups < last.counters.lookups || record.steps[0]?.[0] <= last.step));
   const {preemptions, generated, drafts, accepted} = last.counters;
   next.atStart = next.isNewPool ? {preemptions, generated, drafts, accepted} : last.atStart;
+  next.poolsSeen = last.poolsSeen + (next.isNewPool ? 1 : 0);
   const {blocks} = next.sizes;
   const copies = next.happened.copies;
   const changes = new Map(record.requests.map((change) => [change.id, change]));
@@ -88,6 +94,7 @@ function applyRecord(last, record) {
     let request = change ? applyRequest(old, change) : old ?? applyRequest(null, {id});
     const isPreempted = next.happened.recomputed.includes(id) || next.happened.swapped_out.includes(id);
     if (isPreempted && !request.wasPreempted) request = {...request, wasPreempted: true};
+    for (const {blocks: lost} of isPreempted && old ? old.sequences.values() : []) lost.forEach((block) => next.happened.released.set(block, id));
     if (old?.wasPreempted && !request.wasPreempted) request = {...request, wasPreempted: true};
     if (request.swapped) {  // how many blocks it had is known from the last time that it had them
       const held = old?.hostBlocks ?? new Set([...(old?.sequences.values() ?? [])].flatMap((sequence) => sequence.blocks)).size;
@@ -103,8 +110,9 @@ function applyRecord(last, record) {
     next.happened.oldTexts = new Map(next.happened.evicted.map((block) => [block, before.cached.get(block) ?? []]));
   }
   next.steps = record.steps.map(([index, prompt, decoded, milliseconds, preempted, copied, drafts, accepted]) => ({index, prompt, decoded,
-    milliseconds, preempted, copied, drafts, accepted, evicted: 0, number: next.number}));
-  next.happened.drafts = next.happened.drafts.map(([request, sequence, position, taken, texts]) => ({request, sequence, position, accepted: taken, texts}));
+    milliseconds, preempted, copied, drafts, accepted, evicted: 0, number: next.number,
+    pool: next.poolsSeen}));
+  next.happened.drafts = next.happened.drafts.map(([request, sequence, position, taken, texts, drawn]) => ({request, sequence, position, accepted: taken, texts, drawn}));
   if (next.steps.length) {
     next.steps.at(-1).evicted = next.happened.evicted.length;
     next.happened.copyOnWrites = copies.filter(([from, to]) => from < blocks && to < blocks);
@@ -141,10 +149,11 @@ function lengthOf(text, reply) {
 }
 
 // What a request's sequences had written in the snapshot `at`: the texts that are in the pool there or, if it was
-// preempted, those that it had last. "none": it had not come yet; "all": it had ended.
-// reply: {id, pool, number}: the request, its pool, and the number of the latest snapshot when it was sent.
+// preempted, those that it had last. "none": it had not come yet; "all": it had ended; "past": so had its pool.
+// reply: {id, pool, number}: the request, its pool as poolsSeen counts, and the number of the latest snapshot when it was sent.
 function writtenAt(snapshots, at, reply) {
-  const requestIn = (snapshot) => snapshot?.sizes.pool === reply.pool ? snapshot.requests.get(reply.id) : undefined;
+  const requestIn = (snapshot) => snapshot?.poolsSeen === reply.pool ? snapshot.requests.get(reply.id) : undefined;
+  if (snapshots[at].poolsSeen > reply.pool) return "past";
   if (snapshots[at].number < reply.number) return "none";
   if (!requestIn(snapshots[at])) return snapshots.findIndex(requestIn) > at ? "none" : "all";
   let best = [""], most = 0;
@@ -219,6 +228,7 @@ function ownerNames(places) {
 // target: {block}, or {block, sequence, index, position}: a place in a table, and a token there.
 function sentenceOf(snapshot, target) {
   if (!target) return "";
+  if (target.region !== undefined) return regionSentence(snapshot, target.region);
   const {block} = target, size = snapshot.sizes.block_size;
   const places = placesOf(snapshot).get(block) ?? [];
   const mine = places.find((place) => place.sequence.id === target.sequence && place.index === target.index) ?? places[0];
@@ -241,6 +251,8 @@ function sentenceOf(snapshot, target) {
   }
   const copies = happened.copyOnWrites ?? [], from = copies.find((copy) => copy[1] === block);
   const to = copies.filter((copy) => copy[0] === block).map((copy) => String(copy[1]));
+  const loser = happened.released.get(block);
+  if (loser !== undefined) text += `. In this step request ${loser}, which was preempted, released it`;
   if (from) text += `. In this step it became the copy of block ${from[0]}, because a sequence wrote to a block that others share`;
   if (to.length) text += `. In this step it was copied to ${plural("block", to)}, for sequences that shared it and write something else`;
   if (happened.evicted.includes(block)) {
@@ -253,7 +265,12 @@ function sentenceOf(snapshot, target) {
 function draftSentence(drafts, position, first) {
   const one = drafts.find((draft) => draft.position === position);
   if (one?.isAccepted) return ". It was a draft, looked up in the text, and the model draws the same: one step, one token more";
-  if (one) return `. Slot ${first + one.slot} held the draft “${visible(one.text)}”: the model draws another token there, so it was taken back. The slot is written again`;
+  if (one?.isFirstBack) {
+    const instead = one.drawn === undefined ? "another token" : `“${visible(one.drawn)}”`;
+    return `. Slot ${first + one.slot} held the draft “${visible(one.text)}”: the model drew ${instead} instead, so the draft was taken back. The next step writes ` +
+      (one.drawn === undefined ? "the slot again" : `${instead} into the slot`);
+  }
+  if (one) return `. Slot ${first + one.slot} held the draft “${visible(one.text)}”, behind one that the model did not draw, so it was taken back too. The slot is written again`;
   if (drafts.length === 0 || position !== undefined) return "";
   const accepted = drafts.filter((draft) => draft.isAccepted).length, back = drafts.length - accepted;
   return `. In this step it held ${drafts.length} draft${drafts.length === 1 ? "" : "s"} (guesses): ` +
@@ -265,14 +282,22 @@ function storyOf(snapshot) {
   const {happened} = snapshot, story = [];
   const ids = shortList;
   if (happened.admitted.length) story.push(`admitted ${ids(happened.admitted)}`);
-  if (happened.recomputed.length) story.push(`preempted ${ids(happened.recomputed)}: no block was free; its blocks are given to others, and it will be computed again`);
-  if (happened.swapped_out.length) story.push(`swapped out ${ids(happened.swapped_out)}: no block was free; its blocks moved to the host's memory`);
+  // All blocks were in tables, or fewer were left than the next tokens needed: a cached one would have been evicted.
+  const few = "too few blocks were left, free or cached";
+  if (happened.recomputed.length) {
+    story.push(`preempted ${ids(happened.recomputed)}: ${few}; ${happened.recomputed.length > 1 ? "they released theirs" : "it released its own"}, and will be computed again`);
+  }
+  if (happened.swapped_out.length) {
+    story.push(`swapped out ${ids(happened.swapped_out)}: ${few}; ${happened.swapped_out.length > 1 ? "theirs" : "its own"} were copied to the host's memory`);
+  }
   if (happened.copyOnWrites?.length) story.push(`copied on write: ${shortList(happened.copyOnWrites.map(([from, to]) => `block ${from} to ${to}`))}`);
   if (happened.found) story.push(`prefix found: ${happened.found} prompt tokens were cached, and were not computed`);
   if (happened.foundAgain) story.push(`found again: ${happened.foundAgain} tokens of a preempted request were still cached`);
   const drafts = snapshot.steps.reduce((sum, step) => sum + step.drafts, 0), accepted = snapshot.steps.reduce((sum, step) => sum + step.accepted, 0);
   if (drafts) story.push(accepted === 0 ? `drafts: ${drafts}, all taken back` : `drafts: ${accepted} of ${drafts} accepted` + (accepted < drafts ? ", the rest taken back" : ""));
-  if (happened.moves) story.push(`${happened.moves} block${happened.moves === 1 ? "" : "s"} moved between the pool and the host`);
+  const drawn = happened.drafts.filter((entry) => entry.accepted < entry.texts.length && entry.drawn !== undefined).map((entry) => `“${visible(entry.drawn)}”`);
+  if (drawn.length) story.push(`drawn instead: ${shortList(drawn)}`);
+  if (happened.moves && !happened.swapped_out.length) story.push(`${happened.moves} block${happened.moves === 1 ? "" : "s"} moved between the pool and the host`);
   if (happened.evicted.length) story.push(`evicted block${happened.evicted.length === 1 ? "" : "s"} ${ids(happened.evicted)}`);
   if (happened.ended.length) story.push(`ended ${ids(happened.ended)}`);
   return story.join(" · ");
@@ -287,17 +312,16 @@ function eventsOf({happened, steps}) {
   return Object.keys(counts).filter((name) => counts[name] > 0);
 }
 
-// The same requests in one contiguous region each, as stage 1 stores them: first fit, in order of arrival.
+// The same requests in one contiguous region each, as stage 1 stores them: first fit, in order of arrival. One that is
+// preempted in the pool has its region all the same: where it fits, regions would never have preempted it.
 function regionsOf(snapshot) {
   const {slots} = snapshot.sizes, regions = [];
   const refused = [];
   let end = 0, used = 0;
   const ids = [...snapshot.running, ...snapshot.waiting].sort((left, right) => left - right);
   for (const id of ids) {
-    const request = snapshot.requests.get(id), sequences = [...request.sequences.values()];
-    const length = sequences.reduce((sum, sequence) => sum + sequence.length, 0);
-    const need = request.max * Math.max(1, sequences.length);
-    if (request.swapped) continue;  // it is in the host's memory
+    const {max, lastHeld} = snapshot.requests.get(id);
+    const length = lastHeld.tokens, need = max * lastHeld.sequences;
     if (end + need > slots) {
       refused.push(id);
       continue;
@@ -307,4 +331,27 @@ function regionsOf(snapshot) {
     used += length;
   }
   return {regions, refused, reserved: end, used};
+}
+
+const kRest = -1;  // in place of a region's request: the slots behind all regions
+
+// The parts of the bar of regions, from left to right: {id, begin, need}.
+function regionParts(snapshot) {
+  const {regions, reserved} = regionsOf(snapshot), rest = snapshot.sizes.slots - reserved;
+  return rest > 0 ? [...regions, {id: kRest, begin: reserved, need: rest}] : regions;
+}
+
+function regionSentence(snapshot, id) {
+  const part = regionParts(snapshot).find((candidate) => candidate.id === id);
+  if (!part) return "";
+  const slots = part.need > 1 ? `slots ${part.begin} to ${part.begin + part.need - 1}` : `slot ${part.begin}`;
+  if (id !== kRest) {
+    return `request ${id}, if it had one contiguous region: ${slots}, as many as its text may become. ${part.length} would hold a token, ${part.need - part.length} ` +
+      "would be reserved and empty (hatched)";
+  }
+  const {refused} = regionsOf(snapshot), [next] = refused;
+  if (next === undefined) return `${slots}: in no region`;
+  const {max, lastHeld} = snapshot.requests.get(next);
+  return `${slots}: in no region. ${part.need} are left, and request ${next} needs ${max * lastHeld.sequences} in a row: it would wait` +
+    (refused.length > 1 ? `, as would ${plural("request", refused.slice(1))}` : "");
 }

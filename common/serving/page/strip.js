@@ -8,6 +8,7 @@ class Timeline {
   constructor(canvas, onShow) {
     this.canvas = canvas;
     this.onShow = onShow;
+    this.partOf = () => null;  // of a snapshot's number: what it belongs to, with a name; the page says
     this.snapshots = [emptySnapshot()];
     this.at = null;  // index of the snapshot shown; null: always the latest
     this.timer = null;
@@ -153,16 +154,16 @@ class Timeline {
 
   draw() {
     const {context, width, height} = sizedContext(this.canvas), theme = themeOf(document.body);
-    const {bars, end} = this.bars(width), barWidth = kBarWidth, shown = this.shown;
+    const {bars, end} = this.bars(width), barWidth = kBarWidth, shown = this.shown, part = this.partOf(shown.number);
     this.end = end;
     context.clearRect(0, 0, width, height);
     context.font = "10px system-ui, sans-serif";
     context.textBaseline = "middle";
     context.textAlign = "right";
-    const rows = ["preempted", "copied", "evicted", ...(bars.some((step) => step.drafts) ? ["drafts"] : [])], top = 12 * rows.length;
+    const rows = ["preempted", "copied", "evicted", ...(bars.some((step) => step.drafts) ? ["drafts"] : [])], top = kNameHeight + 12 * rows.length;
     rows.forEach((name, index) => {
       context.fillStyle = theme.dim;
-      context.fillText(name, kStripLeft - 6, 6 + index * 12);
+      context.fillText(name, kStripLeft - 6, kNameHeight + 6 + index * 12);
     });
     const most = Math.max(8, ...bars.map((step) => step.prompt + step.decoded)), scale = (height - top - 2) / most;
     context.fillStyle = theme.dim;
@@ -171,25 +172,18 @@ class Timeline {
     context.fillText("▨ prompt", kStripLeft - 6, height - 18);
     context.fillStyle = theme.accent;
     context.fillText("■ decode", kStripLeft - 6, height - 7);
+    this.drawNames(context, bars, height, part, theme);
     bars.forEach((step, index) => {
-      if (index > 0 && step.index <= bars[index - 1].index) {  // a new pool counts from 0
-        context.strokeStyle = theme.dim;
-        context.lineWidth = 1;
-        context.setLineDash([3, 3]);
-        context.beginPath();
-        context.moveTo(kStripLeft + index * barWidth - 1.5, 0);
-        context.lineTo(kStripLeft + index * barWidth - 1.5, height);
-        context.stroke();
-        context.setLineDash([]);
-      }
+      // The counters are of the pool that is shown: what others did is paler.
+      context.globalAlpha = step.pool === shown.poolsSeen ? 1 : 0.35;
       const x = kStripLeft + index * barWidth, prompt = step.prompt * scale, back = (step.drafts - step.accepted) * scale;
       const decoded = step.decoded && Math.max(2, (step.decoded - step.drafts + step.accepted) * scale), base = decoded + back;
       if (step.number === shown.number && shown.steps.length) {
         context.fillStyle = theme.free;
-        context.fillRect(x - 1, 0, barWidth, height);
+        context.fillRect(x - 1, kNameHeight, barWidth, height - kNameHeight);
         context.strokeStyle = theme.lit;
         context.lineWidth = 1.5;
-        context.strokeRect(x - 1, 0.75, barWidth, height - 1.5);
+        context.strokeRect(x - 1, kNameHeight + 0.75, barWidth, height - kNameHeight - 1.5);
       }
       context.fillStyle = theme.accent;
       context.fillRect(x, height - decoded, barWidth - 1, decoded);
@@ -209,6 +203,8 @@ class Timeline {
         context.strokeRect(x + 0.5, height - base - prompt + 0.5, barWidth - 2, Math.max(0, prompt - 1));
       }
       context.fillStyle = theme.bad;
+      context.save();
+      context.translate(0, kNameHeight);
       if (step.preempted) { context.beginPath(); context.moveTo(x - 1, 2); context.lineTo(x + 5, 2); context.lineTo(x + 2, 10); context.fill(); }
       if (step.copied) { context.beginPath(); context.moveTo(x + 2, 13); context.lineTo(x + 5, 18); context.lineTo(x + 2, 23); context.lineTo(x - 1, 18); context.fill(); }
       if (step.drafts) {  // solid: some were accepted; hollow: all were taken back
@@ -220,7 +216,9 @@ class Timeline {
         if (step.accepted) context.fill(); else context.stroke();
       }
       if (step.evicted) { context.strokeStyle = theme.bad; context.lineWidth = 1.5; context.strokeRect(x - 0.5, 27, 5, 6); }
+      context.restore();
     });
+    context.globalAlpha = 1;
     if (bars.length === 0) {
       context.textAlign = "left";
       context.fillStyle = theme.dim;
@@ -231,8 +229,44 @@ class Timeline {
     canvas.setAttribute("aria-valuemin", Math.max(0, first.step));
     canvas.setAttribute("aria-valuemax", Math.max(0, this.latest.step));
     canvas.setAttribute("aria-valuenow", Math.max(0, shown.step));
-    canvas.setAttribute("aria-valuetext", `step ${shown.step}${this.isLive ? ", live" : ""}. ${storyOf(shown)}`);
+    canvas.setAttribute("aria-valuetext", `${part?.name ? part.name + ", " : ""}step ${shown.step}${this.isLive ? ", live" : ""}. ${storyOf(shown)}`);
+  }
+
+  // Where a part begins, as a scene does: its name, and a line between it and the one before.
+  drawNames(context, bars, height, shown, theme) {
+    const parts = [];
+    bars.forEach((step, index) => {
+      const part = this.partOf(step.number), last = parts.at(-1);
+      if (!last || last.part !== part || last.pool !== step.pool) parts.push({part, pool: step.pool, begin: index, end: index + 1});
+      else last.end = index + 1;
+    });
+    context.textAlign = "left";
+    for (const {part, begin, end} of parts) {
+      const left = kStripLeft + begin * kBarWidth - 1.5, room = (end - begin) * kBarWidth - 4;
+      if (begin > 0) {
+        context.strokeStyle = theme.dim;
+        context.lineWidth = 1;
+        context.setLineDash([3, 3]);
+        context.beginPath();
+        context.moveTo(left, 0);
+        context.lineTo(left, height);
+        context.stroke();
+        context.setLineDash([]);
+      }
+      if (!part?.name) continue;
+      context.font = `${part === shown ? "700 " : ""}10px system-ui, sans-serif`;
+      context.fillStyle = part === shown ? theme.text : theme.dim;
+      context.fillText(shortened(context, part.name, room), left + 4, kNameHeight / 2);
+    }
   }
 }
-const kStripLeft = 74, kBarWidth = 5;
+
+// As much of a text as a width has room for.
+function shortened(context, text, width) {
+  if (context.measureText(text).width <= width) return text;
+  let length = text.length - 1;
+  while (length > 0 && context.measureText(text.slice(0, length) + "…").width > width) length -= 1;
+  return length > 0 ? text.slice(0, length) + "…" : "";
+}
+const kStripLeft = 74, kBarWidth = 5, kNameHeight = 13;
 const kStepMilliseconds = 300, kRepeatedMilliseconds = 600, kEventMilliseconds = 2500;

@@ -8,7 +8,7 @@ class Views {
   constructor(onPoint) {
     this.onPoint = onPoint;
     this.snapshot = emptySnapshot();
-    this.target = null;     // {block, sequence?, request?, index?, position?}
+    this.target = null;     // {block, sequence?, request?, index?, position?}, or {region}: a request's, or kRest
     this.from = "pool";     // the view that it was chosen in
     this.isPinned = false;  // chosen by key, click or touch: leaving with the pointer keeps it
     this.frameTimes = [];   // of the last drawings, in milliseconds
@@ -31,6 +31,12 @@ class Views {
       this.row = labelAt(this.tablesLayout, x, y + this.scroll.scrollTop);
       return placeAt(this.snapshot, this.tablesLayout, x, y + this.scroll.scrollTop) ?? null;
     });
+    this.regions = $("regions");
+    this.listen(this.regions, "regions", (x) => {
+      const region = regionAt(this.snapshot, this.regions.clientWidth, x);
+      return region === undefined ? null : {region};
+    });
+    this.regions.addEventListener("keydown", (event) => this.moveRegions(event));
     this.pool.addEventListener("keydown", (event) => this.movePool(event));
     this.tables.addEventListener("keydown", (event) => this.moveTables(event));
   }
@@ -43,7 +49,7 @@ class Views {
       const block = sequence?.blocks[this.target.index];
       this.target = block === undefined ? {block: this.target.block} : {...this.target, block};
     }
-    if (this.target && this.target.block >= snapshot.sizes.blocks) this.target = null;
+    if (this.target && (this.target.block >= snapshot.sizes.blocks || sentenceOf(snapshot, this.target) === "")) this.target = null;
     this.tell();
     this.invalidate();
   }
@@ -68,7 +74,7 @@ class Views {
     });
     canvas.addEventListener("pointerleave", () => { this.row = null; if (!this.isPinned) this.point(null, name, false); });
     canvas.addEventListener("click", (event) => {
-      const target = at(event), isSame = this.isPinned && target && target.block === this.target?.block;
+      const target = at(event), isSame = this.isPinned && target && target.block === this.target?.block && target.region === this.target?.region;
       this.point(isSame ? null : target, name, true);
     });
     canvas.addEventListener("focus", () => {
@@ -78,6 +84,7 @@ class Views {
 
   first(name) {
     if (name === "pool") return this.snapshot.sizes.blocks > 0 && this.point({block: 0}, name, true);
+    if (name === "regions") return this.snapshot.sizes.slots > 0 && this.point({region: regionParts(this.snapshot)[0].id}, name, true);
     const row = this.tablesLayout?.rows.find((candidate) => candidate.sequence?.blocks.length);
     if (row) this.point(this.placeIn(row, 0), name, true);
   }
@@ -93,7 +100,7 @@ class Views {
     if (event.key === "Escape") this.point(null, "pool", false);
     if (step === undefined || drawn === 0) return;
     event.preventDefault();
-    const block = this.target ? Math.max(0, Math.min(drawn - 1, this.target.block + step)) : 0;
+    const block = this.target?.block !== undefined ? Math.max(0, Math.min(drawn - 1, this.target.block + step)) : 0;
     this.point({block}, "pool", true);
   }
 
@@ -113,6 +120,15 @@ class Views {
     if (cell.y + cell.height > this.scroll.scrollTop + room) this.scroll.scrollTop = cell.y + cell.height - room + 4;
   }
 
+  moveRegions(event) {
+    const parts = regionParts(this.snapshot), at = parts.findIndex(({id}) => id === this.target?.region);
+    const to = {ArrowLeft: at - 1, ArrowUp: at - 1, ArrowRight: at + 1, ArrowDown: at + 1, Home: 0, End: parts.length - 1}[event.key];
+    if (event.key === "Escape") this.point(null, "regions", false);
+    if (to === undefined || parts.length === 0) return;
+    event.preventDefault();
+    this.point({region: parts[Math.max(0, Math.min(parts.length - 1, to))].id}, "regions", true);
+  }
+
   // One drawing for all changes between two frames of the screen.
   invalidate() {
     if (this.isDirty) return;
@@ -127,7 +143,7 @@ class Views {
   }
 
   draw() {
-    const {snapshot, theme} = this, lit = new Set(this.target ? [this.target.block] : []);
+    const {snapshot, theme} = this, lit = new Set(this.target?.block !== undefined ? [this.target.block] : []);
     const pool = sizedContext(this.pool);
     this.poolLayout = poolLayout(snapshot.sizes.blocks, pool.width, pool.height);
     drawPool(pool.context, snapshot, this.poolLayout, theme, {lit});
@@ -141,7 +157,7 @@ class Views {
     const host = sizedContext($("host"));
     drawHost(host.context, snapshot, host.width, host.height, theme);
     const regions = sizedContext($("regions"));
-    drawRegions(regions.context, snapshot, regions.width, regions.height, theme);
+    drawRegions(regions.context, snapshot, regions.width, regions.height, theme, this.target?.region);
     this.drawLines();
   }
 
@@ -160,7 +176,7 @@ class Views {
   drawLines() {
     const {context, width, height} = sizedContext($("overlay"));
     context.clearRect(0, 0, width, height);
-    if (!this.target || !$("lines").checked || this.target.block >= this.poolLayout.drawn) return;
+    if (this.target?.block === undefined || !$("lines").checked || this.target.block >= this.poolLayout.drawn) return;
     const origin = $("overlay").getBoundingClientRect(), pool = this.pool.getBoundingClientRect(), scroll = this.scroll.getBoundingClientRect();
     const rect = blockRect(this.poolLayout, this.target.block);
     const isBeside = scroll.left >= pool.right;
