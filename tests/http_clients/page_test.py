@@ -464,7 +464,7 @@ def check_scenes(page, browser):
         check("the bar names its regions, and what would wait", text(page, "regions-text").startswith(
             "In one contiguous region each, requests 0 and 2 would fit, requests 1 and 3 would wait"), text(page, "regions-text"))
         check("the counts are of this scene", text(page, "number-preemptions") == "1", text(page, "number-preemptions"))
-        check("the state says that it is not now", text(page, "state").startswith("showing step 17 of ") and "(server idle)" in text(page, "state"),
+        check("the state says that it is not now", text(page, "state").startswith(f"showing step {page.evaluate('timeline.shown.step')} of ") and "(server idle)" in text(page, "state"),
               text(page, "state"))
         check("the step says who, and why", f"{kind} 3: too few blocks were left, free or cached; it" in text(page, "time-title"), text(page, "time-title"))
         check("what is cached then was released in this step", page.evaluate(
@@ -489,7 +489,7 @@ def check_scenes(page, browser):
         f"timeline.snapshots.some((snapshot) => snapshot.number > {number} && snapshot.happened.recomputed.length)"))
     names = drawn_texts(page)
     check("the strip names both scenes", "Preempted: computed again" in names and "Preempted: swapped out" in names, names)
-    check("what another scene did is pale", page.evaluate(MARKS) == [[0.35], [1]], page.evaluate(MARKS))
+    check("what the counters do not have is pale", page.evaluate(MARKS) == [[0.35], [1]], page.evaluate(MARKS))
     page.evaluate(f"timeline.hold(timeline.snapshots.findIndex((snapshot) => snapshot.number === {number}))")
     check("an older step has the caption of its scene", text(page, "watch").startswith("Preempted: computed again") and page.evaluate(
         "document.querySelector('#scenes [aria-pressed]').textContent") == "Preempted: computed again", text(page, "watch"))
@@ -499,13 +499,14 @@ def check_scenes(page, browser):
     check("the pool is as before", timeline is None)
 
 
-# How opaque the marks of evictions are: in the pools before the one that is shown, and in that one.
+# How opaque the marks of evictions are: those that the counters do not have, and those that they have.
 MARKS = """(() => { const context = timeline.canvas.getContext('2d'), marks = [], plain = context.strokeRect;
     context.strokeRect = function (x, y, width, height) { if (width === 5 && height === 6) marks.push([x, context.globalAlpha]); plain.call(context, x, y, width, height); };
     timeline.draw();
     delete context.strokeRect;
-    const {bars} = timeline.bars(timeline.canvas.clientWidth), here = timeline.shown.poolsSeen;
-    const isHere = (x) => bars[Math.floor((x + 0.5 - kStripLeft) / kBarWidth)].pool === here;
+    const {bars} = timeline.bars(timeline.canvas.clientWidth), {poolsSeen, number} = timeline.shown;
+    const isCounted = (step) => step.pool === poolsSeen && step.number <= number;
+    const isHere = (x) => isCounted(bars[Math.floor((x + 0.5 - kStripLeft) / kBarWidth)]);
     return [false, true].map((wanted) => [...new Set(marks.filter(([x]) => isHere(x) === wanted).map(([, alpha]) => Math.round(100 * alpha) / 100))]); })()"""
 
 

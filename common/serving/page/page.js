@@ -477,7 +477,7 @@ const kMore = [["top_k", "Top-k (0: all)"], ["top_p", "Top-p"], ["min_p", "Min-p
                ["presence_penalty", "Presence penalty"], ["frequency_penalty", "Frequency penalty"]];
 function makeMore(place, prefix) {
   const fields = kMore.map(([name, label]) => element("label", {}, label, element("input", {id: `${prefix}-${name}`, type: "number", step: "any", placeholder: defaults[name] ?? ""})));
-  place.append(element("p", {className: "dim", textContent: "Empty fields: the server's defaults, which stand in them."}),
+  place.append(element("p", {className: "dim", textContent: "Where a field is empty, the server's default counts, which stands in it."}),
                element("fieldset", {id: `${prefix}-sampling`}, element("div", {className: "row"}, ...fields)),
                element("label", {}, "Stop texts, one on each line", element("textarea", {id: `${prefix}-stop`, rows: 2, placeholder: "none"})));
 }

@@ -174,8 +174,8 @@ class Timeline {
     context.fillText("■ decode", kStripLeft - 6, height - 7);
     this.drawNames(context, bars, height, part, theme);
     bars.forEach((step, index) => {
-      // The counters are of the pool that is shown: what others did is paler.
-      context.globalAlpha = step.pool === shown.poolsSeen ? 1 : 0.35;
+      // What the counters do not have, in other pools or after the step that is shown, is paler.
+      context.globalAlpha = step.pool === shown.poolsSeen && step.number <= shown.number ? 1 : 0.35;
       const x = kStripLeft + index * barWidth, prompt = step.prompt * scale, back = (step.drafts - step.accepted) * scale;
       const decoded = step.decoded && Math.max(2, (step.decoded - step.drafts + step.accepted) * scale), base = decoded + back;
       if (step.number === shown.number && shown.steps.length) {
