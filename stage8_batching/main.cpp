@@ -165,6 +165,7 @@ common::AttentionTarget attention_target(const common::AttentionShape& shape, in
 int run(int argc, char** argv) {
   common::Program program(STAGE_NAME, kIdea);
   EngineOptions options{.num_slots = std::nullopt};
+  DraftOptions drafts;
   const auto start_engine = [&](const common::Session& session) {
     int needed = options.min_slots;
     for (const common::Request& request : session.requests) {
@@ -172,7 +173,7 @@ int run(int argc, char** argv) {
     }
     EngineOptions sized = options;
     sized.num_slots = options.num_slots.value_or(needed);
-    const auto engine = std::make_shared<Engine>(session.model, sized);
+    const auto engine = std::make_shared<SpeculatingEngine>(session, sized, drafts);
     return [engine, &options](std::span<const common::Request> requests, const common::OnToken& on_token) {
       RealClock clock;
       const std::unique_ptr<Server> server = make_server(*engine, {.token_budget = options.chunk_size}, clock);
@@ -182,15 +183,15 @@ int run(int argc, char** argv) {
   };
   for (common::Command* command : {&program.add_generate(start_engine), &program.add_chat(start_engine)}) {
     add_engine_options(*command, options);
-    add_speculation_option(*command, options);
+    add_draft_options(*command, drafts);
   }
 
-  std::optional<Engine> engine;
+  std::optional<SpeculatingEngine> engine;
   std::uint64_t num_benches = 0;
   const auto bench_target = [&](const common::Session& session) {
     EngineOptions sized = options;
     sized.min_slots = std::max(sized.min_slots, session.bench_tokens);
-    engine.emplace(session.model, sized);
+    engine.emplace(session, sized, drafts);
     common::BenchTarget target;
     target.serve = [&](std::span<const common::Token> prompt, int num_tokens, const std::function<void()>& on_token) {
       common::Request request;
@@ -220,7 +221,7 @@ int run(int argc, char** argv) {
   };
   common::Command& bench_command = program.add_bench(bench_target, block_attention);
   add_engine_options(bench_command, options);
-  add_speculation_option(bench_command, options);
+  add_draft_options(bench_command, drafts);
   bench_command.remove("--context-length");  // it follows from --prompt-tokens and --new-tokens
 
   program.add_block_commands(options.block_size, start_engine);
@@ -238,10 +239,10 @@ int run(int argc, char** argv) {
   serving.http.make_demo_pool = demo_pools(add_demo_commands);
   common::Command& serve_command =
       add_serve_command(program, serving, [&](const common::Llama& model, const common::EngineDemand& demand) {
-        return make_served_engine(model, served_engine, served_scheduler, demand);
+        return make_served_engine(model, served_engine, served_scheduler, demand, nullptr, drafts);
       });
   add_engine_options(serve_command, served_engine, true);
-  add_speculation_option(serve_command, served_engine);
+  add_draft_options(serve_command, drafts);
   add_scheduler_options(serve_command, served_scheduler, served_engine);
   CompareOptions comparison;
   common::Command& compare_command = add_compare_command(program, comparison);

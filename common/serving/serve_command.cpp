@@ -194,14 +194,16 @@ void check_served(const std::vector<RequestResult>& results) {
   }
 }
 
-void run_serve(const Session& session, const ServeOptions& options, const MakeEngineFor& make_engine,
+void run_serve(const Session& session, const ServeOptions& options, const MakeEngineFor& make_engine_for,
                std::unique_ptr<HttpServer> server) {
   const ResultFile json(options.json_path);
   const ServedModel model(session, options.synthetic);
+  const auto make_engine = [&](EngineDemand demand) {
+    demand.file = session.file;
+    return make_engine_for(model.get(), demand);
+  };
   if (options.http.address.has_value()) {
-    run_http(
-        model, [&](const EngineDemand& demand) { return make_engine(model.get(), demand); }, options.http,
-        std::move(server));
+    run_http(model, make_engine, options.http, std::move(server));
     return;
   }
   const std::vector<ArrivingRequest> requests = make_requests(session, model.get().config(), options);
@@ -222,7 +224,7 @@ void run_serve(const Session& session, const ServeOptions& options, const MakeEn
       }
     };
   }
-  const std::unique_ptr<ServedEngine> engine = make_engine(model.get(), demand);
+  const std::unique_ptr<ServedEngine> engine = make_engine(demand);
   const NoteInterrupts interrupts;  // Ctrl-C ends the run, and all that is asked for is written
   const ViewKind view_kind = has_texts ? options.view : ViewKind::kQuiet;
   std::unique_ptr<View> view = make_view(view_kind, std::cout);

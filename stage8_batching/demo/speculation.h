@@ -1,4 +1,4 @@
-// The option --speculate, and the command `speculate`: what drafts gain, and what more tokens in a step cost.
+// The command `speculate`: what drafts gain, and what more tokens in a step cost.
 #pragma once
 
 #include <optional>
@@ -6,11 +6,13 @@
 
 #include "../engine.h"
 #include "common/app/cli.h"
+#include "make_server.h"
 
 namespace stage8 {
 
 struct SpeculateOptions {
   EngineOptions engine = {.num_slots = std::nullopt, .num_speculative_tokens = kMaxDrafts};
+  DraftOptions drafts;
   int rounds = 9;
   int copies = 1;         // of each text, served together
   std::string synthetic;  // a published model's name, for random weights of its shape; empty: the session's model
@@ -18,9 +20,6 @@ struct SpeculateOptions {
   std::string prompts;  // a file with prompts of several kinds; empty: the session's prompts
   std::string tokens;   // where these prompts are written as tokens, and nothing is measured; empty: nowhere
 };
-
-// `options` must live as long as the command.
-void add_speculation_option(common::Command& command, EngineOptions& options);
 
 // `options` must live as long as `program`.
 common::Command& add_speculate_command(common::Program& program, SpeculateOptions& options);

@@ -1,30 +1,43 @@
 #include "speculating_scheduler.h"
 
 #include <algorithm>
+#include <optional>
 #include <set>
 #include <span>
 #include <utility>
 #include <vector>
 
-#include "drafter.h"
-
 namespace stage8 {
 
 namespace {
 
-// With the text's last token, four and eight tokens: products on a CPU take up to four rows at once.
-constexpr int kFirstLength = 3;
 constexpr int kFirstPause = 16;
 constexpr int kMaxPause = 256;
 constexpr double kMaxBalance = 4.0;  // so that it is soon noticed when a text no longer repeats
 
+// num_tokens: how many of its tokens are known. A request that needs logits draws on the host; a draft model draws for
+// its first sample then, whose noise it knows.
+DraftedText drafted_text(const SequenceGroup& group, SequenceId sequence, int num_tokens) {
+  const common::Request& request = group.request();
+  DraftedText text;
+  text.request = group.id();
+  text.sequence = sequence;
+  text.tokens = group.tokens(sequence, 0, num_tokens);
+  text.cache_salt = request.cache_salt;
+  if (std::optional<SamplingRow> sampling = group.sampling_row(sequence)) {
+    text.sampling = std::move(*sampling);
+  } else {
+    text.sampling.options = common::sampling_options(request);
+    text.sampling.sample_index = request.sample_index;
+    text.sampling.used.assign(text.tokens.begin(), text.tokens.end() - 1);
+    text.sampling.prompt_length = static_cast<int>(request.prompt.size());
+  }
+  return text;
+}
+
 }  // namespace
 
-// In tales of the bundled model, the token behind a match of one, two or three is right in 17, 32 and 58 of 100 places.
-DraftAccount::DraftAccount(const TokenCost& cost) : cost_(cost), length_(kFirstLength), next_pause_(kFirstPause) {
-  const double per_draft = cost.per_token + cost.per_step / kFirstLength;
-  min_match_ = per_draft < 0.06 ? 1 : per_draft < 0.15 ? 2 : 3;
-}
+DraftAccount::DraftAccount(const TokenCost& cost) : cost_(cost), length_(kFirstDrafts), next_pause_(kFirstPause) {}
 
 bool DraftAccount::may_draft() {
   pause_ = std::max(pause_ - 1, 0);
@@ -32,15 +45,16 @@ bool DraftAccount::may_draft() {
 }
 
 void DraftAccount::book(int num_drafts, int num_accepted, int num_sequences) {
-  const double cost =
-      cost_.per_token * num_drafts * num_sequences + (num_drafts > 0 ? cost_.per_step : 0.0) + cost_.waiting;
-  const double saved = num_accepted * (1.0 + cost_.per_token * (num_sequences - 1));  // steps with a token of each
+  const double step = 1.0 + cost_.per_token * (num_sequences - 1);  // with a token of each
+  const double cost = cost_.per_token * num_drafts * num_sequences + (num_drafts > 0 ? cost_.per_step : 0.0) +
+                      cost_.per_draft * step * num_drafts + cost_.waiting;
+  const double saved = num_accepted * step;
   balance_ = std::min(balance_ + saved - cost, kMaxBalance);
   if (num_drafts > 0 && num_accepted == num_drafts) {
     length_ = is_steady_ ? 2 * num_drafts + 1 : num_drafts;
     next_pause_ = kFirstPause;
   } else if (num_drafts > 0) {
-    length_ = kFirstLength;
+    length_ = kFirstDrafts;
   }
   is_steady_ = num_drafts > 0 ? num_accepted == num_drafts : is_steady_;
   if (balance_ < 0.0) {
@@ -52,17 +66,33 @@ void DraftAccount::book(int num_drafts, int num_accepted, int num_sequences) {
 int DraftAccount::num_drafts(int max_drafts) const { return std::min(length_, max_drafts); }
 
 SpeculatingScheduler::SpeculatingScheduler(KvCacheManager& manager, const SchedulerOptions& options,
+                                           bool use_prefix_cache, int default_drafts, const TokenCost& cost,
+                                           std::shared_ptr<Drafter> drafter)
+    : Scheduler(manager, options, use_prefix_cache),
+      default_drafts_(default_drafts),
+      cost_(cost),
+      drafter_(std::move(drafter)) {}
+
+SpeculatingScheduler::SpeculatingScheduler(KvCacheManager& manager, const SchedulerOptions& options,
                                            bool use_prefix_cache, int default_drafts, const TokenCost& cost)
-    : Scheduler(manager, options, use_prefix_cache), default_drafts_(default_drafts), cost_(cost) {}
+    : SpeculatingScheduler(manager, options, use_prefix_cache, default_drafts, cost, std::make_shared<LookUp>(cost)) {}
+
+SpeculatingScheduler::~SpeculatingScheduler() {
+  for (const auto& [id, request] : requests_) {
+    drafter_->forget(id);
+  }
+}
 
 ScheduledStep SpeculatingScheduler::schedule() {
   drafts_.clear();
   is_awaited_ = false;
   ScheduledStep step = Scheduler::schedule();
+  std::vector<DraftedText> begun;
   for (const ScheduledGroup& scheduled : step.groups) {
-    add_drafts(scheduled, step);
+    begin_drafts(scheduled, step, begun);
   }
   forget_ended();
+  complete_drafts(std::move(begun), step);
   return step;
 }
 
@@ -82,7 +112,8 @@ int SpeculatingScheduler::max_drafts(const SequenceGroup& group) const {
   return is_beam_search ? 0 : group.request().num_speculative_tokens.value_or(default_drafts_);
 }
 
-void SpeculatingScheduler::add_drafts(const ScheduledGroup& scheduled, ScheduledStep& step) {
+void SpeculatingScheduler::begin_drafts(const ScheduledGroup& scheduled, ScheduledStep& step,
+                                        std::vector<DraftedText>& begun) {
   const SequenceGroup& group = *scheduled.group;
   const ScheduledTokens& tokens = scheduled.tokens;
   const int wanted = max_drafts(group);
@@ -94,12 +125,12 @@ void SpeculatingScheduler::add_drafts(const ScheduledGroup& scheduled, Scheduled
   Request& request = find(group);
   // A request that pauses looks on, where it costs nothing: behind the step in flight.
   if (!request.account.may_draft()) {
-    if (cost_.waiting == 0.0 || !repeats(group, request.account.min_match())) {
+    if (cost_.waiting == 0.0 || !foretells(group)) {
       return;
     }
     request.account.resume();
   }
-  // If this step ran ahead, the next one could not look up what it draws.
+  // If this step ran ahead, the next one could not draft from what it draws.
   is_awaited_ = true;
   const bool is_decoding =
       !group.live().front().tokens.empty() && !group.pending_row().has_value() &&
@@ -113,38 +144,58 @@ void SpeculatingScheduler::add_drafts(const ScheduledGroup& scheduled, Scheduled
   for (const SequenceId sequence : tokens.sequences) {
     num_drafts = std::min(num_drafts, group.max_tokens() - manager_.length(sequence) - 1);
   }
-  std::vector<std::vector<common::Token>> drafts;
+  std::vector<DraftedText> texts;
   for (const SequenceId sequence : tokens.sequences) {
     if (num_drafts > 0) {
-      const std::vector<common::Token> text = group.tokens(sequence, 0, manager_.length(sequence) + 1);
-      drafts.push_back(look_up_draft(text, num_drafts, request.account.min_match()).tokens);
-      num_drafts = static_cast<int>(drafts.back().size());
+      texts.push_back(drafted_text(group, sequence, manager_.length(sequence) + 1));
+      texts.back().max_drafts = num_drafts;
+      num_drafts = drafter_->begin(texts.back());
     }
   }
   num_drafts = num_drafts > 0 ? reserve_drafts(tokens.sequences, num_drafts) : 0;
   if (num_drafts == 0) {
     return;
   }
-  for (std::size_t i = 0; i < drafts.size(); ++i) {
-    drafts[i].resize(static_cast<std::size_t>(num_drafts));
-    drafts_[tokens.sequences[i]] = std::move(drafts[i]);
+  for (DraftedText& text : texts) {
+    text.max_drafts = num_drafts;
+    begun.push_back(std::move(text));
   }
   step.num_tokens += num_sequences * num_drafts;
-  request.drafts = num_drafts;
-  request.num_sequences = num_sequences;
 }
 
-bool SpeculatingScheduler::repeats(const SequenceGroup& group, int min_match) {
+void SpeculatingScheduler::complete_drafts(std::vector<DraftedText> begun, ScheduledStep& step) {
+  if (begun.empty()) {
+    return;
+  }
+  drafter_->complete(begun);
+  for (auto first = begun.begin(); first != begun.end();) {
+    const auto is_others = [&](const DraftedText& text) { return text.request != first->request; };
+    const auto end = std::find_if(first, begun.end(), is_others);
+    const auto num_sequences = static_cast<int>(end - first);
+    // As many for all texts of a group.
+    int num_drafts = first->max_drafts;
+    for (auto text = first; text != end; ++text) {
+      num_drafts = std::min(num_drafts, static_cast<int>(text->drafts.size()));
+    }
+    step.num_tokens -= num_sequences * (first->max_drafts - num_drafts);
+    Request& request = requests_.at(first->request);
+    request.drafts = num_drafts;
+    request.num_sequences = num_sequences;
+    for (; first != end; ++first) {
+      first->drafts.resize(static_cast<std::size_t>(num_drafts));
+      if (num_drafts > 0) {
+        drafts_[first->sequence] = std::move(first->drafts);
+      }
+    }
+  }
+}
+
+bool SpeculatingScheduler::foretells(const SequenceGroup& group) const {
   constexpr int kSeen = 2;  // right ones in a row
   const Branch& branch = group.live().front();
   const auto known = static_cast<int>(group.request().prompt.size() + branch.tokens.size());
-  if (static_cast<int>(branch.tokens.size()) < kSeen) {
-    return false;
-  }
-  const std::vector<common::Token> text = group.tokens(branch.sequence, 0, known);
-  const std::span before = std::span(text).first(text.size() - kSeen);
-  const std::vector<common::Token> drafts = look_up_draft(before, kSeen, min_match).tokens;
-  return std::equal(drafts.begin(), drafts.end(), text.end() - kSeen, text.end());
+  return static_cast<int>(branch.tokens.size()) >= kSeen &&
+         drafter_->foretells(group.tokens(branch.sequence, 0, known), kSeen);
 }
 
 int SpeculatingScheduler::reserve_drafts(const std::vector<SequenceId>& sequences, int num_drafts) {
@@ -179,7 +230,13 @@ void SpeculatingScheduler::forget_ended() {
   for (const auto& group : waiting()) {
     served.insert(group->id());
   }
-  std::erase_if(requests_, [&](const auto& entry) { return !served.contains(entry.first); });
+  std::erase_if(requests_, [&](const auto& entry) {
+    const bool has_ended = !served.contains(entry.first);
+    if (has_ended) {
+      drafter_->forget(entry.first);
+    }
+    return has_ended;
+  });
 }
 
 }  // namespace

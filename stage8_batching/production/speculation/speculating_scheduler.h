@@ -5,11 +5,13 @@
 #pragma once
 
 #include <map>
+#include <memory>
 #include <span>
 #include <vector>
 
 #include "../../engine_options.h"
 #include "../../scheduler.h"
+#include "drafter.h"
 #include "token_cost.h"
 
 namespace stage8 {
@@ -23,17 +25,14 @@ class DraftAccount {
   bool may_draft();
   // Ends a pause: drafts would have been right.
   void resume() { pause_ = 0; }
-  // Books a step whose tokens are waited for, to be looked up, with its drafts or without any. The numbers of drafts
+  // Books a step whose tokens are waited for, to be drafted from, with its drafts or without any. The numbers of drafts
   // are those of each of the request's sequences.
   void book(int num_drafts, int num_accepted, int num_sequences = 1);
   // How many drafts to try: a few at first, more once all have been accepted twice in a row.
   int num_drafts(int max_drafts) const;
-  // How many of the text's last tokens must occur before. The dearer a draft is, the surer it has to be.
-  int min_match() const { return min_match_; }
 
  private:
   TokenCost cost_;
-  int min_match_;
   int length_;
   bool is_steady_ = false;  // whether all of the last drafts were accepted
   double balance_ = 0.0;
@@ -45,7 +44,11 @@ class SpeculatingScheduler : public Scheduler {
  public:
   // default_drafts: for requests that do not say how many they want.
   SpeculatingScheduler(KvCacheManager& manager, const SchedulerOptions& options, bool use_prefix_cache,
+                       int default_drafts, const TokenCost& cost, std::shared_ptr<Drafter> drafter);
+  // With drafts that are looked up.
+  SpeculatingScheduler(KvCacheManager& manager, const SchedulerOptions& options, bool use_prefix_cache,
                        int default_drafts, const TokenCost& cost);
+  ~SpeculatingScheduler() override;
 
   // The step's num_tokens has the drafts, too; its groups do not.
   ScheduledStep schedule() override;
@@ -75,9 +78,12 @@ class SpeculatingScheduler : public Scheduler {
   // Max drafts of a step for the group.
   int max_drafts(const SequenceGroup& group) const;
   // Whether drafts of the last tokens that are known would have been right.
-  static bool repeats(const SequenceGroup& group, int min_match);
-  // Adds drafts to what the step computes for the group.
-  void add_drafts(const ScheduledGroup& scheduled, ScheduledStep& step);
+  bool foretells(const SequenceGroup& group) const;
+  // Begins the drafts of the group's texts, and reserves their slots, if it may have some: adds the texts to `begun`.
+  void begin_drafts(const ScheduledGroup& scheduled, ScheduledStep& step, std::vector<DraftedText>& begun);
+  // Has the drafts completed, and takes from the step what a text did not get. `begun` has the texts of a group one
+  // after another.
+  void complete_drafts(std::vector<DraftedText> begun, ScheduledStep& step);
   // Reserves slots for drafts of all these sequences. Returns how many each can have, up to num_drafts.
   int reserve_drafts(const std::vector<SequenceId>& sequences, int num_drafts);
   // The request's entry, with its last step booked.
@@ -86,6 +92,7 @@ class SpeculatingScheduler : public Scheduler {
 
   int default_drafts_;
   TokenCost cost_;
+  std::shared_ptr<Drafter> drafter_;
   std::map<int, Request> requests_;  // by id, those that have drafted
 };
 

@@ -3,12 +3,19 @@
 
 namespace stage8 {
 
+class Engine;
+
+// How many drafts a text has in a step at first: with its last token four, because products on a CPU take up to
+// four rows at once.
+inline constexpr int kFirstDrafts = 3;
+
 // Where it has not been measured, a token more is never worth it. Shares are of the time of a step with one token.
 struct TokenCost {
   double per_token = 1.0;  // added by each
   int max_tokens = 1;      // in a step; each beyond that costs as much as in a step of its own
   double per_step = 0.0;   // added once, where a step has any
   double waiting = 0.0;    // added where the host has to see a step's tokens before it schedules the next one
+  double per_draft = 0.0;  // added by each draft: what the drafter takes to make it
 };
 
 inline constexpr TokenCost kCpuTokenCost = {.per_token = 0.4, .max_tokens = 8};
@@ -21,16 +28,27 @@ inline constexpr TokenCost kCpuTokenCost = {.per_token = 0.4, .max_tokens = 8};
 // number of layers and the bytes of the weights, this says 1.03, 1.25 and 1.39; 1.00, 1.09 and 1.23; 1.33, 2.38 and
 // 2.52.
 inline constexpr int kMaxGpuTokens = 16;
-inline TokenCost gpu_token_cost(int num_layers, double weight_bytes) {
+inline constexpr double kGpuWaiting = 25e-6;  // seconds
+inline double gpu_step_seconds(int num_layers, double weight_bytes) {
   constexpr double kBytesPerSecond = 3.1e12;
-  constexpr double kLayer = 12e-6;            // seconds
-  constexpr double kLayerWithDrafts = 13e-6;  // in addition
-  constexpr double kWaiting = 25e-6;
-  const double step = weight_bytes / kBytesPerSecond + num_layers * kLayer;
+  constexpr double kLayer = 12e-6;  // seconds
+  return weight_bytes / kBytesPerSecond + num_layers * kLayer;
+}
+inline TokenCost gpu_token_cost(int num_layers, double weight_bytes) {
+  constexpr double kLayerWithDrafts = 13e-6;  // seconds in addition
+  const double step = gpu_step_seconds(num_layers, weight_bytes);
   return {.per_token = 0.01,
           .max_tokens = kMaxGpuTokens,
           .per_step = num_layers * kLayerWithDrafts / step,
-          .waiting = kWaiting / step};
+          .waiting = kGpuWaiting / step};
 }
+
+// What tokens cost on the engine's runner.
+TokenCost token_cost(Engine& engine);
+
+// What a step of the draft model's engine takes, as a share of one of the engine's. On a CPU, by the bytes of weights
+// that each reads. On a GPU, by what the table above says of both, and the host has to see each draft before the next
+// one is computed: an estimate that has not been measured.
+double draft_step_cost(Engine& draft, Engine& engine);
 
 }  // namespace
