@@ -84,21 +84,26 @@ void DraftModel::forget(int request) {
 }
 
 void DraftModel::draft(std::span<DraftedText> texts) {
-  std::vector<DraftedText*> computed;
+  std::vector<DraftedText*> old_texts;
   for (DraftedText& text : texts) {
-    if (find_room(text)) {
-      computed.push_back(&text);
+    if (!find_room(text)) {
+      continue;
+    }
+    if (!texts_.at({text.request, text.sequence}).tokens.empty()) {
+      old_texts.push_back(&text);
+    } else if (DraftedText* const new_text = &text; !compute_texts({&new_text, 1})) {
+      return;  // alone, so that the next sample of its prompt finds that in the prefix cache
     }
   }
-  if (!compute_texts(computed)) {
+  if (!compute_texts(old_texts)) {
     return;
   }
   std::vector<Fork> forks;
-  for (DraftedText* const text : computed) {
-    if (std::ssize(text->drafts) < text->max_drafts && !text->drafts.empty()) {
-      forks.push_back({text, engine_->sequence_ids().take(), text->sampling});
-      forks.back().sampling.used.push_back(text->tokens.back());
-      engine_->manager().fork(texts_.at({text->request, text->sequence}).sequence, forks.back().sequence);
+  for (DraftedText& text : texts) {
+    if (std::ssize(text.drafts) < text.max_drafts && !text.drafts.empty()) {
+      forks.push_back({&text, engine_->sequence_ids().take(), text.sampling});
+      forks.back().sampling.used.push_back(text.tokens.back());
+      engine_->manager().fork(texts_.at({text.request, text.sequence}).sequence, forks.back().sequence);
     }
   }
   while (compute_forks(forks)) {
