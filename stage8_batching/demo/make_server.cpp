@@ -2,6 +2,7 @@
 
 #include <utility>
 
+#include "common/app/notes.h"
 #include "common/base/check.h"
 #include "common/model/gguf.h"
 #include "common/model/llama.h"
@@ -53,6 +54,9 @@ std::shared_ptr<Drafter> make_drafter(const common::Llama& model, const std::sha
   }
   const common::Gguf draft = common::Gguf::open(options.model_path);
   check_vocabularies(*file, draft);
+  if (!engine.num_slots.has_value()) {
+    common::print_note("the draft model's cache comes first, then the model's");
+  }
   return std::make_shared<DraftModel>(std::make_shared<const common::Llama>(draft), model.config().vocab_size,
                                       draft_engine_options(engine));
 }

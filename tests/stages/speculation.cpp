@@ -452,9 +452,9 @@ TEST_CASE("a draft model computes what a text has gained, and leaves none of its
   CHECK(engine.manager().sequences() == std::vector<int>{sequence});
   CHECK(engine.manager().length(sequence) == 12);
 
-  // Another text of the same name, one that is shorter, and the same once more: it begins again.
-  for (const Tokens& other : {tests::make_request(11, 1, 1).prompt, tests::make_request(6, 1, 1).prompt,
-                              tests::make_request(6, 1, 1).prompt}) {
+  // One that is shorter than what it has, the same once more, and a longer one with another beginning: it begins again.
+  for (const Tokens& other : {tests::make_request(6, 1, 1).prompt, tests::make_request(6, 1, 1).prompt,
+                              tests::make_request(11, 1, 2).prompt}) {
     const std::shared_ptr<stage::DraftModel> fresh = tests::make_draft_model(tests::small_model());
     CHECK(drafts_of(*drafter, {text_to_draft(0, other, 4)}) == drafts_of(*fresh, {text_to_draft(0, other, 4)}));
     CHECK(engine.manager().sequences().size() == 1);

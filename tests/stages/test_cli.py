@@ -34,6 +34,8 @@ TIMEOUT_SECONDS = 300
 WHERE = re.compile(rb"^note: computing on [^\n]+\n", re.MULTILINE)
 # And how large its cache is, where that is not given.
 SIZE = re.compile(rb"^note: a cache of ([\d,]+) slots, [^\n]+\n", re.MULTILINE)
+# And which of two caches that is.
+CACHES = re.compile(rb"^note: the draft model's cache comes first[^\n]*\n", re.MULTILINE)
 # And, after some seconds, how far it is.
 PROGRESS = re.compile(rb"^[^\n]+: [\d,]+ of [\d,]+ \([\d.]+ %\), \d+ s left\n", re.MULTILINE)
 
@@ -48,7 +50,7 @@ def run(*arguments, stdout=subprocess.PIPE, environment=None):
                             timeout=TIMEOUT_SECONDS, check=False, env=os.environ | (environment or {}))
     result.stderr, result.notes = WHERE.subn(b"", result.stderr)
     result.sizes = [int(size.replace(b",", b"")) for size in SIZE.findall(result.stderr)]
-    result.stderr = PROGRESS.sub(b"", SIZE.sub(b"", result.stderr))
+    result.stderr = PROGRESS.sub(b"", CACHES.sub(b"", SIZE.sub(b"", result.stderr)))
     return result
 
 

@@ -11,6 +11,7 @@
 #include "common/base/check.h"
 #include "common/base/text.h"
 #include "common/math/sampling.h"
+#include "step_cost.h"
 
 namespace stage8 {
 

@@ -41,6 +41,8 @@ struct DraftedText {
   std::vector<common::Token> drafts;  // what the drafter fills in
 };
 
+class Engine;
+
 // Where drafts come from. A step asks for all of its texts at once, so that a model can compute them in one batch.
 class Drafter {
  public:

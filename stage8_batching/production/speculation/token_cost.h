@@ -3,10 +3,8 @@
 
 namespace stage8 {
 
-class Engine;
-
-// How many drafts a text has in a step at first: with its last token four, because products on a CPU take up to
-// four rows at once.
+// How many drafts a text has in a step at first: with its last token four, because products on a CPU take rows by
+// fours.
 inline constexpr int kFirstDrafts = 3;
 
 // Where it has not been measured, a token more is never worth it. Shares are of the time of a step with one token.
@@ -42,13 +40,5 @@ inline TokenCost gpu_token_cost(int num_layers, double weight_bytes) {
           .per_step = num_layers * kLayerWithDrafts / step,
           .waiting = kGpuWaiting / step};
 }
-
-// What tokens cost on the engine's runner.
-TokenCost token_cost(Engine& engine);
-
-// What a step of the draft model's engine takes, as a share of one of the engine's. On a CPU, by the bytes of weights
-// that each reads. On a GPU, by what the table above says of both, and the host has to see each draft before the next
-// one is computed: an estimate that has not been measured.
-double draft_step_cost(Engine& draft, Engine& engine);
 
 }  // namespace

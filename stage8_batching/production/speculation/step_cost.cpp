@@ -1,6 +1,4 @@
-#include "token_cost.h"
-
-#include "../../engine.h"
+#include "step_cost.h"
 
 namespace stage8 {
 namespace {
