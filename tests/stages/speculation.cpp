@@ -560,10 +560,23 @@ TEST_CASE("the vocabulary of a draft model has to be the model's") {
 
 TEST_CASE("a draft model's steps are booked: a share of the model's for each draft") {
   stage::DraftAccount account({.per_token = 0.25, .per_draft = 0.5});
-  account.book(4, 3);  // costs 3, and saves 3
+  account.book(4, 4);  // costs 1 for the drafts and 0.5 x (4 + 1) for making them: leaves 0.5
+  account.book(4, 3);  // costs 1 and 0.5 x 4.75, and saves 3
   CHECK(account.may_draft());
-  account.book(4, 3, 2);  // of two texts: 8 tokens, and 4 steps of the draft model that cost 1.25 each; 3.75 are saved
+  // Of two texts: 2, and 0.5 x (4 x 1.25 + 6 x 0.25); 3.75 are saved.
+  account.book(4, 3, 2);
   CHECK_FALSE(account.may_draft());
+
+  // Where not even right drafts pay, pauses grow.
+  stage::DraftAccount dear({.per_token = 0.25, .per_draft = 1.0});
+  std::vector<int> pauses;
+  for (int i = 0; i < 3; ++i) {
+    dear.book(3, 3);
+    pauses.push_back(1);
+    for (; !dear.may_draft(); ++pauses.back()) {
+    }
+  }
+  CHECK(pauses == std::vector<int>{16, 32, 64});
 
   const stage::EngineOptions options{.num_slots = 64, .gpu = {.device = stage::Device::kCpu}};
   stage::Engine engine(tests::small_model(), options);

@@ -543,7 +543,7 @@ class DraftModel(ProgramTest):
             self.assertEqual(plain["requests"], drafted["requests"])
             self.assertEqual(drafted["counters"]["drafts"], drafted["counters"]["drafts_accepted"])
             # Three drafts, then a pause because they do not pay, and four the next time: the default.
-            self.assertGreater(drafted["counters"]["drafts"], 7)
+            self.assertGreaterEqual(drafted["counters"]["drafts"], 7)
 
     def test_all_commands_that_speculate_take_it(self):
         for command in (("bench", "--prompt-tokens", "8", "--new-tokens", "8"), ("serve", "--prompt", "A wolf"),

@@ -46,13 +46,14 @@ bool DraftAccount::may_draft() {
 
 void DraftAccount::book(int num_drafts, int num_accepted, int num_sequences) {
   const double step = 1.0 + cost_.per_token * (num_sequences - 1);  // with a token of each
-  const double cost = cost_.per_token * num_drafts * num_sequences + (num_drafts > 0 ? cost_.per_step : 0.0) +
-                      cost_.per_draft * step * num_drafts + cost_.waiting;
   const double saved = num_accepted * step;
+  double cost = cost_.per_token * num_drafts * num_sequences + (num_drafts > 0 ? cost_.per_step : 0.0) + cost_.waiting;
+  // A model that drafts takes a step for each draft, and computes those that become text once more.
+  cost += cost_.per_draft * (num_drafts * step + cost_.per_token * num_accepted * num_sequences);
   balance_ = std::min(balance_ + saved - cost, kMaxBalance);
   if (num_drafts > 0 && num_accepted == num_drafts) {
     length_ = is_steady_ ? 2 * num_drafts + 1 : num_drafts;
-    next_pause_ = kFirstPause;
+    next_pause_ = saved >= cost ? kFirstPause : next_pause_;  // where not even that pays, pauses grow
   } else if (num_drafts > 0) {
     length_ = kFirstDrafts;
   }
