@@ -442,7 +442,8 @@ TEST_CASE("a draft model computes what a text has gained, and leaves none of its
   REQUIRE(engine.manager().sequences().size() == 1);
   const int sequence = engine.manager().sequences().front();
   CHECK(engine.manager().length(sequence) == 10);
-  CHECK(engine.blocks_copied() == 1);  // the fork's last block
+  CHECK(engine.blocks_copied() == 1);           // the fork's last block
+  CHECK(engine.manager().usage().cached == 4);  // that one, which is full now: no text writes to it any more
 
   // The first draft was right, the second was not.
   tokens.push_back(first[0]);
