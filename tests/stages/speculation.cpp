@@ -382,7 +382,8 @@ TEST_CASE("SPECULATION.md, invariant 1, of a draft model: where it is the model 
       INFO("temperature " << temperature << ", penalty " << penalty);
       std::vector<stage::GenerationRequest> requests;
       for (int i = 0; i < 4; ++i) {
-        requests.push_back({.request = tests::make_request(3 + 4 * i, 20, i), .num_samples = i == 2 ? 3 : 1});
+        requests.push_back({.request = tests::make_request(3 + 4 * i, 20, i), .num_samples = i >= 2 ? 3 : 1});
+        requests.back().request.num_logprobs = i == 3 ? 2 : 0;  // draws on the host
         requests.back().request.sampling = {.temperature = temperature,
                                             .repetition_penalty = 1.0F + penalty,
                                             .seed = static_cast<std::uint64_t>(7 + i),

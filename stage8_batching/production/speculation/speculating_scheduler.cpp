@@ -1,6 +1,7 @@
 #include "speculating_scheduler.h"
 
 #include <algorithm>
+#include <cstddef>
 #include <optional>
 #include <set>
 #include <span>
@@ -15,8 +16,25 @@ constexpr int kFirstPause = 16;
 constexpr int kMaxPause = 256;
 constexpr double kMaxBalance = 4.0;  // so that it is soon noticed when a text no longer repeats
 
-// num_tokens: how many of its tokens are known. A request that needs logits draws on the host; a draft model draws for
-// its first sample then, whose noise it knows.
+// Which of the request's samples the sequence is. Live branches keep the order of their samples, and each has the
+// tokens of its own.
+int sample_of(const SequenceGroup& group, SequenceId sequence) {
+  const std::vector<common::Completion>& completions = group.output().completions;
+  std::size_t sample = 0;
+  for (const Branch& branch : group.live()) {
+    while (sample + 1 < completions.size() && completions[sample].tokens != branch.tokens) {
+      ++sample;
+    }
+    if (branch.sequence == sequence) {
+      break;
+    }
+    ++sample;
+  }
+  return static_cast<int>(sample);
+}
+
+// num_tokens: how many of its tokens are known. A request that needs logits draws on the host, and has no row that says
+// how.
 DraftedText drafted_text(const SequenceGroup& group, SequenceId sequence, int num_tokens) {
   const common::Request& request = group.request();
   DraftedText text;
@@ -28,7 +46,7 @@ DraftedText drafted_text(const SequenceGroup& group, SequenceId sequence, int nu
     text.sampling = std::move(*sampling);
   } else {
     text.sampling.options = common::sampling_options(request);
-    text.sampling.sample_index = request.sample_index;
+    text.sampling.sample_index = request.sample_index + sample_of(group, sequence);
     text.sampling.used.assign(text.tokens.begin(), text.tokens.end() - 1);
     text.sampling.prompt_length = static_cast<int>(request.prompt.size());
   }
