@@ -467,6 +467,21 @@ TEST_CASE("a draft model computes what a text has gained, and leaves none of its
   CHECK(tests::leak_of(*drafter) == kNoProblem);
 }
 
+TEST_CASE("a draft model drafts for all texts of a step at once") {
+  const std::shared_ptr<stage::DraftModel> drafter = tests::make_draft_model(tests::small_model());
+  const auto passes_with = [&](int num_tokens) {
+    const double before = common::counter(drafter->engine().counters(), "forward_passes");
+    std::vector<stage::DraftedText> texts;
+    for (int i = 0; i < 3; ++i) {
+      texts.push_back(text_to_draft(i, tests::make_request(num_tokens, 1, i).prompt, 2 + i));
+    }
+    drafts_of(*drafter, texts);
+    return common::counter(drafter->engine().counters(), "forward_passes") - before;
+  };
+  CHECK(passes_with(9) == 3.0 + 3.0);   // each prompt, then the drafts 2 to 4
+  CHECK(passes_with(11) == 1.0 + 3.0);  // what the texts have gained
+}
+
 TEST_CASE(
     "a draft model without room: the texts that were drafted least recently are dropped, and else there are no "
     "drafts") {
