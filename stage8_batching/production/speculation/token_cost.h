@@ -3,8 +3,8 @@
 
 namespace stage8 {
 
-// How many drafts a text has in a step at first: with its last token four, because products on a CPU take rows by
-// fours.
+// How many drafts a text has in a step at first. With its last token four tokens, and later eight: products on a CPU
+// take up to four rows at once.
 inline constexpr int kFirstDrafts = 3;
 
 // Where it has not been measured, a token more is never worth it. Shares are of the time of a step with one token.
