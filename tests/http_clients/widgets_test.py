@@ -95,6 +95,20 @@ def check_loads(page, name, program, states):
     page.evaluate(f"document.querySelector('[data-widget=\"{name}\"]').widget.goTo(0)")
 
 
+# Of each step: how far down the button for the next one is, and whether something of the steps before is left in the drawing.
+DRAWN = """((name) => { const {widget} = document.querySelector(`[data-widget="${name}"]`), canvases = [widget.pool, widget.tables];
+    return Array.from({length: widget.last + 1}, (_, step) => {
+        widget.goTo(step);
+        widget.flashBegin = -Infinity;
+        widget.draw();
+        const shown = canvases.filter((canvas) => canvas && !canvas.hidden), pictures = shown.map((canvas) => canvas.toDataURL());
+        for (const canvas of shown) canvas.width = 0;
+        widget.draw();
+        return {button: widget.next.getBoundingClientRect().top - widget.root.getBoundingClientRect().top,
+                isClean: shown.every((canvas, index) => canvas.toDataURL() === pictures[index])};
+    }); })"""
+
+
 def play(page, name, program, is_live):
     states = states_of(program, name)
     is_pool = "sizes" in states[0]
@@ -111,6 +125,9 @@ def play(page, name, program, is_live):
     for state in reversed(states[:-1]):
         press(page, name, ".widget-back")
         compare(name, page, state, is_pool)
+    drawn = page.evaluate(f"{DRAWN}('{name}')")
+    check(f"{name}: each step is drawn as if there had been none before", all(step["isClean"] for step in drawn), drawn)
+    check(f"{name}: the button for the next step stays where it is", len({step["button"] for step in drawn}) == 1, drawn)
     middle = len(states) // 2
     page.evaluate(f"(() => {{ const slider = document.querySelector('[data-widget=\"{name}\"] .widget-time input'); slider.value = {middle};"
                   "slider.dispatchEvent(new Event('input')); })()")
@@ -137,6 +154,7 @@ def play_own(page, name, program, states, at):
         shown = page.evaluate(f"{SHOWN}('{name}')")
         expected = states_of(program, name, [*commands, wrong])[-1]
         assert shown["said"] == expected["error"], [shown["said"], expected]
+        assert shown["step"] == wrong, [shown["step"], wrong]
     check(f"{name}: {len(commands)} commands, {len(commands) - at} of them the reader's, and wrong ones", True)
 
 

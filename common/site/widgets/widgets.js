@@ -76,6 +76,15 @@ function widgetTheme(root) {
   return {...themeOf(root), owners: Array.from({length: kNumOwnColors}, (_, id) => style.getPropertyValue(`--owner-${id}`).trim())};
 }
 
+// Frames are a little larger than their blocks. All of the canvas is cleared: what draws clears its own part, and no margin.
+const kFrameMargin = 4;
+function framedContext(canvas) {
+  const {context, width, height} = sizedContext(canvas);
+  context.clearRect(0, 0, width, height);
+  context.translate(kFrameMargin, kFrameMargin);
+  return context;
+}
+
 // Blocks that are not as they were.
 function changedBlocks(before, after) {
   const changed = new Set();
@@ -151,10 +160,11 @@ class Widget {
     this.root.replaceChildren(
       element("p", {className: "widget-title", textContent: this.recorded.title}),
       element("p", {className: "widget-mode"}, ...withCode(mode)),
-      element("div", {className: "widget-what", attributes: {role: "status", "aria-live": "polite"}}, this.step, this.said),
-      this.after, ...this.parts(),
+      // Above all that grows and shrinks with a step, so that the button stays under the pointer.
       element("div", {className: "widget-controls"}, this.next, this.back, this.again,
-              element("div", {className: "widget-time"}, this.slider, this.moment)));
+              element("div", {className: "widget-time"}, this.slider, this.moment)),
+      element("div", {className: "widget-what", attributes: {role: "status", "aria-live": "polite"}}, this.step, this.said),
+      this.after, ...this.parts());
     if (this.scene) {
       this.groups = element("div");
       this.line = element("input", {autocomplete: "off", spellcheck: false, attributes: {"aria-label": "a command"}});
@@ -237,6 +247,7 @@ class Widget {
     }
     const state = this.scene.apply(command);
     if (state.error) {
+      this.step.textContent = command;
       this.say(state.error, true);
       return false;
     }
@@ -334,30 +345,27 @@ class Widget {
     this.drawLegend(theme);
     let columns = size > 1 ? 8 : 16;
     while (columns > 1 && width / columns < (size > 1 ? 56 : 36)) columns /= 2;
-    const rows = Math.ceil(blocks / columns), cell = Math.min(78, Math.floor((width - 4) / columns)), rowHeight = size > 1 ? 56 : cell;
-    this.pool.style.height = `${rows * rowHeight + 4}px`;
-    const pool = sizedContext(this.pool);
+    const rows = Math.ceil(blocks / columns), cell = Math.min(78, Math.floor((width - 2 * kFrameMargin) / columns)), rowHeight = size > 1 ? 56 : cell;
+    this.pool.style.height = `${rows * rowHeight + 2 * kFrameMargin}px`;
+    const pool = framedContext(this.pool);
     const layout = {drawn: blocks, count: blocks, width: columns * cell, height: rows * rowHeight, cell, rowHeight, columns, gap: size > 1 ? 7 : 6};
-    pool.context.translate(2, 2);  // frames are a little larger than their blocks
-    drawPool(pool.context, snapshot, layout, theme, {lit: this.changed});
+    drawPool(pool, snapshot, layout, theme, {lit: this.changed});
     const fade = 1 - (performance.now() - this.flashBegin) / kFlashMilliseconds;
     if (fade > 0) {
-      pool.context.globalAlpha = 0.55 * fade;
-      pool.context.fillStyle = theme.accent;
+      pool.globalAlpha = 0.55 * fade;
+      pool.fillStyle = theme.accent;
       for (const block of this.changed) {
         const {x, y, size: side, height} = blockRect(layout, block);
-        pool.context.fillRect(x, y, side, height);
+        pool.fillRect(x, y, side, height);
       }
-      pool.context.globalAlpha = 1;
+      pool.globalAlpha = 1;
     }
     this.pool.setAttribute("aria-label", describePool(snapshot));
     this.tables.hidden = this.tablesTitle.hidden = size === 1 || snapshot.requests.size === 0;
     if (!this.tables.hidden) {
-      const rowsOf = tablesLayout(snapshot, this.tables.clientWidth - 4, true, 21);
-      this.tables.style.height = `${rowsOf.height + 4}px`;
-      const tables = sizedContext(this.tables);
-      tables.context.translate(2, 0);
-      drawTables(tables.context, snapshot, rowsOf, 0, rowsOf.height + 4, theme, {lit: this.changed});
+      const rowsOf = tablesLayout(snapshot, this.tables.clientWidth - 2 * kFrameMargin, true, 21);
+      this.tables.style.height = `${rowsOf.height + 2 * kFrameMargin}px`;
+      drawTables(framedContext(this.tables), snapshot, rowsOf, 0, rowsOf.height, theme, {lit: this.changed});
     }
     this.host.hidden = !snapshot.sizes.host_blocks;
     if (!this.host.hidden) {
