@@ -126,7 +126,8 @@ void KvCacheManager::fork(SequenceId parent, SequenceId child) {
   Sequence copy = find(parent);
   // Blocks that the parent has reserved ahead hold no tokens to share.
   copy.block_table.resize(static_cast<std::size_t>(blocks_needed(copy.length, block_size_)));
-  for (const int block : (sequences_[child] = std::move(copy)).block_table) {
+  sequences_[child] = std::move(copy);
+  for (const int block : sequences_[child].block_table) {
     reference_counts_[static_cast<std::size_t>(block)] += 1;
   }
 }
