@@ -9,8 +9,8 @@
     python3 tests/stage_diff.py 3 4 --size           how large it is, as git counts it
     python3 tests/stage_diff.py --check [3 4]        whether every note belongs to a hunk, and which hunks have none
 
-The notes are paragraphs of the part "The diff" of the later stage's lesson: of its README.md, then of the pages beside it to
-which README.md links, in that order. A comment, invisible in the rendered page, says what the paragraphs after it explain, up
+The notes are paragraphs of the part "The diff" of the later stage's lesson, or of a section of this name in another part: of
+its README.md, then of the pages beside it to which README.md links, in that order. A comment, invisible in the rendered page, says what the paragraphs after it explain, up
 to the next such comment or the next heading:
 
     <!-- hunk: attention.cpp -->                the whole file
@@ -274,24 +274,26 @@ class Note:
     places: list = dataclasses.field(default_factory=list, compare=False, repr=False)
 
 
-def diff_section(readme):
-    """(number of the first line, lines) of the part called "The diff"; code blocks may hold lines like headings."""
-    lines, begin, fenced = readme.split("\n"), None, False
-    for index, line in enumerate(lines):
+def diff_lines(readme):
+    """[(number, line)] of the part called "The diff", and of a section of that name in another part; code blocks may hold
+    lines like headings."""
+    found, level, fenced = [], 0, False  # level: of the heading that we are below, 0 outside
+    for number, line in enumerate(readme.split("\n"), start=1):
         if line.lstrip().startswith("```"):
             fenced = not fenced
-        elif not fenced and re.match(r"^##?\s", line):
-            if begin is not None:
-                return begin + 1, lines[begin:index]
-            if re.match(r"^##\s+(\d+\.\s+)?The diff\b", line, re.IGNORECASE):
-                begin = index + 1
-    return (begin + 1, lines[begin:]) if begin is not None else (0, [])
+        heading = None if fenced else re.match(r"^(#{1,3})\s+(?:\d+\.\s+)?(The diff\b)?", line, re.IGNORECASE)
+        if heading and (not level or len(heading.group(1)) <= level):
+            if level:
+                found.append((number, line))  # ends a note
+            level = len(heading.group(1)) if heading.group(2) and heading.group(1) != "#" else 0
+        elif level:
+            found.append((number, line))
+    return found
 
 
 def read_notes(readme, where="README.md"):
-    number, lines = diff_section(readme)
     notes, current, fenced = [], None, False
-    for number, line in enumerate(lines, start=number):
+    for number, line in diff_lines(readme):
         if line.lstrip().startswith("```"):
             fenced = not fenced
         marker = None if fenced else MARKER.match(line)

@@ -68,7 +68,9 @@ LESSON = """# Stage 2: sums
 
 > **Milestone 1: rows** (5 minutes). Write `rows`.
 >
-> `python3 tests/exercise.py 2 --test 1` is red before.
+> `python3 tests/exercise.py 2 --test 1`
+>
+> `python3 tests/exercise.py 2 --test 2` is for later.
 
 ## 2. The diff
 
@@ -251,7 +253,7 @@ class Converter(Folder):
     def test_comments_are_gone_and_indented_code_is_code(self):
         text = self.page("index.html")
         self.assertNotIn("figures", text)
-        self.assertIn('<div class="scroll listing"><pre><code>indented</code></pre></div>', text)
+        self.assertIn('<div class="scroll listing"><pre class="code"><code><span>indented</span></code></pre></div>', text)
 
     def test_an_answer_is_folded(self):
         self.assertIn("<details><summary>Answer</summary>\n<p><strong>Yes.</strong></p>\n</details>", self.page("index.html"))
@@ -285,8 +287,9 @@ class Converter(Folder):
         text = self.page("stage2_second/index.html")
         self.assertIn('<blockquote class="preface">', text)
         self.assertIn('<blockquote class="milestone">', text)
-        self.assertRegex(text, r'<span class="do"><code>python3 tests/exercise.py 2 <span class="n">--test</span> 1</code><button[^>]*>Copy</button></span> is red')
+        self.assertRegex(text, r'<span class="do"><code>python3 tests/exercise.py 2 <span class="n">--test</span> 1</code><button[^>]*>Copy</button></span></p>')
         self.assertNotIn("<code>rows</code><button", text)
+        self.assertRegex(text, r'--test</span> 2</code> is for later')  # no button in a sentence
 
     def test_hunks_stand_beside_their_paragraphs(self):
         text = self.page("stage2_second/index.html")
@@ -303,6 +306,18 @@ class Converter(Folder):
         self.assertIn("An introduction.", walk)
         self.assertIn('<div class="say"><p>Not a note.</p>', walk)
         self.assertNotIn("<aside", text[text.index("Not a note"):])
+
+    def test_another_part_may_have_hunks_beside_a_section(self):
+        self.write("stage2_second/README.md", LESSON.replace("<!-- hunk: table.h -->\nA table is *new*.\n", "") +
+                   "\n## Second part\n\nIts idea.\n\n### The diff\n\n<!-- hunk: table.h -->\nA table.\n\n### Results\n\nAs said.\n")
+        first, second = self.page("stage2_second/index.html").split('<h2 id="second-part">')
+        self.assertEqual(len(re.findall('<aside class="hunks" aria-label="Code: engine.cpp">', first)), 1)
+        before, walk = second.split('<h3 id="the-diff">')
+        self.assertNotIn('class="walk"', before)
+        walk, after = walk.split('<h3 id="results">')
+        self.assertIn('<aside class="hunks" aria-label="Code: table.h">', walk)
+        self.assertEqual(walk.count("<div"), walk.count("</div>"))
+        self.assertIn("<p>As said.</p>", after)
 
     def test_the_first_stage_has_its_code_beside_it(self):
         self.write("stage1_first/README.md", "# Stage 1: first\n\n## 2. The code\n\n<!-- hunk: engine.cpp second -->\nOf **two**.\n")
@@ -331,6 +346,14 @@ class Converter(Folder):
             "<!-- hunk end -->", "<!-- hunk: engine.cpp fifth -->\nFive.\n\n<!-- hunk end -->"))
         names = re.findall(r'<span class="name">engine.cpp</span> <code class="where">([^<]*)', self.page("stage2_second/index.html"))
         self.assertEqual(names[-2:], ["fourth", "fifth"])
+
+    def test_a_demonstration_is_named_and_not_shown(self):
+        self.write("stage2_second/demo/show.cpp", "void show() {}\n")
+        self.write("stage2_second/README.md", LESSON.replace("<!-- hunk: table.h -->", "<!-- hunk: table.h -->\n<!-- hunk: demo/show.cpp -->"))
+        asides = re.findall(r"<aside.*?</aside>", self.page("stage2_second/index.html"), re.DOTALL)
+        self.assertIn('Not shown: <a href="../code/stage2_second/demo/show.cpp.html"><span class="name">demo/show.cpp</span></a>', asides[1])
+        self.assertIn("table.h", asides[1])
+        self.assertNotIn("show()", asides[1])
 
     def test_hunks_of_a_note_that_meet_are_one(self):
         self.write("stage2_second/table.h", "int first_row();\n\nint second_row();\n\nint third_row();\n")
@@ -468,7 +491,7 @@ class Repository(unittest.TestCase):
                 text = (self.out / self.site.lesson_target(page, start)).read_text(encoding="utf-8")
                 asides = re.findall(r"<aside class=\"hunks\".*?</aside>", text, re.DOTALL)
                 self.assertEqual(len(asides), len(notes), (page.source, start))
-                self.assertTrue(all('<details class="hunk"' in aside for aside in asides), (page.source, start))
+                self.assertTrue(all('<details class="hunk"' in aside or 'Not shown: <a href="' in aside for aside in asides), (page.source, start))
                 num_notes += len(notes)
         self.assertGreater(num_notes, 100)
 

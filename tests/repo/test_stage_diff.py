@@ -298,6 +298,13 @@ class Notes(Stages):
         self.edit("stage2_second/MORE.md", "kv_cache.h", "engine.h")
         self.assertIn("error: stage2_second/MORE.md:5: engine.h does not differ", self.run_main("--check")[1])
 
+    def test_another_part_may_have_a_section_with_notes(self):
+        self.edit("stage2_second/README.md", "## 6. By hand\n", "## 6. By hand\n\n## Second part\n\nIts idea.\n\n### The diff\n\n"
+                  "<!-- hunk: kv_cache.h -->\nFrom the second part.\n\n### Results\n\nNo note.\n")
+        out = self.show()
+        self.assertLess(out.index("From the second part."), out.index("+struct KvCache"))
+        self.assertNotIn("No note.", out)
+
     def test_a_lesson_without_notes_is_just_the_diff(self):
         self.write("stage2_second/README.md", "# Stage 2\n\n## 5. The diff\n\nNothing.\n")
         self.assertIn("no notes on these changes yet", self.show())

@@ -87,10 +87,11 @@ def check_walk(page, site):
         page.evaluate(f"scrollTo(0, document.querySelectorAll('.note')[{index}].getBoundingClientRect().top + scrollY - innerHeight * 0.3)")
         settle(page)
         shown.append(page.evaluate("""(() => {
-            const hunks = [...document.querySelectorAll('.hunks')].map((one, index) => [one, index]).filter(([one]) => one.offsetHeight > 0);
-            const [box, note] = [hunks[0][0].getBoundingClientRect(), document.querySelector('.note.active').getBoundingClientRect()];
+            const walk = document.querySelectorAll('.note')[INDEX].closest('.walk');
+            const hunks = [...document.querySelectorAll('.hunks')].map((one, index) => [one, index]).filter(([one]) => one.offsetHeight > 0 && walk.contains(one));
+            const [box, note] = [hunks[0][0].getBoundingClientRect(), walk.querySelector('.note.active').getBoundingClientRect()];
             return {index: hunks.map(([, index]) => index), beside: box.left > note.right, inView: box.top < innerHeight / 2 && box.bottom > note.top && box.bottom <= innerHeight + 1};
-        })()"""))
+        })()""".replace("INDEX", str(index))))
     check("the hunks follow the text", [one["index"] for one in shown] == [[index] for index in range(count)], shown)
     check("beside it", all(one["beside"] for one in shown))
     check("and are in view", all(one["inView"] for one in shown), shown)
@@ -135,6 +136,10 @@ CUT = """(() => {
         line.offsetHeight > 30).length};
 })()"""
 
+# Pictures that are much smaller than they were drawn for.
+SMALL = """[...document.querySelectorAll('article img[width]')].filter((image) => getComputedStyle(image).display !== 'none' &&
+    image.getBoundingClientRect().width < 0.79 * Number(image.getAttribute('width'))).map((image) => image.getAttribute('src'))"""
+
 
 def check_lines(page, site):
     for name in (LESSON, "stage2_blocks/index.html", "stage5_cow_beam/diff-4-5.html"):
@@ -144,6 +149,8 @@ def check_lines(page, site):
             seen = page.evaluate(CUT)
             check(f"{name}, {size[0]} pixels: all of a long line is seen", not seen["cut"] and (seen["wrapped"] > 0 or size == WIDE), seen)
             check(f"{name}, {size[0]} pixels: what scrolls shows it", seen["silent"] == 0, seen)
+            small = page.evaluate(SMALL)
+            check(f"{name}, {size[0]} pixels: the writing in pictures can be read", not small, small)
     page.size(*WIDE)
 
 

@@ -211,7 +211,8 @@ class Site:
             return f'<img class="photo" src="{html.escape(relative(page.target, path))}" alt="{alt}" loading="lazy">'
         text = (self.root / path).read_text(encoding="utf-8")
         size = re.search(r'<svg[^>]* width="(\d+)" height="(\d+)"', text)
-        size = f' width="{size.group(1)}" height="{size.group(2)}"' if size else ""
+        # --wide: how wide its writing is meant to be seen; a narrow screen scrolls it (site.css).
+        size = f' width="{size.group(1)}" height="{size.group(2)}" style="--wide:{size.group(1)}"' if size else ""
         source = html.escape(relative(page.target, path))
         if not PICTURE_DARK.search(text):
             return f'<img class="card" src="{source}" alt="{alt}"{size} loading="lazy">'
@@ -358,7 +359,10 @@ class Site:
                 if note is None or id(note) in seen:
                     return None
                 seen.add(id(note))
-                return "".join(map(box_html, walk.boxes_beside(pair, note)))
+                boxes = walk.boxes_beside(pair, note)
+                shown = "".join(box_html(box) for box in boxes if not walk.is_demo(box.file))
+                demo = {box.file.name: box.file for box in boxes if walk.is_demo(box.file)}.values()
+                return shown + walk.not_shown_html([(file, self.code_link(page.target, folder, file)) for file in demo])
 
             intro = self.compared_html(own, start, text)
         rendered = body.body(text, beside, intro)

@@ -94,7 +94,8 @@ class Lesson(markup.Markdown):
         token = tokens[index]
         if token.info.strip() == "console":
             return console_html(token.content)
-        if token.info.strip() in ("cpp", "cuda"):
+        # A formula, which Markdown indents, may be broken at a line's end as code may.
+        if token.info.strip() in ("cpp", "cuda") or token.type == "code_block":
             lines = [(line, "".join(text for _, text in line)) for line in markup.colour_block(token.content, token.info.strip())]
             rows = "".join(f'<span{markup.indent_style(text)}>{markup.breakable(markup.code_html(line), text) or " "}</span>'
                            for line, text in lines)
@@ -125,8 +126,8 @@ class Lesson(markup.Markdown):
         content = tokens[index].content
         kind = ' class="n"' if len(content) <= MAX_UNBROKEN else ""
         code = f"<code{kind}>{html.escape(content, quote=False) if kind else command_html(content)}</code>"
-        # The command of a milestone.
-        if self.box == "milestone" and index == 0 and content.startswith("python3 "):
+        # The command of a milestone, which is a paragraph.
+        if self.box == "milestone" and len(tokens) == 1 and content.startswith("python3 "):
             return f'<span class="do">{code}{copy_button()}</span>'
         return code
 
@@ -180,25 +181,29 @@ class Lesson(markup.Markdown):
     def body(self, text, beside=None, diff_intro=""):
         """The HTML of the page. beside(line) is what stands beside the paragraphs after the comment in this line, or None;
         diff_intro stands below the heading of that part."""
-        parts, walk, is_walk, is_open = [], None, False, False
+        parts, walk, is_open = [], None, False
+        walk_level = 0  # of the heading of the part or the section that is one
         fenced = [block for block in blocks(self.prepare(text))]
         for block in fenced:
             first = block[0]
             if first.type == "heading_open":
-                title = markup.plain_text(block[1].children)
-                if first.tag in ("h1", "h2"):
-                    parts.append(walk.close() if walk else "")
+                title, level = markup.plain_text(block[1].children), int(first.tag[1])
+                if walk and level <= walk_level:
+                    parts.append(walk.close())
+                    walk = None
+                if level <= 2:
                     parts.append("</section>\n" if is_open else "")
-                    walk, is_open, is_walk = None, first.tag == "h2", first.tag == "h2" and bool(WALK_HEADING.match(title))
+                    is_open = level == 2
                     self.finder.new_section()
                     parts.append(f'<section aria-labelledby="{first.meta["anchor"]}">\n' if is_open else "")
-                    parts.append(self.render_tokens(block))
-                    if is_walk and beside:
-                        parts.append(diff_intro)
-                        walk = Walk()
-                    continue
                 if walk:
                     walk.end_note()
+                elif level <= 2 or level == 3 and WALK_HEADING.match(title):
+                    parts.append(self.render_tokens(block))
+                    if beside and level > 1 and WALK_HEADING.match(title):
+                        parts.append(diff_intro if level == 2 else "")
+                        walk, walk_level = Walk(), level
+                    continue
             if first.type == "html_block":
                 widget = WIDGET.match(first.content)
                 if widget and widget.group(1) in self.widgets:

@@ -57,6 +57,11 @@ def begins_something(line):
     return bool(re.match(r"[A-Za-z/]", line)) and not line.startswith("#")
 
 
+def is_demo(file):
+    """What only shows something is named beside a paragraph: hundreds of lines beside a sentence would hide the lesson's."""
+    return file.name.startswith("demo/")
+
+
 def anchor_of(file):
     return "file-" + file.name.replace("/", "-")
 
@@ -163,6 +168,16 @@ def box_html(box, file_link, whole_link, is_open=False):
     return (f'<details class="hunk"{" open" if is_open else ""}><summary><span class="name">{html.escape(box.file.name)}</span>{where} '
             f'<span class="size">{box.size()}</span></summary><div class="box">{lines_html(box.file, lines)}{more}'
             f'<p class="from">{link}</p></div></details>')
+
+
+def not_shown_html(files):
+    """Names in place of hunks: [(file, link)]."""
+    def name_html(file, link):
+        name = f'<span class="name">{html.escape(file.name)}</span>'
+        return (f'<a href="{html.escape(link)}">{name}</a>' if link else name) + f' <span class="size">{html.escape(file.size())}</span>'
+
+    names = ", ".join(name_html(file, link) for file, link in files)
+    return f'<p class="not-shown">Not shown: {names}</p>' if names else ""
 
 
 def first_id(note, first):

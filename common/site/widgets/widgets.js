@@ -161,8 +161,8 @@ class Widget {
       element("p", {className: "widget-title", textContent: this.recorded.title}),
       element("p", {className: "widget-mode"}, ...withCode(mode)),
       // Above all that grows and shrinks with a step, so that the button stays under the pointer.
-      element("div", {className: "widget-controls"}, this.next, this.back, this.again,
-              element("div", {className: "widget-time"}, this.slider, this.moment)),
+      element("div", {className: "widget-controls"}, this.next, this.back,
+              element("div", {className: "widget-time"}, this.again, this.slider, this.moment)),
       element("div", {className: "widget-what", attributes: {role: "status", "aria-live": "polite"}}, this.step, this.said),
       this.after, ...this.parts());
     if (this.scene) {
