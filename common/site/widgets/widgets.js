@@ -248,6 +248,7 @@ class Widget {
     const state = this.scene.apply(command);
     if (state.error) {
       this.step.textContent = command;
+      this.after.textContent = "As it was before";
       this.say(state.error, true);
       return false;
     }
