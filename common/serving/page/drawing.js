@@ -278,6 +278,7 @@ function copyWay(layout, from, to, lane) {
 // Copies of the same block share its way.
 function drawCopies(context, copies, layout, theme) {
   const sources = [...new Set(copies.map(([from]) => from))];
+  context.save();  // the next frames have corners
   for (const [from, to] of copies) {
     const lane = [0, 1, -1][sources.indexOf(from) % 3] * layout.gap / 3, way = copyWay(layout, from, to, lane);
     context.strokeStyle = context.fillStyle = theme.bad;
@@ -294,6 +295,7 @@ function drawCopies(context, copies, layout, theme) {
     context.arc(way[0].x, way[0].y, 2.5, 0, 2 * Math.PI);
     context.fill();
   }
+  context.restore();
 }
 
 // A block that moved to the host's memory below, or from there: a mark at its lower edge.

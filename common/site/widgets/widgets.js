@@ -76,7 +76,7 @@ function widgetTheme(root) {
   return {...themeOf(root), owners: Array.from({length: kNumOwnColors}, (_, id) => style.getPropertyValue(`--owner-${id}`).trim())};
 }
 
-// Frames are a little larger than their blocks. All of the canvas is cleared: what draws clears its own part, and no margin.
+// Frames are a little larger than their blocks. All of the canvas is cleared, not only what the next step draws on.
 const kFrameMargin = 4;
 function framedContext(canvas) {
   const {context, width, height} = sizedContext(canvas);
