@@ -1,5 +1,8 @@
 # Precompiled headers: parsing Eigen takes longer than compiling most files that use it.
 #
+# The files of common/ are compiled several at a time as well, because nlohmann-json and the standard library take long
+# to parse, too. (Those of a stage are not: they are what people change.)
+#
 # Every file still has to include what it uses; a build with COURSE_PRECOMPILE=OFF checks that.
 
 # Lets a library or program of the course use the precompiled Eigen, which all of them share.
@@ -9,6 +12,15 @@ function(course_precompile_eigen target)
   endif()
   if(TARGET course_eigen)
     target_precompile_headers(${target} REUSE_FROM course_eigen)
+  endif()
+endfunction()
+
+# Compiles a library's files six at a time, but for those with options of their own.
+function(course_compile_together target)
+  if(COURSE_PRECOMPILE)
+    set_target_properties(${target} PROPERTIES UNITY_BUILD ON UNITY_BUILD_BATCH_SIZE 6)
+    # gcc takes a file that is included for a header, whose anonymous namespace would be another one in each use.
+    target_compile_options(${target} PRIVATE $<$<COMPILE_LANG_AND_ID:CXX,GNU>:-Wno-subobject-linkage>)
   endif()
 endfunction()
 
