@@ -133,7 +133,8 @@ void check_origin(const std::string& origin) {
 
 void add_http_options(Command& command, HttpCommandOptions& options) {
   command.option("--http", options.address,
-                 "serve on this address, as 127.0.0.1:8080: an OpenAI-compatible API, and a page that shows the pool");
+                 "serve on this address, as 127.0.0.1:8080: an OpenAI-compatible API, and a page that shows the pool "
+                 "(its scenes need --pool-controls)");
   command.option("--api-key", options.api_key,
                  "with --http: a key that clients have to send (default: that of the environment's COURSE_API_KEY)");
   command.option("--api-key-file", options.api_key_file, "with --http: a file whose only line is that key");

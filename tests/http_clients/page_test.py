@@ -318,6 +318,65 @@ def check_more(page):
     click(page, "tab-ask")
 
 
+def check_form(page):
+    """What is refused, and what is left empty."""
+    page.wait_for("document.getElementById('max-tokens').max === '256'")
+    check("no more tokens than there may be", True)
+    count = "document.querySelectorAll('#replies li').length"
+    before = page.evaluate(count)
+    ask(page, [""])
+    check("no prompt: a word", text(page, "problem").startswith("There is no prompt") and page.evaluate("document.activeElement.id") == "prompts", text(page, "problem"))
+    page.evaluate("document.getElementById('ask-top_k').value = -5")
+    ask(page, ["A wolf"])
+    page.wait_for("document.getElementById('problem').textContent.includes('top_k')")
+    check("a refusal has the field's label", "'top_k' (Top-k)" in text(page, "problem"), text(page, "problem"))
+    check("marks the field", page.evaluate("[...document.querySelectorAll('[aria-invalid]')].map((field) => field.id)") == ["ask-top_k"])
+    check("and leaves no reply", page.evaluate(count) == before, page.evaluate(count))
+    page.evaluate("document.getElementById('ask-top_k').value = ''")
+    ask(page, ["A wolf"], max_tokens=99999)
+    check("it goes away with the next try, which the browser refuses", text(page, "problem") == "" and page.evaluate(count) == before, text(page, "problem"))
+    page.evaluate("document.activeElement.blur()")
+    click(page, "run")
+    ask(page, ["A wolf"], max_tokens="''")
+    page.wait_for(f"{count} === {before + 1} && timeline.latest.requests.size === 0 && !document.querySelector('#replies button') && timeline.isLive")
+    check("an empty field is the server's default", text(page, "problem") == "" and 0 < page.evaluate("document.querySelector('#replies li').counts[0]") <= 16, text(page, "problem"))
+    check("what is over says where it can be seen", re.match(r"Done: \d+ steps\. Drag in the strip below", page.evaluate("views.ended")), page.evaluate("views.ended"))
+    page.problems[:] = [problem for problem in page.problems if "400" not in problem]
+
+
+def check_hand(page):
+    click(page, "tab-hand")
+    for command in ("empty the pool", "new A 6, append A 6", "fork A B"):
+        page.evaluate(f"[...document.querySelectorAll('#chips button')].find((chip) => chip.textContent === '{command}').click()")
+        page.wait_for({"e": "document.querySelectorAll('#demo-tables tr').length === 0", "n": "document.getElementById('demo-tables').textContent.includes('6 tokens')",
+                       "f": "document.querySelectorAll('#demo-tables tr').length === 2"}[command[0]])
+    check("by hand, a fork shares", ", 2 of them shared" in page.evaluate("document.getElementById('demo-pool').getAttribute('aria-label')"), text(page, "demo-tables"))
+    page.evaluate("document.getElementById('line').value = 'quit'; document.getElementById('demo').requestSubmit()")
+    check("quit gets a word", "nothing to leave" in text(page, "output"), text(page, "output"))
+    click(page, "tab-ask")
+
+
+def check_moments(page):
+    """What two scenes say is so."""
+    page.evaluate("timeline.pace = 0.002")
+    for name in ("Blocks, not regions", "A full queue"):
+        page.evaluate(f"[...document.querySelectorAll('#scenes button')].find((button) => button.textContent === '{name}').click()")
+        page.wait_for(f"shownChapter.scene?.name === '{name}' && timeline.latest.step > 3 && timeline.latest.requests.size === 0 && !timeline.isPlaying && "
+                      "timeline.at !== null && !document.querySelector('#replies button')", 30)
+        run, fit = page.evaluate("[timeline.shown.numRunning, regionsOf(timeline.shown).regions.length]")
+        check(f"{name}: more run than regions would fit", run > fit, [run, fit])
+        if name == "Blocks, not regions":
+            lengths = page.evaluate("[...document.querySelectorAll('#replies li')].slice(0, 8).map((item) => item.counts[0])")
+            check("all 8 run; none writes 90 tokens, most not half of that", run == 8 and max(lengths) < 90 and sum(length < 45 for length in lengths) > 4, [run, lengths])
+    page.evaluate("views.point({block: 1}, 'pool', true)")
+    click(page, "restore")
+    page.wait_for("timeline.latest.sizes.slots === 256")
+    page.evaluate("timeline.live()")
+    check("a new pool lets go of a block", page.evaluate("views.target === null"))
+    page.wait_for("timeline.canvas.getAttribute('aria-valuetext').includes('no step yet')")
+    check("and has no step -1", True)
+
+
 def check_regions(page):
     """The bar of regions says what it shows, as the blocks do."""
     click(page, "pause")
@@ -377,6 +436,10 @@ def check_words(page):
                            "return label.offsetParent !== null && box.right <= innerWidth && box.bottom <= innerHeight && label.textContent; })")
     check("each set of buttons says what it steers", all(labels) and "server" in labels[0] and "picture" in labels[1], labels)
     check("forward is of the picture alone", page.evaluate("timeline.isLive && document.getElementById('forward').disabled"))
+    click(page, "help")
+    check("the glossary opens at its top", page.evaluate("[document.getElementById('glossary').scrollTop, document.activeElement.id]") == [0, "glossary-title"],
+          page.evaluate("[document.getElementById('glossary').scrollTop, document.activeElement.id]"))
+    page.evaluate("document.getElementById('glossary').close(); document.activeElement.blur()")
     missing = page.evaluate("kWords.filter(([, name]) => !meanings.has(name)).map(([, name]) => name)")
     check("the glossary has them all", missing == [], missing)
 
@@ -401,6 +464,9 @@ def check_keyboard(page):
     page.key("Home")
     page.key("ArrowRight")
     check("arrow keys reach a block", text(page, "sentence").startswith("block 1: "), text(page, "sentence"))
+    check("the ring is inside, where it is seen", page.evaluate("getComputedStyle(views.pool).outlineOffset") == "-2px")
+    page.evaluate("document.getElementById('prompts').focus()")
+    check("a block is let go with the focus", page.evaluate("views.target === null"))
     page.evaluate("views.tables.focus()")
     page.key("Escape")
     page.key("ArrowDown")
@@ -922,7 +988,8 @@ def converse(page, server):
         page.wait_for("timeline.latest.numRunning === 0", 5)
         check("in the engine too", True)
         check("and it stays in the conversation", page.evaluate("conversation.at(-1).content") == said(page)[-1], said(page))
-    page.evaluate("document.getElementById('chat-tokens').value = 99999")
+    page.wait_for("document.getElementById('chat-tokens').max !== ''")
+    page.evaluate("document.getElementById('chat-tokens').value = document.getElementById('chat-tokens').max")  # more than the prompt leaves room for
     click(page, "run")
     say(page, "This is not allowed.")
     check("a refusal is shown, and the message is kept", "max_tokens" in text(page, "problem") and
@@ -1000,9 +1067,10 @@ def main():
         with http_program.HttpProgram(arguments.program, *SMALL) as server:
             page = browser.open(server.url + "/")
             page.wait_for("timeline.latest.sizes.blocks > 0")
-            for part in (check_joined, check_time, check_replies, check_words, check_more, check_regions, check_edges, check_keyboard, check_heights):
+            for part in (check_joined, check_time, check_replies, check_words, check_more, check_form, check_hand, check_regions, check_edges, check_keyboard, check_heights):
                 part(page)
             check_scenes(page, browser)
+            check_moments(page)
             check_copies(page)
             check_found_again(page, server)
             check_drafts(page)

@@ -139,7 +139,8 @@ function drawBlock(context, x, y, width, height, state, theme) {
     }
   }
   if (state.label !== undefined && width >= 17) {
-    const text = state.tables > 1 && width >= 34 ? `${state.label} ×${state.tables}` : String(state.label);
+    const isNarrow = width < 44, hasOrigin = state.copyOf !== undefined && isNarrow;  // the marks close up
+    const text = hasOrigin ? `${state.label}←${state.copyOf}` : state.tables > 1 && width >= 24 ? `${state.label}${isNarrow ? "" : " "}×${state.tables}` : String(state.label);
     context.font = `600 ${height >= 24 ? 10 : 9}px system-ui, sans-serif`;
     context.textBaseline = height >= 24 ? "top" : "middle";
     context.textAlign = "left";
@@ -215,6 +216,16 @@ function stateOf(snapshot, block) {
             label: block, drafts};
   }
   return {kind: snapshot.cached.has(block) ? "cached" : "free", owner: -1, filled: 0, slots, tables: 0, label: block};
+}
+
+// The corner of a block whose cached text was given up.
+function drawReused(context, x, y, size, theme) {
+  context.fillStyle = theme.dim;
+  context.beginPath();
+  context.moveTo(x + size / 2, y);
+  context.lineTo(x + size, y);
+  context.lineTo(x + size, y + size / 2);
+  context.fill();
 }
 
 function frame(context, x, y, width, height, theme) {
@@ -327,12 +338,7 @@ function drawPool(context, snapshot, layout, theme, {lit = new Set()} = {}) {
     const isReused = placesOf(snapshot).has(block);
     if (size >= 64 && !origins.has(block)) caption(context, isReused ? "reused" : "evicted", x + size - 24, y + 9, layout, theme);
     else if (size >= 6) {  // no room for a word beside the block's number: a corner
-      context.fillStyle = theme.dim;
-      context.beginPath();
-      context.moveTo(x + size / 2, y);
-      context.lineTo(x + size, y);
-      context.lineTo(x + size, y + size / 2);
-      context.fill();
+      drawReused(context, x, y, size, theme);
     }
   }
   for (const block of lit) {

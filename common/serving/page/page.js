@@ -13,8 +13,16 @@ function element(name, properties = {}, ...children) {
 
 const headers = () => ({"Content-Type": "application/json", ...(key ? {Authorization: "Bearer " + key} : {})});
 
-// What a message for a command line says, put for a slider.
-const complain = (text) => { $("problem").textContent = plain(text.replace(/--slots (\d+) would do/, "$1 slots would do (under Pool)")); };
+// What a message for a command line says, put for a slider; and a field of the API, with its label here.
+const kLabels = {max_tokens: "Tokens", temperature: "Temperature", n: "Samples", seed: "Seed", top_k: "Top-k", top_p: "Top-p", min_p: "Min-p",
+                 repetition_penalty: "Repetition penalty", presence_penalty: "Presence penalty", frequency_penalty: "Frequency penalty", stop: "Stop texts"};
+const complain = (text) => {
+  $("problem").textContent = plain(text.replace(/--slots (\d+) would do/, "$1 slots would do (under Pool)")
+    .replace(/'(\w+)'/, (name, field) => Object.hasOwn(kLabels, field) ? `${name} (${kLabels[field]})` : name));
+  for (const field of document.querySelectorAll("[aria-invalid]")) field.removeAttribute("aria-invalid");
+};
+// The browser refuses a field by itself: then what was said of the try before is over.
+document.addEventListener("invalid", () => { if (!isLost) complain(""); }, true);
 
 async function ask(path, body, options = {}) {
   let reply;
@@ -27,7 +35,7 @@ async function ask(path, body, options = {}) {
   $("key").hidden = reply.status !== 401;
   if (!reply.ok) {
     const error = await reply.json().catch(() => null);
-    throw new Error(error?.error?.message ?? `the server answers ${reply.status}`);
+    throw Object.assign(new Error(error?.error?.message ?? `the server answers ${reply.status}`), {isRefusal: true, field: error?.error?.param});
   }
   return reply;
 }
@@ -62,8 +70,11 @@ async function attempt(action) {
 
 // ---- What is shown ----
 
+const isTouched = matchMedia("(pointer: coarse), (max-width: 820px)");
 const views = new Views((sentence) => {
-  $("sentence").textContent = plain(sentence) || "Point at a block, in the pool or in a table, to see what it is and where else it is used. Or use Tab and the arrow keys.";
+  $("sentence").textContent = plain(sentence) || (isTouched.matches
+    ? "Touch a block, in the pool or in a table, to see what it is and where else it is used."
+    : "Point at a block, in the pool or in a table, to see what it is and where else it is used. Or use Tab and the arrow keys.");
 });
 const timeline = new Timeline($("strip"), showSnapshot);
 const traffic = {bytes: 0, records: 0, begin: performance.now()};  // for measurements
@@ -211,9 +222,10 @@ function showState() {
   const took = shown.steps.length ? `, ${shown.steps.at(-1).milliseconds.toFixed(1)} ms` : "";
   $("moment").textContent = shown.step < 0 ? "no step yet" : `${where}: step ${shown.step}${missed}${took}`;
   const story = storyOf(shown);
+  $("time-title").title = story;
   showWords($("time-title"), story ? `Step ${shown.step}: ${story}` : "Steps");
   showNumbers(shown);
-  const hasDrafts = timeline.snapshots.some((snapshot) => snapshot.happened.drafts.length > 0);
+  const hasDrafts = timeline.snapshots.some((snapshot) => snapshot.poolsSeen === shown.poolsSeen && snapshot.happened.drafts.length > 0);
   if ($("draft-legend").hidden === hasDrafts) {
     $("draft-legend").hidden = !hasDrafts;
     drawLegend();
@@ -236,6 +248,7 @@ function regionsSentence(snapshot, places) {
 
 function showSnapshot(snapshot) {
   showChapter();
+  views.ended = endedText();
   views.show(snapshot);
   const places = placesOf(snapshot), {sizes} = snapshot;
   let shared = 0;
@@ -338,7 +351,13 @@ document.addEventListener("keydown", (event) => {
 
 let restart = 0;
 const sizeOf = (id) => 2 ** $(id).value;
+// A reply is as long as the model allows, and the pool.
+async function showLimit() {
+  const limit = await ask("/v1/models").then((reply) => reply.json()).then(({data}) => data[0].max_model_len).catch(() => "");
+  for (const id of ["max-tokens", "chat-tokens"]) $(id).max = limit;
+}
 function showSizes({pool, ...sizes}) {
+  showLimit();
   firstSizes ??= sizes;
   for (const [id, value] of [["slots", sizes.slots], ["block-size", sizes.block_size], ["budget", sizes.budget]]) {
     $(id).value = Math.round(Math.log2(value));
@@ -473,7 +492,7 @@ function count(pace, written) {
 const kStreamed = {stream: true, stream_options: {include_usage: true, continuous_usage_stats: true}};
 
 // What is folded away in both forms: fields of the API, each with the server's default in it as long as it is empty.
-const kMore = [["top_k", "Top-k (0: all)"], ["top_p", "Top-p"], ["min_p", "Min-p"], ["repetition_penalty", "Repetition penalty"],
+const kMore = [["top_k", "Top-k (0, -1: all)"], ["top_p", "Top-p"], ["min_p", "Min-p"], ["repetition_penalty", "Repetition penalty"],
                ["presence_penalty", "Presence penalty"], ["frequency_penalty", "Frequency penalty"]];
 function makeMore(place, prefix) {
   const fields = kMore.map(([name, label]) => element("label", {}, label, element("input", {id: `${prefix}-${name}`, type: "number", step: "any", placeholder: defaults[name] ?? ""})));
@@ -491,6 +510,8 @@ function moreOptions(prefix) {
 }
 makeMore($("more-ask"), "ask");
 makeMore($("more-chat"), "chat");
+$("max-tokens").title = "how many a reply may have; empty: the server's default";
+$("temperature").placeholder = defaults.temperature ?? "default";
 $("temperature").title = `the server's default is ${defaults.temperature}`;
 $("chat-temperature").placeholder = defaults.temperature ?? "default";
 
@@ -553,6 +574,11 @@ async function post(prompts, {firstOnly = false, ...options}) {
     });
   } catch (error) {
     end(error);
+    if (error.isRefusal) {  // it is said once, and there is no reply
+      for (const item of items) item.remove();
+      replies = replies.filter((reply) => reply.item.isConnected);
+      showRepliesTitle();
+    }
     throw error;
   }
 }
@@ -561,13 +587,23 @@ $("beams").onchange = () => { $("temperature").disabled = $("ask-sampling").disa
 $("send").onsubmit = (event) => {
   event.preventDefault();
   const prompts = $("prompts").value.split("\n").filter((line) => line.trim() !== "").map((line) => $("prefix").value + line);
-  const options = {max_tokens: Number($("max-tokens").value), n: Number($("samples").value), ...moreOptions("ask")};
-  if ($("seed").value !== "") options.seed = Number($("seed").value);
+  if (prompts.length === 0) {
+    complain("There is no prompt: write one, in a line of its own.");
+    $("prompts").setAttribute("aria-invalid", true);
+    return $("prompts").focus();
+  }
+  // What is empty is as the server has it.
+  const options = moreOptions("ask"), fields = {max_tokens: "max-tokens", n: "samples", seed: "seed", ...($("beams").checked ? {} : {temperature: "temperature"})};
+  for (const [name, id] of Object.entries(fields)) if ($(id).value !== "") options[name] = Number($(id).value);
   if ($("beams").checked) options.use_beam_search = true;
-  else options.temperature = Number($("temperature").value);
   timeline.live();
   beginChapter({name: "What you sent", text: kOwn});
-  if (prompts.length) attempt(() => post(prompts, options));
+  attempt(() => post(prompts, options).catch((error) => {
+    complain(error.message);
+    $(fields[error.field] ?? `ask-${error.field}`)?.setAttribute("aria-invalid", true);
+    if (!error.isRefusal) throw error;
+  }));
+  $("ask").scrollTop = $("ask").scrollHeight;  // its reply is there
 };
 $("prompts").onkeydown = (event) => {
   if (event.key === "Enter" && (event.ctrlKey || event.metaKey)) $("send").requestSubmit();
@@ -620,6 +656,12 @@ function showChapter() {
   showWords($("watch-text"), scene ? scene.watch : chapter.text ?? kStart);
   $("watch").title = $("watch").textContent;
   $("show-moment").hidden = !scene;
+}
+// What ran is over, perhaps before it was seen: where it can be seen.
+function endedText() {
+  const {isLive, snapshots} = timeline, chapter = chapters.at(-1);
+  const count = chapter.name ? snapshots.reduce((sum, {number, steps}) => sum + (number >= chapter.number ? steps.length : 0), 0) : 0;
+  return isLive && count ? `Done: ${count} step${count === 1 ? "" : "s"}. Drag in the strip below, or press “back”, to see ${count === 1 ? "it" : "them"}.` : "";
 }
 // The index of the step that has what the chapter's scene is about, or -1.
 function momentIn(chapter) {
@@ -786,22 +828,26 @@ async function demo(body) {
   const {context, width, height} = sizedContext($("demo-pool"));
   drawPool(context, snapshot, poolLayout(blocks.total, width, height), views.theme);
   $("demo-tables").replaceChildren(...sequences.map((sequence) => element("tr", {},
-    element("th", {}, Object.assign(tagOf(sequence.id), {textContent: sequence.name})), element("td", {textContent: `${sequence.length} tokens`}),
+    element("th", {}, Object.assign(tagOf(sequence.id), {textContent: sequence.name})), element("td", {textContent: `${sequence.length} token${sequence.length === 1 ? "" : "s"}`}),
     element("td", {textContent: `blocks ${sequence.table.join(", ")}`}))));
   if (body.line) {
-    $("output").textContent += `> ${body.line}\n${plain(state.output)}`;
+    for (const line of `> ${body.line}\n${plain(state.output)}`.trimEnd().split("\n")) $("output").append(element("span", {textContent: line}));
     $("output").scrollTop = $("output").scrollHeight;
   }
 }
 
 $("demo").onsubmit = (event) => {
   event.preventDefault();
-  attempt(() => demo({line: $("line").value}));
+  const line = $("line").value;
+  if (/^\s*(quit|exit)\s*$/.test(line)) $("output").append(element("span", {textContent: `> ${line.trim()}: there is nothing to leave here; “empty the pool” begins anew`}));
+  else attempt(() => demo({line}));
   $("line").value = "";
 };
-for (const line of ["new A 6", "append A 6", "fork A B", "write B", "free A", "free B", "prompt C once_upon_a_time",
+for (const line of ["new A 6, append A 6", "fork A B", "write B", "free A", "free B", "prompt C once_upon_a_time",
                     "prompt D once_upon_a_hill", "free C", "free D", "show", "help"]) {
-  $("chips").append(element("button", {type: "button", textContent: line, onclick: () => attempt(() => demo({line}))}));
+  $("chips").append(element("button", {type: "button", textContent: line, onclick: () => attempt(async () => {
+    for (const one of line.split(", ")) await demo({line: one});
+  })}));
 }
 $("chips").append(element("button", {type: "button", textContent: "empty the pool", onclick: () => attempt(() => demo({blocks: 8, block_size: 4}))}));
 $("tab-hand").addEventListener("click", () => attempt(() => demo({line: ""})));
@@ -810,7 +856,7 @@ $("tab-hand").addEventListener("click", () => attempt(() => demo({line: ""})));
 
 function drawLegend() {
   const states = {owned: {kind: "owned", owner: 7, filled: 3, slots: 4, tables: 1}, shared: {kind: "owned", owner: 7, filled: 4, slots: 4, tables: 2},
-                  cached: {kind: "cached"}, free: {kind: "free"}, host: {kind: "host", owner: 7}};
+                  cached: {kind: "cached"}, free: {kind: "free"}, host: {kind: "host", owner: 7}, reused: {kind: "free"}};
   for (const canvas of document.querySelectorAll("[data-legend]")) {
     const {context, width, height} = sizedContext(canvas);
     context.clearRect(0, 0, width, height);
@@ -823,6 +869,7 @@ function drawLegend() {
     }
     context.scale(width / 44, height / 44);  // as it looks in a small pool
     drawBlock(context, 2, 2, 40, 40, states[legend], views.theme);
+    if (legend === "reused") drawReused(context, 2, 2, 40, views.theme);
   }
 }
 drawLegend();
@@ -831,7 +878,10 @@ matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => {
   drawLegend();
   for (const tag of document.querySelectorAll(".tag")) tag.style.setProperty("--owner", colorOf(views.theme, Number(tag.dataset.owner)));
 });
-$("help").onclick = () => $("glossary").showModal();
+$("help").onclick = () => {
+  $("glossary").showModal();
+  $("glossary").scrollTop = 0;
+};
 showWords($("tables-words"), $("tables-words").textContent);
 for (const item of document.querySelectorAll(".legend li > span, #draft-legend > span")) showWords(item, item.textContent);
 views.point(null, "pool", false);

@@ -10,7 +10,7 @@ const kShared = "There was once a king who had three sons, and the youngest of t
 const kScenes = [
   {name: "Blocks, not regions", sizes: {slots: 240, block_size: 4, budget: 64, swap: false},
    send: (post) => post(kStory, {max_tokens: 90, stop: [".", ";"], temperature: 0.8, seed: 3}),
-   watch: "Each of the 8 may write 90 tokens, and most end after a dozen. Look at the bar under the pool: regions of full length for two would take it all, " +
+   watch: "Each of the 8 may write 90 tokens; none does, and most end before half of that. Look at the bar under the pool: regions of full length for two would take it all, " +
      "and stay hatched, reserved for nothing. Blocks are taken one by one, so all 8 run.",
    isMoment: (step, best) => step.numRunning >= (best?.numRunning ?? 1)},
   {name: "A shared beginning", sizes: {slots: 512, block_size: 8, budget: 128, swap: false},
@@ -18,7 +18,7 @@ const kScenes = [
      await post([kShared + " went east"], {max_tokens: 12, temperature: 0, firstOnly: true});
      await post([" went west", " rode away", " took a boat", " asked the wind"].map((end) => kShared + end), {max_tokens: 20, temperature: 0});
    },
-   watch: "The first request computes its prompt. The four that follow begin alike: their tables point at the same blocks (double frame, ×n), and only what differs is computed: " +
+   watch: "The first request computes its prompt. The four that follow begin alike, as with a common system prompt: their tables point at the same blocks (double frame, ×n), and only what differs is computed: " +
      "see how short their prompt bars are.",
    isMoment: (step) => step.happened.found > 0},
   {name: "Samples and copy-on-write", sizes: {slots: 256, block_size: 4, budget: 64, swap: false},
@@ -45,7 +45,8 @@ const kScenes = [
    send: (post) => post(Array.from({length: 24}, (_, index) => kStory[index % kStory.length]), {max_tokens: 24, temperature: 0.8, seed: 1, ignore_eos: true}),
    watch: "24 requests at once, blocks for a few. Those that do not fit wait, in the order in which they came. Whenever one ends, its blocks are free, and in the step after it the " +
      "next is admitted, without a pause for the others. One that was let in too early is preempted (▼) and waits first in line.",
-   isMoment: (step, best, before) => !best && step.happened.admitted.length > 0 && (before?.happened.ended.length ?? 0) > 0},
+   // Of these steps, the one in which most run: early ones come after preemptions, and have fewer than regions would.
+   isMoment: (step, best, before) => step.happened.admitted.length > 0 && before?.happened.ended.length > 0 && step.numRunning > (best?.numRunning ?? 0)},
   {name: "Drafts", needsDrafts: true, sizes: {slots: 128, block_size: 4, budget: 64, swap: false},
    send: (post) => post(["The cat said, who is there? The dog said, who is there? The cock said,"], {max_tokens: 32, temperature: 0, num_speculative_tokens: 4}),
    watch: "Where the text repeats itself, what follows is looked up in it: drafts, which a step computes behind the text's last token. Those that the model would write anyway " +

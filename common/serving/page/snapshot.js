@@ -285,7 +285,7 @@ function storyOf(snapshot) {
   // All blocks were in tables, or fewer were left than the next tokens needed: a cached one would have been evicted.
   const few = "too few blocks were left, free or cached";
   if (happened.recomputed.length) {
-    story.push(`preempted ${ids(happened.recomputed)}: ${few}; ${happened.recomputed.length > 1 ? "they released theirs" : "it released its own"}, and will be computed again`);
+    story.push(`preempted ${ids(happened.recomputed)}: ${few}; ${happened.recomputed.length > 1 ? "they released theirs" : "it released its own"} (cached, until they are needed), and will be computed again`);
   }
   if (happened.swapped_out.length) {
     story.push(`swapped out ${ids(happened.swapped_out)}: ${few}; ${happened.swapped_out.length > 1 ? "theirs" : "its own"} were copied to the host's memory`);
@@ -297,7 +297,10 @@ function storyOf(snapshot) {
   if (drafts) story.push(accepted === 0 ? `drafts: ${drafts}, all taken back` : `drafts: ${accepted} of ${drafts} accepted` + (accepted < drafts ? ", the rest taken back" : ""));
   const drawn = happened.drafts.filter((entry) => entry.accepted < entry.texts.length && entry.drawn !== undefined).map((entry) => `“${visible(entry.drawn)}”`);
   if (drawn.length) story.push(`drawn instead: ${shortList(drawn)}`);
-  if (happened.moves && !happened.swapped_out.length) story.push(`${happened.moves} block${happened.moves === 1 ? "" : "s"} moved between the pool and the host`);
+  const moved = (isMove) => happened.copies.filter(isMove).length, blocksOf = (count) => `${count} block${count === 1 ? "" : "s"}`;
+  const numOut = moved(([, to]) => to >= snapshot.sizes.blocks), numIn = moved(([from]) => from >= snapshot.sizes.blocks);
+  if (numOut && !happened.swapped_out.length) story.push(`${blocksOf(numOut)} copied to the host's memory`);
+  if (numIn) story.push(`swapped in: ${blocksOf(numIn)} copied back from the host's memory`);
   if (happened.evicted.length) story.push(`evicted block${happened.evicted.length === 1 ? "" : "s"} ${ids(happened.evicted)}`);
   if (happened.ended.length) story.push(`ended ${ids(happened.ended)}`);
   return story.join(" · ");

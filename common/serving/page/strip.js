@@ -229,7 +229,7 @@ class Timeline {
     canvas.setAttribute("aria-valuemin", Math.max(0, first.step));
     canvas.setAttribute("aria-valuemax", Math.max(0, this.latest.step));
     canvas.setAttribute("aria-valuenow", Math.max(0, shown.step));
-    canvas.setAttribute("aria-valuetext", `${part?.name ? part.name + ", " : ""}step ${shown.step}${this.isLive ? ", live" : ""}. ${storyOf(shown)}`);
+    canvas.setAttribute("aria-valuetext", `${part?.name ? part.name + ", " : ""}${shown.step < 0 ? "no step yet" : `step ${shown.step}`}${this.isLive ? ", live" : ""}. ${storyOf(shown)}`);
   }
 
   // Where a part begins, as a scene does: its name, and a line between it and the one before.

@@ -11,6 +11,7 @@ class Views {
     this.target = null;     // {block, sequence?, request?, index?, position?}, or {region}: a request's, or kRest
     this.from = "pool";     // the view that it was chosen in
     this.isPinned = false;  // chosen by key, click or touch: leaving with the pointer keeps it
+    this.ended = "";        // said where nothing runs any more
     this.frameTimes = [];   // of the last drawings, in milliseconds
     this.isDirty = false;
     this.theme = themeOf(document.body);
@@ -42,6 +43,7 @@ class Views {
   }
 
   show(snapshot) {
+    if (snapshot.poolsSeen !== this.snapshot.poolsSeen) this.target = null;  // the same number is another block
     this.snapshot = snapshot;
     this.row = null;
     if (this.target?.sequence !== undefined) {  // the table may have another block there now
@@ -79,6 +81,10 @@ class Views {
     });
     canvas.addEventListener("focus", () => {
       if (!this.target && canvas.matches(":focus-visible")) this.first(name);
+    });
+    // What was chosen is let go with the focus, but can be followed from step to step, and from one view to the other.
+    canvas.addEventListener("blur", (event) => {
+      if (document.hasFocus() && !event.relatedTarget?.closest("#time, canvas, .options")) this.point(null, name, false);
     });
   }
 
@@ -166,7 +172,7 @@ class Views {
     context.font = "13px system-ui, sans-serif";
     context.textAlign = "center";
     context.textBaseline = "middle";
-    const lines = ["Nothing runs. Choose a scene above, or send a prompt.",
+    const lines = [this.ended || "Nothing runs. Choose a scene above, or send a prompt.",
                    "Each request then gets a row here: its logical blocks 0, 1, 2, … in order,",
                    "each with the physical block that holds it. That row is the block table."];
     lines.forEach((line, index) => context.fillText(line, width / 2, height / 2 + (index - 1) * 20, width - 10));
@@ -180,6 +186,7 @@ class Views {
     const origin = $("overlay").getBoundingClientRect(), pool = this.pool.getBoundingClientRect(), scroll = this.scroll.getBoundingClientRect();
     const rect = blockRect(this.poolLayout, this.target.block);
     const isBeside = scroll.left >= pool.right;
+    if (!isBeside && scroll.top - pool.bottom > 60) return;  // a line through the text between them would hide it
     const from = {x: pool.left - origin.left + rect.x + rect.size / (isBeside ? 1 : 2), y: pool.top - origin.top + rect.y + rect.size / (isBeside ? 2 : 1)};
     let drawn = 0;
     context.beginPath();
