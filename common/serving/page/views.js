@@ -43,7 +43,10 @@ class Views {
   }
 
   show(snapshot) {
-    if (snapshot.poolsSeen !== this.snapshot.poolsSeen) this.target = null;  // the same number is another block
+    if (snapshot.poolsSeen !== this.snapshot.poolsSeen) {  // the same number is another block
+      this.target = null;
+      this.isPinned = false;
+    }
     this.snapshot = snapshot;
     this.row = null;
     if (this.target?.sequence !== undefined) {  // the table may have another block there now
