@@ -7,11 +7,11 @@
 namespace common {
 namespace {
 
-constexpr std::size_t kMaxShown = 80;  // bytes of a path
+constexpr std::size_t kMaxShownPath = 80;  // bytes of a path
 constexpr std::size_t kMaxShownProblem = 200;
 
 std::string shortened(const std::string& text) {
-  return text.size() <= kMaxShown ? text : text.substr(0, kMaxShown) + "...";
+  return text.size() <= kMaxShownPath ? text : text.substr(0, kMaxShownPath) + "...";
 }
 
 }  // namespace

@@ -84,7 +84,9 @@ function applyRecord(last, record) {
   next.isNewPool = (last.sizes.pool !== undefined && next.sizes.pool !== last.sizes.pool) ||
     (last.step >= 0 && (record.counters.lookups < last.counters.lookups || record.steps[0]?.[0] <= last.step));
   const {preemptions, generated, drafts, accepted} = last.counters;
-  next.atStart = next.isNewPool ? {preemptions, generated, drafts, accepted} : last.atStart;
+  const isNewServer = record.counters.generated < generated;  // which counts from 0: so do its pool's
+  if (next.isNewPool) next.atStart = isNewServer ? {} : {preemptions, generated, drafts, accepted};
+  else next.atStart = last.atStart;
   next.poolsSeen = last.poolsSeen + (next.isNewPool ? 1 : 0);
   const {blocks} = next.sizes;
   const copies = next.happened.copies;

@@ -70,7 +70,7 @@ void DraftModel::complete(std::span<DraftedText> texts) {
   step_ += 1;
   const auto max_texts =
       static_cast<std::size_t>(std::min(engine_->options().max_sequences, engine_->options().chunk_size));
-  for (; !texts.empty(); texts = texts.subspan(std::min(max_texts, texts.size()))) {
+  for (; !texts.empty() && !has_failed_; texts = texts.subspan(std::min(max_texts, texts.size()))) {
     draft(texts.first(std::min(max_texts, texts.size())));
   }
 }
