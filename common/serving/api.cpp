@@ -523,11 +523,12 @@ class PoolRecords : public ReplyBody {
     if (watcher_.needs_whole()) {
       engine_.refresh();
     }
+    const bool is_over = engine_.is_draining() && engine_.drained();  // until then, the page shows the drain
     for (const std::string& record : watcher_.read(kWait)) {
       text += "data: " + record + "\n\n";
     }
     next_read_ = std::chrono::steady_clock::now() + kBetweenReads;
-    return !engine_.is_draining();
+    return !is_over;
   }
 
  private:

@@ -583,7 +583,8 @@ void EngineThread::show(const StepReport* report) {
                   .pool = num_pools_ - 1,
                   .tally = &state_.tally,
                   .report = report,
-                  .num_generated = num_generated_};
+                  .num_generated = num_generated_,
+                  .is_draining = is_draining_};
   if (engine_) {
     news.is_paused = is_paused_ && steps_to_run_ == 0;
     news.is_still = news.is_paused || engine_->is_idle();

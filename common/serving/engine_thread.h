@@ -48,6 +48,7 @@ struct EngineNews {
   const StepReport* report = nullptr;  // the step that has just ended; null: the change was no step
   std::int64_t num_generated = 0;      // tokens of all samples, since the beginning
   bool is_paused = false;
+  bool is_draining = false;
   bool is_still = false;  // whether no step follows at once
   std::string failure = {};
 };

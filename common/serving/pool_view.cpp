@@ -187,6 +187,9 @@ std::string PoolView::record_of(const EngineNews& news, bool is_whole) {
     record["sizes"] = sizes;
   }
   record["paused"] = news.is_paused;
+  if (news.is_draining) {
+    record["draining"] = true;
+  }
   record["steps"] = steps_json(steps_);
   record["happened"] = happened_json(steps_);
   if (!steps_.empty() && !steps_.back().drafts.empty()) {

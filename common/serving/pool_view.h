@@ -5,6 +5,7 @@
 //
 //   {"whole": true,                                     only in the first, and in a new pool's: forget what was known
 //    "sizes": {...}, "paused": false,                   sizes: where they have changed, or the pool was made anew
+//    "draining": true,                                  only while the server drains
 //    "steps": [[index, prompt tokens, decoded tokens, milliseconds, preempted, copied, drafts, accepted], ...],
 //                                                       since the last record; drafts are among the decoded tokens
 //    "happened": {"admitted": [ids], "ended": [ids], "recomputed": [ids], "swapped_out": [ids],

@@ -206,6 +206,7 @@ function showState() {
   const isIdle = latest.numRunning + latest.numWaiting === 0;
   const activity = latest.paused ? "paused" : isIdle ? "idle" : "running";
   $("state").textContent = failure ? "the engine has failed" : isLost ? "server lost" :
+    latest.draining ? `the server is ending, requests to complete: ${latest.numRunning + latest.numWaiting}` :
     timeline.isLive ? `${activity}, step ${Math.max(0, latest.step)}` :
     `showing step ${Math.max(0, shown.step)} of ${Math.max(0, lastStepOf(timeline.at))} (server ${activity})`;
   document.body.classList.toggle("lost", isLost || failure !== "");

@@ -2,7 +2,7 @@
 // From records (common/serving/pool_view.h) to snapshots. A snapshot is the whole state after a step. It never changes,
 // so that going back in time is looking at an older one; consecutive snapshots share what a step did not change.
 //
-//   snapshot = {number, step, steps, sizes, paused, running: [ids], waiting: [ids], requests: Map(id -> request),
+//   snapshot = {number, step, steps, sizes, paused, draining, running: [ids], waiting: [ids], requests: Map(id -> request),
 //               cached: Map(block -> texts), counters, atStart, poolsSeen, numRunning, numWaiting, happened}
 //   atStart: the counters when its pool was made; poolsSeen: how many pools this page has seen before it
 //   happened: what pool_view.h says, and found: prompt tokens that were in the pool when their request was first admitted;
@@ -11,7 +11,7 @@
 //   request  = {id, name, prompt, max, swapped, hostBlocks, wasPreempted, sequences: Map(id -> {id, length, blocks, texts}),
 //               lastHeld: {sequences, tokens}}, how many it has in the pool or, since its preemption, had
 
-const emptySnapshot = () => ({number: 0, step: -1, steps: [], paused: false, running: [], waiting: [], requests: new Map(),
+const emptySnapshot = () => ({number: 0, step: -1, steps: [], paused: false, draining: false, running: [], waiting: [], requests: new Map(),
                               cached: new Map(), counters: {}, atStart: {}, poolsSeen: 0, numRunning: 0, numWaiting: 0,
                               sizes: {slots: 0, block_size: 1, blocks: 0, host_blocks: 0}, happened: noEvents()});
 const noEvents = () => ({admitted: [], ended: [], recomputed: [], swapped_out: [], copies: [], evicted: [], found: 0, foundAgain: 0, moves: 0, batch: [],
@@ -76,7 +76,7 @@ function evictedBlocks(before, after, record) {
 
 function applyRecord(last, record) {
   const before = record.whole ? {...emptySnapshot(), number: last.number, step: last.step, sizes: last.sizes} : last;
-  const next = {number: last.number + 1, sizes: record.sizes ?? before.sizes, paused: record.paused, counters: record.counters,
+  const next = {number: last.number + 1, sizes: record.sizes ?? before.sizes, paused: record.paused, draining: record.draining ?? false, counters: record.counters,
                 running: record.running ?? before.running, waiting: record.waiting ?? before.waiting,
                 numRunning: record.num_running, numWaiting: record.num_waiting, happened: {...noEvents(), ...record.happened},
                 requests: new Map(), cached: before.cached};
