@@ -340,6 +340,7 @@ def check_form(page):
     ask(page, ["A wolf"], max_tokens="''")
     page.wait_for(f"{count} === {before + 1} && timeline.latest.requests.size === 0 && !document.querySelector('#replies button') && timeline.isLive")
     check("an empty field is the server's default", text(page, "problem") == "" and 0 < page.evaluate("document.querySelector('#replies li').counts[0]") <= 16, text(page, "problem"))
+    page.wait_for("/^Done: /.test(views.ended)")  # said when the picture has been drawn
     check("what is over says where it can be seen", re.match(r"Done: \d+ steps\. Drag in the strip below", page.evaluate("views.ended")), page.evaluate("views.ended"))
     page.problems[:] = [problem for problem in page.problems if "400" not in problem]
 
