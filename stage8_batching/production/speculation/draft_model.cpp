@@ -100,19 +100,29 @@ void DraftModel::draft(std::span<DraftedText> texts) {
     return;
   }
   std::vector<Fork> forks;
-  for (DraftedText& text : texts) {
-    if (std::ssize(text.drafts) < text.max_drafts && !text.drafts.empty()) {
-      forks.push_back({&text, engine_->sequence_ids().take(), text.sampling});
-      forks.back().sampling.used.push_back(text.tokens.back());
-      engine_->manager().fork(texts_.at({text.request, text.sequence}).sequence, forks.back().sequence);
+  const auto free_forks = [&] {
+    for (const Fork& fork : forks) {
+      engine_->manager().free(fork.sequence);
+      engine_->sequence_ids().give_back(fork.sequence);
     }
+  };
+  try {
+    forks.reserve(texts.size());  // so that a fork that has been made is also kept
+    for (DraftedText& text : texts) {
+      if (std::ssize(text.drafts) < text.max_drafts && !text.drafts.empty()) {
+        Fork fork{&text, engine_->sequence_ids().take(), text.sampling};
+        fork.sampling.used.push_back(text.tokens.back());
+        engine_->manager().fork(texts_.at({text.request, text.sequence}).sequence, fork.sequence);
+        forks.push_back(std::move(fork));
+      }
+    }
+    while (compute_forks(forks)) {
+    }
+  } catch (...) {  // no memory
+    free_forks();
+    throw;
   }
-  while (compute_forks(forks)) {
-  }
-  for (const Fork& fork : forks) {
-    engine_->manager().free(fork.sequence);
-    engine_->sequence_ids().give_back(fork.sequence);
-  }
+  free_forks();
 }
 
 bool DraftModel::find_room(const DraftedText& text) {
@@ -130,13 +140,14 @@ bool DraftModel::find_room(const DraftedText& text) {
     drop(found);
   }
   const SequenceId sequence = engine_->sequence_ids().take();
+  std::map<TextId, Text> made{{id, {sequence, {}, step_}}};  // has its memory before the sequence has blocks
   while (!engine_->start(sequence, text.tokens, text.cache_salt)) {
     if (!drop_least_recent()) {
       engine_->sequence_ids().give_back(sequence);
       return false;
     }
   }
-  texts_[id] = {sequence, {}, step_};
+  texts_.merge(made);
   return true;
 }
 
