@@ -1037,6 +1037,17 @@ class Serving(ProgramTest):
             self.assertEqual(len(re.findall(rb"^  0  ", result.stdout, re.MULTILINE)), 3)
 
 
+def read_to_end(terminal):
+    """What is written to a pseudo-terminal until its other end is closed."""
+    result = b""
+    try:
+        while piece := os.read(terminal, 65536):
+            result += piece
+    except OSError:  # closed
+        pass
+    return result
+
+
 class Terminal(ProgramTest):
     def session(self, *arguments, typed, rows=24, columns=80, kind="xterm", until=None, environment=None, code=0):
         """What a terminal of that size shows; until: ends the program once it has shown that."""
@@ -1117,11 +1128,7 @@ class Terminal(ProgramTest):
             while shown.count(b"\x1b[H") < 3:
                 shown += os.read(main, 65536)
             os.write(main, b"\x03")
-            try:
-                while piece := os.read(main, 65536):
-                    shown += piece
-            except OSError:  # the other end is closed
-                pass
+            shown += read_to_end(main)
         os.close(main)
         self.assertEqual(process.returncode, 130)
         after = shown.partition(b"\x1b[?1049l")[2]
@@ -1141,11 +1148,7 @@ class Terminal(ProgramTest):
                 while shown.count(b"\x1b[H") < 3:
                     shown += os.read(main, 65536)
                 process.send_signal(number)
-                try:
-                    while piece := os.read(main, 65536):
-                        shown += piece
-                except OSError:  # the other end is closed
-                    pass
+                shown += read_to_end(main)
             os.close(main)
             self.assertEqual(process.returncode, -number)
             self.assertTrue(shown.endswith(b"\x1b[?25h\x1b[?1049l"), shown[-40:])
