@@ -148,13 +148,14 @@ class CompareEngines(unittest.TestCase):
         row = self.row("decode", "8b_32")
         self.assertAlmostEqual(row["ours_first"], 1e6, delta=1e3)  # a microsecond for each token
         self.assertLess(0, row["theirs"])
-        self.assertLess(row["theirs"], 500001)  # two, and what time.sleep adds
+        # Two, and what time.sleep adds. It does not add the same to both runs whose difference this is.
+        self.assertLess(row["theirs"], 600000)
         self.assertEqual((row["ours"], row["ratio"]), (row["ours_again"], round(row["ours"] / row["theirs"], 2)))
         hit = self.row("hits", "8b_100")
         self.assertEqual((hit["ours"], hit["ours_cold"]), (4.0, 30.0))
         self.assertGreater(hit["theirs_cold"], 300)
         self.assertLess(hit["theirs"], 300)
-        self.assertEqual(hit["ratio"], round(hit["theirs"] / hit["ours"], 2))
+        self.assertAlmostEqual(hit["ratio"], hit["theirs"] / hit["ours"], delta=0.005 + 1e-9)  # two digits
         self.assertEqual(["--prompt-file" in command for command in self.commands()], [False, True] * 2)
         self.assertTrue(all("--synthetic llama-3-8b --precision bf16" in command for command in self.commands()))
         self.assertLess(output.index("ours_first:"), output.index("theirs:"))

@@ -640,7 +640,7 @@ def check_found_again(page, server):
     check("the counter says both", text(page, "number-prompt-tokens-found-cached") == f"{hits} + {again} again",
           text(page, "number-prompt-tokens-found-cached"))
     page.evaluate("document.getElementById('number-prompt-tokens-found-cached').querySelector('.word').focus()")
-    check("“again” is explained by key", text(page, "meaning").startswith("what of a request that comes back from a preemption is still cached"), text(page, "meaning"))
+    check("“again” is explained by key", text(page, "meaning").startswith("what is still cached of a preempted request that resumes"), text(page, "meaning"))
     page.key("ArrowRight")
     check("among the other words", page.evaluate("document.activeElement.textContent") != "again" and not page.evaluate("document.getElementById('meaning').hidden"))
     page.evaluate("document.activeElement.blur()")

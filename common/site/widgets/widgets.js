@@ -194,7 +194,7 @@ class Widget {
     const owned = (filled, tables = 1) => ({kind: "owned", owner: 0, filled, slots: size, columns: Math.min(size, 4), tables});
     const entries = size === 1 ? [[owned(1), "a slot with a token"], [owned(0), "reserved, but empty"], [{kind: "free"}, "free"]]
       : [[owned(Math.ceil(size / 2)), `a sequence's block, with ${Math.ceil(size / 2)} of ${size} slots used`], ...(isShared ? [[owned(size, 2), "in several block tables"]] : []),
-         ...(states.some(({cached}) => cached?.length) ? [[{kind: "cached"}, "cached: nobody's, but still findable"]] : []), [{kind: "free"}, "free"]];
+         ...(states.some(({cached}) => cached?.length) ? [[{kind: "cached"}, "cached: no owner, but still findable"]] : []), [{kind: "free"}, "free"]];
     entries.push([{...owned(size), isLit: true}, "changed by this step"]);
     this.swatches = entries.map(([look]) => ({look, canvas: element("canvas", {attributes: {"aria-hidden": "true"}})}));
     const arrow = states.some(({copies}) => copies.length) ? [element("span", {}, element("span", {className: "widget-arrow", textContent: "→"}), "copied")] : [];
