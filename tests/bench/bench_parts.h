@@ -32,6 +32,7 @@ void print_ragged_speed(std::ostream& output);
 void print_chunk_speed(std::ostream& output);
 void print_cache_speed(std::ostream& output);
 void print_sampling_speed(std::ostream& output);
+void print_product_speed(std::ostream& output);
 void print_float8_speed(const KernelBenchOptions& options, std::ostream& output);
 
 // For prompts over pages of this type: a row of print_ragged_speed's table or of print_float8_speed's.

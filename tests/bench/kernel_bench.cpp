@@ -25,9 +25,9 @@ double print_machine(const common::Stream& stream, const Pool& pool, std::ostrea
 
 void print_kernel_speed(const std::string& which, std::ostream& output, const KernelBenchOptions& options) {
   if (which != "decode" && which != "ragged" && which != "chunks" && which != "cache" && which != "float8" &&
-      which != "sampling" && which != "all") {
-    throw common::InputError("kernels to measure are decode, ragged, chunks, cache, float8, sampling or all, not " +
-                             which);
+      which != "sampling" && which != "products" && which != "all") {
+    throw common::InputError(
+        "kernels to measure are decode, ragged, chunks, cache, float8, sampling, products or all, not " + which);
   }
   if (!common::has_cuda_device()) {
     throw common::InputError("measuring kernels needs a GPU of compute capability 8.0 or newer");
@@ -49,6 +49,9 @@ void print_kernel_speed(const std::string& which, std::ostream& output, const Ke
   }
   if (which == "sampling") {
     print_sampling_speed(output);
+  }
+  if (which == "products") {
+    print_product_speed(output);
   }
 }
 

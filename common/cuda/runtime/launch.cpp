@@ -23,7 +23,7 @@ void check_limit(const void* kernel, std::size_t shared_bytes) {
 
 void prepare_kernel(const void* kernel, std::size_t shared_bytes, bool without_l1) {
   struct Attributes {
-    std::size_t shared_bytes = 40 * 1024;  // without opting in, a kernel gets 48 KB, its static arrays included
+    std::size_t shared_bytes = 0;  // without opting in there are 48 KB, which static arrays may fill by themselves
     bool without_l1 = false;
   };
   if (shared_memory_limit != std::numeric_limits<std::size_t>::max()) {
