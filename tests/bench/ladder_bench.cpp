@@ -27,7 +27,10 @@ std::vector<TimedCase> cells_of(const KernelBenchOptions& options) {
           {kGrouped, {32, 8192}}, {kGrouped, {32, 0}},   {kUngrouped, {32, 8192}}};
 }
 
-bool runs_here(const LadderStep& step) { return common::device_limits().compute_capability >= step.min_capability; }
+bool runs_here(const LadderStep& step) {
+  return common::device_limits().compute_capability >= step.min_capability &&
+         (step.min_capability < 90 || common::kernels_are_native());
+}
 
 // The pages hold random numbers, so they are as good in the one order of rows as in the other.
 double time_step(const common::Stream& stream, const ColdBatches& sets, const LadderStep& step) {
@@ -63,7 +66,8 @@ void print_prompt_ladder(const common::Stream& stream, std::ostream& output) {
   for (const PromptStep& step : prompt_ladder()) {
     std::vector<std::string> row = {step.name};
     for (const Prompts& prompts : all) {
-      const bool runs_here = !step.uses_wgmma || common::device_limits().compute_capability == 90;
+      const bool runs_here =
+          !step.uses_wgmma || (common::device_limits().compute_capability == 90 && common::kernels_are_native());
       row.push_back(!runs_here ? "-"
                                : common::format("%.0f", flops_of(prompts) /
                                                             time_prompts(stream, prompts, &step).microseconds / 1e6));

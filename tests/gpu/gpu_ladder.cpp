@@ -14,7 +14,8 @@ using tests::BatchSpec;
 using tests::GpuBatch;
 
 bool runs_here(const stage::LadderStep& step) {
-  return common::device_limits().compute_capability >= step.min_capability;
+  return common::device_limits().compute_capability >= step.min_capability &&
+         (step.min_capability < 90 || common::kernels_are_native());
 }
 
 // Every step against the reference.
@@ -111,7 +112,8 @@ namespace {
 
 bool runs_here(const stage::PromptStep& step) {
   // The executor has no wgmma.
-  return !step.uses_wgmma || (common::device_limits().compute_capability == 90 && !tests::kOnExecutor);
+  return !step.uses_wgmma ||
+         (common::device_limits().compute_capability == 90 && common::kernels_are_native() && !tests::kOnExecutor);
 }
 
 std::vector<float> run(const stage::PromptStep& step, const GpuBatch& batch, const tests::PagesInOrder& pages) {

@@ -17,6 +17,8 @@ bool can_load_kernels() {
   return error == cudaSuccess;
 }
 
+bool kernels_are_native() { return can_overlap(); }
+
 bool serves_small_memory() { return kServesSmallMemory; }
 
 }  // namespace common
