@@ -59,6 +59,18 @@ __device__ __forceinline__ float exp2_fast(float x) {
   return y;
 }
 
+// Two of four bytes, kFirst and the next one, each extended by its sign to 16 bits.
+template <int kFirst>
+__device__ __forceinline__ std::uint32_t extend_bytes(std::uint32_t bytes) {
+  constexpr int kSignOf = 8;  // added to a byte's number: its sign, eight times
+  constexpr int kSecond = kFirst + 1;
+  std::uint32_t result;
+  asm("prmt.b32 %0, %1, %1, %2;"
+      : "=r"(result)
+      : "r"(bytes), "n"(kFirst | (kSignOf + kFirst) << 4 | kSecond << 8 | (kSignOf + kSecond) << 12));
+  return result;
+}
+
 #if !COURSE_BEFORE_80
 
 // a b + c, of two bfloat16 in each register.

@@ -1,6 +1,18 @@
 // prefill_kernel.cuh's kernel for pages in float8. Tensor cores multiply bfloat16, so pages are copied into a place of
 // their own, and the warps of warpgroup 0 convert them from there to bfloat16, scales included, into the rings. For
 // that warpgroup 0 needs 72 registers a thread, and leaves 216 to the others, for which nothing else changes.
+//
+// A tile of 128 rows of queries and 128 tokens is 2,048 cycles of products, and in bfloat16 takes about 3,500. In that
+// time each of the four warps converts its part of K and V, 8,192 numbers:
+//
+// - 256 numbers for each thread, 2 instructions for each (float8.cuh), and about 100 for everything else: some 600 of
+//   the 3,500 instructions that its scheduler can start meanwhile. The softmax of two warps needs about 700.
+// - Shared memory moves 128 bytes a cycle. The products fetch 160 KB of a tile, 1,280 cycles; 32 KB come from the copy
+//   engine, are loaded, and are stored as 64 KB, 1,024 cycles. So no load or store may have bank conflicts.
+//
+// What is left is latency: only one warp of a scheduler converts, and nothing hides its waits. So a warp loads all of
+// its part before it converts the first number, and orders the copy of the next tile's part at once, which then has the
+// time of a whole tile.
 #pragma once
 
 #include <cstdint>
@@ -10,14 +22,14 @@
 
 namespace stage7 {
 
-// One tile of K and of V as the pages have it, in four parts: each warp copies its own part, and reads no other part.
+// One tile of K and of V as the pages have it. Each warp has pieces of its own, 16 rows each, and reads no others.
 template <int kHeadDim>
 struct Float8Tiles {
   using Stored = SharedTile<kHeadDim, ScalarType::kFloat8>;
   static constexpr int kWarps = common::kWarpgroupThreads / 32;
   static constexpr int kPieces = PrefillShape<kHeadDim>::kTokens / kTileRows / kWarps;
   static constexpr int kPieceBytes = Stored::kPair.value_scales;  // K and its scales; V's scales and V
-  alignas(128) unsigned char bytes[kWarps][2][kPieces * kPieceBytes];
+  alignas(128) unsigned char bytes[kWarps][2][kPieces][kPieceBytes];
   std::uint64_t full[kWarps][2];
 };
 
@@ -26,13 +38,17 @@ struct Float8PrefillShared : PrefillShared<kHeadDim> {
   Float8Tiles<kHeadDim> stored;
 };
 
-#if COURSE_WGMMA
+#if COURSE_BULK_COPY
 
-// In place of TileCopier: copies and then converts.
+// In place of TileCopier: copies and then converts, K of a tile and then V. It is compiled where there is no wgmma too:
+// a test runs it there.
 template <int kHeadDim>
 struct TileConverter {
   using Shape = PrefillShape<kHeadDim>;
-  static constexpr int kPieces = Float8Tiles<kHeadDim>::kPieces;
+  using Tiles = Float8Tiles<kHeadDim>;
+  using Stored = SharedTile<kHeadDim, ScalarType::kFloat8>;
+  static constexpr int kPieces = Tiles::kPieces;
+  static constexpr int kVecs = kTileRows * Stored::kVecs / 32;  // the vectors of a piece that a thread converts
   static constexpr int kProducerRegisters = 72;
   static constexpr int kConsumerRegisters = 216;
 
@@ -40,78 +56,141 @@ struct TileConverter {
   Float8PrefillShared<kHeadDim>& shared;
   const int warp = static_cast<int>(threadIdx.x) / 32;
   const int lane = static_cast<int>(threadIdx.x) % 32;
-  const int first_piece = warp * kPieces;  // this warp's
+  // Which vectors a thread converts: four neighbouring threads have four neighbouring vectors, and the next four those
+  // of another row. Eight threads access shared memory in one cycle. So the two rows are such that what these eight
+  // load lies in different banks, and what they store too: they store every other vector of a row, so one row is even
+  // and one is odd. And rows of 128 bytes differ in bit 2, which exchanges the halves of a row (page_layout.h).
+  const int row = kHeadDim == 128 ? lane / 8 ^ (lane / 4 % 2 == 0 ? 0 : 5) : lane / 4;  // and the one 8 rows below
+  const int vec = lane % 4;                                                             // and the one 4 further
   common::RingPosition<Shape::kStages> stage;
   int stored_parity = 0;
 
-  // Copies K or V of this warp's part of a tile: `own` pieces; offset is where lane i's piece begins.
-  __device__ __forceinline__ void fetch(bool is_key, std::int64_t offset, int own) const {
-    constexpr int kBytes = Float8Tiles<kHeadDim>::kPieceBytes;
-    const int which = is_key ? 0 : 1;
+  // The pieces that a warp has of the tiles of a piece of work, from the last tile to the first. The lanes look up
+  // where pieces begin, one each, for 16 tiles at once; a tile is copied by the lanes that have its pieces.
+  struct Pieces {
+    static constexpr int kTilesAtOnce = 32 / kPieces;
+    const PageShape& shape;
+    const int* table;
+    int kv_head;
+    int num_seen;
+    int token;  // where this lane's piece begins
+    std::int64_t offset;
+
+    __device__ __forceinline__ void look_up() {
+      if (token >= 0 && token < num_seen) {
+        offset = row_offset(shape, table[token / shape.block_size], kv_head, token % shape.block_size);
+      }
+      token -= kTilesAtOnce * Shape::kTokens;
+    }
+  };
+
+  // Copies K (0) or V (1) of this warp's part of the i-th tile: `own` pieces.
+  __device__ __forceinline__ void fetch(const Pieces& pieces, int which, int i, int own) const {
+    constexpr int kBytes = Tiles::kPieceBytes;
     const std::uint32_t full = common::shared_address(&shared.stored.full[warp][which]);
     if (lane == 0) {
       common::arrive_expecting(full, own * kBytes);
     }
     __syncwarp();
-    if (lane < own) {
-      common::copy_bulk(common::shared_address(shared.stored.bytes[warp][which]) + lane * kBytes,
-                        static_cast<const std::uint8_t*>(call.pages.keys) + offset + (is_key ? 0 : kBytes), kBytes,
+    if (lane / kPieces == i % Pieces::kTilesAtOnce && lane % kPieces < own) {
+      common::copy_bulk(common::shared_address(shared.stored.bytes[warp][which][lane % kPieces]),
+                        static_cast<const std::uint8_t*>(call.pages.keys) + pieces.offset + which * kBytes, kBytes,
                         full);
     }
   }
 
-  // Waits for that copy, and converts it into a tile of the ring.
-  __device__ __forceinline__ void convert(bool is_key, int own, std::uint64_t& empty) const {
-    using Stored = SharedTile<kHeadDim, ScalarType::kFloat8>;
-    const int which = is_key ? 0 : 1;
-    const unsigned char* pieces = shared.stored.bytes[warp][which];
-    unsigned char* tile = is_key ? shared.keys[stage.place] : shared.values[stage.place];
-    common::wait_barrier(common::shared_address(&shared.stored.full[warp][which]), stored_parity);
-    common::wait_barrier(common::shared_address(&empty), stage.parity ^ 1);
-#pragma unroll 4
-    for (int i = lane; i < own * kTileRows * Stored::kVecs; i += 32) {
-      const int row = i / Stored::kVecs;
-      const unsigned char* piece = pieces + row / kTileRows * Float8Tiles<kHeadDim>::kPieceBytes;
-      const int row_in_piece = row % kTileRows;
-      // i is the place in the piece, so that neighbouring threads read neighbouring vectors.
-      const int vec = swizzle(Stored::kPanelVecs, row_in_piece, i % Stored::kVecs);
-      uint4 vecs[2];
-      constexpr int kValuesInPiece = Stored::kPair.values - Stored::kPair.value_scales;
-      to_bfloat16(
-          vecs, reinterpret_cast<const uint4*>(piece + (is_key ? 0 : kValuesInPiece))[i % (kTileRows * Stored::kVecs)],
-          scale_of(piece[(is_key ? Stored::kPair.key_scales : 0) + row_in_piece]));
-      unsigned char* to = tile + vec / 4 * Shape::kPanelBytes + (first_piece * kTileRows + row) * Shape::kRowBytes;
-      const int place = vec % 4 * 2 ^ row % 8;
-      *reinterpret_cast<uint4*>(to + place * kVecBytes) = vecs[0];
-      *reinterpret_cast<uint4*>(to + (place ^ 1) * kVecBytes) = vecs[1];
+  // A thread's part of a piece: vectors of two rows, and the rows' scales.
+  struct Part {
+    uint4 vecs[2][kVecs / 2];
+    std::uint32_t scales[2];
+  };
+
+  __device__ __forceinline__ void load_part(Part& part, int which, int number) const {
+    constexpr int kFirstValue = Stored::kPair.values - Stored::kPair.value_scales;
+    const unsigned char* piece = shared.stored.bytes[warp][which][number];
+    const unsigned char* scales = piece + (which == 0 ? Stored::kPair.key_scales : 0) + row;
+    const unsigned char* rows = piece + which * kFirstValue;
+    const int place = row * Stored::kPanelRowBytes + swizzle(Stored::kPanelVecs, row, vec) * kVecBytes;
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      part.scales[half] = scales[half * 8];
+#pragma unroll
+      for (int i = 0; i < kVecs / 2; ++i) {
+        part.vecs[half][i] =
+            *reinterpret_cast<const uint4*>(rows + half * 8 * Stored::kPanelRowBytes + (place ^ i * 4 * kVecBytes));
+      }
     }
   }
 
-  __device__ __forceinline__ void load(const int* table, int kv_head, int first_token, int num_seen) {
-    const int block_size = call.pages.shape.block_size;
-    int token = (num_seen - 1) / Shape::kTokens * Shape::kTokens + (first_piece + lane % kPieces) * kTileRows;
-    int block = token < num_seen ? table[token / block_size] : 0;
-    const auto offset = [&] { return row_offset(call.pages.shape, block, kv_head, token % block_size); };
-    int own = max(0, min(kPieces, ((num_seen - 1) % Shape::kTokens + kTileRows) / kTileRows - first_piece));
-    fetch(true, offset(), own);
-    fetch(false, offset(), own);
-    while (token >= first_token) {
-      token -= Shape::kTokens;
-      if (token >= first_token) {
-        block = table[token / block_size];
-      }
+  // Converts the parts of the first `own` pieces into a tile of the ring.
+  template <bool kAnyScale>
+  __device__ __forceinline__ void store_parts(const Part (&parts)[kPieces], int own, unsigned char* tile) const {
+    const int place = (warp * kPieces * kTileRows + row) * Shape::kRowBytes + (vec * 2 ^ row % 8) * kVecBytes;
 #pragma unroll
-      for (const bool is_key : {true, false}) {
-        convert(is_key, own, is_key ? shared.keys_empty[stage.place] : shared.values_empty[stage.place]);
-        // The tensor cores read what these stores wrote, and the copy engine overwrites what these loads read.
-        common::fence_copy_engine();
+    for (int number = 0; number < kPieces; ++number) {
+      if (number < own) {
+#pragma unroll
+        for (int half = 0; half < 2; ++half) {
+#pragma unroll
+          for (int i = 0; i < kVecs / 2; ++i) {
+            uint4 vecs[2];
+            to_bfloat16<kAnyScale>(vecs, parts[number].vecs[half][i], parts[number].scales[half]);
+            unsigned char* rows = tile + i * Shape::kPanelBytes + (number * kTileRows + half * 8) * Shape::kRowBytes;
+            *reinterpret_cast<uint4*>(rows + place) = vecs[0];
+            *reinterpret_cast<uint4*>(rows + (place ^ kVecBytes)) = vecs[1];
+          }
+        }
+      }
+    }
+  }
+
+  // Loads the tiles of a piece of work, from the last to the one that begins with first_token.
+  __device__ __forceinline__ void load(const int* table, int kv_head, int first_token, int num_seen) {
+    const int last_tile = (num_seen - 1) / Shape::kTokens;
+    const int first_piece = warp * kPieces;
+    Pieces pieces{call.pages.shape,
+                  table,
+                  kv_head,
+                  num_seen,
+                  (last_tile - lane / kPieces) * Shape::kTokens + (first_piece + lane % kPieces) * kTileRows,
+                  0};
+    pieces.look_up();
+    int own = max(0, min(kPieces, ((num_seen - 1) % Shape::kTokens + kTileRows) / kTileRows - first_piece));
+    fetch(pieces, 0, 0, own);
+    fetch(pieces, 1, 0, own);
+    const int num_tiles = last_tile + 1 - first_token / Shape::kTokens;
+    for (int next = 1; next <= num_tiles; ++next) {
+      if (next % Pieces::kTilesAtOnce == 0) {
+        pieces.look_up();
+      }
+#pragma unroll 1
+      for (int which = 0; which < 2; ++which) {
+        Part parts[kPieces];
+        common::wait_barrier(common::shared_address(&shared.stored.full[warp][which]), stored_parity);
+        std::uint32_t largest_scale = 0;
+#pragma unroll
+        for (int number = 0; number < kPieces; ++number) {
+          load_part(parts[number], which, number);  // a piece that does not exist holds anything, and is not stored
+          largest_scale = max(largest_scale, max(parts[number].scales[0], parts[number].scales[1]));
+        }
+        if (next < num_tiles) {
+          common::fence_copy_engine();  // the copy engine overwrites what these loads have read
+          __syncwarp();
+          fetch(pieces, which, next, kPieces);
+        }
+        std::uint64_t& empty = which == 0 ? shared.keys_empty[stage.place] : shared.values_empty[stage.place];
+        std::uint64_t& full = which == 0 ? shared.keys_full[stage.place] : shared.values_full[stage.place];
+        unsigned char* tile = which == 0 ? shared.keys[stage.place] : shared.values[stage.place];
+        common::wait_barrier(common::shared_address(&empty), stage.parity ^ 1);
+        if (__all_sync(~0U, largest_scale <= kMaxFactorScale)) {
+          store_parts<false>(parts, own, tile);
+        } else {
+          store_parts<true>(parts, own, tile);
+        }
+        common::fence_copy_engine();  // the tensor cores read what these stores wrote
         __syncwarp();
         if (lane == 0) {
-          common::arrive(
-              common::shared_address(is_key ? &shared.keys_full[stage.place] : &shared.values_full[stage.place]));
-        }
-        if (token >= first_token) {
-          fetch(is_key, offset(), kPieces);
+          common::arrive(common::shared_address(&full));
         }
       }
       own = kPieces;
@@ -121,7 +200,7 @@ struct TileConverter {
   }
 };
 
-#endif  // COURSE_WGMMA
+#endif  // COURSE_BULK_COPY
 
 template <int kHeadDim>
 __global__ void __launch_bounds__(PrefillShape<kHeadDim>::kThreads, 1)

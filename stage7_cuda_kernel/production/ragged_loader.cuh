@@ -120,7 +120,7 @@ struct RaggedLoader {
       for (const bool is_key : {true, false}) {
         uint4 vecs[2];
         to_bfloat16(vecs, *reinterpret_cast<const uint4*>(pair + (is_key ? 0 : Stored::kPair.values) + from),
-                    scale_of(pair[(is_key ? Stored::kPair.key_scales : Stored::kPair.value_scales) + row_in_tile]));
+                    pair[(is_key ? Stored::kPair.key_scales : Stored::kPair.value_scales) + row_in_tile]);
 #pragma unroll
         for (int half = 0; half < 2; ++half) {
           const int place = vec_place(Panels::kVecs, kTileRows, row, 2 * vec + half) * kVecBytes;

@@ -141,7 +141,7 @@ __global__ void __launch_bounds__(kThreads) copy_float8_slots(Float8Copy copy) {
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
       uint4 vecs[2];
-      to_bfloat16(vecs, *stored[i], scale_of(*scales[i]));
+      to_bfloat16(vecs, *stored[i], *scales[i]);
       reinterpret_cast<uint4*>(copy.rows[i] + flat)[0] = vecs[0];
       reinterpret_cast<uint4*>(copy.rows[i] + flat)[1] = vecs[1];
     }

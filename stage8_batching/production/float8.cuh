@@ -80,18 +80,44 @@ __device__ __forceinline__ std::uint32_t lower_halves(std::uint32_t bytes) {
 }
 __device__ __forceinline__ std::uint32_t upper_halves(std::uint32_t bytes) { return lower_halves(bytes >> 16); }
 
-// Two float16, multiplied by a scale, as two bfloat16.
-__device__ __forceinline__ std::uint32_t scaled_pair(std::uint32_t halves, float scale) {
+// Bytes kFirst and kFirst + 1 of four, as two bfloat16 times a scale, exactly, in four instructions. Sign, exponent and
+// mantissa of e4m3, moved to their places in a bfloat16, are the number times 2^-120, subnormal ones included: a byte,
+// extended by its sign, is shifted by four, and the copies of the sign below the first are cleared. `factor` is 2^120
+// times the scale, twice. That is a bfloat16 up to a scale of 2^7.
+inline constexpr std::uint32_t kMaxFactorScale = 127 + 7;
+__device__ __forceinline__ std::uint32_t scale_factor(std::uint32_t scale) { return (scale + 120) * 0x00800080U; }
+template <int kFirst>
+__device__ __forceinline__ std::uint32_t scaled_pair(std::uint32_t bytes, std::uint32_t factor) {
+  constexpr std::uint32_t kMinusZero = 0x80008000;
+  return common::multiply_add_pairs(common::extend_bytes<kFirst>(bytes) << 4U & 0x87F087F0U, factor, kMinusZero);
+}
+
+// The same for any scale, and for NaN, which has no place in a bfloat16's finite numbers: in six to eight instructions.
+__device__ __forceinline__ std::uint32_t scaled_halves(std::uint32_t halves, float scale) {
   const float2 pair = __half22float2(reinterpret_cast<const __half2&>(halves));
   return common::pack(pair.x * scale, pair.y * scale);
 }
 
-// The values of 16 bytes of a row, as bfloat16: the first 8, then the last 8.
-__device__ __forceinline__ void to_bfloat16(uint4 (&to)[2], uint4 bytes, float scale) {
-  to[0] = {scaled_pair(lower_halves(bytes.x), scale), scaled_pair(upper_halves(bytes.x), scale),
-           scaled_pair(lower_halves(bytes.y), scale), scaled_pair(upper_halves(bytes.y), scale)};
-  to[1] = {scaled_pair(lower_halves(bytes.z), scale), scaled_pair(upper_halves(bytes.z), scale),
-           scaled_pair(lower_halves(bytes.w), scale), scaled_pair(upper_halves(bytes.w), scale)};
+// The values of 16 bytes of a row, as bfloat16: the first 8, then the last 8. Unless kAnyScale, scale (its bits) is at
+// most kMaxFactorScale.
+template <bool kAnyScale>
+__device__ __forceinline__ void to_bfloat16(uint4 (&to)[2], uint4 bytes, std::uint32_t scale) {
+  const auto convert = [&](std::uint32_t four, std::uint32_t& first, std::uint32_t& second) {
+    if constexpr (kAnyScale) {
+      first = scaled_halves(lower_halves(four), scale_of(scale));
+      second = scaled_halves(upper_halves(four), scale_of(scale));
+    } else {
+      first = scaled_pair<0>(four, scale_factor(scale));
+      second = scaled_pair<2>(four, scale_factor(scale));
+    }
+  };
+  convert(bytes.x, to[0].x, to[0].y);
+  convert(bytes.y, to[0].z, to[0].w);
+  convert(bytes.z, to[1].x, to[1].y);
+  convert(bytes.w, to[1].z, to[1].w);
+}
+__device__ __forceinline__ void to_bfloat16(uint4 (&to)[2], uint4 bytes, std::uint32_t scale) {
+  scale <= kMaxFactorScale ? to_bfloat16<false>(to, bytes, scale) : to_bfloat16<true>(to, bytes, scale);
 }
 
 // Two float16 in a register, `low` in the lower half.

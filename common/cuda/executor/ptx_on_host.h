@@ -18,6 +18,14 @@ inline std::uint32_t shared_address(const void* pointer) { return executor::shar
 
 inline float exp2_fast(float x) { return exp2f(x); }
 
+template <int kFirst>
+std::uint32_t extend_bytes(std::uint32_t bytes) {
+  const auto one = [&](int byte) {
+    return static_cast<std::uint16_t>(static_cast<std::int8_t>(bytes >> 8 * byte & 0xFFU));
+  };
+  return std::uint32_t{one(kFirst + 1)} << 16U | one(kFirst);
+}
+
 namespace executor {
 
 inline float upper_bfloat16(std::uint32_t pair) { return __uint_as_float(pair & 0xFFFF0000U); }
