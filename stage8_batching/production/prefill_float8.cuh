@@ -2,17 +2,17 @@
 // their own, and the warps of warpgroup 0 convert them from there to bfloat16, scales included, into the rings. For
 // that warpgroup 0 needs 72 registers a thread, and leaves 216 to the others, for which nothing else changes.
 //
-// A tile of 128 rows of queries and 128 tokens is 2,048 cycles of products, and in bfloat16 takes about 3,500. In that
-// time each of the four warps converts its part of K and V, 8,192 numbers:
+// At the tensor cores' full rate, the products of 128 rows of queries with a tile of 128 tokens take 2,048 cycles.
+// Beside them, for heads of 128 dimensions:
 //
-// - 256 numbers for each thread, 2 instructions for each (float8.cuh), and about 100 for everything else: some 600 of
-//   the 3,500 instructions that its scheduler can start meanwhile. The softmax of two warps needs about 700.
-// - Shared memory moves 128 bytes a cycle. The products fetch 160 KB of a tile, 1,280 cycles; 32 KB come from the copy
-//   engine, are loaded, and are stored as 64 KB, 1,024 cycles. So no load or store may have bank conflicts.
+// - Each of the four warps, one on each scheduler, converts 8,192 numbers: 256 for a thread, 2 instructions for each
+//   (float8.cuh), and some 200 for all else. A scheduler starts one instruction a cycle, so there is time for them.
+// - Shared memory moves 128 bytes a cycle. The products fetch 160 KB, 1,280 cycles. K and V come as 32 KB, are loaded,
+//   and are stored as 64 KB, 1,024 cycles. It comes close, and no load or store may have bank conflicts.
 //
-// What is left is latency: only one warp of a scheduler converts, and nothing hides its waits. So a warp loads all of
-// its part before it converts the first number, and orders the copy of the next tile's part at once, which then has the
-// time of a whole tile.
+// What is left is latency, since no other warp of the scheduler converts while this one waits. So a warp loads its part
+// of K or V whole before it converts the first number, and at once starts the copy of the next tile's part, which then
+// has the time of a tile.
 #pragma once
 
 #include <cstdint>
