@@ -71,6 +71,13 @@ __device__ __forceinline__ std::uint32_t extend_bytes(std::uint32_t bytes) {
   return result;
 }
 
+// log2(x), to about 2^-22, or to as much of its own size: one instruction. Of 0, subnormal numbers included, -infinity.
+__device__ __forceinline__ float log2_fast(float x) {
+  float y;
+  asm("lg2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+  return y;
+}
+
 #if !COURSE_BEFORE_80
 
 // a b + c, of two bfloat16 in each register.

@@ -27,8 +27,9 @@ namespace common {
 // The n-th number (from 0) of the SplitMix64 generator with this seed. No earlier number is needed: the generator's
 // state is a counter and its output a hash of the state (Steele, Lea and Flood, OOPSLA 2014). The constants are the
 // published ones; that unsigned arithmetic wraps is part of the algorithm.
+constexpr std::uint64_t kSplitMixStep = 0x9E3779B97F4A7C15ULL;  // of the state, from a number to the next
 COMMON_HOST_DEVICE inline std::uint64_t splitmix64(std::uint64_t seed, std::uint64_t n) {
-  std::uint64_t mixed = seed + (n + 1) * 0x9E3779B97F4A7C15ULL;
+  std::uint64_t mixed = seed + (n + 1) * kSplitMixStep;
   mixed = (mixed ^ (mixed >> 30U)) * 0xBF58476D1CE4E5B9ULL;
   mixed = (mixed ^ (mixed >> 27U)) * 0x94D049BB133111EBULL;
   return mixed ^ (mixed >> 31U);

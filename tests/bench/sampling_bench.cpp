@@ -20,14 +20,17 @@ constexpr int kMaxRows = 128;
 constexpr int kUsedTokens = 1000;  // of each row, and its own token
 constexpr int kCalls = 20;
 
-// Normally distributed, and some tokens that the model likes; without them hundreds of tokens are as good as the best.
-std::vector<float> random_logits(bool are_peaked) {
+// kPeaked: normally distributed, and some tokens that the model likes. kFlat: without them hundreds of tokens are as
+// good as the best. kRandomWeights: flatter still, as a model's with random weights, whose variance is 1.
+enum class Shape { kPeaked, kFlat, kRandomWeights };
+
+std::vector<float> random_logits(Shape shape) {
   common::Random random(4);
   std::vector<float> block(std::size_t{8} * kVocabSize);  // rows are repeated after 8
   for (float& logit : block) {
-    logit = static_cast<float>(3.0 * random.normal());
+    logit = static_cast<float>((shape == Shape::kRandomWeights ? 1.0 : 3.0) * random.normal());
   }
-  for (std::size_t row = 0; are_peaked && row < 8; ++row) {
+  for (std::size_t row = 0; shape == Shape::kPeaked && row < 8; ++row) {
     for (int i = 0; i < 8; ++i) {
       block[row * kVocabSize + random.below(kVocabSize)] = 19.0F - static_cast<float>(i);
     }
@@ -42,7 +45,7 @@ std::vector<float> random_logits(bool are_peaked) {
 struct Case {
   std::string name;
   common::SamplingOptions options;
-  bool are_peaked = true;
+  Shape shape = Shape::kPeaked;
 };
 
 std::vector<Case> cases() {
@@ -55,10 +58,12 @@ std::vector<Case> cases() {
     changed.logit_bias.push_back({400 * token, -1.0F});
   }
   return {{"temperature 0.8", {.temperature = 0.8F}},
+          {"temperature 0.8, flat", {.temperature = 0.8F}, Shape::kFlat},
+          {"temperature 0.8, random weights", {.temperature = 0.8F}, Shape::kRandomWeights},
           {"top-k 40, top-p 0.95", filtered},
-          {"top-k 40, top-p 0.95, flat", filtered, false},
+          {"top-k 40, top-p 0.95, flat", filtered, Shape::kFlat},
           {"top-p 0.95", {.temperature = 0.8F, .top_p = 0.95F}},
-          {"top-p 0.95, flat", {.temperature = 0.8F, .top_p = 0.95F}, false},
+          {"top-p 0.95, flat", {.temperature = 0.8F, .top_p = 0.95F}, Shape::kFlat},
           {"min-p 0.05", {.temperature = 0.8F, .min_p = 0.05F}},
           {"penalties, 300 biases, top-k, top-p", changed}};
 }
@@ -119,26 +124,27 @@ double time_draws(const common::Stream& stream, int num_rows, const common::Samp
 void print_sampling_speed(std::ostream& output) {
   const std::vector<int> counts = {1, 32, 64, 128};
   const common::Stream stream;
-  const std::vector<float> peaked = random_logits(true);
-  const std::vector<float> flat = random_logits(false);
+  const std::vector<float> logits[] = {random_logits(Shape::kPeaked), random_logits(Shape::kFlat),
+                                       random_logits(Shape::kRandomWeights)};
   common::Table table({"us", "1 row", "32", "64", "128"});
   common::Progress progress("measuring the sampler", cases().size() + 1);
-  const auto add = [&](const std::string& name, const common::SamplingOptions* options,
-                       const std::vector<float>& logits) {
+  const auto add = [&](const std::string& name, const common::SamplingOptions* options, Shape shape) {
     std::vector<std::string> cells = {name};
     for (const int num_rows : counts) {
-      cells.push_back(common::format_microseconds(time_draws(stream, num_rows, options, logits)));
+      cells.push_back(
+          common::format_microseconds(time_draws(stream, num_rows, options, logits[static_cast<std::size_t>(shape)])));
     }
     table.add_row(cells);
     progress.advance();
   };
-  add("largest logit alone", nullptr, peaked);
+  add("largest logit alone", nullptr, Shape::kPeaked);
   for (const Case& entry : cases()) {
-    add(entry.name, &entry.options, entry.are_peaked ? peaked : flat);
+    add(entry.name, &entry.options, entry.shape);
   }
   progress.clear();
   output << "Drawing a token from each row of " << common::format_count(kVocabSize)
-         << " logits, the search for the largest one included; flat: no token is far likelier than the others.\n"
+         << " logits, the search for the largest one included; flat, random weights: no token is far likelier than the "
+            "others.\n"
          << table.to_string() << "\n";
 }
 

@@ -17,6 +17,7 @@ inline std::uint32_t shared_address(const void* pointer) { return executor::shar
 // ---- arithmetic --------------------------------------------------------------------------------------------------
 
 inline float exp2_fast(float x) { return exp2f(x); }
+inline float log2_fast(float x) { return log2f(x); }
 
 template <int kFirst>
 std::uint32_t extend_bytes(std::uint32_t bytes) {

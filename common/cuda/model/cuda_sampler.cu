@@ -645,13 +645,36 @@ __device__ __forceinline__ void list_candidates(const float (&values)[kPerThread
   }
 }
 
-// blockIdx.y: the row. Draws from those without top_k and top_p, and lists the candidates of the others.
+// ---- Temperature alone ---------------------------------------------------------------------------------------------
+//
+// The drawn token has the largest sum of score and noise. Noise to the last bit is two logarithms and a division or
+// two, more than a hundred instructions, and a score is a division: far too much for every token. So each token gets an
+// upper bound of its sum in few instructions: -log(v) >= -log(-log(1 - v)), and to base 2 that is one instruction. The
+// bound is close where it matters, since the noise of tokens that win has a small v. Sums are computed to the last bit
+// for the token with the largest bound of each warp, and then for those whose bounds reach the best sum: a few of a
+// row.
+
+constexpr float kLog2E = 1.44269504F;
+constexpr float kSlack = 0.01F;               // far more than rounding changes a score, a sum or a bound
+constexpr float kMaxNoise = 33.0F;            // to base 2
+constexpr float kMinBestSum = -3.15F;         // the most likely token's score is 0, and no noise is below -3.14
+constexpr float kMaxScale = 0x1.FFFFFEp127F;  // not infinite: of the most likely token, 0 is multiplied by it
+
+// A token with a lower bound cannot win if another has this rank. 0: if the most likely token is there.
+__device__ __forceinline__ float least_bound(unsigned long long rank) {
+  return fmaxf(value_of_rank(rank), kMinBestSum) * kLog2E - kSlack;
+}
+
+// blockIdx.x: the row. Thus the last blocks of a row, which run after many of the others, know what these have found.
+// Draws from the rows without top_k and top_p, and lists the candidates of the others.
 __global__ void __launch_bounds__(kSampleThreads)
     sample_kernel(const float* logits, int vocab_size, const SamplingParameters* rows, CutRow* cuts,
                   unsigned long long* lists, Best* scratch, int* next_tokens) {
+  __shared__ unsigned long long best[2];  // ranks: of the warps' first tokens, and of the others
   wait_for_previous_launch();
   allow_next_launch();
-  const int row = static_cast<int>(blockIdx.y);
+  const auto row = static_cast<int>(blockIdx.x);
+  const auto thread = static_cast<int>(threadIdx.x);
   const SamplingParameters parameters = rows[row];
   const int most_likely = __ldcg(next_tokens + row);
   if (parameters.temperature == 0.0F || most_likely < 0) {
@@ -659,7 +682,7 @@ __global__ void __launch_bounds__(kSampleThreads)
   }
   const float* const row_logits = logits + std::int64_t{row} * vocab_size;
   float values[kPerThread];
-  const int first = static_cast<int>(blockIdx.x) * kLogitsPerBlock + static_cast<int>(threadIdx.x);
+  const int first = static_cast<int>(blockIdx.y) * kLogitsPerBlock + thread;
 #pragma unroll
   for (int i = 0; i < kPerThread; ++i) {
     const int token = first + i * kSampleThreads;
@@ -673,29 +696,82 @@ __global__ void __launch_bounds__(kSampleThreads)
     }
     return;
   }
-  Draw draw = {parameters.noise_key};
-  draw.begin(most_likely);
+  if (!(max_logit < INFINITY)) {
+    if (thread == 0) {
+      next_tokens[row] = -1;  // the row's other blocks end here too, or above
+    }
+    return;
+  }
+
+  Best& of_row = scratch[row];
+  const float least = least_bound(__ldcg(&of_row.rank));
+  const float scale = fminf(kLog2E / parameters.temperature, kMaxScale);
+  const float min_score = parameters.min_score * kLog2E - kSlack;  // to base 2, as all from here to `consider`
+  float largest = -INFINITY;
 #pragma unroll
   for (int i = 0; i < kPerThread; ++i) {
-    if (i == 1 || i % 4 == 0) {
-      draw.best_score = warp_max(draw.best_score);  // the warp's best so far rules out more than the thread's
+    values[i] -= max_logit;
+    largest = fmaxf(largest, values[i]);
+  }
+  const bool is_hopeless = largest * scale < fmaxf(min_score, least - kMaxNoise);
+  largest = -INFINITY;
+  if (__any_sync(0xFFFFFFFFU, !is_hopeless)) {
+    if (parameters.min_score > -INFINITY) {
+#pragma unroll
+      for (int i = 0; i < kPerThread; ++i) {
+        values[i] = values[i] * scale < min_score ? -INFINITY : values[i];
+      }
     }
-    const int token = first + i * kSampleThreads;
-    const float score = score_of(values[i], max_logit, parameters.temperature);
-    if (token < vocab_size && score >= parameters.min_score) {
-      draw.consider(score, token, [] { return true; });
+    const std::uint64_t key = parameters.noise_key + static_cast<std::uint64_t>(first) * kSplitMixStep;
+#pragma unroll
+    for (int i = 0; i < kPerThread; ++i) {
+      // The noise is at most -log2(bits / 2^32). Of a token that is impossible, it may be NaN.
+      const std::uint32_t bits = noise_bits(key, i * kSampleThreads);
+      values[i] = fused(values[i], scale, 32.0F) - log2_fast(static_cast<float>(bits));
+      largest = fmaxf(largest, values[i]);
     }
   }
-  unsigned long long best = block_max<kSampleThreads>(draw.best);
-  if (threadIdx.x == 0) {
-    Best& shared = scratch[row];
-    atomicMax(&shared.rank, best);
-    __threadfence();
-    if (atomicAdd(&shared.num_finished, 1) == gridDim.x - 1) {  // the last block of the row
+  const auto consider = [&](float bound, unsigned long long& best_of_block) {
+    unsigned found = 0;  // a bit for each value
+#pragma unroll
+    for (int i = 0; i < kPerThread; ++i) {
+      found |= (values[i] >= bound ? 1U : 0U) << i;
+    }
+    while (found != 0) {
+      const int i = 31 - __clz(static_cast<int>(found));
+      found ^= 1U << i;
+      const int token = first + i * kSampleThreads;
+      const float score = score_of(__ldcg(row_logits + token), max_logit, parameters.temperature);
+      if (score >= parameters.min_score) {
+        const float sum = score + gumbel_noise(noise_bits(parameters.noise_key, token));
+        atomicMax(&best_of_block, ranked(sum, static_cast<unsigned>(token)));
+      }
+    }
+  };
+  if (thread < 2) {
+    best[thread] = 0;
+  }
+  __syncthreads();
+  float bound = fmaxf(warp_max(largest), least);
+#pragma unroll 1
+  for (unsigned long long& best_of_pass : best) {
+    if (largest >= bound) {
+      consider(bound, best_of_pass);
+    }
+    __syncthreads();
+    bound = fmaxf(least_bound(best_of_pass), least);
+  }
+  if (thread == 0) {
+    const unsigned long long best_of_block = max(best[0], best[1]);
+    if (best_of_block != 0) {
+      atomicMax(&of_row.rank, best_of_block);
       __threadfence();
-      best = atomicExch(&shared.rank, 0ULL);
-      shared.num_finished = 0;
-      next_tokens[row] = max_logit < INFINITY ? static_cast<int>(~static_cast<unsigned>(best)) : -1;
+    }
+    if (atomicAdd(&of_row.num_finished, 1) == gridDim.y - 1) {  // the last block of the row
+      __threadfence();
+      const unsigned long long rank = atomicExch(&of_row.rank, 0ULL);
+      of_row.num_finished = 0;
+      next_tokens[row] = static_cast<int>(~static_cast<unsigned>(rank));
     }
   }
 }
@@ -732,7 +808,7 @@ void CudaSampler::sample(float* logits, const SamplingBatch& batch, int* next_to
     launch(bound_kernel, rows, kCutThreads, 0, stream, Overlap::kPreviousWithoutL1, logits, vocab_size_, batch.rows,
            next_tokens, cuts);
   }
-  const dim3 grid(static_cast<unsigned>((vocab_size_ + kLogitsPerBlock - 1) / kLogitsPerBlock), rows.x);
+  const dim3 grid(rows.x, static_cast<unsigned>((vocab_size_ + kLogitsPerBlock - 1) / kLogitsPerBlock));
   launch(sample_kernel, grid, kSampleThreads, 0, stream, Overlap::kPreviousWithoutL1, logits, vocab_size_, batch.rows,
          cuts, lists, best, next_tokens);
   if (batch.have_cuts) {

@@ -11,4 +11,10 @@ __device__ __forceinline__ unsigned long long ranked(float value, unsigned index
   return static_cast<unsigned long long>(bits) << 32 | ~index;
 }
 
+// The float of such a number. Of 0, which is below all of them: -infinity.
+__device__ __forceinline__ float value_of_rank(unsigned long long rank) {
+  const auto bits = static_cast<unsigned>(rank >> 32);
+  return rank == 0 ? -INFINITY : __uint_as_float(bits >> 31 != 0 ? bits & 0x7FFFFFFFU : ~bits);
+}
+
 }  // namespace common
