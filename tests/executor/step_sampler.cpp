@@ -245,6 +245,50 @@ TEST_CASE("Samplers: the device draws what the host draws, whatever the options,
   }
 }
 
+// Without top-k and top-p the device computes the sums of those tokens alone whose bounds are large. Here bounds
+// mislead.
+TEST_CASE("Samplers: with temperature alone the device draws what the host draws, wherever bounds are far from sums") {
+  constexpr int kVocabSize = 9001;  // three blocks of threads
+  constexpr std::size_t kRows = 24;
+  stage::HostSampler host(kVocabSize);
+  stage::DeviceSampler device(kVocabSize, kRows, nullptr);
+  common::Random random(12);
+  for (int round = 0; round < 30; ++round) {
+    Step step{.vocab_size = kVocabSize,
+              .rows = {},
+              .logits = {},
+              .positions = std::vector<int>(kRows, round),
+              .tokens = std::vector<Token>(kRows),
+              .pending_rows = std::vector<int>(kRows, -1),
+              .drawn_before = {0}};
+    for (std::size_t row = 0; row < kRows; ++row) {
+      common::SamplingOptions options = {.temperature = one_of<float>(random, {0.5F, 1.0F, 1.7F}),
+                                         .seed = random.next()};
+      std::vector<float> logits(kVocabSize, -kInfinity);
+      if (row % 4 < 2) {
+        // Few tokens, so that little noise wins, of one warp or of all.
+        for (int i = 0; i < 6; ++i) {
+          logits[row % 4 == 0 ? 64 + random.below(32) : random.below(kVocabSize)] = static_cast<float>(random.normal());
+        }
+      } else if (row % 4 == 2) {
+        // One likely token, and thousands that need much noise but are many.
+        std::fill(logits.begin(), logits.end(), -9.0F * options.temperature);
+        logits[random.below(4096)] = 0.0F;
+      } else {
+        // One token, and thousands that min-p leaves out by little.
+        options.min_p = 0.5F;
+        std::fill(logits.begin(), logits.end(), -0.695F * options.temperature);
+        logits[random.below(kVocabSize)] = 0.0F;
+      }
+      step.rows.push_back({.options = options, .used = {}});
+      step.logits.insert(step.logits.end(), logits.begin(), logits.end());
+    }
+    CAPTURE(round);
+    CHECK(draw(device, static_cast<std::size_t>(round) % 2, step) ==
+          draw(host, static_cast<std::size_t>(round) % 2, step));
+  }
+}
+
 TEST_CASE("Samplers: with top-k and top-p a row is read once, and a sixteenth of it before") {
   if (!common::executor::can_count()) {
     SKIP_TEST("accesses are not counted in this build");

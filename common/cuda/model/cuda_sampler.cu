@@ -660,7 +660,7 @@ constexpr float kMaxNoise = 33.0F;            // to base 2
 constexpr float kMinBestSum = -3.15F;         // the most likely token's score is 0, and no noise is below -3.14
 constexpr float kMaxScale = 0x1.FFFFFEp127F;  // not infinite: of the most likely token, 0 is multiplied by it
 
-// A token with a lower bound cannot win if another has this rank. 0: if the most likely token is there.
+// A token with a lower bound cannot win against one of this rank; 0: against the most likely token.
 __device__ __forceinline__ float least_bound(unsigned long long rank) {
   return fmaxf(value_of_rank(rank), kMinBestSum) * kLog2E - kSlack;
 }
@@ -683,10 +683,11 @@ __global__ void __launch_bounds__(kSampleThreads)
   const float* const row_logits = logits + std::int64_t{row} * vocab_size;
   float values[kPerThread];
   const int first = static_cast<int>(blockIdx.y) * kLogitsPerBlock + thread;
+  const float* const own_logits = row_logits + first;
+  const int num_left = vocab_size - first;
 #pragma unroll
   for (int i = 0; i < kPerThread; ++i) {
-    const int token = first + i * kSampleThreads;
-    values[i] = token < vocab_size ? __ldcg(row_logits + token) : -INFINITY;
+    values[i] = i * kSampleThreads < num_left ? __ldcg(own_logits + i * kSampleThreads) : -INFINITY;
   }
   const float max_logit = __ldcg(row_logits + most_likely);
   if (is_cut(parameters, vocab_size)) {
