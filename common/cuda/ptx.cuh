@@ -220,6 +220,34 @@ __device__ __forceinline__ unsigned load_acquire_system(const unsigned* from) {
   return x;
 }
 
+// Between GPUs: two words of 8 bytes. Each is stored, and loaded, whole, but either may come first, and neither says
+// anything about other accesses.
+__device__ __forceinline__ void store_two_words_system(uint4* to, uint4 x) {
+  asm volatile(
+      "{\n"
+      ".reg .b64 first, second;\n"
+      "mov.b64 first, {%1, %2};\n"
+      "mov.b64 second, {%3, %4};\n"
+      "st.relaxed.sys.global.v2.b64 [%0], {first, second};\n"
+      "}\n" ::"l"(to),
+      "r"(x.x), "r"(x.y), "r"(x.z), "r"(x.w)
+      : "memory");
+}
+__device__ __forceinline__ uint4 load_two_words_system(const uint4* from) {
+  uint4 x;
+  asm volatile(
+      "{\n"
+      ".reg .b64 first, second;\n"
+      "ld.relaxed.sys.global.v2.b64 {first, second}, [%4];\n"
+      "mov.b64 {%0, %1}, first;\n"
+      "mov.b64 {%2, %3}, second;\n"
+      "}\n"
+      : "=r"(x.x), "=r"(x.y), "=r"(x.z), "=r"(x.w)
+      : "l"(from)
+      : "memory");
+  return x;
+}
+
 // ---- accesses to shared memory by its own addresses --------------------------------------------------------------
 
 // 16 bytes.

@@ -1,5 +1,5 @@
-// The functions of ptx.cuh on the executor. What it cannot run is absent: wgmma, clusters, copies by tensor maps,
-// accesses between GPUs.
+// The functions of ptx.cuh on the executor. What it cannot run is absent: wgmma, clusters, copies by tensor maps, and
+// the accesses between GPUs that order others. All GPUs' memory is the host's.
 #pragma once
 
 #include <cstring>
@@ -163,6 +163,8 @@ inline void store_once(uint4* to, uint4 x, CachePolicy /*policy*/) { *to = x; }
 inline uint4 load_past_l1(const void* from) { return *static_cast<const uint4*>(from); }
 inline uint4 load_streaming(const uint4* from) { return *from; }
 inline void prefetch_to_l2(const void* /*from*/) {}
+inline void store_two_words_system(uint4* to, uint4 x) { *to = x; }
+inline uint4 load_two_words_system(const uint4* from) { return *from; }
 
 // ---- accesses to shared memory by its own addresses --------------------------------------------------------------
 

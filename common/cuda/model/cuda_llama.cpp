@@ -82,10 +82,11 @@ struct CudaLlama::Impl {
         activated(activation_bytes(config.feed_forward_size)),
         argmax_scratch(argmax_scratch_bytes(llama_max_tokens)),
         unpacked(has_float8() && max_tokens > max_fused() ? largest_matrix() * sizeof(std::uint16_t) : 0),
-        sums(peers, peers == nullptr
-                        ? 0
-                        : std::max(activation_bytes(config.hidden_size),
-                                   static_cast<std::size_t>(max_fused() * config.hidden_size) * sizeof(float))),
+        sums(peers,
+             peers == nullptr ? 0
+                              : std::max(activation_bytes(config.hidden_size),
+                                         static_cast<std::size_t>(max_fused() * config.hidden_size) * sizeof(float)),
+             config.hidden_size),
         ranks(peers == nullptr ? 0 : static_cast<std::size_t>(llama_max_tokens)) {
     CUDA_CHECK(cudaMemset(argmax_scratch.data(), 0, argmax_scratch.bytes()));
   }
@@ -176,13 +177,13 @@ struct CudaLlama::Impl {
 
   // The two products of a layer that are added to the residual stream. With peers each GPU has a part of the sum.
   enum Added { kOutput, kDown };
+  int num_sums() const { return 2 * config.num_layers; }
   void* destination(Added which) const { return peers == nullptr ? residual.data() : sums.part(which); }
-  void add(Added which, const FusedLinear& linear, const Residual& to, cudaStream_t stream) {
+  void add(int layer, Added which, const FusedLinear& linear, const Residual& to, cudaStream_t stream) {
     if (peers == nullptr) {
       fused_add(linear, to, stream);
     } else {
-      fused_logits(linear, static_cast<float*>(sums.part(which)), stream);
-      sums.add(which, Precision::kFloat32, precision, num_tokens, to, {}, stream);
+      sums.add_fused(2 * layer + which, linear, to, stream);
     }
   }
   // The residual stream goes to `normed` too, with the norm that is next; nullptr: it does not.
@@ -268,10 +269,10 @@ struct CudaLlama::Impl {
       fused_qkv(qkv_linear, rotary(layer.qkv_bias), q.data(), qkv.data(), stream);
       attention(attention_call(index, 0, stream));
     }
-    add(kOutput, of_activations(layer.output, config.hidden_size, attended, q_cols),
+    add(index, kOutput, of_activations(layer.output, config.hidden_size, attended, q_cols),
         residual_for(layer.feed_forward_norm), stream);
     fused_gated_silu(of_residual(layer.gate_up, 2 * config.feed_forward_size), activated.data(), stream);
-    add(kDown, of_activations(layer.down, config.hidden_size, activated, config.feed_forward_size),
+    add(index, kDown, of_activations(layer.down, config.hidden_size, activated, config.feed_forward_size),
         residual_for(norm_of_layer(index + 1)), stream);
   }
 
@@ -378,6 +379,9 @@ void CudaLlama::forward(const int* tokens, const int* positions, int num_tokens,
            .head_dim = impl.config.head_dim},
           num_tokens, impl.residual_for(impl.norm_of_layer(0)), impl.rotation.data(), stream);
   if (impl.peers != nullptr) {
+    if (impl.is_fused(num_tokens)) {
+      impl.sums.begin_fused(num_tokens, impl.num_sums(), stream);
+    }
     // Each token is found on one of the GPUs, and the others add zeros.
     impl.peers->sum(impl.residual.data(),
                     static_cast<std::size_t>(num_tokens) * static_cast<std::size_t>(impl.config.hidden_size),

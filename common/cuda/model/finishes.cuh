@@ -7,6 +7,7 @@
 #include <cstdint>
 
 #include "common/cuda/model/linear_arguments.h"
+#include "common/cuda/model/pushed_sum.h"
 #include "common/cuda/model/scalars.cuh"
 #include "common/cuda/ptx.cuh"
 
@@ -96,6 +97,31 @@ struct GatedSilu : NoEpilogueLoads {
   __device__ __forceinline__ void operator()(bool exists, int token, int row, float4, float2 sum) const {
     if (exists) {
       output[(token * num_rows + row) / 2] = from_float<Scalar>(gated_for<Scalar>(sum.x, sum.y));
+    }
+  }
+};
+
+// Stores the sums in the memory of several GPUs, each with the number of the sum that they are a part of.
+struct PushSums {
+  PushedPart part{};
+
+  __device__ __forceinline__ void prefetch(int) const {}
+  __device__ __forceinline__ float4 load_epilogue(int token, int row) const {
+    const unsigned number = __ldcg(part.number.first_numbers + token) + part.number.index;
+    float2 before{};
+    if (part.residual != nullptr) {
+      before = __ldcg(reinterpret_cast<const float2*>(part.residual + token * part.num_cols + row));
+    }
+    return {before.x, before.y, __uint_as_float(number), 0.0F};
+  }
+  __device__ __forceinline__ void operator()(bool exists, int token, int row, float4 loaded, float2 sum) const {
+    if (exists) {
+      const unsigned number = __float_as_uint(loaded.z);
+      const PushedPair pair = {__float_as_uint(loaded.x + sum.x), number, __float_as_uint(loaded.y + sum.y), number};
+      const int place = (token * part.num_cols + row) / 2;
+      for (int i = 0; i < part.num_places; ++i) {
+        store_two_words_system(part.places[i] + place, pair);
+      }
     }
   }
 };

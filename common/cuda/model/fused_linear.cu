@@ -136,6 +136,19 @@ void fused_gated_silu(const FusedLinear& linear, void* output, cudaStream_t stre
   });
 }
 
+void fused_push(const FusedLinear& linear, const PushedPart& part, cudaStream_t stream) {
+  COMMON_CHECK(linear.num_rows == part.num_cols && part.num_cols % kSquaresColumns == 0,
+               "a part has the residual stream's shape");
+  COMMON_CHECK(linear.num_tokens <= kMaxPushedTokens, "sums are pushed for a few tokens");
+  if (linear.kernel == ProductKernel::kTiles) {
+    TileFinish finish{.kind = TileFinish::Kind::kPushSums};
+    finish.push_sums = {part};
+    return tiled_product(linear, finish, stream);
+  }
+  with_scalar(linear.precision,
+              [&]<typename Scalar>(Scalar) { launch_product<Scalar>(linear, PushSums{part}, stream); });
+}
+
 void fused_logits(const FusedLinear& linear, float* logits, cudaStream_t stream) {
   if (linear.kernel == ProductKernel::kTiles) {
     TileFinish finish{.kind = TileFinish::Kind::kStoreLogits};

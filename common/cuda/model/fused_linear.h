@@ -6,6 +6,7 @@
 #include <cuda_runtime_api.h>
 
 #include "common/cuda/model/linear_arguments.h"
+#include "common/cuda/model/pushed_sum.h"
 
 namespace common {
 
@@ -14,6 +15,9 @@ void fused_qkv(const FusedLinear& linear, const Rotary& rotary, void* q, void* k
 
 // Adds the product to the residual stream.
 void fused_add(const FusedLinear& linear, const Residual& residual, cudaStream_t stream);
+
+// The product is a part of a sum over several GPUs, and goes to all of them (pushed_sum.h).
+void fused_push(const FusedLinear& linear, const PushedPart& part, cudaStream_t stream);
 
 // The rows of the weights alternate between gate and up. output: [num_tokens, num_rows / 2]: silu(gate) * up.
 void fused_gated_silu(const FusedLinear& linear, void* output, cudaStream_t stream);

@@ -35,7 +35,6 @@ void look_up(Precision precision, const Lookup& lookup, int num_tokens, const Re
              cudaStream_t stream);
 
 // A sum whose parts, [num_tokens, num_cols], may lie on several GPUs that read each other's memory.
-inline constexpr int kMaxPeers = 8;
 inline constexpr int kMaxPeerRows = 512;  // tokens, if the parts lie on several GPUs
 struct PartialSum {
   const void* parts[kMaxPeers] = {};

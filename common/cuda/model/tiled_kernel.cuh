@@ -32,11 +32,12 @@ namespace common {
 // One of the finishes. It is chosen at run time: that costs no measurable time, and there are a fourth as many
 // kernels to compile.
 struct TileFinish {
-  enum class Kind { kRotateAndSplit, kGeneralRotateAndSplit, kAddToResidual, kGatedSilu, kStoreLogits };
+  enum class Kind { kRotateAndSplit, kGeneralRotateAndSplit, kAddToResidual, kGatedSilu, kPushSums, kStoreLogits };
   Kind kind;
   RotateAndSplit<__nv_bfloat16, false> rotate_and_split;
   AddToResidual<__nv_bfloat16, kPanelColumns> add_to_residual;
   GatedSilu<__nv_bfloat16> gated_silu;
+  PushSums push_sums;
   StoreLogits store_logits;
 
   // Calls run() with the chosen finish.
@@ -51,6 +52,8 @@ struct TileFinish {
         return run(add_to_residual);
       case Kind::kGatedSilu:
         return run(gated_silu);
+      case Kind::kPushSums:
+        return run(push_sums);
       case Kind::kStoreLogits:
         return run(store_logits);
     }
