@@ -13,6 +13,8 @@ using common::Precision;
 // The type of the layers' weights: the precision's, or float8 (e4m3 with a scale for each row), which reads fewer
 // bytes.
 using common::WeightType;
+// What float8 weights are multiplied with: activations in bfloat16, or in steps of many tokens float8 too.
+using common::ActivationType;
 // The type of K and V in the pages: the precision's, or float8 (e4m3 with a scale for each token and head), which needs
 // bfloat16.
 enum class KvCacheType { kAuto, kFloat8 };
@@ -22,6 +24,7 @@ struct GpuOptions {
   Precision precision = Precision::kFloat32;
   KvCacheType kv_cache = KvCacheType::kAuto;
   WeightType weights = WeightType::kAuto;
+  ActivationType activations = ActivationType::kAuto;
 };
 
 struct EngineOptions {

@@ -75,6 +75,9 @@ std::string obstacle([[maybe_unused]] const common::LlamaConfig& config, [[maybe
   if (options.weights == WeightType::kFloat8 && options.precision != Precision::kBFloat16) {
     return "weights in float8 need --precision bf16: their kernels multiply them with activations of 16 bits";
   }
+  if (options.activations == ActivationType::kFloat8 && options.weights != WeightType::kFloat8) {
+    return "activations in float8 need --weights fp8: the library multiplies float8 by float8";
+  }
 #ifdef COURSE_CUDA
   return common::has_cuda_device()
              ? GpuRunner::unsupported(choose_kernels(config, shape, options).kernels, config, shape, options)
@@ -90,8 +93,8 @@ std::unique_ptr<Runner> make_runner(const common::Llama& model, const EngineOpti
   const KvCacheShape shape = cache_shape(model.config(), options);
   const GpuOptions& gpu = options.gpu;
   // Whether the options ask for nothing that only a GPU has.
-  const bool is_exact =
-      gpu.precision == Precision::kFloat32 && gpu.kv_cache == KvCacheType::kAuto && gpu.weights == WeightType::kAuto;
+  const bool is_exact = gpu.precision == Precision::kFloat32 && gpu.kv_cache == KvCacheType::kAuto &&
+                        gpu.weights == WeightType::kAuto && gpu.activations == ActivationType::kAuto;
   if (gpu.device == Device::kCpu && is_exact) {
     return std::make_unique<CpuRunner>(model, shape);
   }
@@ -102,7 +105,8 @@ std::unique_ptr<Runner> make_runner(const common::Llama& model, const EngineOpti
     common::print_note("computing on " + common::device_limits().name +
                        (gpu.precision == Precision::kFloat32 ? " in float32" : " in bfloat16") +
                        (gpu.kv_cache == KvCacheType::kFloat8 ? ", K and V in float8" : "") +
-                       (gpu.weights == WeightType::kFloat8 ? ", weights in float8" : "") + choice.note);
+                       (gpu.weights == WeightType::kFloat8 ? ", weights in float8" : "") +
+                       (gpu.activations == ActivationType::kFloat8 ? ", activations too" : "") + choice.note);
     return std::make_unique<BuiltRunner>(model, shape, gpu, options.chunk_size, choice.kernels);
 #endif
   }

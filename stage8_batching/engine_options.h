@@ -17,6 +17,8 @@ using common::Precision;
 // The type of the layers' weights: the precision's, or float8 (e4m3 with a scale for each row), which reads fewer
 // bytes.
 using common::WeightType;
+// What float8 weights are multiplied with: activations in bfloat16, or in steps of many tokens float8 too.
+using common::ActivationType;
 // The type of K and V in the pages: the precision's, or float8 (e4m3 with a scale for each token and head), which needs
 // bfloat16.
 enum class KvCacheType { kAuto, kFloat8 };
@@ -26,6 +28,7 @@ struct GpuOptions {
   Precision precision = Precision::kFloat32;
   KvCacheType kv_cache = KvCacheType::kAuto;
   WeightType weights = WeightType::kAuto;
+  ActivationType activations = ActivationType::kAuto;
   int tensor_parallel = 1;  // how many GPUs compute the model together, each with a part of every matrix
   AllReduce all_reduce = AllReduce::kNccl;
 };

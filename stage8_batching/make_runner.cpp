@@ -82,6 +82,9 @@ std::string obstacle([[maybe_unused]] const common::LlamaConfig& config, [[maybe
   if (options.weights == WeightType::kFloat8 && options.precision != Precision::kBFloat16) {
     return "weights in float8 need --precision bf16: their kernels multiply them with activations of 16 bits";
   }
+  if (options.activations == ActivationType::kFloat8 && options.weights != WeightType::kFloat8) {
+    return "activations in float8 need --weights fp8: the library multiplies float8 by float8";
+  }
 #ifdef COURSE_CUDA
   const PagedKernels& kernels = choose_kernels(config, shape, options).kernels;
   if (options.tensor_parallel > 1) {
@@ -117,7 +120,8 @@ std::unique_ptr<Runner> make_gpu_runner(const common::Llama& model, const Engine
                      common::device_limits().name +
                      (gpu.precision == Precision::kFloat32 ? " in float32" : " in bfloat16") +
                      (gpu.kv_cache == KvCacheType::kFloat8 ? ", K and V in float8" : "") +
-                     (gpu.weights == WeightType::kFloat8 ? ", weights in float8" : "") + choice.note);
+                     (gpu.weights == WeightType::kFloat8 ? ", weights in float8" : "") +
+                     (gpu.activations == ActivationType::kFloat8 ? ", activations too" : "") + choice.note);
   std::optional<MemoryShare> share;
   if (!options.num_slots.has_value()) {
     share = memory_share(model.config(), options);
@@ -138,7 +142,8 @@ std::unique_ptr<Runner> choose_runner(const common::Llama& model, const EngineOp
   const GpuOptions& gpu = options.gpu;
   // Whether the options ask for nothing that only a GPU has.
   const bool is_exact = gpu.precision == Precision::kFloat32 && gpu.kv_cache == KvCacheType::kAuto &&
-                        gpu.weights == WeightType::kAuto && gpu.tensor_parallel == 1;
+                        gpu.weights == WeightType::kAuto && gpu.activations == ActivationType::kAuto &&
+                        gpu.tensor_parallel == 1;
   if (gpu.device == Device::kCpu && is_exact) {
     return make_cpu_runner(model, options, shape);
   }

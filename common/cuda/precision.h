@@ -11,6 +11,10 @@ enum class Precision { kFloat32, kBFloat16 };
 // bfloat16. The embedding and the output matrix keep the precision.
 enum class WeightType { kAuto, kFloat8 };
 
+// What float8 weights are multiplied with: activations in bfloat16, or in steps of many tokens float8 too (e4m3 with a
+// scale for each token).
+enum class ActivationType { kAuto, kFloat8 };
+
 constexpr int bytes_of(Precision precision) { return precision == Precision::kFloat32 ? 4 : 2; }
 
 }  // namespace common

@@ -33,8 +33,9 @@ PageShape page_shape(const KvCacheShape& shape, const GpuOptions& options) {
 }
 
 common::CudaLlama device_model(const common::Llama& model, const GpuOptions& options, int chunk_size) {
-  return model.is_synthetic() ? common::CudaLlama(model.config(), 1, options.precision, chunk_size, options.weights)
-                              : common::CudaLlama(model, options.precision, chunk_size, options.weights);
+  return model.is_synthetic()
+             ? common::CudaLlama(model.config(), 1, options.precision, chunk_size, options.weights, options.activations)
+             : common::CudaLlama(model, options.precision, chunk_size, options.weights, options.activations);
 }
 
 }  // namespace
@@ -104,7 +105,7 @@ struct GpuRunner::Impl {
 
 std::string GpuRunner::unsupported(const PagedKernels& kernels, const common::LlamaConfig& config,
                                    const KvCacheShape& shape, const GpuOptions& options) {
-  const std::string reason = common::CudaLlama::unsupported(config, options.weights);
+  const std::string reason = common::CudaLlama::unsupported(config, options.weights, options.activations);
   return reason.empty() ? kernels.unsupported(page_shape(shape, options), shape.num_heads) : reason;
 }
 

@@ -42,8 +42,9 @@ PageShape page_shape(const KvCacheShape& shape, const GpuOptions& options) {
 common::CudaLlama device_model(const common::Llama& model, const GpuOptions& options, int chunk_size,
                                common::Communicator* peers) {
   return model.is_synthetic()
-             ? common::CudaLlama(model.config(), 1, options.precision, chunk_size, options.weights, peers)
-             : common::CudaLlama(model, options.precision, chunk_size, options.weights, peers);
+             ? common::CudaLlama(model.config(), 1, options.precision, chunk_size, options.weights, options.activations,
+                                 peers)
+             : common::CudaLlama(model, options.precision, chunk_size, options.weights, options.activations, peers);
 }
 
 std::size_t logits_size(int max_rows, int vocab_size) {
@@ -195,7 +196,7 @@ struct GpuRunner::Impl {
 
 std::string GpuRunner::unsupported(const PagedKernels& kernels, const common::LlamaConfig& config,
                                    const KvCacheShape& shape, const GpuOptions& options) {
-  const std::string reason = common::CudaLlama::unsupported(config, options.weights);
+  const std::string reason = common::CudaLlama::unsupported(config, options.weights, options.activations);
   return reason.empty() ? kernels.unsupported(page_shape(shape, options), shape.num_heads) : reason;
 }
 

@@ -29,7 +29,9 @@ KvCacheShape shard_shape(KvCacheShape shape, int count) {
 std::string TensorParallelRunner::unsupported(const PagedKernels& kernels, const common::LlamaConfig& config,
                                               const KvCacheShape& shape, const GpuOptions& options) {
   const int count = options.tensor_parallel;
-  std::string reason = common::why_not_shared(config, count);
+  std::string reason = options.activations == ActivationType::kFloat8
+                           ? "activations in float8 are for a single GPU, without --tensor-parallel"
+                           : common::why_not_shared(config, count);
   if (reason.empty()) {
     reason = GpuRunner::unsupported(kernels, common::shard_config(config, count), shard_shape(shape, count), options);
   }

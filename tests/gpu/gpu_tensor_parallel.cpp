@@ -303,4 +303,10 @@ TEST_CASE("Two GPUs: what can't be shared out is refused with its numbers") {
   CHECK(reason(1).empty());
   CHECK(reason(3) == "3 GPUs can't share 8 query heads evenly");
   CHECK(reason(4) == "4 GPUs can't share 2 kv heads evenly");
+  CHECK(stage::TensorParallelRunner::unsupported(stage::kPlainKernels, config, shape_of(4),
+                                                 {.precision = stage::Precision::kBFloat16,
+                                                  .weights = stage::WeightType::kFloat8,
+                                                  .activations = stage::ActivationType::kFloat8,
+                                                  .tensor_parallel = 2}) ==
+        "activations in float8 are for a single GPU, without --tensor-parallel");
 }

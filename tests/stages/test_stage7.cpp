@@ -88,9 +88,13 @@ TEST_CASE("float8 K and V without kernels for them end in one clear line (stage 
 }
 
 TEST_CASE("float8 weights without kernels for them end in one clear line (stage 7, invariant 7)") {
-  const auto refusal_of = [](Device device, Precision precision) -> std::string {
+  using stage7::ActivationType;
+  using stage7::WeightType;
+  const auto refusal_of = [](Device device, Precision precision, WeightType weights = WeightType::kFloat8,
+                             ActivationType activations = ActivationType::kAuto) -> std::string {
     EngineOptions options = options_for(device, precision);
-    options.gpu.weights = stage7::WeightType::kFloat8;
+    options.gpu.weights = weights;
+    options.gpu.activations = activations;
     try {
       const Engine engine(small_model(), options);
     } catch (const common::InputError& error) {
@@ -104,7 +108,17 @@ TEST_CASE("float8 weights without kernels for them end in one clear line (stage 
   for (const Device device : {Device::kAuto, Device::kGpu}) {
     CHECK(part_of(refusal_of(device, Precision::kFloat32), "--precision bf16") == "--precision bf16");
     CHECK(refusal_of(device, Precision::kBFloat16).empty() == has_gpu());
+    for (const Precision precision : {Precision::kFloat32, Precision::kBFloat16}) {
+      const std::string reason = refusal_of(device, precision, WeightType::kAuto, ActivationType::kFloat8);
+      CHECK(part_of(reason, "need --weights fp8") == "need --weights fp8");
+    }
+    if (!has_gpu()) {
+      CHECK(refusal_of(device, Precision::kBFloat16, WeightType::kFloat8, ActivationType::kFloat8) ==
+            refusal_of(device, Precision::kBFloat16));
+    }
   }
+  CHECK(refusal_of(Device::kCpu, Precision::kFloat32, WeightType::kAuto, ActivationType::kFloat8) ==
+        "the CPU computes in float32 only");
 }
 
 TEST_CASE("next draws the token that sampling from the logits draws") {

@@ -4,6 +4,7 @@
 #include <string>
 #include <utility>
 
+#include "common/cuda/model/float8_rows.h"
 #include "common/cuda/model/fused_linear.h"
 #include "common/cuda/model/llama_kernels.h"
 #include "common/cuda/model/llama_weights.h"
@@ -14,9 +15,11 @@
 namespace common {
 namespace {
 
-const LlamaConfig& checked(const LlamaConfig& config, Precision precision, WeightType weights) {
+const LlamaConfig& checked(const LlamaConfig& config, Precision precision, WeightType weights,
+                           ActivationType activations) {
   COMMON_CHECK(weights == WeightType::kAuto || precision == Precision::kBFloat16, "float8 goes with bfloat16");
-  if (const std::string reason = CudaLlama::unsupported(config, weights); !reason.empty()) {
+  COMMON_CHECK(activations == ActivationType::kAuto || weights == WeightType::kFloat8, "float8 goes with float8");
+  if (const std::string reason = CudaLlama::unsupported(config, weights, activations); !reason.empty()) {
     throw InputError(reason);
   }
   return config;
@@ -32,6 +35,7 @@ struct CudaLlama::Impl {
   LlamaConfig config;  // the shard's
   Precision precision;
   WeightType weight_type;
+  ActivationType activation_type;
   int max_tokens;
   int q_cols;
   int kv_cols;
@@ -47,9 +51,12 @@ struct CudaLlama::Impl {
   DeviceMemory q;                // [., q_cols]
   DeviceMemory attended;         // [., q_cols]
   DeviceMemory gate_up;          // [., 2 * feed_forward_size]
-  DeviceMemory activated;        // [., feed_forward_size]
+  DeviceMemory activated;        // [., feed_forward_size], or [max_fused, feed_forward_size] with float8 activations
   DeviceMemory argmax_scratch;
-  DeviceMemory unpacked;  // with float8, the largest matrix of a layer
+  DeviceMemory unpacked;  // with float8 weights alone, the largest matrix of a layer
+  // With float8 activations, what the library multiplies next.
+  DeviceArray<std::uint8_t> rounded;  // [., the longest row]
+  DeviceArray<float> token_scales;    // [.]
   // With peers: the sums to which this GPU adds a part, a fused product's in float32; and ranks of logits.
   PeerSums sums;
   DeviceArray<unsigned long long> ranks;
@@ -59,12 +66,13 @@ struct CudaLlama::Impl {
   using LayerMatrix = CudaLlamaWeights::LayerMatrix;
 
   Impl(const LlamaConfig& whole, Precision model_precision, int llama_max_tokens, WeightType type,
-       Communicator* communicator)
+       ActivationType activations, Communicator* communicator)
       : peers(communicator),
         shard(peers == nullptr ? Shard{} : peers->shard()),
-        config(checked(shard_config(whole, shard.count), model_precision, type)),
+        config(checked(shard_config(whole, shard.count), model_precision, type, activations)),
         precision(model_precision),
         weight_type(type),
+        activation_type(activations),
         max_tokens(llama_max_tokens),
         q_cols(config.num_heads * config.head_dim),
         kv_cols(config.num_kv_heads * config.head_dim),
@@ -79,32 +87,44 @@ struct CudaLlama::Impl {
         q(activation_bytes(q_cols)),
         attended(activation_bytes(q_cols)),
         gate_up(activation_bytes(2 * config.feed_forward_size)),
-        activated(activation_bytes(config.feed_forward_size)),
+        activated(has_float8_activations()
+                      ? static_cast<std::size_t>(max_fused() * config.feed_forward_size * bytes_of(precision))
+                      : activation_bytes(config.feed_forward_size)),
         argmax_scratch(argmax_scratch_bytes(llama_max_tokens)),
-        unpacked(has_float8() && max_tokens > max_fused() ? largest_matrix() * sizeof(std::uint16_t) : 0),
-        sums(peers,
-             peers == nullptr ? 0
-                              : std::max(activation_bytes(config.hidden_size),
-                                         static_cast<std::size_t>(max_fused() * config.hidden_size) * sizeof(float)),
-             config.hidden_size),
+         unpacked(has_float8() && !has_float8_activations() && max_tokens > max_fused()
+                      ? largest_matrix() * sizeof(std::uint16_t)
+                      : 0),
+         rounded(has_float8_activations() ? activation_elements(longest_row()) : 0),
+         token_scales(has_float8_activations() ? activation_elements(1) : 0),
+         sums(peers,
+              peers == nullptr ? 0
+                               : std::max(activation_bytes(config.hidden_size),
+                                          static_cast<std::size_t>(max_fused() * config.hidden_size) * sizeof(float)),
+              config.hidden_size),
         ranks(peers == nullptr ? 0 : static_cast<std::size_t>(llama_max_tokens)) {
+    COMMON_CHECK(peers == nullptr || !has_float8_activations(), "float8 activations are for one GPU");
     CUDA_CHECK(cudaMemset(argmax_scratch.data(), 0, argmax_scratch.bytes()));
   }
 
   int first_token() const { return shard.rank * config.vocab_size; }
   int longest_row() const { return std::max({config.hidden_size, q_cols, config.feed_forward_size}); }
   bool has_float8() const { return weight_type == WeightType::kFloat8; }
+  bool has_float8_activations() const { return activation_type == ActivationType::kFloat8; }
   // The number of elements of the largest matrix.
   std::size_t largest_matrix() const {
     const std::int64_t rows = std::max(q_cols + 2 * kv_cols, 2 * config.feed_forward_size);
     return static_cast<std::size_t>(rows * config.hidden_size);
   }
-  int max_fused() const { return max_fused_tokens(precision, weight_type, longest_row()); }
-  ProductKernel kernel_for(int tokens) const { return product_kernel(precision, weight_type, tokens, longest_row()); }
+  int max_fused() const { return max_fused_tokens(precision, weight_type, activation_type, longest_row()); }
+  ProductKernel kernel_for(int tokens) const {
+    return product_kernel(precision, weight_type, activation_type, tokens, longest_row());
+  }
   // For the output matrix, which is never float8.
-  int max_fused_logits() const { return max_fused_tokens(precision, WeightType::kAuto, longest_row()); }
+  int max_fused_logits() const {
+    return max_fused_tokens(precision, WeightType::kAuto, ActivationType::kAuto, longest_row());
+  }
   ProductKernel logits_kernel(int rows) const {
-    return product_kernel(precision, WeightType::kAuto, rows, longest_row());
+    return product_kernel(precision, WeightType::kAuto, ActivationType::kAuto, rows, longest_row());
   }
   bool is_fused(int tokens) const { return kernel_for(tokens) != ProductKernel::kLibrary; }
 
@@ -166,14 +186,23 @@ struct CudaLlama::Impl {
     return {.q = layer.q_norm, .k = layer.k_norm, .epsilon = config.rms_epsilon};
   }
 
-  // Float8 is unpacked for the library.
+  // Float8 is unpacked for the library, or the library multiplies it by float8.
   void multiply(MatrixProduct product, const LayerMatrix& matrix, cudaStream_t stream) {
-    if (matrix.row_scales != nullptr) {
+    if (has_float8_activations()) {
+      product = of_float8(product, matrix);
+    } else if (matrix.row_scales != nullptr) {
       unpack_float8(matrix.data, matrix.row_scales, product.num_rows, product.num_cols, unpacked.data(), stream);
       product.weights = unpacked.data();
     }
     products.multiply(product, stream);
   }
+  MatrixProduct of_float8(MatrixProduct product, const LayerMatrix& matrix) const {
+    product.x = rounded.data();
+    product.x_scales = token_scales.data();
+    product.row_scales = matrix.row_scales;
+    return product;
+  }
+  Float8Rows float8_rows() const { return {rounded.data(), token_scales.data()}; }
 
   // The two products of a layer that are added to the residual stream. With peers each GPU has a part of the sum.
   enum Added { kOutput, kDown };
@@ -186,7 +215,7 @@ struct CudaLlama::Impl {
       sums.add_fused(2 * layer + which, linear, to, stream);
     }
   }
-  // The residual stream goes to `normed` too, with the norm that is next; nullptr: it does not.
+  // The residual stream goes to `normed` too, or to `rounded`, with the norm that is next; nullptr: it does not.
   void add(Added which, const MatrixProduct& product, const LayerMatrix& matrix, const float* next_norm,
            cudaStream_t stream) {
     multiply(product, matrix, stream);
@@ -194,7 +223,15 @@ struct CudaLlama::Impl {
       sums.add(which, precision, precision, num_tokens, residual_for(next_norm),
                {next_norm == nullptr ? nullptr : normed.data(), config.rms_epsilon}, stream);
     } else if (next_norm != nullptr) {
-      rms_norm(precision, norm_of_residual(next_norm), num_tokens, normed.data(), stream);
+      normalise(next_norm, stream);
+    }
+  }
+  // For the library's products.
+  void normalise(const float* norm, cudaStream_t stream) {
+    if (has_float8_activations()) {
+      rms_norm_to_float8(norm_of_residual(norm), num_tokens, float8_rows(), stream);
+    } else {
+      rms_norm(precision, norm_of_residual(norm), num_tokens, normed.data(), stream);
     }
   }
 
@@ -284,21 +321,33 @@ struct CudaLlama::Impl {
   void layer_of_products(int index, const CudaAttentionFn& attention, cudaStream_t stream) {
     const Layer& layer = weights.layers[static_cast<std::size_t>(index)];
     if (index == 0) {
-      rms_norm(precision, norm_of_residual(layer.attention_norm), num_tokens, normed.data(), stream);
+      normalise(layer.attention_norm, stream);
     }
     multiply(qkv_product(layer, num_tokens), layer.qkv, stream);
     rotate_and_split(precision, rotary(layer.qkv_bias), head_norms(layer), num_tokens, qkv.data(), q.data(), stream);
     attention(attention_call(index, q_cols, stream));
+    if (has_float8_activations()) {
+      round_to_float8(attended.data(), q_cols, num_tokens, float8_rows(), stream);
+    }
     add(kOutput, output_product(layer, num_tokens), layer.output, layer.feed_forward_norm, stream);
     multiply(gate_up_product(layer, num_tokens), layer.gate_up, stream);
-    gated_silu(precision, gate_up.data(), config.feed_forward_size, num_tokens, activated.data(), stream);
+    if (has_float8_activations()) {
+      gated_silu_to_float8(gate_up.data(), config.feed_forward_size, num_tokens, float8_rows(), stream);
+    } else {
+      gated_silu(precision, gate_up.data(), config.feed_forward_size, num_tokens, activated.data(), stream);
+    }
     // Only some rows of the last layer's result are normalised, for their logits.
     add(kDown, down_product(layer, num_tokens), layer.down,
         index + 1 < config.num_layers ? norm_of_layer(index + 1) : nullptr, stream);
   }
 };
 
-std::string CudaLlama::unsupported(const LlamaConfig& config, WeightType weights) {
+std::string CudaLlama::unsupported(const LlamaConfig& config, WeightType weights, ActivationType activations) {
+  if (activations == ActivationType::kFloat8 && has_cuda_device()) {  // without one, callers say why
+    if (std::string obstacle = float8_obstacle(); !obstacle.empty()) {
+      return obstacle;
+    }
+  }
   if (config.head_dim > kMaxHeadDim) {
     return "on the GPU, a head has at most " + std::to_string(kMaxHeadDim) + " dimensions, and this model's have " +
            std::to_string(config.head_dim);
@@ -319,14 +368,15 @@ std::string CudaLlama::unsupported(const LlamaConfig& config, WeightType weights
   return "";
 }
 
-CudaLlama::CudaLlama(const Llama& model, Precision precision, int max_tokens, WeightType weights, Communicator* peers)
-    : impl_(std::make_unique<Impl>(model.config(), precision, max_tokens, weights, peers)) {
+CudaLlama::CudaLlama(const Llama& model, Precision precision, int max_tokens, WeightType weights,
+                     ActivationType activations, Communicator* peers)
+    : impl_(std::make_unique<Impl>(model.config(), precision, max_tokens, weights, activations, peers)) {
   impl_->weights.upload(model.weights());
 }
 
 CudaLlama::CudaLlama(const LlamaConfig& config, std::uint64_t seed, Precision precision, int max_tokens,
-                     WeightType weights, Communicator* peers)
-    : impl_(std::make_unique<Impl>(config, precision, max_tokens, weights, peers)) {
+                     WeightType weights, ActivationType activations, Communicator* peers)
+    : impl_(std::make_unique<Impl>(config, precision, max_tokens, weights, activations, peers)) {
   impl_->weights.randomize(seed);
 }
 
@@ -345,11 +395,14 @@ void CudaLlama::prepare(int num_tokens, int num_rows) {
   Impl& impl = *impl_;
   COMMON_CHECK(num_tokens <= impl.max_tokens && num_rows <= impl.max_tokens, "steps have at most max_tokens tokens");
   const Impl::Layer& any_layer = impl.weights.layers.front();
+  const auto prepare_product = [&](const MatrixProduct& product, const Impl::LayerMatrix& matrix) {
+    impl.products.prepare(impl.has_float8_activations() ? impl.of_float8(product, matrix) : product);
+  };
   for (int tokens = impl.max_fused() + 1; tokens <= num_tokens; ++tokens) {
-    impl.products.prepare(impl.qkv_product(any_layer, tokens));
-    impl.products.prepare(impl.output_product(any_layer, tokens));
-    impl.products.prepare(impl.gate_up_product(any_layer, tokens));
-    impl.products.prepare(impl.down_product(any_layer, tokens));
+    prepare_product(impl.qkv_product(any_layer, tokens), any_layer.qkv);
+    prepare_product(impl.output_product(any_layer, tokens), any_layer.output);
+    prepare_product(impl.gate_up_product(any_layer, tokens), any_layer.gate_up);
+    prepare_product(impl.down_product(any_layer, tokens), any_layer.down);
   }
   for (int rows = impl.max_fused_logits() + 1; rows <= num_rows; ++rows) {
     impl.products.prepare(impl.logits_product(rows, nullptr));

@@ -9,6 +9,10 @@
 // Float8 weights are unpacked inside the fused products, which then read half the bytes. Before a product of the
 // library, a matrix is unpacked into a buffer, which costs more than it saves: long chunks of prompts hardly notice,
 // but short ones do.
+//
+// With float8 activations too, the library multiplies float8 by float8, in every step of more than kMaxUnpackedTokens
+// tokens: nothing is unpacked, and tensor cores take half the time. What enters a product is rounded where it is
+// written, by the norm and by silu; attention's output, which is in bfloat16, by a small kernel (float8_rows.h).
 #pragma once
 
 #include <cuda_runtime_api.h>
@@ -52,21 +56,23 @@ using CudaAttentionFn = std::function<void(const CudaAttentionCall&)>;
 class CudaLlama {
  public:
   // Why the kernels do not support a model of this shape; empty if they do.
-  static std::string unsupported(const LlamaConfig& config, WeightType weights = WeightType::kAuto);
+  static std::string unsupported(const LlamaConfig& config, WeightType weights = WeightType::kAuto,
+                                 ActivationType activations = ActivationType::kAuto);
 
   // Uploads the weights. Throws OutOfDeviceMemory, and frees everything, if they and the activations of max_tokens
   // tokens do not fit. Throws InputError if the shape is not supported.
   //
   // peers: the other GPUs, if several compute the model together; this object then has one shard. Everything below is
   // then about the shard (config() has its heads, and logits() are those of its tokens), except argmax's result. peers
-  // must outlive this object.
+  // must outlive this object. Float8 activations go with float8 weights, and with no peers.
   CudaLlama(const Llama& model, Precision precision, int max_tokens, WeightType weights = WeightType::kAuto,
-            Communicator* peers = nullptr);
+            ActivationType activations = ActivationType::kAuto, Communicator* peers = nullptr);
 
   // Random weights, drawn on the device, where 8 billion parameters take a second. They are not the numbers that
   // Llama(config, seed) draws.
   CudaLlama(const LlamaConfig& config, std::uint64_t seed, Precision precision, int max_tokens,
-            WeightType weights = WeightType::kAuto, Communicator* peers = nullptr);
+            WeightType weights = WeightType::kAuto, ActivationType activations = ActivationType::kAuto,
+            Communicator* peers = nullptr);
 
   CudaLlama(CudaLlama&&) noexcept;
   CudaLlama& operator=(CudaLlama&&) noexcept;

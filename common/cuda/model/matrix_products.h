@@ -5,6 +5,7 @@
 
 #include <cstddef>
 #include <memory>
+#include <string>
 
 #include "common/cuda/precision.h"
 
@@ -14,6 +15,10 @@ namespace common {
 struct MatrixProduct {
   const void* x = nullptr;        // [num_tokens, num_cols], in the model's precision
   const void* weights = nullptr;  // [num_rows, num_cols], in the model's precision
+  // If given, x and weights are float8 (e4m3), and each of their rows is multiplied by its scale. Rows of both are then
+  // multiples of 16 long. See float8_obstacle().
+  const float* x_scales = nullptr;    // [num_tokens]
+  const float* row_scales = nullptr;  // [num_rows]
   int num_tokens = 0;
   int num_rows = 0;
   int num_cols = 0;
@@ -21,6 +26,9 @@ struct MatrixProduct {
   bool float_output = false;  // output is float32 in either precision
   bool add = false;           // needs float_output
 };
+
+// Why the library multiplies no float8 by float8 with a scale for each row, on this GPU; empty if it does.
+std::string float8_obstacle();
 
 class MatrixProducts {
  public:

@@ -1,5 +1,7 @@
 #include "common/cuda/model/product_kernel.h"
 
+#include <algorithm>
+
 namespace common {
 namespace {
 
@@ -41,20 +43,22 @@ int max_row_tokens(Precision precision, int longest_row) {
 
 }  // namespace
 
-ProductKernel product_kernel(Precision precision, WeightType weights, int num_tokens, int longest_row) {
+ProductKernel product_kernel(Precision precision, WeightType weights, ActivationType activations, int num_tokens,
+                             int longest_row) {
   if (num_tokens <= max_row_tokens(precision, longest_row)) {
     return ProductKernel::kRows;
   }
-  return num_tokens <= max_fused_tokens(precision, weights, longest_row) ? ProductKernel::kTiles
-                                                                         : ProductKernel::kLibrary;
+  return num_tokens <= max_fused_tokens(precision, weights, activations, longest_row) ? ProductKernel::kTiles
+                                                                                      : ProductKernel::kLibrary;
 }
 
 // By tiles, a launch has more to do before and after its products than by rows or in the library; short rows are too
 // little in between, unless the library's have to be unpacked.
-int max_fused_tokens(Precision precision, WeightType weights, int longest_row) {
+int max_fused_tokens(Precision precision, WeightType weights, ActivationType activations, int longest_row) {
   const bool float8 = weights == WeightType::kFloat8;
   const bool has_tiles = can_tile(precision) && (float8 || longest_row > kShortRow);
-  return has_tiles ? max_tiled_tokens(float8) : max_row_tokens(precision, longest_row);
+  const int max_tokens = has_tiles ? max_tiled_tokens(float8) : max_row_tokens(precision, longest_row);
+  return activations == ActivationType::kFloat8 ? std::min(max_tokens, kMaxUnpackedTokens) : max_tokens;
 }
 
 }  // namespace common

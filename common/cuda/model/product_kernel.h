@@ -12,14 +12,18 @@ enum class ProductKernel {
 };
 constexpr int max_tiled_tokens(bool float8) { return float8 ? 128 : 64; }
 
+// Up to so many tokens, float8 weights are unpacked and multiplied with bfloat16 even where activations may be float8.
+inline constexpr int kMaxUnpackedTokens = 64;
+
 // Whether kTiles can be used: the GPU has its instructions, and the build its kernels.
 bool can_tile(Precision precision);
 
 // The fastest kernel for num_tokens tokens, for a model whose longest row of weights has longest_row columns. The
 // measurements are in product_kernel.cpp.
-ProductKernel product_kernel(Precision precision, WeightType weights, int num_tokens, int longest_row);
+ProductKernel product_kernel(Precision precision, WeightType weights, ActivationType activations, int num_tokens,
+                             int longest_row);
 
 // The largest number of tokens for which product_kernel() is a fused product.
-int max_fused_tokens(Precision precision, WeightType weights, int longest_row);
+int max_fused_tokens(Precision precision, WeightType weights, ActivationType activations, int longest_row);
 
 }  // namespace common

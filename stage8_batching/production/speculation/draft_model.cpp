@@ -24,6 +24,7 @@ EngineOptions draft_engine_options(const EngineOptions& options) {
   result.num_speculative_tokens = 0;
   result.gpu.kv_cache = KvCacheType::kAuto;
   result.gpu.weights = WeightType::kAuto;
+  result.gpu.activations = ActivationType::kAuto;
   result.gpu.tensor_parallel = 1;
   return result;
 }
