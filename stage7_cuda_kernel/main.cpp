@@ -118,7 +118,7 @@ void add_engine_options(common::Command& command, EngineOptions& options) {
                  "auto (as --precision has them) or, with bf16, fp8");
   command.choice("--activations", options.gpu.activations,
                  {{"auto", ActivationType::kAuto}, {"fp8", ActivationType::kFloat8}},
-                 "what --weights fp8 are multiplied with: auto (bf16) or, in steps of more than 64 tokens, fp8");
+                 "what --weights fp8 are multiplied with: auto (bf16) or, in steps of many tokens, fp8");
 }
 
 // One sequence with random K and V, for `bench --attention`.

@@ -140,7 +140,7 @@ void add_engine_options(common::Command& command, EngineOptions& options, bool h
                  "auto (as --precision has them) or, with bf16, fp8");
   command.choice("--activations", options.gpu.activations,
                  {{"auto", ActivationType::kAuto}, {"fp8", ActivationType::kFloat8}},
-                 "what --weights fp8 are multiplied with: auto (bf16) or, in steps of more than 64 tokens, fp8");
+                 "what --weights fp8 are multiplied with: auto (bf16) or, in steps of many tokens, fp8");
   command.option("--tensor-parallel", options.gpu.tensor_parallel, {1, 64},
                  "GPUs that compute the model together, each with a part of every matrix");
   command.choice("--all-reduce", options.gpu.all_reduce, {{"nccl", AllReduce::kNccl}, {"peer", AllReduce::kPeer}},

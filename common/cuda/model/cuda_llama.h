@@ -10,9 +10,9 @@
 // library, a matrix is unpacked into a buffer, which costs more than it saves: long chunks of prompts hardly notice,
 // but short ones do.
 //
-// With float8 activations too, the library multiplies float8 by float8, in every step of more than kMaxUnpackedTokens
-// tokens: nothing is unpacked, and tensor cores take half the time. What enters a product is rounded where it is
-// written, by the norm and by silu; attention's output, which is in bfloat16, by a small kernel (float8_rows.h).
+// With float8 activations too, the library multiplies float8 by float8, in every step of more than max_fused_tokens():
+// nothing is unpacked, and tensor cores take half the time. What enters a product is rounded where it is written, by
+// the norm and by silu; attention's output, which is in bfloat16, by a small kernel (float8_rows.h).
 #pragma once
 
 #include <cuda_runtime_api.h>

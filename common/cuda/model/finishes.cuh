@@ -7,7 +7,6 @@
 #include <cstdint>
 
 #include "common/cuda/model/linear_arguments.h"
-#include "common/cuda/model/pushed_sum.h"
 #include "common/cuda/model/scalars.cuh"
 #include "common/cuda/ptx.cuh"
 

@@ -57,4 +57,24 @@ struct Residual {
   int num_cols = 0;
 };
 
+inline constexpr int kMaxPeers = 8;
+
+// A sum by its place in its step: row r's number is first_numbers[r] + index.
+struct SumNumber {
+  const unsigned* first_numbers = nullptr;  // [kMaxPushedTokens]
+  unsigned index = 0;
+};
+
+// Two neighbouring columns of a part: {float, number, float, number}.
+using PushedPair = uint4;
+
+// Where a product stores its part of a sum (fused_push, pushed_sum.h).
+struct PushedPart {
+  PushedPair* places[kMaxPeers] = {};  // in each GPU's memory, [num_tokens, num_cols / 2]
+  int num_places = 0;
+  SumNumber number{};
+  const float* residual = nullptr;  // [num_tokens, num_cols], added to the part; nullptr: nothing is
+  int num_cols = 0;
+};
+
 }  // namespace common

@@ -12,9 +12,6 @@ enum class ProductKernel {
 };
 constexpr int max_tiled_tokens(bool float8) { return float8 ? 128 : 64; }
 
-// Up to so many tokens, float8 weights are unpacked and multiplied with bfloat16 even where activations may be float8.
-inline constexpr int kMaxUnpackedTokens = 64;
-
 // Whether kTiles can be used: the GPU has its instructions, and the build its kernels.
 bool can_tile(Precision precision);
 

@@ -12,12 +12,10 @@
 //   had all of sum n: so nobody still waits for sum n at that place. One place would not do: a GPU that has sum n
 //   stores sum n + 1 while another one still waits for its part of sum n.
 // - So before sum n arrives, its place holds sum n - 2, or, in a row's first step, zeros, which is no early sum's
-// number.
-//   Both stay different from n when numbers begin anew after 2^32. That takes a count for each row: by a count of all
-//   sums, a row that was not used for a while could hold any number.
+//   number. Both stay different from n when numbers begin anew after 2^32. That takes a count for each row: by a count
+//   of all sums, a row that was not used for a while could hold any number.
 // - Host code records a step once and replays it, so the host knows only how many sums of the step come before one.
-// What
-//   comes before the step is counted on the GPU, when it begins (count_sums).
+//   What comes before the step is counted on the GPU, when it begins (count_sums).
 //
 // No launch waits for a place on a multiprocessor that a waiting block has: products wait for nobody, and a
 // launch of add_pushed() starts when all blocks of its GPU's product have started.
@@ -30,26 +28,7 @@
 
 namespace common {
 
-inline constexpr int kMaxPeers = 8;
 inline constexpr int kMaxPushedTokens = 64;  // of a step; with more, bytes count, and parts are fetched
-
-// A sum by its place in its step: row r's number is first_numbers[r] + index.
-struct SumNumber {
-  const unsigned* first_numbers = nullptr;  // [kMaxPushedTokens]
-  unsigned index = 0;
-};
-
-// Two neighbouring columns of a part: {float, number, float, number}.
-using PushedPair = uint4;
-
-// Where a product stores its part (fused_push).
-struct PushedPart {
-  PushedPair* places[kMaxPeers] = {};  // in each GPU's memory, [num_tokens, num_cols / 2]
-  int num_places = 0;
-  SumNumber number{};
-  const float* residual = nullptr;  // [num_tokens, num_cols], added to the part; nullptr: nothing is
-  int num_cols = 0;
-};
 
 // What add_pushed() waits for.
 struct PushedSum {
