@@ -144,7 +144,7 @@ void add_engine_options(common::Command& command, EngineOptions& options, bool h
   command.option("--tensor-parallel", options.gpu.tensor_parallel, {1, 64},
                  "GPUs that compute the model together, each with a part of every matrix");
   command.choice("--all-reduce", options.gpu.all_reduce, {{"nccl", AllReduce::kNccl}, {"peer", AllReduce::kPeer}},
-                 "with several GPUs: what adds up their parts of few tokens, NCCL or kernels that read peers' memory");
+                 "with several GPUs: what adds up their parts of few tokens, NCCL or kernels that use peers' memory");
 }
 
 // One sequence with random K and V, for `bench --attention`.

@@ -201,6 +201,11 @@ TEST_CASE("Ragged attention: thread blocks with 99 KB of shared memory (stage 7,
   if (type == ScalarType::kFloat8 && block_size == 8) {
     return;  // there are no such pages
   }
+  const stage::PageShape shape{.num_kv_heads = 1, .block_size = block_size, .head_dim = head_dim, .type = type};
+  if (!stage::kProductionKernels.unsupported(shape, 3).empty()) {
+    CHECK(!common::serves_small_memory());
+    return;
+  }
   GpuBatch batch({.type = type,
                   .num_kv_heads = 1,
                   .group = 3,
@@ -208,10 +213,6 @@ TEST_CASE("Ragged attention: thread blocks with 99 KB of shared memory (stage 7,
                   .block_size = block_size,
                   .context_lengths = {150, 1, 0, 200},
                   .query_lengths = {150, 1, 0, 9}});
-  if (!stage::kProductionKernels.unsupported(batch.pages().shape, 3).empty()) {
-    CHECK(!common::serves_small_memory());
-    return;
-  }
   for (const RaggedKernel kernel : {RaggedKernel::kShort, RaggedKernel::kWide}) {
     CHECK(batch.check(batch.ragged({kernel, 128})) == tests::kNoDifference);
   }

@@ -91,16 +91,16 @@ struct CudaLlama::Impl {
                       ? static_cast<std::size_t>(max_fused() * config.feed_forward_size * bytes_of(precision))
                       : activation_bytes(config.feed_forward_size)),
         argmax_scratch(argmax_scratch_bytes(llama_max_tokens)),
-         unpacked(has_float8() && !has_float8_activations() && max_tokens > max_fused()
-                      ? largest_matrix() * sizeof(std::uint16_t)
-                      : 0),
-         rounded(has_float8_activations() ? activation_elements(longest_row()) : 0),
-         token_scales(has_float8_activations() ? activation_elements(1) : 0),
-         sums(peers,
-              peers == nullptr ? 0
-                               : std::max(activation_bytes(config.hidden_size),
-                                          static_cast<std::size_t>(max_fused() * config.hidden_size) * sizeof(float)),
-              config.hidden_size),
+        unpacked(has_float8() && !has_float8_activations() && max_tokens > max_fused()
+                     ? largest_matrix() * sizeof(std::uint16_t)
+                     : 0),
+        rounded(has_float8_activations() ? activation_elements(longest_row()) : 0),
+        token_scales(has_float8_activations() ? activation_elements(1) : 0),
+        sums(peers,
+             peers == nullptr ? 0
+                              : std::max(activation_bytes(config.hidden_size),
+                                         static_cast<std::size_t>(max_fused() * config.hidden_size) * sizeof(float)),
+             config.hidden_size),
         ranks(peers == nullptr ? 0 : static_cast<std::size_t>(llama_max_tokens)) {
     COMMON_CHECK(peers == nullptr || !has_float8_activations(), "float8 activations are for one GPU");
     CUDA_CHECK(cudaMemset(argmax_scratch.data(), 0, argmax_scratch.bytes()));
