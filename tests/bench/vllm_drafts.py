@@ -9,7 +9,7 @@ FOLDER: the same weights as vLLM loads them; transformers' from_pretrained(…, 
 Each prompt is served alone, greedily, and ends where the model ends it, as in `stage8 speculate`; both get the same tokens,
 so that no tokenizer is needed. The time is that of the whole reply less that of a reply of one token, each the fastest of
 the rounds: the prompt's step counts in neither program. Prints the same table. An engine cannot be closed and opened again
-in one process, so each has one of its own. Needs vLLM (v0.11 was meant) and a GPU.
+in one process, so each has one of its own. Needs vLLM (v0.26 was measured) and a GPU.
 """
 
 import argparse
@@ -19,7 +19,8 @@ import subprocess
 import sys
 import time
 
-NGRAM = {"method": "ngram", "num_speculative_tokens": 4, "prompt_lookup_max": 3}
+METHODS = ("ngram", "ngram_gpu")  # looked up by the CPU, or by the GPU
+LONGEST_LOOKUP = 3
 RESULT = "RESULT "
 COUNTERS = {"drafts": "vllm:spec_decode_num_draft_tokens", "accepted": "vllm:spec_decode_num_accepted_tokens"}
 
@@ -83,16 +84,17 @@ def run_engine(options):
     requests = json.loads(options.requests.read_text(encoding="utf-8"))
     engine = vllm.LLM(model=options.model, skip_tokenizer_init=True, dtype=options.dtype, enable_prefix_caching=False,
                       max_model_len=options.max_model_len, gpu_memory_utilization=0.5, disable_log_stats=False,
-                      **({"speculative_config": NGRAM | {"num_speculative_tokens": options.drafts}} if options.drafts else {}))
+                      **({"speculative_config": {"method": options.method, "num_speculative_tokens": options.drafts,
+                                                 "prompt_lookup_max": LONGEST_LOOKUP}} if options.drafts else {}))
     print(RESULT + json.dumps(measure(requests, engine, options.rounds, vllm.SamplingParams)), flush=True)
 
 
-def compare(path, model, drafts=4, rounds=3, dtype="bfloat16", max_model_len=2048):
+def compare(path, model, drafts=4, rounds=3, dtype="bfloat16", max_model_len=2048, method=METHODS[0]):
     """The table for a file of requests, with one engine after the other."""
     results = []
     for count in (0, drafts):
         command = [sys.executable, __file__, path, "--model", model, "--drafts", count, "--rounds", rounds, "--dtype", dtype,
-                   "--max-model-len", max_model_len, "--one-engine"]
+                   "--max-model-len", max_model_len, "--method", method, "--one-engine"]
         run = subprocess.run([str(word) for word in command], stdout=subprocess.PIPE, text=True, check=False)
         if run.returncode != 0:
             sys.exit(f"error: vLLM {'with' if count else 'without'} drafts has failed, see above")
@@ -105,6 +107,7 @@ def main():
     parser.add_argument("requests", type=pathlib.Path, help="what `stage8 speculate --tokens` has written")
     parser.add_argument("--model", required=True, help="what vLLM loads")
     parser.add_argument("--drafts", type=int, default=4, help="drafts a step")
+    parser.add_argument("--method", choices=METHODS, default=METHODS[0], help="who looks them up: the CPU or the GPU")
     parser.add_argument("--rounds", type=int, default=3, help="how often each is measured; the fastest counts")
     parser.add_argument("--dtype", default="bfloat16")
     parser.add_argument("--max-model-len", type=int, default=2048)
@@ -113,7 +116,8 @@ def main():
     if options.one_engine:
         run_engine(options)
     else:
-        print(compare(options.requests, options.model, options.drafts, options.rounds, options.dtype, options.max_model_len))
+        print(compare(options.requests, options.model, options.drafts, options.rounds, options.dtype, options.max_model_len,
+                      options.method))
 
 
 if __name__ == "__main__":
