@@ -2,10 +2,10 @@
 
 #include <cmath>
 #include <limits>
-#include "common/cuda/ptx.cuh"
 
 #include "common/cuda/model/llama_kernels.h"
 #include "common/cuda/model/ranked.cuh"
+#include "common/cuda/ptx.cuh"
 #include "common/cuda/runtime/launch.h"
 #include "common/math/gumbel.h"
 
