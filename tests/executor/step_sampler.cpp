@@ -245,6 +245,33 @@ TEST_CASE("Samplers: the device draws what the host draws, whatever the options,
   }
 }
 
+// The device guesses from a sixteenth of a row how deep the tokens lie that top-k keeps, and lists those. Here the
+// tokens read are the likely ones, so the guess is too small, and most draws are of a token that is not listed.
+TEST_CASE("Samplers: the device draws what the host draws, where too few tokens are listed for top-k") {
+  constexpr int kVocabSize = 6001;
+  constexpr std::size_t kRows = 16;
+  common::Random random(13);
+  Step step{.vocab_size = kVocabSize,
+            .rows = {},
+            .logits = {},
+            .positions = std::vector<int>(kRows, 9),
+            .tokens = std::vector<Token>(kRows),
+            .pending_rows = std::vector<int>(kRows, -1),
+            .drawn_before = {0}};
+  for (std::size_t row = 0; row < kRows; ++row) {
+    const common::SamplingOptions options = {
+        .temperature = 3.0F, .top_k = row % 2 == 0 ? 40 : 1000, .seed = random.next()};
+    step.rows.push_back({.options = options, .used = {}});
+    for (int token = 0; token < kVocabSize; ++token) {
+      const bool is_read = token / 8 % 16 == 0;
+      step.logits.push_back(static_cast<float>(random.normal()) + (is_read ? 3.0F : 0.0F));
+    }
+  }
+  stage::HostSampler host(kVocabSize);
+  stage::DeviceSampler device(kVocabSize, kRows, nullptr);
+  CHECK(draw(device, 0, step) == draw(host, 0, step));
+}
+
 // Without top-k and top-p the device computes the sums of those tokens alone whose bounds are large. Here bounds
 // mislead.
 TEST_CASE("Samplers: with temperature alone the device draws what the host draws, wherever bounds are far from sums") {
