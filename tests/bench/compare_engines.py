@@ -429,9 +429,8 @@ def read_batches(arrivals, outputs):
 # --- vLLM ---
 
 class Theirs:
-    def __init__(self, python, folder, repeats, limit):
-        self.python, self.folder, self.repeats, self.limit = python, folder, repeats, limit
-        self.versions = {}
+    def __init__(self, python, versions, folder, repeats, limit):
+        self.python, self.versions, self.folder, self.repeats, self.limit = python, versions, folder, repeats, limit
 
     def model_folder(self, model):
         """With a tokenizer whose texts are the numbers of tokens, as this engine's are with random weights."""
@@ -469,8 +468,7 @@ class Theirs:
             end = text.rfind("\n") + 1
             for line in text[position:end].splitlines():
                 result = json.loads(line)
-                if "versions" in result:
-                    self.versions = result["versions"]
+                if "ready" in result:
                     say(f"{model.name}: vLLM {self.versions['vllm']} is ready after {result['ready']:.0f} s")
                 elif "error" in result:
                     say(f"failed: vLLM, {model.name}, {result['name']}: {result['error']}")
@@ -634,13 +632,14 @@ def chosen(text, known, what):
     return names
 
 
-def has_vllm(python):
-    """Without importing it, which takes a while."""
-    code = "import importlib.util, sys; sys.exit(importlib.util.find_spec('vllm') is None)"
+def vllm_versions(python):
+    """{"vllm": …, "torch": …}, or {} if it is not there. Without importing it, which takes a while."""
+    code = "import importlib.metadata as m, json; print(json.dumps({name: m.version(name) for name in ('vllm', 'torch')}))"
     try:
-        return subprocess.run([str(python), "-c", code], capture_output=True, check=False).returncode == 0
+        found = subprocess.run([str(python), "-c", code], capture_output=True, text=True, check=False)
     except OSError as error:
         raise InputError(f"cannot run {python}: {error}") from error
+    return json.loads(found.stdout) if found.returncode == 0 else {}
 
 
 def compare(options):
@@ -652,13 +651,13 @@ def compare(options):
         raise InputError(f"there is no program {options.program}: build it, or name it with --program")
     machine, commit = machine_text(), options.commit or commit_text()
     results = Results(options.json, machine, commit)
-    is_compared = has_vllm(options.python)
+    versions = vllm_versions(options.python)
     say(f"{machine}, commit {commit}")
     with tempfile.TemporaryDirectory() as name:
         folder = pathlib.Path(name)
         theirs = None
-        if is_compared:
-            theirs = Theirs(options.python, folder, options.repeats, options.limit)
+        if versions:
+            theirs = Theirs(options.python, versions, folder, options.repeats, options.limit)
         else:
             say(f"skipped: {options.python} has no vLLM; this engine alone is measured")
         ours = Ours(options.program, folder, options.repeats, options.limit)

@@ -50,7 +50,6 @@ FAKE_STAGE8 = '''
 '''
 FAKE_VLLM = '''
     import os, time
-    __version__ = "0.26.0"
     class SamplingParams:
         def __init__(self, **fields):
             self.__dict__.update(fields)
@@ -111,7 +110,8 @@ class CompareEngines(unittest.TestCase):
                    textwrap.dedent(FAKE_STAGE8).format(tests=str(self.folder), log=str(self.log)))
         self.program.chmod(0o755)
         self.write("fake_http.py", textwrap.dedent(FAKE_HTTP))
-        self.write("torch.py", "__version__ = '2.11.0'\n")
+        for package, version in {"torch": "2.11.0", "vllm": "0.26.0"}.items():
+            self.write(f"{package}-{version}.dist-info/METADATA", f"Name: {package}\nVersion: {version}\n")
         self.write("vllm/__init__.py", textwrap.dedent(FAKE_VLLM))
         self.write("vllm/entrypoints/__init__.py", "")
         self.write("vllm/entrypoints/openai/__init__.py", "")
@@ -201,7 +201,7 @@ class CompareEngines(unittest.TestCase):
         self.assertAlmostEqual(self.row("decode", "8b_128")["ours"], 5000, delta=5)
 
     def test_without_vllm_this_engine_is_measured_alone(self):
-        with mock.patch.object(compare_engines, "has_vllm", lambda _: False):
+        with mock.patch.object(compare_engines, "vllm_versions", lambda _: {}):
             code, output = self.run_main("--groups", "long", "--models", "llama-3-8b")
         self.assertEqual(code, 0, output)
         self.assertIn("has no vLLM", output)
@@ -213,6 +213,7 @@ class CompareEngines(unittest.TestCase):
             code, output = self.run_main("--groups", "http", "--models", "llama-3.2-1b")
         self.assertEqual(code, 0, output)
         self.assertNotIn("failed", output)
+        self.assertIn("vllm 0.26.0, torch 2.11.0", output)
         for clients in (1, 4):
             row = self.row("http", f"1b_{clients}")
             self.assertGreater(row["ratio"], 1.2)

@@ -20,12 +20,10 @@ class VllmEngine:
         self.plan, self.report = plan, report
         self.random = random.Random(1)
         begin = time.perf_counter()
-        import torch  # noqa: PLC0415  (vLLM takes its settings from the environment when it is imported)
-        import vllm  # noqa: PLC0415
+        import vllm  # noqa: PLC0415  (it takes its settings from the environment when it is imported)
         self.vllm = vllm
         self.llm = vllm.LLM(model=plan["model"], **plan["options"])
-        self.write({"ready": time.perf_counter() - begin,
-                    "versions": {"vllm": vllm.__version__, "torch": torch.__version__}})
+        self.write({"ready": time.perf_counter() - begin})
 
     def write(self, line):
         with open(self.report, "a", encoding="utf-8") as file:
