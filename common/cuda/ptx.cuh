@@ -497,6 +497,12 @@ __device__ __forceinline__ void fence_registers(float (&registers)[kCount]) {
   COMMON_REGISTERS_32 ", %32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47"
 #define COMMON_REGISTERS_64 \
   COMMON_REGISTERS_48 ", %48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63"
+#define COMMON_REGISTERS_128                                                                                  \
+  COMMON_REGISTERS_64                                                                                         \
+  ", %64, %65, %66, %67, %68, %69, %70, %71, %72, %73, %74, %75, %76, %77, %78, %79, %80, %81, %82, %83, %84" \
+  ", %85, %86, %87, %88, %89, %90, %91, %92, %93, %94, %95, %96, %97, %98, %99, %100, %101, %102, %103, %104" \
+  ", %105, %106, %107, %108, %109, %110, %111, %112, %113, %114, %115, %116, %117, %118, %119, %120, %121"    \
+  ", %122, %123, %124, %125, %126, %127"
 #define COMMON_IN_OUT_8(c, i)                                                                                 \
   "+f"(c[i]), "+f"(c[i + 1]), "+f"(c[i + 2]), "+f"(c[i + 3]), "+f"(c[i + 4]), "+f"(c[i + 5]), "+f"(c[i + 6]), \
       "+f"(c[i + 7])
@@ -569,10 +575,13 @@ __device__ __forceinline__ void multiply_registers_by_columns(float (&c)[kColumn
                                                               std::uint64_t b) {
   if constexpr (kColumns == 64) {
     COMMON_REGISTERS_BY_COLUMNS("64", COMMON_REGISTERS_32, "{%32, %33, %34, %35}, %36", COMMON_IN_OUT_32(c, 0));
-  } else {
-    static_assert(kColumns == 128);
+  } else if constexpr (kColumns == 128) {
     COMMON_REGISTERS_BY_COLUMNS("128", COMMON_REGISTERS_64, "{%64, %65, %66, %67}, %68", COMMON_IN_OUT_32(c, 0),
                                 COMMON_IN_OUT_32(c, 32));
+  } else {
+    static_assert(kColumns == 256);
+    COMMON_REGISTERS_BY_COLUMNS("256", COMMON_REGISTERS_128, "{%128, %129, %130, %131}, %132", COMMON_IN_OUT_32(c, 0),
+                                COMMON_IN_OUT_32(c, 32), COMMON_IN_OUT_32(c, 64), COMMON_IN_OUT_32(c, 96));
   }
 }
 
@@ -582,6 +591,7 @@ __device__ __forceinline__ void multiply_registers_by_columns(float (&c)[kColumn
 #undef COMMON_IN_OUT_32
 #undef COMMON_IN_OUT_16
 #undef COMMON_IN_OUT_8
+#undef COMMON_REGISTERS_128
 #undef COMMON_REGISTERS_64
 #undef COMMON_REGISTERS_48
 #undef COMMON_REGISTERS_32

@@ -41,9 +41,12 @@ template <int kHeadDim>
 struct PrefillShape {
   static constexpr int kConsumers = 2;  // warpgroups
   static constexpr int kRows = kConsumers * common::kWarpgroupRows;
-  static constexpr int kTokens = 128;  // of a tile
-  static constexpr int kStages = kHeadDim == 128 ? 2 : 4;
-  static constexpr int kSlots = 2;  // places for queries
+  static_assert(kRows == kWarpgroupsTaskRows);
+  // With 256 dimensions a thread holds 128 numbers of the output, so it has registers for the scores of 64 tokens; and
+  // the queries take 64 KB.
+  static constexpr int kTokens = kHeadDim == 256 ? 64 : 128;  // of a tile
+  static constexpr int kStages = kHeadDim == 64 ? 4 : 2;
+  static constexpr int kSlots = kHeadDim == 256 ? 1 : 2;  // places for queries
   static constexpr int kThreads = common::kWarpgroupThreads * (1 + kConsumers);
   static constexpr int kPanels = kHeadDim / 64;
   static constexpr int kRowBytes = 128;                     // a row of a panel
@@ -500,9 +503,14 @@ struct PrefillRows {
     common::wait_named(kOwn + warpgroup, common::kWarpgroupThreads);
   }
 
-  // Some row sees the tile's first `count` tokens; kColumns is `count` rounded up.
-  template <int kColumns>
+  // Some row sees the tile's first `count` tokens. Computes as many columns, rounded up.
+  template <int kColumns = 32>
   __device__ __forceinline__ void add_last_tile(int tile, int count) {
+    if constexpr (kColumns < kTokens) {
+      if (count > kColumns) {
+        return add_last_tile<kColumns + 32>(tile, count);
+      }
+    }
     add_scores<kColumns>(tile * kTokens);
     if (count < kColumns) {
       clear_values(count, kColumns);
@@ -510,29 +518,24 @@ struct PrefillRows {
     add_values<kColumns>();
   }
 
-  // Computes all tiles, from the last to the first. Only the last two may hold tokens that some rows do not see.
+  // Computes all tiles, from the last to the first. Only the last one and kRows / kTokens before it may hold tokens
+  // that some rows do not see.
   __device__ __forceinline__ void attend(int first, int num_seen) {
+    static_assert(kTokens == Shape::kRows || 2 * kTokens == Shape::kRows);
     const int last = (num_seen - 1) / kTokens;
-    const int count = num_seen - last * kTokens;
-    switch ((count + 31) / 32) {
-      case 1:
-        add_last_tile<32>(last, count);
-        break;
-      case 2:
-        add_last_tile<64>(last, count);
-        break;
-      case 3:
-        add_last_tile<96>(last, count);
-        break;
-      default:
-        add_last_tile<128>(last, count);
-    }
+    add_last_tile(last, num_seen - last * kTokens);
     if (last > first) {
-      add_scores<kTokens>((last - 1) * kTokens);
-      if (last > first + 1) {
+      int tile = last - 1;
+      if (kTokens < Shape::kRows && tile > first) {
+        add_scores<kTokens>(tile * kTokens);
+        add_values<kTokens>();
+        --tile;
+      }
+      add_scores<kTokens>(tile * kTokens);
+      if (tile > first) {
         wait_keys();
       }
-      for (int tile = last - 2; tile >= first; --tile) {
+      for (--tile; tile >= first; --tile) {
         next_tile(tile == first);
       }
       add_values<kTokens>();

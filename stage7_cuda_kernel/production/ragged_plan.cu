@@ -344,7 +344,9 @@ RaggedKernel choose_kernel(const PageShape& shape, const Batch& batch, int num_t
 bool has_warpgroups(const PageShape& shape) {
   // can_overlap: the kernel was compiled for this chip, the only one that has wgmma.
   return common::device_limits().compute_capability == 90 && common::can_overlap() &&
-         (shape.head_dim == 64 || shape.head_dim == 128) && shape.block_size >= kTileRows;
+         (shape.head_dim == 64 || shape.head_dim == 128 || shape.head_dim == 256) &&
+         (shape.type != ScalarType::kFloat8 || shape.head_dim <= kMaxFloat8PrefillHeadDim) &&
+         shape.block_size >= kTileRows;
 }
 
 RaggedWorkspace ragged_workspace(void* memory, const PageShape& shape, const Batch& batch, int num_tokens,
@@ -355,8 +357,9 @@ RaggedWorkspace ragged_workspace(void* memory, const PageShape& shape, const Bat
   RaggedShape& own = workspace.shape;
   own.kernel = options.kernel == RaggedKernel::kChosen ? choose_kernel(shape, batch, num_tokens) : options.kernel;
   const RaggedTile tile = ragged_tile(shape.head_dim, own.kernel == RaggedKernel::kShort);
-  own.rows = tile.rows();
-  own.num_workers = num_multiprocessors * (own.kernel == RaggedKernel::kWarpgroups ? 1 : tile.resident);
+  const bool has_own_rows = own.kernel == RaggedKernel::kWarpgroups;
+  own.rows = has_own_rows ? kWarpgroupsTaskRows : tile.rows();
+  own.num_workers = num_multiprocessors * (has_own_rows ? 1 : tile.resident);
   own.part_tokens = options.part_tokens;
 
   // The room for rows of parts: 256 KB for each multiprocessor, which is four tasks of 128 rows of 128 dimensions, or

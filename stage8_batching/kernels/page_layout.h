@@ -21,8 +21,8 @@ COURSE_HOST_DEVICE std::int64_t row_offset(const PageShape& shape, std::int64_t 
 //
 // Inside one head's part of a block, 16-bit rows come in tiles of 16. A tile of rows of 256 bytes, 128 dimensions, is
 // cut into two panels, columns of 128 bytes: [tile][panel][16 rows][128 bytes]. A panel's row is 8 vectors of 16 bytes,
-// and vector p of row r is stored at place p ^ r % 8: a swizzle, as it is called. Rows of any other length are one
-// panel. With 128 dimensions and 16 tokens a block:
+// and vector p of row r is stored at place p ^ r % 8: a swizzle, as it is called. Rows of 512 bytes are four panels,
+// and rows of any other length one. With 128 dimensions and 16 tokens a block:
 //
 //     panel 0: dimensions 0-63                 panel 1: dimensions 64-127
 //     row 0    0 1 2 3 4 5 6 7                 row 0    8  9 10 11 12 13 14 15      2 KB each; one after the other
@@ -61,9 +61,11 @@ COURSE_HOST_DEVICE int rows_per_tile(const PageShape& shape) {
   return !has_tiles ? 1 : shape.block_size % kTileRows == 0 ? kTileRows : 8;
 }
 
-// Only rows of 256 bytes (head_dim 128 at 16 bits, 256 at 8) are cut, into two panels. A row of 128 bytes is a panel as
-// it is. wgmma reads no other length: rows of other lengths are one panel as wide as the row.
-COURSE_HOST_DEVICE constexpr int vecs_per_panel(int vecs_per_row) { return vecs_per_row == 16 ? 8 : vecs_per_row; }
+// Only rows of 256 bytes (head_dim 128 at 16 bits, 256 at 8) and of 512 (256 at 16) are cut. A row of 128 bytes is a
+// panel as it is. wgmma reads no other length: rows of other lengths are one panel as wide as the row.
+COURSE_HOST_DEVICE constexpr int vecs_per_panel(int vecs_per_row) {
+  return vecs_per_row == 16 || vecs_per_row == 32 ? 8 : vecs_per_row;
+}
 
 // What the place of a vector is XORed with. Rows of 128, 256, 384 … bytes all begin in bank 0: the mask is the row's
 // number modulo 8. Rows of 64 or 192 bytes begin in banks 0 and 16 alternately, so pairs of rows need 4 masks, which
@@ -83,7 +85,7 @@ COURSE_HOST_DEVICE int swizzle(int vecs_per_row, int row, int vec) { return vec 
 COURSE_HOST_DEVICE int vec_place(int vecs_per_row, int tile_rows, int row, int vec) {
   const int panel_vecs = vecs_per_panel(vecs_per_row);
   const int row_in_tile = row & (tile_rows - 1);
-  const int vec_in_panel = vec < panel_vecs ? vec : vec - panel_vecs;
+  const int vec_in_panel = panel_vecs < vecs_per_row ? vec & 7 : vec;
   return (row - row_in_tile) * vecs_per_row + (vec - vec_in_panel) * tile_rows + row_in_tile * panel_vecs +
          swizzle(panel_vecs, row_in_tile, vec_in_panel);
 }

@@ -24,11 +24,12 @@ void launch(void (*kernel)(PrefillCall), const PrefillCall& call, int num_tasks,
 
 template <int kHeadDim>
 void choose_type(const PrefillCall& call, int num_tasks, cudaStream_t stream) {
-  if (call.pages.shape.type == ScalarType::kFloat8) {
-    launch<Float8PrefillShared<kHeadDim>>(prefill_float8_kernel<kHeadDim>, call, num_tasks, stream);
-  } else {
-    launch<PrefillShared<kHeadDim>>(prefill_kernel<kHeadDim>, call, num_tasks, stream);
+  if constexpr (kHeadDim <= kMaxFloat8PrefillHeadDim) {
+    if (call.pages.shape.type == ScalarType::kFloat8) {
+      return launch<Float8PrefillShared<kHeadDim>>(prefill_float8_kernel<kHeadDim>, call, num_tasks, stream);
+    }
   }
+  launch<PrefillShared<kHeadDim>>(prefill_kernel<kHeadDim>, call, num_tasks, stream);
 }
 
 }  // namespace
@@ -45,8 +46,10 @@ void prefill_attention(const Pages& pages, const Batch& batch, const void* queri
                          .scale = score_scale(pages.shape.head_dim)};
   if (pages.shape.head_dim == 64) {
     choose_type<64>(call, workspace.shape.max_tasks, stream);
-  } else {
+  } else if (pages.shape.head_dim == 128) {
     choose_type<128>(call, workspace.shape.max_tasks, stream);
+  } else {
+    choose_type<256>(call, workspace.shape.max_tasks, stream);
   }
 }
 

@@ -30,6 +30,11 @@ constexpr RaggedTile ragged_tile(int head_dim, bool is_short) {
   return is_short ? RaggedTile{4, 16, 32, 2, 4} : RaggedTile{4, 32, 64, 2, 2};
 }
 
+// The rows of a task of the kernel for wgmma (prefill_kernel.cuh), and how long rows may be for its form for float8
+// pages (prefill_float8.cuh).
+inline constexpr int kWarpgroupsTaskRows = 128;
+inline constexpr int kMaxFloat8PrefillHeadDim = 128;
+
 // The shared memory of one thread block, its static arrays included: queries, tiles of K and of V, a barrier for each.
 constexpr std::size_t ragged_shared_bytes(int head_dim, bool is_short) {
   const RaggedTile tile = ragged_tile(head_dim, is_short);

@@ -47,6 +47,7 @@ std::vector<Chunks> chunks() {
   const HeadShape ungrouped{.num_heads = 32, .num_kv_heads = 32};
   const HeadShape wide_group{.num_heads = 64, .num_kv_heads = 8};
   const HeadShape small{.num_heads = 32, .num_kv_heads = 8, .head_dim = 64};
+  const HeadShape long_rows{.num_heads = 16, .num_kv_heads = 8, .head_dim = 256};
   return {{1, 8, 4000},
           {1, 16, 4000},
           {1, 8, 32000},
@@ -76,7 +77,10 @@ std::vector<Chunks> chunks() {
           {1, 128, 8000, ungrouped},
           {8, 64, 2000, ungrouped},
           {1, 128, 8000, wide_group},
-          {8, 16, 4000, wide_group}};
+          {8, 16, 4000, wide_group},
+          {1, 16, 4000, long_rows},
+          {8, 256, 4000, long_rows},
+          {16, 512, 0, long_rows}};
 }
 
 }  // namespace

@@ -142,7 +142,7 @@ TEST_CASE("Ragged attention: however contexts are cut, the result is the same", 
     SKIP_TEST("there is no GPU");
   }
   const auto type = GENERATE(ScalarType::kBFloat16, ScalarType::kFloat8);
-  const int head_dim = GENERATE(from_range(tests::some_of({64}, {64, 128})));
+  const int head_dim = GENERATE(from_range(tests::some_of({64}, {64, 128, 256})));
   const int group = GENERATE(from_range(tests::some_of({4}, {1, 4, 8})));
   CAPTURE(tests::name_of(type), head_dim, group);
   // Chunks after cached prefixes. Contexts end around the borders of parts, and chunks begin before such borders, so
