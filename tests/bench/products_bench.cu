@@ -38,9 +38,12 @@ struct LayerShape {
   }
 };
 
-const LayerShape kLayers[] = {{"Llama 3.2 1B", 2048, 32, 8, 64, 8192}, {"Llama 3 8B", 4096, 32, 8, 128, 14336}};
-constexpr int kNumTokens[] = {1, 8, 16, 32, 64, 128};
-constexpr int kMaxTokens = 128;
+// The first one's norms of heads are left out.
+const LayerShape kLayers[] = {{"Qwen3 0.6B", 1024, 16, 8, 128, 3072},
+                              {"Llama 3.2 1B", 2048, 32, 8, 64, 8192},
+                              {"Llama 3 8B", 4096, 32, 8, 128, 14336}};
+constexpr int kNumTokens[] = {1, 8, 16, 32, 64, 96, 128, 192, 256};
+constexpr int kMaxTokens = 256;
 
 // How a layer's products are computed.
 enum class Rung {
@@ -48,6 +51,7 @@ enum class Rung {
   kRows,
   kTilesAlone,  // by tiles, each of one thread block: no clusters
   kTiles,
+  kWideTiles,
   kLibrary,
   kLibraryAndRest,  // with the launches for the norms, the rotation and SiLU, which the others do not need
 };
@@ -60,6 +64,7 @@ constexpr NamedRung kRungs[] = {{Rung::kRowsOneByOne, "by rows, one launch after
                                 {Rung::kRows, "by rows, weights ordered early"},
                                 {Rung::kTilesAlone, "by tiles, a thread block each"},
                                 {Rung::kTiles, "by tiles, in clusters"},
+                                {Rung::kWideTiles, "by wide tiles"},
                                 {Rung::kLibrary, "library, products alone"},
                                 {Rung::kLibraryAndRest, "library, with its small launches"}};
 
@@ -156,16 +161,27 @@ class Layers {
     return sizeof(std::uint16_t) * static_cast<std::size_t>(kMaxTokens) * static_cast<std::size_t>(cols);
   }
 
+  static ProductKernel kernel_of(Rung rung) {
+    switch (rung) {
+      case Rung::kRowsOneByOne:
+      case Rung::kRows:
+        return ProductKernel::kRows;
+      case Rung::kWideTiles:
+        return ProductKernel::kWideTiles;
+      default:
+        return ProductKernel::kTiles;
+    }
+  }
+
   static FusedLinear linear(Rung rung, const void* weights, int rows, int cols, const common::DeviceMemory& x,
                             int num_tokens) {
-    const bool by_rows = rung == Rung::kRowsOneByOne || rung == Rung::kRows;
-    return {.kernel = by_rows ? ProductKernel::kRows : ProductKernel::kTiles,
+    return {.kernel = kernel_of(rung),
             .weights = weights,
             .num_rows = rows,
             .num_cols = cols,
             .num_tokens = num_tokens,
             .x = x.data(),
-            .num_x_rows = num_tokens,
+            .num_x_rows = kMaxTokens,
             .epsilon = 1e-5F};
   }
 
@@ -188,7 +204,7 @@ class Layers {
             .norm = norm_.data(),
             .weighted = x_.data(),
             .squares = squares_.data(),
-            .squares_columns = kernel == ProductKernel::kTiles ? common::kTileSquaresColumns : common::kSquaresColumns,
+            .squares_columns = kernel == ProductKernel::kRows ? common::kSquaresColumns : common::kTileSquaresColumns,
             .num_cols = shape_.hidden_size};
   }
 
@@ -253,6 +269,8 @@ bool exists(Rung rung, int num_tokens) {
     case Rung::kTilesAlone:
     case Rung::kTiles:
       return common::can_tile(Precision::kBFloat16) && num_tokens <= common::max_tiled_tokens(false);
+    case Rung::kWideTiles:
+      return common::can_tile(Precision::kBFloat16) && num_tokens >= 32;
     default:
       return true;
   }

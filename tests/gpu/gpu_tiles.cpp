@@ -1,6 +1,7 @@
 // The products by tiles, however they are cut, against float64.
 #include <cuda_bf16.h>
 
+#include <algorithm>
 #include <cmath>
 #include <cstddef>
 #include <cstdint>
@@ -9,6 +10,7 @@
 
 #include <Eigen/Core>
 
+#include "common/cuda/model/fused_linear.h"
 #include "common/cuda/runtime/device.h"
 #include "common/math/sampling.h"
 #include "tests/gpu/tiled_plans.h"
@@ -38,9 +40,23 @@ __nv_bfloat16 random_bfloat16(common::Random& random) {
   return __float2bfloat16_rn(static_cast<float>(random.normal()));
 }
 
+enum class Tiles { kOfBFloat16, kOfFloat8, kWide };
+
+// The most tokens that they serve.
+int max_tokens(Tiles tiles) {
+  return tiles == Tiles::kWide ? common::kMaxWideTokens : common::max_tiled_tokens(tiles == Tiles::kOfFloat8);
+}
+
+// Whether there are tiles of so many rows, that are shared among so many blocks.
+bool has_shape(Tiles tiles, int num_tokens, int rows, int ranks) {
+  return tiles == Tiles::kWide ? rows <= 128 && ranks != 3
+                               : rows <= 128 || num_tokens <= (tiles == Tiles::kOfFloat8 ? 64 : 32);
+}
+
 // A product of random numbers, with every size of tile and cluster that it can have.
-void check_tiles(bool float8, int num_rows, int num_cols, const std::vector<int>& token_counts) {
-  constexpr int kMaxTokens = 128;
+void check_tiles(Tiles tiles, int num_rows, int num_cols, const std::vector<int>& token_counts) {
+  constexpr int kMaxTokens = 256;
+  const bool float8 = tiles == Tiles::kOfFloat8;
   common::Random random(7);
   const auto size = static_cast<std::size_t>(num_rows) * static_cast<std::size_t>(num_cols);
   DoubleMatrix weights(num_rows, num_cols);
@@ -82,11 +98,11 @@ void check_tiles(bool float8, int num_rows, int num_cols, const std::vector<int>
   const int num_additions = num_cols / 16 + 1;
   const double tolerance = num_additions * 0x1p-21;
   for (const int num_tokens : token_counts) {
-    if (num_tokens > common::max_tiled_tokens(float8)) {
+    if (num_tokens > max_tokens(tiles)) {
       continue;
     }
     const FusedLinear linear{
-        .kernel = common::ProductKernel::kTiles,
+        .kernel = tiles == Tiles::kWide ? common::ProductKernel::kWideTiles : common::ProductKernel::kTiles,
         .weights = float8 ? static_cast<const void*>(device_float8.data()) : device_bfloat16.data(),
         .row_scales = float8 ? device_scales.data() : nullptr,
         .num_rows = num_rows,
@@ -102,16 +118,16 @@ void check_tiles(bool float8, int num_rows, int num_cols, const std::vector<int>
       const Eigen::Map<const Eigen::Matrix<float, Eigen::Dynamic, Eigen::Dynamic, Eigen::RowMajor>> computed(
           logits.data(), num_tokens, num_rows);
       const auto exact = expected.topRows(num_tokens);
-      CAPTURE(float8, num_rows, num_cols, num_tokens, rows, ranks);
+      CAPTURE(static_cast<int>(tiles), num_rows, num_cols, num_tokens, rows, ranks);
       CHECK((computed.cast<double>() - exact).norm() <= tolerance * exact.norm());
     };
     check(0, 0);
     for (const int ranks : {1, 2, 3, 4, 8}) {
       for (const int rows : {8, 64, 72, 128, 200, 256}) {
-        const bool has_shape = rows <= 128 || num_tokens <= (float8 ? 64 : 32);
         const bool has_columns = ranks <= (num_cols + (float8 ? 127 : 63)) / (float8 ? 128 : 64);
-        const bool is_one_wave = ranks == 1 || (num_rows + rows - 1) / rows <= tests::max_clusters(ranks);
-        if (has_shape && has_columns && is_one_wave) {
+        const int parts = tiles == Tiles::kWide ? (num_tokens + 127) / 128 : 1;
+        const bool is_one_wave = ranks == 1 || (num_rows + rows - 1) / rows <= tests::max_clusters(ranks) / parts;
+        if (has_shape(tiles, num_tokens, rows, ranks) && has_columns && is_one_wave) {
           check(rows, ranks);
         }
       }
@@ -135,11 +151,151 @@ TEST_CASE("GPU tiles: every size of tile and cluster, for every number of tokens
   if (!common::has_cuda_device() || !common::can_tile(common::Precision::kBFloat16)) {
     SKIP_TEST("there is no GPU that multiplies by tiles");
   }
-  const bool float8 = GENERATE(false, true);
+  const Tiles tiles = GENERATE(Tiles::kOfBFloat16, Tiles::kOfFloat8, Tiles::kWide);
   // Rows and columns: fewer than a tile or a panel has, no multiple of either, many of both.
   const auto shape = GENERATE(std::pair{64, 16}, std::pair{8, 2064}, std::pair{1000, 272}, std::pair{666, 1552},
                               std::pair{1536, 1040});
-  check_tiles(float8, shape.first, shape.second, {1, 16, 17, 32, 33, 64, 65, 128});
+  check_tiles(tiles, shape.first, shape.second, {1, 16, 17, 32, 33, 64, 65, 128, 129, 192, 200, 256});
+}
+
+namespace {
+
+// What the four products of a layer leave behind for some tokens.
+struct LayerResult {
+  std::vector<float> residual;
+  std::vector<float> squares;
+  std::vector<__nv_bfloat16> weighted;
+  std::vector<__nv_bfloat16> q;
+  std::vector<__nv_bfloat16> kv;
+  std::vector<__nv_bfloat16> gated;
+};
+
+struct LayerSizes {
+  int num_cols;  // of x, and of the residual stream
+  int q_rows;
+  int kv_rows;
+  int head_dim;
+  bool has_bias;
+};
+
+// All tokens at once by wide tiles, or 64 at a time by tiles.
+LayerResult finish_layer(const LayerSizes& sizes, int num_tokens, bool wide) {
+  common::Random random(11);
+  const auto floats = [&](int rows, int cols) {
+    std::vector<float> values(static_cast<std::size_t>(rows) * static_cast<std::size_t>(cols));
+    for (float& value : values) {
+      value = static_cast<float>(random.normal());
+    }
+    return values;
+  };
+  const auto numbers = [&](int rows, int cols) {
+    std::vector<__nv_bfloat16> values(static_cast<std::size_t>(rows) * static_cast<std::size_t>(cols));
+    for (__nv_bfloat16& value : values) {
+      value = random_bfloat16(random);
+    }
+    return values;
+  };
+  const int qkv_rows = sizes.q_rows + 2 * sizes.kv_rows;
+  const int num_sums = (sizes.num_cols + common::kTileSquaresColumns - 1) / common::kTileSquaresColumns;
+  const DeviceArray<__nv_bfloat16> x(numbers(num_tokens, sizes.num_cols));
+  const DeviceArray<__nv_bfloat16> weights(numbers(std::max(qkv_rows, sizes.num_cols), sizes.num_cols));
+  const DeviceArray<float> rotation(floats(num_tokens, sizes.head_dim));
+  const DeviceArray<float> bias(floats(1, qkv_rows));
+  const DeviceArray<float> norm(floats(1, sizes.num_cols));
+  std::vector<float> positive = floats(num_tokens, num_sums);
+  for (float& value : positive) {
+    value = std::abs(value) + 1.0F;
+  }
+  const DeviceArray<float> squares_before(positive);
+  const DeviceArray<float> residual(floats(num_tokens, sizes.num_cols));
+  const auto count = [&](int cols) { return static_cast<std::size_t>(num_tokens) * static_cast<std::size_t>(cols); };
+  const DeviceArray<float> squares(count(num_sums));
+  const DeviceArray<__nv_bfloat16> weighted(count(sizes.num_cols));
+  const DeviceArray<__nv_bfloat16> q(count(sizes.q_rows));
+  const DeviceArray<__nv_bfloat16> kv(count(2 * sizes.kv_rows));
+  const DeviceArray<__nv_bfloat16> gated(count(qkv_rows / 2));
+  const common::Stream stream;
+  const int tokens_at_once = wide ? num_tokens : 64;
+  for (int first = 0; first < num_tokens; first += tokens_at_once) {
+    const int tokens = std::min(tokens_at_once, num_tokens - first);
+    const auto linear = [&](int rows, bool has_squares) {
+      return FusedLinear{.kernel = wide ? common::ProductKernel::kWideTiles : common::ProductKernel::kTiles,
+                         .weights = weights.data(),
+                         .num_rows = rows,
+                         .num_cols = sizes.num_cols,
+                         .num_tokens = tokens,
+                         .x = x.data() + std::ptrdiff_t{first} * sizes.num_cols,
+                         .num_x_rows = tokens,
+                         .squares = has_squares ? squares_before.data() + std::ptrdiff_t{first} * num_sums : nullptr,
+                         .epsilon = 1e-5F};
+    };
+    const common::Rotary rotary{
+        .rotation = reinterpret_cast<const float2*>(rotation.data()) + std::ptrdiff_t{first} * sizes.head_dim / 2,
+        .head_dim = sizes.head_dim,
+        .q_rows = sizes.q_rows,
+        .kv_rows = sizes.kv_rows,
+        .bias = sizes.has_bias ? bias.data() : nullptr};
+    common::fused_qkv(linear(qkv_rows, true), rotary, q.data() + std::ptrdiff_t{first} * sizes.q_rows,
+                      kv.data() + std::ptrdiff_t{first} * 2 * sizes.kv_rows, stream.get());
+    common::fused_gated_silu(linear(qkv_rows, true), gated.data() + std::ptrdiff_t{first} * qkv_rows / 2, stream.get());
+    common::fused_add(linear(sizes.num_cols, false),
+                      {.values = residual.data() + std::ptrdiff_t{first} * sizes.num_cols,
+                       .norm = norm.data(),
+                       .weighted = weighted.data() + std::ptrdiff_t{first} * sizes.num_cols,
+                       .squares = squares.data() + std::ptrdiff_t{first} * num_sums,
+                       .squares_columns = common::kTileSquaresColumns,
+                       .num_cols = sizes.num_cols},
+                      stream.get());
+  }
+  stream.synchronize();
+  return {residual.download(), squares.download(), weighted.download(), q.download(), kv.download(), gated.download()};
+}
+
+double number_of(float value) { return static_cast<double>(value); }
+double number_of(__nv_bfloat16 value) { return static_cast<double>(__bfloat162float(value)); }
+
+// The largest difference, as a part of the numbers' root mean square or of the number itself, whichever is larger.
+template <typename Number>
+double worst_difference(const std::vector<Number>& computed, const std::vector<Number>& expected) {
+  REQUIRE(computed.size() == expected.size());
+  double squares = 0.0;
+  for (const Number number : expected) {
+    squares += number_of(number) * number_of(number);
+  }
+  const double usual = std::sqrt(squares / static_cast<double>(expected.size()));
+  double worst = 0.0;
+  for (std::size_t i = 0; i < expected.size(); ++i) {
+    const double difference = std::abs(number_of(computed[i]) - number_of(expected[i]));
+    const double relative = difference / std::max(usual, std::abs(number_of(expected[i])));
+    worst = relative <= worst ? worst : relative;  // NaN is the worst
+  }
+  return worst;
+}
+
+}  // namespace
+
+TEST_CASE("GPU tiles: what is done with the sums, for many tokens as for 64 at a time", "[gpu]") {
+  if (!common::has_cuda_device() || !common::can_tile(common::Precision::kBFloat16)) {
+    SKIP_TEST("there is no GPU that multiplies by tiles");
+  }
+  const LayerSizes sizes =
+      GENERATE(LayerSizes{2048, 2048, 512, 64, false},  // tiles that clusters share
+               LayerSizes{512, 8192, 2048, 128, true},  // some tiles for a block
+               LayerSizes{264, 24, 8, 8, true},  // too few rows, and not enough at once, for lanes to exchange pairs
+               LayerSizes{328, 400, 80, 16, false});
+  const int num_tokens = GENERATE(1, 65, 128, 200, 256);
+  const LayerResult expected = finish_layer(sizes, num_tokens, false);
+  const LayerResult computed = finish_layer(sizes, num_tokens, true);
+  CAPTURE(sizes.num_cols, sizes.q_rows, num_tokens);
+  // Sums are added up in another order.
+  CHECK(worst_difference(computed.residual, expected.residual) < 1e-5);
+  CHECK(worst_difference(computed.squares, expected.squares) < 1e-5);
+  // Then one may be rounded up and one down.
+  constexpr double kRounding = 0x1p-7;
+  CHECK(worst_difference(computed.weighted, expected.weighted) <= kRounding);
+  CHECK(worst_difference(computed.q, expected.q) <= kRounding);
+  CHECK(worst_difference(computed.kv, expected.kv) <= kRounding);
+  CHECK(worst_difference(computed.gated, expected.gated) <= kRounding);
 }
 
 // For tests/gpu/sanitize_gpu.sh.
@@ -147,5 +303,5 @@ TEST_CASE("GPU tiles: each kernel in a small case", "[.sanitize]") {
   if (!common::has_cuda_device() || !common::can_tile(common::Precision::kBFloat16)) {
     SKIP_TEST("there is no GPU that multiplies by tiles");
   }
-  check_tiles(GENERATE(false, true), 400, 528, {17, 64, 65});
+  check_tiles(GENERATE(Tiles::kOfBFloat16, Tiles::kOfFloat8, Tiles::kWide), 400, 528, {17, 64, 65, 130});
 }

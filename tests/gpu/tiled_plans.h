@@ -16,8 +16,8 @@ int max_clusters(int ranks);
 // there is no plan.
 int planned_ranks(const common::FusedLinear& linear, const std::array<int, 9>& clusters);
 
-// logits: [num_tokens, num_rows]. Each tile has `rows` rows, whose columns are shared among `ranks` blocks. If `rows`
-// is 0, the product chooses its own plan.
+// linear.kernel is kTiles or kWideTiles. logits: [num_tokens, num_rows]. Each tile has `rows` rows, whose columns are
+// shared among `ranks` blocks. If `rows` is 0, the product chooses its own plan.
 void tiled_logits(const common::FusedLinear& linear, int rows, int ranks, float* logits, cudaStream_t stream);
 
 }  // namespace tests

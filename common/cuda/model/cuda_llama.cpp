@@ -119,12 +119,18 @@ struct CudaLlama::Impl {
   ProductKernel kernel_for(int tokens) const {
     return product_kernel(precision, weight_type, activation_type, tokens, longest_row());
   }
-  // For the output matrix, which is never float8.
+  // For the output matrix, which is never float8. Wide tiles do not gain by what is fused into logits: nothing is.
   int max_fused_logits() const {
-    return max_fused_tokens(precision, WeightType::kAuto, ActivationType::kAuto, longest_row());
+    return std::min(max_fused_tokens(precision, WeightType::kAuto, ActivationType::kAuto, longest_row()),
+                    max_tiled_tokens(false));
   }
   ProductKernel logits_kernel(int rows) const {
-    return product_kernel(precision, WeightType::kAuto, ActivationType::kAuto, rows, longest_row());
+    if (rows > max_fused_logits()) {
+      return ProductKernel::kLibrary;
+    }
+    const ProductKernel kernel =
+        product_kernel(precision, WeightType::kAuto, ActivationType::kAuto, rows, longest_row());
+    return kernel == ProductKernel::kWideTiles ? ProductKernel::kTiles : kernel;
   }
   bool is_fused(int tokens) const { return kernel_for(tokens) != ProductKernel::kLibrary; }
 
@@ -147,7 +153,7 @@ struct CudaLlama::Impl {
             .norm = next_norm,
             .weighted = is_fused(num_tokens) ? weighted.data() : nullptr,
             .squares = squares.data(),
-            .squares_columns = kernel_for(num_tokens) == ProductKernel::kTiles ? kTileSquaresColumns : kSquaresColumns,
+            .squares_columns = kernel_for(num_tokens) == ProductKernel::kRows ? kSquaresColumns : kTileSquaresColumns,
             .num_cols = config.hidden_size};
   }
   FusedLinear of_residual(const LayerMatrix& matrix, int rows) const {
@@ -159,7 +165,7 @@ struct CudaLlama::Impl {
             .num_cols = config.hidden_size,
             .num_tokens = num_tokens,
             .x = weighted.data(),
-            .num_x_rows = num_tokens,
+            .num_x_rows = max_fused(),
             .squares = squares.data(),
             .epsilon = config.rms_epsilon};
   }
@@ -172,7 +178,11 @@ struct CudaLlama::Impl {
             .num_cols = cols,
             .num_tokens = num_tokens,
             .x = activations.data(),
-            .num_x_rows = num_tokens};
+            .num_x_rows = rows_of(activations, cols)};
+  }
+  // All that are allocated: the copy engine is slower where it has to put zeros for rows that do not exist.
+  int rows_of(const DeviceMemory& activations, int cols) const {
+    return static_cast<int>(activations.bytes() / static_cast<std::size_t>(cols * bytes_of(precision)));
   }
   Norm norm_of_residual(const float* norm) const {
     return {.residual = residual.data(),
@@ -459,6 +469,7 @@ void CudaLlama::logits(const int* rows, int num_rows, float* logits, cudaStream_
     FusedLinear linear = impl.of_residual({impl.weights.output}, impl.config.vocab_size);
     linear.rows = rows;
     linear.num_tokens = num_rows;
+    linear.num_x_rows = impl.num_tokens;
     fused_logits(linear, logits, stream);
     return;
   }
@@ -470,7 +481,6 @@ void CudaLlama::logits(const int* rows, int num_rows, float* logits, cudaStream_
         impl.of_activations({impl.weights.output}, impl.config.vocab_size, impl.normed, impl.config.hidden_size);
     linear.kernel = kernel;
     linear.num_tokens = num_rows;
-    linear.num_x_rows = num_rows;
     fused_logits(linear, logits, stream);
   } else {
     impl.products.multiply(impl.logits_product(num_rows, logits), stream);

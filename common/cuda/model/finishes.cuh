@@ -37,15 +37,19 @@ struct RotateAndSplit {
     const float2 turn = __ldcg(rotary.rotation + token * half + row / 2 % half);
     return {turn.x, turn.y, bias.x, bias.y};
   }
+  __device__ __forceinline__ Pair<Scalar> rotated(float4 turn, float2 sum) const {
+    if constexpr (kGeneral) {
+      sum = {sum.x + turn.z, sum.y + turn.w};
+    }
+    return make_pair<Scalar>(sum.x * turn.x - sum.y * turn.y, sum.x * turn.y + sum.y * turn.x);
+  }
+  __device__ __forceinline__ Scalar* destination(int token, int row) const {
+    return row < rotary.q_rows ? q + token * rotary.q_rows + row
+                               : kv + token * 2 * rotary.kv_rows + row - rotary.q_rows;
+  }
   __device__ __forceinline__ void operator()(bool exists, int token, int row, float4 turn, float2 sum) const {
     if (exists) {
-      if constexpr (kGeneral) {
-        sum = {sum.x + turn.z, sum.y + turn.w};
-      }
-      Scalar* destination =
-          row < rotary.q_rows ? q + token * rotary.q_rows + row : kv + token * 2 * rotary.kv_rows + row - rotary.q_rows;
-      *reinterpret_cast<Pair<Scalar>*>(destination) =
-          make_pair<Scalar>(sum.x * turn.x - sum.y * turn.y, sum.x * turn.y + sum.y * turn.x);
+      *reinterpret_cast<Pair<Scalar>*>(destination(token, row)) = rotated(turn, sum);
     }
   }
 };
@@ -65,23 +69,34 @@ struct AddToResidual {
     const float2 norm = *reinterpret_cast<const float2*>(residual.norm + row);
     return {before.x, before.y, norm.x, norm.y};
   }
-  __device__ __forceinline__ void operator()(bool exists, int token, int row, float4 loaded, float2 sum) const {
+  // Returns the sum times the next norm's weights, and adds its squares to `squares`.
+  __device__ __forceinline__ Pair<Scalar> add(int token, int row, float4 loaded, float2 sum, float& squares) const {
     const float2 after = {loaded.x + sum.x, loaded.y + sum.y};
-    float squares = exists ? after.x * after.x + after.y * after.y : 0.0F;
+    *reinterpret_cast<float2*>(residual.values + token * residual.num_cols + row) = after;
+    squares += after.x * after.x + after.y * after.y;
+    return make_pair<Scalar>(after.x * loaded.z, after.y * loaded.w);
+  }
+  __device__ __forceinline__ Scalar* weighted(int token, int row) const {
+    return static_cast<Scalar*>(residual.weighted) + token * residual.num_cols + row;
+  }
+  // Of the columns from `row` on.
+  __device__ __forceinline__ void store_squares(int token, int row, float squares) const {
+    const int count = (residual.num_cols + kSquaresColumns - 1) / kSquaresColumns;
+    if (row % kSquaresColumns == 0) {
+      residual.squares[token * count + row / kSquaresColumns] = squares;
+    }
+  }
+  __device__ __forceinline__ void operator()(bool exists, int token, int row, float4 loaded, float2 sum) const {
+    float squares = 0.0F;
+    if (exists) {
+      *reinterpret_cast<Pair<Scalar>*>(weighted(token, row)) = add(token, row, loaded, sum, squares);
+    }
 #pragma unroll
     for (int distance = 1; distance < kSquaresColumns / 2; distance *= 2) {
       squares += __shfl_xor_sync(0xFFFFFFFFU, squares, distance);
     }
     if (exists) {
-      const int place = token * residual.num_cols + row;
-      *reinterpret_cast<float2*>(residual.values + place) = after;
-      *reinterpret_cast<Pair<Scalar>*>(static_cast<Scalar*>(residual.weighted) + place) =
-          make_pair<Scalar>(after.x * loaded.z, after.y * loaded.w);
-      if (row % kSquaresColumns == 0) {
-        residual
-            .squares[token * ((residual.num_cols + kSquaresColumns - 1) / kSquaresColumns) + row / kSquaresColumns] =
-            squares;
-      }
+      store_squares(token, row, squares);
     }
   }
 };
@@ -93,9 +108,12 @@ struct GatedSilu : NoEpilogueLoads {
 
   GatedSilu() = default;
   GatedSilu(Scalar* to, int rows) : output(to), num_rows(rows) {}
+  __device__ __forceinline__ Scalar* destination(int token, int row) const {
+    return output + (token * num_rows + row) / 2;
+  }
   __device__ __forceinline__ void operator()(bool exists, int token, int row, float4, float2 sum) const {
     if (exists) {
-      output[(token * num_rows + row) / 2] = from_float<Scalar>(gated_for<Scalar>(sum.x, sum.y));
+      *destination(token, row) = from_float<Scalar>(gated_for<Scalar>(sum.x, sum.y));
     }
   }
 };

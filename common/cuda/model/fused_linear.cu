@@ -5,6 +5,7 @@
 #include "common/cuda/model/finishes.cuh"
 #include "common/cuda/model/fused_kernel.cuh"
 #include "common/cuda/model/tiled_linear.h"
+#include "common/cuda/model/wide_linear.h"
 
 namespace common {
 namespace {
@@ -95,14 +96,19 @@ void launch_product(const FusedLinear& linear, const Finish& finish, cudaStream_
   launch_weights<Scalar, Scalar>(linear, finish, stream);
 }
 
+void product_by_tiles(const FusedLinear& linear, const TileFinish& finish, cudaStream_t stream) {
+  linear.kernel == ProductKernel::kTiles ? tiled_product(linear, finish, stream)
+                                         : wide_product(linear, finish, stream);
+}
+
 }  // namespace
 
 void fused_qkv(const FusedLinear& linear, const Rotary& rotary, void* q, void* kv, cudaStream_t stream) {
-  if (linear.kernel == ProductKernel::kTiles) {
+  if (linear.kernel != ProductKernel::kRows) {
     const bool is_plain = rotary.bias == nullptr && rotary.rotation != nullptr;
     TileFinish finish{.kind = is_plain ? TileFinish::Kind::kRotateAndSplit : TileFinish::Kind::kGeneralRotateAndSplit};
     finish.rotate_and_split = {rotary, static_cast<__nv_bfloat16*>(q), static_cast<__nv_bfloat16*>(kv)};
-    return tiled_product(linear, finish, stream);
+    return product_by_tiles(linear, finish, stream);
   }
   with_scalar(linear.precision, [&]<typename Scalar>(Scalar) {
     launch_product<Scalar>(linear, RotateAndSplit<Scalar>{rotary, static_cast<Scalar*>(q), static_cast<Scalar*>(kv)},
@@ -113,11 +119,11 @@ void fused_qkv(const FusedLinear& linear, const Rotary& rotary, void* q, void* k
 void fused_add(const FusedLinear& linear, const Residual& residual, cudaStream_t stream) {
   COMMON_CHECK(linear.num_rows == residual.num_cols && residual.num_cols % kSquaresColumns == 0,
                "what is added has the residual stream's shape");
-  if (linear.kernel == ProductKernel::kTiles) {
+  if (linear.kernel != ProductKernel::kRows) {
     COMMON_CHECK(residual.squares_columns == kTileSquaresColumns, "squares are summed as tiles are cut");
     TileFinish finish{.kind = TileFinish::Kind::kAddToResidual};
     finish.add_to_residual = {residual};
-    return tiled_product(linear, finish, stream);
+    return product_by_tiles(linear, finish, stream);
   }
   COMMON_CHECK(residual.squares_columns == kSquaresColumns, "squares are summed as tiles are cut");
   with_scalar(linear.precision, [&]<typename Scalar>(Scalar) {
@@ -126,10 +132,10 @@ void fused_add(const FusedLinear& linear, const Residual& residual, cudaStream_t
 }
 
 void fused_gated_silu(const FusedLinear& linear, void* output, cudaStream_t stream) {
-  if (linear.kernel == ProductKernel::kTiles) {
+  if (linear.kernel != ProductKernel::kRows) {
     TileFinish finish{.kind = TileFinish::Kind::kGatedSilu};
     finish.gated_silu = {static_cast<__nv_bfloat16*>(output), linear.num_rows};
-    return tiled_product(linear, finish, stream);
+    return product_by_tiles(linear, finish, stream);
   }
   with_scalar(linear.precision, [&]<typename Scalar>(Scalar) {
     launch_product<Scalar>(linear, GatedSilu<Scalar>(static_cast<Scalar*>(output), linear.num_rows), stream);
@@ -140,20 +146,20 @@ void fused_push(const FusedLinear& linear, const PushedPart& part, cudaStream_t 
   COMMON_CHECK(linear.num_rows == part.num_cols && part.num_cols % kSquaresColumns == 0,
                "a part has the residual stream's shape");
   COMMON_CHECK(linear.num_tokens <= kMaxPushedTokens, "sums are pushed for a few tokens");
-  if (linear.kernel == ProductKernel::kTiles) {
+  if (linear.kernel != ProductKernel::kRows) {
     TileFinish finish{.kind = TileFinish::Kind::kPushSums};
     finish.push_sums = {part};
-    return tiled_product(linear, finish, stream);
+    return product_by_tiles(linear, finish, stream);
   }
   with_scalar(linear.precision,
               [&]<typename Scalar>(Scalar) { launch_product<Scalar>(linear, PushSums{part}, stream); });
 }
 
 void fused_logits(const FusedLinear& linear, float* logits, cudaStream_t stream) {
-  if (linear.kernel == ProductKernel::kTiles) {
+  if (linear.kernel != ProductKernel::kRows) {
     TileFinish finish{.kind = TileFinish::Kind::kStoreLogits};
     finish.store_logits = {logits, linear.num_rows};
-    return tiled_product(linear, finish, stream);
+    return product_by_tiles(linear, finish, stream);
   }
   with_scalar(linear.precision, [&]<typename Scalar>(Scalar) {
     launch_product<Scalar>(linear, StoreLogits(logits, linear.num_rows), stream);

@@ -16,10 +16,10 @@ namespace common {
 // stream also writes it times the next norm's weights, as x, and the sums of its squares, one for every few columns.
 // The product of x and the weights is then divided by the root of the mean square: one number for each token.
 inline constexpr int kSquaresColumns = 8;       // of one sum in kRows: a tile's
-inline constexpr int kTileSquaresColumns = 64;  // of one sum in kTiles: a warp's
+inline constexpr int kTileSquaresColumns = 64;  // of one sum in kTiles and kWideTiles
 
 struct FusedLinear {
-  ProductKernel kernel = ProductKernel::kRows;  // or kTiles
+  ProductKernel kernel = ProductKernel::kRows;  // or kTiles, kWideTiles
   Precision precision = Precision::kBFloat16;
   const void* weights = nullptr;      // [num_rows, num_cols]
   const float* row_scales = nullptr;  // [num_rows]: the weights are float8 (scalars.cuh), times these, and x is
@@ -27,9 +27,10 @@ struct FusedLinear {
   int num_rows = 0;
   int num_cols = 0;  // a multiple of 8, or of 16 with float8
   int num_tokens = 0;
-  const void* x = nullptr;         // [num_x_rows, num_cols]
-  const int* rows = nullptr;       // [num_tokens], which rows of x; nullptr: the first num_tokens, as kTiles wants it
-  int num_x_rows = 0;              // a row beyond them gives NaN
+  const void* x = nullptr;  // [num_x_rows, num_cols]
+  const int* rows =
+      nullptr;         // [num_tokens], which rows of x; nullptr: the first num_tokens, as both kinds of tiles want it
+  int num_x_rows = 0;  // a row beyond them gives NaN
   const float* squares = nullptr;  // [num_x_rows, num_cols / the kernel's columns of a sum, rounded up]; nullptr: x is
                                    //   what it is
   float epsilon = 0.0F;

@@ -39,7 +39,15 @@ namespace {
 //                                 96              6,068 us   5,865 us
 //                                128              6,501 us   6,224 us
 constexpr int kShortRow = 2048;
+constexpr int kMediumRow = 4096;
 constexpr int kLongRow = 8192;
+
+// Up to so many tokens, wide tiles are faster than the library; with rows of medium length, up to fewer.
+constexpr int kMaxFusedTokens = 128;
+constexpr int kMaxMediumTokens = 64;
+
+// From so many tokens on, wide tiles are faster than tiles; with long rows, only where there are no tiles.
+constexpr int kMinWideTokens = 33;
 
 // Up to so many tokens, float8 weights with long rows are unpacked by tiles, even where activations may be float8.
 constexpr int kMaxUnpackedTokens = 64;
@@ -59,16 +67,20 @@ ProductKernel product_kernel(Precision precision, WeightType weights, Activation
   if (num_tokens <= max_row_tokens(precision, longest_row)) {
     return ProductKernel::kRows;
   }
-  return num_tokens <= max_fused_tokens(precision, weights, activations, longest_row) ? ProductKernel::kTiles
-                                                                                      : ProductKernel::kLibrary;
+  if (num_tokens > max_fused_tokens(precision, weights, activations, longest_row)) {
+    return ProductKernel::kLibrary;
+  }
+  const bool float8 = weights == WeightType::kFloat8;
+  const int min_wide_tokens = float8 || longest_row > kMediumRow ? max_tiled_tokens(float8) + 1 : kMinWideTokens;
+  return num_tokens < min_wide_tokens ? ProductKernel::kTiles : ProductKernel::kWideTiles;
 }
 
-// By tiles, a launch has more to do before and after its products than by rows or in the library; short rows are too
-// little in between, unless the library's have to be unpacked.
+// Short rows are by rows until wide tiles take over: by tiles, a launch has more to do before and after its products.
 int max_fused_tokens(Precision precision, WeightType weights, ActivationType activations, int longest_row) {
-  const bool float8 = weights == WeightType::kFloat8;
-  const bool has_tiles = can_tile(precision) && (float8 || longest_row > kShortRow);
-  const int max_tokens = has_tiles ? max_tiled_tokens(float8) : max_row_tokens(precision, longest_row);
+  const int max_tokens = !can_tile(precision)                                   ? max_row_tokens(precision, longest_row)
+                         : weights == WeightType::kFloat8                       ? max_tiled_tokens(true)
+                         : longest_row > kShortRow && longest_row <= kMediumRow ? kMaxMediumTokens
+                                                                                : kMaxFusedTokens;
   return activations == ActivationType::kFloat8 && longest_row > kLongRow ? std::min(max_tokens, kMaxUnpackedTokens)
                                                                           : max_tokens;
 }

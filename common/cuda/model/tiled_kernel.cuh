@@ -22,49 +22,9 @@
 #include <algorithm>
 #include <cstdint>
 
-#include "common/cuda/model/finishes.cuh"
-#include "common/cuda/ptx.cuh"
-#include "common/cuda/ring_position.cuh"
-#include "common/cuda/runtime/launch.h"
+#include "common/cuda/model/tile_pieces.cuh"
 
 namespace common {
-
-// One of the finishes. It is chosen at run time: that costs no measurable time, and there are a fourth as many
-// kernels to compile.
-struct TileFinish {
-  enum class Kind { kRotateAndSplit, kGeneralRotateAndSplit, kAddToResidual, kGatedSilu, kPushSums, kStoreLogits };
-  Kind kind;
-  RotateAndSplit<__nv_bfloat16, false> rotate_and_split;
-  AddToResidual<__nv_bfloat16, kPanelColumns> add_to_residual;
-  GatedSilu<__nv_bfloat16> gated_silu;
-  PushSums push_sums;
-  StoreLogits store_logits;
-
-  // Calls run() with the chosen finish.
-  template <typename Run>
-  __device__ __forceinline__ void visit(const Run& run) const {
-    switch (kind) {
-      case Kind::kRotateAndSplit:
-        return run(rotate_and_split);
-      case Kind::kGeneralRotateAndSplit:
-        return run(RotateAndSplit<__nv_bfloat16>{rotate_and_split.rotary, rotate_and_split.q, rotate_and_split.kv});
-      case Kind::kAddToResidual:
-        return run(add_to_residual);
-      case Kind::kGatedSilu:
-        return run(gated_silu);
-      case Kind::kPushSums:
-        return run(push_sums);
-      case Kind::kStoreLogits:
-        return run(store_logits);
-    }
-  }
-};
-
-// How a product is cut.
-struct TilePlan {
-  int rows = 0;   // of a tile
-  int ranks = 1;  // blocks that share its columns, a cluster. With more than one, each cluster has one tile
-};
 
 // kTokens: the largest number of tokens. A tile is kRowGroups * kBlocks * 64 rows, or less, as the plan says, and
 // kColumnGroups warpgroups share a row group's stages: a single one multiplies too slowly what the ring has collected
@@ -111,59 +71,14 @@ template <typename Shape>
 struct TileMemory {
   float sums[Shape::kSumFloats];
   float scales[Shape::kTokens];
-  std::uint64_t full[Shape::kStages];
-  std::uint64_t empty[Shape::kStages];
-};
-
-// What a thread block has to do: tiles first_tile, first_tile + tile_step, …, num_rounds in all, and of each the
-// stages' columns first_stage to last_stage - 1.
-struct TileWork {
-  TilePlan plan;
-  int rank;
-  int first_tile;
-  int tile_step;
-  int num_rounds;
-  int first_stage;
-  int last_stage;
-  int num_tokens;  // how many this block finishes: rank, rank + ranks, …
-
-  __device__ __forceinline__ TileWork(const FusedLinear& linear, const TilePlan& tile_plan, int stage_columns)
-      : plan(tile_plan) {
-    rank = static_cast<int>(blockIdx.x) % plan.ranks;
-    first_tile = static_cast<int>(blockIdx.x) / plan.ranks;
-    tile_step = static_cast<int>(gridDim.x) / plan.ranks;
-    const int num_tiles = (linear.num_rows + plan.rows - 1) / plan.rows;
-    num_rounds = (num_tiles - first_tile + tile_step - 1) / tile_step;
-    const int stages = (linear.num_cols + stage_columns - 1) / stage_columns;
-    first_stage = rank * stages / plan.ranks;
-    last_stage = (rank + 1) * stages / plan.ranks;
-    num_tokens = (linear.num_tokens - rank + plan.ranks - 1) / plan.ranks;
-  }
+  RingBarriers<Shape::kStages> ring;
 };
 
 #if COURSE_WGMMA
 
-// One thread: copies one matrix's part of all stages into the ring, one after the other. `place` is where it lies in
-// the first stage; row_of gives the first row for a round. It is kPanels panels of `rows` rows.
-template <typename Shape, int kPanels, typename RowOf>
-__device__ __forceinline__ void fill_ring(const CUtensorMap& matrix, const TileWork& work, std::uint32_t place,
-                                          TileMemory<Shape>& memory, int rows, const RowOf& row_of,
-                                          CachePolicy policy) {
-  constexpr int kColumns = Shape::kStageColumns / kPanels;
-  RingPosition<Shape::kStages> at;
-  for (int round = 0; round < work.num_rounds; ++round) {
-    for (int stage = work.first_stage; stage < work.last_stage; ++stage) {
-      const std::uint32_t full = shared_address(&memory.full[at.place]);
-      wait_barrier(shared_address(&memory.empty[at.place]), at.parity ^ 1);  // at first, it is
-      arrive_expecting(full, kPanels * rows * kPanelRowBytes);
-#pragma unroll
-      for (int panel = 0; panel < kPanels; ++panel) {
-        copy_panel(place + static_cast<std::uint32_t>(at.place * Shape::kStageBytes + panel * rows * kPanelRowBytes),
-                   matrix, stage * Shape::kStageColumns + panel * kColumns, row_of(round), full, policy);
-      }
-      at.advance();
-    }
-  }
+// How many of the first num_tokens tokens this block finishes: those of its rank, rank + ranks, …
+__device__ __forceinline__ int tokens_of_rank(const TileWork& work, int num_tokens) {
+  return (num_tokens + work.plan.ranks - 1 - work.rank) / work.plan.ranks;
 }
 
 // Computes the norm's scale of each token that this block finishes, one over the root of the mean square, from the sums
@@ -174,7 +89,7 @@ __device__ __forceinline__ void find_scales(const FusedLinear& linear, const Til
                                             int num_threads, float (&scales)[Shape::kTokens]) {
   const int count = (linear.num_cols + kPanelColumns - 1) / kPanelColumns;
   wait_for_previous_launch();
-  for (int number = thread; number < work.num_tokens; number += num_threads) {
+  for (int number = thread; number < tokens_of_rank(work, linear.num_tokens); number += num_threads) {
     float sum = 0.0F;
     if (linear.squares != nullptr) {
       const float* squares = linear.squares + (work.rank + number * work.plan.ranks) * count;
@@ -290,13 +205,13 @@ __device__ __forceinline__ void multiply_tile(const TileWork& work, std::uint32_
   // in each thread a product takes up to 2 % longer (H200, gate and up of 1B, 32 tokens: 12.8 us for 12.6).
   const auto release = [&] {
     if (multiplied >= 0 && threadIdx.x % Shape::kReleasingThreads == 0) {
-      arrive(shared_address(&memory.empty[multiplied]));
+      arrive(shared_address(&memory.ring.empty[multiplied]));
     }
   };
 #pragma unroll 1
   for (int stage = work.first_stage; stage < work.last_stage; ++stage) {
     if (Shape::kColumnGroups == 1 || position.place % Shape::kColumnGroups == column_group) {
-      wait_barrier(shared_address(&memory.full[position.place]), position.parity);
+      wait_barrier(shared_address(&memory.ring.full[position.place]), position.parity);
       const std::uint32_t weights = ring + static_cast<std::uint32_t>(position.place * Shape::kStageBytes);
       const std::uint32_t x = weights + Shape::kWeightBytes;
       const bool adds = multiplied >= 0;
@@ -399,8 +314,8 @@ __device__ __forceinline__ void finish_tokens(const FusedLinear& linear, const F
   const int first_row = tile * work.plan.rows;
   const int num_rows = min(work.plan.rows, linear.num_rows - first_row);  // of the tile
   // The tokens that this block finishes, by number.
-  const int first = (first_token + work.plan.ranks - 1 - work.rank) / work.plan.ranks;
-  const int last = (last_token + work.plan.ranks - 1 - work.rank) / work.plan.ranks;
+  const int first = tokens_of_rank(work, first_token);
+  const int last = tokens_of_rank(work, last_token);
   const auto token_of = [&](int number) { return work.rank + number * work.plan.ranks; };
   bool begun = false;
 #pragma unroll 1
@@ -508,11 +423,7 @@ __global__ void __launch_bounds__(Shape::kThreads, 1)
   if (threadIdx.x == 0) {
     prefetch_map(weights);
     prefetch_map(x);
-    for (int stage = 0; stage < Shape::kStages; ++stage) {
-      init_barrier(shared_address(&memory.full[stage]), 2);  // weights and x
-      init_barrier(shared_address(&memory.empty[stage]), 128 * Shape::kRowGroups / Shape::kReleasingThreads);
-    }
-    fence_barrier_init();
+    init_ring(memory.ring, 128 * Shape::kRowGroups / Shape::kReleasingThreads);
   }
   __syncthreads();
   if (threadIdx.x >= Shape::kComputeThreads) {
@@ -522,12 +433,12 @@ __global__ void __launch_bounds__(Shape::kThreads, 1)
     const int thread = static_cast<int>(threadIdx.x) - Shape::kComputeThreads;
     if (thread == 0) {
       fill_ring<Shape, 1>(
-          weights, work, ring, memory, plan.rows,
-          [&](int round) { return (work.first_tile + round * work.tile_step) * plan.rows; }, streaming_policy());
+          weights, work, ring, memory.ring, plan.rows, [&](int round) { return work.tile(round) * plan.rows; },
+          streaming_policy());
     } else if (thread == 32) {
       wait_for_previous_launch();
       fill_ring<Shape, Shape::kXPanels>(
-          x, work, ring + Shape::kWeightBytes, memory, Shape::kTokens, [](int) { return 0; }, keeping_policy());
+          x, work, ring + Shape::kWeightBytes, memory.ring, Shape::kTokens, [](int) { return 0; }, keeping_policy());
     } else if (thread >= 128 - kScaleThreads) {
       find_scales<Shape>(linear, work, thread - (128 - kScaleThreads), kScaleThreads, memory.scales);
       arrive_named(kScalesFound, Shape::kComputeThreads + kScaleThreads);
@@ -545,7 +456,6 @@ __global__ void __launch_bounds__(Shape::kThreads, 1)
     RingPosition<Shape::kStages> position;
 #pragma unroll 1
     for (int round = 0; round < work.num_rounds; ++round) {
-      const int tile = work.first_tile + round * work.tile_step;
       float sums[Shape::kBlocks][Shape::kTokens / 2];
       multiply_tile<Shape>(work, ring, memory, position, sums);
       if (round == 0) {
@@ -564,13 +474,14 @@ __global__ void __launch_bounds__(Shape::kThreads, 1)
           store_sums<Shape>(sums, first_token, last_token, exchange);
         }
         finish.visit([&](const auto& one) {
-          finish_tokens<Shape>(linear, one, work, tile, first_token, last_token, exchange, memory.scales, [&] {
-            if (plan.ranks > 1) {
-              wait_for_cluster();
-            } else {
-              wait_named(1, Shape::kComputeThreads);
-            }
-          });
+          finish_tokens<Shape>(linear, one, work, work.tile(round), first_token, last_token, exchange, memory.scales,
+                               [&] {
+                                 if (plan.ranks > 1) {
+                                   wait_for_cluster();
+                                 } else {
+                                   wait_named(1, Shape::kComputeThreads);
+                                 }
+                               });
         });
       }
     }

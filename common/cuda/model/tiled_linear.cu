@@ -1,10 +1,9 @@
 #include "common/cuda/model/tiled_linear.h"
 
-#include <cuda.h>
-
 #include <algorithm>
 #include <utility>
 
+#include "common/cuda/model/matrix_map.h"
 #include "common/cuda/runtime/launch.h"
 
 namespace common {
@@ -14,31 +13,6 @@ int tile_tokens(int num_tokens) { return num_tokens > 64 ? 128 : num_tokens > 32
 
 // Larger ones with many tokens leave the ring too few stages, or the sums too few registers.
 constexpr int max_tile_rows(int tokens, bool is_float8) { return tokens > (is_float8 ? 64 : 32) ? 128 : 256; }
-
-// The copy engine's description of a matrix, [rows, cols] of bfloat16 or float8: a copy brings `box_rows` rows of a
-// panel.
-CUtensorMap matrix_map(const void* matrix, int rows, int cols, int box_rows, bool is_float8 = false) {
-  using Encode = decltype(&cuTensorMapEncodeTiled);
-  static const Encode encode = [] {
-    void* function = nullptr;
-    cudaDriverEntryPointQueryResult found{};
-    CUDA_CHECK(cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", &function, 12000, cudaEnableDefault, &found));
-    COMMON_CHECK(found == cudaDriverEntryPointSuccess, "the driver knows tensor maps");
-    return reinterpret_cast<Encode>(function);
-  }();
-  const cuuint64_t sizes[] = {static_cast<cuuint64_t>(cols), static_cast<cuuint64_t>(rows)};
-  const int element_bytes = is_float8 ? 1 : 2;
-  const cuuint64_t row_bytes[] = {static_cast<cuuint64_t>(cols) * static_cast<cuuint64_t>(element_bytes)};
-  const cuuint32_t box[] = {static_cast<cuuint32_t>(kPanelRowBytes / element_bytes), static_cast<cuuint32_t>(box_rows)};
-  const cuuint32_t steps[] = {1, 1};
-  CUtensorMap map;
-  const CUtensorMapDataType type = is_float8 ? CU_TENSOR_MAP_DATA_TYPE_UINT8 : CU_TENSOR_MAP_DATA_TYPE_BFLOAT16;
-  const CUresult result =
-      encode(&map, type, 2, const_cast<void*>(matrix), sizes, row_bytes, box, steps, CU_TENSOR_MAP_INTERLEAVE_NONE,
-             CU_TENSOR_MAP_SWIZZLE_128B, CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
-  COMMON_CHECK(result == CUDA_SUCCESS, "a matrix of whole pieces of 16 bytes has a tensor map");
-  return map;
-}
 
 template <typename Shape>
 void launch_shape(const FusedLinear& linear, const TileFinish& finish, const TilePlan& plan, cudaStream_t stream) {
