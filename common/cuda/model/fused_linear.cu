@@ -97,8 +97,7 @@ void launch_product(const FusedLinear& linear, const Finish& finish, cudaStream_
 }
 
 void product_by_tiles(const FusedLinear& linear, const TileFinish& finish, cudaStream_t stream) {
-  linear.kernel == ProductKernel::kTiles ? tiled_product(linear, finish, stream)
-                                         : wide_product(linear, finish, stream);
+  linear.kernel == ProductKernel::kTiles ? tiled_product(linear, finish, stream) : wide_product(linear, finish, stream);
 }
 
 }  // namespace

@@ -35,6 +35,9 @@ struct Overhead {
 // an H100 with the products of Qwen3 0.6B, Llama 3.2 1B and Llama 3 8B, for 128 and 256 tokens.
 constexpr Overhead kOverheads[] = {{1, 4000.0}, {2, 5300.0}, {4, 5800.0}, {8, 6800.0}};
 
+// What a tile of more than 64 rows adds to it.
+double overhead_of_rows(int rows) { return rows > Smallest::kRows ? 2600.0 : 0.0; }
+
 // Nanoseconds that a stage takes when so many blocks run: the slowest of multiplying, of reading weights from memory,
 // once for all parts, and of bringing weights and x from the L2 cache.
 double stage_time(int rows, int blocks, int parts) {
@@ -48,8 +51,6 @@ double stage_time(int rows, int blocks, int parts) {
 }  // namespace
 
 TilePlan plan_wide(const FusedLinear& linear, int row_step, const ClusterCounts& clusters) {
-  constexpr double kLargeTileOverhead = 2600.0;  // of more than 64 rows
-  constexpr double kRoundOverhead = 500.0;
   const int stages = (linear.num_cols + kPanelColumns - 1) / kPanelColumns;
   TilePlan best;
   best.parts = (linear.num_tokens + Smallest::kTokens - 1) / Smallest::kTokens;
@@ -66,7 +67,10 @@ TilePlan plan_wide(const FusedLinear& linear, int row_step, const ClusterCounts&
         continue;
       }
       const int blocks = std::min(tiles, at_once) * ranks * best.parts;
-      const double time = overhead + num_rounds * ((stages + ranks - 1) / ranks) * stage_time(rows, blocks, best.parts);
+      const double round_overhead = 500.0;
+      const double time =
+          overhead + overhead_of_rows(rows) +
+          num_rounds * (round_overhead + ((stages + ranks - 1) / ranks) * stage_time(rows, blocks, best.parts));
       if (best.rows == 0 || time < best_time) {
         best = {rows, ranks, best.parts};
         best_time = time;
