@@ -12,8 +12,8 @@ A patch begins with three lines that say what it is about:
     # test: test_stage3 "weights 1 and 3, computed by hand, in two blocks"
     # bug: what came before is not scaled down when a larger score turns up
 
-The test is a program of the build, alone or with one of its test cases. It has to pass without the patch and to fail
-with it. A fourth line names the test of a kernel's bug where there is no GPU, if the kernel runs on the executor:
+The test is a program of the build, alone or with one of its test cases. It has to pass without the patch, and to fail
+or never to end with it. A fourth line names the test of a kernel's bug where there is no GPU, if the kernel runs on the executor:
 
     # executor: executor_paged_attention_stage7 "Paged attention: weights 1 and 3, computed by hand"
 
@@ -43,6 +43,10 @@ HEADER = re.compile(r"^# (stage|test|executor|bug): (.+)$")
 
 class SabotageError(Exception):
     """The patch or the build is wrong, so that the test proves nothing."""
+
+
+class NeverEnds(SabotageError):
+    """A test was stopped because it took too long: wrong without a bug, and found with one."""
 
 
 @dataclasses.dataclass
@@ -202,7 +206,7 @@ class Workshop:
             command.append(re.sub(r"([\\,\[\]~\"*])", r"\\\1", patch.case))
         status, output = run(command, self.sources, TEST_TIMEOUT_SECONDS)
         if status is None:
-            raise SabotageError(f"{patch.test()} did not end in {TEST_TIMEOUT_SECONDS} seconds")
+            raise NeverEnds(f"{patch.test()} did not end in {TEST_TIMEOUT_SECONDS} seconds")
         if "No test cases matched" in output or "No tests ran" in output:
             raise SabotageError(f"{patch.test()} does not exist")
         if status == SKIPPED:
@@ -251,6 +255,8 @@ def problem_with_bug(patch, workshop, show):
     """Why the planted bug was not found, or an empty string."""
     try:
         passed, output = workshop.run_test(patch)
+    except NeverEnds as error:
+        passed, output = False, str(error)
     except SabotageError as error:
         return str(error)
     if passed:

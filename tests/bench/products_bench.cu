@@ -270,7 +270,7 @@ bool exists(Rung rung, int num_tokens) {
     case Rung::kTiles:
       return common::can_tile(Precision::kBFloat16) && num_tokens <= common::max_tiled_tokens(false);
     case Rung::kWideTiles:
-      return common::can_tile(Precision::kBFloat16) && num_tokens >= 32;
+      return common::can_tile(Precision::kBFloat16) && num_tokens >= 32 && num_tokens <= common::kMaxWideTokens;
     default:
       return true;
   }

@@ -84,6 +84,15 @@ class Checking(InARepository):
         self.assertEqual(self.check("echo 'No test cases matched'"), 1)
         self.assertIn("does not exist", self.logged())
 
+    def test_bug_whose_test_never_ends_is_found(self):
+        with mock.patch("sabotage.TEST_TIMEOUT_SECONDS", 2):
+            self.assertEqual(self.check('test "$(python3 stage1_first/sum.py)" = 2 || exec sleep 60'), 0)
+
+    def test_test_that_never_ends_anyway_proves_nothing(self):
+        with mock.patch("sabotage.TEST_TIMEOUT_SECONDS", 0.1):
+            self.assertEqual(self.check("exec sleep 60"), 1)
+        self.assertIn("did not end in 0.1 seconds", self.logged())
+
     def test_patch_that_does_not_apply_fails(self):
         self.write("stage1_first/sum.py", "print(2)\n")
         self.assertEqual(self.check(), 1)

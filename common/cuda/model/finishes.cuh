@@ -37,20 +37,17 @@ struct RotateAndSplit {
     const float2 turn = __ldcg(rotary.rotation + token * half + row / 2 % half);
     return {turn.x, turn.y, bias.x, bias.y};
   }
-  __device__ __forceinline__ Pair<Scalar> rotated(float4 turn, float2 sum) const {
+  __device__ __forceinline__ void operator()(bool exists, int token, int row, float4 turn, float2 sum) const {
+    if (!exists) {
+      return;
+    }
     if constexpr (kGeneral) {
       sum = {sum.x + turn.z, sum.y + turn.w};
     }
-    return make_pair<Scalar>(sum.x * turn.x - sum.y * turn.y, sum.x * turn.y + sum.y * turn.x);
-  }
-  __device__ __forceinline__ Scalar* destination(int token, int row) const {
-    return row < rotary.q_rows ? q + token * rotary.q_rows + row
-                               : kv + token * 2 * rotary.kv_rows + row - rotary.q_rows;
-  }
-  __device__ __forceinline__ void operator()(bool exists, int token, int row, float4 turn, float2 sum) const {
-    if (exists) {
-      *reinterpret_cast<Pair<Scalar>*>(destination(token, row)) = rotated(turn, sum);
-    }
+    Scalar* const destination =
+        row < rotary.q_rows ? q + token * rotary.q_rows + row : kv + token * 2 * rotary.kv_rows + row - rotary.q_rows;
+    *reinterpret_cast<Pair<Scalar>*>(destination) =
+        make_pair<Scalar>(sum.x * turn.x - sum.y * turn.y, sum.x * turn.y + sum.y * turn.x);
   }
 };
 

@@ -61,7 +61,8 @@ constexpr int kLongRow = 8192;
 constexpr int kMaxFusedTokens = 128;
 constexpr int kMaxMediumTokens = 64;
 
-// From so many tokens on, wide tiles are faster than tiles; with long rows, only where there are no tiles.
+// From so many tokens on, wide tiles are faster than tiles; with rows longer than medium, only for more tokens than tiles
+// serve.
 constexpr int kMinWideTokens = 33;
 
 // Up to so many tokens, float8 weights with long rows are unpacked by tiles, even where activations may be float8.
@@ -77,6 +78,7 @@ int max_row_tokens(Precision precision, int longest_row) {
 
 }  // namespace
 
+// Short rows are by rows until wide tiles take over: by tiles, a launch has more to do before and after its products.
 ProductKernel product_kernel(Precision precision, WeightType weights, ActivationType activations, int num_tokens,
                              int longest_row) {
   if (num_tokens <= max_row_tokens(precision, longest_row)) {
@@ -90,7 +92,6 @@ ProductKernel product_kernel(Precision precision, WeightType weights, Activation
   return num_tokens < min_wide_tokens ? ProductKernel::kTiles : ProductKernel::kWideTiles;
 }
 
-// Short rows are by rows until wide tiles take over: by tiles, a launch has more to do before and after its products.
 int max_fused_tokens(Precision precision, WeightType weights, ActivationType activations, int longest_row) {
   const int max_tokens = !can_tile(precision)                                   ? max_row_tokens(precision, longest_row)
                          : weights == WeightType::kFloat8                       ? max_tiled_tokens(true)

@@ -12,7 +12,7 @@ enum class ProductKernel {
   kLibrary,    // matrix_products.h: any number of tokens, and nothing is fused
 };
 constexpr int max_tiled_tokens(bool float8) { return float8 ? 128 : 64; }
-inline constexpr int kMaxWideTokens = 256;
+inline constexpr int kMaxWideTokens = 128;
 
 // Whether kTiles and kWideTiles can be used: the GPU has its instructions, and the build its kernels.
 bool can_tile(Precision precision);

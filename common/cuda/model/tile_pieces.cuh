@@ -13,8 +13,10 @@
 
 namespace common {
 
-// One of the finishes. It is chosen at run time: that costs no measurable time, and there are a fourth as many
-// kernels to compile.
+static_assert(kPanelColumns == kTileSquaresColumns);
+
+// One of the finishes. It is chosen at run time: that costs no measurable time, and there are a sixth as many kernels
+// to compile.
 struct TileFinish {
   enum class Kind { kRotateAndSplit, kGeneralRotateAndSplit, kAddToResidual, kGatedSilu, kPushSums, kStoreLogits };
   Kind kind;
@@ -48,15 +50,13 @@ struct TileFinish {
 struct TilePlan {
   int rows = 0;   // of a tile
   int ranks = 1;  // blocks that share its columns, a cluster. With more than one, each cluster has one tile
-  int parts = 1;  // of the tokens: each is another cluster's
 };
 
 // What a thread block has to do: tiles first_tile, first_tile + tile_step, …, num_rounds in all, and of each the
-// stages' columns first_stage to last_stage - 1, for one part of the tokens.
+// stages' columns first_stage to last_stage - 1.
 struct TileWork {
   TilePlan plan;
   int rank;
-  int part;
   int first_tile;
   int tile_step;
   int num_rounds;
@@ -65,11 +65,9 @@ struct TileWork {
 
   __device__ __forceinline__ TileWork(const FusedLinear& linear, const TilePlan& tile_plan, int stage_columns)
       : plan(tile_plan) {
-    const int cluster = static_cast<int>(blockIdx.x) / plan.ranks;
     rank = static_cast<int>(blockIdx.x) % plan.ranks;
-    part = cluster % plan.parts;
-    first_tile = cluster / plan.parts;
-    tile_step = static_cast<int>(gridDim.x) / (plan.ranks * plan.parts);
+    first_tile = static_cast<int>(blockIdx.x) / plan.ranks;
+    tile_step = static_cast<int>(gridDim.x) / plan.ranks;
     const int num_tiles = (linear.num_rows + plan.rows - 1) / plan.rows;
     num_rounds = (num_tiles - first_tile + tile_step - 1) / tile_step;
     const int stages = (linear.num_cols + stage_columns - 1) / stage_columns;
@@ -89,14 +87,24 @@ struct RingBarriers {
 
 #if COURSE_WGMMA
 
-// One thread prepares the barriers. A stage is full when weights and x have come.
+// The next address at which a panel can begin. (Of a pointer that is aligned in this way, the compiler would not know
+// it: products would take up to 1 us longer.)
+__device__ __forceinline__ std::uint32_t align_ring(std::uint32_t address) { return (address + 1023) / 1024 * 1024; }
+
+// All threads: a stage is full when weights and x have come, and empty when releasing_threads have arrived.
 template <int kStages>
-__device__ __forceinline__ void init_ring(RingBarriers<kStages>& barriers, int releasing_threads) {
-  for (int stage = 0; stage < kStages; ++stage) {
-    init_barrier(shared_address(&barriers.full[stage]), 2);
-    init_barrier(shared_address(&barriers.empty[stage]), releasing_threads);
+__device__ __forceinline__ void prepare_ring(const CUtensorMap& weights, const CUtensorMap& x,
+                                             RingBarriers<kStages>& barriers, int releasing_threads) {
+  if (threadIdx.x == 0) {
+    prefetch_map(weights);
+    prefetch_map(x);
+    for (int stage = 0; stage < kStages; ++stage) {
+      init_barrier(shared_address(&barriers.full[stage]), 2);
+      init_barrier(shared_address(&barriers.empty[stage]), releasing_threads);
+    }
+    fence_barrier_init();
   }
-  fence_barrier_init();
+  __syncthreads();
 }
 
 // One thread: copies one matrix's part of all stages into the ring, one after the other. `place` is where it lies in
@@ -118,6 +126,66 @@ __device__ __forceinline__ void fill_ring(const CUtensorMap& matrix, const TileW
                    matrix, stage * Shape::kStageColumns + panel * kColumns, row_of(round), full, policy);
       }
       at.advance();
+    }
+  }
+}
+
+// Computes the norm's scale of each of `count` tokens, one over the root of the mean square, from the sums of squares;
+// 1 if there are none. scales[i] is that of token first + i * step. `thread`: this thread's number among the kThreads
+// that call this. Four lanes have kAtOnce tokens at a time, whose loads are in flight together.
+template <int kThreads, int kAtOnce>
+__device__ __forceinline__ void find_scales(const FusedLinear& linear, int first, int step, int count, int thread,
+                                            float* scales) {
+  if (linear.squares == nullptr) {
+    for (int i = thread; i < count; i += kThreads) {
+      scales[i] = 1.0F;
+    }
+    return;
+  }
+  constexpr int kLanes = 4;
+  constexpr int kGroups = kThreads / kLanes;
+  const int lane = thread % kLanes;
+  const int num_sums = (linear.num_cols + kPanelColumns - 1) / kPanelColumns;
+  wait_for_previous_launch();
+#pragma unroll 1
+  for (int begin = 0; begin < count; begin += kAtOnce * kGroups) {
+    const auto index = [&](int i) { return begin + i * kGroups + thread / kLanes; };
+    // Instead of a token that does not exist, the last one: loads need no condition.
+    int place[kAtOnce];
+#pragma unroll
+    for (int i = 0; i < kAtOnce; ++i) {
+      place[i] = (first + min(index(i), count - 1) * step) * num_sums;
+    }
+    float sums[kAtOnce] = {};
+    if (num_sums % 4 == 0) {
+#pragma unroll 2
+      for (int column = 4 * lane; column < num_sums; column += 4 * kLanes) {
+        float4 values[kAtOnce];
+#pragma unroll
+        for (int i = 0; i < kAtOnce; ++i) {
+          values[i] = load_shared_floats(linear.squares + place[i] + column);
+        }
+#pragma unroll
+        for (int i = 0; i < kAtOnce; ++i) {
+          sums[i] += (values[i].x + values[i].y) + (values[i].z + values[i].w);
+        }
+      }
+    } else {
+#pragma unroll 4
+      for (int column = lane; column < num_sums; column += kLanes) {
+#pragma unroll
+        for (int i = 0; i < kAtOnce; ++i) {
+          sums[i] += __ldcg(linear.squares + place[i] + column);
+        }
+      }
+    }
+#pragma unroll
+    for (int i = 0; i < kAtOnce; ++i) {
+      sums[i] += __shfl_xor_sync(0xFFFFFFFFU, sums[i], 1);
+      sums[i] += __shfl_xor_sync(0xFFFFFFFFU, sums[i], 2);
+      if (lane == 0 && index(i) < count) {
+        scales[index(i)] = rsqrtf(sums[i] / static_cast<float>(linear.num_cols) + linear.epsilon);
+      }
     }
   }
 }

@@ -81,43 +81,6 @@ __device__ __forceinline__ int tokens_of_rank(const TileWork& work, int num_toke
   return (num_tokens + work.plan.ranks - 1 - work.rank) / work.plan.ranks;
 }
 
-// Computes the norm's scale of each token that this block finishes, one over the root of the mean square, from the sums
-// of squares. `thread`: this thread's number among those that call it. A thread has a token, and all of its loads are
-// in flight before the first value is added.
-template <typename Shape>
-__device__ __forceinline__ void find_scales(const FusedLinear& linear, const TileWork& work, int thread,
-                                            int num_threads, float (&scales)[Shape::kTokens]) {
-  const int count = (linear.num_cols + kPanelColumns - 1) / kPanelColumns;
-  wait_for_previous_launch();
-  for (int number = thread; number < tokens_of_rank(work, linear.num_tokens); number += num_threads) {
-    float sum = 0.0F;
-    if (linear.squares != nullptr) {
-      const float* squares = linear.squares + (work.rank + number * work.plan.ranks) * count;
-      int i = 0;
-      if (count % 4 == 0) {
-#pragma unroll 1
-        for (; i + 32 <= count; i += 32) {
-          float4 values[8];
-#pragma unroll
-          for (int j = 0; j < 8; ++j) {
-            values[j] = load_shared_floats(squares + i + 4 * j);
-          }
-#pragma unroll
-          for (const float4& value : values) {
-            sum += (value.x + value.y) + (value.z + value.w);
-          }
-        }
-      }
-#pragma unroll 9
-      for (; i < count; ++i) {
-        sum += __ldcg(squares + i);
-      }
-      sum = rsqrtf(sum / static_cast<float>(linear.num_cols) + linear.epsilon);
-    }
-    scales[number] = linear.squares == nullptr ? 1.0F : sum;
-  }
-}
-
 // A warpgroup's rows of a stage, times x: enqueues the products, in one group.
 template <typename Shape>
 __device__ __forceinline__ void multiply_stage(std::uint32_t weights, std::uint32_t x, bool adds,
@@ -412,20 +375,15 @@ __global__ void __launch_bounds__(Shape::kThreads, 1)
                  const FusedLinear linear, const TileFinish finish, const TilePlan plan) {
 #if COURSE_WGMMA
   extern __shared__ unsigned char shared[];
-  const std::uint32_t ring = (shared_address(shared) + 1023) / 1024 * 1024;
-  unsigned char* const aligned = shared + (ring - shared_address(shared));
-  auto& memory = *reinterpret_cast<TileMemory<Shape>*>(aligned + Shape::kRingBytes);
+  const std::uint32_t ring = align_ring(shared_address(shared));
+  unsigned char* const ring_memory = shared + (ring - shared_address(shared));
+  auto& memory = *reinterpret_cast<TileMemory<Shape>*>(ring_memory + Shape::kRingBytes);
   const TileWork work(linear, plan, Shape::kStageColumns);
   constexpr int kScalesFound = 2;  // a barrier
   constexpr int kScaleThreads = 64;
 
   allow_next_launch();
-  if (threadIdx.x == 0) {
-    prefetch_map(weights);
-    prefetch_map(x);
-    init_ring(memory.ring, 128 * Shape::kRowGroups / Shape::kReleasingThreads);
-  }
-  __syncthreads();
+  prepare_ring(weights, x, memory.ring, 128 * Shape::kRowGroups / Shape::kReleasingThreads);
   if (threadIdx.x >= Shape::kComputeThreads) {
     if constexpr (Shape::kWarpgroups == 2) {
       shrink_registers<56>();
@@ -440,7 +398,8 @@ __global__ void __launch_bounds__(Shape::kThreads, 1)
       fill_ring<Shape, Shape::kXPanels>(
           x, work, ring + Shape::kWeightBytes, memory.ring, Shape::kTokens, [](int) { return 0; }, keeping_policy());
     } else if (thread >= 128 - kScaleThreads) {
-      find_scales<Shape>(linear, work, thread - (128 - kScaleThreads), kScaleThreads, memory.scales);
+      find_scales<kScaleThreads, 4>(linear, work.rank, plan.ranks, tokens_of_rank(work, linear.num_tokens),
+                                    thread - (128 - kScaleThreads), memory.scales);
       arrive_named(kScalesFound, Shape::kComputeThreads + kScaleThreads);
     }
     __syncwarp();
@@ -463,7 +422,7 @@ __global__ void __launch_bounds__(Shape::kThreads, 1)
       }
       // After the last tile, the ring has room for all sums.
       const bool is_last = round + 1 == work.num_rounds;
-      float* const exchange = is_last ? reinterpret_cast<float*>(aligned) : memory.sums;
+      float* const exchange = is_last ? reinterpret_cast<float*>(ring_memory) : memory.sums;
       const int tokens_at_once = is_last ? Shape::kTokens : Shape::kTokensAtOnce;
 #pragma unroll 1
       for (int first_token = 0; first_token < linear.num_tokens; first_token += tokens_at_once) {

@@ -1,13 +1,11 @@
-// A product for one or two hundred tokens. As in the kernel by tiles (tiled_kernel.cuh), the copy engine fills a ring
-// with panels of weights and of x, and wgmma multiplies them where they lie. But here tokens are the side that is
-// always 64, and rows of weights, up to 128, the one that can be chosen. So a thread's sums are neighbouring rows of
-// one token, which is what is written together: sums are finished where they are, in registers, and no warp waits for
-// another.
+// A product for up to 128 tokens. As in the kernel by tiles (tiled_kernel.cuh), the copy engine fills a ring with
+// panels of weights and of x, and wgmma multiplies them where they lie. But here tokens are the side that is always 64,
+// and rows of weights, up to 128, the one that can be chosen. So a thread's sums are neighbouring rows of one token,
+// which is what is written together: unless a cluster shares a tile, sums are finished where they are, in registers.
 //
-// - Two threads have the copy engine fill the ring: a stage is 64 columns of a tile's rows, and of 128 tokens.
+// - Two threads have the copy engine fill the ring: a stage is 64 columns of a tile's rows, and of 64 or 128 rows
+//   of x.
 // - Two warpgroups multiply what has arrived, each for its 64 tokens.
-// - Tokens after the first 128 are another thread block's, which has the same tiles of weights at the same time: one of
-//   the two finds them in the L2 cache.
 // - A thread block has some tiles, one after the other; the ring goes on filling while a tile is finished. Where there
 //   are fewer tiles than multiprocessors, a cluster of blocks shares a tile: each multiplies some of the columns, and
 //   adds up all blocks' sums of some of the tokens, always in the same order.
@@ -25,7 +23,7 @@ namespace common {
 template <int kTileRows>
 struct WideShape {
   static constexpr int kRows = kTileRows;
-  static constexpr int kTokens = 128;
+  static constexpr int kTokens = kMaxWideTokens;
   static constexpr int kComputeWarps = 8;
   static constexpr int kComputeThreads = 32 * kComputeWarps;
   static constexpr int kThreads = kComputeThreads + 128;  // a warpgroup more, which copies and finds scales
@@ -130,7 +128,7 @@ __device__ __forceinline__ std::uint32_t word_of(Pair<__nv_bfloat16> pair) {
   return *reinterpret_cast<const std::uint32_t*>(&pair);
 }
 
-// Stores four lanes' pairs of a token, 16 rows for each lane. row_of(first): where the rows from `first` on belong.
+// Stores four lanes' pairs of a token, 16 rows for each lane. place_of(row): where the rows from `row` on belong.
 template <typename PlaceOf>
 __device__ __forceinline__ void store_pairs(const WidePiece& piece, const std::uint32_t (&pairs)[8],
                                             const PlaceOf& place_of) {
@@ -152,22 +150,6 @@ __device__ __forceinline__ void finish_pairs(const Finish& finish, const WidePie
   for (int i = 0; i < 8; ++i) {
     finish(piece.exists(i), piece.token, piece.row(i), loaded[i], sums[i]);
   }
-}
-
-template <bool kGeneral>
-__device__ __forceinline__ void finish_pairs(const RotateAndSplit<__nv_bfloat16, kGeneral>& finish,
-                                             const WidePiece& piece, const float4 (&loaded)[8],
-                                             const float2 (&sums)[8]) {
-  const bool splits_between_lanes = finish.rotary.q_rows % 16 == 0 && finish.rotary.kv_rows % 8 == 0;
-  if (!piece.is_whole() || !splits_between_lanes) {
-    return finish_pairs<RotateAndSplit<__nv_bfloat16, kGeneral>>(finish, piece, loaded, sums);
-  }
-  std::uint32_t pairs[8];
-#pragma unroll
-  for (int i = 0; i < 8; ++i) {
-    pairs[i] = word_of(finish.rotated(loaded[i], sums[i]));
-  }
-  store_pairs(piece, pairs, [&](int row) { return finish.destination(piece.token, row); });
 }
 
 // A sum of squares is over a piece's 64 columns: a lane's, then four lanes'.
@@ -227,56 +209,6 @@ __device__ __forceinline__ void load_piece(const Finish& finish, const WidePiece
   }
 }
 
-// Computes the norm's scale of each of num_tokens tokens from first_token on, one over the root of the mean square,
-// from the sums of squares. `thread`: this thread's number among kThreads. Four lanes add up a token's sums.
-template <int kThreads>
-__device__ __forceinline__ void find_wide_scales(const FusedLinear& linear, int first_token, int num_tokens, int thread,
-                                                 float* scales) {
-  constexpr int kLanes = 4;
-  constexpr int kAtOnce = 8;  // tokens of a lane whose loads are in flight together
-  const int count = (linear.num_cols + kPanelColumns - 1) / kPanelColumns;
-  const auto load = [&](int token, int column) {
-    const float* const place = linear.squares + (first_token + token) * count + column;
-    if (token >= num_tokens || column >= count) {
-      return float4{};
-    }
-    if (count % 4 == 0) {
-      return load_shared_floats(place);
-    }
-    const int left = count - column;
-    return float4{__ldcg(place), left > 1 ? __ldcg(place + 1) : 0.0F, left > 2 ? __ldcg(place + 2) : 0.0F,
-                  left > 3 ? __ldcg(place + 3) : 0.0F};
-  };
-  const auto token_of = [&](int first, int i) { return first + i * (kThreads / kLanes) + thread / kLanes; };
-  wait_for_previous_launch();
-#pragma unroll 1
-  for (int first = 0; first < num_tokens; first += kAtOnce * kThreads / kLanes) {
-    float sums[kAtOnce] = {};
-#pragma unroll 1
-    for (int column = thread % kLanes * 4; column - thread % kLanes * 4 < count; column += kLanes * 4) {
-      float4 values[kAtOnce];
-#pragma unroll
-      for (int i = 0; i < kAtOnce; ++i) {
-        values[i] = load(token_of(first, i), column);
-      }
-#pragma unroll
-      for (int i = 0; i < kAtOnce; ++i) {
-        sums[i] += (values[i].x + values[i].y) + (values[i].z + values[i].w);
-      }
-    }
-#pragma unroll
-    for (int i = 0; i < kAtOnce; ++i) {
-#pragma unroll
-      for (int distance = 1; distance < kLanes; distance *= 2) {
-        sums[i] += __shfl_xor_sync(0xFFFFFFFFU, sums[i], distance);
-      }
-      if (thread % kLanes == 0 && token_of(first, i) < num_tokens) {
-        scales[token_of(first, i)] = rsqrtf(sums[i] / static_cast<float>(linear.num_cols) + linear.epsilon);
-      }
-    }
-  }
-}
-
 // The threads that multiply: a thread block's tiles, one after the other.
 template <typename Shape, typename Finish>
 __device__ __forceinline__ void multiply_wide_tiles(const FusedLinear& linear, const Finish& finish,
@@ -285,10 +217,9 @@ __device__ __forceinline__ void multiply_wide_tiles(const FusedLinear& linear, c
   const TilePlan& plan = work.plan;
   const int warp = static_cast<int>(threadIdx.x) / 32;
   const int lane = static_cast<int>(threadIdx.x) % 32;
-  const int first_token = work.part * Shape::kTokens;
   // A lane's part of a piece of the sums of the warp `of_warp`.
   const auto piece_of = [&](int tile, int of_warp, int number) {
-    const int token = first_token + of_warp * 16 + number % 2 * 8 + lane / 4;
+    const int token = of_warp * 16 + number % 2 * 8 + lane / 4;
     const int first_row = tile * plan.rows + number / 2 * 64 + lane % 4 * 2;
     return WidePiece{token, first_row, token < linear.num_tokens && number < Shape::kPieces,
                      min((tile + 1) * plan.rows, linear.num_rows)};
@@ -393,42 +324,33 @@ __global__ void __launch_bounds__(Shape::kThreads, 1)
                 const FusedLinear linear, const TileFinish finish, const TilePlan plan) {
 #if COURSE_WGMMA
   extern __shared__ unsigned char shared[];
-  const std::uint32_t ring = (shared_address(shared) + 1023) / 1024 * 1024;
-  unsigned char* const aligned = shared + (ring - shared_address(shared));
-  auto& memory = *reinterpret_cast<WideMemory<Shape>*>(aligned + Shape::kRingBytes);
+  const std::uint32_t ring = align_ring(shared_address(shared));
+  unsigned char* const ring_memory = shared + (ring - shared_address(shared));
+  auto& memory = *reinterpret_cast<WideMemory<Shape>*>(ring_memory + Shape::kRingBytes);
   const TileWork work(linear, plan, Shape::kStageColumns);
-  const int first_token = work.part * Shape::kTokens;
-  const int num_tokens = min(Shape::kTokens, linear.num_tokens - first_token);
-  const int num_groups = (num_tokens + 63) / 64;  // warpgroups that have tokens
+  const int num_groups = (linear.num_tokens + 63) / 64;  // warpgroups that have tokens
 
   allow_next_launch();
-  if (threadIdx.x == 0) {
-    prefetch_map(weights);
-    prefetch_map(x);
-    init_ring(memory.barriers, num_groups);  // a thread of each
-  }
-  __syncthreads();
+  prepare_ring(weights, x, memory.barriers, num_groups);  // a thread of each releases
   if (threadIdx.x < Shape::kComputeThreads) {
     grow_registers<200>();
     finish.visit(
-        [&](const auto& one) { multiply_wide_tiles<Shape>(linear, one, work, num_groups, ring, aligned, memory); });
+        [&](const auto& one) { multiply_wide_tiles<Shape>(linear, one, work, num_groups, ring, ring_memory, memory); });
     return;
   }
   shrink_registers<104>();
   const int thread = static_cast<int>(threadIdx.x) - Shape::kComputeThreads;
   if (thread == 0) {
-    // A part's weights may be another's too, which comes a little later.
     fill_ring<Shape, 1>(
         weights, work, ring, memory.barriers, plan.rows, [&](int round) { return work.tile(round) * plan.rows; },
-        plan.parts > 1 ? keeping_policy() : streaming_policy());
+        streaming_policy());
   } else if (thread == 32) {
     wait_for_previous_launch();
     fill_ring<Shape, 1>(
-        x, work, ring + Shape::kWeightBytes, memory.barriers, Shape::kTokens, [&](int) { return first_token; },
-        keeping_policy());
+        x, work, ring + Shape::kWeightBytes, memory.barriers, 64 * num_groups, [](int) { return 0; }, keeping_policy());
   } else if (thread >= 128 - Shape::kScaleThreads && linear.squares != nullptr) {
-    find_wide_scales<Shape::kScaleThreads>(linear, first_token, num_tokens, thread - (128 - Shape::kScaleThreads),
-                                           memory.scales);
+    find_scales<Shape::kScaleThreads, 8>(linear, 0, 1, linear.num_tokens, thread - (128 - Shape::kScaleThreads),
+                                         memory.scales);
     arrive_named(kWideScalesFound, Shape::kComputeThreads + Shape::kScaleThreads);
   }
   __syncwarp();

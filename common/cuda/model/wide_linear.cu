@@ -16,14 +16,14 @@ void launch_shape(const FusedLinear& linear, const TileFinish& finish, const Til
   constexpr std::size_t kShared = 1024 + Shape::kRingBytes + sizeof(WideMemory<Shape>);
   static_assert(kShared <= Shape::kSharedBytes);
   const int tiles = (linear.num_rows + plan.rows - 1) / plan.rows;
-  const int clusters =
-      std::min(tiles, max_clusters().at(static_cast<std::size_t>(plan.ranks)) / plan.parts) * plan.parts;
-  COMMON_CHECK(clusters > 0, "the GPU has room for a cluster for each part of the tokens");
-  COMMON_CHECK(plan.ranks == 1 || clusters == tiles * plan.parts, "a cluster has one tile");
+  const int clusters = std::min(tiles, max_clusters().at(static_cast<std::size_t>(plan.ranks)));
+  COMMON_CHECK(clusters > 0, "the GPU has room for a cluster");
+  COMMON_CHECK(plan.ranks == 1 || clusters == tiles, "a cluster has one tile");
   launch_clusters(wide_linear<Shape>, dim3(static_cast<unsigned>(clusters * plan.ranks)), plan.ranks, Shape::kThreads,
                   kShared, stream, Overlap::kPreviousWithoutL1,
                   matrix_map(linear.weights, linear.num_rows, linear.num_cols, plan.rows),
-                  matrix_map(linear.x, linear.num_x_rows, linear.num_cols, Shape::kTokens), linear, finish, plan);
+                  matrix_map(linear.x, linear.num_x_rows, linear.num_cols, (linear.num_tokens + 63) / 64 * 64), linear,
+                  finish, plan);
 }
 
 struct Overhead {
@@ -32,18 +32,18 @@ struct Overhead {
 };
 
 // A launch's overhead besides its stages: a cluster's exchange of sums has to be worth it. All times were measured on
-// an H100 with the products of Qwen3 0.6B, Llama 3.2 1B and Llama 3 8B, for 128 and 256 tokens.
+// an H100 with the products of Qwen3 0.6B, Llama 3.2 1B and Llama 3 8B, for 128 tokens.
 constexpr Overhead kOverheads[] = {{1, 4000.0}, {2, 5300.0}, {4, 5800.0}, {8, 6800.0}};
 
 // What a tile of more than 64 rows adds to it.
 double overhead_of_rows(int rows) { return rows > Smallest::kRows ? 2600.0 : 0.0; }
 
 // Nanoseconds that a stage takes when so many blocks run: the slowest of multiplying, of reading weights from memory,
-// once for all parts, and of bringing weights and x from the L2 cache.
-double stage_time(int rows, int blocks, int parts) {
+// and of bringing weights and x from the L2 cache.
+double stage_time(int rows, int blocks) {
   const double multiplying = 2.3 * (rows <= Smallest::kRows ? Smallest::kRows : kMaxWideRows);
   const double bytes_per_nanosecond = std::min(3000.0, 40.0 * blocks);
-  const double memory = rows * kPanelRowBytes * static_cast<double>(blocks) / parts / bytes_per_nanosecond;
+  const double memory = rows * kPanelRowBytes * static_cast<double>(blocks) / bytes_per_nanosecond;
   const double cache = blocks / 128.0 * (115.0 + 2.45 * rows);
   return std::max({multiplying, memory, cache});
 }
@@ -53,10 +53,9 @@ double stage_time(int rows, int blocks, int parts) {
 TilePlan plan_wide(const FusedLinear& linear, int row_step, const ClusterCounts& clusters) {
   const int stages = (linear.num_cols + kPanelColumns - 1) / kPanelColumns;
   TilePlan best;
-  best.parts = (linear.num_tokens + Smallest::kTokens - 1) / Smallest::kTokens;
   double best_time = 0.0;
   for (const auto& [ranks, overhead] : kOverheads) {
-    const int at_once = clusters.at(static_cast<std::size_t>(ranks)) / best.parts;
+    const int at_once = clusters.at(static_cast<std::size_t>(ranks));
     if (ranks > stages || at_once == 0) {
       continue;
     }
@@ -66,13 +65,12 @@ TilePlan plan_wide(const FusedLinear& linear, int row_step, const ClusterCounts&
       if (ranks > 1 && num_rounds > 1) {
         continue;
       }
-      const int blocks = std::min(tiles, at_once) * ranks * best.parts;
+      const int blocks = std::min(tiles, at_once) * ranks;
       const double round_overhead = 500.0;
-      const double time =
-          overhead + overhead_of_rows(rows) +
-          num_rounds * (round_overhead + ((stages + ranks - 1) / ranks) * stage_time(rows, blocks, best.parts));
+      const double time = overhead + overhead_of_rows(rows) +
+                          num_rounds * (round_overhead + ((stages + ranks - 1) / ranks) * stage_time(rows, blocks));
       if (best.rows == 0 || time < best_time) {
-        best = {rows, ranks, best.parts};
+        best = {rows, ranks};
         best_time = time;
       }
     }
@@ -82,7 +80,6 @@ TilePlan plan_wide(const FusedLinear& linear, int row_step, const ClusterCounts&
 
 void wide_product(const FusedLinear& linear, const TileFinish& finish, cudaStream_t stream) {
   COMMON_CHECK(can_tile(linear.precision), "tiles are for Hopper, in bfloat16");
-  COMMON_CHECK(linear.num_tokens > 0 && linear.num_tokens <= kMaxWideTokens, "wide products are for some tokens");
   COMMON_CHECK(linear.num_rows > 0 && linear.num_cols > 0 && linear.num_cols % 8 == 0, "rows are 16-byte pieces");
   COMMON_CHECK(linear.weights != nullptr && linear.x != nullptr, "there is something to multiply");
   COMMON_CHECK(linear.row_scales == nullptr, "weights are bfloat16");
@@ -93,8 +90,9 @@ void wide_product(const FusedLinear& linear, const TileFinish& finish, cudaStrea
 }
 
 void launch_wide(const FusedLinear& linear, const TileFinish& finish, const TilePlan& plan, cudaStream_t stream) {
-  COMMON_CHECK(plan.rows > 0 && plan.rows <= kMaxWideRows, "there are tiles of so many rows");
-  COMMON_CHECK(linear.num_tokens <= plan.parts * Smallest::kTokens, "each token is in a part");
+  COMMON_CHECK(plan.rows > 0 && plan.rows <= kMaxWideRows && plan.rows % 8 == 0, "there are tiles of so many rows");
+  COMMON_CHECK(plan.ranks == 1 || plan.ranks == 2 || plan.ranks == 4 || plan.ranks == 8, "clusters share sums evenly");
+  COMMON_CHECK(linear.num_tokens > 0 && linear.num_tokens <= kMaxWideTokens, "wide products are for some tokens");
   plan.rows <= 64 ? launch_shape<WideShape<64>>(linear, finish, plan, stream)
                   : launch_shape<WideShape<128>>(linear, finish, plan, stream);
 }

@@ -1,4 +1,4 @@
-// The fused products for one or two hundred tokens: how they are cut and launched. For .cu files; others see
+// The fused products for up to 128 tokens: how they are cut and launched. For .cu files; others see
 // fused_linear.h.
 #pragma once
 
@@ -18,7 +18,8 @@ TilePlan plan_wide(const FusedLinear& linear, int row_step, const ClusterCounts&
 // x must be the first num_tokens rows of linear.x, and the weights bfloat16.
 void wide_product(const FusedLinear& linear, const TileFinish& finish, cudaStream_t stream);
 
-// The same with the caller's plan: up to kMaxWideRows rows, and 1, 2, 4 or 8 ranks.
+// The same with the caller's plan: up to kMaxWideRows rows, a multiple of 8, or of 64 for kAddToResidual; and 1, 2, 4
+// or 8 ranks.
 void launch_wide(const FusedLinear& linear, const TileFinish& finish, const TilePlan& plan, cudaStream_t stream);
 
 }  // namespace common
