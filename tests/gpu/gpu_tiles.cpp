@@ -323,9 +323,11 @@ TEST_CASE("GPU tiles: what is done with the sums, for many tokens as for 64 at a
   // Then one may be rounded up and one down.
   constexpr double kRounding = 0x1p-7;
   CHECK(worst_difference(computed.weighted, expected.weighted) <= kRounding);
-  CHECK(worst_difference(computed.q, expected.q) <= kRounding);
-  CHECK(worst_difference(computed.kv, expected.kv) <= kRounding);
-  CHECK(worst_difference(computed.gated, expected.gated) <= kRounding);
+  // These are products of `weighted`: a column that was rounded otherwise there moves their sums a little.
+  constexpr double kMoved = 0x1p-10;
+  CHECK(worst_difference(computed.q, expected.q) <= kRounding + kMoved);
+  CHECK(worst_difference(computed.kv, expected.kv) <= kRounding + kMoved);
+  CHECK(worst_difference(computed.gated, expected.gated) <= kRounding + kMoved);
 }
 
 // For tests/gpu/sanitize_gpu.sh.
