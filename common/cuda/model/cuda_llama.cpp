@@ -119,7 +119,8 @@ struct CudaLlama::Impl {
   ProductKernel kernel_for(int tokens) const {
     return product_kernel(precision, weight_type, activation_type, tokens, longest_row());
   }
-  // For the output matrix, which is never float8. Nothing is fused into logits, and then the library is faster than wide tiles.
+  // For the output matrix, which is never float8. Nothing is fused into logits, and then the library is faster than
+  // wide tiles.
   int max_fused_logits() const {
     return std::min(max_fused_tokens(precision, WeightType::kAuto, ActivationType::kAuto, longest_row()),
                     max_tiled_tokens(false));

@@ -61,8 +61,8 @@ constexpr int kLongRow = 8192;
 constexpr int kMaxFusedTokens = 128;
 constexpr int kMaxMediumTokens = 64;
 
-// From so many tokens on, wide tiles are faster than tiles; with rows longer than medium, only for more tokens than tiles
-// serve.
+// From so many tokens on, wide tiles are faster than tiles; with rows longer than medium, only for more tokens than
+// tiles serve.
 constexpr int kMinWideTokens = 33;
 
 // Up to so many tokens, float8 weights with long rows are unpacked by tiles, even where activations may be float8.
