@@ -87,8 +87,8 @@ struct RingBarriers {
 
 #if COURSE_WGMMA
 
-// The next address at which a panel can begin. (Of a pointer that is aligned in this way, the compiler would not know
-// it: products would take up to 1 us longer.)
+// The next address at which a panel can begin. (Of a pointer that is aligned in this way, the compiler does not know
+// it, and whole products take longer.)
 __device__ __forceinline__ std::uint32_t align_ring(std::uint32_t address) { return (address + 1023) / 1024 * 1024; }
 
 // All threads: a stage is full when weights and x have come, and empty when releasing_threads have arrived.
