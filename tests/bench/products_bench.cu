@@ -42,8 +42,8 @@ struct LayerShape {
 const LayerShape kLayers[] = {{"Qwen3 0.6B", 1024, 16, 8, 128, 3072},
                               {"Llama 3.2 1B", 2048, 32, 8, 64, 8192},
                               {"Llama 3 8B", 4096, 32, 8, 128, 14336}};
-constexpr int kNumTokens[] = {1, 8, 16, 32, 64, 96, 128, 192, 256};
-constexpr int kMaxTokens = 256;
+constexpr int kNumTokens[] = {1, 8, 16, 32, 64, 96, 128};
+constexpr int kMaxTokens = 128;
 
 // How a layer's products are computed.
 enum class Rung {
@@ -270,7 +270,7 @@ bool exists(Rung rung, int num_tokens) {
     case Rung::kTiles:
       return common::can_tile(Precision::kBFloat16) && num_tokens <= common::max_tiled_tokens(false);
     case Rung::kWideTiles:
-      return common::can_tile(Precision::kBFloat16) && num_tokens >= 32 && num_tokens <= common::kMaxWideTokens;
+      return common::can_tile(Precision::kBFloat16) && num_tokens <= common::kMaxWideTokens;
     default:
       return true;
   }

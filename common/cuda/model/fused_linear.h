@@ -1,7 +1,7 @@
 // Matrix products for the tokens of a decode step, with everything around them fused in. Reading the weights takes most
 // of the time, so their copies start before the previous launch has finished. Three kernels do that: one for a handful
-// of tokens (fused_kernel.cuh), and on Hopper one for some dozens (tiled_kernel.cuh) and one for more
-// (wide_kernel.cuh).
+// of tokens (fused_kernel.cuh), and on Hopper two by tiles (tiled_kernel.cuh, wide_kernel.cuh). product_kernel.h
+// chooses.
 #pragma once
 
 #include <cuda_runtime_api.h>
