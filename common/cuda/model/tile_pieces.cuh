@@ -78,6 +78,10 @@ struct TileWork {
   __device__ __forceinline__ int tile(int round) const { return first_tile + round * tile_step; }
 };
 
+// Barriers of warps, by number; 0 is __syncthreads's.
+inline constexpr int kComputeBarrier = 1;  // of the threads that multiply
+inline constexpr int kScalesBarrier = 2;   // of these, and of those that find the norm's scales
+
 // The ring's barriers.
 template <int kStages>
 struct RingBarriers {

@@ -232,11 +232,11 @@ __device__ __forceinline__ void add_column_groups(float (&sums)[Shape::kBlocks][
     if (group >= half && group < 2 * half) {
       for_each_sum(group - half, [](float& place, float sum) { place = sum; });
     }
-    wait_named(1, Shape::kComputeThreads);
+    wait_named(kComputeBarrier, Shape::kComputeThreads);
     if (group < half) {
       for_each_sum(group, [](float place, float& sum) { sum += place; });
     }
-    wait_named(1, Shape::kComputeThreads);
+    wait_named(kComputeBarrier, Shape::kComputeThreads);
   }
 }
 
@@ -379,7 +379,6 @@ __global__ void __launch_bounds__(Shape::kThreads, 1)
   unsigned char* const ring_memory = shared + (ring - shared_address(shared));
   auto& memory = *reinterpret_cast<TileMemory<Shape>*>(ring_memory + Shape::kRingBytes);
   const TileWork work(linear, plan, Shape::kStageColumns);
-  constexpr int kScalesFound = 2;  // a barrier
   constexpr int kScaleThreads = 64;
 
   allow_next_launch();
@@ -400,7 +399,7 @@ __global__ void __launch_bounds__(Shape::kThreads, 1)
     } else if (thread >= 128 - kScaleThreads) {
       find_scales<kScaleThreads, 4>(linear, work.rank, plan.ranks, tokens_of_rank(work, linear.num_tokens),
                                     thread - (128 - kScaleThreads), memory.scales);
-      arrive_named(kScalesFound, Shape::kComputeThreads + kScaleThreads);
+      arrive_named(kScalesBarrier, Shape::kComputeThreads + kScaleThreads);
     }
     __syncwarp();
     if (plan.ranks > 1) {
@@ -418,7 +417,7 @@ __global__ void __launch_bounds__(Shape::kThreads, 1)
       float sums[Shape::kBlocks][Shape::kTokens / 2];
       multiply_tile<Shape>(work, ring, memory, position, sums);
       if (round == 0) {
-        wait_named(kScalesFound, Shape::kComputeThreads + kScaleThreads);
+        wait_named(kScalesBarrier, Shape::kComputeThreads + kScaleThreads);
       }
       // After the last tile, the ring has room for all sums.
       const bool is_last = round + 1 == work.num_rounds;
@@ -427,7 +426,7 @@ __global__ void __launch_bounds__(Shape::kThreads, 1)
 #pragma unroll 1
       for (int first_token = 0; first_token < linear.num_tokens; first_token += tokens_at_once) {
         const int last_token = min(first_token + tokens_at_once, linear.num_tokens);
-        wait_named(1, Shape::kComputeThreads);  // nothing else is read from there any more
+        wait_named(kComputeBarrier, Shape::kComputeThreads);  // nothing else is read from there any more
         add_column_groups<Shape>(sums, first_token, last_token, tokens_at_once, exchange);
         if (threadIdx.x < 128 * Shape::kRowGroups) {
           store_sums<Shape>(sums, first_token, last_token, exchange);
@@ -438,7 +437,7 @@ __global__ void __launch_bounds__(Shape::kThreads, 1)
                                  if (plan.ranks > 1) {
                                    wait_for_cluster();
                                  } else {
-                                   wait_named(1, Shape::kComputeThreads);
+                                   wait_named(kComputeBarrier, Shape::kComputeThreads);
                                  }
                                });
         });

@@ -18,12 +18,8 @@ template <typename Shape>
 void launch_shape(const FusedLinear& linear, const TileFinish& finish, const TilePlan& plan, cudaStream_t stream) {
   constexpr std::size_t kShared = 1024 + Shape::kRingBytes + sizeof(TileMemory<Shape>);
   static_assert(kShared <= Shape::kSharedBytes);
-  const int tiles = (linear.num_rows + plan.rows - 1) / plan.rows;
-  const int clusters = std::min(tiles, max_clusters().at(static_cast<std::size_t>(plan.ranks)));
-  COMMON_CHECK(clusters > 0, "the GPU has room for a cluster");
-  COMMON_CHECK(plan.ranks == 1 || clusters == tiles, "a cluster has one tile");
-  launch_clusters(tiled_linear<Shape>, dim3(static_cast<unsigned>(clusters * plan.ranks)), plan.ranks, Shape::kThreads,
-                  kShared, stream, Overlap::kPreviousWithoutL1,
+  launch_clusters(tiled_linear<Shape>, grid_of(linear, plan), plan.ranks, Shape::kThreads, kShared, stream,
+                  Overlap::kPreviousWithoutL1,
                   matrix_map(linear.weights, linear.num_rows, linear.num_cols, plan.rows, Shape::kFloat8),
                   matrix_map(linear.x, linear.num_x_rows, linear.num_cols, Shape::kTokens), linear, finish, plan);
 }
@@ -78,17 +74,28 @@ ClusterCounts max_clusters() {
   });
 }
 
+void check_for_tiles(const FusedLinear& linear) {
+  COMMON_CHECK(can_tile(linear.precision), "tiles are for Hopper, in bfloat16");
+  COMMON_CHECK(
+      linear.num_rows > 0 && linear.num_cols > 0 && linear.num_cols % (linear.row_scales == nullptr ? 8 : 16) == 0,
+      "rows are 16-byte pieces");
+  COMMON_CHECK(linear.weights != nullptr && linear.x != nullptr, "there is something to multiply");
+  COMMON_CHECK(linear.rows == nullptr && linear.num_tokens <= linear.num_x_rows, "x is taken as it lies");
+}
+
+dim3 grid_of(const FusedLinear& linear, const TilePlan& plan) {
+  const int tiles = (linear.num_rows + plan.rows - 1) / plan.rows;
+  const int clusters = std::min(tiles, max_clusters().at(static_cast<std::size_t>(plan.ranks)));
+  COMMON_CHECK(clusters > 0, "the GPU has room for a cluster");
+  COMMON_CHECK(plan.ranks == 1 || clusters == tiles, "a cluster has one tile");
+  return dim3(static_cast<unsigned>(clusters * plan.ranks));
+}
+
 namespace {
 
-struct Overhead {
-  int ranks;
-  double nanoseconds;
-};
-
-// A launch's overhead besides its stages: a cluster's exchange of sums has to be worth it. It is larger with float8
-// weights, because the ring fills, and is waited for, in half the time.
-constexpr Overhead kOverheads[] = {{1, 600.0}, {2, 1600.0}, {3, 2400.0}, {4, 1800.0}, {8, 3000.0}};
-constexpr Overhead kFloat8Overheads[] = {{1, 3200.0}, {2, 5500.0}, {3, 5700.0}, {4, 5500.0}, {8, 6900.0}};
+// Larger with float8 weights, because the ring fills, and is waited for, in half the time.
+constexpr LaunchOverhead kOverheads[] = {{1, 600.0}, {2, 1600.0}, {3, 2400.0}, {4, 1800.0}, {8, 3000.0}};
+constexpr LaunchOverhead kFloat8Overheads[] = {{1, 3200.0}, {2, 5500.0}, {3, 5700.0}, {4, 5500.0}, {8, 6900.0}};
 
 // Nanoseconds that a stage takes. A multiprocessor takes in about 50 bytes a nanosecond, weights and x alike (H200).
 // Those of float8 are measured: they depend on how many warpgroups unpack how much.
@@ -147,14 +154,10 @@ TilePlan plan_tiles(const FusedLinear& linear, int row_step, const ClusterCounts
 }
 
 void tiled_product(const FusedLinear& linear, const TileFinish& finish, cudaStream_t stream) {
-  COMMON_CHECK(can_tile(linear.precision), "tiles are for Hopper, in bfloat16");
+  check_for_tiles(linear);
   const bool is_float8 = linear.row_scales != nullptr;
   COMMON_CHECK(linear.num_tokens > 0 && linear.num_tokens <= max_tiled_tokens(is_float8), "tiles are for some tokens");
-  COMMON_CHECK(linear.num_rows > 0 && linear.num_cols > 0 && linear.num_cols % (is_float8 ? 16 : 8) == 0,
-               "rows are 16-byte pieces");
   COMMON_CHECK(!is_float8 || linear.num_rows % 2 == 0, "scales are read two at a time");
-  COMMON_CHECK(linear.weights != nullptr && linear.x != nullptr, "there is something to multiply");
-  COMMON_CHECK(linear.rows == nullptr && linear.num_tokens <= linear.num_x_rows, "x is taken as it lies");
   // Squares are summed over 64 rows.
   const int row_step = finish.kind == TileFinish::Kind::kAddToResidual ? kTileSquaresColumns : 8;
   launch_tiled(linear, finish, plan_tiles(linear, row_step, max_clusters()), stream);

@@ -14,6 +14,18 @@ namespace common {
 using ClusterCounts = std::array<int, 9>;
 ClusterCounts max_clusters();  // on the current device
 
+// A launch's overhead besides its stages: a cluster's exchange of sums has to be worth it.
+struct LaunchOverhead {
+  int ranks;
+  double nanoseconds;
+};
+
+// What both products by tiles want of their arguments.
+void check_for_tiles(const FusedLinear& linear);
+
+// The thread blocks of a launch: a cluster for each tile, or as many as run at the same time.
+dim3 grid_of(const FusedLinear& linear, const TilePlan& plan);
+
 // row_step: a tile's rows must be a multiple of it. The plan has no rows if the GPU has no room for a tile.
 TilePlan plan_tiles(const FusedLinear& linear, int row_step, const ClusterCounts& clusters);
 

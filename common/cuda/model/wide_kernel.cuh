@@ -51,10 +51,6 @@ struct WideMemory {
 
 #if COURSE_WGMMA
 
-// Barriers of warps, by number.
-inline constexpr int kWideRingFree = 1;
-inline constexpr int kWideScalesFound = 2;
-
 // A warpgroup's tokens, times a tile's rows.
 template <typename Shape>
 __device__ __forceinline__ void multiply_wide_tile(const TileWork& work, std::uint32_t ring,
@@ -248,7 +244,7 @@ __device__ __forceinline__ void multiply_wide_tiles(const FusedLinear& linear, c
     }
     if (linear.squares != nullptr) {
       if (round == 0) {
-        wait_named(kWideScalesFound, Shape::kComputeThreads + Shape::kScaleThreads);
+        wait_named(kScalesBarrier, Shape::kComputeThreads + Shape::kScaleThreads);
       }
       const float* const scale = memory.scales + warp * 16 + lane / 4;
 #pragma unroll
@@ -275,7 +271,7 @@ __device__ __forceinline__ void multiply_wide_tiles(const FusedLinear& linear, c
     // The ring is free: this is the only tile.
     auto* const exchange = reinterpret_cast<float2*>(ring_memory);
     constexpr int kPairs = Shape::kSums / 2;
-    wait_named(kWideRingFree, Shape::kComputeThreads);
+    wait_named(kComputeBarrier, Shape::kComputeThreads);
 #pragma unroll
     for (int pair = 0; pair < kPairs; ++pair) {
       exchange[(warp * kPairs + pair) * 32 + lane] = {sums[2 * pair], sums[2 * pair + 1]};
@@ -351,7 +347,7 @@ __global__ void __launch_bounds__(Shape::kThreads, 1)
   } else if (thread >= 128 - Shape::kScaleThreads && linear.squares != nullptr) {
     find_scales<Shape::kScaleThreads, 8>(linear, 0, 1, linear.num_tokens, thread - (128 - Shape::kScaleThreads),
                                          memory.scales);
-    arrive_named(kWideScalesFound, Shape::kComputeThreads + Shape::kScaleThreads);
+    arrive_named(kScalesBarrier, Shape::kComputeThreads + Shape::kScaleThreads);
   }
   __syncwarp();
   if (plan.ranks > 1) {

@@ -9,39 +9,28 @@
 namespace common {
 namespace {
 
-using Smallest = WideShape<64>;
+constexpr int kSmallRows = 64;  // of the smaller kind of tile
 
 template <typename Shape>
 void launch_shape(const FusedLinear& linear, const TileFinish& finish, const TilePlan& plan, cudaStream_t stream) {
   constexpr std::size_t kShared = 1024 + Shape::kRingBytes + sizeof(WideMemory<Shape>);
   static_assert(kShared <= Shape::kSharedBytes);
-  const int tiles = (linear.num_rows + plan.rows - 1) / plan.rows;
-  const int clusters = std::min(tiles, max_clusters().at(static_cast<std::size_t>(plan.ranks)));
-  COMMON_CHECK(clusters > 0, "the GPU has room for a cluster");
-  COMMON_CHECK(plan.ranks == 1 || clusters == tiles, "a cluster has one tile");
-  launch_clusters(wide_linear<Shape>, dim3(static_cast<unsigned>(clusters * plan.ranks)), plan.ranks, Shape::kThreads,
-                  kShared, stream, Overlap::kPreviousWithoutL1,
-                  matrix_map(linear.weights, linear.num_rows, linear.num_cols, plan.rows),
+  launch_clusters(wide_linear<Shape>, grid_of(linear, plan), plan.ranks, Shape::kThreads, kShared, stream,
+                  Overlap::kPreviousWithoutL1, matrix_map(linear.weights, linear.num_rows, linear.num_cols, plan.rows),
                   matrix_map(linear.x, linear.num_x_rows, linear.num_cols, (linear.num_tokens + 63) / 64 * 64), linear,
                   finish, plan);
 }
 
-struct Overhead {
-  int ranks;
-  double nanoseconds;
-};
-
-// A launch's overhead besides its stages: a cluster's exchange of sums has to be worth it. All times were measured on
-// an H100 with the products of Qwen3 0.6B, Llama 3.2 1B and Llama 3 8B, for 128 tokens.
-constexpr Overhead kOverheads[] = {{1, 4000.0}, {2, 5300.0}, {4, 5800.0}, {8, 6800.0}};
+// All times were measured on an H100 with the products of Qwen3 0.6B, Llama 3.2 1B and Llama 3 8B, for 128 tokens.
+constexpr LaunchOverhead kOverheads[] = {{1, 4000.0}, {2, 5300.0}, {4, 5800.0}, {8, 6800.0}};
 
 // What a tile of more than 64 rows adds to it.
-double overhead_of_rows(int rows) { return rows > Smallest::kRows ? 2600.0 : 0.0; }
+double overhead_of_rows(int rows) { return rows > kSmallRows ? 2600.0 : 0.0; }
 
 // Nanoseconds that a stage takes when so many blocks run: the slowest of multiplying, of reading weights from memory,
 // and of bringing weights and x from the L2 cache.
 double stage_time(int rows, int blocks) {
-  const double multiplying = 2.3 * (rows <= Smallest::kRows ? Smallest::kRows : kMaxWideRows);
+  const double multiplying = 2.3 * (rows <= kSmallRows ? kSmallRows : kMaxWideRows);
   const double bytes_per_nanosecond = std::min(3000.0, 40.0 * blocks);
   const double memory = rows * kPanelRowBytes * static_cast<double>(blocks) / bytes_per_nanosecond;
   const double cache = blocks / 128.0 * (115.0 + 2.45 * rows);
@@ -79,11 +68,8 @@ TilePlan plan_wide(const FusedLinear& linear, int row_step, const ClusterCounts&
 }
 
 void wide_product(const FusedLinear& linear, const TileFinish& finish, cudaStream_t stream) {
-  COMMON_CHECK(can_tile(linear.precision), "tiles are for Hopper, in bfloat16");
-  COMMON_CHECK(linear.num_rows > 0 && linear.num_cols > 0 && linear.num_cols % 8 == 0, "rows are 16-byte pieces");
-  COMMON_CHECK(linear.weights != nullptr && linear.x != nullptr, "there is something to multiply");
+  check_for_tiles(linear);
   COMMON_CHECK(linear.row_scales == nullptr, "weights are bfloat16");
-  COMMON_CHECK(linear.rows == nullptr && linear.num_tokens <= linear.num_x_rows, "x is taken as it lies");
   // Squares are summed over 64 rows, and 16 are stored at once.
   const int row_step = finish.kind == TileFinish::Kind::kAddToResidual ? kTileSquaresColumns : 16;
   launch_wide(linear, finish, plan_wide(linear, row_step, max_clusters()), stream);
@@ -93,8 +79,8 @@ void launch_wide(const FusedLinear& linear, const TileFinish& finish, const Tile
   COMMON_CHECK(plan.rows > 0 && plan.rows <= kMaxWideRows && plan.rows % 8 == 0, "there are tiles of so many rows");
   COMMON_CHECK(plan.ranks == 1 || plan.ranks == 2 || plan.ranks == 4 || plan.ranks == 8, "clusters share sums evenly");
   COMMON_CHECK(linear.num_tokens > 0 && linear.num_tokens <= kMaxWideTokens, "wide products are for some tokens");
-  plan.rows <= 64 ? launch_shape<WideShape<64>>(linear, finish, plan, stream)
-                  : launch_shape<WideShape<128>>(linear, finish, plan, stream);
+  plan.rows <= kSmallRows ? launch_shape<WideShape<kSmallRows>>(linear, finish, plan, stream)
+                          : launch_shape<WideShape<kMaxWideRows>>(linear, finish, plan, stream);
 }
 
 }  // namespace common
