@@ -39,6 +39,7 @@ struct CudaLlama::Impl {
   int max_tokens;
   int q_cols;
   int kv_cols;
+  ProductModel product_model;
   CudaLlamaWeights weights;
   MatrixProducts products;
   // One step's activations, for max_tokens tokens.
@@ -76,6 +77,11 @@ struct CudaLlama::Impl {
         max_tokens(llama_max_tokens),
         q_cols(config.num_heads * config.head_dim),
         kv_cols(config.num_kv_heads * config.head_dim),
+        product_model{.precision = precision,
+                      .weights = weight_type,
+                      .activations = activation_type,
+                      .longest_row = longest_row(),
+                      .has_tiles = can_tile(precision)},
         weights(whole, precision, weight_type, shard),
         products(precision),
         residual(activation_elements(config.hidden_size)),
@@ -115,24 +121,8 @@ struct CudaLlama::Impl {
     const std::int64_t rows = std::max(q_cols + 2 * kv_cols, 2 * config.feed_forward_size);
     return static_cast<std::size_t>(rows * config.hidden_size);
   }
-  int max_fused() const { return max_fused_tokens(precision, weight_type, activation_type, longest_row()); }
-  ProductKernel kernel_for(int tokens) const {
-    return product_kernel(precision, weight_type, activation_type, tokens, longest_row());
-  }
-  // For the output matrix, which is never float8. Nothing is fused into logits, and then the library is faster than
-  // wide tiles.
-  int max_fused_logits() const {
-    return std::min(max_fused_tokens(precision, WeightType::kAuto, ActivationType::kAuto, longest_row()),
-                    max_tiled_tokens(false));
-  }
-  ProductKernel logits_kernel(int rows) const {
-    if (rows > max_fused_logits()) {
-      return ProductKernel::kLibrary;
-    }
-    const ProductKernel kernel =
-        product_kernel(precision, WeightType::kAuto, ActivationType::kAuto, rows, longest_row());
-    return kernel == ProductKernel::kWideTiles ? ProductKernel::kTiles : kernel;
-  }
+  int max_fused() const { return max_fused_tokens(product_model); }
+  ProductKernel kernel_for(int tokens) const { return product_kernel(product_model, tokens); }
   bool is_fused(int tokens) const { return kernel_for(tokens) != ProductKernel::kLibrary; }
 
   std::size_t activation_elements(int cols) const {
@@ -415,7 +405,7 @@ void CudaLlama::prepare(int num_tokens, int num_rows) {
     prepare_product(impl.gate_up_product(any_layer, tokens), any_layer.gate_up);
     prepare_product(impl.down_product(any_layer, tokens), any_layer.down);
   }
-  for (int rows = impl.max_fused_logits() + 1; rows <= num_rows; ++rows) {
+  for (int rows = max_fused_logits(impl.product_model) + 1; rows <= num_rows; ++rows) {
     impl.products.prepare(impl.logits_product(rows, nullptr));
   }
 }
@@ -465,7 +455,7 @@ void CudaLlama::logits(const int* rows, int num_rows, float* logits, cudaStream_
   COMMON_CHECK(impl.num_tokens > 0, "forward comes before logits");
   COMMON_CHECK(num_rows > 0 && num_rows <= impl.max_tokens, "logits are of 1 to max_tokens rows");
   COMMON_CHECK(rows != nullptr && logits != nullptr && is_aligned(logits), "rows and logits are given");
-  const ProductKernel kernel = impl.logits_kernel(num_rows);
+  const ProductKernel kernel = logits_kernel(impl.product_model, num_rows);
   if (kernel == ProductKernel::kRows && impl.kernel_for(impl.num_tokens) == ProductKernel::kRows) {
     FusedLinear linear = impl.of_residual({impl.weights.output}, impl.config.vocab_size);
     linear.rows = rows;

@@ -66,41 +66,56 @@ constexpr int kMinMediumWideTokens = 33;
 constexpr int kMaxUnpackedTokens = 64;
 
 bool is_medium(int longest_row) { return longest_row > kShortRow && longest_row <= kMediumRow; }
-bool has_wide_tiles(Precision precision, WeightType weights) {
-  return can_tile(precision) && weights != WeightType::kFloat8;
-}
+bool has_wide_tiles(const ProductModel& model) { return model.has_tiles && model.weights != WeightType::kFloat8; }
 
 // By rows, every thread block reads all of x: the longer the rows, the fewer the tokens for which that is little.
-int max_row_tokens(Precision precision, WeightType weights, int longest_row) {
-  if (precision == Precision::kFloat32) {
+int max_row_tokens(const ProductModel& model) {
+  if (model.precision == Precision::kFloat32) {
     return 1;
   }
-  const int with_longest = has_wide_tiles(precision, weights) ? 2 : 8;
-  return longest_row <= kShortRow ? 32 : longest_row <= kLongRow ? 16 : with_longest;
+  const int with_longest = has_wide_tiles(model) ? 2 : 8;
+  return model.longest_row <= kShortRow ? 32 : model.longest_row <= kLongRow ? 16 : with_longest;
+}
+
+ProductModel of_logits(ProductModel model) {
+  model.weights = WeightType::kAuto;
+  model.activations = ActivationType::kAuto;
+  return model;
 }
 
 }  // namespace
 
-ProductKernel product_kernel(Precision precision, WeightType weights, ActivationType activations, int num_tokens,
-                             int longest_row) {
-  if (num_tokens <= max_row_tokens(precision, weights, longest_row)) {
+ProductKernel product_kernel(const ProductModel& model, int num_tokens) {
+  if (num_tokens <= max_row_tokens(model)) {
     return ProductKernel::kRows;
   }
-  if (num_tokens > max_fused_tokens(precision, weights, activations, longest_row)) {
+  if (num_tokens > max_fused_tokens(model)) {
     return ProductKernel::kLibrary;
   }
-  const int min_wide_tokens = is_medium(longest_row) ? kMinMediumWideTokens : 1;
-  const bool is_wide = has_wide_tiles(precision, weights) && num_tokens >= min_wide_tokens;
+  const int min_wide_tokens = is_medium(model.longest_row) ? kMinMediumWideTokens : 1;
+  const bool is_wide = has_wide_tiles(model) && num_tokens >= min_wide_tokens;
   return is_wide ? ProductKernel::kWideTiles : ProductKernel::kTiles;
 }
 
-int max_fused_tokens(Precision precision, WeightType weights, ActivationType activations, int longest_row) {
-  const int max_tokens = !can_tile(precision)             ? max_row_tokens(precision, weights, longest_row)
-                         : weights == WeightType::kFloat8 ? max_tiled_tokens(true)
-                         : is_medium(longest_row)         ? kMaxMediumTokens
-                                                          : kMaxFusedTokens;
-  return activations == ActivationType::kFloat8 && longest_row > kLongRow ? std::min(max_tokens, kMaxUnpackedTokens)
-                                                                          : max_tokens;
+int max_fused_tokens(const ProductModel& model) {
+  const int max_tokens = !model.has_tiles                       ? max_row_tokens(model)
+                         : model.weights == WeightType::kFloat8 ? max_tiled_tokens(true)
+                         : is_medium(model.longest_row)         ? kMaxMediumTokens
+                                                                : kMaxFusedTokens;
+  const bool may_be_float8 = model.activations == ActivationType::kFloat8 && model.longest_row > kLongRow;
+  return may_be_float8 ? std::min(max_tokens, kMaxUnpackedTokens) : max_tokens;
+}
+
+ProductKernel logits_kernel(const ProductModel& model, int num_rows) {
+  if (num_rows > max_fused_logits(model)) {
+    return ProductKernel::kLibrary;
+  }
+  const ProductKernel kernel = product_kernel(of_logits(model), num_rows);
+  return kernel == ProductKernel::kWideTiles ? ProductKernel::kTiles : kernel;
+}
+
+int max_fused_logits(const ProductModel& model) {
+  return std::min(max_fused_tokens(of_logits(model)), max_tiled_tokens(false));
 }
 
 }  // namespace common
