@@ -30,6 +30,7 @@ double time_decode_plan(const common::Stream& stream, const ColdBatches& sets);
 void print_decode_speed(const KernelBenchOptions& options, std::ostream& output);
 void print_ragged_speed(std::ostream& output);
 void print_chunk_speed(std::ostream& output);
+void print_mixed_speed(std::ostream& output);
 void print_cache_speed(std::ostream& output);
 void print_sampling_speed(std::ostream& output);
 void print_product_speed(std::ostream& output);
@@ -40,8 +41,10 @@ struct Prompts {
   std::string name;
   std::vector<int> lengths;  // new tokens of each sequence
   HeadShape shape;
-  int past = 0;      // tokens of each sequence that are cached already
-  int num_sets = 1;  // of pages, used in turn: enough of them, and none is found in the L2 cache
+  int past = 0;            // tokens of each sequence that are cached already
+  int num_sets = 1;        // of pages, used in turn: enough of them, and none is found in the L2 cache
+  int num_decodes = 0;     // sequences of one new token each that stand before these
+  int decode_context = 0;  // the tokens that each of them sees
 };
 struct PromptStep;  // stage7_cuda_kernel/ladder/prompt_ladder.h
 struct PromptTiming {
@@ -51,7 +54,7 @@ struct PromptTiming {
 // Microseconds of write_to_slots for 8 kv heads of 128 dimensions, into blocks in random order.
 double time_writing(const common::Stream& stream, ScalarType type, int num_tokens);
 
-// Times ragged_attention, or a step of the prompts' ladder.
+// Times ragged_attention, a step of the prompts' ladder or, where sequences decode too, what a model's step launches.
 PromptTiming time_prompts(const common::Stream& stream, const Prompts& prompts, const PromptStep* step = nullptr,
                           const RaggedOptions& options = {});
 double flops_of(const Prompts& prompts);

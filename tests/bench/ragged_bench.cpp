@@ -2,12 +2,15 @@
 #include <algorithm>
 #include <cstddef>
 #include <limits>
+#include <numeric>
 #include <ostream>
+#include <span>
 
 #include "common/app/progress.h"
 #include "common/app/table.h"
 #include "common/base/text.h"
 #include "stage7/ladder/prompt_ladder.h"
+#include "stage7/production/production_kernels.h"
 #include "tests/bench/bench_parts.h"
 
 namespace stage7 {
@@ -87,8 +90,9 @@ std::vector<Chunks> chunks() {
 
 PromptTiming time_prompts(const common::Stream& stream, const Prompts& row, const PromptStep* step,
                           const RaggedOptions& options) {
-  std::vector<int> starts = {0};
-  std::vector<int> contexts;
+  std::vector<int> starts(static_cast<std::size_t>(row.num_decodes) + 1);
+  std::iota(starts.begin(), starts.end(), 0);
+  std::vector<int> contexts(static_cast<std::size_t>(row.num_decodes), row.decode_context);
   for (const int length : row.lengths) {
     starts.push_back(starts.back() + length);
     contexts.push_back(length + row.past);
@@ -122,8 +126,19 @@ PromptTiming time_prompts(const common::Stream& stream, const Prompts& row, cons
                     .block_tables = device_tables.data(),
                     .table_starts = device_table_starts.data(),
                     .max_blocks_per_sequence = max_blocks};
-  const common::DeviceMemory workspace(ragged_workspace_bytes(shape, batch, starts.back(), options));
+  const Step mixed{.batch = batch,
+                   .num_decodes = row.num_decodes,
+                   .num_tokens = starts.back(),
+                   .query_starts = device_starts.data()};
+  const common::DeviceMemory workspace(row.num_decodes > 0
+                                           ? kProductionKernels.workspace_bytes(shape, mixed)
+                                           : ragged_workspace_bytes(shape, batch, starts.back(), options));
+  const std::span<std::byte> room(static_cast<std::byte*>(workspace.data()), workspace.bytes());
   const auto plan = [&](int) {
+    if (row.num_decodes > 0) {
+      kProductionKernels.plan(shape, mixed, room, stream.get());
+      return;
+    }
     plan_ragged(shape, batch, device_starts.data(), starts.back(), workspace.data(), stream.get(), options);
   };
   plan(0);
@@ -135,6 +150,10 @@ PromptTiming time_prompts(const common::Stream& stream, const Prompts& row, cons
             static_cast<std::size_t>(call % row.num_sets) * (keys.bytes() / all_sets.num_blocks) * shape.num_blocks;
         const Pages pages{static_cast<std::byte*>(keys.data()) + set, static_cast<std::byte*>(values.data()) + set,
                           shape};
+        if (row.num_decodes > 0) {
+          kProductionKernels.attend(pages, mixed, {.queries = queries.data()}, output.data(), room, stream.get());
+          return;
+        }
         if (step != nullptr) {
           step->attend(pages, batch, device_starts.data(), queries.data(), output.data(), starts.back(),
                        workspace.data(), stream.get());
@@ -202,6 +221,41 @@ void print_chunk_speed(std::ostream& output) {
   }
   progress.clear();
   output << "Chunks of prompts after a cached prefix, bfloat16, random blocks. Cold: K and V are not in the L2 cache.\n"
+         << table.to_string() << "\n";
+}
+
+void print_mixed_speed(std::ostream& output) {
+  struct Mixed {
+    int num_decodes;
+    int decode_context;
+    Chunks chunks;
+  };
+  const std::vector<Mixed> all = {{63, 1000, {1, 2000, 0}},
+                                  {63, 4000, {1, 2000, 0}},
+                                  {63, 1000, {1, 512, 8000}},
+                                  {31, 2000, {1, 128, 8000}},
+                                  {63, 1000, {1, 16, 4000}}};
+  const common::Stream stream;
+  common::Table table({"heads", "decodes", "chunk", "us", "decodes alone", "chunk alone"});
+  common::Progress progress("measuring steps that decode too", static_cast<std::int64_t>(all.size()));
+  for (const auto& [num_decodes, decode_context, chunks] : all) {
+    const auto& [num_sequences, new_tokens, past, shape] = chunks;
+    Prompts prompts{.name = common::format("%dx%d after %d", num_sequences, new_tokens, past),
+                    .lengths = std::vector<int>(static_cast<std::size_t>(num_sequences), new_tokens),
+                    .shape = shape,
+                    .past = past};
+    const auto time = [&] { return common::format_microseconds(time_prompts(stream, prompts).microseconds); };
+    const std::string chunk = time();
+    prompts.num_decodes = num_decodes;
+    prompts.decode_context = decode_context;
+    const std::string both = time();
+    prompts.lengths.clear();
+    table.add_row({name_of(shape), common::format("%dx1 after %d", num_decodes, decode_context - 1), prompts.name, both,
+                   time(), chunk});
+    progress.advance();
+  }
+  progress.clear();
+  output << "Attention of steps in which sequences decode beside a chunk of a prompt, bfloat16, random blocks.\n"
          << table.to_string() << "\n";
 }
 
