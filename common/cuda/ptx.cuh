@@ -377,6 +377,16 @@ __device__ __forceinline__ void copy_bulk(std::uint32_t shared, const void* glob
                : "memory");
 }
 
+// The same of bytes that nothing reads again soon: with streaming_policy(), they leave the L2 cache first.
+__device__ __forceinline__ void copy_bulk_once(std::uint32_t shared, const void* global, int bytes,
+                                               std::uint32_t barrier, CachePolicy policy) {
+  asm volatile(
+      "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint [%0], [%1], %2, [%3], %4;" ::"r"(
+          shared),
+      "l"(global), "r"(bytes), "r"(barrier), "l"(policy)
+      : "memory");
+}
+
 // Copies a piece of a matrix, as large as the map says, from this column and row on. Elements outside of the matrix
 // become zeros, and the barrier counts them as well.
 __device__ __forceinline__ void copy_panel(std::uint32_t shared, const CUtensorMap& map, int column, int row,

@@ -197,9 +197,10 @@ class TileRing {
       const std::int64_t offset = row_offset(pages_.shape, part == 0 ? blocks_[0] : blocks_[1], next_.kv_head, row) +
                                   Tile::panel_offset(panel, kTileTokens / 2);
       const std::uint32_t place = target + panel * Tile::kPanelBytes + part * bytes;
-      common::copy_bulk(place, static_cast<const Element*>(pages_.keys) + offset, bytes, barrier);
-      common::copy_bulk(place + Tile::kPair.values, static_cast<const Element*>(pages_.values) + offset, bytes,
-                        barrier);
+      const common::CachePolicy policy = common::streaming_policy();
+      common::copy_bulk_once(place, static_cast<const Element*>(pages_.keys) + offset, bytes, barrier, policy);
+      common::copy_bulk_once(place + Tile::kPair.values, static_cast<const Element*>(pages_.values) + offset, bytes,
+                             barrier, policy);
     }
 #else
     constexpr int kVecElements = kVecBytes / static_cast<int>(sizeof(Element));
@@ -223,7 +224,7 @@ class TileRing {
 #if COURSE_BULK_COPY
     if (lane_ == 0) {
       common::arrive_expecting(barrier, Tile::kPair.bytes);
-      common::copy_bulk(target, pair, Tile::kPair.bytes, barrier);
+      common::copy_bulk_once(target, pair, Tile::kPair.bytes, barrier, common::streaming_policy());
     }
 #else
     for (int i = lane_ * kVecBytes; i < Tile::kPair.bytes; i += 32 * kVecBytes) {
