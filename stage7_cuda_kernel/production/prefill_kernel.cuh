@@ -256,6 +256,7 @@ struct PrefillProducer {
       common::wait_named(kProducers, common::kWarpgroupThreads);
       if (work.num_seen == 0) {
         common::arrive(full);
+        common::wait_for_previous_launch();  // this launch may have begun beside it, and must not finish before
         return;
       }
       copy_queries(work, slot.place);

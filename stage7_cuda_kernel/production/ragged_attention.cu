@@ -200,7 +200,7 @@ void ragged_attention(const Pages& pages, const Batch& batch, const int* query_s
   const RaggedWorkspace own = ragged_workspace(const_cast<void*>(workspace), pages.shape, batch, num_tokens, options);
   if (own.shape.kernel == RaggedKernel::kWarpgroups) {
     COMMON_CHECK(has_warpgroups(pages.shape), "wgmma serves this device and these pages");
-    prefill_attention(pages, batch, queries, output, own, stream);
+    prefill_attention(pages, batch, queries, output, own, options.beside_previous, stream);
   } else {
     const RaggedCall call{pages, batch, queries, output, own, stream};
     if (pages.shape.type == ScalarType::kFloat8) {

@@ -24,14 +24,15 @@ inline DecodeShape decode_shape(const PageShape& shape, const Batch& batch, cons
   };
   // The lengths are known on the device only, so the number of heads decides.
   // Chips before Hopper have no room for the large thread block.
-  const bool many_heads = batch.num_sequences * shape.num_kv_heads > num_multiprocessors ||
+  const bool takes_all = options.num_multiprocessors == 0;
+  const bool many_heads = (takes_all && batch.num_sequences * shape.num_kv_heads > num_multiprocessors) ||
                           !fits(decode_ring(shape.type, shape.head_dim, group, false));
   DecodeRing ring = decode_ring(shape.type, shape.head_dim, group, many_heads);
   const bool small_rings = !fits(ring);
   if (small_rings) {
     ring = small_decode_ring(shape.type, shape.head_dim, group);
   }
-  const int resident = ring.resident * num_multiprocessors;
+  const int resident = ring.resident * (takes_all ? num_multiprocessors : options.num_multiprocessors);
   return {.group = group,
           .num_workers = options.num_workers > 0 ? options.num_workers : resident,
           .min_tiles = ring.warps,

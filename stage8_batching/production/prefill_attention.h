@@ -7,6 +7,6 @@ namespace stage8 {
 
 // ragged_attention for pages that has_warpgroups() names.
 void prefill_attention(const Pages& pages, const Batch& batch, const void* queries, void* output,
-                       const RaggedWorkspace& workspace, cudaStream_t stream);
+                       const RaggedWorkspace& workspace, bool beside_previous, cudaStream_t stream);
 
 }  // namespace

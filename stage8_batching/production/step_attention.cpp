@@ -1,8 +1,10 @@
 // Attention of ProductionKernels: how it splits a step into the two kinds of attention.
+#include <cmath>
 #include <cstdint>
 
 #include "../kernels/checks.h"
 #include "attention_launches.h"
+#include "common/cuda/runtime/device.h"
 #include "production_kernels.h"
 #include "ragged_plan.h"
 #include "supported_shapes.h"
@@ -21,9 +23,19 @@ Batch part_of(const Batch& batch, int first, int count) {
 
 std::size_t whole_lines(std::size_t bytes) { return (bytes + 255) / 256 * 256; }
 
+// How many multiprocessors take in all that the memory gives (KERNELS.md, "Decodes beside a chunk").
+int readers_of_memory() {
+  constexpr double kBytesPerSecond = 64e9;
+  return static_cast<int>(std::ceil(common::device_limits().memory_bandwidth / kBytesPerSecond));
+}
+
 // A step, split: decode attention computes the sequences with one token, ragged attention the others. Decode attention
 // uses the beginning of the workspace and ragged attention the end, so that neither has to know how much room the other
 // needs.
+//
+// The two use different parts of the chip: decode attention waits for memory, ragged attention for the tensor cores. So
+// they run side by side, decode attention on as many multiprocessors as the memory can feed and ragged attention on all
+// others; a multiprocessor that has no more of the one gets what is left of the other.
 struct SplitStep {
   Batch decodes;
   Batch chunks;
@@ -35,6 +47,21 @@ struct SplitStep {
         chunks(part_of(step.batch, step.num_decodes, step.batch.num_sequences - step.num_decodes)),
         num_chunk_tokens(chunks.num_sequences == 0 ? 0 : step.num_tokens - step.num_decodes),
         query_starts(step.query_starts == nullptr ? nullptr : step.query_starts + step.num_decodes) {}
+
+  // Side by side only if every multiprocessor then has two tasks of ragged attention or more: with fewer, some of them
+  // begin when decode attention has ended, and all wait for those.
+  bool is_side_by_side(const PageShape& shape) const {
+    const std::int64_t rows = std::int64_t{num_chunk_tokens} * chunks.num_heads;
+    const int num_multiprocessors = common::device_limits().num_multiprocessors;
+    return decodes.num_sequences > 0 && shape.type == ScalarType::kBFloat16 && has_warpgroups(shape) &&
+           rows >= std::int64_t{2} * num_multiprocessors * kWarpgroupsTaskRows &&
+           readers_of_memory() < num_multiprocessors;
+  }
+  DecodeOptions decode_options(const PageShape& shape) const {
+    // It may overlap the previous launch, which computes the rows or stores those of the chunks: what decode attention
+    // reads at once was written before that launch began.
+    return {.num_multiprocessors = is_side_by_side(shape) ? readers_of_memory() : 0, .overlap_previous = true};
+  }
 
   void* chunks_workspace(const PageShape& shape, std::span<std::byte> workspace) const {
     return workspace.last(whole_lines(ragged_workspace(nullptr, shape, chunks, num_chunk_tokens).bytes)).data();
@@ -61,7 +88,7 @@ void ProductionKernels::plan(const PageShape& shape, const Step& step, std::span
   const SplitStep split(step);
   COMMON_CHECK(workspace_bytes(shape, step) <= workspace.size(), "the workspace has room for the step");
   if (split.decodes.num_sequences > 0) {
-    plan_decode(shape, split.decodes, workspace.data(), stream);
+    plan_decode(shape, split.decodes, workspace.data(), stream, split.decode_options(shape));
   }
   if (split.num_chunk_tokens > 0) {
     plan_ragged(shape, split.chunks, split.query_starts, split.num_chunk_tokens,
@@ -73,25 +100,23 @@ void ProductionKernels::attend(const Pages& pages, const Step& step, const Layer
                                std::span<std::byte> workspace, cudaStream_t stream) const {
   const PageShape& shape = pages.shape;
   const SplitStep split(step);
-  if (split.decodes.num_sequences > 0) {
-    // It may overlap the previous launch, which computes the rows: what decode attention reads at once was written
-    // before that launch began.
-    decode_attention(pages, split.decodes, rows.queries, output, workspace.data(), stream, {.overlap_previous = true},
-                     {rows.keys, rows.values, rows.row_stride, step.slot_mapping});
-  }
-  if (split.num_chunk_tokens == 0) {
-    return;
-  }
-  check_pages(*this, pages);
-  check_batch(*this, shape, split.chunks);
-  if (rows.keys != nullptr) {
+  if (split.num_chunk_tokens > 0 && rows.keys != nullptr) {
+    check_pages(*this, pages);
+    check_batch(*this, shape, split.chunks);
     const std::int64_t skipped = step.num_decodes * rows.row_stride * bytes_of(row_type(shape.type));
     write_to_slots(pages, static_cast<const std::byte*>(rows.keys) + skipped,
                    static_cast<const std::byte*>(rows.values) + skipped, rows.row_stride,
                    step.slot_mapping + step.num_decodes, split.num_chunk_tokens, stream);
   }
-  ragged_attention(pages, split.chunks, split.query_starts, rows.queries, output, split.num_chunk_tokens,
-                   split.chunks_workspace(shape, workspace), stream);
+  if (split.decodes.num_sequences > 0) {
+    decode_attention(pages, split.decodes, rows.queries, output, workspace.data(), stream, split.decode_options(shape),
+                     {rows.keys, rows.values, rows.row_stride, step.slot_mapping});
+  }
+  if (split.num_chunk_tokens > 0) {
+    ragged_attention(pages, split.chunks, split.query_starts, rows.queries, output, split.num_chunk_tokens,
+                     split.chunks_workspace(shape, workspace), stream,
+                     {.beside_previous = split.is_side_by_side(shape)});
+  }
 }
 
 }  // namespace

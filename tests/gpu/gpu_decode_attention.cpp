@@ -170,6 +170,11 @@ TEST_CASE("Decode attention: however the work is cut, the result is the same (st
     CHECK(std::memcmp(once.data(), again.data(), once.size() * sizeof(float)) == 0);
     check_new_rows(batch, once, {.num_workers = num_workers}, tests::kOnExecutor ? 1 : 3);
   }
+  // On few multiprocessors, with the large rings.
+  for (const int num_multiprocessors : {1, 3}) {
+    CAPTURE(tests::name_of(type), group, head_dim, num_multiprocessors);
+    CHECK(batch.check(batch.decode({.num_multiprocessors = num_multiprocessors})) == tests::kNoDifference);
+  }
 }
 
 TEST_CASE("Decode attention: shuffled pages give the bits of pages in order", "[gpu]") {

@@ -1,6 +1,8 @@
 // A step's attention by every table of kernels, new tokens stored, against float64 on the same rounded inputs.
 #include <algorithm>
 #include <array>
+#include <cstring>
+#include <numeric>
 #include <vector>
 
 #include "tests/gpu/gpu_fixtures.h"
@@ -268,6 +270,61 @@ TEST_CASE("What the kernels cannot do is said in words (stage 7, invariant 6)", 
 }
 
 #ifdef COURSE_PRODUCTION
+// Decodes that take longer than a chunk which fills every multiprocessor more than twice: with wgmma, the two run side
+// by side, and attend() has not finished before both have.
+TEST_CASE("Paged attention: decodes and a large chunk, and the launch after them (stage 7, invariant 2)", "[gpu]") {
+  if (!common::has_cuda_device()) {
+    SKIP_TEST("there is no GPU");
+  }
+  constexpr int kHeads = 32;
+  constexpr int kNumDecodes = 12;
+  const int chunk = tests::kOnExecutor ? 20 : 2 * common::device_limits().num_multiprocessors * 128 / kHeads + 9;
+  std::vector<int> contexts = {1, 100, 0};
+  contexts.resize(kNumDecodes, tests::kOnExecutor ? 50 : 12000);
+  contexts.insert(contexts.end(), {chunk, 70});
+  std::vector<int> queries(kNumDecodes, 1);
+  queries.insert(queries.end(), {chunk, 3});
+  GpuBatch batch(
+      {.num_kv_heads = 8, .group = kHeads / 8, .head_dim = 64, .context_lengths = contexts, .query_lengths = queries});
+  const stage::PagedKernels& kernels = stage::kProductionKernels;
+  const std::vector<float> once = batch.attend(kernels, kNumDecodes).output;
+  CHECK(batch.check(once) == tests::kNoDifference);
+
+  // Layers, each followed by a launch that reads their output as soon as it may.
+  const stage::Step step = batch.step(kNumDecodes);
+  const stage::PageShape& shape = batch.pages().shape;
+  const std::size_t bytes = kernels.workspace_bytes(shape, step);
+  const int columns = shape.num_kv_heads * shape.head_dim;
+  stage::PageShape copy_shape = shape;
+  copy_shape.num_blocks = 1;
+  common::DeviceArray<std::byte> keys = tests::poisoned(copy_shape.elements(), shape.type);
+  common::DeviceArray<std::byte> values = tests::poisoned(copy_shape.elements(), shape.type);
+  const stage::Pages copies{keys.data(), values.data(), copy_shape};
+  std::vector<int> numbers(kNumDecodes);
+  std::iota(numbers.begin(), numbers.end(), 0);
+  const common::DeviceArray<int> slots(numbers);
+  for (int layer = 0; layer < (tests::kOnExecutor ? 1 : 20); ++layer) {
+    CAPTURE(layer);
+    const std::vector<float> result = batch.output_of(bytes, [&](void* memory) {
+      const std::span<std::byte> workspace(static_cast<std::byte*>(memory), bytes);
+      kernels.plan(shape, step, workspace, batch.stream.get());
+      kernels.attend(batch.pages(), step, {.queries = batch.queries.data()}, batch.output.data(), workspace,
+                     batch.stream.get());
+      kernels.write_to_slots(copies, batch.output.data(), batch.output.data(), std::int64_t{kHeads} * shape.head_dim,
+                             slots.data(), kNumDecodes, batch.stream.get());
+    });
+    CHECK(std::memcmp(result.data(), once.data(), once.size() * sizeof(float)) == 0);
+    const common::DeviceArray<std::byte> rows(static_cast<std::size_t>(kNumDecodes * columns * 2));
+    kernels.read_from_slots(copies, rows.data(), rows.data(), columns, slots.data(), kNumDecodes, batch.stream.get());
+    batch.stream.synchronize();
+    const std::vector<float> copied = tests::to_floats(rows.download(), shape.type);
+    for (int row = 0; row < kNumDecodes; ++row) {
+      const auto* const expected = &result[static_cast<std::size_t>(row * kHeads * shape.head_dim)];
+      CHECK(std::memcmp(&copied[static_cast<std::size_t>(row * columns)], expected, columns * sizeof(float)) == 0);
+    }
+  }
+}
+
 TEST_CASE("Rows that one table has written, the other reads", "[gpu]") {
   if (!common::has_cuda_device()) {
     SKIP_TEST("there is no GPU");

@@ -49,12 +49,21 @@ int current_device() {
 const DeviceLimits& device_limits() {
   static PerDevice<DeviceLimits> limits;
   return limits.get([] {
+    const auto attribute = [](cudaDeviceAttr which) {
+      int value = 0;
+      CUDA_CHECK(cudaDeviceGetAttribute(&value, which, current_device()));
+      return value;
+    };
+    // Two transfers a clock; kilohertz times bits.
+    const double memory_bandwidth =
+        2.0 * 1e3 * attribute(cudaDevAttrMemoryClockRate) * attribute(cudaDevAttrGlobalMemoryBusWidth) / 8.0;
     cudaDeviceProp properties{};
     CUDA_CHECK(cudaGetDeviceProperties(&properties, current_device()));
     return DeviceLimits{.name = properties.name,
                         .num_multiprocessors = properties.multiProcessorCount,
                         .compute_capability = properties.major * 10 + properties.minor,
-                        .shared_bytes_per_block = properties.sharedMemPerBlockOptin};
+                        .shared_bytes_per_block = properties.sharedMemPerBlockOptin,
+                        .memory_bandwidth = memory_bandwidth};
   });
 }
 

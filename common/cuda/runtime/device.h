@@ -94,6 +94,7 @@ struct DeviceLimits {
   int num_multiprocessors = 0;
   int compute_capability = 0;              // 90 for 9.0
   std::size_t shared_bytes_per_block = 0;  // the maximum, which a kernel gets after cudaFuncSetAttribute
+  double memory_bandwidth = 0.0;           // bytes per second, from the memory's clock and the width of its bus
 };
 const DeviceLimits& device_limits();
 
