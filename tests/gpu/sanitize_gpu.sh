@@ -7,6 +7,10 @@
 # Each kernel has a case tagged [sanitize], which no other run includes, or a test that is small in any case. The tools'
 # output is kept in build/sanitize/. Fails on errors, not on warnings: what racecheck warns of in decode attention's
 # ring is explained in stage7_cuda_kernel/production/tile_ring.cuh.
+#
+# initcheck (CUDA 13.0) does not see what the matrix library writes on Hopper: it reports each number that a kernel
+# reads of such a product, in a program without any code of this repository too. So of gpu_llama, it gets the cases
+# whose products are computed here.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/../.."
 programs=(
@@ -17,6 +21,9 @@ programs=(
   gpu_ladder_stage7 '[sanitize]'
   gpu_llama '[sanitize]'
 )
+without_library='*the bundled model*,*in float32*,*shapes that fit no tile*,*replays equal eager*'
+without_library+=',*the most likely token*,*tokens and rows*,*rows with options*,*what has no answer*,GPU tiles: what is done*'
+without_library+=',activations in float8*'
 tools=("$@")
 [[ $# != 0 ]] || tools=(memcheck racecheck initcheck synccheck)
 mkdir -p build/sanitize
@@ -26,10 +33,12 @@ for tool in "${tools[@]}"; do
   [[ $tool != synccheck ]] || options+=(--num-cuda-barriers 256)
   for ((i = 0; i < ${#programs[@]}; i += 2)); do
     program=${programs[i]}
+    cases=${programs[i + 1]}
+    [[ $tool != initcheck || $program != gpu_llama ]] || cases=$without_library
     log=build/sanitize/$tool-$program.log
     started=$SECONDS
     status=0
-    compute-sanitizer "${options[@]}" "build/tests/$program" "${programs[i + 1]}" >"$log" 2>&1 || status=$?
+    compute-sanitizer "${options[@]}" "build/tests/$program" "$cases" >"$log" 2>&1 || status=$?
     # "ERROR SUMMARY: 0 errors", or racecheck's "RACECHECK SUMMARY: 2 hazards displayed (0 errors, 2 warnings)".
     summary=$(grep -oE '(ERROR|RACECHECK) SUMMARY: .*' "$log" | tail -n 1) || summary=": compute-sanitizer ended early"
     tests=$(grep -E 'All tests passed|^test cases:' "$log" | tail -n 1) || tests="no test ended"
