@@ -381,8 +381,8 @@ __device__ __forceinline__ void copy_bulk(std::uint32_t shared, const void* glob
 __device__ __forceinline__ void copy_bulk_once(std::uint32_t shared, const void* global, int bytes,
                                                std::uint32_t barrier, CachePolicy policy) {
   asm volatile(
-      "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint [%0], [%1], %2, [%3], %4;" ::"r"(
-          shared),
+      "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint [%0], [%1], %2, [%3], "
+      "%4;" ::"r"(shared),
       "l"(global), "r"(bytes), "r"(barrier), "l"(policy)
       : "memory");
 }
