@@ -377,7 +377,7 @@ __device__ __forceinline__ void copy_bulk(std::uint32_t shared, const void* glob
                : "memory");
 }
 
-// The same of bytes that nothing reads again soon: with streaming_policy(), they leave the L2 cache first.
+// The same, for bytes that are not read again soon: with streaming_policy(), they are the first to leave the L2 cache.
 __device__ __forceinline__ void copy_bulk_once(std::uint32_t shared, const void* global, int bytes,
                                                std::uint32_t barrier, CachePolicy policy) {
   asm volatile(

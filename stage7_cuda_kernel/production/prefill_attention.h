@@ -5,7 +5,7 @@
 
 namespace stage7 {
 
-// ragged_attention for pages that has_warpgroups() names.
+// ragged_attention for pages that has_warpgroups() names. beside_previous: see RaggedOptions.
 void prefill_attention(const Pages& pages, const Batch& batch, const void* queries, void* output,
                        const RaggedWorkspace& workspace, bool beside_previous, cudaStream_t stream);
 

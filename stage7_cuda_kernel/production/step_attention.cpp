@@ -23,7 +23,7 @@ Batch part_of(const Batch& batch, int first, int count) {
 
 std::size_t whole_lines(std::size_t bytes) { return (bytes + 255) / 256 * 256; }
 
-// How many multiprocessors take in all that the memory gives (KERNELS.md, "Decodes beside a chunk").
+// How many multiprocessors it takes to read at the memory's full speed (KERNELS.md, "Decodes beside a chunk").
 int readers_of_memory() {
   constexpr double kBytesPerSecond = 64e9;
   return static_cast<int>(std::ceil(common::device_limits().memory_bandwidth / kBytesPerSecond));
@@ -35,7 +35,7 @@ int readers_of_memory() {
 //
 // The two use different parts of the chip: decode attention waits for memory, ragged attention for the tensor cores. So
 // they run side by side, decode attention on as many multiprocessors as the memory can feed and ragged attention on all
-// others; a multiprocessor that has no more of the one gets what is left of the other.
+// others; a multiprocessor whose decodes are done gets what is left of ragged attention.
 struct SplitStep {
   Batch decodes;
   Batch chunks;
@@ -99,10 +99,15 @@ void ProductionKernels::plan(const PageShape& shape, const Step& step, std::span
 void ProductionKernels::attend(const Pages& pages, const Step& step, const LayerRows& rows, void* output,
                                std::span<std::byte> workspace, cudaStream_t stream) const {
   const PageShape& shape = pages.shape;
+  check_pages(*this, pages);
+  check_step(*this, shape, step);
+  if (step.batch.num_sequences == 0 || step.num_tokens == 0) {
+    return;
+  }
+  COMMON_CHECK(rows.queries != nullptr && output != nullptr, "queries and output are given");
+  COMMON_CHECK(is_aligned(rows.queries) && is_aligned(output), "queries and output begin at multiples of 16 bytes");
   const SplitStep split(step);
   if (split.num_chunk_tokens > 0 && rows.keys != nullptr) {
-    check_pages(*this, pages);
-    check_batch(*this, shape, split.chunks);
     const std::int64_t skipped = step.num_decodes * rows.row_stride * bytes_of(row_type(shape.type));
     write_to_slots(pages, static_cast<const std::byte*>(rows.keys) + skipped,
                    static_cast<const std::byte*>(rows.values) + skipped, rows.row_stride,

@@ -10,7 +10,8 @@ namespace stage8 {
 // How decode attention shares out its work. The defaults are used unless a test or a measurement sets something else.
 struct DecodeOptions {
   int num_workers = 0;  // thread blocks that share the work; 0: as many as the device holds at once
-  // 0: all. Fewer: one large thread block on each of these, and the next launch may find the others free.
+  // How many multiprocessors to use; 0: all. With fewer, each has one large thread block, and the next launch can have
+  // the others.
   int num_multiprocessors = 0;
   // The kernel may start while the previous launch in the stream still runs, and reads queries and new rows only after
   // the previous launch has finished. It reads the plan, the tables, the lengths and the pages at once: whatever writes
@@ -53,9 +54,9 @@ enum class RaggedKernel {
 struct RaggedOptions {
   RaggedKernel kernel = RaggedKernel::kChosen;  // must serve the pages
   int part_tokens = 0;  // contexts are cut into parts of at most so many tokens; 0: as the plan decides
-  // The kernel may run beside the previous launch in the stream, of which it waits for nothing but the end before it
-  // ends itself. So neither writes what the other reads or writes, and the previous launch allows this one to begin
-  // only when all before it has finished. Only wgmma's kernel runs beside another; it is no option for a plan.
+  // The kernel may start while the previous launch in the stream still runs, and waits for it only before it ends
+  // itself. So neither may write what the other reads or writes, and whatever came before the previous launch must have
+  // finished when that one allows this one to start. Of the kernels, only kWarpgroups overlaps; plans are the same.
   bool beside_previous = false;
 };
 

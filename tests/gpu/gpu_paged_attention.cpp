@@ -162,6 +162,12 @@ TEST_CASE("Paged attention: bad arguments are refused before anything is launche
   CAPTURE(table.name);
   GpuBatch good({.context_lengths = {20}, .query_lengths = {20}});
   const auto memory = tests::poisoned(std::int64_t{1} << 20, ScalarType::kBFloat16);  // no plan may be written to it
+  const auto bytes_of_keys = [&] {
+    std::vector<std::byte> bytes(static_cast<std::size_t>(good.pages().shape.elements()) * 2);
+    CUDA_CHECK(cudaMemcpy(bytes.data(), good.pages().keys, bytes.size(), cudaMemcpyDeviceToHost));
+    return bytes;
+  };
+  const std::vector<std::byte> keys = bytes_of_keys();
   struct Call {
     stage::Pages pages;
     stage::Step step;
@@ -213,6 +219,9 @@ TEST_CASE("Paged attention: bad arguments are refused before anything is launche
   wrong("rows that overlap", false, [&](Call& call) {
     call.rows = {good.queries.data(), good.queries.data(), good.queries.data(), 248};
   });
+  wrong("rows to store, but no queries", false, [&](Call& call) {
+    call.rows = {nullptr, good.queries.data(), good.queries.data(), 256};
+  });
   wrong("no slots", false, [&](Call& call) {
     call.rows = {good.queries.data(), good.queries.data(), good.queries.data(), 256};
     call.step.slot_mapping = nullptr;
@@ -236,6 +245,8 @@ TEST_CASE("Paged attention: bad arguments are refused before anything is launche
   good.stream.synchronize();
   CHECK(tests::is_poisoned(memory));
   CHECK(tests::is_poisoned(good.output));
+  const bool no_row_is_stored = bytes_of_keys() == keys;
+  CHECK(no_row_is_stored);
 }
 
 TEST_CASE("What the kernels cannot do is said in words (stage 7, invariant 6)", "[gpu]") {

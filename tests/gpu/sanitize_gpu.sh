@@ -8,8 +8,8 @@
 # output is kept in build/sanitize/. Fails on errors, not on warnings: what racecheck warns of in decode attention's
 # ring is explained in stage7_cuda_kernel/production/tile_ring.cuh.
 #
-# initcheck (CUDA 13.0) does not see what the matrix library writes on Hopper: it reports each number that a kernel
-# reads of such a product, in a program without any code of this repository too. So of gpu_llama, it gets the cases
+# initcheck (CUDA 13.0) does not see what the matrix library writes on Hopper: it reports reads of such a
+# product as uninitialized, in a program without any code of this repository too. So of gpu_llama, it gets the cases
 # whose products are computed here.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/../.."
