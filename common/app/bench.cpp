@@ -157,7 +157,7 @@ void print_attention_speed(const std::function<AttentionTarget(const AttentionSh
   }
   std::cout << table.to_string() << "this thread can read " << gigabytes_per_second(bandwidth) << ", that is "
             << a_token(static_cast<double>(cached.bytes) / bandwidth)
-            << "; with K and V in its cache already: " << a_token(cached_seconds) << '\n';
+            << "; with K and V in the processor's cache: " << a_token(cached_seconds) << '\n';
 }
 
 void print_block_size_sweep(const std::function<BlockSizeRow(int block_size)>& run) {
