@@ -168,7 +168,6 @@ common::AttentionTarget attention_target(const common::AttentionShape& shape, in
 int run(int argc, char** argv) {
   common::Program program(STAGE_NAME, kIdea);
   EngineOptions options{.num_slots = std::nullopt};
-  DraftOptions drafts;
   const auto start_engine = [&](const common::Session& session) {
     int needed = options.min_slots;
     for (const common::Request& request : session.requests) {
@@ -176,7 +175,7 @@ int run(int argc, char** argv) {
     }
     EngineOptions sized = options;
     sized.num_slots = options.num_slots.value_or(needed);
-    const auto engine = std::make_shared<SpeculatingEngine>(session, sized, drafts);
+    const auto engine = std::make_shared<Engine>(session.model, sized);
     return [engine, &options](std::span<const common::Request> requests, const common::OnToken& on_token) {
       RealClock clock;
       const std::unique_ptr<Server> server = make_server(*engine, {.token_budget = options.chunk_size}, clock);
@@ -186,15 +185,15 @@ int run(int argc, char** argv) {
   };
   for (common::Command* command : {&program.add_generate(start_engine), &program.add_chat(start_engine)}) {
     add_engine_options(*command, options);
-    add_draft_options(*command, drafts);
+    add_draft_option(*command, options);
   }
 
-  std::optional<SpeculatingEngine> engine;
+  std::optional<Engine> engine;
   std::uint64_t num_benches = 0;
   const auto bench_target = [&](const common::Session& session) {
     EngineOptions sized = options;
     sized.min_slots = std::max(sized.min_slots, session.bench_tokens);
-    engine.emplace(session, sized, drafts);
+    engine.emplace(session.model, sized);
     common::BenchTarget target;
     target.serve = [&](std::span<const common::Token> prompt, int num_tokens, const std::function<void()>& on_token) {
       common::Request request;
@@ -224,7 +223,7 @@ int run(int argc, char** argv) {
   };
   common::Command& bench_command = program.add_bench(bench_target, block_attention);
   add_engine_options(bench_command, options);
-  add_draft_options(bench_command, drafts);
+  add_draft_option(bench_command, options);
   bench_command.remove("--context-length");  // it follows from --prompt-tokens and --new-tokens
 
   program.add_block_commands(options.block_size, start_engine);
@@ -242,10 +241,10 @@ int run(int argc, char** argv) {
   serving.http.make_demo_pool = demo_pools(add_demo_commands);
   common::Command& serve_command =
       add_serve_command(program, serving, [&](const common::Llama& model, const common::EngineDemand& demand) {
-        return make_served_engine(model, served_engine, served_scheduler, demand, nullptr, drafts);
+        return make_served_engine(model, served_engine, served_scheduler, demand);
       });
   add_engine_options(serve_command, served_engine, true);
-  add_draft_options(serve_command, drafts);
+  add_draft_option(serve_command, served_engine);
   add_scheduler_options(serve_command, served_scheduler, served_engine);
   CompareOptions comparison;
   common::Command& compare_command = add_compare_command(program, comparison);

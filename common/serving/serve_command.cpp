@@ -198,10 +198,7 @@ void run_serve(const Session& session, const ServeOptions& options, const MakeEn
                std::unique_ptr<HttpServer> server) {
   const ResultFile json(options.json_path);
   const ServedModel model(session, options.synthetic);
-  const auto make_engine = [&](EngineDemand demand) {
-    demand.file = session.file;
-    return make_engine_for(model.get(), demand);
-  };
+  const auto make_engine = [&](const EngineDemand& demand) { return make_engine_for(model.get(), demand); };
   if (options.http.address.has_value()) {
     run_http(model, make_engine, options.http, std::move(server));
     return;

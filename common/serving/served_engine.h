@@ -127,7 +127,6 @@ struct EngineDemand {
   std::vector<ServedRequest> requests = {};  // all that will arrive; empty: any that the model can serve
   std::optional<PoolSizes> sizes = {};       // in place of the options' sizes
   bool virtual_clock = false;
-  std::shared_ptr<const Gguf> file = nullptr;  // the model's
   // Called with the arrays of each forward pass, as text.
   std::function<void(const std::string& batch)> on_pass = nullptr;
 };

@@ -100,7 +100,7 @@ class ScopedFlag {
 
 // Owns the parts of a served engine.
 struct EngineParts {
-  std::unique_ptr<SpeculatingEngine> engine;
+  std::unique_ptr<Engine> engine;
   std::unique_ptr<common::Clock> clock;
   std::unique_ptr<Server> server;
 };
@@ -113,11 +113,9 @@ class OwningAdapter : private EngineParts, public EngineAdapter {
 };
 
 // On a CPU, cache and host memory are one allocation: if it fails, the error names the larger one.
-std::unique_ptr<SpeculatingEngine> make_engine(const common::Llama& model,
-                                               const std::shared_ptr<const common::Gguf>& file,
-                                               const EngineOptions& options, const DraftOptions& drafts) {
+std::unique_ptr<Engine> make_engine(const common::Llama& model, const EngineOptions& options) {
   try {
-    return std::make_unique<SpeculatingEngine>(model, file, options, drafts);
+    return std::make_unique<Engine>(model, options);
   } catch (const std::bad_alloc&) {
     if (options.num_host_slots <= std::max(options.num_slots.value_or(0), options.min_slots)) {
       throw;
@@ -321,8 +319,7 @@ std::optional<common::ReadLimit> EngineAdapter::measure_read_limit() {
 
 std::unique_ptr<common::ServedEngine> make_served_engine(const common::Llama& model, EngineOptions engine,
                                                          SchedulerOptions scheduler, const common::EngineDemand& demand,
-                                                         const MakeScheduler& make_scheduler,
-                                                         const DraftOptions& drafts) {
+                                                         const MakeScheduler& make_scheduler) {
   if (demand.requests.empty()) {
     engine.min_slots = std::max(engine.min_slots, model.config().context_length);
   }
@@ -342,7 +339,7 @@ std::unique_ptr<common::ServedEngine> make_served_engine(const common::Llama& mo
   engine.chunk_size = scheduler.token_budget;
   engine.max_sequences = scheduler.max_sequences;
   EngineParts parts;
-  parts.engine = make_engine(model, demand.file, engine, drafts);
+  parts.engine = make_engine(model, engine);
   Runner& runner = parts.engine->runner();
   set_preemption_costs(scheduler, model.num_parameters(), parts.engine->cache(),
                        operations_per_byte(runner.is_asynchronous(), engine.gpu.precision));

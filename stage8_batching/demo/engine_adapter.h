@@ -89,12 +89,10 @@ class EngineAdapter : public common::ServedEngine {
 using MakeScheduler = std::function<std::unique_ptr<Scheduler>(KvCacheManager& manager, const SchedulerOptions& options,
                                                                bool use_prefix_cache)>;
 
-// Makes an engine whose forward passes are as large as its steps, with a clock that starts when all is ready. drafts:
-// of the server's own scheduler.
+// Makes an engine whose forward passes are as large as its steps, with a clock that starts when all is ready.
 std::unique_ptr<common::ServedEngine> make_served_engine(const common::Llama& model, EngineOptions engine,
                                                          SchedulerOptions scheduler, const common::EngineDemand& demand,
-                                                         const MakeScheduler& make_scheduler = nullptr,
-                                                         const DraftOptions& drafts = {});
+                                                         const MakeScheduler& make_scheduler = nullptr);
 
 // The pool on which the page runs the commands of `demo --shell`; add_commands adds them.
 common::MakeDemoPool demo_pools(std::function<void(common::Shell&, KvCacheManager&)> add_commands);

@@ -56,13 +56,11 @@ struct Sums {
 
 // Serves copies of the request, and nothing beside them. Adds up what they show, and returns their texts, one after the
 // other. salt: the last one used.
-std::vector<common::Token> serve(Engine& engine, const std::shared_ptr<Drafter>& drafter,
-                                 const common::Request& request, int num_copies, int num_drafts, std::uint64_t& salt,
-                                 Sums& sums) {
+std::vector<common::Token> serve(Engine& engine, const common::Request& request, int num_copies, int num_drafts,
+                                 std::uint64_t& salt, Sums& sums) {
   RealClock clock;
   const std::unique_ptr<Server> server = make_server(
-      engine, {.token_budget = engine.options().chunk_size, .max_sequences = engine.options().max_sequences}, clock,
-      drafter);
+      engine, {.token_budget = engine.options().chunk_size, .max_sequences = engine.options().max_sequences}, clock);
   common::Request run = request;
   run.num_speculative_tokens = num_drafts;
   for (int copy = 0; copy < num_copies; ++copy) {
@@ -94,9 +92,8 @@ std::vector<common::Token> serve(Engine& engine, const std::shared_ptr<Drafter>&
   return texts;
 }
 
-// The session's requests greedily, at temperature 1, and with replies that quote: not for a model that drafts, which
-// does not quote.
-std::vector<Workload> workloads(std::span<const common::Request> requests, int max_new_tokens, bool has_draft_model) {
+// The session's requests greedily, at temperature 1, and with replies that quote.
+std::vector<Workload> workloads(std::span<const common::Request> requests, int max_new_tokens) {
   std::vector<Workload> result = {{"greedy"}, {"temperature 1"}, {.name = "quotes", .quotes = true}};
   for (const common::Request& request : requests) {
     common::Request changed = request;
@@ -108,9 +105,6 @@ std::vector<Workload> workloads(std::span<const common::Request> requests, int m
     result[1].requests.push_back(changed);
     changed.sampling = {};
     result[2].requests.push_back(changed);
-  }
-  if (has_draft_model) {
-    result.pop_back();
   }
   return result;
 }
@@ -191,8 +185,7 @@ std::string tokens_of(const std::vector<Workload>& workloads) {
   return document.dump() + "\n";
 }
 
-void print_texts(Engine& engine, const std::shared_ptr<Drafter>& drafter, const std::vector<Workload>& workloads,
-                 const SpeculateOptions& options) {
+void print_texts(Engine& engine, const std::vector<Workload>& workloads, const SpeculateOptions& options) {
   common::Table table({"texts", "drafts", "accepted", "tokens a step", "plain", "with drafts", "gain"});
   std::uint64_t salt = 0;
   int num_texts = 0;
@@ -211,7 +204,7 @@ void print_texts(Engine& engine, const std::shared_ptr<Drafter>& drafter, const 
         std::array<std::vector<common::Token>, 2> texts;
         for (const bool has_drafts : {false, true}) {
           Sums sums;
-          texts[has_drafts ? 1 : 0] = serve(engine, drafter, request, options.copies,
+          texts[has_drafts ? 1 : 0] = serve(engine, request, options.copies,
                                             has_drafts ? options.engine.num_speculative_tokens : 0, salt, sums);
           Sums& best = has_drafts ? best_drafted : best_plain;
           best = round == 0 || sums.seconds < best.seconds ? sums : best;
@@ -303,10 +296,9 @@ common::Command& add_speculate_command(common::Program& program, SpeculateOption
       "speculate", "Measure what drafts gain, beside plain decoding, and what more tokens in a step cost",
       [&options](const common::Session& session) {
         const common::ResultFile tokens(options.tokens);
-        const std::vector<Workload> texts =
-            options.prompts.empty()
-                ? workloads(session.requests, options.max_new_tokens, !options.drafts.model_path.empty())
-                : workloads(session, options.prompts, options.max_new_tokens);
+        const std::vector<Workload> texts = options.prompts.empty()
+                                                ? workloads(session.requests, options.max_new_tokens)
+                                                : workloads(session, options.prompts, options.max_new_tokens);
         if (tokens.is_wanted()) {
           tokens.write(tokens_of(texts));
           return;
@@ -318,9 +310,8 @@ common::Command& add_speculate_command(common::Program& program, SpeculateOption
           synthetic = common::Llama::synthetic(common::find_preset(options.synthetic).config, 1);
         }
         const common::Llama& model = synthetic ? *synthetic : session.model;
-        const std::shared_ptr<Drafter> drafter = make_drafter(model, session.file, sized, options.drafts);
         Engine engine(model, sized, std::make_unique<QuotingRunner>(make_runner(model, sized)));
-        print_texts(engine, drafter, texts, options);
+        print_texts(engine, texts, options);
         print_costs(engine, options);
       },
       {.sampling = false});
@@ -334,8 +325,6 @@ common::Command& add_speculate_command(common::Program& program, SpeculateOption
   command.exclude("--prompts", "--chat");  // the model's template, if it has one
   command.remove("--max-new-tokens");      // also for the prompts of the file
   command.option("--max-new-tokens", options.max_new_tokens, {1, 1 << 24}, "maximum number of tokens of a reply");
-  add_draft_options(command, options.drafts);
-  command.remove("--speculate");  // here it is no option to compute none
   command.option("--speculate", options.engine.num_speculative_tokens, {1, kMaxDrafts}, "max drafts a step");
   command.option("--copies", options.copies, {1, 64}, "how many copies of each text are served together");
   command.option("--synthetic", options.synthetic,

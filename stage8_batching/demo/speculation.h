@@ -12,7 +12,6 @@ namespace stage8 {
 
 struct SpeculateOptions {
   EngineOptions engine = {.num_slots = std::nullopt, .num_speculative_tokens = kMaxDrafts};
-  DraftOptions drafts;
   int rounds = 9;
   int copies = 1;         // of each text, served together
   std::string synthetic;  // a published model's name, for random weights of its shape; empty: the session's model

@@ -17,7 +17,6 @@
 
 #include "common/math/sampling.h"
 #include "tests/fuzz/driver.h"
-#include "tests/stages/draft_models.h"
 #include "tests/stages/serving_fixtures.h"
 #include "tests/support/sanitizers.h"
 
@@ -160,24 +159,6 @@ std::string difference(const stage::RequestOutput& output, const stage::RequestO
   return "";
 }
 
-// In three of five cases: the small model itself, or one that agrees with it more or less. Its pool has room for a few
-// texts, or not even for one.
-std::shared_ptr<stage::DraftModel> random_draft_model(Random& random) {
-  const common::Llama* const models[] = {nullptr, nullptr, &tests::small_model(), &tests::similar_model(),
-                                         &tests::other_model()};
-  const common::Llama* const model = models[random.below(std::size(models))];
-  if (model == nullptr) {
-    return nullptr;
-  }
-  stage::EngineOptions options;
-  options.block_size = between(random, 1, 6);
-  options.num_slots = random.below(3) == 0 ? between(random, 10, 60) : between(random, 60, 300);
-  options.chunk_size = between(random, 1, 30);
-  options.max_sequences = between(random, 1, 8);
-  options.context_length = random.below(4) == 0 ? between(random, 20, 48) : 0;
-  return tests::make_draft_model(*model, options);
-}
-
 void run_case(std::uint64_t seed, FuzzCounts& counts) {
   Random random(seed);
   std::vector<stage::GenerationRequest> tasks;
@@ -208,8 +189,6 @@ void run_case(std::uint64_t seed, FuzzCounts& counts) {
   options.scheduler.max_sequences = between(random, 3, 12);
   options.scheduler.preemption = static_cast<stage::Preemption>(random.below(3));
   options.scheduler.run_ahead = random.below(2) == 0;
-  const std::shared_ptr<stage::DraftModel> draft_model = random_draft_model(random);
-  options.drafter = draft_model;
   tests::Serving serving(options);
   std::vector<int> streamed(tasks.size());
   std::vector<int> written_before(tasks.size());
@@ -238,18 +217,9 @@ void run_case(std::uint64_t seed, FuzzCounts& counts) {
       counts.add("drafts", num_drafts);
     }
     counts.add("accepted", report.num_accepted);
-    if (draft_model != nullptr) {
-      const auto num_drafts = std::accumulate(report.num_drafts.begin(), report.num_drafts.end(), 0);
-      counts.add("drafts of a model", num_drafts);
-      counts.add("accepted of these", report.num_accepted);
-      counts.add("rejected of these", num_drafts - report.num_accepted);
-    }
     std::string problem = serving.problem();
     problem = problem.empty() ? problem_of_drafts(serving) : problem;
     problem = problem.empty() ? order : problem;
-    if (draft_model != nullptr && problem.empty()) {
-      problem = tests::problem_of_pages(*draft_model, 3 * static_cast<int>(num_submitted));
-    }
     if (!problem.empty()) {
       throw FuzzFailure(problem);
     }
@@ -287,24 +257,15 @@ void run_case(std::uint64_t seed, FuzzCounts& counts) {
   if (const std::string problem = serving.leak(); !problem.empty()) {
     throw FuzzFailure(problem);
   }
-  if (draft_model != nullptr) {
-    counts.add("found in a draft model's prefix cache",
-               static_cast<long long>(common::counter(draft_model->engine().counters(), "prefix_hits")));
-    serving.owned_server.reset();
-    if (const std::string problem = tests::leak_of(*draft_model); !problem.empty()) {
-      throw FuzzFailure(problem);
-    }
-  }
 }
 
 }  // namespace
 
 int main(int argc, char** argv) {
-  return tests::run_fuzz(
-      {argv + 1, argv + argc}, {.unit = "cases", .default_units = kDefaultCases, .rarest = 40, .min_seeds = 99},
-      FuzzCounts({"texts", "drafts", "accepted", "sampled texts with accepted drafts",
-                  "several samples with accepted drafts", "log-probabilities with accepted drafts",
-                  "stopped with accepted drafts", "swapped out", "recomputed", "prefix hits", "drafts of a model",
-                  "accepted of these", "rejected of these", "found in a draft model's prefix cache"}),
-      run_case);
+  return tests::run_fuzz({argv + 1, argv + argc},
+                         {.unit = "cases", .default_units = kDefaultCases, .rarest = 40, .min_seeds = 99},
+                         FuzzCounts({"texts", "drafts", "accepted", "sampled texts with accepted drafts",
+                                     "several samples with accepted drafts", "log-probabilities with accepted drafts",
+                                     "stopped with accepted drafts", "swapped out", "recomputed", "prefix hits"}),
+                         run_case);
 }

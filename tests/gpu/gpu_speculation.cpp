@@ -1,7 +1,6 @@
 // Drafts on a GPU. In float32, every text is the one that plain decoding gives on the CPU (SPECULATION.md, invariant
 // 1).
 #include <algorithm>
-#include <functional>
 #include <memory>
 #include <numeric>
 #include <span>
@@ -11,7 +10,6 @@
 #include "common/app/workload.h"
 #include "common/cuda/runtime/device.h"
 #include "common/math/sampling.h"
-#include "tests/stages/draft_models.h"
 #include "tests/stages/serving_fixtures.h"
 #include "tests/support/catch.h"
 #include "tests/support/golden.h"
@@ -93,13 +91,9 @@ struct Totals {
   std::int64_t copies = 0;
 };
 
-using MakeDrafter = std::function<std::shared_ptr<stage::DraftModel>(const stage::EngineOptions&)>;
-
 // Serves the tasks in a small engine with options drawn at random, and compares their texts with what is expected.
-// make_drafter: nullptr, and drafts are looked up.
 void serve_at_random(std::uint64_t seed, const std::vector<GenerationRequest>& tasks,
-                     const std::vector<std::vector<common::Completion>>& expected, Totals& totals,
-                     const MakeDrafter& make_drafter = nullptr) {
+                     const std::vector<std::vector<common::Completion>>& expected, Totals& totals) {
   CAPTURE(seed);
   common::Random random(seed);
   stage::EngineOptions options;
@@ -118,21 +112,18 @@ void serve_at_random(std::uint64_t seed, const std::vector<GenerationRequest>& t
   if (random.below(4) == 0) {
     scheduler.run_ahead = random.below(2) == 0;
   }
-  const std::shared_ptr<stage::DraftModel> model = make_drafter == nullptr ? nullptr : make_drafter(options);
   stage::Engine engine(bundled().llama, options);
   stage::VirtualClock clock;
   // As if drafts and waiting cost nothing, or as in a large model.
   std::unique_ptr<stage::SpeculatingServer> server;
   if (random.below(2) == 0) {
     const stage::TokenCost free = {.per_token = 0.0, .max_tokens = stage::kMaxGpuTokens};
-    const std::shared_ptr<stage::Drafter> drafter =
-        model != nullptr ? model : std::shared_ptr<stage::Drafter>(std::make_shared<stage::LookUp>(free));
     server = std::make_unique<stage::SpeculatingServer>(
         engine, clock,
         std::make_unique<stage::SpeculatingScheduler>(engine.manager(), scheduler, options.prefix_cache,
-                                                      options.num_speculative_tokens, free, drafter));
+                                                      options.num_speculative_tokens, free));
   } else {
-    server = stage::make_speculating_server(engine, scheduler, clock, kCostOfLargeModel, model);
+    server = stage::make_speculating_server(engine, scheduler, clock, kCostOfLargeModel);
   }
   server->on_step([&](const stage::StepReport& report) {
     totals.drafts += std::accumulate(report.num_drafts.begin(), report.num_drafts.end(), 0);
@@ -154,11 +145,6 @@ void serve_at_random(std::uint64_t seed, const std::vector<GenerationRequest>& t
   CHECK(engine.manager().usage().reserved == 0);
   totals.hits += common::counter(server->counters(), "prefix_hits");
   totals.copies += engine.blocks_copied();
-  server.reset();
-  if (model != nullptr) {
-    CHECK(!model->has_failed());
-    CHECK(tests::leak_of(*model) == kNoProblem);
-  }
 }
 
 }  // namespace
@@ -183,42 +169,6 @@ TEST_CASE("GPU: texts with drafts are those of lone runs without, whatever is ar
   CHECK(totals.recomputed > 10);
   CHECK(totals.hits > 10);
   CHECK(totals.copies > 10);
-}
-
-TEST_CASE("GPU: texts that a model has drafted for are those of lone runs without") {
-  if (!common::has_cuda_device()) {
-    SKIP_TEST("there is no GPU");
-  }
-  const std::vector<GenerationRequest> tasks = workload_tasks();
-  std::vector<std::vector<common::Completion>> expected;
-  for (const GenerationRequest& task : tasks) {
-    expected.push_back(tests::served_alone(task, bundled().llama));
-  }
-  const std::shared_ptr<const common::Llama> model(std::shared_ptr<void>(), &bundled().llama);
-  // The model itself, whose drafts are right; and the same model with weights, keys and values of eight bits, some of
-  // whose drafts are wrong.
-  for (const bool is_exact : {true, false}) {
-    CAPTURE(is_exact);
-    Totals totals;
-    for (std::uint64_t seed = 1; seed <= 12; ++seed) {
-      serve_at_random(seed, tasks, expected, totals, [&](const stage::EngineOptions& options) {
-        stage::EngineOptions drafting = stage::draft_engine_options(options);
-        if (!is_exact) {
-          drafting.block_size = 16;  // float8 pages have no others
-          drafting.gpu.precision = stage::Precision::kBFloat16;
-          drafting.gpu.kv_cache = stage::KvCacheType::kFloat8;
-          drafting.gpu.weights = stage::WeightType::kFloat8;
-        }
-        return std::make_shared<stage::DraftModel>(model, bundled().llama.config().vocab_size, drafting);
-      });
-    }
-    CAPTURE(totals.drafts, totals.accepted, totals.swapped_out, totals.recomputed, totals.copies);
-    CHECK(totals.drafts > 1000);
-    // The two engines compute batches of different shapes, and two logits that differ by rounding may change places.
-    CHECK(totals.accepted > (is_exact ? 0.99 : 0.3) * totals.drafts);
-    CHECK((is_exact || totals.accepted < totals.drafts));
-    CHECK(totals.swapped_out + totals.recomputed > 10);
-  }
 }
 
 TEST_CASE("GPU: in 16 bits, each token of a text with drafts is one that plain decoding could draw, in every type") {

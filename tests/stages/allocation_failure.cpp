@@ -23,9 +23,6 @@
 #if STAGE_NUMBER >= 5
 #include "tests/stages/sharing_fixtures.h"
 #endif
-#if STAGE_NUMBER >= 8 && defined(COURSE_PRODUCTION)
-#include "tests/stages/draft_models.h"
-#endif
 
 namespace {
 
@@ -393,52 +390,5 @@ TEST_CASE("memory runs out: while samples and beams take their next tokens, no s
     fail_in_step<stage::ParallelSampling>(3, num_steps);
     fail_in_step<stage::BeamSearch>(stage::BeamOptions{3, 1.0}, num_steps);
   }
-}
-#endif
-
-#if STAGE_NUMBER >= 8 && defined(COURSE_PRODUCTION)
-// Two texts have drafts; in the second step, call k of operator new fails, for every k. What is left afterwards are the
-// texts' own sequences, which forget() frees.
-TEST_CASE("memory runs out: while a model drafts, no fork is lost") {
-  bool has_failed = true;
-  int k = 0;
-  for (; has_failed; ++k) {
-    const std::shared_ptr<stage::DraftModel> drafter =
-        tests::make_draft_model(tests::small_model(), {.num_slots = kNumBlocks * kBlockSize, .block_size = kBlockSize});
-    std::vector<stage::DraftedText> texts;
-    const auto add_text = [&](int request) {
-      stage::DraftedText& text = texts.emplace_back();
-      text.request = request;
-      text.sequence = request;
-      text.tokens = tests::make_request(kPromptLength, 1, request).prompt;
-      text.max_drafts = 3;
-    };
-    add_text(0);
-    add_text(1);
-    drafter->complete(texts);
-    for (stage::DraftedText& text : texts) {
-      REQUIRE(text.drafts.size() == 3);
-      text.tokens.push_back(text.drafts.front());
-      text.drafts.clear();
-    }
-    add_text(2);
-    has_failed = false;
-    has_run_out = false;
-    allocations_until_failure = k;
-    try {
-      drafter->complete(texts);
-    } catch (const std::bad_alloc&) {
-      has_failed = true;
-    }
-    allocations_until_failure = -1;
-    has_failed = has_failed || has_run_out;  // the model's own failure is a note, and no drafts
-    INFO("call " << k + 1 << " of operator new throws std::bad_alloc");
-    for (int request = 0; request < 3; ++request) {
-      drafter->forget(request);
-    }
-    CHECK(drafter->engine().manager().sequences().empty());
-    CHECK(tests::check_ledger(drafter->engine().manager(), kNumBlocks, kBlockSize) == kNoProblem);
-  }
-  CHECK(k > 20);
 }
 #endif

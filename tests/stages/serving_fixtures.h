@@ -34,9 +34,6 @@ struct ServingOptions {
   bool static_batches = false;
   bool reserve_ahead = false;  // of static batches
   bool speculates = false;     // drafts whenever a request may have some, as if they cost nothing
-#ifdef COURSE_PRODUCTION
-  std::shared_ptr<stage::Drafter> drafter = nullptr;  // null: drafts are looked up
-#endif
 };
 
 inline std::unique_ptr<stage::Server> make_server(stage::Engine& engine, stage::VirtualClock& clock,
@@ -51,12 +48,9 @@ inline std::unique_ptr<stage::Server> make_server(stage::Engine& engine, stage::
 #ifdef COURSE_PRODUCTION
   if (options.speculates) {
     const stage::TokenCost cost{.per_token = 0.0, .max_tokens = 64};
-    const std::shared_ptr<stage::Drafter> drafter =
-        options.drafter != nullptr ? options.drafter : std::make_shared<stage::LookUp>(cost);
     return std::make_unique<stage::SpeculatingServer>(
         engine, clock,
-        std::make_unique<stage::SpeculatingScheduler>(manager, options.scheduler, options.prefix_cache, 0, cost,
-                                                      drafter));
+        std::make_unique<stage::SpeculatingScheduler>(manager, options.scheduler, options.prefix_cache, 0, cost));
   }
 #endif
   return std::make_unique<stage::Server>(

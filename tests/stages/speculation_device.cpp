@@ -10,7 +10,6 @@
 #include <vector>
 
 #include "common/math/sampling.h"
-#include "tests/stages/draft_models.h"
 #include "tests/stages/fake_runner.h"
 #include "tests/stages/serving_fixtures.h"
 #include "tests/support/catch.h"
@@ -102,16 +101,14 @@ class DeviceRunner : public tests::FakeRunner {
 
 struct Device {
   Device(const stage::EngineOptions& options, const stage::SchedulerOptions& scheduler,
-         const common::Llama& model = tests::small_model(), const DeviceRunner::Script& script = {},
-         std::shared_ptr<stage::DraftModel> drafter = nullptr) {
+         const common::Llama& model = tests::small_model(), const DeviceRunner::Script& script = {}) {
     stage::EngineOptions own = options;
     own.gpu.device = stage::Device::kCpu;
     auto made = std::make_unique<DeviceRunner>(stage::make_runner(model, own), own.max_sequences, script);
     runner = made.get();
     engine = std::make_unique<stage::Engine>(model, own, std::move(made));
     // As for a large model: for small ones, drafts on a GPU hardly ever pay.
-    server =
-        stage::make_speculating_server(*engine, scheduler, clock, stage::gpu_token_cost(16, 2.5e9), std::move(drafter));
+    server = stage::make_speculating_server(*engine, scheduler, clock, stage::gpu_token_cost(16, 2.5e9));
     server->on_step([this](const stage::StepReport& report) {
       num_drafts += std::accumulate(report.num_drafts.begin(), report.num_drafts.end(), 0);
       num_accepted += report.num_accepted;
@@ -228,46 +225,6 @@ TEST_CASE("drafts on a device: sequences with one token come first, and the text
   CHECK(num_ahead > 100);
   CHECK(num_accepted > 200);
   CHECK(num_preempted > 20);
-}
-
-TEST_CASE("drafts on a device, made by a model there: it is given what a device's runner demands") {
-  int num_accepted = 0;
-  int num_rejected = 0;
-  for (std::uint64_t seed = 1; seed <= 100; ++seed) {
-    CAPTURE(seed);
-    common::Random random(seed);
-    stage::EngineOptions options{.num_slots = 120, .block_size = between(random, 1, 6), .gpu = {}};
-    options.gpu.device = stage::Device::kCpu;
-    options.chunk_size = between(random, 1, 30);
-    options.max_sequences = between(random, 1, 8);
-    const std::shared_ptr<const common::Llama> model(std::shared_ptr<void>(), &tests::similar_model());
-    auto made = std::make_unique<DeviceRunner>(stage::make_runner(*model, options), options.max_sequences);
-    const DeviceRunner& runner = *made;
-    const auto drafter = std::make_shared<stage::DraftModel>(model, tests::kSmallVocabulary, options, std::move(made));
-    std::vector<stage::GenerationRequest> tasks;
-    for (int left = between(random, 1, 4); left > 0; --left) {
-      tasks.push_back(random_task(random));
-    }
-    Device device({.num_slots = 400}, {}, tests::small_model(), {}, drafter);
-    for (const stage::GenerationRequest& task : tasks) {
-      device.server->submit(task);
-    }
-    while (device.server->step()) {
-    }
-    CHECK(device.runner->problem == kNoProblem);
-    CHECK(runner.problem == kNoProblem);
-    CHECK_FALSE(drafter->has_failed());
-    for (std::size_t id = 0; id < tasks.size(); ++id) {
-      CAPTURE(id);
-      CHECK(tests::compare_output(device.server->output(static_cast<int>(id)), tests::served_alone(tasks[id])) ==
-            kNoProblem);
-    }
-    num_accepted += device.num_accepted;
-    num_rejected += device.num_drafts - device.num_accepted;
-  }
-  CAPTURE(num_accepted, num_rejected);
-  CHECK(num_accepted > 100);
-  CHECK(num_rejected > 100);
 }
 
 // A request that drafts keeps all steps from running ahead, but not while it is swapped out. When it comes back, the

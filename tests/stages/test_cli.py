@@ -34,8 +34,6 @@ TIMEOUT_SECONDS = 300
 WHERE = re.compile(rb"^note: computing on [^\n]+\n", re.MULTILINE)
 # And how large its cache is, where that is not given.
 SIZE = re.compile(rb"^note: a cache of ([\d,]+) slots, [^\n]+\n", re.MULTILINE)
-# And which of two caches that is.
-CACHES = re.compile(rb"^note: the draft model's cache comes first[^\n]*\n", re.MULTILINE)
 # And, after some seconds, how far it is.
 PROGRESS = re.compile(rb"^[^\n]+: [\d,]+ of [\d,]+ \([\d.]+ %\), \d+ s left\n", re.MULTILINE)
 
@@ -50,7 +48,7 @@ def run(*arguments, stdout=subprocess.PIPE, environment=None):
                             timeout=TIMEOUT_SECONDS, check=False, env=os.environ | (environment or {}))
     result.stderr, result.notes = WHERE.subn(b"", result.stderr)
     result.sizes = [int(size.replace(b",", b"")) for size in SIZE.findall(result.stderr)]
-    result.stderr = PROGRESS.sub(b"", CACHES.sub(b"", SIZE.sub(b"", result.stderr)))
+    result.stderr = PROGRESS.sub(b"", SIZE.sub(b"", result.stderr))
     return result
 
 
@@ -517,61 +515,6 @@ class Drafts(ProgramTest):
                 self.assert_bad_input(result, str(self.prompts), words)
         self.assert_usage_error(run("speculate", "--prompts", str(self.prompts), "--prompt", "A"), "--prompt")
         self.assert_usage_error(run("speculate", "--tokens", "-"), "--prompts")
-
-
-class DraftModel(ProgramTest):
-    """--draft-model: a second model that drafts."""
-
-    BUNDLED = str(ROOT / "common/model/tales/tales-5m-q8_0.gguf")
-
-    def setUp(self):
-        super().setUp()
-        if stage_number() < 8:
-            self.skipTest("this stage has no drafts")
-        if b"needs production/" in run("generate", "--prompt", "A", "--draft-model", "nowhere.gguf").stderr:
-            self.skipTest("this build computes no drafts")
-
-    def generate(self, *arguments):
-        result = run("generate", "--device", "cpu", "--prompt", "A wolf", "--max-new-tokens", "60", "--json", "-", *arguments)
-        self.assertEqual(result.returncode, 0, result.stderr)
-        return json.loads(result.stdout)
-
-    def test_the_bundled_model_drafts_for_itself_and_is_always_right(self):
-        for temperature in ("0", "0.9"):
-            plain = self.generate("--temperature", temperature)
-            drafted = self.generate("--temperature", temperature, "--draft-model", self.BUNDLED)
-            self.assertEqual(plain["requests"], drafted["requests"])
-            self.assertEqual(drafted["counters"]["drafts"], drafted["counters"]["drafts_accepted"])
-            # Three drafts, a pause because they do not pay, three again, a longer pause, and four: the default's most.
-            self.assertEqual(drafted["counters"]["drafts"], 10)
-
-    def test_all_commands_that_speculate_take_it(self):
-        for command in (("bench", "--prompt-tokens", "8", "--new-tokens", "8"), ("serve", "--prompt", "A wolf"),
-                        ("speculate", "--prompt", "A wolf", "--max-new-tokens", "8", "--rounds", "1")):
-            with self.subTest(command=command[0]):
-                result = run(*command, "--device", "cpu", "--draft-model", self.BUNDLED)
-                self.assertEqual((result.returncode, result.stderr), (0, b""))
-
-    def test_a_model_that_cannot_draft(self):
-        other = self.folder / "other.gguf"
-        data = pathlib.Path(self.BUNDLED).read_bytes()
-        other.write_bytes(data.replace("\u0120princess".encode(), "\u0120Princess".encode(), 1))
-        no_gguf = self.folder / "no.gguf"
-        no_gguf.write_bytes(b"no model")
-        for arguments, words in ((("--draft-model", str(other)), (str(other), "vocabulary", '"\u0120Princess"', '"\u0120princess"')),
-                                 (("--draft-model", str(no_gguf)), (str(no_gguf), "GGUF")),
-                                 (("--draft-model", "nowhere.gguf"), ("nowhere.gguf",)),
-                                 (("--draft-model", self.BUNDLED, "--speculate", "0"), ("--speculate 0",))):
-            for command in (("generate", "--prompt", "A"), ("bench",), ("serve", "--prompt", "A"),
-                            ("speculate", "--prompt", "A")):
-                if command[0] == "speculate" and "--speculate" in arguments:
-                    continue  # a usage error there
-                with self.subTest(command=command[0], arguments=arguments):
-                    self.assert_bad_input(run(*command, "--device", "cpu", *arguments), *words)
-        for command in ("bench", "serve", "speculate"):
-            self.assert_bad_input(run(command, "--prompt" if command != "bench" else "--new-tokens",
-                                      "A" if command != "bench" else "4", "--synthetic", "tales-5m", "--draft-model",
-                                      self.BUNDLED), "--draft-model", "random weights")
 
 
 class Output(ProgramTest):

@@ -1,17 +1,15 @@
-// Decides which drafts a step computes: guesses of how a text goes on (drafter.h). The server puts them behind the
+// Decides which drafts a step computes: guesses of how a text goes on (look_up.h). The server puts them behind the
 // text's last token (speculating_server.h).
 //
 // Drafts take what a step leaves: each request first gets what it gets without them. They never preempt.
 #pragma once
 
 #include <map>
-#include <memory>
 #include <span>
 #include <vector>
 
 #include "../../engine_options.h"
 #include "../../scheduler.h"
-#include "drafter.h"
 #include "token_cost.h"
 
 namespace stage8 {
@@ -44,11 +42,7 @@ class SpeculatingScheduler : public Scheduler {
  public:
   // default_drafts: for requests that do not say how many they want.
   SpeculatingScheduler(KvCacheManager& manager, const SchedulerOptions& options, bool use_prefix_cache,
-                       int default_drafts, const TokenCost& cost, std::shared_ptr<Drafter> drafter);
-  // With drafts that are looked up.
-  SpeculatingScheduler(KvCacheManager& manager, const SchedulerOptions& options, bool use_prefix_cache,
                        int default_drafts, const TokenCost& cost);
-  ~SpeculatingScheduler() override;
 
   // The step's num_tokens has the drafts, too; its groups do not.
   ScheduledStep schedule() override;
@@ -78,12 +72,9 @@ class SpeculatingScheduler : public Scheduler {
   // Max drafts of a step for the group.
   int max_drafts(const SequenceGroup& group) const;
   // Whether drafts of the last tokens that are known would have been right.
-  bool foretells(const SequenceGroup& group) const;
-  // Begins the drafts of the group's texts, and reserves their slots, if it may have some: adds the texts to `begun`.
-  void begin_drafts(const ScheduledGroup& scheduled, ScheduledStep& step, std::vector<DraftedText>& begun);
-  // Has the drafts completed, and takes from the step what a text did not get. `begun` has the texts of a group one
-  // after another.
-  void complete_drafts(std::vector<DraftedText> begun, ScheduledStep& step);
+  bool would_have_been_right(const SequenceGroup& group) const;
+  // Looks up drafts of the group's texts, and reserves their slots, if it may have some.
+  void add_drafts(const ScheduledGroup& scheduled, ScheduledStep& step);
   // Reserves slots for drafts of all these sequences. Returns how many each can have, up to num_drafts.
   int reserve_drafts(const std::vector<SequenceId>& sequences, int num_drafts);
   // The request's entry, with its last step booked.
@@ -92,7 +83,7 @@ class SpeculatingScheduler : public Scheduler {
 
   int default_drafts_;
   TokenCost cost_;
-  std::shared_ptr<Drafter> drafter_;
+  int min_match_;
   std::map<int, Request> requests_;  // by id, those that have drafted
 };
 

@@ -11,9 +11,23 @@
 
 #include "common/base/check.h"
 #include "common/base/text.h"
-#include "step_cost.h"
 
 namespace stage8 {
+namespace {
+
+// What tokens and drafts cost with the engine's runner.
+TokenCost token_cost(Engine& engine) {
+  if (!engine.runner().is_asynchronous()) {
+    return kCpuTokenCost;
+  }
+  const GpuOptions& gpu = engine.options().gpu;
+  const double bytes = gpu.weights == WeightType::kFloat8 ? 1.0 : gpu.precision == Precision::kBFloat16 ? 2.0 : 4.0;
+  const common::Llama& model = engine.model();
+  return gpu_token_cost(model.config().num_layers,
+                        bytes * static_cast<double>(model.num_parameters()) / gpu.tensor_parallel);
+}
+
+}  // namespace
 
 SpeculatingServer::SpeculatingServer(Engine& engine, Clock& clock, std::unique_ptr<SpeculatingScheduler> scheduler)
     : Server(engine, clock, std::move(scheduler)), speculating_(dynamic_cast<SpeculatingScheduler&>(*scheduler_)) {}
@@ -140,22 +154,15 @@ void commit_last(Engine& engine, const SequenceGroup& group) {
 }
 
 std::unique_ptr<SpeculatingServer> make_speculating_server(Engine& engine, const SchedulerOptions& options,
-                                                           Clock& clock, const std::optional<TokenCost>& cost,
-                                                           std::shared_ptr<Drafter> drafter) {
+                                                           Clock& clock, const std::optional<TokenCost>& cost) {
   const int num_drafts = engine.options().num_speculative_tokens;
   if (num_drafts > kMaxDrafts) {
     throw common::InputError(common::format("--speculate: at most %d drafts a step", kMaxDrafts));
   }
-  TokenCost known = cost.value_or(token_cost(engine));
-  if (drafter != nullptr && !cost.has_value()) {
-    known.per_draft = drafter->cost_of_draft(engine);
-  }
-  if (drafter == nullptr) {
-    drafter = std::make_shared<LookUp>(known);
-  }
-  auto scheduler = std::make_unique<SpeculatingScheduler>(engine.manager(), options, engine.options().prefix_cache,
-                                                          num_drafts, known, std::move(drafter));
-  return std::make_unique<SpeculatingServer>(engine, clock, std::move(scheduler));
+  return std::make_unique<SpeculatingServer>(
+      engine, clock,
+      std::make_unique<SpeculatingScheduler>(engine.manager(), options, engine.options().prefix_cache, num_drafts,
+                                             cost.value_or(token_cost(engine))));
 }
 
 }  // namespace

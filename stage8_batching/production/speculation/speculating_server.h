@@ -50,11 +50,10 @@ class SpeculatingServer : public Server {
 // counts it as part of the cache, and publishes the block that it fills.
 void commit_last(Engine& engine, const SequenceGroup& group);
 
-// With a scheduler for the costs on the engine's runner, or for others. drafter: null if drafts are looked up. Throws
-// InputError if the engine's options ask for too many drafts.
+// With a scheduler for the costs on the engine's runner, or for others. Throws InputError if the engine's options ask
+// for too many drafts.
 std::unique_ptr<SpeculatingServer> make_speculating_server(Engine& engine, const SchedulerOptions& options,
                                                            Clock& clock,
-                                                           const std::optional<TokenCost>& cost = std::nullopt,
-                                                           std::shared_ptr<Drafter> drafter = nullptr);
+                                                           const std::optional<TokenCost>& cost = std::nullopt);
 
 }  // namespace

@@ -13,7 +13,6 @@ struct TokenCost {
   int max_tokens = 1;      // in a step; each beyond that costs as much as in a step of its own
   double per_step = 0.0;   // added once, where a step has any
   double waiting = 0.0;    // added where the host has to see a step's tokens before it schedules the next one
-  double per_draft = 0.0;  // added by each draft: what the drafter takes to make it
 };
 
 inline constexpr TokenCost kCpuTokenCost = {.per_token = 0.4, .max_tokens = 8};
