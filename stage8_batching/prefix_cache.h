@@ -46,7 +46,7 @@ class PrefixCache {
   bool contains(int block) const { return entries_.contains(block); }
   const std::vector<common::Token>& tokens(int block) const { return entries_.at(block).tokens; }
 
-  // The published block has lost its last owner: it can be evicted, after all that are evictable already.
+  // The published block has lost its last owner: it can be evicted, after the blocks that are evictable already.
   void make_evictable(int block);
   // The evictable block has an owner again.
   void reacquire(int block);

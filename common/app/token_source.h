@@ -1,4 +1,4 @@
-// Prompts of any length for demonstrations: those of a session, joined and repeated.
+// Prompts of any length for demonstrations: a session's prompts, joined and repeated.
 #pragma once
 
 #include <cstddef>

@@ -316,7 +316,7 @@ inline void scale_lanes(const Integers& integers, float scale, float offset, Pac
   out = out * scale + offset;
 }
 
-// Lane i has the bits of `ones` where `mask` has a one, and those of `zeros` elsewhere.
+// Lane i has the bits of `ones` where `mask` has a one, and the bits of `zeros` elsewhere.
 inline void select_bits(std::int32_t mask, const Integers& ones, const Integers& zeros, Integers& out) {
 #if defined(__AVX512F__) && !defined(COMMON_PLAIN_LANES)
   // g++ 12 makes two instructions where one is enough.

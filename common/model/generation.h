@@ -24,7 +24,7 @@ struct Request {
   std::uint64_t cache_salt = 0;    // requests with different salts never share blocks of a prefix cache
   StopStrings stop_strings = {};   // each ends the text: the token that completes it is the last one
   int num_logprobs = 0;            // log-probabilities of each token and of this many most likely ones; 0: none
-  int min_tokens = 0;              // no stop token is drawn before so many others; stop_strings have their own
+  int min_tokens = 0;              // no stop token is drawn before this many tokens; stop_strings have their own
   // The reply begins with these, whatever the logits say: so a given text's log-probabilities are found.
   std::vector<Token> forced = {};
   // Max drafts of a step, by an engine that speculates; absent: as the engine's options say.

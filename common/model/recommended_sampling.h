@@ -11,7 +11,7 @@ namespace common {
 // .penalty_repeat, as llama.cpp writes them). A recommendation that makes no sense is none.
 SamplingOptions recommended_sampling(const Gguf& file);
 
-// What was chosen, and the recommendation for all that still is as it is without one.
+// `chosen`, in which every option that still has its default value gets the file's recommendation.
 SamplingOptions with_recommendations(const SamplingOptions& chosen, const Gguf& file);
 
 }  // namespace common

@@ -1,5 +1,5 @@
-// The character classes that byte-level BPE needs (letters, numbers, punctuation and spaces), and widths. Both are
-// those of utf8proc (https://juliastrings.github.io/utf8proc/), a small C library for the Unicode character database.
+// The character classes that byte-level BPE needs (letters, numbers, punctuation and spaces), and widths, as utf8proc
+// (https://juliastrings.github.io/utf8proc/) has them, a small C library for the Unicode character database.
 #pragma once
 
 namespace common {

@@ -81,7 +81,7 @@ void multiply_few_tokens(const Matrix& x, const WeightMatrix::Part& part, Eigen:
   });
 }
 
-// Multiplies a few tokens by those of the part's rows that lie in begin … end.
+// Multiplies a few tokens by the part's rows from `begin` to `end`; rows outside of the part are left out.
 void multiply_part(const Matrix& x, const WeightMatrix::Part& part, Eigen::Index begin, Eigen::Index end, Matrix& y) {
   begin = std::max(begin, part.first_row);
   end = std::min(end, part.first_row + part.rows);

@@ -22,7 +22,7 @@ constexpr std::size_t kMaxTextTokens = 4096;   // of one sequence; the rest of a
 constexpr std::size_t kMaxSteps = 512;         // in one record
 constexpr std::size_t kMaxRecords = 2048;      // kept for clients that read slowly
 constexpr std::size_t kMaxRecordBytes = 8 << 20;
-// A record that takes long to make is followed by a pause of so many times that long.
+// A record that takes long to make is followed by a pause of this many times the time that it took.
 constexpr double kLongRecordSeconds = 0.0005;
 constexpr double kPauseAfterLongRecord = 19.0;
 

@@ -124,7 +124,7 @@ class ServedEngine {
 
 // What an engine has to be made for.
 struct EngineDemand {
-  std::vector<ServedRequest> requests = {};  // all that will arrive; empty: any that the model can serve
+  std::vector<ServedRequest> requests = {};  // every request that will arrive; empty: any that the model can serve
   std::optional<PoolSizes> sizes = {};       // in place of the options' sizes
   bool virtual_clock = false;
   // Called with the arrays of each forward pass, as text.

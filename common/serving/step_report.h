@@ -10,7 +10,7 @@
 
 namespace common {
 
-// A block copied to another. From the pool's number of blocks on, numbers are those of blocks in the host's memory.
+// A block copied to another. Numbers from the pool's number of blocks on are blocks in the host's memory.
 struct BlockMove {
   int source = 0;
   int destination = 0;

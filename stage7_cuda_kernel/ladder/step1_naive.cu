@@ -15,9 +15,9 @@
 // M in all, and the device starts 132 x 4 in each of 1.8 G cycles a second: 0.75 ms if none ever waited. And they wait:
 // in the first pass neighbouring threads read neighbouring tokens, 256 bytes apart, so a load of a warp asks for 32
 // sectors of 32 bytes and uses 2 bytes of each. That makes 148 sectors for a token and query head, where 28 would hold
-// all that the loads ask for. The other 15 elements of a sector are for the next 15 loads, if the cache still has it.
-// It mostly has: 1.4 GB come from memory (Nsight Compute, at 5fcb232). The bytes of K and V are not what the step waits
-// for, but the cache, which looks up 32 lines for each such load.
+// everything that the loads ask for. The next 15 loads use the other 15 elements of a sector, if it is still in the
+// cache. Mostly it is: 1.4 GB come from memory (Nsight Compute, at 5fcb232). The bytes of K and V are not what the step
+// waits for, but the cache, which looks up 32 lines for each such load.
 #include "ladder_call.cuh"
 
 namespace stage7 {

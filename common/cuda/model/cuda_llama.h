@@ -63,8 +63,8 @@ class CudaLlama {
   // tokens do not fit. Throws InputError if the shape is not supported.
   //
   // peers: the other GPUs, if several compute the model together; this object then has one shard. Everything below is
-  // then about the shard (config() has its heads, and logits() are those of its tokens), except argmax's result. peers
-  // must outlive this object. Float8 activations go with float8 weights, and with no peers.
+  // then about the shard (config() has its heads, logits() has its part of the vocabulary), except argmax's result.
+  // peers must outlive this object. Float8 activations go with float8 weights, and with no peers.
   CudaLlama(const Llama& model, Precision precision, int max_tokens, WeightType weights = WeightType::kAuto,
             ActivationType activations = ActivationType::kAuto, Communicator* peers = nullptr);
 

@@ -43,7 +43,7 @@ class CudaSampler {
   int max_rows_;
   DeviceMemory best_;        // [max_rows], zero between calls
   DeviceMemory cuts_;        // [max_rows]: for top_k and top_p
-  DeviceMemory candidates_;  // [max_rows, at most so many]: the tokens that they may keep
+  DeviceMemory candidates_;  // [max_rows, kMaxCandidates]: the tokens that the cuts may keep
   DeviceMemory counts_;      // [max_rows, 2^15] of 32 bits, where thread blocks have no room for them; else empty
   DeviceMemory uses_;        // [max_rows, vocab_size] of 32 bits, zero between calls
 };

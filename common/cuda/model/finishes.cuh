@@ -1,5 +1,5 @@
-// What a kernel does with the sums of a product: those of rows `row` and `row` + 1 for one token. load_epilogue() loads
-// what that needs while the sums are computed. Whole warps call these; lanes with `exists` have sums.
+// What a kernel does with two sums of a product, of rows `row` and `row` + 1 for one token. load_epilogue() loads what
+// that needs while the sums are computed. Whole warps call these; lanes with `exists` have sums.
 #pragma once
 
 #include <cuda_bf16.h>

@@ -168,8 +168,8 @@ class Activations {
   int rows_[kEights];
 };
 
-// A warp's columns of a tile, times x: sums for the tile's 8 rows and all tokens, set or added to. In float8, those of
-// two tiles.
+// A warp's columns of a tile, times x: sums for the tile's 8 rows and all tokens, set or added to. In float8,
+// the columns of two tiles.
 template <typename Shape, int kSlots, int kPieces, typename Ring>
 __device__ __forceinline__ void multiply_tile(const uint4 (&x)[kSlots][kPieces][Shape::kEights], const Ring& weights,
                                               float2* sums, bool add) {

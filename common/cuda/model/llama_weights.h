@@ -12,9 +12,9 @@
 
 namespace common {
 
-// Matrices are in the model's precision, or those of the layers in float8; norms and biases in float32. Everything is
-// in one allocation. The rows of a head of Q and K lie so that the two that are rotated together are neighbours, in
-// whichever order the file has them.
+// Matrices are in the model's precision, except that the layers' may be in float8; norms and biases are in float32.
+// Everything is in one allocation. The rows of a head of Q and K lie so that the two that are rotated together are
+// neighbours, in whichever order the file has them.
 class CudaLlamaWeights {
  public:
   // Allocates what a GPU has of a model that is shared out so, but does not set the weights; the shapes below are those

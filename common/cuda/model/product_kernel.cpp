@@ -55,14 +55,16 @@ constexpr int kShortRow = 2048;
 constexpr int kMediumRow = 4096;
 constexpr int kLongRow = 8192;
 
-// Up to so many tokens, wide tiles are faster than the library; with rows of medium length, up to fewer.
+// The largest numbers of tokens for which wide tiles are faster than the library: in general, and for rows of medium
+// length.
 constexpr int kMaxFusedTokens = 128;
 constexpr int kMaxMediumTokens = 64;
 
-// Wide tiles are faster than tiles; with rows of medium length, from so many tokens on.
+// Wide tiles are faster than tiles; for rows of medium length only from this many tokens on.
 constexpr int kMinMediumWideTokens = 33;
 
-// Up to so many tokens, float8 weights with long rows are unpacked by tiles, even where activations may be float8.
+// The largest number of tokens for which tiles unpack float8 weights with long rows, even where activations may be
+// float8.
 constexpr int kMaxUnpackedTokens = 64;
 
 bool is_medium(int longest_row) { return longest_row > kShortRow && longest_row <= kMediumRow; }

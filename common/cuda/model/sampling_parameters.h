@@ -38,8 +38,8 @@ struct SamplingBias {
 
 SamplingParameters sampling_parameters(const SamplingOptions& options, int sample_index, std::int64_t position);
 
-// The late tokens of a position, with a bias of -inf each, and logit_bias: by token, those of one token in the order in
-// which they apply.
+// The biases of a position, sorted by token: -inf for each late token, and logit_bias. If a token has both, they stand
+// in the order in which they apply.
 std::vector<SamplingBias> sampling_biases(const SamplingOptions& options, std::int64_t position);
 
 }  // namespace common

@@ -5,7 +5,7 @@
 // chosen, 16 to 64, or 128 with float8 weights, takes tokens.
 //
 // - Two threads have the copy engine fill a ring: a stage is 64 columns of a tile's rows, or 128 of float8 weights, and
-//   of all tokens' x. The copies of weights start before the previous launch has finished, those of x afterwards.
+//   of all tokens' x. Copies of weights start before the previous launch has finished, copies of x afterwards.
 // - One or two warpgroups multiply what has arrived.
 // - A thread block has some tiles of the weights, one after the other; the ring goes on filling while a tile is
 //   finished. Where there are fewer tiles than multiprocessors, a cluster of blocks shares a tile: each multiplies some

@@ -27,8 +27,8 @@ constexpr LaunchOverhead kOverheads[] = {{1, 4000.0}, {2, 5300.0}, {4, 5800.0}, 
 // What a tile of more than 64 rows adds to it.
 double overhead_of_rows(int rows) { return rows > kSmallRows ? 2600.0 : 0.0; }
 
-// Nanoseconds that a stage takes when so many blocks run: the slowest of multiplying, of reading weights from memory,
-// and of bringing weights and x from the L2 cache.
+// Nanoseconds for a stage of the ring while `blocks` thread blocks run: the slowest of multiplying, of reading weights
+// from memory, and of bringing weights and x from the L2 cache.
 double stage_time(int rows, int blocks) {
   const double multiplying = 2.3 * (rows <= kSmallRows ? kSmallRows : kMaxWideRows);
   const double bytes_per_nanosecond = std::min(3000.0, 40.0 * blocks);
