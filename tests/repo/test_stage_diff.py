@@ -103,9 +103,9 @@ class Stages(unittest.TestCase):
         self.assertEqual((status, error), (0, ""))
         return out
 
-    def assert_one_error(self, text, *arguments):
+    def assert_one_error(self, text, *arguments, expected=1):
         status, _, error = self.run_main(*arguments)
-        self.assertEqual(status, 1)
+        self.assertEqual(status, expected)
         self.assertEqual(error.count("\n"), 1, error)
         self.assertIn(text, error)
 
@@ -421,13 +421,17 @@ class Mistakes(Stages):
             self.assertEqual(self.run_main("--check")[0], 0)
 
     def test_arguments(self):
-        self.assert_one_error("two stages are compared")
-        self.assert_one_error("two stages are compared", "2")
-        self.assert_one_error("there is no stage '9'; the stages are 1, 2", "1", "9")
-        self.assert_one_error("there is no stage 'x'", "1", "x")
-        self.assert_one_error("the earlier stage comes first", "2", "1")
-        self.assert_one_error("does not differ from itself", "2", "2")
-        self.assert_one_error("--nonsense", "1", "2", "--nonsense")
+        for text, arguments in (("two stages are compared", ()), ("two stages are compared", ("2",)),
+                                ("there is no stage '9'; the stages are 1, 2", ("1", "9")),
+                                ("there is no stage 'x'", ("1", "x")), ("the earlier stage comes first", ("2", "1")),
+                                ("does not differ from itself", ("2", "2")), ("--nonsense", ("1", "2", "--nonsense"))):
+            self.assert_one_error(text, *arguments, expected=2)
+
+    def test_help_fits_a_terminal(self):
+        out = io.StringIO()
+        with mock.patch.dict("os.environ", COLUMNS="80"), contextlib.redirect_stdout(out), self.assertRaises(SystemExit):
+            stage_diff.main(["--help"], self.root)
+        self.assertEqual([line for line in out.getvalue().splitlines() if len(line) > 80], [])
 
     @unittest.skipIf(stage_diff.markup is None, "needs markdown-it-py and pygments")
     def test_a_page_that_can_t_be_written(self):
