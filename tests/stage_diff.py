@@ -155,10 +155,7 @@ def is_shown(name):
 def git_diff(before, after):
     """git's own comparison of two files, without unchanged lines. These change what git counts, and the manifest of
     tests/repo is counted without them."""
-    git = shutil.which("git")
-    if not git:
-        raise DiffError("comparing two stages needs git, which is not installed (sudo apt-get install git)")
-    command = [git, "diff", "--no-index", "--no-color", "--no-ext-diff", "--no-textconv", "-U0", "-I^namespace stage",
+    command = [diff_check.git_program(), "diff", "--no-index", "--no-color", "--no-ext-diff", "--no-textconv", "-U0", "-I^namespace stage",
                "--", str(before), str(after)]
     result = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, check=False)
     if result.returncode not in (0, 1):

@@ -11,6 +11,7 @@ import unittest
 from unittest import mock
 
 import stage_diff
+from support import needs
 
 README = """# Stage 2: sums
 
@@ -63,6 +64,7 @@ int second() {{ return {number}; }}
 """
 
 
+@needs.git
 class Stages(unittest.TestCase):
     def setUp(self):
         folder = tempfile.TemporaryDirectory()
@@ -323,7 +325,7 @@ class Notes(Stages):
         self.assertIn("\x1b[1mThe second\x1b[0m", out)
 
 
-@unittest.skipIf(stage_diff.markup is None, "needs markdown-it-py and pygments")
+@needs.page_packages
 class Page(Stages):
     class Balanced(html.parser.HTMLParser):
         VOID = {"meta", "col", "img"}
@@ -433,7 +435,7 @@ class Mistakes(Stages):
             stage_diff.main(["--help"], self.root)
         self.assertEqual([line for line in out.getvalue().splitlines() if len(line) > 80], [])
 
-    @unittest.skipIf(stage_diff.markup is None, "needs markdown-it-py and pygments")
+    @needs.page_packages
     def test_a_page_that_can_t_be_written(self):
         self.assert_one_error("can't write", "1", "2", "--html", str(self.root / "no" / "page.html"))
 
@@ -445,6 +447,7 @@ class Mistakes(Stages):
         self.assertEqual(self.run_main("stage1_first/", "stage2", "--size")[0], 0)
 
 
+@needs.git
 class Repository(unittest.TestCase):
     def test_every_pair_can_be_shown(self):
         names = stage_diff.diff_check.find_stages(stage_diff.ROOT)
