@@ -1,18 +1,30 @@
 #!/usr/bin/env python3
 """Write a stage yourself, a milestone at a time.
 
-    python3 tests/exercise.py                  list the exercises, and how far you are
-    python3 tests/exercise.py 4                make my_stage4/, which compiles but lacks the lesson
-    python3 tests/exercise.py 4 --test         build it and run the milestones' tests, up to the first that fails
-    python3 tests/exercise.py 4 --test 2       run the tests of milestone 2; --test all: every test of the stage
-    python3 tests/exercise.py 4 --hint 2       show the next hint for milestone 2: the idea, then pseudo-code, then the pitfall
-    python3 tests/exercise.py 4 --solution 2   show what milestone 2 looks like in the course
-    python3 tests/exercise.py 4 --fresh        start over; what you have is kept under another name
-    python3 tests/exercise.py --check [4 ...]  for the course: every milestone is red before its solution and green after
+  python3 tests/exercise.py                  list the exercises, and how far you
+                                             are
+  python3 tests/exercise.py 4                make my_stage4/, which compiles but
+                                             lacks the lesson
+  python3 tests/exercise.py 4 --test         build it and run the milestones'
+                                             tests, up to the first that fails
+  python3 tests/exercise.py 4 --test 2       run the tests of milestone 2;
+                                             --test all: every test of the stage
+  python3 tests/exercise.py 4 --hint 2       show the next hint for milestone 2:
+                                             the idea, then pseudo-code, then
+                                             the pitfall
+  python3 tests/exercise.py 4 --solution 2   show what milestone 2 looks like in
+                                             the course
+  python3 tests/exercise.py 4 --fresh        start over; what you have is kept
+                                             under another name
+  python3 tests/exercise.py --check [4 ...]  for the course: every milestone is
+                                             red before its solution and green
+                                             after
 
-my_stage4/ is stage 4 with some bodies replaced by a TODO, which says what is missing when it is called. The tests are
-built in build-exercise/, which takes a minute or two the first time. Besides the stages' exercises there is one with a word
-for a name, on a page beside a stage's lesson: all of the stage but that page's code is there in its folder.
+my_stage4/ is stage 4 with some bodies replaced by a TODO, which says what is
+missing when it is called. The tests are built in build-exercise/, which takes a
+minute or two the first time. Besides the stages' exercises there is one with a
+word for a name, on a page beside a stage's lesson: all of the stage but that
+page's code is there in its folder.
 """
 
 import argparse
@@ -49,7 +61,11 @@ SWITCH = "COURSE_EXERCISE_BLANK"  # "4:2": in the check's build, exercise 4 has 
 
 
 class ExerciseError(Exception):
-    """The arguments, the tools or the exercise are wrong. The first line says how."""
+    """The tools or the exercise are wrong. The first line says how."""
+
+
+class UsageError(ExerciseError):
+    """The command line is wrong."""
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -120,7 +136,7 @@ class Exercise:
         for milestone in self.milestones:
             if word == str(milestone.number):
                 return milestone
-        raise ExerciseError(f"exercise {self.name} has no milestone '{word}'; it has 1 to {len(self.milestones)}")
+        raise UsageError(f"exercise {self.name} has no milestone '{word}'; it has 1 to {len(self.milestones)}")
 
 
 def take(table, name, kind, where, default=None):
@@ -1006,7 +1022,7 @@ def choose(exercises, words):
         name = re.sub(r"^stage(?=\d+$)", "", word)
         if name not in exercises:
             there = ", ".join(exercises) or "none"
-            raise ExerciseError(f"there is no exercise '{word}'; there are {there}")
+            raise UsageError(f"there is no exercise '{word}'; there are {there}")
         chosen.append(exercises[name])
     return chosen
 
@@ -1034,12 +1050,13 @@ def run_check(root, exercises, jobs, levels):
 
 class Parser(argparse.ArgumentParser):
     def error(self, message):
-        raise ExerciseError(f"{message} (--help says more)")
+        raise UsageError(f"{message} (--help says more)")
 
 
 def main(arguments=None, root=ROOT):
     parser = Parser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter,
-                    usage="exercise.py [STAGE [--test [M] | --hint M | --solution M | --fresh]], or exercise.py --check")
+                    usage="exercise.py [STAGE [--test [M] | --hint M | --solution M | --fresh]],\n"
+                          "                   or exercise.py --check")
     parser.add_argument("stages", nargs="*", metavar="STAGE", help="the stage to write")
     group = parser.add_mutually_exclusive_group()
     group.add_argument("--test", nargs="?", const="", metavar="M", help="run the tests, of one milestone or of all")
@@ -1057,7 +1074,7 @@ def main(arguments=None, root=ROOT):
             return run_check(root, with_others(exercises, chosen) or list(exercises.values()), options.jobs, options.levels)
         asks = options.test is not None or options.hint or options.solution or options.fresh
         if len(chosen) > 1 or (asks and not chosen):
-            raise ExerciseError("one stage at a time: python3 tests/exercise.py 4 --test")
+            raise UsageError("one stage at a time: python3 tests/exercise.py 4 --test")
         if not chosen:
             list_exercises(root, exercises)
             return 0
@@ -1073,7 +1090,7 @@ def main(arguments=None, root=ROOT):
         return 0
     except (ExerciseError, diff_check.DiffError) as error:
         print(f"error: {error}", file=sys.stderr)
-        return 1
+        return 2 if isinstance(error, UsageError) else 1
     except KeyboardInterrupt:
         return 130
     except BrokenPipeError:  # as after "| head"

@@ -48,6 +48,7 @@ import json
 import operator
 import pathlib
 import re
+import shutil
 import subprocess
 import sys
 
@@ -414,6 +415,8 @@ def unknown_commits(root=ROOT, log=print):
     """Those that the data cites and the checkout's history does not have; their number. Not part of check: in a copy
     without the history, nothing could be done about it."""
     commits = {origin["commit"] for _, _, origin in Figures(root).values.values() if "commit" in origin}
+    if not shutil.which("git"):
+        raise FigureError("looking for commits needs git, which is not installed (apt-get install git)")
     unknown = [commit for commit in sorted(commits) if subprocess.run(
         ["git", "-C", str(root), "rev-parse", "--verify", "--quiet", commit + "^{commit}"],
         stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, check=False).returncode != 0]

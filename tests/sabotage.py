@@ -327,8 +327,7 @@ def main():
     if arguments.patches:
         unknown = set(arguments.patches) - {path.stem for path in paths}
         if unknown:
-            print(f"error: there is no {PATCHES}/{sorted(unknown)[0]}.patch", file=sys.stderr)
-            return 1
+            parser.error(f"there is no {PATCHES}/{sorted(unknown)[0]}.patch")
         paths = [path for path in paths if path.stem in arguments.patches]
     try:
         patches = [read_patch(path) for path in paths]

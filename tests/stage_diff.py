@@ -1,29 +1,40 @@
 #!/usr/bin/env python3
 """What a stage changes, in reading order, with the lesson's notes.
 
-    python3 tests/stage_diff.py 3 4                  stage 4's lesson as a diff against stage 3
-    python3 tests/stage_diff.py 3 4 attention        of the files with this name alone; a folder will do: kernels/
-    python3 tests/stage_diff.py 3 4 --all            with what the lesson does not walk through: demo/, production/
-    python3 tests/stage_diff.py 6 8                  batching as the next step after the prefix cache, without a GPU
-    python3 tests/stage_diff.py 3 4 --html FILE      the same as one page, side by side
-    python3 tests/stage_diff.py 3 4 --size           how large it is, as git counts it
-    python3 tests/stage_diff.py --check [3 4]        whether every note belongs to a hunk, and which hunks have none
+  python3 tests/stage_diff.py 3 4              stage 4's lesson as a diff
+                                               against stage 3
+  python3 tests/stage_diff.py 3 4 attention    of the files with this name
+                                               alone; a folder will do: kernels/
+  python3 tests/stage_diff.py 3 4 --all        with what the lesson does not
+                                               walk through: demo/, production/
+  python3 tests/stage_diff.py 6 8              batching as the next step after
+                                               the prefix cache, without a GPU
+  python3 tests/stage_diff.py 3 4 --html FILE  the same as one page, side by
+                                               side
+  python3 tests/stage_diff.py 3 4 --size       how large it is, as git counts it
+  python3 tests/stage_diff.py --check [3 4]    whether every note belongs to a
+                                               hunk, and which hunks have none
 
-The notes are paragraphs of the part "The diff" of the later stage's lesson, or of a section of this name in another part: of
-its README.md, then of the pages beside it to which README.md links, in that order. A comment, invisible in the rendered page, says what the paragraphs after it explain, up
-to the next such comment or the next heading:
+The notes are paragraphs of the part "The diff" of the later stage's lesson, or
+of a section of this name in another part: of its README.md, then of the pages
+beside it to which README.md links, in that order. A comment, invisible in the
+rendered page, says what the paragraphs after it explain, up to the next such
+comment or the next heading:
 
-    <!-- hunk: attention.cpp -->                the whole file
-    <!-- hunk: attention.cpp rescale -->        the changes to attention.cpp that contain `rescale`
-    <!-- hunk end -->                           what follows explains no hunk
+    <!-- hunk: attention.cpp -->           the whole file
+    <!-- hunk: attention.cpp rescale -->   its changes that contain `rescale`
+    <!-- hunk end -->                      what follows explains no hunk
 
-Comments that follow each other share the paragraphs after them, which are printed once: at the first of these comments
-whose file is shown. The text is looked for in lines that were added or
-removed, best as a whole word; if it stands in none of them, in the lines around and in the name of the function. A comment that matches
-nothing is an error. The files named first by such comments are shown first.
+Comments that follow each other share the paragraphs after them, which are
+printed once: at the first of these comments whose file is shown. The text is
+looked for in lines that were added or removed, best as a whole word; if it
+stands in none of them, in the lines around and in the name of the function. A
+comment that matches nothing is an error. The files named first by such comments
+are shown first.
 
-The lesson is a stage's root, kernels/ and ladder/. README.md, CMakeLists.txt and pictures are no part of the diff, nor
-are lines that begin with "namespace stage". A file that is gone is named in a line.
+The lesson is a stage's root, kernels/ and ladder/. README.md, CMakeLists.txt
+and pictures are no part of the diff, nor are lines that begin with "namespace
+stage". A file that is gone is named in a line.
 """
 
 import argparse
@@ -68,7 +79,11 @@ ALMOST_MARKER = re.compile(r"^\s*<!--\s*hunks?\b")
 
 
 class DiffError(Exception):
-    """The arguments, the tools or the notes are wrong. The message is one line."""
+    """The tools or the notes are wrong. The message is one line."""
+
+
+class UsageError(DiffError):
+    """The command line is wrong."""
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -140,10 +155,7 @@ def is_shown(name):
 def git_diff(before, after):
     """git's own comparison of two files, without unchanged lines. These change what git counts, and the manifest of
     tests/repo is counted without them."""
-    git = shutil.which("git")
-    if not git:
-        raise DiffError("comparing two stages needs git, which is not installed")
-    command = [git, "diff", "--no-index", "--no-color", "--no-ext-diff", "--no-textconv", "-U0", "-I^namespace stage",
+    command = [diff_check.git_program(), "diff", "--no-index", "--no-color", "--no-ext-diff", "--no-textconv", "-U0", "-I^namespace stage",
                "--", str(before), str(after)]
     result = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, check=False)
     if result.returncode not in (0, 1):
@@ -912,16 +924,16 @@ def find_pair(root, numbers):
     """The two folders."""
     stages = {int(diff_check.STAGE_FOLDER.match(name).group(1)): name for name in diff_check.find_stages(root)}
     if len(numbers) != 2:
-        raise DiffError("two stages are compared: python3 tests/stage_diff.py 3 4")
+        raise UsageError("two stages are compared: python3 tests/stage_diff.py 3 4")
     chosen = []
     for word in numbers:
         number = re.fullmatch(r"(?:stage)?(\d+)(?:_\w+)?/?", word)
         if not number or int(number.group(1)) not in stages:
-            raise DiffError(f"there is no stage '{word}'; the stages are {', '.join(map(str, sorted(stages)))}")
+            raise UsageError(f"there is no stage '{word}'; the stages are {', '.join(map(str, sorted(stages)))}")
         chosen.append(int(number.group(1)))
     if chosen[0] >= chosen[1]:
-        raise DiffError(f"the earlier stage comes first: python3 tests/stage_diff.py {min(chosen)} {max(chosen)}"
-                        if chosen[0] != chosen[1] else "a stage does not differ from itself")
+        raise UsageError(f"the earlier stage comes first: python3 tests/stage_diff.py {min(chosen)} {max(chosen)}"
+                         if chosen[0] != chosen[1] else "a stage does not differ from itself")
     return stages[chosen[0]], stages[chosen[1]]
 
 
@@ -963,13 +975,13 @@ def show(lines, to_pager):
 
 class Parser(argparse.ArgumentParser):
     def error(self, message):
-        raise DiffError(f"{message} (--help says more)")
+        raise UsageError(f"{message} (--help says more)")
 
 
 def main(arguments=None, root=ROOT):
     parser = Parser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter,
-                    usage="stage_diff.py EARLIER LATER [FILE ...] [--all] [--html FILE | --size] [--color WHEN], "
-                          "or stage_diff.py --check")
+                    usage="stage_diff.py EARLIER LATER [FILE ...] [--all] [--html FILE | --size]\n"
+                          "                     [--color WHEN], or stage_diff.py --check")
     parser.add_argument("stages", nargs="*", metavar="STAGE", help="two stages' numbers, the earlier one first; after them,"
                         " names of files or folders: these alone")
     parser.add_argument("--all", action="store_true", help="show what the lesson does not walk through as well")
@@ -1006,7 +1018,7 @@ def main(arguments=None, root=ROOT):
         return 1 if pair.errors else 0
     except (DiffError, diff_check.DiffError) as error:
         print(f"error: {error}", file=sys.stderr)
-        return 1
+        return 2 if isinstance(error, UsageError) else 1
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0

@@ -617,11 +617,11 @@ def machine_text():
 
 
 def commit_text():
-    run = subprocess.run(["git", "-C", str(ROOT), "rev-parse", "--short", "HEAD"], capture_output=True, text=True,
-                         check=False)
-    if run.returncode:
-        raise InputError("this is no checkout with a history: name the commit with --commit")
-    return run.stdout.strip()
+    try:
+        return subprocess.run(["git", "-C", str(ROOT), "rev-parse", "--short", "HEAD"], capture_output=True, text=True,
+                              check=True).stdout.strip()
+    except (OSError, subprocess.CalledProcessError) as error:
+        raise InputError("this is no checkout with a history: name the commit with --commit") from error
 
 
 def chosen(text, known, what):

@@ -15,6 +15,7 @@ sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent.parent))
 import compare_engines
 import figures
 from compare_engines import MODELS, Batch, Cell
+from support import needs
 
 MACHINE = "NVIDIA H200, driver 1.2, CUDA 13.0"
 
@@ -208,6 +209,7 @@ class CompareEngines(unittest.TestCase):
         row = self.row("decode", "8b_128")
         self.assertEqual((row["theirs"], row["ratio"]), (None, None))
 
+    @needs.semaphores
     def test_servers(self):
         with mock.patch.object(compare_engines, "CLIENTS", {1: 2, 4: 8}):
             code, output = self.run_main("--groups", "http", "--models", "llama-3.2-1b")

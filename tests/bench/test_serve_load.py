@@ -17,6 +17,7 @@ from unittest import mock
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent))
 import serve_load
+from support import needs
 
 
 class FakeServer(http.server.BaseHTTPRequestHandler):
@@ -61,6 +62,7 @@ class FakeServer(http.server.BaseHTTPRequestHandler):
         pass
 
 
+@needs.semaphores
 class ServeLoad(unittest.TestCase):
     def setUp(self):
         FakeServer.bodies = []

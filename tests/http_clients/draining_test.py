@@ -171,4 +171,5 @@ class Ending(unittest.TestCase):
 
 if __name__ == "__main__":
     PROGRAM = str(pathlib.Path(sys.argv.pop(1)).resolve())
+    signal.signal(signal.SIGINT, signal.SIG_DFL)  # a shell's background job ignores it
     unittest.main()

@@ -16,11 +16,11 @@ NVCC = os.environ.get("CUDACXX") or shutil.which("nvcc") or shutil.which("nvcc",
 PROJECT = f"""cmake_minimum_required(VERSION 3.25)
 project(kernels LANGUAGES NONE)
 set(COURSE_CUDA AUTO)
-include({CUDA_CMAKE})
+include("{CUDA_CMAKE}")
 course_find_cuda()
 """
 
-ARCHITECTURES = f"""include({CUDA_CMAKE})
+ARCHITECTURES = f"""include("{CUDA_CMAKE}")
 course_find_gpus(usable too_old)
 course_architectures("${{usable}}" architectures)
 message("<${{architectures}}> <${{too_old}}>")

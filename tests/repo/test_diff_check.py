@@ -6,11 +6,13 @@ import tempfile
 import unittest
 
 from repo import diff_check
+from support import needs
 
 FIRST = "stage1_first"
 SECOND = "stage2_second"
 
 
+@needs.git
 class Stages(unittest.TestCase):
     """Two stages that differ in one line of engine.cpp, as their manifest says."""
 

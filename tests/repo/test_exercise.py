@@ -136,9 +136,9 @@ class Course(unittest.TestCase):
         self.assertEqual((status, error), (0, ""))
         return out
 
-    def assert_error(self, text, *arguments):
+    def assert_error(self, text, *arguments, expected=1):
         status, _, error = self.run_main(*arguments)
-        self.assertEqual(status, 1)
+        self.assertEqual(status, expected)
         self.assertEqual(error.count("\n"), 1, error)
         self.assertIn(text, error)
 
@@ -357,17 +357,23 @@ class Commands(Course):
         self.assertIn("   return result;", self.succeed("2", "--solution", "1"))
 
     def test_mistakes_are_one_line(self):
-        self.assert_error("there is no exercise '4'; there are 2", "4")
-        self.assert_error("there is no exercise 'x'", "x")
+        self.assert_error("there is no exercise '4'; there are 2", "4", expected=2)
+        self.assert_error("there is no exercise 'x'", "x", expected=2)
         self.assert_error("there is no my_stage2/ yet", "2", "--test")
         self.assert_error("there is no my_stage2/ yet", "2", "--hint", "1")
-        self.assert_error("one stage at a time", "--test")
-        self.assert_error("--nonsense", "2", "--nonsense")
+        self.assert_error("one stage at a time", "--test", expected=2)
+        self.assert_error("--nonsense", "2", "--nonsense", expected=2)
         self.succeed("2")
-        self.assert_error("has no milestone '7'; it has 1 to 2", "2", "--hint", "7")
-        self.assert_error("has no milestone '7'", "2", "--test", "7")
+        self.assert_error("has no milestone '7'; it has 1 to 2", "2", "--hint", "7", expected=2)
+        self.assert_error("has no milestone '7'", "2", "--test", "7", expected=2)
         with mock.patch("exercise.shutil.which", lambda name: None):
             self.assert_error("building needs cmake", "2", "--test")
+
+    def test_help_fits_a_terminal(self):
+        out = io.StringIO()
+        with mock.patch.dict("os.environ", COLUMNS="80"), contextlib.redirect_stdout(out), self.assertRaises(SystemExit):
+            exercise.main(["--help"], self.root)
+        self.assertEqual([line for line in out.getvalue().splitlines() if len(line) > 80], [])
 
 
 class Output(unittest.TestCase):
@@ -485,7 +491,7 @@ todo = "double it."
         self.assertEqual((self.root / "my_stage2_more/sum.cpp").read_text(encoding="utf-8"), SUM)
         self.assertIn("TODO(1, ", (self.root / "my_stage2_more/extra/more.cpp").read_text(encoding="utf-8"))
         self.assertIn("more.1  Twice", self.succeed())
-        self.assert_error("there is no exercise 'less'; there are 2, more", "less")
+        self.assert_error("there is no exercise 'less'; there are 2, more", "less", expected=2)
 
     def test_the_check_takes_both_and_builds_the_stage_once(self):
         both = exercise.with_others(self.exercises, exercise.choose(self.exercises, ["stage2"]))

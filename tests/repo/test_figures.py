@@ -7,6 +7,7 @@ import tempfile
 import unittest
 
 import figures
+from support import needs
 
 DATA = {
     "machine": "one GPU",
@@ -200,6 +201,7 @@ class Data(Folder):
             self.put("tests/bench/measured/gpu.json", json.dumps(data))
             self.red("a date, a commit and a command, or a source", "text\n")
 
+    @needs.git
     def test_commit_that_the_history_does_not_have(self):
         subprocess.run(["git", "init", "--quiet", str(self.root)], check=True)
         self.assertEqual(figures.unknown_commits(self.root, self.log.append), 1)

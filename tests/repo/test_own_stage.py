@@ -29,10 +29,10 @@ JOBS = str(min(2, os.cpu_count() or 1))
 
 # In place of common/CMakeLists.txt: common/ does not depend on the stage, so it is not compiled again.
 READY_COMMON = """add_library(common STATIC IMPORTED GLOBAL)
-set_target_properties(common PROPERTIES IMPORTED_LOCATION {libraries[0]})
+set_target_properties(common PROPERTIES IMPORTED_LOCATION "{libraries[0]}")
 target_include_directories(common INTERFACE ${{PROJECT_SOURCE_DIR}})
 add_library(ready_test_support STATIC IMPORTED GLOBAL)
-set_target_properties(ready_test_support PROPERTIES IMPORTED_LOCATION {libraries[1]})
+set_target_properties(ready_test_support PROPERTIES IMPORTED_LOCATION "{libraries[1]}")
 target_link_libraries(ready_test_support INTERFACE Catch2::Catch2)  # after it, as a static library has to be
 target_link_libraries(common INTERFACE ready_test_support Eigen3::Eigen CLI11::CLI11 nlohmann_json::nlohmann_json
                       course_libedit course_utf8proc course_xxhash Threads::Threads)

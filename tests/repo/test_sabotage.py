@@ -8,6 +8,7 @@ import unittest
 from unittest import mock
 
 import sabotage
+from support import needs
 
 PATCH = """# stage: stage1_first
 # test: test_stage1 "sum, by [hand]"
@@ -38,6 +39,7 @@ class FakeWorkshop(sabotage.Workshop):
             (folder / program).chmod(0o755)
 
 
+@needs.git
 class InARepository(unittest.TestCase):
     """A small repository with a patch."""
 
@@ -194,6 +196,7 @@ class Rounds(InARepository):
         self.assertNotIn("STAYS GREEN", self.logged())
 
 
+@needs.git
 class Patches(unittest.TestCase):
     """The real patches. Whether their tests turn red takes a compiler: sabotage.py itself checks that."""
 

@@ -14,8 +14,8 @@ from unittest import mock
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent.parent / "site"))
 
 import build_site
-import markup
 import stage_diff
+from support import needs
 
 MAX_PAGE = 500_000  # bytes
 # Colours of site.css: what stands on what.
@@ -242,7 +242,8 @@ class WithoutPackages(Folder):
         self.assertIn("error: the site needs markdown-it-py and pygments: sudo apt-get install", error)
 
 
-@unittest.skipIf(build_site.markup is None, "needs markdown-it-py and pygments")
+@needs.git
+@needs.page_packages
 class Converter(Folder):
     def test_commands_have_buttons_and_what_they_print_has_none(self):
         text = self.page("index.html")
@@ -370,6 +371,7 @@ class Converter(Folder):
 
     def test_what_has_no_space_may_be_broken_behind_brackets_dots_and_scopes(self):
         def breakable(text):
+            markup = build_site.markup
             return markup.breakable(markup.code_html(markup.colour_lines(text, "x.cpp")[0]), text)
         self.assertEqual(re.sub("<i [^>]*>|</i>", "", breakable("  owner.table.push_back(free_blocks.back(), a->b, 1.5F, std::min(1));")),
                          "  owner.<wbr>table.<wbr>push_back(<wbr>free_blocks.<wbr>back(), a-&gt;<wbr>b, 1.5F, std::<wbr>min(<wbr>1));")
@@ -463,7 +465,8 @@ class Colours(unittest.TestCase):
             self.assertEqual(pale, [], name)
 
 
-@unittest.skipIf(build_site.markup is None, "needs markdown-it-py and pygments")
+@needs.git
+@needs.page_packages
 class Repository(unittest.TestCase):
     @classmethod
     def setUpClass(cls):

@@ -11,6 +11,7 @@ import unittest
 from unittest import mock
 
 import stage_diff
+from support import needs
 
 README = """# Stage 2: sums
 
@@ -63,6 +64,7 @@ int second() {{ return {number}; }}
 """
 
 
+@needs.git
 class Stages(unittest.TestCase):
     def setUp(self):
         folder = tempfile.TemporaryDirectory()
@@ -103,9 +105,9 @@ class Stages(unittest.TestCase):
         self.assertEqual((status, error), (0, ""))
         return out
 
-    def assert_one_error(self, text, *arguments):
+    def assert_one_error(self, text, *arguments, expected=1):
         status, _, error = self.run_main(*arguments)
-        self.assertEqual(status, 1)
+        self.assertEqual(status, expected)
         self.assertEqual(error.count("\n"), 1, error)
         self.assertIn(text, error)
 
@@ -323,7 +325,7 @@ class Notes(Stages):
         self.assertIn("\x1b[1mThe second\x1b[0m", out)
 
 
-@unittest.skipIf(stage_diff.markup is None, "needs markdown-it-py and pygments")
+@needs.page_packages
 class Page(Stages):
     class Balanced(html.parser.HTMLParser):
         VOID = {"meta", "col", "img"}
@@ -421,15 +423,19 @@ class Mistakes(Stages):
             self.assertEqual(self.run_main("--check")[0], 0)
 
     def test_arguments(self):
-        self.assert_one_error("two stages are compared")
-        self.assert_one_error("two stages are compared", "2")
-        self.assert_one_error("there is no stage '9'; the stages are 1, 2", "1", "9")
-        self.assert_one_error("there is no stage 'x'", "1", "x")
-        self.assert_one_error("the earlier stage comes first", "2", "1")
-        self.assert_one_error("does not differ from itself", "2", "2")
-        self.assert_one_error("--nonsense", "1", "2", "--nonsense")
+        for text, arguments in (("two stages are compared", ()), ("two stages are compared", ("2",)),
+                                ("there is no stage '9'; the stages are 1, 2", ("1", "9")),
+                                ("there is no stage 'x'", ("1", "x")), ("the earlier stage comes first", ("2", "1")),
+                                ("does not differ from itself", ("2", "2")), ("--nonsense", ("1", "2", "--nonsense"))):
+            self.assert_one_error(text, *arguments, expected=2)
 
-    @unittest.skipIf(stage_diff.markup is None, "needs markdown-it-py and pygments")
+    def test_help_fits_a_terminal(self):
+        out = io.StringIO()
+        with mock.patch.dict("os.environ", COLUMNS="80"), contextlib.redirect_stdout(out), self.assertRaises(SystemExit):
+            stage_diff.main(["--help"], self.root)
+        self.assertEqual([line for line in out.getvalue().splitlines() if len(line) > 80], [])
+
+    @needs.page_packages
     def test_a_page_that_can_t_be_written(self):
         self.assert_one_error("can't write", "1", "2", "--html", str(self.root / "no" / "page.html"))
 
@@ -441,6 +447,7 @@ class Mistakes(Stages):
         self.assertEqual(self.run_main("stage1_first/", "stage2", "--size")[0], 0)
 
 
+@needs.git
 class Repository(unittest.TestCase):
     def test_every_pair_can_be_shown(self):
         names = stage_diff.diff_check.find_stages(stage_diff.ROOT)

@@ -52,6 +52,22 @@ def run(*arguments, stdout=subprocess.PIPE, environment=None):
     return result
 
 
+def let_signals_end_programs():
+    """In a shell's background job and under nohup they would inherit that some are ignored."""
+    for number in (signal.SIGINT, signal.SIGQUIT, signal.SIGHUP):
+        signal.signal(number, signal.SIG_DFL)
+
+
+def open_terminal(rows=24, columns=80):
+    """Both ends of a pseudo-terminal of that size: what shows it, and what a program writes to."""
+    try:
+        main, end = pty.openpty()
+    except OSError as error:  # as in a container without /dev/pts
+        raise unittest.SkipTest(f"needs pseudo-terminals: {error}") from error
+    fcntl.ioctl(end, termios.TIOCSWINSZ, struct.pack("HHHH", rows, columns, 0, 0))
+    return main, end
+
+
 class ProgramTest(unittest.TestCase):
     def setUp(self):
         folder = tempfile.TemporaryDirectory()
@@ -994,8 +1010,7 @@ def read_to_end(terminal):
 class Terminal(ProgramTest):
     def session(self, *arguments, typed, rows=24, columns=80, kind="xterm", until=None, environment=None, code=0):
         """What a terminal of that size shows; until: ends the program once it has shown that."""
-        main, end = pty.openpty()
-        fcntl.ioctl(end, termios.TIOCSWINSZ, struct.pack("HHHH", rows, columns, 0, 0))
+        main, end = open_terminal(rows, columns)
         environment = ({name: value for name, value in os.environ.items() if name != "NO_COLOR"} | {"TERM": kind}
                        | (environment or {}))
         process = subprocess.Popen([PROGRAM, *arguments], stdin=end, stdout=end, stderr=end, env=environment,
@@ -1061,8 +1076,7 @@ class Terminal(ProgramTest):
     def test_ctrl_c_leaves_the_live_view_and_prints_the_report(self):
         if stage_number() < 8:
             self.skipTest("the stage has no live view")
-        main, end = pty.openpty()
-        fcntl.ioctl(end, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 80, 0, 0))
+        main, end = open_terminal()
         with subprocess.Popen([PROGRAM, "serve", "--requests", "24", "--arrivals", "poisson:3", "--device", "cpu"], stdin=end,
                               stdout=end, stderr=end, env=os.environ | {"TERM": "xterm"}, start_new_session=True,
                               preexec_fn=lambda: fcntl.ioctl(0, termios.TIOCSCTTY, 0)) as process:
@@ -1082,10 +1096,9 @@ class Terminal(ProgramTest):
         if stage_number() < 8:
             self.skipTest("the stage has no live view")
         for number in (signal.SIGTERM, signal.SIGHUP):
-            main, end = pty.openpty()
+            main, end = open_terminal()
             with subprocess.Popen([PROGRAM, "serve", "--requests", "24", "--arrivals", "poisson:3", "--device", "cpu"],
-                                  stdin=end, stdout=end, stderr=end, env=os.environ | {"TERM": "xterm"},
-                                  preexec_fn=lambda: signal.signal(number, signal.SIG_DFL)) as process:  # nohup ignores it
+                                  stdin=end, stdout=end, stderr=end, env=os.environ | {"TERM": "xterm"}) as process:
                 os.close(end)
                 shown = b""
                 while shown.count(b"\x1b[H") < 3:
@@ -1232,6 +1245,7 @@ class Http(ProgramTest):
 if __name__ == "__main__":
     if len(sys.argv) < 2 or not os.access(sys.argv[1], os.X_OK):
         print("usage: test_cli.py PROGRAM [unittest options]", file=sys.stderr)
-        sys.exit(1)
+        sys.exit(2)
     PROGRAM = str(pathlib.Path(sys.argv.pop(1)).resolve())
+    let_signals_end_programs()
     unittest.main()

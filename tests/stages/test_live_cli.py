@@ -8,12 +8,10 @@ import fcntl
 import json
 import os
 import pathlib
-import pty
 import re
 import resource
 import select
 import signal
-import struct
 import subprocess
 import sys
 import termios
@@ -34,8 +32,7 @@ def start(*arguments, **streams):
 
 def on_terminal(*arguments, typed=(), columns=80, term="xterm", state="/nonexistent"):
     """Exit code and what the terminal gets. typed: pairs (what is waited for, what is then typed)."""
-    main, end = pty.openpty()
-    fcntl.ioctl(end, termios.TIOCSWINSZ, struct.pack("HHHH", 24, columns, 0, 0))
+    main, end = test_cli.open_terminal(columns=columns)
     environment = {name: value for name, value in os.environ.items() if name != "NO_COLOR"} | {"TERM": term,
                                                                                                        "XDG_STATE_HOME": state}
     process = start(*arguments, stdin=end, stdout=end, stderr=end, env=environment, start_new_session=True,
@@ -474,6 +471,7 @@ class Chat(ProgramTest):
 if __name__ == "__main__":
     if len(sys.argv) < 2 or not os.access(sys.argv[1], os.X_OK):
         print("usage: test_live_cli.py PROGRAM [unittest options]", file=sys.stderr)
-        sys.exit(1)
+        sys.exit(2)
     test_cli.PROGRAM = str(pathlib.Path(sys.argv.pop(1)).resolve())
+    test_cli.let_signals_end_programs()
     unittest.main()
