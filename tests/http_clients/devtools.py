@@ -1,4 +1,4 @@
-"""Headless Chromium through its DevTools protocol, with nothing but the standard library.
+"""Headless Chromium for tests: Selenium starts it, and pages are driven by DevTools' commands.
 
     with devtools.Browser() as browser:
         page = browser.open(url, width=1400, height=900)
@@ -6,17 +6,16 @@
 """
 
 import base64
-import http.client
 import json
-import os
 import pathlib
 import shutil
-import signal
-import socket
-import struct
-import subprocess
-import tempfile
 import time
+
+try:
+    from selenium import webdriver
+    from selenium.webdriver.chrome.service import Service
+except ImportError:
+    webdriver = None
 
 NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
 
@@ -26,76 +25,46 @@ def program():
     return next((path for path in map(shutil.which, NAMES) if path), None)
 
 
-class WebSocket:
-    """A client of RFC 6455, as far as DevTools needs one: text messages, no extensions."""
-
-    def __init__(self, port, path):
-        self.socket = socket.create_connection(("127.0.0.1", port), timeout=20)
-        key = base64.b64encode(os.urandom(16)).decode()
-        self.socket.sendall(f"GET {path} HTTP/1.1\r\nHost: 127.0.0.1:{port}\r\nUpgrade: websocket\r\nConnection: Upgrade\r\n"
-                            f"Sec-WebSocket-Key: {key}\r\nSec-WebSocket-Version: 13\r\n\r\n".encode())
-        self.stream = self.socket.makefile("rb")
-        if b" 101 " not in self.stream.readline():
-            raise ConnectionError("the browser speaks no WebSocket")
-        while self.stream.readline() != b"\r\n":
-            pass
-
-    def send(self, text):
-        data, mask = text.encode(), os.urandom(4)
-        size = len(data)
-        if size < 126:
-            head = struct.pack("!BB", 0x81, 0x80 | size)
-        elif size < 1 << 16:
-            head = struct.pack("!BBH", 0x81, 0x80 | 126, size)
-        else:
-            head = struct.pack("!BBQ", 0x81, 0x80 | 127, size)
-        self.socket.sendall(head + mask + bytes(byte ^ mask[i % 4] for i, byte in enumerate(data)))
-
-    def receive(self):
-        text = b""
-        while True:
-            first, second = self.stream.read(2)
-            size = second & 0x7F
-            if size == 126:
-                size = struct.unpack("!H", self.stream.read(2))[0]
-            elif size == 127:
-                size = struct.unpack("!Q", self.stream.read(8))[0]
-            data = self.stream.read(size)
-            if first & 0x0F < 3:  # text or its continuation; the others are pings
-                text += data
-                if first & 0x80:
-                    return text.decode()
+def missing():
+    """The packages that are not there, as Debian names them; empty if none is missing."""
+    return " ".join(package for package, is_there in (("chromium", program()), ("chromium-driver", shutil.which("chromedriver")),
+                                                      ("python3-selenium", webdriver)) if not is_there)
 
 
 class Page:
-    def __init__(self, port, target):
-        self.socket = WebSocket(port, target["webSocketDebuggerUrl"].split(str(port), 1)[1])
-        self.num_calls = 0
-        self.problems = []   # errors on the console and exceptions
-        self.addresses = []  # all that was asked for
+    """A page, in a browser of its own."""
+
+    def __init__(self):
+        options = webdriver.ChromeOptions()
+        options.binary_location = program()
+        for argument in ("--headless=new", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", "--no-first-run",
+                         "--hide-scrollbars"):
+            options.add_argument(argument)
+        options.set_capability("goog:loggingPrefs", {"browser": "ALL", "performance": "ALL"})
+        self.driver = webdriver.Chrome(service=Service(shutil.which("chromedriver")), options=options)
+        self.errors = []
+        self.requests = []
 
     def call(self, method, **parameters):
-        self.num_calls += 1
-        number = self.num_calls
-        self.socket.send(json.dumps({"id": number, "method": method, "params": parameters}))
-        while True:
-            message = json.loads(self.socket.receive())
-            if message.get("id") == number:
-                if "error" in message:
-                    raise RuntimeError(f"{method}: {message['error']['message']}")
-                return message["result"]
-            self.note(message.get("method"), message.get("params", {}))
+        return self.driver.execute_cdp_cmd(method, parameters)
 
-    def note(self, method, parameters):
-        if method == "Runtime.exceptionThrown":
-            details = parameters["exceptionDetails"]
-            self.problems.append(details.get("exception", {}).get("description", details["text"]))
-        elif method == "Log.entryAdded" and parameters["entry"]["level"] == "error":
-            self.problems.append(f"{parameters['entry']['text']} {parameters['entry'].get('url', '')}")
-        elif method == "Runtime.consoleAPICalled" and parameters["type"] == "error":
-            self.problems.append(str(parameters["args"]))
-        elif method == "Network.requestWillBeSent":
-            self.addresses.append(parameters["request"]["url"])
+    def close(self):
+        self.driver.quit()
+
+    @property
+    def problems(self):
+        """Errors on the console and exceptions. The list may be changed."""
+        self.errors += [entry["message"] for entry in self.driver.get_log("browser") if entry["level"] == "SEVERE"]
+        return self.errors
+
+    @property
+    def addresses(self):
+        """Of everything that the page has asked for."""
+        for entry in self.driver.get_log("performance"):
+            event = json.loads(entry["message"])["message"]
+            if event["method"] == "Network.requestWillBeSent":
+                self.requests.append(event["params"]["request"]["url"])
+        return self.requests
 
     def evaluate(self, expression):
         """The value of an expression; a promise's is awaited."""
@@ -145,44 +114,21 @@ class Page:
 
 
 class Browser:
-    """A running browser with a profile of its own. Use it in a `with` statement."""
+    """Opens pages, and closes them at the end of a `with` statement."""
 
     def __init__(self):
-        self.folder = tempfile.TemporaryDirectory(ignore_cleanup_errors=True)
-        self.process = subprocess.Popen(
-            [program(), "--headless=new", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", "--no-first-run",
-             "--hide-scrollbars", "--remote-debugging-port=0", "--user-data-dir=" + self.folder.name, "about:blank"],
-            stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True)
-        said = pathlib.Path(self.folder.name) / "DevToolsActivePort"
-        end = time.monotonic() + 30
-        while not (said.exists() and said.read_text().count("\n")):
-            if self.process.poll() is not None or time.monotonic() > end:
-                self.close()
-                raise ConnectionError("the browser does not start")
-            time.sleep(0.02)
-        self.port = int(said.read_text().split("\n", maxsplit=1)[0])
+        self.pages = []
 
     def __enter__(self):
         return self
 
     def __exit__(self, *_):
-        self.close()
-
-    def close(self):
-        try:
-            os.killpg(self.process.pid, signal.SIGKILL)  # its own session: the browser and its helpers
-        except ProcessLookupError:
-            pass
-        self.process.wait()
-        self.folder.cleanup()
+        for page in self.pages:
+            page.close()
 
     def open(self, url, width=1400, height=900, is_phone=False, is_dark=False):
-        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=20)
-        connection.request("PUT", "/json/new?about:blank")
-        page = Page(self.port, json.loads(connection.getresponse().read()))
-        connection.close()
-        for domain in ("Page", "Runtime", "Log", "Network"):
-            page.call(domain + ".enable")
+        page = Page()
+        self.pages.append(page)
         page.size(width, height, is_phone)
         page.dark(is_dark)
         page.call("Page.navigate", url=url)

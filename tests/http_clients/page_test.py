@@ -1062,8 +1062,8 @@ def main():
     parser.add_argument("--pictures", type=pathlib.Path)
     parser.add_argument("--measure", action="store_true", help="what a large pool takes, and nothing else")
     arguments = parser.parse_args()
-    if devtools.program() is None:
-        print("skipped: there is no Chromium (on Debian, the package chromium)")
+    if devtools.missing():
+        print(f"skipped: needs a browser (apt-get install {devtools.missing()})")
         sys.exit(77)
     begin = time.monotonic()
     with devtools.Browser() as browser:

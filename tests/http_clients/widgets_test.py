@@ -213,8 +213,8 @@ def main():
     parser.add_argument("programs", nargs="+", metavar="stage2=build/stage2")
     parser.add_argument("--pictures", type=pathlib.Path)
     arguments = parser.parse_args()
-    if devtools.program() is None:
-        print("skipped: there is no Chromium (on Debian, the package chromium)")
+    if devtools.missing():
+        print(f"skipped: needs a browser (apt-get install {devtools.missing()})")
         sys.exit(77)
     if not (arguments.folder / "widgets.js").exists():
         print("skipped: there are no widgets yet (cmake --build build --target site)")

@@ -270,7 +270,7 @@ def take_pictures(browser, site, folder):
                 settle(page)
                 stem = name.partition("/")[0].removesuffix(".html")
                 page.picture(folder / f"{stem}-{size[0]}-{'dark' if is_dark else 'light'}.png")
-                page.call("Page.close")
+                page.close()
 
 
 def main():
@@ -278,8 +278,8 @@ def main():
     parser.add_argument("--site", type=pathlib.Path, help="a site that has been made; else one is made for the test")
     parser.add_argument("--pictures", type=pathlib.Path)
     options = parser.parse_args()
-    if devtools.program() is None:
-        print("skipped: there is no Chromium (on Debian, the package chromium)")
+    if devtools.missing():
+        print(f"skipped: needs a browser (apt-get install {devtools.missing()})")
         sys.exit(77)
     if build_site.markup is None:
         print(f"skipped: the site {build_site.stage_diff.INSTALL}")
