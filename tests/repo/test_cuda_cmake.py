@@ -80,7 +80,7 @@ class CudaTest(unittest.TestCase):
         output = self.configure(["7.5"])
         self.assertIn("the GPU here has compute capability 7.5 and the kernels need 8.0 or newer", output)
 
-    @unittest.skipUnless(NVCC, "there is no nvcc")
+    @unittest.skipUnless(NVCC, "needs nvcc (the CUDA Toolkit)")
     def test_kernels_for_9_0_are_compiled_for_90a(self):
         source = self.folder / "empty.cu"
         source.write_text('#include "common/cuda/ptx.cuh"\n', encoding="utf-8")
