@@ -4,10 +4,12 @@
 #include <cmath>
 #include <cstddef>
 #include <cstdint>
+#include <map>
 #include <memory>
 #include <mutex>
 #include <nlohmann/json.hpp>
 #include <optional>
+#include <set>
 #include <string>
 #include <thread>
 #include <tuple>
@@ -214,6 +216,7 @@ TEST_CASE("min_tokens holds back stop texts too, in a stream as in a whole reply
 }
 
 #ifdef COURSE_PRODUCTION
+
 TEST_CASE("num_speculative_tokens changes no text") {
   ApiFixture fixture;
   for (const double temperature : {0.0, 1.0}) {
@@ -1031,4 +1034,81 @@ TEST_CASE("of a name that a body has twice, the last value counts, as in other s
   CHECK(json::parse(twice(R"("max_tokens": 9, "max_tokens": 2)").body)["usage"]["completion_tokens"] == 2);
   CHECK(json::parse(twice(R"("max_tokens": "x", "max_tokens": 2)").body)["usage"]["completion_tokens"] == 2);
   CHECK(error_of(twice(R"("max_tokens": 2, "max_tokens": "x")"))["param"] == "max_tokens");
+}
+
+TEST_CASE("a beam search has all its texts, each with its end, whole or streamed") {
+  ApiFixture fixture;
+  json body = greedy_body(12);
+  body.update({{"use_beam_search", true}, {"n", 3}, {"ignore_eos", true}});
+  const json plain = reply_to(fixture, body);
+  const std::string best = text_of(plain);
+  const std::vector<Token> tokens = tests::default_session().tokenizer.encode(best);
+  json by_token = body;
+  // The likeliest text ends at once, and no other one can have a better sum.
+  by_token.update({{"stop_token_ids", {tokens.front()}}, {"length_penalty", 0}});
+  json by_text = body;
+  by_text["stop"] = {best.substr(4, 3), "e"};
+  for (json request : {body, by_token, by_text}) {
+    INFO(request.dump());
+    const json whole = reply_to(fixture, request);
+    REQUIRE(whole["choices"].size() == 3);
+    request["logprobs"] = nullptr;
+    request["stream"] = true;
+    request["stream_options"] = {{"include_usage", true}};
+    const std::string streamed = read_all(*fixture.post("/v1/completions", request).stream);
+    std::map<int, json> ends;
+    for (const json& event : events_of(streamed)) {
+      if (event.is_object() && !event["choices"].empty() && !event["choices"][0]["finish_reason"].is_null()) {
+        ends[event["choices"][0]["index"].get<int>()] = event["choices"][0];
+      }
+      if (event.is_object() && event["usage"].is_object()) {
+        CHECK(event["usage"]["completion_tokens"] == whole["usage"]["completion_tokens"]);
+      }
+    }
+    REQUIRE(ends.size() == 3);
+    for (int i = 0; i < 3; ++i) {
+      const json& choice = whole["choices"].at(static_cast<std::size_t>(i));
+      CAPTURE(choice.dump());
+      CHECK(streamed_text(streamed, i) == choice["text"]);
+      CHECK(ends[i]["finish_reason"] == choice["finish_reason"]);
+      CHECK(ends[i]["stop_reason"] == choice["stop_reason"]);
+      CHECK((choice["finish_reason"] == "stop") == !choice["stop_reason"].is_null());
+      if (request.contains("stop") && choice["finish_reason"] == "stop") {
+        const auto stop = choice["stop_reason"].get<std::string>();
+        CHECK(choice["text"].get<std::string>().find(stop) == std::string::npos);
+      }
+    }
+    CHECK(whole["usage"]["completion_tokens"].get<int>() <= 36);
+    if (request.contains("stop") || request.contains("stop_token_ids")) {
+      CHECK(whole["choices"][0]["finish_reason"] == "stop");
+      CHECK(whole["usage"]["completion_tokens"] < plain["usage"]["completion_tokens"]);
+    }
+  }
+  CHECK(ApiFixture::wait_for([&] { return fixture.is_pool_empty(); }));
+}
+
+TEST_CASE("usage and ends of several samples are those of their texts, whole or streamed") {
+  ApiFixture fixture;
+  json body = greedy_body(24);
+  body.update({{"temperature", 1}, {"n", 4}, {"seed", 3}, {"stop", {"a", "the"}}, {"ignore_eos", true}});
+  body["logprobs"] = 0;
+  const json whole = reply_to(fixture, body);
+  std::size_t num_tokens = 0;
+  for (const json& choice : whole["choices"]) {
+    num_tokens += choice["logprobs"]["tokens"].size();
+    std::string spelled;
+    for (const json& token : choice["logprobs"]["tokens"]) {
+      spelled += token.get<std::string>();
+    }
+    const bool is_stopped = spelled.find('a') != std::string::npos || spelled.find("the") != std::string::npos;
+    CHECK(choice["finish_reason"] == (is_stopped ? "stop" : "length"));
+    CHECK(choice["stop_reason"].is_null() == !is_stopped);
+  }
+  CHECK(whole["usage"]["completion_tokens"] == num_tokens);
+  body.update({{"stream", true}, {"stream_options", {{"include_usage", true}}}});
+  const std::string streamed = read_all(*fixture.post("/v1/completions", body).stream);
+  CHECK(events_of(streamed).at(events_of(streamed).size() - 2)["usage"]["completion_tokens"] == num_tokens);
+  for (int i = 0; i < 4; ++i) {
+    CHECK(streamed_text(streamed, i) == whole["choices"][static_cast<std::size_t>(i)]["text"]);
+  }
 }
