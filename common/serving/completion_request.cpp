@@ -13,6 +13,7 @@
 #include <system_error>
 #include <utility>
 
+#include "common/app/json.h"
 #include "common/base/check.h"
 #include "common/base/hash.h"
 #include "common/base/text.h"
@@ -348,16 +349,10 @@ void check_model(const std::string& wanted, const std::string& served) {
 }
 
 Fields::Fields(const std::string& body) {
-  // Documents are parsed in a loop, but copied and compared recursively, and a thread's stack is small.
-  constexpr int kMaxDepth = 32;
-  const auto check_depth = [](int depth, json::parse_event_t, const json&) {
-    if (depth > kMaxDepth) {
-      throw ApiError(400, format("the body has lists and objects more than %d deep", kMaxDepth));
-    }
-    return true;
-  };
   try {
-    object_ = json::parse(body, check_depth);
+    object_ = parse_json(body);
+  } catch (const JsonTooDeep& error) {
+    throw ApiError(400, std::string("the body has ") + error.what());
   } catch (const json::parse_error& error) {
     throw ApiError(400, problem_of_body(error));
   } catch (const json::out_of_range& error) {  // "[...] number overflow parsing '1e999'"
