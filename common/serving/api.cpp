@@ -260,7 +260,34 @@ class Completions : public ReplyBody {
   // How many of the ticket's requests write texts: one for each prompt, or none. The others are scores.
   std::size_t num_written() const { return wanted_.is_prompt_only ? 0 : num_prompts(); }
 
-  std::string spelling(Token token) const { return model_.decode({&token, 1}, true); }
+  std::string bytes_of(Token token) const { return model_.decode({&token, 1}, true); }
+
+  // A token's bytes, or "bytes:\xf0\x9f" as OpenAI writes what is no text.
+  std::string name_of(Token token) const {
+    std::string bytes = bytes_of(token);
+    try {
+      check_utf8(bytes);
+      return bytes;
+    } catch (const InputError&) {
+      std::string name = "bytes:";
+      for (const char byte : bytes) {
+        name += format("\\x%02x", static_cast<unsigned>(static_cast<unsigned char>(byte)));
+      }
+      return name;
+    }
+  }
+
+  // The names of a drawn token and of the most likely ones in its place. Tokens may have the same bytes: then all but
+  // the first are "token_id:65", vLLM's other way to name them.
+  std::vector<std::string> names_of(const TokenLogprobs& token, std::span<const TokenLogprob> best) const {
+    std::vector<std::string> names = {name_of(token.drawn.token)};
+    std::map<std::string, Token> owners = {{names.front(), token.drawn.token}};
+    for (const TokenLogprob& other : best) {
+      const auto& [name, owner] = *owners.emplace(name_of(other.token), other.token).first;
+      names.push_back(owner == other.token ? name : format("token_id:%d", other.token));
+    }
+    return names;
+  }
 
   ordered_json choice_json(std::size_t index, int sample, const Completion& completion) const {
     const Request& request = wanted_.requests[index].request;
@@ -313,7 +340,7 @@ class Completions : public ReplyBody {
   // vLLM's: for each token of the prompt, by token, its probability and those of the most likely ones.
   ordered_json prompt_logprobs(std::size_t index) const {
     const auto entry_of = [&](const TokenLogprob& entry, std::size_t rank) {
-      return ordered_json{{"logprob", entry.logprob}, {"rank", rank}, {"decoded_token", spelling(entry.token)}};
+      return ordered_json{{"logprob", entry.logprob}, {"rank", rank}, {"decoded_token", name_of(entry.token)}};
     };
     ordered_json result = ordered_json::array({nullptr});
     for (const TokenLogprobs& token : scores_of(index)) {
@@ -331,7 +358,7 @@ class Completions : public ReplyBody {
   ordered_json echoed_logprobs(std::size_t index, std::span<const TokenLogprobs> reply) const {
     const Token first = wanted_.requests[index].request.prompt.front();
     ordered_json result;
-    result["tokens"].push_back(spelling(first));
+    result["tokens"].push_back(name_of(first));
     result["token_logprobs"].push_back(nullptr);
     result["top_logprobs"].push_back(nullptr);
     result["text_offset"].push_back(0);
@@ -372,17 +399,20 @@ class Completions : public ReplyBody {
   }
 
   ordered_json chat_logprobs(std::span<const TokenLogprobs> tokens) const {
-    const auto entry_of = [&](const TokenLogprob& entry) {
-      const std::string text = spelling(entry.token);
-      return ordered_json{
-          {"token", text}, {"logprob", entry.logprob}, {"bytes", std::vector<unsigned char>(text.begin(), text.end())}};
+    const auto entry_of = [&](const TokenLogprob& entry, const std::string& name) {
+      const std::string bytes = bytes_of(entry.token);
+      return ordered_json{{"token", name},
+                          {"logprob", entry.logprob},
+                          {"bytes", std::vector<unsigned char>(bytes.begin(), bytes.end())}};
     };
     ordered_json content = ordered_json::array();
     for (const TokenLogprobs& token : tokens) {
-      ordered_json entry = entry_of(token.drawn);
+      const std::span<const TokenLogprob> best = best_of(token, wanted_.num_top_logprobs);
+      const std::vector<std::string> names = names_of(token, best);
+      ordered_json entry = entry_of(token.drawn, names.front());
       entry["top_logprobs"] = ordered_json::array();
-      for (const TokenLogprob& other : best_of(token, wanted_.num_top_logprobs)) {
-        entry["top_logprobs"].push_back(entry_of(other));
+      for (std::size_t i = 0; i < best.size(); ++i) {
+        entry["top_logprobs"].push_back(entry_of(best[i], names[i + 1]));
       }
       content.push_back(std::move(entry));
     }
@@ -395,13 +425,15 @@ class Completions : public ReplyBody {
                            {"top_logprobs", ordered_json::array()},
                            {"text_offset", ordered_json::array()}};
     for (const TokenLogprobs& token : tokens) {
-      result["tokens"].push_back(spelling(token.drawn.token));
+      const std::span<const TokenLogprob> best = best_of(token, wanted_.num_top_logprobs);
+      const std::vector<std::string> names = names_of(token, best);
+      result["tokens"].push_back(names.front());
       result["token_logprobs"].push_back(token.drawn.logprob);
-      ordered_json best = {{spelling(token.drawn.token), token.drawn.logprob}};
-      for (const TokenLogprob& other : best_of(token, wanted_.num_top_logprobs)) {
-        best[spelling(other.token)] = other.logprob;
+      ordered_json top = {{names.front(), token.drawn.logprob}};
+      for (std::size_t i = 0; i < best.size(); ++i) {
+        top[names[i + 1]] = best[i].logprob;
       }
-      result["top_logprobs"].push_back(std::move(best));
+      result["top_logprobs"].push_back(std::move(top));
       // A token inside a character is where the character is, which is counted with its first byte.
       const std::string text = model_.decode({&token.drawn.token, 1});
       const bool is_inside = offset > 0 && !text.empty() && num_characters(text.substr(0, 1)) == 0;

@@ -1112,3 +1112,94 @@ TEST_CASE("usage and ends of several samples are those of their texts, whole or 
     CHECK(streamed_text(streamed, i) == whole["choices"][static_cast<std::size_t>(i)]["text"]);
   }
 }
+
+TEST_CASE("no two tokens of a list of log-probabilities have one name, whatever their bytes are") {
+  // The tokens that the bundled model finds likeliest after token 5, the likeliest first.
+  ApiFixture plain;
+  const json scored = reply_to(plain, {{"prompt", {5, 5}}, {"prompt_logprobs", 20}, {"echo", true}, {"max_tokens", 0}});
+  std::vector<std::pair<int, std::size_t>> ranked;
+  for (const auto& [token, entry] : scored["choices"][0]["prompt_logprobs"][1].items()) {
+    ranked.emplace_back(entry["rank"].get<int>(), static_cast<std::size_t>(std::stoi(token)));
+  }
+  std::sort(ranked.begin(), ranked.end());
+  // A vocabulary in which they are parts of characters, a letter and the letter as a byte.
+  const auto vocabulary = static_cast<std::size_t>(tests::default_session().model.config().vocab_size);
+  std::vector<std::string> tokens(vocabulary);
+  tokens[0] = "<unk>";
+  tokens[1] = "<s>";
+  tokens[2] = "</s>";
+  std::vector<std::string> likely = {"<0xF0>", "<0x9F>", "A", "<0x41>", "<0xE2>"};
+  std::vector<std::size_t> ids;  // of the likely ones
+  for (const auto& [rank, token] : ranked) {
+    if (tokens[token].empty() && ids.size() < likely.size()) {
+      tokens[token] = likely[ids.size()];
+      ids.push_back(token);
+    }
+  }
+  REQUIRE(ids.size() == likely.size());
+  std::vector<std::int32_t> types(vocabulary, 1);
+  types[0] = 2;
+  types[1] = types[2] = 3;
+  int next_byte = 0;
+  for (std::size_t token = 0; token < vocabulary; ++token) {
+    for (; tokens[token].empty() && next_byte < 256; ++next_byte) {
+      const std::string byte = common::format("<0x%02X>", next_byte);
+      if (std::find(likely.begin(), likely.end(), byte) == likely.end()) {
+        tokens[token] = byte;
+      }
+    }
+    tokens[token] = tokens[token].empty() ? common::format("t%zu", token) : tokens[token];
+    types[token] = tokens[token].starts_with("<0x") ? 6 : types[token];
+  }
+  REQUIRE(next_byte == 256);
+  tests::GgufBuilder pieces;
+  pieces.add("tokenizer.ggml.model", "llama").add("tokenizer.ggml.bos_token_id", 1);
+  pieces.add("tokenizer.ggml.eos_token_id", 2).add_array("tokenizer.ggml.tokens", tokens);
+  pieces.add_array("tokenizer.ggml.scores", std::vector<float>(vocabulary, 0.0F));
+  pieces.add_array("tokenizer.ggml.token_type", types);
+  const tests::Bytes file = pieces.build();
+  tests::GgufBuilder builder;
+  builder.add("general.architecture", "llama");
+  OtherFile other(builder, "", {}, common::Gguf::parse(file, "pieces.gguf"));
+  const json body = {{"prompt", {5}},         {"max_tokens", 1}, {"temperature", 0},  {"logprobs", 20},
+                     {"prompt_logprobs", 20}, {"echo", true},    {"ignore_eos", true}};
+  const common::ApiReply reply = other.post("/v1/completions", body);
+  INFO(reply.body);
+  REQUIRE(reply.status == 200);
+  const json logprobs = json::parse(reply.body)["choices"][0]["logprobs"];
+  const json& best = logprobs["top_logprobs"].at(1);
+  CHECK(best.size() == 20);
+  CHECK(logprobs["tokens"][1].get<std::string>().size() > 0);
+  CHECK(best.at(logprobs["tokens"][1].get<std::string>()) == logprobs["token_logprobs"][1]);
+  const auto logprob_of = [&](std::size_t i) {
+    return scored["choices"][0]["prompt_logprobs"][1].at(std::to_string(ids[i]))["logprob"].get<double>();
+  };
+  const std::vector<std::string> names = {"bytes:\\xf0", "bytes:\\x9f", "A", common::format("token_id:%zu", ids[3]),
+                                          "bytes:\\xe2"};
+  for (std::size_t i = 0; i < names.size(); ++i) {
+    CAPTURE(names[i]);
+    CHECK(std::abs(best.at(names[i]).get<double>() - logprob_of(i)) < 1e-4);
+  }
+  // A prompt's own tokens too.
+  json echoed = body;
+  echoed.update({{"prompt", {5, ids[3]}}, {"max_tokens", 0}});
+  const json whole = json::parse(other.post("/v1/completions", echoed).body)["choices"][0]["logprobs"];
+  CHECK(whole["tokens"][1] == "A");
+  CHECK(whole["top_logprobs"][1].at("A") == whole["token_logprobs"][1]);
+  CHECK(std::abs(whole["token_logprobs"][1].get<double>() - logprob_of(3)) < 1e-4);
+  CHECK(std::abs(whole["top_logprobs"][1].at(common::format("token_id:%zu", ids[2])).get<double>() - logprob_of(2)) <
+        1e-4);
+  // And those of a chat, which has the bytes themselves beside the names.
+  json chat = kChat;
+  chat.update({{"logprobs", true}, {"top_logprobs", 20}, {"max_tokens", 8}, {"ignore_eos", true}});
+  for (const json& token :
+       json::parse(other.post("/v1/chat/completions", chat).body)["choices"][0]["logprobs"]["content"]) {
+    std::set<std::string> seen;
+    for (const json& entry : token["top_logprobs"]) {
+      CHECK(seen.insert(entry["token"].get<std::string>()).second);
+      CHECK((entry["token"].get<std::string>().starts_with("bytes:") ==
+             (entry["bytes"].size() == 1 && entry["bytes"][0] >= 128)));
+      CHECK((entry["token"] != token["token"] || entry["logprob"] == token["logprob"]));
+    }
+  }
+}
