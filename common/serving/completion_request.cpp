@@ -314,14 +314,15 @@ ChatOptions chat_options(const ServedModel& model, const Fields& fields, const R
 }
 
 // A request whose reply is forced to be the prompt behind its first token, and has the tokens' log-probabilities.
-ServedRequest scoring_request(const std::vector<Token>& prompt, int num_logprobs, std::uint64_t cache_salt) {
+ServedRequest scoring_request(const std::vector<Token>& prompt, int num_logprobs, std::uint64_t cache_salt,
+                              Counted counted) {
   Request request;
   request.prompt = {prompt.front()};
   request.forced.assign(prompt.begin() + 1, prompt.end());
   request.max_new_tokens = std::max(static_cast<int>(request.forced.size()), 1);
   request.num_logprobs = std::max(num_logprobs, 1);
   request.cache_salt = cache_salt;
-  return {request};
+  return {.request = request, .counted = counted};
 }
 
 // What is asked of the prompt itself: "echo", "prompt_logprobs", and log-probabilities for what is echoed.
@@ -573,7 +574,8 @@ CompletionRequest parse_completion(const std::string& body, bool is_chat, const 
   }
   for (std::vector<Token>& prompt : prompts) {
     if (has_scores && !prompt.empty()) {
-      result.scores.push_back(scoring_request(prompt, num_logprobs, request.cache_salt));
+      result.scores.push_back(scoring_request(prompt, num_logprobs, request.cache_salt,
+                                              result.is_prompt_only ? Counted::kPrompt : Counted::kNothing));
     }
     ServedRequest added = wanted;
     if (seed == nullptr) {

@@ -878,8 +878,11 @@ TEST_CASE("tokens and the times between them are counted while their request run
   beams.update({{"use_beam_search", true}, {"n", 2}, {"ignore_eos", true}});
   const json found = reply_to(fixture, beams);
   CHECK(fixture.engine.state().num_generated == 8 + found["usage"]["completion_tokens"].get<int>());
+  json samples = greedy_body(5);
+  samples.update({{"n", 3}, {"temperature", 1}, {"ignore_eos", true}});
+  reply_to(fixture, samples);
   const std::string text = fixture.get("/metrics").body;
-  CHECK(text.find("vllm:inter_token_latency_seconds_count{model_name=\"tales-5m\"} 7\n") != std::string::npos);
+  CHECK(text.find("vllm:inter_token_latency_seconds_count{model_name=\"tales-5m\"} 19\n") != std::string::npos);
 }
 
 TEST_CASE("a body that is not JSON is refused with the place, and one with a bad character or number by its own line") {
@@ -1034,6 +1037,44 @@ TEST_CASE("of a name that a body has twice, the last value counts, as in other s
   CHECK(json::parse(twice(R"("max_tokens": 9, "max_tokens": 2)").body)["usage"]["completion_tokens"] == 2);
   CHECK(json::parse(twice(R"("max_tokens": "x", "max_tokens": 2)").body)["usage"]["completion_tokens"] == 2);
   CHECK(error_of(twice(R"("max_tokens": 2, "max_tokens": "x")"))["param"] == "max_tokens");
+}
+
+TEST_CASE("a prompt that is scored is counted as the client's prompt, and its scores as no text") {
+  ApiFixture fixture;
+  json body = greedy_body(0);
+  body.update({{"prompt", std::vector<int>(17, 5)}, {"echo", true}, {"logprobs", 1}});
+  CHECK(reply_to(fixture, body)["usage"]["prompt_tokens"] == 17);
+  common::ServerState state = fixture.engine.state();
+  CHECK(state.num_generated == 0);
+  CHECK(state.tally.output_tokens == 0);
+  CHECK(state.tally.prompt_tokens == 17);
+  CHECK(state.tally.num_finished() == 1);
+  CHECK(state.tally.first_token_seconds.count() == 0);
+  CHECK(state.between_tokens_seconds.count() == 0);
+  CHECK(state.tally.request_seconds.count() == 1);
+  body.update({{"max_tokens", 4}, {"ignore_eos", true}});  // now the scores stand beside the text
+  reply_to(fixture, body);
+  state = fixture.engine.state();
+  CHECK(state.num_generated == 4);
+  CHECK(state.tally.output_tokens == 4);
+  CHECK(state.tally.prompt_tokens == 34);
+  CHECK(state.tally.num_finished() == 2);
+  CHECK(state.between_tokens_seconds.count() == 3);
+  CHECK(state.tally.request_seconds.count() == 2);
+}
+
+TEST_CASE("/metrics: a request's time begins with its arrival, and a model's name may have any character") {
+  common::RequestResult result;
+  result.finish_reason = common::FinishReason::kLength;
+  result.arrival = 1.0;
+  result.admission = 4.0;
+  result.end = 9.0;
+  common::ServerState state;
+  state.tally.add(result);
+  const std::string text = common::metrics_text(state, "C:\\tales\"5m\"\n");
+  const std::string label = R"({model_name="C:\\tales\"5m\"\n"} )";
+  CHECK(text.find("vllm:e2e_request_latency_seconds_sum" + label + "8\n") != std::string::npos);
+  CHECK(text.find("vllm:request_queue_time_seconds_sum" + label + "3\n") != std::string::npos);
 }
 
 TEST_CASE("a beam search has all its texts, each with its end, whole or streamed") {
