@@ -172,10 +172,10 @@ bool is_list_of_tokens(const json& value) {
          std::all_of(value.begin(), value.end(), [](const json& entry) { return entry.is_number_integer(); });
 }
 
-std::vector<Token> text_prompt(const ServedModel& model, const json& prompt) {
+std::vector<Token> sent_tokens(const ServedModel& model, const Fields& fields, const json& prompt) {
   const char* const name = "prompt";
   if (prompt.is_string()) {
-    return model.session().tokenizer.encode_prompt(prompt.get<std::string>());
+    return text_prompt(model, fields, prompt.get<std::string>());
   }
   if (!is_list_of_tokens(prompt)) {
     refuse(name, "must be a text, a list of tokens, or a list of these");
@@ -185,6 +185,8 @@ std::vector<Token> text_prompt(const ServedModel& model, const json& prompt) {
 
 // The prompts of a request for texts, each as it was sent: a text, or tokens.
 std::vector<json> sent_prompts(const Fields& fields) {
+  fields.boolean("parse_special", true);  // both change nothing
+  fields.boolean("add_special_tokens", true);
   const char* const name = "prompt";
   const json* const value = fields.find(name);
   if (value == nullptr) {
@@ -210,8 +212,8 @@ std::uint64_t salt_of(const std::string& text) {
   return text.empty() ? 0 : std::max<std::uint64_t>(hash, 1);
 }
 
-// "stop": a text, or several. None ends a reply before its first min_tokens tokens.
-StopStrings stop_strings_of(const ServedModel& model, const Fields& fields, int min_tokens) {
+// "stop": a text, or several.
+std::vector<std::string> stop_texts_of(const Fields& fields) {
   constexpr std::size_t kMaxStopStrings = 16;
   constexpr std::size_t kMaxStopLength = 1024;  // in bytes; each prompt of the request has a copy
   const json* const value = fields.find("stop");
@@ -232,7 +234,7 @@ StopStrings stop_strings_of(const ServedModel& model, const Fields& fields, int 
     }
     strings.push_back(entry.get<std::string>());
   }
-  return {strings, [&model](std::span<const Token> tokens) { return model.decode(tokens); }, min_tokens};
+  return strings;
 }
 
 // For a text, "logprobs" is the number of best tokens. For a chat, it is a flag, and "top_logprobs" is the number.
@@ -466,6 +468,13 @@ std::vector<Token> token_list(const ServedModel& model, const json& list, const 
 
 CompletionRequest parse_completion(const std::string& body, bool is_chat, const ServedModel& model,
                                    const RequestDefaults& defaults, const CompletionLimits& limits,
+std::vector<Token> text_prompt(const ServedModel& model, const Fields& fields, const std::string& text) {
+  const Tokenizer& tokenizer = model.session().tokenizer;
+  const bool parses = fields.boolean("parse_special", true);
+  return fields.boolean("add_special_tokens", true) ? tokenizer.encode_prompt(text, parses)
+                                                    : tokenizer.encode(text, parses);
+}
+
                                    std::atomic<std::uint64_t>& next_seed) {
   constexpr int kMaxInt = std::numeric_limits<int>::max();
   constexpr int kDefaultMaxTokens = 16;  // OpenAI's, for a text; a chat may take all the room there is
@@ -514,7 +523,9 @@ CompletionRequest parse_completion(const std::string& body, bool is_chat, const 
   if (request.max_new_tokens > 0 && request.min_tokens > request.max_new_tokens) {
     refuse("min_tokens", "must be at most 'max_tokens'");
   }
-  request.stop_strings = stop_strings_of(model, fields, request.min_tokens);
+  const std::vector<std::string> stop_texts = stop_texts_of(fields);
+  request.stop_strings = {stop_texts, [&model](std::span<const Token> tokens) { return model.decode(tokens); },
+                          request.min_tokens};
   request.num_logprobs = result.has_logprobs ? std::max(result.num_top_logprobs, 1) : 0;
   request.cache_salt = salt_of(fields.text("cache_salt", ""));
   if (!fields.boolean("ignore_eos", false)) {
@@ -542,6 +553,11 @@ CompletionRequest parse_completion(const std::string& body, bool is_chat, const 
     refuse_with_beams(fields, request);
     wanted.request.sampling = {};
     wanted.length_penalty = length_penalty;
+  for (const std::string& text : stop_texts) {  // a control token is in no text
+    if (const std::optional<Token> token = model.session().tokenizer.find(text); token.has_value()) {
+      request.stop_tokens.push_back(*token);
+    }
+  }
   } else if (length_penalty != 1.0) {
     refuse("length_penalty", "needs \"use_beam_search\": true");
   }
@@ -553,7 +569,7 @@ CompletionRequest parse_completion(const std::string& body, bool is_chat, const 
     prompts.push_back(chat_prompt(model, fields, defaults));
   } else {
     for (const json& sent : sent_prompts(fields)) {
-      prompts.push_back(text_prompt(model, sent));
+      prompts.push_back(sent_tokens(model, fields, sent));
       if (is_echoed) {
         result.echoes.push_back(sent.is_string() ? sent.get<std::string>() : model.decode(prompts.back()));
       }

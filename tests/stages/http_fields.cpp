@@ -611,9 +611,16 @@ TEST_CASE("a chat template that is not known refuses chats without the file's pl
 
 TEST_CASE("errors of the engine reach clients without places in the source, and the operator with them") {
   const common::ApiReply reply = common::error_reply(
-      500, "/home/me/common/base/a.cpp:12: a logit is NaN (x >= 0); b.h:7: more, see a.cpp and /v1");
-  CHECK(json::parse(reply.body)["error"]["message"] == "a logit is NaN (x >= 0); more, see a.cpp and /v1");
-  CHECK(reply.problem.starts_with("/home/me"));
+      500, "no pool: /home/me/common/base/a.cpp:12: a logit (or two) is NaN (f(x) >= 0); b.h:7: more, see a.cpp");
+  CHECK(json::parse(reply.body)["error"]["message"] == "no pool: a logit (or two) is NaN; more, see a.cpp");
+  CHECK(reply.problem.find("/home/me/common/base/a.cpp:12: ") != std::string::npos);
+  CHECK(json::parse(common::error_reply(500, "a.cpp:12: it is NaN (x >= 0)").body)["error"]["message"] == "it is NaN");
+  // What a client has sent is quoted as it was.
+  ApiFixture fixture;
+  json body = greedy_body(1);
+  body["model"] = "my a.cpp:12: model (x)";
+  CHECK(error_of(fixture.post("/v1/completions", body), 404)["message"] ==
+        "the model \"my a.cpp:12: model (x)\" is not here; this is \"tales-5m\"");
 }
 
 TEST_CASE("one model by its name, the version, an icon, and the methods of a path") {
@@ -1243,4 +1250,84 @@ TEST_CASE("no two tokens of a list of log-probabilities have one name, whatever 
       CHECK((entry["token"] != token["token"] || entry["logprob"] == token["logprob"]));
     }
   }
+}
+
+TEST_CASE("control tokens that a prompt spells are tokens, unless parse_special is false; one of 'stop' ends a text") {
+  ApiFixture fixture;
+  const Token end = tests::default_session().tokenizer.eos().value();
+  const std::string text = "a<|endoftext|>b";
+  const auto tokens_of = [&](const json& body) { return reply_to(fixture, body, "/tokenize")["tokens"]; };
+  CHECK(tokens_of({{"prompt", text}}) == json(tests::default_session().tokenizer.encode_prompt(text, true)));
+  CHECK(tokens_of({{"prompt", text}, {"add_special_tokens", false}})[1] == end);
+  CHECK(tokens_of({{"prompt", text}, {"parse_special", false}}) == json(encode(text)));
+  json body = greedy_body(0);
+  body.update({{"prompt", text}, {"echo", true}, {"logprobs", 0}});
+  const json parsed = reply_to(fixture, body);
+  CHECK(parsed["usage"]["prompt_tokens"] == 4);
+  CHECK(text_of(parsed) == text);
+  CHECK(parsed["choices"][0]["logprobs"]["text_offset"] == json({0, 0, 1, 14}));
+  body["add_special_tokens"] = false;
+  CHECK(reply_to(fixture, body)["choices"][0]["logprobs"]["text_offset"] == json({0, 1, 14}));
+  body["prompt"] = "<|endoftext|>" + text;
+  CHECK(reply_to(fixture, body)["choices"][0]["logprobs"]["text_offset"] == json({0, 13, 14, 27}));
+  body.update({{"prompt", text}, {"parse_special", false}});
+  CHECK(reply_to(fixture, body)["usage"]["prompt_tokens"] == encode(text).size() - 1);
+  // A message's text spells no control tokens: it would write other messages.
+  CHECK(tokens_of({{"messages", json::array({{{"role", "user"}, {"content", text}}})}}) == json(encode(text)));
+
+  json stopped = greedy_body(6);
+  stopped.update({{"stop", {"never", "<|endoftext|>"}}, {"ignore_eos", true}});
+  stopped["logit_bias"] = {{std::to_string(end), 100}};
+  const json choice = reply_to(fixture, stopped)["choices"][0];
+  CHECK(choice["text"] == "");
+  CHECK(choice["finish_reason"] == "stop");
+  CHECK(choice["stop_reason"] == "<|endoftext|>");
+  stopped["ignore_eos"] = false;  // then it is the model's own end
+  CHECK(reply_to(fixture, stopped)["choices"][0]["stop_reason"].is_null());
+}
+
+TEST_CASE("an error quotes no more of what a client has sent than a line holds") {
+  ApiFixture fixture;
+  const std::string endless(100'000, 'x');
+  const auto with = [&](const std::string& name, const json& value) {
+    json body = kChat;
+    body[name] = value;
+    return body;
+  };
+  json message = kChat["messages"][0];
+  message[endless] = 1;
+  for (const json& body :
+       {with(endless, 1), with("model", endless), with("messages", {message}), with("logit_bias", {{endless, 1}}),
+        with("stream_options", {{endless, 1}}), with("chat_template_kwargs", {{endless, true}}),
+        with("response_format", {{"type", endless}}), with("stop", endless)}) {
+    const common::ApiReply reply = fixture.post("/v1/chat/completions", body);
+    CHECK(reply.status >= 400);
+    CHECK(reply.body.size() < 600);
+    CHECK(reply.problem.size() < 300);
+  }
+  CHECK(fixture.get("/" + endless).body.size() < 600);
+  CHECK(fixture.get("/v1/models/" + endless).body.size() < 600);
+}
+
+TEST_CASE("an echo that ends inside a character goes on with the reply, streamed or not") {
+  ApiFixture fixture;
+  const std::string text = "a\xF0\x9F\xA6\x8A";
+  std::vector<Token> prompt = encode(text);
+  json body = greedy_body(1);
+  body.update({{"echo", true}, {"logit_bias", {{std::to_string(prompt.back()), 100}}}});
+  prompt.pop_back();
+  body["prompt"] = prompt;
+  CHECK(text_of(reply_to(fixture, body)) == text);
+  body["stream"] = true;
+  const std::string streamed = read_all(*fixture.post("/v1/completions", body).stream);
+  CHECK(streamed_text(streamed) == text);
+  // One that nothing completes is shown as it is in a whole reply.
+  body["logit_bias"] = {{std::to_string(encode("b").back()), 100}};
+  const std::string broken = streamed_text(read_all(*fixture.post("/v1/completions", body).stream));
+  body["stream"] = false;
+  CHECK(broken == text_of(reply_to(fixture, body)));
+  body.update({{"max_tokens", 0}, {"stream", true}});
+  const std::string ended = streamed_text(read_all(*fixture.post("/v1/completions", body).stream));
+  body["stream"] = false;
+  CHECK(ended == text_of(reply_to(fixture, body)));
 }
