@@ -618,21 +618,23 @@ void check_context(const CompletionRequest& wanted, std::size_t index, int max_c
   }
   const std::string field = wanted.is_chat ? "messages" : "prompt";
   const std::string name = wanted.requests.size() > 1 ? format("%s[%zu]", field.c_str(), index) : field;
-  const std::string limit = format("this server's maximum context length is %d tokens", max_context);
+  // litellm, LangChain and others look for OpenAI's words.
+  const std::string limit =
+      format("This model's maximum context length is %d tokens. However, you requested ", max_context);
   if (length >= max_context) {
     throw ApiError(400,
-                   limit + format(", and '%s' has %lld%s", name.c_str(), static_cast<long long>(length),
+                   limit + format("%lld tokens in '%s'%s", static_cast<long long>(length), name.c_str(),
                                   length == max_context ? ", which leaves no room for a reply" : ""),
                    field, "context_length_exceeded");
   }
   const bool is_default = wanted.max_tokens_field.empty();
   const std::string limiting = is_default ? "max_tokens" : wanted.max_tokens_field;
-  throw ApiError(
-      400,
-      limit + format(", and '%s' has %lld, so that '%s' can be at most %lld; it is %d%s", name.c_str(),
-                     static_cast<long long>(length), limiting.c_str(), static_cast<long long>(max_context - length),
-                     request.max_new_tokens, is_default ? " by default" : ""),
-      limiting, "context_length_exceeded");
+  throw ApiError(400,
+                 limit + format("%lld tokens (%lld in '%s', %d in '%s'%s): '%s' can be at most %lld",
+                                static_cast<long long>(length + request.max_new_tokens), static_cast<long long>(length),
+                                name.c_str(), request.max_new_tokens, limiting.c_str(), is_default ? " by default" : "",
+                                limiting.c_str(), static_cast<long long>(max_context - length)),
+                 limiting, "context_length_exceeded");
 }
 
 void check_prompts(const CompletionRequest& wanted, int max_context) {

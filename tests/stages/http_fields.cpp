@@ -321,7 +321,7 @@ TEST_CASE("a prompt whose probabilities alone are wanted may be as long as the c
   for (const json& more : {json{{"echo", true}}, json{{"echo", true}, {"logprobs", 1}}, json{{"prompt_logprobs", 0}}}) {
     const json error = error_of(fixture.post("/v1/completions", asked(most + 1, more)));
     CHECK(error["code"] == "context_length_exceeded");
-    CHECK(error["message"].get<std::string>().ends_with("'prompt' has " + std::to_string(most + 1)));
+    CHECK(error["message"].get<std::string>().ends_with(std::to_string(most + 1) + " tokens in 'prompt'"));
   }
   CHECK(error_of(fixture.post("/v1/completions", asked(4, json::object())))["param"] == "max_tokens");
 }
@@ -782,24 +782,27 @@ TEST_CASE("a context that is too long has OpenAI's code, and the field that is t
     CHECK(error["code"] == "context_length_exceeded");
     return std::pair(error["param"].get<std::string>(), error["message"].get<std::string>());
   };
-  const std::string limit = "this server's maximum context length is " + std::to_string(most) + " tokens, and ";
+  const std::string limit =
+      "This model's maximum context length is " + std::to_string(most) + " tokens. However, you requested ";
   const auto tokens = [&](int more) { return std::vector<int>(static_cast<std::size_t>(most + more), 5); };
-  const auto has = [&](int more) { return "has " + std::to_string(most + more); };
+  const auto number = [&](int more) { return std::to_string(most + more); };
   json body = {{"prompt", tokens(6)}, {"max_tokens", 1}};
-  CHECK(refused(body) == std::pair<std::string, std::string>("prompt", limit + "'prompt' " + has(6)));
+  CHECK(refused(body) == std::pair<std::string, std::string>("prompt", limit + number(6) + " tokens in 'prompt'"));
   body["prompt"] = {tokens(-4), tokens(6)};
-  CHECK(refused(body) == std::pair<std::string, std::string>("prompt", limit + "'prompt[1]' " + has(6)));
+  CHECK(refused(body) == std::pair<std::string, std::string>("prompt", limit + number(6) + " tokens in 'prompt[1]'"));
   body["prompt"] = tokens(0);
-  CHECK(refused(body).second == limit + "'prompt' " + has(0) + ", which leaves no room for a reply");
+  CHECK(refused(body).second == limit + number(0) + " tokens in 'prompt', which leaves no room for a reply");
   const auto too_many = [&](const std::string& field) {
-    return limit + "'prompt' " + has(-4) + ", so that '" + field + "' can be at most 4; it is 5";
+    return limit + number(1) + " tokens (" + number(-4) + " in 'prompt', 5 in '" + field + "'): '" + field +
+           "' can be at most 4";
   };
   for (const std::string name : {"max_tokens", "max_completion_tokens"}) {
     const json reply = {{"prompt", tokens(-4)}, {name, 5}};
     CHECK(refused(reply) == std::pair(name, too_many(name)));
   }
   CHECK(refused({{"prompt", tokens(-4)}}).second ==
-        limit + "'prompt' " + has(-4) + ", so that 'max_tokens' can be at most 4; it is 16 by default");
+        limit + number(12) + " tokens (" + number(-4) +
+            " in 'prompt', 16 in 'max_tokens' by default): 'max_tokens' can be at most 4");
   std::string text;
   for (int i = 0; i < most; ++i) {
     text += " the";
@@ -809,8 +812,8 @@ TEST_CASE("a context that is too long has OpenAI's code, and the field that is t
   chat.erase("max_tokens");
   const auto [param, message] = refused(chat, "/v1/chat/completions");
   CHECK(param == "messages");
-  CHECK(message.starts_with(limit + "'messages' has "));
-  CHECK(message.find("new") == std::string::npos);
+  CHECK(message.starts_with(limit));
+  CHECK(message.find(" tokens in 'messages'") != std::string::npos);
   // The limit of a small cache.
   ApiFixture small({.num_slots = 64});
   CHECK(error_of(small.post("/v1/completions", greedy_body(400)))["param"] == "max_tokens");
