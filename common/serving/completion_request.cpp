@@ -36,10 +36,13 @@ std::string shown(const std::string& name) {
   throw ApiError(400, shown(name) + " " + message, name);
 }
 
-// Refuses an object's fields that are not known, unless they are null or empty.
+// Null, and an empty list, object or text.
+bool says_nothing(const json& value) { return value.empty() || value == ""; }
+
+// Refuses an object's fields that are not known, unless they say nothing.
 void refuse_unknown(const json& object, const std::string& place, const std::set<std::string_view>& known) {
   for (const auto& [name, value] : object.items()) {
-    if (!value.empty() && !known.contains(name)) {
+    if (!says_nothing(value) && !known.contains(name)) {
       throw ApiError(400, shown(place) + " has a field that is not known: " + quote(name, kMaxShown), place);
     }
   }
@@ -69,15 +72,17 @@ void refuse_unsupported(const Fields& fields) {
        {"tools", "functions", "response_format", "suffix", "guided_json", "logits_processors"}) {
     const json* const value = fields.find(name);
     const bool is_plain = value != nullptr && value->is_object() && value->value("type", json()) == "text";
-    if (value != nullptr && !value->empty() && !is_plain) {
+    if (value != nullptr && !says_nothing(*value) && !is_plain) {
       refuse(name, "is not supported");
     }
   }
   // Clients of other servers send these; they change no text.
-  for (const char* const name :
-       {"user", "metadata", "store", "service_tier", "safety_identifier", "prompt_cache_key", "tool_choice",
-        "function_call", "parallel_tool_calls", "cache_prompt", "priority", "request_id"}) {
+  for (const char* const name : {"user", "metadata", "store", "service_tier", "safety_identifier", "prompt_cache_key",
+                                 "tool_choice", "function_call", "parallel_tool_calls", "cache_prompt", "request_id"}) {
     fields.find(name);
+  }
+  if (const json* const priority = fields.find("priority"); priority != nullptr && *priority != 0) {
+    refuse("priority", "is not supported: requests are served in the order in which they come");
   }
 }
 
@@ -154,6 +159,9 @@ std::string content_of(const json& message, const std::string& place) {
   if (content.is_string()) {
     return content.get<std::string>();
   }
+  if (content.is_null() && message["role"] == "assistant") {  // as clients send back a reply that has no text
+    return "";
+  }
   if (!content.is_array()) {
     refuse(place + ".content", "must be a text or a list of parts");
   }
@@ -177,6 +185,8 @@ std::vector<Token> sent_tokens(const ServedModel& model, const Fields& fields, c
   if (prompt.is_string()) {
     return text_prompt(model, fields, prompt.get<std::string>());
   }
+  fields.boolean("parse_special", true);  // both change nothing
+  fields.boolean("add_special_tokens", true);
   if (!is_list_of_tokens(prompt)) {
     refuse(name, "must be a text, a list of tokens, or a list of these");
   }
@@ -185,8 +195,6 @@ std::vector<Token> sent_tokens(const ServedModel& model, const Fields& fields, c
 
 // The prompts of a request for texts, each as it was sent: a text, or tokens.
 std::vector<json> sent_prompts(const Fields& fields) {
-  fields.boolean("parse_special", true);  // both change nothing
-  fields.boolean("add_special_tokens", true);
   const char* const name = "prompt";
   const json* const value = fields.find(name);
   if (value == nullptr) {
@@ -296,6 +304,12 @@ SamplingOptions sampling_of(const ServedModel& model, const Fields& fields, cons
 ChatOptions chat_options(const ServedModel& model, const Fields& fields, const RequestDefaults& defaults) {
   const char* const name = "chat_template_kwargs";
   ChatOptions options{.format = defaults.chat_format};
+  const std::string effort = fields.text("reasoning_effort", "medium");
+  const std::array<std::string_view, 5> efforts = {"none", "minimal", "low", "medium", "high"};
+  if (std::find(efforts.begin(), efforts.end(), effort) == efforts.end()) {
+    refuse("reasoning_effort", "must be none, minimal, low, medium or high");
+  }
+  options.enable_thinking = options.enable_thinking && effort != "none";  // no template knows more or less of it
   const json* const value = fields.find(name);
   if (value == nullptr) {
     return options;
@@ -431,8 +445,11 @@ std::vector<Token> chat_prompt(const ServedModel& model, const Fields& fields, c
   if (messages == nullptr) {
     refuse("messages", "is missing");
   }
-  if (!messages->is_array() || messages->empty()) {
+  if (!messages->is_array()) {
     refuse("messages", "must be a list of messages");
+  }
+  if (messages->empty()) {
+    refuse("messages", "must have at least one message");
   }
   std::vector<ChatMessage> conversation;
   for (const json& message : *messages) {
@@ -449,6 +466,13 @@ std::vector<Token> chat_prompt(const ServedModel& model, const Fields& fields, c
     conversation.push_back({role == "developer" ? "system" : role.get<std::string>(), content_of(message, place)});
   }
   return encode_chat(*session.file, session.tokenizer, conversation, chat_options(model, fields, defaults));
+}
+
+std::vector<Token> text_prompt(const ServedModel& model, const Fields& fields, const std::string& text) {
+  const Tokenizer& tokenizer = model.session().tokenizer;
+  const bool parses = fields.boolean("parse_special", true);
+  return fields.boolean("add_special_tokens", true) ? tokenizer.encode_prompt(text, parses)
+                                                    : tokenizer.encode(text, parses);
 }
 
 std::vector<Token> token_list(const ServedModel& model, const json& list, const std::string& name) {
@@ -468,13 +492,6 @@ std::vector<Token> token_list(const ServedModel& model, const json& list, const 
 
 CompletionRequest parse_completion(const std::string& body, bool is_chat, const ServedModel& model,
                                    const RequestDefaults& defaults, const CompletionLimits& limits,
-std::vector<Token> text_prompt(const ServedModel& model, const Fields& fields, const std::string& text) {
-  const Tokenizer& tokenizer = model.session().tokenizer;
-  const bool parses = fields.boolean("parse_special", true);
-  return fields.boolean("add_special_tokens", true) ? tokenizer.encode_prompt(text, parses)
-                                                    : tokenizer.encode(text, parses);
-}
-
                                    std::atomic<std::uint64_t>& next_seed) {
   constexpr int kMaxInt = std::numeric_limits<int>::max();
   constexpr int kDefaultMaxTokens = 16;  // OpenAI's, for a text; a chat may take all the room there is
@@ -536,6 +553,11 @@ std::vector<Token> text_prompt(const ServedModel& model, const Fields& fields, c
   }
   const std::vector<Token> stop_tokens = stop_tokens_of(model, fields);
   request.stop_tokens.insert(request.stop_tokens.end(), stop_tokens.begin(), stop_tokens.end());
+  for (const std::string& text : stop_texts) {  // a control token is in no text
+    if (const std::optional<Token> token = model.session().tokenizer.find(text); token.has_value()) {
+      request.stop_tokens.push_back(*token);
+    }
+  }
   if (const char* const name = "num_speculative_tokens"; fields.find(name) != nullptr) {
     request.num_speculative_tokens = fields.integer(name, 0, limits.max_drafts, 0);
   }
@@ -553,13 +575,12 @@ std::vector<Token> text_prompt(const ServedModel& model, const Fields& fields, c
     refuse_with_beams(fields, request);
     wanted.request.sampling = {};
     wanted.length_penalty = length_penalty;
-  for (const std::string& text : stop_texts) {  // a control token is in no text
-    if (const std::optional<Token> token = model.session().tokenizer.find(text); token.has_value()) {
-      request.stop_tokens.push_back(*token);
-    }
-  }
   } else if (length_penalty != 1.0) {
     refuse("length_penalty", "needs \"use_beam_search\": true");
+  }
+  const json* const modalities = fields.find("modalities");
+  if (modalities != nullptr && *modalities != json::array({"text"})) {
+    refuse("modalities", "must be [\"text\"]");
   }
   if (fields.integer("best_of", 1, kMaxInt, result.num_texts) != result.num_texts) {
     refuse("best_of", "is not supported");

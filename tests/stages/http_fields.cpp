@@ -216,7 +216,6 @@ TEST_CASE("min_tokens holds back stop texts too, in a stream as in a whole reply
 }
 
 #ifdef COURSE_PRODUCTION
-
 TEST_CASE("num_speculative_tokens changes no text") {
   ApiFixture fixture;
   for (const double temperature : {0.0, 1.0}) {
@@ -1287,6 +1286,42 @@ TEST_CASE("control tokens that a prompt spells are tokens, unless parse_special 
   CHECK(choice["stop_reason"] == "<|endoftext|>");
   stopped["ignore_eos"] = false;  // then it is the model's own end
   CHECK(reply_to(fixture, stopped)["choices"][0]["stop_reason"].is_null());
+}
+
+TEST_CASE("what clients send although it says nothing is taken, and what would have an effect is refused") {
+  ApiFixture fixture;
+  const auto with = [](json body, const std::string& name, const json& value) {
+    body[name] = value;
+    return body;
+  };
+  for (const auto& [name, value] :
+       {std::pair<std::string, json>("suffix", ""), {"tools", json::array()}, {"priority", 0}, {"user", "x"}}) {
+    INFO(name);
+    CHECK(fixture.post("/v1/completions", with(greedy_body(1), name, value)).status == 200);
+  }
+  CHECK(error_of(fixture.post("/v1/completions", with(greedy_body(1), "suffix", "x")))["param"] == "suffix");
+  const json priority = error_of(fixture.post("/v1/completions", with(greedy_body(1), "priority", 1)));
+  CHECK(priority["param"] == "priority");
+  CHECK(priority["message"] == "'priority' is not supported: requests are served in the order in which they come");
+
+  const std::string path = "/v1/chat/completions";
+  const json user = kChat["messages"][0];
+  const json silent = {{"role", "assistant"}, {"content", nullptr}, {"refusal", ""}, {"tool_calls", json::array()}};
+  CHECK(fixture.post(path, with(kChat, "messages", {user, silent, user})).status == 200);
+  CHECK(error_of(fixture.post(path, with(kChat, "messages", {user, with(silent, "role", "user")})))["param"] ==
+        "messages[1].content");
+  CHECK(error_of(fixture.post(path, with(kChat, "messages", json::array())))["message"] ==
+        "'messages' must have at least one message");
+  CHECK(error_of(fixture.post(path, with(kChat, "messages", "x")))["message"] ==
+        "'messages' must be a list of messages");
+  CHECK(fixture.post(path, with(kChat, "modalities", {"text"})).status == 200);
+  CHECK(error_of(fixture.post(path, with(kChat, "modalities", {"text", "audio"})))["param"] == "modalities");
+  for (const char* const effort : {"none", "minimal", "low", "medium", "high"}) {
+    CHECK(fixture.post(path, with(kChat, "reasoning_effort", effort)).status == 200);
+  }
+  CHECK(error_of(fixture.post(path, with(kChat, "reasoning_effort", "most")))["param"] == "reasoning_effort");
+  CHECK(error_of(fixture.post("/v1/completions", with(greedy_body(1), "reasoning_effort", "low")))["param"] ==
+        "reasoning_effort");
 }
 
 TEST_CASE("an error quotes no more of what a client has sent than a line holds") {
