@@ -46,6 +46,7 @@ std::vector<common::Completion> Engine::run(std::span<const common::Request> req
   }
 
   std::vector<Generation> batch;
+  batch.reserve(waiting.size());  // so that a request with slots always gets its place, and gives them back
   // First come, first served: a request that does not fit holds back those behind it.
   const auto admit_next = [&] {
     if (waiting.empty()) {

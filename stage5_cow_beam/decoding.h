@@ -93,8 +93,7 @@ struct Hypothesis {
 };
 
 // Keeps the `width` most probable continuations, finished ones included, and extends each unfinished one by every token
-// of the vocabulary. Ties go to the better branch, then to the lower token id. The search ends when all `width` are
-// finished, or when no live branch can still beat the best score; the live branches are then dropped.
+// of the vocabulary. Ties go to the better branch, then to the lower token id. The search ends when all are finished.
 class BeamSearch : public SequenceGroup {
  public:
   BeamSearch(Engine& engine, const common::Request& request, const BeamOptions& options, SequenceId first_sequence = 0);
@@ -112,8 +111,8 @@ class BeamSearch : public SequenceGroup {
 
   std::vector<Candidate> best_candidates(const std::vector<common::Matrix>& logits) const;
   double score(double log_probability, std::size_t length) const;
+  // tokens: with the stop token, if one was drawn.
   void finish(std::vector<common::Token> tokens, double log_probability, common::FinishReason reason);
-  bool can_win(const Branch& branch) const;
 
   BeamOptions options_;
   std::vector<Hypothesis> hypotheses_;

@@ -151,12 +151,14 @@ void BeamSearch::extend(std::vector<common::Matrix> logits) {
   std::vector<Branch> live;
   std::vector<bool> inherited(live_.size());  // whether a child has taken over the parent's sequence
   for (const Candidate& candidate : best_candidates(logits)) {
-    if (is_stop_token(request_, candidate.token)) {
-      finish(live_[candidate.parent].tokens, candidate.log_probability, common::FinishReason::kStop);
+    std::vector<common::Token> tokens = live_[candidate.parent].tokens;
+    tokens.push_back(candidate.token);
+    if (is_stop_token(request_, candidate.token) || request_.stop_strings.found_after(tokens)) {
+      finish(std::move(tokens), candidate.log_probability, common::FinishReason::kStop);
       continue;
     }
     live.push_back(inherited[candidate.parent] ? fork(candidate.parent) : live_[candidate.parent]);
-    live.back().tokens.push_back(candidate.token);
+    live.back().tokens = std::move(tokens);
     live.back().log_probability = candidate.log_probability;
     inherited[candidate.parent] = true;
   }
@@ -167,13 +169,10 @@ void BeamSearch::extend(std::vector<common::Matrix> logits) {
   }
   live_ = std::move(live);
 
-  const bool longest = !live_.empty() && static_cast<int>(live_.front().tokens.size()) == request_.max_new_tokens;
-  for (const Branch& branch : live_) {
-    if (longest) {
+  if (!live_.empty() && static_cast<int>(live_.front().tokens.size()) == request_.max_new_tokens) {
+    for (const Branch& branch : live_) {
       finish(branch.tokens, branch.log_probability, common::FinishReason::kLength);
     }
-  }
-  if (longest || std::none_of(live_.begin(), live_.end(), [&](const Branch& branch) { return can_win(branch); })) {
     for (const Branch& branch : live_) {
       free(branch);
     }
@@ -207,18 +206,15 @@ double BeamSearch::score(double log_probability, std::size_t length) const {
 }
 
 void BeamSearch::finish(std::vector<common::Token> tokens, double log_probability, common::FinishReason reason) {
-  const std::size_t length = tokens.size() + (reason == common::FinishReason::kStop ? 1 : 0);
-  Hypothesis hypothesis{std::move(tokens), log_probability, score(log_probability, length), reason};
+  const double final_score = score(log_probability, tokens.size());
+  if (is_stop_token(request_, tokens.back())) {
+    tokens.pop_back();
+  }
+  Hypothesis hypothesis{std::move(tokens), log_probability, final_score, reason};
   const auto place =
       std::upper_bound(hypotheses_.begin(), hypotheses_.end(), hypothesis,
                        [](const Hypothesis& left, const Hypothesis& right) { return left.score > right.score; });
   hypotheses_.insert(place, std::move(hypothesis));
-}
-
-bool BeamSearch::can_win(const Branch& branch) const {
-  // A log probability can only fall from here, and the longest possible text divides it by most.
-  const double bound = score(branch.log_probability, static_cast<std::size_t>(request_.max_new_tokens));
-  return hypotheses_.empty() || bound > hypotheses_.front().score;
 }
 
 }  // namespace

@@ -256,12 +256,14 @@ void BeamSearch::extend(GroupResult result, double /*now*/) {
   std::vector<Branch> live;
   std::vector<bool> inherited(live_.size());  // whether a child has taken over the parent's sequence
   for (const Candidate& candidate : best_candidates(result.logits)) {
-    if (is_stop_token(request_, candidate.token)) {
-      finish(live_[candidate.parent].tokens, candidate.log_probability, candidate.token);
+    std::vector<common::Token> tokens = live_[candidate.parent].tokens;
+    tokens.push_back(candidate.token);
+    if (is_stop_token(request_, candidate.token) || request_.stop_strings.found_after(tokens)) {
+      finish(std::move(tokens), candidate.log_probability, common::FinishReason::kStop);
       continue;
     }
     live.push_back(inherited[candidate.parent] ? fork(candidate.parent) : live_[candidate.parent]);
-    live.back().tokens.push_back(candidate.token);
+    live.back().tokens = std::move(tokens);
     live.back().log_probability = candidate.log_probability;
     inherited[candidate.parent] = true;
   }
@@ -272,21 +274,19 @@ void BeamSearch::extend(GroupResult result, double /*now*/) {
   }
   live_ = std::move(live);
 
-  const bool longest = !live_.empty() && static_cast<int>(live_.front().tokens.size()) == request_.max_new_tokens;
-  for (const Branch& branch : live_) {
-    if (longest) {
-      finish(branch.tokens, branch.log_probability, std::nullopt);
-    }
-  }
-  if (longest || std::none_of(live_.begin(), live_.end(), [&](const Branch& branch) { return can_win(branch); })) {
-    for (const Hypothesis& hypothesis : output_.hypotheses) {
-      output_.completions.push_back({hypothesis.tokens, hypothesis.finish_reason, ""});
-      output_.completions.back().stop_token = hypothesis.stop_token;
+  if (!live_.empty() && static_cast<int>(live_.front().tokens.size()) == request_.max_new_tokens) {
+    for (const Branch& branch : live_) {
+      finish(branch.tokens, branch.log_probability, common::FinishReason::kLength);
     }
     for (const Branch& branch : live_) {
       free(branch);
     }
     live_.clear();
+  }
+  for (std::size_t i = 0; live_.empty() && i < output_.hypotheses.size(); ++i) {
+    const Hypothesis& hypothesis = output_.hypotheses[i];
+    output_.completions.push_back({hypothesis.tokens, hypothesis.finish_reason, ""});
+    output_.completions.back().stop_token = hypothesis.stop_token;
   }
 }
 
@@ -315,21 +315,18 @@ double BeamSearch::score(double log_probability, std::size_t length) const {
   return log_probability / std::pow(static_cast<double>(length), options_.length_penalty);
 }
 
-void BeamSearch::finish(std::vector<common::Token> tokens, double log_probability,
-                        std::optional<common::Token> stop_token) {
-  const std::size_t length = tokens.size() + (stop_token.has_value() ? 1 : 0);
-  const auto reason = stop_token.has_value() ? common::FinishReason::kStop : common::FinishReason::kLength;
-  Hypothesis hypothesis{std::move(tokens), log_probability, score(log_probability, length), reason, stop_token};
+void BeamSearch::finish(std::vector<common::Token> tokens, double log_probability, common::FinishReason reason) {
+  const double final_score = score(log_probability, tokens.size());
+  std::optional<common::Token> stop_token;
+  if (is_stop_token(request_, tokens.back())) {
+    stop_token = tokens.back();
+    tokens.pop_back();
+  }
+  Hypothesis hypothesis{std::move(tokens), log_probability, final_score, reason, stop_token};
   const auto place =
       std::upper_bound(output_.hypotheses.begin(), output_.hypotheses.end(), hypothesis,
                        [](const Hypothesis& left, const Hypothesis& right) { return left.score > right.score; });
   output_.hypotheses.insert(place, std::move(hypothesis));
-}
-
-bool BeamSearch::can_win(const Branch& branch) const {
-  // A log probability can only fall from here, and the longest possible text divides it by most.
-  const double bound = score(branch.log_probability, static_cast<std::size_t>(request_.max_new_tokens));
-  return output_.hypotheses.empty() || bound > output_.hypotheses.front().score;
 }
 
 }  // namespace

@@ -215,8 +215,7 @@ struct BeamOptions {
 };
 
 // Keeps the `width` most probable continuations, finished ones included, and extends each unfinished one by every token
-// of the vocabulary. Ties go to the better branch, then to the lower token id. The search ends when all `width` are
-// finished, or when no live branch can still beat the best score; the live branches are then dropped.
+// of the vocabulary. Ties go to the better branch, then to the lower token id. The search ends when all are finished.
 class BeamSearch : public SequenceGroup {
  public:
   BeamSearch(KvCacheManager& manager, SequenceIds& ids, int id, const common::Request& request,
@@ -236,8 +235,8 @@ class BeamSearch : public SequenceGroup {
 
   std::vector<Candidate> best_candidates(const std::vector<common::Matrix>& logits) const;
   double score(double log_probability, std::size_t length) const;
-  void finish(std::vector<common::Token> tokens, double log_probability, std::optional<common::Token> stop_token);
-  bool can_win(const Branch& branch) const;
+  // tokens: with the stop token, if one was drawn.
+  void finish(std::vector<common::Token> tokens, double log_probability, common::FinishReason reason);
 
   BeamOptions options_;
 };

@@ -170,8 +170,9 @@ int run(int argc, char** argv) {
   EngineOptions options{.num_slots = std::nullopt};
   const auto start_engine = [&](const common::Session& session) {
     int needed = options.min_slots;
-    for (const common::Request& request : session.requests) {
-      needed = std::max(needed, max_slots_of(request, 1, options.block_size));
+    const int context = session.model.config().context_length;
+    for (const common::Request& request : session.requests) {  // one that is longer than the context is rejected
+      needed = std::max(needed, std::min(max_slots_of(request, 1, options.block_size), context));
     }
     EngineOptions sized = options;
     sized.num_slots = options.num_slots.value_or(needed);

@@ -20,6 +20,7 @@
 
 #include "common/app/command.h"
 #include "common/app/drawing_options.h"
+#include "common/app/json.h"
 #include "common/app/result_file.h"
 #include "common/app/text_stream.h"
 #include "common/base/check.h"
@@ -253,7 +254,7 @@ int Conversation::converse(std::ostream& output, const std::string& history_path
       if (message.find_first_not_of(kBlanks) != std::string::npos) {
         reader.remember(message);
         if (!run_command(message, output)) {
-          answer(message, output);
+          answer(messages_, message, output);
         }
       }
     } catch (const InputError& error) {
@@ -365,15 +366,11 @@ void Conversation::regenerate(std::ostream& output) {
   if (is_greedy(drawn_.sampling)) {
     note(output, "the temperature is 0: the reply is the same");
   }
-  const std::vector<ChatMessage> before = messages_;
-  messages_.pop_back();
-  const std::string message = std::exchange(messages_.back().content, "");
-  messages_.pop_back();
-  try {
-    answer(message, output);
-  } catch (const InputError&) {
-    messages_ = before;
-    throw;
+  std::vector<ChatMessage> before = messages_;
+  answer({before.begin(), before.end() - 2}, before.end()[-2].content, output);
+  if (NoteInterrupts::is_noted()) {  // in the middle of the new reply
+    messages_ = std::move(before);
+    note(output, "the reply before is kept");
   }
 }
 
@@ -405,7 +402,7 @@ void Conversation::load(const std::string& path, std::ostream& output) {
     if (std::error_code error; std::filesystem::file_size(path, error) > kMaxBytes) {
       throw InputError(path + ": it is larger than any conversation, 64 MiB");
     }
-    const nlohmann::json document = nlohmann::json::parse(file);
+    const nlohmann::json document = parse_json({std::istreambuf_iterator<char>(file), {}});
     for (const nlohmann::json& entry : document.at("messages").get_ref<const nlohmann::json::array_t&>()) {
       ChatMessage message{entry.at("role"), entry.at("content")};
       const bool is_system = messages.empty() && message.role == "system";
@@ -421,6 +418,8 @@ void Conversation::load(const std::string& path, std::ostream& output) {
     }
   } catch (const nlohmann::json::exception&) {
     throw InputError(path + ": it is no conversation that /save has written");
+  } catch (const JsonTooDeep& error) {
+    throw InputError(path + ": it is no conversation that /save has written: it has " + error.what());
   }
   if (!messages.empty() && messages.back().role == "user") {
     messages.pop_back();  // it has no reply
@@ -446,9 +445,8 @@ void Conversation::note(std::ostream& output, const std::string& text) const {
   output << (color ? "\x1b[0m\n" : "\n");
 }
 
-void Conversation::answer(const std::string& message, std::ostream& output) {
+void Conversation::answer(std::vector<ChatMessage> messages, const std::string& message, std::ostream& output) {
   const std::string where = num_slots_ < session_.model.config().context_length ? "the cache (--slots)" : "the context";
-  std::vector<ChatMessage> messages = messages_;
   messages.push_back({"user", message});
   Completion reply;
   int max_new_tokens = 0;
@@ -459,9 +457,15 @@ void Conversation::answer(const std::string& message, std::ostream& output) {
     const auto num_tokens = static_cast<int>(prompt.size());
     max_new_tokens = std::min(drawn_.max_new_tokens, room() - num_tokens);
     if (max_new_tokens < 1) {
-      throw InputError(
-          format("with this message, the conversation has %d tokens, and %s has %d: /reset begins a new one",
-                 num_tokens, where.c_str(), room()));
+      const bool has_system = messages.front().role == "system";
+      messages.erase(messages.begin() + (has_system ? 1 : 0), messages.end() - 1);
+      const auto alone = static_cast<int>(encode_chat(*session_.file, session_.tokenizer, messages).size());
+      const bool fits_alone = alone < room();
+      const char* const what = fits_alone   ? "with this message, the conversation has"
+                               : has_system ? "this message and the system prompt have"
+                                            : "this message has";
+      throw InputError(format("%s %d tokens, and %s has %d%s", what, fits_alone ? num_tokens : alone, where.c_str(),
+                              room(), fits_alone ? ": /reset begins a new one" : ""));
     }
     reply = reply_to(std::move(prompt), max_new_tokens, output);
     if (!reply.tokens.empty() || has_chat_template(*session_.file)) {

@@ -1,5 +1,7 @@
 #include "common/base/utf8.h"
 
+#include <algorithm>
+
 #include <string>
 
 #include "common/base/check.h"
@@ -83,6 +85,20 @@ Utf8Character decode_utf8(std::string_view text, std::size_t offset) {
 std::size_t valid_utf8_length(std::string_view text) {
   Utf8Character character;
   return text.empty() || decode(text, character) != nullptr ? 0 : character.num_bytes;
+}
+
+std::size_t whole_characters(std::string_view text) {
+  for (std::size_t back = 1; back <= std::min<std::size_t>(3, text.size()); ++back) {
+    const auto byte = static_cast<unsigned char>(text[text.size() - back]);
+    if (byte >= 0xC0) {  // the first byte of a character
+      const std::size_t size = byte >= 0xF0 ? 4 : byte >= 0xE0 ? 3 : 2;
+      return size > back ? text.size() - back : text.size();
+    }
+    if (byte < 0x80) {
+      break;
+    }
+  }
+  return text.size();
 }
 
 void check_utf8(std::string_view text) {

@@ -6,25 +6,10 @@
 #include <utility>
 
 #include "common/base/check.h"
+#include "common/base/utf8.h"
 
 namespace common {
 namespace {
-
-// The length of the text without its last character if bytes of that are still to come. Bytes that are not UTF-8 count
-// as characters.
-std::size_t whole_characters(std::string_view text) {
-  for (std::size_t back = 1; back <= std::min<std::size_t>(3, text.size()); ++back) {
-    const auto byte = static_cast<unsigned char>(text[text.size() - back]);
-    if (byte >= 0xC0) {  // the first byte of a character
-      const std::size_t size = byte >= 0xF0 ? 4 : byte >= 0xE0 ? 3 : 2;
-      return size > back ? text.size() - back : text.size();
-    }
-    if (byte < 0x80) {
-      break;
-    }
-  }
-  return text.size();
-}
 
 // Where the string begins in the text if it ends after the first num_passed bytes; npos: it is not there.
 std::size_t find_after(std::string_view text, std::size_t num_passed, const std::string& string) {

@@ -13,9 +13,11 @@
 #include <span>
 #include <string_view>
 #include <thread>
+#include <utility>
 
 #include "common/base/check.h"
 #include "common/base/text.h"
+#include "common/base/utf8.h"
 #include "common/model/chat.h"
 #include "common/model/recommended_sampling.h"
 #include "common/serving/completion_request.h"
@@ -37,7 +39,25 @@ std::string dump(const ordered_json& document) {
 
 ApiReply json_reply(const ordered_json& document) { return {.body = dump(document)}; }
 
-// The message without places in this program's source, "/home/me/common/base/a.cpp:12: ", which are not for clients.
+// Erases the condition that COMMON_CHECK puts behind a message, " (x >= 0)", from the part that begins at `begin`.
+void erase_condition(std::string& message, std::size_t begin) {
+  for (std::size_t at = message.find(" (", begin); at != std::string::npos; at = message.find(" (", at + 1)) {
+    std::size_t end = at + 1;
+    for (int depth = 0; end < message.size(); ++end) {
+      depth += message[end] == '(' ? 1 : message[end] == ')' ? -1 : 0;
+      if (depth == 0) {
+        break;
+      }
+    }
+    if (end + 1 == message.size() || (end < message.size() && message[end + 1] == ';')) {
+      message.erase(at, end + 1 - at);
+      return;
+    }
+  }
+}
+
+// The message of a failed COMMON_CHECK, wherever it stands, without the place in this program's source and the
+// condition, "/home/me/common/base/a.cpp:12: ... (x >= 0)": they are not for clients.
 std::string without_places(std::string message) {
   for (const char* const ending : {".cpp:", ".h:", ".cu:", ".cuh:"}) {
     for (std::size_t at = message.find(ending); at != std::string::npos; at = message.find(ending, at)) {
@@ -49,6 +69,7 @@ std::string without_places(std::string message) {
         continue;
       }
       message.erase(begin, after + 2 - begin);
+      erase_condition(message, begin);
       at = begin;
     }
   }
@@ -60,9 +81,14 @@ ordered_json error_json(int status, const std::string& message, const std::strin
                            : status == 429 ? "rate_limit_error"
                            : status >= 500 ? "server_error"
                                            : "invalid_request_error";
-  ordered_json error = {{"message", without_places(message)}, {"type", type}, {"param", nullptr}, {"code", nullptr}};
+  constexpr std::size_t kMaxParam = 64;  // bytes: it may be a client's own word
+  // What is a client's fault quotes the client.
+  ordered_json error = {{"message", status >= 500 ? without_places(message) : message},
+                        {"type", type},
+                        {"param", nullptr},
+                        {"code", nullptr}};
   if (!param.empty()) {
-    error["param"] = param;
+    error["param"] = param.size() > kMaxParam ? param.substr(0, kMaxParam) + "..." : param;
   }
   if (!code.empty()) {
     error["code"] = code;
@@ -138,6 +164,7 @@ class Completions : public ReplyBody {
       texts_.insert(texts_.end(), static_cast<std::size_t>(wanted_.num_texts),
                     ReplyStream(request.request.stop_strings, decode));
     }
+    begun_.resize(texts_.size());
     offsets_.resize(texts_.size());
     num_tokens_.resize(texts_.size());
   }
@@ -161,8 +188,8 @@ class Completions : public ReplyBody {
         added[choice].logprobs.push_back(*event.logprobs);
       }
     }
-    for (const auto& [choice, piece] : added) {
-      add_piece(text, choice, piece);
+    for (auto& [choice, piece] : added) {
+      add_piece(text, choice, std::move(piece));
     }
     if (!ticket_->has_ended()) {
       return true;
@@ -260,7 +287,34 @@ class Completions : public ReplyBody {
   // How many of the ticket's requests write texts: one for each prompt, or none. The others are scores.
   std::size_t num_written() const { return wanted_.is_prompt_only ? 0 : num_prompts(); }
 
-  std::string spelling(Token token) const { return model_.decode({&token, 1}, true); }
+  std::string bytes_of(Token token) const { return model_.decode({&token, 1}, true); }
+
+  // A token's bytes, or "bytes:\xf0\x9f" as OpenAI writes what is no text.
+  std::string name_of(Token token) const {
+    std::string bytes = bytes_of(token);
+    try {
+      check_utf8(bytes);
+      return bytes;
+    } catch (const InputError&) {
+      std::string name = "bytes:";
+      for (const char byte : bytes) {
+        name += format("\\x%02x", static_cast<unsigned>(static_cast<unsigned char>(byte)));
+      }
+      return name;
+    }
+  }
+
+  // The names of a drawn token and of the most likely ones in its place. Tokens may have the same bytes: then all but
+  // the first are "token_id:65", vLLM's other way to name them.
+  std::vector<std::string> names_of(const TokenLogprobs& token, std::span<const TokenLogprob> best) const {
+    std::vector<std::string> names = {name_of(token.drawn.token)};
+    std::map<std::string, Token> owners = {{names.front(), token.drawn.token}};
+    for (const TokenLogprob& other : best) {
+      const auto& [name, owner] = *owners.emplace(name_of(other.token), other.token).first;
+      names.push_back(owner == other.token ? name : format("token_id:%d", other.token));
+    }
+    return names;
+  }
 
   ordered_json choice_json(std::size_t index, int sample, const Completion& completion) const {
     const Request& request = wanted_.requests[index].request;
@@ -293,12 +347,15 @@ class Completions : public ReplyBody {
       return nullptr;
     }
     const Request& request = wanted_.requests[index].request;
+    const StopStrings& strings = request.stop_strings;
     if (completion.stop_token.has_value()) {
       const auto own = std::span(request.stop_tokens).first(wanted_.num_own_stop_tokens);
       const bool is_own = std::find(own.begin(), own.end(), *completion.stop_token) != own.end();
-      return is_own ? ordered_json(nullptr) : ordered_json(*completion.stop_token);
+      const std::string spelled = bytes_of(*completion.stop_token);  // "stop" may name it
+      return is_own                                 ? ordered_json(nullptr)
+             : strings.first_in(spelled) == spelled ? ordered_json(spelled)
+                                                    : ordered_json(*completion.stop_token);
     }
-    const StopStrings& strings = request.stop_strings;
     const std::optional<std::string> stop =
         strings.first_in(model_.decode(completion.tokens), strings.num_passed(completion.tokens));
     return stop.has_value() ? ordered_json(*stop) : ordered_json(nullptr);
@@ -313,7 +370,7 @@ class Completions : public ReplyBody {
   // vLLM's: for each token of the prompt, by token, its probability and those of the most likely ones.
   ordered_json prompt_logprobs(std::size_t index) const {
     const auto entry_of = [&](const TokenLogprob& entry, std::size_t rank) {
-      return ordered_json{{"logprob", entry.logprob}, {"rank", rank}, {"decoded_token", spelling(entry.token)}};
+      return ordered_json{{"logprob", entry.logprob}, {"rank", rank}, {"decoded_token", name_of(entry.token)}};
     };
     ordered_json result = ordered_json::array({nullptr});
     for (const TokenLogprobs& token : scores_of(index)) {
@@ -329,23 +386,30 @@ class Completions : public ReplyBody {
   }
 
   ordered_json echoed_logprobs(std::size_t index, std::span<const TokenLogprobs> reply) const {
-    const Token first = wanted_.requests[index].request.prompt.front();
+    const std::span<const Token> prompt = wanted_.requests[index].request.prompt;
+    const std::string& echo = wanted_.echoes[index];
+    const auto is_echo = [&](const std::string& text) { return text == echo || text == " " + echo; };
+    std::string decoded = model_.decode(prompt);
+    // What was sent may spell control tokens, but not the one that was put in front.
+    const bool is_spelled = !is_echo(decoded);
+    const bool has_added = is_spelled && !is_echo(model_.decode(prompt, true));
+    decoded = is_spelled ? model_.decode(prompt.subspan(has_added ? 1 : 0), true) : decoded;
+    const Token first = prompt.front();
     ordered_json result;
-    result["tokens"].push_back(spelling(first));
+    result["tokens"].push_back(name_of(first));
     result["token_logprobs"].push_back(nullptr);
     result["top_logprobs"].push_back(nullptr);
     result["text_offset"].push_back(0);
-    std::size_t offset = num_characters(model_.decode({&first, 1}));
-    for (const std::span<const TokenLogprobs> tokens : {scores_of(index), reply}) {
-      const ordered_json added = text_logprobs(tokens, offset);
+    std::size_t offset = num_characters(model_.decode({&first, 1}, is_spelled && !has_added));
+    for (const auto& [tokens, spells] : {std::pair(scores_of(index), is_spelled), std::pair(reply, false)}) {
+      const ordered_json added = text_logprobs(tokens, offset, spells);
       for (const auto& [name, values] : result.items()) {
         values.insert(values.end(), added[name].begin(), added[name].end());
       }
-      offset = offset_after(tokens, offset);
+      offset = offset_after(tokens, offset, spells);
     }
     // A blank that a tokenizer puts in front of a text is the first token's, and is not in what was sent.
-    const std::string decoded = model_.decode(wanted_.requests[index].request.prompt);
-    const std::size_t num_added = decoded == " " + wanted_.echoes[index] ? 1 : 0;
+    const std::size_t num_added = decoded == " " + echo ? 1 : 0;
     for (ordered_json& position : result["text_offset"]) {
       position = std::max(position.get<std::size_t>(), num_added) - num_added;
     }
@@ -360,9 +424,10 @@ class Completions : public ReplyBody {
     return wanted_.is_chat ? chat_logprobs(tokens) : text_logprobs(tokens, offset);
   }
 
-  std::size_t offset_after(std::span<const TokenLogprobs> tokens, std::size_t offset) const {
+  // spells: whether control tokens are in the text by their names.
+  std::size_t offset_after(std::span<const TokenLogprobs> tokens, std::size_t offset, bool spells = false) const {
     for (const TokenLogprobs& token : tokens) {
-      offset += num_characters(model_.decode({&token.drawn.token, 1}));
+      offset += num_characters(model_.decode({&token.drawn.token, 1}, spells));
     }
     return offset;
   }
@@ -372,41 +437,46 @@ class Completions : public ReplyBody {
   }
 
   ordered_json chat_logprobs(std::span<const TokenLogprobs> tokens) const {
-    const auto entry_of = [&](const TokenLogprob& entry) {
-      const std::string text = spelling(entry.token);
-      return ordered_json{
-          {"token", text}, {"logprob", entry.logprob}, {"bytes", std::vector<unsigned char>(text.begin(), text.end())}};
+    const auto entry_of = [&](const TokenLogprob& entry, const std::string& name) {
+      const std::string bytes = bytes_of(entry.token);
+      return ordered_json{{"token", name},
+                          {"logprob", entry.logprob},
+                          {"bytes", std::vector<unsigned char>(bytes.begin(), bytes.end())}};
     };
     ordered_json content = ordered_json::array();
     for (const TokenLogprobs& token : tokens) {
-      ordered_json entry = entry_of(token.drawn);
+      const std::span<const TokenLogprob> best = best_of(token, wanted_.num_top_logprobs);
+      const std::vector<std::string> names = names_of(token, best);
+      ordered_json entry = entry_of(token.drawn, names.front());
       entry["top_logprobs"] = ordered_json::array();
-      for (const TokenLogprob& other : best_of(token, wanted_.num_top_logprobs)) {
-        entry["top_logprobs"].push_back(entry_of(other));
+      for (std::size_t i = 0; i < best.size(); ++i) {
+        entry["top_logprobs"].push_back(entry_of(best[i], names[i + 1]));
       }
       content.push_back(std::move(entry));
     }
     return {{"content", std::move(content)}};
   }
 
-  ordered_json text_logprobs(std::span<const TokenLogprobs> tokens, std::size_t offset) const {
+  ordered_json text_logprobs(std::span<const TokenLogprobs> tokens, std::size_t offset, bool spells = false) const {
     ordered_json result = {{"tokens", ordered_json::array()},
                            {"token_logprobs", ordered_json::array()},
                            {"top_logprobs", ordered_json::array()},
                            {"text_offset", ordered_json::array()}};
     for (const TokenLogprobs& token : tokens) {
-      result["tokens"].push_back(spelling(token.drawn.token));
+      const std::span<const TokenLogprob> best = best_of(token, wanted_.num_top_logprobs);
+      const std::vector<std::string> names = names_of(token, best);
+      result["tokens"].push_back(names.front());
       result["token_logprobs"].push_back(token.drawn.logprob);
-      ordered_json best = {{spelling(token.drawn.token), token.drawn.logprob}};
-      for (const TokenLogprob& other : best_of(token, wanted_.num_top_logprobs)) {
-        best[spelling(other.token)] = other.logprob;
+      ordered_json top = {{names.front(), token.drawn.logprob}};
+      for (std::size_t i = 0; i < best.size(); ++i) {
+        top[names[i + 1]] = best[i].logprob;
       }
-      result["top_logprobs"].push_back(std::move(best));
+      result["top_logprobs"].push_back(std::move(top));
       // A token inside a character is where the character is, which is counted with its first byte.
-      const std::string text = model_.decode({&token.drawn.token, 1});
+      const std::string text = model_.decode({&token.drawn.token, 1}, spells);
       const bool is_inside = offset > 0 && !text.empty() && num_characters(text.substr(0, 1)) == 0;
       result["text_offset"].push_back(is_inside ? offset - 1 : offset);
-      offset = offset_after({&token, 1}, offset);
+      offset = offset_after({&token, 1}, offset, spells);
     }
     return result;
   }
@@ -432,17 +502,21 @@ class Completions : public ReplyBody {
     return document;
   }
 
-  void begin(std::string& text) const {
+  void begin(std::string& text) {
     for (std::size_t choice = 0; wanted_.is_chat && choice < texts_.size(); ++choice) {
       text += event(chunk(choice, {{"role", "assistant"}, {"content", ""}}));
     }
     for (std::size_t choice = 0; !wanted_.echoes.empty() && choice < texts_.size(); ++choice) {
-      const std::string& prompt = wanted_.echoes[choice / static_cast<std::size_t>(wanted_.num_texts)];
-      text += event(chunk(choice, {{"content", prompt}}));
+      add_piece(text, choice, {wanted_.echoes[choice / static_cast<std::size_t>(wanted_.num_texts)], {}});
     }
   }
 
-  void add_piece(std::string& text, std::size_t choice, const Piece& piece) {
+  // A character that an echo has begun waits for the reply, or for the end.
+  void add_piece(std::string& text, std::size_t choice, Piece piece, bool is_last = false) {
+    piece.text.insert(0, begun_[choice]);
+    const std::size_t size = is_last ? piece.text.size() : whole_characters(piece.text);
+    begun_[choice] = piece.text.substr(size);
+    piece.text.resize(size);
     if (!piece.text.empty() || !piece.logprobs.empty()) {
       text += event(chunk(choice, {{"content", piece.text}}, ordered_json::object(), piece.logprobs, offsets_[choice]));
       offsets_[choice] = offset_after(piece.logprobs, offsets_[choice]);
@@ -467,13 +541,14 @@ class Completions : public ReplyBody {
           }
           add_piece(text, choice, {whole, {}});
         }
-        add_piece(text, choice, {texts_[choice].finish(), {}});
+        add_piece(text, choice, {texts_[choice].finish(), {}}, true);
         text += event(
             chunk(choice, ordered_json::object(),
                   {{"finish_reason", finish_reason_of(completion)}, {"stop_reason", stop_reason_of(i, completion)}}));
       }
     }
     for (std::size_t choice = 0; wanted_.is_prompt_only && choice < texts_.size(); ++choice) {
+      add_piece(text, choice, {}, true);
       text += event(chunk(choice, ordered_json::object(), {{"finish_reason", "length"}}));
     }
     if (wanted_.include_usage) {
@@ -508,6 +583,7 @@ class Completions : public ReplyBody {
   ordered_json head_;  // the fields that all parts of the reply have
   bool has_begun_ = false;
   std::vector<ReplyStream> texts_;       // by choice
+  std::vector<std::string> begun_;       // by choice: the bytes so far of a character that an echo has begun
   std::vector<std::size_t> offsets_;     // by choice: the characters whose tokens' log-probabilities have been sent
   std::vector<std::size_t> num_tokens_;  // by choice
   std::size_t num_streamed_ = 0;         // tokens
@@ -923,9 +999,7 @@ ApiReply Api::tokenize(const ApiRequest& request) const {
   } else if (fields.find("prompt") == nullptr) {
     throw ApiError(400, "'prompt' is missing", "prompt");
   } else {
-    const std::string text = fields.text("prompt", "");
-    tokens = fields.boolean("add_special_tokens", true) ? model_.session().tokenizer.encode_prompt(text)
-                                                        : model_.session().tokenizer.encode(text);
+    tokens = text_prompt(model_, fields, fields.text("prompt", ""));
   }
   fields.refuse_others();
   return json_reply({{"count", tokens.size()}, {"max_model_len", engine_.max_context()}, {"tokens", tokens}});

@@ -13,6 +13,7 @@
 #include <system_error>
 #include <utility>
 
+#include "common/app/json.h"
 #include "common/base/check.h"
 #include "common/base/hash.h"
 #include "common/base/text.h"
@@ -35,10 +36,13 @@ std::string shown(const std::string& name) {
   throw ApiError(400, shown(name) + " " + message, name);
 }
 
-// Refuses an object's fields that are not known, unless they are null or empty.
+// Null, and an empty list, object or text.
+bool says_nothing(const json& value) { return value.empty() || value == ""; }
+
+// Refuses an object's fields that are not known, unless they say nothing.
 void refuse_unknown(const json& object, const std::string& place, const std::set<std::string_view>& known) {
   for (const auto& [name, value] : object.items()) {
-    if (!value.empty() && !known.contains(name)) {
+    if (!says_nothing(value) && !known.contains(name)) {
       throw ApiError(400, shown(place) + " has a field that is not known: " + quote(name, kMaxShown), place);
     }
   }
@@ -68,15 +72,17 @@ void refuse_unsupported(const Fields& fields) {
        {"tools", "functions", "response_format", "suffix", "guided_json", "logits_processors"}) {
     const json* const value = fields.find(name);
     const bool is_plain = value != nullptr && value->is_object() && value->value("type", json()) == "text";
-    if (value != nullptr && !value->empty() && !is_plain) {
+    if (value != nullptr && !says_nothing(*value) && !is_plain) {
       refuse(name, "is not supported");
     }
   }
   // Clients of other servers send these; they change no text.
-  for (const char* const name :
-       {"user", "metadata", "store", "service_tier", "safety_identifier", "prompt_cache_key", "tool_choice",
-        "function_call", "parallel_tool_calls", "cache_prompt", "priority", "request_id"}) {
+  for (const char* const name : {"user", "metadata", "store", "service_tier", "safety_identifier", "prompt_cache_key",
+                                 "tool_choice", "function_call", "parallel_tool_calls", "cache_prompt", "request_id"}) {
     fields.find(name);
+  }
+  if (const json* const priority = fields.find("priority"); priority != nullptr && *priority != 0) {
+    refuse("priority", "is not supported: requests are served in the order in which they come");
   }
 }
 
@@ -153,6 +159,9 @@ std::string content_of(const json& message, const std::string& place) {
   if (content.is_string()) {
     return content.get<std::string>();
   }
+  if (content.is_null() && message["role"] == "assistant") {  // as clients send back a reply that has no text
+    return "";
+  }
   if (!content.is_array()) {
     refuse(place + ".content", "must be a text or a list of parts");
   }
@@ -171,11 +180,13 @@ bool is_list_of_tokens(const json& value) {
          std::all_of(value.begin(), value.end(), [](const json& entry) { return entry.is_number_integer(); });
 }
 
-std::vector<Token> text_prompt(const ServedModel& model, const json& prompt) {
+std::vector<Token> sent_tokens(const ServedModel& model, const Fields& fields, const json& prompt) {
   const char* const name = "prompt";
   if (prompt.is_string()) {
-    return model.session().tokenizer.encode_prompt(prompt.get<std::string>());
+    return text_prompt(model, fields, prompt.get<std::string>());
   }
+  fields.boolean("parse_special", true);  // both change nothing
+  fields.boolean("add_special_tokens", true);
   if (!is_list_of_tokens(prompt)) {
     refuse(name, "must be a text, a list of tokens, or a list of these");
   }
@@ -209,8 +220,8 @@ std::uint64_t salt_of(const std::string& text) {
   return text.empty() ? 0 : std::max<std::uint64_t>(hash, 1);
 }
 
-// "stop": a text, or several. None ends a reply before its first min_tokens tokens.
-StopStrings stop_strings_of(const ServedModel& model, const Fields& fields, int min_tokens) {
+// "stop": a text, or several.
+std::vector<std::string> stop_texts_of(const Fields& fields) {
   constexpr std::size_t kMaxStopStrings = 16;
   constexpr std::size_t kMaxStopLength = 1024;  // in bytes; each prompt of the request has a copy
   const json* const value = fields.find("stop");
@@ -231,7 +242,7 @@ StopStrings stop_strings_of(const ServedModel& model, const Fields& fields, int 
     }
     strings.push_back(entry.get<std::string>());
   }
-  return {strings, [&model](std::span<const Token> tokens) { return model.decode(tokens); }, min_tokens};
+  return strings;
 }
 
 // For a text, "logprobs" is the number of best tokens. For a chat, it is a flag, and "top_logprobs" is the number.
@@ -293,6 +304,12 @@ SamplingOptions sampling_of(const ServedModel& model, const Fields& fields, cons
 ChatOptions chat_options(const ServedModel& model, const Fields& fields, const RequestDefaults& defaults) {
   const char* const name = "chat_template_kwargs";
   ChatOptions options{.format = defaults.chat_format};
+  const std::string effort = fields.text("reasoning_effort", "medium");
+  const std::array<std::string_view, 5> efforts = {"none", "minimal", "low", "medium", "high"};
+  if (std::find(efforts.begin(), efforts.end(), effort) == efforts.end()) {
+    refuse("reasoning_effort", "must be none, minimal, low, medium or high");
+  }
+  options.enable_thinking = options.enable_thinking && effort != "none";  // no template knows more or less of it
   const json* const value = fields.find(name);
   if (value == nullptr) {
     return options;
@@ -313,14 +330,15 @@ ChatOptions chat_options(const ServedModel& model, const Fields& fields, const R
 }
 
 // A request whose reply is forced to be the prompt behind its first token, and has the tokens' log-probabilities.
-ServedRequest scoring_request(const std::vector<Token>& prompt, int num_logprobs, std::uint64_t cache_salt) {
+ServedRequest scoring_request(const std::vector<Token>& prompt, int num_logprobs, std::uint64_t cache_salt,
+                              Counted counted) {
   Request request;
   request.prompt = {prompt.front()};
   request.forced.assign(prompt.begin() + 1, prompt.end());
   request.max_new_tokens = std::max(static_cast<int>(request.forced.size()), 1);
   request.num_logprobs = std::max(num_logprobs, 1);
   request.cache_salt = cache_salt;
-  return {request};
+  return {.request = request, .counted = counted};
 }
 
 // What is asked of the prompt itself: "echo", "prompt_logprobs", and log-probabilities for what is echoed.
@@ -348,16 +366,10 @@ void check_model(const std::string& wanted, const std::string& served) {
 }
 
 Fields::Fields(const std::string& body) {
-  // Documents are parsed in a loop, but copied and compared recursively, and a thread's stack is small.
-  constexpr int kMaxDepth = 32;
-  const auto check_depth = [](int depth, json::parse_event_t, const json&) {
-    if (depth > kMaxDepth) {
-      throw ApiError(400, format("the body has lists and objects more than %d deep", kMaxDepth));
-    }
-    return true;
-  };
   try {
-    object_ = json::parse(body, check_depth);
+    object_ = parse_json(body);
+  } catch (const JsonTooDeep& error) {
+    throw ApiError(400, std::string("the body has ") + error.what());
   } catch (const json::parse_error& error) {
     throw ApiError(400, problem_of_body(error));
   } catch (const json::out_of_range& error) {  // "[...] number overflow parsing '1e999'"
@@ -433,8 +445,11 @@ std::vector<Token> chat_prompt(const ServedModel& model, const Fields& fields, c
   if (messages == nullptr) {
     refuse("messages", "is missing");
   }
-  if (!messages->is_array() || messages->empty()) {
+  if (!messages->is_array()) {
     refuse("messages", "must be a list of messages");
+  }
+  if (messages->empty()) {
+    refuse("messages", "must have at least one message");
   }
   std::vector<ChatMessage> conversation;
   for (const json& message : *messages) {
@@ -451,6 +466,13 @@ std::vector<Token> chat_prompt(const ServedModel& model, const Fields& fields, c
     conversation.push_back({role == "developer" ? "system" : role.get<std::string>(), content_of(message, place)});
   }
   return encode_chat(*session.file, session.tokenizer, conversation, chat_options(model, fields, defaults));
+}
+
+std::vector<Token> text_prompt(const ServedModel& model, const Fields& fields, const std::string& text) {
+  const Tokenizer& tokenizer = model.session().tokenizer;
+  const bool parses = fields.boolean("parse_special", true);
+  return fields.boolean("add_special_tokens", true) ? tokenizer.encode_prompt(text, parses)
+                                                    : tokenizer.encode(text, parses);
 }
 
 std::vector<Token> token_list(const ServedModel& model, const json& list, const std::string& name) {
@@ -518,7 +540,9 @@ CompletionRequest parse_completion(const std::string& body, bool is_chat, const 
   if (request.max_new_tokens > 0 && request.min_tokens > request.max_new_tokens) {
     refuse("min_tokens", "must be at most 'max_tokens'");
   }
-  request.stop_strings = stop_strings_of(model, fields, request.min_tokens);
+  const std::vector<std::string> stop_texts = stop_texts_of(fields);
+  request.stop_strings = {stop_texts, [&model](std::span<const Token> tokens) { return model.decode(tokens); },
+                          request.min_tokens};
   request.num_logprobs = result.has_logprobs ? std::max(result.num_top_logprobs, 1) : 0;
   request.cache_salt = salt_of(fields.text("cache_salt", ""));
   if (!fields.boolean("ignore_eos", false)) {
@@ -529,6 +553,11 @@ CompletionRequest parse_completion(const std::string& body, bool is_chat, const 
   }
   const std::vector<Token> stop_tokens = stop_tokens_of(model, fields);
   request.stop_tokens.insert(request.stop_tokens.end(), stop_tokens.begin(), stop_tokens.end());
+  for (const std::string& text : stop_texts) {  // a control token is in no text
+    if (const std::optional<Token> token = model.session().tokenizer.find(text); token.has_value()) {
+      request.stop_tokens.push_back(*token);
+    }
+  }
   if (const char* const name = "num_speculative_tokens"; fields.find(name) != nullptr) {
     request.num_speculative_tokens = fields.integer(name, 0, limits.max_drafts, 0);
   }
@@ -549,6 +578,10 @@ CompletionRequest parse_completion(const std::string& body, bool is_chat, const 
   } else if (length_penalty != 1.0) {
     refuse("length_penalty", "needs \"use_beam_search\": true");
   }
+  const json* const modalities = fields.find("modalities");
+  if (modalities != nullptr && *modalities != json::array({"text"})) {
+    refuse("modalities", "must be [\"text\"]");
+  }
   if (fields.integer("best_of", 1, kMaxInt, result.num_texts) != result.num_texts) {
     refuse("best_of", "is not supported");
   }
@@ -557,7 +590,7 @@ CompletionRequest parse_completion(const std::string& body, bool is_chat, const 
     prompts.push_back(chat_prompt(model, fields, defaults));
   } else {
     for (const json& sent : sent_prompts(fields)) {
-      prompts.push_back(text_prompt(model, sent));
+      prompts.push_back(sent_tokens(model, fields, sent));
       if (is_echoed) {
         result.echoes.push_back(sent.is_string() ? sent.get<std::string>() : model.decode(prompts.back()));
       }
@@ -578,7 +611,8 @@ CompletionRequest parse_completion(const std::string& body, bool is_chat, const 
   }
   for (std::vector<Token>& prompt : prompts) {
     if (has_scores && !prompt.empty()) {
-      result.scores.push_back(scoring_request(prompt, num_logprobs, request.cache_salt));
+      result.scores.push_back(scoring_request(prompt, num_logprobs, request.cache_salt,
+                                              result.is_prompt_only ? Counted::kPrompt : Counted::kNothing));
     }
     ServedRequest added = wanted;
     if (seed == nullptr) {
@@ -605,21 +639,23 @@ void check_context(const CompletionRequest& wanted, std::size_t index, int max_c
   }
   const std::string field = wanted.is_chat ? "messages" : "prompt";
   const std::string name = wanted.requests.size() > 1 ? format("%s[%zu]", field.c_str(), index) : field;
-  const std::string limit = format("this server's maximum context length is %d tokens", max_context);
+  // litellm, LangChain and others look for OpenAI's words.
+  const std::string limit =
+      format("This model's maximum context length is %d tokens. However, you requested ", max_context);
   if (length >= max_context) {
     throw ApiError(400,
-                   limit + format(", and '%s' has %lld%s", name.c_str(), static_cast<long long>(length),
+                   limit + format("%lld tokens in '%s'%s", static_cast<long long>(length), name.c_str(),
                                   length == max_context ? ", which leaves no room for a reply" : ""),
                    field, "context_length_exceeded");
   }
   const bool is_default = wanted.max_tokens_field.empty();
   const std::string limiting = is_default ? "max_tokens" : wanted.max_tokens_field;
-  throw ApiError(
-      400,
-      limit + format(", and '%s' has %lld, so that '%s' can be at most %lld; it is %d%s", name.c_str(),
-                     static_cast<long long>(length), limiting.c_str(), static_cast<long long>(max_context - length),
-                     request.max_new_tokens, is_default ? " by default" : ""),
-      limiting, "context_length_exceeded");
+  throw ApiError(400,
+                 limit + format("%lld tokens (%lld in '%s', %d in '%s'%s): '%s' can be at most %lld",
+                                static_cast<long long>(length + request.max_new_tokens), static_cast<long long>(length),
+                                name.c_str(), request.max_new_tokens, limiting.c_str(), is_default ? " by default" : "",
+                                limiting.c_str(), static_cast<long long>(max_context - length)),
+                 limiting, "context_length_exceeded");
 }
 
 void check_prompts(const CompletionRequest& wanted, int max_context) {

@@ -86,6 +86,11 @@ struct RequestDefaults {
 // continue. Reads "messages" and "chat_template_kwargs".
 std::vector<Token> chat_prompt(const ServedModel& model, const Fields& fields, const RequestDefaults& defaults);
 
+// The tokens of a text. Reads "add_special_tokens", whether the model's first token is put in front, and
+// "parse_special", whether control tokens that the text spells are those tokens; both are true by default, as in vLLM
+// and llama.cpp.
+std::vector<Token> text_prompt(const ServedModel& model, const Fields& fields, const std::string& text);
+
 // The tokens of the field `name`, at least one.
 std::vector<Token> token_list(const ServedModel& model, const nlohmann::json& list, const std::string& name);
 

@@ -183,13 +183,8 @@ class EngineThread::Sink : public RequestSink {
 
   void on_token(int id, int sample, Token token, const TokenLogprobs* logprobs) override {
     const Client& client = engine_thread_.clients_.at(id);
-    engine_thread_.num_generated_ += 1;
-    if (sample == 0) {
-      const double now = engine_thread_.engine_->clock().now();
-      if (last_token_.has_value()) {
-        engine_thread_.between_tokens_.push_back(now - *last_token_);
-      }
-      last_token_ = now;
+    if (client.counted == Counted::kTexts) {
+      count_token(static_cast<std::size_t>(sample));
     }
     TokenEvent event{client.index, sample, token, std::nullopt};
     if (logprobs != nullptr) {
@@ -203,18 +198,36 @@ class EngineThread::Sink : public RequestSink {
     if (result.error.empty()) {
       result.error = engine_thread_.end_error_;
     }
-    if (!last_token_.has_value()) {  // a beam search: its tokens come now
+    const Client& client = engine_thread_.clients_.at(id);
+    if (client.counted != Counted::kTexts) {
+      result.prompt_tokens = client.prompt_tokens;
+      result.token_times.clear();
+      for (Completion& completion : result.completions) {
+        completion.tokens.clear();
+      }
+    }
+    if (last_tokens_.empty()) {  // a beam search: its tokens come now
       for (const Completion& completion : result.completions) {
         engine_thread_.num_generated_ += static_cast<std::int64_t>(completion.tokens.size());
       }
     }
-    engine_thread_.hand_over(engine_thread_.clients_.at(id), std::move(result));
+    engine_thread_.hand_over(client, std::move(result));
     engine_thread_.clients_.erase(id);
   }
 
  private:
+  void count_token(std::size_t sample) {
+    const double now = engine_thread_.engine_->clock().now();
+    last_tokens_.resize(std::max(last_tokens_.size(), sample + 1));
+    if (last_tokens_[sample].has_value()) {
+      engine_thread_.between_tokens_.push_back(now - *last_tokens_[sample]);
+    }
+    last_tokens_[sample] = now;
+    engine_thread_.num_generated_ += 1;
+  }
+
   EngineThread& engine_thread_;
-  std::optional<double> last_token_;  // when the first sample's last one came
+  std::vector<std::optional<double>> last_tokens_;  // by sample: when its last one came
 };
 
 EngineThread::EngineThread(MakeEngine make_engine, const EngineThreadOptions& options,
@@ -454,7 +467,7 @@ void EngineThread::empty_inbox() {
 
 void EngineThread::submit_all(const std::shared_ptr<Ticket::State>& state, const std::vector<ServedRequest>& requests,
                               double handed_over) {
-  arriving_ = {state, 0};
+  arriving_ = {state};
   if (!engine_) {  // the requests came before the failure was known
     refuse_arriving(failure());
     return;
@@ -463,7 +476,9 @@ void EngineThread::submit_all(const std::shared_ptr<Ticket::State>& state, const
   std::vector<int> ids;
   ids.reserve(requests.size());
   for (const ServedRequest& request : requests) {
-    clients_[next_id_] = {state, arriving_.index};  // first: a rejected one ends in submit()
+    const auto prompt_tokens = static_cast<int>(request.request.prompt.size() + request.request.forced.size());
+    // First: a rejected one ends in submit().
+    clients_[next_id_] = {state, arriving_.index, request.counted, prompt_tokens};
     arriving_.index += 1;
     const int id = engine_->submit(request, arrival, std::make_unique<Sink>(*this));
     COMMON_CHECK(id == next_id_, "an engine counts its requests");
@@ -556,7 +571,9 @@ void EngineThread::hand_over(const Client& client, RequestResult result) {
   });
   // Counted only now: if there is no memory for the message, the request has not ended. It is sent later.
   const std::lock_guard lock(mutex_);
-  state_.tally.add(*told);
+  if (client.counted != Counted::kNothing) {
+    state_.tally.add(*told);
+  }
   num_live_ -= 1;
 }
 

@@ -145,6 +145,8 @@ class EngineThread {
   struct Client {
     std::shared_ptr<Ticket::State> ticket;
     int index = 0;
+    Counted counted = Counted::kTexts;
+    int prompt_tokens = 0;  // with what is forced
   };
   void loop();
   bool advance();

@@ -22,6 +22,10 @@
 
 namespace common {
 
+// What the counters have of a request: its prompt and its texts. A prompt's log-probabilities are those of a reply that
+// is forced to be the prompt. That is the prompt alone and no text, or nothing, beside the request that has the texts.
+enum class Counted { kTexts, kPrompt, kNothing };
+
 // A request for one text, for several texts drawn from one prompt, or for the likeliest ones.
 struct ServedRequest {
   Request request;
@@ -29,6 +33,7 @@ struct ServedRequest {
   // If given, the texts are the hypotheses of a beam search of this width, compared by log-probability / length ^
   // length_penalty.
   std::optional<double> length_penalty = std::nullopt;
+  Counted counted = Counted::kTexts;
 };
 
 // The result of a request that has ended. Times are in seconds of the engine's clock.

@@ -323,9 +323,12 @@ std::unique_ptr<common::ServedEngine> make_served_engine(const common::Llama& mo
   if (demand.requests.empty()) {
     engine.min_slots = std::max(engine.min_slots, model.config().context_length);
   }
-  for (const common::ServedRequest& request : demand.requests) {
-    engine.min_slots =
-        std::max(engine.min_slots, max_slots_of(request.request, request.num_samples, engine.block_size));
+  const int most = blocks_needed(model.config().context_length, engine.block_size) * engine.block_size;
+  for (const common::ServedRequest& request : demand.requests) {  // one that is longer than the context is rejected
+    const auto room = std::int64_t{request.num_samples} * most;
+    const auto wanted = static_cast<int>(
+        std::min<std::int64_t>(max_slots_of(request.request, request.num_samples, engine.block_size), room));
+    engine.min_slots = std::max(engine.min_slots, wanted);
   }
   if (demand.sizes.has_value()) {
     engine.num_slots = demand.sizes->num_slots;

@@ -166,7 +166,7 @@ def check_replies(client, model):
     check("ignore_eos", (long.usage.completion_tokens, long.choices[0].finish_reason), (300, "length"))
     nothing = client.completions.create(**options | {"max_tokens": 0}, echo=True, logprobs=0)
     check("the prompt alone", (nothing.choices[0].text, nothing.usage.completion_tokens), (PROMPTS[2], 0))
-    ignored = client.completions.create(**options, user="me", extra_body={"metadata": {}, "store": False, "priority": 1})
+    ignored = client.completions.create(**options, user="me", extra_body={"metadata": {}, "store": False, "priority": 0})
     check("fields that change no text", ignored.choices[0].text, choice.text)
     chunks = list(client.completions.create(**options, n=2, stream=True, stream_options={"include_usage": True}))
     check("one id for all chunks", len({chunk.id for chunk in chunks}), 1)
@@ -222,7 +222,7 @@ def check_chats(client, model):
     check("the package's own reader of streams", ("".join(deltas), final.choices[0].message.content), (chat.choices[0].message.content.split(stop)[0],) * 2)
     scored = client.chat.completions.create(**options, messages=[user], extra_body={"prompt_logprobs": 1})
     check("prompt_logprobs of a chat", len(scored.model_extra["prompt_logprobs"]), scored.usage.prompt_tokens)
-    for wrong, param in (({"role": "tool", "content": "x"}, "messages[0].role"), ({"role": "assistant", "content": None}, "messages[0].content"),
+    for wrong, param in (({"role": "tool", "content": "x"}, "messages[0].role"), ({"role": "user", "content": None}, "messages[0].content"),
                          ({"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}, "messages[0].content")):
         refused(openai.BadRequestError, lambda wrong=wrong: client.chat.completions.create(**options, messages=[wrong]), param)
     for extra, param in (({"tools": [{"type": "function", "function": {"name": "f", "parameters": {}}}]}, "tools"),

@@ -20,6 +20,10 @@
 #if STAGE_NUMBER >= 2
 #include "tests/support/ledger.h"
 #endif
+#if STAGE_NUMBER < 8
+#include "tests/stages/engine_fixtures.h"
+#include "tests/stages/stage_engine.h"
+#endif
 #if STAGE_NUMBER >= 5
 #include "tests/stages/sharing_fixtures.h"
 #endif
@@ -286,6 +290,35 @@ TEST_CASE("memory runs out: in a swap, either way") {
       "swap_in", swapped, [&](KvCacheManager& manager) { manager.swap_in(group); }, 4);
   fail_everywhere(
       "free", swapped, [](KvCacheManager& manager) { manager.free(1); }, 0);
+}
+#endif
+
+#if STAGE_NUMBER < 8
+TEST_CASE("memory runs out: in a run, and none of its sequences stays behind") {
+  std::vector<common::Request> requests;
+  for (int i = 0; i < 3; ++i) {
+    requests.push_back(tests::make_request(4 + i, 3, i));
+  }
+  stage::EngineOptions options;
+  options.num_slots = 48;
+  stage::Engine engine(tests::small_model(), options);
+  engine.run(requests, [](int, common::Token) {});  // whatever is made once is there now
+  bool has_failed = true;
+  int k = 0;
+  for (; has_failed; ++k) {
+    has_failed = false;
+    allocations_until_failure = k;
+    try {
+      engine.run(requests, [](int, common::Token) {});
+    } catch (const std::bad_alloc&) {
+      has_failed = true;
+    }
+    allocations_until_failure = -1;
+    INFO("call " << k + 1 << " of operator new throws std::bad_alloc");
+    REQUIRE(engine.manager().sequences().empty());
+    REQUIRE(engine.manager().usage().reserved == 0);
+  }
+  CHECK(k > 20);
 }
 #endif
 

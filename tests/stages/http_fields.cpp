@@ -4,10 +4,12 @@
 #include <cmath>
 #include <cstddef>
 #include <cstdint>
+#include <map>
 #include <memory>
 #include <mutex>
 #include <nlohmann/json.hpp>
 #include <optional>
+#include <set>
 #include <string>
 #include <thread>
 #include <tuple>
@@ -318,7 +320,7 @@ TEST_CASE("a prompt whose probabilities alone are wanted may be as long as the c
   for (const json& more : {json{{"echo", true}}, json{{"echo", true}, {"logprobs", 1}}, json{{"prompt_logprobs", 0}}}) {
     const json error = error_of(fixture.post("/v1/completions", asked(most + 1, more)));
     CHECK(error["code"] == "context_length_exceeded");
-    CHECK(error["message"].get<std::string>().ends_with("'prompt' has " + std::to_string(most + 1)));
+    CHECK(error["message"].get<std::string>().ends_with(std::to_string(most + 1) + " tokens in 'prompt'"));
   }
   CHECK(error_of(fixture.post("/v1/completions", asked(4, json::object())))["param"] == "max_tokens");
 }
@@ -608,9 +610,16 @@ TEST_CASE("a chat template that is not known refuses chats without the file's pl
 
 TEST_CASE("errors of the engine reach clients without places in the source, and the operator with them") {
   const common::ApiReply reply = common::error_reply(
-      500, "/home/me/common/base/a.cpp:12: a logit is NaN (x >= 0); b.h:7: more, see a.cpp and /v1");
-  CHECK(json::parse(reply.body)["error"]["message"] == "a logit is NaN (x >= 0); more, see a.cpp and /v1");
-  CHECK(reply.problem.starts_with("/home/me"));
+      500, "no pool: /home/me/common/base/a.cpp:12: a logit (or two) is NaN (f(x) >= 0); b.h:7: more, see a.cpp");
+  CHECK(json::parse(reply.body)["error"]["message"] == "no pool: a logit (or two) is NaN; more, see a.cpp");
+  CHECK(reply.problem.find("/home/me/common/base/a.cpp:12: ") != std::string::npos);
+  CHECK(json::parse(common::error_reply(500, "a.cpp:12: it is NaN (x >= 0)").body)["error"]["message"] == "it is NaN");
+  // What a client has sent is quoted as it was.
+  ApiFixture fixture;
+  json body = greedy_body(1);
+  body["model"] = "my a.cpp:12: model (x)";
+  CHECK(error_of(fixture.post("/v1/completions", body), 404)["message"] ==
+        "the model \"my a.cpp:12: model (x)\" is not here; this is \"tales-5m\"");
 }
 
 TEST_CASE("one model by its name, the version, an icon, and the methods of a path") {
@@ -772,24 +781,27 @@ TEST_CASE("a context that is too long has OpenAI's code, and the field that is t
     CHECK(error["code"] == "context_length_exceeded");
     return std::pair(error["param"].get<std::string>(), error["message"].get<std::string>());
   };
-  const std::string limit = "this server's maximum context length is " + std::to_string(most) + " tokens, and ";
+  const std::string limit =
+      "This model's maximum context length is " + std::to_string(most) + " tokens. However, you requested ";
   const auto tokens = [&](int more) { return std::vector<int>(static_cast<std::size_t>(most + more), 5); };
-  const auto has = [&](int more) { return "has " + std::to_string(most + more); };
+  const auto number = [&](int more) { return std::to_string(most + more); };
   json body = {{"prompt", tokens(6)}, {"max_tokens", 1}};
-  CHECK(refused(body) == std::pair<std::string, std::string>("prompt", limit + "'prompt' " + has(6)));
+  CHECK(refused(body) == std::pair<std::string, std::string>("prompt", limit + number(6) + " tokens in 'prompt'"));
   body["prompt"] = {tokens(-4), tokens(6)};
-  CHECK(refused(body) == std::pair<std::string, std::string>("prompt", limit + "'prompt[1]' " + has(6)));
+  CHECK(refused(body) == std::pair<std::string, std::string>("prompt", limit + number(6) + " tokens in 'prompt[1]'"));
   body["prompt"] = tokens(0);
-  CHECK(refused(body).second == limit + "'prompt' " + has(0) + ", which leaves no room for a reply");
+  CHECK(refused(body).second == limit + number(0) + " tokens in 'prompt', which leaves no room for a reply");
   const auto too_many = [&](const std::string& field) {
-    return limit + "'prompt' " + has(-4) + ", so that '" + field + "' can be at most 4; it is 5";
+    return limit + number(1) + " tokens (" + number(-4) + " in 'prompt', 5 in '" + field + "'): '" + field +
+           "' can be at most 4";
   };
   for (const std::string name : {"max_tokens", "max_completion_tokens"}) {
     const json reply = {{"prompt", tokens(-4)}, {name, 5}};
     CHECK(refused(reply) == std::pair(name, too_many(name)));
   }
   CHECK(refused({{"prompt", tokens(-4)}}).second ==
-        limit + "'prompt' " + has(-4) + ", so that 'max_tokens' can be at most 4; it is 16 by default");
+        limit + number(12) + " tokens (" + number(-4) +
+            " in 'prompt', 16 in 'max_tokens' by default): 'max_tokens' can be at most 4");
   std::string text;
   for (int i = 0; i < most; ++i) {
     text += " the";
@@ -799,8 +811,8 @@ TEST_CASE("a context that is too long has OpenAI's code, and the field that is t
   chat.erase("max_tokens");
   const auto [param, message] = refused(chat, "/v1/chat/completions");
   CHECK(param == "messages");
-  CHECK(message.starts_with(limit + "'messages' has "));
-  CHECK(message.find("new") == std::string::npos);
+  CHECK(message.starts_with(limit));
+  CHECK(message.find(" tokens in 'messages'") != std::string::npos);
   // The limit of a small cache.
   ApiFixture small({.num_slots = 64});
   CHECK(error_of(small.post("/v1/completions", greedy_body(400)))["param"] == "max_tokens");
@@ -875,8 +887,11 @@ TEST_CASE("tokens and the times between them are counted while their request run
   beams.update({{"use_beam_search", true}, {"n", 2}, {"ignore_eos", true}});
   const json found = reply_to(fixture, beams);
   CHECK(fixture.engine.state().num_generated == 8 + found["usage"]["completion_tokens"].get<int>());
+  json samples = greedy_body(5);
+  samples.update({{"n", 3}, {"temperature", 1}, {"ignore_eos", true}});
+  reply_to(fixture, samples);
   const std::string text = fixture.get("/metrics").body;
-  CHECK(text.find("vllm:inter_token_latency_seconds_count{model_name=\"tales-5m\"} 7\n") != std::string::npos);
+  CHECK(text.find("vllm:inter_token_latency_seconds_count{model_name=\"tales-5m\"} 19\n") != std::string::npos);
 }
 
 TEST_CASE("a body that is not JSON is refused with the place, and one with a bad character or number by its own line") {
@@ -1031,4 +1046,326 @@ TEST_CASE("of a name that a body has twice, the last value counts, as in other s
   CHECK(json::parse(twice(R"("max_tokens": 9, "max_tokens": 2)").body)["usage"]["completion_tokens"] == 2);
   CHECK(json::parse(twice(R"("max_tokens": "x", "max_tokens": 2)").body)["usage"]["completion_tokens"] == 2);
   CHECK(error_of(twice(R"("max_tokens": 2, "max_tokens": "x")"))["param"] == "max_tokens");
+}
+
+TEST_CASE("a prompt that is scored is counted as the client's prompt, and its scores as no text") {
+  ApiFixture fixture;
+  json body = greedy_body(0);
+  body.update({{"prompt", std::vector<int>(17, 5)}, {"echo", true}, {"logprobs", 1}});
+  CHECK(reply_to(fixture, body)["usage"]["prompt_tokens"] == 17);
+  common::ServerState state = fixture.engine.state();
+  CHECK(state.num_generated == 0);
+  CHECK(state.tally.output_tokens == 0);
+  CHECK(state.tally.prompt_tokens == 17);
+  CHECK(state.tally.num_finished() == 1);
+  CHECK(state.tally.first_token_seconds.count() == 0);
+  CHECK(state.between_tokens_seconds.count() == 0);
+  CHECK(state.tally.request_seconds.count() == 1);
+  body.update({{"max_tokens", 4}, {"ignore_eos", true}});  // now the scores stand beside the text
+  reply_to(fixture, body);
+  state = fixture.engine.state();
+  CHECK(state.num_generated == 4);
+  CHECK(state.tally.output_tokens == 4);
+  CHECK(state.tally.prompt_tokens == 34);
+  CHECK(state.tally.num_finished() == 2);
+  CHECK(state.between_tokens_seconds.count() == 3);
+  CHECK(state.tally.request_seconds.count() == 2);
+}
+
+TEST_CASE("/metrics: a request's time begins with its arrival, and a model's name may have any character") {
+  common::RequestResult result;
+  result.finish_reason = common::FinishReason::kLength;
+  result.arrival = 1.0;
+  result.admission = 4.0;
+  result.end = 9.0;
+  common::ServerState state;
+  state.tally.add(result);
+  const std::string text = common::metrics_text(state, "C:\\tales\"5m\"\n");
+  const std::string label = R"({model_name="C:\\tales\"5m\"\n"} )";
+  CHECK(text.find("vllm:e2e_request_latency_seconds_sum" + label + "8\n") != std::string::npos);
+  CHECK(text.find("vllm:request_queue_time_seconds_sum" + label + "3\n") != std::string::npos);
+}
+
+TEST_CASE("a beam search has all its texts, each with its end, whole or streamed") {
+  ApiFixture fixture;
+  json body = greedy_body(12);
+  body.update({{"use_beam_search", true}, {"n", 3}, {"ignore_eos", true}});
+  const json plain = reply_to(fixture, body);
+  const std::string best = text_of(plain);
+  const std::vector<Token> tokens = tests::default_session().tokenizer.encode(best);
+  json by_token = body;
+  // The likeliest text ends at once, and no other one can have a better sum.
+  by_token.update({{"stop_token_ids", {tokens.front()}}, {"length_penalty", 0}});
+  json by_text = body;
+  by_text["stop"] = {best.substr(4, 3), "e"};
+  for (json request : {body, by_token, by_text}) {
+    INFO(request.dump());
+    const json whole = reply_to(fixture, request);
+    REQUIRE(whole["choices"].size() == 3);
+    request["logprobs"] = nullptr;
+    request["stream"] = true;
+    request["stream_options"] = {{"include_usage", true}};
+    const std::string streamed = read_all(*fixture.post("/v1/completions", request).stream);
+    std::map<int, json> ends;
+    for (const json& event : events_of(streamed)) {
+      if (event.is_object() && !event["choices"].empty() && !event["choices"][0]["finish_reason"].is_null()) {
+        ends[event["choices"][0]["index"].get<int>()] = event["choices"][0];
+      }
+      if (event.is_object() && event["usage"].is_object()) {
+        CHECK(event["usage"]["completion_tokens"] == whole["usage"]["completion_tokens"]);
+      }
+    }
+    REQUIRE(ends.size() == 3);
+    for (int i = 0; i < 3; ++i) {
+      const json& choice = whole["choices"].at(static_cast<std::size_t>(i));
+      CAPTURE(choice.dump());
+      CHECK(streamed_text(streamed, i) == choice["text"]);
+      CHECK(ends[i]["finish_reason"] == choice["finish_reason"]);
+      CHECK(ends[i]["stop_reason"] == choice["stop_reason"]);
+      CHECK((choice["finish_reason"] == "stop") == !choice["stop_reason"].is_null());
+      if (request.contains("stop") && choice["finish_reason"] == "stop") {
+        const auto stop = choice["stop_reason"].get<std::string>();
+        CHECK(choice["text"].get<std::string>().find(stop) == std::string::npos);
+      }
+    }
+    CHECK(whole["usage"]["completion_tokens"].get<int>() <= 36);
+    if (request.contains("stop") || request.contains("stop_token_ids")) {
+      CHECK(whole["choices"][0]["finish_reason"] == "stop");
+      CHECK(whole["usage"]["completion_tokens"] < plain["usage"]["completion_tokens"]);
+    }
+  }
+  CHECK(ApiFixture::wait_for([&] { return fixture.is_pool_empty(); }));
+}
+
+TEST_CASE("usage and ends of several samples are those of their texts, whole or streamed") {
+  ApiFixture fixture;
+  json body = greedy_body(24);
+  body.update({{"temperature", 1}, {"n", 4}, {"seed", 3}, {"stop", {"a", "the"}}, {"ignore_eos", true}});
+  body["logprobs"] = 0;
+  const json whole = reply_to(fixture, body);
+  std::size_t num_tokens = 0;
+  for (const json& choice : whole["choices"]) {
+    num_tokens += choice["logprobs"]["tokens"].size();
+    std::string spelled;
+    for (const json& token : choice["logprobs"]["tokens"]) {
+      spelled += token.get<std::string>();
+    }
+    const bool is_stopped = spelled.find('a') != std::string::npos || spelled.find("the") != std::string::npos;
+    CHECK(choice["finish_reason"] == (is_stopped ? "stop" : "length"));
+    CHECK(choice["stop_reason"].is_null() == !is_stopped);
+  }
+  CHECK(whole["usage"]["completion_tokens"] == num_tokens);
+  body.update({{"stream", true}, {"stream_options", {{"include_usage", true}}}});
+  const std::string streamed = read_all(*fixture.post("/v1/completions", body).stream);
+  CHECK(events_of(streamed).at(events_of(streamed).size() - 2)["usage"]["completion_tokens"] == num_tokens);
+  for (int i = 0; i < 4; ++i) {
+    CHECK(streamed_text(streamed, i) == whole["choices"][static_cast<std::size_t>(i)]["text"]);
+  }
+}
+
+TEST_CASE("no two tokens of a list of log-probabilities have one name, whatever their bytes are") {
+  // The tokens that the bundled model finds likeliest after token 5, the likeliest first.
+  ApiFixture plain;
+  const json scored = reply_to(plain, {{"prompt", {5, 5}}, {"prompt_logprobs", 20}, {"echo", true}, {"max_tokens", 0}});
+  std::vector<std::pair<int, std::size_t>> ranked;
+  for (const auto& [token, entry] : scored["choices"][0]["prompt_logprobs"][1].items()) {
+    ranked.emplace_back(entry["rank"].get<int>(), static_cast<std::size_t>(std::stoi(token)));
+  }
+  std::sort(ranked.begin(), ranked.end());
+  // A vocabulary in which they are parts of characters, a letter and the letter as a byte.
+  const auto vocabulary = static_cast<std::size_t>(tests::default_session().model.config().vocab_size);
+  std::vector<std::string> tokens(vocabulary);
+  tokens[0] = "<unk>";
+  tokens[1] = "<s>";
+  tokens[2] = "</s>";
+  std::vector<std::string> likely = {"<0xF0>", "<0x9F>", "A", "<0x41>", "<0xE2>"};
+  std::vector<std::size_t> ids;  // of the likely ones
+  for (const auto& [rank, token] : ranked) {
+    if (tokens[token].empty() && ids.size() < likely.size()) {
+      tokens[token] = likely[ids.size()];
+      ids.push_back(token);
+    }
+  }
+  REQUIRE(ids.size() == likely.size());
+  std::vector<std::int32_t> types(vocabulary, 1);
+  types[0] = 2;
+  types[1] = types[2] = 3;
+  int next_byte = 0;
+  for (std::size_t token = 0; token < vocabulary; ++token) {
+    for (; tokens[token].empty() && next_byte < 256; ++next_byte) {
+      const std::string byte = common::format("<0x%02X>", next_byte);
+      if (std::find(likely.begin(), likely.end(), byte) == likely.end()) {
+        tokens[token] = byte;
+      }
+    }
+    tokens[token] = tokens[token].empty() ? common::format("t%zu", token) : tokens[token];
+    types[token] = tokens[token].starts_with("<0x") ? 6 : types[token];
+  }
+  REQUIRE(next_byte == 256);
+  tests::GgufBuilder pieces;
+  pieces.add("tokenizer.ggml.model", "llama").add("tokenizer.ggml.bos_token_id", 1);
+  pieces.add("tokenizer.ggml.eos_token_id", 2).add_array("tokenizer.ggml.tokens", tokens);
+  pieces.add_array("tokenizer.ggml.scores", std::vector<float>(vocabulary, 0.0F));
+  pieces.add_array("tokenizer.ggml.token_type", types);
+  const tests::Bytes file = pieces.build();
+  tests::GgufBuilder builder;
+  builder.add("general.architecture", "llama");
+  OtherFile other(builder, "", {}, common::Gguf::parse(file, "pieces.gguf"));
+  const json body = {{"prompt", {5}},         {"max_tokens", 1}, {"temperature", 0},  {"logprobs", 20},
+                     {"prompt_logprobs", 20}, {"echo", true},    {"ignore_eos", true}};
+  const common::ApiReply reply = other.post("/v1/completions", body);
+  INFO(reply.body);
+  REQUIRE(reply.status == 200);
+  const json logprobs = json::parse(reply.body)["choices"][0]["logprobs"];
+  const json& best = logprobs["top_logprobs"].at(1);
+  CHECK(best.size() == 20);
+  CHECK(logprobs["tokens"][1].get<std::string>().size() > 0);
+  CHECK(best.at(logprobs["tokens"][1].get<std::string>()) == logprobs["token_logprobs"][1]);
+  const auto logprob_of = [&](std::size_t i) {
+    return scored["choices"][0]["prompt_logprobs"][1].at(std::to_string(ids[i]))["logprob"].get<double>();
+  };
+  const std::vector<std::string> names = {"bytes:\\xf0", "bytes:\\x9f", "A", common::format("token_id:%zu", ids[3]),
+                                          "bytes:\\xe2"};
+  for (std::size_t i = 0; i < names.size(); ++i) {
+    CAPTURE(names[i]);
+    CHECK(std::abs(best.at(names[i]).get<double>() - logprob_of(i)) < 1e-4);
+  }
+  // A prompt's own tokens too.
+  json echoed = body;
+  echoed.update({{"prompt", {5, ids[3]}}, {"max_tokens", 0}});
+  const json whole = json::parse(other.post("/v1/completions", echoed).body)["choices"][0]["logprobs"];
+  CHECK(whole["tokens"][1] == "A");
+  CHECK(whole["top_logprobs"][1].at("A") == whole["token_logprobs"][1]);
+  CHECK(std::abs(whole["token_logprobs"][1].get<double>() - logprob_of(3)) < 1e-4);
+  CHECK(std::abs(whole["top_logprobs"][1].at(common::format("token_id:%zu", ids[2])).get<double>() - logprob_of(2)) <
+        1e-4);
+  // And those of a chat, which has the bytes themselves beside the names.
+  json chat = kChat;
+  chat.update({{"logprobs", true}, {"top_logprobs", 20}, {"max_tokens", 8}, {"ignore_eos", true}});
+  for (const json& token :
+       json::parse(other.post("/v1/chat/completions", chat).body)["choices"][0]["logprobs"]["content"]) {
+    std::set<std::string> seen;
+    for (const json& entry : token["top_logprobs"]) {
+      CHECK(seen.insert(entry["token"].get<std::string>()).second);
+      CHECK((entry["token"].get<std::string>().starts_with("bytes:") ==
+             (entry["bytes"].size() == 1 && entry["bytes"][0] >= 128)));
+      CHECK((entry["token"] != token["token"] || entry["logprob"] == token["logprob"]));
+    }
+  }
+}
+
+TEST_CASE("control tokens that a prompt spells are tokens, unless parse_special is false; one of 'stop' ends a text") {
+  ApiFixture fixture;
+  const Token end = tests::default_session().tokenizer.eos().value();
+  const std::string text = "a<|endoftext|>b";
+  const auto tokens_of = [&](const json& body) { return reply_to(fixture, body, "/tokenize")["tokens"]; };
+  CHECK(tokens_of({{"prompt", text}}) == json(tests::default_session().tokenizer.encode_prompt(text, true)));
+  CHECK(tokens_of({{"prompt", text}, {"add_special_tokens", false}})[1] == end);
+  CHECK(tokens_of({{"prompt", text}, {"parse_special", false}}) == json(encode(text)));
+  json body = greedy_body(0);
+  body.update({{"prompt", text}, {"echo", true}, {"logprobs", 0}});
+  const json parsed = reply_to(fixture, body);
+  CHECK(parsed["usage"]["prompt_tokens"] == 4);
+  CHECK(text_of(parsed) == text);
+  CHECK(parsed["choices"][0]["logprobs"]["text_offset"] == json({0, 0, 1, 14}));
+  body["add_special_tokens"] = false;
+  CHECK(reply_to(fixture, body)["choices"][0]["logprobs"]["text_offset"] == json({0, 1, 14}));
+  body["prompt"] = "<|endoftext|>" + text;
+  CHECK(reply_to(fixture, body)["choices"][0]["logprobs"]["text_offset"] == json({0, 13, 14, 27}));
+  body.update({{"prompt", text}, {"parse_special", false}});
+  CHECK(reply_to(fixture, body)["usage"]["prompt_tokens"] == encode(text).size() - 1);
+  // A message's text spells no control tokens: it would write other messages.
+  CHECK(tokens_of({{"messages", json::array({{{"role", "user"}, {"content", text}}})}}) == json(encode(text)));
+
+  json stopped = greedy_body(6);
+  stopped.update({{"stop", {"never", "<|endoftext|>"}}, {"ignore_eos", true}});
+  stopped["logit_bias"] = {{std::to_string(end), 100}};
+  const json choice = reply_to(fixture, stopped)["choices"][0];
+  CHECK(choice["text"] == "");
+  CHECK(choice["finish_reason"] == "stop");
+  CHECK(choice["stop_reason"] == "<|endoftext|>");
+  stopped["ignore_eos"] = false;  // then it is the model's own end
+  CHECK(reply_to(fixture, stopped)["choices"][0]["stop_reason"].is_null());
+}
+
+TEST_CASE("what clients send although it says nothing is taken, and what would have an effect is refused") {
+  ApiFixture fixture;
+  const auto with = [](json body, const std::string& name, const json& value) {
+    body[name] = value;
+    return body;
+  };
+  for (const auto& [name, value] :
+       {std::pair<std::string, json>("suffix", ""), {"tools", json::array()}, {"priority", 0}, {"user", "x"}}) {
+    INFO(name);
+    CHECK(fixture.post("/v1/completions", with(greedy_body(1), name, value)).status == 200);
+  }
+  CHECK(error_of(fixture.post("/v1/completions", with(greedy_body(1), "suffix", "x")))["param"] == "suffix");
+  const json priority = error_of(fixture.post("/v1/completions", with(greedy_body(1), "priority", 1)));
+  CHECK(priority["param"] == "priority");
+  CHECK(priority["message"] == "'priority' is not supported: requests are served in the order in which they come");
+
+  const std::string path = "/v1/chat/completions";
+  const json user = kChat["messages"][0];
+  const json silent = {{"role", "assistant"}, {"content", nullptr}, {"refusal", ""}, {"tool_calls", json::array()}};
+  CHECK(fixture.post(path, with(kChat, "messages", {user, silent, user})).status == 200);
+  CHECK(error_of(fixture.post(path, with(kChat, "messages", {user, with(silent, "role", "user")})))["param"] ==
+        "messages[1].content");
+  CHECK(error_of(fixture.post(path, with(kChat, "messages", json::array())))["message"] ==
+        "'messages' must have at least one message");
+  CHECK(error_of(fixture.post(path, with(kChat, "messages", "x")))["message"] ==
+        "'messages' must be a list of messages");
+  CHECK(fixture.post(path, with(kChat, "modalities", {"text"})).status == 200);
+  CHECK(error_of(fixture.post(path, with(kChat, "modalities", {"text", "audio"})))["param"] == "modalities");
+  for (const char* const effort : {"none", "minimal", "low", "medium", "high"}) {
+    CHECK(fixture.post(path, with(kChat, "reasoning_effort", effort)).status == 200);
+  }
+  CHECK(error_of(fixture.post(path, with(kChat, "reasoning_effort", "most")))["param"] == "reasoning_effort");
+  CHECK(error_of(fixture.post("/v1/completions", with(greedy_body(1), "reasoning_effort", "low")))["param"] ==
+        "reasoning_effort");
+}
+
+TEST_CASE("an error quotes no more of what a client has sent than a line holds") {
+  ApiFixture fixture;
+  const std::string endless(100'000, 'x');
+  const auto with = [&](const std::string& name, const json& value) {
+    json body = kChat;
+    body[name] = value;
+    return body;
+  };
+  json message = kChat["messages"][0];
+  message[endless] = 1;
+  for (const json& body :
+       {with(endless, 1), with("model", endless), with("messages", {message}), with("logit_bias", {{endless, 1}}),
+        with("stream_options", {{endless, 1}}), with("chat_template_kwargs", {{endless, true}}),
+        with("response_format", {{"type", endless}}), with("stop", endless)}) {
+    const common::ApiReply reply = fixture.post("/v1/chat/completions", body);
+    CHECK(reply.status >= 400);
+    CHECK(reply.body.size() < 600);
+    CHECK(reply.problem.size() < 300);
+  }
+  CHECK(fixture.get("/" + endless).body.size() < 600);
+  CHECK(fixture.get("/v1/models/" + endless).body.size() < 600);
+}
+
+TEST_CASE("an echo that ends inside a character goes on with the reply, streamed or not") {
+  ApiFixture fixture;
+  const std::string text = "a\xF0\x9F\xA6\x8A";
+  std::vector<Token> prompt = encode(text);
+  json body = greedy_body(1);
+  body.update({{"echo", true}, {"logit_bias", {{std::to_string(prompt.back()), 100}}}});
+  prompt.pop_back();
+  body["prompt"] = prompt;
+  CHECK(text_of(reply_to(fixture, body)) == text);
+  body["stream"] = true;
+  const std::string streamed = read_all(*fixture.post("/v1/completions", body).stream);
+  CHECK(streamed_text(streamed) == text);
+  // One that nothing completes is shown as it is in a whole reply.
+  body["logit_bias"] = {{std::to_string(encode("b").back()), 100}};
+  const std::string broken = streamed_text(read_all(*fixture.post("/v1/completions", body).stream));
+  body["stream"] = false;
+  CHECK(broken == text_of(reply_to(fixture, body)));
+  body.update({{"max_tokens", 0}, {"stream", true}});
+  const std::string ended = streamed_text(read_all(*fixture.post("/v1/completions", body).stream));
+  body["stream"] = false;
+  CHECK(ended == text_of(reply_to(fixture, body)));
 }

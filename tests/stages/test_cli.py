@@ -834,6 +834,12 @@ class Serving(ProgramTest):
         self.assertEqual(given.sizes, [])
         self.assertIn(b"--slots 1008 would do", given.stdout)
 
+    def test_what_is_longer_than_the_context_needs_no_memory(self):
+        for command in ("generate", "serve"):
+            for count in ("8000000", "16777216"):
+                result = run(command, "--prompt", "Once", "--max-new-tokens", count, "--device", "cpu")
+                self.assertIn(b"more than the model's context of 1024; 1021 new ones fit", result.stdout + result.stderr)
+
     def test_a_context_length_bounds_requests(self):
         result = run("serve", *self.PROMPTS, "--view", "quiet", "--context-length", "8")
         self.assertIn(b"more than the --context-length of 8; 2 new ones fit", result.stdout)

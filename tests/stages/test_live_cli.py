@@ -211,12 +211,17 @@ class Chat(ProgramTest):
         self.assert_bad_input(run("generate", "--system", "x", "--prompt", "a"), "--system", "--chat")
 
     def test_a_conversation_that_outgrows_its_room_says_so_and_can_begin_again(self):
-        result = chat("--slots", "64", lines=["king " * 70, "/reset", "Once upon a time"])
+        result = chat("--slots", "64", "--max-new-tokens", "20", lines=["Once upon a time", "king " * 40, "/reset", "Once"])
         self.assertEqual(result.returncode, 1)
         self.assertRegex(result.errors[0], r"^error: .* has \d+ tokens, and the cache \(--slots\) has 64: /reset")
-        self.assertGreater(len(result.stdout_text), 20)
-        self.assertIn("the cache (--slots) of 64 tokens is full: /reset begins", result.stdout_text)
-        self.assertIn("the context has 1024: /reset", chat(lines=["king " * 1100]).errors[0])
+        self.assertEqual(len(result.errors), 2, "the rest is answered")
+        full = chat("--slots", "64", lines=["Once upon a time"]).stdout_text
+        self.assertIn("the cache (--slots) of 64 tokens is full: /reset begins", full)
+        # A message that is too long by itself fits into no new conversation either.
+        for options, limit in ((("--slots", "64"), r"the cache \(--slots\) has 64"), ((), "the context has 1024"),
+                               (("--system", "king " * 1000), "the context has 1024")):
+            alone = chat(*options, lines=["king " * 1100])
+            self.assertRegex(alone.errors[0], rf"^error: this message( and the system prompt)? ha(s|ve) \d+ tokens, and {limit}$")
 
     def test_what_is_wrong_with_a_line_is_one_line_and_the_rest_is_answered(self):
         result = chat(*self.GREEDY, lines=["/nonsense", "/help", "Once upon a time"])
@@ -372,6 +377,23 @@ class Chat(ProgramTest):
         self.assertEqual(messages[1]["content"].strip(), replies[1])
         self.assertIn("the reply is the same", chat(*self.GREEDY, lines=["Once", "/regenerate"]).stdout_text)
 
+    def test_a_reply_is_kept_until_another_has_ended(self):
+        path = self.folder / "conversation"
+        messages = [{"role": "user", "content": "king " * 1100}, {"role": "assistant", "content": "No."}]
+        path.write_text(json.dumps({"messages": messages}), encoding="utf-8")
+        failed = chat(lines=[f"/load {path}", "/regenerate", f"/save {path}"])
+        self.assertIn("the context has 1024", failed.errors[0])
+        self.assertEqual(json.loads(path.read_text(encoding="utf-8"))["messages"], messages)
+        first = json.loads(run("generate", "--chat", *LONG[1:3], *self.GREEDY, "--json", "-").stdout)["requests"][0]["text"]
+        code, shown = on_terminal("chat", *self.GREEDY[:3], "24", columns=200, typed=[
+            (b"\n> ", b"Once upon a time\n"), (b"\n> ", b"/set max_tokens 900\n"), (b"\n> ", b"/regenerate\n"),
+            (b"there", b"\x03"), (b"\n> ", f"/save {path}\n".encode()), (b"\n> ", b"\x04")])
+        self.assertEqual(code, 0, shown)
+        self.assertIn("[the reply before is kept]", shown)
+        kept = json.loads(path.read_text(encoding="utf-8"))["messages"]
+        self.assertEqual([message["role"] for message in kept], ["user", "assistant"])
+        self.assertEqual(kept[1]["content"].strip(), first.strip())
+
     def test_a_saved_conversation_goes_on(self):
         path = self.folder / "conversation"
         whole = chat(*self.GREEDY, "--system", "There was a bear.", lines=["Once upon a time", f"/save {path}", "The king"])
@@ -412,6 +434,8 @@ class Chat(ProgramTest):
         pipe = self.folder / "pipe"
         os.mkfifo(pipe)
         for content in ('{"messages": null}', '{"messages": {"a": {"role": "user", "content": "x"}}}', '{"messages": "x"}', "[" * 100_000,
+                        "[" * 200_000 + "]" * 200_000, '{"messages": ' + "[" * 200_000 + "]" * 200_000 + "}",
+                        '{"messages": [{"role": "user", "content": "x", "more": ' + '{"a":' * 200_000 + "1" + "}" * 200_000 + "}]}",
                         '{"messages": [{"role": "user", "content": ' + "[" * 100_000, "\0" * 100, '{"messages": [null]}'):
             path.write_text(content, encoding="utf-8")
             result = chat(*self.GREEDY, lines=["/system There was a bear.", f"/load {path}", "/system", f"/save {kept}"])

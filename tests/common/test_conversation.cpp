@@ -1,0 +1,145 @@
+// A conversation with an engine that says what it is told to: what is kept of it when a reply fails, and what a file
+// may not do to it.
+#include <csignal>
+#include <cstdio>
+#include <filesystem>
+#include <fstream>
+#include <iostream>
+#include <iterator>
+#include <memory>
+#include <random>
+#include <span>
+#include <sstream>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "common/app/conversation.h"
+#include "common/app/session.h"
+#include "common/base/check.h"
+#include "common/base/machine.h"
+#include "common/base/platform.h"
+#include "common/model/default_model.h"
+#include "common/model/generation.h"
+#include "common/model/gguf.h"
+#include "common/model/llama.h"
+#include "common/model/tokenizer.h"
+#include "tests/support/catch.h"
+#include "tests/support/messages.h"
+
+using tests::contains;
+
+namespace {
+
+namespace fs = std::filesystem;
+
+const common::Session& session() {
+  static const common::Session session = [] {
+    const auto file =
+        std::make_shared<const common::Gguf>(common::Gguf::parse(common::default_model(), "the bundled model"));
+    common::Session result{"tales", common::Llama(*file), common::Tokenizer(*file), {}, {common::Request{}}};
+    result.requests.front().max_new_tokens = 8;
+    result.file = file;
+    return result;
+  }();
+  return session;
+}
+
+// Replies with these texts, one after another; "!" fails, and "^C" is interrupted after a token.
+struct Scripted {
+  std::vector<std::string> replies;
+  common::RunRequests run = [this](std::span<const common::Request> requests, const common::OnToken& on_token) {
+    common::RunResult result;
+    result.counters = {{"slots_total", 1024.0}};
+    if (requests.empty()) {
+      return result;
+    }
+    const std::string reply = replies.at(num_replies++);
+    if (reply == "!") {
+      result.completions.push_back({{}, common::FinishReason::kFailed, "the engine is broken"});
+      return result;
+    }
+    if (reply == "^C") {
+      on_token(0, session().tokenizer.encode("half").front());
+      std::raise(SIGINT);
+    }
+    const std::vector<common::Token> tokens = session().tokenizer.encode(reply);
+    for (const common::Token token : tokens) {
+      on_token(0, token);
+    }
+    result.completions.push_back({tokens, common::FinishReason::kStop, ""});
+    return result;
+  };
+  std::size_t num_replies = 0;
+};
+
+class Folder {
+ public:
+  Folder() : path_(fs::temp_directory_path() / ("conversation-" + std::to_string(std::random_device{}()))) {
+    fs::create_directories(path_);
+  }
+  ~Folder() { fs::remove_all(path_); }
+  Folder(const Folder&) = delete;
+  Folder& operator=(const Folder&) = delete;
+  std::string file(const std::string& name) const { return (path_ / name).string(); }
+  std::string text(const std::string& name) const {
+    std::ifstream stream(file(name));
+    return {std::istreambuf_iterator<char>(stream), {}};
+  }
+
+ private:
+  fs::path path_;
+};
+
+// What is answered to these lines.
+std::string say(common::Conversation& conversation, const Folder& folder, const std::string& lines) {
+  std::ofstream(folder.file("typed")) << lines;
+  REQUIRE(std::freopen(folder.file("typed").c_str(), "r", stdin) != nullptr);
+  std::cin.clear();
+  std::ostringstream output;
+  try {
+    conversation.converse(output);
+  } catch (const common::Interrupted&) {
+    output << "interrupted";
+  }
+  return output.str();
+}
+
+}  // namespace
+
+TEST_CASE("conversation: a reply is kept until the one in its place has ended well") {
+  const Folder folder;
+  Scripted engine{{"The first.", "!", "^C", "The second."}};
+  common::Conversation conversation(session(), engine.run, "");
+  const std::string save = "/save " + folder.file("saved") + "\n";
+  say(conversation, folder, "Who?\n" + save);
+  const std::string first = folder.text("saved");
+  CHECK(contains(first, "The first."));
+  say(conversation, folder, "/regenerate\n" + save);
+  CHECK(engine.num_replies == 2);
+  CHECK(folder.text("saved") == first);
+  CHECK(contains(say(conversation, folder, "/regenerate\n"), "interrupted"));
+  CHECK(engine.num_replies == 3);
+  say(conversation, folder, save);
+  CHECK(folder.text("saved") == first);
+  say(conversation, folder, "/regenerate\n" + save);
+  CHECK(contains(folder.text("saved"), "The second."));
+  CHECK_FALSE(contains(folder.text("saved"), "The first."));
+}
+
+TEST_CASE("conversation: a file that is nested deep is none, and changes nothing") {
+  const Folder folder;
+  Scripted engine{{"The first."}};
+  common::Conversation conversation(session(), engine.run, "");
+  const std::string save = "/save " + folder.file("saved") + "\n";
+  say(conversation, folder, "Who?\n" + save);
+  const std::string first = folder.text("saved");
+  constexpr std::size_t kDepth = 200'000;
+  const std::string deep = std::string(kDepth, '[') + std::string(kDepth, ']');
+  for (const std::string& text :
+       {deep, R"({"messages": [{"role": "user", "content": "x", "tokens": )" + deep + "}]}"}) {
+    std::ofstream(folder.file("deep")) << text;
+    say(conversation, folder, "/load " + folder.file("deep") + "\n" + save);
+    CHECK(folder.text("saved") == first);
+  }
+}
