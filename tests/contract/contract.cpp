@@ -13,6 +13,7 @@
 #include <string>
 #include <vector>
 
+#include "common/base/check.h"
 #include "common/base/text.h"
 #include "common/math/sampling.h"
 #include "tests/support/compare.h"
@@ -456,6 +457,54 @@ TEST_CASE("a cache of more than 2^31 floats keeps its slots apart") {
       CHECK(cache.values(0, head, slots[i], 1) == v.row(row).segment(Eigen::Index{head} * 128, 128));
     }
   }
+}
+
+TEST_CASE("the cache takes and shows its own slots, layers and heads, and none beside them") {
+  const AttentionShape shape{4, 2, 5, 2};
+  constexpr int kNumBlocks = 3;
+  constexpr int kBlockSize = 4;
+  constexpr int kNumSlots = kNumBlocks * kBlockSize;
+  stage::KvCache cache(tests::cache_shape(shape, kNumBlocks, kBlockSize));
+  cache.fill(7.0F);
+  const auto write = [&](int layer, int slot) {
+    cache.write(layer, std::vector<int>{slot}, Matrix::Constant(1, 10, 1.0F), Matrix::Constant(1, 10, 2.0F));
+  };
+  const int num_stored = tests::stored_head(shape, shape.num_heads - 1) + 1;
+  const auto check_views = [&](int layer, int head, int first_slot, int count) {
+    CAPTURE(layer, head, first_slot, count);
+    CHECK_THROWS_AS(cache.keys(layer, head, first_slot, count), common::CheckError);
+    CHECK_THROWS_AS(cache.values(layer, head, first_slot, count), common::CheckError);
+  };
+  for (const int slot : {-1, kNumSlots, kNumSlots + 1}) {
+    CAPTURE(slot);
+    CHECK_THROWS_AS(write(0, slot), common::CheckError);
+    CHECK_THROWS_AS(write(shape.num_layers - 1, slot), common::CheckError);
+    check_views(shape.num_layers - 1, num_stored - 1, slot, 1);
+  }
+  for (const int layer : {-1, shape.num_layers}) {
+    CHECK_THROWS_AS(write(layer, 0), common::CheckError);
+    check_views(layer, 0, 0, 1);
+  }
+  check_views(0, -1, 0, 1);
+  check_views(0, num_stored, 0, 1);
+  check_views(0, 0, 0, -1);
+  check_views(0, 0, kNumSlots - 1, 2);  // over the end of the storage
+  check_views(0, 0, kNumSlots - kBlockSize, kBlockSize + 1);
+  check_views(0, 0, kNumSlots, kBlockSize);  // a whole block behind it
+#if STAGE_NUMBER > 1
+  check_views(0, 0, kBlockSize - 1, 2);  // over the end of a block
+#endif
+  for (int layer = 0; layer < shape.num_layers; ++layer) {
+    for (int head = 0; head < num_stored; ++head) {
+      for (int slot = 0; slot < kNumSlots; ++slot) {
+        CHECK(cache.keys(layer, head, slot, 1).isConstant(7.0F));
+        CHECK(cache.values(layer, head, slot, 1).isConstant(7.0F));
+      }
+    }
+  }
+  write(shape.num_layers - 1, kNumSlots - 1);
+  CHECK(cache.keys(shape.num_layers - 1, num_stored - 1, kNumSlots - 1, 1).isConstant(1.0F));
+  CHECK(cache.values(shape.num_layers - 1, num_stored - 1, kNumSlots - 1, 1).isConstant(2.0F));
 }
 
 TEST_CASE("any order of starting, appending and freeing") {

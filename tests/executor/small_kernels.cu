@@ -49,6 +49,12 @@ __global__ void meet_at_different_instructions(int* out) {
   }
 }
 
+__global__ void note_turn(int* turn, int* turns) {
+  if (threadIdx.x == 0) {
+    turns[(blockIdx.z * gridDim.y + blockIdx.y) * gridDim.x + blockIdx.x] = atomicAdd(turn, 1);
+  }
+}
+
 __global__ void wait_at_different_barriers() {
   if (threadIdx.x < 32) {
     __syncthreads();

@@ -17,6 +17,11 @@ __global__ void vote(int num_threads, unsigned* ballots, int* all, int* any);
 __global__ void count_after_barrier(int num_threads, int* sums);
 __global__ void meet_at_different_instructions(int* out);
 
+// ---- blocks ------------------------------------------------------------------------------------------------------
+
+// turns: how many blocks have run before each one, [gridDim.z, gridDim.y, gridDim.x]. turn begins as 0.
+__global__ void note_turn(int* turn, int* turns);
+
 // ---- hangs and faults --------------------------------------------------------------------------------------------
 
 __global__ void wait_at_different_barriers();

@@ -1,9 +1,11 @@
 // The executor itself: what a kernel's threads may and may not do, and that counts are exact.
+#include <algorithm>
 #include <cmath>
 #include <cstdint>
 #include <cstring>
 #include <functional>
 #include <limits>
+#include <numeric>
 #include <set>
 #include <string>
 #include <tuple>
@@ -111,6 +113,30 @@ TEST_CASE("Executor: a block's barrier does not wait for threads that have ended
   const DeviceArray<int> sums(50);
   run(tests::count_after_barrier, 1, 100, 0, 50, sums.data());
   CHECK(sums.download() == std::vector<int>(50, 50));
+}
+
+TEST_CASE("Executor: every block runs once, in order or in the random order of a seed, and the counts are the same") {
+  constexpr int kBlocks = 4 * 3 * 2;
+  std::set<std::vector<int>> orders;
+  std::set<std::int64_t> sectors;
+  for (const std::uint64_t seed : {0, 1, 2, 2}) {
+    const Seed of_kernels(seed);
+    const DeviceArray<int> turn(std::vector<int>{0});
+    const DeviceArray<int> turns(kBlocks);
+    const Counts counts = common::executor::count([&] {
+      common::launch(tests::note_turn, dim3(4, 3, 2), 32, 0, nullptr, common::Overlap::kNone, turn.data(),
+                     turns.data());
+    });
+    const std::vector<int> order = turns.download();
+    std::vector<int> in_order(kBlocks);
+    std::iota(in_order.begin(), in_order.end(), 0);
+    CHECK((order == in_order) == (seed == 0));
+    CHECK(std::is_permutation(order.begin(), order.end(), in_order.begin()));
+    orders.insert(order);
+    sectors.insert(counts.global_stores.units);
+  }
+  CHECK(orders.size() == 3);
+  CHECK(sectors.size() == 1);
 }
 
 TEST_CASE("Executor: a hang says which threads wait where, and the next launch works") {

@@ -157,6 +157,18 @@ TEST_CASE("generated tokens are found too, and so is a fork's part") {
   CHECK(compute(manager, 2, text(18)) == 16);
 }
 
+TEST_CASE("a fork in the middle of a block publishes that block when it has filled it, under the same salt") {
+  KvCacheManager manager(16, 4);
+  compute(manager, 0, text(6), 1);
+  manager.fork(0, 1);
+  REQUIRE(manager.reserve(1, 2));
+  manager.commit(1, Tokens{6, 7});
+  manager.free(0);
+  manager.free(1);
+  CHECK(compute(manager, 2, text(9), 1) == 8);
+  CHECK(compute(manager, 3, text(9)) == 0);
+}
+
 static_assert(!std::is_copy_constructible_v<KvCacheManager>, "a copy's entries would lie in the original's lists");
 
 TEST_CASE("nothing computed before a reset is found after it, not even the block that was being filled") {

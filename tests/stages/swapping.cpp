@@ -197,6 +197,27 @@ TEST_CASE("swap: published blocks are found again once they are swapped in, and 
   CHECK(check_ledger(manager, 4, 2) == kNoProblem);
 }
 
+TEST_CASE("swap: what is published again has the salt that it had, also in a fork") {
+  KvCacheManager manager = tests::make_manager(6, 2, 6);
+  const Tokens text = {5, 6, 7, 8, 9};
+  REQUIRE(manager.allocate(0, text, 7));
+  manager.commit(0, text);
+  manager.fork(0, 1);
+  REQUIRE(manager.swap_out(Ids{0, 1}));
+  // Another sequence needs all blocks, so that what was kept of the text is evicted.
+  REQUIRE(manager.allocate(2, 12));
+  manager.free(2);
+  REQUIRE(manager.swap_in(Ids{0, 1}));
+  CHECK(manager.prefix_cache().find(text, 7).size() == 2);
+  CHECK(manager.prefix_cache().find(text, 0).empty());
+  // And what is published after it: the third block is full, once the fork has a copy of its own.
+  REQUIRE(manager.reserve(1, 1));
+  manager.commit(1, Tokens{10});
+  const Tokens longer = {5, 6, 7, 8, 9, 10};
+  CHECK(manager.prefix_cache().find(longer, 7).size() == 3);
+  CHECK(manager.prefix_cache().find(longer, 0).empty());
+}
+
 TEST_CASE("swap: a block that two sequences share is found again after each of them, if they come back apart") {
   KvCacheManager manager = tests::make_manager(6, 2, 4);
   const Tokens text = {5, 6, 7, 8, 9};

@@ -12,6 +12,7 @@
 #include <map>
 #include <memory>
 #include <mutex>
+#include <numeric>
 #include <random>
 #include <string>
 #include <unordered_set>
@@ -629,16 +630,18 @@ void run_grid(Index3 grid, Index3 size, std::size_t shared_bytes, const std::fun
   combines = false;
   set_accessible(dynamic_memory, sizeof(dynamic_memory), false);
   set_accessible(dynamic_memory, shared_bytes, true);
-  for (unsigned z = 0; z < grid.z; ++z) {
-    for (unsigned y = 0; y < grid.y; ++y) {
-      for (unsigned x = 0; x < grid.x; ++x) {
-        block.index = {x, y, z};
-        run_block();
-        if (!block.error.empty()) {
-          abandon_threads();
-          throw Error(std::exchange(block.error, {}));
-        }
-      }
+  // Counted along x, then y, then z.
+  std::vector<unsigned> order(std::size_t{grid.x} * grid.y * grid.z);
+  std::iota(order.begin(), order.end(), 0U);
+  if (seed != 0) {
+    std::shuffle(order.begin(), order.end(), random_numbers());
+  }
+  for (const unsigned number : order) {
+    block.index = {number % grid.x, number / grid.x % grid.y, number / grid.x / grid.y};
+    run_block();
+    if (!block.error.empty()) {
+      abandon_threads();
+      throw Error(std::exchange(block.error, {}));
     }
   }
 }

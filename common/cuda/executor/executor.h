@@ -1,6 +1,6 @@
 // Runs kernels without a GPU: a thread of a kernel is a fibre, and the blocks of a grid run one after another.
 //
-//   grid    block 0, then block 1, then …
+//   grid    block 0, then block 1, then …, or in a random order (set_seed)
 //   block   its threads take turns. A thread runs until it has to wait: for its warp (a shuffle, a vote, a matrix
 //           instruction), for its block (__syncthreads), or for a copy. If no thread can go on, the oldest copy in
 //           flight lands; if there is none, the kernel hangs, and an Error says which threads wait for what.
@@ -43,8 +43,8 @@ inline constexpr int kNumMultiprocessors = 132;
 inline constexpr int kComputeCapability = 90;
 inline constexpr std::size_t kMaxSharedBytes = 227 * 1024;
 
-// 0: threads take turns in the order of their numbers, and copies land as late as they may. Otherwise threads are
-// resumed in a random order, and copies land at random times.
+// 0: blocks run and threads take turns in the order of their numbers, and copies land as late as they may. Otherwise
+// blocks run and threads are resumed in a random order, and copies land at random times.
 void set_seed(std::uint64_t seed);
 
 // Runs a grid of blocks, each of as many threads, that all call `thread`. Returns when they have ended.
