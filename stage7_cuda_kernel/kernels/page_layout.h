@@ -6,9 +6,12 @@
 
 #include <cstdint>
 
-#include "page_shape.h"
+#include "common/paged/page_shape.h"
 
 namespace stage7 {
+
+using common::PageShape;
+using common::ScalarType;
 
 // Where a row begins, in elements from the beginning of the layer's keys or values. A row has elements_per_row()
 // elements, which is head_dim except in float8. (Where rows come in tiles, it is asked for the first row of a tile, and

@@ -13,9 +13,9 @@
 
 #include <string>
 
-#include "checks.h"
 #include "common/cuda/model/scalars.cuh"
 #include "common/cuda/runtime/launch.h"
+#include "common/paged/checks.h"
 #include "kernels.h"
 #include "online_softmax.cuh"
 #include "page_layout.h"
@@ -33,7 +33,7 @@ struct QueryRow {
   int visible;  // 0: the row belongs to no sequence, or to an inactive one
 };
 
-__device__ QueryRow find_row(int row, const Step& step) {
+__device__ QueryRow find_row(int row, const StepArrays& step) {
   const int* starts = step.query_starts;
   if (row < starts[0] || row >= starts[step.batch.num_sequences]) {
     return {0, 0};
@@ -84,7 +84,7 @@ constexpr std::size_t kPartsBytes = Parts::bytes(kWarps, 1);
 // blockIdx.x counts the rows of the queries and, fastest, the query heads.
 template <typename Scalar>
 __global__ void __launch_bounds__(32 * kWarps)
-    paged_attention(Pages pages, Step step, const Scalar* queries, Scalar* output, float scale) {
+    paged_attention(Pages pages, StepArrays step, const Scalar* queries, Scalar* output, float scale) {
   __shared__ __align__(16) unsigned char shared[kPartsBytes];
   const int num_heads = step.batch.num_heads;
   const int head = static_cast<int>(blockIdx.x) % num_heads;
@@ -124,7 +124,8 @@ __global__ void __launch_bounds__(32 * kWarps)
 }
 
 template <typename Scalar>
-void launch_attention(const Pages& pages, const Step& step, const void* queries, void* output, cudaStream_t stream) {
+void launch_attention(const Pages& pages, const StepArrays& step, const void* queries, void* output,
+                      cudaStream_t stream) {
   const std::int64_t grid = std::int64_t{step.num_tokens} * step.batch.num_heads;
   COMMON_CHECK(grid < std::int64_t{1} << 31, "too many tokens for one launch");
   common::launch(paged_attention<Scalar>, dim3(static_cast<unsigned>(grid)), 32 * kWarps, 0, stream,
@@ -137,11 +138,11 @@ void launch_attention(const Pages& pages, const Step& step, const void* queries,
 const PlainKernels kPlainKernels{};
 
 std::string PlainKernels::unsupported(const PageShape& shape, int num_heads) const {
-  if (std::string reason = unsupported_by_all(shape, num_heads); !reason.empty()) {
+  if (std::string reason = common::unsupported_by_all(shape, num_heads); !reason.empty()) {
     return reason;
   }
   if (shape.type == ScalarType::kFloat8) {
-    return "K and V in float8 need the kernels of production/, which are left out of this build (COURSE_PRODUCTION)";
+    return "K and V in float8 need the kernels of common/paged/, which are left out of this build (COURSE_PRODUCTION)";
   }
   if (shape.block_size < 1) {
     return "the plain kernels need blocks of at least one token, not " + std::to_string(shape.block_size);
@@ -154,25 +155,26 @@ std::string PlainKernels::unsupported(const PageShape& shape, int num_heads) con
   return {};
 }
 
-std::size_t PlainKernels::workspace_bytes(const PageShape& shape, const Step& largest) const {
-  check_step(*this, shape, largest);
+std::size_t PlainKernels::workspace_bytes(const PageShape& shape, const StepArrays& largest) const {
+  common::check_step(*this, shape, largest);
   return 0;
 }
 
-void PlainKernels::plan(const PageShape& shape, const Step& step, std::span<std::byte> /*workspace*/,
+void PlainKernels::plan(const PageShape& shape, const StepArrays& step, std::span<std::byte> /*workspace*/,
                         cudaStream_t /*stream*/) const {
-  check_step(*this, shape, step);
+  common::check_step(*this, shape, step);
 }
 
-void PlainKernels::attend(const Pages& pages, const Step& step, const LayerRows& rows, void* output,
+void PlainKernels::attend(const Pages& pages, const StepArrays& step, const LayerRows& rows, void* output,
                           std::span<std::byte> /*workspace*/, cudaStream_t stream) const {
-  check_pages(*this, pages);
-  check_step(*this, pages.shape, step);
+  common::check_pages(*this, pages);
+  common::check_step(*this, pages.shape, step);
   if (step.batch.num_sequences == 0 || step.num_tokens == 0) {
     return;
   }
   COMMON_CHECK(rows.queries != nullptr && output != nullptr, "queries and output are given");
-  COMMON_CHECK(is_aligned(rows.queries) && is_aligned(output), "queries and output begin at multiples of 16 bytes");
+  COMMON_CHECK(common::is_aligned(rows.queries) && common::is_aligned(output),
+               "queries and output begin at multiples of 16 bytes");
   if (rows.keys != nullptr) {
     write_to_slots(pages, rows.keys, rows.values, rows.row_stride, step.slot_mapping, step.num_tokens, stream);
   }

@@ -401,7 +401,7 @@ __global__ void attend(LadderCall /*call*/, Work /*work*/) {}  // runs on comput
 int most_shares() { return kResident * common::device_limits().num_multiprocessors; }
 
 // The workspace: partials, first_tiles, arrivals.
-Work work_of(void* workspace, const Batch& batch, int num_kv_heads) {
+Work work_of(void* workspace, const BatchArrays& batch, int num_kv_heads) {
   auto* partials = static_cast<Partial*>(workspace);
   auto* first_tiles = reinterpret_cast<int*>(partials + 2 * most_shares() * (batch.num_heads / num_kv_heads));
   return {.first_tiles = first_tiles,
@@ -410,20 +410,20 @@ Work work_of(void* workspace, const Batch& batch, int num_kv_heads) {
           .most_shares = most_shares()};
 }
 
-std::size_t workspace_bytes(const PageShape& shape, const Batch& batch) {
+std::size_t workspace_bytes(const PageShape& shape, const BatchArrays& batch) {
   check_ladder(shape, batch);
   const int num_partials = 2 * most_shares() * (batch.num_heads / shape.num_kv_heads);
   const int num_ints = batch.num_sequences + 1 + batch.num_sequences * shape.num_kv_heads;
   return static_cast<std::size_t>(num_partials) * sizeof(Partial) + static_cast<std::size_t>(num_ints) * sizeof(int);
 }
 
-void plan(const PageShape& shape, const Batch& batch, void* workspace, cudaStream_t stream) {
+void plan(const PageShape& shape, const BatchArrays& batch, void* workspace, cudaStream_t stream) {
   check_ladder(shape, batch);
   common::launch(plan_shares, grid_of(1), kThreads, 0, stream, common::Overlap::kNone, batch.context_lengths,
                  batch.num_sequences, shape.num_kv_heads, work_of(workspace, batch, shape.num_kv_heads));
 }
 
-void decode(const Pages& pages, const Batch& batch, const void* queries, void* output, void* workspace,
+void decode(const Pages& pages, const BatchArrays& batch, const void* queries, void* output, void* workspace,
             cudaStream_t stream) {
   const LadderCall call = ladder_call(pages, batch, queries, output);
   if (call.num_sequences == 0) {

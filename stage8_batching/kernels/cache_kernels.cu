@@ -3,8 +3,8 @@
 // warp's 32 accesses as few and long ones.
 #include <algorithm>
 
-#include "checks.h"
 #include "common/cuda/runtime/launch.h"
+#include "common/paged/checks.h"
 #include "kernels.h"
 #include "page_layout.h"
 
@@ -54,13 +54,13 @@ __global__ void __launch_bounds__(kThreads) move_rows(RowMove move) {
 template <bool kToSlots>
 void launch_move(const PagedKernels& kernels, const Pages& pages, void* keys, void* values, std::int64_t row_stride,
                  const int* slot_mapping, int num_tokens, cudaStream_t stream) {
-  check_pages(kernels, pages);
+  common::check_pages(kernels, pages);
   COMMON_CHECK(num_tokens >= 0, "a batch has no tokens or some");
   if (num_tokens == 0) {
     return;
   }
   const PageShape& shape = pages.shape;
-  check_rows(shape, keys, values, row_stride, slot_mapping);
+  common::check_rows(shape, keys, values, row_stride, slot_mapping);
   const int elements_per_vec = kVecBytes / bytes_of(shape.type);
   const RowMove move{.layout = page_vecs(shape),
                      .key_pages = static_cast<uint4*>(pages.keys),
@@ -79,7 +79,7 @@ void launch_move(const PagedKernels& kernels, const Pages& pages, void* keys, vo
 // The list of copies is a parameter of the launch: no allocation, no upload, no wait. Parameters have room for 4 KB.
 struct CopyList {
   static constexpr int kMaxCopies = 480;
-  BlockCopy copies[kMaxCopies];
+  PageCopy copies[kMaxCopies];
 };
 
 // blockIdx.x counts the vectors of a block by kThreads, blockIdx.y the copies, blockIdx.z the layers.
@@ -89,7 +89,7 @@ __global__ void __launch_bounds__(kThreads) copy_vecs(uint4* keys, uint4* values
   if (vec >= vecs_per_block) {
     return;
   }
-  const BlockCopy copy = list.copies[blockIdx.y];
+  const PageCopy copy = list.copies[blockIdx.y];
   const std::int64_t layer = blockIdx.z * vecs_per_layer;
   const std::int64_t source = layer + copy.source * vecs_per_block + vec;
   const std::int64_t destination = layer + copy.destination * vecs_per_block + vec;
@@ -110,10 +110,10 @@ void PlainKernels::read_from_slots(const Pages& pages, void* keys, void* values,
   launch_move<false>(*this, pages, keys, values, row_stride, slot_mapping, num_tokens, stream);
 }
 
-void PlainKernels::copy_blocks(void* keys, void* values, int num_layers, const PageShape& shape,
-                               const BlockCopy* copies, int num_copies, cudaStream_t stream) const {
-  check_pages(*this, {keys, values, shape});
-  check_copies(copies, num_copies, num_layers);
+void PlainKernels::copy_blocks(void* keys, void* values, int num_layers, const PageShape& shape, const PageCopy* copies,
+                               int num_copies, cudaStream_t stream) const {
+  common::check_pages(*this, {keys, values, shape});
+  common::check_copies(copies, num_copies, num_layers);
   const std::int64_t vecs_per_block = shape.elements_per_block() * bytes_of(shape.type) / kVecBytes;
   const auto grid_of_block = static_cast<unsigned>((vecs_per_block + kThreads - 1) / kThreads);
   for (int first = 0; first < num_copies; first += CopyList::kMaxCopies) {

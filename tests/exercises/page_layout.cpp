@@ -6,7 +6,7 @@
 
 #include "stage7/kernels/page_layout.h"
 
-using stage7::PageShape;
+using common::PageShape;
 using stage7::row_offset;
 using stage7::swizzle;
 using stage7::swizzle_mask;
@@ -22,7 +22,7 @@ TEST_CASE("page layout: rows of a head are dense in their block, heads in their 
 
 TEST_CASE("page layout: rows of float8 are K and V together, with their scales") {
   const PageShape shape{
-      .num_blocks = 8, .num_kv_heads = 2, .block_size = 32, .head_dim = 64, .type = stage7::ScalarType::kFloat8};
+      .num_blocks = 8, .num_kv_heads = 2, .block_size = 32, .head_dim = 64, .type = common::ScalarType::kFloat8};
   CHECK(shape.elements_per_row() == 132);
   CHECK(row_offset(shape, 0, 0, 16) == 16 * 132);
   CHECK(row_offset(shape, 0, 1, 0) == 32 * 132);
@@ -38,11 +38,11 @@ TEST_CASE("page layout: rows of float8 are K and V together, with their scales")
 
 TEST_CASE("page layout: a block takes half the bytes in bfloat16, and a quarter and the scales in float8") {
   PageShape shape{
-      .num_blocks = 8, .num_kv_heads = 3, .block_size = 16, .head_dim = 64, .type = stage7::ScalarType::kFloat32};
+      .num_blocks = 8, .num_kv_heads = 3, .block_size = 16, .head_dim = 64, .type = common::ScalarType::kFloat32};
   CHECK(30 * shape.bytes_per_block() == 16 * 45 * 1024);  // SmolLM2-135M's 30 layers
-  shape.type = stage7::ScalarType::kBFloat16;
+  shape.type = common::ScalarType::kBFloat16;
   CHECK(2 * 30 * shape.bytes_per_block() == 16 * 45 * 1024);
-  shape.type = stage7::ScalarType::kFloat8;
+  shape.type = common::ScalarType::kFloat8;
   CHECK(shape.bytes_per_block() == 16 * 3 * (2 * 64 + 4));
 }
 
@@ -86,7 +86,7 @@ TEST_CASE("page layout: the swizzle keeps a vector inside its row, and each plac
 namespace {
 
 // Every vector of 64 rows has a place of its own, and the steps that attention makes through a tile lead there.
-template <int kHeadDim, stage7::ScalarType kType = stage7::ScalarType::kBFloat16>
+template <int kHeadDim, common::ScalarType kType = common::ScalarType::kBFloat16>
 void check_places() {
   using Tile = stage7::SharedTile<kHeadDim, kType>;
   const int vecs = Tile::kVecs;
@@ -116,21 +116,21 @@ TEST_CASE("page layout: each vector has a place in its tile, and steps through t
   check_places<96>();
   check_places<128>();
   check_places<256>();
-  check_places<32, stage7::ScalarType::kFloat8>();
-  check_places<64, stage7::ScalarType::kFloat8>();
-  check_places<96, stage7::ScalarType::kFloat8>();
-  check_places<128, stage7::ScalarType::kFloat8>();
-  check_places<256, stage7::ScalarType::kFloat8>();
+  check_places<32, common::ScalarType::kFloat8>();
+  check_places<64, common::ScalarType::kFloat8>();
+  check_places<96, common::ScalarType::kFloat8>();
+  check_places<128, common::ScalarType::kFloat8>();
+  check_places<256, common::ScalarType::kFloat8>();
 }
 
 TEST_CASE("page layout: the swizzle leaves every vector a place of its own, in blocks of any size") {
-  for (const stage7::ScalarType type : {stage7::ScalarType::kFloat32, stage7::ScalarType::kBFloat16}) {
+  for (const common::ScalarType type : {common::ScalarType::kFloat32, common::ScalarType::kBFloat16}) {
     for (const int block_size : {1, 3, 8, 12, 16, 24, 64, 100}) {
       for (const int head_dim : {8, 24, 64, 80, 128, 256}) {
-        CAPTURE(stage7::bytes_of(type), block_size, head_dim);
+        CAPTURE(common::bytes_of(type), block_size, head_dim);
         const PageShape shape{
             .num_blocks = 2, .num_kv_heads = 2, .block_size = block_size, .head_dim = head_dim, .type = type};
-        const int vecs = head_dim * stage7::bytes_of(type) / stage7::kVecBytes;
+        const int vecs = head_dim * common::bytes_of(type) / stage7::kVecBytes;
         std::set<std::int64_t> taken;
         for (int row = 0; row < block_size; ++row) {
           for (int vec = 0; vec < vecs; ++vec) {
@@ -141,9 +141,9 @@ TEST_CASE("page layout: the swizzle leaves every vector a place of its own, in b
         CHECK(*taken.begin() == 3 * block_size * vecs);
         CHECK(*taken.rbegin() == 4 * block_size * vecs - 1);
         CHECK(stage7::element_offset(shape, 1, 1, 0, 7) ==
-              stage7::page_vecs(shape).place(1, 1, 0, 7 * stage7::bytes_of(type) / stage7::kVecBytes) *
-                      (stage7::kVecBytes / stage7::bytes_of(type)) +
-                  7 % (stage7::kVecBytes / stage7::bytes_of(type)));
+              stage7::page_vecs(shape).place(1, 1, 0, 7 * common::bytes_of(type) / stage7::kVecBytes) *
+                      (stage7::kVecBytes / common::bytes_of(type)) +
+                  7 % (stage7::kVecBytes / common::bytes_of(type)));
       }
     }
   }

@@ -92,7 +92,7 @@ TEST_CASE("The ladder refuses shapes that it is not for", "[gpu]") {
     SKIP_TEST("there is no GPU");
   }
   const std::vector<BatchSpec> specs = {
-      {.type = stage::ScalarType::kFloat32, .context_lengths = {20}, .query_lengths = {}},
+      {.type = common::ScalarType::kFloat32, .context_lengths = {20}, .query_lengths = {}},
       {.head_dim = 64, .context_lengths = {20}, .query_lengths = {}},
       {.block_size = 32, .context_lengths = {20}, .query_lengths = {}},
       {.group = 16, .context_lengths = {20}, .query_lengths = {}}};
@@ -117,7 +117,7 @@ bool runs_here(const stage::PromptStep& step) {
 }
 
 std::vector<float> run(const stage::PromptStep& step, const GpuBatch& batch, const tests::PagesInOrder& pages) {
-  const stage::PageShape& shape = batch.pages().shape;
+  const common::PageShape& shape = batch.pages().shape;
   const std::size_t bytes =
       step.workspace_bytes == nullptr ? 0 : step.workspace_bytes(shape, batch.batch(), batch.num_tokens());
   return batch.output_of(bytes, [&](void* workspace) {
