@@ -1,7 +1,7 @@
-// Where an element of K or V lies. All kernels ask the functions of this file.
+// Where an element of K or V lies. All kernels of this folder ask the functions of this file.
 //
-// Pages are [num_blocks, num_kv_heads, block_size, head_dim]. A row is one token's K or V of one head, and row_offset
-// says where it begins: with rows one after the other, as in float32, that is all there is to know.
+// Pages are [num_blocks, num_kv_heads, block_size, head_dim]. A row is one token's K or V of one head. One head's part
+// of a block is where a stage's plain kernels have it; inside of it, rows have an order of their own.
 #pragma once
 
 #include <cstdint>
@@ -109,15 +109,6 @@ COURSE_HOST_DEVICE PageVecs page_vecs(const PageShape& shape) {
           .num_kv_heads = shape.num_kv_heads,
           .block_size = shape.block_size,
           .tile_rows = rows_per_tile(shape)};
-}
-
-// Where a dimension of one head's row of a token lies, in elements from where the layer's keys or values begin. For
-// pages of float32 and bfloat16.
-COURSE_HOST_DEVICE std::int64_t element_offset(const PageShape& shape, std::int64_t block, int kv_head, int row,
-                                               int dimension) {
-  const int elements_per_vec = kVecBytes / bytes_of(shape.type);
-  return page_vecs(shape).place(block, kv_head, row, dimension / elements_per_vec) * elements_per_vec +
-         dimension % elements_per_vec;
 }
 
 // K and V of a tile of 16 rows, one after the other, in bytes from where K begins. They lie so in shared memory, and

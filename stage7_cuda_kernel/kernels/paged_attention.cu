@@ -58,16 +58,15 @@ __device__ SoftmaxRow<kValues> attend_positions(const Pages& pages, const int* t
   SoftmaxRow<kValues> result;
   for (int position = static_cast<int>(threadIdx.x) / 32; position < visible; position += kWarps) {
     const int block = table[position / shape.block_size];
-    const int row = position % shape.block_size;
+    const std::int64_t row = row_offset(shape, block, kv_head, position % shape.block_size);
     float value[kValues] = {};
     float score = 0.0F;
 #pragma unroll
     for (int i = 0; i < kValues; ++i) {
       const int dimension = lane + 32 * i;
       if (dimension < shape.head_dim) {
-        const std::int64_t offset = element_offset(shape, block, kv_head, row, dimension);
-        score += query[i] * common::to_float(keys[offset]);
-        value[i] = common::to_float(values[offset]);
+        score += query[i] * common::to_float(keys[row + dimension]);
+        value[i] = common::to_float(values[row + dimension]);
       }
     }
     score = scale * common::warp_sum(score);
@@ -77,15 +76,13 @@ __device__ SoftmaxRow<kValues> attend_positions(const Pages& pages, const int* t
   return result;
 }
 
-// Where the warps' results are joined.
-using Parts = PartialSoftmax<kMaxDimensions>;
-constexpr std::size_t kPartsBytes = Parts::bytes(kWarps, 1);
-
 // blockIdx.x counts the rows of the queries and, fastest, the query heads.
 template <typename Scalar>
 __global__ void __launch_bounds__(32 * kWarps)
     paged_attention(Pages pages, StepArrays step, const Scalar* queries, Scalar* output, float scale) {
-  __shared__ __align__(16) unsigned char shared[kPartsBytes];
+  // Where the warps' results are joined.
+  __shared__ float2 maxima_and_sums[kWarps];
+  __shared__ float values[kWarps][kMaxDimensions];
   const int num_heads = step.batch.num_heads;
   const int head = static_cast<int>(blockIdx.x) % num_heads;
   const QueryRow row = find_row(static_cast<int>(blockIdx.x) / num_heads, step);
@@ -108,17 +105,22 @@ __global__ void __launch_bounds__(32 * kWarps)
   const SoftmaxRow<kValues> own = attend_positions<Scalar>(pages, table, kv_head, row.visible, query, scale);
 
   const int warp = thread / 32;
-  const Parts parts(shared, kWarps, 1);
   if (lane == 0) {
-    parts.max_and_sum(warp, 0) = make_float2(own.largest, own.sum);
+    maxima_and_sums[warp] = make_float2(own.largest, own.sum);
   }
 #pragma unroll
   for (int i = 0; i < kValues; ++i) {
-    parts.row(warp, 0)[lane + 32 * i] = own.values[i];
+    values[warp][lane + 32 * i] = own.values[i];
   }
   __syncthreads();
   if (thread < head_dim) {  // a thread for each dimension
-    const SoftmaxRow<1> joined = merge_parts<1>(parts, kWarps, 0, thread);
+    SoftmaxRow<1> joined;
+    for (int part = 0; part < kWarps; ++part) {
+      joined.largest = fmaxf(joined.largest, maxima_and_sums[part].x);
+    }
+    for (int part = 0; part < kWarps; ++part) {
+      joined.add_part(maxima_and_sums[part], {values[part][thread]});
+    }
     output[row_begin + thread] = common::from_float<Scalar>(joined.values[0] / joined.sum);
   }
 }

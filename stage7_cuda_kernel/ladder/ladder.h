@@ -8,7 +8,7 @@
 //     git diff --no-index step2_coalesced.cu step3_online_softmax.cu
 //
 // The head of a file has bytes and flops of an example, what was measured (at a commit: with the form that the step had
-// there, on pages in the order of kernels/page_layout.h), and the reasons. Instructions are those of the loops that
+// there, on pages in the order of swizzled_pages.h), and the reasons. Instructions are those of the loops that
 // `nvcc -cubin -arch=sm_90a` and `nvdisasm -c` print, CUDA 13.0.
 #pragma once
 
@@ -25,7 +25,7 @@ namespace stage7 {
 using Element = __nv_bfloat16;
 
 // Where the vectors of a row lie in the part of a block that one kv head has: one row after the other, as on the CPU
-// (kPlain), or in the order of kernels/page_layout.h (kSwizzled), which copies of whole pages need.
+// (kPlain), or in the order of swizzled_pages.h (kSwizzled), which copies of whole pages need.
 enum class RowOrder { kPlain, kSwizzled };
 
 struct LadderStep {

@@ -14,8 +14,8 @@
 // Why it is faster: no instruction fetches an operand. Where it is still slow: the tensor cores idle whenever both
 // thread blocks compute a softmax; one thread starts copies only between tiles; and a tile on the diagonal is computed
 // whole, though half of it is masked.
-#include "../kernels/page_layout.h"
 #include "prompt_call.cuh"
+#include "swizzled_pages.h"
 
 namespace stage7 {
 namespace {

@@ -11,8 +11,8 @@
 //     warp 3   tile 3 | tile 7 | tile 11 …
 //
 // A bulk copy moves bytes as they lie, so it cannot swizzle: the pages have to be swizzled already. From here on the
-// ladder reads pages in the order of kernels/page_layout.h (16 rows of 128 dimensions are two panels of 128 bytes a
-// row, which is for prompts; the swizzle inside of a panel is step 6's).
+// ladder reads pages in the order of swizzled_pages.h (16 rows of 128 dimensions are two panels of 128 bytes a row,
+// which is for prompts; the swizzle inside of a panel is step 6's).
 //
 // All tiles of all heads of all sequences stand in one line, and n thread blocks, as many as the device holds at once,
 // get the n-th part each. A share may begin in the middle of one head and end in another one, so no thread block waits
@@ -29,8 +29,8 @@
 // Why it is faster: for ragged batches by the balance, for a single sequence by the merge and the early start. What it
 // costs: a search in the plan for each tile, and a merge for nearly every head, because shares end anywhere. A batch of
 // equal contexts that fills the device anyway is slower than in step 6.
-#include "../kernels/page_layout.h"
 #include "ladder_call.cuh"
+#include "swizzled_pages.h"
 
 namespace stage7 {
 namespace {
@@ -125,7 +125,7 @@ __device__ std::int64_t tile_offset(const LadderCall& call, const Work& work, in
 
 // Where a vector of a row lies in a tile in shared memory: as in the pages, which are swizzled.
 __device__ std::uint32_t vec_address(std::uint32_t tile, int row, int vec) {
-  return tile + static_cast<std::uint32_t>(vec_place(kVecsPerRow, kBlockTokens, row, vec) * kVecBytes);
+  return tile + static_cast<std::uint32_t>(swizzled_place(kBlockTokens, row, vec) * kVecBytes);
 }
 
 // Begins to copy K and V of a tile: two instructions of one lane. The barrier counts the bytes.

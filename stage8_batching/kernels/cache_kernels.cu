@@ -12,10 +12,12 @@ namespace stage8 {
 namespace {
 
 constexpr int kThreads = 256;
+constexpr int kVecBytes = sizeof(uint4);
 
 // Rows as 16-byte vectors, whatever their type.
 struct RowMove {
-  PageVecs layout;
+  PageShape shape;
+  int elements_per_vec;
   uint4* key_pages;
   uint4* value_pages;
   uint4* key_rows;
@@ -29,8 +31,9 @@ struct RowMove {
 // row s % block_size of block s / block_size.
 template <bool kToSlots>
 __global__ void __launch_bounds__(kThreads) move_rows(RowMove move) {
-  const PageVecs& layout = move.layout;
-  const int vecs_per_token = layout.num_kv_heads * layout.vecs_per_row;
+  const PageShape& shape = move.shape;
+  const int vecs_per_row = shape.head_dim / move.elements_per_vec;
+  const int vecs_per_token = shape.num_kv_heads * vecs_per_row;
   const std::int64_t index = std::int64_t{blockIdx.x} * kThreads + threadIdx.x;
   const std::int64_t token = index / vecs_per_token;
   const int slot = token < move.num_tokens ? move.slot_mapping[token] : -1;
@@ -38,9 +41,10 @@ __global__ void __launch_bounds__(kThreads) move_rows(RowMove move) {
     return;
   }
   const auto vec_of_token = static_cast<int>(index - token * vecs_per_token);
-  const int head = vec_of_token / layout.vecs_per_row;
-  const int vec = vec_of_token % layout.vecs_per_row;
-  const std::int64_t paged = layout.place(slot / layout.block_size, head, slot % layout.block_size, vec);
+  const int head = vec_of_token / vecs_per_row;
+  const int vec = vec_of_token % vecs_per_row;
+  const std::int64_t row = row_offset(shape, slot / shape.block_size, head, slot % shape.block_size);
+  const std::int64_t paged = row / move.elements_per_vec + vec;
   const std::int64_t flat = token * move.row_stride + vec_of_token;
   if constexpr (kToSlots) {
     move.key_pages[paged] = move.key_rows[flat];
@@ -62,7 +66,8 @@ void launch_move(const PagedKernels& kernels, const Pages& pages, void* keys, vo
   const PageShape& shape = pages.shape;
   common::check_rows(shape, keys, values, row_stride, slot_mapping);
   const int elements_per_vec = kVecBytes / bytes_of(shape.type);
-  const RowMove move{.layout = page_vecs(shape),
+  const RowMove move{.shape = shape,
+                     .elements_per_vec = elements_per_vec,
                      .key_pages = static_cast<uint4*>(pages.keys),
                      .value_pages = static_cast<uint4*>(pages.values),
                      .key_rows = static_cast<uint4*>(keys),
@@ -70,7 +75,7 @@ void launch_move(const PagedKernels& kernels, const Pages& pages, void* keys, vo
                      .row_stride = row_stride / elements_per_vec,
                      .slot_mapping = slot_mapping,
                      .num_tokens = num_tokens};
-  const std::int64_t num_vecs = std::int64_t{num_tokens} * shape.num_kv_heads * move.layout.vecs_per_row;
+  const std::int64_t num_vecs = std::int64_t{num_tokens} * shape.num_kv_heads * shape.head_dim / elements_per_vec;
   COMMON_CHECK(num_vecs < std::int64_t{1} << 32, "a batch has fewer than 2^32 vectors of 16 bytes");
   common::launch(move_rows<kToSlots>, dim3(static_cast<unsigned>((num_vecs + kThreads - 1) / kThreads)), kThreads, 0,
                  stream, common::Overlap::kNone, move);

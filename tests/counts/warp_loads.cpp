@@ -74,7 +74,7 @@ class Places {
       for (int vec = 0; vec < vecs_per_row; ++vec) {
         const auto place = rows == stage::RowOrder::kPlain
                                ? std::int64_t{row} * vecs_per_row + vec
-                               : std::int64_t{stage::vec_place(vecs_per_row, stage::rows_per_tile(shape), row, vec)};
+                               : std::int64_t{stage::swizzled_place(shape.block_size, row, vec)};
         rows_and_vecs_[place] = {row, vec};
       }
     }

@@ -205,7 +205,7 @@ TEST_CASE("step 4: as many pieces as fill the device") {
   constexpr std::size_t kPartialBytes = 130 * sizeof(float);  // 128 sums, the largest score and the sum
   const auto partials = [](int num_kv_heads, const std::vector<int>& lengths) {
     const GpuBatch batch({.num_kv_heads = num_kv_heads, .context_lengths = lengths, .query_lengths = {}});
-    return step(4).workspace_bytes(batch.pages().shape, batch.batch()) / kPartialBytes;
+    return step(4).workspace_bytes(batch.shape(), batch.batch()) / kPartialBytes;
   };
   // 132 multiprocessors with room for 8 thread blocks each are 1,056 places, and there are 4 query heads to a kv head.
   CHECK(partials(1, {1024}) == 4 * 8);                    // 264 places for each head, but only 8 pieces of 128 tokens

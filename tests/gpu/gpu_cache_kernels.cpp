@@ -16,7 +16,8 @@ using tests::ScalarType;
 
 // All slots of the pool in order, as rows [slot, num_kv_heads * head_dim]: how a row is swizzled concerns
 // only the kernels. What was never written is still poison.
-std::vector<std::byte> all_slots(const common::Pages& pages, bool values, const common::Stream& stream) {
+std::vector<std::byte> all_slots(const common::PagedKernels& kernels, const common::Pages& pages, bool values,
+                                 const common::Stream& stream) {
   const auto num_slots = static_cast<int>(pages.shape.num_blocks) * pages.shape.block_size;
   const std::int64_t columns = std::int64_t{pages.shape.num_kv_heads} * pages.shape.head_dim;
   std::vector<int> slots(static_cast<std::size_t>(num_slots));
@@ -24,8 +25,7 @@ std::vector<std::byte> all_slots(const common::Pages& pages, bool values, const 
   const DeviceArray<int> device_slots(slots);
   const auto keys = tests::poisoned(num_slots * columns, common::row_type(pages.shape.type));
   const auto other = tests::poisoned(num_slots * columns, common::row_type(pages.shape.type));
-  tests::kernels_for(pages.shape)
-      .read_from_slots(pages, keys.data(), other.data(), columns, device_slots.data(), num_slots, stream.get());
+  kernels.read_from_slots(pages, keys.data(), other.data(), columns, device_slots.data(), num_slots, stream.get());
   stream.synchronize();
   return values ? other.download() : keys.download();
 }
@@ -78,8 +78,8 @@ TEST_CASE("Rows land in their slots and nowhere else (stage 7, invariant 3)", "[
   table.kernels->write_to_slots(pages, key_rows, value_rows, stride, device_slots.data(), kTokens, stream.get());
   stream.synchronize();
   // In two pairs of parentheses: to print what differs would take minutes.
-  CHECK((all_slots(pages, false, stream) == expected_keys));
-  CHECK((all_slots(pages, true, stream) == expected_values));
+  CHECK((all_slots(*table.kernels, pages, false, stream) == expected_keys));
+  CHECK((all_slots(*table.kernels, pages, true, stream) == expected_values));
 
   // And back: the skipped rows stay as they were.
   const auto back = tests::poisoned(std::int64_t{kTokens} * stride, type);
@@ -144,7 +144,7 @@ TEST_CASE("Float8 rows are rounded to the nearest, each by a scale of its own (s
   stream.synchronize();
   for (const bool is_values : {false, true}) {
     const std::vector<float> found =
-        tests::to_floats(all_slots(pages, is_values, stream), common::row_type(shape.type));
+        tests::to_floats(all_slots(common::kProductionKernels, pages, is_values, stream), common::row_type(shape.type));
     std::vector<bool> written(found.size() / row, false);
     for (std::size_t token = 0; token < count; ++token) {
       if (slots[token] < 0) {
@@ -185,7 +185,8 @@ TEST_CASE("A float8 row with an infinity or a NaN is NaN, and its neighbours are
   common::kProductionKernels.write_to_slots(pages, device_rows.data(), device_rows.data(), 256, slots.data(), 1,
                                             stream.get());
   stream.synchronize();
-  const std::vector<float> found = tests::to_floats(all_slots(pages, true, stream), ScalarType::kBFloat16);
+  const std::vector<float> found =
+      tests::to_floats(all_slots(common::kProductionKernels, pages, true, stream), ScalarType::kBFloat16);
   for (std::size_t i = 0; i < 256; ++i) {
     CAPTURE(i);
     CHECK((i / 64 == 1 || i / 64 == 2 ? std::isnan(found[i]) : found[i] == 1.0F));
@@ -220,8 +221,8 @@ TEST_CASE("Many rows take the wide path and land the same", "[gpu]") {
   for (std::size_t token = 0; token < kTokens; ++token) {
     std::memcpy(&expected[static_cast<std::size_t>(slots[token]) * 2048], &rows[token * 2048], 2048);
   }
-  CHECK((all_slots(pages, false, stream) == expected));
-  CHECK((all_slots(pages, true, stream) == expected));
+  CHECK((all_slots(*table.kernels, pages, false, stream) == expected));
+  CHECK((all_slots(*table.kernels, pages, true, stream) == expected));
 }
 
 TEST_CASE("Blocks are copied in every layer (stage 7, invariant 5)", "[gpu]") {

@@ -197,7 +197,7 @@ TEST_CASE("Decode attention: a captured graph follows the lengths (stage 7, inva
   }
   GpuBatch batch({.context_lengths = {90, 1, 40, 600}, .query_lengths = {}});
   const std::vector<float> expected = batch.decode();
-  const common::PageShape shape = batch.pages().shape;
+  const common::PageShape shape = batch.shape();
   const common::DeviceArray<std::byte> workspace(common::decode_workspace_bytes(shape, batch.batch()));
   // Recorded for a batch in which every sequence is inactive …
   common::DeviceArray<int> lengths(std::vector<int>(4, 0));
@@ -207,10 +207,10 @@ TEST_CASE("Decode attention: a captured graph follows the lengths (stage 7, inva
   CUDA_CHECK(cudaDeviceSynchronize());
   const common::Graph graph(batch.stream, [&] {
     common::plan_decode(shape, changing, workspace.data(), batch.stream.get());
-    common::decode_attention(batch.pages(), changing, batch.queries.data(), batch.output.data(), workspace.data(),
-                             batch.stream.get());
-    common::decode_attention(batch.pages(), changing, batch.queries.data(), batch.output.data(), workspace.data(),
-                             batch.stream.get(), {.overlap_previous = true});
+    common::decode_attention(batch.pages_of(common::kProductionKernels), changing, batch.queries.data(),
+                             batch.output.data(), workspace.data(), batch.stream.get());
+    common::decode_attention(batch.pages_of(common::kProductionKernels), changing, batch.queries.data(),
+                             batch.output.data(), workspace.data(), batch.stream.get(), {.overlap_previous = true});
   });
   graph.launch(batch.stream);
   batch.stream.synchronize();
@@ -274,7 +274,7 @@ TEST_CASE("Decode attention: a pool of more than 2^31 elements (stage 7, invaria
                   .context_lengths = {50, 1000},
                   .query_lengths = {},
                   .first_block = (1 << 17) + 5});
-  CHECK(batch.pages().shape.elements() > std::int64_t{1} << 31);
+  CHECK(batch.shape().elements() > std::int64_t{1} << 31);
   CHECK(batch.check(batch.decode()) == tests::kNoDifference);
 }
 
@@ -292,7 +292,8 @@ TEST_CASE("Decode attention: bad arguments are refused before anything is launch
     void* output;
     void* workspace;
   };
-  const Call right{good.pages(), good.batch(), good.queries.data(), good.output.data(), workspace.data()};
+  const Call right{good.pages_of(common::kProductionKernels), good.batch(), good.queries.data(), good.output.data(),
+                   workspace.data()};
   const auto plan = [&](const Call& call) {
     common::plan_decode(call.pages.shape, call.batch, call.workspace, good.stream.get());
   };
@@ -328,9 +329,10 @@ TEST_CASE("Decode attention: bad arguments are refused before anything is launch
         common::NewRows{good.queries.data(), good.queries.data(), 248, good.query_starts()},
         common::NewRows{good.queries.data(), good.queries.data(), 257, good.query_starts()},
         common::NewRows{good.queries.data(), good.queries.data(), 256, nullptr}}) {
-    CHECK_THROWS_AS(common::decode_attention(good.pages(), good.batch(), good.queries.data(), good.output.data(),
-                                             workspace.data(), good.stream.get(), {}, rows),
-                    common::CheckError);
+    CHECK_THROWS_AS(
+        common::decode_attention(good.pages_of(common::kProductionKernels), good.batch(), good.queries.data(),
+                                 good.output.data(), workspace.data(), good.stream.get(), {}, rows),
+        common::CheckError);
   }
   Call nothing = right;
   nothing.batch.num_sequences = 0;

@@ -53,7 +53,7 @@ TEST_CASE("Decode attention: a cache without blocks gives the bits of pages", "[
   const std::vector<int> tables = batch.block_tables();
   const std::vector<int> starts = batch.table_starts();
   constexpr int kCapacity = 1024;
-  common::Pages cache = batch.pages();
+  common::Pages cache = batch.pages_of(common::kProductionKernels);
   const common::DeviceArray<std::byte> keys(
       without_blocks(cache.keys, cache.shape, lengths, tables, starts, kCapacity));
   const common::DeviceArray<std::byte> values(

@@ -23,7 +23,7 @@ struct Tasks {
   int num_merges;
 };
 Tasks planned(const GpuBatch& batch) {
-  const common::PageShape& shape = batch.pages().shape;
+  const common::PageShape& shape = batch.shape();
   const common::DeviceArray<std::byte> memory(common::ragged_workspace_bytes(shape, batch.batch(), batch.num_tokens()));
   common::plan_ragged(shape, batch.batch(), batch.query_starts(), batch.num_tokens(), memory.data(),
                       batch.stream.get());
@@ -272,8 +272,13 @@ TEST_CASE("Ragged attention: bad arguments are refused before anything is launch
     int num_tokens;
     void* workspace;
   };
-  const Call right{good.pages(),       good.batch(), good.query_starts(), good.queries.data(),
-                   good.output.data(), 20,           workspace.data()};
+  const Call right{good.pages_of(common::kProductionKernels),
+                   good.batch(),
+                   good.query_starts(),
+                   good.queries.data(),
+                   good.output.data(),
+                   20,
+                   workspace.data()};
   const auto plan = [&](const Call& call) {
     common::plan_ragged(call.pages.shape, call.batch, call.query_starts, call.num_tokens, call.workspace,
                         good.stream.get());

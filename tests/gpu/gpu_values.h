@@ -80,17 +80,6 @@ inline std::vector<KernelTable> kernel_tables() {
   return tables;
 }
 
-// One that serves such pages.
-inline const common::PagedKernels& kernels_for(const common::PageShape& shape) {
-#ifdef COURSE_PRODUCTION
-  if (shape.type == ScalarType::kFloat8) {
-    return common::kProductionKernels;
-  }
-#endif
-  COMMON_CHECK(shape.type != ScalarType::kFloat8, "float8 needs production/");
-  return stage::kPlainKernels;
-}
-
 // A table with pages that it serves.
 struct ServedShape {
   KernelTable table;
