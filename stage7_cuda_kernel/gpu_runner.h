@@ -12,23 +12,21 @@
 #include "runner.h"
 
 namespace common {
-class Stream;
+class PagedKernels;  // common/paged/paged_kernels.h
 }
 
 namespace stage7 {
 
-class PagedKernels;  // kernels/kernels.h
-
 class GpuRunner : public Runner {
  public:
   // Why this model and cache can't be computed with these kernels; empty if they can.
-  static std::string unsupported(const PagedKernels& kernels, const common::LlamaConfig& config,
+  static std::string unsupported(const common::PagedKernels& kernels, const common::LlamaConfig& config,
                                  const KvCacheShape& shape, const GpuOptions& options);
 
   // Allocates the device's memory for weights and K/V. chunk_size: the largest number of tokens in one forward pass.
   // Throws InputError if the memory is too small. The kernels must outlive the runner.
   GpuRunner(const common::Llama& model, const KvCacheShape& shape, const GpuOptions& options, int chunk_size,
-            const PagedKernels& kernels);
+            const common::PagedKernels& kernels);
   ~GpuRunner() override;
 
   const CacheSize& cache() const override;
@@ -41,13 +39,11 @@ class GpuRunner : public Runner {
   common::Matrix keys(int layer, std::span<const int> slots);
   common::Matrix values(int layer, std::span<const int> slots);
 
- protected:
+ private:
   // Launches the kernels of a step whose inputs are enqueued: one pass over all tokens, and each row's largest logit.
   // Steps with equal counts have the same launches; everything else is read on the device.
-  virtual void launch(int num_tokens, int num_rows);
-  const common::Stream& stream() const;
+  void launch(int num_tokens, int num_rows);
 
- private:
   struct Impl;
   std::unique_ptr<Impl> impl_;
 };

@@ -11,8 +11,7 @@
 #include "gpu_runner.h"
 #include "kernels/kernels.h"
 #ifdef COURSE_PRODUCTION
-#include "production/production_kernels.h"
-#include "production/recording_runner.h"
+#include "common/paged/production_kernels.h"
 #endif
 #endif
 
@@ -32,15 +31,9 @@ KvCacheShape cache_shape(const common::LlamaConfig& config, const EngineOptions&
 }
 
 #ifdef COURSE_CUDA
-// The one place that knows production/: if it is built, its runner is used, and its kernels if they serve the shape.
-#ifdef COURSE_PRODUCTION
-using BuiltRunner = RecordingRunner;
-#else
-using BuiltRunner = GpuRunner;
-#endif
-
+// The one place that knows common/paged/: if it is built, its kernels are used where they serve the shape.
 struct KernelChoice {
-  const PagedKernels& kernels = kPlainKernels;
+  const common::PagedKernels& kernels = kPlainKernels;
   std::string note;  // why the faster kernels are not used
 };
 
@@ -48,9 +41,9 @@ KernelChoice choose_kernels([[maybe_unused]] const common::LlamaConfig& config,
                             [[maybe_unused]] const KvCacheShape& shape, [[maybe_unused]] const GpuOptions& options) {
 #ifdef COURSE_PRODUCTION
   if (options.precision != Precision::kFloat32) {
-    const std::string reason = GpuRunner::unsupported(kProductionKernels, config, shape, options);
+    const std::string reason = GpuRunner::unsupported(common::kProductionKernels, config, shape, options);
     if (reason.empty() || options.kv_cache == KvCacheType::kFloat8) {
-      return {.kernels = kProductionKernels, .note = {}};
+      return {.kernels = common::kProductionKernels, .note = {}};
     }
     return {.note = ", with the plain kernels: " + reason};
   }
@@ -107,7 +100,7 @@ std::unique_ptr<Runner> make_runner(const common::Llama& model, const EngineOpti
                        (gpu.kv_cache == KvCacheType::kFloat8 ? ", K and V in float8" : "") +
                        (gpu.weights == WeightType::kFloat8 ? ", weights in float8" : "") +
                        (gpu.activations == ActivationType::kFloat8 ? ", activations too" : "") + choice.note);
-    return std::make_unique<BuiltRunner>(model, shape, gpu, options.chunk_size, choice.kernels);
+    return std::make_unique<GpuRunner>(model, shape, gpu, options.chunk_size, choice.kernels);
 #endif
   }
   if (gpu.device != Device::kAuto || !is_exact) {

@@ -15,20 +15,20 @@
 #include "runner.h"
 
 namespace common {
+class PagedKernels;  // common/paged/paged_kernels.h
 class Stream;
-}
+}  // namespace common
 
 namespace stage8 {
 
-class PagedKernels;  // kernels/kernels.h
-class StepSampler;   // kernels/step_sampler.h
+class StepSampler;  // kernels/step_sampler.h
 
 using MakeSampler = std::function<std::unique_ptr<StepSampler>(int vocab_size, int max_rows)>;
 
 class GpuRunner : public Runner {
  public:
   // Why this model and cache can't be computed with these kernels; empty if they can.
-  static std::string unsupported(const PagedKernels& kernels, const common::LlamaConfig& config,
+  static std::string unsupported(const common::PagedKernels& kernels, const common::LlamaConfig& config,
                                  const KvCacheShape& shape, const GpuOptions& options);
 
   // Allocates the device's memory for weights and K/V. chunk_size: the largest number of tokens in one forward pass.
@@ -39,7 +39,7 @@ class GpuRunner : public Runner {
   // made before the cache takes its share; without it, the host draws. max_rows: of logits in one pass, if a sequence
   // may have several; else there are max_sequences at most.
   GpuRunner(const common::Llama& model, const KvCacheShape& shape, const GpuOptions& options, int chunk_size,
-            int max_sequences, const PagedKernels& kernels, const std::optional<MemoryShare>& share = {},
+            int max_sequences, const common::PagedKernels& kernels, const std::optional<MemoryShare>& share = {},
             common::Communicator* peers = nullptr, const MakeSampler& make_sampler = {}, int max_rows = 0);
   ~GpuRunner() override;
 

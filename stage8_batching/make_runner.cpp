@@ -12,7 +12,7 @@
 #include "gpu_runner.h"
 #include "kernels/kernels.h"
 #ifdef COURSE_PRODUCTION
-#include "production/production_kernels.h"
+#include "common/paged/production_kernels.h"
 #include "production/recording_runner.h"
 #include "production/tensor_parallel_runner.h"
 #endif
@@ -36,7 +36,8 @@ KvCacheShape cache_shape(const common::LlamaConfig& config, const EngineOptions&
 }
 
 #ifdef COURSE_CUDA
-// If production/ is built, its runner is used, and its kernels if they serve the shape.
+// If production/ and common/paged/ are built, the first one's runner is used, and the second one's kernels if they
+// serve the shape.
 #ifdef COURSE_PRODUCTION
 using BuiltRunner = RecordingRunner;
 #else
@@ -44,7 +45,7 @@ using BuiltRunner = GpuRunner;
 #endif
 
 struct KernelChoice {
-  const PagedKernels& kernels = kPlainKernels;
+  const common::PagedKernels& kernels = kPlainKernels;
   std::string note;  // why the faster kernels are not used
 };
 
@@ -52,9 +53,9 @@ KernelChoice choose_kernels([[maybe_unused]] const common::LlamaConfig& config,
                             [[maybe_unused]] const KvCacheShape& shape, [[maybe_unused]] const GpuOptions& options) {
 #ifdef COURSE_PRODUCTION
   if (options.precision != Precision::kFloat32) {
-    const std::string reason = GpuRunner::unsupported(kProductionKernels, config, shape, options);
+    const std::string reason = GpuRunner::unsupported(common::kProductionKernels, config, shape, options);
     if (reason.empty() || options.kv_cache == KvCacheType::kFloat8) {
-      return {.kernels = kProductionKernels, .note = {}};
+      return {.kernels = common::kProductionKernels, .note = {}};
     }
     return {.note = ", with the plain kernels: " + reason};
   }
@@ -86,7 +87,7 @@ std::string obstacle([[maybe_unused]] const common::LlamaConfig& config, [[maybe
     return "activations in float8 need --weights fp8: the library multiplies float8 by float8";
   }
 #ifdef COURSE_CUDA
-  const PagedKernels& kernels = choose_kernels(config, shape, options).kernels;
+  const common::PagedKernels& kernels = choose_kernels(config, shape, options).kernels;
   if (options.tensor_parallel > 1) {
 #ifdef COURSE_PRODUCTION
     return TensorParallelRunner::unsupported(kernels, config, shape, options);

@@ -57,10 +57,11 @@ FOLDER = pathlib.PurePath("tests/bench/measured")
 LADDER = pathlib.PurePath("stage7_cuda_kernel/ladder/figures.json")
 
 # The pages whose figures have to be bound: a stage's lesson may have several.
-PAGES = ("README.md", "RESULTS.md", "stage*/*.md", "stage*/production/*.md")
+PAGES = ("README.md", "RESULTS.md", "stage*/*.md", "stage*/production/*.md", "common/paged/*.md")
 
 # And the files in whose heads and comments they have to be.
-SOURCES = ("stage7_cuda_kernel/ladder/*", "stage[78]_*/production/*", "stage[78]_*/kernels/*", "common/cuda/**/*")
+SOURCES = ("stage7_cuda_kernel/ladder/*", "stage[78]_*/production/*", "stage[78]_*/kernels/*", "common/cuda/**/*",
+           "common/paged/*")
 SUFFIXES = (".h", ".cpp", ".cu", ".cuh")
 
 # unit: (its kind, how many of the kind's first unit it is)

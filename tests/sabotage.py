@@ -19,7 +19,8 @@ or never to end with it. A fourth line names the test of a kernel's bug where th
 
 Everything happens in a copy of the sources with a build of its own (--scratch, by default build/sabotage), which
 is kept: the next run compiles only what has changed. Only the programs that the patches name are built. Bugs in different
-stages are planted side by side, because no stage sees another one's sources.
+stages are planted side by side, because no stage sees another one's sources. Those in common/paged/ take turns with stage
+7's, whose programs test it; on a GPU stage 8's see it too, so there each is planted alone.
 """
 
 import argparse
@@ -37,6 +38,7 @@ import time
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 PATCHES = pathlib.Path("tests/sabotage")
 TEST_TIMEOUT_SECONDS = 120
+PAGED, TESTED_BY = "common/paged", "stage7_cuda_kernel"
 SKIPPED = 77  # the exit status of a test program that could not try everything
 HEADER = re.compile(r"^# (stage|test|executor|bug): (.+)$")
 
@@ -59,13 +61,18 @@ class Patch:
     bug: str
     on_executor: tuple[str, str] | None = None  # program and case where there is no GPU
 
+    def tested_stage(self):
+        """Of two bugs in one, only one is planted at a time."""
+        return TESTED_BY if self.stage == PAGED else self.stage
+
     def stands_alone(self):
         """Whether the test may see other stages than its own. Then no other bug may be planted beside this one."""
-        return not self.program.endswith("_" + self.stage.partition("_")[0])
+        return not self.program.endswith("_" + self.tested_stage().partition("_")[0]) or \
+            self.stage == PAGED and self.needs_gpu()
 
     def stage_number(self):
-        """Of the stage that is changed: "3"; "0" for common/."""
-        match = re.match(r"stage(\d+)_", self.stage)
+        """Of the stage that is changed, or whose programs test it: "3"; "0" for common/."""
+        match = re.match(r"stage(\d+)_", self.tested_stage())
         return match.group(1) if match else "0"
 
     def needs_gpu(self):
@@ -229,7 +236,7 @@ def rounds(patches):
     by_stage = {}
     # Patches of one file follow each other, so that it is not also compiled without a bug in between.
     for patch in sorted(patches, key=lambda patch: (patch.stage, patched_files(patch), patch.program)):
-        by_stage.setdefault(patch.stage, []).append(patch)
+        by_stage.setdefault(patch.tested_stage(), []).append(patch)
     alone = [[patch] for patch in patches if patch.stands_alone()]
     queues = [[patch for patch in queue if not patch.stands_alone()] for queue in by_stage.values()]
     together = [[queue[index] for queue in queues if index < len(queue)]

@@ -53,3 +53,10 @@ function(course_add_host_kernels name)
                                            -fno-threadsafe-statics)
   endif()
 endfunction()
+
+# course_paged_on_host: common/paged/ for the executor, which has no wgmma, so that those kernels are never chosen.
+function(course_add_paged_on_host)
+  file(GLOB sources CONFIGURE_DEPENDS ${PROJECT_SOURCE_DIR}/common/paged/*.cu ${PROJECT_SOURCE_DIR}/common/paged/*.cpp)
+  course_add_host_kernels(course_paged_on_host ${sources})
+  target_compile_definitions(course_paged_on_host PUBLIC COURSE_PRODUCTION)
+endfunction()

@@ -3,7 +3,8 @@
 # add_stage(stage3_online_softmax): the only line of a stage's CMakeLists.txt.
 #
 #   stage3_lib   every .cpp of the folder and of demo/, but main.cpp, and of production/'s own folders; with CUDA, kernels/
-#                too, and all of production/. With COURSE_PRODUCTION OFF nothing of production/
+#                too, all of production/, and common/paged/. With COURSE_PRODUCTION OFF nothing of production/ and of
+#                common/paged/
 #   stage3       main.cpp; the program lands at the top of the build folder
 #   build/stages/stage3 -> the folder, so that tests write #include "stage3/attention.h" wherever the sources are
 #
@@ -54,11 +55,14 @@ function(add_stage folder)
   if(kernels)
     target_link_libraries(${stage}_lib PUBLIC course_cuda)
   endif()
-  if(COURSE_PRODUCTION AND (kernels OR host_production))
+  if(kernels AND TARGET course_paged)
+    target_link_libraries(${stage}_lib PUBLIC course_paged)
+  endif()
+  if(host_production)
     target_compile_definitions(${stage}_lib PUBLIC COURSE_PRODUCTION)
   endif()
   # The ladder of kernels, for tests and benchmarks: no program of a stage needs it. Its last rows are kernels of
-  # production/.
+  # common/paged/.
   file(GLOB steps CONFIGURE_DEPENDS ${directory}/ladder/*.cu ${directory}/ladder/*.cpp)
   if(steps)  # whose measurements a picture shows
     set_source_files_properties(${directory}/demo/pictures.cpp PROPERTIES
@@ -71,17 +75,11 @@ function(add_stage folder)
     add_library(${stage}_ladder STATIC ${steps})
     target_link_libraries(${stage}_ladder PUBLIC ${stage}_lib PRIVATE course_warnings)
   endif()
-  # The kernels for machines without a GPU: the lesson's and the ladder's, and those of production/ that need no wgmma.
+  # The kernels for machines without a GPU: the lesson's and the ladder's. (common/paged/ has course_paged_on_host.)
   if(steps AND TARGET course_executor)
     file(GLOB on_host CONFIGURE_DEPENDS ${directory}/kernels/*.cu ${directory}/ladder/*.cu ${directory}/ladder/*.cpp)
     list(FILTER on_host EXCLUDE REGEX "/(prompt_)?production\\.cu$")
     course_add_host_kernels(${stage}_on_host ${on_host})
-    if(COURSE_PRODUCTION)
-      file(GLOB on_host CONFIGURE_DEPENDS ${directory}/production/*.cu ${directory}/production/s*.cpp)
-      course_add_host_kernels(${stage}_production_on_host ${on_host})
-      target_link_libraries(${stage}_production_on_host PUBLIC ${stage}_on_host)
-      target_compile_definitions(${stage}_production_on_host PUBLIC COURSE_PRODUCTION)
-    endif()
   endif()
   # Puts the path into the command line of every dependent, so that a change of STAGE<N>_DIR rebuilds them. File times
   # do not, if the other folder's headers are older than the objects. Relative, so that commands are the same in every

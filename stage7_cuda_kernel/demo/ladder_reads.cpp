@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "../kernels/page_layout.h"
+#include "../ladder/swizzled_pages.h"
 #include "common/app/table.h"
 #include "common/base/text.h"
 
@@ -22,11 +23,10 @@ constexpr int kQueryHeads = kGroup * kKvHeads;
 constexpr int kTokens = 4;  // of a block, and of a tile
 constexpr int kVecsPerRow = 16;
 constexpr int kRowBytes = kVecsPerRow * kVecBytes;
-constexpr int kPanelVecs = vecs_per_panel(kVecsPerRow);
 constexpr int kPanelRowBytes = kPanelVecs * kVecBytes;
 constexpr std::array<int, 3> kTable = {7, 1, 3};
 constexpr int kLength = 10;
-const PageShape kShape = {
+const common::PageShape kShape = {
     .num_blocks = 8, .num_kv_heads = kKvHeads, .block_size = kTokens, .head_dim = kRowBytes / kElementBytes};
 
 // How many thread blocks the toy device holds at once: small ones (steps 1 to 4), or ones that compute a whole group.
@@ -130,11 +130,11 @@ std::int64_t plain_byte_of(int kv_head, int token, int vec) {
   return row_offset(kShape, block_of(token), kv_head, token % kTokens) * kElementBytes + vec * std::int64_t{kVecBytes};
 }
 
-// The same in the order of page_layout.h.
+// The same in the order of swizzled_pages.h.
 std::int64_t byte_of(int kv_head, int token, int vec) {
   const int row = token % kTokens;
   return row_offset(kShape, block_of(token), kv_head, 0) * kElementBytes +
-         vec_place(kVecsPerRow, kTokens, row, vec) * std::int64_t{kVecBytes};
+         swizzled_place(kTokens, row, vec) * std::int64_t{kVecBytes};
 }
 
 struct Read {
@@ -192,7 +192,7 @@ void print_layout() {
     const int row = token % kTokens;
     std::string places;
     for (int vec = 0; vec < 8; ++vec) {
-      places += common::format("%s%d", vec > 0 ? " " : "", swizzle(kPanelVecs, row, vec));
+      places += common::format("%s%d", vec > 0 ? " " : "", swizzled_place(kTokens, row, vec) % kPanelVecs);
     }
     const auto part = [&](int kv_head, int panel) {
       const std::int64_t first = byte_of(kv_head, token, panel * kPanelVecs);

@@ -63,7 +63,7 @@ struct GpuRunner::Impl {
   }
 
   // The next tokens of the one sequence.
-  Step step(int num_tokens) const {
+  StepArrays step(int num_tokens) const {
     return {.batch = {.num_sequences = 1,
                       .num_heads = model.config().num_heads,
                       .context_lengths = inputs.context_lengths(),
@@ -101,6 +101,8 @@ struct GpuRunner::Impl {
   DeviceArray<int> argmax{1};
   common::PinnedArray<int> argmax_on_host{1};
   bool draws_tokens = true;  // whether the last batch asked for a token, not for logits
+  // The launches of a step of one token, recorded. It is last: it uses what is above.
+  std::optional<common::Graph> decode_step;
 };
 
 std::string GpuRunner::unsupported(const PagedKernels& kernels, const common::LlamaConfig& config,
@@ -127,17 +129,30 @@ const CacheSize& GpuRunner::cache() const { return impl_->cache_size; }
 
 void GpuRunner::copy_blocks(std::span<const BlockCopy> copies) {
   while (!copies.empty()) {
-    const std::span<const BlockCopy> launch = independent_copies(copies);
+    const std::span<const BlockCopy> independent = independent_copies(copies);
+    std::vector<PageCopy> launch;
+    for (const BlockCopy& copy : independent) {
+      launch.push_back({copy.source, copy.destination});
+    }
     impl_->kernels.copy_blocks(impl_->keys.data(), impl_->values.data(), impl_->num_layers, impl_->shape, launch.data(),
                                static_cast<int>(launch.size()), impl_->stream.get());
-    copies = copies.subspan(launch.size());
+    copies = copies.subspan(independent.size());
   }
 }
 
 void GpuRunner::enqueue(const RaggedBatch& batch) {
   try {
     impl_->inputs.upload(batch, impl_->shape.block_size, impl_->stream);
-    launch(impl_->inputs.num_tokens(), impl_->inputs.num_rows());
+    if (impl_->inputs.num_tokens() == 1 && impl_->inputs.num_rows() == 1) {
+      // Launched one by one, such a step takes the host longer than the GPU. The first one is recorded as a CUDA graph,
+      // and later ones replay it with other numbers in the inputs.
+      if (!impl_->decode_step) {
+        impl_->decode_step.emplace(impl_->stream, [&] { launch(1, 1); });
+      }
+      impl_->decode_step->launch(impl_->stream);
+    } else {
+      launch(impl_->inputs.num_tokens(), impl_->inputs.num_rows());
+    }
     CUDA_CHECK(cudaMemcpyAsync(impl_->argmax_on_host.data(), impl_->argmax.data(), sizeof(int), cudaMemcpyDeviceToHost,
                                impl_->stream.get()));
     impl_->draws_tokens = batch.draws_tokens;
@@ -150,7 +165,7 @@ void GpuRunner::enqueue(const RaggedBatch& batch) {
 void GpuRunner::launch(int num_tokens, int num_rows) {
   const StepInputs& inputs = impl_->inputs;
   const cudaStream_t stream = impl_->stream.get();
-  const Step step = impl_->step(num_tokens);
+  const StepArrays step = impl_->step(num_tokens);
   const std::span<std::byte> workspace(static_cast<std::byte*>(impl_->workspace.data()), impl_->workspace.bytes());
   impl_->kernels.plan(impl_->shape, step, workspace, stream);
   const auto attend = [&](const common::CudaAttentionCall& call) {
@@ -163,8 +178,6 @@ void GpuRunner::launch(int num_tokens, int num_rows) {
     impl_->model.argmax(impl_->logits.data(), num_rows, impl_->argmax.data(), stream);
   }
 }
-
-const common::Stream& GpuRunner::stream() const { return impl_->stream; }
 
 StepResult GpuRunner::wait() {
   StepResult result;

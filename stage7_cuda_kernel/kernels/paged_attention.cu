@@ -13,9 +13,9 @@
 
 #include <string>
 
-#include "checks.h"
 #include "common/cuda/model/scalars.cuh"
 #include "common/cuda/runtime/launch.h"
+#include "common/paged/checks.h"
 #include "kernels.h"
 #include "online_softmax.cuh"
 #include "page_layout.h"
@@ -33,7 +33,7 @@ struct QueryRow {
   int visible;  // 0: the row belongs to no sequence, or to an inactive one
 };
 
-__device__ QueryRow find_row(int row, const Step& step) {
+__device__ QueryRow find_row(int row, const StepArrays& step) {
   const int* starts = step.query_starts;
   if (row < starts[0] || row >= starts[step.batch.num_sequences]) {
     return {0, 0};
@@ -58,16 +58,15 @@ __device__ SoftmaxRow<kValues> attend_positions(const Pages& pages, const int* t
   SoftmaxRow<kValues> result;
   for (int position = static_cast<int>(threadIdx.x) / 32; position < visible; position += kWarps) {
     const int block = table[position / shape.block_size];
-    const int row = position % shape.block_size;
+    const std::int64_t row = row_offset(shape, block, kv_head, position % shape.block_size);
     float value[kValues] = {};
     float score = 0.0F;
 #pragma unroll
     for (int i = 0; i < kValues; ++i) {
       const int dimension = lane + 32 * i;
       if (dimension < shape.head_dim) {
-        const std::int64_t offset = element_offset(shape, block, kv_head, row, dimension);
-        score += query[i] * common::to_float(keys[offset]);
-        value[i] = common::to_float(values[offset]);
+        score += query[i] * common::to_float(keys[row + dimension]);
+        value[i] = common::to_float(values[row + dimension]);
       }
     }
     score = scale * common::warp_sum(score);
@@ -77,15 +76,13 @@ __device__ SoftmaxRow<kValues> attend_positions(const Pages& pages, const int* t
   return result;
 }
 
-// Where the warps' results are joined.
-using Parts = PartialSoftmax<kMaxDimensions>;
-constexpr std::size_t kPartsBytes = Parts::bytes(kWarps, 1);
-
 // blockIdx.x counts the rows of the queries and, fastest, the query heads.
 template <typename Scalar>
 __global__ void __launch_bounds__(32 * kWarps)
-    paged_attention(Pages pages, Step step, const Scalar* queries, Scalar* output, float scale) {
-  __shared__ __align__(16) unsigned char shared[kPartsBytes];
+    paged_attention(Pages pages, StepArrays step, const Scalar* queries, Scalar* output, float scale) {
+  // Where the warps' results are joined.
+  __shared__ float2 maxima_and_sums[kWarps];
+  __shared__ float values[kWarps][kMaxDimensions];
   const int num_heads = step.batch.num_heads;
   const int head = static_cast<int>(blockIdx.x) % num_heads;
   const QueryRow row = find_row(static_cast<int>(blockIdx.x) / num_heads, step);
@@ -108,23 +105,29 @@ __global__ void __launch_bounds__(32 * kWarps)
   const SoftmaxRow<kValues> own = attend_positions<Scalar>(pages, table, kv_head, row.visible, query, scale);
 
   const int warp = thread / 32;
-  const Parts parts(shared, kWarps, 1);
   if (lane == 0) {
-    parts.max_and_sum(warp, 0) = make_float2(own.largest, own.sum);
+    maxima_and_sums[warp] = make_float2(own.largest, own.sum);
   }
 #pragma unroll
   for (int i = 0; i < kValues; ++i) {
-    parts.row(warp, 0)[lane + 32 * i] = own.values[i];
+    values[warp][lane + 32 * i] = own.values[i];
   }
   __syncthreads();
   if (thread < head_dim) {  // a thread for each dimension
-    const SoftmaxRow<1> joined = merge_parts<1>(parts, kWarps, 0, thread);
+    SoftmaxRow<1> joined;
+    for (int part = 0; part < kWarps; ++part) {
+      joined.largest = fmaxf(joined.largest, maxima_and_sums[part].x);
+    }
+    for (int part = 0; part < kWarps; ++part) {
+      joined.add_part(maxima_and_sums[part], {values[part][thread]});
+    }
     output[row_begin + thread] = common::from_float<Scalar>(joined.values[0] / joined.sum);
   }
 }
 
 template <typename Scalar>
-void launch_attention(const Pages& pages, const Step& step, const void* queries, void* output, cudaStream_t stream) {
+void launch_attention(const Pages& pages, const StepArrays& step, const void* queries, void* output,
+                      cudaStream_t stream) {
   const std::int64_t grid = std::int64_t{step.num_tokens} * step.batch.num_heads;
   COMMON_CHECK(grid < std::int64_t{1} << 31, "too many tokens for one launch");
   common::launch(paged_attention<Scalar>, dim3(static_cast<unsigned>(grid)), 32 * kWarps, 0, stream,
@@ -137,11 +140,11 @@ void launch_attention(const Pages& pages, const Step& step, const void* queries,
 const PlainKernels kPlainKernels{};
 
 std::string PlainKernels::unsupported(const PageShape& shape, int num_heads) const {
-  if (std::string reason = unsupported_by_all(shape, num_heads); !reason.empty()) {
+  if (std::string reason = common::unsupported_by_all(shape, num_heads); !reason.empty()) {
     return reason;
   }
   if (shape.type == ScalarType::kFloat8) {
-    return "K and V in float8 need the kernels of production/, which are left out of this build (COURSE_PRODUCTION)";
+    return "K and V in float8 need the kernels of common/paged/, which are left out of this build (COURSE_PRODUCTION)";
   }
   if (shape.block_size < 1) {
     return "the plain kernels need blocks of at least one token, not " + std::to_string(shape.block_size);
@@ -154,25 +157,26 @@ std::string PlainKernels::unsupported(const PageShape& shape, int num_heads) con
   return {};
 }
 
-std::size_t PlainKernels::workspace_bytes(const PageShape& shape, const Step& largest) const {
-  check_step(*this, shape, largest);
+std::size_t PlainKernels::workspace_bytes(const PageShape& shape, const StepArrays& largest) const {
+  common::check_step(*this, shape, largest);
   return 0;
 }
 
-void PlainKernels::plan(const PageShape& shape, const Step& step, std::span<std::byte> /*workspace*/,
+void PlainKernels::plan(const PageShape& shape, const StepArrays& step, std::span<std::byte> /*workspace*/,
                         cudaStream_t /*stream*/) const {
-  check_step(*this, shape, step);
+  common::check_step(*this, shape, step);
 }
 
-void PlainKernels::attend(const Pages& pages, const Step& step, const LayerRows& rows, void* output,
+void PlainKernels::attend(const Pages& pages, const StepArrays& step, const LayerRows& rows, void* output,
                           std::span<std::byte> /*workspace*/, cudaStream_t stream) const {
-  check_pages(*this, pages);
-  check_step(*this, pages.shape, step);
+  common::check_pages(*this, pages);
+  common::check_step(*this, pages.shape, step);
   if (step.batch.num_sequences == 0 || step.num_tokens == 0) {
     return;
   }
   COMMON_CHECK(rows.queries != nullptr && output != nullptr, "queries and output are given");
-  COMMON_CHECK(is_aligned(rows.queries) && is_aligned(output), "queries and output begin at multiples of 16 bytes");
+  COMMON_CHECK(common::is_aligned(rows.queries) && common::is_aligned(output),
+               "queries and output begin at multiples of 16 bytes");
   if (rows.keys != nullptr) {
     write_to_slots(pages, rows.keys, rows.values, rows.row_stride, step.slot_mapping, step.num_tokens, stream);
   }

@@ -3,11 +3,10 @@
 
 #include <cmath>
 
-#include "../kernels/checks.h"
-#include "../kernels/element.h"
 #include "common/cuda/model/scalars.cuh"
 #include "common/cuda/ptx.cuh"
 #include "common/cuda/runtime/launch.h"
+#include "common/paged/checks.h"
 #include "ladder.h"
 
 namespace stage7 {
@@ -32,18 +31,18 @@ struct LadderCall {
   float scale;      // 1 / sqrt(kDimensions), times log2(e): weights are powers of 2
 };
 
-inline void check_ladder(const PageShape& shape, const Batch& batch) {
-  check_batch(kPlainKernels, shape, batch);
+inline void check_ladder(const PageShape& shape, const BatchArrays& batch) {
+  common::check_batch(kPlainKernels, shape, batch);
   COMMON_CHECK(shape.type == ScalarType::kBFloat16 && shape.head_dim == kDimensions && shape.block_size == kBlockTokens,
                "the ladder is for bfloat16, head_dim 128 and blocks of 16");
   COMMON_CHECK(batch.num_heads <= kMaxGroup * shape.num_kv_heads, "the ladder is for groups of up to 8 query heads");
   COMMON_CHECK(batch.num_sequences < 1 << 16, "a grid has at most 65,535 sequences");
 }
 
-inline LadderCall ladder_call(const Pages& pages, const Batch& batch, const void* queries, void* output) {
-  check_pages(kPlainKernels, pages);
+inline LadderCall ladder_call(const Pages& pages, const BatchArrays& batch, const void* queries, void* output) {
+  common::check_pages(kPlainKernels, pages);
   check_ladder(pages.shape, batch);
-  COMMON_CHECK(batch.num_sequences == 0 || (is_aligned(queries) && is_aligned(output)),
+  COMMON_CHECK(batch.num_sequences == 0 || (common::is_aligned(queries) && common::is_aligned(output)),
                "queries and output begin at multiples of 16 bytes");
   return {.queries = static_cast<const Element*>(queries),
           .output = static_cast<Element*>(output),

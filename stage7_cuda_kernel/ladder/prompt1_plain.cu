@@ -143,8 +143,8 @@ __global__ void __launch_bounds__(kThreads) attend(PromptCall call) {
   }
 }
 
-void attend_prompts(const Pages& pages, const Batch& batch, const int* query_starts, const void* queries, void* output,
-                    int num_tokens, void* /*workspace*/, cudaStream_t stream) {
+void attend_prompts(const Pages& pages, const BatchArrays& batch, const int* query_starts, const void* queries,
+                    void* output, int num_tokens, void* /*workspace*/, cudaStream_t stream) {
   const PromptCall call = prompt_call(pages, batch, query_starts, queries, output);
   if (num_tokens > 0) {
     common::launch(attend, prompt_grid(call, num_tokens, kRows), kThreads, 0, stream, common::Overlap::kNone, call);

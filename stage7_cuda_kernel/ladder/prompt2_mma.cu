@@ -10,7 +10,7 @@
 // serves 64 rows, 64 flops for each byte that comes from L2.
 //
 // Why it is faster: a product is 2,048 multiplications with additions in one instruction of a warp, where step 1
-// has 32. Why it is slow: the device could do 750 Tflop/s (production/KERNELS.md, "Where the machine's numbers come
+// has 32. Why it is slow: the device could do 750 Tflop/s (common/paged/KERNELS.md, "Where the machine's numbers come
 // from"). An mma has 16 rows and reads both operands from registers. A warp first fetches all of K and V that it
 // multiplies from shared memory; that costs instructions, and registers that its output needs. And while it computes a
 // softmax, it multiplies nothing.
@@ -199,8 +199,8 @@ __global__ void __launch_bounds__(kThreads) attend(PromptCall call) {
   }
 }
 
-void attend_prompts(const Pages& pages, const Batch& batch, const int* query_starts, const void* queries, void* output,
-                    int num_tokens, void* /*workspace*/, cudaStream_t stream) {
+void attend_prompts(const Pages& pages, const BatchArrays& batch, const int* query_starts, const void* queries,
+                    void* output, int num_tokens, void* /*workspace*/, cudaStream_t stream) {
   const PromptCall call = prompt_call(pages, batch, query_starts, queries, output);
   if (num_tokens > 0) {
     common::launch(attend, prompt_grid(call, num_tokens, kRows), kThreads, 0, stream, common::Overlap::kNone, call);

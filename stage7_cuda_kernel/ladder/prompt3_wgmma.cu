@@ -14,8 +14,8 @@
 // Why it is faster: no instruction fetches an operand. Where it is still slow: the tensor cores idle whenever both
 // thread blocks compute a softmax; one thread starts copies only between tiles; and a tile on the diagonal is computed
 // whole, though half of it is masked.
-#include "../kernels/page_layout.h"
 #include "prompt_call.cuh"
+#include "swizzled_pages.h"
 
 namespace stage7 {
 namespace {
@@ -227,8 +227,8 @@ __global__ void __launch_bounds__(kThreads) attend(PromptCall call) {
 __global__ void attend(PromptCall /*call*/) {}  // runs on compute capability 9.0
 #endif
 
-void attend_prompts(const Pages& pages, const Batch& batch, const int* query_starts, const void* queries, void* output,
-                    int num_tokens, void* /*workspace*/, cudaStream_t stream) {
+void attend_prompts(const Pages& pages, const BatchArrays& batch, const int* query_starts, const void* queries,
+                    void* output, int num_tokens, void* /*workspace*/, cudaStream_t stream) {
   const PromptCall call = prompt_call(pages, batch, query_starts, queries, output);
   if (num_tokens > 0) {
     common::launch(attend, prompt_grid(call, num_tokens, kRows), kThreads, kSharedBytes, stream, common::Overlap::kNone,

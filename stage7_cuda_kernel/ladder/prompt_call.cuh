@@ -3,11 +3,10 @@
 
 #include <cmath>
 
-#include "../kernels/checks.h"
-#include "../kernels/element.h"
 #include "common/cuda/model/scalars.cuh"
 #include "common/cuda/ptx.cuh"
 #include "common/cuda/runtime/launch.h"
+#include "common/paged/checks.h"
 #include "prompt_ladder.h"
 
 namespace stage7 {
@@ -31,18 +30,19 @@ struct PromptCall {
   float scale;  // 1 / sqrt(kDimensions), times log2(e): weights are powers of 2
 };
 
-inline void check_prompts(const Pages& pages, const Batch& batch) {
-  check_pages(kPlainKernels, pages);
-  check_batch(kPlainKernels, pages.shape, batch);
+inline void check_prompts(const Pages& pages, const BatchArrays& batch) {
+  common::check_pages(kPlainKernels, pages);
+  common::check_batch(kPlainKernels, pages.shape, batch);
   COMMON_CHECK(pages.shape.type == ScalarType::kBFloat16 && pages.shape.head_dim == kDimensions &&
                    pages.shape.block_size == kBlockTokens,
                "the prompts' ladder is for bfloat16, head_dim 128 and blocks of 16");
 }
 
-inline PromptCall prompt_call(const Pages& pages, const Batch& batch, const int* query_starts, const void* queries,
-                              void* output) {
+inline PromptCall prompt_call(const Pages& pages, const BatchArrays& batch, const int* query_starts,
+                              const void* queries, void* output) {
   check_prompts(pages, batch);
-  COMMON_CHECK(is_aligned(queries) && is_aligned(output), "queries and output begin at multiples of 16 bytes");
+  COMMON_CHECK(common::is_aligned(queries) && common::is_aligned(output),
+               "queries and output begin at multiples of 16 bytes");
   return {.queries = static_cast<const Element*>(queries),
           .output = static_cast<Element*>(output),
           .keys = static_cast<const Element*>(pages.keys),

@@ -143,12 +143,12 @@ __global__ void __launch_bounds__(kThreads, kResident) attend(LadderCall call) {
   call.output[row * kDimensions + thread] = common::from_float<Element>(joined / joined_sum);
 }
 
-std::size_t workspace_bytes(const PageShape& shape, const Batch& batch) {
+std::size_t workspace_bytes(const PageShape& shape, const BatchArrays& batch) {
   check_ladder(shape, batch);
   return 0;
 }
 
-void decode(const Pages& pages, const Batch& batch, const void* queries, void* output, void* /*workspace*/,
+void decode(const Pages& pages, const BatchArrays& batch, const void* queries, void* output, void* /*workspace*/,
             cudaStream_t stream) {
   const LadderCall call = ladder_call(pages, batch, queries, output);
   if (call.num_sequences > 0) {

@@ -194,20 +194,20 @@ __global__ void __launch_bounds__(kThreads) merge(LadderCall call, int splits, c
 
 // kResident places on every multiprocessor, divided by sequences and heads, rounded down; at most one piece for each 8
 // blocks of the longest context, rounded up: each piece adds to the merge. The lengths are known on the device.
-int num_splits(const Batch& batch, int num_heads) {
+int num_splits(const BatchArrays& batch, int num_heads) {
   constexpr int kMinBlocks = 8;
   const int slots = kResident * common::device_limits().num_multiprocessors;
   const int most = (batch.max_blocks_per_sequence + kMinBlocks - 1) / kMinBlocks;
   return std::clamp(slots / std::max(1, batch.num_sequences * num_heads), 1, most);
 }
 
-std::size_t workspace_bytes(const PageShape& shape, const Batch& batch) {
+std::size_t workspace_bytes(const PageShape& shape, const BatchArrays& batch) {
   check_ladder(shape, batch);
   return sizeof(Partial) * static_cast<std::size_t>(batch.num_sequences) * static_cast<std::size_t>(batch.num_heads) *
          static_cast<std::size_t>(num_splits(batch, batch.num_heads));
 }
 
-void decode(const Pages& pages, const Batch& batch, const void* queries, void* output, void* workspace,
+void decode(const Pages& pages, const BatchArrays& batch, const void* queries, void* output, void* workspace,
             cudaStream_t stream) {
   const LadderCall call = ladder_call(pages, batch, queries, output);
   if (call.num_sequences == 0) {

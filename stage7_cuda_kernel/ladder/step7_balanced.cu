@@ -11,8 +11,8 @@
 //     warp 3   tile 3 | tile 7 | tile 11 …
 //
 // A bulk copy moves bytes as they lie, so it cannot swizzle: the pages have to be swizzled already. From here on the
-// ladder reads pages in the order of kernels/page_layout.h (16 rows of 128 dimensions are two panels of 128 bytes a
-// row, which is for prompts; the swizzle inside of a panel is step 6's).
+// ladder reads pages in the order of swizzled_pages.h (16 rows of 128 dimensions are two panels of 128 bytes a row,
+// which is for prompts; the swizzle inside of a panel is step 6's).
 //
 // All tiles of all heads of all sequences stand in one line, and n thread blocks, as many as the device holds at once,
 // get the n-th part each. A share may begin in the middle of one head and end in another one, so no thread block waits
@@ -29,8 +29,8 @@
 // Why it is faster: for ragged batches by the balance, for a single sequence by the merge and the early start. What it
 // costs: a search in the plan for each tile, and a merge for nearly every head, because shares end anywhere. A batch of
 // equal contexts that fills the device anyway is slower than in step 6.
-#include "../kernels/page_layout.h"
 #include "ladder_call.cuh"
+#include "swizzled_pages.h"
 
 namespace stage7 {
 namespace {
@@ -125,7 +125,7 @@ __device__ std::int64_t tile_offset(const LadderCall& call, const Work& work, in
 
 // Where a vector of a row lies in a tile in shared memory: as in the pages, which are swizzled.
 __device__ std::uint32_t vec_address(std::uint32_t tile, int row, int vec) {
-  return tile + static_cast<std::uint32_t>(vec_place(kVecsPerRow, kBlockTokens, row, vec) * kVecBytes);
+  return tile + static_cast<std::uint32_t>(swizzled_place(kBlockTokens, row, vec) * kVecBytes);
 }
 
 // Begins to copy K and V of a tile: two instructions of one lane. The barrier counts the bytes.
@@ -401,7 +401,7 @@ __global__ void attend(LadderCall /*call*/, Work /*work*/) {}  // runs on comput
 int most_shares() { return kResident * common::device_limits().num_multiprocessors; }
 
 // The workspace: partials, first_tiles, arrivals.
-Work work_of(void* workspace, const Batch& batch, int num_kv_heads) {
+Work work_of(void* workspace, const BatchArrays& batch, int num_kv_heads) {
   auto* partials = static_cast<Partial*>(workspace);
   auto* first_tiles = reinterpret_cast<int*>(partials + 2 * most_shares() * (batch.num_heads / num_kv_heads));
   return {.first_tiles = first_tiles,
@@ -410,20 +410,20 @@ Work work_of(void* workspace, const Batch& batch, int num_kv_heads) {
           .most_shares = most_shares()};
 }
 
-std::size_t workspace_bytes(const PageShape& shape, const Batch& batch) {
+std::size_t workspace_bytes(const PageShape& shape, const BatchArrays& batch) {
   check_ladder(shape, batch);
   const int num_partials = 2 * most_shares() * (batch.num_heads / shape.num_kv_heads);
   const int num_ints = batch.num_sequences + 1 + batch.num_sequences * shape.num_kv_heads;
   return static_cast<std::size_t>(num_partials) * sizeof(Partial) + static_cast<std::size_t>(num_ints) * sizeof(int);
 }
 
-void plan(const PageShape& shape, const Batch& batch, void* workspace, cudaStream_t stream) {
+void plan(const PageShape& shape, const BatchArrays& batch, void* workspace, cudaStream_t stream) {
   check_ladder(shape, batch);
   common::launch(plan_shares, grid_of(1), kThreads, 0, stream, common::Overlap::kNone, batch.context_lengths,
                  batch.num_sequences, shape.num_kv_heads, work_of(workspace, batch, shape.num_kv_heads));
 }
 
-void decode(const Pages& pages, const Batch& batch, const void* queries, void* output, void* workspace,
+void decode(const Pages& pages, const BatchArrays& batch, const void* queries, void* output, void* workspace,
             cudaStream_t stream) {
   const LadderCall call = ladder_call(pages, batch, queries, output);
   if (call.num_sequences == 0) {

@@ -3,8 +3,8 @@
 // warp's 32 accesses as few and long ones.
 #include <algorithm>
 
-#include "checks.h"
 #include "common/cuda/runtime/launch.h"
+#include "common/paged/checks.h"
 #include "kernels.h"
 #include "page_layout.h"
 
@@ -12,10 +12,12 @@ namespace stage8 {
 namespace {
 
 constexpr int kThreads = 256;
+constexpr int kVecBytes = sizeof(uint4);
 
 // Rows as 16-byte vectors, whatever their type.
 struct RowMove {
-  PageVecs layout;
+  PageShape shape;
+  int elements_per_vec;
   uint4* key_pages;
   uint4* value_pages;
   uint4* key_rows;
@@ -29,8 +31,9 @@ struct RowMove {
 // row s % block_size of block s / block_size.
 template <bool kToSlots>
 __global__ void __launch_bounds__(kThreads) move_rows(RowMove move) {
-  const PageVecs& layout = move.layout;
-  const int vecs_per_token = layout.num_kv_heads * layout.vecs_per_row;
+  const PageShape& shape = move.shape;
+  const int vecs_per_row = shape.head_dim / move.elements_per_vec;
+  const int vecs_per_token = shape.num_kv_heads * vecs_per_row;
   const std::int64_t index = std::int64_t{blockIdx.x} * kThreads + threadIdx.x;
   const std::int64_t token = index / vecs_per_token;
   const int slot = token < move.num_tokens ? move.slot_mapping[token] : -1;
@@ -38,9 +41,10 @@ __global__ void __launch_bounds__(kThreads) move_rows(RowMove move) {
     return;
   }
   const auto vec_of_token = static_cast<int>(index - token * vecs_per_token);
-  const int head = vec_of_token / layout.vecs_per_row;
-  const int vec = vec_of_token % layout.vecs_per_row;
-  const std::int64_t paged = layout.place(slot / layout.block_size, head, slot % layout.block_size, vec);
+  const int head = vec_of_token / vecs_per_row;
+  const int vec = vec_of_token % vecs_per_row;
+  const std::int64_t row = row_offset(shape, slot / shape.block_size, head, slot % shape.block_size);
+  const std::int64_t paged = row / move.elements_per_vec + vec;
   const std::int64_t flat = token * move.row_stride + vec_of_token;
   if constexpr (kToSlots) {
     move.key_pages[paged] = move.key_rows[flat];
@@ -54,15 +58,16 @@ __global__ void __launch_bounds__(kThreads) move_rows(RowMove move) {
 template <bool kToSlots>
 void launch_move(const PagedKernels& kernels, const Pages& pages, void* keys, void* values, std::int64_t row_stride,
                  const int* slot_mapping, int num_tokens, cudaStream_t stream) {
-  check_pages(kernels, pages);
+  common::check_pages(kernels, pages);
   COMMON_CHECK(num_tokens >= 0, "a batch has no tokens or some");
   if (num_tokens == 0) {
     return;
   }
   const PageShape& shape = pages.shape;
-  check_rows(shape, keys, values, row_stride, slot_mapping);
+  common::check_rows(shape, keys, values, row_stride, slot_mapping);
   const int elements_per_vec = kVecBytes / bytes_of(shape.type);
-  const RowMove move{.layout = page_vecs(shape),
+  const RowMove move{.shape = shape,
+                     .elements_per_vec = elements_per_vec,
                      .key_pages = static_cast<uint4*>(pages.keys),
                      .value_pages = static_cast<uint4*>(pages.values),
                      .key_rows = static_cast<uint4*>(keys),
@@ -70,7 +75,7 @@ void launch_move(const PagedKernels& kernels, const Pages& pages, void* keys, vo
                      .row_stride = row_stride / elements_per_vec,
                      .slot_mapping = slot_mapping,
                      .num_tokens = num_tokens};
-  const std::int64_t num_vecs = std::int64_t{num_tokens} * shape.num_kv_heads * move.layout.vecs_per_row;
+  const std::int64_t num_vecs = std::int64_t{num_tokens} * shape.num_kv_heads * shape.head_dim / elements_per_vec;
   COMMON_CHECK(num_vecs < std::int64_t{1} << 32, "a batch has fewer than 2^32 vectors of 16 bytes");
   common::launch(move_rows<kToSlots>, dim3(static_cast<unsigned>((num_vecs + kThreads - 1) / kThreads)), kThreads, 0,
                  stream, common::Overlap::kNone, move);
@@ -79,7 +84,7 @@ void launch_move(const PagedKernels& kernels, const Pages& pages, void* keys, vo
 // The list of copies is a parameter of the launch: no allocation, no upload, no wait. Parameters have room for 4 KB.
 struct CopyList {
   static constexpr int kMaxCopies = 480;
-  BlockCopy copies[kMaxCopies];
+  PageCopy copies[kMaxCopies];
 };
 
 // blockIdx.x counts the vectors of a block by kThreads, blockIdx.y the copies, blockIdx.z the layers.
@@ -89,7 +94,7 @@ __global__ void __launch_bounds__(kThreads) copy_vecs(uint4* keys, uint4* values
   if (vec >= vecs_per_block) {
     return;
   }
-  const BlockCopy copy = list.copies[blockIdx.y];
+  const PageCopy copy = list.copies[blockIdx.y];
   const std::int64_t layer = blockIdx.z * vecs_per_layer;
   const std::int64_t source = layer + copy.source * vecs_per_block + vec;
   const std::int64_t destination = layer + copy.destination * vecs_per_block + vec;
@@ -110,10 +115,10 @@ void PlainKernels::read_from_slots(const Pages& pages, void* keys, void* values,
   launch_move<false>(*this, pages, keys, values, row_stride, slot_mapping, num_tokens, stream);
 }
 
-void PlainKernels::copy_blocks(void* keys, void* values, int num_layers, const PageShape& shape,
-                               const BlockCopy* copies, int num_copies, cudaStream_t stream) const {
-  check_pages(*this, {keys, values, shape});
-  check_copies(copies, num_copies, num_layers);
+void PlainKernels::copy_blocks(void* keys, void* values, int num_layers, const PageShape& shape, const PageCopy* copies,
+                               int num_copies, cudaStream_t stream) const {
+  common::check_pages(*this, {keys, values, shape});
+  common::check_copies(copies, num_copies, num_layers);
   const std::int64_t vecs_per_block = shape.elements_per_block() * bytes_of(shape.type) / kVecBytes;
   const auto grid_of_block = static_cast<unsigned>((vecs_per_block + kThreads - 1) / kThreads);
   for (int first = 0; first < num_copies; first += CopyList::kMaxCopies) {

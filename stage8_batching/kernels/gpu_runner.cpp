@@ -109,7 +109,7 @@ struct GpuRunner::Impl {
     return size;
   }
 
-  Step step(const StepInputs& inputs, const StepCounts& counts) const {
+  StepArrays step(const StepInputs& inputs, const StepCounts& counts) const {
     return {.batch = {.num_sequences = counts.num_sequences,
                       .num_heads = model.config().num_heads,
                       .context_lengths = inputs.context_lengths(),
@@ -224,12 +224,12 @@ const CacheSize& GpuRunner::cache() const { return impl_->cache_size; }
 void GpuRunner::copy_blocks(std::span<const BlockCopy> copies) {
   while (!copies.empty()) {
     const std::span<const BlockCopy> independent = independent_copies(copies);
-    std::vector<BlockCopy> launch;
+    std::vector<PageCopy> launch;
     for (const BlockCopy& copy : independent) {
       if (impl_->host.contains(copy.source) || impl_->host.contains(copy.destination)) {
         impl_->host.copy(impl_->keys.data(), impl_->values.data(), copy.source, copy.destination, impl_->stream);
       } else {
-        launch.push_back(copy);
+        launch.push_back({copy.source, copy.destination});
       }
     }
     impl_->kernels.copy_blocks(impl_->keys.data(), impl_->values.data(), impl_->num_layers, impl_->shape, launch.data(),
@@ -282,7 +282,7 @@ void GpuRunner::launch(const StepCounts& counts) {
   const StepBuffers& other = impl_->buffers[static_cast<std::size_t>(1 - counts.buffers)];
   const StepInputs& inputs = own.inputs();
   const cudaStream_t stream = impl_->stream.get();
-  const Step step = impl_->step(inputs, counts);
+  const StepArrays step = impl_->step(inputs, counts);
   const std::span<std::byte> workspace(static_cast<std::byte*>(impl_->workspace.data()), impl_->workspace.bytes());
   impl_->kernels.plan(impl_->shape, step, workspace, stream);
   const auto attend = [&](const common::CudaAttentionCall& call) {

@@ -21,7 +21,7 @@ int recorded_size(int num_sequences) {
 }  // namespace
 
 RecordingRunner::RecordingRunner(const common::Llama& model, const KvCacheShape& shape, const GpuOptions& options,
-                                 int chunk_size, int max_sequences, const PagedKernels& kernels,
+                                 int chunk_size, int max_sequences, const common::PagedKernels& kernels,
                                  const std::optional<MemoryShare>& share, common::Communicator* peers)
     : GpuRunner(
           model, shape, options, chunk_size, recorded_size(max_sequences), kernels, share, peers,

@@ -18,7 +18,7 @@ class RecordingRunner : public GpuRunner {
  public:
   // As GpuRunner, with memory for up to seven more sequences, and for the rows of logits of a step with drafts.
   RecordingRunner(const common::Llama& model, const KvCacheShape& shape, const GpuOptions& options, int chunk_size,
-                  int max_sequences, const PagedKernels& kernels, const std::optional<MemoryShare>& share = {},
+                  int max_sequences, const common::PagedKernels& kernels, const std::optional<MemoryShare>& share = {},
                   common::Communicator* peers = nullptr);
   ~RecordingRunner() override { finish(); }  // before the recorded steps, which may still run, are destroyed
 

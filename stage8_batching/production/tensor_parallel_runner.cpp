@@ -26,7 +26,7 @@ KvCacheShape shard_shape(KvCacheShape shape, int count) {
 
 }  // namespace
 
-std::string TensorParallelRunner::unsupported(const PagedKernels& kernels, const common::LlamaConfig& config,
+std::string TensorParallelRunner::unsupported(const common::PagedKernels& kernels, const common::LlamaConfig& config,
                                               const KvCacheShape& shape, const GpuOptions& options) {
   const int count = options.tensor_parallel;
   std::string reason = options.activations == ActivationType::kFloat8
@@ -40,7 +40,7 @@ std::string TensorParallelRunner::unsupported(const PagedKernels& kernels, const
 
 TensorParallelRunner::TensorParallelRunner(const common::Llama& model, const KvCacheShape& shape,
                                            const GpuOptions& options, int chunk_size, int max_sequences,
-                                           const PagedKernels& kernels, const std::optional<MemoryShare>& share)
+                                           const common::PagedKernels& kernels, const std::optional<MemoryShare>& share)
     : group_(options.tensor_parallel, kMaxWait, options.all_reduce),
       runners_(static_cast<std::size_t>(options.tensor_parallel)) {
   const int count = options.tensor_parallel;

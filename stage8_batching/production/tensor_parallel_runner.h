@@ -20,13 +20,14 @@ namespace stage8 {
 class TensorParallelRunner : public Runner {
  public:
   // Why this number of GPUs can't compute this model with this cache; empty if they can.
-  static std::string unsupported(const PagedKernels& kernels, const common::LlamaConfig& config,
+  static std::string unsupported(const common::PagedKernels& kernels, const common::LlamaConfig& config,
                                  const KvCacheShape& shape, const GpuOptions& options);
 
   // As GpuRunner, for several GPUs, whose shards are loaded at the same time. The GPU with the least memory determines
   // the number of blocks. Throws InputError also if the GPUs cannot connect.
   TensorParallelRunner(const common::Llama& model, const KvCacheShape& shape, const GpuOptions& options, int chunk_size,
-                       int max_sequences, const PagedKernels& kernels, const std::optional<MemoryShare>& share = {});
+                       int max_sequences, const common::PagedKernels& kernels,
+                       const std::optional<MemoryShare>& share = {});
   ~TensorParallelRunner() override;
   TensorParallelRunner(const TensorParallelRunner&) = delete;
   TensorParallelRunner& operator=(const TensorParallelRunner&) = delete;

@@ -56,7 +56,7 @@ double time_writing(const common::Stream& stream, ScalarType type, int num_token
 
 // Times ragged_attention, a step of the prompts' ladder or, where sequences decode too, what a model's step launches.
 PromptTiming time_prompts(const common::Stream& stream, const Prompts& prompts, const PromptStep* step = nullptr,
-                          const RaggedOptions& options = {});
+                          const common::RaggedOptions& options = {});
 double flops_of(const Prompts& prompts);
 
 }  // namespace

@@ -53,8 +53,8 @@ Row time_write(const common::Stream& stream, int num_tokens, bool scattered, Sca
   const double microseconds = common::microseconds_per_call(stream, calls, [&](int call) {
     const std::int64_t first = std::int64_t{call} * (num_sets / calls) * num_tokens;
     const std::byte* own = static_cast<const std::byte*>(rows.data()) + first * stride * 2;
-    kProductionKernels.write_to_slots({keys.data(), values.data(), shape}, own, own + bytes, stride,
-                                      device_slots.data() + first, num_tokens, stream.get());
+    common::kProductionKernels.write_to_slots({keys.data(), values.data(), shape}, own, own + bytes, stride,
+                                              device_slots.data() + first, num_tokens, stream.get());
   });
   return {scattered ? "write_to_slots, a block each" : "write_to_slots, whole blocks", num_tokens, microseconds,
           4.0 * static_cast<double>(stride) * 2.0 * num_tokens};
@@ -67,14 +67,14 @@ Row time_copy(const common::Stream& stream, int num_pairs) {
   const common::DeviceMemory keys = touched(bytes);
   const common::DeviceMemory values = touched(bytes);
   const std::vector<int> blocks = shuffled(shape.num_blocks);
-  std::vector<BlockCopy> copies;
+  std::vector<PageCopy> copies;
   for (std::size_t i = 0; i < blocks.size(); i += 2) {
     copies.push_back({blocks[i], blocks[i + 1]});
   }
   const int calls = static_cast<int>(copies.size()) / num_pairs;
   const double microseconds = common::microseconds_per_call(stream, calls, [&](int call) {
-    kProductionKernels.copy_blocks(keys.data(), values.data(), kLayers, shape,
-                                   copies.data() + std::int64_t{call} * num_pairs, num_pairs, stream.get());
+    common::kProductionKernels.copy_blocks(keys.data(), values.data(), kLayers, shape,
+                                           copies.data() + std::int64_t{call} * num_pairs, num_pairs, stream.get());
   });
   return {"copy_blocks, 16 layers", num_pairs, microseconds,
           2.0 * 2.0 * 2.0 * static_cast<double>(shape.elements_per_block()) * kLayers * num_pairs};

@@ -50,8 +50,8 @@ void fill_with_float8(const Pages& pages, const common::DeviceMemory& rows) {
     std::vector<int> slots(static_cast<std::size_t>(std::min(num_rows, num_slots - first)));
     std::iota(slots.begin(), slots.end(), static_cast<int>(first));
     const common::DeviceArray<int> device_slots(slots);
-    kProductionKernels.write_to_slots(pages, rows.data(), rows.data(), columns, device_slots.data(),
-                                      static_cast<int>(slots.size()), nullptr);
+    common::kProductionKernels.write_to_slots(pages, rows.data(), rows.data(), columns, device_slots.data(),
+                                              static_cast<int>(slots.size()), nullptr);
     CUDA_CHECK(cudaDeviceSynchronize());
   }
 }
@@ -234,8 +234,8 @@ Pages ColdBatches::contiguous(int set) const {
   return own;
 }
 
-Batch ColdBatches::batch(int set) const {
-  Batch own = first_;
+BatchArrays ColdBatches::batch(int set) const {
+  BatchArrays own = first_;
   own.block_tables += std::int64_t{set} * own.num_sequences * own.max_blocks_per_sequence;
   return own;
 }

@@ -6,8 +6,8 @@
 #include <vector>
 
 #include "common/cuda/runtime/device.h"
-#include "stage7/production/attention_launches.h"
-#include "stage7/production/production_kernels.h"
+#include "common/paged/attention_launches.h"
+#include "common/paged/production_kernels.h"
 
 namespace stage7 {
 
@@ -67,7 +67,7 @@ class ColdBatches {
 
   int count() const { return count_; }
   const Pages& pages() const { return pages_; }
-  Batch batch(int set) const;
+  BatchArrays batch(int set) const;
   // The same memory as a cache without blocks (contiguous_attention.h). For equal lengths and pages in order.
   Pages contiguous(int set) const;
   // Random numbers for the queries. The output's contents do not matter.
@@ -77,7 +77,7 @@ class ColdBatches {
  private:
   int count_;
   Pages pages_;
-  Batch first_;
+  BatchArrays first_;
   common::DeviceArray<int> tables_;
   common::DeviceArray<int> table_starts_;
   common::DeviceArray<int> lengths_;

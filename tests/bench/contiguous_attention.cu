@@ -1,23 +1,23 @@
 #include "tests/bench/contiguous_attention.h"
 
-#include "stage7/production/decode_launch.cuh"
-#include "stage7/production/production_kernels.h"
+#include "common/paged/decode_launch.cuh"
+#include "common/paged/production_kernels.h"
 
 namespace stage7 {
 
-void contiguous_attention(const Pages& cache, const Batch& batch, const void* queries, void* output, void* workspace,
-                          cudaStream_t stream, const DecodeOptions& options) {
+void contiguous_attention(const Pages& cache, const BatchArrays& batch, const void* queries, void* output,
+                          void* workspace, cudaStream_t stream, const common::DecodeOptions& options) {
   PageShape paged = cache.shape;
   paged.block_size = kTileTokens;  // the kernels' own check knows no blocks of any other length
-  check_pages(kProductionKernels, {cache.keys, cache.values, paged});
-  check_batch(kProductionKernels, paged, batch);
+  check_pages(common::kProductionKernels, {cache.keys, cache.values, paged});
+  check_batch(common::kProductionKernels, paged, batch);
   COMMON_CHECK(paged.type == ScalarType::kBFloat16 && paged.head_dim == 128, "bfloat16 and 128 dimensions");
   COMMON_CHECK(cache.shape.num_blocks == batch.num_sequences && cache.shape.block_size % kTileTokens == 0,
                "every sequence has a row of whole tiles");
   const DecodeShape shape = decode_shape(cache.shape, batch, options);
   const DecodeWorkspace parts =
       decode_workspace(workspace, shape.num_workers, shape.group, cache.shape.head_dim, batch.num_sequences);
-  const NewRows none;
+  const common::NewRows none;
   choose_query_tiles<ScalarType::kBFloat16, 128, true>(
       {cache, batch, queries, none, output, parts, shape, stream,
        options.overlap_previous ? common::Overlap::kPrevious : common::Overlap::kNone});

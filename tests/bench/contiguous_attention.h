@@ -1,7 +1,7 @@
 // Decode attention over a cache without blocks: the same kernel except for the table. Nothing else uses it.
 #pragma once
 
-#include "stage7/production/attention_launches.h"
+#include "common/paged/attention_launches.h"
 
 namespace stage7 {
 
@@ -9,7 +9,7 @@ namespace stage7 {
 // that of block_size. Sequence s of the batch has row s, whatever the batch's block tables say. Bfloat16, head_dim 128,
 // capacity a multiple of 16. workspace: as plan_decode fills it for pages with as many heads. The other parameters and
 // checks are those of decode_attention.
-void contiguous_attention(const Pages& cache, const Batch& batch, const void* queries, void* output, void* workspace,
-                          cudaStream_t stream, const DecodeOptions& options = {});
+void contiguous_attention(const Pages& cache, const BatchArrays& batch, const void* queries, void* output,
+                          void* workspace, cudaStream_t stream, const common::DecodeOptions& options = {});
 
 }  // namespace

@@ -88,26 +88,26 @@ void print_paging(const common::Stream& stream, const Pool& pool, const std::vec
 
 double time_decode(const common::Stream& stream, const ColdBatches& sets, bool contiguous) {
   const PageShape& shape = sets.pages().shape;
-  const common::DeviceMemory workspace(decode_workspace_bytes(shape, sets.batch(0)));
-  plan_decode(shape, sets.batch(0), workspace.data(), stream.get());
+  const common::DeviceMemory workspace(common::decode_workspace_bytes(shape, sets.batch(0)));
+  common::plan_decode(shape, sets.batch(0), workspace.data(), stream.get());
   stream.synchronize();
   return common::microseconds_per_call(stream, sets.count(), [&](int set) {
-    const DecodeOptions options{.overlap_previous = true};
+    const common::DecodeOptions options{.overlap_previous = true};
     if (contiguous) {
       contiguous_attention(sets.contiguous(set), sets.batch(set), sets.queries(), sets.output(), workspace.data(),
                            stream.get(), options);
     } else {
-      decode_attention(sets.pages(), sets.batch(set), sets.queries(), sets.output(), workspace.data(), stream.get(),
-                       options);
+      common::decode_attention(sets.pages(), sets.batch(set), sets.queries(), sets.output(), workspace.data(),
+                               stream.get(), options);
     }
   });
 }
 
 double time_decode_plan(const common::Stream& stream, const ColdBatches& sets) {
   const PageShape& shape = sets.pages().shape;
-  const common::DeviceMemory workspace(decode_workspace_bytes(shape, sets.batch(0)));
+  const common::DeviceMemory workspace(common::decode_workspace_bytes(shape, sets.batch(0)));
   return common::microseconds_per_call(
-      stream, 20, [&](int) { plan_decode(shape, sets.batch(0), workspace.data(), stream.get()); }, 1e3);
+      stream, 20, [&](int) { common::plan_decode(shape, sets.batch(0), workspace.data(), stream.get()); }, 1e3);
 }
 
 void print_decode_speed(const KernelBenchOptions& options, std::ostream& output) {

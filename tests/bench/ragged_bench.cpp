@@ -9,8 +9,8 @@
 #include "common/app/progress.h"
 #include "common/app/table.h"
 #include "common/base/text.h"
+#include "common/paged/production_kernels.h"
 #include "stage7/ladder/prompt_ladder.h"
-#include "stage7/production/production_kernels.h"
 #include "tests/bench/bench_parts.h"
 
 namespace stage7 {
@@ -89,7 +89,7 @@ std::vector<Chunks> chunks() {
 }  // namespace
 
 PromptTiming time_prompts(const common::Stream& stream, const Prompts& row, const PromptStep* step,
-                          const RaggedOptions& options) {
+                          const common::RaggedOptions& options) {
   std::vector<int> starts(static_cast<std::size_t>(row.num_decodes) + 1);
   std::iota(starts.begin(), starts.end(), 0);
   std::vector<int> contexts(static_cast<std::size_t>(row.num_decodes), row.decode_context);
@@ -120,26 +120,26 @@ PromptTiming time_prompts(const common::Stream& stream, const Prompts& row, cons
   std::generate(table_starts.begin(), table_starts.end(),
                 [&, next = -max_blocks]() mutable { return next += max_blocks; });
   const common::DeviceArray<int> device_table_starts(table_starts);
-  const Batch batch{.num_sequences = static_cast<int>(contexts.size()),
-                    .num_heads = row.shape.num_heads,
-                    .context_lengths = device_contexts.data(),
-                    .block_tables = device_tables.data(),
-                    .table_starts = device_table_starts.data(),
-                    .max_blocks_per_sequence = max_blocks};
-  const Step mixed{.batch = batch,
-                   .num_decodes = row.num_decodes,
-                   .num_tokens = starts.back(),
-                   .query_starts = device_starts.data()};
+  const BatchArrays batch{.num_sequences = static_cast<int>(contexts.size()),
+                          .num_heads = row.shape.num_heads,
+                          .context_lengths = device_contexts.data(),
+                          .block_tables = device_tables.data(),
+                          .table_starts = device_table_starts.data(),
+                          .max_blocks_per_sequence = max_blocks};
+  const StepArrays mixed{.batch = batch,
+                         .num_decodes = row.num_decodes,
+                         .num_tokens = starts.back(),
+                         .query_starts = device_starts.data()};
   const common::DeviceMemory workspace(row.num_decodes > 0
-                                           ? kProductionKernels.workspace_bytes(shape, mixed)
-                                           : ragged_workspace_bytes(shape, batch, starts.back(), options));
+                                           ? common::kProductionKernels.workspace_bytes(shape, mixed)
+                                           : common::ragged_workspace_bytes(shape, batch, starts.back(), options));
   const std::span<std::byte> room(static_cast<std::byte*>(workspace.data()), workspace.bytes());
   const auto plan = [&](int) {
     if (row.num_decodes > 0) {
-      kProductionKernels.plan(shape, mixed, room, stream.get());
+      common::kProductionKernels.plan(shape, mixed, room, stream.get());
       return;
     }
-    plan_ragged(shape, batch, device_starts.data(), starts.back(), workspace.data(), stream.get(), options);
+    common::plan_ragged(shape, batch, device_starts.data(), starts.back(), workspace.data(), stream.get(), options);
   };
   plan(0);
   stream.synchronize();
@@ -151,7 +151,8 @@ PromptTiming time_prompts(const common::Stream& stream, const Prompts& row, cons
         const Pages pages{static_cast<std::byte*>(keys.data()) + set, static_cast<std::byte*>(values.data()) + set,
                           shape};
         if (row.num_decodes > 0) {
-          kProductionKernels.attend(pages, mixed, {.queries = queries.data()}, output.data(), room, stream.get());
+          common::kProductionKernels.attend(pages, mixed, {.queries = queries.data()}, output.data(), room,
+                                            stream.get());
           return;
         }
         if (step != nullptr) {
@@ -159,8 +160,8 @@ PromptTiming time_prompts(const common::Stream& stream, const Prompts& row, cons
                        workspace.data(), stream.get());
           return;
         }
-        ragged_attention(pages, batch, device_starts.data(), queries.data(), output.data(), starts.back(),
-                         workspace.data(), stream.get(), options);
+        common::ragged_attention(pages, batch, device_starts.data(), queries.data(), output.data(), starts.back(),
+                                 workspace.data(), stream.get(), options);
       },
       row.num_sets > 1 ? 60e3 : 200e3);
   return {microseconds, common::microseconds_per_call(stream, 20, plan, 1e3)};
@@ -202,13 +203,14 @@ void print_chunk_speed(std::ostream& output) {
     const int context = row.past + row.new_tokens;
     Prompts prompts{common::format("%dx%d after %d", row.num_sequences, row.new_tokens, row.past),
                     std::vector<int>(static_cast<std::size_t>(row.num_sequences), row.new_tokens), row.shape, row.past};
-    const auto time = [&](const RaggedOptions& options) {
+    const auto time = [&](const common::RaggedOptions& options) {
       return common::format_microseconds(time_prompts(stream, prompts, nullptr, options).microseconds);
     };
     const PromptTiming chosen = time_prompts(stream, prompts);
     constexpr int kWhole = std::numeric_limits<int>::max() / 2;
-    const RaggedKernel mma = row.new_tokens > 256 ? RaggedKernel::kWide : RaggedKernel::kShort;
-    const std::string others[] = {time({mma, kWhole}), time({mma, 0}), time({RaggedKernel::kWarpgroups, kWhole})};
+    const common::RaggedKernel mma = row.new_tokens > 256 ? common::RaggedKernel::kWide : common::RaggedKernel::kShort;
+    const std::string others[] = {time({mma, kWhole}), time({mma, 0}),
+                                  time({common::RaggedKernel::kWarpgroups, kWhole})};
     prompts.num_sets = std::min(32, num_sets_of(row.shape, {row.num_sequences, context}));
     const double cold = time_prompts(stream, prompts).microseconds;
     const double bytes = static_cast<double>(kv_bytes_of(row.shape, {row.num_sequences, context}));

@@ -64,23 +64,23 @@ struct Load {
 // Where things lie in the device's memory.
 class Places {
  public:
-  Places(const GpuBatch& batch, const stage::Pages& pages, stage::RowOrder rows, const char* workspace)
+  Places(const GpuBatch& batch, const common::Pages& pages, stage::RowOrder rows, const char* workspace)
       : pages_(pages), workspace_(workspace) {
-    const stage::PageShape& shape = pages.shape;
-    row_bytes_ = shape.head_dim * stage::bytes_of(shape.type);
+    const common::PageShape& shape = pages.shape;
+    row_bytes_ = shape.head_dim * common::bytes_of(shape.type);
     block_bytes_ = row_bytes_ * shape.block_size;
     const int vecs_per_row = row_bytes_ / stage::kVecBytes;
     for (int row = 0; row < shape.block_size; ++row) {
       for (int vec = 0; vec < vecs_per_row; ++vec) {
         const auto place = rows == stage::RowOrder::kPlain
                                ? std::int64_t{row} * vecs_per_row + vec
-                               : std::int64_t{stage::vec_place(vecs_per_row, stage::rows_per_tile(shape), row, vec)};
+                               : std::int64_t{stage::swizzled_place(shape.block_size, row, vec)};
         rows_and_vecs_[place] = {row, vec};
       }
     }
     tables_ = batch.block_tables();
     first_entry_ = batch.table_starts().front();
-    const stage::Batch& on_device = batch.batch();
+    const common::BatchArrays& on_device = batch.batch();
     add("the query", batch.queries.data(), batch.queries.size());
     add("the block table", on_device.block_tables, tables_.size() * sizeof(int));
     add("the table's start", on_device.table_starts, sizeof(int));
@@ -95,7 +95,7 @@ class Places {
 
   // 'K' or 'V', or ' ' for what is neither.
   char array_of(std::uintptr_t address) const {
-    const auto bytes = static_cast<std::uintptr_t>(pages_.shape.elements() * stage::bytes_of(pages_.shape.type));
+    const auto bytes = static_cast<std::uintptr_t>(pages_.shape.elements() * common::bytes_of(pages_.shape.type));
     const auto is_in = [&](const void* begin) { return address - reinterpret_cast<std::uintptr_t>(begin) < bytes; };
     return is_in(pages_.keys) ? 'K' : is_in(pages_.values) ? 'V' : ' ';
   }
@@ -147,7 +147,7 @@ class Places {
     ranges_.push_back({name, reinterpret_cast<std::uintptr_t>(begin), bytes});
   }
 
-  stage::Pages pages_;
+  common::Pages pages_;
   std::string workspace_;
   int row_bytes_ = 0;
   int block_bytes_ = 0;

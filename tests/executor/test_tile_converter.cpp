@@ -1,5 +1,5 @@
-// Prompts over pages in float8: what stage 7's producers bring to the tensor cores. The products themselves need a GPU
-// (tests/gpu/gpu_ragged_attention.cpp).
+// Prompts over pages in float8: what the producers of common/paged/ bring to the tensor cores. The products themselves
+// need a GPU (tests/gpu/gpu_ragged_attention.cpp).
 #include <cmath>
 #include <cstdint>
 #include <numeric>
@@ -9,7 +9,7 @@
 #include "common/cuda/runtime/device.h"
 #include "common/cuda/runtime/launch.h"
 #include "common/math/sampling.h"
-#include "stage7/kernels/page_layout.h"
+#include "common/paged/page_layout.h"
 #include "tests/executor/tile_converter.h"
 #include "tests/support/catch.h"
 #include "tests/support/float8.h"
@@ -17,7 +17,7 @@
 namespace {
 
 using common::DeviceArray;
-using stage7::PageShape;
+using common::PageShape;
 
 constexpr int kHeads = 2;
 constexpr std::uint8_t kNan = 0x7F;
@@ -45,7 +45,7 @@ Sequence make_sequence(const Case& of, common::Random& random) {
                          .num_kv_heads = kHeads,
                          .block_size = of.block_size,
                          .head_dim = of.head_dim,
-                         .type = stage7::ScalarType::kFloat8},
+                         .type = common::ScalarType::kFloat8},
                .table = {},
                .bytes = {},
                .numbers = {}};
@@ -53,13 +53,13 @@ Sequence make_sequence(const Case& of, common::Random& random) {
   all.table.resize(static_cast<std::size_t>(num_blocks));
   std::iota(all.table.rbegin(), all.table.rend(), 2);
   all.bytes.assign(static_cast<std::size_t>(all.shape.elements()), 0xFF);
-  const stage7::PairLayout pair = stage7::pair_layout(all.shape.type, of.head_dim);
-  const int vecs = of.head_dim / stage7::kVecBytes;
+  const common::PairLayout pair = common::pair_layout(all.shape.type, of.head_dim);
+  const int vecs = of.head_dim / common::kVecBytes;
   for (int is_value = 0; is_value < 2; ++is_value) {
     for (int head = 0; head < kHeads; ++head) {
       for (int token = 0; token < of.num_seen; ++token) {
-        const int row = token % stage7::kTileRows;
-        std::uint8_t* tile = &all.bytes[static_cast<std::size_t>(stage7::row_offset(
+        const int row = token % common::kTileRows;
+        std::uint8_t* tile = &all.bytes[static_cast<std::size_t>(common::row_offset(
             all.shape, all.table[static_cast<std::size_t>(token / of.block_size)], head, token % of.block_size - row))];
         // From 2^-40 on; what is above 2^7 is converted in another way, and what is above 2^119 has never been a scale.
         const int largest = of.any_scale && token % 50 == 0 ? 246 : 134;
@@ -70,8 +70,8 @@ Sequence make_sequence(const Case& of, common::Random& random) {
           if (scale != 255 && (byte & 0x7F) == kNan) {
             byte = 0x80;
           }
-          const int place = stage7::vec_place(vecs, stage7::kTileRows, row, i / stage7::kVecBytes);
-          tile[(is_value != 0 ? pair.values : 0) + place * stage7::kVecBytes + i % stage7::kVecBytes] = byte;
+          const int place = common::vec_place(vecs, common::kTileRows, row, i / common::kVecBytes);
+          tile[(is_value != 0 ? pair.values : 0) + place * common::kVecBytes + i % common::kVecBytes] = byte;
           all.numbers[is_value].push_back(scale == 255
                                               ? static_cast<float>(tests::float8_value(byte)) * HUGE_VALF
                                               : static_cast<float>(std::ldexp(tests::float8_value(byte), scale - 127)));

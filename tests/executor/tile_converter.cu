@@ -1,6 +1,6 @@
 #include "tests/executor/tile_converter.h"
 
-#include "stage7/production/prefill_float8.cuh"
+#include "common/paged/prefill_float8.cuh"
 
 namespace tests {
 namespace {
@@ -8,7 +8,7 @@ namespace {
 // What prefill_kernel.cuh's consumers wait for and release, with a copy to global memory in place of the products.
 template <int kHeadDim>
 struct Consumer {
-  using Shape = stage7::PrefillShape<kHeadDim>;
+  using Shape = common::PrefillShape<kHeadDim>;
   static constexpr int kThreads = common::kWarpgroupThreads * Shape::kConsumers;
   static constexpr int kVecs = kHeadDim / 8;
 
@@ -35,9 +35,9 @@ struct Consumer {
 
 template <int kHeadDim>
 __device__ void load_tiles(const LoadedTokens& tokens) {
-  using Shape = stage7::PrefillShape<kHeadDim>;
+  using Shape = common::PrefillShape<kHeadDim>;
   COURSE_DYNAMIC_SHARED(1024, memory);
-  auto& shared = *reinterpret_cast<stage7::Float8PrefillShared<kHeadDim>*>(memory);
+  auto& shared = *reinterpret_cast<common::Float8PrefillShared<kHeadDim>*>(memory);
   if (threadIdx.x == 0) {
     for (int i = 0; i < Shape::kStages; ++i) {
       for (std::uint64_t* full : {&shared.keys_full[i], &shared.values_full[i]}) {
@@ -55,8 +55,8 @@ __device__ void load_tiles(const LoadedTokens& tokens) {
   }
   __syncthreads();
   if (threadIdx.x < common::kWarpgroupThreads) {
-    const stage7::PrefillCall call{.pages = tokens.pages};
-    stage7::TileConverter<kHeadDim> converter{call, shared};
+    const common::PrefillCall call{.pages = tokens.pages};
+    common::TileConverter<kHeadDim> converter{call, shared};
     for (int i = 0; i < tokens.times; ++i) {
       converter.load(tokens.table, tokens.kv_head, tokens.first_token, tokens.num_seen);
     }
@@ -81,7 +81,7 @@ __global__ void load_tiles_64(LoadedTokens tokens) { load_tiles<64>(tokens); }
 __global__ void load_tiles_128(LoadedTokens tokens) { load_tiles<128>(tokens); }
 
 std::size_t load_tiles_bytes(int head_dim) {
-  return head_dim == 64 ? sizeof(stage7::Float8PrefillShared<64>) : sizeof(stage7::Float8PrefillShared<128>);
+  return head_dim == 64 ? sizeof(common::Float8PrefillShared<64>) : sizeof(common::Float8PrefillShared<128>);
 }
 
 }  // namespace tests

@@ -1,4 +1,4 @@
-// The producers of stage 7's production/prefill_float8.cuh by themselves, for the executor, which has no wgmma.
+// The producers of common/paged/prefill_float8.cuh by themselves, for the executor, which has no wgmma.
 #pragma once
 
 #include <cuda_bf16.h>
@@ -6,13 +6,13 @@
 
 #include <cstddef>
 
-#include "stage7/kernels/kernels.h"
+#include "common/paged/paged_kernels.h"
 
 namespace tests {
 
 // The tokens of one sequence that producers load, from first_token to num_seen, `times` times.
 struct LoadedTokens {
-  stage7::Pages pages;  // float8
+  common::Pages pages;  // float8
   const int* table;
   int kv_head;
   int first_token;  // a multiple of 128

@@ -15,9 +15,9 @@
 namespace {
 
 using common::DeviceArray;
+using common::PageShape;
+using common::ScalarType;
 using common::executor::Counts;
-using stage::PageShape;
-using stage::ScalarType;
 using tests::GpuBatch;
 
 // K and V as Llama 3 8B has them: 8 kv heads of 128 dimensions.
@@ -104,7 +104,7 @@ TEST_CASE("block copy: a request of a warp is 512 bytes in 16 sectors") {
   }
   const auto keys = tests::poisoned(kShape.elements(), kShape.type);
   const auto values = tests::poisoned(kShape.elements(), kShape.type);
-  const std::vector<stage::BlockCopy> copies = {{0, 3}};
+  const std::vector<common::PageCopy> copies = {{0, 3}};
   const common::Stream stream;
   const Counts counts = common::executor::count([&] {
     stage::kPlainKernels.copy_blocks(keys.data(), values.data(), 1, kShape, copies.data(), 1, stream.get());
@@ -123,7 +123,7 @@ TEST_CASE("block copy: addresses of more than 32 bits") {
   constexpr std::int64_t kFirst = std::int64_t{1} << 21;
   PageShape shape = kShape;
   shape.num_blocks = kFirst + 2;
-  const auto block_bytes = static_cast<std::size_t>(shape.elements_per_block() * stage::bytes_of(shape.type));
+  const auto block_bytes = static_cast<std::size_t>(shape.elements_per_block() * common::bytes_of(shape.type));
   CHECK(kFirst * static_cast<std::int64_t>(block_bytes) / 16 == std::int64_t{1} << 32);
   std::vector<std::byte> contents(2 * block_bytes);
   for (std::size_t i = 0; i < block_bytes; ++i) {
@@ -136,7 +136,7 @@ TEST_CASE("block copy: addresses of more than 32 bits") {
     return reinterpret_cast<void*>(reinterpret_cast<std::uintptr_t>(blocks.data()) -
                                    static_cast<std::uintptr_t>(kFirst) * block_bytes);
   };
-  const std::vector<stage::BlockCopy> copies = {{static_cast<int>(kFirst), static_cast<int>(kFirst) + 1}};
+  const std::vector<common::PageCopy> copies = {{static_cast<int>(kFirst), static_cast<int>(kFirst) + 1}};
   const common::Stream stream;
   stage::kPlainKernels.copy_blocks(pages_of(keys), pages_of(values), 1, shape, copies.data(), 1, stream.get());
   stream.synchronize();
@@ -205,7 +205,7 @@ TEST_CASE("step 4: as many pieces as fill the device") {
   constexpr std::size_t kPartialBytes = 130 * sizeof(float);  // 128 sums, the largest score and the sum
   const auto partials = [](int num_kv_heads, const std::vector<int>& lengths) {
     const GpuBatch batch({.num_kv_heads = num_kv_heads, .context_lengths = lengths, .query_lengths = {}});
-    return step(4).workspace_bytes(batch.pages().shape, batch.batch()) / kPartialBytes;
+    return step(4).workspace_bytes(batch.shape(), batch.batch()) / kPartialBytes;
   };
   // 132 multiprocessors with room for 8 thread blocks each are 1,056 places, and there are 4 query heads to a kv head.
   CHECK(partials(1, {1024}) == 4 * 8);                    // 264 places for each head, but only 8 pieces of 128 tokens

@@ -7,23 +7,31 @@
 // clang-format off
 #include STAGE_HEADER(gpu_runner.h)
 #include STAGE_HEADER(kernels/kernels.h)
-#ifdef COURSE_PRODUCTION
-#include STAGE_HEADER(production/production_kernels.h)
-#include STAGE_HEADER(production/recording_runner.h)
-#endif
 // clang-format on
+
+#ifdef COURSE_PRODUCTION
+#include "common/paged/production_kernels.h"
+#if STAGE_NUMBER > 7
+// clang-format off
+#include STAGE_HEADER(production/recording_runner.h)
+// clang-format on
+#endif
+#endif
 
 namespace tests {
 
+inline const common::PagedKernels& built_kernels([[maybe_unused]] const stage::GpuOptions& options) {
 #ifdef COURSE_PRODUCTION
-inline const stage::PagedKernels& built_kernels(const stage::GpuOptions& options) {
-  return options.precision == stage::Precision::kFloat32
-             ? static_cast<const stage::PagedKernels&>(stage::kPlainKernels)
-             : static_cast<const stage::PagedKernels&>(stage::kProductionKernels);
+  if (options.precision != stage::Precision::kFloat32) {
+    return common::kProductionKernels;
+  }
+#endif
+  return stage::kPlainKernels;
 }
+
+#if STAGE_NUMBER > 7 && defined(COURSE_PRODUCTION)
 using BuiltRunnerBase = stage::RecordingRunner;
 #else
-inline const stage::PagedKernels& built_kernels(const stage::GpuOptions& /*options*/) { return stage::kPlainKernels; }
 using BuiltRunnerBase = stage::GpuRunner;
 #endif
 
@@ -36,7 +44,7 @@ class BuiltRunner : public BuiltRunnerBase {
       : BuiltRunnerBase(model, shape, options, counts..., built_kernels(options)) {}
 };
 
-// The lesson's: every kernel launched by itself, plain ones.
+// The lesson's, with the plain kernels.
 class LessonRunner : public stage::GpuRunner {
  public:
   template <typename... Counts>

@@ -11,21 +11,21 @@
 namespace {
 
 using common::DeviceArray;
-using stage::PageShape;
+using common::PageShape;
 using tests::ScalarType;
 
 // All slots of the pool in order, as rows [slot, num_kv_heads * head_dim]: how a row is swizzled concerns
 // only the kernels. What was never written is still poison.
-std::vector<std::byte> all_slots(const stage::Pages& pages, bool values, const common::Stream& stream) {
+std::vector<std::byte> all_slots(const common::PagedKernels& kernels, const common::Pages& pages, bool values,
+                                 const common::Stream& stream) {
   const auto num_slots = static_cast<int>(pages.shape.num_blocks) * pages.shape.block_size;
   const std::int64_t columns = std::int64_t{pages.shape.num_kv_heads} * pages.shape.head_dim;
   std::vector<int> slots(static_cast<std::size_t>(num_slots));
   std::iota(slots.begin(), slots.end(), 0);
   const DeviceArray<int> device_slots(slots);
-  const auto keys = tests::poisoned(num_slots * columns, stage::row_type(pages.shape.type));
-  const auto other = tests::poisoned(num_slots * columns, stage::row_type(pages.shape.type));
-  tests::kernels_for(pages.shape)
-      .read_from_slots(pages, keys.data(), other.data(), columns, device_slots.data(), num_slots, stream.get());
+  const auto keys = tests::poisoned(num_slots * columns, common::row_type(pages.shape.type));
+  const auto other = tests::poisoned(num_slots * columns, common::row_type(pages.shape.type));
+  kernels.read_from_slots(pages, keys.data(), other.data(), columns, device_slots.data(), num_slots, stream.get());
   stream.synchronize();
   return values ? other.download() : keys.download();
 }
@@ -44,7 +44,7 @@ TEST_CASE("Rows land in their slots and nowhere else (stage 7, invariant 3)", "[
   const PageShape shape{
       .num_blocks = 50, .num_kv_heads = 3, .block_size = block_size, .head_dim = head_dim, .type = type};
   common::Random random(7);
-  const auto size = static_cast<std::size_t>(stage::bytes_of(type));
+  const auto size = static_cast<std::size_t>(common::bytes_of(type));
   constexpr int kTokens = 40;
   // K and V side by side in one matrix, with some columns before and between, as a fused projection leaves them.
   const int columns = shape.num_kv_heads * head_dim;
@@ -71,15 +71,15 @@ TEST_CASE("Rows land in their slots and nowhere else (stage 7, invariant 3)", "[
   }
   const DeviceArray<std::byte> device_rows(rows);
   const DeviceArray<int> device_slots(slots);
-  const stage::Pages pages{keys.data(), values.data(), shape};
+  const common::Pages pages{keys.data(), values.data(), shape};
   const common::Stream stream;
   std::byte* key_rows = device_rows.data() + 32 * size;
   std::byte* value_rows = key_rows + static_cast<std::size_t>(columns) * size;
   table.kernels->write_to_slots(pages, key_rows, value_rows, stride, device_slots.data(), kTokens, stream.get());
   stream.synchronize();
   // In two pairs of parentheses: to print what differs would take minutes.
-  CHECK((all_slots(pages, false, stream) == expected_keys));
-  CHECK((all_slots(pages, true, stream) == expected_values));
+  CHECK((all_slots(*table.kernels, pages, false, stream) == expected_keys));
+  CHECK((all_slots(*table.kernels, pages, true, stream) == expected_values));
 
   // And back: the skipped rows stay as they were.
   const auto back = tests::poisoned(std::int64_t{kTokens} * stride, type);
@@ -137,13 +137,14 @@ TEST_CASE("Float8 rows are rounded to the nearest, each by a scale of its own (s
   const auto values = tests::poisoned(shape.elements(), shape.type);
   const DeviceArray<std::byte> device_rows(tests::to_bytes(numbers, ScalarType::kBFloat16));
   const DeviceArray<int> device_slots(slots);
-  const stage::Pages pages{keys.data(), values.data(), shape};
+  const common::Pages pages{keys.data(), values.data(), shape};
   const common::Stream stream;
-  stage::kProductionKernels.write_to_slots(pages, device_rows.data() + 64, device_rows.data() + 64 + 2 * row, stride,
-                                           device_slots.data(), num_tokens, stream.get());
+  common::kProductionKernels.write_to_slots(pages, device_rows.data() + 64, device_rows.data() + 64 + 2 * row, stride,
+                                            device_slots.data(), num_tokens, stream.get());
   stream.synchronize();
   for (const bool is_values : {false, true}) {
-    const std::vector<float> found = tests::to_floats(all_slots(pages, is_values, stream), stage::row_type(shape.type));
+    const std::vector<float> found =
+        tests::to_floats(all_slots(common::kProductionKernels, pages, is_values, stream), common::row_type(shape.type));
     std::vector<bool> written(found.size() / row, false);
     for (std::size_t token = 0; token < count; ++token) {
       if (slots[token] < 0) {
@@ -179,12 +180,13 @@ TEST_CASE("A float8 row with an infinity or a NaN is NaN, and its neighbours are
   const auto values = tests::poisoned(shape.elements(), shape.type);
   const DeviceArray<std::byte> device_rows(tests::to_bytes(row, ScalarType::kBFloat16));
   const DeviceArray<int> slots(std::vector<int>{0});
-  const stage::Pages pages{keys.data(), values.data(), shape};
+  const common::Pages pages{keys.data(), values.data(), shape};
   const common::Stream stream;
-  stage::kProductionKernels.write_to_slots(pages, device_rows.data(), device_rows.data(), 256, slots.data(), 1,
-                                           stream.get());
+  common::kProductionKernels.write_to_slots(pages, device_rows.data(), device_rows.data(), 256, slots.data(), 1,
+                                            stream.get());
   stream.synchronize();
-  const std::vector<float> found = tests::to_floats(all_slots(pages, true, stream), ScalarType::kBFloat16);
+  const std::vector<float> found =
+      tests::to_floats(all_slots(common::kProductionKernels, pages, true, stream), ScalarType::kBFloat16);
   for (std::size_t i = 0; i < 256; ++i) {
     CAPTURE(i);
     CHECK((i / 64 == 1 || i / 64 == 2 ? std::isnan(found[i]) : found[i] == 1.0F));
@@ -211,7 +213,7 @@ TEST_CASE("Many rows take the wide path and land the same", "[gpu]") {
   const auto keys = tests::poisoned(shape.elements(), shape.type);
   const auto values = tests::poisoned(shape.elements(), shape.type);
   const common::Stream stream;
-  const stage::Pages pages{keys.data(), values.data(), shape};
+  const common::Pages pages{keys.data(), values.data(), shape};
   table.kernels->write_to_slots(pages, device_rows.data(), device_rows.data(), 1024, device_slots.data(), kTokens,
                                 stream.get());
   stream.synchronize();
@@ -219,8 +221,8 @@ TEST_CASE("Many rows take the wide path and land the same", "[gpu]") {
   for (std::size_t token = 0; token < kTokens; ++token) {
     std::memcpy(&expected[static_cast<std::size_t>(slots[token]) * 2048], &rows[token * 2048], 2048);
   }
-  CHECK((all_slots(pages, false, stream) == expected));
-  CHECK((all_slots(pages, true, stream) == expected));
+  CHECK((all_slots(*table.kernels, pages, false, stream) == expected));
+  CHECK((all_slots(*table.kernels, pages, true, stream) == expected));
 }
 
 TEST_CASE("Blocks are copied in every layer (stage 7, invariant 5)", "[gpu]") {
@@ -234,7 +236,7 @@ TEST_CASE("Blocks are copied in every layer (stage 7, invariant 5)", "[gpu]") {
       .num_blocks = 9, .num_kv_heads = 3, .block_size = block_size, .head_dim = head_dim, .type = type};
   common::Random random(5);
   const auto random_bytes = [&] {
-    std::vector<std::byte> all(static_cast<std::size_t>(kLayers * shape.elements() * stage::bytes_of(shape.type)));
+    std::vector<std::byte> all(static_cast<std::size_t>(kLayers * shape.elements() * common::bytes_of(shape.type)));
     std::generate(all.begin(), all.end(), [&] { return static_cast<std::byte>(random.below(256)); });
     return all;
   };
@@ -242,20 +244,20 @@ TEST_CASE("Blocks are copied in every layer (stage 7, invariant 5)", "[gpu]") {
   const std::vector<std::byte> values = random_bytes();
   const DeviceArray<std::byte> device_keys(keys);
   const DeviceArray<std::byte> device_values(values);
-  const std::vector<stage::BlockCopy> copies = {{0, 8}, {0, 3}, {5, 1}, {7, 2}};
+  const std::vector<common::PageCopy> copies = {{0, 8}, {0, 3}, {5, 1}, {7, 2}};
   const common::Stream stream;
   {
-    const auto short_lived = std::make_unique<std::vector<stage::BlockCopy>>(copies);
+    const auto short_lived = std::make_unique<std::vector<common::PageCopy>>(copies);
     table.kernels->copy_blocks(device_keys.data(), device_values.data(), kLayers, shape, short_lived->data(),
                                static_cast<int>(copies.size()), stream.get());
-    std::fill(short_lived->begin(), short_lived->end(), stage::BlockCopy{1, 7});
+    std::fill(short_lived->begin(), short_lived->end(), common::PageCopy{1, 7});
   }
   stream.synchronize();
   auto expected_keys = keys;
   auto expected_values = values;
-  const auto bytes = static_cast<std::size_t>(shape.elements_per_block() * stage::bytes_of(type));
+  const auto bytes = static_cast<std::size_t>(shape.elements_per_block() * common::bytes_of(type));
   for (std::size_t layer = 0; layer < kLayers; ++layer) {
-    for (const stage::BlockCopy& copy : copies) {
+    for (const common::PageCopy& copy : copies) {
       const std::size_t from = (layer * 9 + static_cast<std::size_t>(copy.source)) * bytes;
       const std::size_t to = (layer * 9 + static_cast<std::size_t>(copy.destination)) * bytes;
       std::memcpy(&expected_keys[to], &keys[from], bytes);
@@ -291,11 +293,11 @@ TEST_CASE("Blocks are copied in a pool of more than 2^31 elements (stage 7, inva
            (std::size_t{kBlocks} * static_cast<std::size_t>(layer) + static_cast<std::size_t>(block)) * bytes;
   };
   // All bytes of a block are equal, and each block that is copied has a value of its own.
-  const std::vector<stage::BlockCopy> copies = {{2, kBlocks - 1}, {kBlocks - 2, 1}};
+  const std::vector<common::PageCopy> copies = {{2, kBlocks - 1}, {kBlocks - 2, 1}};
   int fill = 0;
   for (const DeviceArray<std::byte>* pool : {&keys, &values}) {
     for (int layer = 0; layer < kLayers; ++layer) {
-      for (const stage::BlockCopy& copy : copies) {
+      for (const common::PageCopy& copy : copies) {
         CUDA_CHECK(cudaMemset(at(*pool, layer, copy.source), ++fill, bytes));
       }
     }
@@ -309,7 +311,7 @@ TEST_CASE("Blocks are copied in a pool of more than 2^31 elements (stage 7, inva
   std::vector<std::byte> block(bytes);
   for (const DeviceArray<std::byte>* pool : {&keys, &values}) {
     for (int layer = 0; layer < kLayers; ++layer) {
-      for (const stage::BlockCopy& copy : copies) {
+      for (const common::PageCopy& copy : copies) {
         const std::vector<std::byte> expected(bytes, static_cast<std::byte>(++fill));
         for (const int number : {copy.source, copy.destination}) {
           CAPTURE(layer, number, fill);
@@ -332,10 +334,10 @@ TEST_CASE("Block copy: a list of any length (stage 7, invariant 5)", "[gpu]") {
       .num_blocks = 2600, .num_kv_heads = 1, .block_size = 16, .head_dim = 32, .type = ScalarType::kBFloat16};
   const auto block_bytes = static_cast<std::size_t>(shape.elements_per_block() * 2);
   std::vector<std::byte> pages(static_cast<std::size_t>(shape.num_blocks) * block_bytes);
-  std::vector<stage::BlockCopy> copies(static_cast<std::size_t>(count));
+  std::vector<common::PageCopy> copies(static_cast<std::size_t>(count));
   std::generate(copies.begin(), copies.end(), [i = 0]() mutable {
     const int source = i++;
-    return stage::BlockCopy{source, 2599 - source};
+    return common::PageCopy{source, 2599 - source};
   });
   for (std::size_t i = 0; i < pages.size(); ++i) {
     pages[i] = static_cast<std::byte>((i / block_bytes * 7 + i / block_bytes / 256) % 251);
@@ -345,7 +347,7 @@ TEST_CASE("Block copy: a list of any length (stage 7, invariant 5)", "[gpu]") {
   const common::Stream stream;
   table.kernels->copy_blocks(keys.data(), values.data(), 1, shape, copies.data(), count, stream.get());
   stream.synchronize();
-  for (const stage::BlockCopy& copy : copies) {
+  for (const common::PageCopy& copy : copies) {
     std::memcpy(&pages[static_cast<std::size_t>(copy.destination) * block_bytes],
                 &pages[static_cast<std::size_t>(copy.source) * block_bytes], block_bytes);
   }
@@ -365,17 +367,17 @@ TEST_CASE("Slots and blocks: bad arguments are refused before anything is launch
   const auto values = tests::poisoned(shape.elements(), shape.type);
   const DeviceArray<std::byte> rows(std::vector<std::byte>(std::size_t{64} * 256 * 2, std::byte{1}));
   const DeviceArray<int> slots(std::vector<int>{0, 1, 2, 3});
-  const std::vector<stage::BlockCopy> copies = {{0, 1}};
+  const std::vector<common::PageCopy> copies = {{0, 1}};
   const common::Stream stream;
   struct Call {
-    stage::Pages pages;
+    common::Pages pages;
     void* keys;
     void* values;
     std::int64_t stride;
     const int* slots;
     int count;  // of tokens, or of copies
     int num_layers;
-    const stage::BlockCopy* copies;
+    const common::PageCopy* copies;
   };
   const Call right{
       {keys.data(), values.data(), shape}, rows.data(), rows.data(), 256, slots.data(), 1, 1, copies.data()};

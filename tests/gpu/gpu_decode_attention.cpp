@@ -9,7 +9,7 @@
 
 // Not formatted: spaces around the slash would become part of the path.
 // clang-format off
-#include GPU_STAGE_HEADER(production/decode_ring.h)
+#include "common/paged/decode_ring.h"
 // clang-format on
 
 namespace {
@@ -24,8 +24,8 @@ std::vector<int> boundary_lengths(int block_size) {
 }
 
 // If decode attention stores the last tokens itself, the result has the same bits and the pages are the same.
-void check_new_rows(const GpuBatch& batch, const std::vector<float>& expected, const stage::DecodeOptions& options = {},
-                    int num_runs = 1) {
+void check_new_rows(const GpuBatch& batch, const std::vector<float>& expected,
+                    const common::DecodeOptions& options = {}, int num_runs = 1) {
   const auto appended = batch.decode_new_rows(options, num_runs);
   CHECK(std::memcmp(expected.data(), appended.output.data(), expected.size() * sizeof(float)) == 0);
   CHECK(appended.pages_are_equal);
@@ -77,7 +77,7 @@ TEST_CASE("Decode attention: a new row without a slot is seen and not stored", "
 
 TEST_CASE("Decode attention: what its thread blocks need of shared memory is known to the byte") {
   const auto bytes = [](ScalarType type, int head_dim, int group) {
-    return stage::decode_shared_bytes(stage::decode_ring(type, head_dim, group, true), type, head_dim, group);
+    return common::decode_shared_bytes(common::decode_ring(type, head_dim, group, true), type, head_dim, group);
   };
   // A thread block has 99 KB on an RTX 3090 or 4090, and 163 KB on an A100.
   CHECK(bytes(ScalarType::kBFloat16, 128, 7) == 100768);
@@ -88,8 +88,8 @@ TEST_CASE("Decode attention: what its thread blocks need of shared memory is kno
     for (const int head_dim : {32, 64, 96, 128, 256}) {
       for (int group = 1; group <= 16; ++group) {
         CAPTURE(tests::name_of(type), head_dim, group);
-        const auto ring = stage::small_decode_ring(type, head_dim, group);
-        CHECK(stage::decode_shared_bytes(ring, type, head_dim, group) <= 99 * 1024);
+        const auto ring = common::small_decode_ring(type, head_dim, group);
+        CHECK(common::decode_shared_bytes(ring, type, head_dim, group) <= 99 * 1024);
       }
     }
   }
@@ -104,13 +104,13 @@ TEST_CASE("Decode attention: thread blocks with 99 KB of shared memory (stage 7,
   const auto [type, head_dim, block_size] = GENERATE(from_range(tests::kernel_shapes()));
   for (const int group : tests::some_of({8, 16}, {1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16})) {
     CAPTURE(tests::name_of(type), head_dim, block_size, group);
-    const auto usual = stage::decode_ring(type, head_dim, group, true);
-    const bool is_usual = stage::decode_shared_bytes(usual, type, head_dim, group) <= 99 * 1024;
+    const auto usual = common::decode_ring(type, head_dim, group, true);
+    const bool is_usual = common::decode_shared_bytes(usual, type, head_dim, group) <= 99 * 1024;
     if (tests::kOnExecutor && is_usual) {
       continue;  // the kernels of other tests
     }
-    const stage::PageShape shape{.num_kv_heads = 2, .block_size = block_size, .head_dim = head_dim, .type = type};
-    const std::string reason = stage::kProductionKernels.unsupported(shape, 2 * group);
+    const common::PageShape shape{.num_kv_heads = 2, .block_size = block_size, .head_dim = head_dim, .type = type};
+    const std::string reason = common::kProductionKernels.unsupported(shape, 2 * group);
     if (!common::serves_small_memory()) {
       CHECK((is_usual || !reason.empty()));  // ragged attention may need more than decode
       continue;
@@ -197,20 +197,20 @@ TEST_CASE("Decode attention: a captured graph follows the lengths (stage 7, inva
   }
   GpuBatch batch({.context_lengths = {90, 1, 40, 600}, .query_lengths = {}});
   const std::vector<float> expected = batch.decode();
-  const stage::PageShape shape = batch.pages().shape;
-  const common::DeviceArray<std::byte> workspace(stage::decode_workspace_bytes(shape, batch.batch()));
+  const common::PageShape shape = batch.shape();
+  const common::DeviceArray<std::byte> workspace(common::decode_workspace_bytes(shape, batch.batch()));
   // Recorded for a batch in which every sequence is inactive …
   common::DeviceArray<int> lengths(std::vector<int>(4, 0));
-  stage::Batch changing = batch.batch();
+  common::BatchArrays changing = batch.batch();
   changing.context_lengths = lengths.data();
   CUDA_CHECK(cudaMemset(batch.output.data(), 0xFF, batch.output.size()));
   CUDA_CHECK(cudaDeviceSynchronize());
   const common::Graph graph(batch.stream, [&] {
-    stage::plan_decode(shape, changing, workspace.data(), batch.stream.get());
-    stage::decode_attention(batch.pages(), changing, batch.queries.data(), batch.output.data(), workspace.data(),
-                            batch.stream.get());
-    stage::decode_attention(batch.pages(), changing, batch.queries.data(), batch.output.data(), workspace.data(),
-                            batch.stream.get(), {.overlap_previous = true});
+    common::plan_decode(shape, changing, workspace.data(), batch.stream.get());
+    common::decode_attention(batch.pages_of(common::kProductionKernels), changing, batch.queries.data(),
+                             batch.output.data(), workspace.data(), batch.stream.get());
+    common::decode_attention(batch.pages_of(common::kProductionKernels), changing, batch.queries.data(),
+                             batch.output.data(), workspace.data(), batch.stream.get(), {.overlap_previous = true});
   });
   graph.launch(batch.stream);
   batch.stream.synchronize();
@@ -274,7 +274,7 @@ TEST_CASE("Decode attention: a pool of more than 2^31 elements (stage 7, invaria
                   .context_lengths = {50, 1000},
                   .query_lengths = {},
                   .first_block = (1 << 17) + 5});
-  CHECK(batch.pages().shape.elements() > std::int64_t{1} << 31);
+  CHECK(batch.shape().elements() > std::int64_t{1} << 31);
   CHECK(batch.check(batch.decode()) == tests::kNoDifference);
 }
 
@@ -286,18 +286,19 @@ TEST_CASE("Decode attention: bad arguments are refused before anything is launch
   const common::DeviceArray<std::byte> workspace =
       tests::poisoned(std::int64_t{1} << 23, ScalarType::kBFloat16);  // no plan may be written to it
   struct Call {
-    stage::Pages pages;
-    stage::Batch batch;
+    common::Pages pages;
+    common::BatchArrays batch;
     const void* queries;
     void* output;
     void* workspace;
   };
-  const Call right{good.pages(), good.batch(), good.queries.data(), good.output.data(), workspace.data()};
+  const Call right{good.pages_of(common::kProductionKernels), good.batch(), good.queries.data(), good.output.data(),
+                   workspace.data()};
   const auto plan = [&](const Call& call) {
-    stage::plan_decode(call.pages.shape, call.batch, call.workspace, good.stream.get());
+    common::plan_decode(call.pages.shape, call.batch, call.workspace, good.stream.get());
   };
   const auto attend = [&](const Call& call) {
-    stage::decode_attention(call.pages, call.batch, call.queries, call.output, call.workspace, good.stream.get());
+    common::decode_attention(call.pages, call.batch, call.queries, call.output, call.workspace, good.stream.get());
   };
   for (const tests::BadBatch& bad : tests::bad_batches()) {
     CAPTURE(bad.what);
@@ -322,15 +323,16 @@ TEST_CASE("Decode attention: bad arguments are refused before anything is launch
     call.output = spoiled(call.output);
     CHECK_THROWS_AS(attend(call), common::CheckError);
   }
-  for (const stage::NewRows& rows :
-       {stage::NewRows{good.queries.data(), nullptr, 256, good.query_starts()},
-        stage::NewRows{tests::off_by_2(good.queries.data()), good.queries.data(), 256, good.query_starts()},
-        stage::NewRows{good.queries.data(), good.queries.data(), 248, good.query_starts()},
-        stage::NewRows{good.queries.data(), good.queries.data(), 257, good.query_starts()},
-        stage::NewRows{good.queries.data(), good.queries.data(), 256, nullptr}}) {
-    CHECK_THROWS_AS(stage::decode_attention(good.pages(), good.batch(), good.queries.data(), good.output.data(),
-                                            workspace.data(), good.stream.get(), {}, rows),
-                    common::CheckError);
+  for (const common::NewRows& rows :
+       {common::NewRows{good.queries.data(), nullptr, 256, good.query_starts()},
+        common::NewRows{tests::off_by_2(good.queries.data()), good.queries.data(), 256, good.query_starts()},
+        common::NewRows{good.queries.data(), good.queries.data(), 248, good.query_starts()},
+        common::NewRows{good.queries.data(), good.queries.data(), 257, good.query_starts()},
+        common::NewRows{good.queries.data(), good.queries.data(), 256, nullptr}}) {
+    CHECK_THROWS_AS(
+        common::decode_attention(good.pages_of(common::kProductionKernels), good.batch(), good.queries.data(),
+                                 good.output.data(), workspace.data(), good.stream.get(), {}, rows),
+        common::CheckError);
   }
   Call nothing = right;
   nothing.batch.num_sequences = 0;

@@ -468,11 +468,11 @@ TEST_CASE("GPU: float8 pages go through forks, copies on write, chunks and cache
   options.num_slots = 512;
   stage::Engine engine(bundled().llama, options);
   // The runner's pages, of 2 kv heads of 32 dimensions in 6 layers, have the bytes that the engine reports.
-  const stage::PageShape page{.num_blocks = 1,
-                              .num_kv_heads = 2,
-                              .block_size = options.block_size,
-                              .head_dim = 32,
-                              .type = stage::ScalarType::kFloat8};
+  const common::PageShape page{.num_blocks = 1,
+                               .num_kv_heads = 2,
+                               .block_size = options.block_size,
+                               .head_dim = 32,
+                               .type = common::ScalarType::kFloat8};
   CHECK(engine.cache().bytes_per_slot * options.block_size == 6 * page.elements());
   const auto rows = [&](int sequence, int count) {  // K and V of all layers
     const std::vector<int> slots = engine.manager().slots(sequence, 0, count);

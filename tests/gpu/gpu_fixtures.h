@@ -43,31 +43,31 @@ struct BadBatch {
   const char* what;
   bool of_pages;
   bool is_plain;
-  void (*spoil)(stage::Pages& pages, stage::Batch& batch);
+  void (*spoil)(common::Pages& pages, common::BatchArrays& batch);
 };
 
 // For bfloat16 pages of 2 kv heads.
 inline std::vector<BadBatch> bad_batches() {
-  using stage::Batch;
-  using stage::Pages;
-  return {
-      {"block size between two", false, true, [](Pages& pages, Batch&) { pages.shape.block_size = 12; }},
-      {"small block size", false, true, [](Pages& pages, Batch&) { pages.shape.block_size = 4; }},
-      {"large block size", false, true, [](Pages& pages, Batch&) { pages.shape.block_size = 128; }},
-      {"head_dim between two", false, true, [](Pages& pages, Batch&) { pages.shape.head_dim = 80; }},
-      {"small head_dim", false, true, [](Pages& pages, Batch&) { pages.shape.head_dim = 16; }},
-      {"no blocks", false, false, [](Pages& pages, Batch&) { pages.shape.num_blocks = 0; }},
-      {"uneven groups", false, false, [](Pages&, Batch& batch) { batch.num_heads = 7; }},
-      {"group of 17", false, true, [](Pages&, Batch& batch) { batch.num_heads = 34; }},
-      {"number of sequences", false, false, [](Pages&, Batch& batch) { batch.num_sequences = -1; }},
-      {"no lengths", false, false, [](Pages&, Batch& batch) { batch.context_lengths = nullptr; }},
-      {"no tables", false, false, [](Pages&, Batch& batch) { batch.block_tables = nullptr; }},
-      {"no table starts", false, false, [](Pages&, Batch& batch) { batch.table_starts = nullptr; }},
-      {"empty tables", false, false, [](Pages&, Batch& batch) { batch.max_blocks_per_sequence = 0; }},
-      {"no keys", true, false, [](Pages& pages, Batch&) { pages.keys = nullptr; }},
-      {"keys off by two bytes", true, false, [](Pages& pages, Batch&) { pages.keys = off_by_2(pages.keys); }},
-      {"no values", true, false, [](Pages& pages, Batch&) { pages.values = nullptr; }},
-      {"values off by two bytes", true, false, [](Pages& pages, Batch&) { pages.values = off_by_2(pages.values); }}};
+  using common::BatchArrays;
+  using common::Pages;
+  return {{"block size between two", false, true, [](Pages& pages, BatchArrays&) { pages.shape.block_size = 12; }},
+          {"small block size", false, true, [](Pages& pages, BatchArrays&) { pages.shape.block_size = 4; }},
+          {"large block size", false, true, [](Pages& pages, BatchArrays&) { pages.shape.block_size = 128; }},
+          {"head_dim between two", false, true, [](Pages& pages, BatchArrays&) { pages.shape.head_dim = 80; }},
+          {"small head_dim", false, true, [](Pages& pages, BatchArrays&) { pages.shape.head_dim = 16; }},
+          {"no blocks", false, false, [](Pages& pages, BatchArrays&) { pages.shape.num_blocks = 0; }},
+          {"uneven groups", false, false, [](Pages&, BatchArrays& batch) { batch.num_heads = 7; }},
+          {"group of 17", false, true, [](Pages&, BatchArrays& batch) { batch.num_heads = 34; }},
+          {"number of sequences", false, false, [](Pages&, BatchArrays& batch) { batch.num_sequences = -1; }},
+          {"no lengths", false, false, [](Pages&, BatchArrays& batch) { batch.context_lengths = nullptr; }},
+          {"no tables", false, false, [](Pages&, BatchArrays& batch) { batch.block_tables = nullptr; }},
+          {"no table starts", false, false, [](Pages&, BatchArrays& batch) { batch.table_starts = nullptr; }},
+          {"empty tables", false, false, [](Pages&, BatchArrays& batch) { batch.max_blocks_per_sequence = 0; }},
+          {"no keys", true, false, [](Pages& pages, BatchArrays&) { pages.keys = nullptr; }},
+          {"keys off by two bytes", true, false, [](Pages& pages, BatchArrays&) { pages.keys = off_by_2(pages.keys); }},
+          {"no values", true, false, [](Pages& pages, BatchArrays&) { pages.values = nullptr; }},
+          {"values off by two bytes", true, false,
+           [](Pages& pages, BatchArrays&) { pages.values = off_by_2(pages.values); }}};
 }
 
 struct BatchSpec {
@@ -176,7 +176,7 @@ inline GpuBatch::GpuBatch(BatchSpec spec) : spec_(std::move(spec)) {
        i += static_cast<std::size_t>(spec_.head_dim)) {
     query_values[i] = kShiftQuery;
   }
-  host_queries_ = rounded(query_values, stage::row_type(spec_.type));
+  host_queries_ = rounded(query_values, common::row_type(spec_.type));
   put({.shape = {.num_blocks = spec_.first_block + num_blocks + 3,
                  .num_kv_heads = spec_.num_kv_heads,
                  .block_size = spec_.block_size,

@@ -74,7 +74,7 @@ inline std::string HandWorked::check(const std::vector<float>& result, const std
   }
   // The query is rounded to the type. This moves the weight 3 by up to 1.1 roundings of itself, and the result by a
   // fifth of that times about 9 - 4: less than 2 roundings. The output is rounded once more.
-  const double rounding = pages().shape.type == ScalarType::kFloat32 ? 0x1p-24 : 0x1p-8;
+  const double rounding = shape().type == ScalarType::kFloat32 ? 0x1p-24 : 0x1p-8;
   return tests::compare(std::span(result).first(all.size()), all, {.absolute = 0.0, .relative = 4.0 * rounding});
 }
 

@@ -18,9 +18,9 @@ using tests::ScalarType;
 // The batch's K or V, a row of `capacity` tokens for each sequence and head: [sequence, kv_head, capacity, head_dim].
 // What no page holds stays NaN. The pages' blocks are copied as they are: the order of the vectors inside a row is that
 // of the row's number modulo 8, the same in a block as in a longer row.
-std::vector<std::byte> without_blocks(const void* pages, const stage::PageShape& shape, const std::vector<int>& lengths,
-                                      const std::vector<int>& tables, const std::vector<int>& table_starts,
-                                      int capacity) {
+std::vector<std::byte> without_blocks(const void* pages, const common::PageShape& shape,
+                                      const std::vector<int>& lengths, const std::vector<int>& tables,
+                                      const std::vector<int>& table_starts, int capacity) {
   const std::size_t block_bytes =
       2 * static_cast<std::size_t>(shape.block_size) * static_cast<std::size_t>(shape.head_dim);
   const auto heads = static_cast<std::size_t>(shape.num_kv_heads);
@@ -53,18 +53,18 @@ TEST_CASE("Decode attention: a cache without blocks gives the bits of pages", "[
   const std::vector<int> tables = batch.block_tables();
   const std::vector<int> starts = batch.table_starts();
   constexpr int kCapacity = 1024;
-  stage::Pages cache = batch.pages();
+  common::Pages cache = batch.pages_of(common::kProductionKernels);
   const common::DeviceArray<std::byte> keys(
       without_blocks(cache.keys, cache.shape, lengths, tables, starts, kCapacity));
   const common::DeviceArray<std::byte> values(
       without_blocks(cache.values, cache.shape, lengths, tables, starts, kCapacity));
-  const common::DeviceArray<std::byte> workspace(stage::decode_workspace_bytes(cache.shape, batch.batch()));
-  stage::plan_decode(cache.shape, batch.batch(), workspace.data(), batch.stream.get());
+  const common::DeviceArray<std::byte> workspace(common::decode_workspace_bytes(cache.shape, batch.batch()));
+  common::plan_decode(cache.shape, batch.batch(), workspace.data(), batch.stream.get());
   cache.keys = keys.data();
   cache.values = values.data();
   cache.shape.num_blocks = static_cast<std::int64_t>(lengths.size());
   cache.shape.block_size = kCapacity;
-  stage::Batch without_table = batch.batch();
+  common::BatchArrays without_table = batch.batch();
   without_table.block_tables = without_table.context_lengths;  // not read
   CUDA_CHECK(cudaMemset(batch.output.data(), tests::kUnwritten, batch.output.size()));
   CUDA_CHECK(cudaDeviceSynchronize());
@@ -84,7 +84,7 @@ TEST_CASE("A cell is sequences x tokens, and its page sets exceed the cache", "[
     CAPTURE(text);
     CHECK_THROWS_AS(stage::parse_cell(text), common::InputError);
   }
-  const std::vector<int> ragged = stage::lengths_of({.batch = 32, .context = 0});
+  const std::vector<int> ragged = common::lengths_of({.batch = 32, .context = 0});
   CHECK(*std::min_element(ragged.begin(), ragged.end()) == 250);
   CHECK(*std::max_element(ragged.begin(), ragged.end()) == 32765);
   CHECK(!std::is_sorted(ragged.begin(), ragged.end()));
@@ -93,7 +93,7 @@ TEST_CASE("A cell is sequences x tokens, and its page sets exceed the cache", "[
   for (const char* text : {"1x1024", "8x8192", "128x8192", "32xragged"}) {
     const stage::BenchCell cell = stage::parse_cell(text);
     CAPTURE(text);
-    CHECK(stage::num_sets_of(shape, cell) % 2 == 0);
-    CHECK(stage::num_sets_of(shape, cell) * stage::kv_bytes_of(shape, cell) >= 600'000'000);
+    CHECK(common::num_sets_of(shape, cell) % 2 == 0);
+    CHECK(common::num_sets_of(shape, cell) * stage::kv_bytes_of(shape, cell) >= 600'000'000);
   }
 }

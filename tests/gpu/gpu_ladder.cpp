@@ -1,4 +1,5 @@
 // Every step of the ladder against float64: the slow kernels of a lesson have to be as right as the fast ones.
+#include "common/paged/page_layout.h"
 #include "tests/gpu/gpu_fixtures.h"
 #include "tests/gpu/gpu_ladder_pages.h"
 #include "tests/support/catch.h"
@@ -87,12 +88,20 @@ TEST_CASE("The ladder: a step gives the same bits each time", "[gpu]") {
   }
 }
 
+TEST_CASE("The ladder's swizzled pages are those of the kernels in common/paged/") {
+  for (int row = 0; row < 16; ++row) {
+    for (int vec = 0; vec < 16; ++vec) {
+      CHECK(stage::swizzled_place(16, row, vec) == common::vec_place(16, 16, row, vec));
+    }
+  }
+}
+
 TEST_CASE("The ladder refuses shapes that it is not for", "[gpu]") {
   if (!common::has_cuda_device()) {
     SKIP_TEST("there is no GPU");
   }
   const std::vector<BatchSpec> specs = {
-      {.type = stage::ScalarType::kFloat32, .context_lengths = {20}, .query_lengths = {}},
+      {.type = common::ScalarType::kFloat32, .context_lengths = {20}, .query_lengths = {}},
       {.head_dim = 64, .context_lengths = {20}, .query_lengths = {}},
       {.block_size = 32, .context_lengths = {20}, .query_lengths = {}},
       {.group = 16, .context_lengths = {20}, .query_lengths = {}}};
@@ -100,9 +109,9 @@ TEST_CASE("The ladder refuses shapes that it is not for", "[gpu]") {
     GpuBatch batch(spec);
     for (const stage::LadderStep& step : stage::ladder()) {
       CAPTURE(step.name);
-      CHECK_THROWS_AS(step.workspace_bytes(batch.pages().shape, batch.batch()), common::CheckError);
-      CHECK_THROWS_AS(step.decode(batch.pages(), batch.batch(), batch.queries.data(), batch.output.data(),
-                                  batch.output.data(), batch.stream.get()),
+      CHECK_THROWS_AS(step.workspace_bytes(batch.shape(), batch.batch()), common::CheckError);
+      CHECK_THROWS_AS(step.decode(batch.pages_of(stage::kPlainKernels), batch.batch(), batch.queries.data(),
+                                  batch.output.data(), batch.output.data(), batch.stream.get()),
                       common::CheckError);
     }
   }
@@ -117,7 +126,7 @@ bool runs_here(const stage::PromptStep& step) {
 }
 
 std::vector<float> run(const stage::PromptStep& step, const GpuBatch& batch, const tests::PagesInOrder& pages) {
-  const stage::PageShape& shape = batch.pages().shape;
+  const common::PageShape& shape = batch.shape();
   const std::size_t bytes =
       step.workspace_bytes == nullptr ? 0 : step.workspace_bytes(shape, batch.batch(), batch.num_tokens());
   return batch.output_of(bytes, [&](void* workspace) {

@@ -110,11 +110,11 @@ TEST_CASE("Paged attention: a pool of more than 2^31 elements (stage 7, invarian
   // attend(): it would compare all of the pages on the host.)
   GpuBatch batch(
       {.num_kv_heads = 8, .context_lengths = {50, 100}, .query_lengths = {1, 20}, .first_block = (1 << 17) + 5});
-  CHECK(batch.pages().shape.elements() > std::int64_t{1} << 31);
-  const stage::Step step = batch.step(1);
+  CHECK(batch.shape().elements() > std::int64_t{1} << 31);
+  const common::StepArrays step = batch.step(1);
   CHECK(batch.check(batch.output_of(0, [&](void*) {
-    stage::kPlainKernels.attend(batch.pages(), step, {.queries = batch.queries.data()}, batch.output.data(), {},
-                                batch.stream.get());
+    stage::kPlainKernels.attend(batch.pages_of(stage::kPlainKernels), step, {.queries = batch.queries.data()},
+                                batch.output.data(), {}, batch.stream.get());
   })) == tests::kNoDifference);
 }
 
@@ -125,22 +125,23 @@ TEST_CASE("Paged attention: a captured graph follows the lengths (stage 7, invar
   const KernelTable table = GENERATE(from_range(tests::kernel_tables()));
   CAPTURE(table.name);
   GpuBatch batch({.context_lengths = {90, 1, 40, 600}, .query_lengths = {}});
-  stage::Step step = batch.step(4);
-  const std::size_t bytes = table.kernels->workspace_bytes(batch.pages().shape, step);
+  const common::Pages& pages = batch.pages_of(*table.kernels);
+  common::StepArrays step = batch.step(4);
+  const std::size_t bytes = table.kernels->workspace_bytes(pages.shape, step);
   const common::DeviceArray<std::byte> memory(bytes);
   const std::span<std::byte> workspace(memory.data(), bytes);
   // Recorded for a batch in which every sequence is inactive, and replayed for a batch in which every one is active.
   common::DeviceArray<int> lengths(std::vector<int>(4, 0));
   step.batch.context_lengths = lengths.data();
-  const int columns = batch.pages().shape.num_kv_heads * batch.pages().shape.head_dim;
+  const int columns = pages.shape.num_kv_heads * pages.shape.head_dim;
   const auto keys = tests::poisoned(4 * columns, ScalarType::kBFloat16);
   const auto values = tests::poisoned(4 * columns, ScalarType::kBFloat16);
   const common::Graph graph(batch.stream, [&] {
-    table.kernels->plan(batch.pages().shape, step, workspace, batch.stream.get());
+    table.kernels->plan(pages.shape, step, workspace, batch.stream.get());
     // The launch before attend() may write its rows and nothing else: this one stands in for the model's.
-    table.kernels->read_from_slots(batch.pages(), keys.data(), values.data(), columns, step.slot_mapping, 4,
+    table.kernels->read_from_slots(pages, keys.data(), values.data(), columns, step.slot_mapping, 4,
                                    batch.stream.get());
-    table.kernels->attend(batch.pages(), step, {.queries = batch.queries.data()}, batch.output.data(), workspace,
+    table.kernels->attend(pages, step, {.queries = batch.queries.data()}, batch.output.data(), workspace,
                           batch.stream.get());
   });
   CUDA_CHECK(cudaMemset(batch.output.data(), 0xFF, batch.output.size()));
@@ -162,19 +163,20 @@ TEST_CASE("Paged attention: bad arguments are refused before anything is launche
   CAPTURE(table.name);
   GpuBatch good({.context_lengths = {20}, .query_lengths = {20}});
   const auto memory = tests::poisoned(std::int64_t{1} << 20, ScalarType::kBFloat16);  // no plan may be written to it
+  const common::Pages& pages = good.pages_of(*table.kernels);
   const auto bytes_of_keys = [&] {
-    std::vector<std::byte> bytes(static_cast<std::size_t>(good.pages().shape.elements()) * 2);
-    CUDA_CHECK(cudaMemcpy(bytes.data(), good.pages().keys, bytes.size(), cudaMemcpyDeviceToHost));
+    std::vector<std::byte> bytes(static_cast<std::size_t>(pages.shape.elements()) * 2);
+    CUDA_CHECK(cudaMemcpy(bytes.data(), pages.keys, bytes.size(), cudaMemcpyDeviceToHost));
     return bytes;
   };
   const std::vector<std::byte> keys = bytes_of_keys();
   struct Call {
-    stage::Pages pages;
-    stage::Step step;
-    stage::LayerRows rows;
+    common::Pages pages;
+    common::StepArrays step;
+    common::LayerRows rows;
     void* output;
   };
-  const Call right{good.pages(), good.step(0), {.queries = good.queries.data()}, good.output.data()};
+  const Call right{pages, good.step(0), {.queries = good.queries.data()}, good.output.data()};
   const std::span<std::byte> workspace(memory.data(), memory.size());
   const auto plan = [&](const Call& call) {
     table.kernels->plan(call.pages.shape, call.step, workspace, good.stream.get());
@@ -264,7 +266,7 @@ TEST_CASE("What the kernels cannot do is said in words (stage 7, invariant 6)", 
                   .unsupported({.num_kv_heads = 2, .block_size = 16, .head_dim = 128, .type = ScalarType::kFloat8}, 8)
                   .empty());
 #ifdef COURSE_PRODUCTION
-  const stage::PagedKernels& production = stage::kProductionKernels;
+  const common::PagedKernels& production = common::kProductionKernels;
   for (const auto& [block_size, head_dim, num_heads] :
        {std::array{12, 128, 8}, {4, 128, 8}, {128, 128, 8}, {16, 80, 8}, {16, 16, 8}, {16, 128, 7}, {16, 128, 34}}) {
     CAPTURE(block_size, head_dim, num_heads);
@@ -297,20 +299,20 @@ TEST_CASE("Paged attention: decodes and a large chunk, and the launch after them
   queries.insert(queries.end(), {chunk, 3});
   GpuBatch batch(
       {.num_kv_heads = 8, .group = kHeads / 8, .head_dim = 64, .context_lengths = contexts, .query_lengths = queries});
-  const stage::PagedKernels& kernels = stage::kProductionKernels;
+  const common::PagedKernels& kernels = common::kProductionKernels;
   const std::vector<float> once = batch.attend(kernels, kNumDecodes).output;
   CHECK(batch.check(once) == tests::kNoDifference);
 
   // Layers, each followed by a launch that reads their output as soon as it may.
-  const stage::Step step = batch.step(kNumDecodes);
-  const stage::PageShape& shape = batch.pages().shape;
+  const common::StepArrays step = batch.step(kNumDecodes);
+  const common::PageShape& shape = batch.shape();
   const std::size_t bytes = kernels.workspace_bytes(shape, step);
   const int columns = shape.num_kv_heads * shape.head_dim;
-  stage::PageShape copy_shape = shape;
+  common::PageShape copy_shape = shape;
   copy_shape.num_blocks = 1;
   common::DeviceArray<std::byte> keys = tests::poisoned(copy_shape.elements(), shape.type);
   common::DeviceArray<std::byte> values = tests::poisoned(copy_shape.elements(), shape.type);
-  const stage::Pages copies{keys.data(), values.data(), copy_shape};
+  const common::Pages copies{keys.data(), values.data(), copy_shape};
   std::vector<int> numbers(kNumDecodes);
   std::iota(numbers.begin(), numbers.end(), 0);
   const common::DeviceArray<int> slots(numbers);
@@ -319,7 +321,7 @@ TEST_CASE("Paged attention: decodes and a large chunk, and the launch after them
     const std::vector<float> result = batch.output_of(bytes, [&](void* memory) {
       const std::span<std::byte> workspace(static_cast<std::byte*>(memory), bytes);
       kernels.plan(shape, step, workspace, batch.stream.get());
-      kernels.attend(batch.pages(), step, {.queries = batch.queries.data()}, batch.output.data(), workspace,
+      kernels.attend(batch.pages_of(kernels), step, {.queries = batch.queries.data()}, batch.output.data(), workspace,
                      batch.stream.get());
       kernels.write_to_slots(copies, batch.output.data(), batch.output.data(), std::int64_t{kHeads} * shape.head_dim,
                              slots.data(), kNumDecodes, batch.stream.get());

@@ -14,7 +14,7 @@ namespace tests {
 
 // A batch as the test describes it, on the host.
 struct BatchContents {
-  stage::PageShape shape;
+  common::PageShape shape;
   int num_heads = 0;
   std::vector<int> context_lengths;
   std::vector<int> block_tables;  // in any order, with gaps allowed
@@ -27,11 +27,13 @@ struct BatchContents {
   std::vector<float> queries;
 };
 
-// The batch on the device: K and V in their slots, NaN in every other slot, the output poisoned.
+// The batch on the device: K and V in their slots, NaN in every other slot, the output poisoned. Each table of kernels
+// has its own order of the rows in a block: K and V are written anew when another one is to read them.
 class PagedBatch {
  public:
-  const stage::Pages& pages() const { return pages_; }
-  const stage::Batch& batch() const { return batch_; }
+  const common::Pages& pages_of(const common::PagedKernels& kernels) const;
+  const common::PageShape& shape() const { return pages_.shape; }
+  const common::BatchArrays& batch() const { return batch_; }
   const int* query_starts() const { return query_starts_.data(); }
   std::vector<int> block_tables() const { return block_tables_.download(); }
   std::vector<int> table_starts() const { return table_starts_.download(); }
@@ -48,12 +50,12 @@ class PagedBatch {
     bool pages_are_equal = false;
   };
   // By a table of kernels, which stores K and V. The first num_decodes sequences are its decodes.
-  Appended attend(const stage::PagedKernels& kernels, int num_decodes) const;
-  stage::Step step(int num_decodes) const;
+  Appended attend(const common::PagedKernels& kernels, int num_decodes) const;
+  common::StepArrays step(int num_decodes) const;
 #ifdef COURSE_PRODUCTION
-  std::vector<float> decode(const stage::DecodeOptions& options = {}, int num_runs = 1) const;
-  Appended decode_new_rows(const stage::DecodeOptions& options = {}, int num_runs = 1, bool is_stored = true) const;
-  std::vector<float> ragged(const stage::RaggedOptions& options = {}, int num_runs = 1) const;
+  std::vector<float> decode(const common::DecodeOptions& options = {}, int num_runs = 1) const;
+  Appended decode_new_rows(const common::DecodeOptions& options = {}, int num_runs = 1, bool is_stored = true) const;
+  std::vector<float> ragged(const common::RaggedOptions& options = {}, int num_runs = 1) const;
 #endif
 
   common::Stream stream;
@@ -66,28 +68,34 @@ class PagedBatch {
 
  private:
 #ifdef COURSE_PRODUCTION
-  std::vector<float> decode_runs(const stage::DecodeOptions& options, int num_runs,
-                                 const stage::NewRows& new_rows) const;
+  std::vector<float> decode_runs(const common::DecodeOptions& options, int num_runs,
+                                 const common::NewRows& new_rows) const;
 #endif
-  // The output of `run` on pages in which the new tokens' slots are poisoned.
-  Appended appended(bool is_stored, const std::function<std::vector<float>()>& run) const;
-  stage::LayerRows layer_rows() const;
+  // The output of `run` on pages of these kernels, in which the new tokens' slots are poisoned.
+  Appended appended(const common::PagedKernels& kernels, bool is_stored,
+                    const std::function<std::vector<float>()>& run) const;
+  common::LayerRows layer_rows() const;
 
   int num_tokens_ = 0;
   common::DeviceArray<std::byte> keys_;
   common::DeviceArray<std::byte> values_;
+  mutable const common::PagedKernels* written_by_ = nullptr;
+  // Rows of the cached tokens, and their slots.
+  common::DeviceArray<std::byte> rows_of_keys_;
+  common::DeviceArray<std::byte> rows_of_values_;
+  common::DeviceArray<int> slots_;
   common::DeviceArray<int> context_lengths_;
   common::DeviceArray<int> block_tables_;
   common::DeviceArray<int> table_starts_;
   common::DeviceArray<int> query_starts_;
   common::DeviceArray<std::byte> new_rows_;  // [num_tokens, 2 * num_kv_heads * head_dim]: K and V of the new tokens
   common::DeviceArray<int> new_slots_;       // [num_tokens]; -1 in the row of an inactive sequence
-  stage::Pages pages_;
-  stage::Batch batch_;
+  common::Pages pages_;
+  common::BatchArrays batch_;
 };
 
 inline void PagedBatch::put(const BatchContents& contents) {
-  const stage::PageShape& shape = contents.shape;
+  const common::PageShape& shape = contents.shape;
   num_tokens_ = contents.query_starts.back();
   keys_ = poisoned(shape.elements(), shape.type);
   values_ = poisoned(shape.elements(), shape.type);
@@ -103,7 +111,7 @@ inline void PagedBatch::put(const BatchContents& contents) {
             .block_tables = block_tables_.data(),
             .table_starts = table_starts_.data(),
             .max_blocks_per_sequence = contents.max_blocks};
-  const ScalarType type = stage::row_type(shape.type);
+  const ScalarType type = common::row_type(shape.type);
   queries = common::DeviceArray<std::byte>(to_bytes(contents.queries, type));
   output = poisoned(static_cast<std::int64_t>(contents.queries.size()), type);
   const std::size_t columns = static_cast<std::size_t>(shape.num_kv_heads) * static_cast<std::size_t>(shape.head_dim);
@@ -125,16 +133,23 @@ inline void PagedBatch::put(const BatchContents& contents) {
   }
   new_rows_ = common::DeviceArray<std::byte>(to_bytes(new_rows, type));
   new_slots_ = common::DeviceArray<int>(new_slots);
-  if (contents.slots.empty()) {
-    return;
+  rows_of_keys_ = common::DeviceArray<std::byte>(to_bytes(contents.keys, type));
+  rows_of_values_ = common::DeviceArray<std::byte>(to_bytes(contents.values, type));
+  slots_ = common::DeviceArray<int>(contents.slots);
+}
+
+inline const common::Pages& PagedBatch::pages_of(const common::PagedKernels& kernels) const {
+  if (written_by_ != &kernels && slots_.size() > 0) {
+    CUDA_CHECK(cudaMemset(pages_.keys, 0xFF, keys_.size()));
+    CUDA_CHECK(cudaMemset(values_.data(), 0xFF, values_.size()));
+    CUDA_CHECK(cudaDeviceSynchronize());
+    kernels.write_to_slots(pages_, rows_of_keys_.data(), rows_of_values_.data(),
+                           std::int64_t{shape().num_kv_heads} * shape().head_dim, slots_.data(),
+                           static_cast<int>(slots_.size()), stream.get());
+    stream.synchronize();
+    written_by_ = &kernels;
   }
-  const common::DeviceArray<std::byte> rows_of_keys(to_bytes(contents.keys, type));
-  const common::DeviceArray<std::byte> rows_of_values(to_bytes(contents.values, type));
-  const common::DeviceArray<int> slot_mapping(contents.slots);
-  kernels_for(shape).write_to_slots(pages_, rows_of_keys.data(), rows_of_values.data(),
-                                    std::int64_t{shape.num_kv_heads} * shape.head_dim, slot_mapping.data(),
-                                    static_cast<int>(contents.slots.size()), stream.get());
-  stream.synchronize();
+  return pages_;
 }
 
 inline std::vector<float> PagedBatch::output_of(std::size_t workspace_bytes,
@@ -145,24 +160,25 @@ inline std::vector<float> PagedBatch::output_of(std::size_t workspace_bytes,
   CUDA_CHECK(cudaDeviceSynchronize());
   launch(workspace.data());
   stream.synchronize();
-  return to_floats(output.download(), stage::row_type(pages_.shape.type));
+  return to_floats(output.download(), common::row_type(shape().type));
 }
 
-inline stage::LayerRows PagedBatch::layer_rows() const {
-  const int columns = pages_.shape.num_kv_heads * pages_.shape.head_dim;
+inline common::LayerRows PagedBatch::layer_rows() const {
+  const int columns = shape().num_kv_heads * shape().head_dim;
   return {.queries = queries.data(),
           .keys = new_rows_.data(),
-          .values = new_rows_.data() + columns * stage::bytes_of(stage::row_type(pages_.shape.type)),
+          .values = new_rows_.data() + columns * common::bytes_of(common::row_type(shape().type)),
           .row_stride = 2 * std::int64_t{columns}};
 }
 
-inline PagedBatch::Appended PagedBatch::appended(bool is_stored, const std::function<std::vector<float>()>& run) const {
-  const stage::LayerRows rows = layer_rows();
+inline PagedBatch::Appended PagedBatch::appended(const common::PagedKernels& kernels, bool is_stored,
+                                                 const std::function<std::vector<float>()>& run) const {
+  const common::Pages& pages = pages_of(kernels);
+  const common::LayerRows rows = layer_rows();
   const common::DeviceArray<std::byte> poison =
-      poisoned(static_cast<std::int64_t>(new_slots_.size()) * rows.row_stride, stage::row_type(pages_.shape.type));
+      poisoned(static_cast<std::int64_t>(new_slots_.size()) * rows.row_stride, common::row_type(shape().type));
   const auto write = [&](const void* keys, const void* values) {
-    kernels_for(pages_.shape)
-        .write_to_slots(pages_, keys, values, rows.row_stride, new_slots_.data(), num_tokens_, stream.get());
+    kernels.write_to_slots(pages, keys, values, rows.row_stride, new_slots_.data(), num_tokens_, stream.get());
     stream.synchronize();
   };
   const auto bytes = [&] { return std::pair(keys_.download(), values_.download()); };
@@ -176,7 +192,7 @@ inline PagedBatch::Appended PagedBatch::appended(bool is_stored, const std::func
   return result;
 }
 
-inline stage::Step PagedBatch::step(int num_decodes) const {
+inline common::StepArrays PagedBatch::step(int num_decodes) const {
   return {.batch = batch_,
           .num_decodes = num_decodes,
           .num_tokens = num_tokens_,
@@ -184,15 +200,15 @@ inline stage::Step PagedBatch::step(int num_decodes) const {
           .slot_mapping = new_slots_.data()};
 }
 
-inline PagedBatch::Appended PagedBatch::attend(const stage::PagedKernels& kernels, int num_decodes) const {
-  const stage::Step own = step(num_decodes);
-  const std::size_t bytes = kernels.workspace_bytes(pages_.shape, own);
-  return appended(true, [&] {
+inline PagedBatch::Appended PagedBatch::attend(const common::PagedKernels& kernels, int num_decodes) const {
+  const common::StepArrays own = step(num_decodes);
+  const std::size_t bytes = kernels.workspace_bytes(shape(), own);
+  return appended(kernels, true, [&] {
     return output_of(bytes, [&](void* memory) {
       const std::span<std::byte> workspace(static_cast<std::byte*>(memory), bytes);
-      kernels.plan(pages_.shape, own, workspace, stream.get());
+      kernels.plan(shape(), own, workspace, stream.get());
       stream.synchronize();  // what attend() may overlap with writes no plan
-      kernels.attend(pages_, own, layer_rows(), output.data(), workspace, stream.get());
+      kernels.attend(pages_of(kernels), own, layer_rows(), output.data(), workspace, stream.get());
     });
   });
 }
@@ -201,43 +217,45 @@ inline PagedBatch::Appended PagedBatch::attend(const stage::PagedKernels& kernel
 
 // num_runs calls after one plan, without a pause between them, as the layers of a model. Only the last one writes the
 // output that is returned.
-inline std::vector<float> PagedBatch::decode_runs(const stage::DecodeOptions& options, int num_runs,
-                                                  const stage::NewRows& new_rows) const {
+inline std::vector<float> PagedBatch::decode_runs(const common::DecodeOptions& options, int num_runs,
+                                                  const common::NewRows& new_rows) const {
   const common::DeviceArray<std::byte> of_other_runs(output.size());
-  return output_of(stage::decode_workspace_bytes(pages_.shape, batch_, options), [&](void* workspace) {
-    stage::plan_decode(pages_.shape, batch_, workspace, stream.get(), options);
+  const common::Pages& pages = pages_of(common::kProductionKernels);
+  return output_of(common::decode_workspace_bytes(shape(), batch_, options), [&](void* workspace) {
+    common::plan_decode(shape(), batch_, workspace, stream.get(), options);
     for (int i = 0; i < num_runs; ++i) {
       // The plan must not overlap with its reader.
-      stage::DecodeOptions run = options;
+      common::DecodeOptions run = options;
       run.overlap_previous = i > 0;
       void* const result = i + 1 == num_runs ? output.data() : of_other_runs.data();
-      stage::decode_attention(pages_, batch_, queries.data(), result, workspace, stream.get(), run, new_rows);
+      common::decode_attention(pages, batch_, queries.data(), result, workspace, stream.get(), run, new_rows);
     }
   });
 }
 
-inline std::vector<float> PagedBatch::decode(const stage::DecodeOptions& options, int num_runs) const {
+inline std::vector<float> PagedBatch::decode(const common::DecodeOptions& options, int num_runs) const {
   return decode_runs(options, num_runs, {});
 }
 
-inline PagedBatch::Appended PagedBatch::decode_new_rows(const stage::DecodeOptions& options, int num_runs,
+inline PagedBatch::Appended PagedBatch::decode_new_rows(const common::DecodeOptions& options, int num_runs,
                                                         bool is_stored) const {
-  const stage::LayerRows rows = layer_rows();
+  const common::LayerRows rows = layer_rows();
   const common::DeviceArray<int> nowhere(std::vector<int>(new_slots_.size(), -1));
   const int* const slots = is_stored ? new_slots_.data() : nowhere.data();
-  return appended(is_stored, [&] {
+  return appended(common::kProductionKernels, is_stored, [&] {
     return decode_runs(options, num_runs, {rows.keys, rows.values, rows.row_stride, slots});
   });
 }
 
 // num_runs calls after one plan, as the layers of a model.
-inline std::vector<float> PagedBatch::ragged(const stage::RaggedOptions& options, int num_runs) const {
-  const std::size_t bytes = stage::ragged_workspace_bytes(pages_.shape, batch_, num_tokens_, options);
+inline std::vector<float> PagedBatch::ragged(const common::RaggedOptions& options, int num_runs) const {
+  const common::Pages& pages = pages_of(common::kProductionKernels);
+  const std::size_t bytes = common::ragged_workspace_bytes(shape(), batch_, num_tokens_, options);
   return output_of(bytes, [&](void* workspace) {
-    stage::plan_ragged(pages_.shape, batch_, query_starts_.data(), num_tokens_, workspace, stream.get(), options);
+    common::plan_ragged(shape(), batch_, query_starts_.data(), num_tokens_, workspace, stream.get(), options);
     for (int i = 0; i < num_runs; ++i) {
-      stage::ragged_attention(pages_, batch_, query_starts_.data(), queries.data(), output.data(), num_tokens_,
-                              workspace, stream.get(), options);
+      common::ragged_attention(pages, batch_, query_starts_.data(), queries.data(), output.data(), num_tokens_,
+                               workspace, stream.get(), options);
     }
   });
 }

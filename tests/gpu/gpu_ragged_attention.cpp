@@ -8,12 +8,12 @@
 #include "tests/support/catch.h"
 
 // clang-format off
-#include GPU_STAGE_HEADER(production/ragged_plan.h)
+#include "common/paged/ragged_plan.h"
 // clang-format on
 
 namespace {
 
-using stage::RaggedKernel;
+using common::RaggedKernel;
 using tests::GpuBatch;
 using tests::ScalarType;
 
@@ -23,13 +23,14 @@ struct Tasks {
   int num_merges;
 };
 Tasks planned(const GpuBatch& batch) {
-  const stage::PageShape& shape = batch.pages().shape;
-  const common::DeviceArray<std::byte> memory(stage::ragged_workspace_bytes(shape, batch.batch(), batch.num_tokens()));
-  stage::plan_ragged(shape, batch.batch(), batch.query_starts(), batch.num_tokens(), memory.data(), batch.stream.get());
+  const common::PageShape& shape = batch.shape();
+  const common::DeviceArray<std::byte> memory(common::ragged_workspace_bytes(shape, batch.batch(), batch.num_tokens()));
+  common::plan_ragged(shape, batch.batch(), batch.query_starts(), batch.num_tokens(), memory.data(),
+                      batch.stream.get());
   batch.stream.synchronize();
-  const stage::RaggedWorkspace workspace =
-      stage::ragged_workspace(memory.data(), shape, batch.batch(), batch.num_tokens());
-  stage::RaggedQueue queue{};
+  const common::RaggedWorkspace workspace =
+      common::ragged_workspace(memory.data(), shape, batch.batch(), batch.num_tokens());
+  common::RaggedQueue queue{};
   CUDA_CHECK(cudaMemcpy(&queue, workspace.queue, sizeof(queue), cudaMemcpyDeviceToHost));
   return {queue.num_tasks, queue.num_merges};
 }
@@ -201,8 +202,8 @@ TEST_CASE("Ragged attention: thread blocks with 99 KB of shared memory (stage 7,
   if (type == ScalarType::kFloat8 && block_size == 8) {
     return;  // there are no such pages
   }
-  const stage::PageShape shape{.num_kv_heads = 1, .block_size = block_size, .head_dim = head_dim, .type = type};
-  if (!stage::kProductionKernels.unsupported(shape, 3).empty()) {
+  const common::PageShape shape{.num_kv_heads = 1, .block_size = block_size, .head_dim = head_dim, .type = type};
+  if (!common::kProductionKernels.unsupported(shape, 3).empty()) {
     CHECK(!common::serves_small_memory());
     return;
   }
@@ -263,23 +264,28 @@ TEST_CASE("Ragged attention: bad arguments are refused before anything is launch
   const common::DeviceArray<std::byte> workspace =
       tests::poisoned(std::int64_t{1} << 20, ScalarType::kBFloat16);  // no plan may be written to it
   struct Call {
-    stage::Pages pages;
-    stage::Batch batch;
+    common::Pages pages;
+    common::BatchArrays batch;
     const int* query_starts;
     const void* queries;
     void* output;
     int num_tokens;
     void* workspace;
   };
-  const Call right{good.pages(),       good.batch(), good.query_starts(), good.queries.data(),
-                   good.output.data(), 20,           workspace.data()};
+  const Call right{good.pages_of(common::kProductionKernels),
+                   good.batch(),
+                   good.query_starts(),
+                   good.queries.data(),
+                   good.output.data(),
+                   20,
+                   workspace.data()};
   const auto plan = [&](const Call& call) {
-    stage::plan_ragged(call.pages.shape, call.batch, call.query_starts, call.num_tokens, call.workspace,
-                       good.stream.get());
+    common::plan_ragged(call.pages.shape, call.batch, call.query_starts, call.num_tokens, call.workspace,
+                        good.stream.get());
   };
   const auto attend = [&](const Call& call) {
-    stage::ragged_attention(call.pages, call.batch, call.query_starts, call.queries, call.output, call.num_tokens,
-                            call.workspace, good.stream.get());
+    common::ragged_attention(call.pages, call.batch, call.query_starts, call.queries, call.output, call.num_tokens,
+                             call.workspace, good.stream.get());
   };
   for (const tests::BadBatch& bad : tests::bad_batches()) {
     CAPTURE(bad.what);

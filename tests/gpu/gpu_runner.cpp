@@ -486,11 +486,11 @@ TEST_CASE("GPU: a block that is swapped out and in again has its bytes, in every
   const bool is_large = GENERATE(false, true);
   CAPTURE(is_large);
   constexpr int kLayers = 3;
-  const stage::PageShape shape{.num_blocks = is_large ? (1 << 16) + 1 : 5,
-                               .num_kv_heads = 8,
-                               .block_size = 16,
-                               .head_dim = 128,
-                               .type = stage::ScalarType::kBFloat16};
+  const common::PageShape shape{.num_blocks = is_large ? (1 << 16) + 1 : 5,
+                                .num_kv_heads = 8,
+                                .block_size = 16,
+                                .head_dim = 128,
+                                .type = common::ScalarType::kBFloat16};
   const auto block_bytes = static_cast<std::size_t>(shape.elements_per_block() * 2);
   const std::size_t layer_bytes = block_bytes * static_cast<std::size_t>(shape.num_blocks);
   std::size_t free_bytes = 0;

@@ -28,8 +28,8 @@
 // clang-format off
 #include GPU_STAGE_HEADER(kernels/kernels.h)
 #ifdef COURSE_PRODUCTION
-#include GPU_STAGE_HEADER(production/attention_launches.h)
-#include GPU_STAGE_HEADER(production/production_kernels.h)
+#include "common/paged/attention_launches.h"
+#include "common/paged/production_kernels.h"
 #endif
 // clang-format on
 
@@ -37,7 +37,7 @@ namespace stage = STAGE_NAMESPACE;
 
 namespace tests {
 
-using stage::ScalarType;
+using common::ScalarType;
 
 // On the executor a kernel takes a thousand times as long: there, tests take fewer and smaller cases of each kind.
 #ifdef COURSE_EXECUTOR
@@ -69,26 +69,15 @@ inline const char* name_of(ScalarType type) {
 // The tables of kernels in this build.
 struct KernelTable {
   const char* name;
-  const stage::PagedKernels* kernels;
+  const common::PagedKernels* kernels;
 };
 
 inline std::vector<KernelTable> kernel_tables() {
   std::vector<KernelTable> tables = {{"plain", &stage::kPlainKernels}};
 #ifdef COURSE_PRODUCTION
-  tables.push_back({"production", &stage::kProductionKernels});
+  tables.push_back({"production", &common::kProductionKernels});
 #endif
   return tables;
-}
-
-// One that serves such pages.
-inline const stage::PagedKernels& kernels_for(const stage::PageShape& shape) {
-#ifdef COURSE_PRODUCTION
-  if (shape.type == ScalarType::kFloat8) {
-    return stage::kProductionKernels;
-  }
-#endif
-  COMMON_CHECK(shape.type != ScalarType::kFloat8, "float8 needs production/");
-  return stage::kPlainKernels;
 }
 
 // A table with pages that it serves.
@@ -121,7 +110,7 @@ inline std::vector<ServedShape> served_shapes() {
 
 // Host copies of device arrays: raw bytes of float32 or bfloat16.
 inline std::vector<std::byte> to_bytes(const std::vector<float>& values, ScalarType type) {
-  const auto size = static_cast<std::size_t>(stage::bytes_of(type));
+  const auto size = static_cast<std::size_t>(common::bytes_of(type));
   std::vector<std::byte> bytes(values.size() * size);
   for (std::size_t i = 0; i < values.size(); ++i) {
     if (type == ScalarType::kFloat32) {
@@ -135,7 +124,7 @@ inline std::vector<std::byte> to_bytes(const std::vector<float>& values, ScalarT
 }
 
 inline std::vector<float> to_floats(const std::vector<std::byte>& bytes, ScalarType type) {
-  const auto size = static_cast<std::size_t>(stage::bytes_of(type));
+  const auto size = static_cast<std::size_t>(common::bytes_of(type));
   std::vector<float> values(bytes.size() / size);
   for (std::size_t i = 0; i < values.size(); ++i) {
     if (type == ScalarType::kFloat32) {
@@ -155,7 +144,7 @@ inline std::vector<float> rounded(const std::vector<float>& values, ScalarType t
 
 // What pages of this type hold after they stored rows of head_dim numbers, which come as rows of row_type(type).
 inline std::vector<float> stored(const std::vector<float>& rows, ScalarType type, int head_dim) {
-  const std::vector<float> numbers = rounded(rows, stage::row_type(type));
+  const std::vector<float> numbers = rounded(rows, common::row_type(type));
   return type == ScalarType::kFloat8 ? through_float8(numbers, static_cast<std::size_t>(head_dim)) : numbers;
 }
 
@@ -167,7 +156,7 @@ inline std::vector<float> random_values(std::size_t size, common::Random& random
 
 // All bits set: a NaN in every type, and an invalid scale.
 inline common::DeviceArray<std::byte> poisoned(std::int64_t elements, ScalarType type) {
-  common::DeviceArray<std::byte> array(static_cast<std::size_t>(elements * stage::bytes_of(type)));
+  common::DeviceArray<std::byte> array(static_cast<std::size_t>(elements * common::bytes_of(type)));
   CUDA_CHECK(cudaMemset(array.data(), 0xFF, array.size()));
   CUDA_CHECK(cudaDeviceSynchronize());
   return array;

@@ -6,7 +6,7 @@
 #
 # Each kernel has a case tagged [sanitize], which no other run includes, or a test that is small in any case. The tools'
 # output is kept in build/sanitize/. Fails on errors, not on warnings: what racecheck warns of in decode attention's
-# ring is explained in stage7_cuda_kernel/production/tile_ring.cuh.
+# ring is explained in common/paged/tile_ring.cuh.
 #
 # initcheck (CUDA 13.0) does not see what the matrix library writes on Hopper: it reports reads of such a
 # product as uninitialized, in a program without any code of this repository too. So of gpu_llama, it gets the cases

@@ -9,8 +9,9 @@ A unit is a header with the source file of its name: what scheduler.cpp includes
 Circles     No unit of common/ or of a stage depends on itself, directly or through others. Nor does a source file do so
             through headers that sources of other names implement: who includes such a header depends on its sources.
 Layers      A folder of common/ includes only its own files and those of the folders before it in LAYERS.
-Production  A folder of a stage's production/ is included by production/ and by one other unit, which chooses; and by the
-            last rows of ladder/, which are its kernels.
+Production  A folder of a stage's production/ is included by production/ and by one other unit, which chooses.
+Paged       Of common/paged/ a stage includes the interface that its own kernels implement. The rest is included by one
+            unit of the stage, which chooses, and by the last rows of ladder/, which are its kernels.
 """
 
 import argparse
@@ -29,7 +30,9 @@ DECLARED = re.compile(r"^(?:(?:class|struct) (\w+)(?: final)?(?: :|\s*\{)"
                       r"|(?!using|inline|constexpr|#|/)[\w:<>,&* ]+[ &*](\w+)\()", re.MULTILINE)
 # A later folder may include earlier ones. The longest name that fits counts.
 LAYERS = ["common/base", "common/math", "common/model", "common/cuda", "common/cuda/runtime", "common/cuda/several",
-          "common/cuda/model", "common/app", "common/serving"]
+          "common/cuda/model", "common/paged", "common/app", "common/serving"]
+INTERFACE = ("common/paged/page_shape", "common/paged/paged_kernels", "common/paged/checks")
+LAST_ROWS = ("ladder/production", "ladder/prompt_production")
 
 
 def sources(root):
@@ -145,11 +148,14 @@ def check(root):
             if above is not None and below is not None and LAYERS.index(below) > LAYERS.index(above):
                 failures.append(f"{file}: {above} comes before {below} and includes {included}")
             stage = pathlib.PurePosixPath(unit).parts[0]
-            if STAGE_FOLDER.match(stage) and included.startswith(f"{stage}/production/") \
-                    and not unit.startswith(f"{stage}/production/") \
-                    and unit not in (f"{stage}/ladder/production", f"{stage}/ladder/prompt_production"):
-                choosers.setdefault(str(pathlib.PurePosixPath(included).parent), set()).add(unit)
-    for folder, units in sorted(choosers.items()):
+            if not STAGE_FOLDER.match(stage):
+                continue
+            of_production = included.startswith(f"{stage}/production/") and not unit.startswith(f"{stage}/production/")
+            of_paged = included.startswith("common/paged/") and included not in INTERFACE \
+                and unit not in [f"{stage}/{row}" for row in LAST_ROWS]
+            if of_production or of_paged:
+                choosers.setdefault((stage, str(pathlib.PurePosixPath(included).parent)), set()).add(unit)
+    for (_, folder), units in sorted(choosers.items()):
         if len(units) > 1:
             failures.append(f"{folder}/ is included by more than the one place that chooses: "
                             + ", ".join(sorted(units)))

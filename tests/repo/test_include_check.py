@@ -80,6 +80,19 @@ class Includes(unittest.TestCase):
         self.write("stage7_gpu/other.cpp", '#include "production/topic/topic.h"\n')
         self.assert_failure("production/topic/ is included by more than the one place", "stage7_gpu/other")
 
+    def test_a_stage_has_one_chooser_of_paged_kernels_and_may_implement_their_interface(self):
+        for name in ("paged_kernels.h", "fast.h"):
+            self.write(f"common/paged/{name}", "")
+        self.write("stage7_gpu/kernels/plain.h", '#include "common/paged/paged_kernels.h"\n')
+        self.write("stage7_gpu/ladder/production.cu", '#include "common/paged/fast.h"\n')
+        self.write("stage7_gpu/choice.cpp", '#include "common/paged/fast.h"\n')
+        self.write("stage8_more/CMakeLists.txt", "add_stage(stage8_more)\n")
+        self.write("stage8_more/choice.cpp", '#include "common/paged/fast.h"\n')
+        self.assertEqual(include_check.check(self.root), [])
+        self.write("stage7_gpu/kernels/plain.cu", '#include "common/paged/fast.h"\n')
+        self.assert_failure("common/paged/ is included by more than the one place", "stage7_gpu/choice",
+                            "stage7_gpu/kernels/plain")
+
     def test_other_projects_headers_are_none_of_ours(self):
         self.write("common/base/check.h", '#include <common/math/product.h>\n#include "utf8proc.h"\n')
         self.assertEqual(include_check.check(self.root), [])

@@ -178,6 +178,20 @@ class Rounds(InARepository):
         names = [[patch.name for patch in together] for together in sabotage.rounds(self.patches)]
         self.assertEqual(names, [["one", "two"], ["other"], ["both"]])
 
+    def test_bugs_of_common_paged_take_turns_with_stage_7s(self):
+        for name, stage in (("paged", "common/paged"), ("seven", "stage7_cuda_kernel")):
+            self.write(f"tests/sabotage/{name}.patch", PATCH.replace("stage1_first", stage)
+                       .replace('test_stage1 "sum, by [hand]"', "gpu_sum_stage7\n# executor: executor_sum_stage7"))
+        paged, seven = (sabotage.read_patch(self.root / f"tests/sabotage/{name}.patch") for name in ("paged", "seven"))
+        self.assertEqual(paged.stage_number(), "7")
+
+        def names_of(patches):
+            return [[patch.name for patch in together] for together in sabotage.rounds(patches)]
+        on_executor = [patch.without_gpu() for patch in (self.patches[1], paged, seven)]
+        self.assertEqual(names_of(on_executor), [["paged", on_executor[0].name], ["seven"]])
+        # On a GPU, programs of stage 8 have the bug too.
+        self.assertEqual(names_of([seven, paged, self.patches[1]]), [["seven", on_executor[0].name], ["paged"]])
+
     def test_each_bug_is_tried(self):
         workshop = FakeWorkshop(self.root, self.root / "build" / "sabotage", "! grep -q 2 */*.py")
         self.assertEqual(sabotage.check(self.patches, workshop, self.log.append), 0, self.logged())
@@ -209,7 +223,7 @@ class Patches(unittest.TestCase):
         with tempfile.TemporaryDirectory() as folder:
             copy = pathlib.Path(folder) / "copy"
             for stage in {patch.stage for patch in self.patches}:
-                shutil.copytree(sabotage.ROOT / stage, copy / stage)
+                shutil.copytree(sabotage.ROOT / stage, copy / stage, dirs_exist_ok=True)
             for patch in self.patches:
                 with self.subTest(patch.name):
                     originals = {name: (copy / name).read_bytes() for name in sabotage.patched_files(patch)}

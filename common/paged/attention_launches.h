@@ -1,0 +1,81 @@
+// The two kinds of attention behind the table of production_kernels.h, each with its plan: decode attention for
+// sequences with one new token, ragged attention for chunks of prompts. What paged_kernels.h says about all functions
+// holds here too.
+#pragma once
+
+#include "common/paged/paged_kernels.h"
+
+namespace common {
+
+// How decode attention shares out its work. The defaults are used unless a test or a measurement sets something else.
+struct DecodeOptions {
+  int num_workers = 0;  // thread blocks that share the work; 0: as many as the device holds at once
+  // How many multiprocessors to use; 0: all. With fewer, each has one large thread block, and the next launch can have
+  // the others.
+  int num_multiprocessors = 0;
+  // The kernel may start while the previous launch in the stream still runs, and reads queries and new rows only after
+  // the previous launch has finished. It reads the plan, the tables, the lengths and the pages at once: whatever writes
+  // these must have finished before the previous launch can start. In a model's step, that launch computes the queries.
+  bool overlap_previous = false;
+};
+
+// K and V of a decode batch's tokens, which decode attention stores; write_to_slots would need a launch of its own. Row
+// i, [num_kv_heads * head_dim] of row_type(pages' type), goes to slot slot_mapping[i], the slot of position
+// context_length - 1; with slot -1 the row is seen, but not stored. Pointers and strides as in write_to_slots.
+struct NewRows {
+  const void* keys = nullptr;  // nullptr: there are no new rows; the pages have all positions
+  const void* values = nullptr;
+  std::int64_t row_stride = 0;
+  const int* slot_mapping = nullptr;  // [num_sequences]
+};
+
+// Decode attention has two parts. plan_decode, called once for each step, cuts the work of one layer into equal
+// shares; decode_attention, called for each layer, does the work. Both take the same batch, shape and options, and the
+// same workspace.
+std::size_t decode_workspace_bytes(const PageShape& shape, const BatchArrays& batch, const DecodeOptions& options = {});
+void plan_decode(const PageShape& shape, const BatchArrays& batch, void* workspace, cudaStream_t stream,
+                 const DecodeOptions& options = {});
+
+// queries, output: [num_sequences, num_heads * head_dim], of row_type(pages' type); one token for each sequence, which
+// sees all context_length positions. Query head h reads kv head h / (num_heads / num_kv_heads). Scores are scaled by
+// 1 / sqrt(head_dim). K and V of the last position are in the pages, or are new rows.
+void decode_attention(const Pages& pages, const BatchArrays& batch, const void* queries, void* output, void* workspace,
+                      cudaStream_t stream, const DecodeOptions& options = {}, const NewRows& new_rows = {});
+
+// The kernels behind ragged_attention.
+enum class RaggedKernel {
+  kChosen,      // the one that suits the step (ragged_plan.cu)
+  kShort,       // ragged_kernel.cuh, mma: few rows a warp
+  kWide,        // ragged_kernel.cuh, mma: many rows a warp
+  kWarpgroups,  // prefill_kernel.cuh, wgmma
+};
+
+// How ragged attention computes. The defaults are used unless a test or a measurement sets something else.
+struct RaggedOptions {
+  RaggedKernel kernel = RaggedKernel::kChosen;  // must serve the pages
+  int part_tokens = 0;  // contexts are cut into parts of at most so many tokens; 0: as the plan decides
+  // The kernel may start while the previous launch in the stream still runs, and waits for it only before it ends
+  // itself. So neither may write what the other reads or writes, and whatever came before the previous launch must have
+  // finished when that one allows this one to start. Of the kernels, only kWarpgroups overlaps; plans are the same.
+  bool beside_previous = false;
+};
+
+// Causal attention of a ragged batch: prompts, chunks of prompts and single tokens side by side. Sequence s has the
+// query rows query_starts[s] … query_starts[s + 1] - 1 (query_starts: [num_sequences + 1]): the last tokens of its
+// context. queries, output: [query_starts' last entry, num_heads * head_dim]; num_tokens: at least the number of rows
+// from query_starts[0] on. No sequence has more rows than context. plan_ragged fills the workspace once for each step;
+// all three functions take the same shape, batch, num_tokens and options. Work is shared out by query rows, and where
+// these are too few for all multiprocessors, along the context too. A sequence with one token may be among them;
+// decode_attention is made for such sequences.
+std::size_t ragged_workspace_bytes(const PageShape& shape, const BatchArrays& batch, int num_tokens);
+std::size_t ragged_workspace_bytes(const PageShape& shape, const BatchArrays& batch, int num_tokens,
+                                   const RaggedOptions& options);
+void plan_ragged(const PageShape& shape, const BatchArrays& batch, const int* query_starts, int num_tokens,
+                 void* workspace, cudaStream_t stream);
+void plan_ragged(const PageShape& shape, const BatchArrays& batch, const int* query_starts, int num_tokens,
+                 void* workspace, cudaStream_t stream, const RaggedOptions& options);
+void ragged_attention(const Pages& pages, const BatchArrays& batch, const int* query_starts, const void* queries,
+                      void* output, int num_tokens, const void* workspace, cudaStream_t stream,
+                      const RaggedOptions& options = {});
+
+}  // namespace common

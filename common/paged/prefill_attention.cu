@@ -1,0 +1,58 @@
+// The launches of the kernels in prefill_kernel.cuh and prefill_float8.cuh.
+#include "common/paged/prefill_attention.h"
+
+#include <algorithm>
+#include <cstdint>
+
+#include "common/cuda/runtime/launch.h"
+#include "common/paged/checks.h"
+#include "common/paged/prefill_float8.cuh"
+#include "common/paged/prefill_kernel.cuh"
+
+namespace common {
+namespace {
+
+// Every multiprocessor has one thread block, which does one task after the other.
+template <typename Shared>
+void launch(void (*kernel)(PrefillCall), const PrefillCall& call, int num_tasks, common::Overlap overlap,
+            cudaStream_t stream) {
+  const std::int64_t max_work = std::int64_t{num_tasks} * call.pages.shape.num_kv_heads;
+  COMMON_CHECK(max_work < std::int64_t{1} << 31, "too many tokens for one launch");
+  const std::int64_t grid = std::min<std::int64_t>(max_work, common::device_limits().num_multiprocessors);
+  common::launch(kernel, dim3(static_cast<unsigned>(grid)), Shared::Shape::kThreads, sizeof(Shared), stream, overlap,
+                 call);
+}
+
+template <int kHeadDim>
+void choose_type(const PrefillCall& call, int num_tasks, common::Overlap overlap, cudaStream_t stream) {
+  if constexpr (kHeadDim <= kMaxFloat8PrefillHeadDim) {
+    if (call.pages.shape.type == ScalarType::kFloat8) {
+      return launch<Float8PrefillShared<kHeadDim>>(prefill_float8_kernel<kHeadDim>, call, num_tasks, overlap, stream);
+    }
+  }
+  launch<PrefillShared<kHeadDim>>(prefill_kernel<kHeadDim>, call, num_tasks, overlap, stream);
+}
+
+}  // namespace
+
+void prefill_attention(const Pages& pages, const BatchArrays& batch, const void* queries, void* output,
+                       const RaggedWorkspace& workspace, bool beside_previous, cudaStream_t stream) {
+  const PrefillCall call{.pages = pages,
+                         .batch = batch,
+                         .queries = static_cast<const Element*>(queries),
+                         .output = static_cast<Element*>(output),
+                         .queue = workspace.queue,
+                         .tasks = workspace.tasks,
+                         .partials = workspace.partials,
+                         .scale = score_scale(pages.shape.head_dim)};
+  const common::Overlap overlap = beside_previous ? common::Overlap::kPrevious : common::Overlap::kNone;
+  if (pages.shape.head_dim == 64) {
+    choose_type<64>(call, workspace.shape.max_tasks, overlap, stream);
+  } else if (pages.shape.head_dim == 128) {
+    choose_type<128>(call, workspace.shape.max_tasks, overlap, stream);
+  } else {
+    choose_type<256>(call, workspace.shape.max_tasks, overlap, stream);
+  }
+}
+
+}  // namespace common

@@ -1,0 +1,695 @@
+// Causal attention of prompts on Hopper's tensor cores, with wgmma.
+//
+// flops: 4 * head_dim for each pair of a query head and a token it sees. bytes: a tile of K and V, 64 KB, comes from L2
+// once for 128 rows, 128 flops a byte. ragged_kernel.cuh computes the same with mma, and reaches a third of what the
+// tensor cores can do: its warps are busy fetching operands into registers, and a warp that waits for a product cannot
+// compute a softmax meanwhile. Here no warp fetches operands, and copies, products and softmax overlap:
+//
+//     warpgroup 0     takes work, copies queries, K and V into rings in shared memory   (40 registers a thread)
+//     warpgroup 1, 2  64 rows each; scores, softmax and output in registers              (232 registers a thread)
+//
+// - wgmma reads K and V from shared memory in the pages' layout: a page's panel (page_layout.h), 2 KB, is a part of one
+//   of wgmma's matrices. So a page costs one plain copy for each panel, and no tile is rearranged. For O += P V, wgmma
+//   reads V transposed from the same bytes.
+// - A warpgroup starts a product and waits for it later. It starts the scores of the next tile before it adds V of this
+//   tile, so the tensor cores multiply V while the warpgroup turns the new scores into weights.
+// - The two warpgroups start their products in turn, so that one computes its softmax while the other's products run.
+// - The tasks are those of ragged_plan.h, longest first. There are as many thread blocks as multiprocessors. A thread
+//   block gets its next task when it has copied all of the last one, and the first tiles of the next task arrive while
+//   the last one is still computed.
+// - A task may be a part of a context. Then its rows are stored as floats, for ragged_merge.cu.
+// - A task of up to 64 rows leaves one warpgroup without work: reading K and V then takes longer than the products.
+// - Tiles are computed from the last to the first. Only in the last one do rows see different tokens; only its scores
+//   are masked, and it is as short as possible, in steps of 32 tokens.
+//
+// On an H200, one prompt of 8,192 tokens with 32 heads over 8 kv heads of 128 dimensions: 341 TFLOP/s with mma, 548
+// here; 16 prompts of 512 tokens: 191 and 292.
+#pragma once
+
+#include <cfloat>
+
+#include "common/cuda/model/scalars.cuh"
+#include "common/cuda/ptx.cuh"
+#include "common/cuda/ring_position.cuh"
+#include "common/paged/element.h"
+#include "common/paged/online_softmax.cuh"
+#include "common/paged/ragged_plan.h"
+
+namespace common {
+
+template <int kHeadDim>
+struct PrefillShape {
+  static constexpr int kConsumers = 2;  // warpgroups
+  static constexpr int kRows = kConsumers * common::kWarpgroupRows;
+  static_assert(kRows == kWarpgroupsTaskRows);
+  // With 256 dimensions a thread holds 128 numbers of the output, so it has registers for the scores of 64 tokens; and
+  // the queries take 64 KB.
+  static constexpr int kTokens = kHeadDim == 256 ? 64 : 128;  // of a tile
+  static constexpr int kStages = kHeadDim == 64 ? 4 : 2;
+  static constexpr int kSlots = kHeadDim == 256 ? 1 : 2;  // places for queries
+  static constexpr int kThreads = common::kWarpgroupThreads * (1 + kConsumers);
+  static constexpr int kPanels = kHeadDim / 64;
+  static constexpr int kRowBytes = 128;                     // a row of a panel
+  static constexpr int kPanelBytes = kTokens * kRowBytes;   // a panel of K or V
+  static constexpr int kTileBytes = kPanels * kPanelBytes;  // a tile of K or V
+  static constexpr int kQueryPanelBytes = common::kWarpgroupRows * kRowBytes;
+  static constexpr int kQueryBytes = kPanels * kQueryPanelBytes;  // one warpgroup's queries
+
+  // The place of a vector in a warpgroup's queries.
+  static COURSE_HOST_DEVICE int query_place(int row, int vec) {
+    return vec / 8 * kQueryPanelBytes + row * kRowBytes + (vec % 8 ^ row % 8) * kVecBytes;
+  }
+};
+
+// What a thread block works on: a task of the plan, one kv head.
+struct PrefillWork {
+  RaggedTask task;
+  int kv_head;
+  int num_seen;  // where the task's tokens end; 0: there is no more work
+};
+
+// It begins at a multiple of 1024 bytes, and so do its matrices: wgmma's swizzle depends on the address.
+template <int kHeadDim>
+struct PrefillShared {
+  using Shape = PrefillShape<kHeadDim>;
+  static_assert(Shape::kQueryBytes % 1024 == 0 && Shape::kTileBytes % 1024 == 0);
+  unsigned char queries[Shape::kSlots][Shape::kConsumers][Shape::kQueryBytes];
+  unsigned char keys[Shape::kStages][Shape::kTileBytes];
+  unsigned char values[Shape::kStages][Shape::kTileBytes];
+  PrefillWork work[Shape::kSlots];
+  std::uint64_t queries_full[Shape::kSlots];
+  std::uint64_t queries_empty[Shape::kSlots];
+  std::uint64_t keys_full[Shape::kStages];
+  std::uint64_t keys_empty[Shape::kStages];
+  std::uint64_t values_full[Shape::kStages];
+  std::uint64_t values_empty[Shape::kStages];
+};
+
+// The numbers of the named barriers: for the turns of two warpgroups, for one warpgroup's threads, for the producers.
+inline constexpr int kTurn = 1;
+inline constexpr int kOwn = 3;
+inline constexpr int kProducers = 5;
+
+struct PrefillCall {
+  Pages pages;
+  BatchArrays batch;
+  const Element* queries;
+  Element* output;
+  RaggedQueue* queue;
+  const RaggedTask* tasks;
+  RaggedPartials partials;
+  float scale;
+};
+
+#if COURSE_WGMMA
+
+__device__ __forceinline__ int group_of(const PrefillCall& call) {
+  return call.batch.num_heads / call.pages.shape.num_kv_heads;
+}
+
+// Where the rows of a piece of work lie in queries and output: a row, then every step-th row after it. Divides once.
+struct QueryRows {
+  std::int64_t offset;  // in rows of head_dim
+  int head;             // its number in the group
+  int group;
+  int next_head;
+  std::int64_t next_offset;
+  int num_heads;
+
+  __device__ __forceinline__ QueryRows(const PrefillCall& call, const PrefillWork& work, int row, int step)
+      : head(row % group_of(call)),
+        group(group_of(call)),
+        next_head(step % group),
+        next_offset(std::int64_t{step / group} * call.batch.num_heads + next_head),
+        num_heads(call.batch.num_heads) {
+    offset = (work.task.first_query + std::int64_t{row / group}) * num_heads + work.kv_head * group + head;
+  }
+  __device__ __forceinline__ void advance() {
+    head += next_head;
+    offset += next_offset;
+    if (head >= group) {
+      head -= group;
+      offset += num_heads - group;
+    }
+  }
+};
+
+// ---- producers ---------------------------------------------------------------------------------------------------
+
+// How a thread of the first warpgroup loads K and V into the rings: with its warp, it copies them.
+template <int kHeadDim>
+struct TileCopier {
+  using Shape = PrefillShape<kHeadDim>;
+  static constexpr int kWarps = common::kWarpgroupThreads / 32;
+  static constexpr int kPieces = Shape::kTokens / kTileRows / kWarps;  // the pieces of a panel that a warp copies
+  static constexpr int kPieceBytes = kTileRows * Shape::kRowBytes;
+  static constexpr int kProducerRegisters = 40;
+  static constexpr int kConsumerRegisters = 232;
+
+  const PrefillCall& call;
+  PrefillShared<kHeadDim>& shared;
+  const int lane = static_cast<int>(threadIdx.x) % 32;
+  const int first_piece = static_cast<int>(threadIdx.x) / 32 * kPieces;  // this warp's
+  common::RingPosition<Shape::kStages> stage;
+
+  // Copies K or V of one tile. count: the number of its pieces; offset: where this thread's piece begins, in elements.
+  __device__ __forceinline__ void copy_tile(unsigned char* tile, const void* pages, std::int64_t offset, int count,
+                                            std::uint64_t& full, std::uint64_t& empty) const {
+    const int piece = first_piece + lane % kPieces;
+    const int panel = lane / kPieces;
+    common::wait_barrier(common::shared_address(&empty), stage.parity ^ 1);
+    if (lane == 0) {
+      const int own = max(0, min(kPieces, count - first_piece));
+      common::arrive_expecting(common::shared_address(&full), own * Shape::kPanels * kPieceBytes);
+    }
+    __syncwarp();
+    if (piece < count && panel < Shape::kPanels) {
+      common::copy_bulk(common::shared_address(tile) + panel * Shape::kPanelBytes + piece * kPieceBytes,
+                        static_cast<const Element*>(pages) + offset, kPieceBytes, common::shared_address(&full));
+    }
+  }
+
+  // Loads the tiles of a piece of work, from the last to the one that begins with first_token.
+  __device__ __forceinline__ void load(const int* table, int kv_head, int first_token, int num_seen) {
+    const int block_size = call.pages.shape.block_size;
+    const int panel = lane / kPieces;
+    // Where this thread's piece begins, and the piece's block, which is looked up one tile ahead.
+    int token = (num_seen - 1) / Shape::kTokens * Shape::kTokens + (first_piece + lane % kPieces) * kTileRows;
+    int block = token < num_seen ? table[token / block_size] : 0;
+    int count = ((num_seen - 1) % Shape::kTokens + kTileRows) / kTileRows;
+    for (; token >= first_token; token -= Shape::kTokens) {
+      const std::int64_t offset = row_offset(call.pages.shape, block, kv_head, token % block_size) +
+                                  SharedTile<kHeadDim>::panel_offset(panel, kTileRows);
+      if (token - Shape::kTokens >= first_token) {
+        block = table[(token - Shape::kTokens) / block_size];
+      }
+      copy_tile(shared.keys[stage.place], call.pages.keys, offset, count, shared.keys_full[stage.place],
+                shared.keys_empty[stage.place]);
+      copy_tile(shared.values[stage.place], call.pages.values, offset, count, shared.values_full[stage.place],
+                shared.values_empty[stage.place]);
+      stage.advance();
+      count = Shape::kTokens / kTileRows;
+    }
+  }
+};
+
+// The warpgroup that fetches work, and loads what the other two need for it: queries, then K and V, always as far
+// ahead as there is room.
+template <int kHeadDim>
+struct PrefillProducer {
+  using Shape = PrefillShape<kHeadDim>;
+  static constexpr int kVecs = kHeadDim / 8;
+
+  const PrefillCall& call;
+  PrefillShared<kHeadDim>& shared;
+  const int thread = static_cast<int>(threadIdx.x);
+
+  // The first thread block that is free gets the longest task that is left.
+  __device__ __forceinline__ int take_ticket() const { return thread == 0 ? atomicAdd(&call.queue->next, 1) : 0; }
+
+  __device__ __forceinline__ PrefillWork work_of(int ticket) const {
+    const int num_kv_heads = call.pages.shape.num_kv_heads;
+    const int total = call.queue->num_tasks * num_kv_heads;
+    if (ticket >= total) {
+      if (ticket == total + static_cast<int>(gridDim.x) - 1) {
+        call.queue->next = 0;  // for the next launch: every thread block has asked for the last time
+      }
+      return {};
+    }
+    PrefillWork work;
+    work.task = call.tasks[ticket / num_kv_heads];
+    work.kv_head = ticket % num_kv_heads;
+    work.num_seen = work.task.end_token;
+    return work;
+  }
+
+  // A thread copies the same vector of every kStep-th row. For rows that do not exist it repeats one that does.
+  __device__ __forceinline__ void copy_queries(const PrefillWork& work, int place) const {
+    constexpr int kStep = common::kWarpgroupThreads / kVecs;
+    const int vec = thread % kVecs;
+    const int last = work.task.end_row - 1 - work.task.first_row;
+    QueryRows rows(call, work, work.task.first_row + min(thread / kVecs, last), kStep);
+#pragma unroll 4
+    for (int row = thread / kVecs; row < Shape::kRows; row += kStep) {
+      const int own = row % common::kWarpgroupRows;
+      common::copy_vec_async(
+          common::shared_address(shared.queries[place][row / common::kWarpgroupRows]) + Shape::query_place(own, vec),
+          call.queries + rows.offset * kHeadDim + vec * 8);
+      if (row + kStep <= last) {
+        rows.advance();
+      }
+    }
+  }
+
+  template <typename Tiles>
+  __device__ __forceinline__ void run(Tiles& tiles) const {
+    common::RingPosition<Shape::kSlots> slot;
+    int ticket = take_ticket();
+    while (true) {
+      PrefillWork& work = shared.work[slot.place];
+      const std::uint32_t full = common::shared_address(&shared.queries_full[slot.place]);
+      common::wait_barrier(common::shared_address(&shared.queries_empty[slot.place]), slot.parity ^ 1);
+      if (thread == 0) {
+        work = work_of(ticket);
+        common::arrive(full);
+      }
+      common::wait_named(kProducers, common::kWarpgroupThreads);
+      if (work.num_seen == 0) {
+        common::arrive(full);
+        common::wait_for_previous_launch();  // this launch may have begun beside it, and must not finish before
+        return;
+      }
+      copy_queries(work, slot.place);
+      common::arrive_when_copied(full);
+      ticket = take_ticket();
+      tiles.load(call.batch.block_table(work.task.sequence), work.kv_head, work.task.first_token, work.num_seen);
+      slot.advance();
+    }
+  }
+};
+
+// ---- consumers ---------------------------------------------------------------------------------------------------
+
+template <int kHeadDim>
+struct PrefillRows {
+  using Shape = PrefillShape<kHeadDim>;
+  static constexpr int kTokens = Shape::kTokens;
+  static constexpr int kSteps = kHeadDim / 16;
+  // Weights may exceed 1: the sum that divides the output at the end grows with them. So a larger score becomes the new
+  // `largest` only if it exceeds the old one by more than kSlack, and the output is rarely rescaled. A weight of up to
+  // 2^8 is as exact in bfloat16 as one below 1. (Conditional rescaling: Zadouri et al., FlashAttention-4,
+  // 2026. It is worth 2 % here.)
+  static constexpr float kSlack = 8.0F;
+
+  const PrefillCall& call;
+  PrefillShared<kHeadDim>& shared;
+  const int warpgroup;
+  common::RingPosition<Shape::kStages> keys;    // the tile whose scores come next
+  common::RingPosition<Shape::kStages> values;  // the tile whose V is added next
+  int slot;                                     // the place of the queries
+
+  float output[kHeadDim / 2];
+  float scores[kTokens / 2];
+  std::uint32_t weights[kTokens / 16][4];
+  RunningSoftmax softmax[2];  // the thread's two rows; the sum has only the weights that the thread has computed
+  float rescale[2];
+  int visible[2];  // tokens that the two rows see
+
+  __device__ __forceinline__ PrefillRows(const PrefillCall& c, PrefillShared<kHeadDim>& s, int w)
+      : call(c), shared(s), warpgroup(w) {}
+
+  // The warpgroups take turns: one starts products while the other computes its softmax.
+  __device__ __forceinline__ void wait_turn() const {
+    common::wait_named(kTurn + warpgroup, Shape::kConsumers * common::kWarpgroupThreads);
+  }
+  __device__ __forceinline__ void pass_turn() const {
+    common::arrive_named(kTurn + 1 - warpgroup, Shape::kConsumers * common::kWarpgroupThreads);
+  }
+
+  __device__ __forceinline__ void start(const PrefillWork& work, int place) {
+    const int lane = static_cast<int>(threadIdx.x) % 32;
+    const int warp = static_cast<int>(threadIdx.x) % common::kWarpgroupThreads / 32;
+    const int group = call.batch.num_heads / call.pages.shape.num_kv_heads;
+    slot = place;
+#pragma unroll
+    for (float& x : output) {
+      x = 0.0F;
+    }
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      softmax[half] = {.largest = -FLT_MAX};  // finite: a row may see nothing of a tile
+      const int row = work.task.first_row + warpgroup * common::kWarpgroupRows + warp * 16 + half * 8 + lane / 4;
+      visible[half] = work.task.seen_by_first + min(row, work.task.end_row - 1) / group;
+    }
+  }
+
+  template <int kColumns>
+  __device__ __forceinline__ void start_scores() {
+    const common::SharedMatrix own(common::shared_address(shared.queries[slot][warpgroup]), Shape::kQueryPanelBytes);
+    const common::SharedMatrix tile(common::shared_address(shared.keys[keys.place]), Shape::kPanelBytes);
+#pragma unroll
+    for (int step = 0; step < kSteps; ++step) {
+      common::multiply_rows<kColumns>(scores, own.descriptor(step / 4 * Shape::kQueryPanelBytes + step % 4 * 32),
+                                      tile.descriptor(step / 4 * Shape::kPanelBytes + step % 4 * 32), step > 0);
+    }
+    common::commit_products();
+  }
+
+  template <int kColumns>
+  __device__ __forceinline__ void start_values() {
+    const common::SharedMatrix tile(common::shared_address(shared.values[values.place]), Shape::kPanelBytes);
+#pragma unroll
+    for (int step = 0; step < kColumns / 16; ++step) {
+      common::multiply_registers_by_columns<kHeadDim>(output, weights[step],
+                                                      tile.descriptor(step * 16 * Shape::kRowBytes));
+    }
+    common::commit_products();
+  }
+
+  __device__ __forceinline__ void release(std::uint64_t& empty) const {
+    if (threadIdx.x % 32 == 0) {
+      common::arrive(common::shared_address(&empty));
+    }
+  }
+  __device__ __forceinline__ void release_keys() {
+    release(shared.keys_empty[keys.place]);
+    keys.advance();
+  }
+  __device__ __forceinline__ void release_values() {
+    release(shared.values_empty[values.place]);
+    values.advance();
+  }
+  __device__ __forceinline__ void wait_keys() const {
+    common::wait_barrier(common::shared_address(&shared.keys_full[keys.place]), keys.parity);
+  }
+  __device__ __forceinline__ void wait_values() const {
+    common::wait_barrier(common::shared_address(&shared.values_full[values.place]), values.parity);
+  }
+
+  template <int kColumns>
+  __device__ __forceinline__ void mask(int first_token) {
+    const int lane = static_cast<int>(threadIdx.x) % 32;
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      const int seen = visible[half] - first_token - lane % 4 * 2;
+#pragma unroll
+      for (int n = 0; n < kColumns / 8; ++n) {
+#pragma unroll
+        for (int i = 0; i < 2; ++i) {
+          float& score = scores[n * 4 + half * 2 + i];
+          score = n * 8 + i < seen ? score : -INFINITY;
+        }
+      }
+    }
+  }
+
+  // Scores become weights. Even and odd columns have sums of their own: hardly any other warp shares this warp's
+  // scheduler and could fill the cycles between two dependent additions.
+  template <int kColumns>
+  __device__ __forceinline__ void update_softmax() {
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      float even = scores[half * 2];
+      float odd = scores[half * 2 + 1];
+#pragma unroll
+      for (int n = 1; n < kColumns / 8; ++n) {
+        even = fmaxf(even, scores[n * 4 + half * 2]);
+        odd = fmaxf(odd, scores[n * 4 + half * 2 + 1]);
+      }
+      float largest = fmaxf(even, odd);
+      largest = fmaxf(largest, __shfl_xor_sync(~0U, largest, 1));
+      largest = fmaxf(largest, __shfl_xor_sync(~0U, largest, 2));
+      largest *= call.scale;
+      rescale[half] =
+          softmax[half].raise_to(largest > softmax[half].largest + kSlack ? largest : softmax[half].largest);
+      even = odd = 0.0F;
+#pragma unroll
+      for (int n = 0; n < kColumns / 8; ++n) {
+        const int first = n * 4 + half * 2;
+        scores[first] = softmax[half].weight_of(scores[first], call.scale);
+        scores[first + 1] = softmax[half].weight_of(scores[first + 1], call.scale);
+        even += scores[first];
+        odd += scores[first + 1];
+      }
+      softmax[half].sum += even + odd;
+    }
+  }
+
+  template <int kColumns>
+  __device__ __forceinline__ void pack_weights() {
+#pragma unroll
+    for (int step = 0; step < kColumns / 16; ++step) {
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        const int first = (2 * step + i / 2) * 4 + i % 2 * 2;
+        weights[step][i] = common::pack(scores[first], scores[first + 1]);
+      }
+    }
+  }
+
+  __device__ __forceinline__ void rescale_output() {
+    if (__any_sync(~0U, rescale[0] != 1.0F || rescale[1] != 1.0F)) {
+#pragma unroll
+      for (int i = 0; i < kHeadDim / 2; ++i) {
+        output[i] *= rescale[i / 2 % 2];
+      }
+    }
+  }
+
+  // Computes scores and weights of a tile that some rows do not see to its end, while no product with V is in flight.
+  template <int kColumns>
+  __device__ __forceinline__ void add_scores(int first_token) {
+    wait_keys();
+    wait_turn();
+    common::fence_products();
+    start_scores<kColumns>();
+    pass_turn();
+    common::wait_products<0>();
+    common::fence_registers(scores);
+    release_keys();
+    mask<kColumns>(first_token);
+    update_softmax<kColumns>();
+    rescale_output();
+    pack_weights<kColumns>();
+  }
+
+  // Adds V of the previous tile, and computes scores and weights of this one.
+  __device__ __forceinline__ void next_tile(bool is_last) {
+    wait_turn();
+    common::fence_products();
+    start_scores<kTokens>();
+    wait_values();
+    common::fence_products();
+    start_values<kTokens>();
+    pass_turn();
+    common::wait_products<1>();
+    common::fence_registers(scores);
+    release_keys();
+    update_softmax<kTokens>();
+    // The assembler tends to move the wait for V up to the wait for the scores, which would leave the tensor cores
+    // without work during the softmax; but it moves nothing across wait_keys().
+    if (!is_last) {
+      wait_keys();
+    }
+    common::wait_products<0>();
+    common::fence_registers(scores);
+    common::fence_registers(output);
+    release_values();
+    rescale_output();
+    pack_weights<kTokens>();
+  }
+
+  template <int kColumns>
+  __device__ __forceinline__ void add_values() {
+    wait_values();
+    common::fence_products();
+    start_values<kColumns>();
+    common::wait_products<0>();
+    common::fence_registers(output);
+    release_values();
+  }
+
+  // Clears the rows of V past the last one that the task sees: they may hold a NaN, and 0 times a NaN is a NaN.
+  __device__ __forceinline__ void clear_values(int num_tokens, int end) const {
+    wait_values();
+    constexpr int kVecs = Shape::kRowBytes / kVecBytes;
+    const std::uint32_t tile = common::shared_address(shared.values[values.place]);
+    for (int i = static_cast<int>(threadIdx.x) % common::kWarpgroupThreads;
+         i < (end - num_tokens) * kVecs * Shape::kPanels; i += common::kWarpgroupThreads) {
+      const int row = i / kVecs;
+      common::store_zeros(tile + row % Shape::kPanels * Shape::kPanelBytes +
+                          (num_tokens + row / Shape::kPanels) * Shape::kRowBytes + i % kVecs * kVecBytes);
+    }
+    common::fence_copy_engine();
+    common::wait_named(kOwn + warpgroup, common::kWarpgroupThreads);
+  }
+
+  // Some row sees the tile's first `count` tokens. Computes as many columns, rounded up.
+  template <int kColumns = 32>
+  __device__ __forceinline__ void add_last_tile(int tile, int count) {
+    if constexpr (kColumns < kTokens) {
+      if (count > kColumns) {
+        return add_last_tile<kColumns + 32>(tile, count);
+      }
+    }
+    add_scores<kColumns>(tile * kTokens);
+    if (count < kColumns) {
+      clear_values(count, kColumns);
+    }
+    add_values<kColumns>();
+  }
+
+  // Computes all tiles, from the last to the first. Only the last one and kRows / kTokens before it may hold tokens
+  // that some rows do not see.
+  __device__ __forceinline__ void attend(int first, int num_seen) {
+    static_assert(kTokens == Shape::kRows || 2 * kTokens == Shape::kRows);
+    const int last = (num_seen - 1) / kTokens;
+    add_last_tile(last, num_seen - last * kTokens);
+    if (last > first) {
+      int tile = last - 1;
+      if (kTokens < Shape::kRows && tile > first) {
+        add_scores<kTokens>(tile * kTokens);
+        add_values<kTokens>();
+        --tile;
+      }
+      add_scores<kTokens>(tile * kTokens);
+      if (tile > first) {
+        wait_keys();
+      }
+      for (--tile; tile >= first; --tile) {
+        next_tile(tile == first);
+      }
+      add_values<kTokens>();
+    }
+  }
+
+  // What a warpgroup without rows does for as many tiles: it releases them, and passes its turns on.
+  __device__ __forceinline__ void skip(int num_tiles) {
+    for (int tile = 0; tile < num_tiles; ++tile) {
+      wait_keys();
+      wait_turn();
+      pass_turn();
+      release_keys();
+      wait_values();
+      release_values();
+    }
+  }
+
+  // Stores the rows of a part of the context as they are.
+  __device__ __forceinline__ void store_part(const PrefillWork& work) const {
+    const int lane = static_cast<int>(threadIdx.x) % 32;
+    const int warp = static_cast<int>(threadIdx.x) % common::kWarpgroupThreads / 32;
+    const std::int64_t place =
+        RaggedPartials::place_of(work.task, work.task.part, work.kv_head, call.pages.shape.num_kv_heads) * Shape::kRows;
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      float total = softmax[half].sum;
+      total += __shfl_xor_sync(~0U, total, 1);
+      total += __shfl_xor_sync(~0U, total, 2);
+      const int row = warpgroup * common::kWarpgroupRows + warp * 16 + half * 8 + lane / 4;
+      if (work.task.first_row + row < work.task.end_row) {
+        if (lane % 4 == 0) {
+          call.partials.max_and_sum[place + row] = make_float2(softmax[half].largest, total);
+        }
+        float* to = call.partials.outputs + (place + row) * kHeadDim + lane % 4 * 2;
+#pragma unroll
+        for (int n = 0; n < kHeadDim / 8; ++n) {
+          *reinterpret_cast<float2*>(to + n * 8) = make_float2(output[n * 4 + half * 2], output[n * 4 + half * 2 + 1]);
+        }
+      }
+    }
+  }
+
+  __device__ __forceinline__ void store(const PrefillWork& work, int place) {
+    const int lane = static_cast<int>(threadIdx.x) % 32;
+    const int warp = static_cast<int>(threadIdx.x) % common::kWarpgroupThreads / 32;
+    unsigned char* rows = shared.queries[place][warpgroup] + warp * 16 * Shape::kRowBytes;
+    common::wait_named(kOwn + warpgroup, common::kWarpgroupThreads);  // all threads have read the queries
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      float total = softmax[half].sum;
+      total += __shfl_xor_sync(~0U, total, 1);
+      total += __shfl_xor_sync(~0U, total, 2);
+      const float inverse = 1.0F / total;
+      const int row = half * 8 + lane / 4;
+#pragma unroll
+      for (int n = 0; n < kHeadDim / 8; ++n) {
+        reinterpret_cast<std::uint32_t*>(rows + Shape::query_place(row, n))[lane % 4] =
+            common::pack(output[n * 4 + half * 2] * inverse, output[n * 4 + half * 2 + 1] * inverse);
+      }
+    }
+    __syncwarp();
+    constexpr int kVecs = kHeadDim / 8;
+    constexpr int kStep = 32 / kVecs;
+    const int first_row = work.task.first_row + warpgroup * common::kWarpgroupRows + warp * 16;
+    const int vec = lane % kVecs;
+    QueryRows to(call, work, first_row + lane / kVecs, kStep);
+#pragma unroll
+    for (int row = lane / kVecs; row < 16; row += kStep) {
+      if (first_row + row < work.task.end_row) {
+        reinterpret_cast<uint4*>(call.output + to.offset * kHeadDim)[vec] =
+            *reinterpret_cast<const uint4*>(rows + Shape::query_place(row, vec));
+      }
+      to.advance();
+    }
+  }
+
+  // One piece of work after the other, until none is left.
+  __device__ __forceinline__ void run() {
+    common::RingPosition<Shape::kSlots> next;
+    if (warpgroup == 1) {
+      pass_turn();
+    }
+    while (true) {
+      common::wait_barrier(common::shared_address(&shared.queries_full[next.place]), next.parity);
+      const PrefillWork& work = shared.work[next.place];
+      if (work.num_seen == 0) {
+        return;
+      }
+      if (work.task.first_row + warpgroup * common::kWarpgroupRows >= work.task.end_row) {
+        skip((work.num_seen - work.task.first_token + kTokens - 1) / kTokens);
+      } else {
+        common::fence_copy_engine();  // the queries were stored by ordinary copies
+        start(work, next.place);
+        attend(work.task.first_token / kTokens, work.num_seen);
+        if (work.task.num_parts > 1) {
+          store_part(work);
+        } else {
+          store(work, next.place);
+        }
+      }
+      __syncwarp();
+      release(shared.queries_empty[next.place]);
+      next.advance();
+    }
+  }
+};
+
+template <int kHeadDim>
+__device__ __forceinline__ void init_barriers(PrefillShared<kHeadDim>& shared) {
+  using Shape = PrefillShape<kHeadDim>;
+  constexpr int kWarps = 4 * Shape::kConsumers;
+  for (int i = 0; i < Shape::kSlots; ++i) {
+    common::init_barrier(common::shared_address(&shared.queries_full[i]), common::kWarpgroupThreads + 1);
+    common::init_barrier(common::shared_address(&shared.queries_empty[i]), kWarps);
+  }
+  for (int i = 0; i < Shape::kStages; ++i) {
+    common::init_barrier(common::shared_address(&shared.keys_full[i]), common::kWarpgroupThreads / 32);
+    common::init_barrier(common::shared_address(&shared.values_full[i]), common::kWarpgroupThreads / 32);
+    common::init_barrier(common::shared_address(&shared.keys_empty[i]), kWarps);
+    common::init_barrier(common::shared_address(&shared.values_empty[i]), kWarps);
+  }
+}
+
+// The work of a thread block whose barriers are initialised. Tiles: how producers load tiles, such as TileCopier.
+template <int kHeadDim, typename Tiles, typename Shared>
+__device__ __forceinline__ void prefill_block(const PrefillCall& call, Shared& shared) {
+  __syncthreads();
+  if (threadIdx.x < common::kWarpgroupThreads) {
+    common::shrink_registers<Tiles::kProducerRegisters>();
+    // Made here: before the branch, it would take registers from the consumers, and their products would not overlap.
+    Tiles tiles{call, shared};
+    PrefillProducer<kHeadDim>{call, shared}.run(tiles);
+  } else {
+    common::grow_registers<Tiles::kConsumerRegisters>();
+    PrefillRows<kHeadDim>(call, shared, static_cast<int>(threadIdx.x) / common::kWarpgroupThreads - 1).run();
+  }
+}
+
+#endif  // COURSE_WGMMA
+
+template <int kHeadDim>
+__global__ void __launch_bounds__(PrefillShape<kHeadDim>::kThreads, 1)
+    prefill_kernel(const __grid_constant__ PrefillCall call) {
+#if COURSE_WGMMA
+  COURSE_DYNAMIC_SHARED(1024, memory);
+  auto& shared = *reinterpret_cast<PrefillShared<kHeadDim>*>(memory);
+  if (threadIdx.x == 0) {
+    init_barriers(shared);
+    common::fence_barrier_init();
+  }
+  prefill_block<kHeadDim, TileCopier<kHeadDim>>(call, shared);
+#endif
+}
+
+}  // namespace common
