@@ -7,7 +7,7 @@ import sys
 import tempfile
 import unittest
 
-from support import run_unittest
+from support import needs, run_unittest
 
 TESTS = pathlib.Path(__file__).resolve().parent.parent
 
@@ -30,6 +30,7 @@ class Lacking(unittest.TestCase):
             self.assert_skipped("git", "support/run_unittest.py", f"repo/test_{file}.py", PATH=path)
         self.assert_skipped("git", "repo/diff_check.py", PATH=path)
 
+    @needs.git  # else that is what their tests say
     def test_packages_for_pages(self):
         for name in ("markdown_it", "pygments"):
             (self.folder / f"{name}.py").write_text("raise ImportError\n", encoding="utf-8")
