@@ -20,7 +20,7 @@
 #if STAGE_NUMBER >= 2
 #include "tests/support/ledger.h"
 #endif
-#if STAGE_NUMBER < 8
+#if STAGE_NUMBER < 6
 #include "tests/stages/engine_fixtures.h"
 #include "tests/stages/stage_engine.h"
 #endif
@@ -293,7 +293,7 @@ TEST_CASE("memory runs out: in a swap, either way") {
 }
 #endif
 
-#if STAGE_NUMBER < 8
+#if STAGE_NUMBER < 6
 TEST_CASE("memory runs out: in a run, and none of its sequences stays behind") {
   std::vector<common::Request> requests;
   for (int i = 0; i < 3; ++i) {
