@@ -391,7 +391,8 @@ TEST_CASE("a token that is found is not computed, and only requests of one salt 
 
 TEST_CASE("a preempted request finds its own blocks again") {
   // The first tokens differ: a request that finds anything finds what it has computed itself.
-  const std::vector<Request> requests = {make_request(8, 16, 0), make_request(8, 16, 1)};
+  std::vector<Request> requests = {make_request(8, 16, 0), make_request(8, 16, 1)};
+  requests[0].cache_salt = requests[1].cache_salt = 1;  // and resumes with its salt
   const auto run = [&](int num_slots, bool prefix_cache) {
     stage::Engine engine(small_model(), make_options(num_slots, 4, prefix_cache));
     return tests::run_requests(engine, requests);
