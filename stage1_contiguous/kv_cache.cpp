@@ -66,8 +66,8 @@ void KvCache::fill(float value) {
 common::MatrixView KvCache::view(const float* data, int layer, int head, int first_slot, int count) const {
   COMMON_CHECK(layer >= 0 && layer < shape_.num_layers && head >= 0 && head < shape_.num_heads,
                "no such layer or head");
-  COMMON_CHECK(first_slot >= 0 && count >= 0 && first_slot % shape_.block_size + count <= shape_.block_size &&
-                   first_slot + count <= shape_.num_slots(),
+  COMMON_CHECK(first_slot >= 0 && count >= 0 && count <= shape_.block_size - first_slot % shape_.block_size &&
+                   first_slot <= shape_.num_slots() - count,
                "a view stays inside one block");
   return {data + offset(layer, head, first_slot), count, shape_.head_dim};
 }

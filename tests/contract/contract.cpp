@@ -475,7 +475,8 @@ TEST_CASE("the cache takes and shows its own slots, layers and heads, and none b
     CHECK_THROWS_AS(cache.keys(layer, head, first_slot, count), common::CheckError);
     CHECK_THROWS_AS(cache.values(layer, head, first_slot, count), common::CheckError);
   };
-  for (const int slot : {-1, kNumSlots, kNumSlots + 1}) {
+  constexpr int kLargest = std::numeric_limits<int>::max();
+  for (const int slot : {-1, kNumSlots, kNumSlots + 1, kLargest}) {
     CAPTURE(slot);
     CHECK_THROWS_AS(write(0, slot), common::CheckError);
     CHECK_THROWS_AS(write(shape.num_layers - 1, slot), common::CheckError);
@@ -488,6 +489,7 @@ TEST_CASE("the cache takes and shows its own slots, layers and heads, and none b
   check_views(0, -1, 0, 1);
   check_views(0, num_stored, 0, 1);
   check_views(0, 0, 0, -1);
+  check_views(0, 0, 1, kLargest);
   check_views(0, 0, kNumSlots - 1, 2);  // over the end of the storage
   check_views(0, 0, kNumSlots - kBlockSize, kBlockSize + 1);
   check_views(0, 0, kNumSlots, kBlockSize);  // a whole block behind it

@@ -3,6 +3,7 @@
 // sequence is lost. Compiled once for each stage.
 #include "tests/support/catch.h"
 
+#include <atomic>
 #include <cmath>
 #include <cstddef>
 #include <cstdlib>
@@ -20,7 +21,7 @@
 #if STAGE_NUMBER >= 2
 #include "tests/support/ledger.h"
 #endif
-#if STAGE_NUMBER < 6
+#if STAGE_NUMBER < 8
 #include "tests/stages/engine_fixtures.h"
 #include "tests/stages/stage_engine.h"
 #endif
@@ -30,19 +31,19 @@
 
 namespace {
 
-int allocations_until_failure = -1;  // -1: none fails
-bool has_run_out = false;            // whether one has failed
+std::atomic<int> allocations_until_failure = -1;  // -1: none fails; the model's threads allocate too
+std::atomic<bool> has_run_out = false;            // whether one has failed
 
 // The result of a check below that finds nothing; a failing check then shows its text instead.
 const std::string kNoProblem;
 
 void* allocate_or_fail(std::size_t size) {
-  if (allocations_until_failure == 0) {
+  int left = allocations_until_failure;
+  while (left > 0 && !allocations_until_failure.compare_exchange_weak(left, left - 1)) {
+  }
+  if (left == 0) {
     has_run_out = true;
     throw std::bad_alloc();
-  }
-  if (allocations_until_failure > 0) {
-    allocations_until_failure -= 1;
   }
   if (void* memory = std::malloc(size == 0 ? 1 : size)) {
     return memory;
@@ -293,7 +294,7 @@ TEST_CASE("memory runs out: in a swap, either way") {
 }
 #endif
 
-#if STAGE_NUMBER < 6
+#if STAGE_NUMBER < 8
 TEST_CASE("memory runs out: in a run, and none of its sequences stays behind") {
   std::vector<common::Request> requests;
   for (int i = 0; i < 3; ++i) {
