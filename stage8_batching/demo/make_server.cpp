@@ -28,9 +28,9 @@ void add_draft_options(common::Command& command, DraftOptions& options) {
   command.option("--speculate", options.max_drafts, {0, kMaxDrafts},
                  "max drafts a step: guesses of how a text goes on, looked up in the text itself (default: 0; 4 with "
                  "--draft-model)");
-  command.option("--draft-model", options.model_path,
-                 "a smaller GGUF with the same vocabulary, which makes the drafts; its cache has as many slots (on a "
-                 "GPU without --slots: a tenth of the free memory, for up to 8 texts)");
+  command.file("--draft-model", options.model_path,
+               "a smaller GGUF with the same vocabulary, which makes the drafts; its cache has as many slots (on a "
+               "GPU without --slots: a tenth of the free memory, for up to 8 texts)");
 }
 
 SpeculatingEngine::SpeculatingEngine(const common::Llama& model, const std::shared_ptr<const common::Gguf>& file,
