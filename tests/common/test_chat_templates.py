@@ -75,7 +75,10 @@ def difference(program, path, chats):
     texts = json.loads(outcome.stdout)
     if texts is None:
         return "refused"
-    template = ENVIRONMENT.from_string(source)
+    try:
+        template = ENVIRONMENT.from_string(source)
+    except jinja2.TemplateSyntaxError as error:
+        return f"Jinja cannot read it: {error}"
     for i, messages in enumerate(chats):
         for text, switches in zip(texts[2 * i:2 * i + 2], ({}, {"enable_thinking": False})):
             expected = rendered(template, messages, **switches)

@@ -732,7 +732,8 @@ TEST_CASE("Chat prompts follow the file's template") {
     std::replace(chat_template.begin(), chat_template.end(), '\'', '"');
     CHECK(apply(chat_template, hello) == kHelloText);
     CHECK(apply(golden_template("chatml"), hello) == kHelloText);
-    replace_all(chat_template, "}{", "-}{#- why -#}\r\n \t{");
+    replace_all(chat_template, "%}{", "-%}{#- why -#}\r\n \t{");
+    replace_all(chat_template, "}}{", "-}}{#- why -#}\r\n \t{");
     CHECK(apply(chat_template, hello) == kHelloText);
   }
   SECTION("An escaped quote in the system prompt") {
@@ -746,7 +747,6 @@ TEST_CASE("Chat prompts follow the file's template") {
     const std::string not_supported =
         "chat.gguf: chat template: it is not supported; --chat-template takes one of chatml, qwen3, llama2, ";
     CHECK(contains(refusal("[INST] {{ messages[0]['content'] }} [/INST]"), not_supported));
-    CHECK(contains(refusal(""), not_supported));
     CHECK(contains(refusal("{{"), not_supported));
     CHECK(contains(refusal("{% if 'a"), not_supported));
     CHECK(contains(refusal(std::string(kPlainTemplate) + "!"), not_supported));
@@ -763,7 +763,7 @@ TEST_CASE("Chat prompts follow the file's template") {
     unanswered.resize(unanswered.find("{% if add_generation_prompt"));
     CHECK(contains(refusal(unanswered), not_supported));
     std::string computed = template_with_system_prompt("\\n");
-    computed.replace(computed.find("Be brief."), 9, "' + date + '");
+    computed.replace(computed.find("Be brief."), 9, "\" + date + \"");
     CHECK(contains(refusal(computed), not_supported));
   }
 }
@@ -796,7 +796,7 @@ std::vector<FormatCase> format_cases() {
       {"Llama 3 with dates", golden_template("llama3_dates"),
        header + "Cutting Knowledge Date: December 2023\nToday Date: 26 Jul 2024\n\n" + llama3, "<|eot_id|>"},
       {"Gemma", golden_template("gemma"),
-       "<s><start_of_turn>user\nBe kind.\n\n Hello<end_of_turn>\n<start_of_turn>model\nHi there<end_of_turn>\n"
+       "<s><start_of_turn>user\nBe kind.\n\nHello<end_of_turn>\n<start_of_turn>model\nHi there<end_of_turn>\n"
        "<start_of_turn>user\nBye<end_of_turn>\n<start_of_turn>model\n",
        "<end_of_turn>"},
       {"no template", "", "Be kind.\n HelloHi there\nBye", ""},
@@ -870,8 +870,8 @@ TEST_CASE("A reply ends with its format's end token") {
   vocabulary.chat_template = kPlainTemplate;
   const tests::Bytes bytes = vocabulary.build();
   const Gguf file = Gguf::parse(bytes, "chat.gguf");
-  CHECK(Tokenizer(file).ends().empty());
-  CHECK(common::chat_stop_tokens(file, Tokenizer(file)) == std::vector<Token>{258});
+  CHECK(Tokenizer(file).ends() == std::vector<Token>{0});
+  CHECK(common::chat_stop_tokens(file, Tokenizer(file)) == std::vector<Token>{0, 258});
 }
 
 TEST_CASE("A text ends with EOS and with every other end that the vocabulary has") {
@@ -881,12 +881,12 @@ TEST_CASE("A text ends with EOS and with every other end that the vocabulary has
   const Token turn = vocabulary.add_token("<turn|>", kControl);
   const Token message = vocabulary.add_token("<message|>", kControl);
   vocabulary.add_token("<|start|>", kControl);
-  vocabulary.add_token("<|end|>", kUserDefined);  // a text may contain it
-  CHECK(vocabulary.tokenizer().ends() == std::vector<Token>{static_cast<Token>(*vocabulary.eos), end_of_text});
+  vocabulary.add_token("<EOT>", kUserDefined);  // a text may contain it
+  const auto eos = static_cast<Token>(*vocabulary.eos);
+  CHECK(vocabulary.tokenizer().ends() == std::vector<Token>{eos, end_of_text, 0});  // 0: <|end|>
   vocabulary.eot = turn;
   vocabulary.eom = message;
-  CHECK(vocabulary.tokenizer().ends() ==
-        std::vector<Token>{static_cast<Token>(*vocabulary.eos), turn, message, end_of_text});
+  CHECK(vocabulary.tokenizer().ends() == std::vector<Token>{eos, turn, message, end_of_text, 0});
   vocabulary.eot = 1 << 20;
   CHECK(contains(vocabulary.refusal(), "tokenizer.ggml.eot_token_id is 1048576"));
 }
