@@ -49,13 +49,6 @@ Gguf open_model(const std::string& path) {
   return path.empty() ? Gguf::parse(default_model(), "the bundled model") : Gguf::open(path);
 }
 
-std::vector<Token> stop_tokens(const Gguf& file, const Tokenizer& tokenizer, bool chat) {
-  if (chat) {
-    return chat_stop_tokens(file, tokenizer);
-  }
-  return tokenizer.eos().has_value() ? std::vector<Token>{*tokenizer.eos()} : std::vector<Token>();
-}
-
 std::string counter_text(double value) {
   const auto whole = static_cast<std::int64_t>(value);
   return static_cast<double>(whole) == value ? format_count(whole) : format("%.1f", value);
@@ -235,7 +228,8 @@ Session load(const SessionOptions& options) {
   if (fixed_workload && options.chat) {
     throw InputError("--chat needs a --prompt to answer");
   }
-  if (options.chat && !has_chat_template(file)) {
+  session.chat.format = options.chat_format;
+  if (options.chat && !has_chat_template(file, session.chat)) {
     print_note("the model has no chat template: with --chat, too, it goes on with the prompt");
   }
   if (!options.system_prompt.empty() && !options.chat) {
@@ -251,15 +245,16 @@ Session load(const SessionOptions& options) {
     }
     session.prompts.push_back(prompt);
     session.requests.push_back(
-        {options.chat ? encode_chat(file, session.tokenizer, messages) : session.tokenizer.encode_prompt(prompt),
+        {options.chat ? encode_chat(file, session.tokenizer, messages, session.chat)
+                      : session.tokenizer.encode_prompt(prompt),
          options.max_new_tokens, options.sampling, options.sample_index,
-         stop_tokens(file, session.tokenizer, options.chat)});
+         options.chat ? chat_stop_tokens(file, session.tokenizer, session.chat) : session.tokenizer.ends()});
   }
   if (fixed_workload) {
     for (const WorkloadItem& item : workload()) {
       session.prompts.push_back(item.prompt);
       session.requests.push_back({session.tokenizer.encode_prompt(item.prompt), item.max_new_tokens, options.sampling,
-                                  options.sample_index, stop_tokens(file, session.tokenizer, false)});
+                                  options.sample_index, session.tokenizer.ends()});
     }
   }
   if (!options.stop_strings.empty()) {
@@ -459,9 +454,9 @@ void chat(const ChatCommandOptions& chat_options, const StartEngine& start) {
   session.prompts.clear();
   session.requests.resize(1);
   Request& request = session.requests.front();
-  request.stop_tokens = chat_stop_tokens(*session.file, session.tokenizer);
+  request.stop_tokens = chat_stop_tokens(*session.file, session.tokenizer, session.chat);
   request.sampling = with_recommendations(options.sampling, *session.file);
-  if (!has_chat_template(*session.file)) {  // a reply ends where its paragraph does
+  if (!has_chat_template(*session.file, session.chat)) {  // a reply ends where its paragraph does
     const std::vector<Token> line_end = session.tokenizer.encode("\n");
     request.stop_tokens.insert(request.stop_tokens.end(), line_end.begin(), line_end.end());
   }
@@ -469,9 +464,9 @@ void chat(const ChatCommandOptions& chat_options, const StartEngine& start) {
   request.max_new_tokens = std::min(session.model.config().context_length, kMaxRoom) - 1;
   const RunRequests run = start(session);
   const bool is_given = options.max_new_tokens > 0;
-  const int usual = has_chat_template(*session.file) ? kReplyTokens : kParagraphTokens;
+  const int usual = has_chat_template(*session.file, session.chat) ? kReplyTokens : kParagraphTokens;
   request.max_new_tokens = is_given ? options.max_new_tokens : usual;
-  const int enough_tokens = is_given || has_chat_template(*session.file) ? 0 : kParagraphTokens / 2;
+  const int enough_tokens = is_given || has_chat_template(*session.file, session.chat) ? 0 : kParagraphTokens / 2;
   check_utf8(options.system_prompt);
   const std::string history_path = chat_options.keeps_history ? state_path("chat_history") : "";
   if (Conversation(session, run, options.system_prompt, enough_tokens).converse(std::cout, history_path) > 0) {
@@ -480,9 +475,14 @@ void chat(const ChatCommandOptions& chat_options, const StartEngine& start) {
 }
 
 void add_model_options(Command& command, SessionOptions& options) {
-  command.option("--model", options.model_path, std::string(kLoadableModels) + " (default: the bundled model)");
+  command.file("--model", options.model_path, std::string(kLoadableModels) + " (default: the bundled model)");
   command.option("--threads", options.num_threads, {1, 1024},
                  "threads for the model's arithmetic (default: one for each processor)");
+}
+
+void add_chat_template(Command& command, SessionOptions& options) {
+  command.option("--chat-template", options.chat_format,
+                 "chatml, qwen3, llama2, llama3, gemma or none, in place of the model's own template");
 }
 
 void add_prompt_options(Command& command, SessionOptions& options) {
@@ -517,6 +517,8 @@ Command& Program::add_generate(StartEngine start) {
                                        [this, options, start = std::move(start)] { generate(name_, *options, start); });
   add_model_options(command, options->session);
   add_prompt_options(command, options->session);
+  add_chat_template(command, options->session);
+  command.require("--chat-template", "--chat");
   add_sampling_options(command, options->session);
   command.option("--logprobs", options->session.num_logprobs, {0, kMaxLogprobs},
                  "print each token's log-probability, and those of N most likely tokens");
@@ -541,6 +543,7 @@ Command& Program::add_chat(StartEngine start) {
                                        [all, start = std::move(start)] { chat(*all, start); });
   add_model_options(command, *options);
   command.option("--system", options->system_prompt, "what the model is told first");
+  add_chat_template(command, *options);
   command.option("--max-new-tokens", options->max_new_tokens, {1, 1 << 24},
                  "maximum number of tokens of a reply (default: 512; 120 if the model has no chat template)");
   add_sampling_options(command, *options);

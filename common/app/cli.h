@@ -22,6 +22,7 @@ struct SessionOptions {
   std::vector<std::string> prompt_files;  // after them
   bool chat = false;
   std::string system_prompt;  // for a chat
+  std::string chat_format;    // as ChatOptions
   int max_new_tokens = 64;
   SamplingOptions sampling;
   int sample_index = 0;

@@ -228,6 +228,15 @@ void Command::option(const std::string& name, std::optional<std::string>& value,
   add(app_, name, "TEXT", value.value_or(""), help, [&value](const std::string& text) { value = text; });
 }
 
+void Command::file(const std::string& name, std::string& value, const std::string& help) {
+  add(app_, name, "TEXT", value, help, [&value](const std::string& text) {
+    if (text.empty()) {
+      throw InputError("the file's name is empty");
+    }
+    value = text;
+  });
+}
+
 void Command::option(const std::string& name, std::vector<std::string>& values, const std::string& help) {
   option(
       name, [&values](const std::string& text) { values.push_back(text); }, help);

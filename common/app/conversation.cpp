@@ -300,7 +300,7 @@ LineInput Conversation::read_message(LineReader& reader, std::string& message) {
 void Conversation::greet(std::ostream& output) const {
   std::string text = "A conversation with " + session_.model_name +
                      ". /help lists the commands, Ctrl-C ends a reply, Ctrl-D the program.";
-  if (!has_chat_template(*session_.file)) {
+  if (!has_chat_template(*session_.file, session_.chat)) {
     text += " The model has no chat template: it goes on with what you write. Begin a tale: Once upon a time";
   }
   WordWrap(output, wrap_columns(output), 0).write(text + "\n\n");
@@ -453,7 +453,7 @@ void Conversation::answer(std::vector<ChatMessage> messages, const std::string& 
   // A model without a template may take the message for the end of a paragraph: then the reply is the next paragraph.
   for (const char* const ending : {"", "\n"}) {
     messages.back().content = message + ending;
-    std::vector<Token> prompt = encode_chat(*session_.file, session_.tokenizer, messages);
+    std::vector<Token> prompt = encode_chat(*session_.file, session_.tokenizer, messages, session_.chat);
     const auto num_tokens = static_cast<int>(prompt.size());
     max_new_tokens = std::min(drawn_.max_new_tokens, room() - num_tokens);
     if (max_new_tokens < 1) {
@@ -468,7 +468,7 @@ void Conversation::answer(std::vector<ChatMessage> messages, const std::string& 
                               room(), fits_alone ? ": /reset begins a new one" : ""));
     }
     reply = reply_to(std::move(prompt), max_new_tokens, output);
-    if (!reply.tokens.empty() || has_chat_template(*session_.file)) {
+    if (!reply.tokens.empty() || has_chat_template(*session_.file, session_.chat)) {
       break;
     }
   }
@@ -520,7 +520,7 @@ Completion Conversation::reply_to(std::vector<Token> prompt, int max_new_tokens,
     so_far.finish_reason = FinishReason::kCancelled;
   }
   writer.finish();
-  if (so_far.tokens.empty() && !has_chat_template(*session_.file)) {
+  if (so_far.tokens.empty() && !has_chat_template(*session_.file, session_.chat)) {
     return so_far;
   }
   output << (is_typed() && NoteInterrupts::is_noted() ? "^C\n" : "\n");

@@ -267,7 +267,7 @@ void add_plan(CommandLine& command_line) {
   command.option(
       "--preset", [&options](const std::string& name) { options.preset = find_preset(name).name; },
       "a published model: " + preset_names() + " (default: all)");
-  command.option("--model", options.model_path, kLoadableModels);
+  command.file("--model", options.model_path, kLoadableModels);
   command.exclude("--model", "--preset");
   command.option("--bytes", options.bytes_per_element, kElementBytes,
                  "bytes of a stored value (default: 2, as in fp16; 4 for tales-5m)");

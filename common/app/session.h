@@ -7,6 +7,7 @@
 #include <string>
 #include <vector>
 
+#include "common/model/chat.h"
 #include "common/model/generation.h"
 #include "common/model/gguf.h"
 #include "common/model/llama.h"
@@ -26,6 +27,7 @@ struct Session {
   std::vector<Request> requests;  // one for each prompt
   StopStrings stop_strings = {};  // the same for all requests
   std::shared_ptr<const Gguf> file = nullptr;
+  ChatOptions chat = {};    // of its chats
   int bench_tokens = 0;     // for `bench`: the length of the text that it measures
   bool slots_given = true;  // for `bench`: whether --slots was given
 

@@ -9,190 +9,64 @@
 
 #include "common/base/check.h"
 #include "common/base/text.h"
+#include "common/base/utf8.h"
+#include "common/model/chat_template.h"
+#include "common/model/unicode.h"
 
 namespace common {
 namespace {
 
 constexpr const char* kTemplateKey = "tokenizer.chat_template";
-
-[[noreturn]] void refuse(const Gguf& file, const std::string& reason) {
-  throw InputError(file.name() + ": chat template: " + reason);
-}
-
-void replace_all(std::string& text, std::string_view from, std::string_view to) {
-  for (std::size_t at = text.find(from); at != std::string::npos; at = text.find(from, at + to.size())) {
-    text.replace(at, from.size(), to);
-  }
-}
-
-// The template without differences that do not matter: no blanks, one kind of quote, every newline as its escape, and
-// message['role'] for message.role.
-std::string normalised(std::string text) {
-  text.erase(std::remove(text.begin(), text.end(), ' '), text.end());
-  replace_all(text, "\"", "'");
-  replace_all(text, "\n", "\\n");
-  replace_all(text, "message.role", "message['role']");
-  replace_all(text, "message.content", "message['content']");
-  replace_all(text, "'+'", "");  // joins adjacent literals
-  return text;
-}
-
-bool contains(std::string_view text, std::string_view part) { return text.find(part) != std::string_view::npos; }
-
-// Whether the program prints all messages by this one expression. One that also trims, or treats some roles
-// differently, contains another expression, or this one more than once.
-bool prints_messages_by(const std::string& program, std::string_view expression) {
-  const std::size_t at = program.find(expression);
-  return at != std::string::npos && !contains(std::string_view(program).substr(at + 1), expression);
-}
-
-// The value of the string literal whose opening quote is at `begin`; nothing if it is not closed.
-std::optional<std::string> read_literal(std::string_view text, std::size_t begin) {
-  const char closing_quote = text[begin];
-  std::string value;
-  for (std::size_t i = begin + 1; i < text.size(); ++i) {
-    if (text[i] == closing_quote) {
-      return value;
-    }
-    const bool escaped = text[i] == '\\' && i + 1 < text.size();
-    i += escaped ? 1 : 0;
-    value.push_back(escaped && text[i] == 'n' ? '\n' : text[i]);
-  }
-  return std::nullopt;
-}
-
-// --- What a template prints -------------------------------------------------------------------------------------
-
-enum class Format { kPlain, kChatMl, kLlama2, kLlama3, kGemma };
-
-constexpr const char* kQwen3 = "qwen3";  // ChatML, with thoughts
-constexpr std::array<std::pair<const char*, Format>, 5> kFormats = {{{"chatml", Format::kChatMl},
-                                                                     {"llama2", Format::kLlama2},
-                                                                     {"llama3", Format::kLlama3},
-                                                                     {"gemma", Format::kGemma},
-                                                                     {"none", Format::kPlain}}};
-
-struct Template {
-  Format format = Format::kPlain;
-  std::optional<std::string> system_prompt = std::nullopt;  // default, if a conversation has none
-  std::string system_opening = {};                          // Llama 3.1 and later: precedes any system prompt
-  bool drops_thoughts = false;                              // Qwen 3: earlier replies lose what is before </think>
-  bool switches_thinking = false;                           // Qwen 3: may begin the reply with an empty thought
-  bool repeats_bos = false;                                 // Llama 2: before each user message
-  bool trims = false;                                       // the messages
-};
-
 constexpr std::string_view kStart = "<|im_start|>";
 constexpr std::string_view kEnd = "<|im_end|>";
 
-// ChatML's default system prompt is a literal that holds a whole system message:
-// '<|im_start|>system\n ... <|im_end|>\n'. A literal that is only the beginning of one must go on with the
-// conversation's own system prompt.
-std::optional<std::string> default_system_prompt(const Gguf& file, const std::string& chat_template) {
-  const std::string opening = std::string(kStart) + "system\n";
-  const std::string closing = std::string(kEnd) + "\n";
-  std::optional<std::string> found;
-  for (std::size_t at = chat_template.find(kStart); at != std::string::npos; at = chat_template.find(kStart, at + 1)) {
-    const bool opens_literal = at > 0 && (chat_template[at - 1] == '\'' || chat_template[at - 1] == '"');
-    const std::optional<std::string> literal = opens_literal ? read_literal(chat_template, at - 1) : std::nullopt;
-    if (!literal || !literal->starts_with(opening)) {
-      continue;
-    }
-    std::string rest = normalised(chat_template.substr(chat_template.find(chat_template[at - 1], at) + 1));
-    if (*literal == opening && (rest.starts_with("+messages[0]") || rest.starts_with("}}"))) {
-      continue;
-    }
-    if (found || !literal->ends_with(closing)) {
-      refuse(file, "its system prompt is not one fixed text");
-    }
-    found = literal->substr(opening.size(), literal->size() - opening.size() - closing.size());
+// --- What a template prints -------------------------------------------------------------------------------------
+
+constexpr const char* kQwen3 = "qwen3";  // ChatML, with thoughts
+constexpr std::array<std::pair<const char*, ChatFormat>, 5> kFormats = {{{"chatml", ChatFormat::kChatMl},
+                                                                         {"llama2", ChatFormat::kLlama2},
+                                                                         {"llama3", ChatFormat::kLlama3},
+                                                                         {"gemma", ChatFormat::kGemma},
+                                                                         {"none", ChatFormat::kPlain}}};
+
+std::string format_names() {
+  std::string names;
+  for (const std::string& known : chat_formats()) {
+    names += (names.empty() ? "" : ", ") + known;
   }
-  return found;
+  return names;
 }
 
-// The first literal after this text; empty if there is none.
-std::string literal_behind(const std::string& text, std::string_view marker) {
-  for (std::size_t at = text.find(marker); at != std::string::npos; at = text.find(marker, at + 1)) {
-    const std::size_t begin = at + marker.size();
-    if (begin < text.size() && (text[begin] == '\'' || text[begin] == '"')) {
-      return read_literal(text, begin).value_or("");
-    }
-  }
-  return "";
-}
-
-// Llama 3.1 and later say when their training data ended and what day it is. The day is the one that the template has
-// for programs that do not give it, so that a prompt is the same every day.
-std::string dates_of(const std::string& chat_template) {
-  constexpr std::string_view kCutting = "Cutting Knowledge Date: ";
-  const std::size_t at = chat_template.find(kCutting);
-  if (at == std::string::npos || at == 0) {
-    return "";
-  }
-  return read_literal(chat_template, at - 1).value_or("") +
-         "Today Date: " + literal_behind(chat_template, "date_string = ") + "\n\n";
-}
-
-Template recognise(const Gguf& file) {
-  if (!file.has(kTemplateKey)) {
-    return {};
-  }
-  const std::string& chat_template = file.get_string(kTemplateKey);
-  const std::string program = normalised(chat_template);
-  const bool trims = contains(program, "|trim") || contains(program, ".strip()");
-  const bool is_chat_ml =
-      prints_messages_by(program, "'<|im_start|>'+message['role']+'\\n'+message['content']+'<|im_end|>\\n'") ||
-      prints_messages_by(program, "'<|im_start|>'+message['role']+'\\n'+content+'<|im_end|>\\n'");
-  if (is_chat_ml && contains(program, "'<|im_start|>assistant\\n'")) {
-    return {.format = Format::kChatMl,
-            .system_prompt = default_system_prompt(file, chat_template),
-            .drops_thoughts = contains(program, ".split('</think>')[-1]"),
-            .switches_thinking =
-                contains(program, "enable_thinking") && contains(program, "'<think>\\n\\n</think>\\n\\n'")};
-  }
-  constexpr std::string_view kLlama3 =
-      "'<|start_header_id|>'+message['role']+'<|end_header_id|>\\n\\n'+message['content']";
-  if (contains(program, "'<|start_header_id|>assistant<|end_header_id|>\\n\\n'") &&
-      prints_messages_by(program, kLlama3)) {
-    return {.format = Format::kLlama3, .system_opening = dates_of(chat_template), .trims = trims};
-  }
-  // Blanks matter here, and the program above has none left.
-  if (contains(program, "<<SYS>>\\n'+") && contains(chat_template, "[INST] ") && contains(chat_template, " [/INST]")) {
-    const std::string system_prompt = literal_behind(chat_template, "set system_message = ");
-    return {.format = Format::kLlama2,
-            .system_prompt = system_prompt.empty() ? std::nullopt : std::optional(system_prompt),
-            .repeats_bos = contains(program, "bos_token+'[INST]"),
-            .trims = contains(program, ".strip()+'[/INST]")};
-  }
-  if (contains(program, "'<start_of_turn>model\\n'") && prints_messages_by(program, "'<start_of_turn>'+role+'\\n'+")) {
-    return {.format = Format::kGemma, .trims = trims};
-  }
-  refuse(file, "its format is not supported (supported: ChatML, Llama 2, Llama 3, Qwen, Gemma)");
+[[noreturn]] void refuse(const Gguf& file, const std::string& reason) {
+  throw InputError(file.name() + ": chat template: " + reason + "; --chat-template takes one of " + format_names());
 }
 
 // A format by its name, as the template of its first model is. Without a default system prompt or dates: those are a
 // file's own.
-Template named(const std::string& name) {
+ChatTemplate named(const std::string& name) {
+  if (name == kQwen3) {
+    return {.format = ChatFormat::kChatMl, .thoughts = Thoughts::kOfLastAnswer, .switches_thinking = true};
+  }
   const auto* const found =
       std::find_if(kFormats.begin(), kFormats.end(), [&](const auto& known) { return name == known.first; });
-  if (name == kQwen3) {
-    return {.format = Format::kChatMl, .drops_thoughts = true, .switches_thinking = true};
-  }
   if (found == kFormats.end()) {
-    std::string names;
-    for (const std::string& known : chat_formats()) {
-      names += (names.empty() ? "" : ", ") + known;
-    }
-    throw InputError("there is no chat template of the name " + quote(name) + " (known: " + names + ")");
+    throw InputError("there is no chat template of the name " + quote(name) + " (known: " + format_names() + ")");
   }
-  const Format format = found->second;
-  return {.format = format,
-          .repeats_bos = format == Format::kLlama2,
-          .trims = format == Format::kLlama2 || format == Format::kLlama3 || format == Format::kGemma};
+  return {.format = found->second};
 }
 
-Template template_of(const Gguf& file, const ChatOptions& options) {
-  return options.format.empty() ? recognise(file) : named(options.format);
+ChatTemplate template_of(const Gguf& file, const ChatOptions& options) {
+  if (!options.format.empty()) {
+    return named(options.format);
+  }
+  if (!file.has(kTemplateKey)) {
+    return {};
+  }
+  std::optional<ChatTemplate> found = find_chat_template(file.get_string(kTemplateKey));
+  if (!found) {
+    refuse(file, "it is not supported");
+  }
+  return *std::move(found);
 }
 
 // --- A conversation in pieces -----------------------------------------------------------------------------------
@@ -207,7 +81,7 @@ struct Piece {
 // as in training.
 class Pieces {
  public:
-  Pieces(const Gguf& file, const Template& chat_template) : file_(file), template_(chat_template) {}
+  explicit Pieces(const Gguf& file) : file_(file) {}
 
   void special(std::string_view spelling) { pieces_.push_back({std::string(spelling), true}); }
   // BOS or EOS; nothing if the vocabulary has none.
@@ -222,59 +96,139 @@ class Pieces {
     }
     pieces_.back().text += text;
   }
-  void content(const ChatMessage& message) {
+  // A message, or its tokens if it has some.
+  void content(const ChatMessage& message) { content(message, message.content); }
+  void content(const ChatMessage& message, std::string_view printed) {
     if (message.tokens.empty()) {
-      text(trimmed(message.content));
+      text(printed);
     } else {
       pieces_.push_back({message.content, false, message.tokens});
     }
-  }
-  std::string trimmed(const std::string& content) const {
-    constexpr const char* kBlanks = " \t\r\n";
-    const std::size_t begin = content.find_first_not_of(kBlanks);
-    if (!template_.trims) {
-      return content;
-    }
-    return begin == std::string::npos ? "" : content.substr(begin, content.find_last_not_of(kBlanks) + 1 - begin);
   }
   std::vector<Piece> take() { return std::move(pieces_); }
 
  private:
   const Gguf& file_;
-  const Template& template_;
   std::vector<Piece> pieces_;
 };
 
-// The messages as the template wants them: with a system prompt if it has one, without earlier thoughts.
-std::vector<ChatMessage> completed(const Template& chat_template, std::span<const ChatMessage> messages) {
-  std::vector<ChatMessage> result(messages.begin(), messages.end());
-  const bool has_system = !result.empty() && result.front().role == "system";
-  if (chat_template.system_prompt && !result.empty() && !has_system) {
-    result.insert(result.begin(), ChatMessage{"system", *chat_template.system_prompt});
-  }
-  if (!chat_template.system_opening.empty() && !has_system) {
-    result.insert(result.begin(), ChatMessage{"system", ""});
-  }
-  if (chat_template.drops_thoughts) {
-    constexpr std::string_view kThought = "</think>";
-    for (ChatMessage& message : result) {
-      const std::size_t thought = message.content.rfind(kThought);
-      if (message.role == "assistant" && thought != std::string::npos) {
-        const std::size_t begin = message.content.find_first_not_of('\n', thought + kThought.size());
-        message.content = begin == std::string::npos ? "" : message.content.substr(begin);
-        message.tokens.clear();
-      }
+// Python's strip(), which Jinja's trim is too: its white space is Unicode's and the four separators of ASCII.
+std::string_view stripped(std::string_view text) {
+  std::size_t begin = text.size();
+  std::size_t end = 0;
+  for (std::size_t at = 0; at < text.size();) {
+    const Utf8Character character = decode_utf8(text, at);
+    const bool is_separator = character.code_point >= 0x1C && character.code_point <= 0x1F;
+    const std::size_t next = at + character.num_bytes;
+    if (!is_separator && !is_space(character.code_point)) {
+      begin = std::min(begin, at);
+      end = next;
     }
+    at = next;
+  }
+  return begin < end ? text.substr(begin, end - begin) : std::string_view();
+}
+
+std::string_view without_newlines(std::string_view text, bool at_end) {
+  text.remove_prefix(std::min(text.find_first_not_of('\n'), text.size()));
+  const std::size_t last = text.find_last_not_of('\n');
+  return at_end ? text.substr(0, last == text.npos ? 0 : last + 1) : text;
+}
+
+constexpr std::string_view kThoughtEnd = "</think>";
+
+// A reply as Qwen 3's template takes it apart.
+struct Reply {
+  std::string_view thoughts;
+  std::string_view text;
+};
+
+Reply split_reply(std::string_view content) {
+  const std::size_t last = content.rfind(kThoughtEnd);
+  if (last == content.npos) {
+    return {{}, content};
+  }
+  constexpr std::string_view kThoughtBegin = "<think>";
+  std::string_view thoughts = content.substr(0, content.find(kThoughtEnd));
+  if (const std::size_t begin = thoughts.rfind(kThoughtBegin); begin != thoughts.npos) {
+    thoughts.remove_prefix(begin + kThoughtBegin.size());
+  }
+  return {without_newlines(thoughts, true), without_newlines(content.substr(last + kThoughtEnd.size()), false)};
+}
+
+void replace_content(ChatMessage& message, std::string content) {
+  if (content != message.content) {
+    message.content = std::move(content);
+    message.tokens.clear();
+  }
+}
+
+// The last message that is a user's question, not the result of a tool in its place. That of Qwen 3's template: the
+// last message if there is none.
+std::size_t last_question(std::span<const ChatMessage> messages) {
+  for (std::size_t i = messages.size(); i > 0; --i) {
+    const std::string& content = messages[i - 1].content;
+    const bool is_result = content.starts_with("<tool_response>") && content.ends_with("</tool_response>");
+    if (messages[i - 1].role == "user" && !is_result) {
+      return i - 1;
+    }
+  }
+  return messages.size() - 1;
+}
+
+void treat_thoughts(Thoughts thoughts, std::vector<ChatMessage>& messages) {
+  const std::size_t question = last_question(messages);
+  for (std::size_t i = 0; i < messages.size(); ++i) {
+    ChatMessage& message = messages[i];
+    if (message.role != "assistant" || thoughts == Thoughts::kKept) {
+      continue;
+    }
+    const Reply reply = split_reply(message.content);
+    const bool is_last = i + 1 == messages.size();
+    if (thoughts == Thoughts::kDropped || thoughts == Thoughts::kDroppedBeforeLast) {
+      if (thoughts == Thoughts::kDropped || !is_last) {
+        replace_content(message, std::string(without_newlines(reply.text, false)));
+      }
+    } else if (i > question && (is_last || !reply.thoughts.empty())) {
+      std::string content = "<think>\n";
+      content.append(reply.thoughts).append("\n</think>\n\n").append(without_newlines(reply.text, false));
+      replace_content(message, std::move(content));
+    } else {
+      replace_content(message, std::string(reply.text));
+    }
+  }
+}
+
+// The messages as the template wants them: with a system prompt if it has one, and without the thoughts that it drops.
+std::vector<ChatMessage> completed(const ChatTemplate& chat_template, std::span<const ChatMessage> messages) {
+  std::vector<ChatMessage> result(messages.begin(), messages.end());
+  if (result.empty()) {
+    return result;
+  }
+  treat_thoughts(chat_template.thoughts, result);
+  if (result.front().role == "system") {
+    if (!chat_template.has_system_role) {
+      throw InputError("the model's chat template has no system prompts");
+    }
+  } else if (chat_template.system_prompt || chat_template.has_dates) {
+    result.insert(result.begin(), ChatMessage{"system", chat_template.system_prompt.value_or("")});
   }
   return result;
 }
 
-// Puts the system prompt before the first other message, with these marks around it.
+// The messages behind the system prompt, which is put before the first of them, with these marks around it.
 std::vector<ChatMessage> without_system_role(std::vector<ChatMessage> messages, const std::string& before,
                                              const std::string& after) {
-  if (messages.size() > 1 && messages[0].role == "system") {
-    messages[1].content = before + messages[0].content + after + messages[1].content;
-    messages.erase(messages.begin());
+  const std::optional<std::string> system_prompt =
+      !messages.empty() && messages[0].role == "system" ? std::optional(messages[0].content) : std::nullopt;
+  messages.erase(messages.begin(), messages.begin() + (system_prompt ? 1 : 0));
+  for (std::size_t i = 0; i < messages.size(); ++i) {
+    if ((messages[i].role == "user") != (i % 2 == 0)) {
+      throw InputError("the model's chat template takes messages of user and assistant in turn, the user's first");
+    }
+  }
+  if (system_prompt && !messages.empty()) {
+    messages[0].content = before + *system_prompt + after + messages[0].content;
   }
   return messages;
 }
@@ -289,7 +243,10 @@ void add_plain(Pieces& pieces, const std::vector<ChatMessage>& messages) {
   }
 }
 
-void add_chat_ml(Pieces& pieces, const std::vector<ChatMessage>& messages, bool has_empty_thought) {
+void add_chat_ml(Pieces& pieces, const ChatTemplate& chat_template, const std::vector<ChatMessage>& messages) {
+  if (chat_template.begins_with_bos) {
+    pieces.special_of(kBosKey);
+  }
   for (const ChatMessage& message : messages) {
     pieces.special(kStart);
     pieces.text(message.role + "\n");
@@ -299,36 +256,27 @@ void add_chat_ml(Pieces& pieces, const std::vector<ChatMessage>& messages, bool 
   }
   pieces.special(kStart);
   pieces.text("assistant\n");
-  if (has_empty_thought) {
-    pieces.text("<think>\n\n</think>\n\n");
-  }
 }
 
-void add_llama2(Pieces& pieces, const Template& chat_template, const std::vector<ChatMessage>& messages) {
-  bool is_first = true;
+void add_llama2(Pieces& pieces, const std::vector<ChatMessage>& messages) {
   for (const ChatMessage& message : without_system_role(messages, "<<SYS>>\n", "\n<</SYS>>\n\n")) {
-    if (message.role == "assistant") {
-      if (message.tokens.empty()) {
-        pieces.text(" ");
-        pieces.text(pieces.trimmed(message.content));
-        pieces.text(" ");
-      } else {
-        pieces.content(message);  // begins with a blank as the model writes it
-      }
-      pieces.special_of(kEosKey);
-      continue;
-    }
-    if (is_first || chat_template.repeats_bos) {
+    const std::string_view content = stripped(message.content);
+    if (message.role == "user") {
       pieces.special_of(kBosKey);
+      pieces.text("[INST] ");
+      pieces.text(content);
+      pieces.text(" [/INST]");
+    } else if (message.role == "assistant") {
+      // A model writes the blank itself.
+      pieces.content(message, " " + std::string(content) + " ");
+      pieces.special_of(kEosKey);
     }
-    is_first = false;
-    pieces.text("[INST] ");
-    pieces.text(pieces.trimmed(message.content));
-    pieces.text(" [/INST]");
   }
 }
 
-void add_llama3(Pieces& pieces, const Template& chat_template, const std::vector<ChatMessage>& messages) {
+void add_llama3(Pieces& pieces, const ChatTemplate& chat_template, const std::vector<ChatMessage>& messages) {
+  // The day is the one that the program has where it is not told the day, so that a prompt is the same every day.
+  constexpr std::string_view kDates = "Cutting Knowledge Date: December 2023\nToday Date: 26 Jul 2024\n\n";
   const auto add_header = [&](const std::string& role) {
     pieces.special("<|start_header_id|>");
     pieces.text(role);
@@ -336,18 +284,22 @@ void add_llama3(Pieces& pieces, const Template& chat_template, const std::vector
     pieces.text("\n\n");
   };
   pieces.special_of(kBosKey);
-  for (const ChatMessage& message : messages) {
-    add_header(message.role);
-    pieces.text(message.role == "system" ? chat_template.system_opening : "");
-    pieces.content(message);
+  for (std::size_t i = 0; i < messages.size(); ++i) {
+    add_header(messages[i].role);
+    pieces.text(i == 0 && chat_template.has_dates ? kDates : "");
+    pieces.content(messages[i], stripped(messages[i].content));
     pieces.special("<|eot_id|>");
   }
   add_header("assistant");
 }
 
-void add_gemma(Pieces& pieces, const std::vector<ChatMessage>& messages) {
+void add_gemma(Pieces& pieces, std::vector<ChatMessage> messages) {
   pieces.special_of(kBosKey);
-  for (const ChatMessage& message : without_system_role(messages, "", "\n\n")) {
+  for (std::size_t i = messages.empty() || messages[0].role != "system" ? 0 : 1; i < messages.size(); ++i) {
+    const std::string content(stripped(messages[i].content));
+    messages[i].content = messages[i].tokens.empty() ? content : messages[i].content;
+  }
+  for (const ChatMessage& message : without_system_role(std::move(messages), "", "\n\n")) {
     pieces.special("<start_of_turn>");
     pieces.text(message.role == "assistant" ? "model\n" : message.role + "\n");
     pieces.content(message);
@@ -359,25 +311,32 @@ void add_gemma(Pieces& pieces, const std::vector<ChatMessage>& messages) {
 }
 
 std::vector<Piece> pieces_of(const Gguf& file, std::span<const ChatMessage> messages, const ChatOptions& options) {
-  const Template chat_template = template_of(file, options);
+  for (const ChatMessage& message : messages) {
+    check_utf8(message.content);
+  }
+  const ChatTemplate chat_template = template_of(file, options);
   const std::vector<ChatMessage> conversation = completed(chat_template, messages);
-  Pieces pieces(file, chat_template);
+  Pieces pieces(file);
   switch (chat_template.format) {
-    case Format::kPlain:
+    case ChatFormat::kPlain:
       add_plain(pieces, conversation);
       break;
-    case Format::kChatMl:
-      add_chat_ml(pieces, conversation, chat_template.switches_thinking && !options.enable_thinking);
+    case ChatFormat::kChatMl:
+      add_chat_ml(pieces, chat_template, conversation);
       break;
-    case Format::kLlama2:
-      add_llama2(pieces, chat_template, conversation);
+    case ChatFormat::kLlama2:
+      add_llama2(pieces, conversation);
       break;
-    case Format::kLlama3:
+    case ChatFormat::kLlama3:
       add_llama3(pieces, chat_template, conversation);
       break;
-    case Format::kGemma:
+    case ChatFormat::kGemma:
       add_gemma(pieces, conversation);
       break;
+  }
+  pieces.text(chat_template.reply_opening);
+  if (chat_template.switches_thinking && !options.enable_thinking) {
+    pieces.text("<think>\n\n</think>\n\n");
   }
   return pieces.take();
 }
@@ -392,7 +351,9 @@ Token find_special(const Gguf& file, const Tokenizer& tokenizer, std::string_vie
 
 }  // namespace
 
-bool has_chat_template(const Gguf& file) { return file.has(kTemplateKey); }
+bool has_chat_template(const Gguf& file, const ChatOptions& options) {
+  return options.format.empty() ? file.has(kTemplateKey) : named(options.format).format != ChatFormat::kPlain;
+}
 
 std::vector<std::string> chat_formats() {
   std::vector<std::string> names;
@@ -405,7 +366,7 @@ std::vector<std::string> chat_formats() {
 }
 
 std::string chat_format(const Gguf& file, const ChatOptions& options) {
-  const Template chat_template = template_of(file, options);
+  const ChatTemplate chat_template = template_of(file, options);
   if (chat_template.switches_thinking) {
     return kQwen3;
   }
@@ -437,17 +398,17 @@ std::vector<Token> encode_chat(const Gguf& file, const Tokenizer& tokenizer, std
 }
 
 std::vector<Token> chat_stop_tokens(const Gguf& file, const Tokenizer& tokenizer, const ChatOptions& options) {
-  std::vector<Token> result;
-  if (tokenizer.eos().has_value()) {
-    result.push_back(*tokenizer.eos());
-  }
-  const Format format = template_of(file, options).format;
-  const char* const end = format == Format::kChatMl   ? "<|im_end|>"
-                          : format == Format::kLlama3 ? "<|eot_id|>"
-                          : format == Format::kGemma  ? "<end_of_turn>"
-                                                      : nullptr;
-  if (end != nullptr && find_special(file, tokenizer, end) != tokenizer.eos()) {
-    result.push_back(find_special(file, tokenizer, end));
+  std::vector<Token> result = tokenizer.ends();
+  const ChatFormat format = template_of(file, options).format;
+  const char* const end = format == ChatFormat::kChatMl   ? "<|im_end|>"
+                          : format == ChatFormat::kLlama3 ? "<|eot_id|>"
+                          : format == ChatFormat::kGemma  ? "<end_of_turn>"
+                                                          : nullptr;
+  if (end != nullptr) {
+    const Token token = find_special(file, tokenizer, end);
+    if (std::find(result.begin(), result.end(), token) == result.end()) {
+      result.push_back(token);
+    }
   }
   return result;
 }

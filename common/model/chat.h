@@ -26,14 +26,15 @@ struct ChatMessage {
   std::vector<Token> tokens = {};
 };
 
-bool has_chat_template(const Gguf& file);
-
 struct ChatOptions {
   std::string format = {};  // one of chat_formats(), in place of the file's template; empty: the file's
   // False: the reply begins behind an empty thought, as Qwen 3's template does it. Changes nothing if
   // !can_switch_thinking().
   bool enable_thinking = true;
 };
+
+// Whether conversations have a template: the file's, or a format but "none".
+bool has_chat_template(const Gguf& file, const ChatOptions& options = {});
 
 // "chatml", "llama2" …: the formats of above, and "none".
 std::vector<std::string> chat_formats();
@@ -51,7 +52,7 @@ bool can_switch_thinking(const Gguf& file, const ChatOptions& options = {});
 std::vector<Token> encode_chat(const Gguf& file, const Tokenizer& tokenizer, std::span<const ChatMessage> messages,
                                const ChatOptions& options = {});
 
-// The tokens that end a reply: EOS, and the template's own.
+// The tokens that end a reply: those that end a text, and the template's own.
 std::vector<Token> chat_stop_tokens(const Gguf& file, const Tokenizer& tokenizer, const ChatOptions& options = {});
 
 // The same conversation as text, for reading. Do not encode this with parse_special to make a prompt: special

@@ -509,7 +509,21 @@ struct Gguf::Impl {
     reader.check_count(num_pairs, kMinPairBytes, "metadata pairs");
     reader.check_count(num_tensors, kMinTensorBytes, "tensors");
     metadata = read_metadata(reader, num_pairs);
+    check_whole();
     tensors = read_tensors(reader, bytes, num_tensors, get_alignment(reader, metadata));
+  }
+
+  // Large models come in several files.
+  void check_whole() const {
+    const GgufValue* const count = find_value(metadata, "split.count");
+    const std::int64_t num_parts = count == nullptr ? 1 : value_as<std::int64_t>(*count, "split.count", name);
+    if (num_parts > 1) {
+      const GgufValue* const number = find_value(metadata, "split.no");
+      const std::int64_t part = number == nullptr ? 0 : value_as<std::int64_t>(*number, "split.no", name);
+      throw InputError(name + format(": this is part %lld of %lld of a model (split.count); llama-gguf-split --merge "
+                                     "makes one file of them",
+                                     static_cast<long long>(part + 1), static_cast<long long>(num_parts)));
+    }
   }
 
   std::string name;
@@ -538,6 +552,14 @@ const std::string& Gguf::name() const { return impl_->name; }
 std::shared_ptr<const void> Gguf::mapping() const { return impl_->mapping; }
 
 bool Gguf::has(std::string_view key) const { return impl_->metadata.contains(key); }
+
+std::vector<std::string> Gguf::keys() const {
+  std::vector<std::string> keys;
+  for (const auto& [key, value] : impl_->metadata) {
+    keys.push_back(key);
+  }
+  return keys;
+}
 
 std::int64_t Gguf::get_int(std::string_view key) const {
   return value_as<std::int64_t>(require_value(impl_->metadata, key, name()), key, name());

@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <array>
 #include <cmath>
+#include <functional>
+#include <map>
 #include <mutex>
 #include <optional>
 #include <set>
@@ -125,6 +127,7 @@ RotaryScaling read_rotary_scaling(const Gguf& file, std::string_view architectur
   if (type == "linear") {
     RotaryScaling scaling;
     scaling.divisor = factor;
+    require(file, file.get_float(prefix + "attn_factor", 1.0) == 1.0, prefix + "attn_factor needs YaRN");
     return scaling;
   }
   require(file, type == "yarn",
@@ -186,8 +189,58 @@ const Architecture& architecture_of(const Gguf& file) {
                    ")");
 }
 
+// A key that this program does not know could change what the model computes, and the text would be wrong without
+// notice. Names are without the architecture's in front.
+void check_keys(const Gguf& file, std::string_view architecture) {
+  static const std::set<std::string, std::less<>> kKnown = {
+      "context_length", "embedding_length", "block_count", "feed_forward_length", "vocab_size", "attention.head_count",
+      "attention.head_count_kv", "attention.key_length", "attention.value_length", "attention.layer_norm_rms_epsilon",
+      "rope.dimension_count", "rope.freq_base", "rope.scale_linear", "rope.scaling.type", "rope.scaling.factor",
+      "rope.scaling.original_context_length", "rope.scaling.attn_factor", "rope.scaling.yarn_beta_fast",
+      "rope.scaling.yarn_beta_slow",
+      // These change no logit.
+      "rope.scaling.finetuned", "tensor_data_layout", "pooling_type"};
+  // Keys of other models, and the values with which they change nothing.
+  static const std::map<std::string, std::vector<double>, std::less<>> kWithoutEffect = {
+      {"expert_count", {0}},
+      {"expert_used_count", {0}},
+      {"logit_scale", {0, 1}},
+      {"embedding_scale", {0, 1}},
+      {"residual_scale", {0, 1}},
+      {"attention.scale", {0}},
+      {"attention.sliding_window", {0}},
+      {"attn_logit_softcapping", {0}},
+      {"final_logit_softcapping", {0}},
+      {"attention.clamp_kqv", {0}},
+      {"attention.max_alibi_bias", {0}},
+      {"rope.scaling.yarn_ext_factor", {1}},
+      {"rope.scaling.yarn_attn_factor", {1}}};
+  const std::string prefix = std::string(architecture) + ".";
+  for (const std::string& key : file.keys()) {
+    const std::string name = key.starts_with(prefix) ? key.substr(prefix.size()) : "";
+    if (name.empty() || kKnown.contains(name)) {
+      continue;
+    }
+    if (name == "use_parallel_residual" || name == "attention.causal") {
+      require(file, file.get_bool(key, false) == (name == "attention.causal"), key + " is not supported");
+      continue;
+    }
+    const auto without_effect = kWithoutEffect.find(name);
+    require(file, without_effect != kWithoutEffect.end(),
+            "metadata key " + quote(key) + " is not known, and may change what the model computes");
+    const double value = file.get_float(key);
+    const std::vector<double>& values = without_effect->second;
+    const bool covers_context =
+        name == "attention.sliding_window" && value >= file.get_float(prefix + "context_length", 0.0);
+    require(file, covers_context || std::find(values.begin(), values.end(), value) != values.end(),
+            name == "expert_count" ? "mixtures of experts are not supported"
+                                   : key + format(" is %g, which is not supported", value));
+  }
+}
+
 LlamaConfig config_of(const Gguf& file) {
   const Architecture& architecture = architecture_of(file);
+  check_keys(file, architecture.name);
   const auto key = [&](const char* rest) { return std::string(architecture.name) + "." + rest; };
   // Far above every published model, and small enough that no product of two overflows an int.
   constexpr std::int64_t kMaxFeatures = 1 << 20;
@@ -219,7 +272,6 @@ LlamaConfig config_of(const Gguf& file) {
   const std::string rotated = key("rope.dimension_count");
   require(file, read_int(file, rotated, kMaxHeadDim, config.head_dim) == config.head_dim,
           "rotating a part of the head only (" + rotated + ") is not supported");
-  require(file, file.get_int(key("expert_count"), 0) == 0, "mixtures of experts are not supported");
 
   const std::string base = key("rope.freq_base");
   const std::string epsilon = key("attention.layer_norm_rms_epsilon");

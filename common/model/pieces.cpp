@@ -167,11 +167,13 @@ class PieceScanner {
     return end;
   }
 
-  // Length of the contraction that begins here, or 0. GPT-2's rule has them in lower case only.
+  // Length of the contraction that begins here, or 0. GPT-2's rule has them in lower case only; in any case, the long s
+  // is an s too.
   std::size_t contraction_length(std::size_t begin, std::size_t limit, bool any_case) const {
     for (const std::u32string_view contraction : {U"'s", U"'t", U"'re", U"'ve", U"'m", U"'ll", U"'d"}) {
       const auto matches = [&](char32_t expected, char32_t actual) {
-        return actual == expected || (any_case && actual >= U'A' && actual <= U'Z' && actual + 32 == expected);
+        const bool is_capital = actual >= U'A' && actual <= U'Z' && actual + 32 == expected;
+        return actual == expected || (any_case && (is_capital || (actual == U'\u017F' && expected == U's')));
       };
       if (limit - begin >= contraction.size() &&
           std::equal(contraction.begin(), contraction.end(), characters_.begin() + static_cast<std::ptrdiff_t>(begin),

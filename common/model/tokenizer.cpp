@@ -18,10 +18,12 @@
 #include "common/base/text.h"
 #include "common/base/utf8.h"
 #include "common/model/pieces.h"
+#include "common/model/unicode.h"
 
 namespace common {
 namespace {
 
+constexpr const char* kRuleKey = "tokenizer.ggml.pre";
 constexpr Token kNoToken = -1;
 constexpr std::size_t kNone = std::numeric_limits<std::size_t>::max();
 
@@ -242,6 +244,7 @@ struct Tokenizer::Impl {
   Token read_merge_part(const Gguf& file, const std::string& merge, std::string_view part) const;
   void find_byte_tokens(const Gguf& file);
   std::optional<Token> read_optional_id(const Gguf& file, const char* key) const;
+  void find_ends(const Gguf& file);
 
   void encode_plain(std::string_view text, std::size_t text_offset, std::vector<Token>& out) const;
   void encode_pieces(std::string_view text, std::size_t text_offset, std::vector<Token>& out) const;
@@ -251,10 +254,12 @@ struct Tokenizer::Impl {
 
   bool is_sentence_piece = false;
   PieceRule piece_rule = PieceRule::kDefault;
+  bool composes = false;          // text is brought to normalisation form C first
   bool add_space_prefix = false;  // SentencePiece: adds a blank before a text and after a special token
   bool add_bos = false;
   std::optional<Token> bos;
   std::optional<Token> eos;
+  std::vector<Token> ends;               // eos first
   std::vector<TokenEntry> tokens;        // [vocab_size]
   std::array<Token, 256> byte_tokens{};  // kNoToken where the vocabulary lacks the byte
   MergeTable merges;
@@ -271,6 +276,8 @@ Tokenizer::Impl::Impl(const Gguf& file) : is_sentence_piece(reads_sentence_piece
   piece_rule = is_sentence_piece ? PieceRule::kDefault : read_piece_rule(file);
   read_tokens(file);
   find_byte_tokens(file);
+  // Qwen's own tokenizer does this; DeepSeek's models of the same rule do not.
+  composes = !is_sentence_piece && file.has(kRuleKey) && file.get_string(kRuleKey) == "qwen2";
   if (is_sentence_piece) {
     read_scores(file);
     add_space_prefix = file.get_bool("tokenizer.ggml.add_space_prefix", true);
@@ -279,6 +286,7 @@ Tokenizer::Impl::Impl(const Gguf& file) : is_sentence_piece(reads_sentence_piece
   }
   bos = read_optional_id(file, "tokenizer.ggml.bos_token_id");
   eos = read_optional_id(file, "tokenizer.ggml.eos_token_id");
+  find_ends(file);
   // Files without this key are from before there was a choice.
   const bool usual = bos.has_value() && (is_sentence_piece || piece_rule == PieceRule::kLlama3);
   add_bos = file.get_bool("tokenizer.ggml.add_bos_token", usual);
@@ -300,7 +308,7 @@ bool Tokenizer::Impl::reads_sentence_piece(const Gguf& file) {
 }
 
 PieceRule Tokenizer::Impl::read_piece_rule(const Gguf& file) {
-  const std::string name = file.has("tokenizer.ggml.pre") ? file.get_string("tokenizer.ggml.pre") : "default";
+  const std::string name = file.has(kRuleKey) ? file.get_string(kRuleKey) : "default";
   const std::optional<PieceRule> rule = find_piece_rule(name);
   if (!rule) {
     refuse(file, "pre-tokenizer " + quote(name) +
@@ -457,6 +465,28 @@ std::optional<Token> Tokenizer::Impl::read_optional_id(const Gguf& file, const c
   return static_cast<Token>(id);
 }
 
+// Files name one end of text, and chat models have two: Qwen 2.5 ends a reply with <|im_end|>, its EOS, and a text with
+// <|endoftext|>, which no key names. llama.cpp knows them by their spellings too (llama-vocab.cpp).
+void Tokenizer::Impl::find_ends(const Gguf& file) {
+  const auto add = [this](std::optional<Token> token) {
+    if (token && std::find(ends.begin(), ends.end(), *token) == ends.end()) {
+      ends.push_back(*token);
+    }
+  };
+  add(eos);
+  for (const char* const key : {"tokenizer.ggml.eot_token_id", "tokenizer.ggml.eom_token_id"}) {
+    add(read_optional_id(file, key));
+  }
+  for (const std::string_view spelling : {"<|im_end|>", "<|endoftext|>", "<|eot_id|>", "<|eom_id|>", "<|end_of_text|>",
+                                          "<end_of_turn>", "<|end|>", "<EOT>"}) {
+    const auto found = special_by_spelling.find(spelling);
+    if (found != special_by_spelling.end() &&
+        tokens[static_cast<std::size_t>(found->second)].type == TokenType::kControl) {
+      add(found->second);
+    }
+  }
+}
+
 Token Tokenizer::Impl::byte_token(char character, std::size_t offset) const {
   const auto byte = static_cast<unsigned char>(character);
   if (byte_tokens[byte] == kNoToken) {
@@ -470,7 +500,7 @@ void Tokenizer::Impl::encode_plain(std::string_view text, std::size_t text_offse
   if (is_sentence_piece) {
     encode_sentence(text, text_offset, out);
   } else {
-    encode_pieces(text, text_offset, out);
+    encode_pieces(composes ? composed(text) : text, text_offset, out);
   }
 }
 
@@ -589,10 +619,16 @@ std::string Tokenizer::decode(std::span<const Token> tokens, bool show_special) 
   return text;
 }
 
+std::string Tokenizer::decode_text(std::span<const Token> tokens) const {
+  std::string text = decode(tokens);
+  return impl_->add_space_prefix && text.starts_with(' ') ? text.substr(1) : text;
+}
+
 int Tokenizer::vocab_size() const { return static_cast<int>(impl_->tokens.size()); }
 bool Tokenizer::add_bos() const { return impl_->add_bos; }
 std::optional<Token> Tokenizer::bos() const { return impl_->bos; }
 std::optional<Token> Tokenizer::eos() const { return impl_->eos; }
+const std::vector<Token>& Tokenizer::ends() const { return impl_->ends; }
 
 std::optional<Token> Tokenizer::find(std::string_view spelling) const {
   const auto found = impl_->special_by_spelling.find(spelling);

@@ -40,10 +40,16 @@ class Tokenizer {
   // kept: tokens do not say whether they begin a text or continue one.
   std::string decode(std::span<const Token> tokens, bool show_special = false) const;
 
+  // decode() of a whole text's tokens, without that blank.
+  std::string decode_text(std::span<const Token> tokens) const;
+
   int vocab_size() const;
   bool add_bos() const;
   std::optional<Token> bos() const;
   std::optional<Token> eos() const;
+  // The tokens that end a text: EOS first, then the ends of turns and messages that the file names
+  // (tokenizer.ggml.eot_token_id, eom_token_id) and the control tokens that are spelled like one.
+  const std::vector<Token>& ends() const;
   std::optional<Token> find(std::string_view spelling) const;  // a special token by its spelling, "<|im_end|>"
 
  private:

@@ -2,6 +2,12 @@
 
 #include <utf8proc.h>
 
+#include <cstdlib>
+#include <memory>
+#include <new>
+
+#include "common/base/check.h"
+
 namespace common {
 
 bool is_letter(char32_t code_point) {
@@ -52,5 +58,18 @@ bool is_space(char32_t code_point) {
 }
 
 int display_columns(char32_t code_point) { return utf8proc_charwidth(static_cast<utf8proc_int32_t>(code_point)); }
+
+std::string composed(std::string_view text) {
+  utf8proc_uint8_t* result = nullptr;
+  const utf8proc_ssize_t size =
+      utf8proc_map(reinterpret_cast<const utf8proc_uint8_t*>(text.data()), static_cast<utf8proc_ssize_t>(text.size()),
+                   &result, static_cast<utf8proc_option_t>(UTF8PROC_STABLE | UTF8PROC_COMPOSE));
+  const std::unique_ptr<utf8proc_uint8_t, decltype(&std::free)> owner(result, &std::free);
+  if (size == UTF8PROC_ERROR_NOMEM) {
+    throw std::bad_alloc();
+  }
+  COMMON_CHECK(size >= 0, utf8proc_errmsg(size));
+  return {reinterpret_cast<const char*>(result), static_cast<std::size_t>(size)};
+}
 
 }  // namespace common

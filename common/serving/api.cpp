@@ -1015,7 +1015,7 @@ ApiReply Api::detokenize(const ApiRequest& request) const {
   fields.refuse_others();
   std::string text;
   if (!tokens->empty()) {
-    text = model_.decode(token_list(model_, *tokens, "tokens"));
+    text = model_.decode_text(token_list(model_, *tokens, "tokens"));
   }
   return json_reply({{"prompt", text}});
 }

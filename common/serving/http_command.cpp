@@ -78,11 +78,7 @@ void check_chat_format(const ServedModel& model, const std::string& chat_format)
 // What chats are made of. A model that has none for its own template's sake is noted.
 std::string describe_chats(const ServedModel& model, const std::string& chat_format) {
   if (const std::string problem = chat_problem(model, chat_format); !problem.empty()) {
-    std::string names;
-    for (const std::string& name : chat_formats()) {
-      names += (names.empty() ? "" : ", ") + name;
-    }
-    std::cerr << "note: chats are refused: " << problem << "; --chat-template takes one of " << names << '\n';
+    std::cerr << "note: chats are refused: " << problem << '\n';
     return "no chats";
   }
   const std::string format = common::chat_format(*model.session().file, {chat_format});

@@ -35,9 +35,13 @@ std::string ServedModel::decode(std::span<const Token> tokens, bool show_special
   return text;
 }
 
+std::string ServedModel::decode_text(std::span<const Token> tokens) const {
+  return is_synthetic() ? decode(tokens) : session_.tokenizer.decode_text(tokens);
+}
+
 std::string chat_problem(const ServedModel& model, const std::string& chat_format) {
   const Session& session = model.session();
-  const std::vector<ChatMessage> messages = {{"system", "x"}, {"user", "x"}};
+  const std::vector<ChatMessage> messages = {{"user", "x"}};  // not every template has system prompts
   try {
     encode_chat(*session.file, session.tokenizer, messages, {chat_format});
     chat_stop_tokens(*session.file, session.tokenizer, {chat_format});

@@ -21,6 +21,7 @@ class ServedModel {
   std::string name() const;
   // The text of tokens. Random weights draw tokens that the session's tokenizer does not know; theirs are numbers.
   std::string decode(std::span<const Token> tokens, bool show_special = false) const;
+  std::string decode_text(std::span<const Token> tokens) const;  // as Tokenizer
 
  private:
   const Session& session_;

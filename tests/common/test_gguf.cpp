@@ -304,6 +304,18 @@ TEST_CASE("other versions are refused by number, big-endian files by name", "[gg
   }
 }
 
+TEST_CASE("a part of a model is refused, with what joins the parts", "[gguf]") {
+  const auto part = [](std::uint16_t number, std::uint16_t count) {
+    const Bytes bytes = GgufBuilder().add("split.no", number).add("split.count", count).build();
+    return error_of<InputError>([&] { Gguf::parse(bytes, "large.gguf"); });
+  };
+  CHECK(part(0, 2) ==
+        "large.gguf: this is part 1 of 2 of a model (split.count); llama-gguf-split --merge makes one file of them");
+  CHECK(contains(part(2, 3), "part 3 of 3"));
+  CHECK(part(0, 1).empty());
+  CHECK(part(0, 0).empty());
+}
+
 TEST_CASE("files that cannot be opened are refused by path", "[gguf]") {
   const TemporaryFolder folder;
   const auto open_error = [](const std::string& path) { return error_of([&] { Gguf::open(path); }); };

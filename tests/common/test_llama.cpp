@@ -694,6 +694,45 @@ TEST_CASE("files that state the defaults are accepted", "[llama][errors]") {
   CHECK(refusal_with("llama.attention.layer_norm_rms_epsilon", 0.0F) == kNoComplaint);
 }
 
+TEST_CASE("keys that change the arithmetic are refused, unless their value changes nothing", "[llama][errors]") {
+  struct Case {
+    std::string key;
+    double changing;
+    std::vector<double> neutral;
+  };
+  const std::vector<Case> cases = {{"attention.sliding_window", 8, {0, 1 << 20}},
+                                   {"attention.scale", 0.25, {0}},
+                                   {"logit_scale", 0.0625, {0, 1}},
+                                   {"embedding_scale", 12, {0, 1}},
+                                   {"residual_scale", 0.22, {0, 1}},
+                                   {"attn_logit_softcapping", 50, {0}},
+                                   {"final_logit_softcapping", 30, {0}},
+                                   {"attention.clamp_kqv", 8, {0}},
+                                   {"attention.max_alibi_bias", 8, {0}},
+                                   {"expert_used_count", 2, {0}},
+                                   {"rope.scaling.yarn_ext_factor", 0.5, {1}},
+                                   {"rope.scaling.yarn_attn_factor", 2, {1}}};
+  for (const Case& item : cases) {
+    const std::string key = "llama." + item.key;
+    CHECK(refusal_with(key, item.changing) == key + common::format(" is %g, which is not supported", item.changing));
+    for (const double value : item.neutral) {
+      CHECK(refusal_with(key, value) == kNoComplaint);
+    }
+  }
+  CHECK(refusal_with("llama.use_parallel_residual", false) == kNoComplaint);
+  CHECK(refusal_with("llama.use_parallel_residual", true) == "llama.use_parallel_residual is not supported");
+  CHECK(refusal_with("llama.attention.causal", true) == kNoComplaint);
+  CHECK(refusal_with("llama.attention.causal", false) == "llama.attention.causal is not supported");
+  CHECK(refusal_with("llama.rope.scaling.attn_factor", 2.0) == "llama.rope.scaling.attn_factor needs YaRN");
+  CHECK(refusal_with("llama.rope.dimension_sections", 2) ==
+        "metadata key \"llama.rope.dimension_sections\" is not known, and may change what the model computes");
+  // What converters write beside, and keys of no architecture.
+  CHECK(refusal_with("llama.tensor_data_layout", std::string("Meta AI original pth")) == kNoComplaint);
+  CHECK(refusal_with("llama.pooling_type", 3) == kNoComplaint);
+  CHECK(refusal_with("llama.rope.scaling.finetuned", true) == kNoComplaint);
+  CHECK(refusal_with("general.quantization_version", 2) == kNoComplaint);
+}
+
 TEST_CASE("missing keys are named", "[llama][errors]") {
   for (const std::string key : {"general.architecture", "llama.context_length", "llama.embedding_length",
                                 "llama.block_count", "llama.feed_forward_length", "llama.attention.head_count",

@@ -9,6 +9,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <fstream>
+#include <iterator>
 #include <map>
 #include <nlohmann/json.hpp>
 #include <optional>
@@ -21,6 +22,7 @@
 #include "common/base/utf8.h"
 #include "common/math/sampling.h"
 #include "common/model/chat.h"
+#include "common/model/chat_template.h"
 #include "common/model/gguf.h"
 #include "common/model/tokenizer.h"
 #include "common/model/unicode.h"
@@ -91,6 +93,8 @@ struct Vocabulary {
   std::vector<std::string> merges;
   std::optional<std::int64_t> bos;
   std::optional<std::int64_t> eos;
+  std::optional<std::int64_t> eot;
+  std::optional<std::int64_t> eom;
   bool add_bos = false;
   std::string chat_template;
 
@@ -132,6 +136,12 @@ struct Vocabulary {
     }
     if (eos) {
       builder.add("tokenizer.ggml.eos_token_id", *eos);
+    }
+    if (eot) {
+      builder.add("tokenizer.ggml.eot_token_id", *eot);
+    }
+    if (eom) {
+      builder.add("tokenizer.ggml.eom_token_id", *eom);
     }
     if (!chat_template.empty()) {
       builder.add("tokenizer.chat_template", chat_template);
@@ -659,18 +669,24 @@ constexpr const char* kPlainTemplate =
     "{% for message in messages %}{{'<|im_start|>' + message['role'] + '\\n' + message['content'] + '<|im_end|>' + "
     "'\\n'}}{% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{% endif %}";
 
-// The shape of SmolLM2-Instruct's template, with a system prompt of its own.
-std::string template_with_system_prompt(const std::string& newline) {
-  std::string chat_template =
-      "{% for message in messages %}{% if loop.first and messages[0]['role'] != 'system' %}"
-      "{{ '<|im_start|>systemNEWLINEBe brief.<|im_end|>NEWLINE' }}{% endif %}"
-      "{{'<|im_start|>' + message['role'] + 'NEWLINE' + message['content'] + '<|im_end|>' + 'NEWLINE'}}{% endfor %}"
-      "{% if add_generation_prompt %}{{ '<|im_start|>assistantNEWLINE' }}{% endif %}";
-  constexpr std::string_view kPlaceholder = "NEWLINE";
-  for (std::size_t at = chat_template.find(kPlaceholder); at != std::string::npos;) {
-    chat_template.replace(at, kPlaceholder.size(), newline);
-    at = chat_template.find(kPlaceholder);
+// A template of tests/golden/chat_templates, which test_chat_templates.py compares with Jinja.
+std::string golden_template(const std::string& name) {
+  std::ifstream stream(tests::source_path("tests/golden/chat_templates/" + name + ".jinja"));
+  std::string chat_template{std::istreambuf_iterator<char>(stream), {}};
+  REQUIRE_FALSE(chat_template.empty());
+  return chat_template;
+}
+
+void replace_all(std::string& text, std::string_view from, std::string_view to) {
+  for (std::size_t at = text.find(from); at != std::string::npos; at = text.find(from, at + to.size())) {
+    text.replace(at, from.size(), to);
   }
+}
+
+std::string template_with_system_prompt(const std::string& newline) {
+  std::string chat_template = golden_template("chatml_system");
+  replace_all(chat_template, "It's \\\"you\\\" who answers.", "Be brief.");
+  replace_all(chat_template, "\\n", newline);
   return chat_template;
 }
 
@@ -715,21 +731,30 @@ TEST_CASE("Chat prompts follow the file's template") {
     std::string chat_template = kPlainTemplate;
     std::replace(chat_template.begin(), chat_template.end(), '\'', '"');
     CHECK(apply(chat_template, hello) == kHelloText);
-    CHECK(apply("{%- for message in messages %}{{- '<|im_start|>'+message.role+'\\n'+message.content+'<|im_end|>\\n'}}"
-                "{%- endfor %}{{- '<|im_start|>assistant\\n' }}",
-                hello) == kHelloText);
+    CHECK(apply(golden_template("chatml"), hello) == kHelloText);
+    replace_all(chat_template, "%}{", "-%}{#- why -#}\r\n \t{");
+    replace_all(chat_template, "}}{", "-}}{#- why -#}\r\n \t{");
+    CHECK(apply(chat_template, hello) == kHelloText);
   }
   SECTION("An escaped quote in the system prompt") {
-    std::string chat_template = template_with_system_prompt("\\n");
-    chat_template.replace(chat_template.find("Be brief."), 9, "It\\'s you.");
-    CHECK(apply(chat_template, hello) == std::string("<|im_start|>system\nIt's you.<|im_end|>\n") + kHelloText);
+    CHECK(apply(golden_template("chatml_system"), hello) ==
+          std::string("<|im_start|>system\nIt's \"you\" who answers.<|im_end|>\n") + kHelloText);
   }
   SECTION("Other templates are refused") {
     const auto refusal = [&](const std::string& chat_template) {
       return error_of([&] { apply(chat_template, hello); });
     };
-    const std::string not_supported = "chat.gguf: chat template: its format is not supported";
+    const std::string not_supported =
+        "chat.gguf: chat template: it is not supported; --chat-template takes one of chatml, qwen3, llama2, ";
     CHECK(contains(refusal("[INST] {{ messages[0]['content'] }} [/INST]"), not_supported));
+    CHECK(contains(refusal("{{"), not_supported));
+    CHECK(contains(refusal("{% if 'a"), not_supported));
+    CHECK(contains(refusal(std::string(kPlainTemplate) + "!"), not_supported));
+    CHECK(contains(refusal(std::string(kPlainTemplate) + " {{ '' ~ bos_token }}"), not_supported));
+    std::string larger = kPlainTemplate;  // a literal of which one byte differs
+    replace_all(larger, "assistant\\n", "Assistant\\n");
+    CHECK(contains(refusal(larger), not_supported));
+    CHECK(contains(refusal("{% raw %}" + std::string(kPlainTemplate) + "{% endraw %}"), not_supported));
     std::string trimming = kPlainTemplate;
     trimming.replace(trimming.find("message['content']"), 18, "message['content'] | trim");
     CHECK(contains(refusal(trimming), not_supported));
@@ -738,50 +763,12 @@ TEST_CASE("Chat prompts follow the file's template") {
     unanswered.resize(unanswered.find("{% if add_generation_prompt"));
     CHECK(contains(refusal(unanswered), not_supported));
     std::string computed = template_with_system_prompt("\\n");
-    computed.replace(computed.find("Be brief."), 9, "' + date + '");
-    CHECK(contains(refusal(computed), "its system prompt is not one fixed text"));
+    computed.replace(computed.find("Be brief."), 9, "\" + date + \"");
+    CHECK(contains(refusal(computed), not_supported));
   }
 }
 
 namespace {
-
-// The templates below have the shape of those in model files, without the branches for tools.
-constexpr const char* kLlama2Template =
-    "{% if messages[0]['role'] == 'system' %}{% set system_message = messages[0]['content'] %}{% endif %}"
-    "{% for message in loop_messages %}{% if loop.index0 == 0 and system_message != false %}"
-    "{% set content = '<<SYS>>\\n' + system_message + '\\n<</SYS>>\\n\\n' + message['content'] %}{% endif %}"
-    "{% if message['role'] == 'user' %}{{ bos_token + '[INST] ' + content.strip() + ' [/INST]' }}"
-    "{% elif message['role'] == 'assistant' %}{{ ' ' + content.strip() + ' ' + eos_token }}{% endif %}{% endfor %}";
-constexpr const char* kLlama3Template =
-    "{% for message in messages %}{% set content = '<|start_header_id|>' + message['role'] + "
-    "'<|end_header_id|>\n\n'+ message['content'] | trim + '<|eot_id|>' %}{% if loop.index0 == 0 %}"
-    "{% set content = bos_token + content %}{% endif %}{{ content }}{% endfor %}"
-    "{{ '<|start_header_id|>assistant<|end_header_id|>\n\n' }}";
-constexpr const char* kDatedLlama3Template =
-    "{{- bos_token }}{%- if strftime_now is defined %}{%- set date_string = strftime_now(\"%d\") %}{%- else %}"
-    "{%- set date_string = \"1 May 2024\" %}{%- endif %}{{- \"<|start_header_id|>system<|end_header_id|>\\n\\n\" }}"
-    "{{- \"Cutting Knowledge Date: June 2023\\n\" }}{{- \"Today Date: \" + date_string + \"\\n\\n\" }}"
-    "{{- system_message }}{{- \"<|eot_id|>\" }}{%- for message in messages %}{{- '<|start_header_id|>' + "
-    "message['role'] + '<|end_header_id|>\\n\\n'+ message['content'] | trim + '<|eot_id|>' }}{%- endfor %}"
-    "{{- '<|start_header_id|>assistant<|end_header_id|>\\n\\n' }}";
-constexpr const char* kGemmaTemplate =
-    "{{ bos_token }}{% for message in messages %}{% if (message['role'] == 'assistant') %}{% set role = 'model' %}"
-    "{% endif %}{{ '<start_of_turn>' + role + '\n' + message['content'] | trim + '<end_of_turn>\n' }}{% endfor %}"
-    "{{'<start_of_turn>model\n'}}";
-constexpr const char* kQwenTemplate =
-    "{%- if tools %}{{- '<|im_start|>system\\n' }}{{- messages[0]['content'] }}{%- else %}"
-    "{%- if messages[0]['role'] == 'system' %}{{- '<|im_start|>system\\n' + messages[0]['content'] + '<|im_end|>\\n' }}"
-    "{%- else %}{{- '<|im_start|>system\\nBe brief.<|im_end|>\\n' }}{%- endif %}{%- endif %}"
-    "{%- for message in messages %}{{- '<|im_start|>' + message.role + '\\n' + message.content + '<|im_end|>' + '\\n' "
-    "}}"
-    "{%- endfor %}{{- '<|im_start|>assistant\\n' }}";
-constexpr const char* kThinkingTemplate =
-    "{%- if messages[0].role == 'system' %}{{- '<|im_start|>system\\n' + messages[0].content + '<|im_end|>\\n' }}"
-    "{%- endif %}{%- for message in messages %}{%- if (message.role == \"user\") %}"
-    "{{- '<|im_start|>' + message.role + '\\n' + message.content + '<|im_end|>' + '\\n' }}{%- else %}"
-    "{%- set content = message.content.split('</think>')[-1].lstrip('\\n') %}"
-    "{{- '<|im_start|>' + message.role + '\\n' + content }}{{- '<|im_end|>\\n' }}{%- endif %}{%- endfor %}"
-    "{{- '<|im_start|>assistant\\n' }}";
 
 struct FormatCase {
   std::string name;
@@ -801,15 +788,15 @@ std::vector<FormatCase> format_cases() {
   const std::string header = "<s><|start_header_id|>system<|end_header_id|>\n\n";
   return {
       {"ChatML", kPlainTemplate, chat_ml, "<|im_end|>"},
-      {"Qwen", kQwenTemplate, chat_ml, "<|im_end|>"},
-      {"Qwen that thinks", kThinkingTemplate, chat_ml, "<|im_end|>"},
-      {"Llama 2", kLlama2Template,
+      {"ChatML with a system prompt", golden_template("chatml_system"), chat_ml, "<|im_end|>"},
+      {"Qwen that thinks", golden_template("qwen3"), chat_ml, "<|im_end|>"},
+      {"Llama 2", golden_template("llama2"),
        "<s>[INST] <<SYS>>\nBe kind.\n<</SYS>>\n\n Hello [/INST] Hi there <|end|><s>[INST] Bye [/INST]", ""},
-      {"Llama 3", kLlama3Template, header + llama3, "<|eot_id|>"},
-      {"Llama 3 with dates", kDatedLlama3Template,
-       header + "Cutting Knowledge Date: June 2023\nToday Date: 1 May 2024\n\n" + llama3, "<|eot_id|>"},
-      {"Gemma", kGemmaTemplate,
-       "<s><start_of_turn>user\nBe kind.\n\n Hello<end_of_turn>\n<start_of_turn>model\nHi there<end_of_turn>\n"
+      {"Llama 3", golden_template("llama3"), header + llama3, "<|eot_id|>"},
+      {"Llama 3 with dates", golden_template("llama3_dates"),
+       header + "Cutting Knowledge Date: December 2023\nToday Date: 26 Jul 2024\n\n" + llama3, "<|eot_id|>"},
+      {"Gemma", golden_template("gemma"),
+       "<s><start_of_turn>user\nBe kind.\n\nHello<end_of_turn>\n<start_of_turn>model\nHi there<end_of_turn>\n"
        "<start_of_turn>user\nBye<end_of_turn>\n<start_of_turn>model\n",
        "<end_of_turn>"},
       {"no template", "", "Be kind.\n HelloHi there\nBye", ""},
@@ -846,16 +833,6 @@ TEST_CASE("Each chat format that model files have prints its conversation") {
   }
 }
 
-TEST_CASE("Llama 2's format with a system prompt of its own") {
-  FormatCase format{"", kLlama2Template, "", ""};
-  const std::string none = "system_message = messages[0]['content']";
-  format.chat_template.replace(format.chat_template.find(none), none.size(), "system_message = 'Be brief.'");
-  const tests::Bytes bytes = vocabulary_of(format).build();
-  const std::vector<ChatMessage> hello = {{"user", "Hello"}};
-  CHECK(common::apply_chat_template(Gguf::parse(bytes, "chat.gguf"), hello) ==
-        "<s>[INST] <<SYS>>\nBe brief.\n<</SYS>>\n\nHello [/INST]");
-}
-
 TEST_CASE("A reply's own tokens are in the next prompt, where the model generated them") {
   for (const FormatCase& format : format_cases()) {
     CAPTURE(format.name);
@@ -882,18 +859,42 @@ TEST_CASE("A reply ends with its format's end token") {
     const tests::Bytes bytes = vocabulary_of(format).build();
     const Gguf file = Gguf::parse(bytes, "chat.gguf");
     const Tokenizer tokenizer(file);
-    std::vector<Token> expected = {0};
-    if (!format.end.empty()) {
-      expected.push_back(*tokenizer.find(format.end));
-    }
-    CHECK(common::chat_stop_tokens(file, tokenizer) == expected);
+    const std::vector<Token> stops = common::chat_stop_tokens(file, tokenizer);
+    CHECK(stops.front() == 0);
+    CHECK((format.end.empty() || std::count(stops.begin(), stops.end(), *tokenizer.find(format.end)) == 1));
   }
+  // Also where it is an ordinary token's spelling.
+  Vocabulary vocabulary;
+  vocabulary.add_token("<|im_start|>", kControl);
+  vocabulary.add_token("<|im_end|>", kUserDefined);
+  vocabulary.chat_template = kPlainTemplate;
+  const tests::Bytes bytes = vocabulary.build();
+  const Gguf file = Gguf::parse(bytes, "chat.gguf");
+  CHECK(Tokenizer(file).ends() == std::vector<Token>{0});
+  CHECK(common::chat_stop_tokens(file, Tokenizer(file)) == std::vector<Token>{0, 258});
+}
+
+TEST_CASE("A text ends with EOS and with every other end that the vocabulary has") {
+  Vocabulary vocabulary;
+  vocabulary.eos = vocabulary.add_token("<|im_end|>", kControl);
+  const Token end_of_text = vocabulary.add_token("<|endoftext|>", kControl);
+  const Token turn = vocabulary.add_token("<turn|>", kControl);
+  const Token message = vocabulary.add_token("<message|>", kControl);
+  vocabulary.add_token("<|start|>", kControl);
+  vocabulary.add_token("<EOT>", kUserDefined);  // a text may contain it
+  const auto eos = static_cast<Token>(*vocabulary.eos);
+  CHECK(vocabulary.tokenizer().ends() == std::vector<Token>{eos, end_of_text, 0});  // 0: <|end|>
+  vocabulary.eot = turn;
+  vocabulary.eom = message;
+  CHECK(vocabulary.tokenizer().ends() == std::vector<Token>{eos, turn, message, end_of_text, 0});
+  vocabulary.eot = 1 << 20;
+  CHECK(contains(vocabulary.refusal(), "tokenizer.ggml.eot_token_id is 1048576"));
 }
 
 TEST_CASE("Earlier thoughts are dropped where the template drops them") {
   const std::vector<ChatMessage> conversation = {
       {"user", "a"}, {"assistant", "<think>\nhm\n</think>\n\nb", {1, 2}}, {"user", "c"}};
-  FormatCase format{"", kThinkingTemplate, "", ""};
+  FormatCase format{"", golden_template("qwen3"), "", ""};
   const tests::Bytes bytes = vocabulary_of(format).build();
   CHECK(common::apply_chat_template(Gguf::parse(bytes, "chat.gguf"), conversation) ==
         "<|im_start|>user\na<|im_end|>\n<|im_start|>assistant\nb<|im_end|>\n<|im_start|>user\nc<|im_end|>\n"
@@ -983,12 +984,8 @@ TEST_CASE("A chat format chosen by name is that of its first model, whatever the
 TEST_CASE("Qwen 3's thoughts are switched off by an empty one, where the template says so") {
   const std::vector<ChatMessage> hello{{"user", "Hello"}};
   const std::string thought = "<think>\n\n</think>\n\n";
-  std::string switching = kThinkingTemplate;
-  switching +=
-      "{%- if enable_thinking is defined and enable_thinking is false %}{{- '<think>\\n\\n</think>\\n\\n' }}{%- endif "
-      "%}";
   for (const auto& [chat_template, can] :
-       {std::pair(switching, true), std::pair<std::string, bool>(kThinkingTemplate, false)}) {
+       {std::pair(golden_template("qwen3"), true), std::pair(golden_template("qwen3_unswitched"), false)}) {
     const tests::Bytes bytes = chat_vocabulary(chat_template).build();
     const Gguf file = Gguf::parse(bytes, "chat.gguf");
     const auto text = [&](bool thinks) {
@@ -998,6 +995,16 @@ TEST_CASE("Qwen 3's thoughts are switched off by an empty one, where the templat
     CHECK(common::chat_format(file) == (can ? "qwen3" : "chatml"));
     CHECK(text(true) == kHelloText);
     CHECK(text(false) == kHelloText + (can ? thought : ""));
+  }
+}
+
+TEST_CASE("A template of megabytes is read in the time that its length takes") {
+  for (const char* const part : {"\n", "'", "{#", "<|im_start|>", "{{ 'a' }}"}) {
+    std::string chat_template;
+    while (chat_template.size() < (std::size_t{4} << 20)) {
+      chat_template += part;
+    }
+    CHECK_FALSE(common::find_chat_template(chat_template).has_value());
   }
 }
 

@@ -20,6 +20,7 @@
 #include "common/model/gguf.h"
 #include "common/model/pieces.h"
 #include "common/model/tokenizer.h"
+#include "common/model/unicode.h"
 #include "tests/support/catch.h"
 #include "tests/support/gguf_builder.h"
 #include "tests/support/messages.h"
@@ -185,7 +186,8 @@ TEST_CASE("The bundled vocabulary's tokens equal llama.cpp's under every rule") 
   const nlohmann::json golden = nlohmann::json::parse(stream);
   std::map<std::string, Tokenizer> tokenizers;
   for (const std::string& rule : rule_names()) {
-    tokenizers.emplace(rule, byte_pairs(rule));
+    // llama.cpp does not compose Qwen's texts: it has the tokens of DeepSeek's models of the same rule.
+    tokenizers.emplace(rule, byte_pairs(rule == "qwen2" ? "deepseek-r1-qwen" : rule));
   }
   tokenizers.emplace("sentencepiece", sentence_pieces());
   std::map<std::string, int> counts;
@@ -217,8 +219,9 @@ TEST_CASE("Any text is decoded to what was encoded, under every rule") {
     CAPTURE(i, text);
     for (const auto& [rule, tokenizer] : tokenizers) {
       CAPTURE(rule);
-      REQUIRE(tokenizer.decode(tokenizer.encode(text)) == text);
-      REQUIRE(tokenizer.decode(tokenizer.encode(text, true), true) == text);
+      const std::string expected = rule == "qwen2" ? common::composed(text) : text;
+      REQUIRE(tokenizer.decode(tokenizer.encode(text)) == expected);
+      REQUIRE(tokenizer.decode(tokenizer.encode(text, true), true) == expected);
       std::string joined;
       for (const std::string_view piece : common::cut_into_pieces(text, *common::find_piece_rule(rule))) {
         REQUIRE_FALSE(piece.empty());
@@ -228,6 +231,7 @@ TEST_CASE("Any text is decoded to what was encoded, under every rule") {
     }
     // SentencePiece puts a blank in front.
     REQUIRE(pieces.decode(pieces.encode(text)) == (text.empty() ? "" : " " + text));
+    REQUIRE(pieces.decode_text(pieces.encode_prompt(text)) == text);
   }
 }
 
@@ -244,6 +248,7 @@ TEST_CASE("Text is cut by the rule that the vocabulary names") {
   expect("x\t\tyes", {"[x][\t][\t][yes]", "[x][\t][\t][yes]", "[x][\t][\tyes]", "[x][\t][\tyes]", "[x][\t][\t][yes]"});
   expect("(it)", {"[(][it][)]", "[(][it][)]", "[(it][)]", "[(it][)]", "[(][it][)]"});
   expect("IT'S", {"[IT]['][S]", "[IT]['][S]", "[IT]['S]", "[IT]['S]", "[IT]['][S]"});
+  expect("it'ſ", {"[it]['][ſ]", "[it]['][ſ]", "[it]['ſ]", "[it]['ſ]", "[it]['][ſ]"});  // a long s
   expect("it's", {"[it]['s]", "[it]['s]", "[it]['s]", "[it]['s]", "[it]['][s]"});
   expect("!\n\n x", {"[!][\n\n][ x]", "[!][\n\n][ x]", "[!\n\n][ x]", "[!\n\n][ x]", "[!][\n\n][ x]"});
   expect("a \n  b", {"[a][ \n ][ b]", "[a][ \n ][ b]", "[a][ \n][ ][ b]", "[a][ \n][ ][ b]", "[a][ \n ][ b]"});
@@ -293,6 +298,17 @@ TEST_CASE("Llama 3's vocabulary has words that its merges do not make") {
   };
   CHECK(encode("llama-bpe") == std::vector<Token>{2048});
   CHECK(encode("qwen2").size() == 4);
+}
+
+TEST_CASE("Qwen's texts are composed first, and those of other models are left as they are") {
+  for (const std::string& rule : rule_names()) {
+    const Tokenizer tokenizer = byte_pairs(rule);
+    CAPTURE(rule);
+    const auto survives = [&](const std::string& text) { return tokenizer.decode(tokenizer.encode(text)) == text; };
+    CHECK(survives("\u00e9 \uac00"));
+    CHECK(survives("e\u0301 \u1100\u1161") == (rule != "qwen2"));
+    CHECK((tokenizer.encode("e\u0301") == tokenizer.encode("\u00e9")) == (rule == "qwen2"));
+  }
 }
 
 TEST_CASE("SentencePiece merges by the highest score, and spells missing characters in bytes") {

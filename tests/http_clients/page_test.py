@@ -876,8 +876,7 @@ def check_without_controls(browser, program):
             "document.querySelector('.controls').offsetParent === null && document.getElementById('tab-sizes').hidden"))
 
 
-LLAMA2 = ("{{ '<<SYS>>\\n' + system_message }}{% for message in messages %}{{ bos_token + '[INST] ' + message['content'] + ' [/INST]' }}"
-          "{% endfor %}")
+LLAMA2 = (pathlib.Path(__file__).parents[1] / "golden/chat_templates/llama2.jinja").read_text()
 
 
 def with_template(model):

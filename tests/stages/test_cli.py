@@ -345,8 +345,18 @@ class Options(ProgramTest):
                               ("--logprobs", "21"), ("--stop", "")):
             with self.subTest(option=option, value=value):
                 self.assert_usage_error(run("generate", "--prompt", "Once", option, value), option)
+        self.assert_usage_error(run("generate", "--prompt", "Once", "--model", ""), "--model", "empty")
         message = run("generate", "--stop", "").stderr.decode()
         self.assertEqual(message.count("--stop"), 1, message)
+
+    def test_a_chat_template_is_chosen_by_name(self):
+        chat = ("generate", "--prompt", "Hello", "--chat", "--quiet", "--max-new-tokens", "4", "--chat-template")
+        told = run(*chat, "llama2")
+        self.assertEqual((told.returncode, told.stderr), (0, b""))  # the model's own none would be noted
+        self.assertNotEqual(told.stdout, run(*chat, "none").stdout)
+        self.assert_bad_input(run(*chat, "alpaca"), "alpaca", "known: chatml, qwen3")
+        self.assert_bad_input(run(*chat, "chatml"), "<|im_start|>", "--chat-template")
+        self.assert_usage_error(run("generate", "--prompt", "Hello", "--chat-template", "none"), "--chat-template", "--chat")
 
     def test_prompts_that_are_equal_get_texts_of_their_own(self):
         requests = json.loads(run("generate", "--prompt", "Once upon a time", "--prompt", "Once upon a time",
