@@ -11,7 +11,7 @@ namespace stage7 {
 CpuRunner::CpuRunner(const common::Llama& model, const KvCacheShape& shape)
     : model_(model), kv_cache_(shape), size_{shape.num_blocks, shape.block_size, shape.bytes_per_slot()} {}
 
-void CpuRunner::enqueue(const RaggedBatch& batch) {
+StepId CpuRunner::enqueue(const RaggedBatch& batch) {
   COMMON_CHECK(batch.num_sequences() == 1, "a step is of one sequence");
   const common::Matrix hidden =
       model_.forward(batch.tokens, batch.positions,
@@ -29,6 +29,13 @@ void CpuRunner::enqueue(const RaggedBatch& batch) {
     result.logits = logits;
   }
   result_ = std::move(result);
+  last_.value += 1;
+  return last_;
+}
+
+StepResult CpuRunner::wait(StepId step) {
+  COMMON_CHECK(step.value == last_.value, "the result of the last step is kept");
+  return result_;
 }
 
 }  // namespace

@@ -16,8 +16,8 @@ class CpuRunner : public Runner {
 
   const CacheSize& cache() const override { return size_; }
   void copy_blocks(std::span<const BlockCopy> copies) override { kv_cache_.copy_blocks(copies); }
-  void enqueue(const RaggedBatch& batch) override;
-  StepResult wait() override { return result_; }
+  StepId enqueue(const RaggedBatch& batch) override;
+  StepResult wait(StepId step) override;
 
   // For tests.
   KvCache& kv_cache() { return kv_cache_; }
@@ -26,7 +26,8 @@ class CpuRunner : public Runner {
   const common::Llama& model_;
   KvCache kv_cache_;
   CacheSize size_;
-  StepResult result_;  // of the last batch
+  StepResult result_;  // of the last step
+  StepId last_;
 };
 
 }  // namespace

@@ -116,17 +116,20 @@ std::optional<StepResult> Engine::compute(SequenceId sequence, std::span<const c
                                           bool draws_tokens) {
   COMMON_CHECK(!tokens.empty(), "nothing to append");
   const double start = common::now_seconds();
-  const std::size_t num_tokens = tokens.size();
-  if (!manager_.reserve(sequence, static_cast<int>(num_tokens))) {
+  if (!manager_.reserve(sequence, static_cast<int>(tokens.size()))) {
     return std::nullopt;
   }
-  while (!tokens.empty()) {
-    const std::size_t chunk = std::min(tokens.size(), static_cast<std::size_t>(options_.chunk_size));
-    forward(sequence, tokens.first(chunk), chunk == tokens.size(), draws_tokens);
-    tokens = tokens.subspan(chunk);
+  StepId last;
+  for (std::span<const common::Token> rest = tokens; !rest.empty();) {
+    const std::size_t chunk = std::min(rest.size(), static_cast<std::size_t>(options_.chunk_size));
+    last = forward(sequence, rest.first(chunk), chunk == rest.size(), draws_tokens);
+    rest = rest.subspan(chunk);
   }
-  StepResult result = runner_->wait();
-  timing_.add(num_tokens, common::now_seconds() - start);
+  StepResult result = runner_->wait(last);
+  if (options_.prefix_cache) {
+    manager_.publish(sequence, tokens);
+  }
+  timing_.add(tokens.size(), common::now_seconds() - start);
   return result;
 }
 
@@ -209,23 +212,20 @@ void Engine::end_round(std::vector<Generation>& batch) {
   });
 }
 
-void Engine::forward(SequenceId sequence, std::span<const common::Token> tokens, bool is_last, bool draws_tokens) {
+StepId Engine::forward(SequenceId sequence, std::span<const common::Token> chunk, bool is_last, bool draws_tokens) {
   RaggedBatch batch;
-  batch.add(manager_, sequence, tokens, is_last);
+  batch.add(manager_, sequence, chunk, is_last);
   batch.draws_tokens = draws_tokens;
   const std::span<const BlockCopy> copies = manager_.pending_copies();
   runner_->copy_blocks(copies);
   blocks_copied_ += static_cast<std::int64_t>(copies.size());
   manager_.clear_pending_copies();
 
-  runner_->enqueue(batch);
+  const StepId step = runner_->enqueue(batch);
+  manager_.commit(sequence, batch.num_tokens());
   forward_passes_ += 1;
   kv_bytes_read_ += cache().bytes_per_slot * batch.context_lengths.front();
-  if (options_.prefix_cache) {
-    manager_.commit(sequence, tokens);
-  } else {
-    manager_.commit(sequence, batch.num_tokens());
-  }
+  return step;
 }
 
 }  // namespace

@@ -68,7 +68,8 @@ class Engine {
   // What append() and next() share; draws_tokens says whether the result is a token or the logits. Returns nothing if
   // there are too few slots.
   std::optional<StepResult> compute(SequenceId sequence, std::span<const common::Token> tokens, bool draws_tokens);
-  void forward(SequenceId sequence, std::span<const common::Token> tokens, bool is_last, bool draws_tokens);
+  // Enqueues a chunk, whose slots are reserved. From then on it counts towards the sequence's length.
+  StepId forward(SequenceId sequence, std::span<const common::Token> chunk, bool is_last, bool draws_tokens);
 
   const common::Llama& model_;
   EngineOptions options_;

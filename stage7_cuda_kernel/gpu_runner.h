@@ -31,8 +31,8 @@ class GpuRunner : public Runner {
 
   const CacheSize& cache() const override;
   void copy_blocks(std::span<const BlockCopy> copies) override;
-  void enqueue(const RaggedBatch& batch) override;
-  StepResult wait() override;
+  StepId enqueue(const RaggedBatch& batch) override;
+  StepResult wait(StepId step) override;
   std::optional<ReadLimit> read_limit() override;
 
   // For tests: K or V of all heads in these slots, read back: [slots.size(), num_kv_heads * head_dim].

@@ -33,6 +33,7 @@ bool KvCacheManager::allocate(SequenceId sequence, int num_tokens) {
   }
   Sequence owner;
   owner.block_table.reserve(static_cast<std::size_t>(num_blocks));
+  owner.tail.reserve(static_cast<std::size_t>(block_size_));
   sequences_[sequence] = std::move(owner);
   return reserve(sequence, num_tokens);  // succeeds: the blocks are free, and the table has its memory
 }
@@ -49,8 +50,10 @@ bool KvCacheManager::allocate(SequenceId sequence, std::span<const common::Token
     return false;
   }
   // Everything that may throw comes first: if memory runs out, nothing has changed.
-  Sequence owner = {hits, static_cast<int>(hits.size()) * block_size_, {}, salt};
+  const int num_found = static_cast<int>(hits.size()) * block_size_;
+  Sequence owner = {hits, num_found, num_found, {}, salt};
   owner.block_table.reserve(hits.size() + static_cast<std::size_t>(num_blocks));
+  owner.tail.reserve(static_cast<std::size_t>(block_size_));
   sequences_[sequence] = std::move(owner);
   for (const int block : hits) {
     if (reference_counts_[static_cast<std::size_t>(block)]++ == 0) {
@@ -104,6 +107,7 @@ void KvCacheManager::fork(SequenceId parent, SequenceId child) {
   Sequence copy = find(parent);
   // Blocks that the parent has reserved ahead hold no tokens to share.
   copy.block_table.resize(static_cast<std::size_t>(blocks_needed(copy.length, block_size_)));
+  copy.tail.reserve(static_cast<std::size_t>(block_size_));
   sequences_[child] = std::move(copy);
   for (const int block : sequences_[child].block_table) {
     reference_counts_[static_cast<std::size_t>(block)] += 1;
@@ -127,28 +131,27 @@ void KvCacheManager::commit(SequenceId sequence, int num_tokens) {
   const auto tail = static_cast<std::size_t>(owner.length / block_size_);
   COMMON_CHECK(num_tokens == 0 || reference_count(owner.block_table[tail]) == 1, "committed into a shared block");
   owner.length += num_tokens;
-  owner.tail.clear();  // the tokens are not known
+}
+
+void KvCacheManager::publish(SequenceId sequence, std::span<const common::Token> tokens) {
+  Sequence& owner = find(sequence);
+  if (owner.num_known != owner.length - static_cast<int>(tokens.size())) {
+    return;  // some tokens before them are not known
+  }
+  for (const common::Token token : tokens) {
+    const auto index = static_cast<std::size_t>(owner.num_known++ / block_size_);
+    owner.tail.push_back(token);
+    if (static_cast<int>(owner.tail.size()) == block_size_) {
+      prefix_cache_.publish(owner.block_table[index], index == 0 ? -1 : owner.block_table[index - 1], owner.tail,
+                            owner.salt);
+      owner.tail.clear();
+    }
+  }
 }
 
 void KvCacheManager::commit(SequenceId sequence, std::span<const common::Token> tokens) {
-  Sequence& owner = find(sequence);
-  // Everything that may throw comes first: if memory runs out, nothing has changed.
-  std::vector<common::Token> known = owner.tail;
-  const bool all_known = static_cast<int>(known.size()) == owner.length % block_size_;
-  known.insert(known.end(), tokens.begin(), tokens.end());
-  const auto size = static_cast<std::size_t>(block_size_);
-  owner.tail.reserve(size);
-  auto index = static_cast<std::size_t>(owner.length / block_size_);
   commit(sequence, static_cast<int>(tokens.size()));
-  if (!all_known) {
-    return;
-  }
-  std::span<const common::Token> rest(known);
-  for (; rest.size() >= size; rest = rest.subspan(size), ++index) {
-    const int parent = index == 0 ? -1 : owner.block_table[index - 1];
-    prefix_cache_.publish(owner.block_table[index], parent, rest.first(size), owner.salt);
-  }
-  owner.tail.assign(rest.begin(), rest.end());
+  publish(sequence, tokens);
 }
 
 void KvCacheManager::free(SequenceId sequence) {
@@ -199,7 +202,7 @@ void KvCacheManager::reset_prefix_cache() {
   const std::vector<int> blocks = prefix_cache_.reset();
   free_blocks_.insert(free_blocks_.end(), blocks.begin(), blocks.end());
   for (auto& [id, sequence] : sequences_) {
-    sequence.tail.clear();  // else the block would be published when it is full
+    sequence.num_known = -1;  // else a block would be published when it is full
   }
 }
 

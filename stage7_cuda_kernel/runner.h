@@ -28,6 +28,11 @@ struct StepResult {
   common::Matrix logits;  // [num_rows, vocab_size]
 };
 
+// A step that has been enqueued. No two steps of a runner have the same.
+struct StepId {
+  std::uint64_t value = 0;
+};
+
 // The limit of decoding's speed: each step reads all weights, and K and V.
 struct ReadLimit {
   std::int64_t weight_bytes_per_token = 0;
@@ -44,11 +49,12 @@ class Runner {
   virtual void copy_blocks(std::span<const BlockCopy> copies) = 0;
 
   // Computes the tokens and stores their K and V in their slots. A CPU has finished when this returns, a GPU has begun.
-  // If it throws, no part of the step is still running.
-  virtual void enqueue(const RaggedBatch& batch) = 0;
+  // If it throws, there is no such step, and no part of it is still running.
+  virtual StepId enqueue(const RaggedBatch& batch) = 0;
 
-  // Waits until the last batch is computed, and returns its result.
-  virtual StepResult wait() = 0;
+  // Waits until the step is computed, and returns its result. Throws if the step has failed, and if its result is no
+  // longer kept: the last step's is.
+  virtual StepResult wait(StepId step) = 0;
 
   // Measures the limit. Returns nothing on a CPU, where it is the host's.
   virtual std::optional<ReadLimit> read_limit() { return std::nullopt; }

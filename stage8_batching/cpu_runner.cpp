@@ -12,9 +12,9 @@ CpuRunner::CpuRunner(const common::Llama& model, const KvCacheShape& shape, cons
       kv_cache_(shape),
       size_{shape.num_blocks, shape.block_size, shape.bytes_per_slot(), shape.num_host_blocks, reason} {}
 
-void CpuRunner::enqueue(const RaggedBatch& batch) {
+StepId CpuRunner::enqueue(const RaggedBatch& batch) {
   RaggedBatch known = batch;
-  known.resolve_pending(results_[last_].tokens);
+  known.resolve_pending(results_[last_.value % 2].tokens);
   const common::Matrix hidden =
       model_.forward(known.tokens, batch.positions,
                      [&](int layer, const common::Matrix& q, const common::Matrix& k, const common::Matrix& v) {
@@ -34,13 +34,15 @@ void CpuRunner::enqueue(const RaggedBatch& batch) {
   } else {
     result.logits = logits;
   }
-  last_ = 1 - last_;
-  results_[last_] = std::move(result);
+  last_.value += 1;
+  results_[last_.value % 2] = std::move(result);
+  return last_;
 }
 
-StepResult CpuRunner::wait(int step_age) {
-  COMMON_CHECK(step_age == 0 || step_age == 1, "what the last two steps have drawn is kept");
-  return results_[(last_ + static_cast<std::size_t>(step_age)) % 2];
+StepResult CpuRunner::wait(StepId step) {
+  COMMON_CHECK(step.value == last_.value || step.value + 1 == last_.value,
+               "the results of the last two steps are kept");
+  return results_[step.value % 2];
 }
 
 }  // namespace

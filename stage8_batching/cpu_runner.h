@@ -21,8 +21,8 @@ class CpuRunner : public Runner {
 
   const CacheSize& cache() const override { return size_; }
   void copy_blocks(std::span<const BlockCopy> copies) override { kv_cache_.copy_blocks(copies); }
-  void enqueue(const RaggedBatch& batch) override;
-  StepResult wait(int step_age) override;
+  StepId enqueue(const RaggedBatch& batch) override;
+  StepResult wait(StepId step) override;
   bool is_asynchronous() const override { return false; }
 
   // For tests. on_layer: called before the attention of each layer; if it throws, the step has failed.
@@ -34,7 +34,7 @@ class CpuRunner : public Runner {
   KvCache kv_cache_;
   CacheSize size_;
   std::array<StepResult, 2> results_;  // one for steps with even numbers, one for odd numbers
-  std::size_t last_ = 0;               // the index of the last step's result
+  StepId last_;
   std::function<void(int layer)> on_layer_;
 };
 

@@ -36,7 +36,7 @@ SequenceGroup::~SequenceGroup() {
 std::vector<SequenceId> SequenceGroup::sequences() const {
   std::vector<SequenceId> result;
   for (const Branch& branch : live_) {
-    if (has_blocks(branch)) {
+    if (has_blocks(branch.sequence)) {
       result.push_back(branch.sequence);
     }
   }
@@ -75,8 +75,10 @@ bool SequenceGroup::allocate(const Admission& admission) {
 }
 
 void SequenceGroup::free_blocks() {
-  for (const SequenceId sequence : sequences()) {
-    manager_.free(sequence);
+  for (const Branch& branch : live_) {
+    if (has_blocks(branch.sequence)) {
+      manager_.free(branch.sequence);
+    }
   }
 }
 
@@ -95,24 +97,26 @@ std::vector<common::Token> SequenceGroup::tokens(SequenceId sequence, int first,
   return result;
 }
 
-void SequenceGroup::on_computed() {
+void SequenceGroup::fork_branches() {
   const SequenceId first = live_.front().sequence;
   if (manager_.contains(live_.back().sequence) || manager_.length(first) < common_prefix_length()) {
     return;
   }
   for (std::size_t i = 1; i < live_.size(); ++i) {
-    manager_.fork(first, live_[i].sequence);
+    if (!manager_.contains(live_[i].sequence)) {
+      manager_.fork(first, live_[i].sequence);
+    }
   }
 }
 
-void SequenceGroup::end(common::FinishReason reason, const std::string& error, double now) {
+void SequenceGroup::end(common::FinishReason reason, std::string error, double now) {
   for (const Branch& branch : live_) {
     free(branch);
   }
   live_.clear();
   output_.state = RequestState::kFinished;
   output_.finish_reason = reason;
-  output_.error = error;
+  output_.error = std::move(error);
   output_.end = now;
 }
 
@@ -126,7 +130,7 @@ Branch SequenceGroup::fork(std::size_t parent) {
 }
 
 void SequenceGroup::free(const Branch& branch) {
-  if (has_blocks(branch)) {  // not if the group was preempted while the step with its last token was in flight
+  if (has_blocks(branch.sequence)) {  // not if the group was preempted while the step with its last token was in flight
     manager_.free(branch.sequence);
   }
   ids_.give_back(branch.sequence);
@@ -151,8 +155,8 @@ int SequenceGroup::text_length(const Branch& branch) const {
   return static_cast<int>(request_.prompt.size() + branch.tokens.size()) + (pending_row_.has_value() ? 1 : 0);
 }
 
-bool SequenceGroup::has_blocks(const Branch& branch) const {
-  return manager_.contains(branch.sequence) || manager_.is_swapped(branch.sequence);
+bool SequenceGroup::has_blocks(SequenceId sequence) const {
+  return manager_.contains(sequence) || manager_.is_swapped(sequence);
 }
 
 ParallelSampling::ParallelSampling(KvCacheManager& manager, SequenceIds& ids, int id, const common::Request& request,

@@ -124,6 +124,8 @@ class SequenceGroup {
 
   // The live branches' sequences that are in the cache or swapped out.
   std::vector<SequenceId> sequences() const;
+  // Whether it is one of these.
+  bool has_blocks(SequenceId sequence) const;
   // What a group with blocks computes next. Empty only while the last token is being computed. A single sequence: all
   // that the cache lacks, with logits. Several sequences:
   //   1. until they have been forked: what the first lacks of the common prefix. No logits.
@@ -138,13 +140,13 @@ class SequenceGroup {
 
   // The tokens at the sequence's positions first … first + count - 1.
   std::vector<common::Token> tokens(SequenceId sequence, int first, int count) const;
-  // The server calls it after each step that has computed some of the tokens, once they are committed. Forks the other
-  // branches when the common prefix is complete and they have no sequences yet.
-  void on_computed();
+  // Forks the other branches when the common prefix is complete and they have no sequences yet. The scheduler calls it
+  // before it asks what to compute. If memory runs out, the next call forks the rest.
+  void fork_branches();
   // Extends the live branches and passes their tokens to the sink. result: a row for each live branch, in order.
   virtual void extend(GroupResult result, double now) = 0;
   // Ends all live branches. The group has finished.
-  void end(common::FinishReason reason, const std::string& error, double now);
+  void end(common::FinishReason reason, std::string error, double now);
 
   // To be called once for each step that computes tokens of the group. is_last: they are all that the cache lacks.
   // Returns whether they are a chunk: a part of that, or what earlier chunks have left.
@@ -181,7 +183,6 @@ class SequenceGroup {
   int common_prefix_length() const;
   // tokens_to_compute() of several sequences that have been forked.
   ScheduledTokens tokens_of_branches() const;
-  bool has_blocks(const Branch& branch) const;
 
   int id_;
   bool lacks_tokens_ = false;  // the last step has computed only a part of what the cache lacked

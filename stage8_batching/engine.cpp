@@ -46,16 +46,17 @@ std::optional<StepResult> Engine::compute(SequenceId sequence, std::span<const c
   if (!manager_.reserve(sequence, static_cast<int>(tokens.size()))) {
     return std::nullopt;
   }
+  std::optional<StepResult> result;
   while (!tokens.empty()) {
     const std::size_t chunk = std::min(tokens.size(), static_cast<std::size_t>(options_.chunk_size));
     RaggedBatch batch;
     batch.add(manager_, sequence, tokens.first(chunk), chunk == tokens.size());
     batch.draws_tokens = draws_tokens;
-    forward(batch);
+    result = runner_->wait(forward(batch));
     commit(batch);
     tokens = tokens.subspan(chunk);
   }
-  return runner_->wait(0);
+  return result;
 }
 
 int Engine::context_length() const {
@@ -98,7 +99,7 @@ std::string Engine::rejection(const common::Request& request) const {
   return "";
 }
 
-void Engine::forward(const RaggedBatch& batch) {
+StepId Engine::forward(const RaggedBatch& batch) {
   while (!manager_.pending_copies().empty()) {
     const std::span<const BlockCopy> copies = independent_copies(manager_.pending_copies());
     runner_->copy_blocks(copies);
@@ -106,25 +107,20 @@ void Engine::forward(const RaggedBatch& batch) {
     manager_.clear_pending_copies(copies.size());  // later copies may overwrite what these have read
   }
 
-  runner_->enqueue(batch);
+  const StepId step = runner_->enqueue(batch);
   forward_passes_ += 1;
   for (const int length : batch.context_lengths) {
     kv_bytes_read_ += cache().bytes_per_slot * length;
   }
+  return step;
 }
 
 void Engine::commit(const RaggedBatch& batch) {
   for (std::size_t i = 0; i < batch.num_sequences(); ++i) {
-    const SequenceId sequence = batch.sequences[i];
-    if (!manager_.contains(sequence)) {
-      continue;
-    }
-    COMMON_CHECK(manager_.length(sequence) == batch.positions[static_cast<std::size_t>(batch.query_starts[i])],
-                 "another sequence has got this id");
     if (options_.prefix_cache) {
-      manager_.commit(sequence, batch.tokens_of(i));
+      manager_.commit(batch.sequences[i], batch.tokens_of(i));
     } else {
-      manager_.commit(sequence, batch.num_queries(i));
+      manager_.commit(batch.sequences[i], batch.num_queries(i));
     }
   }
 }

@@ -38,9 +38,9 @@ class Engine {
 
   // Carries out the planned copies, then computes the tokens of the batch in one pass. Their slots must be reserved. A
   // GPU may still compute when this returns.
-  void forward(const RaggedBatch& batch);
-  // Commits the tokens of a batch that was computed or enqueued: they count towards their sequences' lengths,
-  // and full blocks are published. Skips sequences that have ended since.
+  StepId forward(const RaggedBatch& batch);
+  // Commits the tokens of a batch that was computed: they count towards their sequences' lengths, and full blocks are
+  // published.
   void commit(const RaggedBatch& batch);
 
   // Why the model can't serve the request; empty if it can.

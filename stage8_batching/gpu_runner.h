@@ -15,12 +15,14 @@
 #include "runner.h"
 
 namespace common {
+class CudaLlama;
 class PagedKernels;  // common/paged/paged_kernels.h
 class Stream;
 }  // namespace common
 
 namespace stage8 {
 
+class StepBuffers;  // kernels/step_buffers.h
 class StepSampler;  // kernels/step_sampler.h
 
 using MakeSampler = std::function<std::unique_ptr<StepSampler>(int vocab_size, int max_rows)>;
@@ -34,10 +36,10 @@ class GpuRunner : public Runner {
   // Allocates the device's memory for weights and K/V. chunk_size: the largest number of tokens in one forward pass.
   // Throws InputError if the memory is too small, or the host's memory for swapped blocks. max_sequences: the largest
   // number of sequences in one pass. share: the rule for the number of blocks, in place of the shape's number. peers:
-  // the other GPUs, if this runner has one shard of the model; shape, cache(), keys(), values() and logits() then have
-  // this shard's heads only. The kernels must outlive the runner. make_sampler: what draws tokens,
-  // made before the cache takes its share; without it, the host draws. max_rows: of logits in one pass, if a sequence
-  // may have several; else there are max_sequences at most.
+  // the other GPUs, if this runner has one shard of the model (production/shard_runner.h); shape, cache(), keys(),
+  // values() and logits then have this shard's part only. The kernels must outlive the runner. make_sampler: what draws
+  // tokens, made before the cache takes its share; without it, the host draws. max_rows: of logits in one pass, if a
+  // sequence may have several; else there are max_sequences at most.
   GpuRunner(const common::Llama& model, const KvCacheShape& shape, const GpuOptions& options, int chunk_size,
             int max_sequences, const common::PagedKernels& kernels, const std::optional<MemoryShare>& share = {},
             common::Communicator* peers = nullptr, const MakeSampler& make_sampler = {}, int max_rows = 0);
@@ -45,25 +47,14 @@ class GpuRunner : public Runner {
 
   const CacheSize& cache() const override;
   void copy_blocks(std::span<const BlockCopy> copies) override;
-  void enqueue(const RaggedBatch& batch) override;
-  StepResult wait(int step_age) override;
+  StepId enqueue(const RaggedBatch& batch) override;
+  StepResult wait(StepId step) override;
   bool is_asynchronous() const override { return true; }
   void warm_up(int max_tokens, int max_sequences) override;
   std::optional<ReadLimit> read_limit() override;
 
-  // The parts of wait(): whether that step's batch asked for tokens; all logits of the last step; the tokens of one of
-  // the last two steps.
-  bool draws_tokens(int step_age) const;
+  // For tests: the logits of the last step, even if it has drawn tokens from them.
   common::Matrix logits();
-  std::vector<common::Token> drawn_tokens(int step_age);
-
-  // After a peer has failed, to be called in this order. drop_step waits for the step before the failed one, which
-  // every peer has enqueued completely, and drops the failed step; has_step: this peer has enqueued it.
-  void drop_step(bool has_step);
-  bool is_idle() const;       // whether no enqueued work waits for another GPU
-  virtual void disconnect();  // ends work that waits for another GPU
-  void connect();             // after disconnect() of all peers, and before the next step of any peer
-
   // For tests: K or V of all heads in these slots, read back: [slots.size(), num_kv_heads * head_dim].
   common::Matrix keys(int layer, std::span<const int> slots);
   common::Matrix values(int layer, std::span<const int> slots);
@@ -81,10 +72,16 @@ class GpuRunner : public Runner {
   virtual int padded_sequences(const RaggedBatch& step) const;
   // Launches the kernels of a step whose inputs are enqueued: one pass over all tokens, and each row's largest logit.
   virtual void launch(const StepCounts& counts);
+  // Ends what has been enqueued of a step that can't be enqueued completely: it still reads the step's inputs.
+  virtual void abandon(const StepBuffers& step) noexcept;
   const common::Stream& stream() const;
   int max_sequences() const;  // in a step, inactive ones included
-  // Waits for all enqueued work, or ends it if it waits for a GPU that has failed. May be called twice.
-  void finish() noexcept;
+  common::CudaLlama& model();
+  StepId last() const;  // the last step that was enqueued
+  // Of one of the last two steps, or of the next one, which has those of the step before the last.
+  const StepBuffers& buffers(StepId step) const;
+  // Passes over steps that this runner will not compute, so that later ones have the same ids on all GPUs.
+  void skip_to(StepId last);
 
  private:
   struct Impl;

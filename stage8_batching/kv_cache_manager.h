@@ -63,6 +63,9 @@ class KvCacheManager {
   // if that is impossible.
   bool reserve(SequenceId sequence, int num_tokens);
 
+  // Frees what is reserved beyond the length, in whole blocks.
+  void release_reserved(SequenceId sequence);
+
   // The largest num_tokens with which reserve() would succeed.
   int max_reservable(SequenceId sequence) const;
 
@@ -85,11 +88,16 @@ class KvCacheManager {
   // The slot mapping of positions first … first + count - 1, which must be reserved: [count].
   std::vector<int> slots(SequenceId sequence, int first, int count) const;
 
-  // Counts num_tokens more tokens towards the length: their K and V have been written, in all layers. Their slots must
-  // be reserved.
+  // Counts num_tokens more tokens towards the length: the step that writes their K and V is enqueued. Their slots must
+  // be reserved. Allocates no memory.
   void commit(SequenceId sequence, int num_tokens);
 
-  // The same for known tokens: blocks that are full now are published, and can be shared from now on.
+  // The last tokens of the length are these, and their K and V have been written, in all layers: blocks that are full
+  // now are published, and can be shared from now on: if the sequence is swapped out, when it is back. If memory runs
+  // out, some stay unpublished, and it does not throw.
+  void publish(SequenceId sequence, std::span<const common::Token> tokens);
+
+  // Both, for tokens whose K and V have been written already.
   void commit(SequenceId sequence, std::span<const common::Token> tokens);
 
   // Ends the sequence and frees the blocks that no other sequence owns. Published ones stay in the prefix cache, where
@@ -134,7 +142,8 @@ class KvCacheManager {
   struct Sequence {
     std::vector<int> block_table;
     int length = 0;
-    std::vector<common::Token> tail;  // the tokens in the last block while it is partly filled
+    int num_known = 0;                // how many of its first tokens have been told, and their K and V written
+    std::vector<common::Token> tail;  // those of them that are in a block which they do not fill
     std::uint64_t salt = 0;
   };
 

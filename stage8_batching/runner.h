@@ -22,6 +22,11 @@ struct StepResult {
   common::Matrix logits;  // [num_rows, vocab_size]
 };
 
+// A step that has been enqueued. No two steps of a runner have the same.
+struct StepId {
+  std::uint64_t value = 0;
+};
+
 // The limit of decoding's speed: each step reads all weights, and K and V.
 struct ReadLimit {
   std::int64_t weight_bytes_per_token = 0;
@@ -38,12 +43,13 @@ class Runner {
   virtual void copy_blocks(std::span<const BlockCopy> copies) = 0;
 
   // Computes the tokens and stores their K and V in their slots. A CPU has finished when this returns, a GPU has begun.
-  // If it throws, no part of the step is still running, and the previous step counts as the last one.
-  virtual void enqueue(const RaggedBatch& batch) = 0;
+  // If it throws, there is no such step, and no part of it is still running.
+  virtual StepId enqueue(const RaggedBatch& batch) = 0;
 
-  // Waits until a batch is computed, and returns its result. step_age 0: the last batch; 1: the one before it, even if
-  // the last one is still running. Logits are kept for the last batch only.
-  virtual StepResult wait(int step_age) = 0;
+  // Waits until the step is computed, and returns its result, even if the step after it is still running. Throws if the
+  // step has failed or was dropped, and if its result is no longer kept: tokens of the last two steps and logits of the
+  // last one are.
+  virtual StepResult wait(StepId step) = 0;
 
   // Whether enqueue() returns before the step is computed, so that the host can prepare the next one meanwhile.
   virtual bool is_asynchronous() const = 0;

@@ -1,6 +1,7 @@
 #include "scheduler.h"
 
 #include <algorithm>
+#include <new>
 #include <utility>
 
 #include "common/base/check.h"
@@ -11,6 +12,7 @@ Scheduler::Scheduler(KvCacheManager& manager, const SchedulerOptions& options, b
     : manager_(manager), options_(options), use_prefix_cache_(use_prefix_cache) {
   COMMON_CHECK(options.token_budget > 0 && options.max_sequences > 0,
                "a step has room for at least one token and one sequence");
+  running_.reserve(static_cast<std::size_t>(options.max_sequences));  // so that an admission can't fail half-way
 }
 
 void Scheduler::add(std::shared_ptr<SequenceGroup> group) {
@@ -43,7 +45,18 @@ ScheduledStep Scheduler::schedule() {
   return step;
 }
 
+void Scheduler::roll_back() {
+  for (const std::shared_ptr<SequenceGroup>& group : running_) {
+    for (const Branch& branch : group->live()) {
+      if (manager_.contains(branch.sequence)) {
+        manager_.release_reserved(branch.sequence);
+      }
+    }
+  }
+}
+
 bool Scheduler::schedule_group(std::size_t index, ScheduledStep& step) {
+  running_[index]->fork_branches();
   ScheduledTokens tokens = running_[index]->tokens_to_compute();
   if (tokens.sequences.empty()) {
     return true;
@@ -131,24 +144,31 @@ bool Scheduler::preempt_latest(std::size_t index, ScheduledStep& step) {
     return false;
   }
   SequenceGroup& latest = *running_.back();
+  // What may throw comes first: until here, the group has lost nothing.
+  step.preempted.push_back({&latest, false});
+  waiting_.push_front(running_.back());
   const bool swapped = swap_out(latest);
   if (!swapped) {
     latest.free_blocks();
   }
-  waiting_.push_front(std::move(running_.back()));
   running_.pop_back();
   latest.output().state = swapped ? RequestState::kSwapped : RequestState::kWaiting;
+  latest.output().preemptions += 1;
   num_sequences_ -= latest.max_sequences();
-  step.preempted.push_back({&latest, swapped});
+  step.preempted.back().swapped = swapped;
   return true;
 }
 
 bool Scheduler::swap_out(const SequenceGroup& group) {
-  if (options_.preemption != Preemption::kRecompute) {
+  if (options_.preemption == Preemption::kRecompute) {
+    return false;
+  }
+  try {
     const std::vector<SequenceId> sequences = group.sequences();
     return (options_.preemption == Preemption::kSwap || is_swap_cheaper(sequences)) && manager_.swap_out(sequences);
+  } catch (const std::bad_alloc&) {
+    return false;
   }
-  return false;
 }
 
 bool Scheduler::is_swap_cheaper(std::span<const SequenceId> sequences) const {

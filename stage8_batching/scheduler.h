@@ -74,9 +74,12 @@ class Scheduler {
   // Removes the group, running or waiting, and frees its blocks.
   void remove(SequenceGroup& group);
 
-  // Decides on the next step, and reserves its slots. Before the next call, the whole step must have been committed
-  // (Engine::commit): computed or, if steps run ahead, at least enqueued.
+  // Decides on the next step, and reserves its slots. Before the next call, the whole step must have been confirmed
+  // (Step::confirm): computed or, if steps run ahead, at least enqueued.
   virtual ScheduledStep schedule();
+  // Undoes the reservations of a step that never was. Requests that it admitted run, and those that it preempted wait:
+  // both can be computed in the next step.
+  void roll_back();
 
   // Max sequences of a group that can still run alone, within the limits of a step.
   int max_group_size() const { return std::min(options_.token_budget, options_.max_sequences); }
@@ -113,7 +116,7 @@ class Scheduler {
   // queue. Returns false if that is running_[index] itself. In either case blocks are missing: is_memory_short.
   bool preempt_latest(std::size_t index, ScheduledStep& step);
   // Moves the group's blocks to the host if the options say so. Returns false and changes nothing if they do not, or if
-  // the host has no room.
+  // the host has no room, or no memory to plan it.
   bool swap_out(const SequenceGroup& group);
   bool is_swap_cheaper(std::span<const SequenceId> sequences) const;
 

@@ -13,20 +13,11 @@
 #include "common/base/text.h"
 
 namespace stage8 {
-namespace {
-
-common::SlotUsage slot_usage(const KvCacheManager& manager) {
-  const Usage usage = manager.usage();
-  return {usage.total, usage.reserved, usage.used, usage.cached};
-}
-
-}  // namespace
-
 Server::Server(Engine& engine, const SchedulerOptions& options, Clock& clock)
     : Server(engine, clock, std::make_unique<Scheduler>(engine.manager(), options, engine.options().prefix_cache)) {}
 
 Server::Server(Engine& engine, Clock& clock, std::unique_ptr<Scheduler> scheduler)
-    : engine_(engine), clock_(clock), scheduler_(std::move(scheduler)) {
+    : engine_(engine), clock_(clock), scheduler_(std::move(scheduler)), reporter_(*scheduler_) {
   const SchedulerOptions& options = scheduler_->options();
   COMMON_CHECK(options.token_budget <= engine.options().chunk_size, "a step has more tokens than a forward pass");
   COMMON_CHECK(options.max_sequences <= engine.options().max_sequences,
@@ -46,13 +37,20 @@ int Server::submit(const GenerationRequest& request, TokenSink sink, std::option
                                                request.num_samples, std::move(sink));
   }
   group->output().arrival = arrival.value_or(clock_.now());
+  expect_end();
   requests_.push_back(group);
-  scheduler_->add(std::move(group));
+  try {
+    scheduler_->add(std::move(group));
+  } catch (...) {
+    requests_.pop_back();
+    throw;
+  }
   return id;
 }
 
 int Server::reject(const std::string& reason, double arrival) {
   const int id = num_requests();
+  expect_end();
   // A request without a prompt, which ends before it enters the queue.
   requests_.push_back(
       std::make_shared<ParallelSampling>(engine_.manager(), engine_.sequence_ids(), id, common::Request{}, 1));
@@ -75,20 +73,26 @@ bool Server::step() {
   if (is_idle()) {
     return false;
   }
-  const double begin = begin_report();
-  const ScheduledStep scheduled = scheduler_->schedule();
-  report_schedule(scheduled, begin);
-  if (scheduled.groups.empty()) {
-    COMMON_CHECK(
-        in_flight_.has_value(),
-        "schedule() computes nothing although requests wait: sequences that are not the server's hold the cache "
-        "(manager().sequences()), or the scheduler refuses what fits (budget, max_sequences, headroom) or does "
-        "not free the blocks of what it preempts");
-    collect(0);
-  } else {
-    compute(scheduled.groups);
+  reporter_.begin(clock_.now());
+  try {
+    const ScheduledStep scheduled = scheduler_->schedule();
+    note_admissions(scheduled);
+    report_schedule(scheduled);
+    if (scheduled.groups.empty()) {
+      COMMON_CHECK(
+          in_flight_.has_value(),
+          "schedule() computes nothing although requests wait: sequences that are not the server's hold the cache "
+          "(manager().sequences()), or the scheduler refuses what fits (budget, max_sequences, headroom) or does "
+          "not free the blocks of what it preempts");
+      collect();
+    } else {
+      compute(scheduled.groups);
+    }
+  } catch (...) {
+    scheduler_->roll_back();
+    throw;
   }
-  end_report(begin);
+  reporter_.end(clock_.now());
   return true;
 }
 
@@ -119,7 +123,7 @@ std::vector<common::Completion> Server::run(std::span<const common::Request> req
 }
 
 std::vector<common::Counter> Server::counters() const {
-  std::vector<common::Counter> counters = counters_of(totals_);
+  std::vector<common::Counter> counters = counters_of(reporter_.totals());
   const std::vector<common::Counter> of_engine = engine_.counters();
   counters.insert(counters.end(), of_engine.begin(), of_engine.end());
   return counters;
@@ -178,58 +182,53 @@ void Server::compute(const std::vector<ScheduledGroup>& groups) {
 }
 
 std::optional<std::string> Server::forward(std::vector<ScheduledGroup> groups) {
-  InFlightStep step(engine_.manager(), std::move(groups));
-  const RaggedBatch& batch = batch_to_compute(step);
-  std::optional<std::string> error;
+  std::optional<Step> step;
+  std::string error;
   try {
-    if (on_pass_) {
-      on_pass_(batch);
-    }
-    engine_.forward(batch);
+    step = prepare(std::move(groups));
   } catch (const std::exception& thrown) {
     error = thrown.what();
   }
   // While a GPU computes this step, the previous one is collected: its tokens are inputs of this one.
-  const std::vector<common::Token> drawn = collect(error.has_value() ? 0 : 1);
-  if (error.has_value()) {
+  const std::vector<common::Token> drawn = collect();
+  if (!step.has_value()) {
     return error;
   }
-  step.batch().resolve_pending(drawn);
-  engine_.commit(step.batch());  // except for requests that have just ended
-  report_pass(batch);
-  const bool runs_ahead = may_run_ahead(step);
-  int row = 0;
-  for (const ScheduledGroup& scheduled : step.groups()) {
-    if (!scheduled.group->finished()) {
-      scheduled.group->on_computed();
-      if (runs_ahead && scheduled.num_rows() > 0) {
-        scheduled.group->run_ahead(row);
-      }
-    }
-    row += scheduled.num_rows();
-  }
+  step->confirm(engine_.manager(), drawn);
+  clock_.step_computed(step->batch().num_tokens());
+  reporter_.computed(step->batch());
   in_flight_ = std::move(step);
-  if (!runs_ahead) {
-    collect(0);
+  if (!in_flight_->runs_ahead()) {
+    collect();
   }
   return std::nullopt;
 }
 
-std::vector<common::Token> Server::collect(int step_age) {
+Step Server::prepare(std::vector<ScheduledGroup> groups) {
+  Step step(engine_.manager(), std::move(groups));
+  const RaggedBatch& batch = batch_to_compute(step);
+  if (on_pass_) {
+    on_pass_(batch);
+  }
+  step.enqueue(engine_, batch, may_run_ahead(step));
+  return step;
+}
+
+std::vector<common::Token> Server::collect() {
   if (!in_flight_.has_value()) {
     return {};
   }
-  InFlightStep step = std::move(*in_flight_);
+  Step step = std::move(*in_flight_);
   in_flight_.reset();
   try {
-    step.collect(engine_.runner(), step_age);
+    step.collect(engine_);
   } catch (const std::exception& error) {
     for (const ScheduledGroup& scheduled : step.groups()) {
       end(*scheduled.group, common::FinishReason::kFailed, error.what());
     }
-    return std::vector<common::Token>(step.batch().logits_rows.size());  // their requests have ended
+    return {};
   }
-  report_.waiting_seconds += step.waiting_seconds();
+  reporter_.report().waiting_seconds += step.waiting_seconds();
   int row = 0;
   for (const ScheduledGroup& scheduled : step.groups()) {
     SequenceGroup& group = *scheduled.group;
@@ -245,25 +244,37 @@ std::vector<common::Token> Server::collect(int step_age) {
     }
     row += scheduled.num_rows();
   }
-  return step.tokens();
+  return std::move(step.tokens());
 }
 
-bool Server::may_run_ahead(const InFlightStep& step) const {
+bool Server::may_run_ahead(const Step& step) const {
   return step.can_run_ahead() && scheduler_->options().run_ahead.value_or(engine_.runner().is_asynchronous());
 }
 
-void Server::extend(const InFlightStep& step, const ScheduledGroup& scheduled, int row) {
+void Server::extend(const Step& step, const ScheduledGroup& scheduled, int row) {
   scheduled.group->extend(step.result(row, scheduled.num_rows()), clock_.now());
 }
 
+void Server::note_admissions(const ScheduledStep& step) {
+  for (const ScheduledGroup& scheduled : step.groups) {
+    RequestOutput& output = scheduled.group->output();
+    if (output.admission < 0.0) {
+      output.admission = reporter_.report().begin;
+      output.cached_tokens = engine_.manager().length(scheduled.group->live().front().sequence);
+    }
+  }
+}
+
+void Server::expect_end() { reporter_.expect_end(scheduler_->running().size() + scheduler_->waiting().size() + 1); }
+
 // Does nothing if the request has ended already.
-void Server::end(SequenceGroup& group, common::FinishReason reason, const std::string& error) {
+void Server::end(SequenceGroup& group, common::FinishReason reason, std::string error) {
   if (group.output().finished()) {
     return;
   }
   scheduler_->remove(group);
-  group.end(reason, error, clock_.now());
-  ended_.push_back(group.id());
+  group.end(reason, std::move(error), clock_.now());
+  reporter_.ended(group.id());
 }
 
 SequenceGroup& Server::find(int id) const {
@@ -272,58 +283,6 @@ SequenceGroup& Server::find(int id) const {
       index >= 0 && index < static_cast<int>(requests_.size()) && requests_[static_cast<std::size_t>(index)] != nullptr,
       "no such request, or it has been forgotten");
   return *requests_[static_cast<std::size_t>(index)];
-}
-
-double Server::begin_report() {
-  report_ = {};
-  report_.index = num_steps_;
-  report_.begin = clock_.now();
-  return common::now_seconds();
-}
-
-void Server::report_schedule(const ScheduledStep& step, double begin) {
-  report_.num_tokens = step.num_tokens;
-  report_.is_memory_short = step.is_memory_short;
-  report_.num_running = static_cast<int>(scheduler_->running().size());
-  for (const ScheduledGroup& scheduled : step.groups) {
-    const std::vector<int>& counts = scheduled.tokens.num_tokens;
-    const bool is_chunk = scheduled.group->begin_chunk(scheduled.tokens.with_logits);
-    report_.is_chunk.insert(report_.is_chunk.end(), counts.size(), is_chunk);
-    report_.num_queries.insert(report_.num_queries.end(), counts.begin(), counts.end());
-    report_.served.push_back(scheduled.group->id());
-    report_.num_served.push_back(std::accumulate(counts.begin(), counts.end(), 0));
-  }
-  for (SequenceGroup* group : step.admitted) {
-    report_.admitted.push_back(group->id());
-    if (group->output().admission < 0.0) {
-      group->output().admission = report_.begin;
-      group->output().cached_tokens = engine_.manager().length(group->live().front().sequence);
-    }
-  }
-  for (const auto& [group, swapped] : step.preempted) {
-    (swapped ? report_.swapped_out : report_.recomputed).push_back(group->id());
-    group->output().preemptions += 1;
-  }
-  report_.usage = slot_usage(engine_.manager());
-  report_.scheduling_seconds = common::now_seconds() - begin;
-}
-
-void Server::report_pass(const RaggedBatch& batch) {
-  clock_.step_computed(batch.num_tokens());
-  report_.num_read = std::accumulate(batch.context_lengths.begin(), batch.context_lengths.end(), report_.num_read);
-  report_.usage = slot_usage(engine_.manager());
-}
-
-void Server::end_report(double begin) {
-  report_.computing_seconds = common::now_seconds() - begin - report_.scheduling_seconds;
-  report_.end = clock_.now();
-  report_.num_waiting = static_cast<int>(scheduler_->waiting().size());
-  report_.ended = std::exchange(ended_, {});
-  num_steps_ += 1;
-  totals_.add(report_);
-  if (on_step_) {
-    on_step_(report_);
-  }
 }
 
 }  // namespace

@@ -3,13 +3,15 @@
 //
 // A request that finishes, is stopped or fails ends at once, also in the middle of a step: it leaves the scheduler, and
 // its blocks are free. Server and steps in flight share the request: a step finds it even if it has been forgotten
-// meanwhile, and skips it if it has ended. What may throw:
-//   - the request's sink, or the choice of its next token: only that request fails.
-//   - a forward pass. The request at fault is not known: each request of the pass gets a pass of its own, once, and
-//     fails if that one throws too. Nothing has been committed, so that no other request is affected.
-//   - the wait for a step in flight. A device's error is permanent, so a second try is useless: its requests fail.
-//   - anything else, such as a scheduler that finds nothing to compute: step() throws, and no request has changed. It
-//     can be called again.
+// meanwhile, and skips it if it has ended. What may throw, memory that runs out included:
+//   - the request's sink, or the choice of its next token: only that request fails. A sink gets every token that is in
+//     the request's output, in order, and a request whose sink throws has got no further one.
+//   - what prepares a step's pass (step.h) or computes it. The request at fault is not known: each request of the step
+//     gets a pass of its own, once, and fails if that one throws too. No request is affected by another one's pass.
+//   - the wait for a step in flight. A device's error is permanent, so a second try is useless: its requests fail, and
+//     nothing of what it computed is found by others.
+//   - anything else, such as a scheduler that finds nothing to compute, or the callback of on_step(): step() throws. No
+//     request has failed, and no slot stays reserved for what was not computed. step() can be called again.
 #pragma once
 
 #include <cstdint>
@@ -21,20 +23,18 @@
 #include <string>
 #include <vector>
 
-#include "async_step.h"
 #include "common/base/clock.h"
 #include "common/model/generation.h"
-#include "common/serving/step_report.h"
 #include "decoding.h"
 #include "engine.h"
 #include "scheduler.h"
+#include "step.h"
+#include "step_reporter.h"
 
 namespace stage8 {
 
 using common::Clock;
 using common::RealClock;
-using common::StepReport;
-using common::StepTotals;
 using common::VirtualClock;
 
 // A request for one text, for several texts drawn from one prompt, or for the most probable ones.
@@ -56,10 +56,11 @@ class Server {
 
   // Called before each forward pass. If it throws, the pass has failed.
   void on_pass(std::function<void(const RaggedBatch&)> callback) { on_pass_ = std::move(callback); }
-  void on_step(std::function<void(const StepReport&)> callback) { on_step_ = std::move(callback); }
+  void on_step(std::function<void(const StepReport&)> callback) { reporter_.on_step(std::move(callback)); }
 
   // Puts the request at the end of the queue and returns its id, counted from 0. A request that can never be served is
-  // rejected: it has ended when this returns. sink: receives its tokens. arrival: absent means now.
+  // rejected: it has ended when this returns. sink: receives its tokens. arrival: absent means now. If it throws, there
+  // is no such request.
   int submit(const GenerationRequest& request, TokenSink sink = nullptr, std::optional<double> arrival = std::nullopt);
 
   // Records a request that the caller rejects, with the reason, and returns its id.
@@ -83,54 +84,53 @@ class Server {
   int num_requests() const { return num_dropped_ + static_cast<int>(requests_.size()); }
   const Scheduler& scheduler() const { return *scheduler_; }
   Engine& engine() const { return engine_; }
-  common::Timing timing() const { return totals_.timing; }
+  common::Timing timing() const { return reporter_.totals().timing; }
   // The counters of the steps, and the engine's.
   std::vector<common::Counter> counters() const;
 
  protected:
   // Why the request can never be served; empty if it can.
   virtual std::string rejection(const GenerationRequest& request) const;
-  // What the runner computes for the step. Only what is in step.batch() is committed.
-  virtual const RaggedBatch& batch_to_compute(InFlightStep& step) { return step.batch(); }
+  // What the runner computes for the step. Only what is in step.batch() is confirmed.
+  virtual const RaggedBatch& batch_to_compute(Step& step) { return step.batch(); }
   // Whether the next step is scheduled before the tokens of this one are known.
-  virtual bool may_run_ahead(const InFlightStep& step) const;
+  virtual bool may_run_ahead(const Step& step) const;
   // Gives a group the results of a step: its rows begin at `row`.
-  virtual void extend(const InFlightStep& step, const ScheduledGroup& scheduled, int row);
-  virtual void report_schedule(const ScheduledStep& step, double begin);  // see begin_report()
+  virtual void extend(const Step& step, const ScheduledGroup& scheduled, int row);
+  virtual void report_schedule(const ScheduledStep& step) { reporter_.scheduled(step); }
 
   Engine& engine_;
   Clock& clock_;
   std::unique_ptr<Scheduler> scheduler_;
-  StepReport report_;  // of the current step, or of the last one
+  StepReporter reporter_;
 
  private:
   // One forward pass for all groups. If it throws, one for each group that has not finished, and a group whose own pass
   // throws too ends with kFailed and the error.
   void compute(const std::vector<ScheduledGroup>& groups);
-  // Computes the groups' tokens in one pass, and commits them. Its results are collected at once, or by the next call
-  // if the step runs ahead; collects the step before in any case. Returns the error if the pass has thrown: then
-  // nothing is committed, no step is in flight, and the groups can be computed again.
+  // Computes the groups' tokens in one pass. Its results are collected at once, or by the next call if the step runs
+  // ahead; collects the step before in any case. Returns the error if the pass has thrown: then no step is in flight,
+  // and the groups can be computed again.
   std::optional<std::string> forward(std::vector<ScheduledGroup> groups);
+  // All of a step that may throw: builds its batch, and enqueues it.
+  Step prepare(std::vector<ScheduledGroup> groups);
   // Waits for the step in flight, if there is one, and gives its requests their results: those that have finished
-  // meanwhile are passed over, and what throws ends its own request. step_age: how many steps have been enqueued since.
-  // Returns the tokens by row, if the step draws any. If the wait throws, all its requests fail.
-  std::vector<common::Token> collect(int step_age);
-  void end(SequenceGroup& group, common::FinishReason reason, const std::string& error = "");
-  // The report of a step, in the order of these calls: report_schedule() is the second. Times are in seconds.
-  double begin_report();  // returns when the step has begun
-  void report_pass(const RaggedBatch& batch);
-  void end_report(double begin);
+  // meanwhile are passed over, and what throws ends its own request. Returns the tokens by row, if the step draws any.
+  // If the wait throws, all its requests fail.
+  std::vector<common::Token> collect();
+  // When the requests of the step were first admitted, and what they found then.
+  void note_admissions(const ScheduledStep& step);
+  // Makes room to tell the ends of all requests that have not ended, and of one more.
+  void expect_end();
+  // Needs no memory: what fails for want of it must end.
+  void end(SequenceGroup& group, common::FinishReason reason, std::string error = "");
   // CheckError if there is no such request, or if it has been forgotten.
   SequenceGroup& find(int id) const;
 
   std::deque<std::shared_ptr<SequenceGroup>> requests_;  // by id, from num_dropped_ on; null: forgotten
   int num_dropped_ = 0;                                  // forgotten requests at the beginning, no longer stored
   std::function<void(const RaggedBatch&)> on_pass_;
-  std::function<void(const StepReport&)> on_step_;
-  std::optional<InFlightStep> in_flight_;  // the previous step, until its results are collected
-  std::vector<int> ended_;                 // requests that have ended and are in no report yet
-  std::int64_t num_steps_ = 0;
-  StepTotals totals_;
+  std::optional<Step> in_flight_;  // the previous step, until its results are collected
 };
 
 }  // namespace

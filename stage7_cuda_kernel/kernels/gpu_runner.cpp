@@ -101,6 +101,7 @@ struct GpuRunner::Impl {
   DeviceArray<int> argmax{1};
   common::PinnedArray<int> argmax_on_host{1};
   bool draws_tokens = true;  // whether the last batch asked for a token, not for logits
+  StepId last;
   // The launches of a step of one token, recorded. It is last: it uses what is above.
   std::optional<common::Graph> decode_step;
 };
@@ -140,7 +141,7 @@ void GpuRunner::copy_blocks(std::span<const BlockCopy> copies) {
   }
 }
 
-void GpuRunner::enqueue(const RaggedBatch& batch) {
+StepId GpuRunner::enqueue(const RaggedBatch& batch) {
   try {
     impl_->inputs.upload(batch, impl_->shape.block_size, impl_->stream);
     if (impl_->inputs.num_tokens() == 1 && impl_->inputs.num_rows() == 1) {
@@ -160,6 +161,8 @@ void GpuRunner::enqueue(const RaggedBatch& batch) {
     (void)cudaStreamSynchronize(impl_->stream.get());  // launches in flight still read the inputs
     throw;
   }
+  impl_->last.value += 1;
+  return impl_->last;
 }
 
 void GpuRunner::launch(int num_tokens, int num_rows) {
@@ -179,7 +182,8 @@ void GpuRunner::launch(int num_tokens, int num_rows) {
   }
 }
 
-StepResult GpuRunner::wait() {
+StepResult GpuRunner::wait(StepId step) {
+  COMMON_CHECK(step.value == impl_->last.value, "the result of the last step is kept");
   StepResult result;
   if (!impl_->draws_tokens) {
     result.logits.resize(impl_->inputs.num_rows(), impl_->model.config().vocab_size);

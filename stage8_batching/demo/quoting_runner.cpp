@@ -2,13 +2,14 @@
 
 namespace stage8 {
 
-void QuotingRunner::enqueue(const RaggedBatch& batch) {
+StepId QuotingRunner::enqueue(const RaggedBatch& batch) {
   std::vector<int> positions;
   for (const int row : batch.logits_rows) {
     positions.push_back(batch.positions[static_cast<std::size_t>(row)] + 1);
   }
+  StepId step;
   if (quoted_.empty() || batch.pending_tokens.empty()) {
-    inner_->enqueue(batch);
+    step = inner_->enqueue(batch);
   } else {
     RaggedBatch known = batch;
     for (const PendingToken& pending : batch.pending_tokens) {
@@ -16,14 +17,18 @@ void QuotingRunner::enqueue(const RaggedBatch& batch) {
       known.tokens[index] = token_at(batch.positions[index]);
     }
     known.pending_tokens.clear();
-    inner_->enqueue(known);
+    step = inner_->enqueue(known);
   }
-  next_positions_[1] = std::exchange(next_positions_[0], std::move(positions));
+  next_positions_[step.value] = std::move(positions);
+  if (next_positions_.size() > 2) {
+    next_positions_.erase(next_positions_.begin());
+  }
+  return step;
 }
 
-StepResult QuotingRunner::wait(int step_age) {
-  StepResult result = inner_->wait(step_age);
-  const std::vector<int>& positions = next_positions_[static_cast<std::size_t>(step_age)];
+StepResult QuotingRunner::wait(StepId step) {
+  StepResult result = inner_->wait(step);
+  const std::vector<int>& positions = next_positions_[step.value];
   for (std::size_t row = 0; !quoted_.empty() && row < result.tokens.size(); ++row) {
     result.tokens[row] = token_at(positions[row]);
   }

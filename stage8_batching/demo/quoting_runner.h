@@ -3,8 +3,9 @@
 // the bundled one does not.
 #pragma once
 
-#include <array>
 #include <cstddef>
+#include <cstdint>
+#include <map>
 #include <memory>
 #include <optional>
 #include <span>
@@ -25,8 +26,8 @@ class QuotingRunner : public Runner {
 
   const CacheSize& cache() const override { return inner_->cache(); }
   void copy_blocks(std::span<const BlockCopy> copies) override { inner_->copy_blocks(copies); }
-  void enqueue(const RaggedBatch& batch) override;
-  StepResult wait(int step_age) override;
+  StepId enqueue(const RaggedBatch& batch) override;
+  StepResult wait(StepId step) override;
   bool is_asynchronous() const override { return inner_->is_asynchronous(); }
   void warm_up(int max_tokens, int max_sequences) override { inner_->warm_up(max_tokens, max_sequences); }
   std::optional<ReadLimit> read_limit() override { return inner_->read_limit(); }
@@ -36,7 +37,7 @@ class QuotingRunner : public Runner {
 
   std::unique_ptr<Runner> inner_;
   std::vector<common::Token> quoted_;
-  std::array<std::vector<int>, 2> next_positions_;  // by row, of the last step and of the one before
+  std::map<std::uint64_t, std::vector<int>> next_positions_;  // by step, the last two: by row
 };
 
 }  // namespace

@@ -46,7 +46,6 @@ class CountedRequest : public ParallelSampling {
   void compute(const ScheduledTokens& tokens) {
     const SequenceId sequence = tokens.sequences.front();
     manager_.commit(sequence, this->tokens(sequence, manager_.length(sequence), tokens.num_tokens.front()));
-    on_computed();
     if (tokens.with_logits) {
       extend({{common::Token{id()}}, {}}, 0.0);
     }

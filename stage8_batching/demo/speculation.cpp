@@ -251,17 +251,19 @@ void print_costs(Engine& engine, const SpeculateOptions& options) {
   const bool can_run_ahead = engine.runner().is_asynchronous();
   const auto seconds_of = [&](int count, bool runs_ahead) {
     const double begin = common::now_seconds();
+    StepId last;
     for (int step = 0; step < kSteps; ++step) {
       RaggedBatch batch;
       batch.add(engine.manager(), sequence, std::span(text).first(static_cast<std::size_t>(count)), false);
       batch.logits_rows.resize(static_cast<std::size_t>(count));
       std::iota(batch.logits_rows.begin(), batch.logits_rows.end(), 0);
-      engine.forward(batch);  // never committed, so that the same slots are written again
+      const StepId before = last;
+      last = engine.forward(batch);  // never committed, so that the same slots are written again
       if (!runs_ahead || step > 0) {
-        engine.runner().wait(runs_ahead ? 1 : 0);
+        engine.runner().wait(runs_ahead ? before : last);
       }
     }
-    engine.runner().wait(0);
+    engine.runner().wait(last);
     return common::now_seconds() - begin;
   };
   const auto fastest = [&](int count, bool runs_ahead) {

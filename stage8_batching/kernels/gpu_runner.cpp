@@ -61,9 +61,8 @@ PageShape with_blocks(PageShape shape, int num_blocks) {
 struct GpuRunner::Impl {
   Impl(const common::Llama& llama, const KvCacheShape& cache_shape, const GpuOptions& options, int chunk_size,
        int sequences_announced, const PagedKernels& table, const std::optional<MemoryShare>& share,
-       common::Communicator* communicator, const MakeSampler& make_sampler, int rows_announced)
+       common::Communicator* peers, const MakeSampler& make_sampler, int rows_announced)
       : kernels(table),
-        peers(communicator),
         block(page_shape(cache_shape, options)),
         num_layers(cache_shape.num_layers),
         model(device_model(llama, options, chunk_size, peers)),
@@ -78,7 +77,7 @@ struct GpuRunner::Impl {
         logits(logits_size(max_rows, model.config().vocab_size)),
         sampler(make_sampler ? make_sampler(llama.config().vocab_size, max_rows)
                              : std::make_unique<HostSampler>(llama.config().vocab_size)),
-        cache_size(sized(cache_shape, share)),
+        cache_size(sized(cache_shape, share, peers)),
         shape(with_blocks(block, cache_size.num_blocks)),
         layer_bytes(static_cast<std::size_t>(shape.elements()) * static_cast<std::size_t>(bytes_of(shape.type))),
         keys(layer_bytes * static_cast<std::size_t>(num_layers)),
@@ -92,7 +91,8 @@ struct GpuRunner::Impl {
   }
 
   // To be called when everything else is allocated: the share is a part of the memory that is still free.
-  CacheSize sized(const KvCacheShape& cache_shape, const std::optional<MemoryShare>& share) const {
+  CacheSize sized(const KvCacheShape& cache_shape, const std::optional<MemoryShare>& share,
+                  common::Communicator* peers) const {
     CacheSize size{.num_blocks = cache_shape.num_blocks,
                    .block_size = block.block_size,
                    .bytes_per_slot = num_layers * block.bytes_per_block() / block.block_size,
@@ -128,49 +128,11 @@ struct GpuRunner::Impl {
             shape.is_paired() ? nullptr : static_cast<std::byte*>(values.data()) + first, shape};
   }
 
-  // step_age 0: the last step; 1: the one before it.
-  const StepBuffers& buffers_of(int step_age) const {
-    COMMON_CHECK(step_age == 0 || step_age == 1, "what the last two steps have drawn is kept");
-    return buffers[static_cast<std::size_t>((last + step_age) % 2)];
-  }
-
-  // To be called before the host waits for the step: the step may never end if another GPU has failed.
-  void await(const StepBuffers& step) const {
-    if (peers != nullptr) {
-      peers->wait([&] { return step.is_finished(); });
-    }
-  }
-
-  // Ends enqueued work that waits for other GPUs.
-  void end_waits() noexcept {
-    model.stop_sums();
-    peers->abort();
-    for (const StepBuffers& step : buffers) {
-      step.abandon(stream);
-    }
-  }
-
   common::Matrix read_back(int layer, std::span<const int> slots, bool want_keys);
   double read_bandwidth() const;  // the device memory's, in bytes per second
 
-  // Whether what is enqueued has ended. Waits for it; false: it waits for other GPUs.
-  bool wait_for_both_steps() const noexcept {
-    return peers == nullptr ||
-           peers->wait_quietly([&] { return buffers[0].is_finished() && buffers[1].is_finished(); });
-  }
-
-  // Freeing memory waits for the GPU, which may wait for others.
-  ~Impl() {
-    if (!wait_for_both_steps()) {
-      end_waits();
-    }
-  }
-  Impl(const Impl&) = delete;
-  Impl& operator=(const Impl&) = delete;
-
   const PagedKernels& kernels;
-  common::Communicator* peers;  // nullptr: there are none
-  PageShape block;              // with one block: workspaces do not depend on the number of blocks
+  PageShape block;  // with one block: workspaces do not depend on the number of blocks
   int num_layers;
   common::Stream stream;
   common::CudaLlama model;
@@ -180,7 +142,7 @@ struct GpuRunner::Impl {
   int max_rows;                        // of logits, of a step
   int max_blocks;                      // of a sequence
   std::array<StepBuffers, 2> buffers;  // for steps with even numbers, and with odd numbers
-  int last = 0;                        // the index of the last enqueued step's buffers
+  StepId last;                         // the last step that was enqueued
   common::DeviceMemory workspace;
   DeviceArray<float> logits;  // [num_rows, vocab_size]
   std::unique_ptr<StepSampler> sampler;
@@ -240,24 +202,24 @@ void GpuRunner::copy_blocks(std::span<const BlockCopy> copies) {
 
 int GpuRunner::padded_sequences(const RaggedBatch& step) const { return static_cast<int>(step.num_sequences()); }
 
-void GpuRunner::enqueue(const RaggedBatch& batch) {
-  const int next = 1 - impl_->last;
-  StepBuffers& own = impl_->buffers[static_cast<std::size_t>(next)];
-  const StepBuffers& other = impl_->buffers[static_cast<std::size_t>(impl_->last)];
+StepId GpuRunner::enqueue(const RaggedBatch& batch) {
+  const StepId next{impl_->last.value + 1};
+  const auto index = static_cast<std::size_t>(next.value % 2);
+  StepBuffers& own = impl_->buffers[index];
+  const StepBuffers& other = impl_->buffers[1 - index];
   try {
     const int num_sequences = padded_sequences(batch);
     const int padding = num_sequences - static_cast<int>(batch.num_sequences());
-    impl_->await(own);
     const common::Stream& path = own.begin(batch, impl_->shape.block_size, num_sequences, other, impl_->stream);
-    impl_->sampler->upload(static_cast<std::size_t>(next), batch, path);
+    impl_->sampler->upload(index, batch, path);
     own.end_uploads(impl_->stream);
     const StepInputs& inputs = own.inputs();
-    launch({.buffers = next,
+    launch({.buffers = static_cast<int>(index),
             .num_tokens = inputs.num_tokens(),
             .num_sequences = num_sequences,
             .num_decodes = inputs.num_decodes() + padding,
             .num_rows = inputs.num_rows() + padding});
-    impl_->sampler->draw(static_cast<std::size_t>(next),
+    impl_->sampler->draw(index,
                          {.logits = impl_->logits.data(),
                           .token_rows = inputs.logits_rows(),
                           .tokens = inputs.tokens(),
@@ -267,15 +229,14 @@ void GpuRunner::enqueue(const RaggedBatch& batch) {
                          impl_->stream);
     own.end(impl_->stream);
   } catch (...) {
-    if (impl_->peers == nullptr) {
-      own.abandon(impl_->stream);
-    } else {
-      impl_->peers->fail();  // recovery needs all peers together
-    }
+    abandon(own);
     throw;
   }
   impl_->last = next;
+  return next;
 }
+
+void GpuRunner::abandon(const StepBuffers& step) noexcept { step.abandon(impl_->stream); }
 
 void GpuRunner::launch(const StepCounts& counts) {
   const StepBuffers& own = impl_->buffers[static_cast<std::size_t>(counts.buffers)];
@@ -301,24 +262,15 @@ const common::Stream& GpuRunner::stream() const { return impl_->stream; }
 
 int GpuRunner::max_sequences() const { return impl_->max_sequences; }
 
-void GpuRunner::finish() noexcept {
-  if (!impl_->wait_for_both_steps()) {
-    disconnect();
-  }
+common::CudaLlama& GpuRunner::model() { return impl_->model; }
+
+StepId GpuRunner::last() const { return impl_->last; }
+
+const StepBuffers& GpuRunner::buffers(StepId step) const {
+  return impl_->buffers[static_cast<std::size_t>(step.value % 2)];
 }
 
-void GpuRunner::drop_step(bool has_step) {
-  if (has_step) {
-    impl_->last = 1 - impl_->last;
-  }
-  const StepBuffers& before = impl_->buffers[static_cast<std::size_t>(impl_->last)];
-  (void)impl_->peers->wait_quietly([&] { return before.is_finished(); });
-  impl_->model.stop_sums();
-}
-
-bool GpuRunner::is_idle() const { return cudaStreamQuery(impl_->stream.get()) != cudaErrorNotReady; }
-
-void GpuRunner::disconnect() { impl_->end_waits(); }
+void GpuRunner::skip_to(StepId last) { impl_->last = last; }
 
 void GpuRunner::warm_up(int max_tokens, int max_sequences) {
   const PageShape& shape = impl_->shape;
@@ -341,16 +293,11 @@ void GpuRunner::warm_up(int max_tokens, int max_sequences) {
   chunk.block_tables.assign(static_cast<std::size_t>(num_blocks), 0);
   chunk.table_starts = {0, num_blocks};
   chunk.sampling_rows = {{{.temperature = 1.0F, .top_k = 1, .top_p = 0.5F}, 0, {}}};
-  enqueue(chunk);
-  drawn_tokens(0);
+  wait(enqueue(chunk));
 }
 
-void GpuRunner::connect() { impl_->model.reset_sums(); }
-
 common::Matrix GpuRunner::logits() {
-  impl_->await(impl_->buffers[static_cast<std::size_t>(impl_->last)]);
-  common::Matrix result(impl_->buffers[static_cast<std::size_t>(impl_->last)].inputs().num_rows(),
-                        impl_->model.config().vocab_size);
+  common::Matrix result(buffers(impl_->last).inputs().num_rows(), impl_->model.config().vocab_size);
   CUDA_CHECK(cudaMemcpyAsync(result.data(), impl_->logits.data(),
                              static_cast<std::size_t>(result.size()) * sizeof(float), cudaMemcpyDeviceToHost,
                              impl_->stream.get()));
@@ -358,19 +305,13 @@ common::Matrix GpuRunner::logits() {
   return result;
 }
 
-std::vector<common::Token> GpuRunner::drawn_tokens(int step_age) {
-  const StepBuffers& step = impl_->buffers_of(step_age);
-  impl_->await(step);
-  return step.argmax_on_host();
-}
-
-bool GpuRunner::draws_tokens(int step_age) const { return impl_->buffers_of(step_age).draws_tokens(); }
-
-StepResult GpuRunner::wait(int step_age) {
-  if (draws_tokens(step_age)) {
-    return {drawn_tokens(step_age), {}};
+StepResult GpuRunner::wait(StepId step) {
+  COMMON_CHECK(step.value == impl_->last.value || step.value + 1 == impl_->last.value,
+               "the tokens of the last two steps are kept");
+  if (buffers(step).draws_tokens()) {
+    return {buffers(step).argmax_on_host(), {}};
   }
-  COMMON_CHECK(step_age == 0, "the logits of the last step are kept");
+  COMMON_CHECK(step.value == impl_->last.value, "the logits of the last step are kept");
   return {{}, logits()};
 }
 

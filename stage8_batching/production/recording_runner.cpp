@@ -71,14 +71,8 @@ void RecordingRunner::warm_up(int max_tokens, int max_sequences) {
       inactive.query_starts.push_back(row + 1);
     }
     enqueue(inactive);
-    enqueue(inactive);
+    wait(enqueue(inactive));
   }
-  drawn_tokens(0);
-}
-
-void RecordingRunner::disconnect() {
-  steps_.clear();  // recorded steps belong to the connection
-  GpuRunner::disconnect();
 }
 
 }  // namespace

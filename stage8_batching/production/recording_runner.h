@@ -20,11 +20,9 @@ class RecordingRunner : public GpuRunner {
   RecordingRunner(const common::Llama& model, const KvCacheShape& shape, const GpuOptions& options, int chunk_size,
                   int max_sequences, const common::PagedKernels& kernels, const std::optional<MemoryShare>& share = {},
                   common::Communicator* peers = nullptr);
-  ~RecordingRunner() override { finish(); }  // before the recorded steps, which may still run, are destroyed
 
   // Also records the steps of all sizes with one token for each sequence.
   void warm_up(int max_tokens, int max_sequences) override;
-  void disconnect() override;
 
   // For tests. Steps recorded so far: after warm_up, no step with one token for each of up to max_sequences sequences
   // is recorded any more.
@@ -33,6 +31,7 @@ class RecordingRunner : public GpuRunner {
  protected:
   int padded_sequences(const RaggedBatch& step) const override;
   void launch(const StepCounts& counts) override;
+  void forget_recorded() { steps_.clear(); }
 
  private:
   // By the buffers that they use, and the numbers of sequences and of tokens.

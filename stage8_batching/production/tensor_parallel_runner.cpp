@@ -1,5 +1,6 @@
 #include "tensor_parallel_runner.h"
 
+#include <algorithm>
 #include <atomic>
 #include <cstddef>
 #include <exception>
@@ -49,8 +50,8 @@ TensorParallelRunner::TensorParallelRunner(const common::Llama& model, const KvC
   }
   const KvCacheShape own = shard_shape(shape, count);
   run_together([&](std::size_t rank) {
-    runners_[rank] = std::make_unique<RecordingRunner>(model, own, options, chunk_size, max_sequences, kernels, share,
-                                                       &group_[static_cast<int>(rank)]);
+    runners_[rank] = std::make_unique<ShardRunner>(model, own, options, chunk_size, max_sequences, kernels, share,
+                                                   group_[static_cast<int>(rank)]);
   });
   size_ = runners_.front()->cache();
   size_.bytes_per_slot *= count;
@@ -58,7 +59,7 @@ TensorParallelRunner::TensorParallelRunner(const common::Llama& model, const KvC
 
 TensorParallelRunner::~TensorParallelRunner() {
   // A GPU may still read the memory of another one.
-  (void)run([&](std::size_t rank) { runners_[rank]->drawn_tokens(0); });
+  (void)run([&](std::size_t rank) { runners_[rank]->finish(); });
   (void)run([&](std::size_t rank) { runners_[rank].reset(); });
 }
 
@@ -87,10 +88,14 @@ void TensorParallelRunner::disconnect(const std::vector<std::exception_ptr>& thr
   // GPU abort first, and their kernels end. The GPU that has enqueued least waits for no other.
   std::vector<int> is_idle(runners_.size(), 1);
   std::atomic<int> num_idle = 0;
+  StepId newest;
+  for (const auto& runner : runners_) {
+    newest.value = std::max(newest.value, runner ? runner->last().value : 0);
+  }
   (void)run([&](std::size_t rank) {
     if (runners_[rank]) {
-      GpuRunner& runner = *runners_[rank];
-      runner.drop_step(!thrown[rank]);
+      ShardRunner& runner = *runners_[rank];
+      runner.drop_step(!thrown[rank], newest);
       (void)group_[static_cast<int>(rank)].wait_quietly([&] { return runner.is_idle() || num_idle > 0; });
       is_idle[rank] = runner.is_idle() ? 1 : 0;
     }
@@ -143,20 +148,19 @@ void TensorParallelRunner::copy_blocks(std::span<const BlockCopy> copies) {
   run_all([&](std::size_t rank) { runners_[rank]->copy_blocks(copies); });
 }
 
-void TensorParallelRunner::enqueue(const RaggedBatch& step) {
-  run_together([&](std::size_t rank) { runners_[rank]->enqueue(step); });
+StepId TensorParallelRunner::enqueue(const RaggedBatch& step) {
+  std::vector<StepId> ids(runners_.size());
+  run_together([&](std::size_t rank) { ids[rank] = runners_[rank]->enqueue(step); });
+  last_ = ids.front();  // every GPU counts the same steps
+  draws_tokens_[last_.value % 2] = step.draws_tokens;
+  return last_;
 }
 
 void TensorParallelRunner::warm_up(int max_tokens, int max_sequences) {
   run_together([&](std::size_t rank) { runners_[rank]->warm_up(max_tokens, max_sequences); });
 }
 
-std::vector<common::Token> TensorParallelRunner::drawn_tokens(int step_age) {
-  // Every GPU has drawn the same.
-  return runners_.front()->drawn_tokens(step_age);
-}
-
-common::Matrix TensorParallelRunner::side_by_side(const std::function<common::Matrix(GpuRunner&)>& part) {
+common::Matrix TensorParallelRunner::side_by_side(const std::function<common::Matrix(ShardRunner&)>& part) {
   std::vector<common::Matrix> parts(runners_.size());
   run_all([&](std::size_t rank) { parts[rank] = part(*runners_[rank]); });
   const Eigen::Index cols = parts.front().cols();
@@ -167,24 +171,31 @@ common::Matrix TensorParallelRunner::side_by_side(const std::function<common::Ma
   return all;
 }
 
-StepResult TensorParallelRunner::wait(int step_age) {
-  if (runners_.front()->draws_tokens(step_age)) {
-    return {drawn_tokens(step_age), {}};
+StepResult TensorParallelRunner::wait(StepId step) {
+  if (step.value <= dropped_.value) {
+    throw common::CudaError("the step was dropped when a GPU failed");
   }
-  COMMON_CHECK(step_age == 0, "the logits of the last step are kept");
-  return {{}, logits()};
+  try {
+    if (draws_tokens_[step.value % 2]) {
+      return runners_.front()->wait(step);  // every GPU has drawn the same
+    }
+    return {{}, side_by_side([&](ShardRunner& runner) { return runner.wait(step).logits; })};
+  } catch (...) {
+    dropped_ = last_;
+    throw;
+  }
 }
 
 common::Matrix TensorParallelRunner::logits() {
-  return side_by_side([](GpuRunner& runner) { return runner.logits(); });
+  return side_by_side([](ShardRunner& runner) { return runner.logits(); });
 }
 
 common::Matrix TensorParallelRunner::keys(int layer, std::span<const int> slots) {
-  return side_by_side([&](GpuRunner& runner) { return runner.keys(layer, slots); });
+  return side_by_side([&](ShardRunner& runner) { return runner.keys(layer, slots); });
 }
 
 common::Matrix TensorParallelRunner::values(int layer, std::span<const int> slots) {
-  return side_by_side([&](GpuRunner& runner) { return runner.values(layer, slots); });
+  return side_by_side([&](ShardRunner& runner) { return runner.values(layer, slots); });
 }
 
 int TensorParallelRunner::num_recorded_steps() const { return runners_.front()->num_recorded_steps(); }

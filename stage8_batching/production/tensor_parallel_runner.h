@@ -2,6 +2,7 @@
 // the same steps, so one block table serves all GPUs.
 #pragma once
 
+#include <array>
 #include <cstddef>
 #include <exception>
 #include <functional>
@@ -13,7 +14,7 @@
 
 #include "common/cuda/several/nccl_group.h"
 #include "device_thread.h"
-#include "recording_runner.h"
+#include "shard_runner.h"
 
 namespace stage8 {
 
@@ -35,15 +36,15 @@ class TensorParallelRunner : public Runner {
   const CacheSize& cache() const override { return size_; }
   void copy_blocks(std::span<const BlockCopy> copies) override;
   // If it throws on one GPU, the step is dropped on all GPUs; the next step connects them again.
-  void enqueue(const RaggedBatch& step) override;
-  StepResult wait(int step_age) override;
+  StepId enqueue(const RaggedBatch& step) override;
+  // If it throws on one GPU, all steps in flight are dropped on all GPUs.
+  StepResult wait(StepId step) override;
   bool is_asynchronous() const override { return true; }
   void warm_up(int max_tokens, int max_sequences) override;
   std::optional<ReadLimit> read_limit() override;  // of all GPUs together
 
   // As GpuRunner's.
   common::Matrix logits();
-  std::vector<common::Token> drawn_tokens(int step_age);
   int num_recorded_steps() const;
   common::Matrix keys(int layer, std::span<const int> slots);
   common::Matrix values(int layer, std::span<const int> slots);
@@ -59,13 +60,16 @@ class TensorParallelRunner : public Runner {
   // Ends the waits of GPUs that have not thrown, and closes all connections.
   void disconnect(const std::vector<std::exception_ptr>& thrown);
   // The columns that each GPU has for its heads or its tokens, side by side in one matrix.
-  common::Matrix side_by_side(const std::function<common::Matrix(GpuRunner&)>& part);
+  common::Matrix side_by_side(const std::function<common::Matrix(ShardRunner&)>& part);
 
   common::NcclGroup group_;
   std::vector<std::unique_ptr<DeviceThread>> threads_;
-  std::vector<std::unique_ptr<RecordingRunner>> runners_;
+  std::vector<std::unique_ptr<ShardRunner>> runners_;
   CacheSize size_;  // of all GPUs together
   bool is_connected_ = true;
+  StepId last_;                         // the last step that all GPUs have enqueued
+  StepId dropped_;                      // up to here, no step can be waited for any more
+  std::array<bool, 2> draws_tokens_{};  // of the last two steps
 };
 
 }  // namespace

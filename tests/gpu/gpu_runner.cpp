@@ -116,9 +116,10 @@ TEST_CASE("GPU: sequences that share a step get what they get alone") {
         table_starts.push_back(static_cast<int>(tables.size()));
         rows.push_back(starts.back() - 1);
       }
-      together.enqueue(make_step(tokens, {}, positions, slots, starts, contexts, tables, table_starts, rows));
+      const stage::StepId step =
+          together.enqueue(make_step(tokens, {}, positions, slots, starts, contexts, tables, table_starts, rows));
       const Matrix logits = together.logits();
-      const std::vector<Token> drawn = together.drawn_tokens(0);
+      const std::vector<Token> drawn = together.wait(step).tokens;
       REQUIRE(logits.rows() == static_cast<Eigen::Index>(expected.size()));
       // Other products, in another order: as between GPU and CPU. In float8, a K or V that falls on the other side of
       // the middle between two numbers is off by an eighth, and about one in twenty does: a bfloat16's last place is
@@ -159,8 +160,8 @@ TEST_CASE("GPU: with one GPU, a model that is shared out is the whole model") {
       stage::RaggedBatch step =
           make_step(tokens, {}, positions, positions, {0, count}, {length}, table, {0, 20}, {count - 1});
       step.sampling_rows = {{{.temperature = 0.9F, .top_k = 40, .top_p = 0.9F, .seed = 3}, 0, {}}};
-      plain.enqueue(step);
-      shared.enqueue(step);
+      const stage::StepId plain_step = plain.enqueue(step);
+      const stage::StepId shared_step = shared.enqueue(step);
       CAPTURE(length);
       const Matrix expected = plain.logits();
       const Matrix logits = shared.logits();
@@ -170,7 +171,7 @@ TEST_CASE("GPU: with one GPU, a model that is shared out is the whole model") {
       shared_error += (logits - exact_logits).squaredNorm();
       if (type.precision == stage::Precision::kFloat32) {
         CHECK(compare(logits, expected, 2e-3F) == kNoDifference);
-        CHECK(shared.drawn_tokens(0) == plain.drawn_tokens(0));
+        CHECK(shared.wait(shared_step).tokens == plain.wait(plain_step).tokens);
       }
     }
     // Sums are rounded once more, to 16 bits.
@@ -206,11 +207,12 @@ TEST_CASE("GPU: a step takes up the tokens of the one before, which the host has
   for (const bool ahead : {false, true}) {
     tests::BuiltRunner runner(bundled().llama, shape, {}, 16, 8);
     std::vector<std::vector<Token>>& answers = found[ahead ? 1 : 0];
-    runner.enqueue(make_step(prompt, {}, positions, slots, std::vector<int>{0, 9, 14}, std::vector<int>{9, 5}, tables,
-                             std::vector<int>{0, 2, 4}, std::vector<int>{8, 13}));
+    stage::StepId last =
+        runner.enqueue(make_step(prompt, {}, positions, slots, std::vector<int>{0, 9, 14}, std::vector<int>{9, 5},
+                                 tables, std::vector<int>{0, 2, 4}, std::vector<int>{8, 13}));
     for (int step = 0; step < 6; ++step) {
       if (!ahead) {
-        answers.push_back(runner.drawn_tokens(0));
+        answers.push_back(runner.wait(last).tokens);
       }
       const bool turned = step % 2 == 0;
       const std::vector<int> at = turned ? std::vector{5 + step, 9 + step} : std::vector{9 + step, 5 + step};
@@ -218,14 +220,15 @@ TEST_CASE("GPU: a step takes up the tokens of the one before, which the host has
       const std::vector<Token> tokens = ahead ? std::vector{0, 0} : std::vector{answers.back()[1], answers.back()[0]};
       const std::vector<stage::PendingToken> pending =
           ahead ? std::vector<stage::PendingToken>{{0, 1}, {1, 0}} : std::vector<stage::PendingToken>{};
-      runner.enqueue(make_step(tokens, pending, at, new_slots, std::vector<int>{0, 1, 2},
-                               std::vector<int>{at[0] + 1, at[1] + 1}, turned ? other_tables : tables,
-                               std::vector<int>{0, 2, 4}, std::vector<int>{0, 1}));
+      const stage::StepId before = last;
+      last = runner.enqueue(make_step(tokens, pending, at, new_slots, std::vector<int>{0, 1, 2},
+                                      std::vector<int>{at[0] + 1, at[1] + 1}, turned ? other_tables : tables,
+                                      std::vector<int>{0, 2, 4}, std::vector<int>{0, 1}));
       if (ahead) {
-        answers.push_back(runner.drawn_tokens(1));
+        answers.push_back(runner.wait(before).tokens);
       }
     }
-    answers.push_back(runner.drawn_tokens(0));
+    answers.push_back(runner.wait(last).tokens);
   }
   CHECK(found[0] == found[1]);
   CHECK(found[0].front() != found[0].back());
@@ -244,11 +247,11 @@ TEST_CASE("GPU: a step that can't be computed leaves the one before as it was") 
     const auto of = [&](const auto& values) {
       return std::span(values).subspan(static_cast<std::size_t>(first), static_cast<std::size_t>(count));
     };
-    runner.enqueue(make_step(of(tokens), {}, of(positions), of(positions), std::vector{0, count},
-                             std::vector{first + count}, table, std::vector{0, 1}, std::vector{count - 1}));
+    return runner.enqueue(make_step(of(tokens), {}, of(positions), of(positions), std::vector{0, count},
+                                    std::vector{first + count}, table, std::vector{0, 1}, std::vector{count - 1}));
   };
-  forward(0, 9);
-  const std::vector<Token> drawn = runner.drawn_tokens(0);
+  const stage::StepId step = forward(0, 9);
+  const std::vector<Token> drawn = runner.wait(step).tokens;
   const std::vector<int> slots = {0};
   // One token more than a step may have, and a table that is longer than the cache.
   const std::vector<Token> many = some_tokens(17, 1);
@@ -264,12 +267,15 @@ TEST_CASE("GPU: a step that can't be computed leaves the one before as it was") 
   CHECK_THROWS_AS(runner.enqueue(make_step(std::span(tokens).first(1), {}, slots, slots, std::vector{0, 1},
                                            std::vector{17}, table, std::vector{0, 1}, std::vector{0})),
                   common::CheckError);
-  CHECK(runner.drawn_tokens(0) == drawn);
+  CHECK(runner.wait(step).tokens == drawn);
   forward(9, 7);
+  CHECK(runner.wait(step).tokens == drawn);
   tests::BuiltRunner other(bundled().llama, shape_of(4), {}, 16, 8);
   other.enqueue(make_step(tokens, {}, positions, positions, std::vector{0, 16}, std::vector{16}, table,
                           std::vector{0, 1}, std::vector{15}));
   CHECK(compare(runner.logits(), other.logits(), 2e-3F) == kNoDifference);
+  forward(9, 7);
+  CHECK_THROWS_AS(runner.wait(step), common::CheckError);  // two later steps have been enqueued
 }
 
 TEST_CASE("GPU: a step has at most the sequences that were announced, and the logits take memory for these alone") {
@@ -302,9 +308,9 @@ TEST_CASE("GPU: a step has at most the sequences that were announced, and the lo
     return make_step(some_tokens(count, 1), {}, std::span(zeros).first(n), std::span(slots).first(n), starts,
                      std::vector<int>(n, 1), std::vector{0, 1, 2}, starts, {starts.begin(), starts.end() - 1});
   };
-  CHECK_NOTHROW(runner.enqueue(step(2)));
+  const stage::StepId last = runner.enqueue(step(2));
   CHECK_THROWS_AS(runner.enqueue(step(3)), common::CheckError);
-  CHECK(runner.drawn_tokens(0).size() == 2);
+  CHECK(runner.wait(last).tokens.size() == 2);
 }
 
 #ifdef COURSE_PRODUCTION
@@ -342,9 +348,9 @@ TEST_CASE("GPU: each of a sequence's tokens can have a row of logits, in a step 
         const std::vector<Token> tokens = some_tokens(count, 100 * round + count);
         std::vector<int> rows(tokens.size());
         std::iota(rows.begin(), rows.end(), 0);
-        together.enqueue(step(tokens, length, rows));
+        const stage::StepId last = together.enqueue(step(tokens, length, rows));
         const Matrix logits = together.logits();
-        const std::vector<Token> drawn = together.drawn_tokens(0);
+        const std::vector<Token> drawn = together.wait(last).tokens;
         REQUIRE(logits.rows() == count);
         for (int row = 0; row < count; ++row) {
           alone.enqueue(step({tokens[static_cast<std::size_t>(row)]}, length + row, {0}));
@@ -586,6 +592,7 @@ TEST_CASE("GPU: the lesson's runner, which draws on the host, draws what the dev
   const std::vector<int> table = {0, 1};
   const auto draw = [&](stage::GpuRunner& runner) {
     std::vector<Token> drawn;
+    stage::StepId last;
     for (int step = 0; step < 8; ++step) {
       const int first = step == 0 ? 0 : 8 + step;
       const int count = step == 0 ? 9 : 1;
@@ -599,12 +606,13 @@ TEST_CASE("GPU: the lesson's runner, which draws on the host, draws what the dev
       batch.sampling_rows = {{.options = {.temperature = 0.9F, .top_p = 0.9F, .repetition_penalty = 1.2F, .seed = 5},
                               .sample_index = 0,
                               .used = prompt}};
-      runner.enqueue(batch);
+      const stage::StepId before = last;
+      last = runner.enqueue(batch);
       if (step > 0) {
-        drawn.push_back(runner.drawn_tokens(1)[0]);
+        drawn.push_back(runner.wait(before).tokens[0]);
       }
     }
-    drawn.push_back(runner.drawn_tokens(0)[0]);
+    drawn.push_back(runner.wait(last).tokens[0]);
     return drawn;
   };
   tests::LessonRunner on_host(bundled().llama, shape_of(4), {}, 16, 8);

@@ -71,8 +71,7 @@ float largest_deficit(stage::Engine& engine, const std::vector<common::Token>& p
     stage::RaggedBatch batch;
     batch.add(engine.manager(), sequence, next, true);
     batch.draws_tokens = false;
-    engine.forward(batch);
-    const common::Matrix logits = engine.runner().wait(0).logits;
+    const common::Matrix logits = engine.runner().wait(engine.forward(batch)).logits;
     engine.commit(batch);
     deficit = std::max(deficit, logits.maxCoeff() - logits(0, token));
     next = {&token, 1};

@@ -225,7 +225,7 @@ TEST_CASE("Two GPUs: logits, keys and values are one GPU's, for every type of ca
       const stage::RaggedBatch step = make_step(tokens, {}, positions, slots, starts, contexts, tables,
                                                 std::vector<int>{0, 12, 24}, {starts[1] - 1, starts[2] - 1});
       one.enqueue(step);
-      two.enqueue(step);
+      const stage::StepId last = two.enqueue(step);
       const Matrix expected = one.logits();
       const Matrix logits = two.logits();
       CAPTURE(salt);
@@ -236,7 +236,7 @@ TEST_CASE("Two GPUs: logits, keys and values are one GPU's, for every type of ca
       const Matrix exact_logits = exact.logits();
       error_of_one += (expected - exact_logits).squaredNorm();
       error_of_two += (logits - exact_logits).squaredNorm();
-      const std::vector<Token> drawn = two.drawn_tokens(0);
+      const std::vector<Token> drawn = two.wait(last).tokens;
       for (Eigen::Index row = 0; row < logits.rows(); ++row) {
         const Matrix one_row = logits.row(row);
         CHECK(drawn[static_cast<std::size_t>(row)] ==

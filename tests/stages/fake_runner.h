@@ -39,25 +39,18 @@ class FakeRunner : public stage::Runner {
       with_fault(RunnerCall::kCopy, [&] { inner_->copy_blocks(copies); });
     }
   }
-  void enqueue(const stage::RaggedBatch& batch) override {
-    num_hidden_ = 0;
-    with_fault(RunnerCall::kEnqueue, [&] {
-      inner_->enqueue(batch);
-      num_hidden_ = 1;
-    });
-    num_hidden_ = 0;
+  stage::StepId enqueue(const stage::RaggedBatch& batch) override {
+    stage::StepId step;
+    with_fault(RunnerCall::kEnqueue, [&] { step = inner_->enqueue(batch); });
+    return step;
   }
-#if STAGE_NUMBER < 8
-  stage::StepResult wait() override {
-    stage::StepResult result;
-    with_fault(RunnerCall::kWait, [&] { result = inner_->wait(); });
-#else
+#if STAGE_NUMBER >= 8
   // As a GPU's does, from the server's point of view.
   bool is_asynchronous() const override { return true; }
-  stage::StepResult wait(int step_age) override {
-    stage::StepResult result;
-    with_fault(RunnerCall::kWait, [&] { result = inner_->wait(step_age + num_hidden_); });
 #endif
+  stage::StepResult wait(stage::StepId step) override {
+    stage::StepResult result;
+    with_fault(RunnerCall::kWait, [&] { result = inner_->wait(step); });
     if (change_) {
       change_(result);
     }
@@ -86,7 +79,6 @@ class FakeRunner : public stage::Runner {
   }
 
   std::unique_ptr<stage::Runner> inner_;
-  int num_hidden_ = 0;  // steps that the inner runner has computed, and that count as not enqueued
   std::map<RunnerCall, Fault> faults_;
   std::map<RunnerCall, int> calls_;
   std::function<void(stage::StepResult&)> change_;

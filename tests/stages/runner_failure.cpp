@@ -89,6 +89,39 @@ TEST_CASE("runner: a copy that fails stays planned until it has been carried out
   }
 }
 
+TEST_CASE("runner: no block of a step that can't be waited for is found") {
+  stage::EngineOptions options;
+  options.block_size = 4;
+  FakeEngine fake(small_model(), options);
+  const std::vector<Token> prompt = make_request(9, 1).prompt;
+  REQUIRE(fake.engine->start(0, prompt, 0));
+  fake.runner->fail(RunnerCall::kWait, 1);
+  CHECK_THROWS_AS(fake.engine->append(0, prompt), RunnerFault);
+  fake.engine->manager().free(0);
+  CHECK(fake.engine->manager().prefix_cache().find(prompt, 0).empty());
+  REQUIRE(fake.engine->start(0, prompt, 0));
+  REQUIRE(fake.engine->append(0, prompt).has_value());
+  CHECK(fake.engine->manager().prefix_cache().find(prompt, 0).size() == 2);
+}
+
+TEST_CASE("runner: the result of a step that is not kept can't be had") {
+  FakeEngine fake(small_model());
+  const std::vector<Token> prompt = make_request(9, 1).prompt;
+  REQUIRE(fake.engine->start(0, prompt, 0));
+  REQUIRE(fake.engine->manager().reserve(0, 9));
+  stage::RaggedBatch batch;
+  batch.add(fake.engine->manager(), 0, prompt, true);
+  const stage::StepId first = fake.runner->enqueue(batch);
+  const std::vector<Token> tokens = fake.runner->wait(first).tokens;
+  CHECK_THROWS_AS(fake.runner->wait({first.value + 1}), common::CheckError);
+  fake.runner->enqueue(batch);
+#if STAGE_NUMBER >= 8
+  CHECK(fake.runner->wait(first).tokens == tokens);
+  fake.runner->enqueue(batch);
+#endif
+  CHECK_THROWS_AS(fake.runner->wait(first), common::CheckError);
+}
+
 #if STAGE_NUMBER < 8
 TEST_CASE("runner: logits without a largest one end in words, not in a token") {
   FakeEngine fake(small_model());
@@ -246,6 +279,22 @@ TEST_CASE("runner: a request whose logits have no largest one fails, and the oth
         CHECK(served.tokens(served.ids[i]) == FakeServer::expected(served.requests[i]));
       }
     }
+    served.check_serves();
+  }
+}
+
+TEST_CASE("runner: a result with fewer rows than the step asked for fails its requests, and the server goes on") {
+  for (const bool run_ahead : {false, true}) {
+    FakeServer served(run_ahead);
+    int step = 0;
+    served.fake.runner->on_result([&](stage::StepResult& result) {
+      if (++step == 3) {
+        result.tokens.pop_back();
+      }
+    });
+    served.run();
+    CHECK(served.has_failed(served.ids[0]));
+    CHECK(served.has_failed(served.ids[1]));
     served.check_serves();
   }
 }

@@ -1256,18 +1256,21 @@ TEST_CASE("forget: the output of a request that has ended goes as soon as those 
   CHECK(serving.server.submit({make_request(2, 1)}) == 3);
 }
 
-TEST_CASE("engine: a batch is not committed to another sequence that has got an id of it meanwhile") {
-  Serving serving(ServingOptions{});
-  KvCacheManager& manager = serving.engine.manager();
-  REQUIRE(manager.allocate(0, 8));
-  manager.commit(0, 5);
-  stage::RaggedBatch batch;
-  batch.add(manager, 0, std::vector<Token>{1, 2}, false);
-  manager.free(0);
-  serving.engine.commit(batch);  // its sequence has ended
-  REQUIRE(manager.allocate(0, 8));
-  CHECK(tests::is_refused_as_a_bug([&] { serving.engine.commit(batch); }));
-  CHECK(manager.length(0) == 0);
+TEST_CASE(
+    "the loop: what a step in flight has computed is not taken for that of a request that got its sequence's id") {
+  Serving serving({.scheduler = {.headroom = 0, .run_ahead = true}});
+  const GenerationRequest first = {make_request(8, 4)};
+  const GenerationRequest second = {make_request(8, 4, 1)};
+  serving.submit(first);
+  REQUIRE(serving.server.step());  // its prompt is computed, two blocks
+  serving.server.stop(0, FinishReason::kCancelled);
+  serving.submit(second);
+  REQUIRE(serving.run().empty());
+  CHECK(compare_output(serving.server.output(1), served_alone(second)).empty());
+  serving.submit(first);
+  REQUIRE(serving.run().empty());
+  CHECK(serving.server.output(2).cached_tokens == 0);
+  CHECK(compare_output(serving.server.output(2), served_alone(first)).empty());
 }
 
 TEST_CASE("counters and the numbers of steps: a server that runs ahead has one step more, which computes nothing") {

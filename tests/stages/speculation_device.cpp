@@ -57,7 +57,7 @@ class DeviceRunner : public tests::FakeRunner {
         max_rows_(std::max(max_sequences, stage::kMaxGpuTokens)),
         script_(std::move(script)) {}
 
-  void enqueue(const stage::RaggedBatch& batch) override {
+  stage::StepId enqueue(const stage::RaggedBatch& batch) override {
     if (problem.empty()) {
       problem = problem_of(batch, max_rows_, static_cast<int>(next_positions_.size()));
     }
@@ -72,13 +72,15 @@ class DeviceRunner : public tests::FakeRunner {
     for (const int row : batch.logits_rows) {
       next_positions_.push_back(batch.positions[static_cast<std::size_t>(row)] + 1);
     }
-    FakeRunner::enqueue(batch);
+    last_ = FakeRunner::enqueue(batch);
+    return last_;
   }
 
-  stage::StepResult wait(int step_age) override {
-    is_seen_ = is_seen_ || step_age == 0;
-    stage::StepResult result = FakeRunner::wait(step_age);
-    const std::vector<int>& positions = step_age == 0 ? next_positions_ : previous_positions_;
+  stage::StepResult wait(stage::StepId step) override {
+    const bool is_last = step.value == last_.value;
+    is_seen_ = is_seen_ || is_last;
+    stage::StepResult result = FakeRunner::wait(step);
+    const std::vector<int>& positions = is_last ? next_positions_ : previous_positions_;
     for (std::size_t row = 0; script_ && row < result.tokens.size(); ++row) {
       result.tokens[row] = script_(positions[row]);
     }
@@ -95,6 +97,7 @@ class DeviceRunner : public tests::FakeRunner {
   int max_rows_;
   Script script_;
   bool is_seen_ = true;
+  stage::StepId last_;
   std::vector<int> next_positions_;  // by row of the last step
   std::vector<int> previous_positions_;
 };

@@ -41,7 +41,7 @@ std::string SpeculatingServer::rejection(const GenerationRequest& request) const
   return reason;
 }
 
-const RaggedBatch& SpeculatingServer::batch_to_compute(InFlightStep& step) {
+const RaggedBatch& SpeculatingServer::batch_to_compute(Step& step) {
   const RaggedBatch& own = step.batch();
   first_rows_.clear();
   if (!speculating_.has_drafts()) {
@@ -92,11 +92,11 @@ void SpeculatingServer::add_rows(SequenceId sequence, std::size_t row, int index
   }
 }
 
-bool SpeculatingServer::may_run_ahead(const InFlightStep& step) const {
+bool SpeculatingServer::may_run_ahead(const Step& step) const {
   return !speculating_.is_awaited() && Server::may_run_ahead(step);
 }
 
-void SpeculatingServer::extend(const InFlightStep& step, const ScheduledGroup& scheduled, int row) {
+void SpeculatingServer::extend(const Step& step, const ScheduledGroup& scheduled, int row) {
   SequenceGroup& group = *scheduled.group;
   Server::extend(step, scheduled, row);
   const auto num_drafts = static_cast<int>(speculating_.drafts_of(scheduled.tokens.sequences.front()).size());
@@ -108,9 +108,10 @@ void SpeculatingServer::extend(const InFlightStep& step, const ScheduledGroup& s
       return;
     }
     commit_last(engine_, group);
-    report_.num_accepted += static_cast<int>(group.live().size());
+    StepReport& report = reporter_.report();
+    report.num_accepted += static_cast<int>(group.live().size());
     speculating_.count_accepted(group);
-    for (common::SequenceDrafts& drafts : report_.drafts) {
+    for (common::SequenceDrafts& drafts : report.drafts) {
       const auto is_its = [&](const Branch& branch) { return branch.sequence == drafts.sequence; };
       drafts.num_accepted += std::any_of(group.live().begin(), group.live().end(), is_its) ? 1 : 0;
     }
@@ -118,7 +119,7 @@ void SpeculatingServer::extend(const InFlightStep& step, const ScheduledGroup& s
   }
 }
 
-GroupResult SpeculatingServer::result_behind(const InFlightStep& step, const SequenceGroup& group, int draft) const {
+GroupResult SpeculatingServer::result_behind(const Step& step, const SequenceGroup& group, int draft) const {
   GroupResult result;
   for (const Branch& branch : group.live()) {
     GroupResult row = step.result(first_rows_.at(branch.sequence) + draft, 1);
@@ -128,18 +129,19 @@ GroupResult SpeculatingServer::result_behind(const InFlightStep& step, const Seq
   return result;
 }
 
-void SpeculatingServer::report_schedule(const ScheduledStep& step, double begin) {
-  Server::report_schedule(step, begin);
+void SpeculatingServer::report_schedule(const ScheduledStep& step) {
+  Server::report_schedule(step);
+  StepReport& report = reporter_.report();
   for (std::size_t i = 0; i < step.groups.size(); ++i) {
     for (const SequenceId sequence : step.groups[i].tokens.sequences) {
       const std::span<const common::Token> drafts = speculating_.drafts_of(sequence);
       const auto num_drafts = static_cast<int>(drafts.size());
-      report_.num_queries[report_.num_drafts.size()] += num_drafts;
-      report_.num_drafts.push_back(num_drafts);
-      report_.num_served[i] += num_drafts;
+      report.num_queries[report.num_drafts.size()] += num_drafts;
+      report.num_drafts.push_back(num_drafts);
+      report.num_served[i] += num_drafts;
       if (num_drafts > 0) {
         const int position = engine_.manager().length(sequence) + 1;  // behind the text's last token
-        report_.drafts.push_back({step.groups[i].group->id(), sequence, position, {drafts.begin(), drafts.end()}});
+        report.drafts.push_back({step.groups[i].group->id(), sequence, position, {drafts.begin(), drafts.end()}});
       }
     }
   }

@@ -24,21 +24,21 @@ class SpeculatingServer : public Server {
   std::string rejection(const GenerationRequest& request) const override;
   // With each sequence's drafts behind its own token. Their rows of logits come after all others, so that the step's
   // own rows keep their numbers, although sequences with drafts come after those with one token.
-  const RaggedBatch& batch_to_compute(InFlightStep& step) override;
+  const RaggedBatch& batch_to_compute(Step& step) override;
   // Not if a request waits for its token, to look it up.
-  bool may_run_ahead(const InFlightStep& step) const override;
+  bool may_run_ahead(const Step& step) const override;
   // Gives the group its own token, and then takes up its drafts, one by one, as long as each is the next token of all
   // its texts: its K and V are in their slots, so it is committed, and the rows behind it give the texts their next
   // tokens.
-  void extend(const InFlightStep& step, const ScheduledGroup& scheduled, int row) override;
-  void report_schedule(const ScheduledStep& step, double begin) override;
+  void extend(const Step& step, const ScheduledGroup& scheduled, int row) override;
+  void report_schedule(const ScheduledStep& step) override;
 
  private:
   // Adds the rows of logits behind the sequence's drafts to batch_, and how the tokens after them are drawn. row: the
   // row of logits behind its own token, which is batch_.tokens[index].
   void add_rows(SequenceId sequence, std::size_t row, int index);
   // The rows behind one draft of each live branch.
-  GroupResult result_behind(const InFlightStep& step, const SequenceGroup& group, int draft) const;
+  GroupResult result_behind(const Step& step, const SequenceGroup& group, int draft) const;
 
   SpeculatingScheduler& speculating_;  // the server's scheduler
   // Of the last step. One with drafts does not run ahead, so that they are collected before the next one has some.

@@ -1,10 +1,11 @@
-#include "async_step.h"
+#include "step.h"
 
 #include <algorithm>
 #include <optional>
 #include <span>
 #include <utility>
 
+#include "common/base/check.h"
 #include "common/base/machine.h"
 #include "common/math/sampling.h"
 
@@ -24,8 +25,7 @@ bool is_single(int num_tokens) { return num_tokens == 1; }
 
 }  // namespace
 
-InFlightStep::InFlightStep(const KvCacheManager& manager, std::vector<ScheduledGroup> groups)
-    : groups_(std::move(groups)) {
+Step::Step(const KvCacheManager& manager, std::vector<ScheduledGroup> groups) : groups_(std::move(groups)) {
   // A group with rows of logits has one token for each sequence, or a single sequence.
   std::stable_partition(groups_.begin(), groups_.end(), [](const ScheduledGroup& scheduled) {
     const std::vector<int>& counts = scheduled.tokens.num_tokens;
@@ -43,7 +43,7 @@ InFlightStep::InFlightStep(const KvCacheManager& manager, std::vector<ScheduledG
   }
 }
 
-void InFlightStep::add(const KvCacheManager& manager, const ScheduledGroup& scheduled, bool single) {
+void Step::add(const KvCacheManager& manager, const ScheduledGroup& scheduled, bool single) {
   const ScheduledTokens& tokens = scheduled.tokens;
   for (std::size_t i = 0; i < tokens.sequences.size(); ++i) {
     if (is_single(tokens.num_tokens[i]) != single) {
@@ -52,6 +52,7 @@ void InFlightStep::add(const KvCacheManager& manager, const ScheduledGroup& sche
     const SequenceId sequence = tokens.sequences[i];
     batch_.add(manager, sequence, scheduled.group->tokens(sequence, manager.length(sequence), tokens.num_tokens[i]),
                tokens.with_logits);
+    owners_.push_back(scheduled.group.get());
     if (!tokens.with_logits) {
       continue;
     }
@@ -65,16 +66,50 @@ void InFlightStep::add(const KvCacheManager& manager, const ScheduledGroup& sche
   }
 }
 
-void InFlightStep::collect(Runner& runner, int step_age) {
-  const double start = common::now_seconds();
-  StepResult result = runner.wait(step_age);
-  waiting_seconds_ += runner.is_asynchronous() ? common::now_seconds() - start : 0.0;
-  tokens_ = std::move(result.tokens);
-  logits_ = split_rows(result.logits);
+void Step::enqueue(Engine& engine, const RaggedBatch& computed, bool runs_ahead) {
+  id_ = engine.forward(computed);
+  num_rows_ = computed.logits_rows.size();
+  runs_ahead_ = runs_ahead;
 }
 
-GroupResult InFlightStep::result(int first, int num_rows) const {
+void Step::confirm(KvCacheManager& manager, std::span<const common::Token> drawn) noexcept {
+  if (!drawn.empty()) {
+    batch_.resolve_pending(drawn);
+  }
+  for (std::size_t i = 0; i < batch_.num_sequences(); ++i) {
+    if (!owners_[i]->finished()) {
+      manager.commit(batch_.sequences[i], batch_.num_queries(i));
+    }
+  }
+  int row = 0;
+  for (const ScheduledGroup& scheduled : groups_) {
+    if (runs_ahead_ && scheduled.num_rows() > 0 && !scheduled.group->finished()) {
+      scheduled.group->run_ahead(row);
+    }
+    row += scheduled.num_rows();
+  }
+}
+
+void Step::collect(Engine& engine) {
+  const double start = common::now_seconds();
+  StepResult result = engine.runner().wait(id_);
+  waiting_seconds_ += engine.runner().is_asynchronous() ? common::now_seconds() - start : 0.0;
+  const std::size_t num_rows =
+      batch_.draws_tokens ? result.tokens.size() : static_cast<std::size_t>(result.logits.rows());
+  COMMON_CHECK(num_rows == num_rows_, "the result of a step has a row for each that was asked for");
+  tokens_ = std::move(result.tokens);
+  logits_ = split_rows(result.logits);
+  for (std::size_t i = 0; i < batch_.num_sequences() && engine.options().prefix_cache; ++i) {
+    if (!owners_[i]->finished() && owners_[i]->has_blocks(batch_.sequences[i])) {
+      engine.manager().publish(batch_.sequences[i], batch_.tokens_of(i));
+    }
+  }
+}
+
+GroupResult Step::result(int first, int num_rows) const {
   const auto rows_of = [&](const auto& results) {
+    COMMON_CHECK(first >= 0 && num_rows >= 0 && first + num_rows <= static_cast<int>(results.size()),
+                 "the step has no such rows");
     return std::vector(results.begin() + first, results.begin() + first + num_rows);
   };
   if (batch_.draws_tokens) {

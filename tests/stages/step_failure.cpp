@@ -1,0 +1,287 @@
+// One thing fails once in a run of Server::step(): a call of the runner, or an allocation of memory, at every moment at
+// which it can. Whatever the step was doing, it holds or it never was: the books are in order after every step, no
+// request but those of the step fails, the others get their texts, and the same prompts, sent again, get them too: no
+// block is found that was never computed.
+#include "tests/support/catch.h"
+
+#include <cstddef>
+#include <cstdlib>
+#include <map>
+#include <memory>
+#include <new>
+#include <optional>
+#include <set>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "common/base/parallel.h"
+#include "common/base/text.h"
+#include "tests/stages/late_runner.h"
+#include "tests/stages/serving_fixtures.h"
+#include "tests/stages/sharing_fixtures.h"
+
+namespace {
+
+bool counts_allocations = false;
+int allocations_until_failure = -1;  // -1: none fails
+
+void* allocate_or_fail(std::size_t size) {
+  if (counts_allocations && allocations_until_failure >= 0 && allocations_until_failure-- == 0) {
+    throw std::bad_alloc();
+  }
+  if (void* memory = std::malloc(size == 0 ? 1 : size)) {
+    return memory;
+  }
+  throw std::bad_alloc();
+}
+
+}  // namespace
+
+void* operator new(std::size_t size) { return allocate_or_fail(size); }
+void* operator new[](std::size_t size) { return allocate_or_fail(size); }
+void operator delete(void* memory) noexcept { std::free(memory); }
+void operator delete[](void* memory) noexcept { std::free(memory); }
+void operator delete(void* memory, std::size_t) noexcept { std::free(memory); }
+void operator delete[](void* memory, std::size_t) noexcept { std::free(memory); }
+
+using stage::GenerationRequest;
+using stage::Preemption;
+using tests::LateRunner;
+using tests::make_request;
+using tests::RunnerCall;
+using tests::small_model;
+
+namespace {
+
+// While it lives, allocations count, or do not.
+class Counting {
+ public:
+  explicit Counting(bool counts) : before_(std::exchange(counts_allocations, counts)) {}
+  ~Counting() { counts_allocations = before_; }
+  Counting(const Counting&) = delete;
+  Counting& operator=(const Counting&) = delete;
+
+ private:
+  bool before_;
+};
+
+constexpr int kBlockSize = 4;
+constexpr int kNumBlocks = 9;
+constexpr int kNumHostBlocks = 16;
+
+// Chunks, hits, forks and beams, in a cache that is too small for all of them at once.
+std::vector<GenerationRequest> make_requests() {
+  std::vector<GenerationRequest> requests = {{make_request(14, 5)},
+                                             {make_request(6, 6, 1), 2},
+                                             {make_request(5, 4, 2), 1, stage::BeamOptions{2, 1.0}},
+                                             {make_request(17, 4)},  // begins as the first does
+                                             {make_request(9, 5, 3)}};
+  requests[1].request.sampling.temperature = 1.0F;
+  return requests;
+}
+
+struct Run {
+  explicit Run(bool run_ahead, Preemption preemption) {
+    common::set_num_threads(1);  // they would wait for each other longer than they compute
+    stage::EngineOptions options;
+    options.num_slots = kNumBlocks * kBlockSize;
+    options.block_size = kBlockSize;
+    options.num_host_slots = kNumHostBlocks * kBlockSize;
+    options.chunk_size = 12;
+    options.gpu.device = stage::Device::kCpu;
+    auto cpu = stage::make_runner(small_model(), options);
+    dynamic_cast<stage::CpuRunner&>(*cpu).kv_cache().fill(std::numeric_limits<float>::quiet_NaN());
+    auto late = std::make_unique<LateRunner>(std::move(cpu));
+    runner = late.get();
+    runner->around([] { return std::make_shared<Counting>(false); });
+    engine.emplace(small_model(), options, std::move(late));
+    server.emplace(
+        *engine,
+        stage::SchedulerOptions{.token_budget = 12, .headroom = 0, .preemption = preemption, .run_ahead = run_ahead},
+        clock);
+    server->on_step([this](const stage::StepReport& report) {
+      const Counting none(false);
+      ended.insert(ended.end(), report.ended.begin(), report.ended.end());
+      preemptions += report.swapped_out.size() + report.recomputed.size();
+    });
+  }
+
+  int submit(const GenerationRequest& request) {
+    return server->submit(request, [this](int id, int sample, common::Token token) {
+      const Counting none(false);
+      told[{id, sample}].push_back(token);
+    });
+  }
+
+  // Until nothing is left to do. Returns the first problem, or an empty string.
+  std::string run() {
+    for (int step = 0; !server->is_idle(); ++step) {
+      try {
+        const Counting all(true);
+        server->step();
+      } catch (const std::exception& error) {
+        num_thrown += 1;
+        if (num_thrown > 1) {
+          return std::string("steps throw again and again: ") + error.what();
+        }
+      }
+      if (std::string problem = problem_of_books(); !problem.empty()) {
+        return common::format("after step %d: ", step) + problem;
+      }
+      if (step > 300) {
+        return "it never ends";
+      }
+    }
+    const stage::KvCacheManager& manager = engine->manager();
+    if (!manager.sequences().empty() || manager.usage().reserved != 0 ||
+        manager.num_free_host_blocks() != kNumHostBlocks) {
+      return "blocks are lost";
+    }
+    return "";
+  }
+
+  std::string problem_of_books() {
+    const stage::KvCacheManager& manager = engine->manager();
+    for (const int sequence : manager.sequences()) {
+      if (static_cast<int>(manager.block_table(sequence).size()) !=
+          stage::blocks_needed(manager.length(sequence), kBlockSize)) {
+        return common::format("sequence %d has %zu blocks for %d tokens", sequence,
+                              manager.block_table(sequence).size(), manager.length(sequence));
+      }
+    }
+    return tests::check_ledger(manager, kNumBlocks, kBlockSize);
+  }
+
+  stage::VirtualClock clock;
+  LateRunner* runner = nullptr;
+  std::optional<stage::Engine> engine;
+  std::optional<stage::Server> server;
+  std::map<std::pair<int, int>, std::vector<common::Token>> told;  // by request and sample
+  std::vector<int> ended;
+  std::size_t preemptions = 0;
+  int num_thrown = 0;
+};
+
+struct Outcome {
+  std::string problem = {};
+  int num_failed = 0;
+  int num_thrown = 0;
+  bool has_faulted = false;
+  std::size_t preemptions = 0;
+  double hits = 0.0;
+};
+
+using Prepare = std::function<void(Run&)>;
+using HasFaulted = std::function<bool(Run&)>;
+
+Outcome serve(bool run_ahead, Preemption preemption, const Prepare& prepare, const HasFaulted& has_faulted) {
+  static const std::vector<GenerationRequest> requests = make_requests();
+  static const std::vector<std::vector<common::Completion>> expected = [] {
+    std::vector<std::vector<common::Completion>> texts;
+    for (const GenerationRequest& request : requests) {
+      texts.push_back(tests::served_alone(request));
+    }
+    return texts;
+  }();
+  Run run(run_ahead, preemption);
+  for (const GenerationRequest& request : requests) {
+    run.submit(request);
+  }
+  prepare(run);
+  Outcome outcome;
+  outcome.problem = run.run();
+  outcome.has_faulted = has_faulted(run);
+  outcome.num_thrown = run.num_thrown;
+  outcome.preemptions = run.preemptions;
+  allocations_until_failure = -1;
+  run.runner->fail_no_more();
+  for (int round = 0; round < 2 && outcome.problem.empty(); ++round) {
+    if (round == 1) {  // the same again, now that nothing fails
+      for (const GenerationRequest& request : requests) {
+        run.submit(request);
+      }
+      outcome.problem = run.run();
+    }
+    for (std::size_t i = 0; i < requests.size() && outcome.problem.empty(); ++i) {
+      const int id = static_cast<int>(i) + round * static_cast<int>(requests.size());
+      const stage::RequestOutput& output = run.server->output(id);
+      const bool has_failed = output.finish_reason == common::FinishReason::kFailed;
+      outcome.num_failed += has_failed ? 1 : 0;
+      std::string problem = tests::compare_output(output, expected[i], has_failed);
+      if (has_failed && output.error != tests::RunnerFault().what() && output.error != std::bad_alloc().what()) {
+        problem = "has failed: " + output.error;
+      }
+      if (has_failed && round == 1) {
+        problem = "has failed, although nothing else did";
+      }
+      for (std::size_t sample = 0; sample < output.completions.size() && !requests[i].beam.has_value(); ++sample) {
+        std::vector<common::Token> told = run.told[{id, static_cast<int>(sample)}];
+        const std::vector<common::Token>& tokens = output.completions[sample].tokens;
+        if (has_failed && told.size() + 1 == tokens.size()) {
+          told.push_back(tokens.back());  // it may have failed before its sink was called
+        }
+        if (told != tokens && problem.empty()) {
+          problem = "its sink has got another text";
+        }
+      }
+      if (std::count(run.ended.begin(), run.ended.end(), id) != 1 && problem.empty()) {
+        problem = "its end is in no report, or in several";
+      }
+      if (!problem.empty()) {
+        outcome.problem =
+            common::format(round == 0 ? "request %d " : "sent again, request %d ", static_cast<int>(i)) + problem;
+      }
+    }
+  }
+  outcome.hits = common::counter(run.engine->counters(), "prefix_hits");
+  return outcome;
+}
+
+const std::string kNoProblem;
+
+}  // namespace
+
+TEST_CASE("a step holds or never was: every call of the runner fails once") {
+  for (const bool run_ahead : {false, true}) {
+    for (const Preemption preemption : {Preemption::kRecompute, Preemption::kSwap}) {
+      for (const RunnerCall call : {RunnerCall::kCopy, RunnerCall::kEnqueue, RunnerCall::kWait}) {
+        for (const bool is_done : {false, true}) {
+          Outcome outcome{.has_faulted = true};
+          std::size_t preemptions = 0;
+          int index = 0;
+          for (; outcome.has_faulted; ++index) {
+            CAPTURE(run_ahead, static_cast<int>(preemption), static_cast<int>(call), is_done, index);
+            outcome = serve(
+                run_ahead, preemption, [&](Run& run) { run.runner->fail(call, index, is_done); },
+                [](Run& run) { return run.runner->has_failed(); });
+            CHECK(outcome.problem == kNoProblem);
+            CHECK(outcome.num_thrown == 0);
+            CHECK((outcome.num_failed <= 1 || call == RunnerCall::kWait));  // one that was alone in its step
+            CHECK(outcome.hits > 0.0);
+            preemptions += outcome.preemptions;
+          }
+          CHECK(preemptions > 0);
+          CHECK(index > (call == RunnerCall::kCopy ? 3 : 12));
+        }
+      }
+    }
+  }
+}
+
+TEST_CASE("a step holds or never was: every allocation fails once") {
+  for (const bool run_ahead : {false, true}) {
+    for (const Preemption preemption : {Preemption::kRecompute, Preemption::kSwap}) {
+      Outcome outcome{.has_faulted = true};
+      int k = 0;
+      for (; outcome.has_faulted; ++k) {
+        CAPTURE(run_ahead, static_cast<int>(preemption), k);
+        outcome = serve(
+            run_ahead, preemption, [&](Run&) { allocations_until_failure = k; },
+            [](Run&) { return allocations_until_failure == -1; });
+        CHECK(outcome.problem == kNoProblem);
+      }
+      CHECK(k > 1000);
+    }
+  }
+}
