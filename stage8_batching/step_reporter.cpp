@@ -1,6 +1,5 @@
 #include "step_reporter.h"
 
-#include <cstddef>
 #include <new>
 #include <numeric>
 #include <utility>
@@ -19,7 +18,8 @@ common::SlotUsage slot_usage(const KvCacheManager& manager) {
 }  // namespace
 
 void StepReporter::begin(double now) {
-  std::vector<int> ended = std::move(report_.ended);
+  std::vector<int> ended = std::move(report_.ended);  // for its memory
+  ended.clear();
   report_ = {};
   report_.ended = std::move(ended);
   report_.index = num_steps_;
@@ -57,17 +57,27 @@ void StepReporter::computed(const RaggedBatch& batch) noexcept {
   }
 }
 
+void StepReporter::expect_end(std::size_t num_requests) {
+  ended_.reserve(ended_.size() + num_requests);
+  report_.ended.reserve(ended_.capacity());  // the two lists take turns
+}
+
 void StepReporter::end(double now) {
   report_.computing_seconds = common::now_seconds() - begin_seconds_ - report_.scheduling_seconds;
   report_.end = now;
   report_.num_waiting = static_cast<int>(scheduler_.waiting().size());
   num_steps_ += 1;
   totals_.add(report_);
-  const auto num_ended = static_cast<std::ptrdiff_t>(report_.ended.size());
-  if (on_step_) {
-    on_step_(report_);
+  std::swap(report_.ended, ended_);
+  try {
+    if (on_step_) {
+      on_step_(report_);  // may end requests
+    }
+  } catch (...) {
+    report_.ended.insert(report_.ended.end(), ended_.begin(), ended_.end());
+    std::swap(report_.ended, ended_);
+    throw;
   }
-  report_.ended.erase(report_.ended.begin(), report_.ended.begin() + num_ended);  // keeps the memory
 }
 
 }  // namespace

@@ -29,17 +29,18 @@ class StepReporter {
   void end(double now);
 
   // At any time. Allocates no memory if there are no more such requests than expect_end() was called for.
-  void ended(int request) { report_.ended.push_back(request); }
-  void expect_end(std::size_t num_requests) { report_.ended.reserve(report_.ended.size() + num_requests); }
+  void ended(int request) { ended_.push_back(request); }
+  void expect_end(std::size_t num_requests);
 
-  StepReport& report() { return report_; }  // of the current step
+  StepReport& report() { return report_; }  // of the current step, or of the last one
   const StepTotals& totals() const { return totals_; }
 
  private:
   const Scheduler& scheduler_;
   std::function<void(const StepReport&)> on_step_;
-  StepReport report_;  // with the requests that have ended and are in no other report
+  StepReport report_;
   StepTotals totals_;
+  std::vector<int> ended_;  // requests that have ended and are in no report yet
   std::int64_t num_steps_ = 0;
   double begin_seconds_ = 0.0;  // on the machine's own clock
 };
