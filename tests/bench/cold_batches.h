@@ -8,6 +8,7 @@
 #include "common/cuda/runtime/device.h"
 #include "common/paged/attention_launches.h"
 #include "common/paged/production_kernels.h"
+#include "stage7/kernels/kernels.h"
 
 namespace stage7 {
 

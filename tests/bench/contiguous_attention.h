@@ -2,6 +2,7 @@
 #pragma once
 
 #include "common/paged/attention_launches.h"
+#include "stage7/kernels/kernels.h"
 
 namespace stage7 {
 

@@ -84,7 +84,7 @@ TEST_CASE("A cell is sequences x tokens, and its page sets exceed the cache", "[
     CAPTURE(text);
     CHECK_THROWS_AS(stage::parse_cell(text), common::InputError);
   }
-  const std::vector<int> ragged = common::lengths_of({.batch = 32, .context = 0});
+  const std::vector<int> ragged = stage::lengths_of({.batch = 32, .context = 0});
   CHECK(*std::min_element(ragged.begin(), ragged.end()) == 250);
   CHECK(*std::max_element(ragged.begin(), ragged.end()) == 32765);
   CHECK(!std::is_sorted(ragged.begin(), ragged.end()));
@@ -93,7 +93,7 @@ TEST_CASE("A cell is sequences x tokens, and its page sets exceed the cache", "[
   for (const char* text : {"1x1024", "8x8192", "128x8192", "32xragged"}) {
     const stage::BenchCell cell = stage::parse_cell(text);
     CAPTURE(text);
-    CHECK(common::num_sets_of(shape, cell) % 2 == 0);
-    CHECK(common::num_sets_of(shape, cell) * stage::kv_bytes_of(shape, cell) >= 600'000'000);
+    CHECK(stage::num_sets_of(shape, cell) % 2 == 0);
+    CHECK(stage::num_sets_of(shape, cell) * stage::kv_bytes_of(shape, cell) >= 600'000'000);
   }
 }
