@@ -14,6 +14,9 @@
 // - A warpgroup starts a product and waits for it later. It starts the scores of the next tile before it adds V of this
 //   tile, so the tensor cores multiply V while the warpgroup turns the new scores into weights.
 // - The two warpgroups start their products in turn, so that one computes its softmax while the other's products run.
+// - Weights are computed by the largest score of earlier tiles, before the largest of this one is known: see
+//   guess_weights().
+// - K and V are copied in the order in which products take them: K of a tile before V of the previous one.
 // - The tasks are those of ragged_plan.h, longest first. There are as many thread blocks as multiprocessors. A thread
 //   block gets its next task when it has copied all of the last one, and the first tiles of the next task arrive while
 //   the last one is still computed.
@@ -32,6 +35,7 @@
 #include "common/cuda/ptx.cuh"
 #include "common/cuda/ring_position.cuh"
 #include "common/paged/element.h"
+#include "common/paged/fresh.cuh"
 #include "common/paged/online_softmax.cuh"
 #include "common/paged/ragged_plan.h"
 
@@ -46,6 +50,7 @@ struct PrefillShape {
   // the queries take 64 KB.
   static constexpr int kTokens = kHeadDim == 256 ? 64 : 128;  // of a tile
   static constexpr int kStages = kHeadDim == 64 ? 4 : 2;
+  static constexpr int kTilesAlone = kRows / kTokens;  // tiles, from the last one on, whose K and V are taken together
   static constexpr int kSlots = kHeadDim == 256 ? 1 : 2;  // places for queries
   static constexpr int kThreads = common::kWarpgroupThreads * (1 + kConsumers);
   static constexpr int kPanels = kHeadDim / 64;
@@ -150,14 +155,15 @@ struct TileCopier {
   PrefillShared<kHeadDim>& shared;
   const int lane = static_cast<int>(threadIdx.x) % 32;
   const int first_piece = static_cast<int>(threadIdx.x) / 32 * kPieces;  // this warp's
-  common::RingPosition<Shape::kStages> stage;
+  common::RingPosition<Shape::kStages> keys;                             // the places of the tiles that come next
+  common::RingPosition<Shape::kStages> values;
 
   // Copies K or V of one tile. count: the number of its pieces; offset: where this thread's piece begins, in elements.
   __device__ __forceinline__ void copy_tile(unsigned char* tile, const void* pages, std::int64_t offset, int count,
-                                            std::uint64_t& full, std::uint64_t& empty) const {
+                                            std::uint64_t& full, std::uint64_t& empty, int parity) const {
     const int piece = first_piece + lane % kPieces;
     const int panel = lane / kPieces;
-    common::wait_barrier(common::shared_address(&empty), stage.parity ^ 1);
+    common::wait_barrier(common::shared_address(&empty), parity ^ 1);
     if (lane == 0) {
       const int own = max(0, min(kPieces, count - first_piece));
       common::arrive_expecting(common::shared_address(&full), own * Shape::kPanels * kPieceBytes);
@@ -168,8 +174,20 @@ struct TileCopier {
                         static_cast<const Element*>(pages) + offset, kPieceBytes, common::shared_address(&full));
     }
   }
+  __device__ __forceinline__ void copy_keys(std::int64_t offset, int count) {
+    copy_tile(shared.keys[keys.place], call.pages.keys, offset, count, shared.keys_full[keys.place],
+              shared.keys_empty[keys.place], keys.parity);
+    keys.advance();
+  }
+  __device__ __forceinline__ void copy_values(std::int64_t offset, int count) {
+    copy_tile(shared.values[values.place], call.pages.values, offset, count, shared.values_full[values.place],
+              shared.values_empty[values.place], values.parity);
+    values.advance();
+  }
 
-  // Loads the tiles of a piece of work, from the last to the one that begins with first_token.
+  // Loads the tiles of a piece of work, from the last to the one that begins with first_token, in the order in which
+  // consumers take them (PrefillRows::attend): after the tiles that are computed alone, K of a tile before V of the
+  // previous one. The place of that V is free later: behind it, K would come too late.
   __device__ __forceinline__ void load(const int* table, int kv_head, int first_token, int num_seen) {
     const int block_size = call.pages.shape.block_size;
     const int panel = lane / kPieces;
@@ -177,18 +195,28 @@ struct TileCopier {
     int token = (num_seen - 1) / Shape::kTokens * Shape::kTokens + (first_piece + lane % kPieces) * kTileRows;
     int block = token < num_seen ? table[token / block_size] : 0;
     int count = ((num_seen - 1) % Shape::kTokens + kTileRows) / kTileRows;
+    int num_alone = Shape::kTilesAlone;
+    std::int64_t previous = -1;  // where V begins that is still to be copied
     for (; token >= first_token; token -= Shape::kTokens) {
       const std::int64_t offset = row_offset(call.pages.shape, block, kv_head, token % block_size) +
                                   SharedTile<kHeadDim>::panel_offset(panel, kTileRows);
       if (token - Shape::kTokens >= first_token) {
         block = table[(token - Shape::kTokens) / block_size];
       }
-      copy_tile(shared.keys[stage.place], call.pages.keys, offset, count, shared.keys_full[stage.place],
-                shared.keys_empty[stage.place]);
-      copy_tile(shared.values[stage.place], call.pages.values, offset, count, shared.values_full[stage.place],
-                shared.values_empty[stage.place]);
-      stage.advance();
+      copy_keys(offset, count);
+      if (num_alone > 0) {
+        copy_values(offset, count);
+        --num_alone;
+      } else {
+        if (previous >= 0) {
+          copy_values(previous, count);
+        }
+        previous = offset;
+      }
       count = Shape::kTokens / kTileRows;
+    }
+    if (previous >= 0) {
+      copy_values(previous, count);
     }
   }
 };
@@ -207,6 +235,12 @@ struct PrefillProducer {
   // The first thread block that is free gets the longest task that is left.
   __device__ __forceinline__ int take_ticket() const { return thread == 0 ? atomicAdd(&call.queue->next, 1) : 0; }
 
+  // Four kv heads are computed at a time, where they can be shared out so: all of them might have more K and V than the
+  // L2 cache holds. Fewer heads have too few tasks: their shortest would not fill the gaps that the longest leave.
+  static __device__ __forceinline__ int heads_together(int num_kv_heads) {
+    return num_kv_heads % 4 == 0 ? 4 : num_kv_heads;
+  }
+
   __device__ __forceinline__ PrefillWork work_of(int ticket) const {
     const int num_kv_heads = call.pages.shape.num_kv_heads;
     const int total = call.queue->num_tasks * num_kv_heads;
@@ -217,8 +251,11 @@ struct PrefillProducer {
       return {};
     }
     PrefillWork work;
-    work.task = call.tasks[ticket / num_kv_heads];
-    work.kv_head = ticket % num_kv_heads;
+    const int together = heads_together(num_kv_heads);
+    const int of_these = call.queue->num_tasks * together;
+    const int number = ticket % of_these;
+    work.task = call.tasks[number / together];
+    work.kv_head = ticket / of_these * together + number % together;
     work.num_seen = work.task.end_token;
     return work;
   }
@@ -270,16 +307,24 @@ struct PrefillProducer {
 
 // ---- consumers ---------------------------------------------------------------------------------------------------
 
-template <int kHeadDim>
+// kRegisters: how many a thread has.
+template <int kHeadDim, int kRegisters>
 struct PrefillRows {
   using Shape = PrefillShape<kHeadDim>;
   static constexpr int kTokens = Shape::kTokens;
   static constexpr int kSteps = kHeadDim / 16;
+  using Weights = std::uint32_t[kTokens / 16][4];  // of a tile, packed
+  // Whether there are registers for a second set of weights, beside output, scores, the first set and 40 for all else.
+  // Then weights are computed before it is known what the largest score of the tile is.
+  static constexpr bool kGuesses = kHeadDim / 2 + kTokens / 2 + 2 * (kTokens / 4) + 40 <= kRegisters;
   // Weights may exceed 1: the sum that divides the output at the end grows with them. So a larger score becomes the new
   // `largest` only if it exceeds the old one by more than kSlack, and the output is rarely rescaled. A weight of up to
   // 2^8 is as exact in bfloat16 as one below 1. (Conditional rescaling: Zadouri et al., FlashAttention-4,
   // 2026. It is worth 2 % here.)
   static constexpr float kSlack = 8.0F;
+  // Where weights are guessed, what a thread's weights of a row may add up to before `largest` is raised. They would
+  // still be exact at 2^100.
+  static constexpr float kMostWeight = 65536.0F;
 
   const PrefillCall& call;
   PrefillShared<kHeadDim>& shared;
@@ -290,13 +335,22 @@ struct PrefillRows {
 
   float output[kHeadDim / 2];
   float scores[kTokens / 2];
-  std::uint32_t weights[kTokens / 16][4];
+  Weights weights;
+  Weights others;             // if it guesses, the set of every other tile
   RunningSoftmax softmax[2];  // the thread's two rows; the sum has only the weights that the thread has computed
-  float rescale[2];
-  int visible[2];  // tokens that the two rows see
+  bool rescales;              // whether the tile has raised `largest` of some row of the warp
+  float rescale[2];           // if so
+  int visible[2];             // tokens that the two rows see
 
   __device__ __forceinline__ PrefillRows(const PrefillCall& c, PrefillShared<kHeadDim>& s, int w)
       : call(c), shared(s), warpgroup(w) {}
+
+  // The thread's number in its warpgroup, and in its warp. What follows from it would stay in registers for the whole
+  // launch, and would be stored and loaded around every tile.
+  static __device__ __forceinline__ int own_thread() {
+    return static_cast<int>(fresh(threadIdx.x)) % common::kWarpgroupThreads;
+  }
+  static __device__ __forceinline__ int own_lane() { return static_cast<int>(fresh(threadIdx.x)) % 32; }
 
   // The warpgroups take turns: one starts products while the other computes its softmax.
   __device__ __forceinline__ void wait_turn() const {
@@ -307,8 +361,8 @@ struct PrefillRows {
   }
 
   __device__ __forceinline__ void start(const PrefillWork& work, int place) {
-    const int lane = static_cast<int>(threadIdx.x) % 32;
-    const int warp = static_cast<int>(threadIdx.x) % common::kWarpgroupThreads / 32;
+    const int lane = own_lane();
+    const int warp = own_thread() / 32;
     const int group = call.batch.num_heads / call.pages.shape.num_kv_heads;
     slot = place;
 #pragma unroll
@@ -336,18 +390,17 @@ struct PrefillRows {
   }
 
   template <int kColumns>
-  __device__ __forceinline__ void start_values() {
+  __device__ __forceinline__ void start_values(const Weights& of) {
     const common::SharedMatrix tile(common::shared_address(shared.values[values.place]), Shape::kPanelBytes);
 #pragma unroll
     for (int step = 0; step < kColumns / 16; ++step) {
-      common::multiply_registers_by_columns<kHeadDim>(output, weights[step],
-                                                      tile.descriptor(step * 16 * Shape::kRowBytes));
+      common::multiply_registers_by_columns<kHeadDim>(output, of[step], tile.descriptor(step * 16 * Shape::kRowBytes));
     }
     common::commit_products();
   }
 
   __device__ __forceinline__ void release(std::uint64_t& empty) const {
-    if (threadIdx.x % 32 == 0) {
+    if (own_lane() == 0) {
       common::arrive(common::shared_address(&empty));
     }
   }
@@ -368,7 +421,7 @@ struct PrefillRows {
 
   template <int kColumns>
   __device__ __forceinline__ void mask(int first_token) {
-    const int lane = static_cast<int>(threadIdx.x) % 32;
+    const int lane = own_lane();
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
       const int seen = visible[half] - first_token - lane % 4 * 2;
@@ -383,10 +436,10 @@ struct PrefillRows {
     }
   }
 
-  // Scores become weights. Even and odd columns have sums of their own: hardly any other warp shares this warp's
-  // scheduler and could fill the cycles between two dependent additions.
+  // The largest scores of the thread's two rows in a tile, scaled. Both at once: while one row's were looked for, the
+  // other's exponentials, which take longest, would pause.
   template <int kColumns>
-  __device__ __forceinline__ void update_softmax() {
+  __device__ __forceinline__ void find_largest(float (&largest)[2]) const {
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
       float even = scores[half * 2];
@@ -396,13 +449,43 @@ struct PrefillRows {
         even = fmaxf(even, scores[n * 4 + half * 2]);
         odd = fmaxf(odd, scores[n * 4 + half * 2 + 1]);
       }
-      float largest = fmaxf(even, odd);
-      largest = fmaxf(largest, __shfl_xor_sync(~0U, largest, 1));
-      largest = fmaxf(largest, __shfl_xor_sync(~0U, largest, 2));
-      largest *= call.scale;
-      rescale[half] =
-          softmax[half].raise_to(largest > softmax[half].largest + kSlack ? largest : softmax[half].largest);
-      even = odd = 0.0F;
+      largest[half] = fmaxf(even, odd);
+    }
+#pragma unroll
+    for (int distance = 1; distance <= 2; distance *= 2) {
+#pragma unroll
+      for (float& x : largest) {
+        x = fmaxf(x, __shfl_xor_sync(~0U, x, distance));
+      }
+    }
+    largest[0] *= call.scale;
+    largest[1] *= call.scale;
+  }
+
+  // Raises `largest` of the rows that need it. A branch that is rarely taken; and the assembler moves no exponential
+  // before it.
+  __device__ __forceinline__ void raise(const float (&largest)[2], const bool (&is_raised)[2]) {
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      rescale[half] = softmax[half].raise_to(is_raised[half] ? largest[half] : softmax[half].largest);
+    }
+  }
+
+  // Scores become weights. Even and odd columns have sums of their own: hardly any other warp shares this warp's
+  // scheduler and could fill the cycles between two dependent additions.
+  template <int kColumns>
+  __device__ __forceinline__ void update_softmax() {
+    float largest[2];
+    find_largest<kColumns>(largest);
+    const bool is_raised[2] = {largest[0] > softmax[0].largest + kSlack, largest[1] > softmax[1].largest + kSlack};
+    rescales = __any_sync(~0U, is_raised[0] || is_raised[1]) != 0;
+    if (rescales) {
+      raise(largest, is_raised);
+    }
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      float even = 0.0F;
+      float odd = 0.0F;
 #pragma unroll
       for (int n = 0; n < kColumns / 8; ++n) {
         const int first = n * 4 + half * 2;
@@ -427,8 +510,53 @@ struct PrefillRows {
     }
   }
 
+  // The weights of a whole tile by `largest` as it is, and their sums. The scores stay.
+  __device__ __forceinline__ void compute_weights(Weights& to, float (&sums)[2]) const {
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      float even = 0.0F;
+      float odd = 0.0F;
+#pragma unroll
+      for (int n = 0; n < kTokens / 8; ++n) {
+        const float first = softmax[half].weight_of(scores[n * 4 + half * 2], call.scale);
+        const float second = softmax[half].weight_of(scores[n * 4 + half * 2 + 1], call.scale);
+        even += first;
+        odd += second;
+        to[n / 2][n % 2 * 2 + half] = common::pack(first, second);
+      }
+      sums[half] = even + odd;
+    }
+  }
+
+  // Computes a tile's weights as if it had no far larger score than those before. Nearly always that is so. Their sum
+  // tells: a weight that exceeds it exceeds kMostWeight too, or is infinite. Then the largest score is looked for, and
+  // they are computed again. So the tensor cores do not wait for a search of 64 scores in each thread, and its exchange
+  // between threads. Whether a row's `largest` is raised depends on its own scores alone.
+  __device__ __forceinline__ void guess_weights(Weights& to) {
+    float sums[2];
+    compute_weights(to, sums);
+    const bool is_far[2] = {!(sums[0] <= kMostWeight), !(sums[1] <= kMostWeight)};
+    rescales = __any_sync(~0U, is_far[0] || is_far[1]) != 0;
+    if (rescales) {
+      float largest[2];
+      find_largest<kTokens>(largest);
+      bool is_raised[2];
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+        int any = is_far[half] ? 1 : 0;  // in the four threads of the row
+        any |= __shfl_xor_sync(~0U, any, 1);
+        any |= __shfl_xor_sync(~0U, any, 2);
+        is_raised[half] = any != 0 && largest[half] > softmax[half].largest;
+      }
+      raise(largest, is_raised);
+      compute_weights(to, sums);
+    }
+    softmax[0].sum += sums[0];
+    softmax[1].sum += sums[1];
+  }
+
   __device__ __forceinline__ void rescale_output() {
-    if (__any_sync(~0U, rescale[0] != 1.0F || rescale[1] != 1.0F)) {
+    if (rescales) {
 #pragma unroll
       for (int i = 0; i < kHeadDim / 2; ++i) {
         output[i] *= rescale[i / 2 % 2];
@@ -437,7 +565,8 @@ struct PrefillRows {
   }
 
   // Computes scores and weights of a tile that some rows do not see to its end, while no product with V is in flight.
-  template <int kColumns>
+  // kIsFirst: there is no output yet that could be rescaled.
+  template <int kColumns, bool kIsFirst = false>
   __device__ __forceinline__ void add_scores(int first_token) {
     wait_keys();
     wait_turn();
@@ -449,23 +578,30 @@ struct PrefillRows {
     release_keys();
     mask<kColumns>(first_token);
     update_softmax<kColumns>();
-    rescale_output();
+    if constexpr (!kIsFirst) {
+      rescale_output();
+    }
     pack_weights<kColumns>();
   }
 
-  // Adds V of the previous tile, and computes scores and weights of this one.
-  __device__ __forceinline__ void next_tile(bool is_last) {
+  // Adds V of the previous tile, whose weights are `from`, and computes scores and weights of this one. Products read
+  // `from` meanwhile: only if it guesses, `to` is another set and is written before they are done.
+  __device__ __forceinline__ void next_tile(const Weights& from, Weights& to, bool is_last) {
     wait_turn();
     common::fence_products();
     start_scores<kTokens>();
     wait_values();
     common::fence_products();
-    start_values<kTokens>();
+    start_values<kTokens>(from);
     pass_turn();
     common::wait_products<1>();
     common::fence_registers(scores);
     release_keys();
-    update_softmax<kTokens>();
+    if constexpr (kGuesses) {
+      guess_weights(to);
+    } else {
+      update_softmax<kTokens>();
+    }
     // The assembler tends to move the wait for V up to the wait for the scores, which would leave the tensor cores
     // without work during the softmax; but it moves nothing across wait_keys().
     if (!is_last) {
@@ -476,14 +612,16 @@ struct PrefillRows {
     common::fence_registers(output);
     release_values();
     rescale_output();
-    pack_weights<kTokens>();
+    if constexpr (!kGuesses) {
+      pack_weights<kTokens>();
+    }
   }
 
   template <int kColumns>
-  __device__ __forceinline__ void add_values() {
+  __device__ __forceinline__ void add_values(const Weights& of) {
     wait_values();
     common::fence_products();
-    start_values<kColumns>();
+    start_values<kColumns>(of);
     common::wait_products<0>();
     common::fence_registers(output);
     release_values();
@@ -494,8 +632,7 @@ struct PrefillRows {
     wait_values();
     constexpr int kVecs = Shape::kRowBytes / kVecBytes;
     const std::uint32_t tile = common::shared_address(shared.values[values.place]);
-    for (int i = static_cast<int>(threadIdx.x) % common::kWarpgroupThreads;
-         i < (end - num_tokens) * kVecs * Shape::kPanels; i += common::kWarpgroupThreads) {
+    for (int i = own_thread(); i < (end - num_tokens) * kVecs * Shape::kPanels; i += common::kWarpgroupThreads) {
       const int row = i / kVecs;
       common::store_zeros(tile + row % Shape::kPanels * Shape::kPanelBytes +
                           (num_tokens + row / Shape::kPanels) * Shape::kRowBytes + i % kVecs * kVecBytes);
@@ -512,11 +649,11 @@ struct PrefillRows {
         return add_last_tile<kColumns + 32>(tile, count);
       }
     }
-    add_scores<kColumns>(tile * kTokens);
+    add_scores<kColumns, true>(tile * kTokens);
     if (count < kColumns) {
       clear_values(count, kColumns);
     }
-    add_values<kColumns>();
+    add_values<kColumns>(weights);
   }
 
   // Computes all tiles, from the last to the first. Only the last one and kRows / kTokens before it may hold tokens
@@ -529,17 +666,29 @@ struct PrefillRows {
       int tile = last - 1;
       if (kTokens < Shape::kRows && tile > first) {
         add_scores<kTokens>(tile * kTokens);
-        add_values<kTokens>();
+        add_values<kTokens>(weights);
         --tile;
       }
       add_scores<kTokens>(tile * kTokens);
       if (tile > first) {
         wait_keys();
       }
-      for (--tile; tile >= first; --tile) {
-        next_tile(tile == first);
+      --tile;
+      if constexpr (kGuesses) {
+        for (; tile > first; tile -= 2) {
+          next_tile(weights, others, false);
+          next_tile(others, weights, tile - 1 == first);
+        }
+        if (tile == first) {
+          next_tile(weights, others, true);
+          return add_values<kTokens>(others);
+        }
+      } else {
+        for (; tile >= first; --tile) {
+          next_tile(weights, weights, tile == first);
+        }
       }
-      add_values<kTokens>();
+      add_values<kTokens>(weights);
     }
   }
 
@@ -557,8 +706,8 @@ struct PrefillRows {
 
   // Stores the rows of a part of the context as they are.
   __device__ __forceinline__ void store_part(const PrefillWork& work) const {
-    const int lane = static_cast<int>(threadIdx.x) % 32;
-    const int warp = static_cast<int>(threadIdx.x) % common::kWarpgroupThreads / 32;
+    const int lane = own_lane();
+    const int warp = own_thread() / 32;
     const std::int64_t place =
         RaggedPartials::place_of(work.task, work.task.part, work.kv_head, call.pages.shape.num_kv_heads) * Shape::kRows;
 #pragma unroll
@@ -581,8 +730,8 @@ struct PrefillRows {
   }
 
   __device__ __forceinline__ void store(const PrefillWork& work, int place) {
-    const int lane = static_cast<int>(threadIdx.x) % 32;
-    const int warp = static_cast<int>(threadIdx.x) % common::kWarpgroupThreads / 32;
+    const int lane = own_lane();
+    const int warp = own_thread() / 32;
     unsigned char* rows = shared.queries[place][warpgroup] + warp * 16 * Shape::kRowBytes;
     common::wait_named(kOwn + warpgroup, common::kWarpgroupThreads);  // all threads have read the queries
 #pragma unroll
@@ -655,8 +804,10 @@ __device__ __forceinline__ void init_barriers(PrefillShared<kHeadDim>& shared) {
   }
   for (int i = 0; i < Shape::kStages; ++i) {
     common::init_barrier(common::shared_address(&shared.keys_full[i]), common::kWarpgroupThreads / 32);
-    common::init_barrier(common::shared_address(&shared.values_full[i]), common::kWarpgroupThreads / 32);
     common::init_barrier(common::shared_address(&shared.keys_empty[i]), kWarps);
+  }
+  for (int i = 0; i < Shape::kStages; ++i) {
+    common::init_barrier(common::shared_address(&shared.values_full[i]), common::kWarpgroupThreads / 32);
     common::init_barrier(common::shared_address(&shared.values_empty[i]), kWarps);
   }
 }
@@ -672,7 +823,8 @@ __device__ __forceinline__ void prefill_block(const PrefillCall& call, Shared& s
     PrefillProducer<kHeadDim>{call, shared}.run(tiles);
   } else {
     common::grow_registers<Tiles::kConsumerRegisters>();
-    PrefillRows<kHeadDim>(call, shared, static_cast<int>(threadIdx.x) / common::kWarpgroupThreads - 1).run();
+    const int warpgroup = static_cast<int>(threadIdx.x) / common::kWarpgroupThreads - 1;
+    PrefillRows<kHeadDim, Tiles::kConsumerRegisters>(call, shared, warpgroup).run();
   }
 }
 

@@ -107,6 +107,28 @@ TEST_CASE("Ragged attention: prompts around every border of a tile", "[gpu]") {
   CHECK(batch.check(batch.ragged()) == tests::kNoDifference);
 }
 
+// Tiles are computed from the last to the first. Where scores rise by more than a weight may, or by more than a float's
+// exponent holds, what came before is scaled down.
+TEST_CASE("Ragged attention: scores that rise far towards the first token", "[gpu]") {
+  if (!common::has_cuda_device()) {
+    SKIP_TEST("there is no GPU");
+  }
+  const auto type = GENERATE(ScalarType::kBFloat16, ScalarType::kFloat8);
+  const int head_dim = GENERATE(from_range(tests::some_of({64}, {64, 128, 256})));
+  CAPTURE(tests::name_of(type), head_dim);
+  std::vector<float> shifts;
+  for (const float shift : {171.0F, 170.0F, 24.0F, 20.0F, 0.0F, 1.0F}) {
+    shifts.insert(shifts.end(), 130, shift);
+  }
+  GpuBatch batch({.type = type,
+                  .num_kv_heads = 1,
+                  .head_dim = head_dim,
+                  .context_lengths = tests::some_of({300}, {780, 500, 300}),
+                  .query_lengths = tests::some_of({20}, {780, 40, 3}),
+                  .score_shifts = shifts});
+  CHECK(batch.check(batch.ragged()) == tests::kNoDifference);
+}
+
 TEST_CASE("Ragged attention: prompts long enough for the wide shape", "[gpu]") {
   if (!common::has_cuda_device()) {
     SKIP_TEST("there is no GPU");
