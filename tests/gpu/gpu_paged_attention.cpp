@@ -339,21 +339,4 @@ TEST_CASE("Paged attention: decodes and a large chunk, and the launch after them
     }
   }
 }
-
-TEST_CASE("Rows that one table has written, the other reads", "[gpu]") {
-  if (!common::has_cuda_device()) {
-    SKIP_TEST("there is no GPU");
-  }
-  const int block_size = GENERATE(8, 16, 64);
-  const int head_dim = GENERATE(32, 64, 96, 128, 256);
-  CAPTURE(block_size, head_dim);
-  // Rows that the plain kernels wrote give the same result as rows that the other kernels wrote themselves, and vice
-  // versa.
-  GpuBatch batch(
-      {.head_dim = head_dim, .block_size = block_size, .context_lengths = {300, 77, 5}, .query_lengths = {1, 40, 5}});
-  for (const KernelTable& table : tests::kernel_tables()) {
-    CAPTURE(table.name);
-    check_step(batch, table, 1);
-  }
-}
 #endif

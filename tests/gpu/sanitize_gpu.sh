@@ -17,7 +17,7 @@ programs=(
   gpu_decode_attention_stage7 '[sanitize],*by hand*,*captured graph*'
   gpu_ragged_attention_stage7 '[sanitize],*by hand*'
   gpu_cache_kernels_stage7 'Rows land in*,Float8 rows are*,Many rows take*,Blocks are copied in every layer*'
-  gpu_paged_attention_stage7 '*by hand*,*captured graph*,Rows that one table*'
+  gpu_paged_attention_stage7 '*by hand*,*captured graph*'
   gpu_ladder_stage7 '[sanitize]'
   gpu_llama '[sanitize]'
 )
