@@ -143,3 +143,16 @@ TEST_CASE("conversation: a file that is nested deep is none, and changes nothing
     CHECK(folder.text("saved") == first);
   }
 }
+
+TEST_CASE("conversation: a file that cannot be read, or has no end, is none, and changes nothing") {
+  const Folder folder;
+  Scripted engine{{"The first."}};
+  common::Conversation conversation(session(), engine.run, "");
+  const std::string save = "/save " + folder.file("saved") + "\n";
+  say(conversation, folder, "Who?\n" + save);
+  const std::string first = folder.text("saved");
+  for (const char* const path : {"/proc/self/mem", "/proc/self/pagemap"}) {  // on Linux
+    say(conversation, folder, "/load " + std::string(path) + "\n" + save);
+    CHECK(folder.text("saved") == first);
+  }
+}
