@@ -470,7 +470,8 @@ void Conversation::answer(std::vector<ChatMessage> messages, const std::string& 
     if (max_new_tokens < 1) {
       const bool has_system = messages.front().role == "system";
       messages.erase(messages.begin() + (has_system ? 1 : 0), messages.end() - 1);
-      const auto alone = static_cast<int>(encode_chat(*session_.file, session_.tokenizer, messages).size());
+      const auto alone =
+          static_cast<int>(encode_chat(*session_.file, session_.tokenizer, messages, session_.chat).size());
       const bool fits_alone = alone < room();
       const char* const what = fits_alone   ? "with this message, the conversation has"
                                : has_system ? "this message and the system prompt have"

@@ -33,15 +33,18 @@ namespace {
 
 namespace fs = std::filesystem;
 
+common::Session make_session(const common::ChatOptions& chat) {
+  const auto file =
+      std::make_shared<const common::Gguf>(common::Gguf::parse(common::default_model(), "the bundled model"));
+  common::Session result{"tales", common::Llama(*file), common::Tokenizer(*file), {}, {common::Request{}}};
+  result.requests.front().max_new_tokens = 8;
+  result.file = file;
+  result.chat = chat;
+  return result;
+}
+
 const common::Session& session() {
-  static const common::Session session = [] {
-    const auto file =
-        std::make_shared<const common::Gguf>(common::Gguf::parse(common::default_model(), "the bundled model"));
-    common::Session result{"tales", common::Llama(*file), common::Tokenizer(*file), {}, {common::Request{}}};
-    result.requests.front().max_new_tokens = 8;
-    result.file = file;
-    return result;
-  }();
+  static const common::Session session = make_session({});
   return session;
 }
 
@@ -155,4 +158,20 @@ TEST_CASE("conversation: a file that cannot be read, or has no end, is none, and
     say(conversation, folder, "/load " + std::string(path) + "\n" + save);
     CHECK(folder.text("saved") == first);
   }
+}
+
+TEST_CASE("conversation: a message that is too long is counted in the chat template that was named") {
+  const Folder folder;
+  const common::Session named = make_session({.format = "llama2"});
+  Scripted engine{{}};
+  common::Conversation conversation(named, engine.run, "");
+  std::string message = "a";
+  while (named.tokenizer.encode(message).size() < 1020) {  // of 1024: too many with the template's marks
+    message += " a";
+  }
+  std::ostringstream errors;
+  std::streambuf* const usual = std::cerr.rdbuf(errors.rdbuf());
+  say(conversation, folder, message + "\n");
+  std::cerr.rdbuf(usual);
+  CHECK(contains(errors.str(), "error: this message has 10"));
 }
