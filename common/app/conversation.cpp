@@ -1,6 +1,8 @@
 #include "common/app/conversation.h"
 
 #include <algorithm>
+#include <array>
+#include <cstddef>
 #include <cstdint>
 #include <cstdlib>
 #include <exception>
@@ -391,7 +393,7 @@ void Conversation::save(const std::string& path, std::ostream& output) const {
 
 // Reads what save() has written, or messages without tokens. Throws InputError, and changes nothing, if it is neither.
 void Conversation::load(const std::string& path, std::ostream& output) {
-  constexpr std::uintmax_t kMaxBytes = 64 << 20;
+  constexpr std::size_t kMaxBytes = 64 << 20;
   std::vector<ChatMessage> messages;
   check_regular(path);
   try {
@@ -399,10 +401,19 @@ void Conversation::load(const std::string& path, std::ostream& output) {
     if (!file) {
       throw InputError(path + ": cannot open");
     }
-    if (std::error_code error; std::filesystem::file_size(path, error) > kMaxBytes) {
+    // What a file of /proc holds is not known before it is read.
+    std::string text;
+    std::array<char, 1 << 16> part{};
+    while (text.size() <= kMaxBytes && (file.read(part.data(), std::ssize(part)), file.gcount() > 0)) {
+      text.append(part.data(), static_cast<std::size_t>(file.gcount()));
+    }
+    if (file.bad()) {
+      throw InputError(path + ": cannot read");
+    }
+    if (text.size() > kMaxBytes) {
       throw InputError(path + ": it is larger than any conversation, 64 MiB");
     }
-    const nlohmann::json document = parse_json({std::istreambuf_iterator<char>(file), {}});
+    const nlohmann::json document = parse_json(text);
     for (const nlohmann::json& entry : document.at("messages").get_ref<const nlohmann::json::array_t&>()) {
       ChatMessage message{entry.at("role"), entry.at("content")};
       const bool is_system = messages.empty() && message.role == "system";
@@ -459,7 +470,8 @@ void Conversation::answer(std::vector<ChatMessage> messages, const std::string& 
     if (max_new_tokens < 1) {
       const bool has_system = messages.front().role == "system";
       messages.erase(messages.begin() + (has_system ? 1 : 0), messages.end() - 1);
-      const auto alone = static_cast<int>(encode_chat(*session_.file, session_.tokenizer, messages).size());
+      const auto alone =
+          static_cast<int>(encode_chat(*session_.file, session_.tokenizer, messages, session_.chat).size());
       const bool fits_alone = alone < room();
       const char* const what = fits_alone   ? "with this message, the conversation has"
                                : has_system ? "this message and the system prompt have"

@@ -89,11 +89,12 @@ class JinjaReader {
   }
 
   bool skip_comment() {
-    const std::size_t end = rest_.find("#}", 2);
+    const std::size_t begin = rest_.size() > 2 && (rest_[2] == '-' || rest_[2] == '+') ? 3 : 2;
+    const std::size_t end = rest_.find("#}", begin);
     if (end == rest_.npos) {
       return false;
     }
-    const char sign = rest_[end - 1];
+    const char sign = end > begin ? rest_[end - 1] : ' ';
     rest_.remove_prefix(end + 2);
     end_tag(sign, true);
     return true;
@@ -115,6 +116,7 @@ class JinjaReader {
     add(is_block ? "{%" : "{{");
     rest_.remove_prefix(rest_.size() > 2 && (rest_[2] == '-' || rest_[2] == '+') ? 3 : 2);
     bool follows_blank = false;
+    int num_open = 0;  // braces
     while (!rest_.empty()) {
       const char first = rest_[0];
       const bool has_sign = (first == '-' || (first == '+' && is_block)) && rest_.substr(1).starts_with(closing);
@@ -122,7 +124,7 @@ class JinjaReader {
         add(closing);
         rest_.remove_prefix(has_sign ? 3 : 2);
         end_tag(first, is_block);
-        return true;
+        return num_open == 0;
       }
       if (first == '\'' || first == '"') {
         if (!read_literal()) {
@@ -134,11 +136,12 @@ class JinjaReader {
         add_word(rest_.substr(0, size), rest_.substr(size).starts_with('('));
         rest_.remove_prefix(size);
       } else if (kOperators.find(first) != kOperators.npos) {
-        // "= =" is not "==".
-        const bool joins = !follows_blank && !tokens_.back().is_literal &&
-                           kOperators.find(tokens_.back().text.back()) != kOperators.npos &&
-                           kJoining.find(first) != kJoining.npos &&
+        const bool joins = !tokens_.back().is_literal && kJoining.find(first) != kJoining.npos &&
                            kJoining.find(tokens_.back().text.back()) != kJoining.npos;
+        num_open += first == '{' ? 1 : first == '}' ? -1 : 0;
+        if ((joins && follows_blank) || num_open < 0) {
+          return false;  // "= =" is not "==", and "} }" no end of a tag
+        }
         if (joins) {
           tokens_.back().text += first;
         } else {

@@ -33,15 +33,18 @@ namespace {
 
 namespace fs = std::filesystem;
 
+common::Session make_session(const common::ChatOptions& chat) {
+  const auto file =
+      std::make_shared<const common::Gguf>(common::Gguf::parse(common::default_model(), "the bundled model"));
+  common::Session result{"tales", common::Llama(*file), common::Tokenizer(*file), {}, {common::Request{}}};
+  result.requests.front().max_new_tokens = 8;
+  result.file = file;
+  result.chat = chat;
+  return result;
+}
+
 const common::Session& session() {
-  static const common::Session session = [] {
-    const auto file =
-        std::make_shared<const common::Gguf>(common::Gguf::parse(common::default_model(), "the bundled model"));
-    common::Session result{"tales", common::Llama(*file), common::Tokenizer(*file), {}, {common::Request{}}};
-    result.requests.front().max_new_tokens = 8;
-    result.file = file;
-    return result;
-  }();
+  static const common::Session session = make_session({});
   return session;
 }
 
@@ -142,4 +145,33 @@ TEST_CASE("conversation: a file that is nested deep is none, and changes nothing
     say(conversation, folder, "/load " + folder.file("deep") + "\n" + save);
     CHECK(folder.text("saved") == first);
   }
+}
+
+TEST_CASE("conversation: a file that cannot be read, or has no end, is none, and changes nothing") {
+  const Folder folder;
+  Scripted engine{{"The first."}};
+  common::Conversation conversation(session(), engine.run, "");
+  const std::string save = "/save " + folder.file("saved") + "\n";
+  say(conversation, folder, "Who?\n" + save);
+  const std::string first = folder.text("saved");
+  for (const char* const path : {"/proc/self/mem", "/proc/self/pagemap"}) {  // on Linux
+    say(conversation, folder, "/load " + std::string(path) + "\n" + save);
+    CHECK(folder.text("saved") == first);
+  }
+}
+
+TEST_CASE("conversation: a message that is too long is counted in the chat template that was named") {
+  const Folder folder;
+  const common::Session named = make_session({.format = "llama2"});
+  Scripted engine{{}};
+  common::Conversation conversation(named, engine.run, "");
+  std::string message = "a";
+  while (named.tokenizer.encode(message).size() < 1020) {  // of 1024: too many with the template's marks
+    message += " a";
+  }
+  std::ostringstream errors;
+  std::streambuf* const usual = std::cerr.rdbuf(errors.rdbuf());
+  say(conversation, folder, message + "\n");
+  std::cerr.rdbuf(usual);
+  CHECK(contains(errors.str(), "error: this message has 10"));
 }

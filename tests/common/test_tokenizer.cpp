@@ -998,6 +998,23 @@ TEST_CASE("Qwen 3's thoughts are switched off by an empty one, where the templat
   }
 }
 
+TEST_CASE("A program that Jinja cannot read, or that prints more, is not the known one") {
+  const std::string known = golden_template("chatml_system");
+  const auto replaced = [](std::string program, std::string_view from, std::string_view to) {
+    const std::size_t begin = program.find(from);
+    REQUIRE(begin != program.npos);
+    return program.replace(begin, from.size(), to);
+  };
+  const auto is_known = [](const std::string& program) { return common::find_chat_template(program).has_value(); };
+  CHECK(is_known(replaced(known, "!=", " != ")));
+  CHECK_FALSE(is_known(replaced(known, "!=", "! =")));
+  const std::string one_line = replaced(known, "\n    {%- endif", "{% endif");
+  CHECK(is_known(replaced(one_line, "%}\n        {{-", "%}{{")));
+  CHECK_FALSE(is_known(replaced(one_line, "%}\n        {{-", "% }{ {")));
+  CHECK(is_known(known + "{#--#}  "));
+  CHECK_FALSE(is_known(known + "{#-#}  "));  // the sign is that of its begin
+}
+
 TEST_CASE("A template of megabytes is read in the time that its length takes") {
   for (const char* const part : {"\n", "'", "{#", "<|im_start|>", "{{ 'a' }}"}) {
     std::string chat_template;
