@@ -850,7 +850,7 @@ def check_lost(page, server):
     page.evaluate("attempt(() => post(Array(16).fill('A wolf'), {max_tokens: 240, ignore_eos: true}))&&1")
     page.wait_for("timeline.latest.numRunning > 0")
     server.process.send_signal(signal.SIGTERM)
-    page.wait_for("document.body.classList.contains('lost')", 20)
+    page.wait_for("document.body.classList.contains('lost')", 60)
     check("a server that drains is shown as it ends, and not as lost", page.evaluate(
         "timeline.snapshots.some((shown) => shown.draining) && timeline.latest.numRunning + timeline.latest.numWaiting === 0"))
     check("one that has ended is lost too", text(page, "state") == "server lost")
