@@ -376,6 +376,12 @@ void keep_freed_memory() {
 #endif
 }
 
+void use_one_heap() {
+#ifdef __GLIBC__
+  (void)::mallopt(M_ARENA_MAX, 1);
+#endif
+}
+
 void release_freed_memory() {
 #ifdef __GLIBC__
   (void)::malloc_trim(0);
@@ -454,6 +460,8 @@ LineInput read_line(std::string& line) { return std::getline(std::cin, line) ? L
 std::int64_t peak_resident_bytes() { return 0; }
 
 void keep_freed_memory() {}
+
+void use_one_heap() {}
 
 void release_freed_memory() {}
 

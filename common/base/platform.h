@@ -109,7 +109,12 @@ std::int64_t available_memory_bytes();
 // one needs them again; fetching them from the system page by page took a tenth of a prompt's time.
 void keep_freed_memory();
 
-// Gives the system back what the program keeps of freed memory, in all threads' parts of it.
+// Threads that start from now on allocate from one heap, not each from its own: of those, release_freed_memory() can't
+// give back the ends, and after a burst of clients they were hundreds of megabytes. Small blocks, which most are, have
+// a cache for each thread all the same.
+void use_one_heap();
+
+// Gives the system back what the program keeps of freed memory.
 void release_freed_memory();
 
 // Requests pages of 2 MiB, which cause fewer TLB misses. `data` must be aligned to 2 MiB. The system may ignore it.
