@@ -16,6 +16,7 @@
 #include <malloc.h>
 #endif
 
+#include <algorithm>
 #include <array>
 #include <cerrno>
 #include <clocale>
@@ -344,19 +345,27 @@ std::int64_t peak_resident_bytes() {
 }
 
 std::int64_t available_memory_bytes() {
+  std::int64_t available = 0;
 #ifdef __linux__
   std::ifstream file("/proc/meminfo");
   std::string name;
   std::int64_t kibibytes = 0;
   std::string unit;
-  while (file >> name >> kibibytes) {
+  while (available == 0 && file >> name >> kibibytes) {
     if (name == "MemAvailable:") {
-      return kibibytes * 1024;
+      available = kibibytes * 1024;
     }
     std::getline(file, unit);
   }
+  rlimit limit = {};
+  std::int64_t pages = 0;  // of the program's addresses, which `ulimit -v` limits
+  if (::getrlimit(RLIMIT_AS, &limit) == 0 && limit.rlim_cur != RLIM_INFINITY &&
+      std::ifstream("/proc/self/statm") >> pages) {
+    const std::int64_t rest = static_cast<std::int64_t>(limit.rlim_cur) - pages * ::sysconf(_SC_PAGESIZE);
+    available = std::min(available, std::max<std::int64_t>(rest, 0));
+  }
 #endif
-  return 0;
+  return available;
 }
 
 void keep_freed_memory() {
@@ -364,6 +373,18 @@ void keep_freed_memory() {
   constexpr int kLargestThreshold = 32 << 20;  // more is refused
   (void)::mallopt(M_MMAP_THRESHOLD, kLargestThreshold);
   (void)::mallopt(M_TRIM_THRESHOLD, 8 * kLargestThreshold);
+#endif
+}
+
+void use_one_heap() {
+#ifdef __GLIBC__
+  (void)::mallopt(M_ARENA_MAX, 1);
+#endif
+}
+
+void release_freed_memory() {
+#ifdef __GLIBC__
+  (void)::malloc_trim(0);
 #endif
 }
 
@@ -439,6 +460,10 @@ LineInput read_line(std::string& line) { return std::getline(std::cin, line) ? L
 std::int64_t peak_resident_bytes() { return 0; }
 
 void keep_freed_memory() {}
+
+void use_one_heap() {}
+
+void release_freed_memory() {}
 
 void advise_huge_pages(void*, std::size_t) {}
 

@@ -101,12 +101,21 @@ bool has_gpu_driver();
 // The peak resident memory of this process, in bytes; 0 where the system does not report it.
 std::int64_t peak_resident_bytes();
 
-// The memory that programs can still take, in bytes; 0 where the system does not report it.
+// The memory that this program can still take, in bytes, within the limit of its addresses (ulimit -v) if it has one; 0
+// where the system does not report it.
 std::int64_t available_memory_bytes();
 
 // From here on, the program keeps up to 256 MB of freed memory. A step frees matrices of some megabytes and the next
 // one needs them again; fetching them from the system page by page took a tenth of a prompt's time.
 void keep_freed_memory();
+
+// Threads that start from now on allocate from one heap, not each from its own: of those, release_freed_memory() can't
+// give back the ends, and after a burst of clients they were hundreds of megabytes. Small blocks, which most are, have
+// a cache for each thread all the same.
+void use_one_heap();
+
+// Gives the system back what the program keeps of freed memory.
+void release_freed_memory();
 
 // Requests pages of 2 MiB, which cause fewer TLB misses. `data` must be aligned to 2 MiB. The system may ignore it.
 void advise_huge_pages(void* data, std::size_t bytes);

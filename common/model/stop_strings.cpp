@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cstddef>
 #include <iterator>
+#include <memory>
 #include <utility>
 
 #include "common/base/check.h"
@@ -20,13 +21,21 @@ std::size_t find_after(std::string_view text, std::size_t num_passed, const std:
 }  // namespace
 
 StopStrings::StopStrings(std::vector<std::string> strings, Decode decode, int min_tokens)
-    : strings_(std::move(strings)), decode_(std::move(decode)), min_tokens_(min_tokens) {
-  for (const std::string& string : strings_) {
+    : decode_(std::move(decode)), min_tokens_(min_tokens) {
+  for (const std::string& string : strings) {
     if (string.empty()) {
       throw InputError("a stop string needs a text: the empty one would end every reply");
     }
     max_size_ = std::max(max_size_, string.size());
   }
+  if (!strings.empty()) {
+    strings_ = std::make_shared<const std::vector<std::string>>(std::move(strings));
+  }
+}
+
+const std::vector<std::string>& StopStrings::strings() const {
+  static const std::vector<std::string> none;
+  return strings_ != nullptr ? *strings_ : none;
 }
 
 bool StopStrings::found_after(std::span<const Token> reply) const {
@@ -53,7 +62,7 @@ std::size_t StopStrings::num_passed(std::span<const Token> reply) const {
 std::optional<std::string> StopStrings::first_in(std::string_view text, std::size_t num_passed) const {
   const std::string* first = nullptr;
   std::size_t begin = std::string_view::npos;
-  for (const std::string& string : strings_) {
+  for (const std::string& string : strings()) {
     if (const std::size_t at = find_after(text, num_passed, string); at < begin) {
       begin = at;
       first = &string;
@@ -64,7 +73,7 @@ std::optional<std::string> StopStrings::first_in(std::string_view text, std::siz
 
 std::string StopStrings::cut(std::string_view text, std::size_t num_passed) const {
   std::size_t end = text.size();
-  for (const std::string& string : strings_) {
+  for (const std::string& string : strings()) {
     end = std::min(end, find_after(text, num_passed, string));
   }
   return std::string(text.substr(0, end));
@@ -72,7 +81,7 @@ std::string StopStrings::cut(std::string_view text, std::size_t num_passed) cons
 
 std::size_t StopStrings::safe_length(std::string_view text) const {
   std::size_t safe = text.size();
-  for (const std::string& string : strings_) {
+  for (const std::string& string : strings()) {
     // The longest end of the text that the string begins with.
     for (std::size_t size = std::min(string.size(), text.size()); size > 0; --size) {
       if (text.ends_with(std::string_view(string).substr(0, size))) {

@@ -3,6 +3,7 @@
 
 #include <cstddef>
 #include <functional>
+#include <memory>
 #include <optional>
 #include <span>
 #include <string>
@@ -14,6 +15,7 @@
 
 namespace common {
 
+// Copies share the texts: each request, text and stream of a reply has one.
 class StopStrings {
  public:
   // The bytes of tokens, as Tokenizer::decode gives them.
@@ -24,7 +26,7 @@ class StopStrings {
   // Throws InputError on an empty string, which would end every reply.
   StopStrings(std::vector<std::string> strings, Decode decode, int min_tokens = 0);
 
-  bool empty() const { return strings_.empty(); }
+  bool empty() const { return strings_ == nullptr; }
   // Whether the reply's last token completes one of them. To be asked after every token.
   bool found_after(std::span<const Token> reply) const;
   int min_tokens() const { return min_tokens_; }
@@ -40,7 +42,9 @@ class StopStrings {
   std::size_t safe_length(std::string_view text) const;
 
  private:
-  std::vector<std::string> strings_;
+  const std::vector<std::string>& strings() const;
+
+  std::shared_ptr<const std::vector<std::string>> strings_;  // null: none
   std::size_t max_size_ = 0;
   Decode decode_;
   int min_tokens_ = 0;

@@ -6,7 +6,7 @@
 #include <chrono>
 #include <cstddef>
 #include <map>
-#include <nlohmann/json.hpp>
+#include <new>
 #include <optional>
 #include <random>
 #include <set>
@@ -22,20 +22,19 @@
 #include "common/model/recommended_sampling.h"
 #include "common/serving/completion_request.h"
 #include "common/serving/http_request.h"
+#include "common/serving/json.h"
 #include "common/serving/page.h"
 
 namespace common {
 namespace {
 
-using nlohmann::json;
-using nlohmann::ordered_json;
+using json = Json;
+using ordered_json = Json;
 
 constexpr std::chrono::milliseconds kWait{100};
+constexpr double kBytesPerListed = 64;  // a token in a reply of tokens, or the text of one
 
-// A reply may end in the middle of a character, and errors quote a client's text, which may be no UTF-8.
-std::string dump(const ordered_json& document) {
-  return document.dump(-1, ' ', false, ordered_json::error_handler_t::replace);
-}
+std::string dump(const ordered_json& document) { return document.dump(); }
 
 ApiReply json_reply(const ordered_json& document) { return {.body = dump(document)}; }
 
@@ -158,16 +157,7 @@ const char* finish_reason_of(const Completion& completion) {
 class Completions : public ReplyBody {
  public:
   Completions(const ServedModel& model, CompletionRequest wanted, std::unique_ptr<Ticket> ticket, ordered_json head)
-      : model_(model), wanted_(std::move(wanted)), ticket_(std::move(ticket)), head_(std::move(head)) {
-    const auto decode = [&model](std::span<const Token> tokens) { return model.decode(tokens); };
-    for (const ServedRequest& request : wanted_.requests) {
-      texts_.insert(texts_.end(), static_cast<std::size_t>(wanted_.num_texts),
-                    ReplyStream(request.request.stop_strings, decode));
-    }
-    begun_.resize(texts_.size());
-    offsets_.resize(texts_.size());
-    num_tokens_.resize(texts_.size());
-  }
+      : model_(model), wanted_(std::move(wanted)), ticket_(std::move(ticket)), head_(std::move(head)) {}
 
   bool read(std::string& text) override {
     if (!has_begun_) {
@@ -182,8 +172,9 @@ class Completions : public ReplyBody {
       }
       const std::size_t choice = choice_of(index, event.sample);
       num_streamed_ += 1;
-      num_tokens_[choice] += 1;
-      added[choice].text += texts_[choice].add(event.token);
+      StreamedText& streamed = stream_of(choice);
+      streamed.num_tokens += 1;
+      added[choice].text += streamed.stream.add(event.token);
       if (event.logprobs.has_value()) {
         added[choice].logprobs.push_back(*event.logprobs);
       }
@@ -262,7 +253,7 @@ class Completions : public ReplyBody {
   }
 
   const Ticket& ticket() const { return *ticket_; }
-  std::string id() const { return head_["id"].get<std::string>(); }
+  std::string id() const { return head_.at("id").text(); }
   // Throws ApiError if the request was rejected because its context is too long.
   void check_context(std::size_t index, int max_context) const {
     if (index < num_written() && ticket_->result(index).finish_reason == FinishReason::kRejected) {
@@ -283,7 +274,27 @@ class Completions : public ReplyBody {
     return index * static_cast<std::size_t>(wanted_.num_texts) + static_cast<std::size_t>(sample);
   }
 
+  // One choice, as far as it has been streamed.
+  struct StreamedText {
+    ReplyStream stream;
+    std::string begun = {};  // the bytes so far of a character that an echo has begun
+    std::size_t offset = 0;  // the characters whose tokens' log-probabilities have been sent
+    std::size_t num_tokens = 0;
+  };
+
+  // Made with the choice's first text: replies that are not streamed have none.
+  StreamedText& stream_of(std::size_t choice) {
+    const auto found = streamed_.find(choice);
+    if (found != streamed_.end()) {
+      return found->second;
+    }
+    const Request& request = wanted_.requests[choice / static_cast<std::size_t>(wanted_.num_texts)].request;
+    const auto decode = [&model = model_](std::span<const Token> tokens) { return model.decode(tokens); };
+    return streamed_.emplace(choice, StreamedText{ReplyStream(request.stop_strings, decode)}).first->second;
+  }
+
   std::size_t num_prompts() const { return wanted_.requests.size(); }
+  std::size_t num_choices() const { return num_prompts() * static_cast<std::size_t>(wanted_.num_texts); }
   // How many of the ticket's requests write texts: one for each prompt, or none. The others are scores.
   std::size_t num_written() const { return wanted_.is_prompt_only ? 0 : num_prompts(); }
 
@@ -402,9 +413,11 @@ class Completions : public ReplyBody {
     result["text_offset"].push_back(0);
     std::size_t offset = num_characters(model_.decode({&first, 1}, is_spelled && !has_added));
     for (const auto& [tokens, spells] : {std::pair(scores_of(index), is_spelled), std::pair(reply, false)}) {
-      const ordered_json added = text_logprobs(tokens, offset, spells);
-      for (const auto& [name, values] : result.items()) {
-        values.insert(values.end(), added[name].begin(), added[name].end());
+      ordered_json added = text_logprobs(tokens, offset, spells);
+      for (auto& [name, values] : result.items()) {
+        for (ordered_json& value : added[name]) {
+          values.push_back(std::move(value));
+        }
       }
       offset = offset_after(tokens, offset, spells);
     }
@@ -490,11 +503,12 @@ class Completions : public ReplyBody {
     if (wanted_.is_chat) {
       choice["delta"] = std::move(delta);
     } else {
-      choice["text"] = delta.value("content", "");
+      const ordered_json* const content = delta.find("content");
+      choice["text"] = content != nullptr ? *content : "";
     }
     choice["logprobs"] = logprobs.empty() ? ordered_json(nullptr) : logprobs_json(logprobs, offset);
-    choice["finish_reason"] = end.value("finish_reason", ordered_json());
-    choice["stop_reason"] = end.value("stop_reason", ordered_json());
+    choice["finish_reason"] = end.at("finish_reason");
+    choice["stop_reason"] = end.at("stop_reason");
     document["choices"] = ordered_json::array({choice});
     if (wanted_.include_usage) {
       document["usage"] = wanted_.has_running_usage ? running_usage(index) : ordered_json(nullptr);
@@ -503,23 +517,24 @@ class Completions : public ReplyBody {
   }
 
   void begin(std::string& text) {
-    for (std::size_t choice = 0; wanted_.is_chat && choice < texts_.size(); ++choice) {
+    for (std::size_t choice = 0; wanted_.is_chat && choice < num_choices(); ++choice) {
       text += event(chunk(choice, {{"role", "assistant"}, {"content", ""}}));
     }
-    for (std::size_t choice = 0; !wanted_.echoes.empty() && choice < texts_.size(); ++choice) {
+    for (std::size_t choice = 0; !wanted_.echoes.empty() && choice < num_choices(); ++choice) {
       add_piece(text, choice, {wanted_.echoes[choice / static_cast<std::size_t>(wanted_.num_texts)], {}});
     }
   }
 
   // A character that an echo has begun waits for the reply, or for the end.
   void add_piece(std::string& text, std::size_t choice, Piece piece, bool is_last = false) {
-    piece.text.insert(0, begun_[choice]);
+    StreamedText& streamed = stream_of(choice);
+    piece.text.insert(0, streamed.begun);
     const std::size_t size = is_last ? piece.text.size() : whole_characters(piece.text);
-    begun_[choice] = piece.text.substr(size);
+    streamed.begun = piece.text.substr(size);
     piece.text.resize(size);
     if (!piece.text.empty() || !piece.logprobs.empty()) {
-      text += event(chunk(choice, {{"content", piece.text}}, ordered_json::object(), piece.logprobs, offsets_[choice]));
-      offsets_[choice] = offset_after(piece.logprobs, offsets_[choice]);
+      text += event(chunk(choice, {{"content", piece.text}}, ordered_json::object(), piece.logprobs, streamed.offset));
+      streamed.offset = offset_after(piece.logprobs, streamed.offset);
     }
   }
 
@@ -533,21 +548,22 @@ class Completions : public ReplyBody {
       for (std::size_t sample = 0; sample < output.completions.size(); ++sample) {
         const Completion& completion = output.completions[sample];
         const std::size_t choice = choice_of(i, static_cast<int>(sample));
-        num_tokens_[choice] = completion.tokens.size();
+        StreamedText& streamed = stream_of(choice);
+        streamed.num_tokens = completion.tokens.size();
         if (wanted_.requests[i].length_penalty.has_value()) {  // a beam search knows its texts only now
           std::string whole;
           for (const Token token : completion.tokens) {
-            whole += texts_[choice].add(token);
+            whole += streamed.stream.add(token);
           }
           add_piece(text, choice, {whole, {}});
         }
-        add_piece(text, choice, {texts_[choice].finish(), {}}, true);
+        add_piece(text, choice, {streamed.stream.finish(), {}}, true);
         text += event(
             chunk(choice, ordered_json::object(),
                   {{"finish_reason", finish_reason_of(completion)}, {"stop_reason", stop_reason_of(i, completion)}}));
       }
     }
-    for (std::size_t choice = 0; wanted_.is_prompt_only && choice < texts_.size(); ++choice) {
+    for (std::size_t choice = 0; wanted_.is_prompt_only && choice < num_choices(); ++choice) {
       add_piece(text, choice, {}, true);
       text += event(chunk(choice, ordered_json::object(), {{"finish_reason", "length"}}));
     }
@@ -564,9 +580,11 @@ class Completions : public ReplyBody {
   ordered_json running_usage(std::size_t choice) const {
     const std::size_t index = choice / static_cast<std::size_t>(wanted_.num_texts);
     const std::size_t prompt_tokens = wanted_.requests[index].request.prompt.size();
+    const auto streamed = streamed_.find(choice);
+    const std::size_t num_tokens = streamed == streamed_.end() ? 0 : streamed->second.num_tokens;
     return {{"prompt_tokens", prompt_tokens},
-            {"completion_tokens", num_tokens_[choice]},
-            {"total_tokens", prompt_tokens + num_tokens_[choice]}};
+            {"completion_tokens", num_tokens},
+            {"total_tokens", prompt_tokens + num_tokens}};
   }
 
   ordered_json usage() const {
@@ -582,11 +600,8 @@ class Completions : public ReplyBody {
   std::unique_ptr<Ticket> ticket_;
   ordered_json head_;  // the fields that all parts of the reply have
   bool has_begun_ = false;
-  std::vector<ReplyStream> texts_;       // by choice
-  std::vector<std::string> begun_;       // by choice: the bytes so far of a character that an echo has begun
-  std::vector<std::size_t> offsets_;     // by choice: the characters whose tokens' log-probabilities have been sent
-  std::vector<std::size_t> num_tokens_;  // by choice
-  std::size_t num_streamed_ = 0;         // tokens
+  std::map<std::size_t, StreamedText> streamed_;  // by choice
+  std::size_t num_streamed_ = 0;                  // tokens
 };
 
 // The pool's records, as they come: many steps take less time than one draws on a screen.
@@ -744,10 +759,15 @@ Api::Api(const ServedModel& model, EngineThread& engine, PoolView& view, const A
       demo_(options.make_demo_pool),
       next_seed_(model.session().requests.front().sampling.seed),
       reply_ids_(random_digits()),
-      created_(seconds_since_1970()) {}
+      created_(seconds_since_1970()) {
+  if (options_.memory == nullptr) {
+    options_.memory = MemoryAccount::of_this_machine();
+  }
+}
 
-ApiReply Api::handle(const ApiRequest& request, const std::function<bool()>& is_gone) {
-  return with_headers(request, reply_to(request, is_gone));
+ApiReply Api::handle(ApiRequest request, const std::function<bool()>& is_gone) {
+  ApiReply reply = reply_to(request, is_gone);
+  return with_headers(request, std::move(reply));
 }
 
 std::optional<ApiReply> Api::refusal(const ApiRequest& request) const {
@@ -755,7 +775,7 @@ std::optional<ApiReply> Api::refusal(const ApiRequest& request) const {
   return reply.has_value() ? std::optional(with_headers(request, std::move(*reply))) : std::nullopt;
 }
 
-ApiReply Api::reply_to(const ApiRequest& request, const std::function<bool()>& is_gone) {
+ApiReply Api::reply_to(ApiRequest& request, const std::function<bool()>& is_gone) {
   try {
     std::optional<ApiReply> reply = refused(request);
     return reply.has_value() ? std::move(*reply) : route(request, is_gone);
@@ -763,6 +783,8 @@ ApiReply Api::reply_to(const ApiRequest& request, const std::function<bool()>& i
     return error_reply(error.status(), error.what(), error.param(), error.code());
   } catch (const InputError& error) {
     return error_reply(400, error.what());
+  } catch (const std::bad_alloc&) {
+    return error_reply(503, "not enough memory");
   } catch (const std::exception& error) {
     return error_reply(500, error.what());
   }
@@ -837,7 +859,7 @@ std::optional<ApiReply> Api::refused(const ApiRequest& request) const {
   return std::nullopt;
 }
 
-ApiReply Api::route(const ApiRequest& request, const std::function<bool()>& is_gone) {
+ApiReply Api::route(ApiRequest& request, const std::function<bool()>& is_gone) {
   const std::string& path = request.path;
   if (path == "/") {
     const bool has_chat =
@@ -886,15 +908,41 @@ bool Api::is_authorized(const ApiRequest& request) const {
                                       is_equal_secret(request.authorization.substr(scheme.size()), options_.api_key));
 }
 
-ApiReply Api::complete(const ApiRequest& request, bool is_chat, const std::function<bool()>& is_gone) {
+// Makes the share this large. Throws ApiError, with the limit that is in the way.
+void Api::reserve(MemoryAccount::Share& share, double bytes) const {
+  constexpr double kMebibyte = 1 << 20;
+  constexpr double kMost = 1e18;
+  const MemoryAccount& account = *options_.memory;
+  switch (share.resize(static_cast<std::size_t>(std::min(bytes, kMost)))) {
+    case MemoryAccount::Answer::kNeverFits:
+      throw ApiError(413,
+                     format("the request and its reply would take %.1f MiB of memory, and one request may take %.1f "
+                            "(half of --request-memory)",
+                            bytes / kMebibyte, static_cast<double>(account.per_request()) / kMebibyte),
+                     "", "request_too_large");
+    case MemoryAccount::Answer::kNotNow:
+      throw ApiError(429,
+                     format("other requests have the memory that all may take, %.1f MiB (--request-memory)",
+                            static_cast<double>(account.in_all()) / kMebibyte),
+                     "", "memory_full");
+    case MemoryAccount::Answer::kGranted:
+      break;
+  }
+}
+
+ApiReply Api::complete(ApiRequest& request, bool is_chat, const std::function<bool()>& is_gone) {
   const PoolSizes sizes = engine_.sizes();
   const CompletionLimits limits{engine_.max_context(), engine_.max_sequences(), sizes.token_budget,
                                 sizes.num_slots,       sizes.block_size,        engine_.max_drafts()};
   if (is_chat) {
     check_chat();
   }
+  MemoryAccount::Share memory(options_.memory);
+  reserve(memory, bytes_to_read(request.body));
   CompletionRequest wanted = parse_completion(request.body, is_chat, model_, defaults_, limits, next_seed_);
+  request.body = std::string();
   check_queue(wanted, engine_.max_queue());
+  reserve(memory, bytes_held(wanted, limits.max_context));
   if (wanted.is_prompt_only) {
     check_prompts(wanted, limits.max_context);
   }
@@ -952,6 +1000,7 @@ ApiReply Api::complete(const ApiRequest& request, bool is_chat, const std::funct
     }
     reply = texts->reply();
   }
+  reply.memory = std::move(memory);
   if (!request_ids.empty()) {
     reply.headers.emplace_back("X-Request-Ids", request_ids);  // the engine's, as they are on the page
   }
@@ -990,6 +1039,8 @@ ApiReply Api::models(const std::string& path) const {
 }
 
 ApiReply Api::tokenize(const ApiRequest& request) const {
+  MemoryAccount::Share memory(options_.memory);
+  reserve(memory, bytes_to_read(request.body));
   const Fields fields(request.body);
   check_model(fields.text("model", options_.model_name), options_.model_name);
   std::vector<Token> tokens;
@@ -1002,10 +1053,15 @@ ApiReply Api::tokenize(const ApiRequest& request) const {
     tokens = text_prompt(model_, fields, fields.text("prompt", ""));
   }
   fields.refuse_others();
-  return json_reply({{"count", tokens.size()}, {"max_model_len", engine_.max_context()}, {"tokens", tokens}});
+  reserve(memory, bytes_to_read(request.body) + kBytesPerListed * static_cast<double>(tokens.size()));
+  ApiReply reply = json_reply({{"count", tokens.size()}, {"max_model_len", engine_.max_context()}, {"tokens", tokens}});
+  reply.memory = std::move(memory);
+  return reply;
 }
 
 ApiReply Api::detokenize(const ApiRequest& request) const {
+  MemoryAccount::Share memory(options_.memory);
+  reserve(memory, bytes_to_read(request.body));
   const Fields fields(request.body);
   check_model(fields.text("model", options_.model_name), options_.model_name);
   const json* const tokens = fields.find("tokens");
@@ -1015,12 +1071,17 @@ ApiReply Api::detokenize(const ApiRequest& request) const {
   fields.refuse_others();
   std::string text;
   if (!tokens->empty()) {
+    reserve(memory, bytes_to_read(request.body) + kBytesPerListed * static_cast<double>(tokens->size()));
     text = model_.decode_text(token_list(model_, *tokens, "tokens"));
   }
-  return json_reply({{"prompt", text}});
+  ApiReply reply = json_reply({{"prompt", text}});
+  reply.memory = std::move(memory);
+  return reply;
 }
 
 ApiReply Api::pool(const ApiRequest& request) {
+  MemoryAccount::Share memory(options_.memory);
+  reserve(memory, bytes_to_read(request.body));
   const Fields fields(request.body.empty() ? "{}" : request.body);
   if (request.path == "/pool/pause") {
     engine_.pause();

@@ -15,6 +15,7 @@
 #include "common/serving/completion_request.h"
 #include "common/serving/demo_pool.h"
 #include "common/serving/engine_thread.h"
+#include "common/serving/memory_account.h"
 #include "common/serving/pool_view.h"
 #include "common/serving/served_model.h"
 
@@ -52,6 +53,7 @@ class ReplyBody {
 };
 
 struct ApiReply {
+  MemoryAccount::Share memory = {};  // what the request takes until the reply has been sent; given back last
   int status = 200;
   std::string content_type = "application/json";
   std::string body = {};
@@ -69,6 +71,8 @@ struct ApiOptions {
   std::vector<std::string> cors_origins = {};  // whose pages may use the API: "https://example.org", or "*" for all
   std::string chat_format = {};                // as ChatOptions; empty: that of the model's file
   bool streams_wait = false;  // a stream begins with its first token: until then a proxy may ask another server
+  // What requests may make the server hold. Null: one of this machine's.
+  std::shared_ptr<MemoryAccount> memory = nullptr;
 };
 
 // The header with a request's id: the client's own or, of a reply with texts, that of its body.
@@ -88,23 +92,27 @@ class Api {
   Api(const ServedModel& model, EngineThread& engine, PoolView& view, const ApiOptions& options);
 
   // is_gone: whether the client has hung up; asked now and then while a reply is not ready.
-  ApiReply handle(const ApiRequest& request, const std::function<bool()>& is_gone);
+  ApiReply handle(ApiRequest request, const std::function<bool()>& is_gone);
   // The reply to a request that is refused for its head alone, so that its body need not be read.
   std::optional<ApiReply> refusal(const ApiRequest& request) const;
+  // The reply with what a page of another site and a client's own id of the request need.
+  ApiReply with_headers(const ApiRequest& request, ApiReply reply) const;
+
+  const MemoryAccount& memory() const { return *options_.memory; }
 
  private:
-  ApiReply reply_to(const ApiRequest& request, const std::function<bool()>& is_gone);
+  ApiReply reply_to(ApiRequest& request, const std::function<bool()>& is_gone);
   std::optional<ApiReply> refused(const ApiRequest& request) const;
-  ApiReply with_headers(const ApiRequest& request, ApiReply reply) const;
   bool is_allowed_origin(const std::string& origin) const;
-  ApiReply route(const ApiRequest& request, const std::function<bool()>& is_gone);
+  ApiReply route(ApiRequest& request, const std::function<bool()>& is_gone);
   void check_chat() const;
   bool is_authorized(const ApiRequest& request) const;
-  ApiReply complete(const ApiRequest& request, bool is_chat, const std::function<bool()>& is_gone);
+  ApiReply complete(ApiRequest& request, bool is_chat, const std::function<bool()>& is_gone);
   ApiReply health() const;
   ApiReply models(const std::string& path) const;
   ApiReply tokenize(const ApiRequest& request) const;
   ApiReply detokenize(const ApiRequest& request) const;
+  void reserve(MemoryAccount::Share& share, double bytes) const;
   ApiReply pool(const ApiRequest& request);
 
   const ServedModel& model_;

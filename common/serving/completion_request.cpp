@@ -7,6 +7,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <limits>
+#include <map>
 #include <set>
 #include <span>
 #include <string_view>
@@ -22,7 +23,7 @@
 namespace common {
 namespace {
 
-using nlohmann::json;
+using json = Json;
 
 constexpr std::size_t kMaxShown = 64;  // bytes of what a client has sent, in a message
 
@@ -48,30 +49,12 @@ void refuse_unknown(const json& object, const std::string& place, const std::set
   }
 }
 
-// Where the body stops being JSON, and why. The library's message: "[...] parse error at line 1, column 8: syntax error
-// while parsing value - invalid literal; last read: 'x'; expected ...".
-std::string problem_of_body(const json::parse_error& error) {
-  const std::string_view what = error.what();
-  if (what.find("surrogate") != std::string_view::npos) {
-    return format(
-        "the body has an unpaired surrogate at byte %zu: \\uD800 to \\uDBFF needs one of \\uDC00 to \\uDFFF after it",
-        error.byte);
-  }
-  const std::string_view separator = " - ";
-  const std::size_t found = what.find(separator);
-  std::string_view reason = found == std::string_view::npos ? what : what.substr(found + separator.size());
-  for (const char* const later : {"; last read", "; expected"}) {
-    reason = reason.substr(0, reason.find(later));
-  }
-  return format("the body is not JSON: at byte %zu: ", error.byte).append(reason);
-}
-
 // Refuses fields that are not supported, unless their value changes nothing.
 void refuse_unsupported(const Fields& fields) {
   for (const char* const name :
        {"tools", "functions", "response_format", "suffix", "guided_json", "logits_processors"}) {
     const json* const value = fields.find(name);
-    const bool is_plain = value != nullptr && value->is_object() && value->value("type", json()) == "text";
+    const bool is_plain = value != nullptr && value->is_object() && value->at("type") == "text";
     if (value != nullptr && !says_nothing(*value) && !is_plain) {
       refuse(name, "is not supported");
     }
@@ -112,6 +95,9 @@ void refuse_with_beams(const Fields& fields, const Request& request) {
 // Where a list or an object has more entries, it is refused: each prompt of the request has a copy.
 constexpr std::size_t kMaxBiases = 1024;
 constexpr std::size_t kMaxStopTokens = 64;
+constexpr std::size_t kMaxPrompts = 1024;
+// Probabilities of tokens, those of the most likely ones included, of a request's prompts, and of its replies.
+constexpr std::size_t kMaxScores = 1 << 18;
 
 int vocabulary_of(const ServedModel& model) { return model.get().config().vocab_size; }
 
@@ -126,6 +112,7 @@ std::vector<TokenBias> logit_bias_of(const ServedModel& model, const Fields& fie
   if (!value->is_object() || value->size() > kMaxBiases) {
     refuse("logit_bias", format("must be an object with at most %zu tokens and their biases", kMaxBiases));
   }
+  std::map<Token, float> biases;  // of a token that is there twice, the last one counts
   for (const auto& [key, bias] : value->items()) {
     Token token = 0;
     const auto [end, error] = std::from_chars(key.data(), key.data() + key.size(), token);
@@ -137,7 +124,10 @@ std::vector<TokenBias> logit_bias_of(const ServedModel& model, const Fields& fie
     if (!bias.is_number() || !(std::abs(bias.get<double>()) <= kMaxBias)) {
       refuse("logit_bias", format("must have biases from %g to %g", -kMaxBias, kMaxBias));
     }
-    result.push_back({token, bias.get<float>()});
+    biases[token] = bias.get<float>();
+  }
+  for (const auto& [token, bias] : biases) {
+    result.push_back({token, bias});
   }
   return result;
 }
@@ -155,11 +145,11 @@ std::vector<Token> stop_tokens_of(const ServedModel& model, const Fields& fields
 }
 
 std::string content_of(const json& message, const std::string& place) {
-  const json content = message.value("content", json());
+  const json& content = message.at("content");
   if (content.is_string()) {
     return content.get<std::string>();
   }
-  if (content.is_null() && message["role"] == "assistant") {  // as clients send back a reply that has no text
+  if (content.is_null() && message.at("role") == "assistant") {  // as clients send back a reply that has no text
     return "";
   }
   if (!content.is_array()) {
@@ -167,10 +157,10 @@ std::string content_of(const json& message, const std::string& place) {
   }
   std::string text;
   for (const json& part : content) {
-    if (!part.is_object() || part.value("type", json()) != "text" || !part.value("text", json()).is_string()) {
+    if (!part.is_object() || part.at("type") != "text" || !part.at("text").is_string()) {
       refuse(place + ".content", "has a part that is not text");
     }
-    text += part["text"].get<std::string>();
+    text += part.at("text").text();
   }
   return text;
 }
@@ -194,24 +184,25 @@ std::vector<Token> sent_tokens(const ServedModel& model, const Fields& fields, c
 }
 
 // The prompts of a request for texts, each as it was sent: a text, or tokens.
-std::vector<json> sent_prompts(const Fields& fields) {
+std::vector<const json*> sent_prompts(const Fields& fields) {
   const char* const name = "prompt";
   const json* const value = fields.find(name);
   if (value == nullptr) {
     refuse(name, "is missing");
   }
   if (value->is_string() || is_list_of_tokens(*value)) {
-    std::vector<json> one(1, *value);  // no braces: a json would take them for a list
-    return one;
+    return {value};
   }
   if (!value->is_array() || value->empty()) {
     refuse(name, "must be a text, a list of tokens, or a list of these");
   }
-  constexpr std::size_t kMaxPrompts = 1024;
   if (value->size() > kMaxPrompts) {
     refuse(name, format("must be at most %zu prompts", kMaxPrompts));
   }
-  std::vector<json> prompts(value->begin(), value->end());
+  std::vector<const json*> prompts;
+  for (const json& prompt : *value) {
+    prompts.push_back(&prompt);
+  }
   return prompts;
 }
 
@@ -223,7 +214,7 @@ std::uint64_t salt_of(const std::string& text) {
 // "stop": a text, or several.
 std::vector<std::string> stop_texts_of(const Fields& fields) {
   constexpr std::size_t kMaxStopStrings = 16;
-  constexpr std::size_t kMaxStopLength = 1024;  // in bytes; each prompt of the request has a copy
+  constexpr std::size_t kMaxStopLength = 1024;  // in bytes
   const json* const value = fields.find("stop");
   if (value == nullptr) {
     return {};
@@ -237,7 +228,7 @@ std::vector<std::string> stop_texts_of(const Fields& fields) {
     if (!entry.is_string() || entry.get<std::string>().empty()) {
       refuse("stop", "must have texts that are not empty");
     }
-    if (entry.get_ref<const std::string&>().size() > kMaxStopLength) {
+    if (entry.text().size() > kMaxStopLength) {
       refuse("stop", format("must have texts of at most %zu bytes", kMaxStopLength));
     }
     strings.push_back(entry.get<std::string>());
@@ -366,18 +357,8 @@ void check_model(const std::string& wanted, const std::string& served) {
 }
 
 Fields::Fields(const std::string& body) {
-  try {
-    object_ = parse_json(body);
-  } catch (const JsonTooDeep& error) {
-    throw ApiError(400, std::string("the body has ") + error.what());
-  } catch (const json::parse_error& error) {
-    throw ApiError(400, problem_of_body(error));
-  } catch (const json::out_of_range& error) {  // "[...] number overflow parsing '1e999'"
-    const std::string_view what = error.what();
-    const std::size_t begin = std::min(what.find('\''), what.size() - 1) + 1;
-    throw ApiError(400, "the body has a number that is out of range: " +
-                            quote(what.substr(begin, what.rfind('\'') - begin), kMaxShown));
-  }
+  constexpr int kMaxDepth = 32;  // values are copied and taken down recursively, and a thread's stack is small
+  object_ = Json::parse(body, kMaxDepth);
   if (!object_.is_object()) {
     throw ApiError(400, "the body is not a JSON object");
   }
@@ -385,8 +366,8 @@ Fields::Fields(const std::string& body) {
 
 const json* Fields::find(const std::string& name) const {
   asked_for_.insert(name);
-  const auto found = object_.find(name);
-  return found == object_.end() || found->is_null() ? nullptr : &*found;
+  const json* const found = object_.find(name);
+  return found == nullptr || found->is_null() ? nullptr : found;
 }
 
 void Fields::refuse_others() const {
@@ -457,7 +438,7 @@ std::vector<Token> chat_prompt(const ServedModel& model, const Fields& fields, c
     if (!message.is_object()) {
       refuse(place, "must be a message");
     }
-    const json role = message.value("role", json());
+    const json& role = message.at("role");
     const bool is_known = role == "system" || role == "developer" || role == "user" || role == "assistant";
     if (!is_known) {
       refuse(place + ".role", "must be system, developer, user or assistant");
@@ -504,9 +485,13 @@ CompletionRequest parse_completion(const std::string& body, bool is_chat, const 
   result.num_texts = num_texts_of(fields, limits);
   result.is_streamed = fields.boolean("stream", false);
   if (const json* const options = fields.find("stream_options"); options != nullptr) {
-    const json usage = options->is_object() ? options->value("include_usage", json(false)) : json();
-    const json running = options->is_object() ? options->value("continuous_usage_stats", json(false)) : json();
-    if (!usage.is_boolean() || !running.is_boolean()) {
+    const auto flag = [&](const char* name) {
+      const json* const value = options->is_object() ? options->find(name) : options;
+      return value == nullptr ? json(false) : *value;
+    };
+    const json usage = flag("include_usage");
+    const json running = flag("continuous_usage_stats");
+    if (!options->is_object() || !usage.is_boolean() || !running.is_boolean()) {
       refuse("stream_options", "must be {\"include_usage\": true or false}, or with \"continuous_usage_stats\" too");
     }
     refuse_unknown(*options, "stream_options", {"include_usage", "continuous_usage_stats"});
@@ -579,7 +564,7 @@ CompletionRequest parse_completion(const std::string& body, bool is_chat, const 
     refuse("length_penalty", "needs \"use_beam_search\": true");
   }
   const json* const modalities = fields.find("modalities");
-  if (modalities != nullptr && *modalities != json::array({"text"})) {
+  if (modalities != nullptr && modalities->dump() != R"(["text"])") {
     refuse("modalities", "must be [\"text\"]");
   }
   if (fields.integer("best_of", 1, kMaxInt, result.num_texts) != result.num_texts) {
@@ -589,17 +574,16 @@ CompletionRequest parse_completion(const std::string& body, bool is_chat, const 
   if (is_chat) {
     prompts.push_back(chat_prompt(model, fields, defaults));
   } else {
-    for (const json& sent : sent_prompts(fields)) {
-      prompts.push_back(sent_tokens(model, fields, sent));
+    for (const json* const sent : sent_prompts(fields)) {
+      prompts.push_back(sent_tokens(model, fields, *sent));
       if (is_echoed) {
-        result.echoes.push_back(sent.is_string() ? sent.get<std::string>() : model.decode(prompts.back()));
+        result.echoes.push_back(sent->is_string() ? sent->text() : model.decode(prompts.back()));
       }
     }
   }
   fields.refuse_others();
   const bool has_scores = result.num_prompt_logprobs.has_value() || (is_echoed && result.has_logprobs);
   // All of them are in memory at once, and in the reply some hundred bytes each.
-  constexpr std::size_t kMaxScores = 1 << 18;
   std::size_t num_tokens = 0;
   for (const std::vector<Token>& prompt : prompts) {
     num_tokens += prompt.size();
@@ -609,6 +593,7 @@ CompletionRequest parse_completion(const std::string& body, bool is_chat, const 
     refuse(is_echoed && result.has_logprobs ? "logprobs" : "prompt_logprobs",
            format("asks for more than %zu probabilities of the prompts' tokens", kMaxScores));
   }
+  std::size_t num_reply_scores = 0;
   for (std::vector<Token>& prompt : prompts) {
     if (has_scores && !prompt.empty()) {
       result.scores.push_back(scoring_request(prompt, num_logprobs, request.cache_salt,
@@ -625,10 +610,61 @@ CompletionRequest parse_completion(const std::string& body, bool is_chat, const 
         refuse("min_tokens", format("must be at most %d: a reply has no more room", added.request.max_new_tokens));
       }
     }
+    if (result.has_logprobs && !result.is_prompt_only) {
+      // A reply whose length the request leaves open is as long as its probabilities have room.
+      const auto for_token =
+          static_cast<std::size_t>(result.num_texts) * static_cast<std::size_t>(result.num_top_logprobs + 1);
+      const std::size_t room = (kMaxScores - num_reply_scores) / for_token;
+      const auto length = static_cast<std::size_t>(std::min(added.request.max_new_tokens, limits.max_context));
+      if (length > room && (request.max_new_tokens > 0 || room == 0)) {
+        refuse("logprobs", format("asks for more than %zu probabilities of the replies' tokens", kMaxScores));
+      }
+      if (length > room) {
+        added.request.max_new_tokens = static_cast<int>(room);
+      }
+      num_reply_scores += std::min(length, room) * for_token;
+    }
     added.request.prompt = std::move(prompt);
     result.requests.push_back(std::move(added));
   }
   return result;
+}
+
+double bytes_to_read(const std::string& body) {
+  constexpr double kPerValue = 96;  // in a list that grows; an empty list or object, or a text, has a part on the heap
+  constexpr double kPerByte = 48;   // texts, and what a tokenizer makes of them
+  const auto [num_values, text_bytes] = json_size(body);
+  const auto num_prompts = static_cast<double>(std::min(num_values, kMaxPrompts));
+  const auto num_listed = static_cast<double>(std::min(num_values, kMaxBiases + kMaxStopTokens));
+  return kPerValue * static_cast<double>(num_values) + kPerByte * static_cast<double>(text_bytes) +
+         num_prompts * (sizeof(ServedRequest) + num_listed * sizeof(TokenBias));
+}
+
+double bytes_held(const CompletionRequest& wanted, int max_context) {
+  constexpr double kCopies = 3;            // of a prompt: the reply's, the queue's and the engine's
+  constexpr double kPerChoice = 512;       // an empty choice of a reply, read or streamed
+  constexpr double kPerToken = 64;         // in the engine, in its result, to be streamed, and as text
+  constexpr double kPerProbability = 640;  // likewise, and as an entry of the reply
+  constexpr double kPerEchoed = 6;         // a byte, as JSON
+  double bytes = 0.0;
+  for (std::size_t i = 0; i < wanted.requests.size(); ++i) {
+    const Request& request = wanted.requests[i].request;
+    const auto prompt_tokens = static_cast<double>(request.prompt.size());
+    const double listed = static_cast<double>(request.sampling.logit_bias.size() * sizeof(TokenBias) +
+                                              request.stop_tokens.size() * sizeof(Token));
+    const double tokens = wanted.is_prompt_only ? 0.0 : std::min(request.max_new_tokens, max_context);
+    const double probabilities = wanted.has_logprobs ? tokens * (wanted.num_top_logprobs + 1) : 0.0;
+    const double echoed = wanted.echoes.empty() ? 0.0 : static_cast<double>(wanted.echoes[i].size());
+    const double scores =
+        wanted.scores.empty()
+            ? 0.0
+            : prompt_tokens * (std::max(wanted.num_prompt_logprobs.value_or(0), wanted.num_top_logprobs) + 1);
+    const double copies = wanted.scores.empty() ? kCopies : 2 * kCopies;
+    bytes += copies * (sizeof(ServedRequest) + prompt_tokens * sizeof(Token) + listed) + kPerProbability * scores;
+    bytes +=
+        wanted.num_texts * (kPerChoice + kPerToken * tokens + kPerProbability * probabilities + kPerEchoed * echoed);
+  }
+  return bytes;
 }
 
 void check_context(const CompletionRequest& wanted, std::size_t index, int max_context) {
@@ -670,7 +706,8 @@ void check_prompts(const CompletionRequest& wanted, int max_context) {
 void check_queue(const CompletionRequest& wanted, int max_queue) {
   const std::size_t num_prompts = wanted.requests.size();
   const std::size_t num_written = wanted.is_prompt_only ? 0 : num_prompts;
-  if (num_written + wanted.scores.size() <= static_cast<std::size_t>(max_queue)) {
+  // A request that submits nothing, an echo alone, is no way around the limit: its prompts count.
+  if (std::max(num_written + wanted.scores.size(), num_prompts) <= static_cast<std::size_t>(max_queue)) {
     return;
   }
   const std::string limit = format("this server's queue has room for %d (--max-queue)", max_queue);

@@ -4,7 +4,6 @@
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
-#include <nlohmann/json.hpp>
 #include <optional>
 #include <set>
 #include <stdexcept>
@@ -13,6 +12,7 @@
 #include <vector>
 
 #include "common/math/sampling.h"
+#include "common/serving/json.h"
 #include "common/serving/served_engine.h"
 #include "common/serving/served_model.h"
 
@@ -62,7 +62,7 @@ class Fields {
   // Throws ApiError unless it is a JSON object.
   explicit Fields(const std::string& body);
 
-  const nlohmann::json* find(const std::string& name) const;  // null: missing, or null
+  const Json* find(const std::string& name) const;  // null: missing, or null
   // Throws for a field that no function has read: it would have no effect, and may be misspelt.
   void refuse_others() const;
   bool boolean(const std::string& name, bool fallback) const;
@@ -71,7 +71,7 @@ class Fields {
   std::string text(const std::string& name, const std::string& fallback) const;
 
  private:
-  nlohmann::json object_;
+  Json object_;
   mutable std::set<std::string> asked_for_;
 };
 
@@ -92,7 +92,7 @@ std::vector<Token> chat_prompt(const ServedModel& model, const Fields& fields, c
 std::vector<Token> text_prompt(const ServedModel& model, const Fields& fields, const std::string& text);
 
 // The tokens of the field `name`, at least one.
-std::vector<Token> token_list(const ServedModel& model, const nlohmann::json& list, const std::string& name);
+std::vector<Token> token_list(const ServedModel& model, const Json& list, const std::string& name);
 
 // max_context: the limit of one text, prompt included. max_sequences, token_budget: of one step, in which each
 // text of a prompt has a token. num_slots, block_size: the whole cache's. max_drafts: of one step and text.
@@ -114,6 +114,10 @@ void check_context(const CompletionRequest& wanted, std::size_t index, int max_c
 // Throws ApiError unless the prompts alone are something that the engine could compute: for requests that it does not
 // see, because nothing is to be written.
 void check_prompts(const CompletionRequest& wanted, int max_context);
+// What reading the body may take at the most, in bytes, the requests that are made of it included.
+double bytes_to_read(const std::string& body);
+// What the requests, their results and their reply may take at the most, in bytes.
+double bytes_held(const CompletionRequest& wanted, int max_context);
 // Throws ApiError if the requests together are more than the queue can ever hold.
 void check_queue(const CompletionRequest& wanted, int max_queue);
 

@@ -1,8 +1,9 @@
 #include "common/serving/demo_pool.h"
 
-#include <nlohmann/json.hpp>
 #include <sstream>
 #include <utility>
+
+#include "common/serving/json.h"
 
 namespace common {
 
@@ -23,7 +24,7 @@ std::string DemoPool::reset(int num_blocks, int block_size) {
 
 std::string DemoPool::state(const std::string& output) const {
   const PoolSnapshot pool = snapshot_();
-  nlohmann::ordered_json sequences = nlohmann::ordered_json::array();
+  Json sequences = Json::array();
   for (const PoolSnapshot::Owner& owner : pool.running) {
     const PoolSnapshot::Sequence& sequence = owner.sequences.front();
     sequences.push_back({{"name", std::string(1, sequence_name(owner.id))},
@@ -31,11 +32,11 @@ std::string DemoPool::state(const std::string& output) const {
                          {"length", sequence.length},
                          {"table", sequence.block_table}});
   }
-  nlohmann::ordered_json document;
+  Json document;
   document["output"] = output;
   document["blocks"] = {{"block_size", pool.block_size}, {"total", pool.num_blocks}, {"cached", pool.cached_blocks}};
   document["sequences"] = std::move(sequences);
-  return document.dump(-1, ' ', false, nlohmann::ordered_json::error_handler_t::replace);
+  return document.dump();
 }
 
 }  // namespace common

@@ -254,6 +254,8 @@ std::unique_ptr<Ticket> EngineThread::submit(std::vector<ServedRequest> requests
   auto state = std::make_shared<Ticket::State>();
   const auto count = static_cast<int>(requests.size());
   state->entries.resize(requests.size());
+  // Made first: if there is no memory for it, nothing has been submitted that no client would wait for.
+  std::unique_ptr<Ticket> ticket(new Ticket(*this, state));
   {
     const std::lock_guard lock(mutex_);
     refusal = !failure_.empty()                                   ? Refusal::kFailed
@@ -270,7 +272,7 @@ std::unique_ptr<Ticket> EngineThread::submit(std::vector<ServedRequest> requests
     num_live_ += count;
   }
   wake_.notify_all();
-  return std::unique_ptr<Ticket>(new Ticket(*this, std::move(state)));
+  return ticket;
 }
 
 void EngineThread::pause() {

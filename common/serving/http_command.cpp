@@ -13,6 +13,7 @@
 #include <utility>
 
 #include "common/base/check.h"
+#include "common/base/platform.h"
 #include "common/base/text.h"
 #include "common/model/chat.h"
 #include "common/serving/api.h"
@@ -152,6 +153,9 @@ void add_http_options(Command& command, HttpCommandOptions& options) {
   command.flag("--streams-wait", options.streams_wait,
                "with --http: begin a stream with its first token; until then a load balancer may ask another server");
   command.option("--max-queue", options.max_queue, {1, 1 << 20}, "with --http: max requests that wait");
+  command.option("--request-memory", options.request_memory, {16, 1 << 20},
+                 "with --http: MiB that all requests and their replies may take, half of it one (default: an eighth of "
+                 "what is free)");
   command.option("--max-connections", options.http.max_connections, {1, 1 << 14},
                  "with --http: max connections served at once");
   command.option("--client-timeout", options.timeout_seconds, {1, 3600},
@@ -162,7 +166,7 @@ void add_http_options(Command& command, HttpCommandOptions& options) {
   command.flag("--paused", options.paused, "with --pool-controls: begin without computing, until the page says so");
   for (const char* const name : {"--api-key", "--api-key-file", "--served-model-name", "--chat-template", "--cors",
                                  "--quiet", "--drain-notice", "--drain-seconds", "--streams-wait", "--max-queue",
-                                 "--max-connections", "--client-timeout", "--pool-controls"}) {
+                                 "--max-connections", "--client-timeout", "--pool-controls", "--request-memory"}) {
     command.require(name, "--http");
   }
   command.exclude("--api-key", "--api-key-file");
@@ -170,11 +174,15 @@ void add_http_options(Command& command, HttpCommandOptions& options) {
 }
 
 std::unique_ptr<HttpServer> listen_http(const HttpCommandOptions& options) {
+  use_one_heap();  // before the first thread
   HttpOptions http = options.http;
   const HttpOptions address = parse_address(options.address.value());
   http.host = address.host;
   http.port = address.port;
   http.timeout = std::chrono::seconds(options.timeout_seconds);
+  http.memory = options.request_memory.has_value()
+                    ? MemoryAccount::of_size(static_cast<std::size_t>(*options.request_memory) << 20)
+                    : MemoryAccount::of_this_machine();
   if (!options.quiet) {
     http.on_answered = [output = std::make_shared<std::mutex>()](const AnsweredRequest& request) {
       if (is_logged(request)) {
@@ -195,7 +203,8 @@ void run_http(const ServedModel& model, const MakeEngine& make_engine, const Htt
                          options.pool_controls,
                          options.cors_origins,
                          options.chat_format,
-                         options.streams_wait};
+                         options.streams_wait,
+                         server->memory()};
   std::for_each(options.cors_origins.begin(), options.cors_origins.end(), check_origin);
   check_chat_format(model, options.chat_format);
   const std::string chats = describe_chats(model, options.chat_format);

@@ -30,6 +30,7 @@ struct HttpCommandOptions {
   std::optional<int> drain_seconds;  // empty: as long as it takes
   bool streams_wait = false;         // as ApiOptions
   int max_queue = 512;
+  std::optional<int> request_memory;  // MiB; empty: as MemoryAccount::of_this_machine
   bool paused = false;
   bool pool_controls = false;
   MakeDemoPool make_demo_pool;

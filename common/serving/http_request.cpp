@@ -112,9 +112,17 @@ void HttpRequestReader::read_request_line(const std::string& line) {
   if (version != "HTTP/1.1" && version != "HTTP/1.0") {
     throw HttpError(version.starts_with("HTTP/") ? 505 : 400, "this server speaks HTTP/1.1");
   }
-  const std::string target = line.substr(first + 1, last - first - 1);
+  std::string target = line.substr(first + 1, last - first - 1);
   const bool is_plain =
       std::all_of(target.begin(), target.end(), [](char c) { return c > ' ' && c < '\x7F'; });  // escaped, if not
+  // "http://host/path", as a client of a proxy sends it; every server has to take it (RFC 9112, 3.2.2).
+  for (const char* const scheme : {"http://", "https://"}) {
+    if (to_lower(target).starts_with(scheme)) {
+      const std::size_t end = target.find_first_of("/?#", std::string_view(scheme).size());
+      target = end == std::string::npos ? "/" : target[end] == '/' ? target.substr(end) : "/" + target.substr(end);
+      break;
+    }
+  }
   if (!target.starts_with('/') || !is_plain) {
     throw HttpError(400, "the path is not one of this server's");
   }
@@ -165,8 +173,11 @@ void HttpRequestReader::check_head() {
   if (head_.has("expect") && to_lower(head_.field("expect")) != "100-continue") {
     throw HttpError(417, "of expectations, this server knows \"100-continue\"");
   }
-  const std::string connection = head_.field("connection");
-  head_.keeps_alive = head_.is_version_1_0 ? has_word(connection, "keep-alive") : !has_word(connection, "close");
+  const auto says = [&](std::string_view word) {  // a list, which may come in several fields
+    return std::any_of(head_.fields.begin(), head_.fields.end(),
+                       [&](const auto& field) { return field.first == "connection" && has_word(field.second, word); });
+  };
+  head_.keeps_alive = !says("close") && (!head_.is_version_1_0 || says("keep-alive"));
 }
 
 bool HttpRequestReader::read_body(std::string& received) {
@@ -194,7 +205,7 @@ bool HttpRequestReader::read_chunks(std::string& received) {
         if (!read_line(received, kMaxChunkLine, line_bytes_, line)) {
           return false;
         }
-        if (!parse_size(trimmed(std::string_view(line).substr(0, line.find(';'))), 16, remaining_)) {
+        if (!parse_size(std::string_view(line).substr(0, line.find(';')), 16, remaining_)) {
           throw HttpError(400, "a chunk's size is no number");
         }
         if (remaining_ > max_body_bytes_ - body_.size()) {

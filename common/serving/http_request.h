@@ -24,7 +24,7 @@ class HttpError : public std::runtime_error {
 
 struct HttpHead {
   std::string method;
-  std::string path;                                         // without the query
+  std::string path;                                         // without the query, and without scheme and host
   std::vector<std::pair<std::string, std::string>> fields;  // names in lower case
   bool is_version_1_0 = false;
   bool keeps_alive = false;  // the client may send another request on the connection
@@ -50,6 +50,8 @@ class HttpRequestReader {
   bool has_head() const { return has_head_; }
   const HttpHead& head() const { return head_; }
   const std::string& body() const { return body_; }
+  // The bytes that the body has at the most, once the head is complete.
+  std::size_t max_size() const { return is_chunked_ ? max_body_bytes_ : body_.size() + remaining_; }
   std::string take_body() { return std::move(body_); }
 
  private:

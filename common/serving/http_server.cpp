@@ -29,6 +29,7 @@
 #include <vector>
 
 #include "common/base/check.h"
+#include "common/base/platform.h"
 #include "common/base/text.h"
 #include "common/serving/http_request.h"
 
@@ -37,6 +38,8 @@ namespace {
 
 using SteadyClock = std::chrono::steady_clock;
 using SteadyTime = SteadyClock::time_point;
+
+constexpr std::chrono::milliseconds kIdle{20};  // between two looks at connections that say nothing
 
 // Owns a descriptor, and closes it.
 class Socket {
@@ -119,34 +122,43 @@ Socket listen_on(const HttpOptions& options) {
 // Has no meaning to most clients, which must skip it; a client that waits for it begins to send the body.
 constexpr std::string_view kContinue = "HTTP/1.1 100 Continue\r\n\r\n";
 
-// Increments a counter during its own lifetime.
-class Counted {
- public:
-  explicit Counted(std::atomic<int>& count) : count_(count) { count_ += 1; }
-  ~Counted() { count_ -= 1; }
-  Counted(const Counted&) = delete;
-  Counted& operator=(const Counted&) = delete;
+// The reply when there is no memory to make one.
+constexpr std::string_view kNoMemory =
+    "HTTP/1.1 503 Service Unavailable\r\nContent-Type: application/json\r\nRetry-After: 1\r\nConnection: close\r\n"
+    "Content-Length: 88\r\n\r\n"
+    R"({"error":{"message":"not enough memory","type":"server_error","param":null,"code":null}})";
+static_assert(kNoMemory.size() - (kNoMemory.find("\r\n\r\n") + 4) == 88);
 
- private:
-  std::atomic<int>& count_;
-};
+// Bytes of a connection that are not in the account: a head, or a small body.
+constexpr std::size_t kUncounted = 1 << 15;
+
+constexpr const char* kNotNow = "other requests have the memory that all may take (--request-memory)";
 
 struct Connection {
-  Connection(Socket accepted, std::size_t max_body_bytes)
-      : socket(std::move(accepted)), is_on_loopback(common::is_on_loopback(socket.get())), reader(max_body_bytes) {}
+  Connection(Socket accepted, std::size_t max_body_bytes, std::shared_ptr<MemoryAccount> account)
+      : socket(std::move(accepted)),
+        is_on_loopback(common::is_on_loopback(socket.get())),
+        reader(max_body_bytes),
+        memory(std::move(account)) {}
 
   Socket socket;
   bool is_on_loopback;
   std::string received;  // bytes that the reader has not used yet
   HttpRequestReader reader;
-  std::optional<Counted> large_body;      // until the API has answered
+  MemoryAccount::Share memory;            // for the body, until its reply has been sent
   std::optional<ApiReply> refusal;        // in place of the API's reply
+  bool has_no_memory = false;             // to make a reply
+  bool has_begun_reply = false;           // a part of it has been sent
+  bool waits = false;                     // for memory
+  bool never_fits = false;                // the body, in what one request may take
   bool closes = false;                    // after the reply
   bool has_ended = false;                 // the client sends no more
   bool is_ending = false;                 // the last reply is sent: what comes is dropped until the client closes too
   bool has_news = true;                   // since the reader looked last
   SteadyTime since = SteadyClock::now();  // the connection's beginning, or the end of its last reply
   SteadyTime last_read = since;
+  SteadyTime body_since;        // when memory was granted for the body,
+  std::size_t body_before = 0;  // of which so many bytes had come
 };
 
 // Reads all bytes that have arrived. False: the connection is broken.
@@ -210,11 +222,11 @@ bool has_hung_up(Connection& connection, std::string_view probe, const ReplyTime
   return !receive(connection) || (connection.has_ended && !send_all(connection.socket.get(), probe, reply_timeout));
 }
 
-ApiRequest api_request(const Connection& connection) {
+ApiRequest api_request(const Connection& connection, std::string body = "") {
   const HttpHead& head = connection.reader.head();
   return {head.method,
           head.path,
-          connection.reader.body(),
+          std::move(body),
           head.field("authorization"),
           head.field("content-type"),
           head.field("origin"),
@@ -311,10 +323,12 @@ struct HttpServer::Impl {
   void run();
   void wait_for_news();
   bool may_read(Connection& connection);
+  void drop_slowest_body();
   void accept_all();
   bool make_room();
   void advance(Connections::iterator connection);
-  void refuse(Connections::iterator connection, int status, const std::string& message);
+  void refuse(Connections::iterator connection, int status, const char* message) noexcept;
+  void say_no_memory(Connection& connection) const noexcept;
   void hand_over(Connections::iterator connection);
   void drop_late_ones();
   bool is_over();
@@ -322,6 +336,7 @@ struct HttpServer::Impl {
   void work(std::list<std::thread>::iterator self);
   void join_ended();
   static void join(std::list<std::thread>& threads);
+  void release_memory();
   bool answer(Connection& connection) const;
   bool send_stream(Connection& connection, ReplyBody& body, bool is_in_chunks) const;
 
@@ -335,12 +350,16 @@ struct HttpServer::Impl {
   std::atomic<bool> is_near_end = false;
   std::atomic<bool> is_ending = false;
   ReplyTimeout reply_timeout;
-  std::atomic<int> num_large_bodies = 0;
 
   // Used by the thread that reads.
-  Connections waiting;   // for their next request, or for the rest of one
-  bool is_full = false;  // the maximum of connections is open, and all of them are served
-  SteadyTime end;        // when the last replies are cut off, once the server is ending
+  std::vector<pollfd> polled;
+  Connections waiting;           // for their next request, or for the rest of one
+  std::size_t num_incoming = 0;  // bytes of the account for bodies that come in
+  bool is_short = false;         // a body waits for memory
+  bool is_full = false;          // the maximum of connections is open, and all of them are served
+  SteadyTime end;                // when the last replies are cut off, once the server is ending
+  bool has_unreleased = false;   // memory of large requests
+  SteadyTime last_large;         // when the account had large requests
 
   std::mutex mutex;
   std::condition_variable has_request;
@@ -361,6 +380,9 @@ HttpServer::Impl::Impl(const HttpOptions& given)
       port(port_of(listener.get())),
       is_on_loopback(common::is_on_loopback(listener.get())),
       reply_timeout(given.timeout) {
+  if (options.memory == nullptr) {
+    options.memory = MemoryAccount::of_this_machine();
+  }
   // Three times as many connections may wait as are served, if the system allows the program that number of files.
   constexpr rlim_t kOtherFiles = 64;
   rlimit files = {};
@@ -406,7 +428,11 @@ void HttpServer::Impl::wake() const {
 
 void HttpServer::Impl::run() {
   while (!is_over()) {
-    wait_for_news();
+    try {
+      wait_for_news();
+    } catch (const std::bad_alloc&) {  // no list of sockets to wait for, or no room for another connection
+      std::this_thread::sleep_for(kIdle);
+    }
     for (auto connection = waiting.begin(); connection != waiting.end();) {
       const auto next = std::next(connection);
       if (connection->has_news) {
@@ -416,6 +442,21 @@ void HttpServer::Impl::run() {
     }
     drop_late_ones();
     join_ended();
+    release_memory();
+  }
+}
+
+// Freed memory stays with malloc. It goes back to the system once large requests have ended and none has followed for a
+// second.
+void HttpServer::Impl::release_memory() {
+  constexpr std::size_t kLarge = 1 << 24;
+  const SteadyTime now = SteadyClock::now();
+  if (options.memory->used() >= kLarge) {
+    has_unreleased = true;
+    last_large = now;
+  } else if (has_unreleased && now - last_large > std::chrono::seconds(1)) {
+    has_unreleased = false;
+    release_freed_memory();
   }
 }
 
@@ -451,44 +492,81 @@ bool HttpServer::Impl::is_over() {
 }
 
 void HttpServer::Impl::wait_for_news() {
-  constexpr std::chrono::milliseconds kTick{20};
   bool has_news = false;
+  num_incoming = 0;
   for (const Connection& connection : waiting) {
     has_news = has_news || connection.has_news;
+    num_incoming += connection.memory.bytes();
   }
-  std::vector<pollfd> polled = {{wake_pipe[0].get(), POLLIN, 0},
-                                {std::exchange(is_full, false) ? -1 : listener.get(), POLLIN, 0}};
+  polled.clear();
+  polled.reserve(waiting.size() + 2);
+  polled.push_back({wake_pipe[0].get(), POLLIN, 0});
+  polled.push_back({std::exchange(is_full, false) ? -1 : listener.get(), POLLIN, 0});
   for (Connection& connection : waiting) {
     polled.push_back({may_read(connection) ? connection.socket.get() : -1, POLLIN, 0});
   }
-  poll(polled.data(), static_cast<nfds_t>(polled.size()), has_news ? 0 : static_cast<int>(kTick.count()));
+  poll(polled.data(), static_cast<nfds_t>(polled.size()), has_news ? 0 : static_cast<int>(kIdle.count()));
   std::array<char, 256> bytes = {};
   while (read(wake_pipe[0].get(), bytes.data(), bytes.size()) > 0) {
   }
   auto state = polled.begin() + 2;
   for (auto connection = waiting.begin(); connection != waiting.end(); ++state) {
-    const bool is_broken = state->revents != 0 && !receive(*connection);
+    bool is_broken = false;
+    try {
+      is_broken = state->revents != 0 && !receive(*connection);
+    } catch (const std::bad_alloc&) {
+      connection->has_no_memory = connection->has_news = true;
+    }
     connection = is_broken ? waiting.erase(connection) : std::next(connection);
+  }
+  if (std::exchange(is_short, false)) {
+    drop_slowest_body();
   }
   if (polled[1].revents != 0) {
     accept_all();
   }
 }
 
-// Bounds the memory of all bodies together: only some large bodies are read at a time. The others wait; that time does
-// not count as their client's.
+// Whether the account has room for the whole body, asked before more than a small part of it is read: bodies that come
+// in have half of it, because what has come needs the rest. If there is none, the client waits, and the slowest body
+// makes room.
 bool HttpServer::Impl::may_read(Connection& connection) {
-  constexpr std::size_t kLarge = 1 << 17;
-  constexpr int kMaxLargeBodies = 32;
-  if (connection.reader.body().size() < kLarge || connection.large_body.has_value()) {
+  const std::size_t held = connection.received.size() + connection.reader.body().size();
+  if (connection.is_ending || held < kUncounted || connection.memory.bytes() > 0) {
     return true;
   }
-  if (num_large_bodies < kMaxLargeBodies) {
-    connection.large_body.emplace(num_large_bodies);
-    return true;
+  const std::size_t size = connection.reader.max_size();
+  const bool has_room = num_incoming == 0 || num_incoming + size <= options.memory->in_all() / 2;
+  const MemoryAccount::Answer answer = has_room ? connection.memory.resize(size) : MemoryAccount::Answer::kNotNow;
+  connection.never_fits = connection.has_news = answer == MemoryAccount::Answer::kNeverFits;
+  connection.waits = answer == MemoryAccount::Answer::kNotNow;
+  connection.last_read = SteadyClock::now();
+  if (answer == MemoryAccount::Answer::kGranted) {
+    connection.body_since = connection.last_read;
+    connection.body_before = connection.reader.body().size();
+    num_incoming += size;
   }
-  connection.since = connection.last_read = SteadyClock::now();
-  return false;
+  is_short = is_short || connection.waits;
+  return answer == MemoryAccount::Answer::kGranted;
+}
+
+// While others wait, a body has to come at a rate at which the largest one would take eight seconds.
+void HttpServer::Impl::drop_slowest_body() {
+  constexpr double kSeconds = 8.0;
+  constexpr double kGrace = 1.0;
+  double slowest = static_cast<double>(options.max_body_bytes) / kSeconds;
+  auto dropped = waiting.end();
+  for (auto connection = waiting.begin(); connection != waiting.end(); ++connection) {
+    const double seconds = std::chrono::duration<double>(SteadyClock::now() - connection->body_since).count();
+    const double rate = static_cast<double>(connection->reader.body().size() - connection->body_before) / seconds;
+    if (connection->memory.bytes() > 0 && seconds > kGrace && rate < slowest) {
+      slowest = rate;
+      dropped = connection;
+    }
+  }
+  if (dropped != waiting.end()) {
+    refuse(dropped, 408, "the body came too slowly while others waited for memory");
+  }
 }
 
 void HttpServer::Impl::accept_all() {
@@ -513,7 +591,7 @@ void HttpServer::Impl::accept_all() {
     // What the system keeps for a client that does not read; otherwise megabytes for each of them.
     const int send_buffer = 1 << 17;
     setsockopt(socket.get(), SOL_SOCKET, SO_SNDBUF, &send_buffer, sizeof(send_buffer));
-    waiting.emplace_back(std::move(socket), options.max_body_bytes);
+    waiting.emplace_back(std::move(socket), options.max_body_bytes, options.memory);
   }
 }
 
@@ -534,6 +612,11 @@ void HttpServer::Impl::advance(Connections::iterator connection) {
   connection->has_news = false;
   if (connection->is_ending) {
     connection->received.clear();
+  } else if (connection->has_no_memory) {
+    say_no_memory(*connection);
+  } else if (connection->never_fits) {
+    refuse(connection, 413, "the body is larger than the memory that one request may take (half of --request-memory)");
+    return;
   } else {
     try {
       if (!reader.has_head() && reader.read_head(connection->received)) {
@@ -554,8 +637,8 @@ void HttpServer::Impl::advance(Connections::iterator connection) {
     } catch (const HttpError& error) {
       refuse(connection, error.status(), error.what());
       return;
-    } catch (const std::bad_alloc&) {
-      connection->has_ended = true;
+    } catch (const std::exception&) {
+      say_no_memory(*connection);
     }
   }
   if (connection->has_ended) {
@@ -563,10 +646,30 @@ void HttpServer::Impl::advance(Connections::iterator connection) {
   }
 }
 
-void HttpServer::Impl::refuse(Connections::iterator connection, int status, const std::string& message) {
-  connection->refusal = error_reply(status, message);
-  connection->closes = true;
-  hand_over(connection);
+// Replies without memory, as far as the socket takes it at once. What still comes is dropped.
+void HttpServer::Impl::say_no_memory(Connection& connection) const noexcept {
+  [[maybe_unused]] const ssize_t sent =
+      ::send(connection.socket.get(), kNoMemory.data(), kNoMemory.size(), MSG_NOSIGNAL);
+  ::shutdown(connection.socket.get(), SHUT_WR);
+  connection.is_ending = true;
+  connection.received = {};
+  connection.reader = HttpRequestReader(options.max_body_bytes);
+  connection.refusal.reset();
+  connection.memory.resize(0);
+  connection.since = connection.last_read = SteadyClock::now();
+}
+
+void HttpServer::Impl::refuse(Connections::iterator connection, int status, const char* message) noexcept {
+  try {
+    Api* const answering = api;
+    ApiReply reply = error_reply(status, message);
+    connection->refusal =
+        answering != nullptr ? answering->with_headers(api_request(*connection), std::move(reply)) : std::move(reply);
+    connection->closes = true;
+    hand_over(connection);
+  } catch (const std::exception&) {
+    say_no_memory(*connection);
+  }
 }
 
 void HttpServer::Impl::hand_over(Connections::iterator connection) {
@@ -588,7 +691,7 @@ void HttpServer::Impl::hand_over(Connections::iterator connection) {
   has_request.notify_one();
 }
 
-// The library of sockets bounds no time: a client that sends a byte now and then would keep its connection for ever.
+// A client that sends a byte now and then would keep its connection for ever.
 void HttpServer::Impl::drop_late_ones() {
   const SteadyTime now = SteadyClock::now();
   for (auto connection = waiting.begin(); connection != waiting.end();) {
@@ -597,7 +700,8 @@ void HttpServer::Impl::drop_late_ones() {
       if (connection->is_ending || !connection->reader.has_begun()) {
         waiting.erase(connection);
       } else {
-        refuse(connection, 408, "the request took too long to come");
+        refuse(connection, connection->waits ? 429 : 408,
+               connection->waits ? kNotNow : "the request took too long to come");
       }
     }
     connection = next;
@@ -626,6 +730,11 @@ void HttpServer::Impl::work(std::list<std::thread>::iterator self) {
     bool is_whole = false;
     try {
       is_whole = answer(*connection);
+    } catch (const std::bad_alloc&) {
+      if (!connection->has_begun_reply) {
+        say_no_memory(*connection);
+        is_whole = true;
+      }
     } catch (const std::exception&) {  // this reply can't be made or sent; the connection ends with it
     }
     lock.lock();
@@ -643,9 +752,9 @@ bool HttpServer::Impl::answer(Connection& connection) const {
   const HttpHead& head = connection.reader.head();
   const SteadyTime begin = SteadyClock::now();
   const auto is_gone = [&] { return has_hung_up(connection, head.is_version_1_0 ? "" : kContinue, reply_timeout); };
-  ApiReply reply = connection.refusal.has_value() ? std::move(*connection.refusal)
-                                                  : api.load()->handle(api_request(connection), is_gone);
-  connection.large_body.reset();
+  ApiReply reply = connection.refusal.has_value()
+                       ? std::move(*connection.refusal)
+                       : api.load()->handle(api_request(connection, connection.reader.take_body()), is_gone);
   const bool is_in_chunks = reply.stream != nullptr && !head.is_version_1_0;
   connection.closes =
       connection.closes || is_near_end || is_ending || !head.keeps_alive || (reply.stream != nullptr && !is_in_chunks);
@@ -666,6 +775,7 @@ bool HttpServer::Impl::answer(Connection& connection) const {
   if (head.method != "HEAD") {
     text += reply.body;
   }
+  connection.has_begun_reply = true;
   const bool is_sent =
       send_all(connection.socket.get(), text, reply_timeout) &&
       (reply.stream == nullptr || head.method == "HEAD" || send_stream(connection, *reply.stream, is_in_chunks));
@@ -686,6 +796,11 @@ bool HttpServer::Impl::answer(Connection& connection) const {
   }
   connection.reader = HttpRequestReader(options.max_body_bytes);
   connection.refusal.reset();
+  connection.memory.resize(0);
+  if (connection.received.empty()) {
+    connection.received = {};  // with what it had room for
+  }
+  connection.has_begun_reply = false;
   connection.has_news = true;
   connection.since = connection.last_read = SteadyClock::now();
   return is_sent;
@@ -721,6 +836,8 @@ void HttpServer::prepare_to_end() {
 }
 
 int HttpServer::port() const { return impl_->port; }
+
+const std::shared_ptr<MemoryAccount>& HttpServer::memory() const { return impl_->options.memory; }
 
 bool HttpServer::is_on_loopback() const { return impl_->is_on_loopback; }
 

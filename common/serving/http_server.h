@@ -9,6 +9,7 @@
 #include <string>
 
 #include "common/serving/api.h"
+#include "common/serving/memory_account.h"
 #include "common/serving/request_log.h"
 
 namespace common {
@@ -21,6 +22,8 @@ struct HttpOptions {
   // request, counted from the previous reply or the connection's beginning, may take kWholeRequest times as long.
   std::chrono::milliseconds timeout{5000};
   int max_connections = 1024;  // served at once, each by a thread; at most three times as many others wait
+  // Bodies are in it while they come in and are read. Null: one of this machine's.
+  std::shared_ptr<MemoryAccount> memory = nullptr;
   // Called with each request that has been answered, by several threads at once.
   std::function<void(const AnsweredRequest&)> on_answered = nullptr;
 };
@@ -50,6 +53,7 @@ class HttpServer {
   void prepare_to_end();
 
   int port() const;
+  const std::shared_ptr<MemoryAccount>& memory() const;
   bool is_on_loopback() const;  // only this machine reaches the address
 
  private:

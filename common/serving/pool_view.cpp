@@ -2,18 +2,18 @@
 
 #include <algorithm>
 #include <iterator>
-#include <nlohmann/json.hpp>
 #include <numeric>
 #include <set>
 #include <tuple>
 #include <utility>
 
 #include "common/base/machine.h"
+#include "common/serving/json.h"
 
 namespace common {
 namespace {
 
-using nlohmann::ordered_json;
+using ordered_json = Json;
 
 constexpr std::size_t kMaxRunning = 512;       // shown of the batch
 constexpr std::size_t kMaxWaiting = 256;       // shown of the queue
@@ -22,14 +22,10 @@ constexpr std::size_t kMaxTextTokens = 4096;   // of one sequence; the rest of a
 constexpr std::size_t kMaxSteps = 512;         // in one record
 constexpr std::size_t kMaxRecords = 2048;      // kept for clients that read slowly
 constexpr std::size_t kMaxRecordBytes = 8 << 20;
+constexpr std::size_t kMaxReadBytes = 1 << 18;  // at once: each client that reads has a copy
 // A record that takes long to make is followed by a pause of this many times the time that it took.
 constexpr double kLongRecordSeconds = 0.0005;
 constexpr double kPauseAfterLongRecord = 19.0;
-
-// A token may be a part of a character.
-std::string dump(const ordered_json& document) {
-  return document.dump(-1, ' ', false, ordered_json::error_handler_t::replace);
-}
 
 template <typename Values>
 std::size_t equal_beginning(const Values& left, std::span<const typename Values::value_type> right) {
@@ -81,9 +77,9 @@ ordered_json happened_json(std::span<const StepReport> steps) {
       batch[step.served[i]] += step.num_served[i];
     }
   }
-  ordered_json happened = ids;
-  if (ids.empty()) {
-    happened = ordered_json::object();
+  ordered_json happened = ordered_json::object();
+  for (const auto& [name, list] : ids) {
+    happened[name] = list;
   }
   if (!copies.empty()) {
     happened["copies"] = std::move(copies);
@@ -120,7 +116,7 @@ void PoolView::update(const EngineNews& news) {
   }
   if (news.engine == nullptr) {
     forget();
-    publish(dump({{"failure", news.failure}}), true);
+    publish(ordered_json{{"failure", news.failure}}.dump(), true);
     wants_whole_ = true;
     return;
   }
@@ -232,7 +228,7 @@ std::string PoolView::record_of(const EngineNews& news, bool is_whole) {
                         {"found", status.prefix.prompt_tokens_found},
                         {"drafts", news.tally->steps.drafts},
                         {"accepted", news.tally->steps.accepted}};
-  return dump(record);
+  return record.dump();
 }
 
 ordered_json PoolView::drafts_json(const StepReport& step) const {
@@ -358,11 +354,13 @@ std::vector<std::string> PoolView::Watcher::read(std::chrono::milliseconds timeo
     needs_whole_ = true;
     next_ = end();
   }
-  for (; next_ < end(); ++next_) {
+  std::size_t num_bytes = 0;
+  for (; next_ < end() && num_bytes < kMaxReadBytes; ++next_) {
     const Record& record = view_.records_[static_cast<std::size_t>(next_ - view_.first_)];
     needs_whole_ = needs_whole_ && !record.is_whole;
     if (!needs_whole_) {
       result.push_back(record.json);
+      num_bytes += record.json.size();
     }
   }
   if (needs_whole_) {  // again, in case that making it has failed

@@ -32,13 +32,13 @@
 #include <deque>
 #include <map>
 #include <mutex>
-#include <nlohmann/json_fwd.hpp>
 #include <span>
 #include <string>
 #include <vector>
 
 #include "common/model/tokenizer.h"
 #include "common/serving/engine_thread.h"
+#include "common/serving/json.h"
 #include "common/serving/pool_snapshot.h"
 #include "common/serving/step_report.h"
 
@@ -93,11 +93,11 @@ class PoolView {
 
   void publish(std::string json, bool is_whole);
   std::string record_of(const EngineNews& news, bool is_whole);
-  nlohmann::ordered_json changes_of(const PoolSnapshot::Owner& request);
-  nlohmann::ordered_json changes_of(const PoolSnapshot::Sequence& sequence, KnownSequence& known) const;
-  void add_cached(const PoolSnapshot& pool, nlohmann::ordered_json& record);
-  nlohmann::ordered_json drafts_json(const StepReport& step) const;
-  nlohmann::ordered_json texts_of(std::span<const Token> tokens) const;
+  Json changes_of(const PoolSnapshot::Owner& request);
+  Json changes_of(const PoolSnapshot::Sequence& sequence, KnownSequence& known) const;
+  void add_cached(const PoolSnapshot& pool, Json& record);
+  Json drafts_json(const StepReport& step) const;
+  Json texts_of(std::span<const Token> tokens) const;
   void forget();
 
   const Tokenizer* tokenizer_;

@@ -17,6 +17,7 @@
 #include "common/serving/engine_thread.h"
 #include "common/serving/http_request.h"
 #include "common/serving/http_server.h"
+#include "common/serving/memory_account.h"
 #include "common/serving/pool_view.h"
 #include "common/serving/served_model.h"
 #include "tests/support/sanitizers.h"
@@ -58,6 +59,7 @@ struct HttpFixtureOptions {
   std::string api_key = {};
   bool pool_controls = true;
   std::vector<std::string> cors_origins = {};
+  std::shared_ptr<common::MemoryAccount> memory = nullptr;
 };
 
 // All but the network.
@@ -67,8 +69,14 @@ struct ApiFixture {
         engine(engines(options), {options.max_queue, options.paused},
                [this](const common::EngineNews& news) { view.update(news); }),
         api(default_model(), engine, view,
-            {"tales-5m", options.api_key, stage::demo_pools(add_demo_commands), options.pool_controls,
-             options.cors_origins}) {}
+            {"tales-5m",
+             options.api_key,
+             stage::demo_pools(add_demo_commands),
+             options.pool_controls,
+             options.cors_origins,
+             {},
+             false,
+             options.memory}) {}
 
   static common::MakeEngine engines(const HttpFixtureOptions& options,
                                     const common::Llama& model = default_session().model) {
