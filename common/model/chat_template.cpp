@@ -264,7 +264,7 @@ struct Kind {
 // Each of these programs was compared with Jinja by tests/common/test_chat_templates.py. One of each kind is in
 // tests/golden/chat_templates.
 const std::vector<Kind>& kinds() {
-  static const std::vector<Kind> kKinds = {
+  static const std::vector<Kind> all = {
       // ChatML: its first models, Yi, OpenHermes, Dolphin, Qwen 3 2507 and Coder.
       {{.format = ChatFormat::kChatMl},
        {0x1831d110bb35d7c6, 0x7487f0607a446ffc, 0x84af9d74d4c6b350, 0x8ba09d39aa2c6bf5, 0xaaf3b82126ab8f6f,
@@ -309,7 +309,7 @@ const std::vector<Kind>& kinds() {
       {{.format = ChatFormat::kGemma, .has_system_role = false},
        {0x204769f3ab544938, 0xa9d76154fb2bbb80, 0xc72f6d91d271b3d2, 0xe6c740743ca5bcc1}},
   };
-  return kKinds;
+  return all;
 }
 
 }  // namespace

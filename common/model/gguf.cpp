@@ -522,7 +522,7 @@ struct Gguf::Impl {
       const std::int64_t part = number == nullptr ? 0 : value_as<std::int64_t>(*number, "split.no", name);
       throw InputError(name + format(": this is part %lld of %lld of a model (split.count); llama-gguf-split --merge "
                                      "makes one file of them",
-                                     static_cast<long long>(part + 1), static_cast<long long>(num_parts)));
+                                     static_cast<long long>(part) + 1, static_cast<long long>(num_parts)));
     }
   }
 

@@ -192,7 +192,7 @@ const Architecture& architecture_of(const Gguf& file) {
 // A key that this program does not know could change what the model computes, and the text would be wrong without
 // notice. Names are without the architecture's in front.
 void check_keys(const Gguf& file, std::string_view architecture) {
-  static const std::set<std::string, std::less<>> kKnown = {
+  static const std::set<std::string, std::less<>> kept = {
       "context_length", "embedding_length", "block_count", "feed_forward_length", "vocab_size", "attention.head_count",
       "attention.head_count_kv", "attention.key_length", "attention.value_length", "attention.layer_norm_rms_epsilon",
       "rope.dimension_count", "rope.freq_base", "rope.scale_linear", "rope.scaling.type", "rope.scaling.factor",
@@ -201,7 +201,7 @@ void check_keys(const Gguf& file, std::string_view architecture) {
       // These change no logit.
       "rope.scaling.finetuned", "tensor_data_layout", "pooling_type"};
   // Keys of other models, and the values with which they change nothing.
-  static const std::map<std::string, std::vector<double>, std::less<>> kWithoutEffect = {
+  static const std::map<std::string, std::vector<double>, std::less<>> neutral_values = {
       {"expert_count", {0}},
       {"expert_used_count", {0}},
       {"logit_scale", {0, 1}},
@@ -218,15 +218,15 @@ void check_keys(const Gguf& file, std::string_view architecture) {
   const std::string prefix = std::string(architecture) + ".";
   for (const std::string& key : file.keys()) {
     const std::string name = key.starts_with(prefix) ? key.substr(prefix.size()) : "";
-    if (name.empty() || kKnown.contains(name)) {
+    if (name.empty() || kept.contains(name)) {
       continue;
     }
     if (name == "use_parallel_residual" || name == "attention.causal") {
       require(file, file.get_bool(key, false) == (name == "attention.causal"), key + " is not supported");
       continue;
     }
-    const auto without_effect = kWithoutEffect.find(name);
-    require(file, without_effect != kWithoutEffect.end(),
+    const auto without_effect = neutral_values.find(name);
+    require(file, without_effect != neutral_values.end(),
             "metadata key " + quote(key) + " is not known, and may change what the model computes");
     const double value = file.get_float(key);
     const std::vector<double>& values = without_effect->second;

@@ -28,15 +28,12 @@
 namespace common {
 namespace {
 
-using json = Json;
-using ordered_json = Json;
-
 constexpr std::chrono::milliseconds kWait{100};
 constexpr double kBytesPerListed = 64;  // a token in a reply of tokens, or the text of one
 
-std::string dump(const ordered_json& document) { return document.dump(); }
+std::string dump(const Json& document) { return document.dump(); }
 
-ApiReply json_reply(const ordered_json& document) { return {.body = dump(document)}; }
+ApiReply json_reply(const Json& document) { return {.body = dump(document)}; }
 
 // Erases the condition that COMMON_CHECK puts behind a message, " (x >= 0)", from the part that begins at `begin`.
 void erase_condition(std::string& message, std::size_t begin) {
@@ -75,17 +72,17 @@ std::string without_places(std::string message) {
   return message;
 }
 
-ordered_json error_json(int status, const std::string& message, const std::string& param, const std::string& code) {
+Json error_json(int status, const std::string& message, const std::string& param, const std::string& code) {
   const char* const type = status == 401   ? "authentication_error"
                            : status == 429 ? "rate_limit_error"
                            : status >= 500 ? "server_error"
                                            : "invalid_request_error";
   constexpr std::size_t kMaxParam = 64;  // bytes: it may be a client's own word
   // What is a client's fault quotes the client.
-  ordered_json error = {{"message", status >= 500 ? without_places(message) : message},
-                        {"type", type},
-                        {"param", nullptr},
-                        {"code", nullptr}};
+  Json error = {{"message", status >= 500 ? without_places(message) : message},
+                {"type", type},
+                {"param", nullptr},
+                {"code", nullptr}};
   if (!param.empty()) {
     error["param"] = param.size() > kMaxParam ? param.substr(0, kMaxParam) + "..." : param;
   }
@@ -95,7 +92,7 @@ ordered_json error_json(int status, const std::string& message, const std::strin
   return {{"error", error}};
 }
 
-std::string event(const ordered_json& document) { return "data: " + dump(document) + "\n\n"; }
+std::string event(const Json& document) { return "data: " + dump(document) + "\n\n"; }
 
 // Compares all bytes, so that the time does not depend on where the texts differ.
 bool is_equal_secret(std::string_view left, std::string_view right) {
@@ -156,7 +153,7 @@ const char* finish_reason_of(const Completion& completion) {
 // The texts of one reply: as they come, or all at the end.
 class Completions : public ReplyBody {
  public:
-  Completions(const ServedModel& model, CompletionRequest wanted, std::unique_ptr<Ticket> ticket, ordered_json head)
+  Completions(const ServedModel& model, CompletionRequest wanted, std::unique_ptr<Ticket> ticket, Json head)
       : model_(model), wanted_(std::move(wanted)), ticket_(std::move(ticket)), head_(std::move(head)) {}
 
   bool read(std::string& text) override {
@@ -191,9 +188,9 @@ class Completions : public ReplyBody {
 
   // All texts, once all requests have ended.
   ApiReply reply() const {
-    ordered_json document = head_;
+    Json document = head_;
     document["object"] = wanted_.is_chat ? "chat.completion" : "text_completion";
-    document["choices"] = ordered_json::array();
+    document["choices"] = Json::array();
     for (std::size_t i = 0; i < ticket_->size(); ++i) {
       if (const RequestResult& output = ticket_->result(i); is_failed(output)) {
         ApiReply failed = error_reply(status_of(output), output.error);
@@ -327,12 +324,12 @@ class Completions : public ReplyBody {
     return names;
   }
 
-  ordered_json choice_json(std::size_t index, int sample, const Completion& completion) const {
+  Json choice_json(std::size_t index, int sample, const Completion& completion) const {
     const Request& request = wanted_.requests[index].request;
     const StopStrings& stop = request.stop_strings;
     const std::string text = (wanted_.echoes.empty() ? "" : wanted_.echoes[index]) +
                              stop.cut(model_.decode(completion.tokens), stop.num_passed(completion.tokens));
-    ordered_json choice = {{"index", choice_of(index, sample)}};
+    Json choice = {{"index", choice_of(index, sample)}};
     if (wanted_.is_chat) {
       choice["message"] = {{"role", "assistant"}, {"content", text}};
     } else {
@@ -353,7 +350,7 @@ class Completions : public ReplyBody {
 
   // vLLM's: what the request asked for that has ended the text, a stop text or a token; null: something else has, such
   // as the model's own end.
-  ordered_json stop_reason_of(std::size_t index, const Completion& completion) const {
+  Json stop_reason_of(std::size_t index, const Completion& completion) const {
     if (completion.finish_reason != FinishReason::kStop) {
       return nullptr;
     }
@@ -363,13 +360,13 @@ class Completions : public ReplyBody {
       const auto own = std::span(request.stop_tokens).first(wanted_.num_own_stop_tokens);
       const bool is_own = std::find(own.begin(), own.end(), *completion.stop_token) != own.end();
       const std::string spelled = bytes_of(*completion.stop_token);  // "stop" may name it
-      return is_own                                 ? ordered_json(nullptr)
-             : strings.first_in(spelled) == spelled ? ordered_json(spelled)
-                                                    : ordered_json(*completion.stop_token);
+      return is_own                                 ? Json(nullptr)
+             : strings.first_in(spelled) == spelled ? Json(spelled)
+                                                    : Json(*completion.stop_token);
     }
     const std::optional<std::string> stop =
         strings.first_in(model_.decode(completion.tokens), strings.num_passed(completion.tokens));
-    return stop.has_value() ? ordered_json(*stop) : ordered_json(nullptr);
+    return stop.has_value() ? Json(*stop) : Json(nullptr);
   }
 
   // The prompt's tokens but for its first one, for which there is no probability.
@@ -379,14 +376,13 @@ class Completions : public ReplyBody {
   }
 
   // vLLM's: for each token of the prompt, by token, its probability and those of the most likely ones.
-  ordered_json prompt_logprobs(std::size_t index) const {
+  Json prompt_logprobs(std::size_t index) const {
     const auto entry_of = [&](const TokenLogprob& entry, std::size_t rank) {
-      return ordered_json{{"logprob", entry.logprob}, {"rank", rank}, {"decoded_token", name_of(entry.token)}};
+      return Json{{"logprob", entry.logprob}, {"rank", rank}, {"decoded_token", name_of(entry.token)}};
     };
-    ordered_json result = ordered_json::array({nullptr});
+    Json result = Json::array({nullptr});
     for (const TokenLogprobs& token : scores_of(index)) {
-      ordered_json entries = {
-          {std::to_string(token.drawn.token), entry_of(token.drawn, static_cast<std::size_t>(token.rank))}};
+      Json entries = {{std::to_string(token.drawn.token), entry_of(token.drawn, static_cast<std::size_t>(token.rank))}};
       const std::span<const TokenLogprob> best = best_of(token, *wanted_.num_prompt_logprobs);
       for (std::size_t i = 0; i < best.size(); ++i) {
         entries.emplace(std::to_string(best[i].token), entry_of(best[i], i + 1));
@@ -396,7 +392,7 @@ class Completions : public ReplyBody {
     return result;
   }
 
-  ordered_json echoed_logprobs(std::size_t index, std::span<const TokenLogprobs> reply) const {
+  Json echoed_logprobs(std::size_t index, std::span<const TokenLogprobs> reply) const {
     const std::span<const Token> prompt = wanted_.requests[index].request.prompt;
     const std::string& echo = wanted_.echoes[index];
     const auto is_echo = [&](const std::string& text) { return text == echo || text == " " + echo; };
@@ -406,16 +402,16 @@ class Completions : public ReplyBody {
     const bool has_added = is_spelled && !is_echo(model_.decode(prompt, true));
     decoded = is_spelled ? model_.decode(prompt.subspan(has_added ? 1 : 0), true) : decoded;
     const Token first = prompt.front();
-    ordered_json result;
+    Json result;
     result["tokens"].push_back(name_of(first));
     result["token_logprobs"].push_back(nullptr);
     result["top_logprobs"].push_back(nullptr);
     result["text_offset"].push_back(0);
     std::size_t offset = num_characters(model_.decode({&first, 1}, is_spelled && !has_added));
     for (const auto& [tokens, spells] : {std::pair(scores_of(index), is_spelled), std::pair(reply, false)}) {
-      ordered_json added = text_logprobs(tokens, offset, spells);
+      Json added = text_logprobs(tokens, offset, spells);
       for (auto& [name, values] : result.items()) {
-        for (ordered_json& value : added[name]) {
+        for (Json& value : added[name]) {
           values.push_back(std::move(value));
         }
       }
@@ -423,14 +419,14 @@ class Completions : public ReplyBody {
     }
     // A blank that a tokenizer puts in front of a text is the first token's, and is not in what was sent.
     const std::size_t num_added = decoded == " " + echo ? 1 : 0;
-    for (ordered_json& position : result["text_offset"]) {
+    for (Json& position : result["text_offset"]) {
       position = std::max(position.get<std::size_t>(), num_added) - num_added;
     }
     return result;
   }
 
   // offset: where the first token's text begins, in characters.
-  ordered_json logprobs_json(std::span<const TokenLogprobs> tokens, std::size_t offset) const {
+  Json logprobs_json(std::span<const TokenLogprobs> tokens, std::size_t offset) const {
     if (!wanted_.has_logprobs) {
       return nullptr;
     }
@@ -449,19 +445,19 @@ class Completions : public ReplyBody {
     return std::span(token.best).first(std::min(static_cast<std::size_t>(max_count), token.best.size()));
   }
 
-  ordered_json chat_logprobs(std::span<const TokenLogprobs> tokens) const {
+  Json chat_logprobs(std::span<const TokenLogprobs> tokens) const {
     const auto entry_of = [&](const TokenLogprob& entry, const std::string& name) {
       const std::string bytes = bytes_of(entry.token);
-      return ordered_json{{"token", name},
-                          {"logprob", entry.logprob},
-                          {"bytes", std::vector<unsigned char>(bytes.begin(), bytes.end())}};
+      return Json{{"token", name},
+                  {"logprob", entry.logprob},
+                  {"bytes", std::vector<unsigned char>(bytes.begin(), bytes.end())}};
     };
-    ordered_json content = ordered_json::array();
+    Json content = Json::array();
     for (const TokenLogprobs& token : tokens) {
       const std::span<const TokenLogprob> best = best_of(token, wanted_.num_top_logprobs);
       const std::vector<std::string> names = names_of(token, best);
-      ordered_json entry = entry_of(token.drawn, names.front());
-      entry["top_logprobs"] = ordered_json::array();
+      Json entry = entry_of(token.drawn, names.front());
+      entry["top_logprobs"] = Json::array();
       for (std::size_t i = 0; i < best.size(); ++i) {
         entry["top_logprobs"].push_back(entry_of(best[i], names[i + 1]));
       }
@@ -470,17 +466,17 @@ class Completions : public ReplyBody {
     return {{"content", std::move(content)}};
   }
 
-  ordered_json text_logprobs(std::span<const TokenLogprobs> tokens, std::size_t offset, bool spells = false) const {
-    ordered_json result = {{"tokens", ordered_json::array()},
-                           {"token_logprobs", ordered_json::array()},
-                           {"top_logprobs", ordered_json::array()},
-                           {"text_offset", ordered_json::array()}};
+  Json text_logprobs(std::span<const TokenLogprobs> tokens, std::size_t offset, bool spells = false) const {
+    Json result = {{"tokens", Json::array()},
+                   {"token_logprobs", Json::array()},
+                   {"top_logprobs", Json::array()},
+                   {"text_offset", Json::array()}};
     for (const TokenLogprobs& token : tokens) {
       const std::span<const TokenLogprob> best = best_of(token, wanted_.num_top_logprobs);
       const std::vector<std::string> names = names_of(token, best);
       result["tokens"].push_back(names.front());
       result["token_logprobs"].push_back(token.drawn.logprob);
-      ordered_json top = {{names.front(), token.drawn.logprob}};
+      Json top = {{names.front(), token.drawn.logprob}};
       for (std::size_t i = 0; i < best.size(); ++i) {
         top[names[i + 1]] = best[i].logprob;
       }
@@ -495,23 +491,23 @@ class Completions : public ReplyBody {
   }
 
   // end: {"finish_reason": ..., "stop_reason": ...}; empty: the text goes on.
-  ordered_json chunk(std::size_t index, ordered_json delta, const ordered_json& end = ordered_json::object(),
-                     std::span<const TokenLogprobs> logprobs = {}, std::size_t offset = 0) const {
-    ordered_json document = head_;
+  Json chunk(std::size_t index, Json delta, const Json& end = Json::object(),
+             std::span<const TokenLogprobs> logprobs = {}, std::size_t offset = 0) const {
+    Json document = head_;
     document["object"] = wanted_.is_chat ? "chat.completion.chunk" : "text_completion";
-    ordered_json choice = {{"index", index}};
+    Json choice = {{"index", index}};
     if (wanted_.is_chat) {
       choice["delta"] = std::move(delta);
     } else {
-      const ordered_json* const content = delta.find("content");
+      const Json* const content = delta.find("content");
       choice["text"] = content != nullptr ? *content : "";
     }
-    choice["logprobs"] = logprobs.empty() ? ordered_json(nullptr) : logprobs_json(logprobs, offset);
+    choice["logprobs"] = logprobs.empty() ? Json(nullptr) : logprobs_json(logprobs, offset);
     choice["finish_reason"] = end.at("finish_reason");
     choice["stop_reason"] = end.at("stop_reason");
-    document["choices"] = ordered_json::array({choice});
+    document["choices"] = Json::array({choice});
     if (wanted_.include_usage) {
-      document["usage"] = wanted_.has_running_usage ? running_usage(index) : ordered_json(nullptr);
+      document["usage"] = wanted_.has_running_usage ? running_usage(index) : Json(nullptr);
     }
     return document;
   }
@@ -533,7 +529,7 @@ class Completions : public ReplyBody {
     streamed.begun = piece.text.substr(size);
     piece.text.resize(size);
     if (!piece.text.empty() || !piece.logprobs.empty()) {
-      text += event(chunk(choice, {{"content", piece.text}}, ordered_json::object(), piece.logprobs, streamed.offset));
+      text += event(chunk(choice, {{"content", piece.text}}, Json::object(), piece.logprobs, streamed.offset));
       streamed.offset = offset_after(piece.logprobs, streamed.offset);
     }
   }
@@ -559,17 +555,17 @@ class Completions : public ReplyBody {
         }
         add_piece(text, choice, {streamed.stream.finish(), {}}, true);
         text += event(
-            chunk(choice, ordered_json::object(),
+            chunk(choice, Json::object(),
                   {{"finish_reason", finish_reason_of(completion)}, {"stop_reason", stop_reason_of(i, completion)}}));
       }
     }
     for (std::size_t choice = 0; wanted_.is_prompt_only && choice < num_choices(); ++choice) {
       add_piece(text, choice, {}, true);
-      text += event(chunk(choice, ordered_json::object(), {{"finish_reason", "length"}}));
+      text += event(chunk(choice, Json::object(), {{"finish_reason", "length"}}));
     }
     if (wanted_.include_usage) {
-      ordered_json last = chunk(0, ordered_json::object());
-      last["choices"] = ordered_json::array();
+      Json last = chunk(0, Json::object());
+      last["choices"] = Json::array();
       last["usage"] = usage();
       text += event(last);
     }
@@ -577,7 +573,7 @@ class Completions : public ReplyBody {
   }
 
   // vLLM's "continuous_usage_stats": of one text, so far.
-  ordered_json running_usage(std::size_t choice) const {
+  Json running_usage(std::size_t choice) const {
     const std::size_t index = choice / static_cast<std::size_t>(wanted_.num_texts);
     const std::size_t prompt_tokens = wanted_.requests[index].request.prompt.size();
     const auto streamed = streamed_.find(choice);
@@ -587,7 +583,7 @@ class Completions : public ReplyBody {
             {"total_tokens", prompt_tokens + num_tokens}};
   }
 
-  ordered_json usage() const {
+  Json usage() const {
     const ReplyFigures counted = figures().value();
     return {{"prompt_tokens", counted.prompt_tokens},
             {"completion_tokens", counted.output_tokens},
@@ -598,7 +594,7 @@ class Completions : public ReplyBody {
   const ServedModel& model_;
   CompletionRequest wanted_;
   std::unique_ptr<Ticket> ticket_;
-  ordered_json head_;  // the fields that all parts of the reply have
+  Json head_;  // the fields that all parts of the reply have
   bool has_begun_ = false;
   std::map<std::size_t, StreamedText> streamed_;  // by choice
   std::size_t num_streamed_ = 0;                  // tokens
@@ -692,7 +688,7 @@ std::string unescaped(std::string_view text) {
 
 // What a load balancer asks for: requests are sent to a server with 200, and to none with 503.
 ApiReply health_reply(const char* state, const std::string& failure = "") {
-  ordered_json document = {{"status", state}};
+  Json document = {{"status", state}};
   if (!failure.empty()) {
     document["error"] = without_places(failure);
   }
@@ -961,11 +957,11 @@ ApiReply Api::complete(ApiRequest& request, bool is_chat, const std::function<bo
       break;
   }
   // A request that can't be served gets an error, not the beginning of a reply.
-  ordered_json head = {{"id", format("%s-%s-%lld", is_chat ? "chatcmpl" : "cmpl", reply_ids_.c_str(),
-                                     static_cast<long long>(num_replies_++))},
-                       {"object", ""},
-                       {"created", seconds_since_1970()},
-                       {"model", options_.model_name}};
+  Json head = {{"id", format("%s-%s-%lld", is_chat ? "chatcmpl" : "cmpl", reply_ids_.c_str(),
+                             static_cast<long long>(num_replies_++))},
+               {"object", ""},
+               {"created", seconds_since_1970()},
+               {"model", options_.model_name}};
   const bool is_streamed = wanted.is_streamed;
   auto texts = std::make_unique<Completions>(model_, std::move(wanted), std::move(ticket), std::move(head));
   const std::string reply_id = texts->id();
@@ -1026,13 +1022,13 @@ ApiReply Api::health() const {
 }
 
 ApiReply Api::models(const std::string& path) const {
-  const ordered_json model = {{"id", options_.model_name},
-                              {"object", "model"},
-                              {"created", created_},
-                              {"owned_by", "course"},
-                              {"max_model_len", engine_.max_context()}};
+  const Json model = {{"id", options_.model_name},
+                      {"object", "model"},
+                      {"created", created_},
+                      {"owned_by", "course"},
+                      {"max_model_len", engine_.max_context()}};
   if (!path.starts_with(kModels)) {
-    return json_reply({{"object", "list"}, {"data", ordered_json::array({model})}});
+    return json_reply({{"object", "list"}, {"data", Json::array({model})}});
   }
   check_model(unescaped(path.substr(kModels.size())), options_.model_name);
   return json_reply(model);

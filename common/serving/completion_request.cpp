@@ -650,8 +650,8 @@ double bytes_held(const CompletionRequest& wanted, int max_context) {
   for (std::size_t i = 0; i < wanted.requests.size(); ++i) {
     const Request& request = wanted.requests[i].request;
     const auto prompt_tokens = static_cast<double>(request.prompt.size());
-    const double listed = static_cast<double>(request.sampling.logit_bias.size() * sizeof(TokenBias) +
-                                              request.stop_tokens.size() * sizeof(Token));
+    const auto listed = static_cast<double>(request.sampling.logit_bias.size() * sizeof(TokenBias) +
+                                            request.stop_tokens.size() * sizeof(Token));
     const double tokens = wanted.is_prompt_only ? 0.0 : std::min(request.max_new_tokens, max_context);
     const double probabilities = wanted.has_logprobs ? tokens * (wanted.num_top_logprobs + 1) : 0.0;
     const double echoed = wanted.echoes.empty() ? 0.0 : static_cast<double>(wanted.echoes[i].size());
@@ -688,7 +688,7 @@ void check_context(const CompletionRequest& wanted, std::size_t index, int max_c
   const std::string limiting = is_default ? "max_tokens" : wanted.max_tokens_field;
   throw ApiError(400,
                  limit + format("%lld tokens (%lld in '%s', %d in '%s'%s): '%s' can be at most %lld",
-                                static_cast<long long>(length + request.max_new_tokens), static_cast<long long>(length),
+                                static_cast<long long>(length) + request.max_new_tokens, static_cast<long long>(length),
                                 name.c_str(), request.max_new_tokens, limiting.c_str(), is_default ? " by default" : "",
                                 limiting.c_str(), static_cast<long long>(max_context - length)),
                  limiting, "context_length_exceeded");

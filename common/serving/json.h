@@ -146,9 +146,10 @@ struct Json::Member {
 
 // In braces: moved into the value that is made of it.
 struct Json::Entry {
+  // Never in place of copying or moving: Entry is excluded.
   template <typename Value>
   requires(!std::is_same_v<std::remove_cvref_t<Value>, Entry> && std::is_constructible_v<Json, Value>)
-      Entry(Value&& made)
+      Entry(Value&& made)  // NOLINT(bugprone-forwarding-reference-overload)
       : value(std::forward<Value>(made)) {}
   Entry(std::initializer_list<Entry> entries) : value(entries) {}
 

@@ -13,8 +13,6 @@
 namespace common {
 namespace {
 
-using ordered_json = Json;
-
 constexpr std::size_t kMaxRunning = 512;       // shown of the batch
 constexpr std::size_t kMaxWaiting = 256;       // shown of the queue
 constexpr std::size_t kMaxDrawnBlocks = 8192;  // as in page/drawing.js
@@ -45,8 +43,8 @@ int prompt_tokens_of(const StepReport& report) {
   return count;
 }
 
-ordered_json steps_json(std::span<const StepReport> steps) {
-  ordered_json list = ordered_json::array();
+Json steps_json(std::span<const StepReport> steps) {
+  Json list = Json::array();
   for (const StepReport& step : steps) {
     const int prompt_tokens = prompt_tokens_of(step);
     const double milliseconds = 1000.0 * (step.scheduling_seconds + step.computing_seconds);
@@ -58,9 +56,9 @@ ordered_json steps_json(std::span<const StepReport> steps) {
   return list;
 }
 
-ordered_json happened_json(std::span<const StepReport> steps) {
+Json happened_json(std::span<const StepReport> steps) {
   std::map<std::string, std::vector<int>> ids;
-  ordered_json copies = ordered_json::array();
+  Json copies = Json::array();
   std::map<int, int> batch;
   for (const StepReport& step : steps) {
     for (const auto& [name, list] :
@@ -77,14 +75,14 @@ ordered_json happened_json(std::span<const StepReport> steps) {
       batch[step.served[i]] += step.num_served[i];
     }
   }
-  ordered_json happened = ordered_json::object();
+  Json happened = Json::object();
   for (const auto& [name, list] : ids) {
     happened[name] = list;
   }
   if (!copies.empty()) {
     happened["copies"] = std::move(copies);
   }
-  happened["batch"] = ordered_json::array();
+  happened["batch"] = Json::array();
   for (const auto& [id, count] : batch) {
     happened["batch"].push_back({id, count});
   }
@@ -116,7 +114,7 @@ void PoolView::update(const EngineNews& news) {
   }
   if (news.engine == nullptr) {
     forget();
-    publish(ordered_json{{"failure", news.failure}}.dump(), true);
+    publish(Json{{"failure", news.failure}}.dump(), true);
     wants_whole_ = true;
     return;
   }
@@ -162,22 +160,22 @@ std::string PoolView::record_of(const EngineNews& news, bool is_whole) {
   const std::size_t num_waiting = pool.waiting.size();
   pool.running.resize(std::min(num_running, kMaxRunning));
   pool.waiting.resize(std::min(num_waiting, kMaxWaiting));
-  ordered_json record;
+  Json record;
   if (is_whole) {
     const std::vector<StepReport> steps = std::move(steps_);
     forget();
     steps_ = steps;
     record["whole"] = true;
   }
-  const ordered_json sizes = {{"slots", engine.sizes.num_slots},
-                              {"block_size", engine.sizes.block_size},
-                              {"budget", engine.sizes.token_budget},
-                              {"blocks", pool.num_blocks},
-                              {"host_blocks", engine.num_host_blocks},
-                              {"max_sequences", engine.max_sequences},
-                              {"context_length", engine.context_length},
-                              {"max_drafts", engine.max_drafts},
-                              {"pool", news.pool}};
+  const Json sizes = {{"slots", engine.sizes.num_slots},
+                      {"block_size", engine.sizes.block_size},
+                      {"budget", engine.sizes.token_budget},
+                      {"blocks", pool.num_blocks},
+                      {"host_blocks", engine.num_host_blocks},
+                      {"max_sequences", engine.max_sequences},
+                      {"context_length", engine.context_length},
+                      {"max_drafts", engine.max_drafts},
+                      {"pool", news.pool}};
   if (std::string text = sizes.dump(); text != sizes_) {
     sizes_ = std::move(text);
     record["sizes"] = sizes;
@@ -202,10 +200,10 @@ std::string PoolView::record_of(const EngineNews& news, bool is_whole) {
   std::set<int> shown(running_.begin(), running_.end());
   shown.insert(waiting_.begin(), waiting_.end());
   std::erase_if(requests_, [&](const auto& known) { return !shown.contains(known.first); });
-  record["requests"] = ordered_json::array();
+  record["requests"] = Json::array();
   for (const auto* const requests : {&pool.running, &pool.waiting}) {
     for (const PoolSnapshot::Owner& request : *requests) {
-      if (ordered_json changes = changes_of(request); !changes.empty()) {
+      if (Json changes = changes_of(request); !changes.empty()) {
         record["requests"].push_back(std::move(changes));
       }
     }
@@ -231,8 +229,8 @@ std::string PoolView::record_of(const EngineNews& news, bool is_whole) {
   return record.dump();
 }
 
-ordered_json PoolView::drafts_json(const StepReport& step) const {
-  ordered_json list = ordered_json::array();
+Json PoolView::drafts_json(const StepReport& step) const {
+  Json list = Json::array();
   for (const SequenceDrafts& drafts : step.drafts) {
     list.push_back({drafts.request, drafts.sequence, drafts.position, drafts.num_accepted, texts_of(drafts.tokens)});
     if (drafts.drawn.has_value()) {
@@ -243,19 +241,19 @@ ordered_json PoolView::drafts_json(const StepReport& step) const {
 }
 
 // Empty: nothing has changed.
-ordered_json PoolView::changes_of(const PoolSnapshot::Owner& request) {
+Json PoolView::changes_of(const PoolSnapshot::Owner& request) {
   const auto [found, is_new] = requests_.try_emplace(request.id);
   KnownRequest& known = found->second;
-  ordered_json changes;
+  Json changes;
   if (is_new || known.is_swapped != request.is_swapped) {
     known.is_swapped = request.is_swapped;
     changes = {{"prompt", request.prompt_tokens}, {"max", request.max_tokens}, {"swapped", request.is_swapped}};
   }
-  ordered_json sequences = ordered_json::array();
+  Json sequences = Json::array();
   std::set<int> ids;
   for (const PoolSnapshot::Sequence& sequence : request.sequences) {
     ids.insert(sequence.id);
-    if (ordered_json entry = changes_of(sequence, known.sequences[sequence.id]); !entry.empty()) {
+    if (Json entry = changes_of(sequence, known.sequences[sequence.id]); !entry.empty()) {
       sequences.push_back(std::move(entry));
     }
   }
@@ -278,7 +276,7 @@ ordered_json PoolView::changes_of(const PoolSnapshot::Owner& request) {
   return changes;
 }
 
-ordered_json PoolView::changes_of(const PoolSnapshot::Sequence& sequence, KnownSequence& known) const {
+Json PoolView::changes_of(const PoolSnapshot::Sequence& sequence, KnownSequence& known) const {
   const std::span<const Token> tokens =
       std::span(sequence.tokens).first(std::min(sequence.tokens.size(), kMaxTextTokens));
   const std::size_t same_blocks = equal_beginning(known.block_table, sequence.block_table);
@@ -290,7 +288,7 @@ ordered_json PoolView::changes_of(const PoolSnapshot::Sequence& sequence, KnownS
   known.block_table.assign(sequence.block_table.begin(), sequence.block_table.end());
   known.tokens.assign(tokens.begin(), tokens.end());
   known.length = sequence.length;
-  ordered_json changes = {{"id", sequence.id}, {"length", sequence.length}};
+  Json changes = {{"id", sequence.id}, {"length", sequence.length}};
   changes["from"] = same_blocks;
   changes["blocks"] = sequence.block_table.subspan(same_blocks);
   changes["at"] = same_tokens;
@@ -298,11 +296,11 @@ ordered_json PoolView::changes_of(const PoolSnapshot::Sequence& sequence, KnownS
   return changes;
 }
 
-void PoolView::add_cached(const PoolSnapshot& pool, ordered_json& record) {
+void PoolView::add_cached(const PoolSnapshot& pool, Json& record) {
   const std::size_t num_drawn = std::min(static_cast<std::size_t>(pool.num_blocks), kMaxDrawnBlocks);
   std::vector<bool> is_cached(num_drawn);
   cached_.resize(num_drawn);
-  ordered_json added = ordered_json::array();
+  Json added = Json::array();
   for (std::size_t i = 0; i < pool.cached_blocks.size(); ++i) {
     const auto block = static_cast<std::size_t>(pool.cached_blocks[i]);
     if (block >= num_drawn) {
@@ -330,8 +328,8 @@ void PoolView::add_cached(const PoolSnapshot& pool, ordered_json& record) {
   }
 }
 
-ordered_json PoolView::texts_of(std::span<const Token> tokens) const {
-  ordered_json texts = ordered_json::array();
+Json PoolView::texts_of(std::span<const Token> tokens) const {
+  Json texts = Json::array();
   for (const Token& token : tokens) {
     texts.push_back(tokenizer_ == nullptr ? std::to_string(token) : tokenizer_->decode({&token, 1}, true));
   }
