@@ -1060,7 +1060,7 @@ ApiReply Api::detokenize(const ApiRequest& request) const {
   reserve(memory, bytes_to_read(request.body));
   const Fields fields(request.body);
   check_model(fields.text("model", options_.model_name), options_.model_name);
-  const json* const tokens = fields.find("tokens");
+  const Json* const tokens = fields.find("tokens");
   if (tokens == nullptr || !tokens->is_array()) {
     throw ApiError(400, "'tokens' must be a list of tokens", "tokens");
   }
