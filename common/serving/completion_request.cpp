@@ -23,8 +23,6 @@
 namespace common {
 namespace {
 
-using json = Json;
-
 constexpr std::size_t kMaxShown = 64;  // bytes of what a client has sent, in a message
 
 // 'name', or "na\nme" if it would do something to a terminal.
@@ -38,10 +36,10 @@ std::string shown(const std::string& name) {
 }
 
 // Null, and an empty list, object or text.
-bool says_nothing(const json& value) { return value.empty() || value == ""; }
+bool says_nothing(const Json& value) { return value.empty() || value == ""; }
 
 // Refuses an object's fields that are not known, unless they say nothing.
-void refuse_unknown(const json& object, const std::string& place, const std::set<std::string_view>& known) {
+void refuse_unknown(const Json& object, const std::string& place, const std::set<std::string_view>& known) {
   for (const auto& [name, value] : object.items()) {
     if (!says_nothing(value) && !known.contains(name)) {
       throw ApiError(400, shown(place) + " has a field that is not known: " + quote(name, kMaxShown), place);
@@ -53,7 +51,7 @@ void refuse_unknown(const json& object, const std::string& place, const std::set
 void refuse_unsupported(const Fields& fields) {
   for (const char* const name :
        {"tools", "functions", "response_format", "suffix", "guided_json", "logits_processors"}) {
-    const json* const value = fields.find(name);
+    const Json* const value = fields.find(name);
     const bool is_plain = value != nullptr && value->is_object() && value->at("type") == "text";
     if (value != nullptr && !says_nothing(*value) && !is_plain) {
       refuse(name, "is not supported");
@@ -64,7 +62,7 @@ void refuse_unsupported(const Fields& fields) {
                                  "tool_choice", "function_call", "parallel_tool_calls", "cache_prompt", "request_id"}) {
     fields.find(name);
   }
-  if (const json* const priority = fields.find("priority"); priority != nullptr && *priority != 0) {
+  if (const Json* const priority = fields.find("priority"); priority != nullptr && *priority != 0) {
     refuse("priority", "is not supported: requests are served in the order in which they come");
   }
 }
@@ -104,7 +102,7 @@ int vocabulary_of(const ServedModel& model) { return model.get().config().vocab_
 // "logit_bias": {"50256": -100}
 std::vector<TokenBias> logit_bias_of(const ServedModel& model, const Fields& fields) {
   constexpr double kMaxBias = 100.0;
-  const json* const value = fields.find("logit_bias");
+  const Json* const value = fields.find("logit_bias");
   std::vector<TokenBias> result;
   if (value == nullptr) {
     return result;
@@ -134,7 +132,7 @@ std::vector<TokenBias> logit_bias_of(const ServedModel& model, const Fields& fie
 
 // "stop_token_ids": [2, 128001]
 std::vector<Token> stop_tokens_of(const ServedModel& model, const Fields& fields) {
-  const json* const value = fields.find("stop_token_ids");
+  const Json* const value = fields.find("stop_token_ids");
   if (value == nullptr) {
     return {};
   }
@@ -144,8 +142,8 @@ std::vector<Token> stop_tokens_of(const ServedModel& model, const Fields& fields
   return value->empty() ? std::vector<Token>() : token_list(model, *value, "stop_token_ids");
 }
 
-std::string content_of(const json& message, const std::string& place) {
-  const json& content = message.at("content");
+std::string content_of(const Json& message, const std::string& place) {
+  const Json& content = message.at("content");
   if (content.is_string()) {
     return content.get<std::string>();
   }
@@ -156,7 +154,7 @@ std::string content_of(const json& message, const std::string& place) {
     refuse(place + ".content", "must be a text or a list of parts");
   }
   std::string text;
-  for (const json& part : content) {
+  for (const Json& part : content) {
     if (!part.is_object() || part.at("type") != "text" || !part.at("text").is_string()) {
       refuse(place + ".content", "has a part that is not text");
     }
@@ -165,12 +163,12 @@ std::string content_of(const json& message, const std::string& place) {
   return text;
 }
 
-bool is_list_of_tokens(const json& value) {
+bool is_list_of_tokens(const Json& value) {
   return value.is_array() && !value.empty() &&
-         std::all_of(value.begin(), value.end(), [](const json& entry) { return entry.is_number_integer(); });
+         std::all_of(value.begin(), value.end(), [](const Json& entry) { return entry.is_number_integer(); });
 }
 
-std::vector<Token> sent_tokens(const ServedModel& model, const Fields& fields, const json& prompt) {
+std::vector<Token> sent_tokens(const ServedModel& model, const Fields& fields, const Json& prompt) {
   const char* const name = "prompt";
   if (prompt.is_string()) {
     return text_prompt(model, fields, prompt.get<std::string>());
@@ -184,9 +182,9 @@ std::vector<Token> sent_tokens(const ServedModel& model, const Fields& fields, c
 }
 
 // The prompts of a request for texts, each as it was sent: a text, or tokens.
-std::vector<const json*> sent_prompts(const Fields& fields) {
+std::vector<const Json*> sent_prompts(const Fields& fields) {
   const char* const name = "prompt";
-  const json* const value = fields.find(name);
+  const Json* const value = fields.find(name);
   if (value == nullptr) {
     refuse(name, "is missing");
   }
@@ -199,8 +197,8 @@ std::vector<const json*> sent_prompts(const Fields& fields) {
   if (value->size() > kMaxPrompts) {
     refuse(name, format("must be at most %zu prompts", kMaxPrompts));
   }
-  std::vector<const json*> prompts;
-  for (const json& prompt : *value) {
+  std::vector<const Json*> prompts;
+  for (const Json& prompt : *value) {
     prompts.push_back(&prompt);
   }
   return prompts;
@@ -215,16 +213,16 @@ std::uint64_t salt_of(const std::string& text) {
 std::vector<std::string> stop_texts_of(const Fields& fields) {
   constexpr std::size_t kMaxStopStrings = 16;
   constexpr std::size_t kMaxStopLength = 1024;  // in bytes
-  const json* const value = fields.find("stop");
+  const Json* const value = fields.find("stop");
   if (value == nullptr) {
     return {};
   }
-  const json list = value->is_string() ? json::array({*value}) : *value;
+  const Json list = value->is_string() ? Json::array({*value}) : *value;
   if (!list.is_array() || list.size() > kMaxStopStrings) {
     refuse("stop", format("must be a text, or a list of at most %zu", kMaxStopStrings));
   }
   std::vector<std::string> strings;
-  for (const json& entry : list) {
+  for (const Json& entry : list) {
     if (!entry.is_string() || entry.get<std::string>().empty()) {
       refuse("stop", "must have texts that are not empty");
     }
@@ -261,7 +259,7 @@ int max_new_tokens(const CompletionLimits& limits, int prompt_length, int num_te
 
 // "n": as many as a step has room for.
 int num_texts_of(const Fields& fields, const CompletionLimits& limits) {
-  const json* const value = fields.find("n");
+  const Json* const value = fields.find("n");
   const bool is_whole = value == nullptr || value->is_number_unsigned();
   const auto wanted = value != nullptr && is_whole ? value->get<std::uint64_t>() : 1;
   const int most = std::min(limits.max_sequences, limits.token_budget);
@@ -301,7 +299,7 @@ ChatOptions chat_options(const ServedModel& model, const Fields& fields, const R
     refuse("reasoning_effort", "must be none, minimal, low, medium or high");
   }
   options.enable_thinking = options.enable_thinking && effort != "none";  // no template knows more or less of it
-  const json* const value = fields.find(name);
+  const Json* const value = fields.find(name);
   if (value == nullptr) {
     return options;
   }
@@ -364,9 +362,9 @@ Fields::Fields(const std::string& body) {
   }
 }
 
-const json* Fields::find(const std::string& name) const {
+const Json* Fields::find(const std::string& name) const {
   asked_for_.insert(name);
-  const json* const found = object_.find(name);
+  const Json* const found = object_.find(name);
   return found == nullptr || found->is_null() ? nullptr : found;
 }
 
@@ -379,7 +377,7 @@ void Fields::refuse_others() const {
 }
 
 bool Fields::boolean(const std::string& name, bool fallback) const {
-  const json* const value = find(name);
+  const Json* const value = find(name);
   if (value != nullptr && !value->is_boolean()) {
     refuse(name, "must be true or false");
   }
@@ -387,7 +385,7 @@ bool Fields::boolean(const std::string& name, bool fallback) const {
 }
 
 int Fields::integer(const std::string& name, int min, int max, int fallback) const {
-  const json* const value = find(name);
+  const Json* const value = find(name);
   if (value == nullptr) {
     return fallback;
   }
@@ -402,7 +400,7 @@ int Fields::integer(const std::string& name, int min, int max, int fallback) con
 }
 
 double Fields::number(const std::string& name, double min, double max, double fallback) const {
-  const json* const value = find(name);
+  const Json* const value = find(name);
   if (value == nullptr) {
     return fallback;
   }
@@ -413,7 +411,7 @@ double Fields::number(const std::string& name, double min, double max, double fa
 }
 
 std::string Fields::text(const std::string& name, const std::string& fallback) const {
-  const json* const value = find(name);
+  const Json* const value = find(name);
   if (value != nullptr && !value->is_string()) {
     refuse(name, "must be a text");
   }
@@ -422,7 +420,7 @@ std::string Fields::text(const std::string& name, const std::string& fallback) c
 
 std::vector<Token> chat_prompt(const ServedModel& model, const Fields& fields, const RequestDefaults& defaults) {
   const Session& session = model.session();
-  const json* const messages = fields.find("messages");
+  const Json* const messages = fields.find("messages");
   if (messages == nullptr) {
     refuse("messages", "is missing");
   }
@@ -433,12 +431,12 @@ std::vector<Token> chat_prompt(const ServedModel& model, const Fields& fields, c
     refuse("messages", "must have at least one message");
   }
   std::vector<ChatMessage> conversation;
-  for (const json& message : *messages) {
+  for (const Json& message : *messages) {
     const std::string place = format("messages[%zu]", conversation.size());
     if (!message.is_object()) {
       refuse(place, "must be a message");
     }
-    const json& role = message.at("role");
+    const Json& role = message.at("role");
     const bool is_known = role == "system" || role == "developer" || role == "user" || role == "assistant";
     if (!is_known) {
       refuse(place + ".role", "must be system, developer, user or assistant");
@@ -456,12 +454,12 @@ std::vector<Token> text_prompt(const ServedModel& model, const Fields& fields, c
                                                     : tokenizer.encode(text, parses);
 }
 
-std::vector<Token> token_list(const ServedModel& model, const json& list, const std::string& name) {
+std::vector<Token> token_list(const ServedModel& model, const Json& list, const std::string& name) {
   if (!is_list_of_tokens(list)) {
     refuse(name, "must be a list of tokens");
   }
   std::vector<Token> tokens;
-  for (const json& entry : list) {
+  for (const Json& entry : list) {
     const auto vocabulary = static_cast<std::uint64_t>(vocabulary_of(model));
     if (entry.get<std::int64_t>() < 0 || entry.get<std::uint64_t>() >= vocabulary) {
       refuse(name, "has a token that is not in the vocabulary");
@@ -484,13 +482,13 @@ CompletionRequest parse_completion(const std::string& body, bool is_chat, const 
   result.is_chat = is_chat;
   result.num_texts = num_texts_of(fields, limits);
   result.is_streamed = fields.boolean("stream", false);
-  if (const json* const options = fields.find("stream_options"); options != nullptr) {
+  if (const Json* const options = fields.find("stream_options"); options != nullptr) {
     const auto flag = [&](const char* name) {
-      const json* const value = options->is_object() ? options->find(name) : options;
-      return value == nullptr ? json(false) : *value;
+      const Json* const value = options->is_object() ? options->find(name) : options;
+      return value == nullptr ? Json(false) : *value;
     };
-    const json usage = flag("include_usage");
-    const json running = flag("continuous_usage_stats");
+    const Json usage = flag("include_usage");
+    const Json running = flag("continuous_usage_stats");
     if (!options->is_object() || !usage.is_boolean() || !running.is_boolean()) {
       refuse("stream_options", "must be {\"include_usage\": true or false}, or with \"continuous_usage_stats\" too");
     }
@@ -508,7 +506,7 @@ CompletionRequest parse_completion(const std::string& body, bool is_chat, const 
   Request request;
   const int least = is_echoed || result.num_prompt_logprobs.has_value() ? 0 : 1;  // 0: the prompt alone is wanted
   const auto num_tokens_of = [&](const char* name, int fallback) {
-    if (const json* const value = fields.find(name); least > 0 && value != nullptr && *value == 0) {
+    if (const Json* const value = fields.find(name); least > 0 && value != nullptr && *value == 0) {
       refuse(name, std::string("can be 0 only with ") + (is_chat ? "" : "'echo' or ") + "'prompt_logprobs'");
     }
     return fields.integer(name, least, kMaxInt, fallback);
@@ -546,7 +544,7 @@ CompletionRequest parse_completion(const std::string& body, bool is_chat, const 
   if (const char* const name = "num_speculative_tokens"; fields.find(name) != nullptr) {
     request.num_speculative_tokens = fields.integer(name, 0, limits.max_drafts, 0);
   }
-  const json* const seed = fields.find("seed");
+  const Json* const seed = fields.find("seed");
   if (seed != nullptr) {
     if (!seed->is_number_integer()) {
       refuse("seed", "must be a whole number from -9223372036854775808 to 18446744073709551615");
@@ -563,7 +561,7 @@ CompletionRequest parse_completion(const std::string& body, bool is_chat, const 
   } else if (length_penalty != 1.0) {
     refuse("length_penalty", "needs \"use_beam_search\": true");
   }
-  const json* const modalities = fields.find("modalities");
+  const Json* const modalities = fields.find("modalities");
   if (modalities != nullptr && modalities->dump() != R"(["text"])") {
     refuse("modalities", "must be [\"text\"]");
   }
@@ -574,7 +572,7 @@ CompletionRequest parse_completion(const std::string& body, bool is_chat, const 
   if (is_chat) {
     prompts.push_back(chat_prompt(model, fields, defaults));
   } else {
-    for (const json* const sent : sent_prompts(fields)) {
+    for (const Json* const sent : sent_prompts(fields)) {
       prompts.push_back(sent_tokens(model, fields, *sent));
       if (is_echoed) {
         result.echoes.push_back(sent->is_string() ? sent->text() : model.decode(prompts.back()));
