@@ -1145,9 +1145,9 @@ class Http(ProgramTest):
 
     def test_options_that_have_no_effect_without_http_or_with_it(self):
         for option, value in (("--api-key", "x"), ("--max-queue", "5"), ("--max-connections", "5"),
-                              ("--client-timeout", "5"), ("--pool-controls", None), ("--api-key-file", "x"),
-                              ("--served-model-name", "x"), ("--chat-template", "none"), ("--cors", "*"),
-                              ("--quiet", None), ("--drain-notice", "2"), ("--drain-seconds", "9"),
+                              ("--client-timeout", "5"), ("--request-memory", "64"), ("--pool-controls", None),
+                              ("--api-key-file", "x"), ("--served-model-name", "x"), ("--chat-template", "none"),
+                              ("--cors", "*"), ("--quiet", None), ("--drain-notice", "2"), ("--drain-seconds", "9"),
                               ("--streams-wait", None)):
             arguments = (option,) if value is None else (option, value)
             self.assert_usage_error(run("serve", "--prompt", "x", *arguments), option, "--http")
