@@ -142,8 +142,8 @@ class KvCacheManager {
   struct Sequence {
     std::vector<int> block_table;
     int length = 0;
-    int num_known = 0;                // how many of its first tokens have been told, and their K and V written
-    std::vector<common::Token> tail;  // those of them that are in a block which they do not fill
+    int num_known = 0;                // published so far, full blocks or not: its first tokens, in order
+    std::vector<common::Token> tail;  // the last of them, in a block that they do not fill
     std::uint64_t salt = 0;
   };
 

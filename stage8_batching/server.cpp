@@ -13,6 +13,7 @@
 #include "common/base/text.h"
 
 namespace stage8 {
+
 Server::Server(Engine& engine, const SchedulerOptions& options, Clock& clock)
     : Server(engine, clock, std::make_unique<Scheduler>(engine.manager(), options, engine.options().prefix_cache)) {}
 

@@ -4,8 +4,8 @@
 // A request that finishes, is stopped or fails ends at once, also in the middle of a step: it leaves the scheduler, and
 // its blocks are free. Server and steps in flight share the request: a step finds it even if it has been forgotten
 // meanwhile, and skips it if it has ended. What may throw, memory that runs out included:
-//   - the request's sink, or the choice of its next token: only that request fails. A sink gets every token that is in
-//     the request's output, in order, and a request whose sink throws has got no further one.
+//   - the request's sink, or the choice of its next token: only that request fails. A sink gets the tokens of the
+//     output in order; it may lack the last one of each text if the request fails.
 //   - what prepares a step's pass (step.h) or computes it. The request at fault is not known: each request of the step
 //     gets a pass of its own, once, and fails if that one throws too. No request is affected by another one's pass.
 //   - the wait for a step in flight. A device's error is permanent, so a second try is useless: its requests fail, and
