@@ -43,6 +43,16 @@ std::string message_of(const std::exception_ptr& thrown) {
   }
 }
 
+bool is_bad_alloc(const std::exception_ptr& thrown) {
+  try {
+    std::rethrow_exception(thrown);
+  } catch (const std::bad_alloc&) {
+    return true;
+  } catch (...) {
+    return false;
+  }
+}
+
 }  // namespace
 
 // Delivers news to tickets, in order, on a thread of its own: waking a client's thread takes microseconds, and a step
@@ -401,7 +411,9 @@ void EngineThread::loop() {
     try {
       if (failure != nullptr) {
         fail(message_of(failure));
-        failure = nullptr;
+        if (is_bad_alloc(std::exchange(failure, nullptr))) {
+          recover();
+        }
       }
       goes_on = advance();
     } catch (const std::exception&) {  // no request's fault: the engine fails only the one that throws
@@ -536,6 +548,18 @@ void EngineThread::fail(const std::string& reason) {
   count();
   messenger_->send();
   show();
+}
+
+// Makes another engine where memory was missing, which may be there again. If it is not, this is called again.
+void EngineThread::recover() {
+  bool is_stopping = false;
+  {
+    std::unique_lock lock(mutex_);
+    is_stopping = wake_.wait_for(lock, std::chrono::milliseconds(10), [&] { return is_stopping_; });
+  }
+  if (!is_stopping) {
+    restart_engine();
+  }
 }
 
 // Refuses the requests that are being submitted, except those that the engine has received. Goes on where it was if it

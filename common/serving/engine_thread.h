@@ -122,7 +122,8 @@ class EngineThread {
   bool drained() const;
   // Ends all requests that have come, with this error. Returns at once; drained() says when it is done.
   void end_requests(const std::string& error);
-  // Why there is no engine, so that requests are refused; empty: there is one.
+  // Why there is no engine, so that requests are refused; empty: there is one. If memory was missing, another engine is
+  // made as soon as it is there again.
   std::string failure() const;
 
   // Calls on_change, for a client that has just begun to watch.
@@ -158,6 +159,7 @@ class EngineThread {
   void cancel_abandoned();
   void end_all(const std::string& error);
   void fail(const std::string& reason);
+  void recover();
   void refuse(const Client& client, const std::string& error);
   void refuse_arriving(const std::string& error);
   void hand_over(const Client& client, RequestResult result);

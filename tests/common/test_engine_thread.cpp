@@ -2,7 +2,6 @@
 // memory runs out. The engine is a fake one that computes nothing.
 #include <atomic>
 #include <chrono>
-#include <cstdlib>
 #include <map>
 #include <memory>
 #include <mutex>
@@ -15,6 +14,7 @@
 #include "common/base/check.h"
 #include "common/serving/engine_thread.h"
 #include "tests/support/catch.h"
+#include "tests/support/failing_allocations.h"
 
 namespace {
 
@@ -28,30 +28,23 @@ std::atomic<int> until_failure = 0;
 std::atomic<int> failures_left = 0;
 std::atomic<bool> has_run_out = false;
 
-void* allocate_or_fail(std::size_t size) {
-  if (is_armed && this_thread == failing_thread) {
-    if (until_failure > 0) {
-      until_failure -= 1;
-    } else if (failures_left > 0) {
-      failures_left -= 1;
-      has_run_out = true;
-      throw std::bad_alloc();
-    }
-  }
-  if (void* memory = std::malloc(size == 0 ? 1 : size)) {
-    return memory;
-  }
-  throw std::bad_alloc();
-}
-
 }  // namespace
 
-void* operator new(std::size_t size) { return allocate_or_fail(size); }
-void* operator new[](std::size_t size) { return allocate_or_fail(size); }
-void operator delete(void* memory) noexcept { std::free(memory); }
-void operator delete[](void* memory) noexcept { std::free(memory); }
-void operator delete(void* memory, std::size_t) noexcept { std::free(memory); }
-void operator delete[](void* memory, std::size_t) noexcept { std::free(memory); }
+bool tests::allocation_fails() {
+  if (!is_armed || this_thread != failing_thread) {
+    return false;
+  }
+  if (until_failure > 0) {
+    until_failure -= 1;
+    return false;
+  }
+  if (failures_left == 0) {
+    return false;
+  }
+  failures_left -= 1;
+  has_run_out = true;
+  return true;
+}
 
 namespace {
 

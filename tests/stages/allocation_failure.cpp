@@ -6,7 +6,6 @@
 #include <atomic>
 #include <cmath>
 #include <cstddef>
-#include <cstdlib>
 #include <functional>
 #include <memory>
 #include <new>
@@ -17,6 +16,7 @@
 #include <utility>
 #include <vector>
 
+#include "tests/support/failing_allocations.h"
 #include "tests/support/stage_api.h"
 #if STAGE_NUMBER >= 2
 #include "tests/support/ledger.h"
@@ -37,28 +37,18 @@ std::atomic<bool> has_run_out = false;            // whether one has failed
 // The result of a check below that finds nothing; a failing check then shows its text instead.
 const std::string kNoProblem;
 
-void* allocate_or_fail(std::size_t size) {
+}  // namespace
+
+bool tests::allocation_fails() {
   int left = allocations_until_failure;
   while (left > 0 && !allocations_until_failure.compare_exchange_weak(left, left - 1)) {
   }
-  if (left == 0) {
-    has_run_out = true;
-    throw std::bad_alloc();
+  if (left != 0) {
+    return false;
   }
-  if (void* memory = std::malloc(size == 0 ? 1 : size)) {
-    return memory;
-  }
-  throw std::bad_alloc();
+  has_run_out = true;
+  return true;
 }
-
-}  // namespace
-
-void* operator new(std::size_t size) { return allocate_or_fail(size); }
-void* operator new[](std::size_t size) { return allocate_or_fail(size); }
-void operator delete(void* memory) noexcept { std::free(memory); }
-void operator delete[](void* memory) noexcept { std::free(memory); }
-void operator delete(void* memory, std::size_t) noexcept { std::free(memory); }
-void operator delete[](void* memory, std::size_t) noexcept { std::free(memory); }
 
 using stage::KvCacheManager;
 

@@ -1,9 +1,8 @@
 // Memory runs out at the k-th allocation of a whole HTTP request, for every k, on each route, streamed or not: the
-// program lives, nothing stays of the request, and the next one gets the right reply. Once in the API alone, and once
-// in the threads of a server with sockets.
+// program lives, nothing stays of the request, and the next one gets the right reply. Once in the API alone, once in
+// the engine's thread, and once in the threads of a server with sockets.
 #include <atomic>
 #include <chrono>
-#include <cstdlib>
 #include <memory>
 #include <new>
 #include <nlohmann/json.hpp>
@@ -15,36 +14,27 @@
 #include "common/serving/memory_account.h"
 #include "tests/stages/http_fixtures.h"
 #include "tests/support/catch.h"
+#include "tests/support/failing_allocations.h"
 #include "tests/support/http_client.h"
 
 namespace {
 
 // Which allocations fail: one of the threads that are counted.
 thread_local bool is_counted = false;
-std::atomic<bool> counts_others = false;  // threads that say nothing about themselves: a server's
+std::atomic<bool> counts_others = false;  // all threads that are not spared: a server's
 thread_local bool is_spared = false;
 std::atomic<int> until_failure = -1;  // negative: none fails
 std::atomic<bool> has_run_out = false;
 
-void* allocate_or_fail(std::size_t size) {
-  if (until_failure >= 0 && !is_spared && (is_counted || counts_others) && until_failure-- == 0) {
-    has_run_out = true;
-    throw std::bad_alloc();
-  }
-  if (void* memory = std::malloc(size == 0 ? 1 : size)) {
-    return memory;
-  }
-  throw std::bad_alloc();
-}
-
 }  // namespace
 
-void* operator new(std::size_t size) { return allocate_or_fail(size); }
-void* operator new[](std::size_t size) { return allocate_or_fail(size); }
-void operator delete(void* memory) noexcept { std::free(memory); }
-void operator delete[](void* memory) noexcept { std::free(memory); }
-void operator delete(void* memory, std::size_t) noexcept { std::free(memory); }
-void operator delete[](void* memory, std::size_t) noexcept { std::free(memory); }
+bool tests::allocation_fails() {
+  if (until_failure < 0 || is_spared || !(is_counted || counts_others) || until_failure-- != 0) {
+    return false;
+  }
+  has_run_out = true;
+  return true;
+}
 
 namespace {
 
@@ -101,24 +91,27 @@ std::vector<Case> cases() {
           {"GET", "/nowhere", ""}};
 }
 
-// A server whose engine's thread is spared.
+// A server whose engine's thread is spared, or counted.
 struct Fixture {
-  Fixture()
+  explicit Fixture(bool counts_engine = false)
       : memory(common::MemoryAccount::of_size(std::size_t{1} << 28)),
         view(&tests::default_session().tokenizer),
         engine(ApiFixture::engines({}), {64},
-               [this, maker = std::this_thread::get_id()](const common::EngineNews& news) {
-                 is_spared = std::this_thread::get_id() != maker;
+               [this, counts_engine, maker = std::this_thread::get_id()](const common::EngineNews& news) {
+                 if (std::this_thread::get_id() != maker) {
+                   is_counted = counts_engine;
+                   is_spared = !counts_engine;
+                 }
                  view.update(news);
                }),
         api(tests::default_model(), engine, view,
             {"tales-5m", {}, stage::demo_pools(ApiFixture::add_demo_commands), true, {"*"}, {}, false, memory}) {}
 
-  // Nothing stays of any request.
+  // Nothing stays of any request, and there is an engine.
   bool is_clean() {
     return ApiFixture::wait_for([&] {
       const common::ServerState state = engine.state();
-      return memory->used() == 0 && state.cache_usage() == 0.0 && state.num_waiting() == 0;
+      return memory->used() == 0 && state.cache_usage() == 0.0 && state.num_waiting() == 0 && engine.failure().empty();
     });
   }
 
@@ -194,6 +187,39 @@ TEST_CASE("memory that runs out anywhere in a request ends no more than that req
       }
     }
     CHECK(count > 3);
+  }
+}
+
+TEST_CASE("memory that runs out in the engine's thread ends no more than the requests of that moment") {
+  Fixture fixture(true);
+  const auto never = [] { return false; };
+  const std::string expected = text_in(fixture.api.handle(request_of(kPlain), never).body);
+  for (const Case& asked : cases()) {
+    INFO(asked.path << " " << asked.body);
+    common::ApiReply usual = fixture.api.handle(request_of(asked), never);
+    const int status = usual.status;
+    body_of(usual);
+    usual = {};
+    fixture.engine.run();
+    for (int count = 0, misses = 0; misses < 3; ++count) {
+      has_run_out = false;
+      until_failure = count;
+      int seen = 0;
+      {
+        common::ApiReply reply = fixture.api.handle(request_of(asked), never);
+        seen = reply.status;
+        body_of(reply);
+      }
+      until_failure = -1;
+      misses = has_run_out ? 0 : misses + 1;
+      REQUIRE((seen == status || (has_run_out && seen >= 500)));
+      REQUIRE(fixture.is_clean());
+      if (count % 16 == 0 || misses > 0) {
+        fixture.engine.run();
+        REQUIRE(text_in(fixture.api.handle(request_of(kPlain), never).body) == expected);
+        REQUIRE(fixture.is_clean());
+      }
+    }
   }
 }
 

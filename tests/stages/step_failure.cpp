@@ -3,9 +3,9 @@
 // request but those of the step fails, the others get their texts, and the same prompts, sent again, get them too: no
 // block is found that was never computed.
 #include "tests/support/catch.h"
+#include "tests/support/failing_allocations.h"
 
 #include <cstddef>
-#include <cstdlib>
 #include <map>
 #include <memory>
 #include <new>
@@ -26,24 +26,11 @@ namespace {
 bool counts_allocations = false;
 int allocations_until_failure = -1;  // -1: none fails
 
-void* allocate_or_fail(std::size_t size) {
-  if (counts_allocations && allocations_until_failure >= 0 && allocations_until_failure-- == 0) {
-    throw std::bad_alloc();
-  }
-  if (void* memory = std::malloc(size == 0 ? 1 : size)) {
-    return memory;
-  }
-  throw std::bad_alloc();
-}
-
 }  // namespace
 
-void* operator new(std::size_t size) { return allocate_or_fail(size); }
-void* operator new[](std::size_t size) { return allocate_or_fail(size); }
-void operator delete(void* memory) noexcept { std::free(memory); }
-void operator delete[](void* memory) noexcept { std::free(memory); }
-void operator delete(void* memory, std::size_t) noexcept { std::free(memory); }
-void operator delete[](void* memory, std::size_t) noexcept { std::free(memory); }
+bool tests::allocation_fails() {
+  return counts_allocations && allocations_until_failure >= 0 && allocations_until_failure-- == 0;
+}
 
 using stage::GenerationRequest;
 using stage::Preemption;
