@@ -184,7 +184,12 @@ std::string read_prompt(const std::string& path) {
     file.open(path, std::ios::binary);
   }
   std::istream& input = path == "-" ? std::cin : file;
-  std::string text{std::istreambuf_iterator<char>(input), {}};
+  std::string text;
+  try {
+    text.assign(std::istreambuf_iterator<char>(input), {});
+  } catch (const std::ios_base::failure&) {  // what a device's error is, unlike the end of a file
+    input.setstate(std::ios_base::failbit);
+  }
   if (!input) {
     throw InputError(path + ": cannot read the prompt");
   }

@@ -39,9 +39,11 @@ double Random::normal() {
 namespace {
 
 // The largest logit, which must be finite: the softmax is computed relative to it.
-double finite_maximum(std::span<const float> logits) {
-  const double maximum = logits[static_cast<std::size_t>(argmax(logits))];
-  COMMON_CHECK(std::isfinite(maximum), "a logit is +inf");
+float finite_maximum(std::span<const float> logits, Token most_likely) {
+  const float maximum = logits[static_cast<std::size_t>(most_likely)];
+  if (!std::isfinite(maximum)) {
+    throw InputError("the model computes a logit that is +inf");
+  }
   return maximum;
 }
 
@@ -172,13 +174,17 @@ Token argmax(std::span<const float> logits) {
   std::size_t best = 0;
   float best_logit = -std::numeric_limits<float>::infinity();
   for (std::size_t i = 0; i < logits.size(); ++i) {
-    COMMON_CHECK(!std::isnan(logits[i]), "logit " + std::to_string(i) + " is NaN");
+    if (std::isnan(logits[i])) {
+      throw InputError("the model computes NaN as logit " + std::to_string(i));
+    }
     if (logits[i] > best_logit) {
       best = i;
       best_logit = logits[i];
     }
   }
-  COMMON_CHECK(best_logit > -std::numeric_limits<float>::infinity(), "no token is possible: all logits are -inf");
+  if (best_logit == -std::numeric_limits<float>::infinity()) {
+    throw InputError("the model computes -inf for all logits");
+  }
   return static_cast<Token>(best);
 }
 
@@ -229,8 +235,7 @@ Token sample(std::span<const float> logits, const SamplingOptions& options, std:
   if (options.temperature == 0.0F) {
     return most_likely;
   }
-  const float max_logit = logits[static_cast<std::size_t>(most_likely)];
-  COMMON_CHECK(std::isfinite(max_logit), "a logit is +inf");
+  const float max_logit = finite_maximum(logits, most_likely);
   const std::uint64_t key = noise_key(options.seed, sample_index, position);
   Token best = most_likely;
   float best_score = gumbel_noise(noise_bits(key, most_likely));
@@ -269,7 +274,7 @@ Token sample(std::span<const float> logits, const SamplingOptions& options, std:
 }
 
 std::vector<float> log_softmax(std::span<const float> logits) {
-  const double maximum = finite_maximum(logits);
+  const double maximum = finite_maximum(logits, argmax(logits));
   double sum = 0.0;  // at least 1: the maximum itself adds exp(0)
   for (const float logit : logits) {
     sum += std::exp(logit - maximum);

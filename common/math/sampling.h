@@ -62,19 +62,19 @@ bool has_penalties(const SamplingOptions& options);
 // The least score (common/math/gumbel.h) that min_p keeps. Computed on the host, also for a GPU.
 float min_score(const SamplingOptions& options);
 
-// The index of the largest value, the lowest one on a tie. Throws CheckError if any value is NaN or all are -inf:
-// returning some token would hide a bug.
+// The index of the largest value, the lowest one on a tie. Throws InputError if any value is NaN or all are -inf, which a
+// model's file can cause: returning some token would hide it.
 Token argmax(std::span<const float> logits);
 
 // Draws one token: of the tokens that the options keep, the one with the largest logit / temperature + Gumbel noise
 // (common/math/gumbel.h), the lowest id on a tie. `position` is the number of tokens before this one, prompt included.
 // `sample_index` makes several texts from one prompt and seed differ. `prompt` and `reply` are the tokens before, which
 // only penalties need. Equal arguments give equal tokens: no state is kept between calls. Throws
-// CheckError on options out of range and on logits that argmax refuses or that contain +inf.
+// CheckError on options out of range, and InputError on logits that argmax refuses or that contain +inf.
 Token sample(std::span<const float> logits, const SamplingOptions& options, std::int64_t position, int sample_index = 0,
              std::span<const Token> prompt = {}, std::span<const Token> reply = {});
 
-// log(softmax(logits)), with the maximum subtracted first and sums in double. Throws CheckError as sample does.
+// log(softmax(logits)), with the maximum subtracted first and sums in double. Throws InputError as sample does.
 std::vector<float> log_softmax(std::span<const float> logits);
 
 struct TokenLogprob {

@@ -19,6 +19,7 @@
 namespace {
 
 using common::CheckError;
+using common::InputError;
 using common::Random;
 using common::SamplingOptions;
 using common::Token;
@@ -155,13 +156,13 @@ TEST_CASE("argmax: the largest, the lowest index on a tie") {
 }
 
 TEST_CASE("argmax: refuses logits without a maximum") {
-  CHECK_THROWS_AS(common::argmax(std::vector<float>{}), CheckError);
-  CHECK_THROWS_AS(common::argmax(std::vector<float>{-kInfinity, -kInfinity}), CheckError);
+  CHECK_THROWS_AS(common::argmax(std::vector<float>{}), InputError);
+  CHECK_THROWS_AS(common::argmax(std::vector<float>{-kInfinity, -kInfinity}), InputError);
   for (std::size_t place = 0; place < 3; ++place) {
     std::vector<float> logits = {1.0F, 2.0F, 3.0F};
     logits[place] = kNan;
     CAPTURE(place);
-    CHECK_THROWS_AS(common::argmax(logits), CheckError);
+    CHECK_THROWS_AS(common::argmax(logits), InputError);
   }
 }
 
@@ -426,7 +427,7 @@ TEST_CASE("sample: late tokens are not drawn before there are enough others, wha
   const SamplingOptions options = {
       .temperature = 0.5F, .logit_bias = {{0, 50.0F}, {3, 50.0F}}, .late_tokens = {3, 2, -1, 1, 4}, .min_length = 7};
   CHECK(common::sample(logits, options, 6) == 0);
-  CHECK_THROWS_AS(common::sample(logits, options, 7), common::CheckError);
+  CHECK_THROWS_AS(common::sample(logits, options, 7), common::InputError);
   CHECK(common::sample(std::vector<float>{1.0F, 2.0F, 3.0F, 3.5F}, options, 7) == 3);
 }
 
@@ -565,10 +566,10 @@ TEST_CASE("sample: the same seed gives the same tokens, on every machine") {
 
 TEST_CASE("sample: refuses logits and options that make no sense") {
   const SamplingOptions plain = options_of(1.0F, 0, 1.0F);
-  CHECK_THROWS_AS(common::sample(std::vector<float>{}, plain, 0), CheckError);
-  CHECK_THROWS_AS(common::sample(std::vector<float>{0.0F, kNan}, plain, 0), CheckError);
-  CHECK_THROWS_AS(common::sample(std::vector<float>{0.0F, kInfinity}, plain, 0), CheckError);
-  CHECK_THROWS_AS(common::sample(std::vector<float>{-kInfinity}, plain, 0), CheckError);
+  CHECK_THROWS_AS(common::sample(std::vector<float>{}, plain, 0), InputError);
+  CHECK_THROWS_AS(common::sample(std::vector<float>{0.0F, kNan}, plain, 0), InputError);
+  CHECK_THROWS_AS(common::sample(std::vector<float>{0.0F, kInfinity}, plain, 0), InputError);
+  CHECK_THROWS_AS(common::sample(std::vector<float>{-kInfinity}, plain, 0), InputError);
   const std::vector<float> logits = {0.0F, 1.0F};
   CHECK(common::problem_of(plain).empty());
   for (const SamplingOptions& options :
@@ -608,8 +609,8 @@ TEST_CASE("log_softmax: sums in double") {
 }
 
 TEST_CASE("log_softmax: refuses what argmax refuses, and +inf") {
-  CHECK_THROWS_AS(common::log_softmax(std::vector<float>{}), CheckError);
-  CHECK_THROWS_AS(common::log_softmax(std::vector<float>{0.0F, kNan}), CheckError);
-  CHECK_THROWS_AS(common::log_softmax(std::vector<float>{-kInfinity}), CheckError);
-  CHECK_THROWS_AS(common::log_softmax(std::vector<float>{0.0F, kInfinity}), CheckError);
+  CHECK_THROWS_AS(common::log_softmax(std::vector<float>{}), InputError);
+  CHECK_THROWS_AS(common::log_softmax(std::vector<float>{0.0F, kNan}), InputError);
+  CHECK_THROWS_AS(common::log_softmax(std::vector<float>{-kInfinity}), InputError);
+  CHECK_THROWS_AS(common::log_softmax(std::vector<float>{0.0F, kInfinity}), InputError);
 }
