@@ -15,6 +15,7 @@
 #include <nlohmann/json.hpp>
 #include <optional>
 #include <ostream>
+#include <random>
 #include <span>
 #include <string_view>
 #include <system_error>
@@ -22,10 +23,10 @@
 
 #include "common/app/command.h"
 #include "common/app/drawing_options.h"
-#include "common/app/json.h"
 #include "common/app/result_file.h"
 #include "common/app/text_stream.h"
 #include "common/base/check.h"
+#include "common/base/json.h"
 #include "common/base/machine.h"
 #include "common/base/platform.h"
 #include "common/base/text.h"
@@ -129,8 +130,8 @@ void check_regular(const std::string& path) {
 // Writes a file, or throws InputError and leaves the one that was there before as it was.
 void write_whole(const std::string& path, const std::string& text) {
   std::error_code error;
-  const std::filesystem::path target = std::filesystem::weakly_canonical(path, error);  // behind a link
-  const std::string beside = target.string() + ".part";
+  const std::filesystem::path target = std::filesystem::weakly_canonical(path, error);        // behind a link
+  const std::string beside = target.string() + format(".%08x.part", std::random_device()());  // no file of the user's
   try {
     ResultFile(beside).write(text);
     std::filesystem::rename(beside, target);
@@ -141,14 +142,17 @@ void write_whole(const std::string& path, const std::string& text) {
 }
 
 // The tokens of a message that was read from a file. Empty: there are none, or not of this vocabulary.
-std::vector<Token> tokens_of(const nlohmann::json& message, int vocab_size) {
+std::vector<Token> tokens_of(const Json& message, int vocab_size) {
   std::vector<Token> tokens;
-  for (const nlohmann::json& entry : message.value("tokens", nlohmann::json::array())) {
-    // A number that is no int has no value as one.
-    if (!entry.is_number_integer() || entry < 0 || entry >= vocab_size) {
+  const Json* const listed = message.find("tokens");
+  if (listed == nullptr || !listed->is_array()) {
+    return {};
+  }
+  for (const Json& entry : *listed) {
+    if (!entry.is_number_integer() || !(entry.get<double>() >= 0.0 && entry.get<double>() < vocab_size)) {
       return {};
     }
-    tokens.push_back(entry);
+    tokens.push_back(entry.get<Token>());
   }
   return tokens;
 }
@@ -394,6 +398,7 @@ void Conversation::save(const std::string& path, std::ostream& output) const {
 // Reads what save() has written, or messages without tokens. Throws InputError, and changes nothing, if it is neither.
 void Conversation::load(const std::string& path, std::ostream& output) {
   constexpr std::size_t kMaxBytes = 64 << 20;
+  constexpr int kMaxDepth = 32;
   std::vector<ChatMessage> messages;
   check_regular(path);
   try {
@@ -413,9 +418,16 @@ void Conversation::load(const std::string& path, std::ostream& output) {
     if (text.size() > kMaxBytes) {
       throw InputError(path + ": it is larger than any conversation, 64 MiB");
     }
-    const nlohmann::json document = parse_json(text);
-    for (const nlohmann::json& entry : document.at("messages").get_ref<const nlohmann::json::array_t&>()) {
-      ChatMessage message{entry.at("role"), entry.at("content")};
+    const Json document = Json::parse(text, kMaxDepth);
+    const Json* const listed = document.is_object() ? document.find("messages") : nullptr;
+    if (listed == nullptr || !listed->is_array()) {
+      throw JsonError("there are no messages");
+    }
+    for (const Json& entry : *listed) {
+      if (!entry.is_object() || !entry.at("role").is_string() || !entry.at("content").is_string()) {
+        throw JsonError("a message has no role or no content");
+      }
+      ChatMessage message{entry.at("role").text(), entry.at("content").text()};
       const bool is_system = messages.empty() && message.role == "system";
       const bool is_reply = !messages.empty() && messages.back().role == "user";
       if (!is_system && message.role != (is_reply ? "assistant" : "user")) {
@@ -427,10 +439,8 @@ void Conversation::load(const std::string& path, std::ostream& output) {
       }
       messages.push_back(std::move(message));
     }
-  } catch (const nlohmann::json::exception&) {
+  } catch (const JsonError&) {
     throw InputError(path + ": it is no conversation that /save has written");
-  } catch (const JsonTooDeep& error) {
-    throw InputError(path + ": it is no conversation that /save has written: it has " + error.what());
   }
   if (!messages.empty() && messages.back().role == "user") {
     messages.pop_back();  // it has no reply

@@ -4,19 +4,7 @@
 #include <cstdint>
 #include <nlohmann/json.hpp>
 
-#include "common/base/text.h"
-
 namespace common {
-
-nlohmann::json parse_json(const std::string& text) {
-  constexpr int kMaxDepth = 32;
-  return nlohmann::json::parse(text, [](int depth, nlohmann::json::parse_event_t, const nlohmann::json&) {
-    if (depth > kMaxDepth) {
-      throw JsonTooDeep(format("lists and objects more than %d deep", kMaxDepth));
-    }
-    return true;
-  });
-}
 
 nlohmann::ordered_json to_json(const std::vector<Counter>& counters) {
   nlohmann::ordered_json result = nlohmann::ordered_json::object();

@@ -16,13 +16,13 @@
 #include <utility>
 
 #include "common/base/check.h"
+#include "common/base/json.h"
 #include "common/base/text.h"
 #include "common/base/utf8.h"
 #include "common/model/chat.h"
 #include "common/model/recommended_sampling.h"
 #include "common/serving/completion_request.h"
 #include "common/serving/http_request.h"
-#include "common/serving/json.h"
 #include "common/serving/page.h"
 
 namespace common {
@@ -708,7 +708,7 @@ constexpr const char* kIcon =
     R"(<path fill="none" stroke="#888" d="M9.5 9.5h5v5h-5z"/></svg>)";
 
 // The page, what it may offer, and how tokens are drawn where a request does not say.
-ApiReply page_reply(bool has_controls, bool has_chat, const SamplingOptions& sampling) {
+std::string page_text(bool has_controls, bool has_chat, const SamplingOptions& sampling) {
   std::string text = page();
   const std::string body = "<body>";
   text.replace(text.find(body), body.size(),
@@ -718,13 +718,7 @@ ApiReply page_reply(bool has_controls, bool has_chat, const SamplingOptions& sam
                       has_controls ? 1 : 0, has_chat ? 1 : 0, static_cast<double>(sampling.temperature), sampling.top_k,
                       static_cast<double>(sampling.top_p), static_cast<double>(sampling.min_p),
                       static_cast<double>(sampling.repetition_penalty)));
-  // Whatever a text of a model or a client might smuggle in, it reaches no other server.
-  const char* const policy =
-      "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; connect-src 'self'; img-src data:; "
-      "base-uri 'none'; form-action 'none'; frame-ancestors 'none'";
-  return {.content_type = "text/html; charset=utf-8",
-          .body = std::move(text),
-          .headers = {{"Content-Security-Policy", policy}}};
+  return text;
 }
 
 }  // namespace
@@ -759,6 +753,8 @@ Api::Api(const ServedModel& model, EngineThread& engine, PoolView& view, const A
   if (options_.memory == nullptr) {
     options_.memory = MemoryAccount::of_this_machine();
   }
+  const bool has_chat = chat_problem_.empty() && chat_format(*model.session().file, {options.chat_format}) != "none";
+  page_ = std::make_shared<const std::string>(page_text(options.pool_controls, has_chat, defaults_.sampling));
 }
 
 ApiReply Api::handle(ApiRequest request, const std::function<bool()>& is_gone) {
@@ -858,9 +854,13 @@ std::optional<ApiReply> Api::refused(const ApiRequest& request) const {
 ApiReply Api::route(ApiRequest& request, const std::function<bool()>& is_gone) {
   const std::string& path = request.path;
   if (path == "/") {
-    const bool has_chat =
-        chat_problem_.empty() && chat_format(*model_.session().file, {options_.chat_format}) != "none";
-    return page_reply(options_.pool_controls, has_chat, defaults_.sampling);
+    // Whatever a text of a model or a client might smuggle in, it reaches no other server.
+    const char* const policy =
+        "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; connect-src 'self'; img-src data:; "
+        "base-uri 'none'; form-action 'none'; frame-ancestors 'none'";
+    return {.content_type = "text/html; charset=utf-8",
+            .shared_body = page_,
+            .headers = {{"Content-Security-Policy", policy}}};
   }
   if (path == "/health") {
     return health();

@@ -9,6 +9,7 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <string_view>
 #include <utility>
 #include <vector>
 
@@ -57,10 +58,13 @@ struct ApiReply {
   int status = 200;
   std::string content_type = "application/json";
   std::string body = {};
+  std::shared_ptr<const std::string> shared_body = {};  // in place of the body: one for all its replies
   std::vector<std::pair<std::string, std::string>> headers = {};
   std::unique_ptr<ReplyBody> stream = nullptr;  // in place of the body
   std::optional<ReplyFigures> figures = {};     // of the body's texts
   std::string problem = {};                     // of an error, for the operator: clients are told no places of it
+
+  std::string_view body_text() const { return shared_body != nullptr ? *shared_body : body; }
 };
 
 struct ApiOptions {
@@ -121,6 +125,7 @@ class Api {
   ApiOptions options_;
   RequestDefaults defaults_;
   std::string chat_problem_;  // why there are no chats; empty: there are
+  std::shared_ptr<const std::string> page_;
   DemoPool demo_;
   std::atomic<std::uint64_t> next_seed_;
   std::atomic<std::int64_t> num_replies_ = 0;

@@ -14,7 +14,6 @@
 #include <system_error>
 #include <utility>
 
-#include "common/app/json.h"
 #include "common/base/check.h"
 #include "common/base/hash.h"
 #include "common/base/text.h"
@@ -32,7 +31,7 @@ std::string shown(const std::string& name) {
 }
 
 [[noreturn]] void refuse(const std::string& name, const std::string& message) {
-  throw ApiError(400, shown(name) + " " + message, name);
+  throw ApiError(400, shown(name) + " " + message, name.size() <= kMaxShown ? name : shown(name));
 }
 
 // Null, and an empty list, object or text.
@@ -356,7 +355,11 @@ void check_model(const std::string& wanted, const std::string& served) {
 
 Fields::Fields(const std::string& body) {
   constexpr int kMaxDepth = 32;  // values are copied and taken down recursively, and a thread's stack is small
-  object_ = Json::parse(body, kMaxDepth);
+  try {
+    object_ = Json::parse(body, kMaxDepth);
+  } catch (const JsonError& error) {
+    throw ApiError(400, std::string("the body ") + error.what());
+  }
   if (!object_.is_object()) {
     throw ApiError(400, "the body is not a JSON object");
   }
@@ -640,10 +643,10 @@ double bytes_to_read(const std::string& body) {
 
 double bytes_held(const CompletionRequest& wanted, int max_context) {
   constexpr double kCopies = 3;            // of a prompt: the reply's, the queue's and the engine's
-  constexpr double kPerChoice = 512;       // an empty choice of a reply, read or streamed
+  constexpr double kPerChoice = 2048;      // an empty choice of a reply, read or streamed
   constexpr double kPerToken = 64;         // in the engine, in its result, to be streamed, and as text
   constexpr double kPerProbability = 640;  // likewise, and as an entry of the reply
-  constexpr double kPerEchoed = 6;         // a byte, as JSON
+  constexpr double kPerEchoed = 24;        // a byte as JSON, in the document, its text, and what is sent
   double bytes = 0.0;
   for (std::size_t i = 0; i < wanted.requests.size(); ++i) {
     const Request& request = wanted.requests[i].request;

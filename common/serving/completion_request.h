@@ -11,8 +11,8 @@
 #include <utility>
 #include <vector>
 
+#include "common/base/json.h"
 #include "common/math/sampling.h"
-#include "common/serving/json.h"
 #include "common/serving/served_engine.h"
 #include "common/serving/served_model.h"
 

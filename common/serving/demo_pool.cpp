@@ -3,7 +3,7 @@
 #include <sstream>
 #include <utility>
 
-#include "common/serving/json.h"
+#include "common/base/json.h"
 
 namespace common {
 

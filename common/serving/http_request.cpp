@@ -116,14 +116,17 @@ void HttpRequestReader::read_request_line(const std::string& line) {
   const bool is_plain =
       std::all_of(target.begin(), target.end(), [](char c) { return c > ' ' && c < '\x7F'; });  // escaped, if not
   // "http://host/path", as a client of a proxy sends it; every server has to take it (RFC 9112, 3.2.2).
-  for (const char* const scheme : {"http://", "https://"}) {
+  bool has_host = true;
+  for (const std::string_view scheme : {"http://", "https://"}) {
     if (to_lower(target).starts_with(scheme)) {
-      const std::size_t end = target.find_first_of("/?#", std::string_view(scheme).size());
-      target = end == std::string::npos ? "/" : target[end] == '/' ? target.substr(end) : "/" + target.substr(end);
+      const std::size_t end = std::min(target.find_first_of("/?#", scheme.size()), target.size());
+      head_.authority = target.substr(scheme.size(), end - scheme.size());
+      has_host = !head_.authority.empty();
+      target = (target.substr(end).starts_with('/') ? "" : "/") + target.substr(end);
       break;
     }
   }
-  if (!target.starts_with('/') || !is_plain) {
+  if (!target.starts_with('/') || !is_plain || !has_host) {
     throw HttpError(400, "the path is not one of this server's");
   }
   head_.method = line.substr(0, first);

@@ -24,7 +24,8 @@ class HttpError : public std::runtime_error {
 
 struct HttpHead {
   std::string method;
-  std::string path;                                         // without the query, and without scheme and host
+  std::string path;            // without the query, and without scheme and host
+  std::string authority = {};  // the target's host, which then takes the place of the field (RFC 9112, 3.2.2)
   std::vector<std::pair<std::string, std::string>> fields;  // names in lower case
   bool is_version_1_0 = false;
   bool keeps_alive = false;  // the client may send another request on the connection

@@ -230,7 +230,7 @@ ApiRequest api_request(const Connection& connection, std::string body = "") {
           head.field("authorization"),
           head.field("content-type"),
           head.field("origin"),
-          head.field("host"),
+          head.authority.empty() ? head.field("host") : head.authority,
           head.field("access-control-request-headers"),
           connection.is_on_loopback,
           head.field("x-request-id")};
@@ -358,8 +358,8 @@ struct HttpServer::Impl {
   bool is_short = false;         // a body waits for memory
   bool is_full = false;          // the maximum of connections is open, and all of them are served
   SteadyTime end;                // when the last replies are cut off, once the server is ending
-  bool has_unreleased = false;   // memory of large requests
-  SteadyTime last_large;         // when the account had large requests
+  bool has_unreleased = false;   // memory of requests
+  SteadyTime last_busy;          // when there were some
 
   std::mutex mutex;
   std::condition_variable has_request;
@@ -446,15 +446,18 @@ void HttpServer::Impl::run() {
   }
 }
 
-// Freed memory stays with malloc. It goes back to the system once large requests have ended and none has followed for a
-// second.
+// Freed memory stays with malloc. It goes back to the system once a second has passed without requests.
 void HttpServer::Impl::release_memory() {
-  constexpr std::size_t kLarge = 1 << 24;
   const SteadyTime now = SteadyClock::now();
-  if (options.memory->used() >= kLarge) {
+  bool is_busy = options.memory->used() > 0;
+  {
+    const std::lock_guard lock(mutex);
+    is_busy = is_busy || !requests.empty() || !answered.empty();
+  }
+  if (is_busy) {
     has_unreleased = true;
-    last_large = now;
-  } else if (has_unreleased && now - last_large > std::chrono::seconds(1)) {
+    last_busy = now;
+  } else if (has_unreleased && now - last_busy > std::chrono::seconds(1)) {
     has_unreleased = false;
     release_freed_memory();
   }
@@ -769,15 +772,18 @@ bool HttpServer::Impl::answer(Connection& connection) const {
   if (is_in_chunks) {
     text += "Transfer-Encoding: chunked\r\n";
   } else if (reply.stream == nullptr) {
-    text += format("Content-Length: %zu\r\n", reply.body.size());
+    text += format("Content-Length: %zu\r\n", reply.body_text().size());
   }
   text += "\r\n";
-  if (head.method != "HEAD") {
-    text += reply.body;
+  constexpr std::size_t kJoined = 1 << 12;  // a small reply goes out at once; a large one is not copied
+  std::string_view body = head.method == "HEAD" ? std::string_view() : reply.body_text();
+  if (body.size() <= kJoined) {
+    text += std::exchange(body, {});
   }
   connection.has_begun_reply = true;
   const bool is_sent =
       send_all(connection.socket.get(), text, reply_timeout) &&
+      send_all(connection.socket.get(), body, reply_timeout) &&
       (reply.stream == nullptr || head.method == "HEAD" || send_stream(connection, *reply.stream, is_in_chunks));
   if (options.on_answered) {
     options.on_answered({.method = head.method,

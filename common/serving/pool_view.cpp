@@ -7,8 +7,8 @@
 #include <tuple>
 #include <utility>
 
+#include "common/base/json.h"
 #include "common/base/machine.h"
-#include "common/serving/json.h"
 
 namespace common {
 namespace {

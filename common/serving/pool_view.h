@@ -36,9 +36,9 @@
 #include <string>
 #include <vector>
 
+#include "common/base/json.h"
 #include "common/model/tokenizer.h"
 #include "common/serving/engine_thread.h"
-#include "common/serving/json.h"
 #include "common/serving/pool_snapshot.h"
 #include "common/serving/step_report.h"
 

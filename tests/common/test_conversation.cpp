@@ -130,6 +130,16 @@ TEST_CASE("conversation: a reply is kept until the one in its place has ended we
   CHECK_FALSE(contains(folder.text("saved"), "The first."));
 }
 
+TEST_CASE("conversation: what is saved takes the place of its own file, and of no other") {
+  const Folder folder;
+  Scripted engine{{"The first."}};
+  common::Conversation conversation(session(), engine.run, "");
+  std::ofstream(folder.file("kept.part")) << "the user's own";
+  say(conversation, folder, "Who?\n/save " + folder.file("kept") + "\n");
+  CHECK(contains(folder.text("kept"), "The first."));
+  CHECK(folder.text("kept.part") == "the user's own");
+}
+
 TEST_CASE("conversation: a file that is nested deep is none, and changes nothing") {
   const Folder folder;
   Scripted engine{{"The first."}};

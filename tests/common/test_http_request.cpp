@@ -65,7 +65,13 @@ TEST_CASE("a target may have a scheme and a host before its path") {
   CHECK(path("http://example.org") == "/");
   CHECK(path("http://example.org?/a") == "/");
   CHECK(path("/http://example.org/a") == "/http://example.org/a");
-  for (const char* const target : {"ftp://example.org/", "example.org/", "*", "http:/a", ""}) {
+  const auto authority = [](const std::string& target) {
+    return read("GET " + target + " HTTP/1.1\r\nHost: x\r\n\r\n").head.authority;
+  };
+  CHECK(authority("http://example.org:80/a") == "example.org:80");
+  CHECK(authority("http://example.org") == "example.org");
+  CHECK(authority("/http://example.org/a").empty());
+  for (const char* const target : {"ftp://example.org/", "example.org/", "*", "http:/a", "http://", "http:///a", ""}) {
     CHECK(read(std::string("GET ") + target + " HTTP/1.1\r\nHost: x\r\n\r\n").refused == 400);
   }
 }

@@ -367,7 +367,7 @@ TEST_CASE("tokens, models, health") {
   CHECK(models["data"][0]["id"] == "tales-5m");
   CHECK(models["data"][0]["max_model_len"] == 1024);
   CHECK(fixture.get("/health").status == 200);
-  CHECK(fixture.get("/").body.find("<html") != std::string::npos);
+  CHECK(fixture.get("/").body_text().find("<html") != std::string::npos);
 }
 
 TEST_CASE("what is wrong with a request is said in OpenAI's shape, with the field") {
@@ -1023,6 +1023,9 @@ TEST_CASE("HTTP: a page under a name that was pointed at this machine is refused
     CHECK(reply.status == 403);
     CHECK(json::parse(reply.body)["error"]["message"].get<std::string>().find("example.org") != std::string::npos);
   }
+  // A target with a host counts, and not the field.
+  CHECK(fixture.ask("GET http://example.org/v1/models HTTP/1.1\r\nHost: localhost\r\n\r\n").status == 403);
+  CHECK(fixture.ask("GET http://localhost/v1/models HTTP/1.1\r\nHost: example.org\r\n\r\n").status == 200);
   // All addresses: what comes to this machine's own is held to the same.
   ApiFixture open;
   common::HttpOptions options = HttpFixture::http_options(8, std::chrono::seconds(1));
@@ -1273,12 +1276,13 @@ TEST_CASE("clients steer the pool only where --pool-controls lets them") {
   }
   ApiFixture fixture({.pool_controls = false});
   CHECK(fixture.get("/pool/events").status == 200);
-  const std::string page = fixture.get("/").body;
+  const std::string page(fixture.get("/").body_text());
+  CHECK(fixture.get("/").shared_body == fixture.get("/").shared_body);  // a thousand readers take it once
   CHECK(page.find("<body data-controls=\"0\" data-chat=\"0\"") != std::string::npos);
   CHECK(page.find("data-sampling='{\"temperature\": 0.7, \"top_k\": 40, \"top_p\": 0.95,") != std::string::npos);
 
   ApiFixture steered;
-  CHECK(steered.get("/").body.find("<body data-controls=\"1\"") != std::string::npos);
+  CHECK(steered.get("/").body_text().find("<body data-controls=\"1\"") != std::string::npos);
   CHECK(json::parse(steered.post("/pool/pause", json::object()).body)["paused"] == true);
   CHECK(steered.engine.is_paused());
   json body = completion_body(kPrompts[0], 8);

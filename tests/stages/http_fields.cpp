@@ -620,6 +620,10 @@ TEST_CASE("errors of the engine reach clients without places in the source, and 
   body["model"] = "my a.cpp:12: model (x)";
   CHECK(error_of(fixture.post("/v1/completions", body), 404)["message"] ==
         "the model \"my a.cpp:12: model (x)\" is not here; this is \"tales-5m\"");
+  // A long name is neither in the message nor in `param` whole.
+  json unknown = greedy_body(1);
+  unknown[std::string(10000, 'n')] = 1;
+  CHECK(fixture.post("/v1/completions", unknown).body.size() < 600);
 }
 
 TEST_CASE("one model by its name, the version, an icon, and the methods of a path") {
@@ -1242,8 +1246,8 @@ TEST_CASE("no two tokens of a list of log-probabilities have one name, whatever 
   // And those of a chat, which has the bytes themselves beside the names.
   json chat = kChat;
   chat.update({{"logprobs", true}, {"top_logprobs", 20}, {"max_tokens", 8}, {"ignore_eos", true}});
-  for (const json& token :
-       json::parse(other.post("/v1/chat/completions", chat).body)["choices"][0]["logprobs"]["content"]) {
+  const json answered = json::parse(other.post("/v1/chat/completions", chat).body);
+  for (const json& token : answered["choices"][0]["logprobs"]["content"]) {
     std::set<std::string> seen;
     for (const json& entry : token["top_logprobs"]) {
       CHECK(seen.insert(entry["token"].get<std::string>()).second);

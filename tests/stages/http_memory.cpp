@@ -8,7 +8,7 @@
 #include <string>
 #include <vector>
 
-#include "common/serving/json.h"
+#include "common/base/json.h"
 #include "common/serving/memory_account.h"
 #include "tests/stages/heap_peak.h"
 #include "tests/stages/http_fixtures.h"

@@ -156,7 +156,7 @@ struct Json::Entry {
   mutable Json value;
 };
 
-// The text is no JSON.
+// The text is no JSON. Says what it is or has instead: "is not JSON: at byte 3: …".
 class JsonError : public InputError {
  public:
   using InputError::InputError;

@@ -1,4 +1,4 @@
-#include "common/serving/json.h"
+#include "common/base/json.h"
 
 #include <algorithm>
 #include <array>
@@ -28,13 +28,12 @@ std::string problem_of(std::size_t byte, const nlohmann::json::exception& error)
   const std::string_view what = error.what();
   if (error.id == kOutOfRange) {
     const std::size_t begin = std::min(what.find('\''), what.size() - 1) + 1;
-    return "the body has a number that is out of range: " +
+    return "has a number that is out of range: " +
            quote(std::string(what.substr(begin, what.rfind('\'') - begin)), kMaxShown);
   }
   if (what.find("surrogate") != std::string_view::npos) {
-    return format(
-        "the body has an unpaired surrogate at byte %zu: \\uD800 to \\uDBFF needs one of \\uDC00 to \\uDFFF after it",
-        byte);
+    return format("has an unpaired surrogate at byte %zu: \\uD800 to \\uDBFF needs one of \\uDC00 to \\uDFFF after it",
+                  byte);
   }
   const std::string_view separator = " - ";
   const std::size_t found = what.find(separator);
@@ -42,7 +41,7 @@ std::string problem_of(std::size_t byte, const nlohmann::json::exception& error)
   for (const char* const later : {"; last read", "; expected"}) {
     reason = reason.substr(0, reason.find(later));
   }
-  return format("the body is not JSON: at byte %zu: ", byte).append(reason);
+  return format("is not JSON: at byte %zu: ", byte).append(reason);
 }
 
 // Builds the document from what the library's parser reads. The names are the library's.
@@ -88,7 +87,7 @@ class Builder {
   }
   bool open(Json value) {
     if (open_.size() > max_depth_) {
-      throw JsonError(format("the body has lists and objects more than %zu deep", max_depth_));
+      throw JsonError(format("has lists and objects more than %zu deep", max_depth_));
     }
     open_.push_back(&place(std::move(value)));
     return true;
