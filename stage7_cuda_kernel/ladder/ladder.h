@@ -7,7 +7,7 @@
 //
 //     git diff --no-index step2_coalesced.cu step3_online_softmax.cu
 //
-// The head of a file has bytes and flops of an example, what was measured (at a commit; the kernels have not changed
+// The head of a file has bytes and flops of an example, what was measured (at a commit; the steps have not changed
 // since), and the reasons. Instructions are counted in the loops that `nvcc -cubin -arch=sm_90a` and `nvdisasm -c`
 // print, CUDA 13.0; a profiler counts a little more (LADDER.md, part 4).
 #pragma once
