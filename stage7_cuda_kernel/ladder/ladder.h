@@ -3,13 +3,13 @@
 // is the kernel of common/paged/.
 //
 // The steps serve bfloat16, head_dim 128, blocks of 16 tokens and groups of up to 8 query heads only, so that nothing
-// but the idea is in a file. Read them in order, each as its difference to the one before:
+// but the idea is in a file. Read them in order, each as its difference to the one before, in this folder:
 //
 //     git diff --no-index step2_coalesced.cu step3_online_softmax.cu
 //
-// The head of a file has bytes and flops of an example, what was measured (at a commit: with the form that the step had
-// there, on pages in the order of swizzled_pages.h), and the reasons. Instructions are those of the loops that
-// `nvcc -cubin -arch=sm_90a` and `nvdisasm -c` print, CUDA 13.0.
+// The head of a file has bytes and flops of an example, what was measured (at a commit; the steps have not changed
+// since), and the reasons. Instructions are counted in the loops that `nvcc -cubin -arch=sm_90a` and `nvdisasm -c`
+// print, CUDA 13.0; a profiler counts a little more (LADDER.md, part 4).
 #pragma once
 
 #include <cuda_bf16.h>

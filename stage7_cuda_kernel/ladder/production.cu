@@ -3,7 +3,7 @@
 // It is step 7 for every group up to 16, head_dim from 32 to 256, blocks of 8 to 64 tokens and pages of float8, and
 // also stores the new token's K and V in their slots, which saves a layer one launch. Three further things make it
 // faster (common/paged/KERNELS.md): shares end where heads end, if the longest share then has only a few tiles more;
-// the plan has all that a share needs for its first copy in one record; and the merge loads several partial results at
+// the plan has what a share needs for its first copy in one record; and the merge loads several partial results at
 // once.
 //
 // bytes for 32 x 8,192: 1.07 GB, each once, and at most two partial results of 2 KB (a group of 4) for each thread

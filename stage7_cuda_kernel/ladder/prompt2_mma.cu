@@ -1,7 +1,7 @@
 // Prompts, step 2: mma.sync, the matrix instruction of all chips since Ampere.
 //
 // A thread block has 64 rows, 16 for each of its four warps, and walks the tokens that these rows see in tiles of 32.
-// The products are those of decoding's step 6, not transposed: there are rows enough to fill 16. S = Q K^T has 16 rows
+// The products are as in decoding's step 6, not transposed: there are rows enough to fill 16. S = Q K^T has 16 rows
 // and 8 tokens for each product. What a lane has of S is what a left operand needs of P, so O = P V follows without an
 // exchange between lanes. All four warps read the same tile, so they copy it together, swizzled, and while they compute
 // on one tile the copy of the next is in flight.
@@ -63,7 +63,7 @@ __device__ std::uint32_t vec_address(std::uint32_t tile, int row, int vec) {
   return tile + static_cast<std::uint32_t>((row * kVecsPerRow + (vec ^ (row % 8))) * static_cast<int>(sizeof(Vec)));
 }
 
-// Begins to copy K and V of tokens begin to begin + 31. Those from `seen` on become zeros: 0 times a NaN would be a
+// Begins to copy K and V of tokens begin to begin + 31. Tokens from `seen` on become zeros: 0 times a NaN would be a
 // NaN.
 __device__ void copy_tile(const PromptCall& call, const int* table, int kv_head, int begin, int seen,
                           std::uint32_t keys) {

@@ -3,7 +3,7 @@
 //
 // So a warp's registers hold output and scores and nothing else, and its instructions are the softmax. wgmma knows no
 // rows longer than 128 bytes: a matrix with 128 dimensions lies in two panels of 64, with step 2's swizzle inside of a
-// panel. That is the order of kernels/page_layout.h, and why it has panels: one bulk copy brings 16 rows of a panel, 2
+// panel. That is the order of swizzled_pages.h, and why it has panels: one bulk copy brings 16 rows of a panel, 2
 // KB, to where wgmma reads them. Of V, wgmma sums over the rows, so nothing is transposed beforehand.
 //
 // The warpgroup waits for each product at once: scores, softmax, then V, tile by tile. Two thread blocks share a

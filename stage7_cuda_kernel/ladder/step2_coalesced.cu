@@ -2,10 +2,10 @@
 // pass over V, so that scores are written once and read once.
 //
 // A row of K or V is 256 bytes: half a warp reads it with a load of 16 bytes for each thread, and the warp reads two
-// rows. All that is loaded is used at once: 16 sectors for 512 bytes. The block table is read once for each row. A
+// rows. Everything loaded is used at once: 16 sectors for 512 bytes. The block table is read once for each row. A
 // score is spread over 16 threads, 8 products each; four exchanges between the threads join them. Each half-warp has
 // four tokens' loads in flight before it uses the first, because a load takes about 600 ns: to reach 4,577 GB/s,
-// Little's law needs 4,577 * 600 = 2.7 MB in flight, 20 KB for each multiprocessor, all the time; several times that in
+// Little's law needs 4,577 * 600 = 2.7 MB in flight, 21 KB for each multiprocessor, all the time; several times that in
 // practice, because a load takes longer when memory is busy, and requests come in bursts.
 //
 // bytes and flops for 32 x 8,192: as step 1, 4.3 GB loaded and 4.3 Gflop.

@@ -59,8 +59,8 @@ __device__ float over_half_warp(float x) {
   return x;
 }
 
-// kResident: registers for so many thread blocks, enough for K and V of four tokens. By default the compiler uses fewer
-// registers, and not all of a thread's loads are in flight at once.
+// kResident thread blocks fit, with registers for K and V of four tokens in each thread. By default the compiler uses
+// fewer registers, and not all of a thread's loads are in flight at once.
 __global__ void __launch_bounds__(kThreads, kResident) attend(LadderCall call) {
   const auto thread = static_cast<int>(threadIdx.x);
   const int half_warp = thread / kVecsPerRow;

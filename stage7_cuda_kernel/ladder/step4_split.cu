@@ -12,8 +12,8 @@
 // 5fcb232
 //
 // Why it is faster: a single sequence has the whole device. Where it is not: a batch that fills the device anyway. And
-// the second launch is not free: on its own it takes 5 us for 1,024 tokens, and 12 where it joins 33 pieces, half as
-// long as the walk itself.
+// the second launch is not free: timed alone, in another run (at 3d7b00e), it took 5 us for 1,024 tokens and 12 us
+// where it joins 33 pieces.
 #include <algorithm>
 
 #include "ladder_call.cuh"
@@ -69,8 +69,8 @@ __device__ float over_half_warp(float x) {
   return x;
 }
 
-// kResident: registers for so many thread blocks, enough for K and V of four tokens. By default the compiler uses fewer
-// registers, and not all of a thread's loads are in flight at once.
+// kResident thread blocks fit, with registers for K and V of four tokens in each thread. By default the compiler uses
+// fewer registers, and not all of a thread's loads are in flight at once.
 __global__ void __launch_bounds__(kThreads, kResident) attend(LadderCall call, int splits, Partial* partials) {
   const auto thread = static_cast<int>(threadIdx.x);
   const int half_warp = thread / kVecsPerRow;

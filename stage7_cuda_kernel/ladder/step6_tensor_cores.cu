@@ -21,7 +21,7 @@
 // device starts them in 36 us. Copies need no registers, so 4 thread blocks with 4 tiles of 8 KB each, 128 KB, can be
 // in flight on a multiprocessor. Where it is not: a warp orders no tile while it computes, so others have to. All
 // contexts are cut into the same number of pieces: in a ragged batch the longest piece sets the time, and most of the
-// device idles meanwhile. And the second launch costs as much as in step 4.
+// device idles meanwhile. And the second launch is step 5's.
 #include <algorithm>
 
 #include "ladder_call.cuh"

@@ -56,7 +56,7 @@ struct Partial {
 
 // The workspace. All tiles of all heads of all sequences stand in one line, which is cut into equal shares.
 struct Work {
-  int* first_tiles;   // [num_sequences + 1]: where a sequence's tiles begin in the line; those of its kv heads follow
+  int* first_tiles;   // [num_sequences + 1]: where a sequence's tiles begin in the line, one kv head after the other
   int* arrivals;      // [num_sequences, num_kv_heads]: shares that have stored their part of the head
   Partial* partials;  // [most_shares, 2, group]: of a head that begins before the share, and of one that begins in it
   int most_shares;
@@ -102,12 +102,12 @@ __device__ Place find_tile(const LadderCall& call, const Work& work, int in_line
   return {sequence, (in_line - first) / num_tiles, (in_line - first) % num_tiles, num_tiles};
 }
 
-// Shares of at least 8 tiles, if there are so many: each part of a head adds to the merge. Never an empty one.
+// Shares of at least 8 tiles, if there are that many: each part of a head adds to the merge. Never an empty one.
 __device__ int num_shares(int total, int most_shares) { return min(most_shares, max(1, total / 8)); }
 __device__ int share_begin(int total, int shares, int share) {
   return static_cast<int>(std::int64_t{total} * share / shares);
 }
-__device__ int share_of(int total, int shares, int in_line) {
+__device__ int share_of(int total, int shares, int in_line) {  // the last share that begins at in_line or before
   return static_cast<int>(((in_line + std::int64_t{1}) * shares - 1) / total);
 }
 

@@ -1,4 +1,4 @@
-// The products of a layer, by each of the kernels that compute them: the ladder of products in KERNELS.md.
+// The products of a layer, by each of the kernels that compute them: the ladder of products in PRODUCTS.md.
 #include <cstddef>
 #include <cstdint>
 #include <iterator>

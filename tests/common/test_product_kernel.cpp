@@ -1,4 +1,4 @@
-// Which kernel computes a model's products: the choices that KERNELS.md names.
+// Which kernel computes a model's products: the choices that PRODUCTS.md names.
 #include "common/cuda/model/product_kernel.h"
 #include "tests/support/catch.h"
 

@@ -83,8 +83,8 @@ def find_pages(root, stages):
         pages = [path.relative_to(root).as_posix() for path in stage_diff.lesson_pages(root / stage)]
         sources += pages + [path.relative_to(root).as_posix() for path in sorted((root / stage).rglob("*.md"))
                             if path.relative_to(root).as_posix() not in pages]
-    sources += [name for name in ("RESULTS.md", "GLOSSARY.md", "common/paged/KERNELS.md", "common/paged/FLOAT8.md",
-                             "common/model/tales/MODEL.md") if (root / name).exists()]
+    sources += [name for name in ("RESULTS.md", "GLOSSARY.md", "common/paged/KERNELS.md", "common/paged/PRODUCTS.md",
+                             "common/paged/FLOAT8.md", "common/model/tales/MODEL.md") if (root / name).exists()]
     pages = []
     for source in sources:
         path = pathlib.PurePosixPath(source)
