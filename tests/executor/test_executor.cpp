@@ -123,20 +123,24 @@ TEST_CASE("Executor: every block runs once, in order or in the random order of a
     const Seed of_kernels(seed);
     const DeviceArray<int> turn(std::vector<int>{0});
     const DeviceArray<int> turns(kBlocks);
-    const Counts counts = common::executor::count([&] {
+    const auto note_turns = [&] {
       common::launch(tests::note_turn, dim3(4, 3, 2), 32, 0, nullptr, common::Overlap::kNone, turn.data(),
                      turns.data());
-    });
+    };
+    if (common::executor::can_count()) {
+      sectors.insert(common::executor::count(note_turns).global_stores.units);
+    } else {
+      note_turns();
+    }
     const std::vector<int> order = turns.download();
     std::vector<int> in_order(kBlocks);
     std::iota(in_order.begin(), in_order.end(), 0);
     CHECK((order == in_order) == (seed == 0));
     CHECK(std::is_permutation(order.begin(), order.end(), in_order.begin()));
     orders.insert(order);
-    sectors.insert(counts.global_stores.units);
   }
   CHECK(orders.size() == 3);
-  CHECK(sectors.size() == 1);
+  CHECK(sectors.size() == (common::executor::can_count() ? 1 : 0));
 }
 
 TEST_CASE("Executor: a hang says which threads wait where, and the next launch works") {
