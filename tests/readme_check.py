@@ -230,7 +230,9 @@ def check_readme(path, root=ROOT, update=False, log=print, runs=None):
 
 
 def find_readmes(root):
-    return [path for path in [root / "README.md", root / "RESULTS.md", *sorted(root.glob("stage*/*.md"))] if path.exists()]
+    pages = [root / "README.md", root / "RESULTS.md", *sorted(root.glob("common/**/*.md")),
+             *sorted(root.glob("stage*/*.md"))]
+    return [path for path in pages if path.exists()]
 
 
 def main():

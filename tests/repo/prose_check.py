@@ -69,7 +69,7 @@ def main():
             problems.append(f"GLOSSARY.md:{number}: {term} stands in line {places[term]} already")
         places.setdefault(term, number)
     problems += [f"GLOSSARY.md: {term} is missing" for term in SEARCHED if term not in places]
-    pages = [*ROOT.glob("*.md"), *ROOT.glob("stage[1-8]_*/*.md")]
+    pages = [*ROOT.glob("*.md"), *ROOT.glob("common/**/*.md"), *ROOT.glob("stage[1-8]_*/*.md")]
     for page in sorted(pages):
         problems += [f"{page.relative_to(ROOT)}:{number}: {length} characters in a line of prose, {MAX_LENGTH} at most"
                      for number, length in long_lines(page.read_text(encoding="utf-8"))]
