@@ -303,11 +303,14 @@ function search() {
     link.href = base + page + (anchor ? "#" + anchor : "");
     const name = document.createElement("b");
     name.append(marked(heading, words));
-    const at = Math.max(0, Math.min(...words.map((word) => text.toLowerCase().indexOf(word)).filter((place) => place >= 0)) - 60) || 0;
+    // From some words before the first that was searched for, or from the beginning if only the heading has it.
+    const places = words.map((word) => text.toLowerCase().indexOf(word)).filter((place) => place >= 60);
+    const at = places.length > 0 ? text.indexOf(" ", Math.min(...places) - 60) + 1 : 0;
+    const end = text.length > at + 180 ? text.lastIndexOf(" ", at + 180) : text.length;
     const where = document.createElement("small");
     where.textContent = index.pages[page] ?? "Code";
     const excerpt = document.createElement("small");
-    excerpt.append((at > 0 ? "…" : ""), marked(text.slice(at, at + 180), words), text.length > at + 180 ? "…" : "");
+    excerpt.append(at > 0 ? "… " : "", marked(text.slice(at, end), words), end < text.length ? " …" : "");
     link.append(name, where, text ? excerpt : "");
     const item = document.createElement("li");
     item.append(link);
