@@ -1,7 +1,8 @@
-// What no step of the ladder is about: the arguments of a call and their check.
+// What no step of the ladder is about: the arguments of a call and their check, and where a token lies.
 #pragma once
 
 #include <cmath>
+#include <cstdint>
 
 #include "common/cuda/model/scalars.cuh"
 #include "common/cuda/ptx.cuh"
@@ -56,6 +57,14 @@ inline LadderCall ladder_call(const Pages& pages, const BatchArrays& batch, cons
           .num_kv_heads = pages.shape.num_kv_heads,
           .max_context = batch.max_blocks_per_sequence * kBlockTokens,
           .scale = static_cast<float>(1.4426950408889634 / std::sqrt(static_cast<double>(kDimensions)))};
+}
+
+// Where the row of a token begins, in keys and in values. The block table says where the token's block is.
+// Call: LadderCall, or PromptCall.
+template <typename Call>
+__device__ std::int64_t row_offset(const Call& call, const int* table, int kv_head, int position) {
+  const std::int64_t block = table[position / kBlockTokens];
+  return ((block * call.num_kv_heads + kv_head) * kBlockTokens + position % kBlockTokens) * kDimensions;
 }
 
 inline dim3 grid_of(int x, int y = 1, int z = 1) {

@@ -25,33 +25,6 @@ constexpr int kVecElements = Vec::kElements;
 constexpr int kVecsPerRow = kDimensions / kVecElements;
 constexpr int kOwnVecs = kVecsPerRow / kRowThreads;  // of a row: a thread has every fourth vector
 
-// The rows of a thread block: `count` queries of one sequence, from `first` on; the first one's place in the context.
-struct Rows {
-  int sequence;
-  int first;
-  int count;
-  int position;
-};
-
-__device__ Rows find_rows(const PromptCall& call, int tile) {
-  for (int sequence = 0; sequence < call.num_sequences; ++sequence) {
-    const int start = call.query_starts[sequence];
-    const int length = call.query_starts[sequence + 1] - start;
-    const int first = tile * kRows;
-    if (first < length) {
-      return {sequence, start + first, min(kRows, length - first), call.context_lengths[sequence] - length + first};
-    }
-    tile -= (length + kRows - 1) / kRows;
-  }
-  return {};
-}
-
-// Where the row of a token begins, in keys and in values.
-__device__ std::int64_t row_offset(const PromptCall& call, const int* table, int kv_head, int position) {
-  const std::int64_t block = table[position / kBlockTokens];
-  return ((block * call.num_kv_heads + kv_head) * kBlockTokens + position % kBlockTokens) * kDimensions;
-}
-
 __device__ Vec load_vec(const Element* row, int vec) {
   return {*reinterpret_cast<const uint4*>(row + vec * kVecElements)};
 }
@@ -62,7 +35,7 @@ __global__ void __launch_bounds__(kThreads) attend(PromptCall call) {
   const auto thread = static_cast<int>(threadIdx.x);
   const int part = thread % kRowThreads;
   const auto head = static_cast<int>(blockIdx.y);
-  const Rows rows = find_rows(call, static_cast<int>(blockIdx.x));
+  const Rows rows = find_rows(call, kRows, static_cast<int>(blockIdx.x));
   if (rows.count == 0) {
     return;
   }

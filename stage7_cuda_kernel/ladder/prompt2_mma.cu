@@ -31,33 +31,6 @@ constexpr int kVecsPerRow = kDimensions / kVecElements;
 constexpr int kTileBytes = kTileTokens * kVecsPerRow * static_cast<int>(sizeof(Vec));
 constexpr int kSteps = kDimensions / 16;  // a product sums over 16 dimensions, or over 16 tokens
 
-// The rows of a thread block: `count` queries of one sequence, from `first` on; the first one's place in the context.
-struct Rows {
-  int sequence;
-  int first;
-  int count;
-  int position;
-};
-
-__device__ Rows find_rows(const PromptCall& call, int tile) {
-  for (int sequence = 0; sequence < call.num_sequences; ++sequence) {
-    const int start = call.query_starts[sequence];
-    const int length = call.query_starts[sequence + 1] - start;
-    const int first = tile * kRows;
-    if (first < length) {
-      return {sequence, start + first, min(kRows, length - first), call.context_lengths[sequence] - length + first};
-    }
-    tile -= (length + kRows - 1) / kRows;
-  }
-  return {};
-}
-
-// Where the row of a token begins, in keys and in values.
-__device__ std::int64_t row_offset(const PromptCall& call, const int* table, int kv_head, int position) {
-  const std::int64_t block = table[position / kBlockTokens];
-  return ((block * call.num_kv_heads + kv_head) * kBlockTokens + position % kBlockTokens) * kDimensions;
-}
-
 // Where a vector of a row lies in a tile in shared memory: swizzled.
 __device__ std::uint32_t vec_address(std::uint32_t tile, int row, int vec) {
   return tile + static_cast<std::uint32_t>((row * kVecsPerRow + (vec ^ (row % 8))) * static_cast<int>(sizeof(Vec)));
@@ -85,7 +58,7 @@ __global__ void __launch_bounds__(kThreads) attend(PromptCall call) {
   const int warp = thread / 32;
   const int lane = thread % 32;
   const auto head = static_cast<int>(blockIdx.y);
-  const Rows rows = find_rows(call, static_cast<int>(blockIdx.x));
+  const Rows rows = find_rows(call, kRows, static_cast<int>(blockIdx.x));
   if (rows.count == 0) {
     return;
   }

@@ -43,27 +43,6 @@ constexpr int kVecsPerRow = kDimensions / kVecElements;
 constexpr int kPagePanelBytes = kBlockTokens * kPanelRowBytes;  // a page's rows have the same two panels
 constexpr int kSteps = kDimensions / 16;                        // a product sums over 16 dimensions, or over 16 tokens
 
-// The rows of a thread block: `count` queries of one sequence, from `first` on; the first one's place in the context.
-struct Rows {
-  int sequence;
-  int first;
-  int count;
-  int position;
-};
-
-__device__ Rows find_rows(const PromptCall& call, int tile) {
-  for (int sequence = 0; sequence < call.num_sequences; ++sequence) {
-    const int start = call.query_starts[sequence];
-    const int length = call.query_starts[sequence + 1] - start;
-    const int first = tile * kRows;
-    if (first < length) {
-      return {sequence, start + first, min(kRows, length - first), call.context_lengths[sequence] - length + first};
-    }
-    tile -= (length + kRows - 1) / kRows;
-  }
-  return {};
-}
-
 // Begins to copy K and V of the tile's blocks, as far as there are any: four panels for each, by one thread.
 __device__ void copy_tile(const PromptCall& call, const int* table, int kv_head, int begin, int seen,
                           std::uint32_t keys, std::uint32_t barrier) {
@@ -95,7 +74,7 @@ __global__ void __launch_bounds__(kThreads) attend(PromptCall call) {
   const int warp = thread / 32;
   const int lane = thread % 32;
   const auto head = static_cast<int>(blockIdx.y);
-  const Rows rows = find_rows(call, static_cast<int>(blockIdx.x));
+  const Rows rows = find_rows(call, kRows, static_cast<int>(blockIdx.x));
   if (rows.count == 0) {
     return;
   }

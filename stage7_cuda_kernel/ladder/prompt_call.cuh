@@ -1,18 +1,14 @@
-// What no step of the prompts' ladder is about: the arguments of a call and their check.
+// What no step of the prompts' ladder is about, beside what ladder_call.cuh has: the arguments of a call and their
+// check, and which queries a thread block has.
 #pragma once
 
 #include <cmath>
 
-#include "common/cuda/model/scalars.cuh"
-#include "common/cuda/ptx.cuh"
-#include "common/cuda/runtime/launch.h"
 #include "common/paged/checks.h"
+#include "ladder_call.cuh"
 #include "prompt_ladder.h"
 
 namespace stage7 {
-
-inline constexpr int kDimensions = 128;
-inline constexpr int kBlockTokens = 16;
 
 // The arguments of every kernel.
 struct PromptCall {
@@ -55,6 +51,28 @@ inline PromptCall prompt_call(const Pages& pages, const BatchArrays& batch, cons
           .num_heads = batch.num_heads,
           .num_kv_heads = pages.shape.num_kv_heads,
           .scale = static_cast<float>(1.4426950408889634 / std::sqrt(static_cast<double>(kDimensions)))};
+}
+
+// The rows of a thread block: `count` queries of one sequence, from `first` on; the first one's place in the context.
+struct Rows {
+  int sequence;
+  int first;
+  int count;
+  int position;
+};
+
+// Those of thread block `tile`, num_rows of them if the sequence has as many; none if it has nothing to do.
+__device__ inline Rows find_rows(const PromptCall& call, int num_rows, int tile) {
+  for (int sequence = 0; sequence < call.num_sequences; ++sequence) {
+    const int start = call.query_starts[sequence];
+    const int length = call.query_starts[sequence + 1] - start;
+    const int first = tile * num_rows;
+    if (first < length) {
+      return {sequence, start + first, min(num_rows, length - first), call.context_lengths[sequence] - length + first};
+    }
+    tile -= (length + num_rows - 1) / num_rows;
+  }
+  return {};
 }
 
 // A thread block for each query head and each `rows` queries of a sequence. The host does not know the lengths, so the

@@ -26,12 +26,6 @@ namespace {
 constexpr int kThreads = 128;
 static_assert(kThreads == kDimensions);  // a thread for each dimension of the output
 
-// Where the row of a token begins, in keys and in values. The block table says where the token's block is.
-__device__ std::int64_t row_offset(const LadderCall& call, const int* table, int kv_head, int position) {
-  const std::int64_t block = table[position / kBlockTokens];
-  return ((block * call.num_kv_heads + kv_head) * kBlockTokens + position % kBlockTokens) * kDimensions;
-}
-
 // A number of each thread, combined. All threads of the thread block call it, and get the result.
 template <typename Operation>
 __device__ float over_thread_block(float own, Operation operation) {

@@ -24,18 +24,13 @@ namespace {
 constexpr int kThreads = 128;
 static_assert(kThreads == kDimensions);  // a thread for each dimension of the output
 
-using Vec = common::Vec16<Element>;  // 16 bytes: what a thread loads at once
+using Vec = common::Vec16<Element>;  // 16 bytes: what a thread moves at once
 constexpr int kVecElements = Vec::kElements;
-constexpr int kVecsPerRow = kDimensions / kVecElements;  // 16: half a warp reads a row
+constexpr int kVecsPerRow = kDimensions / kVecElements;  // 16: half a warp moves a row
 constexpr int kHalfWarps = kThreads / kVecsPerRow;
-constexpr int kUnroll = 4;    // rows that a half-warp has in flight
-constexpr int kResident = 8;  // thread blocks on a multiprocessor
+constexpr int kUnroll = 4;  // rows that a half-warp has in flight
 
-// Where the row of a token begins, in keys and in values. The block table says where the token's block is.
-__device__ std::int64_t row_offset(const LadderCall& call, const int* table, int kv_head, int position) {
-  const std::int64_t block = table[position / kBlockTokens];
-  return ((block * call.num_kv_heads + kv_head) * kBlockTokens + position % kBlockTokens) * kDimensions;
-}
+constexpr int kResident = 8;  // thread blocks on a multiprocessor
 
 __device__ Vec load_vec(const Element* row, int vec) {
   return {*reinterpret_cast<const uint4*>(row + vec * kVecElements)};

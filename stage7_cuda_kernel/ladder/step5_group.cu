@@ -25,10 +25,11 @@ namespace {
 constexpr int kThreads = 128;
 static_assert(kThreads == kDimensions);  // a thread for each dimension of the output
 
-using Vec = common::Vec16<Element>;  // 16 bytes: what a thread loads at once
+using Vec = common::Vec16<Element>;  // 16 bytes: what a thread moves at once
 constexpr int kVecElements = Vec::kElements;
-constexpr int kVecsPerRow = kDimensions / kVecElements;  // 16: half a warp reads a row
+constexpr int kVecsPerRow = kDimensions / kVecElements;  // 16: half a warp moves a row
 constexpr int kHalfWarps = kThreads / kVecsPerRow;
+
 constexpr int kResident = 4;  // thread blocks on a multiprocessor
 
 // What a thread block has found in its piece of a context, for one query.
@@ -40,12 +41,6 @@ struct Partial {
 
 // A context is cut between blocks, into as many pieces as the host says, or as it has blocks: no piece is empty.
 __device__ int num_pieces(int length, int splits) { return min(splits, (length + kBlockTokens - 1) / kBlockTokens); }
-
-// Where the row of a token begins, in keys and in values. The block table says where the token's block is.
-__device__ std::int64_t row_offset(const LadderCall& call, const int* table, int kv_head, int position) {
-  const std::int64_t block = table[position / kBlockTokens];
-  return ((block * call.num_kv_heads + kv_head) * kBlockTokens + position % kBlockTokens) * kDimensions;
-}
 
 __device__ Vec load_vec(const Element* row, int vec) {
   return {*reinterpret_cast<const uint4*>(row + vec * kVecElements)};
@@ -187,7 +182,7 @@ __global__ void __launch_bounds__(kThreads) attend(LadderCall call, int splits, 
   }
 }
 
-// The second launch: joins the pieces as a thread block joins its half-warps.
+// The second launch: joins the pieces as `attend` joins what its threads have.
 __global__ void __launch_bounds__(kThreads) merge(LadderCall call, int splits, const Partial* partials) {
   const auto thread = static_cast<int>(threadIdx.x);
   const auto head = static_cast<int>(blockIdx.x);

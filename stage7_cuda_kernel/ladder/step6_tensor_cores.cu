@@ -29,17 +29,16 @@
 namespace stage7 {
 namespace {
 
-constexpr int kWarps = 4;
-constexpr int kThreads = 32 * kWarps;
+constexpr int kThreads = 128;
+constexpr int kWarps = kThreads / 32;
 static_assert(kThreads == kDimensions);  // a thread for each dimension of the output
 
-using Vec = common::Vec16<Element>;  // 16 bytes: what a thread copies at once
+using Vec = common::Vec16<Element>;  // 16 bytes: what a thread moves at once
 constexpr int kVecElements = Vec::kElements;
-constexpr int kVecsPerRow = kDimensions / kVecElements;  // 16: half a warp copies a row
+constexpr int kVecsPerRow = kDimensions / kVecElements;  // 16: half a warp moves a row
 constexpr int kTileBytes = kBlockTokens * kVecsPerRow * static_cast<int>(sizeof(Vec));
-constexpr int kSteps = kDimensions / 16;  // a product takes 16 dimensions
-constexpr int kQueries = 8;               // columns of a product; past the group's end they are padding
-constexpr int kResident = 4;              // thread blocks on a multiprocessor
+
+constexpr int kResident = 4;  // thread blocks on a multiprocessor
 
 // What a thread block has found in its piece of a context, for one query.
 struct Partial {
@@ -50,6 +49,9 @@ struct Partial {
 
 // A context is cut between blocks, into as many pieces as the host says, or as it has blocks: no piece is empty.
 __device__ int num_pieces(int length, int splits) { return min(splits, (length + kBlockTokens - 1) / kBlockTokens); }
+
+constexpr int kSteps = kDimensions / 16;  // a product takes 16 dimensions
+constexpr int kQueries = 8;               // columns of a product; past the group's end they are padding
 
 // Where a tile begins, the part of a block that one kv head has, in keys and in values.
 __device__ std::int64_t tile_offset(const LadderCall& call, const int* table, int kv_head, int tile) {
@@ -256,7 +258,7 @@ __global__ void __launch_bounds__(kThreads, kResident) attend(LadderCall call, i
   }
 }
 
-// The second launch: joins the pieces as a thread block joins its warps.
+// The second launch: joins the pieces as `attend` joins what its threads have.
 __global__ void __launch_bounds__(kThreads) merge(LadderCall call, int splits, const Partial* partials) {
   const auto thread = static_cast<int>(threadIdx.x);
   const auto head = static_cast<int>(blockIdx.x);

@@ -35,17 +35,18 @@
 namespace stage7 {
 namespace {
 
-constexpr int kWarps = 4;
-constexpr int kThreads = 32 * kWarps;
+constexpr int kThreads = 128;
+constexpr int kWarps = kThreads / 32;
 static_assert(kThreads == kDimensions);  // a thread for each dimension of the output
 
-using Vec = common::Vec16<Element>;  // 16 bytes: what a thread copies at once
+using Vec = common::Vec16<Element>;  // 16 bytes: what a thread moves at once
 constexpr int kVecElements = Vec::kElements;
-constexpr int kVecsPerRow = kDimensions / kVecElements;  // 16: half a warp copies a row
+constexpr int kVecsPerRow = kDimensions / kVecElements;  // 16: half a warp moves a row
 constexpr int kTileBytes = kBlockTokens * kVecsPerRow * static_cast<int>(sizeof(Vec));
-constexpr int kStages = 3;    // tiles that a warp has in flight
-constexpr int kResident = 2;  // thread blocks on a multiprocessor
+constexpr int kStages = 3;  // tiles that a warp has in flight
 constexpr std::size_t kRingBytes = std::size_t{kWarps} * kStages * 2 * kTileBytes;
+
+constexpr int kResident = 2;  // thread blocks on a multiprocessor
 
 // What a thread block has found in its part of a head, for one query.
 struct Partial {
