@@ -9,11 +9,15 @@
                                                walk through: demo/, production/
   python3 tests/stage_diff.py 6 8              batching as the next step after
                                                the prefix cache, without a GPU
+  python3 tests/stage_diff.py ladder 2 3       step 3 of the ladder of kernels
+                                               as a diff against step 2
+  python3 tests/stage_diff.py ladder prompt 1 2    of the prompts' ladder
   python3 tests/stage_diff.py 3 4 --html FILE  the same as one page, side by
                                                side
   python3 tests/stage_diff.py 3 4 --size       how large it is, as git counts it
   python3 tests/stage_diff.py --check [3 4]    whether every note belongs to a
-                                               hunk, and which hunks have none
+                                               hunk, and which hunks have none:
+                                               of all neighbours, or of these
 
 The notes are paragraphs of the part "The diff" of the later stage's lesson, or
 of a section of this name in another part: of its README.md, then of the pages
@@ -31,6 +35,15 @@ looked for in lines that were added or removed, best as a whole word; if it
 stands in none of them, in the lines around and in the name of the function. A
 comment that matches nothing is an error. The files named first by such comments
 are shown first.
+
+The notes on a step of the ladder are such paragraphs outside of "The diff",
+after comments that name its file:
+
+    <!-- hunk: ladder/step3_online_softmax.cu largest -->
+
+The comment at the head of the file is its first note. That of the step before
+is no part of the diff, nor are lines that are only indented otherwise. A header
+of the folder that the step is the first to include is shown before it.
 
 The lesson is a stage's root, kernels/ and ladder/. README.md, CMakeLists.txt
 and pictures are no part of the diff, nor are lines that begin with "namespace
@@ -50,6 +63,7 @@ import re
 import shutil
 import subprocess
 import sys
+import tempfile
 import textwrap
 
 from repo import diff_check
@@ -76,6 +90,8 @@ INSTALL = ("needs markdown-it-py and pygments: sudo apt-get install python3-mark
 HUNK_HEADER = re.compile(r"^@@ -(\d+)(?:,(\d+))? \+(\d+)(?:,(\d+))? @@ ?(.*)$")
 MARKER = re.compile(r"^\s*<!--\s*hunk(?::\s*(?P<file>\S+)(?:\s+(?P<text>.*?))?|\s+end)\s*-->\s*$")
 ALMOST_MARKER = re.compile(r"^\s*<!--\s*hunks?\b")
+LADDER = "ladder/"
+LADDER_STEP = re.compile(r"(step|prompt)(\d+)_\w+\.cu")
 
 
 class DiffError(Exception):
@@ -152,11 +168,11 @@ def is_shown(name):
     return not name.endswith((".md", ".svg", ".png")) and pathlib.PurePosixPath(name).name != "CMakeLists.txt"
 
 
-def git_diff(before, after):
+def git_diff(before, after, *options):
     """git's own comparison of two files, without unchanged lines. These change what git counts, and the manifest of
     tests/repo is counted without them."""
     command = [diff_check.git_program(), "diff", "--no-index", "--no-color", "--no-ext-diff", "--no-textconv", "-U0", "-I^namespace stage",
-               "--", str(before), str(after)]
+               *options, "--", str(before), str(after)]
     result = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, check=False)
     if result.returncode not in (0, 1):
         raise DiffError("git diff failed: " + result.stderr.decode("utf-8", errors="replace").strip())
@@ -261,6 +277,31 @@ def compare(before, after):
     return cut(files)
 
 
+def head_length(lines):
+    """Of the comment at the head of a file."""
+    return next((index for index, line in enumerate(lines) if not line.startswith("//")), len(lines))
+
+
+def compare_steps(folder, before, after):
+    """A step of the ladder and an earlier one, without the comments at their heads and without what is only indented
+    otherwise; first, the headers of the ladder that the later one includes and the earlier one does not."""
+    texts = [(folder / name).read_text(encoding="utf-8").splitlines() for name in (before, after)]
+    included = [dict.fromkeys(re.findall(r'^#include "([^"/]+)"', "\n".join(lines), re.MULTILINE)) for lines in texts]
+    files = [File(LADDER + name, "new", [whole_file(folder / LADDER / name, "+")], paths=(None, folder / LADDER / name))
+             for name in included[1] if name not in included[0]]
+    heads = [head_length(lines) for lines in texts]
+    bodies = [lines[head:] for lines, head in zip(texts, heads)]
+    with tempfile.TemporaryDirectory() as temporary:
+        paths = [pathlib.Path(temporary, name) for name in ("before.cu", "after.cu")]
+        for path, lines in zip(paths, bodies):
+            path.write_text("\n".join(lines) + "\n", encoding="utf-8")
+        hunks = join_runs(parse_runs(git_diff(*paths, "--ignore-all-space", "--histogram")), bodies[1])
+    for line in {id(line): line for hunk in hunks for line in hunk.lines}.values():
+        line.old += heads[0] if line.old else 0
+        line.new += heads[1] if line.new else 0
+    return cut([*files, File(after, "changed", hunks, paths=(folder / before, folder / after))])
+
+
 def all_new(folder):
     """The files of a folder that is compared with nothing."""
     names = sorted(filter(is_shown, diff_check.list_files(folder)), key=order_key)
@@ -303,13 +344,22 @@ def diff_lines(readme):
     return found
 
 
-def read_notes(readme, where="README.md"):
+def other_lines(readme):
+    """[(number, line)] of all other parts."""
+    numbers = {number for number, _ in diff_lines(readme)}
+    return [(number, line) for number, line in enumerate(readme.split("\n"), start=1) if number not in numbers]
+
+
+def read_notes(readme, where="README.md", of_steps=False):
+    """of_steps: on steps of the ladder."""
     notes, current, fenced = [], None, False
-    for number, line in diff_lines(readme):
+    for number, line in other_lines(readme) if of_steps else diff_lines(readme):
         if line.lstrip().startswith("```"):
             fenced = not fenced
         marker = None if fenced else MARKER.match(line)
-        if marker and marker.group("file"):
+        if of_steps and not fenced and ALMOST_MARKER.match(line) and LADDER not in line:
+            current = None
+        elif marker and marker.group("file"):
             if current is None or current.text.strip():
                 current = Note([], "", where)
                 notes.append(current)
@@ -322,7 +372,7 @@ def read_notes(readme, where="README.md"):
         elif current is not None:
             current.text += line + "\n"
     for note in notes:
-        note.text = note.text.strip()
+        note.text = re.sub(r"<!-- figures:.*?-->", "", note.text, flags=re.DOTALL).strip()
         if not note.text:
             raise DiffError(f"{where}:{note.markers[0][0]}: no paragraph follows this hunk comment")
     return notes
@@ -381,6 +431,12 @@ class Pair:
     num_notes: int
     are_apart: bool = False  # not neighbours
     left_out: str = ""  # what is not shown although it belongs to the lesson, and why
+    ladder: str = ""  # the stage whose ladder's steps these are
+
+    def core_hunks(self):
+        """[(file, hunk)]: those that a note is missed on."""
+        return [(file, hunk) for file in self.files for hunk in file.hunks
+                if self.ladder or file.is_core() and file.name != "main.cpp"]
 
     def size(self):
         files = [file for file in self.files if file.is_lesson()]
@@ -400,7 +456,7 @@ class Pair:
             self.files = found
         elif not with_all:
             self.files = [file for file in self.files if file.is_lesson()]
-            if self.are_apart and any(map(is_for_gpu, self.files)):
+            if self.are_apart and not self.ladder and any(map(is_for_gpu, self.files)):
                 self.files = [file for file in self.files if not is_for_gpu(file)]
                 self.left_out = "What only a GPU needs is left out: gpu_runner.h, kernels/. With --all it is shown."
 
@@ -456,6 +512,65 @@ def read_pair(root, before, after):
         for file in files:
             drop_older_notes(file, notes)
     return Pair(before, after, title, files, errors, num_notes, len(lessons) > 1)
+
+
+def ladder_folder(root):
+    """The stage that has the ladder, or None."""
+    return next((root / stage for stage in diff_check.find_stages(root) if (root / stage / LADDER).is_dir()), None)
+
+
+def ladder_steps(folder, kind):
+    """{number: file}; kind: "step" or "prompt"."""
+    found = {path.name: LADDER_STEP.fullmatch(path.name) for path in (folder / LADDER).glob(kind + "*.cu")}
+    return {int(match.group(2)): LADDER + name for name, match in sorted(found.items()) if match}
+
+
+def ladder_neighbours(root):
+    """[(kind, number, number)]"""
+    folder = ladder_folder(root)
+    steps = [(kind, sorted(ladder_steps(folder, kind))) for kind in ("step", "prompt")] if folder else []
+    return [(kind, *pair) for kind, numbers in steps for pair in zip(numbers, numbers[1:])]
+
+
+def ladder_notes(folder):
+    return [note for path in lesson_pages(folder)
+            for note in read_notes(path.read_text(encoding="utf-8"), f"{folder.name}/{path.name}", of_steps=True)]
+
+
+def head_note(file):
+    """The comment at the head of a step's file: its reasons and figures."""
+    lines = file.paths[1].read_text(encoding="utf-8").splitlines()
+    lines = [line[3:] for line in lines[:head_length(lines)]]
+    text = "\n".join(lines) + "\n"
+    text = re.sub(r"(?m)((?:^    .*\n)+)", lambda drawing: f"```\n{textwrap.dedent(drawing.group(1))}```\n", text)
+    return Note([], text.strip(), places=[file])
+
+
+def read_steps(root, kind, before, after):
+    """Between neighbours, every note on the later step's files has to find its hunk."""
+    folder = ladder_folder(root)
+    steps = ladder_steps(folder, kind)
+    files = compare_steps(folder, steps[before], steps[after])
+    names = [file.name for file in files]
+    notes, errors = [], []
+    try:
+        notes = [dataclasses.replace(note, markers=own) for note in ladder_notes(folder)
+                 if (own := [marker for marker in note.markers if marker[1] in names])]
+    except DiffError as error:
+        errors.append(str(error))
+    _, more = attach(files, notes)  # which would put the files into the notes' order
+    are_apart = sorted(steps).index(after) - sorted(steps).index(before) > 1
+    files[-1].notes.insert(0, head_note(files[-1]))
+    title = ("The prompts' ladder" if kind == "prompt" else "The ladder") + f", step {after}"
+    return Pair(*(pathlib.PurePath(steps[number]).name for number in (before, after)), title, files,
+                errors + ([] if are_apart else more), len(notes), are_apart, ladder=folder.name)
+
+
+def stray_ladder_notes(root):
+    """Errors: notes on files that no step's diff shows."""
+    shown = {file.name for pair in ladder_neighbours(root) for file in read_steps(root, *pair).files}
+    return [f"{note.where}:{number}: {name} is no step of the ladder after another"
+            for note in (ladder_notes(ladder_folder(root)) if shown else []) for number, name, _ in note.markers if name not in shown]
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -884,7 +999,7 @@ closed opens with a click.{no_notes}</p>
 def page(pair, root, html_file):
     if markup is None:
         raise DiffError(f"--html {INSTALL}")
-    folder = root / pair.after
+    folder = root / (pair.ladder or pair.after)
 
     def is_elsewhere(target):
         return re.match(r"[a-z]+:", target) or target.startswith("#")
@@ -920,6 +1035,24 @@ def page(pair, root, html_file):
 # The program
 
 
+def find_steps(root, words):
+    """(kind, number, number) and the words after them; words: those after `ladder`."""
+    kind, words = ("prompt", words[1:]) if words[:1] == ["prompt"] else ("step", words)
+    folder = ladder_folder(root)
+    if folder is None:
+        raise DiffError("no stage has a ladder")
+    numbers = sorted(ladder_steps(folder, kind))
+    if len(words) < 2:
+        raise UsageError("two steps are compared: python3 tests/stage_diff.py ladder 2 3")
+    for word in words[:2]:
+        if not word.isdigit() or int(word) not in numbers:
+            raise UsageError(f"there is no step '{word}'; the steps are {', '.join(map(str, numbers))}")
+    before, after = map(int, words[:2])
+    if before >= after:
+        raise UsageError("the earlier step comes first")
+    return (kind, before, after), words[2:]
+
+
 def find_pair(root, numbers):
     """The two folders."""
     stages = {int(diff_check.STAGE_FOLDER.match(name).group(1)): name for name in diff_check.find_stages(root)}
@@ -937,15 +1070,28 @@ def find_pair(root, numbers):
     return stages[chosen[0]], stages[chosen[1]]
 
 
-def check(root, pairs, log=print):
+def read_any(root, words):
+    """The pair that a command names, and the words after it."""
+    if words[:1] == ["ladder"]:
+        steps, rest = find_steps(root, words[1:])
+        return read_steps(root, *steps), rest
+    return read_pair(root, *find_pair(root, words[:2])), words[2:]
+
+
+def all_neighbours(root):
+    names = diff_check.find_stages(root)
+    yield from (read_pair(root, before, after) for before, after in zip(names, names[1:]))
+    yield from (read_steps(root, *steps) for steps in ladder_neighbours(root))
+
+
+def check(pairs, log=print):
     """Returns the errors. A hunk without a note is only reported."""
     errors = []
-    for before, after in pairs:
-        pair = read_pair(root, before, after)
+    for pair in pairs:
         errors += pair.errors
-        core = [(file, hunk) for file in pair.files if file.is_core() and file.name != "main.cpp" for hunk in file.hunks]
+        core = pair.core_hunks()
         without = [(file, hunk) for file, hunk in core if not hunk.has_note]
-        log(f"{before} -> {after}: {pair.num_notes} notes; {len(core) - len(without)} of {len(core)} core hunks have one")
+        log(f"{pair.before} -> {pair.after}: {pair.num_notes} notes; {len(core) - len(without)} of {len(core)} core hunks have one")
         if pair.num_notes:
             for file, hunk in without:
                 where = file.kind if file.kind != "changed" else f"line {hunk.first_line()}"
@@ -980,10 +1126,11 @@ class Parser(argparse.ArgumentParser):
 
 def main(arguments=None, root=ROOT):
     parser = Parser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter,
-                    usage="stage_diff.py EARLIER LATER [FILE ...] [--all] [--html FILE | --size]\n"
-                          "                     [--color WHEN], or stage_diff.py --check")
-    parser.add_argument("stages", nargs="*", metavar="STAGE", help="two stages' numbers, the earlier one first; after them,"
-                        " names of files or folders: these alone")
+                    usage="stage_diff.py [ladder [prompt]] EARLIER LATER [FILE ...]\n"
+                          "                     [--all] [--html FILE | --size] [--color WHEN],\n"
+                          "                     or stage_diff.py --check")
+    parser.add_argument("stages", nargs="*", metavar="STAGE", help="two stages' numbers, the earlier one first, or `ladder`"
+                        " and two steps'; after them, names of files or folders: these alone")
     parser.add_argument("--all", action="store_true", help="show what the lesson does not walk through as well")
     parser.add_argument("--html", type=pathlib.Path, metavar="FILE", help="write a page instead of printing")
     parser.add_argument("--size", action="store_true", help="print how large the difference is")
@@ -992,13 +1139,16 @@ def main(arguments=None, root=ROOT):
     try:
         options = parser.parse_args(arguments)
         if options.check:
-            names = diff_check.find_stages(root)
-            pairs = [find_pair(root, options.stages)] if options.stages else list(zip(names, names[1:]))
-            errors = check(root, pairs)
+            pairs = [read_any(root, options.stages)[0]] if options.stages else list(all_neighbours(root))
+            errors = check(pairs)
+            if not options.stages:
+                stray = stray_ladder_notes(root)
+                print(*(f"error: {error}\n" for error in stray), sep="", end="")
+                errors += stray
             print(f"checked the notes on {len(pairs)} {'pair' if len(pairs) == 1 else 'pairs'}, {len(errors)} errors")
             return 1 if errors else 0
-        pair = read_pair(root, *find_pair(root, options.stages[:2]))
-        pair.select(options.stages[2:], options.all)
+        pair, names = read_any(root, options.stages)
+        pair.select(names, options.all)
         if options.size:
             print(pair.size())
             return 0

@@ -1,15 +1,15 @@
 // The ladder: seven kernels for one job, decode attention over pages. Each adds one idea to the one before, and has a
-// file of its own, where all of it stands: the walk through the block table, the arithmetic, the launch. The last row
-// is the kernel of common/paged/.
+// file of its own, where all of it stands: the walk through a context, the arithmetic, the launch. What no step is
+// about is in ladder_call.cuh. The last row is the kernel of common/paged/.
 //
 // The steps serve bfloat16, head_dim 128, blocks of 16 tokens and groups of up to 8 query heads only, so that nothing
-// but the idea is in a file. Read them in order, each as its difference to the one before, in this folder:
+// but the idea is in a file. Read them in order, each as its difference to the one before:
 //
-//     git diff --no-index step2_coalesced.cu step3_online_softmax.cu
+//     python3 tests/stage_diff.py ladder 2 3
 //
-// The head of a file has bytes and flops of an example, what was measured (at a commit; the steps have not changed
-// since), and the reasons. Instructions are counted in the loops that `nvcc -cubin -arch=sm_90a` and `nvdisasm -c`
-// print, CUDA 13.0; a profiler counts a little more (LADDER.md, part 4).
+// The head of a file has bytes and flops of an example, what was measured (at a commit; the machine code has not
+// changed since), and the reasons. Instructions are counted in the loops that `nvcc -cubin -arch=sm_90a` and `nvdisasm
+// -c` print, CUDA 13.0; a profiler counts a little more (LADDER.md, part 4).
 #pragma once
 
 #include <cuda_bf16.h>

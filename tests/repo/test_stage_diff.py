@@ -325,6 +325,135 @@ class Notes(Stages):
         self.assertIn("\x1b[1mThe second\x1b[0m", out)
 
 
+class Ladder(Stages):
+    """Steps of a ladder as diffs."""
+
+    FIRST = """// Step 1: one by one.
+// Its head.
+#include "call.h"
+
+int sum(int n) {
+  int sum = 0;
+  for (int i = 0; i < n; ++i) {
+    sum += i;
+  }
+  return sum;
+}
+"""
+    SECOND = """// Step 2: by a formula,
+// if n is not negative.
+//
+//     n (n - 1) / 2
+//
+// measured: 1 us
+#include "call.h"
+#include "formula.h"
+
+int sum(int n) {
+  int sum = 0;
+  if (n > 0) {
+    for (int i = 0; i < n; ++i) {
+      sum += i;
+    }
+    sum = formula(n);
+  }
+  return sum;
+}
+"""
+    NOTES = "# The ladder\n\n### Step 2\n\n<!-- hunk: ladder/step2_formula.cu formula -->\nThe **formula**.\n\n<!-- hunk end -->\nNo note.\n"
+
+    def setUp(self):
+        super().setUp()
+        self.edit("stage2_second/README.md", "An introduction.", "See [the ladder](LADDER.md).")
+        self.write("stage2_second/LADDER.md", self.NOTES)
+        self.write("stage2_second/ladder/call.h", "struct Call {};\n")
+        self.write("stage2_second/ladder/formula.h", "int formula(int n);\n")
+        self.write("stage2_second/ladder/step1_loop.cu", self.FIRST)
+        self.write("stage2_second/ladder/step2_formula.cu", self.SECOND)
+        self.write("stage2_second/ladder/step3_copy.cu", self.SECOND.replace("sum = formula(n);", "sum = 7;"))
+        self.write("stage2_second/ladder/prompt1_x.cu", "int x = 1;\n")
+        self.write("stage2_second/ladder/prompt2_y.cu", "int x = 2;\n")
+
+    def ladder(self, *arguments):
+        status, out, error = self.run_main("ladder", *arguments)
+        self.assertEqual((status, error), (0, ""))
+        return out
+
+    def test_a_step_is_the_diff_to_the_step_before(self):
+        out = self.ladder("1", "2")
+        self.assertIn("step1_loop.cu -> step2_formula.cu: 1 file changed, 1 new: +5 -0 lines", out)
+        self.assertEqual(re.findall(r"(?m)^[+-].*$", out), ["+int formula(int n);", '+#include "formula.h"', "+  if (n > 0) {",
+                                                            "+    sum = formula(n);", "+  }"])
+        self.assertIn("── line 8\n", out)  # counted with the head
+        self.assertEqual(self.ladder("1", "2", "--size"), "1 file changed, 1 new: +5 -0 lines\n")
+
+    def test_a_new_header_stands_before_the_step(self):
+        out = self.ladder("1", "2")
+        self.assertLess(out.index("+int formula(int n);"), out.index("+  if (n > 0)"))
+        self.assertNotIn("struct Call", out)
+        self.assertNotIn("+int formula(int n);", self.ladder("2", "3"))
+        self.assertNotIn("+int formula(int n);", self.ladder("1", "2", "step2_formula"))
+
+    def test_the_head_is_the_first_note(self):
+        out = self.ladder("1", "2")
+        self.assertIn("│ Step 2: by a formula, if n is not negative.\n", out)
+        self.assertIn("│     n (n - 1) / 2\n", out)
+        self.assertNotIn("one by one", out)
+
+    def test_a_note_stands_in_the_section_of_its_step(self):
+        out = self.ladder("1", "2")
+        self.assertLess(out.index("│ The **formula**."), out.index("+    sum = formula(n);"))
+        self.assertNotIn("No note", out)
+        self.assertNotIn("The **formula**", self.ladder("2", "3"))
+        self.assertNotIn("The **formula**", self.show())
+
+    def test_steps_further_apart(self):
+        out = self.ladder("1", "3")
+        self.assertIn("+    sum = 7;", out)
+
+    def test_prompts(self):
+        out = self.ladder("prompt", "1", "2")
+        self.assertIn("The prompts' ladder, step 2", out)
+        self.assertIn("-int x = 1;\n+int x = 2;\n", out)
+
+    def test_check_counts_the_steps_and_finds_a_note_without_a_hunk(self):
+        status, out, _ = self.run_main("--check")
+        self.assertEqual(status, 0)
+        self.assertIn("step1_loop.cu -> step2_formula.cu: 1 notes; 1 of 2 core hunks have one", out)
+        self.assertIn("checked the notes on 4 pairs, 0 errors", out)
+        self.edit("stage2_second/LADDER.md", "cu formula", "cu integral")
+        self.assertEqual(self.run_main("--check", "ladder", "2", "3")[0], 0)
+        for arguments in ((), ("ladder", "1", "2")):
+            status, out, _ = self.run_main("--check", *arguments)
+            self.assertEqual(status, 1)
+            self.assertIn("stage2_second/LADDER.md:5: no hunk of ladder/step2_formula.cu contains 'integral'", out)
+        self.assert_one_error("contains 'integral'", "ladder", "1", "2")
+
+    def test_a_note_on_a_file_that_no_step_shows_fails(self):
+        for name in ("step1_loop.cu", "step9_gone.cu", "call.h"):
+            self.write("stage2_second/LADDER.md", self.NOTES.replace("step2_formula.cu formula", name))
+            status, out, _ = self.run_main("--check")
+            self.assertEqual(status, 1, name)
+            self.assertIn(f"stage2_second/LADDER.md:5: ladder/{name} is no step of the ladder after another", out)
+
+    def test_a_marker_that_is_misspelt_fails(self):
+        self.edit("stage2_second/LADDER.md", "hunk: ladder", "hunk ladder")
+        self.assertIn("LADDER.md:5: expected", self.run_main("--check", "ladder", "1", "2")[1])
+
+    def test_mistakes(self):
+        for text, arguments in (("two steps are compared", ()), ("two steps are compared", ("prompt", "1")),
+                                ("there is no step '4'; the steps are 1, 2, 3", ("1", "4")),
+                                ("there is no step '3'; the steps are 1, 2", ("prompt", "1", "3")),
+                                ("the earlier step comes first", ("2", "2"))):
+            self.assert_one_error(text, "ladder", *arguments, expected=2)
+        self.assert_one_error("no file 'call' differs between step1_loop.cu and step2_formula.cu", "ladder", "1", "2", "call")
+
+    @needs.page_packages
+    def test_a_page(self):
+        self.ladder("1", "2", "--html", str(self.root / "page.html"))
+        self.assertIn("The <strong>formula</strong>.", (self.root / "page.html").read_text(encoding="utf-8"))
+
+
 @needs.page_packages
 class Page(Stages):
     class Balanced(html.parser.HTMLParser):
@@ -439,6 +568,9 @@ class Mistakes(Stages):
     def test_a_page_that_can_t_be_written(self):
         self.assert_one_error("can't write", "1", "2", "--html", str(self.root / "no" / "page.html"))
 
+    def test_without_a_ladder(self):
+        self.assert_one_error("no stage has a ladder", "ladder", "1", "2")
+
     def test_without_git(self):
         with mock.patch("stage_diff.shutil.which", lambda name: None):
             self.assert_one_error("needs git", "1", "2")
@@ -474,6 +606,22 @@ class Repository(unittest.TestCase):
                     self.assertTrue(line.new == 0 or after_lines[line.new - 1] == line.text, (file.name, line))
                     self.assertTrue(line.old == 0 or before_lines[line.old - 1] == line.text or
                                     line.text.startswith("namespace stage"), (file.name, line))
+
+    def test_every_step_of_the_ladder_can_be_shown(self):
+        neighbours = stage_diff.ladder_neighbours(stage_diff.ROOT)
+        self.assertEqual(len(neighbours), 8)
+        for steps in neighbours:
+            pair = stage_diff.read_steps(stage_diff.ROOT, *steps)
+            self.assertEqual(pair.errors, [])
+            self.assertGreater(pair.num_notes, 0)
+            self.assertLess(len(pair.files[-1].hunks), 12)
+            list(stage_diff.print_pair(pair, stage_diff.Paint(False), 100))
+            before, after = ((stage_diff.ROOT / pair.ladder / "ladder" / name).read_text(encoding="utf-8").splitlines()
+                             for name in (pair.before, pair.after))
+            for line in [line for hunk in pair.files[-1].hunks for line in hunk.lines]:
+                self.assertTrue(line.new == 0 or after[line.new - 1] == line.text, line)
+                self.assertTrue(line.old == 0 or before[line.old - 1].split() == line.text.split(), line)
+        self.assertEqual(stage_diff.stray_ladder_notes(stage_diff.ROOT), [])
 
 
 if __name__ == "__main__":
