@@ -537,13 +537,13 @@ def ladder_notes(folder):
             for note in read_notes(path.read_text(encoding="utf-8"), f"{folder.name}/{path.name}", of_steps=True)]
 
 
-def head_note(file):
+def head_note(file, where):
     """The comment at the head of a step's file: its reasons and figures."""
     lines = file.paths[1].read_text(encoding="utf-8").splitlines()
     lines = [line[3:] for line in lines[:head_length(lines)]]
     text = "\n".join(lines) + "\n"
     text = re.sub(r"(?m)((?:^    .*\n)+)", lambda drawing: f"```\n{textwrap.dedent(drawing.group(1))}```\n", text)
-    return Note([], text.strip(), places=[file])
+    return Note([], text.strip(), where, [file])
 
 
 def read_steps(root, kind, before, after):
@@ -560,7 +560,7 @@ def read_steps(root, kind, before, after):
         errors.append(str(error))
     _, more = attach(files, notes)  # which would put the files into the notes' order
     are_apart = sorted(steps).index(after) - sorted(steps).index(before) > 1
-    files[-1].notes.insert(0, head_note(files[-1]))
+    files[-1].notes.insert(0, head_note(files[-1], f"{folder.name}/README.md"))
     title = ("The prompts' ladder" if kind == "prompt" else "The ladder") + f", step {after}"
     return Pair(*(pathlib.PurePath(steps[number]).name for number in (before, after)), title, files,
                 errors + ([] if are_apart else more), len(notes), are_apart, ladder=folder.name)

@@ -407,6 +407,20 @@ class Converter(Folder):
         text = self.page("stage2_second/diff-1-2.html")
         self.assertIn('A <a href="index.html#1-first-lines">table</a> of <a href="../code/stage2_second/table.h.html">rows</a>.', text)
 
+    def test_a_step_of_the_ladder_has_a_page_to_which_its_command_leads(self):
+        self.write("stage2_second/README.md", LESSON + "\n[The ladder](LADDER.md)\n")
+        self.write("stage2_second/LADDER.md", "# The ladder\n\n## Steps\n\n<!-- hunk: ladder/step2_b.cu two -->\nTwo, not [one](ladder/step1_a.cu).\n\n"
+                   "<!-- hunk end -->\nSee `python3 tests/stage_diff.py ladder 1 2`.\n")
+        self.write("stage2_second/ladder/step1_a.cu", "// The head.\nint one = 1;\n")
+        self.write("stage2_second/ladder/step2_b.cu", "// The next head.\nint two = 2;\n")
+        self.assertRegex(self.page("stage2_second/ladder.html"), r'<a href="ladder-1-2.html"><code>.*?</code></a>')
+        text = self.page("stage2_second/ladder-1-2.html")
+        self.assertIn("<p>The next head.</p>", text)
+        self.assertIn('Two, not <a href="../code/stage2_second/ladder/step1_a.cu.html">one</a>.', text)
+        self.assertRegex(text, r'<span class="del" data-n="-2">')
+        self.write("stage2_second/ladder/step2_b.cu", "int three = 3;\n")
+        self.assertIn("no hunk of ladder/step2_b.cu contains 'two'", self.run_main()[2])
+
     def test_widgets_if_there_are_any(self):
         self.assertNotIn("widget", self.page("index.html"))
         (self.out / "widgets").mkdir()

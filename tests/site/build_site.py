@@ -4,8 +4,8 @@
 One page for each page of Markdown that a reader of the course is sent to; beside the paragraphs of a lesson's part "The diff"
 stand the hunks that they speak of (see stage_diff.py). Stage 1, which is compared with nothing, has the same comments in its
 part "The code". A comment <!-- widget: NAME --> becomes an empty <div> for a widget, if the folder has them: its widgets/
-are made by common/cmake/site_widgets.cmake. For each pair of stages a page with the whole diff, and for each file of a
-stage, and each that a page links to, one with its code. The pages need no server and nothing from elsewhere.
+are made by common/cmake/site_widgets.cmake. For each pair of stages, and of steps of the ladder, a page with the whole diff,
+and for each file of a stage, and each that a page links to, one with its code. The pages need no server and nothing from elsewhere.
 
 It stands in tests/ because it compares stages, which nothing else may.
 """
@@ -126,6 +126,7 @@ class Site:
         text = (root / "GLOSSARY.md").read_text(encoding="utf-8") if "GLOSSARY.md" in self.by_source else ""
         self.terms = glossary.read(text)
         self.pairs = {}
+        self.ladder = {}  # the command that prints a step of the ladder: its page
         self.diff_parts = {}  # (stage, stage, file): the page that shows what changes in it
         self.tracked = set(self.list_tracked())
         self.has_widgets = (out / "widgets/widgets.js").exists()
@@ -343,6 +344,7 @@ class Site:
                              lambda term: relative(page.target, self.by_source["GLOSSARY.md"].target) + "#" + term.anchor,
                              self.widget_names(text))
         body.is_glossary = page.source == "GLOSSARY.md"
+        body.diff_pages = {command: relative(page.target, target) for command, target in self.ladder.items()}
         beside, intro = None, ""
         if page.stage:
             folder = self.stages[page.stage - 1]
@@ -445,6 +447,29 @@ class Site:
             self.write_page(part, f"From stage {start} to stage {stage}", body, stage, "", self.siblings_html(target, stage),
                             "", "diff")
 
+    def make_ladder(self):
+        """A page for each step of the ladder: its diff to the step before."""
+        for kind, before, after in stage_diff.ladder_neighbours(self.root):
+            pair = stage_diff.read_steps(self.root, kind, before, after)
+            self.errors += pair.errors
+            words = f"{'prompt ' if kind == 'prompt' else ''}{before} {after}"
+            target = f"{pair.ladder}/ladder-{words.replace(' ', '-')}.html"
+            self.ladder[f"python3 tests/stage_diff.py ladder {words}"] = target
+
+            def render(note, target=target):
+                page = self.by_source[note.where]
+                return markup.Markdown(lambda link: self.resolve_from(page, link, target),
+                                       lambda link, alt: f"<em>{html.escape(alt)}</em>").render(note.text)
+
+            notes = stage_diff.NotesToShow(pair.files)
+            body = (f"<h1>{html.escape(pair.title)}</h1>\n<p>{html.escape(pair.before)} → {html.escape(pair.after)}: "
+                    f"{html.escape(pair.size())}, without the comments at their heads and what is only indented otherwise.</p>\n")
+            for file in pair.files:
+                stage_diff_colour(file)
+                body += walk.file_html(file, notes, render, self.code_link(target, pair.ladder, file), [])
+            stage = self.stages.index(pair.ladder) + 1
+            self.write_page(target, pair.title, body, stage, "", self.siblings_html(target, stage), "", "diff")
+
     def resolve_from(self, page, link, target):
         """A link of a page's note, seen from another page of the same folder."""
         found = self.resolve(page, link)
@@ -521,6 +546,7 @@ class Site:
         for stage in range(1, len(self.stages) + 1):
             for before, after, start in self.diffs_of(stage):
                 self.make_diff(before, after, start, stage)
+        self.make_ladder()
         for page in self.pages:
             self.make_lessons(page)
         for stage in self.stages:

@@ -87,6 +87,7 @@ class Lesson(markup.Markdown):
         self.sections = []
         self.box = None  # the kind of the blockquote that is open
         self.is_glossary = False
+        self.diff_pages = {}  # a command that prints a diff: the address of the page with it
 
     # Rules of the renderer.
 
@@ -129,7 +130,7 @@ class Lesson(markup.Markdown):
         # The command of a milestone, which is a paragraph.
         if self.box == "milestone" and len(tokens) == 1 and content.startswith("python3 "):
             return f'<span class="do">{code}{copy_button()}</span>'
-        return code
+        return f'<a href="{self.diff_pages[content]}">{code}</a>' if content in self.diff_pages else code
 
     def blockquote_open(self, tokens, index, *_):
         first = next((token.content for token in tokens[index:] if token.type == "inline"), "")
