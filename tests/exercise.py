@@ -29,6 +29,7 @@ page's code is there in its folder.
 
 import argparse
 import concurrent.futures
+import contextlib
 import dataclasses
 import difflib
 import json
@@ -39,7 +40,9 @@ import shlex
 import shutil
 import subprocess
 import sys
+import tempfile
 import textwrap
+import threading
 import time
 
 try:
@@ -53,7 +56,8 @@ ROOT = pathlib.Path(__file__).resolve().parent.parent
 EXERCISES = pathlib.Path("tests/exercises")
 BUILD = "build-exercise"
 PROGRESS = ".progress.json"
-TEST_TIMEOUT_SECONDS = 120
+TEST_TIMEOUT_SECONDS = 60  # a machine that does nothing else takes at most a third of it
+MAX_TEST_GIGABYTES = 2
 SKIPPED = 77  # the exit status of a test program that could not try everything
 NOT_COPIED = ("README.md", "CMakeLists.txt")
 HINTS = (("idea", "The idea"), ("code", "In pseudo-code"), ("pitfall", "The pitfall"))
@@ -417,6 +421,45 @@ def run(command, timeout=None, environment=None, cwd=ROOT):
     return result.returncode, result.stdout.decode("utf-8", errors="replace")
 
 
+def resident_bytes(pid):
+    """The memory that a process takes; 0 where the system does not say."""
+    try:
+        pages = int(pathlib.Path(f"/proc/{pid}/statm").read_text(encoding="ascii").split()[1])
+    except (OSError, IndexError):  # not Linux, or it has just ended
+        return 0
+    return pages * os.sysconf("SC_PAGE_SIZE")
+
+
+def run_limited(command, seconds, gigabytes, environment=None, cwd=ROOT):
+    """As run(), but a program that takes too long, or too much memory, is killed: then there is no exit status, and the
+    output is one line that says which. (A loop without an end would take all of the machine's memory before its time is
+    up.)"""
+    with tempfile.TemporaryFile() as output:
+        try:
+            process = subprocess.Popen([str(word) for word in command], cwd=cwd, env=dict(os.environ, **(environment or {})),
+                                       stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT)
+        except OSError as error:
+            raise ExerciseError(f"{command[0]} can't be run: {error.strerror}") from error
+        limit = ""
+        try:
+            end = time.monotonic() + seconds
+            while process.poll() is None and not limit:
+                if time.monotonic() > end:
+                    limit = f"did not end within {seconds} s"
+                elif resident_bytes(process.pid) > gigabytes * 1e9:
+                    limit = f"took more than {gigabytes} GB"
+                else:
+                    with contextlib.suppress(subprocess.TimeoutExpired):
+                        process.wait(0.05)
+        finally:
+            process.kill()
+            process.wait()
+        if limit:
+            return None, limit
+        output.seek(0)
+        return process.returncode, output.read().decode("utf-8", errors="replace")
+
+
 def test_cases(path):
     """Names of the test cases that a source of tests/ defines."""
     text = path.read_text(encoding="utf-8")
@@ -495,12 +538,14 @@ class Build:
         return run(command + (["--", "-k", "0"] if keep_going else []))
 
     def run_case(self, program, case, environment=None):
-        """(passed, output). Raises ExerciseError where there is no such test or it was skipped."""
+        """(passed, output); of a test that was killed, the output is the limit that it did not keep. Raises ExerciseError
+        where there is no such test or it was skipped."""
         name = re.sub(r"([\\,\[\]~\"*])", r"\\\1", case)
-        status, output = run([self.folder / "tests" / program, name], TEST_TIMEOUT_SECONDS,
-                             {"CUDA_VISIBLE_DEVICES": "", "NO_COLOR": "1", **(environment or {})}, self.folder / "tests")
+        status, output = run_limited([self.folder / "tests" / program, name], TEST_TIMEOUT_SECONDS, MAX_TEST_GIGABYTES,
+                                     {"CUDA_VISIBLE_DEVICES": "", "NO_COLOR": "1", **(environment or {})},
+                                     self.folder / "tests")
         if status is None:
-            return False, f"it did not end in {TEST_TIMEOUT_SECONDS} seconds"
+            return False, output
         if "No test cases matched" in output or "No tests ran" in output:
             raise ExerciseError(f'{program} has no test case "{case}"')
         if status == SKIPPED:
@@ -509,8 +554,9 @@ class Build:
 
 
 # What it means when a check in one of Eigen's headers fails.
-NAN = ("nan: a slot or shared memory was read before it was written (tests fill both with NaN), or it is -inf minus -inf "
-       "(a piece without tokens), or a number overflowed.")
+NAN = ("nan: a slot or shared memory was read before it was written, or before its copy had ended (tests fill both with "
+       "NaN), or it is -inf minus -inf (a piece without tokens), or a number overflowed.")
+NO_EXPRESSION = "{Unknown expression after the reported line}"  # Catch2's, where a check did not get to its end
 EIGEN_CHECKS = {
     "Block": "because a row, column, head, tail or block reaches beyond its matrix",
     "VectorBlock": "because a segment, head or tail reaches beyond its vector",
@@ -524,8 +570,13 @@ EIGEN_CHECKS = {
 }
 
 
+LIMIT = re.compile(r"did not end within \d+ s|took more than \d+ GB")
+
+
 def essence(output):
     """The part of a failed test's output to read first: the TODO that was called, or the first failure."""
+    if LIMIT.fullmatch(output):
+        return [f"The test {output}, and was stopped: look for a loop that does not end."]
     # A kernel's message begins with the thread that it comes from.
     todo = re.search(r"^\s*(?:block \(.*\), thread \d+: )?(TODO \d+: .*(?:\n(?!\s*$|=====|-----).*)*)", output, re.MULTILINE)
     if todo:
@@ -552,7 +603,8 @@ def essence(output):
         return [f"Memory has been overwritten: something wrote outside its array ({overwritten.group(1)})"]
     failure = re.search(r"^.*FAILED:\s*\n((?:.*\n)*?)(?=\s*\n(?:\S|$)|====|----|\Z)", output, re.MULTILINE)
     lines = (failure.group(1) if failure else output[-1500:]).rstrip().split("\n")
-    lines = [line.rstrip() for line in lines if line.strip() and not set(line.strip()) <= set("=.-~")]
+    lines = [line.rstrip() for line in lines if line.strip() and not set(line.strip()) <= set("=.-~")
+             and line.strip() != NO_EXPRESSION]
     return [line if len(line) <= 160 else line[:157] + "..." for line in lines[:12]]
 
 
@@ -757,10 +809,25 @@ def test_milestone(root, exercise, milestone, build, progress):
         return False
     first = None
     num_passed = 0
+    stopped = threading.Event()  # a test had to be: others would probably not end either
+
+    def attempt(pair):
+        if stopped.is_set():
+            return None
+        passed, output = build.run_case(*pair)
+        if LIMIT.fullmatch(output):
+            stopped.set()
+        return passed, output
+
     with concurrent.futures.ThreadPoolExecutor(build.jobs) as pool:
-        for (program, case), (passed, output) in zip(selected, pool.map(lambda pair: build.run_case(*pair), selected)):
+        for (program, case), result in zip(selected, pool.map(attempt, selected)):
+            if result is None:
+                print(f"  {PAINT('not tried', 'dim')}  {case}")
+                continue
+            passed, output = result
             num_passed += passed
-            print(f"  {PAINT('ok ', 'green') if passed else PAINT('red', 'red')}  {case}", flush=True)
+            limit = f" ({output})" if LIMIT.fullmatch(output) else ""
+            print(f"  {PAINT('ok ', 'green') if passed else PAINT('red', 'red')}  {case}{limit}", flush=True)
             if not passed and first is None:
                 first = (program, case, output)
     if first is None:
@@ -771,6 +838,7 @@ def test_milestone(root, exercise, milestone, build, progress):
         return True
     program, case, output = first
     progress["passed"] = [number for number in progress["passed"] if number != milestone.number]
+    is_new = milestone.number not in progress["red"]
     progress["red"] = sorted({*progress["red"], milestone.number})
     print(f"\n  {num_passed} of {len(selected)} pass. The first that does not: {PAINT(case, 'bold')}")
     for line in essence(output):
@@ -778,16 +846,17 @@ def test_milestone(root, exercise, milestone, build, progress):
     missing = still_blank(root, exercise, milestone)
     if len(missing) > 1 and "TODO " in output:
         print(wrapped(f"Not written yet, {len(missing)} functions: {', '.join(missing)}", "  "))
-    if re.search(r"\bnan\b", " ".join(essence(output))):
-        print(f"  {NAN}")
+    if re.search(r"\bnan\b(?! was written)", " ".join(" ".join(essence(output)).split())):
+        print(wrapped(NAN, "  "))
     if failed_at(output):
-        after = "After this line" if "Unknown expression after the reported line" in output else "Line"
+        after = "After this line" if NO_EXPRESSION in output else "Line"
         print(f"  {after} of the test: {failed_at(output)}")
     if milestone.optional:
         print("\n  This milestone is optional" + (": your stage has all that the lesson asks for."
                                                 if all_required(exercise, progress) else "."))
     print("\n  What to write:")
-    print(wrapped(milestone.task, "    "))
+    if is_new:  # later the reader knows it, and it would push the message out of sight
+        print(wrapped(milestone.task, "    "))
     for line in where_to_write(exercise, milestone):
         print(f"      {line}")
     if failed_at(output) and milestone.number > 1:

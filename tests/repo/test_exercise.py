@@ -7,6 +7,7 @@ import contextlib
 import io
 import pathlib
 import re
+import sys
 import tempfile
 import unittest
 from unittest import mock
@@ -308,6 +309,57 @@ class Commands(Course):
         self.assertIn("Not written yet, 2 functions: sum, add\n", message('TODO(1, "x: y");TODO(2, "sum: z"); TODO(2, "add:"\n"x");'))
         self.assertNotIn("Not written yet", message('TODO(2, "add: add");'))
 
+    def test_a_test_that_has_to_be_stopped_is_named_and_none_is_started_after_it(self):
+        started = []
+
+        class Build:
+            jobs = 1
+            def select(self, *_): return [("program", case) for case in ("fails", "loops", "later")]
+            def build(self, *_): return 0, ""
+            def run_case(self, _, case):
+                started.append(case)
+                return False, {"fails": "a.cpp:3: FAILED:\n  CHECK( a )\n\n", "loops": "did not end within 60 s"}[case]
+
+        self.succeed("2")
+        output = io.StringIO()
+        with contextlib.redirect_stdout(output):
+            exercise.test_milestone(self.root, self.exercise(), self.exercise().milestones[0], Build(), {"passed": [], "red": []})
+        self.assertEqual(started, ["fails", "loops"])
+        self.assertIn("  red  loops (did not end within 60 s)\n  not tried  later\n", output.getvalue())
+
+    def test_the_task_is_shown_at_the_first_failure(self):
+        class Build:
+            jobs = 1
+            def select(self, *_): return [("program", "case")]
+            def build(self, *_): return 0, ""
+            def run_case(self, *_): return False, "a.cpp:3: FAILED:\n  CHECK( a )\n\n"
+
+        self.succeed("2")
+        progress = {"passed": [], "red": []}
+        shown = []
+        for _ in range(2):
+            output = io.StringIO()
+            with contextlib.redirect_stdout(output):
+                exercise.test_milestone(self.root, self.exercise(), self.exercise().milestones[0], Build(), progress)
+            self.assertIn("What to write:", output.getvalue())
+            self.assertIn("my_stage2/sum.cpp: sum\n", output.getvalue())
+            shown.append("Add all values." in output.getvalue())
+        self.assertEqual(shown, [True, False])
+
+    def test_not_a_number_is_explained_unless_it_was_to_stay(self):
+        class Build:
+            jobs = 1
+            def select(self, *_): return [("program", "case")]
+            def build(self, *_): return 0, ""
+            def run_case(self, *_): return False, f"a.cpp:3: FAILED:\n  {message}\n\n"
+
+        self.succeed("2")
+        for message, is_explained in (("3 of 4 differ: nan", True), ("it must stay as it was; nan was\nwritten", False)):
+            output = io.StringIO()
+            with contextlib.redirect_stdout(output):
+                exercise.test_milestone(self.root, self.exercise(), self.exercise().milestones[0], Build(), {"passed": [], "red": []})
+            self.assertEqual("before it was written" in output.getvalue(), is_explained)
+
     def test_a_milestone_that_was_red_is_not_introduced_as_if_it_were_new(self):
         red = set()  # the milestones whose test fails
 
@@ -376,6 +428,32 @@ class Commands(Course):
         self.assertEqual([line for line in out.getvalue().splitlines() if len(line) > 80], [])
 
 
+class Limits(unittest.TestCase):
+    """Of a test program: a learner's loop may have no end."""
+
+    def run_python(self, text, seconds, gigabytes):
+        return exercise.run_limited([sys.executable, "-c", text], seconds, gigabytes)
+
+    def test_what_ends_is_as_it_was(self):
+        self.assertEqual(self.run_python("print('x'); raise SystemExit(3)", 60, 2), (3, "x\n"))
+
+    def test_what_does_not_end_is_stopped(self):
+        self.assertEqual(self.run_python("while True: pass", 1, 2), (None, "did not end within 1 s"))
+
+    @unittest.skipUnless(pathlib.Path("/proc/self/statm").exists(), "the system does not say what a process takes")
+    def test_what_takes_ever_more_memory_is_stopped(self):
+        loop = "import time\na = []\nwhile len(a) < 500:\n  a.append(b'x' * 2**20); time.sleep(0.01)"
+        self.assertEqual(self.run_python(loop, 60, 0.1), (None, "took more than 0.1 GB"))
+
+    def test_a_program_that_is_not_there_is_an_error(self):
+        with self.assertRaisesRegex(exercise.ExerciseError, "nowhere can't be run"):
+            exercise.run_limited(["/nowhere"], 1, 1)
+
+    def test_the_message_says_which_limit(self):
+        for limit in ("did not end within 60 s", "took more than 2 GB"):
+            self.assertEqual(exercise.essence(limit), [f"The test {limit}, and was stopped: look for a loop that does not end."])
+
+
 class Output(unittest.TestCase):
     def test_a_todo_is_the_essence(self):
         lines = exercise.essence("""-----
@@ -402,6 +480,9 @@ test.cpp:4: FAILED:
   CHECK( c )
 """)
         self.assertEqual(lines, ["  CHECK( a == b )", "with expansion:", "  1 == 2"])
+        lines = exercise.essence("test.cpp:3: FAILED:\n  {Unknown expression after the reported line}\n"
+                                 "due to unexpected exception with message:\n  no room\n\n")
+        self.assertEqual(lines, ["due to unexpected exception with message:", "  no room"])
 
     def test_a_check_of_eigen_is_named(self):
         lines = exercise.essence("a: /usr/include/Dense:27: void f(): Assertion `rows() == other.rows()' failed.\n\n"
@@ -433,7 +514,7 @@ due to a fatal error condition:
         self.assertEqual(exercise.failed_at("-----\n../tests/stages/t.cpp:12: FAILED:\n  CHECK( a == b )\n"),
                          "tests/stages/t.cpp:12")
         self.assertEqual(exercise.failed_at("/a/tests/t.cpp:7: FAILED:\ndue to unexpected exception:\n  TODO 2: f: …\n"), "")
-        self.assertEqual(exercise.failed_at("it did not end in 120 seconds"), "")
+        self.assertEqual(exercise.failed_at("did not end within 60 s"), "")
 
     def test_overwritten_memory_is_named(self):
         lines = exercise.essence("malloc(): invalid size (unsorted)\n-----\na test\n")
