@@ -9,9 +9,11 @@
 #include <cstdint>
 #include <cstring>
 #include <numeric>
+#include <string>
 #include <utility>
 #include <vector>
 
+#include "common/base/check.h"
 #include "common/cuda/runtime/device.h"
 #include "common/math/sampling.h"
 #include "tests/support/float8.h"
@@ -165,6 +167,47 @@ inline common::DeviceArray<std::byte> poisoned(std::int64_t elements, ScalarType
 inline bool is_poisoned(const common::DeviceArray<std::byte>& array) {
   const std::vector<std::byte> bytes = array.download();
   return std::all_of(bytes.begin(), bytes.end(), [](std::byte x) { return x == std::byte{0xFF}; });
+}
+
+// How an array is laid out, from the outside in: {"layer", 3}, {"block", 9}, {"vector", 96}. The last is of 16 bytes.
+using Extents = std::vector<std::pair<const char*, std::int64_t>>;
+
+// Empty if both are equal. Otherwise one line: the first vector that is not as expected, by its place, what is wrong
+// with it, and how many there are.
+inline std::string compare_bytes(const std::string& array, const std::vector<std::byte>& actual,
+                                 const std::vector<std::byte>& expected, const Extents& extents) {
+  constexpr std::size_t kVecBytes = 16;
+  COMMON_CHECK(actual.size() == expected.size(), "what is compared has one size");
+  const auto is_equal = [&](std::size_t vec) {
+    return std::memcmp(&actual[vec * kVecBytes], &expected[vec * kVecBytes], kVecBytes) == 0;
+  };
+  const auto is_poison = [&](const std::vector<std::byte>& bytes, std::size_t vec) {
+    return std::all_of(&bytes[vec * kVecBytes], &bytes[vec * kVecBytes] + kVecBytes,
+                       [](std::byte x) { return x == std::byte{0xFF}; });
+  };
+  const std::size_t num_vecs = actual.size() / kVecBytes;
+  std::size_t first = num_vecs;
+  std::size_t num_different = 0;
+  for (std::size_t vec = num_vecs; vec-- > 0;) {
+    if (!is_equal(vec)) {
+      first = vec;
+      ++num_different;
+    }
+  }
+  if (num_different == 0) {
+    return {};
+  }
+  std::string place;
+  auto rest = static_cast<std::int64_t>(first);
+  for (auto part = extents.rbegin(); part != extents.rend(); ++part) {
+    place = std::string(part->first) + " " + std::to_string(rest % part->second) + (place.empty() ? "" : ", ") + place;
+    rest /= part->second;
+  }
+  const char* what = is_poison(actual, first)     ? " was not written"
+                     : is_poison(expected, first) ? " must not be written"
+                                                  : " has other bytes than it should";
+  return array + ": " + place + what + "; " + std::to_string(num_different) + " of " + std::to_string(num_vecs) +
+         " vectors are wrong";
 }
 
 // What outputs are filled with before a kernel runs: large numbers, about 8e37. With a NaN, a row that must not be
