@@ -177,7 +177,7 @@ using Extents = std::vector<std::pair<const char*, std::int64_t>>;
 inline std::string compare_bytes(const std::string& array, const std::vector<std::byte>& actual,
                                  const std::vector<std::byte>& expected, const Extents& extents) {
   constexpr std::size_t kVecBytes = 16;
-  COMMON_CHECK(actual.size() == expected.size(), "what is compared has one size");
+  COMMON_CHECK(actual.size() == expected.size() && actual.size() % kVecBytes == 0, "both have as many whole vectors");
   const auto is_equal = [&](std::size_t vec) {
     return std::memcmp(&actual[vec * kVecBytes], &expected[vec * kVecBytes], kVecBytes) == 0;
   };
