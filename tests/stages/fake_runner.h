@@ -29,6 +29,8 @@ class FakeRunner : public stage::Runner {
   // The next `count` such calls throw, before they do anything or after they have done it all. Calls that copy nothing
   // do not count.
   void fail(RunnerCall call, int count = 1, bool is_done = false) { faults_[call] = {count, is_done}; }
+  // Called with each batch before it is computed.
+  void on_batch(std::function<void(const stage::RaggedBatch&)> see) { see_ = std::move(see); }
   // Called with each result before the engine gets it.
   void on_result(std::function<void(stage::StepResult&)> change) { change_ = std::move(change); }
   int calls(RunnerCall call) { return calls_[call]; }  // failed ones included
@@ -40,6 +42,9 @@ class FakeRunner : public stage::Runner {
     }
   }
   stage::StepId enqueue(const stage::RaggedBatch& batch) override {
+    if (see_) {
+      see_(batch);
+    }
     stage::StepId step;
     with_fault(RunnerCall::kEnqueue, [&] { step = inner_->enqueue(batch); });
     return step;
@@ -81,6 +86,7 @@ class FakeRunner : public stage::Runner {
   std::unique_ptr<stage::Runner> inner_;
   std::map<RunnerCall, Fault> faults_;
   std::map<RunnerCall, int> calls_;
+  std::function<void(const stage::RaggedBatch&)> see_;
   std::function<void(stage::StepResult&)> change_;
 };
 

@@ -131,7 +131,11 @@ TEST_CASE("runner: logits without a largest one end in words, not in a token") {
 }
 
 TEST_CASE("runner: a greedy token is all that is fetched, and logits only to draw from them") {
-  FakeEngine fake(small_model());
+  stage::EngineOptions options;
+  options.chunk_size = 4;
+  FakeEngine fake(small_model(), options);
+  std::vector<std::size_t> rows;  // of logits, chunk by chunk
+  fake.runner->on_batch([&](const stage::RaggedBatch& batch) { rows.push_back(batch.logits_rows.size()); });
   std::vector<std::pair<std::size_t, Eigen::Index>> fetched;  // tokens and logits, step by step
   fake.runner->on_result(
       [&](stage::StepResult& result) { fetched.emplace_back(result.tokens.size(), result.logits.size()); });
@@ -141,6 +145,8 @@ TEST_CASE("runner: a greedy token is all that is fetched, and logits only to dra
     (void)tests::run_requests(*fake.engine, std::span(&request, 1));
   }
   CHECK(fetched == std::vector<std::pair<std::size_t, Eigen::Index>>{{1, 0}, {0, small_model().config().vocab_size}});
+  // 9 tokens in chunks of 4, 4 and 1, twice: the last chunk alone needs logits.
+  CHECK(rows == std::vector<std::size_t>{0, 0, 1, 0, 0, 1});
 }
 #else
 namespace {

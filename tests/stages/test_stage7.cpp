@@ -68,6 +68,8 @@ TEST_CASE("without a GPU: the engine computes on the CPU") {
   Engine engine(small_model(), options_for(Device::kAuto, Precision::kFloat32));
   const auto completions = engine.run(std::vector{make_request(5, 7)}, [](int, common::Token) {});
   CHECK(completions[0].tokens.size() == 7);
+  CHECK(engine.timing().prefill_tokens == 5);
+  CHECK(engine.timing().decode_tokens == 6);  // the last token of a text is never computed
 }
 
 TEST_CASE("the CPU computes in float32 only") {
