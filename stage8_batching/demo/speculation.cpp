@@ -13,6 +13,7 @@
 #include <span>
 #include <stdexcept>
 #include <string>
+#include <string_view>
 #include <utility>
 #include <vector>
 
@@ -26,7 +27,7 @@
 #include "common/base/utf8.h"
 #include "common/model/chat.h"
 #include "common/model/presets.h"
-#include "make_server.h"
+#include "make_engine.h"
 #include "quoting_runner.h"
 
 namespace stage8 {
@@ -54,27 +55,35 @@ struct Sums {
   }
 };
 
+// 0 as long as there is no such counter.
+int count(const Engine& engine, std::string_view name) {
+  const std::vector<common::Counter> counters = engine.counters();
+  const auto found = std::find_if(counters.begin(), counters.end(),
+                                  [&](const common::Counter& counter) { return counter.name == name; });
+  return found == counters.end() ? 0 : static_cast<int>(found->value);
+}
+
 // Serves copies of the request, and nothing beside them. Adds up what they show, and returns their texts, one after the
 // other. salt: the last one used.
 std::vector<common::Token> serve(Engine& engine, const common::Request& request, int num_copies, int num_drafts,
                                  std::uint64_t& salt, Sums& sums) {
-  RealClock clock;
-  const std::unique_ptr<Server> server = make_server(
-      engine, {.token_budget = engine.options().chunk_size, .max_sequences = engine.options().max_sequences}, clock);
+  const int drafts_before = count(engine, "drafts");
+  const int accepted_before = count(engine, "drafts_accepted");
+  const int first = engine.num_requests();
   common::Request run = request;
   run.num_speculative_tokens = num_drafts;
   for (int copy = 0; copy < num_copies; ++copy) {
     run.sample_index = copy;
     run.cache_salt = ++salt;  // finds nothing of earlier runs, nor of the other copies
-    server->submit({.request = run});
+    engine.submit({.request = run});
   }
-  while (server->step()) {
+  while (engine.step()) {
   }
   std::vector<common::Token> texts;
   double begin = std::numeric_limits<double>::infinity();
   double end = 0.0;
-  for (int id = 0; id < num_copies; ++id) {
-    const RequestOutput& output = server->output(id);
+  for (int id = first; id < first + num_copies; ++id) {
+    const RequestOutput& output = engine.output(id);
     if (!output.error.empty()) {
       throw common::InputError(output.error);
     }
@@ -85,10 +94,8 @@ std::vector<common::Token> serve(Engine& engine, const common::Request& request,
     texts.insert(texts.end(), text.begin(), text.end());
   }
   sums.seconds += end - begin;
-  for (const common::Counter& counter : server->counters()) {
-    sums.drafts += counter.name == "drafts" ? static_cast<int>(counter.value) : 0;
-    sums.accepted += counter.name == "drafts_accepted" ? static_cast<int>(counter.value) : 0;
-  }
+  sums.drafts += count(engine, "drafts") - drafts_before;
+  sums.accepted += count(engine, "drafts_accepted") - accepted_before;
   return texts;
 }
 
@@ -243,7 +250,7 @@ void print_costs(Engine& engine, const SpeculateOptions& options) {
   constexpr int kMaxTokens = 16;
   const SequenceId sequence = engine.sequence_ids().take();
   const std::vector<common::Token> text(kContext, 1);
-  if (!engine.start(sequence, text, 0) || !engine.compute(sequence, text, true)) {
+  if (!engine.start(sequence, text, 0) || !engine.compute_tokens(sequence, text, true)) {
     throw common::InputError("the cache is too small to measure steps");
   }
   COMMON_CHECK(engine.manager().reserve(sequence, kMaxTokens), "the cache has room for a few tokens more");
@@ -312,9 +319,10 @@ common::Command& add_speculate_command(common::Program& program, SpeculateOption
           synthetic = common::Llama::synthetic(common::find_preset(options.synthetic).config, 1);
         }
         const common::Llama& model = synthetic ? *synthetic : session.model;
-        Engine engine(model, sized, std::make_unique<QuotingRunner>(make_runner(model, sized)));
-        print_texts(engine, texts, options);
-        print_costs(engine, options);
+        const std::unique_ptr<Engine> engine =
+            make_engine(model, sized, std::make_unique<QuotingRunner>(make_runner(model, sized)));
+        print_texts(*engine, texts, options);
+        print_costs(*engine, options);
       },
       {.sampling = false});
   command.option("--prompts", options.prompts,

@@ -40,7 +40,7 @@ namespace {
 const std::string kNoDifference;
 
 stage::EngineOptions options_for(stage::Device device, stage::Precision precision = stage::Precision::kFloat32) {
-  stage::EngineOptions options;
+  stage::EngineOptions options = tests::tight_options();
   options.gpu = {device, precision};
   return options;
 }
@@ -130,7 +130,7 @@ class Pair {
  private:
   static stage::EngineOptions with_block_size(stage::EngineOptions options, int block_size) {
     options.block_size = block_size;
-    options.chunk_size = 20;
+    tests::max_pass_tokens(options) = 20;
     options.num_slots = 512;
     return options;
   }
@@ -147,7 +147,7 @@ TEST_CASE("GPU: the golden prompts get the golden text, in chunks and blocks of 
   }
   for (const auto& [chunk_size, block_size] : {std::pair{256, 16}, {7, 16}, {256, 1}, {3, 5}, {1, 64}}) {
     stage::EngineOptions options = options_for(stage::Device::kGpu);
-    options.chunk_size = chunk_size;
+    tests::max_pass_tokens(options) = chunk_size;
     options.block_size = block_size;
     stage::Engine engine(bundled().llama, options);
     const std::vector<common::Completion> completions = run(engine, golden_requests());
@@ -171,13 +171,14 @@ TEST_CASE("GPU: the lesson's runner, kernel by kernel and with plain kernels, ge
                                   .num_kv_heads = config.num_kv_heads,
                                   .head_dim = config.head_dim};
   stage::EngineOptions options = options_for(stage::Device::kGpu);
-  options.chunk_size = 20;
+  tests::max_pass_tokens(options) = 20;
   options.block_size = block_size;
 #if STAGE_NUMBER == 7
-  auto runner = std::make_unique<tests::LessonRunner>(bundled().llama, shape, options.gpu, options.chunk_size);
+  auto runner =
+      std::make_unique<tests::LessonRunner>(bundled().llama, shape, options.gpu, tests::max_pass_tokens(options));
 #else
-  auto runner = std::make_unique<tests::LessonRunner>(bundled().llama, shape, options.gpu, options.chunk_size,
-                                                      options.max_sequences);
+  auto runner = std::make_unique<tests::LessonRunner>(bundled().llama, shape, options.gpu,
+                                                      tests::max_pass_tokens(options), options.scheduler.max_sequences);
 #endif
   stage::Engine engine(bundled().llama, options, std::move(runner));
   const std::vector<common::Completion> completions = run(engine, golden_requests());
@@ -464,7 +465,7 @@ TEST_CASE("GPU: float8 pages go through forks, copies on write, chunks and cache
     SKIP_TEST("there is no GPU");
   }
   stage::EngineOptions options = float8_options();
-  options.chunk_size = 20;
+  tests::max_pass_tokens(options) = 20;
   options.num_slots = 512;
   stage::Engine engine(bundled().llama, options);
   // The runner's pages, of 2 kv heads of 32 dimensions in 6 layers, have the bytes that the engine reports.
@@ -519,7 +520,7 @@ TEST_CASE("GPU: a prompt's last chunk may be shorter than the others") {
   // Short chunks are cut into smaller tiles, and may have more of them than a long chunk.
   for (const int chunk_size : {256, 257, 300, 511}) {
     stage::EngineOptions options = options_for(stage::Device::kGpu, stage::Precision::kBFloat16);
-    options.chunk_size = chunk_size;
+    tests::max_pass_tokens(options) = chunk_size;
     stage::Engine rounded(bundled().llama, options);
     stage::Engine exact(bundled().llama, options_for(stage::Device::kCpu));
     const std::vector<Token> prompt = some_tokens(chunk_size + 200, 1);

@@ -24,11 +24,11 @@
 namespace tests {
 
 inline stage::EngineOptions make_options(int num_slots, int block_size) {
-  stage::EngineOptions options;
+  stage::EngineOptions options = tight_options();
   options.num_slots = num_slots;
   options.block_size = block_size;
 #if STAGE_NUMBER >= 8
-  options.max_sequences = 1024;
+  options.scheduler.max_sequences = 1024;
 #endif
   return options;
 }
