@@ -52,6 +52,7 @@ std::vector<common::Completion> Engine::run(std::span<const common::Request> req
   } catch (...) {
     for (int id = first; id < last; ++id) {
       stop(id, common::FinishReason::kCancelled);
+      forget(id);
     }
     throw;
   }
@@ -61,6 +62,7 @@ std::vector<common::Completion> Engine::run(std::span<const common::Request> req
     completions.push_back(result.completions.empty() ? common::Completion{} : result.completions.front());
     completions.back().finish_reason = *result.finish_reason;
     completions.back().error = result.error;
+    forget(id);
   }
   return completions;
 }
@@ -107,34 +109,6 @@ void Engine::forget(int id) {
   for (; !requests_.empty() && requests_.front() == nullptr; ++num_dropped_) {
     requests_.pop_front();
   }
-}
-
-bool Engine::start(SequenceId sequence, std::span<const common::Token> tokens, std::uint64_t salt) {
-  return manager_.allocate(sequence, tokens, salt, {.use_prefix_cache = options_.prefix_cache});
-}
-
-std::optional<common::Matrix> Engine::append(SequenceId sequence, std::span<const common::Token> tokens) {
-  std::optional<StepResult> result = compute_tokens(sequence, tokens, false);
-  return result ? std::optional(std::move(result->logits)) : std::nullopt;
-}
-
-std::optional<StepResult> Engine::compute_tokens(SequenceId sequence, std::span<const common::Token> tokens,
-                                                 bool draws_tokens) {
-  COMMON_CHECK(!tokens.empty(), "nothing to append");
-  if (!manager_.reserve(sequence, static_cast<int>(tokens.size()))) {
-    return std::nullopt;
-  }
-  std::optional<StepResult> result;
-  while (!tokens.empty()) {
-    const std::size_t chunk = std::min(tokens.size(), static_cast<std::size_t>(options_.scheduler.token_budget));
-    RaggedBatch batch;
-    batch.add(manager_, sequence, tokens.first(chunk), chunk == tokens.size());
-    batch.draws_tokens = draws_tokens;
-    result = runner_->wait(forward(batch));
-    commit(batch);
-    tokens = tokens.subspan(chunk);
-  }
-  return result;
 }
 
 int Engine::context_length() const {
@@ -372,16 +346,6 @@ StepId Engine::forward(const RaggedBatch& batch) {
     kv_bytes_read_ += cache().bytes_per_slot * length;
   }
   return step;
-}
-
-void Engine::commit(const RaggedBatch& batch) {
-  for (std::size_t i = 0; i < batch.num_sequences(); ++i) {
-    if (options_.prefix_cache) {
-      manager_.commit(batch.sequences[i], batch.tokens_of(i));
-    } else {
-      manager_.commit(batch.sequences[i], batch.num_queries(i));
-    }
-  }
 }
 
 }  // namespace

@@ -63,8 +63,8 @@ class Engine {
   void on_pass(std::function<void(const RaggedBatch&)> callback) { on_pass_ = std::move(callback); }
   void on_step(std::function<void(const StepReport&)> callback) { reporter_.on_step(std::move(callback)); }
 
-  // Serves these requests, one text each, to their end. on_token is called with the request's index. Cancels them if a
-  // step throws.
+  // Serves these requests, one text each, to their end, and forgets them. on_token is called with the request's index.
+  // If a step throws, they are cancelled.
   std::vector<common::Completion> run(std::span<const common::Request> requests, const common::OnToken& on_token);
 
   // Puts the request at the end of the queue and returns its id, counted from 0. A request that can never be served is
@@ -88,33 +88,17 @@ class Engine {
   void forget(int id);
   int num_requests() const { return num_dropped_ + static_cast<int>(requests_.size()); }
 
-  // Starts a sequence with room for these tokens; the first manager().length(sequence) of them are in the cache
-  // already. Returns false and changes nothing if there is no room.
-  bool start(SequenceId sequence, std::span<const common::Token> tokens, std::uint64_t salt);
-
-  // Computes the next tokens of a live sequence, chunk by chunk, and stores their K and V. Returns the logits after the
-  // last one, [1, vocab_size]. Returns nothing and changes nothing if there are too few slots.
-  std::optional<common::Matrix> append(SequenceId sequence, std::span<const common::Token> tokens);
-  // The same; draws_tokens says whether the result is a token or the logits.
-  std::optional<StepResult> compute_tokens(SequenceId sequence, std::span<const common::Token> tokens,
-                                           bool draws_tokens);
-
   // Carries out the planned copies, then computes the tokens of the batch in one pass. Their slots must be reserved. A
   // GPU may still compute when this returns.
   StepId forward(const RaggedBatch& batch);
-  // Commits the tokens of a batch that was computed: they count towards their sequences' lengths, and full blocks are
-  // published.
-  void commit(const RaggedBatch& batch);
 
   // Why the request can never be served; empty if it can.
   virtual std::string rejection(const GenerationRequest& request) const;
 
-  const common::Llama& model() const { return model_; }
   const EngineOptions& options() const { return options_; }  // with num_slots filled in
   // Max tokens of a prompt and its reply together.
   int context_length() const;
   KvCacheManager& manager() { return manager_; }
-  SequenceIds& sequence_ids() { return sequence_ids_; }  // for all users of the manager
   const Scheduler& scheduler() const { return *scheduler_; }
   const CacheSize& cache() const { return runner_->cache(); }
   Runner& runner() { return *runner_; }

@@ -27,6 +27,7 @@
 #include "common/base/utf8.h"
 #include "common/model/chat.h"
 #include "common/model/presets.h"
+#include "lone_sequences.h"
 #include "make_engine.h"
 #include "quoting_runner.h"
 
@@ -248,12 +249,13 @@ void print_costs(Engine& engine, const SpeculateOptions& options) {
   constexpr int kContext = 128;
   constexpr int kSteps = 16;
   constexpr int kMaxTokens = 16;
-  const SequenceId sequence = engine.sequence_ids().take();
+  constexpr SequenceId kSequence = 0;  // all requests have ended
+  LoneSequences sequences(engine);
   const std::vector<common::Token> text(kContext, 1);
-  if (!engine.start(sequence, text, 0) || !engine.compute_tokens(sequence, text, true)) {
+  if (!sequences.start(kSequence, text, 0) || !sequences.append(kSequence, text)) {
     throw common::InputError("the cache is too small to measure steps");
   }
-  COMMON_CHECK(engine.manager().reserve(sequence, kMaxTokens), "the cache has room for a few tokens more");
+  COMMON_CHECK(engine.manager().reserve(kSequence, kMaxTokens), "the cache has room for a few tokens more");
   common::Table table({"tokens in a step", "time", "each beyond the first"});
   const bool can_run_ahead = engine.runner().is_asynchronous();
   const auto seconds_of = [&](int count, bool runs_ahead) {
@@ -261,7 +263,7 @@ void print_costs(Engine& engine, const SpeculateOptions& options) {
     StepId last;
     for (int step = 0; step < kSteps; ++step) {
       RaggedBatch batch;
-      batch.add(engine.manager(), sequence, std::span(text).first(static_cast<std::size_t>(count)), false);
+      batch.add(engine.manager(), kSequence, std::span(text).first(static_cast<std::size_t>(count)), false);
       batch.logits_rows.resize(static_cast<std::size_t>(count));
       std::iota(batch.logits_rows.begin(), batch.logits_rows.end(), 0);
       const StepId before = last;
@@ -293,8 +295,7 @@ void print_costs(Engine& engine, const SpeculateOptions& options) {
     table.add_row({std::to_string(count), common::format("%.2f", seconds / unit),
                    count == 1 ? "" : common::format("%.2f", (seconds - single) / unit / (count - 1))});
   }
-  engine.manager().free(sequence);
-  engine.sequence_ids().give_back(sequence);
+  engine.manager().free(kSequence);
   std::cout << "\n" << table.to_string();
 }
 

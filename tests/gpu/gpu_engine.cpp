@@ -135,8 +135,8 @@ class Pair {
     return options;
   }
 
-  stage::Engine cpu_;
-  stage::Engine gpu_;
+  tests::SequenceEngine cpu_;
+  tests::SequenceEngine gpu_;
 };
 
 }  // namespace
@@ -149,7 +149,7 @@ TEST_CASE("GPU: the golden prompts get the golden text, in chunks and blocks of 
     stage::EngineOptions options = options_for(stage::Device::kGpu);
     tests::max_pass_tokens(options) = chunk_size;
     options.block_size = block_size;
-    stage::Engine engine(bundled().llama, options);
+    tests::SequenceEngine engine(bundled().llama, options);
     const std::vector<common::Completion> completions = run(engine, golden_requests());
     for (std::size_t i = 0; i < completions.size(); ++i) {
       CAPTURE(chunk_size, block_size, golden_cases()[i].prompt, completions[i].error);
@@ -180,7 +180,7 @@ TEST_CASE("GPU: the lesson's runner, kernel by kernel and with plain kernels, ge
   auto runner = std::make_unique<tests::LessonRunner>(bundled().llama, shape, options.gpu,
                                                       tests::max_pass_tokens(options), options.scheduler.max_sequences);
 #endif
-  stage::Engine engine(bundled().llama, options, std::move(runner));
+  tests::SequenceEngine engine(bundled().llama, options, std::move(runner));
   const std::vector<common::Completion> completions = run(engine, golden_requests());
   for (std::size_t i = 0; i < completions.size(); ++i) {
     CAPTURE(block_size, golden_cases()[i].prompt, completions[i].error);
@@ -237,7 +237,7 @@ TEST_CASE("GPU: a pool that is too small for all, and a warm cache, change no te
     stage::EngineOptions options = options_for(stage::Device::kGpu);
     options.num_slots = 400;
     options.prefix_cache = prefix_cache;
-    stage::Engine engine(bundled().llama, options);
+    tests::SequenceEngine engine(bundled().llama, options);
     for (int round = 0; round < 2; ++round) {
       const tests::EngineRun result = tests::run_requests(engine, requests);
       for (std::size_t i = 0; i < requests.size(); ++i) {
@@ -359,10 +359,10 @@ TEST_CASE("GPU: in bfloat16 the logits are close, from a prompt and token by tok
   // 8 bits: a rounding changes a number by 2^-9 of it at most. Six layers round what ends in a logit some 60 times,
   // with errors of either sign, which grow as the square root of their number: 2^-9 * 8 of logits of about 15.
   constexpr float kTolerance = 0.25F;
-  stage::Engine exact(bundled().llama, options_for(stage::Device::kCpu));
-  stage::Engine rounded(bundled().llama, options_for(stage::Device::kGpu, stage::Precision::kBFloat16));
+  tests::SequenceEngine exact(bundled().llama, options_for(stage::Device::kCpu));
+  tests::SequenceEngine rounded(bundled().llama, options_for(stage::Device::kGpu, stage::Precision::kBFloat16));
   for (const tests::GoldenCase& golden : golden_cases()) {
-    for (stage::Engine* const engine : {&exact, &rounded}) {
+    for (tests::SequenceEngine* const engine : {&exact, &rounded}) {
       REQUIRE(engine->start(0, golden.prompt_tokens, 0));
     }
     std::span<const Token> tokens = golden.prompt_tokens;
@@ -384,12 +384,12 @@ TEST_CASE("GPU: how far K and V, or weights, in float8 move the next token (stag
   if (!common::has_cuda_device()) {
     SKIP_TEST("there is no GPU");
   }
-  stage::Engine exact(bundled().llama, options_for(stage::Device::kGpu));
-  stage::Engine half(bundled().llama, options_for(stage::Device::kGpu, stage::Precision::kBFloat16));
-  stage::Engine narrow(bundled().llama, float8_options());
+  tests::SequenceEngine exact(bundled().llama, options_for(stage::Device::kGpu));
+  tests::SequenceEngine half(bundled().llama, options_for(stage::Device::kGpu, stage::Precision::kBFloat16));
+  tests::SequenceEngine narrow(bundled().llama, float8_options());
   stage::EngineOptions with_weights = options_for(stage::Device::kGpu, stage::Precision::kBFloat16);
   with_weights.gpu.weights = stage::WeightType::kFloat8;
-  stage::Engine weights(bundled().llama, with_weights);
+  tests::SequenceEngine weights(bundled().llama, with_weights);
   const auto log_probability = [](const Matrix& logits, Token token) {
     const Eigen::ArrayXXd shifted = (logits.array() - logits.maxCoeff()).cast<double>();
     return shifted(0, token) - std::log(shifted.exp().sum());
@@ -415,7 +415,7 @@ TEST_CASE("GPU: how far K and V, or weights, in float8 move the next token (stag
   double num_tokens = 0.0;
   for (const tests::GoldenCase& golden : golden_cases()) {
     std::vector<Matrix> logits;
-    for (stage::Engine* const engine : {&exact, &half, &narrow, &weights}) {
+    for (tests::SequenceEngine* const engine : {&exact, &half, &narrow, &weights}) {
       REQUIRE(engine->start(0, golden.prompt_tokens, 0));
       logits.push_back(*engine->append(
           0, std::span(golden.prompt_tokens).subspan(static_cast<std::size_t>(engine->manager().length(0)))));
@@ -433,7 +433,7 @@ TEST_CASE("GPU: how far K and V, or weights, in float8 move the next token (stag
       logits = {*exact.append(0, {&token, 1}), *half.append(0, {&token, 1}), *narrow.append(0, {&token, 1}),
                 *weights.append(0, {&token, 1})};
     }
-    for (stage::Engine* const engine : {&exact, &half, &narrow, &weights}) {
+    for (tests::SequenceEngine* const engine : {&exact, &half, &narrow, &weights}) {
       engine->manager().free(0);
     }
   }
@@ -467,7 +467,7 @@ TEST_CASE("GPU: float8 pages go through forks, copies on write, chunks and cache
   stage::EngineOptions options = float8_options();
   tests::max_pass_tokens(options) = 20;
   options.num_slots = 512;
-  stage::Engine engine(bundled().llama, options);
+  tests::SequenceEngine engine(bundled().llama, options);
   // The runner's pages, of 2 kv heads of 32 dimensions in 6 layers, have the bytes that the engine reports.
   const common::PageShape page{.num_blocks = 1,
                                .num_kv_heads = 2,
@@ -507,7 +507,7 @@ TEST_CASE("GPU: float8 pages go through forks, copies on write, chunks and cache
   REQUIRE(engine.start(2, longer, 0));
   CHECK(engine.manager().length(2) == 48);
   const Matrix warm = *engine.append(2, std::span(longer).subspan(48));
-  stage::Engine cold(bundled().llama, options);
+  tests::SequenceEngine cold(bundled().llama, options);
   REQUIRE(cold.start(2, longer, 0));
   CHECK(compare(warm, *cold.append(2, longer), 1.0F) == kNoDifference);
 }
@@ -521,8 +521,8 @@ TEST_CASE("GPU: a prompt's last chunk may be shorter than the others") {
   for (const int chunk_size : {256, 257, 300, 511}) {
     stage::EngineOptions options = options_for(stage::Device::kGpu, stage::Precision::kBFloat16);
     tests::max_pass_tokens(options) = chunk_size;
-    stage::Engine rounded(bundled().llama, options);
-    stage::Engine exact(bundled().llama, options_for(stage::Device::kCpu));
+    tests::SequenceEngine rounded(bundled().llama, options);
+    tests::SequenceEngine exact(bundled().llama, options_for(stage::Device::kCpu));
     const std::vector<Token> prompt = some_tokens(chunk_size + 200, 1);
     REQUIRE(rounded.start(0, prompt, 0));
     REQUIRE(exact.start(0, prompt, 0));
@@ -555,6 +555,6 @@ TEST_CASE("GPU: too large a cache is refused in words, and leaves the memory as 
   }
   CHECK(tests::contains(message, "smaller cache"));
   CHECK(free_bytes().first >= before);
-  stage::Engine engine(small_model(), options_for(stage::Device::kGpu));
+  tests::SequenceEngine engine(small_model(), options_for(stage::Device::kGpu));
   CHECK(run(engine, {tests::make_request(5, 4)})[0].tokens.size() == 4);
 }

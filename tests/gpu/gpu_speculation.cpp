@@ -60,22 +60,17 @@ std::vector<common::Token> serve(stage::Engine& engine, const common::Request& r
 // How far a token's logit is below the largest one, at most, if each step computes one token of the text.
 float largest_deficit(stage::Engine& engine, const std::vector<common::Token>& prompt,
                       const std::vector<common::Token>& text) {
-  const stage::SequenceId sequence = engine.sequence_ids().take();
-  REQUIRE(engine.start(sequence, prompt, 0));
+  constexpr stage::SequenceId kSequence = 0;
+  stage::LoneSequences sequences(engine);
+  REQUIRE(sequences.start(kSequence, prompt, 0));
   float deficit = 0.0F;
   std::span<const common::Token> next = prompt;
   for (const common::Token& token : text) {
-    REQUIRE(engine.manager().reserve(sequence, static_cast<int>(next.size())));
-    stage::RaggedBatch batch;
-    batch.add(engine.manager(), sequence, next, true);
-    batch.draws_tokens = false;
-    const common::Matrix logits = engine.runner().wait(engine.forward(batch)).logits;
-    engine.commit(batch);
+    const common::Matrix logits = sequences.append(kSequence, next).value();
     deficit = std::max(deficit, logits.maxCoeff() - logits(0, token));
     next = {&token, 1};
   }
-  engine.manager().free(sequence);
-  engine.sequence_ids().give_back(sequence);
+  engine.manager().free(kSequence);
   return deficit;
 }
 

@@ -73,7 +73,7 @@ common::Matrix logits_of_fork(bool copy_fails) {
 #if STAGE_NUMBER >= 7
   options.gpu.device = stage::Device::kCpu;
 #endif
-  stage::Engine engine(tests::small_model(), options);
+  tests::SequenceEngine engine(tests::small_model(), options);
   tests::poison(engine);
   stage::KvCacheManager& manager = engine.manager();
   const std::vector<common::Token> prompt = tests::make_request(6, 1).prompt;
@@ -136,7 +136,7 @@ std::vector<common::Matrix> logits_after_swaps(int fault) {
   options.block_size = 4;
   options.num_host_slots = 64;
   options.gpu.device = stage::Device::kCpu;
-  stage::Engine engine(tests::small_model(), options);
+  tests::SequenceEngine engine(tests::small_model(), options);
   tests::poison(engine);
   stage::KvCacheManager& manager = engine.manager();
   for (const int sequence : {0, 1}) {

@@ -96,7 +96,7 @@ struct FakeEngine {
 
   stage::EngineOptions options;
   FakeRunner* runner = nullptr;
-  std::optional<stage::Engine> engine;
+  std::optional<SequenceEngine> engine;
 
  private:
   static stage::EngineOptions on_cpu(stage::EngineOptions given) {

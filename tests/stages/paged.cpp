@@ -466,7 +466,7 @@ TEST_CASE("engine: append takes blocks as it needs them, and refuses without a t
   // With chunks of two tokens there is room for the first ones, when there is none for all.
   const int chunk_size = GENERATE(256, 2);
   CAPTURE(chunk_size);
-  stage::Engine engine(small_model(), make_options(12, 4, chunk_size));
+  tests::SequenceEngine engine(small_model(), make_options(12, 4, chunk_size));
   tests::poison(engine);
   const std::vector<Token> tokens = make_request(12, 1).prompt;
   REQUIRE(engine.manager().allocate(0, 1));

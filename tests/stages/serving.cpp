@@ -984,8 +984,7 @@ TEST_CASE("a run that is interrupted cancels its requests, and its callback is n
         serving.engine.run(requests, [&](int, Token) { num_tokens += 1; });
       }
     }));
-    // By arrivals it is forgotten too: the adapter has handed its result over.
-    CHECK((by_arrivals || serving.engine.output(1).finish_reason == FinishReason::kCancelled));
+    CHECK_THROWS_AS(serving.engine.output(1), common::CheckError);  // forgotten
     serving.engine.on_step([&](const stage::StepReport& report) { serving.reports.push_back(report); });
     serving.engine.manager().free(kOther);
     REQUIRE(serving.run() == kNoProblem);

@@ -34,9 +34,9 @@ inline stage::EngineOptions make_options(int num_slots, int block_size) {
 }
 
 // The cache is full of NaN.
-inline std::unique_ptr<stage::Engine> make_engine(int num_slots, int block_size,
-                                                  const common::Llama& model = small_model()) {
-  auto engine = std::make_unique<stage::Engine>(model, make_options(num_slots, block_size));
+inline std::unique_ptr<SequenceEngine> make_engine(int num_slots, int block_size,
+                                                   const common::Llama& model = small_model()) {
+  auto engine = std::make_unique<SequenceEngine>(model, make_options(num_slots, block_size));
   poison(*engine);
   return engine;
 }

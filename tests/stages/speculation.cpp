@@ -128,34 +128,25 @@ TEST_CASE("a draft is looked up: SPECULATION.md's three texts") {
 }
 
 TEST_CASE("an accepted draft is committed: it counts, and a block is published as soon as text fills it") {
-  stage::Engine engine(tests::small_model(),
-                       {.num_slots = 32, .block_size = 4, .gpu = {.device = stage::Device::kCpu}});
-  stage::KvCacheManager& manager = engine.manager();
+  stage::KvCacheManager manager(8, 4);
+  stage::SequenceIds ids;
   const common::Request request = tests::make_request(5, 12);
-  stage::ParallelSampling group(manager, engine.sequence_ids(), 0, request, 1);
+  stage::ParallelSampling group(manager, ids, 0, request, 1);
   REQUIRE(group.allocate({}));
   const int sequence = group.live().front().sequence;
   const Tokens drafts = {1, 2, 3, 4};
   // The prompt, the reply's first token and the drafts are computed; the last two drafts turn out to be wrong.
-  const auto computed = [&](const Tokens& tokens) {
-    REQUIRE(manager.reserve(sequence, static_cast<int>(tokens.size())));
-    stage::RaggedBatch batch;
-    batch.add(manager, sequence, tokens, false);
-    engine.forward(batch);
-    return batch;
-  };
-  engine.commit(computed(request.prompt));
+  REQUIRE(manager.reserve(sequence, 5));
+  manager.commit(sequence, request.prompt);
   group.extend({.tokens = {0}, .logits = {}}, 0.0);
-  computed({0, 1, 2, 3, 4});
-  stage::RaggedBatch own;
-  own.add(manager, sequence, Tokens{0}, false);
-  engine.commit(own);
+  REQUIRE(manager.reserve(sequence, 5));
+  manager.commit(sequence, Tokens{0});
   REQUIRE(manager.length(sequence) == 6);
   const int block = manager.block_table(sequence)[1];
   for (const int expected_length : {7, 8}) {
     CHECK_FALSE(manager.prefix_cache().contains(block));
     group.extend({.tokens = {drafts[static_cast<std::size_t>(expected_length - 7)]}, .logits = {}}, 0.0);
-    stage::commit_last(engine, group);
+    stage::commit_last(manager, group, true);
     CHECK(manager.length(sequence) == expected_length);
   }
   CHECK(manager.prefix_cache().contains(block));

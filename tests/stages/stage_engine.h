@@ -1,8 +1,10 @@
 // How each stage's engine turns requests into text, in the same words for all stages.
 #pragma once
 
+#include <cstdint>
 #include <limits>
 #include <memory>
+#include <optional>
 #include <span>
 #include <utility>
 #include <vector>
@@ -18,8 +20,34 @@
 #if STAGE_NUMBER >= 5
 #include STAGE_HEADER(decoding.h)
 #endif
+#if STAGE_NUMBER >= 8
+// Not formatted: spaces around the slash would become part of the path.
+// clang-format off
+#include STAGE_HEADER(demo/lone_sequences.h)
+// clang-format on
+#endif
 
 namespace tests {
+
+// An engine that also computes sequences of the caller's, by start() and append(). From stage 8 on, the demonstrations
+// have a class for that.
+#if STAGE_NUMBER < 8
+using SequenceEngine = stage::Engine;
+#else
+class SequenceEngine : public stage::Engine {
+ public:
+  using Engine::Engine;
+  bool start(stage::SequenceId sequence, std::span<const common::Token> tokens, std::uint64_t salt) {
+    return sequences_.start(sequence, tokens, salt);
+  }
+  std::optional<common::Matrix> append(stage::SequenceId sequence, std::span<const common::Token> tokens) {
+    return sequences_.append(sequence, tokens);
+  }
+
+ private:
+  stage::LoneSequences sequences_{*this};
+};
+#endif
 
 struct EngineRun {
   std::vector<common::Completion> completions;

@@ -1,6 +1,8 @@
 // With one request, stage 8 is stage 7: the same blocks, the same floats to the last bit, the same texts.
 #include "tests/support/catch.h"
 
+#include <optional>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -9,6 +11,7 @@
 #include "stage7/engine.h"
 #include "stage8/attention.h"
 #include "stage8/cpu_runner.h"
+#include "stage8/demo/lone_sequences.h"
 #include "stage8/engine.h"
 #include "tests/stages/collapse.h"
 
@@ -23,6 +26,12 @@ struct Before : Stage7 {
 TESTS_STAGE(Stage8, stage8);
 struct After : Stage8 {
   using CpuRunner = stage8::CpuRunner;
+  struct Engine : stage8::Engine {
+    using stage8::Engine::Engine;
+    std::optional<common::Matrix> append(int sequence, std::span<const common::Token> tokens) {
+      return stage8::LoneSequences(*this).append(sequence, tokens);
+    }
+  };
 };
 
 }  // namespace
@@ -60,7 +69,7 @@ TEST_CASE("one request through the loop: stage 7's text, and its cache to the la
       after_options.scheduler.token_budget = budget;
       after_options.gpu.device = stage8::Device::kCpu;
       stage7::Engine before(tests::small_model(), before_options);
-      stage8::Engine after(tests::small_model(), after_options);
+      After::Engine after(tests::small_model(), after_options);
       tests::kv_cache<Before>(before).fill(0.0F);
       tests::kv_cache<After>(after).fill(0.0F);
       const auto expected = before.run(std::span(&request, 1), [](int, common::Token) {});

@@ -107,7 +107,7 @@ void SpeculatingEngine::extend(const Step& step, const ScheduledGroup& scheduled
     if (!std::all_of(group.live().begin(), group.live().end(), is_right)) {
       return;
     }
-    commit_last(*this, group);
+    commit_last(manager_, group, options_.prefix_cache);
     StepReport& report = reporter_.report();
     report.num_accepted += static_cast<int>(group.live().size());
     speculating_.count_accepted(group);
@@ -147,12 +147,13 @@ void SpeculatingEngine::report_schedule(const ScheduledStep& step) {
   }
 }
 
-void commit_last(Engine& engine, const SequenceGroup& group) {
-  RaggedBatch accepted;
+void commit_last(KvCacheManager& manager, const SequenceGroup& group, bool use_prefix_cache) {
   for (const Branch& branch : group.live()) {
-    accepted.add(engine.manager(), branch.sequence, {&branch.tokens.back(), 1}, false);
+    manager.commit(branch.sequence, 1);
+    if (use_prefix_cache) {
+      manager.publish(branch.sequence, {&branch.tokens.back(), 1});
+    }
   }
-  engine.commit(accepted);
 }
 
 std::unique_ptr<SpeculatingEngine> make_speculating_engine(const common::Llama& model, const EngineOptions& options,

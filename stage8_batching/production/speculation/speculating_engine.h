@@ -49,8 +49,8 @@ class SpeculatingEngine : public Engine {
 };
 
 // Each text of the group ends with a token that was computed as its draft, so that K and V are in its slot already:
-// counts it as part of the cache, and publishes the block that it fills.
-void commit_last(Engine& engine, const SequenceGroup& group);
+// counts it as part of the cache, and publishes the block that it fills, if blocks are published at all.
+void commit_last(KvCacheManager& manager, const SequenceGroup& group, bool use_prefix_cache);
 
 // With a scheduler for the costs on the runner, or for others. Throws InputError if the options ask for too many
 // drafts.
