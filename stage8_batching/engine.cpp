@@ -42,28 +42,31 @@ Engine::Engine(const common::Llama& model, const EngineOptions& options, std::un
 std::vector<common::Completion> Engine::run(std::span<const common::Request> requests,
                                             const common::OnToken& on_token) {
   const int first = num_requests();
-  for (const common::Request& request : requests) {
-    submit({request}, [&, first](int id, int, common::Token token) { on_token(id - first, token); });
-  }
-  const int last = num_requests();
-  try {
-    while (step()) {
-    }
-  } catch (...) {
-    for (int id = first; id < last; ++id) {
+  const int last = first + static_cast<int>(requests.size());
+  const auto forget_all = [&] {
+    for (int id = first; id < std::min(last, num_requests()); ++id) {
       stop(id, common::FinishReason::kCancelled);
       forget(id);
     }
+  };
+  std::vector<common::Completion> completions;
+  try {
+    for (const common::Request& request : requests) {
+      submit({request}, [&, first](int id, int, common::Token token) { on_token(id - first, token); });
+    }
+    while (step()) {
+    }
+    for (int id = first; id < last; ++id) {
+      const RequestOutput& result = output(id);
+      completions.push_back(result.completions.empty() ? common::Completion{} : result.completions.front());
+      completions.back().finish_reason = *result.finish_reason;
+      completions.back().error = result.error;
+    }
+  } catch (...) {
+    forget_all();
     throw;
   }
-  std::vector<common::Completion> completions;
-  for (int id = first; id < last; ++id) {
-    const RequestOutput& result = output(id);
-    completions.push_back(result.completions.empty() ? common::Completion{} : result.completions.front());
-    completions.back().finish_reason = *result.finish_reason;
-    completions.back().error = result.error;
-    forget(id);
-  }
+  forget_all();
   return completions;
 }
 
