@@ -21,8 +21,9 @@ int max_slots_of(const common::Request& request, int num_sequences, int block_si
 MemoryShare memory_share(const common::LlamaConfig& config, const EngineOptions& options) {
   const int context =
       options.context_length > 0 ? std::min(options.context_length, config.context_length) : config.context_length;
-  return {.memory_fraction = options.memory_fraction,
-          .max_slots = std::max<std::int64_t>(std::int64_t{options.max_sequences} * context, options.min_slots)};
+  return {
+      .memory_fraction = options.memory_fraction,
+      .max_slots = std::max<std::int64_t>(std::int64_t{options.scheduler.max_sequences} * context, options.min_slots)};
 }
 
 void fit_into_host(CacheSize& size, int min_slots) {

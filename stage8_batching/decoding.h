@@ -62,7 +62,7 @@ enum class RequestState {
   kFinished,  // for any reason: it holds no blocks, and gets no more tokens
 };
 
-// The results of a request so far. Times are in seconds of the server's clock.
+// The results of a request so far. Times are in seconds of the engine's clock.
 struct RequestOutput {
   RequestState state = RequestState::kWaiting;
   std::optional<common::FinishReason> finish_reason;  // set when it finishes
@@ -80,7 +80,7 @@ struct RequestOutput {
   bool finished() const { return state == RequestState::kFinished; }
 };
 
-// Called with every token of every sample. May call the server's submit(), stop() and forget(). If it throws, only that
+// Called with every token of every sample. May call the engine's submit(), stop() and forget(). If it throws, only that
 // request fails.
 using TokenSink = std::function<void(int id, int sample, common::Token token)>;
 
@@ -115,7 +115,7 @@ class SequenceGroup {
   int id() const { return id_; }
   const common::Request& request() const { return request_; }
   const RequestOutput& output() const { return output_; }
-  RequestOutput& output() { return output_; }  // scheduler and server write state and times here
+  RequestOutput& output() { return output_; }  // scheduler and engine write state and times here
   const std::vector<Branch>& live() const { return live_; }
   bool finished() const { return live_.empty(); }
   virtual int max_sequences() const = 0;  // max live branches

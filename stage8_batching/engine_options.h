@@ -1,4 +1,4 @@
-// The options of an engine and of its runner.
+// The options of an engine, of its scheduler and of its runner.
 #pragma once
 
 #include <optional>
@@ -6,6 +6,7 @@
 #include "attention.h"
 #include "common/cuda/precision.h"
 #include "common/cuda/several/all_reduce.h"
+#include "scheduler.h"
 
 namespace stage8 {
 
@@ -44,10 +45,9 @@ struct EngineOptions {
   int min_slots = 4096;
   // Max tokens of a prompt and its reply together; 0: the model's limit.
   int context_length = 0;
-  // Max tokens in one forward pass: bounds the memory of the activations, however long the prompt is.
-  int chunk_size = 256;
-  // Max sequences in one forward pass: bounds the memory of the logits.
-  int max_sequences = 64;
+  // What a step may have. Its token_budget bounds the memory of the activations, however long a prompt is, and its
+  // max_sequences that of the logits.
+  SchedulerOptions scheduler = {};
   // Slots in a block. The cache is rounded up to whole blocks.
   int block_size = 16;
   // Whether sequences share blocks that others, live or ended, have computed.

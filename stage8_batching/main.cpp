@@ -23,7 +23,7 @@
 #include "demo/by_hand.h"
 #include "demo/compare.h"
 #include "demo/engine_adapter.h"
-#include "demo/make_server.h"
+#include "demo/make_engine.h"
 #include "demo/pictures.h"
 #include "demo/prefix_commands.h"
 #include "demo/sampling_commands.h"
@@ -32,6 +32,7 @@
 #include "demo/steps_by_hand.h"
 #include "engine.h"
 #include "kv_cache.h"
+#include "make_runner.h"
 
 namespace stage8 {
 namespace {
@@ -125,7 +126,7 @@ void add_engine_options(common::Command& command, EngineOptions& options, bool h
   command.option("--context-length", options.context_length, {1, 1 << 24},
                  "max tokens of a prompt and its reply together (default: the model's)");
   if (!has_budget) {
-    command.option("--chunk", options.chunk_size, {1, 1 << 16}, "max prompt tokens in one forward pass");
+    command.option("--chunk", options.scheduler.token_budget, {1, 1 << 16}, "max prompt tokens in one forward pass");
   }
   command.option("--block-size", options.block_size, {1, 1 << 16}, "slots in a block");
   command.flag_off("--no-prefix-cache", options.prefix_cache, "compute again what other sequences have computed");
@@ -176,12 +177,10 @@ int run(int argc, char** argv) {
     }
     EngineOptions sized = options;
     sized.num_slots = options.num_slots.value_or(needed);
-    const auto engine = std::make_shared<Engine>(session.model, sized);
-    return [engine, &options](std::span<const common::Request> requests, const common::OnToken& on_token) {
-      RealClock clock;
-      const std::unique_ptr<Server> server = make_server(*engine, {.token_budget = options.chunk_size}, clock);
-      std::vector<common::Completion> completions = server->run(requests, on_token);
-      return common::RunResult{std::move(completions), server->counters(), server->timing()};
+    const std::shared_ptr<Engine> engine = make_engine(session.model, sized, make_runner(session.model, sized));
+    return [engine](std::span<const common::Request> requests, const common::OnToken& on_token) {
+      std::vector<common::Completion> completions = engine->run(requests, on_token);
+      return common::RunResult{std::move(completions), engine->counters(), engine->timing()};
     };
   };
   for (common::Command* command : {&program.add_generate(start_engine), &program.add_chat(start_engine)}) {
@@ -189,28 +188,28 @@ int run(int argc, char** argv) {
     add_draft_option(*command, options);
   }
 
-  std::optional<Engine> engine;
+  std::unique_ptr<Engine> engine;
   std::uint64_t num_benches = 0;
   const auto bench_target = [&](const common::Session& session) {
     EngineOptions sized = options;
     sized.min_slots = std::max(sized.min_slots, session.bench_tokens);
-    engine.emplace(session.model, sized);
+    engine = make_engine(session.model, sized, make_runner(session.model, sized));
     common::BenchTarget target;
     target.serve = [&](std::span<const common::Token> prompt, int num_tokens, const std::function<void()>& on_token) {
       common::Request request;
       request.prompt.assign(prompt.begin(), prompt.end());
       request.max_new_tokens = num_tokens;
       request.cache_salt = ++num_benches;
-      if (const std::string reason = engine->rejection(request); !reason.empty()) {
-        throw common::InputError(reason);
+      const auto completions = engine->run({&request, 1}, [&](int, common::Token) { on_token(); });
+      const common::Completion& completion = completions.front();
+      if (completion.finish_reason == common::FinishReason::kFailed) {
+        throw std::runtime_error(completion.error);
       }
-      RealClock clock;
-      const std::unique_ptr<Server> server = make_server(*engine, {.token_budget = options.chunk_size}, clock);
-      const auto completions = server->run({&request, 1}, [&](int, common::Token) { on_token(); });
-      if (completions.front().finish_reason == common::FinishReason::kFailed) {
-        throw std::runtime_error(completions.front().error);
+      const bool is_rejected = completion.finish_reason == common::FinishReason::kRejected;
+      if (is_rejected && static_cast<int>(prompt.size()) + num_tokens > engine->context_length()) {
+        throw common::InputError(completion.error);
       }
-      return completions.front().finish_reason != common::FinishReason::kRejected;
+      return !is_rejected;
     };
     target.kv_bytes_per_token = engine->cache().bytes_per_slot;
     if (const std::optional<ReadLimit> limit = engine->runner().read_limit()) {
@@ -238,20 +237,19 @@ int run(int argc, char** argv) {
   prefix_command.remove("--context-length");
   common::ServeOptions serving;
   EngineOptions served_engine{.num_slots = std::nullopt};
-  SchedulerOptions served_scheduler;
   serving.http.make_demo_pool = demo_pools(add_demo_commands);
   common::Command& serve_command =
       add_serve_command(program, serving, [&](const common::Llama& model, const common::EngineDemand& demand) {
-        return make_served_engine(model, served_engine, served_scheduler, demand);
+        return make_served_engine(model, served_engine, demand);
       });
   add_engine_options(serve_command, served_engine, true);
   add_draft_option(serve_command, served_engine);
-  add_scheduler_options(serve_command, served_scheduler, served_engine);
+  add_scheduler_options(serve_command, served_engine);
   CompareOptions comparison;
   common::Command& compare_command = add_compare_command(program, comparison);
   add_engine_options(compare_command, comparison.engine, true);
   compare_command.remove("--context-length");  // it follows from --max-length
-  add_scheduler_options(compare_command, comparison.scheduler, comparison.engine);
+  add_scheduler_options(compare_command, comparison.engine);
 
   SpeculateOptions speculation;
   common::Command& speculate_command = add_speculate_command(program, speculation);

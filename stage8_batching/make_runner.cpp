@@ -129,12 +129,12 @@ std::unique_ptr<Runner> make_gpu_runner(const common::Llama& model, const Engine
   }
 #ifdef COURSE_PRODUCTION
   if (is_parallel) {
-    return std::make_unique<TensorParallelRunner>(model, shape, gpu, options.chunk_size, options.max_sequences,
-                                                  choice.kernels, share);
+    return std::make_unique<TensorParallelRunner>(model, shape, gpu, options.scheduler.token_budget,
+                                                  options.scheduler.max_sequences, choice.kernels, share);
   }
 #endif
-  return std::make_unique<BuiltRunner>(model, shape, gpu, options.chunk_size, options.max_sequences, choice.kernels,
-                                       share);
+  return std::make_unique<BuiltRunner>(model, shape, gpu, options.scheduler.token_budget,
+                                       options.scheduler.max_sequences, choice.kernels, share);
 }
 #endif
 

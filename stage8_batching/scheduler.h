@@ -8,6 +8,7 @@
 #include <algorithm>
 #include <cstdint>
 #include <deque>
+#include <functional>
 #include <memory>
 #include <optional>
 #include <span>
@@ -127,5 +128,9 @@ class Scheduler {
   std::deque<std::shared_ptr<SequenceGroup>> waiting_;
   int num_sequences_ = 0;  // sum of max_sequences() of the running groups: changes with every change of running_
 };
+
+// Makes a scheduler of another kind than the engine's own.
+using MakeScheduler = std::function<std::unique_ptr<Scheduler>(KvCacheManager& manager, const SchedulerOptions& options,
+                                                               bool use_prefix_cache)>;
 
 }  // namespace

@@ -66,9 +66,9 @@ void Step::add(const KvCacheManager& manager, const ScheduledGroup& scheduled, b
   }
 }
 
-void Step::enqueue(Engine& engine, const RaggedBatch& computed, bool runs_ahead) {
-  id_ = engine.forward(computed);
-  num_rows_ = computed.logits_rows.size();
+void Step::enqueued(StepId id, std::size_t num_rows, bool runs_ahead) {
+  id_ = id;
+  num_rows_ = num_rows;
   runs_ahead_ = runs_ahead;
 }
 
@@ -90,18 +90,21 @@ void Step::confirm(KvCacheManager& manager, std::span<const common::Token> drawn
   }
 }
 
-void Step::collect(Engine& engine) {
+void Step::collect(Runner& runner) {
   const double start = common::now_seconds();
-  StepResult result = engine.runner().wait(id_);
-  waiting_seconds_ += engine.runner().is_asynchronous() ? common::now_seconds() - start : 0.0;
+  StepResult result = runner.wait(id_);
+  waiting_seconds_ += runner.is_asynchronous() ? common::now_seconds() - start : 0.0;
   const std::size_t num_rows =
       batch_.draws_tokens ? result.tokens.size() : static_cast<std::size_t>(result.logits.rows());
   COMMON_CHECK(num_rows == num_rows_, "the result of a step has a row for each that was asked for");
   tokens_ = std::move(result.tokens);
   logits_ = split_rows(result.logits);
-  for (std::size_t i = 0; i < batch_.num_sequences() && engine.options().prefix_cache; ++i) {
+}
+
+void Step::publish(KvCacheManager& manager) const {
+  for (std::size_t i = 0; i < batch_.num_sequences(); ++i) {
     if (!owners_[i]->finished() && owners_[i]->has_blocks(batch_.sequences[i])) {
-      engine.manager().publish(batch_.sequences[i], batch_.tokens_of(i));
+      manager.publish(batch_.sequences[i], batch_.tokens_of(i));
     }
   }
 }

@@ -19,7 +19,8 @@
 #include <vector>
 
 #include "batch.h"
-#include "engine.h"
+#include "kv_cache_manager.h"
+#include "runner.h"
 #include "scheduler.h"
 
 namespace stage8 {
@@ -30,17 +31,18 @@ class Step {
   // Slots must be reserved for all scheduled tokens.
   Step(const KvCacheManager& manager, std::vector<ScheduledGroup> groups);
 
-  // Has the runner compute this batch: the step's own, or the same with rows behind its own rows. runs_ahead: another
-  // step may be scheduled before the results of this one are collected.
-  void enqueue(Engine& engine, const RaggedBatch& computed, bool runs_ahead);
+  // The runner computes the batch, with this many rows of logits: the step's own rows, or further ones behind them.
+  // runs_ahead: another step may be scheduled before the results of this one are collected.
+  void enqueued(StepId id, std::size_t num_rows, bool runs_ahead);
 
   // Counts the tokens of all requests that have not ended meanwhile. drawn: what the step before has drawn, by row of
   // its logits; empty if it has failed, and with it all requests that wait for one of its tokens.
   void confirm(KvCacheManager& manager, std::span<const common::Token> drawn) noexcept;
 
-  // Waits for the result, and publishes full blocks of requests that have not ended, if the engine's options say so. If
-  // it throws, the step has no results, and nothing is published.
-  void collect(Engine& engine);
+  // Waits for the result. If it throws, the step has none.
+  void collect(Runner& runner);
+  // After collect(): publishes full blocks of requests that have not ended.
+  void publish(KvCacheManager& manager) const;
 
   const std::vector<ScheduledGroup>& groups() const { return groups_; }
   RaggedBatch& batch() { return batch_; }

@@ -1,4 +1,4 @@
-// Tells what happens in a server's steps: a report of each, and the sums. It looks on, and decides nothing.
+// Tells what happens in an engine's steps: a report of each, and the sums. It looks on, and decides nothing.
 #pragma once
 
 #include <cstddef>
@@ -22,7 +22,7 @@ class StepReporter {
   // Called with every report. If it throws, what has ended is told once more by the next report.
   void on_step(std::function<void(const StepReport&)> callback) { on_step_ = std::move(callback); }
 
-  // In a step, in this order. Times are those of the server's clock. computed() may come several times, or not at all.
+  // In a step, in this order. Times are those of the engine's clock. computed() may come several times, or not at all.
   void begin(double now);
   void scheduled(const ScheduledStep& step);
   void computed(const RaggedBatch& batch) noexcept;

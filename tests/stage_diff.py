@@ -80,8 +80,8 @@ READING_ORDER = [
     "kv_cache_manager.h", "kv_cache_manager.cpp", "block_copy.h", "kv_cache.h", "kv_cache.cpp", "attention.h",
     "attention.cpp", "batch.h", "batch.cpp", "engine_options.h", "runner.h", "cpu_runner.h", "cpu_runner.cpp",
     "gpu_runner.h", "make_runner.h", "make_runner.cpp", "engine.h", "engine.cpp", "decoding.h", "decoding.cpp",
-    "prefix_cache.h", "prefix_cache.cpp", "scheduler.h", "scheduler.cpp", "step.h", "step.cpp", "step_reporter.h", "step_reporter.cpp", "server.h",
-    "server.cpp", "main.cpp", "kernels/page_layout.h", "kernels/kernels.h", "kernels/", "ladder/", "demo/",
+    "prefix_cache.h", "prefix_cache.cpp", "scheduler.h", "scheduler.cpp", "step.h", "step.cpp", "step_reporter.h", "step_reporter.cpp",
+    "main.cpp", "kernels/page_layout.h", "kernels/kernels.h", "kernels/", "ladder/", "demo/",
     "demo/pictures.h", "demo/pictures.cpp", "production/",
 ]
 NAMESPACE_LINE = re.compile(r"^namespace stage")

@@ -34,6 +34,12 @@ class RealClock : public Clock {
   double start_ = now_seconds();
 };
 
+// The same one for all, which counts from its first use.
+inline RealClock& real_clock() {
+  static RealClock clock;
+  return clock;
+}
+
 class VirtualClock : public Clock {
  public:
   // A pass reads all weights, however many tokens it has, and computes each of them.

@@ -60,7 +60,8 @@ std::vector<common::ArrivingRequest> make_requests(const common::Session& sessio
 
 Run run_policy(const common::Llama& model, const CompareOptions& options, const ServingPolicy& policy,
                const std::vector<common::ArrivingRequest>& requests, std::int64_t num_tokens) {
-  SchedulerOptions scheduler = options.scheduler;
+  EngineOptions engine_options = options.engine;
+  SchedulerOptions& scheduler = engine_options.scheduler;
   scheduler.max_sequences = policy.max_sequences > 0 ? policy.max_sequences : scheduler.max_sequences;
   const auto make_scheduler = [&](KvCacheManager& manager, const SchedulerOptions& chosen,
                                   bool use_prefix_cache) -> std::unique_ptr<Scheduler> {
@@ -70,7 +71,7 @@ Run run_policy(const common::Llama& model, const CompareOptions& options, const 
     return std::make_unique<Scheduler>(manager, chosen, use_prefix_cache);
   };
   const std::unique_ptr<common::ServedEngine> engine =
-      make_served_engine(model, options.engine, scheduler, {.virtual_clock = options.virtual_clock}, make_scheduler);
+      make_served_engine(model, engine_options, {.virtual_clock = options.virtual_clock}, make_scheduler);
   Run run;
   run.slots.name = run.running.name = policy.name;
   // In tokens: the requests of a static batch end late and all at once.

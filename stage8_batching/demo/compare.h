@@ -5,14 +5,12 @@
 #include <string>
 
 #include "../engine.h"
-#include "../scheduler.h"
 #include "common/app/cli.h"
 
 namespace stage8 {
 
 struct CompareOptions {
   EngineOptions engine;
-  SchedulerOptions scheduler;
   int num_requests = 96;
   int max_length = 0;  // prompt and reply of the longest request; 0: the model's context
   double rate = 0.0;   // requests a second; 0: all at once

@@ -6,13 +6,15 @@
 #include <utility>
 
 #include "../cache_size.h"
+#include "../make_runner.h"
 #include "common/base/check.h"
 #include "common/base/text.h"
-#include "make_server.h"
+#include "make_engine.h"
 
 namespace stage8 {
 
-void add_scheduler_options(common::Command& command, SchedulerOptions& scheduler, EngineOptions& engine) {
+void add_scheduler_options(common::Command& command, EngineOptions& options) {
+  SchedulerOptions& scheduler = options.scheduler;
   command.option("--budget", scheduler.token_budget, {1, 1 << 16}, "max tokens in one step, of all requests together");
   command.option("--max-sequences", scheduler.max_sequences, {1, 1 << 16}, "max sequences that run at once");
   command.option("--headroom", scheduler.headroom, {0, 1024},
@@ -22,7 +24,7 @@ void add_scheduler_options(common::Command& command, SchedulerOptions& scheduler
                  "how a preempted request is resumed: recompute, swap, or auto, whichever is cheaper");
   command.flag_pair("run-ahead", scheduler.run_ahead,
                     "schedule a step before the tokens of the one before are known (default: on a GPU)");
-  command.option("--host-slots", engine.num_host_slots, {0, 1 << 24}, "room for what is swapped out, in tokens");
+  command.option("--host-slots", options.num_host_slots, {0, 1 << 24}, "room for what is swapped out, in tokens");
 }
 
 std::int64_t operations_per_byte(bool on_gpu, Precision precision) {
@@ -100,22 +102,20 @@ class ScopedFlag {
 
 // Owns the parts of a served engine.
 struct EngineParts {
-  std::unique_ptr<Engine> engine;
   std::unique_ptr<common::Clock> clock;
-  std::unique_ptr<Server> server;
+  std::unique_ptr<Engine> engine;
 };
 
 class OwningAdapter : private EngineParts, public EngineAdapter {
  public:
-  OwningAdapter(EngineParts parts, int token_budget)
-      : EngineParts(std::move(parts)),
-        EngineAdapter(*EngineParts::engine, *EngineParts::server, *EngineParts::clock, token_budget) {}
+  explicit OwningAdapter(EngineParts parts)
+      : EngineParts(std::move(parts)), EngineAdapter(*EngineParts::engine, *EngineParts::clock) {}
 };
 
 // On a CPU, cache and host memory are one allocation: if it fails, the error names the larger one.
-std::unique_ptr<Engine> make_engine(const common::Llama& model, const EngineOptions& options) {
+std::unique_ptr<Runner> make_served_runner(const common::Llama& model, const EngineOptions& options) {
   try {
-    return std::make_unique<Engine>(model, options);
+    return make_runner(model, options);
   } catch (const std::bad_alloc&) {
     if (options.num_host_slots <= std::max(options.num_slots.value_or(0), options.min_slots)) {
       throw;
@@ -127,14 +127,13 @@ std::unique_ptr<Engine> make_engine(const common::Llama& model, const EngineOpti
 
 }  // namespace
 
-EngineAdapter::EngineAdapter(Engine& engine, Server& server, common::Clock& clock, int token_budget)
-    : engine_(engine), server_(server), clock_(clock), token_budget_(token_budget) {
-  server.on_step([this](const common::StepReport& report) { last_step_ = report; });
+EngineAdapter::EngineAdapter(Engine& engine, common::Clock& clock) : engine_(engine), clock_(clock) {
+  engine.on_step([this](const common::StepReport& report) { last_step_ = report; });
 }
 
 void EngineAdapter::watch_passes(std::function<void(const std::string&)> on_pass) {
-  server_.on_pass([this, on_pass = std::move(on_pass)](const RaggedBatch& batch) {
-    for (const auto& [source, destination] : server_.scheduler().manager().pending_copies()) {
+  engine_.on_pass([this, on_pass = std::move(on_pass)](const RaggedBatch& batch) {
+    for (const auto& [source, destination] : engine_.scheduler().manager().pending_copies()) {
       copies_.push_back({source, destination});
     }
     if (on_pass) {
@@ -145,15 +144,15 @@ void EngineAdapter::watch_passes(std::function<void(const std::string&)> on_pass
 
 common::EngineDescription EngineAdapter::description() const {
   const EngineOptions& options = engine_.options();
-  return {.sizes = {*options.num_slots, options.block_size, token_budget_},
-          .max_sequences = options.max_sequences,
+  return {.sizes = {*options.num_slots, options.block_size, options.scheduler.token_budget},
+          .max_sequences = options.scheduler.max_sequences,
           .num_host_blocks = blocks_needed(options.num_host_slots, options.block_size),
           .context_length = engine_.context_length(),
           .max_drafts = max_drafts()};
 }
 
 common::EngineStatus EngineAdapter::status() const {
-  const Scheduler& scheduler = server_.scheduler();
+  const Scheduler& scheduler = engine_.scheduler();
   const KvCacheManager& manager = scheduler.manager();
   const Usage usage = manager.usage();
   const PrefixStatistics& prefix = manager.prefix_cache().statistics();
@@ -171,7 +170,7 @@ common::EngineStatus EngineAdapter::status() const {
 }
 
 common::PoolSnapshot EngineAdapter::pool() const {
-  const Scheduler& scheduler = server_.scheduler();
+  const Scheduler& scheduler = engine_.scheduler();
   common::PoolSnapshot pool = blocks_of(scheduler.manager());
   for (const auto& group : scheduler.running()) {
     pool.running.push_back(describe(*group));
@@ -183,7 +182,7 @@ common::PoolSnapshot EngineAdapter::pool() const {
 }
 
 common::PoolSnapshot::Owner EngineAdapter::describe(const SequenceGroup& group) const {
-  const KvCacheManager& manager = server_.scheduler().manager();
+  const KvCacheManager& manager = engine_.scheduler().manager();
   common::PoolSnapshot::Owner owner;
   owner.id = group.id();
   owner.max_tokens = group.max_tokens();
@@ -212,15 +211,15 @@ common::PoolSnapshot::Owner EngineAdapter::describe(const SequenceGroup& group) 
 int EngineAdapter::submit(const common::ServedRequest& request, double arrival,
                           std::unique_ptr<common::RequestSink> sink) {
   const auto on_token = [this, client = sink.get()](int id, int sample, common::Token token) {
-    const common::Completion& written = server_.output(id).completions[static_cast<std::size_t>(sample)];
+    const common::Completion& written = engine_.output(id).completions[static_cast<std::size_t>(sample)];
     client->on_token(id, sample, token, written.logprobs.empty() ? nullptr : &written.logprobs.back());
   };
-  return add_client(server_.submit(generation_request(request), on_token, arrival), std::move(sink),
+  return add_client(engine_.submit(generation_request(request), on_token, arrival), std::move(sink),
                     static_cast<int>(request.request.prompt.size()));
 }
 
 int EngineAdapter::reject(const std::string& reason, double arrival, std::unique_ptr<common::RequestSink> sink) {
-  return add_client(server_.reject(reason, arrival), std::move(sink), 0);
+  return add_client(engine_.reject(reason, arrival), std::move(sink), 0);
 }
 
 int EngineAdapter::add_client(int id, std::unique_ptr<common::RequestSink> sink, int prompt_tokens) {
@@ -231,7 +230,7 @@ int EngineAdapter::add_client(int id, std::unique_ptr<common::RequestSink> sink,
 
 void EngineAdapter::cancel(int id, common::FinishReason reason) {
   if (clients_.contains(id)) {
-    server_.stop(id, reason);
+    engine_.stop(id, reason);
     if (!is_in_step_) {  // else step() does it: the sink that has called this must stay alive until then
       report_end(id);
     }
@@ -243,7 +242,7 @@ bool EngineAdapter::step() {
   copies_.clear();
   {
     const ScopedFlag guard(is_in_step_);
-    if (!server_.step()) {
+    if (!engine_.step()) {
       return false;
     }
   }
@@ -260,7 +259,7 @@ bool EngineAdapter::step() {
 // Behind drafts, the last step drew what their texts end with now.
 void EngineAdapter::add_drawn() {
   for (common::SequenceDrafts& drafts : last_step_.drafts) {
-    for (const auto& group : server_.scheduler().running()) {
+    for (const auto& group : engine_.scheduler().running()) {
       for (const Branch& branch : group->live()) {
         if (group->id() == drafts.request && branch.sequence == drafts.sequence) {
           drafts.drawn = branch.tokens.back();
@@ -270,11 +269,11 @@ void EngineAdapter::add_drawn() {
   }
 }
 
-// Adds the last step to the counts that the server does not keep.
+// Adds the last step to the counts that the engine does not keep.
 void EngineAdapter::count_step() {
   for (const int id : last_step_.admitted) {
     const auto client = clients_.find(id);
-    const RequestOutput& output = server_.output(id);
+    const RequestOutput& output = engine_.output(id);
     const bool is_first_time = output.admission == last_step_.begin;  // not back from a preemption
     if (engine_.options().prefix_cache && is_first_time && client != clients_.end()) {
       prompt_tokens_ += client->second.prompt_tokens;
@@ -290,10 +289,10 @@ void EngineAdapter::count_step() {
 // If the request has ended, reports that to its client, and forgets the request.
 void EngineAdapter::report_end(int id) {
   const auto found = clients_.find(id);
-  if (found == clients_.end() || !server_.output(id).finished()) {
+  if (found == clients_.end() || !engine_.output(id).finished()) {
     return;
   }
-  const RequestOutput& output = server_.output(id);
+  const RequestOutput& output = engine_.output(id);
   common::RequestResult result{.completions = output.completions,
                                .finish_reason = output.finish_reason.value(),
                                .error = output.error,
@@ -305,7 +304,7 @@ void EngineAdapter::report_end(int id) {
                                .end = output.end};
   const std::unique_ptr<common::RequestSink> sink = std::move(found->second.sink);
   clients_.erase(found);
-  server_.forget(id);
+  engine_.forget(id);
   sink->on_end(id, std::move(result));
 }
 
@@ -317,48 +316,46 @@ std::optional<common::ReadLimit> EngineAdapter::measure_read_limit() {
   return common::ReadLimit{limit->weight_bytes_per_token, engine_.cache().bytes_per_slot, limit->bytes_per_second};
 }
 
-std::unique_ptr<common::ServedEngine> make_served_engine(const common::Llama& model, EngineOptions engine,
-                                                         SchedulerOptions scheduler, const common::EngineDemand& demand,
+std::unique_ptr<common::ServedEngine> make_served_engine(const common::Llama& model, EngineOptions options,
+                                                         const common::EngineDemand& demand,
                                                          const MakeScheduler& make_scheduler) {
+  SchedulerOptions& scheduler = options.scheduler;
   if (demand.requests.empty()) {
-    engine.min_slots = std::max(engine.min_slots, model.config().context_length);
+    options.min_slots = std::max(options.min_slots, model.config().context_length);
   }
-  const int most = blocks_needed(model.config().context_length, engine.block_size) * engine.block_size;
+  const int most = blocks_needed(model.config().context_length, options.block_size) * options.block_size;
   for (const common::ServedRequest& request : demand.requests) {  // one that is longer than the context is rejected
     const auto room = std::int64_t{request.num_samples} * most;
     const auto wanted = static_cast<int>(
-        std::min<std::int64_t>(max_slots_of(request.request, request.num_samples, engine.block_size), room));
-    engine.min_slots = std::max(engine.min_slots, wanted);
+        std::min<std::int64_t>(max_slots_of(request.request, request.num_samples, options.block_size), room));
+    options.min_slots = std::max(options.min_slots, wanted);
   }
   if (demand.sizes.has_value()) {
-    engine.num_slots = demand.sizes->num_slots;
-    engine.block_size = demand.sizes->block_size;
+    options.num_slots = demand.sizes->num_slots;
+    options.block_size = demand.sizes->block_size;
     scheduler.token_budget = demand.sizes->token_budget;
     if (demand.sizes->swaps.has_value()) {
       scheduler.preemption = *demand.sizes->swaps ? Preemption::kSwap : Preemption::kRecompute;
-      engine.num_host_slots = *demand.sizes->swaps ? 2 * *engine.num_slots : 0;  // more than the pool can lose at once
+      options.num_host_slots =
+          *demand.sizes->swaps ? 2 * *options.num_slots : 0;  // more than the pool can lose at once
     }
   }
-  engine.chunk_size = scheduler.token_budget;
-  engine.max_sequences = scheduler.max_sequences;
+  std::unique_ptr<Runner> runner = make_served_runner(model, options);
+  set_preemption_costs(scheduler, model.num_parameters(), runner->cache(),
+                       operations_per_byte(runner->is_asynchronous(), options.gpu.precision));
+  runner->warm_up(scheduler.token_budget, scheduler.max_sequences);
   EngineParts parts;
-  parts.engine = make_engine(model, engine);
-  Runner& runner = parts.engine->runner();
-  set_preemption_costs(scheduler, model.num_parameters(), parts.engine->cache(),
-                       operations_per_byte(runner.is_asynchronous(), engine.gpu.precision));
-  runner.warm_up(scheduler.token_budget, scheduler.max_sequences);
   if (demand.virtual_clock) {
     parts.clock = std::make_unique<common::VirtualClock>();
   } else {
     parts.clock = std::make_unique<common::RealClock>();
   }
   if (make_scheduler) {
-    parts.server = std::make_unique<Server>(*parts.engine, *parts.clock,
-                                            make_scheduler(parts.engine->manager(), scheduler, engine.prefix_cache));
+    parts.engine = std::make_unique<Engine>(model, options, std::move(runner), *parts.clock, make_scheduler);
   } else {
-    parts.server = make_server(*parts.engine, scheduler, *parts.clock);
+    parts.engine = make_engine(model, options, std::move(runner), *parts.clock);
   }
-  auto adapter = std::make_unique<OwningAdapter>(std::move(parts), scheduler.token_budget);
+  auto adapter = std::make_unique<OwningAdapter>(std::move(parts));
   adapter->watch_passes(demand.on_pass);
   return adapter;
 }

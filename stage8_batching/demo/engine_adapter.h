@@ -1,4 +1,4 @@
-// Implements common/serving's interface of an engine with the stage's server, and has the options of the commands that
+// Implements common/serving's interface of an engine with the stage's engine, and has the options of the commands that
 // serve.
 #pragma once
 
@@ -12,17 +12,16 @@
 
 #include "../engine.h"
 #include "../scheduler.h"
-#include "../server.h"
 #include "common/app/cli.h"
 #include "common/app/shell.h"
 #include "common/serving/demo_pool.h"
 #include "common/serving/served_engine.h"
-#include "make_server.h"
+#include "make_engine.h"
 
 namespace stage8 {
 
 // Adds the options for budget, limit, preemption and host memory to a command that schedules.
-void add_scheduler_options(common::Command& command, SchedulerOptions& scheduler, EngineOptions& engine);
+void add_scheduler_options(common::Command& command, EngineOptions& options);
 
 // How many operations a processor does in the time in which it copies a byte between the cache and the host's memory,
 // as an order of magnitude.
@@ -34,15 +33,15 @@ void set_preemption_costs(SchedulerOptions& scheduler, std::int64_t num_paramete
 // A batch's arrays, one per line; a '|' stands between sequences.
 std::string format_batch(const RaggedBatch& batch);
 
-// A server with the caller's engine and clock, which must outlive the adapter.
+// The caller's engine and clock, which must outlive the adapter.
 class EngineAdapter : public common::ServedEngine {
  public:
-  EngineAdapter(Engine& engine, Server& server, common::Clock& clock, int token_budget);
+  EngineAdapter(Engine& engine, common::Clock& clock);
   EngineAdapter(const EngineAdapter&) = delete;
   EngineAdapter& operator=(const EngineAdapter&) = delete;
 
-  // From now on, step reports have the copies of blocks. Takes the server's on_pass, so that the server must not
-  // outlive the adapter. on_pass: called with the arrays of each forward pass, as text; may be null.
+  // From now on, step reports have the copies of blocks. Takes the engine's on_pass, so that the engine must not
+  // compute once the adapter is gone. on_pass: called with the arrays of each forward pass, as text; may be null.
   void watch_passes(std::function<void(const std::string& batch)> on_pass);
 
   common::EngineDescription description() const override;
@@ -55,10 +54,10 @@ class EngineAdapter : public common::ServedEngine {
   void cancel(int id, common::FinishReason reason) override;
 
   bool step() override;
-  bool is_idle() const override { return server_.is_idle(); }
+  bool is_idle() const override { return engine_.is_idle(); }
   const common::StepReport& last_step() const override { return last_step_; }
 
-  std::vector<common::Counter> counters() const override { return server_.counters(); }
+  std::vector<common::Counter> counters() const override { return engine_.counters(); }
   std::optional<common::ReadLimit> measure_read_limit() override;
 
  private:
@@ -73,9 +72,7 @@ class EngineAdapter : public common::ServedEngine {
   common::PoolSnapshot::Owner describe(const SequenceGroup& group) const;
 
   Engine& engine_;
-  Server& server_;
   common::Clock& clock_;
-  int token_budget_;
   std::unordered_map<int, Client> clients_;  // by id, for requests that have not ended
   common::StepReport last_step_;
   std::int64_t prompt_tokens_ = 0;         // of requests that have been admitted and looked up in the prefix cache
@@ -85,13 +82,9 @@ class EngineAdapter : public common::ServedEngine {
   bool is_in_step_ = false;
 };
 
-// Makes a scheduler of another kind than the server's own.
-using MakeScheduler = std::function<std::unique_ptr<Scheduler>(KvCacheManager& manager, const SchedulerOptions& options,
-                                                               bool use_prefix_cache)>;
-
-// Makes an engine whose forward passes are as large as its steps, with a clock that starts when all is ready.
-std::unique_ptr<common::ServedEngine> make_served_engine(const common::Llama& model, EngineOptions engine,
-                                                         SchedulerOptions scheduler, const common::EngineDemand& demand,
+// Makes an engine with a clock that starts when all is ready.
+std::unique_ptr<common::ServedEngine> make_served_engine(const common::Llama& model, EngineOptions options,
+                                                         const common::EngineDemand& demand,
                                                          const MakeScheduler& make_scheduler = nullptr);
 
 // The pool on which the page runs the commands of `demo --shell`; add_commands adds them.

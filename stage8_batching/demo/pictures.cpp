@@ -7,7 +7,7 @@
 #include <string>
 #include <vector>
 
-#include "../server.h"
+#include "../engine.h"
 #include "common/app/shell.h"
 #include "common/base/check.h"
 #include "common/base/text.h"
@@ -44,14 +44,14 @@ std::vector<Moment> run_three_requests(int num_blocks) {
   const common::Gguf file = common::Gguf::parse(common::default_model(), "the bundled model");
   const common::Llama model(file);
   const common::Tokenizer tokenizer(file);
-  Engine engine(model,
-                {.num_slots = num_blocks * kBlockSize, .block_size = kBlockSize, .gpu = {.device = Device::kCpu}});
-  VirtualClock clock;
-  Server server(engine, {.token_budget = 8, .headroom = 0}, clock);
+  Engine engine(model, {.num_slots = num_blocks * kBlockSize,
+                        .scheduler = {.token_budget = 8, .headroom = 0},
+                        .block_size = kBlockSize,
+                        .gpu = {.device = Device::kCpu}});
   std::vector<Moment> moments;
-  server.on_pass([&](const RaggedBatch& batch) {
+  engine.on_pass([&](const RaggedBatch& batch) {
     Moment& moment = moments.emplace_back();
-    for (const auto& group : server.scheduler().running()) {
+    for (const auto& group : engine.scheduler().running()) {
       for (const SequenceId sequence : group->sequences()) {
         moment.tables[group->id()] = engine.manager().block_table(sequence);
         if (std::find(batch.sequences.begin(), batch.sequences.end(), sequence) != batch.sequences.end()) {
@@ -60,14 +60,14 @@ std::vector<Moment> run_three_requests(int num_blocks) {
       }
     }
   });
-  server.on_step([&](const StepReport& report) {
+  engine.on_step([&](const StepReport& report) {
     moments.back().preempted = report.recomputed;
     moments.back().ended = report.ended;
   });
   for (const char* prompt : {"Once upon a time", "The king had a garden", "A wolf"}) {
-    server.submit({.request = {tokenizer.encode_prompt(prompt), 8, {}, 0, {}}});
+    engine.submit({.request = {tokenizer.encode_prompt(prompt), 8, {}, 0, {}}});
   }
-  while (server.step()) {
+  while (engine.step()) {
   }
   return moments;
 }
@@ -292,7 +292,7 @@ std::string draw_speculation() {
   COMMON_CHECK(manager.reserve(0, 1 + kNumDrafts), "the picture's pool has room for the drafts");
   const std::vector<int> slots = manager.slots(0, kFirst, kCount);
   const int computed = manager.length(0);
-  int num_accepted = 0;  // as SpeculatingServer::extend
+  int num_accepted = 0;  // as SpeculatingEngine::extend
   while (num_accepted < kNumDrafts && std::string(drawn.at(static_cast<std::size_t>(num_accepted))) ==
                                           drafts.at(static_cast<std::size_t>(num_accepted))) {
     ++num_accepted;

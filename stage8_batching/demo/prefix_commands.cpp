@@ -13,6 +13,7 @@
 #include "common/base/check.h"
 #include "common/base/machine.h"
 #include "common/base/text.h"
+#include "lone_sequences.h"
 
 namespace stage8 {
 namespace {
@@ -33,14 +34,15 @@ struct FirstToken {
 
 // Starts a sequence, computes its prompt and draws the next token.
 FirstToken compute_prompt(Engine& engine, SequenceId sequence, std::span<const Token> prompt) {
+  LoneSequences sequences(engine);
   const double begin = common::now_seconds();
-  if (!engine.start(sequence, prompt, 0)) {
+  if (!sequences.start(sequence, prompt, 0)) {
     throw common::InputError(common::format("no room for a prompt of %zu tokens; give more --slots", prompt.size()));
   }
   FirstToken first;
   first.num_cached = engine.manager().length(sequence);
   const common::Matrix logits =
-      engine.append(sequence, prompt.subspan(static_cast<std::size_t>(first.num_cached))).value();
+      sequences.append(sequence, prompt.subspan(static_cast<std::size_t>(first.num_cached))).value();
   first.token = common::argmax({logits.data(), static_cast<std::size_t>(logits.cols())});
   first.milliseconds = 1e3 * (common::now_seconds() - begin);
   return first;
@@ -103,7 +105,7 @@ void print_conversation(const common::Session& session, const TokenSource& sourc
     COMMON_CHECK(cold.token == warm.token, "the cache changed the text");
     conversation.push_back(warm.token);
     for (int i = 1; i < options.user_tokens; ++i) {
-      const std::optional<common::Matrix> logits = engine.append(turn, {&conversation.back(), 1});
+      const std::optional<common::Matrix> logits = LoneSequences(engine).append(turn, {&conversation.back(), 1});
       if (!logits.has_value()) {
         throw common::InputError("the conversation is longer than the cache; give more --slots");
       }

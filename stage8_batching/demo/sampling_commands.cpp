@@ -4,7 +4,7 @@
 #include <iostream>
 #include <vector>
 
-#include "../server.h"
+#include "../engine.h"
 #include "common/app/block_map.h"
 #include "common/app/progress.h"
 #include "common/app/table.h"
@@ -90,30 +90,30 @@ struct SharingTotals {
   }
 };
 
-// The branches of the server's only request; none once it has ended.
-std::vector<Branch> live_branches(const Server& server) {
-  for (const auto& group : server.scheduler().running()) {
+// The branches of the engine's only request; none once it has ended.
+std::vector<Branch> live_branches(const Engine& engine) {
+  for (const auto& group : engine.scheduler().running()) {
     return group->live();
   }
-  for (const auto& group : server.scheduler().waiting()) {
+  for (const auto& group : engine.scheduler().waiting()) {
     return group->live();
   }
   return {};
 }
 
 // Serves a request to its end.
-SharingTotals run_to_end(Server& server, const Engine& engine, const DecodingOptions& options) {
-  const KvCacheManager& manager = server.scheduler().manager();
+SharingTotals run_to_end(Engine& engine, const DecodingOptions& options) {
+  const KvCacheManager& manager = engine.scheduler().manager();
   const TraceColumns columns = trace_columns(manager, std::max(options.num_samples, options.beam.width));
   SharingTotals totals;
   if (options.trace) {
     std::cout << "step  live  copied  blocks  separate  " << columns.map_heading << "  continues\n";
   }
-  while (!server.is_idle()) {
-    const std::vector<Branch> parents = live_branches(server);
+  while (!engine.is_idle()) {
+    const std::vector<Branch> parents = live_branches(engine);
     const double copied_before = blocks_copied(engine);
-    server.step();
-    const std::vector<Branch> live = live_branches(server);
+    engine.step();
+    const std::vector<Branch> live = live_branches(engine);
     const SharingFigures figures = sharing_figures(manager);
     totals.add(figures);
     if (options.trace) {
@@ -162,32 +162,28 @@ void print_text(const std::string& label, const std::string& text) {
   std::cout << label << common::quote(text, 400) << "\n";
 }
 
-// make(request) returns the request for the server; print shows the texts.
+// make(request) returns the request for the engine; print shows the texts.
 template <typename Make, typename Print>
 void run_prompts(const common::Session& session, const DecodingOptions& options, const Make& make, const Print& print) {
   EngineOptions engine_options = options.engine;
-  engine_options.max_sequences = std::max(options.num_samples, options.beam.width);
-  engine_options.chunk_size = std::max(engine_options.chunk_size, engine_options.max_sequences);
+  SchedulerOptions& scheduler = engine_options.scheduler;
+  scheduler.max_sequences = std::max(options.num_samples, options.beam.width);
+  scheduler.token_budget = std::max(scheduler.token_budget, scheduler.max_sequences);
+  scheduler.run_ahead = false;  // so that all tokens of a step are known when it is shown
   Engine engine(session.model, engine_options);
-  RealClock clock;
-  Server server(engine,
-                {.token_budget = engine_options.chunk_size,
-                 .max_sequences = engine_options.max_sequences,
-                 .run_ahead = false},  // so that all tokens of a step are known when it is shown
-                clock);
   SharingTable table;
   common::Progress progress("prompts", static_cast<std::int64_t>(session.requests.size()));
   for (std::size_t i = 0; i < session.requests.size(); ++i, progress.advance()) {
     progress.clear();
     print_text(common::format("%2zu  ", i), session.tokenizer.decode(session.requests[i].prompt));
     const double copied_before = blocks_copied(engine);
-    const int id = server.submit(make(session.requests[i]));
-    if (!server.output(id).error.empty()) {
-      throw common::InputError(server.output(id).error);
+    const int id = engine.submit(make(session.requests[i]));
+    if (!engine.output(id).error.empty()) {
+      throw common::InputError(engine.output(id).error);
     }
-    const SharingTotals totals = run_to_end(server, engine, options);
+    const SharingTotals totals = run_to_end(engine, options);
     table.add(session.requests[i], totals, blocks_copied(engine) - copied_before);
-    print(server.output(id));
+    print(engine.output(id));
   }
   table.print();
 }

@@ -64,7 +64,7 @@ class CountedRequest : public ParallelSampling {
   int num_prompt_;
 };
 
-// The server's loop without a model.
+// The engine's loop without a model.
 class SchedulerScene : public common::Scene {
  public:
   explicit SchedulerScene(Preemption preemption)
@@ -169,7 +169,7 @@ class SchedulerScene : public common::Scene {
     if (requests_.contains(id)) {
       throw common::InputError("request " + words[0] + " is there already");
     }
-    // As the server does: a request that would not fit even alone is rejected when it arrives.
+    // As the engine does: a request that would not fit even alone is rejected when it arrives.
     if (num_prompt > kNumBlocks * kBlockSize || num_new > kNumBlocks * kBlockSize - num_prompt + 1) {
       throw common::InputError("request " + words[0] + " would not fit into " +
                                std::to_string(kNumBlocks * kBlockSize) + " slots, even alone");

@@ -13,6 +13,7 @@
 #include <span>
 #include <stdexcept>
 #include <string>
+#include <string_view>
 #include <utility>
 #include <vector>
 
@@ -26,7 +27,8 @@
 #include "common/base/utf8.h"
 #include "common/model/chat.h"
 #include "common/model/presets.h"
-#include "make_server.h"
+#include "lone_sequences.h"
+#include "make_engine.h"
 #include "quoting_runner.h"
 
 namespace stage8 {
@@ -54,27 +56,35 @@ struct Sums {
   }
 };
 
+// 0 as long as there is no such counter.
+int count(const Engine& engine, std::string_view name) {
+  const std::vector<common::Counter> counters = engine.counters();
+  const auto found = std::find_if(counters.begin(), counters.end(),
+                                  [&](const common::Counter& counter) { return counter.name == name; });
+  return found == counters.end() ? 0 : static_cast<int>(found->value);
+}
+
 // Serves copies of the request, and nothing beside them. Adds up what they show, and returns their texts, one after the
 // other. salt: the last one used.
 std::vector<common::Token> serve(Engine& engine, const common::Request& request, int num_copies, int num_drafts,
                                  std::uint64_t& salt, Sums& sums) {
-  RealClock clock;
-  const std::unique_ptr<Server> server = make_server(
-      engine, {.token_budget = engine.options().chunk_size, .max_sequences = engine.options().max_sequences}, clock);
+  const int drafts_before = count(engine, "drafts");
+  const int accepted_before = count(engine, "drafts_accepted");
+  const int first = engine.num_requests();
   common::Request run = request;
   run.num_speculative_tokens = num_drafts;
   for (int copy = 0; copy < num_copies; ++copy) {
     run.sample_index = copy;
     run.cache_salt = ++salt;  // finds nothing of earlier runs, nor of the other copies
-    server->submit({.request = run});
+    engine.submit({.request = run});
   }
-  while (server->step()) {
+  while (engine.step()) {
   }
   std::vector<common::Token> texts;
   double begin = std::numeric_limits<double>::infinity();
   double end = 0.0;
-  for (int id = 0; id < num_copies; ++id) {
-    const RequestOutput& output = server->output(id);
+  for (int id = first; id < first + num_copies; ++id) {
+    const RequestOutput& output = engine.output(id);
     if (!output.error.empty()) {
       throw common::InputError(output.error);
     }
@@ -85,10 +95,8 @@ std::vector<common::Token> serve(Engine& engine, const common::Request& request,
     texts.insert(texts.end(), text.begin(), text.end());
   }
   sums.seconds += end - begin;
-  for (const common::Counter& counter : server->counters()) {
-    sums.drafts += counter.name == "drafts" ? static_cast<int>(counter.value) : 0;
-    sums.accepted += counter.name == "drafts_accepted" ? static_cast<int>(counter.value) : 0;
-  }
+  sums.drafts += count(engine, "drafts") - drafts_before;
+  sums.accepted += count(engine, "drafts_accepted") - accepted_before;
   return texts;
 }
 
@@ -241,12 +249,13 @@ void print_costs(Engine& engine, const SpeculateOptions& options) {
   constexpr int kContext = 128;
   constexpr int kSteps = 16;
   constexpr int kMaxTokens = 16;
-  const SequenceId sequence = engine.sequence_ids().take();
+  constexpr SequenceId kSequence = 0;  // all requests have ended
+  LoneSequences sequences(engine);
   const std::vector<common::Token> text(kContext, 1);
-  if (!engine.start(sequence, text, 0) || !engine.compute(sequence, text, true)) {
+  if (!sequences.start(kSequence, text, 0) || !sequences.append(kSequence, text)) {
     throw common::InputError("the cache is too small to measure steps");
   }
-  COMMON_CHECK(engine.manager().reserve(sequence, kMaxTokens), "the cache has room for a few tokens more");
+  COMMON_CHECK(engine.manager().reserve(kSequence, kMaxTokens), "the cache has room for a few tokens more");
   common::Table table({"tokens in a step", "time", "each beyond the first"});
   const bool can_run_ahead = engine.runner().is_asynchronous();
   const auto seconds_of = [&](int count, bool runs_ahead) {
@@ -254,7 +263,7 @@ void print_costs(Engine& engine, const SpeculateOptions& options) {
     StepId last;
     for (int step = 0; step < kSteps; ++step) {
       RaggedBatch batch;
-      batch.add(engine.manager(), sequence, std::span(text).first(static_cast<std::size_t>(count)), false);
+      batch.add(engine.manager(), kSequence, std::span(text).first(static_cast<std::size_t>(count)), false);
       batch.logits_rows.resize(static_cast<std::size_t>(count));
       std::iota(batch.logits_rows.begin(), batch.logits_rows.end(), 0);
       const StepId before = last;
@@ -286,8 +295,7 @@ void print_costs(Engine& engine, const SpeculateOptions& options) {
     table.add_row({std::to_string(count), common::format("%.2f", seconds / unit),
                    count == 1 ? "" : common::format("%.2f", (seconds - single) / unit / (count - 1))});
   }
-  engine.manager().free(sequence);
-  engine.sequence_ids().give_back(sequence);
+  engine.manager().free(kSequence);
   std::cout << "\n" << table.to_string();
 }
 
@@ -312,9 +320,10 @@ common::Command& add_speculate_command(common::Program& program, SpeculateOption
           synthetic = common::Llama::synthetic(common::find_preset(options.synthetic).config, 1);
         }
         const common::Llama& model = synthetic ? *synthetic : session.model;
-        Engine engine(model, sized, std::make_unique<QuotingRunner>(make_runner(model, sized)));
-        print_texts(engine, texts, options);
-        print_costs(engine, options);
+        const std::unique_ptr<Engine> engine =
+            make_engine(model, sized, std::make_unique<QuotingRunner>(make_runner(model, sized)));
+        print_texts(*engine, texts, options);
+        print_costs(*engine, options);
       },
       {.sampling = false});
   command.option("--prompts", options.prompts,

@@ -6,7 +6,7 @@
 
 #include "../engine.h"
 #include "common/app/cli.h"
-#include "make_server.h"
+#include "make_engine.h"
 
 namespace stage8 {
 

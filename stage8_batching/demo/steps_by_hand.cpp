@@ -8,7 +8,7 @@
 #include <utility>
 #include <vector>
 
-#include "../server.h"
+#include "../engine.h"
 #include "common/app/session.h"
 #include "common/app/table.h"
 #include "common/base/check.h"
@@ -45,11 +45,9 @@ struct Row {
 class StepTable {
  public:
   StepTable(const common::Session& session, const StepsOptions& options)
-      : session_(session),
-        engine_(session.model, engine_options(options)),
-        server_(engine_, scheduler_options(options), clock_) {
-    server_.on_pass([this](const RaggedBatch& batch) { note_pass(batch); });
-    server_.on_step([this](const StepReport& report) { note_step(report); });
+      : session_(session), engine_(session.model, engine_options(options)) {
+    engine_.on_pass([this](const RaggedBatch& batch) { note_pass(batch); });
+    engine_.on_step([this](const StepReport& report) { note_step(report); });
     for (std::size_t i = 0; i < kPrompts.size(); ++i) {
       GenerationRequest request;
       request.request.prompt = session.tokenizer.encode_prompt(kPrompts[i]);
@@ -61,18 +59,18 @@ class StepTable {
       }
       request.num_samples = i == 1 ? options.num_samples : 1;
       request.request.sampling.temperature = request.num_samples > 1 ? 1.0F : 0.0F;
-      const int id = server_.submit(request, [this](int of, int sample, common::Token token) {
+      const int id = engine_.submit(request, [this](int of, int sample, common::Token token) {
         const std::string text = common::quote(session_.tokenizer.decode({&token, 1}));
         append(row_.tokens, name(of) + (sample > 0 ? std::to_string(sample) : "") + ":" + text);
       });
-      if (server_.output(id).finished()) {
-        throw common::InputError(server_.output(id).error);
+      if (engine_.output(id).finished()) {
+        throw common::InputError(engine_.output(id).error);
       }
     }
   }
 
   std::string run() {
-    while (server_.step()) {
+    while (engine_.step()) {
     }
     return table_.to_string();
   }
@@ -83,16 +81,12 @@ class StepTable {
     result.num_slots = options.num_slots;
     result.block_size = kBlockSize;
     result.num_host_slots = options.preemption == Preemption::kRecompute ? 0 : options.num_slots;
-    result.chunk_size = options.token_budget;
+    result.scheduler = {.token_budget = options.token_budget,
+                        .headroom = 0,
+                        .preemption = options.preemption,
+                        .run_ahead = options.run_ahead};
     result.gpu.device = Device::kCpu;
     return result;
-  }
-
-  static SchedulerOptions scheduler_options(const StepsOptions& options) {
-    return {.token_budget = options.token_budget,
-            .headroom = 0,
-            .preemption = options.preemption,
-            .run_ahead = options.run_ahead};
   }
 
   // The step has its blocks, and nothing is computed yet.
@@ -101,7 +95,7 @@ class StepTable {
     for (const auto& [source, destination] : engine_.manager().pending_copies()) {
       append(row_.copies, common::format("%d>%d", source, destination));
     }
-    for (const auto& group : server_.scheduler().running()) {
+    for (const auto& group : engine_.scheduler().running()) {
       std::string& positions = row_.positions[static_cast<std::size_t>(group->id())];
       for (const SequenceId sequence : group->sequences()) {
         for (std::size_t i = 0; i < batch.num_sequences(); ++i) {
@@ -125,13 +119,13 @@ class StepTable {
 
   void note_blocks() {
     row_.blocks = {};
-    for (const auto& group : server_.scheduler().running()) {
+    for (const auto& group : engine_.scheduler().running()) {
       for (const SequenceId sequence : group->sequences()) {
         append(row_.blocks[static_cast<std::size_t>(group->id())], list(engine_.manager().block_table(sequence)),
                " / ");
       }
     }
-    for (const auto& group : server_.scheduler().waiting()) {
+    for (const auto& group : engine_.scheduler().waiting()) {
       row_.blocks[static_cast<std::size_t>(group->id())] = group->sequences().empty() ? "" : "host";
     }
   }
@@ -159,9 +153,7 @@ class StepTable {
   }
 
   const common::Session& session_;
-  VirtualClock clock_;
   Engine engine_;
-  Server server_;
   Row row_;  // of the current step
   common::Table table_{{"step", "A computes", "B computes", "C computes", "A's blocks", "B's blocks", "C's blocks",
                         "copies", "handed out"}};

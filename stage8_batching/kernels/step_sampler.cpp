@@ -38,7 +38,7 @@ void HostSampler::draw(std::size_t which, const DeviceStep& step, const common::
     try {
       const float* const begin = logits.row(static_cast<Eigen::Index>(row)).data();
       tokens[row] = sampled_token(batch, row, {begin, static_cast<std::size_t>(vocab_size_)});
-    } catch (const common::CheckError&) {  // a logit is no number, or infinite
+    } catch (const common::InputError&) {  // a logit is no number, or infinite
       tokens[row] = -1;
     }
   }

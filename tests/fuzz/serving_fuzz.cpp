@@ -67,8 +67,8 @@ void run_case(std::uint64_t seed, FuzzCounts& counts) {
   const int num_tasks = between(random, 3, 12);
   std::vector<int> streamed(static_cast<std::size_t>(num_tasks));
   serving.on_token = [&](int id, int, common::Token) { streamed[static_cast<std::size_t>(id)] += 1; };
-  while (static_cast<int>(tasks.size()) < num_tasks || !serving.server.is_idle()) {
-    if (static_cast<int>(tasks.size()) < num_tasks && (serving.server.is_idle() || random.below(2) == 0)) {
+  while (static_cast<int>(tasks.size()) < num_tasks || !serving.engine.is_idle()) {
+    if (static_cast<int>(tasks.size()) < num_tasks && (serving.engine.is_idle() || random.below(2) == 0)) {
       tasks.push_back(random_task(random, 3));
       counts.add("with several samples", tasks.back().num_samples > 1 ? 1 : 0);
       counts.add("beam searches", tasks.back().beam ? 1 : 0);
@@ -76,12 +76,12 @@ void run_case(std::uint64_t seed, FuzzCounts& counts) {
     }
     if (!tasks.empty() && random.below(40) == 0) {
       const int id = between(random, 0, static_cast<int>(tasks.size()) - 1);
-      if (!serving.server.output(id).finished()) {
-        serving.server.stop(id, common::FinishReason::kCancelled);
+      if (!serving.engine.output(id).finished()) {
+        serving.engine.stop(id, common::FinishReason::kCancelled);
         cancelled.insert(id);
       }
     }
-    if (serving.server.step()) {
+    if (serving.engine.step()) {
       counts.add("steps");
       counts.add("swapped out", static_cast<long long>(serving.reports.back().swapped_out.size()));
       counts.add("recomputed", static_cast<long long>(serving.reports.back().recomputed.size()));
@@ -90,11 +90,11 @@ void run_case(std::uint64_t seed, FuzzCounts& counts) {
       }
     }
     if (serving.reports.size() > 20000) {
-      throw FuzzFailure("the server is still busy after 20,000 steps");
+      throw FuzzFailure("the engine is still busy after 20,000 steps");
     }
   }
   for (int id = 0; id < num_tasks; ++id) {
-    const stage::RequestOutput& output = serving.server.output(id);
+    const stage::RequestOutput& output = serving.engine.output(id);
     const stage::GenerationRequest& task = tasks[static_cast<std::size_t>(id)];
     if (output.finish_reason == common::FinishReason::kRejected) {
       continue;  // a group too large for the budget, the limit or the pool

@@ -109,7 +109,7 @@ std::string problem_of_order(const stage::RaggedBatch& batch) {
 // What a step has committed and published is text (SPECULATION.md, invariants 2 and 3). Empty if it is.
 std::string problem_of_drafts(const tests::Serving& serving) {
   const stage::KvCacheManager& manager = serving.engine_manager();
-  for (const auto& group : serving.server.scheduler().running()) {
+  for (const auto& group : serving.engine.scheduler().running()) {
     for (const stage::Branch& branch : group->live()) {
       if (!manager.contains(branch.sequence)) {
         continue;
@@ -174,7 +174,7 @@ void run_case(std::uint64_t seed, FuzzCounts& counts) {
     without.request.num_speculative_tokens = std::nullopt;
     plain.submit(without);
   }
-  while (plain.server.step()) {
+  while (plain.engine.step()) {
   }
 
   tests::ServingOptions options;
@@ -195,14 +195,14 @@ void run_case(std::uint64_t seed, FuzzCounts& counts) {
   std::vector<bool> has_accepted(tasks.size());
   serving.on_token = [&](int id, int, common::Token) { streamed[static_cast<std::size_t>(id)] += 1; };
   std::string order;
-  serving.server.on_pass(
+  serving.engine.on_pass(
       [&](const stage::RaggedBatch& batch) { order = order.empty() ? problem_of_order(batch) : order; });
   std::size_t num_submitted = 0;
-  while (num_submitted < tasks.size() || !serving.server.is_idle()) {
-    if (num_submitted < tasks.size() && (serving.server.is_idle() || random.below(3) == 0)) {
+  while (num_submitted < tasks.size() || !serving.engine.is_idle()) {
+    if (num_submitted < tasks.size() && (serving.engine.is_idle() || random.below(3) == 0)) {
       serving.submit(tasks[num_submitted++]);
     }
-    if (!serving.server.step()) {
+    if (!serving.engine.step()) {
       continue;
     }
     for (std::size_t id = 0; id < num_submitted; ++id) {
@@ -224,18 +224,18 @@ void run_case(std::uint64_t seed, FuzzCounts& counts) {
       throw FuzzFailure(problem);
     }
     if (serving.reports.size() > 20000) {
-      throw FuzzFailure("the server is still busy after 20,000 steps");
+      throw FuzzFailure("the engine is still busy after 20,000 steps");
     }
   }
   for (std::size_t id = 0; id < tasks.size(); ++id) {
-    const stage::RequestOutput& output = serving.server.output(static_cast<int>(id));
+    const stage::RequestOutput& output = serving.engine.output(static_cast<int>(id));
     if (output.finish_reason == common::FinishReason::kRejected) {
       continue;  // a group too large for the budget, the limit or the pool
     }
     if (output.finish_reason == common::FinishReason::kFailed) {
       throw FuzzFailure(common::format("request %zu failed: ", id) + output.error);
     }
-    if (const std::string found = difference(output, plain.server.output(static_cast<int>(id))); !found.empty()) {
+    if (const std::string found = difference(output, plain.engine.output(static_cast<int>(id))); !found.empty()) {
       throw FuzzFailure(common::format("request %zu: ", id) + found);
     }
     std::size_t written = 0;

@@ -40,7 +40,7 @@ namespace {
 const std::string kNoDifference;
 
 stage::EngineOptions options_for(stage::Device device, stage::Precision precision = stage::Precision::kFloat32) {
-  stage::EngineOptions options;
+  stage::EngineOptions options = tests::tight_options();
   options.gpu = {device, precision};
   return options;
 }
@@ -130,13 +130,13 @@ class Pair {
  private:
   static stage::EngineOptions with_block_size(stage::EngineOptions options, int block_size) {
     options.block_size = block_size;
-    options.chunk_size = 20;
+    tests::max_pass_tokens(options) = 20;
     options.num_slots = 512;
     return options;
   }
 
-  stage::Engine cpu_;
-  stage::Engine gpu_;
+  tests::SequenceEngine cpu_;
+  tests::SequenceEngine gpu_;
 };
 
 }  // namespace
@@ -147,9 +147,9 @@ TEST_CASE("GPU: the golden prompts get the golden text, in chunks and blocks of 
   }
   for (const auto& [chunk_size, block_size] : {std::pair{256, 16}, {7, 16}, {256, 1}, {3, 5}, {1, 64}}) {
     stage::EngineOptions options = options_for(stage::Device::kGpu);
-    options.chunk_size = chunk_size;
+    tests::max_pass_tokens(options) = chunk_size;
     options.block_size = block_size;
-    stage::Engine engine(bundled().llama, options);
+    tests::SequenceEngine engine(bundled().llama, options);
     const std::vector<common::Completion> completions = run(engine, golden_requests());
     for (std::size_t i = 0; i < completions.size(); ++i) {
       CAPTURE(chunk_size, block_size, golden_cases()[i].prompt, completions[i].error);
@@ -171,15 +171,16 @@ TEST_CASE("GPU: the lesson's runner, kernel by kernel and with plain kernels, ge
                                   .num_kv_heads = config.num_kv_heads,
                                   .head_dim = config.head_dim};
   stage::EngineOptions options = options_for(stage::Device::kGpu);
-  options.chunk_size = 20;
+  tests::max_pass_tokens(options) = 20;
   options.block_size = block_size;
 #if STAGE_NUMBER == 7
-  auto runner = std::make_unique<tests::LessonRunner>(bundled().llama, shape, options.gpu, options.chunk_size);
+  auto runner =
+      std::make_unique<tests::LessonRunner>(bundled().llama, shape, options.gpu, tests::max_pass_tokens(options));
 #else
-  auto runner = std::make_unique<tests::LessonRunner>(bundled().llama, shape, options.gpu, options.chunk_size,
-                                                      options.max_sequences);
+  auto runner = std::make_unique<tests::LessonRunner>(bundled().llama, shape, options.gpu,
+                                                      tests::max_pass_tokens(options), options.scheduler.max_sequences);
 #endif
-  stage::Engine engine(bundled().llama, options, std::move(runner));
+  tests::SequenceEngine engine(bundled().llama, options, std::move(runner));
   const std::vector<common::Completion> completions = run(engine, golden_requests());
   for (std::size_t i = 0; i < completions.size(); ++i) {
     CAPTURE(block_size, golden_cases()[i].prompt, completions[i].error);
@@ -236,7 +237,7 @@ TEST_CASE("GPU: a pool that is too small for all, and a warm cache, change no te
     stage::EngineOptions options = options_for(stage::Device::kGpu);
     options.num_slots = 400;
     options.prefix_cache = prefix_cache;
-    stage::Engine engine(bundled().llama, options);
+    tests::SequenceEngine engine(bundled().llama, options);
     for (int round = 0; round < 2; ++round) {
       const tests::EngineRun result = tests::run_requests(engine, requests);
       for (std::size_t i = 0; i < requests.size(); ++i) {
@@ -358,10 +359,10 @@ TEST_CASE("GPU: in bfloat16 the logits are close, from a prompt and token by tok
   // 8 bits: a rounding changes a number by 2^-9 of it at most. Six layers round what ends in a logit some 60 times,
   // with errors of either sign, which grow as the square root of their number: 2^-9 * 8 of logits of about 15.
   constexpr float kTolerance = 0.25F;
-  stage::Engine exact(bundled().llama, options_for(stage::Device::kCpu));
-  stage::Engine rounded(bundled().llama, options_for(stage::Device::kGpu, stage::Precision::kBFloat16));
+  tests::SequenceEngine exact(bundled().llama, options_for(stage::Device::kCpu));
+  tests::SequenceEngine rounded(bundled().llama, options_for(stage::Device::kGpu, stage::Precision::kBFloat16));
   for (const tests::GoldenCase& golden : golden_cases()) {
-    for (stage::Engine* const engine : {&exact, &rounded}) {
+    for (tests::SequenceEngine* const engine : {&exact, &rounded}) {
       REQUIRE(engine->start(0, golden.prompt_tokens, 0));
     }
     std::span<const Token> tokens = golden.prompt_tokens;
@@ -383,12 +384,12 @@ TEST_CASE("GPU: how far K and V, or weights, in float8 move the next token (stag
   if (!common::has_cuda_device()) {
     SKIP_TEST("there is no GPU");
   }
-  stage::Engine exact(bundled().llama, options_for(stage::Device::kGpu));
-  stage::Engine half(bundled().llama, options_for(stage::Device::kGpu, stage::Precision::kBFloat16));
-  stage::Engine narrow(bundled().llama, float8_options());
+  tests::SequenceEngine exact(bundled().llama, options_for(stage::Device::kGpu));
+  tests::SequenceEngine half(bundled().llama, options_for(stage::Device::kGpu, stage::Precision::kBFloat16));
+  tests::SequenceEngine narrow(bundled().llama, float8_options());
   stage::EngineOptions with_weights = options_for(stage::Device::kGpu, stage::Precision::kBFloat16);
   with_weights.gpu.weights = stage::WeightType::kFloat8;
-  stage::Engine weights(bundled().llama, with_weights);
+  tests::SequenceEngine weights(bundled().llama, with_weights);
   const auto log_probability = [](const Matrix& logits, Token token) {
     const Eigen::ArrayXXd shifted = (logits.array() - logits.maxCoeff()).cast<double>();
     return shifted(0, token) - std::log(shifted.exp().sum());
@@ -414,7 +415,7 @@ TEST_CASE("GPU: how far K and V, or weights, in float8 move the next token (stag
   double num_tokens = 0.0;
   for (const tests::GoldenCase& golden : golden_cases()) {
     std::vector<Matrix> logits;
-    for (stage::Engine* const engine : {&exact, &half, &narrow, &weights}) {
+    for (tests::SequenceEngine* const engine : {&exact, &half, &narrow, &weights}) {
       REQUIRE(engine->start(0, golden.prompt_tokens, 0));
       logits.push_back(*engine->append(
           0, std::span(golden.prompt_tokens).subspan(static_cast<std::size_t>(engine->manager().length(0)))));
@@ -432,7 +433,7 @@ TEST_CASE("GPU: how far K and V, or weights, in float8 move the next token (stag
       logits = {*exact.append(0, {&token, 1}), *half.append(0, {&token, 1}), *narrow.append(0, {&token, 1}),
                 *weights.append(0, {&token, 1})};
     }
-    for (stage::Engine* const engine : {&exact, &half, &narrow, &weights}) {
+    for (tests::SequenceEngine* const engine : {&exact, &half, &narrow, &weights}) {
       engine->manager().free(0);
     }
   }
@@ -464,9 +465,9 @@ TEST_CASE("GPU: float8 pages go through forks, copies on write, chunks and cache
     SKIP_TEST("there is no GPU");
   }
   stage::EngineOptions options = float8_options();
-  options.chunk_size = 20;
+  tests::max_pass_tokens(options) = 20;
   options.num_slots = 512;
-  stage::Engine engine(bundled().llama, options);
+  tests::SequenceEngine engine(bundled().llama, options);
   // The runner's pages, of 2 kv heads of 32 dimensions in 6 layers, have the bytes that the engine reports.
   const common::PageShape page{.num_blocks = 1,
                                .num_kv_heads = 2,
@@ -506,7 +507,7 @@ TEST_CASE("GPU: float8 pages go through forks, copies on write, chunks and cache
   REQUIRE(engine.start(2, longer, 0));
   CHECK(engine.manager().length(2) == 48);
   const Matrix warm = *engine.append(2, std::span(longer).subspan(48));
-  stage::Engine cold(bundled().llama, options);
+  tests::SequenceEngine cold(bundled().llama, options);
   REQUIRE(cold.start(2, longer, 0));
   CHECK(compare(warm, *cold.append(2, longer), 1.0F) == kNoDifference);
 }
@@ -519,9 +520,9 @@ TEST_CASE("GPU: a prompt's last chunk may be shorter than the others") {
   // Short chunks are cut into smaller tiles, and may have more of them than a long chunk.
   for (const int chunk_size : {256, 257, 300, 511}) {
     stage::EngineOptions options = options_for(stage::Device::kGpu, stage::Precision::kBFloat16);
-    options.chunk_size = chunk_size;
-    stage::Engine rounded(bundled().llama, options);
-    stage::Engine exact(bundled().llama, options_for(stage::Device::kCpu));
+    tests::max_pass_tokens(options) = chunk_size;
+    tests::SequenceEngine rounded(bundled().llama, options);
+    tests::SequenceEngine exact(bundled().llama, options_for(stage::Device::kCpu));
     const std::vector<Token> prompt = some_tokens(chunk_size + 200, 1);
     REQUIRE(rounded.start(0, prompt, 0));
     REQUIRE(exact.start(0, prompt, 0));
@@ -554,6 +555,6 @@ TEST_CASE("GPU: too large a cache is refused in words, and leaves the memory as 
   }
   CHECK(tests::contains(message, "smaller cache"));
   CHECK(free_bytes().first >= before);
-  stage::Engine engine(small_model(), options_for(stage::Device::kGpu));
+  tests::SequenceEngine engine(small_model(), options_for(stage::Device::kGpu));
   CHECK(run(engine, {tests::make_request(5, 4)})[0].tokens.size() == 4);
 }

@@ -1,4 +1,4 @@
-// The server with its cache on the device, always a step ahead, must produce the texts of single runs on the CPU.
+// The engine with its cache on the device, always a step ahead, must produce the texts of single runs on the CPU.
 #include "tests/support/catch.h"
 
 #include <algorithm>
@@ -87,23 +87,18 @@ void count_call(const char* call) {
 // fewer calls.
 std::string serve_with_fault(stage::Engine& engine, const std::vector<GenerationRequest>& tasks,
                              const std::vector<std::vector<common::Completion>>& expected, int fault, bool& is_over) {
-  stage::VirtualClock clock;
-  stage::SchedulerOptions scheduler;
-  scheduler.headroom = 0;
-  scheduler.preemption = Preemption::kSwap;
-  scheduler.token_budget = 20;
-  stage::Server server(engine, scheduler, clock);
+  const int first = engine.num_requests();
   for (const GenerationRequest& task : tasks) {
-    server.submit(task);
+    engine.submit(task);
   }
   calls_until_fault = fault;
-  while (server.step()) {
+  while (engine.step()) {
   }
   is_over = calls_until_fault > 0;
   calls_until_fault = 0;
   int num_failed = 0;
   for (std::size_t i = 0; i < tasks.size(); ++i) {
-    const stage::RequestOutput& output = server.output(static_cast<int>(i));
+    const stage::RequestOutput& output = engine.output(first + static_cast<int>(i));
     const bool has_failed = output.finish_reason == common::FinishReason::kFailed;
     num_failed += has_failed ? 1 : 0;
     if (std::string problem = compare_output(output, expected[i], has_failed); !problem.empty()) {
@@ -144,7 +139,7 @@ TEST_CASE("GPU: the k-th device call fails, for every k of a run: the other text
   }
   stage::EngineOptions options = gpu_options(static_cast<int>(longest) + 48, 200);
   options.block_size = 4;
-  options.chunk_size = 20;
+  options.scheduler = {.token_budget = 20, .headroom = 0, .preemption = Preemption::kSwap};
   // Recorded steps are replayed from the second run on; then every call of a run fails once.
   stage::Engine engine(bundled().llama, options);
   common::device_call_hook = count_call;
@@ -194,18 +189,18 @@ TEST_CASE("GPU: sampled texts are the CPU's, whatever the filter, and do not dep
   const std::vector<std::vector<common::Completion>> expected = lone_texts(tasks);
   for (const int num_slots : {640, 4096}) {
     for (const bool run_ahead : {true, false}) {
-      stage::Engine engine(bundled().llama, gpu_options(num_slots, 400));
-      stage::RealClock clock;
-      stage::Server server(engine, {.preemption = Preemption::kSwap, .run_ahead = run_ahead}, clock);
+      stage::EngineOptions options = gpu_options(num_slots, 400);
+      options.scheduler = {.preemption = Preemption::kSwap, .run_ahead = run_ahead};
+      stage::Engine engine(bundled().llama, options);
       for (const GenerationRequest& task : tasks) {
-        server.submit(task);
+        engine.submit(task);
       }
-      while (server.step()) {
+      while (engine.step()) {
       }
       CAPTURE(num_slots, run_ahead);
       for (std::size_t i = 0; i < tasks.size(); ++i) {
         CAPTURE(i);
-        CHECK(compare_output(server.output(static_cast<int>(i)), expected[i]) == kNoProblem);
+        CHECK(compare_output(engine.output(static_cast<int>(i)), expected[i]) == kNoProblem);
       }
       CHECK(engine.manager().usage().reserved == 0);
     }
@@ -222,26 +217,22 @@ TEST_CASE("GPU: the texts are those of lone runs, for every budget and preemptio
     for (const int num_slots : {320, 4096}) {
       for (const int budget : {2, 3, 256}) {
         for (const bool run_ahead : {true, false}) {
-          stage::Engine engine(bundled().llama, gpu_options(num_slots, 400));
-          stage::RealClock clock;
-          stage::SchedulerOptions scheduler;
-          scheduler.preemption = preemption;
-          scheduler.token_budget = budget;
-          scheduler.run_ahead = run_ahead;
-          stage::Server server(engine, scheduler, clock);
+          stage::EngineOptions options = gpu_options(num_slots, 400);
+          options.scheduler = {.token_budget = budget, .preemption = preemption, .run_ahead = run_ahead};
+          stage::Engine engine(bundled().llama, options);
           for (const GenerationRequest& task : tasks) {
-            server.submit(task);
+            engine.submit(task);
           }
-          while (server.step()) {
+          while (engine.step()) {
           }
           CAPTURE(static_cast<int>(preemption), num_slots, budget, run_ahead);
           for (std::size_t i = 0; i < tasks.size(); ++i) {
             CAPTURE(i);
-            CHECK(compare_output(server.output(static_cast<int>(i)), expected[i]) == kNoProblem);
+            CHECK(compare_output(engine.output(static_cast<int>(i)), expected[i]) == kNoProblem);
           }
           CHECK(engine.manager().usage().reserved == 0);
           CHECK(engine.manager().num_free_host_blocks() == 25);
-          const double preemptions = common::counter(server.counters(), "preemptions");
+          const double preemptions = common::counter(engine.counters(), "preemptions");
           CHECK((preemptions > 0) == (num_slots == 320 && budget == 256));
         }
       }
@@ -259,21 +250,21 @@ TEST_CASE("GPU: samples, beams and single texts share steps, and some are cancel
   tasks[1].request.sampling.temperature = 0.8F;
   tasks[4].beam = stage::BeamOptions{3, 1.0};
   const std::vector<std::vector<common::Completion>> expected = lone_texts(tasks);
-  stage::Engine engine(bundled().llama, gpu_options(640, 640));
-  stage::RealClock clock;
-  stage::Server server(engine, {.preemption = Preemption::kSwap}, clock);
+  stage::EngineOptions options = gpu_options(640, 640);
+  options.scheduler.preemption = Preemption::kSwap;
+  stage::Engine engine(bundled().llama, options);
   for (const GenerationRequest& task : tasks) {
-    server.submit(task);
+    engine.submit(task);
   }
-  for (int step = 0; server.step(); ++step) {
+  for (int step = 0; engine.step(); ++step) {
     if (step == 5) {
-      server.stop(2, common::FinishReason::kCancelled);
-      server.stop(7, common::FinishReason::kCancelled);
+      engine.stop(2, common::FinishReason::kCancelled);
+      engine.stop(7, common::FinishReason::kCancelled);
     }
   }
   for (std::size_t i = 0; i < tasks.size(); ++i) {
     CAPTURE(i);
-    CHECK(compare_output(server.output(static_cast<int>(i)), expected[i], i == 2 || i == 7) == kNoProblem);
+    CHECK(compare_output(engine.output(static_cast<int>(i)), expected[i], i == 2 || i == 7) == kNoProblem);
   }
   CHECK(engine.manager().usage().reserved == 0);
   CHECK(engine.manager().num_free_host_blocks() == 40);

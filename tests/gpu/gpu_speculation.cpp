@@ -49,35 +49,28 @@ std::vector<GenerationRequest> workload_tasks() {
 const stage::TokenCost kCostOfLargeModel = stage::gpu_token_cost(16, 2.5e9);
 
 std::vector<common::Token> serve(stage::Engine& engine, const common::Request& request, int& num_accepted) {
-  stage::VirtualClock clock;
-  const auto server = stage::make_speculating_server(engine, {}, clock, kCostOfLargeModel);
-  server->on_step([&](const stage::StepReport& report) { num_accepted += report.num_accepted; });
-  const int id = server->submit({.request = request});
-  while (server->step()) {
+  engine.on_step([&](const stage::StepReport& report) { num_accepted += report.num_accepted; });
+  const int id = engine.submit({.request = request});
+  while (engine.step()) {
   }
-  REQUIRE(server->output(id).error == kNoProblem);
-  return server->output(id).completions.front().tokens;
+  REQUIRE(engine.output(id).error == kNoProblem);
+  return engine.output(id).completions.front().tokens;
 }
 
 // How far a token's logit is below the largest one, at most, if each step computes one token of the text.
 float largest_deficit(stage::Engine& engine, const std::vector<common::Token>& prompt,
                       const std::vector<common::Token>& text) {
-  const stage::SequenceId sequence = engine.sequence_ids().take();
-  REQUIRE(engine.start(sequence, prompt, 0));
+  constexpr stage::SequenceId kSequence = 0;
+  stage::LoneSequences sequences(engine);
+  REQUIRE(sequences.start(kSequence, prompt, 0));
   float deficit = 0.0F;
   std::span<const common::Token> next = prompt;
   for (const common::Token& token : text) {
-    REQUIRE(engine.manager().reserve(sequence, static_cast<int>(next.size())));
-    stage::RaggedBatch batch;
-    batch.add(engine.manager(), sequence, next, true);
-    batch.draws_tokens = false;
-    const common::Matrix logits = engine.runner().wait(engine.forward(batch)).logits;
-    engine.commit(batch);
+    const common::Matrix logits = sequences.append(kSequence, next).value();
     deficit = std::max(deficit, logits.maxCoeff() - logits(0, token));
     next = {&token, 1};
   }
-  engine.manager().free(sequence);
-  engine.sequence_ids().give_back(sequence);
+  engine.manager().free(kSequence);
   return deficit;
 }
 
@@ -100,50 +93,42 @@ void serve_at_random(std::uint64_t seed, const std::vector<GenerationRequest>& t
   options.block_size = between(random, 1, 20);
   options.num_slots = random.below(4) == 0 ? 4096 : between(random, 460, 700);
   options.num_host_slots = random.below(2) == 0 ? 0 : 400;
-  options.chunk_size = between(random, 12, 100);
-  options.max_sequences = between(random, 2, 10);
+  stage::SchedulerOptions& scheduler = options.scheduler;
+  scheduler.token_budget = between(random, 12, 100);
+  scheduler.max_sequences = between(random, 2, 10);
   options.prefix_cache = random.below(4) > 0;
   options.num_speculative_tokens = between(random, 1, stage::kMaxDrafts);
-  stage::SchedulerOptions scheduler{.token_budget = options.chunk_size,
-                                    .max_sequences = options.max_sequences,
-                                    .headroom = between(random, 0, 1),
-                                    .preemption = static_cast<stage::Preemption>(random.below(3))};
+  scheduler.headroom = between(random, 0, 1);
+  scheduler.preemption = static_cast<stage::Preemption>(random.below(3));
   if (random.below(4) == 0) {
     scheduler.run_ahead = random.below(2) == 0;
   }
-  stage::Engine engine(bundled().llama, options);
   stage::VirtualClock clock;
   // As if drafts and waiting cost nothing, or as in a large model.
-  std::unique_ptr<stage::SpeculatingServer> server;
-  if (random.below(2) == 0) {
-    const stage::TokenCost free = {.per_token = 0.0, .max_tokens = stage::kMaxGpuTokens};
-    server = std::make_unique<stage::SpeculatingServer>(
-        engine, clock,
-        std::make_unique<stage::SpeculatingScheduler>(engine.manager(), scheduler, options.prefix_cache,
-                                                      options.num_speculative_tokens, free));
-  } else {
-    server = stage::make_speculating_server(engine, scheduler, clock, kCostOfLargeModel);
-  }
-  server->on_step([&](const stage::StepReport& report) {
+  const stage::TokenCost free = {.per_token = 0.0, .max_tokens = stage::kMaxGpuTokens};
+  const std::unique_ptr<stage::SpeculatingEngine> engine =
+      stage::make_speculating_engine(bundled().llama, options, stage::make_runner(bundled().llama, options), clock,
+                                     random.below(2) == 0 ? free : kCostOfLargeModel);
+  engine->on_step([&](const stage::StepReport& report) {
     totals.drafts += std::accumulate(report.num_drafts.begin(), report.num_drafts.end(), 0);
     totals.accepted += report.num_accepted;
     totals.swapped_out += static_cast<int>(report.swapped_out.size());
     totals.recomputed += static_cast<int>(report.recomputed.size());
   });
   std::size_t num_submitted = 0;
-  while (num_submitted < tasks.size() || !server->is_idle()) {
-    if (num_submitted < tasks.size() && (server->is_idle() || random.below(3) == 0)) {
-      server->submit(tasks[num_submitted++]);
+  while (num_submitted < tasks.size() || !engine->is_idle()) {
+    if (num_submitted < tasks.size() && (engine->is_idle() || random.below(3) == 0)) {
+      engine->submit(tasks[num_submitted++]);
     }
-    server->step();
+    engine->step();
   }
   for (std::size_t i = 0; i < tasks.size(); ++i) {
     CAPTURE(i);
-    CHECK(tests::compare_output(server->output(static_cast<int>(i)), expected[i]) == kNoProblem);
+    CHECK(tests::compare_output(engine->output(static_cast<int>(i)), expected[i]) == kNoProblem);
   }
-  CHECK(engine.manager().usage().reserved == 0);
-  totals.hits += common::counter(server->counters(), "prefix_hits");
-  totals.copies += engine.blocks_copied();
+  CHECK(engine->manager().usage().reserved == 0);
+  totals.hits += common::counter(engine->counters(), "prefix_hits");
+  totals.copies += engine->blocks_copied();
 }
 
 }  // namespace
@@ -194,7 +179,10 @@ TEST_CASE("GPU: in 16 bits, each token of a text with drafts is one that plain d
     const float most = type.kv_cache == stage::KvCacheType::kFloat8 ? 2.4F : 0.6F;
     int num_accepted = 0;
     for (const std::string& prompt : prompts) {
-      stage::Engine engine(bundled().llama, options);
+      stage::VirtualClock clock;
+      const std::unique_ptr<stage::SpeculatingEngine> owned = stage::make_speculating_engine(
+          bundled().llama, options, stage::make_runner(bundled().llama, options), clock, kCostOfLargeModel);
+      stage::SpeculatingEngine& engine = *owned;
       const common::Request request = tests::greedy_request(prompt, 100);
       const std::vector<common::Token> text = serve(engine, request, num_accepted);
       CAPTURE(static_cast<int>(type.kv_cache), static_cast<int>(type.weights), prompt);

@@ -55,13 +55,13 @@ TEST_CASE("cache size: no more than the sequences of a step can fill, rounded up
 TEST_CASE("cache size: a step's sequences can fill as much as their contexts allow") {
   const common::LlamaConfig& config = tests::small_model().config();
   stage::EngineOptions options;
-  options.max_sequences = 200;
+  options.scheduler.max_sequences = 200;
   CHECK(stage::memory_share(config, options).max_slots == 200 * tests::kSmallContext);
   options.context_length = 30;
   CHECK(stage::memory_share(config, options).max_slots == 200 * 30);
   options.context_length = 1000;  // more than the model has
   CHECK(stage::memory_share(config, options).max_slots == 200 * tests::kSmallContext);
-  options.max_sequences = 1;
+  options.scheduler.max_sequences = 1;
   CHECK(stage::memory_share(config, options).max_slots == options.min_slots);
 }
 

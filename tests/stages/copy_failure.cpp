@@ -73,7 +73,7 @@ common::Matrix logits_of_fork(bool copy_fails) {
 #if STAGE_NUMBER >= 7
   options.gpu.device = stage::Device::kCpu;
 #endif
-  stage::Engine engine(tests::small_model(), options);
+  tests::SequenceEngine engine(tests::small_model(), options);
   tests::poison(engine);
   stage::KvCacheManager& manager = engine.manager();
   const std::vector<common::Token> prompt = tests::make_request(6, 1).prompt;
@@ -110,13 +110,13 @@ TEST_CASE("a copy that fails in a step of two requests: both are computed alone,
   for (const int salt : {1, 2}) {
     requests.push_back({tests::make_request(6, 5, salt), 3});
     requests.back().request.sampling.temperature = 1.0F;
-    serving.server.submit(requests.back());
+    serving.engine.submit(requests.back());
   }
   next_copy_fails = true;
   CHECK(serving.run().empty());
   REQUIRE_FALSE(next_copy_fails);
   for (const int id : {0, 1}) {
-    const stage::RequestOutput& output = serving.server.output(id);
+    const stage::RequestOutput& output = serving.engine.output(id);
     CAPTURE(output.error);
     const std::vector<common::Completion> alone = tests::served_alone(requests[static_cast<std::size_t>(id)]);
     REQUIRE(output.completions.size() == alone.size());
@@ -136,7 +136,7 @@ std::vector<common::Matrix> logits_after_swaps(int fault) {
   options.block_size = 4;
   options.num_host_slots = 64;
   options.gpu.device = stage::Device::kCpu;
-  stage::Engine engine(tests::small_model(), options);
+  tests::SequenceEngine engine(tests::small_model(), options);
   tests::poison(engine);
   stage::KvCacheManager& manager = engine.manager();
   for (const int sequence : {0, 1}) {
@@ -206,7 +206,7 @@ TEST_CASE(
         tests::Serving serving(options);
         tests::cpu_runner(serving.engine).on_layer([](int) { device_call(); });
         for (const stage::GenerationRequest& request : requests) {
-          serving.server.submit(request);
+          serving.engine.submit(request);
         }
         calls_until_fault = k;
         CAPTURE(k, run_ahead, static_cast<int>(preemption));
@@ -215,14 +215,14 @@ TEST_CASE(
         calls_until_fault = 0;
         int failed = 0;
         for (std::size_t i = 0; i < requests.size(); ++i) {
-          const stage::RequestOutput& output = serving.server.output(static_cast<int>(i));
+          const stage::RequestOutput& output = serving.engine.output(static_cast<int>(i));
           const bool has_failed = output.finish_reason == common::FinishReason::kFailed;
           failed += has_failed ? 1 : 0;
           CHECK(tests::compare_output(output, expected[i], has_failed).empty());
         }
         CHECK(failed <= (is_over ? 0 : 1));  // only a request that has the step to itself
         num_failed += failed;
-        num_copied += common::counter(serving.server.counters(), "blocks_copied") > 0 ? 1 : 0;
+        num_copied += common::counter(serving.engine.counters(), "blocks_copied") > 0 ? 1 : 0;
       }
       CHECK(k > 60);
       CHECK(num_failed < k / 2);

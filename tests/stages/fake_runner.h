@@ -92,7 +92,8 @@ class FakeRunner : public stage::Runner {
 
 // An engine on the CPU, and the runner that it has.
 struct FakeEngine {
-  explicit FakeEngine(const common::Llama& model, const stage::EngineOptions& given = {}) : options(on_cpu(given)) {
+  explicit FakeEngine(const common::Llama& model, const stage::EngineOptions& given = tight_options())
+      : options(on_cpu(given)) {
     auto cpu = stage::make_runner(model, options);
     auto fake = std::make_unique<FakeRunner>(std::move(cpu));
     runner = fake.get();
@@ -101,7 +102,7 @@ struct FakeEngine {
 
   stage::EngineOptions options;
   FakeRunner* runner = nullptr;
-  std::optional<stage::Engine> engine;
+  std::optional<SequenceEngine> engine;
 
  private:
   static stage::EngineOptions on_cpu(stage::EngineOptions given) {

@@ -1714,18 +1714,16 @@ TEST_CASE("what has ended is forgotten, so that a server's memory does not grow 
   stage::EngineOptions options;
   options.gpu.device = stage::Device::kCpu;
   stage::Engine alone(tests::default_session().model, options);
-  stage::RealClock clock;
-  stage::Server server(alone, stage::SchedulerOptions{}, clock);
   std::atomic<bool> have_all_ended = false;
   std::atomic<int> num_kept = -1;
   common::EngineThread engine(
-      [&](const common::EngineDemand&) { return std::make_unique<stage::EngineAdapter>(alone, server, clock, 256); },
+      [&](const common::EngineDemand&) { return std::make_unique<stage::EngineAdapter>(alone, common::real_clock()); },
       {},
       [&](const common::EngineNews&) {
         int kept = 0;
         for (int id = 0; have_all_ended && id < kRequests; ++id) {
           try {
-            server.output(id);
+            alone.output(id);
             kept += 1;
           } catch (const common::CheckError&) {  // forgotten
           }

@@ -86,9 +86,8 @@ struct ApiFixture {
       engine_options.context_length = options.context_length;
       engine_options.block_size = options.block_size;
       engine_options.gpu.device = stage::Device::kCpu;
-      stage::SchedulerOptions scheduler;
-      scheduler.token_budget = options.token_budget;
-      return stage::make_served_engine(model, engine_options, scheduler, demand);
+      engine_options.scheduler.token_budget = options.token_budget;
+      return stage::make_served_engine(model, engine_options, demand);
     };
   }
 
@@ -171,14 +170,12 @@ inline std::string text_alone(const std::string& prompt, int max_tokens, const c
   stage::EngineOptions options;
   options.gpu.device = stage::Device::kCpu;
   stage::Engine engine(session.model, options);
-  stage::RealClock clock;
-  stage::Server server(engine, stage::SchedulerOptions{}, clock);
   common::Request request = session.requests.front();
   request.prompt = session.tokenizer.encode_prompt(prompt);
   request.max_new_tokens = max_tokens;
   request.sampling = sampling;
   request.sample_index = sample_index;
-  return session.tokenizer.decode(server.run({&request, 1}, [](int, common::Token) {}).front().tokens);
+  return session.tokenizer.decode(engine.run({&request, 1}, [](int, common::Token) {}).front().tokens);
 }
 
 }  // namespace tests

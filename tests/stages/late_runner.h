@@ -121,7 +121,7 @@ class LateRunner : public stage::Runner {
     try {
       return stage::sampled_token(batch, static_cast<std::size_t>(row),
                                   {logits.row(row).data(), static_cast<std::size_t>(logits.cols())});
-    } catch (const common::CheckError&) {
+    } catch (const common::InputError&) {
       return -1;
     }
   }

@@ -52,10 +52,10 @@ void set_up_example(KvCacheManager& manager) {
 }
 
 stage::EngineOptions make_options(int num_slots, int block_size, int chunk_size = 256) {
-  stage::EngineOptions options;
+  stage::EngineOptions options = tests::tight_options();
   options.num_slots = num_slots;
   options.block_size = block_size;
-  options.chunk_size = chunk_size;
+  tests::max_pass_tokens(options) = chunk_size;
   return options;
 }
 
@@ -442,7 +442,7 @@ TEST_CASE("engine: a stop token ends a request, and its blocks serve the others"
   CHECK(result.ledger == kNoProblem);
 }
 
-#if STAGE_NUMBER < 8  // a server fails the request alone: see serving.cpp
+#if STAGE_NUMBER < 8  // from then on the request fails alone: see serving.cpp
 TEST_CASE("engine: when a callback throws, no block is lost, and the engine can be used again") {
   const std::vector<Request> requests = {make_request(5, 6, 0), make_request(9, 5, 1), make_request(3, 7, 2)};
   for (int at = 1; at < 18; ++at) {
@@ -466,7 +466,7 @@ TEST_CASE("engine: append takes blocks as it needs them, and refuses without a t
   // With chunks of two tokens there is room for the first ones, when there is none for all.
   const int chunk_size = GENERATE(256, 2);
   CAPTURE(chunk_size);
-  stage::Engine engine(small_model(), make_options(12, 4, chunk_size));
+  tests::SequenceEngine engine(small_model(), make_options(12, 4, chunk_size));
   tests::poison(engine);
   const std::vector<Token> tokens = make_request(12, 1).prompt;
   REQUIRE(engine.manager().allocate(0, 1));

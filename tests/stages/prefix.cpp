@@ -66,7 +66,7 @@ int compute(KvCacheManager& manager, int sequence, const Tokens& tokens, std::ui
 stage::BlockHash everything_collides(stage::BlockHash, std::span<const Token>, std::uint64_t) { return 1; }
 
 stage::EngineOptions make_options(int num_slots, int block_size, bool prefix_cache) {
-  stage::EngineOptions options;
+  stage::EngineOptions options = tests::tight_options();
   options.num_slots = num_slots;
   options.block_size = block_size;
   options.prefix_cache = prefix_cache;
@@ -362,7 +362,7 @@ TEST_CASE("warm text equals cold text for every prompt of the workload") {
 
 TEST_CASE("a token that is found is not computed, and only requests of one salt find each other's") {
   stage::EngineOptions options = make_options(512, 4, true);
-  options.chunk_size = 1;  // forward_passes counts the tokens that are computed
+  tests::max_pass_tokens(options) = 1;  // forward_passes counts the tokens that are computed
   stage::Engine engine(small_model(), options);
   std::vector<Tokens> texts;
   const auto check_found = [&](std::uint64_t salt, int num_found) {

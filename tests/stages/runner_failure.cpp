@@ -90,7 +90,7 @@ TEST_CASE("runner: a copy that fails stays planned until it has been carried out
 }
 
 TEST_CASE("runner: no block of a step that can't be waited for is found") {
-  stage::EngineOptions options;
+  stage::EngineOptions options = tests::tight_options();
   options.block_size = 4;
   FakeEngine fake(small_model(), options);
   const std::vector<Token> prompt = make_request(9, 1).prompt;
@@ -151,27 +151,26 @@ TEST_CASE("runner: a greedy token is all that is fetched, and logits only to dra
 #else
 namespace {
 
-// A server over a runner that can fail, and two requests that share its steps.
-struct FakeServer {
-  explicit FakeServer(bool run_ahead, int token_budget = 256)
-      : fake(small_model()),
-        server(*fake.engine, {.token_budget = token_budget, .headroom = 0, .run_ahead = run_ahead}, clock) {
+// An engine over a runner that can fail, and two requests that share its steps.
+struct Served {
+  explicit Served(bool run_ahead, int token_budget = 256)
+      : fake(small_model(), engine_options(run_ahead, token_budget)) {
     for (const common::Request& request : requests) {
-      ids.push_back(server.submit({request}));
+      ids.push_back(engine.submit({request}));
     }
   }
 
   // Until all have ended. Then no slot is in use.
   void run() {
-    while (!server.is_idle()) {
-      REQUIRE(server.step());
+    while (!engine.is_idle()) {
+      REQUIRE(engine.step());
     }
-    REQUIRE_FALSE(server.step());  // or a loop over it never ends
+    REQUIRE_FALSE(engine.step());  // or a loop over it never ends
     CHECK(fake.engine->manager().sequences().empty());
     CHECK(fake.engine->manager().usage().reserved == 0);
   }
-  bool has_failed(int id) const { return server.output(id).finish_reason == common::FinishReason::kFailed; }
-  const std::vector<Token>& tokens(int id) const { return server.output(id).completions.front().tokens; }
+  bool has_failed(int id) const { return engine.output(id).finish_reason == common::FinishReason::kFailed; }
+  const std::vector<Token>& tokens(int id) const { return engine.output(id).completions.front().tokens; }
   static std::vector<Token> expected(const common::Request& request) {
     stage::EngineOptions options;
     options.gpu.device = stage::Device::kCpu;
@@ -181,14 +180,19 @@ struct FakeServer {
   // A new request gets its text.
   void check_serves() {
     const common::Request request = make_request(6, 5, 7);
-    const int id = server.submit({request});
+    const int id = engine.submit({request});
     run();
     CHECK(tokens(id) == expected(request));
   }
 
+  static stage::EngineOptions engine_options(bool run_ahead, int token_budget) {
+    stage::EngineOptions options;
+    options.scheduler = {.token_budget = token_budget, .headroom = 0, .run_ahead = run_ahead};
+    return options;
+  }
+
   FakeEngine fake;
-  stage::VirtualClock clock;
-  stage::Server server;
+  stage::Engine& engine = *fake.engine;
   std::vector<common::Request> requests = {make_request(5, 9), make_request(9, 9, 1)};
   std::vector<int> ids;
 };
@@ -196,25 +200,25 @@ struct FakeServer {
 }  // namespace
 
 TEST_CASE("the loop: a wait that throws fails all requests of the step, also a chunk without a row, and no other") {
-  FakeServer served(false, 8);  // the first step computes the first prompt, and 3 of the second's 9 tokens
+  Served served(false, 8);  // the first step computes the first prompt, and 3 of the second's 9 tokens
   const common::Request request = make_request(6, 5, 2);
-  const int waiting = served.server.submit({request});
+  const int waiting = served.engine.submit({request});
   served.fake.runner->fail(RunnerCall::kWait, 1);
-  CHECK_NOTHROW(served.server.step());
+  CHECK_NOTHROW(served.engine.step());
   CHECK(served.fake.runner->calls(RunnerCall::kWait) == 1);
   CHECK(served.has_failed(served.ids[0]));
   CHECK(served.has_failed(served.ids[1]));
   CHECK_FALSE(served.has_failed(waiting));
   served.run();
-  CHECK(served.tokens(waiting) == FakeServer::expected(request));
+  CHECK(served.tokens(waiting) == Served::expected(request));
 }
 
 TEST_CASE("the loop: how long a step has been waited for is in its report") {
-  FakeServer served(false);
+  Served served(false);
   served.fake.runner->on_result([](stage::StepResult&) { std::this_thread::sleep_for(std::chrono::milliseconds(2)); });
   double waiting_seconds = 0.0;
-  served.server.on_step([&](const stage::StepReport& report) { waiting_seconds = report.waiting_seconds; });
-  REQUIRE(served.server.step());
+  served.engine.on_step([&](const stage::StepReport& report) { waiting_seconds = report.waiting_seconds; });
+  REQUIRE(served.engine.step());
   CHECK(waiting_seconds >= 1e-3);
 }
 
@@ -222,29 +226,29 @@ TEST_CASE("runner: a step that cannot be enqueued is done again, and no text cha
   for (const bool run_ahead : {false, true}) {
     for (const bool is_done : {false, true}) {
       for (const int step : {0, 1, 4}) {
-        FakeServer served(run_ahead);
+        Served served(run_ahead);
         for (int i = 0; i < step; ++i) {
-          served.server.step();
+          served.engine.step();
         }
         served.fake.runner->fail(RunnerCall::kEnqueue, 1, is_done);
         served.run();
         for (std::size_t i = 0; i < served.ids.size(); ++i) {
-          CAPTURE(run_ahead, is_done, step, i, served.server.output(served.ids[i]).error);
-          CHECK(served.tokens(served.ids[i]) == FakeServer::expected(served.requests[i]));
+          CAPTURE(run_ahead, is_done, step, i, served.engine.output(served.ids[i]).error);
+          CHECK(served.tokens(served.ids[i]) == Served::expected(served.requests[i]));
         }
       }
     }
   }
 }
 
-TEST_CASE("runner: requests fail whose step cannot be waited for, once, and the server goes on") {
+TEST_CASE("runner: requests fail whose step cannot be waited for, once, and the loop goes on") {
   for (const bool run_ahead : {false, true}) {
-    FakeServer served(run_ahead);
-    served.server.step();
-    served.server.step();
+    Served served(run_ahead);
+    served.engine.step();
+    served.engine.step();
     const int num_waits = served.fake.runner->calls(RunnerCall::kWait);
     served.fake.runner->fail(RunnerCall::kWait, 1);
-    served.server.step();
+    served.engine.step();
     CHECK(served.fake.runner->calls(RunnerCall::kWait) == num_waits + 1);
     CHECK(served.has_failed(served.ids[0]));
     CHECK(served.has_failed(served.ids[1]));
@@ -255,13 +259,13 @@ TEST_CASE("runner: requests fail whose step cannot be waited for, once, and the 
 
 TEST_CASE("runner: a request that is stopped and forgotten while its step is in flight, which then fails") {
   for (const std::size_t victim : {std::size_t{0}, std::size_t{1}}) {
-    FakeServer served(true);
-    served.server.step();
-    served.server.step();
-    served.server.stop(served.ids[victim], common::FinishReason::kCancelled);
-    served.server.forget(served.ids[victim]);
+    Served served(true);
+    served.engine.step();
+    served.engine.step();
+    served.engine.stop(served.ids[victim], common::FinishReason::kCancelled);
+    served.engine.forget(served.ids[victim]);
     served.fake.runner->fail(RunnerCall::kWait, 1);
-    CHECK_NOTHROW(served.server.step());
+    CHECK_NOTHROW(served.engine.step());
     served.run();
     CHECK(served.has_failed(served.ids[1 - victim]));
     served.check_serves();
@@ -270,7 +274,7 @@ TEST_CASE("runner: a request that is stopped and forgotten while its step is in 
 
 TEST_CASE("runner: a request whose logits have no largest one fails, and the others are served") {
   for (const bool run_ahead : {false, true}) {
-    FakeServer served(run_ahead);
+    Served served(run_ahead);
     int step = 0;
     served.fake.runner->on_result([&](stage::StepResult& result) {
       if (++step == 3) {
@@ -282,16 +286,16 @@ TEST_CASE("runner: a request whose logits have no largest one fails, and the oth
     CHECK(served.has_failed(served.ids[0]) != served.has_failed(served.ids[1]));
     for (std::size_t i = 0; i < served.ids.size(); ++i) {
       if (!served.has_failed(served.ids[i])) {
-        CHECK(served.tokens(served.ids[i]) == FakeServer::expected(served.requests[i]));
+        CHECK(served.tokens(served.ids[i]) == Served::expected(served.requests[i]));
       }
     }
     served.check_serves();
   }
 }
 
-TEST_CASE("runner: a result with fewer rows than the step asked for fails its requests, and the server goes on") {
+TEST_CASE("runner: a result with fewer rows than the step asked for fails its requests, and the loop goes on") {
   for (const bool run_ahead : {false, true}) {
-    FakeServer served(run_ahead);
+    Served served(run_ahead);
     int step = 0;
     served.fake.runner->on_result([&](stage::StepResult& result) {
       if (++step == 3) {
@@ -309,16 +313,15 @@ TEST_CASE("runner: copies of forks fail, and every sample gets its text") {
   common::Request request = make_request(6, 8, 1);
   request.sampling.temperature = 1.0F;
   for (const bool is_done : {false, true}) {
-    FakeServer served(true);
-    const int id = served.server.submit({request, 3});
+    Served served(true);
+    const int id = served.engine.submit({request, 3});
     served.fake.runner->fail(RunnerCall::kCopy, 1, is_done);
     served.run();
     CHECK(served.fake.runner->calls(RunnerCall::kCopy) > 1);
     for (int sample = 0; sample < 3; ++sample) {
       common::Request lone = request;
       lone.sample_index = sample;
-      CHECK(served.server.output(id).completions[static_cast<std::size_t>(sample)].tokens ==
-            FakeServer::expected(lone));
+      CHECK(served.engine.output(id).completions[static_cast<std::size_t>(sample)].tokens == Served::expected(lone));
     }
   }
 }
@@ -326,7 +329,7 @@ TEST_CASE("runner: copies of forks fail, and every sample gets its text") {
 
 TEST_CASE("runner: options are checked before one is built") {
   stage::EngineOptions options;
-  options.chunk_size = 0;
+  tests::max_pass_tokens(options) = 0;
   options.gpu = {stage::Device::kCpu, stage::Precision::kBFloat16};  // for which there is no runner
   CHECK_THROWS_AS(stage::Engine(small_model(), options), common::CheckError);
 }

@@ -1,4 +1,4 @@
-// Whole servers: every request gets the text of a single run, whatever the schedule, and a failure affects no other.
+// Whole engines: every request gets the text of a single run, whatever the schedule, and a failure affects no other.
 #include "tests/support/catch.h"
 
 #include <algorithm>
@@ -87,7 +87,7 @@ std::string serve(Serving& serving, const std::vector<GenerationRequest>& tasks)
   serving.submit_all(tasks);
   std::string problem = serving.run();
   for (std::size_t i = 0; problem.empty() && i < tasks.size(); ++i) {
-    problem = compare_output(serving.server.output(static_cast<int>(i)), served_alone(tasks[i]));
+    problem = compare_output(serving.engine.output(static_cast<int>(i)), served_alone(tasks[i]));
     if (!problem.empty()) {
       problem.insert(0, common::format("request %zu", i) + preemptions_of(serving, static_cast<int>(i)) + ": ");
     }
@@ -104,27 +104,26 @@ std::string end_and_forget_in_a_sink(bool run_ahead) {
   serving.on_token = [&](int id, int, Token) {
     num_tokens += 1;
     for (const int ended : {id, 1 - id}) {
-      serving.server.stop(ended, FinishReason::kCancelled);
-      CHECK(serving.server.output(ended).finished());
-      serving.server.forget(ended);
+      serving.engine.stop(ended, FinishReason::kCancelled);
+      CHECK(serving.engine.output(ended).finished());
+      serving.engine.forget(ended);
     }
   };
   serving.submit(sampled_request(5, 8, 1, 1));
   serving.submit({make_request(6, 8, 2)});
   const GenerationRequest task{make_request(7, 3, 3)};
-  const int last = serving.server.submit(task);
+  const int last = serving.engine.submit(task);
   if (std::string problem = serving.run(); !problem.empty()) {
     return problem;
   }
   CHECK(num_tokens == 1);
-  CHECK(serving.server.num_requests() == 3);
-  return compare_output(serving.server.output(last), served_alone(task));
+  CHECK(serving.engine.num_requests() == 3);
+  return compare_output(serving.engine.output(last), served_alone(task));
 }
 
-// The server as common/serving sees it, and what is counted of a run.
+// The engine as common/serving sees it, and what is counted of a run.
 struct Measured {
-  explicit Measured(Serving& serving)
-      : engine(serving.engine, serving.server, serving.clock, serving.options.scheduler.token_budget) {}
+  explicit Measured(Serving& serving) : engine(serving.engine, serving.clock) {}
 
   // Serves all of them, each from its time on.
   const std::vector<common::RequestResult>& run(const std::vector<common::ArrivingRequest>& requests) {
@@ -214,7 +213,7 @@ TEST_CASE("the loop: a pass that throws is repeated for each request, and only o
   Serving serving({});
   serving.submit_all(tasks);
   std::vector<std::size_t> sizes;  // of the passes, in sequences
-  serving.server.on_pass([&](const stage::RaggedBatch& batch) {
+  serving.engine.on_pass([&](const stage::RaggedBatch& batch) {
     sizes.push_back(batch.num_sequences());
     const std::vector<int>& lengths = batch.context_lengths;
     // The first pass, and every pass that is to find request 1's second token.
@@ -224,11 +223,11 @@ TEST_CASE("the loop: a pass that throws is repeated for each request, and only o
   });
   REQUIRE(serving.run() == kNoProblem);
   CHECK(sizes == std::vector<std::size_t>{3, 1, 1, 1, 3, 1, 1, 1, 2, 2});
-  CHECK(serving.server.output(1).finish_reason == FinishReason::kFailed);
-  CHECK(serving.server.output(1).error == "a fault");
+  CHECK(serving.engine.output(1).finish_reason == FinishReason::kFailed);
+  CHECK(serving.engine.output(1).error == "a fault");
   for (const int id : {0, 2}) {
     const auto& task = tasks[static_cast<std::size_t>(id)];
-    CHECK(compare_output(serving.server.output(id), served_alone(task)) == kNoProblem);
+    CHECK(compare_output(serving.engine.output(id), served_alone(task)) == kNoProblem);
   }
 }
 
@@ -236,14 +235,14 @@ TEST_CASE("the loop: a request that is alone in a pass that throws is not tried 
   Serving serving({});
   serving.submit({make_request(4, 4, 1)});
   int num_passes = 0;
-  serving.server.on_pass([&](const stage::RaggedBatch&) {
+  serving.engine.on_pass([&](const stage::RaggedBatch&) {
     num_passes += 1;
     throw std::runtime_error("a fault");
   });
   REQUIRE(serving.run() == kNoProblem);
   CHECK(num_passes == 1);
-  CHECK(serving.server.output(0).finish_reason == FinishReason::kFailed);
-  CHECK(serving.server.output(0).error == "a fault");
+  CHECK(serving.engine.output(0).finish_reason == FinishReason::kFailed);
+  CHECK(serving.engine.output(0).error == "a fault");
 }
 
 TEST_CASE("the loop: a request that is stopped after a pass has thrown gets no pass of its own") {
@@ -252,7 +251,7 @@ TEST_CASE("the loop: a request that is stopped after a pass has thrown gets no p
       {make_request(4, 3, 1)}, {make_request(9, 3, 2)}, {make_request(14, 3, 3)}};
   serving.submit_all(tasks);
   std::vector<std::size_t> sizes;  // of the passes, in sequences
-  serving.server.on_pass([&](const stage::RaggedBatch& batch) {
+  serving.engine.on_pass([&](const stage::RaggedBatch& batch) {
     sizes.push_back(batch.num_sequences());
     if (sizes.size() == 1) {
       throw std::runtime_error("a fault");
@@ -260,13 +259,13 @@ TEST_CASE("the loop: a request that is stopped after a pass has thrown gets no p
   });
   serving.on_token = [&](int id, int, Token) {
     if (id == 0) {
-      serving.server.stop(2, FinishReason::kCancelled);
+      serving.engine.stop(2, FinishReason::kCancelled);
     }
   };
   REQUIRE(serving.run() == kNoProblem);
   CHECK(sizes == std::vector<std::size_t>{3, 1, 1, 2, 2});
-  CHECK(serving.server.output(2).finish_reason == FinishReason::kCancelled);
-  CHECK(compare_output(serving.server.output(1), served_alone(tasks[1])) == kNoProblem);
+  CHECK(serving.engine.output(2).finish_reason == FinishReason::kCancelled);
+  CHECK(compare_output(serving.engine.output(1), served_alone(tasks[1])) == kNoProblem);
 }
 
 TEST_CASE("the loop: a request that is stopped before its pass is told nothing of it, and the others go on") {
@@ -274,14 +273,14 @@ TEST_CASE("the loop: a request that is stopped before its pass is told nothing o
   const std::vector<GenerationRequest> tasks = {
       {make_request(4, 3, 1)}, {make_request(9, 3, 2)}, {make_request(14, 3, 3)}};
   serving.submit_all(tasks);
-  serving.server.on_pass([&](const stage::RaggedBatch&) { serving.server.stop(1, FinishReason::kCancelled); });
+  serving.engine.on_pass([&](const stage::RaggedBatch&) { serving.engine.stop(1, FinishReason::kCancelled); });
   REQUIRE(serving.run() == kNoProblem);
-  CHECK(serving.server.output(1).finish_reason == FinishReason::kCancelled);
-  CHECK(serving.server.output(1).completions.empty());
+  CHECK(serving.engine.output(1).finish_reason == FinishReason::kCancelled);
+  CHECK(serving.engine.output(1).completions.empty());
   for (const int id : {0, 2}) {
     CAPTURE(id);
     const auto& task = tasks[static_cast<std::size_t>(id)];
-    CHECK(compare_output(serving.server.output(id), served_alone(task)) == kNoProblem);
+    CHECK(compare_output(serving.engine.output(id), served_alone(task)) == kNoProblem);
   }
 }
 
@@ -298,12 +297,12 @@ TEST_CASE("the loop: a sink that throws fails its own request, and the others go
     }
   };
   REQUIRE(serving.run() == kNoProblem);
-  CHECK(serving.server.output(1).finish_reason == FinishReason::kFailed);
-  CHECK(serving.server.output(1).error == "the connection is closed");
+  CHECK(serving.engine.output(1).finish_reason == FinishReason::kFailed);
+  CHECK(serving.engine.output(1).error == "the connection is closed");
   for (const int id : {0, 2}) {
     CAPTURE(id);
     const auto& task = tasks[static_cast<std::size_t>(id)];
-    CHECK(compare_output(serving.server.output(id), served_alone(task)) == kNoProblem);
+    CHECK(compare_output(serving.engine.output(id), served_alone(task)) == kNoProblem);
   }
 }
 
@@ -316,14 +315,14 @@ TEST_CASE("the loop: a request ends for its text's reason: a stop token, or all 
   tasks[0].request.stop_tokens = {served_alone(tasks[0]).front().tokens[3]};
   Serving serving({});
   REQUIRE(serve(serving, tasks) == kNoProblem);
-  CHECK(serving.server.output(0).finish_reason == FinishReason::kStop);
-  CHECK(serving.server.output(1).finish_reason == FinishReason::kLength);
+  CHECK(serving.engine.output(0).finish_reason == FinishReason::kStop);
+  CHECK(serving.engine.output(1).finish_reason == FinishReason::kLength);
 }
 
 TEST_CASE("the loop: a step's schedule is reported before its pass, and its pass when the tokens are in the cache") {
   Serving serving({});
   std::vector<std::string> calls;
-  serving.server.on_pass([&](const stage::RaggedBatch&) { calls.emplace_back("on_pass"); });
+  serving.engine.on_pass([&](const stage::RaggedBatch&) { calls.emplace_back("on_pass"); });
   tests::cpu_runner(serving.engine).on_layer([&](int layer) {
     if (layer == 0) {
       calls.emplace_back("the pass");
@@ -331,7 +330,7 @@ TEST_CASE("the loop: a step's schedule is reported before its pass, and its pass
   });
   serving.on_token = [&](int id, int, Token) {
     calls.push_back(common::format("token of %d", id));
-    CHECK(serving.server.output(id).admission == 0.0);  // known when the first token is handed out
+    CHECK(serving.engine.output(id).admission == 0.0);  // known when the first token is handed out
   };
   serving.submit({make_request(5, 1, 1)});
   serving.submit({make_request(7, 2, 2)});
@@ -364,11 +363,11 @@ TEST_CASE("a stop string ends the samples in which it comes, and no other, whate
     Serving serving(options);
     CHECK(serve(serving, tasks) == kNoProblem);
     for (const int id : {0, 1}) {
-      const common::Completion& stopped = serving.server.output(id).completions.back();
+      const common::Completion& stopped = serving.engine.output(id).completions.back();
       CHECK(stopped.tokens.size() == 5);  // with what the stop string is made of
       CHECK(stopped.finish_reason == FinishReason::kStop);
     }
-    CHECK(serving.server.output(1).completions.front().finish_reason == FinishReason::kLength);
+    CHECK(serving.engine.output(1).completions.front().finish_reason == FinishReason::kLength);
   }
 }
 
@@ -378,7 +377,7 @@ TEST_CASE("log-probabilities are handed out with their tokens, and change none")
     task.request.num_logprobs = 2;
     Serving serving({});
     serving.on_token = [&](int id, int sample, Token token) {
-      const common::Completion& part = serving.server.output(id).completions[static_cast<std::size_t>(sample)];
+      const common::Completion& part = serving.engine.output(id).completions[static_cast<std::size_t>(sample)];
       CHECK(part.logprobs.size() == part.tokens.size());
       CHECK(part.logprobs.back().drawn.token == token);
       CHECK(part.logprobs.back().best.size() == 2);
@@ -386,7 +385,7 @@ TEST_CASE("log-probabilities are handed out with their tokens, and change none")
     };
     serving.submit(task);
     CHECK(serving.run() == kNoProblem);
-    CHECK(compare_output(serving.server.output(0), expected) == kNoProblem);
+    CHECK(compare_output(serving.engine.output(0), expected) == kNoProblem);
   }
 }
 
@@ -401,7 +400,7 @@ TEST_CASE("a repetition penalty counts the prompt and the reply, in a batch as a
     options.scheduler.run_ahead = run_ahead;
     Serving serving(options);
     CHECK(serve(serving, tasks) == kNoProblem);
-    const std::vector<Token>& text = serving.server.output(0).completions.front().tokens;
+    const std::vector<Token>& text = serving.engine.output(0).completions.front().tokens;
     CHECK(text != served_alone({make_request(9, 12, 1)}).front().tokens);
   }
 }
@@ -472,7 +471,7 @@ TEST_CASE("texts stay the same when steps are scheduled ahead of the last tokens
           CAPTURE(num_blocks, static_cast<int>(preemption), budget, run_ahead);
           CHECK(serve(serving, tasks) == kNoProblem);
           num_preempted += preemptions(serving, preemption == Preemption::kSwap);
-          const common::Timing timing = serving.server.timing();
+          const common::Timing timing = serving.engine.timing();
           tokens_computed.push_back(static_cast<int>(timing.prefill_tokens + timing.decode_tokens));
         }
         if (num_blocks == 64) {
@@ -533,8 +532,8 @@ TEST_CASE(
     int handed_out = 0;  // request 1's tokens
     serving.on_token = [&](int id, int, Token) { handed_out += id; };
     bool resumed = false;
-    serving.server.on_pass([&](const stage::RaggedBatch& batch) {
-      if (!resumed && serving.server.output(0).finished()) {
+    serving.engine.on_pass([&](const stage::RaggedBatch& batch) {
+      if (!resumed && serving.engine.output(0).finished()) {
         resumed = true;
         CHECK(batch.context_lengths == std::vector{10});
         CHECK(batch.pending_tokens.empty());
@@ -542,12 +541,12 @@ TEST_CASE(
     });
     const std::vector<GenerationRequest> tasks = {{make_request(8, 6, 1)}, {make_request(9, 3, 2)}};
     serving.submit_all(tasks);
-    const stage::SequenceGroup* victim = serving.server.scheduler().waiting().back().get();
+    const stage::SequenceGroup* victim = serving.engine.scheduler().waiting().back().get();
     CAPTURE(static_cast<int>(preemption));
-    REQUIRE(serving.server.step());  // both prompts, in two blocks and in three
+    REQUIRE(serving.engine.step());  // both prompts, in two blocks and in three
     CHECK(victim->pending_row() == 1);
     CHECK(handed_out == 0);
-    REQUIRE(serving.server.step());  // request 0 needs a block, while request 1's first token is in flight
+    REQUIRE(serving.engine.step());  // request 0 needs a block, while request 1's first token is in flight
     CHECK(preemptions(serving, preemption == Preemption::kSwap) == 1);
     CHECK(handed_out == 1);
     CHECK_FALSE(victim->pending_row().has_value());
@@ -556,7 +555,7 @@ TEST_CASE(
     CHECK(resumed);
     for (const int id : {0, 1}) {
       const auto& task = tasks[static_cast<std::size_t>(id)];
-      CHECK(compare_output(serving.server.output(id), served_alone(task)) == kNoProblem);
+      CHECK(compare_output(serving.engine.output(id), served_alone(task)) == kNoProblem);
     }
   }
 }
@@ -569,7 +568,7 @@ TEST_CASE("a step's tokens are handed out once the next step is enqueued, if the
     Serving serving(options);
     int passes = 0;
     std::vector<int> passes_at_token;
-    serving.server.on_pass([&](const stage::RaggedBatch&) { passes += 1; });
+    serving.engine.on_pass([&](const stage::RaggedBatch&) { passes += 1; });
     serving.on_token = [&](int, int, Token) { passes_at_token.push_back(passes); };
     GenerationRequest task{make_request(5, 4, 1)};
     task.request.sampling.temperature = temperature;
@@ -619,7 +618,7 @@ TEST_CASE("ten texts of 1,024 tokens in a pool for five") {
     CHECK(serving.run() == kNoProblem);
     CHECK(preemptions(serving, preemption == Preemption::kSwap) > 0);
     for (int i = 0; i < 10; i += 3) {
-      CHECK(compare_output(serving.server.output(i), served_alone(tasks[static_cast<std::size_t>(i)], model)) ==
+      CHECK(compare_output(serving.engine.output(i), served_alone(tasks[static_cast<std::size_t>(i)], model)) ==
             kNoProblem);
     }
   }
@@ -641,7 +640,7 @@ TEST_CASE("the golden prompts get the golden texts in batches, with preemption o
       CHECK(serving.run() == kNoProblem);
       CHECK((num_blocks > 100 || tests::kSanitized || preemptions(serving, preemption == Preemption::kSwap) > 0));
       for (std::size_t i = 0; i < tests::golden_cases().size(); ++i) {
-        CHECK(tests::compare_tokens(serving.server.output(static_cast<int>(i)).completions.front().tokens,
+        CHECK(tests::compare_tokens(serving.engine.output(static_cast<int>(i)).completions.front().tokens,
                                     tests::golden_cases()[i].generated_tokens) == kNoProblem);
       }
     }
@@ -653,7 +652,7 @@ TEST_CASE("a step is one forward pass, and its copies are one batch") {
   serving.submit(sampled_request(6, 5, 4));
   serving.submit(sampled_request(5, 5, 3, 1));
   CHECK(serving.run() == kNoProblem);
-  const auto counters = serving.server.counters();
+  const auto counters = serving.engine.counters();
   CHECK(common::counter(counters, "forward_passes") == static_cast<double>(serving.reports.size()));
   CHECK(serving.reports.size() == 5);
   CHECK(common::counter(counters, "blocks_copied") == 3 + 2);
@@ -674,8 +673,8 @@ TEST_CASE("several samples with room reserved ahead: a request that is not rejec
       const int id = serving.submit(request);
       CAPTURE(block_size, num_blocks);
       CHECK(serving.run() == kNoProblem);
-      if (serving.server.output(id).finish_reason != FinishReason::kRejected) {
-        CHECK(compare_output(serving.server.output(id), served_alone(request)) == kNoProblem);
+      if (serving.engine.output(id).finish_reason != FinishReason::kRejected) {
+        CHECK(compare_output(serving.engine.output(id), served_alone(request)) == kNoProblem);
         num_served += 1;
       }
     }
@@ -689,12 +688,12 @@ TEST_CASE("a step that throws is over: a request can be stopped at once, and fur
   REQUIRE(manager.allocate(kOther, 64 * 4));
   const int first = serving.submit({make_request(5, 3, 1)});
   const int second = serving.submit({make_request(5, 3, 2)});
-  CHECK(tests::is_refused_as_a_bug([&] { serving.server.step(); }));  // sequence kOther holds the whole cache
-  serving.server.stop(first, FinishReason::kCancelled);
-  CHECK(serving.server.output(first).finished());
+  CHECK(tests::is_refused_as_a_bug([&] { serving.engine.step(); }));  // sequence kOther holds the whole cache
+  serving.engine.stop(first, FinishReason::kCancelled);
+  CHECK(serving.engine.output(first).finished());
   manager.free(kOther);
   CHECK(serving.run() == kNoProblem);
-  CHECK(compare_output(serving.server.output(second), served_alone({make_request(5, 3, 2)})) == kNoProblem);
+  CHECK(compare_output(serving.engine.output(second), served_alone({make_request(5, 3, 2)})) == kNoProblem);
 }
 
 TEST_CASE("in a batch, sequences with one token come first, and every request gets its own row") {
@@ -708,7 +707,7 @@ TEST_CASE("in a batch, sequences with one token come first, and every request ge
     options.scheduler.token_budget = 12;
     Serving serving(options);
     int num_mixed = 0;
-    serving.server.on_pass([&](const stage::RaggedBatch& batch) {
+    serving.engine.on_pass([&](const stage::RaggedBatch& batch) {
       bool has_longer = false;
       for (std::size_t i = 0; i < batch.num_sequences(); ++i) {
         const bool is_single = batch.num_queries(i) == 1;
@@ -718,12 +717,12 @@ TEST_CASE("in a batch, sequences with one token come first, and every request ge
       }
     });
     for (const GenerationRequest& request : requests) {
-      serving.server.submit(request);
+      serving.engine.submit(request);
     }
     CHECK(serving.run() == kNoProblem);
     CHECK(num_mixed > 0);
     for (std::size_t i = 0; i < requests.size(); ++i) {
-      CHECK(compare_output(serving.server.output(static_cast<int>(i)), served_alone(requests[i])) == kNoProblem);
+      CHECK(compare_output(serving.engine.output(static_cast<int>(i)), served_alone(requests[i])) == kNoProblem);
     }
   }
 }
@@ -731,7 +730,7 @@ TEST_CASE("in a batch, sequences with one token come first, and every request ge
 TEST_CASE("sequence ids are reused, however many branches a search has had") {
   Serving serving({});
   int largest = 0;
-  serving.server.on_pass([&](const stage::RaggedBatch& batch) {
+  serving.engine.on_pass([&](const stage::RaggedBatch& batch) {
     largest = std::max(largest, *std::max_element(batch.sequences.begin(), batch.sequences.end()));
   });
   for (int i = 0; i < 20; ++i) {
@@ -749,19 +748,16 @@ TEST_CASE("a preempted request finds its own blocks again") {
   Serving serving(options);
   CHECK(serve(serving, {{make_request(6, 10, 1)}, {make_request(6, 10, 2)}}) == kNoProblem);
   CHECK(preemptions(serving, false) > 0);
-  CHECK(common::counter(serving.server.counters(), "prefix_tokens_saved") > 0);
+  CHECK(common::counter(serving.engine.counters(), "prefix_tokens_saved") > 0);
 }
 
-TEST_CASE("a server's steps are no larger than its engine's forward passes") {
-  stage::EngineOptions options;
-  options.chunk_size = 8;
-  options.max_sequences = 4;
-  options.gpu.device = stage::Device::kCpu;
-  stage::Engine engine(tests::small_model(), options);
-  stage::VirtualClock clock;
-  CHECK_NOTHROW(stage::Server(engine, {.token_budget = 8, .max_sequences = 4}, clock));
-  CHECK_THROWS_AS(stage::Server(engine, {.token_budget = 9, .max_sequences = 4}, clock), common::CheckError);
-  CHECK_THROWS_AS(stage::Server(engine, {.token_budget = 8, .max_sequences = 5}, clock), common::CheckError);
+TEST_CASE("a step has room for at least one token and one sequence") {
+  for (const auto& [token_budget, max_sequences] : {std::pair{0, 4}, {8, 0}, {-1, 4}}) {
+    stage::EngineOptions options;
+    options.scheduler = {.token_budget = token_budget, .max_sequences = max_sequences};
+    options.gpu.device = stage::Device::kCpu;
+    CHECK_THROWS_AS(stage::Engine(tests::small_model(), options), common::CheckError);
+  }
 }
 
 TEST_CASE("room for swapped-out tokens is rounded up to whole blocks") {
@@ -783,12 +779,12 @@ TEST_CASE("what can never be served is rejected with the reason, and the others 
   options.scheduler.token_budget = 6;
   options.scheduler.max_sequences = 5;
   Serving serving(options);
-  stage::Server& server = serving.server;
+  stage::Engine& engine = serving.engine;
   const auto error = [&](const GenerationRequest& task) {
-    const int id = server.submit(task);
-    CHECK(server.output(id).finish_reason == FinishReason::kRejected);
-    CHECK(server.output(id).finished());
-    return server.output(id).error;
+    const int id = engine.submit(task);
+    CHECK(engine.output(id).finish_reason == FinishReason::kRejected);
+    CHECK(engine.output(id).finished());
+    return engine.output(id).error;
   };
   CHECK(tests::contains(error({make_request(0, 3)}), "empty"));
   CHECK(tests::contains(error({make_request(3, 0)}), "no new tokens"));
@@ -810,13 +806,13 @@ TEST_CASE("what can never be served is rejected with the reason, and the others 
   const GenerationRequest one{make_request(4, 1)};
   const GenerationRequest most = sampled_request(6, 10, 2);  // 1 and twice 3: 7 of 8 blocks
   const GenerationRequest whole{make_request(20, 12)};       // 31 tokens in the cache: all 8 blocks
-  const int first = server.submit(one);
-  server.submit(most);
-  server.submit(whole);
+  const int first = engine.submit(one);
+  engine.submit(most);
+  engine.submit(whole);
   CHECK(serving.run() == kNoProblem);
-  CHECK(compare_output(server.output(first), served_alone(one)) == kNoProblem);
-  CHECK(compare_output(server.output(first + 1), served_alone(most)) == kNoProblem);
-  CHECK(compare_output(server.output(first + 2), served_alone(whole)) == kNoProblem);
+  CHECK(compare_output(engine.output(first), served_alone(one)) == kNoProblem);
+  CHECK(compare_output(engine.output(first + 1), served_alone(most)) == kNoProblem);
+  CHECK(compare_output(engine.output(first + 2), served_alone(whole)) == kNoProblem);
 }
 
 TEST_CASE("a request that fills the whole cache is served, as its last token is never stored (stage 8, invariant 4)") {
@@ -827,8 +823,8 @@ TEST_CASE("a request that fills the whole cache is served, as its last token is 
     const GenerationRequest request{make_request(20, max_new_tokens)};
     const int id = serving.submit(request);
     CHECK(serving.run() == kNoProblem);
-    CAPTURE(max_new_tokens, serving.server.output(id).error);
-    CHECK((serving.server.output(id).finish_reason == FinishReason::kRejected) == (max_new_tokens == 14));
+    CAPTURE(max_new_tokens, serving.engine.output(id).error);
+    CHECK((serving.engine.output(id).finish_reason == FinishReason::kRejected) == (max_new_tokens == 14));
   }
 }
 
@@ -847,23 +843,23 @@ TEST_CASE("a request can be cancelled in every state, and leaves nothing behind 
       Serving serving(options);
       serving.submit_all(tasks);
       for (int i = 0; i < steps; ++i) {
-        serving.server.step();
+        serving.engine.step();
       }
-      if (serving.server.output(victim).finished()) {
+      if (serving.engine.output(victim).finished()) {
         break;
       }
       for (const int sequence : serving.engine_manager().sequences()) {
         CHECK_FALSE(serving.engine_manager().is_swapped(sequence));
       }
       const int free_before = serving.engine_manager().num_free_host_blocks();
-      serving.server.stop(victim, FinishReason::kCancelled);
+      serving.engine.stop(victim, FinishReason::kCancelled);
       swapped_was_cancelled = swapped_was_cancelled || serving.engine_manager().num_free_host_blocks() > free_before;
       CAPTURE(victim, steps);
-      CHECK(serving.server.output(victim).finish_reason == FinishReason::kCancelled);
+      CHECK(serving.engine.output(victim).finish_reason == FinishReason::kCancelled);
       CHECK(serving.run() == kNoProblem);
       for (int i = 0; i < 4; ++i) {
         if (i != victim) {
-          CHECK(compare_output(serving.server.output(i), served_alone(tasks[static_cast<std::size_t>(i)])) ==
+          CHECK(compare_output(serving.engine.output(i), served_alone(tasks[static_cast<std::size_t>(i)])) ==
                 kNoProblem);
         }
       }
@@ -881,62 +877,62 @@ TEST_CASE("a callback may stop its own request, stop others and submit new ones"
   serving.submit_all(tasks);
   int added = -1;
   serving.on_token = [&](int id, int, Token) {
-    const std::size_t count = serving.server.output(id).completions.front().tokens.size();
+    const std::size_t count = serving.engine.output(id).completions.front().tokens.size();
     if (id == 0 && count == 3) {
-      serving.server.stop(0, FinishReason::kStop);
-      serving.server.stop(2, FinishReason::kCancelled);
+      serving.engine.stop(0, FinishReason::kStop);
+      serving.engine.stop(2, FinishReason::kCancelled);
       added = serving.submit({make_request(4, 4, 4)});
     }
   };
   CHECK(serving.run() == kNoProblem);
-  CHECK(serving.server.output(0).completions.front().tokens.size() == 3);
-  CHECK(serving.server.output(0).finish_reason == FinishReason::kStop);
-  CHECK(serving.server.output(2).completions.front().tokens.size() == 2);
-  CHECK(compare_output(serving.server.output(1), served_alone(tasks[1])) == kNoProblem);
-  CHECK(compare_output(serving.server.output(added), served_alone({make_request(4, 4, 4)})) == kNoProblem);
+  CHECK(serving.engine.output(0).completions.front().tokens.size() == 3);
+  CHECK(serving.engine.output(0).finish_reason == FinishReason::kStop);
+  CHECK(serving.engine.output(2).completions.front().tokens.size() == 2);
+  CHECK(compare_output(serving.engine.output(1), served_alone(tasks[1])) == kNoProblem);
+  CHECK(compare_output(serving.engine.output(added), served_alone({make_request(4, 4, 4)})) == kNoProblem);
 }
 
 TEST_CASE("a request that ends between two steps is in the next report, and in no other") {
   Serving serving({});
-  stage::Server& server = serving.server;
-  const int served = server.submit({make_request(5, 6, 1)});
-  const int rejected = server.submit({make_request(0, 3)});
-  const int stopped = server.submit({make_request(5, 9, 2)});
-  server.step();
+  stage::Engine& engine = serving.engine;
+  const int served = engine.submit({make_request(5, 6, 1)});
+  const int rejected = engine.submit({make_request(0, 3)});
+  const int stopped = engine.submit({make_request(5, 9, 2)});
+  engine.step();
   CHECK(serving.reports.back().ended == std::vector{rejected});
-  server.stop(stopped, FinishReason::kCancelled);
-  server.step();
+  engine.stop(stopped, FinishReason::kCancelled);
+  engine.step();
   CHECK(serving.reports.back().ended == std::vector{stopped});
-  server.step();
+  engine.step();
   CHECK(serving.reports.back().ended.empty());
-  while (server.step()) {
+  while (engine.step()) {
   }
   CHECK(serving.reports.back().ended == std::vector{served});
 }
 
 TEST_CASE("a callback after a step may end requests: the report that it has got stays as it is") {
   Serving serving({});
-  stage::Server& server = serving.server;
-  const int first = server.submit({make_request(5, 2, 1)});
+  stage::Engine& engine = serving.engine;
+  const int first = engine.submit({make_request(5, 2, 1)});
   std::vector<int> others;
   for (int salt = 2; salt < 12; ++salt) {
-    others.push_back(server.submit({make_request(5, 9, salt)}));
+    others.push_back(engine.submit({make_request(5, 9, salt)}));
   }
   std::vector<std::vector<int>> ended;
-  server.on_step([&](const stage::StepReport& report) {
+  engine.on_step([&](const stage::StepReport& report) {
     const std::vector<int> before = report.ended;
     for (const int id : others) {
       if (!report.ended.empty()) {
-        server.stop(id, FinishReason::kCancelled);
+        engine.stop(id, FinishReason::kCancelled);
       }
     }
     CHECK(report.ended == before);
     ended.push_back(report.ended);
   });
-  server.step();
-  server.step();
-  server.submit({make_request(4, 1, 1)});
-  server.step();
+  engine.step();
+  engine.step();
+  engine.submit({make_request(4, 1, 1)});
+  engine.step();
   REQUIRE(ended.size() == 3);
   CHECK(ended[0].empty());
   CHECK(ended[1] == std::vector{first});
@@ -962,10 +958,10 @@ TEST_CASE("a callback that throws fails its request and no other (stage 8, invar
       }
     };
     CHECK(serving.run() == kNoProblem);
-    CHECK(serving.server.output(1).finish_reason == FinishReason::kFailed);
-    CHECK(serving.server.output(1).error == "the connection is closed");
-    CHECK(compare_output(serving.server.output(0), served_alone(tasks[0])) == kNoProblem);
-    CHECK(compare_output(serving.server.output(2), served_alone(tasks[2])) == kNoProblem);
+    CHECK(serving.engine.output(1).finish_reason == FinishReason::kFailed);
+    CHECK(serving.engine.output(1).error == "the connection is closed");
+    CHECK(compare_output(serving.engine.output(0), served_alone(tasks[0])) == kNoProblem);
+    CHECK(compare_output(serving.engine.output(2), served_alone(tasks[2])) == kNoProblem);
   }
 }
 
@@ -985,18 +981,17 @@ TEST_CASE("a run that is interrupted cancels its requests, and its callback is n
         Measured measured(serving);
         common::serve(measured.engine, {{0.0, {requests[0]}}}, {.on_token = on_token});
       } else {
-        serving.server.run(requests, [&](int, Token) { num_tokens += 1; });
+        serving.engine.run(requests, [&](int, Token) { num_tokens += 1; });
       }
     }));
-    // By arrivals it is forgotten too: the adapter has handed its result over.
-    CHECK((by_arrivals || serving.server.output(1).finish_reason == FinishReason::kCancelled));
-    serving.server.on_step([&](const stage::StepReport& report) { serving.reports.push_back(report); });
+    CHECK_THROWS_AS(serving.engine.output(1), common::CheckError);  // forgotten
+    serving.engine.on_step([&](const stage::StepReport& report) { serving.reports.push_back(report); });
     serving.engine.manager().free(kOther);
     REQUIRE(serving.run() == kNoProblem);
     CAPTURE(by_arrivals);
     CHECK(num_tokens == 0);
     CHECK(num_others == 3);
-    serving.server.run(requests, [&](int, Token) { num_tokens += 1; });
+    serving.engine.run(requests, [&](int, Token) { num_tokens += 1; });
     CHECK(num_tokens == 3);
   }
 }
@@ -1032,12 +1027,12 @@ TEST_CASE("a request is stopped and forgotten while its step is in flight, befor
       Serving serving(options);
       serving.submit_all(tasks);
       for (int i = 0; i < steps; ++i) {
-        serving.server.step();
+        serving.engine.step();
       }
-      serving.server.stop(static_cast<int>(victim), FinishReason::kCancelled);
-      serving.server.forget(static_cast<int>(victim));
+      serving.engine.stop(static_cast<int>(victim), FinishReason::kCancelled);
+      serving.engine.forget(static_cast<int>(victim));
       CAPTURE(victim, steps);
-      CHECK(tests::is_refused_as_a_bug([&] { serving.server.output(static_cast<int>(victim)); }));
+      CHECK(tests::is_refused_as_a_bug([&] { serving.engine.output(static_cast<int>(victim)); }));
       bool has_thrown = false;
       tests::cpu_runner(serving.engine).on_layer([&](int) {
         if (!std::exchange(has_thrown, true)) {
@@ -1047,7 +1042,7 @@ TEST_CASE("a request is stopped and forgotten while its step is in flight, befor
       CHECK(serving.run() == kNoProblem);
       CHECK(has_thrown);
       // Alone in its step, the other request fails with the pass.
-      const stage::RequestOutput& other = serving.server.output(1 - static_cast<int>(victim));
+      const stage::RequestOutput& other = serving.engine.output(1 - static_cast<int>(victim));
       CHECK(other.finish_reason == FinishReason::kFailed);
       CHECK(compare_output(other, served_alone(tasks[1 - victim]), true) == kNoProblem);
     }
@@ -1088,13 +1083,13 @@ TEST_CASE("a pass that throws loses no copy, of a write to a shared block or of 
       CHECK(serving.run() == kNoProblem);
       int num_finished = 0;
       for (std::size_t i = 0; i < requests.size(); ++i) {
-        const stage::RequestOutput& output = serving.server.output(static_cast<int>(i));
+        const stage::RequestOutput& output = serving.engine.output(static_cast<int>(i));
         const bool has_failed = output.finish_reason == FinishReason::kFailed;
         CHECK(compare_output(output, served_alone(requests[i]), has_failed) == kNoProblem);
         num_finished += has_failed ? 0 : 1;
       }
       CHECK(num_finished >= 3);
-      CHECK(common::counter(serving.server.counters(), "blocks_copied") > 0);
+      CHECK(common::counter(serving.engine.counters(), "blocks_copied") > 0);
     }
   }
 }
@@ -1110,7 +1105,7 @@ TEST_CASE("a request whose own pass throws again fails, and the others are serve
   serving.submit_all(tasks);
   // A pass whose batch holds the end of that prompt fails.
   bool alone = false;
-  serving.server.on_pass([&](const stage::RaggedBatch& batch) {
+  serving.engine.on_pass([&](const stage::RaggedBatch& batch) {
     const std::vector<Token>& prompt = tasks[4].request.prompt;
     const bool has_it =
         std::search(batch.tokens.begin(), batch.tokens.end(), prompt.end() - 4, prompt.end()) != batch.tokens.end();
@@ -1124,10 +1119,10 @@ TEST_CASE("a request whose own pass throws again fails, and the others are serve
   for (int i = 0; i < 6; ++i) {
     CAPTURE(i);
     if (i == 4) {
-      CHECK(serving.server.output(i).finish_reason == FinishReason::kFailed);
-      CHECK(serving.server.output(i).error == "a poisonous prompt");
+      CHECK(serving.engine.output(i).finish_reason == FinishReason::kFailed);
+      CHECK(serving.engine.output(i).error == "a poisonous prompt");
     } else {
-      CHECK(compare_output(serving.server.output(i), served_alone(tasks[static_cast<std::size_t>(i)])) == kNoProblem);
+      CHECK(compare_output(serving.engine.output(i), served_alone(tasks[static_cast<std::size_t>(i)])) == kNoProblem);
     }
   }
 }
@@ -1147,7 +1142,7 @@ TEST_CASE("blocks are taken from outside at the k-th step and freed later: the s
     }
     constexpr int kOther = 1000000;
     bool taken = false;
-    for (int step = 0; serving.server.step(); ++step) {
+    for (int step = 0; serving.engine.step(); ++step) {
       stage::KvCacheManager& manager = serving.engine.manager();
       if (step == k && !manager.free_blocks().empty()) {
         taken = manager.allocate(kOther, 4 * std::min(9, static_cast<int>(manager.free_blocks().size())));
@@ -1161,31 +1156,29 @@ TEST_CASE("blocks are taken from outside at the k-th step and freed later: the s
     }
     CHECK(serving.leak() == kNoProblem);
     for (int i = 0; i < 4; ++i) {
-      CHECK(compare_output(serving.server.output(i), served_alone(tasks[static_cast<std::size_t>(i)])) == kNoProblem);
+      CHECK(compare_output(serving.engine.output(i), served_alone(tasks[static_cast<std::size_t>(i)])) == kNoProblem);
     }
   }
 }
 
-TEST_CASE("a server that is destroyed between any two steps leaves nothing behind") {
-  stage::EngineOptions options;
-  options.num_slots = 48;
-  options.block_size = 4;
-  options.num_host_slots = 48;
-  options.gpu.device = stage::Device::kCpu;
-  stage::Engine engine(tests::small_model(), options);
+TEST_CASE("requests that are stopped between any two steps leave nothing behind, and the engine may end at once") {
   for (int steps = 0; steps < 25; ++steps) {
-    {
-      stage::VirtualClock clock;
-      stage::SchedulerOptions scheduler;
-      scheduler.preemption = Preemption::kSwap;
-      scheduler.run_ahead = steps % 2 == 1;
-      stage::Server server(engine, scheduler, clock);
-      for (const GenerationRequest& task : mixed_requests()) {
-        server.submit(task);
-      }
-      for (int i = 0; i < steps; ++i) {
-        server.step();
-      }
+    stage::EngineOptions options;
+    options.num_slots = 48;
+    options.block_size = 4;
+    options.num_host_slots = 48;
+    options.scheduler.preemption = Preemption::kSwap;
+    options.scheduler.run_ahead = steps % 2 == 1;
+    options.gpu.device = stage::Device::kCpu;
+    stage::Engine engine(tests::small_model(), options);
+    for (const GenerationRequest& task : mixed_requests()) {
+      engine.submit(task);
+    }
+    for (int i = 0; i < steps; ++i) {
+      engine.step();
+    }
+    for (int id = 0; id < engine.num_requests(); ++id) {
+      engine.stop(id, FinishReason::kCancelled);
     }
     CHECK(engine.manager().usage().reserved == 0);
     CHECK(engine.manager().num_free_host_blocks() == 12);
@@ -1218,8 +1211,8 @@ TEST_CASE("times: the last chunk of a prompt belongs to the prompt, even if it i
     Serving serving(options);
     CAPTURE(budget);
     CHECK(serve(serving, {{make_request(5, 4, 1)}, {make_request(9, 3, 2)}}) == kNoProblem);
-    CHECK(serving.server.timing().prefill_tokens == 5 + 9);
-    CHECK(serving.server.timing().decode_tokens == 3 + 2);  // the last token of a text is never computed
+    CHECK(serving.engine.timing().prefill_tokens == 5 + 9);
+    CHECK(serving.engine.timing().decode_tokens == 3 + 2);  // the last token of a text is never computed
   }
 }
 
@@ -1246,14 +1239,14 @@ TEST_CASE("metrics: a step that computes a prompt's last token, or one token of 
 TEST_CASE("forget: the output of a request that has ended goes as soon as those before it are forgotten") {
   Serving serving(ServingOptions{});
   CHECK(serve(serving, {{make_request(5, 3, 1)}, {make_request(4, 3, 2)}, {make_request(3, 3, 3)}}) == kNoProblem);
-  serving.server.forget(1);
-  CHECK(serving.server.output(0).completions.front().tokens.size() == 3);
-  serving.server.forget(0);
-  CHECK_THROWS_AS(serving.server.output(0), common::CheckError);
-  CHECK_THROWS_AS(serving.server.output(1), common::CheckError);
-  CHECK(serving.server.output(2).completions.front().tokens.size() == 3);
-  CHECK(serving.server.num_requests() == 3);
-  CHECK(serving.server.submit({make_request(2, 1)}) == 3);
+  serving.engine.forget(1);
+  CHECK(serving.engine.output(0).completions.front().tokens.size() == 3);
+  serving.engine.forget(0);
+  CHECK_THROWS_AS(serving.engine.output(0), common::CheckError);
+  CHECK_THROWS_AS(serving.engine.output(1), common::CheckError);
+  CHECK(serving.engine.output(2).completions.front().tokens.size() == 3);
+  CHECK(serving.engine.num_requests() == 3);
+  CHECK(serving.engine.submit({make_request(2, 1)}) == 3);
 }
 
 TEST_CASE(
@@ -1262,15 +1255,15 @@ TEST_CASE(
   const GenerationRequest first = {make_request(8, 4)};
   const GenerationRequest second = {make_request(8, 4, 1)};
   serving.submit(first);
-  REQUIRE(serving.server.step());  // its prompt is computed, two blocks
-  serving.server.stop(0, FinishReason::kCancelled);
+  REQUIRE(serving.engine.step());  // its prompt is computed, two blocks
+  serving.engine.stop(0, FinishReason::kCancelled);
   serving.submit(second);
   REQUIRE(serving.run().empty());
-  CHECK(compare_output(serving.server.output(1), served_alone(second)).empty());
+  CHECK(compare_output(serving.engine.output(1), served_alone(second)).empty());
   serving.submit(first);
   REQUIRE(serving.run().empty());
-  CHECK(serving.server.output(2).cached_tokens == 0);
-  CHECK(compare_output(serving.server.output(2), served_alone(first)).empty());
+  CHECK(serving.engine.output(2).cached_tokens == 0);
+  CHECK(compare_output(serving.engine.output(2), served_alone(first)).empty());
 }
 
 TEST_CASE("counters and the numbers of steps: a server that runs ahead has one step more, which computes nothing") {
@@ -1281,7 +1274,7 @@ TEST_CASE("counters and the numbers of steps: a server that runs ahead has one s
     options.scheduler.run_ahead = run_ahead;
     Serving serving(options);
     CHECK(serve(serving, {{make_request(6, 4)}}) == kNoProblem);
-    counters[run_ahead ? 1 : 0] = serving.server.counters();
+    counters[run_ahead ? 1 : 0] = serving.engine.counters();
     CHECK(serving.reports.size() == (run_ahead ? 5 : 4));
     serving.submit({make_request(5, 2)});
     CHECK(serving.run() == kNoProblem);
@@ -1347,7 +1340,7 @@ TEST_CASE("padding: sequences of 32, 16, 8 and 2 tokens in one step are 58 token
   REQUIRE(serving.reports.size() == 1);
   CHECK(serving.reports[0].num_tokens == 58);
   CHECK(serving.reports[0].padded_tokens() == 128);
-  CHECK(common::counter(serving.server.counters(), "padded_tokens") == 128);
+  CHECK(common::counter(serving.engine.counters(), "padded_tokens") == 128);
 }
 
 TEST_CASE("view: the plain view shows every token, even of a server that runs ahead") {

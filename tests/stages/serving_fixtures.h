@@ -1,4 +1,4 @@
-// A server over a small model, and the texts of its requests when each is served alone.
+// An engine with a small model, and the texts of its requests when each is served alone.
 #pragma once
 
 #include <algorithm>
@@ -7,6 +7,7 @@
 #include <memory>
 #include <span>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "common/base/text.h"
@@ -18,8 +19,9 @@
 // Not formatted: spaces around the slash would become part of the path.
 // clang-format off
 #include STAGE_HEADER(demo/static_scheduler.h)
+#include STAGE_HEADER(make_runner.h)
 #ifdef COURSE_PRODUCTION
-#include STAGE_HEADER(production/speculation/speculating_server.h)
+#include STAGE_HEADER(production/speculation/speculating_engine.h)
 #endif
 // clang-format on
 
@@ -36,36 +38,33 @@ struct ServingOptions {
   bool speculates = false;     // drafts whenever a request may have some, as if they cost nothing
 };
 
-inline std::unique_ptr<stage::Server> make_server(stage::Engine& engine, stage::VirtualClock& clock,
-                                                  const ServingOptions& options) {
-  stage::KvCacheManager& manager = engine.manager();
-  if (options.static_batches) {
-    return std::make_unique<stage::Server>(
-        engine, clock,
-        std::make_unique<stage::StaticScheduler>(manager, options.scheduler, options.prefix_cache,
-                                                 options.reserve_ahead));
-  }
+inline std::unique_ptr<stage::Engine> make_serving_engine(const common::Llama& model,
+                                                          const stage::EngineOptions& engine,
+                                                          stage::VirtualClock& clock, const ServingOptions& options) {
+  std::unique_ptr<stage::Runner> runner = stage::make_runner(model, engine);
 #ifdef COURSE_PRODUCTION
-  if (options.speculates) {
+  if (options.speculates && !options.static_batches) {
     const stage::TokenCost cost{.per_token = 0.0, .max_tokens = 64};
-    return std::make_unique<stage::SpeculatingServer>(
-        engine, clock,
-        std::make_unique<stage::SpeculatingScheduler>(manager, options.scheduler, options.prefix_cache, 0, cost));
+    return stage::make_speculating_engine(model, engine, std::move(runner), clock, cost);
   }
 #endif
-  return std::make_unique<stage::Server>(
-      engine, clock, std::make_unique<stage::Scheduler>(manager, options.scheduler, options.prefix_cache));
+  stage::MakeScheduler make_scheduler;
+  if (options.static_batches) {
+    make_scheduler = [&](stage::KvCacheManager& manager, const stage::SchedulerOptions& scheduler, bool prefix_cache) {
+      return std::make_unique<stage::StaticScheduler>(manager, scheduler, prefix_cache, options.reserve_ahead);
+    };
+  }
+  return std::make_unique<stage::Engine>(model, engine, std::move(runner), clock, make_scheduler);
 }
 
 // Slots of the cache that were not written are NaN.
 struct Serving {
   explicit Serving(const ServingOptions& serving_options, const common::Llama& model = small_model())
       : options(serving_options),
-        engine(model, engine_options(serving_options)),
-        owned_server(make_server(engine, clock, options)),
-        server(*owned_server) {
+        owned_engine(make_serving_engine(model, engine_options(serving_options), clock, serving_options)),
+        engine(*owned_engine) {
     poison(engine);
-    server.on_step([this](const stage::StepReport& report) { reports.push_back(report); });
+    engine.on_step([this](const stage::StepReport& report) { reports.push_back(report); });
   }
 
   static stage::EngineOptions engine_options(const ServingOptions& options) {
@@ -74,15 +73,14 @@ struct Serving {
     result.block_size = options.block_size;
     result.num_host_slots = options.num_host_blocks * options.block_size;
     result.prefix_cache = options.prefix_cache;
-    result.chunk_size = options.scheduler.token_budget;
-    result.max_sequences = options.scheduler.max_sequences;
+    result.scheduler = options.scheduler;
     result.gpu.device = stage::Device::kCpu;
     return result;
   }
 
   // Its tokens go to on_token.
   int submit(const stage::GenerationRequest& request) {
-    return server.submit(request, [this](int id, int sample, common::Token token) {
+    return engine.submit(request, [this](int id, int sample, common::Token token) {
       if (on_token) {
         on_token(id, sample, token);
       }
@@ -116,7 +114,7 @@ struct Serving {
     }
     int num_sequences = 0;
     int latest_running = -1;
-    for (const auto& group : server.scheduler().running()) {
+    for (const auto& group : engine.scheduler().running()) {
       num_sequences += group->max_sequences();
       latest_running = std::max(latest_running, group->id());
       if (group->output().state != stage::RequestState::kRunning) {
@@ -127,7 +125,7 @@ struct Serving {
       return common::format("%d sequences run", num_sequences);
     }
     int before = latest_running;
-    for (const auto& group : server.scheduler().waiting()) {
+    for (const auto& group : engine.scheduler().waiting()) {
       if (group->id() <= before) {
         return "a later arrival has overtaken an earlier one";
       }
@@ -158,8 +156,8 @@ struct Serving {
   // Serves all requests. Returns the first problem, or an empty string.
   std::string run() {
     while (true) {
-      const bool is_idle = server.is_idle();
-      if (server.step() == is_idle) {
+      const bool is_idle = engine.is_idle();
+      if (engine.step() == is_idle) {
         return is_idle ? "step() is true although there is nothing to do: a loop over it never ends"
                        : "step() is false although a request has not ended";
       }
@@ -172,30 +170,27 @@ struct Serving {
     }
   }
 
-  const stage::KvCacheManager& engine_manager() const { return const_cast<stage::Engine&>(engine).manager(); }
+  const stage::KvCacheManager& engine_manager() const { return engine.scheduler().manager(); }
 
   ServingOptions options;
   stage::VirtualClock clock;
-  stage::Engine engine;
   std::vector<stage::StepReport> reports;
   stage::TokenSink on_token;  // may be set while requests are served
-  std::unique_ptr<stage::Server> owned_server;
-  stage::Server& server;
+  std::unique_ptr<stage::Engine> owned_engine;
+  stage::Engine& engine;
 };
 
-// What the request gets in a roomy server of its own, with each sample served alone.
+// What the request gets in a roomy engine of its own, with each sample served alone.
 inline std::vector<common::Completion> served_alone(const stage::GenerationRequest& request,
                                                     const common::Llama& model = small_model()) {
   stage::EngineOptions options;
   options.gpu.device = stage::Device::kCpu;
   stage::Engine engine(model, options);
   if (request.beam.has_value()) {
-    stage::VirtualClock clock;
-    stage::Server server(engine, {.run_ahead = false}, clock);
-    const int id = server.submit(request);
-    while (server.step()) {
+    const int id = engine.submit(request);
+    while (engine.step()) {
     }
-    return server.output(id).completions;
+    return engine.output(id).completions;
   }
   std::vector<common::Completion> result;
   common::Request sample = request.request;

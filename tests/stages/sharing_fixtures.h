@@ -24,19 +24,19 @@
 namespace tests {
 
 inline stage::EngineOptions make_options(int num_slots, int block_size) {
-  stage::EngineOptions options;
+  stage::EngineOptions options = tight_options();
   options.num_slots = num_slots;
   options.block_size = block_size;
 #if STAGE_NUMBER >= 8
-  options.max_sequences = 1024;
+  options.scheduler.max_sequences = 1024;
 #endif
   return options;
 }
 
 // The cache is full of NaN.
-inline std::unique_ptr<stage::Engine> make_engine(int num_slots, int block_size,
-                                                  const common::Llama& model = small_model()) {
-  auto engine = std::make_unique<stage::Engine>(model, make_options(num_slots, block_size));
+inline std::unique_ptr<SequenceEngine> make_engine(int num_slots, int block_size,
+                                                   const common::Llama& model = small_model()) {
+  auto engine = std::make_unique<SequenceEngine>(model, make_options(num_slots, block_size));
   poison(*engine);
   return engine;
 }

@@ -21,8 +21,8 @@
 // Not formatted: spaces around the slash would become part of the path.
 // clang-format off
 #include STAGE_HEADER(production/speculation/look_up.h)
-#include STAGE_HEADER(demo/make_server.h)
-#include STAGE_HEADER(production/speculation/speculating_server.h)
+#include STAGE_HEADER(demo/make_engine.h)
+#include STAGE_HEADER(production/speculation/speculating_engine.h)
 // clang-format on
 
 namespace {
@@ -62,23 +62,26 @@ class ScriptedScheduler : public stage::SpeculatingScheduler {
 
 struct Scripted {
   Scripted(const stage::GenerationRequest& request, const ScriptedScheduler::Script& script, int block_size = 4)
-      : engine(tests::small_model(),
-               {.num_slots = 64, .block_size = block_size, .gpu = {.device = stage::Device::kCpu}}),
-        server(engine, clock,
-               std::make_unique<ScriptedScheduler>(engine.manager(), stage::SchedulerOptions{}, script)) {
+      : Scripted(request, script, {.num_slots = 64, .block_size = block_size, .gpu = {.device = stage::Device::kCpu}}) {
+  }
+  Scripted(const stage::GenerationRequest& request, const ScriptedScheduler::Script& script,
+           const stage::EngineOptions& options)
+      : engine(tests::small_model(), options, stage::make_runner(tests::small_model(), options), clock,
+               [&](stage::KvCacheManager& manager, const stage::SchedulerOptions& scheduler, bool) {
+                 return std::make_unique<ScriptedScheduler>(manager, scheduler, script);
+               }) {
     tests::poison(engine);
-    server.on_step([this](const stage::StepReport& report) { reports.push_back(report); });
-    server.submit(request);
+    engine.on_step([this](const stage::StepReport& report) { reports.push_back(report); });
+    engine.submit(request);
   }
 
   void step() {
-    REQUIRE(server.step());
-    REQUIRE(server.output(0).error == kNoProblem);
+    REQUIRE(engine.step());
+    REQUIRE(engine.output(0).error == kNoProblem);
   }
 
   stage::VirtualClock clock;
-  stage::Engine engine;
-  stage::SpeculatingServer server;
+  stage::SpeculatingEngine engine;
   std::vector<stage::StepReport> reports;
 };
 
@@ -125,34 +128,25 @@ TEST_CASE("a draft is looked up: SPECULATION.md's three texts") {
 }
 
 TEST_CASE("an accepted draft is committed: it counts, and a block is published as soon as text fills it") {
-  stage::Engine engine(tests::small_model(),
-                       {.num_slots = 32, .block_size = 4, .gpu = {.device = stage::Device::kCpu}});
-  stage::KvCacheManager& manager = engine.manager();
+  stage::KvCacheManager manager(8, 4);
+  stage::SequenceIds ids;
   const common::Request request = tests::make_request(5, 12);
-  stage::ParallelSampling group(manager, engine.sequence_ids(), 0, request, 1);
+  stage::ParallelSampling group(manager, ids, 0, request, 1);
   REQUIRE(group.allocate({}));
   const int sequence = group.live().front().sequence;
   const Tokens drafts = {1, 2, 3, 4};
   // The prompt, the reply's first token and the drafts are computed; the last two drafts turn out to be wrong.
-  const auto computed = [&](const Tokens& tokens) {
-    REQUIRE(manager.reserve(sequence, static_cast<int>(tokens.size())));
-    stage::RaggedBatch batch;
-    batch.add(manager, sequence, tokens, false);
-    engine.forward(batch);
-    return batch;
-  };
-  engine.commit(computed(request.prompt));
+  REQUIRE(manager.reserve(sequence, 5));
+  manager.commit(sequence, request.prompt);
   group.extend({.tokens = {0}, .logits = {}}, 0.0);
-  computed({0, 1, 2, 3, 4});
-  stage::RaggedBatch own;
-  own.add(manager, sequence, Tokens{0}, false);
-  engine.commit(own);
+  REQUIRE(manager.reserve(sequence, 5));
+  manager.commit(sequence, Tokens{0});
   REQUIRE(manager.length(sequence) == 6);
   const int block = manager.block_table(sequence)[1];
   for (const int expected_length : {7, 8}) {
     CHECK_FALSE(manager.prefix_cache().contains(block));
     group.extend({.tokens = {drafts[static_cast<std::size_t>(expected_length - 7)]}, .logits = {}}, 0.0);
-    stage::commit_last(engine, group);
+    stage::commit_last(manager, group, true);
     CHECK(manager.length(sequence) == expected_length);
   }
   CHECK(manager.prefix_cache().contains(block));
@@ -186,10 +180,10 @@ TEST_CASE("SPECULATION.md, invariant 1: a step takes up exactly the drafts that 
           CHECK(drafts.position == 6);  // behind the prompt's 5 tokens and the first of the reply
           CHECK(drafts.tokens.size() == 3);
           CHECK(drafts.num_accepted == num_right);
-          CHECK(scripted.server.output(0).completions.front().tokens.size() == static_cast<std::size_t>(2 + num_right));
-          while (scripted.server.step()) {
+          CHECK(scripted.engine.output(0).completions.front().tokens.size() == static_cast<std::size_t>(2 + num_right));
+          while (scripted.engine.step()) {
           }
-          CHECK(tests::to_string(scripted.server.output(0).completions.front().tokens) == tests::to_string(text));
+          CHECK(tests::to_string(scripted.engine.output(0).completions.front().tokens) == tests::to_string(text));
         }
       }
     }
@@ -211,15 +205,15 @@ TEST_CASE("SPECULATION.md, invariant 1, of two samples: both take up a draft, or
       const Tokens& text = texts[sample].tokens;
       return Tokens{text[1], sample == wrong ? (text[2] + 1) % tests::kSmallVocabulary : text[2]};
     });
-    while (scripted.server.output(0).completions.empty() || scripted.server.output(0).completions[0].tokens.empty()) {
+    while (scripted.engine.output(0).completions.empty() || scripted.engine.output(0).completions[0].tokens.empty()) {
       scripted.step();
     }
     scripted.step();
     CHECK(scripted.reports.back().num_drafts == std::vector<int>{2, 2});
     CHECK(scripted.reports.back().num_accepted == (wrong == 2 ? 4 : 2));
-    while (scripted.server.step()) {
+    while (scripted.engine.step()) {
     }
-    CHECK(tests::compare_output(scripted.server.output(0), texts) == kNoProblem);
+    CHECK(tests::compare_output(scripted.engine.output(0), texts) == kNoProblem);
   }
 }
 
@@ -236,7 +230,7 @@ TEST_CASE("SPECULATION.md, invariants 2 and 3: what was not accepted counts for 
   scripted.step();
   REQUIRE(scripted.reports.back().num_drafts == std::vector<int>{3});
   CHECK(scripted.reports.back().num_accepted == 0);
-  const int sequence = scripted.server.scheduler().running().front()->live().front().sequence;
+  const int sequence = scripted.engine.scheduler().running().front()->live().front().sequence;
   CHECK(manager.length(sequence) == 6);
   CHECK(manager.capacity(sequence) == 12);  // room that the next tokens take
   CHECK_FALSE(manager.prefix_cache().contains(manager.block_table(sequence)[1]));
@@ -245,12 +239,12 @@ TEST_CASE("SPECULATION.md, invariants 2 and 3: what was not accepted counts for 
   common::Request poisoned = request;
   poisoned.prompt.insert(poisoned.prompt.end(), {text[0], wrong, wrong, wrong});
   poisoned.max_new_tokens = 6;
-  const int second = scripted.server.submit({.request = poisoned});
-  while (scripted.server.step()) {
+  const int second = scripted.engine.submit({.request = poisoned});
+  while (scripted.engine.step()) {
   }
-  CHECK(scripted.server.output(second).cached_tokens == 4);
-  CHECK(tests::to_string(scripted.server.output(0).completions.front().tokens) == tests::to_string(text));
-  CHECK(tests::to_string(scripted.server.output(second).completions.front().tokens) ==
+  CHECK(scripted.engine.output(second).cached_tokens == 4);
+  CHECK(tests::to_string(scripted.engine.output(0).completions.front().tokens) == tests::to_string(text));
+  CHECK(tests::to_string(scripted.engine.output(second).completions.front().tokens) ==
         tests::to_string(plain_text(poisoned)));
 }
 
@@ -263,16 +257,16 @@ TEST_CASE("SPECULATION.md, invariant 4: a request that looks its tokens up does 
   SECTION("with drafts") {
     request.request.num_speculative_tokens = 4;
     const int id = serving.submit(request);
-    while (serving.server.step()) {
-      const auto& running = serving.server.scheduler().running();
+    while (serving.engine.step()) {
+      const auto& running = serving.engine.scheduler().running();
       CHECK((running.empty() || !running.front()->pending_row().has_value()));
     }
-    CHECK(tests::compare_output(serving.server.output(id), tests::served_alone(request)) == kNoProblem);
+    CHECK(tests::compare_output(serving.engine.output(id), tests::served_alone(request)) == kNoProblem);
   }
   SECTION("without") {
     serving.submit(request);
-    serving.server.step();
-    CHECK(serving.server.scheduler().running().front()->pending_row().has_value());
+    serving.engine.step();
+    CHECK(serving.engine.scheduler().running().front()->pending_row().has_value());
   }
 }
 
@@ -282,15 +276,16 @@ TEST_CASE("SPECULATION.md, invariant 5: drafts take only what a step leaves of c
     request.prompt.push_back(request.prompt[static_cast<std::size_t>(i)]);  // a period of 4
   }
   stage::VirtualClock clock;
-  stage::Engine engine(tests::small_model(), {.num_slots = 512, .gpu = {.device = stage::Device::kCpu}});
+  const stage::EngineOptions options{
+      .num_slots = 512, .gpu = {.device = stage::Device::kCpu}, .num_speculative_tokens = 4};
   constexpr int kMaxTokens = 6;
-  stage::SpeculatingServer server(
-      engine, clock,
-      std::make_unique<stage::SpeculatingScheduler>(engine.manager(), stage::SchedulerOptions{}, true, 4,
-                                                    stage::TokenCost{.per_token = 0.0, .max_tokens = kMaxTokens}));
+  const std::unique_ptr<stage::SpeculatingEngine> owned =
+      stage::make_speculating_engine(tests::small_model(), options, stage::make_runner(tests::small_model(), options),
+                                     clock, stage::TokenCost{.per_token = 0.0, .max_tokens = kMaxTokens});
+  stage::SpeculatingEngine& engine = *owned;
   int most_drafts = 0;
   int sequences_with_drafts = 0;
-  server.on_step([&](const stage::StepReport& report) {
+  engine.on_step([&](const stage::StepReport& report) {
     const int num_drafts = std::accumulate(report.num_drafts.begin(), report.num_drafts.end(), 0);
     const bool has_prompt = report.num_tokens - num_drafts > static_cast<int>(report.served.size());
     CHECK((num_drafts == 0 || (!has_prompt && report.num_tokens <= kMaxTokens)));
@@ -302,10 +297,10 @@ TEST_CASE("SPECULATION.md, invariant 5: drafts take only what a step leaves of c
     for (int i = 0; i < num_requests; ++i) {
       common::Request sampled = request;
       sampled.sampling = {.temperature = 0.3F, .seed = static_cast<std::uint64_t>(i)};
-      server.submit({.request = sampled});
+      engine.submit({.request = sampled});
     }
     most_drafts = 0;
-    while (server.step()) {
+    while (engine.step()) {
     }
   };
   serve(1);
@@ -394,13 +389,13 @@ TEST_CASE("how many drafts a request may ask for") {
   stage::GenerationRequest request{.request = tests::make_request(4, 4)};
   for (const int wanted : {-1, 9, 1000}) {
     request.request.num_speculative_tokens = wanted;
-    const stage::RequestOutput& output = serving.server.output(serving.submit(request));
+    const stage::RequestOutput& output = serving.engine.output(serving.submit(request));
     CHECK(output.finish_reason == common::FinishReason::kRejected);
     CHECK(output.error == std::to_string(wanted) + " drafts in a step, and this server computes up to 8");
   }
   stage::EngineOptions engine_options{.gpu = {.device = stage::Device::kCpu}};
   engine_options.num_speculative_tokens = 9;
-  stage::Engine engine(tests::small_model(), engine_options);
-  stage::VirtualClock clock;
-  CHECK_THROWS_AS(stage::make_server(engine, {}, clock), common::InputError);
+  CHECK_THROWS_AS(stage::make_engine(tests::small_model(), engine_options,
+                                     stage::make_runner(tests::small_model(), engine_options)),
+                  common::InputError);
 }

@@ -1,4 +1,4 @@
-// Drafts beside a runner that is asynchronous, as a GPU's is: what it is given to compute, when the server runs ahead,
+// Drafts beside a runner that is asynchronous, as a GPU's is: what it is given to compute, when the engine runs ahead,
 // and that the texts stay the same. The numbers of invariants are SPECULATION.md's.
 #include <algorithm>
 #include <functional>
@@ -103,16 +103,15 @@ class DeviceRunner : public tests::FakeRunner {
 };
 
 struct Device {
-  Device(const stage::EngineOptions& options, const stage::SchedulerOptions& scheduler,
-         const common::Llama& model = tests::small_model(), const DeviceRunner::Script& script = {}) {
+  explicit Device(const stage::EngineOptions& options, const common::Llama& model = tests::small_model(),
+                  const DeviceRunner::Script& script = {}) {
     stage::EngineOptions own = options;
     own.gpu.device = stage::Device::kCpu;
-    auto made = std::make_unique<DeviceRunner>(stage::make_runner(model, own), own.max_sequences, script);
+    auto made = std::make_unique<DeviceRunner>(stage::make_runner(model, own), own.scheduler.max_sequences, script);
     runner = made.get();
-    engine = std::make_unique<stage::Engine>(model, own, std::move(made));
     // As for a large model: for small ones, drafts on a GPU hardly ever pay.
-    server = stage::make_speculating_server(*engine, scheduler, clock, stage::gpu_token_cost(16, 2.5e9));
-    server->on_step([this](const stage::StepReport& report) {
+    engine = stage::make_speculating_engine(model, own, std::move(made), clock, stage::gpu_token_cost(16, 2.5e9));
+    engine->on_step([this](const stage::StepReport& report) {
       num_drafts += std::accumulate(report.num_drafts.begin(), report.num_drafts.end(), 0);
       num_accepted += report.num_accepted;
       num_preempted += static_cast<int>(report.swapped_out.size() + report.recomputed.size());
@@ -121,8 +120,7 @@ struct Device {
 
   stage::VirtualClock clock;
   DeviceRunner* runner = nullptr;
-  std::unique_ptr<stage::Engine> engine;
-  std::unique_ptr<stage::SpeculatingServer> server;
+  std::unique_ptr<stage::SpeculatingEngine> engine;
   int num_drafts = 0;
   int num_accepted = 0;
   int num_preempted = 0;
@@ -157,18 +155,17 @@ std::unique_ptr<Device> serve_script(const DeviceRunner::Script& script, int max
     config.context_length = 1000;
     return common::Llama(config, 1);
   }();
-  auto device =
-      std::make_unique<Device>(stage::EngineOptions{.num_slots = 1000}, stage::SchedulerOptions{}, model, script);
+  auto device = std::make_unique<Device>(stage::EngineOptions{.num_slots = 1000}, model, script);
   stage::GenerationRequest task;
   for (int position = 0; position < kPrompt; ++position) {
     task.request.prompt.push_back(script(position));
   }
   task.request.max_new_tokens = max_new_tokens;
   task.request.num_speculative_tokens = num_drafts;
-  const int id = device->server->submit(task);
-  while (device->server->step()) {
+  const int id = device->engine->submit(task);
+  while (device->engine->step()) {
   }
-  const std::vector<common::Token>& text = device->server->output(id).completions.front().tokens;
+  const std::vector<common::Token>& text = device->engine->output(id).completions.front().tokens;
   REQUIRE(static_cast<int>(text.size()) == max_new_tokens);
   for (int i = 0; i < max_new_tokens; ++i) {
     REQUIRE(text[static_cast<std::size_t>(i)] == script(kPrompt + i));
@@ -195,25 +192,23 @@ TEST_CASE("drafts on a device: sequences with one token come first, and the text
     options.block_size = between(random, 1, 6);
     options.num_slots = between(random, 52, 120);
     options.num_host_slots = random.below(2) == 0 ? 0 : 100;
-    options.chunk_size = between(random, 8, 40);
-    options.max_sequences = between(random, 2, 8);
+    options.scheduler.token_budget = between(random, 8, 40);
+    options.scheduler.max_sequences = between(random, 2, 8);
     options.prefix_cache = random.below(4) > 0;
-    const stage::SchedulerOptions scheduler{.token_budget = options.chunk_size,
-                                            .max_sequences = options.max_sequences,
-                                            .headroom = 0,
-                                            .preemption = static_cast<stage::Preemption>(random.below(3))};
-    Device device(options, scheduler);
+    options.scheduler.headroom = 0;
+    options.scheduler.preemption = static_cast<stage::Preemption>(random.below(3));
+    Device device(options);
     std::size_t num_submitted = 0;
-    while (num_submitted < tasks.size() || !device.server->is_idle()) {
-      if (num_submitted < tasks.size() && (device.server->is_idle() || random.below(3) == 0)) {
-        device.server->submit(tasks[num_submitted++]);
+    while (num_submitted < tasks.size() || !device.engine->is_idle()) {
+      if (num_submitted < tasks.size() && (device.engine->is_idle() || random.below(3) == 0)) {
+        device.engine->submit(tasks[num_submitted++]);
       }
-      device.server->step();
+      device.engine->step();
     }
     CHECK(device.runner->problem == kNoProblem);
     for (std::size_t id = 0; id < tasks.size(); ++id) {
       CAPTURE(id);
-      const stage::RequestOutput& output = device.server->output(static_cast<int>(id));
+      const stage::RequestOutput& output = device.engine->output(static_cast<int>(id));
       if (output.finish_reason != common::FinishReason::kRejected) {  // several samples in a small pool
         CHECK(tests::compare_output(output, tests::served_alone(tasks[id])) == kNoProblem);
       }
@@ -245,17 +240,21 @@ TEST_CASE("drafts on a device: a request that is swapped in drafts beside tokens
       tasks.back().request.num_logprobs = 0;
       tasks.back().num_samples = 1;
     }
-    const stage::EngineOptions options{.num_slots = 64, .block_size = 2, .prefix_cache = false, .num_host_slots = 64};
-    Device device(options, {.headroom = 0, .preemption = stage::Preemption::kSwap});
+    const stage::EngineOptions options{.num_slots = 64,
+                                       .scheduler = {.headroom = 0, .preemption = stage::Preemption::kSwap},
+                                       .block_size = 2,
+                                       .prefix_cache = false,
+                                       .num_host_slots = 64};
+    Device device(options);
     for (const stage::GenerationRequest& task : tasks) {
-      device.server->submit(task);
+      device.engine->submit(task);
     }
-    while (device.server->step()) {
+    while (device.engine->step()) {
     }
     CHECK(device.runner->problem == kNoProblem);
     for (std::size_t id = 0; id < tasks.size(); ++id) {
       CAPTURE(id);
-      CHECK(tests::compare_output(device.server->output(static_cast<int>(id)), tests::served_alone(tasks[id])) ==
+      CHECK(tests::compare_output(device.engine->output(static_cast<int>(id)), tests::served_alone(tasks[id])) ==
             kNoProblem);
     }
     num_pending += device.runner->num_pending;

@@ -1,9 +1,10 @@
-// How each stage turns requests into text: by its engine up to stage 7, by the server over it from stage 8 on, so that
-// the tests run the loop that serves. Stage 8's server gets the names of the earlier stages' engine.
+// How each stage's engine turns requests into text, in the same words for all stages.
 #pragma once
 
+#include <cstdint>
 #include <limits>
 #include <memory>
+#include <optional>
 #include <span>
 #include <utility>
 #include <vector>
@@ -20,10 +21,33 @@
 #include STAGE_HEADER(decoding.h)
 #endif
 #if STAGE_NUMBER >= 8
-#include STAGE_HEADER(server.h)
+// Not formatted: spaces around the slash would become part of the path.
+// clang-format off
+#include STAGE_HEADER(demo/lone_sequences.h)
+// clang-format on
 #endif
 
 namespace tests {
+
+// An engine that also computes sequences of the caller's, by start() and append(). From stage 8 on, the demonstrations
+// have a class for that.
+#if STAGE_NUMBER < 8
+using SequenceEngine = stage::Engine;
+#else
+class SequenceEngine : public stage::Engine {
+ public:
+  using Engine::Engine;
+  bool start(stage::SequenceId sequence, std::span<const common::Token> tokens, std::uint64_t salt) {
+    return sequences_.start(sequence, tokens, salt);
+  }
+  std::optional<common::Matrix> append(stage::SequenceId sequence, std::span<const common::Token> tokens) {
+    return sequences_.append(sequence, tokens);
+  }
+
+ private:
+  stage::LoneSequences sequences_{*this};
+};
+#endif
 
 struct EngineRun {
   std::vector<common::Completion> completions;
@@ -50,23 +74,35 @@ inline void poison(stage::Engine& engine) {
 
 inline void ignore_token(int, common::Token) {}
 
-// Runs all requests to their end. chunk_size: the engine's, and also the token budget of a step.
+// Max tokens of a forward pass.
+inline int& max_pass_tokens(stage::EngineOptions& options) {
+#if STAGE_NUMBER < 8
+  return options.chunk_size;
+#else
+  return options.scheduler.token_budget;
+#endif
+}
+
+// The stage's options but for the headroom: the stages before 8 leave no blocks free for requests to grow into.
+inline stage::EngineOptions tight_options() {
+  stage::EngineOptions options;
+#if STAGE_NUMBER >= 8
+  options.scheduler.headroom = 0;
+#endif
+  return options;
+}
+
+// Runs all requests to their end.
 inline EngineRun run_requests(stage::Engine& engine, std::span<const common::Request> requests,
                               const common::OnToken& on_token = ignore_token) {
+#if STAGE_NUMBER >= 8
+  COMMON_CHECK(!engine.is_idle() || !engine.step(),
+               "step() is true although there is nothing to do: run() would never end");
+#endif
   EngineRun run;
-#if STAGE_NUMBER < 8
   run.completions = engine.run(requests, on_token);
   run.counters = engine.counters();
   run.timing = engine.timing();
-#else
-  stage::VirtualClock clock;
-  // No headroom, as in the stages before, which leave no blocks free for requests to grow into.
-  stage::Server server(engine, {.token_budget = engine.options().chunk_size, .headroom = 0}, clock);
-  COMMON_CHECK(!server.step(), "step() is true although there is nothing to do: run() would never end");
-  run.completions = server.run(requests, on_token);
-  run.counters = server.counters();
-  run.timing = server.timing();
-#endif
   return run;
 }
 
@@ -74,48 +110,48 @@ inline EngineRun run_requests(stage::Engine& engine, std::span<const common::Req
 using ParallelSampling = stage::ParallelSampling;
 using BeamSearch = stage::BeamSearch;
 #elif STAGE_NUMBER >= 8
-// One sequence group in a server of its own, step by step.
+// One of the engine's sequence groups, step by step.
 class ServedGroup {
  public:
   ServedGroup(stage::Engine& engine, const stage::GenerationRequest& request)
-      : server_(engine,
-                {.token_budget = engine.options().chunk_size,
-                 .max_sequences = engine.options().max_sequences,
-                 .headroom = 0},
-                clock_),
-        id_(server_.submit(request)) {
+      : engine_(engine), id_(engine.submit(request)) {
     if (!output().error.empty()) {
       throw common::InputError(output().error);
     }
   }
+  ~ServedGroup() { engine_.stop(id_, common::FinishReason::kCancelled); }
+  ServedGroup(const ServedGroup&) = delete;
+  ServedGroup& operator=(const ServedGroup&) = delete;
 
   // False if the free blocks are too few for the step.
   bool step() {
     try {
-      return server_.step();
+      return engine_.step();
     } catch (const common::CheckError&) {
       return false;
     }
   }
   bool finished() const { return output().finished(); }
   std::vector<stage::Branch> live() const {
-    for (const auto& group : server_.scheduler().running()) {
-      return group->live();
+    for (const auto& group : engine_.scheduler().running()) {
+      if (group->id() == id_) {
+        return group->live();
+      }
     }
-    for (const auto& group : server_.scheduler().waiting()) {
-      return group->live();
+    for (const auto& group : engine_.scheduler().waiting()) {
+      if (group->id() == id_) {
+        return group->live();
+      }
     }
     return {};
   }
   const std::vector<common::Completion>& completions() const { return output().completions; }
   const std::vector<stage::Hypothesis>& hypotheses() const { return output().hypotheses; }
-  common::Timing timing() const { return server_.timing(); }
 
  private:
-  const stage::RequestOutput& output() const { return server_.output(id_); }
+  const stage::RequestOutput& output() const { return engine_.output(id_); }
 
-  stage::VirtualClock clock_;
-  stage::Server server_;
+  stage::Engine& engine_;
   int id_;
 };
 

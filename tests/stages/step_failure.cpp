@@ -1,4 +1,4 @@
-// One thing fails once in a run of Server::step(): a call of the runner, or an allocation of memory, at every moment at
+// One thing fails once in a run of Engine::step(): a call of the runner, or an allocation of memory, at every moment at
 // which it can. Whatever the step was doing, it holds or it never was: the books are in order after every step, no
 // request but those of the step fails, the others get their texts, and the same prompts, sent again, get them too: no
 // block is found that was never computed.
@@ -75,19 +75,15 @@ struct Run {
     options.num_slots = kNumBlocks * kBlockSize;
     options.block_size = kBlockSize;
     options.num_host_slots = kNumHostBlocks * kBlockSize;
-    options.chunk_size = 12;
+    options.scheduler = {.token_budget = 12, .headroom = 0, .preemption = preemption, .run_ahead = run_ahead};
     options.gpu.device = stage::Device::kCpu;
     auto cpu = stage::make_runner(small_model(), options);
     dynamic_cast<stage::CpuRunner&>(*cpu).kv_cache().fill(std::numeric_limits<float>::quiet_NaN());
     auto late = std::make_unique<LateRunner>(std::move(cpu));
     runner = late.get();
     runner->around([] { return std::make_shared<Counting>(false); });
-    engine.emplace(small_model(), options, std::move(late));
-    server.emplace(
-        *engine,
-        stage::SchedulerOptions{.token_budget = 12, .headroom = 0, .preemption = preemption, .run_ahead = run_ahead},
-        clock);
-    server->on_step([this](const stage::StepReport& report) {
+    engine.emplace(small_model(), options, std::move(late), clock);
+    engine->on_step([this](const stage::StepReport& report) {
       const Counting none(false);
       ended.insert(ended.end(), report.ended.begin(), report.ended.end());
       preemptions += report.swapped_out.size() + report.recomputed.size();
@@ -95,7 +91,7 @@ struct Run {
   }
 
   int submit(const GenerationRequest& request) {
-    return server->submit(request, [this](int id, int sample, common::Token token) {
+    return engine->submit(request, [this](int id, int sample, common::Token token) {
       const Counting none(false);
       told[{id, sample}].push_back(token);
     });
@@ -103,10 +99,10 @@ struct Run {
 
   // Until nothing is left to do. Returns the first problem, or an empty string.
   std::string run() {
-    for (int step = 0; !server->is_idle(); ++step) {
+    for (int step = 0; !engine->is_idle(); ++step) {
       try {
         const Counting all(true);
-        server->step();
+        engine->step();
       } catch (const std::exception& error) {
         num_thrown += 1;
         if (num_thrown > 1) {
@@ -143,7 +139,6 @@ struct Run {
   stage::VirtualClock clock;
   LateRunner* runner = nullptr;
   std::optional<stage::Engine> engine;
-  std::optional<stage::Server> server;
   std::map<std::pair<int, int>, std::vector<common::Token>> told;  // by request and sample
   std::vector<int> ended;
   std::size_t preemptions = 0;
@@ -192,7 +187,7 @@ Outcome serve(bool run_ahead, Preemption preemption, const Prepare& prepare, con
     }
     for (std::size_t i = 0; i < requests.size() && outcome.problem.empty(); ++i) {
       const int id = static_cast<int>(i) + round * static_cast<int>(requests.size());
-      const stage::RequestOutput& output = run.server->output(id);
+      const stage::RequestOutput& output = run.engine->output(id);
       const bool has_failed = output.finish_reason == common::FinishReason::kFailed;
       outcome.num_failed += has_failed ? 1 : 0;
       std::string problem = tests::compare_output(output, expected[i], has_failed);

@@ -1,6 +1,8 @@
 // With one request, stage 8 is stage 7: the same blocks, the same floats to the last bit, the same texts.
 #include "tests/support/catch.h"
 
+#include <optional>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -9,8 +11,8 @@
 #include "stage7/engine.h"
 #include "stage8/attention.h"
 #include "stage8/cpu_runner.h"
+#include "stage8/demo/lone_sequences.h"
 #include "stage8/engine.h"
-#include "stage8/server.h"
 #include "tests/stages/collapse.h"
 
 namespace {
@@ -24,6 +26,12 @@ struct Before : Stage7 {
 TESTS_STAGE(Stage8, stage8);
 struct After : Stage8 {
   using CpuRunner = stage8::CpuRunner;
+  struct Engine : stage8::Engine {
+    using stage8::Engine::Engine;
+    std::optional<common::Matrix> append(int sequence, std::span<const common::Token> tokens) {
+      return stage8::LoneSequences(*this).append(sequence, tokens);
+    }
+  };
 };
 
 }  // namespace
@@ -46,7 +54,7 @@ TEST_CASE("logits through the engine are stage 7's, bit for bit") {
 
 TEST_CASE("a tight pool is used block for block as in stage 7") { tests::check_same_blocks<Before, After>(); }
 
-TEST_CASE("one request through the server: stage 7's text, and its cache to the last bit") {
+TEST_CASE("one request through the loop: stage 7's text, and its cache to the last bit") {
   for (const int budget : {1, 3, 8, 256}) {
     for (const int num_tokens : {1, 4, 17}) {
       const common::Request request = tests::make_request(num_tokens, 9);
@@ -58,17 +66,14 @@ TEST_CASE("one request through the server: stage 7's text, and its cache to the 
       stage8::EngineOptions after_options;
       after_options.num_slots = 40;
       after_options.block_size = 4;
+      after_options.scheduler.token_budget = budget;
       after_options.gpu.device = stage8::Device::kCpu;
       stage7::Engine before(tests::small_model(), before_options);
-      stage8::Engine after(tests::small_model(), after_options);
+      After::Engine after(tests::small_model(), after_options);
       tests::kv_cache<Before>(before).fill(0.0F);
       tests::kv_cache<After>(after).fill(0.0F);
-      stage8::SchedulerOptions scheduler;
-      scheduler.token_budget = budget;
-      stage8::VirtualClock clock;
-      stage8::Server server(after, scheduler, clock);
       const auto expected = before.run(std::span(&request, 1), [](int, common::Token) {});
-      const auto actual = server.run(std::span(&request, 1), [](int, common::Token) {});
+      const auto actual = after.run(std::span(&request, 1), [](int, common::Token) {});
       CAPTURE(budget, num_tokens);
       CHECK(actual.front().tokens == expected.front().tokens);
       CHECK(actual.front().finish_reason == expected.front().finish_reason);

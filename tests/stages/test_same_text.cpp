@@ -50,8 +50,8 @@ struct Configuration {
 
 // A new engine whose whole cache is NaN.
 Run run(const std::vector<Request>& requests, const Configuration& configuration) {
-  stage::EngineOptions options;
-  options.chunk_size = configuration.chunk_size;
+  stage::EngineOptions options = tests::tight_options();
+  tests::max_pass_tokens(options) = configuration.chunk_size;
   options.num_slots = configuration.num_slots;
 #if STAGE_NUMBER >= 2
   options.block_size = configuration.block_size;

@@ -1,5 +1,5 @@
-// Decides which drafts a step computes: guesses of how a text goes on (look_up.h). The server puts them behind the
-// text's last token (speculating_server.h).
+// Decides which drafts a step computes: guesses of how a text goes on (look_up.h). The engine puts them behind the
+// text's last token (speculating_engine.h).
 //
 // Drafts take what a step leaves: each request first gets what it gets without them. They never preempt.
 #pragma once

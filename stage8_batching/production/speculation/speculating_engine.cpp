@@ -1,4 +1,4 @@
-#include "speculating_server.h"
+#include "speculating_engine.h"
 
 #include <algorithm>
 #include <cstddef>
@@ -15,25 +15,25 @@
 namespace stage8 {
 namespace {
 
-// What tokens and drafts cost with the engine's runner.
-TokenCost token_cost(Engine& engine) {
-  if (!engine.runner().is_asynchronous()) {
+// What tokens and drafts cost with the runner.
+TokenCost token_cost(const common::Llama& model, const GpuOptions& gpu, const Runner& runner) {
+  if (!runner.is_asynchronous()) {
     return kCpuTokenCost;
   }
-  const GpuOptions& gpu = engine.options().gpu;
   const double bytes = gpu.weights == WeightType::kFloat8 ? 1.0 : gpu.precision == Precision::kBFloat16 ? 2.0 : 4.0;
-  const common::Llama& model = engine.model();
   return gpu_token_cost(model.config().num_layers,
                         bytes * static_cast<double>(model.num_parameters()) / gpu.tensor_parallel);
 }
 
 }  // namespace
 
-SpeculatingServer::SpeculatingServer(Engine& engine, Clock& clock, std::unique_ptr<SpeculatingScheduler> scheduler)
-    : Server(engine, clock, std::move(scheduler)), speculating_(dynamic_cast<SpeculatingScheduler&>(*scheduler_)) {}
+SpeculatingEngine::SpeculatingEngine(const common::Llama& model, const EngineOptions& options,
+                                     std::unique_ptr<Runner> runner, Clock& clock, const MakeScheduler& make_scheduler)
+    : Engine(model, options, std::move(runner), clock, make_scheduler),
+      speculating_(dynamic_cast<SpeculatingScheduler&>(*scheduler_)) {}
 
-std::string SpeculatingServer::rejection(const GenerationRequest& request) const {
-  std::string reason = Server::rejection(request);
+std::string SpeculatingEngine::rejection(const GenerationRequest& request) const {
+  std::string reason = Engine::rejection(request);
   const int drafts = request.request.num_speculative_tokens.value_or(0);
   if (reason.empty() && (drafts < 0 || drafts > kMaxDrafts)) {
     reason = common::format("%d drafts in a step, and this server computes up to %d", drafts, kMaxDrafts);
@@ -41,7 +41,7 @@ std::string SpeculatingServer::rejection(const GenerationRequest& request) const
   return reason;
 }
 
-const RaggedBatch& SpeculatingServer::batch_to_compute(Step& step) {
+const RaggedBatch& SpeculatingEngine::batch_to_compute(Step& step) {
   const RaggedBatch& own = step.batch();
   first_rows_.clear();
   if (!speculating_.has_drafts()) {
@@ -62,7 +62,7 @@ const RaggedBatch& SpeculatingServer::batch_to_compute(Step& step) {
       }
       const auto first = places.begin() + own.query_starts[i];
       std::iota(first, first + own.num_queries(i), batch_.num_tokens());
-      batch_.add(engine_.manager(), own.sequences[i], tokens, false);
+      batch_.add(manager_, own.sequences[i], tokens, false);
     }
   }
   for (const int row : own.logits_rows) {
@@ -79,7 +79,7 @@ const RaggedBatch& SpeculatingServer::batch_to_compute(Step& step) {
   return batch_;
 }
 
-void SpeculatingServer::add_rows(SequenceId sequence, std::size_t row, int index) {
+void SpeculatingEngine::add_rows(SequenceId sequence, std::size_t row, int index) {
   first_rows_[sequence] = static_cast<int>(batch_.logits_rows.size());
   for (std::size_t left = speculating_.drafts_of(sequence).size(); left > 0; --left) {
     if (!batch_.sampling_rows.empty()) {
@@ -92,13 +92,13 @@ void SpeculatingServer::add_rows(SequenceId sequence, std::size_t row, int index
   }
 }
 
-bool SpeculatingServer::may_run_ahead(const Step& step) const {
-  return !speculating_.is_awaited() && Server::may_run_ahead(step);
+bool SpeculatingEngine::may_run_ahead(const Step& step) const {
+  return !speculating_.is_awaited() && Engine::may_run_ahead(step);
 }
 
-void SpeculatingServer::extend(const Step& step, const ScheduledGroup& scheduled, int row) {
+void SpeculatingEngine::extend(const Step& step, const ScheduledGroup& scheduled, int row) {
   SequenceGroup& group = *scheduled.group;
-  Server::extend(step, scheduled, row);
+  Engine::extend(step, scheduled, row);
   const auto num_drafts = static_cast<int>(speculating_.drafts_of(scheduled.tokens.sequences.front()).size());
   for (int draft = 0; draft < num_drafts && !group.finished(); ++draft) {
     const auto is_right = [&](const Branch& branch) {
@@ -107,7 +107,7 @@ void SpeculatingServer::extend(const Step& step, const ScheduledGroup& scheduled
     if (!std::all_of(group.live().begin(), group.live().end(), is_right)) {
       return;
     }
-    commit_last(engine_, group);
+    commit_last(manager_, group, options_.prefix_cache);
     StepReport& report = reporter_.report();
     report.num_accepted += static_cast<int>(group.live().size());
     speculating_.count_accepted(group);
@@ -119,7 +119,7 @@ void SpeculatingServer::extend(const Step& step, const ScheduledGroup& scheduled
   }
 }
 
-GroupResult SpeculatingServer::result_behind(const Step& step, const SequenceGroup& group, int draft) const {
+GroupResult SpeculatingEngine::result_behind(const Step& step, const SequenceGroup& group, int draft) const {
   GroupResult result;
   for (const Branch& branch : group.live()) {
     GroupResult row = step.result(first_rows_.at(branch.sequence) + draft, 1);
@@ -129,8 +129,8 @@ GroupResult SpeculatingServer::result_behind(const Step& step, const SequenceGro
   return result;
 }
 
-void SpeculatingServer::report_schedule(const ScheduledStep& step) {
-  Server::report_schedule(step);
+void SpeculatingEngine::report_schedule(const ScheduledStep& step) {
+  Engine::report_schedule(step);
   StepReport& report = reporter_.report();
   for (std::size_t i = 0; i < step.groups.size(); ++i) {
     for (const SequenceId sequence : step.groups[i].tokens.sequences) {
@@ -140,31 +140,34 @@ void SpeculatingServer::report_schedule(const ScheduledStep& step) {
       report.num_drafts.push_back(num_drafts);
       report.num_served[i] += num_drafts;
       if (num_drafts > 0) {
-        const int position = engine_.manager().length(sequence) + 1;  // behind the text's last token
+        const int position = manager_.length(sequence) + 1;  // behind the text's last token
         report.drafts.push_back({step.groups[i].group->id(), sequence, position, {drafts.begin(), drafts.end()}});
       }
     }
   }
 }
 
-void commit_last(Engine& engine, const SequenceGroup& group) {
-  RaggedBatch accepted;
+void commit_last(KvCacheManager& manager, const SequenceGroup& group, bool use_prefix_cache) {
   for (const Branch& branch : group.live()) {
-    accepted.add(engine.manager(), branch.sequence, {&branch.tokens.back(), 1}, false);
+    manager.commit(branch.sequence, 1);
+    if (use_prefix_cache) {
+      manager.publish(branch.sequence, {&branch.tokens.back(), 1});
+    }
   }
-  engine.commit(accepted);
 }
 
-std::unique_ptr<SpeculatingServer> make_speculating_server(Engine& engine, const SchedulerOptions& options,
-                                                           Clock& clock, const std::optional<TokenCost>& cost) {
-  const int num_drafts = engine.options().num_speculative_tokens;
+std::unique_ptr<SpeculatingEngine> make_speculating_engine(const common::Llama& model, const EngineOptions& options,
+                                                           std::unique_ptr<Runner> runner, Clock& clock,
+                                                           const std::optional<TokenCost>& cost) {
+  const int num_drafts = options.num_speculative_tokens;
   if (num_drafts > kMaxDrafts) {
     throw common::InputError(common::format("--speculate: at most %d drafts a step", kMaxDrafts));
   }
-  return std::make_unique<SpeculatingServer>(
-      engine, clock,
-      std::make_unique<SpeculatingScheduler>(engine.manager(), options, engine.options().prefix_cache, num_drafts,
-                                             cost.value_or(token_cost(engine))));
+  const TokenCost chosen = cost.value_or(token_cost(model, options.gpu, *runner));
+  const auto make_scheduler = [&](KvCacheManager& manager, const SchedulerOptions& scheduler, bool use_prefix_cache) {
+    return std::make_unique<SpeculatingScheduler>(manager, scheduler, use_prefix_cache, num_drafts, chosen);
+  };
+  return std::make_unique<SpeculatingEngine>(model, options, std::move(runner), clock, make_scheduler);
 }
 
 }  // namespace

@@ -1,4 +1,4 @@
-// A server whose steps also compute drafts: guesses of how a text goes on, behind the text's last token
+// An engine whose steps also compute drafts: guesses of how a text goes on, behind the text's last token
 // (speculating_scheduler.h). Where a guess is right, the step has computed several tokens of the text at once. Only
 // what the text turns out to be is taken up, so that drafts change no text. SPECULATION.md has the lesson.
 //
@@ -10,18 +10,20 @@
 #include <optional>
 #include <string>
 
-#include "../../server.h"
+#include "../../engine.h"
 #include "speculating_scheduler.h"
 
 namespace stage8 {
 
-class SpeculatingServer : public Server {
+class SpeculatingEngine : public Engine {
  public:
-  // Engine and clock must outlive the server.
-  SpeculatingServer(Engine& engine, Clock& clock, std::unique_ptr<SpeculatingScheduler> scheduler);
+  // Model and clock must outlive the engine. make_scheduler makes a SpeculatingScheduler.
+  SpeculatingEngine(const common::Llama& model, const EngineOptions& options, std::unique_ptr<Runner> runner,
+                    Clock& clock, const MakeScheduler& make_scheduler);
+
+  std::string rejection(const GenerationRequest& request) const override;
 
  protected:
-  std::string rejection(const GenerationRequest& request) const override;
   // With each sequence's drafts behind its own token. Their rows of logits come after all others, so that the step's
   // own rows keep their numbers, although sequences with drafts come after those with one token.
   const RaggedBatch& batch_to_compute(Step& step) override;
@@ -40,20 +42,20 @@ class SpeculatingServer : public Server {
   // The rows behind one draft of each live branch.
   GroupResult result_behind(const Step& step, const SequenceGroup& group, int draft) const;
 
-  SpeculatingScheduler& speculating_;  // the server's scheduler
+  SpeculatingScheduler& speculating_;  // the engine's scheduler
   // Of the last step. One with drafts does not run ahead, so that they are collected before the next one has some.
   RaggedBatch batch_;
   std::map<SequenceId, int> first_rows_;  // where the rows behind a sequence's drafts begin
 };
 
 // Each text of the group ends with a token that was computed as its draft, so that K and V are in its slot already:
-// counts it as part of the cache, and publishes the block that it fills.
-void commit_last(Engine& engine, const SequenceGroup& group);
+// counts it as part of the cache, and publishes the block that it fills, if blocks are published at all.
+void commit_last(KvCacheManager& manager, const SequenceGroup& group, bool use_prefix_cache);
 
-// With a scheduler for the costs on the engine's runner, or for others. Throws InputError if the engine's options ask
-// for too many drafts.
-std::unique_ptr<SpeculatingServer> make_speculating_server(Engine& engine, const SchedulerOptions& options,
-                                                           Clock& clock,
+// With a scheduler for the costs on the runner, or for others. Throws InputError if the options ask for too many
+// drafts.
+std::unique_ptr<SpeculatingEngine> make_speculating_engine(const common::Llama& model, const EngineOptions& options,
+                                                           std::unique_ptr<Runner> runner, Clock& clock,
                                                            const std::optional<TokenCost>& cost = std::nullopt);
 
 }  // namespace
