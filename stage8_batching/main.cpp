@@ -22,8 +22,6 @@
 #include "common/serving/serve_command.h"
 #include "demo/by_hand.h"
 #include "demo/compare.h"
-#include "demo/engine_adapter.h"
-#include "demo/make_engine.h"
 #include "demo/pictures.h"
 #include "demo/prefix_commands.h"
 #include "demo/sampling_commands.h"
@@ -33,6 +31,8 @@
 #include "engine.h"
 #include "kv_cache.h"
 #include "make_runner.h"
+#include "serve/engine_adapter.h"
+#include "serve/make_engine.h"
 
 namespace stage8 {
 namespace {

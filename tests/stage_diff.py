@@ -6,7 +6,8 @@
   python3 tests/stage_diff.py 3 4 attention    of the files with this name
                                                alone; a folder will do: kernels/
   python3 tests/stage_diff.py 3 4 --all        with what the lesson does not
-                                               walk through: demo/, production/
+                                               walk through: demo/, serve/,
+                                               production/
   python3 tests/stage_diff.py 6 8              batching as the next step after
                                                the prefix cache, without a GPU
   python3 tests/stage_diff.py ladder 2 3       step 3 of the ladder of kernels
@@ -82,7 +83,7 @@ READING_ORDER = [
     "gpu_runner.h", "make_runner.h", "make_runner.cpp", "engine.h", "engine.cpp", "decoding.h", "decoding.cpp",
     "prefix_cache.h", "prefix_cache.cpp", "scheduler.h", "scheduler.cpp", "step.h", "step.cpp", "step_reporter.h", "step_reporter.cpp",
     "main.cpp", "kernels/page_layout.h", "kernels/kernels.h", "kernels/", "ladder/", "demo/",
-    "demo/pictures.h", "demo/pictures.cpp", "production/",
+    "demo/pictures.h", "demo/pictures.cpp", "serve/", "production/",
 ]
 NAMESPACE_LINE = re.compile(r"^namespace stage")
 INSTALL = ("needs markdown-it-py and pygments: sudo apt-get install python3-markdown-it python3-pygments, or "

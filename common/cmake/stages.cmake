@@ -2,8 +2,8 @@
 
 # add_stage(stage3_online_softmax): the only line of a stage's CMakeLists.txt.
 #
-#   stage3_lib   every .cpp of the folder and of demo/, but main.cpp, and of production/'s own folders; with CUDA, kernels/
-#                too, all of production/, and common/paged/. With COURSE_PRODUCTION OFF nothing of production/ and of
+#   stage3_lib   every .cpp of the folder, of demo/ and of serve/, but main.cpp, and of production/'s own folders; with CUDA,
+#                kernels/ too, all of production/, and common/paged/. With COURSE_PRODUCTION OFF nothing of production/ and of
 #                common/paged/
 #   stage3       main.cpp; the program lands at the top of the build folder
 #   build/stages/stage3 -> the folder, so that tests write #include "stage3/attention.h" wherever the sources are
@@ -28,7 +28,7 @@ function(add_stage folder)
   file(MAKE_DIRECTORY ${PROJECT_BINARY_DIR}/stages)
   file(CREATE_LINK ${directory} ${PROJECT_BINARY_DIR}/stages/${stage} SYMBOLIC)
 
-  file(GLOB sources CONFIGURE_DEPENDS ${directory}/*.cpp ${directory}/demo/*.cpp)
+  file(GLOB sources CONFIGURE_DEPENDS ${directory}/*.cpp ${directory}/demo/*.cpp ${directory}/serve/*.cpp)
   list(FILTER sources EXCLUDE REGEX "/main\\.cpp$")
   set(kernels "")
   if(TARGET course_cuda)

@@ -8,6 +8,7 @@
 #include <span>
 #include <vector>
 
+#include "../serve/engine_adapter.h"
 #include "common/app/progress.h"
 #include "common/app/result_file.h"
 #include "common/app/table.h"
@@ -18,7 +19,6 @@
 #include "common/serving/plot.h"
 #include "common/serving/served_model.h"
 #include "common/serving/tally.h"
-#include "engine_adapter.h"
 #include "static_scheduler.h"
 
 namespace stage8 {

@@ -18,6 +18,7 @@
 #include <vector>
 
 #include "../make_runner.h"
+#include "../serve/make_engine.h"
 #include "common/app/notes.h"
 #include "common/app/result_file.h"
 #include "common/app/table.h"
@@ -28,7 +29,6 @@
 #include "common/model/chat.h"
 #include "common/model/presets.h"
 #include "lone_sequences.h"
-#include "make_engine.h"
 #include "quoting_runner.h"
 
 namespace stage8 {

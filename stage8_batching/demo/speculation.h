@@ -5,8 +5,8 @@
 #include <string>
 
 #include "../engine.h"
+#include "../serve/make_engine.h"
 #include "common/app/cli.h"
-#include "make_engine.h"
 
 namespace stage8 {
 

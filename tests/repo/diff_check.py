@@ -70,9 +70,9 @@ def is_counted(name):
 
 
 def is_lesson(name):
-    """What the README walks through: a stage's root, kernels/ and ladder/. demo/ only shows something, and production/
-    has pages of its own."""
-    return is_counted(name) and not name.startswith(("demo/", "production/"))
+    """What the README walks through: a stage's root, kernels/ and ladder/. demo/ only shows something, serve/ makes the
+    engine a server's, and production/ has pages of its own."""
+    return is_counted(name) and not name.startswith(("demo/", "serve/", "production/"))
 
 
 def changed_lines(before, after):

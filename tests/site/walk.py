@@ -58,8 +58,8 @@ def begins_something(line):
 
 
 def is_demo(file):
-    """What only shows something is named beside a paragraph: hundreds of lines beside a sentence would hide the lesson's."""
-    return file.name.startswith("demo/")
+    """What only shows something, or serves it, is named beside a paragraph: hundreds of lines beside a sentence would hide the lesson's."""
+    return file.name.startswith(("demo/", "serve/"))
 
 
 def anchor_of(file):

@@ -27,7 +27,7 @@
 
 // Not formatted: spaces around the slash would become part of the path.
 // clang-format off
-#include STAGE_HEADER(demo/engine_adapter.h)
+#include STAGE_HEADER(serve/engine_adapter.h)
 // clang-format on
 
 using common::FinishReason;

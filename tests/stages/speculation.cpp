@@ -21,7 +21,7 @@
 // Not formatted: spaces around the slash would become part of the path.
 // clang-format off
 #include STAGE_HEADER(production/speculation/look_up.h)
-#include STAGE_HEADER(demo/make_engine.h)
+#include STAGE_HEADER(serve/make_engine.h)
 #include STAGE_HEADER(production/speculation/speculating_engine.h)
 // clang-format on
 
