@@ -62,8 +62,8 @@ bool has_penalties(const SamplingOptions& options);
 // The least score (common/math/gumbel.h) that min_p keeps. Computed on the host, also for a GPU.
 float min_score(const SamplingOptions& options);
 
-// The index of the largest value, the lowest one on a tie. Throws InputError if any value is NaN or all are -inf, which a
-// model's file can cause: returning some token would hide it.
+// The index of the largest value, the lowest one on a tie. Throws InputError if any value is NaN or all are -inf, which
+// a model's file can cause: returning some token would hide it.
 Token argmax(std::span<const float> logits);
 
 // Draws one token: of the tokens that the options keep, the one with the largest logit / temperature + Gumbel noise
